@@ -1,0 +1,405 @@
+//! The seam between the loss and what computes it.
+//!
+//! A [`Backend`] turns a [`PlanRequest`] into a [`LossPlan`] once; the plan is then called for every micro-batch.
+//! Whatever computes the loss is, to the rest of the system, a machine that yields per-token logp and entropy and takes
+//! dL/dlogp and dL/dentropy; it knows nothing of clipping, KL or advantages.
+//!
+//! Legend: N tokens (rows), H hidden size, V vocabulary. All host tensors are contiguous and row-major.
+
+use crate::batch::TokenBatch;
+use crate::config::{LossConfig, TemperatureMode};
+use crate::error::{Error, Result};
+use crate::metrics::Metrics;
+use crate::tensor::{Dtype, TensorMut, TensorRef};
+use serde::{Deserialize, Serialize};
+
+/// How the loss is computed. Swapping one for another changes time and memory, never the numbers beyond tolerance.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Implementation {
+    /// Dense and obvious; holds [N, V] logits and their gradient.
+    Reference,
+    /// Tiled over given logits. Hidden-state input is accepted and materialises [N, V] logits first.
+    Logits,
+    /// Hidden states x LM head, tile by tile; never holds an [N, V] tensor.
+    #[default]
+    Fused,
+}
+
+impl Implementation {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Reference, Self::Logits, Self::Fused];
+
+    /// The name used in configuration and reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Reference => "reference",
+            Self::Logits => "logits",
+            Self::Fused => "fused",
+        }
+    }
+}
+
+/// How the LM head lies in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HeadLayout {
+    /// `[V, H]`: Hugging Face, tied embeddings.
+    #[default]
+    VocabHidden,
+    /// `[H, V]`: burn's `Linear`.
+    HiddenVocab,
+}
+
+/// Order of the fused loops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LoopOrder {
+    /// Chunks of tokens against the whole vocabulary: three products, the head is streamed once per chunk.
+    TokenChunks,
+    /// Panels of the vocabulary against all tokens: logits are recomputed (four products), the head is streamed twice.
+    VocabPanels,
+}
+
+/// Sizes that trade time for memory. `None` lets the plan choose.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Tiling {
+    /// Most bytes of workspace beside inputs, outputs and gradients. The fused plan chooses its blocking to fit.
+    pub workspace_budget: usize,
+    /// Tokens per tile.
+    pub token_chunk: Option<usize>,
+    /// Vocabulary entries per tile.
+    pub vocab_block: Option<usize>,
+    /// Order of the fused loops.
+    pub loop_order: Option<LoopOrder>,
+}
+
+impl Default for Tiling {
+    fn default() -> Self {
+        Self { workspace_budget: 128 << 20, token_chunk: None, vocab_block: None, loop_order: None }
+    }
+}
+
+/// What the policy hands over, as shapes and dtypes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PolicySpec {
+    /// Logits `[N, V]`.
+    Logits {
+        /// V.
+        vocab: usize,
+        /// Of the logits.
+        dtype: Dtype,
+    },
+    /// Hidden states `[N, H]`, LM head `[V, H]` or `[H, V]`, optional bias `[V]`.
+    Hidden {
+        /// H.
+        hidden: usize,
+        /// V.
+        vocab: usize,
+        /// Of hidden states, head and bias alike.
+        dtype: Dtype,
+        /// Of the head.
+        layout: HeadLayout,
+        /// Whether the head has a bias.
+        bias: bool,
+    },
+}
+
+impl PolicySpec {
+    /// V.
+    pub fn vocab(&self) -> usize {
+        match *self {
+            Self::Logits { vocab, .. } | Self::Hidden { vocab, .. } => vocab,
+        }
+    }
+
+    /// Dtype of what the policy hands over.
+    pub fn dtype(&self) -> Dtype {
+        match *self {
+            Self::Logits { dtype, .. } | Self::Hidden { dtype, .. } => dtype,
+        }
+    }
+}
+
+/// Which gradients a plan has to make. A frozen head saves one product of three.
+///
+/// When the policy hands over logits, `hidden` stands for the logits and the other two mean nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct GradientSpec {
+    /// With respect to the hidden states.
+    pub hidden: bool,
+    /// With respect to the LM head.
+    pub lm_head: bool,
+    /// With respect to the bias.
+    pub bias: bool,
+}
+
+impl Default for GradientSpec {
+    fn default() -> Self {
+        Self { hidden: true, lm_head: true, bias: false }
+    }
+}
+
+/// Everything a backend needs to know before the first batch.
+#[derive(Clone, Debug)]
+pub struct PlanRequest {
+    /// What the loss is.
+    pub loss: LossConfig,
+    /// How it is computed.
+    pub implementation: Implementation,
+    /// Memory against time.
+    pub tiling: Tiling,
+    /// Most tokens N of any batch; smaller batches are fine.
+    pub max_tokens: usize,
+    /// Shapes and dtypes of the policy's output.
+    pub policy: PolicySpec,
+    /// Gradients to make.
+    pub gradients: GradientSpec,
+}
+
+/// What the policy hands over in one call. Host slices, or tensors that already live on the backend's device.
+#[derive(Debug)]
+pub enum PolicyInput<'a> {
+    /// Logits `[N, V]`; their gradient goes to [`GradsMut::logits`].
+    Logits(TensorRef<'a>),
+    /// Logits `[N, V]` that the call overwrites with dL/dlogits, in their own dtype. `score` leaves them as they are.
+    LogitsInPlace(TensorMut<'a>),
+    /// Hidden states and LM head.
+    Hidden {
+        /// `[N, H]`.
+        hidden: TensorRef<'a>,
+        /// `[V, H]` or `[H, V]`, as planned.
+        lm_head: TensorRef<'a>,
+        /// `[V]`.
+        bias: Option<TensorRef<'a>>,
+    },
+}
+
+/// Where gradients go. They are added to what is there, so micro-batches accumulate; f32 whatever the input's dtype.
+#[derive(Debug, Default)]
+pub struct GradsMut<'a> {
+    /// dL/dhidden `[N, H]`; rows of masked tokens are left alone.
+    pub hidden: Option<TensorMut<'a>>,
+    /// dL/dlm_head, shaped as the head.
+    pub lm_head: Option<TensorMut<'a>>,
+    /// dL/dbias `[V]`.
+    pub bias: Option<TensorMut<'a>>,
+    /// dL/dlogits `[N, V]`.
+    pub logits: Option<TensorMut<'a>>,
+}
+
+/// Per-token results, in nats; 0 at masked tokens.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Scores {
+    /// Log-probability of the target `[N]`.
+    pub logp: Vec<f32>,
+    /// Entropy of the distribution it was drawn from `[N]`.
+    pub entropy: Vec<f32>,
+}
+
+/// The result of one `value_and_grad`.
+#[derive(Clone, Debug, Default)]
+pub struct LossOutput {
+    /// Sum over tokens of weight x token loss. Micro-batches of one step add up.
+    pub loss: f64,
+    /// What the forward pass saw; bit for bit what `score` returns for the same input.
+    pub scores: Scores,
+    /// TRL's metrics as mergeable sums.
+    pub metrics: Metrics,
+}
+
+/// Bytes that one call at `max_tokens` needs, known before it runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryReport {
+    /// The policy's output: logits, or hidden states, head and bias.
+    pub inputs: usize,
+    /// Gradients (unless in place) and per-token results.
+    pub outputs: usize,
+    /// Everything else that the plan allocates.
+    pub workspace: usize,
+}
+
+/// Something that computes the loss.
+pub trait Backend: Send + Sync {
+    /// `cpu`, `pjrt:tpu`, ...
+    fn name(&self) -> &str;
+
+    /// Validates the request, chooses tiles, allocates or compiles.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a combination this backend does not offer, [`Error::Budget`] when the workspace
+    /// budget cannot be met, [`Error::Config`] or [`Error::Shape`] for an illegal request.
+    fn plan(&self, request: &PlanRequest) -> Result<Box<dyn LossPlan>>;
+}
+
+/// The loss, ready for batches of one shape.
+pub trait LossPlan: Send {
+    /// Log-probabilities and entropies without gradients, for old-policy and reference scoring. Uses the same tiles
+    /// and rounding as `value_and_grad`, so that an on-policy ratio is exactly 1.
+    ///
+    /// # Errors
+    /// When shapes, dtypes or targets do not fit the plan.
+    fn score(&mut self, policy: PolicyInput<'_>, batch: &TokenBatch) -> Result<Scores>;
+
+    /// Loss, metrics, and gradients added into `grads`.
+    ///
+    /// # Errors
+    /// As [`LossPlan::score`]; nothing has been written to `grads` then.
+    fn value_and_grad(
+        &mut self,
+        policy: PolicyInput<'_>,
+        batch: &TokenBatch,
+        grads: GradsMut<'_>,
+    ) -> Result<LossOutput>;
+
+    /// Bytes of inputs, outputs and workspace of one call at `max_tokens`.
+    fn memory(&self) -> MemoryReport;
+}
+
+impl LossConfig {
+    /// What multiplies logits before the softmax: 1/T, or 1 when the temperature scales log-probabilities.
+    pub fn logit_scale(&self) -> f64 {
+        match self.temperature_mode {
+            TemperatureMode::ScaleLogits => 1.0 / self.temperature,
+            TemperatureMode::ScaleLogprobs => 1.0,
+        }
+    }
+
+    /// What multiplies log-probabilities after it: 1, or 1/T when the temperature scales log-probabilities.
+    pub fn logp_scale(&self) -> f64 {
+        match self.temperature_mode {
+            TemperatureMode::ScaleLogits => 1.0,
+            TemperatureMode::ScaleLogprobs => 1.0 / self.temperature,
+        }
+    }
+}
+
+impl PlanRequest {
+    /// Checks what does not depend on the backend.
+    ///
+    /// # Errors
+    /// [`Error::Config`] or [`Error::Shape`] that names the field.
+    pub fn validate(&self) -> Result<()> {
+        const OP: &str = "plan";
+        self.loss.validate()?;
+        if self.max_tokens == 0 {
+            return Err(Error::shape(OP, "max_tokens", "at least 1", 0));
+        }
+        if self.policy.vocab() == 0 {
+            return Err(Error::shape(OP, "vocab", "at least 1", 0));
+        }
+        for (name, block) in [("token_chunk", self.tiling.token_chunk), ("vocab_block", self.tiling.vocab_block)] {
+            if block == Some(0) {
+                return Err(Error::shape(OP, name, "at least 1", 0));
+            }
+        }
+        let product = |a: usize, b: usize| {
+            a.checked_mul(b)
+                .and_then(|n| n.checked_mul(8))
+                .ok_or_else(|| Error::shape(OP, "tensor size", "bytes that fit usize", format!("{a} x {b} elements")))
+        };
+        match self.policy {
+            PolicySpec::Logits { vocab, .. } => {
+                product(self.max_tokens, vocab)?;
+            }
+            PolicySpec::Hidden { hidden, vocab, bias, .. } => {
+                if hidden == 0 {
+                    return Err(Error::shape(OP, "hidden", "at least 1", 0));
+                }
+                product(self.max_tokens, hidden)?;
+                product(vocab, hidden)?;
+                if self.gradients.bias && !bias {
+                    return Err(Error::Config("a bias gradient was asked for, but the head has no bias".into()));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks one call against the plan: token count, lengths and dtypes of host tensors, which gradients are there,
+    /// and that every active target is in the vocabulary. `grads` is `None` when scoring.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::Value`] or [`Error::Config`] that names the tensor.
+    pub fn check_call(&self, policy: &PolicyInput<'_>, batch: &TokenBatch, grads: Option<&GradsMut<'_>>) -> Result<()> {
+        const OP: &str = "loss call";
+        let n = batch.tokens();
+        if n > self.max_tokens {
+            return Err(Error::shape(OP, "tokens N", format!("at most the planned {}", self.max_tokens), n));
+        }
+        let tensor = |name: &str, found: (Option<usize>, Dtype), elements: usize, dtype: Dtype| {
+            if found.1 != dtype {
+                return Err(Error::shape(OP, format!("dtype of {name}"), dtype.name(), found.1.name()));
+            }
+            match found.0 {
+                Some(len) if len != elements => Err(Error::shape(OP, format!("{name} elements"), elements, len)),
+                _ => Ok(()),
+            }
+        };
+        let dtype = self.policy.dtype();
+        // What each gradient buffer must look like: (name, planned, elements, the buffer).
+        let buffers = |g: &GradsMut<'_>, sizes: [(bool, usize); 4]| {
+            let given =
+                [&g.hidden, &g.lm_head, &g.bias, &g.logits].map(|t| t.as_ref().map(|t| (t.host_len(), t.dtype())));
+            for ((name, (planned, elements)), given) in
+                ["hidden", "lm_head", "bias", "logits"].iter().zip(sizes).zip(given)
+            {
+                match given {
+                    None if planned => {
+                        return Err(Error::Config(format!(
+                            "the plan makes a gradient for {name}, but no buffer was given for it"
+                        )));
+                    }
+                    Some(_) if !planned => {
+                        return Err(Error::Config(format!(
+                            "a buffer was given for the gradient of {name}, which the plan does not make"
+                        )));
+                    }
+                    Some(found) => tensor(&format!("gradient of {name}"), found, elements, Dtype::F32)?,
+                    None => {}
+                }
+            }
+            Ok(())
+        };
+        match (self.policy, policy) {
+            (PolicySpec::Logits { vocab, .. }, PolicyInput::Logits(logits)) => {
+                tensor("logits [N, V]", (logits.host_len(), logits.dtype()), n * vocab, dtype)?;
+                grads.map_or(Ok(()), |g| {
+                    buffers(g, [(false, 0), (false, 0), (false, 0), (self.gradients.hidden, n * vocab)])
+                })?;
+            }
+            (PolicySpec::Logits { vocab, .. }, PolicyInput::LogitsInPlace(logits)) => {
+                tensor("logits [N, V]", (logits.host_len(), logits.dtype()), n * vocab, dtype)?;
+                grads.map_or(Ok(()), |g| buffers(g, [(false, 0); 4]))?;
+            }
+            (
+                PolicySpec::Hidden { hidden: h, vocab: v, bias: has_bias, .. },
+                PolicyInput::Hidden { hidden, lm_head, bias },
+            ) => {
+                tensor("hidden [N, H]", (hidden.host_len(), hidden.dtype()), n * h, dtype)?;
+                tensor("lm_head", (lm_head.host_len(), lm_head.dtype()), v * h, dtype)?;
+                match (has_bias, bias) {
+                    (true, Some(bias)) => tensor("bias [V]", (bias.host_len(), bias.dtype()), v, dtype)?,
+                    (false, None) => {}
+                    (planned, _) => {
+                        let say = |b| if b { "a bias" } else { "no bias" };
+                        return Err(Error::shape(OP, "bias", say(planned), say(!planned)));
+                    }
+                }
+                let wanted = self.gradients;
+                grads.map_or(Ok(()), |g| {
+                    buffers(g, [(wanted.hidden, n * h), (wanted.lm_head, v * h), (wanted.bias, v), (false, 0)])
+                })?;
+            }
+            (PolicySpec::Logits { .. }, PolicyInput::Hidden { .. }) => {
+                return Err(Error::shape(OP, "policy", "logits, as planned", "hidden states and a head"));
+            }
+            (PolicySpec::Hidden { .. }, _) => {
+                return Err(Error::shape(OP, "policy", "hidden states and a head, as planned", "logits"));
+            }
+        }
+        batch.validate_targets(self.policy.vocab())
+    }
+}

@@ -1,0 +1,322 @@
+//! The sampled tokens that a loss is taken over.
+//!
+//! Legend: N tokens (rows of the hidden states or logits), B sequences. The batch is flat: sequence b owns the rows
+//! `offsets[b]..offsets[b + 1]`. Padding costs nothing: masked rows are never read and never computed.
+
+use crate::error::{Error, Result};
+use crate::weights::TokenWeights;
+use std::ops::Range;
+
+/// One advantage per sequence or per token.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Advantages {
+    /// `[B]`.
+    PerSequence(Vec<f32>),
+    /// `[N]`; values at masked tokens are not read.
+    PerToken(Vec<f32>),
+}
+
+/// Targets, mask, advantages and recorded log-probabilities of N tokens in B sequences.
+///
+/// Row i is the position whose logits predict `targets[i]`: the caller has done the shift by one.
+/// Values at masked tokens (any id, -100, NaN) have no effect.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenBatch {
+    targets: Vec<i64>,
+    offsets: Vec<usize>,
+    mask: Vec<bool>,
+    active: Vec<usize>,
+    advantages: Advantages,
+    old_logp: Option<Vec<f32>>,
+    ref_logp: Option<Vec<f32>>,
+    sampler_logp: Option<Vec<f32>>,
+    weights: Option<TokenWeights>,
+}
+
+const OP: &str = "token batch";
+
+impl TokenBatch {
+    /// Sequences laid end to end without padding: `targets: [N]`, `offsets: [B + 1]` from 0 to N, never decreasing.
+    /// Every token is active and every advantage is 0 until set.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] or [`Error::Value`] when the offsets are not of that form.
+    pub fn packed(targets: Vec<i64>, offsets: Vec<usize>) -> Result<Self> {
+        if offsets.first() != Some(&0) || offsets.last() != Some(&targets.len()) {
+            return Err(Error::shape(
+                OP,
+                "offsets",
+                format!("a list from 0 to {} (the number of targets)", targets.len()),
+                format!("{} entries from {:?} to {:?}", offsets.len(), offsets.first(), offsets.last()),
+            ));
+        }
+        if let Some(b) = offsets.windows(2).position(|w| w[0] > w[1]) {
+            return Err(Error::value("offsets", format!("entry {}", b + 1), "smaller than the one before"));
+        }
+        let active = (0..targets.len()).collect();
+        Ok(Self {
+            mask: vec![true; targets.len()],
+            active,
+            advantages: Advantages::PerSequence(vec![0.0; offsets.len() - 1]),
+            targets,
+            offsets,
+            old_logp: None,
+            ref_logp: None,
+            sampler_logp: None,
+            weights: None,
+        })
+    }
+
+    /// The `[B, T]` + mask form that everyone has: `targets` and `mask` row-major, mask 1 at completion tokens.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for wrong lengths, [`Error::Value`] for a mask entry that is neither 0 nor 1.
+    pub fn padded(targets: &[i64], mask: &[f32], [b, t]: [usize; 2]) -> Result<Self> {
+        let n = b
+            .checked_mul(t)
+            .ok_or_else(|| Error::shape(OP, "B x T", "a product that fits usize", format!("{b} x {t}")))?;
+        if targets.len() != n {
+            return Err(Error::shape(OP, "targets [B, T]", n, targets.len()));
+        }
+        Self::packed(targets.to_vec(), (0..=b).map(|i| i * t).collect())?.with_mask(mask)
+    }
+
+    /// Sets the mask `[N]`: 1 at tokens that count, 0 at those that do not.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for a wrong length, [`Error::Value`] for an entry that is neither 0 nor 1.
+    pub fn with_mask(mut self, mask: &[f32]) -> Result<Self> {
+        self.check_len("mask", mask.len())?;
+        if let Some(i) = mask.iter().position(|m| *m != 0.0 && *m != 1.0) {
+            let reason = format!("{} is neither 0 nor 1; per-token weights are not a mask", mask[i]);
+            return Err(Error::value("mask", self.position(i), reason));
+        }
+        self.mask = mask.iter().map(|m| *m == 1.0).collect();
+        self.active = (0..mask.len()).filter(|i| self.mask[*i]).collect();
+        Ok(self)
+    }
+
+    /// Sets the advantages.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for a wrong length, [`Error::Value`] for a value that is not finite at an active token.
+    pub fn with_advantages(mut self, advantages: Advantages) -> Result<Self> {
+        let (expected, values) = match &advantages {
+            Advantages::PerSequence(v) => (self.sequences(), v),
+            Advantages::PerToken(v) => (self.tokens(), v),
+        };
+        if values.len() != expected {
+            return Err(Error::shape(OP, "advantages", expected, values.len()));
+        }
+        self.advantages = advantages;
+        for b in 0..self.sequences() {
+            for i in self.range(b).filter(|i| self.mask[*i]) {
+                if !self.advantage(b, i).is_finite() {
+                    let reason = format!("{} is not finite", self.advantage(b, i));
+                    return Err(Error::value("advantages", self.position(i), reason));
+                }
+            }
+        }
+        Ok(self)
+    }
+
+    /// Sets the log-probabilities `[N]` of the policy that the ratio is taken against. Without them the step is
+    /// on-policy: old = stop_gradient(logp), so that every ratio is 1.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for a wrong length, [`Error::Value`] for a value that is not finite at an active token.
+    pub fn with_old_logp(mut self, logp: Vec<f32>) -> Result<Self> {
+        self.check_finite("old_logp", &logp)?;
+        self.old_logp = Some(logp);
+        Ok(self)
+    }
+
+    /// Sets the log-probabilities `[N]` of the frozen reference, for the KL term.
+    ///
+    /// # Errors
+    /// As [`TokenBatch::with_old_logp`].
+    pub fn with_ref_logp(mut self, logp: Vec<f32>) -> Result<Self> {
+        self.check_finite("ref_logp", &logp)?;
+        self.ref_logp = Some(logp);
+        Ok(self)
+    }
+
+    /// Sets the log-probabilities `[N]` that the sampler reported; NaN where it reported none.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for a wrong length.
+    pub fn with_sampler_logp(mut self, logp: Vec<f32>) -> Result<Self> {
+        self.check_len("sampler_logp", logp.len())?;
+        self.sampler_logp = Some(logp);
+        Ok(self)
+    }
+
+    /// Sets the aggregation weights of the whole optimizer step ([`crate::weights::token_weights`]); do this before
+    /// cutting a step into micro-batches. Without them the batch is taken as one whole step.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for a wrong length, [`Error::Value`] for a weight that is not finite at an active token.
+    pub fn with_weights(mut self, weights: TokenWeights) -> Result<Self> {
+        for (name, list) in [("weights.policy", &weights.policy), ("weights.entropy", &weights.entropy)] {
+            self.check_len(name, list.len())?;
+            if let Some(i) = self.active.iter().copied().find(|i| !list[*i].is_finite()) {
+                return Err(Error::value(name, self.position(i), format!("{} is not finite", list[i])));
+            }
+        }
+        self.weights = Some(weights);
+        Ok(self)
+    }
+
+    /// The sequences `range` as a batch of their own, with everything that belongs to them.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] when the range does not lie within the batch.
+    pub fn select_sequences(&self, range: Range<usize>) -> Result<Self> {
+        if range.start > range.end || range.end > self.sequences() {
+            return Err(Error::shape(
+                OP,
+                "sequence range",
+                format!("within 0..{}", self.sequences()),
+                format!("{range:?}"),
+            ));
+        }
+        let rows = self.offsets[range.start]..self.offsets[range.end];
+        let cut = |v: &Vec<f32>| v[rows.clone()].to_vec();
+        Ok(Self {
+            targets: self.targets[rows.clone()].to_vec(),
+            offsets: self.offsets[range.start..=range.end].iter().map(|o| o - rows.start).collect(),
+            mask: self.mask[rows.clone()].to_vec(),
+            active: (0..rows.len()).filter(|i| self.mask[rows.start + i]).collect(),
+            advantages: match &self.advantages {
+                Advantages::PerSequence(v) => Advantages::PerSequence(v[range].to_vec()),
+                Advantages::PerToken(v) => Advantages::PerToken(cut(v)),
+            },
+            old_logp: self.old_logp.as_ref().map(cut),
+            ref_logp: self.ref_logp.as_ref().map(cut),
+            sampler_logp: self.sampler_logp.as_ref().map(cut),
+            weights: self.weights.as_ref().map(|w| TokenWeights {
+                policy: w.policy[rows.clone()].to_vec(),
+                entropy: w.entropy[rows.clone()].to_vec(),
+            }),
+        })
+    }
+
+    /// Number of tokens N, masked ones included: the rows of hidden states or logits.
+    pub fn tokens(&self) -> usize {
+        self.targets.len()
+    }
+
+    /// Number of sequences B, fully masked ones included.
+    pub fn sequences(&self) -> usize {
+        self.offsets.len() - 1
+    }
+
+    /// Number of tokens whose mask is 1.
+    pub fn active_tokens(&self) -> usize {
+        self.active.len()
+    }
+
+    /// The rows whose mask is 1, ascending.
+    pub fn active_rows(&self) -> &[usize] {
+        &self.active
+    }
+
+    /// Number of active tokens of one sequence.
+    pub fn active_in(&self, sequence: usize) -> usize {
+        self.mask[self.range(sequence)].iter().filter(|m| **m).count()
+    }
+
+    /// The rows of one sequence.
+    pub fn range(&self, sequence: usize) -> Range<usize> {
+        self.offsets[sequence]..self.offsets[sequence + 1]
+    }
+
+    /// Whether the mask of a row is 1.
+    pub fn is_active(&self, row: usize) -> bool {
+        self.mask[row]
+    }
+
+    /// Token ids `[N]`.
+    pub fn targets(&self) -> &[i64] {
+        &self.targets
+    }
+
+    /// Row offsets of the sequences `[B + 1]`.
+    pub fn offsets(&self) -> &[usize] {
+        &self.offsets
+    }
+
+    /// The advantages as they were given.
+    pub fn advantages(&self) -> &Advantages {
+        &self.advantages
+    }
+
+    /// The advantage of a row, given the sequence it belongs to.
+    pub fn advantage(&self, sequence: usize, row: usize) -> f32 {
+        match &self.advantages {
+            Advantages::PerSequence(v) => v[sequence],
+            Advantages::PerToken(v) => v[row],
+        }
+    }
+
+    /// Log-probabilities of the old policy `[N]`.
+    pub fn old_logp(&self) -> Option<&[f32]> {
+        self.old_logp.as_deref()
+    }
+
+    /// Log-probabilities of the reference `[N]`.
+    pub fn ref_logp(&self) -> Option<&[f32]> {
+        self.ref_logp.as_deref()
+    }
+
+    /// Log-probabilities that the sampler reported `[N]`.
+    pub fn sampler_logp(&self) -> Option<&[f32]> {
+        self.sampler_logp.as_deref()
+    }
+
+    /// Aggregation weights of the step, if they were set.
+    pub fn weights(&self) -> Option<&TokenWeights> {
+        self.weights.as_ref()
+    }
+
+    /// Checks that every active target is an id of a vocabulary of `vocab` entries.
+    ///
+    /// # Errors
+    /// [`Error::Value`] that names the first offending position.
+    pub fn validate_targets(&self, vocab: usize) -> Result<()> {
+        let outside = |i: &usize| usize::try_from(self.targets[*i]).map_or(true, |id| id >= vocab);
+        match self.active.iter().copied().find(outside) {
+            None => Ok(()),
+            Some(i) => Err(Error::value(
+                "targets",
+                self.position(i),
+                format!(
+                    "id {} is outside the vocabulary of {vocab}; mask the position out or fix the id",
+                    self.targets[i]
+                ),
+            )),
+        }
+    }
+
+    fn check_len(&self, what: &str, found: usize) -> Result<()> {
+        if found == self.tokens() {
+            return Ok(());
+        }
+        Err(Error::shape(OP, format!("{what} [N]"), self.tokens(), found))
+    }
+
+    fn check_finite(&self, what: &str, values: &[f32]) -> Result<()> {
+        self.check_len(what, values.len())?;
+        match self.active.iter().copied().find(|i| !values[*i].is_finite()) {
+            None => Ok(()),
+            Some(i) => Err(Error::value(what, self.position(i), format!("{} is not finite", values[i]))),
+        }
+    }
+
+    /// "token 12 (sequence 1, position 4)".
+    fn position(&self, row: usize) -> String {
+        // The last sequence that starts at or before the row is the one that owns it; empty ones end there too.
+        let sequence = self.offsets.partition_point(|o| *o <= row) - 1;
+        format!("token {row} (sequence {sequence}, position {})", row - self.offsets[sequence])
+    }
+}

@@ -1,0 +1,93 @@
+//! What can go wrong between a caller and the loss, in words that say what to do.
+
+/// Result of this crate and of the backends.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Every error of the loss library. Backends use it too, so that a caller handles one type.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A configuration key that does not exist.
+    #[error("unknown key `{path}`{}; known here: {known}", nearest.as_ref().map(|n| format!(", did you mean `{n}`?")).unwrap_or_default())]
+    UnknownKey {
+        /// Dotted path of the key as given.
+        path: String,
+        /// The most similar known key, if one is similar at all.
+        nearest: Option<String>,
+        /// All keys known at that place.
+        known: String,
+    },
+    /// A configuration whose values are not legal, alone or together.
+    #[error("invalid loss configuration: {0}")]
+    Config(String),
+    /// A buffer or a count that does not fit the others.
+    #[error("{operation}: {what}: expected {expected}, got {found}")]
+    Shape {
+        /// The operation that refused.
+        operation: &'static str,
+        /// The argument.
+        what: String,
+        /// What would have fit, as a shape or length.
+        expected: String,
+        /// What came.
+        found: String,
+    },
+    /// A value that is not legal where it stands.
+    #[error("{what} at {position}: {reason}")]
+    Value {
+        /// The tensor or list.
+        what: String,
+        /// Where in it, in the caller's terms.
+        position: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A file that is not what it should be.
+    #[error("not a grpo-batch/1 file: {0}")]
+    Format(String),
+    /// A combination that a backend does not offer. There is never a silent fallback.
+    #[error("backend `{backend}` does not support {what}: {instead}")]
+    Unsupported {
+        /// The backend's name.
+        backend: String,
+        /// The combination.
+        what: String,
+        /// What the caller can do.
+        instead: String,
+    },
+    /// The workspace budget cannot hold even the smallest tiles.
+    #[error("workspace budget of {budget} bytes is too small for {what}: it needs at least {minimum} bytes")]
+    Budget {
+        /// What was planned.
+        what: String,
+        /// Bytes allowed.
+        budget: usize,
+        /// Bytes that the smallest tiling needs.
+        minimum: usize,
+    },
+    /// A failure inside a backend (a device, a compiler, a plugin).
+    #[error("backend `{backend}`: {message}")]
+    Backend {
+        /// The backend's name.
+        backend: String,
+        /// Its own words.
+        message: String,
+    },
+}
+
+impl Error {
+    /// A [`Error::Shape`] from anything that prints.
+    pub fn shape(
+        operation: &'static str,
+        what: impl Into<String>,
+        expected: impl ToString,
+        found: impl ToString,
+    ) -> Self {
+        Self::Shape { operation, what: what.into(), expected: expected.to_string(), found: found.to_string() }
+    }
+
+    /// A [`Error::Value`] from anything that prints.
+    pub fn value(what: impl Into<String>, position: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self::Value { what: what.into(), position: position.into(), reason: reason.into() }
+    }
+}
