@@ -1,0 +1,105 @@
+//! What can go wrong in a run, in words that say what to do.
+
+/// Result of this crate's library.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Every error of the trainer's library.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A configuration value that is not legal.
+    #[error("configuration key `{key}`: expected {expected}, got {found}")]
+    Config {
+        /// Dotted path of the key.
+        key: String,
+        /// What would be legal.
+        expected: String,
+        /// What was given.
+        found: String,
+    },
+    /// A character that the tokenizer's alphabet lacks.
+    #[error("character {character:?} at position {position} of {text:?} is not in the tokenizer's alphabet")]
+    UnknownCharacter {
+        /// The character.
+        character: char,
+        /// Its index, counted in characters.
+        position: usize,
+        /// The whole text.
+        text: String,
+    },
+    /// A token id that the vocabulary lacks.
+    #[error("token id {id} is outside the vocabulary of {vocab_size} tokens")]
+    UnknownToken {
+        /// The id.
+        id: u32,
+        /// Number of tokens.
+        vocab_size: usize,
+    },
+    /// A task mixture that does not yield enough problems.
+    #[error(
+        "only {found} of {wanted} {split} problems found after {attempts} draws: make the tasks larger or ask for fewer"
+    )]
+    TooFewProblems {
+        /// `training` or `held-out`.
+        split: &'static str,
+        /// Problems asked for.
+        wanted: usize,
+        /// Problems found.
+        found: usize,
+        /// Draws made.
+        attempts: u64,
+    },
+    /// A sequence that the model cannot hold.
+    #[error("{what}: {length} tokens do not fit the model's max_position_embeddings of {limit}")]
+    TooLong {
+        /// Which sequence.
+        what: &'static str,
+        /// Its tokens.
+        length: usize,
+        /// The model's limit.
+        limit: usize,
+    },
+    /// A list of saved tensors that does not fit what is being restored.
+    #[error("cannot restore {what}: expected {expected}, got {found}")]
+    State {
+        /// The tensor or counter.
+        what: String,
+        /// What would fit.
+        expected: String,
+        /// What came.
+        found: String,
+    },
+    /// An argument that does not fit the others.
+    #[error("{operation}: expected {expected}, got {found}")]
+    Argument {
+        /// The operation that refused.
+        operation: &'static str,
+        /// What would fit.
+        expected: String,
+        /// What came.
+        found: String,
+    },
+    /// Numbers that are no longer finite.
+    #[error("{what} is not finite at step {step}: lower the learning rate or look at the rewards")]
+    NotFinite {
+        /// Loss or gradient norm.
+        what: &'static str,
+        /// Optimizer step.
+        step: u64,
+    },
+    /// The loss library refused.
+    #[error(transparent)]
+    Loss(#[from] grpo_core::Error),
+}
+
+impl Error {
+    /// An [`Error::State`] from anything that prints.
+    pub(crate) fn state(what: impl Into<String>, expected: impl ToString, found: impl ToString) -> Self {
+        Self::State { what: what.into(), expected: expected.to_string(), found: found.to_string() }
+    }
+
+    /// An [`Error::Argument`] from anything that prints.
+    pub(crate) fn argument(operation: &'static str, expected: impl ToString, found: impl ToString) -> Self {
+        Self::Argument { operation, expected: expected.to_string(), found: found.to_string() }
+    }
+}

@@ -1,0 +1,26 @@
+//! A small Qwen2-style decoder: RMSNorm, rotary positions, grouped-query attention with biases, SwiGLU.
+//!
+//! Letters in shapes: B sequences, T positions of a call, S positions a query can see, H hidden, V vocabulary,
+//! A query heads, K key/value heads, R = A / K queries per key/value head, D head width, I MLP width.
+
+mod attention;
+mod batch;
+mod block;
+mod cache;
+mod config;
+mod decoder;
+mod layers;
+mod params;
+mod rope;
+
+pub use attention::Attention;
+pub use batch::PaddedBatch;
+pub use block::{Block, Mlp};
+pub use cache::KvCache;
+pub use config::ModelConfig;
+pub use decoder::Decoder;
+pub use layers::{Linear, RmsNorm};
+pub use params::NamedTensor;
+pub use rope::RopeTable;
+
+pub(crate) use params::{ParameterVisitor, load_parameters, to_host, update_parameters, visit_parameters};
