@@ -70,7 +70,7 @@ impl TokenBatch {
     /// The `[B, T]` + mask form that everyone has: `targets` and `mask` row-major, mask 1 at completion tokens.
     ///
     /// # Errors
-    /// [`Error::Shape`] for wrong lengths, [`Error::Value`] for a mask entry that is neither 0 nor 1.
+    /// [`Error::Shape`] for wrong lengths or T = 0, [`Error::Value`] for a mask entry that is neither 0 nor 1.
     pub fn padded(targets: &[i64], mask: &[f32], [b, t]: [usize; 2]) -> Result<Self> {
         let n = b
             .checked_mul(t)

@@ -1,18 +1,22 @@
 //! The GRPO loss: what it is, what it is taken over, and the seam to what computes it.
 #![forbid(unsafe_code)]
 
+pub mod advantages;
 pub mod backend;
 pub mod batch;
 pub mod config;
 pub mod error;
 pub mod evaluate;
+pub mod format;
 pub mod metrics;
 pub mod objective;
+pub mod parity;
 pub mod real;
 pub mod strict;
 pub mod tensor;
 pub mod weights;
 
+pub use advantages::{AdvantageConfig, AdvantageEstimator};
 pub use backend::{
     Backend, GradientSpec, GradsMut, HeadLayout, Implementation, LoopOrder, LossOutput, LossPlan, MemoryReport,
     PlanRequest, PolicyInput, PolicySpec, Scores, Tiling,
@@ -20,5 +24,6 @@ pub use backend::{
 pub use batch::{Advantages, TokenBatch};
 pub use config::{ImportanceSamplingLevel, KlEstimator, LossConfig, LossType, TemperatureMode};
 pub use error::{Error, Result};
+pub use format::BatchFile;
 pub use metrics::{Metric, Metrics};
 pub use tensor::{DeviceTensor, Dtype, TensorMut, TensorRef};
