@@ -1,0 +1,124 @@
+//! The batch file: what it round-trips, and that no bytes make it panic.
+
+use grpo_core::format::{Policy, Tensor};
+use grpo_core::parity::Values;
+use grpo_core::{Advantages, BatchFile, LossConfig, TokenBatch};
+use half::bf16;
+use proptest::prelude::*;
+
+fn case() -> BatchFile {
+    let batch = TokenBatch::padded(&[1, -100, 2, 0], &[1.0, 0.0, 1.0, 1.0], [2, 2])
+        .unwrap()
+        .with_advantages(Advantages::PerToken(vec![0.5, 0.0, -1.0, 2.0]))
+        .unwrap()
+        .with_old_logp(vec![-1.0, 0.0, -2.0, -3.0])
+        .unwrap()
+        .with_sampler_logp(vec![f32::NAN, 0.0, -2.0, -3.0])
+        .unwrap();
+    BatchFile {
+        name: "case".into(),
+        source: "by hand".into(),
+        loss: LossConfig { epsilon_high: Some(0.28), ..LossConfig::default() },
+        shape: [2, 2],
+        hidden: 2,
+        vocab: 3,
+        policy: Policy::Hidden {
+            hidden: Tensor::F32((0..8).map(|i| i as f32).collect()),
+            lm_head: Tensor::F32((0..6).map(|i| i as f32).collect()),
+            bias: Some(Tensor::F32(vec![0.1, 0.2, 0.3])),
+        },
+        batch,
+        expected: Values {
+            loss: Some(0.25),
+            logp: Some(vec![-1.0; 4]),
+            grad_bias: Some(vec![0.0; 3]),
+            ..Values::default()
+        },
+    }
+}
+
+#[test]
+fn round_trips() {
+    for dtype in [grpo_core::Dtype::F32, grpo_core::Dtype::Bf16] {
+        let mut file = case();
+        file.policy = file.policy.to_dtype(dtype);
+        let back = BatchFile::parse(&file.to_bytes().unwrap()).unwrap();
+        assert_eq!((&back.name, &back.source, &back.loss), (&file.name, &file.source, &file.loss));
+        assert_eq!((back.shape, back.hidden, back.vocab), ([2, 2], 2, 3));
+        assert_eq!((&back.policy, &back.expected), (&file.policy, &file.expected));
+        assert_eq!(back.batch.active_rows(), [0, 2, 3]);
+        assert_eq!(back.batch.targets(), file.batch.targets());
+        assert_eq!(back.batch.advantages(), file.batch.advantages());
+        assert_eq!(back.batch.old_logp(), file.batch.old_logp());
+        assert!(back.batch.sampler_logp().unwrap()[0].is_nan());
+    }
+    let mut file = case();
+    file.policy = Policy::Logits(Tensor::Bf16(vec![bf16::from_f32(1.5); 12]));
+    file.hidden = 0;
+    let back = BatchFile::parse(&file.to_bytes().unwrap()).unwrap();
+    assert_eq!((back.policy, back.vocab), (file.policy, 3));
+}
+
+/// Rewrites the header of a file.
+fn with_header(bytes: &[u8], edit: impl Fn(&str) -> String) -> Vec<u8> {
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header = edit(std::str::from_utf8(&bytes[8..8 + length]).unwrap());
+    let mut out = (header.len() as u64).to_le_bytes().to_vec();
+    out.extend(header.as_bytes());
+    out.extend(&bytes[8 + length..]);
+    out
+}
+
+#[test]
+fn refuses_with_what_was_expected_and_what_came() {
+    let bytes = case().to_bytes().unwrap();
+    let edits = [
+        ("grpo-batch/1", "grpo-batch/9", "expected `grpo-batch/1`"),
+        ("\"targets\"", "\"tarrgets\"", "tensor `targets` is missing"),
+        ("\"old_logp\"", "\"old_logps\"", "did you mean `old_logp`"),
+        ("\"lm_head\"", "\"lm_haed\"", "tensor `lm_head` is missing"),
+        ("epsilon_high", "epsilon_hihg", "did you mean `epsilon_high`"),
+        ("[2,2,2]", "[2,4,1]", "lm_head: expected shape [V, 1]"),
+        ("[3,2]", "[2,3]", "lm_head: expected shape [V, 2], got [2, 3]"),
+    ];
+    for (from, to, reason) in edits {
+        let edited = with_header(&bytes, |h| {
+            assert!(h.contains(from), "{from} not in {h}");
+            h.replace(from, to)
+        });
+        let message = BatchFile::parse(&edited).expect_err(to).to_string();
+        assert!(message.contains(reason), "{to}: {message}");
+    }
+    assert!(BatchFile::parse(b"").is_err());
+    let mut file = case();
+    file.vocab = 4;
+    assert!(file.to_bytes().unwrap_err().to_string().contains("lm_head [4, 2]"));
+}
+
+#[test]
+fn a_claimed_size_is_never_believed() {
+    let empty = r#"{"__metadata__":{"format":"grpo-batch/1","loss":"{}"},"targets":{"dtype":"I64","shape":[1152921504606846976,0],"data_offsets":[0,0]}}"#;
+    let mut bytes = (empty.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(empty.as_bytes());
+    assert!(BatchFile::parse(&bytes).unwrap_err().to_string().contains("at least one token"));
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_an_error(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        prop_assert!(BatchFile::parse(&bytes).is_err());
+    }
+
+    #[test]
+    fn any_damage_is_an_error_or_a_valid_batch(at in any::<prop::sample::Index>(), value in any::<u8>(), keep in any::<prop::sample::Index>(), cut in any::<bool>()) {
+        let mut bytes = case().to_bytes().unwrap();
+        let i = at.index(bytes.len());
+        bytes[i] = value;
+        if cut {
+            bytes.truncate(keep.index(bytes.len()));
+        }
+        if let Ok(file) = BatchFile::parse(&bytes) {
+            prop_assert_eq!(file.batch.tokens(), file.shape[0] * file.shape[1]);
+        }
+    }
+}

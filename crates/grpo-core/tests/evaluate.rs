@@ -1,0 +1,300 @@
+//! The evaluator against closed forms, finite differences, and itself cut into pieces.
+
+use approx::assert_relative_eq;
+use grpo_core::evaluate::Evaluator;
+use grpo_core::real::Scalar;
+use grpo_core::weights::token_weights;
+use grpo_core::{Advantages, KlEstimator, LossConfig, LossType, Metrics, TokenBatch};
+use rstest::rstest;
+
+/// Two long sequences with ratios on both sides of the clip and both signs of advantage, one masked token, one fully
+/// masked sequence, one single token.
+fn batch() -> (TokenBatch, Vec<f64>) {
+    let logp = [-1.0, -2.0, -0.5, -3.0, -1.5, -0.7, -2.2, -1.1, -4.0, -0.9_f64];
+    let log_ratio = [0.05, 0.4, -0.5, 0.0, -0.3, 0.31, 9.0, 0.02, -0.07, 0.6_f32];
+    let old: Vec<f32> = logp.iter().zip(log_ratio).map(|(l, d)| *l as f32 - d).collect();
+    let ref_logp: Vec<f32> =
+        logp.iter().zip([0.3, -0.2, 0.5, 0.1, -0.6, 0.2, 0.0, 0.4, -0.1, 0.25]).map(|(l, d)| *l as f32 - d).collect();
+    let batch = TokenBatch::packed((0..10).collect(), vec![0, 4, 4, 8, 9, 10])
+        .unwrap()
+        .with_mask(&[1., 1., 1., 1., 1., 1., 0., 1., 0., 1.])
+        .unwrap()
+        .with_advantages(Advantages::PerSequence(vec![1.3, 9.0, -0.8, 2.0, 0.7]))
+        .unwrap()
+        .with_old_logp(old)
+        .unwrap()
+        .with_ref_logp(ref_logp)
+        .unwrap();
+    let active = batch.active_rows().iter().map(|i| logp[*i]).collect();
+    (batch, active)
+}
+
+struct Result<R> {
+    loss: f64,
+    dlogp: Vec<R>,
+    dentropy: Vec<R>,
+    metrics: Metrics,
+}
+
+fn run<R: Scalar>(config: &LossConfig, batch: &TokenBatch, logp: &[R], entropy: &[R], cuts: &[usize]) -> Result<R> {
+    let evaluator = Evaluator::new(config, batch).unwrap();
+    let mut totals = evaluator.totals();
+    let (mut dlogp, mut dentropy) = (vec![R::default(); logp.len()], vec![R::default(); logp.len()]);
+    let mut from = 0;
+    for to in cuts.iter().copied().chain([logp.len()]) {
+        let (l, e) = (&logp[from..to], &entropy[from..to]);
+        evaluator.evaluate(from..to, l, e, &mut dlogp[from..to], &mut dentropy[from..to], &mut totals);
+        from = to;
+    }
+    let (loss, metrics) = evaluator.finish(totals);
+    Result { loss, dlogp, dentropy, metrics }
+}
+
+fn config(json: &str) -> LossConfig {
+    LossConfig::from_json(json).unwrap()
+}
+
+#[rstest]
+fn derivatives_match_finite_differences(
+    #[values("grpo", "bnpo", "dr_grpo", "dapo", "gspo")] loss_type: &str,
+    #[values("k1", "k2", "k3")] kl: &str,
+    #[values(true, false)] corrected: bool,
+    #[values("null", "1.5")] delta: &str,
+    #[values(true, false)] on_policy: bool,
+) {
+    let config = config(&format!(
+        r#"{{"loss_type": "{loss_type}", "epsilon_low": 0.2, "epsilon_high": 0.3, "delta": {delta}, "beta": 0.1,
+            "kl_estimator": "{kl}", "use_bias_correction_kl": {corrected}, "entropy_coef": 0.05,
+            "max_completion_length": 16}}"#
+    ));
+    let (mut batch, logp) = batch();
+    if on_policy {
+        // The old log-probabilities are the policy's own, held fixed while the policy moves.
+        let mut old = vec![0.0; batch.tokens()];
+        for (row, l) in batch.active_rows().iter().zip(&logp) {
+            old[*row] = *l as f32;
+        }
+        batch = batch.with_old_logp(old).unwrap();
+    }
+    let entropy: Vec<f64> = (0..logp.len()).map(|i| 1.0 + 0.1 * i as f64).collect();
+    let at = run(&config, &batch, &logp, &entropy, &[]);
+    let h = 1e-6;
+    for i in 0..logp.len() {
+        let shifted = |list: &[f64], d: f64| {
+            let mut list = list.to_vec();
+            list[i] += d;
+            list
+        };
+        let slope = |f: &dyn Fn(f64) -> f64| (f(h) - f(-h)) / (2.0 * h);
+        let dlogp = slope(&|d| run(&config, &batch, &shifted(&logp, d), &entropy, &[]).loss);
+        let dentropy = slope(&|d| run(&config, &batch, &logp, &shifted(&entropy, d), &[]).loss);
+        assert_relative_eq!(at.dlogp[i], dlogp, max_relative = 1e-6, epsilon = 1e-8);
+        assert_relative_eq!(at.dentropy[i], dentropy, max_relative = 1e-6, epsilon = 1e-8);
+        assert!(at.dentropy[i] < -1e-3);
+    }
+    assert!(at.dlogp.iter().filter(|d| d.abs() > 1e-3).count() >= 5, "inputs must exercise the gradient");
+}
+
+/// cispo detaches its weight, so its gradient is not that of its value; the KL term's, on top of it, is.
+#[rstest]
+fn the_kl_gradient_of_cispo_matches_finite_differences(
+    #[values("k1", "k2", "k3")] kl: &str,
+    #[values(true, false)] corrected: bool,
+) {
+    let with = |beta: f64| {
+        config(&format!(
+            r#"{{"loss_type": "cispo", "epsilon_high": 1.3, "beta": {beta}, "kl_estimator": "{kl}", "use_bias_correction_kl": {corrected}}}"#
+        ))
+    };
+    let (batch, logp) = batch();
+    let zeros = vec![0.0; logp.len()];
+    let at = |logp: &[f64], beta: f64| run(&with(beta), &batch, logp, &zeros, &[]);
+    let h = 1e-6;
+    for i in 0..logp.len() {
+        let kl = |d: f64| {
+            let mut logp = logp.clone();
+            logp[i] += d;
+            at(&logp, 0.5).loss - at(&logp, 0.0).loss
+        };
+        let got = at(&logp, 0.5).dlogp[i] - at(&logp, 0.0).dlogp[i];
+        assert_relative_eq!(got, (kl(h) - kl(-h)) / (2.0 * h), max_relative = 1e-6, epsilon = 1e-8);
+        assert!(got.abs() > 1e-4);
+    }
+}
+
+/// dL_t/dlogp of the clip family as the literature states it (no KL), independent of `objective.rs`.
+fn closed_form(config: &LossConfig, ratio: f64, advantage: f64) -> f64 {
+    let delta = config.delta.unwrap_or(f64::INFINITY);
+    let clipped = ratio.clamp(config.ratio_low(), config.ratio_high());
+    let unclipped = clipped * advantage >= ratio.min(delta) * advantage;
+    if unclipped && ratio <= delta { -advantage * ratio } else { 0.0 }
+}
+
+#[rstest]
+fn the_clip_family_matches_its_closed_form(
+    #[values("grpo", "bnpo", "dapo")] loss_type: &str,
+    #[values("null", "1.4")] delta: &str,
+    #[values(-2.0, -0.5, 0.0, 0.5, 2.0)] advantage: f32,
+) {
+    let config = config(&format!(r#"{{"loss_type": "{loss_type}", "epsilon_high": 0.28, "delta": {delta}}}"#));
+    for step in -40..=40 {
+        let log_ratio = f64::from(step) * 0.02 + 0.003;
+        let batch = TokenBatch::packed(vec![0], vec![0, 1])
+            .unwrap()
+            .with_advantages(Advantages::PerSequence(vec![advantage]))
+            .unwrap()
+            .with_old_logp(vec![-1.0])
+            .unwrap();
+        let got = run(&config, &batch, &[log_ratio - 1.0], &[0.0], &[]).dlogp[0];
+        assert_relative_eq!(got, closed_form(&config, log_ratio.exp(), advantage.into()), epsilon = 1e-12);
+    }
+}
+
+#[test]
+fn cispo_weighs_by_a_detached_capped_ratio() {
+    let config = config(r#"{"loss_type": "cispo", "epsilon_high": 1.3}"#);
+    let (batch, logp) = batch();
+    let got = run(&config, &batch, &logp, &vec![0.0; logp.len()], &[]);
+    let mut loss = 0.0;
+    for sequence in 0..batch.sequences() {
+        for row in batch.range(sequence).filter(|r| batch.is_active(*r)) {
+            let i = batch.active_rows().iter().position(|r| *r == row).unwrap();
+            let ratio = (logp[i] - f64::from(batch.old_logp().unwrap()[row])).exp();
+            let weight = ratio.min(1.3) * f64::from(batch.advantage(sequence, row)) / logp.len() as f64;
+            assert_relative_eq!(got.dlogp[i], -weight, max_relative = 1e-12);
+            loss -= weight * logp[i];
+        }
+    }
+    assert_relative_eq!(got.loss, loss, max_relative = 1e-12);
+    // Positive advantages with a ratio over 1.3: rows 1 (1.49) and 9 (1.82), of 8 active tokens.
+    assert_eq!(got.metrics.value("cispo_clip_ratio"), Some(2.0 / 8.0));
+}
+
+#[rstest]
+fn on_policy_the_gradient_is_minus_the_advantage(#[values("grpo", "cispo", "gspo")] loss_type: &str) {
+    let config = config(&format!(r#"{{"loss_type": "{loss_type}", "epsilon_high": 5}}"#));
+    let batch = TokenBatch::packed(vec![0; 6], vec![0, 2, 6]).unwrap();
+    let batch = batch.with_advantages(Advantages::PerSequence(vec![1.5, -0.5])).unwrap();
+    let got = run(&config, &batch, &[-1.0f32, -2.0, -0.3, -7.0, -1.0, -0.1], &[0.0; 6], &[]);
+    let weights = token_weights(&config, &batch).policy;
+    for i in 0..6 {
+        let advantage = if i < 2 { 1.5 } else { -0.5 };
+        assert_relative_eq!(got.dlogp[i], (-advantage * weights[i]) as f32, max_relative = 1e-6);
+    }
+}
+
+#[test]
+fn weights_are_trls() {
+    let (batch, _) = batch(); // B = 5, active 4 + 0 + 3 + 0 + 1 = 8
+    let of = |json: &str| token_weights(&config(json), &batch).policy;
+    let expect = |weights: Vec<f64>, per_sequence: [f64; 5]| {
+        for sequence in 0..5 {
+            for row in batch.range(sequence) {
+                let expected = if batch.is_active(row) { per_sequence[sequence] } else { 0.0 };
+                assert_relative_eq!(weights[row], expected, max_relative = 1e-15);
+            }
+        }
+    };
+    expect(of(r#"{"loss_type": "grpo"}"#), [1.0 / 20.0, 0.0, 1.0 / 15.0, 0.0, 1.0 / 5.0]);
+    expect(of(r#"{"loss_type": "bnpo"}"#), [1.0 / 8.0; 5]);
+    expect(of(r#"{"loss_type": "dr_grpo", "max_completion_length": 16}"#), [1.0 / 80.0; 5]);
+    expect(of(r#"{"loss_type": "dapo"}"#), [1.0 / 8.0; 5]);
+    expect(of(r#"{"loss_type": "dapo", "num_items_in_batch": 32}"#), [1.0 / 32.0; 5]);
+    expect(of(r#"{"loss_type": "cispo", "epsilon_high": 5, "num_items_in_batch": 0}"#), [1.0; 5]);
+}
+
+#[rstest]
+fn micro_batches_of_one_step_add_up(
+    #[values("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "gspo")] loss_type: &str,
+    #[values(1, 2, 3, 4)] cut: usize,
+) {
+    let config = config(&format!(
+        r#"{{"loss_type": "{loss_type}", "epsilon_high": 0.3, "beta": 0.1, "entropy_coef": 0.01, "max_completion_length": 9}}"#
+    ));
+    let (batch, logp) = batch();
+    let entropy = vec![0.5; logp.len()];
+    let whole = run(&config, &batch, &logp, &entropy, &[]);
+    let batch = batch.clone().with_weights(token_weights(&config, &batch)).unwrap();
+    let split = batch.select_sequences(0..cut).unwrap().active_tokens();
+    let a = run(&config, &batch.select_sequences(0..cut).unwrap(), &logp[..split], &entropy[..split], &[]);
+    let b = run(&config, &batch.select_sequences(cut..5).unwrap(), &logp[split..], &entropy[split..], &[]);
+    assert_relative_eq!(a.loss + b.loss, whole.loss, max_relative = 1e-14);
+    assert_eq!([a.dlogp, b.dlogp].concat(), whole.dlogp);
+    let mut metrics = a.metrics;
+    metrics.merge(&b.metrics);
+    for (name, value) in whole.metrics.values() {
+        assert_relative_eq!(metrics.value(name).unwrap(), value, max_relative = 1e-14);
+    }
+}
+
+#[test]
+fn a_token_level_loss_can_be_evaluated_in_any_spans() {
+    let config = config(r#"{"beta": 0.04}"#);
+    let (batch, logp) = batch();
+    let entropy = vec![0.25; logp.len()];
+    let whole = run(&config, &batch, &logp, &entropy, &[]);
+    let cut = run(&config, &batch, &logp, &entropy, &[1, 1, 4, 7]);
+    assert_eq!(cut.dlogp, whole.dlogp);
+    assert_relative_eq!(cut.loss, whole.loss, max_relative = 1e-15);
+}
+
+#[test]
+fn clip_metrics_count_what_is_clipped() {
+    let (batch, logp) = batch();
+    let entropy: Vec<f64> = (0..8).map(f64::from).collect();
+    let token =
+        run(&config(r#"{"epsilon_low": 0.2, "epsilon_high": 0.3, "beta": 0.1}"#), &batch, &logp, &entropy, &[]).metrics;
+    // A > 0 and ratio > 1.3: rows 1, 9. A < 0 and ratio < 0.8: row 4 (exp(-0.3)). Sequences of 4, 3 and 1 tokens.
+    assert_eq!(token.value("clip_ratio/high_mean"), Some(2.0 / 8.0));
+    assert_eq!(token.value("clip_ratio/low_mean"), Some(1.0 / 8.0));
+    assert_eq!(token.value("clip_ratio/region_mean"), Some(3.0 / 8.0));
+    assert_eq!(token.value("clip_ratio/high_max"), Some(1.0));
+    assert_eq!(token.value("clip_ratio/low_min"), Some(0.0));
+    assert_eq!(token.value("entropy"), Some(28.0 / 8.0));
+    assert!(token.value("kl").unwrap() > 0.0);
+    // One shared ratio counts once per sequence, fully masked ones included: only the single token's exp(0.6) clips.
+    let shared =
+        run(&config(r#"{"loss_type": "gspo", "epsilon_low": 0.2, "epsilon_high": 0.3}"#), &batch, &logp, &entropy, &[]);
+    assert_relative_eq!(shared.metrics.value("clip_ratio/high_mean").unwrap(), 1.0 / 5.0, max_relative = 1e-12);
+    assert_eq!(shared.metrics.value("kl"), None);
+}
+
+#[test]
+fn nothing_active_is_zero_loss_and_no_nan() {
+    for loss_type in ["grpo", "bnpo", "dapo", "gspo"] {
+        let batch = TokenBatch::padded(&[-100; 6], &[0.0; 6], [2, 3]).unwrap();
+        let config = config(&format!(r#"{{"loss_type": "{loss_type}", "entropy_coef": 0.1}}"#));
+        let got = run::<f32>(&config, &batch, &[], &[], &[]);
+        assert_eq!((got.loss, got.dlogp.len()), (0.0, 0));
+        assert!(got.metrics.values().all(|(_, v)| v.is_finite()));
+    }
+}
+
+#[test]
+fn huge_log_ratios_are_finite_where_the_cap_holds_them() {
+    let config = config(r#"{"delta": 4.0}"#);
+    for (log_ratio, advantage) in [(95.0f32, -1.0f32), (120.0, -1.0), (120.0, 1.0), (-120.0, -1.0), (-120.0, 1.0)] {
+        let batch = TokenBatch::packed(vec![0], vec![0, 1])
+            .unwrap()
+            .with_advantages(Advantages::PerSequence(vec![advantage]))
+            .unwrap()
+            .with_old_logp(vec![-1.0 - log_ratio])
+            .unwrap();
+        let got = run(&config, &batch, &[-1.0f32], &[0.0], &[]);
+        assert!(
+            got.loss.is_finite() && got.dlogp[0].is_finite(),
+            "log ratio {log_ratio}: {} {:?}",
+            got.loss,
+            got.dlogp
+        );
+    }
+}
+
+#[test]
+fn k3_is_exactly_zero_at_the_reference() {
+    let config =
+        LossConfig { beta: 1.0, kl_estimator: KlEstimator::K3, loss_type: LossType::Bnpo, ..LossConfig::default() };
+    let batch = TokenBatch::packed(vec![0], vec![0, 1]).unwrap().with_ref_logp(vec![-1.25]).unwrap();
+    let got = run(&config, &batch, &[-1.25f32], &[0.0], &[]);
+    assert_eq!((got.loss, got.dlogp[0]), (0.0, 0.0));
+}
