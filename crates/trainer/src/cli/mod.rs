@@ -1,0 +1,79 @@
+//! Command line: arguments in, calls of the library, text out.
+//!
+//! A subcommand is a file with `Args` (what clap parses) and `run(Args) -> anyhow::Result<Outcome>`. Standard output
+//! carries results, standard error carries logs and errors.
+
+mod train;
+
+use clap::{Parser, Subcommand};
+use std::io::{ErrorKind, Write};
+use std::process::ExitCode;
+
+/// GRPO: train, and check the loss.
+#[derive(Debug, Parser)]
+#[command(name = "grpo", version, about, propagate_version = true, max_term_width = 110)]
+#[command(after_help = "Exit codes: 0 done, 1 a check failed, 2 bad usage or bad input.")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Train a small model on verifiable tasks, end to end.
+    Train(train::Args),
+}
+
+/// How a command that did not fail ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// What was asked for is done.
+    Done,
+    /// The command worked, and what it checked does not hold.
+    #[allow(dead_code, reason = "the commands that check something are being added")]
+    CheckFailed,
+}
+
+/// Parses the arguments, runs the command, maps its result to an exit code.
+pub(crate) fn main() -> ExitCode {
+    let cli = Cli::parse();
+    // Logs are for people who ask for them: `GRPO_LOG=info grpo ...`.
+    let filter = tracing_subscriber::EnvFilter::try_from_env("GRPO_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
+    let result = match cli.command {
+        Command::Train(args) => train::run(args),
+    };
+    match result {
+        Ok(Outcome::Done) => ExitCode::SUCCESS,
+        Ok(Outcome::CheckFailed) => ExitCode::from(1),
+        Err(error) => {
+            // One line with its causes; `{:#}` joins them with colons.
+            let _ = writeln!(std::io::stderr(), "error: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Writes `text` to standard output; a reader that has gone away (`| head`) is no error.
+///
+/// # Errors
+/// When standard output cannot be written for another reason.
+pub(crate) fn emit(text: &str) -> anyhow::Result<()> {
+    let mut stdout = std::io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}
