@@ -57,22 +57,24 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// Text of `ids`; special tokens leave no trace.
+    /// Text of `ids`. EOS leaves no trace; a stray PAD or BOS shows, so that no judge takes it for nothing.
     ///
     /// # Errors
     /// [`Error::UnknownToken`].
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
-        let special = |id: &&u32| **id >= 3;
-        ids.iter()
-            .filter(special)
-            .map(|&id| {
-                ALPHABET
-                    .as_bytes()
-                    .get(id as usize - 3)
-                    .map(|&b| char::from(b))
-                    .ok_or(Error::UnknownToken { id, vocab_size: Self::VOCAB_SIZE })
-            })
-            .collect()
+        let mut text = String::with_capacity(ids.len());
+        for &id in ids {
+            match id {
+                Self::PAD => text.push_str("<pad>"),
+                Self::BOS => text.push_str("<bos>"),
+                Self::EOS => {}
+                _ => match ALPHABET.as_bytes().get(id as usize - 3) {
+                    Some(&byte) => text.push(char::from(byte)),
+                    None => return Err(Error::UnknownToken { id, vocab_size: Self::VOCAB_SIZE }),
+                },
+            }
+        }
+        Ok(text)
     }
 }
 
@@ -88,12 +90,13 @@ mod tests {
     }
 
     #[test]
-    fn special_tokens_frame_but_do_not_show() {
+    fn special_tokens_frame_and_strays_show() {
         let prompt = Tokenizer.encode_prompt("1+2=").unwrap();
         assert_eq!(prompt[0], Tokenizer::BOS);
         let completion = Tokenizer.encode_completion("3").unwrap();
         assert_eq!(completion.last(), Some(&Tokenizer::EOS));
-        assert_eq!(Tokenizer.decode(&[prompt, completion].concat()).unwrap(), "1+2=3");
+        assert_eq!(Tokenizer.decode(&completion).unwrap(), "3");
+        assert_eq!(Tokenizer.decode(&[prompt[1], Tokenizer::PAD, Tokenizer::BOS]).unwrap(), "1<pad><bos>");
     }
 
     #[test]

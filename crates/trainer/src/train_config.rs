@@ -4,7 +4,9 @@
 //! changed" and a resolved configuration reproduces its run.
 
 use crate::error::{Error, Result};
+use crate::tokenizer::Tokenizer;
 use grpo_core::LossConfig;
+use grpo_core::advantages::AdvantageConfig;
 use serde::{Deserialize, Serialize};
 
 pub use crate::model::ModelConfig;
@@ -245,6 +247,8 @@ pub struct GrpoConfig {
     pub steps_per_generation: usize,
     /// Micro-batches per optimizer step; changes memory, not the gradient.
     pub gradient_accumulation_steps: usize,
+    /// How rewards become advantages.
+    pub advantages: AdvantageConfig,
     /// Multiplies every advantage; 1 is GRPO, 0 is the control run that must not learn.
     pub advantage_scale: f32,
 }
@@ -258,6 +262,7 @@ impl Default for GrpoConfig {
             num_iterations: 1,
             steps_per_generation: 1,
             gradient_accumulation_steps: 1,
+            advantages: AdvantageConfig::default(),
             advantage_scale: 1.0,
         }
     }
@@ -350,6 +355,13 @@ impl TrainConfig {
     /// [`Error::Config`] that names the key and says why; [`Error::Loss`] for the loss section.
     pub fn validate(&self) -> Result<()> {
         self.model.validate()?;
+        let vocab = Tokenizer::VOCAB_SIZE;
+        check(
+            self.model.vocab_size == vocab,
+            "model.vocab_size",
+            &format!("the tokenizer's {vocab}"),
+            self.model.vocab_size,
+        )?;
         self.data.validate()?;
         self.optimizer.validate("optimizer")?;
         self.warmup.optimizer.validate("warmup.optimizer")?;

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelConfig {
-    /// V: number of tokens; at least the tokenizer's.
+    /// V: number of tokens; the trainer wants the tokenizer's.
     pub vocab_size: usize,
     /// H: width of the residual stream.
     pub hidden_size: usize,
@@ -75,12 +75,6 @@ impl ModelConfig {
         ] {
             check((1..=limit).contains(&value), key, &format!("between 1 and {limit}"), value)?;
         }
-        check(
-            self.vocab_size >= Tokenizer::VOCAB_SIZE,
-            "model.vocab_size",
-            &format!("at least the tokenizer's {}", Tokenizer::VOCAB_SIZE),
-            self.vocab_size,
-        )?;
         let heads = self.num_attention_heads;
         check(
             self.hidden_size.is_multiple_of(heads) && self.head_dim().is_multiple_of(2),

@@ -23,4 +23,4 @@ pub use layers::{Linear, RmsNorm};
 pub use params::NamedTensor;
 pub use rope::RopeTable;
 
-pub(crate) use params::{ParameterVisitor, load_parameters, to_host, update_parameters, visit_parameters};
+pub(crate) use params::{ParameterVisitor, to_host, update_parameters, visit_parameters};

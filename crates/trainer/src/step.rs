@@ -1,0 +1,276 @@
+//! One GRPO step: rollout, rewards, advantages, then inner updates on the generated batch.
+
+use crate::dataset::Item;
+use crate::error::{Error, Result};
+use crate::loss::{policy_loss, score};
+use crate::model::Decoder;
+use crate::optim::{AdamW, GradientSum};
+use crate::reward::{Reward, RewardInput, Rewards};
+use crate::rng::Purpose;
+use crate::rollout::{Completion, RolloutEngine, RolloutRequest, Sampling};
+use crate::sequences::{Sequence, completion_hidden, split_evenly, token_batch};
+use crate::tokenizer::Tokenizer;
+use crate::train_config::TrainConfig;
+use burn::module::Module;
+use grpo_core::weights::token_weights;
+use grpo_core::{Advantages, LossConfig, Metrics, TokenBatch};
+use std::ops::Range;
+
+/// One sampled completion and its judgement.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sample {
+    /// Name of the task.
+    pub task: String,
+    /// The question.
+    pub prompt: String,
+    /// A right answer.
+    pub answer: String,
+    /// What the policy wrote, without EOS.
+    pub completion: String,
+    /// Whether the length limit cut it off.
+    pub truncated: bool,
+    /// Its rewards.
+    pub reward: Reward,
+    /// Its advantage, scaled by `grpo.advantage_scale`.
+    pub advantage: f32,
+}
+
+/// What one GRPO step did.
+#[derive(Clone, Debug)]
+pub struct StepReport {
+    /// Number of the step, from 1.
+    pub step: u64,
+    /// Metrics under TRL's names: `loss`, `reward`, `reward_std`, `rewards/NAME/mean`, `completions/mean_length`, `kl`,
+    /// `entropy`, `clip_ratio/..`, `grad_norm`, `learning_rate`, `frac_reward_zero_std`, `num_tokens` (of this step).
+    pub metrics: Metrics,
+    /// Every sample, those of one prompt next to each other.
+    pub samples: Vec<Sample>,
+    /// Prompt and completion tokens of all samples.
+    pub tokens: usize,
+}
+
+impl StepReport {
+    /// Value of a metric; 0 when it is not there.
+    pub fn metric(&self, name: &str) -> f64 {
+        self.metrics.value(name).unwrap_or(0.0)
+    }
+}
+
+/// What a step works with beside the policy.
+pub struct StepContext<'a> {
+    /// The run's configuration.
+    pub config: &'a TrainConfig,
+    /// Judges.
+    pub rewards: &'a Rewards,
+    /// Sampler.
+    pub engine: &'a mut dyn RolloutEngine,
+    /// Frozen reference for the KL term; needed when beta is not 0.
+    pub reference: Option<&'a Decoder>,
+}
+
+/// The completions of one step, ready to be trained on.
+struct Generation {
+    sequences: Vec<Sequence>,
+    batch: TokenBatch,
+    samples: Vec<Sample>,
+}
+
+/// GRPO step number `step` (from 0) on `items`, one group of completions per item. `policy` lives on a device with
+/// autodiff.
+///
+/// # Errors
+/// Those of the engine, the loss and the optimizer; [`Error::NotFinite`] when the loss is not finite.
+pub fn grpo_step(
+    mut policy: Decoder,
+    optimizer: &mut AdamW,
+    context: &mut StepContext<'_>,
+    items: &[Item],
+    step: u64,
+) -> Result<(Decoder, StepReport)> {
+    let (config, loss_config) = (context.config, context.config.loss());
+    let mut metrics = Metrics::default();
+    let generation = generate(&policy, context, items, step, &loss_config, &mut metrics)?;
+
+    let groups_per_update = items.len() / config.grpo.steps_per_generation;
+    for _ in 0..config.grpo.num_iterations {
+        for update in split_evenly(items.len(), items.len() / groups_per_update.max(1)) {
+            let rows = update.start * config.grpo.num_generations..update.end * config.grpo.num_generations;
+            policy = update_policy(policy, optimizer, config, &loss_config, &generation, rows, &mut metrics)?;
+        }
+    }
+    let tokens = generation.sequences.iter().map(|s| s.prompt.len() + s.completion.len()).sum();
+    metrics.mean("num_tokens", tokens as f64, 1.0);
+    Ok((policy, StepReport { step: step + 1, metrics, samples: generation.samples, tokens }))
+}
+
+/// Samples, judges and compares.
+fn generate(
+    policy: &Decoder,
+    context: &mut StepContext<'_>,
+    items: &[Item],
+    step: u64,
+    loss_config: &LossConfig,
+    metrics: &mut Metrics,
+) -> Result<Generation> {
+    let config = context.config;
+    let per_prompt = config.grpo.num_generations;
+    let sampler = policy.valid();
+    let prompts = items.iter().map(|i| Tokenizer.encode_prompt(&i.problem.prompt)).collect::<Result<Vec<_>>>()?;
+    let request = RolloutRequest {
+        prompts: &prompts,
+        num_generations: per_prompt,
+        max_completion_length: config.rollout.max_completion_length,
+        sampling: Sampling::Random {
+            temperature: config.rollout.temperature,
+            seed: config.seed,
+            purpose: Purpose::Rollout,
+            step,
+        },
+    };
+    let completions = context.engine.generate(&sampler, &request)?;
+    if completions.len() != items.len() * per_prompt || completions.iter().any(|c| c.ids.is_empty()) {
+        let expected = format!("{} completions of at least one token", items.len() * per_prompt);
+        return Err(Error::argument("rollout", expected, format!("{} completions", completions.len())));
+    }
+
+    let mut samples = judge(items, per_prompt, &completions, context.rewards)?;
+    let rewards: Vec<f32> = samples.iter().map(|s| s.reward.total.unwrap_or(f32::NAN)).collect();
+    let advantages = config.grpo.advantages.advantages(&rewards, per_prompt)?;
+    for (sample, advantage) in samples.iter_mut().zip(advantages) {
+        sample.advantage = advantage * config.grpo.advantage_scale;
+    }
+    record_generation(metrics, &samples, &completions, per_prompt, context.rewards);
+
+    let sequences: Vec<Sequence> = completions
+        .iter()
+        .enumerate()
+        .map(|(i, c)| Sequence { prompt: prompts[i / per_prompt].clone(), completion: c.ids.clone() })
+        .collect();
+    let mut batch = token_batch(&sequences)?
+        .with_advantages(Advantages::PerSequence(samples.iter().map(|s| s.advantage).collect()))?
+        .with_sampler_logp(completions.into_iter().flat_map(|c| c.logps).collect())?;
+    // With a single update the policy is its own old policy and every ratio is 1.
+    let on_policy = config.grpo.num_iterations * config.grpo.steps_per_generation == 1;
+    if !on_policy {
+        let logp = score_all(&sampler, &sequences, &batch, config, loss_config)?;
+        batch = batch.with_old_logp(logp)?;
+    }
+    if let Some(reference) = context.reference.filter(|_| loss_config.needs_ref_logp()) {
+        let logp = score_all(&reference.valid(), &sequences, &batch, config, loss_config)?;
+        batch = batch.with_ref_logp(logp)?;
+    }
+    Ok(Generation { sequences, batch, samples })
+}
+
+fn judge(items: &[Item], per_prompt: usize, completions: &[Completion], rewards: &Rewards) -> Result<Vec<Sample>> {
+    completions
+        .iter()
+        .enumerate()
+        .map(|(i, c)| {
+            let item = &items[i / per_prompt];
+            let completion = Tokenizer.decode(&c.ids)?;
+            let reward = rewards.score(&RewardInput {
+                problem: &item.problem,
+                task: item.task.as_ref(),
+                completion: &completion,
+                truncated: c.truncated,
+            });
+            Ok(Sample {
+                task: item.task.name().to_owned(),
+                prompt: item.problem.prompt.clone(),
+                answer: item.problem.answer.clone(),
+                completion,
+                truncated: c.truncated,
+                reward,
+                advantage: 0.0,
+            })
+        })
+        .collect()
+}
+
+/// Log-probabilities `[N]` of all completion tokens, micro-batch by micro-batch.
+fn score_all(
+    model: &Decoder,
+    sequences: &[Sequence],
+    batch: &TokenBatch,
+    config: &TrainConfig,
+    loss_config: &LossConfig,
+) -> Result<Vec<f32>> {
+    let parts = config.grpo.gradient_accumulation_steps * config.grpo.steps_per_generation;
+    let mut logp = Vec::with_capacity(batch.tokens());
+    for rows in split_evenly(sequences.len(), parts) {
+        let hidden = completion_hidden(model, &sequences[rows.clone()])?;
+        logp.extend(score(hidden, model.lm_head(), &batch.select_sequences(rows)?, loss_config));
+    }
+    Ok(logp)
+}
+
+/// One optimizer step on the sequences `rows`.
+fn update_policy(
+    policy: Decoder,
+    optimizer: &mut AdamW,
+    config: &TrainConfig,
+    loss_config: &LossConfig,
+    generation: &Generation,
+    rows: Range<usize>,
+    metrics: &mut Metrics,
+) -> Result<Decoder> {
+    // Weights are those of the whole update, so that micro-batches simply add up.
+    let whole = generation.batch.select_sequences(rows.clone())?;
+    let weights = token_weights(loss_config, &whole);
+    let whole = whole.with_weights(weights)?;
+
+    let mut gradients = GradientSum::new();
+    let mut value = 0.0;
+    for part in split_evenly(rows.len(), config.grpo.gradient_accumulation_steps) {
+        let sequences = &generation.sequences[rows.start + part.start..rows.start + part.end];
+        let hidden = completion_hidden(&policy, sequences)?;
+        let loss = policy_loss(hidden, policy.lm_head(), &whole.select_sequences(part)?, loss_config)?;
+        value += loss.value;
+        metrics.merge(&loss.metrics);
+        gradients.add(&policy, loss.backward.backward());
+    }
+    if !value.is_finite() {
+        return Err(Error::NotFinite { what: "the loss", step: optimizer.steps() });
+    }
+    let (policy, done) = optimizer.step(policy, &gradients)?;
+    metrics.mean("loss", value, 1.0);
+    metrics.mean("grad_norm", done.grad_norm, 1.0);
+    metrics.mean("learning_rate", done.learning_rate, 1.0);
+    Ok(policy)
+}
+
+/// What can be said before the first update.
+fn record_generation(
+    metrics: &mut Metrics,
+    samples: &[Sample],
+    completions: &[Completion],
+    per_prompt: usize,
+    rewards: &Rewards,
+) {
+    for sample in samples {
+        if let Some(reward) = sample.reward.total {
+            metrics.mean("reward", f64::from(reward), 1.0);
+        }
+        for (name, term) in rewards.names().zip(&sample.reward.terms) {
+            if let Some(term) = term {
+                metrics.mean(&format!("rewards/{name}/mean"), f64::from(*term), 1.0);
+            }
+        }
+    }
+    for group in samples.chunks(per_prompt) {
+        let present: Vec<f64> = group.iter().filter_map(|s| s.reward.total.map(f64::from)).collect();
+        let mean = present.iter().sum::<f64>() / present.len().max(1) as f64;
+        let variance = present.iter().map(|r| (r - mean).powi(2)).sum::<f64>() / (present.len() as f64 - 1.0).max(1.0);
+        metrics.mean("reward_std", variance.sqrt(), 1.0);
+        let equal = present.windows(2).all(|w| w[0] == w[1]);
+        metrics.mean("frac_reward_zero_std", f64::from(u8::from(equal)), 1.0);
+    }
+    for completion in completions {
+        let length = completion.ids.len() as f64;
+        metrics.mean("completions/mean_length", length, 1.0);
+        metrics.min("completions/min_length", length);
+        metrics.max("completions/max_length", length);
+        metrics.mean("completions/clipped_ratio", f64::from(u8::from(completion.truncated)), 1.0);
+    }
+}

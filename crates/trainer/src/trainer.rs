@@ -1,0 +1,258 @@
+//! A run: warm-up, then GRPO, with everything that has to be saved to continue it.
+
+use crate::dataset::{Dataset, Item};
+use crate::error::{Error, Result};
+use crate::eval::{EvalReport, evaluate};
+use crate::model::{Decoder, NamedTensor};
+use crate::optim::AdamW;
+use crate::reward::Rewards;
+use crate::rollout::{BatchedEngine, RolloutEngine};
+use crate::step::{StepContext, StepReport, grpo_step};
+use crate::train_config::TrainConfig;
+use crate::warmup::{WarmupReport, warmup_step};
+use burn::module::Module;
+use burn::tensor::Device;
+use serde::{Deserialize, Serialize};
+
+/// What comes next in a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// [`Trainer::warmup_step`].
+    Warmup,
+    /// [`Trainer::grpo_step`].
+    Grpo,
+    /// Nothing.
+    Done,
+}
+
+/// How far a run has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Counters {
+    /// Warm-up steps done.
+    pub warmup_steps: u64,
+    /// GRPO steps done.
+    pub grpo_steps: u64,
+    /// Optimizer steps done in the present phase.
+    pub optimizer_steps: u64,
+    /// Draws made from the training stream.
+    pub data_cursor: u64,
+    /// Prompt and completion tokens of all GRPO samples so far.
+    pub num_tokens: u64,
+}
+
+/// Everything that a run needs to continue bit for bit, beside its configuration. Random numbers are functions of
+/// seed and step, so there is no generator state.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrainState {
+    /// Counters.
+    pub counters: Counters,
+    /// Weights of the policy.
+    pub policy: Vec<NamedTensor>,
+    /// Moments of the optimizer.
+    pub optimizer: Vec<NamedTensor>,
+    /// Weights of the frozen reference; empty when the run has none (yet).
+    pub reference: Vec<NamedTensor>,
+}
+
+/// A run.
+pub struct Trainer {
+    config: TrainConfig,
+    dataset: Dataset,
+    held_out: Vec<Item>,
+    rewards: Rewards,
+    engine: Box<dyn RolloutEngine>,
+    policy: Decoder,
+    reference: Option<Decoder>,
+    optimizer: AdamW,
+    counters: Counters,
+}
+
+impl Trainer {
+    /// A run of the built-in tasks, rewards and engine, at its beginning.
+    ///
+    /// # Errors
+    /// [`Error::Config`], [`Error::Loss`], [`Error::TooFewProblems`].
+    pub fn new(config: TrainConfig) -> Result<Self> {
+        config.validate()?;
+        let dataset = Dataset::new(&config.data, config.seed)?;
+        let rewards = Rewards::new(&config.rewards)?;
+        let engine = Box::new(BatchedEngine { batch_size: config.rollout.batch_size });
+        Self::with_parts(config, dataset, rewards, engine)
+    }
+
+    /// A run with your own tasks, rewards or engine in place of those that the configuration names.
+    ///
+    /// # Errors
+    /// As [`Trainer::new`].
+    pub fn with_parts(
+        config: TrainConfig,
+        dataset: Dataset,
+        rewards: Rewards,
+        engine: Box<dyn RolloutEngine>,
+    ) -> Result<Self> {
+        config.validate()?;
+        let policy = Decoder::new(&config.model, config.seed, &Device::flex().autodiff())?;
+        let mut trainer = Self {
+            held_out: dataset.held_out(config.eval.num_problems)?,
+            optimizer: AdamW::new(&config.warmup.optimizer, config.warmup.steps),
+            dataset,
+            rewards,
+            engine,
+            policy,
+            reference: None,
+            counters: Counters::default(),
+            config,
+        };
+        trainer.begin_grpo_if_warm();
+        Ok(trainer)
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &TrainConfig {
+        &self.config
+    }
+
+    /// The policy, on a device with autodiff.
+    pub fn policy(&self) -> &Decoder {
+        &self.policy
+    }
+
+    /// The held-out problems that [`Trainer::evaluate`] uses.
+    pub fn held_out(&self) -> &[Item] {
+        &self.held_out
+    }
+
+    /// How far the run has come.
+    pub fn counters(&self) -> Counters {
+        Counters { optimizer_steps: self.optimizer.steps(), data_cursor: self.dataset.cursor(), ..self.counters }
+    }
+
+    /// What comes next.
+    pub fn phase(&self) -> Phase {
+        if self.counters.warmup_steps < self.config.warmup.steps {
+            Phase::Warmup
+        } else if self.counters.grpo_steps < self.config.grpo.max_steps {
+            Phase::Grpo
+        } else {
+            Phase::Done
+        }
+    }
+
+    /// One supervised step. After the last one the reference is frozen and a fresh optimizer takes over.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] when the warm-up is over; otherwise those of [`warmup_step`]. After an error the run's
+    /// state is as before the step, except for the data cursor.
+    pub fn warmup_step(&mut self) -> Result<WarmupReport> {
+        self.expect_phase("warmup_step", Phase::Warmup)?;
+        let items = self.dataset.next_batch(self.config.warmup.batch_size)?;
+        let (policy, report) = warmup_step(self.policy.clone(), &mut self.optimizer, &items)?;
+        self.policy = policy;
+        self.counters.warmup_steps += 1;
+        self.begin_grpo_if_warm();
+        Ok(report)
+    }
+
+    /// One GRPO step.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] when the warm-up is not over or the run is; otherwise those of [`grpo_step`].
+    pub fn grpo_step(&mut self) -> Result<StepReport> {
+        self.expect_phase("grpo_step", Phase::Grpo)?;
+        let items = self.dataset.next_batch(self.config.grpo.prompts_per_step)?;
+        let mut context = StepContext {
+            config: &self.config,
+            rewards: &self.rewards,
+            engine: self.engine.as_mut(),
+            reference: self.reference.as_ref(),
+        };
+        let step = self.counters.grpo_steps;
+        let (policy, report) = grpo_step(self.policy.clone(), &mut self.optimizer, &mut context, &items, step)?;
+        self.policy = policy;
+        self.counters.grpo_steps += 1;
+        self.counters.num_tokens += report.tokens as u64;
+        Ok(report)
+    }
+
+    /// Evaluates the present policy on the held-out problems. Does not change the run.
+    ///
+    /// # Errors
+    /// Those of [`evaluate`].
+    pub fn evaluate(&mut self) -> Result<EvalReport> {
+        evaluate(&self.policy.valid(), self.engine.as_mut(), &self.held_out, &self.rewards, &self.config)
+    }
+
+    /// Everything that has to be saved.
+    pub fn state(&self) -> TrainState {
+        TrainState {
+            counters: self.counters(),
+            policy: self.policy.parameters(),
+            optimizer: self.optimizer.state(),
+            reference: self.reference.as_ref().map(Decoder::parameters).unwrap_or_default(),
+        }
+    }
+
+    /// Continues where a run of the same configuration was when it made `state`.
+    ///
+    /// # Errors
+    /// [`Error::State`] when the state does not fit the configuration; the trainer is then unchanged.
+    pub fn restore(&mut self, state: &TrainState) -> Result<()> {
+        let counters = state.counters;
+        for (what, limit, found) in [
+            ("counter warmup_steps", self.config.warmup.steps, counters.warmup_steps),
+            ("counter grpo_steps", self.config.grpo.max_steps, counters.grpo_steps),
+        ] {
+            if found > limit {
+                return Err(Error::state(what, format!("at most {limit}"), found));
+            }
+        }
+        let warm = counters.warmup_steps == self.config.warmup.steps;
+        if !warm && counters.grpo_steps > 0 {
+            return Err(Error::state("counter grpo_steps", "0 during the warm-up", counters.grpo_steps));
+        }
+        let policy = self.policy.clone().with_parameters(&state.policy)?;
+        let mut optimizer = if warm { self.grpo_optimizer() } else { self.warmup_optimizer() };
+        optimizer.restore(counters.optimizer_steps, &state.optimizer, &state.policy)?;
+        let reference = match (warm && self.needs_reference(), state.reference.is_empty()) {
+            (true, false) => Some(self.policy.valid().with_parameters(&state.reference)?),
+            (false, true) => None,
+            (true, true) => return Err(Error::state("the reference", "its weights, because beta is not 0", "none")),
+            (false, false) => return Err(Error::state("the reference", "none, because beta is 0", "weights")),
+        };
+        self.policy = policy;
+        self.optimizer = optimizer;
+        self.reference = reference;
+        self.dataset.set_cursor(counters.data_cursor);
+        self.counters = counters;
+        Ok(())
+    }
+
+    fn needs_reference(&self) -> bool {
+        self.config.loss.needs_ref_logp()
+    }
+
+    fn warmup_optimizer(&self) -> AdamW {
+        AdamW::new(&self.config.warmup.optimizer, self.config.warmup.steps)
+    }
+
+    fn grpo_optimizer(&self) -> AdamW {
+        let grpo = &self.config.grpo;
+        let updates = (grpo.num_iterations * grpo.steps_per_generation) as u64;
+        AdamW::new(&self.config.optimizer, grpo.max_steps.saturating_mul(updates))
+    }
+
+    fn begin_grpo_if_warm(&mut self) {
+        if self.phase() != Phase::Warmup {
+            self.optimizer = self.grpo_optimizer();
+            self.reference = self.needs_reference().then(|| self.policy.valid());
+        }
+    }
+
+    fn expect_phase(&self, operation: &'static str, phase: Phase) -> Result<()> {
+        if self.phase() == phase {
+            return Ok(());
+        }
+        Err(Error::argument(operation, format!("phase {phase:?}"), format!("phase {:?}", self.phase())))
+    }
+}
