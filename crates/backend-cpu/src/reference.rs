@@ -1,0 +1,223 @@
+//! The loss, dense and obvious: the oracle that everything else is measured against.
+//!
+//! Avoids nothing: holds the logits `[N, V]` (their gradient overwrites them) and every gradient. No tiles, no threads.
+//! Generic over [`Scalar`]: `f64` is the oracle, `f32` the implementation `reference`. Products and tensors are in `R`,
+//! the scalars of a row in f64. Rows of masked tokens are never read.
+//!
+//! Legend: N tokens, H hidden, V vocabulary; z' = logit_scale * z, p = softmax(z'), y the target.
+
+mod plan;
+pub(crate) use plan::ReferencePlan;
+
+use grpo_core::batch::TokenBatch;
+use grpo_core::error::{Error, Result};
+use grpo_core::evaluate::Evaluator;
+use grpo_core::real::Scalar;
+use grpo_core::{HeadLayout, LossConfig, Metrics};
+
+/// What the policy hands over, in the precision `R`. Row-major.
+#[derive(Clone, Copy, Debug)]
+pub enum Policy<'a, R> {
+    /// Logits `[N, V]`.
+    Logits {
+        /// `[N, V]`.
+        logits: &'a [R],
+        /// V.
+        vocab: usize,
+    },
+    /// Hidden states and LM head.
+    Hidden {
+        /// `[N, H]`.
+        hidden: &'a [R],
+        /// `[V, H]` or `[H, V]`.
+        lm_head: &'a [R],
+        /// `[V]`.
+        bias: Option<&'a [R]>,
+        /// Of `lm_head`.
+        layout: HeadLayout,
+        /// V.
+        vocab: usize,
+    },
+}
+
+/// Loss, per-token values and every gradient. Entries of masked tokens are 0; gradients of what the policy did not
+/// hand over are empty.
+#[derive(Clone, Debug, Default)]
+pub struct Evaluation<R> {
+    /// Sum over tokens of weight x token loss.
+    pub loss: f64,
+    /// `[N]`, nats.
+    pub logp: Vec<R>,
+    /// `[N]`, nats.
+    pub entropy: Vec<R>,
+    /// dL/dlogits `[N, V]`, also when the policy handed over hidden states.
+    pub grad_logits: Vec<R>,
+    /// dL/dhidden `[N, H]`.
+    pub grad_hidden: Vec<R>,
+    /// dL/dlm_head, shaped as the head.
+    pub grad_lm_head: Vec<R>,
+    /// dL/dbias `[V]`; empty without a bias.
+    pub grad_bias: Vec<R>,
+    /// TRL's metrics.
+    pub metrics: Metrics,
+}
+
+/// Evaluates `config` on `batch`.
+///
+/// # Errors
+/// [`Error::Shape`] for lengths that do not fit, [`Error::Value`] for a target outside the vocabulary,
+/// [`Error::Config`] for an illegal loss or a batch that lacks what it needs.
+pub fn evaluate<R: Scalar>(config: &LossConfig, policy: &Policy<'_, R>, batch: &TokenBatch) -> Result<Evaluation<R>> {
+    let evaluator = Evaluator::new(config, batch)?;
+    let (mut z, stats, mut out) = forward(config, policy, batch)?;
+    let (n, v, rows, zero) = (batch.tokens(), policy.vocab(), batch.active_rows(), R::from_f64(0.0));
+
+    // The loss and its derivatives by logp and entropy, from the rounded values that the caller sees.
+    let active = |values: &[R]| rows.iter().map(|&i| values[i].to_f64()).collect::<Vec<_>>();
+    let (mut g, mut e, mut totals) = (vec![0.0; rows.len()], vec![0.0; rows.len()], evaluator.totals());
+    evaluator.evaluate(0..rows.len(), &active(&out.logp), &active(&out.entropy), &mut g, &mut e, &mut totals);
+    (out.loss, out.metrics) = evaluator.finish(totals);
+
+    // dL/dz_j = logit_scale (g logp_scale (1[j = y] - p_j) - e p_j (log p_j + H)), over the logits.
+    for ((&i, row), (g, e)) in rows.iter().zip(&stats).zip(g.into_iter().zip(e)) {
+        for (j, z) in z[i * v..(i + 1) * v].iter_mut().enumerate() {
+            let log_p = config.logit_scale() * z.to_f64() - row.lse;
+            let p = log_p.exp();
+            let by_logp = if j == row.target { -row.logp.exp_m1() } else { -p };
+            let by_entropy = if p > 0.0 { -p * (log_p + row.entropy) } else { 0.0 };
+            *z = R::from_f64(config.logit_scale() * (g * config.logp_scale() * by_logp + e * by_entropy));
+        }
+    }
+
+    // dH = dZ W, dW = dZ^T H, db = sum of dZ.
+    if let Policy::Hidden { hidden, lm_head, bias, layout, .. } = *policy {
+        let h = lm_head.len() / v;
+        out.grad_hidden = vec![zero; n * h];
+        out.grad_lm_head = vec![zero; v * h];
+        out.grad_bias = vec![zero; bias.map_or(0, <[R]>::len)];
+        for &i in rows {
+            for j in 0..v {
+                let dz = z[i * v + j];
+                for k in 0..h {
+                    let (w, x) = (head_index(layout, j, k, v, h), i * h + k);
+                    out.grad_hidden[x] = out.grad_hidden[x] + dz * lm_head[w];
+                    out.grad_lm_head[w] = out.grad_lm_head[w] + dz * hidden[x];
+                }
+                if bias.is_some() {
+                    out.grad_bias[j] = out.grad_bias[j] + dz;
+                }
+            }
+        }
+    }
+    out.grad_logits = z;
+    Ok(out)
+}
+
+/// Log-probabilities and entropies alone: [`evaluate`] without what follows the forward pass.
+///
+/// # Errors
+/// [`Error::Shape`] for lengths that do not fit, [`Error::Value`] for a target outside the vocabulary.
+pub fn score<R: Scalar>(config: &LossConfig, policy: &Policy<'_, R>, batch: &TokenBatch) -> Result<Evaluation<R>> {
+    Ok(forward(config, policy, batch)?.2)
+}
+
+/// Logits `[N, V]`, statistics of the active rows, and logp and entropy in an otherwise empty evaluation.
+fn forward<R: Scalar>(
+    config: &LossConfig,
+    policy: &Policy<'_, R>,
+    batch: &TokenBatch,
+) -> Result<(Vec<R>, Vec<Row>, Evaluation<R>)> {
+    check(policy, batch)?;
+    let (n, v, zero) = (batch.tokens(), policy.vocab(), R::from_f64(0.0));
+    let mut out = Evaluation { logp: vec![zero; n], entropy: vec![zero; n], ..Evaluation::default() };
+    let mut z = vec![zero; n * v];
+    let mut stats = Vec::with_capacity(batch.active_tokens());
+    for &i in batch.active_rows() {
+        let row = &mut z[i * v..(i + 1) * v];
+        match *policy {
+            Policy::Logits { logits, .. } => row.copy_from_slice(&logits[i * v..(i + 1) * v]),
+            Policy::Hidden { hidden, lm_head, bias, layout, .. } => {
+                let h = lm_head.len() / v;
+                for (j, z) in row.iter_mut().enumerate() {
+                    *z = bias.map_or(zero, |b| b[j]);
+                    for k in 0..h {
+                        *z = *z + hidden[i * h + k] * lm_head[head_index(layout, j, k, v, h)];
+                    }
+                }
+            }
+        }
+        let row = Row::new(config, row, batch.targets()[i]);
+        out.logp[i] = R::from_f64(config.logp_scale() * row.logp);
+        out.entropy[i] = R::from_f64(row.entropy);
+        stats.push(row);
+    }
+    Ok((z, stats, out))
+}
+
+/// Statistics of one row of logits, in f64.
+struct Row {
+    target: usize,
+    /// log sum_j exp(z'_j).
+    lse: f64,
+    /// log p_y before logp_scale.
+    logp: f64,
+    entropy: f64,
+}
+
+impl Row {
+    fn new<R: Scalar>(config: &LossConfig, z: &[R], target: i64) -> Self {
+        // The caller has checked that the target is an index.
+        let target = target as usize;
+        let scaled = |j: usize| config.logit_scale() * z[j].to_f64();
+        // The target stays out of the sum: log p_y = -softplus(lse_{j != y} - z'_y) keeps its precision where p_y rounds
+        // to 1, and -expm1(log p_y) is then the exact 1 - p_y. A vocabulary of one leaves -inf there, and log p_y = 0.
+        let others = || (0..z.len()).filter(|j| *j != target).map(scaled);
+        let max = others().fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = others().map(|z| if z == max { 1.0 } else { (z - max).exp() }).sum();
+        let margin = max + sum.ln() - scaled(target);
+        let softplus = |x: f64| x.max(0.0) + (-x.abs()).exp().ln_1p();
+        let lse = scaled(target) + softplus(margin);
+        let log_p = (0..z.len()).map(|j| scaled(j) - lse).filter(|log_p| *log_p > f64::NEG_INFINITY);
+        let entropy = -log_p.map(|log_p| log_p.exp() * log_p).sum::<f64>();
+        Self { target, lse, logp: -softplus(margin), entropy: entropy.max(0.0) }
+    }
+}
+
+/// Index of the weight between hidden unit k and vocabulary entry j.
+fn head_index(layout: HeadLayout, j: usize, k: usize, v: usize, h: usize) -> usize {
+    match layout {
+        HeadLayout::VocabHidden => j * h + k,
+        HeadLayout::HiddenVocab => k * v + j,
+    }
+}
+
+impl<R> Policy<'_, R> {
+    fn vocab(&self) -> usize {
+        match *self {
+            Self::Logits { vocab, .. } | Self::Hidden { vocab, .. } => vocab,
+        }
+    }
+}
+
+/// Checks lengths and targets.
+fn check<R>(policy: &Policy<'_, R>, batch: &TokenBatch) -> Result<()> {
+    const OP: &str = "reference";
+    let n = batch.tokens();
+    let (what, found, vocab, width) = match *policy {
+        Policy::Logits { logits, vocab } => ("logits [N, V]", logits.len(), vocab, vocab),
+        Policy::Hidden { hidden, lm_head, vocab, bias, .. } => {
+            let h = lm_head.len() / vocab.max(1);
+            if lm_head.is_empty() || lm_head.len() != h * vocab {
+                return Err(Error::shape(OP, "lm_head elements", format!("a multiple of V {vocab}"), lm_head.len()));
+            }
+            if let Some(bias) = bias.filter(|b| b.len() != vocab) {
+                return Err(Error::shape(OP, "bias [V]", vocab, bias.len()));
+            }
+            ("hidden [N, H]", hidden.len(), vocab, h)
+        }
+    };
+    if vocab == 0 || n.checked_mul(width.max(vocab)).is_none() || found != n * width {
+        return Err(Error::shape(OP, what, format!("{n} x {width}"), found));
+    }
+    batch.validate_targets(vocab)
+}

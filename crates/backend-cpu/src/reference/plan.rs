@@ -1,0 +1,110 @@
+//! The reference behind [`grpo_core::LossPlan`]: widens inputs to f32, evaluates, adds the gradients up.
+
+use super::{Evaluation, Policy, evaluate, score};
+use crate::host::{self, Slice, SliceMut};
+use crate::plan::{Kernel, evaluator_bytes, inputs_bytes, outputs_bytes};
+use grpo_core::batch::TokenBatch;
+use grpo_core::error::Result;
+use grpo_core::{Dtype, HeadLayout, LossOutput, MemoryReport, PlanRequest, PolicySpec, Scores};
+use half::bf16;
+use std::borrow::Cow;
+
+/// The dense implementation. Allocates in every call: it is for checking, not for speed.
+pub(crate) struct ReferencePlan {
+    request: PlanRequest,
+}
+
+impl ReferencePlan {
+    pub(crate) fn new(request: &PlanRequest) -> Self {
+        Self { request: request.clone() }
+    }
+
+    /// Hands the policy, widened to f32, to `f`.
+    fn with_policy<T>(&self, policy: &host::Policy<'_>, f: impl FnOnce(&Policy<'_, f32>) -> T) -> T {
+        let vocab = self.request.policy.vocab();
+        match policy {
+            host::Policy::Hidden { hidden, lm_head, bias } => {
+                let layout = match self.request.policy {
+                    PolicySpec::Hidden { layout, .. } => layout,
+                    PolicySpec::Logits { .. } => HeadLayout::default(),
+                };
+                let (hidden, lm_head, bias) = (widen(*hidden), widen(*lm_head), bias.map(widen));
+                f(&Policy::Hidden { hidden: &hidden, lm_head: &lm_head, bias: bias.as_deref(), layout, vocab })
+            }
+            host::Policy::Logits(logits) => f(&Policy::Logits { logits: &widen(*logits), vocab }),
+            host::Policy::LogitsInPlace(SliceMut::F32(logits)) => f(&Policy::Logits { logits, vocab }),
+            host::Policy::LogitsInPlace(SliceMut::Bf16(logits)) => {
+                f(&Policy::Logits { logits: &widen(Slice::Bf16(logits)), vocab })
+            }
+        }
+    }
+}
+
+impl Kernel for ReferencePlan {
+    fn score(&mut self, policy: host::Policy<'_>, batch: &TokenBatch) -> Result<Scores> {
+        let out = self.with_policy(&policy, |policy| score(&self.request.loss, policy, batch))?;
+        Ok(Scores { logp: out.logp, entropy: out.entropy })
+    }
+
+    fn value_and_grad(
+        &mut self,
+        mut policy: host::Policy<'_>,
+        batch: &TokenBatch,
+        grads: host::Grads<'_>,
+    ) -> Result<LossOutput> {
+        let out: Evaluation<f32> = self.with_policy(&policy, |policy| evaluate(&self.request.loss, policy, batch))?;
+        match &mut policy {
+            host::Policy::LogitsInPlace(SliceMut::F32(logits)) => logits.copy_from_slice(&out.grad_logits),
+            host::Policy::LogitsInPlace(SliceMut::Bf16(logits)) => {
+                for (to, from) in logits.iter_mut().zip(&out.grad_logits) {
+                    *to = bf16::from_f32(*from);
+                }
+            }
+            _ => {}
+        }
+        for (buffer, made) in [(grads.logits, &out.grad_logits), (grads.hidden, &out.grad_hidden)] {
+            if let Some(buffer) = buffer {
+                let width = buffer.len() / batch.tokens().max(1);
+                for &i in batch.active_rows() {
+                    add(&mut buffer[i * width..(i + 1) * width], &made[i * width..(i + 1) * width]);
+                }
+            }
+        }
+        for (buffer, made) in [(grads.lm_head, &out.grad_lm_head), (grads.bias, &out.grad_bias)] {
+            if let Some(buffer) = buffer {
+                add(buffer, made);
+            }
+        }
+        let scores = Scores { logp: out.logp, entropy: out.entropy };
+        Ok(LossOutput { loss: out.loss, scores, metrics: out.metrics })
+    }
+
+    fn memory(&self) -> MemoryReport {
+        let n = self.request.max_tokens;
+        let inputs = inputs_bytes(&self.request);
+        let widened = if self.request.policy.dtype() == Dtype::Bf16 { 2 * inputs } else { 0 };
+        let grads = match self.request.policy {
+            PolicySpec::Logits { .. } => 0,
+            PolicySpec::Hidden { hidden, vocab, bias, .. } => {
+                4 * (n * hidden + vocab * hidden + if bias { vocab } else { 0 })
+            }
+        };
+        // Logits and their gradient, 32 bytes of statistics and 32 of derivatives per token.
+        let dense = 4 * n * self.request.policy.vocab() + 64 * n;
+        let workspace = widened + dense + grads + evaluator_bytes(n);
+        MemoryReport { inputs, outputs: outputs_bytes(&self.request), workspace }
+    }
+}
+
+fn add(to: &mut [f32], from: &[f32]) {
+    for (to, from) in to.iter_mut().zip(from) {
+        *to += from;
+    }
+}
+
+fn widen(tensor: Slice<'_>) -> Cow<'_, [f32]> {
+    match tensor {
+        Slice::F32(t) => Cow::Borrowed(t),
+        Slice::Bf16(t) => Cow::Owned(t.iter().map(|x| x.to_f32()).collect()),
+    }
+}
