@@ -1,0 +1,306 @@
+//! The loss as a burn model calls it.
+
+use crate::error::{Error, Result};
+use crate::input::{HiddenInput, LogitsInput};
+use crate::operand::{Graph, adopt, slice, whole};
+use crate::record;
+use burn::backend::flex::FlexTensor;
+use burn::tensor::{Tensor, bf16};
+use grpo_core::{
+    Backend, Dtype, GradientSpec, GradsMut, HeadLayout, Implementation, LossConfig, LossOutput, LossPlan, MemoryReport,
+    Metrics, PlanRequest, PolicyInput, PolicySpec, Scores, Tiling, TokenBatch,
+};
+use std::sync::Arc;
+
+/// The GRPO loss of a burn model, on any backend and under any implementation.
+///
+/// Makes a plan when it sees the first batch and keeps it; a batch with more tokens than planned, another shape or
+/// dtype, or another choice of trained tensors replaces it. Scores of one plan repeat bit for bit in its losses, so
+/// an on-policy ratio is exactly 1: score a step before its first loss, with the same tensors.
+///
+/// ```no_run
+/// # fn run(backend: std::sync::Arc<dyn grpo_core::Backend>, hidden: burn::tensor::Tensor<3>,
+/// #     lm_head: burn::tensor::Tensor<2>, batch: grpo_core::TokenBatch) -> Result<(), grpo_burn::Error> {
+/// let mut grpo = grpo_burn::GrpoLoss::new(backend, grpo_core::LossConfig::default())?;
+/// let step = grpo.loss(hidden, lm_head, None, &batch)?;
+/// let gradients = step.loss.backward();
+/// # Ok(()) }
+/// ```
+pub struct GrpoLoss {
+    backend: Arc<dyn Backend>,
+    config: LossConfig,
+    implementation: Implementation,
+    tiling: Tiling,
+    head_layout: HeadLayout,
+    max_tokens: usize,
+    planned: Option<Planned>,
+}
+
+struct Planned {
+    policy: PolicySpec,
+    gradients: GradientSpec,
+    max_tokens: usize,
+    plan: Box<dyn LossPlan>,
+}
+
+/// The loss of one batch.
+#[derive(Debug)]
+pub struct Loss {
+    /// The scalar to call `backward()` on, `[1]`, f32. It may be scaled and added to other losses first.
+    pub loss: Tensor<1>,
+    /// The same, as the backend computed it.
+    pub value: f64,
+    /// Log-probability and entropy per token, `[N]`.
+    pub scores: Scores,
+    /// TRL's metrics as sums that add up over micro-batches.
+    pub metrics: Metrics,
+}
+
+impl GrpoLoss {
+    /// A loss with the default implementation (fused), tiling and head layout (`[V, H]`).
+    ///
+    /// # Errors
+    /// [`Error::Loss`] for an illegal configuration.
+    pub fn new(backend: Arc<dyn Backend>, config: LossConfig) -> Result<Self> {
+        config.validate()?;
+        Ok(Self {
+            backend,
+            config,
+            implementation: Implementation::default(),
+            tiling: Tiling::default(),
+            head_layout: HeadLayout::default(),
+            max_tokens: 1,
+            planned: None,
+        })
+    }
+
+    /// Chooses how the loss is computed. It changes time and memory, not the numbers.
+    #[must_use]
+    pub fn with_implementation(mut self, implementation: Implementation) -> Self {
+        self.implementation = implementation;
+        self.planned = None;
+        self
+    }
+
+    /// Chooses tile sizes and the workspace budget.
+    #[must_use]
+    pub fn with_tiling(mut self, tiling: Tiling) -> Self {
+        self.tiling = tiling;
+        self.planned = None;
+        self
+    }
+
+    /// Says how LM heads are shaped: `[V, H]` (embeddings) or `[H, V]` (burn's `Linear`).
+    #[must_use]
+    pub fn with_head_layout(mut self, layout: HeadLayout) -> Self {
+        self.head_layout = layout;
+        self.planned = None;
+        self
+    }
+
+    /// Plans for at least `tokens` tokens N from the start, so that growing batches do not plan again.
+    #[must_use]
+    pub fn with_max_tokens(mut self, tokens: usize) -> Self {
+        self.max_tokens = tokens;
+        self.planned = None;
+        self
+    }
+
+    /// What the loss is.
+    pub fn config(&self) -> &LossConfig {
+        &self.config
+    }
+
+    /// How it is computed.
+    pub fn implementation(&self) -> Implementation {
+        self.implementation
+    }
+
+    /// Name of the backend that computes it.
+    pub fn backend(&self) -> &str {
+        self.backend.name()
+    }
+
+    /// Bytes that a call needs under the current plan; `None` before the first call.
+    pub fn memory(&self) -> Option<MemoryReport> {
+        self.planned.as_ref().map(|p| p.plan.memory())
+    }
+
+    /// The loss of a batch, from hidden states and LM head. Gradients are made at once, for those of the tensors that
+    /// autodiff tracks: a frozen head costs no product.
+    ///
+    /// The same tensor may be embedding and head (tied embeddings); both gradients add up.
+    ///
+    /// # Shapes
+    /// - hidden: `[N, H]` or `[B, T, H]` with B x T = N, f32 or bf16
+    /// - lm_head: `[V, H]` or `[H, V]`, as the head layout says, of the same dtype
+    /// - bias: `[V]`, of the same dtype
+    /// - loss: `[1]`
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::Dtype`], [`Error::NotFlex`] or [`Error::Checkpointing`] for tensors that do not fit;
+    /// [`Error::NotTracked`] when there is nothing to differentiate; [`Error::Loss`] from the backend.
+    pub fn loss<const D: usize>(
+        &mut self,
+        hidden: Tensor<D>,
+        lm_head: Tensor<2>,
+        bias: Option<Tensor<1>>,
+        batch: &TokenBatch,
+    ) -> Result<Loss> {
+        let graph = Graph::default().join("hidden", &hidden)?.join("lm_head", &lm_head)?;
+        let graph = bias.iter().try_fold(graph, |g, b| g.join("bias", b))?;
+        let input = HiddenInput::new(hidden, lm_head, bias, batch, self.head_layout)?;
+        let Some(wanted) = input.wanted() else {
+            return Err(Error::NotTracked { tensors: "none of hidden, lm_head and bias" });
+        };
+        let zeros = |wanted: bool, like: &FlexTensor| wanted.then(|| vec![0.0f32; like.layout().num_elements()]);
+        let mut of_hidden = zeros(wanted.hidden, &input.hidden.storage);
+        let mut of_head = zeros(wanted.lm_head, &input.head.storage);
+        let mut of_bias = zeros(wanted.bias, &input.bias.storage);
+        let output = self.plan(input.spec, Some(wanted), batch)?.value_and_grad(
+            input.policy()?,
+            batch,
+            GradsMut {
+                hidden: of_hidden.as_deref_mut().map(Into::into),
+                lm_head: of_head.as_deref_mut().map(Into::into),
+                bias: of_bias.as_deref_mut().map(Into::into),
+                logits: None,
+            },
+        )?;
+        let gradients = [
+            of_hidden.map(|g| adopt(g, &input.hidden.storage)),
+            of_head.map(|g| input.head.gradient(g)),
+            of_bias.map(|g| adopt(g, &input.bias.storage)),
+        ];
+        let parents = [input.hidden.node, input.head_node, input.bias.node];
+        Ok(Loss::new(record::scalar(graph, output.loss, parents, gradients), output))
+    }
+
+    /// Log-probabilities and entropies of a batch, without gradients: for the old policy and the reference. Tensors
+    /// may or may not be on an autodiff device.
+    ///
+    /// # Shapes
+    /// As [`GrpoLoss::loss`]; scores: `[N]`.
+    ///
+    /// # Errors
+    /// As [`GrpoLoss::loss`], except that nothing has to be tracked.
+    pub fn score<const D: usize>(
+        &mut self,
+        hidden: Tensor<D>,
+        lm_head: Tensor<2>,
+        bias: Option<Tensor<1>>,
+        batch: &TokenBatch,
+    ) -> Result<Scores> {
+        let input = HiddenInput::new(hidden, lm_head, bias, batch, self.head_layout)?;
+        Ok(self.plan(input.spec, input.wanted(), batch)?.score(input.policy()?, batch)?)
+    }
+
+    /// The loss of a batch, from logits that the model computed itself.
+    ///
+    /// Logits that are passed by value, so that nothing else holds their storage, are overwritten with their gradient:
+    /// then no second `[N, V]` tensor is made. A clone that the caller keeps is left as it is.
+    ///
+    /// # Shapes
+    /// - logits: `[N, V]` or `[B, T, V]` with B x T = N, f32 or bf16
+    /// - loss: `[1]`
+    ///
+    /// # Errors
+    /// As [`GrpoLoss::loss`].
+    pub fn loss_from_logits<const D: usize>(&mut self, logits: Tensor<D>, batch: &TokenBatch) -> Result<Loss> {
+        let graph = Graph::default().join("logits", &logits)?;
+        let LogitsInput { mut logits, spec } = LogitsInput::new(logits, batch)?;
+        if !logits.tracked {
+            return Err(Error::NotTracked { tensors: "no logits" });
+        }
+        let plan = self.plan(spec, Some(LOGITS_GRADIENT), batch)?;
+        let in_place = match spec.dtype() {
+            Dtype::F32 => whole::<f32>(&mut logits.storage).map(Into::into),
+            Dtype::Bf16 => whole::<bf16>(&mut logits.storage).map(Into::into),
+        };
+        let (output, gradient) = match in_place {
+            Some(storage) => {
+                let output = plan.value_and_grad(PolicyInput::LogitsInPlace(storage), batch, GradsMut::default())?;
+                (output, logits.storage)
+            }
+            None => {
+                let mut gradient = vec![0.0f32; logits.storage.layout().num_elements()];
+                let grads = GradsMut { logits: Some(gradient.as_mut_slice().into()), ..GradsMut::default() };
+                let policy = PolicyInput::Logits(slice("logits", &logits.storage)?);
+                (plan.value_and_grad(policy, batch, grads)?, adopt(gradient, &logits.storage))
+            }
+        };
+        Ok(Loss::new(record::scalar(graph, output.loss, [logits.node], [Some(gradient)]), output))
+    }
+
+    /// Log-probabilities and entropies of a batch, from logits and without gradients.
+    ///
+    /// # Shapes
+    /// As [`GrpoLoss::loss_from_logits`]; scores: `[N]`.
+    ///
+    /// # Errors
+    /// As [`GrpoLoss::score`].
+    pub fn score_from_logits<const D: usize>(&mut self, logits: Tensor<D>, batch: &TokenBatch) -> Result<Scores> {
+        let LogitsInput { logits, spec } = LogitsInput::new(logits, batch)?;
+        let plan = self.plan(spec, Some(LOGITS_GRADIENT), batch)?;
+        Ok(plan.score(PolicyInput::Logits(slice("logits", &logits.storage)?), batch)?)
+    }
+
+    /// The plan for these shapes. `gradients` of `None` takes whichever plan there is: scoring needs none, and a plan
+    /// of its own might round in another order than the loss does.
+    fn plan(
+        &mut self,
+        policy: PolicySpec,
+        gradients: Option<GradientSpec>,
+        batch: &TokenBatch,
+    ) -> Result<&mut dyn LossPlan> {
+        let usable = |p: &Planned| {
+            p.policy == policy && gradients.is_none_or(|g| g == p.gradients) && batch.tokens() <= p.max_tokens
+        };
+        let planned = match self.planned.take().filter(usable) {
+            Some(planned) => planned,
+            None => {
+                let request = PlanRequest {
+                    loss: self.config.clone(),
+                    implementation: self.implementation,
+                    tiling: self.tiling.clone(),
+                    max_tokens: self.max_tokens.max(batch.tokens()),
+                    policy,
+                    gradients: gradients.unwrap_or_else(|| every_gradient(policy)),
+                };
+                let plan = self.backend.plan(&request)?;
+                // What was seen once comes again: a later, smaller shape does not shrink the plan.
+                self.max_tokens = request.max_tokens;
+                Planned { policy, gradients: request.gradients, max_tokens: request.max_tokens, plan }
+            }
+        };
+        Ok(self.planned.insert(planned).plan.as_mut())
+    }
+}
+
+impl std::fmt::Debug for GrpoLoss {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GrpoLoss")
+            .field("backend", &self.backend.name())
+            .field("config", &self.config)
+            .field("implementation", &self.implementation)
+            .field("tiling", &self.tiling)
+            .field("head_layout", &self.head_layout)
+            .field("max_tokens", &self.max_tokens)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Loss {
+    fn new(loss: Tensor<1>, output: LossOutput) -> Self {
+        Self { loss, value: output.loss, scores: output.scores, metrics: output.metrics }
+    }
+}
+
+const LOGITS_GRADIENT: GradientSpec = GradientSpec { hidden: true, lm_head: false, bias: false };
+
+fn every_gradient(policy: PolicySpec) -> GradientSpec {
+    match policy {
+        PolicySpec::Logits { .. } => LOGITS_GRADIENT,
+        PolicySpec::Hidden { bias, .. } => GradientSpec { hidden: true, lm_head: true, bias },
+    }
+}
