@@ -30,6 +30,11 @@ impl Implementation {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Reference, Self::Logits, Self::Fused];
 
+    /// The implementation called `name`.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|i| i.name() == name)
+    }
+
     /// The name used in configuration and reports.
     pub fn name(self) -> &'static str {
         match self {

@@ -91,6 +91,20 @@ impl Policy {
         }
     }
 
+    /// Shapes and dtypes, for a plan. `hidden` and `vocab` are those of the file that holds the policy.
+    pub fn spec(&self, hidden: usize, vocab: usize) -> PolicySpec {
+        match self {
+            Self::Logits(logits) => PolicySpec::Logits { vocab, dtype: logits.dtype() },
+            Self::Hidden { hidden: states, bias, .. } => PolicySpec::Hidden {
+                hidden,
+                vocab,
+                dtype: states.dtype(),
+                layout: HeadLayout::VocabHidden,
+                bias: bias.is_some(),
+            },
+        }
+    }
+
     /// The same in another dtype.
     pub fn to_dtype(&self, dtype: Dtype) -> Self {
         match self {
@@ -128,18 +142,9 @@ pub struct BatchFile {
 }
 
 impl BatchFile {
-    /// The policy's shapes, for a plan.
+    /// The policy's shapes and dtypes, for a plan.
     pub fn policy_spec(&self) -> PolicySpec {
-        match &self.policy {
-            Policy::Logits(logits) => PolicySpec::Logits { vocab: self.vocab, dtype: logits.dtype() },
-            Policy::Hidden { hidden, bias, .. } => PolicySpec::Hidden {
-                hidden: self.hidden,
-                vocab: self.vocab,
-                dtype: hidden.dtype(),
-                layout: HeadLayout::VocabHidden,
-                bias: bias.is_some(),
-            },
-        }
+        self.policy.spec(self.hidden, self.vocab)
     }
 
     /// Reads a file's bytes. Allocates no more than a small multiple of their number.

@@ -177,9 +177,9 @@ fn on_policy_the_gradient_is_minus_the_advantage(#[values("grpo", "cispo", "gspo
     let batch = batch.with_advantages(Advantages::PerSequence(vec![1.5, -0.5])).unwrap();
     let got = run(&config, &batch, &[-1.0f32, -2.0, -0.3, -7.0, -1.0, -0.1], &[0.0; 6], &[]);
     let weights = token_weights(&config, &batch).policy;
-    for i in 0..6 {
+    for (i, weight) in weights.into_iter().enumerate() {
         let advantage = if i < 2 { 1.5 } else { -0.5 };
-        assert_relative_eq!(got.dlogp[i], (-advantage * weights[i]) as f32, max_relative = 1e-6);
+        assert_relative_eq!(got.dlogp[i], (-advantage * weight) as f32, max_relative = 1e-6);
     }
 }
 
@@ -188,9 +188,9 @@ fn weights_are_trls() {
     let (batch, _) = batch(); // B = 5, active 4 + 0 + 3 + 0 + 1 = 8
     let of = |json: &str| token_weights(&config(json), &batch).policy;
     let expect = |weights: Vec<f64>, per_sequence: [f64; 5]| {
-        for sequence in 0..5 {
+        for (sequence, weight) in per_sequence.into_iter().enumerate() {
             for row in batch.range(sequence) {
-                let expected = if batch.is_active(row) { per_sequence[sequence] } else { 0.0 };
+                let expected = if batch.is_active(row) { weight } else { 0.0 };
                 assert_relative_eq!(weights[row], expected, max_relative = 1e-15);
             }
         }

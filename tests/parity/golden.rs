@@ -1,0 +1,34 @@
+//! Files whose `expected.*` were made with the other systems' own functions in float64 (see each file's `source`).
+
+use crate::{assert_parity, backends};
+use grpo_core::{BatchFile, Dtype};
+use rstest::rstest;
+use std::path::PathBuf;
+use trainer::parity::Check;
+
+#[rstest]
+fn golden(#[files("golden/*.safetensors")] path: PathBuf, #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype) {
+    let file = BatchFile::parse(&std::fs::read(&path).unwrap()).unwrap();
+    for backend in backends() {
+        let check = Check { dtype: Some(dtype), ..Check::default() };
+        let report = assert_parity(backend, &file.name, &file, &check);
+        // The files' inputs are exact in bf16, so `expected.*` applies to both dtypes: 5 tensors and the oracle's own.
+        assert!(report.notes.is_empty(), "{:?}", report.notes);
+        assert_eq!(report.rows.len(), 6 + 3 * 12 - 6 * usize::from(file.expected.loss.is_none()));
+    }
+}
+
+#[test]
+fn the_oracle_is_the_golden_files_to_float64() {
+    let mut files = 0;
+    for entry in std::fs::read_dir("golden").unwrap() {
+        let file = BatchFile::parse(&std::fs::read(entry.unwrap().path()).unwrap()).unwrap();
+        let oracle = trainer::parity::oracle(&file.loss, &file, &file.policy).unwrap().values;
+        let tolerances = grpo_core::parity::Tolerances { loss: 1e-12, logp: 1e-12, entropy: 1e-12, gradient: 1e-10 };
+        for comparison in file.expected.compare(&oracle, file.batch.active_rows(), &tolerances) {
+            assert!(comparison.passed(), "{}: {comparison:#?}", file.name);
+        }
+        files += 1;
+    }
+    assert!(files >= 6, "the golden files are part of the repository");
+}

@@ -1,0 +1,74 @@
+//! Batches that exercise what they claim: logits of standard deviation 2, ratios on both sides of the clip, both signs
+//! of advantage, sequences of uneven length, one of them fully masked, poison at every masked position.
+
+use grpo_core::format::{Policy, Tensor};
+use grpo_core::parity::Values;
+use grpo_core::{Advantages, BatchFile, Dtype, LossConfig, TokenBatch};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use trainer::parity::oracle;
+
+/// Shape of a case.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    pub(crate) b: usize,
+    pub(crate) t: usize,
+    pub(crate) h: usize,
+    pub(crate) v: usize,
+    pub(crate) bias: bool,
+}
+
+/// Standard normal by Box-Muller.
+fn normal(rng: &mut ChaCha8Rng) -> f32 {
+    let (u, v): (f64, f64) = (1.0 - rng.random::<f64>(), rng.random());
+    ((-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()) as f32
+}
+
+/// A batch for `loss`, the same for the same seed.
+pub(crate) fn case(shape: Shape, loss: &LossConfig, dtype: Dtype, seed: u64) -> BatchFile {
+    let Shape { b, t, h, v, bias } = shape;
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let n = b * t;
+    let mut mask: Vec<f32> = Vec::with_capacity(n);
+    for sequence in 0..b {
+        // The last of several sequences is masked as a whole; a lone one keeps its tokens.
+        let length = if b > 1 && sequence == b - 1 { 0 } else { rng.random_range(1..=t) };
+        mask.extend((0..t).map(|i| f32::from(u8::from(i < length))));
+    }
+    let scale = 2.0 / (h as f32).sqrt();
+    let mut hidden: Vec<f32> = (0..n * h).map(|_| normal(&mut rng)).collect();
+    let lm_head: Vec<f32> = (0..v * h).map(|_| scale * normal(&mut rng)).collect();
+    let bias = bias.then(|| Tensor::F32((0..v).map(|_| normal(&mut rng)).collect()));
+    let mut targets: Vec<i64> = (0..n).map(|_| rng.random_range(0..v as i64)).collect();
+    for i in (0..n).filter(|i| mask[*i] == 0.0) {
+        hidden[i * h..(i + 1) * h].fill(f32::NAN);
+        targets[i] = [-100, i64::MAX, v as i64][i % 3];
+    }
+    let policy = Policy::Hidden { hidden: Tensor::F32(hidden), lm_head: Tensor::F32(lm_head), bias }.to_dtype(dtype);
+    let advantages = (0..b).map(|i| normal(&mut rng).abs().max(0.3) * if i % 2 == 0 { 1.0 } else { -1.0 }).collect();
+    let plain = TokenBatch::padded(&targets, &mask, [b, t]).unwrap();
+    let mut file = BatchFile {
+        name: format!("{shape:?}"),
+        source: "synthetic".into(),
+        loss: loss.clone(),
+        shape: [b, t],
+        hidden: h,
+        vocab: v,
+        policy,
+        batch: plain.clone().with_advantages(Advantages::PerSequence(advantages)).unwrap(),
+        expected: Values::default(),
+    };
+    // Old and reference log-probabilities lie near the policy's own, which an on-policy evaluation tells.
+    let on_policy = BatchFile { batch: plain, ..file.clone() };
+    let logp =
+        oracle(&LossConfig { beta: 0.0, ..loss.clone() }, &on_policy, &file.policy).unwrap().values.logp.unwrap();
+    let mut near = |spread: f32| -> Vec<f32> {
+        logp.iter()
+            .zip(&mask)
+            .map(|(l, m)| if *m == 1.0 { *l as f32 + spread * normal(&mut rng) } else { f32::NAN })
+            .collect()
+    };
+    let (old, reference) = (near(0.3), near(0.5));
+    file.batch = file.batch.with_old_logp(old).unwrap().with_ref_logp(reference).unwrap();
+    file
+}
