@@ -129,3 +129,15 @@ impl<'a> From<&'a mut [bf16]> for TensorMut<'a> {
         Self::Bf16(t)
     }
 }
+
+impl<'a> From<&'a Vec<f32>> for TensorRef<'a> {
+    fn from(t: &'a Vec<f32>) -> Self {
+        Self::F32(t)
+    }
+}
+
+impl<'a> From<&'a mut Vec<f32>> for TensorMut<'a> {
+    fn from(t: &'a mut Vec<f32>) -> Self {
+        Self::F32(t)
+    }
+}
