@@ -1,5 +1,7 @@
 //! What can go wrong in a run, in words that say what to do.
 
+use std::path::{Path, PathBuf};
+
 /// Result of this crate's library.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -87,12 +89,79 @@ pub enum Error {
         /// Optimizer step.
         step: u64,
     },
+    /// A layer of the configuration that cannot be used.
+    #[error("in {origin}")]
+    Layer {
+        /// File, environment variable or argument.
+        origin: String,
+        /// What is wrong with it.
+        #[source]
+        source: Box<Error>,
+    },
+    /// A message that needs no fields.
+    #[error("{0}")]
+    Text(String),
+    /// A file that cannot be read or written.
+    #[error("cannot {action} {path}", path = path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// Why it failed.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A run folder that does not fit what is asked for.
+    #[error("run folder {path}: {reason}", path = path.display())]
+    RunDir {
+        /// The folder, or a file in it.
+        path: PathBuf,
+        /// What is wrong and what to do.
+        reason: String,
+    },
+    /// A checkpoint that cannot be restored.
+    #[error("damaged checkpoint: {path}: {reason}{}", last_good_hint(last_good), path = path.display())]
+    Checkpoint {
+        /// The file that is wrong.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+        /// Name of the newest checkpoint that is whole; `None` when nobody has looked.
+        last_good: Option<LastGood>,
+    },
     /// The loss library refused.
     #[error(transparent)]
     Loss(#[from] grpo_core::Error),
 }
 
+/// What is left beside a damaged checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LastGood {
+    /// The newest checkpoint that is whole.
+    Checkpoint(String),
+    /// No other checkpoint is whole.
+    None,
+}
+
+fn last_good_hint(last_good: &Option<LastGood>) -> String {
+    match last_good {
+        None => String::new(),
+        Some(LastGood::Checkpoint(name)) => {
+            format!("; the last good checkpoint is {name}: add `--from {name}` to continue from it")
+        }
+        Some(LastGood::None) => {
+            "; no other checkpoint of this run is whole: start a new run from its config.yaml".into()
+        }
+    }
+}
+
 impl Error {
+    /// An [`Error::Io`].
+    pub(crate) fn io(action: &'static str, path: &Path, source: std::io::Error) -> Self {
+        Self::Io { action, path: path.to_owned(), source }
+    }
+
     /// An [`Error::State`] from anything that prints.
     pub(crate) fn state(what: impl Into<String>, expected: impl ToString, found: impl ToString) -> Self {
         Self::State { what: what.into(), expected: expected.to_string(), found: found.to_string() }

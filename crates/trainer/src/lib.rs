@@ -20,6 +20,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod config_layers;
 pub mod dataset;
 pub mod error;
 pub mod eval;

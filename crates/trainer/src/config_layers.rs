@@ -1,0 +1,187 @@
+//! A configuration from layers: defaults < file < environment (`GRPO__A__B=value`) < `--set a.b=value`.
+//!
+//! Each layer is checked before the next one is put on top, so that an error names the layer it came from. Values of
+//! the environment and of `--set` are YAML like those of a file: `3` is a number, `true` a boolean, `[a, b]` a list.
+//!
+//! Merging is done here on JSON values and not by the crate `config`: its paths may carry indices and allocate as many
+//! list entries as a key asks for (`a[999999999]`), and its YAML reader expands aliases without a budget.
+
+use crate::error::{Error, Result};
+use grpo_core::strict;
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::{Map, Value};
+use std::ffi::OsString;
+use std::io::Read;
+use std::path::Path;
+
+/// What the environment variables of a configuration begin with.
+pub const ENV_PREFIX: &str = "GRPO__";
+
+/// Largest configuration file; anything longer is another kind of file.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+
+/// Layers in the order of their application.
+#[derive(Clone, Debug, Default)]
+pub struct Layers(Vec<Layer>);
+
+#[derive(Clone, Debug)]
+struct Layer {
+    origin: String,
+    value: Value,
+}
+
+impl Layers {
+    /// Only the defaults.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a YAML or JSON file.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when it cannot be read, [`Error::Layer`] when it is no YAML map.
+    pub fn file(self, path: &Path) -> Result<Self> {
+        let mut text = String::new();
+        std::fs::File::open(path)
+            .and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text))
+            .map_err(|e| Error::io("read the configuration", path, e))?;
+        let origin = path.display().to_string();
+        if text.len() as u64 > MAX_FILE_BYTES {
+            return Err(layer_error(&origin, format!("a configuration has at most {MAX_FILE_BYTES} bytes")));
+        }
+        self.text(&origin, &text)
+    }
+
+    /// Adds YAML or JSON text; `origin` names it in errors.
+    ///
+    /// # Errors
+    /// [`Error::Layer`] when it is no YAML map.
+    pub fn text(mut self, origin: &str, text: &str) -> Result<Self> {
+        let value = parse(text).map_err(|message| layer_error(origin, message))?;
+        match value {
+            // A file of nothing but comments.
+            Value::Null => {}
+            Value::Object(_) => self.0.push(Layer { origin: origin.to_owned(), value }),
+            other => return Err(layer_error(origin, format!("expected a map of keys, got {}", kind(&other)))),
+        }
+        Ok(self)
+    }
+
+    /// Adds the variables that begin with [`ENV_PREFIX`]: `GRPO__LOSS__BETA=0.1` sets `loss.beta`.
+    ///
+    /// # Errors
+    /// [`Error::Layer`] when a name or value is not legal.
+    pub fn env(mut self, variables: impl Iterator<Item = (OsString, OsString)>) -> Result<Self> {
+        let mut found: Vec<(String, OsString)> = variables
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value)))
+            .filter(|(name, _)| name.starts_with(ENV_PREFIX))
+            .collect();
+        // The order of the environment is not defined; a section comes before its keys.
+        found.sort();
+        for (name, value) in found {
+            let origin = format!("environment variable {name}");
+            let key = name[ENV_PREFIX.len()..].to_lowercase().replace("__", ".");
+            let value = value.into_string().map_err(|_| layer_error(&origin, "the value is not UTF-8".into()))?;
+            self.0.push(assignment(origin, &key, &value)?);
+        }
+        Ok(self)
+    }
+
+    /// Adds assignments `a.b=value`.
+    ///
+    /// # Errors
+    /// [`Error::Layer`] when one is not legal.
+    pub fn set(mut self, assignments: &[String]) -> Result<Self> {
+        for text in assignments {
+            let origin = format!("--set {text}");
+            let Some((key, value)) = text.split_once('=') else {
+                return Err(layer_error(&origin, "expected KEY=VALUE, e.g. grpo.max_steps=100".into()));
+            };
+            self.0.push(assignment(origin, key.trim(), value)?);
+        }
+        Ok(self)
+    }
+
+    /// The defaults of `T` with every layer applied. Combinations of values are for `T`'s own `validate`.
+    ///
+    /// # Errors
+    /// [`Error::Layer`] with the layer, the dotted path and, for an unknown key, the nearest known one.
+    pub fn resolve<T: DeserializeOwned + Serialize + Default>(self) -> Result<T> {
+        let known = serde_json::to_value(T::default()).map_err(|e| layer_error("defaults", e.to_string()))?;
+        let mut merged = known.clone();
+        let mut resolved = T::default();
+        for Layer { origin, value } in self.0 {
+            strict::reject_unknown_keys(&value, &known, "")
+                .map_err(|e| Error::Layer { origin: origin.clone(), source: Box::new(e.into()) })?;
+            merge(&mut merged, value);
+            resolved = serde_path_to_error::deserialize(&merged)
+                .map_err(|e| layer_error(&origin, format!("key `{}`: {}", e.path(), e.inner())))?;
+        }
+        Ok(resolved)
+    }
+}
+
+/// A configuration as YAML that [`Layers::text`] reads back to the same values.
+///
+/// # Errors
+/// [`Error::Layer`] when `T` has something that YAML has not (a map with keys that are not strings).
+pub fn to_yaml<T: Serialize>(config: &T) -> Result<String> {
+    serde_saphyr::to_string(config).map_err(|e| layer_error("the resolved configuration", e.to_string()))
+}
+
+fn layer_error(origin: &str, message: String) -> Error {
+    Error::Layer { origin: origin.to_owned(), source: Box::new(Error::Text(message)) }
+}
+
+fn parse(text: &str) -> Result<Value, String> {
+    serde_saphyr::from_str(text).map_err(|error| {
+        // The reader draws a picture of the place below its first line; an error here is one line.
+        let text = error.to_string();
+        let line = text.lines().next().unwrap_or_default();
+        line.strip_prefix("error: ").unwrap_or(line).to_owned()
+    })
+}
+
+fn assignment(origin: String, key: &str, value: &str) -> Result<Layer> {
+    let legal = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    if key.split('.').any(|part| part.is_empty() || !part.chars().all(legal)) {
+        let message = format!("`{key}` is no dotted path of keys such as `grpo.max_steps`");
+        return Err(layer_error(&origin, message));
+    }
+    let value = parse(value).map_err(|message| layer_error(&origin, message))?;
+    let nested = key.rsplit('.').fold(value, |value, part| Value::Object(Map::from_iter([(part.to_owned(), value)])));
+    Ok(Layer { origin, value: nested })
+}
+
+/// Puts `over` on `base`: maps key by key, everything else as a whole.
+fn merge(base: &mut Value, over: Value) {
+    match (base, over) {
+        (Value::Object(base), Value::Object(over)) => {
+            for (key, value) in over {
+                match base.get_mut(&key) {
+                    Some(there) => merge(there, value),
+                    None => {
+                        base.insert(key, value);
+                    }
+                }
+            }
+        }
+        // `grpo:` with all its keys commented out.
+        (Value::Object(_), Value::Null) => {}
+        (base, over) => *base = over,
+    }
+}
+
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "nothing",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a text",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "a map",
+    }
+}
+
+#[cfg(test)]
+mod tests;

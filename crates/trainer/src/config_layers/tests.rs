@@ -1,0 +1,143 @@
+use super::*;
+use crate::TrainConfig;
+use proptest::prelude::*;
+
+fn resolve(layers: Result<Layers>) -> Result<TrainConfig> {
+    layers?.resolve()
+}
+
+/// The error with its causes, as the command line prints it.
+fn message(result: Result<TrainConfig>) -> String {
+    let mut text = Vec::new();
+    let error = result.unwrap_err();
+    let mut next: Option<&dyn std::error::Error> = Some(&error);
+    while let Some(error) = next {
+        text.push(error.to_string());
+        next = error.source();
+    }
+    text.join(": ")
+}
+
+fn set(assignments: &[&str]) -> Result<Layers> {
+    Layers::new().set(&assignments.iter().map(|s| (*s).to_owned()).collect::<Vec<_>>())
+}
+
+fn env(variables: &[(&str, &str)]) -> Result<Layers> {
+    Layers::new().env(variables.iter().map(|(k, v)| (k.into(), v.into())))
+}
+
+#[test]
+fn later_layers_win_and_leave_other_keys_alone() {
+    let layers = Layers::new()
+        .text("file", "seed: 1\ngrpo:\n  max_steps: 10\n  num_generations: 4\nloss: {beta: 0.5}\n")
+        .and_then(|l| l.env([("GRPO__GRPO__MAX_STEPS".into(), "20".into()), ("PATH".into(), "x".into())].into_iter()))
+        .and_then(|l| l.set(&["loss.beta=0".into(), "loss.beta=0.25".into()]));
+    let config = resolve(layers).unwrap();
+    assert_eq!((config.seed, config.grpo.max_steps, config.grpo.num_generations), (1, 20, 4));
+    assert_eq!(config.loss.beta, 0.25);
+    assert_eq!(config.model, TrainConfig::default().model);
+}
+
+#[test]
+fn values_have_the_types_of_yaml() {
+    let config = resolve(set(&[
+        "seed=18446744073709551615",
+        "loss.beta=0",
+        "loss.delta=1e1",
+        "model.tie_word_embeddings=true",
+        "loss.loss_type=dr_grpo",
+        "loss.epsilon_high=null",
+        "optimizer={learning_rate: 1e-3, weight_decay: 0}",
+    ]))
+    .unwrap();
+    assert_eq!(config.seed, u64::MAX);
+    assert_eq!((config.loss.beta, config.loss.delta, config.loss.epsilon_high), (0.0, Some(10.0), None));
+    assert!(config.model.tie_word_embeddings);
+    assert_eq!(config.loss.loss_type, grpo_core::LossType::DrGrpo);
+    assert_eq!((config.optimizer.learning_rate, config.optimizer.weight_decay), (1e-3, 0.0));
+    let config = resolve(env(&[("GRPO__SEED", "7"), ("GRPO__MODEL__TIE_WORD_EMBEDDINGS", "true")])).unwrap();
+    assert_eq!((config.seed, config.model.tie_word_embeddings), (7, true));
+}
+
+#[test]
+fn unknown_keys_name_the_layer_the_path_and_the_nearest_key() {
+    let text = message(resolve(set(&["grpo.max_step=3"])));
+    assert!(
+        text.starts_with("in --set grpo.max_step=3: unknown key `grpo.max_step`, did you mean `max_steps`?"),
+        "{text}"
+    );
+    let text = message(resolve(env(&[("GRPO__LOSS__BETTA", "3")])));
+    assert!(text.starts_with("in environment variable GRPO__LOSS__BETTA: unknown key `loss.betta`"), "{text}");
+    let text = message(resolve(Layers::new().text("a.yaml", "los:\n  beta: 1\n")));
+    assert!(text.starts_with("in a.yaml: unknown key `los`, did you mean `loss`?"), "{text}");
+    // Keys are what they are: no folding of case, no paths hidden in a key.
+    assert!(resolve(Layers::new().text("a.yaml", "Seed: 1")).is_err());
+    assert!(resolve(Layers::new().text("a.yaml", "\"loss.beta\": 1")).is_err());
+}
+
+#[test]
+fn wrong_types_name_the_path() {
+    let text = message(resolve(set(&["grpo.max_steps=many"])));
+    assert!(text.contains("key `grpo.max_steps`: invalid type: string \"many\", expected u64"), "{text}");
+    let text = message(resolve(Layers::new().text("a.yaml", "loss: {loss_type: ppo}")));
+    assert!(text.contains("in a.yaml: key `loss.loss_type`: unknown variant `ppo`, expected one of"), "{text}");
+    let text = message(resolve(set(&["grpo=3"])));
+    assert!(text.contains("key `grpo`"), "{text}");
+    assert!(message(resolve(set(&["seed=-1"]))).contains("key `seed`"));
+}
+
+#[test]
+fn what_is_no_assignment_or_no_map_is_an_error() {
+    for bad in ["seed", "=3", ".seed=3", "grpo..beta=3", "loss[99999999999]=1", "seed=[1", "seed=*x"] {
+        assert!(message(resolve(set(&[bad]))).starts_with(&format!("in --set {bad}: ")), "{bad}");
+    }
+    assert!(message(resolve(Layers::new().text("a.yaml", "[1, 2]"))).contains("expected a map of keys, got a list"));
+    assert!(message(resolve(Layers::new().text("a.yaml", "seed: 1\nseed: 2\n"))).contains("duplicate"));
+    let text = message(resolve(Layers::new().text("a.yaml", "grpo:\n\tmax_steps: 1\n")));
+    assert!(text.contains("line 2") && !text.contains('\n'), "{text}");
+    let text = message(Layers::new().file(Path::new("/nowhere/a.yaml")).and_then(Layers::resolve));
+    assert!(text.starts_with("cannot read the configuration /nowhere/a.yaml: "), "{text}");
+}
+
+#[test]
+fn empty_files_and_sections_change_nothing() {
+    let default = TrainConfig::default();
+    assert_eq!(resolve(Layers::new().text("a.yaml", "")).unwrap(), default);
+    assert_eq!(resolve(Layers::new().text("a.yaml", "# all\ngrpo:\n  # max_steps: 3\n")).unwrap(), default);
+}
+
+#[test]
+fn json_is_yaml_too() {
+    assert_eq!(resolve(Layers::new().text("a.json", r#"{"seed": 4, "loss": {"beta": 0.1}}"#)).unwrap().seed, 4);
+}
+
+#[test]
+fn the_resolved_configuration_reads_back_to_itself() {
+    let config = resolve(set(&["seed=18446744073709551615", "rewards.partial=0.1", "loss.epsilon_high=0.28"])).unwrap();
+    let yaml = to_yaml(&config).unwrap();
+    assert_eq!(resolve(Layers::new().text("config.yaml", &yaml)).unwrap(), config, "{yaml}");
+}
+
+#[test]
+fn hostile_yaml_is_refused_within_budget() {
+    let mut aliases = String::from("a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n");
+    for i in 1..12 {
+        let list = vec![format!("*a{}", i - 1); 10].join(",");
+        aliases += &format!("a{i}: &a{i} [{list}]\n");
+    }
+    for text in [aliases, "- ".repeat(100_000), "[".repeat(100_000), "{a: ".repeat(100_000), "? ".repeat(100_000)] {
+        assert!(Layers::new().text("a.yaml", &text).is_err());
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_text_is_a_configuration_or_an_error(text in "\\PC{0,200}", yaml in "[-a-z: \\[\\]{}0-9.&*!|>'\"\n#,?%@]{0,80}") {
+        for text in [&text, &yaml] {
+            let _ = resolve(Layers::new().text("a.yaml", text));
+            let _ = resolve(set(&[text]));
+            let _ = resolve(set(&[&format!("seed={text}")]));
+            let _ = resolve(env(&[(&format!("GRPO__{text}"), text)]));
+        }
+    }
+}
