@@ -3,12 +3,19 @@
 //! Inputs and gradients are host slices, f32 or bf16; arithmetic and gradients are f32, the scalars of a row f64.
 #![deny(unsafe_code)]
 
+mod fused;
+mod gemm;
+mod head;
 mod host;
+mod logits;
 mod plan;
 pub mod reference;
+mod softmax;
+mod tiling;
+mod tokens;
 
 use grpo_core::error::{Error, Result};
-use grpo_core::{Backend, Implementation, LossPlan, PlanRequest};
+use grpo_core::{Backend, Implementation, LossPlan, PlanRequest, PolicySpec};
 use plan::{CpuPlan, Kernel, unsupported};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::sync::Arc;
@@ -48,9 +55,22 @@ impl Backend for CpuBackend {
 
     fn plan(&self, request: &PlanRequest) -> Result<Box<dyn LossPlan>> {
         request.validate()?;
-        let kernel: Box<dyn Kernel> = match request.implementation {
-            Implementation::Reference => Box::new(reference::ReferencePlan::new(request)),
-            other => return Err(unsupported(format!("implementation `{}`", other.name()), "use `reference`")),
+        let threads = self.pool.as_ref().map_or_else(rayon::current_num_threads, |pool| pool.current_num_threads());
+        let kernel: Box<dyn Kernel> = match (request.implementation, request.policy) {
+            (Implementation::Reference, _) => Box::new(reference::ReferencePlan::new(request)),
+            (Implementation::Fused, PolicySpec::Hidden { hidden, layout, .. }) => {
+                Box::new(fused::FusedPlan::new(request, hidden, layout, threads)?)
+            }
+            (Implementation::Fused, PolicySpec::Logits { .. }) => {
+                return Err(unsupported(
+                    "implementation `fused` on given logits",
+                    "there is no head to fuse with; use `logits`, or hand over hidden states and the head",
+                ));
+            }
+            (Implementation::Logits, PolicySpec::Logits { .. }) => Box::new(logits::LogitsPlan::new(request)),
+            (Implementation::Logits, PolicySpec::Hidden { hidden, layout, .. }) => {
+                Box::new(logits::MaterialisedPlan::new(request, hidden, layout, threads))
+            }
         };
         Ok(Box::new(CpuPlan::new(request, kernel, self.pool.clone())))
     }

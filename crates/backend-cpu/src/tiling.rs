@@ -1,0 +1,236 @@
+//! Chooses the blocking of the fused head: how many tokens at a time, how much of the vocabulary at a time.
+//!
+//! One scheme covers both loop orders. A chunk of C tokens meets panels of P vocabulary tiles:
+//!
+//! * token chunks: one panel is the whole vocabulary and stays until the backward products: 3 products of 2NHV flops;
+//! * vocabulary panels: a pass for the statistics, then a pass that makes each panel's logits again, turns them into
+//!   dlogits and finishes that part of dW: 4 products, but far less traffic when C is larger for it.
+//!
+//! Workspace in bytes, with T = 512 entries per tile: x and dH `8CH`, panel `4CPT`, statistics `16CP` and ~170 per
+//! token, and what each running task holds. The cost is flops + [`FLOPS_PER_BYTE`] x bytes moved.
+
+use crate::head::slot_bytes;
+use crate::plan::evaluator_bytes;
+use crate::softmax::{Partial, RowSums, Slope, TILE};
+use crate::tokens::TokenState;
+use grpo_core::error::{Error, Result};
+use grpo_core::{Dtype, HeadLayout, LoopOrder, PlanRequest};
+
+/// f32 multiply-adds count two; of a core's worth of each, on the machines at hand (about 150 Gflop/s, 10 GB/s).
+const FLOPS_PER_BYTE: f64 = 15.0;
+
+/// Sizes of the fused loops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Blocking {
+    pub(crate) order: LoopOrder,
+    /// Tokens C of a chunk.
+    pub(crate) chunk: usize,
+    /// Tiles P of a panel.
+    pub(crate) panel_tiles: usize,
+    /// Tasks at a time.
+    pub(crate) slots: usize,
+}
+
+/// The sizes that a blocking depends on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Problem {
+    pub(crate) n: usize,
+    pub(crate) h: usize,
+    pub(crate) v: usize,
+    pub(crate) layout: HeadLayout,
+    pub(crate) bf16: bool,
+    pub(crate) hidden_gradient: bool,
+    pub(crate) head_gradient: bool,
+    /// Whether per-token state is kept for all N tokens (sequence-level ratios).
+    pub(crate) keeps_all: bool,
+}
+
+impl Problem {
+    pub(crate) fn new(request: &PlanRequest, h: usize, layout: HeadLayout) -> Self {
+        Self {
+            n: request.max_tokens,
+            h,
+            v: request.policy.vocab(),
+            layout,
+            bf16: request.policy.dtype() == Dtype::Bf16,
+            hidden_gradient: request.gradients.hidden,
+            head_gradient: request.gradients.lm_head,
+            keeps_all: !request.loss.is_token_level(),
+        }
+    }
+
+    pub(crate) fn tiles(&self) -> usize {
+        self.v.div_ceil(TILE)
+    }
+
+    /// Elements between rows of a tile.
+    pub(crate) fn stride(&self) -> usize {
+        self.v.min(TILE)
+    }
+
+    /// Bytes that the plan allocates, tasks included; saturates where the sum does not fit.
+    pub(crate) fn workspace(&self, blocking: &Blocking) -> usize {
+        let Blocking { chunk, panel_tiles, slots, .. } = *blocking;
+        let x = if self.hidden_gradient { 8 } else { 4 } * self.h;
+        let panel = panel_tiles * (4 * self.stride() + size_of::<Partial>());
+        let per_row = x + panel + size_of::<RowSums>() + size_of::<Slope>() + size_of::<usize>();
+        let kept = if self.keeps_all { self.n } else { chunk };
+        chunk
+            .saturating_mul(per_row)
+            .saturating_add(kept.saturating_mul(Self::KEPT))
+            .saturating_add(slots.saturating_mul(slot_bytes(chunk, self.h, self.v, self.bf16, self.layout)))
+            .saturating_add(evaluator_bytes(self.n))
+    }
+
+    /// Bytes of a token's statistics, its logp, entropy and their derivatives, and its place among the live ones.
+    pub(crate) const KEPT: usize = TokenState::BYTES + size_of::<usize>();
+
+    /// Modelled cost of one step.
+    fn cost(&self, blocking: &Blocking) -> f64 {
+        let (n, h, v) = (self.n as f64, self.h as f64, self.v as f64);
+        let chunks = self.n.div_ceil(blocking.chunk) as f64;
+        let again = if blocking.order == LoopOrder::VocabPanels { 1.0 } else { 0.0 };
+        let (dh, dw) = (f64::from(u8::from(self.hidden_gradient)), f64::from(u8::from(self.head_gradient)));
+        let flops = 2.0 * n * h * v * (1.0 + again + dh + dw);
+        // The head is read for every product but dW, which is read and written; panels are written and read twice.
+        let head = h * v * (if self.bf16 { 2.0 } else { 4.0 } * (1.0 + again + dh) + 8.0 * dw);
+        let panels = if again == 0.0 { 16.0 * n * v } else { 4.0 * n * v };
+        flops + FLOPS_PER_BYTE * (chunks * head + panels)
+    }
+}
+
+/// The blocking of `request`: what it says, and for the rest the cheapest that fits the budget.
+///
+/// # Errors
+/// [`Error::Budget`] when nothing fits.
+pub(crate) fn choose(request: &PlanRequest, problem: &Problem, threads: usize) -> Result<Blocking> {
+    let tiling = &request.tiling;
+    let orders = match tiling.loop_order {
+        Some(order) => vec![order],
+        None => vec![LoopOrder::TokenChunks, LoopOrder::VocabPanels],
+    };
+    let budget = tiling.workspace_budget;
+    let (mut best, mut minimum): (Option<Blocking>, usize) = (None, usize::MAX);
+    for order in orders {
+        let mut slots = threads.max(1);
+        loop {
+            let smallest = with_chunk(request, problem, order, slots, tiling.token_chunk.unwrap_or(1), budget);
+            minimum = minimum.min(problem.workspace(&smallest));
+            if problem.workspace(&smallest) <= budget {
+                let found = largest(request, problem, order, slots, budget);
+                if best.is_none_or(|best| problem.cost(&found) < problem.cost(&best)) {
+                    best = Some(found);
+                }
+                break;
+            }
+            if slots == 1 {
+                break;
+            }
+            // Fewer tasks at a time need less.
+            slots /= 2;
+        }
+    }
+    best.ok_or_else(|| Error::Budget {
+        what: format!("the fused loss of {} tokens, hidden {}, vocabulary {}", problem.n, problem.h, problem.v),
+        budget,
+        minimum,
+    })
+}
+
+/// The blocking with the most tokens per chunk that fits.
+fn largest(request: &PlanRequest, problem: &Problem, order: LoopOrder, slots: usize, budget: usize) -> Blocking {
+    let with = |chunk| with_chunk(request, problem, order, slots, chunk, budget);
+    if let Some(chunk) = request.tiling.token_chunk {
+        return with(chunk);
+    }
+    // One chunk of 1 is known to fit; workspace grows with the chunk.
+    let (mut fits, mut too_large) = (1, problem.n + 1);
+    while too_large - fits > 1 {
+        let middle = fits + (too_large - fits) / 2;
+        if problem.workspace(&with(middle)) <= budget {
+            fits = middle;
+        } else {
+            too_large = middle;
+        }
+    }
+    // Chunks of equal size waste less of the last one.
+    with(problem.n.div_ceil(problem.n.div_ceil(fits)))
+}
+
+fn with_chunk(
+    request: &PlanRequest,
+    problem: &Problem,
+    order: LoopOrder,
+    slots: usize,
+    chunk: usize,
+    budget: usize,
+) -> Blocking {
+    let tiles = problem.tiles();
+    let with = |panel_tiles| Blocking { order, chunk: chunk.min(problem.n), panel_tiles, slots };
+    match (order, request.tiling.vocab_block) {
+        (LoopOrder::TokenChunks, _) => with(tiles),
+        (LoopOrder::VocabPanels, Some(block)) => with(block.div_ceil(TILE).clamp(1, tiles)),
+        (LoopOrder::VocabPanels, None) => {
+            // Enough tiles for all tasks; more, up to eight per task, while they cost nothing in tokens.
+            let least = with(slots.min(tiles));
+            let free = budget.saturating_sub(problem.workspace(&least));
+            let tile = least.chunk * (4 * problem.stride() + size_of::<Partial>());
+            with((least.panel_tiles + free / tile).min(8 * slots).clamp(least.panel_tiles, tiles))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use grpo_core::{GradientSpec, Implementation, LossConfig, PolicySpec, Tiling};
+
+    fn request(n: usize, h: usize, v: usize, dtype: Dtype, tiling: Tiling) -> PlanRequest {
+        PlanRequest {
+            loss: LossConfig::default(),
+            implementation: Implementation::Fused,
+            tiling,
+            max_tokens: n,
+            policy: PolicySpec::Hidden { hidden: h, vocab: v, dtype, layout: HeadLayout::VocabHidden, bias: false },
+            gradients: GradientSpec::default(),
+        }
+    }
+
+    #[test]
+    fn every_choice_fits_its_budget_or_says_what_would() {
+        for (n, h, v) in
+            [(1, 64, 1), (7, 64, 1013), (2048, 2048, 32768), (8192, 4096, 151_936), (200_000, 8192, 262_144)]
+        {
+            for dtype in [Dtype::F32, Dtype::Bf16] {
+                for budget in [1 << 16, 1 << 20, 8 << 20, 32 << 20, 128 << 20, 1 << 30] {
+                    for order in [None, Some(LoopOrder::TokenChunks), Some(LoopOrder::VocabPanels)] {
+                        let tiling = Tiling { workspace_budget: budget, loop_order: order, ..Tiling::default() };
+                        let mut request = request(n, h, v, dtype, tiling);
+                        let problem = Problem::new(&request, h, HeadLayout::VocabHidden);
+                        match choose(&request, &problem, 16) {
+                            Ok(blocking) => assert!(problem.workspace(&blocking) <= budget, "{blocking:?}"),
+                            Err(Error::Budget { minimum, .. }) => {
+                                assert!(minimum > budget);
+                                request.tiling.workspace_budget = minimum;
+                                assert!(choose(&request, &problem, 16).is_ok(), "{n} {h} {v} in {minimum}");
+                            }
+                            Err(other) => panic!("{other}"),
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn arithmetic_decides_for_chunks_and_traffic_for_panels() {
+        let order = |n, h, v, budget| {
+            let request = request(n, h, v, Dtype::F32, Tiling { workspace_budget: budget, ..Tiling::default() });
+            let blocking = choose(&request, &Problem::new(&request, h, HeadLayout::VocabHidden), 2).unwrap();
+            blocking.order
+        };
+        assert_eq!(order(2048, 2048, 32_768, 128 << 20), LoopOrder::TokenChunks);
+        // A chunk of a few tokens would stream the head again and again.
+        assert_eq!(order(1024, 896, 151_936, 16 << 20), LoopOrder::VocabPanels);
+    }
+}

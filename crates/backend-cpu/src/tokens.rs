@@ -1,0 +1,99 @@
+//! Per-token state between the softmax and the loss, and how tokens are cut into chunks.
+
+use crate::softmax::{Row, RowSums, Scales, Slope};
+use grpo_core::batch::TokenBatch;
+use grpo_core::evaluate::{Evaluator, Totals};
+use grpo_core::{LossConfig, Scores};
+use std::ops::Range;
+
+/// Statistics of some tokens, and their logp, entropy and the loss's derivatives: rounded to f32 as the caller sees
+/// them, widened because the loss is evaluated in f64.
+#[derive(Debug)]
+pub(crate) struct TokenState {
+    rows: Vec<Row>,
+    logp: Vec<f64>,
+    entropy: Vec<f64>,
+    dlogp: Vec<f64>,
+    dentropy: Vec<f64>,
+}
+
+impl TokenState {
+    pub(crate) const BYTES: usize = size_of::<Row>() + 4 * size_of::<f64>();
+
+    pub(crate) fn new(tokens: usize) -> Self {
+        let zeros = || vec![0.0; tokens];
+        let rows = vec![Row::default(); tokens];
+        Self { rows, logp: zeros(), entropy: zeros(), dlogp: zeros(), dentropy: zeros() }
+    }
+
+    /// Closes the sums of the tokens from `at` on.
+    pub(crate) fn record(&mut self, at: usize, sums: &[RowSums], scales: &Scales) {
+        for (at, sums) in (at..).zip(sums) {
+            let row = sums.finish(scales.logit);
+            self.rows[at] = row;
+            self.logp[at] = f64::from((scales.logp * row.logp) as f32);
+            self.entropy[at] = f64::from(row.entropy as f32);
+        }
+    }
+
+    /// Writes the values of `range` to the rows `rows` of the results.
+    pub(crate) fn publish(&self, range: Range<usize>, rows: &[usize], scores: &mut Scores) {
+        for (at, row) in range.zip(rows) {
+            scores.logp[*row] = self.logp[at] as f32;
+            scores.entropy[*row] = self.entropy[at] as f32;
+        }
+    }
+
+    /// The loss of the active positions `span`, whose state starts at `at`.
+    pub(crate) fn evaluate(&mut self, evaluator: &Evaluator<'_>, span: Range<usize>, at: usize, totals: &mut Totals) {
+        let r = at..at + span.len();
+        let (dlogp, dentropy) = (&mut self.dlogp[r.clone()], &mut self.dentropy[r.clone()]);
+        evaluator.evaluate(span, &self.logp[r.clone()], &self.entropy[r], dlogp, dentropy, totals);
+    }
+
+    /// Whether anything flows back through the token. NaN flows.
+    pub(crate) fn is_live(&self, at: usize) -> bool {
+        self.dlogp[at] != 0.0 || self.dentropy[at] != 0.0
+    }
+
+    pub(crate) fn slope(&self, at: usize, scales: &Scales) -> Slope {
+        self.rows[at].slope(scales, self.dlogp[at], self.dentropy[at])
+    }
+}
+
+/// How the active positions of a batch are cut so that a chunk's gradient follows from the chunk alone.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Chunks<'a> {
+    /// Any cut will do: the loss is token-level.
+    Anywhere,
+    /// Whole sequences, given their first positions `[B + 1]`: each fits a chunk.
+    Sequences(&'a [usize]),
+    /// No cut will do: a sequence is longer than a chunk. All log-probabilities must be known first.
+    ScoreFirst,
+}
+
+impl<'a> Chunks<'a> {
+    pub(crate) fn new(loss: &LossConfig, starts: &'a [usize], chunk: usize) -> Self {
+        if loss.is_token_level() {
+            Self::Anywhere
+        } else if starts.windows(2).all(|s| s[1] - s[0] <= chunk) {
+            Self::Sequences(starts)
+        } else {
+            Self::ScoreFirst
+        }
+    }
+
+    /// The chunk of at most `chunk` positions that starts at `start < total`.
+    pub(crate) fn next(&self, start: usize, total: usize, chunk: usize) -> Range<usize> {
+        let end = total.min(start + chunk);
+        match self {
+            Self::Anywhere | Self::ScoreFirst => start..end,
+            Self::Sequences(starts) => start..starts[starts.partition_point(|s| *s <= end) - 1],
+        }
+    }
+}
+
+/// Zeros for every token of the batch.
+pub(crate) fn empty_scores(batch: &TokenBatch) -> Scores {
+    Scores { logp: vec![0.0; batch.tokens()], entropy: vec![0.0; batch.tokens()] }
+}
