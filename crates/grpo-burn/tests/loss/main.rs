@@ -1,0 +1,13 @@
+//! The burn operation against burn's own autodiff of a plain formulation, and what it promises besides.
+//!
+//! Legend: N tokens (rows), B sequences, H hidden size, V vocabulary.
+
+mod bf16;
+mod case;
+mod errors;
+mod graph;
+mod logits;
+mod parity;
+mod plain;
+mod planning;
+mod spy;

@@ -1,0 +1,52 @@
+//! A backend that writes down what it was asked for.
+
+use backend_cpu::CpuBackend;
+use grpo_core::{
+    Backend, Error, GradsMut, LossOutput, LossPlan, MemoryReport, PlanRequest, PolicyInput, Scores, TokenBatch,
+};
+use std::sync::{Arc, Mutex};
+
+/// The CPU backend, watched.
+#[derive(Default)]
+pub(crate) struct Spy {
+    backend: CpuBackend,
+    pub(crate) requests: Mutex<Vec<PlanRequest>>,
+    /// Per gradient call: whether logits were given to be overwritten.
+    pub(crate) in_place: Arc<Mutex<Vec<bool>>>,
+}
+
+struct SpyPlan {
+    plan: Box<dyn LossPlan>,
+    in_place: Arc<Mutex<Vec<bool>>>,
+}
+
+impl Backend for Spy {
+    fn name(&self) -> &str {
+        "spy"
+    }
+
+    fn plan(&self, request: &PlanRequest) -> Result<Box<dyn LossPlan>, Error> {
+        self.requests.lock().unwrap().push(request.clone());
+        Ok(Box::new(SpyPlan { plan: self.backend.plan(request)?, in_place: self.in_place.clone() }))
+    }
+}
+
+impl LossPlan for SpyPlan {
+    fn score(&mut self, policy: PolicyInput<'_>, batch: &TokenBatch) -> Result<Scores, Error> {
+        self.plan.score(policy, batch)
+    }
+
+    fn value_and_grad(
+        &mut self,
+        policy: PolicyInput<'_>,
+        batch: &TokenBatch,
+        grads: GradsMut<'_>,
+    ) -> Result<LossOutput, Error> {
+        self.in_place.lock().unwrap().push(matches!(policy, PolicyInput::LogitsInPlace(_)));
+        self.plan.value_and_grad(policy, batch, grads)
+    }
+
+    fn memory(&self) -> MemoryReport {
+        self.plan.memory()
+    }
+}
