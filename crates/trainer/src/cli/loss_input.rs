@@ -1,0 +1,53 @@
+//! What `grpo parity` and `grpo loss` have in common: a batch file, and options on how to evaluate it.
+
+use anyhow::Context;
+use clap::ValueEnum;
+use grpo_core::{BatchFile, Dtype, LossConfig};
+use std::path::{Path, PathBuf};
+use trainer::config_layers::Layers;
+
+/// Options on how to evaluate a batch file.
+#[derive(Debug, clap::Args)]
+pub(crate) struct LossInput {
+    /// Backend to evaluate on.
+    #[arg(long, default_value = "cpu")]
+    pub(crate) backend: String,
+    /// Round the policy's tensors to this dtype first [default: the file's own].
+    #[arg(long, value_enum)]
+    pub(crate) dtype: Option<DtypeArg>,
+    /// Loss configuration (YAML or JSON, as in configs/loss/) that replaces the file's own.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+}
+
+/// Element types on the command line.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum DtypeArg {
+    F32,
+    Bf16,
+}
+
+impl From<DtypeArg> for Dtype {
+    fn from(arg: DtypeArg) -> Self {
+        match arg {
+            DtypeArg::F32 => Self::F32,
+            DtypeArg::Bf16 => Self::Bf16,
+        }
+    }
+}
+
+impl LossInput {
+    /// The loss that replaces the file's, if one was named.
+    pub(crate) fn loss(&self) -> anyhow::Result<Option<LossConfig>> {
+        let Some(path) = &self.config else { return Ok(None) };
+        let loss: LossConfig = Layers::new().file(path)?.resolve()?;
+        loss.validate().with_context(|| path.display().to_string())?;
+        Ok(Some(loss))
+    }
+}
+
+/// Reads a batch file.
+pub(crate) fn read(path: &Path) -> anyhow::Result<BatchFile> {
+    let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    BatchFile::parse(&bytes).with_context(|| path.display().to_string())
+}

@@ -1,0 +1,108 @@
+//! `grpo parity`: an implementation of the loss against batch files and the f64 oracle.
+
+use super::{Outcome, emit, loss_input::LossInput};
+use anyhow::Context;
+use grpo_core::parity::Tolerances;
+use grpo_core::{Dtype, Implementation};
+use std::path::PathBuf;
+use trainer::parity::{self, Check, FileReport};
+
+/// Arguments of `grpo parity`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Batch files (grpo-batch/1: safetensors with hidden and lm_head, or logits).
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    #[command(flatten)]
+    input: LossInput,
+    /// Implementation to check.
+    #[arg(long, value_parser = ["reference", "logits", "fused", "all"], default_value = "all")]
+    implementation: String,
+    /// Bound on loss, logp and entropy, relative to their scale (at least 1), instead of the dtype's.
+    #[arg(long, value_name = "X")]
+    tolerance: Option<f64>,
+    /// Bound on gradients, relative to their largest entry, instead of the dtype's.
+    #[arg(long, value_name = "X")]
+    gradient_tolerance: Option<f64>,
+    /// Print one JSON document instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
+    let backend = parity::backend(&args.input.backend)?;
+    let implementations = match Implementation::from_name(&args.implementation) {
+        Some(one) => vec![one],
+        None => Implementation::ALL.to_vec(),
+    };
+    let loss = args.input.loss()?;
+    let mut reports = Vec::with_capacity(args.files.len());
+    for path in &args.files {
+        let file = super::loss_input::read(path)?;
+        let dtype = args.input.dtype.map(Dtype::from);
+        let mut tolerances = Tolerances::of(dtype.unwrap_or(file.policy_spec().dtype()));
+        if let Some(bound) = args.tolerance {
+            (tolerances.loss, tolerances.logp, tolerances.entropy) = (bound, bound, bound);
+        }
+        tolerances.gradient = args.gradient_tolerance.unwrap_or(tolerances.gradient);
+        let check = Check {
+            skip_unsupported: implementations.len() > 1,
+            implementations: implementations.clone(),
+            dtype,
+            loss: loss.clone(),
+            tolerances: Some(tolerances),
+        };
+        let name = path.display().to_string();
+        let report = parity::check(backend.as_ref(), &name, &file, &check).with_context(|| name.clone())?;
+        reports.push(report);
+    }
+    let passed = reports.iter().all(FileReport::passed);
+    if args.json {
+        let document = serde_json::json!({ "backend": backend.name(), "passed": passed, "files": reports });
+        emit(&format!("{}\n", serde_json::to_string_pretty(&document)?))?;
+    } else {
+        emit(&text(&reports, passed))?;
+    }
+    Ok(if passed { Outcome::Done } else { Outcome::CheckFailed })
+}
+
+fn text(reports: &[FileReport], passed: bool) -> String {
+    let mut out = String::new();
+    for report in reports {
+        let mut table = comfy_table::Table::new();
+        table.load_style(comfy_table::presets::NOTHING);
+        table.set_header(["implementation", "against", "tensor", "max abs", "max rel", "tolerance", ""]);
+        for row in &report.rows {
+            let c = &row.comparison;
+            let verdict = if row.passed {
+                "ok".to_owned()
+            } else {
+                format!("FAIL at {}: expected {:.9e}, got {:.9e}", c.at, c.expected, c.found)
+            };
+            table.add_row([
+                row.implementation.to_owned(),
+                row.against.to_owned(),
+                c.name.clone(),
+                format!("{:.2e}", c.max_abs),
+                format!("{:.2e}", c.max_rel),
+                format!("{:.0e}", c.tolerance),
+                verdict,
+            ]);
+        }
+        out.push_str(&format!("{} ({})\n{table}\n", report.file, report.dtype.name()));
+        for note in &report.notes {
+            out.push_str(&format!("note: {note}\n"));
+        }
+        out.push('\n');
+    }
+    let rows: usize = reports.iter().map(|r| r.rows.len()).sum();
+    let failed: usize = reports.iter().flat_map(|r| &r.rows).filter(|row| !row.passed).count();
+    let empty = reports.iter().filter(|r| r.rows.is_empty()).count();
+    out.push_str(&format!(
+        "{}: {} files, {rows} comparisons, {failed} out of tolerance{}\n",
+        if passed { "PASS" } else { "FAIL" },
+        reports.len(),
+        if empty > 0 { format!(", {empty} files in which nothing could be compared") } else { String::new() },
+    ));
+    out
+}

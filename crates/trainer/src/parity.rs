@@ -1,0 +1,242 @@
+//! Checking an implementation of the loss on batch files: against what the file expects, and against the f64 oracle.
+
+use crate::{Error, Result};
+use backend_cpu::reference;
+use grpo_core::format::{Policy, Tensor};
+use grpo_core::parity::{Comparison, Tolerances, Values};
+use grpo_core::{
+    Backend, BatchFile, Dtype, GradientSpec, GradsMut, Implementation, LossConfig, Metrics, PlanRequest, Tiling,
+};
+use serde::Serialize;
+use std::sync::Arc;
+
+/// Names that [`backend`] knows.
+pub const BACKENDS: [&str; 1] = ["cpu"];
+
+/// The backend called `name`.
+///
+/// # Errors
+/// [`Error::Argument`] that lists the known names.
+pub fn backend(name: &str) -> Result<Arc<dyn Backend>> {
+    match name {
+        "cpu" => Ok(Arc::new(backend_cpu::CpuBackend::new())),
+        other => Err(Error::argument("backend", format!("one of {}", BACKENDS.join(", ")), format!("`{other}`"))),
+    }
+}
+
+/// Everything one evaluation gives.
+#[derive(Clone, Debug)]
+pub struct Evaluated {
+    /// Loss, per-token values and gradients, widened.
+    pub values: Values,
+    /// TRL's metrics.
+    pub metrics: Metrics,
+}
+
+/// Evaluates `loss` on the batch of `file` with the given implementation; `policy` is the file's own, or a rounding of
+/// it.
+///
+/// # Errors
+/// Those of [`Backend::plan`] and of the plan's call.
+pub fn evaluate(
+    backend: &dyn Backend,
+    implementation: Implementation,
+    loss: &LossConfig,
+    file: &BatchFile,
+    policy: &Policy,
+) -> Result<Evaluated> {
+    let has_bias = matches!(policy, Policy::Hidden { bias: Some(_), .. });
+    let mut plan = backend.plan(&PlanRequest {
+        loss: loss.clone(),
+        implementation,
+        tiling: Tiling::default(),
+        max_tokens: file.batch.tokens(),
+        policy: policy.spec(file.hidden, file.vocab),
+        gradients: GradientSpec { hidden: true, lm_head: true, bias: has_bias },
+    })?;
+    let (n, v) = (file.batch.tokens(), file.vocab);
+    let is_hidden = matches!(policy, Policy::Hidden { .. });
+    let zeros = |wanted: bool, elements: usize| wanted.then(|| vec![0.0_f32; elements]);
+    let mut grad_hidden = zeros(is_hidden, n * file.hidden);
+    let mut grad_lm_head = zeros(is_hidden, v * file.hidden);
+    let mut grad_bias = zeros(has_bias, v);
+    let mut grad_logits = zeros(!is_hidden, n * v);
+    let output = plan.value_and_grad(
+        policy.as_input(),
+        &file.batch,
+        GradsMut {
+            hidden: grad_hidden.as_deref_mut().map(Into::into),
+            lm_head: grad_lm_head.as_deref_mut().map(Into::into),
+            bias: grad_bias.as_deref_mut().map(Into::into),
+            logits: grad_logits.as_deref_mut().map(Into::into),
+        },
+    )?;
+    let values = Values {
+        loss: Some(output.loss),
+        logp: Some(widen(&output.scores.logp)),
+        entropy: Some(widen(&output.scores.entropy)),
+        grad_hidden: grad_hidden.as_deref().map(widen),
+        grad_lm_head: grad_lm_head.as_deref().map(widen),
+        grad_bias: grad_bias.as_deref().map(widen),
+        grad_logits: grad_logits.as_deref().map(widen),
+    };
+    Ok(Evaluated { values, metrics: output.metrics })
+}
+
+/// Evaluates `loss` densely in f64.
+///
+/// # Errors
+/// Those of [`reference::evaluate`].
+pub fn oracle(loss: &LossConfig, file: &BatchFile, policy: &Policy) -> Result<Evaluated> {
+    let f64s = |tensor: &Tensor| match tensor {
+        Tensor::F32(v) => widen(v),
+        Tensor::Bf16(v) => v.iter().map(|x| x.to_f64()).collect(),
+    };
+    let is_hidden = matches!(policy, Policy::Hidden { .. });
+    let result = match policy {
+        Policy::Logits(logits) => {
+            let logits = f64s(logits);
+            reference::evaluate(loss, &reference::Policy::Logits { logits: &logits, vocab: file.vocab }, &file.batch)?
+        }
+        Policy::Hidden { hidden, lm_head, bias } => {
+            let (hidden, lm_head, bias) = (f64s(hidden), f64s(lm_head), bias.as_ref().map(f64s));
+            let policy = reference::Policy::Hidden {
+                hidden: &hidden,
+                lm_head: &lm_head,
+                bias: bias.as_deref(),
+                layout: grpo_core::HeadLayout::VocabHidden,
+                vocab: file.vocab,
+            };
+            reference::evaluate(loss, &policy, &file.batch)?
+        }
+    };
+    let some = |wanted: bool, values: Vec<f64>| wanted.then_some(values);
+    let values = Values {
+        loss: Some(result.loss),
+        logp: Some(result.logp),
+        entropy: Some(result.entropy),
+        grad_bias: some(!result.grad_bias.is_empty(), result.grad_bias),
+        grad_hidden: some(is_hidden, result.grad_hidden),
+        grad_lm_head: some(is_hidden, result.grad_lm_head),
+        grad_logits: some(!is_hidden, result.grad_logits),
+    };
+    Ok(Evaluated { values, metrics: result.metrics })
+}
+
+fn widen(values: &[f32]) -> Vec<f64> {
+    values.iter().map(|v| f64::from(*v)).collect()
+}
+
+/// What is compared, how strictly.
+#[derive(Clone, Debug)]
+pub struct Check {
+    /// Implementations to evaluate.
+    pub implementations: Vec<Implementation>,
+    /// Leave out implementations that cannot take the file's policy (logits have no head to fuse) instead of failing.
+    pub skip_unsupported: bool,
+    /// Round hidden states and head (or logits) to this dtype first; `None` keeps the file's.
+    pub dtype: Option<Dtype>,
+    /// Replaces the file's loss; its `expected.*` is then of another loss and not compared.
+    pub loss: Option<LossConfig>,
+    /// Replaces the tolerances of the dtype.
+    pub tolerances: Option<Tolerances>,
+}
+
+impl Default for Check {
+    fn default() -> Self {
+        Self {
+            implementations: Implementation::ALL.to_vec(),
+            skip_unsupported: true,
+            dtype: None,
+            loss: None,
+            tolerances: None,
+        }
+    }
+}
+
+/// The comparisons of one file.
+#[derive(Clone, Debug, Serialize)]
+pub struct FileReport {
+    /// The file, as the caller calls it.
+    pub file: String,
+    /// Dtype that the policy was evaluated in.
+    pub dtype: Dtype,
+    /// Comparisons.
+    pub rows: Vec<Row>,
+    /// What was not compared, and why.
+    pub notes: Vec<String>,
+}
+
+impl FileReport {
+    /// Whether everything that was compared is within tolerance. A file in which nothing was compared has not passed.
+    pub fn passed(&self) -> bool {
+        !self.rows.is_empty() && self.rows.iter().all(|row| row.comparison.passed())
+    }
+}
+
+/// One tensor of one implementation against one truth.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// `reference`, `logits`, `fused`, or `oracle` for the oracle's own row.
+    pub implementation: &'static str,
+    /// `expected` (the file's) or `oracle` (f64, dense).
+    pub against: &'static str,
+    /// The numbers.
+    #[serde(flatten)]
+    pub comparison: Comparison,
+    /// Whether they are within tolerance.
+    pub passed: bool,
+}
+
+/// Checks one file.
+///
+/// Every implementation is compared with the f64 oracle on the same rounded inputs, and with the file's `expected.*`
+/// where that is meaningful; the oracle itself is compared with `expected.*` too.
+///
+/// # Errors
+/// [`grpo_core::Error::Unsupported`] for an implementation that cannot take the file's policy (unless skipped), and
+/// those of [`evaluate`].
+pub fn check(backend: &dyn Backend, name: &str, file: &BatchFile, check: &Check) -> Result<FileReport> {
+    let dtype = check.dtype.unwrap_or(file.policy_spec().dtype());
+    let policy = file.policy.to_dtype(dtype);
+    let loss = check.loss.as_ref().unwrap_or(&file.loss);
+    let tolerances = check.tolerances.unwrap_or(Tolerances::of(dtype));
+    let active = file.batch.active_rows();
+    let mut report = FileReport { file: name.to_owned(), dtype, rows: Vec::new(), notes: Vec::new() };
+
+    let same_loss = *loss == file.loss;
+    let exact = policy.to_dtype(Dtype::F32) == file.policy.to_dtype(Dtype::F32);
+    if file.expected == Values::default() {
+        report.notes.push("the file has no expected.*: compared with the oracle only".into());
+    } else if !same_loss {
+        report.notes.push("expected.* is of the file's own loss: compared with the oracle only".into());
+    } else if !exact {
+        let note = format!("rounding to {} changes the inputs, so expected.* no longer applies", dtype.name());
+        report.notes.push(note);
+    }
+    let expected = (same_loss && exact).then_some(&file.expected);
+    let oracle = oracle(loss, file, &policy)?.values;
+    let add = |report: &mut FileReport, implementation, against, truth: &Values, found: &Values| {
+        for comparison in truth.compare(found, active, &tolerances) {
+            report.rows.push(Row { implementation, against, passed: comparison.passed(), comparison });
+        }
+    };
+    if let Some(expected) = expected {
+        add(&mut report, "oracle", "expected", expected, &oracle);
+    }
+    for implementation in &check.implementations {
+        let found = match evaluate(backend, *implementation, loss, file, &policy) {
+            Ok(evaluated) => evaluated.values,
+            Err(Error::Loss(error @ grpo_core::Error::Unsupported { .. })) if check.skip_unsupported => {
+                report.notes.push(format!("{} was not evaluated: {error}", implementation.name()));
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        if let Some(expected) = expected {
+            add(&mut report, implementation.name(), "expected", expected, &found);
+        }
+        add(&mut report, implementation.name(), "oracle", &oracle, &found);
+    }
+    Ok(report)
+}
