@@ -10,11 +10,14 @@ use grpo_core::advantages::AdvantageConfig;
 use serde::{Deserialize, Serialize};
 
 pub use crate::model::ModelConfig;
+pub use crate::run::options::RunOptions;
 
-/// A whole run: `seed` and this are all that its numbers depend on.
+/// A whole run: all that its numbers depend on, and `run`, on which they do not.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrainConfig {
+    /// What is saved and shown; the numbers do not depend on it.
+    pub run: RunOptions,
     /// Seed of everything random: weights, problems, samples.
     pub seed: u64,
     /// The policy.
@@ -41,6 +44,7 @@ pub struct TrainConfig {
 impl Default for TrainConfig {
     fn default() -> Self {
         Self {
+            run: RunOptions::default(),
             seed: 0,
             model: ModelConfig::default(),
             data: DataConfig::default(),
@@ -354,6 +358,7 @@ impl TrainConfig {
     /// # Errors
     /// [`Error::Config`] that names the key and says why; [`Error::Loss`] for the loss section.
     pub fn validate(&self) -> Result<()> {
+        self.run.validate()?;
         self.model.validate()?;
         let vocab = Tokenizer::VOCAB_SIZE;
         check(

@@ -3,6 +3,11 @@
 //! A subcommand is a file with `Args` (what clap parses) and `run(Args) -> anyhow::Result<Outcome>`. Standard output
 //! carries results, standard error carries logs and errors.
 
+mod display;
+mod layers;
+mod loss;
+mod loss_input;
+mod parity;
 mod train;
 
 use clap::{Parser, Subcommand};
@@ -22,6 +27,10 @@ struct Cli {
 enum Command {
     /// Train a small model on verifiable tasks, end to end.
     Train(train::Args),
+    /// Check implementations of the loss on batch files: against the file's expected.* and the f64 oracle.
+    Parity(parity::Args),
+    /// Evaluate the loss of a batch file; write loss, log-probabilities, entropies and gradients.
+    Loss(loss::Args),
 }
 
 /// How a command that did not fail ended.
@@ -30,7 +39,6 @@ pub(crate) enum Outcome {
     /// What was asked for is done.
     Done,
     /// The command worked, and what it checked does not hold.
-    #[allow(dead_code, reason = "the commands that check something are being added")]
     CheckFailed,
 }
 
@@ -43,6 +51,8 @@ pub(crate) fn main() -> ExitCode {
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
     let result = match cli.command {
         Command::Train(args) => train::run(args),
+        Command::Parity(args) => parity::run(args),
+        Command::Loss(args) => loss::run(args),
     };
     match result {
         Ok(Outcome::Done) => ExitCode::SUCCESS,

@@ -1,10 +1,27 @@
 //! `grpo train`.
 
-use super::Outcome;
+use super::display::Display;
+use super::layers::LayerArgs;
+use super::{Outcome, emit};
+use anyhow::Context;
+use std::io::Write;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use trainer::TrainConfig;
+use trainer::config_layers::{Layers, to_yaml};
+use trainer::run::{Ending, Run};
+
+/// What runs when no file is named, from wherever the binary is called.
+const DEFAULT_CONFIG: (&str, &str) =
+    ("configs/train/arithmetic.yaml (built in)", include_str!("../../../../configs/train/arithmetic.yaml"));
 
 /// Arguments of `grpo train`.
 #[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Without --config the built-in configs/train/arithmetic.yaml is used. Later layers win: defaults, \
+    file, environment (GRPO__LOSS__BETA=0.1), --set loss.beta=0.1."
+)]
 pub(crate) struct Args {
     #[command(flatten)]
     layers: LayerArgs,
@@ -25,18 +42,43 @@ pub(crate) struct Args {
     quiet: bool,
 }
 
-/// Where a configuration comes from; every subcommand that reads one has these.
-#[derive(Debug, clap::Args)]
-pub(crate) struct LayerArgs {
-    /// YAML or JSON file.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) config: Option<PathBuf>,
-    /// One key, after the file and the environment (`GRPO__A__B=value`); repeatable.
-    #[arg(long, value_name = "A.B=VALUE")]
-    pub(crate) set: Vec<String>,
-}
-
 /// Trains, resumes, or prints the configuration.
 pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
-    anyhow::bail!("not wired up yet: {args:?}")
+    if args.print_config {
+        let config: TrainConfig = match &args.resume {
+            Some(run) => Layers::new().file(&run.join("config.yaml"))?.resolve()?,
+            None => args.layers.resolve(DEFAULT_CONFIG)?,
+        };
+        config.validate()?;
+        emit(&to_yaml(&config)?)?;
+        return Ok(Outcome::Done);
+    }
+    let mut run = match &args.resume {
+        Some(path) => Run::resume(path, args.from.as_deref())?,
+        None => Run::start(args.layers.resolve(DEFAULT_CONFIG)?, args.run_dir.as_deref())?,
+    };
+    let stop = stop_on_signal()?;
+    let root = run.dir().root().to_owned();
+    let mut display = Display::new(args.quiet);
+    let ending = run.run(&mut display, &stop).inspect_err(|_| display.clear())?;
+    match ending {
+        Ending::Finished(summary) => display.finished(&summary, run.dir())?,
+        Ending::Stopped { checkpoint } => display.stopped(&checkpoint, &root)?,
+    }
+    Ok(Outcome::Done)
+}
+
+/// A flag that the first SIGINT or SIGTERM sets; the second one ends the process.
+fn stop_on_signal() -> anyhow::Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&stop);
+    ctrlc::set_handler(move || {
+        if flag.swap(true, Ordering::Relaxed) {
+            // 128 + SIGINT, as shells count. Checkpoints are atomic, so nothing is lost but the present step.
+            std::process::exit(130);
+        }
+        let _ = writeln!(std::io::stderr(), "\nstopping after this step; once more to quit at once");
+    })
+    .context("cannot handle Ctrl-C")?;
+    Ok(stop)
 }

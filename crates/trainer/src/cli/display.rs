@@ -1,0 +1,290 @@
+//! What a person sees of a run: a bar and tables on a terminal, plain lines elsewhere.
+
+use super::emit;
+use comfy_table::{CellAlignment, Table, presets};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::fmt::Write;
+use std::io::IsTerminal;
+use std::path::Path;
+use std::time::{Duration, Instant};
+use trainer::run::dir::RunDir;
+use trainer::run::jsonl::{CompletionRow, MetricsRow, RowKind};
+use trainer::run::summary::Summary;
+use trainer::run::{Event, Observer};
+
+/// Lines that a phase gets where there is no terminal.
+const LINES_PER_PHASE: u64 = 20;
+/// A slow phase says something this often.
+const LONGEST_SILENCE: Duration = Duration::from_secs(15);
+
+/// Shows a run.
+pub(crate) struct Display {
+    quiet: bool,
+    /// Drawn on a terminal only.
+    bar: Option<ProgressBar>,
+    terminal: bool,
+    phase: Phase,
+    last_line: Instant,
+}
+
+/// The phase that runs, for lines.
+struct Phase {
+    first: u64,
+    steps: u64,
+    began: Instant,
+}
+
+impl Display {
+    pub(crate) fn new(quiet: bool) -> Self {
+        let now = Instant::now();
+        let phase = Phase { first: 0, steps: 1, began: now };
+        Self { quiet, bar: None, terminal: std::io::stdout().is_terminal(), phase, last_line: now }
+    }
+
+    /// Takes the bar away, so that what follows stands on a line of its own.
+    pub(crate) fn clear(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+
+    /// The end of a run that is done.
+    pub(crate) fn finished(&mut self, summary: &Summary, dir: &RunDir) -> anyhow::Result<()> {
+        self.clear();
+        if self.quiet { Ok(()) } else { emit(&summary_text(summary, dir)) }
+    }
+
+    /// The end of a run that was asked to stop.
+    pub(crate) fn stopped(&mut self, checkpoint: &Path, root: &Path) -> anyhow::Result<()> {
+        self.clear();
+        if self.quiet {
+            return Ok(());
+        }
+        let (checkpoint, root) = (checkpoint.display(), root.display());
+        emit(&format!("stopped; saved {checkpoint}\ncontinue with: grpo train --resume {root}\n"))
+    }
+
+    /// A line above the bar, or just a line.
+    fn line(&self, text: &str) {
+        match &self.bar {
+            _ if self.quiet => {}
+            Some(bar) => bar.println(text),
+            // Whoever reads may have gone; the run goes on.
+            None => drop(emit(&format!("{text}\n"))),
+        }
+    }
+
+    fn begin_phase(&mut self, kind: RowKind, done: u64, steps: u64) {
+        let title = match kind {
+            RowKind::Warmup => "warm-up (supervised)",
+            RowKind::Grpo => "GRPO",
+            // An evaluation is short: it shows on the bar only.
+            RowKind::Eval => {
+                if let Some(bar) = &self.bar {
+                    bar.set_message("evaluating held-out problems ...");
+                }
+                return;
+            }
+        };
+        self.clear();
+        self.phase = Phase { first: done, steps, began: Instant::now() };
+        self.line(&format!("{title}: step {} of {steps}", done + 1));
+        if self.terminal && !self.quiet {
+            let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stdout()).with_position(done);
+            let template = "{prefix:8} {bar:24.cyan/dim} {pos:>5}/{len}  {elapsed_precise} (left {eta:>4})  {wide_msg}";
+            if let Ok(style) = ProgressStyle::with_template(template) {
+                bar.set_style(style.progress_chars("━╸─"));
+            }
+            bar.set_prefix(if kind == RowKind::Warmup { "warm-up" } else { "GRPO" });
+            bar.enable_steady_tick(Duration::from_millis(200));
+            self.bar = Some(bar);
+        }
+    }
+
+    fn row(&mut self, row: &MetricsRow) {
+        if row.phase == RowKind::Eval {
+            self.line(&eval_line(row));
+            return;
+        }
+        let message = step_message(row);
+        if let Some(bar) = &self.bar {
+            bar.set_position(row.step);
+            bar.set_message(message);
+            return;
+        }
+        let Phase { first, steps, began } = self.phase;
+        let every = (steps / LINES_PER_PHASE).max(1);
+        let due = row.step == first + 1 || row.step == steps || row.step.is_multiple_of(every);
+        if due || self.last_line.elapsed() > LONGEST_SILENCE {
+            self.last_line = Instant::now();
+            let name = if row.phase == RowKind::Warmup { "warm-up" } else { "grpo" };
+            let per_step = began.elapsed().as_secs_f64() / row.step.saturating_sub(first).max(1) as f64;
+            let left = duration(per_step * steps.saturating_sub(row.step) as f64);
+            self.line(&format!("{name:8} {:>5}/{steps}  {message}  left {left}", row.step));
+        }
+    }
+}
+
+impl Observer for Display {
+    fn event(&mut self, event: Event<'_>) {
+        match event {
+            Event::Started { dir, config, parameters, resumed, set_aside } => {
+                let from = resumed.map(|p| format!(", continued from {p}")).unwrap_or_default();
+                self.line(&format!("run {}{from}: {parameters} weights, seed {}", dir.display(), config.seed));
+                let (grpo, warmup) = (&config.grpo, config.warmup.steps);
+                self.line(&format!(
+                    "plan: {warmup} warm-up steps, then {} GRPO steps of {} prompts x {} samples; Ctrl-C saves and stops",
+                    grpo.max_steps, grpo.prompts_per_step, grpo.num_generations
+                ));
+                for path in set_aside {
+                    self.line(&format!("kept a later checkpoint as {}", path.display()));
+                }
+            }
+            Event::Phase { kind, done, steps } => self.begin_phase(kind, done, steps),
+            Event::Row(row) => self.row(row),
+            Event::Completions(rows) if self.terminal => self.line(&completions_table(rows)),
+            Event::Completions(_) => {}
+            Event::Saved(path) => tracing::info!("saved {}", path.display()),
+        }
+    }
+}
+
+fn step_message(row: &MetricsRow) -> String {
+    let mut text = String::new();
+    let mut add = |label: &str, name: &str, digits: usize| {
+        if let Some(value) = row.get(name) {
+            // A String takes whatever is written to it.
+            let _ = write!(text, "{}{label} {value:.digits$}", if text.is_empty() { "" } else { "  " });
+        }
+    };
+    add("reward", "reward", 3);
+    add("loss", "loss", 4);
+    if row.phase == RowKind::Grpo {
+        add("entropy", "entropy", 3);
+        add("kl", "kl", 4);
+    }
+    if let (Some(tokens), Some(seconds)) = (row.get("tokens"), row.get("step_time")) {
+        let _ = write!(text, "  {} tok/s", count(tokens / seconds.max(1e-9)));
+    }
+    text
+}
+
+fn eval_line(row: &MetricsRow) -> String {
+    let mut text = format!("eval at step {}: ", row.step);
+    let _ = write!(text, "pass@1 {:.1} %", 100.0 * row.get("eval/pass@1").unwrap_or(f64::NAN));
+    if let Some(reward) = row.get("eval/reward") {
+        let _ = write!(text, ", sampled reward {reward:.3}");
+    }
+    let _ = write!(text, " on {:.0} held-out problems", row.get("eval/problems").unwrap_or(0.0));
+    text
+}
+
+fn completions_table(rows: &[CompletionRow]) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    table.set_header(["step", "prompt", "completion", "right", "reward", "advantage"]);
+    for row in rows {
+        let cut = if row.truncated { " (cut off)" } else { "" };
+        table.add_row([
+            row.step.to_string(),
+            row.prompt.clone(),
+            format!("{}{cut}", row.completion),
+            row.answer.clone(),
+            row.reward.map_or("-".into(), |r| format!("{r:.2}")),
+            format!("{:+.2}", row.advantage),
+        ]);
+    }
+    align_right(&mut table, &[0, 4, 5]);
+    table.to_string()
+}
+
+fn summary_text(summary: &Summary, dir: &RunDir) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    table.set_header(["", "before GRPO", "after GRPO", "change"]);
+    for (name, before) in &summary.eval_before {
+        let Some(after) = summary.eval_after.get(name).filter(|_| name != "problems") else { continue };
+        let row = match name.strip_prefix("pass@1") {
+            Some(task) => {
+                let label = format!("held-out pass@1 (greedy){}", task.replace('/', " "));
+                let change = format!("{:+.1} points", 100.0 * (after - before));
+                [label, format!("{:.1} %", 100.0 * before), format!("{:.1} %", 100.0 * after), change]
+            }
+            None => plain_row(format!("held-out {name} (sampled)"), *before, *after),
+        };
+        table.add_row(row);
+    }
+    if let (Some(first), Some(last)) = (summary.reward_first, summary.reward_last) {
+        table.add_row(plain_row("training reward, first and last steps".into(), first, last));
+    }
+    align_right(&mut table, &[1, 2, 3]);
+    let mut text = format!("\n{table}\n");
+    let _ = writeln!(
+        text,
+        "{} GRPO steps after {} warm-up steps, {} tokens, {}",
+        summary.steps,
+        summary.warmup_steps,
+        count(summary.tokens as f64),
+        duration(summary.seconds)
+    );
+    for (what, path) in [
+        ("curves", dir.curves_path()),
+        ("metrics", dir.metrics_path()),
+        ("completions", dir.completions_path()),
+        ("checkpoints", dir.checkpoints_path()),
+        ("summary", dir.summary_path()),
+    ] {
+        let _ = writeln!(text, "  {what:12} {}", path.display());
+    }
+    text
+}
+
+fn plain_row(label: String, before: f64, after: f64) -> [String; 4] {
+    [label, format!("{before:.3}"), format!("{after:.3}"), format!("{:+.3}", after - before)]
+}
+
+fn align_right(table: &mut Table, columns: &[usize]) {
+    for index in columns {
+        if let Some(column) = table.column_mut(*index) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+}
+
+/// `1234567` as `1.2M`.
+fn count(value: f64) -> String {
+    match value {
+        v if v >= 1e6 => format!("{:.1}M", v / 1e6),
+        v if v >= 1e4 => format!("{:.0}k", v / 1e3),
+        v if v >= 1e3 => format!("{:.1}k", v / 1e3),
+        v => format!("{v:.0}"),
+    }
+}
+
+/// Seconds as `1 h 02 min`, `2 min 05 s` or `7 s`.
+fn duration(seconds: f64) -> String {
+    let seconds = seconds.max(0.0).round() as u64;
+    match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
+        (0, 0, s) => format!("{s} s"),
+        (0, m, s) => format!("{m} min {s:02} s"),
+        (h, m, _) => format!("{h} h {m:02} min"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_read_well() {
+        assert_eq!([7.4, 1234.0, 45_678.0, 2.5e6].map(count), ["7", "1.2k", "46k", "2.5M"]);
+        assert_eq!([0.4, 125.0, 3720.0].map(duration), ["0 s", "2 min 05 s", "1 h 02 min"]);
+    }
+
+    #[test]
+    fn a_step_shows_reward_loss_and_speed() {
+        let values = [("reward", 0.5), ("loss", 0.01), ("tokens", 3000.0), ("step_time", 0.5)];
+        let row = MetricsRow::new(RowKind::Grpo, 3, values);
+        assert_eq!(step_message(&row), "reward 0.500  loss 0.0100  6.0k tok/s");
+    }
+}

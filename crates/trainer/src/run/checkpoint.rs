@@ -1,0 +1,346 @@
+//! A checkpoint: a folder that is whole or absent, and that proves itself before it is used.
+//!
+//! | file | what |
+//! |---|---|
+//! | `model.safetensors` | weights of the policy, f32 |
+//! | `optimizer.safetensors` | AdamW's moments `exp_avg.NAME` and `exp_avg_sq.NAME` |
+//! | `reference.safetensors` | weights of the frozen reference, when the loss has a KL term |
+//! | `state.json` | counters, seed, hash of the configuration, lengths of the logs |
+//! | `SHA256SUMS` | of all of them, as `sha256sum -c` reads it |
+//!
+//! It is written under a temporary name, synced file by file and renamed, so that a crash leaves the last checkpoint as
+//! it was. Names sort in the order of a run: `warmup-000050` < `step-000000` < `step-000050`.
+
+use super::dir::sync_dir;
+use crate::error::{Error, LastGood, Result};
+use crate::model::NamedTensor;
+use crate::trainer::{Counters, TrainState};
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::fmt;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+
+/// Name and version of the format.
+pub const FORMAT: &str = "grpo-checkpoint/1";
+const STATE: &str = "state.json";
+const SUMS: &str = "SHA256SUMS";
+const MODEL: &str = "model.safetensors";
+const OPTIMIZER: &str = "optimizer.safetensors";
+const REFERENCE: &str = "reference.safetensors";
+/// What is being written or removed begins with this and is never read.
+const TEMPORARY: &str = ".tmp-";
+/// Largest state.json and SHA256SUMS; real ones are far below 4 KiB.
+const MAX_TEXT_BYTES: u64 = 1 << 16;
+
+/// Where in a run a checkpoint stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Position {
+    /// After this many warm-up steps.
+    Warmup(u64),
+    /// After this many GRPO steps and the evaluation that was due there.
+    Grpo(u64),
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Warmup(step) => write!(f, "warmup-{step:06}"),
+            Self::Grpo(step) => write!(f, "step-{step:06}"),
+        }
+    }
+}
+
+impl Position {
+    /// The position that `name` stands for.
+    pub fn from_name(name: &str) -> Option<Self> {
+        let (phase, step) = name.split_once('-')?;
+        let step = step.parse().ok()?;
+        let position = match phase {
+            "warmup" => Self::Warmup(step),
+            "step" => Self::Grpo(step),
+            _ => return None,
+        };
+        (position.to_string() == name).then_some(position)
+    }
+}
+
+/// state.json: what a run needs beside tensors.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedState {
+    /// [`FORMAT`].
+    pub format: String,
+    /// Name of the position.
+    pub position: String,
+    /// Step, optimizer step, data cursor. With the seed they are the whole state of everything random.
+    pub counters: Counters,
+    /// Seed of the run.
+    pub seed: u64,
+    /// SHA-256 of the configuration, without the section `run`.
+    pub config_sha256: String,
+    /// Threads of the computation; other counts may round differently.
+    pub threads: usize,
+    /// Seconds that the run has taken.
+    pub seconds: f64,
+    /// Length of metrics.jsonl in bytes.
+    pub metrics_bytes: u64,
+    /// Length of completions.jsonl in bytes.
+    pub completions_bytes: u64,
+}
+
+/// The checkpoints of a run.
+#[derive(Clone, Debug)]
+pub struct Checkpoints {
+    folder: PathBuf,
+}
+
+impl Checkpoints {
+    /// Those in `folder`, which need not exist yet.
+    pub fn new(folder: PathBuf) -> Self {
+        Self { folder }
+    }
+
+    /// Folder of the checkpoint at `position`.
+    pub fn path(&self, position: Position) -> PathBuf {
+        self.folder.join(position.to_string())
+    }
+
+    /// Positions of all checkpoints, oldest first.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn list(&self) -> Result<Vec<Position>> {
+        let mut positions: Vec<_> = self.names()?.iter().filter_map(|name| Position::from_name(name)).collect();
+        positions.sort_unstable();
+        Ok(positions)
+    }
+
+    /// Saves a checkpoint. One that is there already is replaced.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; nothing that was there before is lost then.
+    pub fn write(&self, position: Position, saved: &SavedState, state: &TrainState) -> Result<PathBuf> {
+        let (target, temporary) = (self.path(position), self.folder.join(format!("{TEMPORARY}{position}")));
+        let io = |action, path: &Path| {
+            let path = path.to_owned();
+            move |e| Error::Io { action, path, source: e }
+        };
+        std::fs::create_dir_all(&self.folder).map_err(io("create", &self.folder))?;
+        remove_if_there(&temporary)?;
+        std::fs::create_dir(&temporary).map_err(io("create", &temporary))?;
+
+        let json = serde_json::to_vec_pretty(saved).map_err(|e| Error::Text(format!("{STATE}: {e}")))?;
+        let mut files = vec![(MODEL, to_safetensors(&state.policy)?), (OPTIMIZER, to_safetensors(&state.optimizer)?)];
+        if !state.reference.is_empty() {
+            files.push((REFERENCE, to_safetensors(&state.reference)?));
+        }
+        files.push((STATE, json));
+        let sums: String = files.iter().map(|(name, bytes)| format!("{}  {name}\n", sha256(bytes))).collect();
+        files.push((SUMS, sums.into_bytes()));
+        for (name, bytes) in files {
+            let path = temporary.join(name);
+            File::create(&path)
+                .and_then(|mut file| file.write_all(&bytes).and_then(|()| file.sync_all()))
+                .map_err(io("write", &path))?;
+        }
+        sync_dir(&temporary)?;
+        self.set_aside(position)?;
+        std::fs::rename(&temporary, &target).map_err(io("rename to", &target))?;
+        sync_dir(&self.folder)?;
+        Ok(target)
+    }
+
+    /// Reads and proves a checkpoint.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] with the file and what is wrong with it.
+    pub fn read(&self, position: Position) -> Result<(SavedState, TrainState)> {
+        let path = self.path(position);
+        let read = |name: &str, limit| read_file(&path.join(name), limit);
+        let sums_path = path.join(SUMS);
+        let sums = parse_sums(&read(SUMS, MAX_TEXT_BYTES)?).map_err(|reason| damaged(&sums_path, reason))?;
+        let proven = |name: &str, limit| {
+            let bytes = read(name, limit)?;
+            let Some((_, expected)) = sums.iter().find(|(n, _)| n == name) else {
+                return Err(damaged(&sums_path, format!("it has no line for {name}")));
+            };
+            let found = sha256(&bytes);
+            if found != *expected {
+                let reason = format!("its {} bytes have SHA-256 {found}, but {SUMS} says {expected}", bytes.len());
+                return Err(damaged(&path.join(name), reason));
+            }
+            Ok(bytes)
+        };
+        let saved = parse_state(&proven(STATE, MAX_TEXT_BYTES)?).map_err(|r| damaged(&path.join(STATE), r))?;
+        if saved.position != position.to_string() {
+            let reason = format!("it was taken at {}: the folder was renamed", saved.position);
+            return Err(damaged(&path.join(STATE), reason));
+        }
+        let tensors =
+            |name: &str| parse_tensors(&proven(name, u64::MAX)?).map_err(|reason| damaged(&path.join(name), reason));
+        let has_reference = sums.iter().any(|(name, _)| name == REFERENCE);
+        let state = TrainState {
+            counters: saved.counters,
+            policy: tensors(MODEL)?,
+            optimizer: tensors(OPTIMIZER)?,
+            reference: if has_reference { tensors(REFERENCE)? } else { Vec::new() },
+        };
+        Ok((saved, state))
+    }
+
+    /// What to tell the user of a damaged checkpoint at `position`: the newest other one that is whole.
+    pub fn last_good(&self, position: Position) -> LastGood {
+        let positions = self.list().unwrap_or_default();
+        let mut others = positions.into_iter().rev().filter(|p| *p != position);
+        match others.find(|p| self.read(*p).is_ok()) {
+            Some(good) => LastGood::Checkpoint(good.to_string()),
+            None => LastGood::None,
+        }
+    }
+
+    /// Removes the oldest checkpoints until `limit` are left; 0 keeps all.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn prune(&self, limit: usize) -> Result<()> {
+        let positions = self.list()?;
+        if limit == 0 || positions.len() <= limit {
+            return Ok(());
+        }
+        for position in &positions[..positions.len() - limit] {
+            // Renamed first: a checkpoint that is half removed must not look like a damaged one.
+            let (path, temporary) = (self.path(*position), self.folder.join(format!("{TEMPORARY}removing")));
+            remove_if_there(&temporary)?;
+            std::fs::rename(&path, &temporary).map_err(|e| Error::io("remove", &path, e))?;
+            remove_if_there(&temporary)?;
+        }
+        Ok(())
+    }
+
+    /// Renames every checkpoint after `position`, because the run goes on from there; returns the new names.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn set_aside_after(&self, position: Option<Position>) -> Result<Vec<PathBuf>> {
+        let later = self.list()?.into_iter().filter(|p| position.is_none_or(|position| *p > position));
+        later.filter_map(|p| self.set_aside(p).transpose()).collect()
+    }
+
+    /// Removes what an interrupted write or removal has left.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn clean(&self) -> Result<()> {
+        let names = self.names()?;
+        names.iter().filter(|n| n.starts_with(TEMPORARY)).try_for_each(|n| remove_if_there(&self.folder.join(n)))
+    }
+
+    /// Renames the checkpoint at `position`, if there is one, to a name that no checkpoint has.
+    fn set_aside(&self, position: Position) -> Result<Option<PathBuf>> {
+        let path = self.path(position);
+        if !path.exists() {
+            return Ok(None);
+        }
+        let free = (1..u32::MAX).map(|n| self.folder.join(format!("{position}.old-{n}"))).find(|p| !p.exists());
+        let Some(aside) = free else { return Err(Error::Text(format!("no free name beside {}", path.display()))) };
+        std::fs::rename(&path, &aside).map_err(|e| Error::io("rename", &path, e))?;
+        Ok(Some(aside))
+    }
+
+    fn names(&self) -> Result<Vec<String>> {
+        let io = |e| Error::io("list", &self.folder, e);
+        if !self.folder.exists() {
+            return Ok(Vec::new());
+        }
+        let mut names = Vec::new();
+        for entry in std::fs::read_dir(&self.folder).map_err(io)? {
+            names.extend(entry.map_err(io)?.file_name().into_string());
+        }
+        Ok(names)
+    }
+}
+
+/// SHA-256 in hexadecimal.
+pub(crate) fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn damaged(path: &Path, reason: impl Into<String>) -> Error {
+    Error::Checkpoint { path: path.to_owned(), reason: reason.into(), last_good: None }
+}
+
+fn remove_if_there(path: &Path) -> Result<()> {
+    match std::fs::remove_dir_all(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", path, e)),
+        _ => Ok(()),
+    }
+}
+
+/// A file of at most `limit` bytes; memory grows with what is really read.
+fn read_file(path: &Path, limit: u64) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(limit.saturating_add(1)).read_to_end(&mut bytes));
+    match read {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Err(damaged(path, "the file is missing")),
+        Err(e) => Err(damaged(path, format!("it cannot be read: {e}"))),
+        Ok(_) if bytes.len() as u64 > limit => Err(damaged(path, format!("it is longer than {limit} bytes"))),
+        Ok(_) => Ok(bytes),
+    }
+}
+
+/// Lines `<hex>  <name>`.
+fn parse_sums(bytes: &[u8]) -> Result<Vec<(String, String)>, String> {
+    let text = std::str::from_utf8(bytes).map_err(|e| format!("it is not text: {e}"))?;
+    let mut sums = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        match line.split_once("  ") {
+            Some((sum, name)) if sum.len() == 64 => sums.push((name.to_owned(), sum.to_owned())),
+            _ => return Err(format!("line {} is not `<sha256>  <file>`", number + 1)),
+        }
+    }
+    Ok(sums)
+}
+
+fn parse_state(bytes: &[u8]) -> Result<SavedState, String> {
+    let value: serde_json::Value = serde_json::from_slice(bytes).map_err(|e| format!("it is not JSON: {e}"))?;
+    match value.get("format").and_then(serde_json::Value::as_str) {
+        Some(FORMAT) => {}
+        Some(other) => return Err(format!("it has format `{other}`, this program reads `{FORMAT}`")),
+        None => return Err(format!("it has no key `format` with `{FORMAT}`")),
+    }
+    serde_path_to_error::deserialize(value).map_err(|e| format!("key `{}`: {}", e.path(), e.inner()))
+}
+
+fn to_safetensors(tensors: &[NamedTensor]) -> Result<Vec<u8>> {
+    let refused = |e: safetensors::SafeTensorError| Error::Text(format!("safetensors: {e}"));
+    let bytes: Vec<Vec<u8>> =
+        tensors.iter().map(|t| t.data.iter().flat_map(|value| value.to_le_bytes()).collect()).collect();
+    let mut views = Vec::with_capacity(tensors.len());
+    for (tensor, bytes) in tensors.iter().zip(&bytes) {
+        let view = TensorView::new(Dtype::F32, tensor.shape.clone(), bytes).map_err(refused)?;
+        views.push((tensor.name.as_str(), view));
+    }
+    safetensors::serialize(views, None).map_err(refused)
+}
+
+fn parse_tensors(bytes: &[u8]) -> Result<Vec<NamedTensor>, String> {
+    let file = SafeTensors::deserialize(bytes).map_err(|e| format!("it is not a safetensors file: {e}"))?;
+    let mut views: Vec<_> = file.iter().collect();
+    views.sort_unstable_by_key(|(name, _)| *name);
+    views
+        .into_iter()
+        .map(|(name, view)| {
+            if view.dtype() != Dtype::F32 {
+                return Err(format!("tensor `{name}` is {:?}, expected F32", view.dtype()));
+            }
+            let data = view.data().as_chunks::<4>().0.iter().map(|chunk| f32::from_le_bytes(*chunk)).collect();
+            Ok(NamedTensor { name: name.to_owned(), shape: view.shape().to_vec(), data })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,163 @@
+use super::*;
+use proptest::prelude::*;
+
+fn state() -> TrainState {
+    let tensor = |name: &str, value: f32| NamedTensor {
+        name: name.to_owned(),
+        shape: vec![2, 2],
+        data: vec![value, -0.0, f32::MIN_POSITIVE, f32::MAX],
+    };
+    TrainState {
+        counters: Counters { warmup_steps: 5, grpo_steps: 7, optimizer_steps: 7, data_cursor: 900, num_tokens: 1234 },
+        policy: vec![tensor("a", 1.5), tensor("b", 2.5)],
+        optimizer: vec![tensor("exp_avg.a", 0.1)],
+        reference: vec![tensor("a", 3.5)],
+    }
+}
+
+fn saved(position: Position) -> SavedState {
+    SavedState {
+        format: FORMAT.into(),
+        position: position.to_string(),
+        counters: state().counters,
+        seed: u64::MAX,
+        config_sha256: sha256(b"x"),
+        threads: 2,
+        seconds: 1.25,
+        metrics_bytes: 10,
+        completions_bytes: 20,
+    }
+}
+
+fn write(steps: &[u64]) -> (tempfile::TempDir, Checkpoints) {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = Checkpoints::new(folder.path().join("checkpoints"));
+    for step in steps {
+        checkpoints.write(Position::Grpo(*step), &saved(Position::Grpo(*step)), &state()).unwrap();
+    }
+    (folder, checkpoints)
+}
+
+#[test]
+fn names_sort_in_the_order_of_a_run() {
+    let positions = [Position::Warmup(50), Position::Grpo(0), Position::Grpo(9), Position::Grpo(1_000_000)];
+    assert!(positions.is_sorted());
+    for position in positions {
+        assert_eq!(Position::from_name(&position.to_string()), Some(position));
+    }
+    for name in
+        ["step-1", "step-0000001", "step-", "step-+00001", "warm-000001", ".tmp-step-000001", "step-000001.old-1"]
+    {
+        assert_eq!(Position::from_name(name), None, "{name}");
+    }
+}
+
+#[test]
+fn a_checkpoint_reads_back_bit_for_bit_and_its_files_do_not_change() {
+    let (_folder, checkpoints) = write(&[3, 4]);
+    let (read, tensors) = checkpoints.read(Position::Grpo(3)).unwrap();
+    assert_eq!(read, saved(Position::Grpo(3)));
+    assert_eq!(tensors, state());
+    for name in [MODEL, OPTIMIZER, REFERENCE] {
+        let bytes = |step| std::fs::read(checkpoints.path(Position::Grpo(step)).join(name)).unwrap();
+        assert_eq!(bytes(3), bytes(4));
+    }
+}
+
+#[test]
+fn sums_are_those_of_sha256sum() {
+    assert_eq!(sha256(b"abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+}
+
+#[test]
+fn only_the_newest_are_kept_and_temporary_files_do_not_count() {
+    let (_folder, checkpoints) = write(&[1, 2, 3, 4]);
+    std::fs::create_dir(checkpoints.folder.join(".tmp-step-000009")).unwrap();
+    checkpoints.prune(2).unwrap();
+    assert_eq!(checkpoints.list().unwrap(), [Position::Grpo(3), Position::Grpo(4)]);
+    checkpoints.prune(0).unwrap();
+    assert_eq!(checkpoints.list().unwrap().len(), 2);
+    checkpoints.clean().unwrap();
+    assert_eq!(checkpoints.names().unwrap().len(), 2);
+}
+
+#[test]
+fn what_comes_after_is_renamed_not_removed() {
+    let (_folder, checkpoints) = write(&[1, 2, 3]);
+    let aside = checkpoints.set_aside_after(Some(Position::Grpo(1))).unwrap();
+    assert_eq!(checkpoints.list().unwrap(), [Position::Grpo(1)]);
+    assert!(aside.len() == 2 && aside.iter().all(|path| path.join(MODEL).exists()), "{aside:?}");
+}
+
+/// Every way to damage one file is found, says which file, and names the last good checkpoint.
+#[test]
+fn damage_is_found_and_named() {
+    for name in [MODEL, OPTIMIZER, REFERENCE, STATE, SUMS] {
+        for damage in ["truncate", "empty", "flip", "garbage", "remove", "grow"] {
+            let (_folder, checkpoints) = write(&[1, 2]);
+            let path = checkpoints.path(Position::Grpo(2)).join(name);
+            let mut bytes = std::fs::read(&path).unwrap();
+            match damage {
+                "truncate" => bytes.truncate(bytes.len() / 2),
+                "empty" => bytes.clear(),
+                "flip" => bytes[10] ^= 0x10,
+                "garbage" => bytes.fill(b'{'),
+                "grow" => bytes.push(b'x'),
+                _ => std::fs::remove_file(&path).unwrap(),
+            }
+            if damage != "remove" {
+                std::fs::write(&path, bytes).unwrap();
+            }
+            let text = checkpoints.read(Position::Grpo(2)).unwrap_err().to_string();
+            assert!(text.contains("step-000002"), "{name} {damage}: {text}");
+            // A damaged list of sums shows as a file that does not fit it, unless the list itself cannot be read.
+            assert!(name == SUMS || text.contains(name), "{name} {damage}: {text}");
+            assert_eq!(checkpoints.last_good(Position::Grpo(2)), LastGood::Checkpoint("step-000001".into()));
+        }
+    }
+    let (_folder, checkpoints) = write(&[1]);
+    assert_eq!(checkpoints.last_good(Position::Grpo(1)), LastGood::None);
+}
+
+#[test]
+fn another_format_or_a_renamed_folder_is_said() {
+    let (_folder, checkpoints) = write(&[1]);
+    std::fs::rename(checkpoints.path(Position::Grpo(1)), checkpoints.path(Position::Grpo(5))).unwrap();
+    assert!(checkpoints.read(Position::Grpo(5)).unwrap_err().to_string().contains("was renamed"));
+    assert!(parse_state(b"{\"format\": \"grpo-checkpoint/2\"}").unwrap_err().contains("this program reads"));
+    assert!(parse_state(b"{\"format\": \"grpo-checkpoint/1\"}").unwrap_err().contains("missing field"));
+    assert!(parse_state(b"[1]").unwrap_err().contains("no key `format`"));
+}
+
+#[test]
+fn a_header_cannot_ask_for_more_than_the_file_has() {
+    let huge = br#"{"a":{"dtype":"F32","shape":[1073741824,1073741824],"data_offsets":[0,4611686018427387904]}}"#;
+    let file = [&(huge.len() as u64).to_le_bytes()[..], huge].concat();
+    assert!(parse_tensors(&file).is_err());
+    assert!(parse_tensors(&u64::MAX.to_le_bytes()).is_err());
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_an_error_or_a_value(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        let _ = parse_state(&bytes);
+        let _ = parse_sums(&bytes);
+        let _ = parse_tensors(&bytes);
+    }
+
+    #[test]
+    fn damaged_bytes_are_an_error_or_a_value(at in 0usize..10_000, value in any::<u8>(), cut in 0usize..10_000) {
+        let json = serde_json::to_vec(&saved(Position::Grpo(1))).unwrap();
+        let tensors = to_safetensors(&state().policy).unwrap();
+        for good in [json, tensors] {
+            let mut bytes = good.clone();
+            let at = at % bytes.len();
+            bytes[at] = value;
+            bytes.truncate(1 + cut % bytes.len());
+            let _ = parse_state(&bytes);
+            if let Ok(read) = parse_tensors(&bytes) {
+                prop_assert!(read.iter().map(|t| t.data.len() * 4).sum::<usize>() <= bytes.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! curves.svg: what a run did, at a glance.
+//!
+//! The horizontal axis counts GRPO steps; the warm-up lies left of 0.
+
+use super::jsonl::{MetricsRow, RowKind};
+use crate::error::{Error, Result};
+use plotters::coord::Shift;
+use plotters::prelude::*;
+use std::ops::Range;
+
+// Okabe and Ito's colours: they differ for everybody.
+const BLUE: RGBColor = RGBColor(0, 114, 178);
+const VERMILLION: RGBColor = RGBColor(213, 94, 0);
+const GREEN: RGBColor = RGBColor(0, 158, 115);
+const PURPLE: RGBColor = RGBColor(148, 80, 140);
+const GREY: RGBColor = RGBColor(110, 110, 110);
+const FONT: &str = "sans-serif";
+
+/// One line in a panel.
+struct Curve {
+    label: &'static str,
+    color: RGBColor,
+    points: Vec<(f64, f64)>,
+    /// Few exact points (evaluations), drawn with dots, instead of many noisy ones, drawn with their moving average.
+    exact: bool,
+}
+
+struct Panel {
+    title: &'static str,
+    /// Unit of the vertical axis.
+    unit: &'static str,
+    curves: Vec<Curve>,
+    /// Values that the vertical axis shows in any case.
+    floor: Option<Range<f64>>,
+}
+
+/// Where the rows of a run lie on the horizontal axis.
+struct Axis {
+    warmup: f64,
+}
+
+impl Axis {
+    fn curve(&self, rows: &[MetricsRow], kind: RowKind, metric: &str, label: &'static str, color: RGBColor) -> Curve {
+        let of_kind = rows.iter().filter(|row| row.phase == kind);
+        let x = |row: &MetricsRow| match kind {
+            RowKind::Warmup => row.step as f64 - self.warmup,
+            _ => row.step as f64,
+        };
+        let points = of_kind.filter_map(|row| Some((x(row), row.get(metric)?))).collect();
+        Curve { label, color, points, exact: kind == RowKind::Eval }
+    }
+}
+
+/// The curves of a run as an SVG document.
+///
+/// # Errors
+/// [`Error::Text`] when the drawing library refuses.
+pub fn svg(name: &str, rows: &[MetricsRow]) -> Result<String> {
+    let mut text = String::new();
+    draw(name, rows, &mut text).map_err(|e| Error::Text(format!("curves: {e}")))?;
+    Ok(text)
+}
+
+type DrawResult<T = ()> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+fn draw(name: &str, rows: &[MetricsRow], text: &mut String) -> DrawResult {
+    let last = |kind| rows.iter().filter(|r| r.phase == kind).map(|r| r.step).max().unwrap_or(0) as f64;
+    let axis = Axis { warmup: last(RowKind::Warmup) };
+    let end = last(RowKind::Grpo).max(1.0);
+    let x = -axis.warmup..end + 0.01 * (end + axis.warmup);
+
+    let root = SVGBackend::with_string(text, (1000, 1120)).into_drawing_area();
+    root.fill(&WHITE)?;
+    let root = root.titled(name, (FONT, 24).into_font().color(&BLACK))?;
+    let (top, below) = root.split_vertically(340);
+    draw_panel(&top, &outcome(&axis, rows), &x, true)?;
+    let grid = below.split_evenly((3, 2));
+    for (area, panel) in grid.iter().zip(details(&axis, rows)) {
+        draw_panel(area, &panel, &x, false)?;
+    }
+    root.present()?;
+    Ok(())
+}
+
+fn outcome(axis: &Axis, rows: &[MetricsRow]) -> Panel {
+    Panel {
+        title: "reward and held-out pass@1",
+        unit: "share, reward",
+        curves: vec![
+            axis.curve(rows, RowKind::Grpo, "reward", "reward of training samples", BLUE),
+            axis.curve(rows, RowKind::Eval, "eval/pass@1", "held-out pass@1 (greedy)", VERMILLION),
+            axis.curve(rows, RowKind::Eval, "eval/reward", "held-out reward (sampled)", GREEN),
+        ],
+        floor: Some(0.0..1.0),
+    }
+}
+
+fn details(axis: &Axis, rows: &[MetricsRow]) -> [Panel; 6] {
+    let grpo = |metric, label, color| axis.curve(rows, RowKind::Grpo, metric, label, color);
+    let has = |metric: &str| rows.iter().any(|r| r.phase == RowKind::Grpo && r.get(metric).is_some());
+    let drift = if has("kl") {
+        let curves = vec![grpo("kl", "KL to the reference", VERMILLION)];
+        Panel { title: "KL(policy || reference)", unit: "nats / token", curves, floor: Some(0.0..0.0) }
+    } else {
+        let curves = vec![grpo("grad_norm", "norm before clipping", VERMILLION)];
+        Panel { title: "gradient norm", unit: "2-norm", curves, floor: Some(0.0..0.0) }
+    };
+    let clipped = if has("cispo_clip_ratio") {
+        vec![grpo("cispo_clip_ratio", "capped", PURPLE)]
+    } else {
+        vec![
+            grpo("clip_ratio/high_mean", "above 1 + epsilon_high", PURPLE),
+            grpo("clip_ratio/low_mean", "below 1 - epsilon_low", GREY),
+        ]
+    };
+    [
+        Panel {
+            title: "warm-up: cross-entropy of answers",
+            unit: "nats / token",
+            curves: vec![axis.curve(rows, RowKind::Warmup, "loss", "supervised loss", GREY)],
+            floor: Some(0.0..0.0),
+        },
+        Panel { title: "GRPO loss", unit: "loss", curves: vec![grpo("loss", "loss", BLUE)], floor: None },
+        Panel {
+            title: "entropy of the policy",
+            unit: "nats / token",
+            curves: vec![grpo("entropy", "entropy", GREEN)],
+            floor: Some(0.0..0.0),
+        },
+        drift,
+        Panel { title: "clip ratio", unit: "share of tokens", curves: clipped, floor: Some(0.0..0.01) },
+        Panel {
+            title: "groups without a signal, completions cut off",
+            unit: "share",
+            curves: vec![
+                grpo("frac_reward_zero_std", "groups with equal rewards", BLUE),
+                grpo("completions/clipped_ratio", "completions cut off", VERMILLION),
+            ],
+            floor: Some(0.0..1.0),
+        },
+    ]
+}
+
+fn draw_panel(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel, x: &Range<f64>, large: bool) -> DrawResult {
+    let y = vertical(panel);
+    let mut chart = ChartBuilder::on(area)
+        .caption(panel.title, (FONT, if large { 18 } else { 15 }))
+        .margin(8)
+        .margin_right(16)
+        .x_label_area_size(38)
+        .y_label_area_size(64)
+        .build_cartesian_2d(x.clone(), y.clone())?;
+    chart
+        .configure_mesh()
+        .x_desc("GRPO step (warm-up left of 0)")
+        .y_desc(panel.unit)
+        .axis_desc_style((FONT, 13))
+        .label_style((FONT, 12))
+        .x_labels(if large { 12 } else { 7 })
+        .y_labels(6)
+        .x_label_formatter(&|v| format!("{v:.0}"))
+        .y_label_formatter(&|v| number(*v, &y))
+        .bold_line_style(BLACK.mix(0.12))
+        .light_line_style(TRANSPARENT)
+        .axis_style(BLACK.mix(0.5))
+        .draw()?;
+    if x.start < 0.0 {
+        chart.draw_series([Rectangle::new([(x.start, y.start), (0.0, y.end)], GREY.mix(0.08).filled())])?;
+        chart.draw_series(DashedLineSeries::new([(0.0, y.start), (0.0, y.end)], 5, 4, GREY.stroke_width(1)))?;
+        if large {
+            let style = (FONT, 13).into_font().color(&GREY);
+            let height = y.start + 0.97 * (y.end - y.start);
+            chart.draw_series([Text::new("warm-up", (0.99 * x.start, height), style)])?;
+        }
+    }
+    for curve in panel.curves.iter().filter(|c| !c.points.is_empty()) {
+        let color = curve.color;
+        let line = if curve.exact {
+            chart.draw_series(curve.points.iter().map(|p| Circle::new(*p, 4, color.filled())))?;
+            curve.points.clone()
+        } else {
+            chart.draw_series(LineSeries::new(curve.points.iter().copied(), color.mix(0.3)))?;
+            smooth(&curve.points)
+        };
+        chart
+            .draw_series(LineSeries::new(line, color.stroke_width(2)))?
+            .label(curve.label)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2)));
+    }
+    if panel.curves.iter().all(|c| c.points.is_empty()) {
+        let middle = (0.5 * (x.start + x.end), 0.5 * (y.start + y.end));
+        chart.draw_series([Text::new("no data", middle, (FONT, 14).into_font().color(&GREY))])?;
+    } else if large || panel.curves.len() > 1 {
+        chart
+            .configure_series_labels()
+            .position(if large { SeriesLabelPosition::LowerRight } else { SeriesLabelPosition::UpperRight })
+            .background_style(WHITE.mix(0.85))
+            .border_style(BLACK.mix(0.2))
+            .label_font((FONT, 13))
+            .draw()?;
+    }
+    Ok(())
+}
+
+/// The range of a panel's values with a margin; never empty.
+fn vertical(panel: &Panel) -> Range<f64> {
+    let values = panel.curves.iter().flat_map(|c| c.points.iter().map(|p| p.1));
+    let floor = panel.floor.iter().flat_map(|f| [f.start, f.end]);
+    let (low, high) =
+        values.chain(floor).fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)));
+    if low > high {
+        return 0.0..1.0;
+    }
+    let margin = 0.05 * (high - low).max(1e-6 * high.abs().max(1.0));
+    // A floor of 0 is where the axis ends.
+    let start = if panel.floor.is_some() && low == 0.0 { 0.0 } else { low - margin };
+    start..high + margin
+}
+
+/// Enough digits to tell the labels of `range` apart.
+fn number(value: f64, range: &Range<f64>) -> String {
+    let span = range.end - range.start;
+    if value == 0.0 || value.abs() < 1e-9 * span {
+        return "0".into();
+    }
+    if span < 1e-4 || span >= 1e5 {
+        return format!("{value:.1e}");
+    }
+    let digits = (1.0 - span.log10().floor()).clamp(0.0, 6.0) as usize;
+    format!("{value:.digits$}")
+}
+
+/// Centred moving average over a twentieth of the points.
+fn smooth(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
+    let reach = points.len() / 40;
+    (0..points.len())
+        .map(|i| {
+            let window = &points[i.saturating_sub(reach)..(i + reach + 1).min(points.len())];
+            (points[i].0, window.iter().map(|p| p.1).sum::<f64>() / window.len() as f64)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_rows_can_be_drawn() {
+        let wild = [f64::MIN, f64::MAX, 0.0, -0.0, 1e-300, f64::NAN, 5.0];
+        let metrics = ["reward", "loss", "entropy", "kl", "clip_ratio/high_mean", "eval/pass@1"];
+        let row = |kind, step: u64, i: usize| MetricsRow::new(kind, step, metrics.map(|m| (m, wild[i % wild.len()])));
+        assert!(svg("empty", &[]).unwrap().contains("no data"));
+        for count in [1, 2, 40] {
+            for kind in [RowKind::Warmup, RowKind::Grpo, RowKind::Eval] {
+                let same: Vec<_> = (0..count).map(|s| row(kind, s, 6)).collect();
+                assert!(svg("same", &same).unwrap().starts_with("<svg"));
+            }
+        }
+    }
+
+    #[test]
+    fn averages_keep_constants_and_ends() {
+        let flat: Vec<_> = (0..100).map(|i| (f64::from(i), 2.0)).collect();
+        assert_eq!(smooth(&flat), flat);
+        assert_eq!(smooth(&[(0.0, 1.0), (1.0, 3.0)]), [(0.0, 1.0), (1.0, 3.0)]);
+    }
+
+    #[test]
+    fn labels_have_as_many_digits_as_they_need() {
+        assert_eq!(number(0.2, &(0.0..1.0)), "0.2");
+        assert_eq!(number(0.25, &(0.0..0.5)), "0.25");
+        assert_eq!(number(40.0, &(0.0..200.0)), "40");
+        assert_eq!(number(2e-6, &(0.0..1e-5)), "2.0e-6");
+        assert_eq!(number(0.0, &(-1.0..1.0)), "0");
+    }
+}

@@ -1,0 +1,442 @@
+//! A whole run in a folder: warm-up, evaluation, GRPO steps, checkpoints, summary.
+//!
+//! Nothing is printed: an [`Observer`] is told what happens. All that the run knows of its past is in its folder
+//! (counters and weights in the checkpoint, everything else in metrics.jsonl), so a resumed run ends as one that never
+//! stopped.
+
+pub mod checkpoint;
+pub mod curves;
+pub mod dir;
+pub mod jsonl;
+pub mod options;
+pub mod summary;
+
+pub use dir::write_atomically;
+
+use crate::error::{Error, Result};
+use crate::eval::EvalReport;
+use crate::step::{Sample, StepReport};
+use crate::train_config::TrainConfig;
+use crate::trainer::{Phase, TrainState, Trainer};
+use checkpoint::{Checkpoints, FORMAT, Position, SavedState, sha256};
+use dir::RunDir;
+use jsonl::{CompletionRow, JsonLines, MetricsRow, RowKind, read_rows};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+use summary::Summary;
+
+/// Something that happened in a run.
+#[derive(Clone, Copy, Debug)]
+pub enum Event<'a> {
+    /// The run begins or goes on here.
+    Started {
+        /// Its folder.
+        dir: &'a Path,
+        /// Its configuration.
+        config: &'a TrainConfig,
+        /// Number of weights of the policy.
+        parameters: usize,
+        /// The checkpoint it goes on from; `None` at the beginning.
+        resumed: Option<Position>,
+        /// Checkpoints that were renamed because the run goes on from an earlier one.
+        set_aside: &'a [PathBuf],
+    },
+    /// A phase begins, or goes on after `done` of its `steps`.
+    Phase {
+        /// Which one.
+        kind: RowKind,
+        /// Steps done before.
+        done: u64,
+        /// Steps in all; 1 for an evaluation.
+        steps: u64,
+    },
+    /// A row was added to metrics.jsonl.
+    Row(&'a MetricsRow),
+    /// Rows were added to completions.jsonl.
+    Completions(&'a [CompletionRow]),
+    /// A checkpoint was saved.
+    Saved(&'a Path),
+}
+
+/// Is told what happens in a run.
+pub trait Observer {
+    /// Called in the order of events, on the thread that trains.
+    fn event(&mut self, event: Event<'_>);
+}
+
+/// Hears nothing.
+impl Observer for () {
+    fn event(&mut self, _: Event<'_>) {}
+}
+
+/// How a run ended.
+#[derive(Clone, Debug)]
+pub enum Ending {
+    /// All steps are done.
+    Finished(Box<Summary>),
+    /// It was asked to stop and saved this checkpoint.
+    Stopped {
+        /// The checkpoint.
+        checkpoint: PathBuf,
+    },
+}
+
+/// A run in its folder.
+pub struct Run {
+    dir: RunDir,
+    trainer: Trainer,
+    checkpoints: Checkpoints,
+    metrics: JsonLines,
+    completions: JsonLines,
+    position: Position,
+    /// The checkpoint that holds the present state.
+    saved: Option<Position>,
+    resumed: Option<Position>,
+    set_aside: Vec<PathBuf>,
+    seconds_before: f64,
+    began: Instant,
+}
+
+impl Run {
+    /// A new run of the built-in tasks and rewards. `path` is its folder, see [`RunDir::create`].
+    ///
+    /// # Errors
+    /// Those of [`Trainer::new`] and [`RunDir::create`].
+    pub fn start(config: TrainConfig, path: Option<&Path>) -> Result<Self> {
+        // Before there is a folder: a configuration that cannot run leaves nothing behind.
+        Self::start_with(Trainer::new(config)?, path)
+    }
+
+    /// A new run of your own trainer (tasks, rewards, engine).
+    ///
+    /// # Errors
+    /// Those of [`RunDir::create`].
+    pub fn start_with(trainer: Trainer, path: Option<&Path>) -> Result<Self> {
+        let dir = RunDir::create(path, trainer.config())?;
+        Self::begin(dir, trainer)
+    }
+
+    /// Continues the run in `path` from its newest checkpoint, or from the one called `from`. Rows and checkpoints
+    /// written after it are taken back. Without any checkpoint the run begins again.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] when that checkpoint is damaged (nothing is changed then); [`Error::RunDir`].
+    pub fn resume(path: &Path, from: Option<&str>) -> Result<Self> {
+        Self::resume_with(path, from, Trainer::new)
+    }
+
+    /// As [`Run::resume`] for your own trainer, made from the run's configuration.
+    ///
+    /// # Errors
+    /// As [`Run::resume`].
+    pub fn resume_with(
+        path: &Path,
+        from: Option<&str>,
+        make: impl FnOnce(TrainConfig) -> Result<Trainer>,
+    ) -> Result<Self> {
+        let dir = RunDir::open(path)?;
+        let checkpoints = Checkpoints::new(dir.checkpoints_path());
+        let mut trainer = make(dir.config()?)?;
+        let Some(position) = choose(&checkpoints, from, path)? else {
+            return Self::begin(dir, trainer);
+        };
+        let saved = restore(&checkpoints, position, &mut trainer).map_err(|error| match error {
+            Error::Checkpoint { path, reason, .. } => {
+                Error::Checkpoint { path, reason, last_good: Some(checkpoints.last_good(position)) }
+            }
+            other => other,
+        })?;
+        let metrics = JsonLines::truncate(&dir.metrics_path(), saved.metrics_bytes)?;
+        let completions = JsonLines::truncate(&dir.completions_path(), saved.completions_bytes)?;
+        checkpoints.clean()?;
+        let set_aside = checkpoints.set_aside_after(Some(position))?;
+        Ok(Self {
+            dir,
+            trainer,
+            checkpoints,
+            metrics,
+            completions,
+            position,
+            saved: Some(position),
+            resumed: Some(position),
+            set_aside,
+            seconds_before: saved.seconds,
+            began: Instant::now(),
+        })
+    }
+
+    fn begin(dir: RunDir, trainer: Trainer) -> Result<Self> {
+        let checkpoints = Checkpoints::new(dir.checkpoints_path());
+        checkpoints.clean()?;
+        Ok(Self {
+            metrics: JsonLines::create(&dir.metrics_path())?,
+            completions: JsonLines::create(&dir.completions_path())?,
+            dir,
+            trainer,
+            checkpoints,
+            position: Position::Warmup(0),
+            saved: None,
+            resumed: None,
+            set_aside: Vec::new(),
+            seconds_before: 0.0,
+            began: Instant::now(),
+        })
+    }
+
+    /// The folder.
+    pub fn dir(&self) -> &RunDir {
+        &self.dir
+    }
+
+    /// The engine.
+    pub fn trainer(&self) -> &Trainer {
+        &self.trainer
+    }
+
+    /// Runs to the end, or until `stop` is set: the step at hand is finished and a checkpoint saved.
+    ///
+    /// # Errors
+    /// Those of the engine and of files. What was saved before stays good.
+    pub fn run(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<Ending> {
+        self.began = Instant::now();
+        self.announce(observer);
+        let mut phase = None;
+        loop {
+            if stop.load(Ordering::Relaxed) {
+                let checkpoint = self.save(observer)?;
+                self.draw_curves()?;
+                return Ok(Ending::Stopped { checkpoint });
+            }
+            match (self.trainer.phase(), self.position) {
+                (Phase::Warmup, _) => {
+                    self.announce_phase(RowKind::Warmup, &mut phase, observer);
+                    self.warmup_step(observer)?;
+                }
+                (_, Position::Warmup(_)) => {
+                    self.evaluate(0, observer)?;
+                    self.position = Position::Grpo(0);
+                    self.save(observer)?;
+                }
+                (Phase::Grpo, _) => {
+                    self.announce_phase(RowKind::Grpo, &mut phase, observer);
+                    self.grpo_step(observer)?;
+                }
+                (Phase::Done, _) => break,
+            }
+        }
+        self.save(observer)?;
+        self.draw_curves()?;
+        let rows = read_rows(&self.dir.metrics_path())?;
+        let summary = Summary::new(self.trainer.config(), &rows, self.trainer.counters(), self.seconds());
+        let json = serde_json::to_vec_pretty(&summary).map_err(|e| Error::Text(format!("summary.json: {e}")))?;
+        write_atomically(&self.dir.summary_path(), &json)?;
+        Ok(Ending::Finished(Box::new(summary)))
+    }
+
+    fn warmup_step(&mut self, observer: &mut dyn Observer) -> Result<()> {
+        let began = Instant::now();
+        let report = self.trainer.warmup_step()?;
+        let step = self.trainer.counters().warmup_steps;
+        let values = [
+            ("loss", report.loss),
+            ("grad_norm", report.grad_norm),
+            ("learning_rate", report.learning_rate),
+            ("tokens", report.tokens as f64),
+            ("step_time", began.elapsed().as_secs_f64()),
+        ];
+        self.log(MetricsRow::new(RowKind::Warmup, step, values), observer)?;
+        self.position = Position::Warmup(step);
+        // The end of the warm-up is saved after the evaluation that follows it.
+        let ends = self.trainer.phase() != Phase::Warmup;
+        if !ends && is_due(step, self.trainer.config().run.save_steps) { self.save(observer).map(drop) } else { Ok(()) }
+    }
+
+    fn grpo_step(&mut self, observer: &mut dyn Observer) -> Result<()> {
+        let began = Instant::now();
+        let report = self.trainer.grpo_step()?;
+        let counters = self.trainer.counters();
+        let step = counters.grpo_steps;
+        let mut row = MetricsRow::new(RowKind::Grpo, step, report.metrics.values());
+        // TRL's num_tokens counts from the beginning of the run.
+        for (name, value) in [
+            ("num_tokens", counters.num_tokens as f64),
+            ("tokens", report.tokens as f64),
+            ("step_time", began.elapsed().as_secs_f64()),
+        ] {
+            row.values.insert(name.to_owned(), Some(value));
+        }
+        self.log(row, observer)?;
+
+        let config = self.trainer.config();
+        let (options, last) = (config.run.clone(), step == config.grpo.max_steps);
+        let eval_due = last || is_due(step, config.eval.eval_steps);
+        if last || is_due(step, options.log_completions_steps) {
+            let rows = pick_completions(&report, config.grpo.num_generations, options.num_completions_to_print);
+            rows.iter().try_for_each(|row| self.completions.append(row))?;
+            observer.event(Event::Completions(&rows));
+        }
+        if eval_due {
+            self.evaluate(step, observer)?;
+        }
+        self.position = Position::Grpo(step);
+        if last || is_due(step, options.save_steps) { self.save(observer).map(drop) } else { Ok(()) }
+    }
+
+    fn evaluate(&mut self, step: u64, observer: &mut dyn Observer) -> Result<()> {
+        observer.event(Event::Phase { kind: RowKind::Eval, done: 0, steps: 1 });
+        let began = Instant::now();
+        let report = self.trainer.evaluate()?;
+        let mut row = MetricsRow::new(RowKind::Eval, step, eval_values(&report));
+        row.values.insert("step_time".into(), Some(began.elapsed().as_secs_f64()));
+        self.log(row, observer)
+    }
+
+    fn log(&mut self, row: MetricsRow, observer: &mut dyn Observer) -> Result<()> {
+        self.metrics.append(&row)?;
+        observer.event(Event::Row(&row));
+        Ok(())
+    }
+
+    /// Saves the present state, unless that is done.
+    fn save(&mut self, observer: &mut dyn Observer) -> Result<PathBuf> {
+        if self.saved == Some(self.position) {
+            return Ok(self.checkpoints.path(self.position));
+        }
+        // The logs first: the checkpoint says how long they are.
+        let (metrics_bytes, completions_bytes) = (self.metrics.sync()?, self.completions.sync()?);
+        let config = self.trainer.config();
+        let saved = SavedState {
+            format: FORMAT.to_owned(),
+            position: self.position.to_string(),
+            counters: self.trainer.counters(),
+            seed: config.seed,
+            config_sha256: config_hash(config)?,
+            threads: rayon::current_num_threads(),
+            seconds: self.seconds(),
+            metrics_bytes,
+            completions_bytes,
+        };
+        let limit = config.run.save_total_limit;
+        let path = self.checkpoints.write(self.position, &saved, &self.trainer.state())?;
+        self.saved = Some(self.position);
+        self.checkpoints.prune(limit)?;
+        observer.event(Event::Saved(&path));
+        Ok(path)
+    }
+
+    fn draw_curves(&self) -> Result<()> {
+        let rows: Vec<MetricsRow> = read_rows(&self.dir.metrics_path())?;
+        write_atomically(&self.dir.curves_path(), curves::svg(&self.trainer.config().run.name, &rows)?.as_bytes())
+    }
+
+    fn seconds(&self) -> f64 {
+        self.seconds_before + self.began.elapsed().as_secs_f64()
+    }
+
+    fn announce(&self, observer: &mut dyn Observer) {
+        observer.event(Event::Started {
+            dir: self.dir.root(),
+            config: self.trainer.config(),
+            parameters: self.trainer.policy().parameters().iter().map(|p| p.data.len()).sum(),
+            resumed: self.resumed,
+            set_aside: &self.set_aside,
+        });
+    }
+
+    fn announce_phase(&self, kind: RowKind, present: &mut Option<RowKind>, observer: &mut dyn Observer) {
+        if *present != Some(kind) {
+            let (counters, config) = (self.trainer.counters(), self.trainer.config());
+            let (done, steps) = match kind {
+                RowKind::Warmup => (counters.warmup_steps, config.warmup.steps),
+                _ => (counters.grpo_steps, config.grpo.max_steps),
+            };
+            observer.event(Event::Phase { kind, done, steps });
+            *present = Some(kind);
+        }
+    }
+}
+
+fn is_due(step: u64, every: u64) -> bool {
+    every > 0 && step.is_multiple_of(every)
+}
+
+/// The checkpoint to continue from; `None` when there is none at all.
+fn choose(checkpoints: &Checkpoints, from: Option<&str>, run: &Path) -> Result<Option<Position>> {
+    let positions = checkpoints.list()?;
+    let Some(name) = from else { return Ok(positions.last().copied()) };
+    match positions.iter().find(|p| p.to_string() == name) {
+        Some(position) => Ok(Some(*position)),
+        None => {
+            let names: Vec<_> = positions.iter().map(Position::to_string).collect();
+            let there =
+                if names.is_empty() { "it has none".to_owned() } else { format!("it has {}", names.join(", ")) };
+            Err(Error::RunDir { path: run.to_owned(), reason: format!("there is no checkpoint `{name}`; {there}") })
+        }
+    }
+}
+
+fn restore(checkpoints: &Checkpoints, position: Position, trainer: &mut Trainer) -> Result<SavedState> {
+    let (saved, state): (SavedState, TrainState) = checkpoints.read(position)?;
+    let path = checkpoints.path(position);
+    if saved.config_sha256 != config_hash(trainer.config())? {
+        let reason =
+            "config.yaml has changed since the checkpoint was taken, so it would not be the same run; restore \
+                      it, or start a new run"
+                .to_owned();
+        return Err(Error::RunDir { path, reason });
+    }
+    if saved.threads != rayon::current_num_threads() {
+        tracing::warn!(
+            "the run used {} threads and goes on with {}: results may differ in the last bits",
+            saved.threads,
+            rayon::current_num_threads()
+        );
+    }
+    trainer.restore(&state).map_err(|e| Error::Checkpoint { path, reason: e.to_string(), last_good: None })?;
+    Ok(saved)
+}
+
+/// Hash of all that the numbers of a run depend on.
+fn config_hash(config: &TrainConfig) -> Result<String> {
+    let numbers = TrainConfig { run: options::RunOptions::default(), ..config.clone() };
+    serde_json::to_vec(&numbers).map(|bytes| sha256(&bytes)).map_err(|e| Error::Text(format!("configuration: {e}")))
+}
+
+fn eval_values(report: &EvalReport) -> Vec<(String, f64)> {
+    let mut values =
+        vec![("eval/pass@1".to_owned(), report.pass_at_1), ("eval/problems".to_owned(), report.problems as f64)];
+    values.extend(report.mean_reward.map(|reward| ("eval/reward".to_owned(), reward)));
+    // One task needs no second column.
+    if report.pass_at_1_by_task.len() > 1 {
+        values.extend(report.pass_at_1_by_task.iter().map(|(task, pass)| (format!("eval/pass@1/{task}"), *pass)));
+    }
+    values
+}
+
+/// The best and the worst completion of some groups, evenly spread over the step.
+fn pick_completions(report: &StepReport, per_group: usize, count: usize) -> Vec<CompletionRow> {
+    let groups: Vec<&[Sample]> = report.samples.chunks(per_group.max(1)).collect();
+    let wanted = count.div_ceil(2).min(groups.len());
+    let reward = |sample: &Sample| sample.reward.total.unwrap_or(f32::NEG_INFINITY);
+    let mut rows = Vec::with_capacity(count);
+    for i in 0..wanted {
+        let group = groups[i * groups.len() / wanted];
+        let best = group.iter().max_by(|a, b| reward(a).total_cmp(&reward(b)));
+        let worst = group.iter().min_by(|a, b| reward(a).total_cmp(&reward(b)));
+        for sample in best.into_iter().chain(worst) {
+            rows.push(CompletionRow {
+                step: report.step,
+                task: sample.task.clone(),
+                prompt: sample.prompt.clone(),
+                answer: sample.answer.clone(),
+                completion: sample.completion.clone(),
+                truncated: sample.truncated,
+                reward: sample.reward.total,
+                advantage: sample.advantage,
+            });
+        }
+    }
+    rows.truncate(count);
+    rows
+}

@@ -1,0 +1,46 @@
+//! What a run saves and shows. Nothing here changes its numbers.
+
+use crate::error::Result;
+use crate::train_config::check;
+use serde::{Deserialize, Serialize};
+
+/// The section `run` of a configuration.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RunOptions {
+    /// Name of the run: `runs/<name>-<number>` is its folder unless another is asked for.
+    pub name: String,
+    /// Steps between checkpoints; 0 saves only where warm-up and GRPO end.
+    pub save_steps: u64,
+    /// Most checkpoints kept, the newest ones; 0 keeps all.
+    pub save_total_limit: usize,
+    /// Steps between samples shown and written to completions.jsonl; 0 shows none.
+    pub log_completions_steps: u64,
+    /// Completions per such sample.
+    pub num_completions_to_print: usize,
+}
+
+impl Default for RunOptions {
+    fn default() -> Self {
+        Self {
+            name: "run".into(),
+            save_steps: 50,
+            save_total_limit: 3,
+            log_completions_steps: 25,
+            num_completions_to_print: 6,
+        }
+    }
+}
+
+impl RunOptions {
+    /// Checks every field.
+    ///
+    /// # Errors
+    /// [`crate::Error::Config`].
+    pub fn validate(&self) -> Result<()> {
+        // The name becomes part of a path.
+        let legal = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        let ok = (1..=100).contains(&self.name.len()) && self.name.chars().all(legal) && !self.name.starts_with('.');
+        check(ok, "run.name", "1 to 100 of letters, digits, `-`, `_` and `.`, not beginning with `.`", &self.name)
+    }
+}

@@ -1,0 +1,87 @@
+//! summary.json: what a run came to, made from its metrics alone.
+
+use super::jsonl::{MetricsRow, RowKind};
+use crate::train_config::TrainConfig;
+use crate::trainer::Counters;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// What a run came to.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    /// Name of the run.
+    pub name: String,
+    /// Seed of the run.
+    pub seed: u64,
+    /// Held-out evaluation between warm-up and GRPO: `pass@1` (greedy), `reward` (sampled), `problems`, and
+    /// `pass@1/TASK` when there are several tasks.
+    pub eval_before: BTreeMap<String, f64>,
+    /// The same after the last step.
+    pub eval_after: BTreeMap<String, f64>,
+    /// Mean training reward over the first tenth of the GRPO steps, 10 at most.
+    pub reward_first: Option<f64>,
+    /// The same over the last ones.
+    pub reward_last: Option<f64>,
+    /// GRPO steps.
+    pub steps: u64,
+    /// Supervised steps before them.
+    pub warmup_steps: u64,
+    /// Prompt and completion tokens of all GRPO samples.
+    pub tokens: u64,
+    /// Seconds of the whole run, over all its sessions.
+    pub seconds: f64,
+}
+
+impl Summary {
+    pub(super) fn new(config: &TrainConfig, rows: &[MetricsRow], counters: Counters, seconds: f64) -> Self {
+        let evals: Vec<_> = rows.iter().filter(|r| r.phase == RowKind::Eval).collect();
+        let eval = |row: Option<&&MetricsRow>| {
+            let values = row.into_iter().flat_map(|row| &row.values);
+            values.filter_map(|(name, v)| Some((name.strip_prefix("eval/")?.to_owned(), (*v)?))).collect()
+        };
+        let rewards: Vec<f64> =
+            rows.iter().filter(|r| r.phase == RowKind::Grpo).filter_map(|r| r.get("reward")).collect();
+        let window = (rewards.len() / 10).clamp(1, 10).min(rewards.len());
+        let mean = |values: &[f64]| (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64);
+        Self {
+            name: config.run.name.clone(),
+            seed: config.seed,
+            eval_before: eval(evals.first()),
+            eval_after: eval(evals.last()),
+            reward_first: mean(&rewards[..window]),
+            reward_last: mean(&rewards[rewards.len() - window..]),
+            steps: counters.grpo_steps,
+            warmup_steps: counters.warmup_steps,
+            tokens: counters.num_tokens,
+            seconds,
+        }
+    }
+
+    /// Change of held-out pass@1, in [-1, 1].
+    pub fn gain(&self) -> Option<f64> {
+        Some(self.eval_after.get("pass@1")? - self.eval_before.get("pass@1")?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_and_last_are_means_over_a_tenth() {
+        let mut rows = vec![MetricsRow::new(RowKind::Eval, 0, [("eval/pass@1", 0.25), ("step_time", 1.0)])];
+        rows.extend((1..=20).map(|s| MetricsRow::new(RowKind::Grpo, s, [("reward", s as f64)])));
+        rows.push(MetricsRow::new(RowKind::Eval, 20, [("eval/pass@1", 0.75)]));
+        let counters = Counters { grpo_steps: 20, num_tokens: 7, ..Counters::default() };
+        let summary = Summary::new(&TrainConfig::default(), &rows, counters, 1.5);
+        assert_eq!((summary.reward_first, summary.reward_last), (Some(1.5), Some(19.5)));
+        assert_eq!((summary.gain(), summary.steps, summary.tokens), (Some(0.5), 20, 7));
+        assert!(!summary.eval_before.contains_key("step_time"));
+    }
+
+    #[test]
+    fn a_run_without_steps_has_a_summary() {
+        let summary = Summary::new(&TrainConfig::default(), &[], Counters::default(), 0.0);
+        assert_eq!((summary.reward_first, summary.gain()), (None, None));
+    }
+}
