@@ -3,10 +3,12 @@
 //! Each layer is checked before the next one is put on top, so that an error names the layer it came from. Values of
 //! the environment and of `--set` are YAML like those of a file: `3` is a number, `true` a boolean, `[a, b]` a list.
 //!
-//! Merging is done here on JSON values and not by the crate `config`: its paths may carry indices and allocate as many
-//! list entries as a key asks for (`a[999999999]`), and its YAML reader expands aliases without a budget.
+//! The crate `config` merges the layers. Reading them is done here: its YAML reader expands aliases without a budget, its
+//! paths may carry indices and allocate as many list entries as a key asks for (`a[999999999]`), and its deserializer
+//! rounds 3.7 to an integer. So a layer reaches it as checked values, and leaves it as values for serde to judge.
 
 use crate::error::{Error, Result};
+use config::{Config, ConfigError, Source, ValueKind};
 use grpo_core::strict;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
@@ -108,16 +110,30 @@ impl Layers {
     /// [`Error::Layer`] with the layer, the dotted path and, for an unknown key, the nearest known one.
     pub fn resolve<T: DeserializeOwned + Serialize + Default>(self) -> Result<T> {
         let known = serde_json::to_value(T::default()).map_err(|e| layer_error("defaults", e.to_string()))?;
-        let mut merged = known.clone();
+        let mut merged = Config::builder().add_source(Layer { origin: "defaults".into(), value: known.clone() });
         let mut resolved = T::default();
-        for Layer { origin, value } in self.0 {
-            strict::reject_unknown_keys(&value, &known, "")
+        for mut layer in self.0 {
+            let origin = layer.origin.clone();
+            let failed = |e: ConfigError| layer_error(&origin, e.to_string());
+            strict::reject_unknown_keys(&layer.value, &known, "")
                 .map_err(|e| Error::Layer { origin: origin.clone(), source: Box::new(e.into()) })?;
-            merge(&mut merged, value);
-            resolved = serde_path_to_error::deserialize(&merged)
+            drop_empty_sections(&mut layer.value, &known);
+            merged = merged.add_source(layer);
+            let value: Value = merged.build_cloned().and_then(Config::try_deserialize).map_err(failed)?;
+            resolved = serde_path_to_error::deserialize(&value)
                 .map_err(|e| layer_error(&origin, format!("key `{}`: {}", e.path(), e.inner())))?;
         }
         Ok(resolved)
+    }
+}
+
+impl Source for Layer {
+    fn clone_into_box(&self) -> Box<dyn Source + Send + Sync> {
+        Box::new(self.clone())
+    }
+
+    fn collect(&self) -> Result<config::Map<String, config::Value>, ConfigError> {
+        merged_value(&self.origin, self.value.clone()).into_table()
     }
 }
 
@@ -153,22 +169,33 @@ fn assignment(origin: String, key: &str, value: &str) -> Result<Layer> {
     Ok(Layer { origin, value: nested })
 }
 
-/// Puts `over` on `base`: maps key by key, everything else as a whole.
-fn merge(base: &mut Value, over: Value) {
-    match (base, over) {
-        (Value::Object(base), Value::Object(over)) => {
-            for (key, value) in over {
-                match base.get_mut(&key) {
-                    Some(there) => merge(there, value),
-                    None => {
-                        base.insert(key, value);
-                    }
-                }
-            }
+/// The same value in the terms of `config`, whose own conversion refuses integers above `i64::MAX`.
+fn merged_value(origin: &String, value: Value) -> config::Value {
+    let kind = match value {
+        Value::Null => ValueKind::Nil,
+        Value::Bool(b) => b.into(),
+        Value::Number(n) => match (n.as_i64(), n.as_u64()) {
+            (Some(i), _) => i.into(),
+            (None, Some(u)) => u.into(),
+            (None, None) => n.as_f64().into(),
+        },
+        Value::String(text) => text.into(),
+        Value::Array(list) => list.into_iter().map(|v| merged_value(origin, v)).collect::<Vec<_>>().into(),
+        Value::Object(map) => {
+            map.into_iter().map(|(k, v)| (k, merged_value(origin, v))).collect::<config::Map<_, _>>().into()
         }
-        // `grpo:` with all its keys commented out.
-        (Value::Object(_), Value::Null) => {}
-        (base, over) => *base = over,
+    };
+    config::Value::new(Some(origin), kind)
+}
+
+/// Takes out sections without keys (`grpo:` with all of them commented out), which would replace the section by nothing.
+fn drop_empty_sections(given: &mut Value, known: &Value) {
+    let (Value::Object(given), Value::Object(known)) = (given, known) else { return };
+    given.retain(|key, value| !(value.is_null() && known.get(key).is_some_and(Value::is_object)));
+    for (key, value) in given.iter_mut() {
+        if let Some(known) = known.get(key) {
+            drop_empty_sections(value, known);
+        }
     }
 }
 
