@@ -24,14 +24,21 @@ pub(crate) struct Slot {
 
 /// Bytes that a running task holds in its [`Slot`] and lets the `gemm` crate allocate, for chunks of `c` tokens.
 pub(crate) fn slot_bytes(c: usize, h: usize, v: usize, bf16: bool, layout: HeadLayout) -> usize {
-    let (t, k) = (v.min(TILE), h.min(K_PIECE));
-    let head_gradient = match layout {
-        // dW^T = X^T P: X is packed only where its rows cannot be loaded as they lie.
-        HeadLayout::VocabHidden => packing_bytes(if h <= 1024 && !h.is_multiple_of(16) { h } else { 0 }, t, c),
-        HeadLayout::HiddenVocab => packing_bytes(0, h.min(HIDDEN_BLOCK), c),
+    let (t, k, units) = (v.min(TILE), h.min(K_PIECE), h.min(HIDDEN_BLOCK));
+    let packed = match layout {
+        HeadLayout::VocabHidden => [
+            packing_bytes(t, c, h, false, true),
+            packing_bytes(units, c, t, true, true),
+            packing_bytes(h, t, c, true, false),
+        ],
+        HeadLayout::HiddenVocab => [
+            packing_bytes(t, c, h, true, true),
+            packing_bytes(units, c, t, false, true),
+            packing_bytes(t, units, c, true, false),
+        ],
     };
     let widened = if bf16 { 4 * t * k } else { 0 };
-    widened + head_gradient.max(packing_bytes(t, 0, k))
+    widened + packed.into_iter().max().unwrap_or(0)
 }
 
 impl Slot {

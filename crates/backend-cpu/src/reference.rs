@@ -1,8 +1,8 @@
 //! The loss, dense and obvious: the oracle that everything else is measured against.
 //!
 //! Avoids nothing: holds the logits `[N, V]` (their gradient overwrites them) and every gradient. No tiles, no threads.
-//! Generic over [`Scalar`]: `f64` is the oracle, `f32` the implementation `reference`. Products and tensors are in `R`,
-//! the scalars of a row in f64. Rows of masked tokens are never read.
+//! Generic over [`Scalar`]: `f64` is the oracle, `f32` the implementation `reference`. Tensors are in `R`, every
+//! sum and the scalars of a row in f64. Rows of masked tokens are never read.
 //!
 //! Legend: N tokens, H hidden, V vocabulary; z' = logit_scale * z, p = softmax(z'), y the target.
 
@@ -96,16 +96,26 @@ pub fn evaluate<R: Scalar>(config: &LossConfig, policy: &Policy<'_, R>, batch: &
         out.grad_lm_head = vec![zero; v * h];
         out.grad_bias = vec![zero; bias.map_or(0, <[R]>::len)];
         for &i in rows {
-            for j in 0..v {
-                let dz = z[i * v + j];
-                for k in 0..h {
-                    let (w, x) = (head_index(layout, j, k, v, h), i * h + k);
-                    out.grad_hidden[x] = out.grad_hidden[x] + dz * lm_head[w];
-                    out.grad_lm_head[w] = out.grad_lm_head[w] + dz * hidden[x];
+            let mut sums = vec![0.0; h];
+            for (j, dz) in z[i * v..(i + 1) * v].iter().enumerate() {
+                for (k, sum) in sums.iter_mut().enumerate() {
+                    *sum += dz.to_f64() * lm_head[head_index(layout, j, k, v, h)].to_f64();
                 }
-                if bias.is_some() {
-                    out.grad_bias[j] = out.grad_bias[j] + dz;
+            }
+            out.grad_hidden[i * h..(i + 1) * h].iter_mut().zip(sums).for_each(|(g, sum)| *g = R::from_f64(sum));
+        }
+        for j in 0..v {
+            let mut sums = vec![0.0; h];
+            for &i in rows {
+                for (k, sum) in sums.iter_mut().enumerate() {
+                    *sum += z[i * v + j].to_f64() * hidden[i * h + k].to_f64();
                 }
+            }
+            for (k, sum) in sums.into_iter().enumerate() {
+                out.grad_lm_head[head_index(layout, j, k, v, h)] = R::from_f64(sum);
+            }
+            if let Some(g) = out.grad_bias.get_mut(j) {
+                *g = R::from_f64(rows.iter().map(|i| z[i * v + j].to_f64()).sum());
             }
         }
     }
@@ -139,10 +149,9 @@ fn forward<R: Scalar>(
             Policy::Hidden { hidden, lm_head, bias, layout, .. } => {
                 let h = lm_head.len() / v;
                 for (j, z) in row.iter_mut().enumerate() {
-                    *z = bias.map_or(zero, |b| b[j]);
-                    for k in 0..h {
-                        *z = *z + hidden[i * h + k] * lm_head[head_index(layout, j, k, v, h)];
-                    }
+                    let weight = |k| lm_head[head_index(layout, j, k, v, h)].to_f64();
+                    let dot: f64 = (0..h).map(|k| hidden[i * h + k].to_f64() * weight(k)).sum();
+                    *z = R::from_f64(dot + bias.map_or(0.0, |b| b[j].to_f64()));
                 }
             }
         }
@@ -174,12 +183,13 @@ impl Row {
         let others = || (0..z.len()).filter(|j| *j != target).map(scaled);
         let max = others().fold(f64::NEG_INFINITY, f64::max);
         let sum: f64 = others().map(|z| if z == max { 1.0 } else { (z - max).exp() }).sum();
-        let margin = max + sum.ln() - scaled(target);
-        let softplus = |x: f64| x.max(0.0) + (-x.abs()).exp().ln_1p();
-        let lse = scaled(target) + softplus(margin);
+        let lse_of_others = max + sum.ln();
+        let margin = lse_of_others - scaled(target);
+        let rest = (-margin.abs()).exp().ln_1p();
+        let (logp, lse) = (-(margin.max(0.0) + rest), lse_of_others.max(scaled(target)) + rest);
         let log_p = (0..z.len()).map(|j| scaled(j) - lse).filter(|log_p| *log_p > f64::NEG_INFINITY);
         let entropy = -log_p.map(|log_p| log_p.exp() * log_p).sum::<f64>();
-        Self { target, lse, logp: -softplus(margin), entropy: entropy.max(0.0) }
+        Self { target, lse, logp, entropy: entropy.max(0.0) }
     }
 }
 

@@ -27,10 +27,21 @@ pub(crate) fn pieces(k: usize) -> impl Iterator<Item = Range<usize>> {
     (0..k).step_by(size).map(move |start| start..k.min(start + size))
 }
 
-/// Upper bound of the bytes that one [`product`] of these shapes makes the `gemm` crate allocate for packed operands:
-/// `m`, `n` of the output, `k` between. Its slab of L2 size per thread lives as long as the thread and is not counted.
-pub(crate) fn packing_bytes(m: usize, n: usize, k: usize) -> usize {
-    4 * k.min(K_PIECE) * (m + n)
+/// Bytes that [`product`] makes the `gemm` crate allocate for packed operands, for a row-major output `[n, m]` (the
+/// crate turns it around, so its m is the width). `along_m`: whether the operand that spans m is contiguous along it;
+/// `along_k`: whether the other one is contiguous along k. The crate's slab of L2 size per thread, which it makes once
+/// and keeps, is not counted.
+pub(crate) fn packing_bytes(m: usize, n: usize, k: usize, along_m: bool, along_k: bool) -> usize {
+    // Its rules, with the height of its register tile; a tile is rounded up to that.
+    #[cfg(target_arch = "x86_64")]
+    let (lanes, height) = if is_x86_feature_detected!("avx512f") { (16, 64) } else { (8, 24) };
+    #[cfg(not(target_arch = "x86_64"))]
+    let (lanes, height) = (4, 16);
+    let spans_m = m <= 16 * height && (!along_m || !m.is_multiple_of(lanes));
+    let spans_n = !along_k && m > 2 * height;
+    let elements =
+        if spans_m { m.next_multiple_of(height) } else { 0 } + if spans_n { n.next_multiple_of(6) } else { 0 };
+    4 * k.div_ceil(k.div_ceil(K_PIECE).max(1)) * elements
 }
 
 /// `dst = lhs * rhs`, or `dst += lhs * rhs` when `add`.

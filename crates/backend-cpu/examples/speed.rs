@@ -1,0 +1,67 @@
+//! Times one step of the fused head: `cargo run --release -p backend-cpu --example speed -- N H V threads [bf16] [order]`.
+
+use backend_cpu::CpuBackend;
+use grpo_core::*;
+use half::bf16;
+use std::time::Instant;
+
+fn noise(n: usize, scale: f32) -> Vec<f32> {
+    let mut state = 1_u64;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((state >> 40) as f32 / (1 << 23) as f32 - 1.0) * scale
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+fn main() -> Result<()> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let number = |i: usize, default: usize| args.get(i).and_then(|a| a.parse().ok()).unwrap_or(default);
+    let (n, h, v, threads) = (number(0, 2048), number(1, 2048), number(2, 32_768), number(3, 2));
+    let dtype = if args.iter().any(|a| a == "bf16") { Dtype::Bf16 } else { Dtype::F32 };
+    let implementation =
+        if args.iter().any(|a| a == "logits") { Implementation::Logits } else { Implementation::Fused };
+    let loop_order = match () {
+        () if args.iter().any(|a| a == "chunks") => Some(LoopOrder::TokenChunks),
+        () if args.iter().any(|a| a == "panels") => Some(LoopOrder::VocabPanels),
+        () => None,
+    };
+    let workspace_budget = args.iter().find_map(|a| a.strip_suffix("MiB")?.parse::<usize>().ok()).unwrap_or(128) << 20;
+    let (hidden, head) = (noise(n * h, 1.7), noise(v * h, 3.4 / (h as f32).sqrt()));
+    let narrow = |t: &[f32]| t.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>();
+    let (hidden16, head16) = (narrow(&hidden), narrow(&head));
+    let batch = TokenBatch::packed((0..n).map(|i| (i * 7919 % v) as i64).collect(), vec![0, n / 2, n])?
+        .with_advantages(Advantages::PerSequence(vec![1.0, -1.0]))?;
+    let request = PlanRequest {
+        loss: LossConfig::default(),
+        implementation,
+        tiling: Tiling { loop_order, workspace_budget, ..Tiling::default() },
+        max_tokens: n,
+        policy: PolicySpec::Hidden { hidden: h, vocab: v, dtype, layout: HeadLayout::VocabHidden, bias: false },
+        gradients: GradientSpec::default(),
+    };
+    let mut plan = CpuBackend::with_threads(threads)?.plan(&request)?;
+    let (mut dh, mut dw) = (vec![0.0_f32; n * h], vec![0.0_f32; v * h]);
+    let flops = 6.0 * n as f64 * h as f64 * v as f64;
+    for _ in 0..3 {
+        let policy = match dtype {
+            Dtype::F32 => PolicyInput::Hidden { hidden: hidden[..].into(), lm_head: head[..].into(), bias: None },
+            Dtype::Bf16 => PolicyInput::Hidden { hidden: hidden16[..].into(), lm_head: head16[..].into(), bias: None },
+        };
+        let grads = GradsMut {
+            hidden: Some(dh.as_mut_slice().into()),
+            lm_head: Some(dw.as_mut_slice().into()),
+            ..GradsMut::default()
+        };
+        let start = Instant::now();
+        let out = plan.value_and_grad(policy, &batch, grads)?;
+        let seconds = start.elapsed().as_secs_f64();
+        let workspace = plan.memory().workspace >> 20;
+        println!(
+            "{seconds:.3} s  {:.0} GF/s of 3 products  loss {:.6}  workspace {workspace} MiB",
+            flops / seconds / 1e9,
+            out.loss
+        );
+    }
+    Ok(())
+}
