@@ -3,6 +3,7 @@
 use crate::dataset::{Dataset, Item};
 use crate::error::{Error, Result};
 use crate::eval::{EvalReport, evaluate};
+use crate::loss::PolicyLoss;
 use crate::model::{Decoder, NamedTensor};
 use crate::optim::AdamW;
 use crate::reward::Rewards;
@@ -10,9 +11,12 @@ use crate::rollout::{BatchedEngine, RolloutEngine};
 use crate::step::{StepContext, StepReport, grpo_step};
 use crate::train_config::TrainConfig;
 use crate::warmup::{WarmupReport, warmup_step};
+use backend_cpu::CpuBackend;
 use burn::module::Module;
 use burn::tensor::Device;
+use grpo_core::Backend;
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// What comes next in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +66,7 @@ pub struct Trainer {
     held_out: Vec<Item>,
     rewards: Rewards,
     engine: Box<dyn RolloutEngine>,
+    loss: PolicyLoss,
     policy: Decoder,
     reference: Option<Decoder>,
     optimizer: AdamW,
@@ -92,6 +97,11 @@ impl Trainer {
         engine: Box<dyn RolloutEngine>,
     ) -> Result<Self> {
         config.validate()?;
+        let loss = PolicyLoss {
+            config: config.loss(),
+            backend: Arc::new(CpuBackend::new()),
+            implementation: config.grpo.implementation,
+        };
         let policy = Decoder::new(&config.model, config.seed, &Device::flex().autodiff())?;
         let mut trainer = Self {
             held_out: dataset.held_out(config.eval.num_problems)?,
@@ -99,6 +109,7 @@ impl Trainer {
             dataset,
             rewards,
             engine,
+            loss,
             policy,
             reference: None,
             counters: Counters::default(),
@@ -106,6 +117,13 @@ impl Trainer {
         };
         trainer.begin_grpo_if_warm();
         Ok(trainer)
+    }
+
+    /// Hands the loss to another backend. The numbers stay the same within the backend's tolerance.
+    #[must_use]
+    pub fn with_backend(mut self, backend: Arc<dyn Backend>) -> Self {
+        self.loss.backend = backend;
+        self
     }
 
     /// The configuration.
@@ -163,6 +181,7 @@ impl Trainer {
         let items = self.dataset.next_batch(self.config.grpo.prompts_per_step)?;
         let mut context = StepContext {
             config: &self.config,
+            loss: &self.loss,
             rewards: &self.rewards,
             engine: self.engine.as_mut(),
             reference: self.reference.as_ref(),
@@ -213,7 +232,8 @@ impl Trainer {
         }
         let policy = self.policy.clone().with_parameters(&state.policy)?;
         let mut optimizer = if warm { self.grpo_optimizer() } else { self.warmup_optimizer() };
-        optimizer.restore(counters.optimizer_steps, &state.optimizer, &state.policy)?;
+        // In the order of the model's own walk: a saved state may list its tensors in any order.
+        optimizer.restore(counters.optimizer_steps, &state.optimizer, &policy.parameters())?;
         let reference = match (warm && self.needs_reference(), state.reference.is_empty()) {
             (true, false) => Some(self.policy.valid().with_parameters(&state.reference)?),
             (false, true) => None,
