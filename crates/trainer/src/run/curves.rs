@@ -1,6 +1,7 @@
 //! curves.svg: what a run did, at a glance.
 //!
-//! The horizontal axis counts GRPO steps; the warm-up lies left of 0.
+//! The first panel shows the whole run: GRPO steps, and left of 0 the warm-up, which always takes the same share of
+//! the width because it may have many more (and much shorter) steps. The other panels show one phase each.
 
 use super::jsonl::{MetricsRow, RowKind};
 use crate::error::{Error, Result};
@@ -32,23 +33,48 @@ struct Panel {
     curves: Vec<Curve>,
     /// Values that the vertical axis shows in any case.
     floor: Option<Range<f64>>,
+    /// What the horizontal axis shows.
+    span: Span,
 }
 
-/// Where the rows of a run lie on the horizontal axis.
+#[derive(Clone, Copy, PartialEq)]
+enum Span {
+    Whole,
+    Warmup,
+    Grpo,
+}
+
+/// Width of the warm-up in the panel of the whole run, as a share of the width of GRPO.
+const WARMUP_SHARE: f64 = 0.2;
+
+/// Numbers of steps: what the horizontal axes are made of.
 struct Axis {
     warmup: f64,
+    grpo: f64,
 }
 
 impl Axis {
-    fn curve(&self, rows: &[MetricsRow], kind: RowKind, metric: &str, label: &'static str, color: RGBColor) -> Curve {
-        let of_kind = rows.iter().filter(|row| row.phase == kind);
-        let x = |row: &MetricsRow| match kind {
-            RowKind::Warmup => row.step as f64 - self.warmup,
-            _ => row.step as f64,
-        };
-        let points = of_kind.filter_map(|row| Some((x(row), row.get(metric)?))).collect();
-        Curve { label, color, points, exact: kind == RowKind::Eval }
+    fn range(&self, span: Span) -> Range<f64> {
+        match span {
+            Span::Whole if self.warmup > 0.0 => -WARMUP_SHARE * self.grpo..1.01 * self.grpo,
+            Span::Whole | Span::Grpo => 0.0..1.01 * self.grpo,
+            Span::Warmup => 0.0..1.01 * self.warmup.max(1.0),
+        }
     }
+
+    fn description(&self, span: Span) -> String {
+        match span {
+            Span::Whole if self.warmup > 0.0 => format!("GRPO step (left of 0: {} warm-up steps)", self.warmup),
+            Span::Whole | Span::Grpo => "GRPO step".to_owned(),
+            Span::Warmup => "warm-up step".to_owned(),
+        }
+    }
+}
+
+fn curve(rows: &[MetricsRow], kind: RowKind, metric: &str, label: &'static str, color: RGBColor) -> Curve {
+    let of_kind = rows.iter().filter(|row| row.phase == kind);
+    let points = of_kind.filter_map(|row| Some((row.step as f64, row.get(metric)?))).collect();
+    Curve { label, color, points, exact: kind == RowKind::Eval }
 }
 
 /// The curves of a run as an SVG document.
@@ -65,45 +91,52 @@ type DrawResult<T = ()> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 fn draw(name: &str, rows: &[MetricsRow], text: &mut String) -> DrawResult {
     let last = |kind| rows.iter().filter(|r| r.phase == kind).map(|r| r.step).max().unwrap_or(0) as f64;
-    let axis = Axis { warmup: last(RowKind::Warmup) };
-    let end = last(RowKind::Grpo).max(1.0);
-    let x = -axis.warmup..end + 0.01 * (end + axis.warmup);
+    let axis = Axis { warmup: last(RowKind::Warmup), grpo: last(RowKind::Grpo).max(1.0) };
 
     let root = SVGBackend::with_string(text, (1000, 1120)).into_drawing_area();
     root.fill(&WHITE)?;
     let root = root.titled(name, (FONT, 24).into_font().color(&BLACK))?;
     let (top, below) = root.split_vertically(340);
-    draw_panel(&top, &outcome(&axis, rows), &x, true)?;
+    draw_panel(&top, &outcome(&axis, rows), &axis)?;
     let grid = below.split_evenly((3, 2));
-    for (area, panel) in grid.iter().zip(details(&axis, rows)) {
-        draw_panel(area, &panel, &x, false)?;
+    for (area, panel) in grid.iter().zip(details(rows)) {
+        draw_panel(area, &panel, &axis)?;
     }
     root.present()?;
     Ok(())
 }
 
 fn outcome(axis: &Axis, rows: &[MetricsRow]) -> Panel {
+    // During the warm-up there is no reward; what a token of the answer is given is a share too.
+    let mut learned = curve(rows, RowKind::Warmup, "loss", "warm-up: likelihood per answer token", GREY);
+    for (x, y) in &mut learned.points {
+        *x = WARMUP_SHARE * axis.grpo * (*x / axis.warmup - 1.0);
+        *y = (-*y).exp();
+    }
     Panel {
         title: "reward and held-out pass@1",
         unit: "share, reward",
         curves: vec![
-            axis.curve(rows, RowKind::Grpo, "reward", "reward of training samples", BLUE),
-            axis.curve(rows, RowKind::Eval, "eval/pass@1", "held-out pass@1 (greedy)", VERMILLION),
-            axis.curve(rows, RowKind::Eval, "eval/reward", "held-out reward (sampled)", GREEN),
+            learned,
+            curve(rows, RowKind::Grpo, "reward", "reward of training samples", BLUE),
+            curve(rows, RowKind::Eval, "eval/reward", "held-out reward (sampled)", GREEN),
+            curve(rows, RowKind::Eval, "eval/pass@1", "held-out pass@1 (greedy)", VERMILLION),
         ],
         floor: Some(0.0..1.0),
+        span: Span::Whole,
     }
 }
 
-fn details(axis: &Axis, rows: &[MetricsRow]) -> [Panel; 6] {
-    let grpo = |metric, label, color| axis.curve(rows, RowKind::Grpo, metric, label, color);
+fn details(rows: &[MetricsRow]) -> [Panel; 6] {
+    let span = Span::Grpo;
+    let grpo = |metric, label, color| curve(rows, RowKind::Grpo, metric, label, color);
     let has = |metric: &str| rows.iter().any(|r| r.phase == RowKind::Grpo && r.get(metric).is_some());
     let drift = if has("kl") {
         let curves = vec![grpo("kl", "KL to the reference", VERMILLION)];
-        Panel { title: "KL(policy || reference)", unit: "nats / token", curves, floor: Some(0.0..0.0) }
+        Panel { title: "KL(policy || reference)", unit: "nats / token", curves, floor: Some(0.0..0.0), span }
     } else {
         let curves = vec![grpo("grad_norm", "norm before clipping", VERMILLION)];
-        Panel { title: "gradient norm", unit: "2-norm", curves, floor: Some(0.0..0.0) }
+        Panel { title: "gradient norm", unit: "2-norm", curves, floor: Some(0.0..0.0), span }
     };
     let clipped = if has("cispo_clip_ratio") {
         vec![grpo("cispo_clip_ratio", "capped", PURPLE)]
@@ -117,18 +150,20 @@ fn details(axis: &Axis, rows: &[MetricsRow]) -> [Panel; 6] {
         Panel {
             title: "warm-up: cross-entropy of answers",
             unit: "nats / token",
-            curves: vec![axis.curve(rows, RowKind::Warmup, "loss", "supervised loss", GREY)],
+            curves: vec![curve(rows, RowKind::Warmup, "loss", "supervised loss", GREY)],
             floor: Some(0.0..0.0),
+            span: Span::Warmup,
         },
-        Panel { title: "GRPO loss", unit: "loss", curves: vec![grpo("loss", "loss", BLUE)], floor: None },
+        Panel { title: "GRPO loss", unit: "loss", curves: vec![grpo("loss", "loss", BLUE)], floor: None, span },
         Panel {
             title: "entropy of the policy",
             unit: "nats / token",
             curves: vec![grpo("entropy", "entropy", GREEN)],
             floor: Some(0.0..0.0),
+            span,
         },
         drift,
-        Panel { title: "clip ratio", unit: "share of tokens", curves: clipped, floor: Some(0.0..0.01) },
+        Panel { title: "clip ratio", unit: "share of tokens", curves: clipped, floor: Some(0.0..0.01), span },
         Panel {
             title: "groups without a signal, completions cut off",
             unit: "share",
@@ -137,12 +172,13 @@ fn details(axis: &Axis, rows: &[MetricsRow]) -> [Panel; 6] {
                 grpo("completions/clipped_ratio", "completions cut off", VERMILLION),
             ],
             floor: Some(0.0..1.0),
+            span,
         },
     ]
 }
 
-fn draw_panel(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel, x: &Range<f64>, large: bool) -> DrawResult {
-    let y = vertical(panel);
+fn draw_panel(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel, axis: &Axis) -> DrawResult {
+    let (x, y, large) = (axis.range(panel.span), vertical(panel), panel.span == Span::Whole);
     let mut chart = ChartBuilder::on(area)
         .caption(panel.title, (FONT, if large { 18 } else { 15 }))
         .margin(8)
@@ -152,13 +188,13 @@ fn draw_panel(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel, x: &Rang
         .build_cartesian_2d(x.clone(), y.clone())?;
     chart
         .configure_mesh()
-        .x_desc("GRPO step (warm-up left of 0)")
+        .x_desc(axis.description(panel.span))
         .y_desc(panel.unit)
         .axis_desc_style((FONT, 13))
         .label_style((FONT, 12))
         .x_labels(if large { 12 } else { 7 })
         .y_labels(6)
-        .x_label_formatter(&|v| format!("{v:.0}"))
+        .x_label_formatter(&|v| if *v < 0.0 { String::new() } else { number(*v, &x) })
         .y_label_formatter(&|v| number(*v, &y))
         .bold_line_style(BLACK.mix(0.12))
         .light_line_style(TRANSPARENT)
@@ -167,10 +203,9 @@ fn draw_panel(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel, x: &Rang
     if x.start < 0.0 {
         chart.draw_series([Rectangle::new([(x.start, y.start), (0.0, y.end)], GREY.mix(0.08).filled())])?;
         chart.draw_series(DashedLineSeries::new([(0.0, y.start), (0.0, y.end)], 5, 4, GREY.stroke_width(1)))?;
-        if large {
-            let style = (FONT, 13).into_font().color(&GREY);
-            let height = y.start + 0.97 * (y.end - y.start);
-            chart.draw_series([Text::new("warm-up", (0.99 * x.start, height), style)])?;
+        let style = (FONT, 13).into_font().color(&GREY);
+        for (text, at) in [("warm-up", 0.97 * x.start), ("GRPO", 0.01 * x.end)] {
+            chart.draw_series([Text::new(text, (at, y.start + 0.97 * (y.end - y.start)), style.clone())])?;
         }
     }
     for curve in panel.curves.iter().filter(|c| !c.points.is_empty()) {
@@ -193,13 +228,30 @@ fn draw_panel(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel, x: &Rang
     } else if large || panel.curves.len() > 1 {
         chart
             .configure_series_labels()
-            .position(if large { SeriesLabelPosition::LowerRight } else { SeriesLabelPosition::UpperRight })
+            .position(free_corner(panel, &x, &y))
             .background_style(WHITE.mix(0.85))
             .border_style(BLACK.mix(0.2))
             .label_font((FONT, 13))
             .draw()?;
     }
     Ok(())
+}
+
+/// The place on the right that the fewest points of the curves share.
+fn free_corner(panel: &Panel, x: &Range<f64>, y: &Range<f64>) -> SeriesLabelPosition {
+    let late = |p: &&(f64, f64)| p.0 > 0.5 * (x.start + x.end);
+    let mut thirds = [0, 0, 0];
+    for (_, value) in panel.curves.iter().flat_map(|c| &c.points).filter(late) {
+        thirds[(3.0 * (y.end - value) / (y.end - y.start)).clamp(0.0, 2.0) as usize] += 1;
+    }
+    let [upper, middle, lower] = thirds;
+    if upper <= middle.min(lower) {
+        SeriesLabelPosition::UpperRight
+    } else if lower <= middle {
+        SeriesLabelPosition::LowerRight
+    } else {
+        SeriesLabelPosition::MiddleRight
+    }
 }
 
 /// The range of a panel's values with a margin; never empty.
@@ -226,7 +278,9 @@ fn number(value: f64, range: &Range<f64>) -> String {
     if span < 1e-4 || span >= 1e5 {
         return format!("{value:.1e}");
     }
-    let digits = (1.0 - span.log10().floor()).clamp(0.0, 6.0) as usize;
+    // Ticks are about a sixth of the span apart.
+    let digits = (1.0 - (span / 2.0).log10().floor()).clamp(0.0, 6.0) as usize;
+    let digits = if span >= 6.0 { 0 } else { digits };
     format!("{value:.digits$}")
 }
 
@@ -268,8 +322,7 @@ mod tests {
 
     #[test]
     fn labels_have_as_many_digits_as_they_need() {
-        assert_eq!(number(0.2, &(0.0..1.0)), "0.2");
-        assert_eq!(number(0.25, &(0.0..0.5)), "0.25");
+        assert_eq!(number(0.25, &(0.0..1.0)), "0.25");
         assert_eq!(number(40.0, &(0.0..200.0)), "40");
         assert_eq!(number(2e-6, &(0.0..1e-5)), "2.0e-6");
         assert_eq!(number(0.0, &(-1.0..1.0)), "0");

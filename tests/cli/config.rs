@@ -1,0 +1,114 @@
+//! Help, layers of the configuration, exit codes.
+
+use crate::support::{command, grpo, refuse, refused, stderr, stdout, succeed, tiny};
+
+fn printed(arguments: &[&str]) -> String {
+    succeed(&[&["train", "--print-config"], arguments].concat())
+}
+
+#[test]
+fn help_lists_commands_options_and_exit_codes() {
+    let help = succeed(&["--help"]);
+    for word in ["train", "Exit codes"] {
+        assert!(help.contains(word), "{help}");
+    }
+    let help = succeed(&["train", "--help"]);
+    for word in ["--config", "--set", "--print-config", "--resume", "--run-dir", "GRPO__"] {
+        assert!(help.contains(word), "{word}: {help}");
+    }
+    assert!(succeed(&["--version"]).starts_with("grpo "));
+}
+
+#[test]
+fn bad_usage_ends_with_2() {
+    for arguments in [&[][..], &["trian"], &["train", "--nonsense"], &["train", "--resume", "x", "--set", "seed=1"]] {
+        let output = grpo(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(stderr(&output).contains("Usage"), "{arguments:?} {}", stderr(&output));
+    }
+}
+
+#[test]
+fn the_default_configuration_is_built_in() {
+    let elsewhere = tempfile::tempdir().expect("a temporary folder");
+    let output = command(&["train", "--print-config"]).current_dir(elsewhere.path()).output().expect("starts");
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(stdout(&output).contains("name: arithmetic"), "{}", stdout(&output));
+}
+
+#[test]
+fn a_printed_configuration_reads_back_to_itself() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = folder.path().join("config.yaml");
+    let first = printed(&["--config", &tiny().display().to_string(), "--set", "loss.delta=2.5", "--set", "seed=12"]);
+    std::fs::write(&file, &first).expect("written");
+    assert_eq!(printed(&["--config", &file.display().to_string()]), first);
+}
+
+#[test]
+fn set_wins_over_the_environment_and_that_over_the_file() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = folder.path().join("a.yaml");
+    std::fs::write(&file, "seed: 1\ngrpo: {max_steps: 1, num_generations: 3}\nloss: {beta: 0.5}\n").expect("written");
+    let output = command(&["train", "--print-config", "--config", &file.display().to_string(), "--set", "seed=3"])
+        .args(["--set", "model.tie_word_embeddings=true", "--set", "loss.epsilon_high=null"])
+        .envs([("GRPO__SEED", "2"), ("GRPO__GRPO__MAX_STEPS", "2"), ("GRPO__LOSS__BETA", "0"), ("GRPO_LOG", "error")])
+        .output()
+        .expect("starts");
+    let text = stdout(&output);
+    for line in [
+        "seed: 3",
+        "max_steps: 2",
+        "num_generations: 3",
+        "beta: 0.0",
+        "tie_word_embeddings: true",
+        "epsilon_high: null",
+    ] {
+        assert!(text.lines().any(|l| l.trim() == line), "{line} is not in\n{text}{}", stderr(&output));
+    }
+}
+
+#[test]
+fn unknown_keys_are_errors_that_say_which_key_was_meant() {
+    let text = refuse(&["train", "--set", "grpo.max_step=3"]);
+    assert!(text.contains("`grpo.max_step`") && text.contains("did you mean `max_steps`?"), "{text}");
+    let arguments = ["train", "--print-config"];
+    let output = command(&arguments).env("GRPO__LOSS__BETTA", "1").output().expect("starts");
+    let text = refused(&arguments, &output);
+    assert!(text.contains("GRPO__LOSS__BETTA") && text.contains("did you mean `beta`?"), "{text}");
+}
+
+#[test]
+fn bad_values_name_their_key() {
+    for (setting, words) in [
+        ("grpo.max_steps=many", &["grpo.max_steps", "many"][..]),
+        ("seed=-1", &["seed"]),
+        ("loss.loss_type=ppo", &["loss.loss_type", "ppo", "grpo"]),
+        ("loss.epsilon_low=7", &["epsilon_low", "[0, 1]"]),
+        ("loss.loss_type=cispo", &["epsilon_high"]),
+        ("model.hidden_size=30", &["model.hidden_size"]),
+        ("run.name=../x", &["run.name"]),
+        ("grpo.max_steps", &["KEY=VALUE"]),
+        ("data.held_out_fraction=.nan", &["--set data.held_out_fraction=.nan"]),
+    ] {
+        let text = refuse(&["train", "--set", setting]);
+        assert!(words.iter().all(|word| text.contains(word)), "{setting}: {text}");
+    }
+}
+
+#[test]
+fn files_that_are_not_there_or_not_yaml_are_named() {
+    let text = refuse(&["train", "--config", "/nowhere/a.yaml"]);
+    assert!(text.contains("/nowhere/a.yaml") && text.contains("No such file"), "{text}");
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = folder.path().join("a.yaml");
+    for (content, word) in [("seed: [1", "line 1"), ("- 1\n", "list"), ("seed: 1\nseed: 2\n", "duplicate")] {
+        std::fs::write(&file, content).expect("written");
+        let text = refuse(&["train", "--config", &file.display().to_string()]);
+        assert!(text.contains("a.yaml") && text.contains(word), "{content:?}: {text}");
+    }
+    std::fs::write(&file, [0xff, 0xfe, 0, 1]).expect("written");
+    refuse(&["train", "--config", &file.display().to_string()]);
+    let text = refuse(&["train", "--resume", &folder.path().display().to_string()]);
+    assert!(text.contains("no config.yaml"), "{text}");
+}

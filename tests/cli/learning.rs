@@ -1,0 +1,22 @@
+//! The claim that the whole thing rests on: advantages, and nothing else, make the policy better.
+
+use crate::support::{Runs, json};
+
+/// Rise of the held-out sampled reward and of the training reward.
+fn rise(advantage_scale: &str, seed: &str) -> (f64, f64) {
+    let runs = Runs::new(&[&format!("grpo.advantage_scale={advantage_scale}"), &format!("seed={seed}")]);
+    runs.train("a");
+    let summary = json(&runs.path("a").join("summary.json"));
+    let number = |pointer: &str| summary.pointer(pointer).and_then(serde_json::Value::as_f64).expect("a number");
+    (number("/eval_after/reward") - number("/eval_before/reward"), number("/reward_last") - number("/reward_first"))
+}
+
+#[test]
+fn rewards_rise_with_advantages_and_not_without() {
+    for seed in ["0", "1"] {
+        let (held_out, training) = rise("1", seed);
+        assert!(held_out > 0.3 && training > 0.3, "seed {seed}: {held_out:+.3} held out, {training:+.3} in training");
+        let (held_out, training) = rise("0", seed);
+        assert!(held_out < 0.05 && training < 0.1, "seed {seed}: {held_out:+.3} held out, {training:+.3} in training");
+    }
+}

@@ -1,0 +1,8 @@
+//! The binary `grpo` as its users call it.
+
+mod config;
+mod damage;
+mod learning;
+mod resume;
+mod run_folder;
+mod support;

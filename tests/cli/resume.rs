@@ -1,0 +1,137 @@
+//! A run that was killed or stopped ends like one that was not.
+
+use crate::support::{Runs, assert_same_run, json, names, refuse, spawn, stdout, succeed, wait_until};
+use std::path::Path;
+
+/// Slow enough to be caught in the act, in both phases.
+const SETTINGS: [&str; 8] = [
+    "warmup.steps=60",
+    "grpo.max_steps=60",
+    "grpo.num_iterations=2",
+    "loss.beta=0.02",
+    "eval.eval_steps=8",
+    "run.save_steps=5",
+    "run.save_total_limit=2",
+    "run.log_completions_steps=4",
+];
+
+fn lines(run: &Path, file: &str) -> usize {
+    std::fs::read_to_string(run.join(file)).map(|text| text.lines().count()).unwrap_or(0)
+}
+
+#[test]
+fn a_killed_run_resumes_bit_for_bit() {
+    let runs = Runs::new(&SETTINGS);
+    runs.train("whole");
+    let killed = runs.path("killed");
+    // In the warm-up between two checkpoints, in GRPO, and in GRPO again.
+    let mut child = runs.spawn("killed");
+    for rows_before in [23, 82, 108] {
+        wait_until(&mut child, "enough rows", || lines(&killed, "metrics.jsonl") >= rows_before);
+        child.kill().expect("SIGKILL");
+        child.wait().expect("ended");
+        assert!(!killed.join("summary.json").exists(), "killed in mid-run");
+        child = spawn(&["train", "--resume", &runs.text("killed")]);
+    }
+    let output = child.wait_with_output().expect("ended");
+    assert_eq!(output.status.code(), Some(0));
+    assert!(stdout(&output).contains("continued from step-"), "{}", stdout(&output));
+    assert_same_run(&runs.path("whole"), &killed);
+}
+
+#[test]
+fn a_run_killed_before_its_first_checkpoint_begins_again() {
+    let runs = Runs::new(&["warmup.steps=40", "grpo.max_steps=2", "run.save_steps=0"]);
+    runs.train("whole");
+    let mut child = runs.spawn("killed");
+    wait_until(&mut child, "the first row", || lines(&runs.path("killed"), "metrics.jsonl") > 0);
+    child.kill().expect("SIGKILL");
+    child.wait().expect("ended");
+    succeed(&["train", "--resume", &runs.text("killed")]);
+    assert_same_run(&runs.path("whole"), &runs.path("killed"));
+}
+
+#[test]
+fn half_a_row_and_half_a_checkpoint_are_taken_back() {
+    let runs = Runs::new(&["warmup.steps=3", "grpo.max_steps=8", "run.save_steps=4"]);
+    runs.train("whole");
+    runs.train("torn");
+    let torn = runs.path("torn");
+    // What a crash in the middle of step 7 would leave.
+    for file in ["metrics.jsonl", "completions.jsonl"] {
+        let mut text = std::fs::read(torn.join(file)).expect("rows");
+        text.extend(b"{\"phase\":\"grpo\",\"st");
+        std::fs::write(torn.join(file), text).expect("written");
+    }
+    std::fs::remove_dir_all(torn.join("checkpoints/step-000008")).expect("removed");
+    std::fs::create_dir(torn.join("checkpoints/.tmp-step-000008")).expect("created");
+    std::fs::write(torn.join("checkpoints/.tmp-step-000008/model.safetensors"), "half").expect("written");
+    succeed(&["train", "--resume", &runs.text("torn")]);
+    assert_same_run(&runs.path("whole"), &torn);
+    assert!(names(&torn.join("checkpoints")).iter().all(|name| !name.starts_with('.')));
+}
+
+#[test]
+fn an_earlier_checkpoint_can_be_chosen_and_later_ones_are_kept() {
+    let runs = Runs::new(&["warmup.steps=3", "grpo.max_steps=8", "run.save_steps=2", "run.save_total_limit=0"]);
+    runs.train("whole");
+    runs.train("again");
+    let text = succeed(&["train", "--resume", &runs.text("again"), "--from", "step-000004"]);
+    assert!(text.contains("continued from step-000004") && text.contains("kept a later checkpoint"), "{text}");
+    assert_same_run(&runs.path("whole"), &runs.path("again"));
+    assert!(names(&runs.path("again/checkpoints")).contains(&"step-000006.old-1".to_owned()));
+    let text = refuse(&["train", "--resume", &runs.text("again"), "--from", "step-000005"]);
+    assert!(text.contains("no checkpoint `step-000005`") && text.contains("step-000006"), "{text}");
+}
+
+#[test]
+fn a_changed_configuration_is_not_the_same_run() {
+    let runs = Runs::new(&["warmup.steps=1", "grpo.max_steps=2"]);
+    runs.train("a");
+    let config = runs.path("a/config.yaml");
+    let text = std::fs::read_to_string(&config).expect("config");
+    std::fs::write(&config, text.replace("max_steps: 2", "max_steps: 3")).expect("written");
+    let error = refuse(&["train", "--resume", &runs.text("a")]);
+    assert!(error.contains("config.yaml has changed"), "{error}");
+    // What is only shown or saved may change.
+    std::fs::write(&config, text.replace("save_total_limit: 3", "save_total_limit: 1")).expect("written");
+    succeed(&["train", "--resume", &runs.text("a")]);
+}
+
+#[test]
+#[cfg(unix)]
+fn an_interrupted_run_saves_says_how_to_go_on_and_does() {
+    let runs = Runs::new(&SETTINGS);
+    runs.train("whole");
+    for (signal, rows_before) in [("INT", 12), ("TERM", 90)] {
+        let name = format!("stopped-{signal}");
+        let run = runs.path(&name);
+        let mut child = runs.spawn(&name);
+        wait_until(&mut child, "enough rows", || lines(&run, "metrics.jsonl") >= rows_before);
+        let kill = std::process::Command::new("kill").args([format!("-{signal}"), child.id().to_string()]).status();
+        assert!(kill.expect("kill runs").success());
+        let output = child.wait_with_output().expect("ended");
+        assert_eq!(output.status.code(), Some(0), "a stopped run is not a failed one");
+        let text = stdout(&output);
+        assert!(text.contains(&format!("grpo train --resume {}", run.display())), "{text}");
+        assert!(!run.join("summary.json").exists() && run.join("curves.svg").exists());
+        // The step at hand was finished and is in the checkpoint.
+        let newest = names(&run.join("checkpoints")).pop().expect("a checkpoint");
+        let saved = json(&run.join("checkpoints").join(newest).join("state.json"));
+        let bytes = std::fs::metadata(run.join("metrics.jsonl")).expect("metrics").len();
+        assert_eq!(saved["metrics_bytes"].as_u64(), Some(bytes));
+        succeed(&["train", "--resume", &runs.text(&name)]);
+        assert_same_run(&runs.path("whole"), &run);
+    }
+}
+
+#[test]
+fn two_processes_do_not_share_a_run() {
+    let runs = Runs::new(&SETTINGS);
+    let mut child = runs.spawn("a");
+    wait_until(&mut child, "the first row", || lines(&runs.path("a"), "metrics.jsonl") > 0);
+    let text = refuse(&["train", "--resume", &runs.text("a")]);
+    assert!(text.contains("another process"), "{text}");
+    child.kill().expect("SIGKILL");
+    child.wait().expect("ended");
+}
