@@ -1,7 +1,7 @@
 //! What a person sees of a run: a bar and tables on a terminal, plain lines elsewhere.
 
 use super::emit;
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::fmt::Write;
 use std::io::IsTerminal;
@@ -16,6 +16,9 @@ use trainer::run::{Event, Observer};
 const LINES_PER_PHASE: u64 = 20;
 /// A slow phase says something this often.
 const LONGEST_SILENCE: Duration = Duration::from_secs(15);
+
+/// A line below the header and nothing else.
+const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
 
 /// Shows a run.
 pub(crate) struct Display {
@@ -91,7 +94,8 @@ impl Display {
         self.line(&format!("{title}: step {} of {steps}", done + 1));
         if self.terminal && !self.quiet {
             let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stdout()).with_position(done);
-            let template = "{prefix:8} {bar:24.cyan/dim} {pos:>5}/{len}  {elapsed_precise} (left {eta:>4})  {wide_msg}";
+            // 40 columns, so that reward, loss and speed fit beside them on a terminal of 80.
+            let template = "{prefix:7} {bar:12.cyan/dim} {pos:>4}/{len} {eta:>3} left  {wide_msg}";
             if let Ok(style) = ProgressStyle::with_template(template) {
                 bar.set_style(style.progress_chars("━╸─"));
             }
@@ -133,7 +137,7 @@ impl Observer for Display {
                 self.line(&format!("run {}{from}: {parameters} weights, seed {}", dir.display(), config.seed));
                 let (grpo, warmup) = (&config.grpo, config.warmup.steps);
                 self.line(&format!(
-                    "plan: {warmup} warm-up steps, then {} GRPO steps of {} prompts x {} samples; Ctrl-C saves and stops",
+                    "plan: {warmup} warm-up steps at most, then {} GRPO steps of {} prompts x {} samples; Ctrl-C saves and stops",
                     grpo.max_steps, grpo.prompts_per_step, grpo.num_generations
                 ));
                 for path in set_aside {
@@ -159,12 +163,15 @@ fn step_message(row: &MetricsRow) -> String {
     };
     add("reward", "reward", 3);
     add("loss", "loss", 4);
-    if row.phase == RowKind::Grpo {
-        add("entropy", "entropy", 3);
-        add("kl", "kl", 4);
-    }
     if let (Some(tokens), Some(seconds)) = (row.get("tokens"), row.get("step_time")) {
         let _ = write!(text, "  {} tok/s", count(tokens / seconds.max(1e-9)));
+    }
+    if row.phase == RowKind::Grpo {
+        for (name, digits) in [("entropy", 3), ("kl", 4)] {
+            if let Some(value) = row.get(name) {
+                let _ = write!(text, "  {name} {value:.digits$}");
+            }
+        }
     }
     text
 }
@@ -181,7 +188,7 @@ fn eval_line(row: &MetricsRow) -> String {
 
 fn completions_table(rows: &[CompletionRow]) -> String {
     let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    table.load_style(STYLE);
     table.set_header(["step", "prompt", "completion", "right", "reward", "advantage"]);
     for row in rows {
         let cut = if row.truncated { " (cut off)" } else { "" };
@@ -200,7 +207,7 @@ fn completions_table(rows: &[CompletionRow]) -> String {
 
 fn summary_text(summary: &Summary, dir: &RunDir) -> String {
     let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    table.load_style(STYLE);
     table.set_header(["", "before GRPO", "after GRPO", "change"]);
     for (name, before) in &summary.eval_before {
         let Some(after) = summary.eval_after.get(name).filter(|_| name != "problems") else { continue };

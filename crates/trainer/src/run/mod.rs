@@ -8,67 +8,27 @@ pub mod checkpoint;
 pub mod curves;
 pub mod dir;
 pub mod jsonl;
+pub mod observer;
 pub mod options;
+mod restore;
 pub mod summary;
 
 pub use dir::write_atomically;
+pub use observer::{Event, Observer};
 
 use crate::error::{Error, Result};
 use crate::eval::EvalReport;
 use crate::step::{Sample, StepReport};
 use crate::train_config::TrainConfig;
-use crate::trainer::{Phase, TrainState, Trainer};
-use checkpoint::{Checkpoints, FORMAT, Position, SavedState, sha256};
+use crate::trainer::{Phase, Trainer};
+use checkpoint::{Checkpoints, FORMAT, Position, SavedState};
 use dir::RunDir;
 use jsonl::{CompletionRow, JsonLines, MetricsRow, RowKind, read_rows};
+use restore::{choose, config_hash, restore};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use summary::Summary;
-
-/// Something that happened in a run.
-#[derive(Clone, Copy, Debug)]
-pub enum Event<'a> {
-    /// The run begins or goes on here.
-    Started {
-        /// Its folder.
-        dir: &'a Path,
-        /// Its configuration.
-        config: &'a TrainConfig,
-        /// Number of weights of the policy.
-        parameters: usize,
-        /// The checkpoint it goes on from; `None` at the beginning.
-        resumed: Option<Position>,
-        /// Checkpoints that were renamed because the run goes on from an earlier one.
-        set_aside: &'a [PathBuf],
-    },
-    /// A phase begins, or goes on after `done` of its `steps`.
-    Phase {
-        /// Which one.
-        kind: RowKind,
-        /// Steps done before.
-        done: u64,
-        /// Steps in all; 1 for an evaluation.
-        steps: u64,
-    },
-    /// A row was added to metrics.jsonl.
-    Row(&'a MetricsRow),
-    /// Rows were added to completions.jsonl.
-    Completions(&'a [CompletionRow]),
-    /// A checkpoint was saved.
-    Saved(&'a Path),
-}
-
-/// Is told what happens in a run.
-pub trait Observer {
-    /// Called in the order of events, on the thread that trains.
-    fn event(&mut self, event: Event<'_>);
-}
-
-/// Hears nothing.
-impl Observer for () {
-    fn event(&mut self, _: Event<'_>) {}
-}
 
 /// How a run ended.
 #[derive(Clone, Debug)]
@@ -361,48 +321,6 @@ fn is_due(step: u64, every: u64) -> bool {
     every > 0 && step.is_multiple_of(every)
 }
 
-/// The checkpoint to continue from; `None` when there is none at all.
-fn choose(checkpoints: &Checkpoints, from: Option<&str>, run: &Path) -> Result<Option<Position>> {
-    let positions = checkpoints.list()?;
-    let Some(name) = from else { return Ok(positions.last().copied()) };
-    match positions.iter().find(|p| p.to_string() == name) {
-        Some(position) => Ok(Some(*position)),
-        None => {
-            let names: Vec<_> = positions.iter().map(Position::to_string).collect();
-            let there =
-                if names.is_empty() { "it has none".to_owned() } else { format!("it has {}", names.join(", ")) };
-            Err(Error::RunDir { path: run.to_owned(), reason: format!("there is no checkpoint `{name}`; {there}") })
-        }
-    }
-}
-
-fn restore(checkpoints: &Checkpoints, position: Position, trainer: &mut Trainer) -> Result<SavedState> {
-    let (saved, state): (SavedState, TrainState) = checkpoints.read(position)?;
-    let path = checkpoints.path(position);
-    if saved.config_sha256 != config_hash(trainer.config())? {
-        let reason =
-            "config.yaml has changed since the checkpoint was taken, so it would not be the same run; restore \
-                      it, or start a new run"
-                .to_owned();
-        return Err(Error::RunDir { path, reason });
-    }
-    if saved.threads != rayon::current_num_threads() {
-        tracing::warn!(
-            "the run used {} threads and goes on with {}: results may differ in the last bits",
-            saved.threads,
-            rayon::current_num_threads()
-        );
-    }
-    trainer.restore(&state).map_err(|e| Error::Checkpoint { path, reason: e.to_string(), last_good: None })?;
-    Ok(saved)
-}
-
-/// Hash of all that the numbers of a run depend on.
-fn config_hash(config: &TrainConfig) -> Result<String> {
-    let numbers = TrainConfig { run: options::RunOptions::default(), ..config.clone() };
-    serde_json::to_vec(&numbers).map(|bytes| sha256(&bytes)).map_err(|e| Error::Text(format!("configuration: {e}")))
-}
-
 fn eval_values(report: &EvalReport) -> Vec<(String, f64)> {
     let mut values =
         vec![("eval/pass@1".to_owned(), report.pass_at_1), ("eval/problems".to_owned(), report.problems as f64)];
@@ -440,3 +358,6 @@ fn pick_completions(report: &StepReport, per_group: usize, count: usize) -> Vec<
     rows.truncate(count);
     rows
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,135 @@
+use super::*;
+use crate::dataset::Dataset;
+use crate::reward::{RewardFn, RewardInput, Rewards};
+use crate::rollout::BatchedEngine;
+use crate::task::Comparison;
+use std::sync::Arc;
+
+fn config() -> TrainConfig {
+    let mut config = TrainConfig::default();
+    config.model.hidden_size = 16;
+    config.model.intermediate_size = 16;
+    config.model.num_hidden_layers = 1;
+    config.warmup.steps = 3;
+    config.warmup.batch_size = 4;
+    config.warmup.until_pass_at_1 = None;
+    config.grpo.max_steps = 4;
+    config.grpo.prompts_per_step = 2;
+    config.grpo.num_generations = 2;
+    config.eval.num_problems = 4;
+    config.eval.num_generations = 1;
+    config.eval.eval_steps = 2;
+    config.run.save_steps = 2;
+    config.run.log_completions_steps = 4;
+    config
+}
+
+/// Writes down what it hears, and asks to stop after some events.
+struct Recorder<'a> {
+    heard: Vec<String>,
+    stop: &'a AtomicBool,
+    stop_after: &'static str,
+}
+
+impl Observer for Recorder<'_> {
+    fn event(&mut self, event: Event<'_>) {
+        let text = match event {
+            Event::Started { resumed, .. } => format!("started {resumed:?}"),
+            Event::Phase { kind: RowKind::Eval, .. } => return,
+            Event::Phase { kind, done, steps } => format!("{kind:?} {done}/{steps}"),
+            Event::Row(row) => format!("{:?} {}", row.phase, row.step),
+            Event::Completions(rows) => format!("{} completions", rows.len()),
+            Event::Saved(path) => format!("saved {}", path.file_name().unwrap().to_string_lossy()),
+        };
+        if text == self.stop_after {
+            self.stop.store(true, Ordering::Relaxed);
+        }
+        self.heard.push(text);
+    }
+}
+
+fn record(run: &mut Run, stop_after: &'static str) -> (Vec<String>, Ending) {
+    let stop = AtomicBool::new(false);
+    let mut recorder = Recorder { heard: Vec::new(), stop: &stop, stop_after };
+    let ending = run.run(&mut recorder, &stop).unwrap();
+    (recorder.heard, ending)
+}
+
+#[test]
+fn a_run_tells_what_it_does_in_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut run = Run::start(config(), Some(&folder.path().join("a"))).unwrap();
+    let (heard, ending) = record(&mut run, "");
+    let expected = [
+        "started None",
+        "Warmup 0/3",
+        "Warmup 1",
+        "Warmup 2",
+        "saved warmup-000002",
+        "Warmup 3",
+        "Eval 0",
+        "saved step-000000",
+        "Grpo 0/4",
+        "Grpo 1",
+        "Grpo 2",
+        "Eval 2",
+        "saved step-000002",
+        "Grpo 3",
+        "Grpo 4",
+        "4 completions",
+        "Eval 4",
+        "saved step-000004",
+    ];
+    assert_eq!(heard, expected);
+    assert!(matches!(ending, Ending::Finished(summary) if summary.steps == 4));
+}
+
+#[test]
+fn a_stopped_run_goes_on_where_it_was() {
+    for (stop_after, saved) in [("Warmup 1", "warmup-000001"), ("Warmup 3", "warmup-000003"), ("Grpo 3", "step-000003")]
+    {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        let (_, ending) = record(&mut Run::start(config(), Some(&path)).unwrap(), stop_after);
+        assert!(matches!(ending, Ending::Stopped { checkpoint } if checkpoint.ends_with(saved)));
+        let (heard, ending) = record(&mut Run::resume(&path, None).unwrap(), "");
+        assert!(heard[0].starts_with("started Some"), "{heard:?}");
+        assert!(matches!(ending, Ending::Finished(_)));
+
+        let whole = folder.path().join("whole");
+        record(&mut Run::start(config(), Some(&whole)).unwrap(), "");
+        let weights = |run: &Path| std::fs::read(run.join("checkpoints/step-000004/model.safetensors")).unwrap();
+        assert!(weights(&path) == weights(&whole), "stopped after {stop_after}");
+    }
+}
+
+#[test]
+fn your_own_task_and_reward_run_too() {
+    struct Short;
+    impl RewardFn for Short {
+        fn name(&self) -> &str {
+            "short"
+        }
+        fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
+            Some(-(input.completion.len() as f32))
+        }
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let dataset = Dataset::from_tasks(vec![(Arc::new(Comparison { max_number: 50 }), 1.0)], 0.1, 0).unwrap();
+    let rewards = Rewards::from_terms(vec![(Box::new(Short), 1.0)]).unwrap();
+    let trainer = Trainer::with_parts(config(), dataset, rewards, Box::new(BatchedEngine { batch_size: 8 })).unwrap();
+    let mut run = Run::start_with(trainer, Some(&folder.path().join("a"))).unwrap();
+    run.run(&mut (), &AtomicBool::new(false)).unwrap();
+    let rows: Vec<MetricsRow> = read_rows(&run.dir().metrics_path()).unwrap();
+    assert!(rows.iter().any(|row| row.get("rewards/short/mean").is_some_and(|r| r < 0.0)));
+}
+
+#[test]
+fn a_configuration_that_cannot_run_leaves_no_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a");
+    let mut bad = config();
+    bad.model.hidden_size = 15;
+    assert!(Run::start(bad, Some(&path)).is_err());
+    assert!(!path.exists());
+}
