@@ -131,7 +131,7 @@ fn given_logits(backend: &CpuBackend) {
             plan.memory()
         };
         separate();
-        let (report, peak, _) = measured(&separate);
+        let (report, peak, _) = measured(separate);
         let reported = report.outputs + report.workspace;
         let off = reported as f64 / peak as f64 - 1.0;
         println!("{implementation:?} of given logits: peak {peak}, reported {reported} ({:+.2} %)", 100.0 * off);
