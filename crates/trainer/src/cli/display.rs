@@ -158,6 +158,8 @@ fn step_message(row: &MetricsRow) -> String {
     let mut add = |label: &str, name: &str, digits: usize| {
         if let Some(value) = row.get(name) {
             // A String takes whatever is written to it.
+            // On policy the loss is 0 up to rounding; a sign before zeros would say more than is known.
+            let value = if value.abs() < 0.5 * 0.1f64.powi(digits as i32) { 0.0 } else { value };
             let _ = write!(text, "{}{label} {value:.digits$}", if text.is_empty() { "" } else { "  " });
         }
     };
@@ -293,5 +295,6 @@ mod tests {
         let values = [("reward", 0.5), ("loss", 0.01), ("tokens", 3000.0), ("step_time", 0.5)];
         let row = MetricsRow::new(RowKind::Grpo, 3, values);
         assert_eq!(step_message(&row), "reward 0.500  loss 0.0100  6.0k tok/s");
+        assert_eq!(step_message(&MetricsRow::new(RowKind::Warmup, 1, [("loss", -1e-9)])), "loss 0.0000");
     }
 }

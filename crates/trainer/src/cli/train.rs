@@ -34,7 +34,7 @@ pub(crate) struct Args {
     /// The checkpoint to resume from instead of the newest, e.g. `step-000100`.
     #[arg(long, value_name = "CHECKPOINT", requires = "resume")]
     from: Option<String>,
-    /// Folder for this run; must not hold a run yet. [default: runs/<run.name>-<number>]
+    /// Folder for this run; must not hold a run yet. [default: `runs/NAME-NUMBER`]
     #[arg(long, value_name = "DIR")]
     run_dir: Option<PathBuf>,
     /// Print nothing but errors.

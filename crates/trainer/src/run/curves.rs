@@ -275,7 +275,7 @@ fn number(value: f64, range: &Range<f64>) -> String {
     if value == 0.0 || value.abs() < 1e-9 * span {
         return "0".into();
     }
-    if span < 1e-4 || span >= 1e5 {
+    if !(1e-4..1e5).contains(&span) {
         return format!("{value:.1e}");
     }
     // Ticks are about a sixth of the span apart.

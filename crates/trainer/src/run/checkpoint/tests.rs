@@ -8,7 +8,14 @@ fn state() -> TrainState {
         data: vec![value, -0.0, f32::MIN_POSITIVE, f32::MAX],
     };
     TrainState {
-        counters: Counters { warm: true, warmup_steps: 5, grpo_steps: 7, optimizer_steps: 7, data_cursor: 900, num_tokens: 1234 },
+        counters: Counters {
+            warm: true,
+            warmup_steps: 5,
+            grpo_steps: 7,
+            optimizer_steps: 7,
+            data_cursor: 900,
+            num_tokens: 1234,
+        },
         policy: vec![tensor("a", 1.5), tensor("b", 2.5)],
         optimizer: vec![tensor("exp_avg.a", 0.1)],
         reference: vec![tensor("a", 3.5)],
