@@ -81,7 +81,7 @@ pub fn evaluate<R: Scalar>(config: &LossConfig, policy: &Policy<'_, R>, batch: &
     // dL/dz_j = logit_scale (g logp_scale (1[j = y] - p_j) - e p_j (log p_j + H)), over the logits.
     for ((&i, row), (g, e)) in rows.iter().zip(&stats).zip(g.into_iter().zip(e)) {
         for (j, z) in z[i * v..(i + 1) * v].iter_mut().enumerate() {
-            let log_p = config.logit_scale() * z.to_f64() - row.lse;
+            let log_p = row.log_p(config.logit_scale() * z.to_f64());
             let p = log_p.exp();
             let by_logp = if j == row.target { -row.logp.exp_m1() } else { -p };
             let by_entropy = if p > 0.0 { -p * (log_p + row.entropy) } else { 0.0 };
@@ -166,8 +166,9 @@ fn forward<R: Scalar>(
 /// Statistics of one row of logits, in f64.
 struct Row {
     target: usize,
-    /// log sum_j exp(z'_j).
-    lse: f64,
+    /// base + log_sum = log sum_j exp(z'_j).
+    base: f64,
+    log_sum: f64,
     /// log p_y before logp_scale.
     logp: f64,
     entropy: f64,
@@ -186,10 +187,16 @@ impl Row {
         let lse_of_others = max + sum.ln();
         let margin = lse_of_others - scaled(target);
         let rest = (-margin.abs()).exp().ln_1p();
-        let (logp, lse) = (-(margin.max(0.0) + rest), lse_of_others.max(scaled(target)) + rest);
-        let log_p = (0..z.len()).map(|j| scaled(j) - lse).filter(|log_p| *log_p > f64::NEG_INFINITY);
-        let entropy = -log_p.map(|log_p| log_p.exp() * log_p).sum::<f64>();
-        Self { target, lse, logp, entropy: entropy.max(0.0) }
+        // lse = base + log_sum: differences of logits are exact where the logits themselves leave no digits for log_sum.
+        let (base, log_sum) = if margin > 0.0 { (max, sum.ln() + rest) } else { (scaled(target), rest) };
+        let row = Self { target, base, log_sum, logp: -(margin.max(0.0) + rest), entropy: 0.0 };
+        let log_p = (0..z.len()).map(|j| row.log_p(scaled(j))).filter(|log_p| *log_p > f64::NEG_INFINITY);
+        Self { entropy: -log_p.map(|log_p| log_p.exp() * log_p).sum::<f64>(), ..row }
+    }
+
+    /// log p of an entry with the scaled logit `z`.
+    fn log_p(&self, z: f64) -> f64 {
+        (z - self.base) - self.log_sum
     }
 }
 

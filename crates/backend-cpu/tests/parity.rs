@@ -242,3 +242,61 @@ fn refusals_say_why() {
     };
     assert!(matches!(plan.score(policy, &case.batch), Err(Error::Unsupported { .. })));
 }
+
+/// Logits from -1e4 to 1e4, some of them -inf but not the target's; a policy so sure that 1 - p rounds to 0 in f32.
+#[rstest]
+fn extreme_logits(#[values("grpo", "cispo", "gspo")] loss_type: &str, #[values(30.0, 1e2, 1e4)] scale: f32) {
+    let (loss, backend) = (loss(loss_type), CpuBackend::with_threads(2).unwrap());
+    let case = Case::new(&loss, &Shape { v: 700, ..Shape::default() }, 67);
+    let (n, v) = (case.batch.tokens(), case.v);
+    let target = |i: usize| case.batch.targets()[i];
+    let mut z: Vec<f32> = (0..n * v).map(|i| scale * ((i * 29 % 1013) as f32 / 506.0 - 1.0)).collect();
+    for i in case.batch.active_rows() {
+        let row = &mut z[i * v..(i + 1) * v];
+        row.iter_mut().step_by(7).for_each(|z| *z = f32::NEG_INFINITY);
+        row[target(*i) as usize] = if i % 3 == 0 { 1.5 * scale } else { -0.9 * scale };
+    }
+    let wide: Vec<f64> = z.iter().copied().map(f64::from).collect();
+    let policy = Policy::Logits { logits: &wide, vocab: v };
+    let logp = backend_cpu::reference::score(&loss, &policy, &case.batch).unwrap().logp;
+    let old = logp.iter().enumerate().map(|(i, l)| *l as f32 + [0.02, -0.1, 0.03][i % 3]).collect();
+    let batch = case.batch.clone().with_old_logp(old).unwrap().with_ref_logp(vec![-1.0; n]).unwrap();
+    // KL to a reference that far away is e^1e4; it is not what is tested.
+    let loss = LossConfig { beta: 0.0, ..loss };
+    let expected = evaluate(&loss, &policy, &batch).unwrap();
+    for implementation in [Implementation::Reference, Implementation::Logits] {
+        let request = PlanRequest {
+            loss: loss.clone(),
+            implementation,
+            tiling: Tiling::default(),
+            max_tokens: n,
+            policy: PolicySpec::Logits { vocab: v, dtype: Dtype::F32 },
+            gradients: GradientSpec::default(),
+        };
+        let mut z = z.clone();
+        let input = PolicyInput::LogitsInPlace(z.as_mut_slice().into());
+        let got = backend.plan(&request).unwrap().value_and_grad(input, &batch, GradsMut::default()).unwrap();
+        assert!(got.loss.is_finite(), "{implementation:?}");
+        for (name, got, expected) in
+            [("logp", &got.scores.logp, &expected.logp), ("entropy", &got.scores.entropy, &expected.entropy)]
+        {
+            for (i, (got, expected)) in got.iter().zip(expected).enumerate() {
+                // Relative: where the target is sure, a log-probability of -1e-13 keeps its digits. Where another entry
+                // is, the f32 sum of a tile bounds the entropy.
+                let floor = if name == "entropy" && i % 3 != 0 { 1e-7 } else { 1e-30 };
+                let off = (f64::from(*got) - expected).abs();
+                assert!(off <= 3e-6 * expected.abs() + floor, "{implementation:?}: {name} {got} for {expected}");
+            }
+        }
+        // Row by row: the smallest gradients belong to the surest rows.
+        for i in batch.active_rows().iter().map(|i| i * v..(i + 1) * v) {
+            let off = difference(&z[i.clone()], &expected.grad_logits[i.clone()]);
+            let sum: f64 = z[i.clone()].iter().map(|g| f64::from(*g)).sum();
+            let largest = expected.grad_logits[i].iter().fold(0.0_f64, |m, g| m.max(g.abs()));
+            // A log-probability of -2e4 in f32 is good to 1e-3, and so is the ratio; below the range of f32 all vanishes.
+            let tolerance = 2e-5 + 2.0 * f64::from(f32::EPSILON * scale);
+            assert!(off * largest <= tolerance * largest + 1e-37, "{implementation:?}: gradient is off by {off:e}");
+            assert!(sum.abs() <= 1e-5 * largest + 1e-37, "{implementation:?}: gradient sums to {sum:e} of {largest:e}");
+        }
+    }
+}
