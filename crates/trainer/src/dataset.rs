@@ -97,20 +97,35 @@ impl Dataset {
     /// # Errors
     /// [`Error::TooFewProblems`] when nearly every draw is held out.
     pub fn next_batch(&mut self, count: usize) -> Result<Vec<Item>> {
+        let (items, cursor) = self.train_items(Purpose::TrainProblem, self.cursor, count)?;
+        self.cursor = cursor;
+        Ok(items)
+    }
+
+    /// `count` training problems from draw number `first` on, and the number of the draw after them.
+    fn train_items(&self, purpose: Purpose, first: u64, count: usize) -> Result<(Vec<Item>, u64)> {
         let mut items = Vec::with_capacity(count);
-        let first = self.cursor;
+        let mut cursor = first;
         while items.len() < count {
-            let attempts = self.cursor - first;
+            let attempts = cursor - first;
             if attempts >= ATTEMPTS_PER_PROBLEM * count as u64 {
                 return Err(Error::TooFewProblems { split: "training", wanted: count, found: items.len(), attempts });
             }
-            let item = self.draw(Purpose::TrainProblem, self.cursor);
-            self.cursor += 1;
+            let item = self.draw(purpose, cursor);
+            cursor += 1;
             if !self.is_held_out(&item.problem.prompt) {
                 items.push(item);
             }
         }
-        Ok(items)
+        Ok((items, cursor))
+    }
+
+    /// `count` training problems beside the training stream, the same for every call: to watch the warm-up with.
+    ///
+    /// # Errors
+    /// [`Error::TooFewProblems`] when nearly every draw is held out.
+    pub fn probe(&self, count: usize) -> Result<Vec<Item>> {
+        self.train_items(Purpose::Probe, 0, count).map(|(items, _)| items)
     }
 
     /// The first `count` distinct held-out problems; the same for every call.

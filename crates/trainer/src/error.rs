@@ -133,6 +133,9 @@ pub enum Error {
     /// The loss library refused.
     #[error(transparent)]
     Loss(#[from] grpo_core::Error),
+    /// The loss operation refused the model's tensors.
+    #[error(transparent)]
+    LossOperation(#[from] grpo_burn::Error),
 }
 
 /// What is left beside a damaged checkpoint.

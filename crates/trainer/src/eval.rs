@@ -35,20 +35,14 @@ pub fn evaluate(
     rewards: &Rewards,
     config: &TrainConfig,
 ) -> Result<EvalReport> {
-    let prompts = items.iter().map(|i| Tokenizer.encode_prompt(&i.problem.prompt)).collect::<Result<Vec<_>>>()?;
-    let max_completion_length = config.rollout.max_completion_length;
-    let request =
-        RolloutRequest { prompts: &prompts, num_generations: 1, max_completion_length, sampling: Sampling::Greedy };
-
     let mut by_task: BTreeMap<String, (usize, usize)> = BTreeMap::new();
-    for (item, completion) in items.iter().zip(engine.generate(model, &request)?) {
-        let text = Tokenizer.decode(&completion.ids)?;
-        let passed = !completion.truncated && item.task.verify(&item.problem, &text);
+    let passed = greedy_passes(model, engine, items, config)?;
+    for (item, passed) in items.iter().zip(&passed) {
         let (hits, count) = by_task.entry(item.task.name().to_owned()).or_default();
-        *hits += usize::from(passed);
+        *hits += usize::from(*passed);
         *count += 1;
     }
-    let hits: usize = by_task.values().map(|(hits, _)| hits).sum();
+    let hits = passed.iter().filter(|p| **p).count();
 
     let num_generations = config.eval.num_generations;
     let mean_reward = if num_generations == 0 {
@@ -60,7 +54,7 @@ pub fn evaluate(
             purpose: Purpose::EvalRollout,
             step: 0,
         };
-        let completions = engine.generate(model, &RolloutRequest { num_generations, sampling, ..request })?;
+        let completions = generate(model, engine, items, num_generations, sampling, config)?;
         mean_reward(items, num_generations, &completions, rewards)?
     };
     Ok(EvalReport {
@@ -69,6 +63,40 @@ pub fn evaluate(
         mean_reward,
         problems: items.len(),
     })
+}
+
+/// Whether the greedy completion of each item ends by itself and is right.
+///
+/// # Errors
+/// As [`evaluate`].
+pub fn greedy_passes(
+    model: &Decoder,
+    engine: &mut dyn RolloutEngine,
+    items: &[Item],
+    config: &TrainConfig,
+) -> Result<Vec<bool>> {
+    let completions = generate(model, engine, items, 1, Sampling::Greedy, config)?;
+    items
+        .iter()
+        .zip(completions)
+        .map(|(item, completion)| {
+            let text = Tokenizer.decode(&completion.ids)?;
+            Ok(!completion.truncated && item.task.verify(&item.problem, &text))
+        })
+        .collect()
+}
+
+fn generate(
+    model: &Decoder,
+    engine: &mut dyn RolloutEngine,
+    items: &[Item],
+    num_generations: usize,
+    sampling: Sampling,
+    config: &TrainConfig,
+) -> Result<Vec<Completion>> {
+    let prompts = items.iter().map(|i| Tokenizer.encode_prompt(&i.problem.prompt)).collect::<Result<Vec<_>>>()?;
+    let max_completion_length = config.rollout.max_completion_length;
+    engine.generate(model, &RolloutRequest { prompts: &prompts, num_generations, max_completion_length, sampling })
 }
 
 fn mean_reward(items: &[Item], per_item: usize, completions: &[Completion], rewards: &Rewards) -> Result<Option<f64>> {

@@ -24,7 +24,7 @@ pub mod config_layers;
 pub mod dataset;
 pub mod error;
 pub mod eval;
-mod loss;
+pub mod loss;
 pub mod loss_file;
 mod micro_batch;
 pub mod model;

@@ -1,65 +1,157 @@
-//! The loss of a micro-batch, as a burn tensor that can be differentiated.
-//!
-//! The math is grpo-core's; here log-probabilities are made from hidden states and LM head, and dL/dlogp is handed back
-//! to burn's autodiff.
+//! The losses of a micro-batch, as burn tensors that can be differentiated.
 
 use crate::error::Result;
 use crate::model::to_host;
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Int, Tensor, TensorData};
-use grpo_core::evaluate::Evaluator;
-use grpo_core::{LossConfig, Metrics, TokenBatch};
+use grpo_burn::GrpoLoss;
+use grpo_core::{Backend, Implementation, LossConfig, Metrics, TokenBatch};
+use std::sync::Arc;
 
-/// The loss of one micro-batch.
-pub(crate) struct PolicyLoss {
-    /// A tensor whose gradient is the loss's; its value is not.
+/// The loss of one micro-batch: its share of the step's.
+pub(crate) struct PartialLoss {
+    /// A tensor whose gradient is the loss's, `[1]`.
     pub(crate) backward: Tensor<1>,
     /// Value of the loss.
     pub(crate) value: f64,
-    /// Metrics of grpo-core.
+    /// What the loss has to say about itself.
     pub(crate) metrics: Metrics,
 }
 
-/// `hidden: [N, H]`, `lm_head: [V, H]`.
-pub(crate) fn policy_loss(
-    hidden: Tensor<2>,
-    lm_head: Tensor<2>,
-    batch: &TokenBatch,
-    config: &LossConfig,
-) -> Result<PolicyLoss> {
-    let all = log_softmax(hidden.matmul(lm_head.transpose()) / config.temperature, 1);
-    let logp = select_targets(all.clone(), batch);
-    let entropy = -(all.clone().exp() * all).sum_dim(1);
-    let evaluator = Evaluator::new(config, batch)?;
-    let n = batch.active_tokens();
-    let (logp_values, entropy_values) = (to_host(logp.clone().inner()), to_host(entropy.clone().inner()));
-    let (mut dlogp, mut dentropy) = (vec![0f32; n], vec![0f32; n]);
-    let mut totals = evaluator.totals();
-    evaluator.evaluate(0..n, &logp_values, &entropy_values, &mut dlogp, &mut dentropy, &mut totals);
-    let (value, metrics) = evaluator.finish(totals);
-    let device = logp.device();
-    let weights = |data: Vec<f32>| Tensor::<2>::from_data(TensorData::new(data, [n, 1]), &device);
-    let mut backward = (logp * weights(dlogp)).sum();
-    if config.entropy_coef != 0.0 {
-        backward = backward + (entropy * weights(dentropy)).sum();
+/// The GRPO loss and who computes it.
+#[derive(Clone)]
+pub struct PolicyLoss {
+    /// What the loss is.
+    pub config: LossConfig,
+    /// Who computes it.
+    pub backend: Arc<dyn Backend>,
+    /// How.
+    pub implementation: Implementation,
+}
+
+impl PolicyLoss {
+    /// `hidden: [N, H]`, `lm_head: [V, H]`.
+    pub(crate) fn loss(&self, hidden: Tensor<2>, lm_head: Tensor<2>, batch: &TokenBatch) -> Result<PartialLoss> {
+        let loss = self.plan()?.loss(hidden, lm_head, None, batch)?;
+        Ok(PartialLoss { backward: loss.loss, value: loss.value, metrics: loss.metrics })
     }
-    Ok(PolicyLoss { backward, value, metrics })
+
+    /// Log-probabilities `[N]` of the batch's targets, without gradients; the same bits as in [`PolicyLoss::loss`] of
+    /// the same micro-batch.
+    pub(crate) fn score(&self, hidden: Tensor<2>, lm_head: Tensor<2>, batch: &TokenBatch) -> Result<Vec<f32>> {
+        Ok(self.plan()?.score(hidden, lm_head, None, batch)?.logp)
+    }
+
+    /// Micro-batches run in parallel, so each has a plan of its own; making one is cheap on the CPU.
+    fn plan(&self) -> Result<GrpoLoss> {
+        Ok(GrpoLoss::new(Arc::clone(&self.backend), self.config.clone())?.with_implementation(self.implementation))
+    }
 }
 
-/// Log-probabilities `[N]` of the batch's targets at the loss's temperature, without gradients.
-pub(crate) fn score(hidden: Tensor<2>, lm_head: Tensor<2>, batch: &TokenBatch, config: &LossConfig) -> Vec<f32> {
-    let logits = hidden.inner().matmul(lm_head.inner().transpose()) / config.temperature;
-    to_host(select_targets(log_softmax(logits, 1), batch))
+/// Negative log-likelihood of the batch's targets, divided by `tokens`, the number of targets of the whole step.
+pub(crate) fn cross_entropy(hidden: Tensor<2>, lm_head: Tensor<2>, batch: &TokenBatch, tokens: usize) -> PartialLoss {
+    let logp = target_logp(hidden, lm_head, batch, 1.0);
+    let backward = logp.sum() * (-1.0 / tokens as f64);
+    let value = to_host(backward.clone().inner()).iter().map(|x| f64::from(*x)).sum();
+    PartialLoss { backward, value, metrics: Metrics::default() }
 }
 
-/// Mean negative log-likelihood of the batch's targets, `[1]`.
-pub(crate) fn cross_entropy(hidden: Tensor<2>, lm_head: Tensor<2>, batch: &TokenBatch) -> Tensor<1> {
-    -select_targets(log_softmax(hidden.matmul(lm_head.transpose()), 1), batch).mean()
-}
-
-/// `[N, V]` -> `[N, 1]`: each row's target.
-fn select_targets(all: Tensor<2>, batch: &TokenBatch) -> Tensor<2> {
+/// Log-probabilities `[N, 1]` of the batch's targets in plain burn operations.
+fn target_logp(hidden: Tensor<2>, lm_head: Tensor<2>, batch: &TokenBatch, temperature: f64) -> Tensor<2> {
+    let all = log_softmax(hidden.matmul(lm_head.transpose()) / temperature, 1);
     let targets: Vec<i32> = batch.targets().iter().map(|id| *id as i32).collect();
     let n = targets.len();
     all.clone().gather(1, Tensor::<2, Int>::from_data(TensorData::new(targets, [n, 1]), &all.device()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Decoder, ModelConfig};
+    use crate::optim::GradientSum;
+    use crate::sequences::{Sequence, completion_hidden, token_batch};
+    use burn::tensor::Device;
+    use grpo_core::Advantages;
+
+    fn sequences() -> Vec<Sequence> {
+        vec![
+            Sequence { prompt: vec![1, 5, 6], completion: vec![7, 2] },
+            Sequence { prompt: vec![1, 9], completion: vec![8, 10, 2] },
+        ]
+    }
+
+    /// Clipped ratio and k3 KL, mean per sequence: the loss type grpo written out in burn operations.
+    fn plain(logp: Tensor<2>, batch: &TokenBatch, config: &LossConfig) -> Tensor<1> {
+        let device = logp.device();
+        let column = |values: Vec<f32>| Tensor::<2>::from_data(TensorData::new(values, [5, 1]), &device);
+        let old = column(batch.old_logp().unwrap().to_vec());
+        let reference = column(batch.ref_logp().unwrap().to_vec());
+        let advantage = column(vec![1.5, 1.5, -0.5, -0.5, -0.5]);
+        let weight = column([1.0 / 2.0, 1.0 / 2.0, 1.0 / 3.0, 1.0 / 3.0, 1.0 / 3.0].map(|w| w / 2.0).to_vec());
+        let ratio = (logp.clone() - old).exp();
+        let clipped = ratio.clone().clamp(1.0 - config.epsilon_low, 1.0 + config.epsilon_low);
+        let surrogate = (ratio * advantage.clone()).min_pair(clipped * advantage);
+        let d = reference - logp;
+        let kl = d.clone().exp() - d - 1.0;
+        ((kl * config.beta - surrogate) * weight).sum()
+    }
+
+    #[test]
+    fn the_operation_agrees_with_plain_burn_through_the_whole_model() {
+        let config = LossConfig { beta: 0.1, use_bias_correction_kl: false, temperature: 0.7, ..LossConfig::default() };
+        let model =
+            Decoder::new(&ModelConfig { initializer_range: 0.3, ..Default::default() }, 1, &Device::flex().autodiff())
+                .unwrap();
+        let sequences = sequences();
+        let batch = token_batch(&sequences).unwrap();
+        let hidden = || completion_hidden(&model, &sequences).unwrap();
+        let logp = || target_logp(hidden(), model.lm_head(), &batch, config.temperature);
+        // Ratios on both sides of the clip and inside it.
+        let now = to_host(logp().inner());
+        let shifted = |by: [f32; 5]| now.iter().zip(by).map(|(l, d)| l + d).collect::<Vec<_>>();
+        let batch = batch
+            .clone()
+            .with_advantages(Advantages::PerSequence(vec![1.5, -0.5]))
+            .unwrap()
+            .with_old_logp(shifted([-0.5, 0.05, -0.5, 0.5, -0.05]))
+            .unwrap()
+            .with_ref_logp(shifted([0.3, -0.2, 0.1, -0.4, 0.0]))
+            .unwrap();
+        let mut want = GradientSum::new();
+        let loss = plain(logp(), &batch, &config);
+        let value = f64::from(to_host(loss.clone().inner())[0]);
+        want.add(&model, loss.backward());
+        for implementation in Implementation::ALL {
+            let policy_loss = PolicyLoss {
+                config: config.clone(),
+                backend: Arc::new(backend_cpu::CpuBackend::new()),
+                implementation,
+            };
+            let scores = policy_loss.score(hidden(), model.lm_head(), &batch).unwrap();
+            assert!(scores.iter().zip(&now).all(|(a, b)| (a - b).abs() < 1e-5));
+            let loss = policy_loss.loss(hidden(), model.lm_head(), &batch).unwrap();
+            assert!((loss.value - value).abs() < 1e-5, "{} {value}", loss.value);
+            let mut got = GradientSum::new();
+            got.add(&model, loss.backward.backward());
+            assert!(want.norm() > 0.1, "{}", want.norm());
+            for (a, b) in got.parameters().iter().zip(want.parameters()) {
+                let largest = b.data.iter().fold(0f32, |m, g| m.max(g.abs()));
+                let close = a.data.iter().zip(&b.data).all(|(a, b)| (a - b).abs() <= 2e-5 * largest.max(1e-3));
+                assert!(close, "{implementation:?} {}", a.name);
+            }
+        }
+    }
+
+    #[test]
+    fn cross_entropy_of_parts_adds_up_to_the_mean() {
+        let model = Decoder::new(&ModelConfig::default(), 1, &Device::flex().autodiff()).unwrap();
+        let sequences = sequences();
+        let value = |range: std::ops::Range<usize>| {
+            let batch = token_batch(&sequences[range.clone()]).unwrap();
+            cross_entropy(completion_hidden(&model, &sequences[range]).unwrap(), model.lm_head(), &batch, 5).value
+        };
+        assert!((value(0..1) + value(1..2) - value(0..2)).abs() < 1e-6);
+        // Untrained, so near the log of the vocabulary.
+        assert!((value(0..2) - 53f64.ln()).abs() < 1.0, "{}", value(0..2));
+    }
 }

@@ -47,6 +47,19 @@ impl GradientSum {
         visit_parameters(model, &mut Collect { sum: &mut self.parameters, gradients, index: 0 });
     }
 
+    /// Adds the sum of other micro-batches of the same model.
+    pub fn merge(&mut self, other: Self) {
+        if self.parameters.is_empty() {
+            *self = other;
+            return;
+        }
+        for (mine, theirs) in self.parameters.iter_mut().zip(other.parameters) {
+            for (a, b) in mine.data.iter_mut().zip(theirs.data) {
+                *a += b;
+            }
+        }
+    }
+
     /// 2-norm over all parameters together.
     pub fn norm(&self) -> f64 {
         // f64, in a fixed order: the same bits on every run.

@@ -12,6 +12,8 @@ pub enum Purpose {
     TrainProblem,
     /// Held-out problems; index = draw.
     EvalProblem,
+    /// Training problems that the warm-up is watched with; index = draw.
+    Probe,
     /// Sampled training completions; step = GRPO step, index = sample in the step.
     Rollout,
     /// Sampled evaluation completions; index = sample.

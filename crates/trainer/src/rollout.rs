@@ -7,6 +7,7 @@ use crate::tokenizer::Tokenizer;
 use burn::tensor::Tensor;
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
+use rayon::prelude::*;
 
 /// How the next token is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -61,7 +62,8 @@ pub trait RolloutEngine: Send {
     fn generate(&mut self, model: &Decoder, request: &RolloutRequest<'_>) -> Result<Vec<Completion>>;
 }
 
-/// The built-in engine: all samples of a step decode together over a KV cache; samples of one prompt share its prefill.
+/// The built-in engine: samples decode together over a KV cache, batches of them in parallel; samples of one prompt
+/// share its prefill.
 #[derive(Clone, Debug)]
 pub struct BatchedEngine {
     /// Most sequences decoded together.
@@ -76,12 +78,14 @@ impl RolloutEngine for BatchedEngine {
             return Err(Error::argument("generate", "at least one prompt, generation and token", found));
         }
         let prompts_per_chunk = (self.batch_size / per_prompt).max(1);
-        let mut completions = Vec::with_capacity(prompts.len() * per_prompt);
-        for chunk in prompts.chunks(prompts_per_chunk) {
-            let first = completions.len() as u64;
-            completions.extend(generate_chunk(model, request, chunk, first)?);
-        }
-        Ok(completions)
+        let chunks: Vec<_> = prompts.chunks(prompts_per_chunk).enumerate().map(|c| (c, model.clone())).collect();
+        let completions = chunks
+            .into_par_iter()
+            .map(|((i, chunk), model)| {
+                generate_chunk(&model, request, chunk, (i * prompts_per_chunk * per_prompt) as u64)
+            })
+            .collect::<Result<Vec<_>>>()?;
+        Ok(completions.concat())
     }
 }
 

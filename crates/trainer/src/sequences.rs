@@ -4,7 +4,6 @@ use crate::error::{Error, Result};
 use crate::model::{Decoder, PaddedBatch};
 use burn::tensor::{Int, Tensor, TensorData};
 use grpo_core::TokenBatch;
-use std::ops::Range;
 
 /// A prompt and what follows it, as token ids.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,12 +60,6 @@ pub fn completion_hidden(model: &Decoder, sequences: &[Sequence]) -> Result<Tens
     Ok(hidden.reshape([b * t, h]).select(0, rows))
 }
 
-/// `count` items in at most `parts` ranges whose lengths differ by at most one.
-pub(crate) fn split_evenly(count: usize, parts: usize) -> impl Iterator<Item = Range<usize>> {
-    let parts = parts.clamp(1, count.max(1));
-    (0..parts).map(move |i| count * i / parts..count * (i + 1) / parts)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -92,12 +85,5 @@ mod tests {
         let batch = token_batch(&sequences).unwrap();
         assert_eq!(batch.targets(), [7, 2, 8, 10, 2]);
         assert_eq!(batch.offsets(), [0, 2, 5]);
-    }
-
-    #[test]
-    fn even_splits_cover_everything_once() {
-        let ranges: Vec<_> = split_evenly(10, 3).collect();
-        assert_eq!(ranges, [0..3, 3..6, 6..10]);
-        assert_eq!(split_evenly(2, 5).collect::<Vec<_>>(), [0..1, 1..2]);
     }
 }

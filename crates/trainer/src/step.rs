@@ -2,18 +2,20 @@
 
 use crate::dataset::Item;
 use crate::error::{Error, Result};
-use crate::loss::{policy_loss, score};
+use crate::loss::PolicyLoss;
+use crate::micro_batch::{accumulate, split_evenly};
 use crate::model::Decoder;
-use crate::optim::{AdamW, GradientSum};
+use crate::optim::AdamW;
 use crate::reward::{Reward, RewardInput, Rewards};
 use crate::rng::Purpose;
 use crate::rollout::{Completion, RolloutEngine, RolloutRequest, Sampling};
-use crate::sequences::{Sequence, completion_hidden, split_evenly, token_batch};
+use crate::sequences::{Sequence, completion_hidden, token_batch};
 use crate::tokenizer::Tokenizer;
 use crate::train_config::TrainConfig;
 use burn::module::Module;
 use grpo_core::weights::token_weights;
-use grpo_core::{Advantages, LossConfig, Metrics, TokenBatch};
+use grpo_core::{Advantages, Metrics, TokenBatch};
+use rayon::prelude::*;
 use std::ops::Range;
 
 /// One sampled completion and its judgement.
@@ -60,6 +62,8 @@ impl StepReport {
 pub struct StepContext<'a> {
     /// The run's configuration.
     pub config: &'a TrainConfig,
+    /// The loss and who computes it.
+    pub loss: &'a PolicyLoss,
     /// Judges.
     pub rewards: &'a Rewards,
     /// Sampler.
@@ -87,15 +91,12 @@ pub fn grpo_step(
     items: &[Item],
     step: u64,
 ) -> Result<(Decoder, StepReport)> {
-    let (config, loss_config) = (context.config, context.config.loss());
+    let config = context.config;
     let mut metrics = Metrics::default();
-    let generation = generate(&policy, context, items, step, &loss_config, &mut metrics)?;
-
-    let groups_per_update = items.len() / config.grpo.steps_per_generation;
+    let generation = generate(&policy, context, items, step, &mut metrics)?;
     for _ in 0..config.grpo.num_iterations {
-        for update in split_evenly(items.len(), items.len() / groups_per_update.max(1)) {
-            let rows = update.start * config.grpo.num_generations..update.end * config.grpo.num_generations;
-            policy = update_policy(policy, optimizer, config, &loss_config, &generation, rows, &mut metrics)?;
+        for rows in updates(config, items.len()) {
+            policy = update_policy(policy, optimizer, context, &generation, rows, &mut metrics)?;
         }
     }
     let tokens = generation.sequences.iter().map(|s| s.prompt.len() + s.completion.len()).sum();
@@ -109,7 +110,6 @@ fn generate(
     context: &mut StepContext<'_>,
     items: &[Item],
     step: u64,
-    loss_config: &LossConfig,
     metrics: &mut Metrics,
 ) -> Result<Generation> {
     let config = context.config;
@@ -152,11 +152,11 @@ fn generate(
     // With a single update the policy is its own old policy and every ratio is 1.
     let on_policy = config.grpo.num_iterations * config.grpo.steps_per_generation == 1;
     if !on_policy {
-        let logp = score_all(&sampler, &sequences, &batch, config, loss_config)?;
+        let logp = score_all(&sampler, &sequences, &batch, context)?;
         batch = batch.with_old_logp(logp)?;
     }
-    if let Some(reference) = context.reference.filter(|_| loss_config.needs_ref_logp()) {
-        let logp = score_all(&reference.valid(), &sequences, &batch, config, loss_config)?;
+    if let Some(reference) = context.reference.filter(|_| context.loss.config.needs_ref_logp()) {
+        let logp = score_all(reference, &sequences, &batch, context)?;
         batch = batch.with_ref_logp(logp)?;
     }
     Ok(Generation { sequences, batch, samples })
@@ -188,53 +188,64 @@ fn judge(items: &[Item], per_prompt: usize, completions: &[Completion], rewards:
         .collect()
 }
 
-/// Log-probabilities `[N]` of all completion tokens, micro-batch by micro-batch.
+/// The sequences of each optimizer step of one pass: whole groups, end to end.
+fn updates(config: &TrainConfig, groups: usize) -> impl Iterator<Item = Range<usize>> {
+    let per_prompt = config.grpo.num_generations;
+    split_evenly(groups, config.grpo.steps_per_generation).map(move |g| g.start * per_prompt..g.end * per_prompt)
+}
+
+/// Log-probabilities `[N]` of all completion tokens under `model`, in the micro-batches of the updates so that an
+/// unchanged policy gets a ratio of exactly 1.
 fn score_all(
     model: &Decoder,
     sequences: &[Sequence],
     batch: &TokenBatch,
-    config: &TrainConfig,
-    loss_config: &LossConfig,
+    context: &StepContext<'_>,
 ) -> Result<Vec<f32>> {
-    let parts = config.grpo.gradient_accumulation_steps * config.grpo.steps_per_generation;
-    let mut logp = Vec::with_capacity(batch.tokens());
-    for rows in split_evenly(sequences.len(), parts) {
-        let hidden = completion_hidden(model, &sequences[rows.clone()])?;
-        logp.extend(score(hidden, model.lm_head(), &batch.select_sequences(rows)?, loss_config));
-    }
-    Ok(logp)
+    let (config, loss) = (context.config, context.loss);
+    let parts: Vec<_> = updates(config, sequences.len() / config.grpo.num_generations)
+        .flat_map(|rows| {
+            split_evenly(rows.len(), config.grpo.gradient_accumulation_steps)
+                .map(move |part| rows.start + part.start..rows.start + part.end)
+        })
+        .map(|rows| (rows, model.clone()))
+        .collect();
+    let logp = parts
+        .into_par_iter()
+        .map(|(rows, model)| {
+            let hidden = completion_hidden(&model, &sequences[rows.clone()])?;
+            loss.score(hidden, model.lm_head(), &batch.select_sequences(rows)?)
+        })
+        .collect::<Result<Vec<_>>>()?;
+    Ok(logp.concat())
 }
 
 /// One optimizer step on the sequences `rows`.
 fn update_policy(
     policy: Decoder,
     optimizer: &mut AdamW,
-    config: &TrainConfig,
-    loss_config: &LossConfig,
+    context: &StepContext<'_>,
     generation: &Generation,
     rows: Range<usize>,
     metrics: &mut Metrics,
 ) -> Result<Decoder> {
     // Weights are those of the whole update, so that micro-batches simply add up.
     let whole = generation.batch.select_sequences(rows.clone())?;
-    let weights = token_weights(loss_config, &whole);
+    let weights = token_weights(&context.loss.config, &whole);
     let whole = whole.with_weights(weights)?;
 
-    let mut gradients = GradientSum::new();
-    let mut value = 0.0;
-    for part in split_evenly(rows.len(), config.grpo.gradient_accumulation_steps) {
+    let (loss, parts) = (context.loss, context.config.grpo.gradient_accumulation_steps);
+    let sum = accumulate(&policy, rows.len(), parts, |policy, part| {
         let sequences = &generation.sequences[rows.start + part.start..rows.start + part.end];
-        let hidden = completion_hidden(&policy, sequences)?;
-        let loss = policy_loss(hidden, policy.lm_head(), &whole.select_sequences(part)?, loss_config)?;
-        value += loss.value;
-        metrics.merge(&loss.metrics);
-        gradients.add(&policy, loss.backward.backward());
-    }
-    if !value.is_finite() {
+        let hidden = completion_hidden(policy, sequences)?;
+        loss.loss(hidden, policy.lm_head(), &whole.select_sequences(part)?)
+    })?;
+    if !sum.loss.is_finite() {
         return Err(Error::NotFinite { what: "the loss", step: optimizer.steps() });
     }
-    let (policy, done) = optimizer.step(policy, &gradients)?;
-    metrics.mean("loss", value, 1.0);
+    metrics.merge(&sum.metrics);
+    let (policy, done) = optimizer.step(policy, &sum.gradients)?;
+    metrics.mean("loss", sum.loss, 1.0);
     metrics.mean("grad_norm", done.grad_norm, 1.0);
     metrics.mean("learning_rate", done.learning_rate, 1.0);
     Ok(policy)

@@ -5,15 +5,15 @@
 
 use crate::error::{Error, Result};
 use crate::tokenizer::Tokenizer;
-use grpo_core::LossConfig;
 use grpo_core::advantages::AdvantageConfig;
+use grpo_core::{Implementation, LossConfig};
 use serde::{Deserialize, Serialize};
 
 pub use crate::model::ModelConfig;
 pub use crate::run::options::RunOptions;
 
 /// A whole run: all that its numbers depend on, and `run`, on which they do not.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrainConfig {
     /// What is saved and shown; the numbers do not depend on it.
@@ -39,24 +39,6 @@ pub struct TrainConfig {
     pub optimizer: OptimizerConfig,
     /// Held-out evaluation.
     pub eval: EvalConfig,
-}
-
-impl Default for TrainConfig {
-    fn default() -> Self {
-        Self {
-            run: RunOptions::default(),
-            seed: 0,
-            model: ModelConfig::default(),
-            data: DataConfig::default(),
-            rewards: RewardConfig::default(),
-            warmup: WarmupConfig::default(),
-            rollout: RolloutConfig::default(),
-            grpo: GrpoConfig::default(),
-            loss: LossConfig::default(),
-            optimizer: OptimizerConfig::default(),
-            eval: EvalConfig::default(),
-        }
-    }
 }
 
 /// The mixture of problems and its split.
@@ -199,8 +181,11 @@ impl Default for RewardConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct WarmupConfig {
-    /// Optimizer steps; 0 skips the phase.
+    /// Most optimizer steps; 0 skips the phase.
     pub steps: u64,
+    /// Ends the phase early, once this share of a probe of training problems is answered right (greedily): what a
+    /// number of steps buys differs between seeds, and GRPO wants rewards that are neither all 0 nor all 1.
+    pub until_pass_at_1: Option<f64>,
     /// Problems per step.
     pub batch_size: usize,
     /// AdamW and its schedule during the warm-up.
@@ -210,9 +195,14 @@ pub struct WarmupConfig {
 impl Default for WarmupConfig {
     fn default() -> Self {
         Self {
-            steps: 200,
+            steps: 400,
+            until_pass_at_1: Some(0.35),
             batch_size: 128,
-            optimizer: OptimizerConfig { learning_rate: 2e-3, ..OptimizerConfig::default() },
+            optimizer: OptimizerConfig {
+                learning_rate: 2e-3,
+                lr_scheduler_type: LrSchedulerType::Constant,
+                ..OptimizerConfig::default()
+            },
         }
     }
 }
@@ -231,7 +221,7 @@ pub struct RolloutConfig {
 
 impl Default for RolloutConfig {
     fn default() -> Self {
-        Self { temperature: 1.0, max_completion_length: 8, batch_size: 1024 }
+        Self { temperature: 1.0, max_completion_length: 8, batch_size: 256 }
     }
 }
 
@@ -249,8 +239,10 @@ pub struct GrpoConfig {
     pub num_iterations: usize,
     /// Optimizer steps per pass; the generation batch is split evenly, whole groups together.
     pub steps_per_generation: usize,
-    /// Micro-batches per optimizer step; changes memory, not the gradient.
+    /// Micro-batches per optimizer step; changes time and memory, not the gradient beyond rounding.
     pub gradient_accumulation_steps: usize,
+    /// How the loss is computed; changes time and memory, not the numbers beyond tolerance.
+    pub implementation: Implementation,
     /// How rewards become advantages.
     pub advantages: AdvantageConfig,
     /// Multiplies every advantage; 1 is GRPO, 0 is the control run that must not learn.
@@ -260,12 +252,13 @@ pub struct GrpoConfig {
 impl Default for GrpoConfig {
     fn default() -> Self {
         Self {
-            max_steps: 200,
-            prompts_per_step: 32,
+            max_steps: 400,
+            prompts_per_step: 64,
             num_generations: 8,
             num_iterations: 1,
             steps_per_generation: 1,
-            gradient_accumulation_steps: 1,
+            gradient_accumulation_steps: 8,
+            implementation: Implementation::default(),
             advantages: AdvantageConfig::default(),
             advantage_scale: 1.0,
         }
@@ -312,7 +305,7 @@ pub struct OptimizerConfig {
 impl Default for OptimizerConfig {
     fn default() -> Self {
         Self {
-            learning_rate: 5e-4,
+            learning_rate: 1e-3,
             adam_beta1: 0.9,
             adam_beta2: 0.98,
             adam_epsilon: 1e-8,
@@ -370,6 +363,9 @@ impl TrainConfig {
         self.data.validate()?;
         self.optimizer.validate("optimizer")?;
         self.warmup.optimizer.validate("warmup.optimizer")?;
+        if let Some(target) = self.warmup.until_pass_at_1 {
+            check((0.0..=1.0).contains(&target), "warmup.until_pass_at_1", "in [0, 1]", target)?;
+        }
         for (key, weight) in [
             ("rewards.correct", self.rewards.correct),
             ("rewards.partial", self.rewards.partial),

@@ -2,7 +2,7 @@
 
 use crate::dataset::{Dataset, Item};
 use crate::error::{Error, Result};
-use crate::eval::{EvalReport, evaluate};
+use crate::eval::{EvalReport, evaluate, greedy_passes};
 use crate::loss::PolicyLoss;
 use crate::model::{Decoder, NamedTensor};
 use crate::optim::AdamW;
@@ -35,6 +35,8 @@ pub enum Phase {
 pub struct Counters {
     /// Warm-up steps done.
     pub warmup_steps: u64,
+    /// Whether the warm-up is over: all its steps are done, or it reached `warmup.until_pass_at_1`.
+    pub warm: bool,
     /// GRPO steps done.
     pub grpo_steps: u64,
     /// Optimizer steps done in the present phase.
@@ -59,11 +61,16 @@ pub struct TrainState {
     pub reference: Vec<NamedTensor>,
 }
 
+/// Training problems that tell when the warm-up may end, and the steps between looks at them.
+const PROBE_PROBLEMS: usize = 128;
+const PROBE_STEPS: u64 = 5;
+
 /// A run.
 pub struct Trainer {
     config: TrainConfig,
     dataset: Dataset,
     held_out: Vec<Item>,
+    probe: Vec<Item>,
     rewards: Rewards,
     engine: Box<dyn RolloutEngine>,
     loss: PolicyLoss,
@@ -105,6 +112,7 @@ impl Trainer {
         let policy = Decoder::new(&config.model, config.seed, &Device::flex().autodiff())?;
         let mut trainer = Self {
             held_out: dataset.held_out(config.eval.num_problems)?,
+            probe: dataset.probe(PROBE_PROBLEMS)?,
             optimizer: AdamW::new(&config.warmup.optimizer, config.warmup.steps),
             dataset,
             rewards,
@@ -115,7 +123,9 @@ impl Trainer {
             counters: Counters::default(),
             config,
         };
-        trainer.begin_grpo_if_warm();
+        if trainer.config.warmup.steps == 0 {
+            trainer.begin_grpo();
+        }
         Ok(trainer)
     }
 
@@ -148,7 +158,7 @@ impl Trainer {
 
     /// What comes next.
     pub fn phase(&self) -> Phase {
-        if self.counters.warmup_steps < self.config.warmup.steps {
+        if !self.counters.warm {
             Phase::Warmup
         } else if self.counters.grpo_steps < self.config.grpo.max_steps {
             Phase::Grpo
@@ -168,7 +178,9 @@ impl Trainer {
         let (policy, report) = warmup_step(self.policy.clone(), &mut self.optimizer, &items)?;
         self.policy = policy;
         self.counters.warmup_steps += 1;
-        self.begin_grpo_if_warm();
+        if self.counters.warmup_steps >= self.config.warmup.steps || self.reached_target()? {
+            self.begin_grpo();
+        }
         Ok(report)
     }
 
@@ -226,7 +238,7 @@ impl Trainer {
                 return Err(Error::state(what, format!("at most {limit}"), found));
             }
         }
-        let warm = counters.warmup_steps == self.config.warmup.steps;
+        let warm = counters.warm;
         if !warm && counters.grpo_steps > 0 {
             return Err(Error::state("counter grpo_steps", "0 during the warm-up", counters.grpo_steps));
         }
@@ -262,11 +274,20 @@ impl Trainer {
         AdamW::new(&self.config.optimizer, grpo.max_steps.saturating_mul(updates))
     }
 
-    fn begin_grpo_if_warm(&mut self) {
-        if self.phase() != Phase::Warmup {
-            self.optimizer = self.grpo_optimizer();
-            self.reference = self.needs_reference().then(|| self.policy.valid());
+    /// Whether the warm-up may end before its last step.
+    fn reached_target(&mut self) -> Result<bool> {
+        let Some(target) = self.config.warmup.until_pass_at_1 else { return Ok(false) };
+        if !self.counters.warmup_steps.is_multiple_of(PROBE_STEPS) {
+            return Ok(false);
         }
+        let passed = greedy_passes(&self.policy.valid(), self.engine.as_mut(), &self.probe, &self.config)?;
+        Ok(passed.iter().filter(|p| **p).count() as f64 >= target * passed.len() as f64)
+    }
+
+    fn begin_grpo(&mut self) {
+        self.counters.warm = true;
+        self.optimizer = self.grpo_optimizer();
+        self.reference = self.needs_reference().then(|| self.policy.valid());
     }
 
     fn expect_phase(&self, operation: &'static str, phase: Phase) -> Result<()> {

@@ -3,8 +3,9 @@
 use crate::dataset::Item;
 use crate::error::{Error, Result};
 use crate::loss::cross_entropy;
-use crate::model::{Decoder, to_host};
-use crate::optim::{AdamW, GradientSum};
+use crate::micro_batch::accumulate;
+use crate::model::Decoder;
+use crate::optim::AdamW;
 use crate::sequences::{Sequence, completion_hidden, token_batch};
 use crate::tokenizer::Tokenizer;
 
@@ -23,6 +24,9 @@ pub struct WarmupReport {
     pub tokens: usize,
 }
 
+/// Sequences per micro-batch: small enough for activations to stay in cache, large enough to be worth a thread.
+const MICRO_BATCH: usize = 32;
+
 /// One step on `items`.
 ///
 /// # Errors
@@ -38,17 +42,18 @@ pub fn warmup_step(model: Decoder, optimizer: &mut AdamW, items: &[Item]) -> Res
         })
         .collect::<Result<_>>()?;
     let batch = token_batch(&sequences)?;
-    let loss = cross_entropy(completion_hidden(&model, &sequences)?, model.lm_head(), &batch);
-    let value = to_host(loss.clone().inner()).iter().map(|x| f64::from(*x)).sum::<f64>();
-    if !value.is_finite() {
+    let parts = items.len().div_ceil(MICRO_BATCH);
+    let sum = accumulate(&model, items.len(), parts, |model, part| {
+        let hidden = completion_hidden(model, &sequences[part.clone()])?;
+        Ok(cross_entropy(hidden, model.lm_head(), &batch.select_sequences(part)?, batch.tokens()))
+    })?;
+    if !sum.loss.is_finite() {
         return Err(Error::NotFinite { what: "the warm-up loss", step: optimizer.steps() });
     }
-    let mut gradients = GradientSum::new();
-    gradients.add(&model, loss.backward());
-    let (model, done) = optimizer.step(model, &gradients)?;
+    let (model, done) = optimizer.step(model, &sum.gradients)?;
     let report = WarmupReport {
         step: optimizer.steps(),
-        loss: value,
+        loss: sum.loss,
         grad_norm: done.grad_norm,
         learning_rate: done.learning_rate,
         tokens: batch.tokens(),
