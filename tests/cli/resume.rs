@@ -6,7 +6,7 @@ use std::path::Path;
 /// Slow enough to be caught in the act, in both phases.
 const SETTINGS: [&str; 8] = [
     "warmup.steps=60",
-    "grpo.max_steps=60",
+    "grpo.max_steps=100",
     "grpo.num_iterations=2",
     "loss.beta=0.02",
     "eval.eval_steps=8",
@@ -26,7 +26,7 @@ fn a_killed_run_resumes_bit_for_bit() {
     let killed = runs.path("killed");
     // In the warm-up between two checkpoints, in GRPO, and in GRPO again.
     let mut child = runs.spawn("killed");
-    for rows_before in [23, 82, 108] {
+    for rows_before in [23, 75, 100] {
         wait_until(&mut child, "enough rows", || lines(&killed, "metrics.jsonl") >= rows_before);
         child.kill().expect("SIGKILL");
         child.wait().expect("ended");

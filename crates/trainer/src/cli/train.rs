@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use trainer::TrainConfig;
-use trainer::config_layers::{Layers, to_yaml};
+use trainer::config_layers::{ENV_PREFIX, Layers, to_yaml};
 use trainer::run::{Ending, Run};
 
 /// What runs when no file is named, from wherever the binary is called.
@@ -54,7 +54,12 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
         return Ok(Outcome::Done);
     }
     let mut run = match &args.resume {
-        Some(path) => Run::resume(path, args.from.as_deref())?,
+        Some(path) => {
+            if std::env::vars_os().any(|(name, _)| name.to_string_lossy().starts_with(ENV_PREFIX)) {
+                tracing::warn!("a resumed run keeps its configuration: {ENV_PREFIX}* of the environment is not used");
+            }
+            Run::resume(path, args.from.as_deref())?
+        }
         None => Run::start(args.layers.resolve(DEFAULT_CONFIG)?, args.run_dir.as_deref())?,
     };
     let stop = stop_on_signal()?;
