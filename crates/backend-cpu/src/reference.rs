@@ -7,66 +7,23 @@
 //! Legend: N tokens, H hidden, V vocabulary; z' = logit_scale * z, p = softmax(z'), y the target.
 
 mod plan;
-pub(crate) use plan::ReferencePlan;
+mod policy;
 
+pub(crate) use plan::ReferencePlan;
+pub use policy::{Evaluation, Policy};
+
+use grpo_core::LossConfig;
 use grpo_core::batch::TokenBatch;
-use grpo_core::error::{Error, Result};
+use grpo_core::error::Result;
 use grpo_core::evaluate::Evaluator;
 use grpo_core::real::Scalar;
-use grpo_core::{HeadLayout, LossConfig, Metrics};
-
-/// What the policy hands over, in the precision `R`. Row-major.
-#[derive(Clone, Copy, Debug)]
-pub enum Policy<'a, R> {
-    /// Logits `[N, V]`.
-    Logits {
-        /// `[N, V]`.
-        logits: &'a [R],
-        /// V.
-        vocab: usize,
-    },
-    /// Hidden states and LM head.
-    Hidden {
-        /// `[N, H]`.
-        hidden: &'a [R],
-        /// `[V, H]` or `[H, V]`.
-        lm_head: &'a [R],
-        /// `[V]`.
-        bias: Option<&'a [R]>,
-        /// Of `lm_head`.
-        layout: HeadLayout,
-        /// V.
-        vocab: usize,
-    },
-}
-
-/// Loss, per-token values and every gradient. Entries of masked tokens are 0; gradients of what the policy did not
-/// hand over are empty.
-#[derive(Clone, Debug, Default)]
-pub struct Evaluation<R> {
-    /// Sum over tokens of weight x token loss.
-    pub loss: f64,
-    /// `[N]`, nats.
-    pub logp: Vec<R>,
-    /// `[N]`, nats.
-    pub entropy: Vec<R>,
-    /// dL/dlogits `[N, V]`, also when the policy handed over hidden states.
-    pub grad_logits: Vec<R>,
-    /// dL/dhidden `[N, H]`.
-    pub grad_hidden: Vec<R>,
-    /// dL/dlm_head, shaped as the head.
-    pub grad_lm_head: Vec<R>,
-    /// dL/dbias `[V]`; empty without a bias.
-    pub grad_bias: Vec<R>,
-    /// TRL's metrics.
-    pub metrics: Metrics,
-}
+use policy::head_index;
 
 /// Evaluates `config` on `batch`.
 ///
 /// # Errors
-/// [`Error::Shape`] for lengths that do not fit, [`Error::Value`] for a target outside the vocabulary,
-/// [`Error::Config`] for an illegal loss or a batch that lacks what it needs.
+/// [`grpo_core::Error::Shape`] for lengths that do not fit, [`grpo_core::Error::Value`] for a target outside the vocabulary,
+/// [`grpo_core::Error::Config`] for an illegal loss or a batch that lacks what it needs.
 pub fn evaluate<R: Scalar>(config: &LossConfig, policy: &Policy<'_, R>, batch: &TokenBatch) -> Result<Evaluation<R>> {
     let evaluator = Evaluator::new(config, batch)?;
     let (mut z, stats, mut out) = forward(config, policy, batch)?;
@@ -126,7 +83,7 @@ pub fn evaluate<R: Scalar>(config: &LossConfig, policy: &Policy<'_, R>, batch: &
 /// Log-probabilities and entropies alone: [`evaluate`] without what follows the forward pass.
 ///
 /// # Errors
-/// [`Error::Shape`] for lengths that do not fit, [`Error::Value`] for a target outside the vocabulary.
+/// [`grpo_core::Error::Shape`] for lengths that do not fit, [`grpo_core::Error::Value`] for a target outside the vocabulary.
 pub fn score<R: Scalar>(config: &LossConfig, policy: &Policy<'_, R>, batch: &TokenBatch) -> Result<Evaluation<R>> {
     Ok(forward(config, policy, batch)?.2)
 }
@@ -137,7 +94,7 @@ fn forward<R: Scalar>(
     policy: &Policy<'_, R>,
     batch: &TokenBatch,
 ) -> Result<(Vec<R>, Vec<Row>, Evaluation<R>)> {
-    check(policy, batch)?;
+    policy.check(batch)?;
     let (n, v, zero) = (batch.tokens(), policy.vocab(), R::from_f64(0.0));
     let mut out = Evaluation { logp: vec![zero; n], entropy: vec![zero; n], ..Evaluation::default() };
     let mut z = vec![zero; n * v];
@@ -198,43 +155,4 @@ impl Row {
     fn log_p(&self, z: f64) -> f64 {
         (z - self.base) - self.log_sum
     }
-}
-
-/// Index of the weight between hidden unit k and vocabulary entry j.
-fn head_index(layout: HeadLayout, j: usize, k: usize, v: usize, h: usize) -> usize {
-    match layout {
-        HeadLayout::VocabHidden => j * h + k,
-        HeadLayout::HiddenVocab => k * v + j,
-    }
-}
-
-impl<R> Policy<'_, R> {
-    fn vocab(&self) -> usize {
-        match *self {
-            Self::Logits { vocab, .. } | Self::Hidden { vocab, .. } => vocab,
-        }
-    }
-}
-
-/// Checks lengths and targets.
-fn check<R>(policy: &Policy<'_, R>, batch: &TokenBatch) -> Result<()> {
-    const OP: &str = "reference";
-    let n = batch.tokens();
-    let (what, found, vocab, width) = match *policy {
-        Policy::Logits { logits, vocab } => ("logits [N, V]", logits.len(), vocab, vocab),
-        Policy::Hidden { hidden, lm_head, vocab, bias, .. } => {
-            let h = lm_head.len() / vocab.max(1);
-            if lm_head.is_empty() || lm_head.len() != h * vocab {
-                return Err(Error::shape(OP, "lm_head elements", format!("a multiple of V {vocab}"), lm_head.len()));
-            }
-            if let Some(bias) = bias.filter(|b| b.len() != vocab) {
-                return Err(Error::shape(OP, "bias [V]", vocab, bias.len()));
-            }
-            ("hidden [N, H]", hidden.len(), vocab, h)
-        }
-    };
-    if vocab == 0 || n.checked_mul(width.max(vocab)).is_none() || found != n * width {
-        return Err(Error::shape(OP, what, format!("{n} x {width}"), found));
-    }
-    batch.validate_targets(vocab)
 }

@@ -1,0 +1,96 @@
+//! What goes into the reference, and what comes out.
+
+use grpo_core::batch::TokenBatch;
+use grpo_core::error::{Error, Result};
+use grpo_core::{HeadLayout, Metrics};
+
+/// What the policy hands over, in the precision `R`. Row-major.
+#[derive(Clone, Copy, Debug)]
+pub enum Policy<'a, R> {
+    /// Logits `[N, V]`.
+    Logits {
+        /// `[N, V]`.
+        logits: &'a [R],
+        /// V.
+        vocab: usize,
+    },
+    /// Hidden states and LM head.
+    Hidden {
+        /// `[N, H]`.
+        hidden: &'a [R],
+        /// `[V, H]` or `[H, V]`.
+        lm_head: &'a [R],
+        /// `[V]`.
+        bias: Option<&'a [R]>,
+        /// Of `lm_head`.
+        layout: HeadLayout,
+        /// V.
+        vocab: usize,
+    },
+}
+
+/// Loss, per-token values and every gradient. Entries of masked tokens are 0; gradients of what the policy did not
+/// hand over are empty.
+#[derive(Clone, Debug, Default)]
+pub struct Evaluation<R> {
+    /// Sum over tokens of weight x token loss.
+    pub loss: f64,
+    /// `[N]`, nats.
+    pub logp: Vec<R>,
+    /// `[N]`, nats.
+    pub entropy: Vec<R>,
+    /// dL/dlogits `[N, V]`, also when the policy handed over hidden states.
+    pub grad_logits: Vec<R>,
+    /// dL/dhidden `[N, H]`.
+    pub grad_hidden: Vec<R>,
+    /// dL/dlm_head, shaped as the head.
+    pub grad_lm_head: Vec<R>,
+    /// dL/dbias `[V]`; empty without a bias.
+    pub grad_bias: Vec<R>,
+    /// TRL's metrics.
+    pub metrics: Metrics,
+}
+
+impl<R> Policy<'_, R> {
+    pub(super) fn vocab(&self) -> usize {
+        match *self {
+            Self::Logits { vocab, .. } | Self::Hidden { vocab, .. } => vocab,
+        }
+    }
+
+    /// Checks lengths and targets.
+    pub(super) fn check(&self, batch: &TokenBatch) -> Result<()> {
+        const OP: &str = "reference";
+        let n = batch.tokens();
+        let (what, found, vocab, width) = match *self {
+            Self::Logits { logits, vocab } => ("logits [N, V]", logits.len(), vocab, vocab),
+            Self::Hidden { hidden, lm_head, vocab, bias, .. } => {
+                let h = lm_head.len() / vocab.max(1);
+                if lm_head.is_empty() || lm_head.len() != h * vocab {
+                    return Err(Error::shape(
+                        OP,
+                        "lm_head elements",
+                        format!("a multiple of V {vocab}"),
+                        lm_head.len(),
+                    ));
+                }
+                if let Some(bias) = bias.filter(|b| b.len() != vocab) {
+                    return Err(Error::shape(OP, "bias [V]", vocab, bias.len()));
+                }
+                ("hidden [N, H]", hidden.len(), vocab, h)
+            }
+        };
+        if vocab == 0 || n.checked_mul(width.max(vocab)).is_none() || found != n * width {
+            return Err(Error::shape(OP, what, format!("{n} x {width}"), found));
+        }
+        batch.validate_targets(vocab)
+    }
+}
+
+/// Index of the weight between hidden unit k and vocabulary entry j.
+pub(super) fn head_index(layout: HeadLayout, j: usize, k: usize, v: usize, h: usize) -> usize {
+    match layout {
+        HeadLayout::VocabHidden => j * h + k,
+        HeadLayout::HiddenVocab => k * v + j,
+    }
+}
