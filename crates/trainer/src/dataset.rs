@@ -170,7 +170,7 @@ impl Dataset {
 fn built_in(config: &TasksConfig) -> Mixture {
     let TasksConfig { addition, comparison, sorting, reverse, countdown } = config;
     vec![
-        (Arc::new(Addition { max_number: addition.max_number }), addition.weight),
+        (Arc::new(Addition { max_number: addition.max_number, zero_pad: addition.zero_pad }), addition.weight),
         (Arc::new(Comparison { max_number: comparison.max_number }), comparison.weight),
         (Arc::new(Sorting { min_length: sorting.min_length, max_length: sorting.max_length }), sorting.weight),
         (Arc::new(Reverse { min_length: reverse.min_length, max_length: reverse.max_length }), reverse.weight),

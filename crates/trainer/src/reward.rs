@@ -147,7 +147,12 @@ mod tests {
 
     fn score(rewards: &Rewards, completion: &str, truncated: bool) -> Reward {
         let problem = Problem { prompt: "37+48=".into(), answer: "85".into() };
-        rewards.score(&RewardInput { problem: &problem, task: &Addition { max_number: 99 }, completion, truncated })
+        rewards.score(&RewardInput {
+            problem: &problem,
+            task: &Addition { max_number: 99, zero_pad: false },
+            completion,
+            truncated,
+        })
     }
 
     #[test]

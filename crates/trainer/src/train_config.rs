@@ -61,7 +61,7 @@ impl Default for DataConfig {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TasksConfig {
-    /// `37+48=` -> `85`.
+    /// `37+48=` -> `085`, or `85` without `zero_pad`.
     pub addition: AdditionConfig,
     /// `37?48=` -> `<`.
     pub comparison: ComparisonConfig,
@@ -81,11 +81,13 @@ pub struct AdditionConfig {
     pub weight: f64,
     /// Largest summand.
     pub max_number: u32,
+    /// Leading zeros up to a fixed width, `37+08=` -> `045`: much easier to learn.
+    pub zero_pad: bool,
 }
 
 impl Default for AdditionConfig {
     fn default() -> Self {
-        Self { weight: 1.0, max_number: 99 }
+        Self { weight: 1.0, max_number: 99, zero_pad: true }
     }
 }
 
@@ -252,7 +254,7 @@ pub struct GrpoConfig {
 impl Default for GrpoConfig {
     fn default() -> Self {
         Self {
-            max_steps: 400,
+            max_steps: 450,
             prompts_per_step: 64,
             num_generations: 8,
             num_iterations: 1,
@@ -305,7 +307,7 @@ pub struct OptimizerConfig {
 impl Default for OptimizerConfig {
     fn default() -> Self {
         Self {
-            learning_rate: 1e-3,
+            learning_rate: 7e-4,
             adam_beta1: 0.9,
             adam_beta2: 0.98,
             adam_epsilon: 1e-8,

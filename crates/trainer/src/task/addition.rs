@@ -1,4 +1,4 @@
-//! `37+48=` -> `85`.
+//! `37+48=` -> `85`, or `37+08=` -> `045` with leading zeros.
 
 use super::{Problem, Task};
 use rand::{Rng, RngExt};
@@ -8,6 +8,9 @@ use rand::{Rng, RngExt};
 pub struct Addition {
     /// Largest summand.
     pub max_number: u32,
+    /// Writes every number with as many digits as the largest has, so that place values stand at fixed positions:
+    /// much easier to learn.
+    pub zero_pad: bool,
 }
 
 impl Task for Addition {
@@ -18,7 +21,10 @@ impl Task for Addition {
     fn sample(&self, rng: &mut dyn Rng) -> Problem {
         let a = rng.random_range(0..=self.max_number);
         let b = rng.random_range(0..=self.max_number);
-        Problem { prompt: format!("{a}+{b}="), answer: (u64::from(a) + u64::from(b)).to_string() }
+        let sum = u64::from(a) + u64::from(b);
+        let digits = |largest: u64| if self.zero_pad { largest.to_string().len() } else { 0 };
+        let (width, sum_width) = (digits(self.max_number.into()), digits(2 * u64::from(self.max_number)));
+        Problem { prompt: format!("{a:0width$}+{b:0width$}="), answer: format!("{sum:0sum_width$}") }
     }
 }
 
@@ -28,10 +34,20 @@ mod tests {
 
     #[test]
     fn accepts_only_the_sum() {
-        let task = Addition { max_number: 99 };
+        let task = Addition { max_number: 99, zero_pad: false };
         crate::task::testing::check_task(&task);
         let problem = Problem { prompt: "37+48=".into(), answer: "85".into() };
         assert!(!task.verify(&problem, "75"));
         assert_eq!(task.score(&problem, "75"), 0.5);
+    }
+    #[test]
+    fn zero_padding_fixes_every_width() {
+        let task = Addition { max_number: 50, zero_pad: true };
+        crate::task::testing::check_task(&task);
+        for index in 0..200 {
+            let mut rng = crate::rng::stream(1, crate::rng::Purpose::TrainProblem, 0, index);
+            let problem = task.sample(&mut rng);
+            assert_eq!((problem.prompt.len(), problem.answer.len()), (6, 3), "{problem:?}");
+        }
     }
 }
