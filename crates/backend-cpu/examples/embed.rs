@@ -8,7 +8,7 @@ fn main() -> Result<()> {
     let hidden = vec![0.1_f32; n * h]; // [N, H], from your model
     let lm_head = vec![0.02_f32; v * h]; // [V, H], yours
     let batch = TokenBatch::packed(vec![3, 7, 1, 0], vec![0, 2, 4])? // targets of two sequences, laid end to end
-        .with_advantages(Advantages::PerSequence(vec![1.0, -1.0]))?
+        .with_advantages(Advantages::PerSequence(vec![1.0, -0.5]))?
         .with_old_logp(vec![-3.4; n])?;
 
     let mut plan = CpuBackend::new().plan(&PlanRequest {
