@@ -4,7 +4,7 @@
 //! log-probabilities and take back derivatives (see [`crate::evaluate`]).
 //!
 //! Legend: l = logp, o = old logp, q = ref logp, A = advantage, r = exp(log_ratio) with log_ratio = l - o per token, or
-//! its mean over the sequence's active tokens.
+//! its mean over the sequence's active tokens. Exponents are held at 40 (`LARGEST_EXPONENT`).
 
 use crate::config::{KlEstimator, LossConfig, LossType};
 use crate::real::Real;
@@ -42,7 +42,7 @@ pub struct TokenLoss<R> {
 ///
 /// `terms.ref_logp` must be there when `config.beta` is not 0; [`crate::evaluate::Evaluator`] has checked that.
 pub fn token_loss<R: Real>(config: &LossConfig, terms: &TokenTerms<R>) -> TokenLoss<R> {
-    let ratio = terms.log_ratio.exp();
+    let ratio = saturated(&terms.log_ratio).exp();
     let policy = match config.loss_type {
         LossType::Cispo => cispo(config, terms, &ratio),
         LossType::Grpo | LossType::Bnpo | LossType::DrGrpo | LossType::Dapo | LossType::Gspo => {
@@ -97,6 +97,21 @@ fn kl<R: Real>(estimator: KlEstimator, logp: &R, ref_logp: &R) -> R {
     match estimator {
         KlEstimator::K1 => -d,
         KlEstimator::K2 => d.constant(0.5) * d.clone() * d,
-        KlEstimator::K3 => d.exp() - d.clone() - d.constant(1.0),
+        KlEstimator::K3 => {
+            let d = saturated(&d);
+            d.exp() - d.clone() - d.constant(1.0)
+        }
     }
+}
+
+/// Largest exponent: e^40 is 2e17, and the product of a ratio and a KL term that large still fits f32.
+const LARGEST_EXPONENT: f64 = 40.0;
+
+/// `exponent` held at [`LARGEST_EXPONENT`], so that a finite input gives a finite loss. Its derivative stays 1: beyond
+/// the bound a term keeps the slope it has there and goes on pulling back, where a clamp would let go.
+///
+/// TRL has no such bound and overflows; below it nothing changes, to the bit.
+fn saturated<R: Real>(exponent: &R) -> R {
+    let held = exponent.min(&exponent.constant(LARGEST_EXPONENT)).stop_gradient();
+    held + (exponent.clone() - exponent.stop_gradient())
 }

@@ -290,6 +290,57 @@ fn huge_log_ratios_are_finite_where_the_cap_holds_them() {
     }
 }
 
+/// Old and reference log-probabilities that a naive exp turns into infinities, and those into NaN gradients.
+#[rstest]
+fn any_finite_log_probability_gives_a_finite_loss(
+    #[values("grpo", "cispo", "gspo")] loss_type: &str,
+    #[values("k1", "k2", "k3")] kl: &str,
+    #[values(true, false)] corrected: bool,
+    #[values(-1e30, -1e4, -100.0, 100.0)] old: f32,
+    #[values(-1e4, 100.0, 1e4)] reference: f32,
+) {
+    let config = config(&format!(
+        r#"{{"loss_type": "{loss_type}", "epsilon_high": 1.3, "beta": 0.1, "kl_estimator": "{kl}", "use_bias_correction_kl": {corrected}}}"#
+    ));
+    for advantage in [-1.0, 0.0, 1.0] {
+        let batch = TokenBatch::packed(vec![0; 2], vec![0, 2])
+            .unwrap()
+            .with_advantages(Advantages::PerSequence(vec![advantage]))
+            .unwrap()
+            .with_old_logp(vec![old; 2])
+            .unwrap()
+            .with_ref_logp(vec![reference; 2])
+            .unwrap();
+        let got = run(&config, &batch, &[-1.0f64, -2.0], &[0.0; 2], &[]);
+        assert!(got.loss.is_finite(), "loss {}", got.loss);
+        // Gradients go on to f32 arithmetic.
+        assert!(got.dlogp.iter().all(|d| (*d as f32).is_finite()), "{:?}", got.dlogp);
+    }
+}
+
+/// Beyond the bound of the exponent a term still pulls back, as hard as at the bound.
+#[test]
+fn a_held_exponent_keeps_its_slope() {
+    let dlogp = |old: f32, reference: f32, beta: f64| {
+        let config = config(&format!(r#"{{"beta": {beta}, "use_bias_correction_kl": false}}"#));
+        let batch = TokenBatch::packed(vec![0], vec![0, 1])
+            .unwrap()
+            .with_advantages(Advantages::PerSequence(vec![-1.0]))
+            .unwrap()
+            .with_old_logp(vec![old])
+            .unwrap()
+            .with_ref_logp(vec![reference])
+            .unwrap();
+        run(&config, &batch, &[-1.0f64], &[0.0], &[]).dlogp[0]
+    };
+    let bound = 40f64.exp();
+    assert_relative_eq!(dlogp(-31.0, 0.0, 0.0), 30f64.exp(), max_relative = 1e-12);
+    assert_relative_eq!(dlogp(-41.0, 0.0, 0.0), bound, max_relative = 1e-12);
+    assert_relative_eq!(dlogp(-9e3, 0.0, 0.0), bound, max_relative = 1e-12);
+    assert_relative_eq!(dlogp(-1.0, 29.0, 1.0) - 1.0, 1.0 - 30f64.exp(), max_relative = 1e-12);
+    assert_relative_eq!(dlogp(-1.0, 9e3, 1.0) - 1.0, 1.0 - bound, max_relative = 1e-12);
+}
+
 #[test]
 fn k3_is_exactly_zero_at_the_reference() {
     let config =
