@@ -36,8 +36,8 @@ impl PolicyLoss {
         Ok(PartialLoss { backward: loss.loss, value: loss.value, metrics: loss.metrics })
     }
 
-    /// Log-probabilities `[N]` of the batch's targets, without gradients; the same bits as in [`PolicyLoss::loss`] of
-    /// the same micro-batch.
+    /// Log-probabilities `[N]` of the batch's targets, without gradients; for equal hidden states those that
+    /// [`PolicyLoss::loss`] of the same micro-batch works with.
     pub(crate) fn score(&self, hidden: Tensor<2>, lm_head: Tensor<2>, batch: &TokenBatch) -> Result<Vec<f32>> {
         Ok(self.plan()?.score(hidden, lm_head, None, batch)?.logp)
     }

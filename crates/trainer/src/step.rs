@@ -194,8 +194,8 @@ fn updates(config: &TrainConfig, groups: usize) -> impl Iterator<Item = Range<us
     split_evenly(groups, config.grpo.steps_per_generation).map(move |g| g.start * per_prompt..g.end * per_prompt)
 }
 
-/// Log-probabilities `[N]` of all completion tokens under `model`, in the micro-batches of the updates so that an
-/// unchanged policy gets a ratio of exactly 1.
+/// Log-probabilities `[N]` of all completion tokens under `model`, in the micro-batches of the updates, so that an
+/// unchanged policy gets a ratio of 1.
 fn score_all(
     model: &Decoder,
     sequences: &[Sequence],

@@ -297,3 +297,6 @@ impl Trainer {
         Err(Error::argument(operation, format!("phase {phase:?}"), format!("phase {:?}", self.phase())))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,242 @@
+//! Runs against themselves: the same bits whatever the threads, the interruptions and the micro-batches.
+
+use super::*;
+use crate::train_config::{GrpoConfig, RolloutConfig, WarmupConfig};
+use grpo_core::LossType;
+use rstest::rstest;
+
+/// A run of a few steps with everything switched on: off-policy updates, micro-batches, a reference.
+fn small() -> TrainConfig {
+    let mut config = TrainConfig {
+        model: crate::model::ModelConfig { hidden_size: 32, intermediate_size: 32, ..Default::default() },
+        warmup: WarmupConfig { steps: 3, until_pass_at_1: None, batch_size: 48, ..Default::default() },
+        rollout: RolloutConfig { max_completion_length: 4, batch_size: 8, ..Default::default() },
+        grpo: GrpoConfig {
+            max_steps: 4,
+            prompts_per_step: 6,
+            num_generations: 4,
+            num_iterations: 2,
+            steps_per_generation: 2,
+            gradient_accumulation_steps: 3,
+            ..Default::default()
+        },
+        ..Default::default()
+    };
+    config.eval.num_problems = 16;
+    config.rewards.partial = 1.0;
+    config.loss.beta = 0.05;
+    config
+}
+
+fn finish(run: &mut Trainer) {
+    while run.phase() == Phase::Warmup {
+        run.warmup_step().unwrap();
+    }
+    while run.phase() == Phase::Grpo {
+        run.grpo_step().unwrap();
+    }
+}
+
+fn whole_run(config: TrainConfig) -> TrainState {
+    let mut run = Trainer::new(config).unwrap();
+    finish(&mut run);
+    run.state()
+}
+
+#[track_caller]
+fn assert_same_bits(a: &TrainState, b: &TrainState) {
+    assert_eq!(a.counters, b.counters);
+    for (a, b) in [(&a.policy, &b.policy), (&a.optimizer, &b.optimizer), (&a.reference, &b.reference)] {
+        assert_eq!(a.len(), b.len());
+        for (a, b) in a.iter().zip(b) {
+            assert_eq!((&a.name, &a.shape), (&b.name, &b.shape));
+            assert!(a.data.iter().zip(&b.data).all(|(x, y)| x.to_bits() == y.to_bits()), "{} differs", a.name);
+        }
+    }
+}
+
+#[test]
+fn a_seed_gives_the_same_bits_twice_and_another_seed_others() {
+    let first = whole_run(small());
+    assert_same_bits(&first, &whole_run(small()));
+    assert_ne!(first.policy, whole_run(TrainConfig { seed: 1, ..small() }).policy);
+}
+
+#[test]
+fn the_number_of_threads_does_not_matter() {
+    let on = |threads| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| whole_run(small()))
+    };
+    assert_same_bits(&on(1), &on(3));
+}
+
+#[rstest]
+#[case::in_the_warmup(2)]
+#[case::between_the_phases(3)]
+#[case::in_grpo(5)]
+#[case::at_the_end(7)]
+fn a_restored_run_continues_bit_for_bit(#[case] steps: usize) {
+    let uninterrupted = whole_run(small());
+    let mut first = Trainer::new(small()).unwrap();
+    for _ in 0..steps {
+        match first.phase() {
+            Phase::Warmup => drop(first.warmup_step().unwrap()),
+            Phase::Grpo => drop(first.grpo_step().unwrap()),
+            Phase::Done => unreachable!("the run has 7 steps"),
+        }
+    }
+    // An evaluation on the way leaves no trace.
+    first.evaluate().unwrap();
+    let saved = first.state();
+    let mut second = Trainer::new(small()).unwrap();
+    second.restore(&saved).unwrap();
+    assert_same_bits(&saved, &second.state());
+    finish(&mut second);
+    assert_same_bits(&uninterrupted, &second.state());
+}
+
+#[test]
+fn a_state_that_does_not_fit_is_refused_and_changes_nothing() {
+    let good = whole_run(small());
+    let mut run = Trainer::new(small()).unwrap();
+    let fresh = run.state();
+    let mut refuse = |change: &dyn Fn(&mut TrainState)| {
+        let mut state = good.clone();
+        change(&mut state);
+        assert!(matches!(run.restore(&state), Err(Error::State { .. })));
+        assert_same_bits(&run.state(), &fresh);
+    };
+    refuse(&|s| s.policy.truncate(1));
+    refuse(&|s| s.optimizer.truncate(1));
+    refuse(&|s| s.reference.clear());
+    refuse(&|s| s.counters.grpo_steps = 99);
+    refuse(&|s| s.counters.warm = false);
+    refuse(&|s| s.policy[0].shape.reverse());
+}
+
+#[test]
+fn micro_batches_change_rounding_only() {
+    let with = |gradient_accumulation_steps| {
+        let mut config = small();
+        config.grpo.gradient_accumulation_steps = gradient_accumulation_steps;
+        config.grpo.max_steps = 1;
+        whole_run(config).policy
+    };
+    let (one, many) = (with(1), with(6));
+    for (a, b) in one.iter().zip(&many) {
+        // One Adam step moves a weight by at most the learning rate, about 1e-3.
+        let largest = a.data.iter().zip(&b.data).map(|(x, y)| (x - y).abs()).fold(0.0, f32::max);
+        assert!(largest < 2e-4, "{} {largest}", a.name);
+    }
+}
+
+#[test]
+fn advantages_scaled_to_zero_leave_the_weights_alone() {
+    let mut config = small();
+    config.grpo.advantage_scale = 0.0;
+    config.loss.beta = 0.0;
+    config.optimizer.weight_decay = 0.0;
+    let mut run = Trainer::new(config).unwrap();
+    while run.phase() == Phase::Warmup {
+        run.warmup_step().unwrap();
+    }
+    let before = run.policy().parameters();
+    let report = run.grpo_step().unwrap();
+    assert_eq!(report.metric("grad_norm"), 0.0);
+    assert!(report.samples.iter().all(|s| s.advantage == 0.0));
+    assert_eq!(before, run.policy().parameters());
+}
+
+#[test]
+fn a_first_step_clips_nothing_and_has_no_kl() {
+    let mut config = small();
+    config.grpo.max_steps = 1;
+    config.grpo.num_iterations = 1;
+    config.grpo.steps_per_generation = 1;
+    config.warmup.steps = 0;
+    let mut run = Trainer::new(config).unwrap();
+    let report = run.grpo_step().unwrap();
+    assert_eq!(report.metric("clip_ratio/region_mean"), 0.0);
+    // The reference is the policy itself; its states are computed without autodiff and may round differently.
+    assert!(report.metrics.value("kl").is_some_and(|kl| kl.abs() < 1e-10));
+    assert!(report.metric("entropy") > 1.0);
+    assert_eq!(report.samples.len(), 24);
+}
+
+#[rstest]
+fn every_loss_type_and_implementation_trains(
+    #[values(LossType::Grpo, LossType::Bnpo, LossType::DrGrpo, LossType::Dapo, LossType::Cispo, LossType::Gspo)]
+    loss_type: LossType,
+    #[values(
+        grpo_core::Implementation::Reference,
+        grpo_core::Implementation::Logits,
+        grpo_core::Implementation::Fused
+    )]
+    implementation: grpo_core::Implementation,
+) {
+    let mut config = small();
+    config.grpo.max_steps = 1;
+    config.grpo.implementation = implementation;
+    config.warmup.steps = 1;
+    config.loss.loss_type = loss_type;
+    config.loss.epsilon_high = Some(0.3);
+    let mut run = Trainer::new(config).unwrap();
+    run.warmup_step().unwrap();
+    let before = run.policy().parameters();
+    let report = run.grpo_step().unwrap();
+    assert!(report.metric("grad_norm") > 0.0);
+    assert_ne!(before, run.policy().parameters());
+}
+
+#[test]
+fn phases_keep_their_order() {
+    let mut run = Trainer::new(small()).unwrap();
+    assert!(matches!(run.grpo_step(), Err(Error::Argument { .. })));
+    finish(&mut run);
+    assert_eq!(run.phase(), Phase::Done);
+    assert!(run.warmup_step().is_err() && run.grpo_step().is_err());
+    let counters = run.counters();
+    assert_eq!((counters.warmup_steps, counters.grpo_steps, counters.optimizer_steps), (3, 4, 16));
+}
+
+#[test]
+fn the_warmup_ends_at_its_target() {
+    let mut config = small();
+    config.warmup.steps = 100;
+    config.warmup.until_pass_at_1 = Some(0.0);
+    let mut run = Trainer::new(config).unwrap();
+    finish(&mut run);
+    assert_eq!(run.counters().warmup_steps, PROBE_STEPS);
+}
+
+#[test]
+fn your_own_parts_take_the_place_of_the_built_in_ones() {
+    use crate::reward::{RewardFn, RewardInput};
+    use crate::task::Reverse;
+
+    /// Wants short completions, and has no opinion on those that were cut off.
+    struct Brief;
+    impl RewardFn for Brief {
+        fn name(&self) -> &str {
+            "brief"
+        }
+        fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
+            (!input.truncated).then(|| -(input.completion.len() as f32))
+        }
+    }
+
+    let config = small();
+    let tasks: crate::dataset::Mixture = vec![(Arc::new(Reverse { min_length: 2, max_length: 3 }), 1.0)];
+    let dataset = Dataset::from_tasks(tasks, 0.2, config.seed).unwrap();
+    let rewards = Rewards::from_terms(vec![(Box::new(Brief), 1.0)]).unwrap();
+    let mut run = Trainer::with_parts(config, dataset, rewards, Box::new(BatchedEngine { batch_size: 64 })).unwrap();
+    while run.phase() == Phase::Warmup {
+        run.warmup_step().unwrap();
+    }
+    let report = run.grpo_step().unwrap();
+    assert!(report.samples.iter().all(|s| s.task == "reverse"));
+    assert!(report.metrics.get("rewards/brief/mean").is_some());
+    // A missing reward is no reason to learn anything.
+    assert!(report.samples.iter().all(|s| s.reward.total.is_some() || s.advantage == 0.0));
+}
