@@ -150,7 +150,8 @@ impl<'a> Evaluator<'a> {
             metrics.mean("clip_ratio/low_mean", low, count);
             metrics.mean("clip_ratio/high_mean", high, count);
             metrics.mean("clip_ratio/region_mean", low + high, count);
-            for sequence in (0..self.batch.sequences()).filter(|s| self.length(*s) > 0) {
+            // A fully masked sequence has a shared ratio too: 1, which no bound clips.
+            for sequence in (0..self.batch.sequences()).filter(|s| per_sequence || self.length(*s) > 0) {
                 let length = if per_sequence { 1.0 } else { self.length(sequence) as f64 };
                 metrics.min("clip_ratio/low_min", totals.low_clipped[sequence] / length);
                 metrics.max("clip_ratio/high_max", totals.high_clipped[sequence] / length);

@@ -257,6 +257,18 @@ fn clip_metrics_count_what_is_clipped() {
         run(&config(r#"{"loss_type": "gspo", "epsilon_low": 0.2, "epsilon_high": 0.3}"#), &batch, &logp, &entropy, &[]);
     assert_relative_eq!(shared.metrics.value("clip_ratio/high_mean").unwrap(), 1.0 / 5.0, max_relative = 1e-12);
     assert_eq!(shared.metrics.value("kl"), None);
+    // The smallest share runs over the same sequences as the mean: a fully masked one is not clipped.
+    let all_low = TokenBatch::packed(vec![0; 3], vec![0, 2, 3])
+        .unwrap()
+        .with_mask(&[1.0, 1.0, 0.0])
+        .unwrap()
+        .with_advantages(Advantages::PerSequence(vec![-1.0; 2]))
+        .unwrap()
+        .with_old_logp(vec![0.0; 3])
+        .unwrap();
+    let of = |json: &str| run(&config(json), &all_low, &[-1.0f64, -2.0], &[0.0; 2], &[]).metrics;
+    assert_eq!(of(r#"{"loss_type": "gspo"}"#).value("clip_ratio/low_min"), Some(0.0));
+    assert_eq!(of("{}").value("clip_ratio/low_min"), Some(1.0));
 }
 
 #[test]
