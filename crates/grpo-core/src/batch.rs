@@ -81,10 +81,12 @@ impl TokenBatch {
         Self::packed(targets.to_vec(), (0..=b).map(|i| i * t).collect())?.with_mask(mask)
     }
 
-    /// Sets the mask `[N]`: 1 at tokens that count, 0 at those that do not.
+    /// Sets the mask `[N]`: 1 at tokens that count, 0 at those that do not. Set it before what may hold NaN at masked
+    /// tokens: every list is checked against the mask of the moment.
     ///
     /// # Errors
-    /// [`Error::Shape`] for a wrong length, [`Error::Value`] for an entry that is neither 0 nor 1.
+    /// [`Error::Shape`] for a wrong length, [`Error::Value`] for an entry that is neither 0 nor 1, or for a token that
+    /// becomes active although a list set before is not finite there.
     pub fn with_mask(mut self, mask: &[f32]) -> Result<Self> {
         self.check_len("mask", mask.len())?;
         if let Some(i) = mask.iter().position(|m| *m != 0.0 && *m != 1.0) {
@@ -93,6 +95,11 @@ impl TokenBatch {
         }
         self.mask = mask.iter().map(|m| *m == 1.0).collect();
         self.active = (0..mask.len()).filter(|i| self.mask[*i]).collect();
+        self.check_advantages()?;
+        for (name, list) in [("old_logp", &self.old_logp), ("ref_logp", &self.ref_logp)] {
+            list.as_ref().map_or(Ok(()), |list| self.check_finite(name, list))?;
+        }
+        self.weights.as_ref().map_or(Ok(()), |weights| self.check_weights(weights))?;
         Ok(self)
     }
 
@@ -109,14 +116,7 @@ impl TokenBatch {
             return Err(Error::shape(OP, "advantages", expected, values.len()));
         }
         self.advantages = advantages;
-        for b in 0..self.sequences() {
-            for i in self.range(b).filter(|i| self.mask[*i]) {
-                if !self.advantage(b, i).is_finite() {
-                    let reason = format!("{} is not finite", self.advantage(b, i));
-                    return Err(Error::value("advantages", self.position(i), reason));
-                }
-            }
-        }
+        self.check_advantages()?;
         Ok(self)
     }
 
@@ -157,17 +157,14 @@ impl TokenBatch {
     /// # Errors
     /// [`Error::Shape`] for a wrong length, [`Error::Value`] for a weight that is not finite at an active token.
     pub fn with_weights(mut self, weights: TokenWeights) -> Result<Self> {
-        for (name, list) in [("weights.policy", &weights.policy), ("weights.entropy", &weights.entropy)] {
-            self.check_len(name, list.len())?;
-            if let Some(i) = self.active.iter().copied().find(|i| !list[*i].is_finite()) {
-                return Err(Error::value(name, self.position(i), format!("{} is not finite", list[i])));
-            }
-        }
+        self.check_weights(&weights)?;
         self.weights = Some(weights);
         Ok(self)
     }
 
-    /// The sequences `range` as a batch of their own, with everything that belongs to them.
+    /// The sequences `range` as a batch of their own, with everything that belongs to them. A micro-batch needs the
+    /// weights of its step ([`TokenBatch::with_weights`]) set before the cut; without them it is a whole step of its own,
+    /// and the losses of the parts do not add up to that of the whole.
     ///
     /// # Errors
     /// [`Error::Shape`] when the range does not lie within the batch.
@@ -313,10 +310,55 @@ impl TokenBatch {
         }
     }
 
+    fn check_advantages(&self) -> Result<()> {
+        for b in 0..self.sequences() {
+            for i in self.range(b).filter(|i| self.mask[*i]) {
+                if !self.advantage(b, i).is_finite() {
+                    let reason = format!("{} is not finite", self.advantage(b, i));
+                    return Err(Error::value("advantages", self.position(i), reason));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_weights(&self, weights: &TokenWeights) -> Result<()> {
+        for (name, list) in [("weights.policy", &weights.policy), ("weights.entropy", &weights.entropy)] {
+            self.check_len(name, list.len())?;
+            if let Some(i) = self.active.iter().copied().find(|i| !list[*i].is_finite()) {
+                return Err(Error::value(name, self.position(i), format!("{} is not finite", list[i])));
+            }
+        }
+        Ok(())
+    }
+
     /// "token 12 (sequence 1, position 4)".
     fn position(&self, row: usize) -> String {
         // The last sequence that starts at or before the row is the one that owns it; empty ones end there too.
         let sequence = self.offsets.partition_point(|o| *o <= row) - 1;
         format!("token {row} (sequence {sequence}, position {})", row - self.offsets[sequence])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_cannot_become_active_over_what_is_not_finite() {
+        let masked = || TokenBatch::packed(vec![1, 2], vec![0, 2]).unwrap().with_mask(&[1.0, 0.0]).unwrap();
+        let nan = || vec![-1.0, f32::NAN];
+        let batches = [
+            ("old_logp", masked().with_old_logp(nan()).unwrap()),
+            ("ref_logp", masked().with_ref_logp(nan()).unwrap()),
+            ("advantages", masked().with_advantages(Advantages::PerToken(nan())).unwrap()),
+        ];
+        for (name, batch) in batches {
+            assert!(batch.clone().with_mask(&[1.0, 0.0]).is_ok());
+            let message = batch.with_mask(&[1.0, 1.0]).unwrap_err().to_string();
+            assert!(message.contains(name) && message.contains("token 1"), "{message}");
+        }
+        let weights = TokenWeights { policy: vec![1.0, f64::NAN], entropy: vec![1.0; 2] };
+        assert!(masked().with_weights(weights).unwrap().with_mask(&[1.0; 2]).is_err());
     }
 }
