@@ -1,7 +1,7 @@
 //! What the loss is: one flat configuration with TRL's names and, unless a field says otherwise, TRL's meanings.
 
 use crate::error::{Error, Result};
-use crate::strict;
+use crate::strict::{self, UniqueKeys};
 use serde::{Deserialize, Serialize};
 
 /// Which per-token objective is minimised and how tokens are averaged.
@@ -83,7 +83,7 @@ pub struct LossConfig {
     pub use_bias_correction_kl: bool,
     /// Weight of the entropy bonus: loss -= entropy_coef * mean entropy of active tokens. 0 is off.
     pub entropy_coef: f64,
-    /// Sampling temperature T > 0.
+    /// Sampling temperature T, from 1e-6 to 1e6: f32 arithmetic has no digits left outside.
     pub temperature: f64,
     /// What the temperature divides.
     pub temperature_mode: TemperatureMode,
@@ -120,7 +120,7 @@ impl LossConfig {
     /// # Errors
     /// [`Error::UnknownKey`], or [`Error::Config`] for values that are not legal alone or together.
     pub fn from_json(text: &str) -> Result<Self> {
-        let value = serde_json::from_str(text).map_err(|e| Error::Config(format!("not JSON: {e}")))?;
+        let UniqueKeys(value) = serde_json::from_str(text).map_err(|e| Error::Config(format!("not JSON: {e}")))?;
         Self::from_value(value)
     }
 
@@ -205,6 +205,9 @@ impl LossConfig {
                 "temperature must be above 0, got {}: greedy sampling has no log-probabilities to train on",
                 self.temperature
             ));
+        }
+        if !(1e-6..=1e6).contains(&self.temperature) {
+            return fail(format!("temperature must lie in [1e-6, 1e6], got {:e}", self.temperature));
         }
         if self.num_items_in_batch.is_some_and(|n| n < 0.0) {
             return fail("num_items_in_batch counts tokens and must not be negative".into());

@@ -10,7 +10,8 @@
 //! | `targets` | I64, I32 | `[B, T]` |
 //! | `mask` | F32 | `[B, T]` |
 //! | `advantages` | F32 | `[B]` or `[B, T]` |
-//! | `old_logp`, `ref_logp`, `sampler_logp` (optional) | F32 | `[B, T]` |
+//! | `old_logp` (optional; without it the ratio is 1), `ref_logp` (when beta is not 0) | F32 | `[B, T]` |
+//! | `sampler_logp` (optional; carried, but no loss reads it) | F32 | `[B, T]` |
 //! | `expected.{loss,logp,entropy,grad_hidden,grad_lm_head,grad_bias,grad_logits}` (optional) | F64, F32 | of what they mirror |
 //!
 //! `__metadata__`: `format` = `grpo-batch/1`, `loss` = the loss configuration as JSON, optional `name` and `source`.
@@ -20,7 +21,7 @@ use crate::batch::{Advantages, TokenBatch};
 use crate::config::LossConfig;
 use crate::error::{Error, Result};
 use crate::parity::Values;
-use crate::strict::nearest;
+use crate::strict::{UniqueKeys, nearest};
 use crate::tensor::{Dtype, TensorRef};
 use half::bf16;
 use safetensors::tensor::{Dtype as FileDtype, SafeTensors, TensorView};
@@ -153,7 +154,11 @@ impl BatchFile {
     /// [`Error::Format`] that says what was expected and what came; the errors of [`LossConfig`] and [`TokenBatch`].
     pub fn parse(bytes: &[u8]) -> Result<Self> {
         let bad = |e: safetensors::SafeTensorError| Error::Format(format!("not readable as safetensors: {e}"));
-        let (_, header) = SafeTensors::read_metadata(bytes).map_err(bad)?;
+        let (header_bytes, header) = SafeTensors::read_metadata(bytes).map_err(bad)?;
+        // The reader keeps the last of several entries of one name. It has checked that the header lies in the file.
+        if let Some(text) = bytes.get(8..).and_then(|rest| rest.get(..header_bytes)) {
+            serde_json::from_slice::<UniqueKeys>(text).map_err(|e| Error::Format(format!("header: {e}")))?;
+        }
         let metadata = header.metadata().clone().unwrap_or_default();
         let file = Reader { tensors: SafeTensors::deserialize(bytes).map_err(bad)? };
         let get = |key: &str| metadata.get(key).cloned();
@@ -191,6 +196,16 @@ impl BatchFile {
             batch = batch.with_sampler_logp(file.f32s("sampler_logp", &[b, t])?)?;
         }
         let expected = file.expected([b, t], hidden, vocab)?;
+        // What the policy does not have would never be compared.
+        let has_bias = matches!(policy, Policy::Hidden { bias: Some(_), .. });
+        let absent = [
+            ("grad_hidden", expected.grad_hidden.is_some() && hidden == 0),
+            ("grad_lm_head", expected.grad_lm_head.is_some() && hidden == 0),
+            ("grad_bias", expected.grad_bias.is_some() && !has_bias),
+        ];
+        if let Some((name, _)) = absent.into_iter().find(|(_, absent)| *absent) {
+            return Err(Error::Format(format!("expected.{name} is there, but the policy has no such tensor")));
+        }
         file.refuse_unknown_tensors()?;
         Ok(Self {
             name: get("name").unwrap_or_default(),
@@ -340,8 +355,8 @@ impl Reader<'_> {
             }
         };
         if self.has("logits") {
-            if self.has("hidden") || self.has("lm_head") {
-                return Err(Error::Format("the file holds both logits and hidden/lm_head: keep one of them".into()));
+            if let Some(name) = ["hidden", "lm_head", "bias"].into_iter().find(|name| self.has(name)) {
+                return Err(Error::Format(format!("the file holds both logits and {name}: keep one of them")));
             }
             let v = last("logits", 3)?;
             return Ok((Policy::Logits(self.float("logits", &[b, t, v])?), 0, v));

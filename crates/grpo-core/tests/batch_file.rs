@@ -54,7 +54,7 @@ fn round_trips() {
     }
     let mut file = case();
     file.policy = Policy::Logits(Tensor::Bf16(vec![bf16::from_f32(1.5); 12]));
-    file.hidden = 0;
+    (file.hidden, file.expected.grad_bias) = (0, None);
     let back = BatchFile::parse(&file.to_bytes().unwrap()).unwrap();
     assert_eq!((back.policy, back.vocab), (file.policy, 3));
 }
@@ -77,6 +77,7 @@ fn refuses_with_what_was_expected_and_what_came() {
         ("\"targets\"", "\"tarrgets\"", "tensor `targets` is missing"),
         ("\"old_logp\"", "\"old_logps\"", "did you mean `old_logp`"),
         ("\"lm_head\"", "\"lm_haed\"", "tensor `lm_head` is missing"),
+        ("\"name\"", "\"source\"", "key `source` is there twice"),
         ("epsilon_high", "epsilon_hihg", "did you mean `epsilon_high`"),
         ("[2,2,2]", "[2,4,1]", "lm_head: expected shape [V, 1]"),
         ("[3,2]", "[2,3]", "lm_head: expected shape [V, 2], got [2, 3]"),
@@ -93,6 +94,26 @@ fn refuses_with_what_was_expected_and_what_came() {
     let mut file = case();
     file.vocab = 4;
     assert!(file.to_bytes().unwrap_err().to_string().contains("lm_head [4, 2]"));
+}
+
+/// A tensor that nothing would read is refused, not dropped.
+#[test]
+fn refuses_what_the_policy_does_not_have() {
+    let refusal = |bytes: &[u8]| BatchFile::parse(bytes).unwrap_err().to_string();
+    let mut file = case();
+    let Policy::Hidden { bias, .. } = &mut file.policy else { panic!("hidden states") };
+    *bias = None;
+    let message = refusal(&file.to_bytes().unwrap());
+    assert!(message.contains("expected.grad_bias"), "{message}");
+
+    let policy = Policy::Logits(Tensor::F32(vec![0.5; 12]));
+    let mut file = BatchFile { hidden: 0, policy, expected: Values::default(), ..case() };
+    assert!(BatchFile::parse(&file.to_bytes().unwrap()).is_ok());
+    let message = refusal(&with_header(&file.to_bytes().unwrap(), |h| h.replace("old_logp", "bias")));
+    assert!(message.contains("both logits and bias"), "{message}");
+    file.expected.grad_lm_head = Some(Vec::new());
+    let message = refusal(&file.to_bytes().unwrap());
+    assert!(message.contains("expected.grad_lm_head"), "{message}");
 }
 
 #[test]
