@@ -4,9 +4,9 @@ const README: &str = include_str!("../README.md");
 
 #[test]
 fn the_readme_shows_the_example_that_is_compiled() {
-    let example = include_str!("../crates/backend-cpu/examples/embed.rs");
+    let example = include_str!("../crates/backend-cpu/examples/host_slices.rs");
     let (_, code) = example.split_once("\n\n").unwrap();
-    assert!(README.contains(&format!("```rust\n{code}```")), "README.md and examples/embed.rs differ");
+    assert!(README.contains(&format!("```rust\n{code}```")), "README.md and examples/host_slices.rs differ");
 }
 
 #[test]
