@@ -4,7 +4,7 @@
 //! log-probabilities and take back derivatives (see [`crate::evaluate`]).
 //!
 //! Legend: l = logp, o = old logp, q = ref logp, A = advantage, r = exp(log_ratio) with log_ratio = l - o per token, or
-//! its mean over the sequence's active tokens. Exponents are held at 40 (`LARGEST_EXPONENT`).
+//! its mean over the sequence's active tokens. Exponents are held at 20 (`LARGEST_EXPONENT`).
 
 use crate::config::{KlEstimator, LossConfig, LossType};
 use crate::real::Real;
@@ -104,8 +104,9 @@ fn kl<R: Real>(estimator: KlEstimator, logp: &R, ref_logp: &R) -> R {
     }
 }
 
-/// Largest exponent: e^40 is 2e17, and the product of a ratio and a KL term that large still fits f32.
-const LARGEST_EXPONENT: f64 = 40.0;
+/// Largest exponent of a ratio or a KL term, as in verl, tunix and OpenRLHF; e^20 is 5e8. Much more would leave no digits
+/// for the derivative of their product, in which the large parts cancel.
+const LARGEST_EXPONENT: f64 = 20.0;
 
 /// `exponent` held at [`LARGEST_EXPONENT`], so that a finite input gives a finite loss. Its derivative stays 1: beyond
 /// the bound a term keeps the slope it has there and goes on pulling back, where a clamp would let go.
