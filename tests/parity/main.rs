@@ -3,6 +3,7 @@
 
 mod golden;
 mod presets;
+mod report;
 mod shapes;
 mod synthetic;
 

@@ -1,0 +1,70 @@
+//! `expected.*` is compared whenever it applies, and a wrong one is a breach.
+
+use crate::backends;
+use crate::synthetic::{Shape, case};
+use grpo_core::{BatchFile, Dtype, LossConfig};
+use rstest::rstest;
+use trainer::parity::{self, Check, FileReport};
+
+fn check(file: &BatchFile, dtype: Option<Dtype>) -> Vec<FileReport> {
+    let check = Check { dtype, ..Check::default() };
+    backends().map(|b| parity::check(parity::backend(b).unwrap().as_ref(), "case", file, &check).unwrap()).collect()
+}
+
+/// A batch with NaN at masked positions, and the oracle's results.
+fn with_expected(dtype: Dtype) -> BatchFile {
+    let shape = Shape { b: 4, t: 5, h: 6, v: 29, bias: true };
+    let mut file = case(shape, &LossConfig { beta: 0.1, ..LossConfig::default() }, dtype, 3);
+    assert!(file.batch.active_tokens() < file.batch.tokens());
+    file.expected = parity::oracle(&file.loss, &file, &file.policy).unwrap().values;
+    file
+}
+
+#[rstest]
+#[case(Dtype::F32, None)]
+#[case(Dtype::F32, Some(Dtype::F32))]
+#[case(Dtype::Bf16, None)]
+#[case(Dtype::Bf16, Some(Dtype::F32))]
+fn a_wrong_expectation_is_a_breach(#[case] dtype: Dtype, #[case] evaluated: Option<Dtype>) {
+    let file = with_expected(dtype);
+    for report in check(&file, evaluated) {
+        assert!(report.passed() && report.notes.is_empty(), "{report:#?}");
+    }
+    let active = file.batch.active_rows()[0];
+    let edits: [(&str, fn(&mut BatchFile, usize)); 7] = [
+        ("loss", |f, _| *f.expected.loss.as_mut().unwrap() += 0.01),
+        ("logp", |f, row| f.expected.logp.as_mut().unwrap()[row] += 0.01),
+        ("entropy", |f, row| f.expected.entropy.as_mut().unwrap()[row] += 0.01),
+        ("grad_hidden", |f, _| scale_largest(f.expected.grad_hidden.as_mut().unwrap())),
+        ("grad_lm_head", |f, _| scale_largest(f.expected.grad_lm_head.as_mut().unwrap())),
+        ("grad_bias", |f, _| scale_largest(f.expected.grad_bias.as_mut().unwrap())),
+        ("grad_logits", |f, _| scale_largest(f.expected.grad_logits.as_mut().unwrap())),
+    ];
+    for (name, edit) in edits {
+        let mut wrong = file.clone();
+        edit(&mut wrong, active);
+        for report in check(&wrong, evaluated) {
+            let failed: Vec<_> = report.rows.iter().filter(|row| !row.passed).collect();
+            assert!(!failed.is_empty(), "{name} is wrong, and nothing noticed");
+            assert!(failed.iter().all(|row| row.comparison.name == name && row.against == "expected"), "{failed:#?}");
+        }
+    }
+}
+
+fn scale_largest(values: &mut [f64]) {
+    let largest = values.iter_mut().max_by(|a, b| a.abs().total_cmp(&b.abs())).unwrap();
+    *largest *= 1.05;
+}
+
+#[test]
+fn what_is_not_compared_is_said() {
+    let file = with_expected(Dtype::F32);
+    let only_oracle = |report: &FileReport| report.rows.iter().all(|row| row.against == "oracle");
+    for report in check(&file, Some(Dtype::Bf16)) {
+        assert!(only_oracle(&report) && report.notes[0].contains("rounding to bf16"), "{:?}", report.notes);
+    }
+    let sampler = file.batch.clone().with_sampler_logp(vec![-1.0; file.batch.tokens()]).unwrap();
+    for report in check(&BatchFile { batch: sampler, ..file }, None) {
+        assert!(report.notes[0].contains("sampler_logp"), "{:?}", report.notes);
+    }
+}
