@@ -12,7 +12,9 @@
 //!
 //! A token's results do not depend on its neighbours, on the blocking or on the number of threads, to the bit:
 //! products have position-independent sums ([`crate::gemm`]), softmax sums run over fixed tiles ([`crate::softmax`]).
-//! Gradients are the same bits for any number of threads; they depend on the chunks, over which they are summed.
+//! The head's gradient depends on the chunks, over which it is summed. Where the workspace budget binds, more threads
+//! leave less of it for tokens, so that the chosen chunk, and with it the last bits of that gradient, depends on the
+//! number of threads; a given `token_chunk` settles it.
 //!
 //! Memory: [`crate::tiling::Problem::workspace`], allocated with the plan; never more than the budget.
 //!

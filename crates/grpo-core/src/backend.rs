@@ -72,7 +72,8 @@ pub enum LoopOrder {
 pub struct Tiling {
     /// Most bytes of workspace beside inputs, outputs and gradients. The fused plan chooses its blocking to fit.
     pub workspace_budget: usize,
-    /// Tokens per tile.
+    /// Tokens per tile. Gradients of the head are summed over tiles, so their last bits follow this size; give it where
+    /// they must not depend on what else the plan looks at (the budget, the number of threads).
     pub token_chunk: Option<usize>,
     /// Vocabulary entries per tile.
     pub vocab_block: Option<usize>,
