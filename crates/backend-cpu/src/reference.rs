@@ -17,13 +17,14 @@ use grpo_core::batch::TokenBatch;
 use grpo_core::error::Result;
 use grpo_core::evaluate::Evaluator;
 use grpo_core::real::Scalar;
-use policy::head_index;
+use policy::{dense, head_index};
 
 /// Evaluates `config` on `batch`.
 ///
 /// # Errors
 /// [`grpo_core::Error::Shape`] for lengths that do not fit, [`grpo_core::Error::Value`] for a target outside the vocabulary,
-/// [`grpo_core::Error::Config`] for an illegal loss or a batch that lacks what it needs.
+/// [`grpo_core::Error::Config`] for an illegal loss or a batch that lacks what it needs, [`grpo_core::Error::Backend`] when
+/// there is no memory for the logits.
 pub fn evaluate<R: Scalar>(config: &LossConfig, policy: &Policy<'_, R>, batch: &TokenBatch) -> Result<Evaluation<R>> {
     let evaluator = Evaluator::new(config, batch)?;
     let (mut z, stats, mut out) = forward(config, policy, batch)?;
@@ -97,7 +98,7 @@ fn forward<R: Scalar>(
     policy.check(batch)?;
     let (n, v, zero) = (batch.tokens(), policy.vocab(), R::from_f64(0.0));
     let mut out = Evaluation { logp: vec![zero; n], entropy: vec![zero; n], ..Evaluation::default() };
-    let mut z = vec![zero; n * v];
+    let mut z = dense(n, v)?;
     let mut stats = Vec::with_capacity(batch.active_tokens());
     for &i in batch.active_rows() {
         let row = &mut z[i * v..(i + 1) * v];

@@ -161,3 +161,15 @@ fn large_logits_are_finite() {
         assert!(Evaluator::new(&loss, &case.batch).is_ok());
     }
 }
+
+/// 2^22 tokens of one hidden unit and as many entries: 2^47 bytes of logits, more than a process can address.
+#[test]
+fn logits_that_fit_no_memory_are_an_error() {
+    let n = 1 << 22;
+    let ones = vec![1.0; n];
+    let policy =
+        Policy::Hidden { hidden: &ones, lm_head: &ones, bias: None, layout: HeadLayout::VocabHidden, vocab: n };
+    let batch = TokenBatch::packed(vec![0; n], vec![0, n]).unwrap();
+    let error = evaluate::<f64>(&LossConfig::default(), &policy, &batch).unwrap_err();
+    assert!(error.to_string().contains("no memory for dense logits [4194304, 4194304]"), "{error}");
+}

@@ -2,6 +2,7 @@
 
 use grpo_core::batch::TokenBatch;
 use grpo_core::error::{Error, Result};
+use grpo_core::real::Scalar;
 use grpo_core::{HeadLayout, Metrics};
 
 /// What the policy hands over, in the precision `R`. Row-major.
@@ -93,4 +94,15 @@ pub(super) fn head_index(layout: HeadLayout, j: usize, k: usize, v: usize, h: us
         HeadLayout::VocabHidden => j * h + k,
         HeadLayout::HiddenVocab => k * v + j,
     }
+}
+
+/// Zeros `[N, V]`. A small file can describe a batch whose logits fit no machine: that is an error, not an abort.
+pub(super) fn dense<R: Scalar>(n: usize, v: usize) -> Result<Vec<R>> {
+    let mut values = Vec::new();
+    values.try_reserve_exact(n * v).map_err(|_| Error::Backend {
+        backend: crate::NAME.into(),
+        message: format!("no memory for dense logits [{n}, {v}], {} bytes", (n * v).saturating_mul(size_of::<R>())),
+    })?;
+    values.resize(n * v, R::from_f64(0.0));
+    Ok(values)
 }
