@@ -8,8 +8,8 @@
 //! | `hidden` and `lm_head`, or `logits` | F32, BF16 | `[B, T, H]` and `[V, H]`, or `[B, T, V]` |
 //! | `bias` (optional) | as `hidden` | `[V]` |
 //! | `targets` | I64, I32 | `[B, T]` |
-//! | `mask` | F32 | `[B, T]` |
-//! | `advantages` | F32 | `[B]` or `[B, T]` |
+//! | `mask` | F32, BOOL, U8, I64 | `[B, T]` |
+//! | `advantages` | F32 | `[B]`, `[B, 1]` or `[B, T]` |
 //! | `old_logp` (optional; without it the ratio is 1), `ref_logp` (when beta is not 0) | F32 | `[B, T]` |
 //! | `sampler_logp` (optional; carried, but no loss reads it) | F32 | `[B, T]` |
 //! | `expected.{loss,logp,entropy,grad_hidden,grad_lm_head,grad_bias,grad_logits}` (optional) | F64, F32 | of what they mirror |
@@ -180,9 +180,10 @@ impl BatchFile {
             return Err(Error::Format(format!("targets: expected at least one token, got shape {shape:?}")));
         }
         let (policy, hidden, vocab) = file.policy(b, t)?;
-        let mut batch = TokenBatch::padded(&file.targets(b, t)?, &file.f32s("mask", &[b, t])?, [b, t])?;
+        let mut batch = TokenBatch::padded(&file.targets(b, t)?, &file.mask(b, t)?, [b, t])?;
         let advantages = match file.shape_of("advantages")?.as_slice() {
             [_] => Advantages::PerSequence(file.f32s("advantages", &[b])?),
+            [_, 1] if t > 1 => Advantages::PerSequence(file.f32s("advantages", &[b, 1])?),
             _ => Advantages::PerToken(file.f32s("advantages", &[b, t])?),
         };
         batch = batch.with_advantages(advantages)?;
@@ -338,6 +339,16 @@ impl Reader<'_> {
         })
     }
 
+    fn mask(&self, b: usize, t: usize) -> Result<Vec<f32>> {
+        let dtypes = [FileDtype::F32, FileDtype::BOOL, FileDtype::U8, FileDtype::I64];
+        let view = self.expect("mask", &[b, t], &dtypes)?;
+        Ok(match view.dtype() {
+            FileDtype::F32 => decode(view.data(), f32::from_le_bytes),
+            FileDtype::I64 => decode(view.data(), |bytes| i64::from_le_bytes(bytes) as f32),
+            _ => view.data().iter().map(|byte| f32::from(*byte)).collect(),
+        })
+    }
+
     fn targets(&self, b: usize, t: usize) -> Result<Vec<i64>> {
         let view = self.expect("targets", &[b, t], &[FileDtype::I64, FileDtype::I32])?;
         Ok(match view.dtype() {
@@ -398,10 +409,13 @@ impl Reader<'_> {
         for (name, shape) in expected_shapes(shape, h, v) {
             lists.push(read(name, &shape)?);
         }
+        // torch and numpy write a loss as a scalar or as a list of one.
+        let listed = self.has("expected.loss") && self.shape_of("expected.loss")? == [1];
+        let scalar: &[usize] = if listed { &[1] } else { &[] };
         let mut lists = lists.into_iter();
         let mut next = || lists.next().flatten();
         Ok(Values {
-            loss: read("expected.loss", &[])?.and_then(|v| v.first().copied()),
+            loss: read("expected.loss", scalar)?.and_then(|v| v.first().copied()),
             logp: next(),
             entropy: next(),
             grad_hidden: next(),

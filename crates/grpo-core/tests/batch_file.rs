@@ -116,6 +116,51 @@ fn refuses_what_the_policy_does_not_have() {
     assert!(message.contains("expected.grad_lm_head"), "{message}");
 }
 
+/// The same file with one tensor written in another dtype or shape.
+fn with_tensor(name: &str, dtype: &str, shape: &str, data: &[u8]) -> Vec<u8> {
+    let bytes = case().to_bytes().unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let mut header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    let old = header[name]["data_offsets"].clone();
+    let (from, to) = (old[0].as_u64().unwrap() as usize, old[1].as_u64().unwrap() as usize);
+    let moved = data.len() as i64 - (to - from) as i64;
+    for (key, entry) in header.as_object_mut().unwrap() {
+        if key == "__metadata__" {
+            continue;
+        }
+        for end in entry["data_offsets"].as_array_mut().unwrap() {
+            if end.as_u64().unwrap() as usize >= to && !(key == name && end.as_u64().unwrap() as usize == from) {
+                *end = (end.as_i64().unwrap() + moved).into();
+            }
+        }
+    }
+    header[name]["dtype"] = dtype.into();
+    header[name]["shape"] = serde_json::from_str(shape).unwrap();
+    header[name]["data_offsets"] = serde_json::json!([from, from + data.len()]);
+    let text = header.to_string();
+    let mut out = (text.len() as u64).to_le_bytes().to_vec();
+    out.extend(text.as_bytes());
+    out.extend(&bytes[8 + length..8 + length + from]);
+    out.extend(data);
+    out.extend(&bytes[8 + length + to..]);
+    out
+}
+
+#[test]
+fn takes_what_torch_and_numpy_write() {
+    let i64s: Vec<u8> = [1i64, 0, 1, 1].iter().flat_map(|m| m.to_le_bytes()).collect();
+    let f32s: Vec<u8> = [0.5f32, -1.0].iter().flat_map(|a| a.to_le_bytes()).collect();
+    for (dtype, data) in [("BOOL", &[1u8, 0, 1, 1][..]), ("U8", &[1, 0, 1, 1]), ("I64", &i64s)] {
+        let file = BatchFile::parse(&with_tensor("mask", dtype, "[2,2]", data)).unwrap();
+        assert_eq!(file.batch.active_rows(), [0, 2, 3], "{dtype}");
+    }
+    assert!(BatchFile::parse(&with_tensor("mask", "U8", "[2,2]", &[1, 0, 2, 1])).is_err());
+    let file = BatchFile::parse(&with_tensor("advantages", "F32", "[2,1]", &f32s)).unwrap();
+    assert_eq!(file.batch.advantages(), &Advantages::PerSequence(vec![0.5, -1.0]));
+    let file = BatchFile::parse(&with_tensor("expected.loss", "F64", "[1]", &0.25f64.to_le_bytes())).unwrap();
+    assert_eq!(file.expected.loss, Some(0.25));
+}
+
 #[test]
 fn a_claimed_size_is_never_believed() {
     let empty = r#"{"__metadata__":{"format":"grpo-batch/1","loss":"{}"},"targets":{"dtype":"I64","shape":[1152921504606846976,0],"data_offsets":[0,0]}}"#;

@@ -34,10 +34,16 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     let loss = args.input.loss()?.unwrap_or_else(|| file.loss.clone());
     let evaluated = parity::evaluate(backend.as_ref(), implementation, &loss, &file, &policy)
         .with_context(|| args.file.display().to_string())?;
+    let value = evaluated.values.loss.unwrap_or(f64::NAN);
+    anyhow::ensure!(
+        value.is_finite(),
+        "{}: the loss is {value}: hidden states, head or logits are not finite at active tokens; nothing was written",
+        args.file.display()
+    );
     let origin = loss_file::Origin { backend: backend.name(), implementation, loss: &loss };
     let bytes = loss_file::to_bytes(&file, &evaluated, &origin)?;
     trainer::run::dir::write_atomically(&args.out, &bytes)?;
-    let mut text = format!("loss {:.9}\n", evaluated.values.loss.unwrap_or(f64::NAN));
+    let mut text = format!("loss {:.9}\n", value);
     for (name, value) in evaluated.metrics.values() {
         text.push_str(&format!("{name} {value:.6}\n"));
     }

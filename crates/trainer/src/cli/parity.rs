@@ -19,14 +19,22 @@ pub(crate) struct Args {
     #[arg(long, value_parser = ["reference", "logits", "fused", "all"], default_value = "all")]
     implementation: String,
     /// Bound on loss, logp and entropy, relative to their scale (at least 1), instead of the dtype's.
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", value_parser = bound)]
     tolerance: Option<f64>,
     /// Bound on gradients, relative to their largest entry, instead of the dtype's.
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", value_parser = bound)]
     gradient_tolerance: Option<f64>,
     /// Print one JSON document instead of a table.
     #[arg(long)]
     json: bool,
+}
+
+/// A bound that something can meet and something can miss.
+fn bound(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(bound) if bound.is_finite() && bound >= 0.0 => Ok(bound),
+        _ => Err("expected a finite number, not negative".into()),
+    }
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
