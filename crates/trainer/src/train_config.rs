@@ -12,6 +12,11 @@ use serde::{Deserialize, Serialize};
 pub use crate::model::ModelConfig;
 pub use crate::run::options::RunOptions;
 
+/// Most sequences of a step or an evaluation.
+const MAX_SEQUENCES: usize = 1 << 20;
+/// Longest word or list of digits that a task asks for.
+const MAX_LENGTH: usize = 1 << 10;
+
 /// A whole run: all that its numbers depend on, and `run`, on which they do not.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -384,19 +389,37 @@ impl TrainConfig {
             "the value of rollout.temperature (or leave it out: the loss is taken at the sampling temperature)",
             self.loss.temperature,
         )?;
-        for (key, count) in [
-            ("warmup.batch_size", self.warmup.batch_size),
-            ("rollout.max_completion_length", self.rollout.max_completion_length),
-            ("rollout.batch_size", self.rollout.batch_size),
-            ("grpo.prompts_per_step", self.grpo.prompts_per_step),
-            ("grpo.num_generations", self.grpo.num_generations),
-            ("grpo.num_iterations", self.grpo.num_iterations),
-            ("grpo.steps_per_generation", self.grpo.steps_per_generation),
-            ("grpo.gradient_accumulation_steps", self.grpo.gradient_accumulation_steps),
-            ("eval.num_problems", self.eval.num_problems),
+        // Far above what this trainer can train and far below what would overflow an allocation.
+        for (key, count, limit) in [
+            ("warmup.batch_size", self.warmup.batch_size, MAX_SEQUENCES),
+            ("rollout.max_completion_length", self.rollout.max_completion_length, usize::MAX),
+            ("rollout.batch_size", self.rollout.batch_size, usize::MAX),
+            ("grpo.prompts_per_step", self.grpo.prompts_per_step, MAX_SEQUENCES),
+            ("grpo.num_generations", self.grpo.num_generations, MAX_SEQUENCES),
+            ("grpo.num_iterations", self.grpo.num_iterations, 1 << 10),
+            ("grpo.steps_per_generation", self.grpo.steps_per_generation, MAX_SEQUENCES),
+            ("grpo.gradient_accumulation_steps", self.grpo.gradient_accumulation_steps, usize::MAX),
+            ("eval.num_problems", self.eval.num_problems, MAX_SEQUENCES),
         ] {
             check(count > 0, key, "at least 1", count)?;
+            check(count <= limit, key, &format!("at most {limit}"), count)?;
         }
+        for (key, groups, per_group) in [
+            ("grpo.num_generations", self.grpo.prompts_per_step, self.grpo.num_generations),
+            ("eval.num_generations", self.eval.num_problems, self.eval.num_generations),
+        ] {
+            let expected = format!("at most {MAX_SEQUENCES} sequences in all");
+            let few = groups.checked_mul(per_group).is_some_and(|all| all <= MAX_SEQUENCES);
+            check(few, key, &expected, format!("{per_group} for each of {groups} prompts"))?;
+        }
+        // A prompt has two tokens at least, and the last token of a completion is never fed back.
+        let positions = self.model.max_position_embeddings;
+        check(
+            self.rollout.max_completion_length < positions,
+            "rollout.max_completion_length",
+            &format!("less than model.max_position_embeddings, {positions}"),
+            self.rollout.max_completion_length,
+        )?;
         let splits = self.grpo.steps_per_generation;
         check(
             self.grpo.prompts_per_step.is_multiple_of(splits),
@@ -428,7 +451,8 @@ impl DataConfig {
             ("data.tasks.sorting", t.sorting.min_length, t.sorting.max_length),
             ("data.tasks.reverse", t.reverse.min_length, t.reverse.max_length),
         ] {
-            check(1 <= min && min <= max, key, "1 <= min_length <= max_length", format!("{min} and {max}"))?;
+            let expected = format!("1 <= min_length <= max_length <= {MAX_LENGTH}");
+            check(1 <= min && min <= max && max <= MAX_LENGTH, key, &expected, format!("{min} and {max}"))?;
         }
         for (key, n) in [
             ("data.tasks.addition.max_number", t.addition.max_number),

@@ -9,7 +9,8 @@ use crate::optim::AdamW;
 use crate::reward::Rewards;
 use crate::rollout::{BatchedEngine, RolloutEngine};
 use crate::step::{StepContext, StepReport, grpo_step};
-use crate::train_config::TrainConfig;
+use crate::tokenizer::Tokenizer;
+use crate::train_config::{TrainConfig, check};
 use crate::warmup::{WarmupReport, warmup_step};
 use backend_cpu::CpuBackend;
 use burn::module::Module;
@@ -109,10 +110,12 @@ impl Trainer {
             backend: Arc::new(CpuBackend::new()),
             implementation: config.grpo.implementation,
         };
+        let (held_out, probe) = (dataset.held_out(config.eval.num_problems)?, dataset.probe(PROBE_PROBLEMS)?);
+        check_lengths(&config, held_out.iter().chain(&probe))?;
         let policy = Decoder::new(&config.model, config.seed, &Device::flex().autodiff())?;
         let mut trainer = Self {
-            held_out: dataset.held_out(config.eval.num_problems)?,
-            probe: dataset.probe(PROBE_PROBLEMS)?,
+            held_out,
+            probe,
             optimizer: AdamW::new(&config.warmup.optimizer, config.warmup.steps),
             dataset,
             rewards,
@@ -296,6 +299,23 @@ impl Trainer {
         }
         Err(Error::argument(operation, format!("phase {phase:?}"), format!("phase {:?}", self.phase())))
     }
+}
+
+/// Whether the model has room for the prompts of `items` and for completions of full length: it should be said before
+/// the warm-up, not after it.
+fn check_lengths<'a>(config: &TrainConfig, items: impl Iterator<Item = &'a Item>) -> Result<()> {
+    let positions = config.model.max_position_embeddings;
+    for item in items {
+        let prompt = Tokenizer.encode_prompt(&item.problem.prompt)?.len();
+        // The last token is never fed back.
+        check(
+            (prompt + config.rollout.max_completion_length).saturating_sub(1) <= positions,
+            "rollout.max_completion_length",
+            &format!("room for it in model.max_position_embeddings, {positions}, behind a prompt of {prompt} tokens"),
+            config.rollout.max_completion_length,
+        )?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

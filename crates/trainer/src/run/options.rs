@@ -4,6 +4,9 @@ use crate::error::Result;
 use crate::train_config::check;
 use serde::{Deserialize, Serialize};
 
+/// Most completions of one table.
+const MAX_COMPLETIONS: usize = 1000;
+
 /// The section `run` of a configuration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -41,6 +44,8 @@ impl RunOptions {
         // The name becomes part of a path.
         let legal = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         let ok = (1..=100).contains(&self.name.len()) && self.name.chars().all(legal) && !self.name.starts_with('.');
-        check(ok, "run.name", "1 to 100 of letters, digits, `-`, `_` and `.`, not beginning with `.`", &self.name)
+        check(ok, "run.name", "1 to 100 of letters, digits, `-`, `_` and `.`, not beginning with `.`", &self.name)?;
+        let count = self.num_completions_to_print;
+        check(count <= MAX_COMPLETIONS, "run.num_completions_to_print", &format!("at most {MAX_COMPLETIONS}"), count)
     }
 }

@@ -240,3 +240,20 @@ fn your_own_parts_take_the_place_of_the_built_in_ones() {
     // A missing reward is no reason to learn anything.
     assert!(report.samples.iter().all(|s| s.reward.total.is_some() || s.advantage == 0.0));
 }
+
+#[rstest]
+#[case::completion_without_room("rollout.max_completion_length", |c: &mut TrainConfig| c.rollout.max_completion_length = 60)]
+#[case::endless_completion("rollout.max_completion_length", |c: &mut TrainConfig| c.rollout.max_completion_length = usize::MAX)]
+#[case::endless_batch("warmup.batch_size", |c: &mut TrainConfig| c.warmup.batch_size = usize::MAX)]
+#[case::endless_step("grpo.num_generations", |c: &mut TrainConfig| c.grpo.num_generations = 1 << 20)]
+#[case::endless_updates("grpo.num_iterations", |c: &mut TrainConfig| c.grpo.num_iterations = usize::MAX)]
+#[case::endless_evaluation("eval.num_problems", |c: &mut TrainConfig| c.eval.num_problems = usize::MAX)]
+#[case::endless_sampling("eval.num_generations", |c: &mut TrainConfig| c.eval.num_generations = usize::MAX)]
+#[case::endless_table("run.num_completions_to_print", |c: &mut TrainConfig| c.run.num_completions_to_print = usize::MAX)]
+#[case::endless_word("data.tasks.reverse", |c: &mut TrainConfig| c.data.tasks.reverse.max_length = usize::MAX)]
+fn sizes_that_fit_no_memory_are_refused_before_the_first_step(#[case] key: &str, #[case] change: fn(&mut TrainConfig)) {
+    let mut config = small();
+    change(&mut config);
+    let error = Trainer::new(config).err().unwrap().to_string();
+    assert!(error.contains(key), "{error}");
+}
