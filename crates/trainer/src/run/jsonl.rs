@@ -88,6 +88,16 @@ impl JsonLines {
     /// # Errors
     /// [`Error::Io`]; [`Error::RunDir`] when the file is shorter.
     pub fn truncate(path: &Path, bytes: u64) -> Result<Self> {
+        let file = Self::check(path, bytes)?;
+        file.set_len(bytes).map_err(|e| Error::io("continue", path, e))?;
+        Ok(Self { path: path.to_owned(), file, bytes })
+    }
+
+    /// Opens a file that has `bytes` bytes at least.
+    ///
+    /// # Errors
+    /// As [`JsonLines::truncate`].
+    pub(super) fn check(path: &Path, bytes: u64) -> Result<File> {
         let io = |e| Error::io("continue", path, e);
         let file = OpenOptions::new().append(true).open(path).map_err(io)?;
         let found = file.metadata().map_err(io)?.len();
@@ -98,8 +108,7 @@ impl JsonLines {
             );
             return Err(Error::RunDir { path: path.to_owned(), reason });
         }
-        file.set_len(bytes).map_err(io)?;
-        Ok(Self { path: path.to_owned(), file, bytes })
+        Ok(file)
     }
 
     /// Appends a row in one write, so that a reader hardly ever sees half of one.

@@ -99,6 +99,11 @@ impl Run {
         let checkpoints = Checkpoints::new(dir.checkpoints_path());
         let mut trainer = make(dir.config()?)?;
         let Some(position) = choose(&checkpoints, from, path)? else {
+            // Beginning again would empty the logs of a run that came to its end.
+            if dir.summary_path().exists() {
+                let reason = "it is done, and its checkpoints are gone: there is nothing to continue from".to_owned();
+                return Err(Error::RunDir { path: path.to_owned(), reason });
+            }
             return Self::begin(dir, trainer);
         };
         let saved = restore(&checkpoints, position, &mut trainer).map_err(|error| match error {
@@ -107,6 +112,9 @@ impl Run {
             }
             other => other,
         })?;
+        // Both logs, before one of them is cut.
+        JsonLines::check(&dir.metrics_path(), saved.metrics_bytes)?;
+        JsonLines::check(&dir.completions_path(), saved.completions_bytes)?;
         let metrics = JsonLines::truncate(&dir.metrics_path(), saved.metrics_bytes)?;
         let completions = JsonLines::truncate(&dir.completions_path(), saved.completions_bytes)?;
         checkpoints.clean()?;

@@ -133,3 +133,23 @@ fn a_configuration_that_cannot_run_leaves_no_folder() {
     assert!(Run::start(bad, Some(&path)).is_err());
     assert!(!path.exists());
 }
+
+#[test]
+fn a_resume_that_fails_cuts_no_log_and_a_finished_run_is_never_begun_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run");
+    let mut run = Run::start(config(), Some(&path)).unwrap();
+    run.run(&mut (), &AtomicBool::new(false)).unwrap();
+    drop(run);
+    let metrics = std::fs::read(path.join("metrics.jsonl")).unwrap();
+
+    std::fs::remove_file(path.join("completions.jsonl")).unwrap();
+    let error = Run::resume(&path, Some("step-000002")).err().unwrap().to_string();
+    assert!(error.contains("completions.jsonl"), "{error}");
+    assert_eq!(std::fs::read(path.join("metrics.jsonl")).unwrap(), metrics);
+
+    std::fs::remove_dir_all(path.join("checkpoints")).unwrap();
+    let error = Run::resume(&path, None).err().unwrap().to_string();
+    assert!(error.contains("checkpoints are gone"), "{error}");
+    assert_eq!(std::fs::read(path.join("metrics.jsonl")).unwrap(), metrics);
+}
