@@ -13,8 +13,8 @@ use crate::sequences::{Sequence, completion_hidden, token_batch};
 use crate::tokenizer::Tokenizer;
 use crate::train_config::TrainConfig;
 use burn::module::Module;
-use grpo_core::weights::token_weights;
-use grpo_core::{Advantages, Metrics, TokenBatch};
+use grpo_core::weights::{TokenWeights, token_weights};
+use grpo_core::{Advantages, LossConfig, Metrics, TokenBatch};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -229,9 +229,9 @@ fn update_policy(
     rows: Range<usize>,
     metrics: &mut Metrics,
 ) -> Result<Decoder> {
-    // Weights are those of the whole update, so that micro-batches simply add up.
     let whole = generation.batch.select_sequences(rows.clone())?;
-    let weights = token_weights(&context.loss.config, &whole);
+    let share = generation.batch.active_tokens() as f64 / context.config.grpo.steps_per_generation as f64;
+    let weights = update_weights(&context.loss.config, &whole, share);
     let whole = whole.with_weights(weights)?;
 
     let (loss, parts) = (context.loss, context.config.grpo.gradient_accumulation_steps);
@@ -249,6 +249,14 @@ fn update_policy(
     metrics.mean("grad_norm", done.grad_norm, 1.0);
     metrics.mean("learning_rate", done.learning_rate, 1.0);
     Ok(policy)
+}
+
+/// Weights of one whole update, so that its micro-batches simply add up.
+///
+/// dapo and cispo divide by the tokens of the generation batch, of which an update takes `share`, the even one: its own
+/// count would make tokens of a short update weigh more (TRL's `num_items_in_batch`).
+fn update_weights(config: &LossConfig, update: &TokenBatch, share: f64) -> TokenWeights {
+    token_weights(&LossConfig { num_items_in_batch: Some(share), ..config.clone() }, update)
 }
 
 /// What can be said before the first update.
@@ -283,5 +291,24 @@ fn record_generation(
         metrics.min("completions/min_length", length);
         metrics.max("completions/max_length", length);
         metrics.mean("completions/clipped_ratio", f64::from(u8::from(completion.truncated)), 1.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use grpo_core::LossType;
+
+    #[test]
+    fn every_token_of_a_generation_batch_weighs_the_same_under_dapo() {
+        // Two updates of 2 and 6 tokens: 8 in all, an even share of 4.
+        let generation = TokenBatch::packed(vec![0; 8], vec![0, 2, 8]).unwrap();
+        let weights = |loss_type| {
+            let config = LossConfig { loss_type, epsilon_high: Some(5.0), ..LossConfig::default() };
+            [0..1, 1..2].map(|rows| update_weights(&config, &generation.select_sequences(rows).unwrap(), 4.0).policy)
+        };
+        assert_eq!(weights(LossType::Dapo), [vec![0.25; 2], vec![0.25; 6]]);
+        assert_eq!(weights(LossType::Cispo), [vec![0.25; 2], vec![0.25; 6]]);
+        assert_eq!(weights(LossType::Bnpo), [vec![1.0 / 2.0; 2], vec![1.0 / 6.0; 6]]);
     }
 }

@@ -5,7 +5,7 @@
 
 use crate::error::{Error, Result};
 use crate::tokenizer::Tokenizer;
-use grpo_core::advantages::AdvantageConfig;
+use grpo_core::advantages::{AdvantageConfig, AdvantageEstimator};
 use grpo_core::{Implementation, LossConfig};
 use serde::{Deserialize, Serialize};
 
@@ -426,6 +426,22 @@ impl TrainConfig {
             "grpo.steps_per_generation",
             "a divisor of grpo.prompts_per_step",
             splits,
+        )?;
+        check(
+            self.loss.num_items_in_batch.is_none(),
+            "loss.num_items_in_batch",
+            "nothing: the trainer counts the tokens of each generation batch",
+            self.loss.num_items_in_batch.unwrap_or_default(),
+        )?;
+        let compares = matches!(
+            self.grpo.advantages.estimator,
+            AdvantageEstimator::Group | AdvantageEstimator::MeanOnly | AdvantageEstimator::Rloo
+        );
+        check(
+            !compares || self.grpo.num_generations > 1,
+            "grpo.num_generations",
+            "at least 2: these advantages compare the completions of one prompt",
+            self.grpo.num_generations,
         )?;
         self.loss().validate()?;
         Ok(())
