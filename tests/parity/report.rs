@@ -20,6 +20,9 @@ fn with_expected(dtype: Dtype) -> BatchFile {
     file
 }
 
+/// Changes one entry of `expected.*`.
+type Edit = fn(&mut BatchFile, usize);
+
 #[rstest]
 #[case(Dtype::F32, None)]
 #[case(Dtype::F32, Some(Dtype::F32))]
@@ -31,7 +34,7 @@ fn a_wrong_expectation_is_a_breach(#[case] dtype: Dtype, #[case] evaluated: Opti
         assert!(report.passed() && report.notes.is_empty(), "{report:#?}");
     }
     let active = file.batch.active_rows()[0];
-    let edits: [(&str, fn(&mut BatchFile, usize)); 7] = [
+    let edits: [(&str, Edit); 7] = [
         ("loss", |f, _| *f.expected.loss.as_mut().unwrap() += 0.01),
         ("logp", |f, row| f.expected.logp.as_mut().unwrap()[row] += 0.01),
         ("entropy", |f, row| f.expected.entropy.as_mut().unwrap()[row] += 0.01),
