@@ -141,7 +141,7 @@ impl Observer for Display {
                     grpo.max_steps, grpo.prompts_per_step, grpo.num_generations
                 ));
                 for path in set_aside {
-                    self.line(&format!("kept a later checkpoint as {}", path.display()));
+                    self.line(&format!("kept as {}: the run goes on from before it", path.display()));
                 }
             }
             Event::Phase { kind, done, steps } => self.begin_phase(kind, done, steps),

@@ -11,7 +11,7 @@
 //! It is written under a temporary name, synced file by file and renamed, so that a crash leaves the last checkpoint as
 //! it was. Names sort in the order of a run: `warmup-000050` < `step-000000` < `step-000050`.
 
-use super::dir::sync_dir;
+use super::dir::{set_aside, sync_dir};
 use crate::error::{Error, LastGood, Result};
 use crate::model::NamedTensor;
 use crate::trainer::{Counters, TrainState};
@@ -240,14 +240,7 @@ impl Checkpoints {
 
     /// Renames the checkpoint at `position`, if there is one, to a name that no checkpoint has.
     fn set_aside(&self, position: Position) -> Result<Option<PathBuf>> {
-        let path = self.path(position);
-        if !path.exists() {
-            return Ok(None);
-        }
-        let free = (1..u32::MAX).map(|n| self.folder.join(format!("{position}.old-{n}"))).find(|p| !p.exists());
-        let Some(aside) = free else { return Err(Error::Text(format!("no free name beside {}", path.display()))) };
-        std::fs::rename(&path, &aside).map_err(|e| Error::io("rename", &path, e))?;
-        Ok(Some(aside))
+        set_aside(&self.path(position))
     }
 
     fn names(&self) -> Result<Vec<String>> {

@@ -125,6 +125,26 @@ pub fn write_atomically(path: &Path, content: &[u8]) -> Result<()> {
     path.parent().map_or(Ok(()), sync_dir)
 }
 
+/// Renames what is at `path`, if anything is, to a name beside it that nothing has: `NAME.old-1`. Returns that name.
+///
+/// # Errors
+/// [`Error::Io`].
+pub(crate) fn set_aside(path: &Path) -> Result<Option<PathBuf>> {
+    if !path.exists() {
+        return Ok(None);
+    }
+    let numbered = |n: u32| {
+        let mut name = path.as_os_str().to_owned();
+        name.push(format!(".old-{n}"));
+        PathBuf::from(name)
+    };
+    let Some(aside) = (1..u32::MAX).map(numbered).find(|p| !p.exists()) else {
+        return Err(Error::Text(format!("no free name beside {}", path.display())));
+    };
+    std::fs::rename(path, &aside).map_err(|e| Error::io("rename", path, e))?;
+    Ok(Some(aside))
+}
+
 /// Makes the entries of a folder durable, where the system can.
 pub(crate) fn sync_dir(path: &Path) -> Result<()> {
     if cfg!(unix) {

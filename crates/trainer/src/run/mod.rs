@@ -22,7 +22,7 @@ use crate::step::{Sample, StepReport};
 use crate::train_config::TrainConfig;
 use crate::trainer::{Phase, Trainer};
 use checkpoint::{Checkpoints, FORMAT, Position, SavedState};
-use dir::RunDir;
+use dir::{RunDir, set_aside};
 use jsonl::{CompletionRow, JsonLines, MetricsRow, RowKind, read_rows};
 use restore::{choose, config_hash, restore};
 use std::path::{Path, PathBuf};
@@ -104,7 +104,14 @@ impl Run {
                 let reason = "it is done, and its checkpoints are gone: there is nothing to continue from".to_owned();
                 return Err(Error::RunDir { path: path.to_owned(), reason });
             }
-            return Self::begin(dir, trainer);
+            // Rows that no checkpoint vouches for are of a run that is about to happen again.
+            let mut aside = Vec::new();
+            for log in [dir.metrics_path(), dir.completions_path()] {
+                if std::fs::metadata(&log).is_ok_and(|m| m.len() > 0) {
+                    aside.extend(set_aside(&log)?);
+                }
+            }
+            return Ok(Self { set_aside: aside, ..Self::begin(dir, trainer)? });
         };
         let saved = restore(&checkpoints, position, &mut trainer).map_err(|error| match error {
             Error::Checkpoint { path, reason, .. } => {
@@ -118,7 +125,11 @@ impl Run {
         let metrics = JsonLines::truncate(&dir.metrics_path(), saved.metrics_bytes)?;
         let completions = JsonLines::truncate(&dir.completions_path(), saved.completions_bytes)?;
         checkpoints.clean()?;
-        let set_aside = checkpoints.set_aside_after(Some(position))?;
+        let mut aside = checkpoints.set_aside_after(Some(position))?;
+        // A summary is of the end of a run, and this one goes on.
+        if trainer.phase() != Phase::Done {
+            aside.extend(set_aside(&dir.summary_path())?);
+        }
         Ok(Self {
             dir,
             trainer,
@@ -128,7 +139,7 @@ impl Run {
             position,
             saved: Some(position),
             resumed: Some(position),
-            set_aside,
+            set_aside: aside,
             seconds_before: saved.seconds,
             began: Instant::now(),
         })

@@ -18,7 +18,7 @@ pub enum Event<'a> {
         parameters: usize,
         /// The checkpoint it goes on from; `None` at the beginning.
         resumed: Option<Position>,
-        /// Checkpoints that were renamed because the run goes on from an earlier one.
+        /// Checkpoints, logs or a summary that were renamed because the run goes on from before them.
         set_aside: &'a [PathBuf],
     },
     /// A phase begins, or goes on after `done` of its `steps`.

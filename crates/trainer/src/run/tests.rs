@@ -153,3 +153,26 @@ fn a_resume_that_fails_cuts_no_log_and_a_finished_run_is_never_begun_again() {
     assert!(error.contains("checkpoints are gone"), "{error}");
     assert_eq!(std::fs::read(path.join("metrics.jsonl")).unwrap(), metrics);
 }
+
+#[test]
+fn a_run_that_goes_on_from_before_its_results_keeps_them_aside() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run");
+    let finish = |mut run: Run| run.run(&mut (), &AtomicBool::new(false)).unwrap();
+    finish(Run::start(config(), Some(&path)).unwrap());
+    let summary = std::fs::read(path.join("summary.json")).unwrap();
+    let metrics = std::fs::read(path.join("metrics.jsonl")).unwrap();
+
+    let run = Run::resume(&path, Some("step-000002")).unwrap();
+    assert!(!path.join("summary.json").exists());
+    assert_eq!(std::fs::read(path.join("summary.json.old-1")).unwrap(), summary);
+    drop(run);
+
+    // Killed before a checkpoint: nothing vouches for the rows, so the run begins again, beside them.
+    std::fs::remove_dir_all(path.join("checkpoints")).unwrap();
+    std::fs::write(path.join("metrics.jsonl"), &metrics).unwrap();
+    let run = Run::resume(&path, None).unwrap();
+    assert_eq!(std::fs::read(path.join("metrics.jsonl.old-1")).unwrap(), metrics);
+    finish(run);
+    assert!(path.join("summary.json").exists());
+}
