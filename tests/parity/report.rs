@@ -2,7 +2,7 @@
 
 use crate::backends;
 use crate::synthetic::{Shape, case};
-use grpo_core::{BatchFile, Dtype, LossConfig};
+use grpo_core::{Advantages, BatchFile, Dtype, LossConfig};
 use rstest::rstest;
 use trainer::parity::{self, Check, FileReport};
 
@@ -69,5 +69,19 @@ fn what_is_not_compared_is_said() {
     let sampler = file.batch.clone().with_sampler_logp(vec![-1.0; file.batch.tokens()]).unwrap();
     for report in check(&BatchFile { batch: sampler, ..file }, None) {
         assert!(report.notes[0].contains("sampler_logp"), "{:?}", report.notes);
+    }
+}
+
+#[test]
+fn large_advantages_raise_no_alarm() {
+    let shape = Shape { b: 6, t: 9, h: 8, v: 61, bias: false };
+    for seed in 0..8 {
+        let mut file = case(shape, &LossConfig::default(), Dtype::F32, seed);
+        // Terms of a thousand that cancel to nearly nothing: f32 log-probabilities cannot carry 1e-6 of what is left.
+        let advantages = (0..6).map(|b| if b % 2 == 0 { 1000.0 } else { -1000.0 }).collect();
+        file.batch = file.batch.with_advantages(Advantages::PerSequence(advantages)).unwrap();
+        for report in check(&file, None) {
+            assert!(report.passed(), "{report:#?}");
+        }
     }
 }

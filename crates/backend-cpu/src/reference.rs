@@ -34,6 +34,7 @@ pub fn evaluate<R: Scalar>(config: &LossConfig, policy: &Policy<'_, R>, batch: &
     let active = |values: &[R]| rows.iter().map(|&i| values[i].to_f64()).collect::<Vec<_>>();
     let (mut g, mut e, mut totals) = (vec![0.0; rows.len()], vec![0.0; rows.len()], evaluator.totals());
     evaluator.evaluate(0..rows.len(), &active(&out.logp), &active(&out.entropy), &mut g, &mut e, &mut totals);
+    out.magnitude = totals.magnitude();
     (out.loss, out.metrics) = evaluator.finish(totals);
 
     // dL/dz_j = logit_scale (g logp_scale (1[j = y] - p_j) - e p_j (log p_j + H)), over the logits.

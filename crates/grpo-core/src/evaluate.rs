@@ -31,11 +31,19 @@ pub struct Evaluator<'a> {
 #[derive(Clone, Debug)]
 pub struct Totals {
     loss: f64,
+    magnitude: f64,
     kl: f64,
     entropy: f64,
     /// Clipped tokens per sequence: [B].
     low_clipped: Vec<f64>,
     high_clipped: Vec<f64>,
+}
+
+impl Totals {
+    /// Sum of |weight x token loss|: what the loss is a difference of, and so what its rounding is relative to.
+    pub fn magnitude(&self) -> f64 {
+        self.magnitude
+    }
 }
 
 impl<'a> Evaluator<'a> {
@@ -73,6 +81,7 @@ impl<'a> Evaluator<'a> {
         let sequences = self.batch.sequences();
         Totals {
             loss: 0.0,
+            magnitude: 0.0,
             kl: 0.0,
             entropy: 0.0,
             low_clipped: vec![0.0; sequences],
@@ -247,6 +256,7 @@ impl<'a> Evaluator<'a> {
     ) {
         if weight != 0.0 {
             totals.loss += weight * value.loss.value.to_f64();
+            totals.magnitude += (weight * value.loss.value.to_f64()).abs();
         }
         totals.kl += value.kl.map_or(0.0, |kl| kl.value.to_f64());
         totals.low_clipped[sequence] += clip_share * value.low_clipped.value.to_f64();

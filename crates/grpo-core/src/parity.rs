@@ -7,8 +7,8 @@ use serde::Serialize;
 ///
 /// The scale of a gradient is its largest entry: not each entry's own size, because small entries are differences of
 /// large ones, and never an absolute number, because a bound that an all-zero gradient passes proves nothing. The scale
-/// of a loss, a log-probability or an entropy is at least 1: they are sums of terms of that order, and a loss may
-/// cancel to nearly nothing.
+/// of a log-probability or an entropy is at least 1: they are sums of terms of that order. So is that of a loss, which
+/// may cancel to nearly nothing, and it is at least the sum of the magnitudes that cancel.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Tolerances {
     /// Of the loss.
@@ -116,13 +116,14 @@ pub struct Values {
 
 impl Values {
     /// Compares every tensor that both sides have. Per-token values are compared at `active` rows only: what a masked
-    /// token holds is nobody's business.
-    pub fn compare(&self, found: &Self, active: &[usize], tolerances: &Tolerances) -> Vec<Comparison> {
+    /// token holds is nobody's business. `magnitude` is the sum of |weight x token loss|, the scale of the loss where it is
+    /// above 1.
+    pub fn compare(&self, found: &Self, active: &[usize], magnitude: f64, tolerances: &Tolerances) -> Vec<Comparison> {
         let at_active =
             |v: &[f64]| active.iter().map(|row| v.get(*row).copied().unwrap_or(f64::NAN)).collect::<Vec<_>>();
         let mut comparisons = Vec::new();
         if let (Some(expected), Some(found)) = (self.loss, found.loss) {
-            comparisons.push(Comparison::new("loss", &[expected], &[found], 1.0, tolerances.loss));
+            comparisons.push(Comparison::new("loss", &[expected], &[found], magnitude.max(1.0), tolerances.loss));
         }
         let per_token = [
             ("logp", &self.logp, &found.logp, tolerances.logp),

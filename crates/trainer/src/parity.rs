@@ -31,6 +31,8 @@ pub struct Evaluated {
     pub values: Values,
     /// TRL's metrics.
     pub metrics: Metrics,
+    /// Sum of |weight x token loss|; known to the oracle only.
+    pub magnitude: Option<f64>,
 }
 
 /// Evaluates `loss` on the batch of `file` with the given implementation; `policy` is the file's own, or a rounding of
@@ -80,7 +82,7 @@ pub fn evaluate(
         grad_bias: grad_bias.as_deref().map(widen),
         grad_logits: grad_logits.as_deref().map(widen),
     };
-    Ok(Evaluated { values, metrics: output.metrics })
+    Ok(Evaluated { values, metrics: output.metrics, magnitude: None })
 }
 
 /// Evaluates `loss` densely in f64.
@@ -117,7 +119,7 @@ pub fn oracle(loss: &LossConfig, file: &BatchFile, policy: &Policy) -> Result<Ev
         // Also of hidden states: no implementation hands it out, but a file may expect it.
         grad_logits: Some(result.grad_logits),
     };
-    Ok(Evaluated { values, metrics: result.metrics })
+    Ok(Evaluated { values, metrics: result.metrics, magnitude: Some(result.magnitude) })
 }
 
 fn widened(tensor: &Tensor) -> Vec<f64> {
@@ -234,9 +236,10 @@ pub fn check(backend: &dyn Backend, name: &str, file: &BatchFile, check: &Check)
         report.notes.push("sampler_logp plays no part in the loss: there is no sampler correction".into());
     }
     let expected = (same_loss && exact).then_some(&file.expected);
-    let oracle = oracle(loss, file, &policy)?.values;
+    let Evaluated { values: oracle, magnitude, .. } = oracle(loss, file, &policy)?;
+    let magnitude = magnitude.unwrap_or_default();
     let add = |report: &mut FileReport, implementation, against, truth: &Values, found: &Values| {
-        for comparison in truth.compare(found, active, &tolerances) {
+        for comparison in truth.compare(found, active, magnitude, &tolerances) {
             report.rows.push(Row { implementation, against, passed: comparison.passed(), comparison });
         }
     };
