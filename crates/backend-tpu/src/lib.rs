@@ -1,0 +1,2 @@
+//! The GRPO loss on any PJRT device.
+#![forbid(unsafe_code)]

@@ -1,0 +1,1 @@
+//! A safe binding to the PJRT C API.

@@ -1,0 +1,1 @@
+//! Mosaic TPU kernels.
