@@ -1,4 +1,33 @@
 //! StableHLO programs and Mosaic TPU kernels as typed graphs that print themselves.
+//!
+//! A program is built operation by operation ([`Builder`]), which checks shapes and dtypes; it is then plain data
+//! ([`Module`]) that can be inspected and rewritten, and its `Display` is the text that XLA parses.
+//!
+//! ```
+//! use stablehlo::{Builder, Dtype, Reducer, TensorType};
+//!
+//! let f = Builder::new();
+//! let logits = f.argument("logits", TensorType::new(Dtype::F32, [8, 100]));
+//! let max = logits.reduce(Reducer::Max, &[1]);
+//! let shifted = &logits - max.broadcast_in_dim(&[8, 100], &[0]);
+//! let lse = shifted.exp().reduce(Reducer::Add, &[1]).log() + max;
+//! let module = f.finish("logsumexp", &[("lse", &lse)])?;
+//! assert!(module.to_string().contains("stablehlo.exponential"));
+//! # Ok::<(), stablehlo::Error>(())
+//! ```
 #![forbid(unsafe_code)]
 
+mod build;
+mod error;
+mod graph;
 pub mod mosaic;
+mod print;
+mod types;
+
+pub use build::{Builder, Value};
+pub use error::{Error, Result};
+pub use graph::{
+    Argument, Binary, Comparison, CustomCall, DotDimensions, Function, GatherDimensions, Kind, Literal, Module, Number,
+    Operation, Output, Precision, Reducer, Region, ScatterDimensions, Sharding, Unary, ValueId,
+};
+pub use types::{Dtype, TensorType};

@@ -1,0 +1,103 @@
+//! Loops, barriers and code of the target's own.
+
+use super::{Builder, Value};
+use crate::graph::{CustomCall, Kind, Region};
+use crate::types::{Dtype, TensorType};
+use std::rc::Rc;
+
+impl Builder {
+    /// Repeats `body` while `condition` holds. Both get the carried values, which begin as `initial`; `body` returns the
+    /// next ones, of the same types. Both may read values from outside.
+    #[track_caller]
+    pub fn while_loop(
+        &self,
+        initial: &[&Value],
+        condition: impl FnOnce(&[Value]) -> Value,
+        body: impl FnOnce(&[Value]) -> Vec<Value>,
+    ) -> Vec<Value> {
+        let types: Vec<TensorType> = initial.iter().map(|v| v.ty().clone()).collect();
+        let (test, condition) = self.region(&types, |carried| vec![condition(carried)]);
+        let (next, body) = self.region(&types, body);
+        let listed = |types: &[TensorType]| types.iter().map(TensorType::to_string).collect::<Vec<_>>().join(", ");
+        let check = if test != [TensorType::scalar(Dtype::Pred)] {
+            Err(format!("a condition of type {} expected, got {}", TensorType::scalar(Dtype::Pred), listed(&test)))
+        } else if next != types {
+            Err(format!("the body should return ({}), got ({})", listed(&types), listed(&next)))
+        } else if initial.is_empty() {
+            Err("nothing is carried".into())
+        } else {
+            Ok(types.clone())
+        };
+        self.emit_all(Kind::While, initial, vec![condition, body], check, || types)
+    }
+
+    /// `body` for index 0, 1, ... before `trips`, an i32 scalar; it gets the index and the carried values.
+    #[track_caller]
+    pub fn for_loop(
+        &self,
+        trips: usize,
+        initial: &[&Value],
+        body: impl FnOnce(&Value, &[Value]) -> Vec<Value>,
+    ) -> Vec<Value> {
+        let zero = self.scalar(0, Dtype::I32);
+        let carried: Vec<&Value> = std::iter::once(&zero).chain(initial.iter().copied()).collect();
+        let mut results = self.while_loop(
+            &carried,
+            |carried| carried[0].lt(&self.scalar(trips as i64, Dtype::I32)),
+            |carried| {
+                let next = &carried[0] + self.scalar(1, Dtype::I32);
+                std::iter::once(next).chain(body(&carried[0], &carried[1..])).collect()
+            },
+        );
+        results.remove(0);
+        results
+    }
+
+    /// The values, across which the compiler moves and fuses nothing.
+    #[track_caller]
+    pub fn optimization_barrier(&self, values: &[&Value]) -> Vec<Value> {
+        let types: Vec<TensorType> = values.iter().map(|v| v.ty().clone()).collect();
+        let check = if values.is_empty() { Err("no operands".into()) } else { Ok(types.clone()) };
+        self.emit_all(Kind::OptimizationBarrier, values, vec![], check, || types)
+    }
+
+    /// Calls code that the target knows by name.
+    #[track_caller]
+    pub fn custom_call(&self, call: CustomCall, operands: &[&Value], results: &[TensorType]) -> Vec<Value> {
+        let wrong = call.aliases.iter().find(|(result, operand)| {
+            let types = results.get(*result).zip(operands.get(*operand));
+            types.is_none_or(|(r, o)| r != o.ty())
+        });
+        let check = match wrong {
+            Some((result, operand)) => Err(format!("result {result} and operand {operand} cannot share a buffer")),
+            None if results.is_empty() => Err("no results".into()),
+            None => Ok(results.to_vec()),
+        };
+        self.emit_all(Kind::CustomCall(call), operands, vec![], check, || results.to_vec())
+    }
+
+    /// Builds a nested region; returns the types of its results beside it.
+    fn region(
+        &self,
+        arguments: &[TensorType],
+        build: impl FnOnce(&[Value]) -> Vec<Value>,
+    ) -> (Vec<TensorType>, Region) {
+        let ids = {
+            let mut state = self.state.borrow_mut();
+            state.enter();
+            let ids: Vec<_> = arguments.iter().map(|ty| state.define(ty.clone())).collect();
+            if let Some((_, region)) = state.open.last_mut() {
+                region.arguments.clone_from(&ids);
+            }
+            ids
+        };
+        let values: Vec<Value> = ids.into_iter().zip(arguments).map(|(id, ty)| self.handle(id, ty.clone())).collect();
+        let results = build(&values);
+        if let Err(reason) = self.in_scope(&results.iter().collect::<Vec<_>>()) {
+            self.fail("stablehlo.return", reason);
+        }
+        let (_, mut region) = self.state.borrow_mut().open.pop().unwrap_or_default();
+        region.results = results.iter().map(|v| v.id).collect();
+        (results.iter().map(|v| TensorType::clone(&Rc::clone(&v.ty))).collect(), region)
+    }
+}

@@ -1,0 +1,291 @@
+//! Building a program operation by operation.
+//!
+//! Shapes and dtypes are checked when an operation is built. An illegal one does not panic and does not cloud the code
+//! with `?`: the builder remembers the first, with the line of Rust that built it, and [`Builder::finish`] returns it.
+
+mod collective;
+mod contract;
+mod control;
+mod elementwise;
+mod shape;
+
+use crate::error::{Error, Result};
+use crate::graph::*;
+use crate::types::{Dtype, TensorType};
+use std::cell::RefCell;
+use std::panic::Location;
+use std::rc::Rc;
+
+/// A function under construction.
+#[derive(Clone, Debug)]
+pub struct Builder {
+    state: Rc<RefCell<State>>,
+}
+
+/// A value of a function under construction: a cheap handle.
+#[derive(Clone, Debug)]
+pub struct Value {
+    state: Rc<RefCell<State>>,
+    id: ValueId,
+    ty: Rc<TensorType>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    types: Vec<TensorType>,
+    /// The region in which each value was defined, as an index of `open` at that time with the region's serial number.
+    homes: Vec<usize>,
+    arguments: Vec<Argument>,
+    /// Regions that are being built, outermost first, with their serial numbers.
+    open: Vec<(usize, Region)>,
+    regions: usize,
+    error: Option<Error>,
+}
+
+impl State {
+    fn define(&mut self, ty: TensorType) -> ValueId {
+        self.types.push(ty);
+        self.homes.push(self.open.last().map_or(0, |(serial, _)| *serial));
+        ValueId(self.types.len() - 1)
+    }
+
+    fn enter(&mut self) {
+        self.regions += 1;
+        self.open.push((self.regions, Region::default()));
+    }
+}
+
+impl Default for Builder {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Builder {
+    /// An empty function.
+    pub fn new() -> Self {
+        let mut state = State::default();
+        state.enter();
+        Self { state: Rc::new(RefCell::new(state)) }
+    }
+
+    /// The next argument.
+    #[track_caller]
+    pub fn argument(&self, name: &str, ty: TensorType) -> Value {
+        if self.state.borrow().open.len() != 1 {
+            self.fail("func.func", format!("argument `{name}` inside a nested region"));
+        }
+        let mut state = self.state.borrow_mut();
+        let id = state.define(ty.clone());
+        state.arguments.push(Argument { name: name.into(), ..Argument::default() });
+        state.open[0].1.arguments.push(id);
+        drop(state);
+        self.handle(id, ty)
+    }
+
+    /// A constant with one number everywhere.
+    #[track_caller]
+    pub fn splat(&self, number: impl Into<Number>, ty: TensorType) -> Value {
+        let number = number.into();
+        let check =
+            if number.fits(ty.dtype) { Ok(vec![ty.clone()]) } else { Err(format!("{number:?} is no {}", ty.dtype)) };
+        self.emit(Kind::Constant(Literal::Splat(number)), &[], check, || ty)
+    }
+
+    /// A scalar constant.
+    #[track_caller]
+    pub fn scalar(&self, number: impl Into<Number>, dtype: Dtype) -> Value {
+        self.splat(number, TensorType::scalar(dtype))
+    }
+
+    /// A constant with every element given, row-major.
+    #[track_caller]
+    pub fn dense<N: Into<Number>>(&self, numbers: impl IntoIterator<Item = N>, ty: TensorType) -> Value {
+        let numbers: Vec<Number> = numbers.into_iter().map(Into::into).collect();
+        let check = if numbers.len() != ty.elements() {
+            Err(format!("{} numbers for {ty}", numbers.len()))
+        } else if let Some(number) = numbers.iter().find(|n| !n.fits(ty.dtype)) {
+            Err(format!("{number:?} is no {}", ty.dtype))
+        } else {
+            Ok(vec![ty.clone()])
+        };
+        self.emit(Kind::Constant(Literal::Dense(numbers)), &[], check, || ty)
+    }
+
+    /// 0, 1, 2, ... along `dimension`.
+    #[track_caller]
+    pub fn iota(&self, dimension: usize, ty: TensorType) -> Value {
+        let check = if dimension >= ty.rank() {
+            Err(format!("dimension {dimension} of {ty}"))
+        } else if ty.dtype == Dtype::Pred {
+            Err("predicates do not count".into())
+        } else {
+            Ok(vec![ty.clone()])
+        };
+        self.emit(Kind::Iota { dimension }, &[], check, || ty)
+    }
+
+    /// Lets result `result` take over the buffer of `argument`, which the caller then has to donate.
+    #[track_caller]
+    pub fn alias(&self, argument: &Value, result: usize) {
+        self.annotate("tf.aliasing_output", argument, |a| a.alias = Some(result));
+    }
+
+    /// Splits `argument` over partitions.
+    #[track_caller]
+    pub fn shard(&self, argument: &Value, sharding: Sharding) {
+        self.annotate("mhlo.sharding", argument, |a| a.sharding = Some(sharding));
+    }
+
+    #[track_caller]
+    fn annotate(&self, operation: &'static str, argument: &Value, set: impl FnOnce(&mut Argument)) {
+        let mut state = self.state.borrow_mut();
+        let index = state.open[0].1.arguments.iter().position(|id| *id == argument.id);
+        match index {
+            Some(index) => set(&mut state.arguments[index]),
+            None => {
+                drop(state);
+                self.fail(operation, "the value is not an argument of the function".into());
+            }
+        }
+    }
+
+    /// The module whose `main` returns `results`, each with a name for readers.
+    ///
+    /// # Errors
+    /// The first illegal operation.
+    #[track_caller]
+    pub fn finish(self, name: &str, results: &[(&str, &Value)]) -> Result<Module> {
+        let values: Vec<&Value> = results.iter().map(|(_, v)| *v).collect();
+        if let Err(reason) = self.in_scope(&values) {
+            self.fail("return", reason);
+        }
+        if results.is_empty() {
+            self.fail("return", "no results".into());
+        }
+        let mut state = self.state.borrow_mut();
+        let outputs: Vec<Output> =
+            results.iter().map(|(name, _)| Output { name: (*name).into(), sharding: None }).collect();
+        for (i, argument) in state.arguments.iter().enumerate() {
+            let Some(result) = argument.alias else { continue };
+            let ty = &state.types[state.open[0].1.arguments[i].0];
+            let found = values.get(result).map(|v| &*v.ty);
+            let taken = state.arguments[..i].iter().any(|a| a.alias == Some(result));
+            if found != Some(ty) || taken {
+                let found = found.map_or("no such result".into(), |t| t.to_string());
+                let reason =
+                    format!("argument `{}` of type {ty} cannot become result {result}: {found}", argument.name);
+                let error = Error::Operation { operation: "tf.aliasing_output", reason, at: Location::caller() };
+                state.error.get_or_insert(error);
+                break;
+            }
+        }
+        if let Some(error) = state.error.take() {
+            return Err(error);
+        }
+        let mut body = std::mem::take(&mut state.open[0].1);
+        body.results = values.iter().map(|v| v.id).collect();
+        let (arguments, types) = (std::mem::take(&mut state.arguments), std::mem::take(&mut state.types));
+        let main = Function { arguments, results: outputs, body, types };
+        Ok(Module { name: name.into(), replicas: 1, partitions: 1, main })
+    }
+
+    #[track_caller]
+    fn fail(&self, operation: &'static str, reason: String) {
+        let error = Error::Operation { operation, reason, at: Location::caller() };
+        self.state.borrow_mut().error.get_or_insert(error);
+    }
+
+    fn handle(&self, id: ValueId, ty: TensorType) -> Value {
+        Value { state: self.state.clone(), id, ty: Rc::new(ty) }
+    }
+
+    /// Whether the values may be read here: they belong to this function and to a region that is still open.
+    fn in_scope(&self, values: &[&Value]) -> Result<(), String> {
+        let state = self.state.borrow();
+        for value in values {
+            if !Rc::ptr_eq(&value.state, &self.state) {
+                return Err(format!("a {} of another function", value.ty));
+            }
+            let home = state.homes.get(value.id.0);
+            if !state.open.iter().any(|(serial, _)| Some(serial) == home) {
+                return Err(format!("a {} of a region that is closed", value.ty));
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds an operation with one result. `fallback` is the type to go on with when `types` is an error.
+    #[track_caller]
+    fn emit(
+        &self,
+        kind: Kind,
+        operands: &[&Value],
+        types: Result<Vec<TensorType>, String>,
+        fallback: impl FnOnce() -> TensorType,
+    ) -> Value {
+        let mut values = self.emit_all(kind, operands, vec![], types, || vec![fallback()]);
+        values.swap_remove(0)
+    }
+
+    /// Adds an operation.
+    #[track_caller]
+    fn emit_all(
+        &self,
+        kind: Kind,
+        operands: &[&Value],
+        regions: Vec<Region>,
+        types: Result<Vec<TensorType>, String>,
+        fallback: impl FnOnce() -> Vec<TensorType>,
+    ) -> Vec<Value> {
+        let types = self.in_scope(operands).and(types).unwrap_or_else(|reason| {
+            self.fail(kind.name(), reason);
+            fallback()
+        });
+        let mut state = self.state.borrow_mut();
+        let results: Vec<ValueId> = types.iter().map(|ty| state.define(ty.clone())).collect();
+        let operands = operands.iter().map(|v| v.id).collect();
+        let operation = Operation { kind, operands, results: results.clone(), regions };
+        // The outermost region stays open until `finish`; a value kept beyond that has nowhere to go.
+        if let Some((_, region)) = state.open.last_mut() {
+            region.operations.push(operation);
+        }
+        drop(state);
+        results.into_iter().zip(types).map(|(id, ty)| self.handle(id, ty)).collect()
+    }
+}
+
+impl Value {
+    /// Its type.
+    pub fn ty(&self) -> &TensorType {
+        &self.ty
+    }
+
+    /// Sizes, outermost first.
+    pub fn shape(&self) -> &[usize] {
+        &self.ty.shape
+    }
+
+    /// Of the elements.
+    pub fn dtype(&self) -> Dtype {
+        self.ty.dtype
+    }
+
+    /// The function it belongs to.
+    pub fn builder(&self) -> Builder {
+        Builder { state: self.state.clone() }
+    }
+
+    /// A constant of the same type, with one number everywhere.
+    #[track_caller]
+    pub fn like(&self, number: impl Into<Number>) -> Self {
+        self.builder().splat(number, (*self.ty).clone())
+    }
+
+    /// Adds an operation with one result that is made of this value and `others`.
+    #[track_caller]
+    fn then(&self, kind: Kind, others: &[&Self], ty: Result<TensorType, String>) -> Self {
+        let operands: Vec<&Self> = std::iter::once(self).chain(others.iter().copied()).collect();
+        self.builder().emit(kind, &operands, ty.map(|t| vec![t]), || (*self.ty).clone())
+    }
+}

@@ -1,0 +1,22 @@
+//! What can be wrong with a program.
+
+use std::panic::Location;
+
+/// Result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An operation that cannot be built.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Operands whose shapes, dtypes or attributes do not fit together.
+    #[error("{operation}: {reason} (built at {at})")]
+    Operation {
+        /// As StableHLO names it.
+        operation: &'static str,
+        /// What was expected and what came.
+        reason: String,
+        /// The line of Rust that built it.
+        at: &'static Location<'static>,
+    },
+}

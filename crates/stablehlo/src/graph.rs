@@ -1,0 +1,447 @@
+//! The program as data: what [`crate::build`] makes, [`crate::print`] prints, and a transformation reads and rewrites.
+
+use crate::types::{Dtype, TensorType};
+
+/// A value of a function: an argument, or a result of one of its operations. An index of [`Function::types`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ValueId(pub usize);
+
+/// A module with one function, `main`, as compilers take it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Module {
+    /// Shows in profiles and dumps.
+    pub name: String,
+    /// Copies of the program that run side by side and meet in collectives.
+    pub replicas: usize,
+    /// Devices over which the compiler is to split each copy, following [`Sharding`].
+    pub partitions: usize,
+    /// The entry.
+    pub main: Function,
+}
+
+/// A function: operations in an order in which every value is defined before it is used.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Function {
+    /// One per argument of the body.
+    pub arguments: Vec<Argument>,
+    /// One per result of the body.
+    pub results: Vec<Output>,
+    /// Arguments, operations and results.
+    pub body: Region,
+    /// Of every value, those of nested regions included.
+    pub types: Vec<TensorType>,
+}
+
+/// What is said about an argument besides its type.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Argument {
+    /// For readers of the text.
+    pub name: String,
+    /// The result that takes over the argument's buffer, which the caller donates.
+    pub alias: Option<usize>,
+    /// How it is split over partitions.
+    pub sharding: Option<Sharding>,
+}
+
+/// What is said about a result besides its type.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Output {
+    /// For readers of the text.
+    pub name: String,
+    /// How it is split over partitions.
+    pub sharding: Option<Sharding>,
+}
+
+/// A list of operations with arguments and results: the body of a function, of a loop, of a reduction.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Region {
+    /// Values bound on entry.
+    pub arguments: Vec<ValueId>,
+    /// In order.
+    pub operations: Vec<Operation>,
+    /// Values handed back.
+    pub results: Vec<ValueId>,
+}
+
+/// One operation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Operation {
+    /// What it does, with its attributes.
+    pub kind: Kind,
+    /// What it reads.
+    pub operands: Vec<ValueId>,
+    /// What it defines.
+    pub results: Vec<ValueId>,
+    /// Nested code: condition and body of a loop, the function of a reduction.
+    pub regions: Vec<Region>,
+}
+
+/// Operations, with the attributes that are not operands. Semantics are those of the StableHLO specification.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Kind {
+    /// A literal.
+    Constant(Literal),
+    /// 0, 1, 2, ... along a dimension.
+    Iota {
+        /// Along which.
+        dimension: usize,
+    },
+    /// One operand, element by element.
+    Unary(Unary),
+    /// Two operands of one type, element by element.
+    Binary(Binary),
+    /// Two operands of one type to predicates.
+    Compare(Comparison),
+    /// Predicate, on true, on false.
+    Select,
+    /// Lower bound, operand, upper bound.
+    Clamp,
+    /// Between dtypes.
+    Convert,
+    /// A product with f32, or narrower, accumulation as the result's dtype says.
+    DotGeneral(DotDimensions, Precision),
+    /// Operands, then one initial scalar each.
+    Reduce {
+        /// How elements combine, one per operand; all in one pass.
+        reducers: Vec<Reducer>,
+        /// Those that vanish.
+        dimensions: Vec<usize>,
+    },
+    /// Operand dimension i becomes result dimension `dimensions[i]`.
+    BroadcastInDim {
+        /// Ascending.
+        dimensions: Vec<usize>,
+    },
+    /// Same elements in row-major order.
+    Reshape,
+    /// Result dimension i is operand dimension `permutation[i]`.
+    Transpose {
+        /// Of the dimensions.
+        permutation: Vec<usize>,
+    },
+    /// Operands one after the other.
+    Concatenate {
+        /// Along which.
+        dimension: usize,
+    },
+    /// A window with static bounds.
+    Slice {
+        /// First index, per dimension.
+        start: Vec<usize>,
+        /// Past the last index, per dimension.
+        limit: Vec<usize>,
+        /// Step, per dimension.
+        stride: Vec<usize>,
+    },
+    /// Operand, then one start index per dimension; the start is clamped so that the window fits.
+    DynamicSlice {
+        /// Of the window.
+        sizes: Vec<usize>,
+    },
+    /// Operand, update, then one start index per dimension; clamped likewise.
+    DynamicUpdateSlice,
+    /// Operand and padding value.
+    Pad {
+        /// Elements before, per dimension; negative trims.
+        low: Vec<i64>,
+        /// Elements after, per dimension; negative trims.
+        high: Vec<i64>,
+        /// Elements between, per dimension.
+        interior: Vec<usize>,
+    },
+    /// Operand and start indices `[..., index vector]`.
+    Gather(GatherDimensions),
+    /// Operand, indices, updates; updates combine with what is there.
+    Scatter(ScatterDimensions, Reducer),
+    /// Regions: condition and body over the carried values.
+    While,
+    /// Combines a value over the replicas of each group.
+    AllReduce {
+        /// How.
+        reducer: Reducer,
+        /// Replica ids; every group has the same size.
+        groups: Vec<Vec<usize>>,
+    },
+    /// [`Kind::AllReduce`], of which each replica keeps its part.
+    ReduceScatter {
+        /// How.
+        reducer: Reducer,
+        /// Along which the result is split.
+        dimension: usize,
+        /// Replica ids; every group has the same size.
+        groups: Vec<Vec<usize>>,
+    },
+    /// The replica that this copy is: u32 scalar.
+    ReplicaId,
+    /// The partition that this is: u32 scalar.
+    PartitionId,
+    /// Keeps the compiler from moving or fusing computation across.
+    OptimizationBarrier,
+    /// Code that the target knows by name.
+    CustomCall(CustomCall),
+}
+
+/// Element-wise operations of one operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)] // named after what they compute
+pub enum Unary {
+    Abs,
+    Negate,
+    Sign,
+    Exponential,
+    ExponentialMinusOne,
+    Log,
+    LogPlusOne,
+    Logistic,
+    Tanh,
+    Sqrt,
+    Rsqrt,
+    Floor,
+    Ceil,
+    Cosine,
+    Sine,
+    IsFinite,
+    Not,
+}
+
+/// Element-wise operations of two operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)] // named after what they compute
+pub enum Binary {
+    Add,
+    Subtract,
+    Multiply,
+    Divide,
+    Remainder,
+    Power,
+    Maximum,
+    Minimum,
+    And,
+    Or,
+    Xor,
+}
+
+/// Directions of a comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)] // named after what they compare
+pub enum Comparison {
+    Eq,
+    Ne,
+    Lt,
+    Le,
+    Gt,
+    Ge,
+}
+
+/// How a reduction combines two elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)] // named after what they compute
+pub enum Reducer {
+    Add,
+    Multiply,
+    Max,
+    Min,
+    And,
+    Or,
+}
+
+/// Dimensions of a product: pairs of lists for the left and the right operand.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DotDimensions {
+    /// Kept, and shared by both.
+    pub batch: (Vec<usize>, Vec<usize>),
+    /// Summed over.
+    pub contract: (Vec<usize>, Vec<usize>),
+}
+
+impl DotDimensions {
+    /// A product without batch dimensions that sums over `left` of the one and `right` of the other.
+    pub fn contract(left: usize, right: usize) -> Self {
+        Self { batch: (vec![], vec![]), contract: (vec![left], vec![right]) }
+    }
+}
+
+/// What a product may do to f32 operands: TPUs round them to bf16 by default, GPUs to tf32.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Precision {
+    /// The fastest.
+    #[default]
+    Default,
+    /// Between the two.
+    High,
+    /// The operands' own.
+    Highest,
+}
+
+/// Dimension numbers of a gather.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)] // named as the specification names them
+pub struct GatherDimensions {
+    pub offset_dims: Vec<usize>,
+    pub collapsed_slice_dims: Vec<usize>,
+    pub operand_batching_dims: Vec<usize>,
+    pub start_indices_batching_dims: Vec<usize>,
+    pub start_index_map: Vec<usize>,
+    pub index_vector_dim: usize,
+    pub slice_sizes: Vec<usize>,
+}
+
+/// Dimension numbers of a scatter.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)] // named as the specification names them
+pub struct ScatterDimensions {
+    pub update_window_dims: Vec<usize>,
+    pub inserted_window_dims: Vec<usize>,
+    pub input_batching_dims: Vec<usize>,
+    pub scatter_indices_batching_dims: Vec<usize>,
+    pub scatter_dims_to_operand_dims: Vec<usize>,
+    pub index_vector_dim: usize,
+}
+
+/// Code that the target knows by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CustomCall {
+    /// Its name.
+    pub target: String,
+    /// Whatever the target understands; for `tpu_custom_call`, [`crate::mosaic`] writes it.
+    pub backend_config: String,
+    /// Whether it must run even if nobody reads its results.
+    pub has_side_effect: bool,
+    /// (result, operand) pairs that share a buffer.
+    pub aliases: Vec<(usize, usize)>,
+    /// Whether operands and results are row-major, whatever the compiler would like better.
+    pub row_major: bool,
+    /// For the call `Sharding`, which the partitioner reads.
+    pub sharding: Option<Sharding>,
+}
+
+/// How a tensor is split over partitions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Sharding {
+    /// Whole on every device.
+    Replicated,
+    /// Each device's part is a tensor of its own to the program.
+    Manual,
+    /// Split evenly.
+    Tiled {
+        /// Parts per dimension.
+        tiles: Vec<usize>,
+        /// Device of each part, row-major; trailing devices beyond the parts hold copies.
+        devices: Vec<usize>,
+    },
+}
+
+/// Values of a constant.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Literal {
+    /// One number everywhere.
+    Splat(Number),
+    /// Every element, row-major.
+    Dense(Vec<Number>),
+}
+
+/// An element of a constant.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Number {
+    /// Of a predicate.
+    Bool(bool),
+    /// Of an integer type.
+    Int(i64),
+    /// Of a floating-point type; rounded to it when printed.
+    Float(f64),
+}
+
+impl From<bool> for Number {
+    fn from(value: bool) -> Self {
+        Self::Bool(value)
+    }
+}
+
+impl From<i64> for Number {
+    fn from(value: i64) -> Self {
+        Self::Int(value)
+    }
+}
+
+impl From<f64> for Number {
+    fn from(value: f64) -> Self {
+        Self::Float(value)
+    }
+}
+
+impl Number {
+    /// Whether it can be an element of `dtype`.
+    pub fn fits(self, dtype: Dtype) -> bool {
+        match self {
+            Self::Bool(_) => dtype == Dtype::Pred,
+            Self::Int(value) => match dtype {
+                Dtype::I32 => i32::try_from(value).is_ok(),
+                Dtype::U32 => u32::try_from(value).is_ok(),
+                Dtype::I64 => true,
+                _ => false,
+            },
+            Self::Float(_) => dtype.is_float(),
+        }
+    }
+}
+
+impl Reducer {
+    /// What leaves the other operand as it is.
+    pub fn identity(self, dtype: Dtype) -> Number {
+        let least = match dtype {
+            Dtype::I32 => Number::Int(i32::MIN.into()),
+            Dtype::I64 => Number::Int(i64::MIN),
+            Dtype::U32 => Number::Int(0),
+            Dtype::Pred => Number::Bool(false),
+            _ => Number::Float(f64::NEG_INFINITY),
+        };
+        let most = match dtype {
+            Dtype::I32 => Number::Int(i32::MAX.into()),
+            Dtype::I64 => Number::Int(i64::MAX),
+            Dtype::U32 => Number::Int(u32::MAX.into()),
+            Dtype::Pred => Number::Bool(true),
+            _ => Number::Float(f64::INFINITY),
+        };
+        let of = |int: i64| match dtype {
+            Dtype::Pred => Number::Bool(int != 0),
+            d if d.is_integer() => Number::Int(int),
+            _ => Number::Float(int as f64),
+        };
+        match self {
+            Self::Add | Self::Or => of(0),
+            Self::Multiply | Self::And => of(1),
+            Self::Max => least,
+            Self::Min => most,
+        }
+    }
+
+    /// The operation on two scalars.
+    pub fn binary(self) -> Binary {
+        match self {
+            Self::Add => Binary::Add,
+            Self::Multiply => Binary::Multiply,
+            Self::Max => Binary::Maximum,
+            Self::Min => Binary::Minimum,
+            Self::And => Binary::And,
+            Self::Or => Binary::Or,
+        }
+    }
+}
+
+impl Function {
+    /// Type of a value.
+    pub fn type_of(&self, value: ValueId) -> &TensorType {
+        &self.types[value.0]
+    }
+
+    /// Every operation, those of nested regions before the operation that holds them.
+    pub fn visit(&self, mut see: impl FnMut(&Operation)) {
+        fn region(r: &Region, see: &mut impl FnMut(&Operation)) {
+            for operation in &r.operations {
+                operation.regions.iter().for_each(|r| region(r, see));
+                see(operation);
+            }
+        }
+        region(&self.body, &mut see);
+    }
+}

@@ -1,0 +1,488 @@
+//! Programs as text, in the form that compilers parse.
+
+use crate::graph::*;
+use crate::types::{Dtype, TensorType};
+use half::{bf16, f16};
+use std::fmt::{self, Display, Formatter, Write};
+
+impl Display for Module {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let Self { name, replicas, partitions, main } = self;
+        write!(f, "module @{name} attributes {{mhlo.num_partitions = {partitions} : i32, ")?;
+        writeln!(f, "mhlo.num_replicas = {replicas} : i32}} {{")?;
+        write!(f, "  func.func public @main(")?;
+        for (i, (argument, id)) in main.arguments.iter().zip(&main.body.arguments).enumerate() {
+            let alias = argument.alias.map(|result| format!("tf.aliasing_output = {result} : i32"));
+            let attributes = attributes(&argument.name, alias, argument.sharding.as_ref());
+            write!(f, "{}\n      {}: {}{attributes}", separator(i), Name(*id), main.type_of(*id))?;
+        }
+        write!(f, ") -> (")?;
+        for (i, (result, id)) in main.results.iter().zip(&main.body.results).enumerate() {
+            let attributes = attributes(&result.name, None, result.sharding.as_ref());
+            write!(f, "{}\n      {}{attributes}", separator(i), main.type_of(*id))?;
+        }
+        writeln!(f, ") {{")?;
+        Printer { function: main }.region(f, &main.body, 4, "return")?;
+        writeln!(f, "  }}\n}}")
+    }
+}
+
+/// Attributes of an argument or a result. Its name is a location, which compilers keep out of the way.
+fn attributes(name: &str, alias: Option<String>, sharding: Option<&Sharding>) -> String {
+    let sharding = sharding.map(|s| format!("mhlo.sharding = \"{s}\""));
+    let list: Vec<String> = alias.into_iter().chain(sharding).collect();
+    let mut text = if list.is_empty() { String::new() } else { format!(" {{{}}}", list.join(", ")) };
+    if !name.is_empty() {
+        let _ = write!(text, " loc({})", quoted(name));
+    }
+    text
+}
+
+fn separator(index: usize) -> &'static str {
+    if index == 0 { "" } else { "," }
+}
+
+struct Name(ValueId);
+
+impl Display for Name {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "%{}", self.0.0)
+    }
+}
+
+/// Items separated by commas.
+struct List<T>(T);
+
+impl<T: Clone + IntoIterator<Item: Display>> Display for List<T> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        for (i, item) in self.0.clone().into_iter().enumerate() {
+            write!(f, "{}{item}", if i == 0 { "" } else { ", " })?;
+        }
+        Ok(())
+    }
+}
+
+fn names(ids: &[ValueId]) -> List<Vec<Name>>
+where
+    Name: Clone,
+{
+    List(ids.iter().map(|id| Name(*id)).collect())
+}
+
+impl Clone for Name {
+    fn clone(&self) -> Self {
+        Self(self.0)
+    }
+}
+
+struct Printer<'a> {
+    function: &'a Function,
+}
+
+impl Printer<'_> {
+    fn type_of(&self, id: ValueId) -> &TensorType {
+        self.function.type_of(id)
+    }
+
+    fn types(&self, ids: &[ValueId]) -> List<Vec<&TensorType>> {
+        List(ids.iter().map(|id| self.type_of(*id)).collect())
+    }
+
+    fn region(&self, f: &mut Formatter<'_>, region: &Region, indent: usize, end: &str) -> fmt::Result {
+        for operation in &region.operations {
+            write!(f, "{:indent$}", "")?;
+            self.operation(f, operation, indent)?;
+            writeln!(f)?;
+        }
+        writeln!(f, "{:indent$}{end} {} : {}", "", names(&region.results), self.types(&region.results))
+    }
+
+    fn operation(&self, f: &mut Formatter<'_>, op: &Operation, indent: usize) -> fmt::Result {
+        write!(f, "{} = ", names(&op.results))?;
+        let operands = names(&op.operands);
+        let result = self.type_of(op.results[0]);
+        let signature = format!("({}) -> {result}", self.types(&op.operands));
+        let name = op.kind.name();
+        match &op.kind {
+            Kind::Constant(literal) => {
+                write!(f, "{name} dense<{}> : {result}", LiteralOf(literal, result))
+            }
+            Kind::Iota { dimension } => write!(f, "{name} dim = {dimension} : {result}"),
+            Kind::Unary(Unary::IsFinite) => write!(f, "{name} {operands} : {signature}"),
+            Kind::Unary(_) | Kind::Binary(_) | Kind::Clamp => write!(f, "{name} {operands} : {result}"),
+            Kind::Compare(direction) => {
+                let kind = match self.type_of(op.operands[0]).dtype {
+                    Dtype::Pred | Dtype::U32 => "UNSIGNED",
+                    d if d.is_float() => "FLOAT",
+                    _ => "SIGNED",
+                };
+                write!(f, "{name} {}, {operands}, {kind} : {signature}", direction.name())
+            }
+            Kind::Select => {
+                write!(f, "{name} {operands} : {}, {result}", self.type_of(op.operands[0]))
+            }
+            Kind::Convert | Kind::Reshape => write!(f, "{name} {operands} : {signature}"),
+            Kind::DotGeneral(dimensions, precision) => {
+                write!(f, "{name} {operands}")?;
+                let DotDimensions { batch, contract } = dimensions;
+                if !batch.0.is_empty() {
+                    write!(f, ", batching_dims = {:?} x {:?}", batch.0, batch.1)?;
+                }
+                write!(f, ", contracting_dims = {:?} x {:?}", contract.0, contract.1)?;
+                write!(f, ", precision = [{0}, {0}] : {signature}", precision.name())
+            }
+            Kind::Reduce { reducers, dimensions } => self.reduce(f, op, reducers, dimensions),
+            Kind::BroadcastInDim { dimensions } => {
+                write!(f, "{name} {operands}, dims = {dimensions:?} : {signature}")
+            }
+            Kind::Transpose { permutation } => write!(f, "{name} {operands}, dims = {permutation:?} : {signature}"),
+            Kind::Concatenate { dimension } => write!(f, "{name} {operands}, dim = {dimension} : {signature}"),
+            Kind::Slice { start, limit, stride } => {
+                let windows = start.iter().zip(limit).zip(stride).map(|((a, b), s)| format!("{a}:{b}:{s}"));
+                write!(f, "{name} {operands} [{}] : {signature}", List(windows.collect::<Vec<_>>()))
+            }
+            Kind::DynamicSlice { sizes } => write!(f, "{name} {operands}, sizes = {sizes:?} : {signature}"),
+            Kind::DynamicUpdateSlice => write!(f, "{name} {operands} : {signature}"),
+            Kind::Pad { low, high, interior } => {
+                write!(f, "{name} {operands}, low = {low:?}, high = {high:?}, interior = {interior:?} : {signature}")
+            }
+            Kind::Gather(d) => {
+                write!(
+                    f,
+                    "\"{name}\"({operands}) <{{dimension_numbers = #stablehlo.gather<offset_dims = {:?}, \
+                     collapsed_slice_dims = {:?}, operand_batching_dims = {:?}, start_indices_batching_dims = {:?}, \
+                     start_index_map = {:?}, index_vector_dim = {}>, indices_are_sorted = false, slice_sizes = {}}}> \
+                     : {signature}",
+                    d.offset_dims,
+                    d.collapsed_slice_dims,
+                    d.operand_batching_dims,
+                    d.start_indices_batching_dims,
+                    d.start_index_map,
+                    d.index_vector_dim,
+                    i64_array(&d.slice_sizes)
+                )
+            }
+            Kind::Scatter(d, reducer) => {
+                write!(
+                    f,
+                    "\"{name}\"({operands}) <{{indices_are_sorted = false, scatter_dimension_numbers = \
+                     #stablehlo.scatter<update_window_dims = {:?}, inserted_window_dims = {:?}, \
+                     input_batching_dims = {:?}, scatter_indices_batching_dims = {:?}, \
+                     scatter_dims_to_operand_dims = {:?}, index_vector_dim = {}>, unique_indices = false}}> ",
+                    d.update_window_dims,
+                    d.inserted_window_dims,
+                    d.input_batching_dims,
+                    d.scatter_indices_batching_dims,
+                    d.scatter_dims_to_operand_dims,
+                    d.index_vector_dim
+                )?;
+                combine(f, &[*reducer], &[result.dtype])?;
+                write!(f, " : {signature}")
+            }
+            Kind::While => {
+                let [condition, body] = &op.regions[..] else { return Err(fmt::Error) };
+                // Both regions see the carried values under the same names.
+                let carried =
+                    condition.arguments.iter().zip(&op.operands).map(|(a, o)| format!("{} = {}", Name(*a), Name(*o)));
+                let carried = List(carried.collect::<Vec<_>>());
+                writeln!(f, "{name}({carried}) : {}", self.types(&op.operands))?;
+                writeln!(f, "{:indent$}cond {{", "")?;
+                self.region(f, condition, indent + 2, "stablehlo.return")?;
+                writeln!(f, "{:indent$}}} do {{", "")?;
+                self.region(f, body, indent + 2, "stablehlo.return")?;
+                write!(f, "{:indent$}}}", "")
+            }
+            Kind::AllReduce { reducer, groups } => {
+                write!(f, "\"{name}\"({operands}) <{{replica_groups = {}}}> ", Groups(groups))?;
+                combine(f, &[*reducer], &[result.dtype])?;
+                write!(f, " : {signature}")
+            }
+            Kind::ReduceScatter { reducer, dimension, groups } => {
+                let groups = Groups(groups);
+                write!(
+                    f,
+                    "\"{name}\"({operands}) <{{replica_groups = {groups}, scatter_dimension = {dimension} : i64}}> "
+                )?;
+                combine(f, &[*reducer], &[result.dtype])?;
+                write!(f, " : {signature}")
+            }
+            Kind::ReplicaId | Kind::PartitionId => write!(f, "{name} : {result}"),
+            Kind::OptimizationBarrier => write!(f, "{name} {operands} : {}", self.types(&op.operands)),
+            Kind::CustomCall(call) => {
+                let results = self.types(&op.results);
+                let inputs = self.types(&op.operands);
+                write!(f, "{name} @{}({operands}) {{", call.target)?;
+                write!(f, "api_version = 1 : i32, backend_config = {}", quoted(&call.backend_config))?;
+                write!(f, ", has_side_effect = {}", call.has_side_effect)?;
+                if let Some(sharding) = &call.sharding {
+                    write!(f, ", mhlo.sharding = \"{sharding}\"")?;
+                }
+                if call.row_major {
+                    let layouts =
+                        |ids: &[ValueId]| List(ids.iter().map(|id| row_major(self.type_of(*id))).collect::<Vec<_>>());
+                    write!(f, ", operand_layouts = [{}]", layouts(&op.operands))?;
+                    write!(f, ", result_layouts = [{}]", layouts(&op.results))?;
+                }
+                if !call.aliases.is_empty() {
+                    let tuple = |result: usize| if op.results.len() == 1 { vec![] } else { vec![result] };
+                    let aliases = call.aliases.iter().map(|(result, operand)| {
+                        format!(
+                            "#stablehlo.output_operand_alias<output_tuple_indices = {:?}, operand_index = {operand}, \
+                             operand_tuple_indices = []>",
+                            tuple(*result)
+                        )
+                    });
+                    write!(f, ", output_operand_aliases = [{}]", List(aliases.collect::<Vec<_>>()))?;
+                }
+                if op.results.len() == 1 {
+                    write!(f, "}} : ({inputs}) -> {results}")
+                } else {
+                    write!(f, "}} : ({inputs}) -> ({results})")
+                }
+            }
+        }
+    }
+
+    fn reduce(&self, f: &mut Formatter<'_>, op: &Operation, reducers: &[Reducer], dimensions: &[usize]) -> fmt::Result {
+        let n = reducers.len();
+        if let [reducer] = reducers {
+            let [operand, init] = [op.operands[0], op.operands[1]].map(Name);
+            let types = self.types(&op.operands);
+            let apply = Kind::Binary(reducer.binary()).name();
+            write!(f, "stablehlo.reduce({operand} init: {init}) applies {apply} across dimensions = {dimensions:?}")?;
+            return write!(f, " : ({types}) -> {}", self.type_of(op.results[0]));
+        }
+        write!(f, "\"stablehlo.reduce\"({}) ", names(&op.operands))?;
+        write!(f, "<{{dimensions = {}}}> ", i64_array(dimensions))?;
+        let dtypes: Vec<Dtype> = op.operands[..n].iter().map(|id| self.type_of(*id).dtype).collect();
+        combine(f, reducers, &dtypes)?;
+        write!(f, " : ({}) -> ({})", self.types(&op.operands), self.types(&op.results))
+    }
+}
+
+/// The region of a reduction: the left operands, then the right ones, combined pair by pair.
+fn combine(f: &mut Formatter<'_>, reducers: &[Reducer], dtypes: &[Dtype]) -> fmt::Result {
+    let side = |letter: char| dtypes.iter().enumerate().map(move |(i, d)| format!("%{letter}{i}: tensor<{d}>"));
+    write!(f, "({{ ^bb0({}): ", List(side('a').chain(side('b')).collect::<Vec<_>>()))?;
+    for (i, (reducer, dtype)) in reducers.iter().zip(dtypes).enumerate() {
+        write!(f, "%c{i} = {} %a{i}, %b{i} : tensor<{dtype}> ", Kind::Binary(reducer.binary()).name())?;
+    }
+    let results = List((0..reducers.len()).map(|i| format!("%c{i}")).collect::<Vec<_>>());
+    let types = List(dtypes.iter().map(|d| format!("tensor<{d}>")).collect::<Vec<_>>());
+    write!(f, "stablehlo.return {results} : {types} }})")
+}
+
+fn i64_array(values: &[usize]) -> String {
+    if values.is_empty() { "array<i64>".into() } else { format!("array<i64: {}>", List(values)) }
+}
+
+fn row_major(ty: &TensorType) -> String {
+    let order: Vec<usize> = (0..ty.rank()).rev().collect();
+    if order.is_empty() {
+        "dense<> : tensor<0xindex>".into()
+    } else {
+        format!("dense<{order:?}> : tensor<{}xindex>", order.len())
+    }
+}
+
+struct Groups<'a>(&'a [Vec<usize>]);
+
+impl Display for Groups<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "dense<{:?}> : tensor<{}x{}xi64>", self.0, self.0.len(), self.0[0].len())
+    }
+}
+
+impl Display for Sharding {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Replicated => f.write_str("{replicated}"),
+            Self::Manual => f.write_str("{manual}"),
+            Self::Tiled { tiles, devices } => {
+                let parts: usize = tiles.iter().product();
+                let plain = |list: &[usize]| list.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+                let (mut tiles, mut last) = (tiles.clone(), "");
+                if devices.len() > parts {
+                    tiles.push(devices.len() / parts);
+                    last = " last_tile_dim_replicate";
+                }
+                write!(f, "{{devices=[{}]{}{last}}}", plain(&tiles), plain(devices))
+            }
+        }
+    }
+}
+
+/// A string attribute.
+fn quoted(text: &str) -> String {
+    let mut out = String::from("\"");
+    for byte in text.bytes() {
+        match byte {
+            b'"' | b'\\' => {
+                let _ = write!(out, "\\{byte:02X}");
+            }
+            0x20..=0x7E => out.push(byte.into()),
+            _ => {
+                let _ = write!(out, "\\{byte:02X}");
+            }
+        }
+    }
+    out.push('"');
+    out
+}
+
+struct LiteralOf<'a>(&'a Literal, &'a TensorType);
+
+impl Display for LiteralOf<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Literal::Splat(number) => f.write_str(&element(*number, self.1.dtype)),
+            Literal::Dense(numbers) => nested(f, numbers, &self.1.shape, self.1.dtype),
+        }
+    }
+}
+
+fn nested(f: &mut Formatter<'_>, numbers: &[Number], shape: &[usize], dtype: Dtype) -> fmt::Result {
+    let Some((size, inner)) = shape.split_first() else {
+        return numbers.iter().try_for_each(|n| f.write_str(&element(*n, dtype)));
+    };
+    if numbers.is_empty() {
+        return Ok(());
+    }
+    f.write_char('[')?;
+    for (i, part) in numbers.chunks(numbers.len() / size).enumerate() {
+        f.write_str(if i == 0 { "" } else { ", " })?;
+        nested(f, part, inner, dtype)?;
+    }
+    f.write_char(']')
+}
+
+/// A number that parses back to the same bits of `dtype`.
+fn element(number: Number, dtype: Dtype) -> String {
+    match number {
+        Number::Bool(value) => value.to_string(),
+        Number::Int(value) => value.to_string(),
+        Number::Float(value) => {
+            let (rounded, hex) = match dtype {
+                Dtype::F16 => (f16::from_f64(value).to_f64(), format!("0x{:04X}", f16::from_f64(value).to_bits())),
+                Dtype::Bf16 => (bf16::from_f64(value).to_f64(), format!("0x{:04X}", bf16::from_f64(value).to_bits())),
+                Dtype::F64 => (value, format!("0x{:016X}", value.to_bits())),
+                _ => (f64::from(value as f32), format!("0x{:08X}", (value as f32).to_bits())),
+            };
+            if !rounded.is_finite() {
+                return hex;
+            }
+            // Shortest digits that give the value back; a mantissa needs its point.
+            let digits = match dtype {
+                Dtype::F64 => format!("{rounded:e}"),
+                _ => format!("{:e}", rounded as f32),
+            };
+            match digits.split_once('e') {
+                Some((mantissa, exponent)) if mantissa.contains('.') => format!("{mantissa}e{exponent}"),
+                Some((mantissa, exponent)) => format!("{mantissa}.0e{exponent}"),
+                None => digits,
+            }
+        }
+    }
+}
+
+impl Kind {
+    /// The operation's name in the dialect.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Constant(_) => "stablehlo.constant",
+            Self::Iota { .. } => "stablehlo.iota",
+            Self::Unary(unary) => unary.name(),
+            Self::Binary(binary) => binary.name(),
+            Self::Compare(_) => "stablehlo.compare",
+            Self::Select => "stablehlo.select",
+            Self::Clamp => "stablehlo.clamp",
+            Self::Convert => "stablehlo.convert",
+            Self::DotGeneral(..) => "stablehlo.dot_general",
+            Self::Reduce { .. } => "stablehlo.reduce",
+            Self::BroadcastInDim { .. } => "stablehlo.broadcast_in_dim",
+            Self::Reshape => "stablehlo.reshape",
+            Self::Transpose { .. } => "stablehlo.transpose",
+            Self::Concatenate { .. } => "stablehlo.concatenate",
+            Self::Slice { .. } => "stablehlo.slice",
+            Self::DynamicSlice { .. } => "stablehlo.dynamic_slice",
+            Self::DynamicUpdateSlice => "stablehlo.dynamic_update_slice",
+            Self::Pad { .. } => "stablehlo.pad",
+            Self::Gather(_) => "stablehlo.gather",
+            Self::Scatter(..) => "stablehlo.scatter",
+            Self::While => "stablehlo.while",
+            Self::AllReduce { .. } => "stablehlo.all_reduce",
+            Self::ReduceScatter { .. } => "stablehlo.reduce_scatter",
+            Self::ReplicaId => "stablehlo.replica_id",
+            Self::PartitionId => "stablehlo.partition_id",
+            Self::OptimizationBarrier => "stablehlo.optimization_barrier",
+            Self::CustomCall(_) => "stablehlo.custom_call",
+        }
+    }
+}
+
+impl Unary {
+    /// The operation's name in the dialect.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Abs => "stablehlo.abs",
+            Self::Negate => "stablehlo.negate",
+            Self::Sign => "stablehlo.sign",
+            Self::Exponential => "stablehlo.exponential",
+            Self::ExponentialMinusOne => "stablehlo.exponential_minus_one",
+            Self::Log => "stablehlo.log",
+            Self::LogPlusOne => "stablehlo.log_plus_one",
+            Self::Logistic => "stablehlo.logistic",
+            Self::Tanh => "stablehlo.tanh",
+            Self::Sqrt => "stablehlo.sqrt",
+            Self::Rsqrt => "stablehlo.rsqrt",
+            Self::Floor => "stablehlo.floor",
+            Self::Ceil => "stablehlo.ceil",
+            Self::Cosine => "stablehlo.cosine",
+            Self::Sine => "stablehlo.sine",
+            Self::IsFinite => "stablehlo.is_finite",
+            Self::Not => "stablehlo.not",
+        }
+    }
+}
+
+impl Binary {
+    /// The operation's name in the dialect.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Add => "stablehlo.add",
+            Self::Subtract => "stablehlo.subtract",
+            Self::Multiply => "stablehlo.multiply",
+            Self::Divide => "stablehlo.divide",
+            Self::Remainder => "stablehlo.remainder",
+            Self::Power => "stablehlo.power",
+            Self::Maximum => "stablehlo.maximum",
+            Self::Minimum => "stablehlo.minimum",
+            Self::And => "stablehlo.and",
+            Self::Or => "stablehlo.or",
+            Self::Xor => "stablehlo.xor",
+        }
+    }
+}
+
+impl Comparison {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Eq => "EQ",
+            Self::Ne => "NE",
+            Self::Lt => "LT",
+            Self::Le => "LE",
+            Self::Gt => "GT",
+            Self::Ge => "GE",
+        }
+    }
+}
+
+impl Precision {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Default => "DEFAULT",
+            Self::High => "HIGH",
+            Self::Highest => "HIGHEST",
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! Types of values: a dtype and a static shape.
+
+use std::fmt;
+
+/// Element type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Dtype {
+    /// A predicate; prints as `i1`.
+    Pred,
+    /// Signed, 32 bits.
+    I32,
+    /// Signed, 64 bits.
+    I64,
+    /// Unsigned, 32 bits; prints as `ui32`.
+    U32,
+    /// IEEE binary16.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// IEEE binary32.
+    F32,
+    /// IEEE binary64.
+    F64,
+}
+
+impl Dtype {
+    /// As MLIR spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Pred => "i1",
+            Self::I32 => "i32",
+            Self::I64 => "i64",
+            Self::U32 => "ui32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::F32 => "f32",
+            Self::F64 => "f64",
+        }
+    }
+
+    /// Whether it is one of the floating-point types.
+    pub fn is_float(self) -> bool {
+        matches!(self, Self::F16 | Self::Bf16 | Self::F32 | Self::F64)
+    }
+
+    /// Whether it is one of the integer types (a predicate is none).
+    pub fn is_integer(self) -> bool {
+        matches!(self, Self::I32 | Self::I64 | Self::U32)
+    }
+
+    /// Bytes of one element as devices store it.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::Pred => 1,
+            Self::F16 | Self::Bf16 => 2,
+            Self::I32 | Self::U32 | Self::F32 => 4,
+            Self::I64 | Self::F64 => 8,
+        }
+    }
+}
+
+impl fmt::Display for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A dtype and a static shape; prints as `tensor<2x3xf32>`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct TensorType {
+    /// Of the elements.
+    pub dtype: Dtype,
+    /// Sizes, outermost first; empty for a scalar.
+    pub shape: Vec<usize>,
+}
+
+impl TensorType {
+    /// A tensor of `shape`.
+    pub fn new(dtype: Dtype, shape: impl Into<Vec<usize>>) -> Self {
+        Self { dtype, shape: shape.into() }
+    }
+
+    /// A scalar.
+    pub fn scalar(dtype: Dtype) -> Self {
+        Self::new(dtype, [])
+    }
+
+    /// Number of dimensions.
+    pub fn rank(&self) -> usize {
+        self.shape.len()
+    }
+
+    /// Number of elements.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Bytes of a dense tensor of this type.
+    pub fn bytes(&self) -> usize {
+        self.elements() * self.dtype.bytes()
+    }
+
+    /// The same shape with other elements.
+    pub fn with_dtype(&self, dtype: Dtype) -> Self {
+        Self { dtype, shape: self.shape.clone() }
+    }
+}
+
+impl fmt::Display for TensorType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("tensor<")?;
+        for size in &self.shape {
+            write!(f, "{size}x")?;
+        }
+        write!(f, "{}>", self.dtype)
+    }
+}
