@@ -9,8 +9,8 @@ use crate::batch::{Advantages, TokenBatch};
 use crate::config::{ImportanceSamplingLevel, LossConfig, LossType};
 use crate::error::{Error, Result};
 use crate::metrics::Metrics;
-use crate::objective::{TokenLoss, TokenTerms, token_loss};
-use crate::real::{Dual, Real, Scalar};
+use crate::objective::{TokenInputs, TokenLoss, sequence_slope, token_slope};
+use crate::real::{Dual, Scalar};
 use crate::weights::{TokenWeights, token_weights};
 use std::borrow::Cow;
 use std::ops::Range;
@@ -37,6 +37,26 @@ pub struct Totals {
     /// Clipped tokens per sequence: [B].
     low_clipped: Vec<f64>,
     high_clipped: Vec<f64>,
+}
+
+/// What a pass over a batch adds up, wherever it was added up: on the host ([`Totals`]) or on a device
+/// ([`crate::vectors`]). Micro-batches and devices merge by sum, minimum and maximum.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sums {
+    /// Of weight x token loss, entropy bonus included.
+    pub loss: f64,
+    /// Of the KL term over active tokens.
+    pub kl: f64,
+    /// Of the entropy over active tokens, in nats.
+    pub entropy: f64,
+    /// Of tokens clipped below; of sequences where the clip is a sequence's ([`Evaluator::shares_clip`]).
+    pub low_clipped: f64,
+    /// The same above.
+    pub high_clipped: f64,
+    /// Smallest share of a sequence's active tokens that is clipped below; infinite without active tokens.
+    pub low_min: f64,
+    /// Largest share that is clipped above; minus infinity without active tokens.
+    pub high_max: f64,
 }
 
 impl Totals {
@@ -142,39 +162,61 @@ impl<'a> Evaluator<'a> {
 
     /// Closes a pass over all active positions: the loss and the metrics, under TRL's names.
     pub fn finish(&self, totals: Totals) -> (f64, Metrics) {
+        let (mut low_min, mut high_max) = (f64::INFINITY, f64::NEG_INFINITY);
+        for sequence in (0..self.batch.sequences()).filter(|s| self.length(*s) > 0) {
+            let length = if self.shares_clip() { 1.0 } else { self.length(sequence) as f64 };
+            low_min = low_min.min(totals.low_clipped[sequence] / length);
+            high_max = high_max.max(totals.high_clipped[sequence] / length);
+        }
+        let sums = Sums {
+            loss: totals.loss,
+            kl: totals.kl,
+            entropy: totals.entropy,
+            low_clipped: totals.low_clipped.iter().sum(),
+            high_clipped: totals.high_clipped.iter().sum(),
+            low_min,
+            high_max,
+        };
+        (sums.loss, self.metrics(&sums))
+    }
+
+    /// TRL's metrics from what was added up.
+    pub fn metrics(&self, sums: &Sums) -> Metrics {
         let tokens = self.batch.active_tokens() as f64;
         let mut metrics = Metrics::default();
-        metrics.mean("entropy", totals.entropy, tokens);
+        metrics.mean("entropy", sums.entropy, tokens);
         if self.config.beta != 0.0 {
-            metrics.mean("kl", totals.kl, tokens);
+            metrics.mean("kl", sums.kl, tokens);
         }
         // A shared ratio is one value per sequence, so it counts once; per-token values are weighted by token.
-        let per_sequence = self.shared_value();
-        let count = if per_sequence { self.batch.sequences() as f64 } else { tokens };
-        let low: f64 = totals.low_clipped.iter().sum();
-        let high: f64 = totals.high_clipped.iter().sum();
+        let count = if self.shares_clip() { self.batch.sequences() as f64 } else { tokens };
         if self.config.loss_type == LossType::Cispo {
-            metrics.mean("cispo_clip_ratio", high, count);
+            metrics.mean("cispo_clip_ratio", sums.high_clipped, count);
         } else {
-            metrics.mean("clip_ratio/low_mean", low, count);
-            metrics.mean("clip_ratio/high_mean", high, count);
-            metrics.mean("clip_ratio/region_mean", low + high, count);
+            metrics.mean("clip_ratio/low_mean", sums.low_clipped, count);
+            metrics.mean("clip_ratio/high_mean", sums.high_clipped, count);
+            metrics.mean("clip_ratio/region_mean", sums.low_clipped + sums.high_clipped, count);
             // A fully masked sequence has a shared ratio too: 1, which no bound clips.
-            for sequence in (0..self.batch.sequences()).filter(|s| per_sequence || self.length(*s) > 0) {
-                let length = if per_sequence { 1.0 } else { self.length(sequence) as f64 };
-                metrics.min("clip_ratio/low_min", totals.low_clipped[sequence] / length);
-                metrics.max("clip_ratio/high_max", totals.high_clipped[sequence] / length);
+            let masked = self.shares_clip() && (0..self.batch.sequences()).any(|s| self.length(s) == 0);
+            if masked || sums.low_min.is_finite() {
+                metrics.min("clip_ratio/low_min", if masked { 0.0 } else { sums.low_min });
+                metrics.max("clip_ratio/high_max", if masked { sums.high_max.max(0.0) } else { sums.high_max });
             }
         }
-        (totals.loss, metrics)
+        metrics
+    }
+
+    /// Per-token weights of the step that the batch belongs to.
+    pub fn weights(&self) -> &TokenWeights {
+        &self.weights
     }
 
     fn length(&self, sequence: usize) -> usize {
         self.starts[sequence + 1] - self.starts[sequence]
     }
 
-    /// Whether ratio and advantage, and so the clip indicators, are one value for all tokens of a sequence.
-    fn shared_value(&self) -> bool {
+    /// Whether ratio and advantage, and so the clip, are one value for all tokens of a sequence.
+    pub fn shares_clip(&self) -> bool {
         self.config.level() == ImportanceSamplingLevel::Sequence
             && matches!(self.batch.advantages(), Advantages::PerSequence(_))
     }
@@ -189,14 +231,10 @@ impl<'a> Evaluator<'a> {
     ) {
         for (i, position) in part.enumerate() {
             let row = self.batch.active_rows()[position];
-            let logp = Dual::variable(logp[i]);
-            let old = match self.batch.old_logp() {
-                Some(old) => Dual::fixed(R::from_f64(old[row].into())),
-                None => logp.stop_gradient(),
-            };
-            let value = token_loss(self.config, &self.terms(sequence, row, logp, logp - old));
+            let old = self.batch.old_logp().map(|old| R::from_f64(old[row].into()));
+            let (value, slope) = token_slope(self.config, &self.inputs(sequence, row, logp[i]), old.as_ref());
             let weight = self.weights.policy[row];
-            dlogp[i] = weighted(weight, value.loss.tangent);
+            dlogp[i] = weighted(weight, slope);
             self.count(sequence, weight, &value, 1.0, totals);
         }
     }
@@ -218,18 +256,16 @@ impl<'a> Evaluator<'a> {
             None => 0.0,
         };
         let log_ratio = R::from_f64(log_ratio);
-        let clip_share = if self.shared_value() { 1.0 / length } else { 1.0 };
+        let clip_share = if self.shares_clip() { 1.0 / length } else { 1.0 };
         let mut through_ratio = 0.0;
         for (i, position) in part.enumerate() {
             let row = self.batch.active_rows()[position];
             let weight = self.weights.policy[row];
-            let of_ratio =
-                token_loss(self.config, &self.terms(sequence, row, Dual::fixed(logp[i]), Dual::variable(log_ratio)));
-            let of_logp =
-                token_loss(self.config, &self.terms(sequence, row, Dual::variable(logp[i]), Dual::fixed(log_ratio)));
-            through_ratio += weighted(weight, of_ratio.loss.tangent).to_f64();
-            dlogp[i] = weighted(weight, of_logp.loss.tangent);
-            self.count(sequence, weight, &of_logp, clip_share, totals);
+            let inputs = self.inputs(sequence, row, logp[i]);
+            let (value, slope, of_ratio) = sequence_slope(self.config, &inputs, &log_ratio);
+            through_ratio += weighted(weight, of_ratio).to_f64();
+            dlogp[i] = weighted(weight, slope);
+            self.count(sequence, weight, &value, clip_share, totals);
         }
         let shared = R::from_f64(through_ratio / length);
         for d in dlogp {
@@ -237,12 +273,11 @@ impl<'a> Evaluator<'a> {
         }
     }
 
-    fn terms<R: Scalar>(&self, sequence: usize, row: usize, logp: Dual<R>, log_ratio: Dual<R>) -> TokenTerms<Dual<R>> {
-        TokenTerms {
+    fn inputs<R: Scalar>(&self, sequence: usize, row: usize, logp: R) -> TokenInputs<R> {
+        TokenInputs {
             logp,
-            log_ratio,
-            ref_logp: self.batch.ref_logp().map(|q| Dual::fixed(R::from_f64(q[row].into()))),
-            advantage: Dual::fixed(R::from_f64(self.batch.advantage(sequence, row).into())),
+            ref_logp: self.batch.ref_logp().map(|q| R::from_f64(q[row].into())),
+            advantage: R::from_f64(self.batch.advantage(sequence, row).into()),
         }
     }
 

@@ -14,6 +14,7 @@ pub mod parity;
 pub mod real;
 pub mod strict;
 pub mod tensor;
+pub mod vectors;
 pub mod weights;
 
 pub use advantages::{AdvantageConfig, AdvantageEstimator};

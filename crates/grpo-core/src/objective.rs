@@ -7,7 +7,7 @@
 //! its mean over the sequence's active tokens. Exponents are held at 20 (`LARGEST_EXPONENT`).
 
 use crate::config::{KlEstimator, LossConfig, LossType};
-use crate::real::Real;
+use crate::real::{Dual, Real};
 
 /// What the loss of one token depends on.
 ///
@@ -72,6 +72,57 @@ pub fn token_loss<R: Real>(config: &LossConfig, terms: &TokenTerms<R>) -> TokenL
         _ => ratio.indicator(&R::and(&below, &negative)),
     };
     TokenLoss { loss, kl, low_clipped, high_clipped: ratio.indicator(&R::and(&above, &positive)) }
+}
+
+/// What is known of a token beside its ratio, without derivatives.
+#[derive(Clone, Debug)]
+pub struct TokenInputs<R> {
+    /// Log-probability of the token under the policy, in nats.
+    pub logp: R,
+    /// Under the frozen reference; needed when beta is not 0.
+    pub ref_logp: Option<R>,
+    /// Advantage.
+    pub advantage: R,
+}
+
+/// The loss of a token whose ratio is its own, exp(logp - old_logp), and d loss / d logp. Without `old_logp` the policy is
+/// its own old one: the ratio is 1.
+pub fn token_slope<R: Real>(
+    config: &LossConfig,
+    inputs: &TokenInputs<R>,
+    old_logp: Option<&R>,
+) -> (TokenLoss<Dual<R>>, R) {
+    let logp = Dual::variable(inputs.logp.clone());
+    let old = old_logp.map_or_else(|| logp.stop_gradient(), |old| Dual::fixed(old.clone()));
+    let log_ratio = logp.clone() - old;
+    let value = token_loss(config, &inputs.terms(logp, log_ratio));
+    let slope = value.loss.tangent.clone();
+    (value, slope)
+}
+
+/// The loss of a token that shares the ratio of its sequence, with d loss / d logp and d loss / d log_ratio. The latter,
+/// summed over the sequence and divided by its active tokens, belongs to each of them.
+pub fn sequence_slope<R: Real>(
+    config: &LossConfig,
+    inputs: &TokenInputs<R>,
+    log_ratio: &R,
+) -> (TokenLoss<Dual<R>>, R, R) {
+    let (logp, ratio) = (inputs.logp.clone(), log_ratio.clone());
+    let of_logp = token_loss(config, &inputs.terms(Dual::variable(logp.clone()), Dual::fixed(ratio.clone())));
+    let of_ratio = token_loss(config, &inputs.terms(Dual::fixed(logp), Dual::variable(ratio)));
+    let slope = of_logp.loss.tangent.clone();
+    (of_logp, slope, of_ratio.loss.tangent)
+}
+
+impl<R: Real> TokenInputs<R> {
+    fn terms(&self, logp: Dual<R>, log_ratio: Dual<R>) -> TokenTerms<Dual<R>> {
+        TokenTerms {
+            logp,
+            log_ratio,
+            ref_logp: self.ref_logp.clone().map(Dual::fixed),
+            advantage: Dual::fixed(self.advantage.clone()),
+        }
+    }
 }
 
 /// -min(min(r, delta) A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A): PPO's clip (arXiv 1707.06347) with asymmetric
