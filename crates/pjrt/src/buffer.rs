@@ -1,0 +1,140 @@
+//! Arrays on a device.
+
+use crate::client::Client;
+use crate::device::Device;
+use crate::dtype::{DType, Element};
+use crate::error::{Error, Result};
+use crate::event::Event;
+use crate::ffi::{self, Args, Owned, Ref};
+
+/// An array on a device, freed when dropped.
+///
+/// What a program returns is a buffer from the moment of the launch: its type and shape are known, its elements are
+/// there when [`Buffer::wait`] returns. A failure of the program surfaces there and in [`Buffer::to_host`].
+pub struct Buffer {
+    // Before the client: fields are dropped in order.
+    handle: Owned<ffi::Buffer>,
+    client: Client,
+    dtype: DType,
+    dims: Vec<usize>,
+}
+
+impl Buffer {
+    pub(crate) fn new(client: Client, handle: Owned<ffi::Buffer>) -> Result<Self> {
+        let mut element = ffi::BufferElementType::new(handle.get());
+        client.api().call(&mut element)?;
+        let mut shape = ffi::BufferDimensions::new(handle.get());
+        client.api().call(&mut shape)?;
+        let dims = shape.dims.get().iter().map(|&dim| usize::try_from(dim).unwrap_or(0)).collect();
+        Ok(Buffer { dtype: DType::from_raw(element.code)?, dims, handle, client })
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The shape; empty for a scalar.
+    pub fn dims(&self) -> &[usize] {
+        &self.dims
+    }
+
+    /// How many elements it has.
+    pub fn num_elements(&self) -> usize {
+        self.dims.iter().product()
+    }
+
+    /// The client that it belongs to.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// The device that holds it.
+    pub fn device(&self) -> Result<Device> {
+        let mut args = ffi::BufferDevice::new(self.handle.get());
+        self.client.api().call(&mut args)?;
+        let found = args.device.ok_or(Error::Nothing { operation: ffi::BufferDevice::NAME })?;
+        let device = self.client.devices().iter().find(|device| device.handle().is(found));
+        device.cloned().ok_or(Error::Foreign { operation: ffi::BufferDevice::NAME, what: "device" })
+    }
+
+    /// Bytes on the device, padding included.
+    pub fn on_device_size(&self) -> Result<usize> {
+        let mut args = ffi::BufferOnDeviceSize::new(self.handle.get());
+        self.client.api().call(&mut args)?;
+        Ok(args.bytes)
+    }
+
+    /// Waits for the elements and copies them into `destination`, row-major whatever the layout on the device.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::DType`] and [`Error::Size`] if `destination` does not fit; whatever went wrong in the program that
+    /// computes the elements.
+    pub fn to_host<T: Element>(&self, destination: &mut [T]) -> Result<()> {
+        let operation = "to_host";
+        if T::DTYPE != self.dtype {
+            return Err(Error::DType { operation, expected: self.dtype, found: T::DTYPE });
+        }
+        if destination.len() != self.num_elements() {
+            let size = self.dtype.size();
+            let (expected, found) = (self.num_elements() * size, destination.len() * size);
+            return Err(Error::Size { operation, expected, found });
+        }
+        T::fill(destination, |bytes| ffi::copy_to_host(&self.handle, self.dims.len(), bytes))
+    }
+
+    /// The elements in a new vector; see [`Buffer::to_host`].
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        let mut elements = vec![T::zeroed(); self.num_elements()];
+        self.to_host(&mut elements)?;
+        Ok(elements)
+    }
+
+    /// Becomes ready when the elements are there, or the program that computes them has failed.
+    pub fn ready(&self) -> Result<Event> {
+        let mut args = ffi::BufferReadyEvent::new(self.handle.get());
+        self.client.api().call(&mut args)?;
+        let event = args.event.take(self.client.api());
+        event.map(Event::new).ok_or(Error::Nothing { operation: ffi::BufferReadyEvent::NAME })
+    }
+
+    /// Blocks until the elements are there.
+    pub fn wait(&self) -> Result<()> {
+        self.ready()?.wait()
+    }
+
+    /// A copy on another device of the same client.
+    pub fn copy_to_device(&self, device: &Device) -> Result<Buffer> {
+        let operation = ffi::BufferCopyToDevice::NAME;
+        if !device.belongs_to(self.client.handle()) {
+            return Err(Error::Foreign { operation, what: "device" });
+        }
+        let mut args = ffi::BufferCopyToDevice::new(self.handle.get(), device.handle());
+        self.client.api().call(&mut args)?;
+        let copy = args.copy.take(self.client.api()).ok_or(Error::Nothing { operation })?;
+        Buffer::new(self.client.clone(), copy)
+    }
+
+    /// Frees the elements now, whoever still holds the buffer; using it afterwards is an error.
+    pub fn delete(&self) -> Result<()> {
+        self.client.api().call(&mut ffi::BufferDelete::new(self.handle.get()))
+    }
+
+    /// Whether the elements are gone.
+    pub fn is_deleted(&self) -> Result<bool> {
+        let mut args = ffi::BufferIsDeleted::new(self.handle.get());
+        self.client.api().call(&mut args)?;
+        Ok(args.is_deleted)
+    }
+
+    pub(crate) fn handle(&self) -> Ref<'_, ffi::Buffer> {
+        self.handle.get()
+    }
+}
+
+impl std::fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Buffer({}{:?})", self.dtype, self.dims)
+    }
+}

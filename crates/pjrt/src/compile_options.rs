@@ -1,0 +1,219 @@
+//! How a program is compiled: XLA's `CompileOptionsProto`.
+
+use std::collections::BTreeMap;
+
+use prost::Message;
+
+/// How a program is compiled.
+///
+/// A program runs on `num_replicas x num_partitions` devices. Replicas are copies of a program that names its own
+/// collectives; partitions are the shares of one program that XLA splits by its sharding annotations.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CompileOptions {
+    /// Copies of the program.
+    pub num_replicas: usize,
+    /// Shares of every copy.
+    pub num_partitions: usize,
+    /// Split the program by its sharding annotations (needed for more than one partition).
+    pub use_spmd_partitioning: bool,
+    /// The annotations are those of the `sdy` dialect, not `mhlo.sharding`.
+    pub use_shardy_partitioner: bool,
+    /// The ids of the devices, `[num_replicas][num_partitions]`. None: the first ones.
+    pub device_assignment: Option<Vec<Vec<i64>>>,
+    /// Compiler flags by name, without dashes: `xla_tpu_scoped_vmem_limit_kib`.
+    pub overrides: BTreeMap<String, OptionValue>,
+}
+
+/// The value of a compiler flag.
+#[derive(Clone, Debug, PartialEq)]
+pub enum OptionValue {
+    /// Text, which every flag accepts.
+    String(String),
+    /// A switch.
+    Bool(bool),
+    /// An integer.
+    Int(i64),
+    /// A number.
+    Float(f64),
+}
+
+impl From<&str> for OptionValue {
+    fn from(text: &str) -> Self {
+        OptionValue::String(text.into())
+    }
+}
+
+impl From<bool> for OptionValue {
+    fn from(bool: bool) -> Self {
+        OptionValue::Bool(bool)
+    }
+}
+
+impl From<i64> for OptionValue {
+    fn from(int: i64) -> Self {
+        OptionValue::Int(int)
+    }
+}
+
+impl From<f64> for OptionValue {
+    fn from(float: f64) -> Self {
+        OptionValue::Float(float)
+    }
+}
+
+impl Default for CompileOptions {
+    /// One device.
+    fn default() -> Self {
+        CompileOptions {
+            num_replicas: 1,
+            num_partitions: 1,
+            use_spmd_partitioning: false,
+            use_shardy_partitioner: false,
+            device_assignment: None,
+            overrides: BTreeMap::new(),
+        }
+    }
+}
+
+impl CompileOptions {
+    /// `count` copies of the program, one on each device.
+    pub fn replicas(count: usize) -> Self {
+        CompileOptions { num_replicas: count, ..Self::default() }
+    }
+
+    /// One program that XLA splits over `count` devices by its sharding annotations.
+    pub fn partitions(count: usize) -> Self {
+        CompileOptions { num_partitions: count, use_spmd_partitioning: true, ..Self::default() }
+    }
+
+    /// Sets a compiler flag.
+    pub fn with(mut self, flag: &str, value: impl Into<OptionValue>) -> Self {
+        self.overrides.insert(flag.into(), value.into());
+        self
+    }
+
+    /// The serialized proto; equal options give equal bytes.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let build = proto::ExecutableBuildOptions {
+            device_ordinal: -1,
+            num_replicas: self.num_replicas as i64,
+            num_partitions: self.num_partitions as i64,
+            use_spmd_partitioning: self.use_spmd_partitioning,
+            use_shardy_partitioner: self.use_shardy_partitioner,
+            device_assignment: self.device_assignment.as_deref().map(proto::DeviceAssignment::new),
+        };
+        let overrides = self.overrides.iter().map(|(name, value)| (name.clone(), value.into())).collect();
+        proto::CompileOptions { executable_build_options: Some(build), env_option_overrides: overrides }.encode_to_vec()
+    }
+}
+
+/// The fields that we set, by their numbers in `xla/pjrt/proto/compile_options.proto` and `xla/xla_data.proto`.
+mod proto {
+    use std::collections::BTreeMap;
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct CompileOptions {
+        #[prost(message, optional, tag = "3")]
+        pub(super) executable_build_options: Option<ExecutableBuildOptions>,
+        #[prost(btree_map = "string, message", tag = "7")]
+        pub(super) env_option_overrides: BTreeMap<String, OptionOverride>,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct ExecutableBuildOptions {
+        /// -1: not a device of this machine in particular.
+        #[prost(int64, tag = "1")]
+        pub(super) device_ordinal: i64,
+        #[prost(int64, tag = "4")]
+        pub(super) num_replicas: i64,
+        #[prost(int64, tag = "5")]
+        pub(super) num_partitions: i64,
+        #[prost(bool, tag = "6")]
+        pub(super) use_spmd_partitioning: bool,
+        #[prost(message, optional, tag = "9")]
+        pub(super) device_assignment: Option<DeviceAssignment>,
+        #[prost(bool, tag = "19")]
+        pub(super) use_shardy_partitioner: bool,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct DeviceAssignment {
+        #[prost(int32, tag = "1")]
+        replica_count: i32,
+        #[prost(int32, tag = "2")]
+        computation_count: i32,
+        #[prost(message, repeated, tag = "3")]
+        computation_devices: Vec<ComputationDevice>,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    struct ComputationDevice {
+        #[prost(int64, repeated, tag = "1")]
+        replica_device_ids: Vec<i64>,
+    }
+
+    impl DeviceAssignment {
+        /// From `[replicas][partitions]`; the proto has it transposed.
+        pub(super) fn new(replicas: &[Vec<i64>]) -> Self {
+            let partitions = replicas.iter().map(Vec::len).max().unwrap_or(0);
+            let column = |index| replicas.iter().filter_map(|row| row.get(index).copied()).collect();
+            DeviceAssignment {
+                replica_count: replicas.len() as i32,
+                computation_count: partitions as i32,
+                computation_devices: (0..partitions)
+                    .map(|index| ComputationDevice { replica_device_ids: column(index) })
+                    .collect(),
+            }
+        }
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct OptionOverride {
+        #[prost(oneof = "OptionValue", tags = "1, 2, 3, 4")]
+        value: Option<OptionValue>,
+    }
+
+    #[derive(Clone, PartialEq, prost::Oneof)]
+    enum OptionValue {
+        #[prost(string, tag = "1")]
+        String(String),
+        #[prost(bool, tag = "2")]
+        Bool(bool),
+        #[prost(int64, tag = "3")]
+        Int(i64),
+        #[prost(double, tag = "4")]
+        Float(f64),
+    }
+
+    impl From<&super::OptionValue> for OptionOverride {
+        fn from(value: &super::OptionValue) -> Self {
+            let value = match value.clone() {
+                super::OptionValue::String(text) => OptionValue::String(text),
+                super::OptionValue::Bool(bool) => OptionValue::Bool(bool),
+                super::OptionValue::Int(int) => OptionValue::Int(int),
+                super::OptionValue::Float(float) => OptionValue::Float(float),
+            };
+            OptionOverride { value: Some(value) }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_device_encodes_to_the_shortest_options_that_plugins_accept() {
+        let minus_one = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01];
+        let expected = [&[0x1a, 15, 0x08][..], &minus_one, &[0x20, 1, 0x28, 1]].concat();
+        assert_eq!(CompileOptions::default().encode(), expected);
+    }
+
+    #[test]
+    fn a_device_assignment_is_stored_by_partition() {
+        let assignment = proto::DeviceAssignment::new(&[vec![0, 1], vec![2, 3], vec![4, 5]]);
+        let ids = |ids: &[u8]| [&[0x1a, ids.len() as u8 + 2, 0x0a, ids.len() as u8][..], ids].concat();
+        let expected = [vec![0x08, 3, 0x10, 2], ids(&[0, 2, 4]), ids(&[1, 3, 5])].concat();
+        assert_eq!(assignment.encode_to_vec(), expected);
+    }
+}

@@ -1,0 +1,135 @@
+//! Devices, and descriptions of devices that need not be there.
+
+use crate::error::{Error, Result};
+use crate::ffi::{self, Api, Args, Child, Ref};
+use crate::value::{self, Attributes};
+
+/// What is known of a device without touching it.
+#[derive(Clone, Debug)]
+pub struct DeviceDescription {
+    /// Unique among all devices of all processes; the number that a device assignment uses.
+    pub id: i32,
+    /// The process that the device belongs to.
+    pub process_index: i32,
+    /// The model, such as `TPU v6 lite` or `cpu`.
+    pub kind: String,
+    /// The plugin's longer words for it.
+    pub debug_string: String,
+    /// Further properties, such as coordinates.
+    pub attributes: Attributes,
+}
+
+impl DeviceDescription {
+    pub(crate) fn read(api: &Api, description: Ref<'_, ffi::DeviceDescription>) -> Result<Self> {
+        let mut id = ffi::DescriptionId::new(description);
+        let mut process_index = ffi::DescriptionProcessIndex::new(description);
+        let mut kind = ffi::DescriptionKind::new(description);
+        let mut debug_string = ffi::DescriptionDebugString::new(description);
+        let mut attributes = ffi::DescriptionAttributes::new(description);
+        api.call(&mut id)?;
+        api.call(&mut process_index)?;
+        api.call(&mut kind)?;
+        api.call(&mut debug_string)?;
+        api.call(&mut attributes)?;
+        Ok(DeviceDescription {
+            id: id.id,
+            process_index: process_index.process_index,
+            kind: kind.kind.text(),
+            debug_string: debug_string.text.text(),
+            attributes: value::read(attributes.attributes.get()),
+        })
+    }
+}
+
+/// A device of a client.
+#[derive(Clone)]
+pub struct Device {
+    handle: Child<ffi::Device, ffi::Client>,
+}
+
+/// What a device's allocator says of itself, in bytes unless stated; `None` where the plugin does not know.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct DeviceMemoryStats {
+    pub bytes_in_use: i64,
+    pub peak_bytes_in_use: Option<i64>,
+    /// A count.
+    pub num_allocs: Option<i64>,
+    pub largest_alloc_size: Option<i64>,
+    pub bytes_limit: Option<i64>,
+    pub bytes_reserved: Option<i64>,
+    pub peak_bytes_reserved: Option<i64>,
+    pub bytes_reservable_limit: Option<i64>,
+    pub largest_free_block_bytes: Option<i64>,
+    pub pool_bytes: Option<i64>,
+    pub peak_pool_bytes: Option<i64>,
+}
+
+impl Device {
+    pub(crate) fn new(handle: Child<ffi::Device, ffi::Client>) -> Self {
+        Device { handle }
+    }
+
+    /// What is known of the device without touching it.
+    pub fn description(&self) -> Result<DeviceDescription> {
+        let mut args = ffi::DeviceGetDescription::new(self.handle());
+        self.api().call(&mut args)?;
+        let description = args.description.ok_or(Error::Nothing { operation: ffi::DeviceGetDescription::NAME })?;
+        DeviceDescription::read(self.api(), description)
+    }
+
+    /// The number that the machine's own tools give the device; -1 if it has none.
+    pub fn local_hardware_id(&self) -> Result<i32> {
+        let mut args = ffi::DeviceLocalHardwareId::new(self.handle());
+        self.api().call(&mut args)?;
+        Ok(args.id)
+    }
+
+    /// What the device's allocator says of itself. The CPU has none: an error for which [`Error::is_unsupported`] holds.
+    pub fn memory_stats(&self) -> Result<DeviceMemoryStats> {
+        let mut args = ffi::DeviceMemoryStats::new(self.handle());
+        self.api().call(&mut args)?;
+        Ok(DeviceMemoryStats {
+            bytes_in_use: args.bytes_in_use,
+            peak_bytes_in_use: args.peak_bytes_in_use.get(),
+            num_allocs: args.num_allocs.get(),
+            largest_alloc_size: args.largest_alloc_size.get(),
+            bytes_limit: args.bytes_limit.get(),
+            bytes_reserved: args.bytes_reserved.get(),
+            peak_bytes_reserved: args.peak_bytes_reserved.get(),
+            bytes_reservable_limit: args.bytes_reservable_limit.get(),
+            largest_free_block_bytes: args.largest_free_block_bytes.get(),
+            pool_bytes: args.pool_bytes.get(),
+            peak_pool_bytes: args.peak_pool_bytes.get(),
+        })
+    }
+
+    pub(crate) fn handle(&self) -> Ref<'_, ffi::Device> {
+        self.handle.get()
+    }
+
+    pub(crate) fn belongs_to(&self, client: &ffi::Owned<ffi::Client>) -> bool {
+        self.handle.parent().get().is(client.get())
+    }
+
+    fn api(&self) -> &'static Api {
+        self.handle.parent().api()
+    }
+}
+
+impl PartialEq for Device {
+    fn eq(&self, other: &Self) -> bool {
+        self.handle().is(other.handle())
+    }
+}
+
+impl Eq for Device {}
+
+impl std::fmt::Debug for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.description() {
+            Ok(description) => f.write_str(&description.debug_string),
+            Err(_) => f.write_str("Device"),
+        }
+    }
+}

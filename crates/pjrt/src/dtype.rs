@@ -1,0 +1,165 @@
+//! Element types.
+
+use std::fmt;
+
+use crate::error::{Error, Result};
+
+/// The element type of a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DType {
+    /// A boolean; `bool` in Rust, one byte.
+    Pred,
+    /// `i8`
+    I8,
+    /// `i16`
+    I16,
+    /// `i32`
+    I32,
+    /// `i64`
+    I64,
+    /// `u8`
+    U8,
+    /// `u16`
+    U16,
+    /// `u32`
+    U32,
+    /// `u64`
+    U64,
+    /// `half::f16`
+    F16,
+    /// `f32`
+    F32,
+    /// `f64`
+    F64,
+    /// `half::bf16`
+    Bf16,
+}
+
+impl DType {
+    /// In the order of the C header's `PJRT_Buffer_Type`, from its 1.
+    const ALL: [DType; 13] = [
+        DType::Pred,
+        DType::I8,
+        DType::I16,
+        DType::I32,
+        DType::I64,
+        DType::U8,
+        DType::U16,
+        DType::U32,
+        DType::U64,
+        DType::F16,
+        DType::F32,
+        DType::F64,
+        DType::Bf16,
+    ];
+
+    pub(crate) fn from_raw(code: i32) -> Result<Self> {
+        let index = usize::try_from(code).ok().and_then(|code| code.checked_sub(1));
+        index.and_then(|index| Self::ALL.get(index)).copied().ok_or(Error::UnknownDType { code })
+    }
+
+    pub(crate) fn to_raw(self) -> i32 {
+        self as i32 + 1
+    }
+
+    /// Bytes of an element on the host.
+    pub fn size(self) -> usize {
+        match self {
+            DType::Pred | DType::I8 | DType::U8 => 1,
+            DType::I16 | DType::U16 | DType::F16 | DType::Bf16 => 2,
+            DType::I32 | DType::U32 | DType::F32 => 4,
+            DType::I64 | DType::U64 | DType::F64 => 8,
+        }
+    }
+
+    /// The name in StableHLO: `f32`, `bf16`, `i64`, `ui32`, `i1`.
+    pub fn name(self) -> &'static str {
+        match self {
+            DType::Pred => "i1",
+            DType::I8 => "i8",
+            DType::I16 => "i16",
+            DType::I32 => "i32",
+            DType::I64 => "i64",
+            DType::U8 => "ui8",
+            DType::U16 => "ui16",
+            DType::U32 => "ui32",
+            DType::U64 => "ui64",
+            DType::F16 => "f16",
+            DType::F32 => "f32",
+            DType::F64 => "f64",
+            DType::Bf16 => "bf16",
+        }
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// A Rust type whose slices can be copied to and from a device.
+pub trait Element: sealed::Sealed + bytemuck::NoUninit + bytemuck::Zeroable {
+    /// Its type on the device.
+    const DTYPE: DType;
+
+    /// Lets `fill` write the bytes of `slice`.
+    #[doc(hidden)]
+    fn fill(slice: &mut [Self], fill: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<()>;
+}
+
+macro_rules! elements {
+    ($($type:ty => $dtype:ident),* $(,)?) => {$(
+        impl sealed::Sealed for $type {}
+
+        impl Element for $type {
+            const DTYPE: DType = DType::$dtype;
+
+            fn fill(slice: &mut [Self], fill: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<()> {
+                fill(bytemuck::cast_slice_mut(slice))
+            }
+        }
+    )*};
+}
+
+elements! {
+    i8 => I8, i16 => I16, i32 => I32, i64 => I64, u8 => U8, u16 => U16, u32 => U32, u64 => U64,
+    half::f16 => F16, half::bf16 => Bf16, f32 => F32, f64 => F64,
+}
+
+impl sealed::Sealed for bool {}
+
+impl Element for bool {
+    const DTYPE: DType = DType::Pred;
+
+    fn fill(slice: &mut [Self], fill: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<()> {
+        // Not in place: a plugin may write bytes that are no `bool`.
+        let mut bytes = vec![0; slice.len()];
+        fill(&mut bytes)?;
+        for (element, byte) in slice.iter_mut().zip(bytes) {
+            *element = byte != 0;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_those_of_the_header() {
+        for dtype in DType::ALL {
+            assert_eq!(DType::from_raw(dtype.to_raw()).unwrap(), dtype);
+        }
+        assert_eq!((DType::Pred.to_raw(), DType::F32.to_raw(), DType::Bf16.to_raw()), (1, 11, 13));
+        for code in [-1, 0, 14, i32::MAX] {
+            assert!(matches!(DType::from_raw(code), Err(Error::UnknownDType { .. })));
+        }
+    }
+}

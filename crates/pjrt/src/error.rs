@@ -1,0 +1,163 @@
+//! What can go wrong.
+
+use std::path::PathBuf;
+
+use crate::dtype::DType;
+
+/// The result of everything in this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// An error of the plugin, or of how it was asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The file is not a plugin that this process can load.
+    #[error("cannot load the PJRT plugin {path}: {reason}")]
+    Load {
+        /// The file.
+        path: PathBuf,
+        /// The loader's words.
+        reason: String,
+    },
+    /// The plugin speaks another major version of the API.
+    #[error("the PJRT plugin {path} has API version {}.{}, but 0.x is needed: use another release of it", version.0, version.1)]
+    Version {
+        /// The plugin's file.
+        path: PathBuf,
+        /// Its (major, minor) version.
+        version: (i32, i32),
+    },
+    /// The plugin is older than this function.
+    #[error("the plugin (PJRT API {}.{}) has no function {function}: a newer release of the plugin may have it", version.0, version.1)]
+    MissingFunction {
+        /// The function's name in the C header.
+        function: &'static str,
+        /// The plugin's (major, minor) version.
+        version: (i32, i32),
+    },
+    /// The plugin refused, or failed.
+    #[error("{operation}: {message} ({code:?})")]
+    Api {
+        /// The function's name in the C header.
+        operation: &'static str,
+        /// The kind of error.
+        code: Code,
+        /// The plugin's words.
+        message: String,
+    },
+    /// The plugin reported success but returned nothing.
+    #[error("{operation} succeeded but returned nothing: the plugin is broken")]
+    Nothing {
+        /// The function's name in the C header.
+        operation: &'static str,
+    },
+    /// An element type that this crate does not know.
+    #[error("the plugin uses an element type (code {code} of PJRT_Buffer_Type) that is not supported")]
+    UnknownDType {
+        /// The number in the C header's `PJRT_Buffer_Type`.
+        code: i32,
+    },
+    /// A slice's element type is not the buffer's.
+    #[error("{operation}: the buffer holds {expected}, the slice {found}")]
+    DType {
+        /// What was tried.
+        operation: &'static str,
+        /// The buffer's element type.
+        expected: DType,
+        /// The slice's.
+        found: DType,
+    },
+    /// A slice's size is not that of the dimensions.
+    #[error("{operation}: the dimensions need {expected} bytes, the slice has {found}")]
+    Size {
+        /// What was tried.
+        operation: &'static str,
+        /// Bytes according to the dimensions; `usize::MAX` if that overflows.
+        expected: usize,
+        /// Bytes of the slice.
+        found: usize,
+    },
+    /// Devices of one launch got lists of arguments of different lengths.
+    #[error("execute: every device needs as many arguments as the first, {expected}, but one got {found}")]
+    ArgumentCount {
+        /// Arguments of the first device.
+        expected: usize,
+        /// Arguments of another.
+        found: usize,
+    },
+    /// An argument is donated on some devices only, which PJRT cannot express.
+    #[error("execute: argument {index} must be donated on every device or on none")]
+    MixedDonation {
+        /// The argument's position.
+        index: usize,
+    },
+    /// Two objects of different clients or plugins met.
+    #[error("{operation}: the {what} belongs to another client")]
+    Foreign {
+        /// What was tried.
+        operation: &'static str,
+        /// The object that does not belong.
+        what: &'static str,
+    },
+    /// The compile cache could not be read or written.
+    #[error("compile cache {path}: {source}")]
+    Cache {
+        /// The file or directory.
+        path: PathBuf,
+        /// The system's error.
+        source: std::io::Error,
+    },
+}
+
+impl Error {
+    /// Whether the plugin says that it does not offer what was asked.
+    pub fn is_unsupported(&self) -> bool {
+        matches!(self, Error::Api { code: Code::Unimplemented, .. } | Error::MissingFunction { .. })
+    }
+}
+
+/// The kind of an error, as in <https://abseil.io/docs/cpp/guides/status-codes>.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+#[allow(missing_docs)]
+pub enum Code {
+    Cancelled,
+    Unknown,
+    InvalidArgument,
+    DeadlineExceeded,
+    NotFound,
+    AlreadyExists,
+    PermissionDenied,
+    ResourceExhausted,
+    FailedPrecondition,
+    Aborted,
+    OutOfRange,
+    Unimplemented,
+    Internal,
+    Unavailable,
+    DataLoss,
+    Unauthenticated,
+}
+
+impl Code {
+    pub(crate) fn from_raw(raw: i32) -> Self {
+        match raw {
+            1 => Code::Cancelled,
+            3 => Code::InvalidArgument,
+            4 => Code::DeadlineExceeded,
+            5 => Code::NotFound,
+            6 => Code::AlreadyExists,
+            7 => Code::PermissionDenied,
+            8 => Code::ResourceExhausted,
+            9 => Code::FailedPrecondition,
+            10 => Code::Aborted,
+            11 => Code::OutOfRange,
+            12 => Code::Unimplemented,
+            13 => Code::Internal,
+            14 => Code::Unavailable,
+            15 => Code::DataLoss,
+            16 => Code::Unauthenticated,
+            _ => Code::Unknown,
+        }
+    }
+}

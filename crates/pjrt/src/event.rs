@@ -1,0 +1,27 @@
+//! Something that will have happened.
+
+use crate::error::Result;
+use crate::ffi::{self, Owned};
+
+/// Becomes ready when the work behind it is done or has failed.
+pub struct Event {
+    handle: Owned<ffi::Event>,
+}
+
+impl Event {
+    pub(crate) fn new(handle: Owned<ffi::Event>) -> Self {
+        Event { handle }
+    }
+
+    /// Whether the work is done or has failed.
+    pub fn is_ready(&self) -> Result<bool> {
+        let mut args = ffi::EventIsReady::new(self.handle.get());
+        self.handle.api().call(&mut args)?;
+        Ok(args.is_ready)
+    }
+
+    /// Blocks until the work is done; its failure is the error.
+    pub fn wait(&self) -> Result<()> {
+        self.handle.api().call(&mut ffi::EventAwait::new(self.handle.get()))
+    }
+}

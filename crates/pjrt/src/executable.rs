@@ -1,0 +1,240 @@
+//! Compiled programs.
+
+use std::collections::BTreeMap;
+
+use crate::buffer::Buffer;
+use crate::client::Client;
+use crate::device::Device;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::ffi::{self, Launcher, Owned};
+use crate::value::{self, NamedValue};
+
+/// A compiled program, of whatever device.
+pub struct Executable {
+    handle: Owned<ffi::Executable>,
+}
+
+/// What a compiled program needs on every device, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CompiledMemoryStats {
+    /// The code.
+    pub generated_code: i64,
+    /// All arguments.
+    pub argument: i64,
+    /// All outputs.
+    pub output: i64,
+    /// Outputs that reuse an argument's memory: counted in both of the above.
+    pub alias: i64,
+    /// Everything else that a run allocates.
+    pub temp: i64,
+    /// The compiler's own high-water mark, which may count other things; 0 if the plugin gives none.
+    pub peak: i64,
+    /// The same on the host's side: code, arguments, outputs, aliases and temporaries.
+    pub host: [i64; 5],
+}
+
+/// The compiler's own form of a program, after optimisation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OptimizedProgram {
+    /// `hlo` or `hlo_with_config` for a serialized `HloModuleProto` (`HloModuleProtoWithConfig`), `mlir` for MLIR.
+    pub format: String,
+    /// The program in that format.
+    pub code: Vec<u8>,
+}
+
+impl Executable {
+    pub(crate) fn new(handle: Owned<ffi::Executable>) -> Self {
+        Executable { handle }
+    }
+
+    /// The module's name.
+    pub fn name(&self) -> Result<String> {
+        let mut args = ffi::ExecutableName::new(self.handle.get());
+        self.handle.api().call(&mut args)?;
+        Ok(args.name.text())
+    }
+
+    /// How many replicas run it.
+    pub fn num_replicas(&self) -> Result<usize> {
+        let mut args = ffi::ExecutableNumReplicas::new(self.handle.get());
+        self.handle.api().call(&mut args)?;
+        Ok(args.count)
+    }
+
+    /// Over how many partitions each replica is spread.
+    pub fn num_partitions(&self) -> Result<usize> {
+        let mut args = ffi::ExecutableNumPartitions::new(self.handle.get());
+        self.handle.api().call(&mut args)?;
+        Ok(args.count)
+    }
+
+    /// How many buffers a run yields on each device.
+    pub fn num_outputs(&self) -> Result<usize> {
+        let mut args = ffi::ExecutableNumOutputs::new(self.handle.get());
+        self.handle.api().call(&mut args)?;
+        Ok(args.count)
+    }
+
+    /// Element type and shape of every output.
+    pub fn outputs(&self) -> Result<Vec<(DType, Vec<usize>)>> {
+        let mut types = ffi::ExecutableOutputTypes::new(self.handle.get());
+        self.handle.api().call(&mut types)?;
+        let mut dims = ffi::ExecutableOutputDims::new(self.handle.get());
+        self.handle.api().call(&mut dims)?;
+        let shape = |dims: &[i64]| dims.iter().map(|&dim| usize::try_from(dim).unwrap_or(0)).collect();
+        let pairs = types.codes.get().iter().zip(dims.dims.get());
+        pairs.map(|(&code, dims)| Ok((DType::from_raw(code)?, shape(dims)))).collect()
+    }
+
+    /// What the program needs on every device.
+    pub fn memory_stats(&self) -> Result<CompiledMemoryStats> {
+        let mut args = ffi::ExecutableMemoryStats::new(self.handle.get());
+        self.handle.api().call(&mut args)?;
+        Ok(CompiledMemoryStats {
+            generated_code: args.generated_code,
+            argument: args.argument,
+            output: args.output,
+            alias: args.alias,
+            temp: args.temp,
+            peak: args.peak,
+            host: [args.host_generated_code, args.host_argument, args.host_output, args.host_alias, args.host_temp],
+        })
+    }
+
+    /// The compiler's estimates by name: `flops`, `bytes accessed`, and of some plugins `optimal_seconds`.
+    ///
+    /// A loop's body counts once, whatever its trips. A plugin without estimates gives none, or an error for which
+    /// [`Error::is_unsupported`] holds.
+    pub fn cost_analysis(&self) -> Result<BTreeMap<String, f64>> {
+        let mut args = ffi::ExecutableGetCostAnalysis::new(self.handle.get());
+        self.handle.api().call(&mut args)?;
+        let number = |value| match value {
+            NamedValue::Float(float) => Some(f64::from(float)),
+            NamedValue::Int(int) => Some(int as f64),
+            _ => None,
+        };
+        let properties = value::read(args.properties.get()).into_iter();
+        Ok(properties.filter_map(|(name, value)| Some((name, number(value)?))).collect())
+    }
+
+    /// The executable in the plugin's own format, for [`Client::load`] on the same platform and version.
+    pub fn serialize(&self) -> Result<Vec<u8>> {
+        ffi::serialize(&self.handle)
+    }
+
+    /// A short text that differs if the compiled programs do; not offered by every plugin.
+    pub fn fingerprint(&self) -> Result<String> {
+        let mut args = ffi::ExecutableFingerprint::new(self.handle.get());
+        self.handle.api().call(&mut args)?;
+        Ok(args.fingerprint.text())
+    }
+
+    /// The program as the compiler left it.
+    pub fn optimized_program(&self) -> Result<OptimizedProgram> {
+        let (code, format) = ffi::optimized_program(self.handle.api(), self.handle.get())?;
+        Ok(OptimizedProgram { format, code })
+    }
+}
+
+/// An argument of a run.
+#[derive(Debug)]
+pub enum Argument<'a> {
+    /// Stays intact: where the program aliases an output to it, the device copies.
+    Borrowed(&'a Buffer),
+    /// Is given away: its memory may become that of an output.
+    Donated(Buffer),
+}
+
+impl Argument<'_> {
+    fn buffer(&self) -> &Buffer {
+        match self {
+            Argument::Borrowed(buffer) => buffer,
+            Argument::Donated(buffer) => buffer,
+        }
+    }
+}
+
+impl<'a> From<&'a Buffer> for Argument<'a> {
+    fn from(buffer: &'a Buffer) -> Self {
+        Argument::Borrowed(buffer)
+    }
+}
+
+impl From<Buffer> for Argument<'_> {
+    fn from(buffer: Buffer) -> Self {
+        Argument::Donated(buffer)
+    }
+}
+
+/// A compiled program on the devices of a client, ready to run.
+pub struct LoadedExecutable {
+    // Before the client: fields are dropped in order.
+    launcher: Launcher,
+    executable: Executable,
+    client: Client,
+}
+
+impl LoadedExecutable {
+    pub(crate) fn new(client: Client, loaded: Owned<ffi::LoadedExecutable>) -> Result<Self> {
+        let (launcher, executable) = Launcher::new(loaded)?;
+        Ok(LoadedExecutable { launcher, executable: Executable::new(executable), client })
+    }
+
+    /// What can be known of it without running it.
+    pub fn executable(&self) -> &Executable {
+        &self.executable
+    }
+
+    /// The client whose devices run it.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// The devices of this process that run it, in the order of the argument lists.
+    pub fn devices(&self) -> Result<Vec<Device>> {
+        let mut args = ffi::LoadedAddressableDevices::new(self.launcher.loaded().get());
+        self.client.api().call(&mut args)?;
+        let known = self.client.devices();
+        let find = |&device: &ffi::Ref<'_, ffi::Device>| known.iter().find(|each| each.handle().is(device)).cloned();
+        Ok(args.devices.get().iter().filter_map(find).collect())
+    }
+
+    /// Runs the program once on every device and returns its outputs, `[devices][outputs]`.
+    ///
+    /// `arguments`: `[devices][args]`, all left intact. Returns after the launch: errors of the run surface when an output
+    /// is awaited or read (or here, if the program has no outputs).
+    pub fn execute(&self, arguments: &[&[&Buffer]]) -> Result<Vec<Vec<Buffer>>> {
+        let borrowed = arguments.iter().map(|list| list.iter().map(|&buffer| Argument::Borrowed(buffer)).collect());
+        self.execute_donating(borrowed.collect())
+    }
+
+    /// Like [`LoadedExecutable::execute`], but takes what is [`Argument::Donated`]. A position is donated on every device
+    /// or on none.
+    pub fn execute_donating(&self, arguments: Vec<Vec<Argument<'_>>>) -> Result<Vec<Vec<Buffer>>> {
+        let operation = "execute";
+        if arguments.iter().flatten().any(|argument| !argument.buffer().client().is(&self.client)) {
+            return Err(Error::Foreign { operation, what: "argument" });
+        }
+        let not_donated = not_donated(&arguments)?;
+        let handles: Vec<Vec<_>> =
+            arguments.iter().map(|list| list.iter().map(|argument| argument.buffer().handle()).collect()).collect();
+        let outputs = self.launcher.launch(&handles, &not_donated)?;
+        // What was donated goes now: the plugin holds on to the memory for as long as the run needs it.
+        drop(arguments);
+        let buffers = |list: Vec<_>| list.into_iter().map(|handle| Buffer::new(self.client.clone(), handle)).collect();
+        outputs.into_iter().map(buffers).collect()
+    }
+}
+
+/// The positions of the arguments that stay intact.
+fn not_donated(arguments: &[Vec<Argument<'_>>]) -> Result<Vec<i64>> {
+    let Some((first, rest)) = arguments.split_first() else { return Ok(Vec::new()) };
+    let donated = |argument: &Argument<'_>| matches!(argument, Argument::Donated(_));
+    for list in rest {
+        if let Some(index) = first.iter().zip(list).position(|(a, b)| donated(a) != donated(b)) {
+            return Err(Error::MixedDonation { index });
+        }
+    }
+    Ok(first.iter().enumerate().filter(|(_, argument)| !donated(argument)).map(|(index, _)| index as i64).collect())
+}

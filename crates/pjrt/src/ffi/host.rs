@@ -1,0 +1,140 @@
+//! Copies between host slices and device buffers.
+//!
+//! Both wait for the transfer before they return: a borrowed slice must not be in the plugin's hands for longer.
+
+use std::ffi::c_void;
+
+use super::{Args, Buffer, Client, Device, Event, EventAwait, Header, OutHandle, Owned, Ref, Slice};
+use crate::error::{Error, Result};
+
+/// The plugin reads the slice until the transfer completes, instead of making a copy of it before the call returns.
+const IMMUTABLE_UNTIL_TRANSFER_COMPLETES: i32 = 1;
+
+#[repr(C)]
+struct FromHostArgs<'a> {
+    header: Header,
+    client: Ref<'a, Client>,
+    data: *const u8,
+    type_code: i32,
+    dims: Slice<'a, i64>,
+    byte_strides: Slice<'a, i64>,
+    semantics: i32,
+    device: Ref<'a, Device>,
+    memory: *const c_void,
+    device_layout: *const c_void,
+    done_with_host_buffer: OutHandle<Event>,
+    buffer: OutHandle<Buffer>,
+}
+
+// SAFETY: as the header declares it.
+unsafe impl Args for FromHostArgs<'_> {
+    const NAME: &'static str = "PJRT_Client_BufferFromHostBuffer";
+    const SLOT: usize = 22;
+}
+
+/// Copies `data`, dense and row-major, to the device. `element_size` is that of `type_code`.
+pub(crate) fn copy_from_host(
+    client: &Owned<Client>,
+    device: Ref<'_, Device>,
+    data: &[u8],
+    (type_code, element_size): (i32, usize),
+    dims: &[i64],
+) -> Result<Owned<Buffer>> {
+    let elements = dims.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim.try_into().ok()?));
+    let expected = elements.and_then(|elements| elements.checked_mul(element_size));
+    if expected != Some(data.len()) {
+        return Err(Error::Size {
+            operation: FromHostArgs::NAME,
+            expected: expected.unwrap_or(usize::MAX),
+            found: data.len(),
+        });
+    }
+    let mut args = FromHostArgs {
+        header: Header::new(size_of::<FromHostArgs<'_>>()),
+        client: client.get(),
+        data: data.as_ptr(),
+        type_code,
+        dims: dims.into(),
+        byte_strides: Slice::null(),
+        semantics: IMMUTABLE_UNTIL_TRANSFER_COMPLETES,
+        device,
+        memory: std::ptr::null(),
+        device_layout: std::ptr::null(),
+        done_with_host_buffer: OutHandle::default(),
+        buffer: OutHandle::default(),
+    };
+    client.api().call(&mut args)?;
+    let buffer = args.buffer.take(client.api());
+    if let Some(event) = args.done_with_host_buffer.take(client.api()) {
+        client.api().call(&mut EventAwait::new(event.get()))?;
+    }
+    buffer.ok_or(Error::Nothing { operation: FromHostArgs::NAME })
+}
+
+/// `PJRT_Buffer_MemoryLayout` with no tiles.
+#[repr(C)]
+struct MemoryLayout<'a> {
+    header: Header,
+    tiled_header: Header,
+    minor_to_major: Slice<'a, i64>,
+    tile_dims: *const i64,
+    tile_dim_sizes: *const usize,
+    num_tiles: usize,
+    /// 0: tiled, 1: strides.
+    kind: i32,
+}
+
+#[repr(C)]
+struct ToHostArgs<'a> {
+    header: Header,
+    buffer: Ref<'a, Buffer>,
+    host_layout: *const MemoryLayout<'a>,
+    data: *mut u8,
+    size: usize,
+    event: OutHandle<Event>,
+}
+
+// SAFETY: as the header declares it.
+unsafe impl Args for ToHostArgs<'_> {
+    const NAME: &'static str = "PJRT_Buffer_ToHostBuffer";
+    const SLOT: usize = 70;
+}
+
+/// Copies a buffer into `data`, dense and row-major whatever the layout on the device.
+pub(crate) fn copy_to_host(buffer: &Owned<Buffer>, rank: usize, data: &mut [u8]) -> Result<()> {
+    let minor_to_major: Vec<i64> = (0..rank as i64).rev().collect();
+    let layout = MemoryLayout {
+        header: Header::new(std::mem::offset_of!(MemoryLayout<'_>, kind) + size_of::<i32>()),
+        tiled_header: Header::new(std::mem::offset_of!(MemoryLayout<'_>, kind) - size_of::<Header>()),
+        minor_to_major: minor_to_major.as_slice().into(),
+        tile_dims: std::ptr::null(),
+        tile_dim_sizes: std::ptr::null(),
+        num_tiles: 0,
+        kind: 0,
+    };
+    let mut args = ToHostArgs {
+        header: Header::new(size_of::<ToHostArgs<'_>>()),
+        buffer: buffer.get(),
+        host_layout: &raw const layout,
+        data: data.as_mut_ptr(),
+        size: data.len(),
+        event: OutHandle::default(),
+    };
+    buffer.api().call(&mut args)?;
+    match args.event.take(buffer.api()) {
+        Some(event) => buffer.api().call(&mut EventAwait::new(event.get())),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layouts_are_those_of_the_header() {
+        assert_eq!((size_of::<FromHostArgs<'_>>(), size_of::<ToHostArgs<'_>>()), (120, 56));
+        assert_eq!(std::mem::offset_of!(FromHostArgs<'_>, semantics), 72);
+        assert_eq!((size_of::<MemoryLayout<'_>>(), std::mem::offset_of!(MemoryLayout<'_>, kind)), (80, 72));
+    }
+}

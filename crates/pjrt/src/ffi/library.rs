@@ -1,0 +1,25 @@
+//! Opening a plugin's shared library.
+
+use std::ffi::c_void;
+use std::path::Path;
+use std::ptr::NonNull;
+
+use super::Api;
+use crate::error::{Error, Result};
+
+/// Loads the library at `path` for the rest of the process and reads its function table.
+pub(crate) fn open(path: &Path) -> Result<Api> {
+    let failed = |reason: String| Error::Load { path: path.to_path_buf(), reason };
+    // SAFETY: loading runs the library's initialisers; that a file given as a plugin is one is the caller's word, and all
+    // that can be asked for.
+    let library = unsafe { libloading::Library::new(path) }.map_err(|error| failed(error.to_string()))?;
+    // SAFETY: the PJRT C API defines the exported function's type.
+    let entry = unsafe { library.get::<unsafe extern "C" fn() -> *mut c_void>(b"GetPjrtApi") }
+        .map_err(|_| failed("it does not export `GetPjrtApi`, so it is not a PJRT plugin".into()))?;
+    // SAFETY: as above; the function has no preconditions.
+    let table = NonNull::new(unsafe { entry() }).ok_or_else(|| failed("`GetPjrtApi` returned no table".into()))?;
+    // Plugins start threads that outlive every handle, so their code must never be unmapped.
+    std::mem::forget(library);
+    // SAFETY: the table comes from `GetPjrtApi`, and the library stays.
+    unsafe { Api::read(table) }.ok_or_else(|| failed("its function table is too small to be one".into()))
+}

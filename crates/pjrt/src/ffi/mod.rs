@@ -1,0 +1,210 @@
+//! The C boundary: the only unsafe code of this crate.
+//!
+//! A plugin exports one function that returns a table of functions, all of the form `PJRT_Error* f(Args*)`. The table is
+//! read only as far as the plugin says that it goes. Argument structs are declared in their newest layout: a plugin
+//! refuses one that is smaller than its own and ignores what lies behind, because fields are only ever appended.
+
+mod calls;
+mod host;
+mod launch;
+mod library;
+mod named_value;
+mod owned;
+mod pointer;
+mod program;
+
+use std::ffi::c_void;
+use std::ptr::NonNull;
+
+pub(crate) use calls::*;
+pub(crate) use host::{copy_from_host, copy_to_host};
+pub(crate) use launch::Launcher;
+pub(crate) use library::open;
+pub(crate) use named_value::RawNamedValue;
+pub(crate) use owned::{Child, Handle, Owned};
+pub(crate) use pointer::{OutCounted, OutHandle, OutRagged, OutSlice, Ref, Slice};
+pub(crate) use program::{Program, optimized_program, serialize};
+
+use crate::error::{Code, Error, Result};
+
+/// The argument struct of one call.
+///
+/// # Safety
+///
+/// The layout must be what the header declares for `NAME`, and `SLOT` its place in the function table, counted from
+/// `PJRT_Error_Destroy`.
+pub(crate) unsafe trait Args {
+    const NAME: &'static str;
+    const SLOT: usize;
+}
+
+type Function = unsafe extern "C" fn(*mut c_void) -> *mut RawError;
+
+/// What every argument struct begins with.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Header {
+    struct_size: usize,
+    extension_start: *const c_void,
+}
+
+impl Header {
+    const fn new(struct_size: usize) -> Self {
+        Header { struct_size, extension_start: std::ptr::null() }
+    }
+}
+
+#[repr(C)]
+struct RawError {
+    private: [u8; 0],
+}
+
+#[repr(C)]
+struct HandleArgs<H> {
+    header: Header,
+    handle: *mut H,
+}
+
+impl<H> HandleArgs<H> {
+    fn new(handle: *mut H) -> Self {
+        HandleArgs { header: Header::new(size_of::<Self>()), handle }
+    }
+}
+
+#[repr(C)]
+struct ErrorMessageArgs {
+    header: Header,
+    error: *const RawError,
+    message: OutSlice<'static, u8>,
+}
+
+#[repr(C)]
+struct ErrorCodeArgs {
+    header: Header,
+    error: *const RawError,
+    code: i32,
+}
+
+/// What `GetPjrtApi` returns, up to the functions.
+#[repr(C)]
+struct RawApi {
+    struct_size: usize,
+    extension_start: *const c_void,
+    version_header: Header,
+    major: i32,
+    minor: i32,
+}
+
+/// A plugin's function table. Plugins are never unloaded, so it lives for ever.
+pub(crate) struct Api {
+    version: (i32, i32),
+    functions: &'static [Option<Function>],
+}
+
+impl Api {
+    /// # Safety
+    ///
+    /// `raw` must come from the `GetPjrtApi` of a library that is never unloaded.
+    unsafe fn read(raw: NonNull<c_void>) -> Option<Self> {
+        let raw = raw.cast::<RawApi>();
+        // SAFETY: every version of the table begins with its own size.
+        let size = unsafe { raw.cast::<usize>().read() };
+        let len = size.checked_sub(size_of::<RawApi>())? / size_of::<Option<Function>>();
+        // SAFETY: the table is at least as large as `RawApi`.
+        let version = unsafe { (raw.as_ref().major, raw.as_ref().minor) };
+        // SAFETY: the functions follow the version; the plugin says by `struct_size` how many there are.
+        let functions = unsafe { std::slice::from_raw_parts(raw.add(1).as_ptr().cast(), len) };
+        Some(Api { version, functions })
+    }
+
+    /// The version of the C API that the plugin was built with.
+    pub(crate) fn version(&self) -> (i32, i32) {
+        self.version
+    }
+
+    fn function(&self, slot: usize, name: &'static str) -> Result<Function> {
+        let function = self.functions.get(slot).copied().flatten();
+        function.ok_or(Error::MissingFunction { function: name, version: self.version })
+    }
+
+    /// Calls the plugin; what it writes is in `args` afterwards.
+    pub(crate) fn call<A: Args>(&self, args: &mut A) -> Result<()> {
+        let function = self.function(A::SLOT, A::NAME)?;
+        // SAFETY: `Args` ties the layout to the function; its pointers are live by construction (see `pointer`).
+        let error = unsafe { function((&raw mut *args).cast()) };
+        self.check(A::NAME, error)
+    }
+
+    /// Turns the plugin's error into ours, and frees it.
+    fn check(&self, operation: &'static str, error: *mut RawError) -> Result<()> {
+        if error.is_null() {
+            return Ok(());
+        }
+        let mut text = ErrorMessageArgs {
+            header: Header::new(size_of::<ErrorMessageArgs>()),
+            error,
+            message: OutSlice::default(),
+        };
+        let mut number = ErrorCodeArgs { header: Header::new(size_of::<ErrorCodeArgs>()), error, code: 0 };
+        let mut gone = HandleArgs::new(error);
+        let (message, get_code, destroy) = (
+            self.function(1, "PJRT_Error_Message")?,
+            self.function(2, "PJRT_Error_GetCode")?,
+            self.function(0, "PJRT_Error_Destroy")?,
+        );
+        // SAFETY: `error` is the live error that the call returned and the structs are those of the header. Message and
+        // Destroy return nothing: what is read as their result is not used. The text is copied before Destroy frees it.
+        let message = unsafe {
+            message((&raw mut text).cast());
+            get_code((&raw mut number).cast());
+            let message = text.message.text();
+            destroy((&raw mut gone).cast());
+            message
+        };
+        Err(Error::Api { operation, code: Code::from_raw(number.code), message })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    unsafe extern "C" fn unreachable(_: *mut c_void) -> *mut RawError {
+        std::process::abort()
+    }
+
+    /// A table of an old plugin: it ends before the function, or has a hole where it would be.
+    #[test]
+    fn a_function_beyond_the_table_is_an_error_that_names_it() {
+        let functions: &'static [Option<Function>] = &[Some(unreachable), None];
+        let api = Api { version: (0, 40), functions };
+        for slot in [1, 2, 500] {
+            let error = api.function(slot, "PJRT_Client_Load").unwrap_err();
+            let text = error.to_string();
+            assert!(text.contains("PJRT_Client_Load") && text.contains("0.40"), "{text}");
+        }
+        assert!(api.function(0, "PJRT_Error_Destroy").is_ok());
+    }
+
+    #[test]
+    fn the_table_is_read_as_far_as_its_size_goes() {
+        #[repr(C)]
+        struct Table {
+            api: RawApi,
+            functions: [Option<Function>; 3],
+        }
+        let mut table = Table {
+            api: RawApi {
+                struct_size: size_of::<RawApi>() + 2 * size_of::<usize>(),
+                extension_start: std::ptr::null(),
+                version_header: Header::new(24),
+                major: 0,
+                minor: 81,
+            },
+            functions: [Some(unreachable); 3],
+        };
+        // SAFETY: the table is laid out like a plugin's and outlives `api`.
+        let api = unsafe { Api::read(NonNull::from(&mut table).cast()) }.unwrap();
+        assert_eq!((api.version(), api.functions.len()), ((0, 81), 2));
+    }
+}

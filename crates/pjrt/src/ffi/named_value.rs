@@ -1,0 +1,60 @@
+//! `PJRT_NamedValue`, the one struct with a union.
+
+use std::ffi::c_void;
+use std::marker::PhantomData;
+
+use super::{Header, Slice, pointer::OutSlice};
+use crate::value::NamedValue;
+
+/// A name and a value, of options on the way in and of attributes on the way out.
+#[repr(C)]
+pub(crate) struct RawNamedValue<'a> {
+    header: Header,
+    name: Slice<'a, u8>,
+    kind: i32,
+    value: RawValue,
+    /// Elements of a list or string, 1 for a scalar.
+    len: usize,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+union RawValue {
+    pointer: *const c_void,
+    int: i64,
+    float: f32,
+    bool: bool,
+}
+
+impl<'a> RawNamedValue<'a> {
+    pub(crate) fn new(name: &'a str, value: &'a NamedValue) -> Self {
+        let (kind, value, len) = match value {
+            NamedValue::String(text) => (0, RawValue { pointer: text.as_ptr().cast() }, text.len()),
+            NamedValue::Int(int) => (1, RawValue { int: *int }, 1),
+            NamedValue::Ints(list) => (2, RawValue { pointer: list.as_ptr().cast() }, list.len()),
+            NamedValue::Float(float) => (3, RawValue { float: *float }, 1),
+            NamedValue::Bool(bool) => (4, RawValue { bool: *bool }, 1),
+        };
+        RawNamedValue { header: Header::new(size_of::<Self>()), name: name.into(), kind, value, len }
+    }
+
+    /// A copy of what the plugin wrote; `None` for a kind that this binding does not know.
+    pub(crate) fn read(&self) -> Option<(String, NamedValue)> {
+        // SAFETY: `kind` says which member of the union is set; pointers are good for `len` elements while `self` is.
+        let value = unsafe {
+            match self.kind {
+                0 => NamedValue::String(String::from_utf8_lossy(self.list(self.value.pointer.cast())).into_owned()),
+                1 => NamedValue::Int(self.value.int),
+                2 => NamedValue::Ints(self.list(self.value.pointer.cast()).to_vec()),
+                3 => NamedValue::Float(self.value.float),
+                4 => NamedValue::Bool(self.value.bool),
+                _ => return None,
+            }
+        };
+        Some((String::from_utf8_lossy(self.name.get()).into_owned(), value))
+    }
+
+    fn list<T>(&self, pointer: *const T) -> &[T] {
+        OutSlice { pointer, len: self.len, borrow: PhantomData }.get()
+    }
+}

@@ -1,0 +1,88 @@
+//! Who destroys what, and after whom.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::{Api, HandleArgs, Ref};
+use crate::error::Result;
+
+/// An object of the plugin that its holder destroys by the function in `SLOT`.
+pub(crate) trait Handle {
+    const NAME: &'static str;
+    const SLOT: usize;
+}
+
+/// A handle that is destroyed when dropped.
+pub(crate) struct Owned<H: Handle> {
+    handle: NonNull<H>,
+    api: &'static Api,
+}
+
+// SAFETY: the objects of the PJRT C API are thread-safe wrappers around thread-safe C++ objects, and may be used and
+// destroyed on any thread.
+unsafe impl<H: Handle> Send for Owned<H> {}
+// SAFETY: as above.
+unsafe impl<H: Handle> Sync for Owned<H> {}
+
+impl<H: Handle> Owned<H> {
+    /// Takes over a handle that the plugin behind `api` has handed out.
+    pub(super) fn new(handle: NonNull<H>, api: &'static Api) -> Self {
+        Owned { handle, api }
+    }
+
+    pub(crate) fn api(&self) -> &'static Api {
+        self.api
+    }
+
+    pub(crate) fn get(&self) -> Ref<'_, H> {
+        Ref::new(self.handle)
+    }
+}
+
+impl<H: Handle> Drop for Owned<H> {
+    fn drop(&mut self) {
+        let mut args = HandleArgs::new(self.handle.as_ptr());
+        if let Ok(destroy) = self.api.function(H::SLOT, H::NAME) {
+            // SAFETY: the handle is ours, live, and not used after this; all destroy calls take this struct.
+            let error = unsafe { destroy((&raw mut args).cast()) };
+            // Nothing can be done about an object that fails to die, except not to leak the error too.
+            let _ = self.api.check(H::NAME, error);
+        }
+    }
+}
+
+/// An object that lives inside another, `P`, and keeps it alive.
+pub(crate) struct Child<H, P: Handle> {
+    handle: NonNull<H>,
+    parent: Arc<Owned<P>>,
+}
+
+// SAFETY: as for `Owned`.
+unsafe impl<H, P: Handle> Send for Child<H, P> {}
+// SAFETY: as for `Owned`.
+unsafe impl<H, P: Handle> Sync for Child<H, P> {}
+
+impl<H, P: Handle> Clone for Child<H, P> {
+    fn clone(&self) -> Self {
+        Child { handle: self.handle, parent: Arc::clone(&self.parent) }
+    }
+}
+
+impl<H, P: Handle> Child<H, P> {
+    /// The objects that `list` finds in `parent`. That it works for every lifetime proves that they come from there.
+    pub(crate) fn of(
+        parent: &Arc<Owned<P>>,
+        list: impl for<'a> Fn(Ref<'a, P>) -> Result<&'a [Ref<'a, H>]>,
+    ) -> Result<Vec<Self>> {
+        let found = list(parent.get())?;
+        Ok(found.iter().map(|child| Child { handle: child.0, parent: Arc::clone(parent) }).collect())
+    }
+
+    pub(crate) fn get(&self) -> Ref<'_, H> {
+        Ref::new(self.handle)
+    }
+
+    pub(crate) fn parent(&self) -> &Arc<Owned<P>> {
+        &self.parent
+    }
+}

@@ -1,0 +1,165 @@
+//! Pointers that cross the C boundary, typed so that safe code cannot get them wrong.
+//!
+//! Everything here has the layout of what the C header declares in its place. Lifetimes say how long the plugin keeps the
+//! pointee; fields are private to [`super`], so only a live handle, a Rust slice or the plugin itself can fill them.
+
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+
+use super::{Api, Handle, Owned};
+
+/// `PJRT_Thing*`, borrowed from something that keeps it alive for `'a`.
+#[repr(transparent)]
+pub(crate) struct Ref<'a, H>(pub(super) NonNull<H>, PhantomData<&'a H>);
+
+impl<H> Ref<'_, H> {
+    /// The caller promises that the pointee lives for the lifetime it picks.
+    pub(super) fn new(pointer: NonNull<H>) -> Self {
+        Ref(pointer, PhantomData)
+    }
+
+    /// Whether both name the same object of the plugin.
+    pub(crate) fn is(self, other: Ref<'_, H>) -> bool {
+        self.0 == other.0
+    }
+}
+
+impl<H> Clone for Ref<'_, H> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<H> Copy for Ref<'_, H> {}
+
+/// `const T*` and `size_t`, side by side: an array that the plugin reads during the call.
+#[repr(C)]
+pub(crate) struct Slice<'a, T> {
+    pointer: *const T,
+    len: usize,
+    borrow: PhantomData<&'a [T]>,
+}
+
+impl<'a, T> Slice<'a, T> {
+    /// A null pointer, which plugins tell from an empty array.
+    pub(super) fn null() -> Self {
+        Slice { pointer: std::ptr::null(), len: 0, borrow: PhantomData }
+    }
+
+    pub(super) fn get(&self) -> &'a [T] {
+        OutSlice { pointer: self.pointer, len: self.len, borrow: self.borrow }.get()
+    }
+}
+
+impl<'a, T> From<&'a [T]> for Slice<'a, T> {
+    fn from(slice: &'a [T]) -> Self {
+        Slice { pointer: slice.as_ptr(), len: slice.len(), borrow: PhantomData }
+    }
+}
+
+impl<'a> From<&'a str> for Slice<'a, u8> {
+    fn from(text: &'a str) -> Self {
+        text.as_bytes().into()
+    }
+}
+
+/// `const T*` and `size_t`, written by the plugin; the array lives as long as the object that was asked, `'a`.
+#[repr(C)]
+pub(crate) struct OutSlice<'a, T> {
+    pub(super) pointer: *const T,
+    pub(super) len: usize,
+    pub(super) borrow: PhantomData<&'a [T]>,
+}
+
+impl<T> Default for OutSlice<'_, T> {
+    fn default() -> Self {
+        OutSlice { pointer: std::ptr::null(), len: 0, borrow: PhantomData }
+    }
+}
+
+impl<'a, T> OutSlice<'a, T> {
+    pub(crate) fn get(&self) -> &'a [T] {
+        if self.pointer.is_null() || self.len == 0 {
+            return &[];
+        }
+        // SAFETY: only the plugin writes these fields, and the header promises `len` elements for as long as `'a`.
+        unsafe { std::slice::from_raw_parts(self.pointer, self.len) }
+    }
+}
+
+impl OutSlice<'_, u8> {
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8_lossy(self.get()).into_owned()
+    }
+}
+
+/// `size_t` and `const T*`: the order that two of the calls use.
+#[repr(C)]
+pub(crate) struct OutCounted<'a, T> {
+    len: usize,
+    pointer: *const T,
+    borrow: PhantomData<&'a [T]>,
+}
+
+impl<T> Default for OutCounted<'_, T> {
+    fn default() -> Self {
+        OutCounted { len: 0, pointer: std::ptr::null(), borrow: PhantomData }
+    }
+}
+
+impl<'a, T> OutCounted<'a, T> {
+    pub(crate) fn get(&self) -> &'a [T] {
+        OutSlice { pointer: self.pointer, len: self.len, borrow: self.borrow }.get()
+    }
+}
+
+/// The ragged list of lists that describes the outputs' dimensions.
+#[repr(C)]
+#[derive(Default)]
+pub(crate) struct OutRagged<'a> {
+    lens: usize,
+    values: OutPointer<i64>,
+    sizes: OutPointer<usize>,
+    borrow: PhantomData<&'a [i64]>,
+}
+
+#[repr(transparent)]
+struct OutPointer<T>(*const T);
+
+impl<T> Default for OutPointer<T> {
+    fn default() -> Self {
+        OutPointer(std::ptr::null())
+    }
+}
+
+impl<'a> OutRagged<'a> {
+    pub(crate) fn get(&self) -> Vec<&'a [i64]> {
+        let sizes = OutSlice { pointer: self.sizes.0, len: self.lens, borrow: PhantomData }.get();
+        let values = OutSlice { pointer: self.values.0, len: sizes.iter().sum(), borrow: PhantomData };
+        let mut rest: &'a [i64] = values.get();
+        let mut rows = Vec::with_capacity(sizes.len());
+        for &size in sizes {
+            let (row, tail) = rest.split_at(size.min(rest.len()));
+            rows.push(row);
+            rest = tail;
+        }
+        rows
+    }
+}
+
+/// `PJRT_Thing*` that the plugin hands over: whoever takes it destroys it.
+#[repr(transparent)]
+pub(crate) struct OutHandle<H>(Option<NonNull<H>>);
+
+impl<H> Default for OutHandle<H> {
+    fn default() -> Self {
+        OutHandle(None)
+    }
+}
+
+impl<H: Handle> OutHandle<H> {
+    /// The handle, once; `None` if the plugin gave none.
+    pub(crate) fn take(&mut self, api: &'static Api) -> Option<Owned<H>> {
+        self.0.take().map(|handle| Owned::new(handle, api))
+    }
+}

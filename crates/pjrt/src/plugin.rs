@@ -1,0 +1,92 @@
+//! A plugin: the shared library that knows a kind of device.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use crate::client::Client;
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::topology::Topology;
+use crate::value::{self, Attributes, NamedValue};
+
+/// A loaded plugin. It stays loaded until the process ends, because plugins keep threads of their own.
+#[derive(Clone, Copy)]
+pub struct Plugin {
+    loaded: &'static Loaded,
+}
+
+struct Loaded {
+    path: PathBuf,
+    api: ffi::Api,
+}
+
+/// Every plugin of this process, so that none is initialised twice.
+static LOADED: Mutex<BTreeMap<PathBuf, &'static Loaded>> = Mutex::new(BTreeMap::new());
+
+impl Plugin {
+    /// Loads the plugin in the file `path`, or finds it again if this process has loaded it before.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Load`] if the file is not a plugin, [`Error::Version`] if it has another major version, [`Error::Api`] if
+    /// its initialisation fails.
+    pub fn load(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let path =
+            path.canonicalize().map_err(|error| Error::Load { path: path.to_path_buf(), reason: error.to_string() })?;
+        let mut plugins = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(loaded) = plugins.get(&path) {
+            return Ok(Plugin { loaded });
+        }
+        let api = ffi::open(&path)?;
+        if api.version().0 != 0 {
+            return Err(Error::Version { path, version: api.version() });
+        }
+        api.call(&mut ffi::PluginInitialize::new())?;
+        let loaded: &'static Loaded = Box::leak(Box::new(Loaded { path: path.clone(), api }));
+        plugins.insert(path, loaded);
+        Ok(Plugin { loaded })
+    }
+
+    /// The canonical path that it was loaded from.
+    pub fn path(&self) -> &'static Path {
+        &self.loaded.path
+    }
+
+    /// The (major, minor) version of the C API that it was built with.
+    pub fn api_version(&self) -> (i32, i32) {
+        self.api().version()
+    }
+
+    /// What the plugin says of itself, such as the StableHLO versions that it reads.
+    pub fn attributes(&self) -> Result<Attributes> {
+        let mut args = ffi::PluginAttributes::new();
+        self.api().call(&mut args)?;
+        Ok(value::read(args.attributes.get()))
+    }
+
+    /// Opens the plugin's devices. `options` are the plugin's own: the CPU has `cpu_device_count`, a number of virtual
+    /// devices.
+    pub fn client(&self, options: &[(&str, NamedValue)]) -> Result<Client> {
+        Client::new(*self, options)
+    }
+
+    /// Describes devices that need not be there, to compile for them.
+    ///
+    /// For libtpu `name` is a slice such as `v6e:2x4`. The CUDA plugin ignores `name` and wants the options
+    /// `target_config`, a text proto that describes the GPU, and `topology`, "hosts x processes x devices", as `1x1x1`.
+    pub fn topology(&self, name: &str, options: &[(&str, NamedValue)]) -> Result<Topology> {
+        Topology::new(*self, name, options)
+    }
+
+    pub(crate) fn api(&self) -> &'static ffi::Api {
+        &self.loaded.api
+    }
+}
+
+impl std::fmt::Debug for Plugin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Plugin").field("path", &self.loaded.path).field("api_version", &self.api_version()).finish()
+    }
+}

@@ -1,0 +1,63 @@
+//! Devices that need not be there, to compile for.
+
+use crate::compile_options::CompileOptions;
+use crate::device::DeviceDescription;
+use crate::error::{Error, Result};
+use crate::executable::Executable;
+use crate::ffi::{self, Args, Owned};
+use crate::plugin::Plugin;
+use crate::value::{self, Attributes, NamedValue};
+
+/// A set of devices that need not be there. [`Topology::compile`] compiles for them.
+pub struct Topology {
+    handle: Owned<ffi::Topology>,
+}
+
+impl Topology {
+    pub(crate) fn new(plugin: Plugin, name: &str, options: &[(&str, NamedValue)]) -> Result<Self> {
+        let options = value::write(options);
+        let mut args = ffi::TopologyCreate::new(name.into(), options.as_slice().into());
+        plugin.api().call(&mut args)?;
+        let handle = args.topology.take(plugin.api()).ok_or(Error::Nothing { operation: ffi::TopologyCreate::NAME })?;
+        Ok(Topology { handle })
+    }
+
+    /// The kind of device: `cuda`, `tpu`.
+    pub fn platform_name(&self) -> Result<String> {
+        let mut args = ffi::TopologyPlatformName::new(self.handle.get());
+        self.handle.api().call(&mut args)?;
+        Ok(args.name.text())
+    }
+
+    /// The versions of what compiles programs.
+    pub fn platform_version(&self) -> Result<String> {
+        let mut args = ffi::TopologyPlatformVersion::new(self.handle.get());
+        self.handle.api().call(&mut args)?;
+        Ok(args.version.text())
+    }
+
+    /// The devices.
+    pub fn devices(&self) -> Result<Vec<DeviceDescription>> {
+        let mut args = ffi::TopologyDescriptions::new(self.handle.get());
+        self.handle.api().call(&mut args)?;
+        args.descriptions.get().iter().map(|&each| DeviceDescription::read(self.handle.api(), each)).collect()
+    }
+
+    /// What the plugin says of the topology, such as its bounds.
+    pub fn attributes(&self) -> Result<Attributes> {
+        let mut args = ffi::TopologyAttributes::new(self.handle.get());
+        self.handle.api().call(&mut args)?;
+        Ok(value::read(args.attributes.get()))
+    }
+
+    /// Compiles StableHLO, as text or as bytecode, for these devices. The result cannot run here.
+    pub fn compile(&self, program: impl AsRef<[u8]>, options: &CompileOptions) -> Result<Executable> {
+        let program = ffi::Program::mlir(program.as_ref());
+        let options = options.encode();
+        let mut args = ffi::TopologyCompile::new(self.handle.get(), &program, options.as_slice().into());
+        let api = self.handle.api();
+        api.call(&mut args)?;
+        let executable = args.executable.take(api).ok_or(Error::Nothing { operation: ffi::TopologyCompile::NAME })?;
+        Ok(Executable::new(executable))
+    }
+}
