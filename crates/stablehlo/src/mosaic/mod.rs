@@ -1,1 +1,39 @@
-//! Mosaic TPU kernels.
+//! Mosaic TPU kernels as typed graphs that print themselves, and run on the CPU.
+//!
+//! A kernel runs once for every point of a grid, the last dimension fastest. Each of its operands is seen through a window:
+//! a block of the tensor that an affine map of the grid indices chooses. It is built operation by operation ([`Builder`]),
+//! which checks shapes and dtypes, and is then plain data ([`Kernel`]): [`Kernel::custom_call`] is what a StableHLO program
+//! calls, `Display` its text, [`interpret`] its meaning where there is no TPU.
+//!
+//! ```
+//! use stablehlo::mosaic::{Affine, Builder, Reducer, Semantics, Tensor, Window, interpret};
+//! use stablehlo::{Dtype, TensorType};
+//!
+//! let k = Builder::new("row_max", &[(2, Semantics::Parallel)]);
+//! let rows = |columns| Window::new([8, columns], [Affine::grid(0), Affine::constant(0)]);
+//! let x = k.input(TensorType::new(Dtype::F32, [16, 256]), rows(256));
+//! let y = k.output(TensorType::new(Dtype::F32, [16, 128]), rows(128));
+//! y.store_all(&x.load_all().reduce(Reducer::Max, 1).broadcast(&[8, 128]));
+//! let kernel = k.finish()?;
+//!
+//! let input = Tensor::floats(Dtype::F32, [16, 256], (0..16 * 256).map(|i| i as f32))?;
+//! assert_eq!(interpret(&kernel, &[input])?[0].to_floats()[128], 511.0);
+//! # Ok::<(), stablehlo::Error>(())
+//! ```
+
+mod build;
+mod elementwise;
+mod interpret;
+mod kernel;
+mod memory;
+mod print;
+mod tensor;
+
+pub use build::{Builder, Value};
+pub use interpret::interpret;
+pub use kernel::{
+    Affine, Binary, Block, Cost, Kernel, Kind, Offset, Operand, Operation, Reducer, RefId, Semantics, Space, Unary,
+    ValueId, Window,
+};
+pub use memory::Ref;
+pub use tensor::{Data, Tensor};

@@ -1,0 +1,228 @@
+//! Operations on vectors and scalars. There is no implicit broadcast.
+
+use super::build::{Value, representable};
+use super::kernel::{Binary, Kind, Reducer, Unary};
+use crate::graph::Comparison;
+use crate::types::{Dtype, TensorType};
+use std::ops::{Add, BitAnd, BitOr, Div, Mul, Neg, Sub};
+
+fn same(a: &TensorType, b: &TensorType) -> Result<(), String> {
+    if a == b { Ok(()) } else { Err(format!("operands of one type expected, got {a} and {b}")) }
+}
+
+impl Value {
+    /// One of the operations of one operand, which has to be of a floating-point type.
+    #[track_caller]
+    pub fn unary(&self, operation: Unary) -> Self {
+        let ty = self.ty();
+        let check = if ty.dtype.is_float() { Ok(ty.clone()) } else { Err(format!("not defined for {ty}")) };
+        self.then(Kind::Unary(operation), &[], check)
+    }
+
+    /// One of the operations of two operands of one type.
+    #[track_caller]
+    pub fn binary(&self, operation: Binary, other: &Self) -> Self {
+        let ty = self.ty();
+        let logical = matches!(operation, Binary::And | Binary::Or);
+        let legal = if logical { !ty.dtype.is_float() } else { ty.dtype != Dtype::Pred };
+        let check = same(ty, other.ty()).and(if legal { Ok(ty.clone()) } else { Err(format!("not defined for {ty}")) });
+        self.then(Kind::Binary(operation), &[other], check)
+    }
+
+    /// Predicates of `self direction other`; with NaN only `Ne` holds.
+    #[track_caller]
+    pub fn compare(&self, direction: Comparison, other: &Self) -> Self {
+        let legal = if self.dtype() == Dtype::Pred { Err(format!("not defined for {}", self.ty())) } else { Ok(()) };
+        let check = same(self.ty(), other.ty()).and(legal).map(|()| self.ty().with_dtype(Dtype::Pred));
+        self.then(Kind::Compare(direction), &[other], check)
+    }
+
+    /// `self`, a predicate of the same shape, chooses between `on_true` and `on_false`.
+    #[track_caller]
+    pub fn select(&self, on_true: &Self, on_false: &Self) -> Self {
+        let (p, ty) = (self.ty(), on_true.ty());
+        let check = if *p == ty.with_dtype(Dtype::Pred) {
+            same(ty, on_false.ty()).map(|()| Some(ty.clone()))
+        } else {
+            Err(format!("a predicate of the shape of {ty} expected, got {p}"))
+        };
+        self.builder().emit(Kind::Select, &[self, on_true, on_false], &[], check, ty.clone())
+    }
+
+    /// The same numbers in another dtype; nothing is emitted when it is that already.
+    #[track_caller]
+    pub fn convert(&self, dtype: Dtype) -> Self {
+        if dtype == self.dtype() {
+            return self.clone();
+        }
+        let legal = matches!(
+            (self.dtype(), dtype),
+            (Dtype::Bf16, Dtype::F32)
+                | (Dtype::F32, Dtype::Bf16 | Dtype::I32)
+                | (Dtype::I32, Dtype::F32)
+                | (Dtype::Pred, Dtype::I32)
+        );
+        let check = if legal {
+            Ok(self.ty().with_dtype(dtype))
+        } else {
+            Err(format!("no conversion of {} to {dtype}", self.ty()))
+        };
+        self.then(Kind::Convert, &[], check)
+    }
+
+    /// A scalar, or dimensions of size 1, repeated to `shape`; nothing is emitted when it has that already.
+    #[track_caller]
+    pub fn broadcast(&self, shape: &[usize]) -> Self {
+        if self.shape() == shape {
+            return self.clone();
+        }
+        let fits = self.shape().iter().zip(shape).all(|(from, to)| from == to || *from == 1);
+        let ty = TensorType::new(self.dtype(), shape);
+        let check = if self.shape().is_empty() || (fits && self.shape().len() == shape.len()) {
+            representable(&ty).map(|()| ty)
+        } else {
+            Err(format!("{} to {ty}", self.ty()))
+        };
+        self.then(Kind::Broadcast, &[], check)
+    }
+
+    /// Combines the entries along `dimension`, which stays with size 1. f32 only.
+    #[track_caller]
+    pub fn reduce(&self, reducer: Reducer, dimension: usize) -> Self {
+        let mut ty = self.ty().clone();
+        let check = match ty.shape.get_mut(dimension) {
+            Some(size) if self.dtype() == Dtype::F32 => {
+                *size = 1;
+                Ok(ty)
+            }
+            _ => Err(format!("dimension {dimension} of {}, which should be of f32", self.ty())),
+        };
+        self.then(Kind::Reduce(reducer, dimension), &[], check)
+    }
+
+    /// The same elements in another shape.
+    #[track_caller]
+    pub fn reshape(&self, shape: &[usize]) -> Self {
+        let ty = TensorType::new(self.dtype(), shape);
+        let vectors = !shape.is_empty() && !self.shape().is_empty();
+        let check = if vectors && ty.elements() == self.ty().elements() {
+            Ok(ty)
+        } else {
+            Err(format!("{} to {ty}", self.ty()))
+        };
+        self.then(Kind::Reshape, &[], check)
+    }
+
+    /// Of a matrix.
+    #[track_caller]
+    pub fn transpose(&self) -> Self {
+        let check = match self.shape() {
+            [rows, columns] => Ok(TensorType::new(self.dtype(), [*columns, *rows])),
+            _ => Err(format!("a matrix expected, got {}", self.ty())),
+        };
+        self.then(Kind::Transpose, &[], check)
+    }
+
+    /// The part of `shape` that begins at `start`.
+    #[track_caller]
+    pub fn slice(&self, start: &[usize], shape: &[usize]) -> Self {
+        let ranks = start.len() == self.shape().len() && shape.len() == start.len() && !shape.is_empty();
+        let inside = start.iter().zip(shape).zip(self.shape()).all(|((s, n), size)| *n > 0 && s + n <= *size);
+        let check = if ranks && inside {
+            Ok(TensorType::new(self.dtype(), shape))
+        } else {
+            Err(format!("{shape:?} at {start:?} of {}", self.ty()))
+        };
+        self.then(Kind::Slice(start.to_vec()), &[], check)
+    }
+}
+
+macro_rules! named {
+    ($($(#[$doc:meta])* $name:ident($($other:ident)?) $method:ident $group:ident::$operation:ident;)*) => {
+        impl Value {
+            $($(#[$doc])*
+            #[track_caller]
+            pub fn $name(&self $(, $other: &Self)?) -> Self {
+                self.$method($group::$operation $(, $other)?)
+            })*
+        }
+    };
+}
+
+named! {
+    /// e^x.
+    exp() unary Unary::Exp;
+    /// 2^x, which costs a multiplication less than e^x.
+    exp2() unary Unary::Exp2;
+    /// Natural logarithm.
+    log() unary Unary::Log;
+    /// |x|.
+    abs() unary Unary::Abs;
+    /// The larger; NaN if either is.
+    max(other) binary Binary::Maximum;
+    /// The smaller; NaN if either is.
+    min(other) binary Binary::Minimum;
+    /// Predicates of `self == other`.
+    eq(other) compare Comparison::Eq;
+    /// Predicates of `self != other`.
+    ne(other) compare Comparison::Ne;
+    /// Predicates of `self < other`.
+    lt(other) compare Comparison::Lt;
+    /// Predicates of `self <= other`.
+    le(other) compare Comparison::Le;
+    /// Predicates of `self > other`.
+    gt(other) compare Comparison::Gt;
+    /// Predicates of `self >= other`.
+    ge(other) compare Comparison::Ge;
+}
+
+macro_rules! operators {
+    ($($trait:ident $method:ident $operation:ident;)*) => {
+        $(impl<V: AsRef<Value>> $trait<V> for &Value {
+            type Output = Value;
+            #[track_caller]
+            fn $method(self, other: V) -> Value {
+                self.binary(Binary::$operation, other.as_ref())
+            }
+        }
+
+        impl<V: AsRef<Value>> $trait<V> for Value {
+            type Output = Value;
+            #[track_caller]
+            fn $method(self, other: V) -> Value {
+                self.binary(Binary::$operation, other.as_ref())
+            }
+        })*
+    };
+}
+
+operators! {
+    Add add Add;
+    Sub sub Subtract;
+    Mul mul Multiply;
+    Div div Divide;
+    BitAnd bitand And;
+    BitOr bitor Or;
+}
+
+impl AsRef<Self> for Value {
+    fn as_ref(&self) -> &Self {
+        self
+    }
+}
+
+impl Neg for &Value {
+    type Output = Value;
+    #[track_caller]
+    fn neg(self) -> Value {
+        self.unary(Unary::Negate)
+    }
+}
+
+impl Neg for Value {
+    type Output = Value;
+    #[track_caller]
+    fn neg(self) -> Value {
+        self.unary(Unary::Negate)
+    }
+}

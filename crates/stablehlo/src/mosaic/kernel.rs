@@ -1,0 +1,315 @@
+//! What a kernel is: a graph of typed operations over windows of its operands.
+
+use crate::graph::{Comparison, CustomCall, Number};
+use crate::types::{Dtype, TensorType};
+use base64::Engine;
+use serde_json::{Value as Json, json};
+
+/// A kernel: plain data, made by [`super::Builder`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Kernel {
+    /// For readers of profiles.
+    pub name: String,
+    /// Sizes of the grid, outermost first. The last index moves fastest.
+    pub grid: Vec<(usize, Semantics)>,
+    /// Read only.
+    pub inputs: Vec<Operand>,
+    /// A block is written back when the window leaves it, and must not be visited again after that.
+    pub outputs: Vec<Operand>,
+    /// Memory that outlives a point of the grid; undefined at first.
+    pub scratch: Vec<(TensorType, Space)>,
+    /// (output, input) pairs that share a buffer.
+    pub aliases: Vec<(usize, usize)>,
+    /// Bytes of VMEM it may use, where the compiler's default is not enough.
+    pub vmem_limit: Option<usize>,
+    /// What the compiler should believe it costs; without, a call counts for nothing in its estimates.
+    pub cost: Option<Cost>,
+    /// Whether it must run even if nobody reads its results.
+    pub has_side_effect: bool,
+    /// Its arguments are the grid indices, i32 scalars.
+    pub body: Block,
+    /// Of every value, by [`ValueId`]; a scalar has an empty shape.
+    pub types: Vec<TensorType>,
+}
+
+/// Whether points of the grid along a dimension depend on each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Semantics {
+    /// They do not: scratch does not carry over.
+    Parallel,
+    /// They run in order.
+    Arbitrary,
+}
+
+/// Where a block or scratch lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Space {
+    /// For vectors.
+    Vmem,
+    /// For scalars.
+    Smem,
+}
+
+/// A tensor in HBM and the part of it that a point of the grid sees.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Operand {
+    /// Of the whole tensor, row-major.
+    pub ty: TensorType,
+    /// Which block is seen.
+    pub window: Window,
+    /// Where the block is copied to.
+    pub space: Space,
+}
+
+/// The block of a tensor that a point of the grid sees: it starts at `index * block` in every dimension. What lies beyond
+/// the tensor's edge reads as garbage, and writes there are dropped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Sizes.
+    pub block: Vec<usize>,
+    /// Which block, per dimension.
+    pub index: Vec<Affine>,
+}
+
+impl Window {
+    /// A window of `block`'s sizes at block `index`.
+    pub fn new(block: impl Into<Vec<usize>>, index: impl Into<Vec<Affine>>) -> Self {
+        Self { block: block.into(), index: index.into() }
+    }
+}
+
+/// `constant + sum of factor * grid index`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Affine {
+    /// Added to the terms.
+    pub constant: usize,
+    /// (dimension of the grid, factor).
+    pub terms: Vec<(usize, usize)>,
+}
+
+impl Affine {
+    /// The same everywhere.
+    pub fn constant(constant: usize) -> Self {
+        Self { constant, terms: vec![] }
+    }
+
+    /// The index of a dimension of the grid.
+    pub fn grid(dimension: usize) -> Self {
+        Self { constant: 0, terms: vec![(dimension, 1)] }
+    }
+
+    /// Its value at a point of the grid.
+    pub fn at(&self, point: &[usize]) -> usize {
+        self.terms.iter().map(|(d, factor)| factor * point.get(*d).copied().unwrap_or(0)).sum::<usize>() + self.constant
+    }
+}
+
+/// What a kernel costs, for the compiler's scheduler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cost {
+    /// Arithmetic operations.
+    pub flops: u64,
+    /// Bytes read from and written to HBM.
+    pub bytes_accessed: u64,
+    /// Exponentials, logarithms.
+    pub transcendentals: u64,
+}
+
+/// Names a value of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ValueId(pub usize);
+
+/// Names a memory: inputs first, then outputs, then scratch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RefId(pub usize);
+
+/// Operations that run one after the other.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Block {
+    /// Values that it begins with.
+    pub arguments: Vec<ValueId>,
+    /// In order.
+    pub operations: Vec<Operation>,
+}
+
+/// One operation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Operation {
+    /// What it does.
+    pub kind: Kind,
+    /// Values it reads, beside those that offsets name.
+    pub operands: Vec<ValueId>,
+    /// The value it defines, if any.
+    pub result: Option<ValueId>,
+    /// Of control flow.
+    pub blocks: Vec<Block>,
+}
+
+/// Where a load or store begins in one dimension.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Offset<V> {
+    /// Known when the kernel is built, and checked then.
+    Fixed(usize),
+    /// An i32 scalar.
+    Value(V),
+}
+
+impl<V> From<usize> for Offset<V> {
+    fn from(offset: usize) -> Self {
+        Self::Fixed(offset)
+    }
+}
+
+impl<'v> From<&'v super::Value> for Offset<&'v super::Value> {
+    fn from(offset: &'v super::Value) -> Self {
+        Self::Value(offset)
+    }
+}
+
+/// What an operation does.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Kind {
+    /// One number everywhere.
+    Constant(Number),
+    /// 0, 1, 2, ... along a dimension.
+    Iota(usize),
+    /// A part of a memory, of the result's shape; a scalar from SMEM.
+    Load(RefId, Vec<Offset<ValueId>>),
+    /// Overwrites a part of a memory.
+    Store(RefId, Vec<Offset<ValueId>>),
+    /// Of every element.
+    Unary(Unary),
+    /// Of pairs of elements.
+    Binary(Binary),
+    /// A predicate of pairs of elements.
+    Compare(Comparison),
+    /// By a predicate, the second or the third operand.
+    Select,
+    /// To the result's dtype.
+    Convert,
+    /// A scalar, or dimensions of size 1, repeated.
+    Broadcast,
+    /// Over a dimension, which stays with size 1.
+    Reduce(Reducer, usize),
+    /// The same elements in another shape.
+    Reshape,
+    /// Of a matrix.
+    Transpose,
+    /// A part that begins here.
+    Slice(Vec<usize>),
+    /// Runs its block if the operand, a scalar predicate, holds.
+    If,
+    /// Runs its block for 0, 1, ... before this; the block's argument is the index.
+    For(usize),
+}
+
+/// Element-wise operations of one operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)] // named after what they compute
+pub enum Unary {
+    Negate,
+    Abs,
+    Exp,
+    Exp2,
+    Log,
+}
+
+/// Element-wise operations of two operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)] // named after what they compute
+pub enum Binary {
+    Add,
+    Subtract,
+    Multiply,
+    Divide,
+    Maximum,
+    Minimum,
+    And,
+    Or,
+}
+
+/// How a reduction combines two elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)] // named after what they compute
+pub enum Reducer {
+    Add,
+    Max,
+}
+
+impl Kernel {
+    /// What a StableHLO program calls, with operands of [`Self::operand_types`] and results of [`Self::result_types`].
+    pub fn custom_call(&self) -> CustomCall {
+        CustomCall {
+            target: self.call_target().into(),
+            backend_config: self.backend_config(),
+            has_side_effect: self.has_side_effect,
+            aliases: self.aliases.clone(),
+            row_major: true,
+            sharding: None,
+        }
+    }
+
+    /// The call target under which the TPU compiler knows kernels.
+    pub fn call_target(&self) -> &'static str {
+        "tpu_custom_call"
+    }
+
+    /// The kernel as the call's `backend_config`: JSON around the base64 of its text.
+    pub fn backend_config(&self) -> String {
+        let body = base64::engine::general_purpose::STANDARD.encode(self.to_string());
+        let mut call = json!({ "body": body, "serialization_format": 1, "needs_layout_passes": true });
+        if let Some(cost) = self.cost {
+            call["cost_estimate"] = json!({
+                "flops": cost.flops,
+                "bytes_accessed": cost.bytes_accessed,
+                "transcendentals": cost.transcendentals,
+            });
+        }
+        if self.has_side_effect {
+            call["has_side_effect"] = Json::Bool(true);
+        }
+        let mut config = json!({ "custom_call_config": call });
+        if let Some(limit) = self.vmem_limit {
+            config["scoped_memory_configs"] = json!([{ "memory_space": 1, "offset": 0, "size": limit }]);
+        }
+        config.to_string()
+    }
+
+    /// Types of the call's operands.
+    pub fn operand_types(&self) -> Vec<TensorType> {
+        self.inputs.iter().map(|operand| operand.ty.clone()).collect()
+    }
+
+    /// Types of the call's results.
+    pub fn result_types(&self) -> Vec<TensorType> {
+        self.outputs.iter().map(|operand| operand.ty.clone()).collect()
+    }
+
+    /// Bytes of VMEM for blocks, each twice because the next one is fetched while one is worked on, and scratch. What
+    /// the compiler spills comes on top.
+    pub fn vmem_bytes(&self) -> usize {
+        let windows = self.inputs.iter().chain(&self.outputs).filter(|operand| operand.space == Space::Vmem);
+        let scratch = self.scratch.iter().filter(|(_, space)| *space == Space::Vmem);
+        windows.map(|operand| 2 * padded_bytes(operand.ty.dtype, &operand.window.block)).sum::<usize>()
+            + scratch.map(|(ty, _)| padded_bytes(ty.dtype, &ty.shape)).sum::<usize>()
+    }
+
+    /// Type and space of a memory.
+    pub(crate) fn memory(&self, id: RefId) -> Option<(TensorType, Space)> {
+        let windows = self.inputs.iter().chain(&self.outputs);
+        let block = |o: &Operand| (TensorType::new(o.ty.dtype, o.window.block.clone()), o.space);
+        windows.map(block).chain(self.scratch.iter().cloned()).nth(id.0)
+    }
+}
+
+/// Bytes in VMEM, where the last dimension is padded to 128 lanes and the one before it to 32 bytes of sublanes.
+fn padded_bytes(dtype: Dtype, shape: &[usize]) -> usize {
+    let (rest, last) = shape.split_at(shape.len().saturating_sub(2));
+    let (rows, columns) = match last {
+        [rows, columns] => (*rows, *columns),
+        [columns] => (1, *columns),
+        _ => (1, 1),
+    };
+    let sublanes = 32 / dtype.bytes().max(1);
+    rest.iter().product::<usize>() * rows.next_multiple_of(sublanes) * columns.next_multiple_of(128) * dtype.bytes()
+}

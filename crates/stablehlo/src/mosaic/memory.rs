@@ -1,0 +1,104 @@
+//! Reading and writing the memories of a kernel.
+
+use super::build::{Builder, State, Value};
+use super::kernel::{Kind, Offset, RefId, Space};
+use crate::types::TensorType;
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// A memory of a kernel under construction: the block of an operand that the window shows, or scratch.
+#[derive(Clone, Debug)]
+pub struct Ref {
+    pub(super) state: Rc<RefCell<State>>,
+    pub(super) id: RefId,
+    pub(super) ty: Rc<TensorType>,
+    pub(super) space: Space,
+}
+
+impl Ref {
+    /// Dtype and shape, that of the block for an operand.
+    pub fn ty(&self) -> &TensorType {
+        &self.ty
+    }
+
+    /// The part of `shape` that begins at `offsets`; an empty shape for a scalar of SMEM.
+    #[track_caller]
+    pub fn load(&self, offsets: &[Offset<&Value>], shape: &[usize]) -> Value {
+        let ty = TensorType::new(self.ty.dtype, shape);
+        let check = self.part(offsets, shape).map(|()| Some(ty.clone()));
+        let builder = Builder { state: self.state.clone() };
+        builder.emit(Kind::Load(self.id, ids(offsets)), &[], &values(offsets), check, ty)
+    }
+
+    /// All of it.
+    #[track_caller]
+    pub fn load_all(&self) -> Value {
+        self.load(&vec![Offset::Fixed(0); self.ty.rank()], &self.ty.shape)
+    }
+
+    /// Overwrites the part of `value`'s shape that begins at `offsets`.
+    #[track_caller]
+    pub fn store(&self, offsets: &[Offset<&Value>], value: &Value) {
+        let check = if value.dtype() == self.ty.dtype {
+            self.part(offsets, value.shape()).map(|()| None)
+        } else {
+            Err(format!("a value of {} expected, got {}", self.ty.dtype, value.ty()))
+        };
+        let builder = Builder { state: self.state.clone() };
+        builder.emit(Kind::Store(self.id, ids(offsets)), &[value], &values(offsets), check, value.ty().clone());
+    }
+
+    /// Overwrites all of it.
+    #[track_caller]
+    pub fn store_all(&self, value: &Value) {
+        let check = &self.ty.shape;
+        if value.shape() != check.as_slice() {
+            let builder = Builder { state: self.state.clone() };
+            builder.fail("tpu.vector_store", format!("a value of {} expected, got {}", self.ty, value.ty()));
+            return;
+        }
+        self.store(&vec![Offset::Fixed(0); self.ty.rank()], value);
+    }
+
+    /// Whether `shape` at `offsets` is a part of this memory.
+    fn part(&self, offsets: &[Offset<&Value>], shape: &[usize]) -> Result<(), String> {
+        if offsets.len() != self.ty.rank() {
+            return Err(format!("{} offsets into {}", offsets.len(), self.ty));
+        }
+        let scalar = shape.is_empty();
+        if scalar != (self.space == Space::Smem) {
+            return Err(format!("SMEM holds scalars and VMEM vectors; got shape {shape:?} in {:?}", self.space));
+        }
+        if !scalar && shape.len() != self.ty.rank() {
+            return Err(format!("a part of rank {} expected, got shape {shape:?}", self.ty.rank()));
+        }
+        for (d, offset) in offsets.iter().enumerate() {
+            let size = shape.get(d).copied().unwrap_or(1);
+            let begin = match offset {
+                Offset::Fixed(begin) => *begin,
+                Offset::Value(value) if value.is_index() => 0,
+                Offset::Value(value) => return Err(format!("an offset should be an i32 scalar, got {}", value.ty())),
+            };
+            if size == 0 || begin.saturating_add(size) > self.ty.shape[d] {
+                return Err(format!("{begin} + {size} entries of dimension {d} of {}", self.ty));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn ids(offsets: &[Offset<&Value>]) -> Vec<Offset<super::ValueId>> {
+    let id = |offset: &Offset<&Value>| match offset {
+        Offset::Fixed(begin) => Offset::Fixed(*begin),
+        Offset::Value(value) => Offset::Value(value.id),
+    };
+    offsets.iter().map(id).collect()
+}
+
+fn values<'v>(offsets: &[Offset<&'v Value>]) -> Vec<&'v Value> {
+    let value = |offset: &Offset<&'v Value>| match offset {
+        Offset::Fixed(_) => None,
+        Offset::Value(value) => Some(*value),
+    };
+    offsets.iter().filter_map(value).collect()
+}
