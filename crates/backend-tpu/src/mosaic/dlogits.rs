@@ -1,0 +1,62 @@
+//! The gradient with respect to logits, written over them.
+
+use super::{KernelSpec, LANES, LOWEST, ROWS, load, place, rows};
+use stablehlo::mosaic::{Cost, Kernel};
+use stablehlo::{Dtype, Result};
+
+/// Coefficients of a row: M, constant, linear, and dL/dz_y, in this order.
+pub const COEFFICIENTS: usize = 4;
+
+/// The kernel from targets, coefficients and logits to dL/dlogits.
+///
+/// * targets: i32 `[B, 1, T]`; a number that is no column, such as -1, is no target.
+/// * coefficients: f32 `[B, 4, T]`, [`COEFFICIENTS`]: dL/dz_j = e_j (constant + linear d_j) where j is not the target.
+/// * logits: `[B, T, V]`; the result shares their buffer and dtype.
+///
+/// A row whose coefficients but M are 0 has a gradient of 0, whatever its logits are.
+///
+/// # Errors
+/// Blocks that are no multiples of 128, sizes of 0, a dtype other than bf16 and f32.
+pub fn dlogits_kernel(spec: &KernelSpec) -> Result<Kernel> {
+    let k = spec.builder("softmax_dlogits");
+    let targets = k.input(spec.rows(1, Dtype::I32), spec.rows_window(1));
+    let coefficients = k.input(spec.rows(COEFFICIENTS, Dtype::F32), spec.rows_window(COEFFICIENTS));
+    let logits = k.input(spec.logits(), spec.logits_window());
+    let out = k.output(spec.logits(), spec.logits_window());
+    k.alias(&out, &logits);
+    let [max, constant, linear, at_target] = std::array::from_fn(|_| spec.lanes(&k, Dtype::F32));
+    let target = spec.lanes(&k, Dtype::I32);
+
+    let block = k.program_id(2);
+    k.when(&block.eq(&k.scalar(0)), || {
+        target.store_all(&spec.spread(&targets, 0));
+        for (i, lanes) in [&max, &constant, &linear, &at_target].into_iter().enumerate() {
+            lanes.store_all(&spec.spread(&coefficients, i));
+        }
+    });
+    let first_column = &block * k.scalar(spec.vocab_block as i32);
+    spec.for_rows(&k, |row| {
+        let lane = k.iota(1, &[ROWS, LANES]);
+        let target = rows(&target, row) - first_column.broadcast(&[ROWS, LANES]);
+        let [max, constant, linear, at_target] = [&max, &constant, &linear, &at_target].map(|lanes| rows(lanes, row));
+        let zero = max.like(0.0);
+        let active = constant.ne(&zero) | linear.ne(&zero) | at_target.ne(&zero);
+        // d_j is in units of ln 2 here.
+        let linear = linear * zero.like(std::f64::consts::LN_2);
+        for slice in 0..spec.vocab_block / LANES {
+            let d = (load(&logits, row, slice) - &max) * zero.like(spec.exponent_scale());
+            let slope = &constant + &linear * d.max(&zero.like(LOWEST));
+            // Not a multiplication: a logit of an inactive row may be NaN.
+            let gradient = active.select(&(d.exp2() * slope), &zero);
+            let column = lane.like((slice * LANES) as i64) + &lane;
+            let gradient = column.eq(&target).select(&at_target, &gradient).convert(spec.dtype);
+            out.store(&place(row, slice), &gradient.reshape(&[1, ROWS, LANES]));
+        }
+    });
+
+    let logits = (spec.batch * spec.tokens * spec.vocab) as u64;
+    let rows = (spec.batch * spec.tokens) as u64;
+    let bytes_accessed = 2 * logits * spec.dtype.bytes() as u64 + rows * 4 * (1 + COEFFICIENTS as u64);
+    k.cost(Cost { flops: 8 * logits, bytes_accessed, transcendentals: logits });
+    k.finish()
+}

@@ -1,0 +1,140 @@
+//! The softmax of given logits as two TPU kernels: row statistics, and the gradient over the logits themselves.
+//!
+//! Letters: B batch, T tokens, V vocabulary; z a logit, y the target, s the scale of the logits.
+//!
+//! With M the largest z_j but the target's, d_j = s (z_j - M) and e_j = exp(d_j), all sums over j != y:
+//!   statistics: M, S = sum e_j, D = sum e_j d_j, z_y        dlogits: e_j (constant + linear d_j); its own slope at y.
+//! What is made of them (probabilities, entropy, the loss) happens between the two, per row; kernels know none of it.
+//!
+//! Per-row numbers are `[B, n, T]`, tokens along the lanes, because `[B, T, n]` would be padded to 128 columns in memory.
+//! Inside, each row's number fills the 128 lanes of its row, so that no operation over the vocabulary crosses lanes.
+//!
+//! Logits have to be row-major. Where V is no multiple of 128 the compiler likes another layout for arguments and results
+//! of a program, and then copies them: give those the attribute `mhlo.layout_mode = "{2,1,0}"`.
+
+mod dlogits;
+mod statistics;
+
+pub use dlogits::{COEFFICIENTS, dlogits_kernel};
+pub use statistics::{STATISTICS, statistics_kernel};
+
+use stablehlo::mosaic::{Affine, Builder, Offset, Ref, Semantics, Space, Value, Window};
+use stablehlo::{Dtype, TensorType};
+
+/// Entries of a row that are worked on at once.
+const LANES: usize = 128;
+/// Rows that are worked on at once: a packed tile of bf16.
+const ROWS: usize = 16;
+/// 2^x is 0 below, and x * 0 is not NaN at it.
+const LOWEST: f64 = -150.0;
+
+/// What the kernels are made for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct KernelSpec {
+    /// B.
+    pub batch: usize,
+    /// T.
+    pub tokens: usize,
+    /// V.
+    pub vocab: usize,
+    /// Of the logits: bf16 or f32.
+    pub dtype: Dtype,
+    /// s, above 0: what the logits are multiplied by before the softmax.
+    pub logit_scale: f32,
+    /// Tokens of a block, a multiple of 128.
+    pub time_block: usize,
+    /// Vocabulary entries of a block, a multiple of 128. Each 128 of them are code of their own.
+    pub vocab_block: usize,
+}
+
+impl KernelSpec {
+    /// With the blocks that were best for the compiler's schedule on v6e, or what is enough for fewer logits.
+    pub fn new(batch: usize, tokens: usize, vocab: usize, dtype: Dtype, logit_scale: f32) -> Self {
+        let time_block = tokens.max(1).next_multiple_of(LANES).min(256);
+        let vocab_block = vocab.max(1).next_multiple_of(LANES).min(2048);
+        Self { batch, tokens, vocab, dtype, logit_scale, time_block, vocab_block }
+    }
+
+    /// Bytes of VMEM for the larger of the kernels, dlogits: blocks of logits and of gradients, each twice (one moves while
+    /// the other is worked on), 5 numbers per row in 128 lanes, and as many along the lanes. It should stay below half of
+    /// the chip's VMEM: 128 MiB on v5e and v6e, 64 MiB on v5p and v7x.
+    pub fn vmem_bytes(&self) -> usize {
+        let block = self.time_block * self.vocab_block * self.dtype.bytes();
+        4 * block + self.time_block * (5 * LANES + 2 * (8 + 8)) * 4
+    }
+
+    /// Bytes that the compiler may use: what is needed and as much again for spills, at least 16 MiB.
+    fn vmem_limit(&self) -> usize {
+        (2 * self.vmem_bytes()).max(16 << 20)
+    }
+
+    /// `[B, T, V]`.
+    pub fn logits(&self) -> TensorType {
+        TensorType::new(self.dtype, [self.batch, self.tokens, self.vocab])
+    }
+
+    /// `[B, n, T]`.
+    fn rows(&self, n: usize, dtype: Dtype) -> TensorType {
+        TensorType::new(dtype, [self.batch, n, self.tokens])
+    }
+
+    fn builder(&self, name: &str) -> Builder {
+        let blocks = |size: usize, block: usize| size.div_ceil(block.max(1));
+        let grid = [
+            (self.batch, Semantics::Parallel),
+            (blocks(self.tokens, self.time_block), Semantics::Parallel),
+            (self.vocab_blocks(), Semantics::Arbitrary),
+        ];
+        let k = Builder::new(name, &grid);
+        k.vmem_limit(self.vmem_limit());
+        k
+    }
+
+    fn vocab_blocks(&self) -> usize {
+        self.vocab.div_ceil(self.vocab_block.max(1))
+    }
+
+    fn logits_window(&self) -> Window {
+        Window::new([1, self.time_block, self.vocab_block], [0, 1, 2].map(Affine::grid))
+    }
+
+    fn rows_window(&self, n: usize) -> Window {
+        Window::new([1, n, self.time_block], [Affine::grid(0), Affine::constant(0), Affine::grid(1)])
+    }
+
+    /// Scratch with a number for each lane of each row of a block.
+    fn lanes(&self, k: &Builder, dtype: Dtype) -> Ref {
+        k.scratch(TensorType::new(dtype, [self.time_block, LANES]), Space::Vmem)
+    }
+
+    /// Of d_j in powers of 2: e_j = 2^(exponent_scale (z_j - M)).
+    fn exponent_scale(&self) -> f64 {
+        f64::from(self.logit_scale) * std::f64::consts::LOG2_E
+    }
+
+    /// Row `i` of a block of `[B, n, T]`, each number in all lanes of its row: `[time_block, 128]`.
+    fn spread(&self, block: &Ref, i: usize) -> Value {
+        let row = block.load(&[0.into(), i.into(), 0.into()], &[1, 1, self.time_block]);
+        row.reshape(&[1, self.time_block]).broadcast(&[LANES, self.time_block]).transpose()
+    }
+
+    /// `body` for every group of [`ROWS`] rows; it gets the first.
+    fn for_rows(&self, k: &Builder, body: impl FnOnce(&Value)) {
+        k.repeat(self.time_block / ROWS, |group| body(&(group * k.scalar(ROWS as i32))));
+    }
+}
+
+/// The numbers of a group of rows.
+fn rows(lanes: &Ref, row: &Value) -> Value {
+    lanes.load(&[row.into(), 0.into()], &[ROWS, LANES])
+}
+
+/// Where 128 columns of a group of rows are in a block of logits.
+fn place(row: &Value, slice: usize) -> [Offset<&Value>; 3] {
+    [0.into(), row.into(), (slice * LANES).into()]
+}
+
+/// 128 columns of a group of rows, in f32.
+fn load(logits: &Ref, row: &Value, slice: usize) -> Value {
+    logits.load(&place(row, slice), &[1, ROWS, LANES]).reshape(&[ROWS, LANES]).convert(Dtype::F32)
+}

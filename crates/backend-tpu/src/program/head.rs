@@ -1,0 +1,261 @@
+//! The LM head's rows in a program: statistics of logits and their gradient, tile by tile.
+//!
+//! The target stays out of the sums, so that a collapsed softmax keeps its gradient. With M the largest of the other
+//! logits of a row, d_j = logit_scale (z_j - M), e_j = exp(d_j), S = sum over j != y of e_j, D = sum of e_j d_j:
+//!   margin = logit_scale (M - z_y) + ln S,  log p_y = -softplus(margin),  q = 1 - p_y = -expm1(log p_y),
+//!   p_j = e_j q / S,  entropy = -p_y log p_y - q log q + q (ln S - D / S).
+//!
+//! Legend: R rows, W columns of a tile.
+
+use super::mesh::Position;
+use stablehlo::{Dtype, Reducer, TensorType, Value};
+
+/// Below this an exponential counts as 0 (1.6e-38), so that 0 * -inf never appears.
+const LOWEST: f64 = -87.0;
+
+/// Logits of a tile, with what tells their columns.
+pub(crate) struct Tile {
+    /// f32 `[R, W]`; widened from what the tile is held in.
+    z: Value,
+    /// Predicates `[R, W]`: the target's column.
+    is_target: Value,
+    /// Predicates `[R, W]`: a column that counts. `None` when all do.
+    counts: Option<Value>,
+    scale: f64,
+}
+
+/// Statistics of rows, each `[R]`, relative to `max`.
+#[derive(Clone)]
+pub(crate) struct Statistics {
+    /// M; -inf when the target is alone.
+    pub(crate) max: Value,
+    /// S.
+    pub(crate) sum: Value,
+    /// D; `None` when no entropy is asked for.
+    pub(crate) dot: Option<Value>,
+    /// z_y.
+    pub(crate) target: Value,
+}
+
+/// What the loss reads of a row, each `[R]`.
+pub(crate) struct Row {
+    /// Log-probability of the target, before logp_scale.
+    pub(crate) logp: Value,
+    /// In nats.
+    pub(crate) entropy: Option<Value>,
+}
+
+/// dL/dz of a row, each `[R]`: e_j (constant + linear d_j), and `target` at the target.
+pub(crate) struct Slope {
+    pub(crate) max: Value,
+    pub(crate) constant: Value,
+    /// `None` when no derivative of the entropy is asked for.
+    pub(crate) linear: Option<Value>,
+    pub(crate) target: Value,
+}
+
+/// `[R]` to `[R, W]`.
+pub(crate) fn spread(row: &Value, like: &Value) -> Value {
+    row.broadcast_in_dim(like.shape(), &[0])
+}
+
+impl Tile {
+    /// `logits`: `[R, W]`. `targets`: i32 `[R]`, -1 where there is none. `first`: index of the first column, an i32
+    /// scalar. `limits`: columns that count, from the first to before the last, i32 scalars; `None` when all do.
+    pub(crate) fn new(
+        logits: &Value,
+        targets: &Value,
+        first: &Value,
+        limits: Option<(&Value, &Value)>,
+        scale: f64,
+    ) -> Self {
+        let f = logits.builder();
+        let shape = TensorType::new(Dtype::I32, logits.shape());
+        let column = f.iota(1, shape) + first.broadcast_in_dim(logits.shape(), &[]);
+        let all = |bound: &Value| bound.broadcast_in_dim(logits.shape(), &[]);
+        let counts = limits.map(|(low, high)| column.ge(&all(low)) & column.lt(&all(high)));
+        Self { z: logits.convert(Dtype::F32), is_target: column.eq(&spread(targets, &column)), counts, scale }
+    }
+
+    /// M and z_y of the tile alone.
+    fn extremes(&self) -> (Value, Value) {
+        let least = self.z.like(f64::NEG_INFINITY);
+        let counted = |z: &Value| self.counts.as_ref().map_or(z.clone(), |c| c.select(z, &least));
+        let others = counted(&self.is_target.select(&least, &self.z));
+        let target = counted(&self.is_target.select(&self.z, &least));
+        let f = self.z.builder();
+        let mut both = f.reduce(&[(&others, Reducer::Max), (&target, Reducer::Max)], &[1]);
+        let target = both.remove(1);
+        (both.remove(0), target)
+    }
+
+    /// (d_j, e_j) relative to `max`; e_j is 0 at the target and where a column does not count.
+    fn exponentials(&self, max: &Value) -> (Value, Value) {
+        // A tile of -inf only: any finite number keeps the differences at -inf.
+        let max = max.eq(&max.like(f64::NEG_INFINITY)).select(&max.like(0.0), max);
+        let d = (&self.z - spread(&max, &self.z)) * self.z.like(self.scale);
+        let zero = self.z.like(0.0);
+        let lowest = self.z.like(LOWEST);
+        let mut gone = &d.lt(&lowest) | &self.is_target;
+        if let Some(counts) = &self.counts {
+            gone = gone | !counts;
+        }
+        let e = gone.select(&zero, &d.exp());
+        (d.max(&lowest), e)
+    }
+
+    /// Statistics of the rows over the columns of this tile.
+    pub(crate) fn statistics(&self, entropy: bool) -> Statistics {
+        let (max, target) = self.extremes();
+        let (d, e) = self.exponentials(&max);
+        let f = self.z.builder();
+        let (sum, dot) = if entropy {
+            // A target outside of the sums has e = 0, but any d.
+            let ed = &e * d;
+            let mut both = f.reduce(&[(&e, Reducer::Add), (&ed, Reducer::Add)], &[1]);
+            let dot = both.remove(1);
+            (both.remove(0), Some(dot))
+        } else {
+            (e.reduce(Reducer::Add, &[1]), None)
+        };
+        Statistics { max, sum, dot, target }
+    }
+
+    /// dL/dz `[R, W]`, f32. Rows of zeros where `live` (predicates `[R]`) does not hold, whatever the logits are.
+    pub(crate) fn gradient(&self, slope: &Slope, live: Option<&Value>) -> Value {
+        let (d, e) = self.exponentials(&slope.max);
+        let spread = |row: &Value| spread(row, &self.z);
+        let factor = match &slope.linear {
+            Some(linear) => spread(&slope.constant) + spread(linear) * d,
+            None => spread(&slope.constant),
+        };
+        let mut at_target = self.is_target.clone();
+        if let Some(counts) = &self.counts {
+            at_target = at_target & counts;
+        }
+        let gradient = at_target.select(&spread(&slope.target), &(e * factor));
+        match live {
+            Some(live) => spread(live).select(&gradient, &self.z.like(0.0)),
+            None => gradient,
+        }
+    }
+}
+
+impl Slope {
+    /// The `n` rows from `start` on (an i32 scalar).
+    pub(crate) fn chunk(&self, start: &Value, n: usize) -> Self {
+        let take = |row: &Value| row.dynamic_slice(&[start], &[n]);
+        Self {
+            max: take(&self.max),
+            constant: take(&self.constant),
+            linear: self.linear.as_ref().map(take),
+            target: take(&self.target),
+        }
+    }
+}
+
+impl Statistics {
+    /// Of no columns at all, for rows like `like`.
+    pub(crate) fn empty(like: &Value, entropy: bool) -> Self {
+        let least = like.like(f64::NEG_INFINITY);
+        let zero = like.like(0.0);
+        Self { max: least.clone(), sum: zero.clone(), dot: entropy.then_some(zero), target: least }
+    }
+
+    /// The same, relative to `max`, a logit that is at least as large.
+    fn relative_to(&self, max: &Value, scale: f64) -> Self {
+        let least = max.like(f64::NEG_INFINITY);
+        // -inf - -inf must not appear; nothing was summed then.
+        let base = max.eq(&least).select(&max.like(0.0), max);
+        let shift = ((&self.max - base) * max.like(scale)).max(&max.like(LOWEST));
+        let factor = self.max.eq(&least).select(&max.like(0.0), &shift.exp());
+        let dot = self.dot.as_ref().map(|dot| &factor * (dot + &self.sum * &shift));
+        Self { max: max.clone(), sum: factor * &self.sum, dot, target: self.target.clone() }
+    }
+
+    /// Of the columns of both.
+    pub(crate) fn merge(&self, other: &Self, scale: f64) -> Self {
+        let max = self.max.max(&other.max);
+        let (a, b) = (self.relative_to(&max, scale), other.relative_to(&max, scale));
+        let dot = a.dot.zip(b.dot).map(|(a, b)| a + b);
+        Self { max, sum: a.sum + b.sum, dot, target: a.target.max(&b.target) }
+    }
+
+    /// Of the columns of all devices that hold these rows.
+    pub(crate) fn over_vocab(&self, position: &Position, scale: f64) -> Self {
+        if position.is_whole_vocab() {
+            return self.clone();
+        }
+        let part = self.relative_to(&position.over_vocab(&self.max, Reducer::Max), scale);
+        Self {
+            sum: position.over_vocab(&part.sum, Reducer::Add),
+            dot: part.dot.map(|dot| position.over_vocab(&dot, Reducer::Add)),
+            target: position.over_vocab(&part.target, Reducer::Max),
+            max: part.max,
+        }
+    }
+
+    /// As a list, to be carried through a loop.
+    pub(crate) fn to_list(&self) -> Vec<Value> {
+        [&self.max, &self.sum, &self.target].into_iter().chain(&self.dot).cloned().collect()
+    }
+
+    /// The inverse of [`Statistics::to_list`].
+    pub(crate) fn from_list(list: &[Value]) -> Self {
+        let [max, sum, target] = [0, 1, 2].map(|i| list[i].clone());
+        Self { max, sum, dot: list.get(3).cloned(), target }
+    }
+
+    /// Log-probability and entropy.
+    pub(crate) fn row(&self, scale: f64) -> Row {
+        let zero = self.sum.like(0.0);
+        let margin = self.margin(scale);
+        let logp = -softplus(&margin);
+        let entropy = self.dot.as_ref().map(|dot| {
+            let others = -logp.expm1();
+            let empty = self.sum.eq(&zero);
+            let spread = empty.select(&zero, &(self.sum.log() - dot / &self.sum));
+            let part = |p: &Value, log_p: &Value| p.eq(&zero).select(&zero, &-(p * log_p));
+            let log_others = -softplus(&-&margin);
+            part(&logp.exp(), &logp) + part(&others, &log_others) + others * spread
+        });
+        Row { logp, entropy }
+    }
+
+    /// `dlogp`, `dentropy`: dL/dlogp and dL/dentropy, `[R]`. `logp_scale`: what multiplied log p_y.
+    pub(crate) fn slope(
+        &self,
+        row: &Row,
+        scale: f64,
+        logp_scale: f64,
+        dlogp: &Value,
+        dentropy: Option<&Value>,
+    ) -> Slope {
+        let zero = self.sum.like(0.0);
+        let others = -row.logp.expm1();
+        let weight = self.sum.eq(&zero).select(&zero, &(&others / &self.sum));
+        let g = dlogp * dlogp.like(logp_scale);
+        let s = zero.like(scale);
+        let (mut by_logp, mut target) = (g.clone(), &g * &others);
+        let mut linear = None;
+        if let (Some(e), Some(entropy)) = (dentropy, &row.entropy) {
+            let log_weight = weight.gt(&zero).select(&weight.log(), &zero);
+            by_logp = by_logp + e * (log_weight + entropy);
+            let p = row.logp.exp();
+            // 0 * inf must not appear: a probability of 0 has no part in the entropy.
+            let by_entropy = p.eq(&zero).select(&zero, &(e * &p * (&row.logp + entropy)));
+            target = target - by_entropy;
+            linear = Some(-(&s * &weight * e));
+        }
+        Slope { max: self.max.clone(), constant: -(&s * &weight * by_logp), linear, target: s * target }
+    }
+
+    fn margin(&self, scale: f64) -> Value {
+        (&self.max - &self.target) * self.max.like(scale) + self.sum.log()
+    }
+}
+
+/// ln(1 + e^x) without overflow; NaN stays NaN.
+fn softplus(x: &Value) -> Value {
+    x.max(&x.like(0.0)) + (-x.abs()).exp().log1p()
+}

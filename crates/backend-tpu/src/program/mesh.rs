@@ -1,0 +1,122 @@
+//! Devices as a grid: rows of tokens one way, the vocabulary the other.
+//!
+//! Every device runs the same program on its part; parts meet in explicit reductions. Device d holds the tokens of data
+//! rank d / vocab and the columns of vocab rank d % vocab.
+
+use serde::{Deserialize, Serialize};
+use stablehlo::{Builder, Dtype, Reducer, Value};
+
+/// How many ways tokens and vocabulary are split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Mesh {
+    /// Parts of the tokens: data parallelism, gradients of the head are summed over them.
+    pub data: usize,
+    /// Parts of the vocabulary: each device holds `[V / vocab, H]` of the head.
+    pub vocab: usize,
+}
+
+impl Default for Mesh {
+    fn default() -> Self {
+        Self { data: 1, vocab: 1 }
+    }
+}
+
+impl Mesh {
+    /// Devices needed.
+    pub fn devices(&self) -> usize {
+        self.data * self.vocab
+    }
+
+    /// Tokens that one device holds of `tokens`; the last ones may be padding.
+    pub fn local_tokens(&self, tokens: usize) -> usize {
+        tokens.div_ceil(self.data)
+    }
+
+    /// Vocabulary entries that one device holds of `vocab`; the last ones may be padding.
+    pub fn local_vocab(&self, vocab: usize) -> usize {
+        vocab.div_ceil(self.vocab)
+    }
+
+    /// Devices that hold the same tokens.
+    pub(crate) fn vocab_groups(&self) -> Vec<Vec<usize>> {
+        (0..self.data).map(|d| (0..self.vocab).map(|v| d * self.vocab + v).collect()).collect()
+    }
+
+    /// Devices that hold the same columns.
+    pub(crate) fn data_groups(&self) -> Vec<Vec<usize>> {
+        (0..self.vocab).map(|v| (0..self.data).map(|d| d * self.vocab + v).collect()).collect()
+    }
+}
+
+/// Where in the mesh the running device is, as values of its program.
+pub(crate) struct Position {
+    mesh: Mesh,
+    /// i32 scalars.
+    data_rank: Value,
+    vocab_rank: Value,
+}
+
+impl Position {
+    pub(crate) fn new(f: &Builder, mesh: Mesh) -> Self {
+        let zero = f.scalar(0, Dtype::I32);
+        if mesh.devices() == 1 {
+            return Self { mesh, data_rank: zero.clone(), vocab_rank: zero };
+        }
+        let id = f.replica_id().convert(Dtype::I32);
+        let vocab = f.scalar(mesh.vocab as i64, Dtype::I32);
+        Self { mesh, data_rank: &id / &vocab, vocab_rank: id.rem(&vocab) }
+    }
+
+    /// Index of the device's first token.
+    pub(crate) fn first_token(&self, local_tokens: usize) -> Value {
+        &self.data_rank * self.data_rank.like(local_tokens as i64)
+    }
+
+    /// Index of the device's first column.
+    pub(crate) fn first_column(&self, local_vocab: usize) -> Value {
+        &self.vocab_rank * self.vocab_rank.like(local_vocab as i64)
+    }
+
+    /// Whether the device holds all columns.
+    pub(crate) fn is_whole_vocab(&self) -> bool {
+        self.mesh.vocab == 1
+    }
+
+    /// Combined over the devices that hold the same tokens.
+    pub(crate) fn over_vocab(&self, value: &Value, reducer: Reducer) -> Value {
+        if self.mesh.vocab == 1 { value.clone() } else { value.all_reduce(reducer, &self.mesh.vocab_groups()) }
+    }
+
+    /// Combined over the devices that hold the same columns.
+    pub(crate) fn over_data(&self, value: &Value, reducer: Reducer) -> Value {
+        if self.mesh.data == 1 { value.clone() } else { value.all_reduce(reducer, &self.mesh.data_groups()) }
+    }
+
+    /// The value on data rank 0, zeros elsewhere: a sum over data counts it once.
+    pub(crate) fn once(&self, value: &Value) -> Value {
+        if self.mesh.data == 1 {
+            return value.clone();
+        }
+        self.data_rank.eq(&self.data_rank.like(0)).select(value, &value.like(0.0))
+    }
+
+    /// The value on vocab rank 0, zeros elsewhere: a sum over the vocabulary counts it once.
+    pub(crate) fn once_over_vocab(&self, value: &Value) -> Value {
+        if self.mesh.vocab == 1 {
+            return value.clone();
+        }
+        self.vocab_rank.eq(&self.vocab_rank.like(0)).select(value, &value.like(0.0))
+    }
+
+    /// The vectors of all data ranks `[N_local]` as one `[data * N_local]`.
+    pub(crate) fn gather_tokens(&self, value: &Value) -> Value {
+        if self.mesh.data == 1 {
+            return value.clone();
+        }
+        let local = value.shape()[0];
+        let whole = value.builder().splat(0.0, stablehlo::TensorType::new(value.dtype(), [self.mesh.data * local]));
+        let placed = whole.dynamic_update_slice(value, &[&self.first_token(local)]);
+        self.over_data(&placed, Reducer::Add)
+    }
+}

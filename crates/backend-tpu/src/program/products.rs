@@ -1,0 +1,84 @@
+//! The three products of the LM head.
+//!
+//! Legend: R rows, W columns: tokens and vocabulary entries of a tile.
+
+use super::{Spec, dtype};
+use grpo_core::HeadLayout;
+use stablehlo::{DotDimensions, Dtype, Precision, Value};
+
+/// The head of a tile: `[W, H]` or `[H, W]`, and `[W]`.
+pub(crate) struct Head {
+    pub(crate) weight: Value,
+    pub(crate) bias: Option<Value>,
+    pub(crate) layout: HeadLayout,
+}
+
+impl Head {
+    /// Dimension of H in the weight.
+    fn hidden_dimension(&self) -> usize {
+        match self.layout {
+            HeadLayout::VocabHidden => 1,
+            HeadLayout::HiddenVocab => 0,
+        }
+    }
+
+    /// Dimension of W in the weight.
+    pub(crate) fn vocab_dimension(&self) -> usize {
+        1 - self.hidden_dimension()
+    }
+
+    /// Columns `start` to before `start + width` (an i32 scalar), of a head of the whole vocabulary.
+    pub(crate) fn panel(&self, start: &Value, width: usize) -> Self {
+        let mut sizes = self.weight.shape().to_vec();
+        sizes[self.vocab_dimension()] = width;
+        Self {
+            weight: self.weight.dynamic_slice(&self.at(start).each_ref(), &sizes),
+            bias: self.bias.as_ref().map(|b| b.dynamic_slice(&[start], &[width])),
+            layout: self.layout,
+        }
+    }
+
+    /// Indices of the column `start` in the weight.
+    pub(crate) fn at(&self, start: &Value) -> [Value; 2] {
+        match self.layout {
+            HeadLayout::VocabHidden => [start.clone(), start.like(0)],
+            HeadLayout::HiddenVocab => [start.like(0), start.clone()],
+        }
+    }
+
+    /// Logits `[R, W]` of `hidden [R, H]`, in the dtype in which they are held.
+    pub(crate) fn logits(&self, spec: &Spec, hidden: &Value) -> Value {
+        let held = dtype(spec.numerics.logits);
+        let dimensions = DotDimensions::contract(1, self.hidden_dimension());
+        match &self.bias {
+            // Rounded once, after the sum.
+            None => product(hidden, &self.weight, dimensions, held),
+            Some(bias) => {
+                let z = product(hidden, &self.weight, dimensions, Dtype::F32);
+                (&z + bias.convert(Dtype::F32).broadcast_in_dim(z.shape(), &[1])).convert(held)
+            }
+        }
+    }
+
+    /// dL/dhidden `[R, H]`, f32.
+    pub(crate) fn hidden_gradient(&self, dlogits: &Value) -> Value {
+        let weight = self.weight.convert(dlogits.dtype());
+        product(dlogits, &weight, DotDimensions::contract(1, self.vocab_dimension()), Dtype::F32)
+    }
+
+    /// dL/dlm_head, shaped as the tile's weight, f32.
+    pub(crate) fn weight_gradient(&self, dlogits: &Value, hidden: &Value) -> Value {
+        let hidden = hidden.convert(dlogits.dtype());
+        let over_rows = DotDimensions::contract(0, 0);
+        match self.layout {
+            HeadLayout::VocabHidden => product(dlogits, &hidden, over_rows, Dtype::F32),
+            HeadLayout::HiddenVocab => product(&hidden, dlogits, over_rows, Dtype::F32),
+        }
+    }
+}
+
+/// A product that sums in f32. Operands in f32 are not rounded to anything narrower, as accelerators do by default.
+fn product(a: &Value, b: &Value, dimensions: DotDimensions, result: Dtype) -> Value {
+    let precision = if a.dtype() == Dtype::F32 { Precision::Highest } else { Precision::Default };
+    a.dot_general(b, dimensions, result, precision)
+}

@@ -1,0 +1,79 @@
+//! The dense loss: one tile as large as the problem. Holds `[N, V]` logits and their gradient.
+
+use super::head::Tile;
+use super::mesh::Position;
+use super::products::Head;
+use super::{Frame, Pass, Program, Role, Spec, accumulate, dtype, pinned};
+use grpo_core::error::Result;
+use grpo_core::{ImportanceSamplingLevel, PolicySpec};
+use stablehlo::{Dtype, Reducer};
+
+pub(super) fn program(spec: &Spec, pass: Pass) -> Result<Program> {
+    dense("reference", spec, pass)
+}
+
+/// The dense program, whose gradient by given logits is added to a buffer of its own or takes their place.
+pub(super) fn dense(name: &str, spec: &Spec, pass: Pass) -> Result<Program> {
+    let frame = Frame::new(spec, pass);
+    let f = &frame.f;
+    let (n, g) = (spec.local_tokens(), spec.padded_tokens());
+    let position = Position::new(f, spec.mesh);
+    let tables = frame.tables();
+    let (tokens, sequences) = (tables.local(&position, n), tables.ids.slice(&[1, 0], &[2, g]).reshape(&[g]));
+    let active = tokens.active();
+    let (scale, logp_scale) = (spec.loss.logit_scale(), spec.loss.logp_scale());
+
+    let head = match spec.policy {
+        PolicySpec::Logits { .. } => None,
+        PolicySpec::Hidden { layout, .. } => {
+            let head = Head { weight: frame.argument(Role::LmHead), bias: frame.get(Role::Bias).cloned(), layout };
+            Some((frame.argument(Role::Hidden), head))
+        }
+    };
+    let logits = match &head {
+        None => frame.argument(Role::Logits),
+        Some((hidden, head)) => pinned(spec, head.logits(spec, hidden)),
+    };
+
+    let first = position.first_column(spec.local_vocab());
+    let end = f.scalar(spec.policy.vocab() as i64, Dtype::I32);
+    let padded = spec.policy.vocab() % spec.mesh.vocab != 0;
+    let tile = Tile::new(&logits, &tokens.target, &first, padded.then_some((&first, &end)), scale);
+    let statistics = tile.statistics(spec.numerics.entropy).over_vocab(&position, scale);
+    let row = statistics.row(scale);
+    let zero = row.logp.like(0.0);
+    let logp = active.select(&(&row.logp * zero.like(logp_scale)), &zero);
+    let entropy = row.entropy.as_ref().map_or(zero.clone(), |e| active.select(e, &zero));
+    if pass == Pass::Score {
+        return frame.finish(name, spec, &[(Role::Logp, logp), (Role::Entropy, entropy)]);
+    }
+
+    let known = spec.numerics.entropy.then_some(&entropy);
+    let loss = tokens.loss(&spec.loss, &logp, known, |v| tokens.sequence_sum(&position, &sequences, v));
+    let shares_clip = spec.loss.level() == ImportanceSamplingLevel::Sequence;
+    let sums = tokens.sums(&position, &sequences, &loss, known, shares_clip);
+    let dentropy = (spec.loss.entropy_coef != 0.0).then_some(&loss.dentropy);
+    let slope = statistics.slope(&row, scale, logp_scale, &loss.dlogp, dentropy);
+    let dlogits = tile.gradient(&slope, Some(&active));
+
+    let mut results = vec![(Role::Sums, sums), (Role::Logp, logp), (Role::Entropy, entropy)];
+    if pass == Pass::GradientInPlace {
+        results.push((Role::Logits, dlogits.convert(logits.dtype())));
+    }
+    for role in spec.accumulators(pass) {
+        let sum = frame.argument(role);
+        let gradient = match (role, &head) {
+            (Role::GradHidden, Some((_, head))) => {
+                position.over_vocab(&head.hidden_gradient(&dlogits.convert(dtype(spec.numerics.dlogits))), Reducer::Add)
+            }
+            (Role::GradLmHead, Some((hidden, head))) => {
+                let dlogits = dlogits.convert(dtype(spec.numerics.dlogits));
+                position.over_data(&head.weight_gradient(&dlogits, &tokens.clean(hidden)), Reducer::Add)
+            }
+            (Role::GradBias, _) => position.over_data(&dlogits.reduce(Reducer::Add, &[0]), Reducer::Add),
+            _ => dlogits.clone(),
+        };
+        results.push((role, accumulate(&sum, &gradient)));
+    }
+    frame.finish(name, spec, &results)
+}

@@ -1,0 +1,180 @@
+//! What a program knows of the tokens, and the loss over them.
+//!
+//! Tokens travel as two small tables, whole on every device; a device reads its own rows. The loss itself is
+//! [`grpo_core::vectors::batch_loss`] on [`Traced`] values: nothing of it is repeated here.
+//!
+//! Legend: N tokens of a device, G tokens of all devices (data ranks x N).
+
+use super::head::spread;
+use super::mesh::Position;
+use super::traced::Traced;
+use grpo_core::LossConfig;
+use grpo_core::vectors::{BatchLoss, BatchTerms, batch_loss};
+use stablehlo::{Dtype, Reducer, TensorType, Value};
+
+/// Rows of the table of numbers, f32 `[NUMBERS, G]`.
+pub(crate) const NUMBERS: usize = 6;
+/// Rows of the table of ids, i32 `[IDS, G]`: target (-1 at masked tokens), sequence.
+pub(crate) const IDS: usize = 2;
+/// Entries of the result `sums`.
+pub(crate) const SUMS: usize = 7;
+
+/// Tokens of a device, or a chunk of them. Every entry `[N]`.
+#[derive(Clone)]
+pub(crate) struct Tokens {
+    pub(crate) target: Value,
+    sequence: Value,
+    /// Advantage, weight, entropy weight, share, old logp, ref logp.
+    numbers: Vec<Value>,
+    /// A predicate: there is no old policy but the policy itself.
+    on_policy: Value,
+}
+
+/// The tables, as arguments of a program.
+pub(crate) struct Tables {
+    pub(crate) ids: Value,
+    pub(crate) numbers: Value,
+    pub(crate) on_policy: Value,
+}
+
+impl Tables {
+    /// The `n` tokens of this device.
+    pub(crate) fn local(&self, position: &Position, n: usize) -> Tokens {
+        let first = position.first_token(n);
+        let zero = first.like(0);
+        let row = |table: &Value, row: usize| {
+            let whole = table.slice(&[row, 0], &[row + 1, table.shape()[1]]);
+            whole.dynamic_slice(&[&zero, &first], &[1, n]).reshape(&[n])
+        };
+        Tokens {
+            target: row(&self.ids, 0),
+            sequence: row(&self.ids, 1),
+            numbers: (0..NUMBERS).map(|i| row(&self.numbers, i)).collect(),
+            on_policy: self.on_policy.clone(),
+        }
+    }
+}
+
+impl Tokens {
+    /// Predicates `[N]`: tokens that count.
+    pub(crate) fn active(&self) -> Value {
+        self.target.ge(&self.target.like(0))
+    }
+
+    /// `rows` `[N, _]` with zeros at masked tokens, which may hold anything.
+    pub(crate) fn clean(&self, rows: &Value) -> Value {
+        spread(&self.active(), rows).select(rows, &rows.like(0.0))
+    }
+
+    /// The `n` tokens from `start` on, of which those before `fresh` (i32 scalars) count no more.
+    pub(crate) fn chunk(&self, start: &Value, fresh: &Value, n: usize) -> Self {
+        let take = |v: &Value| v.dynamic_slice(&[start], &[n]);
+        let f = start.builder();
+        let index = f.iota(0, TensorType::new(Dtype::I32, [n])) + start.broadcast_in_dim(&[n], &[]);
+        let is_fresh = index.ge(&fresh.broadcast_in_dim(&[n], &[]));
+        let target = take(&self.target);
+        let numbers = self.numbers.iter().map(|v| take(v)).enumerate().map(|(i, v)| match i {
+            // Weights and shares of tokens that another chunk counts.
+            1..=3 => is_fresh.select(&v, &v.like(0.0)),
+            _ => v,
+        });
+        Self {
+            target: is_fresh.select(&target, &target.like(-1)),
+            sequence: take(&self.sequence),
+            numbers: numbers.collect(),
+            on_policy: self.on_policy.clone(),
+        }
+    }
+
+    /// The loss of these tokens. `sequence_sum` as [`batch_loss`] has it.
+    pub(crate) fn loss(
+        &self,
+        config: &LossConfig,
+        logp: &Value,
+        entropy: Option<&Value>,
+        sequence_sum: impl Fn(&Value) -> Value,
+    ) -> BatchLoss<Value> {
+        let [advantage, weight, entropy_weight, share, old, reference] = &self.numbers[..] else {
+            unreachable!("the table has {NUMBERS} rows")
+        };
+        let on_policy = self.on_policy.broadcast_in_dim(logp.shape(), &[]);
+        let terms = BatchTerms {
+            logp: Traced::Value(logp.clone()),
+            entropy: entropy.map_or(Traced::Constant(0.0), |e| Traced::Value(e.clone())),
+            old_logp: Some(Traced::Value(on_policy.select(logp, old))),
+            ref_logp: (config.beta != 0.0).then(|| Traced::Value(reference.clone())),
+            advantage: Traced::Value(advantage.clone()),
+            weight: Traced::Value(weight.clone()),
+            entropy_weight: Traced::Value(entropy_weight.clone()),
+            share: Traced::Value(share.clone()),
+        };
+        let loss = batch_loss(config, &terms, |v| Traced::Value(sequence_sum(&v.clone().into_value(logp))));
+        let value = |v: Traced| v.into_value(logp);
+        BatchLoss {
+            loss: value(loss.loss),
+            dlogp: value(loss.dlogp),
+            dentropy: value(loss.dentropy),
+            kl: loss.kl.map(value),
+            low_clipped: value(loss.low_clipped),
+            high_clipped: value(loss.high_clipped),
+        }
+    }
+
+    /// Gives every token of this device the sum of `value` over the tokens of its sequence on all data ranks.
+    ///
+    /// Compares every pair of tokens: no scatter, no sort, no bound on the number of sequences, and N x G comparisons are
+    /// nothing beside N x V logits.
+    pub(crate) fn sequence_sum(&self, position: &Position, sequences: &Value, value: &Value) -> Value {
+        let all = position.gather_tokens(value);
+        let shape = [value.shape()[0], all.shape()[0]];
+        let same = self.sequence.broadcast_in_dim(&shape, &[0]).eq(&sequences.broadcast_in_dim(&shape, &[1]));
+        let all = all.broadcast_in_dim(&shape, &[1]);
+        same.select(&all, &all.like(0.0)).reduce(Reducer::Add, &[1])
+    }
+
+    /// [`grpo_core::evaluate::Sums`] over all tokens of all devices, in the order of its fields: f32 `[SUMS]`.
+    pub(crate) fn sums(
+        &self,
+        position: &Position,
+        sequences: &Value,
+        loss: &BatchLoss<Value>,
+        entropy: Option<&Value>,
+        shares_clip: bool,
+    ) -> Value {
+        let share = &self.numbers[3];
+        let active = self.active();
+        let zero = share.like(0.0);
+        let total = |v: &Value| position.over_data(&pairwise_sum(v), Reducer::Add);
+        let clipped = |v: &Value| if shares_clip { total(&(v * share)) } else { total(v) };
+        let part = |v: &Value| self.sequence_sum(position, sequences, &(v * share));
+        let extreme = |v: &Value, reducer: Reducer| {
+            let none = match reducer {
+                Reducer::Min => f64::INFINITY,
+                _ => f64::NEG_INFINITY,
+            };
+            position.over_data(&active.select(v, &v.like(none)).reduce(reducer, &[0]), reducer)
+        };
+        let entropy = entropy.map(|e| active.select(e, &zero)).unwrap_or_else(|| zero.clone());
+        let sums = [
+            total(&loss.loss),
+            total(loss.kl.as_ref().unwrap_or(&zero)),
+            total(&entropy),
+            clipped(&loss.low_clipped),
+            clipped(&loss.high_clipped),
+            extreme(&part(&loss.low_clipped), Reducer::Min),
+            extreme(&part(&loss.high_clipped), Reducer::Max),
+        ];
+        let sums = sums.map(|v| v.reshape(&[1]));
+        share.builder().concatenate(&sums.each_ref(), 0)
+    }
+}
+
+/// Sum of `[N]` in two levels, whose rounding error hardly grows with N.
+fn pairwise_sum(values: &Value) -> Value {
+    const WIDTH: usize = 128;
+    let n = values.shape()[0];
+    let rows = n.div_ceil(WIDTH);
+    let zero = values.builder().scalar(0.0, values.dtype());
+    let padded = values.pad(&zero, &[0], &[rows * WIDTH - n]);
+    padded.reshape(&[rows, WIDTH]).reduce(Reducer::Add, &[1]).reduce(Reducer::Add, &[0])
+}
