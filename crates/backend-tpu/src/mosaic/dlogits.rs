@@ -40,14 +40,14 @@ pub fn dlogits_kernel(spec: &KernelSpec) -> Result<Kernel> {
         let target = rows(&target, row) - first_column.broadcast(&[ROWS, LANES]);
         let [max, constant, linear, at_target] = [&max, &constant, &linear, &at_target].map(|lanes| rows(lanes, row));
         let zero = max.like(0.0);
-        let active = constant.ne(&zero) | linear.ne(&zero) | at_target.ne(&zero);
+        let inactive = constant.eq(&zero) & linear.eq(&zero) & at_target.eq(&zero);
         // d_j is in units of ln 2 here.
         let linear = linear * zero.like(std::f64::consts::LN_2);
         for slice in 0..spec.vocab_block / LANES {
             let d = (load(&logits, row, slice) - &max) * zero.like(spec.exponent_scale());
             let slope = &constant + &linear * d.max(&zero.like(LOWEST));
             // Not a multiplication: a logit of an inactive row may be NaN.
-            let gradient = active.select(&(d.exp2() * slope), &zero);
+            let gradient = inactive.select(&zero, &(d.exp2() * slope));
             let column = lane.like((slice * LANES) as i64) + &lane;
             let gradient = column.eq(&target).select(&at_target, &gradient).convert(spec.dtype);
             out.store(&place(row, slice), &gradient.reshape(&[1, ROWS, LANES]));

@@ -35,7 +35,7 @@ pub fn statistics_kernel(spec: &KernelSpec) -> Result<Kernel> {
         // Finite, so that differences to it are no NaN; below every logit but -inf.
         let lowest = k.splat(f64::from(f32::MIN), max.ty().clone());
         max.store_all(&lowest);
-        [&sum, &dot, &picked].map(|lanes| lanes.store_all(&lowest.like(0.0)));
+        [&sum, &dot, &picked].into_iter().for_each(|lanes| lanes.store_all(&lowest.like(0.0)));
     });
     let last = spec.vocab_blocks() as i32 - 1;
     let rest = spec.vocab.saturating_sub(last.max(0) as usize * spec.vocab_block);

@@ -141,16 +141,15 @@ impl Builder {
         if let Some((d, _)) = index.iter().flat_map(|i| &i.terms).find(|(d, _)| *d >= dimensions) {
             return Err(format!("dimension {d} of a grid of {dimensions} dimensions"));
         }
-        // What one copy between HBM and VMEM can move: whole tiles, or all there is.
-        let unit = |from_last: usize| match (space, from_last) {
-            (Space::Vmem, 0) => 128,
-            (Space::Vmem, 1) => 8,
-            _ => 1,
-        };
+        // What one copy between HBM and VMEM moves: whole tiles, or all there is. A block may be larger than its tensor.
         for (d, (block, size)) in block.iter().zip(&ty.shape).enumerate() {
-            let unit = unit(ty.rank() - 1 - d);
-            if *block == 0 || block > size || (block != size && block % unit != 0) {
-                return Err(format!("block {block} in dimension {d} of {ty}: {size} or a multiple of {unit} below it"));
+            let unit = match (space, ty.rank() - 1 - d) {
+                (Space::Vmem, 0) => 128,
+                (Space::Vmem, 1) => 8,
+                _ => 1,
+            };
+            if *block == 0 || (block != size && block % unit != 0) {
+                return Err(format!("block {block} in dimension {d} of {ty} should be {size} or a multiple of {unit}"));
             }
         }
         Ok(())

@@ -29,10 +29,11 @@ impl Value {
         self.then(Kind::Binary(operation), &[other], check)
     }
 
-    /// Predicates of `self direction other`; with NaN only `Ne` holds.
+    /// Predicates of `self direction other`. None holds with NaN; `Ne`, which would, Mosaic has for integers only.
     #[track_caller]
     pub fn compare(&self, direction: Comparison, other: &Self) -> Self {
-        let legal = if self.dtype() == Dtype::Pred { Err(format!("not defined for {}", self.ty())) } else { Ok(()) };
+        let legal = self.dtype() == Dtype::I32 || (self.dtype().is_float() && direction != Comparison::Ne);
+        let legal = if legal { Ok(()) } else { Err(format!("{direction:?} is not defined for {}", self.ty())) };
         let check = same(self.ty(), other.ty()).and(legal).map(|()| self.ty().with_dtype(Dtype::Pred));
         self.then(Kind::Compare(direction), &[other], check)
     }
