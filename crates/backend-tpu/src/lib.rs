@@ -1,6 +1,7 @@
 //! The GRPO loss on any PJRT device.
 #![forbid(unsafe_code)]
 
+pub mod mosaic;
 pub mod program;
 
 use grpo_core::Error;

@@ -79,19 +79,17 @@ impl KernelSpec {
     }
 
     fn builder(&self, name: &str) -> Builder {
-        let blocks = |size: usize, block: usize| size.div_ceil(block.max(1));
         let grid = [
             (self.batch, Semantics::Parallel),
             (blocks(self.tokens, self.time_block), Semantics::Parallel),
-            (self.vocab_blocks(), Semantics::Arbitrary),
+            (blocks(self.vocab, self.vocab_block), Semantics::Arbitrary),
         ];
         let k = Builder::new(name, &grid);
         k.vmem_limit(self.vmem_limit());
+        if !matches!(self.dtype, Dtype::Bf16 | Dtype::F32) || !self.logit_scale.is_finite() || self.logit_scale <= 0.0 {
+            k.fail("mosaic::KernelSpec", format!("logits of bf16 or f32 and a scale above 0 expected, got {self:?}"));
+        }
         k
-    }
-
-    fn vocab_blocks(&self) -> usize {
-        self.vocab.div_ceil(self.vocab_block.max(1))
     }
 
     fn logits_window(&self) -> Window {
@@ -122,6 +120,11 @@ impl KernelSpec {
     fn for_rows(&self, k: &Builder, body: impl FnOnce(&Value)) {
         k.repeat(self.time_block / ROWS, |group| body(&(group * k.scalar(ROWS as i32))));
     }
+}
+
+/// How many blocks cover a size.
+fn blocks(size: usize, block: usize) -> usize {
+    size.div_ceil(block.max(1))
 }
 
 /// The numbers of a group of rows.

@@ -3,7 +3,7 @@
 //! Avoids operations across lanes: each of the 128 lanes of a row keeps its own maximum and sums (an online softmax over
 //! every 128th column), and they meet only after the last block.
 
-use super::{KernelSpec, LANES, LOWEST, ROWS, load, rows};
+use super::{KernelSpec, LANES, LOWEST, ROWS, blocks, load, rows};
 use stablehlo::mosaic::{Builder, Cost, Kernel, Reducer, Ref, Value};
 use stablehlo::{Dtype, Result};
 
@@ -37,15 +37,16 @@ pub fn statistics_kernel(spec: &KernelSpec) -> Result<Kernel> {
         max.store_all(&lowest);
         [&sum, &dot, &picked].into_iter().for_each(|lanes| lanes.store_all(&lowest.like(0.0)));
     });
-    let last = spec.vocab_blocks() as i32 - 1;
-    let rest = spec.vocab.saturating_sub(last.max(0) as usize * spec.vocab_block);
+    let before_last = blocks(spec.vocab, spec.vocab_block).saturating_sub(1);
+    let rest = spec.vocab - before_last * spec.vocab_block;
+    let last = k.scalar(before_last as i32);
     if rest == spec.vocab_block {
         lanes.add_block(rest);
     } else {
-        k.when(&block.lt(&k.scalar(last)), || lanes.add_block(spec.vocab_block));
-        k.when(&block.eq(&k.scalar(last)), || lanes.add_block(rest));
+        k.when(&block.lt(&last), || lanes.add_block(spec.vocab_block));
+        k.when(&block.eq(&last), || lanes.add_block(rest));
     }
-    k.when(&block.eq(&k.scalar(last)), || lanes.write(&out));
+    k.when(&block.eq(&last), || lanes.write(&out));
 
     let logits = (spec.batch * spec.tokens * spec.vocab) as u64;
     let rows = (spec.batch * spec.tokens) as u64;
