@@ -27,6 +27,15 @@ pub enum Error {
         /// Its (major, minor) version.
         version: (i32, i32),
     },
+    /// libtpu needs variables in the environment, and it is too late to set them.
+    #[error(
+        "libtpu needs {} in the environment of a machine without a TPU (without them it waits for minutes for a metadata \
+         server): set them before the process starts, or load libtpu before the process has threads", .variables.join(" ")
+    )]
+    Environment {
+        /// The assignments, `NAME=value`.
+        variables: Vec<String>,
+    },
     /// The plugin is older than this function.
     #[error("the plugin (PJRT API {}.{}) has no function {function}: a newer release of the plugin may have it", version.0, version.1)]
     MissingFunction {
@@ -98,6 +107,42 @@ pub enum Error {
         operation: &'static str,
         /// The object that does not belong.
         what: &'static str,
+    },
+    /// There is no wheel of the plugin for this kind of machine.
+    #[error("the plugin `{plugin}` is published for x86-64 Linux only, and this is {platform}")]
+    Platform {
+        /// What was to be installed.
+        plugin: &'static str,
+        /// Architecture and operating system.
+        platform: String,
+    },
+    /// The machine's pip did not fetch a wheel.
+    #[error("cannot download {requirement}: {reason}\n(command: {command})")]
+    Download {
+        /// Package and version.
+        requirement: &'static str,
+        /// What was run, to try by hand.
+        command: String,
+        /// What went wrong, and what to do.
+        reason: String,
+    },
+    /// A wheel is not the one that this release was made for.
+    #[error("{requirement} has the SHA-256 {found}, but {expected} is expected: check the package index that pip uses")]
+    Digest {
+        /// Package and version.
+        requirement: &'static str,
+        /// The pinned digest, hexadecimal.
+        expected: &'static str,
+        /// What came.
+        found: String,
+    },
+    /// A file of the installation could not be read or written.
+    #[error("cannot install a plugin: {path}: {source}")]
+    Install {
+        /// The file or directory.
+        path: PathBuf,
+        /// The system's error.
+        source: std::io::Error,
     },
     /// The compile cache could not be read or written.
     #[error("compile cache {path}: {source}")]

@@ -123,11 +123,11 @@ impl Executable {
         ffi::serialize(&self.handle)
     }
 
-    /// A short text that differs if the compiled programs do; not offered by every plugin.
-    pub fn fingerprint(&self) -> Result<String> {
+    /// A few bytes (text, of some plugins) that differ if the compiled programs do.
+    pub fn fingerprint(&self) -> Result<Vec<u8>> {
         let mut args = ffi::ExecutableFingerprint::new(self.handle.get());
         self.handle.api().call(&mut args)?;
-        Ok(args.fingerprint.text())
+        Ok(args.fingerprint.get().to_vec())
     }
 
     /// The program as the compiler left it.

@@ -12,6 +12,8 @@ mod event;
 mod executable;
 #[allow(unsafe_code)]
 mod ffi;
+#[cfg(feature = "install")]
+pub mod install;
 mod plugin;
 mod topology;
 mod value;
@@ -25,6 +27,6 @@ pub use dtype::{DType, Element};
 pub use error::{Code, Error, Result};
 pub use event::Event;
 pub use executable::{Argument, CompiledMemoryStats, Executable, LoadedExecutable, OptimizedProgram};
-pub use plugin::Plugin;
+pub use plugin::{Plugin, TPU_ENVIRONMENT};
 pub use topology::Topology;
 pub use value::{Attributes, NamedValue};

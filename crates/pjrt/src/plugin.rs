@@ -21,6 +21,31 @@ struct Loaded {
     api: ffi::Api,
 }
 
+/// What libtpu needs in its environment on a machine without a TPU: not to ask a metadata server (which takes minutes to
+/// give up), not to claim the machine for one process, a worker's name and type so that it does not look for them, and
+/// no log files in `/tmp`.
+///
+/// [`Plugin::load`] sets these itself while the process has one thread and `TPU_SKIP_MDS_QUERY` is unset.
+pub const TPU_ENVIRONMENT: [(&str, &str); 7] = [
+    ("TPU_SKIP_MDS_QUERY", "1"),
+    ("ALLOW_MULTIPLE_LIBTPU_LOAD", "1"),
+    ("TPU_WORKER_HOSTNAMES", "localhost"),
+    ("TPU_ACCELERATOR_TYPE", "v6e-8"),
+    ("TPU_LOG_DIR", "disabled"),
+    ("TPU_MIN_LOG_LEVEL", "3"),
+    ("TPU_STDERR_LOG_LEVEL", "3"),
+];
+
+/// Sets [`TPU_ENVIRONMENT`] unless the user has, or there is a TPU, which knows better.
+fn prepare_for_libtpu() -> Result<()> {
+    let has_tpu = ["/dev/accel0", "/dev/vfio/0"].iter().any(|device| Path::new(device).exists());
+    if has_tpu || std::env::var_os(TPU_ENVIRONMENT[0].0).is_some() || ffi::set_variables(&TPU_ENVIRONMENT) {
+        return Ok(());
+    }
+    let variables = TPU_ENVIRONMENT.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    Err(Error::Environment { variables })
+}
+
 /// Every plugin of this process, so that none is initialised twice.
 static LOADED: Mutex<BTreeMap<PathBuf, &'static Loaded>> = Mutex::new(BTreeMap::new());
 
@@ -29,7 +54,8 @@ impl Plugin {
     ///
     /// # Errors
     ///
-    /// [`Error::Load`] if the file is not a plugin, [`Error::Version`] if it has another major version, [`Error::Api`] if
+    /// [`Error::Load`] if the file is not a plugin, [`Error::Environment`] if it is libtpu and [`TPU_ENVIRONMENT`] is needed
+    /// but can no longer be set, [`Error::Version`] if it has another major version, [`Error::Api`] if
     /// its initialisation fails.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
@@ -38,6 +64,9 @@ impl Plugin {
         let mut plugins = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(loaded) = plugins.get(&path) {
             return Ok(Plugin { loaded });
+        }
+        if path.file_name().is_some_and(|name| name.to_string_lossy().contains("libtpu")) {
+            prepare_for_libtpu()?;
         }
         let api = ffi::open(&path)?;
         if api.version().0 != 0 {

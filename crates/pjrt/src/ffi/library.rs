@@ -23,3 +23,16 @@ pub(crate) fn open(path: &Path) -> Result<Api> {
     // SAFETY: the table comes from `GetPjrtApi`, and the library stays.
     unsafe { Api::read(table) }.ok_or_else(|| failed("its function table is too small to be one".into()))
 }
+
+/// Sets environment variables that are unset, if that is safe: while the process has one thread. Returns whether.
+pub(crate) fn set_variables(variables: &[(&str, &str)]) -> bool {
+    let threads = std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count);
+    if threads != 1 {
+        return false;
+    }
+    for (name, value) in variables.iter().filter(|(name, _)| std::env::var_os(name).is_none()) {
+        // SAFETY: there is no other thread that could read the environment meanwhile.
+        unsafe { std::env::set_var(name, value) };
+    }
+    true
+}

@@ -19,7 +19,7 @@ use std::ptr::NonNull;
 pub(crate) use calls::*;
 pub(crate) use host::{copy_from_host, copy_to_host};
 pub(crate) use launch::Launcher;
-pub(crate) use library::open;
+pub(crate) use library::{open, set_variables};
 pub(crate) use named_value::RawNamedValue;
 pub(crate) use owned::{Child, Handle, Owned};
 pub(crate) use pointer::{OutCounted, OutHandle, OutRagged, OutSlice, Ref, Slice};

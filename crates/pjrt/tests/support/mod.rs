@@ -1,0 +1,36 @@
+//! Real plugins for the tests, fetched the first time.
+#![allow(dead_code, missing_docs, unreachable_pub)]
+
+use pjrt::install::{self, Kind};
+use pjrt::{Buffer, Client, CompileOptions, Element, LoadedExecutable, Plugin};
+
+pub fn plugin(kind: Kind) -> Plugin {
+    let installed = install::install(kind, |step| eprintln!("{step:?}")).expect("the plugin can be installed");
+    Plugin::load(installed.path).expect("the plugin loads")
+}
+
+/// The CPU plugin with `devices` virtual devices.
+pub fn cpu(devices: i64) -> Client {
+    plugin(Kind::Cpu).client(&[("cpu_device_count", devices.into())]).expect("the CPU opens")
+}
+
+pub fn compile(client: &Client, program: &str) -> LoadedExecutable {
+    client.compile(program, &CompileOptions::default()).expect("the program compiles")
+}
+
+pub fn buffer<T: Element>(client: &Client, data: &[T], dims: &[usize]) -> Buffer {
+    client.buffer_from_host(data, dims, &client.addressable_devices()[0]).expect("the data gets to the device")
+}
+
+/// Runs a program with one output on the first device.
+pub fn run(executable: &LoadedExecutable, arguments: &[&Buffer]) -> Buffer {
+    let mut outputs = executable.execute(&[arguments]).expect("the program runs");
+    outputs.remove(0).remove(0)
+}
+
+/// `a + a` on four numbers; its output takes the place of its argument if that is donated.
+pub const DOUBLE: &str = "
+func.func @main(%a: tensor<4xf32> {tf.aliasing_output = 0 : i32}) -> tensor<4xf32> {
+  %0 = stablehlo.add %a, %a : tensor<4xf32>
+  return %0 : tensor<4xf32>
+}";
