@@ -79,7 +79,7 @@ impl Lanes<'_> {
         let first_column = k.program_id(2) * k.scalar(self.spec.vocab_block as i32);
         let target = rows(self.target, row) - first_column.broadcast(&[ROWS, LANES]);
         let (before, mut picked) = (rows(self.max, row), rows(self.picked, row));
-        let (nothing, zero) = (before.like(f64::NEG_INFINITY), before.like(0.0));
+        let nothing = before.like(f64::NEG_INFINITY);
 
         let mut max = before.clone();
         let mut others = vec![];
@@ -90,7 +90,7 @@ impl Lanes<'_> {
             if (slice + 1) * LANES > columns {
                 z = column.lt(&column.like(columns as i64)).select(&z, &nothing);
             }
-            picked = picked + is_target.select(&z, &zero);
+            picked = is_target.select(&z, &picked);
             z = is_target.select(&nothing, &z);
             max = max.max(&z);
             others.push(z);
