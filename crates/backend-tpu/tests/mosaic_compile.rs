@@ -1,0 +1,96 @@
+//! The TPU compiler on the kernels: what they need of a v6e that is not here.
+
+use backend_tpu::mosaic::{COEFFICIENTS, KernelSpec, dlogits_kernel, statistics_kernel};
+use pjrt::install::{Kind, install};
+use pjrt::{CompileOptions, CompiledMemoryStats, Executable, Plugin};
+use stablehlo::{Builder, Dtype, Module, TensorType};
+
+fn compile(program: &str) -> Executable {
+    let installed = install(Kind::Tpu, |_| {}).expect("the TPU compiler can be installed");
+    let topology = Plugin::load(installed.path).and_then(|plugin| plugin.topology("v6e:2x4", &[])).expect("a topology");
+    topology.compile(program, &CompileOptions::default()).unwrap_or_else(|error| panic!("{error}\n{program}"))
+}
+
+/// Statistics, coefficients that stand for a loss, and the gradient over the donated logits.
+fn program(spec: &KernelSpec) -> Module {
+    let [statistics, dlogits] = [statistics_kernel(spec), dlogits_kernel(spec)].map(|k| k.expect("a kernel"));
+    let f = Builder::new();
+    let targets = f.argument("targets", TensorType::new(Dtype::I32, [spec.batch, 1, spec.tokens]));
+    let logits = f.argument("logits", spec.logits());
+    f.alias(&logits, 0);
+    let rows = f.custom_call(statistics.custom_call(), &[&targets, &logits], &statistics.result_types()).remove(0);
+    let slopes = &rows * rows.like(0.5);
+    assert_eq!(slopes.shape()[1], COEFFICIENTS);
+    let operands = [&targets, &slopes, &logits];
+    let gradient = f.custom_call(dlogits.custom_call(), &operands, &dlogits.result_types()).remove(0);
+    f.finish("softmax", &[("dlogits", &gradient), ("statistics", &rows)]).expect("a program")
+}
+
+/// The program with row-major arguments and results, whatever the compiler likes better.
+fn row_major(program: &str, ty: &TensorType) -> String {
+    let layout = "mhlo.layout_mode = \"{2,1,0}\"";
+    let with_others = program.replace(&format!("{ty} {{"), &format!("{ty} {{{layout}, "));
+    with_others.replace(&format!("{ty} loc"), &format!("{ty} {{{layout}}} loc"))
+}
+
+fn megabytes(bytes: i64) -> f64 {
+    bytes as f64 / 1e6
+}
+
+#[test]
+fn both_kernels_compile_and_copy_no_logits() {
+    for dtype in [Dtype::Bf16, Dtype::F32] {
+        for (batch, vocab) in [(1, 151_936), (1, 151_643), (4, 151_936), (4, 151_643)] {
+            let spec = KernelSpec::new(batch, 4096 / batch, vocab, dtype, 1.0);
+            let text = row_major(&program(&spec).to_string(), &spec.logits());
+            let executable = compile(&text);
+            let memory = executable.memory_stats().expect("memory statistics");
+            let CompiledMemoryStats { temp, generated_code, argument, alias, .. } = memory;
+            let cost = executable.cost_analysis().expect("a cost analysis");
+            println!(
+                "v6e {dtype} B{batch} T{} V{vocab}: temp {:.3} MB, code {:.3} MB, arguments {:.0} MB, {:.2} ms if memory bound; VMEM blocks {:.1} MB",
+                spec.tokens,
+                megabytes(temp),
+                megabytes(generated_code),
+                megabytes(argument),
+                1e3 * cost["optimal_seconds"],
+                megabytes(spec.vmem_bytes() as i64),
+            );
+            assert!(temp <= 1 << 20, "{spec:?}: {memory:?}");
+            // All padding that the logits need is inside their tiles.
+            assert!(alias >= spec.logits().bytes() as i64 && argument < alias + (1 << 20), "{spec:?}: {memory:?}");
+            // The compiler counts what the kernels say they cost: logits are read twice and written once.
+            let traffic = 3.0 * spec.logits().bytes() as f64;
+            assert!((cost["bytes accessed"] / traffic - 1.0).abs() < 0.01, "{spec:?}: {cost:?}");
+        }
+    }
+}
+
+#[test]
+fn unaligned_vocabularies_are_copied_unless_their_layout_is_given() {
+    let spec = KernelSpec::new(1, 4096, 151_643, Dtype::Bf16, 1.0);
+    let text = program(&spec).to_string();
+    let temp = |text: &str| compile(text).memory_stats().expect("memory statistics").temp;
+    assert!(temp(&text) >= spec.logits().bytes() as i64, "then the attribute is no longer needed");
+    assert!(temp(&row_major(&text, &spec.logits())) <= 1 << 20);
+}
+
+#[test]
+fn shapes_smaller_than_a_block_and_other_blocks_compile() {
+    for (shape, blocks) in [
+        ([1, 1, 7], None),
+        ([4, 9, 130], Some([128, 128])),
+        ([2, 300, 1000], Some([256, 512])),
+        ([1, 4096, 32_768], Some([128, 4096])),
+        ([1, 1000, 50_257], Some([512, 1024])),
+    ] {
+        for dtype in [Dtype::Bf16, Dtype::F32] {
+            let mut spec = KernelSpec::new(shape[0], shape[1], shape[2], dtype, 0.5);
+            if let Some([time_block, vocab_block]) = blocks {
+                spec = KernelSpec { time_block, vocab_block, ..spec };
+            }
+            let memory = compile(&row_major(&program(&spec).to_string(), &spec.logits())).memory_stats();
+            assert!(memory.expect("memory statistics").temp <= 1 << 20, "{spec:?}");
+        }
+    }
+}
