@@ -13,12 +13,16 @@ impl Display for Module {
         write!(f, "  func.func public @main(")?;
         for (i, (argument, id)) in main.arguments.iter().zip(&main.body.arguments).enumerate() {
             let alias = argument.alias.map(|result| format!("tf.aliasing_output = {result} : i32"));
-            let attributes = attributes(&argument.name, alias, argument.sharding.as_ref());
-            write!(f, "{}\n      {}: {}{attributes}", separator(i), Name(*id), main.type_of(*id))?;
+            let attributes = attributes([alias, sharding(argument.sharding.as_ref())]);
+            // The name is a location, which compilers keep out of the way.
+            let name =
+                if argument.name.is_empty() { String::new() } else { format!(" loc({})", quoted(&argument.name)) };
+            write!(f, "{}\n      {}: {}{attributes}{name}", separator(i), Name(*id), main.type_of(*id))?;
         }
         write!(f, ") -> (")?;
         for (i, (result, id)) in main.results.iter().zip(&main.body.results).enumerate() {
-            let attributes = attributes(&result.name, None, result.sharding.as_ref());
+            let name = (!result.name.is_empty()).then(|| format!("jax.result_info = {}", quoted(&result.name)));
+            let attributes = attributes([name, sharding(result.sharding.as_ref())]);
             write!(f, "{}\n      {}{attributes}", separator(i), main.type_of(*id))?;
         }
         writeln!(f, ") {{")?;
@@ -27,15 +31,14 @@ impl Display for Module {
     }
 }
 
-/// Attributes of an argument or a result. Its name is a location, which compilers keep out of the way.
-fn attributes(name: &str, alias: Option<String>, sharding: Option<&Sharding>) -> String {
-    let sharding = sharding.map(|s| format!("mhlo.sharding = \"{s}\""));
-    let list: Vec<String> = alias.into_iter().chain(sharding).collect();
-    let mut text = if list.is_empty() { String::new() } else { format!(" {{{}}}", list.join(", ")) };
-    if !name.is_empty() {
-        let _ = write!(text, " loc({})", quoted(name));
-    }
-    text
+fn sharding(sharding: Option<&Sharding>) -> Option<String> {
+    sharding.map(|s| format!("mhlo.sharding = \"{s}\""))
+}
+
+/// Attributes of an argument or a result.
+fn attributes<const K: usize>(list: [Option<String>; K]) -> String {
+    let list: Vec<String> = list.into_iter().flatten().collect();
+    if list.is_empty() { String::new() } else { format!(" {{{}}}", list.join(", ")) }
 }
 
 fn separator(index: usize) -> &'static str {
@@ -181,7 +184,7 @@ impl Printer<'_> {
             }
             Kind::While => {
                 let [condition, body] = &op.regions[..] else { return Err(fmt::Error) };
-                // Both regions see the carried values under the same names.
+                // Both regions bind the same values.
                 let carried =
                     condition.arguments.iter().zip(&op.operands).map(|(a, o)| format!("{} = {}", Name(*a), Name(*o)));
                 let carried = List(carried.collect::<Vec<_>>());

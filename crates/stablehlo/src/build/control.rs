@@ -1,9 +1,8 @@
 //! Loops, barriers and code of the target's own.
 
-use super::{Builder, Value};
+use super::{Builder, State, Value};
 use crate::graph::{CustomCall, Kind, Region};
 use crate::types::{Dtype, TensorType};
-use std::rc::Rc;
 
 impl Builder {
     /// Repeats `body` while `condition` holds. Both get the carried values, which begin as `initial`; `body` returns the
@@ -16,8 +15,9 @@ impl Builder {
         body: impl FnOnce(&[Value]) -> Vec<Value>,
     ) -> Vec<Value> {
         let types: Vec<TensorType> = initial.iter().map(|v| v.ty().clone()).collect();
-        let (test, condition) = self.region(&types, |carried| vec![condition(carried)]);
-        let (next, body) = self.region(&types, body);
+        let carried: Vec<Value> = types.iter().map(|ty| self.bind(ty)).collect();
+        let (test, condition) = self.region(&carried, |carried| vec![condition(carried)]);
+        let (next, body) = self.region(&carried, body);
         let listed = |types: &[TensorType]| types.iter().map(TensorType::to_string).collect::<Vec<_>>().join(", ");
         let check = if test != [TensorType::scalar(Dtype::Pred)] {
             Err(format!("a condition of type {} expected, got {}", TensorType::scalar(Dtype::Pred), listed(&test)))
@@ -76,28 +76,34 @@ impl Builder {
         self.emit_all(Kind::CustomCall(call), operands, vec![], check, || results.to_vec())
     }
 
-    /// Builds a nested region; returns the types of its results beside it.
+    /// A value that a region is going to bind.
+    fn bind(&self, ty: &TensorType) -> Value {
+        let id = self.state.borrow_mut().define(ty.clone());
+        self.handle(id, ty.clone())
+    }
+
+    /// Builds a nested region that binds `arguments`; returns the types of its results beside it.
     fn region(
         &self,
-        arguments: &[TensorType],
+        arguments: &[Value],
         build: impl FnOnce(&[Value]) -> Vec<Value>,
     ) -> (Vec<TensorType>, Region) {
-        let ids = {
+        {
             let mut state = self.state.borrow_mut();
             state.enter();
-            let ids: Vec<_> = arguments.iter().map(|ty| state.define(ty.clone())).collect();
-            if let Some((_, region)) = state.open.last_mut() {
-                region.arguments.clone_from(&ids);
+            let State { homes, open, .. } = &mut *state;
+            if let Some((serial, region)) = open.last_mut() {
+                region.arguments = arguments.iter().map(|v| v.id).collect();
+                // Regions of one operation bind the same values in turn.
+                region.arguments.iter().for_each(|id| homes[id.0] = *serial);
             }
-            ids
-        };
-        let values: Vec<Value> = ids.into_iter().zip(arguments).map(|(id, ty)| self.handle(id, ty.clone())).collect();
-        let results = build(&values);
+        }
+        let results = build(arguments);
         if let Err(reason) = self.in_scope(&results.iter().collect::<Vec<_>>()) {
             self.fail("stablehlo.return", reason);
         }
         let (_, mut region) = self.state.borrow_mut().open.pop().unwrap_or_default();
         region.results = results.iter().map(|v| v.id).collect();
-        (results.iter().map(|v| TensorType::clone(&Rc::clone(&v.ty))).collect(), region)
+        (results.iter().map(|v| v.ty().clone()).collect(), region)
     }
 }
