@@ -94,6 +94,16 @@ pub enum Error {
         /// Arguments of another.
         found: usize,
     },
+    /// An argument is of another type or shape than the program's parameter.
+    #[error("execute: parameter {index} is {expected}, but the argument is {found}")]
+    Argument {
+        /// The argument's position.
+        index: usize,
+        /// The parameter's type and shape.
+        expected: String,
+        /// The argument's.
+        found: String,
+    },
     /// An argument is donated on some devices only, which PJRT cannot express.
     #[error("execute: argument {index} must be donated on every device or on none")]
     MixedDonation {

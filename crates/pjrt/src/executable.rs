@@ -1,6 +1,7 @@
 //! Compiled programs.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use crate::buffer::Buffer;
 use crate::client::Client;
@@ -8,11 +9,14 @@ use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::ffi::{self, Launcher, Owned};
+use crate::hlo;
 use crate::value::{self, NamedValue};
 
 /// A compiled program, of whatever device.
 pub struct Executable {
+    // Before the topology: fields are dropped in order.
     handle: Owned<ffi::Executable>,
+    _topology: Option<Arc<Owned<ffi::Topology>>>,
 }
 
 /// What a compiled program needs on every device, in bytes.
@@ -44,8 +48,8 @@ pub struct OptimizedProgram {
 }
 
 impl Executable {
-    pub(crate) fn new(handle: Owned<ffi::Executable>) -> Self {
-        Executable { handle }
+    pub(crate) fn new(handle: Owned<ffi::Executable>, topology: Option<Arc<Owned<ffi::Topology>>>) -> Self {
+        Executable { handle, _topology: topology }
     }
 
     /// The module's name.
@@ -74,6 +78,13 @@ impl Executable {
         let mut args = ffi::ExecutableNumOutputs::new(self.handle.get());
         self.handle.api().call(&mut args)?;
         Ok(args.count)
+    }
+
+    /// Element type and shape of every parameter, as the compiler left them: of a partitioned program, those of a share.
+    /// None if the plugin's form of the program does not tell.
+    pub fn parameters(&self) -> Result<Option<Vec<(DType, Vec<usize>)>>> {
+        let program = self.optimized_program()?;
+        Ok(hlo::parameters(&program.format, &program.code))
     }
 
     /// Element type and shape of every output.
@@ -173,12 +184,16 @@ pub struct LoadedExecutable {
     launcher: Launcher,
     executable: Executable,
     client: Client,
+    /// For the check that plugins do not make: to them, bytes are bytes.
+    parameters: Option<Vec<(DType, Vec<usize>)>>,
 }
 
 impl LoadedExecutable {
     pub(crate) fn new(client: Client, loaded: Owned<ffi::LoadedExecutable>) -> Result<Self> {
         let (launcher, executable) = Launcher::new(loaded)?;
-        Ok(LoadedExecutable { launcher, executable: Executable::new(executable), client })
+        let executable = Executable::new(executable, None);
+        let parameters = executable.parameters().ok().flatten();
+        Ok(LoadedExecutable { launcher, executable, client, parameters })
     }
 
     /// What can be known of it without running it.
@@ -204,6 +219,11 @@ impl LoadedExecutable {
     ///
     /// `arguments`: `[devices][args]`, all left intact. Returns after the launch: errors of the run surface when an output
     /// is awaited or read (or here, if the program has no outputs).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] for an argument of another type or shape than its parameter, [`Error::Foreign`] for one of
+    /// another client, [`Error::Api`] for whatever the plugin refuses, such as a wrong number of arguments or devices.
     pub fn execute(&self, arguments: &[&[&Buffer]]) -> Result<Vec<Vec<Buffer>>> {
         let borrowed = arguments.iter().map(|list| list.iter().map(|&buffer| Argument::Borrowed(buffer)).collect());
         self.execute_donating(borrowed.collect())
@@ -216,6 +236,7 @@ impl LoadedExecutable {
         if arguments.iter().flatten().any(|argument| !argument.buffer().client().is(&self.client)) {
             return Err(Error::Foreign { operation, what: "argument" });
         }
+        arguments.iter().try_for_each(|list| self.check_types(list))?;
         let not_donated = not_donated(&arguments)?;
         let handles: Vec<Vec<_>> =
             arguments.iter().map(|list| list.iter().map(|argument| argument.buffer().handle()).collect()).collect();
@@ -224,6 +245,23 @@ impl LoadedExecutable {
         drop(arguments);
         let buffers = |list: Vec<_>| list.into_iter().map(|handle| Buffer::new(self.client.clone(), handle)).collect();
         outputs.into_iter().map(buffers).collect()
+    }
+
+    /// Plugins compare sizes, at most: an `i32` would pass for an `f32`. Another count is left for them to refuse.
+    fn check_types(&self, arguments: &[Argument<'_>]) -> Result<()> {
+        let parameters = self.parameters.iter().filter(|parameters| parameters.len() == arguments.len()).flatten();
+        for (index, ((dtype, dims), argument)) in parameters.zip(arguments).enumerate() {
+            let buffer = argument.buffer();
+            if (buffer.dtype(), buffer.dims()) != (*dtype, dims) {
+                let expected = format!("{dtype}{dims:?}");
+                return Err(Error::Argument {
+                    index,
+                    expected,
+                    found: format!("{}{:?}", buffer.dtype(), buffer.dims()),
+                });
+            }
+        }
+        Ok(())
     }
 }
 

@@ -1,5 +1,7 @@
 //! Devices that need not be there, to compile for.
 
+use std::sync::Arc;
+
 use crate::compile_options::CompileOptions;
 use crate::device::DeviceDescription;
 use crate::error::{Error, Result};
@@ -10,7 +12,7 @@ use crate::value::{self, Attributes, NamedValue};
 
 /// A set of devices that need not be there. [`Topology::compile`] compiles for them.
 pub struct Topology {
-    handle: Owned<ffi::Topology>,
+    handle: Arc<Owned<ffi::Topology>>,
 }
 
 impl Topology {
@@ -19,7 +21,7 @@ impl Topology {
         let mut args = ffi::TopologyCreate::new(name.into(), options.as_slice().into());
         plugin.api().call(&mut args)?;
         let handle = args.topology.take(plugin.api()).ok_or(Error::Nothing { operation: ffi::TopologyCreate::NAME })?;
-        Ok(Topology { handle })
+        Ok(Topology { handle: Arc::new(handle) })
     }
 
     /// The kind of device: `cuda`, `tpu`.
@@ -58,6 +60,6 @@ impl Topology {
         let api = self.handle.api();
         api.call(&mut args)?;
         let executable = args.executable.take(api).ok_or(Error::Nothing { operation: ffi::TopologyCompile::NAME })?;
-        Ok(Executable::new(executable))
+        Ok(Executable::new(executable, Some(Arc::clone(&self.handle))))
     }
 }

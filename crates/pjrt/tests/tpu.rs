@@ -25,6 +25,8 @@ fn a_program_compiles_for_eight_v6e() {
 
     let executable = topology.compile(MATMUL, &CompileOptions::default()).unwrap();
     assert_eq!(executable.outputs().unwrap(), [(DType::F32, vec![1024, 512])]);
+    let parameters = [(DType::Bf16, vec![1024, 2048]), (DType::Bf16, vec![2048, 512])];
+    assert_eq!(executable.parameters().unwrap().unwrap(), parameters);
     let memory = executable.memory_stats().unwrap();
     assert_eq!((memory.argument, memory.output), (2 * (1024 * 2048 + 2048 * 512), 4 * 1024 * 512));
     assert!(memory.generated_code > 0 && memory.temp < 1 << 20, "{memory:?}");

@@ -3,7 +3,9 @@
 //! Sizes and offsets are checked below against the header of that version; libtpu (0.116) and the XLA CPU plugin (0.81)
 //! check them again whenever they are called. Fields before the arrow are set by us, those behind it by the plugin.
 
-use super::{Args, Handle, Header, OutCounted, OutHandle, OutRagged, OutSlice, Program, RawNamedValue, Ref, Slice};
+use super::{
+    Args, Handle, Header, OutCounted, OutHandle, OutRagged, OutSlice, Program, RawNamedValue, Ref, Slice, Unused,
+};
 
 macro_rules! handles {
     ($( $(#[$doc:meta])* $name:ident, $slot:literal, $destroy:literal; )*) => {$(
@@ -96,8 +98,8 @@ calls! {
 
     // Behind the client: two key-value callbacks before it and one after, for jobs of several processes.
     10 "PJRT_Client_Create" ClientCreate<'a> {
-        options: Slice<'a, RawNamedValue<'a>>, => get: [usize; 2], put: [usize; 2], client: OutHandle<Client>,
-        try_get: [usize; 2],
+        options: Slice<'a, RawNamedValue<'a>>, => get: Unused<2>, put: Unused<2>, client: OutHandle<Client>,
+        try_get: Unused<2>,
     }
     12 "PJRT_Client_PlatformName" ClientPlatformName<'a> { client: Ref<'a, Client>, => name: OutSlice<'a, u8>, }
     14 "PJRT_Client_PlatformVersion" ClientPlatformVersion<'a> {
@@ -154,7 +156,7 @@ calls! {
     // Behind the executable: options that would override those it was compiled with, and how to load it.
     56 "PJRT_Executable_DeserializeAndLoad" DeserializeAndLoad<'a> {
         client: Ref<'a, Client>, serialized: Slice<'a, u8>,
-        => executable: OutHandle<LoadedExecutable>, overridden: [usize; 2], load_options: usize,
+        => executable: OutHandle<LoadedExecutable>, overridden: Unused<2>, load_options: Unused<1>,
     }
 
     59 "PJRT_Buffer_ElementType" BufferElementType<'a> { buffer: Ref<'a, Buffer>, => code: i32, }
@@ -186,7 +188,7 @@ calls! {
     // A client would let the compiler look at the devices of this machine.
     89 "PJRT_Compile" TopologyCompile<'a> {
         topology: Ref<'a, Topology>, program: &'a Program<'a>, options: Slice<'a, u8>,
-        => client: usize, executable: OutHandle<Executable>,
+        => client: Unused<1>, executable: OutHandle<Executable>,
     }
 
     90 "PJRT_Executable_OutputElementTypes" ExecutableOutputTypes<'a> {

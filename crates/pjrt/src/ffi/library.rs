@@ -36,3 +36,13 @@ pub(crate) fn set_variables(variables: &[(&str, &str)]) -> bool {
     }
     true
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_environment_of_a_process_with_threads_stays_as_it_is() {
+        // On a thread of our own, so that there are two however the tests are run.
+        let set = std::thread::spawn(|| super::set_variables(&[("PJRT_NEVER_SET", "1")])).join().unwrap();
+        assert!(!set && std::env::var_os("PJRT_NEVER_SET").is_none());
+    }
+}

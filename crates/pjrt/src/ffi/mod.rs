@@ -22,7 +22,7 @@ pub(crate) use launch::Launcher;
 pub(crate) use library::{open, set_variables};
 pub(crate) use named_value::RawNamedValue;
 pub(crate) use owned::{Child, Handle, Owned};
-pub(crate) use pointer::{OutCounted, OutHandle, OutRagged, OutSlice, Ref, Slice};
+pub(crate) use pointer::{OutCounted, OutHandle, OutRagged, OutSlice, Ref, Slice, Unused};
 pub(crate) use program::{Program, optimized_program, serialize};
 
 use crate::error::{Code, Error, Result};

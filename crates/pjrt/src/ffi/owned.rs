@@ -25,8 +25,10 @@ unsafe impl<H: Handle> Send for Owned<H> {}
 unsafe impl<H: Handle> Sync for Owned<H> {}
 
 impl<H: Handle> Owned<H> {
-    /// Takes over a handle that the plugin behind `api` has handed out.
-    pub(super) fn new(handle: NonNull<H>, api: &'static Api) -> Self {
+    /// # Safety
+    ///
+    /// `handle` must be a live object that the plugin behind `api` has handed over.
+    pub(super) unsafe fn new(handle: NonNull<H>, api: &'static Api) -> Self {
         Owned { handle, api }
     }
 
@@ -35,7 +37,8 @@ impl<H: Handle> Owned<H> {
     }
 
     pub(crate) fn get(&self) -> Ref<'_, H> {
-        Ref::new(self.handle)
+        // SAFETY: the object lives until `self` is dropped.
+        unsafe { Ref::new(self.handle) }
     }
 }
 
@@ -79,7 +82,8 @@ impl<H, P: Handle> Child<H, P> {
     }
 
     pub(crate) fn get(&self) -> Ref<'_, H> {
-        Ref::new(self.handle)
+        // SAFETY: the object lives as long as its parent.
+        unsafe { Ref::new(self.handle) }
     }
 
     pub(crate) fn parent(&self) -> &Arc<Owned<P>> {

@@ -13,8 +13,10 @@ use super::{Api, Handle, Owned};
 pub(crate) struct Ref<'a, H>(pub(super) NonNull<H>, PhantomData<&'a H>);
 
 impl<H> Ref<'_, H> {
-    /// The caller promises that the pointee lives for the lifetime it picks.
-    pub(super) fn new(pointer: NonNull<H>) -> Self {
+    /// # Safety
+    ///
+    /// The pointee must live for the lifetime that the caller picks.
+    pub(super) unsafe fn new(pointer: NonNull<H>) -> Self {
         Ref(pointer, PhantomData)
     }
 
@@ -160,6 +162,17 @@ impl<H> Default for OutHandle<H> {
 impl<H: Handle> OutHandle<H> {
     /// The handle, once; `None` if the plugin gave none.
     pub(crate) fn take(&mut self, api: &'static Api) -> Option<Owned<H>> {
-        self.0.take().map(|handle| Owned::new(handle, api))
+        // SAFETY: only the plugin behind the call fills the field, and it hands the object over.
+        self.0.take().map(|handle| unsafe { Owned::new(handle, api) })
+    }
+}
+
+/// Fields that we leave zero, and nobody else may set.
+#[repr(transparent)]
+pub(crate) struct Unused<const WORDS: usize>([usize; WORDS]);
+
+impl<const WORDS: usize> Default for Unused<WORDS> {
+    fn default() -> Self {
+        Unused([0; WORDS])
     }
 }
