@@ -2,7 +2,7 @@
 
 use crate::client::Client;
 use crate::device::Device;
-use crate::dtype::{DType, Element};
+use crate::dtype::{ArrayType, DType, Element};
 use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::ffi::{self, Args, Owned, Ref};
@@ -15,8 +15,7 @@ pub struct Buffer {
     // Before the client: fields are dropped in order.
     handle: Owned<ffi::Buffer>,
     client: Client,
-    dtype: DType,
-    dims: Vec<usize>,
+    array_type: ArrayType,
 }
 
 impl Buffer {
@@ -26,22 +25,28 @@ impl Buffer {
         let mut shape = ffi::BufferDimensions::new(handle.get());
         client.api().call(&mut shape)?;
         let dims = shape.dims.get().iter().map(|&dim| usize::try_from(dim).unwrap_or(0)).collect();
-        Ok(Buffer { dtype: DType::from_raw(element.code)?, dims, handle, client })
+        let array_type = ArrayType { dtype: DType::from_raw(element.code)?, dims };
+        Ok(Buffer { handle, client, array_type })
+    }
+
+    /// Element type and shape.
+    pub fn array_type(&self) -> &ArrayType {
+        &self.array_type
     }
 
     /// The element type.
     pub fn dtype(&self) -> DType {
-        self.dtype
+        self.array_type.dtype
     }
 
     /// The shape; empty for a scalar.
     pub fn dims(&self) -> &[usize] {
-        &self.dims
+        &self.array_type.dims
     }
 
     /// How many elements it has.
     pub fn num_elements(&self) -> usize {
-        self.dims.iter().product()
+        self.dims().iter().product()
     }
 
     /// The client that it belongs to.
@@ -73,15 +78,15 @@ impl Buffer {
     /// computes the elements.
     pub fn to_host<T: Element>(&self, destination: &mut [T]) -> Result<()> {
         let operation = "to_host";
-        if T::DTYPE != self.dtype {
-            return Err(Error::DType { operation, expected: self.dtype, found: T::DTYPE });
+        if T::DTYPE != self.dtype() {
+            return Err(Error::DType { operation, expected: self.dtype(), found: T::DTYPE });
         }
         if destination.len() != self.num_elements() {
-            let size = self.dtype.size();
+            let size = self.dtype().size();
             let (expected, found) = (self.num_elements() * size, destination.len() * size);
             return Err(Error::Size { operation, expected, found });
         }
-        T::fill(destination, |bytes| ffi::copy_to_host(&self.handle, self.dims.len(), bytes))
+        T::fill(destination, |bytes| ffi::copy_to_host(&self.handle, self.dims().len(), bytes))
     }
 
     /// The elements in a new vector; see [`Buffer::to_host`].
@@ -135,6 +140,6 @@ impl Buffer {
 
 impl std::fmt::Debug for Buffer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Buffer({}{:?})", self.dtype, self.dims)
+        write!(f, "Buffer({})", self.array_type)
     }
 }

@@ -99,6 +99,21 @@ impl fmt::Display for DType {
     }
 }
 
+/// Element type and shape of an array.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ArrayType {
+    /// The element type.
+    pub dtype: DType,
+    /// The shape; empty for a scalar.
+    pub dims: Vec<usize>,
+}
+
+impl fmt::Display for ArrayType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{:?}", self.dtype, self.dims)
+    }
+}
+
 mod sealed {
     pub trait Sealed {}
 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::dtype::DType;
+use crate::dtype::{ArrayType, DType};
 
 /// The result of everything in this crate.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -100,9 +100,9 @@ pub enum Error {
         /// The argument's position.
         index: usize,
         /// The parameter's type and shape.
-        expected: String,
+        expected: ArrayType,
         /// The argument's.
-        found: String,
+        found: ArrayType,
     },
     /// An argument is donated on some devices only, which PJRT cannot express.
     #[error("execute: argument {index} must be donated on every device or on none")]

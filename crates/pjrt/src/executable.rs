@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::buffer::Buffer;
 use crate::client::Client;
 use crate::device::Device;
-use crate::dtype::DType;
+use crate::dtype::{ArrayType, DType};
 use crate::error::{Error, Result};
 use crate::ffi::{self, Launcher, Owned};
 use crate::hlo;
@@ -82,20 +82,20 @@ impl Executable {
 
     /// Element type and shape of every parameter, as the compiler left them: of a partitioned program, those of a share.
     /// None if the plugin's form of the program does not tell.
-    pub fn parameters(&self) -> Result<Option<Vec<(DType, Vec<usize>)>>> {
+    pub fn parameters(&self) -> Result<Option<Vec<ArrayType>>> {
         let program = self.optimized_program()?;
         Ok(hlo::parameters(&program.format, &program.code))
     }
 
     /// Element type and shape of every output.
-    pub fn outputs(&self) -> Result<Vec<(DType, Vec<usize>)>> {
+    pub fn outputs(&self) -> Result<Vec<ArrayType>> {
         let mut types = ffi::ExecutableOutputTypes::new(self.handle.get());
         self.handle.api().call(&mut types)?;
         let mut dims = ffi::ExecutableOutputDims::new(self.handle.get());
         self.handle.api().call(&mut dims)?;
         let shape = |dims: &[i64]| dims.iter().map(|&dim| usize::try_from(dim).unwrap_or(0)).collect();
         let pairs = types.codes.get().iter().zip(dims.dims.get());
-        pairs.map(|(&code, dims)| Ok((DType::from_raw(code)?, shape(dims)))).collect()
+        pairs.map(|(&code, dims)| Ok(ArrayType { dtype: DType::from_raw(code)?, dims: shape(dims) })).collect()
     }
 
     /// What the program needs on every device.
@@ -185,7 +185,7 @@ pub struct LoadedExecutable {
     executable: Executable,
     client: Client,
     /// For the check that plugins do not make: to them, bytes are bytes.
-    parameters: Option<Vec<(DType, Vec<usize>)>>,
+    parameters: Option<Vec<ArrayType>>,
 }
 
 impl LoadedExecutable {
@@ -250,15 +250,10 @@ impl LoadedExecutable {
     /// Plugins compare sizes, at most: an `i32` would pass for an `f32`. Another count is left for them to refuse.
     fn check_types(&self, arguments: &[Argument<'_>]) -> Result<()> {
         let parameters = self.parameters.iter().filter(|parameters| parameters.len() == arguments.len()).flatten();
-        for (index, ((dtype, dims), argument)) in parameters.zip(arguments).enumerate() {
-            let buffer = argument.buffer();
-            if (buffer.dtype(), buffer.dims()) != (*dtype, dims) {
-                let expected = format!("{dtype}{dims:?}");
-                return Err(Error::Argument {
-                    index,
-                    expected,
-                    found: format!("{}{:?}", buffer.dtype(), buffer.dims()),
-                });
+        for (index, (expected, argument)) in parameters.zip(arguments).enumerate() {
+            let found = argument.buffer().array_type();
+            if found != expected {
+                return Err(Error::Argument { index, expected: expected.clone(), found: found.clone() });
             }
         }
         Ok(())

@@ -2,10 +2,10 @@
 
 use prost::Message;
 
-use crate::dtype::DType;
+use crate::dtype::{ArrayType, DType};
 
 /// Element type and shape of every parameter, if `code` is in a format that says so.
-pub(crate) fn parameters(format: &str, code: &[u8]) -> Option<Vec<(DType, Vec<usize>)>> {
+pub(crate) fn parameters(format: &str, code: &[u8]) -> Option<Vec<ArrayType>> {
     let module = match format {
         "hlo" => Module::decode(code).ok()?,
         "hlo_with_config" => ModuleWithConfig::decode(code).ok()?.module?,
@@ -41,7 +41,7 @@ struct Shape {
 }
 
 impl Shape {
-    fn read(&self) -> Option<(DType, Vec<usize>)> {
+    fn read(&self) -> Option<ArrayType> {
         // `PrimitiveType` counts like `PJRT_Buffer_Type` up to f64, its 12; bf16 is 16, and 13 a tuple.
         let dtype = match self.element_type {
             16 => DType::Bf16,
@@ -49,6 +49,6 @@ impl Shape {
             _ => return None,
         };
         let dims: Option<Vec<usize>> = self.dims.iter().map(|&dim| dim.try_into().ok()).collect();
-        Some((dtype, dims?))
+        Some(ArrayType { dtype, dims: dims? })
     }
 }

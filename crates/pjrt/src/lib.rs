@@ -74,7 +74,7 @@ pub use client::Client;
 pub use compile_cache::{CacheOutcome, CompileCache};
 pub use compile_options::{CompileOptions, OptionValue};
 pub use device::{Device, DeviceDescription, DeviceMemoryStats};
-pub use dtype::{DType, Element};
+pub use dtype::{ArrayType, DType, Element};
 pub use error::{Code, Error, Result};
 pub use event::Event;
 pub use executable::{Argument, CompiledMemoryStats, Executable, LoadedExecutable, OptimizedProgram};

@@ -4,7 +4,7 @@ mod support;
 
 use half::{bf16, f16};
 use pjrt::{Argument, Code, CompileOptions, DType, Element, Error};
-use support::{DOUBLE, buffer, compile, cpu, run};
+use support::{DOUBLE, array, buffer, compile, cpu, run};
 
 #[test]
 fn a_bf16_product_accumulates_in_f32() {
@@ -68,6 +68,19 @@ fn scalars_and_empty_arrays_are_arrays() {
     let client = cpu(1);
     assert_eq!(buffer(&client, &[7i32], &[]).to_vec::<i32>().unwrap(), [7]);
     assert_eq!(buffer::<f32>(&client, &[], &[0, 4]).to_vec::<f32>().unwrap(), []);
+}
+
+#[test]
+fn a_buffer_does_not_follow_the_slice_that_it_was_made_of() {
+    let client = cpu(1);
+    // Large and page-aligned slices are those that a plugin would rather use than copy.
+    for len in [1, 16, 1 << 10, 1 << 22] {
+        let mut data = vec![1.0f32; len];
+        let copy = buffer(&client, &data, &[len]);
+        data.fill(2.0);
+        drop(data);
+        assert!(copy.to_vec::<f32>().unwrap().iter().all(|&value| value == 1.0));
+    }
 }
 
 #[test]
@@ -271,8 +284,8 @@ fn a_program_tells_what_it_needs_and_comes_back_from_bytes() {
     let client = cpu(1);
     let program = compile(&client, DOUBLE);
     let executable = program.executable();
-    assert_eq!(executable.outputs().unwrap(), [(DType::F32, vec![4])]);
-    assert_eq!(executable.parameters().unwrap().unwrap(), [(DType::F32, vec![4])]);
+    assert_eq!(executable.outputs().unwrap(), [array(DType::F32, &[4])]);
+    assert_eq!(executable.parameters().unwrap().unwrap(), [array(DType::F32, &[4])]);
     assert_eq!((executable.num_outputs().unwrap(), executable.num_replicas().unwrap()), (1, 1));
     let memory = executable.memory_stats().unwrap();
     assert_eq!((memory.argument, memory.output), (16, 16));

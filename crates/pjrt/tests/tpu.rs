@@ -4,6 +4,7 @@ mod support;
 
 use pjrt::install::Kind;
 use pjrt::{CompileOptions, DType, Error};
+use support::array;
 
 const MATMUL: &str = "
 func.func @main(%a: tensor<1024x2048xbf16>, %b: tensor<2048x512xbf16>) -> tensor<1024x512xf32> {
@@ -24,8 +25,8 @@ fn a_program_compiles_for_eight_v6e() {
     assert!(topology.attributes().is_ok());
 
     let executable = topology.compile(MATMUL, &CompileOptions::default()).unwrap();
-    assert_eq!(executable.outputs().unwrap(), [(DType::F32, vec![1024, 512])]);
-    let parameters = [(DType::Bf16, vec![1024, 2048]), (DType::Bf16, vec![2048, 512])];
+    assert_eq!(executable.outputs().unwrap(), [array(DType::F32, &[1024, 512])]);
+    let parameters = [array(DType::Bf16, &[1024, 2048]), array(DType::Bf16, &[2048, 512])];
     assert_eq!(executable.parameters().unwrap().unwrap(), parameters);
     let memory = executable.memory_stats().unwrap();
     assert_eq!((memory.argument, memory.output), (2 * (1024 * 2048 + 2048 * 512), 4 * 1024 * 512));

@@ -2,7 +2,7 @@
 #![allow(dead_code, missing_docs, unreachable_pub)]
 
 use pjrt::install::{self, Kind};
-use pjrt::{Buffer, Client, CompileOptions, Element, LoadedExecutable, Plugin};
+use pjrt::{ArrayType, Buffer, Client, CompileOptions, DType, Element, LoadedExecutable, Plugin};
 
 pub fn plugin(kind: Kind) -> Plugin {
     let installed = install::install(kind, |step| eprintln!("{step:?}")).expect("the plugin can be installed");
@@ -12,6 +12,10 @@ pub fn plugin(kind: Kind) -> Plugin {
 /// The CPU plugin with `devices` virtual devices.
 pub fn cpu(devices: i64) -> Client {
     plugin(Kind::Cpu).client(&[("cpu_device_count", devices.into())]).expect("the CPU opens")
+}
+
+pub fn array(dtype: DType, dims: &[usize]) -> ArrayType {
+    ArrayType { dtype, dims: dims.to_vec() }
 }
 
 pub fn compile(client: &Client, program: &str) -> LoadedExecutable {
