@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod mosaic;
+pub mod plugins;
 pub mod program;
 
 use grpo_core::Error;
