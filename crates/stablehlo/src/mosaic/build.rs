@@ -317,10 +317,14 @@ impl Builder {
         check: Result<Option<TensorType>, String>,
         fallback: TensorType,
     ) -> Value {
-        let ty = self.in_scope(operands).and(self.in_scope(offsets)).and(check).unwrap_or_else(|reason| {
-            self.fail(kind.name(), reason);
-            Some(fallback.clone())
-        });
+        // No closure: it would hide the caller's line.
+        let ty = match self.in_scope(operands).and(self.in_scope(offsets)).and(check) {
+            Ok(ty) => ty,
+            Err(reason) => {
+                self.fail(kind.name(), reason);
+                Some(fallback.clone())
+            }
+        };
         let mut state = self.state.borrow_mut();
         let result = ty.clone().map(|ty| state.define(ty));
         let operands = operands.iter().map(|value| value.id).collect();

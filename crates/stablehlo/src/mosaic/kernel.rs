@@ -3,7 +3,7 @@
 use crate::graph::{Comparison, CustomCall, Number};
 use crate::types::{Dtype, TensorType};
 use base64::Engine;
-use serde_json::{Value as Json, json};
+use serde_json::json;
 
 /// A kernel: plain data, made by [`super::Builder`].
 #[derive(Clone, Debug, PartialEq)]
@@ -264,9 +264,6 @@ impl Kernel {
                 "bytes_accessed": cost.bytes_accessed,
                 "transcendentals": cost.transcendentals,
             });
-        }
-        if self.has_side_effect {
-            call["has_side_effect"] = Json::Bool(true);
         }
         let mut config = json!({ "custom_call_config": call });
         if let Some(limit) = self.vmem_limit {

@@ -187,14 +187,17 @@ impl Printer<'_> {
                 name = "arith.cmpf";
                 attributes = format!("{fastmath}, predicate = {} : i64", float_predicate(*direction));
             }
-            Kind::Compare(direction) => attributes = format!("predicate = {} : i64", *direction as usize),
+            Kind::Compare(direction) => {
+                name = "arith.cmpi";
+                attributes = format!("predicate = {} : i64", *direction as usize);
+            }
             Kind::Convert => {
                 name = match (from.map(|ty| ty.dtype), to.as_ref().map(|ty| ty.dtype)) {
                     (Some(Dtype::Bf16), _) => "arith.extf",
                     (Some(Dtype::I32), _) => "arith.sitofp",
                     (Some(Dtype::Pred), _) => "arith.extui",
                     (_, Some(Dtype::I32)) => "arith.fptosi",
-                    _ => name,
+                    _ => "arith.truncf",
                 }
             }
             Kind::Reduce(reducer, dimension) => return self.reduce(f, op, *reducer, *dimension, indent),
@@ -346,7 +349,7 @@ impl Space {
 }
 
 impl Kind {
-    /// As Mosaic names it, for the commonest dtype where that matters.
+    /// As Mosaic names it, without what depends on the dtype.
     pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Constant(_) => "arith.constant",
@@ -358,10 +361,17 @@ impl Kind {
             Self::Unary(Unary::Exp) => "math.exp",
             Self::Unary(Unary::Exp2) => "math.exp2",
             Self::Unary(Unary::Log) => "math.log",
-            Self::Binary(binary) => binary.names().0,
-            Self::Compare(_) => "arith.cmpi",
+            Self::Binary(Binary::Add) => "arith.add",
+            Self::Binary(Binary::Subtract) => "arith.sub",
+            Self::Binary(Binary::Multiply) => "arith.mul",
+            Self::Binary(Binary::Divide) => "arith.div",
+            Self::Binary(Binary::Maximum) => "arith.max",
+            Self::Binary(Binary::Minimum) => "arith.min",
+            Self::Binary(Binary::And) => "arith.and",
+            Self::Binary(Binary::Or) => "arith.or",
+            Self::Compare(_) => "arith.cmp",
             Self::Select => "arith.select",
-            Self::Convert => "arith.truncf",
+            Self::Convert => "arith.convert",
             Self::Broadcast => "vector.broadcast",
             Self::Reduce(..) => "vector.multi_reduction",
             Self::Reshape => "vector.shape_cast",
