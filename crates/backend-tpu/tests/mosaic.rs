@@ -159,7 +159,7 @@ fn dlogits_are_those_of_f64() {
         let coefficients = |row: usize, max: f64| match Case::trouble(row) {
             Trouble::NaN => [f32::NAN, 0.0, 0.0, 0.0],
             Trouble::NoTarget => [max as f32, -0.8, 0.3, 0.0],
-            _ => [max as f32, -0.3 - 0.1 * noise(row), if row % 2 == 0 { 0.2 } else { 0.0 }, 0.5],
+            _ => [max as f32, -0.3 - 0.1 * noise(row), if row.is_multiple_of(2) { 0.2 } else { 0.0 }, 0.5],
         };
         let mut slopes = vec![0.0; batch * COEFFICIENTS * tokens];
         let mut expected = vec![0.0; batch * tokens * vocab];

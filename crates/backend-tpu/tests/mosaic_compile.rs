@@ -6,8 +6,12 @@ use pjrt::{CompileOptions, CompiledMemoryStats, Executable, Plugin};
 use stablehlo::{Builder, Dtype, Module, TensorType};
 
 fn compile(program: &str) -> Executable {
+    compile_for("v6e:2x4", program)
+}
+
+fn compile_for(target: &str, program: &str) -> Executable {
     let installed = install(Kind::Tpu, |_| {}).expect("the TPU compiler can be installed");
-    let topology = Plugin::load(installed.path).and_then(|plugin| plugin.topology("v6e:2x4", &[])).expect("a topology");
+    let topology = Plugin::load(installed.path).and_then(|plugin| plugin.topology(target, &[])).expect("a topology");
     topology.compile(program, &CompileOptions::default()).unwrap_or_else(|error| panic!("{error}\n{program}"))
 }
 
@@ -91,6 +95,17 @@ fn shapes_smaller_than_a_block_and_other_blocks_compile() {
             }
             let memory = compile(&row_major(&program(&spec).to_string(), &spec.logits())).memory_stats();
             assert!(memory.expect("memory statistics").temp <= 1 << 20, "{spec:?}");
+        }
+    }
+}
+
+#[test]
+fn the_default_blocks_fit_every_generation() {
+    for target in ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x4", "tpu7x:2x2x1"] {
+        for dtype in [Dtype::Bf16, Dtype::F32] {
+            let spec = KernelSpec::new(4, 1024, 151_643, dtype, 0.5);
+            let memory = compile_for(target, &row_major(&program(&spec).to_string(), &spec.logits())).memory_stats();
+            assert!(memory.expect("memory statistics").temp <= 1 << 20, "{target} {spec:?}");
         }
     }
 }

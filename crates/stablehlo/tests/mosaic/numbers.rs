@@ -31,7 +31,7 @@ fn a_forgotten_mask_shows_as_nan() {
 #[test]
 fn elementwise_operations_are_those_of_rust() {
     let x = |i: usize| (i as f32 - 500.0) * 0.0173;
-    let y = |i: usize| if i % 5 == 0 { x(i) } else { 3.0 - (i % 17) as f32 * 0.4 };
+    let y = |i: usize| if i.is_multiple_of(5) { x(i) } else { 3.0 - (i % 17) as f32 * 0.4 };
     let n = |i: usize| (i as i32 - 300) % 131;
     let ints = Tensor::ints([8, 128], (0..1024).map(n)).expect("a tensor");
     let found = run(&arithmetic(), &[floats([8, 128], x), floats([8, 128], y), ints]).expect("it runs");
