@@ -41,7 +41,7 @@ pub struct Totals {
 
 /// What a pass over a batch adds up, wherever it was added up: on the host ([`Totals`]) or on a device
 /// ([`crate::vectors`]). Micro-batches and devices merge by sum, minimum and maximum.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sums {
     /// Of weight x token loss, entropy bonus included.
     pub loss: f64,

@@ -78,6 +78,20 @@ pub enum Blocking {
     VocabPanels(usize),
 }
 
+impl Blocking {
+    /// Smaller tiles, about `ratio` times the size; `None` when there are none.
+    pub(crate) fn scaled(self, ratio: f64) -> Option<Self> {
+        let smaller = |size: usize| {
+            let next = ((size as f64 * ratio) as usize).min(size.saturating_sub(1));
+            (next > 0).then_some(next)
+        };
+        match self {
+            Self::TokenChunks(c) => smaller(c).map(Self::TokenChunks),
+            Self::VocabPanels(w) => smaller(w).map(Self::VocabPanels),
+        }
+    }
+}
+
 /// What may be rounded to the dtype of the inputs, and what is made at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]

@@ -1,0 +1,104 @@
+//! The backend `pjrt:<platform>`.
+
+use crate::plan::{Devices, PjrtPlan};
+use crate::plugins::{self, Kind};
+use crate::program::{Mesh, Numerics};
+use crate::{compile_options, failed, unsupported};
+use grpo_core::error::Result;
+use grpo_core::{Backend, LossPlan, PlanRequest};
+use pjrt::{Client, CompileCache};
+use std::path::{Path, PathBuf};
+
+/// The loss on the devices of a PJRT client.
+#[derive(Clone, Debug)]
+pub struct PjrtBackend {
+    name: String,
+    kind: Kind,
+    pub(crate) devices: Devices,
+    pub(crate) mesh: Mesh,
+    pub(crate) numerics: Numerics,
+    pub(crate) cache: Option<CompileCache>,
+}
+
+impl PjrtBackend {
+    /// Opens the devices of `kind` with the plugin at `path`, or the one that [`plugins::find`] finds, and runs on the
+    /// first of them.
+    ///
+    /// # Errors
+    /// [`grpo_core::Error::Backend`] when there is no plugin (with the command that installs it), or no device.
+    pub fn open(kind: Kind, path: Option<&Path>) -> Result<Self> {
+        Self::new(kind, plugins::client(kind, path, &[])?)
+    }
+
+    /// Runs on the client's first device.
+    ///
+    /// # Errors
+    /// [`grpo_core::Error::Unsupported`] when the client has no device.
+    pub fn new(kind: Kind, client: Client) -> Result<Self> {
+        let name = format!("{}:{}", crate::NAME, kind.name());
+        let devices = Devices { list: vec![], client };
+        let (mesh, numerics) = (Mesh::default(), Numerics::default());
+        Self { name, kind, devices, mesh, numerics, cache: None }.with_mesh(mesh)
+    }
+
+    /// Splits tokens and vocabulary over the client's first devices.
+    ///
+    /// # Errors
+    /// [`grpo_core::Error::Unsupported`] when it has too few.
+    pub fn with_mesh(mut self, mesh: Mesh) -> Result<Self> {
+        let there = self.devices.client.addressable_devices();
+        if mesh.devices() == 0 || mesh.devices() > there.len() {
+            return Err(unsupported(
+                &format!("a mesh of {} x {} devices", mesh.data, mesh.vocab),
+                &format!("{} are here", there.len()),
+            ));
+        }
+        self.devices.list = there[..mesh.devices()].to_vec();
+        self.mesh = mesh;
+        Ok(self)
+    }
+
+    /// Rounds as given. The default rounds nothing.
+    pub fn with_numerics(mut self, numerics: Numerics) -> Self {
+        self.numerics = numerics;
+        self
+    }
+
+    /// Keeps compiled programs in `directory`, for this and later processes.
+    pub fn with_compile_cache(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.cache = Some(CompileCache::new(directory));
+        self
+    }
+
+    /// The client, for whatever else is to run on its devices.
+    pub fn client(&self) -> &Client {
+        &self.devices.client
+    }
+
+    /// [`Backend::plan`] as the type it is, whose tensors can stay on the devices.
+    ///
+    /// # Errors
+    /// As [`Backend::plan`].
+    pub fn plan_on_device(&self, request: &PlanRequest) -> Result<PjrtPlan> {
+        PjrtPlan::new(self, request)
+    }
+
+    pub(crate) fn compile(&self, text: &str) -> Result<pjrt::LoadedExecutable> {
+        let options = compile_options::options_for(self.kind, self.mesh);
+        match &self.cache {
+            Some(cache) => cache.compile(&self.devices.client, text, &options).map(|(executable, _)| executable),
+            None => self.devices.client.compile(text, &options),
+        }
+        .map_err(failed)
+    }
+}
+
+impl Backend for PjrtBackend {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn plan(&self, request: &PlanRequest) -> Result<Box<dyn LossPlan>> {
+        Ok(Box::new(self.plan_on_device(request)?))
+    }
+}

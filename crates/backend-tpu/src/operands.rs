@@ -1,0 +1,167 @@
+//! What the caller hands to a program: tensors to read, tensors to update, wherever they are.
+
+use crate::program::Role;
+use crate::shard::Layout;
+use crate::tensor::PjrtTensor;
+use crate::unsupported;
+use grpo_core::error::{Error, Result};
+use grpo_core::{DeviceTensor, GradsMut, PolicyInput, TensorMut, TensorRef};
+use pjrt::Buffer;
+use std::collections::HashMap;
+
+/// A tensor of the caller.
+pub(crate) enum Operand<'a> {
+    ReadHost(TensorRef<'a>),
+    ReadDevice(&'a PjrtTensor),
+    UpdateHost(TensorMut<'a>),
+    UpdateDevice(&'a mut PjrtTensor),
+}
+
+/// Tensors of the caller by role.
+#[derive(Default)]
+pub(crate) struct Operands<'a>(Vec<(Role, Operand<'a>)>);
+
+impl<'a> Operands<'a> {
+    /// `update`: whether logits given to be overwritten are to be.
+    pub(crate) fn new(policy: PolicyInput<'a>, update: bool) -> Result<Self> {
+        let mut operands = Self::default();
+        match policy {
+            PolicyInput::Logits(logits) => operands.read(Role::Logits, logits)?,
+            PolicyInput::LogitsInPlace(logits) if update => operands.update(Role::Logits, logits)?,
+            PolicyInput::LogitsInPlace(TensorMut::F32(logits)) => operands.read(Role::Logits, TensorRef::F32(logits))?,
+            PolicyInput::LogitsInPlace(TensorMut::Bf16(logits)) => {
+                operands.read(Role::Logits, TensorRef::Bf16(logits))?;
+            }
+            PolicyInput::LogitsInPlace(TensorMut::Device(logits)) => {
+                operands.read(Role::Logits, TensorRef::Device(logits))?;
+            }
+            PolicyInput::Hidden { hidden, lm_head, bias } => {
+                operands.read(Role::Hidden, hidden)?;
+                operands.read(Role::LmHead, lm_head)?;
+                if let Some(bias) = bias {
+                    operands.read(Role::Bias, bias)?;
+                }
+            }
+        }
+        Ok(operands)
+    }
+
+    /// Adds the gradients to be updated.
+    pub(crate) fn add(&mut self, grads: GradsMut<'a>) -> Result<()> {
+        let GradsMut { hidden, lm_head, bias, logits } = grads;
+        let roles = [Role::GradHidden, Role::GradLmHead, Role::GradBias, Role::GradLogits];
+        for (role, tensor) in roles.into_iter().zip([hidden, lm_head, bias, logits]) {
+            if let Some(tensor) = tensor {
+                self.update(role, tensor)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, role: Role, tensor: TensorRef<'a>) -> Result<()> {
+        let operand = match tensor {
+            TensorRef::Device(tensor) => match tensor.as_any().downcast_ref() {
+                Some(tensor) => Operand::ReadDevice(tensor),
+                None => return Err(foreign(role, tensor)),
+            },
+            host => Operand::ReadHost(host),
+        };
+        self.0.push((role, operand));
+        Ok(())
+    }
+
+    fn update(&mut self, role: Role, tensor: TensorMut<'a>) -> Result<()> {
+        let operand = match tensor {
+            TensorMut::Device(tensor) => {
+                if !tensor.as_any().is::<PjrtTensor>() {
+                    return Err(foreign(role, tensor));
+                }
+                match tensor.as_any_mut().downcast_mut() {
+                    Some(tensor) => Operand::UpdateDevice(tensor),
+                    None => unreachable!("it is one, as has just been seen"),
+                }
+            }
+            host => Operand::UpdateHost(host),
+        };
+        self.0.push((role, operand));
+        Ok(())
+    }
+
+    /// Checks that tensors on devices are what `layout` says for their role.
+    pub(crate) fn check(&self, layout: impl Fn(Role) -> Layout) -> Result<()> {
+        for (role, operand) in &self.0 {
+            let tensor = match operand {
+                Operand::ReadDevice(tensor) => *tensor,
+                Operand::UpdateDevice(tensor) => &**tensor,
+                Operand::ReadHost(_) | Operand::UpdateHost(_) => continue,
+            };
+            tensor.alive()?;
+            let expected = layout(*role);
+            if tensor.role != *role || tensor.layout != expected {
+                let found = format!("`{}` of {:?}", tensor.role.name(), tensor.layout);
+                return Err(Error::shape("loss call", role.name(), format!("{expected:?} of this plan"), found));
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies what is on the host to the devices.
+    pub(crate) fn upload(
+        &self,
+        mut upload: impl FnMut(Role, TensorRef<'_>) -> Result<PjrtTensor>,
+    ) -> Result<HashMap<Role, PjrtTensor>> {
+        let mut uploaded = HashMap::new();
+        for (role, operand) in &self.0 {
+            let tensor = match operand {
+                Operand::ReadHost(tensor) => *tensor,
+                Operand::UpdateHost(tensor) => tensor.as_ref(),
+                Operand::ReadDevice(_) | Operand::UpdateDevice(_) => continue,
+            };
+            uploaded.insert(*role, upload(*role, tensor)?);
+        }
+        Ok(uploaded)
+    }
+
+    /// Takes the buffers of what is to be updated, to be donated: those of the caller, or those just uploaded.
+    pub(crate) fn donate(&mut self, uploaded: &mut HashMap<Role, PjrtTensor>) -> HashMap<Role, Vec<Buffer>> {
+        let mut donated = HashMap::new();
+        for (role, operand) in &mut self.0 {
+            let parts = match operand {
+                Operand::UpdateDevice(tensor) => std::mem::take(&mut tensor.parts),
+                Operand::UpdateHost(_) => uploaded.remove(role).map(|t| t.parts).unwrap_or_default(),
+                Operand::ReadHost(_) | Operand::ReadDevice(_) => continue,
+            };
+            donated.insert(*role, parts);
+        }
+        donated
+    }
+
+    /// The buffers of what is only read.
+    pub(crate) fn borrowed<'b>(&'b self, uploaded: &'b HashMap<Role, PjrtTensor>) -> HashMap<Role, &'b [Buffer]> {
+        let caller = self.0.iter().filter_map(|(role, operand)| match operand {
+            Operand::ReadDevice(tensor) => Some((*role, &tensor.parts[..])),
+            _ => None,
+        });
+        uploaded.iter().map(|(role, tensor)| (*role, &tensor.parts[..])).chain(caller).collect()
+    }
+
+    /// Gives updated tensors back: to their owner on the devices, or to the host.
+    pub(crate) fn give_back(self, mut results: impl FnMut(Role) -> PjrtTensor) -> Result<()> {
+        for (role, operand) in self.0 {
+            match operand {
+                Operand::UpdateDevice(tensor) => tensor.parts = results(role).parts,
+                Operand::UpdateHost(TensorMut::F32(to)) => results(role).read(to)?,
+                Operand::UpdateHost(TensorMut::Bf16(to)) => results(role).read(to)?,
+                Operand::UpdateHost(TensorMut::Device(_)) | Operand::ReadHost(_) | Operand::ReadDevice(_) => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+fn foreign(role: Role, tensor: &dyn DeviceTensor) -> Error {
+    unsupported(
+        &format!("the tensor given for `{}`: {tensor:?}", role.name()),
+        "hand over host slices, or tensors that a plan of this backend uploaded",
+    )
+}

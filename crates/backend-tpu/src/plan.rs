@@ -1,0 +1,287 @@
+//! A planned loss: compiled programs, and the tensors that go in and out.
+//!
+//! Everything happens on the devices. A call uploads three small tables, runs one program, and brings back seven sums;
+//! gradients are updated in buffers that are donated and come back. Host slices are uploaded before and downloaded after
+//! the same call.
+
+use crate::backend::PjrtBackend;
+use crate::operands::Operands;
+use crate::program::{Pass, Program, Role, SUMS, Spec};
+use crate::shard::Layout;
+use crate::tables::Tables;
+use crate::tensor::PjrtTensor;
+use crate::{blocking, failed};
+use grpo_core::batch::TokenBatch;
+use grpo_core::error::{Error, Result};
+use grpo_core::evaluate::{Evaluator, Sums};
+use grpo_core::{
+    Dtype, GradsMut, Implementation, LossOutput, LossPlan, MemoryReport, Metrics, PlanRequest, PolicyInput, Scores,
+    TensorRef,
+};
+use pjrt::{Argument, Client, Device, LoadedExecutable};
+use std::collections::HashMap;
+
+/// The devices of a mesh, in its order.
+#[derive(Clone, Debug)]
+pub(crate) struct Devices {
+    pub(crate) list: Vec<Device>,
+    pub(crate) client: Client,
+}
+
+/// The loss on devices, ready for batches of one shape.
+pub struct PjrtPlan {
+    backend: PjrtBackend,
+    request: PlanRequest,
+    spec: Spec,
+    programs: HashMap<Pass, Compiled>,
+    memory: MemoryReport,
+}
+
+struct Compiled {
+    program: Program,
+    executable: LoadedExecutable,
+}
+
+/// What a call returns when everything stays on the devices.
+#[derive(Debug)]
+pub struct DeviceOutput {
+    /// Sum over tokens of weight x token loss.
+    pub loss: f64,
+    /// TRL's metrics as mergeable sums.
+    pub metrics: Metrics,
+    /// Log-probabilities `[N]`.
+    pub logp: PjrtTensor,
+    /// Entropies `[N]`.
+    pub entropy: PjrtTensor,
+}
+
+impl PjrtPlan {
+    pub(crate) fn new(backend: &PjrtBackend, request: &PlanRequest) -> Result<Self> {
+        request.validate()?;
+        let spec = Spec {
+            loss: request.loss.clone(),
+            implementation: request.implementation,
+            tokens: request.max_tokens,
+            policy: request.policy,
+            gradients: request.gradients,
+            blocking: blocking::choose(request, &backend.numerics, backend.mesh)?,
+            numerics: backend.numerics,
+            mesh: backend.mesh,
+        };
+        let mut plan = Self {
+            backend: backend.clone(),
+            request: request.clone(),
+            spec,
+            programs: HashMap::new(),
+            memory: MemoryReport::default(),
+        };
+        plan.fit()?;
+        Ok(plan)
+    }
+
+    /// Compiles the gradient program, in smaller tiles if the compiler needs more than the budget.
+    fn fit(&mut self) -> Result<()> {
+        let tiling = &self.request.tiling;
+        let (budget, given) = (tiling.workspace_budget, tiling.token_chunk.or(tiling.vocab_block).is_some());
+        loop {
+            let stats = self.compiled(Pass::Gradient)?.executable.executable().memory_stats().map_err(failed)?;
+            let bytes = |value: i64| usize::try_from(value).unwrap_or(0);
+            let workspace = bytes(stats.temp);
+            self.memory = MemoryReport {
+                inputs: bytes(stats.argument - stats.alias),
+                outputs: bytes(stats.output),
+                workspace,
+            };
+            let fused = self.request.implementation == Implementation::Fused;
+            if !fused || given || workspace <= budget {
+                return Ok(());
+            }
+            let Some(smaller) = self.spec.blocking.scaled(budget as f64 / workspace as f64) else {
+                return Err(Error::Budget { what: "a fused tile".into(), budget, minimum: workspace });
+            };
+            tracing::debug!(workspace, budget, blocking = ?smaller, "the compiler needs more than the budget");
+            self.spec.blocking = smaller;
+            self.programs.clear();
+        }
+    }
+
+    /// The program of `pass`, compiled when it is first needed.
+    fn compiled(&mut self, pass: Pass) -> Result<&Compiled> {
+        if !self.programs.contains_key(&pass) {
+            let program = self.spec.program(pass)?;
+            let executable = self.backend.compile(&program.module.to_string())?;
+            self.programs.insert(pass, Compiled { program, executable });
+        }
+        Ok(&self.programs[&pass])
+    }
+
+    /// What the programs are made for, with the blocking that was chosen.
+    pub fn spec(&self) -> &Spec {
+        &self.spec
+    }
+
+    /// Copies a tensor of `role` to the devices. `tokens`: N of the batches that it is for; of no meaning for a head.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] when its length or dtype is not that of the role, [`Error::Backend`] when the device refuses.
+    pub fn upload(&self, role: Role, tokens: usize, tensor: TensorRef<'_>) -> Result<PjrtTensor> {
+        const OP: &str = "upload";
+        let planned = self.request.max_tokens;
+        if tokens > planned {
+            return Err(Error::shape(OP, "tokens N", format!("at most the planned {planned}"), tokens));
+        }
+        let layout = Layout::new(&self.spec, role, tokens);
+        let dtype = self.dtype(role);
+        if tensor.dtype() != dtype {
+            return Err(Error::shape(OP, format!("dtype of {}", role.name()), dtype.name(), tensor.dtype().name()));
+        }
+        if tensor.host_len().is_some_and(|len| len != layout.elements()) {
+            let found = tensor.host_len().unwrap_or(0);
+            return Err(Error::shape(OP, format!("{} elements", role.name()), layout.elements(), found));
+        }
+        let shape = self.spec.type_of(role).shape;
+        PjrtTensor::upload(&self.backend.devices, role, layout, &shape, tensor)
+    }
+
+    /// A tensor of zeros of `role`, as gradients begin.
+    ///
+    /// # Errors
+    /// As [`PjrtPlan::upload`].
+    pub fn zeros(&self, role: Role, tokens: usize) -> Result<PjrtTensor> {
+        let elements = Layout::new(&self.spec, role, tokens).elements();
+        match self.dtype(role) {
+            Dtype::F32 => self.upload(role, tokens, TensorRef::F32(&vec![0.0; elements])),
+            Dtype::Bf16 => self.upload(role, tokens, TensorRef::Bf16(&vec![half::bf16::ZERO; elements])),
+        }
+    }
+
+    fn dtype(&self, role: Role) -> Dtype {
+        match self.spec.type_of(role).dtype {
+            stablehlo::Dtype::Bf16 => Dtype::Bf16,
+            _ => Dtype::F32,
+        }
+    }
+
+    /// Log-probabilities and entropies `[N]` that stay on the devices.
+    ///
+    /// # Errors
+    /// As [`LossPlan::score`].
+    pub fn score_on_device(&mut self, policy: PolicyInput<'_>, batch: &TokenBatch) -> Result<[PjrtTensor; 2]> {
+        self.request.check_call(&policy, batch, None)?;
+        let tables = Tables::new(&self.spec, batch, None);
+        let results = self.run(Pass::Score, batch, &tables, Operands::new(policy, false)?)?;
+        Ok([results.logp, results.entropy])
+    }
+
+    /// Loss, metrics and gradients, of which only scalars leave the devices. Host slices among `policy` and `grads` are
+    /// uploaded before, and gradients downloaded after.
+    ///
+    /// # Errors
+    /// As [`LossPlan::value_and_grad`]. Gradients on devices are lost if the program that owns them fails.
+    pub fn value_and_grad_on_device(
+        &mut self,
+        policy: PolicyInput<'_>,
+        batch: &TokenBatch,
+        grads: GradsMut<'_>,
+    ) -> Result<DeviceOutput> {
+        self.request.check_call(&policy, batch, Some(&grads))?;
+        let loss = self.request.loss.clone();
+        let evaluator = Evaluator::new(&loss, batch)?;
+        let tables = Tables::new(&self.spec, batch, Some(evaluator.weights()));
+        let pass = match policy {
+            PolicyInput::LogitsInPlace(_) => Pass::GradientInPlace,
+            _ => Pass::Gradient,
+        };
+        let mut operands = Operands::new(policy, true)?;
+        operands.add(grads)?;
+        let Results { sums, logp, entropy } = self.run(pass, batch, &tables, operands)?;
+        let metrics = evaluator.metrics(&sums);
+        Ok(DeviceOutput { loss: sums.loss, metrics, logp, entropy })
+    }
+
+    /// Runs the program of `pass`: uploads what is on the host, donates what is updated, gives it back.
+    fn run(&mut self, pass: Pass, batch: &TokenBatch, tables: &Tables, mut operands: Operands<'_>) -> Result<Results> {
+        self.compiled(pass)?;
+        let layout = |role| Layout::new(&self.spec, role, batch.tokens());
+        operands.check(layout)?;
+        let mut uploaded = operands.upload(|role, tensor| self.upload(role, batch.tokens(), tensor))?;
+        let tables = tables.upload(&self.spec, &self.backend.devices)?;
+        let Compiled { program, executable } = &self.programs[&pass];
+
+        // From here on the devices own what is updated: a failure loses it.
+        let mut donated = operands.donate(&mut uploaded);
+        let borrowed = operands.borrowed(&uploaded);
+        let count = self.spec.mesh.devices();
+        let mut arguments: Vec<Vec<Argument<'_>>> = (0..count).map(|_| vec![]).collect();
+        for role in &program.arguments {
+            if let Some(parts) = donated.remove(role) {
+                arguments.iter_mut().zip(parts).for_each(|(list, part)| list.push(Argument::Donated(part)));
+            } else if let Some(parts) = borrowed.get(role).copied().or_else(|| tables.get(role).map(|t| &t[..])) {
+                arguments.iter_mut().zip(parts).for_each(|(list, part)| list.push(Argument::Borrowed(part)));
+            }
+        }
+        let outputs = executable.execute_donating(arguments).map_err(failed)?;
+
+        // From one list of results per device to one list of devices per result.
+        let mut outputs: Vec<_> = outputs.into_iter().map(Vec::into_iter).collect();
+        let mut results = HashMap::new();
+        for role in &program.results {
+            let parts = outputs.iter_mut().filter_map(Iterator::next).collect();
+            let tensor = PjrtTensor { role: *role, dtype: self.dtype(*role), layout: layout(*role), parts };
+            results.insert(*role, tensor);
+        }
+        let mut take = |role: Role| match results.remove(&role) {
+            Some(tensor) => tensor,
+            None => unreachable!("the program of {pass:?} returns {role:?}"),
+        };
+        let (logp, entropy) = (take(Role::Logp), take(Role::Entropy));
+        let sums = if pass == Pass::Score { Sums::default() } else { read_sums(&take(Role::Sums))? };
+        operands.give_back(take)?;
+        Ok(Results { sums, logp, entropy })
+    }
+}
+
+/// What every program returns.
+struct Results {
+    sums: Sums,
+    logp: PjrtTensor,
+    entropy: PjrtTensor,
+}
+
+/// In the order of the fields of [`Sums`].
+fn read_sums(tensor: &PjrtTensor) -> Result<Sums> {
+    let mut values = [0.0_f32; SUMS];
+    tensor.parts[0].to_host(&mut values).map_err(failed)?;
+    let [loss, kl, entropy, low_clipped, high_clipped, low_min, high_max] = values.map(f64::from);
+    Ok(Sums { loss, kl, entropy, low_clipped, high_clipped, low_min, high_max })
+}
+
+/// Per-token results on the host: 0 at masked tokens.
+fn scores(logp: &PjrtTensor, entropy: &PjrtTensor) -> Result<Scores> {
+    Ok(Scores { logp: logp.to_host()?, entropy: entropy.to_host()? })
+}
+
+impl LossPlan for PjrtPlan {
+    fn score(&mut self, policy: PolicyInput<'_>, batch: &TokenBatch) -> Result<Scores> {
+        let [logp, entropy] = self.score_on_device(policy, batch)?;
+        scores(&logp, &entropy)
+    }
+
+    fn value_and_grad(
+        &mut self,
+        policy: PolicyInput<'_>,
+        batch: &TokenBatch,
+        grads: GradsMut<'_>,
+    ) -> Result<LossOutput> {
+        let output = self.value_and_grad_on_device(policy, batch, grads)?;
+        Ok(LossOutput {
+            loss: output.loss,
+            scores: scores(&output.logp, &output.entropy)?,
+            metrics: output.metrics,
+        })
+    }
+
+    fn memory(&self) -> MemoryReport {
+        self.memory
+    }
+}

@@ -1,0 +1,169 @@
+//! Which part of a tensor lies on which device of a mesh, and the way there and back.
+//!
+//! Tensors are matrices `[rows, columns]` here; a vector of tokens is `[N, 1]`, a bias `[1, V]`. Every device holds a part
+//! of the same size; what lies beyond the tensor is padding.
+
+use crate::program::{Mesh, Role, Spec};
+use grpo_core::{HeadLayout, PolicySpec};
+use std::borrow::Cow;
+use std::ops::Range;
+
+/// How a tensor is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    /// Of the tensor without padding.
+    rows: usize,
+    columns: usize,
+    /// Of one part.
+    part: [usize; 2],
+    /// Along which way of the mesh rows and columns are cut.
+    cut: [Option<Axis>; 2],
+    mesh: Mesh,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Axis {
+    Data,
+    Vocab,
+}
+
+impl Layout {
+    /// Of `role`, for a batch of `tokens`.
+    pub(crate) fn new(spec: &Spec, role: Role, tokens: usize) -> Self {
+        let (n, v) = (spec.local_tokens(), spec.local_vocab());
+        let vocab = spec.policy.vocab();
+        let (h, layout) = match spec.policy {
+            PolicySpec::Hidden { hidden, layout, .. } => (hidden, layout),
+            PolicySpec::Logits { .. } => (0, HeadLayout::VocabHidden),
+        };
+        let (whole, part, cut) = match role {
+            Role::Hidden | Role::GradHidden => ([tokens, h], [n, h], [Some(Axis::Data), None]),
+            Role::LmHead | Role::GradLmHead => match layout {
+                HeadLayout::VocabHidden => ([vocab, h], [v, h], [Some(Axis::Vocab), None]),
+                HeadLayout::HiddenVocab => ([h, vocab], [h, v], [None, Some(Axis::Vocab)]),
+            },
+            Role::Bias | Role::GradBias => ([1, vocab], [1, v], [None, Some(Axis::Vocab)]),
+            Role::Logits | Role::GradLogits => ([tokens, vocab], [n, v], [Some(Axis::Data), Some(Axis::Vocab)]),
+            Role::Logp | Role::Entropy => ([tokens, 1], [n, 1], [Some(Axis::Data), None]),
+            Role::TokenIds | Role::TokenNumbers | Role::OnPolicy | Role::Sums => {
+                let elements = spec.type_of(role).elements();
+                ([1, elements], [1, elements], [None, None])
+            }
+        };
+        Self { rows: whole[0], columns: whole[1], part, cut, mesh: spec.mesh }
+    }
+
+    /// Elements of the tensor without padding.
+    pub(crate) fn elements(&self) -> usize {
+        self.rows * self.columns
+    }
+
+    /// Elements of one part.
+    pub(crate) fn part_elements(&self) -> usize {
+        self.part[0] * self.part[1]
+    }
+
+    /// Rows and columns of the tensor that `device` holds.
+    fn window(&self, device: usize) -> [Range<usize>; 2] {
+        let ranks = [device / self.mesh.vocab, device % self.mesh.vocab];
+        [0, 1].map(|d| {
+            let size = [self.rows, self.columns][d];
+            let rank = match self.cut[d] {
+                None => 0,
+                Some(Axis::Data) => ranks[0],
+                Some(Axis::Vocab) => ranks[1],
+            };
+            let start = (rank * self.part[d]).min(size);
+            start..(start + self.part[d]).min(size)
+        })
+    }
+
+    /// Whether `device` is the first of those that hold the same part.
+    fn is_first(&self, device: usize) -> bool {
+        let has = |axis| self.cut.contains(&Some(axis));
+        (has(Axis::Data) || device / self.mesh.vocab == 0) && (has(Axis::Vocab) || device % self.mesh.vocab == 0)
+    }
+
+    /// The part of `device`, padded with zeros. Borrowed where it lies in one piece.
+    pub(crate) fn part<'a, T: Copy + Default>(&self, tensor: &'a [T], device: usize) -> Cow<'a, [T]> {
+        let [rows, columns] = self.window(device);
+        if columns.len() == self.columns && self.part == [rows.len(), columns.len()] {
+            return Cow::Borrowed(&tensor[rows.start * self.columns..rows.end * self.columns]);
+        }
+        let mut part = vec![T::default(); self.part_elements()];
+        for (row, to) in rows.zip(part.chunks_mut(self.part[1].max(1))) {
+            to[..columns.len()].copy_from_slice(&tensor[row * self.columns..][columns.clone()]);
+        }
+        Cow::Owned(part)
+    }
+
+    /// Puts the parts together; `read` fills a slice with the part of a device. Copies are read once.
+    pub(crate) fn collect<T: Copy + Default, E>(
+        &self,
+        tensor: &mut [T],
+        mut read: impl FnMut(usize, &mut [T]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        for device in (0..self.mesh.devices()).filter(|d| self.is_first(*d)) {
+            let [rows, columns] = self.window(device);
+            if columns.len() == self.columns && self.part == [rows.len(), columns.len()] {
+                read(device, &mut tensor[rows.start * self.columns..rows.end * self.columns])?;
+                continue;
+            }
+            let mut part = vec![T::default(); self.part_elements()];
+            read(device, &mut part)?;
+            for (row, from) in rows.zip(part.chunks(self.part[1].max(1))) {
+                tensor[row * self.columns..][columns.clone()].copy_from_slice(&from[..columns.len()]);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::program::{Blocking, Numerics};
+    use grpo_core::{Dtype, GradientSpec, Implementation, LossConfig};
+
+    fn spec(mesh: Mesh, layout: HeadLayout) -> Spec {
+        Spec {
+            loss: LossConfig::default(),
+            implementation: Implementation::Fused,
+            tokens: 5,
+            policy: PolicySpec::Hidden { hidden: 2, vocab: 7, dtype: Dtype::F32, layout, bias: true },
+            gradients: GradientSpec::default(),
+            blocking: Blocking::TokenChunks(2),
+            numerics: Numerics::default(),
+            mesh,
+        }
+    }
+
+    #[test]
+    fn parts_come_back_together() {
+        for mesh in [Mesh::default(), Mesh { data: 2, vocab: 1 }, Mesh { data: 1, vocab: 4 }, Mesh { data: 3, vocab: 2 }] {
+            for layout in [HeadLayout::VocabHidden, HeadLayout::HiddenVocab] {
+                let spec = spec(mesh, layout);
+                for role in [Role::Hidden, Role::LmHead, Role::Bias, Role::Logits, Role::Logp] {
+                    let layout = Layout::new(&spec, role, 4);
+                    let tensor: Vec<f32> = (1..=layout.elements()).map(|i| i as f32).collect();
+                    let mut back = vec![0.0; tensor.len()];
+                    let mut read = |device: usize, part: &mut [f32]| {
+                        part.copy_from_slice(&layout.part(&tensor, device));
+                        Ok::<(), ()>(())
+                    };
+                    layout.collect(&mut back, &mut read).unwrap();
+                    assert_eq!(back, tensor, "{role:?} on {mesh:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_part_is_the_window_of_its_ranks_with_zeros_beyond() {
+        let spec = spec(Mesh { data: 2, vocab: 2 }, HeadLayout::HiddenVocab);
+        let head: Vec<f32> = (0..14).map(|i| i as f32).collect(); // [2, 7]
+        let layout = Layout::new(&spec, Role::LmHead, 5);
+        assert_eq!(layout.part(&head, 2)[..], [0.0, 1.0, 2.0, 3.0, 7.0, 8.0, 9.0, 10.0]);
+        assert_eq!(layout.part(&head, 3)[..], [4.0, 5.0, 6.0, 0.0, 11.0, 12.0, 13.0, 0.0]);
+    }
+}
