@@ -194,20 +194,24 @@ fn dlogits_are_those_of_f64() {
 }
 
 #[test]
-fn blocks_that_hardware_cannot_move_are_refused() {
+fn what_no_hardware_could_run_is_refused() {
     let spec = KernelSpec::new(1, 300, 1000, Dtype::Bf16, 1.0);
     assert_eq!((spec.time_block, spec.vocab_block), (256, 1024));
     for wrong in [
         KernelSpec { time_block: 100, ..spec },
         KernelSpec { vocab_block: 200, ..spec },
         KernelSpec { vocab_block: 0, ..spec },
+        KernelSpec { time_block: usize::MAX - 127, vocab_block: usize::MAX - 127, ..spec },
         KernelSpec { tokens: 0, ..spec },
+        KernelSpec { vocab: usize::MAX, ..spec },
         KernelSpec { vocab: 0, ..spec },
         KernelSpec { dtype: Dtype::I32, ..spec },
         KernelSpec { logit_scale: 0.0, ..spec },
     ] {
-        assert!(statistics_kernel(&wrong).is_err(), "{wrong:?}");
-        assert!(dlogits_kernel(&wrong).is_err(), "{wrong:?}");
+        for kernel in [statistics_kernel(&wrong), dlogits_kernel(&wrong)] {
+            let error = kernel.expect_err("a refusal").to_string();
+            assert!(error.starts_with("mosaic::KernelSpec: ") && error.contains(&format!("got {wrong:?}")), "{error}");
+        }
     }
 }
 

@@ -5,14 +5,14 @@ use pjrt::install::{Kind, install};
 use pjrt::{CompileOptions, CompiledMemoryStats, Executable, Plugin};
 use stablehlo::{Builder, Dtype, Module, TensorType};
 
-fn compile(program: &str) -> Executable {
-    compile_for("v6e:2x4", program)
+/// The program compiled for a TPU that is not here.
+fn compile_for(target: &str, program: &str) -> pjrt::Result<Executable> {
+    let installed = install(Kind::Tpu, |_| {})?;
+    Plugin::load(installed.path)?.topology(target, &[])?.compile(program, &CompileOptions::default())
 }
 
-fn compile_for(target: &str, program: &str) -> Executable {
-    let installed = install(Kind::Tpu, |_| {}).expect("the TPU compiler can be installed");
-    let topology = Plugin::load(installed.path).and_then(|plugin| plugin.topology(target, &[])).expect("a topology");
-    topology.compile(program, &CompileOptions::default()).unwrap_or_else(|error| panic!("{error}\n{program}"))
+fn compile(program: &str) -> Executable {
+    compile_for("v6e:2x4", program).unwrap_or_else(|error| panic!("{error}\n{program}"))
 }
 
 /// Statistics, coefficients that stand for a loss, and the gradient over the donated logits.
@@ -104,8 +104,34 @@ fn the_default_blocks_fit_every_generation() {
     for target in ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x4", "tpu7x:2x2x1"] {
         for dtype in [Dtype::Bf16, Dtype::F32] {
             let spec = KernelSpec::new(4, 1024, 151_643, dtype, 0.5);
-            let memory = compile_for(target, &row_major(&program(&spec).to_string(), &spec.logits())).memory_stats();
-            assert!(memory.expect("memory statistics").temp <= 1 << 20, "{target} {spec:?}");
+            let executable = compile_for(target, &row_major(&program(&spec).to_string(), &spec.logits()));
+            let memory = executable.and_then(|executable| executable.memory_stats());
+            let memory = memory.unwrap_or_else(|error| panic!("{target} {spec:?}: {error}"));
+            assert!(memory.temp <= 1 << 20, "{target} {spec:?}: {memory:?}");
+        }
+    }
+}
+
+#[test]
+fn the_compiler_needs_the_vmem_that_the_budget_says() {
+    for dtype in [Dtype::Bf16, Dtype::F32] {
+        let spec = KernelSpec::new(4, 1024, 151_643, dtype, 1.0);
+        for kernel in [statistics_kernel(&spec), dlogits_kernel(&spec)] {
+            let mut kernel = kernel.expect("a kernel");
+            let budget = kernel.vmem_bytes();
+            let mut compiles_with = |limit: usize| {
+                kernel.vmem_limit = Some(limit);
+                let f = Builder::new();
+                let types = kernel.operand_types();
+                let operands: Vec<_> = types.into_iter().map(|ty| f.argument("", ty)).collect();
+                let operands: Vec<_> = operands.iter().collect();
+                let result = f.custom_call(kernel.custom_call(), &operands, &kernel.result_types()).remove(0);
+                let module = f.finish("one", &[("", &result)]).expect("a program");
+                compile_for("v6e:2x4", &module.to_string())
+            };
+            assert!(compiles_with(budget + budget / 10).is_ok(), "{spec:?}: {budget} bytes");
+            let refused = compiles_with(budget - budget / 10).err().expect("too little VMEM").to_string();
+            assert!(refused.contains("vmem"), "{refused}");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The gradient with respect to logits, written over them.
 
 use super::{KernelSpec, LANES, LOWEST, ROWS, load, place, rows};
-use stablehlo::mosaic::{Cost, Kernel};
+use stablehlo::mosaic::Kernel;
 use stablehlo::{Dtype, Result};
 
 /// Coefficients of a row: M, constant, linear, and dL/dz_y, in this order.
@@ -16,9 +16,11 @@ pub const COEFFICIENTS: usize = 4;
 /// A row whose coefficients but M are 0 has a gradient of 0, whatever its logits are.
 ///
 /// # Errors
-/// Blocks that are no multiples of 128, sizes of 0, a dtype other than bf16 and f32.
+/// Blocks that are no multiples of 128 or too large for any chip, sizes of 0, a scale that is not above 0, a dtype other than
+/// bf16 and f32.
+#[track_caller]
 pub fn dlogits_kernel(spec: &KernelSpec) -> Result<Kernel> {
-    let k = spec.builder("softmax_dlogits");
+    let k = spec.builder("softmax_dlogits")?;
     let targets = k.input(spec.rows(1, Dtype::I32), spec.rows_window(1));
     let coefficients = k.input(spec.rows(COEFFICIENTS, Dtype::F32), spec.rows_window(COEFFICIENTS));
     let logits = k.input(spec.logits(), spec.logits_window());
@@ -54,9 +56,6 @@ pub fn dlogits_kernel(spec: &KernelSpec) -> Result<Kernel> {
         }
     });
 
-    let logits = (spec.batch * spec.tokens * spec.vocab) as u64;
-    let rows = (spec.batch * spec.tokens) as u64;
-    let bytes_accessed = 2 * logits * spec.dtype.bytes() as u64 + rows * 4 * (1 + COEFFICIENTS as u64);
-    k.cost(Cost { flops: 8 * logits, bytes_accessed, transcendentals: logits });
+    k.cost(spec.cost(2, 8, 1 + COEFFICIENTS));
     k.finish()
 }

@@ -18,13 +18,17 @@ mod statistics;
 pub use dlogits::{COEFFICIENTS, dlogits_kernel};
 pub use statistics::{STATISTICS, statistics_kernel};
 
-use stablehlo::mosaic::{Affine, Builder, Offset, Ref, Semantics, Space, Value, Window};
-use stablehlo::{Dtype, TensorType};
+use stablehlo::mosaic::{Affine, Builder, Cost, Offset, Ref, Semantics, Space, Value, Window};
+use stablehlo::{Dtype, Error, Result, TensorType};
+use std::panic::Location;
 
 /// Entries of a row that are worked on at once.
 const LANES: usize = 128;
 /// Rows that are worked on at once: a packed tile of bf16.
 const ROWS: usize = 16;
+/// The largest blocks, beyond any chip's VMEM.
+const MOST_TIME: usize = 4096;
+const MOST_VOCAB: usize = 32_768;
 /// 2^x is 0 below, and x * 0 is not NaN at it.
 const LOWEST: f64 = -150.0;
 
@@ -50,22 +54,23 @@ pub struct KernelSpec {
 impl KernelSpec {
     /// With the blocks that were best for the compiler's schedule on v6e, or what is enough for fewer logits.
     pub fn new(batch: usize, tokens: usize, vocab: usize, dtype: Dtype, logit_scale: f32) -> Self {
-        let time_block = tokens.max(1).next_multiple_of(LANES).min(256);
-        let vocab_block = vocab.max(1).next_multiple_of(LANES).min(2048);
+        let block = |size: usize, most: usize| size.clamp(1, most).next_multiple_of(LANES);
+        let (time_block, vocab_block) = (block(tokens, 256), block(vocab, 2048));
         Self { batch, tokens, vocab, dtype, logit_scale, time_block, vocab_block }
     }
 
     /// Bytes of VMEM for the larger of the kernels, dlogits: blocks of logits and of gradients, each twice (one moves while
     /// the other is worked on), 5 numbers per row in 128 lanes, and as many along the lanes. [`Self::new`]'s blocks need
-    /// 4.9 MB for bf16 and 9.1 MB for f32, which every TPU from v4 on has.
+    /// 4.9 MB for bf16 and 9.1 MB for f32, which every TPU from v4 on has. The compiler asks for up to 6 % more.
     pub fn vmem_bytes(&self) -> usize {
-        let block = self.time_block * self.vocab_block * self.dtype.bytes();
-        4 * block + self.time_block * (5 * LANES + 2 * (8 + 8)) * 4
+        let block = self.vocab_block.saturating_mul(4 * self.dtype.bytes());
+        let row = (5 * LANES + 2 * (8 + 8)) * 4;
+        self.time_block.saturating_mul(block.saturating_add(row))
     }
 
     /// Bytes that the compiler may use: what is needed and as much again for spills, at least 16 MiB.
     fn vmem_limit(&self) -> usize {
-        (2 * self.vmem_bytes()).max(16 << 20)
+        self.vmem_bytes().saturating_mul(2).max(16 << 20)
     }
 
     /// `[B, T, V]`.
@@ -78,18 +83,48 @@ impl KernelSpec {
         TensorType::new(dtype, [self.batch, n, self.tokens])
     }
 
-    fn builder(&self, name: &str) -> Builder {
+    #[track_caller]
+    fn check(&self) -> Result<()> {
+        let sizes = [self.batch, self.tokens, self.vocab];
+        let block = |size: usize, most: usize| size > 0 && size.is_multiple_of(LANES) && size <= most;
+        let reason = if !matches!(self.dtype, Dtype::Bf16 | Dtype::F32) {
+            "logits of bf16 or f32"
+        } else if !self.logit_scale.is_finite() || self.logit_scale <= 0.0 {
+            "a finite scale above 0"
+        } else if sizes.iter().any(|size| *size == 0 || i32::try_from(*size).is_err()) {
+            "sizes above 0 that an i32 counts"
+        } else if !block(self.time_block, MOST_TIME) || !block(self.vocab_block, MOST_VOCAB) {
+            "blocks of at most 4096 tokens and 32768 vocabulary entries, multiples of 128,"
+        } else {
+            return Ok(());
+        };
+        let reason = format!("{reason} expected, got {self:?}");
+        Err(Error::Operation { operation: "mosaic::KernelSpec", reason, at: Location::caller() })
+    }
+
+    #[track_caller]
+    fn builder(&self, name: &str) -> Result<Builder> {
+        self.check()?;
         let grid = [
             (self.batch, Semantics::Parallel),
-            (blocks(self.tokens, self.time_block), Semantics::Parallel),
-            (blocks(self.vocab, self.vocab_block), Semantics::Arbitrary),
+            (self.tokens.div_ceil(self.time_block), Semantics::Parallel),
+            (self.vocab.div_ceil(self.vocab_block), Semantics::Arbitrary),
         ];
         let k = Builder::new(name, &grid);
         k.vmem_limit(self.vmem_limit());
-        if !matches!(self.dtype, Dtype::Bf16 | Dtype::F32) || !self.logit_scale.is_finite() || self.logit_scale <= 0.0 {
-            k.fail("mosaic::KernelSpec", format!("logits of bf16 or f32 and a scale above 0 expected, got {self:?}"));
+        Ok(k)
+    }
+
+    /// What a kernel costs that moves every logit `moves` times and does `flops` operations and an exponential with it.
+    fn cost(&self, moves: u64, flops: u64, row_numbers: usize) -> Cost {
+        let rows = self.batch as u64 * self.tokens as u64;
+        let logits = rows.saturating_mul(self.vocab as u64);
+        let bytes = logits.saturating_mul(moves * self.dtype.bytes() as u64);
+        Cost {
+            flops: logits.saturating_mul(flops),
+            bytes_accessed: bytes.saturating_add(rows * 4 * row_numbers as u64),
+            transcendentals: logits,
         }
-        k
     }
 
     fn logits_window(&self) -> Window {
@@ -120,11 +155,6 @@ impl KernelSpec {
     fn for_rows(&self, k: &Builder, body: impl FnOnce(&Value)) {
         k.repeat(self.time_block / ROWS, |group| body(&(group * k.scalar(ROWS as i32))));
     }
-}
-
-/// How many blocks cover a size.
-fn blocks(size: usize, block: usize) -> usize {
-    size.div_ceil(block.max(1))
 }
 
 /// The numbers of a group of rows.

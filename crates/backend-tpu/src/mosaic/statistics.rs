@@ -3,8 +3,8 @@
 //! Avoids operations across lanes: each of the 128 lanes of a row keeps its own maximum and sums (an online softmax over
 //! every 128th column), and they meet only after the last block.
 
-use super::{KernelSpec, LANES, LOWEST, ROWS, blocks, load, rows};
-use stablehlo::mosaic::{Builder, Cost, Kernel, Reducer, Ref, Value};
+use super::{KernelSpec, LANES, LOWEST, ROWS, load, rows};
+use stablehlo::mosaic::{Builder, Kernel, Reducer, Ref, Value};
 use stablehlo::{Dtype, Result};
 
 /// Statistics of a row: M, S, D and z_y, in this order.
@@ -18,9 +18,11 @@ pub const STATISTICS: usize = 4;
 ///   there is no target. A NaN other than the target's makes S NaN.
 ///
 /// # Errors
-/// Blocks that are no multiples of 128, sizes of 0, a dtype other than bf16 and f32.
+/// Blocks that are no multiples of 128 or too large for any chip, sizes of 0, a scale that is not above 0, a dtype other than
+/// bf16 and f32.
+#[track_caller]
 pub fn statistics_kernel(spec: &KernelSpec) -> Result<Kernel> {
-    let k = spec.builder("softmax_statistics");
+    let k = spec.builder("softmax_statistics")?;
     let targets = k.input(spec.rows(1, Dtype::I32), spec.rows_window(1));
     let logits = k.input(spec.logits(), spec.logits_window());
     let out = k.output(spec.rows(STATISTICS, Dtype::F32), spec.rows_window(STATISTICS));
@@ -37,7 +39,7 @@ pub fn statistics_kernel(spec: &KernelSpec) -> Result<Kernel> {
         max.store_all(&lowest);
         [&sum, &dot, &picked].into_iter().for_each(|lanes| lanes.store_all(&lowest.like(0.0)));
     });
-    let before_last = blocks(spec.vocab, spec.vocab_block).saturating_sub(1);
+    let before_last = spec.vocab.div_ceil(spec.vocab_block) - 1;
     let rest = spec.vocab - before_last * spec.vocab_block;
     let last = k.scalar(before_last as i32);
     if rest == spec.vocab_block {
@@ -48,10 +50,7 @@ pub fn statistics_kernel(spec: &KernelSpec) -> Result<Kernel> {
     }
     k.when(&block.eq(&last), || lanes.write(&out));
 
-    let logits = (spec.batch * spec.tokens * spec.vocab) as u64;
-    let rows = (spec.batch * spec.tokens) as u64;
-    let bytes_accessed = logits * spec.dtype.bytes() as u64 + rows * 4 * (1 + STATISTICS as u64);
-    k.cost(Cost { flops: 10 * logits, bytes_accessed, transcendentals: logits });
+    k.cost(spec.cost(1, 10, 1 + STATISTICS));
     k.finish()
 }
 

@@ -281,9 +281,8 @@ impl Builder {
         Ok(kernel)
     }
 
-    /// Remembers an error of the caller's, as if an operation were illegal.
     #[track_caller]
-    pub fn fail(&self, operation: &'static str, reason: String) {
+    pub(super) fn fail(&self, operation: &'static str, reason: String) {
         let error = Error::Operation { operation, reason, at: Location::caller() };
         self.state.borrow_mut().error.get_or_insert(error);
     }
