@@ -123,8 +123,9 @@ impl Builder {
     /// Memory of this shape that outlives a point of the grid. All operands come before it.
     #[track_caller]
     pub fn scratch(&self, ty: TensorType, space: Space) -> Ref {
-        if ty.elements() == 0 || ty.shape.is_empty() {
-            self.fail("scratch_operands", format!("a shape expected, got {ty}"));
+        let shaped = if ty.shape.is_empty() { Err(format!("a shape expected, got {ty}")) } else { Ok(()) };
+        if let Err(reason) = shaped.and(representable(&ty)) {
+            self.fail("scratch_operands", reason);
         }
         let mut state = self.state.borrow_mut();
         state.kernel.scratch.push((ty.clone(), space));
@@ -141,6 +142,7 @@ impl Builder {
         if let Some((d, _)) = index.iter().flat_map(|i| &i.terms).find(|(d, _)| *d >= dimensions) {
             return Err(format!("dimension {d} of a grid of {dimensions} dimensions"));
         }
+        representable(&TensorType::new(ty.dtype, block.clone()))?;
         // What one copy between HBM and VMEM moves: whole tiles, or all there is. A block may be larger than its tensor.
         for (d, (block, size)) in block.iter().zip(&ty.shape).enumerate() {
             let unit = match (space, ty.rank() - 1 - d) {
@@ -222,8 +224,8 @@ impl Builder {
     #[track_caller]
     pub fn iota(&self, dimension: usize, shape: &[usize]) -> Value {
         let ty = TensorType::new(Dtype::I32, shape);
-        let check =
-            if dimension < shape.len() { Ok(Some(ty.clone())) } else { Err(format!("dimension {dimension} of {ty}")) };
+        let inside = if dimension < shape.len() { Ok(()) } else { Err(format!("dimension {dimension} of {ty}")) };
+        let check = inside.and(representable(&ty)).map(|()| Some(ty.clone()));
         self.emit(Kind::Iota(dimension), &[], &[], check, ty)
     }
 
@@ -335,13 +337,15 @@ impl Builder {
     }
 }
 
-/// Whether values of this type exist.
+/// Whether a value or memory can be of this type: a dtype that Mosaic has, and a size that an i32 counts.
 pub(super) fn representable(ty: &TensorType) -> Result<(), String> {
-    let known = matches!(ty.dtype, Dtype::F32 | Dtype::Bf16 | Dtype::I32 | Dtype::Pred);
-    if known && ty.elements() > 0 {
-        Ok(())
-    } else {
-        Err(format!("elements of f32, bf16, i32 or i1 expected, got {ty}"))
+    if !matches!(ty.dtype, Dtype::F32 | Dtype::Bf16 | Dtype::I32 | Dtype::Pred) {
+        return Err(format!("elements of f32, bf16, i32 or i1 expected, got {ty}"));
+    }
+    let elements = ty.shape.iter().try_fold(1_usize, |n, size| n.checked_mul(*size));
+    match elements.map(i32::try_from) {
+        Some(Ok(1..)) => Ok(()),
+        _ => Err(format!("a size between 1 and 2^31 - 1 expected, got {ty}")),
     }
 }
 

@@ -106,11 +106,10 @@ impl Value {
     pub fn reshape(&self, shape: &[usize]) -> Self {
         let ty = TensorType::new(self.dtype(), shape);
         let vectors = !shape.is_empty() && !self.shape().is_empty();
-        let check = if vectors && ty.elements() == self.ty().elements() {
-            Ok(ty)
-        } else {
-            Err(format!("{} to {ty}", self.ty()))
-        };
+        let check = representable(&ty).and_then(|()| {
+            let fits = vectors && ty.elements() == self.ty().elements();
+            if fits { Ok(ty) } else { Err(format!("{} to {ty}", self.ty())) }
+        });
         self.then(Kind::Reshape, &[], check)
     }
 
@@ -128,7 +127,8 @@ impl Value {
     #[track_caller]
     pub fn slice(&self, start: &[usize], shape: &[usize]) -> Self {
         let ranks = start.len() == self.shape().len() && shape.len() == start.len() && !shape.is_empty();
-        let inside = start.iter().zip(shape).zip(self.shape()).all(|((s, n), size)| *n > 0 && s + n <= *size);
+        let inside =
+            start.iter().zip(shape).zip(self.shape()).all(|((s, n), size)| *n > 0 && n <= size && *s <= size - n);
         let check = if ranks && inside {
             Ok(TensorType::new(self.dtype(), shape))
         } else {

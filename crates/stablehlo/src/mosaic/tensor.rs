@@ -1,5 +1,6 @@
 //! Tensors on the CPU, for [`super::interpret`].
 
+use super::build::representable;
 use crate::error::{Error, Result};
 use crate::types::{Dtype, TensorType};
 use std::panic::Location;
@@ -52,7 +53,7 @@ impl Tensor {
             Data::Int(x) => (x.len(), true),
             Data::Pred(x) => (x.len(), true),
         };
-        if legal && count == self.ty.elements() {
+        if legal && representable(&self.ty).is_ok() && count == self.ty.elements() {
             return Ok(self);
         }
         let reason = format!("{count} numbers of f32, bf16 or i32 for {}", self.ty);

@@ -66,6 +66,22 @@ fn shapes() {
 }
 
 #[test]
+fn sizes_that_overflow() {
+    let huge = [usize::MAX, 4];
+    let size = "a size between 1 and 2^31 - 1 expected, got tensor<18446744073709551615x4x";
+    assert_eq!(error(|k, _, _, _| drop(k.iota(0, &huge))), format!("tpu.iota: {size}i32>"));
+    assert_eq!(error(|_, x, _, _| drop(x.load_all().reshape(&huge))), format!("vector.shape_cast: {size}f32>"));
+    assert_eq!(
+        error(|k, _, _, _| drop(k.scratch(TensorType::new(Dtype::F32, huge), Space::Vmem))),
+        format!("scratch_operands: {size}f32>")
+    );
+    let sliced = error(|_, x, _, _| drop(x.load_all().slice(&[usize::MAX, 0], &[1, 1])));
+    assert!(sliced.starts_with("vector.extract_strided_slice: [1, 1] at [18446744073709551615, 0]"), "{sliced}");
+    let double = error(|k, _, _, _| drop(k.splat(1.0, TensorType::new(Dtype::F64, [1]))));
+    assert_eq!(double, "arith.constant: elements of f32, bf16, i32 or i1 expected, got tensor<1xf64>");
+}
+
+#[test]
 fn memories() {
     assert_eq!(
         error(|_, x, _, _| drop(x.load(&[8.into(), 0.into()], &[1, 128]))),

@@ -100,5 +100,6 @@ fn inputs_of_other_types_are_refused() {
     assert!(error.to_string().contains("(tensor<20x300xf32>) expected, got (tensor<20x301xf32>)"), "{error}");
     assert!(Tensor::floats(Dtype::I32, [1], [0.0]).is_err());
     assert!(Tensor::ints([2], [0]).is_err());
+    assert!(Tensor::ints([usize::MAX, 2], [0]).is_err());
     assert_eq!(Tensor::ints([2], [3, 4]).expect("a tensor").data(), &Data::Int(vec![3, 4]));
 }
