@@ -20,6 +20,7 @@
 mod build;
 mod error;
 mod graph;
+mod loops;
 pub mod mosaic;
 mod print;
 mod types;
@@ -30,4 +31,5 @@ pub use graph::{
     Argument, Binary, Comparison, CustomCall, DotDimensions, Function, GatherDimensions, Kind, Literal, Module, Number,
     Operation, Output, Precision, Reducer, Region, ScatterDimensions, Sharding, Unary, ValueId,
 };
+pub use loops::Loop;
 pub use types::{Dtype, TensorType};
