@@ -225,3 +225,10 @@ fn the_budget_is_what_the_kernels_hold() {
         assert_eq!(dlogits.aliases, [(0, 2)]);
     }
 }
+
+#[test]
+fn their_text_changes_only_on_purpose() {
+    let spec = KernelSpec { time_block: 128, vocab_block: 128, ..KernelSpec::new(2, 130, 140, Dtype::Bf16, 0.5) };
+    insta::assert_snapshot!("statistics", statistics_kernel(&spec).expect("a kernel"));
+    insta::assert_snapshot!("dlogits", dlogits_kernel(&spec).expect("a kernel"));
+}
