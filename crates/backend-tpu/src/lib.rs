@@ -3,6 +3,7 @@
 //! [`program`] writes the loss as StableHLO, [`PjrtBackend`] compiles and runs it behind [`grpo_core::Backend`].
 #![forbid(unsafe_code)]
 
+pub mod aot;
 mod backend;
 mod blocking;
 pub mod compile_options;

@@ -1,0 +1,47 @@
+//! What a device can do at best, as its maker publishes it.
+
+use serde::Serialize;
+
+/// A device as PJRT counts them: a TPU v7x chip is two.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Chip {
+    /// As the command line calls it.
+    pub name: &'static str,
+    /// Dense products of bf16 that are summed in f32, in flop/s.
+    pub peak_flops: f64,
+    /// To and from its memory, in bytes/s.
+    pub bandwidth: f64,
+    /// Bytes of that memory.
+    pub memory: u64,
+    /// Cycles per second, where a compiler counts in cycles. Inferred: v6e's peak at four arrays of 256 x 256.
+    pub clock: Option<f64>,
+}
+
+const TERA: f64 = 1e12;
+const GIGA: f64 = 1e9;
+const GIB: u64 = 1 << 30;
+
+impl Chip {
+    /// Sources: TPUs, docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}; GPUs, NVIDIA's data sheets (SXM, without
+    /// sparsity), with bandwidth and size of the target configurations under `targets/`.
+    pub const ALL: [Self; 9] = [
+        Self::new("v4", 275.0, 1200.0, 32 * GIB),
+        Self::new("v5e", 197.0, 819.0, 16 * GIB),
+        Self::new("v5p", 459.0, 2765.0, 95 * GIB),
+        Self { clock: Some(918.0 * TERA / (4.0 * 2.0 * 256.0 * 256.0)), ..Self::new("v6e", 918.0, 1638.0, 32 * GIB) },
+        Self::new("tpu7x", 2307.0 / 2.0, 7380.0 / 2.0, 96 * GIB),
+        Self::new("a100", 312.0, 2039.0, 85_100_068_864),
+        Self::new("h100", 989.0, 3352.0, 84_942_979_072),
+        Self::new("h200", 989.0, 4800.0, 151_397_597_184),
+        Self::new("b200", 2250.0, 7672.0, 191_514_411_008),
+    ];
+
+    const fn new(name: &'static str, teraflops: f64, gigabytes: f64, memory: u64) -> Self {
+        Self { name, peak_flops: teraflops * TERA, bandwidth: gigabytes * GIGA, memory, clock: None }
+    }
+
+    /// The chip called `name`.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|chip| chip.name == name)
+    }
+}

@@ -1,0 +1,137 @@
+//! Compiling for devices that are not here.
+
+use super::report::{LoopReport, Report};
+use super::{Cost, Target, Variant};
+use crate::compile_options::options_for;
+use crate::failed;
+use crate::program::{Mesh, Program, Spec};
+use grpo_core::error::{Error, Result};
+use pjrt::{Executable, Topology};
+use std::path::Path;
+use std::time::Instant;
+
+/// A compiler for one [`Target`].
+pub struct Compiler {
+    target: Target,
+    topology: Topology,
+}
+
+impl Compiler {
+    /// Loads the target's plugin: the one at `path`, or the one that [`crate::plugins::find`] finds.
+    ///
+    /// # Errors
+    /// [`Error::Backend`] when there is no plugin (with the command that installs it), or it does not know the target.
+    pub fn open(target: Target, path: Option<&Path>) -> Result<Self> {
+        let topology = target.topology(path)?;
+        Ok(Self { target, topology })
+    }
+
+    /// What it compiles for.
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// The versions of the compiler, in its own words.
+    ///
+    /// # Errors
+    /// [`Error::Backend`] when the plugin fails.
+    pub fn version(&self) -> Result<String> {
+        self.topology.platform_version().map_err(failed)
+    }
+
+    /// Compiles `variant` and says what the compiler says. Where the variant has a workspace budget and no tile size, the
+    /// tiles shrink until the compiler needs no more than the budget.
+    ///
+    /// # Errors
+    /// [`Error::Config`] or [`Error::Unsupported`] for what no program does, [`Error::Budget`] when no tile fits,
+    /// [`Error::Backend`] when the compiler refuses.
+    pub fn report(&self, variant: &Variant) -> Result<Report> {
+        let mut spec = variant.spec()?;
+        let budget = variant.request.tiling.workspace_budget;
+        loop {
+            let compiled = self.compile(variant, &spec)?;
+            let workspace = usize::try_from(compiled.report.temp_bytes).unwrap_or(usize::MAX);
+            if !variant.has_tiles() || variant.tile_is_given() || workspace <= budget {
+                return self.estimate(compiled, spec.mesh);
+            }
+            let Some(smaller) = spec.blocking.scaled(budget as f64 / workspace as f64) else {
+                return Err(Error::Budget { what: "a fused tile".into(), budget, minimum: workspace });
+            };
+            tracing::info!(workspace, budget, blocking = ?smaller, "the compiler needs more than the budget");
+            spec.blocking = smaller;
+        }
+    }
+
+    /// As [`Compiler::report`], with tiles as they are in `spec`.
+    ///
+    /// # Errors
+    /// Those of [`Compiler::report`].
+    pub fn report_of(&self, variant: &Variant, spec: &Spec) -> Result<Report> {
+        self.estimate(self.compile(variant, spec)?, spec.mesh)
+    }
+
+    /// Bytes that a device needs for everything: [`Report::total_bytes`].
+    ///
+    /// # Errors
+    /// Those of [`Compiler::report`].
+    pub fn total_bytes(&self, variant: &Variant, spec: &Spec) -> Result<u64> {
+        Ok(self.compile(variant, spec)?.report.total_bytes)
+    }
+
+    fn compile(&self, variant: &Variant, spec: &Spec) -> Result<Compiled> {
+        let there = self.topology.devices().map_err(failed)?.len();
+        let wanted = spec.mesh.devices();
+        if wanted > there {
+            let what = format!("a mesh of {} x {} devices on {}", spec.mesh.data, spec.mesh.vocab, self.target.name());
+            return Err(crate::unsupported(&what, &format!("it has {there}: name a larger slice")));
+        }
+        let program = variant.program(spec)?;
+        let floor = variant.floor(spec, &program, self.target.chip());
+        let began = Instant::now();
+        let executable = self.compile_text(&program.module, spec.mesh)?;
+        let seconds = began.elapsed().as_secs_f64();
+        let memory = executable.memory_stats().map_err(failed)?;
+        let blocking = variant.has_tiles().then_some(spec.blocking);
+        tracing::info!(?blocking, temp_bytes = memory.temp, seconds, "compiled");
+        Ok(Compiled { report: Report::new(blocking, memory, floor, seconds), program, executable })
+    }
+
+    fn compile_text(&self, module: &stablehlo::Module, mesh: Mesh) -> Result<Executable> {
+        self.topology.compile(module.to_string(), &options_for(self.target.kind(), mesh)).map_err(failed)
+    }
+
+    /// Adds the compiler's estimates, for which every loop is left out once.
+    fn estimate(&self, compiled: Compiled, mesh: Mesh) -> Result<Report> {
+        let Compiled { report, program, executable } = compiled;
+        let loops = program.module.main.loops();
+        let mut reports: Vec<_> = loops.iter().map(|l| LoopReport { trips: l.trips, body_seconds: None }).collect();
+        let chip = self.target.chip();
+        let once = match Cost::of(&executable)? {
+            Ok(once) => once,
+            Err(reason) => return Ok(report.with_cost(Err(reason), reports, chip)),
+        };
+        let mut turns = vec![];
+        for (l, report_of_loop) in loops.iter().zip(&mut reports) {
+            let Some(trips) = l.trips else {
+                let reason = "a loop's number of turns is not a constant";
+                return Ok(report.with_cost(Err(reason.into()), reports, chip));
+            };
+            let without = self.compile_text(&program.module.without_loops(&[l.operation]), mesh)?;
+            match Cost::of(&without)? {
+                Ok(without) => {
+                    report_of_loop.body_seconds = Some(once.seconds - without.seconds);
+                    turns.push((trips, without));
+                }
+                Err(reason) => return Ok(report.with_cost(Err(reason), reports, chip)),
+            }
+        }
+        Ok(report.with_cost(Ok(Cost::of_turns(once, &turns)), reports, chip))
+    }
+}
+
+/// A compiled program, with what is known of it before the compiler is asked for estimates.
+struct Compiled {
+    report: Report,
+    program: Program,
+    executable: Executable,
+}

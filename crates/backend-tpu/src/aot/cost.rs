@@ -1,0 +1,106 @@
+//! A compiler's estimates, and how they are carried over from a loop's body to all of its turns.
+//!
+//! Compilers count a body once. What one turn of a loop costs is found by leaving the loop out: the difference.
+
+use super::hlo;
+use grpo_core::error::Result;
+use pjrt::Executable;
+use serde::{Deserialize, Serialize};
+use std::ops::{Add, Mul, Sub};
+
+/// A compiler's estimates.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Cost {
+    /// Operations of products and of everything else.
+    pub flops: f64,
+    /// To and from the device's memory.
+    pub bytes: f64,
+    /// Sum over operations of the larger of the times that arithmetic and memory need.
+    pub seconds: f64,
+    /// Another model of the same compiler, without a notion of memory; 0 where it has none.
+    pub cycles: f64,
+}
+
+impl Cost {
+    /// Of `executable`, with every loop's body counted once; `Err` within says why there is none.
+    ///
+    /// # Errors
+    /// [`grpo_core::Error::Backend`] when the plugin fails.
+    pub(super) fn of(executable: &Executable) -> Result<Result<Self, String>> {
+        let analysis = match executable.cost_analysis() {
+            Ok(analysis) => analysis,
+            Err(error) if error.is_unsupported() => return Ok(Err("the plugin has no cost analysis".into())),
+            Err(error) => return Err(crate::failed(error)),
+        };
+        let read = |name: &str| match analysis.get(name) {
+            // -1 stands for an operation of unknown cost.
+            Some(value) if *value >= 0.0 => Ok(*value),
+            Some(value) => Err(format!("the plugin's cost analysis says {value} for `{name}`")),
+            None => Err(format!("the plugin's cost analysis has no `{name}`")),
+        };
+        let cost = || -> Result<Self, String> {
+            let cycles = executable.optimized_program().ok().as_ref().and_then(hlo::estimated_cycles).unwrap_or(0.0);
+            Ok(Self {
+                flops: read("flops")?,
+                bytes: read("bytes accessed")?,
+                seconds: read("optimal_seconds")?,
+                cycles,
+            })
+        };
+        Ok(cost())
+    }
+
+    /// The cost of a program whose loops turn: `once` counts every body once; of each loop, its trips and the cost of the
+    /// program without it.
+    pub(super) fn of_turns(once: Self, loops: &[(u64, Self)]) -> Self {
+        loops.iter().fold(once, |sum, (trips, without)| sum + (once - *without) * (*trips as f64 - 1.0))
+    }
+
+    fn zip(self, other: Self, combine: impl Fn(f64, f64) -> f64) -> Self {
+        Self {
+            flops: combine(self.flops, other.flops),
+            bytes: combine(self.bytes, other.bytes),
+            seconds: combine(self.seconds, other.seconds),
+            cycles: combine(self.cycles, other.cycles),
+        }
+    }
+}
+
+impl Add for Cost {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        self.zip(other, |a, b| a + b)
+    }
+}
+
+impl Sub for Cost {
+    type Output = Self;
+    fn sub(self, other: Self) -> Self {
+        self.zip(other, |a, b| a - b)
+    }
+}
+
+impl Mul<f64> for Cost {
+    type Output = Self;
+    fn mul(self, factor: f64) -> Self {
+        self.zip(self, |a, _| a * factor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cost(x: f64) -> Cost {
+        Cost { flops: x, bytes: 2.0 * x, seconds: 3.0 * x, cycles: 4.0 * x }
+    }
+
+    #[test]
+    fn every_body_counts_as_often_as_it_turns() {
+        // 1 outside, bodies of 10 and 100.
+        let turns = Cost::of_turns(cost(111.0), &[(4, cost(101.0)), (3, cost(11.0))]);
+        assert_eq!(turns, cost(1.0 + 4.0 * 10.0 + 3.0 * 100.0));
+        assert_eq!(Cost::of_turns(cost(5.0), &[(0, cost(2.0))]), cost(2.0));
+        assert_eq!(Cost::of_turns(cost(5.0), &[]), cost(5.0));
+    }
+}

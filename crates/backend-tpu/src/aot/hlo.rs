@@ -1,0 +1,101 @@
+//! The little of XLA's `HloModuleProto` that is read of an optimised program: libtpu's estimate of cycles.
+//!
+//! Field numbers are those of `xla/service/hlo.proto`.
+
+use prost::Message;
+use std::collections::HashMap;
+
+/// Sum of `estimated_cycles` over the operations of the entry and of the loops and calls in it, each counted once.
+/// `None` where the compiler has left no such estimates.
+pub(super) fn estimated_cycles(program: &pjrt::OptimizedProgram) -> Option<f64> {
+    let module = match program.format.as_str() {
+        "hlo" => Module::decode(program.code.as_slice()).ok()?,
+        "hlo_with_config" => ModuleWithConfig::decode(program.code.as_slice()).ok()?.module?,
+        _ => return None,
+    };
+    let computations: HashMap<i64, &Computation> = module.computations.iter().map(|c| (c.id, c)).collect();
+    cycles(&computations, module.entry_computation_id).filter(|cycles| *cycles > 0.0)
+}
+
+fn cycles(computations: &HashMap<i64, &Computation>, id: i64) -> Option<f64> {
+    let mut sum = 0.0;
+    for instruction in &computations.get(&id)?.instructions {
+        sum += instruction.estimated_cycles();
+        // A fusion carries the estimate of what is in it.
+        if ["while", "call", "conditional"].contains(&instruction.opcode.as_str()) {
+            for id in &instruction.called_computation_ids {
+                sum += cycles(computations, *id)?;
+            }
+        }
+    }
+    Some(sum)
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct ModuleWithConfig {
+    #[prost(message, optional, tag = "1")]
+    module: Option<Module>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Module {
+    #[prost(message, repeated, tag = "3")]
+    computations: Vec<Computation>,
+    #[prost(int64, tag = "6")]
+    entry_computation_id: i64,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Computation {
+    #[prost(message, repeated, tag = "2")]
+    instructions: Vec<Instruction>,
+    #[prost(int64, tag = "5")]
+    id: i64,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Instruction {
+    #[prost(string, tag = "2")]
+    opcode: String,
+    #[prost(int64, repeated, tag = "38")]
+    called_computation_ids: Vec<i64>,
+    #[prost(bytes = "vec", tag = "43")]
+    backend_config: Vec<u8>,
+}
+
+impl Instruction {
+    fn estimated_cycles(&self) -> f64 {
+        let config: serde_json::Value = serde_json::from_slice(&self.backend_config).unwrap_or_default();
+        // The largest estimates stand for "unknown".
+        let cycles = config["estimated_cycles"].as_str().and_then(|text| text.parse::<u64>().ok());
+        cycles.filter(|cycles| *cycles < 1 << 40).map_or(0.0, |cycles| cycles as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn instruction(opcode: &str, cycles: u64, called: &[i64]) -> Instruction {
+        let backend_config = format!("{{\"estimated_cycles\":\"{cycles}\"}}").into_bytes();
+        Instruction { opcode: opcode.into(), called_computation_ids: called.to_vec(), backend_config }
+    }
+
+    #[test]
+    fn loops_are_entered_and_fusions_are_not() {
+        let computation = |id, instructions| Computation { id, instructions };
+        let entry = vec![instruction("fusion", 5, &[2]), instruction("while", 0, &[3])];
+        let module = Module {
+            computations: vec![
+                computation(1, entry),
+                computation(2, vec![instruction("multiply", 1000, &[])]),
+                computation(3, vec![instruction("fusion", 7, &[2])]),
+            ],
+            entry_computation_id: 1,
+        };
+        let program = |code| pjrt::OptimizedProgram { format: "hlo_with_config".into(), code };
+        let code = ModuleWithConfig { module: Some(module) }.encode_to_vec();
+        assert_eq!(estimated_cycles(&program(code)), Some(12.0));
+        assert_eq!(estimated_cycles(&program(vec![1, 2, 3])), None);
+    }
+}

@@ -1,0 +1,124 @@
+//! What a compiler says of a program.
+
+use super::{Chip, Cost};
+use crate::program::Blocking;
+use pjrt::CompiledMemoryStats;
+use serde::{Deserialize, Serialize};
+
+/// What a compiler says of a program, per device. Bytes are what it has allotted; times are its estimates, never
+/// measurements.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// How the loops are cut; `None` for a program without tiles.
+    pub blocking: Option<Blocking>,
+    /// All arguments.
+    pub argument_bytes: u64,
+    /// All results, with those that take over an argument's memory.
+    pub output_bytes: u64,
+    /// Results that take over an argument's memory.
+    pub alias_bytes: u64,
+    /// Everything else that a run allocates.
+    pub temp_bytes: u64,
+    /// The code.
+    pub code_bytes: u64,
+    /// What has to fit into the device's memory: arguments, results that are not aliased, temporaries and code.
+    pub total_bytes: u64,
+    /// Estimate of all operations; a loop's body counts as often as it turns, here and below.
+    pub flops: Option<f64>,
+    /// Estimate of what goes to and from memory.
+    pub bytes_accessed: Option<f64>,
+    /// Estimate of the time: the sum over operations of the larger of what arithmetic and memory need.
+    pub estimate_seconds: Option<f64>,
+    /// Another estimate of the same compiler, without a notion of memory, in cycles.
+    pub estimate_cycles: Option<f64>,
+    /// That in seconds, where the clock is known.
+    pub estimate_cycles_seconds: Option<f64>,
+    /// Why there are no estimates.
+    pub no_estimate: Option<String>,
+    /// The loops.
+    pub loops: Vec<LoopReport>,
+    /// What no program can beat.
+    pub floor: Floor,
+    /// What compiling took on this machine, in seconds.
+    pub compile_seconds: f64,
+}
+
+/// A loop of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LoopReport {
+    /// How often it turns; `None` when the program does not say.
+    pub trips: Option<u64>,
+    /// Estimate of one turn.
+    pub body_seconds: Option<f64>,
+}
+
+/// What no program can beat on a chip: the larger of two times.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Floor {
+    /// Of the products without which there is no result.
+    pub flops: f64,
+    /// Every argument once, every result once.
+    pub bytes: f64,
+    /// At the chip's peak for bf16 and its bandwidth, as published.
+    pub seconds: f64,
+}
+
+impl Floor {
+    pub(super) fn new(flops: f64, bytes: f64, chip: Chip) -> Self {
+        Self { flops, bytes, seconds: (flops / chip.peak_flops).max(bytes / chip.bandwidth) }
+    }
+}
+
+impl Report {
+    /// Of a program that has been compiled; what the compiler estimates is added by [`Report::with_cost`].
+    pub(super) fn new(
+        blocking: Option<Blocking>,
+        memory: CompiledMemoryStats,
+        floor: Floor,
+        compile_seconds: f64,
+    ) -> Self {
+        let bytes = |value: i64| u64::try_from(value).unwrap_or(0);
+        let [argument, output, alias] = [memory.argument, memory.output, memory.alias].map(bytes);
+        Self {
+            blocking,
+            argument_bytes: argument,
+            output_bytes: output,
+            alias_bytes: alias,
+            temp_bytes: bytes(memory.temp),
+            code_bytes: bytes(memory.generated_code),
+            total_bytes: total_bytes(&memory),
+            flops: None,
+            bytes_accessed: None,
+            estimate_seconds: None,
+            estimate_cycles: None,
+            estimate_cycles_seconds: None,
+            no_estimate: None,
+            loops: vec![],
+            floor,
+            compile_seconds,
+        }
+    }
+
+    pub(super) fn with_cost(self, cost: Result<Cost, String>, loops: Vec<LoopReport>, chip: Chip) -> Self {
+        let cost = match cost {
+            Ok(cost) => cost,
+            Err(reason) => return Self { no_estimate: Some(reason), loops, ..self },
+        };
+        let cycles = Some(cost.cycles).filter(|cycles| *cycles > 0.0);
+        Self {
+            flops: Some(cost.flops),
+            bytes_accessed: Some(cost.bytes),
+            estimate_seconds: Some(cost.seconds),
+            estimate_cycles: cycles,
+            estimate_cycles_seconds: cycles.zip(chip.clock).map(|(cycles, clock)| cycles / clock),
+            loops,
+            ..self
+        }
+    }
+}
+
+/// What has to fit into a device's memory.
+pub(super) fn total_bytes(memory: &CompiledMemoryStats) -> u64 {
+    let total = memory.argument + memory.output - memory.alias + memory.temp + memory.generated_code;
+    u64::try_from(total).unwrap_or(0)
+}

@@ -1,0 +1,120 @@
+//! Devices that need not be here.
+
+use super::Chip;
+use crate::plugins::{self, Kind};
+use grpo_core::error::{Error, Result};
+use pjrt::Topology;
+use std::path::Path;
+
+/// Devices to compile for: a TPU topology such as `v6e:2x4`, or one NVIDIA GPU such as `h200`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Target {
+    name: String,
+    chip: Chip,
+    devices: Devices,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Devices {
+    /// libtpu's name of the slice.
+    Tpu(String),
+    /// XLA's description of the GPU.
+    Gpu(&'static str),
+}
+
+/// The smallest slices that libtpu describes.
+const TPUS: [(&str, &str); 5] =
+    [("v4", "v4:2x2x1"), ("v5e", "v5e:2x2"), ("v5p", "v5p:2x2x1"), ("v6e", "v6e:1x1"), ("tpu7x", "tpu7x:2x2x1")];
+
+const GPUS: [(&str, &str); 4] = [
+    ("a100", include_str!("../../targets/a100.txtpb")),
+    ("h100", include_str!("../../targets/h100.txtpb")),
+    ("h200", include_str!("../../targets/h200.txtpb")),
+    ("b200", include_str!("../../targets/b200.txtpb")),
+];
+
+impl Target {
+    /// Reads `v6e:2x4`, `v6e` (its smallest slice) or `h200`.
+    ///
+    /// # Errors
+    /// [`Error::Value`] that lists what is known.
+    pub fn parse(name: &str) -> Result<Self> {
+        let (family, shape) = name.split_once(':').map_or((name, None), |(family, shape)| (family, Some(shape)));
+        let find = |list: &[(&str, &'static str)]| list.iter().find(|(n, _)| *n == family).map(|(_, value)| *value);
+        let legal = |shape: &str| shape.split('x').all(|side| side.parse::<u16>().is_ok_and(|side| side > 0));
+        let devices = match (find(&TPUS), find(&GPUS), shape) {
+            (Some(smallest), _, None) => Some(Devices::Tpu(smallest.into())),
+            (Some(_), _, Some(shape)) if legal(shape) => Some(Devices::Tpu(name.into())),
+            (_, Some(description), None) => Some(Devices::Gpu(description)),
+            _ => None,
+        };
+        devices
+            .zip(Chip::from_name(family))
+            .map(|(devices, chip)| Self { name: name.into(), chip, devices })
+            .ok_or_else(|| {
+                let names = |list: &[(&'static str, _)]| list.iter().map(|(n, _)| *n).collect::<Vec<_>>().join(", ");
+                let known = format!(
+                    "expected a TPU slice ({} with a shape, as v6e:2x4) or a GPU ({})",
+                    names(&TPUS),
+                    names(&GPUS)
+                );
+                Error::value("target", format!("`{name}`"), known)
+            })
+    }
+
+    /// As it was given.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// One of its devices.
+    pub fn chip(&self) -> Chip {
+        self.chip
+    }
+
+    /// The plugin that compiles for it.
+    pub fn kind(&self) -> Kind {
+        match self.devices {
+            Devices::Tpu(_) => Kind::Tpu,
+            Devices::Gpu(_) => Kind::Cuda,
+        }
+    }
+
+    /// Describes it to the plugin at `path`, or the one that [`plugins::find`] finds.
+    ///
+    /// # Errors
+    /// Those of [`plugins::topology`].
+    pub(super) fn topology(&self, path: Option<&Path>) -> Result<Topology> {
+        match &self.devices {
+            Devices::Tpu(name) => plugins::topology(Kind::Tpu, path, name, &[]),
+            Devices::Gpu(description) => {
+                let options = [("target_config", (*description).into()), ("topology", "1x1x1".into())];
+                plugins::topology(Kind::Cuda, path, "", &options)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_slices_or_gpus() {
+        let v6e = Target::parse("v6e:2x4").expect("a slice");
+        assert_eq!((v6e.kind(), v6e.chip().name, v6e.name()), (Kind::Tpu, "v6e", "v6e:2x4"));
+        assert_eq!(Target::parse("v5p").expect("a slice").devices, Devices::Tpu("v5p:2x2x1".into()));
+        assert_eq!(Target::parse("h200").expect("a GPU").kind(), Kind::Cuda);
+        for name in ["", "v6e:", "v6e:2x", "v6e:0x4", "v6e:two", "h200:2x4", "h2000", "V6E"] {
+            let text = Target::parse(name).expect_err(name).to_string();
+            assert!(text.contains(&format!("`{name}`")) && text.contains("v6e") && text.contains("h200"), "{text}");
+        }
+    }
+
+    #[test]
+    fn every_chip_can_be_compiled_for() {
+        for chip in Chip::ALL {
+            assert_eq!(Target::parse(chip.name).expect("a target").chip(), chip);
+        }
+    }
+}
