@@ -2,7 +2,7 @@
 
 use crate::plan::{Devices, PjrtPlan};
 use crate::plugins::{self, Kind};
-use crate::program::{Mesh, Numerics};
+use crate::program::{Mesh, MosaicBlocks, Numerics};
 use crate::{compile_options, failed, unsupported};
 use grpo_core::error::Result;
 use grpo_core::{Backend, LossPlan, PlanRequest};
@@ -17,6 +17,7 @@ pub struct PjrtBackend {
     pub(crate) devices: Devices,
     pub(crate) mesh: Mesh,
     pub(crate) numerics: Numerics,
+    pub(crate) mosaic: Option<MosaicBlocks>,
     pub(crate) cache: Option<CompileCache>,
 }
 
@@ -38,7 +39,7 @@ impl PjrtBackend {
         let name = format!("{}:{}", crate::NAME, kind.name());
         let devices = Devices { list: vec![], client };
         let (mesh, numerics) = (Mesh::default(), Numerics::default());
-        Self { name, kind, devices, mesh, numerics, cache: None }.with_mesh(mesh)
+        Self { name, kind, devices, mesh, numerics, mosaic: None, cache: None }.with_mesh(mesh)
     }
 
     /// Splits tokens and vocabulary over the client's first devices.
@@ -62,6 +63,19 @@ impl PjrtBackend {
     pub fn with_numerics(mut self, numerics: Numerics) -> Self {
         self.numerics = numerics;
         self
+    }
+
+    /// Runs `logits` with our TPU kernels.
+    ///
+    /// # Errors
+    /// [`grpo_core::Error::Unsupported`] on anything but a TPU.
+    pub fn with_mosaic(mut self, blocks: MosaicBlocks) -> Result<Self> {
+        if self.kind != Kind::Tpu {
+            let what = format!("TPU kernels on `{}`", self.name);
+            return Err(unsupported(&what, "leave `mosaic` out: the plain program gives the same numbers"));
+        }
+        self.mosaic = Some(blocks);
+        Ok(self)
     }
 
     /// Keeps compiled programs in `directory`, for this and later processes.

@@ -28,7 +28,9 @@ impl<'a> Operands<'a> {
         match policy {
             PolicyInput::Logits(logits) => operands.read(Role::Logits, logits)?,
             PolicyInput::LogitsInPlace(logits) if update => operands.update(Role::Logits, logits)?,
-            PolicyInput::LogitsInPlace(TensorMut::F32(logits)) => operands.read(Role::Logits, TensorRef::F32(logits))?,
+            PolicyInput::LogitsInPlace(TensorMut::F32(logits)) => {
+                operands.read(Role::Logits, TensorRef::F32(logits))?
+            }
             PolicyInput::LogitsInPlace(TensorMut::Bf16(logits)) => {
                 operands.read(Role::Logits, TensorRef::Bf16(logits))?;
             }

@@ -65,6 +65,7 @@ impl PjrtPlan {
             policy: request.policy,
             gradients: request.gradients,
             blocking: blocking::choose(request, &backend.numerics, backend.mesh)?,
+            mosaic: backend.mosaic,
             numerics: backend.numerics,
             mesh: backend.mesh,
         };
@@ -87,11 +88,8 @@ impl PjrtPlan {
             let stats = self.compiled(Pass::Gradient)?.executable.executable().memory_stats().map_err(failed)?;
             let bytes = |value: i64| usize::try_from(value).unwrap_or(0);
             let workspace = bytes(stats.temp);
-            self.memory = MemoryReport {
-                inputs: bytes(stats.argument - stats.alias),
-                outputs: bytes(stats.output),
-                workspace,
-            };
+            self.memory =
+                MemoryReport { inputs: bytes(stats.argument - stats.alias), outputs: bytes(stats.output), workspace };
             let fused = self.request.implementation == Implementation::Fused;
             if !fused || given || workspace <= budget {
                 return Ok(());
@@ -274,11 +272,7 @@ impl LossPlan for PjrtPlan {
         grads: GradsMut<'_>,
     ) -> Result<LossOutput> {
         let output = self.value_and_grad_on_device(policy, batch, grads)?;
-        Ok(LossOutput {
-            loss: output.loss,
-            scores: scores(&output.logp, &output.entropy)?,
-            metrics: output.metrics,
-        })
+        Ok(LossOutput { loss: output.loss, scores: scores(&output.logp, &output.entropy)?, metrics: output.metrics })
     }
 
     fn memory(&self) -> MemoryReport {

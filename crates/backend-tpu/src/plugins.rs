@@ -2,7 +2,7 @@
 //! `grpo plugin install` has put into the user's cache.
 
 use grpo_core::error::{Error, Result};
-pub use pjrt::install::Kind;
+pub use pjrt::install::{Kind, install};
 use pjrt::{Client, NamedValue, Plugin, Topology};
 use std::path::{Path, PathBuf};
 

@@ -133,6 +133,7 @@ mod tests {
             policy: PolicySpec::Hidden { hidden: 2, vocab: 7, dtype: Dtype::F32, layout, bias: true },
             gradients: GradientSpec::default(),
             blocking: Blocking::TokenChunks(2),
+            mosaic: None,
             numerics: Numerics::default(),
             mesh,
         }
@@ -140,7 +141,9 @@ mod tests {
 
     #[test]
     fn parts_come_back_together() {
-        for mesh in [Mesh::default(), Mesh { data: 2, vocab: 1 }, Mesh { data: 1, vocab: 4 }, Mesh { data: 3, vocab: 2 }] {
+        for mesh in
+            [Mesh::default(), Mesh { data: 2, vocab: 1 }, Mesh { data: 1, vocab: 4 }, Mesh { data: 3, vocab: 2 }]
+        {
             for layout in [HeadLayout::VocabHidden, HeadLayout::HiddenVocab] {
                 let spec = spec(mesh, layout);
                 for role in [Role::Hidden, Role::LmHead, Role::Bias, Role::Logits, Role::Logp] {

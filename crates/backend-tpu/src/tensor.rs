@@ -85,7 +85,13 @@ impl PjrtTensor {
     }
 
     /// Copies `from` to the devices.
-    pub(crate) fn upload(devices: &Devices, role: Role, layout: Layout, shape: &[usize], from: TensorRef<'_>) -> Result<Self> {
+    pub(crate) fn upload(
+        devices: &Devices,
+        role: Role,
+        layout: Layout,
+        shape: &[usize],
+        from: TensorRef<'_>,
+    ) -> Result<Self> {
         let parts = match from {
             TensorRef::F32(values) => send(devices, &layout, shape, values)?,
             TensorRef::Bf16(values) => send(devices, &layout, shape, values)?,

@@ -41,6 +41,8 @@ pub struct Argument {
     pub alias: Option<usize>,
     /// How it is split over partitions.
     pub sharding: Option<Sharding>,
+    /// Whether it is row-major on the device, whatever the compiler would like better.
+    pub row_major: bool,
 }
 
 /// What is said about a result besides its type.
@@ -50,6 +52,8 @@ pub struct Output {
     pub name: String,
     /// How it is split over partitions.
     pub sharding: Option<Sharding>,
+    /// Whether it is row-major on the device, whatever the compiler would like better.
+    pub row_major: bool,
 }
 
 /// A list of operations with arguments and results: the body of a function, of a loop, of a reduction.

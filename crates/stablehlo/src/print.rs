@@ -13,7 +13,8 @@ impl Display for Module {
         write!(f, "  func.func public @main(")?;
         for (i, (argument, id)) in main.arguments.iter().zip(&main.body.arguments).enumerate() {
             let alias = argument.alias.map(|result| format!("tf.aliasing_output = {result} : i32"));
-            let attributes = attributes([alias, sharding(argument.sharding.as_ref())]);
+            let layout = layout_mode(argument.row_major, main.type_of(*id));
+            let attributes = attributes([alias, sharding(argument.sharding.as_ref()), layout]);
             // The name is a location, which compilers keep out of the way.
             let name =
                 if argument.name.is_empty() { String::new() } else { format!(" loc({})", quoted(&argument.name)) };
@@ -22,7 +23,8 @@ impl Display for Module {
         write!(f, ") -> (")?;
         for (i, (result, id)) in main.results.iter().zip(&main.body.results).enumerate() {
             let name = (!result.name.is_empty()).then(|| format!("jax.result_info = {}", quoted(&result.name)));
-            let attributes = attributes([name, sharding(result.sharding.as_ref())]);
+            let layout = layout_mode(result.row_major, main.type_of(*id));
+            let attributes = attributes([name, sharding(result.sharding.as_ref()), layout]);
             write!(f, "{}\n      {}{attributes}", separator(i), main.type_of(*id))?;
         }
         writeln!(f, ") {{")?;
@@ -33,6 +35,11 @@ impl Display for Module {
 
 fn sharding(sharding: Option<&Sharding>) -> Option<String> {
     sharding.map(|s| format!("mhlo.sharding = \"{s}\""))
+}
+
+fn layout_mode(row_major: bool, ty: &TensorType) -> Option<String> {
+    let order: Vec<String> = (0..ty.rank()).rev().map(|d| d.to_string()).collect();
+    row_major.then(|| format!("mhlo.layout_mode = \"{{{}}}\"", order.join(",")))
 }
 
 /// Attributes of an argument or a result.

@@ -7,6 +7,7 @@
 mod chip;
 mod compile;
 mod cost;
+mod fit;
 mod hlo;
 mod report;
 mod target;
@@ -15,6 +16,7 @@ mod variant;
 pub use chip::Chip;
 pub use compile::Compiler;
 pub use cost::Cost;
+pub use fit::Fit;
 pub use report::{Floor, LoopReport, Report};
 pub use target::Target;
 pub use variant::{Variant, What};

@@ -2,7 +2,7 @@
 
 use super::{Chip, Floor};
 use crate::blocking;
-use crate::program::{Mesh, Numerics, Pass, Program, Spec};
+use crate::program::{Mesh, MosaicBlocks, Numerics, Pass, Program, Spec};
 use grpo_core::error::Result;
 use grpo_core::{Implementation, PlanRequest, PolicySpec};
 use serde::{Deserialize, Serialize};
@@ -29,6 +29,8 @@ pub struct Variant {
     pub request: PlanRequest,
     /// Rounding.
     pub numerics: Numerics,
+    /// TPU kernels for `logits`.
+    pub mosaic: Option<MosaicBlocks>,
     /// Devices.
     pub mesh: Mesh,
     /// Which program.
@@ -49,6 +51,7 @@ impl Variant {
             policy: self.request.policy,
             gradients: self.request.gradients,
             blocking: blocking::choose(&self.request, &self.numerics, self.mesh)?,
+            mosaic: self.mosaic,
             numerics: self.numerics,
             mesh: self.mesh,
         })

@@ -15,7 +15,7 @@
 //!
 //! Legend: N tokens, V vocabulary of this device, H hidden size, C tokens of a chunk, W columns of a panel.
 
-use super::head::{Row, Slope, Statistics, Tile};
+use super::head::{Columns, Row, Slope, Statistics, Tile};
 use super::mesh::Position;
 use super::products::Head;
 use super::tokens::Tokens;
@@ -112,11 +112,6 @@ impl<'a> Fused<'a> {
         }
     }
 
-    /// Whether the last device holds columns beyond the vocabulary.
-    fn pads_vocab(&self) -> bool {
-        self.spec.policy.vocab() % self.spec.mesh.vocab != 0
-    }
-
     fn vector(&self, number: f64) -> Value {
         self.hidden.builder().splat(number, TensorType::new(Dtype::F32, [self.n]))
     }
@@ -132,7 +127,7 @@ impl<'a> Fused<'a> {
     /// Logits of `rows` against the whole vocabulary of this device.
     fn tile(&self, rows: &Value, targets: &Value) -> Tile {
         let logits = pinned(self.spec, self.head.logits(self.spec, rows));
-        let limits = self.pads_vocab().then_some((&self.first_column, &self.end_column));
+        let limits = self.spec.pads_vocab().then_some((&self.first_column, &self.end_column));
         Tile::new(&logits, targets, &self.first_column, limits, self.scale)
     }
 
@@ -169,7 +164,7 @@ impl<'a> Fused<'a> {
 
     /// dL/dlogits of a tile, as the products take it; zeros in rows of masked tokens, whatever these hold.
     fn dlogits(&self, tile: &Tile, slope: &Slope, tokens: &Tokens) -> Value {
-        tile.gradient(slope, Some(&tokens.active())).convert(super::dtype(self.spec.numerics.dlogits))
+        tile.gradient(slope, &tokens.active()).convert(super::dtype(self.spec.numerics.dlogits))
     }
 
     /// Adds the gradients of a chunk to those carried.
@@ -270,7 +265,7 @@ impl<'a> Fused<'a> {
             let logits = pinned(self.spec, head.logits(self.spec, &self.hidden));
             let first = &self.first_column + &window.start;
             let fresh = &self.first_column + window.fresh.as_ref().unwrap_or(&window.start);
-            let limits = (overlap || self.pads_vocab()).then_some((&fresh, &self.end_column));
+            let limits = (overlap || self.spec.pads_vocab()).then_some((&fresh, &self.end_column));
             let tile = Tile::new(&logits, &self.tokens.target, &first, limits, self.scale);
             (tile, head, window.start)
         };

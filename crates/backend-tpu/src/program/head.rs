@@ -13,6 +13,15 @@ use stablehlo::{Dtype, Reducer, TensorType, Value};
 /// Below this an exponential counts as 0 (1.6e-38), so that 0 * -inf never appears.
 const LOWEST: f64 = -87.0;
 
+/// Logits of rows and columns, and what is done with them: by the compiler ([`Tile`]) or by kernels of our own.
+pub(crate) trait Columns {
+    /// Statistics of the rows over these columns.
+    fn statistics(&self, entropy: bool) -> Statistics;
+
+    /// dL/dz `[R, W]`. Rows of zeros where `live` (predicates `[R]`) does not hold, whatever the logits are.
+    fn gradient(&self, slope: &Slope, live: &Value) -> Value;
+}
+
 /// Logits of a tile, with what tells their columns.
 pub(crate) struct Tile {
     /// f32 `[R, W]`; widened from what the tile is held in.
@@ -103,9 +112,10 @@ impl Tile {
         let e = gone.select(&zero, &d.exp());
         (d.max(&lowest), e)
     }
+}
 
-    /// Statistics of the rows over the columns of this tile.
-    pub(crate) fn statistics(&self, entropy: bool) -> Statistics {
+impl Columns for Tile {
+    fn statistics(&self, entropy: bool) -> Statistics {
         let (max, target) = self.extremes();
         let (d, e) = self.exponentials(&max);
         let f = self.z.builder();
@@ -121,8 +131,7 @@ impl Tile {
         Statistics { max, sum, dot, target }
     }
 
-    /// dL/dz `[R, W]`, f32. Rows of zeros where `live` (predicates `[R]`) does not hold, whatever the logits are.
-    pub(crate) fn gradient(&self, slope: &Slope, live: Option<&Value>) -> Value {
+    fn gradient(&self, slope: &Slope, live: &Value) -> Value {
         let (d, e) = self.exponentials(&slope.max);
         let spread = |row: &Value| spread(row, &self.z);
         let factor = match &slope.linear {
@@ -134,10 +143,7 @@ impl Tile {
             at_target = at_target & counts;
         }
         let gradient = at_target.select(&spread(&slope.target), &(e * factor));
-        match live {
-            Some(live) => spread(live).select(&gradient, &self.z.like(0.0)),
-            None => gradient,
-        }
+        spread(live).select(&gradient, &self.z.like(0.0))
     }
 }
 

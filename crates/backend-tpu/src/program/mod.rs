@@ -8,6 +8,7 @@
 mod baseline;
 mod fused;
 mod head;
+mod kernels;
 mod logits;
 mod mesh;
 mod products;
@@ -117,6 +118,24 @@ impl Default for Numerics {
     }
 }
 
+/// How the TPU kernels of `logits` are cut. See [`crate::mosaic::KernelSpec`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MosaicBlocks {
+    /// Batches into which the tokens are divided: logits are `[batch, N / batch, V]` to a kernel.
+    pub batch: usize,
+    /// Tokens of a block, a multiple of 128.
+    pub time_block: usize,
+    /// Vocabulary entries of a block, a multiple of 128.
+    pub vocab_block: usize,
+}
+
+impl Default for MosaicBlocks {
+    fn default() -> Self {
+        Self { batch: 1, time_block: 256, vocab_block: 2048 }
+    }
+}
+
 /// One device's part of a loss.
 #[derive(Clone, Debug)]
 pub struct Spec {
@@ -132,6 +151,8 @@ pub struct Spec {
     pub gradients: GradientSpec,
     /// Of the fused loops.
     pub blocking: Blocking,
+    /// Whether `logits` runs our TPU kernels instead of what the compiler makes of the plain program.
+    pub mosaic: Option<MosaicBlocks>,
     /// Rounding.
     pub numerics: Numerics,
     /// Devices.
@@ -187,6 +208,16 @@ impl Spec {
                 "entropy_coef needs the entropy, which `numerics.entropy: false` leaves out".into(),
             ));
         }
+        if self.mosaic.is_some() {
+            if self.implementation != Implementation::Logits {
+                let what = format!("TPU kernels in the implementation `{}`", self.implementation.name());
+                return Err(crate::unsupported(&what, "they belong to `logits`"));
+            }
+            if self.pads_vocab() {
+                let what = format!("TPU kernels with {} entries over {} devices", self.policy.vocab(), self.mesh.vocab);
+                return Err(crate::unsupported(&what, "split a vocabulary that divides, or leave `mosaic` out"));
+            }
+        }
         if pass == Pass::GradientInPlace && !matches!(self.policy, PolicySpec::Logits { .. }) {
             return Err(Error::Config("only given logits can be overwritten with their gradient".into()));
         }
@@ -201,6 +232,11 @@ impl Spec {
     /// V: vocabulary entries of one device.
     pub fn local_vocab(&self) -> usize {
         self.mesh.local_vocab(self.policy.vocab())
+    }
+
+    /// Whether the last device holds columns beyond the vocabulary.
+    pub(crate) fn pads_vocab(&self) -> bool {
+        !self.policy.vocab().is_multiple_of(self.mesh.vocab)
     }
 
     /// G: tokens of all devices, with padding.
@@ -328,12 +364,18 @@ impl Frame {
             }
         }
         let named: Vec<(&str, &Value)> = results.iter().map(|(role, value)| (role.name(), value)).collect();
-        let arguments = self.arguments.iter().map(|(role, _)| *role).collect();
+        let arguments: Vec<Role> = self.arguments.iter().map(|(role, _)| *role).collect();
         let mut module = self.f.finish(name, &named).map_err(|e| Error::Backend {
             backend: crate::NAME.into(),
             message: format!("the program `{name}` cannot be built: {e}"),
         })?;
         module.replicas = spec.mesh.devices();
+        if spec.mosaic.is_some() {
+            // Otherwise the compiler turns logits whose V is no multiple of 128 around, and copies them for the kernels.
+            let logits = |role: &Role| *role == Role::Logits;
+            module.main.arguments.iter_mut().zip(&arguments).for_each(|(a, role)| a.row_major = logits(role));
+            module.main.results.iter_mut().zip(results).for_each(|(r, (role, _))| r.row_major = logits(role));
+        }
         Ok(Program { module, arguments, results: results.iter().map(|(role, _)| *role).collect() })
     }
 }

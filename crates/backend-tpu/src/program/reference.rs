@@ -1,6 +1,7 @@
 //! The dense loss: one tile as large as the problem. Holds `[N, V]` logits and their gradient.
 
-use super::head::Tile;
+use super::head::{Columns, Tile};
+use super::kernels::Kernels;
 use super::mesh::Position;
 use super::products::Head;
 use super::{Frame, Pass, Program, Role, Spec, accumulate, dtype, pinned};
@@ -36,10 +37,14 @@ pub(super) fn dense(name: &str, spec: &Spec, pass: Pass) -> Result<Program> {
     };
 
     let first = position.first_column(spec.local_vocab());
-    let end = f.scalar(spec.policy.vocab() as i64, Dtype::I32);
-    let padded = spec.policy.vocab() % spec.mesh.vocab != 0;
-    let tile = Tile::new(&logits, &tokens.target, &first, padded.then_some((&first, &end)), scale);
-    let statistics = tile.statistics(spec.numerics.entropy).over_vocab(&position, scale);
+    let columns: Box<dyn Columns> = match spec.mosaic {
+        Some(blocks) => Box::new(Kernels::new(spec, blocks, &logits, &tokens.target, &first)?),
+        None => {
+            let end = f.scalar(spec.policy.vocab() as i64, Dtype::I32);
+            Box::new(Tile::new(&logits, &tokens.target, &first, spec.pads_vocab().then_some((&first, &end)), scale))
+        }
+    };
+    let statistics = columns.statistics(spec.numerics.entropy).over_vocab(&position, scale);
     let row = statistics.row(scale);
     let zero = row.logp.like(0.0);
     let logp = active.select(&(&row.logp * zero.like(logp_scale)), &zero);
@@ -54,7 +59,7 @@ pub(super) fn dense(name: &str, spec: &Spec, pass: Pass) -> Result<Program> {
     let sums = tokens.sums(&position, &sequences, &loss, known, shares_clip);
     let dentropy = (spec.loss.entropy_coef != 0.0).then_some(&loss.dentropy);
     let slope = statistics.slope(&row, scale, logp_scale, &loss.dlogp, dentropy);
-    let dlogits = tile.gradient(&slope, Some(&active));
+    let dlogits = columns.gradient(&slope, &active);
 
     let mut results = vec![(Role::Sums, sums), (Role::Logp, logp), (Role::Entropy, entropy)];
     if pass == Pass::GradientInPlace {
@@ -70,8 +75,10 @@ pub(super) fn dense(name: &str, spec: &Spec, pass: Pass) -> Result<Program> {
                 let dlogits = dlogits.convert(dtype(spec.numerics.dlogits));
                 position.over_data(&head.weight_gradient(&dlogits, &tokens.clean(hidden)), Reducer::Add)
             }
-            (Role::GradBias, _) => position.over_data(&dlogits.reduce(Reducer::Add, &[0]), Reducer::Add),
-            _ => dlogits.clone(),
+            (Role::GradBias, _) => {
+                position.over_data(&dlogits.convert(Dtype::F32).reduce(Reducer::Add, &[0]), Reducer::Add)
+            }
+            _ => dlogits.convert(Dtype::F32),
         };
         results.push((role, accumulate(&sum, &gradient)));
     }

@@ -83,11 +83,7 @@ impl Builder {
     }
 
     /// Builds a nested region that binds `arguments`; returns the types of its results beside it.
-    fn region(
-        &self,
-        arguments: &[Value],
-        build: impl FnOnce(&[Value]) -> Vec<Value>,
-    ) -> (Vec<TensorType>, Region) {
+    fn region(&self, arguments: &[Value], build: impl FnOnce(&[Value]) -> Vec<Value>) -> (Vec<TensorType>, Region) {
         {
             let mut state = self.state.borrow_mut();
             state.enter();

@@ -165,7 +165,7 @@ impl Builder {
         }
         let mut state = self.state.borrow_mut();
         let outputs: Vec<Output> =
-            results.iter().map(|(name, _)| Output { name: (*name).into(), sharding: None }).collect();
+            results.iter().map(|(name, _)| Output { name: (*name).into(), ..Output::default() }).collect();
         for (i, argument) in state.arguments.iter().enumerate() {
             let Some(result) = argument.alias else { continue };
             let ty = &state.types[state.open[0].1.arguments[i].0];
@@ -238,10 +238,14 @@ impl Builder {
         types: Result<Vec<TensorType>, String>,
         fallback: impl FnOnce() -> Vec<TensorType>,
     ) -> Vec<Value> {
-        let types = self.in_scope(operands).and(types).unwrap_or_else(|reason| {
-            self.fail(kind.name(), reason);
-            fallback()
-        });
+        // No closure: the line to blame is that of the caller.
+        let types = match self.in_scope(operands).and(types) {
+            Ok(types) => types,
+            Err(reason) => {
+                self.fail(kind.name(), reason);
+                fallback()
+            }
+        };
         let mut state = self.state.borrow_mut();
         let results: Vec<ValueId> = types.iter().map(|ty| state.define(ty.clone())).collect();
         let operands = operands.iter().map(|v| v.id).collect();
