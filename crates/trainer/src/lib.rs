@@ -20,6 +20,8 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod assertion;
+pub mod bench_config;
 pub mod config_layers;
 pub mod dataset;
 pub mod error;

@@ -3,11 +3,16 @@
 //! A subcommand is a file with `Args` (what clap parses) and `run(Args) -> anyhow::Result<Outcome>`. Standard output
 //! carries results, standard error carries logs and errors.
 
+mod aot;
+mod aot_text;
+mod bench_layers;
 mod display;
 mod layers;
 mod loss;
 mod loss_input;
 mod parity;
+mod plan;
+mod plugin;
 mod train;
 
 use clap::{Parser, Subcommand};
@@ -31,6 +36,12 @@ enum Command {
     Parity(parity::Args),
     /// Evaluate the loss of a batch file; write loss, log-probabilities, entropies and gradients.
     Loss(loss::Args),
+    /// Compile the loss for a TPU or GPU that is not here; report memory, and the compiler's estimate of the time.
+    Aot(aot::Args),
+    /// Find the largest chunk of tokens with which the loss fits into a device's memory, by asking its compiler.
+    Plan(plan::Args),
+    /// Install and list PJRT plugins: the compilers and runtimes of TPUs, GPUs and XLA's CPU.
+    Plugin(plugin::Args),
 }
 
 /// How a command that did not fail ended.
@@ -53,6 +64,9 @@ pub(crate) fn main() -> ExitCode {
         Command::Train(args) => train::run(args),
         Command::Parity(args) => parity::run(args),
         Command::Loss(args) => loss::run(args),
+        Command::Aot(args) => aot::run(args),
+        Command::Plan(args) => plan::run(args),
+        Command::Plugin(args) => plugin::run(args),
     };
     match result {
         Ok(Outcome::Done) => ExitCode::SUCCESS,

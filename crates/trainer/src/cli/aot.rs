@@ -1,0 +1,192 @@
+//! `grpo aot`: what a compiler says of the loss for devices that are not here.
+//!
+//! Every variant is compiled in a process of its own (this binary again, with `--worker`), because a compiler that aborts
+//! takes its process along.
+
+use super::bench_layers::BenchArgs;
+use super::{Outcome, aot_text, emit};
+use anyhow::{Context, bail};
+use backend_tpu::aot::{Chip, Compiler, Report, Target};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use trainer::assertion::{Assertion, Checked};
+use trainer::bench_config::BenchConfig;
+use trainer::config_layers::to_yaml;
+
+/// A compiler takes a gigabyte and uses several threads itself.
+const MOST_WORKERS: usize = 4;
+
+/// Arguments of `grpo aot`.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Times are the compiler's estimates, with loop bodies multiplied by their turns; bytes are what it has \
+    allotted. An assertion is VARIANT.FIELD (<=|<|>=|>|==) NUMBER or VARIANT.FIELD, optionally `* NUMBER`, with the fields \
+    that --json shows; the exit code is 1 when one does not hold."
+)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    bench: BenchArgs,
+    /// Compile only this variant; repeatable.
+    #[arg(long, value_name = "NAME")]
+    variant: Vec<String>,
+    /// Print one JSON document instead of a table.
+    #[arg(long)]
+    json: bool,
+    /// Write the StableHLO of each variant to DIR/NAME.mlir.
+    #[arg(long, value_name = "DIR")]
+    emit: Option<PathBuf>,
+    /// Exit with 1 unless this holds, e.g. 'fused.temp_bytes <= 630e6'; repeatable.
+    #[arg(long, value_name = "ASSERTION")]
+    assert: Vec<String>,
+    /// Compile the one variant here and print what came out, for the process that has started this one.
+    #[arg(long, hide = true, requires = "variant")]
+    worker: bool,
+}
+
+/// What came out of a variant.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum Compiled {
+    /// The compiler's words.
+    Report(Box<Report>),
+    /// Why there are none.
+    Failed {
+        /// The error, on one line.
+        error: String,
+    },
+}
+
+/// Everything that `--json` shows.
+#[derive(Debug, Serialize)]
+pub(crate) struct Document {
+    /// Of the configuration.
+    pub(crate) name: String,
+    /// As the command line names it.
+    pub(crate) target: String,
+    /// One device of the target; the floors are its.
+    pub(crate) chip: Chip,
+    /// By name.
+    pub(crate) variants: BTreeMap<String, Compiled>,
+    /// In the order given.
+    pub(crate) assertions: Vec<Checked>,
+}
+
+pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
+    let config = args.bench.resolve()?;
+    if args.bench.print_config {
+        emit(&to_yaml(&config)?)?;
+        return Ok(Outcome::Done);
+    }
+    let target = args.bench.target()?;
+    if args.worker {
+        let compiled = match worker(&args, &config, target) {
+            Ok(report) => Compiled::Report(Box::new(report)),
+            Err(error) => Compiled::Failed { error: format!("{error:#}") },
+        };
+        emit(&serde_json::to_string(&compiled)?)?;
+        return Ok(Outcome::Done);
+    }
+
+    let assertions = args.assert.iter().map(|text| Assertion::parse(text)).collect::<Result<Vec<_>, _>>()?;
+    let names = chosen(&args, &config)?;
+    for variant in assertions.iter().flat_map(Assertion::variants) {
+        if !names.iter().any(|name| name == variant) {
+            bail!("an assertion speaks of the variant `{variant}`, but compiled are {}", names.join(", "));
+        }
+    }
+    if let Some(folder) = &args.emit {
+        std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    }
+    let variants = compile_all(&args, &names)?;
+    let values = serde_json::to_value(&variants)?;
+    let assertions = assertions.iter().map(|a| a.check(&values)).collect::<Result<Vec<_>, _>>()?;
+    let holds = assertions.iter().all(|a| a.holds);
+    let (name, chip) = (config.name, target.chip());
+    let document = Document { name, target: target.name().into(), chip, variants, assertions };
+    if args.json {
+        emit(&format!("{}\n", serde_json::to_string_pretty(&document)?))?;
+    } else {
+        emit(&aot_text::text(&document))?;
+    }
+    let errors = document.variants.iter().filter_map(|(name, compiled)| match compiled {
+        Compiled::Failed { error } => Some(format!("variant `{name}`: {error}")),
+        Compiled::Report(_) => None,
+    });
+    match errors.collect::<Vec<_>>().as_slice() {
+        [] => Ok(if holds { Outcome::Done } else { Outcome::CheckFailed }),
+        [first] => bail!("{first}"),
+        [first, rest @ ..] => bail!("{first} (and {} more)", rest.len()),
+    }
+}
+
+/// The variants to compile, in order.
+fn chosen(args: &Args, config: &BenchConfig) -> anyhow::Result<Vec<String>> {
+    for name in &args.variant {
+        config.variant(name)?;
+    }
+    let wanted = |name: &&str| args.variant.is_empty() || args.variant.iter().any(|v| v == name);
+    Ok(config.names().into_iter().filter(wanted).map(str::to_owned).collect())
+}
+
+/// Compiles the one variant that is named.
+fn worker(args: &Args, config: &BenchConfig, target: Target) -> anyhow::Result<Report> {
+    let [name] = args.variant.as_slice() else { bail!("--worker takes one --variant") };
+    let variant = config.variant(name)?;
+    let report = Compiler::open(target, args.bench.plugin.as_deref())?.report(&variant)?;
+    if let Some(folder) = &args.emit {
+        let mut spec = variant.spec()?;
+        spec.blocking = report.blocking.unwrap_or(spec.blocking);
+        let path = folder.join(format!("{name}.mlir"));
+        let text = variant.program(&spec)?.module.to_string();
+        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(report)
+}
+
+/// Compiles every variant, a few at a time.
+fn compile_all(args: &Args, names: &[String]) -> anyhow::Result<BTreeMap<String, Compiled>> {
+    let binary = std::env::current_exe().context("cannot find this binary")?;
+    let workers = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_WORKERS);
+    let (queue, done) = (Mutex::new(names.iter()), Mutex::new(BTreeMap::new()));
+    let locked = "no holder of this lock panics";
+    std::thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(|| {
+                while let Some(name) = { queue.lock().expect(locked).next() } {
+                    tracing::info!(variant = name, "compiling");
+                    let compiled = compile_elsewhere(&binary, args, name)
+                        .unwrap_or_else(|error| Compiled::Failed { error: format!("{error:#}") });
+                    done.lock().expect(locked).insert(name.clone(), compiled);
+                }
+            });
+        }
+    });
+    Ok(done.into_inner().expect(locked))
+}
+
+/// Runs the worker for one variant and reads what it prints.
+fn compile_elsewhere(binary: &Path, args: &Args, name: &str) -> anyhow::Result<Compiled> {
+    let BenchArgs { config, set, target, plugin, .. } = &args.bench;
+    let mut command = Command::new(binary);
+    command.arg("aot").args(config).args(["--worker", "--target", target, "--variant", name]);
+    for set in set {
+        command.args(["--set", set]);
+    }
+    for (option, path) in [("--plugin", plugin), ("--emit", &args.emit)] {
+        if let Some(path) = path {
+            command.arg(option).arg(path);
+        }
+    }
+    // Compilers talk; who asks for logs hears them.
+    let heard = std::env::var_os("GRPO_LOG").is_some();
+    command.stdin(Stdio::null()).stderr(if heard { Stdio::inherit() } else { Stdio::piped() });
+    let output = command.output().context("cannot start the compiler's process")?;
+    serde_json::from_slice(&output.stdout).or_else(|_| {
+        let said = String::from_utf8_lossy(&output.stderr);
+        let last = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
+        bail!("the compiler's process ended with {}: {last}", output.status)
+    })
+}

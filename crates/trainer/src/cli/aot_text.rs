@@ -1,0 +1,110 @@
+//! Reports of compilers as a table.
+
+use super::aot::{Compiled, Document};
+use backend_tpu::aot::Report;
+use backend_tpu::program::Blocking;
+use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
+use std::fmt::Write;
+
+/// A line below the header and nothing else.
+pub(crate) const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
+
+const HEADER: [&str; 11] = [
+    "variant",
+    "tiles",
+    "temp",
+    "arguments",
+    "results",
+    "aliased",
+    "code",
+    "bytes moved",
+    "estimate",
+    "by cycles",
+    "floor",
+];
+
+pub(crate) fn text(document: &Document) -> String {
+    let mut table = Table::new();
+    table.load_style(STYLE);
+    table.set_header(HEADER);
+    for (name, compiled) in &document.variants {
+        match compiled {
+            Compiled::Report(report) => table.add_row(row(name, report)),
+            Compiled::Failed { .. } => table.add_row([name.as_str(), "failed"]),
+        };
+    }
+    align_right(&mut table, 2..HEADER.len());
+    let (name, target, chip) = (&document.name, &document.target, document.chip);
+    let mut text = format!(
+        "{name} on {target}, per device ({:.0} TFLOP/s, {:.0} GB/s, {})\n\n{table}\n\n",
+        chip.peak_flops / 1e12,
+        chip.bandwidth / 1e9,
+        bytes(chip.memory),
+    );
+    text.push_str("Estimates are the compiler's, not measurements; a loop's body counts as often as it turns.\n");
+    let reports =
+        || document.variants.values().filter_map(|c| if let Compiled::Report(r) = c { Some(r) } else { None });
+    if let Some(reason) = reports().find_map(|report| report.no_estimate.as_ref()) {
+        let _ = writeln!(text, "No estimates: {reason}.");
+    }
+    let seconds: f64 = reports().map(|report| report.compile_seconds).sum();
+    let _ = writeln!(
+        text,
+        "Floor: the products that a result needs at peak, or arguments and results moved once. Compiled in {seconds:.0} s."
+    );
+    for assertion in &document.assertions {
+        let side = |side: Option<f64>| side.map_or("unknown".into(), |value| format!("{value:.6}"));
+        let verdict = if assertion.holds { "holds" } else { "DOES NOT HOLD" };
+        let _ =
+            writeln!(text, "{verdict}: {} ({} and {})", assertion.text, side(assertion.left), side(assertion.right));
+    }
+    text
+}
+
+fn row(name: &str, report: &Report) -> [String; 11] {
+    let time = |seconds: Option<f64>| seconds.map_or("-".into(), milliseconds);
+    [
+        name.to_owned(),
+        tiles(report.blocking),
+        bytes(report.temp_bytes),
+        bytes(report.argument_bytes),
+        bytes(report.output_bytes),
+        bytes(report.alias_bytes),
+        bytes(report.code_bytes),
+        report.bytes_accessed.map_or("-".into(), |moved| bytes(moved as u64)),
+        time(report.estimate_seconds),
+        time(report.estimate_cycles_seconds),
+        milliseconds(report.floor.seconds),
+    ]
+}
+
+/// `2048 tokens`, `4096 columns`, or nothing.
+pub(crate) fn tiles(blocking: Option<Blocking>) -> String {
+    match blocking {
+        Some(Blocking::TokenChunks(size)) => format!("{size} tokens"),
+        Some(Blocking::VocabPanels(size)) => format!("{size} columns"),
+        None => "-".into(),
+    }
+}
+
+pub(crate) fn milliseconds(seconds: f64) -> String {
+    format!("{:.2} ms", 1e3 * seconds)
+}
+
+/// In powers of ten.
+pub(crate) fn bytes(bytes: u64) -> String {
+    match bytes as f64 {
+        b if b >= 1e9 => format!("{:.3} GB", b / 1e9),
+        b if b >= 1e6 => format!("{:.1} MB", b / 1e6),
+        b if b >= 1e3 => format!("{:.1} kB", b / 1e3),
+        b => format!("{b} B"),
+    }
+}
+
+pub(crate) fn align_right(table: &mut Table, columns: impl IntoIterator<Item = usize>) {
+    for index in columns {
+        if let Some(column) = table.column_mut(index) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+}

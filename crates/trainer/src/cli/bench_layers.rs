@@ -1,0 +1,49 @@
+//! What `grpo aot` and `grpo plan` have in common: a configuration of `configs/bench/` and the devices to compile for.
+
+use super::layers::LayerArgs;
+use anyhow::Context;
+use backend_tpu::aot::Target;
+use std::path::PathBuf;
+use trainer::bench_config::BenchConfig;
+
+/// What is compiled when no file is named.
+const DEFAULT_CONFIG: (&str, &str) =
+    ("configs/bench/fused.yaml (built in)", include_str!("../../../../configs/bench/fused.yaml"));
+
+/// A configuration and the devices to compile for.
+#[derive(Debug, clap::Args)]
+pub(crate) struct BenchArgs {
+    /// YAML or JSON file, as in configs/bench/ [default: the built-in configs/bench/fused.yaml].
+    #[arg(value_name = "CONFIG")]
+    pub(crate) config: Option<PathBuf>,
+    /// Set one key, after the file and the environment; repeatable.
+    #[arg(long, value_name = "A.B=VALUE")]
+    pub(crate) set: Vec<String>,
+    /// Print the resolved configuration as YAML and exit.
+    #[arg(long)]
+    pub(crate) print_config: bool,
+    /// Devices: a TPU slice (v6e:2x4, v5p:2x2x1, v6e) or a GPU (a100, h100, h200, b200).
+    #[arg(long, required_unless_present = "print_config", default_value = "", hide_default_value = true)]
+    pub(crate) target: String,
+    /// The PJRT plugin, instead of GRPO_PJRT_PLUGIN or the installed one.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plugin: Option<PathBuf>,
+}
+
+impl BenchArgs {
+    /// Defaults < file < environment < `--set`, checked.
+    pub(crate) fn resolve(&self) -> anyhow::Result<BenchConfig> {
+        let layers = LayerArgs { config: self.config.clone(), set: self.set.clone() };
+        let config: BenchConfig = layers.resolve(DEFAULT_CONFIG)?;
+        let name = || self.config.as_ref().map_or(DEFAULT_CONFIG.0.into(), |path| path.display().to_string());
+        config.validate().with_context(name)?;
+        Ok(config)
+    }
+
+    /// The devices to compile for, with a plugin that is there.
+    pub(crate) fn target(&self) -> anyhow::Result<Target> {
+        let target = Target::parse(&self.target)?;
+        backend_tpu::plugins::find(target.kind(), self.plugin.as_deref())?;
+        Ok(target)
+    }
+}

@@ -1,0 +1,188 @@
+//! `grpo plugin`: the PJRT plugins of this machine.
+
+use super::{Outcome, aot_text, emit};
+use anyhow::Context;
+use backend_tpu::plugins::{self, Kind};
+use clap::{Subcommand, ValueEnum};
+use comfy_table::Table;
+use pjrt::install::{self, Step};
+use serde::{Deserialize, Serialize};
+use std::io::{IsTerminal, Write};
+use std::process::{Command, Stdio};
+
+/// Arguments of `grpo plugin`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Fetch a pinned plugin with this machine's own pip, check its SHA-256, and unpack it into the user's cache.
+    Install {
+        /// Kind of device.
+        kind: KindArg,
+    },
+    /// Show which plugins are there, and which devices they find.
+    List {
+        /// Print one JSON document instead of a table.
+        #[arg(long)]
+        json: bool,
+        /// Look at one plugin here, for the process that has started this one.
+        #[arg(long, hide = true)]
+        worker: Option<KindArg>,
+    },
+}
+
+/// Kinds of devices on the command line.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum KindArg {
+    Cpu,
+    Tpu,
+    Cuda,
+}
+
+impl From<KindArg> for Kind {
+    fn from(arg: KindArg) -> Self {
+        match arg {
+            KindArg::Cpu => Self::Cpu,
+            KindArg::Tpu => Self::Tpu,
+            KindArg::Cuda => Self::Cuda,
+        }
+    }
+}
+
+/// A plugin, as `--json` shows it.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Listed {
+    kind: String,
+    /// Of the file; `None` when there is none.
+    path: Option<String>,
+    /// Of the PJRT C API.
+    api_version: Option<String>,
+    /// What the plugin calls its devices, and its version.
+    platform: Option<String>,
+    platform_version: Option<String>,
+    /// Empty where the plugin finds none.
+    devices: Vec<String>,
+    /// What is missing, or why there are no devices: no error, because a compiler needs none.
+    note: Option<String>,
+}
+
+pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
+    match args.action {
+        Action::Install { kind } => install(kind.into())?,
+        Action::List { worker: Some(kind), .. } => emit(&serde_json::to_string(&look(kind.into()))?)?,
+        Action::List { json, worker: None } => {
+            let plugins: Vec<Listed> = Kind::ALL.into_iter().map(look_elsewhere).collect();
+            match json {
+                true => emit(&format!("{}\n", serde_json::to_string_pretty(&plugins)?))?,
+                false => emit(&text(&plugins))?,
+            }
+        }
+    }
+    Ok(Outcome::Done)
+}
+
+fn install(kind: Kind) -> anyhow::Result<()> {
+    // Downloads take minutes; a person who waits is told, a script is not.
+    let shows = std::io::stderr().is_terminal();
+    let installed = install::install(kind, |step| {
+        let (Step::Download(what) | Step::Verify(what) | Step::Unpack(what)) = step;
+        let verb = match step {
+            Step::Download(_) => "downloading",
+            Step::Verify(_) => "checking the SHA-256 of",
+            Step::Unpack(_) => "unpacking",
+        };
+        tracing::info!("{verb} {what}");
+        if shows {
+            let _ = writeln!(std::io::stderr(), "{verb} {what} ...");
+        }
+    })
+    .with_context(|| format!("cannot install the plugin `{}`", kind.name()))?;
+    let verb = if installed.fresh { "installed" } else { "already there:" };
+    emit(&format!(
+        "{verb} {} {}, wheel SHA-256 {}\n{}\n",
+        kind.name(),
+        installed.version,
+        installed.sha256,
+        installed.path.display()
+    ))
+}
+
+/// Loads the plugin of `kind` and opens its devices.
+fn look(kind: Kind) -> Listed {
+    let mut listed = Listed { kind: kind.name().into(), ..Listed::default() };
+    let path = match plugins::find(kind, None) {
+        Ok(path) => path,
+        Err(error) => return Listed { note: Some(error.to_string()), ..listed },
+    };
+    listed.path = Some(path.display().to_string());
+    let plugin = match plugins::load(kind, None) {
+        Ok(plugin) => plugin,
+        Err(error) => return Listed { note: Some(error.to_string()), ..listed },
+    };
+    let (major, minor) = plugin.api_version();
+    listed.api_version = Some(format!("{major}.{minor}"));
+    // Without it the client takes most of a GPU's memory from whoever uses it.
+    let options: &[(&str, pjrt::NamedValue)] = match kind {
+        Kind::Cuda => &[("preallocate", pjrt::NamedValue::Bool(false))],
+        Kind::Cpu | Kind::Tpu => &[],
+    };
+    let client = match plugins::client(kind, None, options) {
+        Ok(client) => client,
+        Err(error) => return Listed { note: Some(format!("no devices here: {error}")), ..listed },
+    };
+    let devices = client.addressable_devices().iter().map(|device| match device.description() {
+        Ok(description) => format!("{} {}", description.id, description.kind),
+        Err(error) => error.to_string(),
+    });
+    Listed {
+        platform: Some(client.platform_name().into()),
+        platform_version: Some(client.platform_version().into()),
+        devices: devices.collect(),
+        ..listed
+    }
+}
+
+/// As [`look`], in a process of its own: a plugin that aborts takes its process along.
+fn look_elsewhere(kind: Kind) -> Listed {
+    let output = std::env::current_exe().and_then(|binary| {
+        let mut command = Command::new(binary);
+        command.args(["plugin", "list", "--worker", kind.name()]).stdin(Stdio::null());
+        command.output()
+    });
+    let failed = |note: String| Listed { kind: kind.name().into(), note: Some(note), ..Listed::default() };
+    match output {
+        Ok(output) => serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|_| failed(format!("the plugin has ended its process ({})", output.status))),
+        Err(error) => failed(format!("cannot start a process: {error}")),
+    }
+}
+
+fn text(plugins: &[Listed]) -> String {
+    let mut table = Table::new();
+    table.load_style(aot_text::STYLE);
+    table.set_header(["kind", "PJRT API", "platform", "devices", "path"]);
+    let mut notes = String::new();
+    for plugin in plugins {
+        let or_dash = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".into());
+        let devices = match plugin.devices.as_slice() {
+            [] => "-".into(),
+            [one] => one.clone(),
+            [first, ..] => format!("{first} and {} more", plugin.devices.len() - 1),
+        };
+        table.add_row([
+            plugin.kind.clone(),
+            or_dash(&plugin.api_version),
+            or_dash(&plugin.platform),
+            devices,
+            or_dash(&plugin.path),
+        ]);
+        if let Some(note) = &plugin.note {
+            notes.push_str(&format!("{}: {}\n", plugin.kind, note.lines().next().unwrap_or_default()));
+        }
+    }
+    format!("{table}\n{}{notes}", if notes.is_empty() { "" } else { "\n" })
+}
