@@ -6,11 +6,13 @@ use crate::program::{Mesh, MosaicBlocks, Numerics};
 use crate::{compile_options, failed, unsupported};
 use grpo_core::error::Result;
 use grpo_core::{Backend, LossPlan, PlanRequest};
-use pjrt::{Client, CompileCache};
+use pjrt::{Client, CompileCache, LoadedExecutable, OptionValue};
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The loss on the devices of a PJRT client.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct PjrtBackend {
     name: String,
     kind: Kind,
@@ -18,8 +20,13 @@ pub struct PjrtBackend {
     pub(crate) mesh: Mesh,
     pub(crate) numerics: Numerics,
     pub(crate) mosaic: Option<MosaicBlocks>,
-    pub(crate) cache: Option<CompileCache>,
+    cache: Option<CompileCache>,
+    flags: Vec<(String, OptionValue)>,
+    recent: Arc<Mutex<VecDeque<(String, Arc<LoadedExecutable>)>>>,
 }
+
+/// Compiled programs that a backend keeps, for plans that come back to the same shapes.
+const RECENT: usize = 8;
 
 impl PjrtBackend {
     /// Opens the devices of `kind` with the plugin at `path`, or the one that [`plugins::find`] finds, and runs on the
@@ -39,7 +46,8 @@ impl PjrtBackend {
         let name = format!("{}:{}", crate::NAME, kind.name());
         let devices = Devices { list: vec![], client };
         let (mesh, numerics) = (Mesh::default(), Numerics::default());
-        Self { name, kind, devices, mesh, numerics, mosaic: None, cache: None }.with_mesh(mesh)
+        let (flags, recent) = (vec![], Arc::default());
+        Self { name, kind, devices, mesh, numerics, mosaic: None, cache: None, flags, recent }.with_mesh(mesh)
     }
 
     /// Splits tokens and vocabulary over the client's first devices.
@@ -97,13 +105,40 @@ impl PjrtBackend {
         PjrtPlan::new(self, request)
     }
 
-    pub(crate) fn compile(&self, text: &str) -> Result<pjrt::LoadedExecutable> {
-        let options = compile_options::options_for(self.kind, self.mesh);
-        match &self.cache {
-            Some(cache) => cache.compile(&self.devices.client, text, &options).map(|(executable, _)| executable),
-            None => self.devices.client.compile(text, &options),
+    /// Sets a flag of the compiler, by its name without dashes.
+    pub fn with_compile_flag(mut self, flag: &str, value: impl Into<OptionValue>) -> Self {
+        self.flags.push((flag.into(), value.into()));
+        self.recent = Arc::default();
+        self
+    }
+
+    /// Compiles `text`, unless that was done a short while ago.
+    pub(crate) fn compile(&self, text: String) -> Result<Arc<LoadedExecutable>> {
+        // A panic elsewhere leaves the list whole: it is changed in one step.
+        let recent = || self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, executable)) = recent().iter().find(|(known, _)| *known == text) {
+            return Ok(executable.clone());
         }
-        .map_err(failed)
+        let mut options = compile_options::options_for(self.kind, self.mesh);
+        for (flag, value) in &self.flags {
+            options = options.with(flag, value.clone());
+        }
+        let executable = match &self.cache {
+            Some(cache) => cache.compile(&self.devices.client, &text, &options).map(|(executable, _)| executable),
+            None => self.devices.client.compile(&text, &options),
+        };
+        let executable = Arc::new(executable.map_err(failed)?);
+        let mut recent = recent();
+        recent.truncate(RECENT - 1);
+        recent.push_front((text, executable.clone()));
+        Ok(executable)
+    }
+}
+
+impl std::fmt::Debug for PjrtBackend {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { name, devices, mesh, numerics, mosaic, .. } = self;
+        write!(f, "PjrtBackend({name}, {:?}, {mesh:?}, {numerics:?}, {mosaic:?})", devices.client)
     }
 }
 

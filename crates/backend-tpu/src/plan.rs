@@ -20,6 +20,7 @@ use grpo_core::{
 };
 use pjrt::{Argument, Client, Device, LoadedExecutable};
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// The devices of a mesh, in its order.
 #[derive(Clone, Debug)]
@@ -39,7 +40,7 @@ pub struct PjrtPlan {
 
 struct Compiled {
     program: Program,
-    executable: LoadedExecutable,
+    executable: Arc<LoadedExecutable>,
 }
 
 /// What a call returns when everything stays on the devices.
@@ -107,7 +108,7 @@ impl PjrtPlan {
     fn compiled(&mut self, pass: Pass) -> Result<&Compiled> {
         if !self.programs.contains_key(&pass) {
             let program = self.spec.program(pass)?;
-            let executable = self.backend.compile(&program.module.to_string())?;
+            let executable = self.backend.compile(program.module.to_string())?;
             self.programs.insert(pass, Compiled { program, executable });
         }
         Ok(&self.programs[&pass])

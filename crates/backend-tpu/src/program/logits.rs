@@ -10,5 +10,5 @@ use super::{Pass, Program, Spec, reference};
 use grpo_core::error::Result;
 
 pub(super) fn program(spec: &Spec, pass: Pass) -> Result<Program> {
-    reference::dense("logits", spec, pass)
+    reference::dense(spec, pass)
 }

@@ -10,11 +10,11 @@ use grpo_core::{ImportanceSamplingLevel, PolicySpec};
 use stablehlo::{Dtype, Reducer};
 
 pub(super) fn program(spec: &Spec, pass: Pass) -> Result<Program> {
-    dense("reference", spec, pass)
+    dense(spec, pass)
 }
 
 /// The dense program, whose gradient by given logits is added to a buffer of its own or takes their place.
-pub(super) fn dense(name: &str, spec: &Spec, pass: Pass) -> Result<Program> {
+pub(super) fn dense(spec: &Spec, pass: Pass) -> Result<Program> {
     let frame = Frame::new(spec, pass);
     let f = &frame.f;
     let (n, g) = (spec.local_tokens(), spec.padded_tokens());
@@ -50,7 +50,7 @@ pub(super) fn dense(name: &str, spec: &Spec, pass: Pass) -> Result<Program> {
     let logp = active.select(&(&row.logp * zero.like(logp_scale)), &zero);
     let entropy = row.entropy.as_ref().map_or(zero.clone(), |e| active.select(e, &zero));
     if pass == Pass::Score {
-        return frame.finish(name, spec, &[(Role::Logp, logp), (Role::Entropy, entropy)]);
+        return frame.finish("dense", spec, &[(Role::Logp, logp), (Role::Entropy, entropy)]);
     }
 
     let known = spec.numerics.entropy.then_some(&entropy);
@@ -82,5 +82,5 @@ pub(super) fn dense(name: &str, spec: &Spec, pass: Pass) -> Result<Program> {
         };
         results.push((role, accumulate(&sum, &gradient)));
     }
-    frame.finish(name, spec, &results)
+    frame.finish("dense", spec, &results)
 }
