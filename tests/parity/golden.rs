@@ -11,7 +11,7 @@ fn golden(#[files("golden/*.safetensors")] path: PathBuf, #[values(Dtype::F32, D
     let file = BatchFile::parse(&std::fs::read(&path).unwrap()).unwrap();
     for backend in backends() {
         let check = Check { dtype: Some(dtype), ..Check::default() };
-        let report = assert_parity(backend, &file.name, &file, &check);
+        let report = assert_parity(backend.as_ref(), &file.name, &file, &check);
         // The inputs are exact in bf16, so `expected.*` applies to both dtypes: 5 tensors of the oracle, and 5 of each
         // implementation against file and oracle.
         assert!(report.notes.is_empty(), "{:?}", report.notes);

@@ -7,17 +7,27 @@ mod report;
 mod shapes;
 mod synthetic;
 
-use grpo_core::BatchFile;
+use backend_tpu::PjrtBackend;
+use backend_tpu::plugins::{self, Kind};
+use grpo_core::{Backend, BatchFile};
+use std::sync::{Arc, LazyLock};
 use trainer::parity::{self, Check, FileReport};
 
-/// Backends that this machine can load, by name.
-fn backends() -> impl Iterator<Item = &'static str> {
-    parity::BACKENDS.into_iter()
+/// Backends that every machine can load. XLA's CPU plugin is installed if it is not there; one client serves all tests.
+fn backends() -> Vec<Arc<dyn Backend>> {
+    static PJRT: LazyLock<Arc<dyn Backend>> = LazyLock::new(|| {
+        plugins::install(Kind::Cpu, |_| {}).expect("XLA's CPU plugin can be installed");
+        let backend = PjrtBackend::open(Kind::Cpu, None).unwrap();
+        // Hundreds of small programs: optimising their machine code would take most of the time.
+        Arc::new(backend.with_compile_flag("xla_backend_optimization_level", 0))
+    });
+    vec![parity::backend("cpu").unwrap(), PJRT.clone()]
 }
 
 /// Checks `file` on `backend`, prints the largest differences and fails on a breach.
-fn assert_parity(backend: &str, name: &str, file: &BatchFile, check: &Check) -> FileReport {
-    let report = parity::check(parity::backend(backend).unwrap().as_ref(), name, file, check).unwrap();
+fn assert_parity(backend: &dyn Backend, name: &str, file: &BatchFile, check: &Check) -> FileReport {
+    let report = parity::check(backend, name, file, check).unwrap();
+    let backend = backend.name();
     for row in &report.rows {
         let c = &row.comparison;
         println!(

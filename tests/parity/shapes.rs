@@ -22,7 +22,7 @@ fn run(name: &str, shape: Shape, losses: &[(&str, &str)], dtype: Dtype) {
     for (seed, (loss, json)) in losses.iter().enumerate() {
         let file = case(shape, &LossConfig::from_json(json).unwrap(), dtype, seed as u64);
         for backend in backends() {
-            assert_parity(backend, &format!("{name}/{loss}"), &file, &Check::default());
+            assert_parity(backend.as_ref(), &format!("{name}/{loss}"), &file, &Check::default());
         }
     }
 }
