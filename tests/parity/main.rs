@@ -11,6 +11,7 @@ use backend_tpu::PjrtBackend;
 use backend_tpu::plugins::{self, Kind};
 use grpo_core::{Backend, BatchFile};
 use std::sync::{Arc, LazyLock};
+use trainer::backends;
 use trainer::parity::{self, Check, FileReport};
 
 /// Backends that every machine can load. XLA's CPU plugin is installed if it is not there; one client serves all tests.
@@ -21,7 +22,7 @@ fn backends() -> Vec<Arc<dyn Backend>> {
         // Hundreds of small programs: optimising their machine code would take most of the time.
         Arc::new(backend.with_compile_flag("xla_backend_optimization_level", 0))
     });
-    vec![parity::backend("cpu").unwrap(), PJRT.clone()]
+    vec![backends::open("cpu").unwrap(), PJRT.clone()]
 }
 
 /// Checks `file` on `backend`, prints the largest differences and fails on a breach.

@@ -150,4 +150,8 @@ impl Backend for PjrtBackend {
     fn plan(&self, request: &PlanRequest) -> Result<Box<dyn LossPlan>> {
         Ok(Box::new(self.plan_on_device(request)?))
     }
+
+    fn compiles(&self) -> bool {
+        true
+    }
 }

@@ -238,6 +238,12 @@ pub trait Backend: Send + Sync {
     /// [`Error::Unsupported`] for a combination this backend does not offer, [`Error::Budget`] when the workspace
     /// budget cannot be met, [`Error::Config`] or [`Error::Shape`] for an illegal request.
     fn plan(&self, request: &PlanRequest) -> Result<Box<dyn LossPlan>>;
+
+    /// Whether a plan of other shapes costs seconds, because programs are compiled for it: then plan once for the largest
+    /// batch. The others may be planned for as they come.
+    fn compiles(&self) -> bool {
+        false
+    }
 }
 
 /// The loss, ready for batches of one shape.

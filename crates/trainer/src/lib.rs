@@ -21,6 +21,7 @@
 #![forbid(unsafe_code)]
 
 pub mod assertion;
+pub mod backends;
 pub mod bench_config;
 pub mod config_layers;
 pub mod dataset;

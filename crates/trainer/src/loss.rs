@@ -27,6 +27,8 @@ pub struct PolicyLoss {
     pub backend: Arc<dyn Backend>,
     /// How.
     pub implementation: Implementation,
+    /// Completion tokens that a micro-batch has at most.
+    pub max_tokens: usize,
 }
 
 impl PolicyLoss {
@@ -42,9 +44,12 @@ impl PolicyLoss {
         Ok(self.plan()?.score(hidden, lm_head, None, batch)?.logp)
     }
 
-    /// Micro-batches run in parallel, so each has a plan of its own; making one is cheap on the CPU.
+    /// Micro-batches run in parallel, so each has a plan of its own; making one is cheap, or the backend has compiled it
+    /// before.
     fn plan(&self) -> Result<GrpoLoss> {
-        Ok(GrpoLoss::new(Arc::clone(&self.backend), self.config.clone())?.with_implementation(self.implementation))
+        let loss = GrpoLoss::new(Arc::clone(&self.backend), self.config.clone())?;
+        let loss = loss.with_implementation(self.implementation);
+        Ok(if self.backend.compiles() { loss.with_max_tokens(self.max_tokens) } else { loss })
     }
 }
 
@@ -126,6 +131,7 @@ mod tests {
                 config: config.clone(),
                 backend: Arc::new(backend_cpu::CpuBackend::new()),
                 implementation,
+                max_tokens: 5,
             };
             let scores = policy_loss.score(hidden(), model.lm_head(), &batch).unwrap();
             assert!(scores.iter().zip(&now).all(|(a, b)| (a - b).abs() < 1e-5));

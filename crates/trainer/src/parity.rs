@@ -2,33 +2,12 @@
 
 use crate::{Error, Result};
 use backend_cpu::reference;
-use backend_tpu::PjrtBackend;
-use backend_tpu::plugins::Kind;
 use grpo_core::format::{Policy, Tensor};
 use grpo_core::parity::{Comparison, Tolerances, Values};
 use grpo_core::{
     Backend, BatchFile, Dtype, GradientSpec, GradsMut, Implementation, LossConfig, Metrics, PlanRequest, Tiling,
 };
 use serde::Serialize;
-use std::sync::Arc;
-
-/// Names that [`backend`] knows.
-pub const BACKENDS: [&str; 4] = ["cpu", "pjrt:cpu", "pjrt:tpu", "pjrt:cuda"];
-
-/// The backend called `name`. Those of PJRT need their plugin: see [`backend_tpu::plugins`].
-///
-/// # Errors
-/// [`Error::Argument`] that lists the known names, or that of a plugin that is not there.
-pub fn backend(name: &str) -> Result<Arc<dyn Backend>> {
-    if name == "cpu" {
-        return Ok(Arc::new(backend_cpu::CpuBackend::new()));
-    }
-    let kind = Kind::ALL.into_iter().find(|kind| name.strip_prefix("pjrt:") == Some(kind.name()));
-    match kind {
-        Some(kind) => Ok(Arc::new(PjrtBackend::open(kind, None)?)),
-        None => Err(Error::argument("backend", format!("one of {}", BACKENDS.join(", ")), format!("`{name}`"))),
-    }
-}
 
 /// Everything one evaluation gives.
 #[derive(Clone, Debug)]

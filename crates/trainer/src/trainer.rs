@@ -1,5 +1,6 @@
 //! A run: warm-up, then GRPO, with everything that has to be saved to continue it.
 
+use crate::backends;
 use crate::dataset::{Dataset, Item};
 use crate::error::{Error, Result};
 use crate::eval::{EvalReport, evaluate, greedy_passes};
@@ -12,7 +13,6 @@ use crate::step::{StepContext, StepReport, grpo_step};
 use crate::tokenizer::Tokenizer;
 use crate::train_config::{TrainConfig, check};
 use crate::warmup::{WarmupReport, warmup_step};
-use backend_cpu::CpuBackend;
 use burn::module::Module;
 use burn::tensor::Device;
 use grpo_core::Backend;
@@ -107,8 +107,9 @@ impl Trainer {
         config.validate()?;
         let loss = PolicyLoss {
             config: config.loss(),
-            backend: Arc::new(CpuBackend::new()),
+            backend: backends::open(&config.grpo.backend)?,
             implementation: config.grpo.implementation,
+            max_tokens: config.grpo.micro_batch_sequences() * config.rollout.max_completion_length,
         };
         let (held_out, probe) = (dataset.held_out(config.eval.num_problems)?, dataset.probe(PROBE_PROBLEMS)?);
         check_lengths(&config, held_out.iter().chain(&probe))?;

@@ -5,6 +5,7 @@ use anyhow::Context;
 use grpo_core::parity::Tolerances;
 use grpo_core::{Dtype, Implementation};
 use std::path::PathBuf;
+use trainer::backends;
 use trainer::parity::{self, Check, FileReport};
 
 /// Arguments of `grpo parity`.
@@ -38,7 +39,7 @@ fn bound(text: &str) -> Result<f64, String> {
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
-    let backend = parity::backend(&args.input.backend)?;
+    let backend = backends::open(&args.input.backend)?;
     let implementations = match Implementation::from_name(&args.implementation) {
         Some(one) => vec![one],
         None => Implementation::ALL.to_vec(),

@@ -1,0 +1,178 @@
+//! What a configuration must satisfy beyond its types.
+
+use super::{DataConfig, OptimizerConfig, TrainConfig};
+use crate::backends;
+use crate::error::{Error, Result};
+use crate::tokenizer::Tokenizer;
+use grpo_core::LossConfig;
+use grpo_core::advantages::AdvantageEstimator;
+
+/// Most sequences of a step or an evaluation.
+const MAX_SEQUENCES: usize = 1 << 20;
+/// Longest word or list of digits that a task asks for.
+const MAX_LENGTH: usize = 1 << 10;
+
+impl TrainConfig {
+    /// Checks every field and every combination.
+    ///
+    /// # Errors
+    /// [`Error::Config`] that names the key and says why; [`Error::Loss`] for the loss section.
+    pub fn validate(&self) -> Result<()> {
+        self.run.validate()?;
+        self.model.validate()?;
+        let vocab = Tokenizer::VOCAB_SIZE;
+        check(
+            self.model.vocab_size == vocab,
+            "model.vocab_size",
+            &format!("the tokenizer's {vocab}"),
+            self.model.vocab_size,
+        )?;
+        self.data.validate()?;
+        self.optimizer.validate("optimizer")?;
+        self.warmup.optimizer.validate("warmup.optimizer")?;
+        if let Some(target) = self.warmup.until_pass_at_1 {
+            check((0.0..=1.0).contains(&target), "warmup.until_pass_at_1", "in [0, 1]", target)?;
+        }
+        for (key, weight) in [
+            ("rewards.correct", self.rewards.correct),
+            ("rewards.partial", self.rewards.partial),
+            ("rewards.terminated", self.rewards.terminated),
+            ("grpo.advantage_scale", self.grpo.advantage_scale),
+        ] {
+            check(weight.is_finite(), key, "a finite number", weight)?;
+        }
+        let backends = backends::NAMES;
+        let known = backends.contains(&self.grpo.backend.as_str());
+        check(known, "grpo.backend", &format!("one of {}", backends.join(", ")), &self.grpo.backend)?;
+        let t = self.rollout.temperature;
+        check(t.is_finite() && t > 0.0, "rollout.temperature", "a number above 0", t)?;
+        check(
+            self.loss.temperature == LossConfig::default().temperature || self.loss.temperature == t,
+            "loss.temperature",
+            "the value of rollout.temperature (or leave it out: the loss is taken at the sampling temperature)",
+            self.loss.temperature,
+        )?;
+        // Far above what this trainer can train and far below what would overflow an allocation.
+        for (key, count, limit) in [
+            ("warmup.batch_size", self.warmup.batch_size, MAX_SEQUENCES),
+            ("rollout.max_completion_length", self.rollout.max_completion_length, usize::MAX),
+            ("rollout.batch_size", self.rollout.batch_size, usize::MAX),
+            ("grpo.prompts_per_step", self.grpo.prompts_per_step, MAX_SEQUENCES),
+            ("grpo.num_generations", self.grpo.num_generations, MAX_SEQUENCES),
+            ("grpo.num_iterations", self.grpo.num_iterations, 1 << 10),
+            ("grpo.steps_per_generation", self.grpo.steps_per_generation, MAX_SEQUENCES),
+            ("grpo.gradient_accumulation_steps", self.grpo.gradient_accumulation_steps, usize::MAX),
+            ("eval.num_problems", self.eval.num_problems, MAX_SEQUENCES),
+        ] {
+            check(count > 0, key, "at least 1", count)?;
+            check(count <= limit, key, &format!("at most {limit}"), count)?;
+        }
+        for (key, groups, per_group) in [
+            ("grpo.num_generations", self.grpo.prompts_per_step, self.grpo.num_generations),
+            ("eval.num_generations", self.eval.num_problems, self.eval.num_generations),
+        ] {
+            let expected = format!("at most {MAX_SEQUENCES} sequences in all");
+            let few = groups.checked_mul(per_group).is_some_and(|all| all <= MAX_SEQUENCES);
+            check(few, key, &expected, format!("{per_group} for each of {groups} prompts"))?;
+        }
+        // A prompt has two tokens at least, and the last token of a completion is never fed back.
+        let positions = self.model.max_position_embeddings;
+        check(
+            self.rollout.max_completion_length < positions,
+            "rollout.max_completion_length",
+            &format!("less than model.max_position_embeddings, {positions}"),
+            self.rollout.max_completion_length,
+        )?;
+        let splits = self.grpo.steps_per_generation;
+        check(
+            self.grpo.prompts_per_step.is_multiple_of(splits),
+            "grpo.steps_per_generation",
+            "a divisor of grpo.prompts_per_step",
+            splits,
+        )?;
+        check(
+            self.loss.num_items_in_batch.is_none(),
+            "loss.num_items_in_batch",
+            "nothing: the trainer counts the tokens of each generation batch",
+            self.loss.num_items_in_batch.unwrap_or_default(),
+        )?;
+        let compares = matches!(
+            self.grpo.advantages.estimator,
+            AdvantageEstimator::Group | AdvantageEstimator::MeanOnly | AdvantageEstimator::Rloo
+        );
+        check(
+            !compares || self.grpo.num_generations > 1,
+            "grpo.num_generations",
+            "at least 2: these advantages compare the completions of one prompt",
+            self.grpo.num_generations,
+        )?;
+        self.loss().validate()?;
+        Ok(())
+    }
+}
+
+impl DataConfig {
+    fn validate(&self) -> Result<()> {
+        let f = self.held_out_fraction;
+        check(f > 0.0 && f < 1.0, "data.held_out_fraction", "strictly between 0 and 1", f)?;
+        let t = &self.tasks;
+        let weights = [
+            ("data.tasks.addition.weight", t.addition.weight),
+            ("data.tasks.comparison.weight", t.comparison.weight),
+            ("data.tasks.sorting.weight", t.sorting.weight),
+            ("data.tasks.reverse.weight", t.reverse.weight),
+            ("data.tasks.countdown.weight", t.countdown.weight),
+        ];
+        for (key, weight) in weights {
+            check(weight.is_finite() && weight >= 0.0, key, "a finite number >= 0", weight)?;
+        }
+        for (key, min, max) in [
+            ("data.tasks.sorting", t.sorting.min_length, t.sorting.max_length),
+            ("data.tasks.reverse", t.reverse.min_length, t.reverse.max_length),
+        ] {
+            let expected = format!("1 <= min_length <= max_length <= {MAX_LENGTH}");
+            check(1 <= min && min <= max && max <= MAX_LENGTH, key, &expected, format!("{min} and {max}"))?;
+        }
+        for (key, n) in [
+            ("data.tasks.addition.max_number", t.addition.max_number),
+            ("data.tasks.comparison.max_number", t.comparison.max_number),
+            ("data.tasks.countdown.max_number", t.countdown.max_number),
+        ] {
+            check((1..=999_999).contains(&n), key, "between 1 and 999999", n)?;
+        }
+        check((2..=4).contains(&t.countdown.count), "data.tasks.countdown.count", "between 2 and 4", t.countdown.count)
+    }
+}
+
+impl OptimizerConfig {
+    fn validate(&self, section: &str) -> Result<()> {
+        let unit = 0.0..=1.0;
+        let positive = |x: f64| x.is_finite() && x >= 0.0;
+        for (name, ok, expected, value) in [
+            ("learning_rate", positive(self.learning_rate), "a finite number >= 0", self.learning_rate),
+            ("adam_beta1", (0.0..1.0).contains(&self.adam_beta1), "in [0, 1)", self.adam_beta1),
+            ("adam_beta2", (0.0..1.0).contains(&self.adam_beta2), "in [0, 1)", self.adam_beta2),
+            (
+                "adam_epsilon",
+                self.adam_epsilon.is_finite() && self.adam_epsilon > 0.0,
+                "a number above 0",
+                self.adam_epsilon,
+            ),
+            ("weight_decay", positive(self.weight_decay), "a finite number >= 0", self.weight_decay),
+            ("max_grad_norm", positive(self.max_grad_norm), "a finite number >= 0", self.max_grad_norm),
+            ("warmup_ratio", unit.contains(&self.warmup_ratio), "in [0, 1]", self.warmup_ratio),
+            ("min_lr_ratio", unit.contains(&self.min_lr_ratio), "in [0, 1]", self.min_lr_ratio),
+        ] {
+            check(ok, &format!("{section}.{name}"), expected, value)?;
+        }
+        Ok(())
+    }
+}
+
+/// An [`Error::Config`] for `key` unless `ok`.
+pub(crate) fn check(ok: bool, key: &str, expected: &str, found: impl ToString) -> Result<()> {
+    if ok {
+        return Ok(());
+    }
+    Err(Error::Config { key: key.to_owned(), expected: expected.to_owned(), found: found.to_string() })
+}
