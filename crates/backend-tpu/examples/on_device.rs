@@ -1,0 +1,59 @@
+//! Three optimizer steps whose hidden states, head and gradients never leave the device.
+//!
+//!     cargo run --release -- plugin install cpu
+//!     cargo run --release -p backend-tpu --example on_device
+
+use backend_tpu::plugins::Kind;
+use backend_tpu::program::Role;
+use backend_tpu::{PjrtBackend, PjrtTensor};
+use grpo_core::*;
+
+fn main() -> Result<()> {
+    let (n, h, v) = (64, 32, 1000); // tokens, hidden size, vocabulary
+    let spread = |i: usize| (i * 7919 % 1000) as f32 / 1000.0 - 0.5;
+    let hidden: Vec<f32> = (0..n * h).map(spread).collect(); // [N, H]
+    let lm_head: Vec<f32> = (0..v * h).map(spread).collect(); // [V, H]
+    let targets = (0..n).map(|i| (i * 31 % v) as i64).collect();
+    let batch = TokenBatch::packed(targets, vec![0, 24, n])?.with_advantages(Advantages::PerSequence(vec![1.0, -0.5]))?;
+
+    let backend = PjrtBackend::open(Kind::Cpu, None)?;
+    let mut plan = backend.plan_on_device(&PlanRequest {
+        loss: LossConfig::default(),
+        implementation: Implementation::Fused,
+        tiling: Tiling::default(),
+        max_tokens: n,
+        policy: PolicySpec::Hidden {
+            hidden: h,
+            vocab: v,
+            dtype: Dtype::F32,
+            layout: HeadLayout::VocabHidden,
+            bias: false,
+        },
+        gradients: GradientSpec::default(),
+    })?;
+
+    let hidden = plan.upload(Role::Hidden, n, (&hidden).into())?;
+    let lm_head = plan.upload(Role::LmHead, n, (&lm_head).into())?;
+    let mut dhidden = plan.zeros(Role::GradHidden, n)?;
+    let mut dlm_head = plan.zeros(Role::GradLmHead, n)?;
+    for step in 0..3 {
+        let policy = PolicyInput::Hidden {
+            hidden: TensorRef::Device(&hidden),
+            lm_head: TensorRef::Device(&lm_head),
+            bias: None,
+        };
+        let grads = GradsMut {
+            hidden: Some(TensorMut::Device(&mut dhidden)), // added to where they are
+            lm_head: Some(TensorMut::Device(&mut dlm_head)),
+            ..GradsMut::default()
+        };
+        let out = plan.value_and_grad_on_device(policy, &batch, grads)?;
+        println!("step {step}: loss {:.4}, {}", out.loss, norm("dlm_head", &dlm_head)?);
+    }
+    Ok(())
+}
+
+fn norm(name: &str, tensor: &PjrtTensor) -> Result<String> {
+    let square: f64 = tensor.to_host()?.iter().map(|x| f64::from(x * x)).sum();
+    Ok(format!("|{name}| {:.4}", square.sqrt()))
+}
