@@ -99,10 +99,10 @@ impl Default for MosaicConfig {
 }
 
 impl BenchConfig {
-    /// Checks everything that can be checked without a compiler: every variant has a program.
+    /// Checks the sizes and the names of the variants.
     ///
     /// # Errors
-    /// [`Error::Config`] that names the key, or those of the program, with the variant's name.
+    /// [`Error::Config`] that names the key.
     pub fn validate(&self) -> Result<()> {
         let ShapeConfig { batch, tokens, hidden, vocab } = self.shape;
         let sizes = [("batch", batch), ("tokens", tokens), ("hidden", hidden.unwrap_or(1)), ("vocab", vocab)];
@@ -125,10 +125,18 @@ impl BenchConfig {
             if name.is_empty() || !name.chars().all(legal) {
                 return Err(config("variants", "names of letters, digits, `_` and `-`", format!("`{name}`")));
             }
-            let variant = self.variant(name)?;
-            variant.spec().and_then(|spec| variant.program(&spec)).map_err(|error| of_variant(name, error.into()))?;
         }
         Ok(())
+    }
+
+    /// Whether the variant has a program, which is all that can be known without a compiler.
+    ///
+    /// # Errors
+    /// Those of [`BenchConfig::variant`] and of the program, with the variant's name.
+    pub fn check(&self, name: &str) -> Result<()> {
+        let variant = self.variant(name)?;
+        let program = variant.spec().and_then(|spec| variant.program(&spec));
+        program.map(drop).map_err(|error| of_variant(name, error.into()))
     }
 
     /// Names of the variants, in order.
@@ -188,7 +196,9 @@ mod tests {
 
     fn read(text: &str) -> Result<BenchConfig> {
         let config: BenchConfig = Layers::new().text("text", text)?.resolve()?;
-        config.validate().map(|()| config)
+        config.validate()?;
+        config.names().iter().try_for_each(|name| config.check(name))?;
+        Ok(config)
     }
 
     fn refused(text: &str) -> String {
@@ -209,7 +219,9 @@ mod tests {
         for entry in std::fs::read_dir(folder).expect("the folder is there") {
             let path = entry.expect("an entry").path();
             let config: BenchConfig = Layers::new().file(&path).expect("YAML").resolve().expect("a configuration");
-            config.validate().unwrap_or_else(|error| panic!("{}: {error:?}", path.display()));
+            let checked =
+                config.validate().and_then(|()| config.names().iter().try_for_each(|name| config.check(name)));
+            checked.unwrap_or_else(|error| panic!("{}: {error:?}", path.display()));
             let again = Layers::new().text("printed", &to_yaml(&config).expect("YAML")).expect("YAML");
             assert_eq!(again.resolve::<BenchConfig>().expect("a configuration"), config);
             files += 1;

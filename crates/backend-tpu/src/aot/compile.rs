@@ -7,6 +7,7 @@ use crate::failed;
 use crate::program::{Mesh, Program, Spec};
 use grpo_core::error::{Error, Result};
 use pjrt::{Executable, Topology};
+use stablehlo::{Loop, Module};
 use std::path::Path;
 use std::time::Instant;
 
@@ -62,23 +63,8 @@ impl Compiler {
         }
     }
 
-    /// As [`Compiler::report`], with tiles as they are in `spec`.
-    ///
-    /// # Errors
-    /// Those of [`Compiler::report`].
-    pub fn report_of(&self, variant: &Variant, spec: &Spec) -> Result<Report> {
-        self.estimate(self.compile(variant, spec)?, spec.mesh)
-    }
-
-    /// Bytes that a device needs for everything: [`Report::total_bytes`].
-    ///
-    /// # Errors
-    /// Those of [`Compiler::report`].
-    pub fn total_bytes(&self, variant: &Variant, spec: &Spec) -> Result<u64> {
-        Ok(self.compile(variant, spec)?.report.total_bytes)
-    }
-
-    fn compile(&self, variant: &Variant, spec: &Spec) -> Result<Compiled> {
+    /// Compiles with tiles as they are in `spec`.
+    pub(super) fn compile(&self, variant: &Variant, spec: &Spec) -> Result<Compiled> {
         let there = self.topology.devices().map_err(failed)?.len();
         let wanted = spec.mesh.devices();
         if wanted > there {
@@ -88,7 +74,7 @@ impl Compiler {
         let program = variant.program(spec)?;
         let floor = variant.floor(spec, &program, self.target.chip());
         let began = Instant::now();
-        let executable = self.compile_text(&program.module, spec.mesh)?;
+        let executable = self.compile_module(&program.module, spec.mesh)?;
         let seconds = began.elapsed().as_secs_f64();
         let memory = executable.memory_stats().map_err(failed)?;
         let blocking = variant.has_tiles().then_some(spec.blocking);
@@ -96,42 +82,53 @@ impl Compiler {
         Ok(Compiled { report: Report::new(blocking, memory, floor, seconds), program, executable })
     }
 
-    fn compile_text(&self, module: &stablehlo::Module, mesh: Mesh) -> Result<Executable> {
+    fn compile_module(&self, module: &Module, mesh: Mesh) -> Result<Executable> {
         self.topology.compile(module.to_string(), &options_for(self.target.kind(), mesh)).map_err(failed)
     }
 
-    /// Adds the compiler's estimates, for which every loop is left out once.
-    fn estimate(&self, compiled: Compiled, mesh: Mesh) -> Result<Report> {
-        let Compiled { report, program, executable } = compiled;
-        let loops = program.module.main.loops();
+    /// Adds the compiler's estimates.
+    pub(super) fn estimate(&self, compiled: Compiled, mesh: Mesh) -> Result<Report> {
+        let loops = compiled.program.module.main.loops();
         let mut reports: Vec<_> = loops.iter().map(|l| LoopReport { trips: l.trips, body_seconds: None }).collect();
-        let chip = self.target.chip();
-        let once = match Cost::of(&executable)? {
+        let cost = self.cost(&compiled, &loops, &mut reports, mesh)?;
+        Ok(compiled.report.with_cost(cost, reports, self.target.chip()))
+    }
+
+    /// Estimates of the whole program, for which every loop is left out once; `Err` within says why there are none.
+    fn cost(
+        &self,
+        compiled: &Compiled,
+        loops: &[Loop],
+        reports: &mut [LoopReport],
+        mesh: Mesh,
+    ) -> Result<Result<Cost, String>> {
+        let once = match Cost::of(&compiled.executable)? {
             Ok(once) => once,
-            Err(reason) => return Ok(report.with_cost(Err(reason), reports, chip)),
+            Err(reason) => return Ok(Err(reason)),
         };
-        let mut turns = vec![];
-        for (l, report_of_loop) in loops.iter().zip(&mut reports) {
-            let Some(trips) = l.trips else {
-                let reason = "a loop's number of turns is not a constant";
-                return Ok(report.with_cost(Err(reason.into()), reports, chip));
-            };
-            let without = self.compile_text(&program.module.without_loops(&[l.operation]), mesh)?;
-            match Cost::of(&without)? {
-                Ok(without) => {
-                    report_of_loop.body_seconds = Some(once.seconds - without.seconds);
-                    turns.push((trips, without));
-                }
-                Err(reason) => return Ok(report.with_cost(Err(reason), reports, chip)),
-            }
+        if once.seconds == 0.0 {
+            return Ok(Err("the plugin's cost analysis has no estimate of the time".into()));
         }
-        Ok(report.with_cost(Ok(Cost::of_turns(once, &turns)), reports, chip))
+        let mut turns = vec![];
+        for (l, report) in loops.iter().zip(reports) {
+            let Some(trips) = l.trips else {
+                return Ok(Err("a loop's number of turns is not a constant".into()));
+            };
+            let executable = self.compile_module(&compiled.program.module.without_loops(&[l.operation]), mesh)?;
+            let without = match Cost::of(&executable)? {
+                Ok(without) => without,
+                Err(reason) => return Ok(Err(reason)),
+            };
+            report.body_seconds = Some(once.seconds - without.seconds);
+            turns.push((trips, without));
+        }
+        Ok(Ok(Cost::of_turns(once, &turns)))
     }
 }
 
 /// A compiled program, with what is known of it before the compiler is asked for estimates.
-struct Compiled {
-    report: Report,
+pub(super) struct Compiled {
+    pub(super) report: Report,
     program: Program,
     executable: Executable,
 }

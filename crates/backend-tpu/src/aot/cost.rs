@@ -32,22 +32,20 @@ impl Cost {
             Err(error) if error.is_unsupported() => return Ok(Err("the plugin has no cost analysis".into())),
             Err(error) => return Err(crate::failed(error)),
         };
-        let read = |name: &str| match analysis.get(name) {
-            // -1 stands for an operation of unknown cost.
-            Some(value) if *value >= 0.0 => Ok(*value),
-            Some(value) => Err(format!("the plugin's cost analysis says {value} for `{name}`")),
-            None => Err(format!("the plugin's cost analysis has no `{name}`")),
+        // What a program has none of is left out.
+        let read = |name: &str| analysis.get(name).copied().unwrap_or(0.0);
+        let program = executable.optimized_program().map_err(crate::failed)?;
+        let cost = Self {
+            flops: read("flops"),
+            bytes: read("bytes accessed"),
+            seconds: read("optimal_seconds"),
+            cycles: hlo::estimated_cycles(&program).unwrap_or(0.0),
         };
-        let cost = || -> Result<Self, String> {
-            let cycles = executable.optimized_program().ok().as_ref().and_then(hlo::estimated_cycles).unwrap_or(0.0);
-            Ok(Self {
-                flops: read("flops")?,
-                bytes: read("bytes accessed")?,
-                seconds: read("optimal_seconds")?,
-                cycles,
-            })
-        };
-        Ok(cost())
+        // -1 stands for an operation of unknown cost.
+        Ok(match cost.flops < 0.0 || cost.bytes < 0.0 || cost.seconds < 0.0 {
+            true => Err("the plugin's cost analysis does not know every operation".into()),
+            false => Ok(cost),
+        })
     }
 
     /// The cost of a program whose loops turn: `once` counts every body once; of each loop, its trips and the cost of the

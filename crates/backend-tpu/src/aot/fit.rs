@@ -1,101 +1,137 @@
 //! The largest tile with which everything fits into a device's memory, by asking the compiler.
 
+use super::compile::Compiled;
 use super::{Compiler, Report, Variant};
 use crate::program::{Blocking, Spec};
 use grpo_core::error::{Error, Result};
+use std::collections::BTreeMap;
 
 /// Tiles are whole numbers of this many rows or columns, as the devices' registers are.
 const STEP: usize = 128;
+
+/// Guesses that may be wrong before the search halves instead.
+const GUESSES: usize = 4;
 
 /// A tile that fits, and what it costs.
 #[derive(Clone, Debug)]
 pub struct Fit {
     /// With the largest tile that fits.
     pub best: Report,
-    /// With half and twice the tile, where there are such; the larger one may not fit.
+    /// With one turn of the loop less, where there is one (it does not fit), and with one more.
     pub neighbours: Vec<Report>,
 }
 
 impl Compiler {
-    /// The largest chunk of tokens with which arguments, results, temporaries and code of `variant` take at most `memory`
-    /// bytes of a device; panels of the vocabulary when not even [`STEP`] tokens fit. A program without tiles is compiled
-    /// once, to see whether it fits.
+    /// The fewest chunks of tokens, all of one size, with which arguments, results, temporaries and code of `variant` take
+    /// at most `memory` bytes of a device; panels of the vocabulary when not even [`STEP`] tokens fit. A program without
+    /// tiles is compiled once, to see whether it fits.
     ///
     /// # Errors
     /// [`Error::Budget`] when nothing fits; otherwise those of [`Compiler::report`].
     pub fn fit(&self, variant: &Variant, memory: u64) -> Result<Fit> {
         let spec = variant.spec()?;
-        let with = |blocking: Blocking| Spec { blocking, ..spec.clone() };
-        let too_large = |minimum: u64| Error::Budget {
+        let mut smallest = u64::MAX;
+        let chunks = |size| Blocking::TokenChunks(size);
+        let panels = |size| Blocking::VocabPanels(size);
+        let orders: [(&dyn Fn(usize) -> Blocking, usize); 2] =
+            [(&chunks, spec.local_tokens()), (&panels, spec.local_vocab())];
+        // Without tiles, one "turn" is all there is.
+        let (orders, step) = if variant.has_tiles() { (&orders[..], STEP) } else { (&orders[..1], usize::MAX) };
+        for (order, length) in orders {
+            let mut tried: BTreeMap<usize, Compiled> = BTreeMap::new();
+            let with = |turns: usize| {
+                let size = length.div_ceil(turns);
+                Spec {
+                    blocking: order(size.checked_next_multiple_of(step).unwrap_or(size).min(*length)),
+                    ..spec.clone()
+                }
+            };
+            let turns = fewest(length.div_ceil(step), &mut |turns| {
+                let compiled = self.compile(variant, &with(turns))?;
+                let Report { total_bytes, temp_bytes, .. } = compiled.report;
+                tried.insert(turns, compiled);
+                smallest = smallest.min(total_bytes);
+                tracing::info!(turns, total_bytes, memory, "tried");
+                // Temporaries grow with the tile, the rest does not.
+                let left = memory.saturating_sub(total_bytes - temp_bytes);
+                let guess = if left == 0 {
+                    usize::MAX
+                } else {
+                    (turns as f64 * temp_bytes as f64 / left as f64).ceil() as usize
+                };
+                Ok((total_bytes <= memory, guess))
+            })?;
+            let Some(turns) = turns else { continue };
+            let mut report = |turns: usize| match tried.remove(&turns) {
+                Some(compiled) => self.estimate(compiled, spec.mesh),
+                None => self.estimate(self.compile(variant, &with(turns))?, spec.mesh),
+            };
+            let best = report(turns)?;
+            let mut neighbours = vec![];
+            for turns in [turns - 1, turns + 1].into_iter().filter(|t| (1..=length.div_ceil(step)).contains(t)) {
+                neighbours.push(report(turns)?);
+            }
+            return Ok(Fit { best, neighbours });
+        }
+        Err(Error::Budget {
             what: format!("this loss on {} (arguments, results, temporaries, code)", self.target().name()),
             budget: usize::try_from(memory).unwrap_or(usize::MAX),
-            minimum: usize::try_from(minimum).unwrap_or(usize::MAX),
-        };
-        if !variant.has_tiles() {
-            let best = self.report_of(variant, &spec)?;
-            return match best.total_bytes <= memory {
-                true => Ok(Fit { best, neighbours: vec![] }),
-                false => Err(too_large(best.total_bytes)),
-            };
-        }
-        let mut smallest = u64::MAX;
-        let orders: [(fn(usize) -> Blocking, usize); 2] =
-            [(Blocking::TokenChunks, spec.local_tokens()), (Blocking::VocabPanels, spec.local_vocab())];
-        for (order, length) in orders {
-            let blocking = |steps: usize| order((steps * STEP).min(length));
-            let mut fits = |steps: usize| -> Result<bool> {
-                let total = self.total_bytes(variant, &with(blocking(steps)))?;
-                smallest = smallest.min(total);
-                tracing::info!(blocking = ?blocking(steps), total, memory, "tried");
-                Ok(total <= memory)
-            };
-            let all = length.div_ceil(STEP);
-            let Some(steps) = largest(all, &mut fits)? else { continue };
-            let best = self.report_of(variant, &with(blocking(steps)))?;
-            let around = [steps / 2, steps * 2].into_iter().filter(|s| (1..=all).contains(s) && *s != steps);
-            let neighbours = around.map(|steps| self.report_of(variant, &with(blocking(steps)))).collect::<Result<_>>();
-            return Ok(Fit { best, neighbours: neighbours? });
-        }
-        Err(too_large(smallest))
+            minimum: usize::try_from(smallest).unwrap_or(usize::MAX),
+        })
     }
 }
 
-/// The largest number from 1 to `all` that fits, if any; smaller ones fit too.
-fn largest(all: usize, fits: &mut impl FnMut(usize) -> Result<bool>) -> Result<Option<usize>> {
-    if fits(all)? {
-        return Ok(Some(all));
-    }
-    // Invariant: `low` fits or is 0, `high` does not.
-    let (mut low, mut high) = (0, all);
-    while high - low > 1 {
-        // The first question is whether the smallest fits: if not, no other has to be asked.
-        let middle = if low == 0 { 1 } else { low.midpoint(high) };
-        match fits(middle)? {
-            true => low = middle,
-            false if middle == 1 => return Ok(None),
-            false => high = middle,
+/// The smallest number from 1 to `all` that fits, if any; larger ones fit too. `try_it` says whether a number fits, and
+/// guesses the smallest that does.
+fn fewest(all: usize, try_it: &mut impl FnMut(usize) -> Result<(bool, usize)>) -> Result<Option<usize>> {
+    // Invariant: `low` does not fit, `high` does, or is beyond all that are asked for.
+    let (mut low, mut high, mut guess) = (0, all + 1, 1);
+    for tries in 0.. {
+        if high - low <= 1 {
+            break;
         }
+        let next = if tries <= GUESSES { guess.clamp(low + 1, high - 1) } else { low.midpoint(high) };
+        let (fits, better) = try_it(next)?;
+        if fits {
+            high = next;
+        } else {
+            low = next;
+        }
+        guess = better;
     }
-    Ok(Some(low).filter(|low| *low > 0))
+    Ok(Some(high).filter(|turns| *turns <= all))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn search(all: usize, limit: usize, guess: impl Fn(usize) -> usize) -> (Option<usize>, usize) {
+        let mut asked = 0;
+        let found = fewest(all, &mut |n| {
+            asked += 1;
+            Ok((n >= limit, guess(n)))
+        });
+        (found.expect("no error"), asked)
+    }
+
     #[test]
-    fn bisection_finds_the_largest_in_few_questions() {
+    fn the_fewest_turns_are_found_whatever_is_guessed() {
         for all in [1, 2, 3, 64, 1187] {
-            for limit in 0..=all + 1 {
-                let mut asked = 0;
-                let mut fits = |n| {
-                    asked += 1;
-                    Ok(n <= limit)
-                };
-                let expected = Some(limit.min(all)).filter(|limit| *limit > 0);
-                assert_eq!(largest(all, &mut fits).expect("no error"), expected, "{all} {limit}");
-                assert!(asked <= 13, "{all} {limit}: {asked}");
+            for limit in 1..=all + 1 {
+                let expected = Some(limit).filter(|limit| *limit <= all);
+                for guess in [&|n| n - 1 as usize, &|n| n + 1, &|_| usize::MAX] as [&dyn Fn(usize) -> usize; 3] {
+                    let (found, asked) = search(all, limit, guess);
+                    assert_eq!(found, expected, "{all} {limit}");
+                    assert!(asked <= GUESSES + 12, "{all} {limit}: {asked}");
+                }
             }
         }
+    }
+
+    #[test]
+    fn a_good_guess_takes_three_questions() {
+        assert_eq!(search(64, 1, |_| 1), (Some(1), 1));
+        assert_eq!(search(64, 17, |_| 17), (Some(17), 3));
     }
 }

@@ -6,7 +6,7 @@ use prost::Message;
 use std::collections::HashMap;
 
 /// Sum of `estimated_cycles` over the operations of the entry and of the loops and calls in it, each counted once.
-/// `None` where the compiler has left no such estimates.
+/// `None` where the compiler has left no such estimates, and where a kernel of ours runs, of which it makes none.
 pub(super) fn estimated_cycles(program: &pjrt::OptimizedProgram) -> Option<f64> {
     let module = match program.format.as_str() {
         "hlo" => Module::decode(program.code.as_slice()).ok()?,
@@ -20,6 +20,9 @@ pub(super) fn estimated_cycles(program: &pjrt::OptimizedProgram) -> Option<f64> 
 fn cycles(computations: &HashMap<i64, &Computation>, id: i64) -> Option<f64> {
     let mut sum = 0.0;
     for instruction in &computations.get(&id)?.instructions {
+        if instruction.custom_call_target == "tpu_custom_call" {
+            return None;
+        }
         sum += instruction.estimated_cycles();
         // A fusion carries the estimate of what is in it.
         if ["while", "call", "conditional"].contains(&instruction.opcode.as_str()) {
@@ -57,6 +60,8 @@ struct Computation {
 struct Instruction {
     #[prost(string, tag = "2")]
     opcode: String,
+    #[prost(string, tag = "28")]
+    custom_call_target: String,
     #[prost(int64, repeated, tag = "38")]
     called_computation_ids: Vec<i64>,
     #[prost(bytes = "vec", tag = "43")]
@@ -67,7 +72,7 @@ impl Instruction {
     fn estimated_cycles(&self) -> f64 {
         let config: serde_json::Value = serde_json::from_slice(&self.backend_config).unwrap_or_default();
         // The largest estimates stand for "unknown".
-        let cycles = config["estimated_cycles"].as_str().and_then(|text| text.parse::<u64>().ok());
+        let cycles = config["window_config"]["estimated_cycles"].as_str().and_then(|text| text.parse::<u64>().ok());
         cycles.filter(|cycles| *cycles < 1 << 40).map_or(0.0, |cycles| cycles as f64)
     }
 }
@@ -77,25 +82,30 @@ mod tests {
     use super::*;
 
     fn instruction(opcode: &str, cycles: u64, called: &[i64]) -> Instruction {
-        let backend_config = format!("{{\"estimated_cycles\":\"{cycles}\"}}").into_bytes();
-        Instruction { opcode: opcode.into(), called_computation_ids: called.to_vec(), backend_config }
+        let backend_config = format!("{{\"window_config\":{{\"estimated_cycles\":\"{cycles}\"}}}}").into_bytes();
+        let custom_call_target = if opcode == "custom-call" { "tpu_custom_call".into() } else { String::new() };
+        let called_computation_ids = called.to_vec();
+        Instruction { opcode: opcode.into(), custom_call_target, called_computation_ids, backend_config }
+    }
+
+    fn cycles_of(body: Vec<Instruction>) -> Option<f64> {
+        let computation = |id, instructions| Computation { id, instructions };
+        let entry = vec![instruction("fusion", 5, &[2]), instruction("while", u64::MAX >> 1, &[3])];
+        let fused = vec![instruction("multiply", 1000, &[])];
+        let computations = vec![computation(1, entry), computation(2, fused), computation(3, body)];
+        let code = ModuleWithConfig { module: Some(Module { computations, entry_computation_id: 1 }) }.encode_to_vec();
+        estimated_cycles(&pjrt::OptimizedProgram { format: "hlo_with_config".into(), code })
     }
 
     #[test]
     fn loops_are_entered_and_fusions_are_not() {
-        let computation = |id, instructions| Computation { id, instructions };
-        let entry = vec![instruction("fusion", 5, &[2]), instruction("while", 0, &[3])];
-        let module = Module {
-            computations: vec![
-                computation(1, entry),
-                computation(2, vec![instruction("multiply", 1000, &[])]),
-                computation(3, vec![instruction("fusion", 7, &[2])]),
-            ],
-            entry_computation_id: 1,
-        };
-        let program = |code| pjrt::OptimizedProgram { format: "hlo_with_config".into(), code };
-        let code = ModuleWithConfig { module: Some(module) }.encode_to_vec();
-        assert_eq!(estimated_cycles(&program(code)), Some(12.0));
-        assert_eq!(estimated_cycles(&program(vec![1, 2, 3])), None);
+        assert_eq!(cycles_of(vec![instruction("fusion", 7, &[2])]), Some(12.0));
+    }
+
+    #[test]
+    fn what_is_not_known_is_not_guessed() {
+        assert_eq!(cycles_of(vec![instruction("custom-call", 7, &[])]), None);
+        let damaged = pjrt::OptimizedProgram { format: "hlo".into(), code: vec![1, 2, 3] };
+        assert_eq!(estimated_cycles(&damaged), None);
     }
 }

@@ -122,13 +122,15 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     }
 }
 
-/// The variants to compile, in order.
+/// The variants to compile, in order, each with a program.
 fn chosen(args: &Args, config: &BenchConfig) -> anyhow::Result<Vec<String>> {
     for name in &args.variant {
         config.variant(name)?;
     }
     let wanted = |name: &&str| args.variant.is_empty() || args.variant.iter().any(|v| v == name);
-    Ok(config.names().into_iter().filter(wanted).map(str::to_owned).collect())
+    let names: Vec<String> = config.names().into_iter().filter(wanted).map(str::to_owned).collect();
+    names.iter().try_for_each(|name| config.check(name))?;
+    Ok(names)
 }
 
 /// Compiles the one variant that is named.

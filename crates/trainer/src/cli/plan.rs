@@ -76,7 +76,7 @@ fn text(title: &str, fit: &Fit, memory: u64, line: Option<&str>) -> String {
     let header = ["tiles", "total", "temp", "estimate", "floor", ""];
     table.set_header(header);
     let mut reports: Vec<(&Report, &str)> = fit.neighbours.iter().map(|report| (report, "")).collect();
-    reports.push((&fit.best, "the largest that fits"));
+    reports.push((&fit.best, "fits"));
     reports.sort_by_key(|(report, _)| match report.blocking {
         Some(Blocking::TokenChunks(size) | Blocking::VocabPanels(size)) => size,
         None => 0,
