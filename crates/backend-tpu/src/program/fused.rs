@@ -28,14 +28,14 @@ use stablehlo::{Dtype, Reducer, TensorType, Value};
 pub(super) fn program(spec: &Spec, pass: Pass) -> Result<Program> {
     let frame = Frame::new(spec, pass);
     let fused = Fused::new(spec, &frame);
-    let mut results = match (spec.blocking, pass) {
-        (Blocking::TokenChunks(c), Pass::Score) => fused.token_chunks(c, None),
-        (Blocking::TokenChunks(c), _) if spec.loss.level() == ImportanceSamplingLevel::Token => {
-            fused.token_chunks(c, Some(&frame))
-        }
-        (Blocking::TokenChunks(c), _) => fused.token_chunks_twice(c, &frame),
-        (Blocking::VocabPanels(w), Pass::Score) => fused.vocab_panels(w, None),
-        (Blocking::VocabPanels(w), _) => fused.vocab_panels(w, Some(&frame)),
+    // Scoring takes the way of the loss as far as it goes, so that both see the same bits.
+    let gradients = (pass != Pass::Score).then_some(&frame);
+    let mut results = match spec.blocking {
+        Blocking::TokenChunks(c) => match spec.loss.level() {
+            ImportanceSamplingLevel::Token => fused.token_chunks(c, gradients),
+            ImportanceSamplingLevel::Sequence => fused.token_chunks_twice(c, gradients),
+        },
+        Blocking::VocabPanels(w) => fused.vocab_panels(w, gradients),
     };
     if pass != Pass::Score {
         let loss = fused.loss(&results[0].1, &results[1].1);
@@ -224,8 +224,9 @@ impl<'a> Fused<'a> {
         self.results(&carried, &grads)
     }
 
-    /// Chunks of `c` tokens, twice: the loss needs all rows before any derivative is known.
-    fn token_chunks_twice(&self, c: usize, frame: &Frame) -> Vec<(Role, Value)> {
+    /// Chunks of `c` tokens: scores, and if `frame` is there the same chunks again for the gradients, because the loss needs
+    /// all rows before any derivative is known.
+    fn token_chunks_twice(&self, c: usize, frame: Option<&Frame>) -> Vec<(Role, Value)> {
         let (trips, c, _) = windows(self.n, c);
         let f = self.hidden.builder();
         let empty = Statistics::empty(&self.vector(0.0), self.spec.numerics.entropy).to_list();
@@ -237,6 +238,7 @@ impl<'a> Fused<'a> {
         });
         let statistics = Statistics::from_list(&carried);
         let (logp, entropy) = self.scores(&statistics.row(self.scale), &self.tokens);
+        let Some(frame) = frame else { return vec![(Role::Logp, logp), (Role::Entropy, entropy)] };
         let loss = self.loss(&logp, &entropy);
         let slope = self.slope(&statistics, &loss.dlogp, &loss.dentropy);
 
