@@ -253,7 +253,9 @@ impl Statistics {
             target = target - by_entropy;
             linear = Some(-(&s * &weight * e));
         }
-        Slope { max: self.max.clone(), constant: -(&s * &weight * by_logp), linear, target: s * target }
+        // A barrier, or statistics and gradient share their exponentials: for B200, XLA keeps those of a tile in f32.
+        let max = self.max.builder().optimization_barrier(&[&self.max]).swap_remove(0);
+        Slope { max, constant: -(&s * &weight * by_logp), linear, target: s * target }
     }
 
     fn margin(&self, scale: f64) -> Value {
