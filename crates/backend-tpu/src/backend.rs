@@ -1,5 +1,6 @@
 //! The backend `pjrt:<platform>`.
 
+use crate::aot::What;
 use crate::plan::{Devices, PjrtPlan};
 use crate::plugins::{self, Kind};
 use crate::program::{Mesh, MosaicBlocks, Numerics};
@@ -102,7 +103,16 @@ impl PjrtBackend {
     /// # Errors
     /// As [`Backend::plan`].
     pub fn plan_on_device(&self, request: &PlanRequest) -> Result<PjrtPlan> {
-        PjrtPlan::new(self, request)
+        self.plan_program(request, What::Gradient)
+    }
+
+    /// As [`PjrtBackend::plan_on_device`], with `what` as the program that is compiled and fitted into the budget. A plan of
+    /// [`What::Materialised`] or [`What::Bare`] has no other: it is there to be measured.
+    ///
+    /// # Errors
+    /// As [`Backend::plan`].
+    pub fn plan_program(&self, request: &PlanRequest, what: What) -> Result<PjrtPlan> {
+        PjrtPlan::new(self, request, what)
     }
 
     /// Sets a flag of the compiler, by its name without dashes.

@@ -5,7 +5,7 @@ use crate::shard::Layout;
 use crate::tensor::PjrtTensor;
 use crate::unsupported;
 use grpo_core::error::{Error, Result};
-use grpo_core::{DeviceTensor, GradsMut, PolicyInput, TensorMut, TensorRef};
+use grpo_core::{DeviceTensor, Dtype, GradsMut, PolicyInput, TensorMut, TensorRef};
 use pjrt::Buffer;
 use std::collections::HashMap;
 
@@ -89,8 +89,8 @@ impl<'a> Operands<'a> {
         Ok(())
     }
 
-    /// Checks that tensors on devices are what `layout` says for their role.
-    pub(crate) fn check(&self, layout: impl Fn(Role) -> Layout) -> Result<()> {
+    /// Checks that tensors on devices are what `layout` and `dtype` say for their role.
+    pub(crate) fn check(&self, layout: impl Fn(Role) -> Layout, dtype: impl Fn(Role) -> Dtype) -> Result<()> {
         for (role, operand) in &self.0 {
             let tensor = match operand {
                 Operand::ReadDevice(tensor) => *tensor,
@@ -102,6 +102,10 @@ impl<'a> Operands<'a> {
             if tensor.role != *role || tensor.layout != expected {
                 let found = format!("`{}` of {:?}", tensor.role.name(), tensor.layout);
                 return Err(Error::shape("loss call", role.name(), format!("{expected:?} of this plan"), found));
+            }
+            if tensor.dtype != dtype(*role) {
+                let (expected, found) = (dtype(*role).name(), tensor.dtype.name());
+                return Err(Error::shape("loss call", format!("dtype of {}", role.name()), expected, found));
             }
         }
         Ok(())

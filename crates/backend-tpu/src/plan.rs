@@ -4,6 +4,7 @@
 //! gradients are updated in buffers that are donated and come back. Host slices are uploaded before and downloaded after
 //! the same call.
 
+use crate::aot::What;
 use crate::backend::PjrtBackend;
 use crate::operands::Operands;
 use crate::program::{Pass, Program, Role, SUMS, Spec};
@@ -15,10 +16,10 @@ use grpo_core::batch::TokenBatch;
 use grpo_core::error::{Error, Result};
 use grpo_core::evaluate::{Evaluator, Sums};
 use grpo_core::{
-    Dtype, GradsMut, Implementation, LossOutput, LossPlan, MemoryReport, Metrics, PlanRequest, PolicyInput, Scores,
+    Dtype, GradientSpec, GradsMut, Implementation, LossOutput, LossPlan, MemoryReport, Metrics, PlanRequest, PolicyInput, Scores,
     TensorRef,
 };
-use pjrt::{Argument, Client, Device, LoadedExecutable};
+use pjrt::{Argument, Buffer, Client, CompiledMemoryStats, DType, Device, LoadedExecutable};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -34,6 +35,7 @@ pub struct PjrtPlan {
     backend: PjrtBackend,
     request: PlanRequest,
     spec: Spec,
+    what: What,
     programs: HashMap<Pass, Compiled>,
     memory: MemoryReport,
 }
@@ -54,10 +56,12 @@ pub struct DeviceOutput {
     pub logp: PjrtTensor,
     /// Entropies `[N]`.
     pub entropy: PjrtTensor,
+    /// Gradients that were not added to the caller's: those of [`What::Materialised`], in the dtype of the inputs.
+    pub gradients: Vec<PjrtTensor>,
 }
 
 impl PjrtPlan {
-    pub(crate) fn new(backend: &PjrtBackend, request: &PlanRequest) -> Result<Self> {
+    pub(crate) fn new(backend: &PjrtBackend, request: &PlanRequest, what: What) -> Result<Self> {
         request.validate()?;
         let spec = Spec {
             loss: request.loss.clone(),
@@ -74,6 +78,7 @@ impl PjrtPlan {
             backend: backend.clone(),
             request: request.clone(),
             spec,
+            what,
             programs: HashMap::new(),
             memory: MemoryReport::default(),
         };
@@ -81,17 +86,17 @@ impl PjrtPlan {
         Ok(plan)
     }
 
-    /// Compiles the gradient program, in smaller tiles if the compiler needs more than the budget.
+    /// Compiles the program that is asked for, in smaller tiles if the compiler needs more than the budget.
     fn fit(&mut self) -> Result<()> {
         let tiling = &self.request.tiling;
         let (budget, given) = (tiling.workspace_budget, tiling.token_chunk.or(tiling.vocab_block).is_some());
         loop {
-            let stats = self.compiled(Pass::Gradient)?.executable.executable().memory_stats().map_err(failed)?;
+            let stats = self.compiled_memory()?;
             let bytes = |value: i64| usize::try_from(value).unwrap_or(0);
             let workspace = bytes(stats.temp);
             self.memory =
                 MemoryReport { inputs: bytes(stats.argument - stats.alias), outputs: bytes(stats.output), workspace };
-            let fused = self.request.implementation == Implementation::Fused;
+            let fused = self.request.implementation == Implementation::Fused && self.what != What::Materialised;
             if !fused || given || workspace <= budget {
                 return Ok(());
             }
@@ -107,11 +112,20 @@ impl PjrtPlan {
     /// The program of `pass`, compiled when it is first needed.
     fn compiled(&mut self, pass: Pass) -> Result<&Compiled> {
         if !self.programs.contains_key(&pass) {
-            let program = self.spec.program(pass)?;
+            let program = self.what.program(&self.spec, pass)?;
             let executable = self.backend.compile(program.module.to_string())?;
             self.programs.insert(pass, Compiled { program, executable });
         }
         Ok(&self.programs[&pass])
+    }
+
+    /// What the compiler has allotted to the program that the plan was made for, per device.
+    ///
+    /// # Errors
+    /// [`Error::Backend`] when the plugin does not say.
+    pub fn compiled_memory(&mut self) -> Result<CompiledMemoryStats> {
+        let pass = self.what.pass(self.request.policy);
+        self.compiled(pass)?.executable.executable().memory_stats().map_err(failed)
     }
 
     /// What the programs are made for, with the blocking that was chosen.
@@ -183,7 +197,13 @@ impl PjrtPlan {
         batch: &TokenBatch,
         grads: GradsMut<'_>,
     ) -> Result<DeviceOutput> {
-        self.request.check_call(&policy, batch, Some(&grads))?;
+        match self.what {
+            What::Materialised => {
+                let gradients = GradientSpec { hidden: false, lm_head: false, bias: false };
+                PlanRequest { gradients, ..self.request.clone() }.check_call(&policy, batch, Some(&grads))?;
+            }
+            _ => self.request.check_call(&policy, batch, Some(&grads))?,
+        }
         let loss = self.request.loss.clone();
         let evaluator = Evaluator::new(&loss, batch)?;
         let tables = Tables::new(&self.spec, batch, Some(evaluator.weights()));
@@ -193,16 +213,16 @@ impl PjrtPlan {
         };
         let mut operands = Operands::new(policy, true)?;
         operands.add(grads)?;
-        let Results { sums, logp, entropy } = self.run(pass, batch, &tables, operands)?;
+        let Results { sums, logp, entropy, gradients } = self.run(pass, batch, &tables, operands)?;
         let metrics = evaluator.metrics(&sums);
-        Ok(DeviceOutput { loss: sums.loss, metrics, logp, entropy })
+        Ok(DeviceOutput { loss: sums.loss, metrics, logp, entropy, gradients })
     }
 
     /// Runs the program of `pass`: uploads what is on the host, donates what is updated, gives it back.
     fn run(&mut self, pass: Pass, batch: &TokenBatch, tables: &Tables, mut operands: Operands<'_>) -> Result<Results> {
         self.compiled(pass)?;
         let layout = |role| Layout::new(&self.spec, role, batch.tokens());
-        operands.check(layout)?;
+        operands.check(layout, |role| self.dtype(role))?;
         let mut uploaded = operands.upload(|role, tensor| self.upload(role, batch.tokens(), tensor))?;
         let tables = tables.upload(&self.spec, &self.backend.devices)?;
         let Compiled { program, executable } = &self.programs[&pass];
@@ -225,8 +245,9 @@ impl PjrtPlan {
         let mut outputs: Vec<_> = outputs.into_iter().map(Vec::into_iter).collect();
         let mut results = HashMap::new();
         for role in &program.results {
-            let parts = outputs.iter_mut().filter_map(Iterator::next).collect();
-            let tensor = PjrtTensor { role: *role, dtype: self.dtype(*role), layout: layout(*role), parts };
+            let parts: Vec<Buffer> = outputs.iter_mut().filter_map(Iterator::next).collect();
+            let dtype = if parts.iter().any(|part| part.dtype() == DType::Bf16) { Dtype::Bf16 } else { Dtype::F32 };
+            let tensor = PjrtTensor { role: *role, dtype, layout: layout(*role), parts };
             results.insert(*role, tensor);
         }
         let mut take = |role: Role| match results.remove(&role) {
@@ -236,7 +257,7 @@ impl PjrtPlan {
         let (logp, entropy) = (take(Role::Logp), take(Role::Entropy));
         let sums = if pass == Pass::Score { Sums::default() } else { read_sums(&take(Role::Sums))? };
         operands.give_back(take)?;
-        Ok(Results { sums, logp, entropy })
+        Ok(Results { sums, logp, entropy, gradients: results.into_values().collect() })
     }
 }
 
@@ -245,6 +266,8 @@ struct Results {
     sums: Sums,
     logp: PjrtTensor,
     entropy: PjrtTensor,
+    /// Those that nobody has donated.
+    gradients: Vec<PjrtTensor>,
 }
 
 /// In the order of the fields of [`Sums`].

@@ -51,6 +51,15 @@ impl PjrtTensor {
         self.layout.elements()
     }
 
+    /// Blocks until the elements are there.
+    ///
+    /// # Errors
+    /// As [`PjrtTensor::to_host`].
+    pub fn wait(&self) -> Result<()> {
+        self.alive()?;
+        self.parts.iter().try_for_each(Buffer::wait).map_err(failed)
+    }
+
     /// The tensor, row-major and widened to f32.
     ///
     /// # Errors

@@ -183,7 +183,8 @@ pub enum PolicyInput<'a> {
     },
 }
 
-/// Where gradients go. They are added to what is there, so micro-batches accumulate; f32 whatever the input's dtype.
+/// Where gradients go. They are added to what is there, so micro-batches accumulate; f32 whatever the input's dtype, or on
+/// a device what its plan sums in.
 #[derive(Debug, Default)]
 pub struct GradsMut<'a> {
     /// dL/dhidden `[N, H]`; rows of masked tokens are left alone.
@@ -369,8 +370,9 @@ impl PlanRequest {
                             "a buffer was given for the gradient of {name}, which the plan does not make"
                         )));
                     }
+                    // On a device, gradients are in whatever that backend sums in; it checks.
+                    Some((None, _)) | None => {}
                     Some(found) => tensor(&format!("gradient of {name}"), found, elements, Dtype::F32)?,
-                    None => {}
                 }
             }
             Ok(())

@@ -20,6 +20,32 @@ pub enum What {
     GradientInPlace,
     /// The dense loss as automatic differentiation leaves it, whatever the implementation.
     Materialised,
+    /// The products of loss and gradients and nothing else; of given logits, one pass over them, in place.
+    Bare,
+}
+
+impl What {
+    /// What the program takes and gives.
+    pub fn pass(self, policy: PolicySpec) -> Pass {
+        match (self, policy) {
+            (Self::Score, _) => Pass::Score,
+            (Self::GradientInPlace, _) | (Self::Bare, PolicySpec::Logits { .. }) => Pass::GradientInPlace,
+            (Self::Gradient | Self::Materialised | Self::Bare, _) => Pass::Gradient,
+        }
+    }
+
+    /// The program of `pass`.
+    pub(crate) fn program(self, spec: &Spec, pass: Pass) -> Result<Program> {
+        match self {
+            Self::Materialised | Self::Bare if pass != self.pass(spec.policy) => Err(crate::unsupported(
+                &format!("the pass {pass:?} in a plan of {self:?}"),
+                "that plan is there to be compared with: make another one",
+            )),
+            Self::Score | Self::Gradient | Self::GradientInPlace => spec.program(pass),
+            Self::Materialised => spec.materialised_baseline(),
+            Self::Bare => spec.bare(pass),
+        }
+    }
 }
 
 /// A loss with everything that is chosen about it.
@@ -62,12 +88,7 @@ impl Variant {
     /// # Errors
     /// Those of [`Spec::program`].
     pub fn program(&self, spec: &Spec) -> Result<Program> {
-        match self.what {
-            What::Score => spec.program(Pass::Score),
-            What::Gradient => spec.program(Pass::Gradient),
-            What::GradientInPlace => spec.program(Pass::GradientInPlace),
-            What::Materialised => spec.materialised_baseline(),
-        }
+        self.what.program(spec, self.what.pass(spec.policy))
     }
 
     /// Whether the program is cut into tiles.

@@ -5,6 +5,7 @@
 //!
 //! Legend: N tokens and V vocabulary entries of one device, H hidden size.
 
+mod bare;
 mod baseline;
 mod fused;
 mod head;
@@ -196,6 +197,16 @@ impl Spec {
     pub fn materialised_baseline(&self) -> Result<Program> {
         self.validate(Pass::Gradient)?;
         baseline::program(self)
+    }
+
+    /// The products of `pass` and nothing else, with its arguments and results: for comparison only. Of given logits, one
+    /// pass over them.
+    ///
+    /// # Errors
+    /// As [`Spec::program`].
+    pub fn bare(&self, pass: Pass) -> Result<Program> {
+        self.validate(pass)?;
+        bare::program(self, pass)
     }
 
     fn validate(&self, pass: Pass) -> Result<()> {

@@ -1,0 +1,71 @@
+//! What no loss can do without, and nothing else: the floor under measured times.
+//!
+//! Of hidden states, the products in chunks of tokens: logits, which stand in for their own gradient, and one product per
+//! gradient, added to what the caller donates. Of given logits, one pass over them that writes as much as it reads.
+//! Arguments and results are those of the loss, so that one runs like the other; what is no product holds zeros.
+//!
+//! Legend: N tokens, V vocabulary, H hidden size, C tokens of a chunk.
+
+use super::products::Head;
+use super::{Blocking, Frame, Pass, Program, Role, Spec, accumulate, dtype};
+use grpo_core::PolicySpec;
+use grpo_core::error::Result;
+use stablehlo::{Dtype, Value};
+
+pub(super) fn program(spec: &Spec, pass: Pass) -> Result<Program> {
+    if spec.mesh.devices() != 1 {
+        return Err(crate::unsupported("the bare products on several devices", "compare on one"));
+    }
+    let frame = Frame::new(spec, pass);
+    let zeros = |role| (role, frame.f.splat(0.0, spec.type_of(role)));
+    let mut results: Vec<_> = [Role::Sums, Role::Logp, Role::Entropy].into_iter().map(zeros).collect();
+    match spec.policy {
+        PolicySpec::Logits { .. } => {
+            let logits = frame.argument(Role::Logits);
+            let halved = &logits * logits.like(-0.5);
+            match pass {
+                Pass::GradientInPlace => results.push((Role::Logits, halved)),
+                _ => results.extend(
+                    spec.accumulators(pass)
+                        .into_iter()
+                        .map(|role| (role, accumulate(&frame.argument(role), &halved.convert(Dtype::F32)))),
+                ),
+            }
+        }
+        PolicySpec::Hidden { layout, .. } => {
+            let head = Head { weight: frame.argument(Role::LmHead), bias: None, layout };
+            results.extend(products(spec, &frame, pass, &head));
+        }
+    }
+    frame.finish("bare", spec, &results)
+}
+
+/// Gradients of `pass` as a loop over chunks sums them.
+fn products(spec: &Spec, frame: &Frame, pass: Pass, head: &Head) -> Vec<(Role, Value)> {
+    let hidden = frame.argument(Role::Hidden);
+    let &[n, h] = hidden.shape() else { unreachable!("hidden states are a matrix") };
+    let chunk = match spec.blocking {
+        Blocking::TokenChunks(chunk) => chunk.clamp(1, n),
+        Blocking::VocabPanels(_) => n,
+    };
+    let roles = spec.accumulators(pass);
+    let sums: Vec<Value> = roles.iter().map(|role| frame.argument(*role)).collect();
+    let initial: Vec<&Value> = sums.iter().collect();
+    let carried = frame.f.for_loop(n.div_ceil(chunk), &initial, |turn, carried| {
+        // The last chunk moves back to end with the tokens; that some rows count twice costs nothing and means nothing.
+        let start = (turn * turn.like(chunk as i64)).min(&turn.like((n - chunk) as i64));
+        let at = [&start, &start.like(0)];
+        let rows = hidden.dynamic_slice(&at, &[chunk, h]);
+        let tile = head.logits(spec, &rows).convert(dtype(spec.numerics.dlogits));
+        let add = |(role, sum): (&Role, &Value)| match role {
+            Role::GradHidden => {
+                let there = sum.dynamic_slice(&at, &[chunk, h]);
+                sum.dynamic_update_slice(&accumulate(&there, &head.hidden_gradient(&tile)), &at)
+            }
+            Role::GradLmHead => accumulate(sum, &head.weight_gradient(&tile, &rows)),
+            _ => accumulate(sum, &tile.convert(Dtype::F32).reduce(stablehlo::Reducer::Add, &[0])),
+        };
+        roles.iter().zip(carried).map(add).collect()
+    });
+    roles.into_iter().zip(carried).collect()
+}
