@@ -206,7 +206,7 @@ impl PjrtPlan {
         }
         let loss = self.request.loss.clone();
         let evaluator = Evaluator::new(&loss, batch)?;
-        let tables = Tables::new(&self.spec, batch, Some(evaluator.weights()));
+        let tables = Tables::new(&self.spec, batch, Some(&evaluator));
         let pass = match policy {
             PolicyInput::LogitsInPlace(_) => Pass::GradientInPlace,
             _ => Pass::Gradient,

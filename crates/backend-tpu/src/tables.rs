@@ -6,7 +6,7 @@ use crate::shard::Layout;
 use crate::tensor::send;
 use grpo_core::batch::TokenBatch;
 use grpo_core::error::Result;
-use grpo_core::weights::TokenWeights;
+use grpo_core::evaluate::Evaluator;
 use pjrt::Buffer;
 use std::collections::HashMap;
 
@@ -19,9 +19,11 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
-    /// `weights`: of the step; `None` when scoring.
-    pub(crate) fn new(spec: &Spec, batch: &TokenBatch, weights: Option<&TokenWeights>) -> Self {
+    /// `evaluator`: of the loss of `batch`; `None` when scoring.
+    pub(crate) fn new(spec: &Spec, batch: &TokenBatch, evaluator: Option<&Evaluator>) -> Self {
         let g = spec.padded_tokens();
+        let weights = evaluator.map(Evaluator::weights);
+        let shares_clip = evaluator.is_some_and(Evaluator::shares_clip);
         let (mut ids, mut numbers) = (vec![-1; IDS * g], vec![0.0; NUMBERS * g]);
         for sequence in 0..batch.sequences() {
             let share = 1.0 / batch.active_in(sequence).max(1) as f32;
@@ -37,6 +39,7 @@ impl Tables {
                     share,
                     of(batch.old_logp()),
                     of(batch.ref_logp()),
+                    if shares_clip { share } else { 1.0 },
                 ];
                 for (i, entry) in entries.into_iter().enumerate() {
                     numbers[i * g + row] = entry;

@@ -11,7 +11,7 @@ use super::mesh::Position;
 use super::products::Head;
 use super::{Frame, Pass, Program, Role, Spec, dtype};
 use grpo_core::error::Result;
-use grpo_core::{HeadLayout, ImportanceSamplingLevel, PolicySpec};
+use grpo_core::{HeadLayout, PolicySpec};
 use stablehlo::{DotDimensions, Dtype, GatherDimensions, Precision, Reducer, ScatterDimensions, TensorType, Value};
 
 pub(super) fn program(spec: &Spec) -> Result<Program> {
@@ -52,8 +52,7 @@ pub(super) fn program(spec: &Spec) -> Result<Program> {
     let logp = active.select(&times(&at_target, logp_scale), &at_target.like(0.0));
 
     let loss = tokens.loss(&spec.loss, &logp, None, |v| tokens.sequence_sum(&position, &sequences, v));
-    let shares_clip = spec.loss.level() == ImportanceSamplingLevel::Sequence;
-    let sums = tokens.sums(&position, &sequences, &loss, None, shares_clip);
+    let sums = tokens.sums(&position, &sequences, &loss, None);
 
     let dlogp = times(&loss.dlogp, logp_scale).reshape(&[n, 1]);
     let zeros = frame.f.splat(0.0, TensorType::new(Dtype::F32, [n, v]));

@@ -151,8 +151,7 @@ impl<'a> Fused<'a> {
     }
 
     fn sums(&self, loss: &BatchLoss<Value>, entropy: &Value) -> Value {
-        let shares_clip = self.spec.loss.level() == ImportanceSamplingLevel::Sequence;
-        self.tokens.sums(&self.position, &self.sequences, loss, Some(entropy), shares_clip)
+        self.tokens.sums(&self.position, &self.sequences, loss, Some(entropy))
     }
 
     /// dL/dz of rows from dL/dlogp.

@@ -38,7 +38,7 @@ pub enum Role {
     Logits,
     /// i32 `[2, G]`.
     TokenIds,
-    /// f32 `[6, G]`.
+    /// f32 `[7, G]`.
     TokenNumbers,
     /// Predicate.
     OnPolicy,

@@ -6,7 +6,7 @@ use super::mesh::Position;
 use super::products::Head;
 use super::{Frame, Pass, Program, Role, Spec, accumulate, dtype, pinned};
 use grpo_core::error::Result;
-use grpo_core::{ImportanceSamplingLevel, PolicySpec};
+use grpo_core::PolicySpec;
 use stablehlo::{Dtype, Reducer};
 
 pub(super) fn program(spec: &Spec, pass: Pass) -> Result<Program> {
@@ -55,8 +55,7 @@ pub(super) fn dense(spec: &Spec, pass: Pass) -> Result<Program> {
 
     let known = spec.numerics.entropy.then_some(&entropy);
     let loss = tokens.loss(&spec.loss, &logp, known, |v| tokens.sequence_sum(&position, &sequences, v));
-    let shares_clip = spec.loss.level() == ImportanceSamplingLevel::Sequence;
-    let sums = tokens.sums(&position, &sequences, &loss, known, shares_clip);
+    let sums = tokens.sums(&position, &sequences, &loss, known);
     let dentropy = (spec.loss.entropy_coef != 0.0).then_some(&loss.dentropy);
     let slope = statistics.slope(&row, scale, logp_scale, &loss.dlogp, dentropy);
     let dlogits = columns.gradient(&slope, &active);

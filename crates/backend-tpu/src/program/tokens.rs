@@ -13,7 +13,7 @@ use grpo_core::vectors::{BatchLoss, BatchTerms, batch_loss};
 use stablehlo::{Dtype, Reducer, TensorType, Value};
 
 /// Rows of the table of numbers, f32 `[NUMBERS, G]`.
-pub(crate) const NUMBERS: usize = 6;
+pub(crate) const NUMBERS: usize = 7;
 /// Rows of the table of ids, i32 `[IDS, G]`: target (-1 at masked tokens), sequence.
 pub(crate) const IDS: usize = 2;
 /// Entries of the result `sums`.
@@ -24,7 +24,7 @@ pub(crate) const SUMS: usize = 7;
 pub(crate) struct Tokens {
     pub(crate) target: Value,
     sequence: Value,
-    /// Advantage, weight, entropy weight, share, old logp, ref logp.
+    /// Advantage, weight, entropy weight, share, old logp, ref logp, what a clipped token counts.
     numbers: Vec<Value>,
     /// A predicate: there is no old policy but the policy itself.
     on_policy: Value,
@@ -94,7 +94,7 @@ impl Tokens {
         entropy: Option<&Value>,
         sequence_sum: impl Fn(&Value) -> Value,
     ) -> BatchLoss<Value> {
-        let [advantage, weight, entropy_weight, share, old, reference] = &self.numbers[..] else {
+        let [advantage, weight, entropy_weight, share, old, reference, _] = &self.numbers[..] else {
             unreachable!("the table has {NUMBERS} rows")
         };
         let on_policy = self.on_policy.broadcast_in_dim(logp.shape(), &[]);
@@ -139,13 +139,12 @@ impl Tokens {
         sequences: &Value,
         loss: &BatchLoss<Value>,
         entropy: Option<&Value>,
-        shares_clip: bool,
     ) -> Value {
-        let share = &self.numbers[3];
+        let (share, of_clip) = (&self.numbers[3], &self.numbers[6]);
         let active = self.active();
         let zero = share.like(0.0);
         let total = |v: &Value| position.over_data(&pairwise_sum(v), Reducer::Add);
-        let clipped = |v: &Value| if shares_clip { total(&(v * share)) } else { total(v) };
+        let clipped = |v: &Value| total(&(v * of_clip));
         let part = |v: &Value| self.sequence_sum(position, sequences, &(v * share));
         let extreme = |v: &Value, reducer: Reducer| {
             let none = match reducer {
