@@ -1,5 +1,6 @@
 //! The binary `grpo` as its users call it.
 
+mod aot;
 mod config;
 mod damage;
 mod learning;
