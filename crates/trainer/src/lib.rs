@@ -22,6 +22,7 @@
 
 pub mod assertion;
 pub mod backends;
+pub mod bench;
 pub mod bench_config;
 pub mod config_layers;
 pub mod dataset;

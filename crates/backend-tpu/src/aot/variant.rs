@@ -92,7 +92,7 @@ impl Variant {
     }
 
     /// Whether the program is cut into tiles.
-    pub(super) fn has_tiles(&self) -> bool {
+    pub fn has_tiles(&self) -> bool {
         self.what != What::Materialised && self.request.implementation == Implementation::Fused
     }
 

@@ -3,7 +3,7 @@
 use super::layers::LayerArgs;
 use anyhow::Context;
 use backend_tpu::aot::Target;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use trainer::bench_config::BenchConfig;
 
 /// What is compiled when no file is named.
@@ -33,11 +33,7 @@ pub(crate) struct BenchArgs {
 impl BenchArgs {
     /// Defaults < file < environment < `--set`, checked.
     pub(crate) fn resolve(&self) -> anyhow::Result<BenchConfig> {
-        let layers = LayerArgs { config: self.config.clone(), set: self.set.clone() };
-        let config: BenchConfig = layers.resolve(DEFAULT_CONFIG)?;
-        let name = || self.config.as_ref().map_or(DEFAULT_CONFIG.0.into(), |path| path.display().to_string());
-        config.validate().with_context(name)?;
-        Ok(config)
+        resolve(self.config.as_deref(), &self.set)
     }
 
     /// The devices to compile for, with a plugin that is there.
@@ -46,4 +42,12 @@ impl BenchArgs {
         backend_tpu::plugins::find(target.kind(), self.plugin.as_deref())?;
         Ok(target)
     }
+}
+
+/// Defaults < `file` (or the built-in one) < environment < `set`, checked.
+pub(crate) fn resolve(file: Option<&Path>, set: &[String]) -> anyhow::Result<BenchConfig> {
+    let layers = LayerArgs { config: file.map(Into::into), set: set.to_vec() };
+    let config: BenchConfig = layers.resolve(DEFAULT_CONFIG)?;
+    config.validate().with_context(|| file.map_or(DEFAULT_CONFIG.0.into(), |path| path.display().to_string()))?;
+    Ok(config)
 }

@@ -5,7 +5,9 @@
 
 mod aot;
 mod aot_text;
+mod bench;
 mod bench_layers;
+mod bench_text;
 mod display;
 mod layers;
 mod loss;
@@ -38,6 +40,8 @@ enum Command {
     Loss(loss::Args),
     /// Compile the loss for a TPU or GPU that is not here; report memory, and the compiler's estimate of the time.
     Aot(aot::Args),
+    /// Measure the loss on devices that are here, against a floor of bare products and the materialised baseline.
+    Bench(bench::Args),
     /// Find the largest chunk of tokens with which the loss fits into a device's memory, by asking its compiler.
     Plan(plan::Args),
     /// Install and list PJRT plugins: the compilers and runtimes of TPUs, GPUs and XLA's CPU.
@@ -65,6 +69,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Parity(args) => parity::run(args),
         Command::Loss(args) => loss::run(args),
         Command::Aot(args) => aot::run(args),
+        Command::Bench(args) => bench::run(args),
         Command::Plan(args) => plan::run(args),
         Command::Plugin(args) => plugin::run(args),
     };

@@ -1,0 +1,204 @@
+//! What a benchmark says, as one document.
+
+use super::measure::{Rounds, Timing};
+use crate::bench_config::BenchConfig;
+use backend_tpu::program::Blocking;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Everything that was measured in one run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Document {
+    /// Of this program.
+    pub version: String,
+    /// When it began, UTC, as `2026-11-21T07:30:00Z`.
+    pub date: String,
+    /// What drove the devices.
+    pub machine: Machine,
+    /// As the command line names it.
+    pub backend: String,
+    /// What was measured on.
+    pub device: DeviceReport,
+    /// The problem.
+    pub config: BenchConfig,
+    /// How often.
+    pub rounds: Rounds,
+    /// Of the inputs.
+    pub seed: u64,
+    /// By name; what variants are held against.
+    pub floors: BTreeMap<String, Outcome>,
+    /// By name.
+    pub variants: BTreeMap<String, Outcome>,
+}
+
+impl Document {
+    /// Whether something that was to be measured could not be.
+    pub fn has_failures(&self) -> bool {
+        self.floors.values().chain(self.variants.values()).any(|outcome| matches!(outcome, Outcome::Failed { .. }))
+    }
+}
+
+/// The host.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Machine {
+    /// Model of the processor, where the system says.
+    pub cpu: Option<String>,
+    /// Threads that this process may use.
+    pub threads: usize,
+    /// Operating system and architecture.
+    pub system: String,
+}
+
+impl Machine {
+    /// This one.
+    pub fn here() -> Self {
+        let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let model = info.lines().find_map(|line| line.strip_prefix("model name"));
+        Self {
+            cpu: model.map(|model| model.trim_start_matches([' ', '\t', ':']).to_owned()),
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            system: format!("{}-{}", std::env::consts::OS, std::env::consts::ARCH),
+        }
+    }
+}
+
+/// The devices.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DeviceReport {
+    /// `cpu`, `cuda`, `tpu`.
+    pub platform: String,
+    /// Of the compiler and runtime, in their own words.
+    pub platform_version: String,
+    /// The model.
+    pub kind: String,
+    /// How many of them are used.
+    pub used: usize,
+    /// That one's allocator may use, where it says.
+    pub memory_bytes: Option<u64>,
+    /// The library.
+    pub plugin: String,
+    /// Of the PJRT C API.
+    pub api_version: String,
+}
+
+/// What became of a variant.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "status", rename_all = "snake_case")]
+pub enum Outcome {
+    /// It ran.
+    Measured(Box<Measured>),
+    /// It should have run.
+    Failed {
+        /// Why it did not, or no longer did.
+        error: String,
+    },
+    /// This backend has no such thing.
+    NotOffered {
+        /// In the backend's words.
+        error: String,
+    },
+}
+
+/// What was measured of a variant. Times in seconds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Measured {
+    /// How the loops are cut; `None` for a program without tiles.
+    pub blocking: Option<Blocking>,
+    /// The loss; the same for all that compute it, but for rounding.
+    pub loss: Option<f64>,
+    /// Building and compiling the program.
+    pub compile_seconds: f64,
+    /// The first call, which is not among the timed.
+    pub first_call_seconds: f64,
+    /// A step; `None` when none was timed.
+    pub seconds: Option<Timing>,
+    /// By the median.
+    pub tokens_per_second: Option<f64>,
+    /// Operations of the products that the result needs; 0 of given logits.
+    pub useful_flops: f64,
+    /// Those by the median.
+    pub useful_flops_per_second: Option<f64>,
+    /// The floor that it is held against.
+    pub floor: Option<String>,
+    /// Its median over the floor's.
+    pub times_floor: Option<f64>,
+    /// What the compiler has allotted, per device.
+    pub compiled_bytes: Option<CompiledBytes>,
+    /// What the device's allocator saw of the first call.
+    pub device_bytes: Option<DeviceBytes>,
+}
+
+/// What a compiler has allotted to a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CompiledBytes {
+    /// All arguments.
+    pub arguments: u64,
+    /// All results, with those that take over an argument's memory.
+    pub outputs: u64,
+    /// Results that take over an argument's memory.
+    pub aliased: u64,
+    /// Everything else that a run allocates.
+    pub temp: u64,
+}
+
+/// What a device's allocator saw of a variant's first call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceBytes {
+    /// In use before it: inputs and gradients, also those of other variants.
+    pub before: u64,
+    /// The most in use at any time until then.
+    pub peak_before: u64,
+    /// The same after it.
+    pub peak_after: u64,
+    /// High water of the step above what was in use before it; `None` when an earlier peak hides it.
+    pub step: Option<u64>,
+}
+
+impl DeviceBytes {
+    /// Of the allocator's words before and after.
+    pub fn new(before: u64, peak_before: u64, peak_after: u64) -> Self {
+        let step = (peak_after > peak_before).then(|| peak_after.saturating_sub(before));
+        Self { before, peak_before, peak_after, step }
+    }
+}
+
+/// `seconds` after 1970-01-01 as `2026-11-21T07:30:00Z`.
+pub fn utc(seconds: u64) -> String {
+    let (days, second) = (seconds / 86_400, seconds % 86_400);
+    let is_leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    let (mut year, mut day) = (1970, days);
+    while day >= 365 + u64::from(is_leap(year)) {
+        day -= 365 + u64::from(is_leap(year));
+        year += 1;
+    }
+    let february = 28 + u64::from(is_leap(year));
+    let mut month = 1;
+    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30] {
+        if day < length {
+            break;
+        }
+        day -= length;
+        month += 1;
+    }
+    let (hour, minute) = (second / 3600, second / 60 % 60);
+    format!("{year}-{month:02}-{:02}T{hour:02}:{minute:02}:{:02}Z", day + 1, second % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        assert_eq!(utc(0), "1970-01-01T00:00:00Z");
+        assert_eq!(utc(951_827_696), "2000-02-29T12:34:56Z");
+        assert_eq!(utc(1_735_689_599), "2024-12-31T23:59:59Z");
+        assert_eq!(utc(1_763_769_600), "2025-11-22T00:00:00Z");
+    }
+
+    #[test]
+    fn a_high_water_mark_counts_only_if_it_rose() {
+        assert_eq!(DeviceBytes::new(10, 12, 30).step, Some(20));
+        assert_eq!(DeviceBytes::new(10, 30, 30).step, None);
+    }
+}
