@@ -86,16 +86,11 @@ impl Tile {
         Self { z: logits.convert(Dtype::F32), is_target: column.eq(&spread(targets, &column)), counts, scale }
     }
 
-    /// M and z_y of the tile alone.
-    fn extremes(&self) -> (Value, Value) {
+    /// The logits where `here` holds and the column counts, -inf elsewhere.
+    fn only(&self, here: &Value) -> Value {
         let least = self.z.like(f64::NEG_INFINITY);
-        let counted = |z: &Value| self.counts.as_ref().map_or(z.clone(), |c| c.select(z, &least));
-        let others = counted(&self.is_target.select(&least, &self.z));
-        let target = counted(&self.is_target.select(&self.z, &least));
-        let f = self.z.builder();
-        let mut both = f.reduce(&[(&others, Reducer::Max), (&target, Reducer::Max)], &[1]);
-        let target = both.remove(1);
-        (both.remove(0), target)
+        let z = here.select(&self.z, &least);
+        self.counts.as_ref().map_or(z.clone(), |counts| counts.select(&z, &least))
     }
 
     /// (d_j, e_j) relative to `max`; e_j is 0 at the target and where a column does not count.
@@ -116,19 +111,18 @@ impl Tile {
 
 impl Columns for Tile {
     fn statistics(&self, entropy: bool) -> Statistics {
-        let (max, target) = self.extremes();
+        // Two passes: the maximum alone, which a compiler may make while it makes the logits, then everything else.
+        let max = self.only(&!&self.is_target).reduce(Reducer::Max, &[1]);
         let (d, e) = self.exponentials(&max);
-        let f = self.z.builder();
-        let (sum, dot) = if entropy {
-            // A target outside of the sums has e = 0, but any d.
-            let ed = &e * d;
-            let mut both = f.reduce(&[(&e, Reducer::Add), (&ed, Reducer::Add)], &[1]);
-            let dot = both.remove(1);
-            (both.remove(0), Some(dot))
-        } else {
-            (e.reduce(Reducer::Add, &[1]), None)
-        };
-        Statistics { max, sum, dot, target }
+        let target = self.only(&self.is_target);
+        // At the target e is 0, whatever d is.
+        let ed = entropy.then(|| &e * d);
+        let mut operands = vec![(&target, Reducer::Max), (&e, Reducer::Add)];
+        operands.extend(ed.as_ref().map(|ed| (ed, Reducer::Add)));
+        let mut rows = self.z.builder().reduce(&operands, &[1]);
+        let dot = entropy.then(|| rows.remove(2));
+        let sum = rows.remove(1);
+        Statistics { max, sum, dot, target: rows.remove(0) }
     }
 
     fn gradient(&self, slope: &Slope, live: &Value) -> Value {
