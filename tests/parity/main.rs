@@ -22,7 +22,7 @@ fn backends() -> Vec<Arc<dyn Backend>> {
         // Hundreds of small programs: optimising their machine code would take most of the time.
         Arc::new(backend.with_compile_flag("xla_backend_optimization_level", 0))
     });
-    vec![backends::open("cpu").unwrap(), PJRT.clone()]
+    vec![backends::open("cpu", None).unwrap(), PJRT.clone()]
 }
 
 /// Checks `file` on `backend`, prints the largest differences and fails on a breach.

@@ -5,21 +5,23 @@ use backend_cpu::CpuBackend;
 use backend_tpu::PjrtBackend;
 use backend_tpu::plugins::Kind;
 use grpo_core::Backend;
+use std::path::Path;
 use std::sync::Arc;
 
 /// Names that [`open`] knows.
 pub const NAMES: [&str; 4] = ["cpu", "pjrt:cpu", "pjrt:tpu", "pjrt:cuda"];
 
-/// The backend called `name`. Those of PJRT need their plugin: see [`backend_tpu::plugins`].
+/// The backend called `name`. Those of PJRT need their plugin: the file `plugin`, or what [`backend_tpu::plugins::find`]
+/// finds.
 ///
 /// # Errors
 /// [`Error::Argument`] that lists the known names, or that of a plugin that is not there.
-pub fn open(name: &str) -> Result<Arc<dyn Backend>> {
+pub fn open(name: &str, plugin: Option<&Path>) -> Result<Arc<dyn Backend>> {
     if name == "cpu" {
         return Ok(Arc::new(CpuBackend::new()));
     }
     match Kind::ALL.into_iter().find(|kind| name.strip_prefix("pjrt:") == Some(kind.name())) {
-        Some(kind) => Ok(Arc::new(PjrtBackend::open(kind, None)?)),
+        Some(kind) => Ok(Arc::new(PjrtBackend::open(kind, plugin)?)),
         None => Err(Error::argument("backend", format!("one of {}", NAMES.join(", ")), format!("`{name}`"))),
     }
 }

@@ -8,6 +8,7 @@ mod validate;
 use grpo_core::advantages::AdvantageConfig;
 use grpo_core::{Implementation, LossConfig};
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 
 pub use crate::model::ModelConfig;
 pub use crate::run::options::RunOptions;
@@ -246,6 +247,8 @@ pub struct GrpoConfig {
     pub gradient_accumulation_steps: usize,
     /// Who computes the loss, one of [`crate::backends::NAMES`]; changes time and memory, not the numbers beyond tolerance.
     pub backend: String,
+    /// PJRT plugin of the backend; without it, what `GRPO_PJRT_PLUGIN` names or `grpo plugin install` installed.
+    pub plugin: Option<PathBuf>,
     /// How the loss is computed; changes time and memory, not the numbers beyond tolerance.
     pub implementation: Implementation,
     /// How rewards become advantages.
@@ -264,6 +267,7 @@ impl Default for GrpoConfig {
             steps_per_generation: 1,
             gradient_accumulation_steps: 8,
             backend: "cpu".into(),
+            plugin: None,
             implementation: Implementation::default(),
             advantages: AdvantageConfig::default(),
             advantage_scale: 1.0,

@@ -107,7 +107,7 @@ impl Trainer {
         config.validate()?;
         let loss = PolicyLoss {
             config: config.loss(),
-            backend: backends::open(&config.grpo.backend)?,
+            backend: backends::open(&config.grpo.backend, config.grpo.plugin.as_deref())?,
             implementation: config.grpo.implementation,
             max_tokens: config.grpo.micro_batch_sequences() * config.rollout.max_completion_length,
         };

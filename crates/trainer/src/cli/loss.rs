@@ -4,7 +4,7 @@ use super::{Outcome, emit, loss_input::LossInput};
 use anyhow::Context;
 use grpo_core::{Dtype, Implementation};
 use std::path::PathBuf;
-use trainer::{backends, loss_file, parity};
+use trainer::{loss_file, parity};
 
 /// Arguments of `grpo loss`.
 #[derive(Debug, clap::Args)]
@@ -23,7 +23,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
-    let backend = backends::open(&args.input.backend)?;
+    let backend = args.input.open()?;
     let file = super::loss_input::read(&args.file)?;
     let policy = match args.input.dtype {
         Some(dtype) => file.policy.to_dtype(Dtype::from(dtype)),

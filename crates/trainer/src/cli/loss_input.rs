@@ -2,16 +2,21 @@
 
 use anyhow::Context;
 use clap::ValueEnum;
-use grpo_core::{BatchFile, Dtype, LossConfig};
+use grpo_core::{Backend, BatchFile, Dtype, LossConfig};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use trainer::backends;
 use trainer::config_layers::Layers;
 
 /// Options on how to evaluate a batch file.
 #[derive(Debug, clap::Args)]
 pub(crate) struct LossInput {
-    /// Backend to evaluate on.
+    /// Backend to evaluate on: cpu, pjrt:cpu, pjrt:tpu, pjrt:cuda.
     #[arg(long, default_value = "cpu")]
-    pub(crate) backend: String,
+    backend: String,
+    /// PJRT plugin of the backend [default: $GRPO_PJRT_PLUGIN, or what `grpo plugin install` installed].
+    #[arg(long, value_name = "FILE")]
+    plugin: Option<PathBuf>,
     /// Round the policy's tensors to this dtype first [default: the file's own].
     #[arg(long, value_enum)]
     pub(crate) dtype: Option<DtypeArg>,
@@ -37,6 +42,11 @@ impl From<DtypeArg> for Dtype {
 }
 
 impl LossInput {
+    /// The backend that was named.
+    pub(crate) fn open(&self) -> anyhow::Result<Arc<dyn Backend>> {
+        Ok(backends::open(&self.backend, self.plugin.as_deref())?)
+    }
+
     /// The loss that replaces the file's, if one was named.
     pub(crate) fn loss(&self) -> anyhow::Result<Option<LossConfig>> {
         let Some(path) = &self.config else { return Ok(None) };

@@ -5,7 +5,6 @@ use anyhow::Context;
 use grpo_core::parity::Tolerances;
 use grpo_core::{Dtype, Implementation};
 use std::path::PathBuf;
-use trainer::backends;
 use trainer::parity::{self, Check, FileReport};
 
 /// Arguments of `grpo parity`.
@@ -39,7 +38,7 @@ fn bound(text: &str) -> Result<f64, String> {
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
-    let backend = backends::open(&args.input.backend)?;
+    let backend = args.input.open()?;
     let implementations = match Implementation::from_name(&args.implementation) {
         Some(one) => vec![one],
         None => Implementation::ALL.to_vec(),
