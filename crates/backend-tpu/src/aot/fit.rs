@@ -120,7 +120,9 @@ mod tests {
         for all in [1, 2, 3, 64, 1187] {
             for limit in 1..=all + 1 {
                 let expected = Some(limit).filter(|limit| *limit <= all);
-                for guess in [&|n| n - 1 as usize, &|n| n + 1, &|_| usize::MAX] as [&dyn Fn(usize) -> usize; 3] {
+                for guess in
+                    [&|n: usize| n - 1, &|n: usize| n + 1, &|_: usize| usize::MAX] as [&dyn Fn(usize) -> usize; 3]
+                {
                     let (found, asked) = search(all, limit, guess);
                     assert_eq!(found, expected, "{all} {limit}");
                     assert!(asked <= GUESSES + 12, "{all} {limit}: {asked}");
