@@ -2,25 +2,16 @@
 //!
 //! The bounds here are claims of the README: they are checked with the real compilers, which need no device.
 
-use crate::support::{command, refused, stderr, stdout};
-use pjrt::install::{Kind, cache_dir, install};
+use crate::support::{command, grpo_with, refused, stderr, stdout};
+use pjrt::install::{Kind, install};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 
 /// `configs/bench/NAME.yaml` of this repository.
 fn config(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/bench").join(name).with_extension("yaml");
     path.display().to_string()
-}
-
-/// The binary with this machine's plugins, which are installed first, and nothing else of the environment.
-fn grpo_with(kind: Kind, arguments: &[&str]) -> Command {
-    install(kind, |_| {}).expect("the plugin can be installed");
-    let cache = cache_dir();
-    let mut command = command(arguments);
-    command.env("XDG_CACHE_HOME", cache.ancestors().nth(2).expect("grpo/plugins is below it"));
-    command
 }
 
 fn run(kind: Kind, arguments: &[&str]) -> Output {

@@ -1,6 +1,7 @@
 //! The binary `grpo` as its users call it.
 
 mod aot;
+mod bench;
 mod config;
 mod damage;
 mod learning;

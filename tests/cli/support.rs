@@ -1,5 +1,6 @@
 //! Running the binary and reading what it left behind.
 
+use pjrt::install::{Kind, cache_dir, install};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -19,6 +20,15 @@ pub(crate) fn command(arguments: &[&str]) -> Command {
 
 pub(crate) fn grpo(arguments: &[&str]) -> Output {
     command(arguments).output().expect("the binary starts")
+}
+
+/// The binary with this machine's plugins, which are installed first, and nothing else of the environment.
+pub(crate) fn grpo_with(kind: Kind, arguments: &[&str]) -> Command {
+    install(kind, |_| {}).expect("the plugin can be installed");
+    let cache = cache_dir();
+    let mut command = command(arguments);
+    command.env("XDG_CACHE_HOME", cache.ancestors().nth(2).expect("grpo/plugins is below it"));
+    command
 }
 
 /// Standard output of a call that must succeed.

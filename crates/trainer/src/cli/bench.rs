@@ -38,13 +38,13 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME")]
     variant: Vec<String>,
     /// Timed steps of each variant.
-    #[arg(long, default_value_t = 20)]
+    #[arg(long, default_value_t = 20, allow_negative_numbers = true)]
     steps: usize,
     /// Steps before them, after the first call.
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 3, allow_negative_numbers = true)]
     warmup: usize,
     /// Seed of the inputs.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, allow_negative_numbers = true)]
     seed: u64,
     /// Print one JSON document instead of a table.
     #[arg(long, conflicts_with = "markdown")]

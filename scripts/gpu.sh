@@ -1,0 +1,182 @@
+#!/usr/bin/env bash
+# Everything that is to be shown on an NVIDIA GPU, in one command: installs the CUDA plugin and the libraries that it loads,
+# checks parity on the golden files in f32 and bf16, measures every shape of configs/bench against the materialised
+# baseline and a floor of bare products, then PyTorch and Liger if python3 can import them, and prints a Markdown report
+# for BENCHMARKS.md.
+#
+#   scripts/gpu.sh                          # needs an NVIDIA driver, python3 with pip, and cargo or --grpo
+#   scripts/gpu.sh --fetch-wheels DIR       # on a machine with a network: fetches what the next line needs
+#   scripts/gpu.sh --wheels DIR --grpo PATH # on one without
+#
+# Options:
+#   --grpo PATH       a built `grpo`, instead of building one with cargo
+#   --wheels DIR      take every Python wheel from DIR; no network
+#   --fetch-wheels DIR  put the wheels for --wheels into DIR (2 GB) and exit
+#   --no-runtime      CUDA's libraries are on LD_LIBRARY_PATH already
+#   --out DIR         reports: bench.md, parity-DTYPE.txt, NAME.json (default: gpu-report)
+#   --config FILE     measure this shape; repeatable (default: all of configs/bench)
+#   --set A.B=VALUE   set a key of every configuration; repeatable
+#   --steps N, --warmup N   timed steps (default 20) and those before them (default 5)
+#   --no-peers        without PyTorch and Liger
+#   --backend NAME    another PJRT backend, to try this script where there is no GPU (default: pjrt:cuda)
+#
+# The exit code is 0 if everything has passed, 1 if parity or a measurement failed (the report is printed all the same), 2
+# for bad usage or when something is missing.
+set -euo pipefail
+
+# The plugin as `grpo plugin install cuda` pins it; an offline machine needs the wheels by name.
+PLUGIN_WHEELS=("jax-cuda13-pjrt==0.10.2" "nvidia-cuda-nvcc==13.5.37" "nvidia-nvvm==13.5.37")
+# What the plugin loads when it opens a GPU, with the least versions that it is made for (jax-cuda13-plugin[with-cuda]).
+RUNTIME_WHEELS=(
+    "nvidia-cublas>=13.0.0.19" "nvidia-cuda-cupti>=13.0.48" "nvidia-cuda-nvrtc>=13.0.48" "nvidia-cuda-runtime>=13.0.48"
+    "nvidia-cudnn-cu13>=9.12.0.46,<10" "nvidia-cufft>=12.0.0.15" "nvidia-cusolver>=12.0.3.29"
+    "nvidia-cusparse>=12.6.2.49" "nvidia-nccl-cu13>=2.27.7" "nvidia-nvjitlink>=13.0.39" "nvidia-nvshmem-cu13>=3.3.20"
+)
+
+command_line="scripts/gpu.sh${*:+ $*}"
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+grpo="" backend=pjrt:cuda out=gpu-report steps=20 warmup=5 peers=yes runtime=yes wheels="" fetch=""
+configs=() settings=()
+
+die() {
+    echo "error: $*" >&2
+    exit 2
+}
+
+say() {
+    echo "== $*" >&2
+}
+
+while (($#)); do
+    case $1 in
+    --no-peers) peers=no ;;
+    --no-runtime) runtime=no ;;
+    --grpo | --backend | --out | --steps | --warmup | --wheels | --fetch-wheels | --config | --set)
+        (($# > 1)) || die "$1 needs a value"
+        case $1 in
+        --grpo) grpo=$2 ;;
+        --backend) backend=$2 ;;
+        --out) out=$2 ;;
+        --steps) steps=$2 ;;
+        --warmup) warmup=$2 ;;
+        --wheels) wheels=$2 ;;
+        --fetch-wheels) fetch=$2 ;;
+        --config) configs+=("$2") ;;
+        --set) settings+=(--set "$2") ;;
+        esac
+        shift
+        ;;
+    -h | --help)
+        sed -n '2,/^set -euo/{/^set -euo/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
+        exit 0
+        ;;
+    *) die "unknown option $1: see scripts/gpu.sh --help" ;;
+    esac
+    shift
+done
+
+if [[ -n $fetch ]]; then
+    say "fetching wheels into $fetch"
+    python3 -m pip download --no-deps --only-binary=:all: --dest "$fetch" --python-version 3.11 \
+        --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 --platform manylinux2014_x86_64 \
+        --platform manylinux2010_x86_64 "${PLUGIN_WHEELS[@]}" "${RUNTIME_WHEELS[@]}" >&2
+    exit 0
+fi
+
+((${#configs[@]})) || configs=("$root"/configs/bench/*.yaml)
+for config in "${configs[@]}"; do
+    [[ -f $config ]] || die "there is no configuration $config"
+done
+if [[ -n $wheels ]]; then
+    [[ -d $wheels ]] || die "there is no folder $wheels"
+    wheels=$(cd "$wheels" && pwd)
+    # pip reads these wherever it is called from, also from `grpo plugin install`.
+    export PIP_NO_INDEX=1 PIP_FIND_LINKS=$wheels
+fi
+
+device="no GPU asked for" driver="-"
+if [[ $backend == pjrt:cuda ]]; then
+    command -v nvidia-smi >/dev/null || die "there is no nvidia-smi: install NVIDIA's driver, or try --backend pjrt:cpu"
+    device=$(nvidia-smi --query-gpu=name --format=csv,noheader | sort | uniq -c | sed 's/^ *//' | paste -sd ',')
+    driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1)
+fi
+
+if [[ -z $grpo ]]; then
+    say "building grpo"
+    (cd "$root" && cargo build --release --quiet --bin grpo)
+    grpo=${CARGO_TARGET_DIR:-$root/target}/release/grpo
+fi
+[[ -x $grpo ]] || die "there is no program $grpo"
+
+say "installing the plugin of $backend"
+"$grpo" plugin install "${backend#pjrt:}" >&2
+
+if [[ $backend == pjrt:cuda && $runtime == yes ]]; then
+    libraries=${XDG_CACHE_HOME:-$HOME/.cache}/grpo/cuda-runtime
+    if [[ ! -f $libraries/complete ]]; then
+        say "installing CUDA's libraries into $libraries"
+        rm -rf "$libraries"
+        # In one call: another one would not merge its files into the folder `nvidia` that they share.
+        python3 -m pip install --quiet --no-deps --only-binary=:all: --target "$libraries" "${RUNTIME_WHEELS[@]}" >&2
+        touch "$libraries/complete"
+    fi
+    for folder in "$libraries"/nvidia/*/lib; do
+        LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+    done
+    export LD_LIBRARY_PATH
+fi
+
+mkdir -p "$out"
+status=0
+worst() {
+    (($1 <= status)) || status=$1
+}
+
+for dtype in f32 bf16; do
+    say "parity in $dtype"
+    code=0
+    "$grpo" parity "$root"/tests/golden/*.safetensors --backend "$backend" --implementation all --dtype "$dtype" \
+        >"$out/parity-$dtype.txt" || code=$?
+    # A command that could not run is no parity either.
+    ((code == 0)) || echo "FAIL: exit code $code, see $out/parity-$dtype.txt" >>"$out/parity-$dtype.txt"
+    worst "$((code > 0))"
+done
+
+for config in "${configs[@]}"; do
+    name=$(basename "$config" .yaml)
+    say "measuring $name"
+    code=0
+    "$grpo" bench "$config" --backend "$backend" --steps "$steps" --warmup "$warmup" --output "$out/$name.json" \
+        --markdown ${settings[@]+"${settings[@]}"} >"$out/$name.md" || code=$?
+    ((code < 2)) || echo "$name could not be measured (exit code $code)" >>"$out/$name.md"
+    worst "$((code > 0))"
+    # A process of its own, after ours has given the memory back.
+    if [[ $peers == yes && -f $out/$name.json ]] && python3 -c "import torch" 2>/dev/null; then
+        say "measuring PyTorch at $name"
+        code=0
+        python3 "$root/peers/bench_torch.py" "$out/$name.json" --output "$out/$name-torch.json" >"$out/$name-torch.md" || code=$?
+        ((code == 0)) || echo "PyTorch could not be measured (exit code $code)" >>"$out/$name-torch.md"
+        worst "$((code > 0))"
+    fi
+done
+
+{
+    echo "# $backend: $device"
+    echo
+    echo "\`$command_line\`, $(date -u +%Y-%m-%d), driver $driver, $("$grpo" --version)"
+    for dtype in f32 bf16; do
+        echo
+        echo "Parity on tests/golden in $dtype: $(tail -n 1 "$out/parity-$dtype.txt")"
+    done
+    for config in "${configs[@]}"; do
+        name=$(basename "$config" .yaml)
+        printf '\n## %s\n\n' "$name"
+        cat "$out/$name.md"
+        if [[ -f $out/$name-torch.md ]]; then
+            echo
+            cat "$out/$name-torch.md"
+        fi
+    done
+} >"$out/bench.md"
+cat "$out/bench.md"
+exit "$status"
