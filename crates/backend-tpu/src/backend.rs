@@ -23,8 +23,11 @@ pub struct PjrtBackend {
     pub(crate) mosaic: Option<MosaicBlocks>,
     cache: Option<CompileCache>,
     flags: Vec<(String, OptionValue)>,
-    recent: Arc<Mutex<VecDeque<(String, Arc<LoadedExecutable>)>>>,
+    recent: Arc<Mutex<VecDeque<Recent>>>,
 }
+
+/// A program's text and what was compiled from it.
+type Recent = (String, Arc<LoadedExecutable>);
 
 /// Compiled programs that a backend keeps, for plans that come back to the same shapes.
 const RECENT: usize = 8;

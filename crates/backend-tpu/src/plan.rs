@@ -16,8 +16,8 @@ use grpo_core::batch::TokenBatch;
 use grpo_core::error::{Error, Result};
 use grpo_core::evaluate::{Evaluator, Sums};
 use grpo_core::{
-    Dtype, GradientSpec, GradsMut, Implementation, LossOutput, LossPlan, MemoryReport, Metrics, PlanRequest, PolicyInput, Scores,
-    TensorRef,
+    Dtype, GradientSpec, GradsMut, Implementation, LossOutput, LossPlan, MemoryReport, Metrics, PlanRequest,
+    PolicyInput, Scores, TensorRef,
 };
 use pjrt::{Argument, Buffer, Client, CompiledMemoryStats, DType, Device, LoadedExecutable};
 use std::collections::HashMap;

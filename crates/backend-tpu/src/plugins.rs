@@ -47,7 +47,9 @@ pub fn load(kind: Kind, path: Option<&Path>) -> Result<Plugin> {
 /// Those of [`load`]; [`Error::Backend`] when the plugin has no devices here, or serves another kind.
 pub fn client(kind: Kind, path: Option<&Path>, options: &[(&str, NamedValue)]) -> Result<Client> {
     let plugin = load(kind, path)?;
-    let client = plugin.client(options).map_err(|error| failed(kind, error))?;
+    let opened = plugin.client(options);
+    let client =
+        opened.map_err(|error| failed(kind, format!("{} opens no devices: {error}", plugin.path().display())))?;
     check_platform(kind, plugin, client.platform_name())?;
     Ok(client)
 }

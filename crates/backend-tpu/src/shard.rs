@@ -80,8 +80,9 @@ impl Layout {
 
     /// Whether `device` is the first of those that hold the same part.
     fn is_first(&self, device: usize) -> bool {
+        let [data, vocab] = [device / self.mesh.vocab, device % self.mesh.vocab];
         let has = |axis| self.cut.contains(&Some(axis));
-        (has(Axis::Data) || device / self.mesh.vocab == 0) && (has(Axis::Vocab) || device % self.mesh.vocab == 0)
+        (has(Axis::Data) || data == 0) && (has(Axis::Vocab) || vocab == 0)
     }
 
     /// The part of `device`, padded with zeros. Borrowed where it lies in one piece.

@@ -74,7 +74,7 @@ struct Window {
 /// Windows of `width` over `length`: (number, width, whether they overlap).
 fn windows(length: usize, width: usize) -> (usize, usize, bool) {
     let width = width.clamp(1, length);
-    (length.div_ceil(width), width, length % width != 0)
+    (length.div_ceil(width), width, !length.is_multiple_of(width))
 }
 
 fn window(turn: &Value, length: usize, width: usize) -> Window {

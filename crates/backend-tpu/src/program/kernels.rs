@@ -6,8 +6,8 @@ use super::head::{Columns, Slope, Statistics};
 use super::{MosaicBlocks, Spec};
 use crate::mosaic::{KernelSpec, dlogits_kernel, statistics_kernel};
 use grpo_core::error::{Error, Result};
-use stablehlo::mosaic::Kernel;
 use stablehlo::Value;
+use stablehlo::mosaic::Kernel;
 
 pub(crate) struct Kernels {
     spec: KernelSpec,

@@ -5,8 +5,8 @@ use super::kernels::Kernels;
 use super::mesh::Position;
 use super::products::Head;
 use super::{Frame, Pass, Program, Role, Spec, accumulate, dtype, pinned};
-use grpo_core::error::Result;
 use grpo_core::PolicySpec;
+use grpo_core::error::Result;
 use stablehlo::{Dtype, Reducer};
 
 pub(super) fn program(spec: &Spec, pass: Pass) -> Result<Program> {

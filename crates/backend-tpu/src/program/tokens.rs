@@ -73,7 +73,7 @@ impl Tokens {
         let index = f.iota(0, TensorType::new(Dtype::I32, [n])) + start.broadcast_in_dim(&[n], &[]);
         let is_fresh = index.ge(&fresh.broadcast_in_dim(&[n], &[]));
         let target = take(&self.target);
-        let numbers = self.numbers.iter().map(|v| take(v)).enumerate().map(|(i, v)| match i {
+        let numbers = self.numbers.iter().map(take).enumerate().map(|(i, v)| match i {
             // Weights and shares of tokens that another chunk counts.
             1..=3 => is_fresh.select(&v, &v.like(0.0)),
             _ => v,
