@@ -36,6 +36,7 @@ RUNTIME_WHEELS=(
 command_line="scripts/gpu.sh${*:+ $*}"
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 grpo="" backend=pjrt:cuda out=gpu-report steps=20 warmup=5 peers=yes runtime=yes wheels="" fetch=""
+library_path=${LD_LIBRARY_PATH:-}
 configs=() settings=()
 
 die() {
@@ -121,10 +122,14 @@ if [[ $backend == pjrt:cuda && $runtime == yes ]]; then
         touch "$libraries/complete"
     fi
     for folder in "$libraries"/nvidia/*/lib; do
-        LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+        library_path=$folder${library_path:+:$library_path}
     done
-    export LD_LIBRARY_PATH
 fi
+
+# PyTorch brings libraries of its own, so that the path is for our program only.
+run_grpo() {
+    LD_LIBRARY_PATH=$library_path "$grpo" "$@"
+}
 
 mkdir -p "$out"
 status=0
@@ -135,7 +140,7 @@ worst() {
 for dtype in f32 bf16; do
     say "parity in $dtype"
     code=0
-    "$grpo" parity "$root"/tests/golden/*.safetensors --backend "$backend" --implementation all --dtype "$dtype" \
+    run_grpo parity "$root"/tests/golden/*.safetensors --backend "$backend" --implementation all --dtype "$dtype" \
         >"$out/parity-$dtype.txt" || code=$?
     # A command that could not run is no parity either.
     ((code == 0)) || echo "FAIL: exit code $code, see $out/parity-$dtype.txt" >>"$out/parity-$dtype.txt"
@@ -145,8 +150,9 @@ done
 for config in "${configs[@]}"; do
     name=$(basename "$config" .yaml)
     say "measuring $name"
+    rm -f "$out/$name".{json,md} "$out/$name-torch".{json,md}
     code=0
-    "$grpo" bench "$config" --backend "$backend" --steps "$steps" --warmup "$warmup" --output "$out/$name.json" \
+    run_grpo bench "$config" --backend "$backend" --steps "$steps" --warmup "$warmup" --output "$out/$name.json" \
         --markdown ${settings[@]+"${settings[@]}"} >"$out/$name.md" || code=$?
     ((code < 2)) || echo "$name could not be measured (exit code $code)" >>"$out/$name.md"
     worst "$((code > 0))"
