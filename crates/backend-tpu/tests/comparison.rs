@@ -1,0 +1,143 @@
+//! Programs that are there to be compared with, and tensors that stay on the devices, on XLA's CPU.
+
+use backend_tpu::aot::What;
+use backend_tpu::plugins::{self, Kind};
+use backend_tpu::program::{Numerics, Role};
+use backend_tpu::{PjrtBackend, PjrtPlan, PjrtTensor};
+use grpo_core::batch::{Advantages, TokenBatch};
+use grpo_core::{
+    Dtype, Error, GradientSpec, GradsMut, HeadLayout, Implementation, LossConfig, PlanRequest, PolicyInput, PolicySpec,
+    TensorMut, TensorRef, Tiling,
+};
+use half::bf16;
+
+const N: usize = 6;
+const H: usize = 3;
+const V: usize = 5;
+
+fn backend() -> PjrtBackend {
+    plugins::install(Kind::Cpu, |_| {}).expect("XLA's CPU plugin can be installed");
+    PjrtBackend::open(Kind::Cpu, None).expect("there is a CPU")
+}
+
+fn request(dtype: Dtype) -> PlanRequest {
+    PlanRequest {
+        loss: LossConfig::default(),
+        implementation: Implementation::Fused,
+        tiling: Tiling { token_chunk: Some(2), ..Tiling::default() },
+        max_tokens: N,
+        policy: PolicySpec::Hidden { hidden: H, vocab: V, dtype, layout: HeadLayout::VocabHidden, bias: false },
+        gradients: GradientSpec::default(),
+    }
+}
+
+fn hidden() -> Vec<f32> {
+    (0..N * H).map(|i| ((i * 7 % 11) as f32 - 5.0) / 4.0).collect()
+}
+
+fn lm_head() -> Vec<f32> {
+    (0..V * H).map(|i| ((i * 5 % 13) as f32 - 6.0) / 4.0).collect()
+}
+
+fn batch() -> TokenBatch {
+    let batch = TokenBatch::packed((0..N as i64).map(|i| i % V as i64).collect(), vec![0, 2, N]).expect("offsets");
+    let batch = batch.with_advantages(Advantages::PerSequence(vec![1.0, -0.5])).expect("two sequences");
+    batch.with_old_logp((0..N).map(|i| -1.0 - 0.3 * i as f32).collect()).expect("as many as tokens")
+}
+
+/// Inputs on the device.
+fn inputs(plan: &PjrtPlan) -> [PjrtTensor; 2] {
+    let upload = |role, values: &[f32]| plan.upload(role, N, TensorRef::F32(values)).expect("the role's length");
+    [upload(Role::Hidden, &hidden()), upload(Role::LmHead, &lm_head())]
+}
+
+fn policy(inputs: &[PjrtTensor; 2]) -> PolicyInput<'_> {
+    PolicyInput::Hidden { hidden: TensorRef::Device(&inputs[0]), lm_head: TensorRef::Device(&inputs[1]), bias: None }
+}
+
+fn grads(sums: &mut [PjrtTensor; 2]) -> GradsMut<'_> {
+    let [hidden, lm_head] = sums.each_mut().map(|tensor| Some(TensorMut::Device(tensor)));
+    GradsMut { hidden, lm_head, ..GradsMut::default() }
+}
+
+fn zeros(plan: &PjrtPlan) -> [PjrtTensor; 2] {
+    [Role::GradHidden, Role::GradLmHead].map(|role| plan.zeros(role, N).expect("memory"))
+}
+
+fn assert_close(found: &[f32], expected: &[f32]) {
+    assert_eq!(found.len(), expected.len());
+    assert!(expected.iter().any(|value| value.abs() > 1e-3), "nothing to compare with");
+    for (found, expected) in found.iter().zip(expected) {
+        assert!((found - expected).abs() < 1e-5, "{found} is not {expected}");
+    }
+}
+
+#[test]
+fn the_materialised_baseline_makes_the_gradients_of_the_loss() {
+    let backend = backend();
+    let mut plan = backend.plan_on_device(&request(Dtype::F32)).expect("a plan");
+    let inputs = inputs(&plan);
+    let mut sums = zeros(&plan);
+    let expected = plan.value_and_grad_on_device(policy(&inputs), &batch(), grads(&mut sums)).expect("a step");
+    assert!(expected.gradients.is_empty());
+
+    let mut baseline = backend.plan_program(&request(Dtype::F32), What::Materialised).expect("a plan");
+    assert!(baseline.compiled_memory().expect("statistics").alias == 0, "its gradients are new");
+    let found = baseline
+        .value_and_grad_on_device(policy(&inputs), &batch(), GradsMut::default())
+        .expect("a step of the baseline");
+    assert!((found.loss - expected.loss).abs() < 1e-6, "{} is not {}", found.loss, expected.loss);
+    for sum in &sums {
+        let gradient = found.gradients.iter().find(|gradient| gradient.role() == sum.role()).expect("both gradients");
+        gradient.wait().expect("the step has worked");
+        assert_close(&gradient.to_host().expect("on the host"), &sum.to_host().expect("on the host"));
+    }
+    // It makes its gradients itself, and does nothing else.
+    let refused = baseline.value_and_grad_on_device(policy(&inputs), &batch(), grads(&mut sums));
+    assert!(matches!(refused, Err(Error::Config(text)) if text.contains("does not make")));
+    assert!(matches!(baseline.score_on_device(policy(&inputs), &batch()), Err(Error::Unsupported { .. })));
+}
+
+#[test]
+fn the_bare_products_are_products_that_add_up() {
+    let mut bare = backend().plan_program(&request(Dtype::F32), What::Bare).expect("a plan");
+    let inputs = inputs(&bare);
+    let mut sums = zeros(&bare);
+    for _ in 0..2 {
+        let output = bare.value_and_grad_on_device(policy(&inputs), &batch(), grads(&mut sums)).expect("a step");
+        assert_eq!(output.loss, 0.0);
+    }
+    let (x, w) = (hidden(), lm_head());
+    let logit = |n: usize, v: usize| (0..H).map(|h| x[n * H + h] * w[v * H + h]).sum::<f32>();
+    let by_hidden: Vec<f32> =
+        (0..N * H).map(|i| 2.0 * (0..V).map(|v| logit(i / H, v) * w[v * H + i % H]).sum::<f32>()).collect();
+    let by_lm_head: Vec<f32> =
+        (0..V * H).map(|i| 2.0 * (0..N).map(|n| logit(n, i / H) * x[n * H + i % H]).sum::<f32>()).collect();
+    assert_close(&sums[0].to_host().expect("on the host"), &by_hidden);
+    assert_close(&sums[1].to_host().expect("on the host"), &by_lm_head);
+}
+
+#[test]
+fn gradients_on_devices_are_summed_in_the_dtype_of_the_plan() {
+    let numerics = Numerics { gradients: Dtype::Bf16, ..Numerics::default() };
+    let in_f32 = backend();
+    let in_bf16 = in_f32.clone().with_numerics(numerics);
+    let (mut plan, mut rounded) = (
+        in_f32.plan_on_device(&request(Dtype::Bf16)).expect("f32"),
+        in_bf16.plan_on_device(&request(Dtype::Bf16)).expect("bf16"),
+    );
+    let narrow = |values: Vec<f32>| -> Vec<bf16> { values.into_iter().map(bf16::from_f32).collect() };
+    let inputs = [(Role::Hidden, narrow(hidden())), (Role::LmHead, narrow(lm_head()))]
+        .map(|(role, values)| plan.upload(role, N, TensorRef::Bf16(&values)).expect("the role's length"));
+    let (mut sums, mut rounded_sums) = (zeros(&plan), zeros(&rounded));
+    plan.value_and_grad_on_device(policy(&inputs), &batch(), grads(&mut sums)).expect("a step");
+    rounded.value_and_grad_on_device(policy(&inputs), &batch(), grads(&mut rounded_sums)).expect("a step");
+    for (sum, rounded) in sums.iter().zip(&rounded_sums) {
+        let (sum, rounded) = (sum.to_host().expect("on the host"), rounded.to_host().expect("on the host"));
+        let scale = sum.iter().fold(0.0_f32, |most, value| most.max(value.abs()));
+        assert!(sum.iter().zip(&rounded).all(|(a, b)| (a - b).abs() <= 0.02 * scale) && scale > 1e-3);
+        assert!(rounded.iter().all(|value| bf16::from_f32(*value).to_f32() == *value) && rounded != sum);
+    }
+    let refused = rounded.value_and_grad_on_device(policy(&inputs), &batch(), grads(&mut sums));
+    assert!(matches!(refused, Err(Error::Shape { .. })), "{refused:?}");
+}
