@@ -12,6 +12,7 @@ use grpo_core::{DeviceTensor, Dtype, GradsMut, PolicyInput, PolicySpec, TensorMu
 use pjrt::{Client, DeviceMemoryStats};
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::path::Path;
 
 /// Devices with the tensors that contenders share.
@@ -163,19 +164,13 @@ impl Contender for OnDevice<'_> {
         let tokens = self.inputs.batch.tokens();
         let mut tensors = self.on.tensors.borrow_mut();
         for (role, values) in self.reads() {
-            let key = self.input_key(role);
-            if !tensors.contains_key(&key) {
-                let tensor = self.plan.upload(role, tokens, values)?;
-                tensor.wait()?;
-                tensors.insert(key, tensor);
+            if let Entry::Vacant(place) = tensors.entry(self.input_key(role)) {
+                place.insert(self.plan.upload(role, tokens, values)?).wait()?;
             }
         }
         for role in self.gradients().into_iter().flatten() {
-            let key = self.gradient_key(role);
-            if !tensors.contains_key(&key) {
-                let tensor = self.plan.zeros(role, tokens)?;
-                tensor.wait()?;
-                tensors.insert(key, tensor);
+            if let Entry::Vacant(place) = tensors.entry(self.gradient_key(role)) {
+                place.insert(self.plan.zeros(role, tokens)?).wait()?;
             }
         }
         Ok(())
