@@ -36,9 +36,20 @@ pub(crate) fn text(document: &Document, markdown: bool) -> String {
     }
     align_right(&mut table, 2..HEADER.len());
     let (device, machine, rounds) = (&document.device, &document.machine, document.rounds);
+    let shape = document.config.shape;
     let mut text = format!(
-        "{} on {} x {} ({}), grpo {}, {}\n",
-        document.config.name, device.used, device.kind, document.backend, document.version, document.date
+        "{} (B {}, T {}, {}V {}, {}) on {} x {} ({}), grpo {}, {}\n",
+        document.config.name,
+        shape.batch,
+        shape.tokens,
+        shape.hidden.map(|hidden| format!("H {hidden}, ")).unwrap_or_default(),
+        shape.vocab,
+        document.config.dtype.name(),
+        device.used,
+        device.kind,
+        document.backend,
+        document.version,
+        document.date
     );
     let _ = writeln!(
         text,
