@@ -413,10 +413,19 @@ impl Reducer {
         };
         match self {
             Self::Add | Self::Or => of(0),
-            Self::Multiply | Self::And => of(1),
+            Self::Multiply => of(1),
+            // All bits.
+            Self::And if dtype == Dtype::U32 => most,
+            Self::And if dtype.is_integer() => Number::Int(-1),
+            Self::And => of(1),
             Self::Max => least,
             Self::Min => most,
         }
+    }
+
+    /// Whether elements of `dtype` combine like this.
+    pub fn fits(self, dtype: Dtype) -> bool {
+        !matches!(self, Self::And | Self::Or) || !dtype.is_float()
     }
 
     /// The operation on two scalars.

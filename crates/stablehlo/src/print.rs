@@ -119,7 +119,7 @@ impl Printer<'_> {
             }
             Kind::Iota { dimension } => write!(f, "{name} dim = {dimension} : {result}"),
             Kind::Unary(Unary::IsFinite) => write!(f, "{name} {operands} : {signature}"),
-            Kind::Unary(_) | Kind::Binary(_) | Kind::Clamp => write!(f, "{name} {operands} : {result}"),
+            Kind::Unary(_) | Kind::Binary(_) => write!(f, "{name} {operands} : {result}"),
             Kind::Compare(direction) => {
                 let kind = match self.type_of(op.operands[0]).dtype {
                     Dtype::Pred | Dtype::U32 => "UNSIGNED",
@@ -131,7 +131,7 @@ impl Printer<'_> {
             Kind::Select => {
                 write!(f, "{name} {operands} : {}, {result}", self.type_of(op.operands[0]))
             }
-            Kind::Convert | Kind::Reshape => write!(f, "{name} {operands} : {signature}"),
+            Kind::Clamp | Kind::Convert | Kind::Reshape => write!(f, "{name} {operands} : {signature}"),
             Kind::DotGeneral(dimensions, precision) => {
                 write!(f, "{name} {operands}")?;
                 let DotDimensions { batch, contract } = dimensions;

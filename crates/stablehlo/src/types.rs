@@ -90,14 +90,14 @@ impl TensorType {
         self.shape.len()
     }
 
-    /// Number of elements.
+    /// Number of elements; the largest number there is for a type that no memory holds.
     pub fn elements(&self) -> usize {
-        self.shape.iter().product()
+        self.shape.iter().fold(1, |n: usize, size| n.saturating_mul(*size))
     }
 
     /// Bytes of a dense tensor of this type.
     pub fn bytes(&self) -> usize {
-        self.elements() * self.dtype.bytes()
+        self.elements().saturating_mul(self.dtype.bytes())
     }
 
     /// The same shape with other elements.

@@ -27,13 +27,19 @@ impl Builder {
     pub fn reduce(&self, operands: &[(&Value, Reducer)], dimensions: &[usize]) -> Vec<Value> {
         let inits: Vec<Value> = operands.iter().map(|(v, r)| self.scalar(r.identity(v.dtype()), v.dtype())).collect();
         let shape = operands.first().map_or(&[][..], |(v, _)| v.shape());
-        let check = operands.iter().map(|(v, _)| reduced(v.ty(), shape, dimensions)).collect();
+        let check =
+            operands.iter().map(|(v, r)| combines(*r, v.ty()).and(reduced(v.ty(), shape, dimensions))).collect();
         let check = if operands.is_empty() { Err("no operands".into()) } else { check };
         let kind =
             Kind::Reduce { reducers: operands.iter().map(|(_, r)| *r).collect(), dimensions: dimensions.to_vec() };
         let values: Vec<&Value> = operands.iter().map(|(v, _)| *v).chain(&inits).collect();
         self.emit_all(kind, &values, vec![], check, || operands.iter().map(|(v, _)| v.ty().clone()).collect())
     }
+}
+
+/// Whether elements of `ty` combine with `reducer`.
+pub(super) fn combines(reducer: Reducer, ty: &TensorType) -> Result<(), String> {
+    if reducer.fits(ty.dtype) { Ok(()) } else { Err(format!("{reducer:?} of {ty}")) }
 }
 
 fn reduced(ty: &TensorType, shape: &[usize], dimensions: &[usize]) -> Result<TensorType, String> {

@@ -16,7 +16,8 @@ impl Value {
         let ty = self.ty();
         let legal = match operation {
             Unary::Not => ty.dtype == Dtype::Pred || ty.dtype.is_integer(),
-            Unary::Abs | Unary::Negate | Unary::Sign => ty.dtype != Dtype::Pred,
+            Unary::Negate => ty.dtype != Dtype::Pred,
+            Unary::Abs | Unary::Sign => !matches!(ty.dtype, Dtype::Pred | Dtype::U32),
             _ => ty.dtype.is_float(),
         };
         let result = if operation == Unary::IsFinite { ty.with_dtype(Dtype::Pred) } else { ty.clone() };

@@ -78,7 +78,9 @@ impl Builder {
         let mut state = self.state.borrow_mut();
         let id = state.define(ty.clone());
         state.arguments.push(Argument { name: name.into(), ..Argument::default() });
-        state.open[0].1.arguments.push(id);
+        if let Some((_, region)) = state.open.first_mut() {
+            region.arguments.push(id);
+        }
         drop(state);
         self.handle(id, ty)
     }
@@ -134,13 +136,18 @@ impl Builder {
     /// Splits `argument` over partitions.
     #[track_caller]
     pub fn shard(&self, argument: &Value, sharding: Sharding) {
-        self.annotate("mhlo.sharding", argument, |a| a.sharding = Some(sharding));
+        match collective::splits(&sharding, argument.ty()) {
+            Ok(()) => self.annotate("mhlo.sharding", argument, |a| a.sharding = Some(sharding)),
+            Err(reason) => self.fail("mhlo.sharding", reason),
+        }
     }
 
     #[track_caller]
     fn annotate(&self, operation: &'static str, argument: &Value, set: impl FnOnce(&mut Argument)) {
         let mut state = self.state.borrow_mut();
-        let index = state.open[0].1.arguments.iter().position(|id| *id == argument.id);
+        let own = Rc::ptr_eq(&argument.state, &self.state);
+        let arguments = state.open.first().filter(|_| own).map(|(_, region)| &region.arguments[..]);
+        let index = arguments.unwrap_or_default().iter().position(|id| *id == argument.id);
         match index {
             Some(index) => set(&mut state.arguments[index]),
             None => {
@@ -163,12 +170,19 @@ impl Builder {
         if results.is_empty() {
             self.fail("return", "no results".into());
         }
+        if self.state.borrow().open.len() != 1 {
+            self.fail(
+                "return",
+                "the end of a function expected, got a nested region or a function that is finished".into(),
+            );
+        }
         let mut state = self.state.borrow_mut();
+        let bound = state.open.first().map(|(_, region)| region.arguments.clone()).unwrap_or_default();
         let outputs: Vec<Output> =
             results.iter().map(|(name, _)| Output { name: (*name).into(), ..Output::default() }).collect();
         for (i, argument) in state.arguments.iter().enumerate() {
             let Some(result) = argument.alias else { continue };
-            let ty = &state.types[state.open[0].1.arguments[i].0];
+            let Some(ty) = bound.get(i).and_then(|id| state.types.get(id.0)) else { continue };
             let found = values.get(result).map(|v| &*v.ty);
             let taken = state.arguments[..i].iter().any(|a| a.alias == Some(result));
             if found != Some(ty) || taken {
@@ -183,7 +197,8 @@ impl Builder {
         if let Some(error) = state.error.take() {
             return Err(error);
         }
-        let mut body = std::mem::take(&mut state.open[0].1);
+        // Nothing is open from here on: what is kept of the builder can no longer add to it.
+        let (_, mut body) = state.open.pop().unwrap_or_default();
         body.results = values.iter().map(|v| v.id).collect();
         let (arguments, types) = (std::mem::take(&mut state.arguments), std::mem::take(&mut state.types));
         let main = Function { arguments, results: outputs, body, types };

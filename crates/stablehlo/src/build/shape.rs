@@ -1,6 +1,6 @@
 //! Operations that move elements.
 
-use super::contract::distinct;
+use super::contract::{combines, distinct};
 use super::{Builder, Value};
 use crate::graph::{GatherDimensions, Kind, Reducer, ScatterDimensions};
 use crate::types::{Dtype, TensorType};
@@ -100,8 +100,10 @@ impl Value {
         } else if low.len() != ty.rank() || high.len() != ty.rank() {
             Err(format!("{} sizes per side expected, got {low:?} and {high:?}", ty.rank()))
         } else {
-            let sizes: Vec<usize> = (0..ty.rank()).map(|d| low[d] + ty.shape[d] + high[d]).collect();
-            Ok(TensorType::new(ty.dtype, sizes))
+            let size = |d: usize| low[d].checked_add(ty.shape[d])?.checked_add(high[d]);
+            let sizes: Option<Vec<usize>> = (0..ty.rank()).map(size).collect();
+            let sizes = sizes.ok_or_else(|| format!("{ty} with {low:?} and {high:?} around it overflows"));
+            sizes.map(|sizes| TensorType::new(ty.dtype, sizes))
         };
         let wide = |sizes: &[usize]| sizes.iter().map(|s| *s as i64).collect();
         let kind = Kind::Pad { low: wide(low), high: wide(high), interior: vec![0; ty.rank()] };
@@ -133,7 +135,7 @@ impl Value {
         } else if updates.dtype() != ty.dtype {
             Err(format!("updates of {} expected, got {}", ty.dtype, updates.ty()))
         } else {
-            Ok(ty.clone())
+            combines(reducer, ty).map(|()| ty.clone())
         };
         self.then(Kind::Scatter(dimensions, reducer), &[indices, updates], check)
     }
@@ -163,7 +165,9 @@ fn concatenated(values: &[&Value], dimension: usize) -> Result<TensorType, Strin
         if !fits {
             return Err(format!("{ty} does not continue {} along dimension {dimension}", first.ty()));
         }
-        result.shape[dimension] += ty.shape[dimension];
+        let size = result.shape[dimension].checked_add(ty.shape[dimension]);
+        result.shape[dimension] =
+            size.ok_or_else(|| format!("dimension {dimension} of {result} and {ty} overflows"))?;
     }
     Ok(result)
 }

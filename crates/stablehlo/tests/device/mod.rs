@@ -1,0 +1,192 @@
+//! Running programs on XLA's CPU plugin, which is installed if it is not there.
+#![allow(dead_code)] // every test binary uses its own part
+
+use half::{bf16, f16};
+use pjrt::install::{self, Kind};
+use pjrt::{Argument, Buffer, Client, CompileOptions, DType, Element, LoadedExecutable, Plugin};
+use stablehlo::{Builder, Dtype, Module, TensorType, Value};
+use std::sync::OnceLock;
+
+/// Four virtual devices.
+pub fn client() -> &'static Client {
+    static CLIENT: OnceLock<Client> = OnceLock::new();
+    CLIENT.get_or_init(|| {
+        let installed = install::install(Kind::Cpu, |_| {}).expect("XLA's CPU plugin can be installed");
+        let plugin = Plugin::load(installed.path).expect("the plugin loads");
+        plugin.client(&[("cpu_device_count", 4.into())]).expect("the CPU opens")
+    })
+}
+
+/// A tensor on the host.
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    shape: Vec<usize>,
+    elements: Elements,
+}
+
+#[derive(Clone, Debug)]
+enum Elements {
+    Bool(Vec<bool>),
+    I32(Vec<i32>),
+    I64(Vec<i64>),
+    U32(Vec<u32>),
+    F16(Vec<f16>),
+    Bf16(Vec<bf16>),
+    F32(Vec<f32>),
+    F64(Vec<f64>),
+}
+
+macro_rules! elements {
+    ($($new:ident $get:ident $variant:ident $ty:ty;)*) => {
+        impl Tensor {
+            $(pub fn $new(elements: &[$ty], shape: &[usize]) -> Self {
+                assert_eq!(elements.len(), shape.iter().product::<usize>());
+                Self { shape: shape.to_vec(), elements: Elements::$variant(elements.to_vec()) }
+            }
+
+            pub fn $get(&self) -> Vec<$ty> {
+                match &self.elements {
+                    Elements::$variant(elements) => elements.clone(),
+                    other => panic!("{other:?} is no {}", stringify!($variant)),
+                }
+            })*
+
+            fn dtype(&self) -> Dtype {
+                match &self.elements {
+                    Elements::Bool(_) => Dtype::Pred,
+                    Elements::I32(_) => Dtype::I32,
+                    Elements::I64(_) => Dtype::I64,
+                    Elements::U32(_) => Dtype::U32,
+                    Elements::F16(_) => Dtype::F16,
+                    Elements::Bf16(_) => Dtype::Bf16,
+                    Elements::F32(_) => Dtype::F32,
+                    Elements::F64(_) => Dtype::F64,
+                }
+            }
+
+            fn send(&self, device: usize) -> Buffer {
+                match &self.elements {
+                    $(Elements::$variant(elements) => send(elements, &self.shape, device),)*
+                }
+            }
+
+            fn receive(buffer: &Buffer) -> Self {
+                let elements = match buffer.dtype() {
+                    DType::Pred => Elements::Bool(buffer.to_vec().unwrap()),
+                    DType::I32 => Elements::I32(buffer.to_vec().unwrap()),
+                    DType::I64 => Elements::I64(buffer.to_vec().unwrap()),
+                    DType::U32 => Elements::U32(buffer.to_vec().unwrap()),
+                    DType::F16 => Elements::F16(buffer.to_vec().unwrap()),
+                    DType::Bf16 => Elements::Bf16(buffer.to_vec().unwrap()),
+                    DType::F32 => Elements::F32(buffer.to_vec().unwrap()),
+                    DType::F64 => Elements::F64(buffer.to_vec().unwrap()),
+                    other => panic!("{other}"),
+                };
+                Self { shape: buffer.dims().to_vec(), elements }
+            }
+        }
+    };
+}
+
+elements! {
+    bool bools Bool bool;
+    i32 i32s I32 i32;
+    i64 i64s I64 i64;
+    u32 u32s U32 u32;
+    f16 f16s F16 f16;
+    bf16 bf16s Bf16 bf16;
+    f32 wide F32 f32;
+    f64 f64s F64 f64;
+}
+
+impl Tensor {
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    pub fn ty(&self) -> TensorType {
+        TensorType::new(self.dtype(), &self.shape[..])
+    }
+}
+
+pub fn f32s(tensor: &Tensor) -> Vec<f32> {
+    tensor.wide()
+}
+
+fn send<T: Element>(elements: &[T], shape: &[usize], device: usize) -> Buffer {
+    let client = client();
+    client.buffer_from_host(elements, shape, &client.addressable_devices()[device]).expect("the data gets there")
+}
+
+pub fn compile_with(module: &Module, options: CompileOptions) -> LoadedExecutable {
+    let options = options.with("xla_backend_optimization_level", 0).with("xla_allow_excess_precision", false);
+    // By default XLA lets a NaN pass for the smaller or the larger number on the CPU, which StableHLO does not allow.
+    let options = options.with("xla_cpu_enable_fast_min_max", false);
+    client().compile(module.to_string(), &options).unwrap_or_else(|error| panic!("{error}\n{module}"))
+}
+
+pub fn compile(module: &Module) -> LoadedExecutable {
+    compile_with(module, CompileOptions::default())
+}
+
+fn execute(executable: &LoadedExecutable, arguments: &[Vec<Buffer>]) -> Vec<Vec<Tensor>> {
+    let lists: Vec<Vec<&Buffer>> = arguments.iter().map(|list| list.iter().collect()).collect();
+    let lists: Vec<&[&Buffer]> = lists.iter().map(|list| &list[..]).collect();
+    let outputs = executable.execute(&lists).expect("the program runs");
+    outputs.iter().map(|list| list.iter().map(Tensor::receive).collect()).collect()
+}
+
+/// Builds a program of `arguments`, and runs it.
+pub fn run(arguments: &[Tensor], build: impl FnOnce(&Builder, &[Value]) -> Vec<Value>) -> Vec<Tensor> {
+    let f = Builder::new();
+    let values: Vec<Value> = arguments.iter().map(|a| f.argument("", a.ty())).collect();
+    let results = build(&f, &values);
+    let named: Vec<(&str, &Value)> = results.iter().map(|v| ("", v)).collect();
+    let module = f.finish("main", &named).unwrap_or_else(|error| panic!("{error}"));
+    let outputs = execute(&compile(&module), &[arguments.iter().map(|a| a.send(0)).collect()]).remove(0);
+    for (output, value) in outputs.iter().zip(&results) {
+        assert_eq!(&output.ty(), value.ty(), "the builder and XLA agree on the type");
+    }
+    outputs
+}
+
+pub fn run_one(arguments: &[Tensor], build: impl FnOnce(&Builder, &[Value]) -> Value) -> Tensor {
+    run(arguments, |f, values| vec![build(f, values)]).remove(0)
+}
+
+/// A program of one argument on as many replicas as there are `arguments`: `[replicas][outputs]`.
+pub fn on_replicas(arguments: &[Tensor], build: impl FnOnce(&Builder, &Value) -> Vec<Value>) -> Vec<Vec<Tensor>> {
+    let f = Builder::new();
+    let argument = f.argument("a", arguments[0].ty());
+    let results = build(&f, &argument);
+    let named: Vec<(&str, &Value)> = results.iter().map(|v| ("", v)).collect();
+    let mut module = f.finish("replicated", &named).unwrap_or_else(|error| panic!("{error}"));
+    module.replicas = arguments.len();
+    let executable = compile_with(&module, CompileOptions::replicas(arguments.len()));
+    let buffers: Vec<_> = arguments.iter().enumerate().map(|(device, a)| vec![a.send(device)]).collect();
+    execute(&executable, &buffers)
+}
+
+/// A partitioned program of one argument, given in parts: `[devices][outputs]`.
+pub fn text_on_partitions(module: &Module, arguments: &[Tensor]) -> Vec<Vec<Tensor>> {
+    let executable = compile_with(module, CompileOptions::partitions(arguments.len()));
+    let buffers: Vec<_> = arguments.iter().enumerate().map(|(device, a)| vec![a.send(device)]).collect();
+    execute(&executable, &buffers)
+}
+
+/// Runs on the first device; `donated` follow `borrowed`.
+pub fn run_donating(module: &Module, borrowed: &[Tensor], donated: &[Tensor]) -> Vec<Tensor> {
+    let kept: Vec<Buffer> = borrowed.iter().map(|a| a.send(0)).collect();
+    let arguments = kept.iter().map(Argument::Borrowed).chain(donated.iter().map(|a| Argument::Donated(a.send(0))));
+    let outputs = compile(module).execute_donating(vec![arguments.collect()]).expect("the program runs");
+    outputs[0].iter().map(Tensor::receive).collect()
+}
+
+/// Whether both are the same but for `tolerance` of their size; NaN equals itself.
+pub fn close(found: &[f32], expected: &[f32], tolerance: f32, what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (f, e) in found.iter().zip(expected) {
+        let same = f == e || (f.is_nan() && e.is_nan()) || (f - e).abs() <= tolerance * e.abs();
+        assert!(same, "{what}: {found:?} and should be {expected:?}");
+    }
+}
