@@ -2,7 +2,7 @@
 
 use crate::program::{Blocking, Mesh, Numerics};
 use grpo_core::error::{Error, Result};
-use grpo_core::{LoopOrder, PlanRequest, PolicySpec};
+use grpo_core::{Implementation, LoopOrder, PlanRequest, PolicySpec};
 
 /// Fewer rows than this and the products are no longer worth their name: panels are better.
 const LEAST_CHUNK: usize = 64;
@@ -13,7 +13,11 @@ const LEAST_CHUNK: usize = 64;
 /// # Errors
 /// [`Error::Budget`] when not even a panel of one column fits.
 pub(crate) fn choose(request: &PlanRequest, numerics: &Numerics, mesh: Mesh) -> Result<Blocking> {
-    let PolicySpec::Hidden { hidden, vocab, .. } = request.policy else { return Ok(Blocking::TokenChunks(1)) };
+    let (Implementation::Fused, PolicySpec::Hidden { hidden, vocab, .. }) = (request.implementation, request.policy)
+    else {
+        // Nothing is cut.
+        return Ok(Blocking::TokenChunks(1));
+    };
     let (n, v) = (mesh.local_tokens(request.max_tokens), mesh.local_vocab(vocab));
     let tiling = &request.tiling;
     let budget = tiling.workspace_budget;
@@ -56,7 +60,7 @@ fn even(length: usize, size: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use grpo_core::{Dtype, GradientSpec, HeadLayout, Implementation, LossConfig, Tiling};
+    use grpo_core::{Dtype, GradientSpec, HeadLayout, LossConfig, Tiling};
 
     fn chosen(budget: usize, tiling: Tiling) -> Result<Blocking> {
         let bf16 = Numerics { logits: Dtype::Bf16, dlogits: Dtype::Bf16, ..Numerics::default() };

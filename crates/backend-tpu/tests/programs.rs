@@ -1,0 +1,139 @@
+//! The same programs through the TPU compiler, for a slice that is not here: every implementation, pass, blocking, level
+//! of the ratio and mesh is a program that a v6e can run.
+
+use backend_tpu::aot::{Compiler, Target, Variant, What};
+use backend_tpu::plugins::{self, Kind};
+use backend_tpu::program::{Mesh, Numerics};
+use grpo_core::{Dtype, GradientSpec, HeadLayout, Implementation, LossConfig, PlanRequest, PolicySpec, Tiling};
+use std::sync::LazyLock;
+
+fn loss(json: &str) -> LossConfig {
+    LossConfig::from_json(json).unwrap()
+}
+
+fn grpo() -> LossConfig {
+    loss(r#"{"loss_type": "grpo", "epsilon_high": 0.28, "beta": 0.04, "entropy_coef": 0.02, "temperature": 0.9}"#)
+}
+
+fn gspo() -> LossConfig {
+    loss(r#"{"loss_type": "gspo", "beta": 0.1}"#)
+}
+
+fn chunks(size: usize) -> Tiling {
+    Tiling { token_chunk: Some(size), ..Tiling::default() }
+}
+
+fn panels(size: usize) -> Tiling {
+    Tiling { vocab_block: Some(size), ..Tiling::default() }
+}
+
+const N: usize = 256;
+const H: usize = 128;
+const V: usize = 1024;
+
+fn compiler() -> &'static Compiler {
+    static COMPILER: LazyLock<Compiler> = LazyLock::new(|| {
+        plugins::install(Kind::Tpu, |_| {}).expect("the TPU compiler can be installed");
+        Compiler::open(Target::parse("v6e:2x4").unwrap(), None).unwrap()
+    });
+    &COMPILER
+}
+
+fn compile(name: &str, variant: &Variant) {
+    let spec = variant.spec().unwrap();
+    let report = compiler().report(variant).unwrap_or_else(|error| panic!("{name}: {error}"));
+    println!("{name}: {report:?}");
+    let bytes = |elements: usize| elements as u64;
+    let (n, v, h) = (bytes(spec.local_tokens()), bytes(spec.local_vocab()), bytes(H));
+    let input = variant.request.policy.dtype().bytes() as u64;
+    let given = matches!(variant.request.policy, PolicySpec::Logits { .. });
+    let inputs = if given { input * n * v } else { input * (n * h + v * h) };
+    assert!(report.argument_bytes >= inputs, "{name}: arguments of {inputs} bytes at least");
+    // Gradients take over the memory that they came in.
+    let donated = match (variant.what, given) {
+        (What::Gradient, true) => 4 * n * v,
+        (What::Gradient, false) => 4 * (n * h + v * h),
+        (What::GradientInPlace, _) => input * n * v,
+        _ => 0,
+    };
+    assert!(report.alias_bytes >= donated, "{name}: {donated} bytes are donated");
+    // Nothing needs more than dense logits, their gradient and a gradient of each input, a few times over.
+    assert!(report.temp_bytes <= 16 * (n * v + n * h + v * h), "{name}: temp {}", report.temp_bytes);
+    assert!(report.code_bytes > 0, "{name}");
+}
+
+fn variant(loss: LossConfig, implementation: Implementation, tiling: Tiling, mesh: Mesh, what: What) -> Variant {
+    let dtype = Dtype::Bf16;
+    Variant {
+        request: PlanRequest {
+            loss,
+            implementation,
+            tiling,
+            max_tokens: N,
+            policy: PolicySpec::Hidden { hidden: H, vocab: V, dtype, layout: HeadLayout::VocabHidden, bias: false },
+            gradients: GradientSpec::default(),
+        },
+        numerics: Numerics::default(),
+        mosaic: None,
+        mesh,
+        what,
+    }
+}
+
+const ONE: Mesh = Mesh { data: 1, vocab: 1 };
+const GRID: Mesh = Mesh { data: 2, vocab: 4 };
+
+#[test]
+fn every_program_of_hidden_states_compiles() {
+    let tilings = [
+        ("chunks", Implementation::Fused, chunks(96)),
+        ("panels", Implementation::Fused, panels(384)),
+        ("reference", Implementation::Reference, Tiling::default()),
+    ];
+    for (level, loss) in [("token", grpo()), ("sequence", gspo())] {
+        for (name, implementation, tiling) in &tilings {
+            for (mesh, what) in [(ONE, What::Score), (ONE, What::Gradient), (GRID, What::Gradient)] {
+                let variant = variant(loss.clone(), *implementation, tiling.clone(), mesh, what);
+                compile(&format!("{name} {level} {what:?} {mesh:?}"), &variant);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_program_of_logits_compiles() {
+    for (mesh, what) in
+        [(ONE, What::Score), (ONE, What::Gradient), (ONE, What::GradientInPlace), (GRID, What::GradientInPlace)]
+    {
+        for loss in [grpo(), gspo()] {
+            let mut variant = variant(loss, Implementation::Logits, Tiling::default(), mesh, what);
+            // A vocabulary that no number of devices divides.
+            variant.request.policy = PolicySpec::Logits { vocab: 1013, dtype: Dtype::Bf16 };
+            compile(&format!("logits {what:?} {mesh:?}"), &variant);
+        }
+    }
+}
+
+#[test]
+fn every_rounding_layout_and_bias_compiles() {
+    let plain = loss(r#"{"loss_type": "cispo", "epsilon_high": 1.3}"#);
+    for (i, tiling) in [chunks(96), panels(384)].into_iter().enumerate() {
+        let mut variant = variant(plain.clone(), Implementation::Fused, tiling, ONE, What::Gradient);
+        variant.request.policy = PolicySpec::Hidden {
+            hidden: H,
+            vocab: 1013,
+            dtype: Dtype::Bf16,
+            layout: HeadLayout::HiddenVocab,
+            bias: true,
+        };
+        variant.request.gradients.bias = true;
+        variant.numerics = Numerics {
+            logits: Dtype::Bf16,
+            dlogits: Dtype::Bf16,
+            entropy: i == 0,
+            exact_ratio: i == 0,
+            ..variant.numerics
+        };
+        compile(&format!("rounded {:?}", variant.numerics), &variant);
+    }
+}

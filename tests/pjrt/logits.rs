@@ -1,0 +1,146 @@
+//! Given logits: their gradient added to a buffer, or put in their place.
+
+use crate::case::{Case, Shape, Tensor};
+use crate::evaluation::{assert_same, report};
+use crate::{backend, cispo, grpo, gspo};
+use backend_cpu::reference::{Evaluation, Policy, evaluate};
+use grpo_core::parity::{Comparison, Tolerances};
+use grpo_core::{
+    Dtype, GradientSpec, GradsMut, Implementation, LossConfig, LossPlan, PlanRequest, PolicyInput, PolicySpec,
+    TensorMut, Tiling,
+};
+use half::bf16;
+use rstest::rstest;
+
+/// The logits of a case, NaN in masked rows.
+pub(crate) fn logits(case: &Case) -> Tensor {
+    let Shape { h, v, dtype, .. } = case.shape;
+    let row = |i: usize| &case.hidden.wide[i * h..(i + 1) * h];
+    let dot = |i: usize, j: usize| row(i).iter().zip(&case.lm_head.wide[j * h..]).map(|(a, b)| a * b).sum::<f32>();
+    Tensor::new((0..case.tokens()).flat_map(|i| (0..v).map(move |j| dot(i, j))).collect(), dtype)
+}
+
+pub(crate) fn oracle(case: &Case, loss: &LossConfig, logits: &Tensor) -> Evaluation<f64> {
+    evaluate(loss, &Policy::Logits { logits: &logits.in_f64(), vocab: case.shape.v }, &case.batch).unwrap()
+}
+
+pub(crate) fn request(case: &Case, loss: &LossConfig, implementation: Implementation) -> PlanRequest {
+    PlanRequest {
+        loss: loss.clone(),
+        implementation,
+        tiling: Tiling::default(),
+        max_tokens: case.tokens(),
+        policy: PolicySpec::Logits { vocab: case.shape.v, dtype: case.shape.dtype },
+        gradients: GradientSpec::default(),
+    }
+}
+
+/// Checks loss, scores, and both ways to the gradient.
+pub(crate) fn check(name: &str, plan: &mut dyn LossPlan, case: &Case, loss: &LossConfig) {
+    let z = logits(case);
+    let expected = oracle(case, loss, &z);
+    let (n, v, dtype) = (case.tokens(), case.shape.v, case.shape.dtype);
+    let tolerances = Tolerances::of(dtype);
+    let largest = expected.grad_logits.iter().fold(0.0_f64, |m, g| m.max(g.abs()));
+    assert!(largest > 1e-3, "{name}: the largest gradient is {largest}");
+    let wide = |list: &[f32]| list.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
+    let active = |list: &[f64]| case.batch.active_rows().iter().map(|i| list[*i]).collect::<Vec<_>>();
+
+    let begin = largest as f32 / 4.0;
+    let mut grad = vec![begin; n * v];
+    let grads = GradsMut { logits: Some((&mut grad).into()), ..GradsMut::default() };
+    let added = plan.value_and_grad(PolicyInput::Logits(z.as_ref()), &case.batch, grads).unwrap();
+    assert_same(name, &plan.score(PolicyInput::Logits(z.as_ref()), &case.batch).unwrap(), &added.scores);
+    let made: Vec<f64> = grad.iter().map(|g| f64::from(*g) - f64::from(begin)).collect();
+    let (logp, entropy) = (active(&wide(&added.scores.logp)), active(&wide(&added.scores.entropy)));
+    report(
+        name,
+        &[
+            Comparison::new("loss", &[expected.loss], &[added.loss], expected.magnitude.max(1.0), tolerances.loss),
+            Comparison::new("logp", &active(&expected.logp), &logp, 1.0, tolerances.logp),
+            Comparison::new("entropy", &active(&expected.entropy), &entropy, 1.0, tolerances.entropy),
+            Comparison::new("grad_logits", &expected.grad_logits, &made, 0.0, tolerances.gradient),
+        ],
+    );
+    crate::evaluation::assert_metrics(name, &added.metrics, &expected.metrics);
+    for i in (0..n).filter(|i| !case.batch.is_active(*i)) {
+        assert!(grad[i * v..(i + 1) * v].iter().all(|g| *g == begin), "{name}: gradient of masked row {i}");
+    }
+
+    // Scoring leaves logits alone that a loss may overwrite.
+    let (mut wide_z, mut narrow_z) = (z.wide.clone(), z.wide.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>());
+    fn input<'a>(dtype: Dtype, wide: &'a mut [f32], narrow: &'a mut [bf16]) -> PolicyInput<'a> {
+        PolicyInput::LogitsInPlace(match dtype {
+            Dtype::F32 => TensorMut::F32(wide),
+            Dtype::Bf16 => TensorMut::Bf16(narrow),
+        })
+    }
+    let scores = plan.score(input(dtype, &mut wide_z, &mut narrow_z), &case.batch).unwrap();
+    assert_same(name, &scores, &added.scores);
+    let same = |a: &f32, b: &f32| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan());
+    assert!(wide_z.iter().zip(&z.wide).all(|(a, b)| same(a, b)), "{name}: score has written to the logits");
+    let policy = input(dtype, &mut wide_z, &mut narrow_z);
+    let in_place = plan.value_and_grad(policy, &case.batch, GradsMut::default()).unwrap();
+    assert_same(name, &in_place.scores, &added.scores);
+    assert!(
+        (in_place.loss - added.loss).abs() <= 1e-6 * expected.magnitude,
+        "{name}: {} {}",
+        in_place.loss,
+        added.loss
+    );
+    let (found, tolerance) = match dtype {
+        Dtype::F32 => (wide_z, tolerances.gradient),
+        // Rounded once, to 8 bits.
+        Dtype::Bf16 => (narrow_z.iter().map(|x| x.to_f32()).collect(), 1.0 / 256.0),
+    };
+    report(name, &[Comparison::new("in place", &expected.grad_logits, &wide(&found), 0.0, tolerance)]);
+    let sums = found.chunks(v).map(|row| row.iter().map(|g| f64::from(*g)).sum::<f64>().abs()).fold(0.0, f64::max);
+    assert!(sums <= 2.0 * tolerance * largest, "{name}: gradients of a row sum to {sums:e}");
+}
+
+#[rstest]
+#[case::grpo(grpo())]
+#[case::cispo(cispo())]
+#[case::gspo(gspo())]
+fn given_logits_are_the_oracle(
+    #[case] loss: LossConfig,
+    #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
+    #[values(Implementation::Reference, Implementation::Logits)] implementation: Implementation,
+) {
+    let case = Case::new(&loss, Shape { dtype, ..Shape::default() }, 3);
+    let mut plan = backend().plan_on_device(&request(&case, &loss, implementation)).unwrap();
+    let name = format!("{:?} {} {}", loss.loss_type, dtype.name(), implementation.name());
+    check(&name, &mut plan, &case, &loss);
+}
+
+/// Vocabularies of one entry and two, and logits that break a naive exponential.
+#[rstest]
+fn extreme_logits(#[values(1, 2, 3)] v: usize, #[values(1.0, 30.0, 1e4)] scale: f32) {
+    // Without an entropy bonus and a KL term, parts of which may cancel nearly all of the gradient of a row.
+    let loss = LossConfig { entropy_coef: 0.0, beta: 0.0, ..grpo() };
+    let case = Case::new(&loss, Shape { v, ..Shape::default() }, 31);
+    let z = Tensor::new(logits(&case).wide.iter().map(|z| scale * z).collect(), Dtype::F32);
+    let expected = oracle(&case, &loss, &z);
+    for implementation in [Implementation::Reference, Implementation::Logits] {
+        let mut plan = backend().plan_on_device(&request(&case, &loss, implementation)).unwrap();
+        let mut found = z.wide.clone();
+        let policy = PolicyInput::LogitsInPlace((&mut found).into());
+        let output = plan.value_and_grad(policy, &case.batch, GradsMut::default()).unwrap();
+        let name = format!("V {v}, logits x {scale}");
+        for i in case.batch.active_rows() {
+            let off = (f64::from(output.scores.logp[*i]) - expected.logp[*i]).abs();
+            // A log-probability near 0 is the exponential of a difference of logits, and as good as these are.
+            let by_logits = 2e-5 + 2.0 * f64::from(f32::EPSILON * scale * 10.0);
+            let tolerance = if expected.logp[*i] < -1.0 { 1e-6 } else { by_logits };
+            assert!(off <= tolerance * expected.logp[*i].abs() + 1e-37, "{name}: logp is off by {off:e}");
+            let row = i * v..(i + 1) * v;
+            let (found, expected) = (&found[row.clone()], &expected.grad_logits[row]);
+            let largest = expected.iter().fold(0.0_f64, |m, g| m.max(g.abs()));
+            // Ratios below 1e-30: what is smaller still in their derivatives is lost.
+            for (f, e) in found.iter().zip(expected) {
+                let off = (f64::from(*f) - e).abs();
+                assert!(off <= by_logits * largest + 1e-30, "{name}: {f} for {e}, of {largest:e}");
+            }
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! Masked tokens do not exist: NaN there gets nowhere, and their gradients are left alone.
+
+use crate::case::{Case, Shape, chunks, panels};
+use crate::evaluation::{Output, check};
+use crate::{backend, grpo, gspo, on_mesh};
+use grpo_core::{
+    Advantages, GradientSpec, GradsMut, Implementation, LossConfig, LossPlan, PlanRequest, PolicyInput, PolicySpec,
+    Tiling,
+};
+use rstest::rstest;
+
+fn implementations() -> [(Implementation, Tiling); 4] {
+    [
+        (Implementation::Reference, Tiling::default()),
+        (Implementation::Logits, Tiling::default()),
+        (Implementation::Fused, chunks(5)),
+        (Implementation::Fused, panels(16)),
+    ]
+}
+
+/// Advantages per token, NaN where masked. Hidden states and log-probabilities of a case are poisoned as they come.
+fn with_token_advantages(case: &Case) -> Case {
+    case.with_batch(|batch| {
+        let at = |i: usize| if batch.is_active(i) { [1.2, -0.7, 0.4][i % 3] } else { f32::NAN };
+        let list = (0..batch.tokens()).map(at).collect();
+        batch.with_advantages(Advantages::PerToken(list)).unwrap()
+    })
+}
+
+/// Nothing of a masked token reaches the loss, the gradients of others or the metrics: these are the oracle's, which does
+/// not read it.
+#[rstest]
+#[case::grpo(grpo())]
+#[case::gspo(gspo())]
+fn poison_gets_nowhere(#[case] loss: LossConfig) {
+    let case = with_token_advantages(&Case::new(&loss, Shape { bias: true, ..Shape::default() }, 13));
+    for (implementation, tiling) in implementations() {
+        let request = case.request(&loss, implementation, tiling);
+        let mut plan = backend().plan_on_device(&request).unwrap();
+        let name = format!("{:?} {}", loss.loss_type, implementation.name());
+        check(&name, &mut plan, &case, &loss, request.gradients);
+    }
+}
+
+/// A batch in which nothing counts: a loss of 0 that leaves every gradient as it is, NaN or not.
+#[rstest]
+fn nothing_active_does_nothing(#[values((1, 1), (2, 2))] (data, vocab): (usize, usize)) {
+    for loss in [grpo(), gspo()] {
+        let case = Case::new(&loss, Shape { bias: true, ..Shape::default() }, 5);
+        let expected = case.oracle(&loss);
+        let masked = case.with_batch(|batch| batch.with_mask(&vec![0.0; case.tokens()]).unwrap());
+        let poisoned = Case { hidden: crate::case::Tensor::new(vec![f32::NAN; 16 * 12], case.shape.dtype), ..masked };
+        for (implementation, tiling) in implementations() {
+            let request = poisoned.request(&loss, implementation, tiling);
+            let mut plan = on_mesh(data, vocab).plan_on_device(&request).unwrap();
+            let begin = Output::begin(&expected, request.gradients);
+            let mut output = begin.clone();
+            output.add(&mut plan, &poisoned);
+            assert_eq!(output.loss, 0.0, "{implementation:?}");
+            assert!(output.scores.logp.iter().chain(&output.scores.entropy).all(|x| *x == 0.0), "{implementation:?}");
+            assert_eq!(
+                (output.hidden, output.lm_head, output.bias),
+                (begin.hidden, begin.lm_head, begin.bias),
+                "{implementation:?}"
+            );
+            crate::evaluation::assert_metrics("masked", &output.metrics, &poisoned.oracle(&loss).metrics);
+        }
+    }
+}
+
+/// Batches smaller than planned, down to none at all.
+#[rstest]
+fn smaller_batches_fit_a_plan(#[values((1, 1), (4, 2))] (data, vocab): (usize, usize)) {
+    for loss in [grpo(), gspo()] {
+        let case = Case::new(&loss, Shape::default(), 21);
+        for (implementation, tiling) in implementations() {
+            let request = PlanRequest { max_tokens: 37, ..case.request(&loss, implementation, tiling) };
+            let mut plan = on_mesh(data, vocab).plan_on_device(&request).unwrap();
+            for sequences in [0..5, 3..5, 0..1] {
+                let part = case.select(sequences.clone());
+                let name = format!("{} sequences {sequences:?} of a plan for 37 tokens", implementation.name());
+                check(&name, &mut plan, &part, &loss, request.gradients);
+            }
+            let none = case.select(1..2);
+            assert_eq!(none.tokens(), 0);
+            let mut output = Output::begin(&case.oracle(&loss), GradientSpec { hidden: false, ..request.gradients });
+            let (begin, mut nothing) = (output.clone(), vec![]);
+            let grads = GradsMut { hidden: Some((&mut nothing).into()), ..output.grads() };
+            let result = plan.value_and_grad(none.policy(), &none.batch, grads).unwrap();
+            assert_eq!((result.loss, result.scores.logp.len()), (0.0, 0));
+            assert_eq!(output.lm_head, begin.lm_head);
+        }
+    }
+}
+
+/// Given logits: rows of masked tokens hold NaN, and the gradient is written around them.
+#[rstest]
+fn masked_logits_are_not_read(
+    #[values(Implementation::Reference, Implementation::Logits)] implementation: Implementation,
+) {
+    for loss in [grpo(), gspo()] {
+        let case = Case::new(&loss, Shape::default(), 9);
+        let expected = case.oracle(&loss);
+        let (n, v) = (case.tokens(), case.shape.v);
+        let logits = crate::logits::logits(&case);
+        assert!(logits.wide.iter().any(|z| z.is_nan()));
+        let request = PlanRequest {
+            policy: PolicySpec::Logits { vocab: v, dtype: case.shape.dtype },
+            ..case.request(&loss, implementation, Tiling::default())
+        };
+        let mut plan = backend().plan_on_device(&request).unwrap();
+        let mut grad = vec![0.0; n * v];
+        let grads = GradsMut { logits: Some((&mut grad).into()), ..GradsMut::default() };
+        let output = plan.value_and_grad(PolicyInput::Logits(logits.as_ref()), &case.batch, grads).unwrap();
+        assert!((output.loss - expected.loss).abs() <= 2e-6);
+        for i in (0..n).filter(|i| !case.batch.is_active(*i)) {
+            assert!(grad[i * v..(i + 1) * v].iter().all(|g| *g == 0.0), "row {i}");
+        }
+    }
+}

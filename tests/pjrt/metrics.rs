@@ -1,0 +1,101 @@
+//! TRL's metrics, and steps of several micro-batches.
+
+use crate::case::{Case, Shape, chunks, panels};
+use crate::evaluation::Output;
+use crate::{backend, cispo, grpo, gspo, loss};
+use backend_cpu::CpuBackend;
+use grpo_core::parity::Tolerances;
+use grpo_core::weights::token_weights;
+use grpo_core::{Advantages, Backend, Dtype, Implementation, LossConfig, Metric, Tiling};
+use rstest::rstest;
+
+fn implementations() -> [(Implementation, Tiling); 3] {
+    [
+        (Implementation::Reference, Tiling::default()),
+        (Implementation::Fused, chunks(5)),
+        (Implementation::Fused, panels(16)),
+    ]
+}
+
+/// Name by name the sums and counts of the CPU backend, so that micro-batches merge to the same.
+#[rstest]
+#[case::grpo(grpo(), false)]
+#[case::cispo(cispo(), false)]
+#[case::gspo(gspo(), false)]
+#[case::gspo_with_token_advantages(gspo(), true)]
+#[case::sequence_level_cispo(
+    loss(r#"{"loss_type": "cispo", "epsilon_high": 1.05, "importance_sampling_level": "sequence"}"#),
+    false
+)]
+fn metrics_are_those_of_the_cpu_backend(#[case] loss: LossConfig, #[case] per_token: bool) {
+    let shape = Shape { lengths: &[9, 0, 8, 11, 3], ..Shape::default() };
+    let cases = (0..32).map(|seed| {
+        let case = Case::new(&loss, shape, seed);
+        let list = (0..case.tokens()).map(|i| [1.2, -0.7, 0.4][i % 3]).collect();
+        match per_token {
+            true => case.with_batch(|batch| batch.with_advantages(Advantages::PerToken(list)).unwrap()),
+            false => case,
+        }
+    });
+    // Something is clipped, and not everything.
+    let clips = |case: &Case| {
+        let metrics = case.oracle(&loss).metrics;
+        ["clip_ratio/high_mean", "cispo_clip_ratio"]
+            .iter()
+            .any(|m| metrics.value(m).is_some_and(|c| c > 0.0 && c < 1.0))
+    };
+    let case = cases.into_iter().find(clips).unwrap();
+    for (implementation, tiling) in implementations() {
+        let request = case.request(&loss, implementation, tiling);
+        let [found, expected] =
+            [backend().plan(&request).unwrap(), CpuBackend::with_threads(1).unwrap().plan(&request).unwrap()].map(
+                |mut plan| {
+                    let mut output = Output::begin(&case.oracle(&loss), request.gradients);
+                    output.add(&mut *plan, &case);
+                    output.metrics
+                },
+            );
+        for (name, _) in expected.values() {
+            let (found, expected) = (found.get(name), expected.get(name).unwrap());
+            let near = |a: f64, b: f64| (a - b).abs() <= 1e-5 * b.abs().max(1.0);
+            let same = match (found, expected) {
+                (Some(Metric::Mean { sum, count }), Metric::Mean { sum: s, count: c }) => near(*sum, *s) && count == c,
+                (Some(Metric::Min(a)), Metric::Min(b)) | (Some(Metric::Max(a)), Metric::Max(b)) => near(*a, *b),
+                _ => false,
+            };
+            assert!(same, "{implementation:?} {name}: {found:?} and should be {expected:?}");
+        }
+        assert_eq!(found.values().count(), expected.values().count());
+    }
+}
+
+/// A step of micro-batches is the step: their gradients add up in the same buffers.
+#[rstest]
+#[case::grpo(grpo())]
+#[case::gspo(gspo())]
+fn micro_batches_add_up(#[case] loss: LossConfig, #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype) {
+    let case = Case::new(&loss, Shape { dtype, bias: true, ..Shape::default() }, 17);
+    let weights = token_weights(&loss, &case.batch);
+    let case = case.with_batch(|batch| batch.with_weights(weights).unwrap());
+    let expected = case.oracle(&loss);
+    for (implementation, tiling) in implementations() {
+        let request = case.request(&loss, implementation, tiling);
+        let mut plan = backend().plan_on_device(&request).unwrap();
+        let begin = Output::begin(&expected, request.gradients);
+        let mut sum = begin.clone();
+        let (mut hidden, whole) = (vec![], sum.hidden.take().unwrap());
+        let mut scores = grpo_core::Scores::default();
+        for cut in [0, 1, 3, 4, 5].windows(2) {
+            let part = case.select(cut[0]..cut[1]);
+            let rows = case.batch.offsets()[cut[0]] * 12..case.batch.offsets()[cut[1]] * 12;
+            sum.hidden = Some(whole[rows].to_vec());
+            sum.add(&mut plan, &part);
+            hidden.append(sum.hidden.as_mut().unwrap());
+            scores.logp.append(&mut sum.scores.logp);
+            scores.entropy.append(&mut sum.scores.entropy);
+        }
+        (sum.hidden, sum.scores) = (Some(hidden), scores);
+        let name = format!("{:?} {}", loss.loss_type, implementation.name());
+        sum.assert_is(&name, &case, &expected, &begin, &Tolerances::of(dtype));
+    }
+}

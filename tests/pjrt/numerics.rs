@@ -1,0 +1,213 @@
+//! What may be rounded to bf16 is rounded once, and then forward and backward agree.
+
+use crate::case::{Case, Shape, chunks, panels};
+use crate::evaluation::{Output, assert_same, report};
+use crate::{backend, grpo, gspo, loss, on_mesh};
+use backend_cpu::reference::{Evaluation, Policy, evaluate};
+use backend_tpu::PjrtPlan;
+use backend_tpu::program::{Numerics, Role};
+use grpo_core::parity::{Comparison, Tolerances};
+use grpo_core::{
+    Dtype, Error, GradientSpec, GradsMut, HeadLayout, Implementation, LossConfig, LossPlan, TensorMut, Tiling,
+};
+use half::bf16;
+use rstest::rstest;
+
+const BF16: Shape =
+    Shape { lengths: &[5, 0, 1, 7, 3], h: 12, v: 61, dtype: Dtype::Bf16, layout: HeadLayout::VocabHidden, bias: false };
+
+fn implementations() -> [(Implementation, Tiling); 4] {
+    [
+        (Implementation::Reference, Tiling::default()),
+        (Implementation::Logits, Tiling::default()),
+        (Implementation::Fused, chunks(5)),
+        (Implementation::Fused, panels(16)),
+    ]
+}
+
+fn planned(
+    numerics: Numerics,
+    case: &Case,
+    loss: &LossConfig,
+    implementation: Implementation,
+    tiling: Tiling,
+) -> PjrtPlan {
+    backend().with_numerics(numerics).plan_on_device(&case.request(loss, implementation, tiling)).unwrap()
+}
+
+/// Logits with a product in f64 and one rounding, the loss of which is the oracle; its gradient by hidden states and head
+/// follows by hand.
+fn oracle_of_rounded_logits(case: &Case, loss: &LossConfig) -> Evaluation<f64> {
+    let Shape { h, v, .. } = case.shape;
+    let (hidden, head) = (case.hidden.in_f64(), case.lm_head.in_f64());
+    let dot = |i: usize, j: usize| (0..h).map(|k| hidden[i * h + k] * head[j * h + k]).sum::<f64>();
+    let n = case.tokens();
+    let z: Vec<f64> = (0..n * v).map(|ij| bf16::from_f64(dot(ij / v, ij % v)).to_f64()).collect();
+    let mut expected = evaluate(loss, &Policy::Logits { logits: &z, vocab: v }, &case.batch).unwrap();
+    let dz = &expected.grad_logits;
+    let active = case.batch.active_rows();
+    expected.grad_hidden = vec![0.0; n * h];
+    expected.grad_lm_head = vec![0.0; v * h];
+    for &i in active {
+        for j in 0..v {
+            for k in 0..h {
+                expected.grad_hidden[i * h + k] += dz[i * v + j] * head[j * h + k];
+                expected.grad_lm_head[j * h + k] += dz[i * v + j] * hidden[i * h + k];
+            }
+        }
+    }
+    expected
+}
+
+/// Seven bits are lost once, so what follows is the oracle of the rounded logits to f32's own tolerance: a second rounding,
+/// or one in the forward pass alone, would be off by 1e-3.
+#[rstest]
+#[case::grpo(grpo())]
+#[case::gspo(gspo())]
+fn rounded_logits_are_rounded_once(#[case] loss: LossConfig) {
+    let numerics = Numerics { logits: Dtype::Bf16, ..Numerics::default() };
+    let case = Case::new(&loss, BF16, 3);
+    let (rounded, exact) = (oracle_of_rounded_logits(&case, &loss), case.oracle(&loss));
+    let apart = rounded.logp.iter().zip(&exact.logp).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    assert!(apart > 1e-3, "rounding changes next to nothing: {apart:e}");
+    for (implementation, tiling) in implementations() {
+        let mut plan = planned(numerics, &case, &loss, implementation, tiling);
+        let begin = Output::begin(&rounded, GradientSpec::default());
+        let mut output = begin.clone();
+        output.add(&mut plan, &case);
+        let name = format!("{:?} {}", loss.loss_type, implementation.name());
+        output.assert_is(&name, &case, &rounded, &begin, &Tolerances::of(Dtype::Bf16));
+        assert_same(&name, &plan.score(case.policy(), &case.batch).unwrap(), &output.scores);
+    }
+}
+
+/// The gradient of the bias is the sum of dL/dlogits over tokens, and over the vocabulary that is 0: probabilities add up
+/// to 1 with the logits that both passes see.
+#[rstest]
+fn gradients_over_the_vocabulary_cancel(#[values(Dtype::F32, Dtype::Bf16)] logits: Dtype) {
+    let loss = grpo();
+    let case = Case::new(&loss, Shape { bias: true, ..BF16 }, 3);
+    for (implementation, tiling) in implementations() {
+        let numerics = Numerics { logits, ..Numerics::default() };
+        let mut plan = planned(numerics, &case, &loss, implementation, tiling);
+        let mut output = Output { bias: Some(vec![0.0; 61]), hidden: Some(vec![0.0; 16 * 12]), ..Output::default() };
+        output.lm_head = Some(vec![0.0; 61 * 12]);
+        output.add(&mut plan, &case);
+        let bias = output.bias.unwrap();
+        let sum: f64 = bias.iter().map(|g| f64::from(*g)).sum();
+        let size: f64 = bias.iter().map(|g| f64::from(g.abs())).sum();
+        assert!(size > 1e-2 && sum.abs() <= 1e-6 * size, "{implementation:?}: {sum:e} of {size:e}");
+    }
+}
+
+/// dL/dlogits rounded to bf16 before the products: 8 bits of each term, which average out.
+#[rstest]
+#[case::grpo(grpo())]
+#[case::gspo(gspo())]
+fn rounded_gradients_of_logits_stay_near(#[case] loss: LossConfig) {
+    let numerics = Numerics { logits: Dtype::Bf16, dlogits: Dtype::Bf16, ..Numerics::default() };
+    let case = Case::new(&loss, BF16, 5);
+    let expected = oracle_of_rounded_logits(&case, &loss);
+    for (implementation, tiling) in implementations() {
+        let mut plan = planned(numerics, &case, &loss, implementation, tiling);
+        let begin = Output::begin(&expected, GradientSpec::default());
+        let mut output = begin.clone();
+        output.add(&mut plan, &case);
+        let name = format!("{:?} {}", loss.loss_type, implementation.name());
+        let tolerances = Tolerances { gradient: 1.0 / 256.0, ..Tolerances::of(Dtype::Bf16) };
+        output.assert_is(&name, &case, &expected, &begin, &tolerances);
+    }
+}
+
+/// Gradients summed in bf16 live on the devices, where steps add up with a rounding each.
+#[rstest]
+fn gradients_summed_in_bf16(#[values((1, 1), (2, 2))] (data, vocab): (usize, usize)) {
+    let numerics = Numerics { gradients: Dtype::Bf16, ..Numerics::default() };
+    for loss in [grpo(), gspo()] {
+        let case = Case::new(&loss, BF16, 7);
+        let expected = case.oracle(&loss);
+        for (implementation, tiling) in implementations() {
+            let backend = on_mesh(data, vocab).with_numerics(numerics);
+            let mut plan = backend.plan_on_device(&case.request(&loss, implementation, tiling)).unwrap();
+            let mut hidden = plan.zeros(Role::GradHidden, case.tokens()).unwrap();
+            let mut lm_head = plan.zeros(Role::GradLmHead, 0).unwrap();
+            for _ in 0..2 {
+                let grads = GradsMut {
+                    hidden: Some(TensorMut::Device(&mut hidden)),
+                    lm_head: Some(TensorMut::Device(&mut lm_head)),
+                    ..GradsMut::default()
+                };
+                plan.value_and_grad(case.policy(), &case.batch, grads).unwrap();
+            }
+            let wide = |list: Vec<f32>| list.into_iter().map(f64::from).collect::<Vec<_>>();
+            let twice = |list: &[f64]| list.iter().map(|g| 2.0 * g).collect::<Vec<_>>();
+            let (hidden, lm_head) = (wide(hidden.to_host().unwrap()), wide(lm_head.to_host().unwrap()));
+            assert!(hidden.iter().all(|g| bf16::from_f64(*g).to_f64() == *g));
+            // A rounding to 8 bits per chunk and call.
+            let tolerance = 8.0 / 256.0;
+            report(
+                &format!("bf16 sums {}", implementation.name()),
+                &[
+                    Comparison::new("grad_hidden", &twice(&expected.grad_hidden), &hidden, 0.0, tolerance),
+                    Comparison::new("grad_lm_head", &twice(&expected.grad_lm_head), &lm_head, 0.0, tolerance),
+                ],
+            );
+        }
+    }
+}
+
+/// On the host, gradients are f32: a plan that sums in bf16 says so.
+#[test]
+fn sums_in_bf16_do_not_fit_the_host() {
+    let loss = grpo();
+    let case = Case::new(&loss, BF16, 7);
+    let numerics = Numerics { gradients: Dtype::Bf16, ..Numerics::default() };
+    let mut plan = planned(numerics, &case, &loss, Implementation::Fused, chunks(5));
+    let mut output = Output::begin(&case.oracle(&loss), GradientSpec::default());
+    let before = output.clone();
+    let error = plan.value_and_grad(case.policy(), &case.batch, output.grads()).unwrap_err();
+    assert!(matches!(&error, Error::Shape { what, .. } if what.contains("grad")), "{error}");
+    assert_eq!((output.hidden, output.lm_head), (before.hidden, before.lm_head));
+}
+
+#[rstest]
+#[case::logits(Numerics { logits: Dtype::Bf16, ..Numerics::default() })]
+#[case::dlogits(Numerics { dlogits: Dtype::Bf16, ..Numerics::default() })]
+#[case::gradients(Numerics { gradients: Dtype::Bf16, ..Numerics::default() })]
+fn rounding_f32_inputs_is_refused(#[case] numerics: Numerics) {
+    let case = Case::new(&grpo(), Shape::default(), 1);
+    for (implementation, tiling) in implementations() {
+        let request = case.request(&grpo(), implementation, tiling);
+        let error = backend().with_numerics(numerics).plan_on_device(&request).err().expect("f32 is not to be rounded");
+        assert!(matches!(&error, Error::Config(message) if message.contains("bf16")), "{error}");
+    }
+}
+
+/// Without the entropy everything else stays the same, and a bonus on it is refused.
+#[test]
+fn the_entropy_can_be_left_out() {
+    let without = Numerics { entropy: false, ..Numerics::default() };
+    let plain = loss(r#"{"loss_type": "grpo", "epsilon_high": 0.28, "beta": 0.04, "temperature": 0.9}"#);
+    let case = Case::new(&plain, Shape::default(), 1);
+    for (implementation, tiling) in implementations() {
+        let request = case.request(&plain, implementation, tiling);
+        let outputs = [Numerics::default(), without].map(|numerics| {
+            let mut plan = backend().with_numerics(numerics).plan_on_device(&request).unwrap();
+            let mut output = Output::begin(&case.oracle(&plain), request.gradients);
+            output.add(&mut plan, &case);
+            output
+        });
+        let [with, without] = &outputs;
+        assert!(with.scores.entropy.iter().any(|e| *e > 0.0) && without.scores.entropy.iter().all(|e| *e == 0.0));
+        assert!((with.loss - without.loss).abs() <= 1e-6 && with.hidden.is_some());
+        for (a, b) in [(&with.hidden, &without.hidden), (&with.lm_head, &without.lm_head)] {
+            let pairs = a.iter().flatten().zip(b.iter().flatten());
+            assert!(pairs.clone().count() > 0 && pairs.into_iter().all(|(a, b)| (a - b).abs() <= 1e-6));
+        }
+    }
+    for loss in [grpo(), gspo()] {
+        let request = case.request(&loss, Implementation::Fused, chunks(3));
+        let error = backend().with_numerics(without).plan_on_device(&request).err().expect("a bonus needs the entropy");
+        assert!(matches!(&error, Error::Config(message) if message.contains("entropy")), "{error}");
+    }
+}

@@ -1,0 +1,244 @@
+//! Tensors that stay on the devices from step to step.
+
+use crate::case::{Case, Shape, chunks, panels};
+use crate::evaluation::Output;
+use crate::{backend, grpo, gspo, on_mesh};
+use backend_tpu::program::Role;
+use backend_tpu::{PjrtPlan, PjrtTensor};
+use grpo_core::parity::Tolerances;
+use grpo_core::{
+    DeviceTensor, Dtype, Error, GradsMut, Implementation, LossConfig, LossPlan, PlanRequest, PolicyInput, Scores,
+    TensorMut, TensorRef, Tiling,
+};
+use rstest::rstest;
+use std::any::Any;
+
+/// A policy on the devices.
+struct Resident {
+    hidden: PjrtTensor,
+    lm_head: PjrtTensor,
+}
+
+impl Resident {
+    fn new(plan: &PjrtPlan, case: &Case) -> Self {
+        Self {
+            hidden: plan.upload(Role::Hidden, case.tokens(), case.hidden.as_ref()).unwrap(),
+            lm_head: plan.upload(Role::LmHead, 0, case.lm_head.as_ref()).unwrap(),
+        }
+    }
+
+    fn policy(&self) -> PolicyInput<'_> {
+        let (hidden, lm_head) = (TensorRef::Device(&self.hidden), TensorRef::Device(&self.lm_head));
+        PolicyInput::Hidden { hidden, lm_head, bias: None }
+    }
+}
+
+fn grads<'a>(hidden: &'a mut PjrtTensor, lm_head: &'a mut PjrtTensor) -> GradsMut<'a> {
+    let (hidden, lm_head) = (TensorMut::Device(hidden), TensorMut::Device(lm_head));
+    GradsMut { hidden: Some(hidden), lm_head: Some(lm_head), ..GradsMut::default() }
+}
+
+#[rstest]
+#[case::chunks(Implementation::Fused, chunks(5), (1, 1))]
+#[case::panels(Implementation::Fused, panels(16), (1, 1))]
+#[case::dense(Implementation::Reference, Tiling::default(), (1, 1))]
+#[case::mesh(Implementation::Fused, chunks(3), (2, 4))]
+fn three_steps_are_those_of_the_host(
+    #[case] implementation: Implementation,
+    #[case] tiling: Tiling,
+    #[case] (data, vocab): (usize, usize),
+    #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
+) {
+    for loss in [grpo(), gspo()] {
+        let case = Case::new(&loss, Shape { dtype, ..Shape::default() }, 23);
+        let request = case.request(&loss, implementation, tiling.clone());
+        let mut plan = on_mesh(data, vocab).plan_on_device(&request).unwrap();
+        let resident = Resident::new(&plan, &case);
+        let mut hidden = plan.zeros(Role::GradHidden, case.tokens()).unwrap();
+        let mut lm_head = plan.zeros(Role::GradLmHead, 0).unwrap();
+        let mut host = Output {
+            hidden: Some(vec![0.0; case.tokens() * case.shape.h]),
+            lm_head: Some(vec![0.0; case.shape.v * case.shape.h]),
+            ..Output::default()
+        };
+        for _ in 0..3 {
+            let (before, result) = (host.loss, {
+                let grads = grads(&mut hidden, &mut lm_head);
+                plan.value_and_grad_on_device(resident.policy(), &case.batch, grads).unwrap()
+            });
+            host.add(&mut plan, &case);
+            assert_eq!(result.loss, host.loss - before);
+            assert_eq!(result.logp.to_host().unwrap(), host.scores.logp);
+            assert_eq!(result.entropy.to_host().unwrap(), host.scores.entropy);
+            assert_eq!(&Some(hidden.to_host().unwrap()), &host.hidden);
+            assert_eq!(&Some(lm_head.to_host().unwrap()), &host.lm_head);
+        }
+        let [logp, entropy] = plan.score_on_device(resident.policy(), &case.batch).unwrap();
+        assert_eq!((logp.role(), logp.elements()), (Role::Logp, case.tokens()));
+        let scored = Scores { logp: logp.to_host().unwrap(), entropy: entropy.to_host().unwrap() };
+        crate::evaluation::assert_same("on the devices", &scored, &host.scores);
+        // Three times the gradient.
+        let expected = case.oracle(&loss).grad_lm_head;
+        let largest = expected.iter().fold(0.0_f64, |m, g| m.max(g.abs()));
+        for (found, expected) in lm_head.to_host().unwrap().iter().zip(&expected) {
+            let off = (f64::from(*found) / 3.0 - expected).abs();
+            assert!(off <= Tolerances::of(dtype).gradient * largest, "{found} for three times {expected}");
+        }
+    }
+}
+
+/// Gradients on the host beside a policy on the devices, and the other way round.
+#[test]
+fn host_and_device_mix() {
+    let loss = grpo();
+    let case = Case::new(&loss, Shape::default(), 2);
+    let mut plan = backend().plan_on_device(&case.request(&loss, Implementation::Fused, chunks(5))).unwrap();
+    let resident = Resident::new(&plan, &case);
+    let mut host = Output::begin(&case.oracle(&loss), Default::default());
+    let mut hidden = plan.upload(Role::GradHidden, case.tokens(), host.hidden.as_ref().unwrap().into()).unwrap();
+    let mut lm_head = host.lm_head.clone().unwrap();
+    host.add(&mut plan, &case);
+    let mixed = GradsMut {
+        hidden: Some(TensorMut::Device(&mut hidden)),
+        lm_head: Some((&mut lm_head).into()),
+        ..GradsMut::default()
+    };
+    plan.value_and_grad(resident.policy(), &case.batch, mixed).unwrap();
+    assert_eq!((Some(hidden.to_host().unwrap()), Some(lm_head)), (host.hidden, host.lm_head));
+}
+
+/// Logits on the device that the loss overwrites: the buffer that comes back holds their gradient.
+#[rstest]
+fn logits_in_place_on_the_device(#[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype) {
+    let loss = gspo();
+    let case = Case::new(&loss, Shape { dtype, ..Shape::default() }, 8);
+    let z = crate::logits::logits(&case);
+    let mut plan = backend().plan_on_device(&crate::logits::request(&case, &loss, Implementation::Logits)).unwrap();
+    let mut logits = plan.upload(Role::Logits, case.tokens(), z.as_ref()).unwrap();
+    let scores = plan.score(PolicyInput::LogitsInPlace(TensorMut::Device(&mut logits)), &case.batch).unwrap();
+    let unchanged = logits.to_host().unwrap();
+    assert!(unchanged.iter().zip(&z.wide).all(|(a, b)| a == b || (a.is_nan() && b.is_nan())));
+    let policy = PolicyInput::LogitsInPlace(TensorMut::Device(&mut logits));
+    let output = plan.value_and_grad(policy, &case.batch, GradsMut::default()).unwrap();
+    crate::evaluation::assert_same("in place", &scores, &output.scores);
+    let expected = crate::logits::oracle(&case, &loss, &z).grad_logits;
+    let largest = expected.iter().fold(0.0_f64, |m, g| m.max(g.abs()));
+    let tolerance = if dtype == Dtype::F32 { 2e-5 } else { 1.0 / 256.0 };
+    for (found, expected) in logits.to_host().unwrap().iter().zip(&expected) {
+        assert!((f64::from(*found) - expected).abs() <= tolerance * largest, "{found} for {expected}");
+    }
+}
+
+/// A tensor of another backend.
+#[derive(Debug)]
+struct Foreign;
+
+impl DeviceTensor for Foreign {
+    fn dtype(&self) -> Dtype {
+        Dtype::F32
+    }
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+    fn as_any_mut(&mut self) -> &mut dyn Any {
+        self
+    }
+}
+
+fn planned(loss: &LossConfig) -> (Case, PjrtPlan) {
+    let case = Case::new(loss, Shape::default(), 4);
+    let plan = backend().plan_on_device(&case.request(loss, Implementation::Fused, chunks(5))).unwrap();
+    (case, plan)
+}
+
+#[test]
+fn a_tensor_of_another_backend_is_refused() {
+    let (case, mut plan) = planned(&grpo());
+    let policy = |hidden| PolicyInput::Hidden { hidden, lm_head: case.lm_head.as_ref(), bias: None };
+    let error = plan.score(policy(TensorRef::Device(&Foreign)), &case.batch).unwrap_err();
+    assert!(matches!(&error, Error::Unsupported { what, .. } if what.contains("Foreign")), "{error}");
+
+    let (mut foreign, mut hidden) = (Foreign, vec![0.0; case.tokens() * case.shape.h]);
+    let grads = GradsMut {
+        hidden: Some((&mut hidden).into()),
+        lm_head: Some(TensorMut::Device(&mut foreign)),
+        ..GradsMut::default()
+    };
+    let error = plan.value_and_grad(case.policy(), &case.batch, grads).unwrap_err();
+    assert!(matches!(&error, Error::Unsupported { what, .. } if what.contains("grad_lm_head")), "{error}");
+    assert!(hidden.iter().all(|g| *g == 0.0));
+}
+
+/// Every misfit is refused before anything is donated: what was uploaded still works.
+#[test]
+fn tensors_that_do_not_fit_are_refused() {
+    let loss = grpo();
+    let (case, mut plan) = planned(&loss);
+    let resident = Resident::new(&plan, &case);
+    let mut hidden = plan.zeros(Role::GradHidden, case.tokens()).unwrap();
+    let mut lm_head = plan.zeros(Role::GradLmHead, 0).unwrap();
+
+    // Uploads of another length, dtype, or more tokens than planned.
+    let shape = |result: Result<PjrtTensor, Error>, what: &str| match result.unwrap_err() {
+        Error::Shape { what: found, .. } => assert!(found.contains(what), "{found}"),
+        error => panic!("{error}"),
+    };
+    shape(plan.upload(Role::Hidden, 16, TensorRef::F32(&[0.0; 5])), "hidden");
+    shape(plan.upload(Role::Hidden, 16, TensorRef::Bf16(&[half::bf16::ZERO; 192])), "hidden");
+    shape(plan.upload(Role::Hidden, 17, TensorRef::F32(&[0.0; 204])), "tokens");
+    shape(plan.upload(Role::Hidden, 16, TensorRef::Device(&resident.hidden)), "hidden");
+
+    // The role of another, and one for batches of another size.
+    let policy = PolicyInput::Hidden {
+        hidden: TensorRef::Device(&resident.lm_head),
+        lm_head: TensorRef::Device(&resident.lm_head),
+        bias: None,
+    };
+    let error = plan.score(policy, &case.batch).unwrap_err();
+    assert!(matches!(&error, Error::Shape { what, .. } if what.contains("hidden")), "{error}");
+    let part = case.select(0..2);
+    let error = plan.value_and_grad(resident.policy(), &part.batch, grads(&mut hidden, &mut lm_head)).unwrap_err();
+    assert!(matches!(error, Error::Shape { .. }), "{error}");
+    let error = plan
+        .value_and_grad(
+            resident.policy(),
+            &case.batch,
+            GradsMut {
+                hidden: Some(TensorMut::Device(&mut lm_head)),
+                lm_head: Some(TensorMut::Device(&mut hidden)),
+                ..GradsMut::default()
+            },
+        )
+        .unwrap_err();
+    assert!(matches!(error, Error::Shape { .. }), "{error}");
+
+    // Tensors of a plan of other shapes, and of a plan on other devices.
+    let other = Case::new(&loss, Shape { v: 60, ..Shape::default() }, 4);
+    let others = backend().plan_on_device(&other.request(&loss, Implementation::Fused, chunks(5))).unwrap();
+    let error = plan.score(Resident::new(&others, &other).policy(), &case.batch).unwrap_err();
+    assert!(matches!(error, Error::Shape { .. }), "{error}");
+    let others = on_mesh(2, 1).plan_on_device(&case.request(&loss, Implementation::Fused, chunks(5))).unwrap();
+    let error = plan.score(Resident::new(&others, &case).policy(), &case.batch).unwrap_err();
+    assert!(matches!(error, Error::Shape { .. }), "{error}");
+
+    // Nothing was lost, and tensors of another plan of the same shapes fit.
+    plan.value_and_grad(resident.policy(), &case.batch, grads(&mut hidden, &mut lm_head)).unwrap();
+    let twin = backend().plan_on_device(&case.request(&gspo(), Implementation::Reference, Tiling::default())).unwrap();
+    plan.value_and_grad(Resident::new(&twin, &case).policy(), &case.batch, grads(&mut hidden, &mut lm_head)).unwrap();
+}
+
+/// The seam's own checks reach device tensors too.
+#[test]
+fn a_missing_buffer_is_refused() {
+    let (case, mut plan) = planned(&grpo());
+    let resident = Resident::new(&plan, &case);
+    let mut hidden = plan.zeros(Role::GradHidden, case.tokens()).unwrap();
+    let grads = GradsMut { hidden: Some(TensorMut::Device(&mut hidden)), ..GradsMut::default() };
+    let error = plan.value_and_grad(resident.policy(), &case.batch, grads).unwrap_err();
+    assert!(matches!(&error, Error::Config(message) if message.contains("lm_head")), "{error}");
+    assert!(hidden.to_host().unwrap().iter().all(|g| *g == 0.0));
+    let request = PlanRequest { max_tokens: 3, ..case.request(&grpo(), Implementation::Fused, chunks(5)) };
+    let mut small = backend().plan_on_device(&request).unwrap();
+    let error = small.score(case.policy(), &case.batch).unwrap_err();
+    assert!(matches!(&error, Error::Shape { what, .. } if what.contains("tokens")), "{error}");
+}

@@ -1,0 +1,67 @@
+//! The fused loops, cut in every way: windows of one, windows that do not divide, windows larger than the tensor.
+
+use crate::case::{Case, Shape, chunks, panels};
+use crate::evaluation::{DTYPES, check};
+use crate::{backend, cispo, grpo, gspo};
+use grpo_core::{Dtype, GradientSpec, HeadLayout, Implementation, LossConfig, PlanRequest, Tiling};
+use rstest::rstest;
+
+/// For N = 16 and V = 61.
+fn tilings() -> Vec<(String, Tiling)> {
+    let of_tokens = [1, 3, 5, 16, 40].map(|size| (format!("chunks of {size}"), chunks(size)));
+    let of_vocab = [1, 7, 16, 61, 100].map(|size| (format!("panels of {size}"), panels(size)));
+    of_tokens.into_iter().chain(of_vocab).collect()
+}
+
+#[rstest]
+#[case::grpo(grpo())]
+#[case::cispo(cispo())]
+#[case::gspo(gspo())]
+fn every_tiling_is_the_oracle(#[case] loss: LossConfig, #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype) {
+    for (i, (name, tiling)) in tilings().into_iter().enumerate() {
+        // They take turns: every tiling meets all of them with one loss and dtype or another.
+        let turn = i + loss.loss_type as usize + usize::from(dtype == Dtype::Bf16);
+        let bias = turn % 3 == 0;
+        let layout = [HeadLayout::VocabHidden, HeadLayout::HiddenVocab][turn % 2];
+        let gradients = [
+            GradientSpec { hidden: true, lm_head: true, bias },
+            GradientSpec { hidden: true, lm_head: false, bias: false },
+            GradientSpec { hidden: true, lm_head: true, bias },
+            GradientSpec { hidden: false, lm_head: true, bias },
+        ][turn % 4];
+        let case = Case::new(&loss, Shape { dtype, layout, bias, ..Shape::default() }, i as u64);
+        let request = PlanRequest { gradients, ..case.request(&loss, Implementation::Fused, tiling) };
+        let mut plan = backend().plan_on_device(&request).unwrap();
+        let name = format!("{:?} {} {layout:?} bias {bias}: {name}", loss.loss_type, dtype.name());
+        check(&name, &mut plan, &case, &loss, gradients);
+    }
+}
+
+/// The implementations that are not cut.
+#[rstest]
+#[case::grpo(grpo())]
+#[case::gspo(gspo())]
+fn dense_programs_are_the_oracle(
+    #[case] loss: LossConfig,
+    #[values(Implementation::Reference, Implementation::Logits)] implementation: Implementation,
+    #[values(HeadLayout::VocabHidden, HeadLayout::HiddenVocab)] layout: HeadLayout,
+) {
+    for dtype in DTYPES {
+        let case = Case::new(&loss, Shape { dtype, layout, bias: true, ..Shape::default() }, 3);
+        let request = case.request(&loss, implementation, Tiling::default());
+        let mut plan = backend().plan_on_device(&request).unwrap();
+        let name = format!("{:?} {} {layout:?}: {}", loss.loss_type, dtype.name(), implementation.name());
+        check(&name, &mut plan, &case, &loss, request.gradients);
+    }
+}
+
+/// A plan without any gradient is a loss all the same.
+#[rstest]
+fn no_gradient_at_all(#[values(chunks(3), panels(7))] tiling: Tiling) {
+    for loss in [grpo(), gspo()] {
+        let case = Case::new(&loss, Shape::default(), 5);
+        let gradients = GradientSpec { hidden: false, lm_head: false, bias: false };
+        let request = PlanRequest { gradients, ..case.request(&loss, Implementation::Fused, tiling.clone()) };
+        check("no gradient", &mut backend().plan_on_device(&request).unwrap(), &case, &loss, gradients);
+    }
+}
