@@ -101,7 +101,8 @@ impl Buffer {
         let mut args = ffi::BufferReadyEvent::new(self.handle.get());
         self.client.api().call(&mut args)?;
         let event = args.event.take(self.client.api());
-        event.map(Event::new).ok_or(Error::Nothing { operation: ffi::BufferReadyEvent::NAME })
+        let event = event.ok_or(Error::Nothing { operation: ffi::BufferReadyEvent::NAME })?;
+        Ok(Event::new(self.client.clone(), event))
     }
 
     /// Blocks until the elements are there.

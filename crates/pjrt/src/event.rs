@@ -1,16 +1,20 @@
 //! Something that will have happened.
 
+use crate::client::Client;
 use crate::error::Result;
 use crate::ffi::{self, Owned};
 
 /// Becomes ready when the work behind it is done or has failed.
 pub struct Event {
+    // Before the client: fields are dropped in order.
     handle: Owned<ffi::Event>,
+    // What it waits for runs on the client's threads.
+    _client: Client,
 }
 
 impl Event {
-    pub(crate) fn new(handle: Owned<ffi::Event>) -> Self {
-        Event { handle }
+    pub(crate) fn new(client: Client, handle: Owned<ffi::Event>) -> Self {
+        Event { handle, _client: client }
     }
 
     /// Whether the work is done or has failed.

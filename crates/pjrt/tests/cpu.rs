@@ -277,6 +277,11 @@ fn buffers_and_programs_outlive_the_names_of_their_client() {
     drop(program);
     drop(argument);
     assert_eq!(output.to_vec::<f32>().unwrap(), [2.0; 4]);
+    // An event is the last thing that holds the client.
+    let ready = output.ready().unwrap();
+    drop(output);
+    ready.wait().unwrap();
+    assert!(ready.is_ready().unwrap());
 }
 
 #[test]

@@ -120,14 +120,15 @@ impl Launcher {
             device: std::ptr::null(),
         };
         api.call(&mut args)?;
-        for mut event in events {
-            if let Some(event) = event.take(api) {
-                api.call(&mut EventAwait::new(event.get()))?;
-            }
+        // Owned before anything can go wrong, so that an early return leaks nothing.
+        let events: Vec<_> = events.iter_mut().filter_map(|event| event.take(api)).collect();
+        let outputs: Vec<Vec<_>> =
+            outputs.iter_mut().map(|list| list.iter_mut().map(|output| output.take(api)).collect()).collect();
+        for event in &events {
+            api.call(&mut EventAwait::new(event.get()))?;
         }
-        let take =
-            |mut handle: OutHandle<Buffer>| handle.take(api).ok_or(Error::Nothing { operation: ExecuteArgs::NAME });
-        outputs.into_iter().map(|list| list.into_iter().map(take).collect()).collect()
+        let given = |output: Option<_>| output.ok_or(Error::Nothing { operation: ExecuteArgs::NAME });
+        outputs.into_iter().map(|list| list.into_iter().map(given).collect()).collect()
     }
 }
 
