@@ -9,13 +9,15 @@ use sha2::{Digest, Sha256};
 
 use crate::client::Client;
 use crate::compile_options::CompileOptions;
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::executable::LoadedExecutable;
 
 /// A directory of compiled programs.
 ///
-/// An entry is found by program, options, platform, its version and the version of the API. An entry that is damaged, or
-/// that the plugin will not load, is compiled again and replaced. Several processes may share a directory.
+/// An entry is found by program, options, platform, its version, the version of the API and the model of the first device.
+/// An entry that is damaged, or that the plugin will not load, is compiled again and replaced. Several processes may share a
+/// directory.
 #[derive(Clone, Debug)]
 pub struct CompileCache {
     directory: PathBuf,
@@ -53,7 +55,7 @@ impl CompileCache {
         program: impl AsRef<[u8]>,
         options: &CompileOptions,
     ) -> Result<(LoadedExecutable, CacheOutcome)> {
-        let key = key(client, program.as_ref(), options);
+        let key = key(client, program.as_ref(), options)?;
         let path = self.directory.join(format!("{}.pjrt", hex(&key)));
         if let Some(executable) = read(&path, &key).and_then(|serialized| client.load(&serialized).ok()) {
             return Ok((executable, CacheOutcome::Hit));
@@ -70,19 +72,28 @@ impl CompileCache {
     }
 }
 
-fn key(client: &Client, program: &[u8], options: &CompileOptions) -> [u8; DIGEST] {
+fn key(client: &Client, program: &[u8], options: &CompileOptions) -> Result<[u8; DIGEST]> {
     let (major, minor) = client.plugin().api_version();
     let options = options.encode();
     let api = format!("{major}.{minor}");
-    let parts =
-        [client.platform_name().as_bytes(), client.platform_version().as_bytes(), api.as_bytes(), &options, program];
+    // Versions say nothing of it, and machines with other GPUs may share the directory.
+    let first = client.addressable_devices().first().map(Device::description).transpose()?;
+    let model = first.map_or(String::new(), |device| device.kind);
+    let parts = [
+        client.platform_name().as_bytes(),
+        client.platform_version().as_bytes(),
+        api.as_bytes(),
+        model.as_bytes(),
+        &options,
+        program,
+    ];
     let mut hasher = Sha256::new();
     for part in parts {
         // The length keeps neighbours apart.
         hasher.update((part.len() as u64).to_le_bytes());
         hasher.update(part);
     }
-    hasher.finalize().into()
+    Ok(hasher.finalize().into())
 }
 
 fn read(path: &Path, key: &[u8; DIGEST]) -> Option<Vec<u8>> {
