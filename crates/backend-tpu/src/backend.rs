@@ -133,6 +133,9 @@ impl PjrtBackend {
             return Ok(executable.clone());
         }
         let mut options = compile_options::options_for(self.kind, self.mesh);
+        // Not the order that the plugin would choose: the mesh's, in which tensors are sent.
+        let ids = self.devices.list.iter().map(|device| Ok(vec![i64::from(device.description()?.id)]));
+        options.device_assignment = Some(ids.collect::<pjrt::Result<_>>().map_err(failed)?);
         for (flag, value) in &self.flags {
             options = options.with(flag, value.clone());
         }
