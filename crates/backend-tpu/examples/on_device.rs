@@ -14,7 +14,8 @@ fn main() -> Result<()> {
     let hidden: Vec<f32> = (0..n * h).map(spread).collect(); // [N, H]
     let lm_head: Vec<f32> = (0..v * h).map(spread).collect(); // [V, H]
     let targets = (0..n).map(|i| (i * 31 % v) as i64).collect();
-    let batch = TokenBatch::packed(targets, vec![0, 24, n])?.with_advantages(Advantages::PerSequence(vec![1.0, -0.5]))?;
+    let batch =
+        TokenBatch::packed(targets, vec![0, 24, n])?.with_advantages(Advantages::PerSequence(vec![1.0, -0.5]))?;
 
     let backend = PjrtBackend::open(Kind::Cpu, None)?;
     let mut plan = backend.plan_on_device(&PlanRequest {
