@@ -1,9 +1,10 @@
 //! What the caller hands to a program: tensors to read, tensors to update, wherever they are.
 
+use crate::plan::Devices;
 use crate::program::Role;
 use crate::shard::Layout;
 use crate::tensor::PjrtTensor;
-use crate::unsupported;
+use crate::{failed, unsupported};
 use grpo_core::error::{Error, Result};
 use grpo_core::{DeviceTensor, Dtype, GradsMut, PolicyInput, TensorMut, TensorRef};
 use pjrt::Buffer;
@@ -89,8 +90,14 @@ impl<'a> Operands<'a> {
         Ok(())
     }
 
-    /// Checks that tensors on devices are what `layout` and `dtype` say for their role.
-    pub(crate) fn check(&self, layout: impl Fn(Role) -> Layout, dtype: impl Fn(Role) -> Dtype) -> Result<()> {
+    /// Checks that tensors on devices are what `layout` and `dtype` say for their role, and lie on `devices`: once they are
+    /// donated, it is too late.
+    pub(crate) fn check(
+        &self,
+        devices: &Devices,
+        layout: impl Fn(Role) -> Layout,
+        dtype: impl Fn(Role) -> Dtype,
+    ) -> Result<()> {
         for (role, operand) in &self.0 {
             let tensor = match operand {
                 Operand::ReadDevice(tensor) => *tensor,
@@ -106,6 +113,13 @@ impl<'a> Operands<'a> {
             if tensor.dtype != dtype(*role) {
                 let (expected, found) = (dtype(*role).name(), tensor.dtype.name());
                 return Err(Error::shape("loss call", format!("dtype of {}", role.name()), expected, found));
+            }
+            for (part, device) in tensor.parts.iter().zip(&devices.list) {
+                if part.device().map_err(failed)? != *device {
+                    let what =
+                        format!("the tensor given for `{}`, which lies on devices of another client", role.name());
+                    return Err(unsupported(&what, "open one client and share it: `PjrtBackend::new`, or a clone"));
+                }
             }
         }
         Ok(())

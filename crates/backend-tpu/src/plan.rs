@@ -4,20 +4,20 @@
 //! gradients are updated in buffers that are donated and come back. Host slices are uploaded before and downloaded after
 //! the same call.
 
-use crate::aot::What;
+use crate::aot::{Variant, What};
 use crate::backend::PjrtBackend;
+use crate::failed;
 use crate::operands::Operands;
 use crate::program::{Pass, Program, Role, SUMS, Spec};
 use crate::shard::Layout;
 use crate::tables::Tables;
 use crate::tensor::PjrtTensor;
-use crate::{blocking, failed};
 use grpo_core::batch::TokenBatch;
 use grpo_core::error::{Error, Result};
 use grpo_core::evaluate::{Evaluator, Sums};
 use grpo_core::{
-    Dtype, GradientSpec, GradsMut, Implementation, LossOutput, LossPlan, MemoryReport, Metrics, PlanRequest,
-    PolicyInput, Scores, TensorRef,
+    Dtype, GradientSpec, GradsMut, LossOutput, LossPlan, MemoryReport, Metrics, PlanRequest, PolicyInput, Scores,
+    TensorRef,
 };
 use pjrt::{Argument, Buffer, Client, CompiledMemoryStats, DType, Device, LoadedExecutable};
 use std::collections::HashMap;
@@ -45,6 +45,17 @@ struct Compiled {
     executable: Arc<LoadedExecutable>,
 }
 
+impl Compiled {
+    fn new(backend: &PjrtBackend, program: Program) -> Result<Self> {
+        let executable = backend.compile(program.module.to_string())?;
+        Ok(Self { program, executable })
+    }
+
+    fn memory(&self) -> Result<CompiledMemoryStats> {
+        self.executable.executable().memory_stats().map_err(failed)
+    }
+}
+
 /// What a call returns when everything stays on the devices.
 #[derive(Debug)]
 pub struct DeviceOutput {
@@ -62,59 +73,27 @@ pub struct DeviceOutput {
 
 impl PjrtPlan {
     pub(crate) fn new(backend: &PjrtBackend, request: &PlanRequest, what: What) -> Result<Self> {
-        request.validate()?;
-        let spec = Spec {
-            loss: request.loss.clone(),
-            implementation: request.implementation,
-            tokens: request.max_tokens,
-            policy: request.policy,
-            gradients: request.gradients,
-            blocking: blocking::choose(request, &backend.numerics, backend.mesh)?,
-            mosaic: backend.mosaic,
-            numerics: backend.numerics,
-            mesh: backend.mesh,
-        };
-        let mut plan = Self {
-            backend: backend.clone(),
-            request: request.clone(),
-            spec,
-            what,
-            programs: HashMap::new(),
-            memory: MemoryReport::default(),
-        };
-        plan.fit()?;
-        Ok(plan)
-    }
-
-    /// Compiles the program that is asked for, in smaller tiles if the compiler needs more than the budget.
-    fn fit(&mut self) -> Result<()> {
-        let tiling = &self.request.tiling;
-        let (budget, given) = (tiling.workspace_budget, tiling.token_chunk.or(tiling.vocab_block).is_some());
-        loop {
-            let stats = self.compiled_memory()?;
-            let bytes = |value: i64| usize::try_from(value).unwrap_or(0);
+        let &PjrtBackend { numerics, mosaic, mesh, .. } = backend;
+        let variant = Variant { request: request.clone(), numerics, mosaic, mesh, what };
+        let pass = what.pass(request.policy);
+        let mut spec = variant.spec()?;
+        let bytes = |value: i64| usize::try_from(value).unwrap_or(0);
+        let (compiled, memory) = variant.compile_within_budget(&mut spec, |spec| {
+            let compiled = Compiled::new(backend, what.program(spec, pass)?)?;
+            let stats = compiled.memory()?;
             let workspace = bytes(stats.temp);
-            self.memory =
-                MemoryReport { inputs: bytes(stats.argument - stats.alias), outputs: bytes(stats.output), workspace };
-            let fused = self.request.implementation == Implementation::Fused && self.what != What::Materialised;
-            if !fused || given || workspace <= budget {
-                return Ok(());
-            }
-            let Some(smaller) = self.spec.blocking.scaled(budget as f64 / workspace as f64) else {
-                return Err(Error::Budget { what: "a fused tile".into(), budget, minimum: workspace });
-            };
-            tracing::debug!(workspace, budget, blocking = ?smaller, "the compiler needs more than the budget");
-            self.spec.blocking = smaller;
-            self.programs.clear();
-        }
+            let inputs = bytes(stats.argument - stats.alias);
+            Ok((workspace, (compiled, MemoryReport { inputs, outputs: bytes(stats.output), workspace })))
+        })?;
+        let programs = HashMap::from([(pass, compiled)]);
+        Ok(Self { backend: backend.clone(), request: variant.request, spec, what, programs, memory })
     }
 
     /// The program of `pass`, compiled when it is first needed.
     fn compiled(&mut self, pass: Pass) -> Result<&Compiled> {
         if !self.programs.contains_key(&pass) {
-            let program = self.what.program(&self.spec, pass)?;
-            let executable = self.backend.compile(program.module.to_string())?;
-            self.programs.insert(pass, Compiled { program, executable });
+            let compiled = Compiled::new(&self.backend, self.what.program(&self.spec, pass)?)?;
+            self.programs.insert(pass, compiled);
         }
         Ok(&self.programs[&pass])
     }
@@ -125,7 +104,7 @@ impl PjrtPlan {
     /// [`Error::Backend`] when the plugin does not say.
     pub fn compiled_memory(&mut self) -> Result<CompiledMemoryStats> {
         let pass = self.what.pass(self.request.policy);
-        self.compiled(pass)?.executable.executable().memory_stats().map_err(failed)
+        self.compiled(pass)?.memory()
     }
 
     /// What the programs are made for, with the blocking that was chosen.
@@ -222,7 +201,7 @@ impl PjrtPlan {
     fn run(&mut self, pass: Pass, batch: &TokenBatch, tables: &Tables, mut operands: Operands<'_>) -> Result<Results> {
         self.compiled(pass)?;
         let layout = |role| Layout::new(&self.spec, role, batch.tokens());
-        operands.check(layout, |role| self.dtype(role))?;
+        operands.check(&self.backend.devices, layout, |role| self.dtype(role))?;
         let mut uploaded = operands.upload(|role, tensor| self.upload(role, batch.tokens(), tensor))?;
         let tables = tables.upload(&self.spec, &self.backend.devices)?;
         let Compiled { program, executable } = &self.programs[&pass];
@@ -257,7 +236,8 @@ impl PjrtPlan {
         let (logp, entropy) = (take(Role::Logp), take(Role::Entropy));
         let sums = if pass == Pass::Score { Sums::default() } else { read_sums(&take(Role::Sums))? };
         operands.give_back(take)?;
-        Ok(Results { sums, logp, entropy, gradients: results.into_values().collect() })
+        let gradients = program.results.iter().filter_map(|role| results.remove(role)).collect();
+        Ok(Results { sums, logp, entropy, gradients })
     }
 }
 

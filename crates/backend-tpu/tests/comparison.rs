@@ -1,8 +1,8 @@
 //! Programs that are there to be compared with, and tensors that stay on the devices, on XLA's CPU.
 
-use backend_tpu::aot::What;
+use backend_tpu::aot::{Variant, What};
 use backend_tpu::plugins::{self, Kind};
-use backend_tpu::program::{Numerics, Role};
+use backend_tpu::program::{Mesh, Numerics, Role};
 use backend_tpu::{PjrtBackend, PjrtPlan, PjrtTensor};
 use grpo_core::batch::{Advantages, TokenBatch};
 use grpo_core::{
@@ -140,4 +140,54 @@ fn gradients_on_devices_are_summed_in_the_dtype_of_the_plan() {
     }
     let refused = rounded.value_and_grad_on_device(policy(&inputs), &batch(), grads(&mut sums));
     assert!(matches!(refused, Err(Error::Shape { .. })), "{refused:?}");
+}
+
+/// Gradients that another client made are refused before anything is donated.
+#[test]
+fn tensors_of_another_client_are_refused_and_not_lost() {
+    let (mine, other) = (backend(), backend());
+    let mut plan = mine.plan_on_device(&request(Dtype::F32)).expect("a plan");
+    let inputs = inputs(&plan);
+    let mut sums = zeros(&plan);
+    let mut foreign = zeros(&other.plan_on_device(&request(Dtype::F32)).expect("a plan"));
+    let [hidden, lm_head] = [&mut sums[0], &mut foreign[1]].map(|tensor| Some(TensorMut::Device(tensor)));
+    let mixed = GradsMut { hidden, lm_head, ..GradsMut::default() };
+    let refused = plan.value_and_grad_on_device(policy(&inputs), &batch(), mixed);
+    assert!(matches!(&refused, Err(Error::Unsupported { what, .. }) if what.contains("grad_lm_head")), "{refused:?}");
+    assert!(foreign.iter().chain(&sums).all(|sum| sum.to_host().expect("still there").iter().all(|g| *g == 0.0)));
+    plan.value_and_grad_on_device(policy(&inputs), &batch(), grads(&mut sums)).expect("a step");
+    // A clone has the same devices.
+    let mut twin = mine.clone().plan_on_device(&request(Dtype::F32)).expect("a plan");
+    twin.value_and_grad_on_device(policy(&inputs), &batch(), grads(&mut sums)).expect("a step");
+}
+
+#[test]
+fn a_mesh_without_devices_is_no_mesh() {
+    for (data, vocab) in [(0, 1), (1, 0), (usize::MAX, 2)] {
+        let mesh = Mesh { data, vocab };
+        assert!(matches!(backend().with_mesh(mesh), Err(Error::Unsupported { .. })), "{mesh:?}");
+    }
+    let variant = Variant {
+        request: request(Dtype::F32),
+        numerics: Numerics::default(),
+        mosaic: None,
+        mesh: Mesh { data: 0, vocab: 1 },
+        what: What::Gradient,
+    };
+    assert!(matches!(variant.spec(), Err(Error::Config(text)) if text.contains("mesh.data")));
+}
+
+#[test]
+fn a_mesh_makes_the_gradients_of_one_device() {
+    let client = plugins::client(Kind::Cpu, None, &[("cpu_device_count", 4.into())]).expect("four devices");
+    let one = PjrtBackend::new(Kind::Cpu, client).expect("a device");
+    let four = one.clone().with_mesh(Mesh { data: 2, vocab: 2 }).expect("four devices");
+    let [expected, found] = [one, four].map(|backend| {
+        let mut plan = backend.plan_on_device(&request(Dtype::F32)).expect("a plan");
+        let inputs = inputs(&plan);
+        let mut sums = zeros(&plan);
+        plan.value_and_grad_on_device(policy(&inputs), &batch(), grads(&mut sums)).expect("a step");
+        sums.map(|sum| sum.to_host().expect("on the host"))
+    });
+    found.iter().zip(&expected).for_each(|(found, expected)| assert_close(found, expected));
 }

@@ -5,7 +5,7 @@ use super::{Cost, Target, Variant};
 use crate::compile_options::options_for;
 use crate::failed;
 use crate::program::{Mesh, Program, Spec};
-use grpo_core::error::{Error, Result};
+use grpo_core::error::Result;
 use pjrt::{Executable, Topology};
 use stablehlo::{Loop, Module};
 use std::path::Path;
@@ -21,7 +21,7 @@ impl Compiler {
     /// Loads the target's plugin: the one at `path`, or the one that [`crate::plugins::find`] finds.
     ///
     /// # Errors
-    /// [`Error::Backend`] when there is no plugin (with the command that installs it), or it does not know the target.
+    /// [`grpo_core::Error::Backend`] when there is no plugin (with the command that installs it), or it does not know the target.
     pub fn open(target: Target, path: Option<&Path>) -> Result<Self> {
         let topology = target.topology(path)?;
         Ok(Self { target, topology })
@@ -35,7 +35,7 @@ impl Compiler {
     /// The versions of the compiler, in its own words.
     ///
     /// # Errors
-    /// [`Error::Backend`] when the plugin fails.
+    /// [`grpo_core::Error::Backend`] when the plugin fails.
     pub fn version(&self) -> Result<String> {
         self.topology.platform_version().map_err(failed)
     }
@@ -44,23 +44,16 @@ impl Compiler {
     /// tiles shrink until the compiler needs no more than the budget.
     ///
     /// # Errors
-    /// [`Error::Config`] or [`Error::Unsupported`] for what no program does, [`Error::Budget`] when no tile fits,
-    /// [`Error::Backend`] when the compiler refuses.
+    /// [`grpo_core::Error::Config`] or [`grpo_core::Error::Unsupported`] for what no
+    /// program does, [`grpo_core::Error::Budget`] when no tile fits,
+    /// [`grpo_core::Error::Backend`] when the compiler refuses.
     pub fn report(&self, variant: &Variant) -> Result<Report> {
         let mut spec = variant.spec()?;
-        let budget = variant.request.tiling.workspace_budget;
-        loop {
-            let compiled = self.compile(variant, &spec)?;
-            let workspace = usize::try_from(compiled.report.temp_bytes).unwrap_or(usize::MAX);
-            if !variant.has_tiles() || variant.tile_is_given() || workspace <= budget {
-                return self.estimate(compiled, spec.mesh);
-            }
-            let Some(smaller) = spec.blocking.scaled(budget as f64 / workspace as f64) else {
-                return Err(Error::Budget { what: "a fused tile".into(), budget, minimum: workspace });
-            };
-            tracing::info!(workspace, budget, blocking = ?smaller, "the compiler needs more than the budget");
-            spec.blocking = smaller;
-        }
+        let compiled = variant.compile_within_budget(&mut spec, |spec| {
+            let compiled = self.compile(variant, spec)?;
+            Ok((usize::try_from(compiled.report.temp_bytes).unwrap_or(usize::MAX), compiled))
+        })?;
+        self.estimate(compiled, spec.mesh)
     }
 
     /// Compiles with tiles as they are in `spec`.

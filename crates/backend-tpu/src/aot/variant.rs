@@ -2,8 +2,8 @@
 
 use super::{Chip, Floor};
 use crate::blocking;
-use crate::program::{Mesh, MosaicBlocks, Numerics, Pass, Program, Spec};
-use grpo_core::error::Result;
+use crate::program::{Blocking, Mesh, MosaicBlocks, Numerics, Pass, Program, Spec};
+use grpo_core::error::{Error, Result};
 use grpo_core::{Implementation, PlanRequest, PolicySpec};
 use serde::{Deserialize, Serialize};
 
@@ -70,6 +70,7 @@ impl Variant {
     /// Those of [`PlanRequest::validate`]; [`grpo_core::Error::Budget`] when no tile fits the workspace budget.
     pub fn spec(&self) -> Result<Spec> {
         self.request.validate()?;
+        self.mesh.validate()?;
         Ok(Spec {
             loss: self.request.loss.clone(),
             implementation: self.request.implementation,
@@ -96,9 +97,34 @@ impl Variant {
         self.what != What::Materialised && self.request.implementation == Implementation::Fused
     }
 
-    /// Whether the caller has said how large a tile is.
-    pub(super) fn tile_is_given(&self) -> bool {
-        self.request.tiling.token_chunk.or(self.request.tiling.vocab_block).is_some()
+    /// What `compile` makes of `spec`; it also says how many bytes of workspace that takes. Where the caller has not said how
+    /// large a tile is, tiles shrink until the workspace is within the budget.
+    ///
+    /// # Errors
+    /// [`Error::Budget`] when no tile fits; those of `compile`.
+    pub(crate) fn compile_within_budget<T>(
+        &self,
+        spec: &mut Spec,
+        mut compile: impl FnMut(&Spec) -> Result<(usize, T)>,
+    ) -> Result<T> {
+        let tiling = &self.request.tiling;
+        let budget = tiling.workspace_budget;
+        loop {
+            let (workspace, compiled) = compile(spec)?;
+            // A size that belongs to the other order says nothing.
+            let given = match spec.blocking {
+                Blocking::TokenChunks(_) => tiling.token_chunk,
+                Blocking::VocabPanels(_) => tiling.vocab_block,
+            };
+            if !self.has_tiles() || given.is_some() || workspace <= budget {
+                return Ok(compiled);
+            }
+            let Some(smaller) = spec.blocking.scaled(budget as f64 / workspace as f64) else {
+                return Err(Error::Budget { what: "a fused tile".into(), budget, minimum: workspace });
+            };
+            tracing::info!(workspace, budget, blocking = ?smaller, "the compiler needs more than the budget");
+            spec.blocking = smaller;
+        }
     }
 
     /// What no program with these arguments and results can do without on `chip`. Useful are the products without which

@@ -3,6 +3,7 @@
 //! Every device runs the same program on its part; parts meet in explicit reductions. Device d holds the tokens of data
 //! rank d / vocab and the columns of vocab rank d % vocab.
 
+use grpo_core::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use stablehlo::{Builder, Dtype, Reducer, Value};
 
@@ -25,7 +26,19 @@ impl Default for Mesh {
 impl Mesh {
     /// Devices needed.
     pub fn devices(&self) -> usize {
-        self.data * self.vocab
+        self.data.saturating_mul(self.vocab)
+    }
+
+    /// # Errors
+    /// [`Error::Config`] for a mesh without devices.
+    pub(crate) fn validate(&self) -> Result<()> {
+        match self.devices() {
+            0 => Err(Error::Config(format!(
+                "mesh.data is {} and mesh.vocab {}: both are at least 1",
+                self.data, self.vocab
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// Tokens that one device holds of `tokens`; the last ones may be padding.

@@ -210,6 +210,7 @@ impl Spec {
     }
 
     fn validate(&self, pass: Pass) -> Result<()> {
+        self.mesh.validate()?;
         let Numerics { logits, dlogits, gradients, .. } = self.numerics;
         if [logits, dlogits, gradients].contains(&Dtype::Bf16) && self.policy.dtype() == Dtype::F32 {
             return Err(Error::Config("logits, dlogits or gradients in bf16 need inputs in bf16".into()));
