@@ -48,11 +48,7 @@ pub struct BatchLoss<R> {
 /// The loss of a batch. `sequence_sum` gives every token the sum over the tokens of its sequence.
 ///
 /// `terms.ref_logp` must be there when `config.beta` is not 0; [`crate::evaluate::Evaluator::new`] checks that.
-pub fn batch_loss<R: Real>(
-    config: &LossConfig,
-    terms: &BatchTerms<R>,
-    sequence_sum: impl Fn(&R) -> R,
-) -> BatchLoss<R> {
+pub fn batch_loss<R: Real>(config: &LossConfig, terms: &BatchTerms<R>, sequence_sum: impl Fn(&R) -> R) -> BatchLoss<R> {
     let BatchTerms { logp, entropy, old_logp, ref_logp, advantage, weight, entropy_weight, share } = terms;
     let active = share.constant(0.0).lt(share);
     let zero = share.constant(0.0);

@@ -23,7 +23,7 @@ pub struct Fit {
 
 impl Compiler {
     /// The fewest chunks of tokens, all of one size, with which arguments, results, temporaries and code of `variant` take
-    /// at most `memory` bytes of a device; panels of the vocabulary when not even [`STEP`] tokens fit. A program without
+    /// at most `memory` bytes of a device; panels of the vocabulary when not even 128 tokens fit. A program without
     /// tiles is compiled once, to see whether it fits.
     ///
     /// # Errors
