@@ -149,9 +149,10 @@ fn conversions() {
     }
     let narrowed = on_vectors(&[&[1.0 / 3.0, 1e-40, 65_520.0, -2.7]], |a| a[0].convert(Dtype::F16).convert(Dtype::F32));
     assert_eq!(f32s(&narrowed), [1.0 / 3.0, 1e-40, 65_520.0, -2.7].map(|x| f16::from_f32(x).to_f32()));
-    let narrowed =
-        on_vectors(&[&[1.0 / 3.0, 1.00390625, 1e39_f64 as f32]], |a| a[0].convert(Dtype::Bf16).convert(Dtype::F32));
-    assert_eq!(f32s(&narrowed), [1.0 / 3.0, 1.00390625, f32::INFINITY].map(|x| bf16::from_f32(x).to_f32()));
+    let narrowed = on_vectors(&[&[1.0 / 3.0, 1.0 + 1.0 / 256.0, 1e39_f64 as f32]], |a| {
+        a[0].convert(Dtype::Bf16).convert(Dtype::F32)
+    });
+    assert_eq!(f32s(&narrowed), [1.0 / 3.0, 1.0 + 1.0 / 256.0, f32::INFINITY].map(|x| bf16::from_f32(x).to_f32()));
     let cut = on_vectors(&[&[2.9, -2.9]], |a| a[0].convert(Dtype::I32).convert(Dtype::F32));
     assert_eq!(f32s(&cut), [2.0, -2.0]);
 }

@@ -1,5 +1,5 @@
 //! Running programs on XLA's CPU plugin, which is installed if it is not there.
-#![allow(dead_code)] // every test binary uses its own part
+#![allow(dead_code, unreachable_pub, missing_docs)] // every test binary uses its own part
 
 use half::{bf16, f16};
 use pjrt::install::{self, Kind};
