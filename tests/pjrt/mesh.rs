@@ -33,7 +33,7 @@ fn every_mesh_is_the_oracle(#[case] loss: LossConfig, #[values(0, 1, 2, 3)] impl
             v: [61, 64][turn / 2 % 2],
             dtype: [Dtype::F32, Dtype::Bf16][turn % 2],
             layout: [HeadLayout::VocabHidden, HeadLayout::HiddenVocab][turn / 2 % 2],
-            bias: turn % 3 != 0,
+            bias: !turn.is_multiple_of(3),
             ..Shape::default()
         };
         let case = Case::new(&loss, shape, turn as u64);

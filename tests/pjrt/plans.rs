@@ -75,10 +75,10 @@ fn requests_that_make_no_sense_are_refused() {
     assert!(matches!(backend().plan(&none), Err(Error::Shape { .. })));
     for mesh in [(3, 3), (0, 1), (1, 0), (9, 1), (usize::MAX, 2)] {
         let (data, vocab) = mesh;
-        let error = backend().with_mesh(Mesh { data, vocab }).err().expect("there are eight devices");
+        let error = backend().with_mesh(Mesh { data, vocab }).expect_err("there are eight devices");
         assert!(matches!(&error, Error::Unsupported { what, .. } if what.contains("mesh")), "{error}");
     }
-    let error = backend().with_mosaic(MosaicBlocks::default()).err().expect("this is no TPU");
+    let error = backend().with_mosaic(MosaicBlocks::default()).expect_err("this is no TPU");
     assert!(matches!(error, Error::Unsupported { .. }));
     let unknown = backend().with_compile_flag("xla_no_such_flag", true);
     let error = unknown.plan(&case.request(&grpo(), Implementation::Fused, chunks(3))).err().expect("no such flag");

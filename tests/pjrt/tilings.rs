@@ -21,7 +21,7 @@ fn every_tiling_is_the_oracle(#[case] loss: LossConfig, #[values(Dtype::F32, Dty
     for (i, (name, tiling)) in tilings().into_iter().enumerate() {
         // They take turns: every tiling meets all of them with one loss and dtype or another.
         let turn = i + loss.loss_type as usize + usize::from(dtype == Dtype::Bf16);
-        let bias = turn % 3 == 0;
+        let bias = turn.is_multiple_of(3);
         let layout = [HeadLayout::VocabHidden, HeadLayout::HiddenVocab][turn % 2];
         let gradients = [
             GradientSpec { hidden: true, lm_head: true, bias },
