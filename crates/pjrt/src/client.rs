@@ -1,6 +1,6 @@
 //! A client: a plugin's devices, opened.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::buffer::Buffer;
 use crate::compile_options::CompileOptions;
@@ -25,6 +25,7 @@ struct Inner {
     platform_version: String,
     devices: Vec<Device>,
     addressable_devices: Vec<Device>,
+    launches: Mutex<()>,
 }
 
 impl Client {
@@ -56,6 +57,7 @@ impl Client {
             devices: devices.into_iter().map(Device::new).collect(),
             addressable_devices: addressable_devices.into_iter().map(Device::new).collect(),
             handle,
+            launches: Mutex::default(),
         };
         Ok(Client { inner: Arc::new(inner) })
     }
@@ -124,6 +126,12 @@ impl Client {
 
     pub(crate) fn handle(&self) -> &Owned<ffi::Client> {
         &self.inner.handle
+    }
+
+    /// Held while a program is launched on several devices, so that all of them meet such programs in one order: in two,
+    /// each would wait in its collectives for the other.
+    pub(crate) fn launch_in_order(&self) -> MutexGuard<'_, ()> {
+        self.inner.launches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn is(&self, other: &Client) -> bool {

@@ -240,7 +240,9 @@ impl LoadedExecutable {
         let not_donated = not_donated(&arguments)?;
         let handles: Vec<Vec<_>> =
             arguments.iter().map(|list| list.iter().map(|argument| argument.buffer().handle()).collect()).collect();
+        let in_order = (handles.len() > 1).then(|| self.client.launch_in_order());
         let outputs = self.launcher.launch(&handles, &not_donated)?;
+        drop(in_order);
         // What was donated goes now: the plugin holds on to the memory for as long as the run needs it.
         drop(arguments);
         let buffers = |list: Vec<_>| list.into_iter().map(|handle| Buffer::new(self.client.clone(), handle)).collect();

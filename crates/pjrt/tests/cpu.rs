@@ -148,19 +148,21 @@ fn a_file_that_is_no_plugin_is_refused() {
     assert!(matches!(error, Error::Load { .. }), "{error}");
 }
 
+/// Every device gets the sum of what all four have.
+const SUM_OVER_FOUR: &str = "
+func.func @main(%a: tensor<2xf32>) -> tensor<2xf32> {
+  %0 = \"stablehlo.all_reduce\"(%a) ({
+    ^bb0(%x: tensor<f32>, %y: tensor<f32>):
+      %s = stablehlo.add %x, %y : tensor<f32>
+      stablehlo.return %s : tensor<f32>
+  }) {replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>} : (tensor<2xf32>) -> tensor<2xf32>
+  return %0 : tensor<2xf32>
+}";
+
 #[test]
 fn four_devices_sum_over_each_other() {
     let client = cpu(4);
-    let program = "
-    func.func @main(%a: tensor<2xf32>) -> tensor<2xf32> {
-      %0 = \"stablehlo.all_reduce\"(%a) ({
-        ^bb0(%x: tensor<f32>, %y: tensor<f32>):
-          %s = stablehlo.add %x, %y : tensor<f32>
-          stablehlo.return %s : tensor<f32>
-      }) {replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>} : (tensor<2xf32>) -> tensor<2xf32>
-      return %0 : tensor<2xf32>
-    }";
-    let executable = client.compile(program, &CompileOptions::replicas(4)).unwrap();
+    let executable = client.compile(SUM_OVER_FOUR, &CompileOptions::replicas(4)).unwrap();
     let devices = executable.devices().unwrap();
     assert_eq!(devices, client.addressable_devices());
     let arguments: Vec<_> = devices
@@ -302,4 +304,28 @@ fn a_program_tells_what_it_needs_and_comes_back_from_bytes() {
     let again = client.load(&executable.serialize().unwrap()).unwrap();
     assert_eq!(again.executable().name().unwrap(), executable.name().unwrap());
     assert_eq!(run(&again, &[&buffer(&client, &[3.0f32; 4], &[4])]).to_vec::<f32>().unwrap(), [6.0; 4]);
+}
+
+/// Launches of several threads do not get into each other's collectives.
+#[test]
+fn threads_run_programs_on_several_devices() {
+    let client = cpu(4);
+    let executable = client.compile(SUM_OVER_FOUR, &CompileOptions::replicas(4)).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (client, executable) = (&client, &executable);
+            scope.spawn(move || {
+                for round in 0..50 {
+                    let value = (thread * 100 + round) as f32;
+                    let send = |device| client.buffer_from_host(&[value, 10.0], &[2], device).unwrap();
+                    let arguments: Vec<_> = client.addressable_devices().iter().map(send).collect();
+                    let lists: Vec<[&_; 1]> = arguments.iter().map(|argument| [argument]).collect();
+                    let lists: Vec<&[_]> = lists.iter().map(|list| &list[..]).collect();
+                    for output in executable.execute(&lists).unwrap() {
+                        assert_eq!(output[0].to_vec::<f32>().unwrap(), [4.0 * value, 40.0]);
+                    }
+                }
+            });
+        }
+    });
 }
