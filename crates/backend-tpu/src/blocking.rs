@@ -51,7 +51,7 @@ pub(crate) fn choose(request: &PlanRequest, numerics: &Numerics, mesh: Mesh) -> 
 
 /// `size`, or less, so that as many windows over `length` overlap as little as possible; in whole tiles of the devices'
 /// registers where that leaves the number of windows as it is.
-fn even(length: usize, size: usize) -> usize {
+pub(crate) fn even(length: usize, size: usize) -> usize {
     let windows = length.div_ceil(size);
     let width = length.div_ceil(windows);
     [128, 8].into_iter().map(|tile| width.next_multiple_of(tile)).find(|w| *w <= size).unwrap_or(width)

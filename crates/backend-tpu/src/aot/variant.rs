@@ -122,8 +122,11 @@ impl Variant {
             let Some(smaller) = spec.blocking.scaled(budget as f64 / workspace as f64) else {
                 return Err(Error::Budget { what: "a fused tile".into(), budget, minimum: workspace });
             };
-            tracing::info!(workspace, budget, blocking = ?smaller, "the compiler needs more than the budget");
-            spec.blocking = smaller;
+            spec.blocking = match smaller {
+                Blocking::TokenChunks(size) => Blocking::TokenChunks(blocking::even(spec.local_tokens(), size)),
+                Blocking::VocabPanels(size) => Blocking::VocabPanels(blocking::even(spec.local_vocab(), size)),
+            };
+            tracing::info!(workspace, budget, blocking = ?spec.blocking, "the compiler needs more than the budget");
         }
     }
 
@@ -147,5 +150,59 @@ impl Variant {
         let tensors = main.body.arguments.iter().chain(&main.body.results);
         let bytes: usize = tensors.map(|id| main.type_of(*id).bytes()).sum();
         Floor::new(products as f64 * product, bytes as f64, chip)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use grpo_core::{Dtype, GradientSpec, HeadLayout, LoopOrder, LossConfig, Tiling};
+
+    fn variant(tiling: Tiling) -> Variant {
+        let (dtype, layout) = (Dtype::Bf16, HeadLayout::VocabHidden);
+        Variant {
+            request: PlanRequest {
+                loss: LossConfig::default(),
+                implementation: Implementation::Fused,
+                tiling,
+                max_tokens: 8192,
+                policy: PolicySpec::Hidden { hidden: 64, vocab: 1000, dtype, layout, bias: false },
+                gradients: GradientSpec::default(),
+            },
+            numerics: Numerics::default(),
+            mosaic: None,
+            mesh: Mesh::default(),
+            what: What::Gradient,
+        }
+    }
+
+    /// What a compiler makes of it that takes `fixed` bytes and 5000 per row or 9000 per column.
+    fn fitted(tiling: Tiling, fixed: usize) -> Result<Blocking> {
+        let variant = variant(tiling);
+        let mut spec = variant.spec()?;
+        variant.compile_within_budget(&mut spec, |spec| {
+            let tile = match spec.blocking {
+                Blocking::TokenChunks(rows) => 5000 * rows,
+                Blocking::VocabPanels(columns) => 9000 * columns,
+            };
+            Ok((fixed + tile, spec.blocking))
+        })
+    }
+
+    #[test]
+    fn tiles_shrink_to_whole_tiles_of_registers_within_the_budget() {
+        let budget = |workspace_budget| Tiling { workspace_budget, ..Tiling::default() };
+        let Ok(Blocking::TokenChunks(rows)) = fitted(budget(4_000_000), 500_000) else { panic!("chunks") };
+        assert!(500_000 + 5000 * rows <= 4_000_000 && rows >= 512 && rows.is_multiple_of(8), "{rows}");
+        assert!(matches!(fitted(budget(4_000_000), 4_000_000), Err(Error::Budget { budget: 4_000_000, .. })));
+    }
+
+    #[test]
+    fn a_size_that_is_given_stays_and_one_of_the_other_order_does_not_count() {
+        let given = Tiling { workspace_budget: 4_000_000, token_chunk: Some(4000), ..Tiling::default() };
+        assert_eq!(fitted(given.clone(), 0), Ok(Blocking::TokenChunks(4000)));
+        let other = Tiling { loop_order: Some(LoopOrder::VocabPanels), ..given };
+        let Ok(Blocking::VocabPanels(columns)) = fitted(other, 3_100_000) else { panic!("panels") };
+        assert!(3_100_000 + 9000 * columns <= 4_000_000, "{columns}");
     }
 }
