@@ -11,7 +11,7 @@ const LEAST_CHUNK: usize = 64;
 /// it, panels of the vocabulary below that. What it then really takes, the compiler says.
 ///
 /// # Errors
-/// [`Error::Budget`] when not even a panel of one column fits.
+/// [`Error::Budget`] when not even a panel of one column fits; [`Error::Unsupported`] for a size that no loop has.
 pub(crate) fn choose(request: &PlanRequest, numerics: &Numerics, mesh: Mesh) -> Result<Blocking> {
     let (Implementation::Fused, PolicySpec::Hidden { hidden, vocab, .. }) = (request.implementation, request.policy)
     else {
@@ -32,10 +32,14 @@ pub(crate) fn choose(request: &PlanRequest, numerics: &Numerics, mesh: Mesh) -> 
         (None, None, None) if chunk >= LEAST_CHUNK.min(n) => LoopOrder::TokenChunks,
         (None, None, None) => LoopOrder::VocabPanels,
     };
-    let (size, given) = match order {
-        LoopOrder::TokenChunks => (chunk, tiling.token_chunk),
-        LoopOrder::VocabPanels => (panel, tiling.vocab_block),
+    let (size, given, other) = match order {
+        LoopOrder::TokenChunks => (chunk, tiling.token_chunk, tiling.vocab_block.map(|_| "vocab_block")),
+        LoopOrder::VocabPanels => (panel, tiling.vocab_block, tiling.token_chunk.map(|_| "token_chunk")),
     };
+    if let Some(other) = other {
+        let what = format!("`{other}` with loops in the order {order:?}");
+        return Err(crate::unsupported(&what, "a tile spans the other dimension here: leave it out"));
+    }
     if size == 0 && given.is_none() {
         let minimum = match order {
             LoopOrder::TokenChunks => v * logit + 4 * hidden,
@@ -93,6 +97,8 @@ mod tests {
     fn what_is_given_is_taken() {
         let chunk = Tiling { token_chunk: Some(1000), ..Tiling::default() };
         assert_eq!(chosen(1, chunk), Ok(Blocking::TokenChunks(1000)));
+        let both = Tiling { token_chunk: Some(1000), vocab_block: Some(4096), ..Tiling::default() };
+        assert!(matches!(chosen(1 << 30, both), Err(Error::Unsupported { .. })));
         let block = Tiling { vocab_block: Some(4096), ..Tiling::default() };
         assert_eq!(chosen(1 << 30, block), Ok(Blocking::VocabPanels(4096)));
     }

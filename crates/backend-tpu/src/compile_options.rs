@@ -15,6 +15,8 @@ pub fn options_for(kind: Kind, mesh: Mesh) -> CompileOptions {
     let options = CompileOptions::replicas(mesh.devices()).with("xla_allow_excess_precision", false);
     match kind {
         Kind::Tpu => options.with("xla_tpu_scoped_vmem_limit_kib", SCOPED_VMEM_KIB),
-        Kind::Cpu | Kind::Cuda => options,
+        // A NaN among the logits must not get lost in their maximum.
+        Kind::Cpu => options.with("xla_cpu_enable_fast_min_max", false),
+        Kind::Cuda => options,
     }
 }

@@ -1,6 +1,6 @@
 //! A planned loss: compiled programs, and the tensors that go in and out.
 //!
-//! Everything happens on the devices. A call uploads three small tables, runs one program, and brings back seven sums;
+//! Everything happens on the devices. A call uploads two small tables and a flag, runs one program, and brings back seven sums;
 //! gradients are updated in buffers that are donated and come back. Host slices are uploaded before and downloaded after
 //! the same call.
 

@@ -211,7 +211,8 @@ pub struct Scores {
 pub struct LossOutput {
     /// Sum over tokens of weight x token loss. Micro-batches of one step add up.
     pub loss: f64,
-    /// What the forward pass saw; bit for bit what `score` returns for the same input.
+    /// What the forward pass saw: log-probabilities bit for bit what `score` returns for the same input, entropies too
+    /// where no compiler orders the operations.
     pub scores: Scores,
     /// TRL's metrics as mergeable sums.
     pub metrics: Metrics,
@@ -259,7 +260,8 @@ pub trait LossPlan: Send {
     /// Loss, metrics, and gradients added into `grads`.
     ///
     /// # Errors
-    /// As [`LossPlan::score`]; nothing has been written to `grads` then.
+    /// As [`LossPlan::score`]; nothing has been written to `grads` then, but gradients on a device that failed while it
+    /// owned them are lost, and say so when they are used.
     fn value_and_grad(
         &mut self,
         policy: PolicyInput<'_>,

@@ -98,18 +98,23 @@ impl Tokens {
             unreachable!("the table has {NUMBERS} rows")
         };
         let on_policy = self.on_policy.broadcast_in_dim(logp.shape(), &[]);
+        // In f64, as on the host: far from the reference the large parts of a slope cancel, and f32 has nothing left. These
+        // are a few operations per token beside V logits.
+        let wide = |v: &Value| Traced::Value(v.convert(Dtype::F64));
         let terms = BatchTerms {
-            logp: Traced::Value(logp.clone()),
-            entropy: entropy.map_or(Traced::Constant(0.0), |e| Traced::Value(e.clone())),
-            old_logp: Some(Traced::Value(on_policy.select(logp, old))),
-            ref_logp: (config.beta != 0.0).then(|| Traced::Value(reference.clone())),
-            advantage: Traced::Value(advantage.clone()),
-            weight: Traced::Value(weight.clone()),
-            entropy_weight: Traced::Value(entropy_weight.clone()),
-            share: Traced::Value(share.clone()),
+            logp: wide(logp),
+            entropy: entropy.map_or(Traced::Constant(0.0), wide),
+            old_logp: Some(wide(&on_policy.select(logp, old))),
+            ref_logp: (config.beta != 0.0).then(|| wide(reference)),
+            advantage: wide(advantage),
+            weight: wide(weight),
+            entropy_weight: wide(entropy_weight),
+            share: wide(share),
         };
-        let loss = batch_loss(config, &terms, |v| Traced::Value(sequence_sum(&v.clone().into_value(logp))));
-        let value = |v: Traced| v.into_value(logp);
+        let like = logp.convert(Dtype::F64);
+        let value = |v: Traced| v.into_value(&like).convert(Dtype::F32);
+        // Sums over sequences compare every pair of tokens: too many for f64, and nothing cancels in them.
+        let loss = batch_loss(config, &terms, |v| wide(&sequence_sum(&value(v.clone()))));
         BatchLoss {
             loss: value(loss.loss),
             dlogp: value(loss.dlogp),
@@ -123,7 +128,7 @@ impl Tokens {
     /// Gives every token of this device the sum of `value` over the tokens of its sequence on all data ranks.
     ///
     /// Compares every pair of tokens: no scatter, no sort, no bound on the number of sequences, and N x G comparisons are
-    /// nothing beside N x V logits.
+    /// few beside N x V logits while N is.
     pub(crate) fn sequence_sum(&self, position: &Position, sequences: &Value, value: &Value) -> Value {
         let all = position.gather_tokens(value);
         let shape = [value.shape()[0], all.shape()[0]];

@@ -155,7 +155,7 @@ impl Real for Traced {
         match (on_true, on_false) {
             (Constant(a), Constant(b)) if a == b => Constant(*a),
             (Constant(a), Constant(b)) => {
-                let number = predicate.convert(stablehlo::Dtype::F32);
+                let number = predicate.convert(stablehlo::Dtype::F64);
                 Self::Value(predicate.select(&number.like(*a), &number.like(*b)))
             }
             _ => on_true.combine(on_false, |a, _| a, |a, b| predicate.select(a, b)),
