@@ -198,11 +198,13 @@ mod tests {
     }
 
     #[test]
-    fn a_size_that_is_given_stays_and_one_of_the_other_order_does_not_count() {
+    fn a_size_that_is_given_stays_and_one_of_the_other_order_is_refused() {
         let given = Tiling { workspace_budget: 4_000_000, token_chunk: Some(4000), ..Tiling::default() };
         assert_eq!(fitted(given.clone(), 0), Ok(Blocking::TokenChunks(4000)));
         let other = Tiling { loop_order: Some(LoopOrder::VocabPanels), ..given };
-        let Ok(Blocking::VocabPanels(columns)) = fitted(other, 3_100_000) else { panic!("panels") };
+        assert!(matches!(fitted(other.clone(), 0), Err(Error::Unsupported { .. })));
+        let panels = Tiling { token_chunk: None, ..other };
+        let Ok(Blocking::VocabPanels(columns)) = fitted(panels, 3_100_000) else { panic!("panels") };
         assert!(3_100_000 + 9000 * columns <= 4_000_000, "{columns}");
     }
 }
