@@ -81,7 +81,7 @@ fn requests_that_make_no_sense_are_refused() {
     let error = backend().with_mosaic(MosaicBlocks::default()).expect_err("this is no TPU");
     assert!(matches!(error, Error::Unsupported { .. }));
     let unknown = backend().with_compile_flag("xla_no_such_flag", true);
-    let error = unknown.plan(&case.request(&grpo(), Implementation::Fused, chunks(3))).expect_err("no such flag");
+    let error = unknown.plan(&case.request(&grpo(), Implementation::Fused, chunks(3))).err().expect("no such flag");
     assert!(matches!(&error, Error::Backend { message, .. } if message.contains("xla_no_such_flag")), "{error}");
 }
 

@@ -1,4 +1,5 @@
-//! What is compared with what: one problem, and variants of solving it. `grpo aot` and `grpo plan` compile them.
+//! What is compared with what: one problem, and variants of solving it. `grpo aot` and `grpo plan` compile them, `grpo
+//! bench` runs them.
 //!
 //! Keys are those of the loss, of plans and of backends; none is of one backend only, and a variant that a backend does not
 //! offer is an error there.

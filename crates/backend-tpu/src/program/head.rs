@@ -93,7 +93,7 @@ impl Tile {
         self.counts.as_ref().map_or(z.clone(), |counts| counts.select(&z, &least))
     }
 
-    /// (d_j, e_j) relative to `max`; e_j is 0 at the target and where a column does not count.
+    /// (d_j, e_j) relative to `max`, finite where the logits are; e_j is 0 at the target and where a column does not count.
     fn exponentials(&self, max: &Value) -> (Value, Value) {
         // A tile of -inf only: any finite number keeps the differences at -inf.
         let max = max.eq(&max.like(f64::NEG_INFINITY)).select(&max.like(0.0), max);
@@ -105,7 +105,8 @@ impl Tile {
             gone = gone | !counts;
         }
         let e = gone.select(&zero, &d.exp());
-        (d.max(&lowest), e)
+        // At most 0 but at the target, where it may be infinite.
+        (d.max(&lowest).min(&zero), e)
     }
 }
 
