@@ -55,12 +55,15 @@ fn dense_programs_have_no_budget(#[values(Implementation::Reference, Implementat
     assert!(backend().plan(&case.request(&grpo(), dense, with_budget(100, None))).is_ok());
 }
 
-/// A size that belongs to the other order is no size: the budget still decides.
+/// No loop has a size that belongs to the other order; the budget decides over panels as it does over chunks.
 #[test]
-fn a_size_of_the_other_order_does_not_count() {
+fn a_size_of_the_other_order_is_refused() {
     let case = Case::new(&grpo(), Shape { lengths: &[20, 0, 15, 26, 3], v: 1500, ..Shape::default() }, 5);
-    let tiling = Tiling { token_chunk: Some(4), ..with_budget(400_000, Some(LoopOrder::VocabPanels)) };
-    let plan = backend().plan(&case.request(&grpo(), Implementation::Fused, tiling)).unwrap();
+    let panels = with_budget(400_000, Some(LoopOrder::VocabPanels));
+    let plan = |tiling| backend().plan(&case.request(&grpo(), Implementation::Fused, tiling));
+    let both = Tiling { token_chunk: Some(4), ..panels.clone() };
+    assert!(matches!(plan(both), Err(Error::Unsupported { .. })));
+    let plan = plan(panels).unwrap();
     assert!(plan.memory().workspace <= 400_000, "{:?}", plan.memory());
 }
 
