@@ -8,10 +8,9 @@
 
 use super::head::spread;
 use super::mesh::Position;
-use super::products::Head;
 use super::{Frame, Pass, Program, Role, Spec, dtype};
+use grpo_core::HeadLayout;
 use grpo_core::error::Result;
-use grpo_core::{HeadLayout, PolicySpec};
 use stablehlo::{DotDimensions, Dtype, GatherDimensions, Precision, Reducer, ScatterDimensions, TensorType, Value};
 
 pub(super) fn program(spec: &Spec) -> Result<Program> {
@@ -29,13 +28,7 @@ pub(super) fn program(spec: &Spec) -> Result<Program> {
     let active = tokens.active();
     let (scale, logp_scale) = (spec.loss.logit_scale(), spec.loss.logp_scale());
 
-    let head = match spec.policy {
-        PolicySpec::Logits { .. } => None,
-        PolicySpec::Hidden { layout, .. } => {
-            let head = Head { weight: frame.argument(Role::LmHead), bias: frame.get(Role::Bias).cloned(), layout };
-            Some((frame.argument(Role::Hidden), head))
-        }
-    };
+    let head = frame.head(spec);
     let logits = match &head {
         None => frame.argument(Role::Logits),
         Some((hidden, head)) => head.logits(spec, hidden),

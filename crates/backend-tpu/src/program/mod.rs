@@ -360,6 +360,17 @@ impl Frame {
         }
     }
 
+    /// Hidden states and head, where the policy hands over those.
+    fn head(&self, spec: &Spec) -> Option<(Value, products::Head)> {
+        match spec.policy {
+            PolicySpec::Logits { .. } => None,
+            PolicySpec::Hidden { layout, .. } => {
+                let (weight, bias) = (self.argument(Role::LmHead), self.get(Role::Bias).cloned());
+                Some((self.argument(Role::Hidden), products::Head { weight, bias, layout }))
+            }
+        }
+    }
+
     fn tables(&self) -> tokens::Tables {
         tokens::Tables {
             ids: self.argument(Role::TokenIds),

@@ -3,9 +3,7 @@
 use super::head::{Columns, Tile};
 use super::kernels::Kernels;
 use super::mesh::Position;
-use super::products::Head;
 use super::{Frame, Pass, Program, Role, Spec, accumulate, dtype, pinned};
-use grpo_core::PolicySpec;
 use grpo_core::error::Result;
 use stablehlo::{Dtype, Reducer};
 
@@ -24,13 +22,7 @@ pub(super) fn dense(spec: &Spec, pass: Pass) -> Result<Program> {
     let active = tokens.active();
     let (scale, logp_scale) = (spec.loss.logit_scale(), spec.loss.logp_scale());
 
-    let head = match spec.policy {
-        PolicySpec::Logits { .. } => None,
-        PolicySpec::Hidden { layout, .. } => {
-            let head = Head { weight: frame.argument(Role::LmHead), bias: frame.get(Role::Bias).cloned(), layout };
-            Some((frame.argument(Role::Hidden), head))
-        }
-    };
+    let head = frame.head(spec);
     let logits = match &head {
         None => frame.argument(Role::Logits),
         Some((hidden, head)) => pinned(spec, head.logits(spec, hidden)),
