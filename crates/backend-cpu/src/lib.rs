@@ -7,7 +7,9 @@ mod fused;
 mod gemm;
 mod head;
 mod host;
+mod isa;
 mod logits;
+pub mod peak;
 mod plan;
 pub mod reference;
 mod softmax;
@@ -16,6 +18,7 @@ mod tokens;
 
 use grpo_core::error::{Error, Result};
 use grpo_core::{Backend, Implementation, LossPlan, PlanRequest, PolicySpec};
+pub use isa::Isa;
 use plan::{CpuPlan, Kernel, unsupported};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::sync::Arc;
@@ -26,12 +29,13 @@ pub(crate) const NAME: &str = "cpu";
 #[derive(Clone, Debug, Default)]
 pub struct CpuBackend {
     pool: Option<Arc<ThreadPool>>,
+    isa: Option<Isa>,
 }
 
 impl CpuBackend {
     /// Uses the rayon pool that it is called in.
     pub fn new() -> Self {
-        Self { pool: None }
+        Self::default()
     }
 
     /// Owns a pool of `threads` threads; 0 is one per core.
@@ -44,7 +48,14 @@ impl CpuBackend {
             .thread_name(|i| format!("loss-{i}"))
             .build()
             .map_err(|e| Error::Backend { backend: NAME.into(), message: format!("no thread pool: {e}") })?;
-        Ok(Self { pool: Some(Arc::new(pool)) })
+        Ok(Self { pool: Some(Arc::new(pool)), ..Self::default() })
+    }
+
+    /// Uses kernels of this instruction set, not the fastest that the processor has. Plans of a set that it lacks are
+    /// refused.
+    pub fn with_isa(mut self, isa: Isa) -> Self {
+        self.isa = Some(isa);
+        self
     }
 }
 
@@ -55,6 +66,7 @@ impl Backend for CpuBackend {
 
     fn plan(&self, request: &PlanRequest) -> Result<Box<dyn LossPlan>> {
         request.validate()?;
+        let level = self.isa.unwrap_or_else(Isa::detect).checked()?;
         let threads = self.pool.as_ref().map_or_else(rayon::current_num_threads, |pool| pool.current_num_threads());
         let kernel: Box<dyn Kernel> = match (request.implementation, request.policy) {
             (Implementation::Reference, _) => Box::new(reference::ReferencePlan::new(request)),

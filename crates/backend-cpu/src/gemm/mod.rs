@@ -9,6 +9,7 @@
 //! another order, are kept out by computing such outputs inside a slightly larger one.
 #![allow(unsafe_code)]
 
+pub(crate) mod amx;
 mod view;
 
 pub(crate) use view::{View, ViewMut};
