@@ -1,0 +1,49 @@
+//! What can go wrong.
+
+use std::path::{Path, PathBuf};
+
+/// Result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Every error of this crate.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A file or folder that cannot be read or written.
+    #[error("cannot {action} {path}: {source}", path = path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+    /// A file that is not what its name says.
+    #[error("{path}: {reason}; move it elsewhere", path = path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// `WANDB_MODE` with a value that is none of its own.
+    #[error("WANDB_MODE: expected online, offline or disabled, got `{0}`")]
+    Mode(String),
+    /// A run that stays on this machine.
+    #[error("not uploaded to Weights & Biases: {reason}; nothing is lost, upload it with: {command}")]
+    NotUploaded {
+        /// What is missing or went wrong.
+        reason: String,
+        /// What to type later.
+        command: String,
+    },
+}
+
+impl Error {
+    /// An [`Error::Io`].
+    pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::Io { action, path, source }
+    }
+}

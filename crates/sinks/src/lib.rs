@@ -1,0 +1,43 @@
+//! Metrics of a run for TensorBoard and Weights & Biases, in the files that their own programs read.
+//!
+//! Both sinks take rows of scalars. A row belongs to a series (`train`, `eval`, ...) and to a step of it; a metric is shown
+//! as `series/name`. Opening a sink where an interrupted run has left its part continues it: that part is never written to
+//! again, and steps that it holds are left out of what follows, because the run that goes on repeats them.
+//!
+//! | sink | writes | open it with |
+//! |---|---|---|
+//! | [`TensorBoard`] | `events.out.tfevents.*` | `tensorboard --logdir FOLDER` |
+//! | [`Wandb`] | `wandb/offline-run-*/run-*.wandb` | `wandb sync FOLDER` uploads it; [`wandb::upload`] runs that program |
+#![forbid(unsafe_code)]
+
+mod error;
+mod files;
+mod steps;
+pub mod tensorboard;
+pub mod wandb;
+
+pub use error::{Error, Result};
+pub use tensorboard::TensorBoard;
+pub use wandb::Wandb;
+
+/// Where rows of metrics go.
+pub trait Sink {
+    /// Adds the row of `series` at `step`: names and values, which need not be finite. A step that the series has already
+    /// is left out.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    fn log(&mut self, series: &str, step: u64, values: &[(&str, f64)]) -> Result<()>;
+
+    /// Makes durable what was logged.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    fn flush(&mut self) -> Result<()>;
+
+    /// Ends the files. `exit_code` is 0 unless the run failed.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    fn finish(&mut self, exit_code: i32) -> Result<()>;
+}

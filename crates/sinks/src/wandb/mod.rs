@@ -1,0 +1,240 @@
+//! Runs of Weights & Biases, as its SDK leaves them in offline mode.
+//!
+//! A run is one folder `wandb/offline-run-YYYYmmdd_HHMMSS-ID` per part: a run that was interrupted and goes on gets another
+//! folder with the same id, marked as a resumption. `wandb sync` uploads parts in the order of their times. config.yaml,
+//! wandb-summary.json and wandb-metadata.json are made of the records then; a folder holds none of them before.
+
+mod earlier;
+mod framing;
+mod mode;
+mod record;
+mod upload;
+
+use crate::Sink;
+use crate::error::{Error, Result};
+use crate::files::{Appender, host};
+use crate::steps::Steps;
+use earlier::Earlier;
+use prost::Message;
+use record::{
+    Config, Environment, Exit, Header, History, Item, Metric, MetricOptions, Record, Run, Step, Summary, VersionInfo,
+    What,
+};
+use serde_json::{Map, Value};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+pub use mode::Mode;
+pub use upload::{obstacle, sync_command, upload};
+
+/// The oldest program that reads these files, as the SDK says in its own.
+const MIN_CONSUMER: &str = "0.70.0";
+
+/// What a run is called and where it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// The folder in which `wandb/` is.
+    pub dir: PathBuf,
+    /// See [`run_id`].
+    pub id: String,
+    /// The project.
+    pub project: String,
+    /// User or team; the server's default without one.
+    pub entity: Option<String>,
+    /// The name that is shown.
+    pub name: Option<String>,
+    /// The group.
+    pub group: Option<String>,
+    /// Tags.
+    pub tags: Vec<String>,
+}
+
+/// One part of a run, being written.
+#[derive(Debug)]
+pub struct Wandb {
+    file: Appender,
+    /// Length of the file in bytes, on which the framing depends.
+    offset: u64,
+    records: i64,
+    steps: Steps,
+    /// Series whose axis this part has defined.
+    defined: Steps,
+    next_step: i64,
+    began: SystemTime,
+    seconds_before: f64,
+}
+
+impl Wandb {
+    /// A new part of the run, with its configuration. Earlier parts are found in the same folder; what a crash has torn at
+    /// their ends is cut off, because `wandb sync` stumbles over it.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; [`Error::Format`] when an earlier part is no such file.
+    pub fn open(options: &Options, config: &Map<String, Value>) -> Result<Self> {
+        let earlier = Earlier::read(options)?;
+        let began = SystemTime::now();
+        let mut sink = Self {
+            file: create(options)?,
+            offset: 0,
+            records: 0,
+            steps: earlier.steps,
+            defined: Steps::default(),
+            next_step: earlier.next_step,
+            began,
+            seconds_before: earlier.seconds,
+        };
+        let producer = concat!("grpo-sinks ", env!("CARGO_PKG_VERSION")).to_owned();
+        let version_info = Some(VersionInfo { producer, min_consumer: MIN_CONSUMER.into() });
+        let text = |value: &Option<String>| value.clone().unwrap_or_default();
+        let run = Run {
+            run_id: options.id.clone(),
+            entity: text(&options.entity),
+            project: options.project.clone(),
+            config: Some(Config { update: config.iter().map(|(key, value)| config_item(key, value)).collect() }),
+            run_group: text(&options.group),
+            display_name: text(&options.name),
+            tags: options.tags.clone(),
+            host: host(),
+            start_time: Some(began.into()),
+            resume: earlier.parts > 0,
+        };
+        let environment = Environment {
+            os: format!("{}-{}", std::env::consts::OS, std::env::consts::ARCH),
+            started_at: Some(began.into()),
+            program: std::env::args().next().unwrap_or_default(),
+            host: host(),
+            cpu_count_logical: std::thread::available_parallelism().map_or(0, |n| n.get() as u32),
+            writer_id: format!("{:032x}", rand::random::<u128>()),
+        };
+        sink.append(vec![What::Header(Header { version_info }), What::Run(run), What::Environment(environment)])?;
+        Ok(sink)
+    }
+
+    /// The folder of this part.
+    pub fn folder(&self) -> &Path {
+        self.file.path().parent().unwrap_or(Path::new("."))
+    }
+
+    fn append(&mut self, whats: Vec<What>) -> Result<()> {
+        let mut bytes = if self.offset == 0 { framing::FILE_HEADER.to_vec() } else { Vec::new() };
+        for what in whats {
+            self.records += 1;
+            let record = Record { num: self.records, what: Some(what) }.encode_to_vec();
+            bytes.extend(framing::frame(&record, self.offset + bytes.len() as u64));
+        }
+        self.file.append(&bytes)?;
+        self.offset += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Seconds that the whole run has taken.
+    fn seconds(&self) -> f64 {
+        self.seconds_before + self.began.elapsed().map_or(0.0, |elapsed| elapsed.as_secs_f64())
+    }
+
+    /// The seconds that W&B shows as the duration of a run.
+    fn runtime(&self) -> Item {
+        let nested_key = vec!["_wandb".into(), "runtime".into()];
+        Item { key: String::new(), nested_key, value_json: (self.seconds() as u64).to_string() }
+    }
+}
+
+impl Sink for Wandb {
+    fn log(&mut self, series: &str, step: u64, values: &[(&str, f64)]) -> Result<()> {
+        if !self.steps.lacks(series, step) {
+            return Ok(());
+        }
+        let axis = axis(series);
+        let mut whats = Vec::new();
+        if self.defined.is_new(series) {
+            let options = Some(MetricOptions { step_sync: true, defined: true });
+            whats.push(What::Metric(Metric { glob_name: format!("{series}/*"), step_metric: axis.clone(), options }));
+            self.defined.add(series, step);
+        }
+        let mut item: Vec<Item> =
+            values.iter().map(|(name, value)| Item::number(format!("{series}/{name}"), *value)).collect();
+        item.extend([
+            Item::number(axis, step as f64),
+            Item::number(earlier::STEP, self.next_step as f64),
+            Item::number(earlier::RUNTIME, self.seconds()),
+            Item::number("_timestamp", SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |t| t.as_secs_f64())),
+        ]);
+        // The SDK keeps the last values beside the history: they are the summary of a run that was killed, too.
+        let update = item.iter().cloned().chain([self.runtime()]).collect();
+        whats.push(What::Summary(Summary { update }));
+        whats.push(What::History(History { item, step: Some(Step { num: self.next_step }) }));
+        self.append(whats)?;
+        self.next_step += 1;
+        self.steps.add(series, step);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.file.sync()
+    }
+
+    fn finish(&mut self, exit_code: i32) -> Result<()> {
+        let summary = Summary { update: vec![self.runtime()] };
+        let exit = Exit { exit_code, runtime: self.seconds() as i32 };
+        self.append(vec![What::Summary(summary), What::Exit(exit)])?;
+        self.file.sync()
+    }
+}
+
+/// The metric that a series is drawn over, as the Transformers' integration calls it.
+fn axis(series: &str) -> String {
+    format!("{series}/global_step")
+}
+
+fn config_item(key: &str, value: &Value) -> Item {
+    Item { key: key.to_owned(), nested_key: Vec::new(), value_json: value.to_string() }
+}
+
+/// The id of a run, which all its parts share: what the file at `path` says, or a new one that is written there.
+///
+/// # Errors
+/// [`Error::Io`]; [`Error::Format`] when the file holds something else.
+pub fn run_id(path: &Path) -> Result<String> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => {
+            let id = text.trim();
+            let legal =
+                (1..=64).contains(&id.len()) && id.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
+            let reason = || format!("expected the id of a W&B run, lowercase letters and digits, got {id:?}");
+            if legal { Ok(id.to_owned()) } else { Err(Error::Format { path: path.to_owned(), reason: reason() }) }
+        }
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            let id: String =
+                (0..8).map(|_| char::from(ID_CHARACTERS[rand::random_range(0..ID_CHARACTERS.len())])).collect();
+            std::fs::write(path, format!("{id}\n")).map_err(Error::io("write", path))?;
+            Ok(id)
+        }
+        Err(e) => Err(Error::io("read", path)(e)),
+    }
+}
+
+const ID_CHARACTERS: &[u8] = b"abcdefghijklmnopqrstuvwxyz0123456789";
+
+/// A new folder with the empty file of a part. Two parts of a run never share a second, which is in the folder's name.
+fn create(options: &Options) -> Result<Appender> {
+    let root = options.dir.join("wandb");
+    std::fs::create_dir_all(&root).map_err(Error::io("create", &root))?;
+    let mut time = jiff::Zoned::now();
+    loop {
+        let folder = root.join(format!("{}{}-{}", earlier::PREFIX, time.strftime("%Y%m%d_%H%M%S"), options.id));
+        match std::fs::create_dir(&folder) {
+            Ok(()) => {
+                let files = folder.join("files");
+                std::fs::create_dir(&files).map_err(Error::io("create", &files))?;
+                return Appender::create(folder.join(earlier::file_name(&options.id)));
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {
+                time = time.saturating_add(jiff::SignedDuration::from_secs(1))
+            }
+            Err(e) => return Err(Error::io("create", &folder)(e)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,58 @@
+//! What becomes of a run.
+
+use crate::error::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+/// `wandb.mode`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// Nothing is written.
+    #[default]
+    Disabled,
+    /// The run stays in its folder until `wandb sync` uploads it.
+    Offline,
+    /// As offline, and [`upload`](super::upload) is to be called when the run ends.
+    Online,
+}
+
+impl Mode {
+    /// What `WANDB_MODE` says, with the SDK's old names `dryrun` and `run`; disabled without it.
+    ///
+    /// # Errors
+    /// [`Error::Mode`].
+    pub fn from_environment() -> Result<Self> {
+        std::env::var_os("WANDB_MODE").map_or(Ok(Self::Disabled), |value| Self::parse(&value.to_string_lossy()))
+    }
+
+    fn parse(text: &str) -> Result<Self> {
+        match text {
+            "" | "disabled" => Ok(Self::Disabled),
+            "offline" | "dryrun" => Ok(Self::Offline),
+            "online" | "run" => Ok(Self::Online),
+            other => Err(Error::Mode(other.to_owned())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modes_have_the_names_of_the_sdk() {
+        for (text, mode) in [
+            ("", Mode::Disabled),
+            ("disabled", Mode::Disabled),
+            ("offline", Mode::Offline),
+            ("dryrun", Mode::Offline),
+            ("online", Mode::Online),
+            ("run", Mode::Online),
+        ] {
+            assert_eq!(Mode::parse(text).unwrap(), mode);
+        }
+        let error = Mode::parse("shared").unwrap_err().to_string();
+        assert!(error.contains("WANDB_MODE") && error.contains("shared"), "{error}");
+        assert_eq!(serde_json::to_string(&Mode::Online).unwrap(), "\"online\"");
+    }
+}

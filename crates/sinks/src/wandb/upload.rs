@@ -1,0 +1,155 @@
+//! Uploading a run with the official program.
+
+use super::earlier::{file_name, parts};
+use crate::error::{Error, Result};
+use std::ffi::OsString;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// `wandb sync` tries again for days when there is no network; a run has ended long before.
+const LIMIT: Duration = Duration::from_secs(600);
+/// Where API keys are for, unless `WANDB_BASE_URL` says otherwise.
+const HOSTS: [&str; 2] = ["api.wandb.ai", "api.forge.coreweave.com"];
+
+/// Uploads all parts of the run `id` in `dir` that are not uploaded yet, with the program `wandb` on `PATH`. Takes minutes at
+/// most. What the program says is in `wandb/sync.log`.
+///
+/// # Errors
+/// [`Error::NotUploaded`] with what is missing or failed; [`Error::Io`].
+pub fn upload(dir: &Path, id: &str) -> Result<()> {
+    upload_with(dir, id, &environment, LIMIT)
+}
+
+/// What is missing for [`upload`], if anything: the program or a key. To be told at the beginning of a run.
+pub fn obstacle() -> Option<String> {
+    find_program(&environment).and_then(|_| find_key(&environment)).err()
+}
+
+/// The command that uploads what [`upload`] would.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn sync_command(dir: &Path, id: &str) -> Result<String> {
+    let quoted = pending(dir, id)?.iter().map(|part| quote(&part.display().to_string())).collect::<Vec<_>>();
+    Ok(format!("wandb sync {}", quoted.join(" ")))
+}
+
+type Environment<'a> = &'a dyn Fn(&str) -> Option<OsString>;
+
+fn environment(name: &str) -> Option<OsString> {
+    std::env::var_os(name).filter(|value| !value.is_empty())
+}
+
+fn upload_with(dir: &Path, id: &str, environment: Environment<'_>, limit: Duration) -> Result<()> {
+    let parts = pending(dir, id)?;
+    if parts.is_empty() {
+        return Ok(());
+    }
+    let command = sync_command(dir, id)?;
+    let not_uploaded = |reason| Error::NotUploaded { reason, command };
+    let program = match find_program(environment).and_then(|program| find_key(environment).map(|()| program)) {
+        Ok(program) => program,
+        Err(reason) => return Err(not_uploaded(reason)),
+    };
+    let log = dir.join("wandb/sync.log");
+    let out = File::create(&log).map_err(Error::io("create", &log))?;
+    let err = out.try_clone().map_err(Error::io("create", &log))?;
+    let mut command = Command::new(&program);
+    command.arg("sync").args(&parts).stdin(Stdio::null()).stdout(out).stderr(err);
+    let mut child = match command.spawn() {
+        Ok(child) => child,
+        Err(e) => return Err(not_uploaded(format!("{} does not start: {e}", program.display()))),
+    };
+    let began = Instant::now();
+    let ended = loop {
+        match child.try_wait() {
+            Ok(None) if began.elapsed() < limit => std::thread::sleep(Duration::from_millis(50)),
+            other => break other,
+        }
+    };
+    let log_is = format!("its output is in {}", log.display());
+    match ended {
+        // The program marks what it has uploaded; its exit code is 0 for half a run, too.
+        Ok(Some(_)) if pending(dir, id)?.is_empty() => Ok(()),
+        Ok(Some(status)) => {
+            let said = complaint(&String::from_utf8_lossy(&std::fs::read(&log).unwrap_or_default()));
+            Err(not_uploaded(format!("`wandb sync` ended with {status} and said: {said}; {log_is}")))
+        }
+        Ok(None) => {
+            // It may just have ended by itself.
+            let _ = child.kill();
+            let _ = child.wait();
+            Err(not_uploaded(format!("`wandb sync` did not end within {} s; {log_is}", limit.as_secs_f32())))
+        }
+        Err(e) => Err(not_uploaded(format!("`wandb sync` cannot be waited for: {e}; {log_is}"))),
+    }
+}
+
+/// Parts that the program has not marked as uploaded.
+fn pending(dir: &Path, id: &str) -> Result<Vec<PathBuf>> {
+    let mut parts = parts(dir, id)?;
+    parts.retain(|part| {
+        let file = part.join(file_name(id));
+        file.metadata().is_ok_and(|m| m.len() > 0) && !file.with_added_extension("synced").exists()
+    });
+    Ok(parts)
+}
+
+fn find_program(environment: Environment<'_>) -> Result<PathBuf, String> {
+    let name = format!("wandb{}", std::env::consts::EXE_SUFFIX);
+    let path = environment("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .map(|folder| folder.join(&name))
+        .find(|program| program.is_file())
+        .ok_or_else(|| "there is no program `wandb` on PATH (pip install wandb)".to_owned())
+}
+
+/// Whether the official program will find credentials. What they are is its affair.
+fn find_key(environment: Environment<'_>) -> Result<(), String> {
+    if environment("WANDB_API_KEY").is_some() || environment("WANDB_IDENTITY_TOKEN_FILE").is_some() {
+        return Ok(());
+    }
+    let url = environment("WANDB_BASE_URL").map(|url| url.to_string_lossy().into_owned());
+    let own = url.as_deref().map(|url| url.split_once("://").map_or(url, |(_, rest)| rest));
+    let own = own.and_then(|rest| rest.split('/').next());
+    let hosts = own.map_or(HOSTS.to_vec(), |host| vec![host]);
+    let home = environment("HOME").map(PathBuf::from).unwrap_or_default();
+    let netrc = match environment("NETRC") {
+        Some(file) => vec![PathBuf::from(file)],
+        None => vec![home.join(".netrc"), home.join("_netrc")],
+    };
+    let texts = netrc.iter().filter_map(|path| std::fs::read_to_string(path).ok());
+    let has_entry = |text: String| {
+        let words: Vec<_> = text.split_whitespace().collect();
+        words.windows(2).any(|pair| pair[0] == "machine" && hosts.contains(&pair[1].trim_matches(['"', '\''])))
+    };
+    if texts.into_iter().any(has_entry) {
+        return Ok(());
+    }
+    Err(format!("there is no API key for {} (set WANDB_API_KEY, or call `wandb login`)", hosts.join(" or ")))
+}
+
+/// The line of a log that says what went wrong.
+fn complaint(log: &str) -> String {
+    let lines = || log.lines().map(str::trim).filter(|line| !line.is_empty());
+    // The error itself comes after a pointer to a log.
+    let error =
+        lines().rev().find(|line| line.to_lowercase().contains("error") && !line.contains("detailed error logs"));
+    error.or_else(|| lines().next_back()).unwrap_or("nothing").to_owned()
+}
+
+/// A path as a shell takes it.
+fn quote(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:@,".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        text.to_owned()
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
+    }
+}
+
+// They write programs for a shell.
+#[cfg(all(test, unix))]
+mod tests;
