@@ -13,12 +13,9 @@
 //!
 //! Legend: N tokens, C tokens of a chunk, V vocabulary.
 
-mod materialised;
-
-pub(crate) use materialised::MaterialisedPlan;
-
-use crate::head::widen;
+use crate::convert::{narrow, widen};
 use crate::host::{Grads, Policy, Slice, SliceMut};
+use crate::isa::Level;
 use crate::plan::{Kernel, evaluator_bytes, inputs_bytes, outputs_bytes};
 use crate::softmax::{Partial, RowSums, Scales, TILE, gradient};
 use crate::tokens::{Chunks, TokenState, empty_scores};
@@ -39,32 +36,31 @@ const VOCAB_BLOCK: usize = 64 * TILE;
 
 /// A dtype that logits come in.
 trait Element: Copy + Send + Sync {
-    fn load(from: &[Self], to: &mut [f32]);
-    fn store(from: &[f32], to: &mut [Self]);
+    fn load(level: Level, from: &[Self], to: &mut [f32]);
+    fn store(level: Level, from: &[f32], to: &mut [Self]);
 }
 
 impl Element for f32 {
-    fn load(from: &[Self], to: &mut [f32]) {
+    fn load(_: Level, from: &[Self], to: &mut [f32]) {
         to.copy_from_slice(from);
     }
-    fn store(from: &[f32], to: &mut [Self]) {
+    fn store(_: Level, from: &[f32], to: &mut [Self]) {
         to.copy_from_slice(from);
     }
 }
 
 impl Element for bf16 {
-    fn load(from: &[Self], to: &mut [f32]) {
-        widen(from, to);
+    fn load(level: Level, from: &[Self], to: &mut [f32]) {
+        widen(level, from, to);
     }
-    fn store(from: &[f32], to: &mut [Self]) {
-        for (to, from) in to.iter_mut().zip(from) {
-            *to = Self::from_f32(*from);
-        }
+    fn store(level: Level, from: &[f32], to: &mut [Self]) {
+        narrow(level, from, to);
     }
 }
 
 /// Sizes, and the state of a chunk.
 struct LogitsKernel {
+    level: Level,
     loss: LossConfig,
     scales: Scales,
     v: usize,
@@ -80,7 +76,7 @@ struct LogitsKernel {
 }
 
 impl LogitsKernel {
-    fn new(request: &PlanRequest) -> Self {
+    fn new(request: &PlanRequest, level: Level) -> Self {
         let (v, n) = (request.policy.vocab(), request.max_tokens);
         let tiles = v.div_ceil(TILE);
         let chunk = request.tiling.token_chunk.unwrap_or((CHUNK_BYTES / (4 * v)).max(LEAST_CHUNK)).min(n);
@@ -88,6 +84,7 @@ impl LogitsKernel {
             request.tiling.vocab_block.unwrap_or(VOCAB_BLOCK).min(v.next_multiple_of(TILE)).next_multiple_of(TILE);
         let kept = if request.loss.is_token_level() { chunk } else { n };
         Self {
+            level,
             loss: request.loss.clone(),
             scales: Scales::new(&request.loss),
             v,
@@ -113,7 +110,8 @@ impl LogitsKernel {
         batch: &TokenBatch,
         at: usize,
     ) {
-        let (v, scale, tiles, per_task) = (self.v, self.scales.logit, self.v.div_ceil(TILE), self.vocab_block / TILE);
+        let (v, level) = (self.v, self.level);
+        let (scale, tiles, per_task) = (self.scales.logit, self.v.div_ceil(TILE), self.vocab_block / TILE);
         let partials = self.partials.par_chunks_mut(tiles).zip(&mut self.sums).zip(rows.par_iter().zip(places));
         partials.for_each(|((partials, sums), (row, place))| {
             let z = &logits[place * v..(place + 1) * v];
@@ -123,8 +121,8 @@ impl LogitsKernel {
                     let mut tile = [0.0; TILE];
                     for (i, (partial, z)) in partials.iter_mut().zip(z.chunks(TILE)).enumerate() {
                         let tile = &mut tile[..z.len()];
-                        E::load(z, tile);
-                        *partial = Partial::new(tile, place_in_tile(target, task * per_task + i), scale);
+                        E::load(level, z, tile);
+                        *partial = Partial::new(level, tile, place_in_tile(target, task * per_task + i), scale);
                     }
                 },
             );
@@ -152,8 +150,8 @@ impl LogitsKernel {
                 let mut tile = [0.0; TILE];
                 for (i, (out, z)) in out.chunks_mut(TILE).zip(z.chunks(TILE)).enumerate() {
                     let tile = &mut tile[..z.len()];
-                    E::load(z, tile);
-                    gradient(tile, place_in_tile(target, task * block / TILE + i), &slope, scale);
+                    E::load(self.level, z, tile);
+                    gradient(self.level, tile, place_in_tile(target, task * block / TILE + i), &slope, scale);
                     out.iter_mut().zip(tile).for_each(|(out, dz)| *out += *dz);
                 }
             });
@@ -172,10 +170,16 @@ impl LogitsKernel {
                 for (i, z) in z.chunks_mut(TILE).enumerate() {
                     let tile = &mut tile[..z.len()];
                     if live {
-                        E::load(z, tile);
-                        gradient(tile, place_in_tile(target, block * self.vocab_block / TILE + i), &slope, scale);
+                        E::load(self.level, z, tile);
+                        gradient(
+                            self.level,
+                            tile,
+                            place_in_tile(target, block * self.vocab_block / TILE + i),
+                            &slope,
+                            scale,
+                        );
                     }
-                    E::store(tile, z);
+                    E::store(self.level, tile, z);
                 }
             });
         });
@@ -267,8 +271,8 @@ pub(crate) struct LogitsPlan {
 }
 
 impl LogitsPlan {
-    pub(crate) fn new(request: &PlanRequest) -> Self {
-        Self { request: request.clone(), kernel: LogitsKernel::new(request) }
+    pub(crate) fn new(request: &PlanRequest, level: Level) -> Self {
+        Self { request: request.clone(), kernel: LogitsKernel::new(request, level) }
     }
 
     fn in_place<E: Element>(&mut self, logits: &mut [E], zero: E, batch: &TokenBatch) -> Result<LossOutput> {

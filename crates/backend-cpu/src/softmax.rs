@@ -9,32 +9,36 @@
 //!   p_j = e_j q / S,  entropy = -p_y log p_y - q log q + q (ln S - sum e_j d_j / S).
 //! Nothing cancels, however collapsed the distribution is, and differences of logits are taken before they are scaled.
 
+use crate::convert::rounded;
+use crate::isa::{MulAdd, instantiate};
+
 /// Vocabulary entries that are summed in f32 before they join the row's f64 sums.
 pub(crate) const TILE: usize = 512;
 
+/// Elements that are handled side by side: a register of AVX-512, or two or four of less.
 const LANES: usize = 16;
-/// Below this exp is taken as 0 (1.6e-38); also keeps 2^n normal.
-const LOWEST: f32 = -87.0;
+/// Where exp's argument is held: e^x is 0 there, and the products with it are finite.
+const LOWEST: f32 = -88.0;
 
-/// (max(x, LOWEST), e^x) for x <= 0, within 2 units in the last place; e^x is 0 below [`LOWEST`]. NaN stays NaN.
+/// (max(x, LOWEST), e^x) for x <= 0, within 2 units in the last place; e^x is 0 below -126.5 ln 2. NaN stays NaN.
 #[inline(always)]
-fn exp(x: f32) -> (f32, f32) {
+fn exp<M: MulAdd>(x: f32) -> (f32, f32) {
     const LN2_HIGH: f32 = 0.693_359_4; // 10 bits: n * LN2_HIGH is exact
     const LN2_LOW: f32 = -2.121_944_4e-4;
-    // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits.
-    const SHIFT: f32 = 12_582_912.0;
-    let clamped = if x < LOWEST { LOWEST } else { x };
-    let shifted = clamped * std::f32::consts::LOG2_E + SHIFT;
+    // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits; 127 more, and they are the exponent of 2^n.
+    const SHIFT: f32 = 12_582_912.0 + 127.0;
+    // In this order a NaN is kept, and it is one instruction.
+    let x = if LOWEST > x { LOWEST } else { x };
+    let shifted = M::mul_add(x, std::f32::consts::LOG2_E, SHIFT);
     let n = shifted - SHIFT;
-    let r = (clamped - n * LN2_HIGH) - n * LN2_LOW;
+    let r = M::mul_add(n, -LN2_LOW, M::mul_add(n, -LN2_HIGH, x));
     // Minimax polynomial of Cephes' expf on [-ln 2 / 2, ln 2 / 2].
     let mut p = 1.987_569_1e-4;
-    for c in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
-        p = p * r + c;
+    for c in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5, 1.0, 1.0] {
+        p = M::mul_add(p, r, c);
     }
-    let p = p * r * r + r + 1.0;
-    let power = f32::from_bits(shifted.to_bits().wrapping_sub(SHIFT.to_bits()).wrapping_add(127) << 23);
-    (clamped, if x < LOWEST { 0.0 } else { p * power })
+    // 0 for n = -127, without a comparison.
+    (x, p * f32::from_bits(shifted.to_bits() << 23))
 }
 
 /// What one tile adds to a row.
@@ -51,50 +55,48 @@ pub(crate) struct Partial {
 }
 
 impl Partial {
-    /// `z`: at most [`TILE`] logits, of which `target` is left out.
-    pub(crate) fn new(z: &[f32], target: Option<usize>, scale: f32) -> Self {
-        let (before, after, target) = match target {
-            Some(y) => (&z[..y], &z[y + 1..], z[y]),
-            None => (z, &[][..], 0.0),
-        };
-        let max = largest(before).max(largest(after));
-        // A tile of -inf only: any finite number keeps the differences at -inf.
-        let from = if max == f32::NEG_INFINITY { 0.0 } else { max };
-        let (a, b) = (sums(before, from, scale), sums(after, from, scale));
-        Self { max, sum: a.0 + b.0, dot: a.1 + b.1, target }
+    instantiate! {
+        /// `z`: at most [`TILE`] logits, of which `target` is left out.
+        pub(crate) fn new(z: &[f32], target: Option<usize>, scale: f32) -> Partial = partial
     }
 }
 
-/// The largest entry; NaN does not count here, but in [`sums`].
-fn largest(z: &[f32]) -> f32 {
-    let mut max = [f32::NEG_INFINITY; LANES];
-    let (chunks, rest) = z.as_chunks::<LANES>();
-    for chunk in chunks {
-        for (max, z) in max.iter_mut().zip(chunk) {
-            *max = if *z > *max { *z } else { *max };
-        }
-    }
-    max.into_iter().chain(rest.iter().copied()).fold(f32::NEG_INFINITY, f32::max)
-}
-
-/// Sum of e_j and of e_j d_j.
-fn sums(z: &[f32], max: f32, scale: f32) -> (f32, f32) {
-    let (mut sum, mut dot) = ([0.0_f32; LANES], [0.0_f32; LANES]);
-    let (chunks, rest) = z.as_chunks::<LANES>();
-    let mut add = |chunk: &[f32; LANES]| {
-        for l in 0..LANES {
-            let (d, e) = exp((chunk[l] - max) * scale);
-            sum[l] += e;
-            dot[l] += e * d;
+#[inline(always)]
+fn partial<M: MulAdd>(z: &[f32], target: Option<usize>, scale: f32) -> Partial {
+    let mut others = [f32::NEG_INFINITY; TILE];
+    let (z, target) = match target {
+        None => (z, 0.0),
+        Some(y) => {
+            let others = &mut others[..z.len()];
+            others.copy_from_slice(z);
+            others[y] = f32::NEG_INFINITY;
+            (&*others, z[y])
         }
     };
-    chunks.iter().for_each(&mut add);
-    if !rest.is_empty() {
-        let mut last = [f32::NEG_INFINITY; LANES];
-        last[..rest.len()].copy_from_slice(rest);
-        add(&last);
+    let (chunks, rest) = z.as_chunks::<LANES>();
+    let mut last = [f32::NEG_INFINITY; LANES];
+    last[..rest.len()].copy_from_slice(rest);
+
+    // NaN does not count here, but in the sums.
+    let mut max = last;
+    for chunk in chunks {
+        for l in 0..LANES {
+            max[l] = if chunk[l] > max[l] { chunk[l] } else { max[l] };
+        }
     }
-    (sum.iter().sum(), dot.iter().sum())
+    let max = max.into_iter().fold(f32::NEG_INFINITY, f32::max);
+    // A tile of -inf only: any finite number keeps the differences at -inf.
+    let from = if max == f32::NEG_INFINITY { 0.0 } else { max };
+
+    let (mut sum, mut dot) = ([0.0_f32; LANES], [0.0_f32; LANES]);
+    for chunk in chunks.iter().chain(std::slice::from_ref(&last)) {
+        for l in 0..LANES {
+            let (d, e) = exp::<M>((chunk[l] - from) * scale);
+            sum[l] += e;
+            dot[l] = M::mul_add(e, d, dot[l]);
+        }
+    }
+    Partial { max, sum: sum.iter().sum(), dot: dot.iter().sum(), target }
 }
 
 /// The sums of a row so far.
@@ -205,23 +207,52 @@ impl Scales {
     }
 }
 
-/// Overwrites logits with dL/dlogits. `target`: index of the target if it is among them.
-pub(crate) fn gradient(z: &mut [f32], target: Option<usize>, slope: &Slope, scale: f32) {
-    let one = |z: &mut f32| {
-        let (d, e) = exp((*z - slope.max) * scale);
-        *z = e * (slope.constant + slope.linear * d);
-    };
-    // The target may lie far above the others, where exp is not made for; its entry is replaced.
-    if let Some(y) = target {
-        z[y] = slope.max;
+instantiate! {
+    /// Overwrites logits with dL/dlogits. `target`: index of the target if it is among them.
+    pub(crate) fn gradient(z: &mut [f32], target: Option<usize>, slope: &Slope, scale: f32) = gradient_in_place
+}
+
+instantiate! {
+    /// Writes dL/dlogits of `z` to `out`, of the same length; rounded to the nearest bf16 value if `round`.
+    pub(crate) fn gradient_to(z: &[f32], target: Option<usize>, slope: &Slope, scale: f32, out: &mut [f32], round: bool)
+        = gradient_elsewhere
+}
+
+/// dL/dz of one logit that is not the target.
+#[inline(always)]
+fn derivative<M: MulAdd>(z: f32, slope: &Slope, scale: f32) -> f32 {
+    let (d, e) = exp::<M>((z - slope.max) * scale);
+    e * M::mul_add(slope.linear, d, slope.constant)
+}
+
+#[inline(always)]
+fn gradient_in_place<M: MulAdd>(z: &mut [f32], target: Option<usize>, slope: &Slope, scale: f32) {
+    for z in z.iter_mut() {
+        *z = derivative::<M>(*z, slope, scale);
     }
-    let (chunks, rest) = z.as_chunks_mut::<LANES>();
-    for chunk in chunks {
-        chunk.iter_mut().for_each(one);
-    }
-    rest.iter_mut().for_each(one);
+    // It may lie far above the others, where exp is not made for, so what was made of it is of no use.
     if let Some(y) = target {
         z[y] = slope.target;
+    }
+}
+
+#[inline(always)]
+fn gradient_elsewhere<M: MulAdd>(
+    z: &[f32],
+    target: Option<usize>,
+    slope: &Slope,
+    scale: f32,
+    out: &mut [f32],
+    round: bool,
+) {
+    for (out, z) in out.iter_mut().zip(z) {
+        *out = derivative::<M>(*z, slope, scale);
+    }
+    if let Some(y) = target {
+        out[y] = slope.target;
+    }
+    if round {
+        out.iter_mut().for_each(|out| *out = rounded(*out));
     }
 }
 
@@ -229,29 +260,39 @@ pub(crate) fn gradient(z: &mut [f32], target: Option<usize>, slope: &Slope, scal
 mod tests {
     use super::*;
 
-    #[test]
-    fn exp_is_within_two_units_in_the_last_place() {
+    fn check_exp<M: MulAdd>() {
         let mut worst = (0.0, 0.0);
         // Every 61st float from -0.0 down to LOWEST, and all near the ends of the reduction.
         let mut bits = (-1e-30_f32).to_bits();
-        while f32::from_bits(bits) >= LOWEST {
+        while f32::from_bits(bits) >= -87.3 {
             let x = f32::from_bits(bits);
             let exact = f64::from(x).exp();
             let unit = f64::from(f32::from_bits((exact as f32).to_bits() + 1)) - f64::from(exact as f32);
-            let error = (f64::from(exp(x).1) - exact).abs() / unit;
+            let error = (f64::from(exp::<M>(x).1) - exact).abs() / unit;
             worst = if error > worst.0 { (error, x) } else { worst };
             bits += 61;
         }
         assert!(worst.0 <= 2.0, "{} units in the last place at {}", worst.0, worst.1);
-        assert_eq!((exp(0.0).1, exp(-0.0).1, exp(-87.1).1, exp(f32::NEG_INFINITY).1), (1.0, 1.0, 0.0, 0.0));
-        assert!(exp(f32::NAN).1.is_nan());
+        let values = [0.0, -0.0, -87.7, -1e30, f32::NEG_INFINITY].map(|x| exp::<M>(x).1);
+        assert_eq!(values, [1.0, 1.0, 0.0, 0.0, 0.0]);
+        assert!(exp::<M>(f32::NAN).1.is_nan());
+    }
+
+    #[test]
+    fn exp_is_within_two_units_in_the_last_place() {
+        check_exp::<crate::isa::Fused>();
+        check_exp::<crate::isa::Separate>();
+    }
+
+    fn level() -> crate::isa::Level {
+        crate::Isa::detect().checked().unwrap()
     }
 
     fn row(z: &[f32], y: usize, scale: f32, tile: usize) -> Row {
         let mut sums = RowSums::EMPTY;
         for (i, part) in z.chunks(tile).enumerate() {
             let target = y.checked_sub(i * tile).filter(|y| *y < part.len());
-            sums.merge(&Partial::new(part, target, scale), target.is_some(), scale);
+            sums.merge(&Partial::new(level(), part, target, scale), target.is_some(), scale);
         }
         sums.finish(scale)
     }
@@ -269,7 +310,7 @@ mod tests {
                 let row = row(&z, 2, 1.0, tile);
                 assert!(row.logp.is_finite() && row.entropy.is_finite() && row.entropy >= 0.0, "{z:?}: {row:?}");
                 let scales = Scales { logit: 1.0, logp: 1.0 };
-                gradient(&mut z, Some(2), &row.slope(&scales, 1.0, 1.0), 1.0);
+                gradient(level(), &mut z, Some(2), &row.slope(&scales, 1.0, 1.0), 1.0);
                 assert!(z.iter().all(|z| z.is_finite()), "{z:?}");
                 assert!(z.iter().sum::<f32>().abs() < 1e-6, "{z:?}");
             }
