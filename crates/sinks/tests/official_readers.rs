@@ -66,8 +66,16 @@ fn wandb_sync_uploads_a_run_and_its_resumption() {
     }
     second.finish(0).unwrap();
 
-    let server = WandbServer::start();
     let home = tempfile::tempdir().unwrap();
+    let mut inspect = readers.command("wandb", home.path());
+    let output = inspect.args(["leet", "inspect", "--json"]).arg(second.folder()).output().expect("wandb starts");
+    let records = String::from_utf8(output.stdout).unwrap();
+    let kinds = records.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["type"].clone());
+    let row = ["summary", "history"];
+    let expected = [&["header", "run", "environment", "metric"][..], &row, &row, &row, &["summary", "exit"]].concat();
+    assert_eq!(kinds.collect::<Vec<_>>(), expected);
+
+    let server = WandbServer::start();
     let mut sync = readers.command("wandb", home.path());
     sync.arg("sync").args([first.folder(), second.folder()]).envs(server.environment());
     let output = sync.output().expect("wandb starts");

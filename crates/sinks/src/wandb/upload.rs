@@ -57,7 +57,8 @@ fn upload_with(dir: &Path, id: &str, environment: Environment<'_>, limit: Durati
     let out = File::create(&log).map_err(Error::io("create", &log))?;
     let err = out.try_clone().map_err(Error::io("create", &log))?;
     let mut command = Command::new(&program);
-    command.arg("sync").args(&parts).stdin(Stdio::null()).stdout(out).stderr(err);
+    // It leaves a log of its own, which has no place in the caller's folder.
+    command.env("WANDB_DIR", dir).arg("sync").args(&parts).stdin(Stdio::null()).stdout(out).stderr(err);
     let mut child = match command.spawn() {
         Ok(child) => child,
         Err(e) => return Err(not_uploaded(format!("{} does not start: {e}", program.display()))),

@@ -39,7 +39,8 @@ impl Readers {
     pub(crate) fn command(&self, program: impl AsRef<std::ffi::OsStr>, home: &Path) -> Command {
         let mut command = Command::new(program);
         command.env_clear().env("PYTHONPATH", &self.0).env("PATH", self.path()).env("HOME", home);
-        command.stdin(Stdio::null());
+        // Where `wandb` leaves a log of its own.
+        command.env("WANDB_DIR", home).stdin(Stdio::null());
         command
     }
 
