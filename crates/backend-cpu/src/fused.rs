@@ -3,12 +3,15 @@
 //! Avoids the `[N, V]` logits and their gradient, masked rows altogether, and the backward products of rows through
 //! which nothing flows (clipped, zero advantage).
 //!
-//! Blocking: a chunk of C active tokens (gathered, widened to f32) meets panels of the vocabulary ([`crate::tiling`]):
+//! Blocking: a chunk of C active tokens meets panels of the vocabulary ([`crate::tiling`]):
 //!
 //! * token chunks: logits of the chunk for the whole vocabulary are made once, turned into dlogits where they lie, and
 //!   multiplied into dH and dW: three products;
 //! * vocabulary panels: panels are made for the statistics, and made again for the gradient: four products, but chunks
 //!   are so large that the head and its gradient hardly travel.
+//!
+//! A task is a tile of the vocabulary: its logits meet the softmax while they are in a core's cache, and so do dlogits, which
+//! are packed as they are made: for dW at once, for dH in the place of the logits. Then tasks are blocks of hidden units.
 //!
 //! A token's results do not depend on its neighbours, on the blocking or on the number of threads, to the bit:
 //! products have position-independent sums ([`crate::gemm`]), softmax sums run over fixed tiles ([`crate::softmax`]).
@@ -20,18 +23,23 @@
 //!
 //! Legend: N tokens, L live rows of a chunk of C, H hidden, V vocabulary, T entries of a tile, P tiles of a panel.
 
-use crate::gemm::View;
-use crate::head::{HIDDEN_BLOCK, Head, HeadGradient, Slot, drain, gather};
+use crate::gemm::{Arithmetic, Cut, Depth, Packed, Rows, Target};
+use crate::head::{Head, Slot, drain, unit_block};
 use crate::host::{Grads, Policy, Slice};
+use crate::pages::zeros;
 use crate::plan::{Kernel, inputs_bytes, outputs_bytes};
-use crate::softmax::{Partial, RowSums, Scales, Slope, TILE, gradient};
-use crate::tiling::{Blocking, Problem, choose};
+use crate::softmax::{Partial, RowSums, Scales, Slope, TILE, gradient_to};
+use crate::tiling::{Blocking, Problem};
 use crate::tokens::{Chunks, TokenState, empty_scores};
+use bytemuck::cast_slice_mut;
 use grpo_core::batch::TokenBatch;
 use grpo_core::error::Result;
 use grpo_core::evaluate::Evaluator;
 use grpo_core::{HeadLayout, LoopOrder, LossOutput, MemoryReport, PlanRequest, Scores};
 use std::ops::Range;
+
+/// Tiles per task of a part of the vocabulary whose dlogits meet the head at once: few enough to stay in a shared cache.
+const TILES_PER_TASK: usize = 8;
 
 /// A planned fused loss: sizes and workspace.
 pub(crate) struct FusedPlan {
@@ -47,42 +55,56 @@ pub(crate) struct FusedPlan {
 
 /// Buffers of one chunk.
 struct Workspace {
-    /// `[C, H]`.
-    x: Vec<f32>,
-    /// P blocks `[C, T]`: logits, then dlogits.
+    /// `[C, H]`, packed as lhs along H, for logits.
+    x: Vec<u32>,
+    /// `[C, H]`, packed along C, for dW.
+    x_for_head: Vec<u32>,
+    /// P blocks `[C', T']`: logits, then dlogits packed as lhs along V. C' and T' are whole lhs panels.
     panel: Vec<f32>,
-    /// Blocks `[L, <= HIDDEN_BLOCK]`.
+    /// `[C, H]`.
     dh: Vec<f32>,
     /// `[P, C]`.
     partials: Vec<Partial>,
     /// `[C]`.
     sums: Vec<RowSums>,
     /// `[C]`.
-    slopes: Vec<Slope>,
-    /// `[C]`.
-    targets: Vec<usize>,
+    tokens: Vec<Token>,
+    /// `[L]`: places in the batch.
+    live_rows: Vec<usize>,
     slots: Vec<Slot>,
 }
 
+/// A token of a chunk.
+#[derive(Clone, Copy, Debug, Default)]
+struct Token {
+    /// Its place in the batch.
+    row: usize,
+    /// Its row of the panel.
+    place: usize,
+    target: usize,
+    slope: Slope,
+}
+
+/// Bytes of a token in [`Workspace`], beside tensors.
+pub(crate) const TOKEN_BYTES: usize = size_of::<RowSums>() + size_of::<Token>() + size_of::<usize>();
+
 impl FusedPlan {
-    /// # Errors
-    /// [`grpo_core::Error::Budget`] when no blocking fits.
-    pub(crate) fn new(request: &PlanRequest, h: usize, layout: HeadLayout, threads: usize) -> Result<Self> {
-        let problem = Problem::new(request, h, layout);
-        let blocking = choose(request, &problem, threads)?;
+    pub(crate) fn new(request: &PlanRequest, problem: Problem, blocking: Blocking) -> Self {
         let (c, p) = (blocking.chunk, blocking.panel_tiles);
-        let kept = if problem.keeps_all { problem.n } else { c };
+        let kept = problem.kept(&blocking);
+        let [x, x_for_head, panel, dh] = problem.buffers(&blocking);
         let work = Workspace {
-            x: vec![0.0; c * h],
-            panel: vec![0.0; c * p * problem.stride()],
-            dh: vec![0.0; if problem.hidden_gradient { c * h } else { 0 }],
+            x: zeros(x),
+            x_for_head: zeros(x_for_head),
+            panel: zeros(panel),
+            dh: zeros(dh),
             partials: vec![Partial::default(); c * p],
             sums: vec![RowSums::EMPTY; c],
-            slopes: vec![Slope::default(); c],
-            targets: vec![0; c],
-            slots: (0..blocking.slots).map(|_| Slot::new(h, problem.v, problem.bf16)).collect(),
+            tokens: vec![Token::default(); c],
+            live_rows: Vec::with_capacity(c),
+            slots: (0..blocking.slots).map(|_| problem.slot(c)).collect(),
         };
-        Ok(Self {
+        Self {
             request: request.clone(),
             problem,
             blocking,
@@ -90,7 +112,7 @@ impl FusedPlan {
             work,
             state: TokenState::new(kept),
             live: Vec::with_capacity(kept),
-        })
+        }
     }
 
     /// Hidden states and head of a call. The wrapper has checked that the policy hands over both.
@@ -98,122 +120,143 @@ impl FusedPlan {
         let Policy::Hidden { hidden, lm_head, bias } = policy else {
             unreachable!("the wrapper has checked the policy against the plan")
         };
-        let Problem { h, v, layout, .. } = self.problem;
-        (hidden, Head { weight: lm_head, bias, layout, h, v })
+        let Problem { arithmetic, h, v, layout, .. } = self.problem;
+        (hidden, Head { arithmetic, weight: lm_head, bias, layout, h, v })
     }
 
-    /// Panels as runs of tiles.
-    fn panels(&self) -> impl Iterator<Item = Range<usize>> + use<> {
-        let (tiles, p) = (self.problem.tiles(), self.blocking.panel_tiles);
-        (0..tiles).step_by(p).map(move |first| first..tiles.min(first + p))
+    /// Panels as runs of at most `size` tiles.
+    fn panels(&self, size: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        let tiles = self.problem.tiles();
+        (0..tiles).step_by(size).map(move |first| first..tiles.min(first + size))
     }
 
-    /// Gathers the tokens `rows` as the chunk.
-    fn load(&mut self, hidden: Slice<'_>, batch: &TokenBatch, rows: &[usize]) {
-        gather(hidden, rows, self.problem.h, &mut self.work.x);
-        for (target, row) in self.work.targets.iter_mut().zip(rows) {
+    /// Statistics of the tokens `rows`, recorded from `at` on. Token chunks leave the logits in the panel.
+    fn forward(&mut self, hidden: Slice<'_>, head: &Head<'_>, batch: &TokenBatch, rows: &[usize], at: usize) {
+        let (c, scale, panels) = (rows.len(), self.scales.logit, self.panels(self.blocking.panel_tiles));
+        let (Problem { arithmetic, h, .. }, stride) = (self.problem, self.problem.stride());
+        let block = self.problem.block(self.blocking.chunk);
+        let Workspace { x, panel, partials, sums, tokens, slots, .. } = &mut self.work;
+        let tokens = &mut tokens[..c];
+        for (place, (token, row)) in tokens.iter_mut().zip(rows).enumerate() {
             // Checked to be an index of the vocabulary.
-            *target = batch.targets()[*row] as usize;
+            *token = Token { row: *row, place, target: batch.targets()[*row] as usize, slope: Slope::default() };
         }
-    }
-
-    /// Statistics of the chunk's `c` tokens, recorded from `at` on. Token chunks leave the logits in the panel.
-    fn forward(&mut self, head: &Head<'_>, c: usize, at: usize) {
-        let (stride, scale, panels) = (self.problem.stride(), self.scales.logit, self.panels());
-        let Workspace { x, panel, partials, sums, targets, slots, .. } = &mut self.work;
-        let (x, targets) = (View::new(x, c, self.problem.h, self.problem.h), &targets[..c]);
+        pack_for_logits(arithmetic, hidden, rows, h, x);
         sums[..c].fill(RowSums::EMPTY);
         for tiles in panels {
-            let blocks = panel.chunks_mut(c * stride).zip(partials.chunks_mut(c));
+            let blocks = panel.chunks_mut(block).zip(partials.chunks_mut(c));
             drain(slots, tiles.clone().zip(blocks), |slot, (index, (block, partials))| {
                 let tile = head.tile(index);
-                head.logits(index, x, block, stride, slot);
-                for ((z, partial), target) in block.chunks(stride).zip(partials).zip(targets) {
-                    *partial = Partial::new(&z[..tile.len()], within(*target, &tile), scale);
+                head.logits(index, x, c, block, stride, slot);
+                for ((z, partial), token) in block.chunks(stride).zip(partials).zip(&*tokens) {
+                    *partial = Partial::new(arithmetic.level(), &z[..tile.len()], within(token.target, &tile), scale);
                 }
             });
             for (index, partials) in tiles.zip(partials.chunks(c)) {
                 let tile = head.tile(index);
-                for ((sums, partial), target) in sums.iter_mut().zip(partials).zip(targets) {
-                    sums.merge(partial, tile.contains(target), scale);
+                for ((sums, partial), token) in sums.iter_mut().zip(partials).zip(&*tokens) {
+                    sums.merge(partial, tile.contains(&token.target), scale);
                 }
             }
         }
         self.state.record(at, &sums[..c], &self.scales);
     }
 
-    /// Adds the gradients of the chunk's rows `live` (ascending state indices, `at` being that of row 0) to `grads`.
-    /// `forwarded` tells how many rows the panel still holds the logits of, if it does. `rows`: the chunk's tokens.
+    /// Adds the gradients of the tokens `live` (ascending state indices, `at` being that of `rows[0]`) to `grads`.
+    /// `forwarded`: whether the panel still holds the logits of `rows`.
+    #[allow(clippy::too_many_arguments)]
     fn backward(
         &mut self,
+        hidden: Slice<'_>,
         head: &Head<'_>,
+        batch: &TokenBatch,
         live: Range<usize>,
         at: usize,
-        forwarded: Option<usize>,
+        forwarded: bool,
         rows: &[usize],
         grads: &mut Grads<'_>,
     ) {
-        let (h, stride, scale) = (self.problem.h, self.problem.stride(), self.scales.logit);
-        let panels = self.panels();
-        let (live, work) = (&self.live[live], &mut self.work);
+        let (Problem { arithmetic, h, v, layout, .. }, scales) = (self.problem, self.scales);
+        let tiles_at_once = self.blocking.panel_tiles.min(TILES_PER_TASK * self.blocking.slots);
+        let panels = self.panels(tiles_at_once);
+        let (block, stride) = (self.problem.block(self.blocking.chunk), self.problem.stride());
+        let (live, state, work) = (&self.live[live], &self.state, &mut self.work);
         let l = live.len();
         if l == 0 {
             return;
         }
-        // Rows move up over those that nothing flows through; the panel's follow tile by tile.
-        for (slot, index) in live.iter().enumerate() {
-            let row = index - at;
-            work.slopes[slot] = self.state.slope(*index, &self.scales);
-            work.targets[slot] = work.targets[row];
-            if slot != row {
-                work.x.copy_within(row * h..(row + 1) * h, slot * h);
+        for (place, (token, index)) in work.tokens.iter_mut().zip(live).enumerate() {
+            let row = rows[index - at];
+            let place = if forwarded { index - at } else { place };
+            let target = batch.targets()[row] as usize;
+            *token = Token { row, place, target, slope: state.slope(*index, &scales) };
+        }
+        let Workspace { x, x_for_head, panel, dh, tokens, live_rows, slots, .. } = work;
+        let tokens = &tokens[..l];
+        live_rows.clear();
+        live_rows.extend(tokens.iter().map(|token| token.row));
+        if !forwarded {
+            pack_for_logits(arithmetic, hidden, live_rows, h, x);
+        }
+        if grads.lm_head.is_some() {
+            for piece in arithmetic.panel_pieces(l) {
+                let source = Rows::list(hidden, h, &live_rows[piece.clone()], 0..h);
+                match layout {
+                    HeadLayout::VocabHidden => {
+                        let (out, stride) = (arithmetic.rhs_words(h, piece.start), arithmetic.rhs_stride(piece.len()));
+                        arithmetic.pack_rhs(source, Depth::Rows, 0, &mut x_for_head[out..], stride);
+                    }
+                    HeadLayout::HiddenVocab => {
+                        let (out, stride) = (arithmetic.lhs_words(h, piece.start), arithmetic.lhs_stride(piece.len()));
+                        arithmetic.pack_lhs(source, Depth::Rows, 0, &mut x_for_head[out..], stride);
+                    }
+                }
             }
         }
-        let Workspace { x, panel, dh, slopes, targets, slots, .. } = work;
-        let (x, block) = (View::new(x, l, h, h), forwarded.unwrap_or(l) * stride);
+        let tile_gradient = TileGradient {
+            arithmetic,
+            layout,
+            h,
+            tokens,
+            x: x_for_head,
+            scale: scales.logit,
+            stride,
+            round: self.problem.rounds,
+            hidden: grads.hidden.is_some(),
+        };
+        let units = unit_block(h, slots.len());
         for tiles in panels {
             let bias = grads.bias.as_mut().map(|b| b[tiles.start * TILE..].chunks_mut(TILE));
-            let blocks = panel.chunks_mut(block).zip(optional(bias));
-            drain(slots, tiles.clone().zip(blocks), |slot, (index, (block, bias))| {
-                let tile = head.tile(index);
-                if forwarded.is_none() {
-                    head.logits(index, x, block, stride, slot);
-                }
-                for (to, from) in live.iter().map(|index| index - at).enumerate() {
-                    if forwarded.is_some() && to != from {
-                        block.copy_within(from * stride..from * stride + tile.len(), to * stride);
-                    }
-                    let z = &mut block[to * stride..to * stride + tile.len()];
-                    gradient(z, within(targets[to], &tile), &slopes[to], scale);
-                }
-                if let Some(bias) = bias {
-                    for z in block.chunks(stride).take(l) {
-                        bias.iter_mut().zip(z).for_each(|(b, z)| *b += z);
-                    }
-                }
+            let targets = grads.lm_head.as_mut().map(|grad| match layout {
+                HeadLayout::VocabHidden => Target::split(grad, [v, h], Cut::Rows, TILE, tiles.clone()),
+                HeadLayout::HiddenVocab => Target::split(grad, [h, v], Cut::Columns, TILE, tiles.clone()),
             });
-            if let Some(grad) = &mut grads.lm_head {
-                let (layout, v, tiles) = (head.layout, head.v, tiles.clone());
-                HeadGradient { layout, h, v, tiles, panel, block, stride, x }.add_to(grad, slots);
-            }
+            // Token chunks hold a block for every tile, vocabulary panels for the tiles of a panel.
+            let held = if forwarded { tiles.start..tiles.end } else { 0..tiles.len() };
+            let panel = &mut panel[held.start * block..];
+            let blocks = panel.chunks_mut(block).zip(optional(targets).zip(optional(bias)));
+            drain(slots, tiles.clone().zip(blocks), |slot, (index, (block, (head_gradient, bias)))| {
+                if !forwarded {
+                    head.logits(index, x, l, block, stride, slot);
+                }
+                tile_gradient.run(head.tile(index), block, head_gradient, bias, slot);
+            });
             if grads.hidden.is_some() {
-                let blocks = dh[..l * h].chunks_mut(l * HIDDEN_BLOCK).enumerate();
-                drain(slots, blocks, |slot, (i, out)| {
-                    let units = i * HIDDEN_BLOCK..h.min((i + 1) * HIDDEN_BLOCK);
-                    for (i, index) in tiles.clone().enumerate() {
-                        let dlogits = View::new(&panel[i * block..], l, head.tile(index).len(), stride);
-                        head.hidden_gradient(index, units.clone(), dlogits, out, index > 0, slot);
+                let blocks = Target::split(&mut dh[..l * h], [l, h], Cut::Columns, units, 0..h.div_ceil(units));
+                let dlogits = bytemuck::cast_slice::<f32, u32>(panel);
+                drain(slots, blocks.enumerate(), |slot, (i, mut out)| {
+                    let units = i * units..h.min((i + 1) * units);
+                    for (index, words) in tiles.clone().zip(dlogits.chunks(block)) {
+                        let dlogits = Packed { words, stride: arithmetic.lhs_panel() * stride };
+                        head.hidden_gradient(index, units.clone(), dlogits, &mut out, index > 0, slot);
                     }
                 });
             }
         }
         if let Some(grad) = &mut grads.hidden {
-            for (i, out) in dh[..l * h].chunks(l * HIDDEN_BLOCK).enumerate() {
-                let width = out.len() / l;
-                for (from, index) in out.chunks(width).zip(live) {
-                    let to = &mut grad[rows[index - at] * h + i * HIDDEN_BLOCK..][..width];
-                    to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
-                }
+            for (from, token) in dh.chunks(h).zip(tokens) {
+                let to = &mut grad[token.row * h..][..h];
+                to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
             }
         }
     }
@@ -225,13 +268,98 @@ impl FusedPlan {
     }
 }
 
+/// Packs the hidden states of `rows` as lhs along H.
+fn pack_for_logits(arithmetic: Arithmetic, hidden: Slice<'_>, rows: &[usize], h: usize, out: &mut [u32]) {
+    for units in arithmetic.pieces(h) {
+        let out = &mut out[arithmetic.lhs_words(rows.len(), units.start)..];
+        let stride = arithmetic.lhs_stride(units.len());
+        arithmetic.pack_lhs(Rows::list(hidden, h, rows, units), Depth::Columns, 0, out, stride);
+    }
+}
+
+/// What makes dlogits of a tile, and the head's gradient from them.
+struct TileGradient<'a> {
+    arithmetic: Arithmetic,
+    layout: HeadLayout,
+    h: usize,
+    /// `[L]`.
+    tokens: &'a [Token],
+    /// `[L, H]`, packed along L.
+    x: &'a [u32],
+    scale: f32,
+    /// Elements between rows of logits.
+    stride: usize,
+    /// Whether dlogits are rounded to bf16.
+    round: bool,
+    /// Whether dH needs dlogits.
+    hidden: bool,
+}
+
+impl TileGradient<'_> {
+    /// `block`: logits, replaced by dlogits packed as lhs along the tile, if dH needs them.
+    fn run(
+        &self,
+        tile: Range<usize>,
+        block: &mut [f32],
+        mut head_gradient: Option<Target<'_>>,
+        mut bias: Option<&mut [f32]>,
+        slot: &mut Slot,
+    ) {
+        let (arithmetic, t, height) = (self.arithmetic, tile.len(), self.arithmetic.lhs_panel());
+        for piece in arithmetic.panel_pieces(self.tokens.len()) {
+            let k = piece.len();
+            for first in piece.clone().step_by(height) {
+                let tokens = &self.tokens[first..piece.end.min(first + height)];
+                for (token, out) in tokens.iter().zip(slot.rows.chunks_mut(t)) {
+                    let z = &block[token.place * self.stride..][..t];
+                    let target = within(token.target, &tile);
+                    gradient_to(arithmetic.level(), z, target, &token.slope, self.scale, out, self.round);
+                    if let Some(bias) = &mut bias {
+                        bias.iter_mut().zip(out).for_each(|(b, z)| *b += *z);
+                    }
+                }
+                let rows = || Rows::new(Slice::F32(&slot.rows), t, 0..tokens.len(), 0..t);
+                if self.hidden {
+                    // Logits of later tokens lie behind those of the first `first + height`.
+                    let words: &mut [u32] = cast_slice_mut(&mut block[first * self.stride..]);
+                    for entries in arithmetic.pieces(t) {
+                        let (at, stride) = (arithmetic.lhs_stride(entries.start), arithmetic.lhs_stride(entries.len()));
+                        let source = Rows::new(Slice::F32(&slot.rows), t, 0..tokens.len(), entries);
+                        arithmetic.pack_lhs(source, Depth::Columns, 0, &mut words[at..], stride);
+                    }
+                }
+                if head_gradient.is_some() {
+                    let from = first - piece.start;
+                    match self.layout {
+                        HeadLayout::VocabHidden => {
+                            let stride = arithmetic.lhs_stride(k);
+                            arithmetic.pack_lhs(rows(), Depth::Rows, from, &mut slot.dlogits, stride);
+                        }
+                        HeadLayout::HiddenVocab => {
+                            let stride = arithmetic.rhs_stride(k);
+                            arithmetic.pack_rhs(rows(), Depth::Rows, from, &mut slot.dlogits, stride);
+                        }
+                    }
+                }
+            }
+            let Some(out) = &mut head_gradient else { continue };
+            let (lhs_stride, rhs_stride) = (arithmetic.lhs_stride(k), arithmetic.rhs_stride(k));
+            let (lhs, rhs) = match self.layout {
+                HeadLayout::VocabHidden => (&slot.dlogits[..], &self.x[arithmetic.rhs_words(self.h, piece.start)..]),
+                HeadLayout::HiddenVocab => (&self.x[arithmetic.lhs_words(self.h, piece.start)..], &slot.dlogits[..]),
+            };
+            let (lhs, rhs) = (Packed { words: lhs, stride: lhs_stride }, Packed { words: rhs, stride: rhs_stride });
+            arithmetic.multiply(k, lhs, rhs, out, true);
+        }
+    }
+}
+
 impl Kernel for FusedPlan {
     fn score(&mut self, policy: Policy<'_>, batch: &TokenBatch) -> Result<Scores> {
         let (hidden, head) = self.inputs(policy);
         let mut scores = empty_scores(batch);
         for rows in batch.active_rows().chunks(self.blocking.chunk) {
-            self.load(hidden, batch, rows);
-            self.forward(&head, rows.len(), 0);
+            self.forward(hidden, &head, batch, rows, 0);
             self.state.publish(0..rows.len(), rows, &mut scores);
         }
         Ok(scores)
@@ -252,27 +380,22 @@ impl Kernel for FusedPlan {
         while start < rows.len() {
             let span = chunks.next(start, rows.len(), chunk);
             let (c, at) = (span.len(), if score_first { start } else { 0 });
-            self.load(hidden, batch, &rows[span.clone()]);
-            self.forward(&head, c, at);
+            self.forward(hidden, &head, batch, &rows[span.clone()], at);
             self.state.publish(at..at + c, &rows[span.clone()], &mut scores);
             if !score_first {
                 self.state.evaluate(&evaluator, span.clone(), 0, &mut totals);
                 self.find_live(0..c);
-                self.backward(&head, 0..self.live.len(), 0, kept.then_some(c), &rows[span.clone()], &mut grads);
+                self.backward(hidden, &head, batch, 0..self.live.len(), 0, kept, &rows[span.clone()], &mut grads);
             }
             start = span.end;
         }
         if score_first {
             self.state.evaluate(&evaluator, 0..rows.len(), 0, &mut totals);
             self.find_live(0..rows.len());
-            // Chunks of positions; the rows among them that nothing flows through are gathered with the others.
             let mut start = 0;
             while start < self.live.len() {
-                let first = self.live[start];
-                let end = self.live.partition_point(|at| *at < first + chunk);
-                let span = first..self.live[end - 1] + 1;
-                self.load(hidden, batch, &rows[span.clone()]);
-                self.backward(&head, start..end, first, None, &rows[span], &mut grads);
+                let end = self.live.len().min(start + chunk);
+                self.backward(hidden, &head, batch, start..end, 0, false, rows, &mut grads);
                 start = end;
             }
         }

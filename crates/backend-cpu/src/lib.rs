@@ -3,12 +3,14 @@
 //! Inputs and gradients are host slices, f32 or bf16; arithmetic and gradients are f32, the scalars of a row f64.
 #![deny(unsafe_code)]
 
+mod convert;
 mod fused;
 mod gemm;
 mod head;
 mod host;
 mod isa;
 mod logits;
+mod pages;
 pub mod peak;
 mod plan;
 pub mod reference;
@@ -17,11 +19,13 @@ mod tiling;
 mod tokens;
 
 use grpo_core::error::{Error, Result};
-use grpo_core::{Backend, Implementation, LossPlan, PlanRequest, PolicySpec};
+use grpo_core::{Backend, Dtype, Implementation, LossPlan, PlanRequest, PolicySpec};
 pub use isa::Isa;
+pub use pages::advise_huge_pages;
 use plan::{CpuPlan, Kernel, unsupported};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::sync::Arc;
+use tiling::{Problem, choose};
 
 pub(crate) const NAME: &str = "cpu";
 
@@ -30,6 +34,7 @@ pub(crate) const NAME: &str = "cpu";
 pub struct CpuBackend {
     pool: Option<Arc<ThreadPool>>,
     isa: Option<Isa>,
+    dlogits: Option<Dtype>,
 }
 
 impl CpuBackend {
@@ -57,11 +62,23 @@ impl CpuBackend {
         self.isa = Some(isa);
         self
     }
+
+    /// What dL/dlogits is rounded to before it is multiplied into the gradients of hidden states and head; sums are f32
+    /// anyway. Without a word of this, the dtype of those inputs, as automatic differentiation of such a model would:
+    /// products of bf16 are several times faster. [`Dtype::F32`] keeps it as it is, for bf16 inputs too.
+    pub fn with_dlogits(mut self, dlogits: Dtype) -> Self {
+        self.dlogits = Some(dlogits);
+        self
+    }
 }
 
 impl Backend for CpuBackend {
     fn name(&self) -> &str {
         NAME
+    }
+
+    fn dlogits(&self, dtype: Dtype) -> Dtype {
+        self.dlogits.unwrap_or(dtype)
     }
 
     fn plan(&self, request: &PlanRequest) -> Result<Box<dyn LossPlan>> {
@@ -70,8 +87,10 @@ impl Backend for CpuBackend {
         let threads = self.pool.as_ref().map_or_else(rayon::current_num_threads, |pool| pool.current_num_threads());
         let kernel: Box<dyn Kernel> = match (request.implementation, request.policy) {
             (Implementation::Reference, _) => Box::new(reference::ReferencePlan::new(request)),
-            (Implementation::Fused, PolicySpec::Hidden { hidden, layout, .. }) => {
-                Box::new(fused::FusedPlan::new(request, hidden, layout, threads)?)
+            (Implementation::Fused | Implementation::Logits, PolicySpec::Hidden { hidden, layout, dtype, .. }) => {
+                let problem = Problem::new(request, hidden, layout, level, self.dlogits(dtype));
+                let blocking = choose(request, &problem, threads)?;
+                Box::new(fused::FusedPlan::new(request, problem, blocking))
             }
             (Implementation::Fused, PolicySpec::Logits { .. }) => {
                 return Err(unsupported(
@@ -79,10 +98,7 @@ impl Backend for CpuBackend {
                     "there is no head to fuse with; use `logits`, or hand over hidden states and the head",
                 ));
             }
-            (Implementation::Logits, PolicySpec::Logits { .. }) => Box::new(logits::LogitsPlan::new(request)),
-            (Implementation::Logits, PolicySpec::Hidden { hidden, layout, .. }) => {
-                Box::new(logits::MaterialisedPlan::new(request, hidden, layout, threads))
-            }
+            (Implementation::Logits, PolicySpec::Logits { .. }) => Box::new(logits::LogitsPlan::new(request, level)),
         };
         Ok(Box::new(CpuPlan::new(request, kernel, self.pool.clone())))
     }

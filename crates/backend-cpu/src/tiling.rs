@@ -6,18 +6,19 @@
 //! * vocabulary panels: a pass for the statistics, then a pass that makes each panel's logits again, turns them into
 //!   dlogits and finishes that part of dW: 4 products, but far less traffic when C is larger for it.
 //!
-//! Workspace in bytes, with T = 512 entries per tile: x and dH `8CH`, panel `4CPT`, statistics `16CP` and ~170 per
-//! token, and what each running task holds. The cost is flops + [`FLOPS_PER_BYTE`] x bytes moved.
+//! Given hidden states, the implementation `logits` is the first of these with all tokens in one chunk, whatever the budget.
+//!
+//! The cost is flops + [`Arithmetic::flops_per_byte`] x bytes moved.
 
-use crate::head::slot_bytes;
+use crate::fused::TOKEN_BYTES;
+use crate::gemm::Arithmetic;
+use crate::head::Slot;
+use crate::isa::Level;
 use crate::plan::evaluator_bytes;
-use crate::softmax::{Partial, RowSums, Slope, TILE};
+use crate::softmax::{Partial, TILE};
 use crate::tokens::TokenState;
 use grpo_core::error::{Error, Result};
-use grpo_core::{Dtype, HeadLayout, LoopOrder, PlanRequest};
-
-/// f32 multiply-adds count two; of a core's worth of each, on the machines at hand (about 150 Gflop/s, 10 GB/s).
-const FLOPS_PER_BYTE: f64 = 15.0;
+use grpo_core::{Dtype, HeadLayout, Implementation, LoopOrder, PlanRequest};
 
 /// Sizes of the fused loops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,25 +35,33 @@ pub(crate) struct Blocking {
 /// The sizes that a blocking depends on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Problem {
+    pub(crate) arithmetic: Arithmetic,
     pub(crate) n: usize,
     pub(crate) h: usize,
     pub(crate) v: usize,
     pub(crate) layout: HeadLayout,
-    pub(crate) bf16: bool,
-    pub(crate) hidden_gradient: bool,
-    pub(crate) head_gradient: bool,
+    /// Bytes of an element of hidden states and head.
+    element: usize,
+    /// Whether dlogits are rounded to bf16 before they are multiplied.
+    pub(crate) rounds: bool,
+    hidden_gradient: bool,
+    head_gradient: bool,
     /// Whether per-token state is kept for all N tokens (sequence-level ratios).
-    pub(crate) keeps_all: bool,
+    keeps_all: bool,
 }
 
 impl Problem {
-    pub(crate) fn new(request: &PlanRequest, h: usize, layout: HeadLayout) -> Self {
+    /// `dlogits`: what dL/dlogits is rounded to before it is multiplied into gradients.
+    pub(crate) fn new(request: &PlanRequest, h: usize, layout: HeadLayout, level: Level, dlogits: Dtype) -> Self {
+        let dtype = request.policy.dtype();
         Self {
+            arithmetic: Arithmetic::new(level, dtype == Dtype::Bf16 && dlogits == Dtype::Bf16),
             n: request.max_tokens,
             h,
             v: request.policy.vocab(),
             layout,
-            bf16: request.policy.dtype() == Dtype::Bf16,
+            element: dtype.bytes(),
+            rounds: dlogits == Dtype::Bf16,
             hidden_gradient: request.gradients.hidden,
             head_gradient: request.gradients.lm_head,
             keeps_all: !request.loss.is_token_level(),
@@ -63,27 +72,51 @@ impl Problem {
         self.v.div_ceil(TILE)
     }
 
-    /// Elements between rows of a tile.
+    /// Elements between rows of a tile: room for its words in any packing.
     pub(crate) fn stride(&self) -> usize {
-        self.v.min(TILE)
+        self.v.min(TILE).next_multiple_of(32)
+    }
+
+    /// Elements of a tile's block for chunks of `chunk` tokens: whole lhs panels.
+    pub(crate) fn block(&self, chunk: usize) -> usize {
+        chunk.next_multiple_of(self.arithmetic.lhs_panel()) * self.stride()
+    }
+
+    /// Tokens whose state is kept.
+    pub(crate) fn kept(&self, blocking: &Blocking) -> usize {
+        if self.keeps_all { self.n } else { blocking.chunk }
+    }
+
+    pub(crate) fn slot(&self, chunk: usize) -> Slot {
+        Slot::new(self.arithmetic, chunk, self.h, self.v, self.layout)
+    }
+
+    /// Elements of hidden states packed for logits and for the head's gradient, of the panel, and of dH.
+    pub(crate) fn buffers(&self, blocking: &Blocking) -> [usize; 4] {
+        let (a, c, h) = (self.arithmetic, blocking.chunk, self.h);
+        let for_head = match self.layout {
+            _ if !self.head_gradient => 0,
+            HeadLayout::VocabHidden => a.rhs_words(h, c),
+            HeadLayout::HiddenVocab => a.lhs_words(h, c),
+        };
+        let panel = self.block(c).saturating_mul(blocking.panel_tiles);
+        [a.lhs_words(c, h), for_head, panel, if self.hidden_gradient { c * h } else { 0 }]
     }
 
     /// Bytes that the plan allocates, tasks included; saturates where the sum does not fit.
     pub(crate) fn workspace(&self, blocking: &Blocking) -> usize {
         let Blocking { chunk, panel_tiles, slots, .. } = *blocking;
-        let x = if self.hidden_gradient { 8 } else { 4 } * self.h;
-        let panel = panel_tiles * (4 * self.stride() + size_of::<Partial>());
-        let per_row = x + panel + size_of::<RowSums>() + size_of::<Slope>() + size_of::<usize>();
-        let kept = if self.keeps_all { self.n } else { chunk };
-        chunk
-            .saturating_mul(per_row)
-            .saturating_add(kept.saturating_mul(Self::KEPT))
-            .saturating_add(slots.saturating_mul(slot_bytes(chunk, self.h, self.v, self.bf16, self.layout)))
+        let buffers = self.buffers(blocking).into_iter().fold(0_usize, |sum, elements| sum.saturating_add(elements));
+        buffers
+            .saturating_mul(4)
+            .saturating_add(chunk.saturating_mul(panel_tiles * size_of::<Partial>() + TOKEN_BYTES))
+            .saturating_add(self.kept(blocking).saturating_mul(Self::KEPT))
+            .saturating_add(slots.saturating_mul(Slot::bytes(self.arithmetic, chunk, self.h, self.v, self.layout)))
             .saturating_add(evaluator_bytes(self.n))
     }
 
     /// Bytes of a token's statistics, its logp, entropy and their derivatives, and its place among the live ones.
-    pub(crate) const KEPT: usize = TokenState::BYTES + size_of::<usize>();
+    const KEPT: usize = TokenState::BYTES + size_of::<usize>();
 
     /// Modelled cost of one step.
     fn cost(&self, blocking: &Blocking) -> f64 {
@@ -93,9 +126,9 @@ impl Problem {
         let (dh, dw) = (f64::from(u8::from(self.hidden_gradient)), f64::from(u8::from(self.head_gradient)));
         let flops = 2.0 * n * h * v * (1.0 + again + dh + dw);
         // The head is read for every product but dW, which is read and written; panels are written and read twice.
-        let head = h * v * (if self.bf16 { 2.0 } else { 4.0 } * (1.0 + again + dh) + 8.0 * dw);
+        let head = h * v * (self.element as f64 * (1.0 + again + dh) + 8.0 * dw);
         let panels = if again == 0.0 { 16.0 * n * v } else { 4.0 * n * v };
-        flops + FLOPS_PER_BYTE * (chunks * head + panels)
+        flops + self.arithmetic.flops_per_byte() * (chunks * head + panels)
     }
 }
 
@@ -105,6 +138,10 @@ impl Problem {
 /// [`Error::Budget`] when nothing fits.
 pub(crate) fn choose(request: &PlanRequest, problem: &Problem, threads: usize) -> Result<Blocking> {
     let tiling = &request.tiling;
+    if request.implementation == Implementation::Logits {
+        let (order, slots) = (LoopOrder::TokenChunks, threads.max(1));
+        return Ok(Blocking { order, chunk: problem.n, panel_tiles: problem.tiles(), slots });
+    }
     let orders = match tiling.loop_order {
         Some(order) => vec![order],
         None => vec![LoopOrder::TokenChunks, LoopOrder::VocabPanels],
@@ -153,8 +190,9 @@ fn largest(request: &PlanRequest, problem: &Problem, order: LoopOrder, slots: us
             too_large = middle;
         }
     }
-    // Chunks of equal size waste less of the last one.
-    with(problem.n.div_ceil(problem.n.div_ceil(fits)))
+    // Chunks of equal size waste less of the last one, whole panels less of each.
+    let (even, panel) = (problem.n.div_ceil(problem.n.div_ceil(fits)), problem.arithmetic.lhs_panel());
+    with(if even.next_multiple_of(panel) <= fits { even.next_multiple_of(panel) } else { even })
 }
 
 fn with_chunk(
@@ -174,7 +212,7 @@ fn with_chunk(
             // Enough tiles for all tasks; more, up to eight per task, while they cost nothing in tokens.
             let least = with(slots.min(tiles));
             let free = budget.saturating_sub(problem.workspace(&least));
-            let tile = least.chunk * (4 * problem.stride() + size_of::<Partial>());
+            let tile = 4 * problem.block(least.chunk) + least.chunk * size_of::<Partial>();
             with((least.panel_tiles + free / tile).min(8 * slots).clamp(least.panel_tiles, tiles))
         }
     }
@@ -183,7 +221,8 @@ fn with_chunk(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use grpo_core::{GradientSpec, Implementation, LossConfig, PolicySpec, Tiling};
+    use crate::isa::Isa;
+    use grpo_core::{GradientSpec, LossConfig, PolicySpec, Tiling};
 
     fn request(n: usize, h: usize, v: usize, dtype: Dtype, tiling: Tiling) -> PlanRequest {
         PlanRequest {
@@ -196,6 +235,11 @@ mod tests {
         }
     }
 
+    fn problem(request: &PlanRequest, h: usize) -> Problem {
+        let level = Isa::Portable.checked().unwrap();
+        Problem::new(request, h, HeadLayout::VocabHidden, level, request.policy.dtype())
+    }
+
     #[test]
     fn every_choice_fits_its_budget_or_says_what_would() {
         for (n, h, v) in
@@ -206,7 +250,7 @@ mod tests {
                     for order in [None, Some(LoopOrder::TokenChunks), Some(LoopOrder::VocabPanels)] {
                         let tiling = Tiling { workspace_budget: budget, loop_order: order, ..Tiling::default() };
                         let mut request = request(n, h, v, dtype, tiling);
-                        let problem = Problem::new(&request, h, HeadLayout::VocabHidden);
+                        let problem = problem(&request, h);
                         match choose(&request, &problem, 16) {
                             Ok(blocking) => assert!(problem.workspace(&blocking) <= budget, "{blocking:?}"),
                             Err(Error::Budget { minimum, .. }) => {
@@ -226,7 +270,7 @@ mod tests {
     fn arithmetic_decides_for_chunks_and_traffic_for_panels() {
         let order = |n, h, v, budget| {
             let request = request(n, h, v, Dtype::F32, Tiling { workspace_budget: budget, ..Tiling::default() });
-            let blocking = choose(&request, &Problem::new(&request, h, HeadLayout::VocabHidden), 2).unwrap();
+            let blocking = choose(&request, &problem(&request, h), 2).unwrap();
             blocking.order
         };
         assert_eq!(order(2048, 2048, 32_768, 128 << 20), LoopOrder::TokenChunks);

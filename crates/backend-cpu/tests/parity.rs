@@ -2,8 +2,8 @@
 
 mod common;
 
-use backend_cpu::CpuBackend;
 use backend_cpu::reference::{Policy, evaluate};
+use backend_cpu::{CpuBackend, Isa};
 use common::*;
 use grpo_core::*;
 use half::bf16;
@@ -16,16 +16,19 @@ fn implementations_match_the_oracle(
     #[values(HeadLayout::VocabHidden, HeadLayout::HiddenVocab)] layout: HeadLayout,
     #[values(false, true)] bias: bool,
 ) {
-    let (loss, backend) = (loss(loss_type), CpuBackend::with_threads(2).unwrap());
+    let loss = loss(loss_type);
     let case = Case::new(&loss, &Shape { dtype, layout, bias, ..Shape::default() }, 7);
     let expected = case.oracle(&loss);
     assert_flows(&expected);
     let mut worst = Differences::default();
-    for (name, implementation, tiling) in implementations() {
+    for ((backend, tolerance), (name, implementation, tiling)) in backends(dtype, 2)
+        .into_iter()
+        .flat_map(|backend| implementations().into_iter().map(move |i| (backend.clone(), i)))
+    {
         let mut plan = plan(&backend, &case.request(&loss, implementation, tiling));
         let got = run(&mut *plan, &case);
         let differences = Differences::new(&got, &expected);
-        differences.assert_small(&format!("{loss_type} {dtype:?} {layout:?} bias {bias}: {name}"));
+        differences.assert_within(tolerance, &format!("{loss_type} {dtype:?} {layout:?} bias {bias}: {name}"));
         worst = worst.max(differences);
         for (metric, value) in expected.metrics.values() {
             let off = got.metrics.value(metric).unwrap() - value;
@@ -130,8 +133,10 @@ fn ugly_shapes(
     #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
     #[values(HeadLayout::VocabHidden, HeadLayout::HiddenVocab)] layout: HeadLayout,
 ) {
-    let backend = CpuBackend::with_threads(3).unwrap();
-    for loss_type in ["dapo", "gspo"] {
+    for ((backend, tolerance), loss_type) in backends(dtype, 3)
+        .into_iter()
+        .flat_map(|backend| ["dapo", "gspo"].map(|loss_type| (backend.clone(), loss_type)))
+    {
         let loss = loss(loss_type);
         let case = Case::new(&loss, &Shape { lengths, h, v, dtype, layout, bias: true, mask_every: 0 }, 11);
         let expected = case.oracle(&loss);
@@ -143,8 +148,38 @@ fn ugly_shapes(
                 assert!(got.scores.logp.iter().chain(&got.hidden).chain(&got.lm_head).all(|x| *x == 0.0), "{name}");
                 assert!((got.loss - expected.loss).abs() < 1e-6);
             } else {
-                Differences::new(&got, &expected).assert_small(&format!("{loss_type}: {name}"));
+                Differences::new(&got, &expected).assert_within(tolerance, &format!("{loss_type}: {name}"));
             }
+        }
+    }
+}
+
+/// Every path that this machine can take, by force, with sizes that fill no panel, piece or tile.
+#[rstest]
+fn every_instruction_set_matches_the_oracle(
+    #[values(Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx)] isa: Isa,
+    #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
+    #[values(HeadLayout::VocabHidden, HeadLayout::HiddenVocab)] layout: HeadLayout,
+    #[values((&[9, 20, 8][..], 33, 1013), (&[1][..], 600, 63), (&[300, 261][..], 47, 97))] (lengths, h, v): (
+        &[usize],
+        usize,
+        usize,
+    ),
+) {
+    let loss = loss("dapo");
+    let case = Case::new(&loss, &Shape { lengths, h, v, dtype, layout, bias: true, mask_every: 5 }, 17);
+    let expected = case.oracle(&loss);
+    for (backend, tolerance) in backends(dtype, 2) {
+        let backend = backend.with_isa(isa);
+        for (name, implementation, tiling) in implementations() {
+            let request = case.request(&loss, implementation, tiling);
+            if !isa.is_available() {
+                let refused = backend.plan(&request).map(drop);
+                assert!(matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
+                continue;
+            }
+            let got = run(&mut *plan(&backend, &request), &case);
+            Differences::new(&got, &expected).assert_within(tolerance, &format!("{isa:?} {name}"));
         }
     }
 }

@@ -182,7 +182,7 @@ fn on_policy_ratios_are_exactly_one(#[values(1, 2, 5)] per_micro_batch: usize) {
 /// Results stay the same when there is hardly any workspace.
 #[rstest]
 fn tiny_budgets(#[values("dapo", "gspo")] loss_type: &str, #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype) {
-    let (loss, backend) = (loss(loss_type), CpuBackend::with_threads(2).unwrap());
+    let (loss, (backend, tolerance)) = (loss(loss_type), backends(dtype, 2).remove(0));
     let case = Case::new(&loss, &Shape { dtype, v: 5000, h: 40, ..Shape::default() }, 53);
     let expected = case.oracle(&loss);
     for order in [None, Some(LoopOrder::TokenChunks), Some(LoopOrder::VocabPanels)] {
@@ -194,7 +194,8 @@ fn tiny_budgets(#[values("dapo", "gspo")] loss_type: &str, #[values(Dtype::F32, 
         for budget in [minimum, minimum + 50_000, 2 * minimum] {
             let mut plan = plan(&backend, &with(budget));
             assert!(plan.memory().workspace <= budget);
-            Differences::new(&run(&mut *plan, &case), &expected).assert_small(&format!("{order:?} in {budget} bytes"));
+            let what = format!("{order:?} in {budget} bytes");
+            Differences::new(&run(&mut *plan, &case), &expected).assert_within(tolerance, &what);
         }
     }
 }

@@ -246,6 +246,13 @@ pub trait Backend: Send + Sync {
     fn compiles(&self) -> bool {
         false
     }
+
+    /// What dL/dlogits is rounded to before it is multiplied into the gradients of hidden states and head, given inputs in
+    /// `dtype`: how close to the truth gradients can be ([`crate::parity::Tolerances::with_dlogits`]).
+    fn dlogits(&self, dtype: Dtype) -> Dtype {
+        let _ = dtype;
+        Dtype::F32
+    }
 }
 
 /// The loss, ready for batches of one shape.

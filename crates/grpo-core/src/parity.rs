@@ -30,6 +30,15 @@ impl Tolerances {
             Dtype::Bf16 => Self { loss: 2e-6, logp: 2e-6, entropy: 1e-5, gradient: 1e-4 },
         }
     }
+
+    /// For gradients made of dL/dlogits in `dlogits` ([`crate::Backend::dlogits`]). bf16 rounds each by 2^-9 at most, which
+    /// averages out over many terms and adds up over a few.
+    pub fn with_dlogits(self, dlogits: Dtype) -> Self {
+        match dlogits {
+            Dtype::F32 => self,
+            Dtype::Bf16 => Self { gradient: self.gradient.max(1.0 / 128.0), ..self },
+        }
+    }
 }
 
 /// One tensor, compared.

@@ -203,7 +203,7 @@ pub fn check(backend: &dyn Backend, name: &str, file: &BatchFile, check: &Check)
     let dtype = check.dtype.unwrap_or(file.policy_spec().dtype());
     let policy = file.policy.to_dtype(dtype);
     let loss = check.loss.as_ref().unwrap_or(&file.loss);
-    let tolerances = check.tolerances.unwrap_or(Tolerances::of(dtype));
+    let tolerances = check.tolerances.unwrap_or(Tolerances::of(dtype).with_dlogits(backend.dlogits(dtype)));
     let active = file.batch.active_rows();
     let mut report = FileReport { file: name.to_owned(), dtype, rows: Vec::new(), notes: Vec::new() };
 

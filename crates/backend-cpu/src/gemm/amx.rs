@@ -1,6 +1,17 @@
 //! Products of bf16 tiles (Intel AMX).
+//!
+//! Avoids reading a tile of either operand more than once per two products: a `[32, 32]` piece of the output is four tiles,
+//! fed by two of the lhs and two of the rhs. Results go through a scratch piece in the nearest cache, because tiles stored
+//! at a large stride cost more than the products.
+//!
+//! Budget: 4 + 2 + 2 of 8 tiles; a lhs and a rhs panel of 128 words, 16 KiB each.
 
 use std::sync::OnceLock;
+
+/// Rows of a lhs panel: two tiles.
+pub(super) const ROWS: usize = 32;
+/// Words of a row of a tile.
+pub(super) const WORDS: usize = 16;
 
 /// Whether the processor has tiles with bf16 products and the system lets this process use them. The first call asks
 /// for that permission, which holds for every thread of the process.
@@ -35,22 +46,109 @@ fn has_tiles() -> bool {
     state & TILE_STATE == TILE_STATE
 }
 
-/// arch_prctl(ARCH_REQ_XCOMP_PERM, tile data).
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 fn permitted() -> bool {
-    const ARCH_PRCTL: i64 = 158;
-    let mut result = ARCH_PRCTL;
-    // SAFETY: a system call that takes two integers and touches no memory of ours; it clobbers rcx and r11.
-    unsafe {
-        std::arch::asm!(
-            "syscall",
-            inlateout("rax") result,
-            in("rdi") 0x1023_i64, // ARCH_REQ_XCOMP_PERM
-            in("rsi") 18_i64,     // XFEATURE_XTILEDATA
-            lateout("rcx") _,
-            lateout("r11") _,
-            options(nostack),
-        );
+    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+    const XFEATURE_XTILEDATA: libc::c_long = 18;
+    // SAFETY: a system call that takes two integers and touches no memory of ours.
+    unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
+}
+
+/// The tile registers of this thread, shaped for products of 16 rows and 16 words.
+#[cfg(target_arch = "x86_64")]
+pub(super) struct Tiles {
+    /// Registers belong to a thread.
+    here: std::marker::PhantomData<*const ()>,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Tiles {
+    /// Only where [`is_available`].
+    pub(super) fn new() -> Self {
+        debug_assert!(is_available());
+        #[repr(align(64))]
+        struct Shapes([u8; 64]);
+        let mut shapes = Shapes([0; 64]);
+        shapes.0[0] = 1; // palette
+        for tile in 0..8 {
+            shapes.0[16 + 2 * tile] = 64; // bytes of a row, little-endian
+            shapes.0[48 + tile] = 16; // rows
+        }
+        // SAFETY: arithmetic of this kind is only made for a level that includes AMX; the shapes are 64 aligned bytes of
+        // the format of palette 1.
+        unsafe { std::arch::asm!("ldtilecfg [{}]", in(reg) &shapes.0, options(nostack, readonly, preserves_flags)) };
+        Self { here: std::marker::PhantomData }
     }
-    result == 0
+
+    /// `c[32, 32] = a b` for a lhs panel `a: [words / 16, 32, 16]` and a rhs panel `b: [words, 32]`.
+    ///
+    /// # Safety
+    /// The panels hold that many words, a multiple of 16; c holds 1024 elements.
+    pub(super) unsafe fn multiply(&mut self, words: usize, a: *const u32, b: *const u32, c: &mut [f32]) {
+        assert!(c.len() >= ROWS * super::RHS_PANEL);
+        // SAFETY: tiles read 16 rows of 64 bytes: of a 64 bytes apart, 1024 words of it a step; of b and c 128 bytes apart,
+        // 16 rows of b a step. All of that is there, says the caller. Tiles are shaped for it by `new`, on this thread.
+        unsafe {
+            std::arch::asm!(
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                "test {steps}, {steps}",
+                "jz 3f",
+                "2:",
+                "tileloadd tmm4, [{a} + {near}]",
+                "tileloadd tmm6, [{b} + {far}]",
+                "tileloadd tmm7, [{b} + {far} + 64]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm5, [{a} + {near} + 1024]",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                "add {a}, 2048",
+                "add {b}, 2048",
+                "dec {steps}",
+                "jnz 2b",
+                "3:",
+                "tilestored [{c} + {far}], tmm0",
+                "tilestored [{c} + {far} + 64], tmm1",
+                "tilestored [{c} + {far} + 2048], tmm2",
+                "tilestored [{c} + {far} + 2112], tmm3",
+                steps = inout(reg) words / WORDS => _,
+                a = inout(reg) a => _,
+                b = inout(reg) b => _,
+                c = in(reg) c.as_mut_ptr(),
+                near = in(reg) 64_usize,
+                far = in(reg) 128_usize,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack),
+            );
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Drop for Tiles {
+    fn drop(&mut self) {
+        // SAFETY: gives the registers back, which `new` has taken on this thread.
+        unsafe { std::arch::asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
+    }
+}
+
+/// There are none.
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) enum Tiles {}
+
+#[cfg(not(target_arch = "x86_64"))]
+impl Tiles {
+    pub(super) fn new() -> Self {
+        unreachable!("no level of this processor has tiles")
+    }
+
+    /// # Safety
+    /// None: it cannot be called.
+    pub(super) unsafe fn multiply(&mut self, _: usize, _: *const u32, _: *const u32, _: &mut [f32]) {
+        match *self {}
+    }
 }

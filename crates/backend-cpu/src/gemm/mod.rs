@@ -1,201 +1,212 @@
-//! f32 matrix products over strided views: a safe wrapper around the `gemm` crate.
+//! Matrix products of packed operands.
 //!
-//! One product runs on one thread; callers split work over the *output*, so no sum is ever shared between threads.
+//! Avoids strided reads in the inner loop, bf16 widened to f32 where the processor multiplies bf16, and sums that depend
+//! on how work was cut.
 //!
-//! Every element of a result has the same bits whatever the shape of the product it was computed in: it is a chain of
-//! fused multiply-adds over each piece of K, the pieces added in order. Two things are needed for that. K is cut here
-//! ([`pieces`]), by a rule that looks at K alone; at most [`K_PIECE`] is what the crate would cut into as well, so it
-//! costs nothing. And the crate's special cases for tiny outputs, single rows and columns, and K <= 2, which sum in
-//! another order, are kept out by computing such outputs inside a slightly larger one.
+//! A product is `out[m, n] (+)= sum over k of lhs[m, k] rhs[k, n]`. Callers pack both operands, in pieces of K of at most
+//! [`Arithmetic::depth`] entries, so that what is used again is packed once. The unit of a packed operand is a *word* of
+//! 32 bits: an f32, or two neighbours along k in bf16. A piece of K' words is
+//!
+//! * as lhs of vector kernels: panels `[K', 12]`; a word is broadcast per multiply-add;
+//! * as lhs of tile kernels: panels `[K' / 16, 32, 16]`, rows of AMX tiles;
+//! * as rhs: panels `[K', 32]`, two registers or two tiles wide.
+//!
+//! Rows and columns that a panel has too many, and words beyond K, are zero. Vector kernels hold a `[12, 32]` piece of the
+//! output in 24 of 32 registers, tile kernels a `[32, 32]` one in 4 of 8 tiles; a rhs panel (32 KiB at most) stays near
+//! while lhs panels pass by.
+//!
+//! Every element of a result is one chain of multiply-adds over a piece, added to what was there: its bits depend on the
+//! instruction set and on the pieces, not on the shape of the product or its place in it.
 #![allow(unsafe_code)]
 
 pub(crate) mod amx;
-mod view;
+mod pack;
+mod target;
+mod vector;
 
-pub(crate) use view::{View, ViewMut};
+pub(crate) use pack::{Depth, Rows};
+pub(crate) use target::{Cut, Target};
 
+use crate::isa::{Isa, Level};
 use std::ops::Range;
 
-/// Most of K that is summed before it is added to the output.
-pub(crate) const K_PIECE: usize = 512;
+/// Columns of a rhs panel.
+pub(crate) const RHS_PANEL: usize = 32;
+/// Most words of a piece: a rhs panel takes 32 KiB.
+const WORDS: usize = 256;
+/// The same for tile kernels, which want a lhs and a rhs panel in the nearest cache at once.
+const TILE_WORDS: usize = 128;
 
-/// Outputs of at most this many elements take another path in the `gemm` crate (horizontal kernels).
-const HORIZONTAL: usize = 256;
-
-/// Cuts `0..k` into equal pieces of at most [`K_PIECE`].
-pub(crate) fn pieces(k: usize) -> impl Iterator<Item = Range<usize>> {
-    let size = k.div_ceil(k.div_ceil(K_PIECE).max(1)).max(1);
-    (0..k).step_by(size).map(move |start| start..k.min(start + size))
+/// What products are made of: kernels, and how their operands are packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Arithmetic {
+    level: Level,
+    kind: Kind,
 }
 
-/// Bytes that [`product`] makes the `gemm` crate allocate for packed operands, for a row-major output `[n, m]` (the
-/// crate turns it around, so its m is the width). `along_m`: whether the operand that spans m is contiguous along it;
-/// `along_k`: whether the other one is contiguous along k. The crate's slab of L2 size per thread, which it makes once
-/// and keeps, is not counted.
-pub(crate) fn packing_bytes(m: usize, n: usize, k: usize, along_m: bool, along_k: bool) -> usize {
-    // Its rules, with the height of its register tile; a tile is rounded up to that.
-    #[cfg(target_arch = "x86_64")]
-    let (lanes, height) = if is_x86_feature_detected!("avx512f") { (16, 64) } else { (8, 24) };
-    #[cfg(not(target_arch = "x86_64"))]
-    let (lanes, height) = (4, 16);
-    let spans_m = m <= 16 * height && (!along_m || !m.is_multiple_of(lanes));
-    let spans_n = !along_k && m > 2 * height;
-    let elements =
-        if spans_m { m.next_multiple_of(height) } else { 0 } + if spans_n { n.next_multiple_of(6) } else { 0 };
-    4 * k.div_ceil(k.div_ceil(K_PIECE).max(1)) * elements
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Words are f32.
+    Wide,
+    /// Words are bf16 pairs, for vector kernels.
+    Pairs,
+    /// Words are bf16 pairs, for tile kernels.
+    Tiles,
 }
 
-/// `dst = lhs * rhs`, or `dst += lhs * rhs` when `add`.
-///
-/// `dst: [m, n]`, `lhs: [m, k]`, `rhs: [k, n]`.
-///
-/// # Panics
-/// When the shapes do not fit: an error of this crate, not of its caller.
-pub(crate) fn product(mut dst: ViewMut<'_>, lhs: View<'_>, rhs: View<'_>, add: bool) {
-    assert_eq!((dst.rows(), lhs.cols(), dst.cols()), (lhs.rows(), rhs.rows(), rhs.cols()), "shapes of a product");
-    if lhs.cols() == 0 && !add {
-        dst.fill(0.0);
+/// Panels of a piece of an operand; they begin `stride` words apart.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Packed<'a> {
+    pub(crate) words: &'a [u32],
+    pub(crate) stride: usize,
+}
+
+impl Arithmetic {
+    /// `bf16`: whether all operands hold bf16 values. Where the processor multiplies pairs of those, it will; elsewhere
+    /// the same values are multiplied in f32.
+    pub(crate) fn new(level: Level, bf16: bool) -> Self {
+        let kind = match level.isa() {
+            Isa::Amx if bf16 => Kind::Tiles,
+            Isa::Avx512Bf16 if bf16 => Kind::Pairs,
+            _ => Kind::Wide,
+        };
+        Self { level, kind }
     }
-    for piece in pieces(lhs.cols()) {
-        let add = add || piece.start > 0;
-        one_piece(&mut dst, lhs.columns(piece.clone()), rhs.transposed().columns(piece).transposed(), add);
-    }
-}
 
-fn one_piece(dst: &mut ViewMut<'_>, lhs: View<'_>, rhs: View<'_>, add: bool) {
-    let (m, n) = (dst.rows(), dst.cols());
-    if lhs.cols() <= 2 {
-        for i in 0..m {
-            for j in 0..n {
-                let sum = (0..lhs.cols()).map(|k| lhs.get(i, k) * rhs.get(k, j)).sum::<f32>();
-                let there = if add { dst.get(i, j) } else { 0.0 };
-                dst.set(i, j, there + sum);
-            }
+    pub(crate) fn level(self) -> Level {
+        self.level
+    }
+
+    /// What a core multiplies and adds while a byte travels between it and memory, two flops each; of the machines at hand
+    /// (100, 200 and 2000 Gflop/s beside 10 GB/s).
+    pub(crate) fn flops_per_byte(self) -> f64 {
+        match self.kind {
+            Kind::Wide => 10.0,
+            Kind::Pairs => 20.0,
+            Kind::Tiles => 200.0,
         }
-    } else if m > 1 && n > 1 && m * n > HORIZONTAL {
-        call(dst, lhs, rhs, add);
-    } else {
-        widened(dst, lhs, rhs, add);
     }
-}
 
-/// A small output, row by row, each row repeated until the output is no longer small.
-fn widened(dst: &mut ViewMut<'_>, lhs: View<'_>, rhs: View<'_>, add: bool) {
-    const BLOCK: usize = HORIZONTAL;
-    // Enough for BLOCK columns twice, and for 2 columns 129 times.
-    let mut scratch = [0.0_f32; 3 * HORIZONTAL];
-    for i in 0..dst.rows() {
-        for start in (0..dst.cols()).step_by(BLOCK) {
-            let columns = start..dst.cols().min(start + BLOCK);
-            // A single column is repeated too.
-            let (width, rhs) = match columns.len() {
-                1 => (2, rhs.columns(columns.clone()).repeated_column(2)),
-                width => (width, rhs.columns(columns.clone())),
-            };
-            let height = (HORIZONTAL / width + 1).max(2);
-            let scratch = &mut scratch[..height * width];
-            if add {
-                for (index, value) in scratch.iter_mut().enumerate() {
-                    *value = dst.get(i, start + (index % width).min(columns.len() - 1));
+    /// Rows of a lhs panel.
+    pub(crate) fn lhs_panel(self) -> usize {
+        if self.kind == Kind::Tiles { amx::ROWS } else { vector::ROWS }
+    }
+
+    /// Most entries of K in a piece.
+    pub(crate) fn depth(self) -> usize {
+        match self.kind {
+            Kind::Wide => WORDS,
+            Kind::Pairs => 2 * WORDS,
+            Kind::Tiles => 2 * TILE_WORDS,
+        }
+    }
+
+    /// Pieces of `0..k`.
+    pub(crate) fn pieces(self, k: usize) -> impl Iterator<Item = Range<usize>> {
+        let depth = self.depth();
+        (0..k).step_by(depth).map(move |start| start..k.min(start + depth))
+    }
+
+    /// Pieces of `0..k` that are whole lhs panels but for the last: where K are the rows of another product's lhs.
+    pub(crate) fn panel_pieces(self, k: usize) -> impl Iterator<Item = Range<usize>> {
+        let depth = self.depth() / self.lhs_panel() * self.lhs_panel();
+        (0..k).step_by(depth).map(move |start| start..k.min(start + depth))
+    }
+
+    /// Words of `k` entries of K.
+    pub(crate) fn words(self, k: usize) -> usize {
+        match self.kind {
+            Kind::Wide => k,
+            Kind::Pairs => k.div_ceil(2),
+            Kind::Tiles => k.div_ceil(2 * amx::WORDS) * amx::WORDS,
+        }
+    }
+
+    /// Words of a lhs panel of `k` entries.
+    pub(crate) fn lhs_stride(self, k: usize) -> usize {
+        self.lhs_panel() * self.words(k)
+    }
+
+    /// Words of a rhs panel of `k` entries.
+    pub(crate) fn rhs_stride(self, k: usize) -> usize {
+        RHS_PANEL * self.words(k)
+    }
+
+    /// Words of `m` rows, `k` deep, as lhs: pieces one after the other.
+    pub(crate) fn lhs_words(self, m: usize, k: usize) -> usize {
+        m.div_ceil(self.lhs_panel()) * self.lhs_stride(k)
+    }
+
+    /// Words of `n` columns, `k` deep, as rhs: pieces one after the other.
+    pub(crate) fn rhs_words(self, n: usize, k: usize) -> usize {
+        n.div_ceil(RHS_PANEL) * self.rhs_stride(k)
+    }
+
+    /// Packs `source` as the lhs of a piece whose panels begin `stride` words apart in `out`.
+    ///
+    /// `Depth::Columns`: `source: [m, k]`, the whole piece. `Depth::Rows`: `source: [k, m]`, entries `from..` of the
+    /// piece; `from` is even, and a multiple of [`Self::lhs_panel`] for tiles. Words are written whole: an odd last entry
+    /// is paired with 0.
+    pub(crate) fn pack_lhs(self, source: Rows<'_>, along: Depth, from: usize, out: &mut [u32], stride: usize) {
+        match self.kind {
+            Kind::Wide => pack::panels::<pack::Wide, { vector::ROWS }>(self.level, &source, along, from, out, stride),
+            Kind::Pairs => pack::panels::<pack::Pairs, { vector::ROWS }>(self.level, &source, along, from, out, stride),
+            Kind::Tiles => pack::tiles(self.level, &source, along, from, out, stride),
+        }
+    }
+
+    /// Packs `source` as the rhs of a piece, as [`Self::pack_lhs`] does with n for m.
+    pub(crate) fn pack_rhs(self, source: Rows<'_>, along: Depth, from: usize, out: &mut [u32], stride: usize) {
+        match self.kind {
+            Kind::Wide => pack::panels::<pack::Wide, RHS_PANEL>(self.level, &source, along, from, out, stride),
+            Kind::Pairs | Kind::Tiles => {
+                pack::panels::<pack::Pairs, RHS_PANEL>(self.level, &source, along, from, out, stride);
+                if self.kind == Kind::Tiles {
+                    pack::fill_tile(&source, along, from, out, stride);
                 }
             }
-            let lhs = lhs.transposed().columns(i..i + 1).repeated_column(height).transposed();
-            call(&mut ViewMut::new(scratch, height, width, width), lhs, rhs, add);
-            for (value, j) in scratch.iter().zip(columns) {
-                dst.set(i, j, *value);
-            }
         }
     }
-}
 
-fn call(dst: &mut ViewMut<'_>, lhs: View<'_>, rhs: View<'_>, add: bool) {
-    let (m, n, k) = (dst.rows(), dst.cols(), lhs.cols());
-    assert_eq!((m, k, n), (lhs.rows(), rhs.rows(), rhs.cols()), "shapes of a product");
-    let (dst_rs, dst_cs) = dst.strides();
-    let ((lhs_rs, lhs_cs), (rhs_rs, rhs_cs)) = (lhs.strides(), rhs.strides());
-    // SAFETY: a view's constructor has checked that every (row, column) within its shape lies in its slice and that
-    // its strides fit isize, and the shapes agree (asserted above), so all reads and writes stay within the slices.
-    // `dst` is an exclusive borrow whose elements do not overlap each other, so it aliases neither operand.
-    unsafe {
-        gemm::gemm(
-            m,
-            n,
-            k,
-            dst.as_mut_ptr(),
-            dst_cs,
-            dst_rs,
-            add,
-            lhs.as_ptr(),
-            lhs_cs,
-            lhs_rs,
-            rhs.as_ptr(),
-            rhs_cs,
-            rhs_rs,
-            1.0_f32,
-            1.0_f32,
-            false,
-            false,
-            false,
-            gemm::Parallelism::None,
+    /// `out (+)= lhs rhs` over a piece of `k` entries; [`Target`] knows m and n.
+    ///
+    /// # Panics
+    /// When the operands are too short: an error of this crate, not of its caller.
+    pub(crate) fn multiply(self, k: usize, lhs: Packed<'_>, rhs: Packed<'_>, out: &mut Target<'_>, add: bool) {
+        let (height, words) = (self.lhs_panel(), self.words(k));
+        let (m, n) = (out.rows(), out.cols());
+        let holds = |operand: Packed<'_>, panels: usize, width: usize| {
+            panels == 0 || (panels - 1) * operand.stride + width * words <= operand.words.len()
+        };
+        assert!(
+            words <= WORDS && holds(lhs, m.div_ceil(height), height) && holds(rhs, n.div_ceil(RHS_PANEL), RHS_PANEL)
         );
+        let mut tiles = (self.kind == Kind::Tiles).then(amx::Tiles::new);
+        let mut edge = [0.0_f32; amx::ROWS * RHS_PANEL];
+        for (j, rhs) in (0..n).step_by(RHS_PANEL).zip((0..).map(|panel| &rhs.words[panel * rhs.stride..])) {
+            for (i, lhs) in (0..m).step_by(height).zip((0..).map(|panel| &lhs.words[panel * lhs.stride..])) {
+                let (rows, cols) = (height.min(m - i), RHS_PANEL.min(n - j));
+                let (a, b) = (lhs.as_ptr(), rhs.as_ptr());
+                if let Some(tiles) = &mut tiles {
+                    // SAFETY: both panels were seen to hold `words` words per row or column, a whole number of tiles.
+                    unsafe { tiles.multiply(words, a, b, &mut edge) };
+                    out.store(self.level, i..i + rows, j..j + cols, &edge, add);
+                } else if (rows, cols) == (height, RHS_PANEL) {
+                    let (c, stride) = out.piece(i, j, height, RHS_PANEL);
+                    // SAFETY: both panels were seen to hold `words` words per row or column; `piece` vouches for the output.
+                    unsafe { vector::multiply(self.level, self.kind == Kind::Pairs, words, a, b, c, stride, add) };
+                } else {
+                    // SAFETY: as above, and `edge` holds [12, 32].
+                    unsafe {
+                        let c = edge.as_mut_ptr();
+                        vector::multiply(self.level, self.kind == Kind::Pairs, words, a, b, c, RHS_PANEL, false);
+                    }
+                    out.store(self.level, i..i + rows, j..j + cols, &edge, add);
+                }
+            }
+        }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn values(n: usize, seed: u32) -> Vec<f32> {
-        let mut state = u64::from(seed) * 2 + 1;
-        (0..n)
-            .map(|_| {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                (state >> 40) as f32 / (1 << 23) as f32 - 1.0
-            })
-            .collect()
-    }
-
-    #[test]
-    fn pieces_cover_k_evenly() {
-        for k in [0, 1, 2, 511, 512, 513, 896, 1024, 1025, 4096] {
-            let list: Vec<_> = pieces(k).collect();
-            assert_eq!(list.iter().map(ExactSizeIterator::len).sum::<usize>(), k);
-            assert!(list.iter().all(|p| p.len() <= K_PIECE), "{k}");
-            assert!(list.windows(2).all(|w| w[0].end == w[1].start), "{k}");
-        }
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(64))]
-
-        /// The element of a row and a column has the same bits alone as within any larger product.
-        #[test]
-        fn bits_do_not_depend_on_the_shape(
-            (m, n, k) in (1_usize..80, 1_usize..600, 1_usize..1100),
-            (row, column) in (any::<prop::sample::Index>(), any::<prop::sample::Index>()),
-            (lhs_transposed, rhs_transposed, add) in any::<(bool, bool, bool)>(),
-            (height, width) in (1_usize..40, 1_usize..200),
-        ) {
-            let (a, b, c) = (values(m * k, 1), values(k * n, 2), values(m * n, 3));
-            let lhs = if lhs_transposed { View::new(&a, k, m, m).transposed() } else { View::new(&a, m, k, k) };
-            let rhs = if rhs_transposed { View::new(&b, n, k, k).transposed() } else { View::new(&b, k, n, n) };
-            let mut whole = c.clone();
-            product(ViewMut::new(&mut whole, m, n, n), lhs, rhs, add);
-            let (i, j) = (row.index(m), column.index(n));
-            let (rows, columns) = (i..m.min(i + height), j..n.min(j + width));
-            let lhs = lhs.transposed().columns(rows.clone()).transposed();
-            let mut part: Vec<f32> = rows.clone().flat_map(|r| c[r * n + j..r * n + columns.end].to_vec()).collect();
-            product(ViewMut::new(&mut part, rows.len(), columns.len(), columns.len()), lhs, rhs.columns(columns.clone()), add);
-            for (x, r) in rows.enumerate() {
-                for (y, col) in columns.clone().enumerate() {
-                    let exact: f64 = (0..k).map(|h| f64::from(lhs.get(x, h)) * f64::from(rhs.get(h, col))).sum();
-                    let exact = exact + if add { f64::from(c[r * n + col]) } else { 0.0 };
-                    let got = part[x * columns.len() + y];
-                    prop_assert_eq!(got.to_bits(), whole[r * n + col].to_bits());
-                    prop_assert!((f64::from(got) - exact).abs() < 1e-6 * (k as f64 + 1.0));
-                }
-            }
-        }
-    }
-}
+mod tests;

@@ -342,10 +342,29 @@ impl Differences {
     }
 
     /// The tolerance of f32 arithmetic: logits of about 10 lie 1e-6 apart, and a sum over H takes a few such steps. bf16
-    /// inputs are exact in f32, so it is theirs too.
+    /// inputs are exact in f32, so it is theirs too, as long as dlogits are not rounded.
     pub fn assert_small(&self, what: &str) {
-        let small = self.loss <= 3e-6 && self.logp <= 3e-6 && self.entropy <= 3e-6 && self.gradient <= 2e-5;
-        assert!(small, "{what}: {self:?} exceeds loss 3e-6, logp 3e-6, entropy 3e-6, gradient 2e-5");
+        self.assert_within(EXACT, what);
+    }
+
+    /// The same with another tolerance for gradients.
+    pub fn assert_within(&self, gradient: f64, what: &str) {
+        let small = self.loss <= 3e-6 && self.logp <= 3e-6 && self.entropy <= 3e-6 && self.gradient <= gradient;
+        assert!(small, "{what}: {self:?} exceeds loss 3e-6, logp 3e-6, entropy 3e-6, gradient {gradient:e}");
+    }
+}
+
+/// Tolerance of gradients in f32 arithmetic.
+pub const EXACT: f64 = 2e-5;
+/// That of gradients from dlogits rounded to bf16: twice the largest rounding, since errors of a few terms may add up.
+pub const ROUNDED: f64 = 1.0 / 128.0;
+
+/// A backend for each rounding of dlogits that there is for `dtype`, with the tolerance of its gradients.
+pub fn backends(dtype: Dtype, threads: usize) -> Vec<(CpuBackend, f64)> {
+    let backend = CpuBackend::with_threads(threads).unwrap();
+    match dtype {
+        Dtype::F32 => vec![(backend, EXACT)],
+        Dtype::Bf16 => vec![(backend.clone(), ROUNDED), (backend.with_dlogits(Dtype::F32), EXACT)],
     }
 }
 

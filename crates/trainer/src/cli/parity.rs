@@ -48,7 +48,8 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     for path in &args.files {
         let file = super::loss_input::read(path)?;
         let dtype = args.input.dtype.map(Dtype::from);
-        let mut tolerances = Tolerances::of(dtype.unwrap_or(file.policy_spec().dtype()));
+        let of = dtype.unwrap_or(file.policy_spec().dtype());
+        let mut tolerances = Tolerances::of(of).with_dlogits(backend.dlogits(of));
         if let Some(bound) = args.tolerance {
             (tolerances.loss, tolerances.logp, tolerances.entropy) = (bound, bound, bound);
         }

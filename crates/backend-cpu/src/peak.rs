@@ -1,0 +1,318 @@
+//! What this machine can do at most, measured: multiply-adds per second out of registers, and bytes per second of memory.
+//!
+//! These are floors for benchmarks, so each does one thing as fast as it goes and nothing else. [`Multiply`] keeps as many
+//! independent accumulators as registers hold, which hides the latency of a multiply-add on any x86-64. [`Stream`] walks
+//! buffers far larger than the caches, in huge pages where the kernel grants them.
+#![allow(unsafe_code)]
+
+use grpo_core::Dtype;
+use serde::{Deserialize, Serialize};
+use std::hint::black_box;
+use std::sync::Barrier;
+use std::time::Instant;
+
+/// A kind of multiply-add.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Unit {
+    /// `vdpbf16ps`: two products of bf16 into each of 16 f32.
+    Avx512Bf16,
+    /// `vfmadd` on 16 f32.
+    Avx512Fma,
+    /// `vfmadd` on 8 f32.
+    Avx2Fma,
+    /// Multiplication and addition of f32 as the compiler's baseline for this target does them.
+    Portable,
+}
+
+impl Unit {
+    /// All that this machine has.
+    pub fn available() -> Vec<Self> {
+        [Self::Avx512Bf16, Self::Avx512Fma, Self::Avx2Fma, Self::Portable].into_iter().filter(|u| u.is_here()).collect()
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn is_here(self) -> bool {
+        match self {
+            Self::Avx512Bf16 => is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512f"),
+            Self::Avx512Fma => is_x86_feature_detected!("avx512f"),
+            Self::Avx2Fma => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+            Self::Portable => true,
+        }
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn is_here(self) -> bool {
+        self == Self::Portable
+    }
+
+    /// As reports name it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Avx512Bf16 => "avx512_bf16",
+            Self::Avx512Fma => "avx512_fma",
+            Self::Avx2Fma => "avx2_fma",
+            Self::Portable => "portable",
+        }
+    }
+
+    /// What it multiplies; bf16 may be widened and multiplied as f32.
+    pub fn dtype(self) -> Dtype {
+        if self == Self::Avx512Bf16 { Dtype::Bf16 } else { Dtype::F32 }
+    }
+
+    /// Floating-point operations of one iteration of the loop.
+    fn flops(self) -> usize {
+        match self {
+            Self::Avx512Bf16 => ZMM * 16 * 2 * 2,
+            Self::Avx512Fma => ZMM * 16 * 2,
+            Self::Avx2Fma => YMM * 8 * 2,
+            Self::Portable => PORTABLE * 2,
+        }
+    }
+
+    fn spin(self, iterations: usize) {
+        match self {
+            // SAFETY: a `Multiply` is made only of what `is_here` has found on this machine.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Bf16 => unsafe { x86::avx512_bf16(iterations) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Fma => unsafe { x86::avx512_fma(iterations) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2Fma => unsafe { x86::avx2_fma(iterations) },
+            _ => portable(iterations),
+        }
+    }
+}
+
+/// Accumulators: 24 of the 32 zmm registers, 12 of the 16 ymm registers, 32 f32 for any target's.
+const ZMM: usize = 24;
+const YMM: usize = 12;
+const PORTABLE: usize = 32;
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::{YMM, ZMM};
+    use std::arch::x86_64::*;
+    use std::hint::black_box;
+
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    pub(super) fn avx512_bf16(iterations: usize) {
+        let (a, b) = black_box((_mm512_set1_ps(1.5), _mm512_set1_ps(0.5)));
+        let (a, b) = (_mm512_cvtne2ps_pbh(a, a), _mm512_cvtne2ps_pbh(b, b));
+        let mut sums = [_mm512_setzero_ps(); ZMM];
+        for _ in 0..iterations {
+            for sum in &mut sums {
+                *sum = _mm512_dpbf16_ps(*sum, a, b);
+            }
+        }
+        black_box(sums);
+    }
+
+    #[target_feature(enable = "avx512f")]
+    pub(super) fn avx512_fma(iterations: usize) {
+        let (a, b) = black_box((_mm512_set1_ps(1.5), _mm512_set1_ps(0.5)));
+        let mut sums = [_mm512_setzero_ps(); ZMM];
+        for _ in 0..iterations {
+            for sum in &mut sums {
+                *sum = _mm512_fmadd_ps(a, b, *sum);
+            }
+        }
+        black_box(sums);
+    }
+
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) fn avx2_fma(iterations: usize) {
+        let (a, b) = black_box((_mm256_set1_ps(1.5), _mm256_set1_ps(0.5)));
+        let mut sums = [_mm256_setzero_ps(); YMM];
+        for _ in 0..iterations {
+            for sum in &mut sums {
+                *sum = _mm256_fmadd_ps(a, b, *sum);
+            }
+        }
+        black_box(sums);
+    }
+}
+
+fn portable(iterations: usize) {
+    let (a, b) = black_box((0.5_f32, 1.5_f32));
+    let mut sums = [0.0_f32; PORTABLE];
+    for _ in 0..iterations {
+        for sum in &mut sums {
+            // Not `mul_add`, which is a call where the baseline has no such instruction.
+            *sum = *sum * a + b;
+        }
+    }
+    black_box(sums);
+}
+
+/// Multiply-adds of one kind, the same number in every run.
+#[derive(Clone, Copy, Debug)]
+pub struct Multiply {
+    unit: Unit,
+    threads: usize,
+    iterations: usize,
+}
+
+impl Multiply {
+    /// Of `unit` on `threads` threads (0: one per core), so many that a run takes about `seconds`. `None` where this
+    /// machine has no such unit.
+    pub fn new(unit: Unit, threads: usize, seconds: f64) -> Option<Self> {
+        if !unit.is_here() {
+            return None;
+        }
+        let mut work = Self { unit, threads: count(threads), iterations: 1 << 12 };
+        loop {
+            let found = work.run();
+            if found >= 0.1 * seconds || work.iterations >= 1 << 40 {
+                let scale = (seconds / found.max(1e-9)).clamp(0.01, 100.0);
+                work.iterations = ((work.iterations as f64 * scale) as usize).max(1);
+                return Some(work);
+            }
+            work.iterations *= 4;
+        }
+    }
+
+    /// Floating-point operations of a run, all threads together.
+    pub fn flops(&self) -> f64 {
+        self.iterations as f64 * self.unit.flops() as f64 * self.threads as f64
+    }
+
+    /// Seconds of a run.
+    pub fn run(&self) -> f64 {
+        seconds_of(self.threads, |_| (), |()| self.unit.spin(self.iterations))
+    }
+}
+
+/// How a buffer is walked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Traffic {
+    /// Every byte is read.
+    Read,
+    /// Every byte is copied to another buffer.
+    Copy,
+    /// Every byte is read and written back, changed, where it was: what a gradient in place of its logits cannot do
+    /// without.
+    Update,
+}
+
+/// A walk over memory.
+#[derive(Debug)]
+pub struct Stream {
+    traffic: Traffic,
+    threads: usize,
+    source: Vec<u64>,
+    target: Vec<u64>,
+}
+
+impl Stream {
+    /// Over `bytes` bytes, on `threads` threads (0: one per core). A copy takes as many again.
+    pub fn new(traffic: Traffic, threads: usize, bytes: usize) -> Self {
+        let words = bytes.div_ceil(8).max(1);
+        let target = if traffic == Traffic::Copy { huge(words) } else { vec![] };
+        Self { traffic, threads: count(threads), source: huge(words), target }
+    }
+
+    /// Bytes that a run moves, reads and writes counted one by one.
+    pub fn bytes(&self) -> f64 {
+        let ways = if self.traffic == Traffic::Read { 1.0 } else { 2.0 };
+        ways * 8.0 * self.source.len() as f64
+    }
+
+    /// Seconds of a run.
+    pub fn run(&mut self) -> f64 {
+        let part = self.source.len().div_ceil(self.threads);
+        let mut parts = self.source.chunks_mut(part);
+        let mut targets = self.target.chunks_mut(part);
+        let traffic = self.traffic;
+        seconds_of(
+            self.threads,
+            |_| (parts.next().unwrap_or_default(), targets.next().unwrap_or_default()),
+            |(source, target)| match traffic {
+                Traffic::Read => {
+                    black_box(source.iter().fold(0_u64, |sum, word| sum.wrapping_add(*word)));
+                }
+                Traffic::Copy => target.copy_from_slice(source),
+                Traffic::Update => source.iter_mut().for_each(|word| *word = word.wrapping_add(1)),
+            },
+        )
+    }
+}
+
+/// `words` words that are there, in huge pages where the kernel grants them to whoever asks.
+fn huge(words: usize) -> Vec<u64> {
+    let mut buffer: Vec<u64> = Vec::with_capacity(words);
+    #[cfg(target_os = "linux")]
+    {
+        const PAGE: usize = 2 << 20;
+        let (start, bytes) = (buffer.as_mut_ptr().cast::<u8>(), words * 8);
+        let skip = start.align_offset(PAGE);
+        if skip < bytes {
+            // SAFETY: the range lies within the allocation, begins at a page, and the advice changes no contents. A
+            // kernel that does not take it leaves small pages, which are slower and nothing else.
+            unsafe { libc::madvise(start.add(skip).cast(), (bytes - skip) / PAGE * PAGE, libc::MADV_HUGEPAGE) };
+        }
+    }
+    // Not `0`: pages that the allocator knows to be zero would not be touched.
+    buffer.resize(words, black_box(1));
+    buffer
+}
+
+fn count(threads: usize) -> usize {
+    if threads > 0 { threads } else { std::thread::available_parallelism().map_or(1, usize::from) }
+}
+
+/// Seconds from the moment when all of `threads` threads are ready until the last one has done its part.
+fn seconds_of<T: Send>(threads: usize, mut part: impl FnMut(usize) -> T, work: impl Fn(T) + Sync) -> f64 {
+    let barrier = Barrier::new(threads + 1);
+    std::thread::scope(|scope| {
+        let running: Vec<_> = (0..threads)
+            .map(|thread| {
+                let (mine, barrier, work) = (part(thread), &barrier, &work);
+                scope.spawn(move || {
+                    barrier.wait();
+                    work(mine);
+                })
+            })
+            .collect();
+        barrier.wait();
+        let began = Instant::now();
+        running.into_iter().for_each(|thread| drop(thread.join()));
+        began.elapsed().as_secs_f64()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn twice_the_iterations_take_longer_so_that_the_loop_is_there() {
+        assert!(Unit::available().contains(&Unit::Portable));
+        for unit in Unit::available() {
+            let short = Multiply { unit, threads: 1, iterations: 1 << 12 };
+            let long = Multiply { iterations: 1 << 20, ..short };
+            let best = |work: Multiply| (0..5).map(|_| work.run()).fold(f64::INFINITY, f64::min);
+            assert!(best(long) > 2.0 * best(short), "{}", unit.name());
+        }
+    }
+
+    #[test]
+    fn streams_touch_every_word() {
+        for threads in [1, 3] {
+            let mut update = Stream::new(Traffic::Update, threads, 8 * 1001);
+            update.run();
+            assert!(update.source.iter().all(|word| *word == 2));
+            let mut copy = Stream::new(Traffic::Copy, threads, 8 * 1001);
+            copy.source.iter_mut().enumerate().for_each(|(i, word)| *word = i as u64);
+            copy.run();
+            assert_eq!(copy.source, copy.target);
+            assert_eq!((update.bytes(), Stream::new(Traffic::Read, 1, 80).bytes()), (16016.0, 80.0));
+        }
+        // More threads than words.
+        assert!(Stream::new(Traffic::Read, 4, 8).run() >= 0.0);
+    }
+}
