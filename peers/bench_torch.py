@@ -185,7 +185,10 @@ def main():
         report = json.load(file)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.backends.cuda.matmul.allow_tf32 = False
-    problem = Problem(report["config"], report["seed"], device)
+    if len(report["cases"]) != 1:
+        sys.exit("error: the report has several problems: measure them one by one")
+    report = report["cases"][0]
+    problem = Problem(report["config"], report["config"]["inputs"]["seed"], device)
     floor = report["floors"].get("floor_logits" if problem.h is None else "floor_hidden_lm_head") or {}
     try:
         from importlib.metadata import version
@@ -199,8 +202,8 @@ def main():
         print(f"measuring {name} ...", file=sys.stderr)
         try:
             result = measure(problem, make, report["rounds"])
-            floor_p50 = (floor.get("seconds") or {}).get("p50")
-            result["times_floor"] = result["seconds"]["p50"] / floor_p50 if floor_p50 and result["seconds"] else None
+            floor_p50 = (floor.get("step_ms") or {}).get("p50")
+            result["times_floor"] = 1e3 * result["seconds"]["p50"] / floor_p50 if floor_p50 and result["seconds"] else None
         except Exception as error:  # One that does not run is reported, and the others go on.
             result = {"status": "failed", "error": f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"}
         document["variants"][name] = result

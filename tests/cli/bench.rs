@@ -1,44 +1,36 @@
-//! `grpo bench` on XLA's CPU, where times mean nothing and everything else is as on an accelerator.
+//! `grpo bench`: the machinery on this CPU, then what is particular to devices.
 
-use crate::support::{grpo_with, refuse, stderr, stdout};
-use pjrt::install::Kind;
+mod pjrt;
+
+use crate::support::{grpo, refuse, stderr, stdout};
 use serde_json::Value;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::path::PathBuf;
+use std::process::Output;
 
-/// A problem in which every variant is tiny.
+/// Two of our variants, the oracle among them, and what else there may be.
 const TINY: &str = "
 name: tiny
 shape: { batch: 2, tokens: 12, hidden: 16, vocab: 50 }
+dtype: f32
+rounds: { warmup: 1, steps: 3 }
 variants:
-  fused:
-    numerics: &bf16 { logits: bf16, dlogits: bf16 }
-    tiling: { token_chunk: 8 }
-  sums_in_bf16:
-    numerics: { logits: bf16, dlogits: bf16, gradients: bf16 }
-  panels:
-    numerics: *bf16
-    tiling: { vocab_block: 16 }
-  frozen:
-    gradients: { lm_head: false }
-  materialised:
-    implementation: reference
-    pass: materialised
-    numerics: *bf16
-  score:
-    pass: score
+  fused: { threads: 1 }
+  reference: { implementation: reference, threads: 1 }
 ";
 
-const LOGITS: &str = "
-name: logits
-shape: { batch: 2, tokens: 12, hidden: null, vocab: 50 }
-loss: { beta: 0.1 }
-variants:
-  in_place: { implementation: logits, pass: gradient_in_place }
-  added: { implementation: logits }
-  materialised: { implementation: reference, pass: materialised }
-  kernels: { implementation: logits, pass: gradient_in_place, mosaic: {} }
-";
+/// A peer in ten lines of Python's standard library: it knows nothing of the loss, but speaks the protocol.
+const PEER: &str = r#"
+import json, os, sys
+for line in sys.stdin:
+    request = json.loads(line)
+    if "plan" in request:
+        head = request["plan"]["tensors"]["lm_head"]
+        assert os.path.getsize(head["path"]) == 4 * head["shape"][0] * head["shape"][1]
+        reply = {"planned": {"bytes": {"inputs": 3968}, "version": "standard library"}}
+    else:
+        reply = {"stepped": {"seconds": 0.25, "loss": 5.0, "high_water": 1048576, "unknown": None}}
+    print(json.dumps(reply), flush=True)
+"#;
 
 struct Folder(tempfile::TempDir);
 
@@ -61,9 +53,7 @@ impl Folder {
 fn bench(text: &str, arguments: &[&str]) -> Output {
     let folder = Folder::new();
     let config = folder.write("config.yaml", text);
-    let mut all = vec!["bench", &config, "--backend", "pjrt:cpu", "--steps", "3", "--warmup", "1"];
-    all.extend(arguments);
-    grpo_with(Kind::Cpu, &all).output().expect("the binary starts")
+    grpo(&[&["bench", &config], arguments].concat())
 }
 
 fn document(output: &Output, code: i32) -> Value {
@@ -71,90 +61,242 @@ fn document(output: &Output, code: i32) -> Value {
     serde_json::from_str(&stdout(output)).expect("JSON")
 }
 
+/// The only problem of a document.
+fn case(document: &Value) -> &Value {
+    assert_eq!(document["cases"].as_array().map(Vec::len), Some(1));
+    &document["cases"][0]
+}
+
 fn number(value: &Value, path: &str) -> f64 {
     value.pointer(path).and_then(Value::as_f64).unwrap_or_else(|| panic!("{path} of {value:#}"))
 }
 
+fn numbers(value: &Value) -> Vec<f64> {
+    value.as_array().expect("a list").iter().map(|number| number.as_f64().expect("a number")).collect()
+}
+
 #[test]
-fn every_variant_is_measured_over_its_floor_and_sees_the_same_loss() {
+fn variants_take_turns_see_the_same_and_tell_everything() {
     let report = document(&bench(TINY, &["--json"]), 0);
-    for path in ["/version", "/date", "/device/kind", "/device/platform_version", "/device/plugin", "/machine/system"] {
+    for path in ["/version", "/date", "/machine/system"] {
         assert!(report.pointer(path).is_some_and(|v| v.as_str().is_some_and(|s| !s.is_empty())), "{path}");
     }
-    assert_eq!(report["backend"], "pjrt:cpu");
-    assert_eq!(report["rounds"], serde_json::json!({ "warmup": 1, "steps": 3 }));
+    let case = case(&report);
+    assert_eq!((&case["name"], &case["config"]["shape"]["vocab"]), (&"tiny".into(), &50.into()));
+    let (fused, reference) = (&case["variants"]["fused"], &case["variants"]["reference"]);
     let product = 2.0 * 24.0 * 50.0 * 16.0;
-    let loss = number(&report, "/variants/fused/loss");
-    assert!(loss.abs() > 1e-3, "inputs without a gradient: {loss}");
-    let variants = report["variants"].as_object().expect("variants");
-    assert_eq!(variants.len(), 6);
-    for (name, variant) in variants {
-        assert_eq!(variant["status"], "measured", "{name}: {variant}");
-        let seconds = |field| number(variant, &format!("/seconds/{field}"));
-        assert!(0.0 < seconds("min") && seconds("min") <= seconds("p50") && seconds("p50") <= seconds("p90"), "{name}");
-        assert_eq!(variant.pointer("/seconds/all").and_then(Value::as_array).map(Vec::len), Some(3));
-        assert!(number(variant, "/compile_seconds") > 0.0 && number(variant, "/first_call_seconds") > 0.0);
-        assert!((number(variant, "/tokens_per_second") * seconds("p50") - 24.0).abs() < 1e-6);
-        assert!(number(variant, "/compiled_bytes/arguments") > 0.0);
-        let (products, floor) = match name.as_str() {
-            "score" => (1.0, None),
-            "frozen" => (2.0, Some("floor_hidden")),
-            _ => (3.0, Some("floor_hidden_lm_head")),
-        };
-        assert_eq!(number(variant, "/useful_flops"), products * product, "{name}");
-        assert_eq!(variant["floor"].as_str(), floor, "{name}");
-        if let Some(floor) = floor {
-            let times = seconds("p50") / number(&report["floors"][floor], "/seconds/p50");
-            assert!((number(variant, "/times_floor") - times).abs() < 1e-9, "{name}");
-            let found = number(variant, "/loss");
-            assert!((found - loss).abs() < 0.02 * loss.abs().max(0.1), "{name}: {found}, not {loss}");
+    for variant in [fused, reference] {
+        assert_eq!(variant["status"], "measured", "{variant}");
+        assert_eq!(variant["agrees"], true, "{variant}");
+        let times = numbers(&variant["step_ms"]["all"]);
+        assert_eq!(times.len(), 3);
+        assert!(number(variant, "/step_ms/min") <= number(variant, "/step_ms/p50"));
+        assert_eq!(number(variant, "/useful_flops"), 3.0 * product);
+        assert!((number(variant, "/tokens_per_second") * number(variant, "/step_ms/p50") - 24e3).abs() < 1e-3);
+        // The floor is the fastest rate of this machine, measured in the same rounds.
+        let floor = &case["floors"][variant["floor"].as_str().expect("a floor")];
+        assert!(floor["rate_of"] == "FLOP" && numbers(&floor["began_s"]).len() == 3, "{floor}");
+        let floor_ms = 1e3 * 3.0 * product / number(floor, "/rate_per_second");
+        assert!((number(variant, "/floor_ms") / floor_ms - 1.0).abs() < 1e-9);
+        assert!((number(variant, "/share_of_floor") * number(variant, "/times_floor") - 1.0).abs() < 1e-9);
+        // What the seed system calls them.
+        for (seed, ours) in [
+            ("bench/step_s_mean", 1e-3 * number(variant, "/step_ms/mean")),
+            ("bench/step_s_p50", 1e-3 * number(variant, "/step_ms/p50")),
+            ("bench/step_s_p90", 1e-3 * number(variant, "/step_ms/p90")),
+            ("avg_step_ms", number(variant, "/step_ms/mean")),
+            ("bench/compile_s", number(variant, "/plan_seconds")),
+            ("first_call_s", number(variant, "/first_call_seconds")),
+            ("mem/inputs_bytes", 4.0 * 16.0 * (24.0 + 50.0)),
+            ("mem/workspace_bytes", number(variant, "/bytes/workspace")),
+        ] {
+            let seed = variant[seed].as_f64().unwrap_or_else(|| panic!("{seed} of {variant:#}"));
+            assert!((seed - ours).abs() <= 1e-12 * ours.abs(), "{seed} and {ours}");
+        }
+        // dhidden and dlm_head, and two numbers per token.
+        assert_eq!(number(variant, "/bytes/outputs"), 4.0 * 16.0 * (24.0 + 50.0) + 8.0 * 24.0);
+        assert!(number(variant, "/bytes/workspace") > 0.0);
+        if cfg!(target_os = "linux") {
+            assert!(number(variant, "/bytes/high_water") < 64e6 && variant["mem_after_alloc"].is_u64());
+            assert!(variant["mem_after_run"].is_u64());
         }
     }
+    // One after the other, in every round.
+    let (a, b) = (numbers(&fused["began_s"]), numbers(&reference["began_s"]));
+    let mut turns: Vec<(f64, char)> = a.iter().map(|at| (*at, 'a')).chain(b.iter().map(|at| (*at, 'b'))).collect();
+    turns.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let turns: String = turns.iter().map(|(_, who)| *who).collect();
+    assert!(["ababab", "bababa"].contains(&turns.as_str()), "{turns}");
+    let loss = number(fused, "/loss");
+    assert!(loss.abs() > 1e-3 && (loss - number(reference, "/loss")).abs() < 1e-6, "{loss}");
+    let norms = fused["grad_norms"].as_object().expect("norms");
+    assert!(norms.len() == 2 && norms.values().all(|norm| norm.as_f64().is_some_and(|norm| norm > 1e-3)), "{norms:?}");
 }
 
 #[test]
-fn logits_in_place_are_put_back_before_every_step() {
-    let report = document(&bench(LOGITS, &["--json"]), 0);
-    let losses = ["in_place", "added", "materialised"].map(|v| number(&report, &format!("/variants/{v}/loss")));
-    for loss in losses {
-        // After three steps and more: gradients in place of the logits would have another loss.
-        assert!((loss - losses[2]).abs() < 1e-4 * losses[2].abs().max(0.1), "{losses:?}");
+fn problems_are_shapes_by_dtypes_and_files() {
+    let folder = Folder::new();
+    let logits = "name: given\nshape: { batch: 1, tokens: 6, hidden: null, vocab: 20 }\nloss: { beta: 0.1 }
+variants: { in_place: { implementation: logits, pass: gradient_in_place }, added: { implementation: logits }, score: { implementation: logits, pass: score } }";
+    let files = [folder.write("a.yaml", TINY), folder.write("b.yaml", logits)];
+    let set =
+        ["--set", "shapes.wide.vocab=70", "--set", "dtypes=[f32, bf16]", "--steps", "1", "--warmup", "0", "--json"];
+    let report = document(&grpo(&[&["bench", &files[0], &files[1]], &set[..]].concat()), 0);
+    let cases = report["cases"].as_array().expect("problems");
+    let names: Vec<&str> = cases.iter().map(|case| case["name"].as_str().expect("a name")).collect();
+    assert_eq!(names, ["tiny-wide-f32", "tiny-wide-bf16", "given-wide-f32", "given-wide-bf16"]);
+    for case in cases {
+        assert_eq!(case["config"]["shape"]["vocab"], 70);
+        for (name, variant) in case["variants"].as_object().expect("variants") {
+            assert_eq!(variant["status"], "measured", "{name} {variant}");
+            let expected = if name == "score" { Value::Null } else { true.into() };
+            assert_eq!(variant["agrees"], expected, "{name} {variant}");
+        }
     }
-    assert_eq!(report["variants"]["in_place"]["floor"], "floor_logits");
-    let kernels = &report["variants"]["kernels"];
-    assert_eq!(kernels["status"], "not_offered");
-    assert!(kernels["error"].as_str().is_some_and(|error| error.contains("TPU kernels")), "{kernels}");
-    // Who asks for it by name is not served.
-    document(&bench(LOGITS, &["--json", "--variant", "kernels"]), 1);
+    // Given logits are read, and their gradient written: twice 6 x 70 x 2 bytes.
+    let given = &cases[3];
+    let floor = &given["floors"]["read_write_bf16"];
+    assert_eq!(floor["rate_of"], "B");
+    let floor_ms = 1e3 * 2.0 * 840.0 / number(floor, "/rate_per_second");
+    assert!((number(&given["variants"]["in_place"], "/floor_ms") / floor_ms - 1.0).abs() < 1e-9);
+    assert_eq!(given["variants"]["score"]["floor"], "read_bf16");
+    // Across problems too; two files of the same name would be two problems of the same name.
+    let names = ["--assert", "tiny-wide-f32/fused.bytes.inputs == tiny-wide-bf16/fused.bytes.inputs * 2"];
+    let set = ["--set", "shapes.wide.vocab=70", "--set", "dtypes=[f32, bf16]", "--steps", "0", "--json"];
+    document(&grpo(&[&["bench", &files[0]], &set[..], &names[..]].concat()), 0);
+    let twice = grpo(&["bench", &files[0], &files[0]]);
+    assert!(twice.status.code() == Some(2) && stderr(&twice).contains("`tiny` twice"), "{}", stderr(&twice));
 }
 
 #[test]
-fn a_variant_that_fails_is_named_and_the_others_go_on() {
-    let set = ["--set", "variants.greedy.tiling.workspace_budget=10", "--variant", "greedy", "--variant", "fused"];
-    let report = document(&bench(TINY, &[&set[..], &["--json"]].concat()), 1);
-    assert_eq!(report["variants"]["fused"]["status"], "measured");
-    assert_eq!(report["variants"]["greedy"]["status"], "failed");
-    assert!(report["variants"]["greedy"]["error"].as_str().is_some_and(|e| e.contains("budget")), "{report:#}");
-    let output = bench(TINY, &set);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(stdout(&output).contains("greedy: ") && stdout(&output).contains("floor_hidden_lm_head"));
+fn claims_become_exit_codes() {
+    let assert = |claim: &str| bench(TINY, &["--steps", "1", "--assert", claim, "--json"]);
+    let report = document(&assert("fused.useful_flops == reference.useful_flops"), 0);
+    assert_eq!((&report["assertions"][0]["holds"], &report["assertions"][0]["case"]), (&true.into(), &"tiny".into()));
+    let report = document(&assert("fused.step_ms.p50 < reference.step_ms.p50 * 0"), 1);
+    assert_eq!(report["assertions"][0]["holds"], false);
+    for (claim, word) in [
+        ("fused.step_ms.p50 < ", "fused.step_ms.p50 < "),
+        ("fussed.step_ms.p50 < 1", "`fussed`"),
+        ("other/fused.step_ms.p50 < 1", "`other/fused`"),
+        ("fused.step_ms.p51 < 1", "p51"),
+    ] {
+        let output = assert(claim);
+        assert_eq!(output.status.code(), Some(2), "{claim}");
+        assert!(stderr(&output).contains(word), "{claim}: {}", stderr(&output));
+    }
+    // What was not timed holds in no direction.
+    document(&bench(TINY, &["--steps", "0", "--assert", "fused.step_ms.p50 >= 0", "--json"]), 1);
 }
 
 #[test]
-fn no_steps_are_legal_and_the_document_can_go_to_a_file() {
+fn zero_is_a_value_like_any_other() {
+    let zeros = "
+inputs: { seed: 0, logit_std: 0, old_logp_noise: 0, ref_logp_noise: 0 }
+loss: { epsilon_low: 0, epsilon_high: 0 }
+";
     let folder = Folder::new();
     let file = folder.path("report.json").display().to_string();
-    let none = ["--steps", "0", "--warmup", "0", "--variant", "fused", "--markdown", "--output", &file];
-    let folder_of_config = Folder::new();
-    let config = folder_of_config.write("config.yaml", TINY);
-    let mut arguments = vec!["bench", &config, "--backend", "pjrt:cpu"];
-    arguments.extend(none);
-    let output = grpo_with(Kind::Cpu, &arguments).output().expect("the binary starts");
+    let arguments = ["--steps", "0", "--warmup", "0", "--seed", "0", "--markdown", "--output", &file];
+    let output = bench(&format!("{TINY}{zeros}"), &arguments);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert!(stdout(&output).lines().any(|line| line.starts_with("| fused ")), "{}", stdout(&output));
     let report: Value = serde_json::from_str(&std::fs::read_to_string(file).expect("a file")).expect("JSON");
-    assert_eq!(report["variants"]["fused"]["seconds"], Value::Null);
-    assert!(number(&report, "/variants/fused/first_call_seconds") > 0.0);
+    let case = case(&report);
+    assert_eq!(
+        (&case["config"]["inputs"]["old_logp_noise"], &case["config"]["loss"]["epsilon_high"]),
+        (&0.0.into(), &0.0.into())
+    );
+    let fused = &case["variants"]["fused"];
+    assert_eq!(
+        (&fused["step_ms"], &fused["bench/step_s_p50"], &fused["floor"]),
+        (&Value::Null, &Value::Null, &Value::Null)
+    );
+    assert!(number(fused, "/first_call_seconds") > 0.0);
+    // On policy, too, everything can be measured.
+    document(&bench(TINY, &["--set", "inputs.on_policy=true", "--set", "loss.epsilon_low=0", "--json"]), 0);
+}
+
+#[test]
+fn what_fails_is_named_and_the_rest_goes_on() {
+    let text = format!(
+        "{TINY}
+  unsupported: {{ numerics: {{ logits: bf16 }} }}
+  greedy: {{ tiling: {{ workspace_budget: 10 }} }}
+  killed: {{ command: [sh, -c, 'read plan; echo these are its last words >&2; kill -9 $$'] }}
+  mumbling: {{ command: [sh, -c, 'read plan; echo what'] }}
+  missing: {{ command: [/no/such/program] }}
+"
+    );
+    let report = document(&bench(&text, &["--json"]), 1);
+    let variants = &case(&report)["variants"];
+    for (name, status, words) in [
+        ("unsupported", "not_offered", "numerics"),
+        ("greedy", "failed", "budget"),
+        ("killed", "failed", "these are its last words"),
+        ("mumbling", "failed", "`what`"),
+        ("missing", "failed", "/no/such/program"),
+    ] {
+        assert_eq!(variants[name]["status"], status, "{name}: {variants:#}");
+        assert!(variants[name]["error"].as_str().is_some_and(|e| e.contains(words)), "{name}: {}", variants[name]);
+    }
+    assert!(["fused", "reference"].iter().all(|name| variants[name]["status"] == "measured"), "{variants:#}");
+    let output = bench(&text, &["--variants", "fused,unsupported", "--steps", "1"]);
+    // Who asks for it by name is not served.
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stdout(&output).contains("unsupported: ") && !stdout(&output).contains("greedy"), "{}", stdout(&output));
+    assert!(
+        stdout(&output).lines().all(|line| line.chars().count() <= 100 || line.contains("grpo")),
+        "{}",
+        stdout(&output)
+    );
+    document(&bench(&text, &["--variants", "fused", "--steps", "1", "--json"]), 0);
+}
+
+#[test]
+fn a_program_of_somebody_else_takes_turns_and_is_checked() {
+    let folder = Folder::new();
+    let script = folder.write("peer.py", PEER);
+    let python = if PathBuf::from("/usr/bin/python3").exists() { "/usr/bin/python3" } else { "python3" };
+    let text = format!("{TINY}  peer: {{ command: ['{python}', '{script}'] }}\n");
+    let config = folder.write("config.yaml", &text);
+    let mut command = crate::support::command(&["bench", &config, "--json"]);
+    command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
+    let report = document(&command.output().expect("the binary starts"), 0);
+    let peer = &case(&report)["variants"]["peer"];
+    assert_eq!(
+        (&peer["status"], &peer["backend"], &peer["version"]),
+        (&"measured".into(), &"peer".into(), &"standard library".into())
+    );
+    // It says what it was told to say, and its loss is another than ours.
+    assert_eq!((number(peer, "/step_ms/p90"), number(peer, "/bytes/high_water")), (250.0, 1_048_576.0));
+    assert_eq!(peer["agrees"], false);
+    assert!(number(peer, "/times_floor") > 1.0);
+    let mut command = crate::support::command(&["bench", &config]);
+    command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
+    let table = stdout(&command.output().expect("the binary starts"));
+    assert!(table.contains("! peer does not agree: loss 5.0"), "{table}");
+}
+
+#[test]
+fn the_plot_is_a_picture_with_every_name_and_panel() {
+    let folder = Folder::new();
+    let file = folder.path("plot.svg").display().to_string();
+    let output = bench(TINY, &["--set", "dtypes=[bf16, f32]", "--steps", "1", "--plot", &file]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let svg = std::fs::read_to_string(&file).expect("a file");
+    assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
+    for words in ["tiny-bf16", "tiny-f32", "fused", "reference", "median step (ms)"] {
+        assert!(svg.contains(words), "{words}");
+    }
+    // Two points and their two places in the list, in two panels.
+    assert_eq!(svg.matches("<circle").count(), 8);
+    let nothing = bench(TINY, &["--steps", "0", "--plot", &file]);
+    assert_eq!(nothing.status.code(), Some(0), "{}", stderr(&nothing));
+    assert!(std::fs::read_to_string(&file).expect("a file").contains("nothing was timed"));
+    let folder = Folder::new();
+    let config = folder.write("config.yaml", TINY);
+    assert!(refuse(&["bench", &config, "--plot", "plot.png"]).contains(".svg"));
 }
 
 #[test]
@@ -164,36 +306,17 @@ fn what_cannot_be_measured_is_refused_with_what_could() {
     let refuse = |arguments: &[&str]| refuse(&[&["bench", &config], arguments].concat());
     let unknown = refuse(&["--backend", "gpu"]);
     assert!(unknown.contains("`gpu`") && unknown.contains("pjrt:cuda"), "{unknown}");
-    assert!(refuse(&["--backend", "pjrt:cpu", "--set", "shape.tokens=0"]).contains("shape.tokens"));
-    assert!(refuse(&["--backend", "pjrt:cpu", "--set", "shape.tokenz=1"]).contains("tokens"));
-    let variant = refuse(&["--backend", "pjrt:cpu", "--variant", "fusd"]);
+    assert!(refuse(&["--set", "shape.tokens=0"]).contains("shape.tokens"));
+    assert!(refuse(&["--set", "shape.tokenz=1"]).contains("tokens"));
+    let variant = refuse(&["--variants", "fusd"]);
     assert!(variant.contains("`fusd`") && variant.contains("fused"), "{variant}");
+    assert!(refuse(&["--set", "inputs.old_logp_noise=-1"]).contains("inputs.old_logp_noise"));
     for bad in [["--steps", "-1"], ["--warmup", "many"], ["--seed", "1.5"]] {
         let output = bench(TINY, &bad);
         assert_eq!(output.status.code(), Some(2), "{bad:?}");
         assert!(stderr(&output).contains(bad[0]), "{}", stderr(&output));
     }
-}
-
-/// Everything of the script that needs no GPU.
-#[test]
-fn the_script_for_gpus_runs_from_end_to_end() {
-    let folder = Folder::new();
-    let (config, out) = (folder.write("tiny.yaml", TINY), folder.path("out"));
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let with_cache = grpo_with(Kind::Cpu, &[]);
-    let mut script = Command::new("bash");
-    script.arg(root.join("scripts/gpu.sh")).args(["--grpo", env!("CARGO_BIN_EXE_grpo"), "--backend", "pjrt:cpu"]);
-    script.args(["--config", &config, "--steps", "2", "--warmup", "0", "--no-peers", "--out"]).arg(&out);
-    script.envs(with_cache.get_envs().filter_map(|(name, value)| Some((name, value?)))).stdin(Stdio::null());
-    let output = script.output().expect("bash is there");
-    assert_eq!(output.status.code(), Some(0), "{}{}", stdout(&output), stderr(&output));
-    let table = std::fs::read_to_string(out.join("bench.md")).expect("the table");
-    assert_eq!(stdout(&output).trim_end(), table.trim_end());
-    for words in ["PASS", "| fused ", "| floor_hidden_lm_head ", "| materialised ", "scripts/gpu.sh --grpo"] {
-        assert!(table.contains(words), "`{words}` in\n{table}");
-    }
-    let report = std::fs::read_to_string(out.join("tiny.json")).expect("the report");
-    let report: Value = serde_json::from_str(&report).expect("JSON");
-    assert_eq!(report["variants"]["fused"]["status"], "measured");
+    let output = bench(TINY, &["--peers-venv", "/no/such/folder"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("peers/README.md"), "{}", stderr(&output));
 }

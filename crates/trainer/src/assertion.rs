@@ -1,4 +1,4 @@
-//! Claims about numbers of a report: `fused.temp_bytes <= 630e6`, `fused.estimate_seconds <= materialised.estimate_seconds * 0.9`.
+//! Claims about numbers of a report: `fused.temp_bytes <= 630e6`, `fused.step_ms.p50 <= reference.step_ms.p50 * 0.9`.
 
 use crate::error::{Error, Result};
 use serde::Serialize;
@@ -109,8 +109,10 @@ impl Field {
         if variant.get("error").is_some() {
             return Ok(None);
         }
-        let value = self.path.split('.').try_fold(variant, |value, key| value.get(key));
-        match value {
+        // What was not measured has no parts either.
+        let mut keys = self.path.split('.');
+        let value = keys.try_fold(variant, |value, key| if value.is_null() { Some(value) } else { value.get(key) });
+        match value.filter(|_| variant.is_object()) {
             Some(Value::Null) => Ok(None),
             Some(Value::Number(number)) => Ok(number.as_f64()),
             _ => {
@@ -129,7 +131,7 @@ fn number(text: &str) -> Option<f64> {
 
 fn field(text: &str) -> Option<Field> {
     let (variant, path) = text.trim().split_once('.')?;
-    let legal = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+    let legal = |c: char| c.is_ascii_alphanumeric() || "_-./".contains(c);
     let sound = !variant.is_empty() && !path.is_empty() && variant.chars().chain(path.chars()).all(legal);
     sound.then(|| Field { variant: variant.into(), path: path.into() })
 }
@@ -141,7 +143,8 @@ mod tests {
     fn check(text: &str) -> Result<Checked> {
         let reports = serde_json::json!({
             "fused": { "temp_bytes": 622, "estimate_seconds": null, "floor": { "seconds": 0.5 } },
-            "materialised": { "temp_bytes": 7468 },
+            "materialised": { "temp_bytes": 7468, "step_ms": null },
+            "case/fused": { "bench/step_s_p50": 0.25 },
             "broken": { "error": "no" },
         });
         Assertion::parse(text)?.check(&reports)
@@ -158,9 +161,11 @@ mod tests {
             ("fused.temp_bytes <= materialised.temp_bytes * 0.1", true),
             ("fused.temp_bytes <= materialised.temp_bytes * 0.01", false),
             ("fused.floor.seconds < 1", true),
+            ("case/fused.bench/step_s_p50 < fused.floor.seconds", true),
             // What is not known holds in no direction.
             ("fused.estimate_seconds <= 1", false),
             ("fused.estimate_seconds >= 0", false),
+            ("materialised.step_ms.p50 >= 0", false),
             ("broken.temp_bytes >= 0", false),
         ] {
             assert_eq!(check(text).unwrap_or_else(|e| panic!("{text}: {e}")).holds, holds, "{text}");
@@ -177,6 +182,6 @@ mod tests {
         }
         let text = check("fused.tmp_bytes <= 1").expect_err("no such field").to_string();
         assert!(text.contains("tmp_bytes") && text.contains("temp_bytes"), "{text}");
-        assert!(check("fused.floor <= 1").is_err());
+        assert!(check("fused.floor <= 1").is_err() && check("nobody.temp_bytes <= 1").is_err());
     }
 }

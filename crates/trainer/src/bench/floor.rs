@@ -1,19 +1,62 @@
-//! The floor under a variant: the products that its results need and nothing else, measured in the same run.
+//! The floor under a variant, measured in the same run: the products that its results need, or the memory that they move.
+//!
+//! On PJRT devices it is a program of bare products. On this CPU it is a calculation: useful operations at the fastest rate
+//! of multiply-adds out of registers, or, of given logits, one read and one write of them at the rate of memory.
 
-use crate::bench_config::BenchConfig;
+use super::protocol::Role;
+use backend_cpu::peak::{Traffic, Unit};
 use backend_tpu::aot::{Variant, What};
 use backend_tpu::program::Numerics;
-use grpo_core::{GradientSpec, Implementation, PolicySpec, Tiling};
+use grpo_core::{Dtype, GradientSpec, Implementation, PlanRequest, PolicySpec, Tiling};
 
 /// Tokens of a chunk: products are at their peak, and logits still small.
 const CHUNK: usize = 2048;
 
-/// The floor under `variant`, with its name; `None` under what makes no gradient.
-pub fn under(config: &BenchConfig, variant: &Variant) -> Option<(String, Variant)> {
+/// Memory that is walked at most, far more than any cache: the rate of more is the same.
+const MOST_BYTES: usize = 1 << 30;
+
+/// What a variant on this CPU is held against: jobs with their names. More than one where it takes a measurement to know
+/// which is the fastest.
+pub fn of_machine(variant: &Variant, threads: usize) -> Vec<(String, Role)> {
+    let suffix = if threads == 0 { String::new() } else { format!("_{threads}t") };
+    let PlanRequest { policy, max_tokens, .. } = &variant.request;
+    match *policy {
+        PolicySpec::Hidden { dtype, .. } => {
+            // What is bf16 may be widened and multiplied as f32; the other way around would be another result.
+            let mut units = Unit::available();
+            units.retain(|unit| unit.dtype() == Dtype::F32 || dtype == Dtype::Bf16);
+            if units.len() > 1 {
+                units.retain(|unit| *unit != Unit::Portable);
+            }
+            units.into_iter().map(|unit| (format!("{}{suffix}", unit.name()), Role::Multiply(unit))).collect()
+        }
+        PolicySpec::Logits { vocab, dtype } => {
+            let bytes = max_tokens.saturating_mul(vocab).saturating_mul(dtype.bytes()).min(MOST_BYTES);
+            let score = variant.what == What::Score;
+            let (name, traffic) = if score { ("read", Traffic::Read) } else { ("read_write", Traffic::Update) };
+            vec![(format!("{name}_{}{suffix}", dtype.name()), Role::Stream { traffic, bytes })]
+        }
+    }
+}
+
+/// What a variant cannot do without, in the unit of the jobs of [`of_machine`]: useful operations, or bytes of the logits,
+/// read once and, for a gradient, written once.
+pub fn least_work(variant: &Variant) -> f64 {
+    match variant.request.policy {
+        PolicySpec::Hidden { .. } => useful_flops(variant),
+        PolicySpec::Logits { vocab, dtype } => {
+            let ways = if variant.what == What::Score { 1.0 } else { 2.0 };
+            ways * variant.request.max_tokens as f64 * vocab as f64 * dtype.bytes() as f64
+        }
+    }
+}
+
+/// The program of bare products under `variant`, with its name; `None` under what makes no gradient.
+pub fn bare_products(variant: &Variant) -> Option<(String, Variant)> {
     if matches!(variant.what, What::Score | What::Bare) {
         return None;
     }
-    let dtype = config.dtype;
+    let dtype = variant.request.policy.dtype();
     let GradientSpec { hidden, lm_head, .. } = variant.request.gradients;
     if !hidden && !lm_head {
         return None;
@@ -57,6 +100,7 @@ pub fn useful_flops(variant: &Variant) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench_config::BenchConfig;
     use crate::config_layers::Layers;
 
     #[test]
@@ -69,13 +113,33 @@ variants:
   score: { pass: score }";
         let config: BenchConfig = Layers::new().text("text", text).expect("YAML").resolve().expect("legal");
         let variant = |name| config.variant(name).expect("there");
-        let floor = |name| under(&config, &variant(name)).map(|(floor, v)| (floor, useful_flops(&v) / 1024.0));
+        let floor = |name| bare_products(&variant(name)).map(|(floor, v)| (floor, useful_flops(&v) / 1024.0));
         assert_eq!(floor("full"), Some(("floor_hidden_lm_head".into(), 3.0)));
         assert_eq!(floor("dense"), floor("full"));
         assert_eq!(floor("frozen"), Some(("floor_hidden".into(), 2.0)));
         assert_eq!(floor("score"), None);
         assert_eq!(useful_flops(&variant("score")) / 1024.0, 1.0);
-        let (_, floor) = under(&config, &variant("full")).expect("a floor");
+        let (_, floor) = bare_products(&variant("full")).expect("a floor");
         floor.program(&floor.spec().expect("legal")).expect("a program");
+    }
+
+    #[test]
+    fn the_machine_is_asked_for_what_a_variant_moves_or_multiplies() {
+        let text = "shape: { batch: 1, tokens: 8, hidden: null, vocab: 16 }\ndtype: bf16
+variants: { logits: { implementation: logits }, wide: { implementation: logits, dtype: f32 }, score: { implementation: logits, pass: score } }";
+        let config: BenchConfig = Layers::new().text("text", text).expect("YAML").resolve().expect("legal");
+        let of = |name| {
+            let variant = config.variant(name).expect("there");
+            (of_machine(&variant, 2).remove(0), least_work(&variant))
+        };
+        let update = |bytes| Role::Stream { traffic: Traffic::Update, bytes };
+        assert_eq!(of("logits"), (("read_write_bf16_2t".into(), update(256)), 512.0));
+        assert_eq!(of("wide"), (("read_write_f32_2t".into(), update(512)), 1024.0));
+        assert_eq!(of("score"), (("read_bf16_2t".into(), Role::Stream { traffic: Traffic::Read, bytes: 256 }), 256.0));
+        let text = "shape: { tokens: 8, hidden: 4, vocab: 16 }\nvariants: { a: { dtype: f32 } }";
+        let config: BenchConfig = Layers::new().text("text", text).expect("YAML").resolve().expect("legal");
+        let units = of_machine(&config.variant("a").expect("there"), 0);
+        assert!(units.iter().all(|(_, role)| matches!(role, Role::Multiply(unit) if unit.dtype() == Dtype::F32)));
+        assert!(!units.is_empty());
     }
 }

@@ -1,23 +1,20 @@
-//! Realistic inputs, made from a seed, the same for everything that is compared.
+//! Realistic inputs, made from a seed once, the same bits for everything that is compared.
 //!
 //! Logits have a standard deviation of about 2 and targets are drawn evenly. The old policy's log-probabilities are the
 //! true ones with noise, so that ratios lie on both sides of either clip, and advantages have both signs: no gradient is
 //! zero, no branch is idle.
 //!
-//! Legend: N tokens, V vocabulary, H hidden size.
+//! Legend: B sequences, N tokens, V vocabulary, H hidden size.
 
+use super::tensor_file::TensorFile;
 use crate::bench_config::{BenchConfig, ShapeConfig};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use grpo_core::batch::{Advantages, TokenBatch};
-use grpo_core::{Dtype, TensorRef};
+use grpo_core::{Dtype, HeadLayout, TensorRef};
 use half::bf16;
+use std::collections::BTreeMap;
+use std::path::Path;
 
-/// Standard deviation of logits, in nats.
-pub const LOGIT_STD: f64 = 2.0;
-/// Standard deviation of the noise on old log-probabilities: about every fifth ratio is outside of 1 +- 0.2.
-pub const RATIO_STD: f64 = 0.15;
-/// That on reference log-probabilities, where the loss has a KL.
-const REFERENCE_STD: f64 = 0.1;
 const BIAS_STD: f64 = 0.1;
 
 /// A tensor on the host.
@@ -55,58 +52,130 @@ pub enum PolicyTensors {
     },
 }
 
-/// Inputs of a benchmark.
+/// The files of a problem's inputs, by the names of their tensors.
+pub type Files = BTreeMap<String, TensorFile>;
+
+/// Inputs of a benchmark, as a worker holds them.
 #[derive(Clone, Debug)]
 pub struct Inputs {
     /// What the policy hands over.
     pub policy: PolicyTensors,
-    /// Targets and advantages; without log-probabilities of other policies until [`Inputs::set_old_policy`].
+    /// Targets, advantages, and log-probabilities of other policies where the files have them.
     pub batch: TokenBatch,
-    seed: u64,
 }
 
 impl Inputs {
-    /// Makes them. The same configuration and seed give the same bits on every machine.
+    /// Reads `files`, which were made for `config`.
     ///
     /// # Errors
-    /// Those of [`TokenBatch`], for sizes that have no batch.
-    pub fn new(config: &BenchConfig, seed: u64) -> Result<Self> {
-        let ShapeConfig { batch: b, tokens: t, hidden, vocab: v } = config.shape;
-        let n = b * t;
-        let draw = |stream: u64, elements: usize, std: f64| draw(seed, stream, elements, std, config.dtype);
-        let policy = match hidden {
-            None => PolicyTensors::Logits(draw(0, n * v, LOGIT_STD)),
-            // Products of H terms: standard deviations multiply, and grow with the root of H.
-            Some(h) => PolicyTensors::Hidden {
-                hidden: draw(1, n * h, 1.0),
-                lm_head: draw(2, v * h, LOGIT_STD / (h as f64).sqrt()),
-                bias: draw(3, v, BIAS_STD),
+    /// [`Error::Io`] for a file that cannot be read; those of [`TokenBatch`].
+    pub fn load(config: &BenchConfig, files: &Files) -> Result<Self> {
+        let file = |name: &str| {
+            files.get(name).ok_or_else(|| Error::argument("read the inputs", format!("a tensor `{name}`"), "none"))
+        };
+        let policy = match config.shape.hidden {
+            None => PolicyTensors::Logits(file("logits")?.load()?),
+            Some(_) => PolicyTensors::Hidden {
+                hidden: file("hidden")?.load()?,
+                lm_head: file("lm_head")?.load()?,
+                bias: file("bias")?.load()?,
             },
         };
-        let mut targets = Random::new(seed, 4);
-        let targets = (0..n).map(|_| (targets.next() % v as u64) as i64).collect();
-        let batch = TokenBatch::packed(targets, (0..=b).map(|sequence| sequence * t).collect())?;
-        let batch = batch.with_advantages(Advantages::PerToken(normals(seed, 5, n, 1.0)))?;
-        Ok(Self { policy, batch, seed })
-    }
-
-    /// Gives the batch an old policy, and a reference policy where the loss has a KL, near the present one, whose
-    /// log-probabilities are `logp [N]`.
-    ///
-    /// # Errors
-    /// [`grpo_core::Error::Shape`] when there are not N of them.
-    pub fn set_old_policy(&mut self, logp: &[f32], has_reference: bool) -> Result<()> {
-        let near = |stream, std| {
-            let noise = normals(self.seed, stream, logp.len(), std);
-            // What lies above 0 would be no log-probability.
-            logp.iter().zip(noise).map(|(logp, noise)| (logp + noise).min(0.0)).collect()
-        };
-        self.batch = self.batch.clone().with_old_logp(near(6, RATIO_STD))?;
-        if has_reference {
-            self.batch = self.batch.clone().with_ref_logp(near(7, REFERENCE_STD))?;
+        let advantages = file("advantages")?;
+        let advantages: Vec<f32> = advantages.read()?;
+        let per_sequence = advantages.len() == config.shape.batch;
+        let advantages =
+            if per_sequence { Advantages::PerSequence(advantages) } else { Advantages::PerToken(advantages) };
+        let ShapeConfig { batch: b, tokens: t, .. } = config.shape;
+        let offsets = (0..=b).map(|sequence| sequence * t).collect();
+        let mut batch = TokenBatch::packed(file("targets")?.read()?, offsets)?.with_advantages(advantages)?;
+        if let Some(old) = files.get("old_logp") {
+            batch = batch.with_old_logp(old.read()?)?;
         }
-        Ok(())
+        if let Some(reference) = files.get("ref_logp") {
+            batch = batch.with_ref_logp(reference.read()?)?;
+        }
+        Ok(Self { policy, batch })
     }
+}
+
+/// Writes what the policy hands over in `config.dtype` to `folder`. Two dtypes hold the same numbers, one of them rounded.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn write_policy(config: &BenchConfig, folder: &Path) -> Result<Files> {
+    let ShapeConfig { hidden, vocab: v, .. } = config.shape;
+    let (n, std) = (config.shape.rows(), config.inputs.logit_std);
+    let mut files = Files::new();
+    let mut save = |name: &str, stream: u64, shape: Vec<usize>, std: f64| -> Result<()> {
+        let tensor = draw(config.inputs.seed, stream, shape.iter().product(), std, config.dtype);
+        files.insert(name.to_owned(), TensorFile::save(folder, name, shape, &tensor)?);
+        Ok(())
+    };
+    match hidden {
+        None => save("logits", 0, vec![n, v], std)?,
+        // Products of H terms: standard deviations multiply, and grow with the root of H.
+        Some(h) => {
+            let head = match config.layout {
+                HeadLayout::VocabHidden => vec![v, h],
+                HeadLayout::HiddenVocab => vec![h, v],
+            };
+            save("hidden", 1, vec![n, h], 1.0)?;
+            save("lm_head", 2, head, std / (h as f64).sqrt())?;
+            save("bias", 3, vec![v], BIAS_STD)?;
+        }
+    }
+    Ok(files)
+}
+
+/// Writes targets `[N]` and advantages to `folder`: one for each sequence, with signs in turns, or, of a single sequence, one
+/// for each token.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn write_batch(config: &BenchConfig, folder: &Path) -> Result<Files> {
+    let (seed, b, n) = (config.inputs.seed, config.shape.batch, config.shape.rows());
+    let mut random = Random::new(seed, 4);
+    let targets: Vec<i64> = (0..n).map(|_| (random.next() % config.shape.vocab as u64) as i64).collect();
+    let advantages: Vec<f32> = if b > 1 {
+        let sizes = normals(seed, 5, b, 1.0).into_iter().map(|size| size.abs().max(0.1));
+        sizes.enumerate().map(|(sequence, size)| if sequence % 2 == 0 { size } else { -size }).collect()
+    } else {
+        normals(seed, 5, n, 1.0)
+    };
+    let targets = TensorFile::write(folder.join("targets.i64"), "i64", vec![n], &targets)?;
+    let shape = vec![advantages.len()];
+    let advantages = TensorFile::write(folder.join("advantages.f32"), "f32", shape, &advantages)?;
+    Ok([("targets".to_owned(), targets), ("advantages".to_owned(), advantages)].into())
+}
+
+/// Writes an old policy, and a reference policy where the loss has a KL, near the present one, whose log-probabilities are
+/// `logp [N]`. The loss on policy has no old one.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn write_other_policies(config: &BenchConfig, logp: &[f32], folder: &Path) -> Result<Files> {
+    let inputs = config.inputs;
+    let near = |name: &str, stream, std| -> Result<(String, TensorFile)> {
+        let noise = normals(inputs.seed, stream, logp.len(), std);
+        // What lies above 0 would be no log-probability.
+        let values: Vec<f32> = logp.iter().zip(noise).map(|(logp, noise)| (logp + noise).min(0.0)).collect();
+        let path = folder.join(format!("{name}.f32"));
+        Ok((name.to_owned(), TensorFile::write(path, "f32", vec![values.len()], &values)?))
+    };
+    let mut files = Files::new();
+    if !inputs.on_policy {
+        files.extend([near("old_logp", 6, inputs.old_logp_noise)?]);
+    }
+    if config.loss.needs_ref_logp() {
+        files.extend([near("ref_logp", 7, inputs.ref_logp_noise)?]);
+    }
+    Ok(files)
+}
+
+/// Whether [`write_other_policies`] has anything to write.
+pub fn has_other_policies(config: &BenchConfig) -> bool {
+    !config.inputs.on_policy || config.loss.needs_ref_logp()
 }
 
 fn draw(seed: u64, stream: u64, elements: usize, std: f64, dtype: Dtype) -> HostTensor {
@@ -167,6 +236,7 @@ impl Random {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench_config::InputsConfig;
 
     fn moments(values: &[f32]) -> (f64, f64) {
         let n = values.len() as f64;
@@ -177,12 +247,22 @@ mod tests {
 
     fn config() -> BenchConfig {
         let shape = ShapeConfig { batch: 2, tokens: 500, hidden: Some(16), vocab: 300 };
-        BenchConfig { shape, dtype: Dtype::F32, ..BenchConfig::default() }
+        let inputs = InputsConfig { seed: 3, ..InputsConfig::default() };
+        BenchConfig { shape, inputs, dtype: Dtype::F32, ..BenchConfig::default() }
+    }
+
+    /// Through files, as in a run.
+    fn make(config: &BenchConfig, logp: &[f32]) -> Inputs {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut files = write_policy(config, folder.path()).expect("written");
+        files.extend(write_batch(config, folder.path()).expect("written"));
+        files.extend(write_other_policies(config, logp, folder.path()).expect("written"));
+        Inputs::load(config, &files).expect("read")
     }
 
     #[test]
     fn logits_have_the_spread_of_a_real_model() {
-        let inputs = Inputs::new(&config(), 3).expect("legal");
+        let inputs = make(&config(), &[-5.0; 1000]);
         let PolicyTensors::Hidden { hidden: HostTensor::F32(x), lm_head: HostTensor::F32(w), .. } = inputs.policy
         else {
             panic!("hidden states in f32");
@@ -190,33 +270,59 @@ mod tests {
         let dot = |row: usize, entry: usize| (0..16).map(|i| x[row * 16 + i] * w[entry * 16 + i]).sum();
         let logits: Vec<f32> = (0..300).flat_map(|e| (0..1000).map(move |r| (r, e))).map(|(r, e)| dot(r, e)).collect();
         let (mean, std) = moments(&logits);
-        assert!(mean.abs() < 0.1 && (std - LOGIT_STD).abs() < 0.2, "{mean} {std}");
+        assert!(mean.abs() < 0.1 && (std - 2.0).abs() < 0.2, "{mean} {std}");
     }
 
     #[test]
     fn ratios_lie_on_both_sides_of_either_clip_and_advantages_have_both_signs() {
-        let mut inputs = Inputs::new(&config(), 3).expect("legal");
         let logp = vec![-5.0; 1000];
-        inputs.set_old_policy(&logp, true).expect("as many as tokens");
-        let old = inputs.batch.old_logp().expect("just set");
-        let ratios: Vec<f32> = logp.iter().zip(old).map(|(new, old)| (new - old).exp()).collect();
-        for (clip, share) in [
-            ("low", ratios.iter().filter(|r| **r < 0.8).count()),
-            ("none", ratios.iter().filter(|r| (0.8..=1.2).contains(*r)).count()),
-            ("high", ratios.iter().filter(|r| **r > 1.2).count()),
-            ("positive", (0..1000).filter(|row| inputs.batch.advantage(row / 500, *row) > 0.0).count()),
-            ("negative", (0..1000).filter(|row| inputs.batch.advantage(row / 500, *row) < 0.0).count()),
-        ] {
-            assert!(share > 40, "{clip}: {share} of 1000");
+        let mut config = config();
+        config.loss.beta = 0.1;
+        for (batch, tokens) in [(2, 500), (1, 1000)] {
+            config.shape = ShapeConfig { batch, tokens, ..config.shape };
+            let inputs = make(&config, &logp);
+            let old = inputs.batch.old_logp().expect("just set");
+            let ratios: Vec<f32> = logp.iter().zip(old).map(|(new, old)| (new - old).exp()).collect();
+            let advantage = |row: &usize| inputs.batch.advantage(row / tokens, *row);
+            for (clip, share) in [
+                ("low", ratios.iter().filter(|r| **r < 0.8).count()),
+                ("none", ratios.iter().filter(|r| (0.8..=1.2).contains(*r)).count()),
+                ("high", ratios.iter().filter(|r| **r > 1.2).count()),
+                ("positive", (0..1000).filter(|row| advantage(row) > 0.0).count()),
+                ("negative", (0..1000).filter(|row| advantage(row) < 0.0).count()),
+            ] {
+                assert!(share > 40, "{clip}: {share} of 1000");
+            }
+            assert!(inputs.batch.ref_logp().is_some_and(|reference| reference != old));
         }
-        assert!(inputs.batch.ref_logp().is_some_and(|reference| reference != old));
     }
 
     #[test]
-    fn a_seed_is_all_that_decides() {
-        let make = |seed| Inputs::new(&config(), seed).expect("legal");
-        assert_eq!((make(1).policy, make(1).batch), (make(1).policy, make(1).batch));
-        assert_ne!(make(1).policy, make(2).policy);
-        assert_ne!(make(1).batch, make(2).batch);
+    fn without_noise_the_old_policy_is_the_present_one_and_on_policy_there_is_none() {
+        let logp: Vec<f32> = (0..1000).map(|row| -0.01 * row as f32).collect();
+        let mut config = config();
+        config.inputs.old_logp_noise = 0.0;
+        assert_eq!(make(&config, &logp).batch.old_logp(), Some(logp.as_slice()));
+        config.inputs.on_policy = true;
+        assert_eq!(make(&config, &logp).batch.old_logp(), None);
+        assert!(!has_other_policies(&config));
+    }
+
+    #[test]
+    fn a_seed_is_all_that_decides_and_a_dtype_only_rounds() {
+        let with = |seed, dtype| {
+            let inputs = InputsConfig { seed, ..InputsConfig::default() };
+            make(&BenchConfig { inputs, dtype, ..config() }, &[-5.0; 1000])
+        };
+        let (one, same, other) = (with(1, Dtype::F32), with(1, Dtype::F32), with(2, Dtype::F32));
+        assert_eq!((&one.policy, &one.batch), (&same.policy, &same.batch));
+        assert_ne!(one.policy, other.policy);
+        assert_ne!(one.batch, other.batch);
+        let (PolicyTensors::Hidden { hidden: HostTensor::F32(wide), .. }, PolicyTensors::Hidden { hidden, .. }) =
+            (one.policy, with(1, Dtype::Bf16).policy)
+        else {
+            panic!("hidden states")
+        };
+        assert_eq!(hidden, HostTensor::Bf16(wide.into_iter().map(bf16::from_f32).collect()));
     }
 }

@@ -1,9 +1,12 @@
 //! Contenders on the devices of a PJRT plugin. Everything stays there between steps; only scalars come back.
 
+use super::floor;
 use super::inputs::{Inputs, PolicyTensors};
-use super::measure::Contender;
-use super::report::{CompiledBytes, DeviceReport};
-use crate::error::Result;
+use super::memory;
+use super::protocol::{Bytes, Job, Planned, Role as Asked, Stepped};
+use super::report::{CompiledBytes, DeviceBytes, DeviceReport};
+use super::worker::{Contender, input_bytes};
+use crate::error::{Error, Result};
 use backend_tpu::aot::{Variant, What};
 use backend_tpu::plugins::Kind;
 use backend_tpu::program::{Blocking, Mesh, Pass, Role};
@@ -14,6 +17,8 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::path::Path;
+use std::rc::Rc;
+use std::time::Instant;
 
 /// Devices with the tensors that contenders share.
 pub(super) struct OnDevices {
@@ -31,7 +36,7 @@ impl OnDevices {
         Ok(Self { kind, client: backend.client().clone(), mesh, tensors: RefCell::default() })
     }
 
-    pub(super) fn report(&self) -> Result<DeviceReport> {
+    fn report(&self) -> Result<DeviceReport> {
         let plugin = self.client.plugin();
         let (major, minor) = plugin.api_version();
         let device = &self.client.addressable_devices()[0];
@@ -48,20 +53,36 @@ impl OnDevices {
     }
 
     /// What the first device's allocator says, where it speaks.
-    pub(super) fn memory(&self) -> Option<DeviceMemoryStats> {
+    fn memory(&self) -> Option<DeviceMemoryStats> {
         self.client.addressable_devices()[0].memory_stats().ok()
     }
 
-    /// Compiles `variant`.
-    pub(super) fn contender<'a>(&'a self, variant: &Variant, inputs: &'a Inputs) -> Result<OnDevice<'a>> {
+    /// Compiles what `job` asks for.
+    pub(super) fn plan(on: &Rc<Self>, job: &Job, inputs: Rc<Inputs>) -> Result<(Planned, Box<dyn Contender>)> {
+        for (is_asked, what, instead) in [
+            (job.threads != 0, "threads", "its plugin starts its own: leave it out"),
+            (job.isa.is_some(), "isa", "its compiler chooses: leave it out"),
+        ] {
+            if is_asked {
+                let (backend, what, instead) = (job.backend.clone(), what.into(), instead.into());
+                return Err(grpo_core::Error::Unsupported { backend, what, instead }.into());
+            }
+        }
+        let mut variant = job.config.variant(job.variant.as_deref().unwrap_or_default())?;
+        if job.role == Asked::BareProducts {
+            let floor = floor::bare_products(&variant);
+            variant = floor.ok_or_else(|| Error::argument("bench worker", "a variant with a floor", &job.name))?.1;
+        }
+        let began = Instant::now();
         // A backend of its own: otherwise a program that another variant has compiled would be there already.
-        let mut backend = PjrtBackend::new(self.kind, self.client.clone())?.with_mesh(self.mesh)?;
+        let mut backend = PjrtBackend::new(on.kind, on.client.clone())?.with_mesh(on.mesh)?;
         backend = backend.with_numerics(variant.numerics);
         if let Some(blocks) = variant.mosaic {
             backend = backend.with_mosaic(blocks)?;
         }
         let mut plan = backend.plan_program(&variant.request, variant.what)?;
         let memory = plan.compiled_memory()?;
+        let plan_seconds = began.elapsed().as_secs_f64();
         let bytes = |bytes: i64| u64::try_from(bytes).unwrap_or(0);
         let compiled = CompiledBytes {
             arguments: bytes(memory.argument),
@@ -69,17 +90,21 @@ impl OnDevices {
             aliased: bytes(memory.alias),
             temp: bytes(memory.temp),
         };
-        Ok(OnDevice { on: self, plan, variant: variant.clone(), inputs, compiled, loss: None })
-    }
-
-    /// Log-probabilities `[N]` of the inputs.
-    pub(super) fn score(&self, variant: &Variant, inputs: &Inputs) -> Result<Vec<f32>> {
-        let mut contender = self.contender(&Variant { what: What::Score, mosaic: None, ..variant.clone() }, inputs)?;
-        contender.prepare()?;
-        let tensors = self.tensors.borrow();
-        let policy = contender.policy(&tensors);
-        let [logp, _] = contender.plan.score_on_device(policy, &inputs.batch)?;
-        Ok(logp.to_host()?)
+        let has_bias = matches!(variant.request.policy, PolicySpec::Hidden { bias: true, .. });
+        let contender = OnDevice { on: on.clone(), plan, variant, inputs };
+        let planned = Planned {
+            plan_seconds,
+            blocking: contender.blocking(),
+            bytes: Bytes {
+                inputs: Some(input_bytes(&contender.inputs, has_bias)),
+                outputs: Some(compiled.outputs),
+                workspace: Some(compiled.temp),
+            },
+            compiled: Some(compiled),
+            device: Some(on.report()?),
+            ..Planned::default()
+        };
+        Ok((planned, Box::new(contender)))
     }
 }
 
@@ -88,19 +113,16 @@ fn backend_error(error: pjrt::Error) -> grpo_core::Error {
 }
 
 /// A variant, compiled.
-pub(super) struct OnDevice<'a> {
-    on: &'a OnDevices,
+struct OnDevice {
+    on: Rc<OnDevices>,
     plan: PjrtPlan,
     variant: Variant,
-    inputs: &'a Inputs,
-    pub(super) compiled: CompiledBytes,
-    /// Of the last step.
-    pub(super) loss: Option<f64>,
+    inputs: Rc<Inputs>,
 }
 
-impl OnDevice<'_> {
+impl OnDevice {
     /// How its loops are cut.
-    pub(super) fn blocking(&self) -> Option<Blocking> {
+    fn blocking(&self) -> Option<Blocking> {
         let spec = self.plan.spec();
         self.variant.has_tiles().then_some(match spec.blocking {
             Blocking::TokenChunks(size) => Blocking::TokenChunks(size.min(spec.local_tokens())),
@@ -145,7 +167,7 @@ impl OnDevice<'_> {
         (role, self.variant.numerics.gradients)
     }
 
-    /// The inputs, to be read; [`Contender::prepare`] has put them there.
+    /// The inputs, to be read; [`OnDevice::prepare`] has put them there.
     fn policy<'t>(&self, tensors: &'t HashMap<(Role, Dtype), PjrtTensor>) -> PolicyInput<'t> {
         let get = |role| tensors.get(&self.input_key(role)).map(|tensor| TensorRef::Device(tensor));
         match (get(Role::Logits), get(Role::Hidden), get(Role::LmHead)) {
@@ -159,7 +181,44 @@ impl OnDevice<'_> {
     }
 }
 
-impl Contender for OnDevice<'_> {
+impl Contender for OnDevice {
+    fn step(&mut self, check: bool) -> Result<Stepped> {
+        self.prepare()?;
+        // Of a device on this host, the process's memory tells as well.
+        let resident_before = if self.on.kind == Kind::Cpu { memory::resident() } else { None };
+        let can_reset = resident_before.and_then(|_| memory::reset_high_water());
+        let before = if check { self.on.memory() } else { None };
+        let began = Instant::now();
+        let loss = self.run()?;
+        let seconds = began.elapsed().as_secs_f64();
+        let high_water = can_reset.and_then(|()| Some(memory::high_water()?.saturating_sub(resident_before?)));
+        let resident_after = resident_before.and_then(|_| memory::resident());
+        let device = before.zip(self.on.memory()).and_then(|(before, after)| device_bytes(&before, &after));
+        Ok(Stepped { seconds, loss, high_water, resident_before, resident_after, device, ..Stepped::default() })
+    }
+
+    fn score(&mut self) -> Result<Vec<f32>> {
+        self.prepare()?;
+        let tensors = self.on.tensors.borrow();
+        let policy = self.policy(&tensors);
+        let [logp, _] = self.plan.score_on_device(policy, &self.inputs.batch)?;
+        Ok(logp.to_host()?)
+    }
+}
+
+/// What a step has taken, in the allocator's words before and after. In use at most: allocated or, on devices that set
+/// programs' memory aside, reserved.
+fn device_bytes(before: &DeviceMemoryStats, after: &DeviceMemoryStats) -> Option<DeviceBytes> {
+    let peak = |stats: &DeviceMemoryStats| {
+        let peak = stats.peak_bytes_in_use?.max(stats.peak_bytes_reserved.unwrap_or(0));
+        u64::try_from(peak).ok()
+    };
+    let in_use = |stats: &DeviceMemoryStats| u64::try_from(stats.bytes_in_use).ok();
+    Some(DeviceBytes::new(in_use(before)?, peak(before)?, peak(after)?, in_use(after)?))
+}
+
+impl OnDevice {
+    /// Puts back what the last step has used up.
     fn prepare(&mut self) -> Result<()> {
         let tokens = self.inputs.batch.tokens();
         let mut tensors = self.on.tensors.borrow_mut();
@@ -176,13 +235,15 @@ impl Contender for OnDevice<'_> {
         Ok(())
     }
 
-    fn step(&mut self) -> Result<()> {
-        let (on, inputs) = (self.on, self.inputs);
+    /// Returns when all results are there: the loss, where there is one.
+    fn run(&mut self) -> Result<Option<f64>> {
+        let (on, inputs) = (self.on.clone(), self.inputs.clone());
         let (mut tensors, batch) = (on.tensors.borrow_mut(), &inputs.batch);
         if self.pass() == Pass::Score {
             let policy = self.policy(&tensors);
             let results = self.plan.score_on_device(policy, batch)?;
-            return Ok(results.iter().try_for_each(PjrtTensor::wait)?);
+            results.iter().try_for_each(PjrtTensor::wait)?;
+            return Ok(None);
         }
         if self.pass() == Pass::GradientInPlace {
             // The next step uploads logits again: these are gradients now.
@@ -192,8 +253,7 @@ impl Contender for OnDevice<'_> {
             let policy = PolicyInput::LogitsInPlace(TensorMut::Device(&mut logits));
             let output = self.plan.value_and_grad_on_device(policy, batch, GradsMut::default())?;
             logits.wait()?;
-            self.loss = Some(output.loss);
-            return Ok(());
+            return Ok((self.variant.what != What::Bare).then_some(output.loss));
         }
         let roles = self.gradients();
         let keys = roles.map(|role| role.map(|role| self.gradient_key(role)));
@@ -208,7 +268,6 @@ impl Contender for OnDevice<'_> {
             tensor.wait()?;
         }
         tensors.extend(keys.into_iter().flatten().zip(sums.into_iter().flatten()));
-        self.loss = (self.variant.what != What::Bare).then_some(output.loss);
-        Ok(())
+        Ok((self.variant.what != What::Bare).then_some(output.loss))
     }
 }

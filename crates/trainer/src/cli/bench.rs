@@ -1,99 +1,154 @@
-//! `grpo bench`: variants of the loss on devices that are here, measured in one run.
+//! `grpo bench`: variants of the loss on what is here, measured in one run.
 
 use super::bench_layers::resolve;
 use super::{Outcome, bench_text, emit};
-use anyhow::Context;
-use backend_tpu::plugins::Kind;
-use std::io::{IsTerminal, Write};
+use anyhow::{Context, bail};
+use indicatif::{ProgressBar, ProgressStyle};
 use std::path::PathBuf;
-use trainer::bench::measure::Rounds;
+use std::time::Duration;
+use trainer::assertion::Assertion;
 use trainer::bench::report;
-use trainer::bench::{self, Options};
+use trainer::bench::{self, Options, plot};
+use trainer::bench_config::{BackendName, BenchConfig};
 use trainer::config_layers::to_yaml;
+
+/// What is measured when no file is named.
+const DEFAULT_CONFIG: (&str, &str) =
+    ("configs/bench/s2.yaml (built in)", include_str!("../../../../configs/bench/s2.yaml"));
 
 /// Arguments of `grpo bench`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "All variants have the same inputs and take turns. A floor, the bare products that the result needs, takes \
-    turns with them. The exit code is 1 when a variant could not be measured; one that the backend does not offer counts \
-    only if it was named."
+    after_help = "All variants of a problem have the same inputs and take turns, each in a process of its own. Floors take \
+    turns with them: bare products, or what the processor and its memory do at most. An assertion is VARIANT.FIELD \
+    (<=|<|>=|>|==) NUMBER or VARIANT.FIELD, optionally `* NUMBER`, with the fields that --json shows; it is held against \
+    every problem that has its variants, or names one as PROBLEM/VARIANT.FIELD. The exit code is 1 when a variant could not \
+    be measured or an assertion does not hold; a variant that the backend does not offer counts only if it was named."
 )]
 pub(crate) struct Args {
-    /// YAML or JSON file, as in configs/bench/ [default: the built-in configs/bench/fused.yaml].
+    /// YAML or JSON files, as in configs/bench/ [default: the built-in configs/bench/s2.yaml].
     #[arg(value_name = "CONFIG")]
-    config: Option<PathBuf>,
-    /// Set one key, after the file and the environment; repeatable.
+    config: Vec<PathBuf>,
+    /// Set one key of every configuration, after the file and the environment; repeatable.
     #[arg(long, value_name = "A.B=VALUE")]
     set: Vec<String>,
-    /// Print the resolved configuration as YAML and exit.
+    /// Print the resolved configurations as YAML and exit.
     #[arg(long)]
     print_config: bool,
-    /// Devices: pjrt:cpu, pjrt:tpu, pjrt:cuda.
-    #[arg(long, required_unless_present = "print_config", default_value = "", hide_default_value = true)]
-    backend: String,
+    /// Of variants that name none: cpu, pjrt:cpu, pjrt:tpu, pjrt:cuda [default: the configuration's].
+    #[arg(long)]
+    backend: Option<String>,
     /// The PJRT plugin, instead of GRPO_PJRT_PLUGIN or the installed one.
     #[arg(long, value_name = "FILE")]
     plugin: Option<PathBuf>,
-    /// Measure only this variant; repeatable.
-    #[arg(long, value_name = "NAME")]
-    variant: Vec<String>,
-    /// Timed steps of each variant.
-    #[arg(long, default_value_t = 20, allow_negative_numbers = true)]
-    steps: usize,
-    /// Steps before them, after the first call.
-    #[arg(long, default_value_t = 3, allow_negative_numbers = true)]
-    warmup: usize,
-    /// Seed of the inputs.
-    #[arg(long, default_value_t = 0, allow_negative_numbers = true)]
-    seed: u64,
-    /// Print one JSON document instead of a table.
+    /// Measure only these, e.g. fused,torch_compile; repeatable.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', alias = "variant")]
+    variants: Vec<String>,
+    /// Measure the peers too, with the packages of this Python virtual environment (see peers/README.md).
+    #[arg(long, value_name = "DIR")]
+    peers_venv: Option<PathBuf>,
+    /// Timed steps of each variant; 0 plans and calls once [default: the configuration's].
+    #[arg(long, allow_negative_numbers = true)]
+    steps: Option<usize>,
+    /// Steps before them, after the first call [default: the configuration's].
+    #[arg(long, allow_negative_numbers = true)]
+    warmup: Option<usize>,
+    /// Seed of the inputs [default: the configuration's].
+    #[arg(long, allow_negative_numbers = true)]
+    seed: Option<u64>,
+    /// Exit with 1 unless this holds, e.g. 'fused.step_ms.p50 < reference.step_ms.p50'; repeatable.
+    #[arg(long, value_name = "ASSERTION")]
+    assert: Vec<String>,
+    /// Print one JSON document instead of tables.
     #[arg(long, conflicts_with = "markdown")]
     json: bool,
-    /// Print the table in Markdown.
+    /// Print the tables in Markdown.
     #[arg(long)]
     markdown: bool,
     /// Write the JSON document to this file, whatever is printed.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
+    /// Draw time against memory into this file, which ends in .svg.
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
-    let config = resolve(args.config.as_deref(), &args.set)?;
+    let configs = configs(&args)?;
     if args.print_config {
-        emit(&to_yaml(&config)?)?;
+        let texts = configs.iter().map(to_yaml).collect::<Result<Vec<_>, _>>()?;
+        emit(&texts.join("---\n"))?;
         return Ok(Outcome::Done);
     }
+    if let Some(path) = args.plot.as_ref().filter(|path| path.extension().is_none_or(|ending| ending != "svg")) {
+        bail!("--plot: expected a file that ends in .svg, got {}", path.display());
+    }
     let options = Options {
-        kind: kind(&args.backend)?,
+        worker: vec![std::env::current_exe().context("cannot find this binary")?.into(), "bench-worker".into()],
         plugin: args.plugin,
-        variants: args.variant,
-        rounds: Rounds { warmup: args.warmup, steps: args.steps },
-        seed: args.seed,
+        variants: args.variants,
+        peers_venv: args.peers_venv,
+        assertions: args.assert.iter().map(|text| Assertion::parse(text)).collect::<Result<_, _>>()?,
     };
-    // Minutes pass; a person who waits is told, a script is not.
-    let shows = std::io::stderr().is_terminal();
-    let document = bench::run(&config, &options, |what| {
-        tracing::info!("{what}");
-        if shows {
-            let _ = writeln!(std::io::stderr(), "{what} ...");
-        }
-    })?;
+    let (bar, mut tell) = progress();
+    let document = bench::run(&configs, &options, |what| tell(what));
+    bar.finish_and_clear();
+    let document = document?;
     let json = format!("{}\n", serde_json::to_string_pretty(&document)?);
+    let write = |path: &PathBuf, text: &str| {
+        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+    };
     if let Some(path) = &args.output {
-        std::fs::write(path, &json).with_context(|| format!("cannot write {}", path.display()))?;
+        write(path, &json)?;
+    }
+    if let Some(path) = &args.plot {
+        write(path, &plot::svg(&document)?)?;
     }
     emit(&if args.json { json } else { bench_text::text(&document, args.markdown) })?;
-    let is_missing = |name: &String| matches!(document.variants.get(name), Some(report::Outcome::NotOffered { .. }));
+    let is_missing = |name: &String| {
+        let outcomes = document.cases.iter().filter_map(|case| case.variants.get(name));
+        outcomes.into_iter().any(|outcome| matches!(outcome, report::Outcome::NotOffered { .. }))
+    };
     let failed = document.has_failures() || options.variants.iter().any(is_missing);
-    Ok(if failed { Outcome::CheckFailed } else { Outcome::Done })
+    let holds = document.assertions.iter().all(|claim| claim.checked.holds);
+    Ok(if failed || !holds { Outcome::CheckFailed } else { Outcome::Done })
 }
 
-/// Reads `pjrt:cuda`.
-fn kind(name: &str) -> trainer::Result<Kind> {
-    let kind = Kind::ALL.into_iter().find(|kind| name.strip_prefix("pjrt:") == Some(kind.name()));
-    kind.ok_or_else(|| trainer::Error::Argument {
-        operation: "bench",
-        expected: "a backend that benchmarks run on (pjrt:cpu, pjrt:tpu, pjrt:cuda)".into(),
-        found: format!("`{name}`"),
-    })
+/// Every file with what the command line changes.
+fn configs(args: &Args) -> anyhow::Result<Vec<BenchConfig>> {
+    let files = if args.config.is_empty() { vec![None] } else { args.config.iter().map(Some).collect() };
+    let mut configs = vec![];
+    for file in files {
+        let mut config = resolve(file.map(PathBuf::as_path), &args.set, DEFAULT_CONFIG)?;
+        if let Some(backend) = &args.backend {
+            BackendName::parse("--backend", backend)?;
+            config.backend.clone_from(backend);
+        }
+        config.rounds.steps = args.steps.unwrap_or(config.rounds.steps);
+        config.rounds.warmup = args.warmup.unwrap_or(config.rounds.warmup);
+        config.inputs.seed = args.seed.unwrap_or(config.inputs.seed);
+        configs.push(config);
+    }
+    Ok(configs)
+}
+
+/// Minutes pass: a person sees what is being done now; a log gets a line for everything but single turns.
+fn progress() -> (ProgressBar, impl FnMut(&str)) {
+    let bar = ProgressBar::new_spinner();
+    if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed} {msg}") {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(Duration::from_millis(500));
+    let (shown, mut last) = (bar.clone(), String::new());
+    let tell = move |what: &str| {
+        tracing::info!("{what}");
+        shown.set_message(what.to_owned());
+        // `CASE: round 3 of 10: NAME` without the name.
+        let phase = what.splitn(3, ": ").take(2).collect::<Vec<_>>().join(": ");
+        if shown.is_hidden() && phase != last {
+            eprintln!("{phase}");
+            last = phase;
+        }
+    };
+    (bar, tell)
 }

@@ -33,7 +33,7 @@ pub(crate) struct BenchArgs {
 impl BenchArgs {
     /// Defaults < file < environment < `--set`, checked.
     pub(crate) fn resolve(&self) -> anyhow::Result<BenchConfig> {
-        resolve(self.config.as_deref(), &self.set)
+        resolve(self.config.as_deref(), &self.set, DEFAULT_CONFIG)
     }
 
     /// The devices to compile for, with a plugin that is there.
@@ -44,10 +44,10 @@ impl BenchArgs {
     }
 }
 
-/// Defaults < `file` (or the built-in one) < environment < `set`, checked.
-pub(crate) fn resolve(file: Option<&Path>, set: &[String]) -> anyhow::Result<BenchConfig> {
+/// Defaults < `file` (or `default`, name and text) < environment < `set`, checked.
+pub(crate) fn resolve(file: Option<&Path>, set: &[String], default: (&str, &str)) -> anyhow::Result<BenchConfig> {
     let layers = LayerArgs { config: file.map(Into::into), set: set.to_vec() };
-    let config: BenchConfig = layers.resolve(DEFAULT_CONFIG)?;
-    config.validate().with_context(|| file.map_or(DEFAULT_CONFIG.0.into(), |path| path.display().to_string()))?;
+    let config: BenchConfig = layers.resolve(default)?;
+    config.validate().with_context(|| file.map_or(default.0.into(), |path| path.display().to_string()))?;
     Ok(config)
 }

@@ -1,97 +1,144 @@
-//! What was measured, as a table.
+//! What was measured, as tables of at most 100 columns.
 
-use super::aot_text::{STYLE, align_right, bytes, milliseconds, tiles};
+use super::aot_text::{STYLE, align_right, bytes, tiles};
 use comfy_table::{Table, presets};
 use std::fmt::Write;
-use trainer::bench::report::{Document, Measured, Outcome};
+use trainer::bench::report::{Case, Document, Machine, Measured, Outcome};
 
-const HEADER: [&str; 13] = [
-    "variant",
-    "tiles",
-    "min",
-    "p50",
-    "p90",
-    "mean",
-    "tokens/s",
-    "TFLOP/s",
-    "x floor",
-    "temp",
-    "high water",
-    "compile",
-    "first call",
-];
+const TIMES: [&str; 9] =
+    ["variant", "min", "p50", "p90", "mean", "tokens/s", "TFLOP/s", "x floor", "of floor"];
+const MEMORY: [&str; 8] = ["variant", "tiles", "inputs", "outputs", "planned", "high water", "plan s", "first s"];
 
-/// The table with what one needs to know to repeat it.
+/// The tables with what one needs to know to repeat them.
 pub(crate) fn text(document: &Document, markdown: bool) -> String {
-    let mut table = Table::new();
-    table.load_style(if markdown { presets::ASCII_MARKDOWN } else { STYLE });
-    table.set_header(HEADER);
-    let all = || document.floors.iter().chain(&document.variants);
-    for (name, outcome) in all() {
-        match outcome {
-            Outcome::Measured(measured) => table.add_row(row(name, measured)),
-            Outcome::Failed { .. } => table.add_row([name.as_str(), "failed"]),
-            Outcome::NotOffered { .. } => table.add_row([name.as_str(), "not offered"]),
-        };
+    let Machine { cpu, threads, system, huge_pages } = &document.machine;
+    let mut text = format!("grpo {}, {}\n", document.version, document.date);
+    let huge_pages = huge_pages.as_ref().map(|when| format!(", huge pages: {when}")).unwrap_or_default();
+    let _ = writeln!(text, "{threads} threads of {}{huge_pages}", cpu.as_deref().unwrap_or(system));
+    for case in &document.cases {
+        problem(&mut text, case, markdown);
     }
-    align_right(&mut table, 2..HEADER.len());
-    let (device, machine, rounds) = (&document.device, &document.machine, document.rounds);
-    let shape = document.config.shape;
-    let mut text = format!(
-        "{} (B {}, T {}, {}V {}, {}) on {} x {} ({}), grpo {}, {}\n",
-        document.config.name,
-        shape.batch,
-        shape.tokens,
-        shape.hidden.map(|hidden| format!("H {hidden}, ")).unwrap_or_default(),
-        shape.vocab,
-        document.config.dtype.name(),
-        device.used,
-        device.kind,
-        document.backend,
-        document.version,
-        document.date
-    );
-    let _ = writeln!(
-        text,
-        "{}; {} threads of {}; {} timed steps in turns after {} and a first call, seed {}\n",
-        device.platform_version.lines().next().unwrap_or_default(),
-        machine.threads,
-        machine.cpu.as_deref().unwrap_or(&machine.system),
-        rounds.steps,
-        rounds.warmup,
-        document.seed,
-    );
-    let _ = writeln!(text, "{table}\n");
     text.push_str(
-        "TFLOP/s counts the products that the result needs. Temp is what the compiler has allotted beside arguments and \
-         results; high water is what the device's allocator saw of a step above what was there before.\n",
+        "\nTimes of a step are in ms. TFLOP/s counts the products that a result needs; of a floor, all that\n\
+         it does. Planned is what the plan or the compiler allots beside inputs and outputs; high water is\n\
+         what was there at most during a step beyond them, measured. First s is the first call.\n",
     );
-    for (name, outcome) in all() {
-        if let Outcome::Failed { error } | Outcome::NotOffered { error } = outcome {
-            let _ = writeln!(text, "{name}: {}", error.lines().next().unwrap_or_default());
-        }
+    for claim in &document.assertions {
+        let side = |side: Option<f64>| side.map_or("unknown".into(), |value| format!("{value:.6}"));
+        let (checked, case) = (&claim.checked, claim.case.as_ref().map(|case| format!("{case}: ")).unwrap_or_default());
+        let verdict = if checked.holds { "holds" } else { "DOES NOT HOLD" };
+        let (left, right) = (side(checked.left), side(checked.right));
+        let _ = writeln!(text, "{verdict}: {case}{} ({left} and {right})", checked.text);
     }
     text
 }
 
-fn row(name: &str, measured: &Measured) -> [String; 13] {
-    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".into());
-    let seconds = measured.seconds.as_ref();
-    let time = |seconds: Option<f64>| or_dash(seconds.map(milliseconds));
-    let useful = measured.useful_flops_per_second.filter(|rate| *rate > 0.0);
-    [
-        name.to_owned(),
-        tiles(measured.blocking),
-        time(seconds.map(|s| s.min)),
-        time(seconds.map(|s| s.p50)),
-        time(seconds.map(|s| s.p90)),
-        time(seconds.map(|s| s.mean)),
+fn problem(text: &mut String, case: &Case, markdown: bool) {
+    let (shape, config) = (case.config.shape, &case.config);
+    let hidden = shape.hidden.map(|hidden| format!("H {hidden}, ")).unwrap_or_default();
+    let _ = writeln!(
+        text,
+        "\n{} (B {}, T {}, {hidden}V {}, {}): {} timed steps in turns after {} and a first call, seed {}",
+        case.name,
+        shape.batch,
+        shape.tokens,
+        shape.vocab,
+        config.dtype.name(),
+        case.rounds.steps,
+        case.rounds.warmup,
+        config.inputs.seed,
+    );
+    for (backend, device) in &case.devices {
+        let version = device.platform_version.lines().next().unwrap_or_default();
+        let _ = writeln!(text, "{backend}: {} x {}, {version}", device.used, device.kind);
+    }
+    let table = |header: &[&str], row: &dyn Fn(&str, &Measured) -> Vec<String>, first_number: usize| {
+        let mut table = Table::new();
+        table.load_style(if markdown { presets::ASCII_MARKDOWN } else { STYLE });
+        table.set_header(header.to_vec());
+        for (name, outcome) in sorted(case) {
+            match outcome {
+                Outcome::Measured(measured) => table.add_row(row(name, measured)),
+                Outcome::Failed { .. } => table.add_row([name, "failed"]),
+                Outcome::NotOffered { .. } => table.add_row([name, "not offered"]),
+            };
+        }
+        align_right(&mut table, first_number..header.len());
+        table
+    };
+    let _ = writeln!(text, "\n{}\n\n{}", table(&TIMES, &times, 1), table(&MEMORY, &memory, 2));
+    for (name, outcome) in sorted(case) {
+        match outcome {
+            Outcome::Failed { error } | Outcome::NotOffered { error } => {
+                let _ = writeln!(text, "{name}: {}", error.lines().next().unwrap_or_default());
+            }
+            Outcome::Measured(measured) if measured.agrees == Some(false) => {
+                let loss = measured.loss.unwrap_or(f64::NAN);
+                let norms = measured.grad_norms.iter().map(|(of, norm)| format!(", |d{of}| {norm:.4}"));
+                let _ = writeln!(text, "! {name} does not agree: loss {loss:.5}{}", norms.collect::<String>());
+            }
+            Outcome::Measured(_) => {}
+        }
+    }
+}
+
+/// Floors, then variants from the fastest, then what has no time.
+fn sorted(case: &Case) -> impl Iterator<Item = (&str, &Outcome)> {
+    let time = |outcome: &Outcome| match outcome {
+        Outcome::Measured(measured) => measured.step_ms.as_ref().map_or(f64::INFINITY, |timing| timing.p50),
+        _ => f64::INFINITY,
+    };
+    let mut variants: Vec<_> = case.variants.iter().collect();
+    variants.sort_by(|a, b| time(a.1).total_cmp(&time(b.1)));
+    case.floors.iter().chain(variants).map(|(name, outcome)| (name.as_str(), outcome))
+}
+
+/// The name, marked where its results are not those of the others.
+fn marked(name: &str, measured: &Measured) -> String {
+    if measured.agrees == Some(false) { format!("! {name}") } else { name.to_owned() }
+}
+
+fn or_dash(text: Option<String>) -> String {
+    text.unwrap_or_else(|| "-".into())
+}
+
+fn times(name: &str, measured: &Measured) -> Vec<String> {
+    let step = measured.step_ms.as_ref();
+    let time = |milliseconds: Option<f64>| or_dash(milliseconds.map(|ms| format!("{ms:.*}", digits(ms))));
+    let rate = match measured.rate_per_second {
+        Some(rate) if measured.rate_of == Some("B") => format!("{:.1} GB/s", rate / 1e9),
+        Some(rate) => format!("{:.3}", rate / 1e12),
+        None => or_dash(measured.useful_flops_per_second.map(|rate| format!("{:.3}", rate / 1e12))),
+    };
+    vec![
+        marked(name, measured),
+        time(step.map(|s| s.min)),
+        time(step.map(|s| s.p50)),
+        time(step.map(|s| s.p90)),
+        time(step.map(|s| s.mean)),
         or_dash(measured.tokens_per_second.map(|rate| format!("{rate:.0}"))),
-        or_dash(useful.map(|rate| format!("{:.2}", rate / 1e12))),
+        rate,
         or_dash(measured.times_floor.map(|times| format!("{times:.2}"))),
-        or_dash(measured.compiled_bytes.map(|compiled| bytes(compiled.temp))),
-        or_dash(measured.device_bytes.and_then(|device| device.step).map(bytes)),
-        format!("{:.1} s", measured.compile_seconds),
-        format!("{:.1} s", measured.first_call_seconds),
+        or_dash(measured.share_of_floor.map(|share| format!("{:.1} %", 100.0 * share))),
+    ]
+}
+
+/// Decimals that make four digits, three at most.
+fn digits(milliseconds: f64) -> usize {
+    (3.0 - milliseconds.max(1e-9).log10().floor()).clamp(0.0, 3.0) as usize
+}
+
+fn memory(name: &str, measured: &Measured) -> Vec<String> {
+    let size = |size: Option<u64>| or_dash(size.map(bytes));
+    let step = measured.bytes;
+    vec![
+        marked(name, measured),
+        tiles(measured.blocking),
+        size(step.inputs),
+        size(step.outputs),
+        size(step.workspace),
+        size(step.high_water),
+        format!("{:.2}", measured.plan_seconds),
+        format!("{:.2}", measured.first_call_seconds),
     ]
 }

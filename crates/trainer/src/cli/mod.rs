@@ -8,6 +8,7 @@ mod aot_text;
 mod bench;
 mod bench_layers;
 mod bench_text;
+mod bench_worker;
 mod display;
 mod layers;
 mod loss;
@@ -40,8 +41,11 @@ enum Command {
     Loss(loss::Args),
     /// Compile the loss for a TPU or GPU that is not here; report memory, and the compiler's estimate of the time.
     Aot(aot::Args),
-    /// Measure the loss on devices that are here, against a floor of bare products and the materialised baseline.
+    /// Measure the loss on this CPU or on devices that are here, against floors measured in the same run.
     Bench(bench::Args),
+    /// Serve `grpo bench`.
+    #[command(hide = true)]
+    BenchWorker,
     /// Find the largest chunk of tokens with which the loss fits into a device's memory, by asking its compiler.
     Plan(plan::Args),
     /// Install and list PJRT plugins: the compilers and runtimes of TPUs, GPUs and XLA's CPU.
@@ -70,6 +74,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Loss(args) => loss::run(args),
         Command::Aot(args) => aot::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::BenchWorker => bench_worker::run(),
         Command::Plan(args) => plan::run(args),
         Command::Plugin(args) => plugin::run(args),
     };

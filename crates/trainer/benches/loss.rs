@@ -1,0 +1,33 @@
+//! `cargo bench`: `grpo bench` on the shapes S1 to S4 of `configs/bench/`, reduced so that it ends in about a minute.
+//!
+//! Arguments after `--` go to `grpo bench`: `cargo bench -p trainer -- --json`, or configurations instead of these.
+
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+const SHAPES: [&str; 4] = ["s1", "s2", "s3", "s4"];
+/// Every shape keeps its hidden size; a given `--set` comes later and wins.
+const REDUCED: [&str; 3] = ["shape.tokens=128", "shape.vocab=16384", "rounds.warmup=1"];
+
+fn main() -> ExitCode {
+    // Cargo's own argument says that this is a benchmark; `cargo test --benches` runs nothing.
+    let mut arguments: Vec<String> = std::env::args().skip(1).collect();
+    if !arguments.iter().any(|argument| argument == "--bench") {
+        return ExitCode::SUCCESS;
+    }
+    arguments.retain(|argument| argument != "--bench");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_grpo"));
+    command.arg("bench");
+    if arguments.iter().all(|argument| argument.starts_with('-')) {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/bench");
+        command.args(SHAPES.map(|name| folder.join(name).with_extension("yaml")));
+        command.args(REDUCED.iter().flat_map(|set| ["--set", set]));
+    }
+    match command.args(arguments).status() {
+        Ok(status) => ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(2)),
+        Err(error) => {
+            eprintln!("error: {}: {error}", env!("CARGO_BIN_EXE_grpo"));
+            ExitCode::from(2)
+        }
+    }
+}

@@ -1,0 +1,355 @@
+//! One problem: its inputs, its processes, their turns.
+
+use super::inputs::{self, Files};
+use super::outcome::{devices, outcomes};
+use super::process::Process;
+use super::protocol::{Job, Planned, Reply, Request, Role, Stepped};
+use super::report::Case;
+use super::{Options, floor, peers};
+use crate::bench_config::{BackendName, BenchConfig, VariantConfig};
+use crate::error::{Error, Result};
+use backend_tpu::aot::{Variant, What};
+use backend_tpu::program::Mesh;
+use grpo_core::{Dtype, Implementation};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::Path;
+use std::time::Instant;
+
+/// A variant, a peer or a floor on its way.
+pub(super) struct Entry {
+    pub(super) job: Job,
+    /// What it computes; of a floor, what it stands under.
+    pub(super) variant: Variant,
+    pub(super) kind: Kind,
+    /// Names of the floors under it; the fastest counts.
+    pub(super) floors: Vec<String>,
+    command: Vec<OsString>,
+    huge_pages: bool,
+    pub(super) state: State,
+}
+
+/// What an entry is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Variant,
+    /// Somebody else's program.
+    Peer,
+    Floor,
+}
+
+/// How far it has come.
+pub(super) enum State {
+    Waiting,
+    Running(Box<Running>),
+    Failed { error: String, not_offered: bool },
+}
+
+pub(super) struct Running {
+    process: usize,
+    pub(super) planned: Planned,
+    /// The first call, when it has been made.
+    pub(super) first: Option<Stepped>,
+    /// Timed steps.
+    pub(super) steps: Vec<Stepped>,
+    /// Seconds after the first timed step of the problem.
+    pub(super) began: Vec<f64>,
+}
+
+/// Measures one problem.
+pub(super) fn measure(
+    name: &str,
+    config: &BenchConfig,
+    options: &Options,
+    progress: &mut impl FnMut(&str),
+) -> Result<Case> {
+    let folder = tempfile::tempdir().map_err(|e| Error::io("create", &std::env::temp_dir(), e))?;
+    let mut entries = entries(config, options, folder.path())?;
+    give_inputs(name, config, options, &mut entries, folder.path(), progress)?;
+    let mut processes = vec![];
+    for i in 0..entries.len() {
+        progress(&format!("{name}: planning {}", entries[i].job.name));
+        let place = folder.path().join(format!("{i}.log"));
+        let state = start(&mut processes, &entries[..i], &entries[i], place);
+        entries[i].state = state.unwrap_or_else(|error| State::Failed { error: error.to_string(), not_offered: false });
+    }
+    // From the least memory to the most, so that each may raise the high-water mark of a device that they share.
+    entries.sort_by_key(|entry| match &entry.state {
+        State::Running(running) => running.planned.bytes.workspace.unwrap_or(0),
+        _ => 0,
+    });
+    for entry in &mut entries {
+        progress(&format!("{name}: first call of {}", entry.job.name));
+        turn(entry, &mut processes, true, |running, step| running.first = Some(step));
+    }
+    let rounds = config.rounds;
+    let began = Instant::now();
+    for round in 0..rounds.warmup + rounds.steps {
+        let which = round.checked_sub(rounds.warmup);
+        for entry in &mut entries {
+            let at = match which {
+                None => format!("warm-up {} of {}", round + 1, rounds.warmup),
+                Some(step) => format!("round {} of {}", step + 1, rounds.steps),
+            };
+            progress(&format!("{name}: {at}: {}", entry.job.name));
+            let began = began.elapsed().as_secs_f64();
+            turn(entry, &mut processes, false, |running, step| {
+                if which.is_some() {
+                    running.began.push(began);
+                    running.steps.push(step);
+                }
+            });
+        }
+    }
+    drop(processes);
+    Ok(Case {
+        name: name.into(),
+        config: config.clone(),
+        rounds,
+        devices: devices(&entries),
+        floors: outcomes(&entries, config.dtype, |kind| kind == Kind::Floor),
+        variants: outcomes(&entries, config.dtype, |kind| kind != Kind::Floor),
+    })
+}
+
+/// Everything that takes turns: floors, variants, peers.
+fn entries(config: &BenchConfig, options: &Options, folder: &Path) -> Result<Vec<Entry>> {
+    let wanted = |name: &str| options.variants.is_empty() || options.variants.iter().any(|variant| variant == name);
+    let mut floors: BTreeMap<String, Entry> = BTreeMap::new();
+    let mut entries = vec![];
+    for (name, settings) in config.variants.iter().flatten().filter(|(name, _)| wanted(name)) {
+        let (variant, backend) = (config.variant(name)?, config.backend(name)?);
+        let job = Job {
+            name: name.clone(),
+            role: Role::Loss,
+            config: config.clone(),
+            variant: Some(name.clone()),
+            backend: backend.to_string(),
+            plugin: options.plugin.clone(),
+            threads: settings.threads,
+            isa: settings.isa.clone(),
+            tensors: Files::new(),
+        };
+        let (kind, command) = match &settings.command {
+            Some(command) => (Kind::Peer, command.iter().map(Into::into).collect()),
+            None => (Kind::Variant, options.worker.clone()),
+        };
+        let huge_pages = settings.huge_pages;
+        entries.push(Entry { job, variant, kind, floors: vec![], command, huge_pages, state: State::Waiting });
+    }
+    if let Some(venv) = &options.peers_venv {
+        entries.extend(peer_entries(config, options, &peers::all(config, venv, folder)?, wanted)?);
+    }
+    for entry in &mut entries {
+        for floor in floors_under(config, entry, &options.worker) {
+            entry.floors.push(floor.job.name.clone());
+            floors.entry(floor.job.name.clone()).or_insert(floor);
+        }
+    }
+    Ok(floors.into_values().chain(entries).collect())
+}
+
+/// Peers compute the loss of the problem on this CPU; how is their own affair.
+fn peer_entries(
+    config: &BenchConfig,
+    options: &Options,
+    peers: &[peers::Peer],
+    wanted: impl Fn(&str) -> bool,
+) -> Result<Vec<Entry>> {
+    let implementation = if config.shape.hidden.is_some() { Implementation::Fused } else { Implementation::Logits };
+    let plain = VariantConfig { implementation, ..VariantConfig::default() };
+    let as_variant = BenchConfig { variants: Some([("peer".to_owned(), plain)].into()), ..config.clone() };
+    let variant = as_variant.variant("peer")?;
+    let threads = config.variants.iter().flatten().map(|(_, variant)| variant.threads).max().unwrap_or(0);
+    let known = |name: &str| config.names().contains(&name);
+    let peers = peers.iter().filter(|peer| wanted(&peer.name) && !known(&peer.name));
+    Ok(peers
+        .map(|peer| Entry {
+            job: Job {
+                name: peer.name.clone(),
+                role: Role::Loss,
+                config: config.clone(),
+                variant: None,
+                backend: BackendName::Cpu.to_string(),
+                plugin: options.plugin.clone(),
+                threads,
+                isa: None,
+                tensors: Files::new(),
+            },
+            variant: variant.clone(),
+            kind: Kind::Peer,
+            floors: vec![],
+            command: peer.command.clone(),
+            huge_pages: peer.huge_pages,
+            state: State::Waiting,
+        })
+        .collect())
+}
+
+/// The floors that `entry` is held against, as entries of their own.
+fn floors_under(config: &BenchConfig, entry: &Entry, worker: &[OsString]) -> Vec<Entry> {
+    let jobs = if entry.job.backend == BackendName::Cpu.to_string() {
+        floor::of_machine(&entry.variant, entry.job.threads)
+    } else if config.mesh != Mesh::default() {
+        // Products on several devices are another floor.
+        vec![]
+    } else {
+        let dtype = entry.variant.request.policy.dtype();
+        let suffix = if dtype == config.dtype { String::new() } else { format!("_{}", dtype.name()) };
+        let place = if entry.job.backend == config.backend { String::new() } else { format!("_{}", entry.job.backend) };
+        let floor = floor::bare_products(&entry.variant).map(|(name, _)| name);
+        floor
+            .map(|name| (format!("{name}{suffix}{}", place.replace(':', "_")), Role::BareProducts))
+            .into_iter()
+            .collect()
+    };
+    let entry_of = |(name, role)| Entry {
+        job: Job { name, role, ..entry.job.clone() },
+        variant: entry.variant.clone(),
+        kind: Kind::Floor,
+        floors: vec![],
+        command: worker.to_vec(),
+        huge_pages: false,
+        state: State::Waiting,
+    };
+    jobs.into_iter().map(entry_of).collect()
+}
+
+/// Makes the inputs and tells every job where they are.
+fn give_inputs(
+    name: &str,
+    config: &BenchConfig,
+    options: &Options,
+    entries: &mut [Entry],
+    folder: &Path,
+    progress: &mut impl FnMut(&str),
+) -> Result<()> {
+    progress(&format!("{name}: making inputs"));
+    let dtype = |entry: &Entry| entry.variant.request.policy.dtype();
+    let mut policies: BTreeMap<&str, Files> = BTreeMap::new();
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        if entries.iter().any(|entry| entry.variant.request.policy.dtype() == dtype) {
+            let config = BenchConfig { dtype, ..config.clone() };
+            policies.insert(dtype.name(), inputs::write_policy(&config, folder)?);
+        }
+    }
+    let mut batch = inputs::write_batch(config, folder)?;
+    // Whatever computes itself can score.
+    let scorer = entries.iter().find(|entry| entry.kind == Kind::Variant);
+    let scorer = scorer.map_or((BackendName::Cpu.to_string(), config.dtype, 0), |entry| {
+        (entry.job.backend.clone(), dtype(entry), entry.job.threads)
+    });
+    if inputs::has_other_policies(config) {
+        progress(&format!("{name}: scoring inputs"));
+        let tensors = batch.clone().into_iter().chain(policies.get(scorer.1.name()).cloned().unwrap_or_default());
+        let logp = score(config, options, scorer, tensors.collect(), folder)?;
+        batch.extend(inputs::write_other_policies(config, &logp, folder)?);
+    }
+    for entry in entries {
+        let policy = policies.get(dtype(entry).name()).cloned().unwrap_or_default();
+        entry.job.tensors = policy.into_iter().chain(batch.clone()).collect();
+    }
+    Ok(())
+}
+
+/// Log-probabilities of the inputs, whatever the variants are: in f32, in small tiles.
+fn score(
+    config: &BenchConfig,
+    options: &Options,
+    (backend, dtype, threads): (String, Dtype, usize),
+    tensors: Files,
+    folder: &Path,
+) -> Result<Vec<f32>> {
+    let name = "scoring";
+    let implementation = if config.shape.hidden.is_some() { Implementation::Fused } else { Implementation::Logits };
+    let variant = VariantConfig { implementation, pass: What::Score, ..VariantConfig::default() };
+    let config = BenchConfig { dtype, variants: Some([(name.to_owned(), variant)].into()), ..config.clone() };
+    let mut process = Process::start(&options.worker, &[], folder.join("scoring.log"))?;
+    let job = Job {
+        name: name.into(),
+        role: Role::Loss,
+        config,
+        variant: Some(name.into()),
+        backend,
+        plugin: options.plugin.clone(),
+        threads,
+        isa: None,
+        tensors,
+    };
+    process.ask(&Request::Plan(Box::new(job))).and_then(told)?;
+    match process.ask(&Request::Score { name: name.into() }).and_then(told)? {
+        Reply::Scored { logp } => Ok(logp),
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// A failure as an error.
+fn told(reply: Reply) -> Result<Reply> {
+    match reply {
+        Reply::Failed { error, .. } => Err(Error::Text(format!("the inputs cannot be scored: {error}"))),
+        other => Ok(other),
+    }
+}
+
+fn unexpected(reply: &Reply) -> Error {
+    Error::Text(format!("the worker answered with something else than was asked for: {reply:?}"))
+}
+
+/// Plans an entry in a process of its own or, on devices that one process has, where the others are.
+fn start(processes: &mut Vec<Process>, others: &[Entry], entry: &Entry, said: std::path::PathBuf) -> Result<State> {
+    let is_exclusive = |entry: &Entry| {
+        let backend = BackendName::parse("backend", &entry.job.backend);
+        entry.kind != Kind::Peer
+            && matches!(entry.job.role, Role::Loss | Role::BareProducts)
+            && backend.is_ok_and(BackendName::is_exclusive)
+    };
+    let shared = others.iter().find_map(|other| match &other.state {
+        State::Running(running) if is_exclusive(entry) && other.job.backend == entry.job.backend => {
+            is_exclusive(other).then_some(running.process)
+        }
+        _ => None,
+    });
+    let process = match shared {
+        Some(process) => process,
+        None => {
+            processes.push(Process::start(&entry.command, &environment(entry), said)?);
+            processes.len() - 1
+        }
+    };
+    match processes[process].ask(&Request::Plan(Box::new(entry.job.clone())))? {
+        Reply::Planned(planned) => {
+            let running = Running { process, planned: *planned, first: None, steps: vec![], began: vec![] };
+            Ok(State::Running(Box::new(running)))
+        }
+        Reply::Failed { error, not_offered } => Ok(State::Failed { error, not_offered }),
+        other => Err(unexpected(&other)),
+    }
+}
+
+fn environment(entry: &Entry) -> Vec<(&'static str, String)> {
+    let mut environment = vec![];
+    if entry.huge_pages {
+        environment.push(("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1".to_owned()));
+    }
+    if entry.kind == Kind::Peer {
+        // Threads that wait for the next step may not spin in the turn of another.
+        environment.push(("OMP_WAIT_POLICY", "PASSIVE".to_owned()));
+        if entry.job.threads > 0 {
+            environment.push(("OMP_NUM_THREADS", entry.job.threads.to_string()));
+        }
+    }
+    environment
+}
+
+/// One step of one entry; one that fails takes no further turns.
+fn turn(entry: &mut Entry, processes: &mut [Process], check: bool, note: impl FnOnce(&mut Running, Stepped)) {
+    let State::Running(running) = &mut entry.state else { return };
+    let reply = processes[running.process].ask(&Request::Step { name: entry.job.name.clone(), check });
+    let error = match reply {
+        Ok(Reply::Stepped(stepped)) => return note(running, *stepped),
+        Ok(Reply::Failed { error, not_offered }) => (error, not_offered),
+        Ok(other) => (unexpected(&other).to_string(), false),
+        Err(error) => (error.to_string(), false),
+    };
+    entry.state = State::Failed { error: error.0, not_offered: error.1 };
+}

@@ -1,0 +1,173 @@
+//! Variants on this CPU.
+
+use super::inputs::{HostTensor, Inputs, PolicyTensors};
+use super::memory;
+use super::protocol::{Bytes, Job, Planned, Role, Stepped};
+use super::worker::{Contender, input_bytes};
+use crate::error::Result;
+use backend_cpu::{CpuBackend, Isa};
+use backend_tpu::aot::{Variant, What};
+use backend_tpu::program::{Mesh, Numerics};
+use grpo_core::{Backend, GradientSpec, GradsMut, LossPlan, PolicyInput, PolicySpec, TensorMut};
+use std::collections::BTreeMap;
+use std::hint::black_box;
+use std::rc::Rc;
+use std::time::Instant;
+
+/// A planned variant with its own gradients; inputs are read only.
+pub(super) struct OnCpu {
+    plan: Box<dyn LossPlan>,
+    inputs: Rc<Inputs>,
+    variant: Variant,
+    /// By the names of what they belong to.
+    gradients: BTreeMap<&'static str, Vec<f32>>,
+    /// Logits that a step overwrites.
+    in_place: Option<HostTensor>,
+    /// What the process held before the plan, with inputs and gradients.
+    resident: Option<u64>,
+}
+
+impl OnCpu {
+    pub(super) fn plan(job: &Job, inputs: Rc<Inputs>) -> Result<(Planned, Box<dyn Contender>)> {
+        let variant = job.config.variant(job.variant.as_deref().unwrap_or_default())?;
+        refuse_what_it_lacks(job, &variant)?;
+        let request = &variant.request;
+        let mut backend = CpuBackend::with_threads(job.threads)?;
+        if let Some(isa) = job.isa.as_deref().and_then(Isa::from_name) {
+            backend = backend.with_isa(isa);
+        }
+        let gradients: BTreeMap<_, _> =
+            wanted(&variant, &inputs).into_iter().map(|(name, elements)| (name, touched(elements))).collect();
+        let in_place = match (&inputs.policy, variant.what) {
+            (PolicyTensors::Logits(logits), What::GradientInPlace) => Some(logits.clone()),
+            _ => None,
+        };
+        let resident = memory::resident();
+        let began = Instant::now();
+        let plan = backend.plan(request)?;
+        let plan_seconds = began.elapsed().as_secs_f64();
+        let rows = 8 * request.max_tokens as u64;
+        let gradient_bytes: u64 = gradients.values().map(|values| 4 * values.len() as u64).sum();
+        let has_bias = matches!(request.policy, PolicySpec::Hidden { bias: true, .. });
+        let bytes = Bytes {
+            inputs: Some(input_bytes(&inputs, has_bias)),
+            outputs: Some(gradient_bytes + rows),
+            workspace: Some(plan.memory().workspace as u64),
+        };
+        let planned = Planned { plan_seconds, bytes, ..Planned::default() };
+        let contender = Self { plan, inputs: inputs.clone(), variant, gradients, in_place, resident };
+        Ok((planned, Box::new(contender)))
+    }
+}
+
+/// Keys of a variant that mean something to other backends only.
+fn refuse_what_it_lacks(job: &Job, variant: &Variant) -> Result<()> {
+    let lacks = [
+        (variant.numerics != Numerics::default(), "numerics", "it rounds nothing: leave them out"),
+        (variant.mosaic.is_some(), "mosaic", "those are TPU kernels: leave it out"),
+        (variant.mesh != Mesh::default(), "mesh", "it is one device: leave it out"),
+        (
+            variant.what == What::Materialised,
+            "pass: materialised",
+            "take `implementation: reference`, or a pjrt backend",
+        ),
+        (job.role != Role::Loss || variant.what == What::Bare, "bare products", "take a pjrt backend"),
+    ];
+    for (is_asked, what, instead) in lacks {
+        if is_asked {
+            let (backend, what, instead) = ("cpu".into(), what.into(), instead.into());
+            return Err(grpo_core::Error::Unsupported { backend, what, instead }.into());
+        }
+    }
+    Ok(())
+}
+
+/// Gradients that the caller holds, with their sizes.
+fn wanted(variant: &Variant, inputs: &Inputs) -> Vec<(&'static str, usize)> {
+    let elements = |tensor: &HostTensor| tensor.as_ref().host_len().unwrap_or(0);
+    let GradientSpec { hidden, lm_head, bias } = variant.request.gradients;
+    let all = match (&inputs.policy, variant.what) {
+        (_, What::Score | What::GradientInPlace) => vec![],
+        (PolicyTensors::Logits(logits), _) => vec![("logits", hidden, elements(logits))],
+        (PolicyTensors::Hidden { hidden: x, lm_head: w, bias: b }, _) => {
+            vec![("hidden", hidden, elements(x)), ("lm_head", lm_head, elements(w)), ("bias", bias, elements(b))]
+        }
+    };
+    all.into_iter().filter(|(_, wanted, _)| *wanted).map(|(name, _, elements)| (name, elements)).collect()
+}
+
+/// Zeros whose pages are there.
+fn touched(elements: usize) -> Vec<f32> {
+    let mut values = Vec::new();
+    values.resize(elements, black_box(0.0));
+    values
+}
+
+fn policy<'a>(inputs: &'a Inputs, variant: &Variant) -> PolicyInput<'a> {
+    match &inputs.policy {
+        PolicyTensors::Logits(logits) => PolicyInput::Logits(logits.as_ref()),
+        PolicyTensors::Hidden { hidden, lm_head, bias } => {
+            let has_bias = matches!(variant.request.policy, PolicySpec::Hidden { bias: true, .. });
+            let bias = has_bias.then(|| bias.as_ref());
+            PolicyInput::Hidden { hidden: hidden.as_ref(), lm_head: lm_head.as_ref(), bias }
+        }
+    }
+}
+
+impl Contender for OnCpu {
+    fn step(&mut self, check: bool) -> Result<Stepped> {
+        match (&mut self.in_place, &self.inputs.policy) {
+            (Some(HostTensor::F32(to)), PolicyTensors::Logits(HostTensor::F32(from))) => to.copy_from_slice(from),
+            (Some(HostTensor::Bf16(to)), PolicyTensors::Logits(HostTensor::Bf16(from))) => to.copy_from_slice(from),
+            _ => {}
+        }
+        if check {
+            self.gradients.values_mut().for_each(|values| values.fill(0.0));
+        }
+        let can_reset = memory::reset_high_water();
+        let began = Instant::now();
+        let loss = if self.variant.what == What::Score {
+            black_box(self.plan.score(policy(&self.inputs, &self.variant), &self.inputs.batch)?);
+            None
+        } else {
+            let input = match &mut self.in_place {
+                Some(HostTensor::F32(logits)) => PolicyInput::LogitsInPlace(TensorMut::F32(logits)),
+                Some(HostTensor::Bf16(logits)) => PolicyInput::LogitsInPlace(TensorMut::Bf16(logits)),
+                None => policy(&self.inputs, &self.variant),
+            };
+            let mut grads = GradsMut::default();
+            for (name, values) in &mut self.gradients {
+                let place = match *name {
+                    "hidden" => &mut grads.hidden,
+                    "lm_head" => &mut grads.lm_head,
+                    "bias" => &mut grads.bias,
+                    _ => &mut grads.logits,
+                };
+                *place = Some(TensorMut::F32(values));
+            }
+            Some(self.plan.value_and_grad(input, &self.inputs.batch, grads)?.loss)
+        };
+        let seconds = began.elapsed().as_secs_f64();
+        let high_water = can_reset.and_then(|()| Some(memory::high_water()?.saturating_sub(self.resident?)));
+        let (resident_before, resident_after) = (self.resident, memory::resident());
+        let grad_norms = if check { self.norms() } else { BTreeMap::new() };
+        Ok(Stepped { seconds, loss, grad_norms, high_water, resident_before, resident_after, device: None })
+    }
+
+    fn score(&mut self) -> Result<Vec<f32>> {
+        Ok(self.plan.score(policy(&self.inputs, &self.variant), &self.inputs.batch)?.logp)
+    }
+}
+
+impl OnCpu {
+    fn norms(&self) -> BTreeMap<String, f64> {
+        let norm = |squares: &mut dyn Iterator<Item = f32>| squares.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
+        let of_logits = match &self.in_place {
+            Some(HostTensor::F32(values)) => Some(norm(&mut values.iter().copied())),
+            Some(HostTensor::Bf16(values)) => Some(norm(&mut values.iter().map(|x| x.to_f32()))),
+            None => None,
+        };
+        let all = self.gradients.iter().map(|(name, values)| (*name, norm(&mut values.iter().copied())));
+        all.chain(of_logits.map(|norm| ("logits", norm))).map(|(name, norm)| (name.to_owned(), norm)).collect()
+    }
+}

@@ -1,0 +1,77 @@
+//! Other systems' losses, as workers in Python. The programs are part of this one; a virtual environment brings the rest.
+
+use crate::bench_config::BenchConfig;
+use crate::error::{Error, Result};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+/// What is written where Python finds it.
+const PROGRAMS: [(&str, &str); 3] = [
+    ("protocol.py", include_str!("../../../../peers/protocol.py")),
+    ("torch_worker.py", include_str!("../../../../peers/torch_worker.py")),
+    ("jax_worker.py", include_str!("../../../../peers/jax_worker.py")),
+];
+
+/// What a peer takes.
+#[derive(Clone, Copy, PartialEq)]
+enum Takes {
+    Hidden,
+    Logits,
+    Either,
+}
+
+/// A peer: its name, its program, what that calls it, what it takes, and whether it allocates in huge pages.
+struct Known(&'static str, &'static str, &'static str, Takes, bool);
+
+const KNOWN: [Known; 10] = [
+    Known("torch_eager", "torch_worker.py", "eager", Takes::Either, false),
+    Known("torch_eager_huge", "torch_worker.py", "eager", Takes::Either, true),
+    Known("torch_compile", "torch_worker.py", "compile", Takes::Either, false),
+    Known("torch_compile_huge", "torch_worker.py", "compile", Takes::Either, true),
+    Known("torch_chunks", "torch_worker.py", "chunks", Takes::Hidden, true),
+    Known("liger", "torch_worker.py", "liger", Takes::Hidden, false),
+    Known("trl_fused", "torch_worker.py", "trl_fused", Takes::Hidden, false),
+    Known("trl_selective", "torch_worker.py", "trl_selective", Takes::Logits, false),
+    Known("jax", "jax_worker.py", "base", Takes::Either, false),
+    Known("jax_chunks", "jax_worker.py", "chunks", Takes::Hidden, false),
+];
+
+/// A peer that can be started.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    /// As reports name it.
+    pub name: String,
+    /// Its program with arguments.
+    pub command: Vec<OsString>,
+    /// Whether it allocates in huge pages.
+    pub huge_pages: bool,
+}
+
+/// Names of all peers.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    KNOWN.iter().map(|known| known.0)
+}
+
+/// Those that take what `config` hands over, with the Python of the virtual environment `venv`. Their programs are written to
+/// `folder`.
+///
+/// # Errors
+/// [`Error::Argument`] where there is no such environment, [`Error::Io`] where `folder` cannot be written.
+pub fn all(config: &BenchConfig, venv: &Path, folder: &Path) -> Result<Vec<Peer>> {
+    let python: PathBuf = venv.join("bin").join("python");
+    if !python.is_file() {
+        let found = format!("no {}", python.display());
+        return Err(Error::argument("peers", "a virtual environment, made as peers/README.md says", found));
+    }
+    for (name, text) in PROGRAMS {
+        let path = folder.join(name);
+        std::fs::write(&path, text).map_err(|e| Error::io("write", &path, e))?;
+    }
+    let given = if config.shape.hidden.is_some() { Takes::Hidden } else { Takes::Logits };
+    let fitting = KNOWN.iter().filter(|Known(_, _, _, takes, _)| *takes == Takes::Either || *takes == given);
+    let peer = |Known(name, program, argument, _, huge_pages): &Known| {
+        let command = vec![python.clone().into(), folder.join(program).into(), (*argument).into()];
+        Peer { name: (*name).to_owned(), command, huge_pages: *huge_pages }
+    };
+    Ok(fitting.map(peer).collect())
+}

@@ -1,0 +1,72 @@
+//! A worker's process, from the side that asks.
+
+use super::protocol::{Reply, Request};
+use crate::error::{Error, Result};
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+/// A process that answers requests. It ends with this value.
+pub(super) struct Process {
+    child: Child,
+    requests: ChildStdin,
+    replies: BufReader<ChildStdout>,
+    /// What it tells people goes here.
+    said: PathBuf,
+}
+
+impl Process {
+    /// Starts `command` with `environment` added to this process's.
+    pub(super) fn start(command: &[OsString], environment: &[(&str, String)], said: PathBuf) -> Result<Self> {
+        let Some((program, arguments)) = command.split_first() else {
+            return Err(Error::argument("start a worker", "a program", "none"));
+        };
+        let failed = |source| Error::io("start the worker", program.as_ref(), source);
+        // Who asks for logs hears the workers; otherwise their last words are kept for when one fails.
+        let stderr = match std::env::var_os("GRPO_LOG") {
+            Some(_) => Stdio::inherit(),
+            None => File::create(&said).map_err(|e| Error::io("write", &said, e))?.into(),
+        };
+        let mut command = Command::new(program);
+        command.args(arguments).envs(environment.iter().map(|(name, value)| (name, value)));
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(stderr).spawn().map_err(failed)?;
+        match (child.stdin.take(), child.stdout.take()) {
+            (Some(requests), Some(replies)) => Ok(Self { child, requests, replies: BufReader::new(replies), said }),
+            _ => unreachable!("both were asked for"),
+        }
+    }
+
+    /// Asks, and waits for the answer.
+    pub(super) fn ask(&mut self, request: &Request) -> Result<Reply> {
+        let mut line = serde_json::to_string(request).map_err(|e| Error::Text(format!("no request: {e}")))?;
+        line.push('\n');
+        let sent = self.requests.write_all(line.as_bytes()).and_then(|()| self.requests.flush());
+        let mut answer = String::new();
+        let read = sent.and_then(|()| self.replies.read_line(&mut answer));
+        if !matches!(read, Ok(1..)) {
+            return Err(self.gone());
+        }
+        serde_json::from_str(&answer).map_err(|e| {
+            let start: String = answer.trim_end().chars().take(80).collect();
+            Error::Text(format!("the worker answered with something else than a reply ({e}): `{start}`"))
+        })
+    }
+
+    fn gone(&mut self) -> Error {
+        let status = self.child.wait().map_or_else(|e| e.to_string(), |status| status.to_string());
+        let said = std::fs::read(&self.said).unwrap_or_default();
+        let said = String::from_utf8_lossy(&said);
+        let last = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
+        Error::Text(format!("the worker's process ended with {status}: {last}"))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Nothing that it holds outlives it; a compiler in the middle of something would keep the run waiting.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,60 @@
+//! Tensors that processes share: one file each, nothing but the numbers, row-major, in this machine's byte order.
+//!
+//! So that a worker reads them straight into its memory, and one in another language with a line of its own.
+
+use super::inputs::HostTensor;
+use crate::error::{Error, Result};
+use bytemuck::Pod;
+use grpo_core::Dtype;
+use half::bf16;
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+
+/// A tensor in a file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TensorFile {
+    /// Where it is.
+    pub path: PathBuf,
+    /// `f32`, `bf16`, `i64`.
+    pub dtype: String,
+    /// Row-major.
+    pub shape: Vec<usize>,
+}
+
+impl TensorFile {
+    /// Writes `values` to `path`.
+    pub(super) fn write<T: Pod>(path: PathBuf, dtype: &str, shape: Vec<usize>, values: &[T]) -> Result<Self> {
+        debug_assert_eq!(shape.iter().product::<usize>(), values.len());
+        let written = File::create(&path).and_then(|mut file| file.write_all(bytemuck::cast_slice(values)));
+        written.map_err(|source| Error::io("write", &path, source))?;
+        Ok(Self { path, dtype: dtype.into(), shape })
+    }
+
+    /// Writes `tensor` to `folder`/`name`.`dtype`.
+    pub(super) fn save(folder: &Path, name: &str, shape: Vec<usize>, tensor: &HostTensor) -> Result<Self> {
+        let path = |dtype: Dtype| folder.join(format!("{name}.{}", dtype.name()));
+        match tensor {
+            HostTensor::F32(values) => Self::write(path(Dtype::F32), Dtype::F32.name(), shape, values),
+            HostTensor::Bf16(values) => Self::write(path(Dtype::Bf16), Dtype::Bf16.name(), shape, values),
+        }
+    }
+
+    /// Its numbers, which are `T`s.
+    pub(super) fn read<T: Pod>(&self) -> Result<Vec<T>> {
+        let mut values = vec![T::zeroed(); self.shape.iter().product()];
+        let read = File::open(&self.path).and_then(|mut file| file.read_exact(bytemuck::cast_slice_mut(&mut values)));
+        read.map_err(|source| Error::io("read", &self.path, source))?;
+        Ok(values)
+    }
+
+    /// The tensor.
+    pub(super) fn load(&self) -> Result<HostTensor> {
+        match self.dtype.as_str() {
+            "f32" => Ok(HostTensor::F32(self.read()?)),
+            "bf16" => Ok(HostTensor::Bf16(self.read::<bf16>()?)),
+            other => Err(Error::argument("read a tensor", "f32 or bf16", format!("`{other}`"))),
+        }
+    }
+}

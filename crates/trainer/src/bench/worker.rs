@@ -1,0 +1,128 @@
+//! The worker's side: jobs in a process of their own.
+
+use super::cpu::OnCpu;
+use super::inputs::{Inputs, PolicyTensors};
+use super::pjrt::OnDevices;
+use super::probe::Probe;
+use super::protocol::{Job, Planned, Reply, Request, Role, Stepped};
+use crate::bench_config::BackendName;
+use crate::error::{Error, Result};
+use std::collections::HashMap;
+use std::io::{BufRead, Write};
+use std::rc::Rc;
+
+/// Something that solves the problem again and again.
+pub(super) trait Contender {
+    /// One step, timed; what it uses up is put back before.
+    fn step(&mut self, check: bool) -> Result<Stepped>;
+
+    /// Log-probabilities `[N]`.
+    fn score(&mut self) -> Result<Vec<f32>>;
+}
+
+/// The jobs of a process.
+#[derive(Default)]
+struct Worker {
+    jobs: HashMap<String, Box<dyn Contender>>,
+    /// Jobs of one process are on the same devices, and share what they read.
+    devices: Option<Rc<OnDevices>>,
+    inputs: Option<(super::inputs::Files, Rc<Inputs>)>,
+}
+
+/// Answers requests until there are no more.
+///
+/// # Errors
+/// [`Error::Text`] when the other side cannot be understood or has gone away.
+pub fn serve(requests: impl BufRead, mut replies: impl Write) -> Result<()> {
+    let mut worker = Worker::default();
+    let lost = |what: &str, error: &dyn std::fmt::Display| Error::Text(format!("bench worker: {what}: {error}"));
+    for line in requests.lines() {
+        let line = line.map_err(|e| lost("no request", &e))?;
+        let request = serde_json::from_str(&line).map_err(|e| lost("not a request", &e))?;
+        let reply = worker.answer(request).unwrap_or_else(|error| Reply::Failed {
+            not_offered: matches!(&error, Error::Loss(grpo_core::Error::Unsupported { .. })),
+            error: one_line(&error),
+        });
+        let mut text = serde_json::to_string(&reply).map_err(|e| lost("no reply", &e))?;
+        text.push('\n');
+        replies.write_all(text.as_bytes()).and_then(|()| replies.flush()).map_err(|e| lost("no reply", &e))?;
+    }
+    Ok(())
+}
+
+/// An error with its causes.
+fn one_line(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text.replace('\n', " ")
+}
+
+impl Worker {
+    fn answer(&mut self, request: Request) -> Result<Reply> {
+        match request {
+            Request::Plan(job) => {
+                let name = job.name.clone();
+                let (planned, contender) = self.plan(*job)?;
+                self.jobs.insert(name, contender);
+                Ok(Reply::Planned(Box::new(planned)))
+            }
+            Request::Score { name } => Ok(Reply::Scored { logp: self.job(&name)?.score()? }),
+            Request::Step { name, check } => Ok(Reply::Stepped(Box::new(self.job(&name)?.step(check)?))),
+        }
+    }
+
+    fn job(&mut self, name: &str) -> Result<&mut Box<dyn Contender>> {
+        self.jobs.get_mut(name).ok_or_else(|| Error::argument("bench worker", "a job that was planned", name))
+    }
+
+    fn plan(&mut self, job: Job) -> Result<(Planned, Box<dyn Contender>)> {
+        match job.role {
+            Role::Multiply(unit) => Probe::multiply(unit, job.threads),
+            Role::Stream { traffic, bytes } => Ok(Probe::stream(traffic, bytes, job.threads)),
+            Role::Loss | Role::BareProducts => {
+                let inputs = self.inputs(&job)?;
+                match BackendName::parse("backend", &job.backend)? {
+                    BackendName::Cpu => OnCpu::plan(&job, inputs),
+                    BackendName::Pjrt(kind) => {
+                        let devices = match &self.devices {
+                            Some(devices) => devices.clone(),
+                            None => Rc::new(OnDevices::open(kind, job.plugin.as_deref(), job.config.mesh)?),
+                        };
+                        self.devices = Some(devices.clone());
+                        OnDevices::plan(&devices, &job, inputs)
+                    }
+                }
+            }
+        }
+    }
+
+    /// Read once for all jobs that have the same.
+    fn inputs(&mut self, job: &Job) -> Result<Rc<Inputs>> {
+        match &self.inputs {
+            Some((files, inputs)) if *files == job.tensors => Ok(inputs.clone()),
+            _ => {
+                let inputs = Rc::new(Inputs::load(&job.config, &job.tensors)?);
+                self.inputs = Some((job.tensors.clone(), inputs.clone()));
+                Ok(inputs)
+            }
+        }
+    }
+}
+
+/// Bytes of what the policy hands over; the bias counts where it is used.
+pub(super) fn input_bytes(inputs: &Inputs, has_bias: bool) -> u64 {
+    let bytes = |tensor: &super::inputs::HostTensor| {
+        let tensor = tensor.as_ref();
+        (tensor.host_len().unwrap_or(0) * tensor.dtype().bytes()) as u64
+    };
+    match &inputs.policy {
+        PolicyTensors::Logits(logits) => bytes(logits),
+        PolicyTensors::Hidden { hidden, lm_head, bias } => {
+            bytes(hidden) + bytes(lm_head) + if has_bias { bytes(bias) } else { 0 }
+        }
+    }
+}
