@@ -34,8 +34,6 @@ use std::ops::Range;
 pub(crate) const RHS_PANEL: usize = 32;
 /// Most words of a piece: a rhs panel takes 32 KiB.
 const WORDS: usize = 256;
-/// The same for tile kernels, which want a lhs and a rhs panel in the nearest cache at once.
-const TILE_WORDS: usize = 128;
 
 /// What products are made of: kernels, and how their operands are packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,8 +94,7 @@ impl Arithmetic {
     pub(crate) fn depth(self) -> usize {
         match self.kind {
             Kind::Wide => WORDS,
-            Kind::Pairs => 2 * WORDS,
-            Kind::Tiles => 2 * TILE_WORDS,
+            Kind::Pairs | Kind::Tiles => 2 * WORDS,
         }
     }
 
@@ -188,6 +185,7 @@ impl Arithmetic {
                 let (rows, cols) = (height.min(m - i), RHS_PANEL.min(n - j));
                 let (a, b) = (lhs.as_ptr(), rhs.as_ptr());
                 if let Some(tiles) = &mut tiles {
+                    out.prefetch(i, j, rows, cols);
                     // SAFETY: both panels were seen to hold `words` words per row or column, a whole number of tiles.
                     unsafe { tiles.multiply(words, a, b, &mut edge) };
                     out.store(self.level, i..i + rows, j..j + cols, &edge, add);

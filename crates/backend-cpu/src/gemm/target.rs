@@ -1,5 +1,6 @@
 //! Where the result of a product goes.
 
+use super::RHS_PANEL;
 use crate::isa::{Level, MulAdd, instantiate};
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -76,23 +77,52 @@ impl<'a> Target<'a> {
 
     /// Writes, or adds, the upper left part of `from: [_, 32]` to `rows`, `cols`.
     pub(super) fn store(&mut self, level: Level, rows: Range<usize>, cols: Range<usize>, from: &[f32], add: bool) {
-        for (i, from) in rows.zip(from.chunks(super::RHS_PANEL)) {
-            let (to, _) = self.piece(i, cols.start, 1, cols.len());
-            // SAFETY: `piece` has seen that these elements are there; they are only reached through `self`.
-            let to = unsafe { std::slice::from_raw_parts_mut(to, cols.len()) };
-            store_row(level, to, &from[..cols.len()], add);
+        let (to, stride) = self.piece(rows.start, cols.start, rows.len(), cols.len());
+        let from = from.as_chunks::<RHS_PANEL>().0;
+        store(level, Piece { to, stride, cols: cols.len() }, &from[..rows.len()], add);
+    }
+
+    /// Fetches `[rows, cols]` at (i, j) before it is needed.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(clippy::unused_self))]
+    pub(super) fn prefetch(&mut self, i: usize, j: usize, rows: usize, cols: usize) {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            let (to, stride) = self.piece(i, j, rows, cols);
+            for row in 0..rows {
+                for column in (0..cols).step_by(16) {
+                    // SAFETY: a prefetch of any address is harmless, and every x86-64 has it.
+                    unsafe { _mm_prefetch::<_MM_HINT_T0>(to.wrapping_add(row * stride + column).cast()) };
+                }
+            }
         }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = (i, j, rows, cols);
     }
 }
 
-instantiate! { fn store_row(to: &mut [f32], from: &[f32], add: bool) = store_row_body }
+/// Rows of `cols` elements from `to` on, `stride` apart: what [`Target::piece`] vouches for.
+#[derive(Clone, Copy)]
+struct Piece {
+    to: *mut f32,
+    stride: usize,
+    cols: usize,
+}
+
+instantiate! { fn store(piece: Piece, from: &[[f32; RHS_PANEL]], add: bool) = store_body }
 
 #[inline(always)]
-fn store_row_body<M: MulAdd>(to: &mut [f32], from: &[f32], add: bool) {
-    if add {
-        to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
-    } else {
-        to.copy_from_slice(from);
+fn store_body<M: MulAdd>(piece: Piece, from: &[[f32; RHS_PANEL]], add: bool) {
+    for (i, from) in from.iter().enumerate() {
+        // SAFETY: a piece is made of elements of a target, which is their only owner, and has as many rows as `from`.
+        let to = unsafe { std::slice::from_raw_parts_mut(piece.to.add(i * piece.stride), piece.cols) };
+        match (<&mut [f32; RHS_PANEL]>::try_from(&mut *to), add) {
+            // A known length needs no loop.
+            (Ok(to), true) => to.iter_mut().zip(from).for_each(|(to, from)| *to += from),
+            (Ok(to), false) => *to = *from,
+            (Err(_), true) => to.iter_mut().zip(from).for_each(|(to, from)| *to += from),
+            (Err(_), false) => to.copy_from_slice(&from[..to.len()]),
+        }
     }
 }
 
