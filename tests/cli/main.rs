@@ -7,4 +7,5 @@ mod damage;
 mod learning;
 mod resume;
 mod run_folder;
+mod sinks;
 mod support;

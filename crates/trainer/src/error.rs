@@ -133,6 +133,9 @@ pub enum Error {
     /// The loss library refused.
     #[error(transparent)]
     Loss(#[from] grpo_core::Error),
+    /// A sink of metrics cannot be opened.
+    #[error(transparent)]
+    Sink(#[from] grpo_sinks::Error),
     /// The loss operation refused the model's tensors.
     #[error(transparent)]
     LossOperation(#[from] grpo_burn::Error),

@@ -3,6 +3,7 @@
 //! Every field serialises and every struct has a default, so that a configuration is "the default with these keys
 //! changed" and a resolved configuration reproduces its run.
 
+mod metrics;
 mod validate;
 
 use grpo_core::advantages::AdvantageConfig;
@@ -12,14 +13,19 @@ use std::path::PathBuf;
 
 pub use crate::model::ModelConfig;
 pub use crate::run::options::RunOptions;
+pub use metrics::{LoggingConfig, WandbConfig};
 pub(crate) use validate::check;
 
-/// A whole run: all that its numbers depend on, and `run`, on which they do not.
+/// A whole run: all that its numbers depend on, and `run`, `logging` and `wandb`, on which they do not.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrainConfig {
     /// What is saved and shown; the numbers do not depend on it.
     pub run: RunOptions,
+    /// Metrics beside metrics.jsonl.
+    pub logging: LoggingConfig,
+    /// Metrics for Weights & Biases.
+    pub wandb: WandbConfig,
     /// Seed of everything random: weights, problems, samples.
     pub seed: u64,
     /// The policy.

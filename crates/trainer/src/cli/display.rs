@@ -149,6 +149,7 @@ impl Observer for Display {
             Event::Completions(rows) if self.terminal => self.line(&completions_table(rows)),
             Event::Completions(_) => {}
             Event::Saved(path) => tracing::info!("saved {}", path.display()),
+            Event::Note(text) => self.line(text),
         }
     }
 }

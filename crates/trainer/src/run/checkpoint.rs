@@ -79,7 +79,7 @@ pub struct SavedState {
     pub counters: Counters,
     /// Seed of the run.
     pub seed: u64,
-    /// SHA-256 of the configuration, without the section `run`.
+    /// SHA-256 of the configuration, without the sections `run`, `logging` and `wandb`.
     pub config_sha256: String,
     /// Threads of the computation; other counts may round differently.
     pub threads: usize,

@@ -8,6 +8,8 @@
 //! | `checkpoints/` | see [`super::checkpoint`] |
 //! | `summary.json` | written when the run is done |
 //! | `curves.svg` | drawn when the run stops or is done |
+//! | `tensorboard/` | event files, with `logging.tensorboard` |
+//! | `wandb/`, `wandb-id` | parts of a W&B run and its id, with `wandb.mode` |
 
 use crate::config_layers::{Layers, to_yaml};
 use crate::error::{Error, Result};

@@ -11,6 +11,7 @@ pub mod jsonl;
 pub mod observer;
 pub mod options;
 mod restore;
+mod sinks;
 pub mod summary;
 
 pub use dir::write_atomically;
@@ -25,6 +26,7 @@ use checkpoint::{Checkpoints, FORMAT, Position, SavedState};
 use dir::{RunDir, set_aside};
 use jsonl::{CompletionRow, JsonLines, MetricsRow, RowKind, read_rows};
 use restore::{choose, config_hash, restore};
+use sinks::{Sinks, With};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -173,13 +175,25 @@ impl Run {
         &self.trainer
     }
 
-    /// Runs to the end, or until `stop` is set: the step at hand is finished and a checkpoint saved.
+    /// Runs to the end, or until `stop` is set: the step at hand is finished and a checkpoint saved. Metrics go to the
+    /// sinks of the configuration, too.
     ///
     /// # Errors
-    /// Those of the engine and of files. What was saved before stays good.
+    /// Those of the engine and of files. What was saved before stays good. A sink that cannot be opened is an error, one
+    /// that fails later is not.
     pub fn run(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<Ending> {
+        // A run that is done has no more to tell.
+        let done = self.trainer.phase() == Phase::Done && self.saved.is_some();
+        let mut sinks = if done { Sinks::default() } else { Sinks::open(self.dir.root(), self.trainer.config())? };
         self.began = Instant::now();
         self.announce(observer);
+        sinks.announce(observer);
+        let ending = self.train(&mut With(&mut sinks, observer), stop);
+        sinks.finish(ending.is_ok(), observer);
+        ending
+    }
+
+    fn train(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<Ending> {
         let mut phase = None;
         loop {
             if stop.load(Ordering::Relaxed) {

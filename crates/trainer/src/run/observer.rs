@@ -36,6 +36,8 @@ pub enum Event<'a> {
     Completions(&'a [CompletionRow]),
     /// A checkpoint was saved.
     Saved(&'a Path),
+    /// A line about TensorBoard or Weights & Biases.
+    Note(&'a str),
 }
 
 /// Is told what happens in a run.

@@ -1,7 +1,6 @@
 //! From a checkpoint back into a trainer.
 
 use super::checkpoint::{Checkpoints, Position, SavedState, sha256};
-use super::options::RunOptions;
 use crate::error::{Error, Result};
 use crate::train_config::TrainConfig;
 use crate::trainer::{TrainState, Trainer};
@@ -45,6 +44,7 @@ pub(super) fn restore(checkpoints: &Checkpoints, position: Position, trainer: &m
 
 /// Hash of all that the numbers of a run depend on.
 pub(super) fn config_hash(config: &TrainConfig) -> Result<String> {
-    let numbers = TrainConfig { run: RunOptions::default(), ..config.clone() };
+    let (run, logging, wandb) = Default::default();
+    let numbers = TrainConfig { run, logging, wandb, ..config.clone() };
     serde_json::to_vec(&numbers).map(|bytes| sha256(&bytes)).map_err(|e| Error::Text(format!("configuration: {e}")))
 }

@@ -21,6 +21,8 @@ fn config() -> TrainConfig {
     config.eval.eval_steps = 2;
     config.run.save_steps = 2;
     config.run.log_completions_steps = 4;
+    // Whatever the environment of the tests says.
+    config.wandb.mode = Some(grpo_sinks::wandb::Mode::Disabled);
     config
 }
 
@@ -40,6 +42,7 @@ impl Observer for Recorder<'_> {
             Event::Row(row) => format!("{:?} {}", row.phase, row.step),
             Event::Completions(rows) => format!("{} completions", rows.len()),
             Event::Saved(path) => format!("saved {}", path.file_name().unwrap().to_string_lossy()),
+            Event::Note(text) => format!("note {text}"),
         };
         if text == self.stop_after {
             self.stop.store(true, Ordering::Relaxed);
@@ -175,4 +178,50 @@ fn a_run_that_goes_on_from_before_its_results_keeps_them_aside() {
     assert_eq!(std::fs::read(path.join("metrics.jsonl.old-1")).unwrap(), metrics);
     finish(run);
     assert!(path.join("summary.json").exists());
+}
+
+#[test]
+fn sinks_go_on_with_the_run_and_do_not_change_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a");
+    let mut with_sinks = config();
+    with_sinks.logging.tensorboard = true;
+    with_sinks.wandb.mode = Some(grpo_sinks::wandb::Mode::Offline);
+    let (_, ending) = record(&mut Run::start(with_sinks, Some(&path)).unwrap(), "Grpo 3");
+    assert!(matches!(ending, Ending::Stopped { .. }));
+    // What is written where may change; and from before what the sinks have already.
+    let yaml = std::fs::read_to_string(path.join("config.yaml")).unwrap();
+    assert!(yaml.contains("group: null"));
+    std::fs::write(path.join("config.yaml"), yaml.replace("group: null", "group: g")).unwrap();
+    let (heard, _) = record(&mut Run::resume(&path, Some("step-000002")).unwrap(), "");
+    let parts: Vec<_> = std::fs::read_dir(path.join("wandb")).unwrap().map(|e| e.unwrap().path()).collect();
+    assert_eq!(parts.len(), 2);
+    let note = heard.last().unwrap();
+    assert!(note.starts_with("note upload with: wandb sync "), "{note}");
+    assert!(parts.iter().all(|part| note.contains(part.to_str().unwrap())), "{note}");
+    assert_eq!(std::fs::read_dir(path.join("tensorboard")).unwrap().count(), 2);
+
+    // A run that is done adds nothing.
+    let (heard, _) = record(&mut Run::resume(&path, None).unwrap(), "");
+    assert!(!heard.iter().any(|line| line.starts_with("note")), "{heard:?}");
+    assert_eq!(std::fs::read_dir(path.join("tensorboard")).unwrap().count(), 2);
+
+    let plain = folder.path().join("plain");
+    record(&mut Run::start(config(), Some(&plain)).unwrap(), "");
+    let weights = |run: &Path| std::fs::read(run.join("checkpoints/step-000004/model.safetensors")).unwrap();
+    assert!(weights(&path) == weights(&plain));
+}
+
+#[test]
+fn a_sink_that_cannot_be_opened_is_said_before_any_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a");
+    std::fs::create_dir(&path).unwrap();
+    let mut config = config();
+    config.wandb.mode = Some(grpo_sinks::wandb::Mode::Offline);
+    std::fs::write(path.join("wandb"), "a file").unwrap();
+    let mut run = Run::start(config, Some(&path)).unwrap();
+    let error = run.run(&mut (), &AtomicBool::new(false)).unwrap_err().to_string();
+    assert!(error.contains("wandb"), "{error}");
+    assert_eq!(std::fs::metadata(path.join("metrics.jsonl")).unwrap().len(), 0);
 }

@@ -19,6 +19,7 @@ impl TrainConfig {
     /// [`Error::Config`] that names the key and says why; [`Error::Loss`] for the loss section.
     pub fn validate(&self) -> Result<()> {
         self.run.validate()?;
+        self.wandb.validate()?;
         self.model.validate()?;
         let vocab = Tokenizer::VOCAB_SIZE;
         check(

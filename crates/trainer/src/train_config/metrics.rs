@@ -1,0 +1,67 @@
+//! Where metrics go beside metrics.jsonl. Nothing here changes the numbers of a run.
+
+use super::check;
+use crate::error::Result;
+use grpo_sinks::wandb::Mode;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// The section `logging` of a configuration.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LoggingConfig {
+    /// Writes event files into `tensorboard/` of the run folder.
+    pub tensorboard: bool,
+}
+
+/// The section `wandb` of a configuration, with the names of the SDK's `wandb.init`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct WandbConfig {
+    /// Without it, what the environment variable `WANDB_MODE` says, and disabled without that.
+    pub mode: Option<Mode>,
+    /// The project.
+    pub project: String,
+    /// User or team; the server's default without it.
+    pub entity: Option<String>,
+    /// Name that is shown; `run.name` without it.
+    pub name: Option<String>,
+    /// Group of runs.
+    pub group: Option<String>,
+    /// Tags.
+    pub tags: Vec<String>,
+    /// Folder in which `wandb/` is; the run folder without it.
+    pub dir: Option<PathBuf>,
+}
+
+impl Default for WandbConfig {
+    fn default() -> Self {
+        let (entity, name, group) = (None, None, None);
+        Self { mode: None, project: "grpo".into(), entity, name, group, tags: Vec::new(), dir: None }
+    }
+}
+
+impl WandbConfig {
+    /// What becomes of the run.
+    ///
+    /// # Errors
+    /// [`crate::Error::Sink`] when it is for `WANDB_MODE` to say and that says something else.
+    pub fn resolved_mode(&self) -> Result<Mode> {
+        Ok(self.mode.map_or_else(Mode::from_environment, Ok)?)
+    }
+
+    /// Checks every field, as the SDK does, and `WANDB_MODE` where it counts.
+    ///
+    /// # Errors
+    /// [`crate::Error::Config`]; as [`WandbConfig::resolved_mode`].
+    pub fn validate(&self) -> Result<()> {
+        self.resolved_mode()?;
+        let fits = (1..=128).contains(&self.project.chars().count())
+            && !self.project.contains(['/', '\\', '#', '?', '%', ':']);
+        check(fits, "wandb.project", "1 to 128 characters without any of / \\ # ? % :", &self.project)?;
+        for tag in &self.tags {
+            check((1..=64).contains(&tag.chars().count()), "wandb.tags", "1 to 64 characters per tag", tag)?;
+        }
+        Ok(())
+    }
+}
