@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything that is to be shown on an NVIDIA GPU, in one command: installs the CUDA plugin and the libraries that it loads,
-# checks parity on the golden files in f32 and bf16, measures every shape of configs/bench against the materialised
+# checks parity on the golden files in f32 and bf16, measures every shape for accelerators against the materialised
 # baseline and a floor of bare products, then PyTorch and Liger if python3 can import them, and prints a Markdown report
 # for BENCHMARKS.md.
 #
@@ -14,7 +14,7 @@
 #   --fetch-wheels DIR  put the wheels for --wheels into DIR (2 GB) and exit
 #   --no-runtime      CUDA's libraries are on LD_LIBRARY_PATH already
 #   --out DIR         reports: bench.md, parity-DTYPE.txt, NAME.json (default: gpu-report)
-#   --config FILE     measure this shape; repeatable (default: all of configs/bench)
+#   --config FILE     measure this shape; repeatable (default: fused and logits-* of configs/bench)
 #   --set A.B=VALUE   set a key of every configuration; repeatable
 #   --steps N, --warmup N   timed steps (default 20) and those before them (default 5)
 #   --no-peers        without PyTorch and Liger
@@ -84,7 +84,7 @@ if [[ -n $fetch ]]; then
     exit 0
 fi
 
-((${#configs[@]})) || configs=("$root"/configs/bench/*.yaml)
+((${#configs[@]})) || configs=("$root"/configs/bench/{fused,logits-*}.yaml)
 for config in "${configs[@]}"; do
     [[ -f $config ]] || die "there is no configuration $config"
 done
