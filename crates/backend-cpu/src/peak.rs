@@ -5,6 +5,7 @@
 //! buffers far larger than the caches, in huge pages where the kernel grants them.
 #![allow(unsafe_code)]
 
+use crate::gemm::amx;
 use grpo_core::Dtype;
 use serde::{Deserialize, Serialize};
 use std::hint::black_box;
@@ -15,6 +16,8 @@ use std::time::Instant;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unit {
+    /// `tdpbf16ps`: products of bf16 tiles, fed from the nearest cache.
+    Amx,
     /// `vdpbf16ps`: two products of bf16 into each of 16 f32.
     Avx512Bf16,
     /// `vfmadd` on 16 f32.
@@ -28,12 +31,14 @@ pub enum Unit {
 impl Unit {
     /// All that this machine has.
     pub fn available() -> Vec<Self> {
-        [Self::Avx512Bf16, Self::Avx512Fma, Self::Avx2Fma, Self::Portable].into_iter().filter(|u| u.is_here()).collect()
+        let all = [Self::Amx, Self::Avx512Bf16, Self::Avx512Fma, Self::Avx2Fma, Self::Portable];
+        all.into_iter().filter(|unit| unit.is_here()).collect()
     }
 
     #[cfg(target_arch = "x86_64")]
     fn is_here(self) -> bool {
         match self {
+            Self::Amx => amx::is_available(),
             Self::Avx512Bf16 => is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512f"),
             Self::Avx512Fma => is_x86_feature_detected!("avx512f"),
             Self::Avx2Fma => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
@@ -49,6 +54,7 @@ impl Unit {
     /// As reports name it.
     pub fn name(self) -> &'static str {
         match self {
+            Self::Amx => "amx_bf16",
             Self::Avx512Bf16 => "avx512_bf16",
             Self::Avx512Fma => "avx512_fma",
             Self::Avx2Fma => "avx2_fma",
@@ -58,12 +64,13 @@ impl Unit {
 
     /// What it multiplies; bf16 may be widened and multiplied as f32.
     pub fn dtype(self) -> Dtype {
-        if self == Self::Avx512Bf16 { Dtype::Bf16 } else { Dtype::F32 }
+        if matches!(self, Self::Amx | Self::Avx512Bf16) { Dtype::Bf16 } else { Dtype::F32 }
     }
 
     /// Floating-point operations of one iteration of the loop.
     fn flops(self) -> usize {
         match self {
+            Self::Amx => amx::SPIN_FLOPS,
             Self::Avx512Bf16 => ZMM * 16 * 2 * 2,
             Self::Avx512Fma => ZMM * 16 * 2,
             Self::Avx2Fma => YMM * 8 * 2,
@@ -71,8 +78,10 @@ impl Unit {
         }
     }
 
-    fn spin(self, iterations: usize) {
+    /// One of the sums that it makes, lest there be nothing to make.
+    fn spin(self, iterations: usize) -> f32 {
         match self {
+            Self::Amx => amx::spin(iterations),
             // SAFETY: a `Multiply` is made only of what `is_here` has found on this machine.
             #[cfg(target_arch = "x86_64")]
             Self::Avx512Bf16 => unsafe { x86::avx512_bf16(iterations) },
@@ -99,7 +108,7 @@ mod x86 {
     use std::hint::black_box;
 
     #[target_feature(enable = "avx512f,avx512bf16")]
-    pub(super) fn avx512_bf16(iterations: usize) {
+    pub(super) fn avx512_bf16(iterations: usize) -> f32 {
         let (a, b) = black_box((_mm512_set1_ps(1.5), _mm512_set1_ps(0.5)));
         let (a, b) = (_mm512_cvtne2ps_pbh(a, a), _mm512_cvtne2ps_pbh(b, b));
         let mut sums = [_mm512_setzero_ps(); ZMM];
@@ -108,11 +117,11 @@ mod x86 {
                 *sum = _mm512_dpbf16_ps(*sum, a, b);
             }
         }
-        black_box(sums);
+        _mm512_cvtss_f32(black_box(sums)[ZMM - 1])
     }
 
     #[target_feature(enable = "avx512f")]
-    pub(super) fn avx512_fma(iterations: usize) {
+    pub(super) fn avx512_fma(iterations: usize) -> f32 {
         let (a, b) = black_box((_mm512_set1_ps(1.5), _mm512_set1_ps(0.5)));
         let mut sums = [_mm512_setzero_ps(); ZMM];
         for _ in 0..iterations {
@@ -120,11 +129,11 @@ mod x86 {
                 *sum = _mm512_fmadd_ps(a, b, *sum);
             }
         }
-        black_box(sums);
+        _mm512_cvtss_f32(black_box(sums)[ZMM - 1])
     }
 
     #[target_feature(enable = "avx2,fma")]
-    pub(super) fn avx2_fma(iterations: usize) {
+    pub(super) fn avx2_fma(iterations: usize) -> f32 {
         let (a, b) = black_box((_mm256_set1_ps(1.5), _mm256_set1_ps(0.5)));
         let mut sums = [_mm256_setzero_ps(); YMM];
         for _ in 0..iterations {
@@ -132,11 +141,11 @@ mod x86 {
                 *sum = _mm256_fmadd_ps(a, b, *sum);
             }
         }
-        black_box(sums);
+        _mm256_cvtss_f32(black_box(sums)[YMM - 1])
     }
 }
 
-fn portable(iterations: usize) {
+fn portable(iterations: usize) -> f32 {
     let (a, b) = black_box((0.5_f32, 1.5_f32));
     let mut sums = [0.0_f32; PORTABLE];
     for _ in 0..iterations {
@@ -145,7 +154,7 @@ fn portable(iterations: usize) {
             *sum = *sum * a + b;
         }
     }
-    black_box(sums);
+    black_box(sums)[PORTABLE - 1]
 }
 
 /// Multiply-adds of one kind, the same number in every run.
@@ -182,7 +191,13 @@ impl Multiply {
 
     /// Seconds of a run.
     pub fn run(&self) -> f64 {
-        seconds_of(self.threads, |_| (), |()| self.unit.spin(self.iterations))
+        seconds_of(
+            self.threads,
+            |_| (),
+            |()| {
+                black_box(self.unit.spin(self.iterations));
+            },
+        )
     }
 }
 
@@ -290,13 +305,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn twice_the_iterations_take_longer_so_that_the_loop_is_there() {
+    fn every_multiplication_is_made() {
         assert!(Unit::available().contains(&Unit::Portable));
         for unit in Unit::available() {
-            let short = Multiply { unit, threads: 1, iterations: 1 << 12 };
-            let long = Multiply { iterations: 1 << 20, ..short };
-            let best = |work: Multiply| (0..5).map(|_| work.run()).fold(f64::INFINITY, f64::min);
-            assert!(best(long) > 2.0 * best(short), "{}", unit.name());
+            let (few, many) = (unit.spin(1), unit.spin(1000));
+            let expected = match unit {
+                // Not a sum but its own image again and again: x / 2 + 1.5 has the fixed point 3.
+                Unit::Portable => (1.5, 3.0),
+                Unit::Avx512Bf16 => (1.5, 1500.0),
+                // A product of 256 terms, the same every time.
+                Unit::Amx => (192.0, 192.0),
+                Unit::Avx512Fma | Unit::Avx2Fma => (0.75, 750.0),
+            };
+            assert_eq!((few, many), expected, "{}", unit.name());
+            let work = Multiply::new(unit, 2, 1e-3).expect("a unit that is here");
+            assert!(work.run() > 0.0 && work.flops() >= 2.0 * unit.flops() as f64);
         }
     }
 

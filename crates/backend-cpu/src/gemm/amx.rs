@@ -55,6 +55,28 @@ fn permitted() -> bool {
     unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
 }
 
+/// Words along K of the product that [`spin`] makes: both panels and the result fit the nearest cache.
+const SPIN_WORDS: usize = 128;
+/// Floating-point operations of an iteration of [`spin`].
+pub(crate) const SPIN_FLOPS: usize = 2 * ROWS * super::RHS_PANEL * 2 * SPIN_WORDS;
+
+/// The same product of panels in the nearest cache, again and again: what arithmetic can do at most. An entry of it.
+///
+/// # Panics
+/// Where it is not available.
+pub(crate) fn spin(iterations: usize) -> f32 {
+    assert!(is_available(), "tiles to multiply");
+    // Pairs of 1.5 and of 0.5 in bf16.
+    let (a, b) = (vec![0x3fc0_3fc0_u32; ROWS * SPIN_WORDS], vec![0x3f00_3f00_u32; super::RHS_PANEL * SPIN_WORDS]);
+    let mut c = vec![0.0; ROWS * super::RHS_PANEL];
+    let mut tiles = Tiles::new();
+    for _ in 0..iterations {
+        // SAFETY: the panels hold `SPIN_WORDS` words per row and column, whole tiles.
+        unsafe { tiles.multiply(SPIN_WORDS, a.as_ptr(), b.as_ptr(), &mut c) };
+    }
+    c[c.len() - 1]
+}
+
 /// The tile registers of this thread, shaped for products of 16 rows and 16 words.
 #[cfg(target_arch = "x86_64")]
 pub(super) struct Tiles {
