@@ -47,7 +47,7 @@ fn an_online_run_is_read_back_from_both() {
     let runs = Runs::new(&[]);
     let run = runs.path("a");
     let mut train = command(&["train", "--config", &tiny().display().to_string(), "--run-dir", &runs.text("a")]);
-    SHORT.iter().chain(&settings).for_each(|setting| drop(train.args(["--set", setting])));
+    train.args(SHORT.iter().chain(&settings).flat_map(|setting| ["--set", setting]));
     let home = tempfile::tempdir().expect("a folder");
     let packages = readers.command("wandb", home.path());
     train.envs(packages.get_envs().filter_map(|(name, value)| Some((name, value?)))).envs(server.environment());
@@ -96,7 +96,7 @@ fn an_online_run_is_read_back_from_both() {
 fn a_run_that_cannot_be_uploaded_is_done_all_the_same_and_says_how_to_upload_it() {
     let runs = Runs::new(&[]);
     let mut train = command(&["train", "--config", &tiny().display().to_string(), "--run-dir", &runs.text("a")]);
-    SHORT.iter().for_each(|setting| drop(train.args(["--set", setting])));
+    train.args(SHORT.iter().flat_map(|setting| ["--set", setting]));
     // The mode of the environment counts where the configuration has none.
     let output = train.env("WANDB_MODE", "online").env("PATH", "/nonexistent").output().expect("the binary starts");
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
