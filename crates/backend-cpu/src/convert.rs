@@ -1,38 +1,37 @@
-//! bf16 to f32 and back, a slice at a time.
+//! bf16 to f32 and back.
 //!
-//! Avoids a conversion per element: each direction is a handful of integer operations that vectorise at every level,
-//! and gives the bits that `half` gives.
+//! Avoids a function call per element and passes of their own: a conversion is a handful of integer operations that
+//! vectorise at every level, and kernels convert where they load and store. The bits are those that `half` gives.
 
-use crate::isa::{MulAdd, instantiate};
 use half::bf16;
 
-instantiate! {
-    /// Widens exactly. As many as the shorter slice holds.
-    pub(crate) fn widen(from: &[bf16], to: &mut [f32]) = widen_body
+/// A dtype that kernels load and store; they compute in f32.
+pub(crate) trait Element: Copy + Send + Sync {
+    fn widened(self) -> f32;
+    /// The nearest, ties to even; NaN stays NaN.
+    fn nearest(x: f32) -> Self;
 }
 
-instantiate! {
-    /// Rounds to the nearest, ties to even; NaN stays NaN. As many as the shorter slice holds.
-    pub(crate) fn narrow(from: &[f32], to: &mut [bf16]) = narrow_body
-}
-
-#[inline(always)]
-fn widen_body<M: MulAdd>(from: &[bf16], to: &mut [f32]) {
-    for (to, from) in to.iter_mut().zip(from) {
-        *to = widened(*from);
+impl Element for f32 {
+    #[inline(always)]
+    fn widened(self) -> f32 {
+        self
+    }
+    #[inline(always)]
+    fn nearest(x: f32) -> Self {
+        x
     }
 }
 
-#[inline(always)]
-fn narrow_body<M: MulAdd>(from: &[f32], to: &mut [bf16]) {
-    for (to, from) in to.iter_mut().zip(from) {
-        *to = bf16::from_bits((rounded(*from).to_bits() >> 16) as u16);
+impl Element for bf16 {
+    #[inline(always)]
+    fn widened(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
     }
-}
-
-#[inline(always)]
-pub(crate) fn widened(x: bf16) -> f32 {
-    f32::from_bits(u32::from(x.to_bits()) << 16)
+    #[inline(always)]
+    fn nearest(x: f32) -> Self {
+        Self::from_bits((rounded(x).to_bits() >> 16) as u16)
+    }
 }
 
 /// The nearest bf16 value, as f32.
@@ -43,4 +42,51 @@ pub(crate) fn rounded(x: f32) -> f32 {
     // A NaN could round to infinity: it keeps its upper bits, and one that makes it quiet.
     let bits = if x.is_nan() { bits | 0x0040_0000 } else { nearest };
     f32::from_bits(bits & 0xffff_0000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::isa::{Level, MulAdd, instantiate};
+
+    instantiate! { fn widen(from: &[bf16], to: &mut [f32]) = convert }
+    instantiate! { fn narrow(from: &[f32], to: &mut [bf16]) = convert }
+
+    #[inline(always)]
+    fn convert<M: MulAdd>(from: &[impl Element], to: &mut [impl Element]) {
+        for (to, from) in to.iter_mut().zip(from) {
+            *to = Element::nearest(from.widened());
+        }
+    }
+
+    #[test]
+    fn conversions_give_the_bits_of_half() {
+        let all: Vec<bf16> = (0..=u16::MAX).map(bf16::from_bits).collect();
+        // Every 997th f32 and, around every bf16, what lies next to it and next to halfway.
+        let near = |x: &bf16| {
+            let bits = u32::from(x.to_bits()) << 16;
+            [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff].map(|low| f32::from_bits(bits | low))
+        };
+        let floats: Vec<f32> =
+            (0..=u32::MAX).step_by(997).map(f32::from_bits).chain(all.iter().flat_map(near)).collect();
+        for level in Level::available() {
+            let (mut wide, mut narrowed) = (vec![0.0; all.len()], vec![bf16::ZERO; floats.len()]);
+            widen(level, &all, &mut wide);
+            narrow(level, &floats, &mut narrowed);
+            for (wide, narrow) in wide.iter().zip(&all) {
+                let expected = narrow.to_f32();
+                assert!(wide.to_bits() == expected.to_bits() || wide.is_nan() && expected.is_nan(), "{narrow:?}");
+            }
+            for (narrowed, float) in narrowed.iter().zip(&floats) {
+                assert_eq!(narrowed.to_bits(), bf16::from_f32(*float).to_bits(), "{float:e} {:x}", float.to_bits());
+                assert_eq!(rounded(*float).to_bits() >> 16, u32::from(narrowed.to_bits()), "{float:e}");
+            }
+            for length in 0..70 {
+                let mut out = vec![bf16::ONE; 70];
+                narrow(level, &floats[..length], &mut out);
+                assert_eq!(out[..length], narrowed[..length]);
+                assert!(out[length..].iter().all(|x| *x == bf16::ONE));
+            }
+        }
+    }
 }

@@ -1,0 +1,150 @@
+//! Every level against f64, and against the others.
+
+use super::*;
+use crate::isa::{Fused, Level, Separate};
+
+fn check_exp<M: MulAdd>() {
+    let mut worst = (0.0, 0.0);
+    // Every 61st float from -1e-30 down to where results are no longer normal.
+    for bits in ((-1e-30_f32).to_bits()..=(-87.3_f32).to_bits()).step_by(61) {
+        let x = f32::from_bits(bits);
+        let exact = f64::from(x).exp();
+        let unit = f64::from(f32::from_bits((exact as f32).to_bits() + 1)) - f64::from(exact as f32);
+        let error = (f64::from(exp::<M>(x).1) - exact).abs() / unit;
+        worst = if error > worst.0 { (error, x) } else { worst };
+    }
+    assert!(worst.0 <= 2.0, "{} units in the last place at {}", worst.0, worst.1);
+    let values = [0.0, -0.0, -87.7, -1e30, f32::NEG_INFINITY].map(exp::<M>);
+    assert_eq!(values.map(|(_, e)| e), [1.0, 1.0, 0.0, 0.0, 0.0]);
+    assert!(values.iter().all(|(d, _)| d.is_finite()));
+    assert!(exp::<M>(f32::NAN).1.is_nan());
+}
+
+#[test]
+fn exp_is_within_two_units_in_the_last_place() {
+    check_exp::<Fused>();
+    check_exp::<Separate>();
+}
+
+/// Logits of every kind of row: spread, far apart, huge, and half of them excluded.
+fn rows(length: usize) -> Vec<Vec<f32>> {
+    let spread = |scale: f32| (0..length).map(|i| ((i * 7919 % 1013) as f32 / 500.0 - 1.0) * scale).collect();
+    let half = |i: usize| if i.is_multiple_of(2) { f32::NEG_INFINITY } else { i as f32 * 0.01 };
+    vec![spread(3.0), spread(60.0), spread(1e38), (0..length).map(half).collect(), vec![f32::NEG_INFINITY; length]]
+}
+
+fn targets(length: usize) -> [Option<usize>; 4] {
+    [None, Some(0), Some(length / 2), Some(length - 1)]
+}
+
+/// 1e-6 of `scale`; a NaN for a NaN.
+fn close(a: f32, b: f64, scale: f64) -> bool {
+    a.is_nan() && b.is_nan() || (f64::from(a) - b).abs() <= 1e-6 * scale
+}
+
+#[test]
+fn every_level_sums_a_tile_as_it_should() {
+    for length in (1..=70).chain([511, 512]) {
+        for (z, y) in rows(length).iter().flat_map(|z| targets(length).map(|y| (z, y))) {
+            let others = || z.iter().enumerate().filter(|(i, _)| Some(*i) != y).map(|(_, z)| *z);
+            let max = others().fold(f32::NEG_INFINITY, f32::max);
+            let from = if max.is_finite() { f64::from(max) } else { 0.0 };
+            // Held where exp holds it: beyond, e d is 0 to all digits.
+            let terms = || others().map(|z| (0.7 * (f64::from(z) - from)).max(-100.0)).map(|d| (d.exp(), d));
+            let (sum, dot) = terms().fold((0.0, 0.0), |(sum, dot), (e, d)| (sum + e, dot + e * d));
+            for level in Level::available() {
+                let got = Partial::new(level, z, y, 0.7);
+                assert_eq!((got.max, got.target), (max, y.map_or(0.0, |y| z[y])));
+                assert!(close(got.sum, sum, 1.0 + sum), "{level:?} {length} {y:?}: {got:?}, not {sum}");
+                assert!(close(got.dot, dot, 1.0 - dot), "{level:?} {length} {y:?}: {got:?}, not {dot}");
+                let narrow: Vec<bf16> = z.iter().map(|z| bf16::from_f32(*z)).collect();
+                let wide: Vec<f32> = narrow.iter().map(|z| z.to_f32()).collect();
+                let (narrow, wide) = (Partial::of_bf16(level, &narrow, y, 0.7), Partial::new(level, &wide, y, 0.7));
+                assert_eq!(narrow, wide, "{level:?} {length} {y:?}");
+                let mut z = z.clone();
+                z[length / 3] = f32::NAN;
+                let hidden = y == Some(length / 3);
+                assert_eq!(Partial::new(level, &z, y, 0.7).sum.is_nan(), !hidden, "{level:?} {length} {y:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_level_makes_the_gradient_everywhere() {
+    for length in (1..=70).chain([511, 512]) {
+        for (z, y) in rows(length).iter().flat_map(|z| targets(length).map(|y| (z, y))) {
+            let z: Vec<f32> = z.iter().map(|z| bf16::from_f32(*z).to_f32()).collect();
+            let max = z.iter().copied().fold(f32::MIN, f32::max);
+            let slope = Slope { max, constant: -0.3, linear: 0.02, target: 0.8 };
+            let exact = |z: f32| {
+                let d = (0.7 * (f64::from(z) - f64::from(max))).max(-100.0);
+                d.exp() * (f64::from(slope.constant) + f64::from(slope.linear) * d)
+            };
+            for level in Level::available() {
+                let what = format!("{level:?} {length} {y:?}");
+                let mut plain = z.clone();
+                gradient(level, &mut plain, y, &slope, 0.7);
+                for (i, (got, z)) in plain.iter().zip(&z).enumerate() {
+                    let expected = if Some(i) == y { f64::from(slope.target) } else { exact(*z) };
+                    assert!(close(*got, expected, 1.0), "{what} [{i}]: {got}, not {expected}");
+                }
+                let nearest: Vec<f32> = plain.iter().map(|g| bf16::from_f32(*g).to_f32()).collect();
+                for round in [false, true] {
+                    let mut out = vec![f32::NAN; length];
+                    gradient_to(level, &z, y, &slope, 0.7, &mut out, round);
+                    assert_eq!(&out, if round { &nearest } else { &plain }, "{what}");
+                }
+                let mut narrow: Vec<bf16> = z.iter().map(|z| bf16::from_f32(*z)).collect();
+                let (mut sum, mut sum_bf16) = (vec![2.0; length], vec![2.0; length]);
+                add_gradient(level, &z, y, &slope, 0.7, &mut sum);
+                add_gradient_bf16(level, &narrow, y, &slope, 0.7, &mut sum_bf16);
+                gradient_bf16(level, &mut narrow, y, &slope, 0.7);
+                assert_eq!(narrow.iter().map(|g| g.to_f32()).collect::<Vec<_>>(), nearest, "{what}");
+                assert_eq!(sum, plain.iter().map(|g| 2.0 + g).collect::<Vec<_>>(), "{what}");
+                assert_eq!(sum_bf16, sum, "{what}");
+                let mut nan = z.clone();
+                nan[length / 3] = f32::NAN;
+                gradient(level, &mut nan, y, &slope, 0.7);
+                assert_eq!(nan.iter().filter(|g| g.is_nan()).count(), usize::from(y != Some(length / 3)), "{what}");
+            }
+        }
+    }
+}
+
+fn row(level: Level, z: &[f32], y: usize, scale: f32, tile: usize) -> Row {
+    let mut sums = RowSums::EMPTY;
+    for (i, part) in z.chunks(tile).enumerate() {
+        let target = y.checked_sub(i * tile).filter(|y| *y < part.len());
+        sums.merge(&Partial::new(level, part, target, scale), target.is_some(), scale);
+    }
+    sums.finish(scale)
+}
+
+#[test]
+fn extreme_rows_stay_finite_and_keep_their_gradient() {
+    Level::available().for_each(check_extreme_rows);
+}
+
+fn check_extreme_rows(level: Level) {
+    // 30 nats above the rest: f32 `1 - p` would be 0.
+    let collapsed = row(level, &[30.0, 0.0, 0.0], 0, 1.0, 2);
+    let rest = 2.0 * (-30.0_f64).exp();
+    assert!((collapsed.logp / -rest - 1.0).abs() < 1e-6, "{collapsed:?}");
+    assert!((collapsed.others / rest - 1.0).abs() < 1e-6, "{collapsed:?}");
+    for z in [[1e4, -1e4, 0.0], [3e38, -3e38, 3e38], [f32::NEG_INFINITY, 2.0, 1.0], [f32::MIN; 3]] {
+        for tile in [1, 3] {
+            let mut z = z;
+            let row = row(level, &z, 2, 1.0, tile);
+            assert!(row.logp.is_finite() && row.entropy.is_finite() && row.entropy >= 0.0, "{z:?}: {row:?}");
+            let scales = Scales { logit: 1.0, logp: 1.0 };
+            gradient(level, &mut z, Some(2), &row.slope(&scales, 1.0, 1.0), 1.0);
+            assert!(z.iter().all(|z| z.is_finite()), "{z:?}");
+            assert!(z.iter().sum::<f32>().abs() < 1e-6, "{z:?}");
+        }
+    }
+    let alone = row(level, &[7.0], 0, 1.0, 1);
+    assert_eq!((alone.logp, alone.entropy, alone.others), (0.0, 0.0, 0.0));
+    let nan = row(level, &[f32::NAN, 1.0, 2.0], 2, 1.0, 1);
+    assert!(nan.logp.is_nan(), "a NaN must not be hidden: {nan:?}");
+}
