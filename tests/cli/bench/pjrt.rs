@@ -59,7 +59,7 @@ fn every_variant_is_measured_over_its_floor_and_sees_the_same_loss() {
     }
     assert_eq!(report["rounds"], serde_json::json!({ "warmup": 1, "steps": 3 }));
     let product = 2.0 * 24.0 * 50.0 * 16.0;
-    let loss = number(&report, "/variants/fused/loss");
+    let loss = number(report, "/variants/fused/loss");
     assert!(loss.abs() > 1e-3, "inputs without a gradient: {loss}");
     let variants = report["variants"].as_object().expect("variants");
     assert_eq!(variants.len(), 6);
@@ -92,7 +92,7 @@ fn every_variant_is_measured_over_its_floor_and_sees_the_same_loss() {
 fn logits_in_place_are_put_back_before_every_step() {
     let report = document(&bench(LOGITS, &["--json"]), 0);
     let report = case(&report);
-    let losses = ["in_place", "added", "materialised"].map(|v| number(&report, &format!("/variants/{v}/loss")));
+    let losses = ["in_place", "added", "materialised"].map(|v| number(report, &format!("/variants/{v}/loss")));
     for loss in losses {
         // After three steps and more: gradients in place of the logits would have another loss.
         assert!((loss - losses[2]).abs() < 1e-4 * losses[2].abs().max(0.1), "{losses:?}");

@@ -63,9 +63,10 @@ pub(super) fn measure(
     options: &Options,
     progress: &mut impl FnMut(&str),
 ) -> Result<Case> {
-    let folder = tempfile::tempdir().map_err(|e| Error::io("create", &std::env::temp_dir(), e))?;
+    let temporary = || tempfile::tempdir().map_err(|e| Error::io("create", &std::env::temp_dir(), e));
+    let (folder, inputs) = (temporary()?, temporary()?);
     let mut entries = entries(config, options, folder.path())?;
-    give_inputs(name, config, options, &mut entries, folder.path(), progress)?;
+    give_inputs(name, config, options, &mut entries, inputs.path(), progress)?;
     let mut processes = vec![];
     for i in 0..entries.len() {
         progress(&format!("{name}: planning {}", entries[i].job.name));
@@ -73,6 +74,8 @@ pub(super) fn measure(
         let state = start(&mut processes, &entries[..i], &entries[i], place);
         entries[i].state = state.unwrap_or_else(|error| State::Failed { error: error.to_string(), not_offered: false });
     }
+    // Gigabytes that every worker has read by now.
+    drop(inputs);
     // From the least memory to the most, so that each may raise the high-water mark of a device that they share.
     entries.sort_by_key(|entry| match &entry.state {
         State::Running(running) => running.planned.bytes.workspace.unwrap_or(0),

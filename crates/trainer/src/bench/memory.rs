@@ -35,16 +35,16 @@ mod tests {
 
     #[test]
     fn a_buffer_that_comes_and_goes_is_seen_and_forgotten() {
-        const BYTES: u64 = 64 << 20;
+        const BYTES: u64 = 256 << 20;
         reset_high_water().expect("Linux has clear_refs");
         let before = resident().expect("Linux has VmRSS");
         let mut buffer = Vec::new();
         buffer.resize(BYTES as usize, black_box(1_u8));
         drop(black_box(buffer));
         let seen = high_water().expect("Linux has VmHWM") - before;
-        // Other tests of this process allocate meanwhile, but not as much.
-        assert!(seen >= BYTES - (1 << 20), "{seen}");
+        // Other tests of this process come and go meanwhile, but not with as much.
+        assert!(seen >= BYTES / 2, "{seen}");
         reset_high_water().expect("Linux has clear_refs");
-        assert!(high_water().expect("Linux has VmHWM") < before + BYTES);
+        assert!(high_water().expect("Linux has VmHWM") < before + BYTES / 2);
     }
 }

@@ -27,7 +27,7 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Request {
-    /// Get ready: read the inputs, plan or compile. Answered by [`Reply::Planned`].
+    /// Get ready: read the inputs, whose files are gone afterwards, plan or compile. Answered by [`Reply::Planned`].
     Plan(Box<Job>),
     /// Log-probabilities of the inputs. Answered by [`Reply::Scored`].
     Score {

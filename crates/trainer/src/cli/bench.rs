@@ -4,6 +4,7 @@ use super::bench_layers::resolve;
 use super::{Outcome, bench_text, emit};
 use anyhow::{Context, bail};
 use indicatif::{ProgressBar, ProgressStyle};
+use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 use trainer::assertion::Assertion;
@@ -146,7 +147,8 @@ fn progress() -> (ProgressBar, impl FnMut(&str)) {
         // `CASE: round 3 of 10: NAME` without the name.
         let phase = what.splitn(3, ": ").take(2).collect::<Vec<_>>().join(": ");
         if shown.is_hidden() && phase != last {
-            eprintln!("{phase}");
+            // Nobody listens: no reason to stop.
+            let _ = writeln!(std::io::stderr(), "{phase}");
             last = phase;
         }
     };

@@ -2,11 +2,11 @@
 
 use super::aot_text::{STYLE, align_right, bytes, tiles};
 use comfy_table::{Table, presets};
+use std::collections::BTreeSet;
 use std::fmt::Write;
 use trainer::bench::report::{Case, Document, Machine, Measured, Outcome};
 
-const TIMES: [&str; 9] =
-    ["variant", "min", "p50", "p90", "mean", "tokens/s", "TFLOP/s", "x floor", "of floor"];
+const TIMES: [&str; 9] = ["variant", "min", "p50", "p90", "mean", "tokens/s", "TFLOP/s", "x floor", "of floor"];
 const MEMORY: [&str; 8] = ["variant", "tiles", "inputs", "outputs", "planned", "high water", "plan s", "first s"];
 
 /// The tables with what one needs to know to repeat them.
@@ -51,6 +51,14 @@ fn problem(text: &mut String, case: &Case, markdown: bool) {
     for (backend, device) in &case.devices {
         let version = device.platform_version.lines().next().unwrap_or_default();
         let _ = writeln!(text, "{backend}: {} x {}, {version}", device.used, device.kind);
+    }
+    let versions = case.variants.values().filter_map(|outcome| match outcome {
+        Outcome::Measured(measured) => measured.version.as_deref(),
+        _ => None,
+    });
+    let versions: BTreeSet<&str> = versions.collect();
+    if !versions.is_empty() {
+        let _ = writeln!(text, "peers: {}", versions.into_iter().collect::<Vec<_>>().join(", "));
     }
     let table = |header: &[&str], row: &dyn Fn(&str, &Measured) -> Vec<String>, first_number: usize| {
         let mut table = Table::new();
