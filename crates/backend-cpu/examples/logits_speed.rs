@@ -72,7 +72,11 @@ fn main() -> Result<()> {
         let request = PlanRequest {
             loss: LossConfig::default(),
             implementation: Implementation::Logits,
-            tiling: Tiling { token_chunk: args.get(4).copied(), vocab_block: args.get(5).copied(), ..Tiling::default() },
+            tiling: Tiling {
+                token_chunk: args.get(4).copied(),
+                vocab_block: args.get(5).copied(),
+                ..Tiling::default()
+            },
             max_tokens: n,
             policy: PolicySpec::Logits { vocab: v, dtype },
             gradients: GradientSpec::default(),

@@ -1,21 +1,22 @@
 //! The loss of given logits, in tiles.
 //!
-//! Avoids any tensor of the size of the logits beside the logits: statistics need one pass over a row, its gradient
-//! another, written over the logits in their own dtype or added to the caller's f32 buffer. bf16 is converted in
-//! registers. Rows of masked tokens are never read.
+//! Avoids any tensor of the size of the logits beside the logits, and all but one exponential per entry: statistics keep
+//! those of a chunk for its gradient, which is written over the logits in their own dtype or added to the caller's f32
+//! buffer. bf16 is converted in registers. Rows of masked tokens are never read.
 //!
 //! Blocking: chunks of tokens small enough to still be in cache for the second pass (`token_chunk`, by default
 //! [`CHUNK_BYTES`] of logits); a task is a row, or a block of `vocab_block` entries of one. Softmax sums run over the
 //! fixed tiles of [`crate::softmax`], so a token's results do not depend on any of this. A loss whose chunks cannot be
-//! cut at sequences (sequence-level ratios) makes all statistics first and reads the logits twice.
+//! cut at sequences (sequence-level ratios) makes all statistics first, and again for the gradient.
 //!
-//! Memory: per token of a chunk a [`Partial`] per tile and ~100 bytes; at sequence level 72 bytes for every token.
+//! Memory: per token of a chunk V exponentials in f32, a [`Partial`] per tile and ~100 bytes; at sequence level 72 bytes for every token.
 //!
 //! Legend: N tokens, C tokens of a chunk, V vocabulary.
 
 use crate::convert::Element;
 use crate::host::{Grads, Policy, Slice, SliceMut};
 use crate::isa::Level;
+use crate::pages::zeros;
 use crate::plan::{Kernel, evaluator_bytes, inputs_bytes, outputs_bytes};
 use crate::softmax::{Partial, RowSums, Scales, Slope, TILE, add_gradient, add_gradient_bf16, gradient, gradient_bf16};
 use crate::tokens::{Chunks, TokenState, empty_scores};
@@ -27,28 +28,32 @@ use half::bf16;
 use rayon::prelude::*;
 
 /// Logits of a chunk unless `token_chunk` says otherwise: what a shared cache holds.
-const CHUNK_BYTES: usize = 8 << 20;
+const CHUNK_BYTES: usize = 2 << 20;
 /// Fewer tokens than this per chunk would leave threads idle.
-const LEAST_CHUNK: usize = 16;
+const LEAST_CHUNK: usize = 4;
 /// Entries of a task's part of a row, unless `vocab_block` says otherwise.
-const VOCAB_BLOCK: usize = 64 * TILE;
+const VOCAB_BLOCK: usize = 16 * TILE;
 
-/// A dtype that logits come in: the softmax over it.
+/// A dtype that logits come in: the kernels of [`crate::softmax`] for it.
 trait Logit: Element {
     fn partial(level: Level, z: &[Self], target: Option<usize>, scale: f32) -> Partial;
-    fn gradient(level: Level, z: &mut [Self], target: Option<usize>, slope: &Slope, scale: f32);
-    fn add_gradient(level: Level, z: &[Self], target: Option<usize>, slope: &Slope, scale: f32, out: &mut [f32]);
+    fn keeping(level: Level, z: &[Self], target: Option<usize>, scale: f32, kept: &mut [f32]) -> Partial;
+    fn gradient(level: Level, z: &mut [Self], kept: &[f32], target: Option<usize>, slope: &Slope, scale: f32);
+    fn add(level: Level, z: &[Self], kept: &[f32], y: Option<usize>, slope: &Slope, scale: f32, out: &mut [f32]);
 }
 
 impl Logit for f32 {
     fn partial(level: Level, z: &[Self], target: Option<usize>, scale: f32) -> Partial {
         Partial::new(level, z, target, scale)
     }
-    fn gradient(level: Level, z: &mut [Self], target: Option<usize>, slope: &Slope, scale: f32) {
-        gradient(level, z, target, slope, scale);
+    fn keeping(level: Level, z: &[Self], target: Option<usize>, scale: f32, kept: &mut [f32]) -> Partial {
+        Partial::keeping(level, z, target, scale, kept)
     }
-    fn add_gradient(level: Level, z: &[Self], target: Option<usize>, slope: &Slope, scale: f32, out: &mut [f32]) {
-        add_gradient(level, z, target, slope, scale, out);
+    fn gradient(level: Level, z: &mut [Self], kept: &[f32], target: Option<usize>, slope: &Slope, scale: f32) {
+        gradient(level, z, kept, target, slope, scale);
+    }
+    fn add(level: Level, z: &[Self], kept: &[f32], y: Option<usize>, slope: &Slope, scale: f32, out: &mut [f32]) {
+        add_gradient(level, z, kept, y, slope, scale, out);
     }
 }
 
@@ -56,11 +61,14 @@ impl Logit for bf16 {
     fn partial(level: Level, z: &[Self], target: Option<usize>, scale: f32) -> Partial {
         Partial::of_bf16(level, z, target, scale)
     }
-    fn gradient(level: Level, z: &mut [Self], target: Option<usize>, slope: &Slope, scale: f32) {
-        gradient_bf16(level, z, target, slope, scale);
+    fn keeping(level: Level, z: &[Self], target: Option<usize>, scale: f32, kept: &mut [f32]) -> Partial {
+        Partial::keeping_bf16(level, z, target, scale, kept)
     }
-    fn add_gradient(level: Level, z: &[Self], target: Option<usize>, slope: &Slope, scale: f32, out: &mut [f32]) {
-        add_gradient_bf16(level, z, target, slope, scale, out);
+    fn gradient(level: Level, z: &mut [Self], kept: &[f32], target: Option<usize>, slope: &Slope, scale: f32) {
+        gradient_bf16(level, z, kept, target, slope, scale);
+    }
+    fn add(level: Level, z: &[Self], kept: &[f32], y: Option<usize>, slope: &Slope, scale: f32, out: &mut [f32]) {
+        add_gradient_bf16(level, z, kept, y, slope, scale, out);
     }
 }
 
@@ -73,11 +81,14 @@ struct LogitsKernel {
     chunk: usize,
     /// A multiple of [`TILE`].
     vocab_block: usize,
-    kept: usize,
     /// `[C, tiles]`.
     partials: Vec<Partial>,
+    /// `[C, V]`.
+    kept: Vec<f32>,
     /// `[C]`.
     sums: Vec<RowSums>,
+    /// Of the state.
+    tokens: usize,
     state: TokenState,
 }
 
@@ -88,7 +99,7 @@ impl LogitsKernel {
         let chunk = request.tiling.token_chunk.unwrap_or((CHUNK_BYTES / (4 * v)).max(LEAST_CHUNK)).min(n);
         let vocab_block =
             request.tiling.vocab_block.unwrap_or(VOCAB_BLOCK).min(v.next_multiple_of(TILE)).next_multiple_of(TILE);
-        let kept = if request.loss.is_token_level() { chunk } else { n };
+        let tokens = if request.loss.is_token_level() { chunk } else { n };
         Self {
             level,
             loss: request.loss.clone(),
@@ -96,27 +107,36 @@ impl LogitsKernel {
             v,
             chunk,
             vocab_block,
-            kept,
             partials: vec![Partial::default(); chunk * tiles],
+            kept: zeros(chunk * v),
             sums: vec![RowSums::EMPTY; chunk],
-            state: TokenState::new(kept),
+            tokens,
+            state: TokenState::new(tokens),
         }
     }
 
     fn workspace(&self) -> usize {
-        self.partials.len() * size_of::<Partial>() + self.chunk * size_of::<RowSums>() + self.kept * TokenState::BYTES
+        size_of_val(&self.partials[..])
+            + size_of_val(&self.kept[..])
+            + size_of_val(&self.sums[..])
+            + self.tokens * TokenState::BYTES
     }
 
-    /// Statistics of the tokens `rows`, recorded from `at` on.
-    fn statistics<E: Logit>(&mut self, logits: &[E], rows: &[usize], batch: &TokenBatch, at: usize) {
+    /// Statistics of the tokens `rows`, recorded from `at` on. `keep`: whether [`Self::write`] will follow.
+    fn statistics<E: Logit>(&mut self, logits: &[E], rows: &[usize], batch: &TokenBatch, at: usize, keep: bool) {
         let (v, level, scale, block) = (self.v, self.level, self.scales.logit, self.vocab_block);
-        let partials = self.partials.par_chunks_mut(v.div_ceil(TILE)).zip(&mut self.sums).zip(rows);
-        partials.for_each(|((partials, sums), row)| {
-            let target = batch.targets()[*row] as usize;
-            let blocks = partials.par_chunks_mut(block / TILE).zip(logits[row * v..][..v].par_chunks(block));
-            blocks.enumerate().for_each(|(task, (partials, z))| {
-                for (i, (partial, z)) in (task * block / TILE..).zip(partials.iter_mut().zip(z.chunks(TILE))) {
-                    *partial = E::partial(level, z, place_in_tile(target, i), scale);
+        let buffers = self.partials.par_chunks_mut(v.div_ceil(TILE)).zip(self.kept.par_chunks_mut(v));
+        buffers.zip(&mut self.sums).zip(rows).for_each(|(((partials, kept), sums), row)| {
+            let (z, target) = (&logits[row * v..][..v], batch.targets()[*row] as usize);
+            let blocks = partials.par_chunks_mut(block / TILE).zip(z.par_chunks(block)).zip(kept.par_chunks_mut(block));
+            blocks.enumerate().for_each(|(task, ((partials, z), kept))| {
+                let tiles = partials.iter_mut().zip(z.chunks(TILE)).zip(kept.chunks_mut(TILE));
+                for (i, ((partial, z), kept)) in (task * block / TILE..).zip(tiles) {
+                    let target = place_in_tile(target, i);
+                    *partial = match keep {
+                        true => E::keeping(level, z, target, scale, kept),
+                        false => E::partial(level, z, target, scale),
+                    };
                 }
             });
             *sums = RowSums::EMPTY;
@@ -127,34 +147,42 @@ impl LogitsKernel {
         self.state.record(at, &self.sums[..rows.len()], &self.scales);
     }
 
-    /// Makes the gradient of the tokens `rows`, whose state starts at `at`, where `access` wants it.
+    /// Makes the gradient of the tokens `rows`, whose state starts at `at`, where `access` wants it. Theirs are the
+    /// statistics made last.
     fn write<E: Logit>(&self, access: &mut Access<'_, E>, rows: &[usize], batch: &TokenBatch, at: usize) {
         let (Some(first), Some(last), v) = (rows.first(), rows.last(), self.v) else { return };
         let (level, scale, block) = (self.level, self.scales.logit, self.vocab_block);
-        // Row, target and slope of a token; no slope where nothing flows.
-        let token = |i: usize| {
-            let at = at + rows.binary_search(&(first + i)).ok()?;
-            let slope = self.state.is_live(at).then(|| self.state.slope(at, &self.scales));
-            Some((first + i, batch.targets()[first + i] as usize, slope))
+        // Position among `rows`, target and slope of a token; no slope where nothing flows.
+        let token = |row: usize| {
+            let i = rows.binary_search(&row).ok()?;
+            let slope = self.state.is_live(at + i).then(|| self.state.slope(at + i, &self.scales));
+            Some((i, batch.targets()[row] as usize, slope))
+        };
+        // Slope, place of the target and what was kept of tile `index` of the token at position `i`.
+        let tile = |i: usize, target: usize, slope: &Slope, index: usize| {
+            let slope = slope.of(&self.partials[i * v.div_ceil(TILE) + index], scale);
+            (slope, place_in_tile(target, index), &self.kept[i * v + index * TILE..])
         };
         let span = first * v..(last + 1) * v;
         match access {
             Access::Separate(_, None) => {}
-            Access::Separate(logits, Some(grad)) => grad[span].par_chunks_mut(v).enumerate().for_each(|(i, out)| {
-                let Some((row, target, Some(slope))) = token(i) else { return };
-                let blocks = out.par_chunks_mut(block).zip(logits[row * v..][..v].par_chunks(block));
+            Access::Separate(logits, Some(grad)) => grad[span].par_chunks_mut(v).enumerate().for_each(|(row, out)| {
+                let Some((i, target, Some(slope))) = token(first + row) else { return };
+                let blocks = out.par_chunks_mut(block).zip(logits[(first + row) * v..][..v].par_chunks(block));
                 blocks.enumerate().for_each(|(task, (out, z))| {
-                    for (i, (out, z)) in (task * block / TILE..).zip(out.chunks_mut(TILE).zip(z.chunks(TILE))) {
-                        E::add_gradient(level, z, place_in_tile(target, i), &slope, scale, out);
+                    for (index, (out, z)) in (task * block / TILE..).zip(out.chunks_mut(TILE).zip(z.chunks(TILE))) {
+                        let (slope, target, kept) = tile(i, target, &slope, index);
+                        E::add(level, z, kept, target, &slope, scale, out);
                     }
                 });
             }),
-            Access::InPlace(logits) => logits[span].par_chunks_mut(v).enumerate().for_each(|(i, z)| {
-                let Some((_, target, slope)) = token(i) else { return };
+            Access::InPlace(logits) => logits[span].par_chunks_mut(v).enumerate().for_each(|(row, z)| {
+                let Some((i, target, slope)) = token(first + row) else { return };
                 z.par_chunks_mut(block).enumerate().for_each(|(task, z)| {
                     let Some(slope) = &slope else { return z.fill(E::nearest(0.0)) };
-                    for (i, z) in (task * block / TILE..).zip(z.chunks_mut(TILE)) {
-                        E::gradient(level, z, place_in_tile(target, i), slope, scale);
+                    for (index, z) in (task * block / TILE..).zip(z.chunks_mut(TILE)) {
+                        let (slope, target, kept) = tile(i, target, slope, index);
+                        E::gradient(level, z, kept, target, &slope, scale);
                     }
                 });
             }),
@@ -164,7 +192,7 @@ impl LogitsKernel {
     fn score<E: Logit>(&mut self, logits: &[E], batch: &TokenBatch) -> Scores {
         let mut scores = empty_scores(batch);
         for rows in batch.active_rows().chunks(self.chunk) {
-            self.statistics(logits, rows, batch, 0);
+            self.statistics(logits, rows, batch, 0, false);
             self.state.publish(0..rows.len(), rows, &mut scores);
         }
         scores
@@ -183,7 +211,7 @@ impl LogitsKernel {
             let span = chunks.next(start, rows.len(), self.chunk);
             let (rows, at) = (&rows[span.clone()], if score_first { start } else { 0 });
             start = span.end;
-            self.statistics(access.logits(), rows, batch, at);
+            self.statistics(access.logits(), rows, batch, at, !score_first);
             self.state.publish(at..at + rows.len(), rows, &mut scores);
             if !score_first {
                 self.state.evaluate(&evaluator, span, 0, &mut totals);
@@ -192,7 +220,11 @@ impl LogitsKernel {
         }
         if score_first {
             self.state.evaluate(&evaluator, 0..rows.len(), 0, &mut totals);
-            self.write(access, rows, batch, 0);
+            for (chunk, rows) in rows.chunks(self.chunk).enumerate() {
+                // For what they keep; the numbers stay as they are.
+                self.statistics(access.logits(), rows, batch, chunk * self.chunk, true);
+                self.write(access, rows, batch, chunk * self.chunk);
+            }
         }
         let (loss, metrics) = evaluator.finish(totals);
         Ok(LossOutput { loss, scores, metrics })

@@ -9,13 +9,16 @@
 //!   p_j = e_j q / S,  entropy = -p_y log p_y - q log q + q (ln S - sum e_j d_j / S).
 //! Nothing cancels, however collapsed the distribution is, and differences of logits are taken before they are scaled.
 //!
-//! A tile stays in the first-level cache between its maximum and its sums, while the next one is fetched. Either pass is
-//! bound by multiply-adds: 12 per entry forward, 13 backward, conversions from and to bf16 in registers, no branch. Of 32
-//! registers the sums take 2, constants 14 and a vector of entries 4.
+//! A tile stays in the first-level cache between its maximum and its sums, while the next one is fetched. The sums are
+//! bound by multiply-adds, 12 per entry; conversions from and to bf16 happen in registers; no branch. Of 32 registers the
+//! sums take 2, constants 14 and a vector of entries 4. A caller that has room keeps e_j, and saves a gradient its exps.
 #![allow(unsafe_code)]
+
+mod exp;
 
 use crate::convert::{Element, rounded};
 use crate::isa::{MulAdd, instantiate};
+use exp::{exp, held};
 use half::bf16;
 
 /// Vocabulary entries that are summed in f32 before they join the row's f64 sums.
@@ -23,29 +26,6 @@ pub(crate) const TILE: usize = 512;
 
 /// Elements that are handled side by side: a register of AVX-512, or two or four of less.
 const LANES: usize = 16;
-/// Where exp's argument is held: e^x is 0 there, and the products with it are finite.
-const LOWEST: f32 = -88.0;
-
-/// (max(x, LOWEST), e^x) for x <= 0, within 2 units in the last place; e^x is 0 below -126.5 ln 2. NaN stays NaN.
-#[inline(always)]
-fn exp<M: MulAdd>(x: f32) -> (f32, f32) {
-    const LN2_HIGH: f32 = 0.693_359_4; // 10 bits: n * LN2_HIGH is exact
-    const LN2_LOW: f32 = -2.121_944_4e-4;
-    // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits; 127 more, and they are the exponent of 2^n.
-    const SHIFT: f32 = 12_582_912.0 + 127.0;
-    // In this order a NaN is kept, and it is one instruction.
-    let x = if LOWEST > x { LOWEST } else { x };
-    let shifted = M::mul_add(x, std::f32::consts::LOG2_E, SHIFT);
-    let n = shifted - SHIFT;
-    let r = M::mul_add(n, -LN2_LOW, M::mul_add(n, -LN2_HIGH, x));
-    // Minimax on [-ln 2 / 2, ln 2 / 2] among those that begin with 1 + r: off by 3e-9 of e^r.
-    let mut p = 1.381_454e-3;
-    for c in [8.368_745e-3, 4.166_839e-2, 1.666_652_1e-1, 0.499_999_94, 1.0, 1.0] {
-        p = M::mul_add(p, r, c);
-    }
-    // 0 for n = -127, without a comparison.
-    (x, p * f32::from_bits(shifted.to_bits() << 23))
-}
 
 /// What one tile adds to a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -69,20 +49,40 @@ impl Partial {
         /// The same of bf16 logits.
         pub(crate) fn of_bf16(z: &[bf16], target: Option<usize>, scale: f32) -> Partial = partial
     }
+    instantiate! {
+        /// [`Partial::new`] that leaves e_j, relative to the tile's own maximum, in `kept`, of the same length.
+        pub(crate) fn keeping(z: &[f32], target: Option<usize>, scale: f32, kept: &mut [f32]) -> Partial
+            = partial_keeping
+    }
+    instantiate! {
+        /// The same of bf16 logits.
+        pub(crate) fn keeping_bf16(z: &[bf16], target: Option<usize>, scale: f32, kept: &mut [f32]) -> Partial
+            = partial_keeping
+    }
 }
 
 #[inline(always)]
 fn partial<M: MulAdd>(z: &[impl Element], target: Option<usize>, scale: f32) -> Partial {
-    let Some(y) = target else { return sums::<M>(z, scale) };
+    without::<M>(z, target, scale, None)
+}
+
+#[inline(always)]
+fn partial_keeping<M: MulAdd>(z: &[impl Element], target: Option<usize>, scale: f32, kept: &mut [f32]) -> Partial {
+    without::<M>(z, target, scale, Some(kept))
+}
+
+#[inline(always)]
+fn without<M: MulAdd>(z: &[impl Element], target: Option<usize>, scale: f32, kept: Option<&mut [f32]>) -> Partial {
+    let Some(y) = target else { return sums::<M>(z, scale, kept) };
     // A logit of -inf adds nothing.
     let mut others = [f32::NEG_INFINITY; TILE];
     others.iter_mut().zip(z).for_each(|(other, z)| *other = z.widened());
     others[y] = f32::NEG_INFINITY;
-    Partial { target: z[y].widened(), ..sums::<M>(&others[..z.len()], scale) }
+    Partial { target: z[y].widened(), ..sums::<M>(&others[..z.len()], scale, kept) }
 }
 
 #[inline(always)]
-fn sums<M: MulAdd>(z: &[impl Element], scale: f32) -> Partial {
+fn sums<M: MulAdd>(z: &[impl Element], scale: f32, kept: Option<&mut [f32]>) -> Partial {
     let (chunks, rest) = z.as_chunks::<LANES>();
     // NaN does not count here, but in the sums.
     let greater = |a: f32, b: f32| if a > b { a } else { b };
@@ -98,20 +98,30 @@ fn sums<M: MulAdd>(z: &[impl Element], scale: f32) -> Partial {
 
     let (mut sum, mut dot) = ([0.0_f32; LANES], [0.0_f32; LANES]);
     let mut add = |chunk: [f32; LANES]| {
+        let mut kept = [0.0; LANES];
         for l in 0..LANES {
             let (d, e) = exp::<M>((chunk[l] - from) * scale);
+            kept[l] = e;
             sum[l] += e;
             dot[l] = M::mul_add(e, d, dot[l]);
         }
+        kept
     };
-    for chunk in chunks {
+    let (mut kept, kept_rest) = kept.map(<[f32]>::as_chunks_mut::<LANES>).unzip();
+    for (i, chunk) in chunks.iter().enumerate() {
         prefetch(chunk.as_ptr().wrapping_add(TILE));
-        add(chunk.map(Element::widened));
+        let e = add(chunk.map(Element::widened));
+        if let Some(kept) = &mut kept {
+            kept[i] = e;
+        }
     }
     if !rest.is_empty() {
         let mut last = [f32::NEG_INFINITY; LANES];
         last.iter_mut().zip(rest).for_each(|(last, z)| *last = z.widened());
-        add(last);
+        let e = add(last);
+        if let Some(kept) = kept_rest {
+            kept.copy_from_slice(&e[..rest.len()]);
+        }
     }
     Partial { max, sum: fold(sum, |a, b| a + b), dot: fold(dot, |a, b| a + b), target: 0.0 }
 }
@@ -231,6 +241,16 @@ impl Row {
     }
 }
 
+impl Slope {
+    /// The slope of a tile of the row, for e_j relative to the tile's maximum.
+    pub(crate) fn of(&self, tile: &Partial, scale: f32) -> Self {
+        // A tile of -inf only has no e_j but 0, and no maximum to be relative to.
+        let below = f64::from(scale) * (f64::from(tile.max) - f64::from(self.max));
+        let factor = if tile.max == f32::NEG_INFINITY { 0.0 } else { below.exp() as f32 };
+        Self { constant: self.constant * factor, linear: self.linear * factor, ..*self }
+    }
+}
+
 /// What the temperature multiplies.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scales {
@@ -247,24 +267,28 @@ impl Scales {
 }
 
 instantiate! {
-    /// Overwrites logits with dL/dlogits. `target`: index of the target if it is among them.
-    pub(crate) fn gradient(z: &mut [f32], target: Option<usize>, slope: &Slope, scale: f32) = in_place
+    /// Overwrites the logits of a tile with dL/dlogits. `kept`: what [`Partial::keeping`] left; `slope`: that of the tile
+    /// ([`Slope::of`]); `target`: index of the target if it is among them.
+    pub(crate) fn gradient(z: &mut [f32], kept: &[f32], target: Option<usize>, slope: &Slope, scale: f32) = in_place
 }
 
 instantiate! {
     /// The same of bf16 logits, rounded to the nearest.
-    pub(crate) fn gradient_bf16(z: &mut [bf16], target: Option<usize>, slope: &Slope, scale: f32) = in_place
+    pub(crate) fn gradient_bf16(z: &mut [bf16], kept: &[f32], target: Option<usize>, slope: &Slope, scale: f32) = in_place
 }
 
 instantiate! {
-    /// Adds dL/dlogits of `z` to `out`, of the same length.
-    pub(crate) fn add_gradient(z: &[f32], target: Option<usize>, slope: &Slope, scale: f32, out: &mut [f32]) = added
+    /// Adds dL/dlogits of a tile to `out`.
+    pub(crate) fn add_gradient(
+        z: &[f32], kept: &[f32], target: Option<usize>, slope: &Slope, scale: f32, out: &mut [f32]
+    ) = added
 }
 
 instantiate! {
     /// The same of bf16 logits.
-    pub(crate) fn add_gradient_bf16(z: &[bf16], target: Option<usize>, slope: &Slope, scale: f32, out: &mut [f32])
-        = added
+    pub(crate) fn add_gradient_bf16(
+        z: &[bf16], kept: &[f32], target: Option<usize>, slope: &Slope, scale: f32, out: &mut [f32]
+    ) = added
 }
 
 instantiate! {
@@ -280,12 +304,19 @@ fn derivative<M: MulAdd>(z: f32, slope: &Slope, scale: f32) -> f32 {
     e * M::mul_add(slope.linear, d, slope.constant)
 }
 
-// The target may lie far above the others, where exp is not made for: what was made of it is replaced.
+/// The same given e_j.
+#[inline(always)]
+fn derivative_of<M: MulAdd>(z: f32, e: f32, slope: &Slope, scale: f32) -> f32 {
+    e * M::mul_add(slope.linear, held((z - slope.max) * scale), slope.constant)
+}
 
 #[inline(always)]
-fn in_place<M: MulAdd>(z: &mut [impl Element], target: Option<usize>, slope: &Slope, scale: f32) {
-    for z in z.iter_mut() {
-        *z = Element::nearest(derivative::<M>(z.widened(), slope, scale));
+fn in_place<M: MulAdd>(z: &mut [impl Element], kept: &[f32], target: Option<usize>, slope: &Slope, scale: f32) {
+    let pairs = z.iter_mut().zip(kept);
+    if slope.linear == 0.0 {
+        pairs.for_each(|(z, e)| *z = Element::nearest(e * slope.constant));
+    } else {
+        pairs.for_each(|(z, e)| *z = Element::nearest(derivative_of::<M>(z.widened(), *e, slope, scale)));
     }
     if let Some(y) = target {
         z[y] = Element::nearest(slope.target);
@@ -293,10 +324,20 @@ fn in_place<M: MulAdd>(z: &mut [impl Element], target: Option<usize>, slope: &Sl
 }
 
 #[inline(always)]
-fn added<M: MulAdd>(z: &[impl Element], target: Option<usize>, slope: &Slope, scale: f32, out: &mut [f32]) {
+fn added<M: MulAdd>(
+    z: &[impl Element],
+    kept: &[f32],
+    target: Option<usize>,
+    slope: &Slope,
+    scale: f32,
+    out: &mut [f32],
+) {
     let target = target.map(|y| (y, out[y] + slope.target));
-    for (out, z) in out.iter_mut().zip(z) {
-        *out += derivative::<M>(z.widened(), slope, scale);
+    let entries = out.iter_mut().zip(kept);
+    if slope.linear == 0.0 {
+        entries.for_each(|(out, e)| *out += e * slope.constant);
+    } else {
+        entries.zip(z).for_each(|((out, e), z)| *out += derivative_of::<M>(z.widened(), *e, slope, scale));
     }
     if let Some((y, sum)) = target {
         out[y] = sum;
@@ -311,6 +352,7 @@ fn elsewhere<M: MulAdd>(z: &[f32], target: Option<usize>, slope: &Slope, scale: 
     } else {
         pairs.for_each(|(out, z)| *out = derivative::<M>(*z, slope, scale));
     }
+    // It may lie far above the others, where exp is not made for.
     if let Some(y) = target {
         out[y] = if round { rounded(slope.target) } else { slope.target };
     }

@@ -74,39 +74,52 @@ fn every_level_sums_a_tile_as_it_should() {
 fn every_level_makes_the_gradient_everywhere() {
     for length in (1..=70).chain([511, 512]) {
         for (z, y) in rows(length).iter().flat_map(|z| targets(length).map(|y| (z, y))) {
-            let z: Vec<f32> = z.iter().map(|z| bf16::from_f32(*z).to_f32()).collect();
-            let max = z.iter().copied().fold(f32::MIN, f32::max);
-            let slope = Slope { max, constant: -0.3, linear: 0.02, target: 0.8 };
-            let exact = |z: f32| {
-                let d = (0.7 * (f64::from(z) - f64::from(max))).max(-100.0);
-                d.exp() * (f64::from(slope.constant) + f64::from(slope.linear) * d)
-            };
-            for level in Level::available() {
-                let what = format!("{level:?} {length} {y:?}");
-                let mut plain = z.clone();
-                gradient(level, &mut plain, y, &slope, 0.7);
-                for (i, (got, z)) in plain.iter().zip(&z).enumerate() {
-                    let expected = if Some(i) == y { f64::from(slope.target) } else { exact(*z) };
-                    assert!(close(*got, expected, 1.0), "{what} [{i}]: {got}, not {expected}");
-                }
-                let nearest: Vec<f32> = plain.iter().map(|g| bf16::from_f32(*g).to_f32()).collect();
-                for round in [false, true] {
-                    let mut out = vec![f32::NAN; length];
-                    gradient_to(level, &z, y, &slope, 0.7, &mut out, round);
-                    assert_eq!(&out, if round { &nearest } else { &plain }, "{what}");
-                }
-                let mut narrow: Vec<bf16> = z.iter().map(|z| bf16::from_f32(*z)).collect();
+            let narrow: Vec<bf16> = z.iter().map(|z| bf16::from_f32(*z)).collect();
+            let z: Vec<f32> = narrow.iter().map(|z| z.to_f32()).collect();
+            let max = z.iter().copied().fold(-3e38, f32::max);
+            for (level, linear) in Level::available().flat_map(|level| [(level, 0.0), (level, 0.02)]) {
+                let slope = Slope { max, constant: -0.3, linear, target: 0.8 };
+                let exact = |i: usize| {
+                    let d = (0.7 * (f64::from(z[i]) - f64::from(max))).max(-100.0);
+                    let others = d.exp() * (f64::from(slope.constant) + f64::from(slope.linear) * d);
+                    if Some(i) == y { f64::from(slope.target) } else { others }
+                };
+                let what = format!("{level:?} {length} {y:?} {linear}");
+                let all_close = |got: &[f32]| got.iter().enumerate().all(|(i, got)| close(*got, exact(i), 1.0));
+                let to_bf16 = |g: &[f32]| g.iter().map(|g| bf16::from_f32(*g)).collect::<Vec<_>>();
+
+                let (mut plain, mut rounded) = (vec![f32::NAN; length], vec![f32::NAN; length]);
+                gradient_to(level, &z, y, &slope, 0.7, &mut plain, false);
+                gradient_to(level, &z, y, &slope, 0.7, &mut rounded, true);
+                assert!(all_close(&plain), "{what}: {plain:?}");
+                assert_eq!(rounded, to_bf16(&plain).iter().map(|g| g.to_f32()).collect::<Vec<_>>(), "{what}");
+
+                let (mut kept, mut kept_bf16) = (vec![f32::NAN; length], vec![f32::NAN; length]);
+                let partial = Partial::keeping(level, &z, y, 0.7, &mut kept);
+                assert_eq!(partial, Partial::new(level, &z, y, 0.7), "{what}");
+                assert_eq!(partial, Partial::keeping_bf16(level, &narrow, y, 0.7, &mut kept_bf16), "{what}");
+                assert_eq!(kept, kept_bf16, "{what}");
+                let of_tile = slope.of(&partial, 0.7);
+                let (mut over, mut over_bf16) = (z.clone(), narrow.clone());
+                gradient(level, &mut over, &kept, y, &of_tile, 0.7);
+                gradient_bf16(level, &mut over_bf16, &kept, y, &of_tile, 0.7);
+                assert!(all_close(&over), "{what}: {over:?}");
+                assert_eq!(over_bf16, to_bf16(&over), "{what}");
                 let (mut sum, mut sum_bf16) = (vec![2.0; length], vec![2.0; length]);
-                add_gradient(level, &z, y, &slope, 0.7, &mut sum);
-                add_gradient_bf16(level, &narrow, y, &slope, 0.7, &mut sum_bf16);
-                gradient_bf16(level, &mut narrow, y, &slope, 0.7);
-                assert_eq!(narrow.iter().map(|g| g.to_f32()).collect::<Vec<_>>(), nearest, "{what}");
-                assert_eq!(sum, plain.iter().map(|g| 2.0 + g).collect::<Vec<_>>(), "{what}");
+                add_gradient(level, &z, &kept, y, &of_tile, 0.7, &mut sum);
+                add_gradient_bf16(level, &narrow, &kept, y, &of_tile, 0.7, &mut sum_bf16);
+                assert_eq!(sum, over.iter().map(|g| 2.0 + g).collect::<Vec<_>>(), "{what}");
                 assert_eq!(sum_bf16, sum, "{what}");
+
                 let mut nan = z.clone();
                 nan[length / 3] = f32::NAN;
-                gradient(level, &mut nan, y, &slope, 0.7);
-                assert_eq!(nan.iter().filter(|g| g.is_nan()).count(), usize::from(y != Some(length / 3)), "{what}");
+                let partial = Partial::keeping(level, &nan, y, 0.7, &mut kept);
+                gradient_to(level, &nan, y, &slope, 0.7, &mut plain, false);
+                gradient(level, &mut nan, &kept, y, &slope.of(&partial, 0.7), 0.7);
+                for got in [plain, nan] {
+                    let expected = usize::from(y != Some(length / 3));
+                    assert_eq!(got.iter().filter(|g| g.is_nan()).count(), expected, "{what}");
+                }
             }
         }
     }
@@ -132,13 +145,25 @@ fn check_extreme_rows(level: Level) {
     let rest = 2.0 * (-30.0_f64).exp();
     assert!((collapsed.logp / -rest - 1.0).abs() < 1e-6, "{collapsed:?}");
     assert!((collapsed.others / rest - 1.0).abs() < 1e-6, "{collapsed:?}");
-    for z in [[1e4, -1e4, 0.0], [3e38, -3e38, 3e38], [f32::NEG_INFINITY, 2.0, 1.0], [f32::MIN; 3]] {
-        for tile in [1, 3] {
+    for z in [
+        [1e4, -1e4, 0.0],
+        [3e38, -3e38, 3e38],
+        [f32::NEG_INFINITY, 2.0, 1.0],
+        [f32::MIN; 3],
+        [f32::NEG_INFINITY, -200.0, -201.0],
+    ] {
+        for tile in [1, 2, 3] {
             let mut z = z;
             let row = row(level, &z, 2, 1.0, tile);
             assert!(row.logp.is_finite() && row.entropy.is_finite() && row.entropy >= 0.0, "{z:?}: {row:?}");
             let scales = Scales { logit: 1.0, logp: 1.0 };
-            gradient(level, &mut z, Some(2), &row.slope(&scales, 1.0, 1.0), 1.0);
+            let slope = row.slope(&scales, 1.0, 1.0);
+            for (i, z) in z.chunks_mut(tile).enumerate() {
+                let (mut kept, target) =
+                    (vec![f32::NAN; z.len()], 2_usize.checked_sub(i * tile).filter(|y| *y < z.len()));
+                let partial = Partial::keeping(level, z, target, 1.0, &mut kept);
+                gradient(level, z, &kept, target, &slope.of(&partial, 1.0), 1.0);
+            }
             assert!(z.iter().all(|z| z.is_finite()), "{z:?}");
             assert!(z.iter().sum::<f32>().abs() < 1e-6, "{z:?}");
         }
