@@ -18,7 +18,8 @@ fn main() -> ExitCode {
     arguments.retain(|argument| argument != "--bench");
     let mut command = Command::new(env!("CARGO_BIN_EXE_grpo"));
     command.arg("bench");
-    if arguments.iter().all(|argument| argument.starts_with('-')) {
+    // An option's value is no configuration.
+    if !arguments.iter().any(|argument| argument.ends_with(".yaml")) {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/bench");
         command.args(SHAPES.map(|name| folder.join(name).with_extension("yaml")));
         command.args(REDUCED.iter().flat_map(|set| ["--set", set]));
