@@ -4,6 +4,7 @@ mod aot;
 mod bench;
 mod config;
 mod damage;
+mod gradcheck;
 mod learning;
 mod resume;
 mod run_folder;

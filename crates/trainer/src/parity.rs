@@ -5,7 +5,8 @@ use backend_cpu::reference;
 use grpo_core::format::{Policy, Tensor};
 use grpo_core::parity::{Comparison, Tolerances, Values};
 use grpo_core::{
-    Backend, BatchFile, Dtype, GradientSpec, GradsMut, Implementation, LossConfig, Metrics, PlanRequest, Tiling,
+    Backend, BatchFile, Dtype, GradientSpec, GradsMut, Implementation, LossConfig, LossPlan, Metrics, PlanRequest,
+    PolicyInput, PolicySpec, Tiling, TokenBatch,
 };
 use serde::Serialize;
 
@@ -33,24 +34,42 @@ pub fn evaluate(
     policy: &Policy,
 ) -> Result<Evaluated> {
     let has_bias = matches!(policy, Policy::Hidden { bias: Some(_), .. });
-    let mut plan = backend.plan(&PlanRequest {
+    let request = PlanRequest {
         loss: loss.clone(),
         implementation,
         tiling: Tiling::default(),
         max_tokens: file.batch.tokens(),
         policy: policy.spec(file.hidden, file.vocab),
         gradients: GradientSpec { hidden: true, lm_head: true, bias: has_bias },
-    })?;
-    let (n, v) = (file.batch.tokens(), file.vocab);
-    let is_hidden = matches!(policy, Policy::Hidden { .. });
+    };
+    call(backend.plan(&request)?.as_mut(), &request, policy.as_input(), &file.batch)
+}
+
+/// Calls `plan`, which was made for `request`, for the loss and the gradients that are asked for.
+///
+/// # Errors
+/// Those of [`LossPlan::value_and_grad`].
+pub(crate) fn call(
+    plan: &mut dyn LossPlan,
+    request: &PlanRequest,
+    policy: PolicyInput<'_>,
+    batch: &TokenBatch,
+) -> Result<Evaluated> {
+    let GradientSpec { hidden, lm_head, bias } = request.gradients;
     let zeros = |wanted: bool, elements: usize| wanted.then(|| vec![0.0_f32; elements]);
-    let mut grad_hidden = zeros(is_hidden, n * file.hidden);
-    let mut grad_lm_head = zeros(is_hidden, v * file.hidden);
-    let mut grad_bias = zeros(has_bias, v);
-    let mut grad_logits = zeros(!is_hidden, n * v);
+    let n = batch.tokens();
+    let (mut grad_hidden, mut grad_lm_head, mut grad_bias, mut grad_logits) = match request.policy {
+        PolicySpec::Hidden { hidden: h, vocab: v, .. } => {
+            (zeros(hidden, n * h), zeros(lm_head, v * h), zeros(bias, v), None)
+        }
+        PolicySpec::Logits { vocab: v, .. } => {
+            let is_in_place = matches!(policy, PolicyInput::LogitsInPlace(_));
+            (None, None, None, zeros(hidden && !is_in_place, n * v))
+        }
+    };
     let output = plan.value_and_grad(
-        policy.as_input(),
-        &file.batch,
+        policy,
+        batch,
         GradsMut {
             hidden: grad_hidden.as_deref_mut().map(Into::into),
             lm_head: grad_lm_head.as_deref_mut().map(Into::into),
@@ -75,11 +94,10 @@ pub fn evaluate(
 /// # Errors
 /// Those of [`reference::evaluate`].
 pub fn oracle(loss: &LossConfig, file: &BatchFile, policy: &Policy) -> Result<Evaluated> {
-    let is_hidden = matches!(policy, Policy::Hidden { .. });
-    let result = match policy {
+    match policy {
         Policy::Logits(logits) => {
             let logits = widened(logits);
-            reference::evaluate(loss, &reference::Policy::Logits { logits: &logits, vocab: file.vocab }, &file.batch)?
+            oracle_at(loss, &reference::Policy::Logits { logits: &logits, vocab: file.vocab }, &file.batch)
         }
         Policy::Hidden { hidden, lm_head, bias } => {
             let (hidden, lm_head, bias) = (widened(hidden), widened(lm_head), bias.as_ref().map(widened));
@@ -90,9 +108,22 @@ pub fn oracle(loss: &LossConfig, file: &BatchFile, policy: &Policy) -> Result<Ev
                 layout: grpo_core::HeadLayout::VocabHidden,
                 vocab: file.vocab,
             };
-            reference::evaluate(loss, &policy, &file.batch)?
+            oracle_at(loss, &policy, &file.batch)
         }
-    };
+    }
+}
+
+/// As [`oracle`], of a policy that is in f64.
+///
+/// # Errors
+/// Those of [`reference::evaluate`].
+pub(crate) fn oracle_at(
+    loss: &LossConfig,
+    policy: &reference::Policy<'_, f64>,
+    batch: &TokenBatch,
+) -> Result<Evaluated> {
+    let is_hidden = matches!(policy, reference::Policy::Hidden { .. });
+    let result = reference::evaluate(loss, policy, batch)?;
     let some = |wanted: bool, values: Vec<f64>| wanted.then_some(values);
     let values = Values {
         loss: Some(result.loss),
@@ -114,7 +145,7 @@ fn widened(tensor: &Tensor) -> Vec<f64> {
     }
 }
 
-fn widen(values: &[f32]) -> Vec<f64> {
+pub(crate) fn widen(values: &[f32]) -> Vec<f64> {
     values.iter().map(|v| f64::from(*v)).collect()
 }
 
@@ -180,15 +211,21 @@ impl FileReport {
 /// One tensor of one implementation against one truth.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// `reference`, `logits`, `fused`, or `oracle` for the oracle's own row.
-    pub implementation: &'static str,
-    /// `expected` (the file's) or `oracle` (f64, dense).
+    /// `reference`, `logits`, `fused`, the name of a configuration's variant, or `oracle` for the oracle's own row.
+    pub implementation: String,
+    /// `expected` (the file's), `oracle` (f64, dense) or `differences` (of the oracle's loss).
     pub against: &'static str,
     /// The numbers.
     #[serde(flatten)]
     pub comparison: Comparison,
     /// Whether they are within tolerance.
     pub passed: bool,
+}
+
+impl Row {
+    pub(crate) fn new(implementation: &str, against: &'static str, comparison: Comparison) -> Self {
+        Self { implementation: implementation.to_owned(), against, passed: comparison.passed(), comparison }
+    }
 }
 
 /// Checks one file.
@@ -224,9 +261,8 @@ pub fn check(backend: &dyn Backend, name: &str, file: &BatchFile, check: &Check)
     let Evaluated { values: oracle, magnitude, .. } = oracle(loss, file, &policy)?;
     let magnitude = magnitude.unwrap_or_default();
     let add = |report: &mut FileReport, implementation, against, truth: &Values, found: &Values| {
-        for comparison in truth.compare(found, active, magnitude, &tolerances) {
-            report.rows.push(Row { implementation, against, passed: comparison.passed(), comparison });
-        }
+        let comparisons = truth.compare(found, active, magnitude, &tolerances);
+        report.rows.extend(comparisons.into_iter().map(|comparison| Row::new(implementation, against, comparison)));
     };
     if let Some(expected) = expected {
         add(&mut report, "oracle", "expected", expected, &oracle);

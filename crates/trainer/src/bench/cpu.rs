@@ -61,7 +61,7 @@ impl OnCpu {
 }
 
 /// Keys of a variant that mean something to other backends only.
-fn refuse_what_it_lacks(job: &Job, variant: &Variant) -> Result<()> {
+pub(crate) fn refuse_what_it_lacks(job: &Job, variant: &Variant) -> Result<()> {
     let lacks = [
         (variant.numerics != Numerics::default(), "numerics", "it rounds nothing: leave them out"),
         (variant.mosaic.is_some(), "mosaic", "those are TPU kernels: leave it out"),
@@ -103,7 +103,7 @@ fn touched(elements: usize) -> Vec<f32> {
     values
 }
 
-fn policy<'a>(inputs: &'a Inputs, variant: &Variant) -> PolicyInput<'a> {
+pub(crate) fn policy<'a>(inputs: &'a Inputs, variant: &Variant) -> PolicyInput<'a> {
     match &inputs.policy {
         PolicyTensors::Logits(logits) => PolicyInput::Logits(logits.as_ref()),
         PolicyTensors::Hidden { hidden, lm_head, bias } => {

@@ -10,7 +10,7 @@
 //! as [`peers`] do.
 
 mod case;
-mod cpu;
+pub(crate) mod cpu;
 pub mod floor;
 pub mod inputs;
 pub mod measure;

@@ -10,6 +10,7 @@ mod bench_layers;
 mod bench_text;
 mod bench_worker;
 mod display;
+mod gradcheck;
 mod layers;
 mod loss;
 mod loss_input;
@@ -37,6 +38,8 @@ enum Command {
     Train(train::Args),
     /// Check implementations of the loss on batch files: against the file's expected.* and the f64 oracle.
     Parity(parity::Args),
+    /// Check gradients on a benchmark's problems, reduced: the oracle's against differences, every variant against the oracle.
+    Gradcheck(gradcheck::Args),
     /// Evaluate the loss of a batch file; write loss, log-probabilities, entropies and gradients.
     Loss(loss::Args),
     /// Compile the loss for a TPU or GPU that is not here; report memory, and the compiler's estimate of the time.
@@ -71,6 +74,7 @@ pub(crate) fn main() -> ExitCode {
     let result = match cli.command {
         Command::Train(args) => train::run(args),
         Command::Parity(args) => parity::run(args),
+        Command::Gradcheck(args) => gradcheck::run(args),
         Command::Loss(args) => loss::run(args),
         Command::Aot(args) => aot::run(args),
         Command::Bench(args) => bench::run(args),

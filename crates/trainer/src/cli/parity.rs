@@ -5,7 +5,7 @@ use anyhow::Context;
 use grpo_core::parity::Tolerances;
 use grpo_core::{Dtype, Implementation};
 use std::path::PathBuf;
-use trainer::parity::{self, Check, FileReport};
+use trainer::parity::{self, Check, FileReport, Row};
 
 /// Arguments of `grpo parity`.
 #[derive(Debug, clap::Args)]
@@ -78,26 +78,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
 fn text(reports: &[FileReport], passed: bool) -> String {
     let mut out = String::new();
     for report in reports {
-        let mut table = comfy_table::Table::new();
-        table.load_style(comfy_table::presets::NOTHING);
-        table.set_header(["implementation", "against", "tensor", "max abs", "max rel", "tolerance", ""]);
-        for row in &report.rows {
-            let c = &row.comparison;
-            let verdict = if row.passed {
-                "ok".to_owned()
-            } else {
-                format!("FAIL at {}: expected {:.9e}, got {:.9e}", c.at, c.expected, c.found)
-            };
-            table.add_row([
-                row.implementation.to_owned(),
-                row.against.to_owned(),
-                c.name.clone(),
-                format!("{:.2e}", c.max_abs),
-                format!("{:.2e}", c.max_rel),
-                format!("{:.0e}", c.tolerance),
-                verdict,
-            ]);
-        }
+        let table = table(&report.rows);
         out.push_str(&format!("{} ({})\n{table}\n", report.file, report.dtype.name()));
         for note in &report.notes {
             out.push_str(&format!("note: {note}\n"));
@@ -114,4 +95,29 @@ fn text(reports: &[FileReport], passed: bool) -> String {
         if empty > 0 { format!(", {empty} files in which nothing could be compared") } else { String::new() },
     ));
     out
+}
+
+/// Comparisons, one a line.
+pub(super) fn table(rows: &[Row]) -> comfy_table::Table {
+    let mut table = comfy_table::Table::new();
+    table.load_style(comfy_table::presets::NOTHING);
+    table.set_header(["implementation", "against", "tensor", "max abs", "max rel", "tolerance", ""]);
+    for row in rows {
+        let c = &row.comparison;
+        let verdict = if row.passed {
+            "ok".to_owned()
+        } else {
+            format!("FAIL at {}: expected {:.9e}, got {:.9e}", c.at, c.expected, c.found)
+        };
+        table.add_row([
+            row.implementation.clone(),
+            row.against.to_owned(),
+            c.name.clone(),
+            format!("{:.2e}", c.max_abs),
+            format!("{:.2e}", c.max_rel),
+            format!("{:.0e}", c.tolerance),
+            verdict,
+        ]);
+    }
+    table
 }

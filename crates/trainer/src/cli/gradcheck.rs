@@ -1,0 +1,116 @@
+//! `grpo gradcheck`: gradients on the problems of a benchmark, reduced.
+
+use super::bench_layers::resolve;
+use super::parity::table;
+use super::{Outcome, emit};
+use std::path::PathBuf;
+use trainer::bench_config::{BenchConfig, ShapeConfig};
+use trainer::gradcheck::{self, CaseReport, Limits, Options};
+
+/// What is checked when no file is named.
+const DEFAULT_CONFIG: (&str, &str) =
+    ("configs/bench/s2.yaml (built in)", include_str!("../../../../configs/bench/s2.yaml"));
+
+/// Arguments of `grpo gradcheck`.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Gradients of the f64 oracle are held against central differences of its loss, and loss, log-probabilities, \
+    entropies and gradients of every variant against the oracle, on the benchmark's inputs. Sizes are reduced: a difference is \
+    two dense evaluations in f64 for each entry. The exit code is 1 when something is out of tolerance, when an expected \
+    gradient is zero everywhere, or when nothing was checked; a variant that the backend does not offer counts only if it \
+    was named."
+)]
+pub(crate) struct Args {
+    /// YAML or JSON files, as in configs/bench/ [default: the built-in configs/bench/s2.yaml].
+    #[arg(value_name = "CONFIG")]
+    config: Vec<PathBuf>,
+    /// Set one key of every configuration, after the file and the environment; repeatable.
+    #[arg(long, value_name = "A.B=VALUE")]
+    set: Vec<String>,
+    /// The PJRT plugin, instead of GRPO_PJRT_PLUGIN or the installed one.
+    #[arg(long, value_name = "FILE")]
+    plugin: Option<PathBuf>,
+    /// Check only these, e.g. fused,score; repeatable.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', alias = "variant")]
+    variants: Vec<String>,
+    /// Seed of the inputs, or the first to be tried where it leaves a branch of the clip idle [default: the configuration's].
+    #[arg(long, allow_negative_numbers = true)]
+    seed: Option<u64>,
+    /// Most tokens of a sequence.
+    #[arg(long, value_name = "T", default_value_t = Limits::default().tokens)]
+    max_tokens: usize,
+    /// Largest hidden state.
+    #[arg(long, value_name = "H", default_value_t = Limits::default().hidden)]
+    max_hidden: usize,
+    /// Largest vocabulary.
+    #[arg(long, value_name = "V", default_value_t = Limits::default().vocab)]
+    max_vocab: usize,
+    /// Print one JSON document instead of tables.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
+    let limits = Limits { tokens: args.max_tokens, hidden: args.max_hidden, vocab: args.max_vocab };
+    let options = Options { limits, variants: args.variants, plugin: args.plugin };
+    let files = if args.config.is_empty() { vec![None] } else { args.config.iter().map(Some).collect() };
+    let mut cases = vec![];
+    for file in files {
+        let mut config: BenchConfig = resolve(file.map(PathBuf::as_path), &args.set, DEFAULT_CONFIG)?;
+        config.inputs.seed = args.seed.unwrap_or(config.inputs.seed);
+        cases.extend(gradcheck::run(&config, &options)?);
+    }
+    let passed = cases.iter().all(|case| case.passed);
+    if args.json {
+        let document = serde_json::json!({ "passed": passed, "limits": limits, "cases": cases });
+        emit(&format!("{}\n", serde_json::to_string_pretty(&document)?))?;
+    } else {
+        emit(&text(&cases, passed))?;
+    }
+    Ok(if passed { Outcome::Done } else { Outcome::CheckFailed })
+}
+
+fn text(cases: &[CaseReport], passed: bool) -> String {
+    let mut out = String::new();
+    for case in cases {
+        out.push_str(&format!("{}: {}\n", case.name, sizes(&case.shape)));
+        if let Some(asked) = &case.reduced_from {
+            let options = "--max-tokens, --max-hidden and --max-vocab allow more";
+            out.push_str(&format!("reduced from {}: {options}\n", sizes(asked)));
+        }
+        for inputs in &case.inputs {
+            let bias = if inputs.bias { ", with a bias" } else { "" };
+            out.push_str(&format!("inputs in {}{bias}\n{}\n", inputs.dtype.name(), table(&inputs.rows)));
+            if inputs.kinks > 0 {
+                let what = "steps of differences cross a kink of the loss: there, they keep to the gradient's branch";
+                out.push_str(&format!("note: {} {what}\n", inputs.kinks));
+            }
+            for note in &inputs.notes {
+                out.push_str(&format!("note: {note}\n"));
+            }
+        }
+        for (name, why) in &case.not_checked {
+            out.push_str(&format!("note: {name} was not checked: {why}\n"));
+        }
+        for failure in &case.failures {
+            out.push_str(&format!("FAIL: {failure}\n"));
+        }
+        out.push('\n');
+    }
+    let rows = || cases.iter().flat_map(|case| &case.inputs).flat_map(|inputs| &inputs.rows);
+    out.push_str(&format!(
+        "{}: {} problems, {} comparisons, {} out of tolerance, {} other failures\n",
+        if passed { "PASS" } else { "FAIL" },
+        cases.len(),
+        rows().count(),
+        rows().filter(|row| !row.passed).count(),
+        cases.iter().map(|case| case.failures.len()).sum::<usize>(),
+    ));
+    out
+}
+
+fn sizes(shape: &ShapeConfig) -> String {
+    let ShapeConfig { batch, tokens, hidden, vocab } = shape;
+    let hidden = hidden.map_or_else(|| "given logits".into(), |hidden| format!("hidden {hidden}"));
+    format!("{batch} x {tokens} tokens, {hidden}, vocabulary {vocab}")
+}

@@ -1,0 +1,101 @@
+//! Backends as the variants of a configuration want them.
+
+use crate::bench::cpu::refuse_what_it_lacks;
+use crate::bench::inputs::Files;
+use crate::bench::protocol::{Job, Role};
+use crate::bench_config::{BackendName, BenchConfig, VariantConfig};
+use crate::error::Result;
+use backend_cpu::{CpuBackend, Isa};
+use backend_tpu::PjrtBackend;
+use backend_tpu::aot::Variant;
+use backend_tpu::plugins::{self, Kind};
+use grpo_core::{Backend, Dtype, Error};
+use pjrt::Client;
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+/// Opens backends; devices are opened once.
+#[derive(Default)]
+pub(super) struct Devices {
+    plugin: Option<PathBuf>,
+    clients: HashMap<&'static str, Client>,
+}
+
+impl Devices {
+    pub(super) fn new(plugin: Option<PathBuf>) -> Self {
+        Self { plugin, clients: HashMap::new() }
+    }
+
+    /// The backend of the variant called `name`.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a key that the backend does not have, as in a benchmark; [`Error::Backend`] when there is
+    /// no plugin or no device.
+    pub(super) fn open(
+        &mut self,
+        config: &BenchConfig,
+        name: &str,
+        settings: &VariantConfig,
+        variant: &Variant,
+    ) -> Result<Box<dyn Backend>> {
+        let backend = config.backend(name)?;
+        match backend {
+            BackendName::Cpu => {
+                let job = Job {
+                    name: name.into(),
+                    role: Role::Loss,
+                    config: config.clone(),
+                    variant: Some(name.into()),
+                    backend: backend.to_string(),
+                    plugin: None,
+                    threads: settings.threads,
+                    isa: settings.isa.clone(),
+                    tensors: Files::new(),
+                };
+                refuse_what_it_lacks(&job, variant)?;
+                let cpu = CpuBackend::with_threads(settings.threads)?;
+                Ok(Box::new(match settings.isa.as_deref().and_then(Isa::from_name) {
+                    Some(isa) => cpu.with_isa(isa),
+                    None => cpu,
+                }))
+            }
+            BackendName::Pjrt(kind) => {
+                let numerics = variant.numerics;
+                for (is_asked, what, instead) in [
+                    (settings.threads != 0, "threads", "its plugin starts its own: leave it out"),
+                    (settings.isa.is_some(), "isa", "its compiler chooses: leave it out"),
+                    (
+                        numerics.gradients != Dtype::F32,
+                        "numerics.gradients in a gradient check",
+                        "sums in bf16 never leave the device: check the variant with f32",
+                    ),
+                    (
+                        numerics.logits != Dtype::F32 && !numerics.exact_ratio,
+                        "rounded logits without numerics.exact_ratio in a gradient check",
+                        "what is rounded when is its compiler's choice: check the variant with it",
+                    ),
+                ] {
+                    if is_asked {
+                        let (backend, what, instead) = (backend.to_string(), what.into(), instead.into());
+                        return Err(Error::Unsupported { backend, what, instead }.into());
+                    }
+                }
+                let client = self.client(kind)?;
+                let mut pjrt = PjrtBackend::new(kind, client)?.with_mesh(variant.mesh)?.with_numerics(numerics);
+                if let Some(blocks) = variant.mosaic {
+                    pjrt = pjrt.with_mosaic(blocks)?;
+                }
+                Ok(Box::new(pjrt))
+            }
+        }
+    }
+
+    fn client(&mut self, kind: Kind) -> Result<Client> {
+        if let Some(client) = self.clients.get(kind.name()) {
+            return Ok(client.clone());
+        }
+        let client = plugins::client(kind, self.plugin.as_deref(), &[])?;
+        self.clients.insert(kind.name(), client.clone());
+        Ok(client)
+    }
+}

@@ -1,0 +1,234 @@
+//! Slopes of a loss by central differences in f64.
+//!
+//! A gradient is not always the derivative of the number that the loss is: a loss may call parts of itself constant (cispo's
+//! weight, the denominator of a ratio without old log-probabilities), and it has kinks (the clip), at which a step
+//! leaves the branch that the gradient belongs to. [`Moved`] keeps the two apart from the start: it knows the value where
+//! the gradient is taken beside the value a step away, so what is constant stays, and so does the branch.
+
+use crate::error::Result;
+use backend_cpu::reference;
+use grpo_core::batch::TokenBatch;
+use grpo_core::objective::{TokenTerms, token_loss};
+use grpo_core::real::Real;
+use grpo_core::weights::{TokenWeights, token_weights};
+use grpo_core::{HeadLayout, ImportanceSamplingLevel, LossConfig};
+use std::ops::{Add, Div, Mul, Neg, Sub};
+
+/// Truncation grows with the square of the step, rounding with its inverse: they meet near the cube root of f64's 2e-16,
+/// 6e-6, and a little above, as a loss is a sum of many rounded terms. Logits move by about as much as an entry does.
+const STEP: f64 = 1e-5;
+
+/// A number of the loss, a step away from where the gradient is taken.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Moved {
+    /// Where the gradient is taken.
+    from: f64,
+    /// A step away.
+    to: f64,
+    /// A step away, on the branches that were taken at `from`. The same bits as `to` unless the step crosses a kink.
+    smooth: f64,
+}
+
+impl Moved {
+    fn new(from: f64, to: f64) -> Self {
+        Self { from, to, smooth: to }
+    }
+
+    fn fixed(value: f64) -> Self {
+        Self::new(value, value)
+    }
+
+    fn map(self, f: impl Fn(f64) -> f64) -> Self {
+        Self { from: f(self.from), to: f(self.to), smooth: f(self.smooth) }
+    }
+
+    fn zip(self, other: Self, f: impl Fn(f64, f64) -> f64) -> Self {
+        Self { from: f(self.from, other.from), to: f(self.to, other.to), smooth: f(self.smooth, other.smooth) }
+    }
+
+    fn has_crossed(self) -> bool {
+        self.to.to_bits() != self.smooth.to_bits()
+    }
+}
+
+impl Add for Moved {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        self.zip(other, f64::add)
+    }
+}
+
+impl Sub for Moved {
+    type Output = Self;
+    fn sub(self, other: Self) -> Self {
+        self.zip(other, f64::sub)
+    }
+}
+
+impl Mul for Moved {
+    type Output = Self;
+    fn mul(self, other: Self) -> Self {
+        self.zip(other, f64::mul)
+    }
+}
+
+impl Div for Moved {
+    type Output = Self;
+    fn div(self, other: Self) -> Self {
+        self.zip(other, f64::div)
+    }
+}
+
+impl Neg for Moved {
+    type Output = Self;
+    fn neg(self) -> Self {
+        self.map(f64::neg)
+    }
+}
+
+impl Real for Moved {
+    /// At `from`, and at `to`.
+    type Bool = [bool; 2];
+
+    fn constant(&self, value: f64) -> Self {
+        Self::fixed(value)
+    }
+    fn exp(&self) -> Self {
+        self.map(f64::exp)
+    }
+    fn ln(&self) -> Self {
+        self.map(f64::ln)
+    }
+    fn lt(&self, other: &Self) -> [bool; 2] {
+        [self.from < other.from, self.to < other.to]
+    }
+    fn le(&self, other: &Self) -> [bool; 2] {
+        [self.from <= other.from, self.to <= other.to]
+    }
+    fn and(a: &[bool; 2], b: &[bool; 2]) -> [bool; 2] {
+        [a[0] && b[0], a[1] && b[1]]
+    }
+    fn select(predicate: &[bool; 2], on_true: &Self, on_false: &Self) -> Self {
+        let at = |there: bool| if there { on_true } else { on_false };
+        Self { from: at(predicate[0]).from, to: at(predicate[1]).to, smooth: at(predicate[0]).smooth }
+    }
+    fn stop_gradient(&self) -> Self {
+        Self::fixed(self.from)
+    }
+}
+
+/// What the policy hands over, in f64.
+#[derive(Clone, Debug)]
+pub(super) struct Point {
+    /// By the names of their gradients: logits alone, or hidden states, head and, where there is one, bias.
+    pub(super) tensors: Vec<(&'static str, Vec<f64>)>,
+    /// Of the head; `None` where logits are given.
+    pub(super) layout: Option<HeadLayout>,
+    /// V.
+    pub(super) vocab: usize,
+}
+
+impl Point {
+    /// As the oracle takes it.
+    pub(super) fn policy(&self) -> reference::Policy<'_, f64> {
+        let tensor = |i: usize| self.tensors.get(i).map(|(_, values)| values.as_slice());
+        let (first, vocab) = (tensor(0).unwrap_or_default(), self.vocab);
+        match self.layout {
+            None => reference::Policy::Logits { logits: first, vocab },
+            Some(layout) => {
+                let lm_head = tensor(1).unwrap_or_default();
+                reference::Policy::Hidden { hidden: first, lm_head, bias: tensor(2), layout, vocab }
+            }
+        }
+    }
+}
+
+/// A loss around a point.
+pub(super) struct Differences<'a> {
+    loss: &'a LossConfig,
+    batch: &'a TokenBatch,
+    weights: TokenWeights,
+    point: Point,
+    /// Log-probabilities and entropies of the point, `[N]`.
+    from: [Vec<f64>; 2],
+}
+
+/// Slopes by some entries of a tensor.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Slopes {
+    pub(super) values: Vec<f64>,
+    /// Entries whose step crosses a kink.
+    pub(super) crossed: usize,
+}
+
+impl<'a> Differences<'a> {
+    /// Around `point`.
+    pub(super) fn new(loss: &'a LossConfig, batch: &'a TokenBatch, point: Point) -> Result<Self> {
+        let there = reference::score(loss, &point.policy(), batch)?;
+        let weights = batch.weights().cloned().unwrap_or_else(|| token_weights(loss, batch));
+        Ok(Self { loss, batch, weights, point, from: [there.logp, there.entropy] })
+    }
+
+    /// The loss at the point.
+    pub(super) fn value(&self) -> f64 {
+        self.moved(&self.from[0], &self.from[1]).from
+    }
+
+    /// Whether the loss has a kink where every log-probability is larger or smaller by `distance`.
+    pub(super) fn has_kink_within(&self, distance: f64) -> bool {
+        let [logp, entropy] = &self.from;
+        let moved = |by: f64| self.moved(&logp.iter().map(|logp| logp + by).collect::<Vec<_>>(), entropy);
+        moved(distance).has_crossed() || moved(-distance).has_crossed()
+    }
+
+    /// Slopes by `entries` of the point's tensor number `tensor`.
+    pub(super) fn slopes(&mut self, tensor: usize, entries: &[usize]) -> Result<Slopes> {
+        // Logits are multiplied by 1/T: at a low temperature they would move by more than the step.
+        let step = STEP / self.loss.logit_scale().max(1.0);
+        let mut slopes = Slopes::default();
+        for entry in entries {
+            let there = self.point.tensors[tensor].1[*entry];
+            let mut at = |value: f64| {
+                self.point.tensors[tensor].1[*entry] = value;
+                let here = reference::score(self.loss, &self.point.policy(), self.batch);
+                self.point.tensors[tensor].1[*entry] = there;
+                here.map(|here| self.moved(&here.logp, &here.entropy))
+            };
+            let (left, right) = (there - step, there + step);
+            let (low, high) = (at(left)?, at(right)?);
+            slopes.values.push((high.smooth - low.smooth) / (right - left));
+            slopes.crossed += usize::from(low.has_crossed() || high.has_crossed());
+        }
+        Ok(slopes)
+    }
+
+    /// The loss where log-probabilities and entropies are `logp` and `entropy`.
+    fn moved(&self, logp: &[f64], entropy: &[f64]) -> Moved {
+        let (batch, mut sum) = (self.batch, Moved::fixed(0.0));
+        let logp = |row: usize| Moved::new(self.from[0][row], logp[row]);
+        // Without an old policy the present one is its own, as a constant.
+        let log_ratio = |row: usize| {
+            logp(row) - batch.old_logp().map_or_else(|| logp(row).stop_gradient(), |old| Moved::fixed(old[row].into()))
+        };
+        for sequence in 0..batch.sequences() {
+            let rows: Vec<usize> = batch.range(sequence).filter(|row| batch.is_active(*row)).collect();
+            let total = rows.iter().fold(Moved::fixed(0.0), |sum, row| sum + log_ratio(*row));
+            let mean = total / Moved::fixed(rows.len() as f64);
+            for row in rows {
+                let terms = TokenTerms {
+                    logp: logp(row),
+                    log_ratio: match self.loss.level() {
+                        ImportanceSamplingLevel::Token => log_ratio(row),
+                        ImportanceSamplingLevel::Sequence => mean,
+                    },
+                    ref_logp: batch.ref_logp().map(|reference| Moved::fixed(reference[row].into())),
+                    advantage: Moved::fixed(batch.advantage(sequence, row).into()),
+                };
+                let bonus = Moved::new(self.from[1][row], entropy[row])
+                    * Moved::fixed(self.loss.entropy_coef * self.weights.entropy[row]);
+                sum = sum + Moved::fixed(self.weights.policy[row]) * token_loss(self.loss, &terms).loss - bonus;
+            }
+        }
+        sum
+    }
+}

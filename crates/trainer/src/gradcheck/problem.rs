@@ -1,0 +1,297 @@
+//! Inputs of one dtype with the oracle's answer, and what is held against it.
+
+use super::differences::{Differences, Point};
+use crate::bench::cpu::policy;
+use crate::bench::inputs::{self, HostTensor, Inputs, PolicyTensors};
+use crate::bench_config::{BenchConfig, ShapeConfig};
+use crate::error::{Error, Result};
+use crate::parity::{Evaluated, Row, call, oracle_at, widen};
+use crate::rng::{Purpose, stream};
+use backend_cpu::reference;
+use backend_tpu::aot::{Variant, What};
+use grpo_core::parity::{Comparison, Tolerances, Values};
+use grpo_core::{Advantages, Backend, Dtype, HeadLayout, PolicyInput, PolicySpec, TensorMut};
+use half::bf16;
+use rand::seq::index::sample;
+
+/// Of the oracle's gradients against differences, relative to the largest. Differences reach 1e-10, at a low temperature or
+/// with a large KL 3e-9; a mistake in a formula is orders larger.
+const TOLERANCE: f64 = 1e-6;
+
+/// Entries of a tensor that differences are taken of: each is two evaluations.
+const MOST_ENTRIES: usize = 600;
+
+/// Seeds that are tried for inputs of which something is clipped: of 8 tokens, every tenth has it on both sides.
+const SEEDS: u64 = 50;
+
+/// How far rounding to f32 may move a log-probability.
+const ROUNDING: f64 = 4e-6;
+
+/// Inputs with the oracle's answer.
+pub(super) struct Problem {
+    config: BenchConfig,
+    inputs: Inputs,
+    point: Point,
+    pub(super) oracle: Evaluated,
+}
+
+/// What differences say of gradients.
+#[derive(Debug, Default)]
+pub(super) struct Verdict {
+    pub(super) rows: Vec<Row>,
+    /// Entries whose step crosses a kink of the loss.
+    pub(super) kinks: usize,
+    pub(super) notes: Vec<String>,
+}
+
+impl Problem {
+    /// The problem of `config` in its dtype, with or without a bias, from the first seed on that clips ratios on both
+    /// sides: few tokens may leave a branch of the loss idle. Without such a seed nearby, of the configuration's own.
+    ///
+    /// # Errors
+    /// Those of [`Problem::new`].
+    pub(super) fn draw(config: &BenchConfig, has_bias: bool) -> Result<Self> {
+        let first = Self::new(config, has_bias)?;
+        if first.has_all_branches() || config.inputs.on_policy {
+            return Ok(first);
+        }
+        let mut config = config.clone();
+        for _ in 1..SEEDS {
+            config.inputs.seed = config.inputs.seed.wrapping_add(1);
+            let problem = Self::new(&config, has_bias)?;
+            if problem.has_all_branches() {
+                return Ok(problem);
+            }
+        }
+        Ok(first)
+    }
+
+    /// The problem of `config` and its seed. Old log-probabilities are the oracle's, with noise.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when the inputs cannot be written; those of the oracle.
+    pub(super) fn new(config: &BenchConfig, has_bias: bool) -> Result<Self> {
+        let folder = tempfile::tempdir().map_err(|e| Error::io("create", &std::env::temp_dir(), e))?;
+        let mut files = inputs::write_policy(config, folder.path())?;
+        files.extend(inputs::write_batch(config, folder.path())?);
+        let mut inputs = Inputs::load(config, &files)?;
+        let point = point(config, &inputs.policy, has_bias);
+        if inputs::has_other_policies(config) {
+            let logp = reference::score(&config.loss, &point.policy(), &inputs.batch)?.logp;
+            let logp: Vec<f32> = logp.into_iter().map(|logp| logp as f32).collect();
+            files.extend(inputs::write_other_policies(config, &logp, folder.path())?);
+            inputs = Inputs::load(config, &files)?;
+        }
+        let oracle = oracle_at(&config.loss, &point.policy(), &inputs.batch)?;
+        Ok(Self { config: config.clone(), inputs, point, oracle })
+    }
+
+    /// Of the inputs.
+    pub(super) fn seed(&self) -> u64 {
+        self.config.inputs.seed
+    }
+
+    /// Shares of ratios that are clipped, by TRL's names.
+    fn clipped(&self) -> impl Iterator<Item = (&'static str, f64)> {
+        let names = ["clip_ratio/low_mean", "clip_ratio/high_mean", "cispo_clip_ratio"];
+        names.into_iter().filter_map(|name| Some((name, self.oracle.metrics.value(name)?)))
+    }
+
+    fn has_all_branches(&self) -> bool {
+        self.clipped().all(|(_, share)| share > 0.0)
+    }
+
+    /// What the inputs are like, so that one can see which branches of the loss are there to be checked.
+    pub(super) fn notes(&self) -> Result<Vec<String>> {
+        let shares = self.clipped().map(|(name, share)| format!("{name} {share:.2}")).collect::<Vec<_>>().join(", ");
+        let mut notes = vec![format!("inputs of seed {}: {shares}", self.seed())];
+        if !self.has_all_branches() {
+            notes.push(
+                "a branch of the clip is idle: smaller loss.epsilon_low and loss.epsilon_high, a larger inputs.old_logp_noise \
+                 or more tokens would use it"
+                    .into(),
+            );
+        }
+        let differences = Differences::new(&self.config.loss, &self.inputs.batch, self.point.clone())?;
+        if self.inputs.batch.old_logp().is_some() && differences.has_kink_within(ROUNDING) {
+            notes.push(
+                "a ratio lies so near a bound of the clip that rounding to f32 decides on its branch, and an implementation may \
+                 be right with another gradient: choose other bounds, another inputs.old_logp_noise or another --seed"
+                    .into(),
+            );
+        }
+        Ok(notes)
+    }
+
+    /// The names of the gradients that the policy's tensors have.
+    fn gradients(&self) -> impl Iterator<Item = &'static str> {
+        self.point.tensors.iter().map(|(name, _)| *name)
+    }
+
+    /// Gradients of the oracle that are zero everywhere though advantages are not: whoever made none would agree.
+    pub(super) fn zero_gradients(&self) -> Vec<String> {
+        let (Advantages::PerSequence(advantages) | Advantages::PerToken(advantages)) = self.inputs.batch.advantages();
+        let is_zero = |name| gradient(&self.oracle.values, name).is_some_and(|values| values.iter().all(|x| *x == 0.0));
+        let zero = self.gradients().filter(|name| advantages.iter().any(|a| *a != 0.0) && is_zero(name));
+        let explain = |name| {
+            format!(
+                "{name} of the oracle is zero everywhere though advantages are not, so that nothing is checked: leave some \
+                 ratios unclipped (loss.epsilon_low, loss.epsilon_high, inputs.old_logp_noise, another --seed), \
+                 inputs.logit_std above 0 and a vocabulary of 2 or more"
+            )
+        };
+        zero.map(explain).collect()
+    }
+
+    /// Holds `found`, gradients of the loss, against its differences.
+    ///
+    /// # Errors
+    /// Those of the oracle.
+    pub(super) fn differences(&self, found: &Values) -> Result<Verdict> {
+        let mut differences = Differences::new(&self.config.loss, &self.inputs.batch, self.point.clone())?;
+        let mut verdict = Verdict::default();
+        let floor = self.oracle.magnitude.unwrap_or_default().max(1.0);
+        let loss = Comparison::new("loss", &[differences.value()], &[found.loss.unwrap_or(f64::NAN)], floor, 1e-12);
+        verdict.rows.push(Row::new("oracle", "differences", loss));
+        for (tensor, name) in self.gradients().enumerate() {
+            let all = gradient(found, name).unwrap_or_default();
+            let entries = self.entries(tensor, all);
+            let slopes = differences.slopes(tensor, &entries)?;
+            let values: Vec<f64> = entries.iter().map(|entry| all[*entry]).collect();
+            let mut comparison = Comparison::new(name, &slopes.values, &values, 0.0, TOLERANCE);
+            comparison.at = entries.get(comparison.at).copied().unwrap_or_default();
+            verdict.rows.push(Row::new("oracle", "differences", comparison));
+            verdict.kinks += slopes.crossed;
+            if entries.len() < all.len() {
+                let (few, many, seed) = (entries.len(), all.len(), self.config.inputs.seed);
+                verdict.notes.push(format!(
+                    "differences of {name}: {few} of {many} entries, drawn by seed {seed}, and the largest among them"
+                ));
+            }
+        }
+        Ok(verdict)
+    }
+
+    /// Entries of a gradient to take differences of, in order.
+    fn entries(&self, tensor: usize, gradient: &[f64]) -> Vec<usize> {
+        if gradient.len() <= MOST_ENTRIES {
+            return (0..gradient.len()).collect();
+        }
+        let mut random = stream(self.config.inputs.seed, Purpose::GradientEntry, 0, tensor as u64);
+        let mut entries = sample(&mut random, gradient.len(), MOST_ENTRIES).into_vec();
+        let largest = (0..gradient.len()).max_by(|a, b| gradient[*a].abs().total_cmp(&gradient[*b].abs()));
+        entries.extend(largest.filter(|largest| !entries.contains(largest)));
+        entries.sort_unstable();
+        entries
+    }
+
+    /// Holds what `variant` computes on `backend` against the oracle.
+    ///
+    /// # Errors
+    /// Those of [`Backend::plan`] and of the plan's call.
+    pub(super) fn implementation(&self, name: &str, variant: &Variant, backend: &dyn Backend) -> Result<Vec<Row>> {
+        let (request, numerics) = (&variant.request, variant.numerics);
+        let dtype = request.policy.dtype();
+        let mut tolerances = Tolerances::of(dtype).with_dlogits(numerics.dlogits);
+        if matches!(request.policy, PolicySpec::Hidden { .. }) {
+            tolerances = tolerances.with_dlogits(backend.dlogits(dtype));
+        }
+        let mut found = match (variant.what, &self.inputs.policy) {
+            (What::GradientInPlace, PolicyTensors::Logits(logits)) => {
+                // The gradient is rounded as it is stored.
+                tolerances = tolerances.with_dlogits(dtype);
+                self.in_place(variant, backend, logits.clone())?
+            }
+            (What::Score, _) => {
+                let scores = backend.plan(request)?.score(policy(&self.inputs, variant), &self.inputs.batch)?;
+                let (logp, entropy) = (Some(widen(&scores.logp)), Some(widen(&scores.entropy)));
+                Values { logp, entropy, ..Values::default() }
+            }
+            _ => {
+                let plan = &mut backend.plan(request)?;
+                call(plan.as_mut(), request, policy(&self.inputs, variant), &self.inputs.batch)?.values
+            }
+        };
+        if !numerics.entropy {
+            found.entropy = None;
+        }
+        let is_rounded = numerics.logits == Dtype::Bf16 && matches!(request.policy, PolicySpec::Hidden { .. });
+        let rounded = if is_rounded { Some(self.of_rounded_logits()?) } else { None };
+        let truth = rounded.as_ref().unwrap_or(&self.oracle);
+        let (active, magnitude) = (self.inputs.batch.active_rows(), truth.magnitude.unwrap_or_default());
+        let comparisons = truth.values.compare(&found, active, magnitude, &tolerances);
+        Ok(comparisons.into_iter().map(|comparison| Row::new(name, "oracle", comparison)).collect())
+    }
+
+    fn in_place(&self, variant: &Variant, backend: &dyn Backend, mut logits: HostTensor) -> Result<Values> {
+        let mut plan = backend.plan(&variant.request)?;
+        let place = PolicyInput::LogitsInPlace(match &mut logits {
+            HostTensor::F32(logits) => TensorMut::F32(logits),
+            HostTensor::Bf16(logits) => TensorMut::Bf16(logits),
+        });
+        let values = call(plan.as_mut(), &variant.request, place, &self.inputs.batch)?.values;
+        Ok(Values { grad_logits: Some(wide(&logits)), ..values })
+    }
+
+    /// The oracle of logits that are rounded to bf16 once, and of gradients by what they are a product of.
+    fn of_rounded_logits(&self) -> Result<Evaluated> {
+        let ShapeConfig { hidden, vocab: v, .. } = self.config.shape;
+        let (n, h) = (self.config.shape.rows(), hidden.unwrap_or_default());
+        let [(_, x), (_, w), rest @ ..] = self.point.tensors.as_slice() else {
+            return Err(Error::argument("round logits", "hidden states and a head", "logits"));
+        };
+        let weight = |j: usize, k: usize| match self.config.layout {
+            HeadLayout::VocabHidden => j * h + k,
+            HeadLayout::HiddenVocab => k * v + j,
+        };
+        let bias = rest.first().map(|(_, bias)| bias);
+        let logit = |i: usize, j: usize| {
+            let dot: f64 = (0..h).map(|k| x[i * h + k] * w[weight(j, k)]).sum();
+            dot + bias.map_or(0.0, |bias| bias[j])
+        };
+        let logits: Vec<f64> = (0..n * v).map(|ij| bf16::from_f64(logit(ij / v, ij % v)).to_f64()).collect();
+        let given = reference::Policy::Logits { logits: &logits, vocab: v };
+        let mut oracle = oracle_at(&self.config.loss, &given, &self.inputs.batch)?;
+        let dz = oracle.values.grad_logits.take().unwrap_or_default();
+        let (mut dx, mut dw, mut db) = (vec![0.0; n * h], vec![0.0; v * h], vec![0.0; v]);
+        for (ij, dz) in dz.into_iter().enumerate() {
+            let (i, j) = (ij / v, ij % v);
+            db[j] += dz;
+            for k in 0..h {
+                dx[i * h + k] += dz * w[weight(j, k)];
+                dw[weight(j, k)] += dz * x[i * h + k];
+            }
+        }
+        let values = &mut oracle.values;
+        (values.grad_hidden, values.grad_lm_head, values.grad_bias) = (Some(dx), Some(dw), bias.map(|_| db));
+        Ok(oracle)
+    }
+}
+
+fn gradient<'a>(values: &'a Values, name: &str) -> Option<&'a [f64]> {
+    match name {
+        "grad_logits" => values.grad_logits.as_deref(),
+        "grad_hidden" => values.grad_hidden.as_deref(),
+        "grad_lm_head" => values.grad_lm_head.as_deref(),
+        _ => values.grad_bias.as_deref(),
+    }
+}
+
+fn point(config: &BenchConfig, policy: &PolicyTensors, has_bias: bool) -> Point {
+    let (tensors, layout) = match policy {
+        PolicyTensors::Logits(logits) => (vec![("grad_logits", wide(logits))], None),
+        PolicyTensors::Hidden { hidden, lm_head, bias } => {
+            let mut tensors = vec![("grad_hidden", wide(hidden)), ("grad_lm_head", wide(lm_head))];
+            tensors.extend(has_bias.then(|| ("grad_bias", wide(bias))));
+            (tensors, Some(config.layout))
+        }
+    };
+    Point { tensors, layout, vocab: config.shape.vocab }
+}
+
+fn wide(tensor: &HostTensor) -> Vec<f64> {
+    match tensor {
+        HostTensor::F32(values) => widen(values),
+        HostTensor::Bf16(values) => values.iter().map(|x| x.to_f64()).collect(),
+    }
+}
