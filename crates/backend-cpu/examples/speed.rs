@@ -29,7 +29,11 @@ fn main() -> Result<()> {
     let workspace_budget = args.iter().find_map(|a| a.strip_suffix("MiB")?.parse::<usize>().ok()).unwrap_or(128) << 20;
     let (hidden, head) = (noise(n * h, 1.7), noise(v * h, 3.4 / (h as f32).sqrt()));
     let narrow = |t: &[f32]| t.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>();
-    let (hidden16, head16) = (narrow(&hidden), narrow(&head));
+    let (hidden16, mut head16) = (narrow(&hidden), vec![bf16::ZERO; v * h]);
+    if args.iter().any(|a| a == "huge") {
+        backend_cpu::advise_huge_pages(&mut head16);
+    }
+    head16.copy_from_slice(&narrow(&head));
     let batch = TokenBatch::packed((0..n).map(|i| (i * 7919 % v) as i64).collect(), vec![0, n / 2, n])?
         .with_advantages(Advantages::PerSequence(vec![1.0, -1.0]))?;
     let request = PlanRequest {
@@ -42,6 +46,9 @@ fn main() -> Result<()> {
     };
     let mut plan = CpuBackend::with_threads(threads)?.plan(&request)?;
     let (mut dh, mut dw) = (vec![0.0_f32; n * h], vec![0.0_f32; v * h]);
+    if args.iter().any(|a| a == "huge") {
+        backend_cpu::advise_huge_pages(&mut dw);
+    }
     let flops = 6.0 * n as f64 * h as f64 * v as f64;
     for _ in 0..3 {
         let policy = match dtype {

@@ -23,7 +23,7 @@
 //!
 //! Legend: N tokens, L live rows of a chunk of C, H hidden, V vocabulary, T entries of a tile, P tiles of a panel.
 
-use crate::gemm::{Arithmetic, Cut, Depth, Packed, Rows, Target};
+use crate::gemm::{Arithmetic, Cut, Depth, Order, Packed, Rows, Target};
 use crate::head::{Head, Slot, drain, unit_block};
 use crate::host::{Grads, Policy, Slice};
 use crate::pages::zeros;
@@ -349,7 +349,7 @@ impl TileGradient<'_> {
                 HeadLayout::HiddenVocab => (&self.x[arithmetic.lhs_words(self.h, piece.start)..], &slot.dlogits[..]),
             };
             let (lhs, rhs) = (Packed { words: lhs, stride: lhs_stride }, Packed { words: rhs, stride: rhs_stride });
-            arithmetic.multiply(k, lhs, rhs, out, true);
+            arithmetic.multiply(k, lhs, rhs, out, true, Order::ByRows);
         }
     }
 }

@@ -6,7 +6,7 @@
 //! Legend: L rows (tokens of a chunk), H hidden, V vocabulary, T entries of a vocabulary tile (the last one of a head
 //! may be narrower).
 
-use crate::gemm::{Arithmetic, Depth, Packed, RHS_PANEL, Rows, Target};
+use crate::gemm::{Arithmetic, Depth, Order, Packed, RHS_PANEL, Rows, Target};
 use crate::host::Slice;
 use crate::softmax::TILE;
 use grpo_core::HeadLayout;
@@ -132,7 +132,7 @@ impl<'a> Head<'a> {
                 arithmetic.pack_rhs(source, along, 0, &mut slot.head, stride_of_panels);
                 let rhs = Packed { words: &slot.head, stride: stride_of_panels };
                 let mut out = Target::new(&mut out[start - tile.start..], l, entries.len(), stride);
-                arithmetic.multiply(k, lhs, rhs, &mut out, add);
+                arithmetic.multiply(k, lhs, rhs, &mut out, add, Order::ByColumns);
             }
         }
     }
@@ -158,7 +158,7 @@ impl<'a> Head<'a> {
             arithmetic.pack_rhs(source, along, 0, &mut slot.head, stride);
             let words = &dlogits.words[arithmetic.lhs_stride(piece.start)..];
             let (lhs, rhs) = (Packed { words, ..dlogits }, Packed { words: &slot.head, stride });
-            arithmetic.multiply(k, lhs, rhs, out, add || piece.start > 0);
+            arithmetic.multiply(k, lhs, rhs, out, add || piece.start > 0, Order::ByColumns);
         }
     }
 }

@@ -12,8 +12,8 @@
 //! * as rhs: panels `[K', 32]`, two registers or two tiles wide.
 //!
 //! Rows and columns that a panel has too many, and words beyond K, are zero. Vector kernels hold a `[12, 32]` piece of the
-//! output in 24 of 32 registers, tile kernels a `[32, 32]` one in 4 of 8 tiles; a rhs panel (32 KiB at most) stays near
-//! while lhs panels pass by.
+//! output in 24 of 32 registers, tile kernels a `[32, 32]` one in 4 of 8 tiles; a panel of one operand (32 KiB at most)
+//! stays near while those of the other pass by.
 //!
 //! Every element of a result is one chain of multiply-adds over a piece, added to what was there: its bits depend on the
 //! instruction set and on the pieces, not on the shape of the product or its place in it.
@@ -57,6 +57,15 @@ enum Kind {
 pub(crate) struct Packed<'a> {
     pub(crate) words: &'a [u32],
     pub(crate) stride: usize,
+}
+
+/// Which pieces of the output follow one another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// Those below: a rhs panel stays near.
+    ByColumns,
+    /// Those to the right: better where the output comes from memory, because neighbours share its pages.
+    ByRows,
 }
 
 impl Arithmetic {
@@ -169,7 +178,15 @@ impl Arithmetic {
     ///
     /// # Panics
     /// When the operands are too short: an error of this crate, not of its caller.
-    pub(crate) fn multiply(self, k: usize, lhs: Packed<'_>, rhs: Packed<'_>, out: &mut Target<'_>, add: bool) {
+    pub(crate) fn multiply(
+        self,
+        k: usize,
+        lhs: Packed<'_>,
+        rhs: Packed<'_>,
+        out: &mut Target<'_>,
+        add: bool,
+        order: Order,
+    ) {
         let (height, words) = (self.lhs_panel(), self.words(k));
         let (m, n) = (out.rows(), out.cols());
         let holds = |operand: Packed<'_>, panels: usize, width: usize| {
@@ -178,29 +195,36 @@ impl Arithmetic {
         assert!(
             words <= WORDS && holds(lhs, m.div_ceil(height), height) && holds(rhs, n.div_ceil(RHS_PANEL), RHS_PANEL)
         );
+        let (lhs_panels, rhs_panels) = (m.div_ceil(height), n.div_ceil(RHS_PANEL));
         let mut tiles = (self.kind == Kind::Tiles).then(amx::Tiles::new);
         let mut edge = [0.0_f32; amx::ROWS * RHS_PANEL];
-        for (j, rhs) in (0..n).step_by(RHS_PANEL).zip((0..).map(|panel| &rhs.words[panel * rhs.stride..])) {
-            for (i, lhs) in (0..m).step_by(height).zip((0..).map(|panel| &lhs.words[panel * lhs.stride..])) {
-                let (rows, cols) = (height.min(m - i), RHS_PANEL.min(n - j));
-                let (a, b) = (lhs.as_ptr(), rhs.as_ptr());
-                if let Some(tiles) = &mut tiles {
-                    out.prefetch(i, j, rows, cols);
-                    // SAFETY: both panels were seen to hold `words` words per row or column, a whole number of tiles.
-                    unsafe { tiles.multiply(words, a, b, &mut edge) };
-                    out.store(self.level, i..i + rows, j..j + cols, &edge, add);
-                } else if (rows, cols) == (height, RHS_PANEL) {
-                    let (c, stride) = out.piece(i, j, height, RHS_PANEL);
-                    // SAFETY: both panels were seen to hold `words` words per row or column; `piece` vouches for the output.
-                    unsafe { vector::multiply(self.level, self.kind == Kind::Pairs, words, a, b, c, stride, add) };
-                } else {
-                    // SAFETY: as above, and `edge` holds [12, 32].
-                    unsafe {
-                        let c = edge.as_mut_ptr();
-                        vector::multiply(self.level, self.kind == Kind::Pairs, words, a, b, c, RHS_PANEL, false);
-                    }
-                    out.store(self.level, i..i + rows, j..j + cols, &edge, add);
+        for step in 0..lhs_panels * rhs_panels {
+            let (i, j) = match order {
+                Order::ByColumns => (step % lhs_panels, step / lhs_panels),
+                Order::ByRows => (step / rhs_panels, step % rhs_panels),
+            };
+            let (a, b) = (lhs.words[i * lhs.stride..].as_ptr(), rhs.words[j * rhs.stride..].as_ptr());
+            let (i, j) = (i * height, j * RHS_PANEL);
+            let (rows, cols) = (height.min(m - i), RHS_PANEL.min(n - j));
+            if let Some(tiles) = &mut tiles {
+                out.prefetch(i, j, rows, cols);
+                // SAFETY: both panels were seen to hold `words` words per row or column, a whole number of tiles.
+                unsafe { tiles.multiply(words, a, b, &mut edge) };
+                out.store(self.level, i..i + rows, j..j + cols, &edge, add);
+                continue;
+            }
+            let pairs = self.kind == Kind::Pairs;
+            if (rows, cols) == (height, RHS_PANEL) {
+                let (c, stride) = out.piece(i, j, height, RHS_PANEL);
+                // SAFETY: both panels were seen to hold `words` words per row or column; `piece` vouches for the output.
+                unsafe { vector::multiply(self.level, pairs, rows, words, a, b, c, stride, add) };
+            } else {
+                // SAFETY: as above, and `edge` holds [12, 32].
+                unsafe {
+                    let c = edge.as_mut_ptr();
+                    vector::multiply(self.level, pairs, rows, words, a, b, c, RHS_PANEL, false);
                 }
+                out.store(self.level, i..i + rows, j..j + cols, &edge, add);
             }
         }
     }

@@ -9,9 +9,25 @@ use crate::isa::{Isa, Level};
 use half::bf16;
 use std::ops::Range;
 
+/// Asks for the line of the element `at`, which will be read soon: sources lie in memory, and their rows are more streams
+/// than a processor follows by itself.
+#[inline(always)]
+fn fetch<E>(data: &[E], at: usize) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a prefetch of any address is harmless, and every x86-64 has it.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(data.as_ptr().wrapping_add(at).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (data, at);
+}
+
 /// A block of words that is turned around at once.
 type Block = [[u32; 16]; 16];
 const SIDE: usize = 16;
+/// Bytes that memory hands over at a time.
+const LINE: usize = 64;
 
 /// Rows of a row-major tensor, some of its columns.
 #[derive(Clone, Debug)]
@@ -202,6 +218,10 @@ fn panels_of_rows<E: Element, W: Word, const P: usize>(
         let run = run..words.min(run + RUN);
         for (panel, start) in (0..cols).step_by(P).enumerate() {
             let width = P.min(cols - start);
+            for next in run.end * W::ENTRIES..k.min((run.end + RUN) * W::ENTRIES) {
+                let at = source.place(next).start + start;
+                (0..P * size_of::<E>()).step_by(LINE).for_each(|line| fetch(data, at + line / size_of::<E>()));
+            }
             let to = &mut out[panel * stride + (first + run.start) * P..][..run.len() * P];
             for (word, to) in run.clone().zip(to.as_chunks_mut::<P>().0) {
                 let i = word * W::ENTRIES;
@@ -246,6 +266,10 @@ fn panels_of_columns<E: Element, const FAST: bool, W: Word, const P: usize>(
                 let mut block = [[0; SIDE]; SIDE];
                 for (i, words) in block.iter_mut().enumerate().take((P - left).min(rows.saturating_sub(top + left))) {
                     *words = words_of_row::<E, W>(&data[source.place(top + left + i)], word);
+                    // The same words of the panel after this one.
+                    if top + left + i + P < rows {
+                        fetch(data, source.place(top + left + i + P).start + word * W::ENTRIES);
+                    }
                 }
                 turn::<FAST>(&mut block);
                 let width = SIDE.min(P - left);

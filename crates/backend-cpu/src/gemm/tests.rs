@@ -59,8 +59,10 @@ fn product(arithmetic: Arithmetic, lhs: &Operand, rhs: &Operand, along: [Depth; 
     }
     let stride = n + 3;
     let mut out = vec![add; m * stride];
+    // Whichever way: elements do not know.
+    let order = if m % 2 == 0 { Order::ByRows } else { Order::ByColumns };
     let (a, b) = (Packed { words: &a, stride: lhs_stride }, Packed { words: &b, stride: rhs_stride });
-    arithmetic.multiply(k, a, b, &mut Target::new(&mut out, m, n, stride), add != 0.0);
+    arithmetic.multiply(k, a, b, &mut Target::new(&mut out, m, n, stride), add != 0.0, order);
     assert!(out.chunks(stride).all(|row| row[n..].iter().all(|x| *x == add)), "elements beside the output");
     out.chunks(stride).flat_map(|row| row[..n].to_vec()).collect()
 }

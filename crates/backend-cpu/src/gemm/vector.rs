@@ -12,7 +12,7 @@ use crate::isa::{Isa, Level};
 pub(super) const ROWS: usize = 12;
 
 /// `c[12, 32] (+)= a b` for panels `a: [words, 12]`, `b: [words, 32]`; rows of c are `stride` apart. `pairs`: words are bf16
-/// pairs.
+/// pairs. Of c's rows at least the first `rows` are made; a panel that is not full need not cost as much as one that is.
 ///
 /// # Safety
 /// The panels hold that many words, c those elements, and nothing else reaches those of c meanwhile.
@@ -21,6 +21,7 @@ pub(super) const ROWS: usize = 12;
 pub(super) unsafe fn multiply(
     level: Level,
     pairs: bool,
+    rows: usize,
     words: usize,
     a: *const u32,
     b: *const u32,
@@ -33,14 +34,22 @@ pub(super) unsafe fn multiply(
         // SAFETY: a level exists only for what the processor has; the rest is the caller's promise.
         unsafe {
             match level.isa() {
-                Isa::Avx512Bf16 | Isa::Amx if pairs => return x86::avx512_bf16(words, a, b, c, stride, add),
-                Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => return x86::avx512(words, a, b, c, stride, add),
+                Isa::Avx512Bf16 | Isa::Amx if pairs => match rows {
+                    0..=4 => return x86::avx512_bf16::<4>(words, a, b, c, stride, add),
+                    5..=8 => return x86::avx512_bf16::<8>(words, a, b, c, stride, add),
+                    _ => return x86::avx512_bf16::<ROWS>(words, a, b, c, stride, add),
+                },
+                Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => match rows {
+                    0..=4 => return x86::avx512::<4>(words, a, b, c, stride, add),
+                    5..=8 => return x86::avx512::<8>(words, a, b, c, stride, add),
+                    _ => return x86::avx512::<ROWS>(words, a, b, c, stride, add),
+                },
                 Isa::Avx2 => return x86::avx2(words, a, b, c, stride, add),
                 Isa::Portable => {}
             }
         }
     }
-    let _ = (level, pairs);
+    let _ = (level, pairs, rows);
     // SAFETY: the caller's promise.
     unsafe { portable(words, a, b, c, stride, add) }
 }
@@ -77,13 +86,13 @@ mod x86 {
     use super::ROWS;
     use std::arch::x86_64::*;
 
-    /// The AVX-512 kernels, which differ in how a word is broadcast and multiplied.
+    /// The AVX-512 kernels, which differ in how words are multiplied. They make the first `MADE` rows.
     macro_rules! avx512_kernel {
         ($name:ident, $features:literal, |$sum:ident, $a:ident, $b:ident| $step:expr) => {
             /// # Safety
             /// As [`super::multiply`].
             #[target_feature(enable = $features)]
-            pub(super) unsafe fn $name(
+            pub(super) unsafe fn $name<const MADE: usize>(
                 words: usize,
                 mut a: *const u32,
                 mut b: *const u32,
@@ -94,11 +103,11 @@ mod x86 {
                 // SAFETY: the caller vouches for [words, 12], [words, 32] and the rows of c; a prefetch needs no such thing.
                 unsafe {
                     // Where c comes from memory, it comes while the sums are made.
-                    for i in 0..ROWS {
+                    for i in 0..MADE {
                         _mm_prefetch::<_MM_HINT_T0>(c.add(i * stride).cast());
                         _mm_prefetch::<_MM_HINT_T0>(c.add(i * stride + 16).cast());
                     }
-                    let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
+                    let mut sums = [[_mm512_setzero_ps(); 2]; MADE];
                     for _ in 0..words {
                         let columns = [_mm512_loadu_si512(b.cast()), _mm512_loadu_si512(b.add(16).cast())];
                         for (i, sums) in sums.iter_mut().enumerate() {
