@@ -175,6 +175,8 @@ pub struct VariantConfig {
     pub threads: usize,
     /// Of this CPU, the instruction set whose kernels are used: `portable`, `avx2`, ...; none: the fastest that there is.
     pub isa: Option<String>,
+    /// On the CPU, what dL/dlogits is rounded to before it is multiplied into gradients; none: the dtype of the inputs.
+    pub dlogits: Option<Dtype>,
     /// Whether the variant's process takes large allocations in huge pages (glibc's `malloc.hugetlb`).
     pub huge_pages: bool,
     /// Somebody else's program, with its arguments, that speaks the protocol of [`crate::bench::protocol`].

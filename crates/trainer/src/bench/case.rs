@@ -131,6 +131,7 @@ fn entries(config: &BenchConfig, options: &Options, folder: &Path) -> Result<Vec
             plugin: options.plugin.clone(),
             threads: settings.threads,
             isa: settings.isa.clone(),
+            dlogits: settings.dlogits,
             tensors: Files::new(),
         };
         let (kind, command) = match &settings.command {
@@ -177,6 +178,7 @@ fn peer_entries(
                 plugin: options.plugin.clone(),
                 threads,
                 isa: None,
+                dlogits: None,
                 tensors: Files::new(),
             },
             variant: variant.clone(),
@@ -277,6 +279,7 @@ fn score(
         plugin: options.plugin.clone(),
         threads,
         isa: None,
+        dlogits: None,
         tensors,
     };
     process.ask(&Request::Plan(Box::new(job))).and_then(told)?;

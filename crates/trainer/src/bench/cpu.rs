@@ -36,6 +36,9 @@ impl OnCpu {
         if let Some(isa) = job.isa.as_deref().and_then(Isa::from_name) {
             backend = backend.with_isa(isa);
         }
+        if let Some(dlogits) = job.dlogits {
+            backend = backend.with_dlogits(dlogits);
+        }
         let gradients: BTreeMap<_, _> =
             wanted(&variant, &inputs).into_iter().map(|(name, elements)| (name, touched(elements))).collect();
         let in_place = match (&inputs.policy, variant.what) {
@@ -63,7 +66,11 @@ impl OnCpu {
 /// Keys of a variant that mean something to other backends only.
 pub(crate) fn refuse_what_it_lacks(job: &Job, variant: &Variant) -> Result<()> {
     let lacks = [
-        (variant.numerics != Numerics::default(), "numerics", "it rounds nothing: leave them out"),
+        (
+            variant.numerics != Numerics::default(),
+            "numerics",
+            "on the CPU only `dlogits` of the variant is rounded: leave them out",
+        ),
         (variant.mosaic.is_some(), "mosaic", "those are TPU kernels: leave it out"),
         (variant.mesh != Mesh::default(), "mesh", "it is one device: leave it out"),
         (

@@ -62,6 +62,7 @@ impl OnDevices {
         for (is_asked, what, instead) in [
             (job.threads != 0, "threads", "its plugin starts its own: leave it out"),
             (job.isa.is_some(), "isa", "its compiler chooses: leave it out"),
+            (job.dlogits.is_some(), "dlogits", "set it in `numerics`"),
         ] {
             if is_asked {
                 let (backend, what, instead) = (job.backend.clone(), what.into(), instead.into());

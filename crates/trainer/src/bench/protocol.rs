@@ -19,6 +19,7 @@ use super::report::{CompiledBytes, DeviceBytes, DeviceReport};
 use crate::bench_config::BenchConfig;
 use backend_cpu::peak::{Traffic, Unit};
 use backend_tpu::program::Blocking;
+use grpo_core::Dtype;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -62,6 +63,8 @@ pub struct Job {
     pub threads: usize,
     /// On the CPU, the instruction set to use instead of the fastest.
     pub isa: Option<String>,
+    /// What dL/dlogits is rounded to on this CPU; none: the dtype of the inputs.
+    pub dlogits: Option<Dtype>,
     /// The inputs.
     pub tensors: Files,
 }

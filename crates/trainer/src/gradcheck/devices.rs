@@ -50,20 +50,25 @@ impl Devices {
                     plugin: None,
                     threads: settings.threads,
                     isa: settings.isa.clone(),
+                    dlogits: settings.dlogits,
                     tensors: Files::new(),
                 };
                 refuse_what_it_lacks(&job, variant)?;
-                let cpu = CpuBackend::with_threads(settings.threads)?;
-                Ok(Box::new(match settings.isa.as_deref().and_then(Isa::from_name) {
-                    Some(isa) => cpu.with_isa(isa),
-                    None => cpu,
-                }))
+                let mut cpu = CpuBackend::with_threads(settings.threads)?;
+                if let Some(isa) = settings.isa.as_deref().and_then(Isa::from_name) {
+                    cpu = cpu.with_isa(isa);
+                }
+                if let Some(dlogits) = settings.dlogits {
+                    cpu = cpu.with_dlogits(dlogits);
+                }
+                Ok(Box::new(cpu))
             }
             BackendName::Pjrt(kind) => {
                 let numerics = variant.numerics;
                 for (is_asked, what, instead) in [
                     (settings.threads != 0, "threads", "its plugin starts its own: leave it out"),
                     (settings.isa.is_some(), "isa", "its compiler chooses: leave it out"),
+                    (settings.dlogits.is_some(), "dlogits", "set it in `numerics`"),
                     (
                         numerics.gradients != Dtype::F32,
                         "numerics.gradients in a gradient check",
