@@ -9,6 +9,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// Whoever started it has asked for its end.
+    #[error("stopped before the end")]
+    Stopped,
     /// A configuration value that is not legal.
     #[error("configuration key `{key}`: expected {expected}, got {found}")]
     Config {

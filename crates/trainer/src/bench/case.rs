@@ -61,7 +61,7 @@ pub(super) fn measure(
     name: &str,
     config: &BenchConfig,
     options: &Options,
-    progress: &mut impl FnMut(&str),
+    progress: &mut impl FnMut(&str) -> Result<()>,
 ) -> Result<Case> {
     let temporary = || tempfile::tempdir().map_err(|e| Error::io("create", &std::env::temp_dir(), e));
     let (folder, inputs) = (temporary()?, temporary()?);
@@ -69,7 +69,7 @@ pub(super) fn measure(
     give_inputs(name, config, options, &mut entries, inputs.path(), progress)?;
     let mut processes = vec![];
     for i in 0..entries.len() {
-        progress(&format!("{name}: planning {}", entries[i].job.name));
+        progress(&format!("{name}: planning {}", entries[i].job.name))?;
         let place = folder.path().join(format!("{i}.log"));
         let state = start(&mut processes, &entries[..i], &entries[i], place);
         entries[i].state = state.unwrap_or_else(|error| State::Failed { error: error.to_string(), not_offered: false });
@@ -82,7 +82,7 @@ pub(super) fn measure(
         _ => 0,
     });
     for entry in &mut entries {
-        progress(&format!("{name}: first call of {}", entry.job.name));
+        progress(&format!("{name}: first call of {}", entry.job.name))?;
         turn(entry, &mut processes, true, |running, step| running.first = Some(step));
     }
     let rounds = config.rounds;
@@ -94,7 +94,7 @@ pub(super) fn measure(
                 None => format!("warm-up {} of {}", round + 1, rounds.warmup),
                 Some(step) => format!("round {} of {}", step + 1, rounds.steps),
             };
-            progress(&format!("{name}: {at}: {}", entry.job.name));
+            progress(&format!("{name}: {at}: {}", entry.job.name))?;
             let began = began.elapsed().as_secs_f64();
             turn(entry, &mut processes, false, |running, step| {
                 if which.is_some() {
@@ -227,9 +227,9 @@ fn give_inputs(
     options: &Options,
     entries: &mut [Entry],
     folder: &Path,
-    progress: &mut impl FnMut(&str),
+    progress: &mut impl FnMut(&str) -> Result<()>,
 ) -> Result<()> {
-    progress(&format!("{name}: making inputs"));
+    progress(&format!("{name}: making inputs"))?;
     let dtype = |entry: &Entry| entry.variant.request.policy.dtype();
     let mut policies: BTreeMap<&str, Files> = BTreeMap::new();
     for dtype in [Dtype::F32, Dtype::Bf16] {
@@ -245,7 +245,7 @@ fn give_inputs(
         (entry.job.backend.clone(), dtype(entry), entry.job.threads)
     });
     if inputs::has_other_policies(config) {
-        progress(&format!("{name}: scoring inputs"));
+        progress(&format!("{name}: scoring inputs"))?;
         let tensors = batch.clone().into_iter().chain(policies.get(scorer.1.name()).cloned().unwrap_or_default());
         let logp = score(config, options, scorer, tensors.collect(), folder)?;
         batch.extend(inputs::write_other_policies(config, &logp, folder)?);

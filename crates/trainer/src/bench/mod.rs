@@ -52,12 +52,16 @@ pub struct Options {
     pub assertions: Vec<Assertion>,
 }
 
-/// Measures. `progress` hears what is being done.
+/// Measures. `progress` hears what is about to be done, and may end it all with an error; no file stays behind then.
 ///
 /// # Errors
 /// [`Error::Config`] for a configuration that is not legal; [`Error::Argument`] for a variant or claim that fits no problem;
 /// those of the backend when the inputs cannot be scored. A variant that fails is an [`report::Outcome::Failed`].
-pub fn run(configs: &[BenchConfig], options: &Options, mut progress: impl FnMut(&str)) -> Result<Document> {
+pub fn run(
+    configs: &[BenchConfig],
+    options: &Options,
+    mut progress: impl FnMut(&str) -> Result<()>,
+) -> Result<Document> {
     let date = utc(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()));
     let mut cases = vec![];
     for config in configs {

@@ -6,6 +6,7 @@ use anyhow::{Context, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::Write;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use trainer::assertion::Assertion;
 use trainer::bench::report;
@@ -92,7 +93,11 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
         assertions: args.assert.iter().map(|text| Assertion::parse(text)).collect::<Result<_, _>>()?,
     };
     let (bar, mut tell) = progress();
-    let document = bench::run(&configs, &options, |what| tell(what));
+    let stop = super::stop_on_signal("stopping after this turn")?;
+    let document = bench::run(&configs, &options, |what| {
+        tell(what);
+        if stop.load(Ordering::Relaxed) { Err(trainer::Error::Stopped) } else { Ok(()) }
+    });
     bar.finish_and_clear();
     let document = document?;
     let json = format!("{}\n", serde_json::to_string_pretty(&document)?);

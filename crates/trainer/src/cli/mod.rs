@@ -19,9 +19,12 @@ mod plan;
 mod plugin;
 mod train;
 
+use anyhow::Context;
 use clap::{Parser, Subcommand};
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// GRPO: train, and check the loss.
 #[derive(Debug, Parser)]
@@ -114,4 +117,19 @@ mod tests {
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
     }
+}
+
+/// A flag that the first SIGINT or SIGTERM sets, `saying` what it will lead to; the second one ends the process.
+fn stop_on_signal(saying: &'static str) -> anyhow::Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&stop);
+    ctrlc::set_handler(move || {
+        if flag.swap(true, Ordering::Relaxed) {
+            // 128 + SIGINT, as shells count. Checkpoints are atomic, so nothing is lost but the present step.
+            std::process::exit(130);
+        }
+        let _ = writeln!(std::io::stderr(), "\n{saying}; once more to quit at once");
+    })
+    .context("cannot handle Ctrl-C")?;
+    Ok(stop)
 }

@@ -3,11 +3,7 @@
 use super::display::Display;
 use super::layers::LayerArgs;
 use super::{Outcome, emit};
-use anyhow::Context;
-use std::io::Write;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use trainer::TrainConfig;
 use trainer::config_layers::{ENV_PREFIX, Layers, to_yaml};
 use trainer::run::{Ending, Run};
@@ -62,7 +58,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
         }
         None => Run::start(args.layers.resolve(DEFAULT_CONFIG)?, args.run_dir.as_deref())?,
     };
-    let stop = stop_on_signal()?;
+    let stop = super::stop_on_signal("stopping after this step")?;
     let root = run.dir().root().to_owned();
     let mut display = Display::new(args.quiet);
     let ending = run.run(&mut display, &stop).inspect_err(|_| display.clear())?;
@@ -71,19 +67,4 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
         Ending::Stopped { checkpoint } => display.stopped(&checkpoint, &root)?,
     }
     Ok(Outcome::Done)
-}
-
-/// A flag that the first SIGINT or SIGTERM sets; the second one ends the process.
-fn stop_on_signal() -> anyhow::Result<Arc<AtomicBool>> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let flag = Arc::clone(&stop);
-    ctrlc::set_handler(move || {
-        if flag.swap(true, Ordering::Relaxed) {
-            // 128 + SIGINT, as shells count. Checkpoints are atomic, so nothing is lost but the present step.
-            std::process::exit(130);
-        }
-        let _ = writeln!(std::io::stderr(), "\nstopping after this step; once more to quit at once");
-    })
-    .context("cannot handle Ctrl-C")?;
-    Ok(stop)
 }
