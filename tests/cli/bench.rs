@@ -2,10 +2,11 @@
 
 mod pjrt;
 
-use crate::support::{grpo, refuse, stderr, stdout};
+use crate::support::{command, grpo, refuse, stderr, stdout};
 use serde_json::Value;
+use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use std::process::Output;
+use std::process::{Output, Stdio};
 
 /// Two of our variants, the oracle among them, and what else there may be.
 const TINY: &str = "
@@ -319,4 +320,25 @@ fn what_cannot_be_measured_is_refused_with_what_could() {
     let output = bench(TINY, &["--peers-venv", "/no/such/folder"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("peers/README.md"), "{}", stderr(&output));
+}
+
+/// Inputs may be gigabytes: none may stay behind.
+#[test]
+#[cfg(unix)]
+fn what_is_stopped_leaves_nothing_behind() {
+    let folder = Folder::new();
+    let config = folder.write("config.yaml", &TINY.replace("steps: 3", "steps: 1000000"));
+    let temporary = folder.path("temporary");
+    std::fs::create_dir(&temporary).expect("a folder");
+    let mut command = command(&["bench", &config]);
+    command.env("TMPDIR", &temporary).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("the binary starts");
+    let mut said = BufReader::new(child.stderr.take().expect("piped")).lines().map_while(Result::ok);
+    assert!(said.any(|line| line.contains("round 2 of")), "no round was begun");
+    let kill = std::process::Command::new("kill").args(["-TERM", &child.id().to_string()]).status();
+    assert!(kill.is_ok_and(|status| status.success()));
+    let rest: Vec<String> = said.collect();
+    assert_eq!(child.wait().expect("an ending").code(), Some(2), "{rest:?}");
+    assert!(rest.iter().any(|line| line.contains("stopped before the end")), "{rest:?}");
+    assert_eq!(std::fs::read_dir(&temporary).expect("the folder").count(), 0);
 }

@@ -23,6 +23,7 @@
 //!
 //! Legend: N tokens, L live rows of a chunk of C, H hidden, V vocabulary, T entries of a tile, P tiles of a panel.
 
+use crate::convert::rounded;
 use crate::gemm::{Arithmetic, Cut, Depth, Order, Packed, Rows, Target};
 use crate::head::{Head, Slot, drain, unit_block};
 use crate::host::{Grads, Policy, Slice};
@@ -38,8 +39,8 @@ use grpo_core::evaluate::Evaluator;
 use grpo_core::{HeadLayout, LoopOrder, LossOutput, MemoryReport, PlanRequest, Scores};
 use std::ops::Range;
 
-/// Tiles per task of a part of the vocabulary whose dlogits meet the head at once: few enough to stay in a shared cache.
-const TILES_PER_TASK: usize = 8;
+/// Tiles per slot whose dlogits are made before any of them meets the head: few enough to stay in a shared cache.
+const TILES_PER_SLOT: usize = 8;
 
 /// A planned fused loss: sizes and workspace.
 pub(crate) struct FusedPlan {
@@ -177,7 +178,7 @@ impl FusedPlan {
         grads: &mut Grads<'_>,
     ) {
         let (Problem { arithmetic, h, v, layout, .. }, scales) = (self.problem, self.scales);
-        let tiles_at_once = self.blocking.panel_tiles.min(TILES_PER_TASK * self.blocking.slots);
+        let tiles_at_once = self.blocking.panel_tiles.min(TILES_PER_SLOT * self.blocking.slots);
         let panels = self.panels(tiles_at_once);
         let (block, stride) = (self.problem.block(self.blocking.chunk), self.problem.stride());
         let (live, state, work) = (&self.live[live], &self.state, &mut self.work);
@@ -313,9 +314,14 @@ impl TileGradient<'_> {
                 for (token, out) in tokens.iter().zip(slot.rows.chunks_mut(t)) {
                     let z = &block[token.place * self.stride..][..t];
                     let target = within(token.target, &tile);
-                    gradient_to(arithmetic.level(), z, target, &token.slope, self.scale, out, self.round);
+                    // The bias takes them as they are: its gradient is a sum, not a product.
+                    let round_now = self.round && bias.is_none();
+                    gradient_to(arithmetic.level(), z, target, &token.slope, self.scale, out, round_now);
                     if let Some(bias) = &mut bias {
-                        bias.iter_mut().zip(out).for_each(|(b, z)| *b += *z);
+                        for (b, z) in bias.iter_mut().zip(out) {
+                            *b += *z;
+                            *z = if self.round { rounded(*z) } else { *z };
+                        }
                     }
                 }
                 let rows = || Rows::new(Slice::F32(&slot.rows), t, 0..tokens.len(), 0..t);

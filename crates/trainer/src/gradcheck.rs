@@ -88,12 +88,12 @@ pub struct InputsReport {
     pub notes: Vec<String>,
 }
 
-/// Checks every problem of `config`.
+/// Checks every problem of `config`. `progress` hears what is about to be done.
 ///
 /// # Errors
 /// [`Error::Config`] for a configuration that is not legal; [`Error::Argument`] for a variant that it lacks or a limit of 0;
 /// those of the backends, but for what they do not offer: that is told in [`CaseReport::not_checked`].
-pub fn run(config: &BenchConfig, options: &Options) -> Result<Vec<CaseReport>> {
+pub fn run(config: &BenchConfig, options: &Options, mut progress: impl FnMut(&str)) -> Result<Vec<CaseReport>> {
     config.validate()?;
     let Limits { tokens, hidden, vocab } = options.limits;
     for (operation, limit) in [("--max-tokens", tokens), ("--max-hidden", hidden), ("--max-vocab", vocab)] {
@@ -106,7 +106,7 @@ pub fn run(config: &BenchConfig, options: &Options) -> Result<Vec<CaseReport>> {
         return Err(Error::argument("variants", expected, format!("`{unknown}`")));
     }
     let mut devices = Devices::new(options.plugin.clone());
-    config.cases().into_iter().map(|(name, case)| check(name, case, options, &mut devices)).collect()
+    config.cases().into_iter().map(|(name, case)| check(name, case, options, &mut devices, &mut progress)).collect()
 }
 
 /// Variants on the same inputs, by name.
@@ -116,7 +116,13 @@ struct Group {
     variants: Vec<(String, Variant)>,
 }
 
-fn check(name: String, mut config: BenchConfig, options: &Options, devices: &mut Devices) -> Result<CaseReport> {
+fn check(
+    name: String,
+    mut config: BenchConfig,
+    options: &Options,
+    devices: &mut Devices,
+    progress: &mut impl FnMut(&str),
+) -> Result<CaseReport> {
     let asked = config.shape;
     config.shape = reduced(asked, options.limits);
     let mut report = CaseReport {
@@ -150,8 +156,10 @@ fn check(name: String, mut config: BenchConfig, options: &Options, devices: &mut
         report.not_checked.insert(name.clone(), why.into());
     }
     for Group { dtype, bias, variants: group } in groups {
+        progress(&format!("{}: the oracle in f64, {} inputs", report.name, dtype.name()));
         let problem = Problem::draw(&BenchConfig { dtype, ..config.clone() }, bias)?;
         report.failures.extend(problem.zero_gradients());
+        progress(&format!("{}: differences of the oracle's loss, two evaluations an entry", report.name));
         let verdict = problem.differences(&problem.oracle.values)?;
         let mut of_inputs = InputsReport {
             dtype,
@@ -163,6 +171,7 @@ fn check(name: String, mut config: BenchConfig, options: &Options, devices: &mut
         };
         of_inputs.notes.extend(verdict.notes);
         for (name, variant) in group {
+            progress(&format!("{}: {name}", report.name));
             let opened = devices.open(&config, &name, &variants[&name], &variant);
             match opened.and_then(|backend| problem.implementation(&name, &variant, backend.as_ref())) {
                 Ok(rows) => of_inputs.rows.extend(rows),

@@ -139,7 +139,7 @@ fn configs(args: &Args) -> anyhow::Result<Vec<BenchConfig>> {
 }
 
 /// Minutes pass: a person sees what is being done now; a log gets a line for everything but single turns.
-fn progress() -> (ProgressBar, impl FnMut(&str)) {
+pub(super) fn progress() -> (ProgressBar, impl FnMut(&str)) {
     let bar = ProgressBar::new_spinner();
     if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed} {msg}") {
         bar.set_style(style);

@@ -55,11 +55,13 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     let options = Options { limits, variants: args.variants, plugin: args.plugin };
     let files = if args.config.is_empty() { vec![None] } else { args.config.iter().map(Some).collect() };
     let mut cases = vec![];
+    let (bar, mut tell) = super::bench::progress();
     for file in files {
         let mut config: BenchConfig = resolve(file.map(PathBuf::as_path), &args.set, DEFAULT_CONFIG)?;
         config.inputs.seed = args.seed.unwrap_or(config.inputs.seed);
-        cases.extend(gradcheck::run(&config, &options)?);
+        cases.extend(gradcheck::run(&config, &options, |what| tell(what))?);
     }
+    bar.finish_and_clear();
     let passed = cases.iter().all(|case| case.passed);
     if args.json {
         let document = serde_json::json!({ "passed": passed, "limits": limits, "cases": cases });

@@ -168,7 +168,7 @@ fn an_implementation_with_a_wrong_gradient_is_found(#[values(Dtype::F32, Dtype::
 }
 
 fn only(config: &BenchConfig, options: &Options) -> CaseReport {
-    let mut reports = run(config, options).expect("a report");
+    let mut reports = run(config, options, |_| {}).expect("a report");
     assert_eq!(reports.len(), 1);
     reports.remove(0)
 }
@@ -226,7 +226,7 @@ variants:
   added: { implementation: logits }
 ";
     let options = Options { limits: Limits { vocab: 1000, ..Limits::default() }, ..Options::default() };
-    let reports = run(&config(text, &[]), &options).expect("reports");
+    let reports = run(&config(text, &[]), &options, |_| {}).expect("reports");
     assert_eq!(reports.iter().map(|report| report.name.as_str()).collect::<Vec<_>>(), ["logits-bf16", "logits-f32"]);
     for report in reports {
         assert!(report.passed && report.reduced_from.is_none(), "{report:#?}");
