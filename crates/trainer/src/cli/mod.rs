@@ -108,17 +108,6 @@ pub(crate) fn emit(text: &str) -> anyhow::Result<()> {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::CommandFactory;
-
-    #[test]
-    fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
-    }
-}
-
 /// A flag that the first SIGINT or SIGTERM sets, `saying` what it will lead to; the second one ends the process.
 fn stop_on_signal(saying: &'static str) -> anyhow::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
@@ -132,4 +121,15 @@ fn stop_on_signal(saying: &'static str) -> anyhow::Result<Arc<AtomicBool>> {
     })
     .context("cannot handle Ctrl-C")?;
     Ok(stop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
 }
