@@ -108,6 +108,7 @@ pub(crate) trait MulAdd {
 }
 
 /// One rounding, in one instruction.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(crate) struct Fused;
 /// Two roundings; fused arithmetic would be a library call.
 pub(crate) struct Separate;

@@ -16,19 +16,11 @@ pub(super) const WORDS: usize = 16;
 
 /// Whether the processor has tiles with bf16 products and the system lets this process use them. The first call asks
 /// for that permission, which holds for every thread of the process.
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub(crate) fn is_available() -> bool {
     static AVAILABLE: OnceLock<bool> = OnceLock::new();
     *AVAILABLE.get_or_init(|| has_tiles() && permitted())
 }
 
-/// Tiles need a system that saves them; only Linux is asked.
-#[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
-pub(crate) fn is_available() -> bool {
-    false
-}
-
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 fn has_tiles() -> bool {
     use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
     #[target_feature(enable = "xsave")]
@@ -47,7 +39,6 @@ fn has_tiles() -> bool {
     state & TILE_STATE == TILE_STATE
 }
 
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 fn permitted() -> bool {
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
     const XFEATURE_XTILEDATA: libc::c_long = 18;
@@ -78,13 +69,11 @@ pub(crate) fn spin(iterations: usize) -> f32 {
 }
 
 /// The tile registers of this thread, shaped for products of 16 rows and 16 words.
-#[cfg(target_arch = "x86_64")]
 pub(super) struct Tiles {
     /// Registers belong to a thread.
     here: std::marker::PhantomData<*const ()>,
 }
 
-#[cfg(target_arch = "x86_64")]
 impl Tiles {
     /// Only where [`is_available`].
     pub(super) fn new() -> Self {
@@ -151,27 +140,9 @@ impl Tiles {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
 impl Drop for Tiles {
     fn drop(&mut self) {
         // SAFETY: gives the registers back, which `new` has taken on this thread.
         unsafe { std::arch::asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
-    }
-}
-
-/// There are none.
-#[cfg(not(target_arch = "x86_64"))]
-pub(super) enum Tiles {}
-
-#[cfg(not(target_arch = "x86_64"))]
-impl Tiles {
-    pub(super) fn new() -> Self {
-        unreachable!("no level of this processor has tiles")
-    }
-
-    /// # Safety
-    /// None: it cannot be called.
-    pub(super) unsafe fn multiply(&mut self, _: usize, _: *const u32, _: *const u32, _: &mut [f32]) {
-        match *self {}
     }
 }

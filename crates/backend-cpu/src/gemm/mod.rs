@@ -19,6 +19,10 @@
 //! instruction set and on the pieces, not on the shape of the product or its place in it.
 #![allow(unsafe_code)]
 
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+pub(crate) mod amx;
+#[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+#[path = "no_amx.rs"]
 pub(crate) mod amx;
 mod pack;
 mod target;

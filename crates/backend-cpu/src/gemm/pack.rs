@@ -5,7 +5,7 @@
 
 use super::amx;
 use crate::host::Slice;
-use crate::isa::{Isa, Level};
+use crate::isa::Level;
 use half::bf16;
 use std::ops::Range;
 
@@ -161,7 +161,7 @@ macro_rules! by_element_and_level {
                 level: Level, data: &[E], source: &Rows<'_>, along: Depth, from: usize, out: &mut [u32], stride: usize,
             ) {
                 #[cfg(target_arch = "x86_64")]
-                if level.isa() >= Isa::Avx512 {
+                if level.isa() >= crate::isa::Isa::Avx512 {
                     // SAFETY: a level exists only for what the processor has.
                     return unsafe { avx512::<E, $($argument)*>(data, source, along, from, out, stride) };
                 }

@@ -6,7 +6,7 @@
 //! parts `[6, 16]` of 12 sums each. Plain Rust takes parts `[4, 8]`, what 16 registers of four hold.
 
 use super::RHS_PANEL;
-use crate::isa::{Isa, Level};
+use crate::isa::Level;
 
 /// Rows of a lhs panel.
 pub(super) const ROWS: usize = 12;
@@ -31,6 +31,7 @@ pub(super) unsafe fn multiply(
 ) {
     #[cfg(target_arch = "x86_64")]
     {
+        use crate::isa::Isa;
         // SAFETY: a level exists only for what the processor has; the rest is the caller's promise.
         unsafe {
             match level.isa() {
