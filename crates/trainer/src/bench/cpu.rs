@@ -69,7 +69,7 @@ pub(crate) fn refuse_what_it_lacks(job: &Job, variant: &Variant) -> Result<()> {
         (
             variant.numerics != Numerics::default(),
             "numerics",
-            "on the CPU only `dlogits` of the variant is rounded: leave them out",
+            "say `dlogits` instead",
         ),
         (variant.mosaic.is_some(), "mosaic", "those are TPU kernels: leave it out"),
         (variant.mesh != Mesh::default(), "mesh", "it is one device: leave it out"),
