@@ -66,11 +66,7 @@ impl OnCpu {
 /// Keys of a variant that mean something to other backends only.
 pub(crate) fn refuse_what_it_lacks(job: &Job, variant: &Variant) -> Result<()> {
     let lacks = [
-        (
-            variant.numerics != Numerics::default(),
-            "numerics",
-            "say `dlogits` instead",
-        ),
+        (variant.numerics != Numerics::default(), "numerics", "say `dlogits` instead"),
         (variant.mosaic.is_some(), "mosaic", "those are TPU kernels: leave it out"),
         (variant.mesh != Mesh::default(), "mesh", "it is one device: leave it out"),
         (
