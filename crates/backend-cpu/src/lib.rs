@@ -1,6 +1,7 @@
 //! The GRPO loss on this CPU: `reference`, `logits` and `fused` behind [`grpo_core::Backend`].
 //!
-//! Inputs and gradients are host slices, f32 or bf16; arithmetic and gradients are f32, the scalars of a row f64.
+//! Inputs are host slices, f32 or bf16; sums and gradients are f32, the scalars of a row f64. bf16 inputs round dL/dlogits to
+//! bf16 before it is multiplied into gradients, unless [`CpuBackend::with_dlogits`] says otherwise.
 #![deny(unsafe_code)]
 
 mod convert;
