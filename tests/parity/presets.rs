@@ -30,5 +30,5 @@ fn presets_mean_what_they_say() {
     assert_eq!(preset("cispo").ratio_high(), 5.0);
     assert!(!preset("gspo").is_token_level());
     assert_eq!(preset("dr_grpo").max_completion_length, Some(256));
-    assert_eq!(preset("mllm-jax").temperature_mode, TemperatureMode::ScaleLogprobs);
+    assert_eq!(preset("mllm-jax").temperature_mode(), TemperatureMode::ScaleLogprobs);
 }

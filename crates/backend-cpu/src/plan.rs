@@ -45,9 +45,14 @@ impl LossPlan for CpuPlan {
     ) -> Result<LossOutput> {
         self.request.check_call(&policy, batch, Some(&grads))?;
         let (policy, grads, kernel) = (Policy::new(policy)?, Grads::new(grads)?, &mut self.kernel);
+        let loss = &self.request.loss;
+        let run = || {
+            let batch = loss.prepare(batch, |batch| kernel.score(policy.read(), batch))?;
+            kernel.value_and_grad(policy, &batch, grads)
+        };
         match &self.pool {
-            Some(pool) => pool.install(|| kernel.value_and_grad(policy, batch, grads)),
-            None => kernel.value_and_grad(policy, batch, grads),
+            Some(pool) => pool.install(run),
+            None => run(),
         }
     }
 

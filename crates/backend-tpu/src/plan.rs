@@ -1,6 +1,6 @@
 //! A planned loss: compiled programs, and the tensors that go in and out.
 //!
-//! Everything happens on the devices. A call uploads two small tables and a flag, runs one program, and brings back seven sums;
+//! Everything happens on the devices. A call uploads two small tables and a flag, runs one program, and brings back eight sums;
 //! gradients are updated in buffers that are donated and come back. Host slices are uploaded before and downloaded after
 //! the same call.
 
@@ -172,7 +172,7 @@ impl PjrtPlan {
     /// As [`LossPlan::value_and_grad`]. Gradients on devices are lost if the program that owns them fails.
     pub fn value_and_grad_on_device(
         &mut self,
-        policy: PolicyInput<'_>,
+        mut policy: PolicyInput<'_>,
         batch: &TokenBatch,
         grads: GradsMut<'_>,
     ) -> Result<DeviceOutput> {
@@ -184,6 +184,10 @@ impl PjrtPlan {
             _ => self.request.check_call(&policy, batch, Some(&grads))?,
         }
         let loss = self.request.loss.clone();
+        let batch = &*loss.prepare(batch, |batch| {
+            let [logp, entropy] = self.score_on_device(policy.reborrow(), batch)?;
+            scores(&logp, &entropy)
+        })?;
         let evaluator = Evaluator::new(&loss, batch)?;
         let tables = Tables::new(&self.spec, batch, Some(&evaluator));
         let pass = match policy {
@@ -254,8 +258,8 @@ struct Results {
 fn read_sums(tensor: &PjrtTensor) -> Result<Sums> {
     let mut values = [0.0_f32; SUMS];
     tensor.parts[0].to_host(&mut values).map_err(failed)?;
-    let [loss, kl, entropy, low_clipped, high_clipped, low_min, high_max] = values.map(f64::from);
-    Ok(Sums { loss, kl, entropy, low_clipped, high_clipped, low_min, high_max })
+    let [loss, kl, entropy, low_clipped, high_clipped, low_min, high_max, phi] = values.map(f64::from);
+    Ok(Sums { loss, kl, entropy, low_clipped, high_clipped, low_min, high_max, phi })
 }
 
 /// Per-token results on the host: 0 at masked tokens.

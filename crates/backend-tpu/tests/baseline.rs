@@ -12,7 +12,7 @@ const V: usize = 13;
 
 fn spec(policy: PolicySpec, temperature_mode: TemperatureMode) -> Spec {
     Spec {
-        loss: LossConfig { temperature: 0.7, temperature_mode, ..LossConfig::default() },
+        loss: LossConfig { temperature: 0.7, temperature_mode: Some(temperature_mode), ..LossConfig::default() },
         implementation: Implementation::Reference,
         tokens: N,
         policy,

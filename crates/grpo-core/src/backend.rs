@@ -183,6 +183,21 @@ pub enum PolicyInput<'a> {
     },
 }
 
+impl PolicyInput<'_> {
+    /// The same tensors, for a call before the one they are meant for.
+    pub fn reborrow(&mut self) -> PolicyInput<'_> {
+        match self {
+            Self::Logits(logits) => PolicyInput::Logits(*logits),
+            Self::LogitsInPlace(TensorMut::F32(logits)) => PolicyInput::LogitsInPlace(TensorMut::F32(logits)),
+            Self::LogitsInPlace(TensorMut::Bf16(logits)) => PolicyInput::LogitsInPlace(TensorMut::Bf16(logits)),
+            Self::LogitsInPlace(TensorMut::Device(logits)) => PolicyInput::LogitsInPlace(TensorMut::Device(*logits)),
+            Self::Hidden { hidden, lm_head, bias } => {
+                PolicyInput::Hidden { hidden: *hidden, lm_head: *lm_head, bias: *bias }
+            }
+        }
+    }
+}
+
 /// Where gradients go. They are added to what is there, so micro-batches accumulate; f32 whatever the input's dtype, or on
 /// a device what its plan sums in.
 #[derive(Debug, Default)]
@@ -283,7 +298,7 @@ pub trait LossPlan: Send {
 impl LossConfig {
     /// What multiplies logits before the softmax: 1/T, or 1 when the temperature scales log-probabilities.
     pub fn logit_scale(&self) -> f64 {
-        match self.temperature_mode {
+        match self.temperature_mode() {
             TemperatureMode::ScaleLogits => 1.0 / self.temperature,
             TemperatureMode::ScaleLogprobs => 1.0,
         }
@@ -291,7 +306,7 @@ impl LossConfig {
 
     /// What multiplies log-probabilities after it: 1, or 1/T when the temperature scales log-probabilities.
     pub fn logp_scale(&self) -> f64 {
-        match self.temperature_mode {
+        match self.temperature_mode() {
             TemperatureMode::ScaleLogits => 1.0,
             TemperatureMode::ScaleLogprobs => 1.0 / self.temperature,
         }

@@ -4,6 +4,7 @@
 //! `offsets[b]..offsets[b + 1]`. Padding costs nothing: masked rows are never read and never computed.
 
 use crate::error::{Error, Result};
+use crate::factors::TokenFactors;
 use crate::weights::TokenWeights;
 use std::ops::Range;
 
@@ -31,6 +32,7 @@ pub struct TokenBatch {
     ref_logp: Option<Vec<f32>>,
     sampler_logp: Option<Vec<f32>>,
     weights: Option<TokenWeights>,
+    factors: Option<TokenFactors>,
 }
 
 const OP: &str = "token batch";
@@ -64,6 +66,7 @@ impl TokenBatch {
             ref_logp: None,
             sampler_logp: None,
             weights: None,
+            factors: None,
         })
     }
 
@@ -162,6 +165,23 @@ impl TokenBatch {
         Ok(self)
     }
 
+    /// Sets what multiplies the terms of each token ([`crate::factors`]); do this before cutting a step of which tokens
+    /// are chosen. Without them [`crate::LossConfig::prepare`] makes them for each batch.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for a wrong length, [`Error::Value`] for a factor that is not finite at an active token.
+    pub fn with_factors(mut self, factors: TokenFactors) -> Result<Self> {
+        let lists = [
+            ("factors.policy", &factors.policy),
+            ("factors.entropy", &factors.entropy),
+            ("factors.penalised", &factors.penalised),
+            ("factors.shift", &factors.shift),
+        ];
+        lists.into_iter().try_for_each(|(name, list)| self.check_numbers(name, list))?;
+        self.factors = Some(factors);
+        Ok(self)
+    }
+
     /// The sequences `range` as a batch of their own, with everything that belongs to them. A micro-batch needs the
     /// weights of its step ([`TokenBatch::with_weights`]) set before the cut; without them it is a whole step of its own,
     /// and the losses of the parts do not add up to that of the whole.
@@ -191,10 +211,8 @@ impl TokenBatch {
             old_logp: self.old_logp.as_ref().map(cut),
             ref_logp: self.ref_logp.as_ref().map(cut),
             sampler_logp: self.sampler_logp.as_ref().map(cut),
-            weights: self.weights.as_ref().map(|w| TokenWeights {
-                policy: w.policy[rows.clone()].to_vec(),
-                entropy: w.entropy[rows.clone()].to_vec(),
-            }),
+            weights: self.weights.as_ref().map(|weights| weights.select(rows.clone())),
+            factors: self.factors.as_ref().map(|factors| factors.select(rows.clone())),
         })
     }
 
@@ -276,6 +294,16 @@ impl TokenBatch {
         self.weights.as_ref()
     }
 
+    /// What multiplies the terms of each token, if it was set.
+    pub fn factors(&self) -> Option<&TokenFactors> {
+        self.factors.as_ref()
+    }
+
+    /// The mask as numbers `[N]`.
+    pub fn mask(&self) -> Vec<f32> {
+        self.mask.iter().map(|active| f32::from(u8::from(*active))).collect()
+    }
+
     /// Checks that every active target is an id of a vocabulary of `vocab` entries.
     ///
     /// # Errors
@@ -323,13 +351,17 @@ impl TokenBatch {
     }
 
     fn check_weights(&self, weights: &TokenWeights) -> Result<()> {
-        for (name, list) in [("weights.policy", &weights.policy), ("weights.entropy", &weights.entropy)] {
-            self.check_len(name, list.len())?;
-            if let Some(i) = self.active.iter().copied().find(|i| !list[*i].is_finite()) {
-                return Err(Error::value(name, self.position(i), format!("{} is not finite", list[i])));
-            }
+        let lists =
+            [("weights.policy", &weights.policy), ("weights.kl", &weights.kl), ("weights.entropy", &weights.entropy)];
+        lists.into_iter().try_for_each(|(name, list)| self.check_numbers(name, list))
+    }
+
+    fn check_numbers(&self, name: &str, list: &[f64]) -> Result<()> {
+        self.check_len(name, list.len())?;
+        match self.active.iter().copied().find(|i| !list[*i].is_finite()) {
+            None => Ok(()),
+            Some(i) => Err(Error::value(name, self.position(i), format!("{} is not finite", list[i]))),
         }
-        Ok(())
     }
 
     /// "token 12 (sequence 1, position 4)".
@@ -358,7 +390,7 @@ mod tests {
             let message = batch.with_mask(&[1.0, 1.0]).unwrap_err().to_string();
             assert!(message.contains(name) && message.contains("token 1"), "{message}");
         }
-        let weights = TokenWeights { policy: vec![1.0, f64::NAN], entropy: vec![1.0; 2] };
+        let weights = TokenWeights { policy: vec![1.0, f64::NAN], kl: vec![1.0; 2], entropy: vec![1.0; 2] };
         assert!(masked().with_weights(weights).unwrap().with_mask(&[1.0; 2]).is_err());
     }
 }

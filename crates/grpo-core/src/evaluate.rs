@@ -2,15 +2,17 @@
 //!
 //! An [`Evaluator`] holds what is known of a step before the policy runs (weights, old log-probabilities, advantages).
 //! A backend feeds it log-probabilities span by span, as its tiles finish, and gets dL/dlogp and dL/dentropy back.
-//! Derivatives come from [`Dual`]; the sequence-level ratio is a mean, so its derivative is one number per sequence
-//! pulled back to every active token of it.
+//! Derivatives come from [`crate::real::Dual`]; a log-ratio that a sequence shares is a sum over its tokens, so the
+//! derivative by it is one number per sequence, pulled back to every active token.
+//!
+//! What has to be known of the whole batch first has been put into it by [`LossConfig::prepare`].
 
 use crate::batch::{Advantages, TokenBatch};
-use crate::config::{ImportanceSamplingLevel, LossConfig, LossType};
+use crate::config::{ImportanceSamplingLevel, LossConfig, Objective};
 use crate::error::{Error, Result};
 use crate::metrics::Metrics;
-use crate::objective::{TokenInputs, TokenLoss, sequence_slope, token_slope};
-use crate::real::{Dual, Scalar};
+use crate::objective::{TokenInputs, TokenLoss, TokenWeight, shares_mean, weighted};
+use crate::real::Scalar;
 use crate::weights::{TokenWeights, token_weights};
 use std::borrow::Cow;
 use std::ops::Range;
@@ -34,6 +36,7 @@ pub struct Totals {
     magnitude: f64,
     kl: f64,
     entropy: f64,
+    phi: f64,
     /// Clipped tokens per sequence: [B].
     low_clipped: Vec<f64>,
     high_clipped: Vec<f64>,
@@ -57,6 +60,8 @@ pub struct Sums {
     pub low_min: f64,
     /// Largest share that is clipped above; minus infinity without active tokens.
     pub high_max: f64,
+    /// Of vespo's weights, of sequences where they are a sequence's.
+    pub phi: f64,
 }
 
 impl Totals {
@@ -80,6 +85,7 @@ impl<'a> Evaluator<'a> {
                 config.beta
             )));
         }
+        check_prepared(config, batch)?;
         let weights = match batch.weights() {
             Some(weights) => Cow::Borrowed(weights),
             None => Cow::Owned(token_weights(config, batch)),
@@ -104,6 +110,7 @@ impl<'a> Evaluator<'a> {
             magnitude: 0.0,
             kl: 0.0,
             entropy: 0.0,
+            phi: 0.0,
             low_clipped: vec![0.0; sequences],
             high_clipped: vec![0.0; sequences],
         }
@@ -136,21 +143,19 @@ impl<'a> Evaluator<'a> {
         while from < span.end {
             let part = from..self.starts[sequence + 1].min(span.end);
             let local = part.start - span.start..part.end - span.start;
-            match self.config.level() {
-                ImportanceSamplingLevel::Token => {
-                    self.token_level(sequence, part.clone(), &logp[local.clone()], &mut dlogp[local], totals);
-                }
-                ImportanceSamplingLevel::Sequence => {
-                    let whole = self.starts[sequence]..self.starts[sequence + 1];
-                    assert_eq!(part, whole, "a sequence-level span holds whole sequences");
-                    self.sequence_level(sequence, part.clone(), &logp[local.clone()], &mut dlogp[local], totals);
-                }
+            let (logp, dlogp) = (&logp[local.clone()], &mut dlogp[local]);
+            if self.config.is_token_level() {
+                self.token_level(sequence, part.clone(), logp, dlogp, totals);
+            } else {
+                let whole = self.starts[sequence]..self.starts[sequence + 1];
+                assert_eq!(part, whole, "where tokens share a ratio, a span holds whole sequences");
+                self.sequence_level(sequence, part.clone(), logp, dlogp, totals);
             }
             from = part.end;
             sequence += 1;
         }
         for (i, position) in span.enumerate() {
-            let weight = self.config.entropy_coef * self.weights.entropy[self.batch.active_rows()[position]];
+            let weight = self.config.entropy_coef * self.entropy_weight(self.batch.active_rows()[position]);
             let value = entropy[i].to_f64();
             dentropy[i] = R::from_f64(-weight);
             totals.entropy += value;
@@ -176,6 +181,7 @@ impl<'a> Evaluator<'a> {
             high_clipped: totals.high_clipped.iter().sum(),
             low_min,
             high_max,
+            phi: totals.phi,
         };
         (sums.loss, self.metrics(&sums))
     }
@@ -190,18 +196,27 @@ impl<'a> Evaluator<'a> {
         }
         // A shared ratio is one value per sequence, so it counts once; per-token values are weighted by token.
         let count = if self.shares_clip() { self.batch.sequences() as f64 } else { tokens };
-        if self.config.loss_type == LossType::Cispo {
-            metrics.mean("cispo_clip_ratio", sums.high_clipped, count);
-        } else {
-            metrics.mean("clip_ratio/low_mean", sums.low_clipped, count);
-            metrics.mean("clip_ratio/high_mean", sums.high_clipped, count);
-            metrics.mean("clip_ratio/region_mean", sums.low_clipped + sums.high_clipped, count);
-            // A fully masked sequence has a shared ratio too: 1, which no bound clips.
-            let masked = self.shares_clip() && (0..self.batch.sequences()).any(|s| self.length(s) == 0);
-            if masked || sums.low_min.is_finite() {
-                metrics.min("clip_ratio/low_min", if masked { 0.0 } else { sums.low_min });
-                metrics.max("clip_ratio/high_max", if masked { sums.high_max.max(0.0) } else { sums.high_max });
+        // A fully masked sequence has a shared ratio too: 1, which no bound clips.
+        let masked =
+            if self.shares_clip() { (0..self.batch.sequences()).filter(|s| self.length(*s) == 0).count() } else { 0 };
+        match self.config.objective() {
+            Objective::Cispo if self.config.bounds_raw_ratio() => {
+                metrics.mean("cispo_clip_ratio", sums.high_clipped, count);
             }
+            Objective::Vespo => metrics.mean("vespo/phi_seq_mean", sums.phi + masked as f64, count),
+            Objective::Clipped | Objective::Cispo | Objective::GeoMean | Objective::Dppo(_) => {
+                metrics.mean("clip_ratio/low_mean", sums.low_clipped, count);
+                metrics.mean("clip_ratio/high_mean", sums.high_clipped, count);
+                metrics.mean("clip_ratio/region_mean", sums.low_clipped + sums.high_clipped, count);
+                if masked > 0 || sums.low_min.is_finite() {
+                    metrics.min("clip_ratio/low_min", if masked > 0 { 0.0 } else { sums.low_min });
+                    metrics.max("clip_ratio/high_max", if masked > 0 { sums.high_max.max(0.0) } else { sums.high_max });
+                }
+            }
+            Objective::Sapo | Objective::PolicyGradient | Objective::KlCov | Objective::Dro => {}
+        }
+        if let Some(factors) = self.batch.factors() {
+            metrics.merge(&factors.metrics);
         }
         metrics
     }
@@ -215,9 +230,14 @@ impl<'a> Evaluator<'a> {
         self.starts[sequence + 1] - self.starts[sequence]
     }
 
+    /// Weight of a row's entropy in the bonus, before entropy_coef.
+    pub fn entropy_weight(&self, row: usize) -> f64 {
+        self.weights.entropy[row] * self.batch.factors().map_or(1.0, |factors| factors.entropy[row])
+    }
+
     /// Whether ratio and advantage, and so the clip, are one value for all tokens of a sequence.
     pub fn shares_clip(&self) -> bool {
-        self.config.level() == ImportanceSamplingLevel::Sequence
+        (self.config.level() == ImportanceSamplingLevel::Sequence || self.config.objective() == Objective::Vespo)
             && matches!(self.batch.advantages(), Advantages::PerSequence(_))
     }
 
@@ -231,11 +251,10 @@ impl<'a> Evaluator<'a> {
     ) {
         for (i, position) in part.enumerate() {
             let row = self.batch.active_rows()[position];
-            let old = self.batch.old_logp().map(|old| R::from_f64(old[row].into()));
-            let (value, slope) = token_slope(self.config, &self.inputs(sequence, row, logp[i]), old.as_ref());
-            let weight = self.weights.policy[row];
-            dlogp[i] = weighted(weight, slope);
-            self.count(sequence, weight, &value, 1.0, totals);
+            let weight = self.weight(row);
+            let slopes = self.inputs(sequence, row).slopes(self.config, &weight, &logp[i], None);
+            dlogp[i] = slopes.of_logp;
+            self.count(sequence, row, &slopes.value, 1.0, totals);
         }
     }
 
@@ -247,59 +266,89 @@ impl<'a> Evaluator<'a> {
         dlogp: &mut [R],
         totals: &mut Totals,
     ) {
-        let length = part.len() as f64;
-        let log_ratio = match self.batch.old_logp() {
-            Some(old) => {
-                let rows = &self.batch.active_rows()[part.clone()];
-                rows.iter().zip(logp).map(|(row, l)| l.to_f64() - f64::from(old[*row])).sum::<f64>() / length
-            }
-            None => 0.0,
-        };
-        let log_ratio = R::from_f64(log_ratio);
-        let clip_share = if self.shares_clip() { 1.0 / length } else { 1.0 };
-        let mut through_ratio = 0.0;
-        for (i, position) in part.enumerate() {
-            let row = self.batch.active_rows()[position];
-            let weight = self.weights.policy[row];
-            let inputs = self.inputs(sequence, row, logp[i]);
-            let (value, slope, of_ratio) = sequence_slope(self.config, &inputs, &log_ratio);
-            through_ratio += weighted(weight, of_ratio).to_f64();
-            dlogp[i] = weighted(weight, slope);
-            self.count(sequence, weight, &value, clip_share, totals);
+        let rows = &self.batch.active_rows()[part];
+        let Some(first) = rows.first() else { return };
+        let share = if shares_mean(self.config) { 1.0 / rows.len() as f64 } else { 1.0 };
+        let parts =
+            || rows.iter().zip(logp).map(|(row, l)| self.inputs::<R>(sequence, *row).shared_part(self.config, l));
+        let shift = self.batch.factors().map_or(0.0, |factors| factors.shift[*first]);
+        let log_ratio = R::from_f64(parts().map(|part| part.value.to_f64()).sum::<f64>() * share + shift);
+        let clip_share = if self.shares_clip() { 1.0 / rows.len() as f64 } else { 1.0 };
+        let mut through_shared = 0.0;
+        for (i, row) in rows.iter().enumerate() {
+            let weight = self.weight(*row);
+            let slopes = self.inputs(sequence, *row).slopes(self.config, &weight, &logp[i], Some(&log_ratio));
+            through_shared += slopes.of_shared.to_f64();
+            dlogp[i] = slopes.of_logp;
+            self.count(sequence, *row, &slopes.value, clip_share, totals);
         }
-        let shared = R::from_f64(through_ratio / length);
-        for d in dlogp {
-            *d = *d + shared;
+        for (d, part) in dlogp.iter_mut().zip(parts()) {
+            *d = *d + R::from_f64(through_shared * share * part.tangent.to_f64());
         }
     }
 
-    fn inputs<R: Scalar>(&self, sequence: usize, row: usize, logp: R) -> TokenInputs<R> {
+    /// Weights of a row in the loss, beta included.
+    fn weight<R: Scalar>(&self, row: usize) -> TokenWeight<R> {
+        TokenWeight {
+            policy: R::from_f64(self.weights.policy[row]),
+            kl: R::from_f64(self.config.beta * self.weights.kl[row]),
+        }
+    }
+
+    fn inputs<R: Scalar>(&self, sequence: usize, row: usize) -> TokenInputs<R> {
+        let of = |list: Option<&[f32]>| list.map(|list| R::from_f64(list[row].into()));
+        let factors = self.batch.factors();
         TokenInputs {
-            logp,
-            ref_logp: self.batch.ref_logp().map(|q| R::from_f64(q[row].into())),
+            old_logp: of(self.batch.old_logp()),
+            ref_logp: of(self.batch.ref_logp()),
             advantage: R::from_f64(self.batch.advantage(sequence, row).into()),
+            factor: R::from_f64(factors.map_or(1.0, |factors| factors.policy[row])),
+            penalised: R::from_f64(factors.map_or(0.0, |factors| factors.penalised[row])),
         }
     }
 
     fn count<R: Scalar>(
         &self,
         sequence: usize,
-        weight: f64,
-        value: &TokenLoss<Dual<R>>,
+        row: usize,
+        value: &TokenLoss<R>,
         clip_share: f64,
         totals: &mut Totals,
     ) {
-        if weight != 0.0 {
-            totals.loss += weight * value.loss.value.to_f64();
-            totals.magnitude += (weight * value.loss.value.to_f64()).abs();
-        }
-        totals.kl += value.kl.map_or(0.0, |kl| kl.value.to_f64());
-        totals.low_clipped[sequence] += clip_share * value.low_clipped.value.to_f64();
-        totals.high_clipped[sequence] += clip_share * value.high_clipped.value.to_f64();
+        let weight: TokenWeight<f64> = self.weight(row);
+        let kl = value.kl.map_or(0.0, |kl| kl.to_f64());
+        let policy = weighted(&weight.policy, &value.policy.to_f64());
+        let penalty = weighted(&weight.kl, &kl);
+        totals.loss += policy + penalty;
+        totals.magnitude += policy.abs() + penalty.abs();
+        totals.kl += kl;
+        totals.phi += clip_share * value.phi.to_f64();
+        totals.low_clipped[sequence] += clip_share * value.low_clipped.to_f64();
+        totals.high_clipped[sequence] += clip_share * value.high_clipped.to_f64();
     }
 }
 
-/// weight * derivative, where a weight of 0 wins over an infinite derivative.
-fn weighted<R: Scalar>(weight: f64, derivative: R) -> R {
-    if weight == 0.0 { R::from_f64(0.0) } else { R::from_f64(weight * derivative.to_f64()) }
+/// Whether the batch has what only [`LossConfig::prepare`] can have given it, and one advantage where there is one ratio.
+fn check_prepared(config: &LossConfig, batch: &TokenBatch) -> Result<()> {
+    if batch.factors().is_none() && config.selects_tokens() {
+        return Err(Error::Config(
+            "this loss chooses tokens by what the policy says of the whole batch: call LossConfig::prepare first"
+                .into(),
+        ));
+    }
+    if config.objective() == Objective::GeoMean && matches!(batch.advantages(), Advantages::PerToken(_)) {
+        for sequence in 0..batch.sequences() {
+            let mut rows = batch.range(sequence).filter(|row| batch.is_active(*row));
+            let Some(first) = rows.next() else { continue };
+            let advantage = batch.advantage(sequence, first);
+            if let Some(row) = rows.find(|row| batch.advantage(sequence, *row) != advantage) {
+                return Err(Error::value(
+                    "advantages",
+                    format!("token {row} (sequence {sequence})"),
+                    "geo_mean has one ratio, and so one advantage, per sequence: give the same for all of its tokens",
+                ));
+            }
+        }
+    }
+    Ok(())
 }

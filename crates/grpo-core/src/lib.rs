@@ -7,11 +7,14 @@ pub mod batch;
 pub mod config;
 pub mod error;
 pub mod evaluate;
+pub mod factors;
 pub mod format;
 pub mod metrics;
 pub mod objective;
 pub mod parity;
 pub mod real;
+mod sampler;
+mod selection;
 pub mod strict;
 pub mod tensor;
 pub mod vectors;
@@ -23,7 +26,10 @@ pub use backend::{
     PlanRequest, PolicyInput, PolicySpec, Scores, Tiling,
 };
 pub use batch::{Advantages, TokenBatch};
-pub use config::{ImportanceSamplingLevel, KlEstimator, LossConfig, LossType, TemperatureMode};
+pub use config::{
+    ImportanceSamplingLevel, KlEstimator, LossAggMode, LossConfig, LossType, Objective, RolloutIs, SamplerMode,
+    Semantics, TemperatureMode,
+};
 pub use error::{Error, Result};
 pub use format::BatchFile;
 pub use metrics::{Metric, Metrics};

@@ -25,10 +25,29 @@ pub trait Real:
     fn le(&self, other: &Self) -> Self::Bool;
     /// Both.
     fn and(a: &Self::Bool, b: &Self::Bool) -> Self::Bool;
+    /// The opposite.
+    fn not(a: &Self::Bool) -> Self::Bool;
     /// `on_true` where the predicate holds, else `on_false`; the other side leaves no trace, not even a NaN.
     fn select(predicate: &Self::Bool, on_true: &Self, on_false: &Self) -> Self;
     /// The same value, seen as a constant by differentiation.
     fn stop_gradient(&self) -> Self;
+
+    /// At least one of the two.
+    fn or(a: &Self::Bool, b: &Self::Bool) -> Self::Bool {
+        Self::not(&Self::and(&Self::not(a), &Self::not(b)))
+    }
+
+    /// |x|; the derivative at 0 is 0.
+    fn abs(&self) -> Self {
+        let zero = self.constant(0.0);
+        let above = Self::select(&zero.lt(self), self, &zero);
+        Self::select(&self.lt(&zero), &-self.clone(), &above)
+    }
+
+    /// 1 / (1 + e^-x).
+    fn sigmoid(&self) -> Self {
+        self.constant(1.0) / (self.constant(1.0) + (-self.clone()).exp())
+    }
 
     /// The smaller; `self` on a tie, which decides the derivative there.
     fn min(&self, other: &Self) -> Self {
@@ -80,6 +99,9 @@ macro_rules! impl_real {
             }
             fn and(a: &bool, b: &bool) -> bool {
                 *a && *b
+            }
+            fn not(a: &bool) -> bool {
+                !*a
             }
             fn select(predicate: &bool, on_true: &Self, on_false: &Self) -> Self {
                 if *predicate { *on_true } else { *on_false }
@@ -183,6 +205,9 @@ impl<R: Real> Real for Dual<R> {
     }
     fn and(a: &R::Bool, b: &R::Bool) -> R::Bool {
         R::and(a, b)
+    }
+    fn not(a: &R::Bool) -> R::Bool {
+        R::not(a)
     }
     fn select(predicate: &R::Bool, on_true: &Self, on_false: &Self) -> Self {
         Self {

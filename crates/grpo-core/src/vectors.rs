@@ -3,8 +3,8 @@
 //! The counterpart of [`crate::evaluate::Evaluator`], which feeds one token after the other: here a [`Real`] stands for
 //! all N tokens, masked ones included (their weight is 0), and sums over a sequence are the program's business.
 
-use crate::config::{ImportanceSamplingLevel, LossConfig};
-use crate::objective::{TokenInputs, sequence_slope, token_slope};
+use crate::config::LossConfig;
+use crate::objective::{TokenInputs, TokenWeight, shares_mean, weighted};
 use crate::real::Real;
 
 /// What is known of the tokens; every entry `[N]`. Masked tokens hold finite numbers and weights of 0.
@@ -22,8 +22,16 @@ pub struct BatchTerms<R> {
     pub advantage: R,
     /// [`crate::weights::TokenWeights::policy`].
     pub weight: R,
-    /// [`crate::weights::TokenWeights::entropy`].
+    /// beta x [`crate::weights::TokenWeights::kl`].
+    pub kl_weight: R,
+    /// [`crate::evaluate::Evaluator::entropy_weight`].
     pub entropy_weight: R,
+    /// [`crate::factors::TokenFactors::policy`].
+    pub factor: R,
+    /// [`crate::factors::TokenFactors::penalised`].
+    pub penalised: R,
+    /// [`crate::factors::TokenFactors::shift`].
+    pub shift: R,
     /// 1 / active tokens of the token's sequence; 0 at masked tokens.
     pub share: R,
 }
@@ -31,7 +39,7 @@ pub struct BatchTerms<R> {
 /// The loss and what comes with it; every entry `[N]`, 0 at masked tokens.
 #[derive(Clone, Debug)]
 pub struct BatchLoss<R> {
-    /// weight x token loss - entropy bonus.
+    /// Weighted terms of the token, less its entropy bonus.
     pub loss: R,
     /// dL/dlogp.
     pub dlogp: R,
@@ -43,43 +51,52 @@ pub struct BatchLoss<R> {
     pub low_clipped: R,
     /// 1 where the token is clipped above.
     pub high_clipped: R,
+    /// vespo's weight; `None` where there is none.
+    pub phi: Option<R>,
 }
 
 /// The loss of a batch. `sequence_sum` gives every token the sum over the tokens of its sequence.
 ///
 /// `terms.ref_logp` must be there when `config.beta` is not 0; [`crate::evaluate::Evaluator::new`] checks that.
 pub fn batch_loss<R: Real>(config: &LossConfig, terms: &BatchTerms<R>, sequence_sum: impl Fn(&R) -> R) -> BatchLoss<R> {
-    let BatchTerms { logp, entropy, old_logp, ref_logp, advantage, weight, entropy_weight, share } = terms;
+    let BatchTerms { logp, entropy, entropy_weight, share, .. } = terms;
     let active = share.constant(0.0).lt(share);
     let zero = share.constant(0.0);
     let kept = |value: &R| R::select(&active, value, &zero);
-    // A weight of 0 wins over an infinite derivative.
-    let weighted = |value: R| R::select(&zero.lt(weight), &(weight.clone() * value), &zero);
-    let inputs = TokenInputs { logp: logp.clone(), ref_logp: ref_logp.clone(), advantage: advantage.clone() };
-    let (value, dlogp) = match config.level() {
-        ImportanceSamplingLevel::Token => {
-            let (value, slope) = token_slope(config, &inputs, old_logp.as_ref());
-            (value, weighted(slope))
-        }
-        ImportanceSamplingLevel::Sequence => {
-            let log_ratio = match old_logp {
-                Some(old) => sequence_sum(&(kept(&(logp.clone() - old.clone())) * share.clone())),
-                None => zero.clone(),
-            };
-            let (value, slope, of_ratio) = sequence_slope(config, &inputs, &log_ratio);
-            let through_ratio = sequence_sum(&weighted(of_ratio)) * share.clone();
-            (value, weighted(slope) + through_ratio)
-        }
+    let weight = TokenWeight { policy: terms.weight.clone(), kl: terms.kl_weight.clone() };
+    let inputs = TokenInputs {
+        old_logp: terms.old_logp.clone(),
+        ref_logp: terms.ref_logp.clone(),
+        advantage: terms.advantage.clone(),
+        factor: terms.factor.clone(),
+        penalised: terms.penalised.clone(),
+    };
+    let (value, dlogp) = if config.is_token_level() {
+        let slopes = inputs.slopes(config, &weight, logp, None);
+        (slopes.value, slopes.of_logp)
+    } else {
+        let part = inputs.shared_part(config, logp);
+        // Of a mean each token has its share, of a sum all.
+        let shared = |value: R| if shares_mean(config) { value * share.clone() } else { value };
+        let log_ratio = sequence_sum(&shared(kept(&part.value))) + terms.shift.clone();
+        let slopes = inputs.slopes(config, &weight, logp, Some(&log_ratio));
+        let through = shared(sequence_sum(&slopes.of_shared) * kept(&part.tangent));
+        (slopes.value, slopes.of_logp + through)
     };
     let bonus = share.constant(config.entropy_coef) * entropy_weight.clone();
-    let loss = weighted(value.loss.value);
+    let policy = weighted(&weight.policy, &value.policy);
+    let loss = match &value.kl {
+        Some(kl) => policy + weighted(&weight.kl, kl),
+        None => policy,
+    };
     BatchLoss {
         // Without a bonus nothing is subtracted: the entropy of a masked token may be anything.
         loss: if config.entropy_coef == 0.0 { loss } else { loss - kept(&(bonus.clone() * entropy.clone())) },
         dlogp,
         dentropy: -bonus,
-        kl: value.kl.map(|kl| kept(&kl.value)),
-        low_clipped: kept(&value.low_clipped.value),
-        high_clipped: kept(&value.high_clipped.value),
+        kl: value.kl.map(|kl| kept(&kl)),
+        low_clipped: kept(&value.low_clipped),
+        high_clipped: kept(&value.high_clipped),
+        phi: (config.objective() == crate::config::Objective::Vespo).then(|| kept(&value.phi)),
     }
 }

@@ -14,7 +14,7 @@ fn an_empty_map_is_trl_grpo() {
     assert_eq!(config, LossConfig::default());
     assert_eq!((config.ratio_low(), config.ratio_high()), (0.8, 1.2));
     assert_eq!(config.level(), ImportanceSamplingLevel::Token);
-    assert!(config.use_bias_correction_kl);
+    assert!(config.bias_correction());
 }
 
 #[test]

@@ -103,7 +103,8 @@ mod tests {
 
     #[test]
     fn the_operation_agrees_with_plain_burn_through_the_whole_model() {
-        let config = LossConfig { beta: 0.1, use_bias_correction_kl: false, temperature: 0.7, ..LossConfig::default() };
+        let config =
+            LossConfig { beta: 0.1, use_bias_correction_kl: Some(false), temperature: 0.7, ..LossConfig::default() };
         let model =
             Decoder::new(&ModelConfig { initializer_range: 0.3, ..Default::default() }, 1, &Device::flex().autodiff())
                 .unwrap();

@@ -22,7 +22,7 @@ use super::tokens::Tokens;
 use super::{Blocking, Frame, Pass, Program, Role, Spec, accumulate, pinned};
 use grpo_core::error::Result;
 use grpo_core::vectors::BatchLoss;
-use grpo_core::{HeadLayout, ImportanceSamplingLevel, PolicySpec};
+use grpo_core::{HeadLayout, PolicySpec};
 use stablehlo::{Dtype, Reducer, TensorType, Value};
 
 pub(super) fn program(spec: &Spec, pass: Pass) -> Result<Program> {
@@ -31,10 +31,8 @@ pub(super) fn program(spec: &Spec, pass: Pass) -> Result<Program> {
     // Scoring takes the way of the loss as far as it goes, so that both see the same bits.
     let gradients = (pass != Pass::Score).then_some(&frame);
     let mut results = match spec.blocking {
-        Blocking::TokenChunks(c) => match spec.loss.level() {
-            ImportanceSamplingLevel::Token => fused.token_chunks(c, gradients),
-            ImportanceSamplingLevel::Sequence => fused.token_chunks_twice(c, gradients),
-        },
+        Blocking::TokenChunks(c) if spec.loss.is_token_level() => fused.token_chunks(c, gradients),
+        Blocking::TokenChunks(c) => fused.token_chunks_twice(c, gradients),
         Blocking::VocabPanels(w) => fused.vocab_panels(w, gradients),
     };
     if pass != Pass::Score {

@@ -38,7 +38,7 @@ pub enum Role {
     Logits,
     /// i32 `[2, G]`.
     TokenIds,
-    /// f32 `[7, G]`.
+    /// f32 `[11, G]`.
     TokenNumbers,
     /// Predicate.
     OnPolicy,
@@ -50,7 +50,7 @@ pub enum Role {
     GradBias,
     /// Gradients with respect to given logits, accumulated: argument and result. In place, they are the result `Logits`.
     GradLogits,
-    /// f32 `[7]`.
+    /// f32 `[8]`.
     Sums,
     /// f32 `[N]`.
     Logp,

@@ -13,18 +13,19 @@ use grpo_core::vectors::{BatchLoss, BatchTerms, batch_loss};
 use stablehlo::{Dtype, Reducer, TensorType, Value};
 
 /// Rows of the table of numbers, f32 `[NUMBERS, G]`.
-pub(crate) const NUMBERS: usize = 7;
+pub(crate) const NUMBERS: usize = 11;
 /// Rows of the table of ids, i32 `[IDS, G]`: target (-1 at masked tokens), sequence.
 pub(crate) const IDS: usize = 2;
 /// Entries of the result `sums`.
-pub(crate) const SUMS: usize = 7;
+pub(crate) const SUMS: usize = 8;
 
 /// Tokens of a device, or a chunk of them. Every entry `[N]`.
 #[derive(Clone)]
 pub(crate) struct Tokens {
     pub(crate) target: Value,
     sequence: Value,
-    /// Advantage, weight, entropy weight, share, old logp, ref logp, what a clipped token counts.
+    /// Advantage, weights of policy, KL (beta included) and entropy, share, old logp, ref logp, what a clipped token counts,
+    /// and the factors: of the policy term, of kl_cov's penalty, and what is added to a shared log-ratio.
     numbers: Vec<Value>,
     /// A predicate: there is no old policy but the policy itself.
     on_policy: Value,
@@ -75,7 +76,7 @@ impl Tokens {
         let target = take(&self.target);
         let numbers = self.numbers.iter().map(take).enumerate().map(|(i, v)| match i {
             // Weights and shares of tokens that another chunk counts.
-            1..=3 => is_fresh.select(&v, &v.like(0.0)),
+            1..=4 => is_fresh.select(&v, &v.like(0.0)),
             _ => v,
         });
         Self {
@@ -94,7 +95,9 @@ impl Tokens {
         entropy: Option<&Value>,
         sequence_sum: impl Fn(&Value) -> Value,
     ) -> BatchLoss<Value> {
-        let [advantage, weight, entropy_weight, share, old, reference, _] = &self.numbers[..] else {
+        let [advantage, weight, kl_weight, entropy_weight, share, old, reference, _, factor, penalised, shift] =
+            &self.numbers[..]
+        else {
             unreachable!("the table has {NUMBERS} rows")
         };
         let on_policy = self.on_policy.broadcast_in_dim(logp.shape(), &[]);
@@ -108,6 +111,10 @@ impl Tokens {
             ref_logp: (config.beta != 0.0).then(|| wide(reference)),
             advantage: wide(advantage),
             weight: wide(weight),
+            kl_weight: wide(kl_weight),
+            factor: wide(factor),
+            penalised: wide(penalised),
+            shift: wide(shift),
             entropy_weight: wide(entropy_weight),
             share: wide(share),
         };
@@ -122,6 +129,7 @@ impl Tokens {
             kl: loss.kl.map(value),
             low_clipped: value(loss.low_clipped),
             high_clipped: value(loss.high_clipped),
+            phi: loss.phi.map(value),
         }
     }
 
@@ -145,7 +153,7 @@ impl Tokens {
         loss: &BatchLoss<Value>,
         entropy: Option<&Value>,
     ) -> Value {
-        let (share, of_clip) = (&self.numbers[3], &self.numbers[6]);
+        let (share, of_clip) = (&self.numbers[4], &self.numbers[7]);
         let active = self.active();
         let zero = share.like(0.0);
         let total = |v: &Value| position.over_data(&pairwise_sum(v), Reducer::Add);
@@ -167,6 +175,7 @@ impl Tokens {
             clipped(&loss.high_clipped),
             extreme(&part(&loss.low_clipped), Reducer::Min),
             extreme(&part(&loss.high_clipped), Reducer::Max),
+            clipped(loss.phi.as_ref().unwrap_or(&zero)),
         ];
         let sums = sums.map(|v| v.reshape(&[1]));
         share.builder().concatenate(&sums.each_ref(), 0)

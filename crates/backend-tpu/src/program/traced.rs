@@ -146,6 +146,12 @@ impl Real for Traced {
             (TracedBool::Value(a), TracedBool::Value(b)) => TracedBool::Value(a & b),
         }
     }
+    fn not(a: &TracedBool) -> TracedBool {
+        match a {
+            TracedBool::Known(known) => TracedBool::Known(!known),
+            TracedBool::Value(value) => TracedBool::Value(!value),
+        }
+    }
     fn select(predicate: &TracedBool, on_true: &Self, on_false: &Self) -> Self {
         let predicate = match predicate {
             TracedBool::Known(true) => return on_true.clone(),

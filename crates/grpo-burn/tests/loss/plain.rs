@@ -9,7 +9,7 @@ use grpo_core::{LossConfig, LossType, TemperatureMode};
 pub(crate) fn log_probabilities(config: &LossConfig, logits: Tensor<2>, case: &Case) -> (Tensor<1>, Tensor<1>) {
     let ids: Vec<i64> = case.targets.iter().map(|t| *t.max(&0)).collect();
     let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [N, 1]), &logits.device());
-    let (before, after) = match config.temperature_mode {
+    let (before, after) = match config.temperature_mode() {
         TemperatureMode::ScaleLogits => (config.temperature, 1.0),
         TemperatureMode::ScaleLogprobs => (1.0, config.temperature),
     };
@@ -37,7 +37,7 @@ pub(crate) fn loss(config: &LossConfig, logits: Tensor<2>, case: &Case) -> Tenso
         (capped * advantage.clone()).min_pair(clipped * advantage)
     };
     let d = row(&case.ref_logp) - logp;
-    let kl = (d.clone().exp() - d - 1.0) * if config.use_bias_correction_kl { ratio } else { ratio.ones_like() };
+    let kl = (d.clone().exp() - d - 1.0) * if config.bias_correction() { ratio } else { ratio.ones_like() };
     let token = kl.mul_scalar(config.beta) - policy;
     let active: f32 = case.mask.iter().sum();
     let bonus = (entropy * row(&case.mask)).sum().mul_scalar(config.entropy_coef / f64::from(active));

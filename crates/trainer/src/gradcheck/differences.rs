@@ -8,10 +8,12 @@
 use crate::error::Result;
 use backend_cpu::reference;
 use grpo_core::batch::TokenBatch;
-use grpo_core::objective::{TokenTerms, token_loss};
+use grpo_core::factors::TokenFactors;
+use grpo_core::objective::{TokenTerms, shared_part, shares_mean, token_loss};
 use grpo_core::real::Real;
 use grpo_core::weights::{TokenWeights, token_weights};
-use grpo_core::{HeadLayout, ImportanceSamplingLevel, LossConfig};
+use grpo_core::{HeadLayout, LossConfig, Scores};
+use std::borrow::Cow;
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
 /// Truncation grows with the square of the step, rounding with its inverse: they meet near the cube root of f64's 2e-16,
@@ -108,6 +110,9 @@ impl Real for Moved {
     fn and(a: &[bool; 2], b: &[bool; 2]) -> [bool; 2] {
         [a[0] && b[0], a[1] && b[1]]
     }
+    fn not(a: &[bool; 2]) -> [bool; 2] {
+        [!a[0], !a[1]]
+    }
     fn select(predicate: &[bool; 2], on_true: &Self, on_false: &Self) -> Self {
         let at = |there: bool| if there { on_true } else { on_false };
         Self { from: at(predicate[0]).from, to: at(predicate[1]).to, smooth: at(predicate[0]).smooth }
@@ -146,7 +151,8 @@ impl Point {
 /// A loss around a point.
 pub(super) struct Differences<'a> {
     loss: &'a LossConfig,
-    batch: &'a TokenBatch,
+    /// Prepared at the point: what is chosen there stays chosen.
+    batch: Cow<'a, TokenBatch>,
     weights: TokenWeights,
     point: Point,
     /// Log-probabilities and entropies of the point, `[N]`.
@@ -165,7 +171,10 @@ impl<'a> Differences<'a> {
     /// Around `point`.
     pub(super) fn new(loss: &'a LossConfig, batch: &'a TokenBatch, point: Point) -> Result<Self> {
         let there = reference::score(loss, &point.policy(), batch)?;
-        let weights = batch.weights().cloned().unwrap_or_else(|| token_weights(loss, batch));
+        let rounded = |values: &[f64]| values.iter().map(|value| *value as f32).collect();
+        let batch =
+            loss.prepare(batch, |_| Ok(Scores { logp: rounded(&there.logp), entropy: rounded(&there.entropy) }))?;
+        let weights = batch.weights().cloned().unwrap_or_else(|| token_weights(loss, &batch));
         Ok(Self { loss, batch, weights, point, from: [there.logp, there.entropy] })
     }
 
@@ -190,7 +199,7 @@ impl<'a> Differences<'a> {
             let there = self.point.tensors[tensor].1[*entry];
             let mut at = |value: f64| {
                 self.point.tensors[tensor].1[*entry] = value;
-                let here = reference::score(self.loss, &self.point.policy(), self.batch);
+                let here = reference::score(self.loss, &self.point.policy(), &self.batch);
                 self.point.tensors[tensor].1[*entry] = there;
                 here.map(|here| self.moved(&here.logp, &here.entropy))
             };
@@ -204,29 +213,38 @@ impl<'a> Differences<'a> {
 
     /// The loss where log-probabilities and entropies are `logp` and `entropy`.
     fn moved(&self, logp: &[f64], entropy: &[f64]) -> Moved {
-        let (batch, mut sum) = (self.batch, Moved::fixed(0.0));
+        let (batch, mut sum) = (&self.batch, Moved::fixed(0.0));
         let logp = |row: usize| Moved::new(self.from[0][row], logp[row]);
+        let fixed = |list: &[f32], row: usize| Moved::fixed(list[row].into());
         // Without an old policy the present one is its own, as a constant.
-        let log_ratio = |row: usize| {
-            logp(row) - batch.old_logp().map_or_else(|| logp(row).stop_gradient(), |old| Moved::fixed(old[row].into()))
+        let old = |row: usize| batch.old_logp().map_or_else(|| logp(row).stop_gradient(), |old| fixed(old, row));
+        let factor = |row: usize, default: f64, of: fn(&TokenFactors) -> &Vec<f64>| {
+            Moved::fixed(batch.factors().map_or(default, |factors| of(factors)[row]))
         };
         for sequence in 0..batch.sequences() {
             let rows: Vec<usize> = batch.range(sequence).filter(|row| batch.is_active(*row)).collect();
-            let total = rows.iter().fold(Moved::fixed(0.0), |sum, row| sum + log_ratio(*row));
-            let mean = total / Moved::fixed(rows.len() as f64);
+            let Some(first) = rows.first() else { continue };
+            let advantage = |row: usize| Moved::fixed(batch.advantage(sequence, row).into());
+            let part = |row: &usize| shared_part(self.loss, &logp(*row), &old(*row), &advantage(*row));
+            let total = rows.iter().map(part).fold(Moved::fixed(0.0), Moved::add);
+            let count = if shares_mean(self.loss) { rows.len() as f64 } else { 1.0 };
+            let shared = total / Moved::fixed(count) + factor(*first, 0.0, |factors| &factors.shift);
             for row in rows {
                 let terms = TokenTerms {
                     logp: logp(row),
-                    log_ratio: match self.loss.level() {
-                        ImportanceSamplingLevel::Token => log_ratio(row),
-                        ImportanceSamplingLevel::Sequence => mean,
-                    },
-                    ref_logp: batch.ref_logp().map(|reference| Moved::fixed(reference[row].into())),
-                    advantage: Moved::fixed(batch.advantage(sequence, row).into()),
+                    old_logp: old(row),
+                    shared: (!self.loss.is_token_level()).then_some(shared),
+                    ref_logp: batch.ref_logp().map(|reference| fixed(reference, row)),
+                    advantage: advantage(row),
+                    factor: factor(row, 1.0, |factors| &factors.policy),
+                    penalised: factor(row, 0.0, |factors| &factors.penalised),
                 };
+                let loss = token_loss(self.loss, &terms);
+                let kl = loss.kl.unwrap_or(Moved::fixed(0.0)) * Moved::fixed(self.loss.beta * self.weights.kl[row]);
                 let bonus = Moved::new(self.from[1][row], entropy[row])
-                    * Moved::fixed(self.loss.entropy_coef * self.weights.entropy[row]);
-                sum = sum + Moved::fixed(self.weights.policy[row]) * token_loss(self.loss, &terms).loss - bonus;
+                    * Moved::fixed(self.loss.entropy_coef * self.weights.entropy[row])
+                    * factor(row, 1.0, |factors| &factors.entropy);
+                sum = sum + Moved::fixed(self.weights.policy[row]) * loss.policy + kl - bonus;
             }
         }
         sum

@@ -1,0 +1,230 @@
+//! What the loss is: one flat configuration with TRL's names, verl's where TRL has none, and [`Semantics`] to say whose
+//! meaning they have where systems disagree.
+
+mod names;
+mod resolve;
+mod validate;
+mod values;
+
+pub use names::{
+    ImportanceSamplingLevel, KlEstimator, LossAggMode, LossType, RolloutIs, SamplerMode, Semantics, TemperatureMode,
+};
+pub use resolve::{Objective, Trust};
+pub use values::{Bound, Rows, Threshold};
+
+use crate::error::{Error, Result};
+use crate::strict::{self, UniqueKeys};
+use serde::{Deserialize, Serialize};
+
+/// The loss configuration. Unknown keys are errors that name the nearest key; see [`LossConfig::from_json`].
+///
+/// Where a key's default depends on the system, `None` (null) stands for it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LossConfig {
+    /// Whose meanings and defaults.
+    pub semantics: Semantics,
+    /// Objective, and under TRL aggregation.
+    pub loss_type: LossType,
+    /// Level of the importance ratio; `None` is what the loss is defined with: `sequence` for gspo (verl:
+    /// `sequence_token`) and luspo, else `token`. TRL warns where luspo's is `token`; here that has to be asked for.
+    pub importance_sampling_level: Option<ImportanceSamplingLevel>,
+    /// Lower clip: the ratio is held above 1 - epsilon_low. In [0, 1]. geo_mean: a bound on -log ratio. dppo: how far the
+    /// probability may fall. TRL's cispo does not use it.
+    pub epsilon_low: f64,
+    /// Upper clip: the ratio is held below 1 + epsilon_high; TRL's cispo holds it below epsilon_high itself. `None` is
+    /// epsilon_low, which TRL's cispo refuses because there it would be a bound on the raw ratio. geo_mean: a bound on
+    /// the log ratio. dppo: how far the probability may rise.
+    pub epsilon_high: Option<f64>,
+    /// Cap on the unclipped ratio (two-sided clipping, INTELLECT-2); above 1 + epsilon_high. `None` is off.
+    pub delta: Option<f64>,
+    /// Dual clip (arXiv 1912.09729): with a negative advantage the loss is at most -A c. dppo: cap of its ratio. `None` is
+    /// verl's 3 for vanilla, 20 for dppo, else off.
+    pub clip_ratio_c: Option<f64>,
+    /// Log-ratios are held to +- this before exp, without a gradient outside. `None` is off, and 20 where verl does it:
+    /// vanilla, cispo, sapo, dppo.
+    pub log_ratio_guard: Option<Bound>,
+    /// Weight of the KL term; 0 is off, and then no reference log-probabilities are needed.
+    pub beta: f64,
+    /// Estimator of the KL term.
+    pub kl_estimator: KlEstimator,
+    /// Multiplies the KL term by the (differentiable, uncapped) importance ratio. `None` is TRL 1.16's true, and false
+    /// elsewhere.
+    pub use_bias_correction_kl: Option<bool>,
+    /// ref_logp - logp is held to +- this in the KL term, without a gradient outside. `None` is 20 for verl's k3.
+    pub kl_input_clamp: Option<Bound>,
+    /// The KL term is held to +- this, without a gradient outside. `None` is 10 for verl's k3.
+    pub kl_output_clamp: Option<Bound>,
+    /// Weight of the entropy bonus: loss -= entropy_coef * mean entropy of active tokens (verl: averaged as the loss
+    /// is). 0 is off.
+    pub entropy_coef: f64,
+    /// Share of tokens, those of the highest entropy, whose policy term counts. 1 is all. In (0, 1]. arXiv 2506.01939.
+    pub top_entropy_quantile: f64,
+    /// sapo: temperature of the gate for positive advantages.
+    pub sapo_temperature_pos: f64,
+    /// sapo: for the others.
+    pub sapo_temperature_neg: f64,
+    /// verl's name of `sapo_temperature_pos`, which it replaces where it is set.
+    pub tau_pos: Option<f64>,
+    /// verl's name of `sapo_temperature_neg`.
+    pub tau_neg: Option<f64>,
+    /// vespo: power of the sequence's ratio, for advantages of at least 0.
+    pub vespo_k_pos: f64,
+    /// vespo: for negative advantages.
+    pub vespo_k_neg: f64,
+    /// vespo: decay of the weight with the ratio, for advantages of at least 0.
+    pub vespo_lambda_pos: f64,
+    /// vespo: for negative advantages.
+    pub vespo_lambda_neg: f64,
+    /// clip_cov: share of tokens that may lose their gradient.
+    pub clip_cov_ratio: f64,
+    /// clip_cov: they have a covariance above this.
+    pub clip_cov_lb: f64,
+    /// clip_cov: and below this.
+    pub clip_cov_ub: f64,
+    /// kl_cov: share of tokens that pay the penalty.
+    pub kl_cov_ratio: f64,
+    /// kl_cov: weight of the penalty |logp - old_logp|.
+    pub ppo_kl_coef: f64,
+    /// dro: weight of the quadratic penalty; has no default.
+    pub dro_beta: Option<f64>,
+    /// Whether the ratio between old policy and sampler weighs the policy term where the batch has `sampler_logp`. `None`
+    /// is TRL's true, and false elsewhere.
+    pub vllm_importance_sampling_correction: Option<bool>,
+    /// How.
+    pub vllm_importance_sampling_mode: SamplerMode,
+    /// Upper bound of that ratio.
+    pub vllm_importance_sampling_clip_max: Option<f64>,
+    /// Lower bound of that ratio.
+    pub vllm_importance_sampling_clip_min: Option<f64>,
+    /// verl's correction for the sampler; replaces TRL's.
+    pub rollout_is: Option<RolloutIs>,
+    /// Its bounds; two of them mean icepop.
+    pub rollout_is_threshold: Threshold,
+    /// Whether its weights are divided by their mean.
+    pub rollout_is_batch_normalize: bool,
+    /// verl's rejection of tokens or sequences by how far sampler and old policy are apart, as in `token_k1,seq_mean_k3`.
+    /// What is rejected is masked.
+    pub rollout_rs: Option<String>,
+    /// Its bounds, one for each: `lower_upper` ratios for k1, an upper bound for the others.
+    pub rollout_rs_threshold: Option<String>,
+    /// Sequences of negative advantage whose mean of sampler (or old) logp - logp is above this do not count in the policy
+    /// term. DeepSeek-V3.2. `None` is off.
+    pub off_policy_mask_threshold: Option<f64>,
+    /// Whether the sequences `truncated_rows` are masked.
+    pub mask_truncated_completions: bool,
+    /// Sequences of the batch that ended at the length limit.
+    pub truncated_rows: Rows,
+    /// Sampling temperature T, from 1e-6 to 1e6: f32 arithmetic has no digits left outside.
+    pub temperature: f64,
+    /// What the temperature divides; `None` is logits, and log-probabilities for MLLM-JAX.
+    pub temperature_mode: Option<TemperatureMode>,
+    /// verl's aggregation; `None` is what `loss_type` says, and `token-mean` for verl.
+    pub loss_agg_mode: Option<LossAggMode>,
+    /// Whether fully masked sequences count in means over sequences. `None` is true, and verl's false.
+    pub count_masked_rows: Option<bool>,
+    /// Constant length of dr_grpo, in tokens.
+    pub max_completion_length: Option<usize>,
+    /// Normaliser of dapo, cispo and vespo, in tokens: the active ones of the generation batch on all processes. `None`
+    /// counts those of the step (see [`crate::weights`]). Give it when one step's batch is only a part.
+    pub num_items_in_batch: Option<f64>,
+    /// TRL: the batch is one of so many that are accumulated. 1 where the batch is the whole step.
+    pub gradient_accumulation_steps: usize,
+    /// TRL: batches in a generation batch; `None` is `gradient_accumulation_steps`.
+    pub steps_per_generation: Option<usize>,
+    /// TRL: processes whose gradients are averaged.
+    pub num_processes: usize,
+    /// verl: constant length of seq-mean-token-sum-norm; `None` is the width of the batch.
+    pub loss_scale_factor: Option<f64>,
+    /// verl: processes whose gradients are averaged.
+    pub dp_size: usize,
+    /// verl: active tokens on all processes; `None` counts.
+    pub batch_num_tokens: Option<f64>,
+    /// verl: sequences on all processes; `None` counts.
+    pub global_batch_size: Option<f64>,
+}
+
+impl Default for LossConfig {
+    fn default() -> Self {
+        Self {
+            semantics: Semantics::Trl,
+            loss_type: LossType::Grpo,
+            importance_sampling_level: None,
+            epsilon_low: 0.2,
+            epsilon_high: None,
+            delta: None,
+            clip_ratio_c: None,
+            log_ratio_guard: None,
+            beta: 0.0,
+            kl_estimator: KlEstimator::K3,
+            use_bias_correction_kl: None,
+            kl_input_clamp: None,
+            kl_output_clamp: None,
+            entropy_coef: 0.0,
+            top_entropy_quantile: 1.0,
+            sapo_temperature_pos: 1.0,
+            sapo_temperature_neg: 1.05,
+            tau_pos: None,
+            tau_neg: None,
+            vespo_k_pos: 2.0,
+            vespo_k_neg: 3.0,
+            vespo_lambda_pos: 3.0,
+            vespo_lambda_neg: 2.0,
+            clip_cov_ratio: 2e-4,
+            clip_cov_lb: 1.0,
+            clip_cov_ub: 5.0,
+            kl_cov_ratio: 2e-4,
+            ppo_kl_coef: 0.1,
+            dro_beta: None,
+            vllm_importance_sampling_correction: None,
+            vllm_importance_sampling_mode: SamplerMode::SequenceMask,
+            vllm_importance_sampling_clip_max: Some(3.0),
+            vllm_importance_sampling_clip_min: None,
+            rollout_is: None,
+            rollout_is_threshold: Threshold { low: None, high: 2.0 },
+            rollout_is_batch_normalize: false,
+            rollout_rs: None,
+            rollout_rs_threshold: None,
+            off_policy_mask_threshold: None,
+            mask_truncated_completions: false,
+            truncated_rows: Rows::default(),
+            temperature: 1.0,
+            temperature_mode: None,
+            loss_agg_mode: None,
+            count_masked_rows: None,
+            max_completion_length: None,
+            num_items_in_batch: None,
+            gradient_accumulation_steps: 1,
+            steps_per_generation: None,
+            num_processes: 1,
+            loss_scale_factor: None,
+            dp_size: 1,
+            batch_num_tokens: None,
+            global_batch_size: None,
+        }
+    }
+}
+
+impl LossConfig {
+    /// Reads and validates a JSON object; keys that are absent keep their defaults.
+    ///
+    /// # Errors
+    /// [`Error::UnknownKey`], or [`Error::Config`] for values that are not legal alone or together.
+    pub fn from_json(text: &str) -> Result<Self> {
+        let UniqueKeys(value) = serde_json::from_str(text).map_err(|e| Error::Config(format!("not JSON: {e}")))?;
+        Self::from_value(value)
+    }
+
+    /// As [`LossConfig::from_json`], from a parsed value (of YAML, TOML, the environment ...).
+    ///
+    /// # Errors
+    /// As [`LossConfig::from_json`].
+    pub fn from_value(value: serde_json::Value) -> Result<Self> {
+        if !value.is_object() {
+            return Err(Error::Config(format!("expected a map of loss keys, got {value}")));
+        }
+        let config: Self = strict::from_value(value)?;
+        config.validate()?;
+        Ok(config)
+    }
+}

@@ -1,0 +1,212 @@
+//! The choices that a loss configuration names.
+
+use serde::{Deserialize, Serialize};
+
+/// Whose meaning names and defaults have where systems disagree: TRL 1.16, verl 0.9 or MLLM-JAX. `docs/semantics.md`
+/// lists every difference.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Semantics {
+    /// TRL.
+    #[default]
+    Trl,
+    /// verl: `loss_type` is its `loss_mode`, `beta` its `kl_loss_coef`, and so on.
+    Verl,
+    /// The JAX system that this one continues.
+    MllmJax,
+}
+
+/// What is minimised per token and, under TRL's names, how tokens are averaged ([`crate::weights`]).
+///
+/// B sequences, |y| active tokens of a sequence, N active tokens of the whole optimizer step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LossType {
+    /// Clipped ratio, mean over tokens then over sequences: 1/(B |y|). DeepSeekMath, arXiv 2402.03300. Under verl its
+    /// `vanilla`; under MLLM-JAX the mean over the step's tokens.
+    #[default]
+    Grpo,
+    /// Clipped ratio, mean over the step's active tokens: 1/N.
+    Bnpo,
+    /// Clipped ratio, constant length: 1/(B max_completion_length). arXiv 2503.20783.
+    DrGrpo,
+    /// Clipped ratio, mean over the generation batch's tokens: 1/num_items_in_batch. arXiv 2503.14476.
+    Dapo,
+    /// Clipped, detached ratio as a weight on the log-probability; averaged as dapo. arXiv 2506.13585.
+    Cispo,
+    /// Clipped ratio of the sequence (geometric mean over tokens), averaged as grpo. arXiv 2507.18071. Under verl the
+    /// sequence's value with the token's own gradient.
+    Gspo,
+    /// Clipped ratio of the sequence, summed over its tokens, mean over sequences: 1/B.
+    Luspo,
+    /// Smooth gate on the ratio instead of a clip. arXiv 2511.20347.
+    Sapo,
+    /// Gamma weight of the sequence's ratio, detached, on the log-probability; averaged as dapo.
+    Vespo,
+    /// GMPO: geometric mean of clipped token ratios. arXiv 2507.20673.
+    #[serde(alias = "gmpo")]
+    GeoMean,
+    /// verl's PPO: clipped ratio with a second clip for negative advantages.
+    Vanilla,
+    /// -A l: policy gradient without a ratio. GPG, arXiv 2504.02546.
+    Gpg,
+    /// -A l as well; with a sampler correction, REINFORCE with importance weights.
+    Reinforce,
+    /// Clipped ratio; some tokens of large covariance between logp and advantage give no gradient. arXiv 2505.22617.
+    ClipCov,
+    /// Unclipped ratio; the tokens of largest covariance pay |l - o|. arXiv 2505.22617.
+    KlCov,
+    /// Truncated, detached ratio on the log-probability within a trust region of probabilities. arXiv 2602.04879.
+    DppoTv,
+    /// The same within a trust region of the binary KL divergence.
+    DppoKl,
+    /// Policy gradient with a quadratic penalty on the log-ratio. arXiv 2405.19107.
+    Dro,
+}
+
+/// Where the importance ratio is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ImportanceSamplingLevel {
+    /// r_t = exp(logp_t - old_t).
+    Token,
+    /// r = exp(mean over active tokens of (logp_t - old_t)), one per sequence.
+    Sequence,
+    /// The value of `sequence` with the gradient of `token`: exp(logp_t - sg(logp_t) + sg(log r)).
+    SequenceToken,
+}
+
+/// Estimator of KL(policy || reference) per token, with d = ref_logp - logp (joschu.net/blog/kl-approx.html). The forms
+/// with a `+` have the value of their base and the gradient of k2 (verl).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KlEstimator {
+    /// -d.
+    #[serde(alias = "kl")]
+    K1,
+    /// d^2 / 2.
+    #[serde(alias = "mse", alias = "k2+", alias = "mse+")]
+    K2,
+    /// exp(d) - d - 1; held to verl's bounds under its semantics.
+    #[default]
+    K3,
+    /// k3 held to verl's bounds under any semantics: d to +-20, the value to +-10.
+    LowVarKl,
+    /// |d|.
+    Abs,
+    /// k1, gradient of k2.
+    #[serde(rename = "k1+", alias = "kl+")]
+    K1Plus,
+    /// k3, gradient of k2.
+    #[serde(rename = "k3+")]
+    K3Plus,
+    /// low_var_kl, gradient of k2.
+    #[serde(rename = "low_var_kl+")]
+    LowVarKlPlus,
+    /// abs, gradient of k2.
+    #[serde(rename = "abs+")]
+    AbsPlus,
+}
+
+impl KlEstimator {
+    /// What gives the value, and whether the gradient is that of k2 instead.
+    pub fn parts(self) -> (Self, bool) {
+        match self {
+            Self::K1Plus => (Self::K1, true),
+            Self::K3Plus => (Self::K3, true),
+            Self::LowVarKlPlus => (Self::LowVarKl, true),
+            Self::AbsPlus => (Self::Abs, true),
+            plain => (plain, false),
+        }
+    }
+}
+
+/// What the temperature divides.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TemperatureMode {
+    /// logp = log_softmax(logits / T): the policy that was sampled at temperature T. TRL.
+    #[default]
+    ScaleLogits,
+    /// logp = log_softmax(logits) / T; entropy is that of softmax(logits). MLLM-JAX.
+    ScaleLogprobs,
+}
+
+/// verl's names of what tokens are divided by. Where they stand, they replace the average that `loss_type` implies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LossAggMode {
+    /// By the step's tokens.
+    #[serde(alias = "token_mean")]
+    TokenMean,
+    /// By nothing.
+    #[serde(alias = "token_sum")]
+    TokenSum,
+    /// Sum over the tokens of a sequence, mean over sequences.
+    #[serde(alias = "seq_mean_token_sum")]
+    SeqMeanTokenSum,
+    /// The same, divided by `loss_scale_factor` too, or by the width of the batch.
+    #[serde(alias = "seq_mean_token_sum_norm", alias = "sequence-mean-token-sum-norm")]
+    SeqMeanTokenSumNorm,
+    /// Mean over the tokens of a sequence, mean over sequences.
+    #[serde(alias = "seq_mean_token_mean", alias = "sequence-mean-token-mean")]
+    SeqMeanTokenMean,
+}
+
+/// What happens to the ratio between the policy that is trained from and the one that sampled, exp(old - sampler), before
+/// it weighs the policy term. TRL's four; the geometric ones take the mean of the sequence's log-ratios for their sum.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SamplerMode {
+    /// Each token's ratio, held within the bounds.
+    TokenTruncate,
+    /// Each token's ratio, 0 outside of the bounds.
+    TokenMask,
+    /// The product over the sequence, held within the bounds.
+    SequenceTruncate,
+    /// The product over the sequence, 0 outside of the bounds.
+    #[default]
+    SequenceMask,
+    /// The geometric mean over the sequence, held within the bounds.
+    GeometricTruncate,
+    /// The geometric mean over the sequence, 0 outside of the bounds.
+    GeometricMask,
+}
+
+/// verl's correction for the same mismatch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RolloutIs {
+    /// Each token's ratio, at most the threshold.
+    Token,
+    /// The product over the sequence, at most the threshold.
+    Sequence,
+    /// Each token's ratio, 0 outside of the threshold's two bounds.
+    Icepop,
+}
+
+impl LossType {
+    /// The name used in configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Grpo => "grpo",
+            Self::Bnpo => "bnpo",
+            Self::DrGrpo => "dr_grpo",
+            Self::Dapo => "dapo",
+            Self::Cispo => "cispo",
+            Self::Gspo => "gspo",
+            Self::Luspo => "luspo",
+            Self::Sapo => "sapo",
+            Self::Vespo => "vespo",
+            Self::GeoMean => "geo_mean",
+            Self::Vanilla => "vanilla",
+            Self::Gpg => "gpg",
+            Self::Reinforce => "reinforce",
+            Self::ClipCov => "clip_cov",
+            Self::KlCov => "kl_cov",
+            Self::DppoTv => "dppo_tv",
+            Self::DppoKl => "dppo_kl",
+            Self::Dro => "dro",
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! Which values are legal, alone and together.
+
+use super::{Bound, ImportanceSamplingLevel, LossAggMode, LossConfig, LossType, Objective, SamplerMode, Semantics};
+use crate::error::{Error, Result};
+
+fn fail<T>(message: impl Into<String>) -> Result<T> {
+    Err(Error::Config(message.into()))
+}
+
+impl LossConfig {
+    /// Checks every field and every combination.
+    ///
+    /// # Errors
+    /// [`Error::Config`] that names the fields and says why.
+    pub fn validate(&self) -> Result<()> {
+        self.validate_numbers()?;
+        self.validate_objective()?;
+        self.validate_sampler()?;
+        self.validate_aggregation()
+    }
+
+    fn validate_numbers(&self) -> Result<()> {
+        let bound = |bound: Option<Bound>| bound.and_then(Bound::value);
+        let finite = [
+            ("epsilon_low", Some(self.epsilon_low)),
+            ("epsilon_high", self.epsilon_high),
+            ("delta", self.delta),
+            ("clip_ratio_c", self.clip_ratio_c),
+            ("beta", Some(self.beta)),
+            ("entropy_coef", Some(self.entropy_coef)),
+            ("vespo_k_pos", Some(self.vespo_k_pos)),
+            ("vespo_k_neg", Some(self.vespo_k_neg)),
+            ("vespo_lambda_pos", Some(self.vespo_lambda_pos)),
+            ("vespo_lambda_neg", Some(self.vespo_lambda_neg)),
+            ("clip_cov_lb", Some(self.clip_cov_lb)),
+            ("clip_cov_ub", Some(self.clip_cov_ub)),
+            ("ppo_kl_coef", Some(self.ppo_kl_coef)),
+            ("off_policy_mask_threshold", self.off_policy_mask_threshold),
+            ("temperature", Some(self.temperature)),
+        ];
+        if let Some((name, value)) = finite.iter().find_map(|(n, v)| v.filter(|v| !v.is_finite()).map(|v| (n, v))) {
+            return fail(format!("{name} must be a finite number, got {value}"));
+        }
+        let positive = [
+            ("log_ratio_guard", bound(self.log_ratio_guard)),
+            ("kl_input_clamp", bound(self.kl_input_clamp)),
+            ("kl_output_clamp", bound(self.kl_output_clamp)),
+            ("sapo_temperature_pos", Some(self.sapo_temperature_pos)),
+            ("sapo_temperature_neg", Some(self.sapo_temperature_neg)),
+            ("tau_pos", self.tau_pos),
+            ("tau_neg", self.tau_neg),
+            ("clip_cov_ratio", Some(self.clip_cov_ratio)),
+            ("kl_cov_ratio", Some(self.kl_cov_ratio)),
+            ("dro_beta", self.dro_beta),
+            ("vllm_importance_sampling_clip_max", self.vllm_importance_sampling_clip_max),
+            ("rollout_is_threshold", Some(self.rollout_is_threshold.high)),
+            ("rollout_is_threshold", self.rollout_is_threshold.low),
+            ("loss_scale_factor", self.loss_scale_factor),
+            ("batch_num_tokens", self.batch_num_tokens),
+            ("global_batch_size", self.global_batch_size),
+        ];
+        let illegal = |v: &f64| !(*v > 0.0 && v.is_finite());
+        if let Some((name, value)) = positive.iter().find_map(|(n, v)| v.filter(illegal).map(|v| (n, v))) {
+            return fail(format!("{name} must be a finite number above 0, got {value}"));
+        }
+        let counts = [
+            ("gradient_accumulation_steps", self.gradient_accumulation_steps),
+            ("steps_per_generation", self.steps_per_generation.unwrap_or(1)),
+            ("num_processes", self.num_processes),
+            ("dp_size", self.dp_size),
+        ];
+        if let Some((name, _)) = counts.iter().find(|(_, count)| *count == 0) {
+            return fail(format!("{name} must be at least 1"));
+        }
+        if self.epsilon_low < 0.0 || (self.epsilon_low > 1.0 && self.objective() != Objective::GeoMean) {
+            return fail(format!("epsilon_low must lie in [0, 1], got {}", self.epsilon_low));
+        }
+        if let Some(epsilon) = self.epsilon_high.filter(|e| *e < 0.0) {
+            return fail(format!("epsilon_high must not be negative, got {epsilon}"));
+        }
+        if self.beta < 0.0 {
+            return fail(format!("beta must not be negative, got {}", self.beta));
+        }
+        if !(self.top_entropy_quantile > 0.0 && self.top_entropy_quantile <= 1.0) {
+            return fail(format!("top_entropy_quantile must lie in (0, 1], got {}", self.top_entropy_quantile));
+        }
+        if self.temperature <= 0.0 {
+            return fail(format!(
+                "temperature must be above 0, got {}: greedy sampling has no log-probabilities to train on",
+                self.temperature
+            ));
+        }
+        if !(1e-6..=1e6).contains(&self.temperature) {
+            return fail(format!("temperature must lie in [1e-6, 1e6], got {:e}", self.temperature));
+        }
+        Ok(())
+    }
+
+    fn validate_objective(&self) -> Result<()> {
+        let (objective, level) = (self.objective(), self.level());
+        let name = self.loss_type.name();
+        if level != ImportanceSamplingLevel::Token {
+            match objective {
+                Objective::Vespo | Objective::GeoMean => {
+                    return fail(format!(
+                        "{name} takes the ratio of a sequence in its own way: leave importance_sampling_level out, or set \
+                         it to `token`"
+                    ));
+                }
+                Objective::PolicyGradient | Objective::KlCov | Objective::Dppo(_) | Objective::Dro => {
+                    return fail(format!(
+                        "{name} is defined by the ratio of tokens: leave importance_sampling_level out, or set it to `token`"
+                    ));
+                }
+                Objective::Clipped | Objective::Cispo | Objective::Sapo => {}
+            }
+        }
+        match self.loss_type {
+            LossType::Gspo if level == ImportanceSamplingLevel::Token => {
+                return fail(
+                    "gspo is defined by its sequence-level ratio: leave importance_sampling_level out, set it to \
+                     `sequence`, or use loss_type grpo",
+                );
+            }
+            LossType::ClipCov if level != ImportanceSamplingLevel::Token => {
+                return fail("clip_cov is defined by the ratio of tokens: leave importance_sampling_level out");
+            }
+            LossType::Cispo if self.bounds_raw_ratio() && self.epsilon_high.is_none() => {
+                return fail(
+                    "cispo caps the raw ratio at epsilon_high (ScaleRL uses 5.0), so it has no default: set it, or \
+                     `semantics: verl` for a bound of 1 + epsilon_high",
+                );
+            }
+            LossType::Dro if self.dro_beta.is_none() => {
+                return fail("dro weighs its penalty with dro_beta, which has no default: set it");
+            }
+            _ => {}
+        }
+        if let Some(delta) = self.delta {
+            if objective != Objective::Clipped {
+                return fail(format!("delta caps the ratio of the clipped objectives; {name} has none: leave it out"));
+            }
+            if delta <= self.ratio_high() {
+                return fail(format!(
+                    "delta ({delta}) must be above 1 + epsilon_high ({}), else it would bind before the clip does",
+                    self.ratio_high()
+                ));
+            }
+        }
+        if let Some(c) = self.clip_ratio_c {
+            if !matches!(objective, Objective::Clipped | Objective::Dppo(_)) {
+                return fail(format!("clip_ratio_c belongs to the clipped objectives and to dppo, not to {name}"));
+            }
+            if c <= 1.0 {
+                return fail(format!("clip_ratio_c must be above 1, got {c}"));
+            }
+        }
+        if objective == Objective::GeoMean && self.beta != 0.0 && self.use_bias_correction_kl == Some(true) {
+            return fail(
+                "use_bias_correction_kl multiplies the KL term by a ratio, which geo_mean has none of: leave it out",
+            );
+        }
+        if self.top_entropy_quantile < 1.0 && objective == Objective::GeoMean {
+            return fail(
+                "top_entropy_quantile leaves tokens out of the sum, which geo_mean has inside a mean of its own: set it to 1",
+            );
+        }
+        Ok(())
+    }
+
+    fn validate_sampler(&self) -> Result<()> {
+        if let (Some(low), Some(high)) =
+            (self.vllm_importance_sampling_clip_min, self.vllm_importance_sampling_clip_max)
+            && !(low >= 0.0 && low <= high)
+        {
+            return fail(format!(
+                "vllm_importance_sampling_clip_min ({low}) must lie between 0 and vllm_importance_sampling_clip_max ({high})"
+            ));
+        }
+        if let Some(low) = self.rollout_is_threshold.low.filter(|low| *low > self.rollout_is_threshold.high) {
+            return fail(format!("rollout_is_threshold: the lower bound {low} is above the upper one"));
+        }
+        if self.rollout_is.is_some() && self.vllm_importance_sampling_correction == Some(true) {
+            return fail("rollout_is and vllm_importance_sampling_correction correct the same thing: choose one");
+        }
+        let token = matches!(self.vllm_importance_sampling_mode, SamplerMode::TokenMask | SamplerMode::TokenTruncate);
+        if self.objective() == Objective::Vespo && self.vllm_importance_sampling_correction == Some(true) && !token {
+            return fail(
+                "vespo takes the sampler's ratio into its own weight: vllm_importance_sampling_mode must be token_truncate \
+                 or token_mask",
+            );
+        }
+        crate::sampler::rejections(self).map(|_| ())
+    }
+
+    fn validate_aggregation(&self) -> Result<()> {
+        if self.num_items_in_batch.is_some_and(|n| !(n >= 0.0 && n.is_finite())) {
+            return fail("num_items_in_batch counts tokens and must not be negative");
+        }
+        if self.max_completion_length == Some(0) {
+            return fail("max_completion_length counts tokens and must be at least 1");
+        }
+        if self.loss_type == LossType::DrGrpo && self.max_completion_length.is_none() && self.loss_agg_mode.is_none() {
+            return fail(
+                "dr_grpo divides by a constant length: set max_completion_length to the generation limit in tokens",
+            );
+        }
+        let averages = matches!(self.loss_type, LossType::Bnpo | LossType::DrGrpo | LossType::Dapo | LossType::Luspo);
+        if averages && (self.semantics == Semantics::Verl || self.loss_agg_mode.is_some()) {
+            return fail(format!(
+                "loss_type {} is a way to average; verl says that with loss_agg_mode: use loss_type vanilla",
+                self.loss_type.name()
+            ));
+        }
+        if self.loss_type == LossType::Vespo && self.semantics == Semantics::Verl {
+            return fail("verl has no vespo: leave semantics out for TRL's");
+        }
+        let over_processes = self.dp_size > 1 && self.semantics == Semantics::Verl;
+        let (mode, counted) = match self.loss_agg_mode.unwrap_or(LossAggMode::TokenMean) {
+            LossAggMode::TokenMean => ("token-mean needs batch_num_tokens", self.batch_num_tokens.is_some()),
+            LossAggMode::TokenSum => ("", true),
+            _ => ("means over sequences need global_batch_size", self.global_batch_size.is_some()),
+        };
+        if over_processes && !counted {
+            return fail(format!("dp_size is {}: {mode}, counted over all processes", self.dp_size));
+        }
+        if self.loss_scale_factor.is_some() && self.loss_agg_mode != Some(LossAggMode::SeqMeanTokenSumNorm) {
+            return fail("loss_scale_factor belongs to loss_agg_mode seq-mean-token-sum-norm");
+        }
+        Ok(())
+    }
+}

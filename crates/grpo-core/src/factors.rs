@@ -1,0 +1,127 @@
+//! What multiplies the terms of a token without a derivative of its own: the sampler's weight, and which tokens were
+//! chosen. Made by [`LossConfig::prepare`], before the loss runs.
+
+use crate::batch::TokenBatch;
+use crate::config::LossConfig;
+use crate::error::Result;
+use crate::metrics::Metrics;
+use crate::weights::token_weights;
+use crate::{Scores, sampler, selection};
+use std::borrow::Cow;
+
+/// One entry per token `[N]` in each list; 1, 1, 0 and 0 where nothing is special.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TokenFactors {
+    /// Of the policy term.
+    pub policy: Vec<f64>,
+    /// Of the weight in the entropy bonus.
+    pub entropy: Vec<f64>,
+    /// kl_cov: 1 where the penalty is paid.
+    pub penalised: Vec<f64>,
+    /// What is added to the log-ratio of the token's sequence (vespo).
+    pub shift: Vec<f64>,
+    /// What was found on the way, under TRL's names (`sampling/...`).
+    pub metrics: Metrics,
+}
+
+impl TokenFactors {
+    /// Nothing special for `tokens` tokens.
+    pub fn new(tokens: usize) -> Self {
+        Self {
+            policy: vec![1.0; tokens],
+            entropy: vec![1.0; tokens],
+            penalised: vec![0.0; tokens],
+            shift: vec![0.0; tokens],
+            metrics: Metrics::default(),
+        }
+    }
+
+    /// The tokens `rows`. What was found stays with the whole.
+    pub(crate) fn select(&self, rows: std::ops::Range<usize>) -> Self {
+        let cut = |list: &[f64]| list[rows.clone()].to_vec();
+        Self {
+            policy: cut(&self.policy),
+            entropy: cut(&self.entropy),
+            penalised: cut(&self.penalised),
+            shift: cut(&self.shift),
+            metrics: Metrics::default(),
+        }
+    }
+}
+
+impl LossConfig {
+    /// `batch` as the loss takes it: truncated and rejected sequences masked, the sampler's weight and the choice of
+    /// tokens made.
+    ///
+    /// `score` gives log-probabilities and entropies of the policy for a batch, one forward pass; it is called only where
+    /// they are needed: to choose tokens ([`LossConfig::selects_tokens`]), or to correct for the sampler where the batch
+    /// has no `old_logp`, which is then what `score` gives.
+    ///
+    /// What a batch brings is left alone: with weights it is part of a step, whose masks are the caller's; with factors
+    /// nothing is chosen again. So a step that is cut after `prepare` chooses from all of its tokens.
+    ///
+    /// # Errors
+    /// [`crate::Error::Config`] where the batch lacks what the configuration needs, or its numbers do not fit the batch;
+    /// [`crate::Error::Value`] for an infinite `sampler_logp`; those of `score`.
+    pub fn prepare<'a>(
+        &self,
+        batch: &'a TokenBatch,
+        score: impl FnOnce(&TokenBatch) -> Result<Scores>,
+    ) -> Result<Cow<'a, TokenBatch>> {
+        let mut batch = Cow::Borrowed(batch);
+        let whole = batch.weights().is_none();
+        if whole && let Some(mask) = self.truncated_mask(&batch)? {
+            batch = Cow::Owned(batch.into_owned().with_mask(&mask)?);
+        }
+        let corrects =
+            batch.sampler_logp().is_some() && (self.sampler_correction().is_some() || self.rollout_rs.is_some());
+        if batch.factors().is_none() && (corrects || self.selects_tokens()) {
+            let mut of_step = batch.into_owned();
+            let scores = match self.selects_tokens() || of_step.old_logp().is_none() {
+                true => Some(score(&of_step)?),
+                false => None,
+            };
+            if let (true, None, Some(scores)) = (corrects, of_step.old_logp(), &scores) {
+                of_step = of_step.with_old_logp(scores.logp.clone())?;
+            }
+            let mut factors = TokenFactors::new(of_step.tokens());
+            if corrects {
+                // verl weighs before it rejects.
+                sampler::weigh(self, &of_step, &mut factors)?;
+                if whole && let Some(mask) = sampler::rejection_mask(self, &of_step)? {
+                    of_step = of_step.with_mask(&mask)?;
+                }
+            }
+            if let Some(scores) = &scores {
+                selection::select(self, &of_step, scores, &mut factors);
+            }
+            batch = Cow::Owned(of_step.with_factors(factors)?);
+        }
+        match batch {
+            // What has been prepared is not prepared again.
+            Cow::Owned(batch) if whole => {
+                let weights = token_weights(self, &batch);
+                Ok(Cow::Owned(batch.with_weights(weights)?))
+            }
+            batch => Ok(batch),
+        }
+    }
+
+    /// The mask `[N]` without the truncated sequences, if it differs.
+    fn truncated_mask(&self, batch: &TokenBatch) -> Result<Option<Vec<f32>>> {
+        if !self.mask_truncated_completions || self.truncated_rows.0.is_empty() {
+            return Ok(None);
+        }
+        let mut mask = batch.mask();
+        for sequence in &self.truncated_rows.0 {
+            if *sequence >= batch.sequences() {
+                return Err(crate::Error::Config(format!(
+                    "truncated_rows names sequence {sequence}, but the batch has {}",
+                    batch.sequences()
+                )));
+            }
+            mask[batch.range(*sequence)].fill(0.0);
+        }
+        Ok(Some(mask))
+    }
+}

@@ -1,0 +1,161 @@
+//! The loss of one token, written once, over [`Real`].
+//!
+//! Everything that knows about clipping, KL or advantages is in this folder. Backends never repeat it: they hand in
+//! log-probabilities and take back derivatives (see [`crate::evaluate`]).
+//!
+//! A token's loss depends on its own log-probability and, where tokens of a sequence share one, on a log-ratio that is a
+//! sum over the sequence: what a token adds to it is [`shared_part`]. What has to be known of the whole batch (which
+//! tokens are chosen, the sampler's weight) comes as a factor without a derivative ([`crate::factors`]).
+//!
+//! Legend: l = logp, o = old logp, q = ref logp, A = advantage, r = ratio = exp(log-ratio), sg = stop_gradient.
+
+mod kl;
+mod policy;
+mod ratio;
+
+use crate::config::LossConfig;
+use crate::real::{Dual, Real};
+pub(crate) use ratio::VESPO_SMALLEST;
+pub use ratio::{shared_part, shares_mean};
+
+/// What the loss of one token depends on.
+///
+/// `logp` and `shared` are separate inputs because the derivative by a shared log-ratio is pulled back to every token of
+/// the sequence, while that by `logp` stays with its token.
+#[derive(Clone, Debug)]
+pub struct TokenTerms<R> {
+    /// Log-probability of the token under the policy, in nats.
+    pub logp: R,
+    /// Under the policy that the ratio is taken against; the policy's own, detached, on-policy.
+    pub old_logp: R,
+    /// Log-ratio of the token's sequence, where the loss has one ([`LossConfig::is_token_level`]).
+    pub shared: Option<R>,
+    /// Log-probability under the frozen reference; needed when beta is not 0.
+    pub ref_logp: Option<R>,
+    /// Advantage.
+    pub advantage: R,
+    /// What multiplies the policy term, not the KL term.
+    pub factor: R,
+    /// kl_cov: 1 for a token that pays the penalty, else 0.
+    pub penalised: R,
+}
+
+/// The loss of one token before its aggregation weights, and what the metrics count.
+#[derive(Clone, Debug)]
+pub struct TokenLoss<R> {
+    /// Policy term; minimised.
+    pub policy: R,
+    /// The KL term without beta (with its bias correction, as TRL logs it); `None` when beta is 0.
+    pub kl: Option<R>,
+    /// 1 where the clip binds below.
+    pub low_clipped: R,
+    /// 1 where it binds above.
+    pub high_clipped: R,
+    /// vespo: the weight of the token's sequence; else 0.
+    pub phi: R,
+}
+
+/// The loss of one token.
+///
+/// `terms.ref_logp` must be there when `config.beta` is not 0, `terms.shared` where the loss shares a log-ratio;
+/// [`crate::evaluate::Evaluator`] has checked that.
+pub fn token_loss<R: Real>(config: &LossConfig, terms: &TokenTerms<R>) -> TokenLoss<R> {
+    let ratio = ratio::Ratio::new(config, terms);
+    let mut loss = policy::policy(config, terms, &ratio);
+    loss.policy = loss.policy * terms.factor.clone();
+    loss.kl = terms.ref_logp.as_ref().filter(|_| config.beta != 0.0).map(|q| kl::term(config, terms, q, &ratio));
+    loss
+}
+
+/// What is known of a token beside its log-probability, without derivatives.
+#[derive(Clone, Debug)]
+pub struct TokenInputs<R> {
+    /// [`TokenTerms::old_logp`]; `None` on-policy.
+    pub old_logp: Option<R>,
+    /// [`TokenTerms::ref_logp`].
+    pub ref_logp: Option<R>,
+    /// [`TokenTerms::advantage`].
+    pub advantage: R,
+    /// [`TokenTerms::factor`].
+    pub factor: R,
+    /// [`TokenTerms::penalised`].
+    pub penalised: R,
+}
+
+/// How much the terms of a token weigh in the loss of the step ([`crate::weights`]).
+#[derive(Clone, Debug)]
+pub struct TokenWeight<R> {
+    /// Of the policy term.
+    pub policy: R,
+    /// Of the KL term, beta included.
+    pub kl: R,
+}
+
+/// The loss of a token and its derivatives.
+#[derive(Clone, Debug)]
+pub struct Slopes<R> {
+    /// Values.
+    pub value: TokenLoss<R>,
+    /// Weighted d loss / d logp, at a fixed shared log-ratio.
+    pub of_logp: R,
+    /// Weighted d loss / d shared log-ratio; 0 where there is none.
+    pub of_shared: R,
+}
+
+impl<R: Real> TokenInputs<R> {
+    /// The loss of the token with its derivatives. `shared`: the log-ratio of its sequence, where the loss has one.
+    pub fn slopes(&self, config: &LossConfig, weight: &TokenWeight<R>, logp: &R, shared: Option<&R>) -> Slopes<R> {
+        let terms = |logp: Dual<R>, shared: Option<Dual<R>>| TokenTerms {
+            old_logp: self.old_logp.clone().map_or_else(|| logp.stop_gradient(), Dual::fixed),
+            logp,
+            shared,
+            ref_logp: self.ref_logp.clone().map(Dual::fixed),
+            advantage: Dual::fixed(self.advantage.clone()),
+            factor: Dual::fixed(self.factor.clone()),
+            penalised: Dual::fixed(self.penalised.clone()),
+        };
+        let slope = |loss: &TokenLoss<Dual<R>>| {
+            let policy = weighted(&weight.policy, &loss.policy.tangent);
+            match &loss.kl {
+                Some(kl) => policy + weighted(&weight.kl, &kl.tangent),
+                None => policy,
+            }
+        };
+        let fixed = shared.map(|shared| Dual::fixed(shared.clone()));
+        let by_logp = token_loss(config, &terms(Dual::variable(logp.clone()), fixed));
+        let of_shared = match shared {
+            Some(shared) => {
+                let logp = Dual::fixed(logp.clone());
+                slope(&token_loss(config, &terms(logp, Some(Dual::variable(shared.clone())))))
+            }
+            None => logp.constant(0.0),
+        };
+        Slopes { of_logp: slope(&by_logp), of_shared, value: by_logp.map(|dual| dual.value) }
+    }
+
+    /// What the token adds to the log-ratio of its sequence, and the derivative of that by logp.
+    pub fn shared_part(&self, config: &LossConfig, logp: &R) -> Dual<R> {
+        let logp = Dual::variable(logp.clone());
+        let old = self.old_logp.clone().map_or_else(|| logp.stop_gradient(), Dual::fixed);
+        shared_part(config, &logp, &old, &Dual::fixed(self.advantage.clone()))
+    }
+}
+
+impl<R> TokenLoss<R> {
+    fn map<S>(self, f: impl Fn(R) -> S) -> TokenLoss<S> {
+        TokenLoss {
+            policy: f(self.policy),
+            kl: self.kl.map(&f),
+            low_clipped: f(self.low_clipped),
+            high_clipped: f(self.high_clipped),
+            phi: f(self.phi),
+        }
+    }
+}
+
+/// weight x derivative, where a weight of 0 wins over an infinite derivative.
+pub(crate) fn weighted<R: Real>(weight: &R, derivative: &R) -> R {
+    let zero = weight.constant(0.0);
+    let counts = R::or(&weight.lt(&zero), &zero.lt(weight));
+    R::select(&counts, &(weight.clone() * derivative.clone()), &zero)
+}

@@ -1,0 +1,91 @@
+//! The importance ratio: a token's own, or its sequence's.
+
+use super::TokenTerms;
+use crate::config::{ImportanceSamplingLevel, LossConfig, Objective, Semantics};
+use crate::real::Real;
+
+/// Largest exponent of a ratio or a KL term: products of two of them stay within f32.
+const LARGEST_EXPONENT: f64 = 40.0;
+
+/// Largest log-ratio of verl's sequence-token level.
+const LARGEST_SEQUENCE_TOKEN: f64 = 10.0;
+
+/// Bounds of vespo's log-ratios: of a token, and of a sequence from below.
+const VESPO_LARGEST: f64 = 20.0;
+/// ln 1e-8.
+pub(crate) const VESPO_SMALLEST: f64 = -18.420_680_743_952_367;
+
+/// The ratio of a token with its logarithm.
+pub(super) struct Ratio<R> {
+    /// After the guard.
+    pub(super) log: R,
+    /// exp(log).
+    pub(super) value: R,
+    /// Whether the ratio is the token's own, exactly exp(l - o).
+    pub(super) plain: bool,
+}
+
+impl<R: Real> Ratio<R> {
+    pub(super) fn new(config: &LossConfig, terms: &TokenTerms<R>) -> Self {
+        let own = || terms.logp.clone() - terms.old_logp.clone();
+        let log = match (&terms.shared, config.level()) {
+            (None, _) | (_, ImportanceSamplingLevel::Token) => own(),
+            (Some(shared), ImportanceSamplingLevel::Sequence) => shared.clone(),
+            (Some(shared), ImportanceSamplingLevel::SequenceToken) => {
+                let log = terms.logp.clone() - terms.logp.stop_gradient() + shared.stop_gradient();
+                match config.semantics {
+                    Semantics::Verl => log.min(&log.constant(LARGEST_SEQUENCE_TOKEN)),
+                    _ => log,
+                }
+            }
+        };
+        let guard = config.guard();
+        let log = guard.map_or(log.clone(), |bound| log.clamp(-bound, bound));
+        let plain = guard.is_none() && config.level() == ImportanceSamplingLevel::Token;
+        Self { value: saturated(&log, LARGEST_EXPONENT).exp(), log, plain }
+    }
+}
+
+/// What a token adds to the log-ratio of its sequence: l - o; clipped in the direction of its advantage for geo_mean,
+/// held to +-20 for vespo.
+pub fn shared_part<R: Real>(config: &LossConfig, logp: &R, old_logp: &R, advantage: &R) -> R {
+    let own = logp.clone() - old_logp.clone();
+    match config.objective() {
+        Objective::Vespo => own.clamp(-VESPO_LARGEST, VESPO_LARGEST),
+        Objective::GeoMean => {
+            let positive = advantage.constant(0.0).lt(advantage);
+            let (low, high) = (-config.epsilon_low, config.upper_epsilon());
+            R::select(&positive, &own.min(&own.constant(high)), &own.max(&own.constant(low)))
+        }
+        _ => own,
+    }
+}
+
+/// Whether a sequence's log-ratio is the mean of its tokens' parts; else it is their sum.
+pub fn shares_mean(config: &LossConfig) -> bool {
+    config.objective() != Objective::Vespo
+}
+
+/// vespo's log-ratio of a sequence, within its bounds.
+pub(super) fn vespo_bounded<R: Real>(log: &R) -> R {
+    log.clamp(VESPO_SMALLEST, VESPO_LARGEST)
+}
+
+/// `exponent` held at `largest`, so that a finite input gives a finite loss. Its derivative stays 1: beyond the bound a
+/// term keeps the slope it has there and goes on pulling back, where a clamp would let go.
+///
+/// TRL has no such bound and overflows; below it nothing changes, to the bit.
+pub(super) fn saturated<R: Real>(exponent: &R, largest: f64) -> R {
+    let held = exponent.min(&exponent.constant(largest)).stop_gradient();
+    held + (exponent.clone() - exponent.stop_gradient())
+}
+
+/// [`saturated`] at the bound of one ratio or KL term, and at that of their product.
+pub(super) fn held<R: Real>(exponent: &R) -> R {
+    saturated(exponent, LARGEST_EXPONENT)
+}
+
+/// See [`held`].
+pub(super) fn held_product<R: Real>(exponent: &R) -> R {
+    saturated(exponent, 2.0 * LARGEST_EXPONENT)
+}

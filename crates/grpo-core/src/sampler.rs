@@ -1,0 +1,229 @@
+//! Where the sampler is not the policy that is trained: weights and rejections from exp(old - sampler).
+//!
+//! A sampler that gave no log-probability (NaN) is taken at its word: ratio 1.
+
+use crate::batch::TokenBatch;
+use crate::config::{LossConfig, Objective, SamplerMode, Threshold};
+use crate::error::{Error, Result};
+use crate::factors::TokenFactors;
+use crate::objective::VESPO_SMALLEST;
+
+/// Largest |log ratio| that verl lets into exp.
+const SAFE: f64 = 20.0;
+
+/// old - sampler at the active tokens `[N]`, 0 elsewhere and where the sampler is silent.
+fn log_ratios(batch: &TokenBatch) -> Result<Option<Vec<f64>>> {
+    let (Some(old), Some(sampler)) = (batch.old_logp(), batch.sampler_logp()) else { return Ok(None) };
+    let mut ratios = vec![0.0; batch.tokens()];
+    for row in batch.active_rows().iter().copied().filter(|row| !sampler[*row].is_nan()) {
+        if sampler[row].is_infinite() {
+            let reason = format!("{} is not a log-probability; write NaN where the sampler gave none", sampler[row]);
+            return Err(Error::value("sampler_logp", format!("token {row}"), reason));
+        }
+        ratios[row] = f64::from(old[row]) - f64::from(sampler[row]);
+    }
+    Ok(Some(ratios))
+}
+
+/// Active rows of each sequence that has any.
+fn sequences(batch: &TokenBatch) -> impl Iterator<Item = Vec<usize>> {
+    let rows = |sequence| batch.range(sequence).filter(|row| batch.is_active(*row)).collect::<Vec<_>>();
+    (0..batch.sequences()).map(rows).filter(|rows| !rows.is_empty())
+}
+
+/// Multiplies the sampler's weight into `factors`, as the configuration has it.
+pub(crate) fn weigh(config: &LossConfig, batch: &TokenBatch, factors: &mut TokenFactors) -> Result<()> {
+    let (Some(correction), Some(log_ratios)) = (config.sampler_correction(), log_ratios(batch)?) else { return Ok(()) };
+    let of_token = matches!(correction.mode, SamplerMode::TokenTruncate | SamplerMode::TokenMask);
+    if config.objective() == Objective::Vespo && !of_token {
+        return Err(Error::Config(
+            "vespo takes the sampler's ratio into its own weight: set vllm_importance_sampling_mode to token_truncate or \
+             token_mask, or vllm_importance_sampling_correction to false"
+                .into(),
+        ));
+    }
+    let weight = |log_ratio: f64| {
+        let ratio = correction.guard.map_or(log_ratio, |guard| log_ratio.clamp(-guard, guard)).exp();
+        let (low, high) = (correction.low.unwrap_or(f64::NEG_INFINITY), correction.high.unwrap_or(f64::INFINITY));
+        match correction.mode {
+            SamplerMode::TokenTruncate | SamplerMode::SequenceTruncate | SamplerMode::GeometricTruncate => {
+                ratio.max(low).min(high)
+            }
+            _ if ratio < low || ratio > high => 0.0,
+            _ => ratio,
+        }
+    };
+    let mut weights = vec![1.0; batch.tokens()];
+    let mut seen = Vec::new();
+    for rows in sequences(batch) {
+        let sum: f64 = rows.iter().map(|row| log_ratios[*row]).sum();
+        let shared = match correction.mode {
+            SamplerMode::GeometricTruncate | SamplerMode::GeometricMask => weight(sum / rows.len() as f64),
+            _ => weight(sum),
+        };
+        for row in &rows {
+            weights[*row] = if of_token { weight(log_ratios[*row]) } else { shared };
+        }
+        match of_token {
+            true => seen.extend(rows.iter().map(|row| weights[*row])),
+            false => seen.push(shared),
+        }
+    }
+    if correction.normalize {
+        let mean = seen.iter().sum::<f64>() / seen.len().max(1) as f64;
+        // verl leaves weights that are all but zero as they are.
+        if mean > 1e-8 {
+            weights.iter_mut().for_each(|weight| *weight /= mean);
+        }
+    }
+    record(batch, &log_ratios, &seen, factors);
+    for rows in sequences(batch) {
+        match config.objective() {
+            Objective::Vespo => {
+                let sum = rows.iter().map(|row| weights[*row].ln().clamp(VESPO_SMALLEST, SAFE)).sum();
+                rows.iter().for_each(|row| factors.shift[*row] = sum);
+            }
+            // One weight for the one ratio of the sequence: the geometric mean of its tokens'.
+            Objective::GeoMean => {
+                let mean = rows.iter().map(|row| (weights[*row] + 1e-10).ln()).sum::<f64>() / rows.len() as f64;
+                rows.iter().for_each(|row| factors.policy[*row] *= mean.exp());
+            }
+            _ => rows.iter().for_each(|row| factors.policy[*row] *= weights[*row]),
+        }
+    }
+    Ok(())
+}
+
+/// TRL's metrics of the mismatch.
+fn record(batch: &TokenBatch, log_ratios: &[f64], weights: &[f64], factors: &mut TokenFactors) {
+    let metrics = &mut factors.metrics;
+    for row in batch.active_rows() {
+        if batch.sampler_logp().is_some_and(|sampler| !sampler[*row].is_nan()) {
+            metrics.mean("sampling/sampling_logp_difference/mean", log_ratios[*row].abs(), 1.0);
+            metrics.max("sampling/sampling_logp_difference/max", log_ratios[*row].abs());
+        }
+    }
+    for weight in weights {
+        metrics.min("sampling/importance_sampling_ratio/min", *weight);
+        metrics.mean("sampling/importance_sampling_ratio/mean", *weight, 1.0);
+        metrics.max("sampling/importance_sampling_ratio/max", *weight);
+    }
+}
+
+/// One of verl's rejection rules.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Rejection {
+    over: Over,
+    estimator: u8,
+    /// Bounds of the statistic.
+    low: f64,
+    high: f64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Over {
+    Token,
+    Sum,
+    Mean,
+    Max,
+}
+
+/// The rules of `rollout_rs` with their thresholds.
+///
+/// # Errors
+/// [`Error::Config`] for a rule or threshold that verl does not have.
+pub(crate) fn rejections(config: &LossConfig) -> Result<Vec<Rejection>> {
+    let fail = |message: String| Err(Error::Config(message));
+    let list = |text: &Option<String>| -> Vec<String> {
+        let parts = text.iter().flat_map(|text| text.split(',')).map(|part| part.trim().to_owned());
+        parts.filter(|part| !part.is_empty()).collect()
+    };
+    let (rules, thresholds) = (list(&config.rollout_rs), list(&config.rollout_rs_threshold));
+    if rules.is_empty() {
+        return match thresholds.is_empty() {
+            true => Ok(vec![]),
+            false => fail("rollout_rs_threshold is set without rollout_rs: name what it bounds".into()),
+        };
+    }
+    if thresholds.len() != 1 && thresholds.len() != rules.len() {
+        return fail(format!(
+            "rollout_rs_threshold: expected one bound, or one for each of the {} rules of rollout_rs, got {}",
+            rules.len(),
+            thresholds.len()
+        ));
+    }
+    let pairs = rules.iter().zip(thresholds.iter().cycle());
+    pairs.map(|(rule, threshold)| Rejection::parse(rule, threshold)).collect()
+}
+
+impl Rejection {
+    fn parse(rule: &str, threshold: &str) -> Result<Self> {
+        let fail = |message: String| Err(Error::Config(message));
+        let (over, estimator) = match rule.rsplit_once("_k") {
+            Some(("token", k @ ("1" | "2" | "3"))) => (Over::Token, k),
+            Some(("seq_sum", k @ ("1" | "2" | "3"))) => (Over::Sum, k),
+            Some(("seq_mean", k @ ("1" | "2" | "3"))) => (Over::Mean, k),
+            Some(("seq_max", k @ ("2" | "3"))) => (Over::Max, k),
+            _ => {
+                return fail(format!(
+                    "rollout_rs: expected token_k1..3, seq_sum_k1..3, seq_mean_k1..3 or seq_max_k2..3, got `{rule}`"
+                ));
+            }
+        };
+        let bounds = Threshold::parse(threshold).map_err(|e| Error::Config(format!("rollout_rs_threshold: {e}")))?;
+        let positive = |v: f64| v > 0.0 && v.is_finite();
+        if !positive(bounds.high) || !bounds.low.is_none_or(|low| positive(low) && low <= bounds.high) {
+            return fail(format!("rollout_rs_threshold: bounds must be positive and in order, got `{threshold}`"));
+        }
+        match (estimator, bounds.low) {
+            // k1 is bounded on both sides, by ratios.
+            ("1", low) => {
+                let low = low.unwrap_or(1.0 / bounds.high);
+                Ok(Self { over, estimator: 1, low: low.ln(), high: bounds.high.ln() })
+            }
+            (_, Some(_)) => fail(format!("rollout_rs_threshold: {rule} has an upper bound only, got `{threshold}`")),
+            (k, None) => {
+                Ok(Self { over, estimator: if k == "2" { 2 } else { 3 }, low: f64::NEG_INFINITY, high: bounds.high })
+            }
+        }
+    }
+
+    /// The divergence of a token.
+    fn statistic(&self, log_ratio: f64) -> f64 {
+        let d = log_ratio.clamp(-SAFE, SAFE);
+        match self.estimator {
+            1 => -d,
+            2 => 0.5 * d * d,
+            _ => d.exp() - 1.0 - d,
+        }
+    }
+
+    /// Which of the tokens of a sequence stay.
+    fn keeps(&self, log_ratios: &[f64]) -> Vec<bool> {
+        let within = |value: f64| value >= self.low && value <= self.high;
+        let values = || log_ratios.iter().map(|d| self.statistic(*d));
+        let value = match self.over {
+            Over::Token => return values().map(within).collect(),
+            Over::Sum => values().sum(),
+            Over::Mean => values().sum::<f64>() / log_ratios.len() as f64,
+            Over::Max => values().fold(f64::NEG_INFINITY, f64::max),
+        };
+        vec![within(value); log_ratios.len()]
+    }
+}
+
+/// The mask `[N]` without what `rollout_rs` rejects, if it rejects.
+pub(crate) fn rejection_mask(config: &LossConfig, batch: &TokenBatch) -> Result<Option<Vec<f32>>> {
+    let rules = rejections(config)?;
+    let (false, Some(log_ratios)) = (rules.is_empty(), log_ratios(batch)?) else { return Ok(None) };
+    let mut mask = batch.mask();
+    for rows in sequences(batch) {
+        let ratios: Vec<f64> = rows.iter().map(|row| log_ratios[*row]).collect();
+        for rule in &rules {
+            for (row, _) in rows.iter().zip(rule.keeps(&ratios)).filter(|(_, keeps)| !keeps) {
+                mask[*row] = 0.0;
+            }
+        }
+    }
+    Ok(Some(mask))
+}

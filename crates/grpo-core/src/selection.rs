@@ -1,0 +1,123 @@
+//! Tokens that are chosen by what the policy says of all of them.
+//!
+//! The choice has no derivative. What is not chosen stays active: it keeps its place in the denominators and its KL term
+//! (TRL's meaning).
+
+use crate::Scores;
+use crate::batch::TokenBatch;
+use crate::config::{LossConfig, LossType};
+use crate::factors::TokenFactors;
+
+/// Writes every choice that the configuration asks for into `factors`. `batch.factors()` of a part of a step that was
+/// chosen before makes this unnecessary.
+pub(crate) fn select(config: &LossConfig, batch: &TokenBatch, scores: &Scores, factors: &mut TokenFactors) {
+    if batch.active_tokens() == 0 {
+        return;
+    }
+    if let Some(threshold) = config.off_policy_mask_threshold {
+        off_policy(threshold, batch, scores, factors);
+    }
+    if config.top_entropy_quantile < 1.0 {
+        high_entropy(config.top_entropy_quantile, batch, scores, factors);
+    }
+    match config.loss_type {
+        LossType::ClipCov => clip_cov(config, batch, scores, factors),
+        LossType::KlCov => kl_cov(config, batch, scores, factors),
+        _ => {}
+    }
+}
+
+/// Sequences of negative advantage from which the policy has moved away too far: the mean of sampler (else old) logp - logp
+/// is above the threshold. Tokens without the former count 0. DeepSeek-V3.2.
+fn off_policy(threshold: f64, batch: &TokenBatch, scores: &Scores, factors: &mut TokenFactors) {
+    let before = batch.sampler_logp().or(batch.old_logp());
+    for sequence in 0..batch.sequences() {
+        let rows: Vec<usize> = batch.range(sequence).filter(|row| batch.is_active(*row)).collect();
+        let moved = |row: &usize| {
+            let moved = before.map_or(0.0, |before| f64::from(before[*row]) - f64::from(scores.logp[*row]));
+            if moved.is_nan() { 0.0 } else { moved }
+        };
+        let mean = rows.iter().map(moved).sum::<f64>() / rows.len().max(1) as f64;
+        let far = |row: &&usize| batch.advantage(sequence, **row) < 0.0 && mean > threshold;
+        rows.iter().filter(far).for_each(|row| factors.policy[*row] = 0.0);
+    }
+}
+
+/// The share `top` of tokens of the highest entropy: those at or above the quantile 1 - `top`, interpolated between
+/// neighbours (arXiv 2506.01939). The others leave the entropy bonus too, and its mean.
+fn high_entropy(top: f64, batch: &TokenBatch, scores: &Scores, factors: &mut TokenFactors) {
+    let entropy = |row: &usize| f64::from(scores.entropy[*row]);
+    let mut sorted: Vec<f64> = batch.active_rows().iter().map(entropy).collect();
+    sorted.sort_unstable_by(f64::total_cmp);
+    let place = (1.0 - top) * (sorted.len() - 1) as f64;
+    let (low, high) = (sorted[place.floor() as usize], sorted[place.ceil() as usize]);
+    let threshold = low + (high - low) * place.fract();
+    let (kept, dropped): (Vec<usize>, Vec<usize>) =
+        batch.active_rows().iter().partition(|row| entropy(row) >= threshold);
+    for row in dropped {
+        factors.policy[row] = 0.0;
+        factors.entropy[row] = 0.0;
+    }
+    // Weights have the mean over all active tokens in them.
+    let share = batch.active_tokens() as f64 / kept.len().max(1) as f64;
+    kept.into_iter().for_each(|row| factors.entropy[row] = share);
+}
+
+/// (A - mean A)(l - mean l) of the active tokens, in their order.
+fn covariances(batch: &TokenBatch, scores: &Scores) -> Vec<f64> {
+    let mut pairs = Vec::with_capacity(batch.active_tokens());
+    for sequence in 0..batch.sequences() {
+        for row in batch.range(sequence).filter(|row| batch.is_active(*row)) {
+            pairs.push((f64::from(batch.advantage(sequence, row)), f64::from(scores.logp[row])));
+        }
+    }
+    let count = pairs.len() as f64;
+    let (a, l) = pairs.iter().fold((0.0, 0.0), |(a, l), pair| (a + pair.0 / count, l + pair.1 / count));
+    pairs.into_iter().map(|pair| (pair.0 - a) * (pair.1 - l)).collect()
+}
+
+/// How many of `tokens` a share is, at least one.
+fn share_of(tokens: usize, share: f64) -> usize {
+    ((tokens as f64 * share) as usize).max(1)
+}
+
+/// Takes the gradient from some tokens that are not clipped and whose covariance lies between the bounds. verl draws them
+/// at random; here the draw follows from the batch, so that the same batch gives the same loss.
+fn clip_cov(config: &LossConfig, batch: &TokenBatch, scores: &Scores, factors: &mut TokenFactors) {
+    let covariances = covariances(batch, scores);
+    let mut eligible = Vec::new();
+    let mut position = 0;
+    for sequence in 0..batch.sequences() {
+        for row in batch.range(sequence).filter(|row| batch.is_active(*row)) {
+            let covariance = covariances[position];
+            position += 1;
+            let advantage = f64::from(batch.advantage(sequence, row));
+            let old = batch.old_logp().map_or(scores.logp[row], |old| old[row]);
+            let ratio = (f64::from(scores.logp[row]) - f64::from(old)).exp();
+            let clipped = -advantage * ratio.clamp(config.ratio_low(), config.ratio_high()) > -advantage * ratio;
+            if !clipped && covariance > config.clip_cov_lb && covariance < config.clip_cov_ub {
+                eligible.push(row);
+            }
+        }
+    }
+    // A draw without replacement: sort by a hash of place and token.
+    eligible.sort_by_key(|row| mix(*row as u64 ^ (batch.targets()[*row] as u64).rotate_left(32)));
+    let chosen = eligible.into_iter().take(share_of(batch.active_tokens(), config.clip_cov_ratio));
+    chosen.for_each(|row| factors.policy[row] = 0.0);
+}
+
+/// Marks the tokens of the largest covariance.
+fn kl_cov(config: &LossConfig, batch: &TokenBatch, scores: &Scores, factors: &mut TokenFactors) {
+    let mut ranked: Vec<(usize, f64)> = batch.active_rows().iter().copied().zip(covariances(batch, scores)).collect();
+    ranked.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    let chosen = ranked.into_iter().take(share_of(batch.active_tokens(), config.kl_cov_ratio));
+    chosen.for_each(|(row, _)| factors.penalised[row] = 1.0);
+}
+
+/// splitmix64.
+fn mix(seed: u64) -> u64 {
+    let z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
