@@ -18,9 +18,9 @@ HERE = Path(__file__).parent
 
 def all_cases(prefix):
     """The cases whose name starts with `prefix`; a system is imported only if one of its cases may be wanted."""
-    from generator import trl_cases
+    from generator import trl_cases, verl_cases
 
-    for module in (trl_cases,):
+    for module in (trl_cases, verl_cases):
         for one in module.cases():
             if one.name.startswith(prefix):
                 yield one

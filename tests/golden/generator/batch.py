@@ -32,6 +32,11 @@ def f32(x):
     return np.asarray(x, np.float32).astype(np.float64)
 
 
+def recorded(logp):
+    """A log-probability as a file records it: f32, and no probability above 1 (it may have been asked for by a log-ratio)."""
+    return f32(np.minimum(logp, -0.01))
+
+
 def bf16(x):
     """Rounded to bf16, in float64."""
     return torch.tensor(x).to(torch.bfloat16).double().numpy()

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from . import trl_system
-from .batch import f32, policy_values, random_batch
+from .batch import f32, policy_values, random_batch, recorded
 from .case import Case
 from .kinks import row_groups, row_mean, spread, token_groups, with_row_means
 
@@ -70,7 +70,7 @@ def sampler_logp(rng, batch, config, mask, logp):
         out = old - rng.normal(0, 0.25, mask.shape)
     else:
         out = old - spread(rng, np.where(mask > 0, 0, -1), edges)
-    out = f32(out)
+    out = recorded(out)
     for row in (0, 1):  # one token each that the sampler gave no log-probability for
         tokens = np.flatnonzero(mask[row])
         if tokens.size > 2:
@@ -95,6 +95,8 @@ def draw(rng, config, options):
     shape = options.get("temperatures")
     if shape is not None:
         batch.temperatures = f32(rng.uniform(0.6, 1.4, (rows,) if shape == "row" else batch.mask.shape))
+    if options.get("balanced"):
+        batch.targets[:2] = (batch.hidden[:2] @ batch.lm_head.T).argmin(-1)
     mask = trl_system.effective_mask(batch, config)
     logp, _ = policy_values(batch, config)
     if not options.get("on_policy"):
@@ -113,12 +115,14 @@ def draw(rng, config, options):
                 tokens = np.argwhere(token_groups(batch, mask) == sign)
                 for (row, token), value in zip(rng.permutation(tokens), options["huge"], strict=False):
                     log_ratio[row, token] = value
-        if "opposite" in options:  # beyond +-20 both ways in one row
+        if options.get("balanced"):  # one log-ratio above 20, which the others outweigh if it is clamped to 20
             for row in (0, 1):
-                log_ratio[row, np.flatnonzero(mask[row])[:2]] = options["opposite"]
-        batch.old_logp = f32(logp - log_ratio)
+                first, *rest = np.flatnonzero(mask[row])
+                log_ratio[row, rest] -= 20 / len(rest)
+                log_ratio[row, first] = 25
+        batch.old_logp = recorded(logp - log_ratio)
     if config["beta"] != 0.0:
-        batch.ref_logp = f32(logp + rng.normal(0, 0.5, mask.shape))
+        batch.ref_logp = recorded(logp + rng.normal(0, 0.5, mask.shape))
     if options.get("sampler"):
         batch.sampler_logp = sampler_logp(rng, batch, config, mask, logp)
     return batch
@@ -126,7 +130,7 @@ def draw(rng, config, options):
 
 def trl(name, loss_type, config=None, zero_gradient=False, hits=(), one_sided=(), **options):
     """One case. options: rows, tokens, masked_row, all_masked, zero_advantage, advantages ("row" | "token"), sampler,
-    on_policy, huge, opposite, ignored_labels, temperatures ("row" | "token")."""
+    on_policy, huge, balanced, ignored_labels, temperatures ("row" | "token")."""
     config = defaults(loss_type) | (config or {})
     if options.get("on_policy") or options.get("all_masked"):
         one_sided = ("low", "high", "delta", *one_sided)
@@ -196,7 +200,7 @@ def cases():
               {"vespo_k_pos": 1.5, "vespo_lambda_pos": 1.0, "vespo_k_neg": 2.5, "vespo_lambda_neg": 1.2} | kl() | WINDOW)
     yield trl("vespo_token_advantages", "vespo", **TOKEN_A)
     yield trl("vespo_sampler_token_truncate", "vespo", sampler("token_truncate", 1.2), sampler=True)
-    yield trl("vespo_guard", "vespo", opposite=(25.0, -23.0), hits=("guard",), rows=5)
+    yield trl("vespo_guard", "vespo", balanced=True, hits=("guard high",), rows=5)
     yield trl("vespo_sampler_token_mask", "vespo", sampler("token_mask", 1.5), sampler=True, rows=5, tokens=5)
     yield trl("grpo_sequence", "grpo", SEQUENCE, masked_row=6, **BY_ROW)
     yield trl("grpo_sequence_delta_kl_bias", "grpo", SEQUENCE | {"delta": 1.5} | kl(0.1), rows=8, tokens=5)

@@ -167,8 +167,8 @@ def bounds(batch, config, logp, entropy, hits=(), one_sided=()):
         bound("low", log_ratio, -config["epsilon_low"], by_sign)
         bound("high", log_ratio, config["epsilon_high"], by_sign)
     elif loss_type == "vespo":
-        for at in (-20.0, 20.0):
-            bound("guard", log_ratio, at, everyone, needed=False)
+        bound("guard low", log_ratio, -20.0, everyone, needed=False)
+        bound("guard high", log_ratio, 20.0, everyone, needed=False)
         log_w = (np.clip(log_ratio, -20, 20) * mask).sum(1, keepdims=True)
         if corrects_sampler(batch, config):
             weight = sampler_ratio(config, *map(torch.tensor, (old, batch.sampler_logp, mask))).numpy()
