@@ -2,6 +2,7 @@
 
     python generate.py [OUT]      write all cases (default: this folder), print a table
     python generate.py --check    compare freshly made values with the files of this folder
+    python generate.py --verify   compare the files with formulas written again in numpy, and with finite differences
 """
 
 import argparse
@@ -11,27 +12,39 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from generator import case, files
+from generator import case, files, verify
 
 HERE = Path(__file__).parent
+SYSTEMS = ("trl", "verl", "liger", "seed")
 
 
 def all_cases(prefix):
     """The cases whose name starts with `prefix`; a system is imported only if one of its cases may be wanted."""
-    from generator import trl_cases, verl_cases
+    from generator import liger_cases, seed_cases, trl_cases, verl_cases
 
-    for module in (trl_cases, verl_cases):
+    for module in (trl_cases, verl_cases, liger_cases, seed_cases):
         for one in module.cases():
             if one.name.startswith(prefix):
                 yield one
+
+
+def verify_all(folder, prefix):
+    """Every file that this generator made, against `generator/verify.py`."""
+    paths = sorted(path for name in SYSTEMS for path in folder.glob(f"{name}_*.safetensors") if path.name.startswith(prefix))
+    errors = np.array([verify.verify(path) for path in paths])
+    print(f"{len(paths)} files agree with the formulas: loss to {errors[:, 0].max():.1e}, gradients to {errors[:, 1].max():.1e}")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", nargs="?", type=Path, default=HERE, help="folder to write to")
     parser.add_argument("--check", action="store_true", help="compare with the files in OUT, write nothing")
+    parser.add_argument("--verify", action="store_true", help="check the files in OUT against formulas, write nothing")
     parser.add_argument("--only", default="", metavar="PREFIX", help="only cases whose name starts with this")
     arguments = parser.parse_args()
+    if arguments.verify:
+        verify_all(arguments.out, arguments.only)
+        return 0
     torch.set_num_threads(1)  # the order of summation, and so the bytes, must not depend on the machine's load
 
     wrong, written = [], 0

@@ -81,14 +81,12 @@ def policy(batch, config, hidden, lm_head):
     if batch.temperatures is not None:
         temperature = torch.tensor(batch.temperatures)
         temperature = temperature[:, None] if temperature.ndim == 1 else temperature
-    scaled = torch.log_softmax(logits / temperature[..., None], -1)
-    entropy = -(scaled.exp() * scaled).sum(-1)
+    scale_logprobs = config.get("temperature_mode", "scale_logits") == "scale_logprobs"
+    logprobs = torch.log_softmax(logits if scale_logprobs else logits / temperature[..., None], -1)
+    entropy = -(logprobs.exp() * logprobs).sum(-1)
     chosen = torch.tensor(np.maximum(batch.targets, 0))[..., None]
-    if config.get("temperature_mode", "scale_logits") == "scale_logprobs":
-        logp = torch.log_softmax(logits, -1).gather(-1, chosen)[..., 0] / temperature
-    else:
-        logp = scaled.gather(-1, chosen)[..., 0]
-    return logp, entropy
+    logp = logprobs.gather(-1, chosen)[..., 0]
+    return logp / temperature if scale_logprobs else logp, entropy
 
 
 def policy_values(batch, config):

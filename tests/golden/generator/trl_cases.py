@@ -235,7 +235,8 @@ def cases():
     truncated = {"mask_truncated_completions": True, "truncated_rows": [1, 3]}
     yield trl("grpo_truncated", "grpo", truncated | kl(), rows=6)
     yield trl("dapo_truncated_entropy", "dapo", DAPO | truncated | {"entropy_coef": 0.05}, rows=6)
-    yield trl("gmpo_default", "geo_mean", masked_row=3, rows=5)
+    yield trl("gmpo_default", "geo_mean", rows=5)
+    yield trl("gmpo_masked_row", "geo_mean", {"epsilon_low": 0.3}, masked_row=3, rows=5)
     yield trl("gmpo_kl_accumulation", "geo_mean", kl() | {"epsilon_high": 0.3, "gradient_accumulation_steps": 2}, rows=5)
     yield trl("gmpo_top_entropy", "geo_mean", {"top_entropy_quantile": 0.5} | kl(), rows=5)
     yield trl("dapo_everything", "dapo",
