@@ -1,11 +1,12 @@
 """Makes the golden files. See README.md beside this file.
 
-    python generate.py [OUT]      write all cases (default: this folder), print a table
-    python generate.py --check    compare freshly made values with the files of this folder
-    python generate.py --verify   compare the files with formulas written again in numpy, and with finite differences
+python generate.py [OUT]      write all cases (default: this folder), print a table
+python generate.py --check    compare freshly made values with the files of this folder
+python generate.py --verify   compare the files with formulas written again in numpy, and with finite differences
 """
 
 import argparse
+import importlib
 import sys
 from pathlib import Path
 
@@ -20,19 +21,19 @@ SYSTEMS = ("trl", "verl", "liger", "seed")
 
 def all_cases(prefix):
     """The cases whose name starts with `prefix`; a system is imported only if one of its cases may be wanted."""
-    from generator import liger_cases, seed_cases, trl_cases, verl_cases
-
-    for module in (trl_cases, verl_cases, liger_cases, seed_cases):
-        for one in module.cases():
-            if one.name.startswith(prefix):
-                yield one
+    for system in SYSTEMS:
+        if system.startswith(prefix) or prefix.startswith(system):
+            for one in importlib.import_module(f"generator.{system}_cases").cases():
+                if one.name.startswith(prefix):
+                    yield one
 
 
 def verify_all(folder, prefix):
     """Every file that this generator made, against `generator/verify.py`."""
-    paths = sorted(path for name in SYSTEMS for path in folder.glob(f"{name}_*.safetensors") if path.name.startswith(prefix))
-    errors = np.array([verify.verify(path) for path in paths])
-    print(f"{len(paths)} files agree with the formulas: loss to {errors[:, 0].max():.1e}, gradients to {errors[:, 1].max():.1e}")
+    paths = sorted(path for name in SYSTEMS for path in folder.glob(f"{name}_*.safetensors"))
+    paths = [path for path in paths if path.name.startswith(prefix)]
+    loss, gradient = np.array([verify.verify(path) for path in paths]).max(0)
+    print(f"{len(paths)} files agree with the formulas: loss to {loss:.1e}, gradients to {gradient:.1e}")
 
 
 def main():

@@ -33,7 +33,7 @@ def f32(x):
 
 
 def recorded(logp):
-    """A log-probability as a file records it: f32, and no probability above 1 (it may have been asked for by a log-ratio)."""
+    """A log-probability as a file records it: f32, and no probability above 1, whatever log-ratio was wanted."""
     return f32(np.minimum(logp, -0.01))
 
 

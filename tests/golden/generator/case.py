@@ -1,8 +1,9 @@
-"""A case: its name, the loss configuration, how to draw its batch, and the system whose function gives what to expect."""
+"""A case: its name, the loss configuration, how to draw its batch, and whose function says what to expect."""
 
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.metadata import version
 
 import numpy as np
 import torch
@@ -13,10 +14,15 @@ from .kinks import Rejected
 ATTEMPTS = 2000
 
 
+def made_with(package, function):
+    """The `source` of a file: package, the version that is installed, function."""
+    return f"{package} {version(package)} {function}"
+
+
 @dataclass
 class Case:
-    """`draw(rng)` gives a batch, `bounds(batch, logp, entropy)` the kinks of its loss, and `loss(batch, logp, entropy)` is
-    the system's own function on torch tensors with a graph."""
+    """`draw(rng)` gives a batch, `bounds(batch, logp, entropy)` the kinks of its loss, and `loss(batch, logp, entropy)`
+    is the system's own function on torch tensors with a graph."""
 
     name: str
     config: dict
@@ -57,7 +63,11 @@ def evaluate(case):
     loss = case.loss(batch, logp, entropy)
     loss.backward()
     expected = {
-        "loss": loss, "logp": logp, "entropy": entropy, "grad_hidden": hidden.grad, "grad_lm_head": lm_head.grad
+        "loss": loss,
+        "logp": logp,
+        "entropy": entropy,
+        "grad_hidden": hidden.grad,
+        "grad_lm_head": lm_head.grad,
     }
     expected = {name: value.detach().numpy() for name, value in expected.items()}
     for name, value in expected.items():

@@ -24,8 +24,8 @@ def tensors(golden):
 
 
 def to_bytes(golden):
-    """The file. Written by hand because safetensors' own writer orders `__metadata__` by a hash that differs from run to
-    run, and the same golden file should have the same bytes."""
+    """The file. Written by hand because safetensors' own writer orders `__metadata__` by a hash that differs from run
+    to run, and the same golden file should have the same bytes."""
     case = golden.case
     metadata = {"format": "grpo-batch/1", "loss": json.dumps(case.config), "name": case.name, "source": case.source}
     header, data = {"__metadata__": metadata}, b""
@@ -33,7 +33,9 @@ def to_bytes(golden):
     for name, value in sorted(tensors(golden).items(), key=lambda item: (-item[1].dtype.itemsize, item[0])):
         raw = np.ascontiguousarray(value).tobytes()
         header[name] = {
-            "dtype": NAMES[value.dtype], "shape": list(value.shape), "data_offsets": [len(data), len(data) + len(raw)]
+            "dtype": NAMES[value.dtype],
+            "shape": list(value.shape),
+            "data_offsets": [len(data), len(data) + len(raw)],
         }
         data += raw
     text = json.dumps(header).encode()
@@ -48,8 +50,8 @@ def read(path):
 
 
 def differences(golden, path):
-    """What the file at `path` says otherwise, as lines; nothing if it agrees. Expected values may differ by the rounding
-    of another CPU's matrix product; everything else must be the same."""
+    """What the file at `path` says otherwise, as lines; nothing if it agrees. Expected values may differ by the
+    rounding of another CPU's matrix product; everything else must be the same."""
     if not path.exists():
         return [f"{path.name} does not exist"]
     metadata, found = read(path)

@@ -44,7 +44,7 @@ def signs(batch):
 
 def spread(rng, group, edges, reach=0.45, margin=0.03):
     """One value per entry of the integer array `group`. The entries of each group visit the segments that the sorted
-    `edges` cut the line into, in turn, and stay `margin` away from the edges; entries of group -1 get anything small."""
+    `edges` cut the line into, in turn, and stay `margin` away from the edges; those of group -1 get anything small."""
     edges = sorted(edges)
     points = [edges[0] - reach, *edges, edges[-1] + reach] if edges else [-reach, reach]
     segments = list(zip(points[:-1], points[1:], strict=True))

@@ -1,6 +1,6 @@
-"""Liger 0.8.5: the loss types of its fused GRPO kernel. The kernel casts logits and log-probabilities to float32 whatever
-comes in, so the values are those of its `ppo_loss_fn` on float64 log-probabilities; the whole kernel in float32 has to
-agree with them, and TRL's function too, as far as they mean the same."""
+"""Liger 0.8.5: the loss types of its fused GRPO kernel. The kernel casts logits and log-probabilities to float32
+whatever comes in, so the values are those of its `ppo_loss_fn` on float64 log-probabilities. The whole kernel in float32
+has to agree with them, and so has TRL's function: the cases are those that both mean the same by."""
 
 import numpy as np
 import torch
@@ -8,12 +8,23 @@ from liger_kernel.chunked_loss.grpo_loss import LigerFusedLinearGRPOFunction, Li
 
 from . import trl_system
 from .batch import policy_values
-from .case import Case
+from .case import Case, made_with
 from .trl_cases import BY_ROW, DAPO, SEQUENCE, defaults, draw, kl, sampler
 
 SAME_NAMES = (
-    "epsilon_low", "epsilon_high", "beta", "loss_type", "max_completion_length", "importance_sampling_level", "delta",
-    "sapo_temperature_pos", "sapo_temperature_neg", "vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg",
+    "epsilon_low",
+    "epsilon_high",
+    "beta",
+    "loss_type",
+    "max_completion_length",
+    "importance_sampling_level",
+    "delta",
+    "sapo_temperature_pos",
+    "sapo_temperature_neg",
+    "vespo_k_pos",
+    "vespo_lambda_pos",
+    "vespo_k_neg",
+    "vespo_lambda_neg",
 )
 
 
@@ -39,8 +50,14 @@ def loss(batch, config, logp, _entropy):
     with trl_system.float64():
         mask = torch.tensor(batch.mask)
         value, _ = LigerFusedLinearGRPOFunction.ppo_loss_fn(
-            logp, mask, torch.tensor(batch.advantages), mask, optional(batch.ref_logp), optional(batch.old_logp),
-            vllm_is_ratio=correction(batch, config, logp, mask), num_items_in_batch=config.get("num_items_in_batch"),
+            logp,
+            mask,
+            torch.tensor(batch.advantages),
+            mask,
+            optional(batch.ref_logp),
+            optional(batch.old_logp),
+            vllm_is_ratio=correction(batch, config, logp, mask),
+            num_items_in_batch=config.get("num_items_in_batch"),
             **arguments(config),
         )
     check(batch, config, logp.detach(), value.detach())
@@ -56,9 +73,14 @@ def check(batch, config, logp, value):
     mask = torch.tensor(batch.mask, **single)
     ratio = correction(batch, config, logp, torch.tensor(batch.mask))
     fused, _ = module(
-        torch.tensor(batch.hidden, **single), torch.tensor(batch.lm_head, **single), torch.tensor(batch.targets), mask,
-        torch.tensor(batch.advantages, **single), old_per_token_logps=optional(batch.old_logp, **single),
-        ref_per_token_logps=optional(batch.ref_logp, **single), vllm_is_ratio=None if ratio is None else ratio.float(),
+        torch.tensor(batch.hidden, **single),
+        torch.tensor(batch.lm_head, **single),
+        torch.tensor(batch.targets),
+        mask,
+        torch.tensor(batch.advantages, **single),
+        old_per_token_logps=optional(batch.old_logp, **single),
+        ref_per_token_logps=optional(batch.ref_logp, **single),
+        vllm_is_ratio=None if ratio is None else ratio.float(),
         num_items_in_batch=config.get("num_items_in_batch"),
     )
     scale = max(1.0, abs(value.item()))
@@ -73,7 +95,7 @@ def liger(name, loss_type, config=None, **options):
     return Case(
         f"liger_{name}",
         config,
-        "liger-kernel 0.8.5 LigerFusedLinearGRPOFunction.ppo_loss_fn",
+        made_with("liger-kernel", "LigerFusedLinearGRPOFunction.ppo_loss_fn"),
         draw=lambda rng: draw(rng, config, options),
         bounds=lambda batch, logp, entropy: trl_system.bounds(batch, config, logp, entropy),
         loss=lambda batch, logp, entropy: loss(batch, config, logp, entropy),

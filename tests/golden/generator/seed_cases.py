@@ -1,8 +1,8 @@
 """MLLM-JAX, the seed system: its kernels as hand-derived closed forms, written here in torch.
 
-    logp = log_softmax(logits)[y] / temperature, entropy of softmax(logits)
-    L_t  = -min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A),  r = exp(logp - old), or 1 with gradient -A on-policy
-    loss = sum(mask (L + beta k3)) / sum(mask)
+logp = log_softmax(logits)[y] / temperature, entropy of softmax(logits)
+L_t  = -min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A),  r = exp(logp - old); on-policy old = sg(logp)
+loss = sum(mask (L + beta k3)) / sum(mask)
 """
 
 import math
@@ -45,8 +45,15 @@ def draw(rng, config, on_policy):
 def seed(name, on_policy=False, **config):
     """One case."""
     config = {
-        "semantics": "mllm_jax", "loss_type": "bnpo", "importance_sampling_level": "token", "epsilon_low": 0.2,
-        "epsilon_high": 0.3, "beta": 0.0, "temperature": 0.7, "temperature_mode": "scale_logprobs", **config,
+        "semantics": "mllm_jax",
+        "loss_type": "bnpo",
+        "importance_sampling_level": "token",
+        "epsilon_low": 0.2,
+        "epsilon_high": 0.3,
+        "beta": 0.0,
+        "temperature": 0.7,
+        "temperature_mode": "scale_logprobs",
+        **config,
     }
     one_sided = ("low", "high") if on_policy else ()
     return Case(

@@ -83,8 +83,13 @@ def draw(rng, config, options):
     rows = options.get("rows", 4)
     masked_row = options.get("masked_row")
     batch = random_batch(
-        rng, rows, options.get("tokens", 8), int(rng.integers(8, 11)), int(rng.integers(17, 24)),
-        masked_row=masked_row, advantages=options.get("advantages", "row"),
+        rng,
+        rows,
+        options.get("tokens", 8),
+        int(rng.integers(8, 11)),
+        int(rng.integers(17, 24)),
+        masked_row=masked_row,
+        advantages=options.get("advantages", "row"),
     )
     if options.get("all_masked"):
         batch.mask[:] = 0
@@ -170,8 +175,11 @@ def cases():
     yield trl("grpo_token_advantages", "grpo", kl(), **TOKEN_A)
     yield trl("grpo_accumulation", "grpo", kl() | {"gradient_accumulation_steps": 2, "steps_per_generation": 4})
     yield trl("grpo_ignored_labels", "grpo", kl(), ignored_labels=True)
-    yield trl("grpo_logit_scale_softcap_t07", "grpo",
-              {"logit_scale": 1.5, "final_logit_softcapping": 4.0, "temperature": 0.7} | kl())
+    yield trl(
+        "grpo_logit_scale_softcap_t07",
+        "grpo",
+        {"logit_scale": 1.5, "final_logit_softcapping": 4.0, "temperature": 0.7} | kl(),
+    )
     yield trl("grpo_temperature_per_row", "grpo", kl(), temperatures="row")
     yield trl("dapo_temperature_per_token_entropy", "dapo", DAPO | {"entropy_coef": 0.02}, temperatures="token")
     yield trl("grpo_delta_huge_ratio", "grpo", {"delta": 2.0}, huge=(95.0, 120.0), rows=5)
@@ -186,7 +194,9 @@ def cases():
     yield trl("dapo_window", "dapo", DAPO | WINDOW)
     yield trl("dapo_kl_bias_window", "dapo", DAPO | WINDOW | kl(), **TOKEN_A)
     yield trl("luspo_sequence", "luspo", SEQUENCE, masked_row=6, **BY_ROW)
-    yield trl("luspo_sequence_kl_bias_accumulation", "luspo", SEQUENCE | kl() | {"gradient_accumulation_steps": 2}, **BY_ROW)
+    yield trl(
+        "luspo_sequence_kl_bias_accumulation", "luspo", SEQUENCE | kl() | {"gradient_accumulation_steps": 2}, **BY_ROW
+    )
     yield trl("luspo_token", "luspo")
     yield trl("luspo_token_advantages_sequence", "luspo", SEQUENCE, **TOKEN_A)
     yield trl("cispo_default", "cispo", masked_row=3)
@@ -196,8 +206,11 @@ def cases():
     yield trl("sapo_temperatures_kl_bias", "sapo", {"sapo_temperature_pos": 0.8, "sapo_temperature_neg": 1.7} | kl())
     yield trl("sapo_sequence_accumulation", "sapo", SEQUENCE | {"gradient_accumulation_steps": 2}, **BY_ROW)
     yield trl("vespo_default", "vespo", masked_row=3)
-    yield trl("vespo_parameters_kl_bias_window", "vespo",
-              {"vespo_k_pos": 1.5, "vespo_lambda_pos": 1.0, "vespo_k_neg": 2.5, "vespo_lambda_neg": 1.2} | kl() | WINDOW)
+    yield trl(
+        "vespo_parameters_kl_bias_window",
+        "vespo",
+        {"vespo_k_pos": 1.5, "vespo_lambda_pos": 1.0, "vespo_k_neg": 2.5, "vespo_lambda_neg": 1.2} | kl() | WINDOW,
+    )
     yield trl("vespo_token_advantages", "vespo", **TOKEN_A)
     yield trl("vespo_sampler_token_truncate", "vespo", sampler("token_truncate", 1.2), sampler=True)
     yield trl("vespo_guard", "vespo", balanced=True, hits=("guard high",), rows=5)
@@ -209,24 +222,48 @@ def cases():
     yield trl("dr_grpo_sequence", "dr_grpo", SEQUENCE | {"epsilon_high": 0.25}, **BY_ROW)
     yield trl("dapo_sequence_kl_bias_window", "dapo", SEQUENCE | DAPO | kl() | WINDOW, **BY_ROW)
     for mode, high, low in [
-        ("token_truncate", 1.3, None), ("token_truncate", 1.3, 0.8), ("token_mask", 1.3, 0.8),
-        ("sequence_truncate", 1.5, None), ("sequence_truncate", 1.5, 0.6), ("sequence_mask", 3.0, None),
+        ("token_truncate", 1.3, None),
+        ("token_truncate", 1.3, 0.8),
+        ("token_mask", 1.3, 0.8),
+        ("sequence_truncate", 1.5, None),
+        ("sequence_truncate", 1.5, 0.6),
+        ("sequence_mask", 3.0, None),
         ("sequence_mask", 1.5, 0.6),
     ]:
         name = f"grpo_sampler_{mode}" + ("" if low is None else "_min")
         yield trl(name, "grpo", sampler(mode, high, low) | kl(), sampler=True, rows=5, tokens=7)
-    yield trl("dapo_sampler_token_mask_sequence", "dapo", SEQUENCE | DAPO | sampler("token_mask", 1.3), sampler=True, **BY_ROW)
-    yield trl("luspo_sampler_sequence_mask", "luspo", SEQUENCE | sampler("sequence_mask", 1.4, 0.6), sampler=True, **BY_ROW)
+    yield trl(
+        "dapo_sampler_token_mask_sequence", "dapo", SEQUENCE | DAPO | sampler("token_mask", 1.3), sampler=True, **BY_ROW
+    )
+    yield trl(
+        "luspo_sampler_sequence_mask",
+        "luspo",
+        SEQUENCE | sampler("sequence_mask", 1.6, 0.5),
+        sampler=True,
+        rows=9,
+        tokens=6,
+    )
     yield trl("cispo_sampler_sequence_truncate", "cispo", sampler("sequence_truncate", 1.5), sampler=True)
     yield trl("sapo_sampler_token_truncate", "sapo", sampler("token_truncate", 1.3), sampler=True)
     yield trl("grpo_sampler_on_policy", "grpo", sampler("token_truncate", 1.3), sampler=True, on_policy=True)
     yield trl("grpo_sampler_not_corrected", "grpo", {"vllm_importance_sampling_correction": False}, sampler=True)
     yield trl("grpo_off_policy_old", "grpo", {"off_policy_mask_threshold": 0.1} | kl(), rows=6, tokens=7)
-    yield trl("grpo_off_policy_sampler", "grpo", {"off_policy_mask_threshold": 0.1} | kl() | sampler("token_truncate", 1.4),
-              sampler=True, rows=6, tokens=7)
-    yield trl("dapo_off_policy_token_advantages", "dapo",
-              DAPO | {"off_policy_mask_threshold": 0.1, "vllm_importance_sampling_correction": False},
-              sampler=True, rows=5, **TOKEN_A)
+    yield trl(
+        "grpo_off_policy_sampler",
+        "grpo",
+        {"off_policy_mask_threshold": 0.1} | kl() | sampler("token_truncate", 1.4),
+        sampler=True,
+        rows=6,
+        tokens=7,
+    )
+    yield trl(
+        "dapo_off_policy_token_advantages",
+        "dapo",
+        DAPO | {"off_policy_mask_threshold": 0.1, "vllm_importance_sampling_correction": False},
+        sampler=True,
+        rows=5,
+        **TOKEN_A,
+    )
     yield trl("grpo_entropy", "grpo", {"entropy_coef": 0.05})
     yield trl("dapo_entropy_window", "dapo", DAPO | WINDOW | {"entropy_coef": 0.05, "temperature": 0.8}, masked_row=3)
     yield trl("grpo_top_entropy", "grpo", {"top_entropy_quantile": 0.4} | kl())
@@ -237,10 +274,29 @@ def cases():
     yield trl("dapo_truncated_entropy", "dapo", DAPO | truncated | {"entropy_coef": 0.05}, rows=6)
     yield trl("gmpo_default", "geo_mean", rows=5)
     yield trl("gmpo_masked_row", "geo_mean", {"epsilon_low": 0.3}, masked_row=3, rows=5)
-    yield trl("gmpo_kl_accumulation", "geo_mean", kl() | {"epsilon_high": 0.3, "gradient_accumulation_steps": 2}, rows=5)
-    yield trl("gmpo_top_entropy", "geo_mean", {"top_entropy_quantile": 0.5} | kl(), rows=5)
-    yield trl("dapo_everything", "dapo",
-              DAPO | WINDOW | kl() | sampler("token_mask", 1.4, 0.7)
-              | {"delta": 1.7, "top_entropy_quantile": 0.6, "entropy_coef": 0.03, "temperature": 0.8,
-                 "off_policy_mask_threshold": 0.1},
-              sampler=True, rows=6, tokens=8, masked_row=4)
+    yield trl(
+        "gmpo_kl_accumulation",
+        "geo_mean",
+        kl(bias=False) | {"epsilon_high": 0.3, "gradient_accumulation_steps": 2},
+        rows=5,
+    )
+    yield trl("gmpo_top_entropy", "geo_mean", {"top_entropy_quantile": 0.5} | kl(bias=False), rows=5)
+    yield trl(
+        "dapo_everything",
+        "dapo",
+        DAPO
+        | WINDOW
+        | kl()
+        | sampler("token_mask", 1.4, 0.7)
+        | {
+            "delta": 1.7,
+            "top_entropy_quantile": 0.6,
+            "entropy_coef": 0.03,
+            "temperature": 0.8,
+            "off_policy_mask_threshold": 0.1,
+        },
+        sampler=True,
+        rows=6,
+        tokens=8,
+        masked_row=4,
+    )

@@ -10,6 +10,7 @@ import torch
 from trl import GRPOTrainer
 from trl.experimental.gmpo import GMPOTrainer
 
+from .case import made_with
 from .kinks import Bound, row_mean, signs
 
 CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
@@ -18,7 +19,7 @@ CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 def source(config):
     """The function that a configuration is evaluated with."""
     trainer = "experimental.gmpo.GMPOTrainer" if config["loss_type"] == "geo_mean" else "GRPOTrainer"
-    return f"trl 1.16.0 {trainer}._compute_loss"
+    return made_with("trl", f"{trainer}._compute_loss")
 
 
 @contextmanager
@@ -45,8 +46,8 @@ def corrects_sampler(batch, config):
 
 
 def sampler_ratio(config, old_logp, sampler_logp, mask):
-    """`vllm_importance_sampling_ratio` as in TRL 1.16 `GRPOTrainer._generate_and_score_completions`, whose lines cannot be
-    called alone. [B, T], or [B, 1] in the sequence modes."""
+    """`vllm_importance_sampling_ratio` as in TRL 1.16 `GRPOTrainer._generate_and_score_completions`, whose lines cannot
+    be called alone. [B, T], or [B, 1] in the sequence modes."""
     mode = config["vllm_importance_sampling_mode"]
     low, high = config.get("vllm_importance_sampling_clip_min"), config.get("vllm_importance_sampling_clip_max")
     logps_diff = torch.nan_to_num((old_logp - sampler_logp) * mask, nan=0.0)
@@ -140,18 +141,23 @@ def loss(batch, config, logp, entropy):
 
 
 def bounds(batch, config, logp, entropy, hits=(), one_sided=()):
-    """The kinks of `loss`. `hits`: optional ones that must be populated on both sides; `one_sided`: usual ones that need
-    not be (because the case is on-policy, say)."""
+    """The kinks of `loss`. `hits`: optional ones that must be populated on both sides; `one_sided`: usual ones that
+    need not be (because the case is on-policy, say)."""
     mask = effective_mask(batch, config)
     active, found = mask > 0, []
     old = logp if batch.old_logp is None else batch.old_logp
     log_ratio = logp - old
     loss_type, by_sign = config["loss_type"], signs(batch)
     everyone = {"any A": np.ones_like(active)}
+    weight = np.ones_like(mask)
+    if corrects_sampler(batch, config):
+        weight = weight * sampler_ratio(config, *map(torch.tensor, (old, batch.sampler_logp, mask))).numpy()
 
     def bound(name, values, at, groups, needed=True):
         needed = name in hits or (needed and name not in one_sided)
         values = np.broadcast_to(values, mask.shape)
+        # A token that the sampler's mask drops shows no side of a clip.
+        groups = {k: g & (weight > 0) if name in ("low", "high", "delta") else g for k, g in groups.items()}
         found.append(Bound(f"{name} {at}", values, at, active, groups if needed else {}))
 
     sequence = config.get("importance_sampling_level", "token") == "sequence"
@@ -170,9 +176,7 @@ def bounds(batch, config, logp, entropy, hits=(), one_sided=()):
         bound("guard low", log_ratio, -20.0, everyone, needed=False)
         bound("guard high", log_ratio, 20.0, everyone, needed=False)
         log_w = (np.clip(log_ratio, -20, 20) * mask).sum(1, keepdims=True)
-        if corrects_sampler(batch, config):
-            weight = sampler_ratio(config, *map(torch.tensor, (old, batch.sampler_logp, mask))).numpy()
-            log_w += np.log(np.maximum(weight, 1e-8)).sum(1, keepdims=True)
+        log_w += np.log(np.maximum(weight, 1e-8)).sum(1, keepdims=True)
         for at in (np.log(1e-8), 20.0):
             bound("weight", log_w, at, everyone, needed=False)
 

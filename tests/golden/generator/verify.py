@@ -87,8 +87,8 @@ class Objective:
         for option, limit in zip(options, limits, strict=True):
             kind = option[-2:]
             k = {"k1": -d, "k2": d * d / 2, "k3": np.exp(d) - 1 - d}[kind] * m
-            k = {"tok": k, "seq_s": k.sum(1, keepdims=True), "seq_me": k.sum(1, keepdims=True) / n,
-                 "seq_ma": k.max(1, keepdims=True)}[option[:3] if option[0] == "t" else option[:6 - (option[4] == "s")]]
+            row = {"seq_sum": k.sum(1), "seq_mean": k.sum(1) / n[:, 0], "seq_max": k.max(1)}.get(option[:-3])
+            k = k if row is None else row[:, None]
             ends = [math.log(float(x)) for x in limit.split("_")] if kind == "k1" else [-math.inf, float(limit)]
             keep = keep & (k >= ends[0]) & (k <= ends[1])
         return m * keep
@@ -221,8 +221,7 @@ class Objective:
             sapo = self.verl and c["loss_type"] == "sapo"
             total = self.aggregate(out, m, "seq-mean-token-mean" if sapo else None)
         if c["beta"] != 0:
-            gmpo = c["loss_type"] == "geo_mean"
-            total = total + c["beta"] * self.aggregate(self.kl(l, x["ref_logp"], 1.0 if gmpo else r), m)
+            total = total + c["beta"] * self.aggregate(self.kl(l, x["ref_logp"], r), m)
         coef = c.get("entropy_coef", 0.0)
         if coef != 0 and self.verl:
             total = total - coef * self.aggregate(h, m)

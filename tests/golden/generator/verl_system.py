@@ -1,4 +1,4 @@
-"""verl's own loss functions, put together as `verl/workers/utils/losses.py::ppo_loss` does; and where they have kinks."""
+"""verl's own loss functions, put together as `verl/workers/utils/losses.py::ppo_loss` does; and their kinks."""
 
 import importlib.machinery
 import math
@@ -8,11 +8,12 @@ import types
 import numpy as np
 import torch
 
-from .kinks import MARGIN, Bound, Rejected, row_mean, signs
+from .case import made_with
+from .kinks import Bound, Rejected, row_mean, signs
 
 
 class Absent(types.ModuleType):
-    """verl's package imports ray for its workers; the loss functions never touch it. Any attribute is an empty class."""
+    """verl's package imports ray for its workers; the loss functions never touch it. Attributes are empty classes."""
 
     __path__ = []
 
@@ -45,7 +46,7 @@ def source(config):
         terms.append("kl_penalty")
     if any(config.get(key) for key in ("rollout_is", "rollout_rs")):
         terms.append("compute_rollout_correction_and_rejection_mask")
-    return f"verl 0.9.1 core_algos.{function} with {', '.join(terms)}, composed as in ppo_loss"
+    return made_with("verl", f"core_algos.{function} with {', '.join(terms)}, composed as in ppo_loss")
 
 
 def actor(config):
@@ -161,6 +162,8 @@ def bounds(batch, config, logp, entropy, hits=(), one_sided=()):
 
     def bound(name, values, at, groups, needed=True, where=active):
         needed = name in hits or (needed and name not in one_sided)
+        if weights is not None and name in ("low", "high", "dual clip"):  # a weight of 0 shows no side of a clip
+            groups = {k: g & (weights > 0) for k, g in groups.items()}
         found.append(Bound(f"{name} {at}", np.broadcast_to(values, mask.shape), at, where, groups if needed else {}))
 
     low, high = config.get("epsilon_low"), config.get("epsilon_high")
@@ -212,8 +215,13 @@ def bounds(batch, config, logp, entropy, hits=(), one_sided=()):
             bound("|l-o|", log_ratio, 0.0, everyone, where=top)
 
     if config.get("rollout_is"):
-        raw = np.clip(old - batch.sampler_logp if config["rollout_is"] == "token" else
-                      ((old - batch.sampler_logp) * batch.mask).sum(1, keepdims=True), -20, 20)
+        raw = np.clip(
+            old - batch.sampler_logp
+            if config["rollout_is"] == "token"
+            else ((old - batch.sampler_logp) * batch.mask).sum(1, keepdims=True),
+            -20,
+            20,
+        )
         for at in str(config["rollout_is_threshold"]).split("_"):
             bound("rollout weight", np.exp(raw), float(at), everyone, where=before)
     if config.get("rollout_rs"):
