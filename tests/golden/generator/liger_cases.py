@@ -1,5 +1,5 @@
 """Liger 0.8.5: the loss types of its fused GRPO kernel. The kernel casts logits and log-probabilities to float32
-whatever comes in, so the values are those of its `ppo_loss_fn` on float64 log-probabilities. The whole kernel in float32
+whatever comes in, so the values are those of its `ppo_loss_fn` on float64 log-probabilities. The whole kernel in f32
 has to agree with them, and so has TRL's function: the cases are those that both mean the same by."""
 
 import numpy as np
