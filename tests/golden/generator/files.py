@@ -1,0 +1,71 @@
+"""`grpo-batch/1` files: what is written, how two of them are compared."""
+
+import json
+
+import numpy as np
+from safetensors import safe_open
+
+NAMES = {np.dtype(np.float32): "F32", np.dtype(np.float64): "F64", np.dtype(np.int64): "I64"}
+
+
+def tensors(golden):
+    """The tensors of the file by name, in its dtypes."""
+    batch = golden.batch
+    stored = {
+        name: np.asarray(value, np.float32)
+        for name, value in vars(batch).items()
+        if value is not None and name != "targets"
+    }
+    stored["targets"] = batch.targets
+    for name, value in stored.items():
+        same = np.array_equal(value.astype(np.float64), getattr(batch, name), equal_nan=name != "targets")
+        assert same, f"{golden.case.name}: {name} loses digits in {value.dtype}"
+    return stored | {f"expected.{name}": value for name, value in golden.expected.items()}
+
+
+def to_bytes(golden):
+    """The file. Written by hand because safetensors' own writer orders `__metadata__` by a hash that differs from run
+    to run, and the same golden file should have the same bytes."""
+    case = golden.case
+    metadata = {"format": "grpo-batch/1", "loss": json.dumps(case.config), "name": case.name, "source": case.source}
+    header, data = {"__metadata__": metadata}, b""
+    # Widest elements first: the format wants every tensor aligned to its element.
+    for name, value in sorted(tensors(golden).items(), key=lambda item: (-item[1].dtype.itemsize, item[0])):
+        raw = np.ascontiguousarray(value).tobytes()
+        header[name] = {
+            "dtype": NAMES[value.dtype],
+            "shape": list(value.shape),
+            "data_offsets": [len(data), len(data) + len(raw)],
+        }
+        data += raw
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def read(path):
+    """(metadata, tensors) of a file."""
+    with safe_open(path, "np") as file:
+        return file.metadata(), {name: file.get_tensor(name) for name in file.keys()}
+
+
+def differences(golden, path):
+    """What the file at `path` says otherwise, as lines; nothing if it agrees. Expected values may differ by the
+    rounding of another CPU's matrix product; everything else must be the same."""
+    if not path.exists():
+        return [f"{path.name} does not exist"]
+    metadata, found = read(path)
+    wanted, lines = tensors(golden), []
+    if json.loads(metadata["loss"]) != golden.case.config or metadata["source"] != golden.case.source:
+        lines.append(f"{path.name}: the configuration or the source differs")
+    if found.keys() != wanted.keys():
+        return [*lines, f"{path.name}: holds {sorted(found)}, expected {sorted(wanted)}"]
+    for name, value in wanted.items():
+        if name.startswith("expected."):
+            scale = max(np.abs(value).max(initial=0), 1e-3)
+            same = found[name].shape == value.shape and np.abs(found[name] - value).max(initial=0) <= 1e-12 * scale
+        else:
+            same = np.array_equal(found[name], value, equal_nan=value.dtype != np.int64)
+        if not same:
+            lines.append(f"{path.name}: {name} differs")
+    return lines
