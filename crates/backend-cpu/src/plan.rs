@@ -47,7 +47,7 @@ impl LossPlan for CpuPlan {
         let (policy, grads, kernel) = (Policy::new(policy)?, Grads::new(grads)?, &mut self.kernel);
         let loss = &self.request.loss;
         let run = || {
-            let batch = loss.prepare(batch, |batch| kernel.score(policy.read(), batch))?;
+            let batch = loss.prepare(batch, |batch| Ok(kernel.score(policy.read(), batch)?.into()))?;
             kernel.value_and_grad(policy, &batch, grads)
         };
         match &self.pool {

@@ -12,11 +12,12 @@ mod policy;
 pub(crate) use plan::ReferencePlan;
 pub use policy::{Evaluation, Policy};
 
+use grpo_core::LossConfig;
 use grpo_core::batch::TokenBatch;
 use grpo_core::error::Result;
 use grpo_core::evaluate::Evaluator;
+use grpo_core::factors::PolicyValues;
 use grpo_core::real::Scalar;
-use grpo_core::{LossConfig, Scores};
 use policy::{dense, head_index};
 
 /// Evaluates `config` on `batch`.
@@ -28,8 +29,8 @@ use policy::{dense, head_index};
 pub fn evaluate<R: Scalar>(config: &LossConfig, policy: &Policy<'_, R>, batch: &TokenBatch) -> Result<Evaluation<R>> {
     let batch = &*config.prepare(batch, |batch| {
         let out = score(config, policy, batch)?;
-        let rounded = |values: &[R]| values.iter().map(|value| value.to_f64() as f32).collect();
-        Ok(Scores { logp: rounded(&out.logp), entropy: rounded(&out.entropy) })
+        let widened = |values: &[R]| values.iter().map(|value| value.to_f64()).collect();
+        Ok(PolicyValues { logp: widened(&out.logp), entropy: widened(&out.entropy) })
     })?;
     let evaluator = Evaluator::new(config, batch)?;
     let (mut z, stats, mut out) = forward(config, policy, batch)?;

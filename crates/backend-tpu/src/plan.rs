@@ -186,7 +186,7 @@ impl PjrtPlan {
         let loss = self.request.loss.clone();
         let batch = &*loss.prepare(batch, |batch| {
             let [logp, entropy] = self.score_on_device(policy.reborrow(), batch)?;
-            scores(&logp, &entropy)
+            Ok(scores(&logp, &entropy)?.into())
         })?;
         let evaluator = Evaluator::new(&loss, batch)?;
         let tables = Tables::new(&self.spec, batch, Some(&evaluator));

@@ -9,6 +9,22 @@ use crate::weights::token_weights;
 use crate::{Scores, sampler, selection};
 use std::borrow::Cow;
 
+/// What the policy says of a batch, before its loss is known: `[N]` each, in nats. Masked tokens may hold anything finite.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PolicyValues {
+    /// Log-probabilities.
+    pub logp: Vec<f64>,
+    /// Entropies.
+    pub entropy: Vec<f64>,
+}
+
+impl From<Scores> for PolicyValues {
+    fn from(scores: Scores) -> Self {
+        let widened = |values: Vec<f32>| values.into_iter().map(f64::from).collect();
+        Self { logp: widened(scores.logp), entropy: widened(scores.entropy) }
+    }
+}
+
 /// One entry per token `[N]` in each list; 1, 1, 0 and 0 where nothing is special.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TokenFactors {
@@ -55,7 +71,7 @@ impl LossConfig {
     ///
     /// `score` gives log-probabilities and entropies of the policy for a batch, one forward pass; it is called only where
     /// they are needed: to choose tokens ([`LossConfig::selects_tokens`]), or to correct for the sampler where the batch
-    /// has no `old_logp`, which is then what `score` gives.
+    /// has no `old_logp`, which is then the policy's own.
     ///
     /// What a batch brings is left alone: with weights it is part of a step, whose masks are the caller's; with factors
     /// nothing is chosen again. So a step that is cut after `prepare` chooses from all of its tokens.
@@ -66,7 +82,7 @@ impl LossConfig {
     pub fn prepare<'a>(
         &self,
         batch: &'a TokenBatch,
-        score: impl FnOnce(&TokenBatch) -> Result<Scores>,
+        score: impl FnOnce(&TokenBatch) -> Result<PolicyValues>,
     ) -> Result<Cow<'a, TokenBatch>> {
         let mut batch = Cow::Borrowed(batch);
         let whole = batch.weights().is_none();
@@ -77,23 +93,21 @@ impl LossConfig {
             batch.sampler_logp().is_some() && (self.sampler_correction().is_some() || self.rollout_rs.is_some());
         if batch.factors().is_none() && (corrects || self.selects_tokens()) {
             let mut of_step = batch.into_owned();
-            let scores = match self.selects_tokens() || of_step.old_logp().is_none() {
+            let values = match self.selects_tokens() || of_step.old_logp().is_none() {
                 true => Some(score(&of_step)?),
                 false => None,
             };
-            if let (true, None, Some(scores)) = (corrects, of_step.old_logp(), &scores) {
-                of_step = of_step.with_old_logp(scores.logp.clone())?;
-            }
             let mut factors = TokenFactors::new(of_step.tokens());
             if corrects {
                 // verl weighs before it rejects.
-                sampler::weigh(self, &of_step, &mut factors)?;
-                if whole && let Some(mask) = sampler::rejection_mask(self, &of_step)? {
+                let log_ratios = sampler::log_ratios(&of_step, values.as_ref())?;
+                sampler::weigh(self, &of_step, &log_ratios, &mut factors)?;
+                if whole && let Some(mask) = sampler::rejection_mask(self, &of_step, &log_ratios)? {
                     of_step = of_step.with_mask(&mask)?;
                 }
             }
-            if let Some(scores) = &scores {
-                selection::select(self, &of_step, scores, &mut factors);
+            if let Some(values) = &values {
+                selection::select(self, &of_step, values, &mut factors);
             }
             batch = Cow::Owned(of_step.with_factors(factors)?);
         }

@@ -5,24 +5,27 @@
 use crate::batch::TokenBatch;
 use crate::config::{LossConfig, Objective, SamplerMode, Threshold};
 use crate::error::{Error, Result};
-use crate::factors::TokenFactors;
+use crate::factors::{PolicyValues, TokenFactors};
 use crate::objective::VESPO_SMALLEST;
 
 /// Largest |log ratio| that verl lets into exp.
 const SAFE: f64 = 20.0;
 
-/// old - sampler at the active tokens `[N]`, 0 elsewhere and where the sampler is silent.
-fn log_ratios(batch: &TokenBatch) -> Result<Option<Vec<f64>>> {
-    let (Some(old), Some(sampler)) = (batch.old_logp(), batch.sampler_logp()) else { return Ok(None) };
+/// old - sampler at the active tokens `[N]`, 0 elsewhere and where the sampler is silent. `policy`: what the policy says
+/// itself, for a batch without an old one.
+pub(crate) fn log_ratios(batch: &TokenBatch, policy: Option<&PolicyValues>) -> Result<Vec<f64>> {
     let mut ratios = vec![0.0; batch.tokens()];
+    let Some(sampler) = batch.sampler_logp() else { return Ok(ratios) };
     for row in batch.active_rows().iter().copied().filter(|row| !sampler[*row].is_nan()) {
         if sampler[row].is_infinite() {
             let reason = format!("{} is not a log-probability; write NaN where the sampler gave none", sampler[row]);
             return Err(Error::value("sampler_logp", format!("token {row}"), reason));
         }
-        ratios[row] = f64::from(old[row]) - f64::from(sampler[row]);
+        let sampled = f64::from(sampler[row]);
+        let own = || policy.map_or(sampled, |policy| policy.logp[row]);
+        ratios[row] = batch.old_logp().map_or_else(own, |old| old[row].into()) - sampled;
     }
-    Ok(Some(ratios))
+    Ok(ratios)
 }
 
 /// Active rows of each sequence that has any.
@@ -32,8 +35,13 @@ fn sequences(batch: &TokenBatch) -> impl Iterator<Item = Vec<usize>> {
 }
 
 /// Multiplies the sampler's weight into `factors`, as the configuration has it.
-pub(crate) fn weigh(config: &LossConfig, batch: &TokenBatch, factors: &mut TokenFactors) -> Result<()> {
-    let (Some(correction), Some(log_ratios)) = (config.sampler_correction(), log_ratios(batch)?) else { return Ok(()) };
+pub(crate) fn weigh(
+    config: &LossConfig,
+    batch: &TokenBatch,
+    log_ratios: &[f64],
+    factors: &mut TokenFactors,
+) -> Result<()> {
+    let Some(correction) = config.sampler_correction() else { return Ok(()) };
     let of_token = matches!(correction.mode, SamplerMode::TokenTruncate | SamplerMode::TokenMask);
     if config.objective() == Objective::Vespo && !of_token {
         return Err(Error::Config(
@@ -76,7 +84,7 @@ pub(crate) fn weigh(config: &LossConfig, batch: &TokenBatch, factors: &mut Token
             weights.iter_mut().for_each(|weight| *weight /= mean);
         }
     }
-    record(batch, &log_ratios, &seen, factors);
+    record(batch, log_ratios, &seen, factors);
     for rows in sequences(batch) {
         match config.objective() {
             Objective::Vespo => {
@@ -213,9 +221,11 @@ impl Rejection {
 }
 
 /// The mask `[N]` without what `rollout_rs` rejects, if it rejects.
-pub(crate) fn rejection_mask(config: &LossConfig, batch: &TokenBatch) -> Result<Option<Vec<f32>>> {
+pub(crate) fn rejection_mask(config: &LossConfig, batch: &TokenBatch, log_ratios: &[f64]) -> Result<Option<Vec<f32>>> {
     let rules = rejections(config)?;
-    let (false, Some(log_ratios)) = (rules.is_empty(), log_ratios(batch)?) else { return Ok(None) };
+    if rules.is_empty() {
+        return Ok(None);
+    }
     let mut mask = batch.mask();
     for rows in sequences(batch) {
         let ratios: Vec<f64> = rows.iter().map(|row| log_ratios[*row]).collect();

@@ -3,38 +3,37 @@
 //! The choice has no derivative. What is not chosen stays active: it keeps its place in the denominators and its KL term
 //! (TRL's meaning).
 
-use crate::Scores;
 use crate::batch::TokenBatch;
 use crate::config::{LossConfig, LossType};
-use crate::factors::TokenFactors;
+use crate::factors::{PolicyValues, TokenFactors};
 
 /// Writes every choice that the configuration asks for into `factors`. `batch.factors()` of a part of a step that was
 /// chosen before makes this unnecessary.
-pub(crate) fn select(config: &LossConfig, batch: &TokenBatch, scores: &Scores, factors: &mut TokenFactors) {
+pub(crate) fn select(config: &LossConfig, batch: &TokenBatch, policy: &PolicyValues, factors: &mut TokenFactors) {
     if batch.active_tokens() == 0 {
         return;
     }
     if let Some(threshold) = config.off_policy_mask_threshold {
-        off_policy(threshold, batch, scores, factors);
+        off_policy(threshold, batch, policy, factors);
     }
     if config.top_entropy_quantile < 1.0 {
-        high_entropy(config.top_entropy_quantile, batch, scores, factors);
+        high_entropy(config.top_entropy_quantile, batch, policy, factors);
     }
     match config.loss_type {
-        LossType::ClipCov => clip_cov(config, batch, scores, factors),
-        LossType::KlCov => kl_cov(config, batch, scores, factors),
+        LossType::ClipCov => clip_cov(config, batch, policy, factors),
+        LossType::KlCov => kl_cov(config, batch, policy, factors),
         _ => {}
     }
 }
 
 /// Sequences of negative advantage from which the policy has moved away too far: the mean of sampler (else old) logp - logp
 /// is above the threshold. Tokens without the former count 0. DeepSeek-V3.2.
-fn off_policy(threshold: f64, batch: &TokenBatch, scores: &Scores, factors: &mut TokenFactors) {
+fn off_policy(threshold: f64, batch: &TokenBatch, policy: &PolicyValues, factors: &mut TokenFactors) {
     let before = batch.sampler_logp().or(batch.old_logp());
     for sequence in 0..batch.sequences() {
         let rows: Vec<usize> = batch.range(sequence).filter(|row| batch.is_active(*row)).collect();
         let moved = |row: &usize| {
-            let moved = before.map_or(0.0, |before| f64::from(before[*row]) - f64::from(scores.logp[*row]));
+            let moved = before.map_or(0.0, |before| f64::from(before[*row]) - policy.logp[*row]);
             if moved.is_nan() { 0.0 } else { moved }
         };
         let mean = rows.iter().map(moved).sum::<f64>() / rows.len().max(1) as f64;
@@ -45,8 +44,8 @@ fn off_policy(threshold: f64, batch: &TokenBatch, scores: &Scores, factors: &mut
 
 /// The share `top` of tokens of the highest entropy: those at or above the quantile 1 - `top`, interpolated between
 /// neighbours (arXiv 2506.01939). The others leave the entropy bonus too, and its mean.
-fn high_entropy(top: f64, batch: &TokenBatch, scores: &Scores, factors: &mut TokenFactors) {
-    let entropy = |row: &usize| f64::from(scores.entropy[*row]);
+fn high_entropy(top: f64, batch: &TokenBatch, policy: &PolicyValues, factors: &mut TokenFactors) {
+    let entropy = |row: &usize| policy.entropy[*row];
     let mut sorted: Vec<f64> = batch.active_rows().iter().map(entropy).collect();
     sorted.sort_unstable_by(f64::total_cmp);
     let place = (1.0 - top) * (sorted.len() - 1) as f64;
@@ -64,11 +63,11 @@ fn high_entropy(top: f64, batch: &TokenBatch, scores: &Scores, factors: &mut Tok
 }
 
 /// (A - mean A)(l - mean l) of the active tokens, in their order.
-fn covariances(batch: &TokenBatch, scores: &Scores) -> Vec<f64> {
+fn covariances(batch: &TokenBatch, policy: &PolicyValues) -> Vec<f64> {
     let mut pairs = Vec::with_capacity(batch.active_tokens());
     for sequence in 0..batch.sequences() {
         for row in batch.range(sequence).filter(|row| batch.is_active(*row)) {
-            pairs.push((f64::from(batch.advantage(sequence, row)), f64::from(scores.logp[row])));
+            pairs.push((f64::from(batch.advantage(sequence, row)), policy.logp[row]));
         }
     }
     let count = pairs.len() as f64;
@@ -83,8 +82,8 @@ fn share_of(tokens: usize, share: f64) -> usize {
 
 /// Takes the gradient from some tokens that are not clipped and whose covariance lies between the bounds. verl draws them
 /// at random; here the draw follows from the batch, so that the same batch gives the same loss.
-fn clip_cov(config: &LossConfig, batch: &TokenBatch, scores: &Scores, factors: &mut TokenFactors) {
-    let covariances = covariances(batch, scores);
+fn clip_cov(config: &LossConfig, batch: &TokenBatch, policy: &PolicyValues, factors: &mut TokenFactors) {
+    let covariances = covariances(batch, policy);
     let mut eligible = Vec::new();
     let mut position = 0;
     for sequence in 0..batch.sequences() {
@@ -92,8 +91,8 @@ fn clip_cov(config: &LossConfig, batch: &TokenBatch, scores: &Scores, factors: &
             let covariance = covariances[position];
             position += 1;
             let advantage = f64::from(batch.advantage(sequence, row));
-            let old = batch.old_logp().map_or(scores.logp[row], |old| old[row]);
-            let ratio = (f64::from(scores.logp[row]) - f64::from(old)).exp();
+            let old = batch.old_logp().map_or(policy.logp[row], |old| old[row].into());
+            let ratio = (policy.logp[row] - old).exp();
             let clipped = -advantage * ratio.clamp(config.ratio_low(), config.ratio_high()) > -advantage * ratio;
             if !clipped && covariance > config.clip_cov_lb && covariance < config.clip_cov_ub {
                 eligible.push(row);
@@ -107,8 +106,8 @@ fn clip_cov(config: &LossConfig, batch: &TokenBatch, scores: &Scores, factors: &
 }
 
 /// Marks the tokens of the largest covariance.
-fn kl_cov(config: &LossConfig, batch: &TokenBatch, scores: &Scores, factors: &mut TokenFactors) {
-    let mut ranked: Vec<(usize, f64)> = batch.active_rows().iter().copied().zip(covariances(batch, scores)).collect();
+fn kl_cov(config: &LossConfig, batch: &TokenBatch, policy: &PolicyValues, factors: &mut TokenFactors) {
+    let mut ranked: Vec<(usize, f64)> = batch.active_rows().iter().copied().zip(covariances(batch, policy)).collect();
     ranked.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     let chosen = ranked.into_iter().take(share_of(batch.active_tokens(), config.kl_cov_ratio));
     chosen.for_each(|(row, _)| factors.penalised[row] = 1.0);

@@ -8,11 +8,11 @@
 use crate::error::Result;
 use backend_cpu::reference;
 use grpo_core::batch::TokenBatch;
-use grpo_core::factors::TokenFactors;
+use grpo_core::factors::{PolicyValues, TokenFactors};
 use grpo_core::objective::{TokenTerms, shared_part, shares_mean, token_loss};
 use grpo_core::real::Real;
 use grpo_core::weights::{TokenWeights, token_weights};
-use grpo_core::{HeadLayout, LossConfig, Scores};
+use grpo_core::{HeadLayout, LossConfig};
 use std::borrow::Cow;
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
@@ -171,9 +171,8 @@ impl<'a> Differences<'a> {
     /// Around `point`.
     pub(super) fn new(loss: &'a LossConfig, batch: &'a TokenBatch, point: Point) -> Result<Self> {
         let there = reference::score(loss, &point.policy(), batch)?;
-        let rounded = |values: &[f64]| values.iter().map(|value| *value as f32).collect();
-        let batch =
-            loss.prepare(batch, |_| Ok(Scores { logp: rounded(&there.logp), entropy: rounded(&there.entropy) }))?;
+        let values = || PolicyValues { logp: there.logp.clone(), entropy: there.entropy.clone() };
+        let batch = loss.prepare(batch, |_| Ok(values()))?;
         let weights = batch.weights().cloned().unwrap_or_else(|| token_weights(loss, &batch));
         Ok(Self { loss, batch, weights, point, from: [there.logp, there.entropy] })
     }
