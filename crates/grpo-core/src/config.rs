@@ -3,6 +3,10 @@
 use crate::error::{Error, Result};
 use crate::strict::{self, UniqueKeys};
 use serde::{Deserialize, Serialize};
+use std::ops::RangeInclusive;
+
+/// What temperatures, logit scales and softcaps may be: f32 arithmetic has no digits left outside.
+pub(crate) const TEMPERATURES: RangeInclusive<f64> = 1e-6..=1e6;
 
 /// Which per-token objective is minimised and how tokens are averaged.
 ///
@@ -87,6 +91,11 @@ pub struct LossConfig {
     pub temperature: f64,
     /// What the temperature divides.
     pub temperature_mode: TemperatureMode,
+    /// Multiplies the logits before anything else happens to them (Cohere's `logit_scale`); from 1e-6 to 1e6, or minus that.
+    pub logit_scale: f64,
+    /// Then holds them within plus and minus this: cap * tanh(logits / cap) (Gemma 2's `final_logit_softcapping`; from 1e-6
+    /// to 1e6), before the temperature divides them. `None` is off.
+    pub final_logit_softcapping: Option<f64>,
     /// Constant length of dr_grpo, in tokens.
     pub max_completion_length: Option<usize>,
     /// Normaliser of dapo and cispo, in tokens; `None` counts the active tokens of the step (see
@@ -108,6 +117,8 @@ impl Default for LossConfig {
             entropy_coef: 0.0,
             temperature: 1.0,
             temperature_mode: TemperatureMode::ScaleLogits,
+            logit_scale: 1.0,
+            final_logit_softcapping: None,
             max_completion_length: None,
             num_items_in_batch: None,
         }
@@ -182,6 +193,8 @@ impl LossConfig {
             ("beta", Some(self.beta)),
             ("entropy_coef", Some(self.entropy_coef)),
             ("temperature", Some(self.temperature)),
+            ("logit_scale", Some(self.logit_scale)),
+            ("final_logit_softcapping", self.final_logit_softcapping),
             ("num_items_in_batch", self.num_items_in_batch),
         ];
         for (name, value) in finite {
@@ -206,8 +219,19 @@ impl LossConfig {
                 self.temperature
             ));
         }
-        if !(1e-6..=1e6).contains(&self.temperature) {
+        if !TEMPERATURES.contains(&self.temperature) {
             return fail(format!("temperature must lie in [1e-6, 1e6], got {:e}", self.temperature));
+        }
+        if !TEMPERATURES.contains(&self.logit_scale.abs()) {
+            return fail(format!(
+                "logit_scale must lie in [1e-6, 1e6], or below 0 in [-1e6, -1e-6], got {:e}: 1 leaves logits as they are",
+                self.logit_scale
+            ));
+        }
+        if let Some(cap) = self.final_logit_softcapping.filter(|cap| !TEMPERATURES.contains(cap)) {
+            return fail(format!(
+                "final_logit_softcapping must lie in [1e-6, 1e6], got {cap:e}: leave it out for logits without a cap"
+            ));
         }
         if self.num_items_in_batch.is_some_and(|n| n < 0.0) {
             return fail("num_items_in_batch counts tokens and must not be negative".into());
