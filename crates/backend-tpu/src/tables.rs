@@ -7,6 +7,7 @@ use crate::tensor::send;
 use grpo_core::batch::TokenBatch;
 use grpo_core::error::Result;
 use grpo_core::evaluate::Evaluator;
+use grpo_core::{LossConfig, TemperatureFactors};
 use pjrt::Buffer;
 use std::collections::HashMap;
 
@@ -32,7 +33,7 @@ impl Tables {
                 ids[row] = batch.targets()[row] as i32;
                 ids[g + row] = sequence as i32;
                 let of = |list: Option<&[f32]>| list.map_or(0.0, |list| list[row]);
-                let entries = [
+                let entries: [f32; NUMBERS] = [
                     batch.advantage(sequence, row),
                     weights.map_or(0.0, |w| w.policy[row] as f32),
                     weights.map_or(0.0, |w| w.entropy[row] as f32),
@@ -40,6 +41,7 @@ impl Tables {
                     of(batch.old_logp()),
                     of(batch.ref_logp()),
                     if shares_clip { share } else { 1.0 },
+                    reciprocal_temperature(&spec.loss, batch, row),
                 ];
                 for (i, entry) in entries.into_iter().enumerate() {
                     numbers[i * g + row] = entry;
@@ -59,4 +61,11 @@ impl Tables {
             (Role::OnPolicy, send(devices, &flag.0, &flag.1, &[self.on_policy])?),
         ]))
     }
+}
+
+/// 1/T of a token, rounded the same for scores and losses.
+fn reciprocal_temperature(loss: &LossConfig, batch: &TokenBatch, row: usize) -> f32 {
+    let TemperatureFactors { logits, logp } = loss.temperature_factors(batch.temperature(row));
+    // One of them is 1.
+    (logits * logp) as f32
 }

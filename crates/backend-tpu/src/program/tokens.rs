@@ -5,15 +5,17 @@
 //!
 //! Legend: N tokens of a device, G tokens of all devices (data ranks x N).
 
-use super::head::spread;
+use super::head::{Factors, spread};
 use super::mesh::Position;
 use super::traced::Traced;
-use grpo_core::LossConfig;
 use grpo_core::vectors::{BatchLoss, BatchTerms, batch_loss};
+use grpo_core::{LossConfig, TemperatureMode};
 use stablehlo::{Dtype, Reducer, TensorType, Value};
 
 /// Rows of the table of numbers, f32 `[NUMBERS, G]`.
-pub(crate) const NUMBERS: usize = 7;
+pub(crate) const NUMBERS: usize = 8;
+/// The row of the table of numbers that holds 1/T of every token.
+pub(crate) const RECIPROCAL_TEMPERATURE: usize = NUMBERS - 1;
 /// Rows of the table of ids, i32 `[IDS, G]`: target (-1 at masked tokens), sequence.
 pub(crate) const IDS: usize = 2;
 /// Entries of the result `sums`.
@@ -24,7 +26,7 @@ pub(crate) const SUMS: usize = 7;
 pub(crate) struct Tokens {
     pub(crate) target: Value,
     sequence: Value,
-    /// Advantage, weight, entropy weight, share, old logp, ref logp, what a clipped token counts.
+    /// Advantage, weight, entropy weight, share, old logp, ref logp, what a clipped token counts, 1/T.
     numbers: Vec<Value>,
     /// A predicate: there is no old policy but the policy itself.
     on_policy: Value,
@@ -61,6 +63,16 @@ impl Tokens {
         self.target.ge(&self.target.like(0))
     }
 
+    /// What the temperature of every token multiplies.
+    pub(crate) fn factors(&self, config: &LossConfig) -> Factors {
+        let by = self.numbers[RECIPROCAL_TEMPERATURE].clone();
+        let one = by.like(1.0);
+        match config.temperature_mode {
+            TemperatureMode::ScaleLogits => Factors { logits: by, logp: one },
+            TemperatureMode::ScaleLogprobs => Factors { logits: one, logp: by },
+        }
+    }
+
     /// `rows` `[N, _]` with zeros at masked tokens, which may hold anything.
     pub(crate) fn clean(&self, rows: &Value) -> Value {
         spread(&self.active(), rows).select(rows, &rows.like(0.0))
@@ -94,7 +106,7 @@ impl Tokens {
         entropy: Option<&Value>,
         sequence_sum: impl Fn(&Value) -> Value,
     ) -> BatchLoss<Value> {
-        let [advantage, weight, entropy_weight, share, old, reference, _] = &self.numbers[..] else {
+        let [advantage, weight, entropy_weight, share, old, reference, ..] = &self.numbers[..] else {
             unreachable!("the table has {NUMBERS} rows")
         };
         let on_policy = self.on_policy.broadcast_in_dim(logp.shape(), &[]);
