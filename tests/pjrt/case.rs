@@ -53,12 +53,14 @@ pub(crate) struct Shape {
     pub(crate) dtype: Dtype,
     pub(crate) layout: HeadLayout,
     pub(crate) bias: bool,
+    /// Whether every token has a temperature of its own.
+    pub(crate) temperatures: bool,
 }
 
 impl Default for Shape {
     fn default() -> Self {
         let layout = HeadLayout::VocabHidden;
-        Self { lengths: &[5, 0, 1, 7, 3], h: 12, v: 61, dtype: Dtype::F32, layout, bias: false }
+        Self { lengths: &[5, 0, 1, 7, 3], h: 12, v: 61, dtype: Dtype::F32, layout, bias: false, temperatures: false }
     }
 }
 
@@ -91,7 +93,7 @@ fn log_ratio(rng: &mut ChaCha8Rng) -> f64 {
 
 impl Case {
     pub(crate) fn new(loss: &LossConfig, shape: Shape, seed: u64) -> Self {
-        let Shape { lengths, h, v, dtype, layout, bias } = shape;
+        let Shape { lengths, h, v, dtype, layout, bias, temperatures } = shape;
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let (n, b) = (lengths.iter().sum::<usize>(), lengths.len());
         let offsets: Vec<usize> = (0..=b).map(|i| lengths[..i].iter().sum()).collect();
@@ -108,7 +110,11 @@ impl Case {
         }
         let advantages = (0..b).map(|i| if i % 2 == 0 { 1.3 } else { -0.8 } * (1.0 + 0.1 * i as f32)).collect();
         let batch = TokenBatch::packed(targets, offsets).unwrap().with_mask(&mask).unwrap();
-        let batch = batch.with_advantages(Advantages::PerSequence(advantages)).unwrap();
+        let mut batch = batch.with_advantages(Advantages::PerSequence(advantages)).unwrap();
+        if temperatures {
+            let of = |(i, m): (usize, &f32)| if *m == 0.0 { f32::NAN } else { 0.6 + 0.1 * (i * 7 % 11) as f32 };
+            batch = batch.with_temperatures(mask.iter().enumerate().map(of).collect()).unwrap();
+        }
         let mut case = Self { shape, hidden: Tensor::new(hidden, dtype), lm_head, bias, batch };
         if layout == HeadLayout::HiddenVocab {
             let head = (0..v * h).map(|i| case.lm_head.wide[i % v * h + i / v]).collect();

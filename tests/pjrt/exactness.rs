@@ -15,6 +15,11 @@ fn strict(loss_type: &str) -> LossConfig {
     ))
 }
 
+/// The same over logits that are scaled and capped.
+fn capped(loss_type: &str) -> LossConfig {
+    LossConfig { logit_scale: 1.3, final_logit_softcapping: Some(5.0), ..strict(loss_type) }
+}
+
 fn implementations() -> [(&'static str, Implementation, Tiling); 4] {
     [
         ("reference", Implementation::Reference, Tiling::default()),
@@ -45,13 +50,18 @@ fn assert_on_policy(name: &str, plan: &mut dyn LossPlan, case: &Case, loss: &Los
 }
 
 fn check(backend: &PjrtBackend, loss_type: &str, dtype: Dtype, shape: Shape) {
-    let loss = strict(loss_type);
-    let case = Case::new(&loss, Shape { dtype, bias: true, ..shape }, 47);
+    check_loss(backend, &strict(loss_type), dtype, shape);
+    check_loss(backend, &capped(loss_type), dtype, Shape { temperatures: true, ..shape });
+}
+
+fn check_loss(backend: &PjrtBackend, loss: &LossConfig, dtype: Dtype, shape: Shape) {
+    let case = Case::new(loss, Shape { dtype, bias: true, ..shape }, 47);
     for (name, implementation, tiling) in implementations() {
-        let mut plan = backend.plan_on_device(&case.request(&loss, implementation, tiling)).unwrap();
-        let name = format!("{name} {loss_type} {}", dtype.name());
-        assert_on_policy(&name, &mut plan, &case, &loss, &[0, shape.lengths.len()]);
-        assert_on_policy(&name, &mut plan, &case, &loss, &[0, 1, 3, 4, 5]);
+        let mut plan = backend.plan_on_device(&case.request(loss, implementation, tiling)).unwrap();
+        let cap = loss.final_logit_softcapping;
+        let name = format!("{name} {:?} cap {cap:?} {}", loss.loss_type, dtype.name());
+        assert_on_policy(&name, &mut plan, &case, loss, &[0, shape.lengths.len()]);
+        assert_on_policy(&name, &mut plan, &case, loss, &[0, 1, 3, 4, 5]);
     }
 }
 

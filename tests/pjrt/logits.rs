@@ -95,7 +95,9 @@ pub(crate) fn check(name: &str, plan: &mut dyn LossPlan, case: &Case, loss: &Los
     };
     report(name, &[Comparison::new("in place", &expected.grad_logits, &wide(&found), 0.0, tolerance)]);
     let sums = found.chunks(v).map(|row| row.iter().map(|g| f64::from(*g)).sum::<f64>().abs()).fold(0.0, f64::max);
-    assert!(sums <= 2.0 * tolerance * largest, "{name}: gradients of a row sum to {sums:e}");
+    // A softcap lets less of some entries through.
+    let balanced = loss.final_logit_softcapping.is_none();
+    assert!(!balanced || sums <= 2.0 * tolerance * largest, "{name}: gradients of a row sum to {sums:e}");
 }
 
 #[rstest]

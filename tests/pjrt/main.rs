@@ -12,6 +12,7 @@ mod numerics;
 mod plans;
 mod resident;
 mod tilings;
+mod transforms;
 
 use backend_tpu::PjrtBackend;
 use backend_tpu::plugins::{self, Kind};
@@ -63,6 +64,22 @@ fn gspo() -> LossConfig {
     loss(
         r#"{"loss_type": "gspo", "epsilon_low": 0.05, "epsilon_high": 0.06, "beta": 0.1, "entropy_coef": -0.01,
             "temperature": 1.3}"#,
+    )
+}
+
+/// Logits that are scaled and capped before the temperature.
+fn softcap() -> LossConfig {
+    loss(
+        r#"{"loss_type": "grpo", "epsilon_high": 0.28, "beta": 0.04, "entropy_coef": 0.02, "temperature": 0.9,
+            "logit_scale": 1.7, "final_logit_softcapping": 4.0}"#,
+    )
+}
+
+/// The same at sequence level, and the temperature after the softmax.
+fn softcap_logprobs() -> LossConfig {
+    loss(
+        r#"{"loss_type": "gspo", "epsilon_low": 0.05, "epsilon_high": 0.06, "beta": 0.1, "entropy_coef": -0.01,
+            "logit_scale": -0.6, "final_logit_softcapping": 30.0, "temperature_mode": "scale_logprobs"}"#,
     )
 }
 

@@ -13,8 +13,15 @@ use grpo_core::{
 use half::bf16;
 use rstest::rstest;
 
-const BF16: Shape =
-    Shape { lengths: &[5, 0, 1, 7, 3], h: 12, v: 61, dtype: Dtype::Bf16, layout: HeadLayout::VocabHidden, bias: false };
+const BF16: Shape = Shape {
+    lengths: &[5, 0, 1, 7, 3],
+    h: 12,
+    v: 61,
+    dtype: Dtype::Bf16,
+    layout: HeadLayout::VocabHidden,
+    bias: false,
+    temperatures: false,
+};
 
 fn implementations() -> [(Implementation, Tiling); 4] {
     [

@@ -1,5 +1,5 @@
 //! Times one step of the loss of given logits, against one walk over the same memory:
-//! `cargo run --release -p backend-cpu --example logits_speed -- N V threads steps`.
+//! `cargo run --release -p backend-cpu --example logits_speed -- N V threads steps [softcap]`.
 //!
 //! Best of `steps`, wall time and processor time (all threads together; other work on the machine costs the former more).
 //! The floor reads every logit once and writes every entry of the gradient once, in the same buffers with the same threads.
@@ -57,6 +57,7 @@ fn in_parts<T: Send>(pool: &rayon::ThreadPool, threads: usize, data: &mut [T], w
 
 fn main() -> Result<()> {
     let args: Vec<usize> = std::env::args().skip(1).filter_map(|a| a.parse().ok()).collect();
+    let final_logit_softcapping = std::env::args().any(|a| a == "softcap").then_some(30.0);
     let number = |i: usize, default: usize| args.get(i).copied().unwrap_or(default);
     let (n, v, threads, steps) = (number(0, 1024), number(1, 151_936), number(2, 2), number(3, 10));
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
@@ -70,7 +71,7 @@ fn main() -> Result<()> {
     let backend = CpuBackend::with_threads(threads)?;
     for dtype in [Dtype::F32, Dtype::Bf16] {
         let request = PlanRequest {
-            loss: LossConfig::default(),
+            loss: LossConfig { final_logit_softcapping, ..LossConfig::default() },
             implementation: Implementation::Logits,
             tiling: Tiling {
                 token_chunk: args.get(4).copied(),

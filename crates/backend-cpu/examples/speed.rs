@@ -1,5 +1,5 @@
 //! Times one step of the fused head: `cargo run --release -p backend-cpu --example speed -- N H V threads [bf16]
-//! [chunks | panels] [32MiB] [logits] [huge]`; `huge` puts head and gradient on large pages.
+//! [chunks | panels] [32MiB] [logits] [huge] [softcap]`; `huge` puts head and gradient on large pages.
 
 use backend_cpu::CpuBackend;
 use grpo_core::*;
@@ -38,7 +38,10 @@ fn main() -> Result<()> {
     let batch = TokenBatch::packed((0..n).map(|i| (i * 7919 % v) as i64).collect(), vec![0, n / 2, n])?
         .with_advantages(Advantages::PerSequence(vec![1.0, -1.0]))?;
     let request = PlanRequest {
-        loss: LossConfig::default(),
+        loss: LossConfig {
+            final_logit_softcapping: args.iter().any(|a| a == "softcap").then_some(30.0),
+            ..LossConfig::default()
+        },
         implementation,
         tiling: Tiling { loop_order, workspace_budget, ..Tiling::default() },
         max_tokens: n,

@@ -29,7 +29,7 @@ use crate::head::{Head, Slot, drain, unit_block};
 use crate::host::{Grads, Policy, Slice};
 use crate::pages::zeros;
 use crate::plan::{Kernel, inputs_bytes, outputs_bytes};
-use crate::softmax::{Partial, RowSums, Scales, Slope, TILE, gradient_to};
+use crate::softmax::{Partial, RowSums, Scales, Slope, TILE, Transform, gradient_to};
 use crate::tiling::{Blocking, Problem};
 use crate::tokens::{Chunks, TokenState, empty_scores};
 use bytemuck::cast_slice_mut;
@@ -47,7 +47,7 @@ pub(crate) struct FusedPlan {
     request: PlanRequest,
     problem: Problem,
     blocking: Blocking,
-    scales: Scales,
+    transform: Option<Transform>,
     work: Workspace,
     state: TokenState,
     /// State indices of tokens through which something flows.
@@ -83,6 +83,7 @@ struct Token {
     /// Its row of the panel.
     place: usize,
     target: usize,
+    scales: Scales,
     slope: Slope,
 }
 
@@ -109,7 +110,7 @@ impl FusedPlan {
             request: request.clone(),
             problem,
             blocking,
-            scales: Scales::new(&request.loss),
+            transform: Transform::new(&request.loss),
             work,
             state: TokenState::new(kept),
             live: Vec::with_capacity(kept),
@@ -133,14 +134,16 @@ impl FusedPlan {
 
     /// Statistics of the tokens `rows`, recorded from `at` on. Token chunks leave the logits in the panel.
     fn forward(&mut self, hidden: Slice<'_>, head: &Head<'_>, batch: &TokenBatch, rows: &[usize], at: usize) {
-        let (c, scale, panels) = (rows.len(), self.scales.logit, self.panels(self.blocking.panel_tiles));
+        let (c, transform, panels) = (rows.len(), self.transform, self.panels(self.blocking.panel_tiles));
         let (Problem { arithmetic, h, .. }, stride) = (self.problem, self.problem.stride());
         let block = self.problem.block(self.blocking.chunk);
         let Workspace { x, panel, partials, sums, tokens, slots, .. } = &mut self.work;
         let tokens = &mut tokens[..c];
         for (place, (token, row)) in tokens.iter_mut().zip(rows).enumerate() {
+            let scales = Scales::new(&self.request.loss, batch.temperature(*row));
             // Checked to be an index of the vocabulary.
-            *token = Token { row: *row, place, target: batch.targets()[*row] as usize, slope: Slope::default() };
+            let target = batch.targets()[*row] as usize;
+            *token = Token { row: *row, place, target, scales, slope: Slope::default() };
         }
         pack_for_logits(arithmetic, hidden, rows, h, x);
         sums[..c].fill(RowSums::EMPTY);
@@ -149,18 +152,22 @@ impl FusedPlan {
             drain(slots, tiles.clone().zip(blocks), |slot, (index, (block, partials))| {
                 let tile = head.tile(index);
                 head.logits(index, x, c, block, stride, slot);
-                for ((z, partial), token) in block.chunks(stride).zip(partials).zip(&*tokens) {
-                    *partial = Partial::new(arithmetic.level(), &z[..tile.len()], within(token.target, &tile), scale);
+                for ((z, partial), token) in block.chunks_mut(stride).zip(partials).zip(&*tokens) {
+                    let (level, z) = (arithmetic.level(), &mut z[..tile.len()]);
+                    if let Some(transform) = &transform {
+                        transform.apply(level, z);
+                    }
+                    *partial = Partial::new(level, z, within(token.target, &tile), token.scales.logit);
                 }
             });
             for (index, partials) in tiles.zip(partials.chunks(c)) {
                 let tile = head.tile(index);
                 for ((sums, partial), token) in sums.iter_mut().zip(partials).zip(&*tokens) {
-                    sums.merge(partial, tile.contains(&token.target), scale);
+                    sums.merge(partial, tile.contains(&token.target), token.scales.logit);
                 }
             }
         }
-        self.state.record(at, &sums[..c], &self.scales);
+        self.state.record(at, &sums[..c], tokens.iter().map(|token| token.scales));
     }
 
     /// Adds the gradients of the tokens `live` (ascending state indices, `at` being that of `rows[0]`) to `grads`.
@@ -177,7 +184,7 @@ impl FusedPlan {
         rows: &[usize],
         grads: &mut Grads<'_>,
     ) {
-        let (Problem { arithmetic, h, v, layout, .. }, scales) = (self.problem, self.scales);
+        let (Problem { arithmetic, h, v, layout, .. }, transform) = (self.problem, self.transform);
         let tiles_at_once = self.blocking.panel_tiles.min(TILES_PER_SLOT * self.blocking.slots);
         let panels = self.panels(tiles_at_once);
         let (block, stride) = (self.problem.block(self.blocking.chunk), self.problem.stride());
@@ -190,7 +197,8 @@ impl FusedPlan {
             let row = rows[index - at];
             let place = if forwarded { index - at } else { place };
             let target = batch.targets()[row] as usize;
-            *token = Token { row, place, target, slope: state.slope(*index, &scales) };
+            let scales = Scales::new(&self.request.loss, batch.temperature(row));
+            *token = Token { row, place, target, scales, slope: state.slope(*index, &scales) };
         }
         let Workspace { x, x_for_head, panel, dh, tokens, live_rows, slots, .. } = work;
         let tokens = &tokens[..l];
@@ -220,7 +228,7 @@ impl FusedPlan {
             h,
             tokens,
             x: x_for_head,
-            scale: scales.logit,
+            transform,
             stride,
             round: self.problem.rounds,
             hidden: grads.hidden.is_some(),
@@ -239,6 +247,11 @@ impl FusedPlan {
             drain(slots, tiles.clone().zip(blocks), |slot, (index, (block, (head_gradient, bias)))| {
                 if !forwarded {
                     head.logits(index, x, l, block, stride, slot);
+                    if let Some(transform) = &transform {
+                        let width = head.tile(index).len();
+                        let rows = block.chunks_mut(stride).take(l);
+                        rows.for_each(|z| transform.apply(arithmetic.level(), &mut z[..width]));
+                    }
                 }
                 tile_gradient.run(head.tile(index), block, head_gradient, bias, slot);
             });
@@ -287,7 +300,7 @@ struct TileGradient<'a> {
     tokens: &'a [Token],
     /// `[L, H]`, packed along L.
     x: &'a [u32],
-    scale: f32,
+    transform: Option<Transform>,
     /// Elements between rows of logits.
     stride: usize,
     /// Whether dlogits are rounded to bf16.
@@ -297,7 +310,7 @@ struct TileGradient<'a> {
 }
 
 impl TileGradient<'_> {
-    /// `block`: logits, replaced by dlogits packed as lhs along the tile, if dH needs them.
+    /// `block`: logits after [`Transform`], replaced by dlogits packed as lhs along the tile, if dH needs them.
     fn run(
         &self,
         tile: Range<usize>,
@@ -316,7 +329,11 @@ impl TileGradient<'_> {
                     let target = within(token.target, &tile);
                     // The bias takes them as they are: its gradient is a sum, not a product.
                     let round_now = self.round && bias.is_none();
-                    gradient_to(arithmetic.level(), z, target, &token.slope, self.scale, out, round_now);
+                    let (level, slope, scale) = (arithmetic.level(), &token.slope, token.scales.logit);
+                    match &self.transform {
+                        None => gradient_to(level, z, target, slope, scale, out, round_now),
+                        Some(transform) => transform.gradient_to(level, z, target, slope, scale, out, round_now),
+                    }
                     if let Some(bias) = &mut bias {
                         for (b, z) in bias.iter_mut().zip(out) {
                             *b += *z;

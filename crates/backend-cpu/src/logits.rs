@@ -2,14 +2,15 @@
 //!
 //! Avoids any tensor of the size of the logits beside the logits, and all but one exponential per entry: statistics keep
 //! those of a chunk for its gradient, which is written over the logits in their own dtype or added to the caller's f32
-//! buffer. bf16 is converted in registers. Rows of masked tokens are never read.
+//! buffer. bf16 is converted in registers. Rows of masked tokens are never read. Where a softcap transforms logits, these stay
+//! as they are: the transformed ones of a chunk are kept instead of exponentials, in f32, and read for the gradient.
 //!
 //! Blocking: chunks of tokens small enough to still be in cache for the second pass (`token_chunk`, by default
 //! [`CHUNK_BYTES`] of logits); a task is a row, or a block of `vocab_block` entries of one. Softmax sums run over the
 //! fixed tiles of [`crate::softmax`], so a token's results do not depend on any of this. A loss whose chunks cannot be
 //! cut at sequences (sequence-level ratios) makes all statistics first, and again for the gradient.
 //!
-//! Memory: per token of a chunk V exponentials in f32, a [`Partial`] per tile and ~100 bytes; at sequence level 72 bytes for every token.
+//! Memory: per token of a chunk V exponentials (or transformed logits) in f32, a [`Partial`] per tile and ~100 bytes; at sequence level 72 bytes for every token.
 //!
 //! Legend: N tokens, C tokens of a chunk, V vocabulary.
 
@@ -18,7 +19,10 @@ use crate::host::{Grads, Policy, Slice, SliceMut};
 use crate::isa::Level;
 use crate::pages::zeros;
 use crate::plan::{Kernel, evaluator_bytes, inputs_bytes, outputs_bytes};
-use crate::softmax::{Partial, RowSums, Scales, Slope, TILE, add_gradient, add_gradient_bf16, gradient, gradient_bf16};
+use crate::softmax::{
+    Partial, RowSums, Scales, Slope, TILE, Transform, add_gradient, add_gradient_bf16, gradient, gradient_bf16,
+    transform_bf16_to, transform_to,
+};
 use crate::tokens::{Chunks, TokenState, empty_scores};
 use grpo_core::batch::TokenBatch;
 use grpo_core::error::Result;
@@ -40,6 +44,7 @@ trait Logit: Element {
     fn keeping(level: Level, z: &[Self], target: Option<usize>, scale: f32, kept: &mut [f32]) -> Partial;
     fn gradient(level: Level, z: &mut [Self], kept: &[f32], target: Option<usize>, slope: &Slope, scale: f32);
     fn add(level: Level, z: &[Self], kept: &[f32], y: Option<usize>, slope: &Slope, scale: f32, out: &mut [f32]);
+    fn transformed(level: Level, z: &[Self], transform: &Transform, out: &mut [f32]);
 }
 
 impl Logit for f32 {
@@ -54,6 +59,9 @@ impl Logit for f32 {
     }
     fn add(level: Level, z: &[Self], kept: &[f32], y: Option<usize>, slope: &Slope, scale: f32, out: &mut [f32]) {
         add_gradient(level, z, kept, y, slope, scale, out);
+    }
+    fn transformed(level: Level, z: &[Self], transform: &Transform, out: &mut [f32]) {
+        transform_to(level, z, transform, out);
     }
 }
 
@@ -70,13 +78,16 @@ impl Logit for bf16 {
     fn add(level: Level, z: &[Self], kept: &[f32], y: Option<usize>, slope: &Slope, scale: f32, out: &mut [f32]) {
         add_gradient_bf16(level, z, kept, y, slope, scale, out);
     }
+    fn transformed(level: Level, z: &[Self], transform: &Transform, out: &mut [f32]) {
+        transform_bf16_to(level, z, transform, out);
+    }
 }
 
 /// Sizes, and the state of a chunk.
 struct LogitsKernel {
     level: Level,
     loss: LossConfig,
-    scales: Scales,
+    transform: Option<Transform>,
     v: usize,
     chunk: usize,
     /// A multiple of [`TILE`].
@@ -103,7 +114,7 @@ impl LogitsKernel {
         Self {
             level,
             loss: request.loss.clone(),
-            scales: Scales::new(&request.loss),
+            transform: Transform::new(&request.loss),
             v,
             chunk,
             vocab_block,
@@ -124,18 +135,23 @@ impl LogitsKernel {
 
     /// Statistics of the tokens `rows`, recorded from `at` on. `keep`: whether [`Self::write`] will follow.
     fn statistics<E: Logit>(&mut self, logits: &[E], rows: &[usize], batch: &TokenBatch, at: usize, keep: bool) {
-        let (v, level, scale, block) = (self.v, self.level, self.scales.logit, self.vocab_block);
+        let Self { v, level, vocab_block: block, transform, ref loss, .. } = *self;
+        let scales = |row: &usize| Scales::new(loss, batch.temperature(*row));
         let buffers = self.partials.par_chunks_mut(v.div_ceil(TILE)).zip(self.kept.par_chunks_mut(v));
         buffers.zip(&mut self.sums).zip(rows).for_each(|(((partials, kept), sums), row)| {
-            let (z, target) = (&logits[row * v..][..v], batch.targets()[*row] as usize);
+            let (z, target, scale) = (&logits[row * v..][..v], batch.targets()[*row] as usize, scales(row).logit);
             let blocks = partials.par_chunks_mut(block / TILE).zip(z.par_chunks(block)).zip(kept.par_chunks_mut(block));
             blocks.enumerate().for_each(|(task, ((partials, z), kept))| {
                 let tiles = partials.iter_mut().zip(z.chunks(TILE)).zip(kept.chunks_mut(TILE));
                 for (i, ((partial, z), kept)) in (task * block / TILE..).zip(tiles) {
                     let target = place_in_tile(target, i);
-                    *partial = match keep {
-                        true => E::keeping(level, z, target, scale, kept),
-                        false => E::partial(level, z, target, scale),
+                    *partial = match &transform {
+                        Some(transform) => {
+                            E::transformed(level, z, transform, kept);
+                            Partial::new(level, kept, target, scale)
+                        }
+                        None if keep => E::keeping(level, z, target, scale, kept),
+                        None => E::partial(level, z, target, scale),
                     };
                 }
             });
@@ -144,49 +160,71 @@ impl LogitsKernel {
                 sums.merge(partial, place_in_tile(target, i).is_some(), scale);
             }
         });
-        self.state.record(at, &self.sums[..rows.len()], &self.scales);
+        self.state.record(at, &self.sums[..rows.len()], rows.iter().map(scales));
     }
 
     /// Makes the gradient of the tokens `rows`, whose state starts at `at`, where `access` wants it. Theirs are the
     /// statistics made last.
     fn write<E: Logit>(&self, access: &mut Access<'_, E>, rows: &[usize], batch: &TokenBatch, at: usize) {
-        let (Some(first), Some(last), v) = (rows.first(), rows.last(), self.v) else { return };
-        let (level, scale, block) = (self.level, self.scales.logit, self.vocab_block);
-        // Position among `rows`, target and slope of a token; no slope where nothing flows.
+        let (Some(first), Some(last), v, block) = (rows.first(), rows.last(), self.v, self.vocab_block) else { return };
         let token = |row: usize| {
             let i = rows.binary_search(&row).ok()?;
-            let slope = self.state.is_live(at + i).then(|| self.state.slope(at + i, &self.scales));
-            Some((i, batch.targets()[row] as usize, slope))
-        };
-        // Slope, place of the target and what was kept of tile `index` of the token at position `i`.
-        let tile = |i: usize, target: usize, slope: &Slope, index: usize| {
-            let slope = slope.of(&self.partials[i * v.div_ceil(TILE) + index], scale);
-            (slope, place_in_tile(target, index), &self.kept[i * v + index * TILE..])
+            let scales = Scales::new(&self.loss, batch.temperature(row));
+            let slope = self.state.is_live(at + i).then(|| self.state.slope(at + i, &scales));
+            Some(Token { i, target: batch.targets()[row] as usize, scale: scales.logit, slope })
         };
         let span = first * v..(last + 1) * v;
         match access {
             Access::Separate(_, None) => {}
             Access::Separate(logits, Some(grad)) => grad[span].par_chunks_mut(v).enumerate().for_each(|(row, out)| {
-                let Some((i, target, Some(slope))) = token(first + row) else { return };
+                let Some((token, slope)) = token(first + row).and_then(|t| Some((t, t.slope?))) else { return };
                 let blocks = out.par_chunks_mut(block).zip(logits[(first + row) * v..][..v].par_chunks(block));
                 blocks.enumerate().for_each(|(task, (out, z))| {
                     for (index, (out, z)) in (task * block / TILE..).zip(out.chunks_mut(TILE).zip(z.chunks(TILE))) {
-                        let (slope, target, kept) = tile(i, target, &slope, index);
-                        E::add(level, z, kept, target, &slope, scale, out);
+                        self.add_tile(&token, &slope, index, z, out);
                     }
                 });
             }),
             Access::InPlace(logits) => logits[span].par_chunks_mut(v).enumerate().for_each(|(row, z)| {
-                let Some((i, target, slope)) = token(first + row) else { return };
+                let Some(token) = token(first + row) else { return };
                 z.par_chunks_mut(block).enumerate().for_each(|(task, z)| {
-                    let Some(slope) = &slope else { return z.fill(E::nearest(0.0)) };
+                    let Some(slope) = &token.slope else { return z.fill(E::nearest(0.0)) };
                     for (index, z) in (task * block / TILE..).zip(z.chunks_mut(TILE)) {
-                        let (slope, target, kept) = tile(i, target, slope, index);
-                        E::gradient(level, z, kept, target, &slope, scale);
+                        self.replace_tile(&token, slope, index, z);
                     }
                 });
             }),
         }
+    }
+
+    /// What was kept of tile `index` of a token, the slope for it, and where in it the target is.
+    fn kept(&self, token: &Token, slope: &Slope, index: usize) -> (&[f32], Slope, Option<usize>) {
+        let partial = &self.partials[token.i * self.v.div_ceil(TILE) + index];
+        // Exponentials are relative to the tile's maximum; made of transformed logits, they will be relative to the row's.
+        let slope = if self.transform.is_some() { *slope } else { slope.of(partial, token.scale) };
+        (&self.kept[token.i * self.v + index * TILE..], slope, place_in_tile(token.target, index))
+    }
+
+    /// Adds the gradient of a tile of logits `z` to `out`.
+    fn add_tile<E: Logit>(&self, token: &Token, slope: &Slope, index: usize, z: &[E], out: &mut [f32]) {
+        let (kept, slope, target) = self.kept(token, slope, index);
+        let Some(transform) = &self.transform else {
+            return E::add(self.level, z, kept, target, &slope, token.scale, out);
+        };
+        let gradient = &mut [0.0; TILE][..z.len()];
+        transform.gradient_to(self.level, &kept[..z.len()], target, &slope, token.scale, gradient, false);
+        out.iter_mut().zip(gradient).for_each(|(out, gradient)| *out += *gradient);
+    }
+
+    /// Replaces a tile of logits by its gradient.
+    fn replace_tile<E: Logit>(&self, token: &Token, slope: &Slope, index: usize, z: &mut [E]) {
+        let (kept, slope, target) = self.kept(token, slope, index);
+        let Some(transform) = &self.transform else {
+            return E::gradient(self.level, z, kept, target, &slope, token.scale);
+        };
+        let gradient = &mut [0.0; TILE][..z.len()];
+        transform.gradient_to(self.level, &kept[..z.len()], target, &slope, token.scale, gradient, false);
+        z.iter_mut().zip(gradient).for_each(|(z, gradient)| *z = E::nearest(*gradient));
     }
 
     fn score<E: Logit>(&mut self, logits: &[E], batch: &TokenBatch) -> Scores {
@@ -229,6 +267,18 @@ impl LogitsKernel {
         let (loss, metrics) = evaluator.finish(totals);
         Ok(LossOutput { loss, scores, metrics })
     }
+}
+
+/// A token whose gradient is made.
+#[derive(Clone, Copy)]
+struct Token {
+    /// Its position in the chunk.
+    i: usize,
+    target: usize,
+    /// [`Scales::logit`].
+    scale: f32,
+    /// `None` where nothing flows.
+    slope: Option<Slope>,
 }
 
 /// Where logits are and where their gradient goes.

@@ -4,7 +4,9 @@
 //! Generic over [`Scalar`]: `f64` is the oracle, `f32` the implementation `reference`. Tensors are in `R`, every
 //! sum and the scalars of a row in f64. Rows of masked tokens are never read.
 //!
-//! Legend: N tokens, H hidden, V vocabulary; z' = logit_scale * z, p = softmax(z'), y the target.
+//! Legend: N tokens, H hidden, V vocabulary; y the target; T the temperature of a token. Logits z become log-probabilities by
+//! u = logit_scale z,  w = cap tanh(u / cap) (without a softcap w = u),  z' = w / T,  p = softmax(z'); where the temperature
+//! scales log-probabilities instead, z' = w and logp = log p_y / T.
 
 mod plan;
 mod policy;
@@ -12,12 +14,12 @@ mod policy;
 pub(crate) use plan::ReferencePlan;
 pub use policy::{Evaluation, Policy};
 
-use grpo_core::LossConfig;
 use grpo_core::batch::TokenBatch;
 use grpo_core::error::Result;
 use grpo_core::evaluate::Evaluator;
 use grpo_core::factors::PolicyValues;
 use grpo_core::real::Scalar;
+use grpo_core::{LossConfig, TemperatureFactors};
 use policy::{dense, head_index};
 
 /// Evaluates `config` on `batch`.
@@ -43,14 +45,15 @@ pub fn evaluate<R: Scalar>(config: &LossConfig, policy: &Policy<'_, R>, batch: &
     out.magnitude = totals.magnitude();
     (out.loss, out.metrics) = evaluator.finish(totals);
 
-    // dL/dz_j = logit_scale (g logp_scale (1[j = y] - p_j) - e p_j (log p_j + H)), over the logits.
+    // dL/dw_j = factors.logits (g factors.logp (1[j = y] - p_j) - e p_j (log p_j + H)), and dL/dz over the logits.
     for ((&i, row), (g, e)) in rows.iter().zip(&stats).zip(g.into_iter().zip(e)) {
         for (j, z) in z[i * v..(i + 1) * v].iter_mut().enumerate() {
-            let log_p = row.log_p(config.logit_scale() * z.to_f64());
+            let (w, dw) = transformed(config, z.to_f64());
+            let log_p = row.log_p(row.factors.logits * w);
             let p = log_p.exp();
             let by_logp = if j == row.target { -row.logp.exp_m1() } else { -p };
             let by_entropy = if p > 0.0 { -p * (log_p + row.entropy) } else { 0.0 };
-            *z = R::from_f64(config.logit_scale() * (g * config.logp_scale() * by_logp + e * by_entropy));
+            *z = R::from_f64(dw * row.factors.logits * (g * row.factors.logp * by_logp + e * by_entropy));
         }
     }
 
@@ -120,30 +123,43 @@ fn forward<R: Scalar>(
                 }
             }
         }
-        let row = Row::new(config, row, batch.targets()[i]);
-        out.logp[i] = R::from_f64(config.logp_scale() * row.logp);
+        let row = Row::new(config, config.temperature_factors(batch.temperature(i)), row, batch.targets()[i]);
+        out.logp[i] = R::from_f64(row.factors.logp * row.logp);
         out.entropy[i] = R::from_f64(row.entropy);
         stats.push(row);
     }
     Ok((z, stats, out))
 }
 
+/// w and dw/dz of a logit.
+fn transformed(config: &LossConfig, z: f64) -> (f64, f64) {
+    let u = config.logit_scale * z;
+    match config.final_logit_softcapping {
+        None => (u, config.logit_scale),
+        Some(cap) => {
+            let t = (u / cap).tanh();
+            (cap * t, config.logit_scale * (1.0 - t * t))
+        }
+    }
+}
+
 /// Statistics of one row of logits, in f64.
 struct Row {
+    factors: TemperatureFactors,
     target: usize,
     /// base + log_sum = log sum_j exp(z'_j).
     base: f64,
     log_sum: f64,
-    /// log p_y before logp_scale.
+    /// log p_y, before its factor.
     logp: f64,
     entropy: f64,
 }
 
 impl Row {
-    fn new<R: Scalar>(config: &LossConfig, z: &[R], target: i64) -> Self {
+    fn new<R: Scalar>(config: &LossConfig, factors: TemperatureFactors, z: &[R], target: i64) -> Self {
         // The caller has checked that the target is an index.
         let target = target as usize;
-        let scaled = |j: usize| config.logit_scale() * z[j].to_f64();
+        let scaled = |j: usize| factors.logits * transformed(config, z[j].to_f64()).0;
         // The target stays out of the sum: log p_y = -softplus(lse_{j != y} - z'_y) keeps its precision where p_y rounds
         // to 1, and -expm1(log p_y) is then the exact 1 - p_y. A vocabulary of one leaves -inf there, and log p_y = 0.
         let others = || (0..z.len()).filter(|j| *j != target).map(scaled);
@@ -154,7 +170,7 @@ impl Row {
         let rest = (-margin.abs()).exp().ln_1p();
         // lse = base + log_sum: differences of logits are exact where the logits themselves leave no digits for log_sum.
         let (base, log_sum) = if margin > 0.0 { (max, sum.ln() + rest) } else { (scaled(target), rest) };
-        let row = Self { target, base, log_sum, logp: -(margin.max(0.0) + rest), entropy: 0.0 };
+        let row = Self { factors, target, base, log_sum, logp: -(margin.max(0.0) + rest), entropy: 0.0 };
         let log_p = (0..z.len()).map(|j| row.log_p(scaled(j))).filter(|log_p| *log_p > f64::NEG_INFINITY);
         Self { entropy: -log_p.map(|log_p| log_p.exp() * log_p).sum::<f64>(), ..row }
     }

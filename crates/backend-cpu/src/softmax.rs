@@ -7,6 +7,7 @@
 //! and S = sum over j != y of e_j:
 //!   margin = logit_scale (M - z_y) + ln S,  log p_y = -softplus(margin),  q = 1 - p_y = -expm1(log p_y),
 //!   p_j = e_j q / S,  entropy = -p_y log p_y - q log q + q (ln S - sum e_j d_j / S).
+//! z_j are logits after [`Transform`], and logit_scale is what [`Scales`] says of the row.
 //! Nothing cancels, however collapsed the distribution is, and differences of logits are taken before they are scaled.
 //!
 //! A tile stays in the first-level cache between its maximum and its sums, while the next one is fetched. The sums are
@@ -15,11 +16,15 @@
 #![allow(unsafe_code)]
 
 mod exp;
+mod tanh;
+mod transform;
 
 use crate::convert::{Element, rounded};
 use crate::isa::{MulAdd, instantiate};
 use exp::{exp, held};
+use grpo_core::{LossConfig, TemperatureFactors};
 use half::bf16;
+pub(crate) use transform::{Transform, transform_bf16_to, transform_to};
 
 /// Vocabulary entries that are summed in f32 before they join the row's f64 sums.
 pub(crate) const TILE: usize = 512;
@@ -251,8 +256,8 @@ impl Slope {
     }
 }
 
-/// What the temperature multiplies.
-#[derive(Clone, Copy, Debug)]
+/// What a row is multiplied by.
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Scales {
     /// Logits before the softmax.
     pub(crate) logit: f32,
@@ -261,8 +266,11 @@ pub(crate) struct Scales {
 }
 
 impl Scales {
-    pub(crate) fn new(loss: &grpo_core::LossConfig) -> Self {
-        Self { logit: loss.logit_scale() as f32, logp: loss.logp_scale() }
+    /// Of a token whose temperature is `temperature`, or that of `loss`.
+    pub(crate) fn new(loss: &LossConfig, temperature: Option<f32>) -> Self {
+        let TemperatureFactors { logits, logp } = loss.temperature_factors(temperature);
+        let left = if Transform::new(loss).is_some() { 1.0 } else { loss.logit_scale };
+        Self { logit: (left * logits) as f32, logp }
     }
 }
 

@@ -26,9 +26,9 @@ impl TokenState {
         Self { rows, logp: zeros(), entropy: zeros(), dlogp: zeros(), dentropy: zeros() }
     }
 
-    /// Closes the sums of the tokens from `at` on.
-    pub(crate) fn record(&mut self, at: usize, sums: &[RowSums], scales: &Scales) {
-        for (at, sums) in (at..).zip(sums) {
+    /// Closes the sums of the tokens from `at` on, each with its scales.
+    pub(crate) fn record(&mut self, at: usize, sums: &[RowSums], scales: impl Iterator<Item = Scales>) {
+        for (at, (sums, scales)) in (at..).zip(sums.iter().zip(scales)) {
             let row = sums.finish(scales.logit);
             self.rows[at] = row;
             self.logp[at] = f64::from((scales.logp * row.logp) as f32);

@@ -66,13 +66,33 @@ fn gradients_match_central_differences(
     }
     let estimator = kl.split(' ').next().unwrap().replace("none", "k3");
     let loss = config(&serde_json(loss_type, kl, &estimator, temperature_mode, delta));
-    let case = Case::new(&loss, &small(), 23);
+    let worst = differences(&loss, &small());
+    println!("{loss_type} {kl} {temperature_mode} delta {delta:?}: {worst:e}");
+}
+
+/// What happens to logits before the temperature, and temperatures of tokens.
+#[rstest]
+fn gradients_match_through_transformed_logits(
+    #[values("grpo", "cispo", "gspo")] loss_type: &str,
+    #[values("scale_logits", "scale_logprobs")] temperature_mode: &str,
+    #[values(1.0, 0.4, 2.5, -0.8)] logit_scale: f64,
+    #[values(None, Some(2.0), Some(30.0))] final_logit_softcapping: Option<f64>,
+    #[values(false, true)] temperatures: bool,
+) {
+    let loss = config(&serde_json(loss_type, "k3 corrected", "k3", temperature_mode, None));
+    let loss = LossConfig { logit_scale, final_logit_softcapping, ..loss };
+    differences(&loss, &Shape { temperatures, ..small() });
+}
+
+/// Asserts that gradients are central differences; the largest distance between them.
+fn differences(loss: &LossConfig, shape: &Shape<'_>) -> f64 {
+    let case = Case::new(loss, shape, 23);
     let wide = |t: &[f32]| t.iter().map(|x| if x.is_nan() { 0.3 } else { f64::from(*x) }).collect::<Vec<_>>();
     let mut point =
         Point { hidden: wide(&case.hidden), lm_head: wide(&case.lm_head), bias: wide(case.bias.as_ref().unwrap()) };
-    let got = evaluate(&loss, &point.policy(case.v), &case.batch).unwrap();
+    let got = evaluate(loss, &point.policy(case.v), &case.batch).unwrap();
     assert_flows(&got);
-    let base = score(&loss, &point.policy(case.v), &case.batch).unwrap().logp;
+    let base = score(loss, &point.policy(case.v), &case.batch).unwrap().logp;
     type Part = fn(&mut Point) -> &mut Vec<f64>;
     let parts: [(&str, Part, &[f64]); 3] = [
         ("hidden", |p| &mut p.hidden, &got.grad_hidden),
@@ -85,7 +105,7 @@ fn gradients_match_central_differences(
             let mut at = |offset: f64| {
                 let there = list(&mut point)[i];
                 list(&mut point)[i] = there + offset;
-                let value = value(&loss, &point.policy(case.v), &case, &base);
+                let value = value(loss, &point.policy(case.v), &case, &base);
                 list(&mut point)[i] = there;
                 value
             };
@@ -95,7 +115,7 @@ fn gradients_match_central_differences(
             worst = worst.max(off);
         }
     }
-    println!("{loss_type} {kl} {temperature_mode} delta {delta:?}: {worst:e}");
+    worst
 }
 
 fn serde_json(loss_type: &str, kl: &str, estimator: &str, temperature_mode: &str, delta: Option<f64>) -> String {

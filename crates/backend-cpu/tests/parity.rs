@@ -138,7 +138,7 @@ fn ugly_shapes(
         .flat_map(|backend| ["dapo", "gspo"].map(|loss_type| (backend.clone(), loss_type)))
     {
         let loss = loss(loss_type);
-        let case = Case::new(&loss, &Shape { lengths, h, v, dtype, layout, bias: true, mask_every: 0 }, 11);
+        let case = Case::new(&loss, &Shape { lengths, h, v, dtype, layout, mask_every: 0, ..Shape::default() }, 11);
         let expected = case.oracle(&loss);
         for (name, implementation, tiling) in implementations() {
             let mut plan = plan(&backend, &case.request(&loss, implementation, tiling));
@@ -167,7 +167,7 @@ fn every_instruction_set_matches_the_oracle(
     ),
 ) {
     let loss = loss("dapo");
-    let case = Case::new(&loss, &Shape { lengths, h, v, dtype, layout, bias: true, mask_every: 5 }, 17);
+    let case = Case::new(&loss, &Shape { lengths, h, v, dtype, layout, ..Shape::default() }, 17);
     let expected = case.oracle(&loss);
     for (backend, tolerance) in backends(dtype, 2) {
         let backend = backend.with_isa(isa);

@@ -157,12 +157,16 @@ fn log_probabilities_are_those_of_the_row(#[values(Dtype::F32, Dtype::Bf16)] dty
 
 /// Old log-probabilities scored over the whole batch give ratios of exactly 1 in any micro-batch of the loss.
 #[rstest]
-fn on_policy_ratios_are_exactly_one(#[values(1, 2, 5)] per_micro_batch: usize) {
+fn on_policy_ratios_are_exactly_one(
+    #[values(1, 2, 5)] per_micro_batch: usize,
+    #[values("", r#", "final_logit_softcapping": 5.0, "logit_scale": 1.3"#)] transform: &str,
+    #[values(false, true)] temperatures: bool,
+) {
     // With epsilon 0 any ratio but 1 is clipped on one side or the other.
-    let loss =
-        config(r#"{"loss_type": "dapo", "epsilon_low": 0.0, "epsilon_high": 0.0, "beta": 0.1, "temperature": 0.7}"#);
+    let json = r#""loss_type": "dapo", "epsilon_low": 0.0, "epsilon_high": 0.0, "beta": 0.1, "temperature": 0.7"#;
+    let loss = config(&format!("{{{json}{transform}}}"));
     let backend = CpuBackend::with_threads(2).unwrap();
-    let case = Case::new(&loss, &Shape { h: 300, ..Shape::default() }, 47);
+    let case = Case::new(&loss, &Shape { h: 300, temperatures, ..Shape::default() }, 47);
     for (name, implementation, tiling) in implementations() {
         let mut plan = plan(&backend, &case.request(&loss, implementation, tiling));
         let scores = plan.score(Inputs::new(&case).policy(&case), &case.batch).unwrap();

@@ -160,6 +160,7 @@ impl PjrtPlan {
     /// As [`LossPlan::score`].
     pub fn score_on_device(&mut self, policy: PolicyInput<'_>, batch: &TokenBatch) -> Result<[PjrtTensor; 2]> {
         self.request.check_call(&policy, batch, None)?;
+        self.spec.check_batch(batch)?;
         let tables = Tables::new(&self.spec, batch, None);
         let results = self.run(Pass::Score, batch, &tables, Operands::new(policy, false)?)?;
         Ok([results.logp, results.entropy])
@@ -183,6 +184,7 @@ impl PjrtPlan {
             }
             _ => self.request.check_call(&policy, batch, Some(&grads))?,
         }
+        self.spec.check_batch(batch)?;
         let loss = self.request.loss.clone();
         let batch = &*loss.prepare(batch, |batch| {
             let [logp, entropy] = self.score_on_device(policy.reborrow(), batch)?;

@@ -7,6 +7,7 @@ use crate::tensor::send;
 use grpo_core::batch::TokenBatch;
 use grpo_core::error::Result;
 use grpo_core::evaluate::Evaluator;
+use grpo_core::{LossConfig, TemperatureFactors};
 use pjrt::Buffer;
 use std::collections::HashMap;
 
@@ -33,7 +34,7 @@ impl Tables {
                 ids[row] = batch.targets()[row] as i32;
                 ids[g + row] = sequence as i32;
                 let of = |list: Option<&[f32]>| list.map_or(0.0, |list| list[row]);
-                let entries = [
+                let entries: [f32; NUMBERS] = [
                     batch.advantage(sequence, row),
                     weights.map_or(0.0, |w| w.policy[row] as f32),
                     weights.map_or(0.0, |w| (beta * w.kl[row]) as f32),
@@ -45,6 +46,7 @@ impl Tables {
                     factors.map_or(1.0, |f| f.policy[row] as f32),
                     factors.map_or(0.0, |f| f.penalised[row] as f32),
                     factors.map_or(0.0, |f| f.shift[row] as f32),
+                    reciprocal_temperature(&spec.loss, batch, row),
                 ];
                 for (i, entry) in entries.into_iter().enumerate() {
                     numbers[i * g + row] = entry;
@@ -64,4 +66,11 @@ impl Tables {
             (Role::OnPolicy, send(devices, &flag.0, &flag.1, &[self.on_policy])?),
         ]))
     }
+}
+
+/// 1/T of a token, rounded the same for scores and losses.
+fn reciprocal_temperature(loss: &LossConfig, batch: &TokenBatch, row: usize) -> f32 {
+    let TemperatureFactors { logits, logp } = loss.temperature_factors(batch.temperature(row));
+    // One of them is 1.
+    (logits * logp) as f32
 }

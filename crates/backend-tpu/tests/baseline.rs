@@ -10,9 +10,15 @@ const N: usize = 6;
 const H: usize = 8;
 const V: usize = 13;
 
-fn spec(policy: PolicySpec, temperature_mode: TemperatureMode) -> Spec {
+fn spec(policy: PolicySpec, temperature_mode: TemperatureMode, final_logit_softcapping: Option<f64>) -> Spec {
+    let logit_scale = if final_logit_softcapping.is_some() { 1.5 } else { 1.0 };
     Spec {
-        loss: LossConfig { temperature: 0.7, temperature_mode: Some(temperature_mode), ..LossConfig::default() },
+        loss: LossConfig {
+            temperature_mode: Some(temperature_mode),
+            logit_scale,
+            final_logit_softcapping,
+            ..LossConfig::default()
+        },
         implementation: Implementation::Reference,
         tokens: N,
         policy,
@@ -40,7 +46,7 @@ fn argument(client: &Client, spec: &Spec, role: Role) -> Buffer {
             client.buffer_from_host(&ids, &ty.shape, device).expect("an upload")
         }
         // Advantages, weights, entropy weights, shares, old and reference log-probabilities (ratios on
-        // both sides of the clip), whether it counts.
+        // both sides of the clip), whether it counts, 1/T.
         Role::TokenNumbers => upload(
             &[
                 [0.8, 0.0, -1.2, 0.5, -0.4, 1.0],
@@ -50,6 +56,7 @@ fn argument(client: &Client, spec: &Spec, role: Role) -> Buffer {
                 [-2.5, 0.0, -2.7, -6.0, -1.0, -3.1],
                 [0.0; N],
                 [1.0, 0.0, 1.0, 1.0, 1.0, 1.0],
+                [1.4, 0.0, 1.4, 0.7, 1.0, 1.4],
             ]
             .concat(),
         ),
@@ -77,8 +84,11 @@ fn the_baseline_agrees_with_the_reference() {
         hidden(HeadLayout::HiddenVocab),
         PolicySpec::Logits { vocab: V, dtype: Dtype::F32 },
     ] {
-        for mode in [TemperatureMode::ScaleLogits, TemperatureMode::ScaleLogprobs] {
-            let spec = spec(policy, mode);
+        for (mode, cap) in [TemperatureMode::ScaleLogits, TemperatureMode::ScaleLogprobs]
+            .into_iter()
+            .flat_map(|mode| [None, Some(3.0)].map(|cap| (mode, cap)))
+        {
+            let spec = spec(policy, mode, cap);
             let reference = run(&client, &spec, &spec.program(Pass::Gradient).expect("a program"));
             let baseline = run(&client, &spec, &spec.materialised_baseline().expect("a program"));
             assert_eq!(baseline.len(), reference.len());

@@ -3,8 +3,10 @@
 
 use backend_tpu::aot::{Compiler, Target, Variant, What};
 use backend_tpu::plugins::{self, Kind};
-use backend_tpu::program::{Mesh, Numerics};
-use grpo_core::{Dtype, GradientSpec, HeadLayout, Implementation, LossConfig, PlanRequest, PolicySpec, Tiling};
+use backend_tpu::program::{Mesh, MosaicBlocks, Numerics, Pass, Spec};
+use grpo_core::{
+    Dtype, Error, GradientSpec, HeadLayout, Implementation, LossConfig, PlanRequest, PolicySpec, Tiling, TokenBatch,
+};
 use std::sync::LazyLock;
 
 fn loss(json: &str) -> LossConfig {
@@ -136,4 +138,53 @@ fn every_rounding_layout_and_bias_compiles() {
         };
         compile(&format!("rounded {:?}", variant.numerics), &variant);
     }
+}
+
+/// A softcap is done on the way: it needs no copy of the logits, neither of given ones nor of a tile.
+#[test]
+fn a_softcap_takes_no_memory_of_its_own() {
+    let policy = PolicySpec::Logits { vocab: 8192, dtype: Dtype::Bf16 };
+    for (name, implementation, tiling, what) in [
+        ("logits", Implementation::Logits, Tiling::default(), What::GradientInPlace),
+        ("chunks", Implementation::Fused, chunks(96), What::Gradient),
+    ] {
+        let temp = |final_logit_softcapping: Option<f64>| {
+            let loss = LossConfig { final_logit_softcapping, logit_scale: 1.5, ..grpo() };
+            let mut variant = variant(loss, implementation, tiling.clone(), ONE, what);
+            if name == "logits" {
+                variant.request.policy = policy;
+            }
+            let report = compiler().report(&variant).unwrap_or_else(|error| panic!("{name}: {error}"));
+            println!("{name} {what:?} cap {final_logit_softcapping:?}: {report:?}");
+            report.temp_bytes
+        };
+        let (plain, capped) = (temp(None), temp(Some(30.0)));
+        assert!(capped <= plain + plain / 4 + (64 << 10), "{name} {what:?}: {capped} bytes, {plain} without a softcap");
+    }
+}
+
+/// They hold one factor for all logits.
+#[test]
+fn tpu_kernels_refuse_what_they_cannot() {
+    let kernels = |loss: LossConfig| {
+        let mut variant = variant(loss, Implementation::Logits, Tiling::default(), ONE, What::Gradient);
+        variant.request.policy = PolicySpec::Logits { vocab: V, dtype: Dtype::Bf16 };
+        variant.mosaic = Some(MosaicBlocks::default());
+        variant.spec().unwrap()
+    };
+    for (loss, expected) in [
+        (LossConfig { final_logit_softcapping: Some(30.0), ..grpo() }, "TPU kernels with final_logit_softcapping 30"),
+        (LossConfig { logit_scale: -0.5, ..grpo() }, "TPU kernels with logit_scale -0.5"),
+    ] {
+        let error = kernels(loss).program(Pass::Gradient).map(drop).expect_err("a refusal");
+        assert!(matches!(error, Error::Unsupported { .. }) && error.to_string().contains(expected), "{error}");
+    }
+    let spec = kernels(LossConfig { logit_scale: 0.25, ..grpo() });
+    assert!(spec.program(Pass::Gradient).is_ok());
+    let batch = TokenBatch::packed(vec![1, 2], vec![0, 2]).unwrap();
+    assert!(spec.check_batch(&batch).is_ok());
+    let batch = batch.with_temperatures(vec![0.7, 1.0]).unwrap();
+    let error = spec.check_batch(&batch).expect_err("a refusal");
+    assert!(matches!(error, Error::Unsupported { .. }) && error.to_string().contains("`temperatures`"), "{error}");
+    assert!(Spec { mosaic: None, ..spec }.check_batch(&batch).is_ok());
 }

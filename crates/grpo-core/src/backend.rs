@@ -295,20 +295,24 @@ pub trait LossPlan: Send {
     fn memory(&self) -> MemoryReport;
 }
 
-impl LossConfig {
-    /// What multiplies logits before the softmax: 1/T, or 1 when the temperature scales log-probabilities.
-    pub fn logit_scale(&self) -> f64 {
-        match self.temperature_mode() {
-            TemperatureMode::ScaleLogits => 1.0 / self.temperature,
-            TemperatureMode::ScaleLogprobs => 1.0,
-        }
-    }
+/// What the temperature T of a token multiplies: one of the two by 1/T, the other by 1.
+///
+/// logp = logp x log_softmax(logits x w), with w the token's logits after logit_scale and softcap.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TemperatureFactors {
+    /// Of logits, before the softmax.
+    pub logits: f64,
+    /// Of log-probabilities, after it.
+    pub logp: f64,
+}
 
-    /// What multiplies log-probabilities after it: 1, or 1/T when the temperature scales log-probabilities.
-    pub fn logp_scale(&self) -> f64 {
+impl LossConfig {
+    /// The factors of a token whose temperature is `temperature` ([`TokenBatch::temperature`]), or the configuration's.
+    pub fn temperature_factors(&self, temperature: Option<f32>) -> TemperatureFactors {
+        let by = 1.0 / temperature.map_or(self.temperature, f64::from);
         match self.temperature_mode() {
-            TemperatureMode::ScaleLogits => 1.0,
-            TemperatureMode::ScaleLogprobs => 1.0 / self.temperature,
+            TemperatureMode::ScaleLogits => TemperatureFactors { logits: by, logp: 1.0 },
+            TemperatureMode::ScaleLogprobs => TemperatureFactors { logits: 1.0, logp: by },
         }
     }
 }

@@ -3,6 +3,7 @@
 //! Legend: N tokens (rows of the hidden states or logits), B sequences. The batch is flat: sequence b owns the rows
 //! `offsets[b]..offsets[b + 1]`. Padding costs nothing: masked rows are never read and never computed.
 
+use crate::config::TEMPERATURES;
 use crate::error::{Error, Result};
 use crate::factors::TokenFactors;
 use crate::weights::TokenWeights;
@@ -31,6 +32,7 @@ pub struct TokenBatch {
     old_logp: Option<Vec<f32>>,
     ref_logp: Option<Vec<f32>>,
     sampler_logp: Option<Vec<f32>>,
+    temperatures: Option<Vec<f32>>,
     weights: Option<TokenWeights>,
     factors: Option<TokenFactors>,
 }
@@ -65,6 +67,7 @@ impl TokenBatch {
             old_logp: None,
             ref_logp: None,
             sampler_logp: None,
+            temperatures: None,
             weights: None,
             factors: None,
         })
@@ -102,6 +105,7 @@ impl TokenBatch {
         for (name, list) in [("old_logp", &self.old_logp), ("ref_logp", &self.ref_logp)] {
             list.as_ref().map_or(Ok(()), |list| self.check_finite(name, list))?;
         }
+        self.temperatures.as_ref().map_or(Ok(()), |list| self.check_temperatures(list))?;
         self.weights.as_ref().map_or(Ok(()), |weights| self.check_weights(weights))?;
         Ok(self)
     }
@@ -151,6 +155,17 @@ impl TokenBatch {
     pub fn with_sampler_logp(mut self, logp: Vec<f32>) -> Result<Self> {
         self.check_len("sampler_logp", logp.len())?;
         self.sampler_logp = Some(logp);
+        Ok(self)
+    }
+
+    /// Sets the temperatures `[N]` that the tokens were sampled at, each in place of the configuration's; from 1e-6 to 1e6 at
+    /// active tokens.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for a wrong length, [`Error::Value`] for a value outside that range at an active token.
+    pub fn with_temperatures(mut self, temperatures: Vec<f32>) -> Result<Self> {
+        self.check_temperatures(&temperatures)?;
+        self.temperatures = Some(temperatures);
         Ok(self)
     }
 
@@ -211,6 +226,7 @@ impl TokenBatch {
             old_logp: self.old_logp.as_ref().map(cut),
             ref_logp: self.ref_logp.as_ref().map(cut),
             sampler_logp: self.sampler_logp.as_ref().map(cut),
+            temperatures: self.temperatures.as_ref().map(cut),
             weights: self.weights.as_ref().map(|weights| weights.select(rows.clone())),
             factors: self.factors.as_ref().map(|factors| factors.select(rows.clone())),
         })
@@ -289,6 +305,16 @@ impl TokenBatch {
         self.sampler_logp.as_deref()
     }
 
+    /// Temperatures `[N]`, if tokens have their own.
+    pub fn temperatures(&self) -> Option<&[f32]> {
+        self.temperatures.as_deref()
+    }
+
+    /// The temperature of a row, if tokens have their own.
+    pub fn temperature(&self, row: usize) -> Option<f32> {
+        self.temperatures.as_ref().map(|list| list[row])
+    }
+
     /// Aggregation weights of the step, if they were set.
     pub fn weights(&self) -> Option<&TokenWeights> {
         self.weights.as_ref()
@@ -338,6 +364,19 @@ impl TokenBatch {
         }
     }
 
+    fn check_temperatures(&self, values: &[f32]) -> Result<()> {
+        self.check_len("temperatures", values.len())?;
+        // The bounds as f32: the nearest to 1e-6 is a little less.
+        let range = *TEMPERATURES.start() as f32..=*TEMPERATURES.end() as f32;
+        match self.active.iter().copied().find(|i| !range.contains(&values[*i])) {
+            None => Ok(()),
+            Some(i) => {
+                let reason = format!("{:e} does not lie in [1e-6, 1e6]", values[i]);
+                Err(Error::value("temperatures", self.position(i), reason))
+            }
+        }
+    }
+
     fn check_advantages(&self) -> Result<()> {
         for b in 0..self.sequences() {
             for i in self.range(b).filter(|i| self.mask[*i]) {
@@ -377,6 +416,25 @@ mod tests {
     use super::*;
 
     #[test]
+    fn temperatures_are_checked_at_active_tokens_and_cut_with_their_sequences() {
+        let batch = || TokenBatch::packed(vec![1, 2, 3], vec![0, 1, 3]).unwrap().with_mask(&[1.0, 0.0, 1.0]).unwrap();
+        for wrong in [0.0, -1.0, 1e-7, 1e7, f32::NAN, f32::INFINITY] {
+            let message = batch().with_temperatures(vec![0.5, 1.0, wrong]).unwrap_err().to_string();
+            assert!(
+                message.contains("temperatures") && message.contains("token 2 (sequence 1, position 1)"),
+                "{message}"
+            );
+            assert!(batch().with_temperatures(vec![0.5, wrong, 1.0]).is_ok(), "masked tokens may hold anything");
+        }
+        assert!(batch().with_temperatures(vec![1.0; 2]).is_err());
+        let batch = batch().with_temperatures(vec![1e-6, 0.0, 1e6]).unwrap();
+        assert_eq!(
+            (batch.temperature(0), batch.select_sequences(1..2).unwrap().temperature(1)),
+            (Some(1e-6), Some(1e6))
+        );
+    }
+
+    #[test]
     fn a_token_cannot_become_active_over_what_is_not_finite() {
         let masked = || TokenBatch::packed(vec![1, 2], vec![0, 2]).unwrap().with_mask(&[1.0, 0.0]).unwrap();
         let nan = || vec![-1.0, f32::NAN];
@@ -384,6 +442,7 @@ mod tests {
             ("old_logp", masked().with_old_logp(nan()).unwrap()),
             ("ref_logp", masked().with_ref_logp(nan()).unwrap()),
             ("advantages", masked().with_advantages(Advantages::PerToken(nan())).unwrap()),
+            ("temperatures", masked().with_temperatures(vec![0.7, 0.0]).unwrap()),
         ];
         for (name, batch) in batches {
             assert!(batch.clone().with_mask(&[1.0, 0.0]).is_ok());

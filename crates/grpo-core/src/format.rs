@@ -12,6 +12,7 @@
 //! | `advantages` | F32 | `[B]`, `[B, 1]` or `[B, T]` |
 //! | `old_logp` (optional; without it the ratio is 1), `ref_logp` (when beta is not 0) | F32 | `[B, T]` |
 //! | `sampler_logp` (optional; carried, but no loss reads it) | F32 | `[B, T]` |
+//! | `temperatures` (optional; replaces the configuration's `temperature`) | F32 | `[B]`, `[B, 1]` or `[B, T]` |
 //! | `expected.{loss,logp,entropy,grad_hidden,grad_lm_head,grad_bias,grad_logits}` (optional) | F64, F32 | of what they mirror |
 //!
 //! `__metadata__`: `format` = `grpo-batch/1`, `loss` = the loss configuration as JSON, optional `name` and `source`.
@@ -181,12 +182,10 @@ impl BatchFile {
         }
         let (policy, hidden, vocab) = file.policy(b, t)?;
         let mut batch = TokenBatch::padded(&file.targets(b, t)?, &file.mask(b, t)?, [b, t])?;
-        let advantages = match file.shape_of("advantages")?.as_slice() {
-            [_] => Advantages::PerSequence(file.f32s("advantages", &[b])?),
-            [_, 1] if t > 1 => Advantages::PerSequence(file.f32s("advantages", &[b, 1])?),
-            _ => Advantages::PerToken(file.f32s("advantages", &[b, t])?),
-        };
-        batch = batch.with_advantages(advantages)?;
+        batch = batch.with_advantages(match file.per_sequence("advantages", b, t)? {
+            Some(list) => Advantages::PerSequence(list),
+            None => Advantages::PerToken(file.f32s("advantages", &[b, t])?),
+        })?;
         if file.has("old_logp") {
             batch = batch.with_old_logp(file.f32s("old_logp", &[b, t])?)?;
         }
@@ -195,6 +194,12 @@ impl BatchFile {
         }
         if file.has("sampler_logp") {
             batch = batch.with_sampler_logp(file.f32s("sampler_logp", &[b, t])?)?;
+        }
+        if file.has("temperatures") {
+            batch = batch.with_temperatures(match file.per_sequence("temperatures", b, t)? {
+                Some(list) => list.iter().flat_map(|of| std::iter::repeat_n(*of, t)).collect(),
+                None => file.f32s("temperatures", &[b, t])?,
+            })?;
         }
         let expected = file.expected([b, t], hidden, vocab)?;
         // What the policy does not have would never be compared.
@@ -252,14 +257,15 @@ impl BatchFile {
             Advantages::PerSequence(a) => out.f32s("advantages", &[b], a)?,
             Advantages::PerToken(a) => out.f32s("advantages", &[b, t], a)?,
         }
-        let logps = [
+        let lists = [
             ("old_logp", self.batch.old_logp()),
             ("ref_logp", self.batch.ref_logp()),
             ("sampler_logp", self.batch.sampler_logp()),
+            ("temperatures", self.batch.temperatures()),
         ];
-        for (name, logp) in logps {
-            if let Some(logp) = logp {
-                out.f32s(name, &[b, t], logp)?;
+        for (name, list) in lists {
+            if let Some(list) = list {
+                out.f32s(name, &[b, t], list)?;
             }
         }
         let e = &self.expected;
@@ -329,6 +335,15 @@ impl Reader<'_> {
 
     fn f32s(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
         Ok(decode(self.expect(name, shape, &[FileDtype::F32])?.data(), f32::from_le_bytes))
+    }
+
+    /// The list, if its shape is `[B]` or `[B, 1]`; else it has to be `[B, T]`.
+    fn per_sequence(&self, name: &str, b: usize, t: usize) -> Result<Option<Vec<f32>>> {
+        match self.shape_of(name)?.as_slice() {
+            [_] => self.f32s(name, &[b]).map(Some),
+            [_, 1] if t > 1 => self.f32s(name, &[b, 1]).map(Some),
+            _ => Ok(None),
+        }
     }
 
     fn float(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
@@ -427,7 +442,7 @@ impl Reader<'_> {
 
     /// A misspelt optional tensor must not be dropped in silence.
     fn refuse_unknown_tensors(&self) -> Result<()> {
-        const KNOWN: [&str; 17] = [
+        const KNOWN: [&str; 18] = [
             "hidden",
             "lm_head",
             "bias",
@@ -438,6 +453,7 @@ impl Reader<'_> {
             "old_logp",
             "ref_logp",
             "sampler_logp",
+            "temperatures",
             "expected.loss",
             "expected.logp",
             "expected.entropy",

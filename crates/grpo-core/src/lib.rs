@@ -23,7 +23,7 @@ pub mod weights;
 pub use advantages::{AdvantageConfig, AdvantageEstimator};
 pub use backend::{
     Backend, GradientSpec, GradsMut, HeadLayout, Implementation, LoopOrder, LossOutput, LossPlan, MemoryReport,
-    PlanRequest, PolicyInput, PolicySpec, Scores, Tiling,
+    PlanRequest, PolicyInput, PolicySpec, Scores, TemperatureFactors, Tiling,
 };
 pub use batch::{Advantages, TokenBatch};
 pub use config::{

@@ -14,6 +14,8 @@ fn case() -> BatchFile {
         .with_old_logp(vec![-1.0, 0.0, -2.0, -3.0])
         .unwrap()
         .with_sampler_logp(vec![f32::NAN, 0.0, -2.0, -3.0])
+        .unwrap()
+        .with_temperatures(vec![0.7, 0.0, 1.0, 1.5])
         .unwrap();
     BatchFile {
         name: "case".into(),
@@ -50,6 +52,7 @@ fn round_trips() {
         assert_eq!(back.batch.targets(), file.batch.targets());
         assert_eq!(back.batch.advantages(), file.batch.advantages());
         assert_eq!(back.batch.old_logp(), file.batch.old_logp());
+        assert_eq!(back.batch.temperatures(), file.batch.temperatures());
         assert!(back.batch.sampler_logp().unwrap()[0].is_nan());
     }
     let mut file = case();
@@ -157,6 +160,13 @@ fn takes_what_torch_and_numpy_write() {
     assert!(BatchFile::parse(&with_tensor("mask", "U8", "[2,2]", &[1, 0, 2, 1])).is_err());
     let file = BatchFile::parse(&with_tensor("advantages", "F32", "[2,1]", &f32s)).unwrap();
     assert_eq!(file.batch.advantages(), &Advantages::PerSequence(vec![0.5, -1.0]));
+    for shape in ["[2]", "[2,1]"] {
+        let of_sequences: Vec<u8> = [0.5f32, 2.0].iter().flat_map(|t| t.to_le_bytes()).collect();
+        let file = BatchFile::parse(&with_tensor("temperatures", "F32", shape, &of_sequences)).unwrap();
+        assert_eq!(file.batch.temperatures(), Some(&[0.5, 0.5, 2.0, 2.0][..]), "{shape}");
+    }
+    let refused = BatchFile::parse(&with_tensor("temperatures", "F32", "[2]", &f32s)).unwrap_err().to_string();
+    assert!(refused.contains("temperatures") && refused.contains("token 2"), "{refused}");
     let file = BatchFile::parse(&with_tensor("expected.loss", "F64", "[1]", &0.25f64.to_le_bytes())).unwrap();
     assert_eq!(file.expected.loss, Some(0.25));
 }

@@ -47,6 +47,10 @@ fn gspo_is_sequence_level_and_says_so_when_contradicted() {
 #[case(r#"{"temperature": 0}"#, "temperature must be above 0")]
 #[case(r#"{"temperature": 1e-7}"#, "temperature must lie in [1e-6, 1e6]")]
 #[case(r#"{"temperature": 1e7}"#, "temperature must lie in [1e-6, 1e6]")]
+#[case(r#"{"logit_scale": 0}"#, "logit_scale must lie in [1e-6, 1e6]")]
+#[case(r#"{"logit_scale": -1e7}"#, "logit_scale must lie in [1e-6, 1e6]")]
+#[case(r#"{"final_logit_softcapping": 0}"#, "final_logit_softcapping must lie in [1e-6, 1e6]")]
+#[case(r#"{"final_logit_softcapping": -30}"#, "leave it out for logits without a cap")]
 #[case(r#"{"beta": 0.1, "beta": 0.2}"#, "key `beta` is there twice")]
 #[case(r#"{"temperature": 1e999}"#, "number out of range")]
 #[case(r#"{"delta": 1.2}"#, "delta (1.2) must be above 1 + epsilon_high (1.2)")]
@@ -64,13 +68,15 @@ fn refuses_with_a_reason(#[case] json: &str, #[case] reason: &str) {
 
 #[test]
 fn a_value_that_is_not_finite_is_refused_field_by_field() {
-    let set: [fn(&mut LossConfig); 6] = [
+    let set: [fn(&mut LossConfig); 8] = [
         |c| c.epsilon_low = f64::NAN,
         |c| c.epsilon_high = Some(f64::INFINITY),
         |c| c.beta = f64::NAN,
         |c| c.temperature = f64::INFINITY,
         |c| c.entropy_coef = f64::NEG_INFINITY,
         |c| c.num_items_in_batch = Some(f64::NAN),
+        |c| c.logit_scale = f64::NAN,
+        |c| c.final_logit_softcapping = Some(f64::INFINITY),
     ];
     for change in set {
         let mut config = LossConfig::default();

@@ -17,19 +17,32 @@ pub(super) fn held(x: f32) -> f32 {
 /// (max(x, LOWEST), e^x) for x <= 0, within 2 units in the last place; e^x is 0 below -126.5 ln 2. NaN stays NaN.
 #[inline(always)]
 pub(super) fn exp<M: MulAdd>(x: f32) -> (f32, f32) {
+    let x = held(x);
+    let (r, power) = reduced::<M>(x);
+    let p = M::mul_add(M::mul_add(above_one::<M>(r), r, 1.0), r, 1.0);
+    (x, p * power)
+}
+
+/// (r, 2^n) with x = r + n ln 2 and |r| <= ln 2 / 2, for x from LOWEST to 0. 2^-127 is 0.
+#[inline(always)]
+pub(super) fn reduced<M: MulAdd>(x: f32) -> (f32, f32) {
     const LN2_HIGH: f32 = 0.693_359_4; // 10 bits: n * LN2_HIGH is exact
     const LN2_LOW: f32 = -2.121_944_4e-4;
     // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits; 127 more, and they are the exponent of 2^n.
     const SHIFT: f32 = 12_582_912.0 + 127.0;
-    let x = held(x);
     let shifted = M::mul_add(x, std::f32::consts::LOG2_E, SHIFT);
     let n = shifted - SHIFT;
     let r = M::mul_add(n, -LN2_LOW, M::mul_add(n, -LN2_HIGH, x));
-    // Minimax on [-ln 2 / 2, ln 2 / 2] among those that begin with 1 + r: off by 3e-9 of e^r.
+    // 0 for n = -127, without a comparison.
+    (r, f32::from_bits(shifted.to_bits() << 23))
+}
+
+/// (e^r - 1 - r) / r^2. Minimax on [-ln 2 / 2, ln 2 / 2] among those that begin with 1 + r: off by 3e-9 of e^r.
+#[inline(always)]
+pub(super) fn above_one<M: MulAdd>(r: f32) -> f32 {
     let mut p = 1.381_454e-3;
-    for c in [8.368_745e-3, 4.166_839e-2, 1.666_652_1e-1, 0.499_999_94, 1.0, 1.0] {
+    for c in [8.368_745e-3, 4.166_839e-2, 1.666_652_1e-1, 0.499_999_94] {
         p = M::mul_add(p, r, c);
     }
-    // 0 for n = -127, without a comparison.
-    (x, p * f32::from_bits(shifted.to_bits() << 23))
+    p
 }

@@ -26,6 +26,94 @@ fn exp_is_within_two_units_in_the_last_place() {
     check_exp::<Separate>();
 }
 
+fn check_tanh<M: MulAdd>() {
+    let mut worst = (0.0, 0.0);
+    // Every 61st float from 1e-30 up to where results have long been 1.
+    for bits in (1e-30_f32.to_bits()..=20.0_f32.to_bits()).step_by(61) {
+        let x = f32::from_bits(bits);
+        let exact = f64::from(x).tanh();
+        let below = f32::from_bits((exact as f32).to_bits() - 1);
+        let error = (f64::from(tanh::tanh::<M>(x)) - exact).abs() / (f64::from(exact as f32) - f64::from(below));
+        worst = if error > worst.0 { (error, x) } else { worst };
+        assert_eq!(tanh::tanh::<M>(-x), -tanh::tanh::<M>(x));
+        assert!(tanh::tanh::<M>(x) <= 1.0);
+    }
+    assert!(worst.0 <= 3.0, "{} units in the last place at {}", worst.0, worst.1);
+    let values = [0.0, -0.0, 44.1, 3e38, f32::INFINITY, f32::NEG_INFINITY].map(tanh::tanh::<M>);
+    assert_eq!(values, [0.0, 0.0, 1.0, 1.0, 1.0, -1.0]);
+    assert!(values[1].is_sign_negative() && tanh::tanh::<M>(f32::NAN).is_nan());
+}
+
+#[test]
+fn tanh_is_within_three_units_in_the_last_place() {
+    check_tanh::<Fused>();
+    check_tanh::<Separate>();
+}
+
+fn transforms() -> Vec<Transform> {
+    [(1.0, Some(30.0)), (0.0625, Some(30.0)), (2.0, Some(1.5)), (-0.4, Some(5.0)), (-0.4, None)]
+        .into_iter()
+        .filter_map(|(logit_scale, final_logit_softcapping)| {
+            Transform::new(&LossConfig { logit_scale, final_logit_softcapping, ..LossConfig::default() })
+        })
+        .collect()
+}
+
+/// w and dw/dz in f64.
+fn transformed(z: f32, by: &Transform) -> (f64, f64) {
+    let by = by.in_f64();
+    let u = by.0 * f64::from(z);
+    by.1.map_or((u, by.0), |cap| {
+        let t = (u / cap).tanh();
+        (cap * t, by.0 * (1.0 - t) * (1.0 + t))
+    })
+}
+
+#[test]
+fn every_level_transforms_and_pulls_back() {
+    assert_eq!(transforms().len(), 5);
+    assert_eq!(Transform::new(&LossConfig { logit_scale: 0.3, ..LossConfig::default() }), None);
+    for (length, by) in
+        (1..=70).chain([511, 512]).flat_map(|length| transforms().into_iter().map(move |by| (length, by)))
+    {
+        for z in &rows(length)[..3] {
+            let narrow: Vec<bf16> = z.iter().map(|z| bf16::from_f32(*z)).collect();
+            let z: Vec<f32> = narrow.iter().map(|z| z.to_f32()).collect();
+            let exact: Vec<_> = z.iter().map(|z| transformed(*z, &by)).collect();
+            for level in Level::available() {
+                let what = format!("{level:?} {length} {by:?}");
+                let (mut w, mut to, mut to_bf16) = (z.clone(), vec![f32::NAN; length], vec![f32::NAN; length]);
+                by.apply(level, &mut w);
+                transform_to(level, &z, &by, &mut to);
+                transform_bf16_to(level, &narrow, &by, &mut to_bf16);
+                assert!(w == to && w == to_bf16, "{what}");
+                for (w, (exact, _)) in w.iter().zip(&exact) {
+                    // Roundings of the factor, of its product and of the result, and of tanh.
+                    assert!((f64::from(*w) - exact).abs() <= 6e-7 * exact.abs(), "{what}: {w} for {exact}");
+                }
+                // The gradient of the softmax, times dw/dz.
+                let (slope, y) = (Slope { max: 5.0, constant: -0.3, linear: 0.02, target: 0.8 }, length / 2);
+                let (mut of_w, mut of_z, mut rounded) = (w.clone(), vec![f32::NAN; length], vec![f32::NAN; length]);
+                gradient_to(level, &w, Some(y), &slope, 0.7, &mut of_w, false);
+                by.gradient_to(level, &w, Some(y), &slope, 0.7, &mut of_z, false);
+                by.gradient_to(level, &w, Some(y), &slope, 0.7, &mut rounded, true);
+                for i in (0..length).filter(|i| of_w[*i].is_finite()) {
+                    let (found, dw, scale) = (f64::from(of_z[i]), f64::from(of_w[i]), by.in_f64().0.abs());
+                    // Next to the cap as good as w is there.
+                    let bound = 1e-6 * (dw * scale).abs();
+                    assert!((found - dw * exact[i].1).abs() <= bound, "{what}: {found} for {dw} x {}", exact[i].1);
+                    assert_eq!(rounded[i], bf16::from_f32(of_z[i]).to_f32(), "{what}");
+                }
+            }
+        }
+    }
+    let mut special = [f32::INFINITY, f32::NEG_INFINITY, f32::NAN];
+    let by = transforms()[0];
+    by.apply(Level::available().next().unwrap(), &mut special);
+    // -inf does not stay -inf: the formula caps it, as it does everything.
+    assert!(special[0] == 30.0 && special[1] == -30.0 && special[2].is_nan(), "{special:?}");
+}
+
 /// Logits of every kind of row: spread, far apart, huge, and half of them excluded.
 fn rows(length: usize) -> Vec<Vec<f32>> {
     let spread = |scale: f32| (0..length).map(|i| ((i * 7919 % 1013) as f32 / 500.0 - 1.0) * scale).collect();

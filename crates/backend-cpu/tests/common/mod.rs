@@ -30,6 +30,8 @@ pub struct Shape<'a> {
     pub bias: bool,
     /// Every how many tokens one is masked; 0 is never.
     pub mask_every: usize,
+    /// Whether every token has a temperature of its own.
+    pub temperatures: bool,
 }
 
 impl Default for Shape<'_> {
@@ -42,6 +44,7 @@ impl Default for Shape<'_> {
             layout: HeadLayout::VocabHidden,
             bias: true,
             mask_every: 5,
+            temperatures: false,
         }
     }
 }
@@ -68,6 +71,16 @@ pub fn loss(loss_type: &str) -> LossConfig {
             r#"{"loss_type": "gspo", "epsilon_low": 0.05, "epsilon_high": 0.06, "beta": 0.1,
                       "entropy_coef": -0.01, "temperature": 1.3}"#
         }
+        "softcap" => {
+            r#"{"loss_type": "dapo", "epsilon_high": 0.28, "beta": 0.1, "entropy_coef": 0.02, "temperature": 0.8,
+                       "logit_scale": 1.7, "final_logit_softcapping": 4.0}"#
+        }
+        "softcap_logprobs" => {
+            r#"{"loss_type": "gspo", "epsilon_low": 0.05, "epsilon_high": 0.06, "beta": 0.1, "entropy_coef": -0.01,
+                       "logit_scale": 0.6, "final_logit_softcapping": 30.0, "temperature_mode": "scale_logprobs"}"#
+        }
+        "logit_scale" => r#"{"loss_type": "bnpo", "logit_scale": 0.3, "entropy_coef": 0.02}"#,
+        "negative_scale" => r#"{"loss_type": "bnpo", "logit_scale": -0.7, "entropy_coef": 0.02, "temperature": 0.9}"#,
         other => panic!("no such loss: {other}"),
     })
 }
@@ -110,6 +123,10 @@ impl Case {
         let mask: Vec<f32> = (0..n)
             .map(|i| if shape.mask_every > 0 && i % shape.mask_every == shape.mask_every - 1 { 0.0 } else { 1.0 })
             .collect();
+        let temperatures: Option<Vec<f32>> = shape.temperatures.then(|| {
+            let of = |m: &f32| if *m == 0.0 { f32::NAN } else { rng.random_range(0.6..1.6) };
+            mask.iter().map(of).collect()
+        });
         let mut targets = vec![0; n];
         for (i, target) in targets.iter_mut().enumerate() {
             let logit = |j: usize| -> f64 {
@@ -118,7 +135,8 @@ impl Case {
                 dot + bias.as_ref().map_or(0.0, |b| f64::from(b[j]))
             };
             let gumbel = |rng: &mut ChaCha8Rng| -(-rng.random_range(1e-12_f64..1.0).ln()).ln();
-            let noisy: Vec<f64> = (0..v).map(|j| loss.logit_scale() * logit(j) + gumbel(&mut rng)).collect();
+            let scale = loss.logit_scale * loss.temperature_factors(temperatures.as_ref().map(|t| t[i])).logits;
+            let noisy: Vec<f64> = (0..v).map(|j| scale * logit(j) + gumbel(&mut rng)).collect();
             *target = (0..v).max_by(|a, b| noisy[*a].total_cmp(&noisy[*b])).unwrap() as i64;
         }
         for i in (0..n).filter(|i| mask[*i] == 0.0) {
@@ -138,6 +156,10 @@ impl Case {
             .unwrap()
             .with_advantages(Advantages::PerSequence(advantages))
             .unwrap();
+        let batch = match temperatures {
+            Some(temperatures) => batch.with_temperatures(temperatures).unwrap(),
+            None => batch,
+        };
         let mut case = Self { hidden, lm_head, bias, h, v, dtype: shape.dtype, layout: shape.layout, batch };
         let logp = case.with_policy(|policy| score(loss, policy, &case.batch).unwrap().logp);
         let mut old = |nan: f32| -> Vec<f32> {

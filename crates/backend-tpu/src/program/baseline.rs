@@ -8,6 +8,7 @@
 
 use super::head::spread;
 use super::mesh::Position;
+use super::transform::Transform;
 use super::{Frame, Pass, Program, Role, Spec, dtype};
 use grpo_core::HeadLayout;
 use grpo_core::error::Result;
@@ -26,14 +27,15 @@ pub(super) fn program(spec: &Spec) -> Result<Program> {
     let tables = frame.tables();
     let (tokens, sequences) = (tables.local(&position, n), tables.ids.slice(&[1, 0], &[2, n]).reshape(&[n]));
     let active = tokens.active();
-    let (scale, logp_scale) = (spec.loss.logit_scale(), spec.loss.logp_scale());
+    let (factors, transform) = (tokens.factors(&spec.loss), Transform::new(&spec.loss));
 
     let head = frame.head(spec);
     let logits = match &head {
         None => frame.argument(Role::Logits),
         Some((hidden, head)) => head.logits(spec, hidden),
     };
-    let scaled = times(&logits.convert(Dtype::F32), scale);
+    let transformed = transform.apply(&logits.convert(Dtype::F32));
+    let scaled = &transformed * spread(&factors.logits, &transformed);
     let max = scaled.reduce(Reducer::Max, &[1]);
     let shifted = &scaled - spread(&max, &scaled);
     let e = shifted.exp();
@@ -42,18 +44,19 @@ pub(super) fn program(spec: &Spec) -> Result<Program> {
     // Batching dimensions, as JAX writes them: with (row, column) pairs instead, TPUs flatten `[N, V]` and copy it.
     let index = tokens.target.reshape(&[n, 1, 1]);
     let at_target = log_softmax.gather(&index, gather(), &[n, 1]).reshape(&[n]);
-    let logp = active.select(&times(&at_target, logp_scale), &at_target.like(0.0));
+    let logp = active.select(&(&at_target * &factors.logp), &at_target.like(0.0));
 
     let loss = tokens.loss(&spec.loss, &logp, None, |v| tokens.sequence_sum(&position, &sequences, v));
     let sums = tokens.sums(&position, &sequences, &loss, None);
 
-    let dlogp = times(&loss.dlogp, logp_scale).reshape(&[n, 1]);
+    let dlogp = (&loss.dlogp * &factors.logp).reshape(&[n, 1]);
     let zeros = frame.f.splat(0.0, TensorType::new(Dtype::F32, [n, v]));
     let by_log_softmax = zeros.scatter(&index, &dlogp, scatter(), Reducer::Add);
     let shares = by_log_softmax.reduce(Reducer::Add, &[1]) / &sum;
     let by_scaled = &by_log_softmax - &e * spread(&shares, &e);
     let input = dtype(spec.policy.dtype());
-    let dlogits = times(&by_scaled, scale).convert(input);
+    let by_transformed = &by_scaled * spread(&factors.logits, &by_scaled);
+    let dlogits = transform.pull_back(&transformed, by_transformed).convert(input);
 
     let mut results = vec![(Role::Sums, sums), (Role::Logp, logp.clone()), (Role::Entropy, logp.like(0.0))];
     for role in spec.accumulators(Pass::Gradient) {
@@ -77,10 +80,6 @@ pub(super) fn program(spec: &Spec) -> Result<Program> {
 fn product(a: &Value, b: &Value, dimensions: DotDimensions) -> Value {
     let precision = if a.dtype() == Dtype::F32 { Precision::Highest } else { Precision::Default };
     a.dot_general(b, dimensions, a.dtype(), precision)
-}
-
-fn times(value: &Value, factor: f64) -> Value {
-    if factor == 1.0 { value.clone() } else { value * value.like(factor) }
 }
 
 /// One column of every row.

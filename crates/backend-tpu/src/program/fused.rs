@@ -15,10 +15,11 @@
 //!
 //! Legend: N tokens, V vocabulary of this device, H hidden size, C tokens of a chunk, W columns of a panel.
 
-use super::head::{Columns, Row, Slope, Statistics, Tile};
+use super::head::{Columns, Factors, Row, Slope, Statistics, Tile};
 use super::mesh::Position;
 use super::products::Head;
 use super::tokens::Tokens;
+use super::transform::Transform;
 use super::{Blocking, Frame, Pass, Program, Role, Spec, accumulate, pinned};
 use grpo_core::error::Result;
 use grpo_core::vectors::BatchLoss;
@@ -57,8 +58,7 @@ struct Fused<'a> {
     end_column: Value,
     n: usize,
     v: usize,
-    scale: f64,
-    logp_scale: f64,
+    transform: Transform,
 }
 
 /// A window of a loop.
@@ -101,8 +101,7 @@ impl<'a> Fused<'a> {
             head: Head { weight: frame.argument(Role::LmHead), bias: frame.get(Role::Bias).cloned(), layout },
             first_column: position.first_column(v),
             end_column: frame.f.scalar(spec.policy.vocab() as i64, Dtype::I32),
-            scale: spec.loss.logit_scale(),
-            logp_scale: spec.loss.logp_scale(),
+            transform: Transform::new(&spec.loss),
             spec,
             position,
             n,
@@ -122,22 +121,26 @@ impl<'a> Fused<'a> {
         (tokens, rows)
     }
 
-    /// Logits of `rows` against the whole vocabulary of this device.
-    fn tile(&self, rows: &Value, targets: &Value) -> Tile {
-        let logits = pinned(self.spec, self.head.logits(self.spec, rows));
-        let limits = self.spec.pads_vocab().then_some((&self.first_column, &self.end_column));
-        Tile::new(&logits, targets, &self.first_column, limits, self.scale)
+    fn factors(&self, tokens: &Tokens) -> Factors {
+        tokens.factors(&self.spec.loss)
     }
 
-    fn statistics(&self, tile: &Tile) -> Statistics {
-        tile.statistics(self.spec.numerics.entropy).over_vocab(&self.position, self.scale)
+    /// Logits of `rows` against the whole vocabulary of this device.
+    fn tile(&self, rows: &Value, tokens: &Tokens, factors: &Factors) -> Tile {
+        let logits = pinned(self.spec, self.head.logits(self.spec, rows));
+        let limits = self.spec.pads_vocab().then_some((&self.first_column, &self.end_column));
+        Tile::new(&logits, self.transform, &tokens.target, &self.first_column, limits, &factors.logits)
+    }
+
+    fn statistics(&self, tile: &Tile, factors: &Factors) -> Statistics {
+        tile.statistics(self.spec.numerics.entropy).over_vocab(&self.position, &factors.logits)
     }
 
     /// logp and entropy as the loss has them: 0 at masked tokens.
-    fn scores(&self, row: &Row, tokens: &Tokens) -> (Value, Value) {
+    fn scores(&self, row: &Row, tokens: &Tokens, factors: &Factors) -> (Value, Value) {
         let active = tokens.active();
         let zero = row.logp.like(0.0);
-        let logp = active.select(&(&row.logp * zero.like(self.logp_scale)), &zero);
+        let logp = active.select(&(&row.logp * &factors.logp), &zero);
         let entropy = row.entropy.as_ref().map_or(zero.clone(), |e| active.select(e, &zero));
         (logp, entropy)
     }
@@ -153,10 +156,10 @@ impl<'a> Fused<'a> {
     }
 
     /// dL/dz of rows from dL/dlogp.
-    fn slope(&self, statistics: &Statistics, dlogp: &Value, dentropy: &Value) -> Slope {
-        let row = statistics.row(self.scale);
+    fn slope(&self, statistics: &Statistics, factors: &Factors, dlogp: &Value, dentropy: &Value) -> Slope {
+        let row = statistics.row(&factors.logits);
         let dentropy = (self.spec.loss.entropy_coef != 0.0).then_some(dentropy);
-        statistics.slope(&row, self.scale, self.logp_scale, dlogp, dentropy)
+        statistics.slope(&row, factors, dlogp, dentropy)
     }
 
     /// dL/dlogits of a tile, as the products take it; zeros in rows of masked tokens, whatever these hold.
@@ -203,15 +206,16 @@ impl<'a> Fused<'a> {
         let carried = self.hidden.builder().for_loop(trips, &initial, |turn, carried| {
             let window = window(turn, self.n, c);
             let (tokens, rows) = self.chunk(&window, c);
-            let tile = self.tile(&rows, &tokens.target);
-            let statistics = self.statistics(&tile);
-            let (logp, entropy) = self.scores(&statistics.row(self.scale), &tokens);
+            let factors = self.factors(&tokens);
+            let tile = self.tile(&rows, &tokens, &factors);
+            let statistics = self.statistics(&tile, &factors);
+            let (logp, entropy) = self.scores(&statistics.row(&factors.logits), &tokens, &factors);
             let mut grads: Vec<(Role, Value)> =
                 grads.iter().zip(&carried[2..]).map(|((role, _), v)| (*role, v.clone())).collect();
             if !grads.is_empty() {
                 let known = self.spec.numerics.entropy.then_some(&entropy);
                 let loss = tokens.loss(&self.spec.loss, &logp, known, |v| v.clone());
-                let slope = self.slope(&statistics, &loss.dlogp, &loss.dentropy);
+                let slope = self.slope(&statistics, &factors, &loss.dlogp, &loss.dentropy);
                 let dlogits = self.dlogits(&tile, &slope, &tokens);
                 self.add_chunk(&mut grads, &dlogits, &rows, &tokens, &window.start);
             }
@@ -230,20 +234,21 @@ impl<'a> Fused<'a> {
         let carried = f.for_loop(trips, &empty.iter().collect::<Vec<_>>(), |turn, carried| {
             let window = window(turn, self.n, c);
             let (tokens, rows) = self.chunk(&window, c);
-            let parts = self.statistics(&self.tile(&rows, &tokens.target)).to_list();
+            let factors = self.factors(&tokens);
+            let parts = self.statistics(&self.tile(&rows, &tokens, &factors), &factors).to_list();
             carried.iter().zip(&parts).map(|(all, part)| place(all, part, &window)).collect()
         });
-        let statistics = Statistics::from_list(&carried);
-        let (logp, entropy) = self.scores(&statistics.row(self.scale), &self.tokens);
+        let (statistics, factors) = (Statistics::from_list(&carried), self.factors(&self.tokens));
+        let (logp, entropy) = self.scores(&statistics.row(&factors.logits), &self.tokens, &factors);
         let Some(frame) = frame else { return vec![(Role::Logp, logp), (Role::Entropy, entropy)] };
         let loss = self.loss(&logp, &entropy);
-        let slope = self.slope(&statistics, &loss.dlogp, &loss.dentropy);
+        let slope = self.slope(&statistics, &factors, &loss.dlogp, &loss.dentropy);
 
         let grads = self.begin(frame);
         let carried = f.for_loop(trips, &grads.iter().map(|(_, v)| v).collect::<Vec<_>>(), |turn, carried| {
             let window = window(turn, self.n, c);
             let (tokens, rows) = self.chunk(&window, c);
-            let tile = self.tile(&rows, &tokens.target);
+            let tile = self.tile(&rows, &tokens, &self.factors(&tokens));
             let slope = slope.chunk(&window.start, c);
             let dlogits = self.dlogits(&tile, &slope, &tokens);
             let mut grads: Vec<(Role, Value)> =
@@ -257,7 +262,7 @@ impl<'a> Fused<'a> {
     /// Panels of `w` columns: statistics, then gradients if `frame` is there.
     fn vocab_panels(&self, w: usize, frame: Option<&Frame>) -> Vec<(Role, Value)> {
         let (trips, w, overlap) = windows(self.v, w);
-        let f = self.hidden.builder();
+        let (f, factors) = (self.hidden.builder(), self.factors(&self.tokens));
         let tile = |turn: &Value| {
             let window = window(turn, self.v, w);
             let head = self.head.panel(&window.start, w);
@@ -265,19 +270,19 @@ impl<'a> Fused<'a> {
             let first = &self.first_column + &window.start;
             let fresh = &self.first_column + window.fresh.as_ref().unwrap_or(&window.start);
             let limits = (overlap || self.spec.pads_vocab()).then_some((&fresh, &self.end_column));
-            let tile = Tile::new(&logits, &self.tokens.target, &first, limits, self.scale);
+            let tile = Tile::new(&logits, self.transform, &self.tokens.target, &first, limits, &factors.logits);
             (tile, head, window.start)
         };
         let empty = Statistics::empty(&self.vector(0.0), self.spec.numerics.entropy).to_list();
         let carried = f.for_loop(trips, &empty.iter().collect::<Vec<_>>(), |turn, carried| {
             let part = tile(turn).0.statistics(self.spec.numerics.entropy);
-            Statistics::from_list(carried).merge(&part, self.scale).to_list()
+            Statistics::from_list(carried).merge(&part, &factors.logits).to_list()
         });
-        let statistics = Statistics::from_list(&carried).over_vocab(&self.position, self.scale);
-        let (logp, entropy) = self.scores(&statistics.row(self.scale), &self.tokens);
+        let statistics = Statistics::from_list(&carried).over_vocab(&self.position, &factors.logits);
+        let (logp, entropy) = self.scores(&statistics.row(&factors.logits), &self.tokens, &factors);
         let Some(frame) = frame else { return vec![(Role::Logp, logp), (Role::Entropy, entropy)] };
         let loss = self.loss(&logp, &entropy);
-        let slope = self.slope(&statistics, &loss.dlogp, &loss.dentropy);
+        let slope = self.slope(&statistics, &factors, &loss.dlogp, &loss.dentropy);
 
         let grads = self.begin_panels(frame);
         let carried = f.for_loop(trips, &grads.iter().map(|(_, v)| v).collect::<Vec<_>>(), |turn, carried| {

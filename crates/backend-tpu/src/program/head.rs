@@ -1,13 +1,15 @@
 //! The LM head's rows in a program: statistics of logits and their gradient, tile by tile.
 //!
 //! The target stays out of the sums, so that a collapsed softmax keeps its gradient. With M the largest of the other
-//! logits of a row, d_j = logit_scale (z_j - M), e_j = exp(d_j), S = sum over j != y of e_j, D = sum of e_j d_j:
-//!   margin = logit_scale (M - z_y) + ln S,  log p_y = -softplus(margin),  q = 1 - p_y = -expm1(log p_y),
+//! logits of a row, d_j = s (z_j - M), e_j = exp(d_j), S = sum over j != y of e_j, D = sum of e_j d_j:
+//!   margin = s (M - z_y) + ln S,  log p_y = -softplus(margin),  q = 1 - p_y = -expm1(log p_y),
 //!   p_j = e_j q / S,  entropy = -p_y log p_y - q log q + q (ln S - D / S).
+//! z are logits after their transform ([`super::transform`]); s, the factor of a row, is what its temperature makes of 1.
 //!
 //! Legend: R rows, W columns of a tile.
 
 use super::mesh::Position;
+use super::transform::Transform;
 use stablehlo::{Dtype, Reducer, TensorType, Value};
 
 /// Below this an exponential counts as 0 (1.6e-38), so that 0 * -inf never appears.
@@ -24,13 +26,24 @@ pub(crate) trait Columns {
 
 /// Logits of a tile, with what tells their columns.
 pub(crate) struct Tile {
-    /// f32 `[R, W]`; widened from what the tile is held in.
+    /// f32 `[R, W]`; widened from what the tile is held in, not yet transformed.
     z: Value,
+    transform: Transform,
     /// Predicates `[R, W]`: the target's column.
     is_target: Value,
     /// Predicates `[R, W]`: a column that counts. `None` when all do.
     counts: Option<Value>,
-    scale: f64,
+    /// Factor of the transformed logits, `[R]`.
+    scale: Value,
+}
+
+/// What the temperature of a row multiplies, each `[R]`: by 1/T or by 1.
+#[derive(Clone)]
+pub(crate) struct Factors {
+    /// Of logits, before the softmax.
+    pub(crate) logits: Value,
+    /// Of log-probabilities, after it.
+    pub(crate) logp: Value,
 }
 
 /// Statistics of rows, each `[R]`, relative to `max`.
@@ -48,7 +61,7 @@ pub(crate) struct Statistics {
 
 /// What the loss reads of a row, each `[R]`.
 pub(crate) struct Row {
-    /// Log-probability of the target, before logp_scale.
+    /// Log-probability of the target, before its factor.
     pub(crate) logp: Value,
     /// In nats.
     pub(crate) entropy: Option<Value>,
@@ -70,36 +83,39 @@ pub(crate) fn spread(row: &Value, like: &Value) -> Value {
 
 impl Tile {
     /// `logits`: `[R, W]`. `targets`: i32 `[R]`, -1 where there is none. `first`: index of the first column, an i32
-    /// scalar. `limits`: columns that count, from the first to before the last, i32 scalars; `None` when all do.
+    /// scalar. `limits`: columns that count, from the first to before the last, i32 scalars; `None` when all do. `scale`:
+    /// factor of the transformed logits, `[R]`.
     pub(crate) fn new(
         logits: &Value,
+        transform: Transform,
         targets: &Value,
         first: &Value,
         limits: Option<(&Value, &Value)>,
-        scale: f64,
+        scale: &Value,
     ) -> Self {
         let f = logits.builder();
         let shape = TensorType::new(Dtype::I32, logits.shape());
         let column = f.iota(1, shape) + first.broadcast_in_dim(logits.shape(), &[]);
         let all = |bound: &Value| bound.broadcast_in_dim(logits.shape(), &[]);
         let counts = limits.map(|(low, high)| column.ge(&all(low)) & column.lt(&all(high)));
-        Self { z: logits.convert(Dtype::F32), is_target: column.eq(&spread(targets, &column)), counts, scale }
+        let (z, is_target) = (logits.convert(Dtype::F32), column.eq(&spread(targets, &column)));
+        Self { z, transform, is_target, counts, scale: scale.clone() }
     }
 
-    /// The logits where `here` holds and the column counts, -inf elsewhere.
-    fn only(&self, here: &Value) -> Value {
-        let least = self.z.like(f64::NEG_INFINITY);
-        let z = here.select(&self.z, &least);
+    /// `z` where `here` holds and the column counts, -inf elsewhere.
+    fn only(&self, z: &Value, here: &Value) -> Value {
+        let least = z.like(f64::NEG_INFINITY);
+        let z = here.select(z, &least);
         self.counts.as_ref().map_or(z.clone(), |counts| counts.select(&z, &least))
     }
 
     /// (d_j, e_j) relative to `max`, finite where the logits are; e_j is 0 at the target and where a column does not count.
-    fn exponentials(&self, max: &Value) -> (Value, Value) {
+    fn exponentials(&self, z: &Value, max: &Value) -> (Value, Value) {
         // A tile of -inf only: any finite number keeps the differences at -inf.
         let max = max.eq(&max.like(f64::NEG_INFINITY)).select(&max.like(0.0), max);
-        let d = (&self.z - spread(&max, &self.z)) * self.z.like(self.scale);
-        let zero = self.z.like(0.0);
-        let lowest = self.z.like(LOWEST);
+        let d = (z - spread(&max, z)) * spread(&self.scale, z);
+        let zero = z.like(0.0);
+        let lowest = z.like(LOWEST);
         let mut gone = &d.lt(&lowest) | &self.is_target;
         if let Some(counts) = &self.counts {
             gone = gone | !counts;
@@ -113,22 +129,24 @@ impl Tile {
 impl Columns for Tile {
     fn statistics(&self, entropy: bool) -> Statistics {
         // Two passes: the maximum alone, which a compiler may make while it makes the logits, then everything else.
-        let max = self.only(&!&self.is_target).reduce(Reducer::Max, &[1]);
-        let (d, e) = self.exponentials(&max);
-        let target = self.only(&self.is_target);
+        let z = self.transform.apply(&self.z);
+        let max = self.only(&z, &!&self.is_target).reduce(Reducer::Max, &[1]);
+        let (d, e) = self.exponentials(&z, &max);
+        let target = self.only(&z, &self.is_target);
         // At the target e is 0, whatever d is.
         let ed = entropy.then(|| &e * d);
         let mut operands = vec![(&target, Reducer::Max), (&e, Reducer::Add)];
         operands.extend(ed.as_ref().map(|ed| (ed, Reducer::Add)));
-        let mut rows = self.z.builder().reduce(&operands, &[1]);
+        let mut rows = z.builder().reduce(&operands, &[1]);
         let dot = entropy.then(|| rows.remove(2));
         let sum = rows.remove(1);
         Statistics { max, sum, dot, target: rows.remove(0) }
     }
 
     fn gradient(&self, slope: &Slope, live: &Value) -> Value {
-        let (d, e) = self.exponentials(&slope.max);
-        let spread = |row: &Value| spread(row, &self.z);
+        let z = self.transform.apply_again(&self.z);
+        let (d, e) = self.exponentials(&z, &slope.max);
+        let spread = |row: &Value| spread(row, &z);
         let factor = match &slope.linear {
             Some(linear) => spread(&slope.constant) + spread(linear) * d,
             None => spread(&slope.constant),
@@ -138,7 +156,7 @@ impl Columns for Tile {
             at_target = at_target & counts;
         }
         let gradient = at_target.select(&spread(&slope.target), &(e * factor));
-        spread(live).select(&gradient, &self.z.like(0.0))
+        spread(live).select(&self.transform.pull_back(&z, gradient), &z.like(0.0))
     }
 }
 
@@ -164,18 +182,18 @@ impl Statistics {
     }
 
     /// The same, relative to `max`, a logit that is at least as large.
-    fn relative_to(&self, max: &Value, scale: f64) -> Self {
+    fn relative_to(&self, max: &Value, scale: &Value) -> Self {
         let least = max.like(f64::NEG_INFINITY);
         // -inf - -inf must not appear; nothing was summed then.
         let base = max.eq(&least).select(&max.like(0.0), max);
-        let shift = ((&self.max - base) * max.like(scale)).max(&max.like(LOWEST));
+        let shift = ((&self.max - base) * scale).max(&max.like(LOWEST));
         let factor = self.max.eq(&least).select(&max.like(0.0), &shift.exp());
         let dot = self.dot.as_ref().map(|dot| &factor * (dot + &self.sum * &shift));
         Self { max: max.clone(), sum: factor * &self.sum, dot, target: self.target.clone() }
     }
 
     /// Of the columns of both.
-    pub(crate) fn merge(&self, other: &Self, scale: f64) -> Self {
+    pub(crate) fn merge(&self, other: &Self, scale: &Value) -> Self {
         let max = self.max.max(&other.max);
         let (a, b) = (self.relative_to(&max, scale), other.relative_to(&max, scale));
         let dot = a.dot.zip(b.dot).map(|(a, b)| a + b);
@@ -183,7 +201,7 @@ impl Statistics {
     }
 
     /// Of the columns of all devices that hold these rows.
-    pub(crate) fn over_vocab(&self, position: &Position, scale: f64) -> Self {
+    pub(crate) fn over_vocab(&self, position: &Position, scale: &Value) -> Self {
         if position.is_whole_vocab() {
             return self.clone();
         }
@@ -208,7 +226,7 @@ impl Statistics {
     }
 
     /// Log-probability and entropy.
-    pub(crate) fn row(&self, scale: f64) -> Row {
+    pub(crate) fn row(&self, scale: &Value) -> Row {
         let zero = self.sum.like(0.0);
         let margin = self.margin(scale);
         let logp = -softplus(&margin);
@@ -223,20 +241,12 @@ impl Statistics {
         Row { logp, entropy }
     }
 
-    /// `dlogp`, `dentropy`: dL/dlogp and dL/dentropy, `[R]`. `logp_scale`: what multiplied log p_y.
-    pub(crate) fn slope(
-        &self,
-        row: &Row,
-        scale: f64,
-        logp_scale: f64,
-        dlogp: &Value,
-        dentropy: Option<&Value>,
-    ) -> Slope {
+    /// `dlogp`, `dentropy`: dL/dlogp and dL/dentropy, `[R]`.
+    pub(crate) fn slope(&self, row: &Row, factors: &Factors, dlogp: &Value, dentropy: Option<&Value>) -> Slope {
         let zero = self.sum.like(0.0);
         let others = -row.logp.expm1();
         let weight = self.sum.eq(&zero).select(&zero, &(&others / &self.sum));
-        let g = dlogp * dlogp.like(logp_scale);
-        let s = zero.like(scale);
+        let (g, s) = (dlogp * &factors.logp, &factors.logits);
         let (mut by_logp, mut target) = (g.clone(), &g * &others);
         let mut linear = None;
         if let (Some(e), Some(entropy)) = (dentropy, &row.entropy) {
@@ -246,15 +256,15 @@ impl Statistics {
             // 0 * inf must not appear: a probability of 0 has no part in the entropy.
             let by_entropy = p.eq(&zero).select(&zero, &(e * &p * (&row.logp + entropy)));
             target = target - by_entropy;
-            linear = Some(-(&s * &weight * e));
+            linear = Some(-(s * &weight * e));
         }
         // A barrier, or statistics and gradient share their exponentials: for B200, XLA keeps those of a tile in f32.
         let max = self.max.builder().optimization_barrier(&[&self.max]).swap_remove(0);
-        Slope { max, constant: -(&s * &weight * by_logp), linear, target: s * target }
+        Slope { max, constant: -(s * &weight * by_logp), linear, target: s * target }
     }
 
-    fn margin(&self, scale: f64) -> Value {
-        (&self.max - &self.target) * self.max.like(scale) + self.sum.log()
+    fn margin(&self, scale: &Value) -> Value {
+        (&self.max - &self.target) * scale + self.sum.log()
     }
 }
 

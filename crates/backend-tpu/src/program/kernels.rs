@@ -19,6 +19,11 @@ pub(crate) struct Kernels {
     targets: Value,
 }
 
+/// What the kernels multiply logits by: they are compiled for the temperature of the configuration, and logit_scale.
+pub(crate) fn scale(spec: &Spec) -> f32 {
+    (spec.loss.logit_scale * spec.loss.temperature_factors(None).logits) as f32
+}
+
 impl Kernels {
     /// `logits`: `[N, V]`. `targets`: i32 `[N]`, of the whole vocabulary. `first`: index of the first column, an i32 scalar.
     ///
@@ -36,7 +41,7 @@ impl Kernels {
         if batch == 0 || !n.is_multiple_of(batch) {
             return Err(Error::Config(format!("mosaic.batch is {batch}, which does not divide {n} tokens")));
         }
-        let scale = spec.loss.logit_scale() as f32;
+        let scale = scale(spec);
         let kernel =
             KernelSpec { time_block, vocab_block, ..KernelSpec::new(batch, n / batch, v, logits.dtype(), scale) };
         let refused = |e: stablehlo::Error| Error::Config(e.to_string());

@@ -16,13 +16,18 @@ mod products;
 mod reference;
 mod tokens;
 mod traced;
+mod transform;
 
+use grpo_core::batch::TokenBatch;
 use grpo_core::error::{Error, Result};
 use grpo_core::{Dtype, GradientSpec, HeadLayout, Implementation, LossConfig, PolicySpec};
 pub use mesh::Mesh;
 use serde::{Deserialize, Serialize};
 use stablehlo::{Builder, Module, TensorType, Value};
 pub(crate) use tokens::{IDS, NUMBERS, SUMS};
+
+/// What to do about what TPU kernels cannot.
+const NO_KERNELS: &str = "leave `mosaic` out: the plain program does it";
 
 /// An argument or a result of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -38,7 +43,7 @@ pub enum Role {
     Logits,
     /// i32 `[2, G]`.
     TokenIds,
-    /// f32 `[11, G]`.
+    /// f32 `[12, G]`.
     TokenNumbers,
     /// Predicate.
     OnPolicy,
@@ -225,6 +230,13 @@ impl Spec {
                 let what = format!("TPU kernels in the implementation `{}`", self.implementation.name());
                 return Err(crate::unsupported(&what, "they belong to `logits`"));
             }
+            if self.loss.final_logit_softcapping.is_some() || self.loss.logit_scale < 0.0 {
+                let what = match self.loss.final_logit_softcapping {
+                    Some(cap) => format!("TPU kernels with final_logit_softcapping {cap}"),
+                    None => format!("TPU kernels with logit_scale {}, below 0", self.loss.logit_scale),
+                };
+                return Err(crate::unsupported(&what, NO_KERNELS));
+            }
             if self.pads_vocab() {
                 let what = format!("TPU kernels with {} entries over {} devices", self.policy.vocab(), self.mesh.vocab);
                 return Err(crate::unsupported(&what, "split a vocabulary that divides, or leave `mosaic` out"));
@@ -234,6 +246,17 @@ impl Spec {
             return Err(Error::Config("only given logits can be overwritten with their gradient".into()));
         }
         Ok(())
+    }
+
+    /// Checks that the programs take `batch`.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for temperatures of tokens where TPU kernels are compiled for one temperature.
+    pub fn check_batch(&self, batch: &TokenBatch) -> Result<()> {
+        match (self.mosaic, batch.temperatures()) {
+            (Some(_), Some(_)) => Err(crate::unsupported("TPU kernels with `temperatures` of tokens", NO_KERNELS)),
+            _ => Ok(()),
+        }
     }
 
     /// N: tokens of one device.

@@ -1,8 +1,9 @@
 //! The dense loss: one tile as large as the problem. Holds `[N, V]` logits and their gradient.
 
 use super::head::{Columns, Tile};
-use super::kernels::Kernels;
+use super::kernels::{self, Kernels};
 use super::mesh::Position;
+use super::transform::Transform;
 use super::{Frame, Pass, Program, Role, Spec, accumulate, dtype, pinned};
 use grpo_core::error::Result;
 use stablehlo::{Dtype, Reducer};
@@ -20,7 +21,11 @@ pub(super) fn dense(spec: &Spec, pass: Pass) -> Result<Program> {
     let tables = frame.tables();
     let (tokens, sequences) = (tables.local(&position, n), tables.ids.slice(&[1, 0], &[2, g]).reshape(&[g]));
     let active = tokens.active();
-    let (scale, logp_scale) = (spec.loss.logit_scale(), spec.loss.logp_scale());
+    let mut factors = tokens.factors(&spec.loss);
+    if spec.mosaic.is_some() {
+        factors.logits = factors.logits.like(f64::from(kernels::scale(spec)));
+    }
+    let scale = &factors.logits;
 
     let head = frame.head(spec);
     let logits = match &head {
@@ -33,13 +38,14 @@ pub(super) fn dense(spec: &Spec, pass: Pass) -> Result<Program> {
         Some(blocks) => Box::new(Kernels::new(spec, blocks, &logits, &tokens.target, &first)?),
         None => {
             let end = f.scalar(spec.policy.vocab() as i64, Dtype::I32);
-            Box::new(Tile::new(&logits, &tokens.target, &first, spec.pads_vocab().then_some((&first, &end)), scale))
+            let limits = spec.pads_vocab().then_some((&first, &end));
+            Box::new(Tile::new(&logits, Transform::new(&spec.loss), &tokens.target, &first, limits, scale))
         }
     };
     let statistics = columns.statistics(spec.numerics.entropy).over_vocab(&position, scale);
     let row = statistics.row(scale);
     let zero = row.logp.like(0.0);
-    let logp = active.select(&(&row.logp * zero.like(logp_scale)), &zero);
+    let logp = active.select(&(&row.logp * &factors.logp), &zero);
     let entropy = row.entropy.as_ref().map_or(zero.clone(), |e| active.select(e, &zero));
     if pass == Pass::Score {
         return frame.finish("dense", spec, &[(Role::Logp, logp), (Role::Entropy, entropy)]);
@@ -49,7 +55,7 @@ pub(super) fn dense(spec: &Spec, pass: Pass) -> Result<Program> {
     let loss = tokens.loss(&spec.loss, &logp, known, |v| tokens.sequence_sum(&position, &sequences, v));
     let sums = tokens.sums(&position, &sequences, &loss, known);
     let dentropy = (spec.loss.entropy_coef != 0.0).then_some(&loss.dentropy);
-    let slope = statistics.slope(&row, scale, logp_scale, &loss.dlogp, dentropy);
+    let slope = statistics.slope(&row, &factors, &loss.dlogp, dentropy);
     let dlogits = columns.gradient(&slope, &active);
 
     let mut results = vec![(Role::Sums, sums), (Role::Logp, logp), (Role::Entropy, entropy)];

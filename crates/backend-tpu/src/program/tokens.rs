@@ -5,15 +5,17 @@
 //!
 //! Legend: N tokens of a device, G tokens of all devices (data ranks x N).
 
-use super::head::spread;
+use super::head::{Factors, spread};
 use super::mesh::Position;
 use super::traced::Traced;
-use grpo_core::LossConfig;
 use grpo_core::vectors::{BatchLoss, BatchTerms, batch_loss};
+use grpo_core::{LossConfig, TemperatureMode};
 use stablehlo::{Dtype, Reducer, TensorType, Value};
 
 /// Rows of the table of numbers, f32 `[NUMBERS, G]`.
-pub(crate) const NUMBERS: usize = 11;
+pub(crate) const NUMBERS: usize = 12;
+/// The row of the table of numbers that holds 1/T of every token.
+pub(crate) const RECIPROCAL_TEMPERATURE: usize = NUMBERS - 1;
 /// Rows of the table of ids, i32 `[IDS, G]`: target (-1 at masked tokens), sequence.
 pub(crate) const IDS: usize = 2;
 /// Entries of the result `sums`.
@@ -25,7 +27,7 @@ pub(crate) struct Tokens {
     pub(crate) target: Value,
     sequence: Value,
     /// Advantage, weights of policy, KL (beta included) and entropy, share, old logp, ref logp, what a clipped token counts,
-    /// and the factors: of the policy term, of kl_cov's penalty, and what is added to a shared log-ratio.
+    /// the factors (of the policy term, of kl_cov's penalty, and what is added to a shared log-ratio), 1/T.
     numbers: Vec<Value>,
     /// A predicate: there is no old policy but the policy itself.
     on_policy: Value,
@@ -62,6 +64,16 @@ impl Tokens {
         self.target.ge(&self.target.like(0))
     }
 
+    /// What the temperature of every token multiplies.
+    pub(crate) fn factors(&self, config: &LossConfig) -> Factors {
+        let by = self.numbers[RECIPROCAL_TEMPERATURE].clone();
+        let one = by.like(1.0);
+        match config.temperature_mode {
+            TemperatureMode::ScaleLogits => Factors { logits: by, logp: one },
+            TemperatureMode::ScaleLogprobs => Factors { logits: one, logp: by },
+        }
+    }
+
     /// `rows` `[N, _]` with zeros at masked tokens, which may hold anything.
     pub(crate) fn clean(&self, rows: &Value) -> Value {
         spread(&self.active(), rows).select(rows, &rows.like(0.0))
@@ -95,7 +107,7 @@ impl Tokens {
         entropy: Option<&Value>,
         sequence_sum: impl Fn(&Value) -> Value,
     ) -> BatchLoss<Value> {
-        let [advantage, weight, kl_weight, entropy_weight, share, old, reference, _, factor, penalised, shift] =
+        let [advantage, weight, kl_weight, entropy_weight, share, old, reference, _, factor, penalised, shift, _] =
             &self.numbers[..]
         else {
             unreachable!("the table has {NUMBERS} rows")

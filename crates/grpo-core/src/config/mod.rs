@@ -15,6 +15,10 @@ pub use values::{Bound, Rows, Threshold};
 use crate::error::{Error, Result};
 use crate::strict::{self, UniqueKeys};
 use serde::{Deserialize, Serialize};
+use std::ops::RangeInclusive;
+
+/// What temperatures, logit scales and softcaps may be: f32 arithmetic has no digits left outside.
+pub(crate) const TEMPERATURES: RangeInclusive<f64> = 1e-6..=1e6;
 
 /// The loss configuration. Unknown keys are errors that name the nearest key; see [`LossConfig::from_json`].
 ///
@@ -119,6 +123,11 @@ pub struct LossConfig {
     pub temperature: f64,
     /// What the temperature divides; `None` is logits, and log-probabilities for MLLM-JAX.
     pub temperature_mode: Option<TemperatureMode>,
+    /// Multiplies the logits before anything else happens to them (Cohere's `logit_scale`); from 1e-6 to 1e6, or minus that.
+    pub logit_scale: f64,
+    /// Then holds them within plus and minus this: cap * tanh(logits / cap) (Gemma 2's `final_logit_softcapping`; from 1e-6
+    /// to 1e6), before the temperature divides them. `None` is off.
+    pub final_logit_softcapping: Option<f64>,
     /// verl's aggregation; `None` is what `loss_type` says, and `token-mean` for verl.
     pub loss_agg_mode: Option<LossAggMode>,
     /// Whether fully masked sequences count in means over sequences. `None` is true, and verl's false.
@@ -190,6 +199,8 @@ impl Default for LossConfig {
             truncated_rows: Rows::default(),
             temperature: 1.0,
             temperature_mode: None,
+            logit_scale: 1.0,
+            final_logit_softcapping: None,
             loss_agg_mode: None,
             count_masked_rows: None,
             max_completion_length: None,

@@ -1,6 +1,8 @@
 //! Which values are legal, alone and together.
 
-use super::{Bound, ImportanceSamplingLevel, LossAggMode, LossConfig, LossType, Objective, SamplerMode, Semantics};
+use super::{
+    Bound, ImportanceSamplingLevel, LossAggMode, LossConfig, LossType, Objective, SamplerMode, Semantics, TEMPERATURES,
+};
 use crate::error::{Error, Result};
 
 fn fail<T>(message: impl Into<String>) -> Result<T> {
@@ -37,6 +39,8 @@ impl LossConfig {
             ("ppo_kl_coef", Some(self.ppo_kl_coef)),
             ("off_policy_mask_threshold", self.off_policy_mask_threshold),
             ("temperature", Some(self.temperature)),
+            ("logit_scale", Some(self.logit_scale)),
+            ("final_logit_softcapping", self.final_logit_softcapping),
         ];
         if let Some((name, value)) = finite.iter().find_map(|(n, v)| v.filter(|v| !v.is_finite()).map(|v| (n, v))) {
             return fail(format!("{name} must be a finite number, got {value}"));
@@ -90,8 +94,19 @@ impl LossConfig {
                 self.temperature
             ));
         }
-        if !(1e-6..=1e6).contains(&self.temperature) {
+        if !TEMPERATURES.contains(&self.temperature) {
             return fail(format!("temperature must lie in [1e-6, 1e6], got {:e}", self.temperature));
+        }
+        if !TEMPERATURES.contains(&self.logit_scale.abs()) {
+            return fail(format!(
+                "logit_scale must lie in [1e-6, 1e6], or below 0 in [-1e6, -1e-6], got {:e}: 1 leaves logits as they are",
+                self.logit_scale
+            ));
+        }
+        if let Some(cap) = self.final_logit_softcapping.filter(|cap| !TEMPERATURES.contains(cap)) {
+            return fail(format!(
+                "final_logit_softcapping must lie in [1e-6, 1e6], got {cap:e}: leave it out for logits without a cap"
+            ));
         }
         Ok(())
     }

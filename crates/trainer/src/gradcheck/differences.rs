@@ -191,8 +191,10 @@ impl<'a> Differences<'a> {
 
     /// Slopes by `entries` of the point's tensor number `tensor`.
     pub(super) fn slopes(&mut self, tensor: usize, entries: &[usize]) -> Result<Slopes> {
-        // Logits are multiplied by 1/T: at a low temperature they would move by more than the step.
-        let step = STEP / self.loss.logit_scale().max(1.0);
+        // Logits are multiplied by logit_scale/T: at a low temperature they would move by more than the step.
+        let factor = |row: usize| self.loss.temperature_factors(self.batch.temperature(row)).logits;
+        let factor = self.batch.active_rows().iter().map(|row| factor(*row)).fold(0.0, f64::max);
+        let step = STEP / (self.loss.logit_scale.abs() * factor).max(1.0);
         let mut slopes = Slopes::default();
         for entry in entries {
             let there = self.point.tensors[tensor].1[*entry];

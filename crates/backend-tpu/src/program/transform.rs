@@ -1,0 +1,51 @@
+//! What happens to logits before the temperature: w = cap tanh(logit_scale z / cap), or logit_scale z without a softcap.
+//!
+//! Avoids a tensor of its own: logits stay as they are, and whatever reads them transforms them on its way.
+
+use grpo_core::LossConfig;
+use stablehlo::{Dtype, Value};
+
+/// How a logit becomes what the temperature divides.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Transform {
+    logit_scale: f64,
+    cap: Option<f64>,
+}
+
+impl Transform {
+    pub(crate) fn new(loss: &LossConfig) -> Self {
+        Self { logit_scale: loss.logit_scale, cap: loss.final_logit_softcapping }
+    }
+
+    /// f32 logits `z`, transformed.
+    pub(crate) fn apply(&self, z: &Value) -> Value {
+        match self.cap {
+            None if self.logit_scale == 1.0 => z.clone(),
+            None => z * z.like(self.logit_scale),
+            Some(cap) => z.like(cap) * (z * z.like(self.logit_scale / cap)).tanh(),
+        }
+    }
+
+    /// [`Transform::apply`] that shares nothing with another one of the same logits, or a compiler would keep those of a tile
+    /// from the statistics for the gradient.
+    pub(crate) fn apply_again(&self, z: &Value) -> Value {
+        let Some(cap) = self.cap else { return self.apply(z) };
+        let f = z.builder();
+        let inner = f.scalar(self.logit_scale / cap, Dtype::F32);
+        let inner = f.optimization_barrier(&[&inner]).swap_remove(0).broadcast_in_dim(z.shape(), &[]);
+        z.like(cap) * (z * inner).tanh()
+    }
+
+    /// dL/dz from dL/dw, given w.
+    pub(crate) fn pull_back(&self, w: &Value, gradient: Value) -> Value {
+        match self.cap {
+            None if self.logit_scale == 1.0 => gradient,
+            None => &gradient * gradient.like(self.logit_scale),
+            // Differences, not 1 - (w / cap)^2: exactly 0 at the cap.
+            Some(cap) => {
+                let all = w.like(cap);
+                gradient * w.like(self.logit_scale / (cap * cap)) * ((&all - w) * (&all + w))
+            }
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! Logit scale, softcap and temperatures of tokens.
+
+use crate::case::{Case, Shape, chunks, panels};
+use crate::evaluation::{DTYPES, check};
+use crate::{backend, cispo, grpo, loss, on_mesh, softcap, softcap_logprobs};
+use grpo_core::{
+    Advantages, Dtype, GradientSpec, GradsMut, HeadLayout, Implementation, LossConfig, LossPlan, PlanRequest,
+    PolicyInput, PolicySpec, Tiling, TokenBatch,
+};
+use rstest::rstest;
+
+#[rstest]
+#[case::softcap(softcap())]
+#[case::softcap_logprobs(softcap_logprobs())]
+#[case::logit_scale(LossConfig { logit_scale: 0.4, ..grpo() })]
+#[case::temperatures_of_logprobs(cispo())]
+fn hidden_states_are_the_oracle(#[case] loss: LossConfig, #[values(false, true)] temperatures: bool) {
+    let implementations = [
+        ("reference", Implementation::Reference, Tiling::default()),
+        ("logits", Implementation::Logits, Tiling::default()),
+        ("chunks", Implementation::Fused, chunks(5)),
+        ("panels", Implementation::Fused, panels(16)),
+    ];
+    for (i, (name, implementation, tiling)) in implementations.into_iter().enumerate() {
+        let (dtype, layout) = (DTYPES[i % 2], [HeadLayout::VocabHidden, HeadLayout::HiddenVocab][i / 2]);
+        let case = Case::new(&loss, Shape { dtype, layout, bias: true, temperatures, ..Shape::default() }, 3);
+        let request = case.request(&loss, implementation, tiling.clone());
+        check(name, &mut backend().plan_on_device(&request).unwrap(), &case, &loss, request.gradients);
+        // Tokens split one way, the vocabulary, which 2 does not divide, the other.
+        let name = format!("{name} on a mesh");
+        check(&name, &mut on_mesh(2, 2).plan_on_device(&request).unwrap(), &case, &loss, request.gradients);
+    }
+}
+
+#[rstest]
+#[case::softcap(softcap())]
+#[case::softcap_logprobs(softcap_logprobs())]
+fn given_logits_are_the_oracle(
+    #[case] loss: LossConfig,
+    #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
+    #[values(Implementation::Reference, Implementation::Logits)] implementation: Implementation,
+) {
+    let case = Case::new(&loss, Shape { dtype, temperatures: true, ..Shape::default() }, 3);
+    let mut plan = backend().plan_on_device(&crate::logits::request(&case, &loss, implementation)).unwrap();
+    crate::logits::check(implementation.name(), &mut plan, &case, &loss);
+}
+
+/// By hand: z = (1, 0) and the first entry sampled, logit_scale 2, cap 3, T 2 of the token (the configuration says 5):
+/// log p = -ln(1 + exp(-3 tanh(2/3) / 2)). With the temperature before the cap it would be -0.32292.
+#[test]
+fn the_order_is_scale_cap_temperature() {
+    let loss = loss(r#"{"logit_scale": 2, "final_logit_softcapping": 3, "temperature": 5}"#);
+    let batch = TokenBatch::packed(vec![0], vec![0, 1]).unwrap().with_temperatures(vec![2.0]).unwrap();
+    let batch = batch.with_advantages(Advantages::PerSequence(vec![1.0])).unwrap();
+    let request = PlanRequest {
+        loss,
+        implementation: Implementation::Logits,
+        tiling: Tiling::default(),
+        max_tokens: 1,
+        policy: PolicySpec::Logits { vocab: 2, dtype: Dtype::F32 },
+        gradients: GradientSpec::default(),
+    };
+    let mut grad = [0.0_f32; 2];
+    let grads = GradsMut { logits: Some((&mut grad[..]).into()), ..GradsMut::default() };
+    let policy = PolicyInput::Logits([1.0_f32, 0.0][..].into());
+    let logp =
+        backend().plan_on_device(&request).unwrap().value_and_grad(policy, &batch, grads).unwrap().scores.logp[0];
+    assert!((f64::from(logp) + 0.348_687_550).abs() <= 1e-6, "{logp}");
+    for (found, expected) in grad.into_iter().zip([-0.194_402_215, 0.294_386_435]) {
+        assert!((f64::from(found) - expected).abs() <= 1e-6, "{found} for {expected}");
+    }
+}
