@@ -1,4 +1,5 @@
-//! Coefficients that follow what is measured. Their state is theirs alone and serialises, so that a checkpoint holds it.
+//! Coefficients that follow what is measured. Their state is theirs alone and serialises, so that a checkpoint holds
+//! it.
 
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -70,8 +71,8 @@ impl AdaptiveKl {
     /// Takes in the mean KL of `completions`.
     ///
     /// # Errors
-    /// [`Error::Config`] for a target or horizon that is not above 0, or for so many completions that the coefficient could
-    /// change its sign (5 x horizon); [`Error::Value`] for a KL that is not finite.
+    /// [`Error::Config`] for a target or horizon that is not above 0, or for so many completions that the coefficient
+    /// could change its sign (5 x horizon); [`Error::Value`] for a KL that is not finite.
     pub fn update(&mut self, kl: f64, completions: usize) -> Result<()> {
         for (name, value) in [("target_kl", self.target_kl), ("horizon", self.horizon)] {
             if !(value > 0.0 && value.is_finite()) {
@@ -95,8 +96,9 @@ impl AdaptiveKl {
     }
 }
 
-/// The coefficient of the entropy bonus, one step of `delta` up or down per optimizer step; applied only while the entropy
-/// last measured is at or under the target. Skywork-OR1, arXiv 2505.22312; TRL's `use_adaptive_entropy`, with its defaults.
+/// The coefficient of the entropy bonus, one step of `delta` up or down per optimizer step; applied only while the
+/// entropy last measured is at or under the target. Skywork-OR1, arXiv 2505.22312; TRL's `use_adaptive_entropy`, with
+/// its defaults.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdaptiveEntropy {
@@ -152,7 +154,7 @@ impl AdaptiveEntropy {
             }
         }
         let (min, max) = (self.entropy_coef_min, self.entropy_coef_max);
-        if !(min <= max) {
+        if min > max {
             return fail(format!("entropy_coef_min ({min}) must be at most entropy_coef_max ({max})"));
         }
         Ok(())
@@ -163,8 +165,8 @@ impl AdaptiveEntropy {
         if self.last_entropy.is_some_and(|entropy| entropy <= self.entropy_target) { self.entropy_coef } else { 0.0 }
     }
 
-    /// Takes in a micro-batch: the sum of its tokens' entropies in nats and their number, of all ranks together. The tokens
-    /// are those that the bonus acts on.
+    /// Takes in a micro-batch: the sum of its tokens' entropies in nats and their number, of all ranks together. The
+    /// tokens are those that the bonus acts on.
     ///
     /// # Errors
     /// [`Error::Value`] when either is not finite or negative; the window then stays as it was.
@@ -181,8 +183,8 @@ impl AdaptiveEntropy {
     }
 
     /// Ends an optimizer step: measures the window, moves the coefficient for the next step and starts a new window.
-    /// Returns the mean entropy measured, `None` where no token was seen; nothing moves then (TRL reads such a window as
-    /// entropy 0).
+    /// Returns the mean entropy measured, `None` where no token was seen; nothing moves then (TRL reads such a window
+    /// as entropy 0).
     ///
     /// # Errors
     /// As [`AdaptiveEntropy::validate`].
@@ -200,5 +202,57 @@ impl AdaptiveEntropy {
         };
         self.last_entropy = Some(entropy);
         Ok(Some(entropy))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kl_coefficient_follows_within_a_fifth_and_fixed_stays() {
+        let read = |json: &str| serde_json::from_str::<KlController>(json).unwrap();
+        let mut fixed = read(r#"{"type": "fixed", "kl_coef": 0.01}"#);
+        fixed.update(1e9, 10).unwrap();
+        assert_eq!(fixed.coef(), 0.01);
+        let mut adaptive = read(r#"{"type": "adaptive", "kl_coef": 1.0, "target_kl": 0.5, "horizon": 100}"#);
+        adaptive.update(5.0, 50).unwrap();
+        assert_eq!(adaptive.coef(), 1.0 + 0.2 * 0.5);
+        adaptive.update(-5.0, 50).unwrap();
+        assert_eq!(adaptive.coef(), 1.1 * 0.9);
+        let KlController::Adaptive(state) = read(&serde_json::to_string(&adaptive).unwrap()) else {
+            panic!("another kind came back")
+        };
+        approx::assert_relative_eq!(state.kl_coef, adaptive.coef(), max_relative = 1e-15);
+        assert_eq!((state.target_kl, state.horizon), (0.5, 100.0));
+    }
+
+    #[test]
+    fn the_kl_controller_refuses_what_would_break_it() {
+        let refusal = |config: AdaptiveKl, kl, n| {
+            let mut moved = config.clone();
+            let message = moved.update(kl, n).unwrap_err().to_string();
+            assert_eq!(moved, config);
+            message
+        };
+        let plain = AdaptiveKl::default();
+        assert!(refusal(plain.clone(), f64::NAN, 1).contains("NaN is not finite"));
+        assert!(refusal(plain.clone(), 0.1, 50_000).contains("horizon above 10000"));
+        assert!(refusal(AdaptiveKl { target_kl: 0.0, ..plain.clone() }, 0.1, 1).contains("target_kl"));
+        assert!(refusal(AdaptiveKl { horizon: -1.0, ..plain }, 0.1, 1).contains("horizon"));
+    }
+
+    #[test]
+    fn an_entropy_window_without_tokens_moves_nothing() {
+        let mut controller = AdaptiveEntropy { entropy_coef: 0.5, ..AdaptiveEntropy::default() };
+        let before = controller.clone();
+        assert_eq!(controller.step().unwrap(), None);
+        assert_eq!(controller, before);
+        for (sum, count) in [(f64::NAN, 1.0), (1.0, -1.0)] {
+            assert!(controller.observe(sum, count).is_err());
+            assert_eq!(controller, before);
+        }
+        let wrong = AdaptiveEntropy { entropy_coef_min: 2.0, ..before };
+        assert!(wrong.clone().step().unwrap_err().to_string().contains("entropy_coef_min (2)"));
     }
 }

@@ -17,9 +17,9 @@ pub enum AdvantageEstimator {
     /// r - mean of the others in G. RLOO, arXiv 2402.14740. TRL's `normalize_advantages` is `whiten: sequences`, and so
     /// is MLLM-JAX's `reinforce++` with ddof 0.
     Rloo,
-    /// Whitened over the batch. REINFORCE++, arXiv 2501.03262. Over completions by default: (r - mean(all)) / (std(all) +
-    /// eps) (MLLM-JAX calls this `reinforce`); with `whiten: tokens` it is verl's: the return of each token, discounted by
-    /// gamma, whitened over the tokens of the batch.
+    /// Whitened over the batch. REINFORCE++, arXiv 2501.03262. Over completions by default: (r - mean(all)) / (std(all)
+    /// + eps) (MLLM-JAX calls this `reinforce`); with `whiten: tokens` it is verl's: the return of each token,
+    /// discounted by gamma, whitened over the tokens of the batch.
     ReinforcePlusPlus,
     /// r - mean(G), whitened over the tokens of the batch. REINFORCE++-baseline, arXiv 2501.03262, verl.
     ReinforcePlusPlusBaseline,
@@ -27,26 +27,29 @@ pub enum AdvantageEstimator {
     Reinforce,
     /// r - sum(length r) / sum(length) over G, lengths in active tokens. OPO, arXiv 2505.23585, verl.
     Opo,
-    /// r - reward of the greedy completion of the same prompt; of rewards of tokens, the sum of this and the later ones -
-    /// that. ReMax, arXiv 2310.10505, verl.
+    /// r - reward of the greedy completion of the same prompt; of rewards of tokens, the sum of this and the later ones
+    /// - that. ReMax, arXiv 2310.10505, verl.
     Remax,
     /// (r - mean(G)) x number of rewards / number of rewards that are not 0. GPG, arXiv 2504.02546, verl.
     Gpg,
-    /// The best of G gets its distance to the second best, divided by std(G) + eps unless `scale_rewards: none`; the others
-    /// get 0. Pass@k, arXiv 2503.19595, verl.
+    /// The best of G gets its distance to the second best, divided by std(G) + eps unless `scale_rewards: none`; the
+    /// others get 0. Pass@k, arXiv 2503.19595, verl.
     GrpoPassk,
-    /// Each reward function on its own: (r_k - mean(G_k)) / (std(G_k) + eps), summed with `reward_weights`, whitened over the
-    /// batch. GDPO, arXiv 2601.05242. Over completions by default (TRL's `normalize_then_sum`); `whiten: tokens` is verl's.
+    /// Each reward function on its own: (r_k - mean(G_k)) / (std(G_k) + eps), summed with `reward_weights`, whitened
+    /// over the batch. GDPO, arXiv 2601.05242. Over completions by default (TRL's `normalize_then_sum`); `whiten:
+    /// tokens` is verl's.
     Gdpo,
-    /// Generalised advantage estimation with `gamma` and `lam`, whitened over tokens. arXiv 1506.02438; verl. Needs values.
+    /// Generalised advantage estimation with `gamma` and `lam`, whitened over tokens. arXiv 1506.02438; verl. Needs
+    /// values.
     Gae,
-    /// Return of a token - baseline of its position in the group, weighted by the summed squared norm of the scores so far.
-    /// verl's `optimal_token_baseline`. Needs old log-probabilities and sums of squared probabilities. Equal rewards do not
-    /// give zeros here: beyond its second longest completion a group has no baseline.
+    /// Return of a token - baseline of its position in the group, weighted by the summed squared norm of the scores so
+    /// far. verl's `optimal_token_baseline`. Needs old log-probabilities and sums of squared probabilities. Equal
+    /// rewards do not give zeros here: beyond its second longest completion a group has no baseline.
     OptimalTokenBaseline,
     /// As `optimal_token_baseline`, with positions counted in active tokens, so that tool output shifts nothing.
     TirOptimalTokenBaseline,
-    /// (r - mean(G)) / (std(G) + eps) + global_weight (r - mean(all)) / (std(all) + eps). MLLM-JAX's `dapo` with ddof 0.
+    /// (r - mean(G)) / (std(G) + eps) + global_weight (r - mean(all)) / (std(all) + eps). MLLM-JAX's `dapo` with ddof
+    /// 0.
     DapoMix,
 }
 
@@ -93,8 +96,8 @@ pub struct AdvantageConfig {
     pub estimator: AdvantageEstimator,
     /// Divisor of `group` (default group), `grpo_passk` and `gdpo` (group or none, default group).
     pub scale_rewards: Option<ScaleRewards>,
-    /// Weights of K reward functions, whose rewards then come as `[B, K]`; empty is one function of weight 1. A completion's
-    /// reward is the weighted sum of those that are present (TRL).
+    /// Weights of K reward functions, whose rewards then come as `[B, K]`; empty is one function of weight 1. A
+    /// completion's reward is the weighted sum of those that are present (TRL).
     pub reward_weights: Vec<f64>,
     /// Delta degrees of freedom of the standard deviation: 1 (TRL, verl) or 0 (MLLM-JAX).
     pub ddof: u8,
@@ -133,8 +136,8 @@ impl Default for AdvantageConfig {
 }
 
 impl AdvantageConfig {
-    /// What the result is whitened over: `whiten`, or by default completions for reinforce_plus_plus and gdpo, tokens for
-    /// reinforce_plus_plus_baseline and gae, nothing for the others.
+    /// What the result is whitened over: `whiten`, or by default completions for reinforce_plus_plus and gdpo, tokens
+    /// for reinforce_plus_plus_baseline and gae, nothing for the others.
     pub fn whitening(&self) -> Whitening {
         self.whiten.unwrap_or(match self.estimator {
             AdvantageEstimator::ReinforcePlusPlus | AdvantageEstimator::Gdpo => Whitening::Sequences,

@@ -3,14 +3,15 @@
 use super::statistics::Statistics;
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
+use std::cmp::Ordering;
 
 /// Which groups are kept. DAPO, arXiv 2503.14476. How often to sample again is the caller's (verl's
 /// `max_num_gen_batches`).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DynamicSampling {
-    /// Drops groups whose rewards are all equal, decided on the rewards. A group size of 1 has nothing to compare, and such
-    /// groups are kept (verl's `filter_groups`).
+    /// Drops groups whose rewards are all equal, decided on the rewards. A group size of 1 has nothing to compare, and
+    /// such groups are kept (verl's `filter_groups`).
     pub drop_zero_variance: bool,
     /// Keeps groups with low < mean reward < high. OpenRLHF's `dynamic_filtering_reward_range`, there 0 and 1.
     pub reward_range: Option<[f64; 2]>,
@@ -50,10 +51,11 @@ impl DynamicSampling {
     /// Sorts the groups of `rewards: [B]`; NaN stands for a missing reward.
     ///
     /// # Errors
-    /// [`Error::Config`] for a range that is empty or a threshold that is negative or not finite, [`Error::Shape`] when B is
-    /// not a multiple of `group_size`, [`Error::Value`] for an infinite reward.
+    /// [`Error::Config`] for a range that is empty or a threshold that is negative or not finite, [`Error::Shape`] when
+    /// B is not a multiple of `group_size`, [`Error::Value`] for an infinite reward.
     pub fn filter(&self, rewards: &[f32], group_size: usize) -> Result<KeptGroups> {
-        if let Some([low, high]) = self.reward_range.filter(|[low, high]| !(low < high)) {
+        if let Some([low, high]) = self.reward_range.filter(|[low, high]| low.partial_cmp(high) != Some(Ordering::Less))
+        {
             return Err(Error::Config(format!("dynamic sampling: reward_range must rise, got {low} to {high}")));
         }
         if let Some(min) = self.min_std.filter(|min| !(*min >= 0.0 && min.is_finite())) {

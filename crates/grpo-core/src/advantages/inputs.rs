@@ -12,8 +12,8 @@ pub enum Rewards<'a> {
     /// `[B]`, or `[B, K]` row by row with K `reward_weights`. Where a token is needed, the reward is that of the
     /// completion's last active token.
     PerSequence(&'a [f32]),
-    /// `[N]`: what each token earns, as [`crate::rewards::kl_in_reward`] makes them. The reward of a completion is their sum
-    /// over active tokens; one NaN there, or no active token, and the completion has none.
+    /// `[N]`: what each token earns, as [`crate::rewards::kl_in_reward`] makes them. The reward of a completion is
+    /// their sum over active tokens; one NaN there, or no active token, and the completion has none.
     PerToken(&'a [f32]),
 }
 

@@ -3,8 +3,8 @@
 //! Rewards come in groups: the completions of one prompt lie next to each other, `group_size` of them. A missing reward
 //! (NaN) leaves its row out of every statistic and gives advantage 0. All arithmetic is f64; results are f32.
 //!
-//! Legend: B completions, K reward functions, N tokens; r = reward of a completion, G = the rewards present in its group,
-//! all = those of the batch.
+//! Legend: B completions, K reward functions, N tokens; r = reward of a completion, G = the rewards present in its
+//! group, all = those of the batch.
 
 mod config;
 mod filter;
@@ -31,8 +31,8 @@ enum Raw {
 }
 
 impl AdvantageConfig {
-    /// Advantages `[B]` of `rewards: [B]` (`[B, K]` with `reward_weights`), B a multiple of `group_size`; NaN stands for a
-    /// missing reward.
+    /// Advantages `[B]` of `rewards: [B]` (`[B, K]` with `reward_weights`), B a multiple of `group_size`; NaN stands
+    /// for a missing reward.
     ///
     /// Where the rewards that an estimator compares are all equal (a group, or the batch for global whitening), their
     /// advantages are exactly 0: equality is decided on the rewards, not on a rounded standard deviation. A group of
@@ -40,8 +40,8 @@ impl AdvantageConfig {
     ///
     /// # Errors
     /// [`Error::Config`] for a configuration that is not legal or that needs more than rewards (see
-    /// [`AdvantageConfig::compute`]), [`Error::Shape`] when B is not a multiple of `group_size`, [`Error::Value`] for an
-    /// infinite reward.
+    /// [`AdvantageConfig::compute`]), [`Error::Shape`] when B is not a multiple of `group_size`, [`Error::Value`] for
+    /// an infinite reward.
     pub fn advantages(&self, rewards: &[f32], group_size: usize) -> Result<Vec<f32>> {
         match self.compute(&AdvantageInputs::new(Rewards::PerSequence(rewards), group_size))? {
             Advantages::PerSequence(advantages) => Ok(advantages),
@@ -112,8 +112,8 @@ impl AdvantageConfig {
             }
             (Whitening::Sequences, Raw::PerToken(_)) => {
                 return Err(Error::Config(format!(
-                    "advantages: whiten: sequences needs one advantage per completion, and {:?} gave one per token: use \
-                     `tokens` or `none`",
+                    "advantages: whiten: sequences needs one advantage per completion, and {:?} gave one per token: \
+                     use `tokens` or `none`",
                     self.estimator
                 )));
             }

@@ -4,8 +4,8 @@ use super::Raw;
 use super::inputs::Rows;
 use crate::error::Result;
 
-/// R_t = reward_t + gamma R_(t+1) over the active tokens of each completion `[N]`; NaN at masked tokens and where there is
-/// no reward.
+/// R_t = reward_t + gamma R_(t+1) over the active tokens of each completion `[N]`; NaN at masked tokens and where there
+/// is no reward.
 pub(super) fn discounted(rows: &Rows<'_>, gamma: f64) -> Result<Vec<f64>> {
     let batch = rows.batch()?;
     let earned = rows.token_rewards()?;

@@ -4,8 +4,8 @@ use crate::batch::TokenBatch;
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// Estimator of KL(old policy || reference) of a sampled token, d = old_logp - ref_logp. verl's `kl_penalty`; its `+` forms
-/// differ in their gradient only, which a reward does not have.
+/// Estimator of KL(old policy || reference) of a sampled token, d = old_logp - ref_logp. verl's `kl_penalty`; its `+`
+/// forms differ in their gradient only, which a reward does not have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KlPenalty {
@@ -42,13 +42,13 @@ impl KlPenalty {
 pub struct KlRewards {
     /// Rewards of tokens `[N]`, 0 at masked ones: for [`crate::advantages::Rewards::PerToken`].
     pub token_rewards: Vec<f32>,
-    /// Mean over completions of the mean over their active tokens, one without active tokens counting as 0: what an adaptive
-    /// controller is told (verl's `actor/reward_kl_penalty`).
+    /// Mean over completions of the mean over their active tokens, one without active tokens counting as 0: what an
+    /// adaptive controller is told (verl's `actor/reward_kl_penalty`).
     pub kl: f64,
 }
 
-/// reward_t = (score, at the last active token) - beta kl_t, as verl's `apply_kl_penalty`. Summed over a completion this is
-/// the sequence reward of TRL's RLOO: score - beta sum_t (old_logp - ref_logp).
+/// reward_t = (score, at the last active token) - beta kl_t, as verl's `apply_kl_penalty`. Summed over a completion
+/// this is the sequence reward of TRL's RLOO: score - beta sum_t (old_logp - ref_logp).
 ///
 /// `scores: [B]`, NaN where one is missing, which makes the completion's token rewards NaN at its last active token.
 ///

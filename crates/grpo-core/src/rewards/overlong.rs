@@ -3,7 +3,8 @@
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// min(-(length - (max - cache)) / cache x penalty_factor, 0), never under -penalty_factor. DAPO, arXiv 2503.14476, eq. 13.
+/// min(-(length - (max - cache)) / cache x penalty_factor, 0), never under -penalty_factor. DAPO, arXiv 2503.14476, eq.
+/// 13.
 ///
 /// TRL's `get_soft_overlong_punishment` has these names and a factor of 1. verl's and OpenRLHF's `overlong_buffer_len`
 /// (`overlong_buffer.len`) is `soft_punish_cache`, and their limit is that of generation, which no length exceeds.
@@ -12,8 +13,8 @@ use serde::{Deserialize, Serialize};
 pub struct SoftOverlong {
     /// Generation limit in tokens.
     pub max_completion_len: usize,
-    /// Length of the last stretch before the limit, over which the penalty grows from 0 to its whole; 0 leaves only lengths
-    /// beyond the limit penalised.
+    /// Length of the last stretch before the limit, over which the penalty grows from 0 to its whole; 0 leaves only
+    /// lengths beyond the limit penalised.
     pub soft_punish_cache: usize,
     /// The whole penalty.
     #[serde(default = "one")]
