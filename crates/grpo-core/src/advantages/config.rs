@@ -17,8 +17,8 @@ pub enum AdvantageEstimator {
     /// r - mean of the others in G. RLOO, arXiv 2402.14740. TRL's `normalize_advantages` is `whiten: sequences`, and so
     /// is MLLM-JAX's `reinforce++` with ddof 0.
     Rloo,
-    /// Whitened over the batch. REINFORCE++, arXiv 2501.03262. Over completions by default: (r - mean(all)) / (std(all)
-    /// + eps) (MLLM-JAX calls this `reinforce`); with `whiten: tokens` it is verl's: the return of each token,
+    /// Whitened over the batch. REINFORCE++, arXiv 2501.03262. By default over completions, which MLLM-JAX calls
+    /// `reinforce`: (r - mean(all)) / (std(all) + eps). With `whiten: tokens` it is verl's: the return of each token,
     /// discounted by gamma, whitened over the tokens of the batch.
     ReinforcePlusPlus,
     /// r - mean(G), whitened over the tokens of the batch. REINFORCE++-baseline, arXiv 2501.03262, verl.
@@ -27,8 +27,8 @@ pub enum AdvantageEstimator {
     Reinforce,
     /// r - sum(length r) / sum(length) over G, lengths in active tokens. OPO, arXiv 2505.23585, verl.
     Opo,
-    /// r - reward of the greedy completion of the same prompt; of rewards of tokens, the sum of this and the later ones
-    /// - that. ReMax, arXiv 2310.10505, verl.
+    /// r - reward of the greedy completion of the same prompt; where tokens have rewards of their own, the return of
+    /// each takes the place of r. ReMax, arXiv 2310.10505, verl.
     Remax,
     /// (r - mean(G)) x number of rewards / number of rewards that are not 0. GPG, arXiv 2504.02546, verl.
     Gpg,
@@ -36,11 +36,10 @@ pub enum AdvantageEstimator {
     /// others get 0. Pass@k, arXiv 2503.19595, verl.
     GrpoPassk,
     /// Each reward function on its own: (r_k - mean(G_k)) / (std(G_k) + eps), summed with `reward_weights`, whitened
-    /// over the batch. GDPO, arXiv 2601.05242. Over completions by default (TRL's `normalize_then_sum`); `whiten:
-    /// tokens` is verl's.
+    /// over the batch. GDPO, arXiv 2601.05242. By default over completions, TRL's `normalize_then_sum`; with
+    /// `whiten: tokens` verl's.
     Gdpo,
-    /// Generalised advantage estimation with `gamma` and `lam`, whitened over tokens. arXiv 1506.02438; verl. Needs
-    /// values.
+    /// Generalised advantage estimation with `gamma` and `lam`, whitened over tokens. arXiv 1506.02438, verl.
     Gae,
     /// Return of a token - baseline of its position in the group, weighted by the summed squared norm of the scores so
     /// far. verl's `optimal_token_baseline`. Needs old log-probabilities and sums of squared probabilities. Equal
@@ -48,8 +47,7 @@ pub enum AdvantageEstimator {
     OptimalTokenBaseline,
     /// As `optimal_token_baseline`, with positions counted in active tokens, so that tool output shifts nothing.
     TirOptimalTokenBaseline,
-    /// (r - mean(G)) / (std(G) + eps) + global_weight (r - mean(all)) / (std(all) + eps). MLLM-JAX's `dapo` with ddof
-    /// 0.
+    /// (r - mean(G)) / (std(G) + eps) + global_weight (r - mean(all)) / (std(all) + eps). With ddof 0, MLLM-JAX's `dapo`.
     DapoMix,
 }
 
@@ -150,6 +148,22 @@ impl AdvantageConfig {
     pub fn compares_within_groups(&self) -> bool {
         use AdvantageEstimator as E;
         !matches!(self.estimator, E::Reinforce | E::ReinforcePlusPlus | E::Remax | E::Gae)
+    }
+
+    /// What must be there beside one reward per completion ([`super::AdvantageInputs`]); `None` where that is enough.
+    pub fn needs(&self) -> Option<&'static str> {
+        use AdvantageEstimator as E;
+        match self.estimator {
+            E::Remax => Some("rewards of greedy completions"),
+            E::Gae => Some("the tokens of the completions and their values"),
+            E::OptimalTokenBaseline | E::TirOptimalTokenBaseline => {
+                Some("the tokens of the completions, their old log-probabilities and sums of squared probabilities")
+            }
+            _ if self.reward_functions() > 1 => Some("the rewards of every function"),
+            E::Opo => Some("the tokens of the completions"),
+            _ if self.whitening() == Whitening::Tokens => Some("the tokens of the completions"),
+            _ => None,
+        }
     }
 
     /// Number of reward functions K.

@@ -202,6 +202,7 @@ fn refuses_settings_that_mean_nothing(#[case] json: &str, #[case] reason: &str) 
 #[case(r#"{"estimator": "remax"}"#, "greedy_rewards")]
 #[case(r#"{"estimator": "group", "whiten": "tokens"}"#, "batch")]
 fn says_which_input_is_missing(#[case] json: &str, #[case] field: &str) {
+    assert!(with(json).needs().is_some());
     let message = with(json).advantages(&[1.0, 2.0], 2).unwrap_err().to_string();
     assert!(message.contains(&format!("set `{field}`")), "{message}");
 }
