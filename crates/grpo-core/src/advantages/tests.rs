@@ -43,7 +43,6 @@ fn equal_rewards_give_exactly_zero(
     estimator: AdvantageEstimator,
     #[values(0, 1)] ddof: u8,
 ) {
-    // 0.1 has no exact mean in binary: a test on std == 0 would miss it.
     assert_eq!(run(estimator, ddof, &[0.1; 7], 7), [0.0; 7]);
     assert_eq!(run(estimator, ddof, &[0.7], 1), [0.0]);
 }
@@ -177,6 +176,27 @@ fn a_missing_reward_leaves_all_its_tokens_out() {
     };
     // Both completions have the same weight at their first token.
     assert_relative_eq!(a[..], [0.0, 0.0, -0.5, 0.5, 0.0][..], epsilon = 1e-6);
+}
+
+#[rstest]
+fn equal_sums_of_weighted_rewards_give_exactly_zero(
+    #[values("group", "mean_only", "rloo", "reinforce_plus_plus", "gpg", "grpo_passk", "gdpo", "dapo_mix")] name: &str,
+    #[values(3, 7, 11)] group: usize,
+) {
+    // 0.1 x 0.3 + 0.7 x 0.9 in f64: the mean of many of them is not one of them, and the deviation not 0.
+    let rewards = [0.3, 0.9].repeat(group);
+    let config = with(&format!(r#"{{"estimator": "{name}", "reward_weights": [0.1, 0.7], "eps": 0.0}}"#));
+    assert_eq!(config.advantages(&rewards, group).unwrap(), vec![0.0; group]);
+}
+
+#[test]
+fn one_missing_token_reward_leaves_the_whole_completion_out() {
+    let batch = batch(&[2, 2]);
+    let rewards = Rewards::PerToken(&[f32::NAN, 1.0, 0.5, 2.0]);
+    let inputs =
+        AdvantageInputs { batch: Some(&batch), greedy_rewards: Some(&[0.0; 2]), ..AdvantageInputs::new(rewards, 1) };
+    let remax = with(r#"{"estimator": "remax"}"#).compute(&inputs).unwrap();
+    assert_eq!(remax, Advantages::PerToken(vec![0.0, 0.0, 2.5, 2.0]));
 }
 
 #[rstest]
