@@ -47,7 +47,8 @@ pub enum AdvantageEstimator {
     OptimalTokenBaseline,
     /// As `optimal_token_baseline`, with positions counted in active tokens, so that tool output shifts nothing.
     TirOptimalTokenBaseline,
-    /// (r - mean(G)) / (std(G) + eps) + global_weight (r - mean(all)) / (std(all) + eps). With ddof 0, MLLM-JAX's `dapo`.
+    /// (r - mean(G)) / (std(G) + eps) + global_weight (r - mean(all)) / (std(all) + eps). MLLM-JAX's `dapo`, with ddof
+    /// set to 0.
     DapoMix,
 }
 

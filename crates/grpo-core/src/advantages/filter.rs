@@ -72,14 +72,11 @@ impl DynamicSampling {
         for (index, group) in rewards.chunks(group_size).enumerate() {
             let group: Vec<f64> = group.iter().map(|r| f64::from(*r)).collect();
             let statistics = Statistics::of(&group, 1);
-            // The mean of equal rewards is that reward, which a rounded sum need not give.
-            let first = group.iter().copied().find(|r| !r.is_nan()).unwrap_or(f64::NAN);
-            let mean = if statistics.all_equal { first } else { statistics.mean };
             if statistics.count == 0.0 {
                 groups.without_reward += 1;
             } else if self.drop_zero_variance && statistics.all_equal && group_size > 1 {
                 groups.zero_variance += 1;
-            } else if self.reward_range.is_some_and(|[low, high]| !(low < mean && mean < high)) {
+            } else if self.reward_range.is_some_and(|[low, high]| !(low < statistics.mean && statistics.mean < high)) {
                 groups.out_of_range += 1;
             } else if self.min_std.is_some_and(|min| statistics.all_equal || statistics.std <= min) {
                 groups.low_std += 1;

@@ -183,9 +183,9 @@ fn equal_sums_of_weighted_rewards_give_exactly_zero(
     #[values("group", "mean_only", "rloo", "reinforce_plus_plus", "gpg", "grpo_passk", "gdpo", "dapo_mix")] name: &str,
     #[values(3, 7, 11)] group: usize,
 ) {
-    // 0.1 x 0.3 + 0.7 x 0.9 in f64: the mean of many of them is not one of them, and the deviation not 0.
-    let rewards = [0.3, 0.9].repeat(group);
-    let config = with(&format!(r#"{{"estimator": "{name}", "reward_weights": [0.1, 0.7], "eps": 0.0}}"#));
+    // 0.3 x 0.7 + 0.9 x 0.6 in f64: the mean of 3, 7 or 11 of them is not one of them, and the deviation not 0.
+    let rewards = [0.7, 0.6].repeat(group);
+    let config = with(&format!(r#"{{"estimator": "{name}", "reward_weights": [0.3, 0.9], "eps": 0.0}}"#));
     assert_eq!(config.advantages(&rewards, group).unwrap(), vec![0.0; group]);
 }
 
@@ -293,7 +293,7 @@ fn dynamic_sampling_keeps_groups_that_can_teach() {
     let kept = kept.filter(&rewards, 2).unwrap();
     let expected = KeptGroups { kept: vec![0], without_reward: 1, zero_variance: 2, out_of_range: 1, low_std: 1 };
     assert_eq!(kept, expected);
-    // OpenRLHF compares the mean only; 0.1 does not lie above 0.1 although its rounded mean may.
+    // OpenRLHF compares the mean only, and a mean of 0.1 does not lie above 0.1.
     let range = DynamicSampling { drop_zero_variance: false, reward_range: Some([0.1_f32.into(), 1.0]), min_std: None };
     assert_eq!(range.filter(&[0.1; 7], 7).unwrap().out_of_range, 1);
     assert_eq!(range.filter(&[0.2; 7], 7).unwrap().kept, [0]);
