@@ -52,6 +52,10 @@ impl TrainConfig {
             "the value of rollout.temperature (or leave it out: the loss is taken at the sampling temperature)",
             self.loss.temperature,
         )?;
+        let plain = "left out: rollouts sample from the model's logits as they are";
+        check(self.loss.logit_scale == 1.0, "loss.logit_scale", plain, self.loss.logit_scale)?;
+        let cap = self.loss.final_logit_softcapping;
+        check(cap.is_none(), "loss.final_logit_softcapping", plain, cap.unwrap_or_default())?;
         // Far above what this trainer can train and far below what would overflow an allocation.
         for (key, count, limit) in [
             ("warmup.batch_size", self.warmup.batch_size, MAX_SEQUENCES),
