@@ -6,6 +6,7 @@ mod presets;
 mod report;
 mod shapes;
 mod synthetic;
+mod variants;
 
 use backend_tpu::PjrtBackend;
 use backend_tpu::plugins::{self, Kind};

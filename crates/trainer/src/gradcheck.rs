@@ -6,6 +6,7 @@
 
 mod devices;
 mod differences;
+mod file;
 mod problem;
 #[cfg(test)]
 mod tests;
@@ -15,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::parity::Row;
 use backend_tpu::aot::{Variant, What};
 use devices::Devices;
+pub use file::file;
 use grpo_core::{Dtype, PolicySpec};
 use problem::Problem;
 use serde::Serialize;

@@ -141,7 +141,7 @@ pub(crate) fn oracle_at(
     Ok(Evaluated { values, metrics: result.metrics, magnitude, active_rows })
 }
 
-fn widened(tensor: &Tensor) -> Vec<f64> {
+pub(crate) fn widened(tensor: &Tensor) -> Vec<f64> {
     match tensor {
         Tensor::F32(v) => widen(v),
         Tensor::Bf16(v) => v.iter().map(|x| x.to_f64()).collect(),

@@ -16,7 +16,7 @@ use rand::seq::index::sample;
 
 /// Of the oracle's gradients against differences, relative to the largest. Differences reach 1e-10, at a low temperature or
 /// with a large KL 3e-9; a mistake in a formula is orders larger.
-const TOLERANCE: f64 = 1e-6;
+pub(super) const TOLERANCE: f64 = 1e-6;
 
 /// Entries of a tensor that differences are taken of: each is two evaluations.
 const MOST_ENTRIES: usize = 600;

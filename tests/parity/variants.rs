@@ -1,0 +1,116 @@
+//! What no other system offers, or none that can be installed: against differences of the oracle's loss and closed forms
+//! derived by hand, in every implementation and backend.
+
+use crate::{assert_parity, backends};
+use grpo_core::{BatchFile, Dtype, LossConfig, TokenBatch};
+use rstest::rstest;
+use trainer::gradcheck;
+use trainer::parity::{Check, oracle};
+
+/// A golden batch with both signs of advantage, ratios on all sides, a reference, and a sampler that is silent in places.
+fn file(loss: &str) -> BatchFile {
+    let bytes = std::fs::read("golden/trl_grpo_sampler_token_truncate.safetensors").unwrap();
+    let file = BatchFile::parse(&bytes).unwrap();
+    assert!(file.batch.sampler_logp().unwrap().iter().any(|logp| logp.is_nan()) && file.batch.old_logp().is_some());
+    let expected = grpo_core::parity::Values::default();
+    let reference = file.batch.old_logp().unwrap().iter().map(|logp| logp + 0.21).collect();
+    let batch = file.batch.clone().with_ref_logp(reference).unwrap();
+    BatchFile { loss: LossConfig::from_json(loss).unwrap(), expected, batch, ..file }
+}
+
+#[rstest]
+#[case::geometric_truncate(
+    r#"{"vllm_importance_sampling_mode": "geometric_truncate", "vllm_importance_sampling_clip_max": 1.02}"#
+)]
+#[case::geometric_mask(
+    r#"{"vllm_importance_sampling_mode": "geometric_mask", "vllm_importance_sampling_clip_max": 1.02,
+    "vllm_importance_sampling_clip_min": 0.9}"#
+)]
+#[case::gpg(r#"{"loss_type": "gpg", "beta": 0.1}"#)]
+#[case::reinforce(
+    r#"{"loss_type": "reinforce", "vllm_importance_sampling_mode": "token_truncate", "entropy_coef": 0.02}"#
+)]
+#[case::dro(r#"{"loss_type": "dro", "dro_beta": 0.3, "beta": 0.1, "kl_estimator": "abs+"}"#)]
+#[case::dual_clip(r#"{"clip_ratio_c": 1.3, "epsilon_low": 0.1, "beta": 0.1, "kl_estimator": "low_var_kl+"}"#)]
+#[case::guard(
+    r#"{"log_ratio_guard": 0.31, "epsilon_low": 0.4, "beta": 0.1, "kl_input_clamp": 0.3, "kl_output_clamp": 0.04}"#
+)]
+#[case::sequence_token(
+    r#"{"importance_sampling_level": "sequence_token", "epsilon_low": 0.02, "epsilon_high": 0.03, "beta": 0.1}"#
+)]
+#[case::sapo_sequence(r#"{"loss_type": "sapo", "importance_sampling_level": "sequence", "beta": 0.1}"#)]
+#[case::kl_cov(r#"{"loss_type": "kl_cov", "kl_cov_ratio": 0.2, "ppo_kl_coef": 0.5, "beta": 0.1}"#)]
+#[case::averages_of_verl(r#"{"loss_agg_mode": "seq-mean-token-sum-norm", "loss_scale_factor": 7, "beta": 0.1}"#)]
+#[case::geometric_mean_of_high_entropy(
+    r#"{"loss_type": "geo_mean", "top_entropy_quantile": 0.5, "entropy_coef": 0.1}"#
+)]
+#[case::seed(r#"{"semantics": "mllm_jax", "temperature": 0.7, "epsilon_high": 0.3}"#)]
+fn variants(#[case] loss: &str, #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype) {
+    let file = file(loss);
+    for row in gradcheck::file(&file, 60).unwrap() {
+        assert!(row.passed, "{loss}: {row:#?}");
+    }
+    for backend in backends() {
+        assert_parity(backend.as_ref(), loss, &file, &Check { dtype: Some(dtype), ..Check::default() });
+    }
+}
+
+/// Active rows of each sequence.
+fn sequences(batch: &TokenBatch) -> Vec<Vec<usize>> {
+    let active = |sequence| batch.range(sequence).filter(|row| batch.is_active(*row)).collect();
+    (0..batch.sequences()).map(active).collect()
+}
+
+/// -A l w: with w = exp(mean of old - sampler) within the bounds, or 0 outside of them; a silent sampler counts 0.
+#[rstest]
+fn geometric_weights(#[values("geometric_truncate", "geometric_mask")] mode: &str) {
+    let file = file(&format!(
+        r#"{{"loss_type": "reinforce", "vllm_importance_sampling_mode": "{mode}", "vllm_importance_sampling_clip_max": 1.02,
+             "vllm_importance_sampling_clip_min": 0.5}}"#
+    ));
+    let (batch, found) = (&file.batch, oracle(&file.loss, &file, &file.policy).unwrap().values);
+    let (old, sampler) = (batch.old_logp().unwrap(), batch.sampler_logp().unwrap());
+    let (mut loss, mut outside) = (0.0, 0);
+    for (sequence, rows) in sequences(batch).iter().enumerate() {
+        let difference = |row: &usize| f64::from(old[*row]) - f64::from(sampler[*row]);
+        let sum: f64 = rows.iter().map(difference).filter(|d| !d.is_nan()).sum();
+        let weight = (sum / rows.len().max(1) as f64).exp();
+        outside += usize::from(weight > 1.02);
+        let weight = match mode {
+            "geometric_mask" if weight > 1.02 => 0.0,
+            _ => weight.min(1.02),
+        };
+        let logp: f64 = rows.iter().map(|row| found.logp.as_ref().unwrap()[*row]).sum();
+        loss -= weight * f64::from(batch.advantage(sequence, rows.first().copied().unwrap_or(0))) * logp;
+    }
+    assert!(outside > 0 && outside < batch.sequences(), "{outside} sequences are outside");
+    let found = found.loss.unwrap();
+    let loss = loss / batch.active_tokens() as f64;
+    assert!((found - loss).abs() < 1e-12, "{found} and {loss}");
+}
+
+/// What is neither chosen nor kept stays in the denominators and keeps its KL.
+#[rstest]
+#[case::sampler(r#""vllm_importance_sampling_mode": "token_mask", "vllm_importance_sampling_clip_max": 1e-9"#)]
+#[case::off_policy(r#""off_policy_mask_threshold": -100.0, "vllm_importance_sampling_correction": false"#)]
+fn what_is_dropped_keeps_its_kl_and_its_place(#[case] keys: &str) {
+    let file = file(&format!(r#"{{"loss_type": "bnpo", "beta": 0.1, "use_bias_correction_kl": false, {keys}}}"#));
+    let (batch, found) = (&file.batch, oracle(&file.loss, &file, &file.policy).unwrap().values);
+    let (logp, n) = (found.logp.unwrap(), batch.active_tokens() as f64);
+    let mut loss = 0.0;
+    for (sequence, rows) in sequences(batch).iter().enumerate() {
+        for row in rows {
+            let d = f64::from(batch.ref_logp().unwrap()[*row]) - logp[*row];
+            loss += 0.1 * (d.exp() - d - 1.0) / n;
+            let (advantage, old) =
+                (f64::from(batch.advantage(sequence, *row)), f64::from(batch.old_logp().unwrap()[*row]));
+            let ratio = (logp[*row] - old).exp();
+            // Where the sampler is silent its ratio is 1, which is above the bound too; positive advantages stay.
+            if keys.contains("off_policy") && advantage >= 0.0 {
+                loss -= (ratio * advantage).min(ratio.clamp(0.8, 1.2) * advantage) / n;
+            }
+        }
+    }
+    let found = found.loss.unwrap();
+    assert!((found - loss).abs() < 1e-12, "{found} and {loss}");
+}
