@@ -20,6 +20,11 @@ fn or_off(value: Option<f64>) -> String {
     value.map_or("off".into(), number)
 }
 
+/// Why a configuration is refused.
+fn reason(error: &grpo_core::Error) -> String {
+    error.to_string().replace("invalid loss configuration: ", "")
+}
+
 /// A loss under a system with nothing but what it cannot do without, and that; or why there is no such thing.
 pub(crate) fn minimal(loss_type: LossType, semantics: Semantics) -> Result<(LossConfig, Option<String>), String> {
     let bare = LossConfig { loss_type, semantics, ..LossConfig::default() };
@@ -31,15 +36,15 @@ pub(crate) fn minimal(loss_type: LossType, semantics: Semantics) -> Result<(Loss
         ..bare
     };
     match needed.validate() {
-        Ok(()) => Ok((needed, Some(error.to_string()))),
-        Err(error) => Err(error.to_string()),
+        Ok(()) => Ok((needed, Some(reason(&error)))),
+        Err(error) => Err(reason(&error)),
     }
 }
 
 /// What `config` comes to.
 pub(crate) fn properties(config: &LossConfig) -> Vec<Property> {
-    let (low, high) = (number(config.ratio_low()), number(config.ratio_high()));
-    let epsilons = (number(config.epsilon_low), number(config.upper_epsilon()));
+    let (low, high) = (exact(config.ratio_low()), exact(config.ratio_high()));
+    let epsilons = (exact(config.epsilon_low), exact(config.upper_epsilon()));
     let raw = config.objective() == Objective::Cispo && config.semantics != Semantics::Verl;
     let bounds = match config.objective() {
         Objective::Cispo if raw => format!("r at most {high}"),
@@ -70,6 +75,11 @@ pub(crate) fn properties(config: &LossConfig) -> Vec<Property> {
     ]
 }
 
+/// All digits but those that 1 + epsilon adds.
+fn exact(value: f64) -> String {
+    ((value * 1e12).round() / 1e12).to_string()
+}
+
 fn plus_minus(bound: Option<f64>) -> String {
     bound.map_or("any".into(), |bound| format!("±{}", number(bound)))
 }
@@ -84,8 +94,8 @@ fn averages(config: &LossConfig) -> [String; 3] {
     let known = [
         ("1/N", 4.0, 4.0),
         ("1/num_items_in_batch", 10.0, 10.0),
-        ("1/(B len)", 9.0, 3.0),
-        ("1/(B' len)", 6.0, 2.0),
+        (r"1/(B \|y\|)", 9.0, 3.0),
+        (r"1/(B' \|y\|)", 6.0, 2.0),
         ("1/B", 3.0, 3.0),
         ("1/B'", 2.0, 2.0),
         ("1/(B' width)", 8.0, 8.0),
@@ -109,7 +119,7 @@ fn sampler(config: &LossConfig) -> String {
     let values = PolicyValues { logp: vec![-1.0; 2], entropy: vec![0.5; 2] };
     let prepared = match config.prepare(&batch, |_| Ok(values)) {
         Ok(prepared) => prepared,
-        Err(error) => return format!("error: {error}"),
+        Err(_) => return format!("refuses {}", word(config.vllm_importance_sampling_mode)),
     };
     let weighs = prepared.factors().is_some_and(|f| f.policy.iter().any(|w| *w != 1.0) || f.shift[0] != 0.0);
     if !weighs {

@@ -7,11 +7,14 @@ use grpo_core::evaluate::Evaluator;
 use grpo_core::factors::PolicyValues;
 use grpo_core::weights::TokenWeights;
 use grpo_core::{Advantages, LossConfig, LossType, TokenBatch};
+use std::collections::BTreeMap;
 
 pub(crate) fn generated(loss: LossType) -> String {
-    let mut text = format!("### Defaults by system\n\n{}", defaults(loss));
-    text +=
-        "\n### Numbers\n\nThe code's own, for a sequence alone (the mean over its tokens), without KL and entropy.\n";
+    let legend = "B: sequences; B': those with active tokens; |y|: active tokens of a sequence; N: active tokens of the step \
+                  ([aggregation](aggregation.md)).";
+    let numbers_of = "The code's own for a sequence alone, the mean over its tokens whatever the loss's average; without KL and \
+                      entropy.";
+    let mut text = format!("### Defaults by system\n\n{}\n{legend}\n\n### Numbers\n\n{numbers_of}\n", defaults(loss));
     for (json, sequences) in examples(loss) {
         text += &format!("\n`{}`\n\n{}", spoken(json), numbers(json, &sequences));
     }
@@ -19,17 +22,20 @@ pub(crate) fn generated(loss: LossType) -> String {
 }
 
 fn defaults(loss: LossType) -> String {
-    let (mut columns, mut notes) = (Vec::<(String, Vec<Property>)>::new(), String::new());
+    let (mut columns, mut notes) = (Vec::<(String, Vec<Property>)>::new(), BTreeMap::<String, Vec<String>>::new());
     for system in SYSTEMS {
         let name = word(system);
         match minimal(loss, system) {
             Ok((config, needed)) => {
                 if let Some(reason) = needed {
-                    notes += &format!("* `{name}` needs a value, here an example's: {reason}\n");
+                    notes
+                        .entry(format!("needs a value, here that of an example: {reason}"))
+                        .or_default()
+                        .push(format!("`{name}`"));
                 }
                 columns.push((name, properties(&config)));
             }
-            Err(reason) => notes += &format!("* `{name}` refuses it: {reason}\n"),
+            Err(reason) => notes.entry(format!("refused: {reason}")).or_default().push(format!("`{name}`")),
         }
     }
     let head: Vec<&str> = ["`semantics`"].into_iter().chain(columns.iter().map(|(name, _)| name.as_str())).collect();
@@ -38,6 +44,7 @@ fn defaults(loss: LossType) -> String {
         [columns[0].1[i].0.to_owned()].into_iter().chain(cells).collect::<Vec<_>>()
     });
     let table = table(&head, rows);
+    let notes: String = notes.iter().map(|(note, systems)| format!("* {}: {note}\n", systems.join(", "))).collect();
     if notes.is_empty() { table } else { format!("{table}\n{notes}") }
 }
 

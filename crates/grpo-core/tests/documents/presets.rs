@@ -65,5 +65,9 @@ fn presets_of_a_system_say_which_and_mean_it() {
             assert!(comment.starts_with(system), "{name} has to begin with `# {system}`: {comment}");
             assert_eq!(config.semantics, semantics, "{name}");
         }
+        if let Some(other) = comment.strip_prefix("The same as ").and_then(|rest| rest.split([' ', ',']).next()) {
+            let other = std::fs::read_to_string(folder("configs/loss").join(format!("{other}.yaml"))).unwrap();
+            assert_eq!(config, parse(&other), "{name}");
+        }
     }
 }
