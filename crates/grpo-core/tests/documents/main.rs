@@ -55,6 +55,7 @@ fn generated_parts_are_what_the_code_says() {
     page::check("entropy", &terms::entropy());
     page::check("semantics", &defaults::differences(&losses()));
     page::check("presets", &presets::generated());
+    page::check("keys", &table_of_keys());
 }
 
 #[test]
@@ -88,13 +89,30 @@ fn every_page_is_in_the_index_and_every_link_leads_somewhere() {
     }
 }
 
+/// Each key of the configuration with its default and the pages that name it.
+fn keys() -> Vec<(String, String, Vec<String>)> {
+    let word = |code: &str| code.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).next().unwrap().to_owned();
+    let said: Vec<(String, BTreeSet<String>)> = pages()
+        .into_iter()
+        .filter(|(name, _)| !["keys.md", "presets.md"].contains(&name.as_str()))
+        .map(|(name, text)| (name, page::without_generated(&text).split('`').skip(1).step_by(2).map(word).collect()))
+        .collect();
+    let defaults = serde_json::to_value(LossConfig::default()).unwrap();
+    let pages_of =
+        |key: &String| said.iter().filter(|(_, words)| words.contains(key)).map(|(name, _)| name.clone()).collect();
+    defaults.as_object().unwrap().iter().map(|(key, value)| (key.clone(), value.to_string(), pages_of(key))).collect()
+}
+
+fn table_of_keys() -> String {
+    let link = |page: &String| format!("[{}]({page})", page.trim_end_matches(".md"));
+    let rows = keys().into_iter().map(|(key, default, pages)| {
+        [format!("`{key}`"), default, pages.iter().map(link).collect::<Vec<_>>().join(", ")]
+    });
+    page::table(&["key", "default", "pages"], rows)
+}
+
 #[test]
 fn every_key_is_explained_somewhere() {
-    let text: String = pages().into_iter().map(|(_, text)| page::without_generated(&text)).collect();
-    let word =
-        |code: &'_ str| code.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).next().unwrap().to_owned();
-    let explained: BTreeSet<String> = text.split('`').skip(1).step_by(2).map(word).collect();
-    let keys = serde_json::to_value(LossConfig::default()).unwrap();
-    let missing: Vec<&String> = keys.as_object().unwrap().keys().filter(|key| !explained.contains(*key)).collect();
+    let missing: Vec<String> = keys().into_iter().filter(|(.., pages)| pages.is_empty()).map(|(key, ..)| key).collect();
     assert!(missing.is_empty(), "no page says what these are: {missing:?}");
 }
