@@ -100,6 +100,7 @@ fn averages(config: &LossConfig) -> [String; 3] {
         ("1/B'", 2.0, 2.0),
         ("1/(B' width)", 8.0, 8.0),
         ("1/(B max_completion_length)", 3.0 * constant, 3.0 * constant),
+        ("1/(B' max_completion_length)", 2.0 * constant, 2.0 * constant),
     ];
     [weights.policy, weights.kl, weights.entropy].map(|list| {
         let same = |a: f64, b: f64| (a * b - 1.0).abs() < 1e-12;
