@@ -86,6 +86,8 @@ fn bad_values_name_their_key() {
         ("loss.loss_type=ppo", &["loss.loss_type", "ppo", "grpo"]),
         ("loss.epsilon_low=7", &["epsilon_low", "[0, 1]"]),
         ("loss.loss_type=cispo", &["epsilon_high"]),
+        ("loss.final_logit_softcapping=30.0", &["loss.final_logit_softcapping", "30"]),
+        ("loss.logit_scale=0.5", &["loss.logit_scale", "0.5"]),
         ("model.hidden_size=30", &["model.hidden_size"]),
         ("run.name=../x", &["run.name"]),
         ("grpo.max_steps", &["KEY=VALUE"]),

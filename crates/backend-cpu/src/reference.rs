@@ -42,6 +42,7 @@ pub fn evaluate<R: Scalar>(config: &LossConfig, policy: &Policy<'_, R>, batch: &
     let active = |values: &[R]| rows.iter().map(|&i| values[i].to_f64()).collect::<Vec<_>>();
     let (mut g, mut e, mut totals) = (vec![0.0; rows.len()], vec![0.0; rows.len()], evaluator.totals());
     evaluator.evaluate(0..rows.len(), &active(&out.logp), &active(&out.entropy), &mut g, &mut e, &mut totals);
+    out.active_rows = rows.to_vec();
     out.magnitude = totals.magnitude();
     (out.loss, out.metrics) = evaluator.finish(totals);
 

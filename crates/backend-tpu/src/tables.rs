@@ -35,7 +35,7 @@ impl Tables {
                 ids[g + row] = sequence as i32;
                 let of = |list: Option<&[f32]>| list.map_or(0.0, |list| list[row]);
                 let entries: [f32; NUMBERS] = [
-                    batch.advantage(sequence, row),
+                    evaluator.map_or(0.0, |e| e.advantage(sequence, row) as f32),
                     weights.map_or(0.0, |w| w.policy[row] as f32),
                     weights.map_or(0.0, |w| (beta * w.kl[row]) as f32),
                     evaluator.map_or(0.0, |e| e.entropy_weight(row) as f32),
@@ -43,7 +43,9 @@ impl Tables {
                     of(batch.old_logp()),
                     of(batch.ref_logp()),
                     if shares_clip { share } else { 1.0 },
+                    batch.advantage(sequence, row),
                     factors.map_or(1.0, |f| f.policy[row] as f32),
+                    factors.map_or(1.0, |f| f.part[row] as f32),
                     factors.map_or(0.0, |f| f.penalised[row] as f32),
                     factors.map_or(0.0, |f| f.shift[row] as f32),
                     reciprocal_temperature(&spec.loss, batch, row),

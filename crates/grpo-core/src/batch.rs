@@ -189,6 +189,7 @@ impl TokenBatch {
         let lists = [
             ("factors.policy", &factors.policy),
             ("factors.entropy", &factors.entropy),
+            ("factors.part", &factors.part),
             ("factors.penalised", &factors.penalised),
             ("factors.shift", &factors.shift),
         ];

@@ -12,7 +12,7 @@ use crate::config::{ImportanceSamplingLevel, LossConfig, Objective};
 use crate::error::{Error, Result};
 use crate::metrics::Metrics;
 use crate::objective::{TokenInputs, TokenLoss, TokenWeight, shares_mean, weighted};
-use crate::real::Scalar;
+use crate::real::{Dual, Scalar};
 use crate::weights::{TokenWeights, token_weights};
 use std::borrow::Cow;
 use std::ops::Range;
@@ -269,8 +269,11 @@ impl<'a> Evaluator<'a> {
         let rows = &self.batch.active_rows()[part];
         let Some(first) = rows.first() else { return };
         let share = if shares_mean(self.config) { 1.0 / rows.len() as f64 } else { 1.0 };
-        let parts =
-            || rows.iter().zip(logp).map(|(row, l)| self.inputs::<R>(sequence, *row).shared_part(self.config, l));
+        let part = |(row, l): (&usize, &R)| {
+            let factor = R::from_f64(self.batch.factors().map_or(1.0, |factors| factors.part[*row]));
+            self.inputs::<R>(sequence, *row).shared_part(self.config, l) * Dual::fixed(factor)
+        };
+        let parts = || rows.iter().zip(logp).map(part);
         let shift = self.batch.factors().map_or(0.0, |factors| factors.shift[*first]);
         let log_ratio = R::from_f64(parts().map(|part| part.value.to_f64()).sum::<f64>() * share + shift);
         let clip_share = if self.shares_clip() { 1.0 / rows.len() as f64 } else { 1.0 };
@@ -284,6 +287,17 @@ impl<'a> Evaluator<'a> {
         }
         for (d, part) in dlogp.iter_mut().zip(parts()) {
             *d = *d + R::from_f64(through_shared * share * part.tangent.to_f64());
+        }
+    }
+
+    /// Advantage of a row; geo_mean has one per sequence, the mean of its tokens' (verl).
+    pub fn advantage(&self, sequence: usize, row: usize) -> f64 {
+        match self.batch.advantages() {
+            Advantages::PerToken(advantages) if self.config.objective() == Objective::GeoMean => {
+                let rows = &self.batch.active_rows()[self.starts[sequence]..self.starts[sequence + 1]];
+                rows.iter().map(|row| f64::from(advantages[*row])).sum::<f64>() / rows.len().max(1) as f64
+            }
+            _ => self.batch.advantage(sequence, row).into(),
         }
     }
 
@@ -301,7 +315,8 @@ impl<'a> Evaluator<'a> {
         TokenInputs {
             old_logp: of(self.batch.old_logp()),
             ref_logp: of(self.batch.ref_logp()),
-            advantage: R::from_f64(self.batch.advantage(sequence, row).into()),
+            advantage: R::from_f64(self.advantage(sequence, row)),
+            direction: R::from_f64(self.batch.advantage(sequence, row).into()),
             factor: R::from_f64(factors.map_or(1.0, |factors| factors.policy[row])),
             penalised: R::from_f64(factors.map_or(0.0, |factors| factors.penalised[row])),
         }
@@ -328,27 +343,13 @@ impl<'a> Evaluator<'a> {
     }
 }
 
-/// Whether the batch has what only [`LossConfig::prepare`] can have given it, and one advantage where there is one ratio.
+/// Whether the batch has what only [`LossConfig::prepare`] can have given it.
 fn check_prepared(config: &LossConfig, batch: &TokenBatch) -> Result<()> {
     if batch.factors().is_none() && config.selects_tokens() {
         return Err(Error::Config(
             "this loss chooses tokens by what the policy says of the whole batch: call LossConfig::prepare first"
                 .into(),
         ));
-    }
-    if config.objective() == Objective::GeoMean && matches!(batch.advantages(), Advantages::PerToken(_)) {
-        for sequence in 0..batch.sequences() {
-            let mut rows = batch.range(sequence).filter(|row| batch.is_active(*row));
-            let Some(first) = rows.next() else { continue };
-            let advantage = batch.advantage(sequence, first);
-            if let Some(row) = rows.find(|row| batch.advantage(sequence, *row) != advantage) {
-                return Err(Error::value(
-                    "advantages",
-                    format!("token {row} (sequence {sequence})"),
-                    "geo_mean has one ratio, and so one advantage, per sequence: give the same for all of its tokens",
-                ));
-            }
-        }
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 
 use crate::batch::TokenBatch;
 use crate::config::LossConfig;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::metrics::Metrics;
 use crate::weights::token_weights;
 use crate::{Scores, sampler, selection};
@@ -25,13 +25,15 @@ impl From<Scores> for PolicyValues {
     }
 }
 
-/// One entry per token `[N]` in each list; 1, 1, 0 and 0 where nothing is special.
+/// One entry per token `[N]` in each list; 1, 1, 1, 0 and 0 where nothing is special.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TokenFactors {
     /// Of the policy term.
     pub policy: Vec<f64>,
     /// Of the weight in the entropy bonus.
     pub entropy: Vec<f64>,
+    /// Of what the token adds to the log-ratio of its sequence.
+    pub part: Vec<f64>,
     /// kl_cov: 1 where the penalty is paid.
     pub penalised: Vec<f64>,
     /// What is added to the log-ratio of the token's sequence (vespo).
@@ -46,6 +48,7 @@ impl TokenFactors {
         Self {
             policy: vec![1.0; tokens],
             entropy: vec![1.0; tokens],
+            part: vec![1.0; tokens],
             penalised: vec![0.0; tokens],
             shift: vec![0.0; tokens],
             metrics: Metrics::default(),
@@ -58,6 +61,7 @@ impl TokenFactors {
         Self {
             policy: cut(&self.policy),
             entropy: cut(&self.entropy),
+            part: cut(&self.part),
             penalised: cut(&self.penalised),
             shift: cut(&self.shift),
             metrics: Metrics::default(),
@@ -79,11 +83,11 @@ impl LossConfig {
     /// # Errors
     /// [`crate::Error::Config`] where the batch lacks what the configuration needs, or its numbers do not fit the batch;
     /// [`crate::Error::Value`] for an infinite `sampler_logp`; those of `score`.
-    pub fn prepare<'a>(
+    pub fn prepare<'a, E: From<Error>>(
         &self,
         batch: &'a TokenBatch,
-        score: impl FnOnce(&TokenBatch) -> Result<PolicyValues>,
-    ) -> Result<Cow<'a, TokenBatch>> {
+        score: impl FnOnce(&TokenBatch) -> Result<PolicyValues, E>,
+    ) -> Result<Cow<'a, TokenBatch>, E> {
         let mut batch = Cow::Borrowed(batch);
         let whole = batch.weights().is_none();
         if whole && let Some(mask) = self.truncated_mask(&batch)? {
@@ -129,7 +133,7 @@ impl LossConfig {
         let mut mask = batch.mask();
         for sequence in &self.truncated_rows.0 {
             if *sequence >= batch.sequences() {
-                return Err(crate::Error::Config(format!(
+                return Err(Error::Config(format!(
                     "truncated_rows names sequence {sequence}, but the batch has {}",
                     batch.sequences()
                 )));

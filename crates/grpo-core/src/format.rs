@@ -11,7 +11,7 @@
 //! | `mask` | F32, BOOL, U8, I64 | `[B, T]` |
 //! | `advantages` | F32 | `[B]`, `[B, 1]` or `[B, T]` |
 //! | `old_logp` (optional; without it the ratio is 1), `ref_logp` (when beta is not 0) | F32 | `[B, T]` |
-//! | `sampler_logp` (optional; carried, but no loss reads it) | F32 | `[B, T]` |
+//! | `sampler_logp` (optional, for the sampler's correction; NaN where the sampler gave none: ratio 1) | F32 | `[B, T]` |
 //! | `temperatures` (optional; replaces the configuration's `temperature`) | F32 | `[B]`, `[B, 1]` or `[B, T]` |
 //! | `expected.{loss,logp,entropy,grad_hidden,grad_lm_head,grad_bias,grad_logits}` (optional) | F64, F32 | of what they mirror |
 //!

@@ -142,11 +142,12 @@ enum Over {
 /// [`Error::Config`] for a rule or threshold that verl does not have.
 pub(crate) fn rejections(config: &LossConfig) -> Result<Vec<Rejection>> {
     let fail = |message: String| Err(Error::Config(message));
-    let list = |text: &Option<String>| -> Vec<String> {
-        let parts = text.iter().flat_map(|text| text.split(',')).map(|part| part.trim().to_owned());
+    let list = |text: Option<&str>| -> Vec<String> {
+        let parts = text.into_iter().flat_map(|text| text.split(',')).map(|part| part.trim().to_owned());
         parts.filter(|part| !part.is_empty()).collect()
     };
-    let (rules, thresholds) = (list(&config.rollout_rs), list(&config.rollout_rs_threshold));
+    let rules = list(config.rollout_rs.as_deref());
+    let thresholds = list(config.rollout_rs_threshold.as_ref().map(|thresholds| thresholds.0.as_str()));
     if rules.is_empty() {
         return match thresholds.is_empty() {
             true => Ok(vec![]),

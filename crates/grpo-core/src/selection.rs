@@ -4,7 +4,7 @@
 //! (TRL's meaning).
 
 use crate::batch::TokenBatch;
-use crate::config::{LossConfig, LossType};
+use crate::config::{LossConfig, LossType, Objective};
 use crate::factors::{PolicyValues, TokenFactors};
 
 /// Writes every choice that the configuration asks for into `factors`. `batch.factors()` of a part of a step that was
@@ -17,7 +17,7 @@ pub(crate) fn select(config: &LossConfig, batch: &TokenBatch, policy: &PolicyVal
         off_policy(threshold, batch, policy, factors);
     }
     if config.top_entropy_quantile < 1.0 {
-        high_entropy(config.top_entropy_quantile, batch, policy, factors);
+        high_entropy(config, batch, policy, factors);
     }
     match config.loss_type {
         LossType::ClipCov => clip_cov(config, batch, policy, factors),
@@ -43,19 +43,32 @@ fn off_policy(threshold: f64, batch: &TokenBatch, policy: &PolicyValues, factors
 }
 
 /// The share `top` of tokens of the highest entropy: those at or above the quantile 1 - `top`, interpolated between
-/// neighbours (arXiv 2506.01939). The others leave the entropy bonus too, and its mean.
-fn high_entropy(top: f64, batch: &TokenBatch, policy: &PolicyValues, factors: &mut TokenFactors) {
+/// neighbours (arXiv 2506.01939). The others leave the entropy bonus too, and its mean; in geo_mean, whose policy term is a
+/// sequence's, they leave the mean of log-ratios instead.
+fn high_entropy(config: &LossConfig, batch: &TokenBatch, policy: &PolicyValues, factors: &mut TokenFactors) {
     let entropy = |row: &usize| policy.entropy[*row];
     let mut sorted: Vec<f64> = batch.active_rows().iter().map(entropy).collect();
     sorted.sort_unstable_by(f64::total_cmp);
-    let place = (1.0 - top) * (sorted.len() - 1) as f64;
+    let place = (1.0 - config.top_entropy_quantile) * (sorted.len() - 1) as f64;
     let (low, high) = (sorted[place.floor() as usize], sorted[place.ceil() as usize]);
     let threshold = low + (high - low) * place.fract();
     let (kept, dropped): (Vec<usize>, Vec<usize>) =
         batch.active_rows().iter().partition(|row| entropy(row) >= threshold);
+    let of_policy = match config.objective() {
+        Objective::GeoMean => &mut factors.part,
+        _ => &mut factors.policy,
+    };
     for row in dropped {
-        factors.policy[row] = 0.0;
+        of_policy[row] = 0.0;
         factors.entropy[row] = 0.0;
+    }
+    if config.objective() == Objective::GeoMean {
+        for sequence in 0..batch.sequences() {
+            let rows: Vec<usize> = batch.range(sequence).filter(|row| batch.is_active(*row)).collect();
+            let left = rows.iter().filter(|row| factors.part[**row] != 0.0).count();
+            let share = rows.len() as f64 / left.max(1) as f64;
+            rows.into_iter().for_each(|row| factors.part[row] *= share);
+        }
     }
     // Weights have the mean over all active tokens in them.
     let share = batch.active_tokens() as f64 / kept.len().max(1) as f64;

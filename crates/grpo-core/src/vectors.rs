@@ -5,7 +5,7 @@
 
 use crate::config::LossConfig;
 use crate::objective::{TokenInputs, TokenWeight, shares_mean, weighted};
-use crate::real::Real;
+use crate::real::{Dual, Real};
 
 /// What is known of the tokens; every entry `[N]`. Masked tokens hold finite numbers and weights of 0.
 #[derive(Clone, Debug)]
@@ -18,8 +18,10 @@ pub struct BatchTerms<R> {
     pub old_logp: Option<R>,
     /// Under the frozen reference; needed when beta is not 0.
     pub ref_logp: Option<R>,
-    /// Advantages.
+    /// [`crate::evaluate::Evaluator::advantage`].
     pub advantage: R,
+    /// The tokens' own advantages.
+    pub direction: R,
     /// [`crate::weights::TokenWeights::policy`].
     pub weight: R,
     /// beta x [`crate::weights::TokenWeights::kl`].
@@ -28,6 +30,8 @@ pub struct BatchTerms<R> {
     pub entropy_weight: R,
     /// [`crate::factors::TokenFactors::policy`].
     pub factor: R,
+    /// [`crate::factors::TokenFactors::part`].
+    pub part: R,
     /// [`crate::factors::TokenFactors::penalised`].
     pub penalised: R,
     /// [`crate::factors::TokenFactors::shift`].
@@ -68,6 +72,7 @@ pub fn batch_loss<R: Real>(config: &LossConfig, terms: &BatchTerms<R>, sequence_
         old_logp: terms.old_logp.clone(),
         ref_logp: terms.ref_logp.clone(),
         advantage: terms.advantage.clone(),
+        direction: terms.direction.clone(),
         factor: terms.factor.clone(),
         penalised: terms.penalised.clone(),
     };
@@ -75,7 +80,7 @@ pub fn batch_loss<R: Real>(config: &LossConfig, terms: &BatchTerms<R>, sequence_
         let slopes = inputs.slopes(config, &weight, logp, None);
         (slopes.value, slopes.of_logp)
     } else {
-        let part = inputs.shared_part(config, logp);
+        let part = inputs.shared_part(config, logp) * Dual::fixed(terms.part.clone());
         // Of a mean each token has its share, of a sum all.
         let shared = |value: R| if shares_mean(config) { value * share.clone() } else { value };
         let log_ratio = sequence_sum(&shared(kept(&part.value))) + terms.shift.clone();

@@ -5,7 +5,7 @@ use crate::model::to_host;
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Int, Tensor, TensorData};
 use grpo_burn::GrpoLoss;
-use grpo_core::{Backend, Implementation, LossConfig, Metrics, TokenBatch};
+use grpo_core::{Backend, Implementation, LossConfig, Metrics, Scores, TokenBatch};
 use std::sync::Arc;
 
 /// The loss of one micro-batch: its share of the step's.
@@ -38,10 +38,10 @@ impl PolicyLoss {
         Ok(PartialLoss { backward: loss.loss, value: loss.value, metrics: loss.metrics })
     }
 
-    /// Log-probabilities `[N]` of the batch's targets, without gradients; for equal hidden states those that
+    /// Log-probabilities and entropies `[N]` of the batch's targets, without gradients; for equal hidden states those that
     /// [`PolicyLoss::loss`] of the same micro-batch works with.
-    pub(crate) fn score(&self, hidden: Tensor<2>, lm_head: Tensor<2>, batch: &TokenBatch) -> Result<Vec<f32>> {
-        Ok(self.plan()?.score(hidden, lm_head, None, batch)?.logp)
+    pub(crate) fn score(&self, hidden: Tensor<2>, lm_head: Tensor<2>, batch: &TokenBatch) -> Result<Scores> {
+        Ok(self.plan()?.score(hidden, lm_head, None, batch)?)
     }
 
     /// Micro-batches run in parallel, so each has a plan of its own; making one is cheap, or the backend has compiled it
@@ -135,7 +135,7 @@ mod tests {
                 max_tokens: 5,
             };
             let scores = policy_loss.score(hidden(), model.lm_head(), &batch).unwrap();
-            assert!(scores.iter().zip(&now).all(|(a, b)| (a - b).abs() < 1e-5));
+            assert!(scores.logp.iter().zip(&now).all(|(a, b)| (a - b).abs() < 1e-5));
             let loss = policy_loss.loss(hidden(), model.lm_head(), &batch).unwrap();
             assert!((loss.value - value).abs() < 1e-5, "{} {value}", loss.value);
             let mut got = GradientSum::new();

@@ -19,6 +19,8 @@ pub struct Evaluated {
     pub metrics: Metrics,
     /// Sum of |weight x token loss|; known to the oracle only.
     pub magnitude: Option<f64>,
+    /// Rows that counted; known to the oracle only.
+    pub active_rows: Option<Vec<usize>>,
 }
 
 /// Evaluates `loss` on the batch of `file` with the given implementation; `policy` is the file's own, or a rounding of
@@ -86,7 +88,7 @@ pub(crate) fn call(
         grad_bias: grad_bias.as_deref().map(widen),
         grad_logits: grad_logits.as_deref().map(widen),
     };
-    Ok(Evaluated { values, metrics: output.metrics, magnitude: None })
+    Ok(Evaluated { values, metrics: output.metrics, magnitude: None, active_rows: None })
 }
 
 /// Evaluates `loss` densely in f64.
@@ -135,7 +137,8 @@ pub(crate) fn oracle_at(
         // Also of hidden states: no implementation hands it out, but a file may expect it.
         grad_logits: Some(result.grad_logits),
     };
-    Ok(Evaluated { values, metrics: result.metrics, magnitude: Some(result.magnitude) })
+    let (magnitude, active_rows) = (Some(result.magnitude), Some(result.active_rows));
+    Ok(Evaluated { values, metrics: result.metrics, magnitude, active_rows })
 }
 
 fn widened(tensor: &Tensor) -> Vec<f64> {
@@ -241,7 +244,6 @@ pub fn check(backend: &dyn Backend, name: &str, file: &BatchFile, check: &Check)
     let policy = file.policy.to_dtype(dtype);
     let loss = check.loss.as_ref().unwrap_or(&file.loss);
     let tolerances = check.tolerances.unwrap_or(Tolerances::of(dtype).with_dlogits(backend.dlogits(dtype)));
-    let active = file.batch.active_rows();
     let mut report = FileReport { file: name.to_owned(), dtype, rows: Vec::new(), notes: Vec::new() };
 
     let same_loss = *loss == file.loss;
@@ -254,12 +256,10 @@ pub fn check(backend: &dyn Backend, name: &str, file: &BatchFile, check: &Check)
         let note = format!("rounding to {} changes the inputs, so expected.* no longer applies", dtype.name());
         report.notes.push(note);
     }
-    if file.batch.sampler_logp().is_some() {
-        report.notes.push("sampler_logp plays no part in the loss: there is no sampler correction".into());
-    }
     let expected = (same_loss && exact).then_some(&file.expected);
-    let Evaluated { values: oracle, magnitude, .. } = oracle(loss, file, &policy)?;
+    let Evaluated { values: oracle, magnitude, active_rows, .. } = oracle(loss, file, &policy)?;
     let magnitude = magnitude.unwrap_or_default();
+    let active = &active_rows.unwrap_or_else(|| file.batch.active_rows().to_vec());
     let add = |report: &mut FileReport, implementation, against, truth: &Values, found: &Values| {
         let comparisons = truth.compare(found, active, magnitude, &tolerances);
         report.rows.extend(comparisons.into_iter().map(|comparison| Row::new(implementation, against, comparison)));

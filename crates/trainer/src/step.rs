@@ -13,8 +13,9 @@ use crate::sequences::{Sequence, completion_hidden, token_batch};
 use crate::tokenizer::Tokenizer;
 use crate::train_config::TrainConfig;
 use burn::module::Module;
+use grpo_core::config::Rows;
 use grpo_core::weights::{TokenWeights, token_weights};
-use grpo_core::{Advantages, LossConfig, Metrics, TokenBatch};
+use grpo_core::{Advantages, LossConfig, Metrics, Scores, TokenBatch};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -147,17 +148,21 @@ fn generate(
         .map(|(i, c)| Sequence { prompt: prompts[i / per_prompt].clone(), completion: c.ids.clone() })
         .collect();
     let mut batch = token_batch(&sequences)?
-        .with_advantages(Advantages::PerSequence(samples.iter().map(|s| s.advantage).collect()))?
-        .with_sampler_logp(completions.into_iter().flat_map(|c| c.logps).collect())?;
+        .with_advantages(Advantages::PerSequence(samples.iter().map(|s| s.advantage).collect()))?;
+    // The engine samples with the policy itself: its log-probabilities matter to who asks for a correction, or brings
+    // another engine and does.
+    if corrects_sampler(&config.loss) {
+        batch = batch.with_sampler_logp(completions.into_iter().flat_map(|c| c.logps).collect())?;
+    }
     // With a single update the policy is its own old policy and every ratio is 1.
     let on_policy = config.grpo.num_iterations * config.grpo.steps_per_generation == 1;
     if !on_policy {
-        let logp = score_all(&sampler, &sequences, &batch, context)?;
-        batch = batch.with_old_logp(logp)?;
+        let scores = score_all(&sampler, &sequences, &batch, context)?;
+        batch = batch.with_old_logp(scores.logp)?;
     }
     if let Some(reference) = context.reference.filter(|_| context.loss.config.needs_ref_logp()) {
-        let logp = score_all(reference, &sequences, &batch, context)?;
-        batch = batch.with_ref_logp(logp)?;
+        let scores = score_all(reference, &sequences, &batch, context)?;
+        batch = batch.with_ref_logp(scores.logp)?;
     }
     Ok(Generation { sequences, batch, samples })
 }
@@ -194,30 +199,44 @@ fn updates(config: &TrainConfig, groups: usize) -> impl Iterator<Item = Range<us
     split_evenly(groups, config.grpo.steps_per_generation).map(move |g| g.start * per_prompt..g.end * per_prompt)
 }
 
-/// Log-probabilities `[N]` of all completion tokens under `model`, in the micro-batches of the updates, so that an
-/// unchanged policy gets a ratio of 1.
-fn score_all(
+/// Whether the loss wants to know what the sampler said.
+fn corrects_sampler(loss: &LossConfig) -> bool {
+    loss.vllm_importance_sampling_correction == Some(true) || loss.rollout_is.is_some() || loss.rollout_rs.is_some()
+}
+
+/// Scores of all completion tokens under `model`, in the micro-batches of the updates, so that an unchanged policy gets a
+/// ratio of 1.
+fn score_all(model: &Decoder, sequences: &[Sequence], batch: &TokenBatch, context: &StepContext<'_>) -> Result<Scores> {
+    let config = context.config;
+    let parts = updates(config, sequences.len() / config.grpo.num_generations).flat_map(|rows| {
+        split_evenly(rows.len(), config.grpo.gradient_accumulation_steps)
+            .map(move |part| rows.start + part.start..rows.start + part.end)
+    });
+    score_parts(model, sequences, batch, parts, context.loss)
+}
+
+/// Scores of all completion tokens under `model`, part by part.
+fn score_parts(
     model: &Decoder,
     sequences: &[Sequence],
     batch: &TokenBatch,
-    context: &StepContext<'_>,
-) -> Result<Vec<f32>> {
-    let (config, loss) = (context.config, context.loss);
-    let parts: Vec<_> = updates(config, sequences.len() / config.grpo.num_generations)
-        .flat_map(|rows| {
-            split_evenly(rows.len(), config.grpo.gradient_accumulation_steps)
-                .map(move |part| rows.start + part.start..rows.start + part.end)
-        })
-        .map(|rows| (rows, model.clone()))
-        .collect();
-    let logp = parts
+    parts: impl Iterator<Item = Range<usize>>,
+    loss: &PolicyLoss,
+) -> Result<Scores> {
+    let parts: Vec<_> = parts.map(|rows| (rows, model.clone())).collect();
+    let scores = parts
         .into_par_iter()
         .map(|(rows, model)| {
             let hidden = completion_hidden(&model, &sequences[rows.clone()])?;
             loss.score(hidden, model.lm_head(), &batch.select_sequences(rows)?)
         })
         .collect::<Result<Vec<_>>>()?;
-    Ok(logp.concat())
+    let mut all = Scores::default();
+    for part in scores {
+        all.logp.extend(part.logp);
+        all.entropy.extend(part.entropy);
+    }
+    Ok(all)
 }
 
 /// One optimizer step on the sequences `rows`.
@@ -230,14 +249,22 @@ fn update_policy(
     metrics: &mut Metrics,
 ) -> Result<Decoder> {
     let whole = generation.batch.select_sequences(rows.clone())?;
+    let sequences = &generation.sequences[rows.clone()];
+    let (loss, parts) = (context.loss, context.config.grpo.gradient_accumulation_steps);
+    // Tokens are chosen from the whole update, whatever its micro-batches.
+    let truncated = (0..rows.len()).filter(|row| generation.samples[rows.start + row].truncated).collect();
+    let whole = LossConfig { truncated_rows: Rows(truncated), ..loss.config.clone() }
+        .prepare(&whole, |batch| {
+            let parts = split_evenly(batch.sequences(), parts);
+            Ok::<_, Error>(score_parts(&policy.valid(), sequences, batch, parts, loss)?.into())
+        })?
+        .into_owned();
     let share = generation.batch.active_tokens() as f64 / context.config.grpo.steps_per_generation as f64;
-    let weights = update_weights(&context.loss.config, &whole, share);
+    let weights = update_weights(&loss.config, &whole, share);
     let whole = whole.with_weights(weights)?;
 
-    let (loss, parts) = (context.loss, context.config.grpo.gradient_accumulation_steps);
     let sum = accumulate(&policy, rows.len(), parts, |policy, part| {
-        let sequences = &generation.sequences[rows.start + part.start..rows.start + part.end];
-        let hidden = completion_hidden(policy, sequences)?;
+        let hidden = completion_hidden(policy, &sequences[part.clone()])?;
         loss.loss(hidden, policy.lm_head(), &whole.select_sequences(part)?)
     })?;
     if !sum.loss.is_finite() {

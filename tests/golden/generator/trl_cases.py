@@ -273,7 +273,6 @@ def cases():
     yield trl("grpo_truncated", "grpo", truncated | kl(), rows=6)
     yield trl("dapo_truncated_entropy", "dapo", DAPO | truncated | {"entropy_coef": 0.05}, rows=6)
     yield trl("gmpo_default", "geo_mean", rows=5)
-    yield trl("gmpo_masked_row", "geo_mean", {"epsilon_low": 0.3}, masked_row=3, rows=5)
     yield trl(
         "gmpo_kl_accumulation",
         "geo_mean",

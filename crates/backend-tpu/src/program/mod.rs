@@ -43,7 +43,7 @@ pub enum Role {
     Logits,
     /// i32 `[2, G]`.
     TokenIds,
-    /// f32 `[12, G]`.
+    /// f32 `[14, G]`.
     TokenNumbers,
     /// Predicate.
     OnPolicy,

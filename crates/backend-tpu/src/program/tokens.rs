@@ -13,7 +13,7 @@ use grpo_core::{LossConfig, TemperatureMode};
 use stablehlo::{Dtype, Reducer, TensorType, Value};
 
 /// Rows of the table of numbers, f32 `[NUMBERS, G]`.
-pub(crate) const NUMBERS: usize = 12;
+pub(crate) const NUMBERS: usize = 14;
 /// The row of the table of numbers that holds 1/T of every token.
 pub(crate) const RECIPROCAL_TEMPERATURE: usize = NUMBERS - 1;
 /// Rows of the table of ids, i32 `[IDS, G]`: target (-1 at masked tokens), sequence.
@@ -27,7 +27,7 @@ pub(crate) struct Tokens {
     pub(crate) target: Value,
     sequence: Value,
     /// Advantage, weights of policy, KL (beta included) and entropy, share, old logp, ref logp, what a clipped token counts,
-    /// the factors (of the policy term, of kl_cov's penalty, and what is added to a shared log-ratio), 1/T.
+    /// the token's own advantage, [`grpo_core::factors::TokenFactors`] (policy, part, penalised, shift), 1/T.
     numbers: Vec<Value>,
     /// A predicate: there is no old policy but the policy itself.
     on_policy: Value,
@@ -68,7 +68,7 @@ impl Tokens {
     pub(crate) fn factors(&self, config: &LossConfig) -> Factors {
         let by = self.numbers[RECIPROCAL_TEMPERATURE].clone();
         let one = by.like(1.0);
-        match config.temperature_mode {
+        match config.temperature_mode() {
             TemperatureMode::ScaleLogits => Factors { logits: by, logp: one },
             TemperatureMode::ScaleLogprobs => Factors { logits: one, logp: by },
         }
@@ -107,8 +107,22 @@ impl Tokens {
         entropy: Option<&Value>,
         sequence_sum: impl Fn(&Value) -> Value,
     ) -> BatchLoss<Value> {
-        let [advantage, weight, kl_weight, entropy_weight, share, old, reference, _, factor, penalised, shift, _] =
-            &self.numbers[..]
+        let [
+            advantage,
+            weight,
+            kl_weight,
+            entropy_weight,
+            share,
+            old,
+            reference,
+            _,
+            direction,
+            factor,
+            part,
+            penalised,
+            shift,
+            _,
+        ] = &self.numbers[..]
         else {
             unreachable!("the table has {NUMBERS} rows")
         };
@@ -125,6 +139,8 @@ impl Tokens {
             weight: wide(weight),
             kl_weight: wide(kl_weight),
             factor: wide(factor),
+            direction: wide(direction),
+            part: wide(part),
             penalised: wide(penalised),
             shift: wide(shift),
             entropy_weight: wide(entropy_weight),

@@ -10,7 +10,7 @@ pub use names::{
     ImportanceSamplingLevel, KlEstimator, LossAggMode, LossType, RolloutIs, SamplerMode, Semantics, TemperatureMode,
 };
 pub use resolve::{Objective, Trust};
-pub use values::{Bound, Rows, Threshold};
+pub use values::{Bound, Rows, Threshold, Thresholds};
 
 use crate::error::{Error, Result};
 use crate::strict::{self, UniqueKeys};
@@ -111,7 +111,7 @@ pub struct LossConfig {
     /// What is rejected is masked.
     pub rollout_rs: Option<String>,
     /// Its bounds, one for each: `lower_upper` ratios for k1, an upper bound for the others.
-    pub rollout_rs_threshold: Option<String>,
+    pub rollout_rs_threshold: Option<Thresholds>,
     /// Sequences of negative advantage whose mean of sampler (or old) logp - logp is above this do not count in the policy
     /// term. DeepSeek-V3.2. `None` is off.
     pub off_policy_mask_threshold: Option<f64>,

@@ -153,8 +153,10 @@ impl LossConfig {
 
     /// Largest |log ratio| before exp.
     pub fn guard(&self) -> Option<f64> {
-        let of_verl = matches!(self.loss_type, LossType::Grpo | LossType::Vanilla | LossType::Cispo | LossType::Sapo)
-            || matches!(self.objective(), Objective::Dppo(_));
+        let of_verl = matches!(
+            self.loss_type,
+            LossType::Grpo | LossType::Vanilla | LossType::Cispo | LossType::Sapo | LossType::DppoTv | LossType::DppoKl
+        );
         let own = if of_verl && self.semantics == Semantics::Verl { Bound::At(20.0) } else { Bound::Off };
         self.log_ratio_guard.unwrap_or(own).value()
     }

@@ -175,11 +175,6 @@ impl LossConfig {
                 "use_bias_correction_kl multiplies the KL term by a ratio, which geo_mean has none of: leave it out",
             );
         }
-        if self.top_entropy_quantile < 1.0 && objective == Objective::GeoMean {
-            return fail(
-                "top_entropy_quantile leaves tokens out of the sum, which geo_mean has inside a mean of its own: set it to 1",
-            );
-        }
         Ok(())
     }
 

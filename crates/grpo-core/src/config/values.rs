@@ -94,6 +94,22 @@ impl From<Threshold> for Value {
     }
 }
 
+/// Thresholds as verl writes them: one number, or `low_high`, or several of these between commas.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Value")]
+pub struct Thresholds(pub String);
+
+impl TryFrom<Value> for Thresholds {
+    type Error = String;
+    fn try_from(value: Value) -> Result<Self, String> {
+        match value {
+            Value::String(text) => Ok(Self(text)),
+            Value::Number(number) => Ok(Self(number.to_string())),
+            other => Err(format!("expected a number or text such as `0.5_2.0,0.1`, got {other}")),
+        }
+    }
+}
+
 /// Sequences of a batch: their indices, or one flag for each.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Value", into = "Value")]

@@ -76,6 +76,8 @@ pub struct TokenInputs<R> {
     pub ref_logp: Option<R>,
     /// [`TokenTerms::advantage`].
     pub advantage: R,
+    /// The token's own advantage where `advantage` is its sequence's.
+    pub direction: R,
     /// [`TokenTerms::factor`].
     pub factor: R,
     /// [`TokenTerms::penalised`].
@@ -137,7 +139,7 @@ impl<R: Real> TokenInputs<R> {
     pub fn shared_part(&self, config: &LossConfig, logp: &R) -> Dual<R> {
         let logp = Dual::variable(logp.clone());
         let old = self.old_logp.clone().map_or_else(|| logp.stop_gradient(), Dual::fixed);
-        shared_part(config, &logp, &old, &Dual::fixed(self.advantage.clone()))
+        shared_part(config, &logp, &old, &Dual::fixed(self.direction.clone()))
     }
 }
 

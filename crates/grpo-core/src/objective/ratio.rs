@@ -53,9 +53,10 @@ pub fn shared_part<R: Real>(config: &LossConfig, logp: &R, old_logp: &R, advanta
     match config.objective() {
         Objective::Vespo => own.clamp(-VESPO_LARGEST, VESPO_LARGEST),
         Objective::GeoMean => {
-            let positive = advantage.constant(0.0).lt(advantage);
-            let (low, high) = (-config.epsilon_low, config.upper_epsilon());
-            R::select(&positive, &own.min(&own.constant(high)), &own.max(&own.constant(low)))
+            let zero = advantage.constant(0.0);
+            let (low, high) = (own.constant(-config.epsilon_low), own.constant(config.upper_epsilon()));
+            let falling = R::select(&advantage.lt(&zero), &own.max(&low), &zero);
+            R::select(&zero.lt(advantage), &own.min(&high), &falling)
         }
         _ => own,
     }

@@ -119,6 +119,20 @@ fn the_resolved_configuration_reads_back_to_itself() {
 }
 
 #[test]
+fn advantages_that_a_run_cannot_feed_are_refused_before_it_starts() {
+    let refusal = |assignments: &[&str]| resolve(set(assignments)).unwrap().validate().unwrap_err().to_string();
+    for estimator in ["gae", "opo", "reinforce_plus_plus_baseline"] {
+        let text = refusal(&[&format!("grpo.advantages.estimator={estimator}")]);
+        assert!(text.contains("grpo.advantages") && text.contains("the tokens of the completions"), "{text}");
+    }
+    assert!(refusal(&["grpo.advantages.reward_weights=[1, 2]"]).contains("the rewards of every function"));
+    assert!(refusal(&["grpo.advantages.gamma=0.5"]).contains("gamma is used by gae"));
+    assert!(refusal(&["grpo.advantages.estimator=grpo_passk", "grpo.num_generations=1"]).contains("at least 2"));
+    let dapo = ["grpo.advantages.estimator=dapo_mix", "grpo.advantages.ddof=0", "grpo.advantages.clip=5"];
+    resolve(set(&dapo)).unwrap().validate().unwrap();
+}
+
+#[test]
 fn hostile_yaml_is_refused_within_budget() {
     let mut aliases = String::from("a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n");
     for i in 1..12 {

@@ -172,7 +172,7 @@ impl<'a> Differences<'a> {
     pub(super) fn new(loss: &'a LossConfig, batch: &'a TokenBatch, point: Point) -> Result<Self> {
         let there = reference::score(loss, &point.policy(), batch)?;
         let values = || PolicyValues { logp: there.logp.clone(), entropy: there.entropy.clone() };
-        let batch = loss.prepare(batch, |_| Ok(values()))?;
+        let batch = loss.prepare(batch, |_| Ok::<_, grpo_core::Error>(values()))?;
         let weights = batch.weights().cloned().unwrap_or_else(|| token_weights(loss, &batch));
         Ok(Self { loss, batch, weights, point, from: [there.logp, there.entropy] })
     }
@@ -226,7 +226,10 @@ impl<'a> Differences<'a> {
             let rows: Vec<usize> = batch.range(sequence).filter(|row| batch.is_active(*row)).collect();
             let Some(first) = rows.first() else { continue };
             let advantage = |row: usize| Moved::fixed(batch.advantage(sequence, row).into());
-            let part = |row: &usize| shared_part(self.loss, &logp(*row), &old(*row), &advantage(*row));
+            let part = |row: &usize| {
+                shared_part(self.loss, &logp(*row), &old(*row), &advantage(*row))
+                    * factor(*row, 1.0, |factors| &factors.part)
+            };
             let total = rows.iter().map(part).fold(Moved::fixed(0.0), Moved::add);
             let count = if shares_mean(self.loss) { rows.len() as f64 } else { 1.0 };
             let shared = total / Moved::fixed(count) + factor(*first, 0.0, |factors| &factors.shift);

@@ -5,7 +5,6 @@ use crate::backends;
 use crate::error::{Error, Result};
 use crate::tokenizer::Tokenizer;
 use grpo_core::LossConfig;
-use grpo_core::advantages::AdvantageEstimator;
 
 /// Most sequences of a step or an evaluation.
 const MAX_SEQUENCES: usize = 1 << 20;
@@ -53,6 +52,10 @@ impl TrainConfig {
             "the value of rollout.temperature (or leave it out: the loss is taken at the sampling temperature)",
             self.loss.temperature,
         )?;
+        let plain = "left out: rollouts sample from the model's logits as they are";
+        check(self.loss.logit_scale == 1.0, "loss.logit_scale", plain, self.loss.logit_scale)?;
+        let cap = self.loss.final_logit_softcapping;
+        check(cap.is_none(), "loss.final_logit_softcapping", plain, cap.unwrap_or_default())?;
         // Far above what this trainer can train and far below what would overflow an allocation.
         for (key, count, limit) in [
             ("warmup.batch_size", self.warmup.batch_size, MAX_SEQUENCES),
@@ -97,12 +100,16 @@ impl TrainConfig {
             "nothing: the trainer counts the tokens of each generation batch",
             self.loss.num_items_in_batch.unwrap_or_default(),
         )?;
-        let compares = matches!(
-            self.grpo.advantages.estimator,
-            AdvantageEstimator::Group | AdvantageEstimator::MeanOnly | AdvantageEstimator::Rloo
-        );
+        let advantages = &self.grpo.advantages;
+        advantages.validate()?;
         check(
-            !compares || self.grpo.num_generations > 1,
+            advantages.needs().is_none(),
+            "grpo.advantages",
+            "an estimator that needs one reward per completion and nothing else: that is what this trainer has",
+            format!("{:?}, which needs {}", advantages.estimator, advantages.needs().unwrap_or_default()),
+        )?;
+        check(
+            !advantages.compares_within_groups() || self.grpo.num_generations > 1,
             "grpo.num_generations",
             "at least 2: these advantages compare the completions of one prompt",
             self.grpo.num_generations,

@@ -1,0 +1,89 @@
+//! Dynamic sampling: which groups have something to learn from.
+
+use super::statistics::Statistics;
+use crate::error::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::cmp::Ordering;
+
+/// Which groups are kept. DAPO, arXiv 2503.14476. How often to sample again is the caller's (verl's
+/// `max_num_gen_batches`).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct DynamicSampling {
+    /// Drops groups whose rewards are all equal, decided on the rewards. A group size of 1 has nothing to compare, and
+    /// such groups are kept (verl's `filter_groups`).
+    pub drop_zero_variance: bool,
+    /// Keeps groups with low < mean reward < high. OpenRLHF's `dynamic_filtering_reward_range`, there 0 and 1.
+    pub reward_range: Option<[f64; 2]>,
+    /// Keeps groups whose standard deviation (ddof 1) is above this.
+    pub min_std: Option<f64>,
+}
+
+impl Default for DynamicSampling {
+    fn default() -> Self {
+        Self { drop_zero_variance: true, reward_range: None, min_std: None }
+    }
+}
+
+/// What [`DynamicSampling::filter`] keeps, and why it dropped the rest; a group is counted under the first reason.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KeptGroups {
+    /// Indices of the kept groups, ascending.
+    pub kept: Vec<usize>,
+    /// Dropped: no reward is present.
+    pub without_reward: usize,
+    /// Dropped: all rewards are equal.
+    pub zero_variance: usize,
+    /// Dropped: the mean lies outside of the range.
+    pub out_of_range: usize,
+    /// Dropped: the standard deviation is too small.
+    pub low_std: usize,
+}
+
+impl KeptGroups {
+    /// How many groups a batch of `wanted` still needs.
+    pub fn to_refill(&self, wanted: usize) -> usize {
+        wanted.saturating_sub(self.kept.len())
+    }
+}
+
+impl DynamicSampling {
+    /// Sorts the groups of `rewards: [B]`; NaN stands for a missing reward.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a range that is empty or a threshold that is negative or not finite, [`Error::Shape`] when
+    /// B is not a multiple of `group_size`, [`Error::Value`] for an infinite reward.
+    pub fn filter(&self, rewards: &[f32], group_size: usize) -> Result<KeptGroups> {
+        if let Some([low, high]) = self.reward_range.filter(|[low, high]| low.partial_cmp(high) != Some(Ordering::Less))
+        {
+            return Err(Error::Config(format!("dynamic sampling: reward_range must rise, got {low} to {high}")));
+        }
+        if let Some(min) = self.min_std.filter(|min| !(*min >= 0.0 && min.is_finite())) {
+            return Err(Error::Config(format!("dynamic sampling: min_std must be finite and not negative, got {min}")));
+        }
+        if group_size == 0 || !rewards.len().is_multiple_of(group_size) {
+            let expected = format!("a multiple of the group size {group_size}");
+            return Err(Error::shape("dynamic sampling", "rewards", expected, rewards.len()));
+        }
+        if let Some(i) = rewards.iter().position(|r| r.is_infinite()) {
+            return Err(Error::value("rewards", format!("completion {i}"), format!("{} is not finite", rewards[i])));
+        }
+        let mut groups = KeptGroups::default();
+        for (index, group) in rewards.chunks(group_size).enumerate() {
+            let group: Vec<f64> = group.iter().map(|r| f64::from(*r)).collect();
+            let statistics = Statistics::of(&group, 1);
+            if statistics.count == 0.0 {
+                groups.without_reward += 1;
+            } else if self.drop_zero_variance && statistics.all_equal && group_size > 1 {
+                groups.zero_variance += 1;
+            } else if self.reward_range.is_some_and(|[low, high]| !(low < statistics.mean && statistics.mean < high)) {
+                groups.out_of_range += 1;
+            } else if self.min_std.is_some_and(|min| statistics.all_equal || statistics.std <= min) {
+                groups.low_std += 1;
+            } else {
+                groups.kept.push(index);
+            }
+        }
+        Ok(groups)
+    }
+}

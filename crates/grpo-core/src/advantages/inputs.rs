@@ -1,0 +1,223 @@
+//! What advantages are made from, checked once.
+
+use super::config::AdvantageConfig;
+use crate::batch::TokenBatch;
+use crate::error::{Error, Result};
+
+const OP: &str = "advantages";
+
+/// Rewards, NaN where one is missing.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Rewards<'a> {
+    /// `[B]`, or `[B, K]` row by row with K `reward_weights`. Where a token is needed, the reward is that of the
+    /// completion's last active token.
+    PerSequence(&'a [f32]),
+    /// `[N]`: what each token earns, as [`crate::rewards::kl_in_reward`] makes them. The reward of a completion is
+    /// their sum over active tokens; one NaN there, or no active token, and the completion has none.
+    PerToken(&'a [f32]),
+}
+
+/// Rewards in groups, and what some estimators need beside them.
+#[derive(Clone, Copy, Debug)]
+pub struct AdvantageInputs<'a> {
+    /// The rewards.
+    pub rewards: Rewards<'a>,
+    /// Completions per prompt.
+    pub group_size: usize,
+    /// Which tokens the completions have. For everything that counts tokens.
+    pub batch: Option<&'a TokenBatch>,
+    /// Reward of the greedy completion of each row's prompt `[B]`, for remax; NaN where it is missing.
+    pub greedy_rewards: Option<&'a [f32]>,
+    /// Value of the state before each token `[N]`, for gae.
+    pub values: Option<&'a [f32]>,
+    /// Sum over the vocabulary of squared probabilities `[N]`, for the optimal token baselines.
+    pub sum_pi_squared: Option<&'a [f32]>,
+    /// Weights of the sampler correction `[N]`, for the optimal token baselines; they may be left out.
+    pub rollout_is_weights: Option<&'a [f32]>,
+}
+
+impl<'a> AdvantageInputs<'a> {
+    /// Rewards in groups and nothing else.
+    pub fn new(rewards: Rewards<'a>, group_size: usize) -> Self {
+        Self {
+            rewards,
+            group_size,
+            batch: None,
+            greedy_rewards: None,
+            values: None,
+            sum_pi_squared: None,
+            rollout_is_weights: None,
+        }
+    }
+}
+
+/// Inputs whose lengths fit, with the reward of every completion.
+pub(super) struct Rows<'a> {
+    inputs: &'a AdvantageInputs<'a>,
+    /// `[B]`, NaN where missing.
+    pub(super) scores: Vec<f64>,
+}
+
+impl<'a> Rows<'a> {
+    pub(super) fn new(config: &AdvantageConfig, inputs: &'a AdvantageInputs<'a>) -> Result<Self> {
+        let scores = match inputs.rewards {
+            Rewards::PerSequence(rewards) => sequence_scores(config, rewards)?,
+            Rewards::PerToken(rewards) => token_scores(config, rewards, inputs.batch)?,
+        };
+        if inputs.group_size == 0 || !scores.len().is_multiple_of(inputs.group_size) {
+            let expected = format!("a multiple of the group size {}", inputs.group_size);
+            return Err(Error::shape(OP, "rewards", expected, scores.len()));
+        }
+        if let Some(batch) = inputs.batch
+            && batch.sequences() != scores.len()
+        {
+            return Err(Error::shape(OP, "rewards", format!("{} sequences", batch.sequences()), scores.len()));
+        }
+        Ok(Self { inputs, scores })
+    }
+
+    pub(super) fn group_size(&self) -> usize {
+        self.inputs.group_size
+    }
+
+    /// Rewards of one function `[B]`.
+    pub(super) fn rewards_of(&self, config: &AdvantageConfig, function: usize) -> Vec<f64> {
+        match self.inputs.rewards {
+            Rewards::PerToken(_) => self.scores.clone(),
+            Rewards::PerSequence(rewards) => {
+                rewards.iter().skip(function).step_by(config.reward_functions()).map(|r| f64::from(*r)).collect()
+            }
+        }
+    }
+
+    /// What each token earns `[N]`; to be read at active tokens of completions that have a reward.
+    pub(super) fn token_rewards(&self) -> Result<Vec<f64>> {
+        let batch = self.batch()?;
+        let mut earned = vec![0.0; batch.tokens()];
+        match self.inputs.rewards {
+            Rewards::PerToken(rewards) => {
+                for i in (0..batch.tokens()).filter(|i| batch.is_active(*i)) {
+                    earned[i] = f64::from(rewards[i]);
+                }
+            }
+            Rewards::PerSequence(_) => {
+                for (b, score) in self.scores.iter().enumerate() {
+                    if let Some(last) = batch.range(b).rev().find(|i| batch.is_active(*i)) {
+                        earned[last] = *score;
+                    }
+                }
+            }
+        }
+        Ok(earned)
+    }
+
+    pub(super) fn per_token(&self) -> bool {
+        matches!(self.inputs.rewards, Rewards::PerToken(_))
+    }
+
+    pub(super) fn batch(&self) -> Result<&'a TokenBatch> {
+        self.inputs.batch.ok_or_else(|| missing("the tokens", "batch"))
+    }
+
+    /// Active tokens of every completion `[B]`.
+    pub(super) fn lengths(&self) -> Result<Vec<f64>> {
+        let batch = self.batch()?;
+        Ok((0..batch.sequences()).map(|b| batch.active_in(b) as f64).collect())
+    }
+
+    pub(super) fn greedy_rewards(&self) -> Result<&'a [f32]> {
+        let greedy =
+            self.inputs.greedy_rewards.ok_or_else(|| missing("rewards of greedy completions", "greedy_rewards"))?;
+        if greedy.len() != self.scores.len() {
+            return Err(Error::shape(OP, "greedy_rewards [B]", self.scores.len(), greedy.len()));
+        }
+        if let Some(i) = greedy.iter().position(|r| r.is_infinite()) {
+            return Err(Error::value(
+                "greedy_rewards",
+                format!("completion {i}"),
+                format!("{} is not finite", greedy[i]),
+            ));
+        }
+        Ok(greedy)
+    }
+
+    pub(super) fn values(&self) -> Result<&'a [f32]> {
+        self.finite("values", self.inputs.values.ok_or_else(|| missing("values of tokens", "values"))?)
+    }
+
+    pub(super) fn old_logp(&self) -> Result<&'a [f32]> {
+        self.batch()?.old_logp().ok_or_else(|| missing("the batch's old log-probabilities", "batch.old_logp"))
+    }
+
+    pub(super) fn sum_pi_squared(&self) -> Result<&'a [f32]> {
+        let sums =
+            self.inputs.sum_pi_squared.ok_or_else(|| missing("sums of squared probabilities", "sum_pi_squared"))?;
+        self.finite("sum_pi_squared", sums)
+    }
+
+    pub(super) fn rollout_is_weights(&self) -> Result<Option<&'a [f32]>> {
+        self.inputs.rollout_is_weights.map(|weights| self.finite("rollout_is_weights", weights)).transpose()
+    }
+
+    fn finite(&self, name: &str, values: &'a [f32]) -> Result<&'a [f32]> {
+        let batch = self.batch()?;
+        if values.len() != batch.tokens() {
+            return Err(Error::shape(OP, format!("{name} [N]"), batch.tokens(), values.len()));
+        }
+        match (0..values.len()).find(|i| batch.is_active(*i) && !values[*i].is_finite()) {
+            None => Ok(values),
+            Some(i) => Err(Error::value(name, format!("token {i}"), format!("{} is not finite", values[i]))),
+        }
+    }
+}
+
+fn missing(what: &str, field: &str) -> Error {
+    Error::Config(format!("advantages: this estimator or its whitening needs {what}: set `{field}` of the inputs"))
+}
+
+/// Weighted sum of the rewards that are present; NaN where none is.
+fn sequence_scores(config: &AdvantageConfig, rewards: &[f32]) -> Result<Vec<f64>> {
+    let functions = config.reward_functions();
+    if !rewards.len().is_multiple_of(functions) {
+        let expected = format!("a multiple of the {functions} reward_weights");
+        return Err(Error::shape(OP, "rewards [B, K]", expected, rewards.len()));
+    }
+    if let Some(i) = rewards.iter().position(|r| r.is_infinite()) {
+        let (row, function) = (i / functions, i % functions);
+        let position = match functions {
+            1 => format!("completion {row}"),
+            _ => format!("completion {row}, reward function {function}"),
+        };
+        return Err(Error::value("rewards", position, format!("{} is not finite", rewards[i])));
+    }
+    let weighted = |(k, r): (usize, &f32)| config.reward_weight(k) * f64::from(*r);
+    Ok(rewards
+        .chunks(functions)
+        .map(|row| match row.iter().all(|r| r.is_nan()) {
+            true => f64::NAN,
+            false => row.iter().enumerate().filter(|(_, r)| !r.is_nan()).map(weighted).sum(),
+        })
+        .collect())
+}
+
+/// Sum over the active tokens; NaN where there is none.
+fn token_scores(config: &AdvantageConfig, rewards: &[f32], batch: Option<&TokenBatch>) -> Result<Vec<f64>> {
+    if !config.reward_weights.is_empty() {
+        return Err(Error::Config(
+            "advantages: reward_weights weigh rewards of completions; rewards of tokens are already one sum".into(),
+        ));
+    }
+    let batch = batch.ok_or_else(|| missing("the tokens of rewards of tokens", "batch"))?;
+    if rewards.len() != batch.tokens() {
+        return Err(Error::shape(OP, "rewards [N]", batch.tokens(), rewards.len()));
+    }
+    if let Some(i) = (0..rewards.len()).find(|i| batch.is_active(*i) && rewards[*i].is_infinite()) {
+        return Err(Error::value("rewards", format!("token {i}"), format!("{} is not finite", rewards[i])));
+    }
+    Ok((0..batch.sequences())
+        .map(|b| match batch.active_in(b) {
+            0 => f64::NAN,
+            _ => batch.range(b).filter(|i| batch.is_active(*i)).map(|i| f64::from(rewards[i])).sum(),
+        })
+        .collect())
+}

@@ -1,0 +1,149 @@
+//! Advantages from rewards: one number per completion, or one per token.
+//!
+//! Rewards come in groups: the completions of one prompt lie next to each other, `group_size` of them. A missing reward
+//! (NaN) leaves its row out of every statistic and gives advantage 0. All arithmetic is f64; results are f32.
+//!
+//! Legend: B completions, K reward functions, N tokens; r = reward of a completion, G = the rewards present in its
+//! group, all = those of the batch.
+
+mod config;
+mod filter;
+mod gae;
+mod group;
+mod inputs;
+mod per_reward;
+mod returns;
+mod statistics;
+mod token_baseline;
+
+pub use config::{AdvantageConfig, AdvantageEstimator, GroupOfOne, ScaleRewards, Whitening};
+pub use filter::{DynamicSampling, KeptGroups};
+pub use inputs::{AdvantageInputs, Rewards};
+
+use crate::batch::Advantages;
+use crate::error::{Error, Result};
+use inputs::Rows;
+
+/// What an estimator gives before whitening; NaN stands where there is nothing to compare or to learn from.
+enum Raw {
+    PerSequence(Vec<f64>),
+    PerToken(Vec<f64>),
+}
+
+impl AdvantageConfig {
+    /// Advantages `[B]` of `rewards: [B]` (`[B, K]` with `reward_weights`), B a multiple of `group_size`; NaN stands
+    /// for a missing reward.
+    ///
+    /// Where the rewards that an estimator compares are all equal (a group, or the batch for global whitening), their
+    /// advantages are exactly 0: equality is decided on the rewards, not on a rounded standard deviation. A group of
+    /// one compares with nothing and gives 0 too, unless [`GroupOfOne::Keep`].
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a configuration that is not legal or that needs more than rewards (see
+    /// [`AdvantageConfig::compute`]), [`Error::Shape`] when B is not a multiple of `group_size`, [`Error::Value`] for
+    /// an infinite reward.
+    pub fn advantages(&self, rewards: &[f32], group_size: usize) -> Result<Vec<f32>> {
+        match self.compute(&AdvantageInputs::new(Rewards::PerSequence(rewards), group_size))? {
+            Advantages::PerSequence(advantages) => Ok(advantages),
+            Advantages::PerToken(_) => Err(Error::Config(format!(
+                "advantages: {:?} gives one advantage per token: call `compute`",
+                self.estimator
+            ))),
+        }
+    }
+
+    /// Advantages of whatever the estimator needs: `[B]`, or `[N]` where they differ within a completion (0 at masked
+    /// tokens). `[N]` comes from gae, the optimal token baselines, reinforce_plus_plus with `whiten: tokens`, and remax
+    /// over rewards of tokens.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a configuration that is not legal or for an input that the estimator needs and that is not
+    /// there; [`Error::Shape`] for lengths that do not fit; [`Error::Value`] for a reward that is infinite, or a value
+    /// that is not finite at an active token.
+    pub fn compute(&self, inputs: &AdvantageInputs<'_>) -> Result<Advantages> {
+        self.validate()?;
+        let rows = Rows::new(self, inputs)?;
+        let raw = match self.estimator {
+            AdvantageEstimator::Group
+            | AdvantageEstimator::MeanOnly
+            | AdvantageEstimator::ReinforcePlusPlusBaseline => Raw::PerSequence(group::centred(self, &rows)),
+            AdvantageEstimator::DapoMix => Raw::PerSequence(group::dapo_mix(self, &rows)),
+            AdvantageEstimator::Rloo => Raw::PerSequence(group::leave_one_out(self, &rows)),
+            AdvantageEstimator::Opo => Raw::PerSequence(group::length_weighted(self, &rows)?),
+            AdvantageEstimator::Gpg => Raw::PerSequence(group::gpg(self, &rows)),
+            AdvantageEstimator::GrpoPassk => Raw::PerSequence(group::pass_at_k(self, &rows)?),
+            AdvantageEstimator::Gdpo => Raw::PerSequence(per_reward::gdpo(self, &rows)),
+            AdvantageEstimator::ReinforcePlusPlus if self.whitening() == Whitening::Tokens => {
+                Raw::PerToken(returns::discounted(&rows, self.gamma)?)
+            }
+            AdvantageEstimator::Reinforce | AdvantageEstimator::ReinforcePlusPlus => {
+                Raw::PerSequence(rows.scores.clone())
+            }
+            AdvantageEstimator::Remax => returns::remax(&rows)?,
+            AdvantageEstimator::Gae => Raw::PerToken(gae::advantages(&rows, self.gamma, self.lam)?),
+            AdvantageEstimator::OptimalTokenBaseline | AdvantageEstimator::TirOptimalTokenBaseline => {
+                Raw::PerToken(token_baseline::advantages(self, &rows)?)
+            }
+        };
+        self.finish(raw, &rows)
+    }
+
+    /// Targets `[N]` of the value function: generalised advantages before whitening + values, 0 at masked tokens and at
+    /// completions without a reward. verl's `returns` of its gae.
+    ///
+    /// # Errors
+    /// As [`AdvantageConfig::compute`]; [`Error::Config`] for another estimator than gae.
+    pub fn value_targets(&self, inputs: &AdvantageInputs<'_>) -> Result<Vec<f32>> {
+        if self.estimator != AdvantageEstimator::Gae {
+            return Err(Error::Config(format!("advantages: only gae has value targets, not {:?}", self.estimator)));
+        }
+        self.validate()?;
+        let rows = Rows::new(self, inputs)?;
+        let advantages = gae::advantages(&rows, self.gamma, self.lam)?;
+        let values = rows.values()?;
+        Ok(advantages.iter().zip(values).map(|(a, v)| or_zero(a + f64::from(*v))).collect())
+    }
+
+    fn finish(&self, mut raw: Raw, rows: &Rows<'_>) -> Result<Advantages> {
+        match (self.whitening(), &mut raw) {
+            (Whitening::None, _) => {}
+            (Whitening::Sequences, Raw::PerSequence(values)) => {
+                statistics::whiten(values, |_| 1.0, self.ddof, |std| std + self.eps);
+            }
+            (Whitening::Sequences, Raw::PerToken(_)) => {
+                return Err(Error::Config(format!(
+                    "advantages: whiten: sequences needs one advantage per completion, and {:?} gave one per token: \
+                     use `tokens` or `none`",
+                    self.estimator
+                )));
+            }
+            (Whitening::Tokens, raw) => {
+                let floor = |std: f64| (std * std + TOKEN_VARIANCE_FLOOR).sqrt();
+                match raw {
+                    Raw::PerToken(values) => statistics::whiten(values, |_| 1.0, self.ddof, floor),
+                    Raw::PerSequence(values) => {
+                        let lengths = rows.lengths()?;
+                        statistics::whiten(values, |b| lengths[b], self.ddof, floor);
+                    }
+                }
+            }
+        }
+        let bound = self.clip.unwrap_or(f64::INFINITY);
+        let last = |values: Vec<f64>| values.into_iter().map(|a| or_zero(a.clamp(-bound, bound))).collect();
+        Ok(match raw {
+            Raw::PerSequence(values) => Advantages::PerSequence(last(values)),
+            Raw::PerToken(values) => Advantages::PerToken(last(values)),
+        })
+    }
+}
+
+/// Added to the variance of tokens before its root: verl's masked_whiten.
+const TOKEN_VARIANCE_FLOOR: f64 = 1e-8;
+
+/// What is left out gives 0; -0 is 0 too.
+fn or_zero(advantage: f64) -> f32 {
+    if advantage.is_nan() { 0.0 } else { advantage as f32 + 0.0 }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,18 @@
+//! Advantages of every reward function on its own, then their sum.
+
+use super::config::AdvantageConfig;
+use super::group::scaled_groups;
+use super::inputs::Rows;
+
+/// Sum over k of weight_k (r_k - mean(G_k)) / (std(G_k) + eps), before whitening. A function without a reward here adds
+/// nothing, and so does one that has no other reward in the group to compare with.
+pub(super) fn gdpo(config: &AdvantageConfig, rows: &Rows<'_>) -> Vec<f64> {
+    let mut sum: Vec<f64> = rows.scores.iter().map(|r| if r.is_nan() { f64::NAN } else { 0.0 }).collect();
+    for k in 0..config.reward_functions() {
+        let own = scaled_groups(config, &rows.rewards_of(config, k), rows.group_size(), config.scale());
+        for (sum, own) in sum.iter_mut().zip(own).filter(|(_, own)| !own.is_nan()) {
+            *sum += config.reward_weight(k) * own;
+        }
+    }
+    sum
+}

@@ -1,0 +1,258 @@
+//! Coefficients that follow what is measured. Their state is theirs alone and serialises, so that a checkpoint holds
+//! it.
+
+use crate::error::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+/// The coefficient of the KL in the reward. verl's `algorithm.kl_ctrl`, with its names.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum KlController {
+    /// Stays.
+    Fixed(FixedKl),
+    /// Moves towards a target.
+    Adaptive(AdaptiveKl),
+}
+
+/// A coefficient that stays as it is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct FixedKl {
+    /// The coefficient. verl: 0.001.
+    pub kl_coef: f64,
+}
+
+/// kl_coef x (1 + clip(kl / target_kl - 1, -0.2, 0.2) x n / horizon) after every n completions. arXiv 1909.08593; verl.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AdaptiveKl {
+    /// The coefficient of the moment. verl starts at 0.001.
+    pub kl_coef: f64,
+    /// KL that is aimed at, in nats per token. verl: 0.1.
+    pub target_kl: f64,
+    /// Completions over which the coefficient moves by at most a fifth. verl: 10 000.
+    pub horizon: f64,
+}
+
+impl Default for FixedKl {
+    fn default() -> Self {
+        Self { kl_coef: 1e-3 }
+    }
+}
+
+impl Default for AdaptiveKl {
+    fn default() -> Self {
+        Self { kl_coef: 1e-3, target_kl: 0.1, horizon: 10_000.0 }
+    }
+}
+
+impl KlController {
+    /// The coefficient to use now.
+    pub fn coef(&self) -> f64 {
+        match self {
+            Self::Fixed(fixed) => fixed.kl_coef,
+            Self::Adaptive(adaptive) => adaptive.kl_coef,
+        }
+    }
+
+    /// Takes in the mean KL of `completions` ([`crate::rewards::KlRewards::kl`]), after they were rewarded.
+    ///
+    /// # Errors
+    /// As [`AdaptiveKl::update`].
+    pub fn update(&mut self, kl: f64, completions: usize) -> Result<()> {
+        match self {
+            Self::Fixed(_) => Ok(()),
+            Self::Adaptive(adaptive) => adaptive.update(kl, completions),
+        }
+    }
+}
+
+impl AdaptiveKl {
+    /// Takes in the mean KL of `completions`.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a target or horizon that is not above 0, or for so many completions that the coefficient
+    /// could change its sign (5 x horizon); [`Error::Value`] for a KL that is not finite.
+    pub fn update(&mut self, kl: f64, completions: usize) -> Result<()> {
+        for (name, value) in [("target_kl", self.target_kl), ("horizon", self.horizon)] {
+            if !(value > 0.0 && value.is_finite()) {
+                return Err(Error::Config(format!("KL controller: {name} must be finite and above 0, got {value}")));
+            }
+        }
+        let n = completions as f64;
+        if n >= 5.0 * self.horizon {
+            return Err(Error::Config(format!(
+                "KL controller: {completions} completions at once need a horizon above {}, got {}",
+                n / 5.0,
+                self.horizon
+            )));
+        }
+        if !kl.is_finite() {
+            return Err(Error::value("KL", "the controller's update", format!("{kl} is not finite")));
+        }
+        let error = (kl / self.target_kl - 1.0).clamp(-0.2, 0.2);
+        self.kl_coef *= 1.0 + error * n / self.horizon;
+        Ok(())
+    }
+}
+
+/// The coefficient of the entropy bonus, one step of `delta` up or down per optimizer step; applied only while the
+/// entropy last measured is at or under the target. Skywork-OR1, arXiv 2505.22312; TRL's `use_adaptive_entropy`, with
+/// its defaults.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AdaptiveEntropy {
+    /// The coefficient of the moment; TRL starts at 0.
+    pub entropy_coef: f64,
+    /// Never under this.
+    pub entropy_coef_min: f64,
+    /// Never over this.
+    pub entropy_coef_max: f64,
+    /// How far a step moves the coefficient.
+    pub entropy_coef_delta: f64,
+    /// Mean entropy per token that is aimed at, in nats.
+    pub entropy_target: f64,
+    /// Mean entropy of the last optimizer step, in nats; `None` before the first, which has no bonus.
+    pub last_entropy: Option<f64>,
+    /// Sum of entropies since the last optimizer step, in nats.
+    pub window_sum: f64,
+    /// Tokens since the last optimizer step.
+    pub window_count: f64,
+}
+
+impl Default for AdaptiveEntropy {
+    fn default() -> Self {
+        Self {
+            entropy_coef: 0.0,
+            entropy_coef_min: 0.0,
+            entropy_coef_max: 1.0,
+            entropy_coef_delta: 0.005,
+            entropy_target: 0.2,
+            last_entropy: None,
+            window_sum: 0.0,
+            window_count: 0.0,
+        }
+    }
+}
+
+impl AdaptiveEntropy {
+    /// Checks the bounds.
+    ///
+    /// # Errors
+    /// [`Error::Config`] that names the field.
+    pub fn validate(&self) -> Result<()> {
+        let fail = |message: String| Err(Error::Config(format!("entropy controller: {message}")));
+        for (name, value) in [
+            ("entropy_coef", self.entropy_coef),
+            ("entropy_coef_min", self.entropy_coef_min),
+            ("entropy_coef_max", self.entropy_coef_max),
+            ("entropy_coef_delta", self.entropy_coef_delta),
+            ("entropy_target", self.entropy_target),
+        ] {
+            if !(value >= 0.0 && value.is_finite()) {
+                return fail(format!("{name} must be finite and not negative, got {value}"));
+            }
+        }
+        let (min, max) = (self.entropy_coef_min, self.entropy_coef_max);
+        if min > max {
+            return fail(format!("entropy_coef_min ({min}) must be at most entropy_coef_max ({max})"));
+        }
+        Ok(())
+    }
+
+    /// The coefficient to use in every micro-batch of this optimizer step.
+    pub fn coef(&self) -> f64 {
+        if self.last_entropy.is_some_and(|entropy| entropy <= self.entropy_target) { self.entropy_coef } else { 0.0 }
+    }
+
+    /// Takes in a micro-batch: the sum of its tokens' entropies in nats and their number, of all ranks together. The
+    /// tokens are those that the bonus acts on.
+    ///
+    /// # Errors
+    /// [`Error::Value`] when either is not finite or negative; the window then stays as it was.
+    pub fn observe(&mut self, sum: f64, count: f64) -> Result<()> {
+        for (name, value) in [("entropy sum", sum), ("entropy token count", count)] {
+            if !(value >= 0.0 && value.is_finite()) {
+                let reason = format!("{value} must be finite and not negative");
+                return Err(Error::value(name, "the controller's window", reason));
+            }
+        }
+        self.window_sum += sum;
+        self.window_count += count;
+        Ok(())
+    }
+
+    /// Ends an optimizer step: measures the window, moves the coefficient for the next step and starts a new window.
+    /// Returns the mean entropy measured, `None` where no token was seen; nothing moves then (TRL reads such a window
+    /// as entropy 0).
+    ///
+    /// # Errors
+    /// As [`AdaptiveEntropy::validate`].
+    pub fn step(&mut self) -> Result<Option<f64>> {
+        self.validate()?;
+        let (sum, count) = (std::mem::take(&mut self.window_sum), std::mem::take(&mut self.window_count));
+        if count == 0.0 {
+            return Ok(None);
+        }
+        let entropy = sum / count.max(1.0);
+        self.entropy_coef = if entropy <= self.entropy_target {
+            (self.entropy_coef + self.entropy_coef_delta).min(self.entropy_coef_max)
+        } else {
+            (self.entropy_coef - self.entropy_coef_delta).max(self.entropy_coef_min)
+        };
+        self.last_entropy = Some(entropy);
+        Ok(Some(entropy))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kl_coefficient_follows_within_a_fifth_and_fixed_stays() {
+        let read = |json: &str| serde_json::from_str::<KlController>(json).unwrap();
+        let mut fixed = read(r#"{"type": "fixed", "kl_coef": 0.01}"#);
+        fixed.update(1e9, 10).unwrap();
+        assert_eq!(fixed.coef(), 0.01);
+        let mut adaptive = read(r#"{"type": "adaptive", "kl_coef": 1.0, "target_kl": 0.5, "horizon": 100}"#);
+        adaptive.update(5.0, 50).unwrap();
+        assert_eq!(adaptive.coef(), 1.0 + 0.2 * 0.5);
+        adaptive.update(-5.0, 50).unwrap();
+        assert_eq!(adaptive.coef(), 1.1 * 0.9);
+        let KlController::Adaptive(state) = read(&serde_json::to_string(&adaptive).unwrap()) else {
+            panic!("another kind came back")
+        };
+        approx::assert_relative_eq!(state.kl_coef, adaptive.coef(), max_relative = 1e-15);
+        assert_eq!((state.target_kl, state.horizon), (0.5, 100.0));
+    }
+
+    #[test]
+    fn the_kl_controller_refuses_what_would_break_it() {
+        let refusal = |config: AdaptiveKl, kl, n| {
+            let mut moved = config.clone();
+            let message = moved.update(kl, n).unwrap_err().to_string();
+            assert_eq!(moved, config);
+            message
+        };
+        let plain = AdaptiveKl::default();
+        assert!(refusal(plain.clone(), f64::NAN, 1).contains("NaN is not finite"));
+        assert!(refusal(plain.clone(), 0.1, 50_000).contains("horizon above 10000"));
+        assert!(refusal(AdaptiveKl { target_kl: 0.0, ..plain.clone() }, 0.1, 1).contains("target_kl"));
+        assert!(refusal(AdaptiveKl { horizon: -1.0, ..plain }, 0.1, 1).contains("horizon"));
+    }
+
+    #[test]
+    fn an_entropy_window_without_tokens_moves_nothing() {
+        let mut controller = AdaptiveEntropy { entropy_coef: 0.5, ..AdaptiveEntropy::default() };
+        let before = controller.clone();
+        assert_eq!(controller.step().unwrap(), None);
+        assert_eq!(controller, before);
+        for (sum, count) in [(f64::NAN, 1.0), (1.0, -1.0)] {
+            assert!(controller.observe(sum, count).is_err());
+            assert_eq!(controller, before);
+        }
+        let wrong = AdaptiveEntropy { entropy_coef_min: 2.0, ..before };
+        assert!(wrong.clone().step().unwrap_err().to_string().contains("entropy_coef_min (2)"));
+    }
+}
