@@ -118,7 +118,7 @@ fn sampler(config: &LossConfig) -> String {
         .with_sampler_logp(vec![-1.25; 2])
         .unwrap();
     let values = PolicyValues { logp: vec![-1.0; 2], entropy: vec![0.5; 2] };
-    let prepared = match config.prepare(&batch, |_| Ok(values)) {
+    let prepared = match config.prepare(&batch, |_| Ok::<_, grpo_core::Error>(values)) {
         Ok(prepared) => prepared,
         Err(_) => return format!("refuses {}", word(config.vllm_importance_sampling_mode)),
     };

@@ -10,10 +10,10 @@ use grpo_core::{Advantages, LossConfig, LossType, TokenBatch};
 use std::collections::BTreeMap;
 
 pub(crate) fn generated(loss: LossType) -> String {
-    let legend = "B: sequences; B': those with active tokens; |y|: active tokens of a sequence; N: active tokens of the step \
-                  ([aggregation](aggregation.md)).";
-    let numbers_of = "The code's own for a sequence alone, the mean over its tokens whatever the loss's average; without KL and \
-                      entropy.";
+    let legend = "B: sequences; B': those with active tokens; |y|: active tokens of a sequence; N: active tokens of \
+                  the step ([aggregation](aggregation.md)).";
+    let numbers_of = "The code's own for a sequence alone, the mean over its tokens whatever the loss's average; \
+                      without KL and entropy.";
     let mut text = format!("### Defaults by system\n\n{}\n{legend}\n\n### Numbers\n\n{numbers_of}\n", defaults(loss));
     for (json, sequences) in examples(loss) {
         text += &format!("\n`{}`\n\n{}", spoken(json), numbers(json, &sequences));
@@ -69,7 +69,7 @@ fn numbers(json: &str, sequences: &[Sequence]) -> String {
         })
         .unwrap();
     let values = PolicyValues { logp: logp.clone(), entropy: vec![0.0; tokens.len()] };
-    let batch = config.prepare(&batch, |_| Ok(values)).unwrap();
+    let batch = config.prepare(&batch, |_| Ok::<_, grpo_core::Error>(values)).unwrap();
     let evaluator = Evaluator::new(&config, &batch).unwrap();
     let mut rows = Vec::new();
     for (sequence, span) in sequences.iter().zip(offsets.windows(2).map(|pair| pair[0]..pair[1])) {

@@ -20,8 +20,8 @@ pub(crate) fn kl() -> String {
         slopes.push([vec![number(d)], slope].concat());
     }
     format!(
-        "The code's own numbers, `semantics: trl` without bias correction; the last column is k3 times the ratio, on-policy \
-         (r = 1).\n\nValue:\n\n{}\nSlope by l:\n\n{}",
+        "The code's own numbers, `semantics: trl` without bias correction; the last column is k3 times the ratio, \
+         on-policy (r = 1).\n\nValue:\n\n{}\nSlope by l:\n\n{}",
         table(&head, values),
         table(&head, slopes)
     )
@@ -44,33 +44,37 @@ fn estimate(estimator: &str, corrected: bool, d: f64) -> (f64, f64) {
 
 /// Weights of a batch of three sequences: 3 tokens, 1 token, all masked; 4 wide.
 pub(crate) fn aggregation() -> String {
-    let settings = [
-        r#"{"loss_type": "grpo"}"#,
-        r#"{"loss_type": "grpo", "count_masked_rows": false}"#,
-        r#"{"loss_type": "grpo", "gradient_accumulation_steps": 2}"#,
-        r#"{"loss_type": "bnpo"}"#,
-        r#"{"loss_type": "dr_grpo", "max_completion_length": 10}"#,
-        r#"{"loss_type": "luspo"}"#,
-        r#"{"loss_type": "dapo"}"#,
-        r#"{"loss_type": "dapo", "num_items_in_batch": 20}"#,
-        r#"{"loss_type": "dapo", "num_items_in_batch": 20, "num_processes": 2}"#,
-        r#"{"loss_type": "dapo", "num_items_in_batch": 20, "gradient_accumulation_steps": 2, "steps_per_generation": 4}"#,
-        r#"{"semantics": "verl", "loss_type": "vanilla"}"#,
-        r#"{"semantics": "verl", "loss_type": "vanilla", "loss_agg_mode": "token-mean", "dp_size": 2, "batch_num_tokens": 20}"#,
-        r#"{"semantics": "verl", "loss_type": "vanilla", "loss_agg_mode": "token-sum"}"#,
-        r#"{"semantics": "verl", "loss_type": "vanilla", "loss_agg_mode": "seq-mean-token-sum"}"#,
-        r#"{"semantics": "verl", "loss_type": "vanilla", "loss_agg_mode": "seq-mean-token-sum-norm"}"#,
-        r#"{"semantics": "verl", "loss_type": "vanilla", "loss_agg_mode": "seq-mean-token-sum-norm", "loss_scale_factor": 10}"#,
-        r#"{"semantics": "verl", "loss_type": "vanilla", "loss_agg_mode": "seq-mean-token-mean"}"#,
-        r#"{"semantics": "verl", "loss_type": "vanilla", "loss_agg_mode": "seq-mean-token-mean", "count_masked_rows": true}"#,
-        r#"{"semantics": "verl", "loss_type": "vanilla", "loss_agg_mode": "seq-mean-token-mean", "dp_size": 2, "global_batch_size": 6}"#,
-        r#"{"semantics": "verl", "loss_type": "sapo"}"#,
-        r#"{"semantics": "verl", "loss_type": "geo_mean"}"#,
-        r#"{"semantics": "mllm_jax", "loss_type": "grpo"}"#,
-    ];
+    let trl = [
+        r#""loss_type": "grpo""#,
+        r#""loss_type": "grpo", "count_masked_rows": false"#,
+        r#""loss_type": "grpo", "gradient_accumulation_steps": 2"#,
+        r#""loss_type": "bnpo""#,
+        r#""loss_type": "dr_grpo", "max_completion_length": 10"#,
+        r#""loss_type": "luspo""#,
+        r#""loss_type": "dapo""#,
+        r#""loss_type": "dapo", "num_items_in_batch": 20"#,
+        r#""loss_type": "dapo", "num_items_in_batch": 20, "num_processes": 2"#,
+        r#""loss_type": "dapo", "num_items_in_batch": 20, "gradient_accumulation_steps": 2, "steps_per_generation": 4"#,
+        r#""semantics": "mllm_jax", "loss_type": "grpo""#,
+        r#""semantics": "verl", "loss_type": "sapo""#,
+        r#""semantics": "verl", "loss_type": "geo_mean""#,
+    ]
+    .map(|keys| format!("{{{keys}}}"));
+    let verl = [
+        r#""token-mean""#,
+        r#""token-mean", "dp_size": 2, "batch_num_tokens": 20"#,
+        r#""token-sum""#,
+        r#""seq-mean-token-sum""#,
+        r#""seq-mean-token-sum-norm""#,
+        r#""seq-mean-token-sum-norm", "loss_scale_factor": 10"#,
+        r#""seq-mean-token-mean""#,
+        r#""seq-mean-token-mean", "count_masked_rows": true"#,
+        r#""seq-mean-token-mean", "dp_size": 2, "global_batch_size": 6"#,
+    ]
+    .map(|mode| format!(r#"{{"semantics": "verl", "loss_type": "vanilla", "loss_agg_mode": {mode}}}"#));
     let active = |i: usize| if i < 3 || i == 4 { 1.0 } else { 0.0 };
     let batch = TokenBatch::padded(&[0; 12], &std::array::from_fn::<f32, 12, _>(active), [3, 4]).unwrap();
-    let rows = settings.map(|json| {
+    let rows = trl.iter().chain(&verl).map(|json| {
         let weights = token_weights(&LossConfig::from_json(json).unwrap(), &batch);
         let of = |list: &[f64]| match list[0] == list[4] {
             true => fraction(list[0]),
@@ -79,8 +83,8 @@ pub(crate) fn aggregation() -> String {
         [format!("`{}`", spoken(json)), of(&weights.policy), of(&weights.kl), of(&weights.entropy)]
     });
     format!(
-        "Weights of a batch of three sequences, 4 wide: 3 active tokens, 1, and none. Two weights are those of a token of the \
-         first and of the second sequence.\n\n{}",
+        "Weights of a batch of three sequences, 4 wide: 3 active tokens, 1, and none. Two weights are those of a token \
+         of the first and of the second sequence.\n\n{}",
         table(&["settings", "policy term", "KL term, before beta", "entropy, before its coefficient"], rows)
     )
 }
@@ -108,7 +112,8 @@ pub(crate) fn sampler() -> String {
             .and_then(|batch| batch.with_sampler_logp(ratios.map(|r| (-1.0 - r.ln()) as f32).to_vec()))
             .unwrap();
         let config = LossConfig::from_json(json).unwrap();
-        let prepared = config.prepare(&batch, |_| panic!("needs no forward pass")).unwrap();
+        let prepared =
+            config.prepare(&batch, |_| -> grpo_core::Result<PolicyValues> { panic!("needs no forward pass") }).unwrap();
         let weight = |row| match prepared.is_active(row) {
             true => number((prepared.factors().unwrap().policy[row] * 1e5).round() / 1e5),
             false => "masked".into(),
@@ -117,7 +122,8 @@ pub(crate) fn sampler() -> String {
         [format!("`{}`", spoken(json)), weights(0..2), weights(2..5)]
     });
     format!(
-        "What the policy term of each token is multiplied by, for two sequences with the ratios e^(o - s) of the head.\n\n{}",
+        "What the policy term of each token is multiplied by, for two sequences with the ratios e^(o - s) of the \
+         head.\n\n{}",
         table(&["settings", "0.6, 4", "1.8, 1.8, NaN"], rows)
     )
 }
@@ -129,7 +135,7 @@ pub(crate) fn entropy() -> String {
         let config = LossConfig { top_entropy_quantile: top, ..LossConfig::default() };
         let batch = TokenBatch::packed(vec![0; 5], vec![0, 5]).unwrap();
         let values = PolicyValues { logp: vec![-1.0; 5], entropy: entropy.clone() };
-        let prepared = config.prepare(&batch, |_| Ok(values)).unwrap();
+        let prepared = config.prepare(&batch, |_| Ok::<_, grpo_core::Error>(values)).unwrap();
         let of = |list: Option<&Vec<f64>>| list.map_or(vec![1.0; 5], Clone::clone).into_iter().map(number).collect();
         let policy: Vec<String> = of(prepared.factors().map(|factors| &factors.policy));
         let bonus: Vec<String> = of(prepared.factors().map(|factors| &factors.entropy));
