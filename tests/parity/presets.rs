@@ -1,7 +1,42 @@
 //! The presets under configs/loss are legal and mean what their names say.
 
-use grpo_core::{LossConfig, LossType, TemperatureMode};
+use grpo_core::{
+    ImportanceSamplingLevel, KlEstimator, LossAggMode, LossConfig, LossType, Objective, SamplerMode, Semantics,
+    TemperatureMode,
+};
 use trainer::config_layers::Layers;
+
+const NAMES: [&str; 29] = [
+    "bnpo",
+    "cispo",
+    "cispo-scalerl",
+    "dapo",
+    "dr-grpo",
+    "dr_grpo",
+    "grpo",
+    "gspo",
+    "mllm-jax",
+    "openrlhf",
+    "trl-dapo",
+    "trl-gmpo",
+    "trl-grpo",
+    "trl-gspo",
+    "trl-luspo",
+    "trl-sapo",
+    "trl-vespo",
+    "tunix-grpo",
+    "verl-cispo",
+    "verl-clip-cov",
+    "verl-dapo",
+    "verl-dppo-kl",
+    "verl-dppo-tv",
+    "verl-gmpo",
+    "verl-gpg",
+    "verl-grpo",
+    "verl-gspo",
+    "verl-kl-cov",
+    "verl-sapo",
+];
 
 fn preset(name: &str) -> LossConfig {
     let path = format!("../configs/loss/{name}.yaml");
@@ -17,7 +52,7 @@ fn every_preset_is_valid() {
         .map(|entry| entry.unwrap().path().file_stem().unwrap().to_string_lossy().into_owned())
         .collect();
     names.sort();
-    assert_eq!(names, ["bnpo", "cispo", "dapo", "dr_grpo", "grpo", "gspo", "mllm-jax"]);
+    assert_eq!(names, NAMES);
     for name in names {
         preset(&name);
     }
@@ -26,9 +61,82 @@ fn every_preset_is_valid() {
 #[test]
 fn presets_mean_what_they_say() {
     assert_eq!(preset("grpo").loss_type, LossType::Grpo);
+    assert_eq!(preset("bnpo").loss_type, LossType::Bnpo);
     assert_eq!(preset("dapo").ratio_high(), 1.28);
     assert_eq!(preset("cispo").ratio_high(), 5.0);
     assert!(!preset("gspo").is_token_level());
     assert_eq!(preset("dr_grpo").max_completion_length, Some(256));
     assert_eq!(preset("mllm-jax").temperature_mode(), TemperatureMode::ScaleLogprobs);
+    assert_eq!(preset("mllm-jax").ratio_high(), 1.3);
+    assert!(!preset("mllm-jax").bias_correction());
+}
+
+#[test]
+fn names_of_losses_stand_for_trl() {
+    for (name, system) in [
+        ("grpo", "trl-grpo"),
+        ("dapo", "trl-dapo"),
+        ("gspo", "trl-gspo"),
+        ("dr_grpo", "dr-grpo"),
+        ("cispo", "cispo-scalerl"),
+    ] {
+        assert_eq!(preset(name), preset(system), "{name}");
+    }
+}
+
+#[test]
+fn presets_of_trl_correct_the_kl_and_clip_at_no_other_place() {
+    for name in NAMES.iter().filter(|name| name.starts_with("trl-")) {
+        let config = preset(name);
+        assert_eq!((config.semantics, config.beta), (Semantics::Trl, 0.0), "{name}");
+        assert_eq!(config.bias_correction(), *name != "trl-gmpo", "{name}");
+        assert_eq!((config.guard(), config.dual_clip(), config.kl_clamps()), (None, None, (None, None)), "{name}");
+        assert!(config.counts_masked_rows(), "{name}");
+    }
+    assert_eq!(preset("trl-gspo").level(), ImportanceSamplingLevel::Sequence);
+    assert_eq!(preset("trl-gspo").ratio_high(), 1.0004);
+    assert_eq!(preset("trl-luspo").level(), ImportanceSamplingLevel::Sequence);
+    assert_eq!(preset("trl-luspo").ratio_low(), 0.998);
+    assert_eq!(preset("trl-sapo").sapo_temperatures(), (1.0, 1.05));
+    assert_eq!(preset("trl-vespo").vllm_importance_sampling_mode, SamplerMode::TokenTruncate);
+    assert_eq!((preset("trl-gmpo").objective(), preset("trl-gmpo").upper_epsilon()), (Objective::GeoMean, 0.4));
+}
+
+#[test]
+fn presets_of_verl_have_the_defaults_of_its_actor() {
+    for name in NAMES.iter().filter(|name| name.starts_with("verl-")) {
+        let config = preset(name);
+        assert_eq!((config.semantics, config.beta), (Semantics::Verl, 0.0), "{name}");
+        assert!(!config.bias_correction() && !config.counts_masked_rows(), "{name}");
+        assert_eq!(config.kl_clamps(), (Some(20.0), Some(10.0)), "{name}");
+    }
+    for (name, c) in [("verl-grpo", 3.0), ("verl-dapo", 10.0), ("verl-dppo-tv", 3.0), ("verl-dppo-kl", 3.0)] {
+        assert_eq!((preset(name).dual_clip(), preset(name).guard()), (Some(c), Some(20.0)), "{name}");
+    }
+    for name in ["verl-gspo", "verl-gmpo", "verl-gpg", "verl-clip-cov", "verl-kl-cov"] {
+        assert_eq!((preset(name).dual_clip(), preset(name).guard()), (None, None), "{name}");
+    }
+    assert_eq!(preset("verl-grpo").kl_estimator, KlEstimator::LowVarKl);
+    assert_eq!(preset("verl-grpo").loss_agg_mode, Some(LossAggMode::TokenMean));
+    assert_eq!(preset("verl-gspo").level(), ImportanceSamplingLevel::SequenceToken);
+    assert_eq!(preset("verl-gspo").loss_agg_mode, Some(LossAggMode::SeqMeanTokenMean));
+    assert_eq!(preset("verl-dapo").ratio_high(), 1.28);
+    assert_eq!(preset("verl-cispo").ratio_high(), 1.2);
+    assert_eq!(preset("verl-sapo").sapo_temperatures(), (1.0, 1.05));
+    assert_eq!(preset("verl-kl-cov").ppo_kl_coef, 0.1);
+    assert_eq!(preset("verl-clip-cov").clip_cov_ub, 5.0);
+}
+
+#[test]
+fn presets_of_other_systems_say_what_neither_name_does() {
+    let openrlhf = preset("openrlhf");
+    assert_eq!((openrlhf.loss_type, openrlhf.guard(), openrlhf.dual_clip()), (LossType::Bnpo, Some(20.0), None));
+    assert_eq!((openrlhf.kl_estimator, openrlhf.kl_clamps()), (KlEstimator::K1, (None, Some(10.0))));
+    let tunix = preset("tunix-grpo");
+    assert_eq!((tunix.beta, tunix.kl_estimator, tunix.guard()), (0.04, KlEstimator::K1, Some(20.0)));
+    assert!(!tunix.counts_masked_rows());
+    for config in [openrlhf, tunix] {
+        assert!(!config.bias_correction());
+        assert_eq!(config.vllm_importance_sampling_correction, Some(false));
+    }
 }

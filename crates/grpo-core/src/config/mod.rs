@@ -43,10 +43,10 @@ pub struct LossConfig {
     /// Cap on the unclipped ratio (two-sided clipping, INTELLECT-2); above 1 + epsilon_high. `None` is off.
     pub delta: Option<f64>,
     /// Dual clip (arXiv 1912.09729): with a negative advantage the loss is at most -A c. dppo: cap of its ratio. `None` is
-    /// verl's 3 for vanilla, 20 for dppo, else off.
+    /// 3 for vanilla and verl's grpo, 20 for dppo, else off.
     pub clip_ratio_c: Option<f64>,
-    /// Log-ratios are held to +- this before exp, without a gradient outside. `None` is off, and 20 where verl does it:
-    /// vanilla, cispo, sapo, dppo.
+    /// Log-ratios are held to +- this before exp, without a gradient outside. `None` is off, and 20 under
+    /// verl's semantics where verl does it: vanilla, cispo, sapo, dppo.
     pub log_ratio_guard: Option<Bound>,
     /// Weight of the KL term; 0 is off, and then no reference log-probabilities are needed.
     pub beta: f64,

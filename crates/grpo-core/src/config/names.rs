@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Whose meaning names and defaults have where systems disagree: TRL 1.16, verl 0.9 or MLLM-JAX. `docs/semantics.md`
-/// lists every difference.
+/// Whose meaning names and defaults have where systems disagree: TRL 1.16, verl 0.9 or MLLM-JAX.
+/// `docs/losses/semantics.md` lists every difference.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Semantics {

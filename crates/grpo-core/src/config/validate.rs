@@ -204,8 +204,10 @@ impl LossConfig {
     }
 
     fn validate_aggregation(&self) -> Result<()> {
-        if self.num_items_in_batch.is_some_and(|n| !(n >= 0.0 && n.is_finite())) {
-            return fail("num_items_in_batch counts tokens and must not be negative");
+        if let Some(items) = self.num_items_in_batch.filter(|n| !(*n >= 0.0 && n.is_finite())) {
+            return fail(format!(
+                "num_items_in_batch counts tokens: expected a finite number of at least 0, got {items}"
+            ));
         }
         if self.max_completion_length == Some(0) {
             return fail("max_completion_length counts tokens and must be at least 1");
@@ -217,8 +219,9 @@ impl LossConfig {
         }
         let averages = matches!(self.loss_type, LossType::Bnpo | LossType::DrGrpo | LossType::Dapo | LossType::Luspo);
         if averages && (self.semantics == Semantics::Verl || self.loss_agg_mode.is_some()) {
+            let instead = if self.loss_type == LossType::Luspo { "gspo" } else { "vanilla" };
             return fail(format!(
-                "loss_type {} is a way to average; verl says that with loss_agg_mode: use loss_type vanilla",
+                "loss_type {} is a way to average; verl says that with loss_agg_mode: use loss_type {instead}",
                 self.loss_type.name()
             ));
         }

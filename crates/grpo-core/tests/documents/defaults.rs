@@ -1,0 +1,165 @@
+//! What a configuration comes to, property by property.
+
+use crate::page::{number, table};
+use grpo_core::config::Objective;
+use grpo_core::factors::PolicyValues;
+use grpo_core::weights::token_weights;
+use grpo_core::{LossConfig, LossType, Semantics, TokenBatch};
+use serde::Serialize;
+
+pub(crate) const SYSTEMS: [Semantics; 3] = [Semantics::Trl, Semantics::Verl, Semantics::MllmJax];
+
+/// A property and what it comes to.
+pub(crate) type Property = (&'static str, String);
+
+pub(crate) fn word(value: impl Serialize) -> String {
+    serde_json::to_value(value).unwrap().as_str().unwrap().to_owned()
+}
+
+fn or_off(value: Option<f64>) -> String {
+    value.map_or("off".into(), number)
+}
+
+/// Why a configuration is refused.
+fn reason(error: &grpo_core::Error) -> String {
+    error.to_string().replace("invalid loss configuration: ", "")
+}
+
+/// A loss under a system with nothing but what it cannot do without, and that; or why there is no such thing.
+pub(crate) fn minimal(loss_type: LossType, semantics: Semantics) -> Result<(LossConfig, Option<String>), String> {
+    let bare = LossConfig { loss_type, semantics, ..LossConfig::default() };
+    let Err(error) = bare.validate() else { return Ok((bare, None)) };
+    let needed = LossConfig {
+        epsilon_high: (loss_type == LossType::Cispo).then_some(5.0),
+        max_completion_length: (loss_type == LossType::DrGrpo).then_some(1024),
+        dro_beta: (loss_type == LossType::Dro).then_some(0.5),
+        ..bare
+    };
+    match needed.validate() {
+        Ok(()) => Ok((needed, Some(reason(&error)))),
+        Err(error) => Err(reason(&error)),
+    }
+}
+
+/// What `config` comes to.
+pub(crate) fn properties(config: &LossConfig) -> Vec<Property> {
+    let (low, high) = (exact(config.ratio_low()), exact(config.ratio_high()));
+    let epsilons = (exact(config.epsilon_low), exact(config.upper_epsilon()));
+    let raw = config.objective() == Objective::Cispo && config.semantics != Semantics::Verl;
+    let bounds = match config.objective() {
+        Objective::Cispo if raw => format!("r at most {high}"),
+        Objective::Clipped | Objective::Cispo => format!("r in [{low}, {high}]"),
+        Objective::GeoMean => format!("log r in [-{}, {}]", epsilons.0, epsilons.1),
+        Objective::Dppo(_) => format!("{} down, {} up", epsilons.0, epsilons.1),
+        Objective::Vespo => "log r in [-20, 20] per token".into(),
+        Objective::Sapo | Objective::PolicyGradient | Objective::KlCov | Objective::Dro => "none".into(),
+    };
+    let clamps = match config.kl_clamps() {
+        (None, None) => "off".into(),
+        (input, output) => format!("q - l to {}, the value to {}", plus_minus(input), plus_minus(output)),
+    };
+    let [policy, kl, entropy] = averages(config);
+    vec![
+        ("level of the ratio", word(config.level())),
+        ("bounds", bounds),
+        ("dual clip (dppo: cap of r)", or_off(config.dual_clip())),
+        ("log-ratio guard", config.guard().map_or("off".into(), |guard| plus_minus(Some(guard)))),
+        ("KL estimator", word(config.kl_estimator)),
+        ("KL term times r", if config.bias_correction() { "yes" } else { "no" }.into()),
+        ("KL clamps", clamps),
+        ("weight of a token, policy term", policy),
+        ("weight of a token, KL term", kl),
+        ("weight of a token, entropy bonus", entropy),
+        ("sampler's ratio", sampler(config)),
+        ("temperature divides", word(config.temperature_mode())),
+    ]
+}
+
+/// All digits but those that 1 + epsilon adds.
+fn exact(value: f64) -> String {
+    ((value * 1e12).round() / 1e12).to_string()
+}
+
+fn plus_minus(bound: Option<f64>) -> String {
+    bound.map_or("any".into(), |bound| format!("±{}", number(bound)))
+}
+
+/// How tokens are weighed, found out on a batch of lengths 3, 1 and 0 (masked), 4 wide.
+fn averages(config: &LossConfig) -> [String; 3] {
+    let active = |i: usize| if i < 3 || i == 4 { 1.0 } else { 0.0 };
+    let batch = TokenBatch::padded(&[0; 12], &std::array::from_fn::<f32, 12, _>(active), [3, 4]).unwrap();
+    let config = LossConfig { num_items_in_batch: Some(10.0), ..config.clone() };
+    let weights = token_weights(&config, &batch);
+    let constant = config.max_completion_length.unwrap_or(1024) as f64;
+    let known = [
+        ("1/N", 4.0, 4.0),
+        ("1/num_items_in_batch", 10.0, 10.0),
+        (r"1/(B \|y\|)", 9.0, 3.0),
+        (r"1/(B' \|y\|)", 6.0, 2.0),
+        ("1/B", 3.0, 3.0),
+        ("1/B'", 2.0, 2.0),
+        ("1/(B' width)", 8.0, 8.0),
+        ("1/(B max_completion_length)", 3.0 * constant, 3.0 * constant),
+        ("1/(B' max_completion_length)", 2.0 * constant, 2.0 * constant),
+    ];
+    [weights.policy, weights.kl, weights.entropy].map(|list| {
+        let same = |a: f64, b: f64| (a * b - 1.0).abs() < 1e-12;
+        let found = known.iter().find(|(_, first, second)| same(list[0], *first) && same(list[4], *second));
+        found.unwrap_or_else(|| panic!("no known average: {list:?}")).0.to_owned()
+    })
+}
+
+/// What happens to the ratio between old policy and sampler, found out with one that no bound holds.
+fn sampler(config: &LossConfig) -> String {
+    let batch = TokenBatch::packed(vec![0; 2], vec![0, 2])
+        .unwrap()
+        .with_old_logp(vec![-1.0; 2])
+        .unwrap()
+        .with_sampler_logp(vec![-1.25; 2])
+        .unwrap();
+    let values = PolicyValues { logp: vec![-1.0; 2], entropy: vec![0.5; 2] };
+    let prepared = match config.prepare(&batch, |_| Ok::<_, grpo_core::Error>(values)) {
+        Ok(prepared) => prepared,
+        Err(_) => return format!("refuses {}", word(config.vllm_importance_sampling_mode)),
+    };
+    let weighs = prepared.factors().is_some_and(|f| f.policy.iter().any(|w| *w != 1.0) || f.shift[0] != 0.0);
+    if !weighs {
+        return "ignored".into();
+    }
+    match config.rollout_is {
+        Some(rollout_is) => format!("{}, {}", word(rollout_is), number(config.rollout_is_threshold.high)),
+        None => {
+            format!(
+                "{}, {}",
+                word(config.vllm_importance_sampling_mode),
+                or_off(config.vllm_importance_sampling_clip_max)
+            )
+        }
+    }
+}
+
+/// Every property that the system decides, with the losses for which it does so in the same way.
+pub(crate) fn differences(losses: &[LossType]) -> String {
+    let mut groups: Vec<([String; 4], Vec<&str>)> = Vec::new();
+    for loss in losses {
+        let of = SYSTEMS.map(|system| minimal(*loss, system).ok().map(|(config, _)| properties(&config)));
+        let count = of.iter().flatten().next().unwrap().len();
+        for i in 0..count {
+            let name = of.iter().flatten().next().unwrap()[i].0;
+            let values = of.clone().map(|list| list.map_or("refused".into(), |list| list[i].1.clone()));
+            let given: Vec<&String> = values.iter().filter(|value| *value != "refused").collect();
+            if given.iter().all(|value| *value == given[0]) {
+                continue;
+            }
+            let [trl, verl, jax] = values;
+            let key = [name.to_owned(), trl, verl, jax];
+            match groups.iter_mut().find(|(other, _)| *other == key) {
+                Some((_, names)) => names.push(loss.name()),
+                None => groups.push((key, vec![loss.name()])),
+            }
+        }
+    }
+    groups.sort_by_key(|([name, ..], _)| name.clone());
+    let rows = groups.into_iter().map(|([name, trl, verl, jax], losses)| [name, losses.join(", "), trl, verl, jax]);
+    table(&["what", "of", "trl", "verl", "mllm_jax"], rows)
+}

@@ -1,0 +1,73 @@
+//! The presets, side by side.
+
+use crate::defaults::properties;
+use crate::page::table;
+use crate::{folder, parse};
+use grpo_core::{LossConfig, Semantics};
+
+/// Names and texts of configs/loss.
+fn presets() -> Vec<(String, String)> {
+    let entries = std::fs::read_dir(folder("configs/loss")).unwrap();
+    let mut presets: Vec<(String, String)> = entries
+        .map(|entry| entry.unwrap().path())
+        .map(|path| (path.file_stem().unwrap().to_string_lossy().into_owned(), std::fs::read_to_string(path).unwrap()))
+        .collect();
+    presets.sort();
+    presets
+}
+
+/// The comment on top, without its marks.
+fn comment(text: &str) -> String {
+    let lines = text.lines().map_while(|line| line.strip_prefix("# "));
+    lines.collect::<Vec<_>>().join(" ")
+}
+
+/// What the preset sets otherwise than the defaults do.
+fn keys(config: &LossConfig) -> String {
+    let (of, defaults) = (serde_json::to_value(config).unwrap(), serde_json::to_value(LossConfig::default()).unwrap());
+    let keys = of.as_object().unwrap().iter().filter(|(key, value)| **value != defaults[key.as_str()]);
+    keys.map(|(key, value)| format!("`{key}: {}`", value.to_string().replace('"', ""))).collect::<Vec<_>>().join(", ")
+}
+
+pub(crate) fn generated() -> String {
+    let presets: Vec<(String, String)> = presets();
+    let link = |name: &str| format!("[{name}](../../configs/loss/{name}.yaml)");
+    let what = presets.iter().map(|(name, text)| [link(name), comment(text)]);
+    let set = presets.iter().map(|(name, text)| [name.clone(), keys(&parse(text))]);
+    let configs: Vec<(&String, LossConfig)> = presets.iter().map(|(name, text)| (name, parse(text))).collect();
+    // What is the same for all of them tells nothing.
+    let of: Vec<_> = configs.iter().map(|(_, config)| properties(config)).collect();
+    let telling: Vec<usize> = (0..of[0].len()).filter(|i| of.iter().any(|list| list[*i].1 != of[0][*i].1)).collect();
+    let head: Vec<&str> = ["preset"].into_iter().chain(telling.iter().map(|i| of[0][*i].0)).collect();
+    let comes_to = configs.iter().zip(&of).map(|((name, _), list)| {
+        [(*name).clone()].into_iter().chain(telling.iter().map(|i| list[*i].1.clone())).collect::<Vec<_>>()
+    });
+    format!(
+        "### What they are\n\n{}\n### What they set otherwise than the defaults\n\n{}\n### What they come to\n\n{}",
+        table(&["preset", "reproduces"], what),
+        table(&["preset", "keys"], set),
+        table(&head, comes_to)
+    )
+}
+
+#[test]
+fn presets_of_a_system_say_which_and_mean_it() {
+    for (name, text) in presets() {
+        let (config, comment) = (parse(&text), comment(&text));
+        let system = match name.split('-').next().unwrap() {
+            "trl" => Some(("TRL 1.16", Semantics::Trl)),
+            "verl" => Some(("verl 0.9", Semantics::Verl)),
+            "mllm" => Some(("MLLM-JAX", Semantics::MllmJax)),
+            _ => None,
+        };
+        assert!(comment.len() > 20, "{name} does not say what it reproduces");
+        if let Some((system, semantics)) = system {
+            assert!(comment.starts_with(system), "{name} has to begin with `# {system}`: {comment}");
+            assert_eq!(config.semantics, semantics, "{name}");
+        }
+        if let Some(other) = comment.strip_prefix("The same as ").and_then(|rest| rest.split([' ', ',']).next()) {
+            let other = std::fs::read_to_string(folder("configs/loss").join(format!("{other}.yaml"))).unwrap();
+            assert_eq!(config, parse(&other), "{name}");
+        }
+    }
+}
