@@ -44,6 +44,42 @@ fn every_mesh_is_the_oracle(#[case] loss: LossConfig, #[values(0, 1, 2, 3)] impl
     }
 }
 
+/// Every way in which tokens of a batch depend on each other, over devices that cut sequences and the vocabulary: a shared
+/// ratio of each kind, tokens chosen from all of the batch, a sampler's weight, averages over sequences.
+#[rstest]
+#[case::luspo(r#"{"loss_type": "luspo", "beta": 0.1, "epsilon_low": 0.05, "epsilon_high": 0.06}"#)]
+#[case::geo_mean(r#"{"loss_type": "geo_mean", "epsilon_low": 0.2, "top_entropy_quantile": 0.6, "entropy_coef": 0.05}"#)]
+#[case::vespo(r#"{"loss_type": "vespo", "beta": 0.1, "vllm_importance_sampling_mode": "token_truncate"}"#)]
+#[case::verl_gspo(r#"{"semantics": "verl", "loss_type": "gspo", "loss_agg_mode": "seq-mean-token-mean", "beta": 0.1}"#)]
+#[case::verl_vanilla(
+    r#"{"semantics": "verl", "loss_type": "vanilla", "clip_ratio_c": 1.22, "beta": 0.1,
+    "kl_estimator": "k3+", "rollout_is": "icepop", "rollout_is_threshold": "0.8_1.3"}"#
+)]
+#[case::clip_cov(r#"{"semantics": "verl", "loss_type": "clip_cov", "clip_cov_lb": 0.01, "clip_cov_ratio": 0.2}"#)]
+#[case::kl_cov(r#"{"semantics": "verl", "loss_type": "kl_cov", "kl_cov_ratio": 0.3, "entropy_coef": 0.05}"#)]
+#[case::off_policy(
+    r#"{"loss_type": "sapo", "off_policy_mask_threshold": 0.03, "top_entropy_quantile": 0.5, "beta": 0.1}"#
+)]
+#[case::dppo_kl(r#"{"semantics": "verl", "loss_type": "dppo_kl", "epsilon_low": 0.005, "epsilon_high": 0.005}"#)]
+fn the_family_on_a_mesh(#[case] json: &str) {
+    let loss = LossConfig::from_json(json).unwrap();
+    for (turn, (data, vocab)) in [(2, 4), (4, 2)].into_iter().enumerate() {
+        let shape =
+            Shape { dtype: [Dtype::F32, Dtype::Bf16][turn], v: [61, 64][turn], bias: turn == 0, ..Shape::default() };
+        let mut case = Case::new(&loss, shape, 29);
+        // A sampler near the old policy, silent at times.
+        let old = case.batch.old_logp().unwrap();
+        let near = |(i, old): (usize, &f32)| if i % 7 == 3 { f32::NAN } else { old - 0.13 * [1.0, -1.0, 0.4][i % 3] };
+        let sampler = old.iter().enumerate().map(near).collect();
+        case.batch = case.batch.with_sampler_logp(sampler).unwrap();
+        for (name, implementation, tiling) in implementations().into_iter().skip(turn).step_by(2) {
+            let request = case.request(&loss, implementation, tiling);
+            let mut plan = on_mesh(data, vocab).plan_on_device(&request).unwrap();
+            check(&format!("{data} x {vocab} {name} {json}"), &mut plan, &case, &loss, request.gradients);
+        }
+    }
+}
+
 /// A larger vocabulary that does not divide, in both layouts.
 #[rstest]
 fn an_odd_vocabulary(

@@ -76,7 +76,9 @@ impl LossConfig {
         if let Some((name, _)) = counts.iter().find(|(_, count)| *count == 0) {
             return fail(format!("{name} must be at least 1"));
         }
-        if self.epsilon_low < 0.0 || (self.epsilon_low > 1.0 && self.objective() != Objective::GeoMean) {
+        // Ratios are above 0: verl's scripts write more than 1 where they want no lower bound.
+        let may_exceed = matches!(self.objective(), Objective::GeoMean | Objective::Cispo);
+        if self.epsilon_low < 0.0 || (self.epsilon_low > 1.0 && !may_exceed) {
             return fail(format!("epsilon_low must lie in [0, 1], got {}", self.epsilon_low));
         }
         if let Some(epsilon) = self.epsilon_high.filter(|e| *e < 0.0) {
@@ -212,7 +214,7 @@ impl LossConfig {
         if self.max_completion_length == Some(0) {
             return fail("max_completion_length counts tokens and must be at least 1");
         }
-        if self.loss_type == LossType::DrGrpo && self.max_completion_length.is_none() && self.loss_agg_mode.is_none() {
+        if self.loss_type == LossType::DrGrpo && self.max_completion_length.is_none() {
             return fail(
                 "dr_grpo divides by a constant length: set max_completion_length to the generation limit in tokens",
             );
