@@ -61,31 +61,36 @@ fn sequences(batch: &TokenBatch) -> Vec<Vec<usize>> {
     (0..batch.sequences()).map(active).collect()
 }
 
-/// -A l w: with w = exp(mean of old - sampler) within the bounds, or 0 outside of them; a silent sampler counts 0.
+/// exp(mean of old - sampler) of each sequence; a silent sampler counts 0.
+fn geometric_ratios(batch: &TokenBatch) -> Vec<f64> {
+    let (old, sampler) = (batch.old_logp().unwrap(), batch.sampler_logp().unwrap());
+    let difference = |row: &usize| f64::from(old[*row]) - f64::from(sampler[*row]);
+    let mean =
+        |rows: &Vec<usize>| rows.iter().map(difference).filter(|d| !d.is_nan()).sum::<f64>() / rows.len().max(1) as f64;
+    sequences(batch).iter().map(|rows| mean(rows).exp()).collect()
+}
+
+/// -A l w, with w the geometric ratio within the bounds, or 0 outside of them.
 #[rstest]
 fn geometric_weights(#[values("geometric_truncate", "geometric_mask")] mode: &str) {
+    let ratios = geometric_ratios(&file("{}").batch);
+    let mut sorted = ratios.clone();
+    sorted.sort_by(f64::total_cmp);
+    let bound = (sorted[sorted.len() / 2] + sorted[sorted.len() / 2 - 1]) / 2.0;
     let file = file(&format!(
-        r#"{{"loss_type": "reinforce", "vllm_importance_sampling_mode": "{mode}", "vllm_importance_sampling_clip_max": 1.02,
-             "vllm_importance_sampling_clip_min": 0.5}}"#
+        r#"{{"loss_type": "reinforce", "vllm_importance_sampling_mode": "{mode}",
+             "vllm_importance_sampling_clip_max": {bound}}}"#
     ));
     let (batch, found) = (&file.batch, oracle(&file.loss, &file, &file.policy).unwrap().values);
-    let (old, sampler) = (batch.old_logp().unwrap(), batch.sampler_logp().unwrap());
-    let (mut loss, mut outside) = (0.0, 0);
-    for (sequence, rows) in sequences(batch).iter().enumerate() {
-        let difference = |row: &usize| f64::from(old[*row]) - f64::from(sampler[*row]);
-        let sum: f64 = rows.iter().map(difference).filter(|d| !d.is_nan()).sum();
-        let weight = (sum / rows.len().max(1) as f64).exp();
-        outside += usize::from(weight > 1.02);
-        let weight = match mode {
-            "geometric_mask" if weight > 1.02 => 0.0,
-            _ => weight.min(1.02),
-        };
-        let logp: f64 = rows.iter().map(|row| found.logp.as_ref().unwrap()[*row]).sum();
-        loss -= weight * f64::from(batch.advantage(sequence, rows.first().copied().unwrap_or(0))) * logp;
+    let mut loss = 0.0;
+    for ((sequence, rows), ratio) in sequences(batch).iter().enumerate().zip(ratios) {
+        let weight = if mode == "geometric_mask" && ratio > bound { 0.0 } else { ratio.min(bound) };
+        for row in rows {
+            let advantage = f64::from(batch.advantage(sequence, *row));
+            loss -= weight * advantage * found.logp.as_ref().unwrap()[*row] / batch.active_tokens() as f64;
+        }
     }
-    assert!(outside > 0 && outside < batch.sequences(), "{outside} sequences are outside");
     let found = found.loss.unwrap();
-    let loss = loss / batch.active_tokens() as f64;
     assert!((found - loss).abs() < 1e-12, "{found} and {loss}");
 }
 
