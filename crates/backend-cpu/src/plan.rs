@@ -47,8 +47,17 @@ impl LossPlan for CpuPlan {
         let (policy, grads, kernel) = (Policy::new(policy)?, Grads::new(grads)?, &mut self.kernel);
         let loss = &self.request.loss;
         let run = || {
-            let batch = loss.prepare(batch, |batch| Ok(kernel.score(policy.read(), batch)?.into()))?;
-            kernel.value_and_grad(policy, &batch, grads)
+            let prepared = loss.prepare(batch, |batch| Ok::<_, Error>(kernel.score(policy.read(), batch)?.into()))?;
+            // What the configuration masks is scored apart, before logits may be overwritten.
+            let left_out = match batch.without(&prepared)? {
+                Some(batch) => Some((kernel.score(policy.read(), &batch)?, batch)),
+                None => None,
+            };
+            let mut output = kernel.value_and_grad(policy, &prepared, grads)?;
+            if let Some((scores, batch)) = left_out {
+                output.scores.fill(&batch, &scores);
+            }
+            Ok(output)
         };
         match &self.pool {
             Some(pool) => pool.install(run),

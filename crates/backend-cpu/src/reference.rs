@@ -15,7 +15,7 @@ pub(crate) use plan::ReferencePlan;
 pub use policy::{Evaluation, Policy};
 
 use grpo_core::batch::TokenBatch;
-use grpo_core::error::Result;
+use grpo_core::error::{Error, Result};
 use grpo_core::evaluate::Evaluator;
 use grpo_core::factors::PolicyValues;
 use grpo_core::real::Scalar;
@@ -29,10 +29,11 @@ use policy::{dense, head_index};
 /// [`grpo_core::Error::Config`] for an illegal loss or a batch that lacks what it needs, [`grpo_core::Error::Backend`] when
 /// there is no memory for the logits.
 pub fn evaluate<R: Scalar>(config: &LossConfig, policy: &Policy<'_, R>, batch: &TokenBatch) -> Result<Evaluation<R>> {
-    let batch = &*config.prepare(batch, |batch| {
+    let given = batch;
+    let batch = &*config.prepare(given, |batch| {
         let out = score(config, policy, batch)?;
         let widened = |values: &[R]| values.iter().map(|value| value.to_f64()).collect();
-        Ok(PolicyValues { logp: widened(&out.logp), entropy: widened(&out.entropy) })
+        Ok::<_, Error>(PolicyValues { logp: widened(&out.logp), entropy: widened(&out.entropy) })
     })?;
     let evaluator = Evaluator::new(config, batch)?;
     let (mut z, stats, mut out) = forward(config, policy, batch)?;
@@ -42,7 +43,6 @@ pub fn evaluate<R: Scalar>(config: &LossConfig, policy: &Policy<'_, R>, batch: &
     let active = |values: &[R]| rows.iter().map(|&i| values[i].to_f64()).collect::<Vec<_>>();
     let (mut g, mut e, mut totals) = (vec![0.0; rows.len()], vec![0.0; rows.len()], evaluator.totals());
     evaluator.evaluate(0..rows.len(), &active(&out.logp), &active(&out.entropy), &mut g, &mut e, &mut totals);
-    out.active_rows = rows.to_vec();
     out.magnitude = totals.magnitude();
     (out.loss, out.metrics) = evaluator.finish(totals);
 
@@ -89,6 +89,13 @@ pub fn evaluate<R: Scalar>(config: &LossConfig, policy: &Policy<'_, R>, batch: &
         }
     }
     out.grad_logits = z;
+    // Also of what the configuration leaves out of the loss.
+    if let Some(left_out) = given.without(batch)? {
+        let scores = score(config, policy, &left_out)?;
+        for &i in left_out.active_rows() {
+            (out.logp[i], out.entropy[i]) = (scores.logp[i], scores.entropy[i]);
+        }
+    }
     Ok(out)
 }
 

@@ -20,6 +20,7 @@ use grpo_core::{
     TensorRef,
 };
 use pjrt::{Argument, Buffer, Client, CompiledMemoryStats, DType, Device, LoadedExecutable};
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -186,10 +187,7 @@ impl PjrtPlan {
         }
         self.spec.check_batch(batch)?;
         let loss = self.request.loss.clone();
-        let batch = &*loss.prepare(batch, |batch| {
-            let [logp, entropy] = self.score_on_device(policy.reborrow(), batch)?;
-            Ok(scores(&logp, &entropy)?.into())
-        })?;
+        let batch = &*self.prepare(&mut policy, batch)?;
         let evaluator = Evaluator::new(&loss, batch)?;
         let tables = Tables::new(&self.spec, batch, Some(&evaluator));
         let pass = match policy {
@@ -201,6 +199,12 @@ impl PjrtPlan {
         let Results { sums, logp, entropy, gradients } = self.run(pass, batch, &tables, operands)?;
         let metrics = evaluator.metrics(&sums);
         Ok(DeviceOutput { loss: sums.loss, metrics, logp, entropy, gradients })
+    }
+
+    /// `batch` as the loss takes it.
+    fn prepare<'a>(&mut self, policy: &mut PolicyInput<'_>, batch: &'a TokenBatch) -> Result<Cow<'a, TokenBatch>> {
+        let loss = self.request.loss.clone();
+        loss.prepare(batch, |batch| Ok(self.score(policy.reborrow(), batch)?.into()))
     }
 
     /// Runs the program of `pass`: uploads what is on the host, donates what is updated, gives it back.
@@ -277,12 +281,22 @@ impl LossPlan for PjrtPlan {
 
     fn value_and_grad(
         &mut self,
-        policy: PolicyInput<'_>,
+        mut policy: PolicyInput<'_>,
         batch: &TokenBatch,
         grads: GradsMut<'_>,
     ) -> Result<LossOutput> {
-        let output = self.value_and_grad_on_device(policy, batch, grads)?;
-        Ok(LossOutput { loss: output.loss, scores: scores(&output.logp, &output.entropy)?, metrics: output.metrics })
+        let prepared = self.prepare(&mut policy, batch)?;
+        // What the configuration masks is scored apart, before logits may be overwritten.
+        let left_out = match batch.without(&prepared)? {
+            Some(batch) => Some((self.score(policy.reborrow(), &batch)?, batch)),
+            None => None,
+        };
+        let output = self.value_and_grad_on_device(policy, &prepared, grads)?;
+        let mut all = scores(&output.logp, &output.entropy)?;
+        if let Some((scores, batch)) = left_out {
+            all.fill(&batch, &scores);
+        }
+        Ok(LossOutput { loss: output.loss, scores: all, metrics: output.metrics })
     }
 
     fn memory(&self) -> MemoryReport {

@@ -221,12 +221,22 @@ pub struct Scores {
     pub entropy: Vec<f32>,
 }
 
+impl Scores {
+    /// Takes over the results of `other` at the active rows of `batch`.
+    pub fn fill(&mut self, batch: &TokenBatch, other: &Self) {
+        for row in batch.active_rows() {
+            (self.logp[*row], self.entropy[*row]) = (other.logp[*row], other.entropy[*row]);
+        }
+    }
+}
+
 /// The result of one `value_and_grad`.
 #[derive(Clone, Debug, Default)]
 pub struct LossOutput {
     /// Sum over tokens of weight x token loss. Micro-batches of one step add up.
     pub loss: f64,
-    /// What the forward pass saw: log-probabilities bit for bit what `score` returns for the same input, entropies too
+    /// What the forward pass saw at the active tokens of the batch, also at those that the configuration leaves out of the
+    /// loss: log-probabilities bit for bit what `score` returns for the same input, entropies too
     /// where no compiler orders the operations.
     pub scores: Scores,
     /// TRL's metrics as mergeable sums.

@@ -326,6 +326,20 @@ impl TokenBatch {
         self.factors.as_ref()
     }
 
+    /// The tokens that are active here but not in `other`, a batch of the same tokens; `None` when there are none.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] when `other` has another number of tokens.
+    pub fn without(&self, other: &Self) -> Result<Option<Self>> {
+        self.check_len("other batch", other.tokens())?;
+        if self.active_tokens() == other.active_tokens() {
+            return Ok(None);
+        }
+        let only_here = |row: usize| f32::from(u8::from(self.is_active(row) && !other.is_active(row)));
+        let mask: Vec<f32> = (0..self.tokens()).map(only_here).collect();
+        self.clone().with_mask(&mask).map(Some)
+    }
+
     /// The mask as numbers `[N]`.
     pub fn mask(&self) -> Vec<f32> {
         self.mask.iter().map(|active| f32::from(u8::from(*active))).collect()

@@ -19,8 +19,6 @@ pub struct Evaluated {
     pub metrics: Metrics,
     /// Sum of |weight x token loss|; known to the oracle only.
     pub magnitude: Option<f64>,
-    /// Rows that counted; known to the oracle only.
-    pub active_rows: Option<Vec<usize>>,
 }
 
 /// Evaluates `loss` on the batch of `file` with the given implementation; `policy` is the file's own, or a rounding of
@@ -88,7 +86,7 @@ pub(crate) fn call(
         grad_bias: grad_bias.as_deref().map(widen),
         grad_logits: grad_logits.as_deref().map(widen),
     };
-    Ok(Evaluated { values, metrics: output.metrics, magnitude: None, active_rows: None })
+    Ok(Evaluated { values, metrics: output.metrics, magnitude: None })
 }
 
 /// Evaluates `loss` densely in f64.
@@ -137,8 +135,7 @@ pub(crate) fn oracle_at(
         // Also of hidden states: no implementation hands it out, but a file may expect it.
         grad_logits: Some(result.grad_logits),
     };
-    let (magnitude, active_rows) = (Some(result.magnitude), Some(result.active_rows));
-    Ok(Evaluated { values, metrics: result.metrics, magnitude, active_rows })
+    Ok(Evaluated { values, metrics: result.metrics, magnitude: Some(result.magnitude) })
 }
 
 pub(crate) fn widened(tensor: &Tensor) -> Vec<f64> {
@@ -257,9 +254,9 @@ pub fn check(backend: &dyn Backend, name: &str, file: &BatchFile, check: &Check)
         report.notes.push(note);
     }
     let expected = (same_loss && exact).then_some(&file.expected);
-    let Evaluated { values: oracle, magnitude, active_rows, .. } = oracle(loss, file, &policy)?;
+    let Evaluated { values: oracle, magnitude, .. } = oracle(loss, file, &policy)?;
     let magnitude = magnitude.unwrap_or_default();
-    let active = &active_rows.unwrap_or_else(|| file.batch.active_rows().to_vec());
+    let active = file.batch.active_rows();
     let add = |report: &mut FileReport, implementation, against, truth: &Values, found: &Values| {
         let comparisons = truth.compare(found, active, magnitude, &tolerances);
         report.rows.extend(comparisons.into_iter().map(|comparison| Row::new(implementation, against, comparison)));

@@ -38,8 +38,6 @@ pub struct Evaluation<R> {
     pub loss: f64,
     /// Sum of |weight x token loss|, which rounding of the loss is relative to.
     pub magnitude: f64,
-    /// Rows that counted: active in the batch, and neither truncated nor rejected by the configuration.
-    pub active_rows: Vec<usize>,
     /// `[N]`, nats.
     pub logp: Vec<R>,
     /// `[N]`, nats.

@@ -219,7 +219,7 @@ impl Problem {
         let rounded = if is_rounded { Some(self.of_rounded_logits()?) } else { None };
         let truth = rounded.as_ref().unwrap_or(&self.oracle);
         let magnitude = truth.magnitude.unwrap_or_default();
-        let active = truth.active_rows.as_deref().unwrap_or_else(|| self.inputs.batch.active_rows());
+        let active = self.inputs.batch.active_rows();
         let comparisons = truth.values.compare(&found, active, magnitude, &tolerances);
         Ok(comparisons.into_iter().map(|comparison| Row::new(name, "oracle", comparison)).collect())
     }
