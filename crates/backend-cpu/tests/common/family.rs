@@ -74,14 +74,15 @@ pub fn loss(name: &str) -> LossConfig {
         "mllm_jax" => r#"{"semantics": "mllm_jax", "beta": 0.1, "kl_estimator": "k3", "temperature": 0.8}"#,
         "sapo" => r#"{"loss_type": "sapo", "beta": 0.05, "kl_estimator": "k1", "entropy_coef": 0.01}"#,
         "verl_vanilla" => {
-            r#"{"semantics": "verl", "epsilon_high": 0.28, "clip_ratio_c": 1.3, "loss_agg_mode": "seq-mean-token-sum-norm",
-                "loss_scale_factor": 8, "entropy_coef": 0.02, "beta": 0.01, "kl_estimator": "low_var_kl"}"#
+            r#"{"semantics": "verl", "epsilon_high": 0.28, "clip_ratio_c": 1.3,
+                "loss_agg_mode": "seq-mean-token-sum-norm", "loss_scale_factor": 8, "entropy_coef": 0.02, "beta": 0.01, "kl_estimator": "low_var_kl"}"#
         }
         "verl_guard" => {
             r#"{"semantics": "verl", "loss_type": "vanilla", "log_ratio_guard": 0.22, "epsilon_high": 0.06}"#
         }
         "verl_cispo" => {
-            r#"{"semantics": "verl", "loss_type": "cispo", "epsilon_high": 0.28, "loss_agg_mode": "seq-mean-token-mean"}"#
+            r#"{"semantics": "verl", "loss_type": "cispo", "epsilon_high": 0.28,
+                "loss_agg_mode": "seq-mean-token-mean"}"#
         }
         "verl_sapo" => {
             r#"{"semantics": "verl", "loss_type": "sapo", "tau_pos": 1.2, "beta": 0.05, "entropy_coef": 0.01}"#
@@ -93,7 +94,8 @@ pub fn loss(name: &str) -> LossConfig {
         "kl_straight_through" => r#"{"loss_type": "dapo", "beta": 0.2, "kl_estimator": "k3+"}"#,
         "kl_abs" => r#"{"loss_type": "bnpo", "beta": 0.2, "kl_estimator": "abs", "use_bias_correction_kl": false}"#,
         "kl_clamps" => {
-            r#"{"semantics": "verl", "beta": 0.2, "kl_estimator": "k3", "kl_input_clamp": 0.22, "kl_output_clamp": 0.018}"#
+            r#"{"semantics": "verl", "beta": 0.2, "kl_estimator": "k3", "kl_input_clamp": 0.22,
+                "kl_output_clamp": 0.018}"#
         }
         "verl_gspo" => {
             r#"{"semantics": "verl", "loss_type": "gspo", "epsilon_low": 0.05, "epsilon_high": 0.06,
