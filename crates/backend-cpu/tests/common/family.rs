@@ -75,7 +75,8 @@ pub fn loss(name: &str) -> LossConfig {
         "sapo" => r#"{"loss_type": "sapo", "beta": 0.05, "kl_estimator": "k1", "entropy_coef": 0.01}"#,
         "verl_vanilla" => {
             r#"{"semantics": "verl", "epsilon_high": 0.28, "clip_ratio_c": 1.3,
-                "loss_agg_mode": "seq-mean-token-sum-norm", "loss_scale_factor": 8, "entropy_coef": 0.02, "beta": 0.01, "kl_estimator": "low_var_kl"}"#
+                "loss_agg_mode": "seq-mean-token-sum-norm", "loss_scale_factor": 8, "entropy_coef": 0.02,
+                "beta": 0.01, "kl_estimator": "low_var_kl"}"#
         }
         "verl_guard" => {
             r#"{"semantics": "verl", "loss_type": "vanilla", "log_ratio_guard": 0.22, "epsilon_high": 0.06}"#

@@ -30,8 +30,8 @@ struct Found {
     dz: Vec<f32>,
 }
 
-/// A head that makes the logits `z` `[N, V]`, to the bit: the hidden states are the rows of an identity, and dL/dhead is
-/// the transpose of dL/dlogits. What belongs to masked tokens is NaN.
+/// A head that makes the logits `z` `[N, V]`, to the bit: the hidden states are the rows of an identity, and dL/dhead
+/// is the transpose of dL/dlogits. What belongs to masked tokens is NaN.
 fn identity(z: &[f32], v: usize, batch: &TokenBatch) -> Case {
     let n = batch.tokens();
     let (mut hidden, mut lm_head) = (vec![f32::NAN; n * n], vec![0.0; v * n]);
