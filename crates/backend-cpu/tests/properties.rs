@@ -46,7 +46,8 @@ fn assert_same(got: &Output, expected: &Output, what: &str) {
     }
 }
 
-/// Runs `property` on every loss, with an implementation that follows from `choice` and so differs from loss to loss.
+/// Runs `property` on every loss, with an implementation that follows from `choice` and so differs from loss to loss, and
+/// with advantages of tokens for every third `seed`.
 fn on_every_loss(
     shape: &Shape<'_>,
     seed: u64,
@@ -58,7 +59,12 @@ fn on_every_loss(
     implementations.rotate_left(choice % 10);
     for (name, (how, implementation, tiling)) in LOSSES.into_iter().zip(implementations.into_iter().cycle()) {
         let loss = loss(name);
-        let case = Case::new(&loss, shape, seed);
+        let mut case = Case::new(&loss, shape, seed);
+        if seed.is_multiple_of(3) {
+            let of = |row: usize| if case.batch.is_active(row) { [1.3, -0.8, 0.4][row % 3] } else { f32::NAN };
+            let advantages = Advantages::PerToken((0..case.batch.tokens()).map(of).collect());
+            case.batch = case.batch.clone().with_advantages(advantages).unwrap();
+        }
         // Room for every sequence twice.
         let request = PlanRequest { max_tokens: 100, ..case.request(&loss, implementation, tiling) };
         property(&mut *plan(&backend, &request), &loss, &case, &format!("{name}, {how}"));
@@ -110,7 +116,7 @@ proptest! {
         order in Just((0..5).collect::<Vec<usize>>()).prop_shuffle(),
         seed in 0_u64..1000,
     ) {
-        let shape = Shape { lengths: &[4, 1, 6, 0, 3], h: 12, v: 530, temperatures: seed % 2 == 0, ..Shape::default() };
+        let shape = Shape { lengths: &[4, 1, 6, 0, 3], h: 12, v: 530, temperatures: seed.is_multiple_of(2), ..Shape::default() };
         on_every_loss(&shape, seed, choice, |plan, _, case, what| {
             let packed = run(plan, case);
             for width in [None, Some(8)] {
