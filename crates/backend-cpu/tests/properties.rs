@@ -3,6 +3,7 @@
 mod common;
 
 use backend_cpu::CpuBackend;
+use common::family::LOSSES;
 use common::*;
 use grpo_core::weights::token_weights;
 use grpo_core::*;
@@ -15,94 +16,187 @@ fn apart(a: &Output, b: &Output) -> f64 {
     difference(&a.lm_head, &wide(&b.lm_head)).max(difference(&a.bias, &wide(&b.bias)))
 }
 
-fn with_step_weights(case: Case, loss: &LossConfig) -> Case {
-    let weights = token_weights(loss, &case.batch);
-    Case { batch: case.batch.clone().with_weights(weights).unwrap(), ..case }
+/// The whole step: what is chosen from all of its tokens, and what each of them weighs.
+fn prepared(plan: &mut dyn LossPlan, case: &Case, loss: &LossConfig) -> Case {
+    let inputs = Inputs::new(case);
+    let whole = loss.prepare(&case.batch, |batch| Ok::<_, Error>(plan.score(inputs.policy(case), batch)?.into()));
+    let whole = whole.unwrap().into_owned();
+    let weights = token_weights(loss, &whole);
+    Case { batch: whole.with_weights(weights).unwrap(), ..case.clone() }
+}
+
+/// Asserts that `got` has the loss, the gradients of the head and the metrics of `expected`.
+fn assert_same(got: &Output, expected: &Output, what: &str) {
+    let scale = expected.loss.abs().max(1.0);
+    assert!((got.loss - expected.loss).abs() < 1e-9 * scale, "{what}: loss {} and {}", got.loss, expected.loss);
+    let off = apart(got, expected);
+    assert!(off < 1e-5, "{what}: gradients are {off:e} apart");
+    // What was found while a step was prepared stays with the whole.
+    let of_tokens = |out: &Output| -> Vec<(String, f64)> {
+        let own = |(name, _): &(&str, f64)| !name.starts_with("sampling/");
+        out.metrics.values().filter(own).map(|(name, value)| (name.to_owned(), value)).collect()
+    };
+    let (got, expected) = (of_tokens(got), of_tokens(expected));
+    assert_eq!(got.len(), expected.len(), "{what}: {got:?} and {expected:?}");
+    for ((name, got), (same, expected)) in got.iter().zip(&expected) {
+        assert!(
+            name == same && (got - expected).abs() <= 1e-9 * expected.abs().max(1.0),
+            "{what}: {name} {got}, {expected}"
+        );
+    }
+}
+
+/// Runs `property` on every loss, with an implementation that follows from `choice` and so differs from loss to loss, and
+/// with advantages of tokens for every third `seed`.
+fn on_every_loss(
+    shape: &Shape<'_>,
+    seed: u64,
+    choice: usize,
+    property: impl Fn(&mut dyn LossPlan, &LossConfig, &Case, &str),
+) {
+    let backend = CpuBackend::with_threads(2).unwrap();
+    let mut implementations = implementations();
+    implementations.rotate_left(choice % 10);
+    for (name, (how, implementation, tiling)) in LOSSES.into_iter().zip(implementations.into_iter().cycle()) {
+        let loss = loss(name);
+        let mut case = Case::new(&loss, shape, seed);
+        if seed.is_multiple_of(3) {
+            let of = |row: usize| if case.batch.is_active(row) { [1.3, -0.8, 0.4][row % 3] } else { f32::NAN };
+            let advantages = Advantages::PerToken((0..case.batch.tokens()).map(of).collect());
+            case.batch = case.batch.clone().with_advantages(advantages).unwrap();
+        }
+        // Room for every sequence twice.
+        let request = PlanRequest { max_tokens: 100, ..case.request(&loss, implementation, tiling) };
+        property(&mut *plan(&backend, &request), &loss, &case, &format!("{name}, {how}"));
+    }
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(40))]
+    #![proptest_config(ProptestConfig::with_cases(25))]
 
     /// Micro-batches of a step add up to the step; their log-probabilities are the same to the bit.
     #[test]
     fn any_split_gives_the_same_gradient(
-        loss_type in prop::sample::select(LOSSES.to_vec()),
         choice in 0..10_usize,
         lengths in prop::collection::vec(0_usize..7, 1..7),
         cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..4),
         bf16 in any::<bool>(),
         seed in 0_u64..1000,
     ) {
-        let (loss, backend) = (loss(loss_type), CpuBackend::with_threads(2).unwrap());
         let dtype = if bf16 { Dtype::Bf16 } else { Dtype::F32 };
-        let shape = Shape { lengths: &lengths, h: 12, v: 530, dtype, ..Shape::default() };
-        let case = with_step_weights(Case::new(&loss, &shape, seed), &loss);
-        let (name, implementation, tiling) = implementations().swap_remove(choice);
-        let mut plan = plan(&backend, &case.request(&loss, implementation, tiling));
-        let whole = run(&mut *plan, &case);
         let mut cuts: Vec<usize> = cuts.iter().map(|c| c.index(lengths.len() + 1)).collect();
         cuts.extend([0, lengths.len()]);
         cuts.sort_unstable();
-        let mut sum = Output { lm_head: vec![0.0; whole.lm_head.len()], bias: vec![0.0; whole.bias.len()], ..Output::default() };
-        let (mut hidden, mut logp) = (Vec::new(), Vec::new());
-        for cut in cuts.windows(2) {
-            let part = case.select(cut[0]..cut[1]);
-            sum.hidden = vec![0.0; part.hidden.len()];
-            accumulate(&mut *plan, &part, &mut sum);
-            hidden.append(&mut sum.hidden);
-            logp.append(&mut sum.scores.logp);
-        }
-        prop_assert_eq!(&logp, &whole.scores.logp, "{}: logp depends on the split", name);
-        prop_assert_eq!(&hidden, &whole.hidden, "{}: dH depends on the split", name);
-        prop_assert!((sum.loss - whole.loss).abs() < 1e-9, "{}: loss {} and {}", name, sum.loss, whole.loss);
-        let off = apart(&sum, &whole);
-        prop_assert!(off < 1e-5, "{}: gradients are {:e} apart", name, off);
+        let shape = Shape { lengths: &lengths, h: 12, v: 530, dtype, ..Shape::default() };
+        on_every_loss(&shape, seed, choice, |plan, loss, case, what| {
+            // The plan prepares what comes as it is.
+            let whole = run(plan, case);
+            let case = prepared(plan, case, loss);
+            assert_eq!(run(plan, &case).lm_head, whole.lm_head, "{what}");
+            let (lm_head, bias) = (vec![0.0; whole.lm_head.len()], vec![0.0; whole.bias.len()]);
+            let mut sum = Output { lm_head, bias, ..Output::default() };
+            let (mut hidden, mut logp) = (Vec::new(), Vec::new());
+            for cut in cuts.windows(2) {
+                let part = case.select(cut[0]..cut[1]);
+                sum.hidden = vec![0.0; part.hidden.len()];
+                accumulate(plan, &part, &mut sum);
+                hidden.append(&mut sum.hidden);
+                logp.append(&mut sum.scores.logp);
+            }
+            assert_eq!(logp, whole.scores.logp, "{what}: logp depends on the split");
+            assert_eq!(hidden, whole.hidden, "{what}: dH depends on the split");
+            assert_same(&sum, &whole, what);
+        });
     }
 
     /// Sequences in another order, and padding between them, change nothing but the order.
     #[test]
     fn order_and_padding_do_not_matter(
-        loss_type in prop::sample::select(LOSSES.to_vec()),
         choice in 0..10_usize,
         order in Just((0..5).collect::<Vec<usize>>()).prop_shuffle(),
         seed in 0_u64..1000,
     ) {
-        let (loss, backend) = (loss(loss_type), CpuBackend::with_threads(2).unwrap());
-        let case = Case::new(&loss, &Shape { lengths: &[4, 1, 6, 0, 3], h: 12, v: 530, ..Shape::default() }, seed);
-        let (name, implementation, tiling) = implementations().swap_remove(choice);
-        let packed = run(&mut *plan(&backend, &case.request(&loss, implementation, tiling.clone())), &case);
+        let shape = Shape { lengths: &[4, 1, 6, 0, 3], h: 12, v: 530, temperatures: seed.is_multiple_of(2), ..Shape::default() };
+        on_every_loss(&shape, seed, choice, |plan, _, case, what| {
+            let packed = run(plan, case);
+            for width in [None, Some(8)] {
+                let other = case.arranged(&order, width);
+                let got = run(plan, &other);
+                for (to, from) in order.iter().enumerate() {
+                    for (at, i) in other.batch.range(to).zip(case.batch.range(*from)) {
+                        let row = |i: usize| i * case.h..(i + 1) * case.h;
+                        assert_eq!(got.scores.logp[at], packed.scores.logp[i], "{what}");
+                        assert_eq!(got.hidden[row(at)], packed.hidden[row(i)], "{what}");
+                    }
+                }
+                assert_same(&got, &packed, what);
+            }
+        });
+    }
 
-        // [B, T] of the permuted sequences, padded with whatever.
-        let (t, h, b) = (8, case.h, order.len());
-        let (mut hidden, mut targets, mut mask) = (vec![f32::NAN; b * t * h], vec![-7; b * t], vec![0.0; b * t]);
-        let (mut old, mut reference) = (vec![f32::NAN; b * t], vec![f32::NAN; b * t]);
-        let mut advantages = vec![0.0; b];
-        for (to, from) in order.iter().enumerate() {
-            advantages[to] = case.batch.advantage(*from, 0);
-            for (k, i) in case.batch.range(*from).enumerate() {
-                let at = to * t + k;
-                hidden[at * h..(at + 1) * h].copy_from_slice(&case.hidden[i * h..(i + 1) * h]);
-                targets[at] = case.batch.targets()[i];
-                mask[at] = f32::from(u8::from(case.batch.is_active(i)));
-                (old[at], reference[at]) = (case.batch.old_logp().unwrap()[i], case.batch.ref_logp().unwrap()[i]);
+    /// Every sequence twice, with half of its weight each time, is the same step.
+    #[test]
+    fn duplicates_with_half_the_weight_do_not_matter(
+        choice in 0..10_usize,
+        lengths in prop::collection::vec(0_usize..7, 1..6),
+        order in Just((0..10).collect::<Vec<usize>>()).prop_shuffle(),
+        bf16 in any::<bool>(),
+        seed in 0_u64..1000,
+    ) {
+        let dtype = if bf16 { Dtype::Bf16 } else { Dtype::F32 };
+        let shape = Shape { lengths: &lengths, h: 12, v: 530, dtype, ..Shape::default() };
+        let twice: Vec<usize> =
+            order.iter().map(|i| i % 5).filter(|sequence| *sequence < lengths.len()).collect();
+        on_every_loss(&shape, seed, choice, |plan, loss, case, what| {
+            let case = prepared(plan, case, loss);
+            let once = run(plan, &case);
+            let twice_case = case.arranged(&twice, None);
+            let mut weights = twice_case.batch.weights().unwrap().clone();
+            for list in [&mut weights.policy, &mut weights.kl, &mut weights.entropy] {
+                list.iter_mut().for_each(|weight| *weight *= 0.5);
             }
-        }
-        let batch = TokenBatch::padded(&targets, &mask, [b, t]).unwrap()
-            .with_advantages(Advantages::PerSequence(advantages)).unwrap()
-            .with_old_logp(old).unwrap()
-            .with_ref_logp(reference).unwrap();
-        let padded = Case { hidden, batch, ..case.clone() };
-        let got = run(&mut *plan(&backend, &padded.request(&loss, implementation, tiling)), &padded);
-        for (to, from) in order.iter().enumerate() {
-            for (k, i) in case.batch.range(*from).enumerate() {
-                let at = to * t + k;
-                prop_assert_eq!(got.scores.logp[at], packed.scores.logp[i], "{}", name);
-                prop_assert_eq!(&got.hidden[at * h..(at + 1) * h], &packed.hidden[i * h..(i + 1) * h], "{}", name);
+            let halved = Case { batch: twice_case.batch.clone().with_weights(weights).unwrap(), ..twice_case };
+            let got = run(plan, &halved);
+            for (to, from) in twice.iter().enumerate() {
+                for (at, i) in halved.batch.range(to).zip(case.batch.range(*from)) {
+                    let half: Vec<f32> = once.hidden[i * case.h..(i + 1) * case.h].iter().map(|g| 0.5 * g).collect();
+                    assert_eq!(got.hidden[at * case.h..(at + 1) * case.h], half, "{what}");
+                }
             }
+            assert_same(&got, &once, what);
+        });
+    }
+}
+
+/// What the properties are tested on does what it is there for: each loss gives a gradient, and where it chooses,
+/// clips or corrects, it does so to some tokens and not to others.
+#[test]
+fn the_family_is_exercised() {
+    let backend = CpuBackend::with_threads(2).unwrap();
+    for name in LOSSES {
+        let loss = loss(name);
+        let case = Case::new(&loss, &Shape { lengths: &[9, 1, 14, 13, 6, 5], h: 12, v: 530, ..Shape::default() }, 3);
+        let plan = &mut *plan(&backend, &case.request(&loss, Implementation::Logits, Tiling::default()));
+        let whole = prepared(plan, &case, &loss);
+        let out = run(plan, &case);
+        let expected = case.oracle(&loss);
+        assert_flows(&expected);
+        Differences::new(&out, &expected).assert_small(name);
+        let clips = ["clip_ratio/region_mean", "cispo_clip_ratio"].into_iter().find_map(|name| out.metrics.value(name));
+        assert!(clips.is_none_or(|clips| clips > 0.0 && clips < 1.0), "{name} clips {clips:?}");
+        let chooses = loss.selects_tokens() || case.batch.sampler_logp().is_some();
+        assert_eq!(whole.batch.factors().is_some(), chooses, "{name}");
+        if let Some(factors) = whole.batch.factors() {
+            let lists = [&factors.policy, &factors.penalised, &factors.shift];
+            let differs = |list: &&Vec<f64>| {
+                let mut values = whole.batch.active_rows().iter().map(|row| list[*row]);
+                let first = values.next().unwrap();
+                values.any(|value| value != first)
+            };
+            assert!(lists.iter().any(differs), "{name} treats all tokens alike");
         }
-        prop_assert!((got.loss - packed.loss).abs() < 1e-9);
-        let off = apart(&got, &packed);
-        prop_assert!(off < 1e-5, "{}: gradients are {:e} apart", name, off);
+        let rejects = whole.batch.active_tokens() < case.batch.active_tokens();
+        assert_eq!(rejects, loss.rollout_rs.is_some(), "{name}");
     }
 }
 
@@ -172,7 +266,7 @@ fn on_policy_ratios_are_exactly_one(
         let scores = plan.score(Inputs::new(&case).policy(&case), &case.batch).unwrap();
         let batch =
             case.batch.clone().with_old_logp(scores.logp.clone()).unwrap().with_ref_logp(scores.logp.clone()).unwrap();
-        let case = with_step_weights(Case { batch, ..case.clone() }, &loss);
+        let case = prepared(&mut *plan, &Case { batch, ..case.clone() }, &loss);
         for start in (0..5).step_by(per_micro_batch) {
             let part = case.select(start..5.min(start + per_micro_batch));
             let got = run(&mut *plan, &part);

@@ -361,6 +361,9 @@ impl PlanRequest {
                 }
                 product(self.max_tokens, hidden)?;
                 product(vocab, hidden)?;
+                if self.implementation != Implementation::Fused {
+                    product(self.max_tokens, vocab)?;
+                }
                 if self.gradients.bias && !bias {
                     return Err(Error::Config("a bias gradient was asked for, but the head has no bias".into()));
                 }

@@ -1,6 +1,11 @@
 //! Cases that exercise what they claim, and comparisons that say how far off they were.
 #![allow(dead_code, unreachable_pub, missing_docs)] // every test binary uses its own part
 
+mod arranged;
+pub mod family;
+
+pub use family::loss;
+
 use backend_cpu::CpuBackend;
 use backend_cpu::reference::{Evaluation, Policy, evaluate, score};
 use grpo_core::*;
@@ -53,40 +58,6 @@ pub fn config(json: &str) -> LossConfig {
     LossConfig::from_json(json).unwrap()
 }
 
-/// One configuration per loss type, with the knobs that it has turned on.
-pub fn loss(loss_type: &str) -> LossConfig {
-    config(match loss_type {
-        "grpo" => r#"{"loss_type": "grpo", "epsilon_high": 0.28, "temperature": 0.9}"#,
-        "bnpo" => r#"{"loss_type": "bnpo", "delta": 1.45, "entropy_coef": 0.01}"#,
-        "dr_grpo" => r#"{"loss_type": "dr_grpo", "max_completion_length": 16, "beta": 0.05, "kl_estimator": "k2"}"#,
-        "dapo" => {
-            r#"{"loss_type": "dapo", "epsilon_high": 0.28, "beta": 0.1, "temperature": 0.7,
-                      "temperature_mode": "scale_logprobs"}"#
-        }
-        "cispo" => {
-            r#"{"loss_type": "cispo", "epsilon_high": 1.3, "beta": 0.1, "use_bias_correction_kl": false,
-                       "entropy_coef": 0.02, "temperature": 0.8}"#
-        }
-        "gspo" => {
-            r#"{"loss_type": "gspo", "epsilon_low": 0.05, "epsilon_high": 0.06, "beta": 0.1,
-                      "entropy_coef": -0.01, "temperature": 1.3}"#
-        }
-        "softcap" => {
-            r#"{"loss_type": "dapo", "epsilon_high": 0.28, "beta": 0.1, "entropy_coef": 0.02, "temperature": 0.8,
-                       "logit_scale": 1.7, "final_logit_softcapping": 4.0}"#
-        }
-        "softcap_logprobs" => {
-            r#"{"loss_type": "gspo", "epsilon_low": 0.05, "epsilon_high": 0.06, "beta": 0.1, "entropy_coef": -0.01,
-                       "logit_scale": 0.6, "final_logit_softcapping": 30.0, "temperature_mode": "scale_logprobs"}"#
-        }
-        "logit_scale" => r#"{"loss_type": "bnpo", "logit_scale": 0.3, "entropy_coef": 0.02}"#,
-        "negative_scale" => r#"{"loss_type": "bnpo", "logit_scale": -0.7, "entropy_coef": 0.02, "temperature": 0.9}"#,
-        other => panic!("no such loss: {other}"),
-    })
-}
-
-pub const LOSSES: [&str; 6] = ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "gspo"];
-
 pub fn normal(rng: &mut ChaCha8Rng) -> f64 {
     let (u, v): (f64, f64) = (rng.random_range(1e-12..1.0), rng.random());
     (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()
@@ -107,6 +78,11 @@ fn log_ratio(rng: &mut ChaCha8Rng) -> f64 {
         _ => rng.random_range(0.29..0.36),
     };
     if rng.random() { size } else { -size }
+}
+
+/// Whether a configuration asks for the sampler's log-probabilities in so many words; TRL's default does not.
+fn corrects(loss: &LossConfig) -> bool {
+    loss.vllm_importance_sampling_correction == Some(true) || loss.rollout_is.is_some() || loss.rollout_rs.is_some()
 }
 
 impl Case {
@@ -168,6 +144,14 @@ impl Case {
         };
         case.batch =
             case.batch.clone().with_old_logp(old(f32::NAN)).unwrap().with_ref_logp(old(f32::INFINITY)).unwrap();
+        if corrects(loss) {
+            let old_logp = case.batch.old_logp().unwrap();
+            // Every fourth token came without.
+            let sampled =
+                |(i, old): (usize, &f32)| if i % 4 == 2 { f32::NAN } else { old - log_ratio(&mut rng) as f32 };
+            let sampler = old_logp.iter().enumerate().map(sampled).collect();
+            case.batch = case.batch.clone().with_sampler_logp(sampler).unwrap();
+        }
         case
     }
 

@@ -1,0 +1,67 @@
+//! The same sequences laid out in another way.
+
+use super::Case;
+use grpo_core::factors::TokenFactors;
+use grpo_core::weights::TokenWeights;
+use grpo_core::*;
+
+/// The list of rows `rows`, `padding` where there is none.
+fn taken<T: Copy>(list: &[T], rows: &[Option<usize>], padding: T) -> Vec<T> {
+    rows.iter().map(|row| row.map_or(padding, |row| list[row])).collect()
+}
+
+impl Case {
+    /// The sequences `order`, each as often as it is named, with everything that belongs to them; `width`: padded to so
+    /// many tokens with what must not be read, else packed.
+    pub fn arranged(&self, order: &[usize], width: Option<usize>) -> Self {
+        let (batch, h) = (&self.batch, self.h);
+        let (mut rows, mut offsets) = (Vec::new(), vec![0]);
+        for sequence in order {
+            let start = rows.len();
+            rows.extend(batch.range(*sequence).map(Some));
+            rows.resize(width.map_or(rows.len(), |width| start + width), None);
+            offsets.push(rows.len());
+        }
+        let hidden = rows.iter().flat_map(|row| match row {
+            Some(i) => self.hidden[i * h..(i + 1) * h].to_vec(),
+            None => vec![f32::NAN; h],
+        });
+        let advantages = match batch.advantages() {
+            Advantages::PerSequence(list) => Advantages::PerSequence(order.iter().map(|b| list[*b]).collect()),
+            Advantages::PerToken(list) => Advantages::PerToken(taken(list, &rows, f32::NAN)),
+        };
+        let mut arranged = TokenBatch::packed(taken(batch.targets(), &rows, -7), offsets)
+            .and_then(|arranged| arranged.with_mask(&taken(&batch.mask(), &rows, 0.0)))
+            .and_then(|arranged| arranged.with_advantages(advantages))
+            .unwrap();
+        type Set = fn(TokenBatch, Vec<f32>) -> Result<TokenBatch>;
+        let lists: [(_, Set); 4] = [
+            (batch.old_logp(), TokenBatch::with_old_logp),
+            (batch.ref_logp(), TokenBatch::with_ref_logp),
+            (batch.sampler_logp(), TokenBatch::with_sampler_logp),
+            (batch.temperatures(), TokenBatch::with_temperatures),
+        ];
+        for (list, set) in lists {
+            if let Some(list) = list {
+                arranged = set(arranged, taken(list, &rows, f32::NAN)).unwrap();
+            }
+        }
+        let of = |list: &[f64]| taken(list, &rows, f64::NAN);
+        if let Some(weights) = batch.weights() {
+            let (policy, kl, entropy) = (of(&weights.policy), of(&weights.kl), of(&weights.entropy));
+            arranged = arranged.with_weights(TokenWeights { policy, kl, entropy }).unwrap();
+        }
+        if let Some(factors) = batch.factors() {
+            let factors = TokenFactors {
+                policy: of(&factors.policy),
+                entropy: of(&factors.entropy),
+                part: of(&factors.part),
+                penalised: of(&factors.penalised),
+                shift: of(&factors.shift),
+                metrics: factors.metrics.clone(),
+            };
+            arranged = arranged.with_factors(factors).unwrap();
+        }
+        Self { hidden: hidden.collect(), batch: arranged, ..self.clone() }
+    }
+}

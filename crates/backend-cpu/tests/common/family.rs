@@ -1,0 +1,142 @@
+//! The loss family by name: every way in which tokens have to do with each other, with the knobs turned on.
+
+use grpo_core::LossConfig;
+
+/// What properties of all losses are tested on.
+pub const LOSSES: [&str; 33] = [
+    // A token by itself.
+    "grpo",
+    "bnpo",
+    "dr_grpo",
+    "dapo",
+    "cispo",
+    "mllm_jax",
+    "sapo",
+    "verl_vanilla",
+    "verl_guard",
+    "verl_cispo",
+    "verl_sapo",
+    "gpg",
+    "dppo_tv",
+    "dppo_kl",
+    "dro",
+    "kl_straight_through",
+    "kl_abs",
+    "kl_clamps",
+    // A ratio that a sequence shares.
+    "gspo",
+    "verl_gspo",
+    "luspo",
+    "geo_mean",
+    "vespo",
+    "grpo_sequence",
+    // Weights and rejections by the sampler.
+    "sampler_token_truncate",
+    "sampler_sequence_mask",
+    "sampler_icepop",
+    "sampler_rejection",
+    "sampler_vespo",
+    // Tokens chosen from all.
+    "top_entropy",
+    "off_policy",
+    "clip_cov",
+    "kl_cov",
+];
+
+/// The configuration called `name`. Bounds of ratios lie where [`super::Case`] has no log-ratios.
+pub fn loss(name: &str) -> LossConfig {
+    super::config(match name {
+        "grpo" => r#"{"loss_type": "grpo", "epsilon_high": 0.28, "temperature": 0.9}"#,
+        "bnpo" => r#"{"loss_type": "bnpo", "delta": 1.45, "entropy_coef": 0.01}"#,
+        "dr_grpo" => r#"{"loss_type": "dr_grpo", "max_completion_length": 16, "beta": 0.05, "kl_estimator": "k2"}"#,
+        "dapo" => {
+            r#"{"loss_type": "dapo", "epsilon_high": 0.28, "beta": 0.1, "temperature": 0.7,
+                      "temperature_mode": "scale_logprobs"}"#
+        }
+        "cispo" => {
+            r#"{"loss_type": "cispo", "epsilon_high": 1.3, "beta": 0.1, "use_bias_correction_kl": false,
+                       "entropy_coef": 0.02, "temperature": 0.8}"#
+        }
+        "gspo" => {
+            r#"{"loss_type": "gspo", "epsilon_low": 0.05, "epsilon_high": 0.06, "beta": 0.1,
+                      "entropy_coef": -0.01, "temperature": 1.3}"#
+        }
+        "softcap" => {
+            r#"{"loss_type": "dapo", "epsilon_high": 0.28, "beta": 0.1, "entropy_coef": 0.02, "temperature": 0.8,
+                       "logit_scale": 1.7, "final_logit_softcapping": 4.0}"#
+        }
+        "softcap_logprobs" => {
+            r#"{"loss_type": "gspo", "epsilon_low": 0.05, "epsilon_high": 0.06, "beta": 0.1, "entropy_coef": -0.01,
+                       "logit_scale": 0.6, "final_logit_softcapping": 30.0, "temperature_mode": "scale_logprobs"}"#
+        }
+        "logit_scale" => r#"{"loss_type": "bnpo", "logit_scale": 0.3, "entropy_coef": 0.02}"#,
+        "negative_scale" => r#"{"loss_type": "bnpo", "logit_scale": -0.7, "entropy_coef": 0.02, "temperature": 0.9}"#,
+        "mllm_jax" => r#"{"semantics": "mllm_jax", "beta": 0.1, "kl_estimator": "k3", "temperature": 0.8}"#,
+        "sapo" => r#"{"loss_type": "sapo", "beta": 0.05, "kl_estimator": "k1", "entropy_coef": 0.01}"#,
+        "verl_vanilla" => {
+            r#"{"semantics": "verl", "epsilon_high": 0.28, "clip_ratio_c": 1.3,
+                "loss_agg_mode": "seq-mean-token-sum-norm", "loss_scale_factor": 8, "entropy_coef": 0.02,
+                "beta": 0.01, "kl_estimator": "low_var_kl"}"#
+        }
+        "verl_guard" => {
+            r#"{"semantics": "verl", "loss_type": "vanilla", "log_ratio_guard": 0.22, "epsilon_high": 0.06}"#
+        }
+        "verl_cispo" => {
+            r#"{"semantics": "verl", "loss_type": "cispo", "epsilon_high": 0.28,
+                "loss_agg_mode": "seq-mean-token-mean"}"#
+        }
+        "verl_sapo" => {
+            r#"{"semantics": "verl", "loss_type": "sapo", "tau_pos": 1.2, "beta": 0.05, "entropy_coef": 0.01}"#
+        }
+        "gpg" => r#"{"semantics": "verl", "loss_type": "gpg", "loss_agg_mode": "seq-mean-token-sum"}"#,
+        "dppo_tv" => r#"{"semantics": "verl", "loss_type": "dppo_tv", "epsilon_low": 0.004, "epsilon_high": 0.006}"#,
+        "dppo_kl" => r#"{"semantics": "verl", "loss_type": "dppo_kl", "epsilon_low": 0.001, "epsilon_high": 0.002}"#,
+        "dro" => r#"{"semantics": "verl", "loss_type": "dro", "dro_beta": 0.7}"#,
+        "kl_straight_through" => r#"{"loss_type": "dapo", "beta": 0.2, "kl_estimator": "k3+"}"#,
+        "kl_abs" => r#"{"loss_type": "bnpo", "beta": 0.2, "kl_estimator": "abs", "use_bias_correction_kl": false}"#,
+        "kl_clamps" => {
+            r#"{"semantics": "verl", "beta": 0.2, "kl_estimator": "k3", "kl_input_clamp": 0.22,
+                "kl_output_clamp": 0.018}"#
+        }
+        "verl_gspo" => {
+            r#"{"semantics": "verl", "loss_type": "gspo", "epsilon_low": 0.05, "epsilon_high": 0.06,
+                "loss_agg_mode": "seq-mean-token-mean", "beta": 0.1, "use_bias_correction_kl": true}"#
+        }
+        "luspo" => r#"{"loss_type": "luspo", "epsilon_low": 0.05, "epsilon_high": 0.06, "beta": 0.1}"#,
+        "geo_mean" => r#"{"loss_type": "geo_mean", "epsilon_low": 0.2, "epsilon_high": 0.25, "beta": 0.1}"#,
+        "vespo" => r#"{"loss_type": "vespo", "beta": 0.1, "entropy_coef": 0.01}"#,
+        "grpo_sequence" => {
+            r#"{"importance_sampling_level": "sequence", "epsilon_low": 0.05, "epsilon_high": 0.06, "delta": 1.08,
+                "beta": 0.1, "use_bias_correction_kl": true}"#
+        }
+        "sampler_token_truncate" => {
+            r#"{"loss_type": "reinforce", "vllm_importance_sampling_correction": true, "beta": 0.1,
+                "vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_max": 1.25}"#
+        }
+        "sampler_sequence_mask" => {
+            r#"{"loss_type": "gspo", "vllm_importance_sampling_correction": true, "epsilon_low": 0.02, "beta": 0.1,
+                "vllm_importance_sampling_clip_min": 0.6, "vllm_importance_sampling_clip_max": 1.6}"#
+        }
+        "sampler_icepop" => {
+            r#"{"semantics": "verl", "rollout_is": "icepop", "rollout_is_threshold": "0.8_1.25",
+                "rollout_is_batch_normalize": true}"#
+        }
+        "sampler_rejection" => {
+            r#"{"semantics": "verl", "rollout_is": "sequence", "rollout_rs": "token_k1,seq_mean_k3",
+                "rollout_rs_threshold": "0.6_1.25,0.025"}"#
+        }
+        "sampler_vespo" => {
+            r#"{"loss_type": "vespo", "vllm_importance_sampling_correction": true,
+                "vllm_importance_sampling_mode": "token_mask", "vllm_importance_sampling_clip_max": 1.25}"#
+        }
+        "top_entropy" => r#"{"loss_type": "dapo", "top_entropy_quantile": 0.4, "entropy_coef": 0.02, "beta": 0.1}"#,
+        "off_policy" => {
+            r#"{"off_policy_mask_threshold": 0.02, "vllm_importance_sampling_correction": true, "beta": 0.1,
+                "vllm_importance_sampling_mode": "geometric_truncate"}"#
+        }
+        // All that qualify are chosen: a draw of fewer follows their places.
+        "clip_cov" => r#"{"semantics": "verl", "loss_type": "clip_cov", "clip_cov_ratio": 1.0, "clip_cov_lb": 0.3}"#,
+        "kl_cov" => r#"{"semantics": "verl", "loss_type": "kl_cov", "kl_cov_ratio": 0.3, "ppo_kl_coef": 0.5}"#,
+        other => panic!("no such loss: {other}"),
+    })
+}
