@@ -108,14 +108,17 @@ fn clip_cov(config: &LossConfig, batch: &TokenBatch, policy: &PolicyValues, fact
             let ratio = (policy.logp[row] - old).exp();
             let clipped = -advantage * ratio.clamp(config.ratio_low(), config.ratio_high()) > -advantage * ratio;
             if !clipped && covariance > config.clip_cov_lb && covariance < config.clip_cov_ub {
-                eligible.push(row);
+                eligible.push((row - batch.range(sequence).start, row));
             }
         }
     }
-    // A draw without replacement: sort by a hash of place and token.
-    eligible.sort_by_key(|row| mix(*row as u64 ^ (batch.targets()[*row] as u64).rotate_left(32)));
+    // A draw without replacement: sort by a hash of what the token is, not of where it lies in the batch.
+    eligible.sort_by_key(|(place, row)| {
+        let old = batch.old_logp().map_or(0, |old| u64::from(old[*row].to_bits()));
+        mix(mix(*place as u64 ^ old.rotate_left(32)) ^ batch.targets()[*row] as u64)
+    });
     let chosen = eligible.into_iter().take(share_of(batch.active_tokens(), config.clip_cov_ratio));
-    chosen.for_each(|row| factors.policy[row] = 0.0);
+    chosen.for_each(|(_, row)| factors.policy[row] = 0.0);
 }
 
 /// Marks the tokens of the largest covariance.
