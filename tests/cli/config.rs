@@ -86,6 +86,7 @@ fn bad_values_name_their_key() {
         ("loss.loss_type=ppo", &["loss.loss_type", "ppo", "grpo"]),
         ("loss.epsilon_low=7", &["epsilon_low", "[0, 1]"]),
         ("loss.loss_type=cispo", &["epsilon_high"]),
+        ("loss.gradient_accumulation_steps=2", &["loss.gradient_accumulation_steps", "the trainer knows"]),
         ("loss.final_logit_softcapping=30.0", &["loss.final_logit_softcapping", "30"]),
         ("loss.logit_scale=0.5", &["loss.logit_scale", "0.5"]),
         ("model.hidden_size=30", &["model.hidden_size"]),

@@ -1,10 +1,11 @@
 //! Advantages against what TRL and verl make of the same inputs with their own code in float64
 //! (`tests/golden/advantages.py`), and what holds whatever the rewards are.
 
+use grpo_core::KlEstimator;
 use grpo_core::advantages::{AdvantageConfig, AdvantageEstimator, AdvantageInputs, Rewards};
 use grpo_core::batch::{Advantages, TokenBatch};
 use grpo_core::controllers::{AdaptiveEntropy, KlController};
-use grpo_core::rewards::{KlPenalty, SoftOverlong, kl_in_reward};
+use grpo_core::rewards::{SoftOverlong, kl_in_reward};
 use proptest::prelude::*;
 use serde::Deserialize;
 use std::collections::BTreeSet;
@@ -47,7 +48,7 @@ struct AdvantageCase {
 
 #[derive(Deserialize)]
 struct KlSetting {
-    penalty: KlPenalty,
+    penalty: KlEstimator,
     beta: f64,
 }
 
@@ -64,7 +65,7 @@ struct KlCase {
     rewards: List,
     old_logp: List,
     ref_logp: List,
-    penalty: KlPenalty,
+    penalty: KlEstimator,
     kl: f64,
     next_kl_coef: f64,
 }

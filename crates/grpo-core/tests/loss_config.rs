@@ -111,3 +111,14 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn kl_estimators_have_the_names_of_trl_and_verl() {
+    use grpo_core::KlEstimator::{Abs, AbsPlus, K1, K1Plus, K2, K3, K3Plus, LowVarKl, LowVarKlPlus};
+    let names =
+        ["kl", "k1", "mse", "k2", "k2+", "mse+", "abs", "k3", "low_var_kl", "k1+", "kl+", "k3+", "low_var_kl+", "abs+"];
+    let read =
+        names.map(|name| LossConfig::from_json(&format!(r#"{{"kl_estimator": "{name}"}}"#)).unwrap().kl_estimator);
+    let expected = [K1, K1, K2, K2, K2, K2, Abs, K3, LowVarKl, K1Plus, K1Plus, K3Plus, LowVarKlPlus, AbsPlus];
+    assert_eq!(read, expected);
+}

@@ -148,7 +148,6 @@ impl Tokens {
         };
         let like = logp.convert(Dtype::F64);
         let value = |v: Traced| v.into_value(&like).convert(Dtype::F32);
-        // Sums over sequences compare every pair of tokens: too many for f64, and nothing cancels in them.
         let loss = batch_loss(config, &terms, |v| wide(&sequence_sum(&value(v.clone()))));
         BatchLoss {
             loss: value(loss.loss),
@@ -164,12 +163,13 @@ impl Tokens {
     /// Gives every token of this device the sum of `value` over the tokens of its sequence on all data ranks.
     ///
     /// Compares every pair of tokens: no scatter, no sort, no bound on the number of sequences, and N x G comparisons are
-    /// few beside N x V logits while N is.
+    /// few beside N x V logits while N is. What travels between devices is f32; it is added up in f64, because the exponential
+    /// of a sum over a long sequence shows every digit that the sum has lost.
     pub(crate) fn sequence_sum(&self, position: &Position, sequences: &Value, value: &Value) -> Value {
         let all = position.gather_tokens(value);
         let shape = [value.shape()[0], all.shape()[0]];
         let same = self.sequence.broadcast_in_dim(&shape, &[0]).eq(&sequences.broadcast_in_dim(&shape, &[1]));
-        let all = all.broadcast_in_dim(&shape, &[1]);
+        let all = all.convert(Dtype::F64).broadcast_in_dim(&shape, &[1]);
         same.select(&all, &all.like(0.0)).reduce(Reducer::Add, &[1])
     }
 
@@ -186,7 +186,7 @@ impl Tokens {
         let zero = share.like(0.0);
         let total = |v: &Value| position.over_data(&pairwise_sum(v), Reducer::Add);
         let clipped = |v: &Value| total(&(v * of_clip));
-        let part = |v: &Value| self.sequence_sum(position, sequences, &(v * share));
+        let part = |v: &Value| self.sequence_sum(position, sequences, &(v * share)).convert(Dtype::F32);
         let extreme = |v: &Value, reducer: Reducer| {
             let none = match reducer {
                 Reducer::Min => f64::INFINITY,

@@ -13,10 +13,7 @@ pub(super) fn term<R: Real>(config: &LossConfig, terms: &TokenTerms<R>, ref_logp
     if config.bias_correction() && ratio.plain && is_k3 && input.is_none() && output.is_none() {
         return corrected_k3(terms, ref_logp, ratio);
     }
-    let d = ref_logp.clone() - terms.logp.clone();
-    let d = input.map_or(d.clone(), |bound| d.clamp(-bound, bound));
-    let value = estimate(estimator, &d);
-    let value = output.map_or(value.clone(), |bound| value.clamp(-bound, bound));
+    let value = value(estimator, &(ref_logp.clone() - terms.logp.clone()), (input, output));
     let value = match straight_through {
         true => {
             let k2 = estimate(KlEstimator::K2, &(ref_logp.clone() - terms.logp.clone()));
@@ -28,6 +25,13 @@ pub(super) fn term<R: Real>(config: &LossConfig, terms: &TokenTerms<R>, ref_logp
         true => value * ratio.value.clone(),
         false => value,
     }
+}
+
+/// An estimate by d = q - l, within bounds of d and of itself.
+pub(crate) fn value<R: Real>(estimator: KlEstimator, d: &R, (input, output): (Option<f64>, Option<f64>)) -> R {
+    let d = input.map_or(d.clone(), |bound| d.clamp(-bound, bound));
+    let value = estimate(estimator, &d);
+    output.map_or(value.clone(), |bound| value.clamp(-bound, bound))
 }
 
 /// By d = q - l.

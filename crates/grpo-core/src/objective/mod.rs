@@ -15,6 +15,7 @@ mod ratio;
 
 use crate::config::LossConfig;
 use crate::real::{Dual, Real};
+pub(crate) use kl::value as kl_value;
 pub(crate) use ratio::VESPO_SMALLEST;
 pub use ratio::{shared_part, shares_mean};
 

@@ -1,41 +1,9 @@
 //! The KL to the reference as a part of the reward.
 
 use crate::batch::TokenBatch;
+use crate::config::KlEstimator;
 use crate::error::{Error, Result};
-use serde::{Deserialize, Serialize};
-
-/// Estimator of KL(old policy || reference) of a sampled token, d = old_logp - ref_logp. verl's `kl_penalty`; its `+`
-/// forms differ in their gradient only, which a reward does not have.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum KlPenalty {
-    /// d. verl's default; TRL's RLOO.
-    #[default]
-    #[serde(alias = "kl")]
-    K1,
-    /// |d|.
-    Abs,
-    /// d^2 / 2.
-    #[serde(alias = "mse")]
-    K2,
-    /// exp(-d) + d - 1, with d held within 20 of 0 and the result at 10 as in verl.
-    #[serde(alias = "low_var_kl")]
-    K3,
-}
-
-impl KlPenalty {
-    fn estimate(self, d: f64) -> f64 {
-        match self {
-            Self::K1 => d,
-            Self::Abs => d.abs(),
-            Self::K2 => 0.5 * d * d,
-            Self::K3 => {
-                let d = d.clamp(-20.0, 20.0);
-                ((-d).exp() + d - 1.0).min(10.0)
-            }
-        }
-    }
-}
+use crate::objective::kl_value;
 
 /// What [`kl_in_reward`] gives.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,12 +18,15 @@ pub struct KlRewards {
 /// reward_t = (score, at the last active token) - beta kl_t, as verl's `apply_kl_penalty`. Summed over a completion
 /// this is the sequence reward of TRL's RLOO: score - beta sum_t (old_logp - ref_logp).
 ///
+/// k3 is held to verl's bounds: the difference to +-20, the value to +-10. The `+` forms of an estimator differ in their
+/// gradient only, which a reward does not have.
+///
 /// `scores: [B]`, NaN where one is missing, which makes the completion's token rewards NaN at its last active token.
 ///
 /// # Errors
 /// [`Error::Shape`] for a wrong number of scores; [`Error::Value`] for an infinite score; [`Error::Config`] for a batch
 /// without old or reference log-probabilities, or a beta that is not finite.
-pub fn kl_in_reward(scores: &[f32], batch: &TokenBatch, penalty: KlPenalty, beta: f64) -> Result<KlRewards> {
+pub fn kl_in_reward(scores: &[f32], batch: &TokenBatch, estimator: KlEstimator, beta: f64) -> Result<KlRewards> {
     const OP: &str = "KL in the reward";
     if scores.len() != batch.sequences() {
         return Err(Error::shape(OP, "scores [B]", batch.sequences(), scores.len()));
@@ -69,13 +40,18 @@ pub fn kl_in_reward(scores: &[f32], batch: &TokenBatch, penalty: KlPenalty, beta
     let needed = |name: &str| Error::Config(format!("{OP}: the batch has no {name}: set it before"));
     let old = batch.old_logp().ok_or_else(|| needed("old_logp"))?;
     let reference = batch.ref_logp().ok_or_else(|| needed("ref_logp"))?;
+    let base = estimator.parts().0;
+    let bounds = match base {
+        KlEstimator::K3 | KlEstimator::LowVarKl => (Some(20.0), Some(10.0)),
+        _ => (None, None),
+    };
     let mut token_rewards = vec![0.0; batch.tokens()];
     let mut means = 0.0;
     for (b, score) in scores.iter().enumerate() {
         let mut sum = 0.0;
         let mut last = None;
         for i in batch.range(b).filter(|i| batch.is_active(*i)) {
-            let kl = penalty.estimate(f64::from(old[i]) - f64::from(reference[i]));
+            let kl = kl_value(base, &(f64::from(reference[i]) - f64::from(old[i])), bounds);
             sum += kl;
             token_rewards[i] = -beta * kl;
             last = Some(i);
@@ -107,16 +83,16 @@ mod tests {
     #[test]
     fn the_score_lands_on_the_last_active_token() {
         let batch = batch().with_ref_logp(vec![-1.5, -1.0, f32::NAN, -3.0, -1.0]).unwrap();
-        let k1 = kl_in_reward(&[10.0, 5.0, f32::NAN], &batch, KlPenalty::K1, 0.5).unwrap();
+        let k1 = kl_in_reward(&[10.0, 5.0, f32::NAN], &batch, KlEstimator::K1, 0.5).unwrap();
         assert_eq!(k1.token_rewards[..4], [-0.25, 10.5, 0.0, 0.0]);
         assert!(k1.token_rewards[4].is_nan());
         assert_eq!(k1.kl, (-0.25 + 0.0 - 49.5) / 3.0);
         // exp(99) is held: d at 20, the estimate at 10.
-        let k3 = kl_in_reward(&[0.0; 3], &batch, KlPenalty::K3, 1.0).unwrap();
+        let k3 = kl_in_reward(&[0.0; 3], &batch, KlEstimator::K3, 1.0).unwrap();
         assert_eq!(k3.token_rewards[3..], [0.0, -10.0]);
-        let k2 = kl_in_reward(&[0.0; 3], &batch, KlPenalty::K2, 1.0).unwrap();
+        let k2 = kl_in_reward(&[0.0; 3], &batch, KlEstimator::K2, 1.0).unwrap();
         assert_eq!(k2.token_rewards, [-0.125, -0.5, 0.0, 0.0, -4900.5]);
-        let abs = kl_in_reward(&[0.0; 3], &batch, KlPenalty::Abs, 1.0).unwrap();
+        let abs = kl_in_reward(&[0.0; 3], &batch, KlEstimator::Abs, 1.0).unwrap();
         assert_eq!(abs.token_rewards, [-0.5, -1.0, 0.0, 0.0, -99.0]);
     }
 
@@ -124,20 +100,12 @@ mod tests {
     fn says_what_it_lacks() {
         let without = batch();
         let refusal = |scores: &[f32], batch: &TokenBatch, beta| {
-            kl_in_reward(scores, batch, KlPenalty::K1, beta).unwrap_err().to_string()
+            kl_in_reward(scores, batch, KlEstimator::K1, beta).unwrap_err().to_string()
         };
         assert!(refusal(&[0.0; 3], &without, 1.0).contains("no ref_logp"));
         let batch = without.with_ref_logp(vec![0.0; 5]).unwrap();
         assert!(refusal(&[0.0; 2], &batch, 1.0).contains("expected 3, got 2"));
         assert!(refusal(&[0.0, f32::INFINITY, 0.0], &batch, 1.0).contains("completion 1"));
         assert!(refusal(&[0.0; 3], &batch, f64::NAN).contains("beta"));
-    }
-
-    #[test]
-    fn has_verls_names() {
-        let names = ["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"];
-        let read = names.map(|n| serde_json::from_value::<KlPenalty>(n.into()).unwrap());
-        use KlPenalty::{Abs, K1, K2, K3};
-        assert_eq!(read, [K1, K1, Abs, K2, K2, K3, K3]);
     }
 }

@@ -3,5 +3,5 @@
 mod kl;
 mod overlong;
 
-pub use kl::{KlPenalty, KlRewards, kl_in_reward};
+pub use kl::{KlRewards, kl_in_reward};
 pub use overlong::SoftOverlong;

@@ -100,6 +100,18 @@ impl TrainConfig {
             "nothing: the trainer counts the tokens of each generation batch",
             self.loss.num_items_in_batch.unwrap_or_default(),
         )?;
+        let parts = [
+            ("loss.gradient_accumulation_steps", self.loss.gradient_accumulation_steps != 1),
+            ("loss.steps_per_generation", self.loss.steps_per_generation.is_some()),
+            ("loss.num_processes", self.loss.num_processes != 1),
+            ("loss.dp_size", self.loss.dp_size != 1),
+            ("loss.batch_num_tokens", self.loss.batch_num_tokens.is_some()),
+            ("loss.global_batch_size", self.loss.global_batch_size.is_some()),
+            ("loss.truncated_rows", !self.loss.truncated_rows.0.is_empty()),
+        ];
+        for (key, is_set) in parts {
+            check(!is_set, key, "nothing: the trainer knows how a step is cut and what was truncated", "a value")?;
+        }
         let advantages = &self.grpo.advantages;
         advantages.validate()?;
         check(

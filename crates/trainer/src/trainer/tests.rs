@@ -189,6 +189,34 @@ fn every_loss_type_and_implementation_trains(
     assert_ne!(before, run.policy().parameters());
 }
 
+/// Losses that share a ratio, choose tokens or weigh the sampler train too, and a step does not depend on how it is cut.
+#[rstest]
+#[case::vespo(r#"{"loss_type": "vespo", "vllm_importance_sampling_correction": true, "vllm_importance_sampling_mode": "token_truncate"}"#)]
+#[case::geo_mean(r#"{"loss_type": "geo_mean", "beta": 0.1}"#)]
+#[case::high_entropy(r#"{"top_entropy_quantile": 0.5, "entropy_coef": 0.01}"#)]
+#[case::truncated(r#"{"loss_type": "dapo", "mask_truncated_completions": true}"#)]
+#[case::kl_cov(r#"{"semantics": "verl", "loss_type": "kl_cov", "kl_cov_ratio": 0.1}"#)]
+#[case::verl(r#"{"semantics": "verl", "loss_agg_mode": "seq-mean-token-mean", "rollout_is": "token", "rollout_rs": "seq_mean_k3",
+    "rollout_rs_threshold": 0.5}"#)]
+fn a_step_is_cut_without_a_trace(#[case] loss: &str) {
+    let with = |gradient_accumulation_steps| {
+        let mut config = small();
+        config.loss = grpo_core::LossConfig::from_json(loss).unwrap();
+        config.grpo.gradient_accumulation_steps = gradient_accumulation_steps;
+        config.grpo.max_steps = 1;
+        config.warmup.steps = 1;
+        let mut run = Trainer::new(config).unwrap();
+        run.warmup_step().unwrap();
+        let report = run.grpo_step().unwrap();
+        assert!(report.metric("grad_norm") > 0.0);
+        run.policy().parameters()
+    };
+    for (a, b) in with(1).iter().zip(&with(3)) {
+        let largest = a.data.iter().zip(&b.data).map(|(x, y)| (x - y).abs()).fold(0.0, f32::max);
+        assert!(largest < 2e-4, "{} {largest}", a.name);
+    }
+}
+
 #[test]
 fn phases_keep_their_order() {
     let mut run = Trainer::new(small()).unwrap();
