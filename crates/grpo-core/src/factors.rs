@@ -109,6 +109,7 @@ impl LossConfig {
                 if whole && let Some(mask) = sampler::rejection_mask(self, &of_step, &log_ratios)? {
                     of_step = of_step.with_mask(&mask)?;
                 }
+                sampler::share_weights(self, &of_step, &mut factors);
             }
             if let Some(values) = &values {
                 selection::select(self, &of_step, values, &mut factors);

@@ -91,15 +91,21 @@ pub(crate) fn weigh(
                 let sum = rows.iter().map(|row| weights[*row].ln().clamp(VESPO_SMALLEST, SAFE)).sum();
                 rows.iter().for_each(|row| factors.shift[*row] = sum);
             }
-            // One weight for the one ratio of the sequence: the geometric mean of its tokens'.
-            Objective::GeoMean => {
-                let mean = rows.iter().map(|row| (weights[*row] + 1e-10).ln()).sum::<f64>() / rows.len() as f64;
-                rows.iter().for_each(|row| factors.policy[*row] *= mean.exp());
-            }
             _ => rows.iter().for_each(|row| factors.policy[*row] *= weights[*row]),
         }
     }
     Ok(())
+}
+
+/// geo_mean has one ratio per sequence, and so one weight: the geometric mean of its tokens', after rejection (verl).
+pub(crate) fn share_weights(config: &LossConfig, batch: &TokenBatch, factors: &mut TokenFactors) {
+    if config.objective() == Objective::GeoMean && config.sampler_correction().is_some() {
+        for rows in sequences(batch) {
+            let logs = rows.iter().map(|row| (factors.policy[*row] + 1e-10).ln());
+            let weight = (logs.sum::<f64>() / rows.len() as f64).exp();
+            rows.iter().for_each(|row| factors.policy[*row] = weight);
+        }
+    }
 }
 
 /// TRL's metrics of the mismatch.

@@ -77,11 +77,15 @@ impl LossConfig {
 
     /// The level of the ratio.
     pub fn level(&self) -> ImportanceSamplingLevel {
-        self.importance_sampling_level.unwrap_or(match (self.loss_type, self.semantics) {
-            (LossType::Gspo, Semantics::Verl) => ImportanceSamplingLevel::SequenceToken,
-            (LossType::Gspo | LossType::Luspo, _) => ImportanceSamplingLevel::Sequence,
-            _ => ImportanceSamplingLevel::Token,
-        })
+        match (self.importance_sampling_level, self.loss_type, self.semantics) {
+            // verl has no such key, and calls its gspo token-level for its gradient.
+            (None | Some(ImportanceSamplingLevel::Token), LossType::Gspo, Semantics::Verl) => {
+                ImportanceSamplingLevel::SequenceToken
+            }
+            (Some(level), ..) => level,
+            (None, LossType::Gspo | LossType::Luspo, _) => ImportanceSamplingLevel::Sequence,
+            (None, ..) => ImportanceSamplingLevel::Token,
+        }
     }
 
     /// Whether dL/dlogp of a token follows from that token alone, so that gradients can be made while the forward
@@ -129,9 +133,9 @@ impl LossConfig {
 
     /// Whether the KL term is multiplied by the ratio.
     pub fn bias_correction(&self) -> bool {
-        // TRL's GMPO corrects nothing.
-        self.use_bias_correction_kl
-            .unwrap_or(self.semantics == Semantics::Trl && self.objective() != Objective::GeoMean)
+        // TRL's GMPO has the key, and does not read it.
+        let reads = self.semantics != Semantics::Trl || self.objective() != Objective::GeoMean;
+        reads && self.use_bias_correction_kl.unwrap_or(self.semantics == Semantics::Trl)
     }
 
     /// What the temperature divides.
@@ -144,11 +148,15 @@ impl LossConfig {
 
     /// c of the dual clip, or dppo's cap.
     pub fn dual_clip(&self) -> Option<f64> {
-        self.clip_ratio_c.or(match (self.objective(), self.semantics, self.loss_type) {
-            (Objective::Dppo(_), _, _) => Some(20.0),
-            (_, _, LossType::Vanilla) | (_, Semantics::Verl, LossType::Grpo) => Some(3.0),
+        let is_vanilla = self.loss_type == LossType::Vanilla
+            || (self.loss_type == LossType::Grpo && self.semantics == Semantics::Verl);
+        match self.objective() {
+            Objective::Dppo(_) => self.clip_ratio_c.or(Some(20.0)),
+            Objective::Clipped if is_vanilla => self.clip_ratio_c.or(Some(3.0)),
+            // verl hands the key to every loss; the others do not read it.
+            Objective::Clipped if self.semantics != Semantics::Verl => self.clip_ratio_c,
             _ => None,
-        })
+        }
     }
 
     /// Largest |log ratio| before exp.

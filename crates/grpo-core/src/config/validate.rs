@@ -165,14 +165,15 @@ impl LossConfig {
             }
         }
         if let Some(c) = self.clip_ratio_c {
-            if !matches!(objective, Objective::Clipped | Objective::Dppo(_)) {
+            let takes_it = matches!(objective, Objective::Clipped | Objective::Dppo(_));
+            if !takes_it && self.semantics != Semantics::Verl {
                 return fail(format!("clip_ratio_c belongs to the clipped objectives and to dppo, not to {name}"));
             }
             if c <= 1.0 {
                 return fail(format!("clip_ratio_c must be above 1, got {c}"));
             }
         }
-        if objective == Objective::GeoMean && self.beta != 0.0 && self.use_bias_correction_kl == Some(true) {
+        if objective == Objective::GeoMean && self.beta != 0.0 && self.bias_correction() {
             return fail(
                 "use_bias_correction_kl multiplies the KL term by a ratio, which geo_mean has none of: leave it out",
             );
@@ -239,7 +240,10 @@ impl LossConfig {
         if over_processes && !counted {
             return fail(format!("dp_size is {}: {mode}, counted over all processes", self.dp_size));
         }
-        if self.loss_scale_factor.is_some() && self.loss_agg_mode != Some(LossAggMode::SeqMeanTokenSumNorm) {
+        if self.loss_scale_factor.is_some()
+            && self.semantics != Semantics::Verl
+            && self.loss_agg_mode != Some(LossAggMode::SeqMeanTokenSumNorm)
+        {
             return fail("loss_scale_factor belongs to loss_agg_mode seq-mean-token-sum-norm");
         }
         Ok(())
