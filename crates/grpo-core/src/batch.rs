@@ -419,7 +419,7 @@ impl TokenBatch {
     }
 
     /// "token 12 (sequence 1, position 4)".
-    fn position(&self, row: usize) -> String {
+    pub(crate) fn position(&self, row: usize) -> String {
         // The last sequence that starts at or before the row is the one that owns it; empty ones end there too.
         let sequence = self.offsets.partition_point(|o| *o <= row) - 1;
         format!("token {row} (sequence {sequence}, position {})", row - self.offsets[sequence])

@@ -93,6 +93,14 @@ impl LossConfig {
         if whole && let Some(mask) = self.truncated_mask(&batch)? {
             batch = Cow::Owned(batch.into_owned().with_mask(&mask)?);
         }
+        if batch.sampler_logp().is_none() && batch.factors().is_none() {
+            let asked = [("rollout_is", self.rollout_is.is_some()), ("rollout_rs", self.rollout_rs.is_some())];
+            if let Some((key, _)) = asked.iter().find(|(_, asked)| *asked) {
+                let message =
+                    format!("{key} compares the old policy with the sampler, but the batch has no sampler_logp");
+                return Err(Error::Config(message).into());
+            }
+        }
         let corrects =
             batch.sampler_logp().is_some() && (self.sampler_correction().is_some() || self.rollout_rs.is_some());
         if batch.factors().is_none() && (corrects || self.selects_tokens()) {
@@ -128,19 +136,13 @@ impl LossConfig {
 
     /// The mask `[N]` without the truncated sequences, if it differs.
     fn truncated_mask(&self, batch: &TokenBatch) -> Result<Option<Vec<f32>>> {
-        if !self.mask_truncated_completions || self.truncated_rows.0.is_empty() {
+        if !self.mask_truncated_completions || self.truncated_rows.is_empty() {
             return Ok(None);
         }
+        let rows = self.truncated_rows.indices(batch.sequences());
+        let rows = rows.map_err(|why| Error::Config(format!("truncated_rows {why}")))?;
         let mut mask = batch.mask();
-        for sequence in &self.truncated_rows.0 {
-            if *sequence >= batch.sequences() {
-                return Err(Error::Config(format!(
-                    "truncated_rows names sequence {sequence}, but the batch has {}",
-                    batch.sequences()
-                )));
-            }
-            mask[batch.range(*sequence)].fill(0.0);
-        }
+        rows.into_iter().for_each(|sequence| mask[batch.range(sequence)].fill(0.0));
         Ok(Some(mask))
     }
 }

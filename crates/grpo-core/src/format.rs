@@ -8,10 +8,10 @@
 //! | `hidden` and `lm_head`, or `logits` | F32, BF16 | `[B, T, H]` and `[V, H]`, or `[B, T, V]` |
 //! | `bias` (optional) | as `hidden` | `[V]` |
 //! | `targets` | I64, I32 | `[B, T]` |
-//! | `mask` | F32, BOOL, U8, I64 | `[B, T]` |
-//! | `advantages` | F32 | `[B]`, `[B, 1]` or `[B, T]` |
-//! | `old_logp` (optional; without it the ratio is 1), `ref_logp` (when beta is not 0) | F32 | `[B, T]` |
-//! | `sampler_logp` (optional, for the sampler's correction; NaN where the sampler gave none: ratio 1) | F32 | `[B, T]` |
+//! | `mask` | F32, BOOL, U8, I32, I64 | `[B, T]` |
+//! | `advantages` | F32, F64 (rounded) | `[B]`, `[B, 1]` or `[B, T]` |
+//! | `old_logp` (optional; without it the ratio is 1), `ref_logp` (when beta is not 0) | F32, F64 (rounded) | `[B, T]` |
+//! | `sampler_logp` (optional, for the sampler's correction; NaN where the sampler gave none: ratio 1) | F32, F64 (rounded) | `[B, T]` |
 //! | `temperatures` (optional; replaces the configuration's `temperature`) | F32 | `[B]`, `[B, 1]` or `[B, T]` |
 //! | `expected.{loss,logp,entropy,grad_hidden,grad_lm_head,grad_bias,grad_logits}` (optional) | F64, F32 | of what they mirror |
 //!
@@ -334,7 +334,11 @@ impl Reader<'_> {
     }
 
     fn f32s(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
-        Ok(decode(self.expect(name, shape, &[FileDtype::F32])?.data(), f32::from_le_bytes))
+        let view = self.expect(name, shape, &[FileDtype::F32, FileDtype::F64])?;
+        Ok(match view.dtype() {
+            FileDtype::F64 => decode(view.data(), |bytes| f64::from_le_bytes(bytes) as f32),
+            _ => decode(view.data(), f32::from_le_bytes),
+        })
     }
 
     /// The list, if its shape is `[B]` or `[B, 1]`; else it has to be `[B, T]`.
@@ -355,10 +359,11 @@ impl Reader<'_> {
     }
 
     fn mask(&self, b: usize, t: usize) -> Result<Vec<f32>> {
-        let dtypes = [FileDtype::F32, FileDtype::BOOL, FileDtype::U8, FileDtype::I64];
+        let dtypes = [FileDtype::F32, FileDtype::BOOL, FileDtype::U8, FileDtype::I32, FileDtype::I64];
         let view = self.expect("mask", &[b, t], &dtypes)?;
         Ok(match view.dtype() {
             FileDtype::F32 => decode(view.data(), f32::from_le_bytes),
+            FileDtype::I32 => decode(view.data(), |bytes| i32::from_le_bytes(bytes) as f32),
             FileDtype::I64 => decode(view.data(), |bytes| i64::from_le_bytes(bytes) as f32),
             _ => view.data().iter().map(|byte| f32::from(*byte)).collect(),
         })

@@ -19,7 +19,7 @@ pub(crate) fn log_ratios(batch: &TokenBatch, policy: Option<&PolicyValues>) -> R
     for row in batch.active_rows().iter().copied().filter(|row| !sampler[*row].is_nan()) {
         if sampler[row].is_infinite() {
             let reason = format!("{} is not a log-probability; write NaN where the sampler gave none", sampler[row]);
-            return Err(Error::value("sampler_logp", format!("token {row}"), reason));
+            return Err(Error::value("sampler_logp", batch.position(row), reason));
         }
         let sampled = f64::from(sampler[row]);
         let own = || policy.map_or(sampled, |policy| policy.logp[row]);
@@ -76,6 +76,10 @@ pub(crate) fn weigh(
             true => seen.extend(rows.iter().map(|row| weights[*row])),
             false => seen.push(shared),
         }
+    }
+    if let Some(row) = batch.active_rows().iter().find(|row| !weights[**row].is_finite()) {
+        let reason = "the ratio of old policy to sampler overflows; bound it with vllm_importance_sampling_clip_max";
+        return Err(Error::value("sampler_logp", batch.position(*row), reason));
     }
     if correction.normalize {
         let mean = seen.iter().sum::<f64>() / seen.len().max(1) as f64;
@@ -194,6 +198,12 @@ impl Rejection {
             // k1 is bounded on both sides, by ratios.
             ("1", low) => {
                 let low = low.unwrap_or(1.0 / bounds.high);
+                if low > bounds.high {
+                    return fail(format!(
+                        "rollout_rs_threshold: bounds of {rule} must be in order, got {low} and {}",
+                        bounds.high
+                    ));
+                }
                 Ok(Self { over, estimator: 1, low: low.ln(), high: bounds.high.ln() })
             }
             (_, Some(_)) => fail(format!("rollout_rs_threshold: {rule} has an upper bound only, got `{threshold}`")),

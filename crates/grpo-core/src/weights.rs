@@ -75,9 +75,8 @@ pub fn token_weights(config: &LossConfig, batch: &TokenBatch) -> TokenWeights {
         // These two have an average of their own there, whatever the mode.
         (Semantics::Verl, LossType::Sapo) => of_mode(config, LossAggMode::SeqMeanTokenMean, &counts),
         (Semantics::Verl, LossType::GeoMean) => {
-            // A mean over all rows, unless the configuration says otherwise.
-            let rows = config.count_masked_rows.map_or(lengths.len() as f64, |_| counts.sequences);
-            (1.0 / rows.max(1.0), Share::Mean)
+            // A mean over all rows, whatever counts elsewhere.
+            (1.0 / (lengths.len() as f64).max(1.0), Share::Mean)
         }
         _ => of_terms,
     };
@@ -109,9 +108,11 @@ fn of_type(config: &LossConfig, counts: &Counts) -> (f64, Share) {
         LossType::DrGrpo => (counts.sequences * config.max_completion_length.unwrap_or(1) as f64 * steps, Share::Sum),
         LossType::Luspo => (counts.sequences * steps, Share::Sum),
         LossType::Dapo | LossType::Cispo | LossType::Vespo => {
-            // num_items_in_batch spans the generation batch and all processes; a batch is one of its parts.
+            // num_items_in_batch spans the generation batch and all processes; a batch is one of its parts, which are taken
+            // to be alike where nobody has counted.
             let per_generation = config.steps_per_generation.unwrap_or(config.gradient_accumulation_steps) as f64;
-            let items = config.num_items_in_batch.unwrap_or(counts.active).max(1.0);
+            let whole = counts.active * per_generation * config.num_processes as f64;
+            let items = config.num_items_in_batch.unwrap_or(whole).max(1.0);
             (items / config.num_processes as f64 * steps / per_generation, Share::Sum)
         }
         _ => (counts.active.max(1.0) * steps, Share::Sum),

@@ -122,3 +122,73 @@ fn kl_estimators_have_the_names_of_trl_and_verl() {
     let expected = [K1, K1, K2, K2, K2, K2, Abs, K3, LowVarKl, K1Plus, K1Plus, K3Plus, LowVarKlPlus, AbsPlus];
     assert_eq!(read, expected);
 }
+
+#[test]
+fn keys_that_verl_hands_to_every_loss_are_read_by_those_that_have_them() {
+    let c = |loss: &str| {
+        let json =
+            format!(r#"{{"semantics": "verl", "loss_type": "{loss}", "clip_ratio_c": 3.0, "loss_scale_factor": 9}}"#);
+        LossConfig::from_json(&json).unwrap().dual_clip()
+    };
+    assert_eq!(["vanilla", "grpo", "dppo_tv", "dppo_kl"].map(c), [Some(3.0); 4]);
+    assert_eq!(["gspo", "clip_cov", "kl_cov", "cispo", "sapo", "gpg", "geo_mean"].map(c), [None; 7]);
+    // Under TRL they would say nothing.
+    assert!(refusal(r#"{"loss_type": "sapo", "clip_ratio_c": 3.0}"#).contains("clip_ratio_c"));
+    let gspo = |level: &str| {
+        format!(r#"{{"semantics": "verl", "loss_type": "gspo", "importance_sampling_level": "{level}"}}"#)
+    };
+    for level in ["token", "sequence", "sequence_token"] {
+        let config = LossConfig::from_json(&gspo(level)).unwrap();
+        assert_eq!(config.level(), ImportanceSamplingLevel::SequenceToken);
+    }
+}
+
+#[rstest]
+#[case(r#"{"semantics": "verl", "dp_size": 2}"#, "batch_num_tokens")]
+#[case(r#"{"semantics": "verl", "loss_type": "sapo", "dp_size": 2, "batch_num_tokens": 9}"#, "global_batch_size")]
+#[case(r#"{"semantics": "verl", "loss_type": "geo_mean", "dp_size": 2, "beta": 0.1}"#, "batch_num_tokens")]
+#[case(r#"{"rollout_is": "icepop", "rollout_is_threshold": 0.5}"#, "reciprocal")]
+#[case(r#"{"rollout_rs": "token_k1", "rollout_rs_threshold": 0.5}"#, "in order")]
+#[case(r#"{"rollout_rs": "seq_max_k1", "rollout_rs_threshold": 2}"#, "seq_max_k1")]
+#[case(r#"{"rollout_rs_threshold": 2}"#, "without rollout_rs")]
+#[case(r#"{"vllm_importance_sampling_clip_min": -1, "vllm_importance_sampling_clip_max": null}"#, "clip_min (-1)")]
+#[case(r#"{"truncated_rows": [0, 1, 0, 0]}"#, "twice")]
+#[case(r#"{"truncated_rows": [true, 1]}"#, "one true or false")]
+#[case(r#"{"log_ratio_guard": "on"}"#, "`off`")]
+#[case(r#"{"loss_type": "vespo", "importance_sampling_level": "sequence", "beta": 0.1}"#, "vespo")]
+fn combinations_that_would_be_silently_wrong_are_refused(#[case] json: &str, #[case] words: &str) {
+    let message = refusal(json);
+    assert!(message.contains(words), "{message}");
+}
+
+/// Parts that are alike: each is its share of the step that they make together.
+#[rstest]
+fn parts_of_a_step_weigh_their_share(#[values("grpo", "bnpo", "dapo", "cispo", "luspo")] loss_type: &str) {
+    let batch = grpo_core::TokenBatch::packed(vec![0; 5], vec![0, 2, 5]).unwrap();
+    let weights = |keys: &str| {
+        let json = format!(r#"{{"loss_type": "{loss_type}", "epsilon_high": 5.0{keys}}}"#);
+        grpo_core::weights::token_weights(&LossConfig::from_json(&json).unwrap(), &batch).policy
+    };
+    let (whole, half) = (weights(""), weights(r#", "gradient_accumulation_steps": 2, "steps_per_generation": 4"#));
+    assert!(whole.iter().zip(&half).all(|(whole, half)| (whole / 2.0 - half).abs() < 1e-15), "{whole:?} {half:?}");
+    assert_eq!(weights(r#", "num_processes": 2"#), whole);
+}
+
+#[test]
+fn flags_and_samplers_have_to_be_there_for_the_batch() {
+    let batch = grpo_core::TokenBatch::packed(vec![0; 5], vec![0, 2, 5]).unwrap();
+    let prepare = |json: &str| {
+        let config = LossConfig::from_json(json).unwrap();
+        let values = |_: &grpo_core::TokenBatch| Ok::<_, Error>(grpo_core::factors::PolicyValues::default());
+        config.prepare(&batch, values).map(|batch| batch.active_tokens()).map_err(|e| e.to_string())
+    };
+    let truncated =
+        |rows: &str| prepare(&format!(r#"{{"mask_truncated_completions": true, "truncated_rows": {rows}}}"#));
+    assert_eq!((truncated("[true, false]"), truncated("[0]"), truncated("[]")), (Ok(3), Ok(3), Ok(5)));
+    assert!(truncated("[true]").unwrap_err().contains("1 flags"));
+    assert!(truncated("[2]").unwrap_err().contains("sequence 2"));
+    for key in ["rollout_is\": \"token", "rollout_rs\": \"token_k1\", \"rollout_rs_threshold\": \"2"] {
+        let message = prepare(&format!("{{\"{key}\"}}")).unwrap_err();
+        assert!(message.contains("sampler_logp"), "{message}");
+    }
+}

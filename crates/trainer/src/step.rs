@@ -253,13 +253,19 @@ fn update_policy(
     let (loss, parts) = (context.loss, context.config.grpo.gradient_accumulation_steps);
     // Tokens are chosen from the whole update, whatever its micro-batches.
     let truncated = (0..rows.len()).filter(|row| generation.samples[rows.start + row].truncated).collect();
-    let whole = LossConfig { truncated_rows: Rows(truncated), ..loss.config.clone() }
+    let whole = LossConfig { truncated_rows: Rows::Indices(truncated), ..loss.config.clone() }
         .prepare(&whole, |batch| {
             let parts = split_evenly(batch.sequences(), parts);
             Ok::<_, Error>(score_parts(&policy.valid(), sequences, batch, parts, loss)?.into())
         })?
         .into_owned();
-    let share = generation.batch.active_tokens() as f64 / context.config.grpo.steps_per_generation as f64;
+    if let Some(factors) = whole.factors() {
+        metrics.merge(&factors.metrics);
+    }
+    // Truncated completions leave the count with the mask (TRL).
+    let counts = |row: &usize| !(loss.config.mask_truncated_completions && generation.samples[*row].truncated);
+    let tokens: usize = (0..generation.samples.len()).filter(counts).map(|row| generation.batch.active_in(row)).sum();
+    let share = tokens as f64 / context.config.grpo.steps_per_generation as f64;
     let weights = update_weights(&loss.config, &whole, share);
     let whole = whole.with_weights(weights)?;
 

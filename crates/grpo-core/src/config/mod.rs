@@ -103,8 +103,8 @@ pub struct LossConfig {
     pub vllm_importance_sampling_clip_min: Option<f64>,
     /// verl's correction for the sampler; replaces TRL's.
     pub rollout_is: Option<RolloutIs>,
-    /// Its bounds; two of them mean icepop.
-    pub rollout_is_threshold: Threshold,
+    /// Its bounds; two of them mean icepop, for which one stands for its reciprocal too. `None` is no correction.
+    pub rollout_is_threshold: Option<Threshold>,
     /// Whether its weights are divided by their mean.
     pub rollout_is_batch_normalize: bool,
     /// verl's rejection of tokens or sequences by how far sampler and old policy are apart, as in `token_k1,seq_mean_k3`.
@@ -190,7 +190,7 @@ impl Default for LossConfig {
             vllm_importance_sampling_clip_max: Some(3.0),
             vllm_importance_sampling_clip_min: None,
             rollout_is: None,
-            rollout_is_threshold: Threshold { low: None, high: 2.0 },
+            rollout_is_threshold: Some(Threshold { low: None, high: 2.0 }),
             rollout_is_batch_normalize: false,
             rollout_rs: None,
             rollout_rs_threshold: None,

@@ -78,10 +78,10 @@ impl LossConfig {
     /// The level of the ratio.
     pub fn level(&self) -> ImportanceSamplingLevel {
         match (self.importance_sampling_level, self.loss_type, self.semantics) {
-            // verl has no such key, and calls its gspo token-level for its gradient.
-            (None | Some(ImportanceSamplingLevel::Token), LossType::Gspo, Semantics::Verl) => {
-                ImportanceSamplingLevel::SequenceToken
-            }
+            // verl has no such key, and one gspo.
+            (_, LossType::Gspo, Semantics::Verl) => ImportanceSamplingLevel::SequenceToken,
+            // They take the ratio of a sequence in their own way, and do not read the key.
+            (_, LossType::Vespo | LossType::GeoMean, _) => ImportanceSamplingLevel::Token,
             (Some(level), ..) => level,
             (None, LossType::Gspo | LossType::Luspo, _) => ImportanceSamplingLevel::Sequence,
             (None, ..) => ImportanceSamplingLevel::Token,
@@ -194,7 +194,7 @@ impl LossConfig {
     /// What is done where a batch has `sampler_logp`.
     pub(crate) fn sampler_correction(&self) -> Option<SamplerCorrection> {
         if let Some(rollout_is) = self.rollout_is {
-            let Threshold { low, high } = self.rollout_is_threshold;
+            let Threshold { low, high } = self.rollout_is_threshold?;
             // verl reads two bounds as icepop whatever the level; one bound of icepop is its reciprocal too.
             let low = low.or((rollout_is == RolloutIs::Icepop).then_some(1.0 / high));
             let mode = match (rollout_is == RolloutIs::Sequence, low.is_some()) {

@@ -1,7 +1,8 @@
 //! Which values are legal, alone and together.
 
 use super::{
-    Bound, ImportanceSamplingLevel, LossAggMode, LossConfig, LossType, Objective, SamplerMode, Semantics, TEMPERATURES,
+    Bound, ImportanceSamplingLevel, LossAggMode, LossConfig, LossType, Objective, RolloutIs, SamplerMode, Semantics,
+    TEMPERATURES, Threshold,
 };
 use crate::error::{Error, Result};
 
@@ -57,8 +58,8 @@ impl LossConfig {
             ("kl_cov_ratio", Some(self.kl_cov_ratio)),
             ("dro_beta", self.dro_beta),
             ("vllm_importance_sampling_clip_max", self.vllm_importance_sampling_clip_max),
-            ("rollout_is_threshold", Some(self.rollout_is_threshold.high)),
-            ("rollout_is_threshold", self.rollout_is_threshold.low),
+            ("rollout_is_threshold", self.rollout_is_threshold.map(|threshold| threshold.high)),
+            ("rollout_is_threshold", self.rollout_is_threshold.and_then(|threshold| threshold.low)),
             ("loss_scale_factor", self.loss_scale_factor),
             ("batch_num_tokens", self.batch_num_tokens),
             ("global_batch_size", self.global_batch_size),
@@ -118,12 +119,7 @@ impl LossConfig {
         let name = self.loss_type.name();
         if level != ImportanceSamplingLevel::Token {
             match objective {
-                Objective::Vespo | Objective::GeoMean => {
-                    return fail(format!(
-                        "{name} takes the ratio of a sequence in its own way: leave importance_sampling_level out, or set \
-                         it to `token`"
-                    ));
-                }
+                Objective::Vespo | Objective::GeoMean => {}
                 Objective::PolicyGradient | Objective::KlCov | Objective::Dppo(_) | Objective::Dro => {
                     return fail(format!(
                         "{name} is defined by the ratio of tokens: leave importance_sampling_level out, or set it to `token`"
@@ -131,6 +127,13 @@ impl LossConfig {
                 }
                 Objective::Clipped | Objective::Cispo | Objective::Sapo => {}
             }
+        }
+        let asks = self.importance_sampling_level.is_some_and(|level| level != ImportanceSamplingLevel::Token);
+        if objective == Objective::Vespo && asks && self.beta != 0.0 && self.bias_correction() {
+            return fail(
+                "vespo takes the ratio of a sequence in its own way, and its KL term that of tokens: leave \
+                 importance_sampling_level out, or set it to `token`",
+            );
         }
         match self.loss_type {
             LossType::Gspo if level == ImportanceSamplingLevel::Token => {
@@ -182,16 +185,19 @@ impl LossConfig {
     }
 
     fn validate_sampler(&self) -> Result<()> {
-        if let (Some(low), Some(high)) =
-            (self.vllm_importance_sampling_clip_min, self.vllm_importance_sampling_clip_max)
-            && !(low >= 0.0 && low <= high)
-        {
+        let high = self.vllm_importance_sampling_clip_max.unwrap_or(f64::INFINITY);
+        if let Some(low) = self.vllm_importance_sampling_clip_min.filter(|low| !(*low >= 0.0 && *low <= high)) {
             return fail(format!(
                 "vllm_importance_sampling_clip_min ({low}) must lie between 0 and vllm_importance_sampling_clip_max ({high})"
             ));
         }
-        if let Some(low) = self.rollout_is_threshold.low.filter(|low| *low > self.rollout_is_threshold.high) {
-            return fail(format!("rollout_is_threshold: the lower bound {low} is above the upper one"));
+        let Threshold { low, high } = self.rollout_is_threshold.unwrap_or(Threshold { low: None, high: 1.0 });
+        let low = low.or((self.rollout_is == Some(RolloutIs::Icepop)).then_some(1.0 / high));
+        if let Some(low) = low.filter(|low| *low > high) {
+            return fail(format!(
+                "rollout_is_threshold: the lower bound {low} is above the upper one, {high}; one bound of icepop is its \
+                 reciprocal's too"
+            ));
         }
         if self.rollout_is.is_some() && self.vllm_importance_sampling_correction == Some(true) {
             return fail("rollout_is and vllm_importance_sampling_correction correct the same thing: choose one");
@@ -231,20 +237,36 @@ impl LossConfig {
         if self.loss_type == LossType::Vespo && self.semantics == Semantics::Verl {
             return fail("verl has no vespo: leave semantics out for TRL's");
         }
-        let over_processes = self.dp_size > 1 && self.semantics == Semantics::Verl;
-        let (mode, counted) = match self.loss_agg_mode.unwrap_or(LossAggMode::TokenMean) {
-            LossAggMode::TokenMean => ("token-mean needs batch_num_tokens", self.batch_num_tokens.is_some()),
-            LossAggMode::TokenSum => ("", true),
-            _ => ("means over sequences need global_batch_size", self.global_batch_size.is_some()),
-        };
-        if over_processes && !counted {
-            return fail(format!("dp_size is {}: {mode}, counted over all processes", self.dp_size));
+        if self.dp_size > 1 && self.semantics == Semantics::Verl {
+            self.validate_counts()?;
         }
         if self.loss_scale_factor.is_some()
             && self.semantics != Semantics::Verl
             && self.loss_agg_mode != Some(LossAggMode::SeqMeanTokenSumNorm)
         {
             return fail("loss_scale_factor belongs to loss_agg_mode seq-mean-token-sum-norm");
+        }
+        Ok(())
+    }
+
+    /// verl counts over all processes, or not at all.
+    fn validate_counts(&self) -> Result<()> {
+        let mode = self.loss_agg_mode.unwrap_or(LossAggMode::TokenMean);
+        let of_policy = match self.loss_type {
+            LossType::Sapo => Some(LossAggMode::SeqMeanTokenMean),
+            LossType::GeoMean => None,
+            _ => Some(mode),
+        };
+        let of_terms = (self.beta != 0.0 || self.entropy_coef != 0.0).then_some(mode);
+        for mode in [of_policy, of_terms].into_iter().flatten() {
+            let (what, counted) = match mode {
+                LossAggMode::TokenMean => ("token-mean needs batch_num_tokens", self.batch_num_tokens.is_some()),
+                LossAggMode::TokenSum => ("", true),
+                _ => ("means over sequences need global_batch_size", self.global_batch_size.is_some()),
+            };
+            if !counted {
+                return fail(format!("dp_size is {}: {what}, counted over all processes", self.dp_size));
+            }
         }
         Ok(())
     }

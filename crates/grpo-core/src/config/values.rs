@@ -56,7 +56,7 @@ pub struct Threshold {
 }
 
 impl Threshold {
-    /// An upper bound alone, as text gives it.
+    /// As text gives it.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let number = |part: &str| {
             part.trim().parse::<f64>().map_err(|_| format!("expected a number or `low_high`, got `{text}`"))
@@ -111,25 +111,68 @@ impl TryFrom<Value> for Thresholds {
 }
 
 /// Sequences of a batch: their indices, or one flag for each.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Value", into = "Value")]
-pub struct Rows(pub Vec<usize>);
+pub enum Rows {
+    /// Their indices.
+    Indices(Vec<usize>),
+    /// Whether each is one of them.
+    Flags(Vec<bool>),
+}
+
+impl Default for Rows {
+    fn default() -> Self {
+        Self::Indices(vec![])
+    }
+}
+
+impl Rows {
+    /// Whether none is named.
+    pub fn is_empty(&self) -> bool {
+        match self {
+            Self::Indices(indices) => indices.is_empty(),
+            Self::Flags(flags) => !flags.contains(&true),
+        }
+    }
+
+    /// Indices in a batch of `sequences`.
+    ///
+    /// # Errors
+    /// What does not fit such a batch, in words.
+    pub(crate) fn indices(&self, sequences: usize) -> Result<Vec<usize>, String> {
+        match self {
+            Self::Indices(indices) => match indices.iter().find(|index| **index >= sequences) {
+                Some(index) => Err(format!("names sequence {index}, but the batch has {sequences}")),
+                None => Ok(indices.clone()),
+            },
+            Self::Flags(flags) if flags.len() == sequences => Ok((0..sequences).filter(|i| flags[*i]).collect()),
+            Self::Flags(flags) => Err(format!("has {} flags, but the batch has {sequences} sequences", flags.len())),
+        }
+    }
+}
 
 impl TryFrom<Value> for Rows {
     type Error = String;
     fn try_from(value: Value) -> Result<Self, String> {
         let wrong = || format!("expected a list of indices, or of one true or false per sequence, got {value}");
         let list = value.as_array().ok_or_else(wrong)?;
-        if list.iter().all(Value::is_boolean) {
-            return Ok(Self((0..list.len()).filter(|i| list[*i] == Value::Bool(true)).collect()));
+        if !list.is_empty() && list.iter().all(Value::is_boolean) {
+            return Ok(Self::Flags(list.iter().map(|flag| *flag == Value::Bool(true)).collect()));
         }
         let index = |v: &Value| v.as_u64().and_then(|i| usize::try_from(i).ok()).ok_or_else(wrong);
-        Ok(Self(list.iter().map(index).collect::<Result<_, _>>()?))
+        let indices = list.iter().map(index).collect::<Result<Vec<_>, _>>()?;
+        match indices.iter().enumerate().find(|(i, index)| indices[..*i].contains(index)) {
+            Some((_, index)) => Err(format!("sequence {index} is there twice; flags are written true and false")),
+            None => Ok(Self::Indices(indices)),
+        }
     }
 }
 
 impl From<Rows> for Value {
     fn from(rows: Rows) -> Self {
-        rows.0.into()
+        match rows {
+            Rows::Indices(indices) => indices.into(),
+            Rows::Flags(flags) => flags.into(),
+        }
     }
 }

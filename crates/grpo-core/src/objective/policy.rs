@@ -110,7 +110,7 @@ fn geo_mean<R: Real>(config: &LossConfig, terms: &TokenTerms<R>) -> TokenLoss<R>
     TokenLoss {
         low_clipped: own.indicator(&R::and(&below, &negative)),
         high_clipped: own.indicator(&R::and(&above, &positive)),
-        ..unclipped(-(super::ratio::held(&mean).exp() * terms.advantage.clone()))
+        ..unclipped(-(super::ratio::held(&mean, false).exp() * terms.advantage.clone()))
     }
 }
 

@@ -4,8 +4,11 @@ use super::TokenTerms;
 use crate::config::{ImportanceSamplingLevel, LossConfig, Objective, Semantics};
 use crate::real::Real;
 
-/// Largest exponent of a ratio or a KL term: products of two of them stay within f32.
-const LARGEST_EXPONENT: f64 = 40.0;
+/// Largest exponent of a ratio or a KL term alone: e^80 is within f32, with room for advantages and weights.
+const LARGEST_EXPONENT: f64 = 80.0;
+
+/// Largest exponent of each of the two where they are multiplied.
+const LARGEST_OF_A_PRODUCT: f64 = 40.0;
 
 /// Largest log-ratio of verl's sequence-token level.
 const LARGEST_SEQUENCE_TOKEN: f64 = 10.0;
@@ -42,7 +45,7 @@ impl<R: Real> Ratio<R> {
         let guard = config.guard();
         let log = guard.map_or(log.clone(), |bound| log.clamp(-bound, bound));
         let plain = guard.is_none() && config.level() == ImportanceSamplingLevel::Token;
-        Self { value: saturated(&log, LARGEST_EXPONENT).exp(), log, plain }
+        Self { value: held(&log, false).exp(), log, plain }
     }
 }
 
@@ -76,17 +79,17 @@ pub(super) fn vespo_bounded<R: Real>(log: &R) -> R {
 /// term keeps the slope it has there and goes on pulling back, where a clamp would let go.
 ///
 /// TRL has no such bound and overflows; below it nothing changes, to the bit.
-pub(super) fn saturated<R: Real>(exponent: &R, largest: f64) -> R {
+fn saturated<R: Real>(exponent: &R, largest: f64) -> R {
     let held = exponent.min(&exponent.constant(largest)).stop_gradient();
     held + (exponent.clone() - exponent.stop_gradient())
 }
 
-/// [`saturated`] at the bound of one ratio or KL term, and at that of their product.
-pub(super) fn held<R: Real>(exponent: &R) -> R {
-    saturated(exponent, LARGEST_EXPONENT)
+/// [`saturated`] at the bound of a ratio or a KL term alone, or of a factor of their product.
+pub(super) fn held<R: Real>(exponent: &R, in_product: bool) -> R {
+    saturated(exponent, if in_product { LARGEST_OF_A_PRODUCT } else { LARGEST_EXPONENT })
 }
 
-/// See [`held`].
-pub(super) fn held_product<R: Real>(exponent: &R) -> R {
-    saturated(exponent, 2.0 * LARGEST_EXPONENT)
+/// Whether [`held`] leaves an exponent as it is.
+pub(super) fn is_free<R: Real>(exponent: &R, in_product: bool) -> R::Bool {
+    exponent.lt(&exponent.constant(if in_product { LARGEST_OF_A_PRODUCT } else { LARGEST_EXPONENT }))
 }

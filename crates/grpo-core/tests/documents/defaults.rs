@@ -127,7 +127,11 @@ fn sampler(config: &LossConfig) -> String {
         return "ignored".into();
     }
     match config.rollout_is {
-        Some(rollout_is) => format!("{}, {}", word(rollout_is), number(config.rollout_is_threshold.high)),
+        Some(rollout_is) => format!(
+            "{}, {}",
+            word(rollout_is),
+            config.rollout_is_threshold.map_or("off".into(), |threshold| number(threshold.high))
+        ),
         None => {
             format!(
                 "{}, {}",

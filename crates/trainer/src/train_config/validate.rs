@@ -107,7 +107,7 @@ impl TrainConfig {
             ("loss.dp_size", self.loss.dp_size != 1),
             ("loss.batch_num_tokens", self.loss.batch_num_tokens.is_some()),
             ("loss.global_batch_size", self.loss.global_batch_size.is_some()),
-            ("loss.truncated_rows", !self.loss.truncated_rows.0.is_empty()),
+            ("loss.truncated_rows", !self.loss.truncated_rows.is_empty()),
         ];
         for (key, is_set) in parts {
             check(!is_set, key, "nothing: the trainer knows how a step is cut and what was truncated", "a value")?;
