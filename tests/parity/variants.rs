@@ -44,6 +44,10 @@ fn file(loss: &str) -> BatchFile {
 #[case::geometric_mean_of_high_entropy(
     r#"{"loss_type": "geo_mean", "top_entropy_quantile": 0.5, "entropy_coef": 0.1}"#
 )]
+#[case::prime_rl(
+    r#"{"loss_type": "prime_rl", "kl_tau": 0.05, "adv_tau": 0.8, "epsilon_low": 0.05, "epsilon_high": 0.04}"#
+)]
+#[case::ipo(r#"{"loss_type": "ipo", "kl_tau": 0.05, "epsilon_low": 0.05, "epsilon_high": 0.04, "entropy_coef": 0.02}"#)]
 #[case::seed(r#"{"semantics": "mllm_jax", "temperature": 0.7, "epsilon_high": 0.3}"#)]
 fn variants(#[case] loss: &str, #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype) {
     let file = file(loss);
@@ -116,6 +120,34 @@ fn what_is_dropped_keeps_its_kl_and_its_place(#[case] keys: &str) {
             }
         }
     }
+    let found = found.loss.unwrap();
+    assert!((found - loss).abs() < 1e-12, "{found} and {loss}");
+}
+
+/// -keep adv_tau A r + kl_tau (l - o)^2 over the step's tokens, with some of them outside of the region.
+#[rstest]
+fn the_losses_of_prime_rl(#[values("prime_rl", "ipo")] loss_type: &str) {
+    let file = file(&format!(
+        r#"{{"loss_type": "{loss_type}", "kl_tau": 0.05, "adv_tau": 0.8, "epsilon_low": 0.05, "epsilon_high": 0.04,
+             "vllm_importance_sampling_correction": false}}"#
+    ));
+    let (batch, found) = (&file.batch, oracle(&file.loss, &file, &file.policy).unwrap().values);
+    let (mut loss, mut outside) = (0.0, 0);
+    for (sequence, rows) in sequences(batch).iter().enumerate() {
+        for row in rows {
+            let (logp, old) = (found.logp.as_ref().unwrap()[*row], f64::from(batch.old_logp().unwrap()[*row]));
+            let (advantage, change) = (f64::from(batch.advantage(sequence, *row)), logp.exp() - old.exp());
+            let drops = match loss_type {
+                "ipo" => !(-0.05..=0.04).contains(&change),
+                _ if advantage > 0.0 => change > 0.04,
+                _ => change < -0.05,
+            };
+            outside += usize::from(drops);
+            let gain = if drops { 0.0 } else { 0.8 * advantage * (logp - old).exp() };
+            loss += (0.05 * (logp - old).powi(2) - gain) / batch.active_tokens() as f64;
+        }
+    }
+    assert!(outside > 0 && outside < batch.active_tokens(), "{outside} tokens are outside");
     let found = found.loss.unwrap();
     assert!((found - loss).abs() < 1e-12, "{found} and {loss}");
 }

@@ -204,7 +204,7 @@ impl<'a> Evaluator<'a> {
                 metrics.mean("cispo_clip_ratio", sums.high_clipped, count);
             }
             Objective::Vespo => metrics.mean("vespo/phi_seq_mean", sums.phi + masked as f64, count),
-            Objective::Clipped | Objective::Cispo | Objective::GeoMean | Objective::Dppo(_) => {
+            Objective::Clipped | Objective::Cispo | Objective::GeoMean | Objective::Dppo(_) | Objective::PrimeRl(_) => {
                 metrics.mean("clip_ratio/low_mean", sums.low_clipped, count);
                 metrics.mean("clip_ratio/high_mean", sums.high_clipped, count);
                 metrics.mean("clip_ratio/region_mean", sums.low_clipped + sums.high_clipped, count);

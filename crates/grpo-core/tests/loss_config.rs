@@ -38,7 +38,7 @@ fn gspo_is_sequence_level_and_says_so_when_contradicted() {
 #[case(r#"{"epsilonlow": 0.2}"#, "did you mean `epsilon_low`")]
 #[case(r#"{"eps_high": 0.2}"#, "did you mean `epsilon_high`")]
 #[case(r#"{"Beta": 0.2}"#, "did you mean `beta`")]
-#[case(r#"{"zzz": 1}"#, "unknown key `zzz`; known here: batch_num_tokens, beta")]
+#[case(r#"{"zzz": 1}"#, "unknown key `zzz`; known here: adv_tau, batch_num_tokens")]
 #[case(r#"{"loss_type": "grpoo"}"#, "grpoo")]
 #[case(r#"{"epsilon_low": -0.1}"#, "epsilon_low must lie in [0, 1]")]
 #[case(r#"{"epsilon_low": 1.5}"#, "epsilon_low must lie in [0, 1]")]

@@ -9,7 +9,7 @@ mod values;
 pub use names::{
     ImportanceSamplingLevel, KlEstimator, LossAggMode, LossType, RolloutIs, SamplerMode, Semantics, TemperatureMode,
 };
-pub use resolve::{Objective, Trust};
+pub use resolve::{Objective, Region, Trust};
 pub use values::{Bound, Rows, Threshold, Thresholds};
 
 use crate::error::{Error, Result};
@@ -92,6 +92,10 @@ pub struct LossConfig {
     pub ppo_kl_coef: f64,
     /// dro: weight of the quadratic penalty; has no default.
     pub dro_beta: Option<f64>,
+    /// prime_rl and ipo: what multiplies the advantage.
+    pub adv_tau: f64,
+    /// prime_rl and ipo: weight of the quadratic penalty.
+    pub kl_tau: f64,
     /// Whether the ratio between old policy and sampler weighs the policy term where the batch has `sampler_logp`. `None`
     /// is TRL's true, and false elsewhere.
     pub vllm_importance_sampling_correction: Option<bool>,
@@ -185,6 +189,8 @@ impl Default for LossConfig {
             kl_cov_ratio: 2e-4,
             ppo_kl_coef: 0.1,
             dro_beta: None,
+            adv_tau: 1.0,
+            kl_tau: 1e-3,
             vllm_importance_sampling_correction: None,
             vllm_importance_sampling_mode: SamplerMode::SequenceMask,
             vllm_importance_sampling_clip_max: Some(3.0),

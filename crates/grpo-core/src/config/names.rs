@@ -62,6 +62,10 @@ pub enum LossType {
     DppoKl,
     /// Policy gradient with a quadratic penalty on the log-ratio. arXiv 2405.19107.
     Dro,
+    /// prime-rl: ratio within dppo_tv's trust region, with a quadratic penalty on the log-ratio.
+    PrimeRl,
+    /// prime-rl's earlier one: the same within a region that does not ask for the advantage's sign.
+    Ipo,
 }
 
 /// Where the importance ratio is taken.
@@ -207,6 +211,8 @@ impl LossType {
             Self::DppoTv => "dppo_tv",
             Self::DppoKl => "dppo_kl",
             Self::Dro => "dro",
+            Self::PrimeRl => "prime_rl",
+            Self::Ipo => "ipo",
         }
     }
 }

@@ -26,6 +26,17 @@ pub enum Objective {
     Dppo(Trust),
     /// Quadratic penalty on the log-ratio.
     Dro,
+    /// Ratio within a trust region, and the same penalty.
+    PrimeRl(Region),
+}
+
+/// What prime-rl's trust region asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Region {
+    /// The side to which the advantage pushes.
+    OneSided,
+    /// Both sides.
+    TwoSided,
 }
 
 /// What bounds dppo's trust region.
@@ -72,6 +83,8 @@ impl LossConfig {
             LossType::DppoTv => Objective::Dppo(Trust::TotalVariation),
             LossType::DppoKl => Objective::Dppo(Trust::BinaryKl),
             LossType::Dro => Objective::Dro,
+            LossType::PrimeRl => Objective::PrimeRl(Region::OneSided),
+            LossType::Ipo => Objective::PrimeRl(Region::TwoSided),
         }
     }
 

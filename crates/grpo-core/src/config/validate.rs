@@ -38,6 +38,8 @@ impl LossConfig {
             ("clip_cov_lb", Some(self.clip_cov_lb)),
             ("clip_cov_ub", Some(self.clip_cov_ub)),
             ("ppo_kl_coef", Some(self.ppo_kl_coef)),
+            ("adv_tau", Some(self.adv_tau)),
+            ("kl_tau", Some(self.kl_tau)),
             ("off_policy_mask_threshold", self.off_policy_mask_threshold),
             ("temperature", Some(self.temperature)),
             ("logit_scale", Some(self.logit_scale)),
@@ -120,7 +122,11 @@ impl LossConfig {
         if level != ImportanceSamplingLevel::Token {
             match objective {
                 Objective::Vespo | Objective::GeoMean => {}
-                Objective::PolicyGradient | Objective::KlCov | Objective::Dppo(_) | Objective::Dro => {
+                Objective::PolicyGradient
+                | Objective::KlCov
+                | Objective::Dppo(_)
+                | Objective::Dro
+                | Objective::PrimeRl(_) => {
                     return fail(format!(
                         "{name} is defined by the ratio of tokens: leave importance_sampling_level out, or set it to `token`"
                     ));

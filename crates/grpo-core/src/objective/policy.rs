@@ -2,7 +2,7 @@
 
 use super::ratio::{Ratio, vespo_bounded};
 use super::{TokenLoss, TokenTerms};
-use crate::config::{LossConfig, Objective, Trust};
+use crate::config::{LossConfig, Objective, Region, Trust};
 use crate::real::Real;
 
 /// The policy term and what its clip does; KL and factor are still to come.
@@ -17,6 +17,7 @@ pub(super) fn policy<R: Real>(config: &LossConfig, terms: &TokenTerms<R>, ratio:
         Objective::KlCov => unclipped(kl_cov(config, terms, ratio)),
         Objective::Dppo(trust) => dppo(config, trust, terms, &ratio.value),
         Objective::Dro => unclipped(dro(config, terms, ratio)),
+        Objective::PrimeRl(region) => prime_rl(config, region, terms, ratio),
     }
 }
 
@@ -152,4 +153,25 @@ fn dppo<R: Real>(config: &LossConfig, trust: Trust, terms: &TokenTerms<R>, ratio
 fn dro<R: Real>(config: &LossConfig, terms: &TokenTerms<R>, ratio: &Ratio<R>) -> R {
     let half = ratio.log.constant(0.5 * config.dro_beta.unwrap_or_default());
     half * ratio.log.clone() * ratio.log.clone() - terms.advantage.clone() * terms.logp.clone()
+}
+
+/// -keep adv_tau A r + kl_tau (l - o)^2, o being the sampler's log-probability. keep: the probability has not risen by more than
+/// epsilon_high where A > 0, nor fallen by more than epsilon_low elsewhere (DPPO's region, arXiv 2602.04879); two-sided, neither.
+/// Tokens outside pay the penalty all the same (prime-rl).
+fn prime_rl<R: Real>(config: &LossConfig, region: Region, terms: &TokenTerms<R>, ratio: &Ratio<R>) -> TokenLoss<R> {
+    let change = terms.logp.stop_gradient().exp() - terms.old_logp.stop_gradient().exp();
+    let too_high = change.constant(config.upper_epsilon()).lt(&change);
+    let too_low = change.lt(&change.constant(-config.epsilon_low));
+    let (high, low) = match region {
+        Region::OneSided => {
+            let (_, positive) = signs(&terms.advantage);
+            (R::and(&too_high, &positive), R::and(&too_low, &R::not(&positive)))
+        }
+        Region::TwoSided => (too_high, too_low),
+    };
+    let (high_clipped, low_clipped) = (change.indicator(&high), change.indicator(&low));
+    let kept = change.constant(1.0) - high_clipped.clone() - low_clipped.clone();
+    let gain = kept * change.constant(config.adv_tau) * terms.advantage.clone() * ratio.value.clone();
+    let penalty = change.constant(config.kl_tau) * ratio.log.clone() * ratio.log.clone();
+    TokenLoss { low_clipped, high_clipped, ..unclipped(penalty - gain) }
 }

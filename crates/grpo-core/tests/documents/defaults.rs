@@ -50,7 +50,7 @@ pub(crate) fn properties(config: &LossConfig) -> Vec<Property> {
         Objective::Cispo if raw => format!("r at most {high}"),
         Objective::Clipped | Objective::Cispo => format!("r in [{low}, {high}]"),
         Objective::GeoMean => format!("log r in [-{}, {}]", epsilons.0, epsilons.1),
-        Objective::Dppo(_) => format!("{} down, {} up", epsilons.0, epsilons.1),
+        Objective::Dppo(_) | Objective::PrimeRl(_) => format!("{} down, {} up", epsilons.0, epsilons.1),
         Objective::Vespo => "log r in [-20, 20] per token".into(),
         Objective::Sapo | Objective::PolicyGradient | Objective::KlCov | Objective::Dro => "none".into(),
     };

@@ -81,5 +81,9 @@ pub(crate) fn examples(loss: LossType) -> Vec<(&'static str, Vec<Sequence>)> {
             vec![(r#"{"loss_type": "dppo_kl", "semantics": "verl", "epsilon_low": 0.05}"#, probabilities())]
         }
         LossType::Dro => vec![(r#"{"loss_type": "dro", "dro_beta": 0.5}"#, tokens())],
+        LossType::PrimeRl => vec![(r#"{"loss_type": "prime_rl", "kl_tau": 0.1}"#, probabilities())],
+        LossType::Ipo => {
+            vec![(r#"{"loss_type": "ipo", "epsilon_low": 0.1, "kl_tau": 0.1}"#, probabilities())]
+        }
     }
 }
