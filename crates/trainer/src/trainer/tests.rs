@@ -209,7 +209,8 @@ fn a_step_is_cut_without_a_trace(#[case] loss: &str) {
         run.warmup_step().unwrap();
         let report = run.grpo_step().unwrap();
         let masks = grpo_core::LossConfig::from_json(loss).unwrap().mask_truncated_completions;
-        let trains = report.samples.iter().any(|sample| !(masks && sample.truncated));
+        let counts = |sample: &crate::step::Sample| sample.advantage != 0.0 && !(masks && sample.truncated);
+        let trains = report.samples.iter().any(counts);
         assert_eq!(report.metric("grad_norm") > 0.0, trains);
         run.policy().parameters()
     };
