@@ -38,8 +38,6 @@ impl TokenWeights {
 struct Counts {
     /// Sequences that count.
     sequences: f64,
-    /// Sequences with active tokens.
-    nonempty: f64,
     /// Active tokens.
     active: f64,
     /// Rows of the longest sequence: the width of a padded batch.
@@ -61,7 +59,6 @@ pub fn token_weights(config: &LossConfig, batch: &TokenBatch) -> TokenWeights {
     let nonempty = lengths.iter().filter(|length| **length > 0).count() as f64;
     let counts = Counts {
         sequences: if config.counts_masked_rows() { lengths.len() as f64 } else { nonempty.max(1.0) },
-        nonempty: nonempty.max(1.0),
         active: batch.active_tokens() as f64,
         width: (0..batch.sequences()).map(|sequence| batch.range(sequence).len()).max().unwrap_or(1).max(1) as f64,
     };
@@ -123,8 +120,7 @@ fn of_type(config: &LossConfig, counts: &Counts) -> (f64, Share) {
 /// verl's averages.
 fn of_mode(config: &LossConfig, mode: LossAggMode, counts: &Counts) -> (f64, Share) {
     let processes = config.dp_size as f64 / config.gradient_accumulation_steps as f64;
-    let rows = if config.counts_masked_rows() { counts.sequences } else { counts.nonempty };
-    let sequences = config.global_batch_size.unwrap_or(rows);
+    let sequences = config.global_batch_size.unwrap_or(counts.sequences);
     match mode {
         LossAggMode::TokenMean => (processes / config.batch_num_tokens.unwrap_or(counts.active.max(1.0)), Share::Sum),
         LossAggMode::TokenSum => (processes, Share::Sum),
