@@ -140,7 +140,9 @@ worst() {
 for dtype in f32 bf16; do
     say "parity in $dtype"
     code=0
-    run_grpo parity "$root"/tests/golden/*.safetensors --backend "$backend" --implementation all --dtype "$dtype" \
+    # One file of each way in which tokens depend on each other: all of them are hundreds of programs to compile.
+    run_grpo parity "$root"/tests/golden/{c*,s01*,trl_gmpo_default,trl_grpo_top_entropy,trl_vespo_sampler_token_mask}.safetensors \
+        --backend "$backend" --implementation all --dtype "$dtype" \
         >"$out/parity-$dtype.txt" || code=$?
     # A command that could not run is no parity either.
     ((code == 0)) || echo "FAIL: exit code $code, see $out/parity-$dtype.txt" >>"$out/parity-$dtype.txt"
