@@ -1,12 +1,13 @@
 //! The presets under configs/loss are legal and mean what their names say.
 
+use grpo_core::config::Region;
 use grpo_core::{
-    ImportanceSamplingLevel, KlEstimator, LossAggMode, LossConfig, LossType, Objective, SamplerMode, Semantics,
-    TemperatureMode,
+    ImportanceSamplingLevel, KlEstimator, KlImportance, LossAggMode, LossConfig, LossType, Objective, SamplerMode,
+    Semantics, TemperatureMode,
 };
 use trainer::config_layers::Layers;
 
-const NAMES: [&str; 29] = [
+const NAMES: [&str; 32] = [
     "bnpo",
     "cispo",
     "cispo-scalerl",
@@ -16,7 +17,10 @@ const NAMES: [&str; 29] = [
     "grpo",
     "gspo",
     "mllm-jax",
+    "nemo-grpo",
     "openrlhf",
+    "prime-rl",
+    "skyrl-grpo",
     "trl-dapo",
     "trl-gmpo",
     "trl-grpo",
@@ -68,7 +72,7 @@ fn presets_mean_what_they_say() {
     assert_eq!(preset("dr_grpo").max_completion_length, Some(256));
     assert_eq!(preset("mllm-jax").temperature_mode(), TemperatureMode::ScaleLogprobs);
     assert_eq!(preset("mllm-jax").ratio_high(), 1.3);
-    assert!(!preset("mllm-jax").bias_correction());
+    assert_eq!(preset("mllm-jax").kl_importance(), KlImportance::Off);
 }
 
 #[test]
@@ -89,7 +93,7 @@ fn presets_of_trl_correct_the_kl_and_clip_at_no_other_place() {
     for name in NAMES.iter().filter(|name| name.starts_with("trl-")) {
         let config = preset(name);
         assert_eq!((config.semantics, config.beta), (Semantics::Trl, 0.0), "{name}");
-        assert_eq!(config.bias_correction(), *name != "trl-gmpo", "{name}");
+        assert_eq!(config.kl_importance() == KlImportance::Ratio, *name != "trl-gmpo", "{name}");
         assert_eq!((config.guard(), config.dual_clip(), config.kl_clamps()), (None, None, (None, None)), "{name}");
         assert!(config.counts_masked_rows(), "{name}");
     }
@@ -107,7 +111,8 @@ fn presets_of_verl_have_the_defaults_of_its_actor() {
     for name in NAMES.iter().filter(|name| name.starts_with("verl-")) {
         let config = preset(name);
         assert_eq!((config.semantics, config.beta), (Semantics::Verl, 0.0), "{name}");
-        assert!(!config.bias_correction() && !config.counts_masked_rows(), "{name}");
+        assert_eq!(config.kl_importance(), KlImportance::Off, "{name}");
+        assert!(!config.counts_masked_rows(), "{name}");
         assert_eq!(config.kl_clamps(), (Some(20.0), Some(10.0)), "{name}");
     }
     for (name, c) in [("verl-grpo", 3.0), ("verl-dapo", 10.0), ("verl-dppo-tv", 3.0), ("verl-dppo-kl", 3.0)] {
@@ -135,8 +140,15 @@ fn presets_of_other_systems_say_what_neither_name_does() {
     let tunix = preset("tunix-grpo");
     assert_eq!((tunix.beta, tunix.kl_estimator, tunix.guard()), (0.04, KlEstimator::K1, Some(20.0)));
     assert!(!tunix.counts_masked_rows());
-    for config in [openrlhf, tunix] {
-        assert!(!config.bias_correction());
+    let skyrl = preset("skyrl-grpo");
+    assert_eq!((skyrl.beta, skyrl.kl_clamps(), skyrl.guard()), (0.001, (Some(20.0), Some(10.0)), Some(20.0)));
+    assert_eq!(skyrl.agg_mode(), Some(LossAggMode::TokenMean));
+    let nemo = preset("nemo-grpo");
+    assert_eq!((nemo.beta, nemo.kl_clamps(), nemo.guard()), (0.01, (Some(20.0), Some(10.0)), None));
+    assert_eq!((nemo.loss_type, nemo.kl_importance()), (LossType::Bnpo, KlImportance::ScoreFunction));
+    assert_eq!(preset("prime-rl").objective(), Objective::PrimeRl(Region::OneSided));
+    for config in [openrlhf, tunix, skyrl] {
+        assert_eq!(config.kl_importance(), KlImportance::Off);
         assert_eq!(config.vllm_importance_sampling_correction, Some(false));
     }
 }

@@ -32,7 +32,7 @@ fn implementations() -> [(&'static str, Implementation, Tiling); 4] {
 /// Scores the whole step, then takes the loss of `cuts` of its sequences.
 fn assert_on_policy(name: &str, plan: &mut dyn LossPlan, case: &Case, loss: &LossConfig, cuts: &[usize]) {
     let scores = plan.score(case.policy(), &case.batch).unwrap();
-    let weights = token_weights(loss, &case.batch);
+    let weights = token_weights(loss, &case.batch).unwrap();
     let step = case.with_batch(|batch| {
         let batch = batch.with_old_logp(scores.logp.clone()).unwrap().with_ref_logp(scores.logp.clone()).unwrap();
         batch.with_weights(weights).unwrap()

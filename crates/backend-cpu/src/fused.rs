@@ -422,8 +422,8 @@ impl Kernel for FusedPlan {
                 start = end;
             }
         }
-        let (loss, metrics) = evaluator.finish(totals);
-        Ok(LossOutput { loss, scores, metrics })
+        let (sums, metrics) = evaluator.finish(totals);
+        Ok(LossOutput { loss: sums.loss, policy_loss: sums.policy, scores, metrics })
     }
 
     fn memory(&self) -> MemoryReport {

@@ -264,8 +264,8 @@ impl LogitsKernel {
                 self.write(access, rows, batch, chunk * self.chunk);
             }
         }
-        let (loss, metrics) = evaluator.finish(totals);
-        Ok(LossOutput { loss, scores, metrics })
+        let (sums, metrics) = evaluator.finish(totals);
+        Ok(LossOutput { loss: sums.loss, policy_loss: sums.policy, scores, metrics })
     }
 }
 

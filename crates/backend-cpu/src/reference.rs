@@ -44,7 +44,8 @@ pub fn evaluate<R: Scalar>(config: &LossConfig, policy: &Policy<'_, R>, batch: &
     let (mut g, mut e, mut totals) = (vec![0.0; rows.len()], vec![0.0; rows.len()], evaluator.totals());
     evaluator.evaluate(0..rows.len(), &active(&out.logp), &active(&out.entropy), &mut g, &mut e, &mut totals);
     out.magnitude = totals.magnitude();
-    (out.loss, out.metrics) = evaluator.finish(totals);
+    let (sums, metrics) = evaluator.finish(totals);
+    (out.loss, out.policy_loss, out.metrics) = (sums.loss, sums.policy, metrics);
 
     // dL/dw_j = factors.logits (g factors.logp (1[j = y] - p_j) - e p_j (log p_j + H)), and dL/dz over the logits.
     for ((&i, row), (g, e)) in rows.iter().zip(&stats).zip(g.into_iter().zip(e)) {

@@ -39,7 +39,7 @@ fn value(loss: &LossConfig, policy: &Policy<'_, f64>, case: &Case, base_logp: &[
     // Without advantages only KL and entropy are left.
     let none = batch.clone().with_advantages(Advantages::PerSequence(vec![0.0; batch.sequences()])).unwrap();
     let rest = evaluate(loss, policy, &none).unwrap();
-    let weights = token_weights(loss, batch);
+    let weights = token_weights(loss, batch).unwrap();
     let (level, mut sum) = (loss.level(), rest.loss);
     for b in 0..batch.sequences() {
         let rows: Vec<usize> = batch.range(b).filter(|i| batch.is_active(*i)).collect();

@@ -21,7 +21,7 @@ fn prepared(plan: &mut dyn LossPlan, case: &Case, loss: &LossConfig) -> Case {
     let inputs = Inputs::new(case);
     let whole = loss.prepare(&case.batch, |batch| Ok::<_, Error>(plan.score(inputs.policy(case), batch)?.into()));
     let whole = whole.unwrap().into_owned();
-    let weights = token_weights(loss, &whole);
+    let weights = token_weights(loss, &whole).unwrap();
     Case { batch: whole.with_weights(weights).unwrap(), ..case.clone() }
 }
 

@@ -1,6 +1,6 @@
 //! A planned loss: compiled programs, and the tensors that go in and out.
 //!
-//! Everything happens on the devices. A call uploads two small tables and a flag, runs one program, and brings back eight sums;
+//! Everything happens on the devices. A call uploads two small tables and a flag, runs one program, and brings back a few sums;
 //! gradients are updated in buffers that are donated and come back. Host slices are uploaded before and downloaded after
 //! the same call.
 
@@ -62,6 +62,8 @@ impl Compiled {
 pub struct DeviceOutput {
     /// Sum over tokens of weight x token loss.
     pub loss: f64,
+    /// The part of it that is the policy term's.
+    pub policy_loss: f64,
     /// TRL's metrics as mergeable sums.
     pub metrics: Metrics,
     /// Log-probabilities `[N]`.
@@ -198,7 +200,7 @@ impl PjrtPlan {
         operands.add(grads)?;
         let Results { sums, logp, entropy, gradients } = self.run(pass, batch, &tables, operands)?;
         let metrics = evaluator.metrics(&sums);
-        Ok(DeviceOutput { loss: sums.loss, metrics, logp, entropy, gradients })
+        Ok(DeviceOutput { loss: sums.loss, policy_loss: sums.policy, metrics, logp, entropy, gradients })
     }
 
     /// `batch` as the loss takes it.
@@ -264,8 +266,26 @@ struct Results {
 fn read_sums(tensor: &PjrtTensor) -> Result<Sums> {
     let mut values = [0.0_f32; SUMS];
     tensor.parts[0].to_host(&mut values).map_err(failed)?;
-    let [loss, kl, entropy, low_clipped, high_clipped, low_min, high_max, phi] = values.map(f64::from);
-    Ok(Sums { loss, kl, entropy, low_clipped, high_clipped, low_min, high_max, phi })
+    let values = values.map(f64::from);
+    let [loss, policy, kl, entropy, low_clipped, high_clipped, low_min, high_max, phi, nll, log_ratio, ..] = values;
+    let [.., ratio, ratio_min, ratio_max, dual_clipped] = values;
+    Ok(Sums {
+        loss,
+        policy,
+        kl,
+        entropy,
+        low_clipped,
+        high_clipped,
+        low_min,
+        high_max,
+        phi,
+        nll,
+        log_ratio,
+        ratio,
+        ratio_min,
+        ratio_max,
+        dual_clipped,
+    })
 }
 
 /// Per-token results on the host: 0 at masked tokens.
@@ -296,7 +316,7 @@ impl LossPlan for PjrtPlan {
         if let Some((scores, batch)) = left_out {
             all.fill(&batch, &scores);
         }
-        Ok(LossOutput { loss: output.loss, scores: all, metrics: output.metrics })
+        Ok(LossOutput { loss: output.loss, policy_loss: output.policy_loss, scores: all, metrics: output.metrics })
     }
 
     fn memory(&self) -> MemoryReport {

@@ -25,7 +25,7 @@ impl Tables {
         let g = spec.padded_tokens();
         let weights = evaluator.map(Evaluator::weights);
         let shares_clip = evaluator.is_some_and(Evaluator::shares_clip);
-        let (beta, factors) = (spec.loss.beta, batch.factors());
+        let (beta, nll, factors) = (spec.loss.beta, spec.loss.positive_example_nll_weight, batch.factors());
         let (mut ids, mut numbers) = (vec![-1; IDS * g], vec![0.0; NUMBERS * g]);
         for sequence in 0..batch.sequences() {
             let share = 1.0 / batch.active_in(sequence).max(1) as f32;
@@ -39,6 +39,7 @@ impl Tables {
                     weights.map_or(0.0, |w| w.policy[row] as f32),
                     weights.map_or(0.0, |w| (beta * w.kl[row]) as f32),
                     evaluator.map_or(0.0, |e| e.entropy_weight(row) as f32),
+                    weights.map_or(0.0, |w| (nll * w.nll[row]) as f32),
                     share,
                     of(batch.old_logp()),
                     of(batch.ref_logp()),
@@ -48,6 +49,7 @@ impl Tables {
                     factors.map_or(1.0, |f| f.part[row] as f32),
                     factors.map_or(0.0, |f| f.penalised[row] as f32),
                     factors.map_or(0.0, |f| f.shift[row] as f32),
+                    of(batch.sampler_logp()),
                     reciprocal_temperature(&spec.loss, batch, row),
                 ];
                 for (i, entry) in entries.into_iter().enumerate() {

@@ -235,6 +235,8 @@ impl Scores {
 pub struct LossOutput {
     /// Sum over tokens of weight x token loss. Micro-batches of one step add up.
     pub loss: f64,
+    /// The part of it that is the policy term's (TRL's `policy_loss`).
+    pub policy_loss: f64,
     /// What the forward pass saw at the active tokens of the batch, also at those that the configuration leaves out of the
     /// loss: log-probabilities bit for bit what `score` returns for the same input, entropies too
     /// where no compiler orders the operations.

@@ -405,8 +405,12 @@ impl TokenBatch {
     }
 
     fn check_weights(&self, weights: &TokenWeights) -> Result<()> {
-        let lists =
-            [("weights.policy", &weights.policy), ("weights.kl", &weights.kl), ("weights.entropy", &weights.entropy)];
+        let lists = [
+            ("weights.policy", &weights.policy),
+            ("weights.kl", &weights.kl),
+            ("weights.entropy", &weights.entropy),
+            ("weights.nll", &weights.nll),
+        ];
         lists.into_iter().try_for_each(|(name, list)| self.check_numbers(name, list))
     }
 
@@ -464,7 +468,7 @@ mod tests {
             let message = batch.with_mask(&[1.0, 1.0]).unwrap_err().to_string();
             assert!(message.contains(name) && message.contains("token 1"), "{message}");
         }
-        let weights = TokenWeights { policy: vec![1.0, f64::NAN], kl: vec![1.0; 2], entropy: vec![1.0; 2] };
+        let weights = TokenWeights { policy: vec![1.0, f64::NAN], kl: vec![1.0; 2], ..TokenWeights::zeros(2) };
         assert!(masked().with_weights(weights).unwrap().with_mask(&[1.0; 2]).is_err());
     }
 }

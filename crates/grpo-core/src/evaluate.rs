@@ -8,7 +8,7 @@
 //! What has to be known of the whole batch first has been put into it by [`LossConfig::prepare`].
 
 use crate::batch::{Advantages, TokenBatch};
-use crate::config::{ImportanceSamplingLevel, LossConfig, Objective};
+use crate::config::{ImportanceSamplingLevel, KlImportance, LossConfig, Objective};
 use crate::error::{Error, Result};
 use crate::metrics::Metrics;
 use crate::objective::{TokenInputs, TokenLoss, TokenWeight, shares_mean, weighted};
@@ -34,8 +34,15 @@ pub struct Evaluator<'a> {
 pub struct Totals {
     loss: f64,
     magnitude: f64,
+    policy: f64,
     kl: f64,
+    nll: f64,
     entropy: f64,
+    log_ratio: f64,
+    ratio: f64,
+    ratio_min: f64,
+    ratio_max: f64,
+    dual_clipped: f64,
     phi: f64,
     /// Clipped tokens per sequence: [B].
     low_clipped: Vec<f64>,
@@ -48,6 +55,8 @@ pub struct Totals {
 pub struct Sums {
     /// Of weight x token loss, entropy bonus included.
     pub loss: f64,
+    /// Of weight x policy term.
+    pub policy: f64,
     /// Of the KL term over active tokens.
     pub kl: f64,
     /// Of the entropy over active tokens, in nats.
@@ -62,6 +71,18 @@ pub struct Sums {
     pub high_max: f64,
     /// Of vespo's weights, of sequences where they are a sequence's.
     pub phi: f64,
+    /// Of -logp over the tokens to imitate.
+    pub nll: f64,
+    /// Of logp - old logp over active tokens.
+    pub log_ratio: f64,
+    /// Of the importance ratio over active tokens.
+    pub ratio: f64,
+    /// Its smallest; infinite without active tokens.
+    pub ratio_min: f64,
+    /// Its largest; minus infinity without active tokens.
+    pub ratio_max: f64,
+    /// Of active tokens that the second clip for negative advantages holds.
+    pub dual_clipped: f64,
 }
 
 impl Totals {
@@ -86,9 +107,10 @@ impl<'a> Evaluator<'a> {
             )));
         }
         check_prepared(config, batch)?;
+        check_sampler(config, batch)?;
         let weights = match batch.weights() {
             Some(weights) => Cow::Borrowed(weights),
-            None => Cow::Owned(token_weights(config, batch)),
+            None => Cow::Owned(token_weights(config, batch)?),
         };
         let mut starts = vec![0];
         for sequence in 0..batch.sequences() {
@@ -108,8 +130,15 @@ impl<'a> Evaluator<'a> {
         Totals {
             loss: 0.0,
             magnitude: 0.0,
+            policy: 0.0,
             kl: 0.0,
+            nll: 0.0,
             entropy: 0.0,
+            log_ratio: 0.0,
+            ratio: 0.0,
+            ratio_min: f64::INFINITY,
+            ratio_max: f64::NEG_INFINITY,
+            dual_clipped: 0.0,
             phi: 0.0,
             low_clipped: vec![0.0; sequences],
             high_clipped: vec![0.0; sequences],
@@ -165,8 +194,8 @@ impl<'a> Evaluator<'a> {
         }
     }
 
-    /// Closes a pass over all active positions: the loss and the metrics, under TRL's names.
-    pub fn finish(&self, totals: Totals) -> (f64, Metrics) {
+    /// Closes a pass over all active positions: what it added up, and the metrics, under TRL's names.
+    pub fn finish(&self, totals: Totals) -> (Sums, Metrics) {
         let (mut low_min, mut high_max) = (f64::INFINITY, f64::NEG_INFINITY);
         for sequence in (0..self.batch.sequences()).filter(|s| self.length(*s) > 0) {
             let length = if self.shares_clip() { 1.0 } else { self.length(sequence) as f64 };
@@ -175,6 +204,7 @@ impl<'a> Evaluator<'a> {
         }
         let sums = Sums {
             loss: totals.loss,
+            policy: totals.policy,
             kl: totals.kl,
             entropy: totals.entropy,
             low_clipped: totals.low_clipped.iter().sum(),
@@ -182,17 +212,36 @@ impl<'a> Evaluator<'a> {
             low_min,
             high_max,
             phi: totals.phi,
+            nll: totals.nll,
+            log_ratio: totals.log_ratio,
+            ratio: totals.ratio,
+            ratio_min: totals.ratio_min,
+            ratio_max: totals.ratio_max,
+            dual_clipped: totals.dual_clipped,
         };
-        (sums.loss, self.metrics(&sums))
+        (sums, self.metrics(&sums))
     }
 
-    /// TRL's metrics from what was added up.
+    /// Metrics from what was added up: TRL's, `ppo_kl` and `pg_clipfrac_lower` as verl has them, `is_ratio/*` as tunix.
     pub fn metrics(&self, sums: &Sums) -> Metrics {
         let tokens = self.batch.active_tokens() as f64;
         let mut metrics = Metrics::default();
         metrics.mean("entropy", sums.entropy, tokens);
         if self.config.beta != 0.0 {
             metrics.mean("kl", sums.kl, tokens);
+        }
+        metrics.mean("ppo_kl", -sums.log_ratio, tokens);
+        metrics.mean("is_ratio/mean", sums.ratio, tokens);
+        if tokens > 0.0 {
+            metrics.min("is_ratio/min", sums.ratio_min);
+            metrics.max("is_ratio/max", sums.ratio_max);
+        }
+        if self.config.dual_clip().is_some() && self.config.objective() == Objective::Clipped {
+            metrics.mean("pg_clipfrac_lower", sums.dual_clipped, tokens);
+        }
+        if self.config.positive_example_nll_weight != 0.0 {
+            let imitated = self.weights.nll.iter().filter(|weight| **weight != 0.0).count();
+            metrics.mean("positive_nll_loss", sums.nll, imitated as f64);
         }
         // A shared ratio is one value per sequence, so it counts once; per-token values are weighted by token.
         let count = if self.shares_clip() { self.batch.sequences() as f64 } else { tokens };
@@ -254,7 +303,7 @@ impl<'a> Evaluator<'a> {
             let weight = self.weight(row);
             let slopes = self.inputs(sequence, row).slopes(self.config, &weight, &logp[i], None);
             dlogp[i] = slopes.of_logp;
-            self.count(sequence, row, &slopes.value, 1.0, totals);
+            self.count(sequence, row, &slopes.value, logp[i].to_f64(), 1.0, totals);
         }
     }
 
@@ -283,7 +332,7 @@ impl<'a> Evaluator<'a> {
             let slopes = self.inputs(sequence, *row).slopes(self.config, &weight, &logp[i], Some(&log_ratio));
             through_shared += slopes.of_shared.to_f64();
             dlogp[i] = slopes.of_logp;
-            self.count(sequence, *row, &slopes.value, clip_share, totals);
+            self.count(sequence, *row, &slopes.value, logp[i].to_f64(), clip_share, totals);
         }
         for (d, part) in dlogp.iter_mut().zip(parts()) {
             *d = *d + R::from_f64(through_shared * share * part.tangent.to_f64());
@@ -306,6 +355,7 @@ impl<'a> Evaluator<'a> {
         TokenWeight {
             policy: R::from_f64(self.weights.policy[row]),
             kl: R::from_f64(self.config.beta * self.weights.kl[row]),
+            nll: R::from_f64(self.config.positive_example_nll_weight * self.weights.nll[row]),
         }
     }
 
@@ -315,6 +365,7 @@ impl<'a> Evaluator<'a> {
         TokenInputs {
             old_logp: of(self.batch.old_logp()),
             ref_logp: of(self.batch.ref_logp()),
+            sampler_logp: of(self.batch.sampler_logp()),
             advantage: R::from_f64(self.advantage(sequence, row)),
             direction: R::from_f64(self.batch.advantage(sequence, row).into()),
             factor: R::from_f64(factors.map_or(1.0, |factors| factors.policy[row])),
@@ -327,6 +378,7 @@ impl<'a> Evaluator<'a> {
         sequence: usize,
         row: usize,
         value: &TokenLoss<R>,
+        logp: f64,
         clip_share: f64,
         totals: &mut Totals,
     ) {
@@ -334,13 +386,36 @@ impl<'a> Evaluator<'a> {
         let kl = value.kl.map_or(0.0, |kl| kl.to_f64());
         let policy = weighted(&weight.policy, &value.policy.to_f64());
         let penalty = weighted(&weight.kl, &kl);
-        totals.loss += policy + penalty;
-        totals.magnitude += policy.abs() + penalty.abs();
+        let nll = weighted(&weight.nll, &value.nll.to_f64());
+        totals.loss += policy + penalty + nll;
+        totals.magnitude += policy.abs() + penalty.abs() + nll.abs();
+        totals.policy += policy;
         totals.kl += kl;
+        if weight.nll != 0.0 {
+            totals.nll += value.nll.to_f64();
+        }
+        totals.log_ratio += self.batch.old_logp().map_or(0.0, |old| logp - f64::from(old[row]));
+        let ratio = value.ratio.to_f64();
+        totals.ratio += ratio;
+        totals.ratio_min = totals.ratio_min.min(ratio);
+        totals.ratio_max = totals.ratio_max.max(ratio);
+        totals.dual_clipped += value.dual_clipped.to_f64();
         totals.phi += clip_share * value.phi.to_f64();
         totals.low_clipped[sequence] += clip_share * value.low_clipped.to_f64();
         totals.high_clipped[sequence] += clip_share * value.high_clipped.to_f64();
     }
+}
+
+/// Whether the batch has what a KL term weighed against the sampler needs.
+fn check_sampler(config: &LossConfig, batch: &TokenBatch) -> Result<()> {
+    if config.beta == 0.0 || config.kl_importance() != KlImportance::Sampler {
+        return Ok(());
+    }
+    let Some(sampler) = batch.sampler_logp() else {
+        let message = "kl_importance: sampler compares the policy with the sampler, but the batch has no sampler_logp";
+        return Err(Error::Config(message.into()));
+    };
+    crate::sampler::check(batch, sampler)
 }
 
 /// Whether the batch has what only [`LossConfig::prepare`] can have given it.

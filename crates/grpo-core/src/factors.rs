@@ -6,7 +6,7 @@ use crate::config::LossConfig;
 use crate::error::{Error, Result};
 use crate::metrics::Metrics;
 use crate::weights::token_weights;
-use crate::{Scores, sampler, selection};
+use crate::{Scores, mismatch, sampler, selection};
 use std::borrow::Cow;
 
 /// What the policy says of a batch, before its loss is known: `[N]` each, in nats. Masked tokens may hold anything finite.
@@ -113,8 +113,10 @@ impl LossConfig {
             if corrects {
                 // verl weighs before it rejects.
                 let log_ratios = sampler::log_ratios(&of_step, values.as_ref())?;
+                mismatch::record(&of_step, &log_ratios, &mut factors.metrics);
                 sampler::weigh(self, &of_step, &log_ratios, &mut factors)?;
                 if whole && let Some(mask) = sampler::rejection_mask(self, &of_step, &log_ratios)? {
+                    mismatch::record_rejected(&of_step, &mask, &mut factors.metrics);
                     of_step = of_step.with_mask(&mask)?;
                 }
                 sampler::share_weights(self, &of_step, &mut factors);
@@ -127,7 +129,7 @@ impl LossConfig {
         match batch {
             // What has been prepared is not prepared again.
             Cow::Owned(batch) if whole => {
-                let weights = token_weights(self, &batch);
+                let weights = token_weights(self, &batch)?;
                 Ok(Cow::Owned(batch.with_weights(weights)?))
             }
             batch => Ok(batch),

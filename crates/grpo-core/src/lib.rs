@@ -11,6 +11,7 @@ pub mod evaluate;
 pub mod factors;
 pub mod format;
 pub mod metrics;
+mod mismatch;
 pub mod objective;
 pub mod parity;
 pub mod real;
@@ -29,8 +30,8 @@ pub use backend::{
 };
 pub use batch::{Advantages, TokenBatch};
 pub use config::{
-    ImportanceSamplingLevel, KlEstimator, LossAggMode, LossConfig, LossType, Objective, RolloutIs, SamplerMode,
-    Semantics, TemperatureMode,
+    ImportanceSamplingLevel, KlEstimator, KlImportance, LossAggMode, LossConfig, LossType, Objective, RolloutIs,
+    SamplerMode, Semantics, TemperatureMode,
 };
 pub use error::{Error, Result};
 pub use format::BatchFile;

@@ -6,6 +6,8 @@ use crate::batch::TokenBatch;
 use crate::config::{LossConfig, Objective, SamplerMode, Threshold};
 use crate::error::{Error, Result};
 use crate::factors::{PolicyValues, TokenFactors};
+use crate::metrics::Metrics;
+use crate::mismatch;
 use crate::objective::VESPO_SMALLEST;
 
 /// Largest |log ratio| that verl lets into exp.
@@ -16,11 +18,8 @@ const SAFE: f64 = 20.0;
 pub(crate) fn log_ratios(batch: &TokenBatch, policy: Option<&PolicyValues>) -> Result<Vec<f64>> {
     let mut ratios = vec![0.0; batch.tokens()];
     let Some(sampler) = batch.sampler_logp() else { return Ok(ratios) };
+    check(batch, sampler)?;
     for row in batch.active_rows().iter().copied().filter(|row| !sampler[*row].is_nan()) {
-        if sampler[row].is_infinite() {
-            let reason = format!("{} is not a log-probability; write NaN where the sampler gave none", sampler[row]);
-            return Err(Error::value("sampler_logp", batch.position(row), reason));
-        }
         let sampled = f64::from(sampler[row]);
         let own = || policy.map_or(sampled, |policy| policy.logp[row]);
         ratios[row] = batch.old_logp().map_or_else(own, |old| old[row].into()) - sampled;
@@ -28,8 +27,19 @@ pub(crate) fn log_ratios(batch: &TokenBatch, policy: Option<&PolicyValues>) -> R
     Ok(ratios)
 }
 
+/// Whether `sampler` has log-probabilities, or NaN, at the active tokens.
+pub(crate) fn check(batch: &TokenBatch, sampler: &[f32]) -> Result<()> {
+    match batch.active_rows().iter().find(|row| sampler[**row].is_infinite()) {
+        Some(row) => {
+            let reason = format!("{} is not a log-probability; write NaN where the sampler gave none", sampler[*row]);
+            Err(Error::value("sampler_logp", batch.position(*row), reason))
+        }
+        None => Ok(()),
+    }
+}
+
 /// Active rows of each sequence that has any.
-fn sequences(batch: &TokenBatch) -> impl Iterator<Item = Vec<usize>> {
+pub(crate) fn sequences(batch: &TokenBatch) -> impl Iterator<Item = Vec<usize>> {
     let rows = |sequence| batch.range(sequence).filter(|row| batch.is_active(*row)).collect::<Vec<_>>();
     (0..batch.sequences()).map(rows).filter(|rows| !rows.is_empty())
 }
@@ -42,7 +52,7 @@ pub(crate) fn weigh(
     factors: &mut TokenFactors,
 ) -> Result<()> {
     let Some(correction) = config.sampler_correction() else { return Ok(()) };
-    let of_token = matches!(correction.mode, SamplerMode::TokenTruncate | SamplerMode::TokenMask);
+    let of_token = correction.mode.is_of_tokens();
     if config.objective() == Objective::Vespo && !of_token {
         return Err(Error::Config(
             "vespo takes the sampler's ratio into its own weight: set vllm_importance_sampling_mode to token_truncate or \
@@ -62,24 +72,41 @@ pub(crate) fn weigh(
         }
     };
     let mut weights = vec![1.0; batch.tokens()];
-    let mut seen = Vec::new();
+    // One for each token, or one for each sequence: weights, and ratios before their bounds.
+    let (mut seen, mut ratios) = (Vec::new(), Vec::new());
     for rows in sequences(batch) {
         let sum: f64 = rows.iter().map(|row| log_ratios[*row]).sum();
+        let mean = sum / rows.len() as f64;
         let shared = match correction.mode {
-            SamplerMode::GeometricTruncate | SamplerMode::GeometricMask => weight(sum / rows.len() as f64),
+            SamplerMode::GeometricTruncate | SamplerMode::GeometricMask => weight(mean),
             _ => weight(sum),
         };
         for row in &rows {
-            weights[*row] = if of_token { weight(log_ratios[*row]) } else { shared };
+            weights[*row] = match correction.mode {
+                SamplerMode::TokenTruncate | SamplerMode::TokenMask => weight(log_ratios[*row]),
+                // The sequence decides, each token weighs.
+                SamplerMode::SeqMaskTis if weight(mean) == 0.0 => 0.0,
+                SamplerMode::SeqMaskTis => log_ratios[*row].exp(),
+                _ => shared,
+            };
         }
         match of_token {
-            true => seen.extend(rows.iter().map(|row| weights[*row])),
-            false => seen.push(shared),
+            true => {
+                seen.extend(rows.iter().map(|row| weights[*row]));
+                ratios.extend(rows.iter().map(|row| log_ratios[*row].min(SAFE).exp()));
+            }
+            false => {
+                seen.push(shared);
+                ratios.push(sum.exp());
+            }
         }
     }
     if let Some(row) = batch.active_rows().iter().find(|row| !weights[**row].is_finite()) {
         let reason = "the ratio of old policy to sampler overflows; bound it with vllm_importance_sampling_clip_max";
         return Err(Error::value("sampler_logp", batch.position(*row), reason));
+    }
+    if let Some(threshold) = config.rollout_is_threshold.filter(|_| config.rollout_is.is_some()) {
+        mismatch::record_weights(batch, &weights, &ratios, threshold, &mut factors.metrics);
     }
     if correction.normalize {
         let mean = seen.iter().sum::<f64>() / seen.len().max(1) as f64;
@@ -88,7 +115,7 @@ pub(crate) fn weigh(
             weights.iter_mut().for_each(|weight| *weight /= mean);
         }
     }
-    record(batch, log_ratios, &seen, factors);
+    record(batch, log_ratios, &seen, &mut factors.metrics);
     for rows in sequences(batch) {
         match config.objective() {
             Objective::Vespo => {
@@ -113,8 +140,7 @@ pub(crate) fn share_weights(config: &LossConfig, batch: &TokenBatch, factors: &m
 }
 
 /// TRL's metrics of the mismatch.
-fn record(batch: &TokenBatch, log_ratios: &[f64], weights: &[f64], factors: &mut TokenFactors) {
-    let metrics = &mut factors.metrics;
+fn record(batch: &TokenBatch, log_ratios: &[f64], weights: &[f64], metrics: &mut Metrics) {
     for row in batch.active_rows() {
         if batch.sampler_logp().is_some_and(|sampler| !sampler[*row].is_nan()) {
             metrics.mean("sampling/sampling_logp_difference/mean", log_ratios[*row].abs(), 1.0);

@@ -18,6 +18,8 @@ pub struct BatchTerms<R> {
     pub old_logp: Option<R>,
     /// Under the frozen reference; needed when beta is not 0.
     pub ref_logp: Option<R>,
+    /// Under the engine that sampled, NaN where it gave none; needed where the KL term is weighed against it.
+    pub sampler_logp: Option<R>,
     /// [`crate::evaluate::Evaluator::advantage`].
     pub advantage: R,
     /// The tokens' own advantages.
@@ -26,6 +28,8 @@ pub struct BatchTerms<R> {
     pub weight: R,
     /// beta x [`crate::weights::TokenWeights::kl`].
     pub kl_weight: R,
+    /// positive_example_nll_weight x [`crate::weights::TokenWeights::nll`].
+    pub nll_weight: R,
     /// [`crate::evaluate::Evaluator::entropy_weight`].
     pub entropy_weight: R,
     /// [`crate::factors::TokenFactors::policy`].
@@ -45,6 +49,8 @@ pub struct BatchTerms<R> {
 pub struct BatchLoss<R> {
     /// Weighted terms of the token, less its entropy bonus.
     pub loss: R,
+    /// Its weighted policy term alone.
+    pub policy: R,
     /// dL/dlogp.
     pub dlogp: R,
     /// dL/dentropy.
@@ -55,6 +61,14 @@ pub struct BatchLoss<R> {
     pub low_clipped: R,
     /// 1 where the token is clipped above.
     pub high_clipped: R,
+    /// 1 where the second clip for negative advantages binds.
+    pub dual_clipped: R,
+    /// The importance ratio.
+    pub ratio: R,
+    /// logp - old logp of the token; `None` on-policy.
+    pub log_ratio: Option<R>,
+    /// -logp.
+    pub nll: R,
     /// vespo's weight; `None` where there is none.
     pub phi: Option<R>,
 }
@@ -67,10 +81,12 @@ pub fn batch_loss<R: Real>(config: &LossConfig, terms: &BatchTerms<R>, sequence_
     let active = share.constant(0.0).lt(share);
     let zero = share.constant(0.0);
     let kept = |value: &R| R::select(&active, value, &zero);
-    let weight = TokenWeight { policy: terms.weight.clone(), kl: terms.kl_weight.clone() };
+    let weight =
+        TokenWeight { policy: terms.weight.clone(), kl: terms.kl_weight.clone(), nll: terms.nll_weight.clone() };
     let inputs = TokenInputs {
         old_logp: terms.old_logp.clone(),
         ref_logp: terms.ref_logp.clone(),
+        sampler_logp: terms.sampler_logp.clone(),
         advantage: terms.advantage.clone(),
         direction: terms.direction.clone(),
         factor: terms.factor.clone(),
@@ -89,19 +105,20 @@ pub fn batch_loss<R: Real>(config: &LossConfig, terms: &BatchTerms<R>, sequence_
         (slopes.value, slopes.of_logp + through)
     };
     let bonus = share.constant(config.entropy_coef) * entropy_weight.clone();
-    let policy = weighted(&weight.policy, &value.policy);
-    let loss = match &value.kl {
-        Some(kl) => policy + weighted(&weight.kl, kl),
-        None => policy,
-    };
+    let loss = weight.sum(&value.policy, value.kl.as_ref(), &value.nll);
     BatchLoss {
         // Without a bonus nothing is subtracted: the entropy of a masked token may be anything.
         loss: if config.entropy_coef == 0.0 { loss } else { loss - kept(&(bonus.clone() * entropy.clone())) },
+        policy: weighted(&weight.policy, &value.policy),
         dlogp,
         dentropy: -bonus,
         kl: value.kl.map(|kl| kept(&kl)),
         low_clipped: kept(&value.low_clipped),
         high_clipped: kept(&value.high_clipped),
+        dual_clipped: kept(&value.dual_clipped),
+        ratio: kept(&value.ratio),
+        log_ratio: terms.old_logp.as_ref().map(|old| kept(&(logp.clone() - old.clone()))),
+        nll: kept(&value.nll),
         phi: (config.objective() == crate::config::Objective::Vespo).then(|| kept(&value.phi)),
     }
 }

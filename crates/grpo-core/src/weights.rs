@@ -9,6 +9,7 @@
 
 use crate::batch::TokenBatch;
 use crate::config::{LossAggMode, LossConfig, LossType, Semantics};
+use crate::error::{Error, Result};
 
 /// Per-token weights of one optimizer step. Masked tokens have weight 0.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,25 +20,30 @@ pub struct TokenWeights {
     pub kl: Vec<f64>,
     /// Of its entropy in the bonus, before entropy_coef: `[N]`.
     pub entropy: Vec<f64>,
+    /// Of its negative log-likelihood, before positive_example_nll_weight: `[N]`.
+    pub nll: Vec<f64>,
 }
 
 impl TokenWeights {
     /// Weight 0 for `tokens` tokens.
     pub fn zeros(tokens: usize) -> Self {
-        Self { policy: vec![0.0; tokens], kl: vec![0.0; tokens], entropy: vec![0.0; tokens] }
+        let zeros = vec![0.0; tokens];
+        Self { policy: zeros.clone(), kl: zeros.clone(), entropy: zeros.clone(), nll: zeros }
     }
 
     /// The tokens `rows`.
     pub(crate) fn select(&self, rows: std::ops::Range<usize>) -> Self {
         let cut = |list: &[f64]| list[rows.clone()].to_vec();
-        Self { policy: cut(&self.policy), kl: cut(&self.kl), entropy: cut(&self.entropy) }
+        Self { policy: cut(&self.policy), kl: cut(&self.kl), entropy: cut(&self.entropy), nll: cut(&self.nll) }
     }
 }
 
 /// What an average divides by, as far as it is the same for all tokens.
 struct Counts {
-    /// Sequences that count.
-    sequences: f64,
+    /// Active tokens of each sequence.
+    lengths: Vec<usize>,
+    /// Whether those without any count.
+    empty_count: bool,
     /// Active tokens.
     active: f64,
     /// Rows of the longest sequence: the width of a padded batch.
@@ -51,29 +57,61 @@ enum Share {
     Sum,
     /// 1 / active tokens of the sequence.
     Mean,
+    /// 1 / active tokens of its group of so many sequences.
+    MeanOfGroup(usize),
+}
+
+impl Counts {
+    fn of(config: &LossConfig, batch: &TokenBatch) -> Self {
+        Self {
+            lengths: (0..batch.sequences()).map(|sequence| batch.active_in(sequence)).collect(),
+            empty_count: config.counts_masked_rows(),
+            active: batch.active_tokens() as f64,
+            width: (0..batch.sequences()).map(|sequence| batch.range(sequence).len()).max().unwrap_or(1).max(1) as f64,
+        }
+    }
+
+    /// Groups of `size` sequences that count, at least 1.
+    fn groups(&self, size: usize) -> f64 {
+        let counts = |group: &&[usize]| self.empty_count || group.iter().any(|length| *length > 0);
+        (self.lengths.chunks(size).filter(counts).count() as f64).max(1.0)
+    }
+
+    /// Sequences that count, at least 1.
+    fn sequences(&self) -> f64 {
+        self.groups(1)
+    }
+
+    /// What the weight of a sequence is multiplied by for each of its tokens.
+    fn share(&self, sequence: usize, share: Share) -> f64 {
+        let size = match share {
+            Share::Sum => return 1.0,
+            Share::Mean => 1,
+            Share::MeanOfGroup(size) => size,
+        };
+        let first = sequence / size * size;
+        let group = &self.lengths[first..(first + size).min(self.lengths.len())];
+        1.0 / group.iter().sum::<usize>().max(1) as f64
+    }
 }
 
 /// The weights of `batch`, taken as one whole optimizer step.
-pub fn token_weights(config: &LossConfig, batch: &TokenBatch) -> TokenWeights {
-    let lengths: Vec<usize> = (0..batch.sequences()).map(|sequence| batch.active_in(sequence)).collect();
-    let nonempty = lengths.iter().filter(|length| **length > 0).count() as f64;
-    let counts = Counts {
-        sequences: if config.counts_masked_rows() { lengths.len() as f64 } else { nonempty.max(1.0) },
-        active: batch.active_tokens() as f64,
-        width: (0..batch.sequences()).map(|sequence| batch.range(sequence).len()).max().unwrap_or(1).max(1) as f64,
-    };
+///
+/// # Errors
+/// [`Error::Config`] where `num_generations`, `micro_batch_size` or `positive_rows` do not fit the batch.
+pub fn token_weights(config: &LossConfig, batch: &TokenBatch) -> Result<TokenWeights> {
+    let counts = Counts::of(config, batch);
     let steps = config.gradient_accumulation_steps as f64;
-    let of_terms =
-        match config.loss_agg_mode.or((config.semantics == Semantics::Verl).then_some(LossAggMode::TokenMean)) {
-            Some(mode) => of_mode(config, mode, &counts),
-            None => of_type(config, &counts),
-        };
+    let of_terms = match config.agg_mode() {
+        Some(mode) => of_mode(config, mode, &counts)?,
+        None => of_type(config, &counts),
+    };
     let of_policy = match (config.semantics, config.loss_type) {
         // These two have an average of their own there, whatever the mode.
-        (Semantics::Verl, LossType::Sapo) => of_mode(config, LossAggMode::SeqMeanTokenMean, &counts),
+        (Semantics::Verl, LossType::Sapo) => of_mode(config, LossAggMode::SeqMeanTokenMean, &counts)?,
         (Semantics::Verl, LossType::GeoMean) => {
             // A mean over all rows, whatever counts elsewhere.
-            (1.0 / (lengths.len() as f64).max(1.0), Share::Mean)
+            (1.0 / (batch.sequences() as f64).max(1.0), Share::Mean)
         }
         _ => of_terms,
     };
@@ -82,18 +120,30 @@ pub fn token_weights(config: &LossConfig, batch: &TokenBatch) -> TokenWeights {
         _ => (1.0 / (counts.active.max(1.0) * steps), Share::Sum),
     };
     let mut weights = TokenWeights::zeros(batch.tokens());
-    for (sequence, length) in lengths.iter().enumerate() {
-        let weigh = |(weight, share): &(f64, Share)| match share {
-            Share::Sum => *weight,
-            Share::Mean => weight / (*length).max(1) as f64,
-        };
+    for sequence in 0..batch.sequences() {
+        let weigh = |(weight, share): (f64, Share)| weight * counts.share(sequence, share);
         for token in batch.range(sequence).filter(|token| batch.is_active(*token)) {
-            weights.policy[token] = weigh(&of_policy);
-            weights.kl[token] = weigh(&of_terms);
-            weights.entropy[token] = weigh(&of_entropy);
+            weights.policy[token] = weigh(of_policy);
+            weights.kl[token] = weigh(of_terms);
+            weights.entropy[token] = weigh(of_entropy);
         }
     }
-    weights
+    if config.positive_example_nll_weight != 0.0 {
+        imitate(config, batch, &counts, &mut weights.nll)?;
+    }
+    Ok(weights)
+}
+
+/// A mean over the tokens of the sequences to imitate.
+fn imitate(config: &LossConfig, batch: &TokenBatch, counts: &Counts, nll: &mut [f64]) -> Result<()> {
+    let positive = config.positive_rows.indices(batch.sequences());
+    let positive = positive.map_err(|why| Error::Config(format!("positive_rows {why}")))?;
+    let tokens: usize = positive.iter().map(|sequence| counts.lengths[*sequence]).sum();
+    let weight = 1.0 / (tokens.max(1) as f64 * config.gradient_accumulation_steps as f64);
+    for sequence in positive {
+        batch.range(sequence).filter(|token| batch.is_active(*token)).for_each(|token| nll[token] = weight);
+    }
+    Ok(())
 }
 
 /// TRL's averages, which go with the loss, and those of the losses that it does not have.
@@ -101,9 +151,11 @@ fn of_type(config: &LossConfig, counts: &Counts) -> (f64, Share) {
     let steps = config.gradient_accumulation_steps as f64;
     let (divisor, share) = match config.loss_type {
         LossType::Grpo if config.semantics == Semantics::MllmJax => (counts.active.max(1.0) * steps, Share::Sum),
-        LossType::Grpo | LossType::Gspo | LossType::Sapo | LossType::GeoMean => (counts.sequences * steps, Share::Mean),
-        LossType::DrGrpo => (counts.sequences * config.max_completion_length.unwrap_or(1) as f64 * steps, Share::Sum),
-        LossType::Luspo => (counts.sequences * steps, Share::Sum),
+        LossType::Grpo | LossType::Gspo | LossType::Sapo | LossType::GeoMean => {
+            (counts.sequences() * steps, Share::Mean)
+        }
+        LossType::DrGrpo => (counts.sequences() * config.max_completion_length.unwrap_or(1) as f64 * steps, Share::Sum),
+        LossType::Luspo => (counts.sequences() * steps, Share::Sum),
         LossType::Dapo | LossType::Cispo | LossType::Vespo => {
             // num_items_in_batch spans the generation batch and all processes; a batch is one of its parts, which are taken
             // to be alike where nobody has counted.
@@ -117,17 +169,31 @@ fn of_type(config: &LossConfig, counts: &Counts) -> (f64, Share) {
     (1.0 / divisor, share)
 }
 
-/// verl's averages.
-fn of_mode(config: &LossConfig, mode: LossAggMode, counts: &Counts) -> (f64, Share) {
+/// The averages that have names of their own.
+fn of_mode(config: &LossConfig, mode: LossAggMode, counts: &Counts) -> Result<(f64, Share)> {
     let processes = config.dp_size as f64 / config.gradient_accumulation_steps as f64;
-    let sequences = config.global_batch_size.unwrap_or(counts.sequences);
-    match mode {
+    let sequences = || config.global_batch_size.unwrap_or(counts.sequences());
+    let of_groups = |key: &str, size: Option<usize>| {
+        let (size, sequences) = (size.unwrap_or(1), counts.lengths.len());
+        if !sequences.is_multiple_of(size) {
+            return Err(Error::Config(format!("{key} is {size}, which does not divide the {sequences} sequences")));
+        }
+        let groups = config.global_batch_size.map_or(counts.groups(size), |sequences| sequences / size as f64);
+        Ok((processes / groups, Share::MeanOfGroup(size)))
+    };
+    Ok(match mode {
         LossAggMode::TokenMean => (processes / config.batch_num_tokens.unwrap_or(counts.active.max(1.0)), Share::Sum),
         LossAggMode::TokenSum => (processes, Share::Sum),
-        LossAggMode::SeqMeanTokenSum => (processes / sequences, Share::Sum),
+        LossAggMode::SeqMeanTokenSum => (processes / sequences(), Share::Sum),
         LossAggMode::SeqMeanTokenSumNorm => {
-            (processes / sequences / config.loss_scale_factor.unwrap_or(counts.width), Share::Sum)
+            (processes / sequences() / config.loss_scale_factor.unwrap_or(counts.width), Share::Sum)
         }
-        LossAggMode::SeqMeanTokenMean => (processes / sequences, Share::Mean),
-    }
+        LossAggMode::SeqMeanTokenMean => (processes / sequences(), Share::Mean),
+        LossAggMode::SequenceMeanTokenSumNorm => {
+            let rows = || config.global_batch_size.unwrap_or((counts.lengths.len() as f64).max(1.0));
+            (processes / config.loss_scale_factor.unwrap_or_else(rows), Share::Sum)
+        }
+        LossAggMode::PromptMean => of_groups("num_generations", config.num_generations)?,
+        LossAggMode::TokenMeanLegacy => of_groups("micro_batch_size", config.micro_batch_size)?,
+    })
 }

@@ -46,8 +46,8 @@ fn run<R: Scalar>(config: &LossConfig, batch: &TokenBatch, logp: &[R], entropy: 
         evaluator.evaluate(from..to, l, e, &mut dlogp[from..to], &mut dentropy[from..to], &mut totals);
         from = to;
     }
-    let (loss, metrics) = evaluator.finish(totals);
-    Result { loss, dlogp, dentropy, metrics }
+    let (sums, metrics) = evaluator.finish(totals);
+    Result { loss: sums.loss, dlogp, dentropy, metrics }
 }
 
 fn config(json: &str) -> LossConfig {
@@ -176,7 +176,7 @@ fn on_policy_the_gradient_is_minus_the_advantage(#[values("grpo", "cispo", "gspo
     let batch = TokenBatch::packed(vec![0; 6], vec![0, 2, 6]).unwrap();
     let batch = batch.with_advantages(Advantages::PerSequence(vec![1.5, -0.5])).unwrap();
     let got = run(&config, &batch, &[-1.0f32, -2.0, -0.3, -7.0, -1.0, -0.1], &[0.0; 6], &[]);
-    let weights = token_weights(&config, &batch).policy;
+    let weights = token_weights(&config, &batch).unwrap().policy;
     for (i, weight) in weights.into_iter().enumerate() {
         let advantage = if i < 2 { 1.5 } else { -0.5 };
         assert_relative_eq!(got.dlogp[i], (-advantage * weight) as f32, max_relative = 1e-6);
@@ -186,7 +186,7 @@ fn on_policy_the_gradient_is_minus_the_advantage(#[values("grpo", "cispo", "gspo
 #[test]
 fn weights_are_trls() {
     let (batch, _) = batch(); // B = 5, active 4 + 0 + 3 + 0 + 1 = 8
-    let of = |json: &str| token_weights(&config(json), &batch).policy;
+    let of = |json: &str| token_weights(&config(json), &batch).unwrap().policy;
     let expect = |weights: Vec<f64>, per_sequence: [f64; 5]| {
         for (sequence, weight) in per_sequence.into_iter().enumerate() {
             for row in batch.range(sequence) {
@@ -203,18 +203,94 @@ fn weights_are_trls() {
     expect(of(r#"{"loss_type": "cispo", "epsilon_high": 5, "num_items_in_batch": 0}"#), [1.0; 5]);
 }
 
+#[test]
+fn weights_of_groups_are_skyrls_and_tunixs() {
+    let (batch, _) = batch(); // active: 4, 0, 3, 0, 1
+    let batch = batch.select_sequences(0..4).unwrap(); // 4, 0, 3, 0
+    let of = |json: &str| {
+        let weights = token_weights(&config(json), &batch).unwrap();
+        assert_eq!(weights.policy, weights.kl);
+        [0, 2].map(|sequence| weights.policy[batch.range(sequence).find(|row| batch.is_active(*row)).unwrap()])
+    };
+    let prompts = r#""loss_agg_mode": "prompt_mean", "num_generations": 2"#;
+    assert_eq!(of(&format!("{{{prompts}}}")), [1.0 / 8.0, 1.0 / 6.0]);
+    assert_eq!(of(r#"{"loss_agg_mode": "prompt-mean", "num_generations": 4}"#), [1.0 / 7.0; 2]);
+    assert_eq!(
+        of(&format!(r#"{{"semantics": "verl", {prompts}, "dp_size": 2, "global_batch_size": 8}}"#)),
+        [2.0 / 16.0, 2.0 / 12.0]
+    );
+    // Prompts without active tokens count as sequences without do.
+    let halves = batch.clone().with_mask(&mask_of(&batch, 2..4)).unwrap();
+    let weights = |json: &str| token_weights(&config(json), &halves).unwrap().policy[0];
+    assert_eq!(weights(&format!("{{{prompts}}}")), 1.0 / 8.0);
+    assert_eq!(weights(&format!(r#"{{{prompts}, "count_masked_rows": false}}"#)), 1.0 / 4.0);
+
+    assert_eq!(of(r#"{"loss_agg_mode": "token_mean_legacy", "micro_batch_size": 2}"#), [1.0 / 8.0, 1.0 / 6.0]);
+    assert_eq!(of(r#"{"loss_agg_mode": "token-mean-legacy", "micro_batch_size": 1}"#), [1.0 / 16.0, 1.0 / 12.0]);
+    assert_eq!(of(r#"{"loss_agg_mode": "sequence_mean"}"#), [1.0 / 16.0, 1.0 / 12.0]);
+    assert_eq!(of(r#"{"loss_agg_mode": "sequence-mean-token-sum-norm"}"#), [1.0 / 4.0; 2]);
+    assert_eq!(of(r#"{"loss_agg_mode": "sequence-mean-token-sum-norm", "loss_scale_factor": 9}"#), [1.0 / 9.0; 2]);
+    let scaled =
+        r#"{"loss_agg_mode": "sequence-mean-token-scale", "loss_scale_factor": 5, "count_masked_rows": false}"#;
+    assert_eq!(of(scaled), [1.0 / 10.0; 2]);
+
+    let refused = |json: &str| token_weights(&config(json), &batch).unwrap_err().to_string();
+    let text = refused(r#"{"loss_agg_mode": "prompt_mean", "num_generations": 3}"#);
+    assert!(text.contains("num_generations is 3, which does not divide the 4 sequences"), "{text}");
+    let text = refused(r#"{"positive_example_nll_weight": 1, "positive_rows": [4]}"#);
+    assert!(text.contains("positive_rows names sequence 4, but the batch has 4"), "{text}");
+}
+
+/// The batch's mask without the sequences `without`.
+fn mask_of(batch: &TokenBatch, without: std::ops::Range<usize>) -> Vec<f32> {
+    let mut mask = batch.mask();
+    without.for_each(|sequence| mask[batch.range(sequence)].fill(0.0));
+    mask
+}
+
+/// Two tokens of A = -1 with ratios 4 and 1/2, one of A = 1 with ratio 2.
+#[test]
+fn ratios_are_measured() {
+    let config = config(
+        r#"{"loss_type": "bnpo", "clip_ratio_c": 3, "positive_example_nll_weight": 0.5, "positive_rows": [1], "beta": 0.1}"#,
+    );
+    let batch = TokenBatch::packed(vec![0; 3], vec![0, 2, 3]).unwrap();
+    let batch = batch.with_advantages(Advantages::PerSequence(vec![-1.0, 1.0])).unwrap();
+    let batch = batch.with_old_logp(vec![-4.0; 3]).unwrap().with_ref_logp(vec![-4.0; 3]).unwrap();
+    let logp = [4_f64, 0.5, 2.0].map(|ratio| ratio.ln() - 4.0);
+    let evaluator = Evaluator::new(&config, &batch).unwrap();
+    let (mut totals, mut slopes, mut unused) = (evaluator.totals(), [0.0; 3], [0.0; 3]);
+    evaluator.evaluate(0..3, &logp, &[0.0; 3], &mut slopes, &mut unused, &mut totals);
+    let (sums, metrics) = evaluator.finish(totals);
+    let value = |name: &str| metrics.value(name).unwrap();
+    assert_relative_eq!(value("is_ratio/mean"), (4.0 + 0.5 + 2.0) / 3.0, max_relative = 1e-12);
+    assert_relative_eq!(value("is_ratio/min"), 0.5, max_relative = 1e-12);
+    assert_relative_eq!(value("is_ratio/max"), 4.0, max_relative = 1e-12);
+    assert_relative_eq!(value("ppo_kl"), -(4_f64.ln()) / 3.0, max_relative = 1e-12);
+    assert_relative_eq!(value("pg_clipfrac_lower"), 1.0 / 3.0);
+    assert_relative_eq!(value("positive_nll_loss"), 4.0 - 2_f64.ln(), max_relative = 1e-12);
+    // -max(...) of each: 3 (dual clip), 0.8 (clip), -1.2 (clip).
+    assert_relative_eq!(sums.policy, (3.0 + 0.8 - 1.2) / 3.0, max_relative = 1e-12);
+    assert!(sums.loss > sums.policy + 0.5 * value("positive_nll_loss"));
+}
+
 #[rstest]
 fn micro_batches_of_one_step_add_up(
-    #[values("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "gspo")] loss_type: &str,
+    #[values("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "gspo", "prompt-mean")] loss_type: &str,
     #[values(1, 2, 3, 4)] cut: usize,
 ) {
+    let loss = match loss_type {
+        "prompt-mean" => r#""loss_agg_mode": "prompt-mean", "num_generations": 5"#.to_owned(),
+        _ => format!(r#""loss_type": "{loss_type}""#),
+    };
     let config = config(&format!(
-        r#"{{"loss_type": "{loss_type}", "epsilon_high": 0.3, "beta": 0.1, "entropy_coef": 0.01, "max_completion_length": 9}}"#
+        r#"{{{loss}, "epsilon_high": 0.3, "beta": 0.1, "entropy_coef": 0.01, "max_completion_length": 9,
+            "positive_example_nll_weight": 0.2, "positive_rows": [0, 4]}}"#
     ));
     let (batch, logp) = batch();
     let entropy = vec![0.5; logp.len()];
     let whole = run(&config, &batch, &logp, &entropy, &[]);
-    let batch = batch.clone().with_weights(token_weights(&config, &batch)).unwrap();
+    let batch = batch.clone().with_weights(token_weights(&config, &batch).unwrap()).unwrap();
     let split = batch.select_sequences(0..cut).unwrap().active_tokens();
     let a = run(&config, &batch.select_sequences(0..cut).unwrap(), &logp[..split], &entropy[..split], &[]);
     let b = run(&config, &batch.select_sequences(cut..5).unwrap(), &logp[split..], &entropy[split..], &[]);

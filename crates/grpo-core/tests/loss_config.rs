@@ -1,6 +1,6 @@
 //! The loss configuration: what it accepts, and how it refuses.
 
-use grpo_core::{Error, ImportanceSamplingLevel, LossConfig, LossType};
+use grpo_core::{Error, ImportanceSamplingLevel, KlImportance, LossConfig, LossType};
 use proptest::prelude::*;
 use rstest::rstest;
 
@@ -14,7 +14,7 @@ fn an_empty_map_is_trl_grpo() {
     assert_eq!(config, LossConfig::default());
     assert_eq!((config.ratio_low(), config.ratio_high()), (0.8, 1.2));
     assert_eq!(config.level(), ImportanceSamplingLevel::Token);
-    assert!(config.bias_correction());
+    assert_eq!(config.kl_importance(), KlImportance::Ratio);
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn parts_of_a_step_weigh_their_share(#[values("grpo", "bnpo", "dapo", "cispo", "
     let batch = grpo_core::TokenBatch::packed(vec![0; 5], vec![0, 2, 5]).unwrap();
     let weights = |keys: &str| {
         let json = format!(r#"{{"loss_type": "{loss_type}", "epsilon_high": 5.0{keys}}}"#);
-        grpo_core::weights::token_weights(&LossConfig::from_json(&json).unwrap(), &batch).policy
+        grpo_core::weights::token_weights(&LossConfig::from_json(&json).unwrap(), &batch).unwrap().policy
     };
     let (whole, half) = (weights(""), weights(r#", "gradient_accumulation_steps": 2, "steps_per_generation": 4"#));
     assert!(whole.iter().zip(&half).all(|(whole, half)| (whole / 2.0 - half).abs() < 1e-15), "{whole:?} {half:?}");

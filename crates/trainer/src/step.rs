@@ -266,7 +266,7 @@ fn update_policy(
     let counts = |row: &usize| !(loss.config.mask_truncated_completions && generation.samples[*row].truncated);
     let tokens: usize = (0..generation.samples.len()).filter(counts).map(|row| generation.batch.active_in(row)).sum();
     let share = tokens as f64 / context.config.grpo.steps_per_generation as f64;
-    let weights = update_weights(&loss.config, &whole, share);
+    let weights = update_weights(&loss.config, &whole, share)?;
     let whole = whole.with_weights(weights)?;
 
     let sum = accumulate(&policy, rows.len(), parts, |policy, part| {
@@ -288,8 +288,8 @@ fn update_policy(
 ///
 /// dapo and cispo divide by the tokens of the generation batch, of which an update takes `share`, the even one: its own
 /// count would make tokens of a short update weigh more (TRL's `num_items_in_batch`).
-fn update_weights(config: &LossConfig, update: &TokenBatch, share: f64) -> TokenWeights {
-    token_weights(&LossConfig { num_items_in_batch: Some(share), ..config.clone() }, update)
+fn update_weights(config: &LossConfig, update: &TokenBatch, share: f64) -> Result<TokenWeights> {
+    Ok(token_weights(&LossConfig { num_items_in_batch: Some(share), ..config.clone() }, update)?)
 }
 
 /// What can be said before the first update.
@@ -338,7 +338,8 @@ mod tests {
         let generation = TokenBatch::packed(vec![0; 8], vec![0, 2, 8]).unwrap();
         let weights = |loss_type| {
             let config = LossConfig { loss_type, epsilon_high: Some(5.0), ..LossConfig::default() };
-            [0..1, 1..2].map(|rows| update_weights(&config, &generation.select_sequences(rows).unwrap(), 4.0).policy)
+            [0..1, 1..2]
+                .map(|rows| update_weights(&config, &generation.select_sequences(rows).unwrap(), 4.0).unwrap().policy)
         };
         assert_eq!(weights(LossType::Dapo), [vec![0.25; 2], vec![0.25; 6]]);
         assert_eq!(weights(LossType::Cispo), [vec![0.25; 2], vec![0.25; 6]]);

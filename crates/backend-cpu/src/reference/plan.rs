@@ -76,7 +76,7 @@ impl Kernel for ReferencePlan {
             }
         }
         let scores = Scores { logp: out.logp, entropy: out.entropy };
-        Ok(LossOutput { loss: out.loss, scores, metrics: out.metrics })
+        Ok(LossOutput { loss: out.loss, policy_loss: out.policy_loss, scores, metrics: out.metrics })
     }
 
     fn memory(&self) -> MemoryReport {

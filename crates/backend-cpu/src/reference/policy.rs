@@ -36,6 +36,8 @@ pub enum Policy<'a, R> {
 pub struct Evaluation<R> {
     /// Sum over tokens of weight x token loss.
     pub loss: f64,
+    /// The part of it that is the policy term's.
+    pub policy_loss: f64,
     /// Sum of |weight x token loss|, which rounding of the loss is relative to.
     pub magnitude: f64,
     /// `[N]`, nats.

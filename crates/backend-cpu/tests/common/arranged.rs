@@ -48,8 +48,13 @@ impl Case {
         }
         let of = |list: &[f64]| taken(list, &rows, f64::NAN);
         if let Some(weights) = batch.weights() {
-            let (policy, kl, entropy) = (of(&weights.policy), of(&weights.kl), of(&weights.entropy));
-            arranged = arranged.with_weights(TokenWeights { policy, kl, entropy }).unwrap();
+            let weights = TokenWeights {
+                policy: of(&weights.policy),
+                kl: of(&weights.kl),
+                entropy: of(&weights.entropy),
+                nll: of(&weights.nll),
+            };
+            arranged = arranged.with_weights(weights).unwrap();
         }
         if let Some(factors) = batch.factors() {
             let factors = TokenFactors {

@@ -3,7 +3,7 @@
 use grpo_core::LossConfig;
 
 /// What properties of all losses are tested on.
-pub const LOSSES: [&str; 33] = [
+pub const LOSSES: [&str; 36] = [
     // A token by itself.
     "grpo",
     "bnpo",
@@ -23,6 +23,8 @@ pub const LOSSES: [&str; 33] = [
     "kl_straight_through",
     "kl_abs",
     "kl_clamps",
+    "kl_score_function",
+    "kl_sampler",
     // A ratio that a sequence shares.
     "gspo",
     "verl_gspo",
@@ -34,6 +36,7 @@ pub const LOSSES: [&str; 33] = [
     "sampler_token_truncate",
     "sampler_sequence_mask",
     "sampler_icepop",
+    "sampler_seq_mask_tis",
     "sampler_rejection",
     "sampler_vespo",
     // Tokens chosen from all.
@@ -97,6 +100,15 @@ pub fn loss(name: &str) -> LossConfig {
         "kl_clamps" => {
             r#"{"semantics": "verl", "beta": 0.2, "kl_estimator": "k3", "kl_input_clamp": 0.22,
                 "kl_output_clamp": 0.018}"#
+        }
+        "kl_score_function" => {
+            r#"{"loss_type": "dapo", "beta": 0.2, "kl_importance": "score_function", "kl_input_clamp": 0.22,
+                "kl_output_clamp": 0.018}"#
+        }
+        "kl_sampler" => r#"{"beta": 0.2, "kl_importance": "sampler", "vllm_importance_sampling_correction": false}"#,
+        "sampler_seq_mask_tis" => {
+            r#"{"loss_type": "dapo", "vllm_importance_sampling_mode": "seq_mask_tis", "beta": 0.1,
+                "vllm_importance_sampling_clip_min": 0.97, "vllm_importance_sampling_clip_max": 1.1}"#
         }
         "verl_gspo" => {
             r#"{"semantics": "verl", "loss_type": "gspo", "epsilon_low": 0.05, "epsilon_high": 0.06,

@@ -9,25 +9,35 @@ use super::head::{Factors, spread};
 use super::mesh::Position;
 use super::traced::Traced;
 use grpo_core::vectors::{BatchLoss, BatchTerms, batch_loss};
-use grpo_core::{LossConfig, TemperatureMode};
+use grpo_core::{KlImportance, LossConfig, TemperatureMode};
 use stablehlo::{Dtype, Reducer, TensorType, Value};
+use std::ops::RangeInclusive;
 
 /// Rows of the table of numbers, f32 `[NUMBERS, G]`.
-pub(crate) const NUMBERS: usize = 14;
-/// The row of the table of numbers that holds 1/T of every token.
+pub(crate) const NUMBERS: usize = 16;
+/// Rows of weights and of the share, which a token that another chunk counts has not.
+const WEIGHTS: RangeInclusive<usize> = 1..=SHARE;
+/// The row that holds the weight of the negative log-likelihood.
+const NLL_WEIGHT: usize = 4;
+/// The row that holds 1 / active tokens of the sequence.
+const SHARE: usize = 5;
+/// The row that holds what a clipped token counts.
+const OF_CLIP: usize = 8;
+/// The row that holds 1/T of every token.
 pub(crate) const RECIPROCAL_TEMPERATURE: usize = NUMBERS - 1;
 /// Rows of the table of ids, i32 `[IDS, G]`: target (-1 at masked tokens), sequence.
 pub(crate) const IDS: usize = 2;
 /// Entries of the result `sums`.
-pub(crate) const SUMS: usize = 8;
+pub(crate) const SUMS: usize = 14;
 
 /// Tokens of a device, or a chunk of them. Every entry `[N]`.
 #[derive(Clone)]
 pub(crate) struct Tokens {
     pub(crate) target: Value,
     sequence: Value,
-    /// Advantage, weights of policy, KL (beta included) and entropy, share, old logp, ref logp, what a clipped token counts,
-    /// the token's own advantage, [`grpo_core::factors::TokenFactors`] (policy, part, penalised, shift), 1/T.
+    /// Advantage, weights of policy, KL (beta included), entropy and negative log-likelihood (its coefficient included), share,
+    /// old logp, ref logp, what a clipped token counts, the token's own advantage, [`grpo_core::factors::TokenFactors`]
+    /// (policy, part, penalised, shift), sampler logp, 1/T.
     numbers: Vec<Value>,
     /// A predicate: there is no old policy but the policy itself.
     on_policy: Value,
@@ -87,8 +97,7 @@ impl Tokens {
         let is_fresh = index.ge(&fresh.broadcast_in_dim(&[n], &[]));
         let target = take(&self.target);
         let numbers = self.numbers.iter().map(take).enumerate().map(|(i, v)| match i {
-            // Weights and shares of tokens that another chunk counts.
-            1..=4 => is_fresh.select(&v, &v.like(0.0)),
+            i if WEIGHTS.contains(&i) => is_fresh.select(&v, &v.like(0.0)),
             _ => v,
         });
         Self {
@@ -112,6 +121,7 @@ impl Tokens {
             weight,
             kl_weight,
             entropy_weight,
+            nll_weight,
             share,
             old,
             reference,
@@ -121,6 +131,7 @@ impl Tokens {
             part,
             penalised,
             shift,
+            sampler,
             _,
         ] = &self.numbers[..]
         else {
@@ -135,9 +146,11 @@ impl Tokens {
             entropy: entropy.map_or(Traced::Constant(0.0), wide),
             old_logp: Some(wide(&on_policy.select(logp, old))),
             ref_logp: (config.beta != 0.0).then(|| wide(reference)),
+            sampler_logp: (config.kl_importance() == KlImportance::Sampler).then(|| wide(sampler)),
             advantage: wide(advantage),
             weight: wide(weight),
             kl_weight: wide(kl_weight),
+            nll_weight: wide(nll_weight),
             factor: wide(factor),
             direction: wide(direction),
             part: wide(part),
@@ -151,11 +164,16 @@ impl Tokens {
         let loss = batch_loss(config, &terms, |v| wide(&sequence_sum(&value(v.clone()))));
         BatchLoss {
             loss: value(loss.loss),
+            policy: value(loss.policy),
             dlogp: value(loss.dlogp),
             dentropy: value(loss.dentropy),
             kl: loss.kl.map(value),
             low_clipped: value(loss.low_clipped),
             high_clipped: value(loss.high_clipped),
+            dual_clipped: value(loss.dual_clipped),
+            ratio: value(loss.ratio),
+            log_ratio: loss.log_ratio.map(value),
+            nll: value(loss.nll),
             phi: loss.phi.map(value),
         }
     }
@@ -181,7 +199,7 @@ impl Tokens {
         loss: &BatchLoss<Value>,
         entropy: Option<&Value>,
     ) -> Value {
-        let (share, of_clip) = (&self.numbers[4], &self.numbers[7]);
+        let (share, of_clip, nll_weight) = (&self.numbers[SHARE], &self.numbers[OF_CLIP], &self.numbers[NLL_WEIGHT]);
         let active = self.active();
         let zero = share.like(0.0);
         let total = |v: &Value| position.over_data(&pairwise_sum(v), Reducer::Add);
@@ -195,8 +213,10 @@ impl Tokens {
             position.over_data(&active.select(v, &v.like(none)).reduce(reducer, &[0]), reducer)
         };
         let entropy = entropy.map(|e| active.select(e, &zero)).unwrap_or_else(|| zero.clone());
+        let imitated = nll_weight.gt(&zero);
         let sums = [
             total(&loss.loss),
+            total(&loss.policy),
             total(loss.kl.as_ref().unwrap_or(&zero)),
             total(&entropy),
             clipped(&loss.low_clipped),
@@ -204,6 +224,12 @@ impl Tokens {
             extreme(&part(&loss.low_clipped), Reducer::Min),
             extreme(&part(&loss.high_clipped), Reducer::Max),
             clipped(loss.phi.as_ref().unwrap_or(&zero)),
+            total(&imitated.select(&loss.nll, &zero)),
+            total(loss.log_ratio.as_ref().unwrap_or(&zero)),
+            total(&loss.ratio),
+            extreme(&loss.ratio, Reducer::Min),
+            extreme(&loss.ratio, Reducer::Max),
+            total(&loss.dual_clipped),
         ];
         let sums = sums.map(|v| v.reshape(&[1]));
         share.builder().concatenate(&sums.each_ref(), 0)

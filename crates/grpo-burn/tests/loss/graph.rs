@@ -51,7 +51,7 @@ fn a_scaled_loss_scales_its_gradients() {
 fn summed_micro_batches_are_the_whole_batch() {
     let (config, case) = (config(), Case::new(&config()));
     let whole = case.batch();
-    let whole = whole.clone().with_weights(token_weights(&config, &whole)).unwrap();
+    let whole = whole.clone().with_weights(token_weights(&config, &whole).unwrap()).unwrap();
     let cut = |b: std::ops::Range<usize>| (OFFSETS[b.start], OFFSETS[b.end], whole.select_sequences(b).unwrap());
     let mut grpo = grpo(&config, Implementation::Reference);
     let expected = through_layer(&case, |h, w| grpo.loss(h, w, None, &whole).unwrap().loss);

@@ -3,7 +3,7 @@
 use crate::case::{B, Case, N, OFFSETS, V, tensor};
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use grpo_core::{LossConfig, LossType, TemperatureMode};
+use grpo_core::{KlImportance, LossConfig, LossType, TemperatureMode};
 
 /// Log-probability of the targets `[N]`, and entropy `[N]`, of logits `[N, V]`.
 pub(crate) fn log_probabilities(config: &LossConfig, logits: Tensor<2>, case: &Case) -> (Tensor<1>, Tensor<1>) {
@@ -37,7 +37,8 @@ pub(crate) fn loss(config: &LossConfig, logits: Tensor<2>, case: &Case) -> Tenso
         (capped * advantage.clone()).min_pair(clipped * advantage)
     };
     let d = row(&case.ref_logp) - logp;
-    let kl = (d.clone().exp() - d - 1.0) * if config.bias_correction() { ratio } else { ratio.ones_like() };
+    let kl = (d.clone().exp() - d - 1.0)
+        * if config.kl_importance() == KlImportance::Ratio { ratio } else { ratio.ones_like() };
     let token = kl.mul_scalar(config.beta) - policy;
     let active: f32 = case.mask.iter().sum();
     let bonus = (entropy * row(&case.mask)).sum().mul_scalar(config.entropy_coef / f64::from(active));

@@ -7,7 +7,8 @@ mod validate;
 mod values;
 
 pub use names::{
-    ImportanceSamplingLevel, KlEstimator, LossAggMode, LossType, RolloutIs, SamplerMode, Semantics, TemperatureMode,
+    ImportanceSamplingLevel, KlEstimator, KlImportance, LossAggMode, LossType, RolloutIs, SamplerMode, Semantics,
+    TemperatureMode,
 };
 pub use resolve::{Objective, Region, Trust};
 pub use values::{Bound, Rows, Threshold, Thresholds};
@@ -55,13 +56,20 @@ pub struct LossConfig {
     /// Multiplies the KL term by the (differentiable, uncapped) importance ratio. `None` is TRL 1.16's true, and false
     /// elsewhere.
     pub use_bias_correction_kl: Option<bool>,
-    /// ref_logp - logp is held to +- this in the KL term, without a gradient outside. `None` is 20 for verl's k3.
+    /// What multiplies the KL term, where that is not for `use_bias_correction_kl` to say: true is `ratio`, false `off`.
+    pub kl_importance: Option<KlImportance>,
+    /// ref_logp - logp is held to +- this in the KL term, which has no gradient outside. `None` is 20 for verl's k3.
     pub kl_input_clamp: Option<Bound>,
-    /// The KL term is held to +- this, without a gradient outside. `None` is 10 for verl's k3.
+    /// The KL term, multiplied, is held to +- this, without a gradient outside. `None` is 10 for verl's k3.
     pub kl_output_clamp: Option<Bound>,
     /// Weight of the entropy bonus: loss -= entropy_coef * mean entropy of active tokens (verl: averaged as the loss
     /// is). 0 is off.
     pub entropy_coef: f64,
+    /// Weight of the negative log-likelihood of the sequences `positive_rows`: loss += weight * mean of -logp over their
+    /// tokens (VAPO, arXiv 2504.05118; NeMo-RL). 0 is off.
+    pub positive_example_nll_weight: f64,
+    /// Sequences of the batch to imitate, those with a reward above 0.
+    pub positive_rows: Rows,
     /// Share of tokens, those of the highest entropy, whose policy term counts. 1 is all. In (0, 1]. arXiv 2506.01939.
     pub top_entropy_quantile: f64,
     /// sapo: temperature of the gate for positive advantages.
@@ -147,7 +155,8 @@ pub struct LossConfig {
     pub steps_per_generation: Option<usize>,
     /// TRL: processes whose gradients are averaged.
     pub num_processes: usize,
-    /// verl: constant length of seq-mean-token-sum-norm; `None` is the width of the batch.
+    /// verl: constant length of seq-mean-token-sum-norm; `None` is the width of the batch. tunix: divisor of
+    /// sequence-mean-token-sum-norm; `None` is the number of sequences.
     pub loss_scale_factor: Option<f64>,
     /// verl: processes whose gradients are averaged.
     pub dp_size: usize,
@@ -155,6 +164,10 @@ pub struct LossConfig {
     pub batch_num_tokens: Option<f64>,
     /// verl: sequences on all processes; `None` counts.
     pub global_batch_size: Option<f64>,
+    /// prompt-mean: completions of a prompt, which lie next to each other.
+    pub num_generations: Option<usize>,
+    /// token-mean-legacy: sequences of a micro-batch.
+    pub micro_batch_size: Option<usize>,
 }
 
 impl Default for LossConfig {
@@ -171,9 +184,12 @@ impl Default for LossConfig {
             beta: 0.0,
             kl_estimator: KlEstimator::K3,
             use_bias_correction_kl: None,
+            kl_importance: None,
             kl_input_clamp: None,
             kl_output_clamp: None,
             entropy_coef: 0.0,
+            positive_example_nll_weight: 0.0,
+            positive_rows: Rows::default(),
             top_entropy_quantile: 1.0,
             sapo_temperature_pos: 1.0,
             sapo_temperature_neg: 1.05,
@@ -218,6 +234,8 @@ impl Default for LossConfig {
             dp_size: 1,
             batch_num_tokens: None,
             global_batch_size: None,
+            num_generations: None,
+            micro_batch_size: None,
         }
     }
 }

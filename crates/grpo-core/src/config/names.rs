@@ -136,7 +136,7 @@ pub enum TemperatureMode {
     ScaleLogprobs,
 }
 
-/// verl's names of what tokens are divided by. Where they stand, they replace the average that `loss_type` implies.
+/// verl's names of what tokens are divided by, and those of two systems more. Where they stand, they replace the average that `loss_type` implies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LossAggMode {
@@ -149,12 +149,35 @@ pub enum LossAggMode {
     /// Sum over the tokens of a sequence, mean over sequences.
     #[serde(alias = "seq_mean_token_sum")]
     SeqMeanTokenSum,
-    /// The same, divided by `loss_scale_factor` too, or by the width of the batch.
-    #[serde(alias = "seq_mean_token_sum_norm", alias = "sequence-mean-token-sum-norm")]
+    /// The same, divided by `loss_scale_factor` too, or by the width of the batch. tunix: sequence-mean-token-scale.
+    #[serde(alias = "seq_mean_token_sum_norm", alias = "sequence-mean-token-scale")]
     SeqMeanTokenSumNorm,
     /// Mean over the tokens of a sequence, mean over sequences.
-    #[serde(alias = "seq_mean_token_mean", alias = "sequence-mean-token-mean")]
+    #[serde(alias = "seq_mean_token_mean", alias = "sequence-mean-token-mean", alias = "sequence_mean")]
     SeqMeanTokenMean,
+    /// tunix: sum over all tokens, divided by `loss_scale_factor`, or by the number of sequences.
+    SequenceMeanTokenSumNorm,
+    /// SkyRL: mean over the tokens of a prompt's completions (`num_generations` sequences), mean over prompts.
+    #[serde(alias = "prompt_mean")]
+    PromptMean,
+    /// SkyRL: mean over the tokens of a micro-batch (`micro_batch_size` sequences), mean over micro-batches.
+    #[serde(alias = "token_mean_legacy")]
+    TokenMeanLegacy,
+}
+
+/// The ratio that multiplies the KL term, with its derivative: samples of another policy than the one whose KL is asked for
+/// have to be weighed, and the derivative of the weight is that of the sampling.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KlImportance {
+    /// None: the estimate as it is.
+    Off,
+    /// The importance ratio of the loss, neither capped nor clipped (TRL's `use_bias_correction_kl`, DeepSeek-V3.2).
+    Ratio,
+    /// exp(logp - sg(logp)): 1, with the derivative of the token's probability (NeMo-RL).
+    ScoreFunction,
+    /// exp(logp - sampler_logp) of the token (NeMo-RL's `use_on_policy_kl_approximation`).
+    Sampler,
 }
 
 /// What happens to the ratio between the policy that is trained from and the one that sampled, exp(old - sampler), before
@@ -175,6 +198,16 @@ pub enum SamplerMode {
     GeometricTruncate,
     /// The geometric mean over the sequence, 0 outside of the bounds.
     GeometricMask,
+    /// Each token's ratio, 0 in a sequence whose geometric mean is outside of the bounds (NeMo-RL, OpenRLHF).
+    #[serde(alias = "seq-mask-tis")]
+    SeqMaskTis,
+}
+
+impl SamplerMode {
+    /// Whether each token has a weight of its own.
+    pub fn is_of_tokens(self) -> bool {
+        matches!(self, Self::TokenTruncate | Self::TokenMask | Self::SeqMaskTis)
+    }
 }
 
 /// verl's correction for the same mismatch.

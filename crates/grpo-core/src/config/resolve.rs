@@ -1,8 +1,8 @@
 //! What a configuration means: defaults that depend on the system, made explicit.
 
 use super::{
-    Bound, ImportanceSamplingLevel, KlEstimator, LossConfig, LossType, RolloutIs, SamplerMode, Semantics,
-    TemperatureMode, Threshold,
+    Bound, ImportanceSamplingLevel, KlEstimator, KlImportance, LossAggMode, LossConfig, LossType, RolloutIs,
+    SamplerMode, Semantics, TemperatureMode, Threshold,
 };
 
 /// The function of one token that is minimised ([`crate::objective`]), whatever the systems call it.
@@ -144,11 +144,12 @@ impl LossConfig {
         self.beta != 0.0
     }
 
-    /// Whether the KL term is multiplied by the ratio.
-    pub fn bias_correction(&self) -> bool {
-        // TRL's GMPO has the key, and does not read it.
+    /// What multiplies the KL term.
+    pub fn kl_importance(&self) -> KlImportance {
+        // TRL's GMPO has use_bias_correction_kl, and does not read it.
         let reads = self.semantics != Semantics::Trl || self.objective() != Objective::GeoMean;
-        reads && self.use_bias_correction_kl.unwrap_or(self.semantics == Semantics::Trl)
+        let corrects = reads && self.use_bias_correction_kl.unwrap_or(self.semantics == Semantics::Trl);
+        self.kl_importance.unwrap_or(if corrects { KlImportance::Ratio } else { KlImportance::Off })
     }
 
     /// What the temperature divides.
@@ -197,6 +198,11 @@ impl LossConfig {
     /// sapo's temperatures for positive and other advantages.
     pub fn sapo_temperatures(&self) -> (f64, f64) {
         (self.tau_pos.unwrap_or(self.sapo_temperature_pos), self.tau_neg.unwrap_or(self.sapo_temperature_neg))
+    }
+
+    /// The average, where it does not go with `loss_type`.
+    pub fn agg_mode(&self) -> Option<LossAggMode> {
+        self.loss_agg_mode.or((self.semantics == Semantics::Verl).then_some(LossAggMode::TokenMean))
     }
 
     /// Whether fully masked sequences count in means over sequences.

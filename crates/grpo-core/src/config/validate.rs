@@ -1,7 +1,7 @@
 //! Which values are legal, alone and together.
 
 use super::{
-    Bound, ImportanceSamplingLevel, LossAggMode, LossConfig, LossType, Objective, RolloutIs, SamplerMode, Semantics,
+    Bound, ImportanceSamplingLevel, KlImportance, LossAggMode, LossConfig, LossType, Objective, RolloutIs, Semantics,
     TEMPERATURES, Threshold,
 };
 use crate::error::{Error, Result};
@@ -31,6 +31,7 @@ impl LossConfig {
             ("clip_ratio_c", self.clip_ratio_c),
             ("beta", Some(self.beta)),
             ("entropy_coef", Some(self.entropy_coef)),
+            ("positive_example_nll_weight", Some(self.positive_example_nll_weight)),
             ("vespo_k_pos", Some(self.vespo_k_pos)),
             ("vespo_k_neg", Some(self.vespo_k_neg)),
             ("vespo_lambda_pos", Some(self.vespo_lambda_pos)),
@@ -75,6 +76,8 @@ impl LossConfig {
             ("steps_per_generation", self.steps_per_generation.unwrap_or(1)),
             ("num_processes", self.num_processes),
             ("dp_size", self.dp_size),
+            ("num_generations", self.num_generations.unwrap_or(1)),
+            ("micro_batch_size", self.micro_batch_size.unwrap_or(1)),
         ];
         if let Some((name, _)) = counts.iter().find(|(_, count)| *count == 0) {
             return fail(format!("{name} must be at least 1"));
@@ -87,8 +90,9 @@ impl LossConfig {
         if let Some(epsilon) = self.epsilon_high.filter(|e| *e < 0.0) {
             return fail(format!("epsilon_high must not be negative, got {epsilon}"));
         }
-        if self.beta < 0.0 {
-            return fail(format!("beta must not be negative, got {}", self.beta));
+        let weights = [("beta", self.beta), ("positive_example_nll_weight", self.positive_example_nll_weight)];
+        if let Some((name, value)) = weights.iter().find(|(_, value)| *value < 0.0) {
+            return fail(format!("{name} must not be negative, got {value}"));
         }
         if !(self.top_entropy_quantile > 0.0 && self.top_entropy_quantile <= 1.0) {
             return fail(format!("top_entropy_quantile must lie in (0, 1], got {}", self.top_entropy_quantile));
@@ -135,7 +139,7 @@ impl LossConfig {
             }
         }
         let asks = self.importance_sampling_level.is_some_and(|level| level != ImportanceSamplingLevel::Token);
-        if objective == Objective::Vespo && asks && self.beta != 0.0 && self.bias_correction() {
+        if objective == Objective::Vespo && asks && self.beta != 0.0 && self.kl_importance() == KlImportance::Ratio {
             return fail(
                 "vespo takes the ratio of a sequence in its own way, and its KL term that of tokens: leave \
                  importance_sampling_level out, or set it to `token`",
@@ -182,10 +186,19 @@ impl LossConfig {
                 return fail(format!("clip_ratio_c must be above 1, got {c}"));
             }
         }
-        if objective == Objective::GeoMean && self.beta != 0.0 && self.bias_correction() {
+        if objective == Objective::GeoMean && self.beta != 0.0 && self.kl_importance() == KlImportance::Ratio {
             return fail(
-                "use_bias_correction_kl multiplies the KL term by a ratio, which geo_mean has none of: leave it out",
+                "use_bias_correction_kl multiplies the KL term by the loss's ratio, which geo_mean has none of: leave it \
+                 out, or set kl_importance to `score_function` or `sampler`",
             );
+        }
+        let corrects = |importance| importance == KlImportance::Ratio;
+        if let (Some(flag), Some(importance)) = (self.use_bias_correction_kl, self.kl_importance)
+            && flag != corrects(importance)
+        {
+            return fail(format!(
+                "use_bias_correction_kl is {flag}, but kl_importance says otherwise: set one of them"
+            ));
         }
         Ok(())
     }
@@ -208,11 +221,11 @@ impl LossConfig {
         if self.rollout_is.is_some() && self.vllm_importance_sampling_correction == Some(true) {
             return fail("rollout_is and vllm_importance_sampling_correction correct the same thing: choose one");
         }
-        let token = matches!(self.vllm_importance_sampling_mode, SamplerMode::TokenMask | SamplerMode::TokenTruncate);
-        if self.objective() == Objective::Vespo && self.vllm_importance_sampling_correction == Some(true) && !token {
+        let of_token = self.vllm_importance_sampling_mode.is_of_tokens();
+        if self.objective() == Objective::Vespo && self.vllm_importance_sampling_correction == Some(true) && !of_token {
             return fail(
-                "vespo takes the sampler's ratio into its own weight: vllm_importance_sampling_mode must be token_truncate \
-                 or token_mask",
+                "vespo takes the sampler's ratio into its own weight: vllm_importance_sampling_mode must be one of tokens, \
+                 such as token_truncate",
             );
         }
         crate::sampler::rejections(self).map(|_| ())
@@ -246,18 +259,31 @@ impl LossConfig {
         if self.dp_size > 1 && self.semantics == Semantics::Verl {
             self.validate_counts()?;
         }
-        if self.loss_scale_factor.is_some()
-            && self.semantics != Semantics::Verl
-            && self.loss_agg_mode != Some(LossAggMode::SeqMeanTokenSumNorm)
-        {
+        let takes_factor = matches!(
+            self.loss_agg_mode,
+            Some(LossAggMode::SeqMeanTokenSumNorm | LossAggMode::SequenceMeanTokenSumNorm)
+        );
+        if self.loss_scale_factor.is_some() && self.semantics != Semantics::Verl && !takes_factor {
             return fail("loss_scale_factor belongs to loss_agg_mode seq-mean-token-sum-norm");
+        }
+        for (mode, name, key, size) in [
+            (LossAggMode::PromptMean, "prompt-mean", "num_generations", self.num_generations),
+            (LossAggMode::TokenMeanLegacy, "token-mean-legacy", "micro_batch_size", self.micro_batch_size),
+        ] {
+            match (self.loss_agg_mode == Some(mode), size) {
+                (true, None) => {
+                    return fail(format!("loss_agg_mode {name} averages over groups of {key} sequences: set it"));
+                }
+                (false, Some(_)) => return fail(format!("{key} belongs to loss_agg_mode {name}")),
+                _ => {}
+            }
         }
         Ok(())
     }
 
     /// verl counts over all processes, or not at all.
     fn validate_counts(&self) -> Result<()> {
-        let mode = self.loss_agg_mode.unwrap_or(LossAggMode::TokenMean);
+        let Some(mode) = self.agg_mode() else { return Ok(()) };
         let of_policy = match self.loss_type {
             LossType::Sapo => Some(LossAggMode::SeqMeanTokenMean),
             LossType::GeoMean => None,
@@ -268,6 +294,7 @@ impl LossConfig {
             let (what, counted) = match mode {
                 LossAggMode::TokenMean => ("token-mean needs batch_num_tokens", self.batch_num_tokens.is_some()),
                 LossAggMode::TokenSum => ("", true),
+                LossAggMode::SequenceMeanTokenSumNorm if self.loss_scale_factor.is_some() => ("", true),
                 _ => ("means over sequences need global_batch_size", self.global_batch_size.is_some()),
             };
             if !counted {

@@ -2,46 +2,97 @@
 
 use super::TokenTerms;
 use super::ratio::{Ratio, held, is_free};
-use crate::config::{KlEstimator, LossConfig};
+use crate::config::{KlEstimator, KlImportance, LossConfig};
 use crate::real::Real;
 
-/// The term without beta: the estimate, with its bounds and its bias correction.
+/// The term without beta: the estimate, times its weight, within its bounds. Where a bound holds there is no gradient, that
+/// of the weight included.
 pub(super) fn term<R: Real>(config: &LossConfig, terms: &TokenTerms<R>, ref_logp: &R, ratio: &Ratio<R>) -> R {
     let bounds = config.kl_clamps();
     let (estimator, straight_through) = config.kl_estimator.parts();
     let d = ref_logp.clone() - terms.logp.clone();
-    let value = bounded(estimator, &d, bounds, config.bias_correction());
-    let value = match straight_through {
-        true => {
-            let k2 = estimate(KlEstimator::K2, &d, false);
-            k2.clone() - k2.stop_gradient() + value.stop_gradient()
-        }
-        false => value,
-    };
-    if !config.bias_correction() {
-        return value;
+    let weight = Weight::new(config, terms, ratio);
+    if straight_through {
+        // The bounds are those of the value.
+        let k2 = estimate(KlEstimator::K2, &d, false);
+        let value = k2.clone() - k2.stop_gradient() + value(estimator, &d, bounds).stop_gradient();
+        return weight.map_or(value.clone(), |weight| value * weight.held());
     }
-    let product = value * held(&ratio.log, true).exp();
-    let is_k3 = matches!(estimator, KlEstimator::K3 | KlEstimator::LowVarKl) && !straight_through;
-    match ratio.plain && is_k3 && bounds == (None, None) {
-        // Where nothing is held, the product can be written without a difference of large numbers.
-        true => {
-            let of_reference = ref_logp.clone() - terms.old_logp.clone();
-            let free = R::and(&is_free(&ratio.log, true), &is_free(&of_reference, false));
-            R::select(&free, &corrected_k3(&d, &of_reference, ratio), &product)
+    let (input, output) = bounds;
+    let Some(weight) = weight else { return value(estimator, &d, bounds) };
+    let product = match input {
+        Some(bound) => {
+            let held = weight.held();
+            let within = d.abs().le(&d.constant(bound));
+            estimate(estimator, &d.clamp(-bound, bound), true) * R::select(&within, &held, &held.stop_gradient())
         }
-        false => product,
+        None => weight.times(estimator, &d, ref_logp),
+    };
+    output.map_or(product.clone(), |bound| product.clamp(-bound, bound))
+}
+
+/// What multiplies the estimate.
+struct Weight<R> {
+    log: R,
+    /// exp(log).
+    value: R,
+    /// The log-probability that the token's own is compared with, where log is exactly their difference.
+    against: Option<R>,
+}
+
+impl<R: Real> Weight<R> {
+    fn new(config: &LossConfig, terms: &TokenTerms<R>, ratio: &Ratio<R>) -> Option<Self> {
+        let of_token = |against: R| {
+            let log = terms.logp.clone() - against.clone();
+            Self { value: held(&log, false).exp(), log, against: Some(against) }
+        };
+        match config.kl_importance() {
+            KlImportance::Off => None,
+            KlImportance::Ratio => Some(Self {
+                log: ratio.log.clone(),
+                value: ratio.value.clone(),
+                against: ratio.plain.then(|| terms.old_logp.clone()),
+            }),
+            KlImportance::ScoreFunction => Some(of_token(terms.logp.stop_gradient())),
+            KlImportance::Sampler => Some(of_token(match &terms.sampler_logp {
+                // NaN is a sampler that gave none, and not at most itself.
+                Some(sampler) => R::select(&sampler.le(sampler), sampler, &terms.old_logp),
+                None => terms.old_logp.clone(),
+            })),
+        }
+    }
+
+    /// As a factor of a product.
+    fn held(&self) -> R {
+        held(&self.log, true).exp()
+    }
+
+    /// The weight times an estimate without bounds.
+    fn times(&self, estimator: KlEstimator, d: &R, ref_logp: &R) -> R {
+        let product = estimate(estimator, d, true) * self.held();
+        match (&self.against, estimator) {
+            // Where nothing is held, the product can be written without a difference of large numbers.
+            (Some(against), KlEstimator::K3 | KlEstimator::LowVarKl) => {
+                let of_reference = ref_logp.clone() - against.clone();
+                let free = R::and(&is_free(&self.log, true), &is_free(&of_reference, false));
+                R::select(&free, &self.times_k3(d, &of_reference), &product)
+            }
+            _ => product,
+        }
+    }
+
+    /// w k3 = e^(q - o) - w (d + 1), o being what l is compared with: the factor e^l of the weight cancels, and with it the
+    /// difference of large numbers that its derivative, w (l - q), would be. Where o follows l without a derivative, q - o
+    /// does too.
+    fn times_k3(&self, d: &R, of_reference: &R) -> R {
+        of_reference.exp() - self.value.clone() * (d.clone() + d.constant(1.0))
     }
 }
 
 /// An estimate by d = q - l, within bounds of d and of itself.
-pub(crate) fn value<R: Real>(estimator: KlEstimator, d: &R, bounds: (Option<f64>, Option<f64>)) -> R {
-    bounded(estimator, d, bounds, false)
-}
-
-fn bounded<R: Real>(estimator: KlEstimator, d: &R, (input, output): (Option<f64>, Option<f64>), in_product: bool) -> R {
+pub(crate) fn value<R: Real>(estimator: KlEstimator, d: &R, (input, output): (Option<f64>, Option<f64>)) -> R {
     let d = input.map_or(d.clone(), |bound| d.clamp(-bound, bound));
-    let value = estimate(estimator, &d, in_product);
+    let value = estimate(estimator, &d, false);
     output.map_or(value.clone(), |bound| value.clamp(-bound, bound))
 }
 
@@ -53,10 +104,4 @@ fn estimate<R: Real>(estimator: KlEstimator, d: &R, in_product: bool) -> R {
         KlEstimator::Abs => d.abs(),
         _ => held(d, in_product).exp() - d.clone() - d.constant(1.0),
     }
-}
-
-/// r k3 = e^(q - o) - r (d + 1): the factor e^l of the ratio cancels, and with it the difference of large numbers that its
-/// derivative, r (l - q), would be. On-policy o follows l without a derivative, and q - o with it.
-fn corrected_k3<R: Real>(d: &R, of_reference: &R, ratio: &Ratio<R>) -> R {
-    of_reference.exp() - ratio.value.clone() * (d.clone() + d.constant(1.0))
 }

@@ -33,6 +33,8 @@ pub struct TokenTerms<R> {
     pub shared: Option<R>,
     /// Log-probability under the frozen reference; needed when beta is not 0.
     pub ref_logp: Option<R>,
+    /// Under the engine that sampled, NaN where it gave none; needed where the KL term is weighed against it.
+    pub sampler_logp: Option<R>,
     /// Advantage.
     pub advantage: R,
     /// What multiplies the policy term, not the KL term.
@@ -52,6 +54,12 @@ pub struct TokenLoss<R> {
     pub low_clipped: R,
     /// 1 where it binds above.
     pub high_clipped: R,
+    /// 1 where the second clip for negative advantages binds.
+    pub dual_clipped: R,
+    /// The importance ratio, the sequence's where tokens share one.
+    pub ratio: R,
+    /// -logp.
+    pub nll: R,
     /// vespo: the weight of the token's sequence; else 0.
     pub phi: R,
 }
@@ -62,10 +70,17 @@ pub struct TokenLoss<R> {
 /// [`crate::evaluate::Evaluator`] has checked that.
 pub fn token_loss<R: Real>(config: &LossConfig, terms: &TokenTerms<R>) -> TokenLoss<R> {
     let ratio = ratio::Ratio::new(config, terms);
-    let mut loss = policy::policy(config, terms, &ratio);
-    loss.policy = loss.policy * terms.factor.clone();
-    loss.kl = terms.ref_logp.as_ref().filter(|_| config.beta != 0.0).map(|q| kl::term(config, terms, q, &ratio));
-    loss
+    let policy = policy::policy(config, terms, &ratio);
+    TokenLoss {
+        policy: policy.value * terms.factor.clone(),
+        kl: terms.ref_logp.as_ref().filter(|_| config.beta != 0.0).map(|q| kl::term(config, terms, q, &ratio)),
+        nll: -terms.logp.clone(),
+        low_clipped: policy.low_clipped,
+        high_clipped: policy.high_clipped,
+        dual_clipped: policy.dual_clipped,
+        phi: policy.phi,
+        ratio: ratio.value,
+    }
 }
 
 /// What is known of a token beside its log-probability, without derivatives.
@@ -75,6 +90,8 @@ pub struct TokenInputs<R> {
     pub old_logp: Option<R>,
     /// [`TokenTerms::ref_logp`].
     pub ref_logp: Option<R>,
+    /// [`TokenTerms::sampler_logp`].
+    pub sampler_logp: Option<R>,
     /// [`TokenTerms::advantage`].
     pub advantage: R,
     /// The token's own advantage where `advantage` is its sequence's.
@@ -92,6 +109,8 @@ pub struct TokenWeight<R> {
     pub policy: R,
     /// Of the KL term, beta included.
     pub kl: R,
+    /// Of the negative log-likelihood, positive_example_nll_weight included.
+    pub nll: R,
 }
 
 /// The loss of a token and its derivatives.
@@ -105,6 +124,14 @@ pub struct Slopes<R> {
     pub of_shared: R,
 }
 
+impl<R: Real> TokenWeight<R> {
+    /// The weighted sum of the terms of a token, or of their derivatives.
+    pub(crate) fn sum(&self, policy: &R, kl: Option<&R>, nll: &R) -> R {
+        let sum = weighted(&self.policy, policy) + weighted(&self.nll, nll);
+        kl.map_or(sum.clone(), |kl| sum + weighted(&self.kl, kl))
+    }
+}
+
 impl<R: Real> TokenInputs<R> {
     /// The loss of the token with its derivatives. `shared`: the log-ratio of its sequence, where the loss has one.
     pub fn slopes(&self, config: &LossConfig, weight: &TokenWeight<R>, logp: &R, shared: Option<&R>) -> Slopes<R> {
@@ -113,16 +140,13 @@ impl<R: Real> TokenInputs<R> {
             logp,
             shared,
             ref_logp: self.ref_logp.clone().map(Dual::fixed),
+            sampler_logp: self.sampler_logp.clone().map(Dual::fixed),
             advantage: Dual::fixed(self.advantage.clone()),
             factor: Dual::fixed(self.factor.clone()),
             penalised: Dual::fixed(self.penalised.clone()),
         };
         let slope = |loss: &TokenLoss<Dual<R>>| {
-            let policy = weighted(&weight.policy, &loss.policy.tangent);
-            match &loss.kl {
-                Some(kl) => policy + weighted(&weight.kl, &kl.tangent),
-                None => policy,
-            }
+            weight.sum(&loss.policy.tangent, loss.kl.as_ref().map(|kl| &kl.tangent), &loss.nll.tangent)
         };
         let fixed = shared.map(|shared| Dual::fixed(shared.clone()));
         let by_logp = token_loss(config, &terms(Dual::variable(logp.clone()), fixed));
@@ -151,6 +175,9 @@ impl<R> TokenLoss<R> {
             kl: self.kl.map(&f),
             low_clipped: f(self.low_clipped),
             high_clipped: f(self.high_clipped),
+            dual_clipped: f(self.dual_clipped),
+            ratio: f(self.ratio),
+            nll: f(self.nll),
             phi: f(self.phi),
         }
     }

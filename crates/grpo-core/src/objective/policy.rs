@@ -1,12 +1,24 @@
 //! The policy terms, one function each.
 
+use super::TokenTerms;
 use super::ratio::{Ratio, vespo_bounded};
-use super::{TokenLoss, TokenTerms};
 use crate::config::{LossConfig, Objective, Region, Trust};
 use crate::real::Real;
 
-/// The policy term and what its clip does; KL and factor are still to come.
-pub(super) fn policy<R: Real>(config: &LossConfig, terms: &TokenTerms<R>, ratio: &Ratio<R>) -> TokenLoss<R> {
+/// The policy term of a token without its factor, and what its clip does.
+#[derive(Clone)]
+pub(super) struct PolicyTerm<R> {
+    pub(super) value: R,
+    /// 1 where the clip binds, below, above, and for negative advantages once more.
+    pub(super) low_clipped: R,
+    pub(super) high_clipped: R,
+    pub(super) dual_clipped: R,
+    /// vespo: the weight of the token's sequence; else 0.
+    pub(super) phi: R,
+}
+
+/// The policy term.
+pub(super) fn policy<R: Real>(config: &LossConfig, terms: &TokenTerms<R>, ratio: &Ratio<R>) -> PolicyTerm<R> {
     match config.objective() {
         Objective::Clipped => clipped(config, terms, &ratio.value),
         Objective::Cispo => cispo(config, terms, &ratio.value),
@@ -21,9 +33,9 @@ pub(super) fn policy<R: Real>(config: &LossConfig, terms: &TokenTerms<R>, ratio:
     }
 }
 
-fn unclipped<R: Real>(policy: R) -> TokenLoss<R> {
-    let zero = policy.constant(0.0);
-    TokenLoss { policy, kl: None, low_clipped: zero.clone(), high_clipped: zero.clone(), phi: zero }
+fn unclipped<R: Real>(value: R) -> PolicyTerm<R> {
+    let zero = value.constant(0.0);
+    PolicyTerm { value, low_clipped: zero.clone(), high_clipped: zero.clone(), dual_clipped: zero.clone(), phi: zero }
 }
 
 /// Whether A < 0 and whether A > 0.
@@ -35,28 +47,34 @@ fn signs<R: Real>(advantage: &R) -> (R::Bool, R::Bool) {
 /// -min(min(r, delta) A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A): PPO's clip (arXiv 1707.06347) with asymmetric
 /// bounds (DAPO) and the two-sided cap (INTELLECT-2, arXiv 2505.07291); for A < 0 at most -A c (dual clip, arXiv
 /// 1912.09729).
-fn clipped<R: Real>(config: &LossConfig, terms: &TokenTerms<R>, ratio: &R) -> TokenLoss<R> {
+fn clipped<R: Real>(config: &LossConfig, terms: &TokenTerms<R>, ratio: &R) -> PolicyTerm<R> {
     let capped = config.delta.map_or(ratio.clone(), |delta| ratio.min(&ratio.constant(delta)));
     let bounded = ratio.clamp(config.ratio_low(), config.ratio_high());
     let advantage = &terms.advantage;
     let loss = -(capped.clone() * advantage.clone()).min(&(bounded * advantage.clone()));
     let (negative, positive) = signs(advantage);
-    let policy = match config.dual_clip() {
-        Some(c) => R::select(&negative, &loss.min(&(-(ratio.constant(c) * advantage.clone()))), &loss),
-        None => loss,
+    let zero = ratio.constant(0.0);
+    let (policy, dual_clipped) = match config.dual_clip() {
+        Some(c) => {
+            let bound = -(ratio.constant(c) * advantage.clone());
+            let binds = R::and(&bound.lt(&loss), &negative);
+            (R::select(&negative, &loss.min(&bound), &loss), ratio.indicator(&binds))
+        }
+        None => (loss, zero),
     };
     let below = capped.lt(&ratio.constant(config.ratio_low()));
     let above = ratio.constant(config.ratio_high()).lt(&capped);
-    TokenLoss {
+    PolicyTerm {
         low_clipped: ratio.indicator(&R::and(&below, &negative)),
         high_clipped: ratio.indicator(&R::and(&above, &positive)),
+        dual_clipped,
         ..unclipped(policy)
     }
 }
 
 /// -sg(min(r, epsilon_high)) A l (arXiv 2506.13585, TRL's meaning of epsilon_high); verl: -sg(clip(r, 1 - epsilon_low,
 /// 1 + epsilon_high)) A l.
-fn cispo<R: Real>(config: &LossConfig, terms: &TokenTerms<R>, ratio: &R) -> TokenLoss<R> {
+fn cispo<R: Real>(config: &LossConfig, terms: &TokenTerms<R>, ratio: &R) -> PolicyTerm<R> {
     let (low, high) = (ratio.constant(config.ratio_low()), ratio.constant(config.ratio_high()));
     let (_, positive) = signs(&terms.advantage);
     let above = high.lt(ratio);
@@ -65,7 +83,7 @@ fn cispo<R: Real>(config: &LossConfig, terms: &TokenTerms<R>, ratio: &R) -> Toke
         false => (ratio.clamp(config.ratio_low(), config.ratio_high()), Some(ratio.lt(&low)), above),
     };
     let policy = -(weight.stop_gradient() * terms.advantage.clone() * terms.logp.clone());
-    TokenLoss {
+    PolicyTerm {
         low_clipped: below.map_or(ratio.constant(0.0), |below| ratio.indicator(&below)),
         high_clipped: ratio.indicator(&above),
         ..unclipped(policy)
@@ -85,7 +103,7 @@ fn sapo<R: Real>(config: &LossConfig, terms: &TokenTerms<R>, ratio: &R) -> R {
 
 /// -phi A l, phi = exp(lambda + k log w - lambda w) of the sequence's detached ratio w, with k and lambda by the sign of A.
 /// The sampler's ratio is inside w (`terms.shared`), not a factor.
-fn vespo<R: Real>(config: &LossConfig, terms: &TokenTerms<R>) -> TokenLoss<R> {
+fn vespo<R: Real>(config: &LossConfig, terms: &TokenTerms<R>) -> PolicyTerm<R> {
     let own = || terms.logp.clone() - terms.old_logp.clone();
     let log_w = vespo_bounded(&terms.shared.clone().unwrap_or_else(own)).stop_gradient();
     let (negative, _) = signs(&terms.advantage);
@@ -98,17 +116,17 @@ fn vespo<R: Real>(config: &LossConfig, terms: &TokenTerms<R>) -> TokenLoss<R> {
         &phi(config.vespo_k_neg, config.vespo_lambda_neg),
         &phi(config.vespo_k_pos, config.vespo_lambda_pos),
     );
-    TokenLoss { phi: phi.clone(), ..unclipped(-(phi * terms.advantage.clone() * terms.logp.clone())) }
+    PolicyTerm { phi: phi.clone(), ..unclipped(-(phi * terms.advantage.clone() * terms.logp.clone())) }
 }
 
 /// -exp(mean of the sequence's clipped log-ratios) A, the same for every token of the sequence (GMPO, arXiv 2507.20673).
-fn geo_mean<R: Real>(config: &LossConfig, terms: &TokenTerms<R>) -> TokenLoss<R> {
+fn geo_mean<R: Real>(config: &LossConfig, terms: &TokenTerms<R>) -> PolicyTerm<R> {
     let own = terms.logp.clone() - terms.old_logp.clone();
     let (negative, positive) = signs(&terms.advantage);
     let below = own.lt(&own.constant(-config.epsilon_low));
     let above = own.constant(config.upper_epsilon()).lt(&own);
     let mean = terms.shared.clone().unwrap_or_else(|| own.clone());
-    TokenLoss {
+    PolicyTerm {
         low_clipped: own.indicator(&R::and(&below, &negative)),
         high_clipped: own.indicator(&R::and(&above, &positive)),
         ..unclipped(-(super::ratio::held(&mean, false).exp() * terms.advantage.clone()))
@@ -124,7 +142,7 @@ fn kl_cov<R: Real>(config: &LossConfig, terms: &TokenTerms<R>, ratio: &Ratio<R>)
 /// -A sg(min(r, c)) l where the token is within the trust region or on its way back to it (DPPO, arXiv 2602.04879), with
 /// p = e^l and p_o = e^o: |p - p_o|, or the KL divergence of "this token or another", bounded by epsilon_high where the
 /// token gains and A > 0, by epsilon_low where it loses and A <= 0.
-fn dppo<R: Real>(config: &LossConfig, trust: Trust, terms: &TokenTerms<R>, ratio: &R) -> TokenLoss<R> {
+fn dppo<R: Real>(config: &LossConfig, trust: Trust, terms: &TokenTerms<R>, ratio: &R) -> PolicyTerm<R> {
     let (logp, old_logp) = (terms.logp.stop_gradient(), terms.old_logp.stop_gradient());
     let (p, old) = (logp.exp(), old_logp.exp());
     let (low, high) = (p.constant(config.epsilon_low), p.constant(config.upper_epsilon()));
@@ -146,7 +164,7 @@ fn dppo<R: Real>(config: &LossConfig, trust: Trust, terms: &TokenTerms<R>, ratio
     let kept = one.clone() - high_clipped.clone() - low_clipped.clone();
     let weight = ratio.min(&ratio.constant(config.dual_clip().unwrap_or(f64::INFINITY))).stop_gradient();
     let policy = -(weight * kept * terms.advantage.clone() * terms.logp.clone());
-    TokenLoss { low_clipped, high_clipped, ..unclipped(policy) }
+    PolicyTerm { low_clipped, high_clipped, ..unclipped(policy) }
 }
 
 /// -(A l - dro_beta / 2 (l - o)^2) (DRO, arXiv 2405.19107).
@@ -158,7 +176,7 @@ fn dro<R: Real>(config: &LossConfig, terms: &TokenTerms<R>, ratio: &Ratio<R>) ->
 /// -keep adv_tau A r + kl_tau (l - o)^2, o being the sampler's log-probability. keep: the probability has not risen by more than
 /// epsilon_high where A > 0, nor fallen by more than epsilon_low elsewhere (DPPO's region, arXiv 2602.04879); two-sided, neither.
 /// Tokens outside pay the penalty all the same (prime-rl).
-fn prime_rl<R: Real>(config: &LossConfig, region: Region, terms: &TokenTerms<R>, ratio: &Ratio<R>) -> TokenLoss<R> {
+fn prime_rl<R: Real>(config: &LossConfig, region: Region, terms: &TokenTerms<R>, ratio: &Ratio<R>) -> PolicyTerm<R> {
     let change = terms.logp.stop_gradient().exp() - terms.old_logp.stop_gradient().exp();
     let too_high = change.constant(config.upper_epsilon()).lt(&change);
     let too_low = change.lt(&change.constant(-config.epsilon_low));
@@ -173,5 +191,5 @@ fn prime_rl<R: Real>(config: &LossConfig, region: Region, terms: &TokenTerms<R>,
     let kept = change.constant(1.0) - high_clipped.clone() - low_clipped.clone();
     let gain = kept * change.constant(config.adv_tau) * terms.advantage.clone() * ratio.value.clone();
     let penalty = change.constant(config.kl_tau) * ratio.log.clone() * ratio.log.clone();
-    TokenLoss { low_clipped, high_clipped, ..unclipped(penalty - gain) }
+    PolicyTerm { low_clipped, high_clipped, ..unclipped(penalty - gain) }
 }

@@ -4,7 +4,7 @@ use crate::page::{number, table};
 use grpo_core::config::Objective;
 use grpo_core::factors::PolicyValues;
 use grpo_core::weights::token_weights;
-use grpo_core::{LossConfig, LossType, Semantics, TokenBatch};
+use grpo_core::{KlImportance, LossConfig, LossType, Semantics, TokenBatch};
 use serde::Serialize;
 
 pub(crate) const SYSTEMS: [Semantics; 3] = [Semantics::Trl, Semantics::Verl, Semantics::MllmJax];
@@ -65,7 +65,7 @@ pub(crate) fn properties(config: &LossConfig) -> Vec<Property> {
         ("dual clip (dppo: cap of r)", or_off(config.dual_clip())),
         ("log-ratio guard", config.guard().map_or("off".into(), |guard| plus_minus(Some(guard)))),
         ("KL estimator", word(config.kl_estimator)),
-        ("KL term times r", if config.bias_correction() { "yes" } else { "no" }.into()),
+        ("KL term times r", if config.kl_importance() == KlImportance::Ratio { "yes" } else { "no" }.into()),
         ("KL clamps", clamps),
         ("weight of a token, policy term", policy),
         ("weight of a token, KL term", kl),
@@ -89,7 +89,7 @@ fn averages(config: &LossConfig) -> [String; 3] {
     let active = |i: usize| if i < 3 || i == 4 { 1.0 } else { 0.0 };
     let batch = TokenBatch::padded(&[0; 12], &std::array::from_fn::<f32, 12, _>(active), [3, 4]).unwrap();
     let config = LossConfig { num_items_in_batch: Some(10.0), ..config.clone() };
-    let weights = token_weights(&config, &batch);
+    let weights = token_weights(&config, &batch).expect("weights");
     let constant = config.max_completion_length.unwrap_or(1024) as f64;
     let known = [
         ("1/N", 4.0, 4.0),

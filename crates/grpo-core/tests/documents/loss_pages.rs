@@ -65,7 +65,7 @@ fn numbers(json: &str, sequences: &[Sequence]) -> String {
         .and_then(|batch| batch.with_advantages(Advantages::PerSequence(advantages)))
         .and_then(|batch| batch.with_old_logp(tokens.iter().map(|token| token.0 as f32).collect()))
         .and_then(|batch| {
-            batch.with_weights(TokenWeights { policy: share.clone(), kl: share, entropy: vec![0.0; tokens.len()] })
+            batch.with_weights(TokenWeights { policy: share.clone(), kl: share, ..TokenWeights::zeros(tokens.len()) })
         })
         .unwrap();
     let values = PolicyValues { logp: logp.clone(), entropy: vec![0.0; tokens.len()] };
@@ -77,7 +77,7 @@ fn numbers(json: &str, sequences: &[Sequence]) -> String {
         let (mut dlogp, mut dentropy) = (vec![0.0; span.len()], vec![0.0; span.len()]);
         let entropy = vec![0.0; span.len()];
         evaluator.evaluate(span.clone(), &logp[span], &entropy, &mut dlogp, &mut dentropy, &mut totals);
-        let (loss, _) = evaluator.finish(totals);
+        let loss = evaluator.finish(totals).0.loss;
         let list = |values: &mut dyn Iterator<Item = f64>| values.map(number).collect::<Vec<_>>().join(", ");
         let of = |f: fn(&(f64, f64)) -> f64| list(&mut sequence.tokens.iter().map(f));
         rows.push([

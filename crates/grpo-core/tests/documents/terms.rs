@@ -39,7 +39,7 @@ fn estimate(estimator: &str, corrected: bool, d: f64) -> (f64, f64) {
     let mut totals = evaluator.totals();
     let (mut dlogp, mut dentropy) = ([0.0], [0.0]);
     evaluator.evaluate(0..1, &[-50.0], &[0.0], &mut dlogp, &mut dentropy, &mut totals);
-    (evaluator.finish(totals).0, dlogp[0])
+    (evaluator.finish(totals).0.loss, dlogp[0])
 }
 
 /// Weights of a batch of three sequences: 3 tokens, 1 token, all masked; 4 wide.
@@ -70,12 +70,15 @@ pub(crate) fn aggregation() -> String {
         r#""seq-mean-token-mean""#,
         r#""seq-mean-token-mean", "count_masked_rows": true"#,
         r#""seq-mean-token-mean", "dp_size": 2, "global_batch_size": 6"#,
+        r#""sequence-mean-token-sum-norm""#,
+        r#""prompt-mean", "num_generations": 3"#,
+        r#""token-mean-legacy", "micro_batch_size": 1"#,
     ]
     .map(|mode| format!(r#"{{"semantics": "verl", "loss_type": "vanilla", "loss_agg_mode": {mode}}}"#));
     let active = |i: usize| if i < 3 || i == 4 { 1.0 } else { 0.0 };
     let batch = TokenBatch::padded(&[0; 12], &std::array::from_fn::<f32, 12, _>(active), [3, 4]).unwrap();
     let rows = trl.iter().chain(&verl).map(|json| {
-        let weights = token_weights(&LossConfig::from_json(json).unwrap(), &batch);
+        let weights = token_weights(&LossConfig::from_json(json).unwrap(), &batch).unwrap();
         let of = |list: &[f64]| match list[0] == list[4] {
             true => fraction(list[0]),
             false => format!("{}, {}", fraction(list[0]), fraction(list[4])),
@@ -92,9 +95,17 @@ pub(crate) fn aggregation() -> String {
 /// Weights of two sequences whose tokens have given ratios.
 pub(crate) fn sampler() -> String {
     let ratios: [f64; 5] = [0.6, 4.0, 1.8, 1.8, f64::NAN];
-    let modes =
-        ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "geometric_truncate", "geometric_mask"];
-    let trl = modes.map(|mode| format!(r#"{{"vllm_importance_sampling_mode": "{mode}"}}"#));
+    let trl = [
+        r#""token_truncate""#,
+        r#""token_mask""#,
+        r#""sequence_truncate""#,
+        r#""sequence_mask""#,
+        r#""geometric_truncate""#,
+        r#""geometric_mask""#,
+        r#""seq_mask_tis""#,
+        r#""seq_mask_tis", "vllm_importance_sampling_clip_max": 1.5"#,
+    ]
+    .map(|mode| format!(r#"{{"vllm_importance_sampling_mode": {mode}}}"#));
     let verl = [
         r#""rollout_is": "token""#,
         r#""rollout_is": "token", "rollout_is_threshold": "0.7_3.0""#,

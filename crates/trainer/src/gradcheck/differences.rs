@@ -173,7 +173,10 @@ impl<'a> Differences<'a> {
         let there = reference::score(loss, &point.policy(), batch)?;
         let values = || PolicyValues { logp: there.logp.clone(), entropy: there.entropy.clone() };
         let batch = loss.prepare(batch, |_| Ok::<_, grpo_core::Error>(values()))?;
-        let weights = batch.weights().cloned().unwrap_or_else(|| token_weights(loss, &batch));
+        let weights = match batch.weights() {
+            Some(weights) => weights.clone(),
+            None => token_weights(loss, &batch)?,
+        };
         Ok(Self { loss, batch, weights, point, from: [there.logp, there.entropy] })
     }
 
@@ -239,16 +242,18 @@ impl<'a> Differences<'a> {
                     old_logp: old(row),
                     shared: (!self.loss.is_token_level()).then_some(shared),
                     ref_logp: batch.ref_logp().map(|reference| fixed(reference, row)),
+                    sampler_logp: batch.sampler_logp().map(|sampler| fixed(sampler, row)),
                     advantage: advantage(row),
                     factor: factor(row, 1.0, |factors| &factors.policy),
                     penalised: factor(row, 0.0, |factors| &factors.penalised),
                 };
                 let loss = token_loss(self.loss, &terms);
                 let kl = loss.kl.unwrap_or(Moved::fixed(0.0)) * Moved::fixed(self.loss.beta * self.weights.kl[row]);
+                let nll = loss.nll * Moved::fixed(self.loss.positive_example_nll_weight * self.weights.nll[row]);
                 let bonus = Moved::new(self.from[1][row], entropy[row])
                     * Moved::fixed(self.loss.entropy_coef * self.weights.entropy[row])
                     * factor(row, 1.0, |factors| &factors.entropy);
-                sum = sum + Moved::fixed(self.weights.policy[row]) * loss.policy + kl - bonus;
+                sum = sum + Moved::fixed(self.weights.policy[row]) * loss.policy + kl + nll - bonus;
             }
         }
         sum

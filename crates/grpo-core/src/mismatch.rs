@@ -1,0 +1,104 @@
+//! How far the engine that sampled is from the policy that is trained from, in the numbers that systems log: verl's
+//! `rollout_corr/*` and NeMo-RL's `*_error`.
+//!
+//! Legend: o = old logp, s = sampler logp, d = o - s, at the active tokens of which the sampler gave a log-probability.
+
+use crate::batch::TokenBatch;
+use crate::config::Threshold;
+use crate::metrics::Metrics;
+use crate::sampler::sequences;
+
+/// Largest |log ratio| that verl lets into exp.
+const SAFE: f64 = 20.0;
+/// Largest exponent of the others, so that every metric is finite.
+const LARGEST: f64 = 80.0;
+
+/// The distances of a batch, with `log_ratios` d `[N]`.
+pub(crate) fn record(batch: &TokenBatch, log_ratios: &[f64], metrics: &mut Metrics) {
+    let Some(sampler) = batch.sampler_logp() else { return };
+    for rows in sequences(batch) {
+        let rows: Vec<usize> = rows.into_iter().filter(|row| !sampler[*row].is_nan()).collect();
+        if rows.is_empty() {
+            continue;
+        }
+        rows.iter().for_each(|row| of_token(log_ratios[*row], metrics));
+        let tokens = rows.len() as f64;
+        let d: f64 = rows.iter().map(|row| log_ratios[*row]).sum();
+        let s: f64 = rows.iter().map(|row| f64::from(sampler[*row])).sum();
+        of_sequence(d, (s + d) / tokens, s / tokens, metrics);
+    }
+}
+
+fn of_token(d: f64, metrics: &mut Metrics) {
+    let k3 = |d: f64| d.min(LARGEST).exp_m1() - d;
+    // m - s and m - o, m being the log of the mean of both probabilities.
+    let to_mixture = |d: f64| (0.5 * d.min(LARGEST).exp_m1()).ln_1p();
+    for (name, value) in [
+        ("rollout_corr/kl", -d),
+        ("rollout_corr/k3_kl", k3(d)),
+        ("rollout_corr/chi2_token", (2.0 * d.clamp(-SAFE, SAFE)).exp_m1()),
+        ("token_mult_prob_error", d.abs().min(LARGEST).exp()),
+        ("gen_kl_error", k3(d)),
+        ("policy_kl_error", k3(-d)),
+        ("js_divergence_error", 0.5 * (k3(-to_mixture(d)) + k3(-to_mixture(-d)))),
+    ] {
+        metrics.mean(name, value, 1.0);
+    }
+}
+
+/// `d`: sum over the tokens; `o` and `s`: means.
+fn of_sequence(d: f64, o: f64, s: f64, metrics: &mut Metrics) {
+    let exp = |exponent: f64| exponent.min(LARGEST).exp();
+    let difference = s - o;
+    for (name, value) in [
+        ("rollout_corr/training_ppl", exp(-o)),
+        ("rollout_corr/training_log_ppl", -o),
+        ("rollout_corr/rollout_ppl", exp(-s)),
+        ("rollout_corr/rollout_log_ppl", -s),
+        ("rollout_corr/log_ppl_diff", difference),
+        ("rollout_corr/log_ppl_abs_diff", difference.abs()),
+        ("rollout_corr/ppl_ratio", exp(difference)),
+        ("rollout_corr/chi2_seq", (2.0 * d.clamp(-SAFE, SAFE)).exp_m1()),
+    ] {
+        metrics.mean(name, value, 1.0);
+    }
+    metrics.max("rollout_corr/log_ppl_diff_max", difference);
+    metrics.min("rollout_corr/log_ppl_diff_min", difference);
+}
+
+/// What verl says of the weights of `rollout_is`: `weights` `[N]` after their bounds, `ratios` before them, of each token or of
+/// each sequence.
+pub(crate) fn record_weights(
+    batch: &TokenBatch,
+    weights: &[f64],
+    ratios: &[f64],
+    threshold: Threshold,
+    metrics: &mut Metrics,
+) {
+    let low = threshold.low.unwrap_or(1.0 / threshold.high);
+    let mean = |values: &mut dyn Iterator<Item = f64>| {
+        let (sum, count) = values.fold((0.0, 0.0), |(sum, count), value| (sum + value, count + 1.0));
+        sum / f64::max(count, 1.0)
+    };
+    let applied = || batch.active_rows().iter().map(|row| weights[*row]);
+    let (first, second) = (mean(&mut applied()), mean(&mut applied().map(|weight| weight * weight)));
+    let share = |outside: &dyn Fn(f64) -> bool| mean(&mut ratios.iter().map(|r| f64::from(u8::from(outside(*r)))));
+    for (name, value) in [
+        ("rollout_corr/rollout_is_mean", first),
+        ("rollout_corr/rollout_is_std", (second - first * first).max(0.0).sqrt()),
+        ("rollout_corr/rollout_is_eff_sample_size", if second > 0.0 { first * first / second } else { 0.0 }),
+        ("rollout_corr/rollout_is_ratio_fraction_high", share(&|ratio| ratio > threshold.high)),
+        ("rollout_corr/rollout_is_ratio_fraction_low", share(&|ratio| ratio < low)),
+    ] {
+        metrics.mean(name, value, 1.0);
+    }
+}
+
+/// Which shares of tokens and sequences `rollout_rs` rejects. `kept`: the mask `[N]` that is left.
+pub(crate) fn record_rejected(batch: &TokenBatch, kept: &[f32], metrics: &mut Metrics) {
+    for rows in sequences(batch) {
+        let rejected = rows.iter().filter(|row| kept[**row] == 0.0).count();
+        metrics.mean("rollout_corr/rollout_rs_masked_fraction", rejected as f64, rows.len() as f64);
+        metrics.mean("rollout_corr/rollout_rs_seq_masked_fraction", f64::from(u8::from(rejected > 0)), 1.0);
+    }
+}
