@@ -33,7 +33,8 @@ fn assert_same(got: &Output, expected: &Output, what: &str) {
     assert!(off < 1e-5, "{what}: gradients are {off:e} apart");
     // What was found while a step was prepared stays with the whole.
     let of_tokens = |out: &Output| -> Vec<(String, f64)> {
-        let own = |(name, _): &(&str, f64)| !name.starts_with("sampling/");
+        let of_step = ["sampling/", "rollout_corr/", "_error"];
+        let own = |(name, _): &(&str, f64)| !of_step.iter().any(|part| name.contains(part));
         out.metrics.values().filter(own).map(|(name, value)| (name.to_owned(), value)).collect()
     };
     let (got, expected) = (of_tokens(got), of_tokens(expected));
@@ -187,7 +188,8 @@ fn the_family_is_exercised() {
         Differences::new(&out, &expected).assert_small(name);
         let clips = ["clip_ratio/region_mean", "cispo_clip_ratio"].into_iter().find_map(|name| out.metrics.value(name));
         assert!(clips.is_none_or(|clips| clips > 0.0 && clips < 1.0), "{name} clips {clips:?}");
-        let chooses = loss.selects_tokens() || case.batch.sampler_logp().is_some();
+        let corrects = loss.vllm_importance_sampling_correction != Some(false) && case.batch.sampler_logp().is_some();
+        let chooses = loss.selects_tokens() || corrects;
         assert_eq!(whole.batch.factors().is_some(), chooses, "{name}");
         if let Some(factors) = whole.batch.factors() {
             let lists = [&factors.policy, &factors.penalised, &factors.shift];

@@ -75,6 +75,9 @@ pub(crate) fn record_weights(
     threshold: Threshold,
     metrics: &mut Metrics,
 ) {
+    if batch.active_tokens() == 0 {
+        return;
+    }
     let low = threshold.low.unwrap_or(1.0 / threshold.high);
     let mean = |values: &mut dyn Iterator<Item = f64>| {
         let (sum, count) = values.fold((0.0, 0.0), |(sum, count), value| (sum + value, count + 1.0));

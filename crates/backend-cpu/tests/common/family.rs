@@ -107,7 +107,8 @@ pub fn loss(name: &str) -> LossConfig {
         }
         "kl_sampler" => r#"{"beta": 0.2, "kl_importance": "sampler", "vllm_importance_sampling_correction": false}"#,
         "sampler_seq_mask_tis" => {
-            r#"{"loss_type": "dapo", "vllm_importance_sampling_mode": "seq_mask_tis", "beta": 0.1,
+            r#"{"loss_type": "dapo", "vllm_importance_sampling_correction": true, "beta": 0.1,
+                "vllm_importance_sampling_mode": "seq_mask_tis",
                 "vllm_importance_sampling_clip_min": 0.97, "vllm_importance_sampling_clip_max": 1.1}"#
         }
         "verl_gspo" => {

@@ -81,8 +81,11 @@ fn log_ratio(rng: &mut ChaCha8Rng) -> f64 {
 }
 
 /// Whether a configuration asks for the sampler's log-probabilities in so many words; TRL's default does not.
-fn corrects(loss: &LossConfig) -> bool {
-    loss.vllm_importance_sampling_correction == Some(true) || loss.rollout_is.is_some() || loss.rollout_rs.is_some()
+fn asks_for_sampler(loss: &LossConfig) -> bool {
+    loss.vllm_importance_sampling_correction == Some(true)
+        || loss.rollout_is.is_some()
+        || loss.rollout_rs.is_some()
+        || loss.kl_importance == Some(KlImportance::Sampler)
 }
 
 impl Case {
@@ -144,7 +147,7 @@ impl Case {
         };
         case.batch =
             case.batch.clone().with_old_logp(old(f32::NAN)).unwrap().with_ref_logp(old(f32::INFINITY)).unwrap();
-        if corrects(loss) {
+        if asks_for_sampler(loss) {
             let old_logp = case.batch.old_logp().unwrap();
             // Every fourth token came without.
             let sampled =
