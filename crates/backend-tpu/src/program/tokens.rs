@@ -28,7 +28,7 @@ pub(crate) const RECIPROCAL_TEMPERATURE: usize = NUMBERS - 1;
 /// Rows of the table of ids, i32 `[IDS, G]`: target (-1 at masked tokens), sequence.
 pub(crate) const IDS: usize = 2;
 /// Entries of the result `sums`.
-pub(crate) const SUMS: usize = 14;
+pub(crate) const SUMS: usize = 15;
 
 /// Tokens of a device, or a chunk of them. Every entry `[N]`.
 #[derive(Clone)]
@@ -214,7 +214,7 @@ impl Tokens {
         };
         let entropy = entropy.map(|e| active.select(e, &zero)).unwrap_or_else(|| zero.clone());
         let imitated = nll_weight.gt(&zero);
-        let sums = [
+        let sums: [Value; SUMS] = [
             total(&loss.loss),
             total(&loss.policy),
             total(loss.kl.as_ref().unwrap_or(&zero)),
