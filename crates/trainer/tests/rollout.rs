@@ -88,6 +88,14 @@ fn naive_rollouts_are_seen() {
     }
 }
 
+#[test]
+fn a_loss_at_another_temperature_is_refused() {
+    let mut config = config();
+    config.loss.temperature = 0.5;
+    let message = Trainer::new(config).err().unwrap().to_string();
+    assert!(message.contains("loss.temperature") && message.contains("0.5"), "{message}");
+}
+
 /// Completions with tokens that no text gives back: padding and BOS inside.
 struct Strays;
 
