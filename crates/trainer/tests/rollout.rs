@@ -12,10 +12,10 @@ use trainer::{Result, TrainConfig, Trainer};
 
 /// One step of one update in one piece, on prompts of several lengths.
 fn config() -> TrainConfig {
-    let mut config = TrainConfig::default();
     // Probabilities that are far from uniform.
-    config.model =
+    let model =
         ModelConfig { hidden_size: 32, intermediate_size: 32, initializer_range: 0.3, ..ModelConfig::default() };
+    let mut config = TrainConfig { model, ..TrainConfig::default() };
     config.data.tasks.addition.zero_pad = false;
     config.data.tasks.countdown.weight = 1.0;
     config.warmup.steps = 0;
@@ -63,14 +63,14 @@ impl RolloutEngine for Engine {
 
 /// Largest difference between what the engine said of its tokens, decoding left-padded prompts over a cache, and what
 /// the loss makes of the same ids in one right-padded pass.
-fn difference(prompt: fn(&[u32]) -> Vec<u32>, completion: fn(&mut Completion)) -> f64 {
-    let report = trainer(Engine { prompt, completion }).grpo_step().unwrap();
+fn difference(engine: Engine) -> f64 {
+    let report = trainer(engine).grpo_step().unwrap();
     report.metric("sampling/sampling_logp_difference/max")
 }
 
 #[test]
 fn the_loss_scores_tokens_as_the_engine_drew_them() {
-    let found = difference(<[u32]>::to_vec, |_| ());
+    let found = difference(Engine { prompt: <[u32]>::to_vec, completion: |_| () });
     assert!(found > 0.0 && found < 1e-4, "{found}");
 }
 
@@ -78,15 +78,16 @@ fn the_loss_scores_tokens_as_the_engine_drew_them() {
 /// the token before, and of another temperature.
 #[test]
 fn naive_rollouts_are_seen() {
-    let naive: [(&str, fn(&[u32]) -> Vec<u32>, fn(&mut Completion)); 4] = [
-        ("two BOS", |prompt| [&[Tokenizer::BOS], prompt].concat(), |_| ()),
-        ("padding", |prompt| [&[Tokenizer::PAD; 2], prompt].concat(), |_| ()),
-        ("off by one", <[u32]>::to_vec, |completion| completion.logps.rotate_right(1)),
-        ("temperature", <[u32]>::to_vec, |completion| completion.logps.iter_mut().for_each(|logp| *logp *= 0.8)),
+    let of_prompts = |prompt| Engine { prompt, completion: |_| () };
+    let of_completions = |completion| Engine { prompt: <[u32]>::to_vec, completion };
+    let naive = [
+        ("two BOS", of_prompts(|prompt| [&[Tokenizer::BOS], prompt].concat())),
+        ("padding", of_prompts(|prompt| [&[Tokenizer::PAD; 2], prompt].concat())),
+        ("off by one", of_completions(|completion| completion.logps.rotate_right(1))),
+        ("temperature", of_completions(|completion| completion.logps.iter_mut().for_each(|logp| *logp *= 0.8))),
     ];
-    for (name, prompt, completion) in naive {
-        let found = difference(prompt, completion);
-        println!("{name}: {found}");
+    for (name, engine) in naive {
+        let found = difference(engine);
         assert!(found > 0.1, "{name}: {found}");
     }
 }
