@@ -1,6 +1,9 @@
 //! The documents say what the repository does.
 
+use std::path::Path;
+
 const README: &str = include_str!("../README.md");
+const TRAPS: &str = include_str!("../docs/traps.md");
 
 #[test]
 fn the_readme_shows_the_example_that_is_compiled() {
@@ -11,10 +14,41 @@ fn the_readme_shows_the_example_that_is_compiled() {
 
 #[test]
 fn files_that_the_documents_link_to_exist() {
-    for (name, text) in [("README.md", README), ("ARCHITECTURE.md", include_str!("../ARCHITECTURE.md"))] {
+    let documents = [
+        ("README.md", "..", README),
+        ("ARCHITECTURE.md", "..", include_str!("../ARCHITECTURE.md")),
+        ("docs/traps.md", "../docs", TRAPS),
+    ];
+    for (name, folder, text) in documents {
         let targets = text.split("](").skip(1).filter_map(|rest| rest.split_once(')').map(|(target, _)| target));
         for target in targets.filter(|t| !t.starts_with("http")) {
-            assert!(std::path::Path::new("..").join(target).exists(), "{name} links to {target}, which is not there");
+            let file = target.split('#').next().unwrap();
+            assert!(Path::new(folder).join(file).exists(), "{name} links to {target}, which is not there");
+        }
+    }
+}
+
+/// Sections 1 to 22, each with a list of `path::name`.
+#[test]
+fn every_trap_names_tests_that_exist() {
+    let sections: Vec<&str> = TRAPS.split("\n## ").skip(1).collect();
+    assert_eq!(sections.len(), 22);
+    for (number, section) in (1..).zip(sections) {
+        assert!(
+            section.starts_with(&format!("{number}. ")),
+            "section {number} begins with {:?}",
+            section.lines().next()
+        );
+        let item = |line: &'static str| line.strip_prefix("* `")?.strip_suffix('`')?.split_once("::");
+        let tests: Vec<(&str, &str)> = section.lines().filter_map(item).collect();
+        assert!(!tests.is_empty(), "section {number} names no test");
+        assert_eq!(tests.len(), section.matches("\n* ").count(), "section {number} lists something else");
+        for (path, name) in tests {
+            let source = std::fs::read_to_string(Path::new("..").join(path)).unwrap_or_else(|e| panic!("{path}: {e}"));
+            let (before, _) =
+                source.split_once(&format!("fn {name}(")).unwrap_or_else(|| panic!("{path} has no test {name}"));
+            let attributes = before.rsplit("}\n\n").next().unwrap();
+            assert!(attributes.contains("#[test]") || attributes.contains("#[rstest]"), "{path}: {name} is no test");
         }
     }
 }

@@ -1,18 +1,21 @@
 //! What users of other systems fell into. Each test has a naive version that falls in, by the margin that it asserts,
 //! and holds ours to the f64 oracle or to a number found by hand.
 //!
-//! Elsewhere: the order of softcap and temperature in `transforms.rs`, groups of equal rewards in grpo-core's
-//! `advantages`.
+//! docs/traps.md lists them all, with those that are tested elsewhere.
 
 #[path = "../common/mod.rs"]
 mod common;
 
+mod adapters;
 mod collapse;
 mod denominators;
+mod groups;
 mod masks;
 mod overflow;
 mod rounding;
+mod sampler;
 mod sizes;
+mod steps;
 mod tiles;
 
 use backend_cpu::reference::{Evaluation, Policy, evaluate};

@@ -96,6 +96,34 @@ fn tied_embeddings_accumulate_both_gradients(
     assert!(share > 1e-3, "the embedding's own share is all but zero: {share}");
 }
 
+/// A micro-batch in which every token is masked: its loss stays on the graph, as 0 with gradients of 0, alone and in a sum
+/// with others.
+#[rstest]
+fn nothing_active_keeps_the_graph(
+    #[values(Implementation::Reference, Implementation::Logits, Implementation::Fused)] implementation: Implementation,
+) {
+    let (config, case) = (config(), Case::new(&config()));
+    let batch = case.batch();
+    let masked = batch.clone().with_mask(&[0.0; N]).unwrap();
+    let mut grpo = grpo(&config, implementation);
+    let alone = through_layer(&case, |h, w| grpo.loss(h, w, None, &masked).unwrap().loss);
+    assert!(alone.iter().flatten().all(|g| *g == 0.0), "{alone:?}");
+
+    let expected = through_layer(&case, |h, w| grpo.loss(h, w, None, &batch).unwrap().loss);
+    let found = through_layer(&case, |h, w| {
+        let empty = grpo.loss(h.clone(), w.clone(), None, &masked).unwrap();
+        assert_eq!(empty.value, 0.0);
+        empty.loss + grpo.loss(h, w, None, &batch).unwrap().loss
+    });
+    assert_eq!(found, expected);
+
+    if implementation != Implementation::Fused {
+        let logits = tensor(&vec![f32::NAN; N * V], [N, V], &Device::flex().autodiff()).require_grad();
+        let loss = grpo.loss_from_logits(logits.clone() * 1.0, &masked).unwrap().loss;
+        assert_eq!(values(logits.grad(&loss.backward()).unwrap()), vec![0.0; N * V]);
+    }
+}
+
 #[test]
 fn tensors_may_be_padded_sliced_and_transposed() {
     let (config, case) = (config(), Case::new(&config()));

@@ -2,6 +2,7 @@
 //!
 //! Legend: N tokens (rows), B sequences, H hidden size, V vocabulary.
 
+mod adapters;
 mod bf16;
 mod case;
 mod errors;

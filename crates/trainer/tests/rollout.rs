@@ -1,0 +1,170 @@
+//! What the sampler drew is what is trained on: the same ids, at the same places, with the same probabilities.
+
+use grpo_core::{Backend, GradsMut, LossConfig, LossOutput, LossPlan, MemoryReport, PlanRequest, PolicyInput, Scores};
+use grpo_core::{Error as LossError, TokenBatch};
+use std::sync::{Arc, Mutex};
+use trainer::dataset::Dataset;
+use trainer::model::{Decoder, ModelConfig};
+use trainer::reward::Rewards;
+use trainer::rollout::{BatchedEngine, Completion, RolloutEngine, RolloutRequest};
+use trainer::tokenizer::Tokenizer;
+use trainer::{Result, TrainConfig, Trainer};
+
+/// One step of one update in one piece, on prompts of several lengths.
+fn config() -> TrainConfig {
+    // Probabilities that are far from uniform.
+    let model =
+        ModelConfig { hidden_size: 32, intermediate_size: 32, initializer_range: 0.3, ..ModelConfig::default() };
+    let mut config = TrainConfig { model, ..TrainConfig::default() };
+    config.data.tasks.addition.zero_pad = false;
+    config.data.tasks.countdown.weight = 1.0;
+    config.warmup.steps = 0;
+    config.rollout.temperature = 0.8;
+    config.rollout.max_completion_length = 6;
+    config.grpo.max_steps = 1;
+    config.grpo.num_iterations = 1;
+    config.grpo.steps_per_generation = 1;
+    config.grpo.gradient_accumulation_steps = 1;
+    config.grpo.prompts_per_step = 8;
+    config.grpo.num_generations = 4;
+    config.eval.num_problems = 4;
+    config.loss = LossConfig::from_json(r#"{"vllm_importance_sampling_correction": true}"#).unwrap();
+    config
+}
+
+fn trainer(engine: impl RolloutEngine + 'static) -> Trainer {
+    let config = config();
+    let dataset = Dataset::new(&config.data, config.seed).unwrap();
+    let rewards = Rewards::new(&config.rewards).unwrap();
+    Trainer::with_parts(config, dataset, rewards, Box::new(engine)).unwrap()
+}
+
+/// The built-in engine, and what may go wrong between it and the loss.
+struct Engine {
+    prompt: fn(&[u32]) -> Vec<u32>,
+    completion: fn(&mut Completion),
+}
+
+impl RolloutEngine for Engine {
+    fn generate(&mut self, model: &Decoder, request: &RolloutRequest<'_>) -> Result<Vec<Completion>> {
+        let lengths: Vec<usize> = request.prompts.iter().map(Vec::len).collect();
+        assert!(lengths.iter().any(|length| *length != lengths[0]), "no prompt is padded");
+        for prompt in request.prompts {
+            let text = Tokenizer.decode(&prompt[1..])?;
+            assert_eq!(*prompt, Tokenizer.encode_prompt(&text)?, "one BOS, then the question");
+        }
+        let prompts: Vec<Vec<u32>> = request.prompts.iter().map(|prompt| (self.prompt)(prompt)).collect();
+        let request = RolloutRequest { prompts: &prompts, ..*request };
+        let mut completions = BatchedEngine { batch_size: 16 }.generate(model, &request)?;
+        completions.iter_mut().for_each(self.completion);
+        Ok(completions)
+    }
+}
+
+/// Largest difference between what the engine said of its tokens, decoding left-padded prompts over a cache, and what
+/// the loss makes of the same ids in one right-padded pass.
+fn difference(engine: Engine) -> f64 {
+    let report = trainer(engine).grpo_step().unwrap();
+    report.metric("sampling/sampling_logp_difference/max")
+}
+
+#[test]
+fn the_loss_scores_tokens_as_the_engine_drew_them() {
+    let found = difference(Engine { prompt: <[u32]>::to_vec, completion: |_| () });
+    assert!(found > 0.0 && found < 1e-4, "{found}");
+}
+
+/// The same number tells of a BOS that comes twice, of padding that is attended to, of log-probabilities that belong to
+/// the token before, and of another temperature.
+#[test]
+fn naive_rollouts_are_seen() {
+    let of_prompts = |prompt| Engine { prompt, completion: |_| () };
+    let of_completions = |completion| Engine { prompt: <[u32]>::to_vec, completion };
+    let naive = [
+        ("two BOS", of_prompts(|prompt| [&[Tokenizer::BOS], prompt].concat())),
+        ("padding", of_prompts(|prompt| [&[Tokenizer::PAD; 2], prompt].concat())),
+        ("off by one", of_completions(|completion| completion.logps.rotate_right(1))),
+        ("temperature", of_completions(|completion| completion.logps.iter_mut().for_each(|logp| *logp *= 0.8))),
+    ];
+    for (name, engine) in naive {
+        let found = difference(engine);
+        assert!(found > 0.1, "{name}: {found}");
+    }
+}
+
+#[test]
+fn a_loss_at_another_temperature_is_refused() {
+    let mut config = config();
+    config.loss.temperature = 0.5;
+    let message = Trainer::new(config).err().unwrap().to_string();
+    assert!(message.contains("loss.temperature") && message.contains("0.5"), "{message}");
+}
+
+/// Completions with tokens that no text gives back: padding and BOS inside.
+struct Strays;
+
+/// "<pad>2<bos>4" to who reads it.
+const STRAYS: [u32; 5] = [Tokenizer::PAD, 5, Tokenizer::BOS, 7, Tokenizer::EOS];
+
+impl RolloutEngine for Strays {
+    fn generate(&mut self, _: &Decoder, request: &RolloutRequest<'_>) -> Result<Vec<Completion>> {
+        let completion = |i: usize| Completion {
+            ids: if i.is_multiple_of(2) { STRAYS.to_vec() } else { STRAYS[1..].to_vec() },
+            logps: vec![f32::NAN; 5 - i % 2],
+            truncated: false,
+        };
+        Ok((0..request.prompts.len() * request.num_generations).map(completion).collect())
+    }
+}
+
+/// The CPU backend, and the targets of every call.
+#[derive(Default)]
+struct Watched(Arc<Mutex<Vec<i64>>>);
+
+struct WatchedPlan(Box<dyn LossPlan>, Arc<Mutex<Vec<i64>>>);
+
+impl Backend for Watched {
+    fn name(&self) -> &str {
+        "watched"
+    }
+
+    fn plan(&self, request: &PlanRequest) -> std::result::Result<Box<dyn LossPlan>, LossError> {
+        Ok(Box::new(WatchedPlan(backend_cpu::CpuBackend::new().plan(request)?, Arc::clone(&self.0))))
+    }
+}
+
+impl LossPlan for WatchedPlan {
+    fn score(&mut self, policy: PolicyInput<'_>, batch: &TokenBatch) -> std::result::Result<Scores, LossError> {
+        self.0.score(policy, batch)
+    }
+
+    fn value_and_grad(
+        &mut self,
+        policy: PolicyInput<'_>,
+        batch: &TokenBatch,
+        grads: GradsMut<'_>,
+    ) -> std::result::Result<LossOutput, LossError> {
+        self.1.lock().unwrap().extend(batch.targets());
+        self.0.value_and_grad(policy, batch, grads)
+    }
+
+    fn memory(&self) -> MemoryReport {
+        self.0.memory()
+    }
+}
+
+/// Text is for the rewards. Encoded again, it is something else.
+#[test]
+fn the_ids_of_the_rollout_are_trained_on() {
+    let text = Tokenizer.decode(&STRAYS).unwrap();
+    let naive = Tokenizer.encode_completion(&text).unwrap();
+    assert!(naive.len() > 2 * STRAYS.len(), "naive: {text:?} is {naive:?}");
+
+    let targets = Arc::<Mutex<Vec<i64>>>::default();
+    let mut run = trainer(Strays).with_backend(Arc::new(Watched(Arc::clone(&targets))));
+    let report = run.grpo_step().unwrap();
+    let long = STRAYS.map(i64::from);
+    assert_eq!(*targets.lock().unwrap(), [&long[..], &long[1..]].concat().repeat(16));
+    assert_eq!(report.metric("completions/mean_length"), 4.5);
+    assert!(report.samples.iter().any(|sample| sample.completion == text));
+}
