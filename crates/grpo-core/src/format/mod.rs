@@ -1,0 +1,73 @@
+//! The batch file `grpo-batch/1`: one safetensors file with everything one loss evaluation needs, and, if known, what it
+//! should give. Any trainer that can write safetensors can dump its batch and have its loss checked.
+//!
+//! Legend: B sequences, T tokens each (padded), H hidden size, V vocabulary.
+//!
+//! | tensor | dtype | shape |
+//! |---|---|---|
+//! | `hidden` and `lm_head`, or `logits` | F32, BF16 | `[B, T, H]` and `[V, H]`, or `[B, T, V]` |
+//! | `bias` (optional) | as `hidden` | `[V]` |
+//! | `targets` | I64, I32 | `[B, T]` |
+//! | `mask` | F32, BOOL, U8, I32, I64 | `[B, T]` |
+//! | `advantages` | F32, F64 (rounded) | `[B]`, `[B, 1]` or `[B, T]` |
+//! | `old_logp` (optional; without it the ratio is 1), `ref_logp` (when beta is not 0) | F32, F64 (rounded) | `[B, T]` |
+//! | `sampler_logp` (optional, for the sampler's correction; NaN where the sampler gave none: ratio 1) | F32, F64 (rounded) | `[B, T]` |
+//! | `temperatures` (optional; replaces the configuration's `temperature`) | F32 | `[B]`, `[B, 1]` or `[B, T]` |
+//! | `expected.{loss,logp,entropy,grad_hidden,grad_lm_head,grad_bias,grad_logits}` (optional) | F64, F32 | of what they mirror |
+//!
+//! `__metadata__`: `format` = `grpo-batch/1`, `loss` = the loss configuration as JSON, optional `name` and `source`.
+
+mod policy;
+mod read;
+mod write;
+
+use crate::backend::PolicySpec;
+use crate::batch::TokenBatch;
+use crate::config::LossConfig;
+use crate::parity::Values;
+pub use policy::{Policy, Tensor};
+
+/// The format's name and version.
+pub const FORMAT: &str = "grpo-batch/1";
+
+/// A batch file, read and checked.
+#[derive(Clone, Debug)]
+pub struct BatchFile {
+    /// Name of the case; empty if the file has none.
+    pub name: String,
+    /// Where its values come from; empty if the file does not say.
+    pub source: String,
+    /// The loss that the file was made for.
+    pub loss: LossConfig,
+    /// B and T.
+    pub shape: [usize; 2],
+    /// H (0 when the file has logits).
+    pub hidden: usize,
+    /// V.
+    pub vocab: usize,
+    /// The policy's output.
+    pub policy: Policy,
+    /// Targets, mask, advantages, recorded log-probabilities.
+    pub batch: TokenBatch,
+    /// What the evaluation should give, as far as the file knows.
+    pub expected: Values,
+}
+
+impl BatchFile {
+    /// The policy's shapes and dtypes, for a plan.
+    pub fn policy_spec(&self) -> PolicySpec {
+        self.policy.spec(self.hidden, self.vocab)
+    }
+}
+
+/// Names and shapes of the optional results, the scalar loss aside.
+fn expected_shapes([b, t]: [usize; 2], h: usize, v: usize) -> [(&'static str, Vec<usize>); 6] {
+    [
+        ("expected.logp", vec![b, t]),
+        ("expected.entropy", vec![b, t]),
+        ("expected.grad_hidden", vec![b, t, h]),
+        ("expected.grad_lm_head", vec![v, h]),
+        ("expected.grad_bias", vec![v]),
+        ("expected.grad_logits", vec![b, t, v]),
+    ]
+}

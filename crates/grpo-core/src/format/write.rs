@@ -1,0 +1,113 @@
+//! To the bytes of a file.
+
+use super::{BatchFile, FORMAT, Policy, Tensor, expected_shapes};
+use crate::batch::Advantages;
+use crate::error::{Error, Result};
+use safetensors::tensor::{Dtype as FileDtype, TensorView};
+use std::collections::HashMap;
+
+impl BatchFile {
+    /// The bytes of the file. `expected` values are written as F64. Sequences must all have T tokens; aggregation
+    /// weights are not part of the format.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] when a tensor does not have the shape that the other fields say it has.
+    pub fn to_bytes(&self) -> Result<Vec<u8>> {
+        let [b, t] = self.shape;
+        let (h, v) = (self.hidden, self.vocab);
+        let mut out = Writer::default();
+        match &self.policy {
+            Policy::Logits(logits) => out.tensor("logits", &[b, t, v], logits)?,
+            Policy::Hidden { hidden, lm_head, bias } => {
+                out.tensor("hidden", &[b, t, h], hidden)?;
+                out.tensor("lm_head", &[v, h], lm_head)?;
+                if let Some(bias) = bias {
+                    out.tensor("bias", &[v], bias)?;
+                }
+            }
+        }
+        out.push(
+            "targets",
+            FileDtype::I64,
+            &[b, t],
+            self.batch.targets().iter().flat_map(|t| t.to_le_bytes()).collect(),
+        )?;
+        let mask: Vec<f32> = (0..self.batch.tokens()).map(|i| f32::from(u8::from(self.batch.is_active(i)))).collect();
+        out.f32s("mask", &[b, t], &mask)?;
+        match self.batch.advantages() {
+            Advantages::PerSequence(a) => out.f32s("advantages", &[b], a)?,
+            Advantages::PerToken(a) => out.f32s("advantages", &[b, t], a)?,
+        }
+        let lists = [
+            ("old_logp", self.batch.old_logp()),
+            ("ref_logp", self.batch.ref_logp()),
+            ("sampler_logp", self.batch.sampler_logp()),
+            ("temperatures", self.batch.temperatures()),
+        ];
+        for (name, list) in lists {
+            if let Some(list) = list {
+                out.f32s(name, &[b, t], list)?;
+            }
+        }
+        let e = &self.expected;
+        if let Some(loss) = e.loss {
+            out.f64s("expected.loss", &[], &[loss])?;
+        }
+        let expected = expected_shapes([b, t], h, v);
+        for ((name, shape), values) in
+            expected.iter().zip([&e.logp, &e.entropy, &e.grad_hidden, &e.grad_lm_head, &e.grad_bias, &e.grad_logits])
+        {
+            if let Some(values) = values {
+                out.f64s(name, shape, values)?;
+            }
+        }
+        let mut metadata = HashMap::from([("format".to_owned(), FORMAT.to_owned())]);
+        metadata.insert("name".into(), self.name.clone());
+        metadata.insert("source".into(), self.source.clone());
+        let loss = serde_json::to_string(&self.loss).map_err(|e| Error::Format(e.to_string()))?;
+        metadata.insert("loss".into(), loss);
+        out.finish(metadata)
+    }
+}
+
+#[derive(Default)]
+struct Writer {
+    tensors: Vec<(String, FileDtype, Vec<usize>, Vec<u8>)>,
+}
+
+impl Writer {
+    fn push(&mut self, name: &str, dtype: FileDtype, shape: &[usize], bytes: Vec<u8>) -> Result<()> {
+        let expected = shape.iter().product::<usize>() * dtype.bitsize() / 8;
+        if bytes.len() != expected {
+            return Err(Error::shape("batch file", format!("bytes of {name} {shape:?}"), expected, bytes.len()));
+        }
+        self.tensors.push((name.to_owned(), dtype, shape.to_vec(), bytes));
+        Ok(())
+    }
+
+    fn f32s(&mut self, name: &str, shape: &[usize], values: &[f32]) -> Result<()> {
+        self.push(name, FileDtype::F32, shape, values.iter().flat_map(|v| v.to_le_bytes()).collect())
+    }
+
+    fn f64s(&mut self, name: &str, shape: &[usize], values: &[f64]) -> Result<()> {
+        self.push(name, FileDtype::F64, shape, values.iter().flat_map(|v| v.to_le_bytes()).collect())
+    }
+
+    fn tensor(&mut self, name: &str, shape: &[usize], tensor: &Tensor) -> Result<()> {
+        match tensor {
+            Tensor::F32(v) => self.f32s(name, shape, v),
+            Tensor::Bf16(v) => {
+                self.push(name, FileDtype::BF16, shape, v.iter().flat_map(|v| v.to_le_bytes()).collect())
+            }
+        }
+    }
+
+    fn finish(self, metadata: HashMap<String, String>) -> Result<Vec<u8>> {
+        let bad = |e: safetensors::SafeTensorError| Error::Format(e.to_string());
+        let mut views = Vec::with_capacity(self.tensors.len());
+        for (name, dtype, shape, bytes) in &self.tensors {
+            views.push((name.as_str(), TensorView::new(*dtype, shape.clone(), bytes).map_err(bad)?));
+        }
+        safetensors::serialize(views, Some(metadata)).map_err(bad)
+    }
+}
