@@ -93,7 +93,7 @@ fn coefficients_and_a_reference_that_move_go_on_where_they_were() {
         "grpo.use_kl_in_reward=true",
         "grpo.kl_ctrl={type: adaptive, horizon: 2000}",
         "grpo.use_adaptive_entropy=true",
-        "loss.entropy_coef=0.01",
+        "grpo.entropy_target=10",
         "grpo.sync_ref_model=true",
         "grpo.ref_model_sync_steps=3",
         "grpo.filter_groups.enable=true",

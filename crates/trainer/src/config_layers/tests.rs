@@ -144,8 +144,8 @@ fn advantages_that_a_run_cannot_feed_are_refused_before_it_starts() {
 
 #[rstest::rstest]
 #[case(&["grpo.use_kl_in_reward=true", "grpo.kl_ctrl.kl_coef=-1"], "grpo.kl_ctrl.kl_coef")]
-#[case(&["grpo.use_kl_in_reward=true", "grpo.kl_ctrl.type=adaptive", "grpo.kl_ctrl.horizon=100"], "horizon above 102.4")]
-#[case(&["grpo.use_kl_in_reward=true", "grpo.kl_ctrl.type=adaptive", "grpo.kl_ctrl.target_kl=0"], "target_kl")]
+#[case(&["grpo.use_kl_in_reward=true", "grpo.kl_ctrl={type: adaptive, horizon: 100}"], "horizon above 102.4")]
+#[case(&["grpo.use_kl_in_reward=true", "grpo.kl_ctrl={type: adaptive, target_kl: 0}"], "target_kl")]
 #[case(&["grpo.filter_groups.enable=true", "grpo.filter_groups.max_num_gen_batches=0"], "max_num_gen_batches")]
 #[case(&["grpo.filter_groups.enable=true", "grpo.filter_groups.keep.reward_range=[1, 0]"], "reward_range must rise")]
 #[case(&["grpo.use_adaptive_entropy=true", "grpo.entropy_coef_min=2"], "entropy_coef_min (2)")]

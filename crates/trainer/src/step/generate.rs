@@ -56,7 +56,7 @@ pub(super) fn sample(
     let (filter, wanted) = (&grpo.filter_groups, grpo.prompts_per_step);
     let mut sampled = Sampled { all: Vec::new(), kept: Vec::new() };
     for batch in 0.. {
-        if batch == filter.max_num_gen_batches {
+        if filter.enable && batch == filter.max_num_gen_batches {
             return Err(Error::TooFewGroups {
                 found: sampled.kept.len(),
                 wanted,

@@ -30,7 +30,8 @@ pub struct GrpoConfig {
     /// How the loss is computed; changes time and memory, not the numbers beyond tolerance.
     pub implementation: Implementation,
     /// How rewards become advantages. The weights of reward functions are those of the section `rewards`, so
-    /// `reward_weights` stays empty.
+    /// `reward_weights` stays empty. Refused are gae (there is no critic) and the optimal token baselines (scoring
+    /// gives no sums of squared probabilities). Truncated completions are compared even where the loss masks them.
     pub advantages: AdvantageConfig,
     /// Multiplies every advantage; 1 is GRPO, 0 is the control run that must not learn.
     pub advantage_scale: f32,
@@ -43,8 +44,8 @@ pub struct GrpoConfig {
     pub kl_penalty: KlEstimator,
     /// Its coefficient.
     pub kl_ctrl: KlControlConfig,
-    /// Moves the coefficient of the entropy bonus after each optimizer step, from `loss.entropy_coef` on, and applies it
-    /// while the entropy is at most `entropy_target` (Skywork-OR1).
+    /// Moves the coefficient of the entropy bonus after each optimizer step, from `loss.entropy_coef` on, and applies
+    /// it while the entropy is at most `entropy_target` (Skywork-OR1).
     pub use_adaptive_entropy: bool,
     /// Least coefficient.
     pub entropy_coef_min: f64,
@@ -123,8 +124,8 @@ impl GrpoConfig {
     }
 }
 
-/// Dynamic sampling, with verl's names. A generation batch has `prompts_per_step` prompts; as long as too few groups are
-/// kept another one is sampled, and what is kept beyond the need is dropped.
+/// Dynamic sampling, with verl's names. A generation batch has `prompts_per_step` prompts; as long as too few groups
+/// are kept another one is sampled, and what is kept beyond the need is dropped.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FilterGroupsConfig {

@@ -166,6 +166,12 @@ fn a_run_without_enough_groups_says_so() {
     assert!(error.to_string().contains("grpo.filter_groups.max_num_gen_batches"), "{error}");
     // Nothing but the cursor has moved.
     assert_eq!((run.counters().grpo_steps, run.counters().optimizer_steps), (0, 0));
+    // A filter that is off has no limit either.
+    config.grpo.filter_groups.enable = false;
+    config.grpo.filter_groups.max_num_gen_batches = 0;
+    scripted(Script { sampled: &["1.", "01."], greedy: "" }, config.clone(), false).grpo_step().unwrap();
+    config.grpo.filter_groups.enable = true;
+    config.grpo.filter_groups.max_num_gen_batches = 3;
 
     config.grpo.filter_groups.metric = "beauty".into();
     let terms: Vec<(Box<dyn RewardFn>, f32)> = vec![(Box::new(Power("number", 1)), 1.0)];
