@@ -1,6 +1,6 @@
 //! Help, layers of the configuration, exit codes.
 
-use crate::support::{command, grpo, refuse, refused, stderr, stdout, succeed, tiny};
+use crate::support::{command, grpo, names, refuse, refused, stderr, stdout, succeed, tiny};
 
 fn printed(arguments: &[&str]) -> String {
     succeed(&[&["train", "--print-config"], arguments].concat())
@@ -34,6 +34,19 @@ fn the_default_configuration_is_built_in() {
     let output = command(&["train", "--print-config"]).current_dir(elsewhere.path()).output().expect("starts");
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert!(stdout(&output).contains("name: arithmetic"), "{}", stdout(&output));
+}
+
+#[test]
+fn every_configuration_that_users_copy_is_legal() {
+    let folder = tiny();
+    let folder = folder.parent().expect("configs/train");
+    let files = names(folder);
+    assert!(files.len() >= 3, "{files:?}");
+    for file in files {
+        let text = printed(&["--config", &folder.join(&file).display().to_string()]);
+        let name = file.strip_suffix(".yaml").expect("YAML");
+        assert!(text.contains(&format!("name: {name}\n")), "{file}: {text}");
+    }
 }
 
 #[test]
@@ -91,6 +104,8 @@ fn bad_values_name_their_key() {
         ("loss.logit_scale=0.5", &["loss.logit_scale", "0.5"]),
         ("model.hidden_size=30", &["model.hidden_size"]),
         ("run.name=../x", &["run.name"]),
+        ("grpo.advantages.estimator=gae", &["grpo.advantages.estimator", "no critic"]),
+        ("grpo.filter_groups={enable: true, metric: beauty}", &["grpo.filter_groups.metric", "reward, correct"]),
         ("grpo.max_steps", &["KEY=VALUE"]),
         ("data.held_out_fraction=.nan", &["--set data.held_out_fraction=.nan"]),
     ] {

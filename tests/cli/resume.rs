@@ -85,6 +85,38 @@ fn an_earlier_checkpoint_can_be_chosen_and_later_ones_are_kept() {
 }
 
 #[test]
+fn coefficients_and_a_reference_that_move_go_on_where_they_were() {
+    let runs = Runs::new(&[
+        "warmup.steps=15",
+        "grpo.max_steps=6",
+        "run.save_steps=2",
+        "grpo.use_kl_in_reward=true",
+        "grpo.kl_ctrl={type: adaptive, horizon: 2000}",
+        "grpo.use_adaptive_entropy=true",
+        "grpo.entropy_target=10",
+        "grpo.sync_ref_model=true",
+        "grpo.ref_model_sync_steps=3",
+        "grpo.filter_groups.enable=true",
+    ]);
+    runs.train("whole");
+    runs.train("again");
+    succeed(&["train", "--resume", &runs.text("again"), "--from", "step-000002"]);
+    assert_same_run(&runs.path("whole"), &runs.path("again"));
+    let saved = |name: &str, step: &str| {
+        let checkpoint = runs.path(name).join("checkpoints").join(step);
+        let reference = std::fs::read(checkpoint.join("reference.safetensors")).expect("a reference");
+        (json(&checkpoint.join("state.json"))["coefficients"].clone(), reference)
+    };
+    let (coefficients, reference) = saved("whole", "step-000006");
+    assert!((coefficients.clone(), reference.clone()) == saved("again", "step-000006"));
+    let (before, followed) = saved("whole", "step-000002");
+    assert!(reference != followed, "the reference has followed after step 3");
+    for key in ["kl_coef", "entropy_coef"] {
+        assert!(coefficients[key].is_string() && coefficients[key] != before[key], "{key}: {before} {coefficients}");
+    }
+}
+
+#[test]
 fn a_changed_configuration_is_not_the_same_run() {
     let runs = Runs::new(&["warmup.steps=1", "grpo.max_steps=2"]);
     runs.train("a");

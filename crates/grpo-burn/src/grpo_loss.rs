@@ -50,6 +50,8 @@ pub struct Loss {
     pub loss: Tensor<1>,
     /// The same, as the backend computed it.
     pub value: f64,
+    /// The part of it that is the policy term's (TRL's `policy_loss`).
+    pub policy_loss: f64,
     /// Log-probability and entropy per token, `[N]`.
     pub scores: Scores,
     /// TRL's metrics as sums that add up over micro-batches.
@@ -292,7 +294,13 @@ impl std::fmt::Debug for GrpoLoss {
 
 impl Loss {
     fn new(loss: Tensor<1>, output: LossOutput) -> Self {
-        Self { loss, value: output.loss, scores: output.scores, metrics: output.metrics }
+        Self {
+            loss,
+            value: output.loss,
+            policy_loss: output.policy_loss,
+            scores: output.scores,
+            metrics: output.metrics,
+        }
     }
 }
 

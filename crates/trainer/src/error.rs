@@ -54,6 +54,22 @@ pub enum Error {
         /// Draws made.
         attempts: u64,
     },
+    /// Dynamic sampling that does not find enough groups to learn from.
+    #[error(
+        "only {found} of {wanted} groups of completions were kept by grpo.filter_groups (on `{metric}`) after {batches} \
+         generation batches: change the tasks so that they are neither too easy nor too hard, raise \
+         grpo.filter_groups.max_num_gen_batches or grpo.num_generations, or lower grpo.max_steps"
+    )]
+    TooFewGroups {
+        /// Groups kept.
+        found: usize,
+        /// Groups of a step.
+        wanted: usize,
+        /// Generation batches sampled.
+        batches: usize,
+        /// What was looked at.
+        metric: String,
+    },
     /// A sequence that the model cannot hold.
     #[error("{what}: {length} tokens do not fit the model's max_position_embeddings of {limit}")]
     TooLong {

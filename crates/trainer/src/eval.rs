@@ -53,6 +53,7 @@ pub fn evaluate(
             seed: config.seed,
             purpose: Purpose::EvalRollout,
             step: 0,
+            first: 0,
         };
         let completions = generate(model, engine, items, num_generations, sampling, config)?;
         mean_reward(items, num_generations, &completions, rewards)?
@@ -109,6 +110,7 @@ fn mean_reward(items: &[Item], per_item: usize, completions: &[Completion], rewa
             task: item.task.as_ref(),
             completion: &text,
             truncated: completion.truncated,
+            completion_len: completion.ids.len(),
         };
         if let Some(reward) = rewards.score(&input).total {
             sum += f64::from(reward);

@@ -14,6 +14,8 @@ pub(crate) struct PartialLoss {
     pub(crate) backward: Tensor<1>,
     /// Value of the loss.
     pub(crate) value: f64,
+    /// The part of it that is the policy term's.
+    pub(crate) policy: f64,
     /// What the loss has to say about itself.
     pub(crate) metrics: Metrics,
 }
@@ -35,7 +37,7 @@ impl PolicyLoss {
     /// `hidden: [N, H]`, `lm_head: [V, H]`.
     pub(crate) fn loss(&self, hidden: Tensor<2>, lm_head: Tensor<2>, batch: &TokenBatch) -> Result<PartialLoss> {
         let loss = self.plan()?.loss(hidden, lm_head, None, batch)?;
-        Ok(PartialLoss { backward: loss.loss, value: loss.value, metrics: loss.metrics })
+        Ok(PartialLoss { backward: loss.loss, value: loss.value, policy: loss.policy_loss, metrics: loss.metrics })
     }
 
     /// Log-probabilities and entropies `[N]` of the batch's targets, without gradients; for equal hidden states those that
@@ -58,7 +60,7 @@ pub(crate) fn cross_entropy(hidden: Tensor<2>, lm_head: Tensor<2>, batch: &Token
     let logp = target_logp(hidden, lm_head, batch, 1.0);
     let backward = logp.sum() * (-1.0 / tokens as f64);
     let value = to_host(backward.clone().inner()).iter().map(|x| f64::from(*x)).sum();
-    PartialLoss { backward, value, metrics: Metrics::default() }
+    PartialLoss { backward, value, policy: 0.0, metrics: Metrics::default() }
 }
 
 /// Log-probabilities `[N, 1]` of the batch's targets in plain burn operations.

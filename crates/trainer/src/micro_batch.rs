@@ -13,6 +13,7 @@ use std::ops::Range;
 pub(crate) struct Accumulated {
     pub(crate) gradients: GradientSum,
     pub(crate) loss: f64,
+    pub(crate) policy_loss: f64,
     pub(crate) metrics: Metrics,
 }
 
@@ -34,13 +35,15 @@ pub(crate) fn accumulate(
             let loss = loss(&policy, part)?;
             let mut gradients = GradientSum::new();
             gradients.add(&policy, loss.backward.backward());
-            Ok(Accumulated { gradients, loss: loss.value, metrics: loss.metrics })
+            Ok(Accumulated { gradients, loss: loss.value, policy_loss: loss.policy, metrics: loss.metrics })
         })
         .collect::<Result<Vec<_>>>()?;
-    let mut sum = Accumulated { gradients: GradientSum::new(), loss: 0.0, metrics: Metrics::default() };
+    let mut sum =
+        Accumulated { gradients: GradientSum::new(), loss: 0.0, policy_loss: 0.0, metrics: Metrics::default() };
     for part in parts {
         sum.gradients.merge(part.gradients);
         sum.loss += part.loss;
+        sum.policy_loss += part.policy_loss;
         sum.metrics.merge(&part.metrics);
     }
     Ok(sum)

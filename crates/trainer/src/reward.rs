@@ -3,6 +3,7 @@
 use crate::error::Result;
 use crate::task::{Problem, Task};
 use crate::train_config::{RewardConfig, check};
+use grpo_core::rewards::SoftOverlong;
 
 /// A completion to be judged.
 #[derive(Clone, Copy)]
@@ -15,6 +16,8 @@ pub struct RewardInput<'a> {
     pub completion: &'a str,
     /// Whether the length limit cut it off before EOS.
     pub truncated: bool,
+    /// Its tokens, EOS included.
+    pub completion_len: usize,
 }
 
 /// Judges completions. Implement it to train on your own reward.
@@ -69,6 +72,32 @@ impl RewardFn for Terminated {
     }
 }
 
+/// The penalty for completions that come near the length limit, 0 or below.
+#[derive(Clone, Copy, Debug)]
+pub struct SoftOverlongPunishment(SoftOverlong);
+
+impl SoftOverlongPunishment {
+    /// As `settings` say.
+    ///
+    /// # Errors
+    /// Those of [`SoftOverlong::penalties`].
+    pub fn new(settings: SoftOverlong) -> Result<Self> {
+        settings.penalties(&[])?;
+        Ok(Self(settings))
+    }
+}
+
+impl RewardFn for SoftOverlongPunishment {
+    fn name(&self) -> &str {
+        "soft_overlong_punishment"
+    }
+
+    fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
+        // Only settings that are not legal give no penalties, and those were refused.
+        self.0.penalties(&[input.completion_len]).ok()?.first().copied()
+    }
+}
+
 /// A weighted sum of rewards.
 pub struct Rewards {
     terms: Vec<(Box<dyn RewardFn>, f32)>,
@@ -89,12 +118,16 @@ impl Rewards {
     /// # Errors
     /// As [`Rewards::from_terms`].
     pub fn new(config: &RewardConfig) -> Result<Self> {
-        let terms: Vec<(Box<dyn RewardFn>, f32)> = vec![
+        let mut terms: Vec<(Box<dyn RewardFn>, f32)> = vec![
             (Box::new(Correct), config.correct),
             (Box::new(Partial), config.partial),
             (Box::new(Terminated), config.terminated),
         ];
-        Self::from_terms(terms.into_iter().filter(|(_, weight)| *weight != 0.0).collect())
+        terms.retain(|(_, weight)| *weight != 0.0);
+        if let Some(overlong) = config.soft_overlong_punishment {
+            terms.push((Box::new(SoftOverlongPunishment::new(overlong)?), 1.0));
+        }
+        Self::from_terms(terms)
     }
 
     /// Any rewards with their weights.
@@ -112,6 +145,11 @@ impl Rewards {
     /// Names of the terms.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.terms.iter().map(|(term, _)| term.name())
+    }
+
+    /// Weights of the terms.
+    pub fn weights(&self) -> impl Iterator<Item = f32> {
+        self.terms.iter().map(|(_, weight)| *weight)
     }
 
     /// Judges one completion.
@@ -152,16 +190,33 @@ mod tests {
             task: &Addition { max_number: 99, zero_pad: false },
             completion,
             truncated,
+            completion_len: completion.len() + usize::from(!truncated),
         })
     }
 
     #[test]
     fn built_in_rewards_judge_right_wrong_and_cut_off() {
-        let rewards = Rewards::new(&RewardConfig { correct: 1.0, partial: 0.5, terminated: 0.25 }).unwrap();
+        let rewards =
+            Rewards::new(&RewardConfig { correct: 1.0, partial: 0.5, terminated: 0.25, ..RewardConfig::default() })
+                .unwrap();
         assert_eq!(rewards.names().collect::<Vec<_>>(), ["correct", "partial", "terminated"]);
         assert_eq!(score(&rewards, "85", false).total, Some(1.75));
         assert_eq!(score(&rewards, "75", false).total, Some(0.5));
         assert_eq!(score(&rewards, "85", true).terms, [Some(0.0), Some(1.0), Some(0.0)]);
+    }
+
+    #[test]
+    fn long_completions_are_punished_in_tokens_with_eos() {
+        let overlong = SoftOverlong { max_completion_len: 6, soft_punish_cache: 4, penalty_factor: 0.5 };
+        let config = RewardConfig { correct: 2.0, soft_overlong_punishment: Some(overlong), ..Default::default() };
+        let rewards = Rewards::new(&config).unwrap();
+        assert_eq!(rewards.names().last(), Some("soft_overlong_punishment"));
+        assert_eq!(rewards.weights().collect::<Vec<_>>(), [2.0, 1.0]);
+        // 2 tokens and EOS: one beyond 6 - 4, a quarter of the cache.
+        assert_eq!(score(&rewards, "85", false), Reward { total: Some(1.875), terms: vec![Some(1.0), Some(-0.125)] });
+        assert_eq!(score(&rewards, "", false).terms[1], Some(0.0));
+        assert_eq!(score(&rewards, "123456", true).terms[1], Some(-0.5));
+        assert_eq!(score(&rewards, "1234567890", true).terms[1], Some(-0.5));
     }
 
     #[test]
@@ -175,6 +230,6 @@ mod tests {
 
     #[test]
     fn no_reward_at_all_is_an_error() {
-        assert!(Rewards::new(&RewardConfig { correct: 0.0, partial: 0.0, terminated: 0.0 }).is_err());
+        assert!(Rewards::new(&RewardConfig { correct: 0.0, ..RewardConfig::default() }).is_err());
     }
 }

@@ -14,8 +14,8 @@ use rayon::prelude::*;
 pub enum Sampling {
     /// The most likely token; of equals the one with the smallest id.
     Greedy,
-    /// Drawn from softmax(logits / temperature). Sample i of a request has its own stream (seed, purpose, step, i), so
-    /// what it draws does not depend on the samples around it.
+    /// Drawn from softmax(logits / temperature). Sample i of a request has its own stream (seed, purpose, step, first +
+    /// i), so what it draws does not depend on the samples around it.
     Random {
         /// T > 0.
         temperature: f64,
@@ -25,6 +25,8 @@ pub enum Sampling {
         purpose: Purpose,
         /// Step of the run.
         step: u64,
+        /// Samples that earlier requests of the step have drawn.
+        first: u64,
     },
 }
 
@@ -138,8 +140,8 @@ impl Sample {
     fn new(sampling: Sampling, index: u64) -> Self {
         let random = match sampling {
             Sampling::Greedy => None,
-            Sampling::Random { temperature, seed, purpose, step } => {
-                Some((temperature, stream(seed, purpose, step, index)))
+            Sampling::Random { temperature, seed, purpose, step, first } => {
+                Some((temperature, stream(seed, purpose, step, first + index)))
             }
         };
         Self { random, ids: Vec::new(), logps: Vec::new(), ended: false }
@@ -199,7 +201,7 @@ mod tests {
     }
 
     fn random(step: u64) -> Sampling {
-        Sampling::Random { temperature: 0.8, seed: 5, purpose: Purpose::Rollout, step }
+        Sampling::Random { temperature: 0.8, seed: 5, purpose: Purpose::Rollout, step, first: 0 }
     }
 
     fn prompts() -> Vec<Vec<u32>> {
@@ -232,6 +234,16 @@ mod tests {
         assert!(first[..4].iter().any(|c| c.ids != first[0].ids));
         assert_ne!(first, generate(1000, &request(&prompts, 4, random(1))));
         assert_eq!(first, generate(1000, &request(&prompts, 4, random(0))));
+    }
+
+    #[test]
+    fn a_second_request_of_a_step_goes_on_where_the_first_ended() {
+        let prompts = prompts();
+        let both = generate(1000, &request(&prompts, 4, random(0)));
+        let Sampling::Random { temperature, seed, purpose, step, .. } = random(0) else { panic!("random") };
+        let rest = Sampling::Random { temperature, seed, purpose, step, first: 8 };
+        let rest = generate(1000, &request(&prompts[2..], 4, rest));
+        assert!(rest.iter().zip(&both[8..]).all(|(a, b)| a.ids == b.ids));
     }
 
     #[test]
@@ -283,7 +295,7 @@ mod tests {
         let draws = 20_000;
         let mut counts = [0.0f64; 3];
         for index in 0..draws {
-            let sampling = Sampling::Random { temperature: 0.5, seed: 0, purpose: Purpose::Rollout, step: 0 };
+            let sampling = Sampling::Random { temperature: 0.5, seed: 0, purpose: Purpose::Rollout, step: 0, first: 0 };
             counts[Sample::new(sampling, index).extend(&logits) as usize] += 1.0;
         }
         let weights = logits.map(|l| f64::from(l / 0.5).exp());

@@ -3,16 +3,22 @@
 //! Every field serialises and every struct has a default, so that a configuration is "the default with these keys
 //! changed" and a resolved configuration reproduces its run.
 
+mod data;
+mod grpo;
 mod metrics;
 mod validate;
 
-use grpo_core::advantages::AdvantageConfig;
-use grpo_core::{Implementation, LossConfig};
+use grpo_core::rewards::SoftOverlong;
+use grpo_core::{LossAggMode, LossConfig};
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
 
 pub use crate::model::ModelConfig;
 pub use crate::run::options::RunOptions;
+pub use data::{
+    AdditionConfig, ComparisonConfig, CountdownConfig, DataConfig, ReverseConfig, SortingConfig, TasksConfig,
+};
+pub(crate) use grpo::REWARD;
+pub use grpo::{FilterGroupsConfig, GrpoConfig, KlControlConfig, KlControlType};
 pub use metrics::{LoggingConfig, WandbConfig};
 pub(crate) use validate::check;
 
@@ -49,126 +55,6 @@ pub struct TrainConfig {
     pub eval: EvalConfig,
 }
 
-/// The mixture of problems and its split.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct DataConfig {
-    /// Share of all prompts, chosen by a hash of their text, that is never trained on. In (0, 1).
-    pub held_out_fraction: f64,
-    /// The built-in tasks and how often each is drawn.
-    pub tasks: TasksConfig,
-}
-
-impl Default for DataConfig {
-    fn default() -> Self {
-        Self { held_out_fraction: 0.1, tasks: TasksConfig::default() }
-    }
-}
-
-/// One section per built-in task; a weight of 0 leaves the task out.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct TasksConfig {
-    /// `37+48=` -> `085`, or `85` without `zero_pad`.
-    pub addition: AdditionConfig,
-    /// `37?48=` -> `<`.
-    pub comparison: ComparisonConfig,
-    /// `sort:3142=` -> `1234`.
-    pub sorting: SortingConfig,
-    /// `rev:abc=` -> `cba`.
-    pub reverse: ReverseConfig,
-    /// `2,3,4:14=` -> `2*(3+4)`, or any other expression that is right.
-    pub countdown: CountdownConfig,
-}
-
-/// Addition of two non-negative integers.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct AdditionConfig {
-    /// Relative frequency, >= 0.
-    pub weight: f64,
-    /// Largest summand.
-    pub max_number: u32,
-    /// Leading zeros up to a fixed width, `37+08=` -> `045`: much easier to learn.
-    pub zero_pad: bool,
-}
-
-impl Default for AdditionConfig {
-    fn default() -> Self {
-        Self { weight: 1.0, max_number: 99, zero_pad: true }
-    }
-}
-
-/// Which of two integers is larger.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ComparisonConfig {
-    /// Relative frequency, >= 0.
-    pub weight: f64,
-    /// Largest number.
-    pub max_number: u32,
-}
-
-impl Default for ComparisonConfig {
-    fn default() -> Self {
-        Self { weight: 0.0, max_number: 99 }
-    }
-}
-
-/// Sorting decimal digits.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct SortingConfig {
-    /// Relative frequency, >= 0.
-    pub weight: f64,
-    /// Fewest digits.
-    pub min_length: usize,
-    /// Most digits.
-    pub max_length: usize,
-}
-
-impl Default for SortingConfig {
-    fn default() -> Self {
-        Self { weight: 0.0, min_length: 3, max_length: 4 }
-    }
-}
-
-/// Reversing a word of random lowercase letters.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ReverseConfig {
-    /// Relative frequency, >= 0.
-    pub weight: f64,
-    /// Fewest letters.
-    pub min_length: usize,
-    /// Most letters.
-    pub max_length: usize,
-}
-
-impl Default for ReverseConfig {
-    fn default() -> Self {
-        Self { weight: 0.0, min_length: 3, max_length: 4 }
-    }
-}
-
-/// Reaching a target with each of the given numbers once.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct CountdownConfig {
-    /// Relative frequency, >= 0.
-    pub weight: f64,
-    /// How many numbers are given: 2 to 4.
-    pub count: usize,
-    /// Largest given number.
-    pub max_number: u32,
-}
-
-impl Default for CountdownConfig {
-    fn default() -> Self {
-        Self { weight: 0.0, count: 3, max_number: 9 }
-    }
-}
-
 /// Weights of the built-in rewards; a weight of 0 leaves the reward out. The reward is the weighted sum.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -179,11 +65,14 @@ pub struct RewardConfig {
     pub partial: f32,
     /// 1 when the completion ended by itself (EOS) within the length limit, else 0.
     pub terminated: f32,
+    /// The penalty for completions that come near the length limit, in tokens with EOS (DAPO). Its weight is its own
+    /// `penalty_factor`; `None` is off.
+    pub soft_overlong_punishment: Option<SoftOverlong>,
 }
 
 impl Default for RewardConfig {
     fn default() -> Self {
-        Self { correct: 1.0, partial: 0.0, terminated: 0.0 }
+        Self { correct: 1.0, partial: 0.0, terminated: 0.0, soft_overlong_punishment: None }
     }
 }
 
@@ -232,60 +121,6 @@ pub struct RolloutConfig {
 impl Default for RolloutConfig {
     fn default() -> Self {
         Self { temperature: 1.0, max_completion_length: 8, batch_size: 256 }
-    }
-}
-
-/// The GRPO loop.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct GrpoConfig {
-    /// Rollout steps (each is `num_iterations x steps_per_generation` optimizer steps).
-    pub max_steps: u64,
-    /// Different prompts per rollout step.
-    pub prompts_per_step: usize,
-    /// Completions per prompt: the group of the group-relative advantage.
-    pub num_generations: usize,
-    /// mu: passes over each generation batch.
-    pub num_iterations: usize,
-    /// Optimizer steps per pass; the generation batch is split evenly, whole groups together.
-    pub steps_per_generation: usize,
-    /// Micro-batches per optimizer step; changes time and memory, not the gradient beyond rounding.
-    pub gradient_accumulation_steps: usize,
-    /// Who computes the loss, one of [`crate::backends::NAMES`]; changes time and memory, not the numbers beyond tolerance.
-    pub backend: String,
-    /// PJRT plugin of the backend; without it, what `GRPO_PJRT_PLUGIN` names or `grpo plugin install` installed.
-    pub plugin: Option<PathBuf>,
-    /// How the loss is computed; changes time and memory, not the numbers beyond tolerance.
-    pub implementation: Implementation,
-    /// How rewards become advantages.
-    pub advantages: AdvantageConfig,
-    /// Multiplies every advantage; 1 is GRPO, 0 is the control run that must not learn.
-    pub advantage_scale: f32,
-}
-
-impl Default for GrpoConfig {
-    fn default() -> Self {
-        Self {
-            max_steps: 450,
-            prompts_per_step: 64,
-            num_generations: 8,
-            num_iterations: 1,
-            steps_per_generation: 1,
-            gradient_accumulation_steps: 8,
-            backend: "cpu".into(),
-            plugin: None,
-            implementation: Implementation::default(),
-            advantages: AdvantageConfig::default(),
-            advantage_scale: 1.0,
-        }
-    }
-}
-
-impl GrpoConfig {
-    /// Sequences that a micro-batch has at most.
-    pub(crate) fn micro_batch_sequences(&self) -> usize {
-        let groups = self.prompts_per_step.div_ceil(self.steps_per_generation);
-        (groups * self.num_generations).div_ceil(self.gradient_accumulation_steps)
     }
 }
 
@@ -361,12 +196,24 @@ impl Default for EvalConfig {
 }
 
 impl TrainConfig {
-    /// The loss configuration with what follows from the rollout filled in: `temperature`, and the
-    /// `max_completion_length` that dr_grpo divides by.
+    /// The loss configuration with what follows from the rest filled in: `temperature`, the `max_completion_length` that
+    /// dr_grpo divides by, the `num_generations` of prompt-mean, and with an adaptive entropy bonus an `entropy_coef` of 1, because the coefficient is then in
+    /// the weights of each step (a program compiled for the loss stays good while it moves).
     pub fn loss(&self) -> LossConfig {
         let mut loss = self.loss.clone();
         loss.temperature = self.rollout.temperature;
         loss.max_completion_length.get_or_insert(self.rollout.max_completion_length);
+        if loss.loss_agg_mode == Some(LossAggMode::PromptMean) {
+            loss.num_generations = Some(self.grpo.num_generations);
+        }
+        if self.grpo.use_adaptive_entropy {
+            loss.entropy_coef = 1.0;
+        }
         loss
+    }
+
+    /// Whether the run has a reference: the loss has a KL term, or the reward has.
+    pub fn needs_reference(&self) -> bool {
+        self.loss.needs_ref_logp() || self.grpo.use_kl_in_reward
     }
 }

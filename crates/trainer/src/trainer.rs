@@ -1,6 +1,7 @@
 //! A run: warm-up, then GRPO, with everything that has to be saved to continue it.
 
 use crate::backends;
+use crate::coefficients::{CoefficientState, Coefficients};
 use crate::dataset::{Dataset, Item};
 use crate::error::{Error, Result};
 use crate::eval::{EvalReport, evaluate, greedy_passes};
@@ -11,7 +12,7 @@ use crate::reward::Rewards;
 use crate::rollout::{BatchedEngine, RolloutEngine};
 use crate::step::{StepContext, StepReport, grpo_step};
 use crate::tokenizer::Tokenizer;
-use crate::train_config::{TrainConfig, check};
+use crate::train_config::{REWARD, TrainConfig, check};
 use crate::warmup::{WarmupReport, warmup_step};
 use burn::module::Module;
 use burn::tensor::Device;
@@ -58,8 +59,10 @@ pub struct TrainState {
     pub policy: Vec<NamedTensor>,
     /// Moments of the optimizer.
     pub optimizer: Vec<NamedTensor>,
-    /// Weights of the frozen reference; empty when the run has none (yet).
+    /// Weights of the reference; empty when the run has none (yet).
     pub reference: Vec<NamedTensor>,
+    /// Coefficients that follow what is measured.
+    pub coefficients: CoefficientState,
 }
 
 /// Training problems that tell when the warm-up may end, and the steps between looks at them.
@@ -78,6 +81,7 @@ pub struct Trainer {
     policy: Decoder,
     reference: Option<Decoder>,
     optimizer: AdamW,
+    coefficients: Coefficients,
     counters: Counters,
 }
 
@@ -105,6 +109,12 @@ impl Trainer {
         engine: Box<dyn RolloutEngine>,
     ) -> Result<Self> {
         config.validate()?;
+        check_filter(&config, &rewards)?;
+        if config.grpo.use_kl_in_reward && config.loss.beta != 0.0 {
+            tracing::warn!(
+                "the KL to the reference is both in the reward (grpo.use_kl_in_reward) and in the loss (loss.beta)"
+            );
+        }
         let loss = PolicyLoss {
             config: config.loss(),
             backend: backends::open(&config.grpo.backend, config.grpo.plugin.as_deref())?,
@@ -124,6 +134,7 @@ impl Trainer {
             loss,
             policy,
             reference: None,
+            coefficients: Coefficients::new(&config),
             counters: Counters::default(),
             config,
         };
@@ -194,16 +205,17 @@ impl Trainer {
     /// [`Error::Argument`] when the warm-up is not over or the run is; otherwise those of [`grpo_step`].
     pub fn grpo_step(&mut self) -> Result<StepReport> {
         self.expect_phase("grpo_step", Phase::Grpo)?;
-        let items = self.dataset.next_batch(self.config.grpo.prompts_per_step)?;
         let mut context = StepContext {
             config: &self.config,
             loss: &self.loss,
+            dataset: &mut self.dataset,
             rewards: &self.rewards,
             engine: self.engine.as_mut(),
-            reference: self.reference.as_ref(),
+            reference: &mut self.reference,
+            coefficients: &mut self.coefficients,
         };
         let step = self.counters.grpo_steps;
-        let (policy, report) = grpo_step(self.policy.clone(), &mut self.optimizer, &mut context, &items, step)?;
+        let (policy, report) = grpo_step(self.policy.clone(), &mut self.optimizer, &mut context, step)?;
         self.policy = policy;
         self.counters.grpo_steps += 1;
         self.counters.num_tokens += report.tokens as u64;
@@ -225,6 +237,7 @@ impl Trainer {
             policy: self.policy.parameters(),
             optimizer: self.optimizer.state(),
             reference: self.reference.as_ref().map(Decoder::parameters).unwrap_or_default(),
+            coefficients: self.coefficients.state(),
         }
     }
 
@@ -250,22 +263,24 @@ impl Trainer {
         let mut optimizer = if warm { self.grpo_optimizer() } else { self.warmup_optimizer() };
         // In the order of the model's own walk: a saved state may list its tensors in any order.
         optimizer.restore(counters.optimizer_steps, &state.optimizer, &policy.parameters())?;
-        let reference = match (warm && self.needs_reference(), state.reference.is_empty()) {
+        let coefficients = Coefficients::new(&self.config).with_state(&state.coefficients)?;
+        let reference = match (warm && self.config.needs_reference(), state.reference.is_empty()) {
             (true, false) => Some(self.policy.valid().with_parameters(&state.reference)?),
             (false, true) => None,
-            (true, true) => return Err(Error::state("the reference", "its weights, because beta is not 0", "none")),
-            (false, false) => return Err(Error::state("the reference", "none, because beta is 0", "weights")),
+            (true, true) => {
+                return Err(Error::state("the reference", "its weights, because there is a KL to it", "none"));
+            }
+            (false, false) => {
+                return Err(Error::state("the reference", "none, because there is no KL to it", "weights"));
+            }
         };
         self.policy = policy;
         self.optimizer = optimizer;
         self.reference = reference;
+        self.coefficients = coefficients;
         self.dataset.set_cursor(counters.data_cursor);
         self.counters = counters;
         Ok(())
-    }
-
-    fn needs_reference(&self) -> bool {
-        self.config.loss.needs_ref_logp()
     }
 
     fn warmup_optimizer(&self) -> AdamW {
@@ -274,8 +289,7 @@ impl Trainer {
 
     fn grpo_optimizer(&self) -> AdamW {
         let grpo = &self.config.grpo;
-        let updates = (grpo.num_iterations * grpo.steps_per_generation) as u64;
-        AdamW::new(&self.config.optimizer, grpo.max_steps.saturating_mul(updates))
+        AdamW::new(&self.config.optimizer, grpo.max_steps.saturating_mul(grpo.updates() as u64))
     }
 
     /// Whether the warm-up may end before its last step.
@@ -291,7 +305,7 @@ impl Trainer {
     fn begin_grpo(&mut self) {
         self.counters.warm = true;
         self.optimizer = self.grpo_optimizer();
-        self.reference = self.needs_reference().then(|| self.policy.valid());
+        self.reference = self.config.needs_reference().then(|| self.policy.valid());
     }
 
     fn expect_phase(&self, operation: &'static str, phase: Phase) -> Result<()> {
@@ -300,6 +314,18 @@ impl Trainer {
         }
         Err(Error::argument(operation, format!("phase {phase:?}"), format!("phase {:?}", self.phase())))
     }
+}
+
+/// Whether dynamic sampling looks at something that is there.
+fn check_filter(config: &TrainConfig, rewards: &Rewards) -> Result<()> {
+    let filter = &config.grpo.filter_groups;
+    let known: Vec<&str> = std::iter::once(REWARD).chain(rewards.names()).collect();
+    check(
+        !filter.enable || known.contains(&filter.metric.as_str()),
+        "grpo.filter_groups.metric",
+        &format!("one of {}", known.join(", ")),
+        &filter.metric,
+    )
 }
 
 /// Whether the model has room for the prompts of `items` and for completions of full length: it should be said before

@@ -4,14 +4,15 @@
 //! |---|---|
 //! | `model.safetensors` | weights of the policy, f32 |
 //! | `optimizer.safetensors` | AdamW's moments `exp_avg.NAME` and `exp_avg_sq.NAME` |
-//! | `reference.safetensors` | weights of the frozen reference, when the loss has a KL term |
-//! | `state.json` | counters, seed, hash of the configuration, lengths of the logs |
+//! | `reference.safetensors` | weights of the reference, when the loss or the reward has a KL to it |
+//! | `state.json` | counters, coefficients that move, seed, hash of the configuration, lengths of the logs |
 //! | `SHA256SUMS` | of all of them, as `sha256sum -c` reads it |
 //!
 //! It is written under a temporary name, synced file by file and renamed, so that a crash leaves the last checkpoint as
 //! it was. Names sort in the order of a run: `warmup-000050` < `step-000000` < `step-000050`.
 
 use super::dir::{set_aside, sync_dir};
+use crate::coefficients::CoefficientState;
 use crate::error::{Error, LastGood, Result};
 use crate::model::NamedTensor;
 use crate::trainer::{Counters, TrainState};
@@ -24,7 +25,7 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 /// Name and version of the format.
-pub const FORMAT: &str = "grpo-checkpoint/1";
+pub const FORMAT: &str = "grpo-checkpoint/2";
 const STATE: &str = "state.json";
 const SUMS: &str = "SHA256SUMS";
 const MODEL: &str = "model.safetensors";
@@ -77,6 +78,8 @@ pub struct SavedState {
     pub position: String,
     /// Step, optimizer step, data cursor. With the seed they are the whole state of everything random.
     pub counters: Counters,
+    /// Coefficients that follow what is measured.
+    pub coefficients: CoefficientState,
     /// Seed of the run.
     pub seed: u64,
     /// SHA-256 of the configuration, without the sections `run`, `logging` and `wandb`.
@@ -187,6 +190,7 @@ impl Checkpoints {
             policy: tensors(MODEL)?,
             optimizer: tensors(OPTIMIZER)?,
             reference: if has_reference { tensors(REFERENCE)? } else { Vec::new() },
+            coefficients: saved.coefficients.clone(),
         };
         Ok((saved, state))
     }

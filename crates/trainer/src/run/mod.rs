@@ -299,10 +299,12 @@ impl Run {
         // The logs first: the checkpoint says how long they are.
         let (metrics_bytes, completions_bytes) = (self.metrics.sync()?, self.completions.sync()?);
         let config = self.trainer.config();
+        let state = self.trainer.state();
         let saved = SavedState {
             format: FORMAT.to_owned(),
             position: self.position.to_string(),
-            counters: self.trainer.counters(),
+            counters: state.counters,
+            coefficients: state.coefficients.clone(),
             seed: config.seed,
             config_sha256: config_hash(config)?,
             threads: rayon::current_num_threads(),
@@ -311,7 +313,7 @@ impl Run {
             completions_bytes,
         };
         let limit = config.run.save_total_limit;
-        let path = self.checkpoints.write(self.position, &saved, &self.trainer.state())?;
+        let path = self.checkpoints.write(self.position, &saved, &state)?;
         self.saved = Some(self.position);
         self.checkpoints.prune(limit)?;
         observer.event(Event::Saved(&path));

@@ -1,6 +1,8 @@
 //! What a configuration must satisfy beyond its types.
 
-use super::{DataConfig, OptimizerConfig, TrainConfig};
+mod algorithm;
+
+use super::{OptimizerConfig, TrainConfig};
 use crate::backends;
 use crate::error::{Error, Result};
 use crate::tokenizer::Tokenizer;
@@ -8,8 +10,6 @@ use grpo_core::LossConfig;
 
 /// Most sequences of a step or an evaluation.
 const MAX_SEQUENCES: usize = 1 << 20;
-/// Longest word or list of digits that a task asks for.
-const MAX_LENGTH: usize = 1 << 10;
 
 impl TrainConfig {
     /// Checks every field and every combination.
@@ -40,6 +40,16 @@ impl TrainConfig {
             ("grpo.advantage_scale", self.grpo.advantage_scale),
         ] {
             check(weight.is_finite(), key, "a finite number", weight)?;
+        }
+        if let Some(overlong) = &self.rewards.soft_overlong_punishment {
+            overlong.penalties(&[])?;
+            let longest = self.rollout.max_completion_length;
+            check(
+                overlong.max_completion_len - overlong.soft_punish_cache < longest,
+                "rewards.soft_overlong_punishment",
+                &format!("a penalty that begins below rollout.max_completion_length, {longest}"),
+                format!("{} - {}", overlong.max_completion_len, overlong.soft_punish_cache),
+            )?;
         }
         let backends = backends::NAMES;
         let known = backends.contains(&self.grpo.backend.as_str());
@@ -108,59 +118,20 @@ impl TrainConfig {
             ("loss.batch_num_tokens", self.loss.batch_num_tokens.is_some()),
             ("loss.global_batch_size", self.loss.global_batch_size.is_some()),
             ("loss.truncated_rows", !self.loss.truncated_rows.is_empty()),
+            ("loss.positive_rows", !self.loss.positive_rows.is_empty()),
+            ("loss.num_generations", self.loss.num_generations.is_some()),
         ];
         for (key, is_set) in parts {
-            check(!is_set, key, "nothing: the trainer knows how a step is cut and what was truncated", "a value")?;
+            check(
+                !is_set,
+                key,
+                "nothing: the trainer knows how a step is cut, what was truncated and what was right",
+                "a value",
+            )?;
         }
-        let advantages = &self.grpo.advantages;
-        advantages.validate()?;
-        check(
-            advantages.needs().is_none(),
-            "grpo.advantages",
-            "an estimator that needs one reward per completion and nothing else: that is what this trainer has",
-            format!("{:?}, which needs {}", advantages.estimator, advantages.needs().unwrap_or_default()),
-        )?;
-        check(
-            !advantages.compares_within_groups() || self.grpo.num_generations > 1,
-            "grpo.num_generations",
-            "at least 2: these advantages compare the completions of one prompt",
-            self.grpo.num_generations,
-        )?;
+        self.validate_algorithm()?;
         self.loss().validate()?;
         Ok(())
-    }
-}
-
-impl DataConfig {
-    fn validate(&self) -> Result<()> {
-        let f = self.held_out_fraction;
-        check(f > 0.0 && f < 1.0, "data.held_out_fraction", "strictly between 0 and 1", f)?;
-        let t = &self.tasks;
-        let weights = [
-            ("data.tasks.addition.weight", t.addition.weight),
-            ("data.tasks.comparison.weight", t.comparison.weight),
-            ("data.tasks.sorting.weight", t.sorting.weight),
-            ("data.tasks.reverse.weight", t.reverse.weight),
-            ("data.tasks.countdown.weight", t.countdown.weight),
-        ];
-        for (key, weight) in weights {
-            check(weight.is_finite() && weight >= 0.0, key, "a finite number >= 0", weight)?;
-        }
-        for (key, min, max) in [
-            ("data.tasks.sorting", t.sorting.min_length, t.sorting.max_length),
-            ("data.tasks.reverse", t.reverse.min_length, t.reverse.max_length),
-        ] {
-            let expected = format!("1 <= min_length <= max_length <= {MAX_LENGTH}");
-            check(1 <= min && min <= max && max <= MAX_LENGTH, key, &expected, format!("{min} and {max}"))?;
-        }
-        for (key, n) in [
-            ("data.tasks.addition.max_number", t.addition.max_number),
-            ("data.tasks.comparison.max_number", t.comparison.max_number),
-            ("data.tasks.countdown.max_number", t.countdown.max_number),
-        ] {
-            check((1..=999_999).contains(&n), key, "between 1 and 999999", n)?;
-        }
-        check((2..=4).contains(&t.countdown.count), "data.tasks.countdown.count", "between 2 and 4", t.countdown.count)
     }
 }
 

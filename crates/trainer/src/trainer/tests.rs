@@ -1,8 +1,12 @@
 //! Runs against themselves: the same bits whatever the threads, the interruptions and the micro-batches.
 
+mod algorithm;
+mod scripted;
+
 use super::*;
-use crate::train_config::{GrpoConfig, RolloutConfig, WarmupConfig};
+use crate::train_config::{GrpoConfig, KlControlType, RolloutConfig, WarmupConfig};
 use grpo_core::LossType;
+use grpo_core::rewards::SoftOverlong;
 use rstest::rstest;
 
 /// A run of a few steps with everything switched on: off-policy updates, micro-batches, a reference.
@@ -28,6 +32,25 @@ fn small() -> TrainConfig {
     config
 }
 
+/// The same with everything that has a state of its own or draws more samples.
+fn everything() -> TrainConfig {
+    let mut config = small();
+    config.rewards.soft_overlong_punishment =
+        Some(SoftOverlong { max_completion_len: 4, soft_punish_cache: 3, penalty_factor: 0.5 });
+    config.loss.entropy_coef = 0.01;
+    let grpo = &mut config.grpo;
+    grpo.use_kl_in_reward = true;
+    grpo.kl_ctrl.r#type = KlControlType::Adaptive;
+    grpo.kl_ctrl.horizon = 100.0;
+    grpo.use_adaptive_entropy = true;
+    grpo.entropy_target = 3.5;
+    grpo.sync_ref_model = true;
+    grpo.ref_model_sync_steps = 3;
+    grpo.filter_groups.enable = true;
+    grpo.advantages.estimator = grpo_core::AdvantageEstimator::Remax;
+    config
+}
+
 fn finish(run: &mut Trainer) {
     while run.phase() == Phase::Warmup {
         run.warmup_step().unwrap();
@@ -45,7 +68,7 @@ fn whole_run(config: TrainConfig) -> TrainState {
 
 #[track_caller]
 fn assert_same_bits(a: &TrainState, b: &TrainState) {
-    assert_eq!(a.counters, b.counters);
+    assert_eq!((a.counters, &a.coefficients), (b.counters, &b.coefficients));
     for (a, b) in [(&a.policy, &b.policy), (&a.optimizer, &b.optimizer), (&a.reference, &b.reference)] {
         assert_eq!(a.len(), b.len());
         for (a, b) in a.iter().zip(b) {
@@ -76,9 +99,9 @@ fn the_number_of_threads_does_not_matter() {
 #[case::between_the_phases(3)]
 #[case::in_grpo(5)]
 #[case::at_the_end(7)]
-fn a_restored_run_continues_bit_for_bit(#[case] steps: usize) {
-    let uninterrupted = whole_run(small());
-    let mut first = Trainer::new(small()).unwrap();
+fn a_restored_run_continues_bit_for_bit(#[case] steps: usize, #[values(small(), everything())] config: TrainConfig) {
+    let uninterrupted = whole_run(config.clone());
+    let mut first = Trainer::new(config.clone()).unwrap();
     for _ in 0..steps {
         match first.phase() {
             Phase::Warmup => drop(first.warmup_step().unwrap()),
@@ -89,7 +112,7 @@ fn a_restored_run_continues_bit_for_bit(#[case] steps: usize) {
     // An evaluation on the way leaves no trace.
     first.evaluate().unwrap();
     let saved = first.state();
-    let mut second = Trainer::new(small()).unwrap();
+    let mut second = Trainer::new(config).unwrap();
     second.restore(&saved).unwrap();
     assert_same_bits(&saved, &second.state());
     finish(&mut second);
@@ -110,6 +133,7 @@ fn a_state_that_does_not_fit_is_refused_and_changes_nothing() {
     refuse(&|s| s.policy.truncate(1));
     refuse(&|s| s.optimizer.truncate(1));
     refuse(&|s| s.reference.clear());
+    refuse(&|s| s.coefficients.kl_coef = Some(crate::coefficients::Exact(0.1)));
     refuse(&|s| s.counters.grpo_steps = 99);
     refuse(&|s| s.counters.warm = false);
     refuse(&|s| s.policy[0].shape.reverse());
@@ -198,6 +222,8 @@ fn every_loss_type_and_implementation_trains(
 #[case::kl_cov(r#"{"semantics": "verl", "loss_type": "kl_cov", "kl_cov_ratio": 0.1}"#)]
 #[case::verl(r#"{"semantics": "verl", "loss_agg_mode": "seq-mean-token-mean", "rollout_is": "token", "rollout_rs": "seq_mean_k3",
     "rollout_rs_threshold": 0.5}"#)]
+#[case::imitation(r#"{"loss_type": "dapo", "positive_example_nll_weight": 0.2}"#)]
+#[case::prompts(r#"{"loss_agg_mode": "prompt-mean", "kl_importance": "score_function", "beta": 0.1}"#)]
 fn a_step_is_cut_without_a_trace(#[case] loss: &str) {
     let with = |gradient_accumulation_steps| {
         let mut config = small();
@@ -281,6 +307,10 @@ fn your_own_parts_take_the_place_of_the_built_in_ones() {
 #[case::endless_evaluation("eval.num_problems", |c: &mut TrainConfig| c.eval.num_problems = usize::MAX)]
 #[case::endless_sampling("eval.num_generations", |c: &mut TrainConfig| c.eval.num_generations = usize::MAX)]
 #[case::endless_table("run.num_completions_to_print", |c: &mut TrainConfig| c.run.num_completions_to_print = usize::MAX)]
+#[case::endless_sampling_again("grpo.filter_groups.max_num_gen_batches", |c: &mut TrainConfig| {
+    c.grpo.filter_groups.enable = true;
+    c.grpo.filter_groups.max_num_gen_batches = usize::MAX;
+})]
 #[case::endless_word("data.tasks.reverse", |c: &mut TrainConfig| c.data.tasks.reverse.max_length = usize::MAX)]
 fn sizes_that_fit_no_memory_are_refused_before_the_first_step(#[case] key: &str, #[case] change: fn(&mut TrainConfig)) {
     let mut config = small();

@@ -1,4 +1,5 @@
 use super::*;
+use crate::coefficients::Exact;
 use proptest::prelude::*;
 
 fn state() -> TrainState {
@@ -19,6 +20,7 @@ fn state() -> TrainState {
         policy: vec![tensor("a", 1.5), tensor("b", 2.5)],
         optimizer: vec![tensor("exp_avg.a", 0.1)],
         reference: vec![tensor("a", 3.5)],
+        coefficients: CoefficientState { kl_coef: Some(Exact(0.1 + 0.2)), ..CoefficientState::default() },
     }
 }
 
@@ -27,6 +29,7 @@ fn saved(position: Position) -> SavedState {
         format: FORMAT.into(),
         position: position.to_string(),
         counters: state().counters,
+        coefficients: state().coefficients,
         seed: u64::MAX,
         config_sha256: sha256(b"x"),
         threads: 2,
@@ -131,8 +134,8 @@ fn another_format_or_a_renamed_folder_is_said() {
     let (_folder, checkpoints) = write(&[1]);
     std::fs::rename(checkpoints.path(Position::Grpo(1)), checkpoints.path(Position::Grpo(5))).unwrap();
     assert!(checkpoints.read(Position::Grpo(5)).unwrap_err().to_string().contains("was renamed"));
-    assert!(parse_state(b"{\"format\": \"grpo-checkpoint/2\"}").unwrap_err().contains("this program reads"));
-    assert!(parse_state(b"{\"format\": \"grpo-checkpoint/1\"}").unwrap_err().contains("missing field"));
+    assert!(parse_state(b"{\"format\": \"grpo-checkpoint/1\"}").unwrap_err().contains("this program reads"));
+    assert!(parse_state(b"{\"format\": \"grpo-checkpoint/2\"}").unwrap_err().contains("missing field"));
     assert!(parse_state(b"[1]").unwrap_err().contains("no key `format`"));
 }
 

@@ -1,0 +1,148 @@
+//! From judged completions to a batch with advantages.
+
+use super::generate::{Group, greedy_rewards};
+use super::scores::score_all;
+use super::{Sample, StepContext};
+use crate::error::Result;
+use crate::model::Decoder;
+use crate::reward::Rewards;
+use crate::sequences::{Sequence, token_batch};
+use grpo_core::advantages::{AdvantageConfig, AdvantageEstimator, AdvantageInputs, Rewards as RewardInputs};
+use grpo_core::rewards::kl_in_reward;
+use grpo_core::{Advantages, LossConfig, Metrics, TokenBatch};
+
+/// The completions of one step, ready to be trained on.
+pub(super) struct Generation {
+    pub(super) sequences: Vec<Sequence>,
+    pub(super) batch: TokenBatch,
+    pub(super) samples: Vec<Sample>,
+}
+
+impl Generation {
+    /// Lays the groups end to end, scores their tokens and compares their rewards.
+    pub(super) fn new(
+        sampler: &Decoder,
+        context: &mut StepContext<'_>,
+        groups: Vec<Group>,
+        metrics: &mut Metrics,
+    ) -> Result<Self> {
+        let grpo = &context.config.grpo;
+        let greedy = match grpo.advantages.estimator {
+            AdvantageEstimator::Remax => {
+                let of_groups = greedy_rewards(sampler, context, &groups)?;
+                let of_rows = of_groups.into_iter().flat_map(|r| std::iter::repeat_n(r, grpo.num_generations));
+                Some(of_rows.collect::<Vec<_>>())
+            }
+            _ => None,
+        };
+        let (mut sequences, mut samples, mut sampler_logp) = (Vec::new(), Vec::new(), Vec::new());
+        for group in groups {
+            for completion in group.completions {
+                sequences.push(Sequence { prompt: group.prompt.clone(), completion: completion.ids });
+                sampler_logp.extend(completion.logps);
+            }
+            samples.extend(group.samples);
+        }
+        let batch = token_batch(&sequences)?;
+        let batch = with_logps(sampler, context, &sequences, batch, sampler_logp)?;
+        let advantages = advantages(context, &batch, &samples, greedy.as_deref(), metrics)?;
+        for (b, sample) in samples.iter_mut().enumerate() {
+            sample.advantage = match &advantages {
+                Advantages::PerSequence(of) => of[b],
+                Advantages::PerToken(of) => mean(&of[batch.range(b)]),
+            };
+        }
+        Ok(Self { batch: batch.with_advantages(advantages)?, sequences, samples })
+    }
+}
+
+/// The log-probabilities that the loss and the rewards ask for.
+fn with_logps(
+    sampler: &Decoder,
+    context: &StepContext<'_>,
+    sequences: &[Sequence],
+    mut batch: TokenBatch,
+    sampler_logp: Vec<f32>,
+) -> Result<TokenBatch> {
+    let (grpo, loss) = (&context.config.grpo, context.loss);
+    // The engine samples with the policy itself: its log-probabilities matter to who asks for a correction, or brings
+    // another engine and does.
+    if corrects_sampler(&loss.config) {
+        batch = batch.with_sampler_logp(sampler_logp)?;
+    }
+    // With a single update the policy is its own old policy and every ratio is 1.
+    if grpo.updates() > 1 || grpo.use_kl_in_reward {
+        let scores = score_all(sampler, sequences, &batch, grpo, loss)?;
+        batch = batch.with_old_logp(scores.logp)?;
+    }
+    if let Some(reference) = context.reference.as_ref() {
+        let scores = score_all(reference, sequences, &batch, grpo, loss)?;
+        batch = batch.with_ref_logp(scores.logp)?;
+    }
+    Ok(batch)
+}
+
+/// Whether the loss wants to know what the sampler said.
+fn corrects_sampler(loss: &LossConfig) -> bool {
+    loss.vllm_importance_sampling_correction == Some(true) || loss.rollout_is.is_some() || loss.rollout_rs.is_some()
+}
+
+/// Advantages of the samples, per completion or per token, scaled by `grpo.advantage_scale`.
+fn advantages(
+    context: &mut StepContext<'_>,
+    batch: &TokenBatch,
+    samples: &[Sample],
+    greedy: Option<&[f32]>,
+    metrics: &mut Metrics,
+) -> Result<Advantages> {
+    let grpo = &context.config.grpo;
+    let totals: Vec<f32> = samples.iter().map(|s| s.reward.total.unwrap_or(f32::NAN)).collect();
+    let mut config = grpo.advantages.clone();
+    let values;
+    let rewards = if grpo.use_kl_in_reward {
+        values = penalised(context, &totals, batch, metrics)?;
+        RewardInputs::PerToken(&values)
+    } else if grpo.advantages.estimator == AdvantageEstimator::Gdpo {
+        values = per_function(samples, context.rewards, &mut config);
+        RewardInputs::PerSequence(&values)
+    } else {
+        RewardInputs::PerSequence(&totals)
+    };
+    let inputs = AdvantageInputs {
+        batch: Some(batch),
+        greedy_rewards: greedy,
+        ..AdvantageInputs::new(rewards, grpo.num_generations)
+    };
+    let scaled = |values: Vec<f32>| values.into_iter().map(|a| a * grpo.advantage_scale).collect();
+    Ok(match config.compute(&inputs)? {
+        Advantages::PerSequence(values) => Advantages::PerSequence(scaled(values)),
+        Advantages::PerToken(values) => Advantages::PerToken(scaled(values)),
+    })
+}
+
+/// Rewards of tokens `[N]`: what the completions earned, less the KL to the reference. Moves its coefficient (verl's
+/// `apply_kl_penalty`, with its metrics).
+fn penalised(
+    context: &mut StepContext<'_>,
+    totals: &[f32],
+    batch: &TokenBatch,
+    metrics: &mut Metrics,
+) -> Result<Vec<f32>> {
+    let controller = &mut context.coefficients.kl;
+    let coef = controller.coef();
+    let rewards = kl_in_reward(totals, batch, context.config.grpo.kl_penalty, coef)?;
+    metrics.mean("actor/reward_kl_penalty", rewards.kl, 1.0);
+    metrics.mean("actor/reward_kl_penalty_coeff", coef, 1.0);
+    controller.update(rewards.kl, totals.len())?;
+    Ok(rewards.token_rewards)
+}
+
+/// Rewards `[B, K]` of every function, NaN where one is missing, whose weights go into `config`.
+fn per_function(samples: &[Sample], rewards: &Rewards, config: &mut AdvantageConfig) -> Vec<f32> {
+    config.reward_weights = rewards.weights().map(f64::from).collect();
+    samples.iter().flat_map(|s| s.reward.terms.iter().map(|term| term.unwrap_or(f32::NAN))).collect()
+}
+
+fn mean(values: &[f32]) -> f32 {
+    (values.iter().map(|v| f64::from(*v)).sum::<f64>() / values.len().max(1) as f64) as f32
+}

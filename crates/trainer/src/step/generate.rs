@@ -1,0 +1,180 @@
+//! Sampling and judging: groups of completions, as many as the step wants, and only such as it wants.
+
+use super::{Sample, StepContext};
+use crate::dataset::Item;
+use crate::error::{Error, Result};
+use crate::model::Decoder;
+use crate::reward::{Reward, RewardInput, Rewards};
+use crate::rng::Purpose;
+use crate::rollout::{Completion, RolloutRequest, Sampling};
+use crate::tokenizer::Tokenizer;
+use crate::train_config::FilterGroupsConfig;
+use crate::train_config::REWARD;
+use grpo_core::Metrics;
+
+/// A prompt and its completions.
+pub(super) struct Group {
+    pub(super) item: Item,
+    /// Token ids of the prompt.
+    pub(super) prompt: Vec<u32>,
+    pub(super) completions: Vec<Completion>,
+    pub(super) samples: Vec<Sample>,
+}
+
+/// Everything that a step has sampled.
+pub(super) struct Sampled {
+    /// All groups, in the order of their sampling.
+    pub(super) all: Vec<Group>,
+    /// Those that are trained on: indices, ascending.
+    kept: Vec<usize>,
+}
+
+impl Sampled {
+    /// Prompt and completion tokens of all groups.
+    pub(super) fn tokens(&self) -> usize {
+        let of_group =
+            |group: &Group| group.completions.iter().map(|c| group.prompt.len() + c.ids.len()).sum::<usize>();
+        self.all.iter().map(of_group).sum()
+    }
+
+    /// The groups that are trained on.
+    pub(super) fn into_kept(self) -> Vec<Group> {
+        let mut kept = self.kept.into_iter().peekable();
+        let is_kept = |(index, _): &(usize, Group)| kept.next_if_eq(index).is_some();
+        self.all.into_iter().enumerate().filter(is_kept).map(|(_, group)| group).collect()
+    }
+}
+
+/// Samples generation batches until enough groups are kept (DAPO, arXiv 2503.14476); one where nothing is filtered.
+pub(super) fn sample(
+    sampler: &Decoder,
+    context: &mut StepContext<'_>,
+    step: u64,
+    metrics: &mut Metrics,
+) -> Result<Sampled> {
+    let grpo = &context.config.grpo;
+    let (filter, wanted) = (&grpo.filter_groups, grpo.prompts_per_step);
+    let mut sampled = Sampled { all: Vec::new(), kept: Vec::new() };
+    for batch in 0.. {
+        if filter.enable && batch == filter.max_num_gen_batches {
+            return Err(Error::TooFewGroups {
+                found: sampled.kept.len(),
+                wanted,
+                batches: batch,
+                metric: filter.metric.clone(),
+            });
+        }
+        let items = context.dataset.next_batch(wanted)?;
+        let groups = sample_batch(sampler, context, items, step, (batch * grpo.sequences()) as u64)?;
+        let kept = match filter.enable {
+            true => keep(filter, context.rewards, &groups)?,
+            false => (0..groups.len()).collect(),
+        };
+        let first = sampled.all.len();
+        sampled.kept.extend(kept.into_iter().map(|index| first + index));
+        sampled.all.extend(groups);
+        if sampled.kept.len() < wanted {
+            continue;
+        }
+        if filter.enable {
+            for (name, count) in [
+                ("num_gen_batches", batch + 1),
+                ("evicted_groups", sampled.all.len() - sampled.kept.len()),
+                ("discarded_surplus_groups", sampled.kept.len() - wanted),
+            ] {
+                metrics.mean(&format!("filter_groups/{name}"), count as f64, 1.0);
+            }
+        }
+        sampled.kept.truncate(wanted);
+        break;
+    }
+    Ok(sampled)
+}
+
+/// Indices of the groups that the filter keeps.
+fn keep(filter: &FilterGroupsConfig, rewards: &Rewards, groups: &[Group]) -> Result<Vec<usize>> {
+    // The run was refused if no reward has the name.
+    let term = rewards.names().position(|name| name == filter.metric).filter(|_| filter.metric != REWARD);
+    let value = |sample: &Sample| term.map_or(sample.reward.total, |k| sample.reward.terms[k]).unwrap_or(f32::NAN);
+    let values: Vec<f32> = groups.iter().flat_map(|group| group.samples.iter().map(value)).collect();
+    let per_group = groups.first().map_or(1, |group| group.samples.len());
+    Ok(filter.keep.filter(&values, per_group)?.kept)
+}
+
+/// One generation batch, before which the step has drawn `first` samples.
+fn sample_batch(
+    sampler: &Decoder,
+    context: &mut StepContext<'_>,
+    items: Vec<Item>,
+    step: u64,
+    first: u64,
+) -> Result<Vec<Group>> {
+    let config = context.config;
+    let num_generations = config.grpo.num_generations;
+    let sampling = Sampling::Random {
+        temperature: config.rollout.temperature,
+        seed: config.seed,
+        purpose: Purpose::Rollout,
+        step,
+        first,
+    };
+    let prompts = items.iter().map(|i| Tokenizer.encode_prompt(&i.problem.prompt)).collect::<Result<Vec<_>>>()?;
+    let mut completions = complete(sampler, context, &prompts, num_generations, sampling)?.into_iter();
+    items
+        .into_iter()
+        .zip(prompts)
+        .map(|(item, prompt)| {
+            let completions: Vec<Completion> = completions.by_ref().take(num_generations).collect();
+            let samples = completions.iter().map(|c| judge(&item, c, context.rewards)).collect::<Result<Vec<_>>>()?;
+            Ok(Group { item, prompt, completions, samples })
+        })
+        .collect()
+}
+
+/// Reward of the greedy completion of each group's prompt; NaN where it is missing.
+pub(super) fn greedy_rewards(sampler: &Decoder, context: &mut StepContext<'_>, groups: &[Group]) -> Result<Vec<f32>> {
+    let prompts: Vec<Vec<u32>> = groups.iter().map(|group| group.prompt.clone()).collect();
+    let completions = complete(sampler, context, &prompts, 1, Sampling::Greedy)?;
+    let reward = |(group, completion): (&Group, &Completion)| {
+        Ok(judge(&group.item, completion, context.rewards)?.reward.total.unwrap_or(f32::NAN))
+    };
+    groups.iter().zip(&completions).map(reward).collect()
+}
+
+fn complete(
+    sampler: &Decoder,
+    context: &mut StepContext<'_>,
+    prompts: &[Vec<u32>],
+    num_generations: usize,
+    sampling: Sampling,
+) -> Result<Vec<Completion>> {
+    let max_completion_length = context.config.rollout.max_completion_length;
+    let request = RolloutRequest { prompts, num_generations, max_completion_length, sampling };
+    let completions = context.engine.generate(sampler, &request)?;
+    let count = prompts.len() * num_generations;
+    if completions.len() != count || completions.iter().any(|c| c.ids.is_empty()) {
+        let expected = format!("{count} completions of at least one token");
+        return Err(Error::argument("rollout", expected, format!("{} completions", completions.len())));
+    }
+    Ok(completions)
+}
+
+fn judge(item: &Item, completion: &Completion, rewards: &Rewards) -> Result<Sample> {
+    let text = Tokenizer.decode(&completion.ids)?;
+    let reward: Reward = rewards.score(&RewardInput {
+        problem: &item.problem,
+        task: item.task.as_ref(),
+        completion: &text,
+        truncated: completion.truncated,
+        completion_len: completion.ids.len(),
+    });
+    Ok(Sample {
+        task: item.task.name().to_owned(),
+        prompt: item.problem.prompt.clone(),
+        answer: item.problem.answer.clone(),
+        completion: text,
+        truncated: completion.truncated,
+        reward,
+        advantage: 0.0,
+    })
+}

@@ -1,0 +1,60 @@
+//! What can be said of a step before its first update, under TRL's names.
+
+use super::generate::Group;
+use crate::reward::Rewards;
+use crate::rollout::Completion;
+use grpo_core::Metrics;
+
+/// Rewards and lengths of everything that was sampled, groups that were filtered out included.
+pub(super) fn record(metrics: &mut Metrics, groups: &[Group], rewards: &Rewards) {
+    let samples = || groups.iter().flat_map(|group| &group.samples);
+    record_rewards(metrics, "reward", "reward_std", samples().filter_map(|s| s.reward.total));
+    for (k, name) in rewards.names().enumerate() {
+        let terms = samples().filter_map(|s| s.reward.terms[k]);
+        record_rewards(metrics, &format!("rewards/{name}/mean"), &format!("rewards/{name}/std"), terms);
+    }
+    for group in groups {
+        let mut present = group.samples.iter().filter_map(|s| s.reward.total);
+        let first = present.next();
+        let equal = present.all(|reward| Some(reward) == first);
+        metrics.mean("frac_reward_zero_std", f64::from(u8::from(equal)), 1.0);
+    }
+    record_lengths(metrics, groups.iter().flat_map(|group| &group.completions));
+}
+
+/// Mean and standard deviation (ddof 1) of the rewards that are present; nothing where there are none, or too few.
+fn record_rewards(metrics: &mut Metrics, mean: &str, std: &str, rewards: impl Iterator<Item = f32>) {
+    let rewards: Vec<f64> = rewards.map(f64::from).collect();
+    let count = rewards.len() as f64;
+    let sum: f64 = rewards.iter().sum();
+    if count > 0.0 {
+        metrics.mean(mean, sum, count);
+    }
+    if count > 1.0 {
+        let variance = rewards.iter().map(|r| (r - sum / count).powi(2)).sum::<f64>() / (count - 1.0);
+        metrics.mean(std, variance.sqrt(), 1.0);
+    }
+}
+
+/// Lengths in tokens, EOS included. Where every completion was cut off, those of terminated ones are 0 (TRL).
+fn record_lengths<'a>(metrics: &mut Metrics, completions: impl Iterator<Item = &'a Completion>) {
+    let mut terminated = Vec::new();
+    for completion in completions {
+        let length = completion.ids.len() as f64;
+        record_length(metrics, "length", length);
+        metrics.mean("completions/clipped_ratio", f64::from(u8::from(completion.truncated)), 1.0);
+        if !completion.truncated {
+            terminated.push(length);
+        }
+    }
+    if terminated.is_empty() {
+        terminated.push(0.0);
+    }
+    terminated.into_iter().for_each(|length| record_length(metrics, "terminated_length", length));
+}
+
+fn record_length(metrics: &mut Metrics, what: &str, length: f64) {
+    metrics.mean(&format!("completions/mean_{what}"), length, 1.0);
+    metrics.min(&format!("completions/min_{what}"), length);
+    metrics.max(&format!("completions/max_{what}"), length);
+}

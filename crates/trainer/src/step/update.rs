@@ -1,0 +1,140 @@
+//! One optimizer step on a part of what was generated.
+
+use super::advantage::Generation;
+use super::scores::score_parts;
+use super::{Sample, StepContext};
+use crate::error::{Error, Result};
+use crate::micro_batch::{accumulate, split_evenly};
+use crate::model::Decoder;
+use crate::optim::AdamW;
+use crate::sequences::completion_hidden;
+use burn::module::Module;
+use grpo_core::config::Rows;
+use grpo_core::metrics::Metric;
+use grpo_core::weights::{TokenWeights, token_weights};
+use grpo_core::{LossConfig, Metrics, Scores, TokenBatch};
+use std::ops::Range;
+
+/// One optimizer step on the sequences `rows`.
+pub(super) fn update_policy(
+    policy: Decoder,
+    optimizer: &mut AdamW,
+    context: &mut StepContext<'_>,
+    generation: &Generation,
+    rows: Range<usize>,
+    metrics: &mut Metrics,
+) -> Result<Decoder> {
+    let grpo = &context.config.grpo;
+    let whole = generation.batch.select_sequences(rows.clone())?;
+    let sequences = &generation.sequences[rows.clone()];
+    let (loss, parts) = (context.loss, grpo.gradient_accumulation_steps);
+    // Tokens are chosen from the whole update, whatever its micro-batches.
+    let those = |is: fn(&Sample) -> bool| {
+        let indices = (0..rows.len()).filter(|row| is(&generation.samples[rows.start + row])).collect();
+        Rows::Indices(indices)
+    };
+    let config = LossConfig {
+        truncated_rows: those(|sample| sample.truncated),
+        positive_rows: those(|sample| sample.reward.total.is_some_and(|reward| reward > 0.0)),
+        ..loss.config.clone()
+    };
+    let mut chosen_from = None;
+    let scored = |batch: &TokenBatch| {
+        let parts = split_evenly(batch.sequences(), parts);
+        let scores = score_parts(&policy.valid(), sequences, batch, parts, loss)?;
+        chosen_from = Some(scores.clone());
+        Ok::<_, Error>(scores.into())
+    };
+    let whole = config.prepare(&whole, scored)?.into_owned();
+    if let Some(factors) = whole.factors() {
+        metrics.merge(&factors.metrics);
+    }
+    // Truncated completions leave the count with the mask (TRL).
+    let counts = |row: &usize| !(loss.config.mask_truncated_completions && generation.samples[*row].truncated);
+    let tokens: usize = (0..generation.samples.len()).filter(counts).map(|row| generation.batch.active_in(row)).sum();
+    let share = tokens as f64 / grpo.steps_per_generation as f64;
+    let mut weights = update_weights(&config, &whole, share)?;
+    if let Some(controller) = &context.coefficients.entropy {
+        let coef = controller.coef();
+        weights.entropy.iter_mut().for_each(|weight| *weight *= coef);
+    }
+    let whole = whole.with_weights(weights)?;
+
+    let sum = accumulate(&policy, rows.len(), parts, |policy, part| {
+        let hidden = completion_hidden(policy, &sequences[part.clone()])?;
+        loss.loss(hidden, policy.lm_head(), &whole.select_sequences(part)?)
+    })?;
+    if !sum.loss.is_finite() {
+        return Err(Error::NotFinite { what: "the loss", step: optimizer.steps() });
+    }
+    metrics.merge(&sum.metrics);
+    // TRL logs the coefficient as the step leaves it.
+    if let Some(controller) = &mut context.coefficients.entropy {
+        let (sum, count) = bonus_entropy(&whole, chosen_from.as_ref(), &sum.metrics);
+        controller.observe(sum, count)?;
+        controller.step()?;
+        metrics.mean("entropy_coef", controller.entropy_coef, 1.0);
+    } else if loss.config.entropy_coef != 0.0 {
+        metrics.mean("entropy_coef", loss.config.entropy_coef, 1.0);
+    }
+    let (policy, done) = optimizer.step(policy, &sum.gradients)?;
+    metrics.mean("loss", sum.loss, 1.0);
+    metrics.mean("policy_loss", sum.policy_loss, 1.0);
+    metrics.mean("grad_norm", done.grad_norm, 1.0);
+    metrics.mean("learning_rate", done.learning_rate, 1.0);
+    Ok(policy)
+}
+
+/// Weights of one whole update, so that its micro-batches simply add up.
+///
+/// dapo and cispo divide by the tokens of the generation batch, of which an update takes `share`, the even one: its own
+/// count would make tokens of a short update weigh more (TRL's `num_items_in_batch`).
+fn update_weights(config: &LossConfig, update: &TokenBatch, share: f64) -> Result<TokenWeights> {
+    Ok(token_weights(&LossConfig { num_items_in_batch: Some(share), ..config.clone() }, update)?)
+}
+
+/// Sum and number of the entropies, in nats, of the tokens that the entropy bonus acts on: those that the loss has
+/// chosen, if it chose tokens from `scores`, else all active ones, whose sum it has in `of_loss`.
+fn bonus_entropy(batch: &TokenBatch, scores: Option<&Scores>, of_loss: &Metrics) -> (f64, f64) {
+    if let (Some(scores), Some(factors)) = (scores, batch.factors()) {
+        let chosen = || batch.active_rows().iter().filter(|row| factors.entropy[**row] != 0.0);
+        return (chosen().map(|row| f64::from(scores.entropy[*row])).sum(), chosen().count() as f64);
+    }
+    match of_loss.get("entropy") {
+        Some(Metric::Mean { sum, count }) => (*sum, *count),
+        _ => (0.0, 0.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use grpo_core::LossType;
+    use grpo_core::factors::TokenFactors;
+
+    #[test]
+    fn every_token_of_a_generation_batch_weighs_the_same_under_dapo() {
+        // Two updates of 2 and 6 tokens: 8 in all, an even share of 4.
+        let generation = TokenBatch::packed(vec![0; 8], vec![0, 2, 8]).unwrap();
+        let weights = |loss_type| {
+            let config = LossConfig { loss_type, epsilon_high: Some(5.0), ..LossConfig::default() };
+            [0..1, 1..2]
+                .map(|rows| update_weights(&config, &generation.select_sequences(rows).unwrap(), 4.0).unwrap().policy)
+        };
+        assert_eq!(weights(LossType::Dapo), [vec![0.25; 2], vec![0.25; 6]]);
+        assert_eq!(weights(LossType::Cispo), [vec![0.25; 2], vec![0.25; 6]]);
+        assert_eq!(weights(LossType::Bnpo), [vec![1.0 / 2.0; 2], vec![1.0 / 6.0; 6]]);
+    }
+
+    #[test]
+    fn entropies_are_observed_where_the_bonus_acts() {
+        let batch = TokenBatch::packed(vec![0; 4], vec![0, 4]).unwrap().with_mask(&[1.0, 1.0, 0.0, 1.0]).unwrap();
+        let mut of_loss = Metrics::default();
+        of_loss.mean("entropy", 3.0, 3.0);
+        assert_eq!(bonus_entropy(&batch, None, &of_loss), (3.0, 3.0));
+        let scores = Scores { logp: vec![-1.0; 4], entropy: vec![0.5, 1.0, 9.0, 1.5] };
+        let factors = TokenFactors { entropy: vec![0.0, 1.5, 1.5, 1.5], ..TokenFactors::new(4) };
+        let batch = batch.with_factors(factors).unwrap();
+        assert_eq!(bonus_entropy(&batch, Some(&scores), &of_loss), (2.5, 2.0));
+    }
+}

@@ -1,0 +1,194 @@
+//! The section `grpo`: the loop around the loss, with the names of TRL's GRPOConfig and verl's `algorithm`.
+
+use grpo_core::advantages::{AdvantageConfig, DynamicSampling};
+use grpo_core::config::KlEstimator;
+use grpo_core::controllers::{AdaptiveEntropy, AdaptiveKl, FixedKl, KlController};
+use grpo_core::{Implementation, LossConfig};
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// The GRPO loop.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct GrpoConfig {
+    /// Rollout steps (each is `num_iterations x steps_per_generation` optimizer steps).
+    pub max_steps: u64,
+    /// Different prompts per rollout step.
+    pub prompts_per_step: usize,
+    /// Completions per prompt: the group of the group-relative advantage.
+    pub num_generations: usize,
+    /// mu: passes over each generation batch.
+    pub num_iterations: usize,
+    /// Optimizer steps per pass; the generation batch is split evenly, whole groups together.
+    pub steps_per_generation: usize,
+    /// Micro-batches per optimizer step; changes time and memory, not the gradient beyond rounding.
+    pub gradient_accumulation_steps: usize,
+    /// Who computes the loss, one of [`crate::backends::NAMES`]; changes time and memory, not the numbers beyond tolerance.
+    pub backend: String,
+    /// PJRT plugin of the backend; without it, what `GRPO_PJRT_PLUGIN` names or `grpo plugin install` installed.
+    pub plugin: Option<PathBuf>,
+    /// How the loss is computed; changes time and memory, not the numbers beyond tolerance.
+    pub implementation: Implementation,
+    /// How rewards become advantages. The weights of reward functions are those of the section `rewards`, so
+    /// `reward_weights` stays empty. Refused are gae (there is no critic) and the optimal token baselines (scoring
+    /// gives no sums of squared probabilities). Truncated completions are compared even where the loss masks them.
+    pub advantages: AdvantageConfig,
+    /// Multiplies every advantage; 1 is GRPO, 0 is the control run that must not learn.
+    pub advantage_scale: f32,
+    /// Which groups are trained on, and how often others are sampled in the place of the rest: DAPO's dynamic sampling.
+    pub filter_groups: FilterGroupsConfig,
+    /// Subtracts coefficient x KL(policy || reference) from the reward of each token, before it becomes an advantage.
+    /// Estimators of one advantage per completion take the sum over its tokens (TRL's RLOO).
+    pub use_kl_in_reward: bool,
+    /// Estimator of that KL. verl's and TRL's RLOO: k1.
+    pub kl_penalty: KlEstimator,
+    /// Its coefficient.
+    pub kl_ctrl: KlControlConfig,
+    /// Moves the coefficient of the entropy bonus after each optimizer step, from `loss.entropy_coef` on, and applies
+    /// it while the entropy is at most `entropy_target` (Skywork-OR1).
+    pub use_adaptive_entropy: bool,
+    /// Least coefficient.
+    pub entropy_coef_min: f64,
+    /// Largest coefficient.
+    pub entropy_coef_max: f64,
+    /// How far an optimizer step moves it.
+    pub entropy_coef_delta: f64,
+    /// Mean entropy of a token that is aimed at, in nats.
+    pub entropy_target: f64,
+    /// Moves the reference towards the policy every `ref_model_sync_steps` optimizer steps (TR-DPO).
+    pub sync_ref_model: bool,
+    /// alpha of reference = alpha x policy + (1 - alpha) x reference. In [0, 1].
+    pub ref_model_mixup_alpha: f64,
+    /// Optimizer steps between two of these.
+    pub ref_model_sync_steps: u64,
+}
+
+impl Default for GrpoConfig {
+    fn default() -> Self {
+        let entropy = AdaptiveEntropy::default();
+        Self {
+            max_steps: 450,
+            prompts_per_step: 64,
+            num_generations: 8,
+            num_iterations: 1,
+            steps_per_generation: 1,
+            gradient_accumulation_steps: 8,
+            backend: "cpu".into(),
+            plugin: None,
+            implementation: Implementation::default(),
+            advantages: AdvantageConfig::default(),
+            advantage_scale: 1.0,
+            filter_groups: FilterGroupsConfig::default(),
+            use_kl_in_reward: false,
+            kl_penalty: KlEstimator::K1,
+            kl_ctrl: KlControlConfig::default(),
+            use_adaptive_entropy: false,
+            entropy_coef_min: entropy.entropy_coef_min,
+            entropy_coef_max: entropy.entropy_coef_max,
+            entropy_coef_delta: entropy.entropy_coef_delta,
+            entropy_target: entropy.entropy_target,
+            sync_ref_model: false,
+            ref_model_mixup_alpha: 0.6,
+            ref_model_sync_steps: 512,
+        }
+    }
+}
+
+impl GrpoConfig {
+    /// Sequences of a step.
+    pub(crate) fn sequences(&self) -> usize {
+        self.prompts_per_step * self.num_generations
+    }
+
+    /// Optimizer steps of a step.
+    pub(crate) fn updates(&self) -> usize {
+        self.num_iterations * self.steps_per_generation
+    }
+
+    /// Sequences that a micro-batch has at most.
+    pub(crate) fn micro_batch_sequences(&self) -> usize {
+        let groups = self.prompts_per_step.div_ceil(self.steps_per_generation);
+        (groups * self.num_generations).div_ceil(self.gradient_accumulation_steps)
+    }
+
+    /// The coefficient of the entropy bonus at the beginning of a run; `None` where it stays `loss.entropy_coef`.
+    pub(crate) fn entropy_controller(&self, loss: &LossConfig) -> Option<AdaptiveEntropy> {
+        self.use_adaptive_entropy.then(|| AdaptiveEntropy {
+            entropy_coef: loss.entropy_coef,
+            entropy_coef_min: self.entropy_coef_min,
+            entropy_coef_max: self.entropy_coef_max,
+            entropy_coef_delta: self.entropy_coef_delta,
+            entropy_target: self.entropy_target,
+            ..AdaptiveEntropy::default()
+        })
+    }
+}
+
+/// Dynamic sampling, with verl's names. A generation batch has `prompts_per_step` prompts; as long as too few groups
+/// are kept another one is sampled, and what is kept beyond the need is dropped.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct FilterGroupsConfig {
+    /// Whether groups are filtered at all.
+    pub enable: bool,
+    /// What is looked at: `reward`, the weighted sum of all rewards (before the KL), or the name of one of them, such
+    /// as `correct`.
+    pub metric: String,
+    /// Most generation batches of a step, at least 1: where they do not bring enough groups the run ends with an error,
+    /// as in verl and NeMo-RL. verl's 0, no limit, would sample for ever once every group has equal rewards.
+    pub max_num_gen_batches: usize,
+    /// Which groups are kept.
+    pub keep: DynamicSampling,
+}
+
+impl Default for FilterGroupsConfig {
+    fn default() -> Self {
+        Self { enable: false, metric: REWARD.into(), max_num_gen_batches: 10, keep: DynamicSampling::default() }
+    }
+}
+
+/// The metric that is the sum of all rewards.
+pub(crate) const REWARD: &str = "reward";
+
+/// The coefficient of the KL in the reward. verl's `kl_ctrl`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct KlControlConfig {
+    /// Whether it moves.
+    pub r#type: KlControlType,
+    /// The coefficient, at the beginning where it moves.
+    pub kl_coef: f64,
+    /// adaptive: KL that is aimed at, in nats per token.
+    pub target_kl: f64,
+    /// adaptive: completions over which the coefficient moves by a fifth at most.
+    pub horizon: f64,
+}
+
+/// How the coefficient of the KL in the reward behaves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KlControlType {
+    /// Stays.
+    #[default]
+    Fixed,
+    /// Moves towards `target_kl`.
+    Adaptive,
+}
+
+impl Default for KlControlConfig {
+    fn default() -> Self {
+        let AdaptiveKl { kl_coef, target_kl, horizon } = AdaptiveKl::default();
+        Self { r#type: KlControlType::Fixed, kl_coef, target_kl, horizon }
+    }
+}
+
+impl KlControlConfig {
+    /// The coefficient at the beginning of a run.
+    pub(crate) fn controller(&self) -> KlController {
+        let Self { kl_coef, target_kl, horizon, .. } = *self;
+        match self.r#type {
+            KlControlType::Fixed => KlController::Fixed(FixedKl { kl_coef }),
+            KlControlType::Adaptive => KlController::Adaptive(AdaptiveKl { kl_coef, target_kl, horizon }),
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! Steps whose completions are known, so that their numbers can be worked out by hand.
+
+use super::*;
+use crate::reward::{RewardFn, RewardInput};
+use crate::rollout::{Completion, RolloutRequest, Sampling};
+use crate::step::StepReport;
+use crate::task::Comparison;
+use grpo_core::advantages::Whitening;
+use grpo_core::{AdvantageConfig, AdvantageEstimator};
+use std::sync::Mutex;
+
+/// Says the same to every prompt: texts, of which those without a full stop are cut off.
+struct Script {
+    sampled: &'static [&'static str],
+    greedy: &'static str,
+}
+
+impl RolloutEngine for Script {
+    fn generate(&mut self, _: &Decoder, request: &RolloutRequest<'_>) -> Result<Vec<Completion>> {
+        let texts: &[&str] = if request.sampling == Sampling::Greedy { &[self.greedy] } else { self.sampled };
+        let texts = texts.iter().cycle().take(request.prompts.len() * request.num_generations);
+        texts.map(|text| completion(text)).collect()
+    }
+}
+
+fn completion(text: &str) -> Result<Completion> {
+    let (text, truncated) = text.strip_suffix('.').map_or((text, true), |text| (text, false));
+    let mut ids = Tokenizer.encode(text)?;
+    if !truncated {
+        ids.push(Tokenizer::EOS);
+    }
+    Ok(Completion { logps: vec![-1.0; ids.len()], ids, truncated })
+}
+
+/// The completion as a number to some power.
+struct Power(&'static str, i32);
+
+impl RewardFn for Power {
+    fn name(&self) -> &str {
+        self.0
+    }
+    fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
+        input.completion.parse::<f32>().ok().map(|number| number.powi(self.1))
+    }
+}
+
+/// A run of one group per step; rewards are the number that is said, and half its negative square where `squares`.
+fn scripted(script: Script, config: TrainConfig, squares: bool) -> Trainer {
+    let mut config = TrainConfig { warmup: WarmupConfig { steps: 0, ..Default::default() }, ..config };
+    (config.grpo.prompts_per_step, config.grpo.num_generations) = (1, script.sampled.len());
+    config.grpo.steps_per_generation = 1;
+    config.model.max_position_embeddings = 32;
+    config.rollout.max_completion_length = 4;
+    let mut terms: Vec<(Box<dyn RewardFn>, f32)> = vec![(Box::new(Power("number", 1)), 1.0)];
+    if squares {
+        terms.push((Box::new(Power("square", 2)), -0.5));
+    }
+    let dataset = Dataset::from_tasks(vec![(Arc::new(Comparison { max_number: 50 }), 1.0)], 0.1, 0).unwrap();
+    Trainer::with_parts(config, dataset, Rewards::from_terms(terms).unwrap(), Box::new(script)).unwrap()
+}
+
+/// 2 tokens of reward 1, and 4 tokens, without an end, of reward 3.
+const TWO: Script = Script { sampled: &["1.", "0003"], greedy: "2." };
+
+fn step(script: Script, advantages: AdvantageConfig, squares: bool) -> StepReport {
+    let mut config = small();
+    config.grpo.advantages = advantages;
+    scripted(script, config, squares).grpo_step().unwrap()
+}
+
+#[track_caller]
+fn assert_advantages(report: &StepReport, expected: [f32; 2]) {
+    for (sample, expected) in report.samples.iter().zip(expected) {
+        assert!((sample.advantage - expected).abs() < 1e-5, "{} instead of {expected}", sample.advantage);
+    }
+}
+
+/// Two rewards, 1 and 3: mean 2, deviation sqrt 2; lengths 2 and 4.
+#[rstest]
+#[case::group(AdvantageEstimator::Group, [-0.707057, 0.707057])]
+#[case::rloo(AdvantageEstimator::Rloo, [-2.0, 2.0])]
+// Baseline (2 x 1 + 4 x 3) / 6 = 7 / 3.
+#[case::opo(AdvantageEstimator::Opo, [-4.0 / 3.0, 2.0 / 3.0])]
+// The greedy answer earns 2.
+#[case::remax(AdvantageEstimator::Remax, [-1.0, 1.0])]
+#[case::gpg(AdvantageEstimator::Gpg, [-1.0, 1.0])]
+// 2 / (sqrt 2 + 1e-4).
+#[case::grpo_passk(AdvantageEstimator::GrpoPassk, [0.0, 1.414114])]
+// -1 twice and 1 four times: mean 1 / 3, variance 16 / 15.
+#[case::reinforce_plus_plus_baseline(AdvantageEstimator::ReinforcePlusPlusBaseline, [-1.290994, 0.645497])]
+fn advantages_are_those_of_the_estimator(#[case] estimator: AdvantageEstimator, #[case] expected: [f32; 2]) {
+    assert_advantages(&step(TWO, AdvantageConfig { estimator, ..Default::default() }, false), expected);
+}
+
+#[test]
+fn returns_of_tokens_are_whitened_over_tokens_and_shown_by_their_mean() {
+    let advantages = AdvantageConfig {
+        estimator: AdvantageEstimator::ReinforcePlusPlus,
+        whiten: Some(Whitening::Tokens),
+        gamma: 0.5,
+        ..Default::default()
+    };
+    // Returns 1/2 1 and 3/8 3/4 3/2 3: mean 1.1875, squared deviations 4.7421875 in all, divided by 5: 0.9484375.
+    assert_advantages(&step(TWO, advantages, false), [-0.4492345, 0.2246173]);
+}
+
+#[test]
+fn gdpo_normalises_every_reward_on_its_own() {
+    let of = |estimator| step(TWO, AdvantageConfig { estimator, ..Default::default() }, true);
+    // The sums are 1 - 1/2 and 3 - 9/2, so the first is better; on their own the functions say -1 + 1/2 and 1 - 1/2 times
+    // 1 / sqrt 2, whitened: the second is.
+    assert_advantages(&of(AdvantageEstimator::Group), [0.707057, -0.707057]);
+    assert_advantages(&of(AdvantageEstimator::Gdpo), [-0.706965, 0.706965]);
+}
+
+#[test]
+fn metrics_of_what_was_sampled_are_trl_s() {
+    let report = step(TWO, AdvantageConfig::default(), true);
+    // Sums 0.5 and -1.5.
+    for (name, expected) in [
+        ("reward", -0.5),
+        ("reward_std", 2f64.sqrt()),
+        ("rewards/number/mean", 2.0),
+        ("rewards/number/std", 2f64.sqrt()),
+        ("rewards/square/mean", 5.0),
+        ("rewards/square/std", 32f64.sqrt()),
+        ("frac_reward_zero_std", 0.0),
+        ("completions/mean_length", 3.0),
+        ("completions/min_length", 2.0),
+        ("completions/max_length", 4.0),
+        ("completions/mean_terminated_length", 2.0),
+        ("completions/min_terminated_length", 2.0),
+        ("completions/max_terminated_length", 2.0),
+        ("completions/clipped_ratio", 0.5),
+    ] {
+        let found = report.metrics.value(name).unwrap_or_else(|| panic!("no {name}"));
+        assert!((found - expected).abs() < 1e-9, "{name}: {found} instead of {expected}");
+    }
+    assert_eq!(report.metrics.value("num_tokens"), Some(report.tokens as f64));
+    assert!(report.metrics.get("filter_groups/num_gen_batches").is_none());
+}
+
+#[test]
+fn right_answers_are_imitated() {
+    let mut config = small();
+    config.loss.positive_example_nll_weight = 0.5;
+    // Sums 0.5, of two tokens, and -1.5.
+    let report = scripted(TWO, config, true).grpo_step().unwrap();
+    let updates = 2.0;
+    match report.metrics.get("positive_nll_loss") {
+        Some(grpo_core::Metric::Mean { sum, count }) => {
+            assert!(*count == 2.0 * updates && *sum > 0.0, "{sum} of {count}")
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(report.metric("loss") - report.metric("policy_loss") > 0.4 * report.metric("positive_nll_loss"));
+}
+
+#[test]
+fn missing_rewards_and_endless_completions_leave_gaps_not_numbers() {
+    let report = step(Script { sampled: &["x", "yy"], greedy: "" }, AdvantageConfig::default(), false);
+    for name in ["reward", "reward_std", "rewards/number/mean", "rewards/number/std"] {
+        assert!(report.metrics.get(name).is_none(), "{name}");
+    }
+    assert_eq!(report.metrics.value("frac_reward_zero_std"), Some(1.0));
+    assert_eq!(report.metrics.value("completions/max_terminated_length"), Some(0.0));
+    assert!(report.samples.iter().all(|s| s.advantage == 0.0));
+    // Of two rewards one is missing: a mean, but no deviation.
+    let report = step(Script { sampled: &["x", "4."], greedy: "" }, AdvantageConfig::default(), false);
+    assert_eq!((report.metrics.value("reward"), report.metrics.value("reward_std")), (Some(4.0), None));
+}
+
+#[test]
+fn a_run_without_enough_groups_says_so() {
+    let same = Script { sampled: &["1.", "01."], greedy: "" };
+    let mut config = small();
+    config.grpo.filter_groups.enable = true;
+    config.grpo.filter_groups.max_num_gen_batches = 3;
+    let mut run = scripted(same, config.clone(), false);
+    let error = run.grpo_step().unwrap_err();
+    assert!(matches!(error, Error::TooFewGroups { found: 0, wanted: 1, batches: 3, .. }), "{error}");
+    assert!(error.to_string().contains("grpo.filter_groups.max_num_gen_batches"), "{error}");
+    // Nothing but the cursor has moved.
+    assert_eq!((run.counters().grpo_steps, run.counters().optimizer_steps), (0, 0));
+    // A filter that is off has no limit either.
+    config.grpo.filter_groups.enable = false;
+    config.grpo.filter_groups.max_num_gen_batches = 0;
+    scripted(Script { sampled: &["1.", "01."], greedy: "" }, config.clone(), false).grpo_step().unwrap();
+    config.grpo.filter_groups.enable = true;
+    config.grpo.filter_groups.max_num_gen_batches = 3;
+
+    config.grpo.filter_groups.metric = "beauty".into();
+    let terms: Vec<(Box<dyn RewardFn>, f32)> = vec![(Box::new(Power("number", 1)), 1.0)];
+    let dataset = Dataset::from_tasks(vec![(Arc::new(Comparison { max_number: 50 }), 1.0)], 0.1, 0).unwrap();
+    let rewards = Rewards::from_terms(terms).unwrap();
+    let error = Trainer::with_parts(config, dataset, rewards, Box::new(TWO)).err().unwrap().to_string();
+    assert!(error.contains("grpo.filter_groups.metric") && error.contains("one of reward, number"), "{error}");
+}
+
+#[test]
+fn generation_batches_of_a_step_draw_from_streams_of_their_own() {
+    /// Says the same twice, then something to learn from; writes down which samples it is asked for.
+    struct Slow(Arc<Mutex<Vec<(u64, u64)>>>);
+
+    impl RolloutEngine for Slow {
+        fn generate(&mut self, model: &Decoder, request: &RolloutRequest<'_>) -> Result<Vec<Completion>> {
+            let Sampling::Random { step, first, .. } = request.sampling else { panic!("greedy") };
+            let mut seen = self.0.lock().unwrap();
+            seen.push((step, first));
+            let texts: &[&str] = if seen.len().is_multiple_of(3) { TWO.sampled } else { &["1.", "1."] };
+            Script { sampled: texts, greedy: "" }.generate(model, request)
+        }
+    }
+
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let mut config = small();
+    config.grpo.filter_groups.enable = true;
+    let mut run = scripted(TWO, config, false);
+    run.engine = Box::new(Slow(Arc::clone(&seen)));
+    for _ in 0..2 {
+        let report = run.grpo_step().unwrap();
+        assert_eq!(report.metrics.value("filter_groups/num_gen_batches"), Some(3.0));
+        assert_eq!(report.metrics.value("filter_groups/evicted_groups"), Some(2.0));
+        // Four completions of 1 and EOS, and TWO.
+        assert_eq!(report.metrics.value("completions/mean_length"), Some((4.0 * 2.0 + 2.0 + 4.0) / 6.0));
+    }
+    assert_eq!(*seen.lock().unwrap(), [(0, 0), (0, 2), (0, 4), (1, 0), (1, 2), (1, 4)]);
+}
+
+#[test]
+fn the_filter_looks_at_the_reward_that_it_is_told() {
+    let with = |metric: &str, script| {
+        let mut config = small();
+        config.grpo.filter_groups.enable = true;
+        config.grpo.filter_groups.max_num_gen_batches = 1;
+        config.grpo.filter_groups.metric = metric.into();
+        scripted(script, config, true).grpo_step().map(drop)
+    };
+    // -1 and 1 have one square, 0 and 2 one sum: 0 - 0 = 2 - 4 / 2.
+    for (metric, differing, equal) in
+        [("square", &["0.", "2."], &["-1.", "1."]), ("reward", &["-1.", "1."], &["0.", "2."])]
+    {
+        with(metric, Script { sampled: differing, greedy: "" }).unwrap();
+        assert!(
+            matches!(with(metric, Script { sampled: equal, greedy: "" }), Err(Error::TooFewGroups { .. })),
+            "{metric}"
+        );
+    }
+}
