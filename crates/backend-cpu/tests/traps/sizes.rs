@@ -56,3 +56,36 @@ fn overflowing_sizes_are_refused(
     assert!(matches!(&error, Error::Shape { what, .. } if what == "tensor size"), "{error}");
     assert!(error.to_string().contains(" x "), "{error}");
 }
+
+/// More logits than 32 bits count, 2^31 + 2^16 of them, are computed: 2^15 + 1 equal sequences of one token each have the loss and the
+/// gradients of one of them.
+#[test]
+fn more_than_2_to_31_logits_are_computed() {
+    let (n, v, h) = ((1_usize << 15) + 1, 1_usize << 16, 2);
+    assert!(n * v > 1 << 31);
+    let run = |n: usize| {
+        let (hidden, head): (Vec<f32>, Vec<f32>) =
+            ([0.75, -1.25].repeat(n), (0..v * h).map(|i| ((i * 37) % 101) as f32 / 50.0 - 1.0).collect());
+        let batch = TokenBatch::packed(vec![40_000; n], (0..=n).collect()).unwrap();
+        let batch = batch.with_advantages(Advantages::PerSequence(vec![1.5; n])).unwrap();
+        let (mut of_hidden, mut of_head) = (vec![0.0; n * h], vec![0.0; v * h]);
+        let request = request(Implementation::Fused, n, self::hidden(h, v));
+        let grads = GradsMut {
+            hidden: Some(of_hidden.as_mut_slice().into()),
+            lm_head: Some(of_head.as_mut_slice().into()),
+            ..GradsMut::default()
+        };
+        let policy = PolicyInput::Hidden { hidden: (&hidden[..]).into(), lm_head: (&head[..]).into(), bias: None };
+        let backend = CpuBackend::with_threads(2).unwrap();
+        let out = backend.plan(&request).unwrap().value_and_grad(policy, &batch, grads).unwrap();
+        (out.loss, out.scores.logp, of_hidden, of_head)
+    };
+    let (one, all) = (run(1), run(n));
+    let close = |a: f32, b: f32, scale: f32| assert!((a - b).abs() <= 1e-5 * scale, "{a} and {b}");
+    assert!((one.0 - all.0).abs() < 1e-6 * one.0.abs(), "{} and {}", one.0, all.0);
+    assert!(all.1.iter().all(|logp| *logp == one.1[0]), "every token has the same bits");
+    for token in all.2.chunks(h) {
+        (0..h).for_each(|i| close(token[i] * n as f32, one.2[i], 1.0));
+    }
+    all.3.iter().zip(&one.3).for_each(|(a, b)| close(*a, *b, 1.5));
+}

@@ -55,7 +55,7 @@ fn parts_of_a_step_add_up_to_the_step(#[case] json: &str, #[case] expected: f64,
     let (loss, (z, batch)) = (config(json), six());
     assert_weighs(&everywhere(&loss, &z, 2, &batch), expected, weights);
 
-    let of_step = batch.clone().with_weights(grpo_core::weights::token_weights(&loss, &batch)).unwrap();
+    let of_step = batch.clone().with_weights(grpo_core::weights::token_weights(&loss, &batch).unwrap()).unwrap();
     for cut in [1, 2] {
         assert_weighs(&added(&loss, &z, &of_step, cut), expected, weights);
     }
