@@ -124,3 +124,52 @@ fn settings_of_wandb_are_checked_before_anything_runs() {
     let text = refused(&arguments, &output);
     assert!(text.contains("WANDB_MODE") && text.contains("shared"), "{text}");
 }
+
+#[test]
+fn a_benchmark_logs_every_variant_as_a_run() {
+    let (readers, folder) = (Readers::install(), tempfile::tempdir().expect("a folder"));
+    let config = folder.path().join("config.yaml");
+    let text = "
+name: tiny
+shape: { batch: 2, tokens: 12, hidden: 16, vocab: 50 }
+dtypes: [f32, bf16]
+rounds: { warmup: 0, steps: 3 }
+logging: { tensorboard: true }
+wandb: { mode: offline, group: benches }
+variants:
+  fused: { threads: 1 }
+  reference: { implementation: reference, threads: 1 }
+";
+    std::fs::write(&config, text).expect("a file");
+    let (config, logs) = (config.display().to_string(), folder.path().join("logs"));
+    let asked = ["bench", &config, "--json", "--log-dir", &logs.display().to_string()];
+    let output = command(&asked).output().expect("the binary starts");
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(stderr(&output).contains("tensorboard --logdir") && stderr(&output).contains("wandb sync"));
+    let document: Value = serde_json::from_str(&stdout(&output)).expect("a document");
+    assert_eq!(names(&logs), ["tiny-bf16", "tiny-f32"]);
+    for case in document["cases"].as_array().expect("problems") {
+        for (name, measured) in case["variants"].as_object().expect("variants") {
+            let run = logs.join(case["name"].as_str().expect("a name")).join(name);
+            let rows = rows(&run.join("metrics.jsonl"));
+            let times = measured["step_ms"]["all"].as_array().expect("times");
+            assert_eq!((rows.len(), times.len()), (3, 3));
+            for (row, ms) in rows.iter().zip(times) {
+                assert!(same(row["bench/step_s"].as_f64().expect("a time") * 1e3, ms.as_f64().expect("a time")));
+            }
+            for field in ["bench/step_s_p50", "bench/compile_s", "mem/inputs_bytes"] {
+                assert_eq!(rows[2][field], measured[field], "{field}");
+            }
+            let board = readers.tensorboard(&run.join("tensorboard"));
+            let scalars = board["scalars"].as_object().expect("scalars");
+            assert_eq!(scalars["bench/step_s"].as_array().expect("points").len(), 3);
+            assert!(scalars.contains_key("mem/workspace_bytes") && scalars.contains_key("bench/avg_step_ms"));
+            assert_eq!(names(&run.join("wandb")).len(), 1);
+        }
+    }
+    // A folder that holds something is refused before anything is measured, and files need a folder.
+    let text = refuse(&asked);
+    assert!(text.contains("is not empty"), "{text}");
+    let text = refuse(&["bench", &config]);
+    assert!(text.contains("--log-dir"), "{text}");
+}

@@ -45,12 +45,13 @@ fn argument(client: &Client, spec: &Spec, role: Role) -> Buffer {
             let ids: [i32; 2 * N] = [3, -1, 12, 0, 7, 7, 0, 0, 0, 1, 1, 1];
             client.buffer_from_host(&ids, &ty.shape, device).expect("an upload")
         }
-        // Advantages; weights of policy, KL and entropy; shares; old and reference log-probabilities (ratios on both sides of
-        // the clip); whether it counts; own advantages; factors of policy and part, penalties, shifts; 1/T.
+        // Advantages; weights of policy, KL, entropy and likelihood; shares; old and reference log-probabilities (ratios on both sides of
+        // the clip); whether it counts; own advantages; factors of policy and part, penalties, shifts; sampler log-probabilities; 1/T.
         Role::TokenNumbers => upload(
             &[
                 [0.8, 0.0, -1.2, 0.5, -0.4, 1.0],
                 [0.2, 0.0, 0.3, 0.1, 0.2, 0.2],
+                [0.0; N],
                 [0.0; N],
                 [0.0; N],
                 [0.5, 0.0, 0.5, 0.3, 0.3, 0.4],
@@ -60,6 +61,7 @@ fn argument(client: &Client, spec: &Spec, role: Role) -> Buffer {
                 [0.8, 0.0, -1.2, 0.5, -0.4, 1.0],
                 [1.0; N],
                 [1.0; N],
+                [0.0; N],
                 [0.0; N],
                 [0.0; N],
                 [1.4, 0.0, 1.4, 0.7, 1.0, 1.4],

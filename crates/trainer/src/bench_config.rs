@@ -6,6 +6,7 @@
 
 use crate::bench::measure::Rounds;
 use crate::error::{Error, Result};
+use crate::train_config::{LoggingConfig, WandbConfig};
 use backend_cpu::Isa;
 use backend_tpu::aot::{Variant, What};
 use backend_tpu::plugins::Kind;
@@ -40,6 +41,10 @@ pub struct BenchConfig {
     pub backend: String,
     /// Devices over which tokens and vocabulary are split.
     pub mesh: Mesh,
+    /// Metrics beside metrics.jsonl, where they are logged ([`crate::bench::log`]).
+    pub logging: LoggingConfig,
+    /// Metrics for Weights & Biases, where they are logged.
+    pub wandb: WandbConfig,
     /// By name, which is made of letters, digits, `_` and `-`. At least one.
     pub variants: Option<BTreeMap<String, VariantConfig>>,
 }
@@ -58,6 +63,8 @@ impl Default for BenchConfig {
             rounds: Rounds::default(),
             backend: BackendName::Cpu.to_string(),
             mesh: Mesh::default(),
+            logging: LoggingConfig::default(),
+            wandb: WandbConfig::default(),
             variants: None,
         }
     }

@@ -42,6 +42,7 @@ pub mod rng;
 pub mod rollout;
 pub mod run;
 pub mod sequences;
+mod sinks;
 pub mod step;
 pub mod task;
 pub mod tokenizer;

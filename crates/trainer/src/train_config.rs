@@ -19,7 +19,7 @@ pub use data::{
 };
 pub(crate) use grpo::REWARD;
 pub use grpo::{FilterGroupsConfig, GrpoConfig, KlControlConfig, KlControlType};
-pub use metrics::{LoggingConfig, WandbConfig};
+pub use metrics::{LoggingConfig, WandbConfig, WandbMode};
 pub(crate) use validate::check;
 
 /// A whole run: all that its numbers depend on, and `run`, `logging` and `wandb`, on which they do not.

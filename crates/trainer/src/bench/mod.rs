@@ -4,7 +4,7 @@
 //! process can have at a time (TPUs, GPUs) have all of their variants in one. [`run`] makes [`inputs`] once, in files that
 //! every process reads, starts a process per variant, and asks each in turn for one step while the others sleep. What they
 //! say to each other is in [`protocol`]; [`worker`] is the other side, [`floor`] knows what no variant can do without,
-//! [`report`] is what comes out.
+//! [`report`] is what comes out, and [`log`] puts it where metrics of runs go.
 //!
 //! A backend joins by a `worker::Contender`, as `cpu` and `pjrt` do; a program in another language by speaking the protocol,
 //! as [`peers`] do.
@@ -13,6 +13,7 @@ mod case;
 pub(crate) mod cpu;
 pub mod floor;
 pub mod inputs;
+pub mod log;
 pub mod measure;
 mod memory;
 mod outcome;

@@ -13,6 +13,7 @@ use trainer::bench::report;
 use trainer::bench::{self, Options, plot};
 use trainer::bench_config::{BackendName, BenchConfig};
 use trainer::config_layers::to_yaml;
+use trainer::train_config::WandbMode;
 
 /// What is measured when no file is named.
 const DEFAULT_CONFIG: (&str, &str) =
@@ -70,6 +71,10 @@ pub(crate) struct Args {
     /// Write the JSON document to this file, whatever is printed.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
+    /// Log every variant's numbers as a run's metrics under this folder, which is to be new: PROBLEM/VARIANT/metrics.jsonl, and
+    /// what `logging` and `wandb` of the configuration ask for.
+    #[arg(long, value_name = "DIR")]
+    log_dir: Option<PathBuf>,
     /// Draw time against memory into this file, which ends in .svg.
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
@@ -84,6 +89,20 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     }
     if let Some(path) = args.plot.as_ref().filter(|path| path.extension().is_none_or(|ending| ending != "svg")) {
         bail!("--plot: expected a file that ends in .svg, got {}", path.display());
+    }
+    match &args.log_dir {
+        Some(folder) => {
+            configs.iter().try_for_each(|config| config.wandb.validate())?;
+            bench::log::make_folder(folder)?;
+        }
+        None => {
+            let asks = |config: &BenchConfig| {
+                config.logging.tensorboard || config.wandb.mode.is_some_and(|mode| mode != WandbMode::Disabled)
+            };
+            if configs.iter().any(asks) {
+                bail!("logging.tensorboard and wandb.mode need a folder for their files: name it with --log-dir");
+            }
+        }
     }
     let options = Options {
         worker: vec![std::env::current_exe().context("cannot find this binary")?.into(), "bench-worker".into()],
@@ -106,6 +125,11 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     };
     if let Some(path) = &args.output {
         write(path, &json)?;
+    }
+    if let Some(folder) = &args.log_dir {
+        bench::log::write(&document, folder, |note| {
+            let _ = writeln!(std::io::stderr(), "{note}");
+        })?;
     }
     if let Some(path) = &args.plot {
         write(path, &plot::svg(&document)?)?;

@@ -19,6 +19,7 @@ pub use observer::{Event, Observer};
 
 use crate::error::{Error, Result};
 use crate::eval::EvalReport;
+use crate::sinks::Sinks;
 use crate::step::{Sample, StepReport};
 use crate::train_config::TrainConfig;
 use crate::trainer::{Phase, Trainer};
@@ -26,7 +27,7 @@ use checkpoint::{Checkpoints, FORMAT, Position, SavedState};
 use dir::{RunDir, set_aside};
 use jsonl::{CompletionRow, JsonLines, MetricsRow, RowKind, read_rows};
 use restore::{choose, config_hash, restore};
-use sinks::{Sinks, With};
+use sinks::With;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -184,12 +185,12 @@ impl Run {
     pub fn run(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<Ending> {
         // A run that is done has no more to tell.
         let done = self.trainer.phase() == Phase::Done && self.saved.is_some();
-        let mut sinks = if done { Sinks::default() } else { Sinks::open(self.dir.root(), self.trainer.config())? };
+        let mut sinks = if done { Sinks::default() } else { sinks::open(self.dir.root(), self.trainer.config())? };
         self.began = Instant::now();
         self.announce(observer);
-        sinks.announce(observer);
+        sinks.notes().for_each(|note| observer.event(Event::Note(note)));
         let ending = self.train(&mut With(&mut sinks, observer), stop);
-        sinks.finish(ending.is_ok(), observer);
+        sinks.finish(ending.is_ok(), |note| observer.event(Event::Note(note)));
         ending
     }
 

@@ -2,7 +2,7 @@
 
 use super::check;
 use crate::error::Result;
-use grpo_sinks::wandb::Mode;
+pub use grpo_sinks::wandb::Mode as WandbMode;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -19,7 +19,7 @@ pub struct LoggingConfig {
 #[serde(default, deny_unknown_fields)]
 pub struct WandbConfig {
     /// Without it, what the environment variable `WANDB_MODE` says, and disabled without that.
-    pub mode: Option<Mode>,
+    pub mode: Option<WandbMode>,
     /// The project.
     pub project: String,
     /// User or team; the server's default without it.
@@ -46,8 +46,8 @@ impl WandbConfig {
     ///
     /// # Errors
     /// [`crate::Error::Sink`] when it is for `WANDB_MODE` to say and that says something else.
-    pub fn resolved_mode(&self) -> Result<Mode> {
-        Ok(self.mode.map_or_else(Mode::from_environment, Ok)?)
+    pub fn resolved_mode(&self) -> Result<WandbMode> {
+        Ok(self.mode.map_or_else(WandbMode::from_environment, Ok)?)
     }
 
     /// Checks every field, as the SDK does, and `WANDB_MODE` where it counts.

@@ -1,0 +1,94 @@
+//! A benchmark's numbers where those of runs go: metrics.jsonl, TensorBoard and Weights & Biases, one run per variant.
+//!
+//! `FOLDER/PROBLEM/VARIANT/` is as a run's folder: each timed step as `bench/step_s`, and with the last one everything else, under
+//! the seed system's names (`bench/...`, `mem/...`) where it has one.
+
+use super::report::{Document, Measured, Outcome};
+use crate::error::{Error, Result};
+use crate::run::jsonl::JsonLines;
+use crate::sinks::{About, Sinks};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Makes the folder, which is to be new or empty: before anything takes its time.
+///
+/// # Errors
+/// [`Error::Io`]; [`Error::RunDir`] for one that holds something.
+pub fn make_folder(folder: &Path) -> Result<()> {
+    std::fs::create_dir_all(folder).map_err(|e| Error::io("create", folder, e))?;
+    let mut entries = std::fs::read_dir(folder).map_err(|e| Error::io("read", folder, e))?;
+    match entries.next() {
+        None => Ok(()),
+        Some(_) => Err(Error::RunDir {
+            path: folder.to_owned(),
+            reason: "it is not empty: every benchmark has a log folder of its own".into(),
+        }),
+    }
+}
+
+/// Writes what was measured into `folder`. `note` hears where it is and what becomes of uploads.
+///
+/// # Errors
+/// [`Error::Io`]; [`Error::Sink`] when a sink cannot be opened.
+pub fn write(document: &Document, folder: &Path, mut note: impl FnMut(&str)) -> Result<()> {
+    for case in &document.cases {
+        for (name, outcome) in &case.variants {
+            let Outcome::Measured(measured) = outcome else { continue };
+            let root = folder.join(file_name(&case.name)).join(name);
+            std::fs::create_dir_all(&root).map_err(|e| Error::io("create", &root, e))?;
+            let config = json!({
+                "problem": case.name, "variant": name, "bench": case.config, "machine": document.machine,
+                "date": document.date, "version": document.version,
+            });
+            let about = About { root: &root, name: &format!("{}/{name}", case.name), config: &config };
+            let mut sinks = Sinks::open(&about, &case.config.logging, &case.config.wandb)?;
+            sinks.notes().for_each(&mut note);
+            let mut file = JsonLines::create(&root.join("metrics.jsonl"))?;
+            for (step, row) in (1..).zip(rows(measured)) {
+                let mut line = Map::from_iter([("step".to_owned(), json!(step))]);
+                for (series, values) in &row {
+                    line.extend(values.iter().map(|(name, value)| (format!("{series}/{name}"), json!(value))));
+                    let values: Vec<_> = values.iter().map(|(name, value)| (name.as_str(), *value)).collect();
+                    sinks.log(series, step, &values);
+                }
+                file.append(&Value::Object(line))?;
+            }
+            file.sync()?;
+            sinks.finish(true, &mut note);
+        }
+    }
+    Ok(())
+}
+
+/// A row: names and numbers by series.
+type Row = BTreeMap<String, Vec<(String, f64)>>;
+
+/// One row per timed step, the last of them with everything; a single row where none was timed.
+fn rows(measured: &Measured) -> Vec<Row> {
+    let bench = |values: Vec<(String, f64)>| Row::from([("bench".to_owned(), values)]);
+    let steps = measured.step_ms.as_ref().map_or(&[][..], |timing| &timing.all);
+    let mut rows: Vec<Row> = steps.iter().map(|ms| bench(vec![("step_s".to_owned(), ms / 1e3)])).collect();
+    let mut last = rows.pop().unwrap_or_default();
+    let ours = [
+        ("tokens_per_second", measured.tokens_per_second),
+        ("useful_flops_per_second", measured.useful_flops_per_second),
+        ("share_of_floor", measured.share_of_floor),
+        ("times_floor", measured.times_floor),
+    ];
+    let ours = ours.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
+    let seed = serde_json::to_value(&measured.seed);
+    let seed = seed.as_ref().ok().and_then(Value::as_object).into_iter().flatten();
+    let seed = seed.filter_map(|(name, value)| Some((name.clone(), value.as_f64()?)));
+    for (name, value) in ours.chain(seed) {
+        let (series, name) = name.split_once('/').unwrap_or(("bench", &name));
+        last.entry(series.to_owned()).or_default().push((name.to_owned(), value));
+    }
+    rows.push(last);
+    rows
+}
+
+/// `name` with what a file name should not have replaced.
+fn file_name(name: &str) -> String {
+    name.chars().map(|c| if c.is_alphanumeric() || "-_.".contains(c) { c } else { '_' }).collect()
+}

@@ -1,0 +1,175 @@
+//! TensorBoard and Weights & Biases, for runs and benchmarks.
+//!
+//! metrics.jsonl stays the truth. A sink that fails in mid-run is given up with a warning; the run goes on.
+
+use crate::config_layers::to_yaml;
+use crate::error::{Error, Result};
+use crate::train_config::{LoggingConfig, WandbConfig};
+use grpo_sinks::wandb::{self, Mode};
+use grpo_sinks::{Sink, TensorBoard, Wandb};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+/// Holds the id that all parts of a W&B run share.
+const ID_FILE: &str = "wandb-id";
+
+/// The sinks that a configuration asks for.
+#[derive(Default)]
+pub(crate) struct Sinks {
+    open: Vec<(&'static str, Box<dyn Sink>)>,
+    wandb: Option<WandbRun>,
+    notes: Vec<String>,
+}
+
+/// A run of W&B and what becomes of it at the end.
+struct WandbRun {
+    dir: PathBuf,
+    id: String,
+    mode: Mode,
+}
+
+/// What a sink is told of a run.
+pub(crate) struct About<'a, C> {
+    /// Where its files are.
+    pub(crate) root: &'a Path,
+    /// Its name, unless `wandb.name` says another.
+    pub(crate) name: &'a str,
+    /// Everything that it depends on.
+    pub(crate) config: &'a C,
+}
+
+impl Sinks {
+    /// Begins or continues the sinks of a run.
+    pub(crate) fn open<C: Serialize>(
+        about: &About<'_, C>,
+        logging: &LoggingConfig,
+        wandb: &WandbConfig,
+    ) -> Result<Self> {
+        let mut sinks = Self::default();
+        if logging.tensorboard {
+            let text = format!("```yaml\n{}```\n", to_yaml(about.config)?);
+            let folder = about.root.join("tensorboard");
+            sinks.open.push(("TensorBoard", Box::new(TensorBoard::open(&folder, &text)?)));
+            sinks.notes.push(format!("watch with: tensorboard --logdir {}", folder.display()));
+        }
+        let mode = wandb.resolved_mode()?;
+        if mode != Mode::Disabled {
+            sinks.open_wandb(about, wandb.clone(), mode)?;
+        }
+        Ok(sinks)
+    }
+
+    fn open_wandb<C: Serialize>(&mut self, about: &About<'_, C>, section: WandbConfig, mode: Mode) -> Result<()> {
+        let options = wandb::Options {
+            dir: section.dir.unwrap_or_else(|| about.root.to_owned()),
+            id: wandb::run_id(&about.root.join(ID_FILE))?,
+            project: section.project,
+            entity: section.entity,
+            name: Some(section.name.unwrap_or_else(|| about.name.to_owned())),
+            group: section.group,
+            tags: section.tags,
+        };
+        let json = |e| Error::Text(format!("configuration: {e}"));
+        let config: serde_json::Map<_, _> =
+            serde_json::to_value(about.config).and_then(serde_json::from_value).map_err(json)?;
+        let run = Wandb::open(&options, &config)?;
+        self.notes.push(format!("Weights & Biases: {}", run.folder().display()));
+        self.open.push(("Weights & Biases", Box::new(run)));
+        if let (Mode::Online, Some(obstacle)) = (mode, wandb::obstacle()) {
+            tracing::warn!(
+                "the run cannot be uploaded to Weights & Biases when it ends: {obstacle}; it will be kept here"
+            );
+        }
+        self.wandb = Some(WandbRun { dir: options.dir, id: options.id, mode });
+        Ok(())
+    }
+
+    /// Where the sinks are, in lines for who watches.
+    pub(crate) fn notes(&self) -> impl Iterator<Item = &str> {
+        self.notes.iter().map(String::as_str)
+    }
+
+    /// Adds a row of `series`.
+    pub(crate) fn log(&mut self, series: &str, step: u64, values: &[(&str, f64)]) {
+        self.each(|sink| sink.log(series, step, values));
+    }
+
+    /// Makes durable what was logged.
+    pub(crate) fn flush(&mut self) {
+        self.each(|sink| sink.flush());
+    }
+
+    /// Ends the sinks, and uploads what is to be uploaded; `note` hears of it.
+    pub(crate) fn finish(mut self, succeeded: bool, mut note: impl FnMut(&str)) {
+        self.each(|sink| sink.finish(i32::from(!succeeded)));
+        let Some(WandbRun { dir, id, mode }) = self.wandb else { return };
+        let ended = match mode {
+            Mode::Online => {
+                note("uploading to Weights & Biases ...");
+                wandb::upload(&dir, &id).map(|()| "uploaded to Weights & Biases".to_owned())
+            }
+            _ => wandb::sync_command(&dir, &id).map(|command| format!("upload with: {command}")),
+        };
+        match ended {
+            Ok(text) => note(&text),
+            Err(e) => tracing::warn!("{e}"),
+        }
+    }
+
+    /// Does something with every sink, and gives up those that fail.
+    fn each(&mut self, mut work: impl FnMut(&mut dyn Sink) -> grpo_sinks::Result<()>) {
+        self.open.retain_mut(|(name, sink)| match work(sink.as_mut()) {
+            Ok(()) => true,
+            Err(e) => {
+                tracing::warn!("{name} gets no more metrics of this run: {e}; metrics.jsonl goes on");
+                false
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Arc, Mutex};
+
+    /// Writes down what it hears and fails at a step.
+    struct Recorder(Arc<Mutex<Vec<String>>>, u64);
+
+    impl Sink for Recorder {
+        fn log(&mut self, series: &str, step: u64, values: &[(&str, f64)]) -> grpo_sinks::Result<()> {
+            if step == self.1 {
+                return Err(grpo_sinks::Error::Mode("broken".into()));
+            }
+            self.0.lock().unwrap().push(format!("{series} {step} {values:?}"));
+            Ok(())
+        }
+        fn flush(&mut self) -> grpo_sinks::Result<()> {
+            self.0.lock().unwrap().push("flush".into());
+            Ok(())
+        }
+        fn finish(&mut self, exit_code: i32) -> grpo_sinks::Result<()> {
+            self.0.lock().unwrap().push(format!("exit {exit_code}"));
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_sink_that_fails_is_given_up_and_the_others_go_on() {
+        let (broken, whole) = (Arc::default(), Arc::default());
+        let recorder = |heard: &Arc<_>, step| -> Box<dyn Sink> { Box::new(Recorder(Arc::clone(heard), step)) };
+        let open = vec![("broken", recorder(&broken, 2)), ("whole", recorder(&whole, 0))];
+        let mut sinks = Sinks { open, ..Sinks::default() };
+        for (series, step, value) in
+            [("warmup", 1, ("loss", 2.0)), ("train", 2, ("kl", f64::NAN)), ("eval", 3, ("pass@1", 0.5))]
+        {
+            sinks.log(series, step, &[value]);
+        }
+        sinks.flush();
+        sinks.finish(false, |_| {});
+        assert_eq!(*broken.lock().unwrap(), ["warmup 1 [(\"loss\", 2.0)]"]);
+        let expected =
+            ["warmup 1 [(\"loss\", 2.0)]", "train 2 [(\"kl\", NaN)]", "eval 3 [(\"pass@1\", 0.5)]", "flush", "exit 1"];
+        assert_eq!(*whole.lock().unwrap(), expected);
+    }
+}
