@@ -262,13 +262,13 @@ struct Results {
     gradients: Vec<PjrtTensor>,
 }
 
-/// In the order of the fields of [`Sums`].
+/// In the order of `Tokens::sums`: what is added up, then the smallest, then the largest.
 fn read_sums(tensor: &PjrtTensor) -> Result<Sums> {
     let mut values = [0.0_f32; SUMS];
     tensor.parts[0].to_host(&mut values).map_err(failed)?;
     let values = values.map(f64::from);
-    let [loss, policy, kl, entropy, low_clipped, high_clipped, low_min, high_max, phi, nll, log_ratio, ..] = values;
-    let [.., ratio, ratio_min, ratio_max, dual_clipped] = values;
+    let [loss, policy, kl, entropy, low_clipped, high_clipped, phi, nll, log_ratio, ratio, dual_clipped, ..] = values;
+    let [.., low_min, ratio_min, high_max, ratio_max] = values;
     Ok(Sums {
         loss,
         policy,

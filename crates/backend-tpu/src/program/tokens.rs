@@ -28,7 +28,10 @@ pub(crate) const RECIPROCAL_TEMPERATURE: usize = NUMBERS - 1;
 /// Rows of the table of ids, i32 `[IDS, G]`: target (-1 at masked tokens), sequence.
 pub(crate) const IDS: usize = 2;
 /// Entries of the result `sums`.
-pub(crate) const SUMS: usize = 15;
+pub(crate) const SUMS: usize = ADDED + 2 * EXTREMES;
+/// Those that are added up, and those of which there is a smallest and a largest.
+const ADDED: usize = 11;
+const EXTREMES: usize = 2;
 
 /// Tokens of a device, or a chunk of them. Every entry `[N]`.
 #[derive(Clone)]
@@ -191,7 +194,7 @@ impl Tokens {
         same.select(&all, &all.like(0.0)).reduce(Reducer::Add, &[1])
     }
 
-    /// [`grpo_core::evaluate::Sums`] over all tokens of all devices, in the order of its fields: f32 `[SUMS]`.
+    /// [`grpo_core::evaluate::Sums`] over all tokens of all devices, as [`crate::plan`] reads them: f32 `[SUMS]`.
     pub(crate) fn sums(
         &self,
         position: &Position,
@@ -202,46 +205,46 @@ impl Tokens {
         let (share, of_clip, nll_weight) = (&self.numbers[SHARE], &self.numbers[OF_CLIP], &self.numbers[NLL_WEIGHT]);
         let active = self.active();
         let zero = share.like(0.0);
-        let total = |v: &Value| position.over_data(&pairwise_sum(v), Reducer::Add);
-        let clipped = |v: &Value| total(&(v * of_clip));
         let part = |v: &Value| self.sequence_sum(position, sequences, &(v * share)).convert(Dtype::F32);
-        let extreme = |v: &Value, reducer: Reducer| {
-            let none = match reducer {
-                Reducer::Min => f64::INFINITY,
-                _ => f64::NEG_INFINITY,
-            };
-            position.over_data(&active.select(v, &v.like(none)).reduce(reducer, &[0]), reducer)
-        };
-        let entropy = entropy.map(|e| active.select(e, &zero)).unwrap_or_else(|| zero.clone());
-        let imitated = nll_weight.gt(&zero);
-        let sums: [Value; SUMS] = [
-            total(&loss.loss),
-            total(&loss.policy),
-            total(loss.kl.as_ref().unwrap_or(&zero)),
-            total(&entropy),
-            clipped(&loss.low_clipped),
-            clipped(&loss.high_clipped),
-            extreme(&part(&loss.low_clipped), Reducer::Min),
-            extreme(&part(&loss.high_clipped), Reducer::Max),
-            clipped(loss.phi.as_ref().unwrap_or(&zero)),
-            total(&imitated.select(&loss.nll, &zero)),
-            total(loss.log_ratio.as_ref().unwrap_or(&zero)),
-            total(&loss.ratio),
-            extreme(&loss.ratio, Reducer::Min),
-            extreme(&loss.ratio, Reducer::Max),
-            total(&loss.dual_clipped),
+        let added: [Value; ADDED] = [
+            loss.loss.clone(),
+            loss.policy.clone(),
+            loss.kl.clone().unwrap_or_else(|| zero.clone()),
+            entropy.map_or_else(|| zero.clone(), |e| active.select(e, &zero)),
+            &loss.low_clipped * of_clip,
+            &loss.high_clipped * of_clip,
+            loss.phi.as_ref().map_or_else(|| zero.clone(), |phi| phi * of_clip),
+            nll_weight.gt(&zero).select(&loss.nll, &zero),
+            loss.log_ratio.clone().unwrap_or_else(|| zero.clone()),
+            loss.ratio.clone(),
+            loss.dual_clipped.clone(),
         ];
-        let sums = sums.map(|v| v.reshape(&[1]));
-        share.builder().concatenate(&sums.each_ref(), 0)
+        let extremes = |rows: [Value; EXTREMES], none: f64, reducer: Reducer| {
+            let rows = rows.map(|v| active.select(&v, &v.like(none)));
+            position.over_data(&table(&rows).reduce(reducer, &[1]), reducer)
+        };
+        // One collective for each kind, whatever the number of entries.
+        let parts = [
+            position.over_data(&pairwise_sums(&table(&added)), Reducer::Add),
+            extremes([part(&loss.low_clipped), loss.ratio.clone()], f64::INFINITY, Reducer::Min),
+            extremes([part(&loss.high_clipped), loss.ratio.clone()], f64::NEG_INFINITY, Reducer::Max),
+        ];
+        share.builder().concatenate(&parts.each_ref(), 0)
     }
 }
 
-/// Sum of `[N]` in two levels, whose rounding error hardly grows with N.
-fn pairwise_sum(values: &Value) -> Value {
+/// Vectors `[N]` as the rows of a table.
+fn table(rows: &[Value]) -> Value {
+    let rows: Vec<Value> = rows.iter().map(|v| v.reshape(&[1, v.shape()[0]])).collect();
+    rows[0].builder().concatenate(&rows.iter().collect::<Vec<_>>(), 0)
+}
+
+/// Sums over the rows of a table `[R, N]` in two levels, whose rounding error hardly grows with N.
+fn pairwise_sums(values: &Value) -> Value {
     const WIDTH: usize = 128;
-    let n = values.shape()[0];
-    let rows = n.div_ceil(WIDTH);
+    let [r, n] = [values.shape()[0], values.shape()[1]];
+    let parts = n.div_ceil(WIDTH);
     let zero = values.builder().scalar(0.0, values.dtype());
-    let padded = values.pad(&zero, &[0], &[rows * WIDTH - n]);
-    padded.reshape(&[rows, WIDTH]).reduce(Reducer::Add, &[1]).reduce(Reducer::Add, &[0])
+    let padded = values.pad(&zero, &[0, 0], &[0, parts * WIDTH - n]);
+    padded.reshape(&[r, parts, WIDTH]).reduce(Reducer::Add, &[2]).reduce(Reducer::Add, &[1])
 }
