@@ -268,7 +268,7 @@ fn what_nemo_adds_and_masks() {
     assert!(ratios.iter().any(|r| *r > bound) && ratios.iter().any(|r| *r <= bound), "{ratios:?}");
     let (file, found, logp) = of(&format!(
         r#""loss_type": "reinforce", "vllm_importance_sampling_mode": "seq_mask_tis",
-           "vllm_importance_sampling_clip_max": {bound}"#
+           "vllm_importance_sampling_clip_min": 0.1, "vllm_importance_sampling_clip_max": {bound}"#
     ));
     let batch = &file.batch;
     let mut loss = 0.0;

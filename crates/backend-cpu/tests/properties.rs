@@ -188,10 +188,10 @@ fn the_family_is_exercised() {
         Differences::new(&out, &expected).assert_small(name);
         let clips = ["clip_ratio/region_mean", "cispo_clip_ratio"].into_iter().find_map(|name| out.metrics.value(name));
         assert!(clips.is_none_or(|clips| clips > 0.0 && clips < 1.0), "{name} clips {clips:?}");
-        let corrects = loss.vllm_importance_sampling_correction != Some(false) && case.batch.sampler_logp().is_some();
-        let chooses = loss.selects_tokens() || corrects;
-        assert_eq!(whole.batch.factors().is_some(), chooses, "{name}");
-        if let Some(factors) = whole.batch.factors() {
+        let compares = case.batch.sampler_logp().is_some();
+        assert_eq!(whole.batch.factors().is_some(), loss.selects_tokens() || compares, "{name}");
+        let weighs_kl = loss.kl_importance == Some(KlImportance::Sampler);
+        if let Some(factors) = whole.batch.factors().filter(|_| !weighs_kl) {
             let lists = [&factors.policy, &factors.penalised, &factors.shift];
             let differs = |list: &&Vec<f64>| {
                 let mut values = whole.batch.active_rows().iter().map(|row| list[*row]);

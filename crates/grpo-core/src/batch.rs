@@ -138,7 +138,7 @@ impl TokenBatch {
         Ok(self)
     }
 
-    /// Sets the log-probabilities `[N]` of the frozen reference, for the KL term.
+    /// Sets the log-probabilities `[N]` of the reference, for the KL term.
     ///
     /// # Errors
     /// As [`TokenBatch::with_old_logp`].

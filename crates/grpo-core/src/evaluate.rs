@@ -8,7 +8,7 @@
 //! What has to be known of the whole batch first has been put into it by [`LossConfig::prepare`].
 
 use crate::batch::{Advantages, TokenBatch};
-use crate::config::{ImportanceSamplingLevel, KlImportance, LossConfig, Objective};
+use crate::config::{ImportanceSamplingLevel, LossConfig, Objective};
 use crate::error::{Error, Result};
 use crate::metrics::Metrics;
 use crate::objective::{TokenInputs, TokenLoss, TokenWeight, shares_mean, weighted};
@@ -408,7 +408,7 @@ impl<'a> Evaluator<'a> {
 
 /// Whether the batch has what a KL term weighed against the sampler needs.
 fn check_sampler(config: &LossConfig, batch: &TokenBatch) -> Result<()> {
-    if config.beta == 0.0 || config.kl_importance() != KlImportance::Sampler {
+    if !config.weighs_kl_by_sampler() {
         return Ok(());
     }
     let Some(sampler) = batch.sampler_logp() else {

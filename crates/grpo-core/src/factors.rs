@@ -103,13 +103,21 @@ impl LossConfig {
         }
         let corrects =
             batch.sampler_logp().is_some() && (self.sampler_correction().is_some() || self.rollout_rs.is_some());
-        if batch.factors().is_none() && (corrects || self.selects_tokens()) {
+        // What can be said of the sampler without a forward pass is said, whether or not the loss corrects for it.
+        let compares = batch.sampler_logp().is_some() && batch.old_logp().is_some();
+        if batch.factors().is_none() && (corrects || compares || self.selects_tokens()) {
             let mut of_step = batch.into_owned();
-            let values = match self.selects_tokens() || of_step.old_logp().is_none() {
+            let values = match self.selects_tokens() || (corrects && of_step.old_logp().is_none()) {
                 true => Some(score(&of_step)?),
                 false => None,
             };
             let mut factors = TokenFactors::new(of_step.tokens());
+            if !corrects && compares {
+                // What is not used is not checked either.
+                if let Ok(log_ratios) = sampler::log_ratios(&of_step, None) {
+                    mismatch::record(&of_step, &log_ratios, &mut factors.metrics);
+                }
+            }
             if corrects {
                 // verl weighs before it rejects.
                 let log_ratios = sampler::log_ratios(&of_step, values.as_ref())?;

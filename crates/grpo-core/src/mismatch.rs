@@ -67,11 +67,11 @@ fn of_sequence(d: f64, o: f64, s: f64, metrics: &mut Metrics) {
 }
 
 /// What verl says of the weights of `rollout_is`: `weights` `[N]` after their bounds, `ratios` before them, of each token or of
-/// each sequence.
+/// each sequence (`of_sequences`).
 pub(crate) fn record_weights(
     batch: &TokenBatch,
     weights: &[f64],
-    ratios: &[f64],
+    (ratios, of_sequences): (&[f64], bool),
     threshold: Threshold,
     metrics: &mut Metrics,
 ) {
@@ -86,6 +86,11 @@ pub(crate) fn record_weights(
     let applied = || batch.active_rows().iter().map(|row| weights[*row]);
     let (first, second) = (mean(&mut applied()), mean(&mut applied().map(|weight| weight * weight)));
     let share = |outside: &dyn Fn(f64) -> bool| mean(&mut ratios.iter().map(|r| f64::from(u8::from(outside(*r)))));
+    for weight in if of_sequences { ratios.to_vec() } else { applied().collect() } {
+        // verl: of a sequence the ratio, within what it lets into exp; of a token the weight.
+        metrics.max("rollout_corr/rollout_is_max", weight.min(SAFE.exp()));
+        metrics.min("rollout_corr/rollout_is_min", weight);
+    }
     for (name, value) in [
         ("rollout_corr/rollout_is_mean", first),
         ("rollout_corr/rollout_is_std", (second - first * first).max(0.0).sqrt()),

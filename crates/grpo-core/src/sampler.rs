@@ -102,11 +102,14 @@ pub(crate) fn weigh(
         }
     }
     if let Some(row) = batch.active_rows().iter().find(|row| !weights[**row].is_finite()) {
-        let reason = "the ratio of old policy to sampler overflows; bound it with vllm_importance_sampling_clip_max";
+        let reason = match correction.mode {
+            SamplerMode::SeqMaskTis => "the ratio of old policy to sampler overflows; token_truncate would bound it",
+            _ => "the ratio of old policy to sampler overflows; bound it with vllm_importance_sampling_clip_max",
+        };
         return Err(Error::value("sampler_logp", batch.position(*row), reason));
     }
     if let Some(threshold) = config.rollout_is_threshold.filter(|_| config.rollout_is.is_some()) {
-        mismatch::record_weights(batch, &weights, &ratios, threshold, &mut factors.metrics);
+        mismatch::record_weights(batch, &weights, (&ratios, !of_token), threshold, &mut factors.metrics);
     }
     if correction.normalize {
         let mean = seen.iter().sum::<f64>() / seen.len().max(1) as f64;

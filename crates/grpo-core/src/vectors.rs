@@ -16,7 +16,7 @@ pub struct BatchTerms<R> {
     pub entropy: R,
     /// Under the policy that sampled; without it the ratio is 1.
     pub old_logp: Option<R>,
-    /// Under the frozen reference; needed when beta is not 0.
+    /// Under the reference; needed when beta is not 0.
     pub ref_logp: Option<R>,
     /// Under the engine that sampled, NaN where it gave none; needed where the KL term is weighed against it.
     pub sampler_logp: Option<R>,

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 pub struct TokenWeights {
     /// Of the token's policy term: `[N]`.
     pub policy: Vec<f64>,
-    /// Of its KL term, before beta: `[N]`. As `policy`, unless a loss of verl averages in a way of its own.
+    /// Of its KL term, before beta: `[N]`. As `policy`, unless one of them averages in a way of its own.
     pub kl: Vec<f64>,
     /// Of its entropy in the bonus, before entropy_coef: `[N]`.
     pub entropy: Vec<f64>,
@@ -106,6 +106,7 @@ pub fn token_weights(config: &LossConfig, batch: &TokenBatch) -> Result<TokenWei
         Some(mode) => of_mode(config, mode, &counts)?,
         None => of_type(config, &counts),
     };
+    let of_kl = config.kl_agg_mode.map_or(Ok(of_terms), |mode| of_mode(config, mode, &counts))?;
     let of_policy = match (config.semantics, config.loss_type) {
         // These two have an average of their own there, whatever the mode.
         (Semantics::Verl, LossType::Sapo) => of_mode(config, LossAggMode::SeqMeanTokenMean, &counts)?,
@@ -124,7 +125,7 @@ pub fn token_weights(config: &LossConfig, batch: &TokenBatch) -> Result<TokenWei
         let weigh = |(weight, share): (f64, Share)| weight * counts.share(sequence, share);
         for token in batch.range(sequence).filter(|token| batch.is_active(*token)) {
             weights.policy[token] = weigh(of_policy);
-            weights.kl[token] = weigh(of_terms);
+            weights.kl[token] = weigh(of_kl);
             weights.entropy[token] = weigh(of_entropy);
         }
     }

@@ -23,14 +23,7 @@ struct Case {
 }
 
 /// What verl logs besides: of one rejection rule, of weights per sequence, and of the normalisation.
-const LEFT_OUT: [&str; 6] = [
-    "rollout_rs_token",
-    "rollout_rs_seq_mean",
-    "rollout_is_seq",
-    "rollout_is_batch",
-    "rollout_is_max",
-    "rollout_is_min",
-];
+const LEFT_OUT: [&str; 4] = ["rollout_rs_token", "rollout_rs_seq_mean", "rollout_is_seq", "rollout_is_batch"];
 
 fn metrics(config: Value, shape: [usize; 2], old: Vec<f32>, sampler: Vec<f32>, mask: &[f32]) -> Metrics {
     let config = LossConfig::from_value(config).unwrap();

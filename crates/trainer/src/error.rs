@@ -57,8 +57,8 @@ pub enum Error {
     /// Dynamic sampling that does not find enough groups to learn from.
     #[error(
         "only {found} of {wanted} groups of completions were kept by grpo.filter_groups (on `{metric}`) after {batches} \
-         generation batches: change the tasks so that they are neither too easy nor too hard, raise \
-         grpo.filter_groups.max_num_gen_batches or grpo.num_generations, or lower grpo.max_steps"
+         generation batches: the tasks have become too easy for the policy, or are too hard; end here, or raise \
+         grpo.filter_groups.max_num_gen_batches in the run's config.yaml and resume it"
     )]
     TooFewGroups {
         /// Groups kept.

@@ -197,14 +197,19 @@ impl Default for EvalConfig {
 
 impl TrainConfig {
     /// The loss configuration with what follows from the rest filled in: `temperature`, the `max_completion_length` that
-    /// dr_grpo divides by, the `num_generations` of prompt-mean, and with an adaptive entropy bonus an `entropy_coef` of 1, because the coefficient is then in
-    /// the weights of each step (a program compiled for the loss stays good while it moves).
+    /// dr_grpo divides by, the groups of prompt-mean and token-mean-legacy, and with an adaptive entropy bonus an
+    /// `entropy_coef` of 1, because the coefficient is then in the weights of each step (a program compiled for the loss
+    /// stays good while it moves).
     pub fn loss(&self) -> LossConfig {
         let mut loss = self.loss.clone();
         loss.temperature = self.rollout.temperature;
         loss.max_completion_length.get_or_insert(self.rollout.max_completion_length);
-        if loss.loss_agg_mode == Some(LossAggMode::PromptMean) {
+        let modes = [loss.loss_agg_mode, loss.kl_agg_mode];
+        if modes.contains(&Some(LossAggMode::PromptMean)) {
             loss.num_generations = Some(self.grpo.num_generations);
+        }
+        if modes.contains(&Some(LossAggMode::TokenMeanLegacy)) {
+            loss.micro_batch_size = Some(self.grpo.micro_batch_sequences());
         }
         if self.grpo.use_adaptive_entropy {
             loss.entropy_coef = 1.0;

@@ -202,9 +202,12 @@ impl Trainer {
     /// One GRPO step.
     ///
     /// # Errors
-    /// [`Error::Argument`] when the warm-up is not over or the run is; otherwise those of [`grpo_step`].
+    /// [`Error::Argument`] when the warm-up is not over or the run is; otherwise those of [`grpo_step`]. After an error the
+    /// run's state is as before the step; an engine of your own may have moved.
     pub fn grpo_step(&mut self) -> Result<StepReport> {
         self.expect_phase("grpo_step", Phase::Grpo)?;
+        let (optimizer, reference) = (self.optimizer.clone(), self.reference.clone());
+        let (coefficients, cursor) = (self.coefficients.clone(), self.dataset.cursor());
         let mut context = StepContext {
             config: &self.config,
             loss: &self.loss,
@@ -215,7 +218,11 @@ impl Trainer {
             coefficients: &mut self.coefficients,
         };
         let step = self.counters.grpo_steps;
-        let (policy, report) = grpo_step(self.policy.clone(), &mut self.optimizer, &mut context, step)?;
+        let done = grpo_step(self.policy.clone(), &mut self.optimizer, &mut context, step);
+        let (policy, report) = done.inspect_err(|_| {
+            (self.optimizer, self.reference, self.coefficients) = (optimizer, reference, coefficients);
+            self.dataset.set_cursor(cursor);
+        })?;
         self.policy = policy;
         self.counters.grpo_steps += 1;
         self.counters.num_tokens += report.tokens as u64;

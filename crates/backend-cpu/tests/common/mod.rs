@@ -80,14 +80,6 @@ fn log_ratio(rng: &mut ChaCha8Rng) -> f64 {
     if rng.random() { size } else { -size }
 }
 
-/// Whether a configuration asks for the sampler's log-probabilities in so many words; TRL's default does not.
-fn asks_for_sampler(loss: &LossConfig) -> bool {
-    loss.vllm_importance_sampling_correction == Some(true)
-        || loss.rollout_is.is_some()
-        || loss.rollout_rs.is_some()
-        || loss.kl_importance == Some(KlImportance::Sampler)
-}
-
 impl Case {
     /// Logits have a standard deviation of about 2; targets are sampled; masked rows hold NaN and the id -100.
     pub fn new(loss: &LossConfig, shape: &Shape<'_>, seed: u64) -> Self {
@@ -147,7 +139,7 @@ impl Case {
         };
         case.batch =
             case.batch.clone().with_old_logp(old(f32::NAN)).unwrap().with_ref_logp(old(f32::INFINITY)).unwrap();
-        if asks_for_sampler(loss) {
+        if loss.asks_for_sampler_logp() {
             let old_logp = case.batch.old_logp().unwrap();
             // Every fourth token came without.
             let sampled =

@@ -142,6 +142,8 @@ pub struct LossConfig {
     pub final_logit_softcapping: Option<f64>,
     /// verl's aggregation; `None` is what `loss_type` says, and `token-mean` for verl.
     pub loss_agg_mode: Option<LossAggMode>,
+    /// The average of the KL term; `None` is that of the policy term, but for sapo and geo_mean of verl.
+    pub kl_agg_mode: Option<LossAggMode>,
     /// Whether fully masked sequences count in means over sequences. `None` is true, and verl's false.
     pub count_masked_rows: Option<bool>,
     /// Constant length of dr_grpo, in tokens.
@@ -224,6 +226,7 @@ impl Default for LossConfig {
             logit_scale: 1.0,
             final_logit_softcapping: None,
             loss_agg_mode: None,
+            kl_agg_mode: None,
             count_masked_rows: None,
             max_completion_length: None,
             num_items_in_batch: None,

@@ -136,7 +136,8 @@ pub enum TemperatureMode {
     ScaleLogprobs,
 }
 
-/// verl's names of what tokens are divided by, and those of two systems more. Where they stand, they replace the average that `loss_type` implies.
+/// verl's names of what tokens are divided by, and those of two systems more. Where they stand, they replace the average
+/// that `loss_type` implies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LossAggMode {

@@ -144,10 +144,25 @@ impl LossConfig {
         self.beta != 0.0
     }
 
+    /// Whether the sampler's log-probabilities are asked for in so many words. TRL's correction is on by default, and looks
+    /// whether they are there.
+    pub fn asks_for_sampler_logp(&self) -> bool {
+        self.vllm_importance_sampling_correction == Some(true)
+            || self.rollout_is.is_some()
+            || self.rollout_rs.is_some()
+            || self.weighs_kl_by_sampler()
+    }
+
+    /// Whether the KL term cannot be without them.
+    pub(crate) fn weighs_kl_by_sampler(&self) -> bool {
+        self.beta != 0.0 && self.kl_importance() == KlImportance::Sampler
+    }
+
     /// What multiplies the KL term.
     pub fn kl_importance(&self) -> KlImportance {
-        // TRL's GMPO has use_bias_correction_kl, and does not read it.
-        let reads = self.semantics != Semantics::Trl || self.objective() != Objective::GeoMean;
+        // TRL's GMPO has use_bias_correction_kl, and does not read it; nor has TRL the straight-through estimators.
+        let (_, straight_through) = self.kl_estimator.parts();
+        let reads = self.semantics != Semantics::Trl || (self.objective() != Objective::GeoMean && !straight_through);
         let corrects = reads && self.use_bias_correction_kl.unwrap_or(self.semantics == Semantics::Trl);
         self.kl_importance.unwrap_or(if corrects { KlImportance::Ratio } else { KlImportance::Off })
     }

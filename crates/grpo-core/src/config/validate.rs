@@ -1,8 +1,8 @@
 //! Which values are legal, alone and together.
 
 use super::{
-    Bound, ImportanceSamplingLevel, KlImportance, LossAggMode, LossConfig, LossType, Objective, RolloutIs, Semantics,
-    TEMPERATURES, Threshold,
+    Bound, ImportanceSamplingLevel, KlImportance, LossAggMode, LossConfig, LossType, Objective, RolloutIs, SamplerMode,
+    Semantics, TEMPERATURES, Threshold,
 };
 use crate::error::{Error, Result};
 
@@ -192,6 +192,12 @@ impl LossConfig {
                  out, or set kl_importance to `score_function` or `sampler`",
             );
         }
+        if self.kl_estimator.parts().1 && self.kl_importance() != KlImportance::Off && self.beta != 0.0 {
+            return fail(
+                "the estimators with a `+` have the gradient of k2, which a ratio would change: leave \
+                 use_bias_correction_kl and kl_importance out, or take the estimator without the `+`",
+            );
+        }
         let corrects = |importance| importance == KlImportance::Ratio;
         if let (Some(flag), Some(importance)) = (self.use_bias_correction_kl, self.kl_importance)
             && flag != corrects(importance)
@@ -217,6 +223,13 @@ impl LossConfig {
                 "rollout_is_threshold: the lower bound {low} is above the upper one, {high}; one bound of icepop is its \
                  reciprocal's too"
             ));
+        }
+        let masks_sequences = self.vllm_importance_sampling_mode == SamplerMode::SeqMaskTis;
+        if masks_sequences && self.rollout_is.is_none() && self.vllm_importance_sampling_clip_min.is_none() {
+            return fail(
+                "seq_mask_tis bounds the geometric mean of a sequence, which lies near 1, on both sides: set \
+                 vllm_importance_sampling_clip_min and clip_max (NeMo-RL suggests 0.999 and 1.002)",
+            );
         }
         if self.rollout_is.is_some() && self.vllm_importance_sampling_correction == Some(true) {
             return fail("rollout_is and vllm_importance_sampling_correction correct the same thing: choose one");
@@ -256,13 +269,12 @@ impl LossConfig {
         if self.loss_type == LossType::Vespo && self.semantics == Semantics::Verl {
             return fail("verl has no vespo: leave semantics out for TRL's");
         }
-        if self.dp_size > 1 && self.semantics == Semantics::Verl {
+        if self.dp_size > 1 {
             self.validate_counts()?;
         }
-        let takes_factor = matches!(
-            self.loss_agg_mode,
-            Some(LossAggMode::SeqMeanTokenSumNorm | LossAggMode::SequenceMeanTokenSumNorm)
-        );
+        let modes = [self.agg_mode(), self.kl_agg_mode];
+        let takes_factor = modes.contains(&Some(LossAggMode::SeqMeanTokenSumNorm))
+            || modes.contains(&Some(LossAggMode::SequenceMeanTokenSumNorm));
         if self.loss_scale_factor.is_some() && self.semantics != Semantics::Verl && !takes_factor {
             return fail("loss_scale_factor belongs to loss_agg_mode seq-mean-token-sum-norm");
         }
@@ -270,27 +282,28 @@ impl LossConfig {
             (LossAggMode::PromptMean, "prompt-mean", "num_generations", self.num_generations),
             (LossAggMode::TokenMeanLegacy, "token-mean-legacy", "micro_batch_size", self.micro_batch_size),
         ] {
-            match (self.loss_agg_mode == Some(mode), size) {
+            match (modes.contains(&Some(mode)), size) {
                 (true, None) => {
-                    return fail(format!("loss_agg_mode {name} averages over groups of {key} sequences: set it"));
+                    return fail(format!("the average {name} is over groups of {key} sequences: set it"));
                 }
-                (false, Some(_)) => return fail(format!("{key} belongs to loss_agg_mode {name}")),
+                (false, Some(_)) => return fail(format!("{key} belongs to the average {name} (loss_agg_mode)")),
                 _ => {}
             }
         }
         Ok(())
     }
 
-    /// verl counts over all processes, or not at all.
+    /// Averages by name count over all processes, or not at all.
     fn validate_counts(&self) -> Result<()> {
-        let Some(mode) = self.agg_mode() else { return Ok(()) };
-        let of_policy = match self.loss_type {
-            LossType::Sapo => Some(LossAggMode::SeqMeanTokenMean),
-            LossType::GeoMean => None,
-            _ => Some(mode),
+        let mode = self.agg_mode();
+        let of_policy = match (self.semantics, self.loss_type) {
+            (Semantics::Verl, LossType::Sapo) => Some(LossAggMode::SeqMeanTokenMean),
+            (Semantics::Verl, LossType::GeoMean) => None,
+            _ => mode,
         };
-        let of_terms = (self.beta != 0.0 || self.entropy_coef != 0.0).then_some(mode);
-        for mode in [of_policy, of_terms].into_iter().flatten() {
+        let of_kl = self.kl_agg_mode.or(mode).filter(|_| self.beta != 0.0);
+        let of_entropy = mode.filter(|_| self.entropy_coef != 0.0 && self.semantics == Semantics::Verl);
+        for mode in [of_policy, of_kl, of_entropy].into_iter().flatten() {
             let (what, counted) = match mode {
                 LossAggMode::TokenMean => ("token-mean needs batch_num_tokens", self.batch_num_tokens.is_some()),
                 LossAggMode::TokenSum => ("", true),

@@ -11,15 +11,13 @@ pub(super) fn term<R: Real>(config: &LossConfig, terms: &TokenTerms<R>, ref_logp
     let bounds = config.kl_clamps();
     let (estimator, straight_through) = config.kl_estimator.parts();
     let d = ref_logp.clone() - terms.logp.clone();
-    let weight = Weight::new(config, terms, ratio);
     if straight_through {
-        // The bounds are those of the value.
+        // Never weighed, and the bounds are those of the value.
         let k2 = estimate(KlEstimator::K2, &d, false);
-        let value = k2.clone() - k2.stop_gradient() + value(estimator, &d, bounds).stop_gradient();
-        return weight.map_or(value.clone(), |weight| value * weight.held());
+        return k2.clone() - k2.stop_gradient() + value(estimator, &d, bounds).stop_gradient();
     }
     let (input, output) = bounds;
-    let Some(weight) = weight else { return value(estimator, &d, bounds) };
+    let Some(weight) = Weight::new(config, terms, ratio) else { return value(estimator, &d, bounds) };
     let product = match input {
         Some(bound) => {
             let held = weight.held();

@@ -31,7 +31,7 @@ pub struct TokenTerms<R> {
     pub old_logp: R,
     /// Log-ratio of the token's sequence, where the loss has one ([`LossConfig::is_token_level`]).
     pub shared: Option<R>,
-    /// Log-probability under the frozen reference; needed when beta is not 0.
+    /// Log-probability under the reference; needed when beta is not 0.
     pub ref_logp: Option<R>,
     /// Under the engine that sampled, NaN where it gave none; needed where the KL term is weighed against it.
     pub sampler_logp: Option<R>,

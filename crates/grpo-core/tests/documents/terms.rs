@@ -75,9 +75,16 @@ pub(crate) fn aggregation() -> String {
         r#""token-mean-legacy", "micro_batch_size": 1"#,
     ]
     .map(|mode| format!(r#"{{"semantics": "verl", "loss_type": "vanilla", "loss_agg_mode": {mode}}}"#));
+    let named = [
+        r#""loss_agg_mode": "token-mean""#,
+        r#""loss_agg_mode": "seq-mean-token-mean""#,
+        r#""loss_agg_mode": "prompt-mean", "num_generations": 3"#,
+        r#""loss_agg_mode": "token-mean", "kl_agg_mode": "seq-mean-token-mean""#,
+    ]
+    .map(|keys| format!("{{{keys}}}"));
     let active = |i: usize| if i < 3 || i == 4 { 1.0 } else { 0.0 };
     let batch = TokenBatch::padded(&[0; 12], &std::array::from_fn::<f32, 12, _>(active), [3, 4]).unwrap();
-    let rows = trl.iter().chain(&verl).map(|json| {
+    let rows = trl.iter().chain(&named).chain(&verl).map(|json| {
         let weights = token_weights(&LossConfig::from_json(json).unwrap(), &batch).unwrap();
         let of = |list: &[f64]| match list[0] == list[4] {
             true => fraction(list[0]),
@@ -102,8 +109,8 @@ pub(crate) fn sampler() -> String {
         r#""sequence_mask""#,
         r#""geometric_truncate""#,
         r#""geometric_mask""#,
-        r#""seq_mask_tis""#,
-        r#""seq_mask_tis", "vllm_importance_sampling_clip_max": 1.5"#,
+        r#""seq_mask_tis", "vllm_importance_sampling_clip_min": 0.5"#,
+        r#""seq_mask_tis", "vllm_importance_sampling_clip_min": 0.5, "vllm_importance_sampling_clip_max": 1.5"#,
     ]
     .map(|mode| format!(r#"{{"vllm_importance_sampling_mode": {mode}}}"#));
     let verl = [

@@ -214,7 +214,9 @@ impl Run {
                 }
                 (Phase::Grpo, _) => {
                     self.announce_phase(RowKind::Grpo, &mut phase, observer);
-                    self.grpo_step(observer)?;
+                    if let Err(error) = self.grpo_step(observer) {
+                        return Err(self.give_up(error, observer)?);
+                    }
                 }
                 (Phase::Done, _) => break,
             }
@@ -226,6 +228,15 @@ impl Run {
         let json = serde_json::to_vec_pretty(&summary).map_err(|e| Error::Text(format!("summary.json: {e}")))?;
         write_atomically(&self.dir.summary_path(), &json)?;
         Ok(Ending::Finished(Box::new(summary)))
+    }
+
+    /// What there is when a step found nothing to learn from is kept: who raises the limit goes on from here.
+    fn give_up(&mut self, error: Error, observer: &mut dyn Observer) -> Result<Error> {
+        if matches!(error, Error::TooFewGroups { .. }) {
+            self.save(observer)?;
+            self.draw_curves()?;
+        }
+        Ok(error)
     }
 
     fn warmup_step(&mut self, observer: &mut dyn Observer) -> Result<()> {

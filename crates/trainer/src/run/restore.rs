@@ -45,6 +45,8 @@ pub(super) fn restore(checkpoints: &Checkpoints, position: Position, trainer: &m
 /// Hash of all that the numbers of a run depend on.
 pub(super) fn config_hash(config: &TrainConfig) -> Result<String> {
     let (run, logging, wandb) = Default::default();
-    let numbers = TrainConfig { run, logging, wandb, ..config.clone() };
+    let mut numbers = TrainConfig { run, logging, wandb, ..config.clone() };
+    // Says where a run gives up, not what it does until then.
+    numbers.grpo.filter_groups.max_num_gen_batches = 1;
     serde_json::to_vec(&numbers).map(|bytes| sha256(&bytes)).map_err(|e| Error::Text(format!("configuration: {e}")))
 }

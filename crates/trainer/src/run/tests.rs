@@ -225,3 +225,30 @@ fn a_sink_that_cannot_be_opened_is_said_before_any_step() {
     assert!(error.contains("wandb"), "{error}");
     assert_eq!(std::fs::metadata(path.join("metrics.jsonl")).unwrap().len(), 0);
 }
+
+#[test]
+fn a_run_that_finds_too_few_groups_goes_on_with_a_larger_limit() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, whole) = (folder.path().join("a"), folder.path().join("whole"));
+    let with_limit = |max_num_gen_batches| {
+        let mut config = config();
+        config.rewards.partial = 1.0;
+        config.grpo.filter_groups.enable = true;
+        config.grpo.filter_groups.max_num_gen_batches = max_num_gen_batches;
+        config
+    };
+    let mut run = Run::start(with_limit(1), Some(&path)).unwrap();
+    let error = run.run(&mut (), &AtomicBool::new(false)).unwrap_err();
+    assert!(matches!(error, Error::TooFewGroups { batches: 1, .. }), "{error}");
+    assert!(path.join("curves.svg").exists());
+    drop(run);
+
+    let yaml = std::fs::read_to_string(path.join("config.yaml")).unwrap();
+    assert!(yaml.contains("max_num_gen_batches: 1\n"));
+    std::fs::write(path.join("config.yaml"), yaml.replace("max_num_gen_batches: 1\n", "max_num_gen_batches: 500\n"))
+        .unwrap();
+    record(&mut Run::resume(&path, None).unwrap(), "");
+    record(&mut Run::start(with_limit(500), Some(&whole)).unwrap(), "");
+    let weights = |run: &Path| std::fs::read(run.join("checkpoints/step-000004/model.safetensors")).unwrap();
+    assert!(weights(&path) == weights(&whole));
+}

@@ -9,7 +9,7 @@ use crate::reward::Rewards;
 use crate::sequences::{Sequence, token_batch};
 use grpo_core::advantages::{AdvantageConfig, AdvantageEstimator, AdvantageInputs, Rewards as RewardInputs};
 use grpo_core::rewards::kl_in_reward;
-use grpo_core::{Advantages, LossConfig, Metrics, TokenBatch};
+use grpo_core::{Advantages, Metrics, TokenBatch};
 
 /// The completions of one step, ready to be trained on.
 pub(super) struct Generation {
@@ -67,7 +67,7 @@ fn with_logps(
     let (grpo, loss) = (&context.config.grpo, context.loss);
     // The engine samples with the policy itself: its log-probabilities matter to who asks for a correction, or brings
     // another engine and does.
-    if corrects_sampler(&loss.config) {
+    if loss.config.asks_for_sampler_logp() {
         batch = batch.with_sampler_logp(sampler_logp)?;
     }
     // With a single update the policy is its own old policy and every ratio is 1.
@@ -80,11 +80,6 @@ fn with_logps(
         batch = batch.with_ref_logp(scores.logp)?;
     }
     Ok(batch)
-}
-
-/// Whether the loss wants to know what the sampler said.
-fn corrects_sampler(loss: &LossConfig) -> bool {
-    loss.vllm_importance_sampling_correction == Some(true) || loss.rollout_is.is_some() || loss.rollout_rs.is_some()
 }
 
 /// Advantages of the samples, per completion or per token, scaled by `grpo.advantage_scale`.

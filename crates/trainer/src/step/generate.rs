@@ -8,8 +8,7 @@ use crate::reward::{Reward, RewardInput, Rewards};
 use crate::rng::Purpose;
 use crate::rollout::{Completion, RolloutRequest, Sampling};
 use crate::tokenizer::Tokenizer;
-use crate::train_config::FilterGroupsConfig;
-use crate::train_config::REWARD;
+use crate::train_config::{FilterGroupsConfig, REWARD};
 use grpo_core::Metrics;
 
 /// A prompt and its completions.

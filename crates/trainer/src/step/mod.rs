@@ -53,7 +53,8 @@ pub struct StepReport {
     /// `completions/{mean,min,max}_length` and `_terminated_length`, `completions/clipped_ratio`, `num_tokens` (of this
     /// step). Standard deviations are over all completions, with ddof 1.
     ///
-    /// Of the updates: `loss`, `policy_loss`, `entropy`, `clip_ratio/..`, `grad_norm`, `learning_rate`; `kl` where the loss has a KL term;
+    /// Of the updates: `loss`, `policy_loss`, `entropy`, `clip_ratio/..`, `grad_norm`, `learning_rate`; `kl` where the loss has
+    /// a KL term;
     /// `entropy_coef` where there is a bonus; `sampling/..` where the loss corrects for the sampler.
     ///
     /// verl's `actor/reward_kl_penalty` and `actor/reward_kl_penalty_coeff` with the KL in the reward. With dynamic

@@ -6,7 +6,7 @@ use super::{OptimizerConfig, TrainConfig};
 use crate::backends;
 use crate::error::{Error, Result};
 use crate::tokenizer::Tokenizer;
-use grpo_core::LossConfig;
+use grpo_core::{LossAggMode, LossConfig};
 
 /// Most sequences of a step or an evaluation.
 const MAX_SEQUENCES: usize = 1 << 20;
@@ -120,6 +120,7 @@ impl TrainConfig {
             ("loss.truncated_rows", !self.loss.truncated_rows.is_empty()),
             ("loss.positive_rows", !self.loss.positive_rows.is_empty()),
             ("loss.num_generations", self.loss.num_generations.is_some()),
+            ("loss.micro_batch_size", self.loss.micro_batch_size.is_some()),
         ];
         for (key, is_set) in parts {
             check(
@@ -129,6 +130,14 @@ impl TrainConfig {
                 "a value",
             )?;
         }
+        let update = self.grpo.prompts_per_step / splits * self.grpo.num_generations;
+        check(
+            ![self.loss.loss_agg_mode, self.loss.kl_agg_mode].contains(&Some(LossAggMode::TokenMeanLegacy))
+                || update.is_multiple_of(self.grpo.micro_batch_sequences()),
+            "grpo.gradient_accumulation_steps",
+            &format!("a divisor of the {update} sequences of an update, for loss_agg_mode token-mean-legacy"),
+            self.grpo.gradient_accumulation_steps,
+        )?;
         self.validate_algorithm()?;
         self.loss().validate()?;
         Ok(())

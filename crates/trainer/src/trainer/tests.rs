@@ -223,6 +223,7 @@ fn every_loss_type_and_implementation_trains(
 #[case::verl(r#"{"semantics": "verl", "loss_agg_mode": "seq-mean-token-mean", "rollout_is": "token", "rollout_rs": "seq_mean_k3",
     "rollout_rs_threshold": 0.5}"#)]
 #[case::imitation(r#"{"loss_type": "dapo", "positive_example_nll_weight": 0.2}"#)]
+#[case::kl_against_the_sampler(r#"{"kl_importance": "sampler", "beta": 0.1}"#)]
 #[case::prompts(r#"{"loss_agg_mode": "prompt-mean", "kl_importance": "score_function", "beta": 0.1}"#)]
 fn a_step_is_cut_without_a_trace(#[case] loss: &str) {
     let with = |gradient_accumulation_steps| {
