@@ -156,9 +156,35 @@ fn keys_that_verl_hands_to_every_loss_are_read_by_those_that_have_them() {
 #[case(r#"{"truncated_rows": [true, 1]}"#, "one true or false")]
 #[case(r#"{"log_ratio_guard": "on"}"#, "`off`")]
 #[case(r#"{"loss_type": "vespo", "importance_sampling_level": "sequence", "beta": 0.1}"#, "vespo")]
+#[case(r#"{"beta": 0.1, "kl_estimator": "k3+", "use_bias_correction_kl": true}"#, "gradient of k2")]
+#[case(r#"{"beta": 0.1, "kl_estimator": "k1+", "kl_importance": "sampler"}"#, "gradient of k2")]
+#[case(r#"{"use_bias_correction_kl": true, "kl_importance": "score_function"}"#, "set one of them")]
+#[case(r#"{"loss_type": "geo_mean", "beta": 0.1, "kl_importance": "ratio"}"#, "score_function")]
+#[case(r#"{"vllm_importance_sampling_mode": "seq-mask-tis"}"#, "vllm_importance_sampling_clip_min")]
+#[case(r#"{"loss_agg_mode": "prompt-mean"}"#, "num_generations")]
+#[case(r#"{"loss_agg_mode": "token_mean", "num_generations": 4}"#, "prompt-mean")]
+#[case(r#"{"kl_agg_mode": "token_mean_legacy"}"#, "micro_batch_size")]
+#[case(r#"{"micro_batch_size": 0, "loss_agg_mode": "token_mean_legacy"}"#, "at least 1")]
+#[case(r#"{"loss_agg_mode": "prompt-mean", "num_generations": 2, "dp_size": 2}"#, "global_batch_size")]
+#[case(r#"{"positive_example_nll_weight": -1}"#, "positive_example_nll_weight")]
 fn combinations_that_would_be_silently_wrong_are_refused(#[case] json: &str, #[case] words: &str) {
     let message = refusal(json);
     assert!(message.contains(words), "{message}");
+}
+
+/// verl's straight-through estimators are never weighed; TRL, which has none, corrects the others.
+#[test]
+fn what_weighs_the_kl_term() {
+    let of = |json: &str| LossConfig::from_json(json).unwrap().kl_importance();
+    assert_eq!(of(r#"{"beta": 0.1}"#), KlImportance::Ratio);
+    assert_eq!(of(r#"{"beta": 0.1, "kl_estimator": "k3+"}"#), KlImportance::Off);
+    assert_eq!(of(r#"{"beta": 0.1, "use_bias_correction_kl": false}"#), KlImportance::Off);
+    assert_eq!(of(r#"{"beta": 0.1, "kl_importance": "off"}"#), KlImportance::Off);
+    assert_eq!(of(r#"{"semantics": "verl", "beta": 0.1}"#), KlImportance::Off);
+    assert_eq!(of(r#"{"beta": 0.1, "loss_type": "geo_mean", "kl_importance": "sampler"}"#), KlImportance::Sampler);
+    let asks = |json: &str| LossConfig::from_json(json).unwrap().asks_for_sampler_logp();
+    assert!(asks(r#"{"beta": 0.1, "kl_importance": "sampler"}"#) && !asks(r#"{"kl_importance": "sampler"}"#));
+    assert!(asks(r#"{"rollout_is": "token"}"#) && !asks("{}"));
 }
 
 /// Parts that are alike: each is its share of the step that they make together.

@@ -160,10 +160,10 @@ impl LossConfig {
 
     /// What multiplies the KL term.
     pub fn kl_importance(&self) -> KlImportance {
-        // TRL's GMPO has use_bias_correction_kl, and does not read it; nor has TRL the straight-through estimators.
-        let (_, straight_through) = self.kl_estimator.parts();
-        let reads = self.semantics != Semantics::Trl || (self.objective() != Objective::GeoMean && !straight_through);
-        let corrects = reads && self.use_bias_correction_kl.unwrap_or(self.semantics == Semantics::Trl);
+        // TRL's GMPO has use_bias_correction_kl, and does not read it; straight-through estimators TRL has not.
+        let reads = self.semantics != Semantics::Trl || self.objective() != Objective::GeoMean;
+        let by_default = self.semantics == Semantics::Trl && !self.kl_estimator.parts().1;
+        let corrects = reads && self.use_bias_correction_kl.unwrap_or(by_default);
         self.kl_importance.unwrap_or(if corrects { KlImportance::Ratio } else { KlImportance::Off })
     }
 
