@@ -122,11 +122,10 @@ pub fn token_weights(config: &LossConfig, batch: &TokenBatch) -> Result<TokenWei
     };
     let mut weights = TokenWeights::zeros(batch.tokens());
     for sequence in 0..batch.sequences() {
-        let weigh = |(weight, share): (f64, Share)| weight * counts.share(sequence, share);
+        let [policy, kl, entropy] =
+            [of_policy, of_kl, of_entropy].map(|(weight, share)| weight * counts.share(sequence, share));
         for token in batch.range(sequence).filter(|token| batch.is_active(*token)) {
-            weights.policy[token] = weigh(of_policy);
-            weights.kl[token] = weigh(of_kl);
-            weights.entropy[token] = weigh(of_entropy);
+            (weights.policy[token], weights.kl[token], weights.entropy[token]) = (policy, kl, entropy);
         }
     }
     if config.positive_example_nll_weight != 0.0 {
