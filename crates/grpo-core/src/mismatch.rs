@@ -16,34 +16,50 @@ const LARGEST: f64 = 80.0;
 /// The distances of a batch, with `log_ratios` d `[N]`.
 pub(crate) fn record(batch: &TokenBatch, log_ratios: &[f64], metrics: &mut Metrics) {
     let Some(sampler) = batch.sampler_logp() else { return };
+    let (mut sums, mut count) = ([0.0; OF_TOKENS.len()], 0.0);
     for rows in sequences(batch) {
         let rows: Vec<usize> = rows.into_iter().filter(|row| !sampler[*row].is_nan()).collect();
         if rows.is_empty() {
             continue;
         }
-        rows.iter().for_each(|row| of_token(log_ratios[*row], metrics));
+        for row in &rows {
+            sums.iter_mut().zip(of_token(log_ratios[*row])).for_each(|(sum, value)| *sum += value);
+        }
         let tokens = rows.len() as f64;
+        count += tokens;
         let d: f64 = rows.iter().map(|row| log_ratios[*row]).sum();
         let s: f64 = rows.iter().map(|row| f64::from(sampler[*row])).sum();
         of_sequence(d, (s + d) / tokens, s / tokens, metrics);
     }
+    for (name, sum) in OF_TOKENS.into_iter().zip(sums) {
+        metrics.mean(name, sum, count);
+    }
 }
 
-fn of_token(d: f64, metrics: &mut Metrics) {
+const OF_TOKENS: [&str; 7] = [
+    "rollout_corr/kl",
+    "rollout_corr/k3_kl",
+    "rollout_corr/chi2_token",
+    "token_mult_prob_error",
+    "gen_kl_error",
+    "policy_kl_error",
+    "js_divergence_error",
+];
+
+/// The values of [`OF_TOKENS`].
+fn of_token(d: f64) -> [f64; OF_TOKENS.len()] {
     let k3 = |d: f64| d.min(LARGEST).exp_m1() - d;
     // m - s and m - o, m being the log of the mean of both probabilities.
     let to_mixture = |d: f64| (0.5 * d.min(LARGEST).exp_m1()).ln_1p();
-    for (name, value) in [
-        ("rollout_corr/kl", -d),
-        ("rollout_corr/k3_kl", k3(d)),
-        ("rollout_corr/chi2_token", (2.0 * d.clamp(-SAFE, SAFE)).exp_m1()),
-        ("token_mult_prob_error", d.abs().min(LARGEST).exp()),
-        ("gen_kl_error", k3(d)),
-        ("policy_kl_error", k3(-d)),
-        ("js_divergence_error", 0.5 * (k3(-to_mixture(d)) + k3(-to_mixture(-d)))),
-    ] {
-        metrics.mean(name, value, 1.0);
-    }
+    [
+        -d,
+        k3(d),
+        (2.0 * d.clamp(-SAFE, SAFE)).exp_m1(),
+        d.abs().min(LARGEST).exp(),
+        k3(d),
+        k3(-d),
+        0.5 * (k3(-to_mixture(d)) + k3(-to_mixture(-d))),
+    ]
 }
 
 /// `d`: sum over the tokens; `o` and `s`: means.
