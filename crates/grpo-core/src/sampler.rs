@@ -144,16 +144,18 @@ pub(crate) fn share_weights(config: &LossConfig, batch: &TokenBatch, factors: &m
 
 /// TRL's metrics of the mismatch.
 fn record(batch: &TokenBatch, log_ratios: &[f64], weights: &[f64], metrics: &mut Metrics) {
-    for row in batch.active_rows() {
-        if batch.sampler_logp().is_some_and(|sampler| !sampler[*row].is_nan()) {
-            metrics.mean("sampling/sampling_logp_difference/mean", log_ratios[*row].abs(), 1.0);
-            metrics.max("sampling/sampling_logp_difference/max", log_ratios[*row].abs());
-        }
+    let known = |row: &&usize| batch.sampler_logp().is_some_and(|sampler| !sampler[**row].is_nan());
+    let distances = || batch.active_rows().iter().filter(known).map(|row| log_ratios[*row].abs());
+    if distances().next().is_some() {
+        let name = "sampling/sampling_logp_difference";
+        metrics.mean(&format!("{name}/mean"), distances().sum(), distances().count() as f64);
+        metrics.max(&format!("{name}/max"), distances().fold(0.0, f64::max));
     }
-    for weight in weights {
-        metrics.min("sampling/importance_sampling_ratio/min", *weight);
-        metrics.mean("sampling/importance_sampling_ratio/mean", *weight, 1.0);
-        metrics.max("sampling/importance_sampling_ratio/max", *weight);
+    if !weights.is_empty() {
+        let name = "sampling/importance_sampling_ratio";
+        metrics.min(&format!("{name}/min"), weights.iter().copied().fold(f64::INFINITY, f64::min));
+        metrics.mean(&format!("{name}/mean"), weights.iter().sum(), weights.len() as f64);
+        metrics.max(&format!("{name}/max"), weights.iter().copied().fold(f64::NEG_INFINITY, f64::max));
     }
 }
 
