@@ -2,6 +2,7 @@
 //! code. Largest differences are printed (`cargo test -p grpo-tests -- --nocapture`).
 
 mod golden;
+mod not_finite;
 mod presets;
 mod report;
 mod shapes;

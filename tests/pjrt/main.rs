@@ -8,6 +8,7 @@ mod logits;
 mod masks;
 mod mesh;
 mod metrics;
+mod not_finite;
 mod numerics;
 mod plans;
 mod resident;

@@ -28,7 +28,7 @@ use crate::gemm::{Arithmetic, Cut, Depth, Order, Packed, Rows, Target};
 use crate::head::{Head, Slot, drain, unit_block};
 use crate::host::{Grads, Policy, Slice};
 use crate::pages::zeros;
-use crate::plan::{Kernel, inputs_bytes, outputs_bytes};
+use crate::plan::Kernel;
 use crate::softmax::{Partial, RowSums, Scales, Slope, TILE, Transform, gradient_to};
 use crate::tiling::{Blocking, Problem};
 use crate::tokens::{Chunks, TokenState, empty_scores};
@@ -36,7 +36,7 @@ use bytemuck::cast_slice_mut;
 use grpo_core::batch::TokenBatch;
 use grpo_core::error::Result;
 use grpo_core::evaluate::Evaluator;
-use grpo_core::{HeadLayout, LoopOrder, LossOutput, MemoryReport, PlanRequest, Scores};
+use grpo_core::{HeadLayout, LoopOrder, LossOutput, PlanRequest, Scores};
 use std::ops::Range;
 
 /// Tiles per slot whose dlogits are made before any of them meets the head: few enough to stay in a shared cache.
@@ -424,14 +424,6 @@ impl Kernel for FusedPlan {
         }
         let (sums, metrics) = evaluator.finish(totals);
         Ok(LossOutput { loss: sums.loss, policy_loss: sums.policy, scores, metrics })
-    }
-
-    fn memory(&self) -> MemoryReport {
-        MemoryReport {
-            inputs: inputs_bytes(&self.request),
-            outputs: outputs_bytes(&self.request),
-            workspace: self.problem.workspace(&self.blocking),
-        }
     }
 }
 

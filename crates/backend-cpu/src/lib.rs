@@ -86,21 +86,25 @@ impl Backend for CpuBackend {
         request.validate()?;
         let level = self.isa.unwrap_or_else(Isa::detect).checked()?;
         let threads = self.pool.as_ref().map_or_else(rayon::current_num_threads, |pool| pool.current_num_threads());
-        let kernel: Box<dyn Kernel> = match (request.implementation, request.policy) {
-            (Implementation::Reference, _) => Box::new(reference::ReferencePlan::new(request)),
+        let plan = |workspace: usize, kernel: &dyn Fn() -> Box<dyn Kernel>| -> Result<Box<dyn LossPlan>> {
+            Ok(Box::new(CpuPlan::new(request, workspace, kernel, self.pool.clone())?))
+        };
+        match (request.implementation, request.policy) {
+            (Implementation::Reference, _) => {
+                plan(reference::workspace(request), &|| Box::new(reference::ReferencePlan::new(request)))
+            }
             (Implementation::Fused | Implementation::Logits, PolicySpec::Hidden { hidden, layout, dtype, .. }) => {
                 let problem = Problem::new(request, hidden, layout, level, self.dlogits(dtype));
                 let blocking = choose(request, &problem, threads)?;
-                Box::new(fused::FusedPlan::new(request, problem, blocking))
+                plan(problem.workspace(&blocking), &|| Box::new(fused::FusedPlan::new(request, problem, blocking)))
             }
-            (Implementation::Fused, PolicySpec::Logits { .. }) => {
-                return Err(unsupported(
-                    "implementation `fused` on given logits",
-                    "there is no head to fuse with; use `logits`, or hand over hidden states and the head",
-                ));
+            (Implementation::Fused, PolicySpec::Logits { .. }) => Err(unsupported(
+                "implementation `fused` on given logits",
+                "there is no head to fuse with; use `logits`, or hand over hidden states and the head",
+            )),
+            (Implementation::Logits, PolicySpec::Logits { .. }) => {
+                plan(logits::workspace(request), &|| Box::new(logits::LogitsPlan::new(request, level)))
             }
-            (Implementation::Logits, PolicySpec::Logits { .. }) => Box::new(logits::LogitsPlan::new(request, level)),
-        };
-        Ok(Box::new(CpuPlan::new(request, kernel, self.pool.clone())))
+        }
     }
 }

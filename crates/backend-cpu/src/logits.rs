@@ -18,7 +18,7 @@ use crate::convert::Element;
 use crate::host::{Grads, Policy, Slice, SliceMut};
 use crate::isa::Level;
 use crate::pages::zeros;
-use crate::plan::{Kernel, evaluator_bytes, inputs_bytes, outputs_bytes};
+use crate::plan::{Kernel, evaluator_bytes};
 use crate::softmax::{
     Partial, RowSums, Scales, Slope, TILE, Transform, add_gradient, add_gradient_bf16, gradient, gradient_bf16,
     transform_bf16_to, transform_to,
@@ -27,7 +27,7 @@ use crate::tokens::{Chunks, TokenState, empty_scores};
 use grpo_core::batch::TokenBatch;
 use grpo_core::error::Result;
 use grpo_core::evaluate::Evaluator;
-use grpo_core::{LossConfig, LossOutput, MemoryReport, PlanRequest, Scores};
+use grpo_core::{LossConfig, LossOutput, PlanRequest, Scores};
 use half::bf16;
 use rayon::prelude::*;
 
@@ -98,19 +98,54 @@ struct LogitsKernel {
     kept: Vec<f32>,
     /// `[C]`.
     sums: Vec<RowSums>,
-    /// Of the state.
-    tokens: usize,
     state: TokenState,
 }
 
-impl LogitsKernel {
-    fn new(request: &PlanRequest, level: Level) -> Self {
+/// How the work of a plan is cut.
+struct Sizes {
+    v: usize,
+    /// C.
+    chunk: usize,
+    /// A multiple of [`TILE`].
+    vocab_block: usize,
+    /// Whose state is held at a time.
+    tokens: usize,
+}
+
+impl Sizes {
+    fn new(request: &PlanRequest) -> Self {
         let (v, n) = (request.policy.vocab(), request.max_tokens);
-        let tiles = v.div_ceil(TILE);
+        // The plan has been checked: 8 N V fits.
         let chunk = request.tiling.token_chunk.unwrap_or((CHUNK_BYTES / (4 * v)).max(LEAST_CHUNK)).min(n);
         let vocab_block =
             request.tiling.vocab_block.unwrap_or(VOCAB_BLOCK).min(v.next_multiple_of(TILE)).next_multiple_of(TILE);
         let tokens = if request.loss.is_token_level() { chunk } else { n };
+        Self { v, chunk, vocab_block, tokens }
+    }
+
+    fn partials(&self) -> usize {
+        self.chunk * self.v.div_ceil(TILE)
+    }
+}
+
+/// Bytes that the plan of `request` allocates, and its evaluator; saturates where the sum does not fit.
+pub(crate) fn workspace(request: &PlanRequest) -> usize {
+    let sizes = Sizes::new(request);
+    [
+        (sizes.partials(), size_of::<Partial>()),
+        (sizes.chunk * sizes.v, size_of::<f32>()),
+        (sizes.chunk, size_of::<RowSums>()),
+        (sizes.tokens, TokenState::BYTES),
+    ]
+    .into_iter()
+    .map(|(elements, bytes)| elements.saturating_mul(bytes))
+    .fold(evaluator_bytes(request.max_tokens), usize::saturating_add)
+}
+
+impl LogitsKernel {
+    fn new(request: &PlanRequest, level: Level) -> Self {
+        let sizes = Sizes::new(request);
+        let Sizes { v, chunk, vocab_block, tokens } = sizes;
         Self {
             level,
             loss: request.loss.clone(),
@@ -118,19 +153,11 @@ impl LogitsKernel {
             v,
             chunk,
             vocab_block,
-            partials: vec![Partial::default(); chunk * tiles],
+            partials: vec![Partial::default(); sizes.partials()],
             kept: zeros(chunk * v),
             sums: vec![RowSums::EMPTY; chunk],
-            tokens,
             state: TokenState::new(tokens),
         }
-    }
-
-    fn workspace(&self) -> usize {
-        size_of_val(&self.partials[..])
-            + size_of_val(&self.kept[..])
-            + size_of_val(&self.sums[..])
-            + self.tokens * TokenState::BYTES
     }
 
     /// Statistics of the tokens `rows`, recorded from `at` on. `keep`: whether [`Self::write`] will follow.
@@ -303,13 +330,12 @@ fn place_in_tile(target: usize, index: usize) -> Option<usize> {
 
 /// The loss of logits that the policy hands over.
 pub(crate) struct LogitsPlan {
-    request: PlanRequest,
     kernel: LogitsKernel,
 }
 
 impl LogitsPlan {
     pub(crate) fn new(request: &PlanRequest, level: Level) -> Self {
-        Self { request: request.clone(), kernel: LogitsKernel::new(request, level) }
+        Self { kernel: LogitsKernel::new(request, level) }
     }
 
     /// Rows of masked tokens become zero as well.
@@ -344,14 +370,6 @@ impl Kernel for LogitsPlan {
             Policy::LogitsInPlace(SliceMut::F32(logits)) => self.in_place(logits, batch),
             Policy::LogitsInPlace(SliceMut::Bf16(logits)) => self.in_place(logits, batch),
             Policy::Hidden { .. } => unreachable!("the wrapper has checked the policy against the plan"),
-        }
-    }
-
-    fn memory(&self) -> MemoryReport {
-        MemoryReport {
-            inputs: inputs_bytes(&self.request),
-            outputs: outputs_bytes(&self.request),
-            workspace: self.kernel.workspace() + evaluator_bytes(self.request.max_tokens),
         }
     }
 }

@@ -3,7 +3,7 @@
 use crate::host::{Grads, Policy};
 use grpo_core::batch::TokenBatch;
 use grpo_core::error::{Error, Result};
-use grpo_core::{GradsMut, LossOutput, LossPlan, MemoryReport, PlanRequest, PolicyInput, PolicySpec, Scores};
+use grpo_core::{GradsMut, LossOutput, LossPlan, MemoryReport, PlanRequest, PolicyInput, Scores};
 use rayon::ThreadPool;
 use std::sync::Arc;
 
@@ -11,19 +11,31 @@ use std::sync::Arc;
 pub(crate) trait Kernel: Send {
     fn score(&mut self, policy: Policy<'_>, batch: &TokenBatch) -> Result<Scores>;
     fn value_and_grad(&mut self, policy: Policy<'_>, batch: &TokenBatch, grads: Grads<'_>) -> Result<LossOutput>;
-    fn memory(&self) -> MemoryReport;
 }
 
 /// A kernel behind its checks.
 pub(crate) struct CpuPlan {
     request: PlanRequest,
     kernel: Box<dyn Kernel>,
+    memory: MemoryReport,
     pool: Option<Arc<ThreadPool>>,
 }
 
 impl CpuPlan {
-    pub(crate) fn new(request: &PlanRequest, kernel: Box<dyn Kernel>, pool: Option<Arc<ThreadPool>>) -> Self {
-        Self { request: request.clone(), kernel, pool }
+    /// `workspace`: bytes that `kernel`, which is made only if the machine has them, allocates.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] when a call would need more than there may be.
+    pub(crate) fn new(
+        request: &PlanRequest,
+        workspace: usize,
+        kernel: impl FnOnce() -> Box<dyn Kernel>,
+        pool: Option<Arc<ThreadPool>>,
+    ) -> Result<Self> {
+        let (inputs, outputs) = (request.inputs_bytes(), request.outputs_bytes());
+        let memory = MemoryReport { inputs, outputs, workspace };
+        request.check_memory(&memory, machine_memory())?;
+        Ok(Self { request: request.clone(), kernel: kernel(), memory, pool })
     }
 }
 
@@ -66,7 +78,7 @@ impl LossPlan for CpuPlan {
     }
 
     fn memory(&self) -> MemoryReport {
-        self.kernel.memory()
+        self.memory
     }
 }
 
@@ -75,34 +87,21 @@ pub(crate) fn unsupported(what: impl Into<String>, instead: impl Into<String>) -
     Error::Unsupported { backend: crate::NAME.into(), what: what.into(), instead: instead.into() }
 }
 
-/// Bytes of the policy's output at `max_tokens`.
-pub(crate) fn inputs_bytes(request: &PlanRequest) -> usize {
-    let n = request.max_tokens;
-    let elements = match request.policy {
-        PolicySpec::Logits { vocab, .. } => n * vocab,
-        PolicySpec::Hidden { hidden, vocab, bias, .. } => n * hidden + vocab * hidden + if bias { vocab } else { 0 },
-    };
-    elements * request.policy.dtype().bytes()
-}
-
-/// Bytes of the planned gradients and of logp and entropy at `max_tokens`. Gradients of logits are counted as a buffer
-/// of their own; made in place they cost nothing.
-pub(crate) fn outputs_bytes(request: &PlanRequest) -> usize {
-    let (n, wanted) = (request.max_tokens, request.gradients);
-    let elements = |wanted: bool, elements: usize| if wanted { elements } else { 0 };
-    let gradients = match request.policy {
-        PolicySpec::Logits { vocab, .. } => elements(wanted.hidden, n * vocab),
-        PolicySpec::Hidden { hidden, vocab, .. } => {
-            elements(wanted.hidden, n * hidden)
-                + elements(wanted.lm_head, vocab * hidden)
-                + elements(wanted.bias, vocab)
-        }
-    };
-    4 * gradients + 8 * n
-}
-
 /// Bytes that an evaluator of `n` tokens holds: two weights per token, unless the batch brought its own. Its lists per
 /// sequence are not counted.
 pub(crate) fn evaluator_bytes(n: usize) -> usize {
-    16 * n
+    n.saturating_mul(16)
+}
+
+/// The memory of this machine in bytes, or of the control group that the process runs in where that has less. `None` where
+/// the system does not say.
+pub(crate) fn machine_memory() -> Option<usize> {
+    let read = |path| std::fs::read_to_string(path).ok();
+    let total = read("/proc/meminfo").and_then(|text| {
+        let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+        line.trim().strip_suffix("kB")?.trim().parse::<usize>().ok()?.checked_mul(1024)
+    });
+    // "max" where the group has no limit of its own.
+    let of_group = read("/sys/fs/cgroup/memory.max").and_then(|text| text.trim().parse::<usize>().ok());
+    total.into_iter().chain(of_group).min()
 }

@@ -11,7 +11,7 @@
 mod plan;
 mod policy;
 
-pub(crate) use plan::ReferencePlan;
+pub(crate) use plan::{ReferencePlan, workspace};
 pub use policy::{Evaluation, Policy};
 
 use grpo_core::batch::TokenBatch;
@@ -54,7 +54,7 @@ pub fn evaluate<R: Scalar>(config: &LossConfig, policy: &Policy<'_, R>, batch: &
             let log_p = row.log_p(row.factors.logits * w);
             let p = log_p.exp();
             let by_logp = if j == row.target { -row.logp.exp_m1() } else { -p };
-            let by_entropy = if p > 0.0 { -p * (log_p + row.entropy) } else { 0.0 };
+            let by_entropy = if p == 0.0 { 0.0 } else { -p * (log_p + row.entropy) };
             *z = R::from_f64(dw * row.factors.logits * (g * row.factors.logp * by_logp + e * by_entropy));
         }
     }
@@ -173,14 +173,16 @@ impl Row {
         // to 1, and -expm1(log p_y) is then the exact 1 - p_y. A vocabulary of one leaves -inf there, and log p_y = 0.
         let others = || (0..z.len()).filter(|j| *j != target).map(scaled);
         let max = others().fold(f64::NEG_INFINITY, f64::max);
-        let sum: f64 = others().map(|z| if z == max { 1.0 } else { (z - max).exp() }).sum();
+        // Without a finite logit among the others there is no difference to take: -inf adds nothing, +inf and NaN are NaN.
+        let sum: f64 = others().map(|z| if z == f64::NEG_INFINITY { 0.0 } else { (z - max).exp() }).sum();
         let lse_of_others = max + sum.ln();
-        let margin = lse_of_others - scaled(target);
+        // An infinite target is infinity over infinity, and not a probability of 1.
+        let margin = if scaled(target) == f64::INFINITY { f64::NAN } else { lse_of_others - scaled(target) };
         let rest = (-margin.abs()).exp().ln_1p();
         // lse = base + log_sum: differences of logits are exact where the logits themselves leave no digits for log_sum.
         let (base, log_sum) = if margin > 0.0 { (max, sum.ln() + rest) } else { (scaled(target), rest) };
         let row = Self { factors, target, base, log_sum, logp: -(margin.max(0.0) + rest), entropy: 0.0 };
-        let log_p = (0..z.len()).map(|j| row.log_p(scaled(j))).filter(|log_p| *log_p > f64::NEG_INFINITY);
+        let log_p = (0..z.len()).map(|j| row.log_p(scaled(j))).filter(|log_p| *log_p != f64::NEG_INFINITY);
         Self { entropy: -log_p.map(|log_p| log_p.exp() * log_p).sum::<f64>(), ..row }
     }
 

@@ -194,7 +194,9 @@ impl RowSums {
 
     pub(crate) fn finish(&self, scale: f32) -> Row {
         let softplus = |x: f64| x.max(0.0) + (-x.abs()).exp().ln_1p();
-        let margin = f64::from(scale) * (f64::from(self.max) - f64::from(self.target)) + self.sum.ln();
+        // An infinite target is infinity over infinity, and not a probability of 1.
+        let target = if self.target == f32::INFINITY { f64::NAN } else { self.target.into() };
+        let margin = f64::from(scale) * (f64::from(self.max) - target) + self.sum.ln();
         // f64::max would swallow a NaN.
         let logp = if margin.is_nan() { margin } else { -softplus(margin) };
         let others = -logp.exp_m1();

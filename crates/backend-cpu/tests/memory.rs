@@ -99,7 +99,7 @@ fn memory_is_as_reported() {
                 (&case, Implementation::Fused, Some(LoopOrder::VocabPanels), None, 4 << 20),
             ] {
                 let tiling =
-                    Tiling { workspace_budget: budget, loop_order: order, token_chunk: chunk, vocab_block: None };
+                    Tiling { workspace_budget: budget, loop_order: order, token_chunk: chunk, ..Tiling::default() };
                 let request = case.request(&loss, implementation, tiling);
                 let name = format!("{loss_type} {dtype:?} {layout:?} {implementation:?} {order:?} {chunk:?} {budget}");
                 check(&backend, case, &request, &name);

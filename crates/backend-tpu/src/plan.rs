@@ -77,6 +77,9 @@ pub struct DeviceOutput {
 impl PjrtPlan {
     pub(crate) fn new(backend: &PjrtBackend, request: &PlanRequest, what: What) -> Result<Self> {
         let &PjrtBackend { numerics, mosaic, mesh, .. } = backend;
+        // A compiler takes its time for what no device could hold.
+        let least = MemoryReport { inputs: request.inputs_bytes(), outputs: request.outputs_bytes(), workspace: 0 };
+        request.check_memory(&least, None)?;
         let variant = Variant { request: request.clone(), numerics, mosaic, mesh, what };
         let pass = what.pass(request.policy);
         let mut spec = variant.spec()?;
@@ -88,6 +91,7 @@ impl PjrtPlan {
             let inputs = bytes(stats.argument - stats.alias);
             Ok((workspace, (compiled, MemoryReport { inputs, outputs: bytes(stats.output), workspace })))
         })?;
+        request.check_memory(&memory, None)?;
         let programs = HashMap::from([(pass, compiled)]);
         Ok(Self { backend: backend.clone(), request: variant.request, spec, what, programs, memory })
     }

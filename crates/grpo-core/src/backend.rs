@@ -79,11 +79,14 @@ pub struct Tiling {
     pub vocab_block: Option<usize>,
     /// Order of the fused loops.
     pub loop_order: Option<LoopOrder>,
+    /// Most bytes that a call may need in all: inputs, outputs and workspace ([`MemoryReport::total`]). A plan that needs
+    /// more is refused before anything is allocated. `None` is the machine's memory on a CPU, and no limit on a device.
+    pub memory_limit: Option<usize>,
 }
 
 impl Default for Tiling {
     fn default() -> Self {
-        Self { workspace_budget: 128 << 20, token_chunk: None, vocab_block: None, loop_order: None }
+        Self { workspace_budget: 128 << 20, token_chunk: None, vocab_block: None, loop_order: None, memory_limit: None }
     }
 }
 
@@ -222,6 +225,16 @@ pub struct Scores {
 }
 
 impl Scores {
+    /// Checks that every active token of `batch` has a log-probability and an entropy that are finite.
+    ///
+    /// # Errors
+    /// [`Error::Value`] that names the first token that has not, with its sequence and its position in it;
+    /// [`Error::Shape`] for scores of another batch.
+    pub fn check_finite(&self, batch: &TokenBatch) -> Result<()> {
+        batch.check_computed("logp", &self.logp)?;
+        batch.check_computed("entropy", &self.entropy)
+    }
+
     /// Takes over the results of `other` at the active rows of `batch`.
     pub fn fill(&mut self, batch: &TokenBatch, other: &Self) {
         for row in batch.active_rows() {
@@ -245,6 +258,28 @@ pub struct LossOutput {
     pub metrics: Metrics,
 }
 
+impl LossOutput {
+    /// Checks that the policy's output was finite where it counts, and the loss with it.
+    ///
+    /// As in PyTorch, NaN in hidden states, head or logits of an active token is no error of
+    /// [`LossPlan::value_and_grad`]: loss, log-probability and gradients become NaN. Call this before an optimizer step.
+    ///
+    /// # Errors
+    /// [`Error::Value`] that names the first active token of `batch` whose log-probability or entropy is not finite, with
+    /// its sequence and position, or else the loss.
+    pub fn check_finite(&self, batch: &TokenBatch) -> Result<()> {
+        self.scores.check_finite(batch)?;
+        match self.loss.is_finite() {
+            true => Ok(()),
+            false => Err(Error::value(
+                "loss",
+                "the batch as a whole",
+                format!("{}, although every log-probability is finite: a term of it overflows", self.loss),
+            )),
+        }
+    }
+}
+
 /// Bytes that one call at `max_tokens` needs, known before it runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryReport {
@@ -254,6 +289,13 @@ pub struct MemoryReport {
     pub outputs: usize,
     /// Everything else that the plan allocates.
     pub workspace: usize,
+}
+
+impl MemoryReport {
+    /// All of it; saturates where the sum does not fit.
+    pub fn total(&self) -> usize {
+        self.inputs.saturating_add(self.outputs).saturating_add(self.workspace)
+    }
 }
 
 /// Something that computes the loss.
@@ -372,6 +414,65 @@ impl PlanRequest {
             }
         }
         Ok(())
+    }
+
+    /// Bytes of the policy's output at `max_tokens`: logits, or hidden states, head and bias.
+    pub fn inputs_bytes(&self) -> usize {
+        let n = self.max_tokens;
+        let elements = match self.policy {
+            PolicySpec::Logits { vocab, .. } => n.saturating_mul(vocab),
+            PolicySpec::Hidden { hidden, vocab, bias, .. } => {
+                let bias = if bias { vocab } else { 0 };
+                n.saturating_mul(hidden).saturating_add(vocab.saturating_mul(hidden)).saturating_add(bias)
+            }
+        };
+        elements.saturating_mul(self.policy.dtype().bytes())
+    }
+
+    /// Bytes of the planned gradients (f32) and of logp and entropy at `max_tokens`. Gradients of logits are counted as a
+    /// buffer of their own; made in place they cost nothing.
+    pub fn outputs_bytes(&self) -> usize {
+        let (n, wanted) = (self.max_tokens, self.gradients);
+        let elements = |wanted: bool, rows: usize, width: usize| if wanted { rows.saturating_mul(width) } else { 0 };
+        let gradients = match self.policy {
+            PolicySpec::Logits { vocab, .. } => elements(wanted.hidden, n, vocab),
+            PolicySpec::Hidden { hidden, vocab, .. } => elements(wanted.hidden, n, hidden)
+                .saturating_add(elements(wanted.lm_head, vocab, hidden))
+                .saturating_add(elements(wanted.bias, vocab, 1)),
+        };
+        gradients.saturating_mul(4).saturating_add(n.saturating_mul(8))
+    }
+
+    /// Checks what a call needs against [`Tiling::memory_limit`], or against `available` bytes where none is set. Backends
+    /// call it before they allocate.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] that says what needs how much.
+    pub fn check_memory(&self, memory: &MemoryReport, available: Option<usize>) -> Result<()> {
+        let (limit, is_of_machine) = match self.tiling.memory_limit {
+            Some(limit) => (Some(limit), false),
+            None => (available, true),
+        };
+        let least = match self.policy {
+            // Nobody has asked for a limit, and the gradient of logits may be made in their place.
+            PolicySpec::Logits { .. } if is_of_machine => memory.inputs.saturating_add(memory.workspace),
+            _ => memory.total(),
+        };
+        let shape = match self.policy {
+            PolicySpec::Logits { vocab, .. } => format!("logits [{}, {vocab}]", self.max_tokens),
+            PolicySpec::Hidden { hidden, vocab, .. } => {
+                format!("hidden states [{}, {hidden}] and a head of {vocab} x {hidden}", self.max_tokens)
+            }
+        };
+        match limit.filter(|limit| least > *limit) {
+            None => Ok(()),
+            Some(limit) => Err(Error::Memory {
+                what: format!("`{}` on {shape} in {}", self.implementation.name(), self.policy.dtype().name()),
+                memory: *memory,
+                limit,
+                is_of_machine,
+            }),
+        }
     }
 
     /// Checks one call against the plan: token count, lengths and dtypes of host tensors, which gradients are there,

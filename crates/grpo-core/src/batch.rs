@@ -39,6 +39,10 @@ pub struct TokenBatch {
 
 const OP: &str = "token batch";
 
+/// The largest log-probability that is taken for one. A log-probability is at most 0; what is computed as a logit less a
+/// logsumexp, both about 100 and rounded to bf16, may come out this much above it.
+pub const LARGEST_LOGP: f32 = 0.5;
+
 impl TokenBatch {
     /// Sequences laid end to end without padding: `targets: [N]`, `offsets: [B + 1]` from 0 to N, never decreasing.
     /// Every token is active and every advantage is 0 until set.
@@ -103,8 +107,9 @@ impl TokenBatch {
         self.active = (0..mask.len()).filter(|i| self.mask[*i]).collect();
         self.check_advantages()?;
         for (name, list) in [("old_logp", &self.old_logp), ("ref_logp", &self.ref_logp)] {
-            list.as_ref().map_or(Ok(()), |list| self.check_finite(name, list))?;
+            list.as_ref().map_or(Ok(()), |list| self.check_logps(name, list))?;
         }
+        self.sampler_logp.as_ref().map_or(Ok(()), |list| self.check_sampler_logps(list))?;
         self.temperatures.as_ref().map_or(Ok(()), |list| self.check_temperatures(list))?;
         self.weights.as_ref().map_or(Ok(()), |weights| self.check_weights(weights))?;
         Ok(self)
@@ -131,9 +136,10 @@ impl TokenBatch {
     /// on-policy: old = stop_gradient(logp), so that every ratio is 1.
     ///
     /// # Errors
-    /// [`Error::Shape`] for a wrong length, [`Error::Value`] for a value that is not finite at an active token.
+    /// [`Error::Shape`] for a wrong length, [`Error::Value`] for a value at an active token that no log-probability has: one
+    /// that is not finite, or above 0 by more than rounding ([`LARGEST_LOGP`]).
     pub fn with_old_logp(mut self, logp: Vec<f32>) -> Result<Self> {
-        self.check_finite("old_logp", &logp)?;
+        self.check_logps("old_logp", &logp)?;
         self.old_logp = Some(logp);
         Ok(self)
     }
@@ -143,7 +149,7 @@ impl TokenBatch {
     /// # Errors
     /// As [`TokenBatch::with_old_logp`].
     pub fn with_ref_logp(mut self, logp: Vec<f32>) -> Result<Self> {
-        self.check_finite("ref_logp", &logp)?;
+        self.check_logps("ref_logp", &logp)?;
         self.ref_logp = Some(logp);
         Ok(self)
     }
@@ -151,9 +157,9 @@ impl TokenBatch {
     /// Sets the log-probabilities `[N]` that the sampler reported; NaN where it reported none.
     ///
     /// # Errors
-    /// [`Error::Shape`] for a wrong length.
+    /// As [`TokenBatch::with_old_logp`], but NaN is legal.
     pub fn with_sampler_logp(mut self, logp: Vec<f32>) -> Result<Self> {
-        self.check_len("sampler_logp", logp.len())?;
+        self.check_sampler_logps(&logp)?;
         self.sampler_logp = Some(logp);
         Ok(self)
     }
@@ -371,12 +377,44 @@ impl TokenBatch {
         Err(Error::shape(OP, format!("{what} [N]"), self.tokens(), found))
     }
 
-    fn check_finite(&self, what: &str, values: &[f32]) -> Result<()> {
+    /// Whether `values` `[N]` can be log-probabilities at the active tokens.
+    fn check_logps(&self, what: &str, values: &[f32]) -> Result<()> {
         self.check_len(what, values.len())?;
-        match self.active.iter().copied().find(|i| !values[*i].is_finite()) {
-            None => Ok(()),
-            Some(i) => Err(Error::value(what, self.position(i), format!("{} is not finite", values[i]))),
-        }
+        let illegal = |i: &usize| !(values[*i].is_finite() && values[*i] <= LARGEST_LOGP);
+        let Some(i) = self.active.iter().copied().find(illegal) else { return Ok(()) };
+        let reason = match values[i] {
+            value if value.is_finite() => format!(
+                "{value} is no log-probability: those are at most 0 (natural logarithms; a probability, a logit or a \
+                 negative log-likelihood is something else)"
+            ),
+            value => format!("{value} is not finite: mask the token, or compute its log-probability again"),
+        };
+        Err(Error::value(what, self.position(i), reason))
+    }
+
+    /// The same of what a sampler reported, where NaN says that it reported nothing.
+    fn check_sampler_logps(&self, values: &[f32]) -> Result<()> {
+        self.check_len("sampler_logp", values.len())?;
+        let illegal = |i: &usize| !values[*i].is_nan() && !(values[*i].is_finite() && values[*i] <= LARGEST_LOGP);
+        let Some(i) = self.active.iter().copied().find(illegal) else { return Ok(()) };
+        let reason = format!("{} is no log-probability; write NaN where the sampler gave none", values[i]);
+        Err(Error::value("sampler_logp", self.position(i), reason))
+    }
+
+    /// Checks values `[N]` that were computed for the active tokens: log-probabilities and entropies are finite wherever
+    /// the policy's output is.
+    pub(crate) fn check_computed(&self, what: &str, values: &[f32]) -> Result<()> {
+        self.check_len(what, values.len())?;
+        let Some(i) = self.active.iter().copied().find(|i| !values[*i].is_finite()) else { return Ok(()) };
+        let reason = match values[i] == f32::NEG_INFINITY {
+            true => "-inf: the policy gives the token a probability of 0; its logit is -inf or out of range".to_owned(),
+            false => format!(
+                "{}: the token's hidden states, the head or its logits are not finite; the policy has diverged, or its \
+                 output was not computed",
+                values[i]
+            ),
+        };
+        Err(Error::value(what, self.position(i), reason))
     }
 
     fn check_temperatures(&self, values: &[f32]) -> Result<()> {
@@ -451,6 +489,36 @@ mod tests {
             (batch.temperature(0), batch.select_sequences(1..2).unwrap().temperature(1)),
             (Some(1e-6), Some(1e6))
         );
+    }
+
+    #[test]
+    fn what_no_log_probability_can_be_is_refused_with_its_place() {
+        let batch = || TokenBatch::packed(vec![1, 2, 3], vec![0, 1, 3]).unwrap().with_mask(&[1.0, 0.0, 1.0]).unwrap();
+        type Set = fn(TokenBatch, Vec<f32>) -> Result<TokenBatch>;
+        let setters: [(&str, Set); 3] = [
+            ("old_logp", TokenBatch::with_old_logp),
+            ("ref_logp", TokenBatch::with_ref_logp),
+            ("sampler_logp", TokenBatch::with_sampler_logp),
+        ];
+        for (name, set) in setters {
+            for wrong in [5.0, 0.75, f32::MAX, f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
+                let masked = set(batch(), vec![-1.0, wrong, -2.0]).unwrap();
+                let at_active = set(batch(), vec![-1.0, -1.0, wrong]);
+                if name == "sampler_logp" && wrong.is_nan() {
+                    assert!(at_active.is_ok() && masked.with_mask(&[1.0; 3]).is_ok(), "a sampler may say nothing");
+                    continue;
+                }
+                let place = |row, position| format!("{name} at token {row} (sequence 1, position {position})");
+                let message = at_active.unwrap_err().to_string();
+                assert!(message.contains(&place(2, 1)) && message.contains(&wrong.to_string()), "{message}");
+                let message = masked.with_mask(&[1.0; 3]).unwrap_err().to_string();
+                assert!(message.contains(&place(1, 0)), "a token that becomes active: {message}");
+            }
+            // What rounding makes of a logarithm of 1.
+            for rounded in [0.0, 1e-6, 1e-3, 0.25] {
+                assert!(set(batch(), vec![-1.0, f32::NAN, rounded]).is_ok(), "{name} {rounded}");
+            }
+        }
     }
 
     #[test]

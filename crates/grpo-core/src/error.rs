@@ -1,5 +1,7 @@
 //! What can go wrong between a caller and the loss, in words that say what to do.
 
+use crate::backend::MemoryReport;
+
 /// Result of this crate and of the backends.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -64,6 +66,23 @@ pub enum Error {
         budget: usize,
         /// Bytes that the smallest tiling needs.
         minimum: usize,
+    },
+    /// A plan that needs more memory than there may be.
+    #[error(
+        "plan: {what} needs {} bytes (inputs {}, outputs {}, workspace {}), and {} {limit}: plan for fewer tokens, or use \
+         another implementation",
+        memory.total(), memory.inputs, memory.outputs, memory.workspace,
+        if *is_of_machine { "the memory of this machine is" } else { "memory_limit is" }
+    )]
+    Memory {
+        /// What was planned.
+        what: String,
+        /// What a call of it needs.
+        memory: MemoryReport,
+        /// Bytes that there may be.
+        limit: usize,
+        /// Whether they are the machine's, and not [`Tiling::memory_limit`](crate::Tiling::memory_limit).
+        is_of_machine: bool,
     },
     /// A failure inside a backend (a device, a compiler, a plugin).
     #[error("backend `{backend}`: {message}")]

@@ -82,7 +82,7 @@ impl LossConfig {
     ///
     /// # Errors
     /// [`crate::Error::Config`] where the batch lacks what the configuration needs, or its numbers do not fit the batch;
-    /// [`crate::Error::Value`] for an infinite `sampler_logp`; those of `score`.
+    /// [`crate::Error::Value`] where a weight of the sampler overflows; those of `score`.
     pub fn prepare<'a, E: From<Error>>(
         &self,
         batch: &'a TokenBatch,
@@ -113,14 +113,11 @@ impl LossConfig {
             };
             let mut factors = TokenFactors::new(of_step.tokens());
             if !corrects && compares {
-                // What is not used is not checked either.
-                if let Ok(log_ratios) = sampler::log_ratios(&of_step, None) {
-                    mismatch::record(&of_step, &log_ratios, &mut factors.metrics);
-                }
+                mismatch::record(&of_step, &sampler::log_ratios(&of_step, None), &mut factors.metrics);
             }
             if corrects {
                 // verl weighs before it rejects.
-                let log_ratios = sampler::log_ratios(&of_step, values.as_ref())?;
+                let log_ratios = sampler::log_ratios(&of_step, values.as_ref());
                 mismatch::record(&of_step, &log_ratios, &mut factors.metrics);
                 sampler::weigh(self, &of_step, &log_ratios, &mut factors)?;
                 if whole && let Some(mask) = sampler::rejection_mask(self, &of_step, &log_ratios)? {

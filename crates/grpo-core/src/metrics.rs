@@ -1,5 +1,6 @@
 //! Metrics that add up over micro-batches and ranks.
 
+use crate::real::Real;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -36,8 +37,9 @@ impl Metric {
                 *sum += s;
                 *count += c;
             }
-            (Self::Min(a), Self::Min(b)) => *a = a.min(*b),
-            (Self::Max(a), Self::Max(b)) => *a = a.max(*b),
+            // NaN stays: f64's own min and max would drop it.
+            (Self::Min(a), Self::Min(b)) => *a = Real::min(a, b),
+            (Self::Max(a), Self::Max(b)) => *a = Real::max(a, b),
             (a, b) => debug_assert!(false, "one name, two kinds of metric: {a:?} and {b:?}"),
         }
     }
@@ -99,6 +101,19 @@ impl Metrics {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_nan_is_not_lost_among_numbers() {
+        for order in [[f64::NAN, 1.0], [1.0, f64::NAN]] {
+            let mut metrics = Metrics::default();
+            for value in order {
+                metrics.mean("mean", value, 1.0);
+                metrics.min("min", value);
+                metrics.max("max", value);
+            }
+            assert!(metrics.values().all(|(_, value)| value.is_nan()), "{metrics:?}");
+        }
+    }
 
     #[test]
     fn means_of_micro_batches_are_token_weighted() {

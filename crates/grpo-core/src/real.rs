@@ -1,7 +1,7 @@
 //! The number a loss is written over.
 //!
 //! [`crate::objective`] states each loss once, as a generic function over [`Real`]. Instantiated with `f64` it is the
-//! oracle, with `f32` the CPU path, with [`Dual`] its own derivative; a value of a compiled program (StableHLO) can
+//! oracle and the loss of the host, with [`Dual`] its own derivative; a value of a compiled program (StableHLO) can
 //! implement it too, because nothing here asks a value which branch to take: choices are [`Real::select`].
 
 use std::ops::{Add, Div, Mul, Neg, Sub};
@@ -37,11 +37,22 @@ pub trait Real:
         Self::not(&Self::and(&Self::not(a), &Self::not(b)))
     }
 
-    /// |x|; the derivative at 0 is 0.
+    /// Whether this is NaN, the one value that is not at most itself.
+    fn is_nan(&self) -> Self::Bool {
+        Self::not(&self.le(self))
+    }
+
+    /// `self`, or `origin` where `origin` is NaN: for a value that is chosen by comparing `origin`, which a NaN would
+    /// otherwise leave without a trace.
+    fn or_nan_of(&self, origin: &Self) -> Self {
+        Self::select(&origin.is_nan(), origin, self)
+    }
+
+    /// |x|; the derivative at 0 is 0. NaN stays NaN.
     fn abs(&self) -> Self {
         let zero = self.constant(0.0);
-        let above = Self::select(&zero.lt(self), self, &zero);
-        Self::select(&self.lt(&zero), &-self.clone(), &above)
+        let not_below = Self::select(&self.le(&zero), &zero, self);
+        Self::select(&self.lt(&zero), &-self.clone(), &not_below)
     }
 
     /// 1 / (1 + e^-x).
@@ -49,17 +60,17 @@ pub trait Real:
         self.constant(1.0) / (self.constant(1.0) + (-self.clone()).exp())
     }
 
-    /// The smaller; `self` on a tie, which decides the derivative there.
+    /// The smaller; `self` on a tie, which decides the derivative there. NaN if either is, as in PyTorch.
     fn min(&self, other: &Self) -> Self {
-        Self::select(&self.le(other), self, other)
+        Self::select(&Self::or(&self.le(other), &self.is_nan()), self, other)
     }
 
-    /// The larger; `self` on a tie.
+    /// The larger; `self` on a tie. NaN if either is, as in PyTorch.
     fn max(&self, other: &Self) -> Self {
-        Self::select(&other.le(self), self, other)
+        Self::select(&Self::or(&other.le(self), &self.is_nan()), self, other)
     }
 
-    /// `self` held between two constants; the derivative passes at the bounds and is zero beyond them.
+    /// `self` held between two constants; the derivative passes at the bounds and is zero beyond them. NaN stays NaN.
     fn clamp(&self, low: f64, high: f64) -> Self {
         self.max(&self.constant(low)).min(&self.constant(high))
     }
@@ -244,6 +255,31 @@ mod tests {
     fn clamp_passes_the_derivative_up_to_its_bounds() {
         let slope = |x: f64| derivative(|x| x.clamp(0.5, 2.0), x);
         assert_eq!([slope(0.4), slope(0.5), slope(1.0), slope(2.0), slope(2.1)], [0.0, 1.0, 1.0, 1.0, 0.0]);
+    }
+
+    #[test]
+    fn choices_between_values_keep_a_nan_with_its_derivative() {
+        let nan = Dual { value: f64::NAN, tangent: f64::NAN };
+        let one = Dual::variable(1.0);
+        for (how, found) in [
+            ("min", nan.min(&one)),
+            ("min of the other", one.min(&nan)),
+            ("max", nan.max(&one)),
+            ("max of the other", one.max(&nan)),
+            ("clamp", nan.clamp(0.8, 1.2)),
+            ("abs", nan.abs()),
+            ("sigmoid", nan.sigmoid()),
+            ("or_nan_of", one.or_nan_of(&nan)),
+        ] {
+            assert!(found.value.is_nan() && found.tangent.is_nan(), "{how}: {found:?}");
+        }
+        assert_eq!((one.or_nan_of(&one), one.abs()), (one, one));
+        assert_eq!(
+            [-2.0, 0.0, 3.0].map(|x| (x.abs(), derivative(|x| x.abs(), x))),
+            [(2.0, -1.0), (0.0, 0.0), (3.0, 1.0)]
+        );
+        // Infinities are numbers that a bound holds.
+        assert_eq!([f64::NEG_INFINITY, f64::INFINITY].map(|x| Real::clamp(&x, 0.8, 1.2)), [0.8, 1.2]);
     }
 
     #[test]

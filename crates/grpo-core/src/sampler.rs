@@ -15,27 +15,15 @@ const SAFE: f64 = 20.0;
 
 /// old - sampler at the active tokens `[N]`, 0 elsewhere and where the sampler is silent. `policy`: what the policy says
 /// itself, for a batch without an old one.
-pub(crate) fn log_ratios(batch: &TokenBatch, policy: Option<&PolicyValues>) -> Result<Vec<f64>> {
+pub(crate) fn log_ratios(batch: &TokenBatch, policy: Option<&PolicyValues>) -> Vec<f64> {
     let mut ratios = vec![0.0; batch.tokens()];
-    let Some(sampler) = batch.sampler_logp() else { return Ok(ratios) };
-    check(batch, sampler)?;
+    let Some(sampler) = batch.sampler_logp() else { return ratios };
     for row in batch.active_rows().iter().copied().filter(|row| !sampler[*row].is_nan()) {
         let sampled = f64::from(sampler[row]);
         let own = || policy.map_or(sampled, |policy| policy.logp[row]);
         ratios[row] = batch.old_logp().map_or_else(own, |old| old[row].into()) - sampled;
     }
-    Ok(ratios)
-}
-
-/// Whether `sampler` has log-probabilities, or NaN, at the active tokens.
-pub(crate) fn check(batch: &TokenBatch, sampler: &[f32]) -> Result<()> {
-    match batch.active_rows().iter().find(|row| sampler[**row].is_infinite()) {
-        Some(row) => {
-            let reason = format!("{} is not a log-probability; write NaN where the sampler gave none", sampler[*row]);
-            Err(Error::value("sampler_logp", batch.position(*row), reason))
-        }
-        None => Ok(()),
-    }
+    ratios
 }
 
 /// Active rows of each sequence that has any.

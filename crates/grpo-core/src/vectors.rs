@@ -101,8 +101,9 @@ pub fn batch_loss<R: Real>(config: &LossConfig, terms: &BatchTerms<R>, sequence_
         let shared = |value: R| if shares_mean(config) { value * share.clone() } else { value };
         let log_ratio = sequence_sum(&shared(kept(&part.value))) + terms.shift.clone();
         let slopes = inputs.slopes(config, &weight, logp, Some(&log_ratio));
-        let through = shared(sequence_sum(&slopes.of_shared) * kept(&part.tangent));
-        (slopes.value, slopes.of_logp + through)
+        let through = shared(sequence_sum(&slopes.of_shared) * part.tangent);
+        // A NaN of the sequence stops at its masked tokens.
+        (slopes.value, slopes.of_logp + kept(&through))
     };
     let bonus = share.constant(config.entropy_coef) * entropy_weight.clone();
     let loss = weight.sum(&value.policy, value.kl.as_ref(), &value.nll);

@@ -167,6 +167,8 @@ fn keys_that_verl_hands_to_every_loss_are_read_by_those_that_have_them() {
 #[case(r#"{"micro_batch_size": 0, "loss_agg_mode": "token_mean_legacy"}"#, "at least 1")]
 #[case(r#"{"loss_agg_mode": "prompt-mean", "num_generations": 2, "dp_size": 2}"#, "global_batch_size")]
 #[case(r#"{"positive_example_nll_weight": -1}"#, "positive_example_nll_weight")]
+#[case(r#"{"loss_type": "vanilla"}"#, "set semantics to `verl`")]
+#[case(r#"{"loss_type": "vanilla", "semantics": "mllm_jax"}"#, "semantics is mllm_jax, which has no such loss")]
 fn combinations_that_would_be_silently_wrong_are_refused(#[case] json: &str, #[case] words: &str) {
     let message = refusal(json);
     assert!(message.contains(words), "{message}");

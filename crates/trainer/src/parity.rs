@@ -25,7 +25,8 @@ pub struct Evaluated {
 /// it.
 ///
 /// # Errors
-/// Those of [`Backend::plan`] and of the plan's call.
+/// Those of [`Backend::plan`], of the plan's call, and of [`grpo_core::LossOutput::check_finite`]: a policy that is not
+/// finite at an active token.
 pub fn evaluate(
     backend: &dyn Backend,
     implementation: Implementation,
@@ -77,6 +78,7 @@ pub(crate) fn call(
             logits: grad_logits.as_deref_mut().map(Into::into),
         },
     )?;
+    output.check_finite(batch)?;
     let values = Values {
         loss: Some(output.loss),
         logp: Some(widen(&output.scores.logp)),

@@ -2,10 +2,10 @@
 
 use super::{Evaluation, Policy, evaluate, score};
 use crate::host::{self, Slice, SliceMut};
-use crate::plan::{Kernel, evaluator_bytes, inputs_bytes, outputs_bytes};
+use crate::plan::{Kernel, evaluator_bytes};
 use grpo_core::batch::TokenBatch;
 use grpo_core::error::Result;
-use grpo_core::{Dtype, HeadLayout, LossOutput, MemoryReport, PlanRequest, PolicySpec, Scores};
+use grpo_core::{Dtype, HeadLayout, LossOutput, PlanRequest, PolicySpec, Scores};
 use half::bf16;
 use std::borrow::Cow;
 
@@ -78,22 +78,23 @@ impl Kernel for ReferencePlan {
         let scores = Scores { logp: out.logp, entropy: out.entropy };
         Ok(LossOutput { loss: out.loss, policy_loss: out.policy_loss, scores, metrics: out.metrics })
     }
+}
 
-    fn memory(&self) -> MemoryReport {
-        let n = self.request.max_tokens;
-        let inputs = inputs_bytes(&self.request);
-        let widened = if self.request.policy.dtype() == Dtype::Bf16 { 2 * inputs } else { 0 };
-        let grads = match self.request.policy {
-            PolicySpec::Logits { .. } => 0,
-            PolicySpec::Hidden { hidden, vocab, bias, .. } => {
-                4 * (n * hidden + vocab * hidden + if bias { vocab } else { 0 })
-            }
-        };
-        // Logits and their gradient, 32 bytes of statistics and 32 of derivatives per token.
-        let dense = 4 * n * self.request.policy.vocab() + 64 * n;
-        let workspace = widened + dense + grads + evaluator_bytes(n);
-        MemoryReport { inputs, outputs: outputs_bytes(&self.request), workspace }
-    }
+/// Bytes that a call allocates: inputs widened to f32, logits and their gradient, gradients of hidden states and head, 32
+/// bytes of statistics and 32 of derivatives per token. Saturates where the sum does not fit.
+pub(crate) fn workspace(request: &PlanRequest) -> usize {
+    let n = request.max_tokens;
+    let widened = if request.policy.dtype() == Dtype::Bf16 { request.inputs_bytes().saturating_mul(2) } else { 0 };
+    let grads = match request.policy {
+        PolicySpec::Logits { .. } => 0,
+        PolicySpec::Hidden { hidden, vocab, bias, .. } => n
+            .saturating_mul(hidden)
+            .saturating_add(vocab.saturating_mul(hidden))
+            .saturating_add(if bias { vocab } else { 0 })
+            .saturating_mul(4),
+    };
+    let dense = n.saturating_mul(request.policy.vocab()).saturating_mul(4).saturating_add(n.saturating_mul(64));
+    [dense, grads, evaluator_bytes(n)].into_iter().fold(widened, usize::saturating_add)
 }
 
 fn add(to: &mut [f32], from: &[f32]) {

@@ -11,6 +11,7 @@ mod collapse;
 mod denominators;
 mod groups;
 mod masks;
+mod not_finite;
 mod overflow;
 mod rounding;
 mod sampler;

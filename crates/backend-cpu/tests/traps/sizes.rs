@@ -26,7 +26,12 @@ fn n_times_v_beyond_32_bits_is_counted() {
     let (n, v) = ((1_usize << 16) + 1, 1_usize << 16);
     let naive = (n as u32).wrapping_mul(v as u32) as usize;
     assert_eq!(naive, v, "in 32 bits there is one row");
-    let memory = |request: &PlanRequest| CpuBackend::with_threads(2).unwrap().plan(request).unwrap().memory();
+    // Of a machine that has so much memory.
+    let memory = |request: &PlanRequest| {
+        let tiling = Tiling { memory_limit: Some(usize::MAX), ..Tiling::default() };
+        let request = PlanRequest { tiling, ..request.clone() };
+        CpuBackend::with_threads(2).unwrap().plan(&request).unwrap().memory()
+    };
 
     let logits = PolicySpec::Logits { vocab: v, dtype: Dtype::F32 };
     for implementation in [Implementation::Reference, Implementation::Logits] {
@@ -56,6 +61,53 @@ fn overflowing_sizes_are_refused(
     let error = CpuBackend::with_threads(1).unwrap().plan(&request(implementation, max_tokens, policy)).err().unwrap();
     assert!(matches!(&error, Error::Shape { what, .. } if what == "tensor size"), "{error}");
     assert!(error.to_string().contains(" x "), "{error}");
+}
+
+/// Sizes that can be counted and that no machine has are refused before anything is allocated: an allocator would end the
+/// process.
+#[rstest]
+#[case::given_logits(Implementation::Logits, 1 << 30, PolicySpec::Logits { vocab: 1 << 30, dtype: Dtype::Bf16 })]
+#[case::given_logits_of_sequences(Implementation::Logits, 1 << 42, PolicySpec::Logits { vocab: 3, dtype: Dtype::Bf16 })]
+#[case::reference(Implementation::Reference, 1 << 30, PolicySpec::Logits { vocab: 1 << 30, dtype: Dtype::F32 })]
+#[case::dense(Implementation::Reference, 1 << 30, hidden(1, 1 << 30))]
+#[case::materialised(Implementation::Logits, 1 << 30, hidden(1, 1 << 30))]
+#[case::head(Implementation::Fused, 8, hidden(1 << 20, 1 << 30))]
+fn sizes_beyond_the_machine_are_refused(
+    #[case] implementation: Implementation,
+    #[case] max_tokens: usize,
+    #[case] policy: PolicySpec,
+) {
+    let backend = CpuBackend::with_threads(1).unwrap();
+    for loss in [config("{}"), config(r#"{"loss_type": "gspo"}"#)] {
+        let request = PlanRequest { loss, ..request(implementation, max_tokens, policy) };
+        let error = backend.plan(&request).err().unwrap();
+        // Materialised logits do not fit the workspace's budget to begin with.
+        let budget = implementation == Implementation::Logits && matches!(policy, PolicySpec::Hidden { .. });
+        match &error {
+            Error::Memory { memory, limit, is_of_machine, .. } => {
+                assert!(memory.total() > *limit && *is_of_machine && *limit > 1 << 28, "{error}");
+            }
+            Error::Budget { .. } => assert!(budget, "{error}"),
+            _ => panic!("{error}"),
+        }
+        assert!(error.to_string().contains("bytes"), "{error}");
+    }
+}
+
+/// A limit of the caller's counts everything: inputs, outputs and workspace.
+#[rstest]
+fn a_limit_is_held_to_the_byte(#[values(Implementation::Reference, Implementation::Logits)] one: Implementation) {
+    let policy = PolicySpec::Logits { vocab: 1000, dtype: Dtype::F32 };
+    let plan = |memory_limit| {
+        let tiling = Tiling { memory_limit, ..Tiling::default() };
+        CpuBackend::with_threads(1).unwrap().plan(&PlanRequest { tiling, ..request(one, 64, policy) })
+    };
+    let report = plan(None).unwrap().memory();
+    assert_eq!(report.total(), report.inputs + report.outputs + report.workspace);
+    assert_eq!(plan(Some(report.total())).unwrap().memory(), report);
+    let error = plan(Some(report.total() - 1)).err().unwrap();
+    assert!(matches!(error, Error::Memory { is_of_machine: false, .. }), "{error}");
+    assert!(error.to_string().contains(&format!("memory_limit is {}", report.total() - 1)), "{error}");
 }
 
 /// 2^31 + 2^16 given logits, whose offsets i32 does not hold, nor u32 those of their bytes: equal rows get equal gradients, in

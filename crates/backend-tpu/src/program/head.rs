@@ -264,7 +264,10 @@ impl Statistics {
     }
 
     fn margin(&self, scale: &Value) -> Value {
-        (&self.max - &self.target) * scale + self.sum.log()
+        // An infinite target is infinity over infinity, and not a probability of 1.
+        let is_infinite = self.target.eq(&self.target.like(f64::INFINITY));
+        let target = is_infinite.select(&self.target.like(f64::NAN), &self.target);
+        (&self.max - target) * scale + self.sum.log()
     }
 }
 

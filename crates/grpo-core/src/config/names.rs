@@ -16,6 +16,17 @@ pub enum Semantics {
     MllmJax,
 }
 
+impl Semantics {
+    /// The name used in configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Trl => "trl",
+            Self::Verl => "verl",
+            Self::MllmJax => "mllm_jax",
+        }
+    }
+}
+
 /// What is minimised per token and, under TRL's names, how tokens are averaged ([`crate::weights`]).
 ///
 /// B sequences, |y| active tokens of a sequence, N active tokens of the whole optimizer step.
@@ -46,7 +57,7 @@ pub enum LossType {
     /// GMPO: geometric mean of clipped token ratios. arXiv 2507.20673.
     #[serde(alias = "gmpo")]
     GeoMean,
-    /// verl's PPO: clipped ratio with a second clip for negative advantages.
+    /// verl's PPO: clipped ratio with a second clip for negative advantages. Under `semantics: verl` only.
     Vanilla,
     /// -A l: policy gradient without a ratio. GPG, arXiv 2504.02546.
     Gpg,

@@ -269,6 +269,13 @@ impl LossConfig {
         if self.loss_type == LossType::Vespo && self.semantics == Semantics::Verl {
             return fail("verl has no vespo: leave semantics out for TRL's");
         }
+        if self.loss_type == LossType::Vanilla && self.semantics != Semantics::Verl {
+            return fail(format!(
+                "loss_type vanilla is verl's name, and semantics is {}, which has no such loss: set semantics to `verl`, or \
+                 use loss_type grpo (with clip_ratio_c 3.0 for verl's dual clip)",
+                self.semantics.name()
+            ));
+        }
         if self.dp_size > 1 {
             self.validate_counts()?;
         }

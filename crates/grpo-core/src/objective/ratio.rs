@@ -58,7 +58,7 @@ pub fn shared_part<R: Real>(config: &LossConfig, logp: &R, old_logp: &R, advanta
         Objective::GeoMean => {
             let zero = advantage.constant(0.0);
             let (low, high) = (own.constant(-config.epsilon_low), own.constant(config.upper_epsilon()));
-            let falling = R::select(&advantage.lt(&zero), &own.max(&low), &zero);
+            let falling = R::select(&advantage.lt(&zero), &own.max(&low), &zero.or_nan_of(&own));
             R::select(&zero.lt(advantage), &own.min(&high), &falling)
         }
         _ => own,
@@ -78,10 +78,12 @@ pub(super) fn vespo_bounded<R: Real>(log: &R) -> R {
 /// `exponent` held at `largest`, so that a finite input gives a finite loss. Its derivative stays 1: beyond the bound a
 /// term keeps the slope it has there and goes on pulling back, where a clamp would let go.
 ///
-/// TRL has no such bound and overflows; below it nothing changes, to the bit.
+/// TRL has no such bound and overflows; below it nothing changes, to the bit. NaN stays NaN, and an infinite exponent
+/// becomes NaN: neither is a number that a bound may hide.
 fn saturated<R: Real>(exponent: &R, largest: f64) -> R {
-    let held = exponent.min(&exponent.constant(largest)).stop_gradient();
-    held + (exponent.clone() - exponent.stop_gradient())
+    let bound = exponent.constant(largest);
+    let held = bound.clone() + (exponent.clone() - exponent.stop_gradient());
+    R::select(&exponent.le(&bound), exponent, &held)
 }
 
 /// [`saturated`] at the bound of a ratio or a KL term alone, or of a factor of their product.

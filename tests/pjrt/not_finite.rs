@@ -1,0 +1,117 @@
+//! NaN and infinity at tokens that count are seen by every program, as on the CPU (its tests have every loss; the golden
+//! files have every loss here).
+
+use crate::case::{Case, Shape, Tensor, chunks, panels};
+use crate::evaluation::Output;
+use crate::{backend, grpo, gspo, on_mesh, softcap};
+use grpo_core::{
+    Error, GradsMut, Implementation, LossConfig, LossPlan, PlanRequest, PolicyInput, PolicySpec, Tiling, TokenBatch,
+};
+use rstest::rstest;
+
+fn implementations() -> [(Implementation, Tiling); 4] {
+    [
+        (Implementation::Reference, Tiling::default()),
+        (Implementation::Logits, Tiling::default()),
+        (Implementation::Fused, chunks(5)),
+        (Implementation::Fused, panels(16)),
+    ]
+}
+
+/// `case` with `value` in one hidden unit of `row`.
+fn poisoned(case: &Case, row: usize, value: f32) -> Case {
+    let mut hidden = case.hidden.wide.clone();
+    hidden[row * case.shape.h + 3] = value;
+    Case { hidden: Tensor::new(hidden, case.shape.dtype), ..case.clone() }
+}
+
+/// On one device and on a mesh, over which rows' maxima and sums are reduced.
+#[rstest]
+#[case::grpo(grpo())]
+#[case::gspo(gspo())]
+#[case::softcap(softcap())]
+fn a_nan_in_hidden_states_reaches_the_loss(
+    #[case] loss: LossConfig,
+    #[values((1, 1), (2, 2))] (data, vocab): (usize, usize),
+) {
+    let case = Case::new(&loss, Shape { bias: true, ..Shape::default() }, 13);
+    let begin = Output::begin(&case.oracle(&loss), case.request(&loss, Implementation::Fused, chunks(5)).gradients);
+    for (implementation, tiling) in implementations() {
+        let request = case.request(&loss, implementation, tiling);
+        let mut plan = on_mesh(data, vocab).plan_on_device(&request).unwrap();
+        // Softcaps hold an infinite logit, as tanh does.
+        let infinity = if loss.final_logit_softcapping.is_some() { f32::NAN } else { f32::INFINITY };
+        for (row, poison) in [(0, f32::NAN), (8, f32::NAN), (8, infinity), (3, -infinity)] {
+            let case = poisoned(&case, row, poison);
+            let what = format!("{} on {data} x {vocab}, {poison} at {row}", implementation.name());
+            let mut output = begin.clone();
+            output.add(&mut plan, &case);
+            assert!(output.loss.is_nan(), "{what}: {}", output.loss);
+            for other in case.batch.active_rows() {
+                let logp = output.scores.logp[*other];
+                assert_eq!(logp.is_nan(), *other == row, "{what}: {logp} of token {other}");
+            }
+            let h = case.shape.h;
+            let (hidden, lm_head) = (output.hidden.unwrap(), output.lm_head.unwrap());
+            assert!(hidden[row * h..(row + 1) * h].iter().all(|g| g.is_nan()), "{what}");
+            assert!(lm_head.iter().any(|g| g.is_nan()), "{what}");
+            for masked in (0..case.tokens()).filter(|i| !case.batch.is_active(*i)) {
+                let row = masked * h..(masked + 1) * h;
+                assert_eq!(hidden[row.clone()], begin.hidden.as_ref().unwrap()[row], "{what}: masked token {masked}");
+            }
+            let message = output.scores.check_finite(&case.batch).unwrap_err().to_string();
+            assert!(message.contains(&format!("token {row} (")), "{what}: {message}");
+        }
+    }
+}
+
+/// Rows of given logits, as PyTorch's log_softmax has them.
+#[rstest]
+fn rows_of_logits_that_are_not_finite(
+    #[values(Implementation::Reference, Implementation::Logits)] implementation: Implementation,
+) {
+    let (nan, inf) = (f32::NAN, f32::INFINITY);
+    let loss = crate::loss(r#"{"loss_type": "bnpo", "entropy_coef": 0.1}"#);
+    let batch =
+        TokenBatch::packed(vec![1, 0], vec![0, 2]).and_then(|batch| batch.with_old_logp(vec![-1.0; 2])).unwrap();
+    let case = Case::new(&loss, Shape { lengths: &[2], v: 3, ..Shape::default() }, 3);
+    let request = PlanRequest {
+        policy: PolicySpec::Logits { vocab: 3, dtype: grpo_core::Dtype::F32 },
+        ..case.request(&loss, implementation, Tiling::default())
+    };
+    let mut plan = backend().plan_on_device(&request).unwrap();
+    for (row, logp) in [
+        ([0.3, nan, 0.9], nan),
+        ([nan, 0.1, 0.9], nan),
+        ([0.3, inf, 0.9], nan),
+        ([inf, 0.1, 0.9], nan),
+        ([inf; 3], nan),
+        ([-inf; 3], nan),
+        ([-inf, 0.1, 0.9], -inf),
+        ([0.3, -inf, 0.3], -std::f32::consts::LN_2),
+    ] {
+        let z: Vec<f32> = [0.5, 0.1, 0.4].into_iter().chain(row).collect();
+        let mut dz = vec![0.0; 6];
+        let grads = GradsMut { logits: Some((&mut dz).into()), ..GradsMut::default() };
+        let out = plan.value_and_grad(PolicyInput::Logits(z.as_slice().into()), &batch, grads).unwrap();
+        let found = out.scores.logp[1];
+        assert!((found - logp).abs() < 1e-6 || found == logp || (found.is_nan() && logp.is_nan()), "{row:?}: {found}");
+        assert_eq!((out.loss.is_nan(), dz[3..].iter().all(|g| g.is_nan())), (logp.is_nan(), logp.is_nan()), "{row:?}");
+        assert_eq!(out.check_finite(&batch).is_err(), !logp.is_finite(), "{row:?}");
+    }
+}
+
+/// What no device could hold is refused before a compiler sees it.
+#[test]
+fn a_limit_of_memory_is_checked_before_and_after_compiling() {
+    let case = Case::new(&grpo(), Shape::default(), 5);
+    let with = |memory_limit| {
+        let tiling = Tiling { memory_limit, ..Tiling::default() };
+        backend().plan_on_device(&case.request(&grpo(), Implementation::Reference, tiling))
+    };
+    let memory = with(None).unwrap().memory();
+    assert!(with(Some(memory.total())).is_ok());
+    for limit in [0, memory.total() - 1] {
+        assert!(matches!(with(Some(limit)), Err(Error::Memory { limit: found, .. }) if found == limit));
+    }
+}
