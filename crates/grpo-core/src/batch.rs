@@ -40,8 +40,8 @@ pub struct TokenBatch {
 const OP: &str = "token batch";
 
 /// The largest log-probability that is taken for one. A log-probability is at most 0; what is computed as a logit less a
-/// logsumexp, both about 100 and rounded to bf16, may come out this much above it.
-pub const LARGEST_LOGP: f32 = 0.5;
+/// logsumexp, both about 200 and rounded to bf16, may come out this much above it.
+pub const LARGEST_LOGP: f32 = 1.0;
 
 impl TokenBatch {
     /// Sequences laid end to end without padding: `targets: [N]`, `offsets: [B + 1]` from 0 to N, never decreasing.
@@ -501,7 +501,7 @@ mod tests {
             ("sampler_logp", TokenBatch::with_sampler_logp),
         ];
         for (name, set) in setters {
-            for wrong in [5.0, 0.75, f32::MAX, f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
+            for wrong in [5.0, 1.25, f32::MAX, f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
                 let masked = set(batch(), vec![-1.0, wrong, -2.0]).unwrap();
                 let at_active = set(batch(), vec![-1.0, -1.0, wrong]);
                 if name == "sampler_logp" && wrong.is_nan() {
@@ -515,7 +515,7 @@ mod tests {
                 assert!(message.contains(&place(1, 0)), "a token that becomes active: {message}");
             }
             // What rounding makes of a logarithm of 1.
-            for rounded in [0.0, 1e-6, 1e-3, 0.25] {
+            for rounded in [0.0, 1e-6, 1e-3, 0.5] {
                 assert!(set(batch(), vec![-1.0, f32::NAN, rounded]).is_ok(), "{name} {rounded}");
             }
         }
