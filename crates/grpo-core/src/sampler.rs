@@ -20,7 +20,8 @@ pub(crate) fn log_ratios(batch: &TokenBatch, policy: Option<&PolicyValues>) -> V
     let Some(sampler) = batch.sampler_logp() else { return ratios };
     for row in batch.active_rows().iter().copied().filter(|row| !sampler[*row].is_nan()) {
         let sampled = f64::from(sampler[row]);
-        let own = || policy.map_or(sampled, |policy| policy.logp[row]);
+        // A NaN of the policy makes its token's loss NaN, whatever weighs it.
+        let own = || policy.map(|policy| policy.logp[row]).filter(|logp| !logp.is_nan()).unwrap_or(sampled);
         ratios[row] = batch.old_logp().map_or_else(own, |old| old[row].into()) - sampled;
     }
     ratios
