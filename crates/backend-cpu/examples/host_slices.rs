@@ -31,6 +31,7 @@ fn main() -> Result<()> {
     let grads =
         GradsMut { hidden: Some((&mut dhidden).into()), lm_head: Some((&mut dlm_head).into()), ..GradsMut::default() };
     let out = plan.value_and_grad(policy, &batch, grads)?;
+    out.check_finite(&batch)?; // names the token where the policy's output is not finite
     println!("loss {} entropy {:?}", out.loss, out.metrics.value("entropy"));
     Ok(())
 }

@@ -14,6 +14,7 @@ pub mod metrics;
 mod mismatch;
 pub mod objective;
 pub mod parity;
+mod plan_request;
 pub mod real;
 pub mod rewards;
 mod sampler;

@@ -366,9 +366,9 @@ fn huge_log_ratios_are_finite_where_the_cap_holds_them() {
             .unwrap()
             .with_advantages(Advantages::PerSequence(vec![advantage]))
             .unwrap()
-            .with_old_logp(vec![-1.0 - log_ratio])
+            .with_old_logp(vec![-1.0 - log_ratio.max(0.0)])
             .unwrap();
-        let got = run(&config, &batch, &[-1.0f32], &[0.0], &[]);
+        let got = run(&config, &batch, &[-1.0f32 + log_ratio.min(0.0)], &[0.0], &[]);
         assert!(
             got.loss.is_finite() && got.dlogp[0].is_finite(),
             "log ratio {log_ratio}: {} {:?}",
@@ -378,14 +378,15 @@ fn huge_log_ratios_are_finite_where_the_cap_holds_them() {
     }
 }
 
-/// Old and reference log-probabilities that a naive exp turns into infinities, and those into NaN gradients.
+/// Log-probabilities whose differences a naive exp turns into infinities, and those into NaN gradients.
 #[rstest]
 fn any_finite_log_probability_gives_a_finite_loss(
     #[values("grpo", "cispo", "gspo")] loss_type: &str,
     #[values("k1", "k2", "k3")] kl: &str,
     #[values(true, false)] corrected: bool,
-    #[values(-1e30, -1e4, -100.0, 100.0)] old: f32,
-    #[values(-1e4, 100.0, 1e4)] reference: f32,
+    #[values(-1e30, -1e4, -100.0, 0.0)] old: f32,
+    #[values(-1e4, -100.0, 0.0)] reference: f32,
+    #[values(-1.0, -100.0, -1e4)] policy: f64,
 ) {
     let config = config(&format!(
         r#"{{"loss_type": "{loss_type}", "epsilon_high": 1.3, "beta": 0.1, "kl_estimator": "{kl}", "use_bias_correction_kl": {corrected}}}"#
@@ -399,7 +400,7 @@ fn any_finite_log_probability_gives_a_finite_loss(
             .unwrap()
             .with_ref_logp(vec![reference; 2])
             .unwrap();
-        let got = run(&config, &batch, &[-1.0f64, -2.0], &[0.0; 2], &[]);
+        let got = run(&config, &batch, &[policy, policy - 1.0], &[0.0; 2], &[]);
         assert!(got.loss.is_finite(), "loss {}", got.loss);
         // Gradients go on to f32 arithmetic.
         assert!(got.dlogp.iter().all(|d| (*d as f32).is_finite()), "{:?}", got.dlogp);
@@ -409,7 +410,7 @@ fn any_finite_log_probability_gives_a_finite_loss(
 /// Beyond the bound of the exponent a term still pulls back, as hard as at the bound.
 #[test]
 fn a_held_exponent_keeps_its_slope() {
-    let dlogp = |old: f32, reference: f32, beta: f64| {
+    let dlogp = |policy: f64, old: f32, reference: f32, beta: f64| {
         let config = config(&format!(r#"{{"beta": {beta}, "use_bias_correction_kl": false}}"#));
         let batch = TokenBatch::packed(vec![0], vec![0, 1])
             .unwrap()
@@ -419,14 +420,14 @@ fn a_held_exponent_keeps_its_slope() {
             .unwrap()
             .with_ref_logp(vec![reference])
             .unwrap();
-        run(&config, &batch, &[-1.0f64], &[0.0], &[]).dlogp[0]
+        run(&config, &batch, &[policy], &[0.0], &[]).dlogp[0]
     };
     let bound = 80f64.exp();
-    assert_relative_eq!(dlogp(-80.0, 0.0, 0.0), 79f64.exp(), max_relative = 1e-12);
-    assert_relative_eq!(dlogp(-91.0, 0.0, 0.0), bound, max_relative = 1e-12);
-    assert_relative_eq!(dlogp(-9e3, 0.0, 0.0), bound, max_relative = 1e-12);
-    assert_relative_eq!(dlogp(-1.0, 78.0, 1.0) - 1.0, 1.0 - 79f64.exp(), max_relative = 1e-12);
-    assert_relative_eq!(dlogp(-1.0, 9e3, 1.0) - 1.0, 1.0 - bound, max_relative = 1e-12);
+    assert_relative_eq!(dlogp(-1.0, -80.0, 0.0, 0.0), 79f64.exp(), max_relative = 1e-12);
+    assert_relative_eq!(dlogp(-1.0, -91.0, 0.0, 0.0), bound, max_relative = 1e-12);
+    assert_relative_eq!(dlogp(-1.0, -9e3, 0.0, 0.0), bound, max_relative = 1e-12);
+    assert_relative_eq!(dlogp(-80.0, -80.0, -1.0, 1.0) - 1.0, 1.0 - 79f64.exp(), max_relative = 1e-12);
+    assert_relative_eq!(dlogp(-9e3, -9e3, -1.0, 1.0) - 1.0, 1.0 - bound, max_relative = 1e-12);
 }
 
 #[test]
