@@ -1,6 +1,7 @@
 //! From a checkpoint back into a trainer.
 
-use super::checkpoint::{Checkpoints, Position, SavedState, sha256};
+use super::changes::config_hash;
+use super::checkpoint::{Checkpoints, Position, SavedState};
 use crate::error::{Error, Result};
 use crate::train_config::TrainConfig;
 use crate::trainer::{TrainState, Trainer};
@@ -21,16 +22,23 @@ pub(super) fn choose(checkpoints: &Checkpoints, from: Option<&str>, run: &Path) 
     }
 }
 
-pub(super) fn restore(checkpoints: &Checkpoints, position: Position, trainer: &mut Trainer) -> Result<SavedState> {
-    let (saved, state): (SavedState, TrainState) = checkpoints.read(position)?;
-    let path = checkpoints.path(position);
-    if saved.config_sha256 != config_hash(trainer.config())? {
-        let reason =
-            "config.yaml has changed since the checkpoint was taken, so it would not be the same run; restore \
-                      it, or start a new run"
-                .to_owned();
-        return Err(Error::RunDir { path, reason });
+/// The checkpoint at `position`, proven, and of a run with this configuration.
+pub(super) fn read(
+    checkpoints: &Checkpoints,
+    position: Position,
+    config: &TrainConfig,
+) -> Result<(SavedState, TrainState)> {
+    let (saved, state) = checkpoints.read(position)?;
+    if saved.config_sha256 != config_hash(config)? {
+        let reason = "it was taken with another configuration than that of config.yaml and config.recorded.yaml: restore \
+                      both, or start a new run";
+        return Err(Error::RunDir { path: checkpoints.path(position), reason: reason.to_owned() });
     }
+    Ok((saved, state))
+}
+
+/// Puts what [`read`] has read into a trainer.
+pub(super) fn restore(path: &Path, saved: &SavedState, state: &TrainState, trainer: &mut Trainer) -> Result<()> {
     if saved.threads != rayon::current_num_threads() {
         tracing::warn!(
             "the run used {} threads and goes on with {}: results may differ in the last bits",
@@ -38,15 +46,6 @@ pub(super) fn restore(checkpoints: &Checkpoints, position: Position, trainer: &m
             rayon::current_num_threads()
         );
     }
-    trainer.restore(&state).map_err(|e| Error::Checkpoint { path, reason: e.to_string(), last_good: None })?;
-    Ok(saved)
-}
-
-/// Hash of all that the numbers of a run depend on.
-pub(super) fn config_hash(config: &TrainConfig) -> Result<String> {
-    let (run, logging, wandb) = Default::default();
-    let mut numbers = TrainConfig { run, logging, wandb, ..config.clone() };
-    // Says where a run gives up, not what it does until then.
-    numbers.grpo.filter_groups.max_num_gen_batches = 1;
-    serde_json::to_vec(&numbers).map(|bytes| sha256(&bytes)).map_err(|e| Error::Text(format!("configuration: {e}")))
+    let damaged = |e: Error| Error::Checkpoint { path: path.to_owned(), reason: e.to_string(), last_good: None };
+    trainer.restore(state).map_err(damaged)
 }
