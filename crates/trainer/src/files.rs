@@ -67,9 +67,8 @@ pub fn make_folder(path: &Path) -> Result<()> {
 /// `InvalidInput` for a folder, a device, a pipe or a socket; `FileTooLarge`; those of reading.
 pub fn read_regular(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let (file, length) = open_regular(path)?;
-    let too_large = |found: u64| {
-        io::Error::new(ErrorKind::FileTooLarge, format!("expected at most {limit} bytes, got {found}"))
-    };
+    let too_large =
+        |found: u64| io::Error::new(ErrorKind::FileTooLarge, format!("expected at most {limit} bytes, got {found}"));
     if length > limit {
         return Err(too_large(length));
     }

@@ -176,12 +176,7 @@ impl AdamW {
         Ok(OptimizerReport { grad_norm, learning_rate: self.learning_rate_at(self.step), skipped: true })
     }
 
-    fn apply(
-        &mut self,
-        model: Decoder,
-        gradients: &GradientSum,
-        grad_norm: f64,
-    ) -> Result<(Decoder, OptimizerReport)> {
+    fn apply(&mut self, model: Decoder, gradients: &GradientSum, grad_norm: f64) -> Result<(Decoder, OptimizerReport)> {
         if self.moments.is_empty() {
             self.moments = gradients.parameters.iter().map(Moments::zeros).collect();
         }

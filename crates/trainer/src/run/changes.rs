@@ -100,12 +100,7 @@ pub(super) fn safe_changes(dir: &RunDir, wanted: &TrainConfig) -> Result<Vec<Cha
 }
 
 /// Makes `wanted` the configuration of the run, which goes on from `position`.
-pub(super) fn record(
-    dir: &RunDir,
-    wanted: &TrainConfig,
-    changes: &[Change],
-    position: Option<Position>,
-) -> Result<()> {
+pub(super) fn record(dir: &RunDir, wanted: &TrainConfig, changes: &[Change], position: Option<Position>) -> Result<()> {
     if changes.is_empty() {
         return Ok(());
     }

@@ -13,6 +13,8 @@ use std::path::Path;
 /// # Errors
 /// [`Error::RunDir`] with the number of the line; [`Error::Io`].
 pub(super) fn check(dir: &RunDir, saved: &SavedState, position: Position) -> Result<()> {
+    JsonLines::check(&dir.metrics_path(), saved.metrics_bytes)?;
+    JsonLines::check(&dir.completions_path(), saved.completions_bytes)?;
     let hint = |error| with_hint(error, position);
     check_metrics(&dir.metrics_path(), saved.metrics_bytes, saved.counters, position).map_err(hint)?;
     check_completions(&dir.completions_path(), saved.completions_bytes, saved.counters).map_err(hint)
@@ -32,7 +34,6 @@ fn with_hint(error: Error, position: Position) -> Error {
 }
 
 fn check_metrics(path: &Path, bytes: u64, counters: Counters, position: Position) -> Result<()> {
-    JsonLines::check(path, bytes)?;
     let (mut warmup, mut grpo, mut evaluated, mut tokens) = (0u64, 0u64, None, 0.0);
     each_row(path, bytes, |row: MetricsRow| {
         let (last, phase) = match row.phase {
@@ -73,7 +74,6 @@ fn check_metrics(path: &Path, bytes: u64, counters: Counters, position: Position
 }
 
 fn check_completions(path: &Path, bytes: u64, counters: Counters) -> Result<()> {
-    JsonLines::check(path, bytes)?;
     let mut last = 1;
     each_row(path, bytes, |row: CompletionRow| {
         if row.step < last || row.step > counters.grpo_steps {

@@ -3,8 +3,8 @@
 use super::jsonl::{MetricsRow, RowKind};
 use super::observer::{Event, Observer};
 use crate::error::Result;
-use crate::sinks::{About, Sinks};
 use crate::files::make_folder;
+use crate::sinks::{About, Sinks};
 use crate::train_config::{TrainConfig, WandbConfig, WandbMode};
 use std::path::Path;
 

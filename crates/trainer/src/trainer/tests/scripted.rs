@@ -248,3 +248,39 @@ fn the_filter_looks_at_the_reward_that_it_is_told() {
         );
     }
 }
+
+#[test]
+fn a_skipped_update_moves_nothing_but_the_data() {
+    let mut config = small();
+    config.grpo.num_iterations = 2;
+    config.grpo.max_steps = 9;
+    config.grpo.use_adaptive_entropy = true;
+    config.grpo.entropy_target = 10.0;
+    config.loss.beta = 0.1;
+    config.grpo.sync_ref_model = true;
+    config.grpo.ref_model_sync_steps = 1;
+    let mut plain = scripted(TWO, config.clone(), false);
+    config.optimizer.skip_grad_norm = Some(1e-30);
+    config.optimizer.max_consecutive_skips = 5;
+    let mut guarded = scripted(TWO, config, false);
+    let before = guarded.state();
+    for run in [&mut plain, &mut guarded] {
+        let report = run.grpo_step().unwrap();
+        assert!(report.metric("grad_norm") > 0.0);
+    }
+    assert!(plain.state().policy != before.policy && plain.state().coefficients != before.coefficients);
+    let after = guarded.state();
+    assert_eq!(
+        (&after.policy, &after.optimizer, &after.reference),
+        (&before.policy, &before.optimizer, &before.reference)
+    );
+    assert_eq!(after.coefficients, before.coefficients);
+    assert_eq!((after.counters.grpo_steps, after.counters.optimizer_steps, after.counters.skipped_in_a_row), (1, 0, 2));
+    assert_eq!(guarded.grpo_step().unwrap().metrics.value("skipped_updates"), Some(2.0));
+    // Of the next two updates the first would be the fifth.
+    let before = guarded.state();
+    let error = guarded.grpo_step().unwrap_err();
+    assert!(matches!(error, Error::TooManySkips { skipped: 5, .. }), "{error}");
+    assert_eq!(guarded.state(), before);
+    assert!(plain.grpo_step().unwrap().metrics.get("skipped_updates").is_none(), "off by default");
+}
