@@ -3,7 +3,7 @@
 use super::*;
 
 /// Far enough for one update to leave the range of f32.
-const TOO_FAST: f64 = 1e38;
+const TOO_FAST: f64 = 1e40;
 
 fn names(path: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(path.join("checkpoints")).unwrap();
@@ -43,7 +43,7 @@ fn weights_that_are_not_finite_push_no_good_checkpoint_out_and_the_error_says_ho
     let text = finish(&mut Run::resume(&path, None, &faster).unwrap()).unwrap_err().to_string();
     assert_eq!(names(&path), ["step-000002"]);
     let command =
-        format!("grpo train --resume {} --from step-000002 --set optimizer.learning_rate=5e37", path.display());
+        format!("grpo train --resume {} --from step-000002 --set optimizer.learning_rate=5e39", path.display());
     assert!(text.contains("not finite at optimizer step") && text.contains(&command), "{text}");
     assert!(text.contains("optimizer.max_grad_norm") && text.contains("optimizer.skip_grad_norm"), "{text}");
     // Nothing but a finite checkpoint was left, and the way out leads to the end.
@@ -59,7 +59,7 @@ fn a_warm_up_that_diverges_names_its_own_learning_rate() {
     config.warmup.optimizer.learning_rate = TOO_FAST;
     let error = finish(&mut Run::start(config, Some(&folder.path().join("a"))).unwrap()).unwrap_err();
     assert!(matches!(&error, Error::Diverged { last_finite: None, .. }), "{error}");
-    assert!(error.to_string().contains("--set warmup.optimizer.learning_rate=5e37"), "{error}");
+    assert!(error.to_string().contains("--set warmup.optimizer.learning_rate=5e39"), "{error}");
 }
 
 #[test]
