@@ -270,7 +270,7 @@ impl Run {
         if !matches!(error, Error::Moved { .. }) && !self.is_in_place() {
             return self.moved();
         }
-        if !matches!(error, Error::NotFinite { .. } | Error::TooManySkips { .. }) {
+        if !is_divergence(&error) {
             return error;
         }
         // How it went until here is worth a look; that it cannot be drawn is not what is to be said.
@@ -432,6 +432,11 @@ impl Run {
             *present = Some(kind);
         }
     }
+}
+
+/// Whether numbers have left the range in which a run can go on.
+fn is_divergence(error: &Error) -> bool {
+    matches!(error, Error::NotFinite { .. } | Error::TooManySkips { .. })
 }
 
 fn is_due(step: u64, every: u64) -> bool {
