@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 const MAX_LINKS: usize = 40;
 /// Bytes of the number that a safetensors file begins with: the length of its header.
 const SAFETENSORS_PREFIX: usize = 8;
+/// What names of files that are being written begin and end with.
+const TEMPORARY: (&str, &str) = (".grpo-", ".tmp");
 /// Longest header of a safetensors file, the format's own limit.
 const MAX_SAFETENSORS_HEADER: u64 = 100_000_000;
 
@@ -192,6 +194,19 @@ impl Destination {
     }
 }
 
+/// Removes what processes that were ended in the middle of a write have left in `folder`.
+pub(crate) fn remove_temporary(folder: &Path) -> io::Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let is_ours = name.to_str().is_some_and(|name| name.starts_with(TEMPORARY.0) && name.ends_with(TEMPORARY.1));
+        if is_ours && entry.file_type()?.is_file() {
+            std::fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
 /// Puts a new file in the place of whatever is called `path`.
 fn replace(path: &Path, permissions: Option<Permissions>, content: &[u8]) -> io::Result<()> {
     let folder = folder_of(path);
@@ -208,7 +223,7 @@ fn replace(path: &Path, permissions: Option<Permissions>, content: &[u8]) -> io:
 /// A new file of an unpredictable name with the permissions that a new file has.
 fn temporary_in(folder: &Path) -> io::Result<tempfile::NamedTempFile> {
     let mut builder = tempfile::Builder::new();
-    builder.prefix(".grpo-").suffix(".tmp");
+    builder.prefix(TEMPORARY.0).suffix(TEMPORARY.1);
     #[cfg(unix)]
     builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
     builder.tempfile_in(folder)

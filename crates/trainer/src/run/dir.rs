@@ -18,7 +18,7 @@
 
 use crate::config_layers::{Layers, to_yaml};
 use crate::error::{Error, Result};
-use crate::files::{FileId, sync_folder, without_links, write_atomically};
+use crate::files::{FileId, remove_temporary, sync_folder, without_links, write_atomically};
 use crate::train_config::TrainConfig;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::path::{Path, PathBuf};
@@ -73,7 +73,9 @@ impl RunDir {
             let reason = "there is no run in it (no config.yaml)".to_owned();
             return Err(Error::RunDir { path: path.to_owned(), reason });
         }
-        Self::hold(path.to_owned())
+        let dir = Self::hold(path.to_owned())?;
+        remove_temporary(path).map_err(|e| Error::io("clean", path, e))?;
+        Ok(dir)
     }
 
     fn hold(root: PathBuf) -> Result<Self> {
@@ -235,9 +237,13 @@ mod tests {
         assert_eq!(dir.recorded_config().unwrap(), config);
         assert!(RunDir::open(&path).unwrap_err().to_string().contains("another process"));
         drop(dir);
+        // What a process that was killed in the middle of a write has left, and what is none of that.
+        std::fs::write(path.join(".grpo-a1B2c3.tmp"), "half").unwrap();
+        std::fs::write(path.join("notes.tmp"), "mine").unwrap();
         let error = RunDir::create(Some(&path), &config).unwrap_err().to_string();
         assert!(error.contains("holds a run already") && error.contains("--resume"), "{error}");
         assert!(RunDir::open(&path).is_ok());
+        assert!(!path.join(".grpo-a1B2c3.tmp").exists() && path.join("notes.tmp").exists());
         assert!(RunDir::open(folder.path()).unwrap_err().to_string().contains("no config.yaml"));
     }
 

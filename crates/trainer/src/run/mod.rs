@@ -8,6 +8,7 @@ pub mod changes;
 pub mod checkpoint;
 pub mod curves;
 pub mod dir;
+mod failure;
 pub mod jsonl;
 mod logs;
 pub mod observer;
@@ -23,13 +24,12 @@ use crate::eval::EvalReport;
 use crate::files::write_atomically;
 use crate::sinks::Sinks;
 use crate::step::{Sample, StepReport};
-use crate::train_config::{TrainConfig, check};
+use crate::train_config::TrainConfig;
 use crate::trainer::{Phase, Trainer};
 use changes::{Change, config_hash};
 use checkpoint::{Checkpoints, FORMAT, Position, SavedState};
-use dir::{RunDir, set_aside};
+use dir::RunDir;
 use jsonl::{CompletionRow, JsonLines, MetricsRow, RowKind, read_rows};
-use restore::{choose, read, restore};
 use sinks::With;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -83,94 +83,6 @@ impl Run {
         sinks::check(&trainer.config().wandb)?;
         let dir = RunDir::create(path, trainer.config())?;
         Self::begin(dir, trainer)
-    }
-
-    /// Continues the run in `path` from its newest checkpoint, or from the one called `from`. Rows and checkpoints
-    /// written after it are taken back. Without any checkpoint the run begins again.
-    ///
-    /// `set` has assignments (`a.b=value`) of keys that may change, [`changes::SAFE`]. They, and such keys that have been
-    /// edited in config.yaml, count from here on and are written down in the folder.
-    ///
-    /// # Errors
-    /// [`Error::Checkpoint`] when that checkpoint is damaged; [`Error::RunDir`] when the configuration has changed in a key
-    /// that stays as it is, before anything that it names is loaded, or when the logs are not those of the checkpoint.
-    /// Nothing is changed then.
-    pub fn resume(path: &Path, from: Option<&str>, set: &[String]) -> Result<Self> {
-        Self::resume_with(path, from, set, Trainer::new)
-    }
-
-    /// As [`Run::resume`] for your own trainer, made from the run's configuration.
-    ///
-    /// # Errors
-    /// As [`Run::resume`].
-    pub fn resume_with(
-        path: &Path,
-        from: Option<&str>,
-        set: &[String],
-        make: impl FnOnce(TrainConfig) -> Result<Trainer>,
-    ) -> Result<Self> {
-        let dir = RunDir::open(path)?;
-        let checkpoints = Checkpoints::new(dir.checkpoints_path());
-        let wanted = dir.config(set)?;
-        let changes = changes::safe_changes(&dir, &wanted)?;
-        let Some(position) = choose(&checkpoints, from, path)? else {
-            return Self::begin_again(dir, make(wanted.clone())?, &wanted, changes);
-        };
-        let with_last_good = |error| match error {
-            Error::Checkpoint { path, reason, .. } => {
-                Error::Checkpoint { path, reason, last_good: Some(checkpoints.last_good(position)) }
-            }
-            other => other,
-        };
-        // Everything is checked before what the configuration names is loaded, and before anything is changed.
-        let (saved, state) = read(&checkpoints, position, &wanted).map_err(with_last_good)?;
-        let done = saved.counters.grpo_steps;
-        let expected = format!("at least {done}, the steps that {position} has done");
-        check(wanted.grpo.max_steps >= done, "grpo.max_steps", &expected, wanted.grpo.max_steps)?;
-        logs::check(&dir, &saved, position)?;
-        let mut trainer = make(wanted.clone())?;
-        restore(&checkpoints.path(position), &saved, &state, &mut trainer).map_err(with_last_good)?;
-        changes::record(&dir, &wanted, &changes, Some(position))?;
-        let metrics = JsonLines::truncate(&dir.metrics_path(), saved.metrics_bytes)?;
-        let completions = JsonLines::truncate(&dir.completions_path(), saved.completions_bytes)?;
-        checkpoints.clean()?;
-        let mut aside = checkpoints.set_aside_after(Some(position))?;
-        // A summary is of the end of a run, and this one goes on.
-        if trainer.phase() != Phase::Done {
-            aside.extend(set_aside(&dir.summary_path())?);
-        }
-        Ok(Self {
-            dir,
-            trainer,
-            checkpoints,
-            metrics,
-            completions,
-            position,
-            saved: Some(position),
-            resumed: Some(position),
-            changes,
-            set_aside: aside,
-            seconds_before: saved.seconds,
-            began: Instant::now(),
-        })
-    }
-
-    /// A run that was interrupted before its first checkpoint.
-    fn begin_again(dir: RunDir, trainer: Trainer, wanted: &TrainConfig, changes: Vec<Change>) -> Result<Self> {
-        // Beginning again would empty the logs of a run that came to its end.
-        if dir.summary_path().exists() {
-            let reason = "it is done, and its checkpoints are gone: there is nothing to continue from".to_owned();
-            return Err(Error::RunDir { path: dir.root().to_owned(), reason });
-        }
-        changes::record(&dir, wanted, &changes, None)?;
-        // Rows that no checkpoint vouches for are of a run that is about to happen again.
-        let mut aside = Vec::new();
-        for log in [dir.metrics_path(), dir.completions_path()] {
-            if std::fs::metadata(&log).is_ok_and(|m| m.len() > 0) {
-                aside.extend(set_aside(&log)?);
-            }
-        }
-        Ok(Self { set_aside: aside, changes, ..Self::begin(dir, trainer)? })
     }
 
     fn begin(dir: RunDir, trainer: Trainer) -> Result<Self> {
@@ -263,44 +175,6 @@ impl Run {
             self.draw_curves()?;
         }
         Ok(error)
-    }
-
-    /// What to do about an error that ends the run.
-    fn explain(&self, error: Error) -> Error {
-        if !matches!(error, Error::Moved { .. }) && !self.is_in_place() {
-            return self.moved();
-        }
-        if !is_divergence(&error) {
-            return error;
-        }
-        // How it went until here is worth a look; that it cannot be drawn is not what is to be said.
-        let _ = self.draw_curves();
-        let config = self.trainer.config();
-        let (section, optimizer) = match self.trainer.phase() {
-            Phase::Warmup => ("warmup.optimizer", &config.warmup.optimizer),
-            _ => ("optimizer", &config.optimizer),
-        };
-        Error::Diverged {
-            cause: Box::new(error),
-            run: self.dir.root().to_owned(),
-            last_finite: self.saved.map(|position| position.to_string()),
-            section,
-            learning_rate: optimizer.learning_rate,
-        }
-    }
-
-    fn is_in_place(&self) -> bool {
-        self.dir.is_in_place() && self.metrics.is_in_place() && self.completions.is_in_place()
-    }
-
-    /// [`Error::Moved`] when what is written now would not be where the run is.
-    fn expect_in_place(&self) -> Result<()> {
-        if self.is_in_place() { Ok(()) } else { Err(self.moved()) }
-    }
-
-    fn moved(&self) -> Error {
-        let last_good = self.saved.map(|position| self.checkpoints.path(position));
-        Error::Moved { path: self.dir.root().to_owned(), last_good }
     }
 
     fn warmup_step(&mut self, observer: &mut dyn Observer) -> Result<()> {
@@ -432,11 +306,6 @@ impl Run {
             *present = Some(kind);
         }
     }
-}
-
-/// Whether numbers have left the range in which a run can go on.
-fn is_divergence(error: &Error) -> bool {
-    matches!(error, Error::NotFinite { .. } | Error::TooManySkips { .. })
 }
 
 fn is_due(step: u64, every: u64) -> bool {

@@ -284,3 +284,23 @@ fn a_skipped_update_moves_nothing_but_the_data() {
     assert_eq!(guarded.state(), before);
     assert!(plain.grpo_step().unwrap().metrics.get("skipped_updates").is_none(), "off by default");
 }
+
+#[test]
+fn a_loss_that_is_not_finite_is_skipped_with_the_guard_only() {
+    // A policy from which nothing can be learnt any more.
+    let broken = |skip_grad_norm| {
+        let mut config = small();
+        config.warmup.steps = 5;
+        config.warmup.optimizer.skip_grad_norm = skip_grad_norm;
+        let mut run = Trainer::new(config).unwrap();
+        let mut weights = run.policy.parameters();
+        weights.iter_mut().for_each(|tensor| tensor.data.fill(f32::NAN));
+        run.policy = run.policy.clone().with_parameters(&weights).unwrap();
+        run
+    };
+    assert!(matches!(broken(None).warmup_step(), Err(Error::NotFinite { what: "the warm-up loss", .. })));
+    let mut guarded = broken(Some(1e30));
+    let report = guarded.warmup_step().unwrap();
+    assert!(report.skipped && report.loss.is_nan() && report.step == 1);
+    assert_eq!((guarded.counters().optimizer_steps, guarded.counters().skipped_in_a_row), (0, 1));
+}
