@@ -4,6 +4,8 @@ mod aot;
 mod bench;
 mod config;
 mod damage;
+mod diverged;
+mod files;
 mod gradcheck;
 mod learning;
 mod resume;

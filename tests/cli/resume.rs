@@ -122,12 +122,32 @@ fn a_changed_configuration_is_not_the_same_run() {
     runs.train("a");
     let config = runs.path("a/config.yaml");
     let text = std::fs::read_to_string(&config).expect("config");
-    std::fs::write(&config, text.replace("max_steps: 2", "max_steps: 3")).expect("written");
+    std::fs::write(&config, text.replace("num_generations: 8", "num_generations: 9")).expect("written");
     let error = refuse(&["train", "--resume", &runs.text("a")]);
-    assert!(error.contains("config.yaml has changed"), "{error}");
+    assert!(error.contains("has changed in grpo.num_generations (from 8 to 9)"), "{error}");
+    let error = refuse(&["train", "--resume", &runs.text("a"), "--set", "loss.beta=0.5"]);
+    assert!(error.contains("grpo.num_generations (from 8 to 9), loss.beta (from 0.0 to 0.5)"), "{error}");
     // What is only shown or saved may change.
     std::fs::write(&config, text.replace("save_total_limit: 3", "save_total_limit: 1")).expect("written");
-    succeed(&["train", "--resume", &runs.text("a")]);
+    let said = succeed(&["train", "--resume", &runs.text("a")]);
+    assert!(said.contains("changed: run.save_total_limit (from 3 to 1)"), "{said}");
+}
+
+#[test]
+fn a_plugin_that_was_written_into_a_configuration_is_not_loaded() {
+    let runs = Runs::new(&["warmup.steps=1", "grpo.max_steps=2"]);
+    runs.train("a");
+    let (config, plugin) = (runs.path("a/config.yaml"), runs.path("plugin.so"));
+    std::fs::write(&plugin, "no library").expect("written");
+    let text = std::fs::read_to_string(&config).expect("config");
+    let edited = text
+        .replace("plugin: null", &format!("plugin: {}", plugin.display()))
+        .replace("backend: cpu", "backend: \"pjrt:cpu\"");
+    assert_ne!(edited, text);
+    std::fs::write(&config, edited).expect("written");
+    let error = refuse(&["train", "--resume", &runs.text("a")]);
+    // Were it opened, that it is no library would be said.
+    assert!(error.contains("grpo.backend (from") && error.contains("grpo.plugin (from null"), "{error}");
 }
 
 #[test]
@@ -143,7 +163,7 @@ fn an_interrupted_run_saves_says_how_to_go_on_and_does() {
         let kill = std::process::Command::new("kill").args([format!("-{signal}"), child.id().to_string()]).status();
         assert!(kill.expect("kill runs").success());
         let output = child.wait_with_output().expect("ended");
-        assert_eq!(output.status.code(), Some(0), "a stopped run is not a failed one");
+        assert_eq!(output.status.code(), Some(3), "a stopped run is neither done nor failed");
         let text = stdout(&output);
         assert!(text.contains(&format!("grpo train --resume {}", run.display())), "{text}");
         assert!(!run.join("summary.json").exists() && run.join("curves.svg").exists());

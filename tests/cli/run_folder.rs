@@ -13,7 +13,15 @@ fn a_run_leaves_everything_that_is_promised() {
     }
     assert!(!text.contains('\u{1b}'), "no terminal codes where there is no terminal: {text:?}");
     let run = runs.path("a");
-    let files = ["checkpoints", "completions.jsonl", "config.yaml", "curves.svg", "metrics.jsonl", "summary.json"];
+    let files = [
+        "checkpoints",
+        "completions.jsonl",
+        "config.recorded.yaml",
+        "config.yaml",
+        "curves.svg",
+        "metrics.jsonl",
+        "summary.json",
+    ];
     assert_eq!(names(&run).into_iter().filter(|n| !n.starts_with('.')).collect::<Vec<_>>(), files);
 
     let metrics = rows(&run.join("metrics.jsonl"));

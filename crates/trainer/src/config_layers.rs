@@ -8,12 +8,13 @@
 //! rounds 3.7 to an integer. So a layer reaches it as checked values, and leaves it as values for serde to judge.
 
 use crate::error::{Error, Result};
+use crate::files::read_regular;
 use config::{Config, ConfigError, Source, ValueKind};
 use grpo_core::strict;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 use std::ffi::OsString;
-use std::io::Read;
+use std::io::ErrorKind;
 use std::path::Path;
 
 /// What the environment variables of a configuration begin with.
@@ -43,15 +44,10 @@ impl Layers {
     /// # Errors
     /// [`Error::Io`] when it cannot be read, [`Error::Layer`] when it is no YAML map.
     pub fn file(self, path: &Path) -> Result<Self> {
-        let mut text = String::new();
-        std::fs::File::open(path)
-            .and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text))
-            .map_err(|e| Error::io("read the configuration", path, e))?;
-        let origin = path.display().to_string();
-        if text.len() as u64 > MAX_FILE_BYTES {
-            return Err(layer_error(&origin, format!("a configuration has at most {MAX_FILE_BYTES} bytes")));
-        }
-        self.text(&origin, &text)
+        let io = |e| Error::io("read the configuration", path, e);
+        let bytes = read_regular(path, MAX_FILE_BYTES).map_err(io)?;
+        let text = String::from_utf8(bytes).map_err(|e| io(std::io::Error::new(ErrorKind::InvalidData, e)))?;
+        self.text(&path.display().to_string(), &text)
     }
 
     /// Adds YAML or JSON text; `origin` names it in errors.

@@ -57,8 +57,8 @@ pub enum Error {
     /// Dynamic sampling that does not find enough groups to learn from.
     #[error(
         "only {found} of {wanted} groups of completions were kept by grpo.filter_groups (on `{metric}`) after {batches} \
-         generation batches: the tasks have become too easy for the policy, or are too hard; end here, or raise \
-         grpo.filter_groups.max_num_gen_batches in the run's config.yaml and resume it"
+         generation batches: the tasks have become too easy for the policy, or are too hard; end here, or resume the run \
+         with `--set grpo.filter_groups.max_num_gen_batches={more}`", more = batches.saturating_mul(2)
     )]
     TooFewGroups {
         /// Groups kept.
@@ -101,12 +101,52 @@ pub enum Error {
         found: String,
     },
     /// Numbers that are no longer finite.
-    #[error("{what} is not finite at step {step}: lower the learning rate or look at the rewards")]
+    #[error("not finite at optimizer step {step}: {what}; lower the learning rate or look at the rewards")]
     NotFinite {
-        /// Loss or gradient norm.
+        /// Loss, gradient norm, weights or moments.
         what: &'static str,
         /// Optimizer step.
         step: u64,
+    },
+    /// Gradients that are too large, or not finite, update after update.
+    #[error(
+        "{skipped} updates in a row were skipped, which is max_consecutive_skips: the gradient norm, now {grad_norm}, stays above \
+         skip_grad_norm, {limit}, or is not finite"
+    )]
+    TooManySkips {
+        /// Updates skipped one after the other.
+        skipped: u64,
+        /// Norm of the last gradient.
+        grad_norm: f64,
+        /// The largest norm that is applied.
+        limit: f64,
+    },
+    /// A run that can go on only from before it diverged.
+    #[error("{cause}; {}", way_back(run, last_finite.as_deref(), section, *learning_rate))]
+    Diverged {
+        /// What was found.
+        cause: Box<Error>,
+        /// The run's folder.
+        run: PathBuf,
+        /// Name of the last checkpoint, whose weights and moments are finite; `None` when there is none.
+        last_finite: Option<String>,
+        /// The section of the optimizer that was at work.
+        section: &'static str,
+        /// Its learning rate.
+        learning_rate: f64,
+    },
+    /// A run folder that is no longer where it was.
+    #[error(
+        "run folder {path}: it was moved, deleted or replaced, or a log in it was, while the run was writing to it; the run ends \
+         here and writes nothing more; {}",
+        moved_hint(last_good.as_deref()),
+        path = path.display()
+    )]
+    Moved {
+        /// Where it was.
+        path: PathBuf,
+        /// Where the last checkpoint was written.
+        last_good: Option<PathBuf>,
     },
     /// A layer of the configuration that cannot be used.
     #[error("in {origin}")]
@@ -178,6 +218,30 @@ fn last_good_hint(last_good: &Option<LastGood>) -> String {
         Some(LastGood::None) => {
             "; no other checkpoint of this run is whole: start a new run from its config.yaml".into()
         }
+    }
+}
+
+fn way_back(run: &Path, last_finite: Option<&str>, section: &str, learning_rate: f64) -> String {
+    let change = format!("--set {section}.learning_rate={:e}", learning_rate / 2.0);
+    let guards = format!("{section}.max_grad_norm clips gradients, {section}.skip_grad_norm skips updates");
+    let run = run.display();
+    match last_finite {
+        Some(name) => format!(
+            "the last finite checkpoint is {name}: continue from it with a lower learning rate, `grpo train --resume {run} \
+             --from {name} {change}`; {guards}"
+        ),
+        None => format!("no checkpoint was saved before: start again with a lower learning rate, `{change}`; {guards}"),
+    }
+}
+
+fn moved_hint(last_good: Option<&Path>) -> String {
+    match last_good {
+        Some(path) => format!(
+            "its last good checkpoint was written to {}: move the folder back, or name its new place, and continue with \
+             `grpo train --resume FOLDER`",
+            path.display()
+        ),
+        None => "no checkpoint had been saved".to_owned(),
     }
 }
 

@@ -29,6 +29,7 @@ pub mod config_layers;
 pub mod dataset;
 pub mod error;
 pub mod eval;
+pub mod files;
 pub mod gradcheck;
 pub mod loss;
 pub mod loss_file;

@@ -2,13 +2,15 @@
 //!
 //! Tensors: `loss` F64 `[]`, `logp` and `entropy` F32 `[B, T]` (0 at masked tokens), and the gradients that were made:
 //! `grad_hidden` `[B, T, H]`, `grad_lm_head` `[V, H]`, `grad_bias` `[V]` or `grad_logits` `[B, T, V]`, F32.
-//! `__metadata__`: `format`, `name`, `backend`, `implementation`, `loss` (the configuration) and `metrics`, as JSON.
+//! `__metadata__`: `format`, `name`, `backend`, `implementation`, `loss` (the configuration) and `metrics`, as JSON. The same results are
+//! the same bytes: entries of the header are sorted.
 
 use crate::parity::Evaluated;
 use crate::{Error, Result};
+use grpo_core::format::with_metadata;
 use grpo_core::{BatchFile, Implementation, LossConfig};
 use safetensors::tensor::{Dtype, TensorView};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 /// The format's name and version.
 pub const FORMAT: &str = "grpo-loss/1";
@@ -29,11 +31,70 @@ pub struct Origin<'a> {
 /// # Errors
 /// [`Error::State`] when a value does not have the shape that the batch gives it.
 pub fn to_bytes(file: &BatchFile, evaluated: &Evaluated, origin: &Origin<'_>) -> Result<Vec<u8>> {
+    let loss: Vec<u8> = evaluated.values.loss.iter().flat_map(|l| l.to_le_bytes()).collect();
+    let mut tensors = vec![("loss", Dtype::F64, vec![], loss)];
+    for (name, shape, list) in lists(file, evaluated) {
+        let bytes = list.iter().flat_map(|x| (*x as f32).to_le_bytes()).collect();
+        tensors.push((name, Dtype::F32, shape, bytes));
+    }
+    let bad = |e: safetensors::SafeTensorError| Error::state("loss file", "consistent shapes", e);
+    let mut views = Vec::with_capacity(tensors.len());
+    for (name, dtype, shape, bytes) in &tensors {
+        views.push((*name, TensorView::new(*dtype, shape.clone(), bytes).map_err(bad)?));
+    }
+    let json = |e: serde_json::Error| Error::state("loss file", "values that JSON can hold", e);
+    let metadata = BTreeMap::from([
+        ("format", FORMAT.to_owned()),
+        ("name", file.name.clone()),
+        ("backend", origin.backend.to_owned()),
+        ("implementation", origin.implementation.name().to_owned()),
+        ("loss", serde_json::to_string(origin.loss).map_err(json)?),
+        ("metrics", serde_json::to_string(&evaluated.metrics.values().collect::<BTreeMap<_, _>>()).map_err(json)?),
+    ]);
+    Ok(with_metadata(&safetensors::serialize(views, None).map_err(bad)?, &metadata)?)
+}
+
+/// A tensor of the results that is not finite everywhere.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotFinite {
+    /// Its name in the file.
+    pub tensor: &'static str,
+    /// Entries that are not finite.
+    pub count: usize,
+    /// Entries in all.
+    pub of: usize,
+    /// Index of the first one that is not.
+    pub first: Vec<usize>,
+}
+
+impl std::fmt::Display for NotFinite {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { tensor, count, of, first } = self;
+        write!(f, "{tensor}: {count} of {of} entries are not finite, the first at {first:?}")
+    }
+}
+
+/// The tensors of the file that are not finite everywhere.
+pub fn not_finite(file: &BatchFile, evaluated: &Evaluated) -> Vec<NotFinite> {
+    let broken = |(tensor, shape, list): (&'static str, Vec<usize>, &Vec<f64>)| {
+        // As it would be written: f32.
+        let is_broken = |x: &f64| !(*x as f32).is_finite();
+        let mut rest = list.iter().position(is_broken)?;
+        let mut first: Vec<usize> = Vec::with_capacity(shape.len());
+        for size in shape.iter().rev() {
+            first.insert(0, rest % size);
+            rest /= size;
+        }
+        Some(NotFinite { tensor, count: list.iter().filter(|x| is_broken(x)).count(), of: list.len(), first })
+    };
+    lists(file, evaluated).into_iter().filter_map(broken).collect()
+}
+
+/// What there is beside the loss, with shapes.
+fn lists<'a>(file: &BatchFile, evaluated: &'a Evaluated) -> Vec<(&'static str, Vec<usize>, &'a Vec<f64>)> {
     let [b, t] = file.shape;
     let (h, v) = (file.hidden, file.vocab);
     let values = &evaluated.values;
-    let loss: Vec<u8> = values.loss.iter().flat_map(|l| l.to_le_bytes()).collect();
-    let mut tensors = vec![("loss", Dtype::F64, vec![], loss)];
     let lists = [
         ("logp", vec![b, t], &values.logp),
         ("entropy", vec![b, t], &values.entropy),
@@ -42,28 +103,5 @@ pub fn to_bytes(file: &BatchFile, evaluated: &Evaluated, origin: &Origin<'_>) ->
         ("grad_bias", vec![v], &values.grad_bias),
         ("grad_logits", vec![b, t, v], &values.grad_logits),
     ];
-    for (name, shape, list) in lists {
-        if let Some(list) = list {
-            let bytes = list.iter().flat_map(|x| (*x as f32).to_le_bytes()).collect();
-            tensors.push((name, Dtype::F32, shape, bytes));
-        }
-    }
-    let bad = |e: safetensors::SafeTensorError| Error::state("loss file", "consistent shapes", e);
-    let mut views = Vec::with_capacity(tensors.len());
-    for (name, dtype, shape, bytes) in &tensors {
-        views.push((*name, TensorView::new(*dtype, shape.clone(), bytes).map_err(bad)?));
-    }
-    let json = |e: serde_json::Error| Error::state("loss file", "values that JSON can hold", e);
-    let metadata = HashMap::from([
-        ("format".to_owned(), FORMAT.to_owned()),
-        ("name".to_owned(), file.name.clone()),
-        ("backend".to_owned(), origin.backend.to_owned()),
-        ("implementation".to_owned(), origin.implementation.name().to_owned()),
-        ("loss".to_owned(), serde_json::to_string(origin.loss).map_err(json)?),
-        (
-            "metrics".to_owned(),
-            serde_json::to_string(&evaluated.metrics.values().collect::<HashMap<_, _>>()).map_err(json)?,
-        ),
-    ]);
-    safetensors::serialize(views, Some(metadata)).map_err(bad)
+    lists.into_iter().filter_map(|(name, shape, list)| Some((name, shape, list.as_ref()?))).collect()
 }

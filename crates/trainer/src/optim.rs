@@ -79,6 +79,8 @@ pub struct OptimizerReport {
     pub grad_norm: f64,
     /// Learning rate used.
     pub learning_rate: f64,
+    /// Whether nothing was updated, because `skip_grad_norm` is set and the gradient is above it or not finite.
+    pub skipped: bool,
 }
 
 /// AdamW (arXiv 1711.05101) in f32, as PyTorch computes it.
@@ -87,6 +89,8 @@ pub struct AdamW {
     config: OptimizerConfig,
     total_steps: u64,
     step: u64,
+    /// Updates skipped since the last one that was applied.
+    skipped_in_a_row: u64,
     /// First and second moments per parameter in walk order; empty until the first step.
     moments: Vec<Moments>,
 }
@@ -105,12 +109,17 @@ const SECOND: &str = "exp_avg_sq.";
 impl AdamW {
     /// An optimizer at step 0 of a schedule over `total_steps`.
     pub fn new(config: &OptimizerConfig, total_steps: u64) -> Self {
-        Self { config: config.clone(), total_steps, step: 0, moments: Vec::new() }
+        Self { config: config.clone(), total_steps, step: 0, skipped_in_a_row: 0, moments: Vec::new() }
     }
 
-    /// Steps done.
+    /// Steps done; a skipped update is none.
     pub fn steps(&self) -> u64 {
         self.step
+    }
+
+    /// Updates skipped since the last one that was applied.
+    pub fn skipped_in_a_row(&self) -> u64 {
+        self.skipped_in_a_row
     }
 
     /// Learning rate of the step after `step` steps.
@@ -131,13 +140,43 @@ impl AdamW {
 
     /// Applies one step and returns the new model. Tensors with one dimension (norms, biases) are not decayed.
     ///
+    /// With `skip_grad_norm` a gradient whose norm is above it or not finite is skipped: weights, moments, the count of steps
+    /// and with it the learning-rate schedule stay as they are.
+    ///
     /// # Errors
-    /// [`Error::NotFinite`] when the gradient is not finite; [`Error::Argument`] when it is of another model.
+    /// [`Error::NotFinite`] when the gradient is not finite, or the weights or moments that it leads to;
+    /// [`Error::TooManySkips`]; [`Error::Argument`] when the gradient is of another model. The optimizer is then unchanged.
     pub fn step(&mut self, model: Decoder, gradients: &GradientSum) -> Result<(Decoder, OptimizerReport)> {
         let grad_norm = gradients.norm();
-        if !grad_norm.is_finite() {
-            return Err(Error::NotFinite { what: "the gradient", step: self.step });
+        match self.config.skip_grad_norm {
+            Some(limit) if grad_norm.is_nan() || grad_norm > limit => return Ok((model, self.skip(grad_norm)?)),
+            None if !grad_norm.is_finite() => return Err(Error::NotFinite { what: "the gradient", step: self.step }),
+            _ => {}
         }
+        let before = self.clone();
+        self.apply(model, gradients, grad_norm).inspect_err(|_| *self = before)
+    }
+
+    /// Whether an update that is not finite is skipped.
+    pub fn skips(&self) -> bool {
+        self.config.skip_grad_norm.is_some()
+    }
+
+    /// Skips an update whose gradient has this norm.
+    ///
+    /// # Errors
+    /// [`Error::TooManySkips`] when it is the last one that is allowed, `max_consecutive_skips`.
+    pub fn skip(&mut self, grad_norm: f64) -> Result<OptimizerReport> {
+        let skipped = self.skipped_in_a_row + 1;
+        if skipped >= self.config.max_consecutive_skips {
+            let limit = self.config.skip_grad_norm.unwrap_or(f64::INFINITY);
+            return Err(Error::TooManySkips { skipped, grad_norm, limit });
+        }
+        self.skipped_in_a_row = skipped;
+        Ok(OptimizerReport { grad_norm, learning_rate: self.learning_rate_at(self.step), skipped: true })
+    }
+
+    fn apply(&mut self, model: Decoder, gradients: &GradientSum, grad_norm: f64) -> Result<(Decoder, OptimizerReport)> {
         if self.moments.is_empty() {
             self.moments = gradients.parameters.iter().map(Moments::zeros).collect();
         }
@@ -150,6 +189,7 @@ impl AdamW {
 
         let learning_rate = self.learning_rate_at(self.step);
         self.step += 1;
+        self.skipped_in_a_row = 0;
         let OptimizerConfig { adam_beta1, adam_beta2, adam_epsilon, weight_decay, max_grad_norm, .. } = self.config;
         // PyTorch adds 1e-6 to the norm too.
         let clip = if max_grad_norm > 0.0 { (max_grad_norm / (grad_norm + 1e-6)).min(1.0) } else { 1.0 };
@@ -162,14 +202,18 @@ impl AdamW {
             root: correction(adam_beta2).sqrt() as f32,
             epsilon: adam_epsilon as f32,
         };
-        let mut index = 0;
+        let (mut index, mut finite) = (0, true);
         let model = update_parameters(model, |_, values| {
             let (moments, gradient) = (&mut self.moments[index], &gradients.parameters[index]);
             index += 1;
             let decay = if moments.shape.len() > 1 { (1.0 - learning_rate * weight_decay) as f32 } else { 1.0 };
-            rule.apply(values, &gradient.data, decay, moments);
+            finite &= rule.apply(values, &gradient.data, decay, moments);
         });
-        Ok((model, OptimizerReport { grad_norm, learning_rate }))
+        if !finite {
+            let what = "the weights, or the optimizer's moments, after the update";
+            return Err(Error::NotFinite { what, step: self.step });
+        }
+        Ok((model, OptimizerReport { grad_norm, learning_rate, skipped: false }))
     }
 
     /// The state as named tensors; together with [`AdamW::steps`] all there is.
@@ -180,6 +224,13 @@ impl AdamW {
             data: data.to_vec(),
         };
         self.moments.iter().flat_map(|m| [tensor(FIRST, m, &m.first), tensor(SECOND, m, &m.second)]).collect()
+    }
+
+    /// Continues after this many updates that were skipped one after the other.
+    #[must_use]
+    pub fn with_skipped_in_a_row(mut self, skipped: u64) -> Self {
+        self.skipped_in_a_row = skipped;
+        self
     }
 
     /// Continues from `steps` and a state that [`AdamW::state`] exported, for a model with these `parameters`.
@@ -235,14 +286,18 @@ struct Rule {
 }
 
 impl Rule {
-    fn apply(&self, values: &mut [f32], gradient: &[f32], decay: f32, moments: &mut Moments) {
+    /// Whether all that was updated is finite.
+    fn apply(&self, values: &mut [f32], gradient: &[f32], decay: f32, moments: &mut Moments) -> bool {
+        let mut finite = true;
         let moments = moments.first.iter_mut().zip(&mut moments.second);
         for ((value, gradient), (first, second)) in values.iter_mut().zip(gradient).zip(moments) {
             let g = gradient * self.clip;
             *first = self.beta1 * *first + (1.0 - self.beta1) * g;
             *second = self.beta2 * *second + (1.0 - self.beta2) * g * g;
             *value = *value * decay - self.rate * *first / (second.sqrt() / self.root + self.epsilon);
+            finite &= value.is_finite() & first.is_finite() & second.is_finite();
         }
+        finite
     }
 }
 

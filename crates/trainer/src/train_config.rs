@@ -153,6 +153,12 @@ pub struct OptimizerConfig {
     pub weight_decay: f64,
     /// Largest 2-norm of the whole gradient; 0 switches clipping off.
     pub max_grad_norm: f64,
+    /// Skips an update whose gradient has a larger 2-norm than this, before clipping, or one that is not finite: weights,
+    /// moments and the learning-rate schedule stay as they are, and `skipped_updates` counts it. `None` skips nothing, and
+    /// a gradient that is not finite ends the run.
+    pub skip_grad_norm: Option<f64>,
+    /// Ends the run with an error when this many updates in a row would be skipped. At least 1.
+    pub max_consecutive_skips: u64,
     /// Share of all steps during which the learning rate rises from 0. In [0, 1].
     pub warmup_ratio: f64,
     /// Shape of what follows.
@@ -170,6 +176,8 @@ impl Default for OptimizerConfig {
             adam_epsilon: 1e-8,
             weight_decay: 0.01,
             max_grad_norm: 1.0,
+            skip_grad_norm: None,
+            max_consecutive_skips: 10,
             warmup_ratio: 0.05,
             lr_scheduler_type: LrSchedulerType::Cosine,
             min_lr_ratio: 0.1,

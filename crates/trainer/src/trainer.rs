@@ -43,6 +43,8 @@ pub struct Counters {
     pub grpo_steps: u64,
     /// Optimizer steps done in the present phase.
     pub optimizer_steps: u64,
+    /// Updates skipped since the last of them, with `skip_grad_norm`.
+    pub skipped_in_a_row: u64,
     /// Draws made from the training stream.
     pub data_cursor: u64,
     /// Prompt and completion tokens of all GRPO samples so far.
@@ -168,7 +170,12 @@ impl Trainer {
 
     /// How far the run has come.
     pub fn counters(&self) -> Counters {
-        Counters { optimizer_steps: self.optimizer.steps(), data_cursor: self.dataset.cursor(), ..self.counters }
+        Counters {
+            optimizer_steps: self.optimizer.steps(),
+            skipped_in_a_row: self.optimizer.skipped_in_a_row(),
+            data_cursor: self.dataset.cursor(),
+            ..self.counters
+        }
     }
 
     /// What comes next.
@@ -190,9 +197,10 @@ impl Trainer {
     pub fn warmup_step(&mut self) -> Result<WarmupReport> {
         self.expect_phase("warmup_step", Phase::Warmup)?;
         let items = self.dataset.next_batch(self.config.warmup.batch_size)?;
-        let (policy, report) = warmup_step(self.policy.clone(), &mut self.optimizer, &items)?;
+        let (policy, mut report) = warmup_step(self.policy.clone(), &mut self.optimizer, &items)?;
         self.policy = policy;
         self.counters.warmup_steps += 1;
+        report.step = self.counters.warmup_steps;
         if self.counters.warmup_steps >= self.config.warmup.steps || self.reached_target()? {
             self.begin_grpo();
         }
@@ -267,7 +275,8 @@ impl Trainer {
             return Err(Error::state("counter grpo_steps", "0 during the warm-up", counters.grpo_steps));
         }
         let policy = self.policy.clone().with_parameters(&state.policy)?;
-        let mut optimizer = if warm { self.grpo_optimizer() } else { self.warmup_optimizer() };
+        let optimizer = if warm { self.grpo_optimizer() } else { self.warmup_optimizer() };
+        let mut optimizer = optimizer.with_skipped_in_a_row(counters.skipped_in_a_row);
         // In the order of the model's own walk: a saved state may list its tensors in any order.
         optimizer.restore(counters.optimizer_steps, &state.optimizer, &policy.parameters())?;
         let coefficients = Coefficients::new(&self.config).with_state(&state.coefficients)?;

@@ -12,7 +12,7 @@ use crate::tokenizer::Tokenizer;
 /// What one warm-up step did.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WarmupReport {
-    /// Number of the step, from 1.
+    /// Optimizer steps done; [`crate::Trainer::warmup_step`] counts skipped updates too.
     pub step: u64,
     /// Mean negative log-likelihood per answer token, in nats.
     pub loss: f64,
@@ -20,6 +20,8 @@ pub struct WarmupReport {
     pub grad_norm: f64,
     /// Learning rate used.
     pub learning_rate: f64,
+    /// Whether nothing was updated, see [`AdamW::step`].
+    pub skipped: bool,
     /// Answer tokens trained on, EOS included.
     pub tokens: usize,
 }
@@ -47,15 +49,17 @@ pub fn warmup_step(model: Decoder, optimizer: &mut AdamW, items: &[Item]) -> Res
         let hidden = completion_hidden(model, &sequences[part.clone()])?;
         Ok(cross_entropy(hidden, model.lm_head(), &batch.select_sequences(part)?, batch.tokens()))
     })?;
-    if !sum.loss.is_finite() {
-        return Err(Error::NotFinite { what: "the warm-up loss", step: optimizer.steps() });
-    }
-    let (model, done) = optimizer.step(model, &sum.gradients)?;
+    let (model, done) = match sum.loss.is_finite() {
+        true => optimizer.step(model, &sum.gradients)?,
+        false if optimizer.skips() => (model, optimizer.skip(sum.gradients.norm())?),
+        false => return Err(Error::NotFinite { what: "the warm-up loss", step: optimizer.steps() }),
+    };
     let report = WarmupReport {
         step: optimizer.steps(),
         loss: sum.loss,
         grad_norm: done.grad_norm,
         learning_rate: done.learning_rate,
+        skipped: done.skipped,
         tokens: batch.tokens(),
     };
     Ok((model, report))

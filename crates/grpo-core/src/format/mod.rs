@@ -17,6 +17,7 @@
 //!
 //! `__metadata__`: `format` = `grpo-batch/1`, `loss` = the loss configuration as JSON, optional `name` and `source`.
 
+mod metadata;
 mod policy;
 mod read;
 mod write;
@@ -25,6 +26,7 @@ use crate::backend::PolicySpec;
 use crate::batch::TokenBatch;
 use crate::config::LossConfig;
 use crate::parity::Values;
+pub use metadata::with_metadata;
 pub use policy::{Policy, Tensor};
 
 /// The format's name and version.

@@ -1,10 +1,10 @@
 //! To the bytes of a file.
 
-use super::{BatchFile, FORMAT, Policy, Tensor, expected_shapes};
+use super::{BatchFile, FORMAT, Policy, Tensor, expected_shapes, with_metadata};
 use crate::batch::Advantages;
 use crate::error::{Error, Result};
 use safetensors::tensor::{Dtype as FileDtype, TensorView};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 impl BatchFile {
     /// The bytes of the file. `expected` values are written as F64. Sequences must all have T tokens; aggregation
@@ -61,12 +61,9 @@ impl BatchFile {
                 out.f64s(name, shape, values)?;
             }
         }
-        let mut metadata = HashMap::from([("format".to_owned(), FORMAT.to_owned())]);
-        metadata.insert("name".into(), self.name.clone());
-        metadata.insert("source".into(), self.source.clone());
         let loss = serde_json::to_string(&self.loss).map_err(|e| Error::Format(e.to_string()))?;
-        metadata.insert("loss".into(), loss);
-        out.finish(metadata)
+        let metadata = [("name", self.name.clone()), ("source", self.source.clone()), ("loss", loss)];
+        out.finish(&metadata.into_iter().chain([("format", FORMAT.to_owned())]).collect())
     }
 }
 
@@ -102,12 +99,12 @@ impl Writer {
         }
     }
 
-    fn finish(self, metadata: HashMap<String, String>) -> Result<Vec<u8>> {
+    fn finish(self, metadata: &BTreeMap<&str, String>) -> Result<Vec<u8>> {
         let bad = |e: safetensors::SafeTensorError| Error::Format(e.to_string());
         let mut views = Vec::with_capacity(self.tensors.len());
         for (name, dtype, shape, bytes) in &self.tensors {
             views.push((name.as_str(), TensorView::new(*dtype, shape.clone(), bytes).map_err(bad)?));
         }
-        safetensors::serialize(views, Some(metadata)).map_err(bad)
+        with_metadata(&safetensors::serialize(views, None).map_err(bad)?, metadata)
     }
 }

@@ -16,7 +16,7 @@ use std::path::Path;
 /// # Errors
 /// [`Error::Io`]; [`Error::RunDir`] for one that holds something.
 pub fn make_folder(folder: &Path) -> Result<()> {
-    std::fs::create_dir_all(folder).map_err(|e| Error::io("create", folder, e))?;
+    crate::files::make_folder(folder)?;
     let mut entries = std::fs::read_dir(folder).map_err(|e| Error::io("read", folder, e))?;
     match entries.next() {
         None => Ok(()),

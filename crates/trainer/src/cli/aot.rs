@@ -15,6 +15,7 @@ use std::sync::Mutex;
 use trainer::assertion::{Assertion, Checked};
 use trainer::bench_config::BenchConfig;
 use trainer::config_layers::to_yaml;
+use trainer::files;
 
 /// A compiler takes a gigabyte and uses several threads itself.
 const MOST_WORKERS: usize = 4;
@@ -98,7 +99,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
         }
     }
     if let Some(folder) = &args.emit {
-        std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        files::make_folder(folder)?;
     }
     let variants = compile_all(&args, &names)?;
     let values = serde_json::to_value(&variants)?;
@@ -143,7 +144,7 @@ fn worker(args: &Args, config: &BenchConfig, target: Target) -> anyhow::Result<R
         spec.blocking = report.blocking.unwrap_or(spec.blocking);
         let path = folder.join(format!("{name}.mlir"));
         let text = variant.program(&spec)?.module.to_string();
-        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        files::write_output(&path, text.as_bytes())?;
     }
     Ok(report)
 }

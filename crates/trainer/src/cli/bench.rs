@@ -13,6 +13,7 @@ use trainer::bench::report;
 use trainer::bench::{self, Options, plot};
 use trainer::bench_config::{BackendName, BenchConfig};
 use trainer::config_layers::to_yaml;
+use trainer::files::{check_output, write_output};
 use trainer::train_config::WandbMode;
 
 /// What is measured when no file is named.
@@ -104,6 +105,8 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
             }
         }
     }
+    // Before minutes are spent on what could not be kept.
+    args.output.iter().chain(&args.plot).try_for_each(|path| check_output(path))?;
     let options = Options {
         worker: vec![std::env::current_exe().context("cannot find this binary")?.into(), "bench-worker".into()],
         plugin: args.plugin,
@@ -120,11 +123,10 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     bar.finish_and_clear();
     let document = document?;
     let json = format!("{}\n", serde_json::to_string_pretty(&document)?);
-    let write = |path: &PathBuf, text: &str| {
-        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
-    };
+    // What was measured is shown whatever happens to the files.
+    emit(if args.json { json.clone() } else { bench_text::text(&document, args.markdown) }.as_str())?;
     if let Some(path) = &args.output {
-        write(path, &json)?;
+        write_output(path, json.as_bytes())?;
     }
     if let Some(folder) = &args.log_dir {
         bench::log::write(&document, folder, |note| {
@@ -132,9 +134,8 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
         })?;
     }
     if let Some(path) = &args.plot {
-        write(path, &plot::svg(&document)?)?;
+        write_output(path, plot::svg(&document)?.as_bytes())?;
     }
-    emit(&if args.json { json } else { bench_text::text(&document, args.markdown) })?;
     let is_missing = |name: &String| {
         let outcomes = document.cases.iter().filter_map(|case| case.variants.get(name));
         outcomes.into_iter().any(|outcome| matches!(outcome, report::Outcome::NotOffered { .. }))

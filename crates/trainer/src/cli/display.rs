@@ -132,7 +132,7 @@ impl Display {
 impl Observer for Display {
     fn event(&mut self, event: Event<'_>) {
         match event {
-            Event::Started { dir, config, parameters, resumed, set_aside } => {
+            Event::Started { dir, config, parameters, resumed, changes, set_aside } => {
                 let from = resumed.map(|p| format!(", continued from {p}")).unwrap_or_default();
                 self.line(&format!("run {}{from}: {parameters} weights, seed {}", dir.display(), config.seed));
                 let (grpo, warmup) = (&config.grpo, config.warmup.steps);
@@ -140,6 +140,9 @@ impl Observer for Display {
                     "plan: {warmup} warm-up steps at most, then {} GRPO steps of {} prompts x {} samples; Ctrl-C saves and stops",
                     grpo.max_steps, grpo.prompts_per_step, grpo.num_generations
                 ));
+                for change in changes {
+                    self.line(&format!("changed: {change}"));
+                }
                 for path in set_aside {
                     self.line(&format!("kept as {}: the run goes on from before it", path.display()));
                 }

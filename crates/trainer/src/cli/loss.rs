@@ -3,16 +3,23 @@
 use super::{Outcome, emit, loss_input::LossInput};
 use anyhow::Context;
 use grpo_core::{Dtype, Implementation};
+use std::io::Write;
 use std::path::PathBuf;
+use trainer::files::{check_output, write_output};
 use trainer::{loss_file, parity};
 
 /// Arguments of `grpo loss`.
 #[derive(Debug, clap::Args)]
+#[command(
+    after_help = "The same batch gives the same bytes. The exit code is 1, and nothing is written, when the loss is \
+    finite but a gradient is not: each such tensor is listed with the number of its entries that are not."
+)]
 pub(crate) struct Args {
     /// Batch file (grpo-batch/1).
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Where to write the results (safetensors; gradients are f32, the loss f64).
+    /// Where to write the results (safetensors; gradients are f32, the loss f64). `-` is standard output, and the text goes to
+    /// standard error then; a device or a pipe is written to, a file is replaced when everything is there.
     #[arg(long, short, value_name = "FILE")]
     out: PathBuf,
     #[command(flatten)]
@@ -22,7 +29,14 @@ pub(crate) struct Args {
     implementation: Option<String>,
 }
 
+/// What names standard output.
+const STDOUT: [&str; 4] = ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"];
+
 pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
+    let to_stdout = STDOUT.iter().any(|name| args.out.as_os_str() == *name);
+    if !to_stdout {
+        check_output(&args.out)?;
+    }
     let backend = args.input.open()?;
     let file = super::loss_input::read(&args.file)?;
     let policy = match args.input.dtype {
@@ -40,14 +54,37 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
         "{}: the loss is {value}: hidden states, head or logits are not finite at active tokens; nothing was written",
         args.file.display()
     );
+    let broken = loss_file::not_finite(&file, &evaluated);
+    if !broken.is_empty() {
+        let lines: Vec<String> = broken.iter().map(|tensor| format!("{tensor}\n")).collect();
+        emit_beside(to_stdout, &format!("loss {value:.9}\n{}nothing was written\n", lines.concat()))?;
+        return Ok(Outcome::CheckFailed);
+    }
     let origin = loss_file::Origin { backend: backend.name(), implementation, loss: &loss };
     let bytes = loss_file::to_bytes(&file, &evaluated, &origin)?;
-    trainer::run::dir::write_atomically(&args.out, &bytes)?;
+    let place = if to_stdout {
+        let mut stdout = std::io::stdout().lock();
+        stdout.write_all(&bytes).and_then(|()| stdout.flush()).context("cannot write to standard output")?;
+        "standard output".to_owned()
+    } else {
+        write_output(&args.out, &bytes)?;
+        args.out.display().to_string()
+    };
     let mut text = format!("loss {:.9}\n", value);
     for (name, value) in evaluated.metrics.values() {
         text.push_str(&format!("{name} {value:.6}\n"));
     }
-    text.push_str(&format!("wrote {} ({} on {})\n", args.out.display(), implementation.name(), backend.name()));
-    emit(&text)?;
+    text.push_str(&format!("wrote {place} ({} on {})\n", implementation.name(), backend.name()));
+    emit_beside(to_stdout, &text)?;
     Ok(Outcome::Done)
+}
+
+/// Writes `text` to standard output, or to standard error when the results are on standard output.
+fn emit_beside(results_on_stdout: bool, text: &str) -> anyhow::Result<()> {
+    if results_on_stdout {
+        // Nobody has to listen.
+        let _ = std::io::stderr().write_all(text.as_bytes());
+        return Ok(());
+    }
+    emit(text)
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use trainer::backends;
 use trainer::config_layers::Layers;
+use trainer::files::read_safetensors;
 
 /// Options on how to evaluate a batch file.
 #[derive(Debug, clap::Args)]
@@ -58,6 +59,6 @@ impl LossInput {
 
 /// Reads a batch file.
 pub(crate) fn read(path: &Path) -> anyhow::Result<BatchFile> {
-    let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let bytes = read_safetensors(path).with_context(|| format!("cannot read {}", path.display()))?;
     BatchFile::parse(&bytes).with_context(|| path.display().to_string())
 }

@@ -29,7 +29,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// GRPO: train, and check the loss.
 #[derive(Debug, Parser)]
 #[command(name = "grpo", version, about, propagate_version = true, max_term_width = 110)]
-#[command(after_help = "Exit codes: 0 done, 1 a check failed, 2 bad usage or bad input.")]
+#[command(
+    after_help = "Exit codes: 0 done, 1 a check failed, 2 bad usage, bad input or a run that failed, 3 stopped by \
+    SIGINT or SIGTERM with everything saved, 130 ended at once by a second signal."
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -65,6 +68,8 @@ pub(crate) enum Outcome {
     Done,
     /// The command worked, and what it checked does not hold.
     CheckFailed,
+    /// A signal asked for the end; what was done is saved, and the rest can be done later.
+    Stopped,
 }
 
 /// Parses the arguments, runs the command, maps its result to an exit code.
@@ -88,6 +93,7 @@ pub(crate) fn main() -> ExitCode {
     match result {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
         Ok(Outcome::CheckFailed) => ExitCode::from(1),
+        Ok(Outcome::Stopped) => ExitCode::from(3),
         Err(error) => {
             // One line with its causes; `{:#}` joins them with colons.
             let _ = writeln!(std::io::stderr(), "error: {error:#}");

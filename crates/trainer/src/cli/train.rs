@@ -16,7 +16,10 @@ const DEFAULT_CONFIG: (&str, &str) =
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Without --config the built-in configs/train/arithmetic.yaml is used. Later layers win: defaults, \
-    file, environment (GRPO__LOSS__BETA=0.1), --set loss.beta=0.1."
+    file, environment (GRPO__LOSS__BETA=0.1), --set loss.beta=0.1. A run that is resumed keeps its configuration; with --set, \
+    or in its config.yaml, may change: run.*, logging.*, wandb.*, eval.*, the learning rate, its schedule and the limits of \
+    gradients in optimizer and warmup.optimizer, grpo.max_steps and grpo.filter_groups.max_num_gen_batches. Exit codes: 0 the \
+    run is done, 2 it failed, 3 it was stopped by a signal and can be resumed."
 )]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -24,8 +27,8 @@ pub(crate) struct Args {
     /// Print the resolved configuration as YAML and exit.
     #[arg(long)]
     print_config: bool,
-    /// Continue the run in this folder, exactly as if it had not stopped.
-    #[arg(long, value_name = "RUN", conflicts_with_all = ["config", "set", "run_dir"])]
+    /// Continue the run in this folder, exactly as if it had not stopped, but for what --set changes.
+    #[arg(long, value_name = "RUN", conflicts_with_all = ["config", "run_dir"])]
     resume: Option<PathBuf>,
     /// The checkpoint to resume from instead of the newest, e.g. `step-000100`.
     #[arg(long, value_name = "CHECKPOINT", requires = "resume")]
@@ -42,7 +45,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     if args.print_config {
         let config: TrainConfig = match &args.resume {
-            Some(run) => Layers::new().file(&run.join("config.yaml"))?.resolve()?,
+            Some(run) => Layers::new().file(&run.join("config.yaml"))?.set(&args.layers.set)?.resolve()?,
             None => args.layers.resolve(DEFAULT_CONFIG)?,
         };
         config.validate()?;
@@ -54,7 +57,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
             if std::env::vars_os().any(|(name, _)| name.to_string_lossy().starts_with(ENV_PREFIX)) {
                 tracing::warn!("a resumed run keeps its configuration: {ENV_PREFIX}* of the environment is not used");
             }
-            Run::resume(path, args.from.as_deref())?
+            Run::resume(path, args.from.as_deref(), &args.layers.set)?
         }
         None => Run::start(args.layers.resolve(DEFAULT_CONFIG)?, args.run_dir.as_deref())?,
     };
@@ -63,8 +66,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     let mut display = Display::new(args.quiet);
     let ending = run.run(&mut display, &stop).inspect_err(|_| display.clear())?;
     match ending {
-        Ending::Finished(summary) => display.finished(&summary, run.dir())?,
-        Ending::Stopped { checkpoint } => display.stopped(&checkpoint, &root)?,
+        Ending::Finished(summary) => display.finished(&summary, run.dir()).map(|()| Outcome::Done),
+        Ending::Stopped { checkpoint } => display.stopped(&checkpoint, &root).map(|()| Outcome::Stopped),
     }
-    Ok(Outcome::Done)
 }

@@ -143,3 +143,63 @@ fn a_gradient_that_is_not_finite_is_an_error() {
     let result = AdamW::new(&config(), 10).step(model(), &sum);
     assert!(matches!(result, Err(Error::NotFinite { .. })));
 }
+
+/// Everything that an update may change.
+fn snapshot(optimizer: &AdamW) -> (u64, Vec<NamedTensor>, u64) {
+    (optimizer.steps(), optimizer.state(), optimizer.skipped_in_a_row())
+}
+
+#[test]
+fn an_update_above_the_limit_is_skipped_and_leaves_everything_as_it_was() {
+    let small = gradients(&model(), &[1, 5]);
+    let times = |factor: f32| {
+        let mut sum = small.clone();
+        sum.parameters.iter_mut().flat_map(|p| &mut p.data).for_each(|g| *g *= factor);
+        sum
+    };
+    let guarded = || {
+        let config = OptimizerConfig { skip_grad_norm: Some(2.0 * small.norm()), max_consecutive_skips: 3, ..config() };
+        AdamW::new(&config, 10)
+    };
+    for bad in [times(3.0), times(f32::NAN), times(f32::INFINITY)] {
+        // At the first step and after one that was applied; a skipped step is none, for the schedule either.
+        for steps in [0, 1] {
+            let mut optimizer = guarded();
+            (0..steps).for_each(|_| drop(optimizer.step(model(), &small).unwrap()));
+            let before = optimizer.state();
+            let (after, report) = optimizer.step(model(), &bad).unwrap();
+            assert!(report.skipped && report.learning_rate == optimizer.learning_rate_at(optimizer.steps()));
+            assert_eq!(after.parameters(), model().parameters());
+            assert_eq!(snapshot(&optimizer), (steps, before, 1));
+            assert!(!optimizer.step(model(), &times(1.5)).unwrap().1.skipped, "an update below the limit is applied");
+            assert_eq!((optimizer.steps(), optimizer.skipped_in_a_row()), (steps + 1, 0));
+        }
+    }
+    let mut optimizer = guarded();
+    optimizer.step(model(), &times(9.0)).unwrap();
+    optimizer.step(model(), &times(9.0)).unwrap();
+    let before = snapshot(&optimizer);
+    let error = optimizer.step(model(), &times(9.0)).unwrap_err();
+    assert!(matches!(error, Error::TooManySkips { skipped: 3, .. }), "{error}");
+    assert_eq!(snapshot(&optimizer), before);
+    // The first step that is applied is a first step.
+    let (skipped_before, _) = optimizer.step(model(), &small).unwrap();
+    let (first, _) = guarded().step(model(), &small).unwrap();
+    assert_eq!(skipped_before.parameters(), first.parameters());
+}
+
+#[test]
+fn an_update_that_leaves_the_range_of_numbers_is_an_error_and_undone() {
+    let sum = gradients(&model(), &[1, 5]);
+    // Of the weights, by the learning rate; of the second moment, by a gradient whose square is too large.
+    let fast = AdamW::new(&OptimizerConfig { learning_rate: 1e38, ..config() }, 10);
+    let mut steep = sum.clone();
+    steep.parameters[0].data[0] = 1e30;
+    let unclipped = AdamW::new(&OptimizerConfig { max_grad_norm: 0.0, ..config() }, 10);
+    for (mut optimizer, sum) in [(fast, sum), (unclipped, steep)] {
+        let before = snapshot(&optimizer);
+        let error = optimizer.step(model(), &sum).unwrap_err();
+        assert!(matches!(error, Error::NotFinite { .. }), "{error}");
+        assert_eq!(snapshot(&optimizer), before);
+    }
+}

@@ -14,6 +14,7 @@
 use super::dir::{set_aside, sync_dir};
 use crate::coefficients::CoefficientState;
 use crate::error::{Error, LastGood, Result};
+use crate::files::{read_regular, read_safetensors};
 use crate::model::NamedTensor;
 use crate::trainer::{Counters, TrainState};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
@@ -21,11 +22,11 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::fmt;
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// Name and version of the format.
-pub const FORMAT: &str = "grpo-checkpoint/2";
+pub const FORMAT: &str = "grpo-checkpoint/3";
 const STATE: &str = "state.json";
 const SUMS: &str = "SHA256SUMS";
 const MODEL: &str = "model.safetensors";
@@ -82,7 +83,7 @@ pub struct SavedState {
     pub coefficients: CoefficientState,
     /// Seed of the run.
     pub seed: u64,
-    /// SHA-256 of the configuration, without the sections `run`, `logging` and `wandb`.
+    /// SHA-256 of the configuration, without the keys that may change when the run goes on ([`super::changes::SAFE`]).
     pub config_sha256: String,
     /// Threads of the computation; other counts may round differently.
     pub threads: usize,
@@ -124,14 +125,22 @@ impl Checkpoints {
     /// Saves a checkpoint. One that is there already is replaced.
     ///
     /// # Errors
-    /// [`Error::Io`]; nothing that was there before is lost then.
+    /// [`Error::NotFinite`] for a state that no run can go on from; [`Error::Io`], also when the folder that the checkpoints'
+    /// folder is in is gone. Nothing that was there before is lost then.
     pub fn write(&self, position: Position, saved: &SavedState, state: &TrainState) -> Result<PathBuf> {
+        if let Some((what, _)) = not_finite(state) {
+            return Err(Error::NotFinite { what, step: state.counters.optimizer_steps });
+        }
         let (target, temporary) = (self.path(position), self.folder.join(format!("{TEMPORARY}{position}")));
         let io = |action, path: &Path| {
             let path = path.to_owned();
             move |e| Error::Io { action, path, source: e }
         };
-        std::fs::create_dir_all(&self.folder).map_err(io("create", &self.folder))?;
+        // Only this one: a run folder that is gone is not made again.
+        match std::fs::create_dir(&self.folder) {
+            Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(io("create", &self.folder)(e)),
+            _ => {}
+        }
         remove_if_there(&temporary)?;
         std::fs::create_dir(&temporary).map_err(io("create", &temporary))?;
 
@@ -162,11 +171,10 @@ impl Checkpoints {
     /// [`Error::Checkpoint`] with the file and what is wrong with it.
     pub fn read(&self, position: Position) -> Result<(SavedState, TrainState)> {
         let path = self.path(position);
-        let read = |name: &str, limit| read_file(&path.join(name), limit);
+        let text = |name: &str| read_with(&path.join(name), |path| read_regular(path, MAX_TEXT_BYTES));
         let sums_path = path.join(SUMS);
-        let sums = parse_sums(&read(SUMS, MAX_TEXT_BYTES)?).map_err(|reason| damaged(&sums_path, reason))?;
-        let proven = |name: &str, limit| {
-            let bytes = read(name, limit)?;
+        let sums = parse_sums(&text(SUMS)?).map_err(|reason| damaged(&sums_path, reason))?;
+        let prove = |name: &str, bytes: Vec<u8>| {
             let Some((_, expected)) = sums.iter().find(|(n, _)| n == name) else {
                 return Err(damaged(&sums_path, format!("it has no line for {name}")));
             };
@@ -177,13 +185,15 @@ impl Checkpoints {
             }
             Ok(bytes)
         };
-        let saved = parse_state(&proven(STATE, MAX_TEXT_BYTES)?).map_err(|r| damaged(&path.join(STATE), r))?;
+        let saved = parse_state(&prove(STATE, text(STATE)?)?).map_err(|r| damaged(&path.join(STATE), r))?;
         if saved.position != position.to_string() {
             let reason = format!("it was taken at {}: the folder was renamed", saved.position);
             return Err(damaged(&path.join(STATE), reason));
         }
-        let tensors =
-            |name: &str| parse_tensors(&proven(name, u64::MAX)?).map_err(|reason| damaged(&path.join(name), reason));
+        let tensors = |name: &str| {
+            let bytes = prove(name, read_with(&path.join(name), read_safetensors)?)?;
+            parse_tensors(&bytes).map_err(|reason| damaged(&path.join(name), reason))
+        };
         let has_reference = sums.iter().any(|(name, _)| name == REFERENCE);
         let state = TrainState {
             counters: saved.counters,
@@ -192,6 +202,9 @@ impl Checkpoints {
             reference: if has_reference { tensors(REFERENCE)? } else { Vec::new() },
             coefficients: saved.coefficients.clone(),
         };
+        if let Some((what, name)) = not_finite(&state) {
+            return Err(damaged(&path, format!("{what} are not finite in `{name}`")));
+        }
         Ok((saved, state))
     }
 
@@ -276,16 +289,23 @@ fn remove_if_there(path: &Path) -> Result<()> {
     }
 }
 
-/// A file of at most `limit` bytes; memory grows with what is really read.
-fn read_file(path: &Path, limit: u64) -> Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(limit.saturating_add(1)).read_to_end(&mut bytes));
-    match read {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Err(damaged(path, "the file is missing")),
-        Err(e) => Err(damaged(path, format!("it cannot be read: {e}"))),
-        Ok(_) if bytes.len() as u64 > limit => Err(damaged(path, format!("it is longer than {limit} bytes"))),
-        Ok(_) => Ok(bytes),
-    }
+/// A file that is read whole; one that cannot be is damage of the checkpoint.
+fn read_with(path: &Path, read: impl FnOnce(&Path) -> std::io::Result<Vec<u8>>) -> Result<Vec<u8>> {
+    read(path).map_err(|e| match e.kind() {
+        std::io::ErrorKind::NotFound => damaged(path, "the file is missing"),
+        _ => damaged(path, format!("it cannot be read: {e}")),
+    })
+}
+
+/// What of a state is not finite, and the name of the first tensor that has it.
+fn not_finite(state: &TrainState) -> Option<(&'static str, &str)> {
+    let groups = [
+        ("the weights", &state.policy),
+        ("the optimizer's moments", &state.optimizer),
+        ("the weights of the reference", &state.reference),
+    ];
+    let broken = |tensor: &&NamedTensor| !tensor.data.iter().all(|value| value.is_finite());
+    groups.into_iter().find_map(|(what, tensors)| Some((what, tensors.iter().find(broken)?.name.as_str())))
 }
 
 /// Lines `<hex>  <name>`.

@@ -2,7 +2,9 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `config.yaml` | the resolved configuration |
+//! | `config.yaml` | the resolved configuration; may be edited between two sessions, see [`super::changes`] |
+//! | `config.recorded.yaml` | the configuration that the run was begun or last continued with |
+//! | `changes.jsonl` | what was changed when the run was continued, with the first change |
 //! | `metrics.jsonl` | one object per step and evaluation, TRL's names |
 //! | `completions.jsonl` | sampled completions now and then |
 //! | `checkpoints/` | see [`super::checkpoint`] |
@@ -10,18 +12,23 @@
 //! | `curves.svg` | drawn when the run stops or is done |
 //! | `tensorboard/` | event files, with `logging.tensorboard` |
 //! | `wandb/`, `wandb-id` | parts of a W&B run and its id, with `wandb.mode` |
+//!
+//! What `config.yaml` names (a plugin of the backend is code) is loaded only after it was compared with
+//! `config.recorded.yaml`, whose hash is in every checkpoint: a key that may not change ends the attempt by its name.
 
 use crate::config_layers::{Layers, to_yaml};
 use crate::error::{Error, Result};
+use crate::files::{FileId, remove_temporary, sync_folder, without_links, write_atomically};
 use crate::train_config::TrainConfig;
-use std::fs::{File, TryLockError};
-use std::io::Write;
+use std::fs::{File, OpenOptions, TryLockError};
 use std::path::{Path, PathBuf};
 
 /// A run folder that this process holds: no other process trains in it meanwhile.
 #[derive(Debug)]
 pub struct RunDir {
     root: PathBuf,
+    /// The folder itself, wherever it is moved.
+    id: FileId,
     /// The lock ends with the process, however that ends.
     _lock: File,
 }
@@ -40,9 +47,11 @@ impl RunDir {
             None => next_numbered(Path::new("runs"), &config.run.name)?,
         };
         std::fs::create_dir_all(&root).map_err(|e| Error::io("create the run folder", &root, e))?;
-        let dir = Self { _lock: lock(&root)?, root };
-        for name in ["config.yaml", "metrics.jsonl", "checkpoints", "summary.json"] {
-            if dir.root.join(name).exists() {
+        let dir = Self::hold(root)?;
+        for name in
+            ["config.yaml", "config.recorded.yaml", "metrics.jsonl", "completions.jsonl", "checkpoints", "summary.json"]
+        {
+            if dir.root.join(name).symlink_metadata().is_ok() {
                 let reason = format!(
                     "it holds a run already ({name}): name another folder with --run-dir, or continue that run with \
                      `--resume {}`",
@@ -51,7 +60,7 @@ impl RunDir {
                 return Err(Error::RunDir { path: dir.root, reason });
             }
         }
-        write_atomically(&dir.config_path(), to_yaml(config)?.as_bytes())?;
+        dir.write_config(config)?;
         Ok(dir)
     }
 
@@ -64,15 +73,53 @@ impl RunDir {
             let reason = "there is no run in it (no config.yaml)".to_owned();
             return Err(Error::RunDir { path: path.to_owned(), reason });
         }
-        Ok(Self { _lock: lock(path)?, root: path.to_owned() })
+        let dir = Self::hold(path.to_owned())?;
+        remove_temporary(path).map_err(|e| Error::io("clean", path, e))?;
+        Ok(dir)
     }
 
-    /// The configuration that was resolved when the run began.
+    fn hold(root: PathBuf) -> Result<Self> {
+        let lock = lock(&root)?;
+        let metadata = std::fs::metadata(&root).map_err(|e| Error::io("open the run folder", &root, e))?;
+        Ok(Self { id: FileId::of(&metadata), _lock: lock, root })
+    }
+
+    /// The configuration of `config.yaml` with the assignments `set` (`a.b=value`) on top.
     ///
     /// # Errors
-    /// As [`Layers::file`] and [`Layers::resolve`].
-    pub fn config(&self) -> Result<TrainConfig> {
-        Layers::new().file(&self.config_path())?.resolve()
+    /// As [`Layers::file`], [`Layers::set`] and [`Layers::resolve`].
+    pub fn config(&self, set: &[String]) -> Result<TrainConfig> {
+        Layers::new().file(&self.config_path())?.set(set)?.resolve()
+    }
+
+    /// The configuration that the run was begun or last continued with.
+    ///
+    /// # Errors
+    /// [`Error::RunDir`] when it is not there; as [`Layers::file`] and [`Layers::resolve`].
+    pub fn recorded_config(&self) -> Result<TrainConfig> {
+        let path = self.recorded_config_path();
+        if !path.is_file() {
+            let reason = "it is missing, so nothing says whether config.yaml is still the run's: restore it, or start a \
+                          new run from config.yaml with `--config`";
+            return Err(Error::RunDir { path, reason: reason.to_owned() });
+        }
+        Layers::new().file(&path)?.resolve()
+    }
+
+    /// Writes `config` as the configuration of the run.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub(super) fn write_config(&self, config: &TrainConfig) -> Result<()> {
+        let yaml = to_yaml(config)?;
+        // In this order a process that ends between the two leaves a change that is seen, and recorded, the next time.
+        write_atomically(&self.config_path(), yaml.as_bytes())?;
+        write_atomically(&self.recorded_config_path(), yaml.as_bytes())
+    }
+
+    /// Whether the folder is still where it was: neither moved nor deleted nor replaced by another.
+    pub fn is_in_place(&self) -> bool {
+        self.id.is_at(&self.root)
     }
 
     /// The folder itself.
@@ -83,6 +130,16 @@ impl RunDir {
     /// `config.yaml`.
     pub fn config_path(&self) -> PathBuf {
         self.root.join("config.yaml")
+    }
+
+    /// `config.recorded.yaml`.
+    pub fn recorded_config_path(&self) -> PathBuf {
+        self.root.join("config.recorded.yaml")
+    }
+
+    /// `changes.jsonl`.
+    pub fn changes_path(&self) -> PathBuf {
+        self.root.join("changes.jsonl")
     }
 
     /// `metrics.jsonl`.
@@ -111,22 +168,6 @@ impl RunDir {
     }
 }
 
-/// Writes a whole file so that it has either its old content or the new one, whatever happens meanwhile.
-///
-/// # Errors
-/// [`Error::Io`].
-pub fn write_atomically(path: &Path, content: &[u8]) -> Result<()> {
-    let temporary = path.with_extension("tmp");
-    let write = || {
-        let mut file = File::create(&temporary)?;
-        file.write_all(content)?;
-        file.sync_all()?;
-        std::fs::rename(&temporary, path)
-    };
-    write().map_err(|e| Error::io("write", path, e))?;
-    path.parent().map_or(Ok(()), sync_dir)
-}
-
 /// Renames what is at `path`, if anything is, to a name beside it that nothing has: `NAME.old-1`. Returns that name.
 ///
 /// # Errors
@@ -149,17 +190,15 @@ pub(crate) fn set_aside(path: &Path) -> Result<Option<PathBuf>> {
 
 /// Makes the entries of a folder durable, where the system can.
 pub(crate) fn sync_dir(path: &Path) -> Result<()> {
-    if cfg!(unix) {
-        // "" is the parent of a bare file name.
-        let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
-        File::open(path).and_then(|dir| dir.sync_all()).map_err(|e| Error::io("sync", path, e))?;
-    }
-    Ok(())
+    sync_folder(path).map_err(|e| Error::io("sync", path, e))
 }
 
 fn lock(root: &Path) -> Result<File> {
     let path = root.join(".lock");
-    let file = File::create(&path).map_err(|e| Error::io("create", &path, e))?;
+    // Never emptied and no link followed: in a folder that others may write, it could lead to a file of the user's.
+    let mut options = OpenOptions::new();
+    let options = without_links(options.write(true).create(true).truncate(false));
+    let file = options.open(&path).map_err(|e| Error::io("open the lock (a regular file, no link)", &path, e))?;
     match file.try_lock() {
         // A file system without locks is no reason not to train.
         Ok(()) | Err(TryLockError::Error(_)) => Ok(file),
@@ -193,13 +232,55 @@ mod tests {
         let path = folder.path().join("a/b");
         let config = TrainConfig { seed: 3, ..TrainConfig::default() };
         let dir = RunDir::create(Some(&path), &config).unwrap();
-        assert_eq!(dir.config().unwrap(), config);
+        assert_eq!(dir.config(&[]).unwrap(), config);
+        assert_eq!(dir.config(&["seed=4".to_owned()]).unwrap().seed, 4);
+        assert_eq!(dir.recorded_config().unwrap(), config);
         assert!(RunDir::open(&path).unwrap_err().to_string().contains("another process"));
         drop(dir);
+        // What a process that was killed in the middle of a write has left, and what is none of that.
+        std::fs::write(path.join(".grpo-a1B2c3.tmp"), "half").unwrap();
+        std::fs::write(path.join("notes.tmp"), "mine").unwrap();
         let error = RunDir::create(Some(&path), &config).unwrap_err().to_string();
         assert!(error.contains("holds a run already") && error.contains("--resume"), "{error}");
         assert!(RunDir::open(&path).is_ok());
+        assert!(!path.join(".grpo-a1B2c3.tmp").exists() && path.join("notes.tmp").exists());
         assert!(RunDir::open(folder.path()).unwrap_err().to_string().contains("no config.yaml"));
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn links_that_were_planted_are_not_followed() {
+        use std::os::unix::fs::symlink;
+        let folder = tempfile::tempdir().unwrap();
+        let precious = folder.path().join("precious");
+        std::fs::write(&precious, "data").unwrap();
+        let path = folder.path().join("run");
+        std::fs::create_dir(&path).unwrap();
+        symlink(&precious, path.join(".lock")).unwrap();
+        let error = RunDir::create(Some(&path), &TrainConfig::default()).unwrap_err().to_string();
+        assert!(error.contains(".lock") && error.contains("no link"), "{error}");
+        std::fs::remove_file(path.join(".lock")).unwrap();
+        for name in ["completions.jsonl", "summary.json"] {
+            symlink(folder.path().join("nothing"), path.join(name)).unwrap();
+            let error = RunDir::create(Some(&path), &TrainConfig::default()).unwrap_err().to_string();
+            assert!(error.contains(name), "{error}");
+            std::fs::remove_file(path.join(name)).unwrap();
+        }
+        symlink(&precious, path.join("config.tmp")).unwrap();
+        RunDir::create(Some(&path), &TrainConfig::default()).unwrap();
+        assert_eq!(std::fs::read(&precious).unwrap(), b"data");
+    }
+
+    #[test]
+    fn a_folder_that_is_moved_or_replaced_is_not_in_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, elsewhere) = (folder.path().join("a"), folder.path().join("b"));
+        let dir = RunDir::create(Some(&path), &TrainConfig::default()).unwrap();
+        assert!(dir.is_in_place());
+        std::fs::rename(&path, &elsewhere).unwrap();
+        assert!(!dir.is_in_place());
+        std::fs::create_dir(&path).unwrap();
+        assert!(!dir.is_in_place(), "another folder of the same name");
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! Append-only files with one JSON object per line, which can be cut back to where a checkpoint was taken.
 
 use crate::error::{Error, Result};
+use crate::files::{FileId, expect_regular, open_regular, without_links};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
 /// Which part of a run a row of metrics.jsonl belongs to.
@@ -79,7 +80,9 @@ impl JsonLines {
     /// # Errors
     /// [`Error::Io`].
     pub fn create(path: &Path) -> Result<Self> {
-        let file = File::create(path).map_err(|e| Error::io("create", path, e))?;
+        let mut options = OpenOptions::new();
+        let options = without_links(options.write(true).create(true).truncate(true));
+        let file = options.open(path).map_err(|e| Error::io("create", path, e))?;
         Ok(Self { path: path.to_owned(), file, bytes: 0 })
     }
 
@@ -99,6 +102,7 @@ impl JsonLines {
     /// As [`JsonLines::truncate`].
     pub(super) fn check(path: &Path, bytes: u64) -> Result<File> {
         let io = |e| Error::io("continue", path, e);
+        expect_regular(&std::fs::metadata(path).map_err(io)?).map_err(io)?;
         let file = OpenOptions::new().append(true).open(path).map_err(io)?;
         let found = file.metadata().map_err(io)?.len();
         if found < bytes {
@@ -131,6 +135,11 @@ impl JsonLines {
         self.file.sync_all().map_err(|e| Error::io("sync", &self.path, e))?;
         Ok(self.bytes)
     }
+
+    /// Whether the file is still where it was: neither moved nor deleted nor replaced by another.
+    pub(super) fn is_in_place(&self) -> bool {
+        self.file.metadata().is_ok_and(|metadata| FileId::of(&metadata).is_at(&self.path))
+    }
 }
 
 /// Every row of a file.
@@ -138,16 +147,37 @@ impl JsonLines {
 /// # Errors
 /// [`Error::Io`]; [`Error::RunDir`] with the number of the first line that is no such row.
 pub fn read_rows<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>> {
-    let file = File::open(path).map_err(|e| Error::io("read", path, e))?;
     let mut rows = Vec::new();
-    for (number, line) in BufReader::new(file).lines().enumerate() {
-        let line = line.map_err(|e| Error::io("read", path, e))?;
-        let row = serde_json::from_str(&line)
-            .map_err(|e| Error::RunDir { path: path.to_owned(), reason: format!("line {}: {e}", number + 1) })?;
+    each_row(path, u64::MAX, |row| {
         rows.push(row);
-    }
+        Ok(())
+    })?;
     Ok(rows)
 }
+
+/// Hands every row of the first `bytes` bytes of a file to `check`, whose error is told with the number of the line. They
+/// have to end where a row ends, unless the file ends before.
+pub(super) fn each_row<T: DeserializeOwned>(
+    path: &Path,
+    bytes: u64,
+    mut check: impl FnMut(T) -> std::result::Result<(), String>,
+) -> Result<()> {
+    let io = |e| Error::io("read", path, e);
+    let (file, length) = open_regular(path).map_err(io)?;
+    let mut lines = BufReader::new(file.take(bytes));
+    let (mut line, mut number) = (Vec::new(), 0u64);
+    while lines.read_until(b'\n', &mut line).map_err(io)? > 0 {
+        number += 1;
+        let whole = line.ends_with(b"\n") || length < bytes;
+        let row = if whole { serde_json::from_slice(&line).map_err(|e| e.to_string()) } else { Err(CUT.to_owned()) };
+        row.and_then(&mut check)
+            .map_err(|e| Error::RunDir { path: path.to_owned(), reason: format!("line {number}: {e}") })?;
+        line.clear();
+    }
+    Ok(())
+}
+
+const CUT: &str = "it does not end where the checkpoint says that the file ended";
 
 #[cfg(test)]
 mod tests {

@@ -4,29 +4,32 @@
 //! (counters and weights in the checkpoint, everything else in metrics.jsonl), so a resumed run ends as one that never
 //! stopped.
 
+pub mod changes;
 pub mod checkpoint;
 pub mod curves;
 pub mod dir;
+mod failure;
 pub mod jsonl;
+mod logs;
 pub mod observer;
 pub mod options;
 mod restore;
 mod sinks;
 pub mod summary;
 
-pub use dir::write_atomically;
 pub use observer::{Event, Observer};
 
 use crate::error::{Error, Result};
 use crate::eval::EvalReport;
+use crate::files::write_atomically;
 use crate::sinks::Sinks;
 use crate::step::{Sample, StepReport};
 use crate::train_config::TrainConfig;
 use crate::trainer::{Phase, Trainer};
+use changes::{Change, config_hash};
 use checkpoint::{Checkpoints, FORMAT, Position, SavedState};
-use dir::{RunDir, set_aside};
+use dir::RunDir;
 use jsonl::{CompletionRow, JsonLines, MetricsRow, RowKind, read_rows};
-use restore::{choose, config_hash, restore};
 use sinks::With;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -56,6 +59,7 @@ pub struct Run {
     /// The checkpoint that holds the present state.
     saved: Option<Position>,
     resumed: Option<Position>,
+    changes: Vec<Change>,
     set_aside: Vec<PathBuf>,
     seconds_before: f64,
     began: Instant,
@@ -74,78 +78,11 @@ impl Run {
     /// A new run of your own trainer (tasks, rewards, engine).
     ///
     /// # Errors
-    /// Those of [`RunDir::create`].
+    /// Those of [`RunDir::create`]; [`Error::Io`] when `wandb.dir` cannot be written to.
     pub fn start_with(trainer: Trainer, path: Option<&Path>) -> Result<Self> {
+        sinks::check(&trainer.config().wandb)?;
         let dir = RunDir::create(path, trainer.config())?;
         Self::begin(dir, trainer)
-    }
-
-    /// Continues the run in `path` from its newest checkpoint, or from the one called `from`. Rows and checkpoints
-    /// written after it are taken back. Without any checkpoint the run begins again.
-    ///
-    /// # Errors
-    /// [`Error::Checkpoint`] when that checkpoint is damaged (nothing is changed then); [`Error::RunDir`].
-    pub fn resume(path: &Path, from: Option<&str>) -> Result<Self> {
-        Self::resume_with(path, from, Trainer::new)
-    }
-
-    /// As [`Run::resume`] for your own trainer, made from the run's configuration.
-    ///
-    /// # Errors
-    /// As [`Run::resume`].
-    pub fn resume_with(
-        path: &Path,
-        from: Option<&str>,
-        make: impl FnOnce(TrainConfig) -> Result<Trainer>,
-    ) -> Result<Self> {
-        let dir = RunDir::open(path)?;
-        let checkpoints = Checkpoints::new(dir.checkpoints_path());
-        let mut trainer = make(dir.config()?)?;
-        let Some(position) = choose(&checkpoints, from, path)? else {
-            // Beginning again would empty the logs of a run that came to its end.
-            if dir.summary_path().exists() {
-                let reason = "it is done, and its checkpoints are gone: there is nothing to continue from".to_owned();
-                return Err(Error::RunDir { path: path.to_owned(), reason });
-            }
-            // Rows that no checkpoint vouches for are of a run that is about to happen again.
-            let mut aside = Vec::new();
-            for log in [dir.metrics_path(), dir.completions_path()] {
-                if std::fs::metadata(&log).is_ok_and(|m| m.len() > 0) {
-                    aside.extend(set_aside(&log)?);
-                }
-            }
-            return Ok(Self { set_aside: aside, ..Self::begin(dir, trainer)? });
-        };
-        let saved = restore(&checkpoints, position, &mut trainer).map_err(|error| match error {
-            Error::Checkpoint { path, reason, .. } => {
-                Error::Checkpoint { path, reason, last_good: Some(checkpoints.last_good(position)) }
-            }
-            other => other,
-        })?;
-        // Both logs, before one of them is cut.
-        JsonLines::check(&dir.metrics_path(), saved.metrics_bytes)?;
-        JsonLines::check(&dir.completions_path(), saved.completions_bytes)?;
-        let metrics = JsonLines::truncate(&dir.metrics_path(), saved.metrics_bytes)?;
-        let completions = JsonLines::truncate(&dir.completions_path(), saved.completions_bytes)?;
-        checkpoints.clean()?;
-        let mut aside = checkpoints.set_aside_after(Some(position))?;
-        // A summary is of the end of a run, and this one goes on.
-        if trainer.phase() != Phase::Done {
-            aside.extend(set_aside(&dir.summary_path())?);
-        }
-        Ok(Self {
-            dir,
-            trainer,
-            checkpoints,
-            metrics,
-            completions,
-            position,
-            saved: Some(position),
-            resumed: Some(position),
-            set_aside: aside,
-            seconds_before: saved.seconds,
-            began: Instant::now(),
-        })
     }
 
     fn begin(dir: RunDir, trainer: Trainer) -> Result<Self> {
@@ -160,6 +97,7 @@ impl Run {
             position: Position::Warmup(0),
             saved: None,
             resumed: None,
+            changes: Vec::new(),
             set_aside: Vec::new(),
             seconds_before: 0.0,
             began: Instant::now(),
@@ -189,7 +127,7 @@ impl Run {
         self.began = Instant::now();
         self.announce(observer);
         sinks.notes().for_each(|note| observer.event(Event::Note(note)));
-        let ending = self.train(&mut With(&mut sinks, observer), stop);
+        let ending = self.train(&mut With(&mut sinks, observer), stop).map_err(|error| self.explain(error));
         sinks.finish(ending.is_ok(), |note| observer.event(Event::Note(note)));
         ending
     }
@@ -243,13 +181,16 @@ impl Run {
         let began = Instant::now();
         let report = self.trainer.warmup_step()?;
         let step = self.trainer.counters().warmup_steps;
-        let values = [
+        let mut values = vec![
             ("loss", report.loss),
             ("grad_norm", report.grad_norm),
             ("learning_rate", report.learning_rate),
             ("tokens", report.tokens as f64),
             ("step_time", began.elapsed().as_secs_f64()),
         ];
+        if self.trainer.config().warmup.optimizer.skip_grad_norm.is_some() {
+            values.push(("skipped_updates", f64::from(u8::from(report.skipped))));
+        }
         self.log(MetricsRow::new(RowKind::Warmup, step, values), observer)?;
         self.position = Position::Warmup(step);
         // The end of the warm-up is saved after the evaluation that follows it.
@@ -298,6 +239,7 @@ impl Run {
     }
 
     fn log(&mut self, row: MetricsRow, observer: &mut dyn Observer) -> Result<()> {
+        self.expect_in_place()?;
         self.metrics.append(&row)?;
         observer.event(Event::Row(&row));
         Ok(())
@@ -305,6 +247,7 @@ impl Run {
 
     /// Saves the present state, unless that is done.
     fn save(&mut self, observer: &mut dyn Observer) -> Result<PathBuf> {
+        self.expect_in_place()?;
         if self.saved == Some(self.position) {
             return Ok(self.checkpoints.path(self.position));
         }
@@ -347,6 +290,7 @@ impl Run {
             config: self.trainer.config(),
             parameters: self.trainer.policy().parameters().iter().map(|p| p.data.len()).sum(),
             resumed: self.resumed,
+            changes: &self.changes,
             set_aside: &self.set_aside,
         });
     }

@@ -1,5 +1,6 @@
 //! What a run tells while it runs.
 
+use super::changes::Change;
 use super::checkpoint::Position;
 use super::jsonl::{CompletionRow, MetricsRow, RowKind};
 use crate::train_config::TrainConfig;
@@ -18,6 +19,8 @@ pub enum Event<'a> {
         parameters: usize,
         /// The checkpoint it goes on from; `None` at the beginning.
         resumed: Option<Position>,
+        /// What has another value than before in the configuration of a run that goes on.
+        changes: &'a [Change],
         /// Checkpoints, logs or a summary that were renamed because the run goes on from before them.
         set_aside: &'a [PathBuf],
     },

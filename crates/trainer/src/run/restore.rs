@@ -1,13 +1,109 @@
-//! From a checkpoint back into a trainer.
+//! From a checkpoint back into a run.
 
-use super::checkpoint::{Checkpoints, Position, SavedState, sha256};
+use super::Run;
+use super::changes::{self, Change, config_hash};
+use super::checkpoint::{Checkpoints, Position, SavedState};
+use super::dir::{RunDir, set_aside};
+use super::jsonl::JsonLines;
+use super::logs;
 use crate::error::{Error, Result};
-use crate::train_config::TrainConfig;
-use crate::trainer::{TrainState, Trainer};
+use crate::train_config::{TrainConfig, check};
+use crate::trainer::{Phase, TrainState, Trainer};
 use std::path::Path;
+use std::time::Instant;
+
+impl Run {
+    /// Continues the run in `path` from its newest checkpoint, or from the one called `from`. Rows and checkpoints
+    /// written after it are taken back. Without any checkpoint the run begins again.
+    ///
+    /// `set` has assignments (`a.b=value`) of keys that may change, [`changes::SAFE`]. They, and such keys that have been
+    /// edited in config.yaml, count from here on and are written down in the folder.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] when that checkpoint is damaged; [`Error::RunDir`] when the configuration has changed in a key
+    /// that stays as it is, before anything that it names is loaded, or when the logs are not those of the checkpoint.
+    /// Nothing is changed then.
+    pub fn resume(path: &Path, from: Option<&str>, set: &[String]) -> Result<Self> {
+        Self::resume_with(path, from, set, Trainer::new)
+    }
+
+    /// As [`Run::resume`] for your own trainer, made from the run's configuration.
+    ///
+    /// # Errors
+    /// As [`Run::resume`].
+    pub fn resume_with(
+        path: &Path,
+        from: Option<&str>,
+        set: &[String],
+        make: impl FnOnce(TrainConfig) -> Result<Trainer>,
+    ) -> Result<Self> {
+        let dir = RunDir::open(path)?;
+        let checkpoints = Checkpoints::new(dir.checkpoints_path());
+        let wanted = dir.config(set)?;
+        let changes = changes::safe_changes(&dir, &wanted)?;
+        let Some(position) = choose(&checkpoints, from, path)? else {
+            return Self::begin_again(dir, make(wanted.clone())?, &wanted, changes);
+        };
+        let with_last_good = |error| match error {
+            Error::Checkpoint { path, reason, .. } => {
+                Error::Checkpoint { path, reason, last_good: Some(checkpoints.last_good(position)) }
+            }
+            other => other,
+        };
+        // Everything is checked before what the configuration names is loaded, and before anything is changed.
+        let (saved, state) = read(&checkpoints, position, &wanted).map_err(with_last_good)?;
+        let done = saved.counters.grpo_steps;
+        let expected = format!("at least {done}, the steps that {position} has done");
+        check(wanted.grpo.max_steps >= done, "grpo.max_steps", &expected, wanted.grpo.max_steps)?;
+        logs::check(&dir, &saved, position)?;
+        let mut trainer = make(wanted.clone())?;
+        restore(&checkpoints.path(position), &saved, &state, &mut trainer).map_err(with_last_good)?;
+        changes::record(&dir, &wanted, &changes, Some(position))?;
+        let metrics = JsonLines::truncate(&dir.metrics_path(), saved.metrics_bytes)?;
+        let completions = JsonLines::truncate(&dir.completions_path(), saved.completions_bytes)?;
+        checkpoints.clean()?;
+        let mut aside = checkpoints.set_aside_after(Some(position))?;
+        // A summary is of the end of a run, and this one goes on.
+        if trainer.phase() != Phase::Done {
+            aside.extend(set_aside(&dir.summary_path())?);
+        }
+        Ok(Self {
+            dir,
+            trainer,
+            checkpoints,
+            metrics,
+            completions,
+            position,
+            saved: Some(position),
+            resumed: Some(position),
+            changes,
+            set_aside: aside,
+            seconds_before: saved.seconds,
+            began: Instant::now(),
+        })
+    }
+
+    /// A run that was interrupted before its first checkpoint.
+    fn begin_again(dir: RunDir, trainer: Trainer, wanted: &TrainConfig, changes: Vec<Change>) -> Result<Self> {
+        // Beginning again would empty the logs of a run that came to its end.
+        if dir.summary_path().exists() {
+            let reason = "it is done, and its checkpoints are gone: there is nothing to continue from".to_owned();
+            return Err(Error::RunDir { path: dir.root().to_owned(), reason });
+        }
+        changes::record(&dir, wanted, &changes, None)?;
+        // Rows that no checkpoint vouches for are of a run that is about to happen again.
+        let mut aside = Vec::new();
+        for log in [dir.metrics_path(), dir.completions_path()] {
+            if std::fs::metadata(&log).is_ok_and(|m| m.len() > 0) {
+                aside.extend(set_aside(&log)?);
+            }
+        }
+        Ok(Self { set_aside: aside, changes, ..Self::begin(dir, trainer)? })
+    }
+}
 
 /// The checkpoint to continue from; `None` when there is none at all.
-pub(super) fn choose(checkpoints: &Checkpoints, from: Option<&str>, run: &Path) -> Result<Option<Position>> {
+fn choose(checkpoints: &Checkpoints, from: Option<&str>, run: &Path) -> Result<Option<Position>> {
     let positions = checkpoints.list()?;
     let Some(name) = from else { return Ok(positions.last().copied()) };
     match positions.iter().find(|p| p.to_string() == name) {
@@ -21,16 +117,19 @@ pub(super) fn choose(checkpoints: &Checkpoints, from: Option<&str>, run: &Path) 
     }
 }
 
-pub(super) fn restore(checkpoints: &Checkpoints, position: Position, trainer: &mut Trainer) -> Result<SavedState> {
-    let (saved, state): (SavedState, TrainState) = checkpoints.read(position)?;
-    let path = checkpoints.path(position);
-    if saved.config_sha256 != config_hash(trainer.config())? {
-        let reason =
-            "config.yaml has changed since the checkpoint was taken, so it would not be the same run; restore \
-                      it, or start a new run"
-                .to_owned();
-        return Err(Error::RunDir { path, reason });
+/// The checkpoint at `position`, proven, and of a run with this configuration.
+fn read(checkpoints: &Checkpoints, position: Position, config: &TrainConfig) -> Result<(SavedState, TrainState)> {
+    let (saved, state) = checkpoints.read(position)?;
+    if saved.config_sha256 != config_hash(config)? {
+        let reason = "it was taken with another configuration than that of config.yaml and config.recorded.yaml: restore \
+                      both, or start a new run";
+        return Err(Error::RunDir { path: checkpoints.path(position), reason: reason.to_owned() });
     }
+    Ok((saved, state))
+}
+
+/// Puts what [`read`] has read into a trainer.
+fn restore(path: &Path, saved: &SavedState, state: &TrainState, trainer: &mut Trainer) -> Result<()> {
     if saved.threads != rayon::current_num_threads() {
         tracing::warn!(
             "the run used {} threads and goes on with {}: results may differ in the last bits",
@@ -38,15 +137,6 @@ pub(super) fn restore(checkpoints: &Checkpoints, position: Position, trainer: &m
             rayon::current_num_threads()
         );
     }
-    trainer.restore(&state).map_err(|e| Error::Checkpoint { path, reason: e.to_string(), last_good: None })?;
-    Ok(saved)
-}
-
-/// Hash of all that the numbers of a run depend on.
-pub(super) fn config_hash(config: &TrainConfig) -> Result<String> {
-    let (run, logging, wandb) = Default::default();
-    let mut numbers = TrainConfig { run, logging, wandb, ..config.clone() };
-    // Says where a run gives up, not what it does until then.
-    numbers.grpo.filter_groups.max_num_gen_batches = 1;
-    serde_json::to_vec(&numbers).map(|bytes| sha256(&bytes)).map_err(|e| Error::Text(format!("configuration: {e}")))
+    let damaged = |e: Error| Error::Checkpoint { path: path.to_owned(), reason: e.to_string(), last_good: None };
+    trainer.restore(state).map_err(damaged)
 }

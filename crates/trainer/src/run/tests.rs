@@ -5,6 +5,11 @@ use crate::rollout::BatchedEngine;
 use crate::task::Comparison;
 use std::sync::Arc;
 
+mod changed;
+mod diverged;
+mod logs;
+mod moved;
+
 fn config() -> TrainConfig {
     let mut config = TrainConfig::default();
     config.model.hidden_size = 16;
@@ -51,6 +56,37 @@ impl Observer for Recorder<'_> {
     }
 }
 
+/// Does something after a row.
+struct After<'a>(&'static str, &'a dyn Fn());
+
+impl Observer for After<'_> {
+    fn event(&mut self, event: Event<'_>) {
+        if let Event::Row(row) = event
+            && format!("{:?} {}", row.phase, row.step) == self.0
+        {
+            (self.1)();
+        }
+    }
+}
+
+/// Runs until after a row, and stops there with a checkpoint.
+fn stopped_after(config: TrainConfig, path: &Path, row: &'static str) {
+    let (_, ending) = record(&mut Run::start(config, Some(path)).unwrap(), row);
+    assert!(matches!(ending, Ending::Stopped { .. }));
+}
+
+fn finish(run: &mut Run) -> Result<Ending> {
+    run.run(&mut (), &AtomicBool::new(false))
+}
+
+fn weights(run: &Path) -> Vec<u8> {
+    std::fs::read(run.join("checkpoints/step-000004/model.safetensors")).unwrap()
+}
+
+fn assignments(of: &[&str]) -> Vec<String> {
+    of.iter().map(|assignment| (*assignment).to_owned()).collect()
+}
+
 fn record(run: &mut Run, stop_after: &'static str) -> (Vec<String>, Ending) {
     let stop = AtomicBool::new(false);
     let mut recorder = Recorder { heard: Vec::new(), stop: &stop, stop_after };
@@ -95,7 +131,7 @@ fn a_stopped_run_goes_on_where_it_was() {
         let path = folder.path().join("a");
         let (_, ending) = record(&mut Run::start(config(), Some(&path)).unwrap(), stop_after);
         assert!(matches!(ending, Ending::Stopped { checkpoint } if checkpoint.ends_with(saved)));
-        let (heard, ending) = record(&mut Run::resume(&path, None).unwrap(), "");
+        let (heard, ending) = record(&mut Run::resume(&path, None, &[]).unwrap(), "");
         assert!(heard[0].starts_with("started Some"), "{heard:?}");
         assert!(matches!(ending, Ending::Finished(_)));
 
@@ -147,12 +183,12 @@ fn a_resume_that_fails_cuts_no_log_and_a_finished_run_is_never_begun_again() {
     let metrics = std::fs::read(path.join("metrics.jsonl")).unwrap();
 
     std::fs::remove_file(path.join("completions.jsonl")).unwrap();
-    let error = Run::resume(&path, Some("step-000002")).err().unwrap().to_string();
+    let error = Run::resume(&path, Some("step-000002"), &[]).err().unwrap().to_string();
     assert!(error.contains("completions.jsonl"), "{error}");
     assert_eq!(std::fs::read(path.join("metrics.jsonl")).unwrap(), metrics);
 
     std::fs::remove_dir_all(path.join("checkpoints")).unwrap();
-    let error = Run::resume(&path, None).err().unwrap().to_string();
+    let error = Run::resume(&path, None, &[]).err().unwrap().to_string();
     assert!(error.contains("checkpoints are gone"), "{error}");
     assert_eq!(std::fs::read(path.join("metrics.jsonl")).unwrap(), metrics);
 }
@@ -166,7 +202,7 @@ fn a_run_that_goes_on_from_before_its_results_keeps_them_aside() {
     let summary = std::fs::read(path.join("summary.json")).unwrap();
     let metrics = std::fs::read(path.join("metrics.jsonl")).unwrap();
 
-    let run = Run::resume(&path, Some("step-000002")).unwrap();
+    let run = Run::resume(&path, Some("step-000002"), &[]).unwrap();
     assert!(!path.join("summary.json").exists());
     assert_eq!(std::fs::read(path.join("summary.json.old-1")).unwrap(), summary);
     drop(run);
@@ -174,7 +210,7 @@ fn a_run_that_goes_on_from_before_its_results_keeps_them_aside() {
     // Killed before a checkpoint: nothing vouches for the rows, so the run begins again, beside them.
     std::fs::remove_dir_all(path.join("checkpoints")).unwrap();
     std::fs::write(path.join("metrics.jsonl"), &metrics).unwrap();
-    let run = Run::resume(&path, None).unwrap();
+    let run = Run::resume(&path, None, &[]).unwrap();
     assert_eq!(std::fs::read(path.join("metrics.jsonl.old-1")).unwrap(), metrics);
     finish(run);
     assert!(path.join("summary.json").exists());
@@ -193,7 +229,7 @@ fn sinks_go_on_with_the_run_and_do_not_change_it() {
     let yaml = std::fs::read_to_string(path.join("config.yaml")).unwrap();
     assert!(yaml.contains("group: null"));
     std::fs::write(path.join("config.yaml"), yaml.replace("group: null", "group: g")).unwrap();
-    let (heard, _) = record(&mut Run::resume(&path, Some("step-000002")).unwrap(), "");
+    let (heard, _) = record(&mut Run::resume(&path, Some("step-000002"), &[]).unwrap(), "");
     let parts: Vec<_> = std::fs::read_dir(path.join("wandb")).unwrap().map(|e| e.unwrap().path()).collect();
     assert_eq!(parts.len(), 2);
     let note = heard.last().unwrap();
@@ -202,7 +238,7 @@ fn sinks_go_on_with_the_run_and_do_not_change_it() {
     assert_eq!(std::fs::read_dir(path.join("tensorboard")).unwrap().count(), 2);
 
     // A run that is done adds nothing.
-    let (heard, _) = record(&mut Run::resume(&path, None).unwrap(), "");
+    let (heard, _) = record(&mut Run::resume(&path, None, &[]).unwrap(), "");
     assert!(!heard.iter().any(|line| line.starts_with("note")), "{heard:?}");
     assert_eq!(std::fs::read_dir(path.join("tensorboard")).unwrap().count(), 2);
 
@@ -227,6 +263,22 @@ fn a_sink_that_cannot_be_opened_is_said_before_any_step() {
 }
 
 #[test]
+fn a_wandb_folder_that_cannot_be_written_leaves_no_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, file) = (folder.path().join("a"), folder.path().join("file"));
+    std::fs::write(&file, "").unwrap();
+    let mut config = config();
+    config.wandb.mode = Some(grpo_sinks::wandb::Mode::Offline);
+    config.wandb.dir = Some(file.join("runs"));
+    let error = Run::start(config.clone(), Some(&path)).err().unwrap().to_string();
+    assert!(error.contains("file/runs/wandb"), "{error}");
+    assert!(!path.exists());
+    // A folder that nothing is written to need not be there.
+    config.wandb.mode = Some(grpo_sinks::wandb::Mode::Disabled);
+    Run::start(config, Some(&path)).unwrap();
+}
+
+#[test]
 fn a_run_that_finds_too_few_groups_goes_on_with_a_larger_limit() {
     let folder = tempfile::tempdir().unwrap();
     let (path, whole) = (folder.path().join("a"), folder.path().join("whole"));
@@ -247,7 +299,7 @@ fn a_run_that_finds_too_few_groups_goes_on_with_a_larger_limit() {
     assert!(yaml.contains("max_num_gen_batches: 1\n"));
     std::fs::write(path.join("config.yaml"), yaml.replace("max_num_gen_batches: 1\n", "max_num_gen_batches: 500\n"))
         .unwrap();
-    record(&mut Run::resume(&path, None).unwrap(), "");
+    record(&mut Run::resume(&path, None, &[]).unwrap(), "");
     record(&mut Run::start(with_limit(500), Some(&whole)).unwrap(), "");
     let weights = |run: &Path| std::fs::read(run.join("checkpoints/step-000004/model.safetensors")).unwrap();
     assert!(weights(&path) == weights(&whole));

@@ -55,6 +55,7 @@ pub struct StepReport {
     ///
     /// Of the updates: `loss`, `policy_loss`, `entropy`, `clip_ratio/..`, `grad_norm`, `learning_rate`; `kl` where the loss has
     /// a KL term;
+    /// `skipped_updates`, the number of updates that were not applied, with `optimizer.skip_grad_norm`;
     /// `entropy_coef` where there is a bonus; `sampling/..` where the loss corrects for the sampler.
     ///
     /// verl's `actor/reward_kl_penalty` and `actor/reward_kl_penalty_coeff` with the KL in the reward. With dynamic
@@ -110,11 +111,20 @@ pub fn grpo_step(
     let tokens = sampled.tokens();
     metrics.mean("num_tokens", tokens as f64, 1.0);
     let generation = Generation::new(&sampler, context, sampled.into_kept(), &mut metrics)?;
+    let mut skipped = 0.0;
     for _ in 0..grpo.num_iterations {
         for rows in updates(grpo) {
-            policy = update::update_policy(policy, optimizer, context, &generation, rows, &mut metrics)?;
-            follow(context.reference, &policy, optimizer.steps(), grpo)?;
+            let applied;
+            (policy, applied) = update::update_policy(policy, optimizer, context, &generation, rows, &mut metrics)?;
+            if applied {
+                follow(context.reference, &policy, optimizer.steps(), grpo)?;
+            } else {
+                skipped += 1.0;
+            }
         }
+    }
+    if optimizer.skips() {
+        metrics.mean("skipped_updates", skipped, 1.0);
     }
     Ok((policy, StepReport { step: step + 1, metrics, samples: generation.samples, tokens }))
 }

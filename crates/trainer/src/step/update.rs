@@ -15,7 +15,7 @@ use grpo_core::weights::{TokenWeights, token_weights};
 use grpo_core::{LossConfig, Metrics, Scores, TokenBatch};
 use std::ops::Range;
 
-/// One optimizer step on the sequences `rows`.
+/// One optimizer step on the sequences `rows`; also whether it was applied, not skipped.
 pub(super) fn update_policy(
     policy: Decoder,
     optimizer: &mut AdamW,
@@ -23,7 +23,7 @@ pub(super) fn update_policy(
     generation: &Generation,
     rows: Range<usize>,
     metrics: &mut Metrics,
-) -> Result<Decoder> {
+) -> Result<(Decoder, bool)> {
     let grpo = &context.config.grpo;
     let whole = generation.batch.select_sequences(rows.clone())?;
     let sequences = &generation.sequences[rows.clone()];
@@ -64,25 +64,28 @@ pub(super) fn update_policy(
         let hidden = completion_hidden(policy, &sequences[part.clone()])?;
         loss.loss(hidden, policy.lm_head(), &whole.select_sequences(part)?)
     })?;
-    if !sum.loss.is_finite() {
-        return Err(Error::NotFinite { what: "the loss", step: optimizer.steps() });
-    }
+    let (policy, done) = match sum.loss.is_finite() {
+        true => optimizer.step(policy, &sum.gradients)?,
+        false if optimizer.skips() => (policy, optimizer.skip(sum.gradients.norm())?),
+        false => return Err(Error::NotFinite { what: "the loss", step: optimizer.steps() }),
+    };
     metrics.merge(&sum.metrics);
     // TRL logs the coefficient as the step leaves it.
     if let Some(controller) = &mut context.coefficients.entropy {
-        let (sum, count) = bonus_entropy(&whole, chosen_from.as_ref(), &sum.metrics);
-        controller.observe(sum, count)?;
-        controller.step()?;
+        if !done.skipped {
+            let (sum, count) = bonus_entropy(&whole, chosen_from.as_ref(), &sum.metrics);
+            controller.observe(sum, count)?;
+            controller.step()?;
+        }
         metrics.mean("entropy_coef", controller.entropy_coef, 1.0);
     } else if loss.config.entropy_coef != 0.0 {
         metrics.mean("entropy_coef", loss.config.entropy_coef, 1.0);
     }
-    let (policy, done) = optimizer.step(policy, &sum.gradients)?;
     metrics.mean("loss", sum.loss, 1.0);
     metrics.mean("policy_loss", sum.policy_loss, 1.0);
     metrics.mean("grad_norm", done.grad_norm, 1.0);
     metrics.mean("learning_rate", done.learning_rate, 1.0);
-    Ok(policy)
+    Ok((policy, !done.skipped))
 }
 
 /// Weights of one whole update, so that its micro-batches simply add up.

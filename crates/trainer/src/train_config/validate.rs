@@ -165,7 +165,12 @@ impl OptimizerConfig {
         ] {
             check(ok, &format!("{section}.{name}"), expected, value)?;
         }
-        Ok(())
+        if let Some(limit) = self.skip_grad_norm {
+            let ok = limit.is_finite() && limit > 0.0;
+            check(ok, &format!("{section}.skip_grad_norm"), "a finite number above 0, or null", limit)?;
+        }
+        let most = self.max_consecutive_skips;
+        check(most > 0, &format!("{section}.max_consecutive_skips"), "at least 1", most)
     }
 }
 

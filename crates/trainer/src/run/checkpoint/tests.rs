@@ -14,6 +14,7 @@ fn state() -> TrainState {
             warmup_steps: 5,
             grpo_steps: 7,
             optimizer_steps: 7,
+            skipped_in_a_row: 1,
             data_cursor: 900,
             num_tokens: 1234,
         },
@@ -130,12 +131,56 @@ fn damage_is_found_and_named() {
 }
 
 #[test]
+fn what_is_not_finite_is_neither_saved_nor_restored() {
+    let broken = |tensors: fn(&mut TrainState) -> &mut Vec<NamedTensor>, value| {
+        let mut state = state();
+        tensors(&mut state)[0].data[1] = value;
+        state
+    };
+    let groups: [fn(&mut TrainState) -> &mut Vec<NamedTensor>; 3] =
+        [|s| &mut s.policy, |s| &mut s.optimizer, |s| &mut s.reference];
+    for (group, file) in groups.into_iter().zip([MODEL, OPTIMIZER, REFERENCE]) {
+        for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let (_folder, checkpoints) = write(&[1, 2]);
+            let (position, state) = (Position::Grpo(3), broken(group, value));
+            let error = checkpoints.write(position, &saved(position), &state).unwrap_err();
+            assert!(matches!(error, Error::NotFinite { .. }), "{error}");
+            assert_eq!(checkpoints.names().unwrap(), ["step-000001", "step-000002"]);
+            // One that another program has written, with sums that are right.
+            let path = checkpoints.path(Position::Grpo(2));
+            let good = std::fs::read(path.join(file)).unwrap();
+            let bad = match file {
+                MODEL => to_safetensors(&state.policy),
+                OPTIMIZER => to_safetensors(&state.optimizer),
+                _ => to_safetensors(&state.reference),
+            };
+            let bad = bad.unwrap();
+            std::fs::write(path.join(file), &bad).unwrap();
+            let sums = std::fs::read_to_string(path.join(SUMS)).unwrap();
+            std::fs::write(path.join(SUMS), sums.replace(&sha256(&good), &sha256(&bad))).unwrap();
+            let text = checkpoints.read(Position::Grpo(2)).unwrap_err().to_string();
+            assert!(text.contains("not finite"), "{text}");
+            assert_eq!(checkpoints.last_good(Position::Grpo(2)), LastGood::Checkpoint("step-000001".into()));
+        }
+    }
+}
+
+#[test]
+fn a_run_folder_that_is_gone_is_not_made_again() {
+    let (folder, checkpoints) = write(&[]);
+    let gone = Checkpoints::new(folder.path().join("run/checkpoints"));
+    assert!(gone.write(Position::Grpo(1), &saved(Position::Grpo(1)), &state()).is_err());
+    assert!(!folder.path().join("run").exists());
+    checkpoints.write(Position::Grpo(1), &saved(Position::Grpo(1)), &state()).unwrap();
+}
+
+#[test]
 fn another_format_or_a_renamed_folder_is_said() {
     let (_folder, checkpoints) = write(&[1]);
     std::fs::rename(checkpoints.path(Position::Grpo(1)), checkpoints.path(Position::Grpo(5))).unwrap();
     assert!(checkpoints.read(Position::Grpo(5)).unwrap_err().to_string().contains("was renamed"));
-    assert!(parse_state(b"{\"format\": \"grpo-checkpoint/1\"}").unwrap_err().contains("this program reads"));
-    assert!(parse_state(b"{\"format\": \"grpo-checkpoint/2\"}").unwrap_err().contains("missing field"));
+    assert!(parse_state(b"{\"format\": \"grpo-checkpoint/2\"}").unwrap_err().contains("this program reads"));
+    assert!(parse_state(b"{\"format\": \"grpo-checkpoint/3\"}").unwrap_err().contains("missing field"));
     assert!(parse_state(b"[1]").unwrap_err().contains("no key `format`"));
 }
 

@@ -248,3 +248,59 @@ fn the_filter_looks_at_the_reward_that_it_is_told() {
         );
     }
 }
+
+#[test]
+fn a_skipped_update_moves_nothing_but_the_data() {
+    let mut config = small();
+    config.grpo.num_iterations = 2;
+    config.grpo.max_steps = 9;
+    config.grpo.use_adaptive_entropy = true;
+    config.grpo.entropy_target = 10.0;
+    config.loss.beta = 0.1;
+    config.grpo.sync_ref_model = true;
+    config.grpo.ref_model_sync_steps = 1;
+    let mut plain = scripted(TWO, config.clone(), false);
+    config.optimizer.skip_grad_norm = Some(1e-30);
+    config.optimizer.max_consecutive_skips = 5;
+    let mut guarded = scripted(TWO, config, false);
+    let before = guarded.state();
+    for run in [&mut plain, &mut guarded] {
+        let report = run.grpo_step().unwrap();
+        assert!(report.metric("grad_norm") > 0.0);
+    }
+    assert!(plain.state().policy != before.policy && plain.state().coefficients != before.coefficients);
+    let after = guarded.state();
+    assert_eq!(
+        (&after.policy, &after.optimizer, &after.reference),
+        (&before.policy, &before.optimizer, &before.reference)
+    );
+    assert_eq!(after.coefficients, before.coefficients);
+    assert_eq!((after.counters.grpo_steps, after.counters.optimizer_steps, after.counters.skipped_in_a_row), (1, 0, 2));
+    assert_eq!(guarded.grpo_step().unwrap().metrics.value("skipped_updates"), Some(2.0));
+    // Of the next two updates the first would be the fifth.
+    let before = guarded.state();
+    let error = guarded.grpo_step().unwrap_err();
+    assert!(matches!(error, Error::TooManySkips { skipped: 5, .. }), "{error}");
+    assert_eq!(guarded.state(), before);
+    assert!(plain.grpo_step().unwrap().metrics.get("skipped_updates").is_none(), "off by default");
+}
+
+#[test]
+fn a_loss_that_is_not_finite_is_skipped_with_the_guard_only() {
+    // A policy from which nothing can be learnt any more.
+    let broken = |skip_grad_norm| {
+        let mut config = small();
+        config.warmup.steps = 5;
+        config.warmup.optimizer.skip_grad_norm = skip_grad_norm;
+        let mut run = Trainer::new(config).unwrap();
+        let mut weights = run.policy.parameters();
+        weights.iter_mut().for_each(|tensor| tensor.data.fill(f32::NAN));
+        run.policy = run.policy.clone().with_parameters(&weights).unwrap();
+        run
+    };
+    assert!(matches!(broken(None).warmup_step(), Err(Error::NotFinite { what: "the warm-up loss", .. })));
+    let mut guarded = broken(Some(1e30));
+    let report = guarded.warmup_step().unwrap();
+    assert!(report.skipped && report.loss.is_nan() && report.step == 1);
+    assert_eq!((guarded.counters().optimizer_steps, guarded.counters().skipped_in_a_row), (0, 1));
+}

@@ -1,0 +1,275 @@
+//! Whole files: written so that nobody finds half of one, read no further than they can be meant.
+
+use crate::error::{Error, Result};
+use std::fs::{File, Metadata, OpenOptions, Permissions};
+use std::io::{self, ErrorKind, Read, Write};
+use std::path::{Path, PathBuf};
+
+/// Symbolic links that are followed from one name, as Linux does.
+const MAX_LINKS: usize = 40;
+/// Bytes of the number that a safetensors file begins with: the length of its header.
+const SAFETENSORS_PREFIX: usize = 8;
+/// What names of files that are being written begin and end with.
+const TEMPORARY: (&str, &str) = (".grpo-", ".tmp");
+/// Longest header of a safetensors file, the format's own limit.
+const MAX_SAFETENSORS_HEADER: u64 = 100_000_000;
+
+/// Writes a file that the program owns, so that it has either its old content or the new one, whatever happens meanwhile.
+///
+/// The content goes into a new file of an unpredictable name in the same folder, which is synced and renamed. So whatever
+/// has the name before is replaced: a symbolic link is not followed.
+///
+/// # Errors
+/// [`Error::Io`]; what was there is unchanged then.
+pub fn write_atomically(path: &Path, content: &[u8]) -> Result<()> {
+    let permissions = std::fs::symlink_metadata(path).ok().filter(Metadata::is_file).map(|m| m.permissions());
+    replace(path, permissions, content).map_err(|e| Error::io("write", path, e))
+}
+
+/// Writes a file that a user has named.
+///
+/// A regular file, or none, is replaced as [`write_atomically`] does, behind symbolic links and with the permissions of the
+/// file that was there. Anything else (a device such as `/dev/null`, a pipe, `/dev/stdout`) is opened and written to.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn write_output(path: &Path, content: &[u8]) -> Result<()> {
+    let write = || match Destination::of(path)? {
+        Destination::File { path, permissions } => replace(&path, permissions, content),
+        // Standard output may be a file that has something already.
+        Destination::Stream(path) => OpenOptions::new().append(true).open(path)?.write_all(content),
+    };
+    write().map_err(|e| Error::io("write", path, e))
+}
+
+/// Checks, before any work, that [`write_output`] will be able to write `path`: its folder is there and takes new files.
+///
+/// # Errors
+/// [`Error::Io`] that says what is wrong.
+pub fn check_output(path: &Path) -> Result<()> {
+    let check = || match Destination::of(path)? {
+        Destination::File { path, .. } => temporary_in(folder_of(&path)).map(drop),
+        Destination::Stream(_) => Ok(()),
+    };
+    check().map_err(|e| Error::io("write", path, e))
+}
+
+/// Makes the folder `path` unless it is there, and checks that it takes new files.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn make_folder(path: &Path) -> Result<()> {
+    std::fs::create_dir_all(path).map_err(|e| Error::io("create the folder", path, e))?;
+    temporary_in(path).map(drop).map_err(|e| Error::io("write into the folder", path, e))
+}
+
+/// The bytes of a regular file of at most `limit` bytes.
+///
+/// # Errors
+/// `InvalidInput` for a folder, a device, a pipe or a socket; `FileTooLarge`; those of reading.
+pub fn read_regular(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    let (file, length) = open_regular(path)?;
+    let too_large =
+        |found: u64| io::Error::new(ErrorKind::FileTooLarge, format!("expected at most {limit} bytes, got {found}"));
+    if length > limit {
+        return Err(too_large(length));
+    }
+    let bytes = read_to_end(file, Vec::new(), limit.saturating_add(1))?;
+    // It has grown, or it is one of those that do not tell their length.
+    if bytes.len() as u64 > limit { Err(too_large(bytes.len() as u64)) } else { Ok(bytes) }
+}
+
+/// The bytes of a safetensors file, a regular file that is no longer than its header says. Whether it is shorter, and whether
+/// the header makes sense, is for its reader to find: of a file whose header cannot be understood only the header is read.
+///
+/// # Errors
+/// `InvalidInput` for a folder, a device, a pipe or a socket; `FileTooLarge`; those of reading.
+pub fn read_safetensors(path: &Path) -> io::Result<Vec<u8>> {
+    let (file, length) = open_regular(path)?;
+    let head = read_to_end(&file, Vec::new(), SAFETENSORS_PREFIX as u64)?;
+    let Ok(prefix) = <[u8; SAFETENSORS_PREFIX]>::try_from(head.as_slice()) else { return Ok(head) };
+    let header = u64::from_le_bytes(prefix);
+    if header > MAX_SAFETENSORS_HEADER {
+        return Ok(head);
+    }
+    let bytes = read_to_end(&file, head, header)?;
+    let Some(data) = data_length(&bytes[SAFETENSORS_PREFIX..]) else { return Ok(bytes) };
+    let justified = (SAFETENSORS_PREFIX as u64 + header).saturating_add(data);
+    if length > justified {
+        let message = format!("expected {justified} bytes, which is what its header describes, got {length}");
+        return Err(io::Error::new(ErrorKind::FileTooLarge, message));
+    }
+    read_to_end(&file, bytes, data)
+}
+
+/// Opens a regular file for reading; with its length.
+///
+/// # Errors
+/// `InvalidInput` for anything else; those of opening.
+pub(crate) fn open_regular(path: &Path) -> io::Result<(File, u64)> {
+    // Before it is opened: opening a pipe waits for whoever writes to it.
+    expect_regular(&std::fs::metadata(path)?)?;
+    let file = File::open(path)?;
+    let metadata = file.metadata()?;
+    expect_regular(&metadata)?;
+    Ok((file, metadata.len()))
+}
+
+/// `InvalidInput` unless it is a regular file.
+pub(crate) fn expect_regular(metadata: &Metadata) -> io::Result<()> {
+    if metadata.is_file() {
+        return Ok(());
+    }
+    let message = format!("expected a regular file, got {}", kind(metadata));
+    Err(io::Error::new(ErrorKind::InvalidInput, message))
+}
+
+/// Which file it is, whatever its name: equal for two names of one file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FileId(u64, u64);
+
+impl FileId {
+    #[cfg(unix)]
+    pub(crate) fn of(metadata: &Metadata) -> Self {
+        use std::os::unix::fs::MetadataExt;
+        Self(metadata.dev(), metadata.ino())
+    }
+
+    /// Systems without such numbers do not let an open file go.
+    #[cfg(not(unix))]
+    pub(crate) fn of(_: &Metadata) -> Self {
+        Self(0, 0)
+    }
+
+    /// Whether `path` names this file now.
+    pub(crate) fn is_at(self, path: &Path) -> bool {
+        std::fs::metadata(path).is_ok_and(|metadata| Self::of(&metadata) == self)
+    }
+}
+
+/// Lets `options` open no symbolic link where the system can say so.
+pub(crate) fn without_links(options: &mut OpenOptions) -> &mut OpenOptions {
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::custom_flags(options, libc::O_NOFOLLOW);
+    options
+}
+
+/// Makes the entries of a folder durable, where the system can.
+pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
+    if cfg!(unix) { File::open(path)?.sync_all() } else { Ok(()) }
+}
+
+/// What a name leads to when something is to be written there.
+enum Destination {
+    /// A regular file, or none yet, with nothing symbolic in its name.
+    File { path: PathBuf, permissions: Option<Permissions> },
+    /// A device, a pipe, or what a process has open.
+    Stream(PathBuf),
+}
+
+impl Destination {
+    fn of(path: &Path) -> io::Result<Self> {
+        let mut path = path.to_owned();
+        for _ in 0..MAX_LINKS {
+            let folder = folder_of(&path);
+            let folder = folder.canonicalize().map_err(|e| {
+                io::Error::new(e.kind(), format!("the folder {} cannot be used: {e}", folder.display()))
+            })?;
+            let Some(name) = path.file_name() else { return Err(ErrorKind::IsADirectory.into()) };
+            path = folder.join(name);
+            // /proc/self/fd/1 and the like name an open file: to replace what it is would not reach who holds it.
+            if folder.starts_with("/proc") {
+                return Ok(Self::Stream(path));
+            }
+            match std::fs::symlink_metadata(&path) {
+                Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Self::File { path, permissions: None }),
+                Err(e) => return Err(e),
+                Ok(m) if m.is_symlink() => path = folder.join(std::fs::read_link(&path)?),
+                Ok(m) if m.is_dir() => return Err(ErrorKind::IsADirectory.into()),
+                Ok(m) if m.is_file() => return Ok(Self::File { path, permissions: Some(m.permissions()) }),
+                Ok(_) => return Ok(Self::Stream(path)),
+            }
+        }
+        Err(io::Error::other(format!("more than {MAX_LINKS} symbolic links")))
+    }
+}
+
+/// Removes what processes that were ended in the middle of a write have left in `folder`.
+pub(crate) fn remove_temporary(folder: &Path) -> io::Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let is_ours = name.to_str().is_some_and(|name| name.starts_with(TEMPORARY.0) && name.ends_with(TEMPORARY.1));
+        if is_ours && entry.file_type()?.is_file() {
+            std::fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// Puts a new file in the place of whatever is called `path`.
+fn replace(path: &Path, permissions: Option<Permissions>, content: &[u8]) -> io::Result<()> {
+    let folder = folder_of(path);
+    let mut file = temporary_in(folder)?;
+    file.write_all(content)?;
+    if let Some(permissions) = permissions {
+        file.as_file().set_permissions(permissions)?;
+    }
+    file.as_file().sync_all()?;
+    file.persist(path)?;
+    sync_folder(folder)
+}
+
+/// A new file of an unpredictable name with the permissions that a new file has.
+fn temporary_in(folder: &Path) -> io::Result<tempfile::NamedTempFile> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(TEMPORARY.0).suffix(TEMPORARY.1);
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    builder.tempfile_in(folder)
+}
+
+/// The folder that `path` is in: a bare name is in the present one.
+fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    }
+}
+
+/// Adds at most `limit` bytes to `bytes`; memory grows with what is really there.
+fn read_to_end(file: impl Read, mut bytes: Vec<u8>, limit: u64) -> io::Result<Vec<u8>> {
+    file.take(limit).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Length of the data that a header of safetensors describes; `None` when it is none.
+fn data_length(header: &[u8]) -> Option<u64> {
+    #[derive(serde::Deserialize)]
+    struct Entry {
+        data_offsets: Option<(u64, u64)>,
+    }
+    let entries: std::collections::BTreeMap<String, Entry> = serde_json::from_slice(header).ok()?;
+    Some(entries.values().filter_map(|entry| entry.data_offsets).map(|(_, end)| end).max().unwrap_or(0))
+}
+
+#[cfg(unix)]
+fn kind(metadata: &Metadata) -> &'static str {
+    use std::os::unix::fs::FileTypeExt;
+    let kind = metadata.file_type();
+    match () {
+        () if kind.is_dir() => "a folder",
+        () if kind.is_fifo() => "a pipe",
+        () if kind.is_socket() => "a socket",
+        () if kind.is_char_device() || kind.is_block_device() => "a device",
+        () => "something else",
+    }
+}
+
+#[cfg(not(unix))]
+fn kind(metadata: &Metadata) -> &'static str {
+    if metadata.is_dir() { "a folder" } else { "something else" }
+}
+
+#[cfg(test)]
+mod tests;

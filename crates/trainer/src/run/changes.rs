@@ -1,0 +1,198 @@
+//! What may change in the configuration of a run when it goes on, and what was changed.
+//!
+//! A run goes on with another value of a key that is [safe](SAFE), from `config.yaml` or from `--set`: how fast it learns from
+//! here on, where it gives up, what is logged, evaluated and kept. Weights, moments and counters stay what they are. Every
+//! other key makes another run of it, and is refused by its name. The hash in checkpoints is that of the keys that stay,
+//! so all checkpoints of a run agree on it whatever was changed between them.
+
+use super::checkpoint::{Position, sha256};
+use super::dir::RunDir;
+use crate::error::{Error, Result};
+use crate::files::sync_folder;
+use crate::train_config::TrainConfig;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs::OpenOptions;
+use std::io::Write;
+
+/// Keys, and sections with all their keys, that may have another value when a run goes on.
+pub const SAFE: [&str; 20] = [
+    "run",
+    "logging",
+    "wandb",
+    "eval",
+    "optimizer.learning_rate",
+    "optimizer.warmup_ratio",
+    "optimizer.lr_scheduler_type",
+    "optimizer.min_lr_ratio",
+    "optimizer.max_grad_norm",
+    "optimizer.skip_grad_norm",
+    "optimizer.max_consecutive_skips",
+    "warmup.optimizer.learning_rate",
+    "warmup.optimizer.warmup_ratio",
+    "warmup.optimizer.lr_scheduler_type",
+    "warmup.optimizer.min_lr_ratio",
+    "warmup.optimizer.max_grad_norm",
+    "warmup.optimizer.skip_grad_norm",
+    "warmup.optimizer.max_consecutive_skips",
+    "grpo.max_steps",
+    "grpo.filter_groups.max_num_gen_batches",
+];
+
+/// One key that has another value than before. Also a row of `changes.jsonl`, there with the checkpoint.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Change {
+    /// Dotted path of the key.
+    pub key: String,
+    /// Its value until then.
+    pub from: Value,
+    /// Its value from then on.
+    pub to: Value,
+}
+
+impl std::fmt::Display for Change {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} (from {} to {})", self.key, self.from, self.to)
+    }
+}
+
+/// A row of `changes.jsonl`.
+#[derive(Serialize)]
+struct ChangeRow<'a> {
+    /// The checkpoint from which the change counts; null for a run that begins again.
+    checkpoint: Option<String>,
+    #[serde(flatten)]
+    change: &'a Change,
+}
+
+/// What differs between two configurations, sorted by key.
+///
+/// # Errors
+/// [`Error::Text`] when a configuration cannot be serialised.
+pub fn between(before: &TrainConfig, after: &TrainConfig) -> Result<Vec<Change>> {
+    let (before, after) = (leaves(before)?, leaves(after)?);
+    let keys = before.keys().chain(after.keys().filter(|key| !before.contains_key(*key)));
+    let value = |map: &BTreeMap<String, Value>, key: &String| map.get(key).cloned().unwrap_or_default();
+    let changes = keys.map(|key| Change { key: key.clone(), from: value(&before, key), to: value(&after, key) });
+    let mut changes: Vec<_> = changes.filter(|change| change.from != change.to).collect();
+    changes.sort_by(|a, b| a.key.cmp(&b.key));
+    Ok(changes)
+}
+
+/// The changes of `wanted` against what is recorded in `dir`.
+///
+/// # Errors
+/// [`Error::RunDir`] with the keys that may not change and the reason; as [`RunDir::recorded_config`].
+pub(super) fn safe_changes(dir: &RunDir, wanted: &TrainConfig) -> Result<Vec<Change>> {
+    let changes = between(&dir.recorded_config()?, wanted)?;
+    let refused: Vec<&Change> = changes.iter().filter(|change| !is_safe(&change.key)).collect();
+    let Some(first) = refused.first() else { return Ok(changes) };
+    let list: Vec<String> = refused.iter().map(|change| change.to_string()).collect();
+    let reason = format!(
+        "the configuration has changed in {}, and a run goes on with the value it was begun with: {}; restore it in \
+         config.yaml, or start a new run with it; what may change is {}",
+        list.join(", "),
+        reason(&first.key),
+        SAFE.join(", ")
+    );
+    Err(Error::RunDir { path: dir.root().to_owned(), reason })
+}
+
+/// Makes `wanted` the configuration of the run, which goes on from `position`.
+pub(super) fn record(dir: &RunDir, wanted: &TrainConfig, changes: &[Change], position: Option<Position>) -> Result<()> {
+    if changes.is_empty() {
+        return Ok(());
+    }
+    let path = dir.changes_path();
+    let mut lines = Vec::new();
+    for change in changes {
+        let row = ChangeRow { checkpoint: position.map(|position| position.to_string()), change };
+        serde_json::to_writer(&mut lines, &row).map_err(|e| Error::Text(format!("a row of changes.jsonl: {e}")))?;
+        lines.push(b'\n');
+    }
+    let append = || {
+        let mut file = OpenOptions::new().append(true).create(true).open(&path)?;
+        file.write_all(&lines)?;
+        file.sync_all()?;
+        sync_folder(dir.root())
+    };
+    append().map_err(|e| Error::io("append to", &path, e))?;
+    dir.write_config(wanted)
+}
+
+/// Hash of everything that stays as it is from the beginning of a run to its end.
+pub(super) fn config_hash(config: &TrainConfig) -> Result<String> {
+    let mut leaves = leaves(config)?;
+    leaves.retain(|key, _| !is_safe(key));
+    serde_json::to_vec(&leaves).map(|bytes| sha256(&bytes)).map_err(|e| Error::Text(format!("configuration: {e}")))
+}
+
+fn is_safe(key: &str) -> bool {
+    SAFE.iter().any(|safe| key.strip_prefix(safe).is_some_and(|rest| rest.is_empty() || rest.starts_with('.')))
+}
+
+/// Why a key may not change.
+fn reason(key: &str) -> &'static str {
+    let section = key.split('.').next().unwrap_or_default();
+    match (section, key) {
+        ("seed" | "data", _) => "it decides which problems and samples come next",
+        ("model", _) => "the checkpoints hold the weights of another model",
+        ("loss" | "rewards", _) => "it decides what is optimised",
+        (_, "grpo.backend" | "grpo.plugin" | "grpo.implementation") => "it names the code that computes the loss",
+        (_, key) if key.contains("optimizer.") => "the moments of the optimizer belong to it",
+        _ => "the numbers of its steps depend on it",
+    }
+}
+
+/// Dotted paths of all values that are no maps.
+fn leaves(config: &TrainConfig) -> Result<BTreeMap<String, Value>> {
+    fn collect(path: String, value: Value, leaves: &mut BTreeMap<String, Value>) {
+        match value {
+            Value::Object(map) if !map.is_empty() => {
+                for (key, value) in map {
+                    let path = if path.is_empty() { key } else { format!("{path}.{key}") };
+                    collect(path, value, leaves);
+                }
+            }
+            leaf => {
+                leaves.insert(path, leaf);
+            }
+        }
+    }
+    let value = serde_json::to_value(config).map_err(|e| Error::Text(format!("configuration: {e}")))?;
+    let mut found = BTreeMap::new();
+    collect(String::new(), value, &mut found);
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_safe_key_is_a_key() {
+        let leaves = leaves(&TrainConfig::default()).unwrap();
+        for safe in SAFE {
+            assert!(leaves.keys().any(|key| key == safe || key.starts_with(&format!("{safe}."))), "{safe}");
+        }
+        assert!(!is_safe("runs.name") && !is_safe("optimizer.adam_beta1") && is_safe("run.name"));
+    }
+
+    #[test]
+    fn the_hash_is_of_what_stays() {
+        let config = TrainConfig::default();
+        let hash = config_hash(&config).unwrap();
+        let mut changed = config.clone();
+        changed.optimizer.learning_rate = 1.0;
+        changed.optimizer.skip_grad_norm = Some(3.0);
+        changed.eval.num_problems += 1;
+        changed.run.save_steps += 1;
+        assert_eq!(config_hash(&changed).unwrap(), hash);
+        let keys: Vec<_> = between(&config, &changed).unwrap().into_iter().map(|change| change.key).collect();
+        let expected = ["eval.num_problems", "optimizer.learning_rate", "optimizer.skip_grad_norm", "run.save_steps"];
+        assert_eq!(keys, expected);
+        changed.optimizer.adam_beta2 = 0.5;
+        assert_ne!(config_hash(&changed).unwrap(), hash);
+    }
+}
