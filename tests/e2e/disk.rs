@@ -10,7 +10,12 @@ const SETTINGS: [&str; 4] = ["warmup.steps=10", "grpo.max_steps=20", "run.save_s
 fn limited(blocks: u64, arguments: &[&str]) -> Command {
     let mut command = Command::new("sh");
     // `ulimit -f` of a POSIX shell counts blocks of 512 bytes; the signal would end the process instead of the write.
-    command.args(["-c", "trap '' XFSZ; ulimit -f \"$0\"; exec \"$@\"", &blocks.to_string(), env!("CARGO_BIN_EXE_grpo")]);
+    command.args([
+        "-c",
+        "trap '' XFSZ; ulimit -f \"$0\"; exec \"$@\"",
+        &blocks.to_string(),
+        env!("CARGO_BIN_EXE_grpo"),
+    ]);
     command.args(arguments).env_clear().env("PATH", "/usr/bin:/bin");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
@@ -34,7 +39,10 @@ fn a_run_goes_on_when_there_is_room_again() {
         let output = finish(limited(bytes / 512, &arguments).spawn().expect("sh runs"), name);
         let said = stderr(&output);
         assert_eq!(output.status.code(), Some(2), "{name}: {said}");
-        assert!(said.contains("File too large") && said.contains(&*text) && !said.contains("panicked"), "{name}: {said}");
+        assert!(
+            said.contains("File too large") && said.contains(&*text) && !said.contains("panicked"),
+            "{name}: {said}"
+        );
         assert_eq!(said.lines().count(), 1, "{name}: {said}");
         let half = |name: &String| name.starts_with(".tmp") && name != ".tmp-";
         if run.join("config.yaml").exists() {

@@ -54,7 +54,8 @@ fn header(bytes: &[u8]) -> usize {
 fn batch_files() {
     let mut rng = rng(3);
     let golden = files(&repository("tests/golden"));
-    let golden: Vec<_> = golden.into_iter().filter(|path| path.extension().is_some_and(|e| e == "safetensors")).collect();
+    let golden: Vec<_> =
+        golden.into_iter().filter(|path| path.extension().is_some_and(|e| e == "safetensors")).collect();
     let (mut legal, mut illegal) = (0, 0);
     for path in &golden {
         let bytes = std::fs::read(path).expect("a golden file");

@@ -103,8 +103,8 @@ pub enum Error {
     /// Numbers that are no longer finite.
     #[error("not finite at optimizer step {step}: {what}; lower the learning rate or look at the rewards")]
     NotFinite {
-        /// Loss, gradient norm, weights or moments.
-        what: &'static str,
+        /// Loss, gradient norm, weights or moments; of a loss the token, with its sequence and position.
+        what: String,
         /// Optimizer step.
         step: u64,
     },

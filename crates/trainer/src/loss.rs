@@ -16,6 +16,8 @@ pub(crate) struct PartialLoss {
     pub(crate) value: f64,
     /// The part of it that is the policy term's.
     pub(crate) policy: f64,
+    /// Log-probability and entropy of each of its tokens; empty where the loss does not have them.
+    pub(crate) scores: Scores,
     /// What the loss has to say about itself.
     pub(crate) metrics: Metrics,
 }
@@ -36,8 +38,9 @@ pub struct PolicyLoss {
 impl PolicyLoss {
     /// `hidden: [N, H]`, `lm_head: [V, H]`.
     pub(crate) fn loss(&self, hidden: Tensor<2>, lm_head: Tensor<2>, batch: &TokenBatch) -> Result<PartialLoss> {
-        let loss = self.plan()?.loss(hidden, lm_head, None, batch)?;
-        Ok(PartialLoss { backward: loss.loss, value: loss.value, policy: loss.policy_loss, metrics: loss.metrics })
+        let grpo_burn::Loss { loss, value, policy_loss, scores, metrics } =
+            self.plan()?.loss(hidden, lm_head, None, batch)?;
+        Ok(PartialLoss { backward: loss, value, policy: policy_loss, scores, metrics })
     }
 
     /// Log-probabilities and entropies `[N]` of the batch's targets, without gradients; for equal hidden states those that
@@ -60,7 +63,7 @@ pub(crate) fn cross_entropy(hidden: Tensor<2>, lm_head: Tensor<2>, batch: &Token
     let logp = target_logp(hidden, lm_head, batch, 1.0);
     let backward = logp.sum() * (-1.0 / tokens as f64);
     let value = to_host(backward.clone().inner()).iter().map(|x| f64::from(*x)).sum();
-    PartialLoss { backward, value, policy: 0.0, metrics: Metrics::default() }
+    PartialLoss { backward, value, policy: 0.0, scores: Scores::default(), metrics: Metrics::default() }
 }
 
 /// Log-probabilities `[N, 1]` of the batch's targets in plain burn operations.

@@ -5,7 +5,7 @@ use crate::loss::PartialLoss;
 use crate::model::Decoder;
 use crate::optim::GradientSum;
 use burn::module::Module;
-use grpo_core::Metrics;
+use grpo_core::{Metrics, Scores};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -14,6 +14,8 @@ pub(crate) struct Accumulated {
     pub(crate) gradients: GradientSum,
     pub(crate) loss: f64,
     pub(crate) policy_loss: f64,
+    /// Of all tokens, in the order of the micro-batches.
+    pub(crate) scores: Scores,
     pub(crate) metrics: Metrics,
 }
 
@@ -32,18 +34,25 @@ pub(crate) fn accumulate(
     let parts = parts
         .into_par_iter()
         .map(|(part, policy)| {
-            let loss = loss(&policy, part)?;
+            let PartialLoss { backward, value, policy: policy_loss, scores, metrics } = loss(&policy, part)?;
             let mut gradients = GradientSum::new();
-            gradients.add(&policy, loss.backward.backward());
-            Ok(Accumulated { gradients, loss: loss.value, policy_loss: loss.policy, metrics: loss.metrics })
+            gradients.add(&policy, backward.backward());
+            Ok(Accumulated { gradients, loss: value, policy_loss, scores, metrics })
         })
         .collect::<Result<Vec<_>>>()?;
-    let mut sum =
-        Accumulated { gradients: GradientSum::new(), loss: 0.0, policy_loss: 0.0, metrics: Metrics::default() };
+    let mut sum = Accumulated {
+        gradients: GradientSum::new(),
+        loss: 0.0,
+        policy_loss: 0.0,
+        scores: Scores::default(),
+        metrics: Metrics::default(),
+    };
     for part in parts {
         sum.gradients.merge(part.gradients);
         sum.loss += part.loss;
         sum.policy_loss += part.policy_loss;
+        sum.scores.logp.extend(part.scores.logp);
+        sum.scores.entropy.extend(part.scores.entropy);
         sum.metrics.merge(&part.metrics);
     }
     Ok(sum)

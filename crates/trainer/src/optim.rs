@@ -150,7 +150,9 @@ impl AdamW {
         let grad_norm = gradients.norm();
         match self.config.skip_grad_norm {
             Some(limit) if grad_norm.is_nan() || grad_norm > limit => return Ok((model, self.skip(grad_norm)?)),
-            None if !grad_norm.is_finite() => return Err(Error::NotFinite { what: "the gradient", step: self.step }),
+            None if !grad_norm.is_finite() => {
+                return Err(Error::NotFinite { what: "the gradient".into(), step: self.step });
+            }
             _ => {}
         }
         let before = self.clone();
@@ -210,7 +212,7 @@ impl AdamW {
             finite &= rule.apply(values, &gradient.data, decay, moments);
         });
         if !finite {
-            let what = "the weights, or the optimizer's moments, after the update";
+            let what = "the weights, or the optimizer's moments, after the update".to_owned();
             return Err(Error::NotFinite { what, step: self.step });
         }
         Ok((model, OptimizerReport { grad_norm, learning_rate, skipped: false }))

@@ -52,7 +52,7 @@ pub fn warmup_step(model: Decoder, optimizer: &mut AdamW, items: &[Item]) -> Res
     let (model, done) = match sum.loss.is_finite() {
         true => optimizer.step(model, &sum.gradients)?,
         false if optimizer.skips() => (model, optimizer.skip(sum.gradients.norm())?),
-        false => return Err(Error::NotFinite { what: "the warm-up loss", step: optimizer.steps() }),
+        false => return Err(Error::NotFinite { what: "the warm-up loss".into(), step: optimizer.steps() }),
     };
     let report = WarmupReport {
         step: optimizer.steps(),

@@ -129,7 +129,7 @@ impl Checkpoints {
     /// folder is in is gone. Nothing that was there before is lost then.
     pub fn write(&self, position: Position, saved: &SavedState, state: &TrainState) -> Result<PathBuf> {
         if let Some((what, _)) = not_finite(state) {
-            return Err(Error::NotFinite { what, step: state.counters.optimizer_steps });
+            return Err(Error::NotFinite { what: what.to_owned(), step: state.counters.optimizer_steps });
         }
         let (target, temporary) = (self.path(position), self.folder.join(format!("{TEMPORARY}{position}")));
         let io = |action, path: &Path| {

@@ -4,7 +4,7 @@ use super::advantage::Generation;
 use super::scores::score_parts;
 use super::{Sample, StepContext};
 use crate::error::{Error, Result};
-use crate::micro_batch::{accumulate, split_evenly};
+use crate::micro_batch::{Accumulated, accumulate, split_evenly};
 use crate::model::Decoder;
 use crate::optim::AdamW;
 use crate::sequences::completion_hidden;
@@ -64,10 +64,13 @@ pub(super) fn update_policy(
         let hidden = completion_hidden(policy, &sequences[part.clone()])?;
         loss.loss(hidden, policy.lm_head(), &whole.select_sequences(part)?)
     })?;
-    let (policy, done) = match sum.loss.is_finite() {
-        true => optimizer.step(policy, &sum.gradients)?,
-        false if optimizer.skips() => (policy, optimizer.skip(sum.gradients.norm())?),
-        false => return Err(Error::NotFinite { what: "the loss", step: optimizer.steps() }),
+    let (policy, done) = match check_finite(&sum, &generation.batch, rows.start) {
+        Ok(()) => optimizer.step(policy, &sum.gradients)?,
+        Err(what) if optimizer.skips() => {
+            tracing::warn!("an update is skipped: {what}");
+            (policy, optimizer.skip(sum.gradients.norm())?)
+        }
+        Err(what) => return Err(Error::NotFinite { what, step: optimizer.steps() }),
     };
     metrics.merge(&sum.metrics);
     // TRL logs the coefficient as the step leaves it.
@@ -86,6 +89,17 @@ pub(super) fn update_policy(
     metrics.mean("grad_norm", done.grad_norm, 1.0);
     metrics.mean("learning_rate", done.learning_rate, 1.0);
     Ok((policy, !done.skipped))
+}
+
+/// Whether the loss of an update is finite, and the policy's output for its tokens, which are those of `generation` from the
+/// sequence `first` on; else what is not. Sequences are counted as the step has sampled them.
+fn check_finite(sum: &Accumulated, generation: &TokenBatch, first: usize) -> Result<(), String> {
+    let rows = generation.range(first).start..generation.range(first).start + sum.scores.logp.len();
+    let mut scores = Scores { logp: vec![0.0; generation.tokens()], entropy: vec![0.0; generation.tokens()] };
+    scores.logp[rows.clone()].copy_from_slice(&sum.scores.logp);
+    scores.entropy[rows].copy_from_slice(&sum.scores.entropy);
+    scores.check_finite(generation).map_err(|fault| format!("the loss, {fault}"))?;
+    if sum.loss.is_finite() { Ok(()) } else { Err(format!("the loss, {}", sum.loss)) }
 }
 
 /// Weights of one whole update, so that its micro-batches simply add up.
@@ -114,6 +128,26 @@ mod tests {
     use super::*;
     use grpo_core::LossType;
     use grpo_core::factors::TokenFactors;
+
+    #[test]
+    fn a_loss_that_is_not_finite_names_the_token_of_the_step() {
+        // The second update, of the sequences from 1 on.
+        let generation = TokenBatch::packed(vec![0; 6], vec![0, 2, 3, 6]).unwrap();
+        let sum = |logp: [f32; 4], loss: f64| Accumulated {
+            gradients: crate::optim::GradientSum::new(),
+            loss,
+            policy_loss: 0.0,
+            scores: Scores { logp: logp.to_vec(), entropy: vec![0.5; 4] },
+            metrics: Metrics::default(),
+        };
+        let found = |logp, loss| check_finite(&sum(logp, loss), &generation, 1);
+        assert_eq!(found([-1.0; 4], 0.5), Ok(()));
+        for (loss, logp) in [(f64::NAN, f32::NAN), (0.5, f32::NEG_INFINITY)] {
+            let message = found([-1.0, -1.0, logp, -1.0], loss).unwrap_err();
+            assert!(message.contains("logp at token 4 (sequence 2, position 1)"), "{message}");
+        }
+        assert!(found([-1.0; 4], f64::INFINITY).unwrap_err().contains("inf"));
+    }
 
     #[test]
     fn every_token_of_a_generation_batch_weighs_the_same_under_dapo() {

@@ -298,7 +298,9 @@ fn a_loss_that_is_not_finite_is_skipped_with_the_guard_only() {
         run.policy = run.policy.clone().with_parameters(&weights).unwrap();
         run
     };
-    assert!(matches!(broken(None).warmup_step(), Err(Error::NotFinite { what: "the warm-up loss", .. })));
+    assert!(
+        matches!(broken(None).warmup_step(), Err(Error::NotFinite { what, .. }) if what.contains("the warm-up loss"))
+    );
     let mut guarded = broken(Some(1e30));
     let report = guarded.warmup_step().unwrap();
     assert!(report.skipped && report.loss.is_nan() && report.step == 1);
