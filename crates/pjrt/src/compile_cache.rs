@@ -63,7 +63,7 @@ impl CompileCache {
         let executable = client.compile(program, options)?;
         match executable.executable().serialize() {
             Ok(serialized) => {
-                write(&path, &key, &serialized).map_err(|source| Error::Cache { path, source })?;
+                write(&path, &key, &serialized).map_err(|reason| Error::Cache { path, reason })?;
                 Ok((executable, CacheOutcome::Miss))
             }
             Err(error) if error.is_unsupported() => Ok((executable, CacheOutcome::Uncacheable)),
