@@ -1,12 +1,15 @@
 //! `grpo bench`: variants of the loss on what is here, measured in one run.
 
 use super::bench_layers::resolve;
-use super::{Outcome, bench_text, emit};
+use super::progress::{fitted, phase_fields};
+use super::{Outcome, bench_text, emit, terminal};
 use anyhow::{Context, bail};
-use indicatif::{ProgressBar, ProgressStyle};
+use console::Term;
+use indicatif::{HumanDuration, ProgressBar, ProgressState, ProgressStyle};
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use trainer::assertion::Assertion;
 use trainer::bench::report;
@@ -165,14 +168,22 @@ fn configs(args: &Args) -> anyhow::Result<Vec<BenchConfig>> {
 /// Minutes pass: a person sees what is being done now; a log gets a line for everything but single turns.
 pub(super) fn progress() -> (ProgressBar, impl FnMut(&str)) {
     let bar = ProgressBar::new_spinner();
-    if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed} {msg}") {
-        bar.set_style(style);
+    let said = Arc::new(Mutex::new(String::new()));
+    let told = Arc::clone(&said);
+    let line = move |state: &ProgressState, out: &mut dyn std::fmt::Write| {
+        let elapsed = format!("{:#}", HumanDuration(state.elapsed()));
+        let fields = phase_fields(&elapsed, &told.lock().unwrap_or_else(PoisonError::into_inner));
+        // The spinner and a space stand before it. What is written here reaches a terminal, or nobody.
+        let _ = out.write_str(&fitted(&fields, terminal::of(&Term::stderr()).saturating_sub(2)));
+    };
+    if let Ok(style) = ProgressStyle::with_template("{spinner} {line}") {
+        bar.set_style(style.with_key("line", line));
     }
     bar.enable_steady_tick(Duration::from_millis(500));
     let (shown, mut last) = (bar.clone(), String::new());
     let tell = move |what: &str| {
         tracing::info!("{what}");
-        shown.set_message(what.to_owned());
+        what.clone_into(&mut said.lock().unwrap_or_else(PoisonError::into_inner));
         // `CASE: round 3 of 10: NAME` without the name.
         let phase = what.splitn(3, ": ").take(2).collect::<Vec<_>>().join(": ");
         if shown.is_hidden() && phase != last {

@@ -17,11 +17,15 @@ mod loss_input;
 mod parity;
 mod plan;
 mod plugin;
+mod progress;
+mod table;
+mod terminal;
+mod threads;
 mod train;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, IsTerminal, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -73,7 +77,12 @@ pub(crate) fn main() -> ExitCode {
     // Logs are for people who ask for them: `GRPO_LOG=info grpo ...`.
     let filter = tracing_subscriber::EnvFilter::try_from_env("GRPO_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
+    // A file or a pipe gets no colours, nor who does not want them (https://no-color.org).
+    let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    logs.with_ansi(colours).without_time().init();
+    // What started a worker has said it already.
+    threads::hold_to_machine(matches!(cli.command, Command::BenchWorker));
     let result = match cli.command {
         Command::Train(args) => train::run(args),
         Command::Parity(args) => parity::run(args),
