@@ -34,7 +34,10 @@ fn find_installed(kind: Kind) -> Result<PathBuf> {
         || {
             let cache = pjrt::install::cache_dir().map_err(|error| failed(kind, error))?;
             let (cache, install) = (cache.display(), format!("`grpo plugin install {}`", kind.name()));
-            Err(failed(kind, format!("no plugin is installed in {cache}: run {install}, or set {VARIABLE} to its path")))
+            Err(failed(
+                kind,
+                format!("no plugin is installed in {cache}: run {install}, or set {VARIABLE} to its path"),
+            ))
         },
         Ok,
     )

@@ -189,8 +189,8 @@ pub enum Error {
         /// What it is now.
         found: String,
     },
-    /// A file of the installation could not be read or written.
-    #[error("cannot install a plugin: {path}: {reason}", path = path.display())]
+    /// A file or directory of an installation could not be read or written.
+    #[error("cannot read or write {path}: {reason}", path = path.display())]
     Install {
         /// The file or directory.
         path: PathBuf,

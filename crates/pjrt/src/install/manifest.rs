@@ -176,7 +176,10 @@ mod tests {
         let files = MEMBERS.map(|member| {
             let path = folder.path().join(member);
             fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
-            (member, copy(&mut member.repeat(1000).as_bytes(), &mut File::create(path).expect("a file")).expect("copied"))
+            (
+                member,
+                copy(&mut member.repeat(1000).as_bytes(), &mut File::create(path).expect("a file")).expect("copied"),
+            )
         });
         write(folder.path(), &files).expect("a list");
         folder

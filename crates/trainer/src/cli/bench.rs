@@ -44,7 +44,7 @@ pub(crate) struct Args {
     /// Of variants that name none: cpu, pjrt:cpu, pjrt:tpu, pjrt:cuda [default: the configuration's].
     #[arg(long)]
     backend: Option<String>,
-    /// The PJRT plugin, instead of GRPO_PJRT_PLUGIN or the installed one.
+    /// The PJRT plugin [default: what GRPO_PJRT_PLUGIN names, or what `grpo plugin install` has installed].
     #[arg(long, value_name = "FILE")]
     plugin: Option<PathBuf>,
     /// Measure only these, e.g. fused,torch_compile; repeatable.
@@ -72,8 +72,8 @@ pub(crate) struct Args {
     #[arg(long)]
     markdown: bool,
     /// Write the JSON document to this file, whatever is printed.
-    #[arg(long, value_name = "FILE")]
-    output: Option<PathBuf>,
+    #[arg(long, short, value_name = "FILE", alias = "output")]
+    out: Option<PathBuf>,
     /// Log every variant's numbers as a run's metrics under this folder, which is to be new: PROBLEM/VARIANT/metrics.jsonl, and
     /// what `logging` and `wandb` of the configuration ask for.
     #[arg(long, value_name = "DIR")]
@@ -126,7 +126,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     let write = |path: &PathBuf, text: &str| {
         std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
     };
-    if let Some(path) = &args.output {
+    if let Some(path) = &args.out {
         write(path, &json)?;
     }
     if let Some(folder) = &args.log_dir {

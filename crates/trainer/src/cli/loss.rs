@@ -13,7 +13,7 @@ pub(crate) struct Args {
     #[arg(value_name = "FILE")]
     file: PathBuf,
     /// Where to write the results (safetensors; gradients are f32, the loss f64).
-    #[arg(long, short, value_name = "FILE")]
+    #[arg(long, short, value_name = "FILE", alias = "output")]
     out: PathBuf,
     #[command(flatten)]
     input: LossInput,

@@ -34,21 +34,28 @@ impl Sheet {
 
     /// In Markdown.
     pub(crate) fn markdown(&self) -> String {
-        self.table(presets::ASCII_MARKDOWN)
+        self.table(presets::ASCII_MARKDOWN).to_string()
     }
 
     /// A table if `columns` are enough for one, and else a list: a line `name: value` for each cell, and an empty line
     /// between rows.
     fn fitted(&self, columns: Option<usize>) -> String {
-        let table = self.table(STYLE);
-        let width = table.lines().map(|line| measure_text_width(line.trim_end())).max().unwrap_or(0);
+        let mut table = self.table(STYLE);
+        // Nothing stands beside the table from which it had to be kept apart.
+        for (index, padding) in [(0, (0, 1)), (self.header.len().saturating_sub(1), (1, 0))] {
+            if let Some(column) = table.column_mut(index) {
+                column.set_padding(padding);
+            }
+        }
+        let text = table.to_string();
+        let width = text.lines().map(|line| measure_text_width(line.trim_end())).max().unwrap_or(0);
         match columns {
             Some(columns) if width > columns => self.list(columns),
-            _ => table,
+            _ => text,
         }
     }
 
-    fn table(&self, style: TableStyle) -> String {
+    fn table(&self, style: TableStyle) -> Table {
         let mut table = Table::new();
         table.load_style(style);
         table.set_header(&self.header);
@@ -60,7 +67,7 @@ impl Sheet {
                 column.set_cell_alignment(CellAlignment::Right);
             }
         }
-        table.to_string()
+        table
     }
 
     fn list(&self, columns: usize) -> String {

@@ -14,10 +14,7 @@ const DEFAULT_CONFIG: (&str, &str) =
 
 /// Arguments of `grpo train`.
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Without --config the built-in configs/train/arithmetic.yaml is used. Later layers win: defaults, \
-    file, environment (GRPO__LOSS__BETA=0.1), --set loss.beta=0.1."
-)]
+#[command(after_help = "Later layers win: defaults, file, environment (GRPO__LOSS__BETA=0.1), --set loss.beta=0.1.")]
 pub(crate) struct Args {
     #[command(flatten)]
     layers: LayerArgs,
@@ -25,7 +22,7 @@ pub(crate) struct Args {
     #[arg(long)]
     print_config: bool,
     /// Continue the run in this folder, exactly as if it had not stopped.
-    #[arg(long, value_name = "RUN", conflicts_with_all = ["config", "set", "run_dir"])]
+    #[arg(long, value_name = "RUN", conflicts_with_all = ["config", "named", "set", "run_dir"])]
     resume: Option<PathBuf>,
     /// The checkpoint to resume from instead of the newest, e.g. `step-000100`.
     #[arg(long, value_name = "CHECKPOINT", requires = "resume")]
