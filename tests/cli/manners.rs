@@ -67,9 +67,11 @@ fn the_line_of_progress_fits_and_is_made_of_whole_fields() {
         let text = on_terminal(columns, &[&["train", &tiny, "--run-dir", &runs.text("a")], &settings[..]].concat());
         let mut shown = 0;
         let mut widest = 0;
-        // A redrawn line begins after a carriage return, and ends with what clears the rest of it.
-        for line in text.split(['\r', '\n']).map(|line| strip_ansi_codes(line).into_owned()) {
-            let line = line.trim_end();
+        let lines = text.split(['\r', '\n']).map(|line| strip_ansi_codes(line).chars().collect::<Vec<char>>());
+        // What is said above the bar is filled up with blanks to the terminal's last column, and the bar follows.
+        let rows = lines.flat_map(|line| line.chunks(columns.into()).map(String::from_iter).collect::<Vec<String>>());
+        for row in rows {
+            let line = row.trim_end();
             // Lines of the bar have the position that lines of the log have not.
             if !["/12", "/15"].iter().any(|steps| line.contains(steps)) {
                 continue;

@@ -86,7 +86,8 @@ fn a_damaged_plugin_is_not_loaded_and_says_how_to_mend_it() {
         assert!(list[0]["note"].as_str().is_some_and(|note| note.contains(FORCE)), "{list}");
         assert!(list[0]["api_version"].is_null(), "{list}");
         // It is fetched again, if there were a pip to fetch it with.
-        let install = cache.grpo(&["plugin", "install", "cpu"]);
+        let mut install = command(&["plugin", "install", "cpu"]);
+        let install = install.env("XDG_CACHE_HOME", cache.0.path()).env("PATH", "/nowhere").output().expect("starts");
         assert_eq!(install.status.code(), Some(2), "{what}: {}", stdout(&install));
         assert!(stderr(&install).contains("python3") && stdout(&install).is_empty(), "{what}: {}", stderr(&install));
     }

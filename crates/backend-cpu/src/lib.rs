@@ -117,3 +117,17 @@ impl Backend for CpuBackend {
         Ok(Box::new(CpuPlan::new(request, kernel, self.pool.clone())))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_threads_than_the_machine_can_use_are_refused() {
+        let most = most_threads();
+        assert!(most >= 64);
+        let error = CpuBackend::with_threads(most + 1).expect_err("too many").to_string();
+        assert!(error.contains(&format!("at most {most}")) && error.contains(&(most + 1).to_string()), "{error}");
+        CpuBackend::with_threads(2).expect("a machine can use two");
+    }
+}

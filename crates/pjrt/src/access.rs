@@ -1,5 +1,7 @@
 //! Who, besides the user of this process, could put other code in the place of a library.
 
+use std::fs;
+use std::io;
 use std::path::Path;
 
 use crate::error::Result;
@@ -18,7 +20,7 @@ pub(crate) fn check(path: &Path) -> Result<()> {
 
     let user = rustix::process::geteuid().as_raw();
     for place in path.ancestors() {
-        let found = std::fs::symlink_metadata(place)
+        let found = fs::symlink_metadata(place)
             .map_err(|error| Error::Load { path: place.to_path_buf(), reason: error.to_string() })?;
         let entry = Entry { mode: found.mode(), owner: found.uid(), group: found.gid(), is_folder: found.is_dir() };
         let writer = entry.other_writer(user, |group| is_private_group(group, user), is_unmapped);
@@ -42,6 +44,15 @@ pub(crate) fn check(path: &Path) -> Result<()> {
 #[cfg(not(unix))]
 pub(crate) fn check(_path: &Path) -> Result<()> {
     Ok(())
+}
+
+/// Makes `path` and what is missing above it, for their owner to write, whatever the umask.
+pub(crate) fn create_folder(path: &Path) -> io::Result<()> {
+    let mut builder = fs::DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o755);
+    builder.create(path)
 }
 
 /// What decides who may change a file or folder.
@@ -98,7 +109,7 @@ impl Entry {
 /// service keeps are not in these files; they count as shared, because who is in them cannot be seen here.
 #[cfg(unix)]
 fn is_private_group(group: u32, user: u32) -> bool {
-    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     is_private(&read("/etc/passwd"), &read("/etc/group"), group, user)
 }
 
@@ -130,7 +141,7 @@ fn is_private(accounts: &str, groups: &str, group: u32, user: u32) -> bool {
 /// Whether `owner` stands for every user outside the user namespace of this process.
 #[cfg(unix)]
 fn is_unmapped(owner: u32) -> bool {
-    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let overflow = read("/proc/sys/kernel/overflowuid").trim().parse() == Ok(owner);
     // Outside of any namespace the map is the identity on all numbers.
     overflow && read("/proc/self/uid_map").split_whitespace().ne(["0", "0", "4294967295"])
@@ -192,18 +203,18 @@ mod tests {
         let root = tempfile::tempdir().expect("a temporary folder");
         let folder = root.path().join("folder");
         let file = folder.join("plugin.so");
-        std::fs::create_dir(&folder).expect("a folder");
-        std::fs::write(&file, "").expect("a file");
+        fs::create_dir(&folder).expect("a folder");
+        fs::write(&file, "").expect("a file");
         let file = file.canonicalize().expect("a path");
         let folder = folder.canonicalize().expect("a path");
-        std::fs::set_permissions(&file, Permissions::from_mode(0o644)).expect("a mode");
-        std::fs::set_permissions(&folder, Permissions::from_mode(0o755)).expect("a mode");
+        fs::set_permissions(&file, Permissions::from_mode(0o644)).expect("a mode");
+        fs::set_permissions(&folder, Permissions::from_mode(0o755)).expect("a mode");
         check(&file).expect("only its owner may write to it");
         for (place, mode, mended) in [(&folder, 0o777, 0o755), (&file, 0o666, 0o644)] {
-            std::fs::set_permissions(place, Permissions::from_mode(mode)).expect("a mode");
+            fs::set_permissions(place, Permissions::from_mode(mode)).expect("a mode");
             let text = check(&file).expect_err("others may write to it").to_string();
             assert!(text.contains(&format!("`chmod go-w {}`", place.display())), "{text}");
-            std::fs::set_permissions(place, Permissions::from_mode(mended)).expect("a mode");
+            fs::set_permissions(place, Permissions::from_mode(mended)).expect("a mode");
         }
         check(&file).expect("mended");
     }

@@ -257,13 +257,8 @@ fn sync(place: &Path) -> io::Result<()> {
     File::open(place)?.sync_all()
 }
 
-/// Its folders are for their owner to write, whatever the umask.
 fn make_directory(path: &Path) -> Result<()> {
-    let mut builder = fs::DirBuilder::new();
-    builder.recursive(true);
-    #[cfg(unix)]
-    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o755);
-    builder.create(path).map_err(failed(path))
+    access::create_folder(path).map_err(failed(path))
 }
 
 fn canonical(path: &Path) -> Result<PathBuf> {

@@ -178,7 +178,7 @@ pub struct VariantConfig {
     pub backend: Option<String>,
     /// Instead of the problem's.
     pub dtype: Option<Dtype>,
-    /// On the CPU; 0 is one per core.
+    /// On the CPU; 0 is one per core, and [`most_threads`] are the most.
     pub threads: usize,
     /// Of this CPU, the instruction set whose kernels are used: `portable`, `avx2`, ...; none: the fastest that there is.
     pub isa: Option<String>,

@@ -7,6 +7,7 @@ use std::process::Command;
 
 use super::digest::{Copied, copy, sha256};
 use super::make_directory;
+use crate::access;
 use crate::error::{Error, Result};
 
 #[derive(Debug)]
@@ -74,7 +75,7 @@ impl Wheel {
         let mut unpacked = vec![];
         for member in self.members {
             let path = into.join(member);
-            make_directory(path.parent().unwrap_or(into)).map_err(io::Error::other)?;
+            access::create_folder(path.parent().unwrap_or(into))?;
             let copied = copy(&mut archive.by_name(member)?, &mut File::create(&path)?)?;
             #[cfg(unix)]
             fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;

@@ -162,7 +162,7 @@ mod tests {
                 let form = |argument: &clap::Arg| {
                     let names = argument.get_value_names().map(|names| format!("{names:?}"));
                     let names = names.filter(|_| argument.get_action().takes_values());
-                    let aliases = argument.get_all_aliases();
+                    let aliases = format!("{:?}", argument.get_all_aliases());
                     (names, argument.get_value_delimiter(), argument.get_short(), aliases)
                 };
                 // Workers take what they are told by the process that has started them.
