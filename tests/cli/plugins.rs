@@ -65,7 +65,8 @@ fn overwrite(file: &Path) {
 
 #[test]
 fn a_damaged_plugin_is_not_loaded_and_says_how_to_mend_it() {
-    let damage: [(&str, fn(&Path)); 3] =
+    type Damage = (&'static str, fn(&Path));
+    let damage: [Damage; 3] =
         [("cut", cut), ("overwritten", overwrite), ("empty", |file| drop(File::create(file).expect("a file")))];
     for (what, damage) in damage {
         let cache = Cache::new();

@@ -213,7 +213,8 @@ mod tests {
 
     #[test]
     fn every_kind_of_damage_is_found_with_and_without_a_record() {
-        let damage: [(&str, fn(&Path)); 5] = [
+        type Damage = (&'static str, fn(&Path));
+        let damage: [Damage; 5] = [
             ("one byte, with the old time", |file| {
                 let before = fs::metadata(file).expect("a file");
                 let open = OpenOptions::new().write(true).open(file).expect("a file");

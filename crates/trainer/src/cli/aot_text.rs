@@ -21,7 +21,7 @@ const HEADER: [&str; 11] = [
 ];
 
 pub(crate) fn text(document: &Document) -> String {
-    let mut table = Sheet::new(HEADER, 2..HEADER.len());
+    let mut table = Sheet::new(HEADER, 2..HEADER.len()).named();
     for (name, compiled) in &document.variants {
         match compiled {
             Compiled::Report(report) => table.row(row(name, report)),

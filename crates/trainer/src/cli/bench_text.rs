@@ -61,7 +61,7 @@ fn problem(text: &mut String, case: &Case, markdown: bool) {
         let _ = writeln!(text, "peers: {}", versions.into_iter().collect::<Vec<_>>().join(", "));
     }
     let table = |header: &[&str], row: &dyn Fn(&str, &Measured) -> Vec<String>, first_number: usize| {
-        let mut table = Sheet::new(header.iter().copied(), first_number..header.len());
+        let mut table = Sheet::new(header.iter().copied(), first_number..header.len()).named();
         for (name, outcome) in sorted(case) {
             match outcome {
                 Outcome::Measured(measured) => table.row(row(name, measured)),

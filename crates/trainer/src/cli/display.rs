@@ -236,7 +236,7 @@ fn completions_table(rows: &[CompletionRow]) -> String {
 }
 
 fn summary_text(summary: &Summary, dir: &RunDir) -> String {
-    let mut table = Sheet::new(["", "before GRPO", "after GRPO", "change"], 1..4);
+    let mut table = Sheet::new(["", "before GRPO", "after GRPO", "change"], 1..4).named();
     for (name, before) in &summary.eval_before {
         let Some(after) = summary.eval_after.get(name).filter(|_| name != "problems") else { continue };
         let row = match name.strip_prefix("pass@1") {

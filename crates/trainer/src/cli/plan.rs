@@ -71,7 +71,7 @@ fn line(blocking: Blocking, temp: u64) -> String {
 }
 
 fn text(title: &str, fit: &Fit, memory: u64, line: Option<&str>) -> String {
-    let mut table = Sheet::new(["tiles", "total", "temp", "estimate", "floor", ""], 1..5);
+    let mut table = Sheet::new(["tiles", "total", "temp", "estimate", "floor", ""], 1..5).named();
     let mut reports: Vec<(&Report, &str)> = fit.neighbours.iter().map(|report| (report, "")).collect();
     reports.push((&fit.best, "fits"));
     reports.sort_by_key(|(report, _)| match report.blocking {
