@@ -1,6 +1,6 @@
 """The GRPO loss in PyTorch, and in Liger if it is installed, at the shape of a report of `grpo bench`.
 
-    grpo bench configs/bench/fused.yaml --backend pjrt:cuda --output fused.json
+    grpo bench configs/bench/fused.yaml --backend pjrt:cuda --out fused.json
     python3 peers/bench_torch.py fused.json --output fused-torch.json
 
 Reads shape, dtype, loss and rounds from the report, measures loss and gradients on the GPU (or the CPU where there is

@@ -154,7 +154,7 @@ for config in "${configs[@]}"; do
     say "measuring $name"
     rm -f "$out/$name".{json,md} "$out/$name-torch".{json,md}
     code=0
-    run_grpo bench "$config" --backend "$backend" --steps "$steps" --warmup "$warmup" --output "$out/$name.json" \
+    run_grpo bench "$config" --backend "$backend" --steps "$steps" --warmup "$warmup" --out "$out/$name.json" \
         --markdown ${settings[@]+"${settings[@]}"} >"$out/$name.md" || code=$?
     ((code < 2)) || echo "$name could not be measured (exit code $code)" >>"$out/$name.md"
     worst "$((code > 0))"

@@ -218,6 +218,17 @@ fn plugins_are_fetched_and_listed() {
         let path = PathBuf::from(stdout(&output).lines().last().expect("a path"));
         assert!(path.starts_with(cache.path()) && path.is_file(), "{}", path.display());
     }
+    let force = ["plugin", "install", "cpu", "--force"];
+    for (arguments, reason) in [(&force[..3], "found 3 bytes"), (&force, "a new copy was asked for")] {
+        let installed = stdout(&with_cache(&force[..3]));
+        let library = installed.lines().last().expect("a path");
+        if arguments.len() == 3 {
+            std::fs::write(library, "bad").expect("damaged");
+        }
+        let output = with_cache(arguments);
+        assert!(stdout(&output).contains("installed again: cpu"), "{}{}", stdout(&output), stderr(&output));
+        assert!(stderr(&output).contains(reason), "{}", stderr(&output));
+    }
     let output = with_cache(&["plugin", "list", "--json"]);
     let plugins: Value = serde_json::from_str(&stdout(&output)).expect("JSON");
     let [cpu, tpu, cuda] = [0, 1, 2].map(|i| &plugins[i]);

@@ -25,7 +25,7 @@ pub(crate) fn grpo(arguments: &[&str]) -> Output {
 /// The binary with this machine's plugins, which are installed first, and nothing else of the environment.
 pub(crate) fn grpo_with(kind: Kind, arguments: &[&str]) -> Command {
     install(kind, |_| {}).expect("the plugin can be installed");
-    let cache = cache_dir();
+    let cache = cache_dir().expect("this user has a cache");
     let mut command = command(arguments);
     command.env("XDG_CACHE_HOME", cache.ancestors().nth(2).expect("grpo/plugins is below it"));
     command

@@ -30,6 +30,14 @@ use tiling::{Problem, choose};
 
 pub(crate) const NAME: &str = "cpu";
 
+/// The most threads that anybody is given on this machine: four for each core that the process may use, so that waiting for
+/// memory can be hidden, and never less than 64, so that results can be compared over numbers of threads on a small machine.
+/// More would only take turns; a hundred thousand would stop the machine.
+pub fn most_threads() -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    cores.saturating_mul(4).max(64)
+}
+
 /// The backend `cpu`.
 #[derive(Clone, Debug, Default)]
 pub struct CpuBackend {
@@ -47,13 +55,18 @@ impl CpuBackend {
     /// Owns a pool of `threads` threads; 0 is one per core.
     ///
     /// # Errors
-    /// [`Error::Backend`] when the threads cannot be started.
+    /// [`Error::Backend`] when there are more than [`most_threads`], or they cannot be started.
     pub fn with_threads(threads: usize) -> Result<Self> {
+        let failed = |message: String| Error::Backend { backend: NAME.into(), message };
+        let most = most_threads();
+        if threads > most {
+            return Err(failed(format!("expected at most {most} threads on this machine, got {threads}")));
+        }
         let pool = ThreadPoolBuilder::new()
             .num_threads(threads)
             .thread_name(|i| format!("loss-{i}"))
             .build()
-            .map_err(|e| Error::Backend { backend: NAME.into(), message: format!("no thread pool: {e}") })?;
+            .map_err(|e| failed(format!("no thread pool: {e}")))?;
         Ok(Self { pool: Some(Arc::new(pool)), ..Self::default() })
     }
 
@@ -106,5 +119,19 @@ impl Backend for CpuBackend {
                 plan(logits::workspace(request), &|| Box::new(logits::LogitsPlan::new(request, level)))
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_threads_than_the_machine_can_use_are_refused() {
+        let most = most_threads();
+        assert!(most >= 64);
+        let error = CpuBackend::with_threads(most + 1).expect_err("too many").to_string();
+        assert!(error.contains(&format!("at most {most}")) && error.contains(&(most + 1).to_string()), "{error}");
+        CpuBackend::with_threads(2).expect("a machine can use two");
     }
 }

@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 use crate::gemm::amx;
+use crate::most_threads;
 use grpo_core::Dtype;
 use serde::{Deserialize, Serialize};
 use std::hint::black_box;
@@ -166,7 +167,7 @@ pub struct Multiply {
 }
 
 impl Multiply {
-    /// Of `unit` on `threads` threads (0: one per core), so many that a run takes about `seconds`. `None` where this
+    /// Of `unit` on `threads` threads (0: one per core; at most [`most_threads`]), so many that a run takes about `seconds`. `None` where this
     /// machine has no such unit.
     pub fn new(unit: Unit, threads: usize, seconds: f64) -> Option<Self> {
         if !unit.is_here() {
@@ -225,7 +226,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Over `bytes` bytes, on `threads` threads (0: one per core). A copy takes as many again.
+    /// Over `bytes` bytes, on `threads` threads (0: one per core; at most [`most_threads`]). A copy takes as many again.
     pub fn new(traffic: Traffic, threads: usize, bytes: usize) -> Self {
         let words = bytes.div_ceil(8).max(1);
         let target = if traffic == Traffic::Copy { huge(words) } else { vec![] };
@@ -278,7 +279,7 @@ fn huge(words: usize) -> Vec<u64> {
 }
 
 fn count(threads: usize) -> usize {
-    if threads > 0 { threads } else { std::thread::available_parallelism().map_or(1, usize::from) }
+    if threads > 0 { threads.min(most_threads()) } else { std::thread::available_parallelism().map_or(1, usize::from) }
 }
 
 /// Seconds from the moment when the first of `threads` threads begins until the last one has done its part. They begin

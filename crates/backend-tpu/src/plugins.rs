@@ -9,28 +9,38 @@ use std::path::{Path, PathBuf};
 /// Environment variable with the path of a plugin. It is used for whatever kind of device is asked for.
 pub const VARIABLE: &str = "GRPO_PJRT_PLUGIN";
 
-/// The file of the plugin for `kind`; `path` wins over the environment, and that over the cache.
+/// The file of the plugin for `kind`; `path` wins over the environment, and that over the cache. One from the cache is what
+/// was installed; [`pjrt::install::find`] has checked it.
 ///
 /// # Errors
-/// [`Error::Backend`] when the file is not there, with the command that fetches it.
+/// [`Error::Backend`] when the file is not there, with the command that fetches it, and when an installed one is not what was
+/// installed, with the command that installs it again.
 pub fn find(kind: Kind, path: Option<&Path>) -> Result<PathBuf> {
     let variable = || std::env::var_os(VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from);
     let (path, origin) = match (path, variable()) {
         (Some(path), _) => (path.to_owned(), "the configuration"),
         (None, Some(path)) => (path, VARIABLE),
-        (None, None) => {
-            let install = format!("`grpo plugin install {}`", kind.name());
-            return pjrt::install::find(kind).ok_or_else(|| {
-                let cache = pjrt::install::cache_dir();
-                let cache = cache.display();
-                failed(kind, format!("no plugin is installed in {cache}: run {install}, or set {VARIABLE} to its path"))
-            });
-        }
+        (None, None) => return find_installed(kind),
     };
     match path.is_file() {
         true => Ok(path),
         false => Err(failed(kind, format!("{origin} names {}, and there is no such file", path.display()))),
     }
+}
+
+fn find_installed(kind: Kind) -> Result<PathBuf> {
+    let installed = pjrt::install::find(kind).map_err(|error| failed(kind, error))?;
+    installed.map_or_else(
+        || {
+            let cache = pjrt::install::cache_dir().map_err(|error| failed(kind, error))?;
+            let (cache, install) = (cache.display(), format!("`grpo plugin install {}`", kind.name()));
+            Err(failed(
+                kind,
+                format!("no plugin is installed in {cache}: run {install}, or set {VARIABLE} to its path"),
+            ))
+        },
+        Ok,
+    )
 }
 
 /// Loads the plugin for `kind`; see [`find`].

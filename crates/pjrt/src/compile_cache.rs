@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use sha2::{Digest, Sha256};
 
+use crate::access;
 use crate::client::Client;
 use crate::compile_options::CompileOptions;
 use crate::device::Device;
@@ -17,7 +18,7 @@ use crate::executable::LoadedExecutable;
 ///
 /// An entry is found by program, options, platform, its version, the version of the API and the model of the first device.
 /// An entry that is damaged, or that the plugin will not load, is compiled again and replaced. Several processes may share a
-/// directory.
+/// directory, but not several users: an entry is code, so one that another user may write to is refused.
 #[derive(Clone, Debug)]
 pub struct CompileCache {
     directory: PathBuf,
@@ -48,7 +49,8 @@ impl CompileCache {
     ///
     /// # Errors
     ///
-    /// Those of [`Client::compile`], and [`Error::Cache`] if the entry cannot be written.
+    /// Those of [`Client::compile`], [`Error::Cache`] if the entry cannot be written, and [`Error::Exposed`] if others may write
+    /// to the entry or to a folder above it.
     pub fn compile(
         &self,
         client: &Client,
@@ -57,13 +59,16 @@ impl CompileCache {
     ) -> Result<(LoadedExecutable, CacheOutcome)> {
         let key = key(client, program.as_ref(), options)?;
         let path = self.directory.join(format!("{}.pjrt", hex(&key)));
+        if let Ok(place) = path.canonicalize().or_else(|_| self.directory.canonicalize()) {
+            access::check(&place)?;
+        }
         if let Some(executable) = read(&path, &key).and_then(|serialized| client.load(&serialized).ok()) {
             return Ok((executable, CacheOutcome::Hit));
         }
         let executable = client.compile(program, options)?;
         match executable.executable().serialize() {
             Ok(serialized) => {
-                write(&path, &key, &serialized).map_err(|source| Error::Cache { path, source })?;
+                write(&path, &key, &serialized).map_err(|reason| Error::Cache { path, reason })?;
                 Ok((executable, CacheOutcome::Miss))
             }
             Err(error) if error.is_unsupported() => Ok((executable, CacheOutcome::Uncacheable)),
@@ -111,7 +116,7 @@ fn write(path: &Path, key: &[u8; DIGEST], serialized: &[u8]) -> std::io::Result<
     static COUNTER: AtomicU64 = AtomicU64::new(0);
     let unique = COUNTER.fetch_add(1, Ordering::Relaxed);
     let temporary = path.with_extension(format!("{}-{unique}.tmp", std::process::id()));
-    fs::create_dir_all(path.parent().unwrap_or(path))?;
+    access::create_folder(path.parent().unwrap_or(path))?;
     let digest: [u8; DIGEST] = Sha256::digest(serialized).into();
     let written = fs::File::create(&temporary).and_then(|mut file| {
         file.write_all(&[&MAGIC[..], key, &digest].concat())?;

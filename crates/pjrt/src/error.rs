@@ -146,21 +146,64 @@ pub enum Error {
         /// What came.
         found: String,
     },
-    /// A file of the installation could not be read or written.
-    #[error("cannot install a plugin: {path}: {source}")]
+    /// There is no folder for plugins.
+    #[error(
+        "there is no folder for plugins: set HOME or XDG_CACHE_HOME to an absolute path, or name the plugin's file instead"
+    )]
+    NoCache,
+    /// Somebody else could put another library in the place of this one.
+    #[error("{path} is not used: {who} may write to {place}: {remedy}", path = path.display())]
+    Exposed {
+        /// What was to be used.
+        path: PathBuf,
+        /// The file or folder, this one or above it, that others may change.
+        place: String,
+        /// Who they are.
+        who: String,
+        /// What to run.
+        remedy: String,
+    },
+    /// It is not known what an installed plugin consists of.
+    #[error(
+        "the plugin `{plugin}` in {path} has no list of its files, because an older release has installed it: run \
+         `grpo plugin install {plugin} --force`", path = path.display()
+    )]
+    Unverified {
+        /// The kind of plugin.
+        plugin: &'static str,
+        /// Its folder.
+        path: PathBuf,
+    },
+    /// An installed plugin is not what was installed.
+    #[error(
+        "the plugin `{plugin}` is damaged: {path}: expected {expected}, found {found}: run `grpo plugin install {plugin} \
+         --force`", path = path.display()
+    )]
+    Damaged {
+        /// The kind of plugin.
+        plugin: &'static str,
+        /// The file that has changed.
+        path: PathBuf,
+        /// What it was when it was installed.
+        expected: String,
+        /// What it is now.
+        found: String,
+    },
+    /// A file or directory of an installation could not be read or written.
+    #[error("cannot read or write {path}: {reason}", path = path.display())]
     Install {
         /// The file or directory.
         path: PathBuf,
         /// The system's error.
-        source: std::io::Error,
+        reason: std::io::Error,
     },
     /// The compile cache could not be read or written.
-    #[error("compile cache {path}: {source}")]
+    #[error("cannot write the compile cache {path}: {reason}", path = path.display())]
     Cache {
         /// The file or directory.
         path: PathBuf,
         /// The system's error.
-        source: std::io::Error,
+        reason: std::io::Error,
     },
 }
 

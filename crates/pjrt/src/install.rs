@@ -1,98 +1,24 @@
 //! Pinned plugins from the package index that the machine's own `pip` uses, so that mirrors and proxies work.
 //!
 //! A wheel is a zip file. Nothing of it is executed: its SHA-256 is checked, and the files that are needed are unpacked
-//! into [`cache_dir`]. Any number of processes may install at the same time.
+//! into [`cache_dir`], with a list of their own SHA-256 beside them. [`find`] hands out a library only if the files are
+//! still those of the list. Any number of processes may install at the same time.
+
+mod digest;
+mod manifest;
+mod package;
+mod wheel;
 
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::time::SystemTime;
 
-use sha2::{Digest, Sha256};
-
+use crate::access;
 use crate::error::{Error, Result};
-
-/// A plugin that can be installed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// XLA for the CPU: `xla-cpu-pjrt`.
-    Cpu,
-    /// The TPU's runtime and compiler, which needs no TPU to compile: `libtpu`.
-    Tpu,
-    /// XLA for NVIDIA GPUs with what it needs to compile without one: `jax-cuda13-pjrt`, `ptxas`, `nvlink`, libdevice.
-    Cuda,
-}
-
-impl Kind {
-    /// Every kind.
-    pub const ALL: [Kind; 3] = [Kind::Cpu, Kind::Tpu, Kind::Cuda];
-
-    /// `cpu`, `tpu` or `cuda`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Kind::Cpu => "cpu",
-            Kind::Tpu => "tpu",
-            Kind::Cuda => "cuda",
-        }
-    }
-
-    /// The release that [`install`] fetches.
-    pub fn version(self) -> &'static str {
-        let (_, version) = self.wheels()[0].requirement.split_once("==").unwrap_or_default();
-        version
-    }
-
-    /// The first wheel is the plugin's own, and its first member the library.
-    fn wheels(self) -> &'static [Wheel] {
-        match self {
-            Kind::Cpu => &[Wheel {
-                requirement: "xla-cpu-pjrt==0.0.1",
-                tags: &["--platform", "manylinux_2_27_x86_64"],
-                sha256: "55837b6b7b47daa717f2d9a5a03563ea0ceaa338d06a81a1e2d3f060d960decc",
-                members: &["xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so"],
-            }],
-            Kind::Tpu => &[Wheel {
-                requirement: "libtpu==0.0.51",
-                tags: &["--platform", "manylinux_2_31_x86_64", "--implementation", "cp", "--abi", "cp311"],
-                sha256: "ba67ddbfdbac61c8da1fafc26cd51b93e9fe4d298016e2882eb986b1718cba34",
-                members: &["libtpu/libtpu.so"],
-            }],
-            // Unpacked in the wheels' own layout, in which the plugin finds the tools by itself.
-            Kind::Cuda => &[
-                Wheel {
-                    requirement: "jax-cuda13-pjrt==0.10.2",
-                    tags: &["--platform", "manylinux_2_27_x86_64"],
-                    sha256: "a97e9cabe0e21d8dbcc70bd909ca1c34cd546d3ce2d94b4cd907a8d4f6179f6a",
-                    members: &["jax_plugins/xla_cuda13/xla_cuda_plugin.so"],
-                },
-                Wheel {
-                    requirement: "nvidia-cuda-nvcc==13.5.37",
-                    tags: &["--platform", "manylinux2014_x86_64"],
-                    sha256: "f5c4f7ead5d964fb4af42bbf1e6d3ec3c1e6e9d83b53749f691d387e7fcaa3a7",
-                    members: &["nvidia/cu13/bin/ptxas", "nvidia/cu13/bin/nvlink"],
-                },
-                Wheel {
-                    requirement: "nvidia-nvvm==13.5.37",
-                    tags: &["--platform", "manylinux2010_x86_64"],
-                    sha256: "c41bfa362e407405163f103c2229f0765f8cc2ed7d148b754dc77f228bf7e070",
-                    members: &["nvidia/cu13/nvvm/libdevice/libdevice.10.bc"],
-                },
-            ],
-        }
-    }
-
-    fn directory(self) -> PathBuf {
-        cache_dir().join(format!("{}-{}", self.name(), self.version()))
-    }
-}
-
-struct Wheel {
-    requirement: &'static str,
-    /// What tells pip to take this wheel, whatever Python it runs on.
-    tags: &'static [&'static str],
-    sha256: &'static str,
-    members: &'static [&'static str],
-}
+use manifest::Fault;
+pub use package::Kind;
+use wheel::Wheel;
 
 /// An installed plugin.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,6 +31,8 @@ pub struct Installed {
     pub sha256: &'static str,
     /// Whether it was fetched just now.
     pub fresh: bool,
+    /// Why what was there before was not used, where something was there and has been replaced.
+    pub replaced: Option<String>,
 }
 
 /// What [`install`] is about to do, with the package and version.
@@ -118,178 +46,229 @@ pub enum Step {
     Unpack(&'static str),
 }
 
-/// Where plugins are installed: `grpo/plugins` in `$XDG_CACHE_HOME`, or else in `~/.cache`.
-pub fn cache_dir() -> PathBuf {
-    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+/// Where plugins are installed: `grpo/plugins` in `$XDG_CACHE_HOME`, or else in `~/.cache`. Paths that are not absolute do
+/// not count.
+///
+/// # Errors
+///
+/// [`Error::NoCache`] if the environment has neither.
+pub fn cache_dir() -> Result<PathBuf> {
+    let variable = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let cache = variable("XDG_CACHE_HOME").or_else(|| variable("HOME").map(|home| home.join(".cache")));
-    cache.unwrap_or_else(std::env::temp_dir).join("grpo").join("plugins")
+    Ok(cache.ok_or(Error::NoCache)?.join("grpo").join("plugins"))
 }
 
-/// The library of `kind`, if it is installed.
-pub fn find(kind: Kind) -> Option<PathBuf> {
-    let path = kind.directory().join(kind.wheels()[0].members[0]);
-    path.is_file().then_some(path)
+/// The library of `kind`; `None` if it is not installed.
+///
+/// # Errors
+///
+/// [`Error::NoCache`], [`Error::Exposed`] if others may write to it, [`Error::Unverified`] and [`Error::Damaged`] if it is
+/// not known to be what was installed.
+pub fn find(kind: Kind) -> Result<Option<PathBuf>> {
+    Place::of(kind)?.find()
 }
 
-/// Fetches `kind` unless it is installed. `progress` hears of every step before it is taken.
+/// Fetches `kind` unless it is installed and whole. `progress` hears of every step before it is taken.
 ///
 /// # Errors
 ///
 /// [`Error::Platform`] away from x86-64 Linux, [`Error::Download`] if there is no Python with pip or pip fails,
-/// [`Error::Digest`] if the wheel is another than expected, [`Error::Install`] if the cache cannot be written.
-pub fn install(kind: Kind, mut progress: impl FnMut(Step)) -> Result<Installed> {
-    let installed = |path, fresh| {
-        let sha256 = kind.wheels()[0].sha256;
-        Installed { path, version: kind.version(), sha256, fresh }
+/// [`Error::Digest`] if the wheel is another than expected, [`Error::Install`] if the cache cannot be written,
+/// [`Error::NoCache`] if there is none and [`Error::Exposed`] if others may write to it.
+pub fn install(kind: Kind, progress: impl FnMut(Step)) -> Result<Installed> {
+    install_into(kind, false, progress)
+}
+
+/// Fetches `kind`, whatever is there, and puts it in its place.
+///
+/// # Errors
+///
+/// Those of [`install`].
+pub fn reinstall(kind: Kind, progress: impl FnMut(Step)) -> Result<Installed> {
+    install_into(kind, true, progress)
+}
+
+fn install_into(kind: Kind, force: bool, mut progress: impl FnMut(Step)) -> Result<Installed> {
+    let place = Place::of(kind)?;
+    let (path, found) = place.install(force, &mut Wheel::download, &mut progress)?;
+    let (fresh, replaced) = match found {
+        Before::Whole => (false, None),
+        Before::Nothing => (true, None),
+        Before::Replaced(reason) => (true, Some(reason)),
     };
-    if let Some(path) = find(kind) {
-        return Ok(installed(path, false));
-    }
-    if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
-        let platform = format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS);
-        return Err(Error::Platform { plugin: kind.name(), platform });
-    }
-    let directory = kind.directory();
-    make_directory(&cache_dir())?;
-    // Others wait here rather than fetch the same; the system releases the lock however this process ends.
-    let lock = directory.with_added_extension("lock");
-    let file = File::create(&lock).and_then(|file| file.lock().map(|()| file));
-    let _held = file.map_err(|source| Error::Install { path: lock, source })?;
-    if let Some(path) = find(kind) {
-        return Ok(installed(path, false));
-    }
-    // Left over if a process was killed here; nobody else uses it under the lock.
-    let scratch = directory.with_added_extension("tmp");
-    let _ = fs::remove_dir_all(&scratch);
-    make_directory(&scratch)?;
-    let result = fetch_all(kind, &scratch, &mut progress).and_then(|()| {
-        let _ = fs::remove_dir_all(&directory);
-        let unpacked = scratch.join(UNPACKED);
-        fs::rename(&unpacked, &directory).map_err(|source| Error::Install { path: directory.clone(), source })
-    });
-    let _ = fs::remove_dir_all(&scratch);
-    result?;
-    Ok(installed(directory.join(kind.wheels()[0].members[0]), true))
+    Ok(Installed { path, version: kind.version(), sha256: kind.wheels()[0].sha256, fresh, replaced })
+}
+
+/// Where a plugin is, or is to be, installed.
+struct Place<'a> {
+    name: &'static str,
+    directory: PathBuf,
+    wheels: &'a [Wheel],
+}
+
+/// What was there before an installation.
+#[derive(Debug, PartialEq, Eq)]
+enum Before {
+    Nothing,
+    /// What was asked for: nothing has been installed.
+    Whole,
+    /// Something that was not used, and why.
+    Replaced(String),
 }
 
 const UNPACKED: &str = "unpacked";
+const OLD: &str = "old";
 
-fn fetch_all(kind: Kind, scratch: &Path, progress: &mut impl FnMut(Step)) -> Result<()> {
-    for (index, wheel) in kind.wheels().iter().enumerate() {
-        progress(Step::Download(wheel.requirement));
-        let file = wheel.download(&scratch.join(index.to_string()))?;
-        progress(Step::Verify(wheel.requirement));
-        wheel.verify(&file)?;
-        progress(Step::Unpack(wheel.requirement));
-        let unpacked = scratch.join(UNPACKED);
-        wheel.unpack(&file, &unpacked).map_err(|source| Error::Install { path: unpacked, source })?;
-        let _ = fs::remove_file(&file);
+impl Place<'static> {
+    fn of(kind: Kind) -> Result<Self> {
+        let directory = cache_dir()?.join(format!("{}-{}", kind.name(), kind.version()));
+        Ok(Place { name: kind.name(), directory, wheels: kind.wheels() })
     }
-    Ok(())
 }
 
-impl Wheel {
-    /// Fetches the wheel into the new directory `into` and returns its path.
-    fn download(&self, into: &Path) -> Result<PathBuf> {
-        make_directory(into)?;
-        let mut command = Command::new("python3");
-        command.args([
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--no-deps",
-            "--no-cache-dir",
-        ]);
-        command.args(["--only-binary=:all:", "--python-version", "3.11"]).args(self.tags).arg("--dest").arg(into);
-        command.arg(self.requirement);
-        let failed = |reason: String| Error::Download {
-            requirement: self.requirement,
-            command: format!("{command:?}").replace('"', ""),
-            reason,
-        };
-        let output = Command::new(command.get_program()).args(command.get_args()).output().map_err(|error| {
-            failed(match error.kind() {
-                io::ErrorKind::NotFound => "there is no `python3` on PATH: install Python 3 with pip".into(),
-                _ => format!("python3 does not start: {error}"),
-            })
-        })?;
-        if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr);
-            return Err(failed(if said.contains("No module named pip") {
-                "python3 has no pip: install it, for example as the package `python3-pip`".into()
-            } else {
-                format!("pip failed; check the network, or pip's index and proxy. It said:\n{}", said.trim_end())
-            }));
-        }
-        let files = fs::read_dir(into).map_err(|source| Error::Install { path: into.to_path_buf(), source })?;
-        let wheel = files
-            .filter_map(|entry| Some(entry.ok()?.path()))
-            .find(|path| path.extension().is_some_and(|extension| extension == "whl"));
-        wheel.ok_or_else(|| failed("pip succeeded, but there is no wheel".into()))
+impl Place<'_> {
+    fn members(&self) -> Vec<&'static str> {
+        self.wheels.iter().flat_map(|wheel| wheel.members).copied().collect()
     }
 
-    fn verify(&self, file: &Path) -> Result<()> {
-        let found = sha256(file).map_err(|source| Error::Install { path: file.to_path_buf(), source })?;
-        if found != self.sha256 {
-            return Err(Error::Digest { requirement: self.requirement, expected: self.sha256, found });
+    fn find(&self) -> Result<Option<PathBuf>> {
+        let members = self.members();
+        let library = self.directory.join(members[0]);
+        if fs::symlink_metadata(&library).is_err() && !self.directory.join(manifest::NAME).exists() {
+            return Ok(None);
         }
-        Ok(())
+        let directory = canonical(&self.directory)?;
+        // Of these, one that is not there is for the list to find.
+        for name in members.iter().copied().chain([manifest::NAME, manifest::RECORD]) {
+            if let Ok(file) = directory.join(name).canonicalize() {
+                access::check(&file)?;
+            }
+        }
+        match manifest::check(&directory, &members, SystemTime::now()) {
+            Ok(_) => Ok(Some(library)),
+            Err(Fault::Unlisted) => Err(Error::Unverified { plugin: self.name, path: directory }),
+            Err(Fault::Changed { path, expected, found }) => {
+                Err(Error::Damaged { plugin: self.name, path, expected, found })
+            }
+        }
     }
 
-    fn unpack(&self, file: &Path, into: &Path) -> io::Result<()> {
-        let mut archive = zip::ZipArchive::new(File::open(file)?)?;
-        for member in self.members {
-            let path = into.join(member);
-            fs::create_dir_all(path.parent().unwrap_or(into))?;
-            io::copy(&mut archive.by_name(member)?, &mut File::create(&path)?)?;
-            #[cfg(unix)]
-            fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+    /// `fetch` brings a wheel into a new directory and returns its path.
+    fn install(
+        &self,
+        force: bool,
+        fetch: &mut impl FnMut(&Wheel, &Path) -> Result<PathBuf>,
+        progress: &mut impl FnMut(Step),
+    ) -> Result<(PathBuf, Before)> {
+        let library = self.directory.join(self.members()[0]);
+        if !force && self.before(force)? == Before::Whole {
+            return Ok((library, Before::Whole));
         }
-        Ok(())
+        if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
+            let platform = format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS);
+            return Err(Error::Platform { plugin: self.name, platform });
+        }
+        let cache = self.directory.parent().unwrap_or(&self.directory);
+        make_directory(cache)?;
+        access::check(&canonical(cache)?)?;
+        // Others wait here rather than fetch the same; the system releases the lock however this process ends.
+        let lock = self.directory.with_added_extension("lock");
+        let file = File::create(&lock).and_then(|file| file.lock().map(|()| file));
+        let _held = file.map_err(failed(&lock))?;
+        let before = self.before(force)?;
+        if before == Before::Whole {
+            return Ok((library, before));
+        }
+        // Left over if a process was killed here; nobody else uses it under the lock.
+        let scratch = self.directory.with_added_extension("tmp");
+        let _ = fs::remove_dir_all(&scratch);
+        make_directory(&scratch)?;
+        let result = self.unpack_all(&scratch, fetch, progress).and_then(|unpacked| {
+            if fs::symlink_metadata(&self.directory).is_ok() {
+                fs::rename(&self.directory, scratch.join(OLD)).map_err(failed(&self.directory))?;
+            }
+            publish(&unpacked, &self.directory, &mut sync).map_err(failed(&self.directory))
+        });
+        let _ = fs::remove_dir_all(&scratch);
+        result?;
+        Ok((library, before))
     }
+
+    /// What is there, and whether it can stay; what others may write to is an error.
+    fn before(&self, force: bool) -> Result<Before> {
+        match self.find() {
+            Ok(None) => Ok(Before::Nothing),
+            Ok(Some(_)) if force => Ok(Before::Replaced("a new copy was asked for".into())),
+            Ok(Some(_)) => Ok(Before::Whole),
+            Err(Error::Damaged { path, expected, found, .. }) => {
+                Ok(Before::Replaced(format!("{}: expected {expected}, found {found}", path.display())))
+            }
+            Err(Error::Unverified { path, .. }) => {
+                Ok(Before::Replaced(format!("{} has no list of its files", path.display())))
+            }
+            // Where a new copy was asked for, the old one need not be usable; that its folder is safe is checked apart.
+            Err(Error::Exposed { path, who, .. }) if force => {
+                Ok(Before::Replaced(format!("{who} may write to {}", path.display())))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns the directory that is to be the plugin's.
+    fn unpack_all(
+        &self,
+        scratch: &Path,
+        fetch: &mut impl FnMut(&Wheel, &Path) -> Result<PathBuf>,
+        progress: &mut impl FnMut(Step),
+    ) -> Result<PathBuf> {
+        let unpacked = scratch.join(UNPACKED);
+        let mut files = vec![];
+        for (index, wheel) in self.wheels.iter().enumerate() {
+            progress(Step::Download(wheel.requirement));
+            let file = fetch(wheel, &scratch.join(index.to_string()))?;
+            progress(Step::Verify(wheel.requirement));
+            wheel.verify(&file)?;
+            progress(Step::Unpack(wheel.requirement));
+            files.extend(wheel.unpack(&file, &unpacked).map_err(failed(&unpacked))?);
+            let _ = fs::remove_file(&file);
+        }
+        manifest::write(&unpacked, &files).map_err(failed(&unpacked))?;
+        Ok(unpacked)
+    }
+}
+
+/// Renames `from` to `to` when everything in it is on the disk, so that a crash leaves all of it or nothing: `sync` gets
+/// every file and directory below `from`, contents first, then, after the renaming, the directory that `to` is in.
+fn publish(from: &Path, to: &Path, sync: &mut impl FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
+    fn sync_all(place: &Path, sync: &mut impl FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
+        if fs::symlink_metadata(place)?.is_dir() {
+            for entry in fs::read_dir(place)? {
+                sync_all(&entry?.path(), sync)?;
+            }
+        }
+        sync(place)
+    }
+    sync_all(from, sync)?;
+    fs::rename(from, to)?;
+    sync(to.parent().unwrap_or(to))
+}
+
+fn sync(place: &Path) -> io::Result<()> {
+    File::open(place)?.sync_all()
 }
 
 fn make_directory(path: &Path) -> Result<()> {
-    fs::create_dir_all(path).map_err(|source| Error::Install { path: path.to_path_buf(), source })
+    access::create_folder(path).map_err(failed(path))
 }
 
-fn sha256(file: &Path) -> io::Result<String> {
-    let mut hasher = Sha256::new();
-    let mut file = File::open(file)?;
-    let mut chunk = vec![0; 1 << 20];
-    loop {
-        match file.read(&mut chunk)? {
-            0 => return Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()),
-            len => hasher.update(&chunk[..len]),
-        }
-    }
+fn canonical(path: &Path) -> Result<PathBuf> {
+    path.canonicalize().map_err(failed(path))
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn wheel() -> Wheel {
-        Wheel { requirement: "no-such-package-of-grpo==0", tags: &[], sha256: "00", members: &["a.so"] }
-    }
-
-    #[test]
-    fn another_wheel_than_the_pinned_one_is_refused() {
-        let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("a.whl");
-        fs::write(&file, b"abc").unwrap();
-        let error = wheel().verify(&file).unwrap_err().to_string();
-        // The digest of "abc" is the first example of the standard.
-        assert!(error.contains("ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"), "{error}");
-    }
-
-    #[test]
-    fn a_damaged_wheel_is_an_error() {
-        let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("a.whl");
-        fs::write(&file, b"not a zip file").unwrap();
-        assert!(wheel().unpack(&file, directory.path()).is_err());
-    }
+fn failed(path: &Path) -> impl FnOnce(io::Error) -> Error {
+    let path = path.to_path_buf();
+    move |reason| Error::Install { path, reason }
 }
+
+#[cfg(all(test, target_os = "linux", target_arch = "x86_64"))]
+mod tests;

@@ -48,15 +48,22 @@
 //! * The CPU has no topologies and no device memory statistics.
 //! * Serialized executables load on the same platform and version only: see [`CompileCache`].
 //!
+//! # Which files are loaded
+//!
+//! A library runs with every right of its process, so [`Plugin::load`] refuses one that another user may write to, or one
+//! that is cut off. What `pjrt::install` has installed is compared with its SHA-256 before its path is handed out.
+//!
 //! With the feature `install`, the module `install` fetches pinned plugins.
 #![deny(unsafe_code)]
 
+mod access;
 mod buffer;
 mod client;
 mod compile_cache;
 mod compile_options;
 mod device;
 mod dtype;
+mod elf;
 mod error;
 mod event;
 mod executable;

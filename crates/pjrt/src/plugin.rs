@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use crate::access;
 use crate::client::Client;
+use crate::elf;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::topology::Topology;
@@ -54,7 +56,8 @@ impl Plugin {
     ///
     /// # Errors
     ///
-    /// [`Error::Load`] if the file is not a plugin, [`Error::Environment`] if it is libtpu and [`TPU_ENVIRONMENT`] is needed
+    /// [`Error::Exposed`] if others may write to the file or to a folder above it, [`Error::Load`] if it is not a plugin, or
+    /// only a part of one, [`Error::Environment`] if it is libtpu and [`TPU_ENVIRONMENT`] is needed
     /// but can no longer be set, [`Error::Version`] if it has another major version, [`Error::Api`] if
     /// its initialisation fails.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
@@ -65,6 +68,8 @@ impl Plugin {
         if let Some(loaded) = plugins.get(&path) {
             return Ok(Plugin { loaded });
         }
+        access::check(&path)?;
+        elf::check(&path).map_err(|reason| Error::Load { path: path.clone(), reason })?;
         if path.file_name().is_some_and(|name| name.to_string_lossy().contains("libtpu")) {
             prepare_for_libtpu()?;
         }

@@ -44,6 +44,27 @@ fn a_program_is_compiled_once_and_damage_is_mended() {
 }
 
 #[test]
+#[cfg(unix)]
+fn programs_that_others_may_write_are_not_run() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let client = cpu(1);
+    let directory = tempfile::tempdir().unwrap();
+    let cache = CompileCache::new(directory.path());
+    let compile = || cache.compile(&client, DOUBLE, &CompileOptions::default()).map(|(_, outcome)| outcome);
+    assert_eq!(compile().unwrap(), CacheOutcome::Miss);
+    let entry = fs::read_dir(directory.path()).unwrap().next().unwrap().unwrap().path();
+    for place in [directory.path(), &entry] {
+        let before = fs::metadata(place).unwrap().permissions();
+        fs::set_permissions(place, fs::Permissions::from_mode(0o777)).unwrap();
+        let error = compile().unwrap_err().to_string();
+        assert!(error.contains(&format!("`chmod go-w {}`", place.canonicalize().unwrap().display())), "{error}");
+        fs::set_permissions(place, before).unwrap();
+    }
+    assert_eq!(compile().unwrap(), CacheOutcome::Hit);
+}
+
+#[test]
 fn a_cache_that_cannot_be_written_says_so() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let cache = CompileCache::new(file.path().join("below a file"));

@@ -10,14 +10,14 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// A file or folder that cannot be read or written.
-    #[error("cannot {action} {path}: {source}", path = path.display())]
+    #[error("cannot {action} {path}: {reason}", path = path.display())]
     Io {
         /// What was tried.
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
         /// Why it failed.
-        source: std::io::Error,
+        reason: std::io::Error,
     },
     /// A file that is not what its name says.
     #[error("{path}: {reason}; move it elsewhere", path = path.display())]
@@ -44,6 +44,6 @@ impl Error {
     /// An [`Error::Io`].
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.to_owned();
-        move |source| Self::Io { action, path, source }
+        move |reason| Self::Io { action, path, reason }
     }
 }

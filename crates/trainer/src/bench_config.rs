@@ -7,7 +7,7 @@
 use crate::bench::measure::Rounds;
 use crate::error::{Error, Result};
 use crate::train_config::{LoggingConfig, WandbConfig};
-use backend_cpu::Isa;
+use backend_cpu::{Isa, most_threads};
 use backend_tpu::aot::{Variant, What};
 use backend_tpu::plugins::Kind;
 use backend_tpu::program::{Mesh, MosaicBlocks, Numerics};
@@ -178,7 +178,7 @@ pub struct VariantConfig {
     pub backend: Option<String>,
     /// Instead of the problem's.
     pub dtype: Option<Dtype>,
-    /// On the CPU; 0 is one per core.
+    /// On the CPU; 0 is one per core, and [`most_threads`] are the most.
     pub threads: usize,
     /// Of this CPU, the instruction set whose kernels are used: `portable`, `avx2`, ...; none: the fastest that there is.
     pub isa: Option<String>,
@@ -279,6 +279,11 @@ impl BenchConfig {
         for (name, variant) in self.variants.iter().flatten() {
             if let Some(backend) = &variant.backend {
                 BackendName::parse(&format!("variants.{name}.backend"), backend)?;
+            }
+            let most = most_threads();
+            if variant.threads > most {
+                let expected = format!("at most {most} threads on this machine");
+                return Err(config(format!("variants.{name}.threads"), expected, variant.threads));
             }
             let isa = variant.isa.as_deref();
             if let Some(unknown) = isa.filter(|isa| Isa::from_name(isa).is_none()) {
@@ -502,6 +507,7 @@ loss: { epsilon_low: 0, epsilon_high: 0, beta: 0 }\nvariants: { a: { threads: 0 
             ("variants: { a.b: {} }", &["a.b"]),
             ("backend: gpu\nvariants: { a: {} }", &["backend", "`gpu`", "pjrt:cuda"]),
             ("variants: { a: { backend: tpu } }", &["variants.a.backend", "`tpu`", "pjrt:tpu"]),
+            ("variants: { a: { threads: 100000 } }", &["variants.a.threads", "at most", "100000"]),
             ("variants: { a: { isa: avx1 } }", &["variants.a.isa", "`avx1`", "avx2"]),
             ("variants: { a: { command: [] } }", &["variants.a.command"]),
             ("inputs: { old_logp_noise: -1 }\nvariants: { a: {} }", &["inputs.old_logp_noise", "-1"]),

@@ -30,9 +30,9 @@ const MOST_WORKERS: usize = 4;
 pub(crate) struct Args {
     #[command(flatten)]
     bench: BenchArgs,
-    /// Compile only this variant; repeatable.
-    #[arg(long, value_name = "NAME")]
-    variant: Vec<String>,
+    /// Compile only these, e.g. fused,reference; repeatable.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', alias = "variant")]
+    variants: Vec<String>,
     /// Print one JSON document instead of a table.
     #[arg(long)]
     json: bool,
@@ -43,7 +43,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ASSERTION")]
     assert: Vec<String>,
     /// Compile the one variant here and print what came out, for the process that has started this one.
-    #[arg(long, hide = true, requires = "variant")]
+    #[arg(long, hide = true, requires = "variants")]
     worker: bool,
 }
 
@@ -125,10 +125,10 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
 
 /// The variants to compile, in order, each with a program.
 fn chosen(args: &Args, config: &BenchConfig) -> anyhow::Result<Vec<String>> {
-    for name in &args.variant {
+    for name in &args.variants {
         config.variant(name)?;
     }
-    let wanted = |name: &&str| args.variant.is_empty() || args.variant.iter().any(|v| v == name);
+    let wanted = |name: &&str| args.variants.is_empty() || args.variants.iter().any(|v| v == name);
     let names: Vec<String> = config.names().into_iter().filter(wanted).map(str::to_owned).collect();
     names.iter().try_for_each(|name| config.check(name))?;
     Ok(names)
@@ -136,7 +136,7 @@ fn chosen(args: &Args, config: &BenchConfig) -> anyhow::Result<Vec<String>> {
 
 /// Compiles the one variant that is named.
 fn worker(args: &Args, config: &BenchConfig, target: Target) -> anyhow::Result<Report> {
-    let [name] = args.variant.as_slice() else { bail!("--worker takes one --variant") };
+    let [name] = args.variants.as_slice() else { bail!("--worker takes one of --variants") };
     let variant = config.variant(name)?;
     let report = Compiler::open(target, args.bench.plugin.as_deref())?.report(&variant)?;
     if let Some(folder) = &args.emit {
@@ -174,7 +174,7 @@ fn compile_all(args: &Args, names: &[String]) -> anyhow::Result<BTreeMap<String,
 fn compile_elsewhere(binary: &Path, args: &Args, name: &str) -> anyhow::Result<Compiled> {
     let BenchArgs { config, set, target, plugin, .. } = &args.bench;
     let mut command = Command::new(binary);
-    command.arg("aot").args(config).args(["--worker", "--target", target, "--variant", name]);
+    command.arg("aot").args(config).args(["--worker", "--target", target, "--variants", name]);
     for set in set {
         command.args(["--set", set]);
     }

@@ -1,13 +1,10 @@
 //! Reports of compilers as a table.
 
 use super::aot::{Compiled, Document};
+use super::table::Sheet;
 use backend_tpu::aot::Report;
 use backend_tpu::program::Blocking;
-use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
 use std::fmt::Write;
-
-/// A line below the header and nothing else.
-pub(crate) const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
 
 const HEADER: [&str; 11] = [
     "variant",
@@ -24,22 +21,20 @@ const HEADER: [&str; 11] = [
 ];
 
 pub(crate) fn text(document: &Document) -> String {
-    let mut table = Table::new();
-    table.load_style(STYLE);
-    table.set_header(HEADER);
+    let mut table = Sheet::new(HEADER, 2..HEADER.len()).named();
     for (name, compiled) in &document.variants {
         match compiled {
-            Compiled::Report(report) => table.add_row(row(name, report)),
-            Compiled::Failed { .. } => table.add_row([name.as_str(), "failed"]),
-        };
+            Compiled::Report(report) => table.row(row(name, report)),
+            Compiled::Failed { .. } => table.row([name.as_str(), "failed"]),
+        }
     }
-    align_right(&mut table, 2..HEADER.len());
     let (name, target, chip) = (&document.name, &document.target, document.chip);
     let mut text = format!(
-        "{name} on {target}, per device ({:.0} TFLOP/s, {:.0} GB/s, {})\n\n{table}\n\n",
+        "{name} on {target}, per device ({:.0} TFLOP/s, {:.0} GB/s, {})\n\n{}\n\n",
         chip.peak_flops / 1e12,
         chip.bandwidth / 1e9,
         bytes(chip.memory),
+        table.text(),
     );
     text.push_str("Estimates are the compiler's, not measurements; a loop's body counts as often as it turns.\n");
     let reports =
@@ -98,13 +93,5 @@ pub(crate) fn bytes(bytes: u64) -> String {
         b if b >= 1e6 => format!("{:.1} MB", b / 1e6),
         b if b >= 1e3 => format!("{:.1} kB", b / 1e3),
         b => format!("{b} B"),
-    }
-}
-
-pub(crate) fn align_right(table: &mut Table, columns: impl IntoIterator<Item = usize>) {
-    for index in columns {
-        if let Some(column) = table.column_mut(index) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
     }
 }

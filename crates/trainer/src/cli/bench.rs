@@ -1,12 +1,15 @@
 //! `grpo bench`: variants of the loss on what is here, measured in one run.
 
 use super::bench_layers::resolve;
-use super::{Outcome, bench_text, emit};
+use super::progress::{fitted, phase_fields};
+use super::{Outcome, bench_text, emit, terminal};
 use anyhow::{Context, bail};
-use indicatif::{ProgressBar, ProgressStyle};
+use console::Term;
+use indicatif::{HumanDuration, ProgressBar, ProgressState, ProgressStyle};
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use trainer::assertion::Assertion;
 use trainer::bench::report;
@@ -42,7 +45,7 @@ pub(crate) struct Args {
     /// Of variants that name none: cpu, pjrt:cpu, pjrt:tpu, pjrt:cuda [default: the configuration's].
     #[arg(long)]
     backend: Option<String>,
-    /// The PJRT plugin, instead of GRPO_PJRT_PLUGIN or the installed one.
+    /// The PJRT plugin [default: what GRPO_PJRT_PLUGIN names, or what `grpo plugin install` has installed].
     #[arg(long, value_name = "FILE")]
     plugin: Option<PathBuf>,
     /// Measure only these, e.g. fused,torch_compile; repeatable.
@@ -70,8 +73,8 @@ pub(crate) struct Args {
     #[arg(long)]
     markdown: bool,
     /// Write the JSON document to this file, whatever is printed.
-    #[arg(long, value_name = "FILE")]
-    output: Option<PathBuf>,
+    #[arg(long, short, value_name = "FILE", alias = "output")]
+    out: Option<PathBuf>,
     /// Log every variant's numbers as a run's metrics under this folder, which is to be new: PROBLEM/VARIANT/metrics.jsonl, and
     /// what `logging` and `wandb` of the configuration ask for.
     #[arg(long, value_name = "DIR")]
@@ -106,7 +109,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
         }
     }
     // Before minutes are spent on what could not be kept.
-    args.output.iter().chain(&args.plot).try_for_each(|path| check_output(path))?;
+    args.out.iter().chain(&args.plot).try_for_each(|path| check_output(path))?;
     let options = Options {
         worker: vec![std::env::current_exe().context("cannot find this binary")?.into(), "bench-worker".into()],
         plugin: args.plugin,
@@ -125,7 +128,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     let json = format!("{}\n", serde_json::to_string_pretty(&document)?);
     // What was measured is shown whatever happens to the files.
     emit(if args.json { json.clone() } else { bench_text::text(&document, args.markdown) }.as_str())?;
-    if let Some(path) = &args.output {
+    if let Some(path) = &args.out {
         write_output(path, json.as_bytes())?;
     }
     if let Some(folder) = &args.log_dir {
@@ -166,14 +169,22 @@ fn configs(args: &Args) -> anyhow::Result<Vec<BenchConfig>> {
 /// Minutes pass: a person sees what is being done now; a log gets a line for everything but single turns.
 pub(super) fn progress() -> (ProgressBar, impl FnMut(&str)) {
     let bar = ProgressBar::new_spinner();
-    if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed} {msg}") {
-        bar.set_style(style);
+    let said = Arc::new(Mutex::new(String::new()));
+    let told = Arc::clone(&said);
+    let line = move |state: &ProgressState, out: &mut dyn std::fmt::Write| {
+        let elapsed = format!("{:#}", HumanDuration(state.elapsed()));
+        let fields = phase_fields(&elapsed, &told.lock().unwrap_or_else(PoisonError::into_inner));
+        // The spinner and a space stand before it. What is written here reaches a terminal, or nobody.
+        let _ = out.write_str(&fitted(&fields, terminal::of(&Term::stderr()).saturating_sub(2)));
+    };
+    if let Ok(style) = ProgressStyle::with_template("{spinner} {line}") {
+        bar.set_style(style.with_key("line", line));
     }
     bar.enable_steady_tick(Duration::from_millis(500));
     let (shown, mut last) = (bar.clone(), String::new());
     let tell = move |what: &str| {
         tracing::info!("{what}");
-        shown.set_message(what.to_owned());
+        what.clone_into(&mut said.lock().unwrap_or_else(PoisonError::into_inner));
         // `CASE: round 3 of 10: NAME` without the name.
         let phase = what.splitn(3, ": ").take(2).collect::<Vec<_>>().join(": ");
         if shown.is_hidden() && phase != last {

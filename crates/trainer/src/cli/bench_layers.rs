@@ -1,6 +1,6 @@
 //! What `grpo aot` and `grpo plan` have in common: a configuration of `configs/bench/` and the devices to compile for.
 
-use super::layers::LayerArgs;
+use super::layers;
 use anyhow::Context;
 use backend_tpu::aot::Target;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ pub(crate) struct BenchArgs {
     /// Devices: a TPU slice (v6e:2x4, v5p:2x2x1, v6e) or a GPU (a100, h100, h200, b200).
     #[arg(long, required_unless_present = "print_config", default_value = "", hide_default_value = true)]
     pub(crate) target: String,
-    /// The PJRT plugin, instead of GRPO_PJRT_PLUGIN or the installed one.
+    /// The PJRT plugin [default: what GRPO_PJRT_PLUGIN names, or what `grpo plugin install` has installed].
     #[arg(long, value_name = "FILE")]
     pub(crate) plugin: Option<PathBuf>,
 }
@@ -46,8 +46,7 @@ impl BenchArgs {
 
 /// Defaults < `file` (or `default`, name and text) < environment < `set`, checked.
 pub(crate) fn resolve(file: Option<&Path>, set: &[String], default: (&str, &str)) -> anyhow::Result<BenchConfig> {
-    let layers = LayerArgs { config: file.map(Into::into), set: set.to_vec() };
-    let config: BenchConfig = layers.resolve(default)?;
+    let config: BenchConfig = layers::resolve(file, set, default)?;
     config.validate().with_context(|| file.map_or(default.0.into(), |path| path.display().to_string()))?;
     Ok(config)
 }

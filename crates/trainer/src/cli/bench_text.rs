@@ -1,7 +1,7 @@
-//! What was measured, as tables of at most 100 columns.
+//! What was measured, as tables of at most 100 columns, or lists where a terminal has fewer.
 
-use super::aot_text::{STYLE, align_right, bytes, tiles};
-use comfy_table::{Table, presets};
+use super::aot_text::{bytes, tiles};
+use super::table::Sheet;
 use std::collections::BTreeSet;
 use std::fmt::Write;
 use trainer::bench::report::{Case, Document, Machine, Measured, Outcome};
@@ -61,18 +61,15 @@ fn problem(text: &mut String, case: &Case, markdown: bool) {
         let _ = writeln!(text, "peers: {}", versions.into_iter().collect::<Vec<_>>().join(", "));
     }
     let table = |header: &[&str], row: &dyn Fn(&str, &Measured) -> Vec<String>, first_number: usize| {
-        let mut table = Table::new();
-        table.load_style(if markdown { presets::ASCII_MARKDOWN } else { STYLE });
-        table.set_header(header.to_vec());
+        let mut table = Sheet::new(header.iter().copied(), first_number..header.len()).named();
         for (name, outcome) in sorted(case) {
             match outcome {
-                Outcome::Measured(measured) => table.add_row(row(name, measured)),
-                Outcome::Failed { .. } => table.add_row([name, "failed"]),
-                Outcome::NotOffered { .. } => table.add_row([name, "not offered"]),
-            };
+                Outcome::Measured(measured) => table.row(row(name, measured)),
+                Outcome::Failed { .. } => table.row([name, "failed"]),
+                Outcome::NotOffered { .. } => table.row([name, "not offered"]),
+            }
         }
-        align_right(&mut table, first_number..header.len());
-        table
+        if markdown { table.markdown() } else { table.text() }
     };
     let _ = writeln!(text, "\n{}\n\n{}", table(&TIMES, &times, 1), table(&MEMORY, &memory, 2));
     for (name, outcome) in sorted(case) {

@@ -1,11 +1,15 @@
 //! What a person sees of a run: a bar and tables on a terminal, plain lines elsewhere.
 
 use super::emit;
-use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use super::progress::{Field, fitted, joined};
+use super::table::Sheet;
+use super::terminal;
+use console::{Term, style};
+use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use std::fmt::Write;
 use std::io::IsTerminal;
 use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use trainer::run::dir::RunDir;
 use trainer::run::jsonl::{CompletionRow, MetricsRow, RowKind};
@@ -17,14 +21,16 @@ const LINES_PER_PHASE: u64 = 20;
 /// A slow phase says something this often.
 const LONGEST_SILENCE: Duration = Duration::from_secs(15);
 
-/// A line below the header and nothing else.
-const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
+/// Characters of the bar.
+const BAR: usize = 12;
 
 /// Shows a run.
 pub(crate) struct Display {
     quiet: bool,
     /// Drawn on a terminal only.
     bar: Option<ProgressBar>,
+    /// What the bar's line says of the last step.
+    said: Arc<Mutex<Vec<Field>>>,
     terminal: bool,
     phase: Phase,
     last_line: Instant,
@@ -41,7 +47,8 @@ impl Display {
     pub(crate) fn new(quiet: bool) -> Self {
         let now = Instant::now();
         let phase = Phase { first: 0, steps: 1, began: now };
-        Self { quiet, bar: None, terminal: std::io::stdout().is_terminal(), phase, last_line: now }
+        let said = Arc::default();
+        Self { quiet, bar: None, said, terminal: std::io::stdout().is_terminal(), phase, last_line: now }
     }
 
     /// Takes the bar away, so that what follows stands on a line of its own.
@@ -83,9 +90,7 @@ impl Display {
             RowKind::Grpo => "GRPO",
             // An evaluation is short: it shows on the bar only.
             RowKind::Eval => {
-                if let Some(bar) = &self.bar {
-                    bar.set_message("evaluating held-out problems ...");
-                }
+                self.say(vec![Field::new(1, "evaluating held-out problems ...")]);
                 return;
             }
         };
@@ -94,14 +99,27 @@ impl Display {
         self.line(&format!("{title}: step {} of {steps}", done + 1));
         if self.terminal && !self.quiet {
             let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stdout()).with_position(done);
-            // 40 columns, so that reward, loss and speed fit beside them on a terminal of 80.
-            let template = "{prefix:7} {bar:12.cyan/dim} {pos:>4}/{len} {eta:>3} left  {wide_msg}";
-            if let Ok(style) = ProgressStyle::with_template(template) {
-                bar.set_style(style.progress_chars("━╸─"));
+            self.say(vec![]);
+            let (name, said) = (if kind == RowKind::Warmup { "warm-up" } else { "GRPO" }, Arc::clone(&self.said));
+            let line = move |state: &ProgressState, out: &mut dyn Write| {
+                let mut fields = phase_fields(name, state);
+                fields.extend(said.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned());
+                // What is written here reaches a terminal, or nobody.
+                let _ = out.write_str(&fitted(&fields, terminal::of(&Term::stdout())));
+            };
+            if let Ok(style) = ProgressStyle::with_template("{line}") {
+                bar.set_style(style.with_key("line", line));
             }
-            bar.set_prefix(if kind == RowKind::Warmup { "warm-up" } else { "GRPO" });
             bar.enable_steady_tick(Duration::from_millis(200));
             self.bar = Some(bar);
+        }
+    }
+
+    /// Shows `fields` on the bar's line.
+    fn say(&self, fields: Vec<Field>) {
+        *self.said.lock().unwrap_or_else(PoisonError::into_inner) = fields;
+        if let Some(bar) = &self.bar {
+            bar.tick();
         }
     }
 
@@ -110,12 +128,13 @@ impl Display {
             self.line(&eval_line(row));
             return;
         }
-        let message = step_message(row);
+        let fields = step_fields(row);
         if let Some(bar) = &self.bar {
             bar.set_position(row.step);
-            bar.set_message(message);
+            self.say(fields);
             return;
         }
+        let message = joined(&fields);
         let Phase { first, steps, began } = self.phase;
         let every = (steps / LINES_PER_PHASE).max(1);
         let due = row.step == first + 1 || row.step == steps || row.step.is_multiple_of(every);
@@ -157,29 +176,40 @@ impl Observer for Display {
     }
 }
 
-fn step_message(row: &MetricsRow) -> String {
-    let mut text = String::new();
-    let mut add = |label: &str, name: &str, digits: usize| {
-        if let Some(value) = row.get(name) {
-            // A String takes whatever is written to it.
+/// Where a phase is, with ranks that leave room for those of [`step_fields`].
+fn phase_fields(name: &str, state: &ProgressState) -> Vec<Field> {
+    let (done, steps) = (state.pos(), state.len().unwrap_or(0));
+    let full = ((state.fraction() * BAR as f32) as usize).min(BAR);
+    let (head, rest) = if full < BAR { ("╸", BAR - full - 1) } else { ("", 0) };
+    let bar = format!("{}{}", style("━".repeat(full) + head).cyan(), style("─".repeat(rest)).dim());
+    vec![
+        Field::new(3, name),
+        Field::new(5, bar),
+        Field::new(0, format!("{done:>4}/{steps}")),
+        Field::new(2, format!("{:#} left", HumanDuration(state.eta()))),
+    ]
+}
+
+/// What is known of a step.
+fn step_fields(row: &MetricsRow) -> Vec<Field> {
+    let number = |rank: u8, name: &str, digits: usize| {
+        row.get(name).map(|value| {
             // On policy the loss is 0 up to rounding; a sign before zeros would say more than is known.
             let value = if value.abs() < 0.5 * 0.1f64.powi(digits as i32) { 0.0 } else { value };
-            let _ = write!(text, "{}{label} {value:.digits$}", if text.is_empty() { "" } else { "  " });
-        }
+            Field::new(rank, format!("{name} {value:.digits$}"))
+        })
     };
-    add("reward", "reward", 3);
-    add("loss", "loss", 4);
-    if let (Some(tokens), Some(seconds)) = (row.get("tokens"), row.get("step_time")) {
-        let _ = write!(text, "  {} tok/s", count(tokens / seconds.max(1e-9)));
-    }
-    if row.phase == RowKind::Grpo {
-        for (name, digits) in [("entropy", 3), ("kl", 4)] {
-            if let Some(value) = row.get(name) {
-                let _ = write!(text, "  {name} {value:.digits$}");
-            }
-        }
-    }
-    text
+    let speed = row.get("tokens").zip(row.get("step_time"));
+    let speed = speed.map(|(tokens, seconds)| format!("{} tok/s", count(tokens / seconds.max(1e-9))));
+    let is_grpo = row.phase == RowKind::Grpo;
+    let fields = [
+        number(1, "reward", 3),
+        number(4, "loss", 4),
+        speed.map(|speed| Field::new(6, speed)),
+        number(7, "entropy", 3).filter(|_| is_grpo),
+        number(8, "kl", 4).filter(|_| is_grpo),
+    ];
+    fields.into_iter().flatten().collect()
 }
 
 fn eval_line(row: &MetricsRow) -> String {
@@ -193,12 +223,10 @@ fn eval_line(row: &MetricsRow) -> String {
 }
 
 fn completions_table(rows: &[CompletionRow]) -> String {
-    let mut table = Table::new();
-    table.load_style(STYLE);
-    table.set_header(["step", "prompt", "completion", "right", "reward", "advantage"]);
+    let mut table = Sheet::new(["step", "prompt", "completion", "right", "reward", "advantage"], 4..6);
     for row in rows {
         let cut = if row.truncated { " (cut off)" } else { "" };
-        table.add_row([
+        table.row([
             row.step.to_string(),
             row.prompt.clone(),
             format!("{}{cut}", row.completion),
@@ -207,14 +235,11 @@ fn completions_table(rows: &[CompletionRow]) -> String {
             format!("{:+.2}", row.advantage),
         ]);
     }
-    align_right(&mut table, &[0, 4, 5]);
-    table.to_string()
+    table.text()
 }
 
 fn summary_text(summary: &Summary, dir: &RunDir) -> String {
-    let mut table = Table::new();
-    table.load_style(STYLE);
-    table.set_header(["", "before GRPO", "after GRPO", "change"]);
+    let mut table = Sheet::new(["", "before GRPO", "after GRPO", "change"], 1..4).named();
     for (name, before) in &summary.eval_before {
         let Some(after) = summary.eval_after.get(name).filter(|_| name != "problems") else { continue };
         let row = match name.strip_prefix("pass@1") {
@@ -225,13 +250,12 @@ fn summary_text(summary: &Summary, dir: &RunDir) -> String {
             }
             None => plain_row(format!("held-out {name} (sampled)"), *before, *after),
         };
-        table.add_row(row);
+        table.row(row);
     }
     if let (Some(first), Some(last)) = (summary.reward_first, summary.reward_last) {
-        table.add_row(plain_row("training reward, first and last steps".into(), first, last));
+        table.row(plain_row("training reward, first and last steps".into(), first, last));
     }
-    align_right(&mut table, &[1, 2, 3]);
-    let mut text = format!("\n{table}\n");
+    let mut text = format!("\n{}\n", table.text());
     let _ = writeln!(
         text,
         "{} GRPO steps after {} warm-up steps, {} tokens, {}",
@@ -254,14 +278,6 @@ fn summary_text(summary: &Summary, dir: &RunDir) -> String {
 
 fn plain_row(label: String, before: f64, after: f64) -> [String; 4] {
     [label, format!("{before:.3}"), format!("{after:.3}"), format!("{:+.3}", after - before)]
-}
-
-fn align_right(table: &mut Table, columns: &[usize]) {
-    for index in columns {
-        if let Some(column) = table.column_mut(*index) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
 }
 
 /// `1234567` as `1.2M`.
@@ -298,7 +314,7 @@ mod tests {
     fn a_step_shows_reward_loss_and_speed() {
         let values = [("reward", 0.5), ("loss", 0.01), ("tokens", 3000.0), ("step_time", 0.5)];
         let row = MetricsRow::new(RowKind::Grpo, 3, values);
-        assert_eq!(step_message(&row), "reward 0.500  loss 0.0100  6.0k tok/s");
-        assert_eq!(step_message(&MetricsRow::new(RowKind::Warmup, 1, [("loss", -1e-9)])), "loss 0.0000");
+        assert_eq!(joined(&step_fields(&row)), "reward 0.500  loss 0.0100  6.0k tok/s");
+        assert_eq!(joined(&step_fields(&MetricsRow::new(RowKind::Warmup, 1, [("loss", -1e-9)]))), "loss 0.0000");
     }
 }

@@ -5,6 +5,7 @@ use super::parity::table;
 use super::{Outcome, emit};
 use std::path::PathBuf;
 use trainer::bench_config::{BenchConfig, ShapeConfig};
+use trainer::config_layers::to_yaml;
 use trainer::gradcheck::{self, CaseReport, Limits, Options};
 
 /// What is checked when no file is named.
@@ -27,7 +28,10 @@ pub(crate) struct Args {
     /// Set one key of every configuration, after the file and the environment; repeatable.
     #[arg(long, value_name = "A.B=VALUE")]
     set: Vec<String>,
-    /// The PJRT plugin, instead of GRPO_PJRT_PLUGIN or the installed one.
+    /// Print the resolved configurations as YAML and exit.
+    #[arg(long)]
+    print_config: bool,
+    /// The PJRT plugin [default: what GRPO_PJRT_PLUGIN names, or what `grpo plugin install` has installed].
     #[arg(long, value_name = "FILE")]
     plugin: Option<PathBuf>,
     /// Check only these, e.g. fused,score; repeatable.
@@ -54,12 +58,21 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     let limits = Limits { tokens: args.max_tokens, hidden: args.max_hidden, vocab: args.max_vocab };
     let options = Options { limits, variants: args.variants, plugin: args.plugin };
     let files = if args.config.is_empty() { vec![None] } else { args.config.iter().map(Some).collect() };
-    let mut cases = vec![];
-    let (bar, mut tell) = super::bench::progress();
-    for file in files {
+    let configs = files.into_iter().map(|file| {
         let mut config: BenchConfig = resolve(file.map(PathBuf::as_path), &args.set, DEFAULT_CONFIG)?;
         config.inputs.seed = args.seed.unwrap_or(config.inputs.seed);
-        cases.extend(gradcheck::run(&config, &options, |what| tell(what))?);
+        Ok(config)
+    });
+    let configs = configs.collect::<anyhow::Result<Vec<_>>>()?;
+    if args.print_config {
+        let texts = configs.iter().map(to_yaml).collect::<Result<Vec<_>, _>>()?;
+        emit(&texts.join("---\n"))?;
+        return Ok(Outcome::Done);
+    }
+    let mut cases = vec![];
+    let (bar, mut tell) = super::bench::progress();
+    for config in &configs {
+        cases.extend(gradcheck::run(config, &options, |what| tell(what))?);
     }
     bar.finish_and_clear();
     let passed = cases.iter().all(|case| case.passed);

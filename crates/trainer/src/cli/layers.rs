@@ -1,15 +1,18 @@
 //! Arguments that every subcommand with a configuration has.
 
 use serde::{Serialize, de::DeserializeOwned};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use trainer::config_layers::Layers;
 
 /// Where a configuration comes from.
 #[derive(Debug, clap::Args)]
 pub(crate) struct LayerArgs {
-    /// YAML or JSON file.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) config: Option<PathBuf>,
+    /// YAML or JSON file, as in configs/train/ [default: the built-in configs/train/arithmetic.yaml].
+    #[arg(value_name = "CONFIG")]
+    config: Option<PathBuf>,
+    /// The same, as it was called before every subcommand took its configuration as an argument.
+    #[arg(long = "config", value_name = "FILE", hide = true, conflicts_with = "config")]
+    named: Option<PathBuf>,
     /// Set one key, after the file and the environment; repeatable.
     #[arg(long, value_name = "A.B=VALUE")]
     pub(crate) set: Vec<String>,
@@ -21,10 +24,18 @@ impl LayerArgs {
     where
         T: Default + Serialize + DeserializeOwned,
     {
-        let layers = match &self.config {
-            Some(path) => Layers::new().file(path)?,
-            None => Layers::new().text(default.0, default.1)?,
-        };
-        layers.env(std::env::vars_os())?.set(&self.set)?.resolve()
+        resolve(self.config.as_ref().or(self.named.as_ref()), &self.set, default)
     }
+}
+
+/// Defaults < `file`, or `default` (name and text) when there is none < environment < `set`.
+pub(crate) fn resolve<T>(file: Option<impl AsRef<Path>>, set: &[String], default: (&str, &str)) -> trainer::Result<T>
+where
+    T: Default + Serialize + DeserializeOwned,
+{
+    let layers = match file {
+        Some(path) => Layers::new().file(path.as_ref())?,
+        None => Layers::new().text(default.0, default.1)?,
+    };
+    layers.env(std::env::vars_os())?.set(set)?.resolve()
 }

@@ -20,7 +20,7 @@ pub(crate) struct Args {
     file: PathBuf,
     /// Where to write the results (safetensors; gradients are f32, the loss f64). `-` is standard output, and the text goes to
     /// standard error then; a device or a pipe is written to, a file is replaced when everything is there.
-    #[arg(long, short, value_name = "FILE")]
+    #[arg(long, short, value_name = "FILE", alias = "output")]
     out: PathBuf,
     #[command(flatten)]
     input: LossInput,

@@ -15,7 +15,7 @@ pub(crate) struct LossInput {
     /// Backend to evaluate on: cpu, pjrt:cpu, pjrt:tpu, pjrt:cuda.
     #[arg(long, default_value = "cpu")]
     backend: String,
-    /// PJRT plugin of the backend [default: $GRPO_PJRT_PLUGIN, or what `grpo plugin install` installed].
+    /// The PJRT plugin [default: what GRPO_PJRT_PLUGIN names, or what `grpo plugin install` has installed].
     #[arg(long, value_name = "FILE")]
     plugin: Option<PathBuf>,
     /// Round the policy's tensors to this dtype first [default: the file's own].

@@ -17,11 +17,15 @@ mod loss_input;
 mod parity;
 mod plan;
 mod plugin;
+mod progress;
+mod table;
+mod terminal;
+mod threads;
 mod train;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, IsTerminal, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -78,7 +82,12 @@ pub(crate) fn main() -> ExitCode {
     // Logs are for people who ask for them: `GRPO_LOG=info grpo ...`.
     let filter = tracing_subscriber::EnvFilter::try_from_env("GRPO_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
+    // A file or a pipe gets no colours, nor who does not want them (https://no-color.org).
+    let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    logs.with_ansi(colours).without_time().init();
+    // What started a worker has said it already.
+    threads::hold_to_machine(matches!(cli.command, Command::BenchWorker));
     let result = match cli.command {
         Command::Train(args) => train::run(args),
         Command::Parity(args) => parity::run(args),
@@ -137,5 +146,71 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    /// Every option of every subcommand, with where it was found.
+    fn options(command: &clap::Command, path: &str, found: &mut Vec<(String, clap::Arg)>) {
+        for argument in command.get_arguments().filter(|argument| argument.get_long().is_some()) {
+            found.push((path.to_owned(), argument.clone()));
+        }
+        for command in command.get_subcommands() {
+            options(command, &format!("{path} {}", command.get_name()), found);
+        }
+    }
+
+    #[test]
+    fn an_option_has_one_form_and_a_file_has_one_name() {
+        let mut found = vec![];
+        options(&Cli::command(), "grpo", &mut found);
+        let long = |argument: &clap::Arg| argument.get_long().unwrap_or_default().to_owned();
+        for (place, argument) in &found {
+            for (other_place, other) in found.iter().filter(|(_, other)| long(other) == long(argument)) {
+                let form = |argument: &clap::Arg| {
+                    let names = argument.get_value_names().map(|names| format!("{names:?}"));
+                    let names = names.filter(|_| argument.get_action().takes_values());
+                    let aliases = format!("{:?}", argument.get_all_aliases());
+                    (names, argument.get_value_delimiter(), argument.get_short(), aliases)
+                };
+                // Workers take what they are told by the process that has started them.
+                if !(argument.is_hide_set() || other.is_hide_set()) {
+                    let name = long(argument);
+                    assert_eq!(form(argument), form(other), "--{name} of `{place}` and `{other_place}`");
+                }
+            }
+        }
+        // A list of variants, where results go, and the plugin are called the same everywhere.
+        let taken: Vec<String> = found.iter().map(|(_, argument)| long(argument)).collect();
+        assert!(!taken.iter().any(|name| name == "output"), "{taken:?}");
+        let places = |name: &str| found.iter().filter(|(_, argument)| long(argument) == name).count();
+        assert_eq!((places("variants"), places("variant"), places("out"), places("plugin")), (3, 1, 2, 6));
+    }
+
+    #[test]
+    fn a_configuration_is_an_argument_and_former_spellings_still_work() {
+        for line in [
+            "train a.yaml --set seed=1",
+            "train --config a.yaml",
+            "aot a.yaml --target v6e --variants a,b --variants c",
+            "aot --target v6e --variant a --variant b",
+            "bench a.yaml b.yaml --variant a --output r.json",
+            "bench --variants a,b -o r.json",
+            "gradcheck a.yaml --variants a,b --print-config",
+            "plan a.yaml --target v6e --variants fused",
+            "loss batch.safetensors --output r.safetensors",
+            "plugin install cpu --force",
+        ] {
+            let parsed = Cli::try_parse_from(["grpo"].into_iter().chain(line.split(' ')));
+            assert!(parsed.is_ok(), "{line}: {parsed:?}");
+        }
+        let list = |line: &str| match Cli::try_parse_from(line.split(' ')).expect("legal").command {
+            Command::Aot(args) => format!("{args:?}"),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(list("grpo aot --target v6e --variants a,b"), list("grpo aot --target v6e --variant a --variant b"));
+        for line in ["train a.yaml --config b.yaml", "train a.yaml --resume run", "train --config a.yaml --resume run"]
+        {
+            let refused = Cli::try_parse_from(["grpo"].into_iter().chain(line.split(' ')));
+            assert!(refused.is_err(), "{line}: {refused:?}");
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! `grpo parity`: an implementation of the loss against batch files and the f64 oracle.
 
-use super::{Outcome, emit, loss_input::LossInput};
+use super::{Outcome, emit, loss_input::LossInput, table::Sheet};
 use anyhow::Context;
 use grpo_core::parity::Tolerances;
 use grpo_core::{Dtype, Implementation};
@@ -98,10 +98,9 @@ fn text(reports: &[FileReport], passed: bool) -> String {
 }
 
 /// Comparisons, one a line.
-pub(super) fn table(rows: &[Row]) -> comfy_table::Table {
-    let mut table = comfy_table::Table::new();
-    table.load_style(comfy_table::presets::NOTHING);
-    table.set_header(["implementation", "against", "tensor", "max abs", "max rel", "tolerance", ""]);
+pub(super) fn table(rows: &[Row]) -> String {
+    let header = ["implementation", "against", "tensor", "max abs", "max rel", "tolerance", ""];
+    let mut table = Sheet::new(header, 3..6);
     for row in rows {
         let c = &row.comparison;
         let verdict = if row.passed {
@@ -109,7 +108,7 @@ pub(super) fn table(rows: &[Row]) -> comfy_table::Table {
         } else {
             format!("FAIL at {}: expected {:.9e}, got {:.9e}", c.at, c.expected, c.found)
         };
-        table.add_row([
+        table.row([
             row.implementation.clone(),
             row.against.to_owned(),
             c.name.clone(),
@@ -119,5 +118,5 @@ pub(super) fn table(rows: &[Row]) -> comfy_table::Table {
             verdict,
         ]);
     }
-    table
+    table.text()
 }

@@ -1,12 +1,12 @@
 //! `grpo plan`: the largest tile that fits into a device's memory.
 
-use super::aot_text::{STYLE, align_right, bytes, milliseconds, tiles};
+use super::aot_text::{bytes, milliseconds, tiles};
 use super::bench_layers::BenchArgs;
+use super::table::Sheet;
 use super::{Outcome, emit};
 use anyhow::Context;
 use backend_tpu::aot::{Compiler, Fit, Report};
 use backend_tpu::program::Blocking;
-use comfy_table::Table;
 use serde_json::json;
 use trainer::config_layers::to_yaml;
 
@@ -23,7 +23,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SIZE", value_parser = size)]
     hbm: Option<u64>,
     /// The variant to plan.
-    #[arg(long, value_name = "NAME", default_value = "fused")]
+    #[arg(long, value_name = "NAME", default_value = "fused", alias = "variants")]
     variant: String,
     /// Print one JSON document instead of a table.
     #[arg(long)]
@@ -71,10 +71,7 @@ fn line(blocking: Blocking, temp: u64) -> String {
 }
 
 fn text(title: &str, fit: &Fit, memory: u64, line: Option<&str>) -> String {
-    let mut table = Table::new();
-    table.load_style(STYLE);
-    let header = ["tiles", "total", "temp", "estimate", "floor", ""];
-    table.set_header(header);
+    let mut table = Sheet::new(["tiles", "total", "temp", "estimate", "floor", ""], 1..5).named();
     let mut reports: Vec<(&Report, &str)> = fit.neighbours.iter().map(|report| (report, "")).collect();
     reports.push((&fit.best, "fits"));
     reports.sort_by_key(|(report, _)| match report.blocking {
@@ -82,7 +79,7 @@ fn text(title: &str, fit: &Fit, memory: u64, line: Option<&str>) -> String {
         None => 0,
     });
     for (report, note) in reports {
-        table.add_row([
+        table.row([
             tiles(report.blocking),
             bytes(report.total_bytes),
             bytes(report.temp_bytes),
@@ -91,9 +88,8 @@ fn text(title: &str, fit: &Fit, memory: u64, line: Option<&str>) -> String {
             if report.total_bytes > memory { "does not fit".into() } else { note.to_owned() },
         ]);
     }
-    align_right(&mut table, 1..5);
     let advice = line.map_or("there are no tiles to choose; it fits".into(), |line| format!("in the variant: {line}"));
-    format!("{title}\n\n{table}\n\n{advice}\nEstimates are the compiler's, not measurements.\n")
+    format!("{title}\n\n{}\n\n{advice}\nEstimates are the compiler's, not measurements.\n", table.text())
 }
 
 /// `32GiB`, `15GB`, `1.5e9`.

@@ -1,10 +1,9 @@
 //! `grpo plugin`: the PJRT plugins of this machine.
 
-use super::{Outcome, aot_text, emit};
+use super::{Outcome, emit, table::Sheet};
 use anyhow::Context;
 use backend_tpu::plugins::{self, Kind};
 use clap::{Subcommand, ValueEnum};
-use comfy_table::Table;
 use pjrt::install::{self, Step};
 use serde::{Deserialize, Serialize};
 use std::io::{IsTerminal, Write};
@@ -23,6 +22,9 @@ enum Action {
     Install {
         /// Kind of device.
         kind: KindArg,
+        /// Fetch it again, whatever is there.
+        #[arg(long)]
+        force: bool,
     },
     /// Show which plugins are there, and which devices they find.
     List {
@@ -72,7 +74,7 @@ struct Listed {
 
 pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     match args.action {
-        Action::Install { kind } => install(kind.into())?,
+        Action::Install { kind, force } => install(kind.into(), force)?,
         Action::List { worker: Some(kind), .. } => emit(&serde_json::to_string(&look(kind.into()))?)?,
         Action::List { json, worker: None } => {
             let plugins: Vec<Listed> = Kind::ALL.into_iter().map(look_elsewhere).collect();
@@ -85,10 +87,10 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-fn install(kind: Kind) -> anyhow::Result<()> {
+fn install(kind: Kind, force: bool) -> anyhow::Result<()> {
     // Downloads take minutes; a person who waits is told, a script is not.
     let shows = std::io::stderr().is_terminal();
-    let installed = install::install(kind, |step| {
+    let progress = |step: Step| {
         let (Step::Download(what) | Step::Verify(what) | Step::Unpack(what)) = step;
         let verb = match step {
             Step::Download(_) => "downloading",
@@ -99,9 +101,17 @@ fn install(kind: Kind) -> anyhow::Result<()> {
         if shows {
             let _ = writeln!(std::io::stderr(), "{verb} {what} ...");
         }
-    })
-    .with_context(|| format!("cannot install the plugin `{}`", kind.name()))?;
-    let verb = if installed.fresh { "installed" } else { "already there:" };
+    };
+    let installed = if force { install::reinstall(kind, progress) } else { install::install(kind, progress) };
+    let installed = installed.with_context(|| format!("cannot install the plugin `{}`", kind.name()))?;
+    let verb = match &installed.replaced {
+        Some(reason) => {
+            writeln!(std::io::stderr(), "what was there has been replaced: {reason}")?;
+            "installed again:"
+        }
+        None if installed.fresh => "installed",
+        None => "already there:",
+    };
     emit(&format!(
         "{verb} {} {}, wheel SHA-256 {}\n{}\n",
         kind.name(),
@@ -162,9 +172,7 @@ fn look_elsewhere(kind: Kind) -> Listed {
 }
 
 fn text(plugins: &[Listed]) -> String {
-    let mut table = Table::new();
-    table.load_style(aot_text::STYLE);
-    table.set_header(["kind", "PJRT API", "platform", "devices", "path"]);
+    let mut table = Sheet::new(["kind", "PJRT API", "platform", "devices", "path"], 0..0);
     let mut notes = String::new();
     for plugin in plugins {
         let or_dash = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".into());
@@ -173,7 +181,7 @@ fn text(plugins: &[Listed]) -> String {
             [one] => one.clone(),
             [first, ..] => format!("{first} and {} more", plugin.devices.len() - 1),
         };
-        table.add_row([
+        table.row([
             plugin.kind.clone(),
             or_dash(&plugin.api_version),
             or_dash(&plugin.platform),
@@ -184,5 +192,6 @@ fn text(plugins: &[Listed]) -> String {
             notes.push_str(&format!("{}: {}\n", plugin.kind, note.lines().next().unwrap_or_default()));
         }
     }
+    let table = table.text();
     format!("{table}\n{}{notes}", if notes.is_empty() { "" } else { "\n" })
 }

@@ -15,11 +15,11 @@ const DEFAULT_CONFIG: (&str, &str) =
 /// Arguments of `grpo train`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Without --config the built-in configs/train/arithmetic.yaml is used. Later layers win: defaults, \
-    file, environment (GRPO__LOSS__BETA=0.1), --set loss.beta=0.1. A run that is resumed keeps its configuration; with --set, \
-    or in its config.yaml, may change: run.*, logging.*, wandb.*, eval.*, the learning rate, its schedule and the limits of \
-    gradients in optimizer and warmup.optimizer, grpo.max_steps and grpo.filter_groups.max_num_gen_batches. Exit codes: 0 the \
-    run is done, 2 it failed, 3 it was stopped by a signal and can be resumed."
+    after_help = "Later layers win: defaults, file, environment (GRPO__LOSS__BETA=0.1), --set loss.beta=0.1. A run that is \
+    resumed keeps its configuration; with --set, or in its config.yaml, may change: run.*, logging.*, wandb.*, eval.*, the \
+    learning rate, its schedule and the limits of gradients in optimizer and warmup.optimizer, grpo.max_steps and \
+    grpo.filter_groups.max_num_gen_batches. Exit codes: 0 the run is done, 2 it failed, 3 it was stopped by a signal and can \
+    be resumed."
 )]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -28,7 +28,7 @@ pub(crate) struct Args {
     #[arg(long)]
     print_config: bool,
     /// Continue the run in this folder, exactly as if it had not stopped, but for what --set changes.
-    #[arg(long, value_name = "RUN", conflicts_with_all = ["config", "run_dir"])]
+    #[arg(long, value_name = "RUN", conflicts_with_all = ["config", "named", "run_dir"])]
     resume: Option<PathBuf>,
     /// The checkpoint to resume from instead of the newest, e.g. `step-000100`.
     #[arg(long, value_name = "CHECKPOINT", requires = "resume")]

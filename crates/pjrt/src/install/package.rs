@@ -1,0 +1,73 @@
+//! What can be installed: kinds of devices, and the wheels that serve them.
+
+use super::wheel::Wheel;
+
+/// A plugin that can be installed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// XLA for the CPU: `xla-cpu-pjrt`.
+    Cpu,
+    /// The TPU's runtime and compiler, which needs no TPU to compile: `libtpu`.
+    Tpu,
+    /// XLA for NVIDIA GPUs with what it needs to compile without one: `jax-cuda13-pjrt`, `ptxas`, `nvlink`, libdevice.
+    Cuda,
+}
+
+impl Kind {
+    /// Every kind.
+    pub const ALL: [Kind; 3] = [Kind::Cpu, Kind::Tpu, Kind::Cuda];
+
+    /// `cpu`, `tpu` or `cuda`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Cpu => "cpu",
+            Kind::Tpu => "tpu",
+            Kind::Cuda => "cuda",
+        }
+    }
+
+    /// The release that [`install`](super::install) fetches.
+    pub fn version(self) -> &'static str {
+        let (_, version) = self.wheels()[0].requirement.split_once("==").unwrap_or_default();
+        version
+    }
+
+    /// The first wheel is the plugin's own, and its first member the library.
+    pub(super) fn wheels(self) -> &'static [Wheel] {
+        match self {
+            Kind::Cpu => &[Wheel {
+                requirement: "xla-cpu-pjrt==0.0.1",
+                tags: &["--platform", "manylinux_2_27_x86_64"],
+                sha256: "55837b6b7b47daa717f2d9a5a03563ea0ceaa338d06a81a1e2d3f060d960decc",
+                members: &["xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so"],
+            }],
+            Kind::Tpu => &[Wheel {
+                requirement: "libtpu==0.0.51",
+                tags: &["--platform", "manylinux_2_31_x86_64", "--implementation", "cp", "--abi", "cp311"],
+                sha256: "ba67ddbfdbac61c8da1fafc26cd51b93e9fe4d298016e2882eb986b1718cba34",
+                members: &["libtpu/libtpu.so"],
+            }],
+            // Unpacked in the wheels' own layout, in which the plugin finds the tools by itself.
+            Kind::Cuda => &[
+                Wheel {
+                    requirement: "jax-cuda13-pjrt==0.10.2",
+                    tags: &["--platform", "manylinux_2_27_x86_64"],
+                    sha256: "a97e9cabe0e21d8dbcc70bd909ca1c34cd546d3ce2d94b4cd907a8d4f6179f6a",
+                    members: &["jax_plugins/xla_cuda13/xla_cuda_plugin.so"],
+                },
+                Wheel {
+                    requirement: "nvidia-cuda-nvcc==13.5.37",
+                    tags: &["--platform", "manylinux2014_x86_64"],
+                    sha256: "f5c4f7ead5d964fb4af42bbf1e6d3ec3c1e6e9d83b53749f691d387e7fcaa3a7",
+                    members: &["nvidia/cu13/bin/ptxas", "nvidia/cu13/bin/nvlink"],
+                },
+                Wheel {
+                    requirement: "nvidia-nvvm==13.5.37",
+                    tags: &["--platform", "manylinux2010_x86_64"],
+                    sha256: "c41bfa362e407405163f103c2229f0765f8cc2ed7d148b754dc77f228bf7e070",
+                    members: &["nvidia/cu13/nvvm/libdevice/libdevice.10.bc"],
+                },
+            ],
+        }
+    }
+}

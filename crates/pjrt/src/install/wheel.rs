@@ -1,0 +1,113 @@
+//! One wheel: fetched by pip, checked, unpacked.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::digest::{Copied, copy, sha256};
+use super::make_directory;
+use crate::access;
+use crate::error::{Error, Result};
+
+#[derive(Debug)]
+pub(super) struct Wheel {
+    pub(super) requirement: &'static str,
+    /// What tells pip to take this wheel, whatever Python it runs on.
+    pub(super) tags: &'static [&'static str],
+    pub(super) sha256: &'static str,
+    pub(super) members: &'static [&'static str],
+}
+
+impl Wheel {
+    /// Fetches the wheel into the new directory `into` and returns its path.
+    pub(super) fn download(&self, into: &Path) -> Result<PathBuf> {
+        make_directory(into)?;
+        let mut command = Command::new("python3");
+        command.args([
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-deps",
+            "--no-cache-dir",
+        ]);
+        command.args(["--only-binary=:all:", "--python-version", "3.11"]).args(self.tags).arg("--dest").arg(into);
+        command.arg(self.requirement);
+        let failed = |reason: String| Error::Download {
+            requirement: self.requirement,
+            command: format!("{command:?}").replace('"', ""),
+            reason,
+        };
+        let output = Command::new(command.get_program()).args(command.get_args()).output().map_err(|error| {
+            failed(match error.kind() {
+                io::ErrorKind::NotFound => "there is no `python3` on PATH: install Python 3 with pip".into(),
+                _ => format!("python3 does not start: {error}"),
+            })
+        })?;
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr);
+            return Err(failed(if said.contains("No module named pip") {
+                "python3 has no pip: install it, for example as the package `python3-pip`".into()
+            } else {
+                format!("pip failed; check the network, or pip's index and proxy. It said:\n{}", said.trim_end())
+            }));
+        }
+        let files = fs::read_dir(into).map_err(|reason| Error::Install { path: into.to_path_buf(), reason })?;
+        let wheel = files
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .find(|path| path.extension().is_some_and(|extension| extension == "whl"));
+        wheel.ok_or_else(|| failed("pip succeeded, but there is no wheel".into()))
+    }
+
+    pub(super) fn verify(&self, file: &Path) -> Result<()> {
+        let found = sha256(file).map_err(|reason| Error::Install { path: file.to_path_buf(), reason })?;
+        if found != self.sha256 {
+            return Err(Error::Digest { requirement: self.requirement, expected: self.sha256, found });
+        }
+        Ok(())
+    }
+
+    /// Writes the members below `into`; returns what the wheel holds, whatever the disk makes of it.
+    pub(super) fn unpack(&self, file: &Path, into: &Path) -> io::Result<Vec<(&'static str, Copied)>> {
+        let mut archive = zip::ZipArchive::new(File::open(file)?)?;
+        let mut unpacked = vec![];
+        for member in self.members {
+            let path = into.join(member);
+            access::create_folder(path.parent().unwrap_or(into))?;
+            let copied = copy(&mut archive.by_name(member)?, &mut File::create(&path)?)?;
+            #[cfg(unix)]
+            fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+            unpacked.push((*member, copied));
+        }
+        Ok(unpacked)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wheel() -> Wheel {
+        Wheel { requirement: "no-such-package-of-grpo==0", tags: &[], sha256: "00", members: &["a.so"] }
+    }
+
+    #[test]
+    fn another_wheel_than_the_pinned_one_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("a.whl");
+        fs::write(&file, b"abc").unwrap();
+        let error = wheel().verify(&file).unwrap_err().to_string();
+        // The digest of "abc" is the first example of the standard.
+        assert!(error.contains("ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"), "{error}");
+    }
+
+    #[test]
+    fn a_damaged_wheel_is_an_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("a.whl");
+        fs::write(&file, b"not a zip file").unwrap();
+        assert!(wheel().unpack(&file, directory.path()).is_err());
+    }
+}

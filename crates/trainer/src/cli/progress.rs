@@ -1,0 +1,106 @@
+//! What a line of progress has room for.
+
+use console::measure_text_width;
+
+/// A part of the line, which is shown whole or not at all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Field {
+    /// What is shown; it may contain colours.
+    pub(crate) text: String,
+    /// The least important field goes first; 0 is the most important.
+    pub(crate) rank: u8,
+}
+
+impl Field {
+    pub(crate) fn new(rank: u8, text: impl Into<String>) -> Self {
+        Self { text: text.into(), rank }
+    }
+}
+
+/// Between fields.
+const GAP: &str = "  ";
+
+/// Every field, in order.
+pub(crate) fn joined(fields: &[Field]) -> String {
+    fields.iter().map(|field| field.text.as_str()).collect::<Vec<_>>().join(GAP)
+}
+
+/// The fields in order, without as many of the least important ones as it takes to fit into `columns`.
+pub(crate) fn fitted(fields: &[Field], columns: usize) -> String {
+    let mut fields = fields.to_vec();
+    loop {
+        let line = joined(&fields);
+        if measure_text_width(&line) <= columns {
+            return line;
+        }
+        // Of equal ones the last.
+        let least = fields.iter().enumerate().max_by_key(|(_, field)| field.rank).map(|(index, _)| index);
+        match least {
+            Some(index) => drop(fields.remove(index)),
+            None => return line,
+        }
+    }
+}
+
+/// What `CASE: round 3 of 10: NAME` says, as fields; what is being done counts most.
+pub(crate) fn phase_fields(elapsed: &str, what: &str) -> Vec<Field> {
+    let parts: Vec<&str> = what.splitn(3, ": ").collect();
+    let mut fields = vec![Field::new(3, elapsed)];
+    match parts.as_slice() {
+        [case, phase, rest @ ..] => {
+            fields.extend([Field::new(2, *case), Field::new(0, *phase)]);
+            fields.extend(rest.iter().map(|name| Field::new(1, *name)));
+        }
+        parts => fields.extend(parts.iter().map(|part| Field::new(0, *part))),
+    }
+    fields
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fields() -> Vec<Field> {
+        let bar = console::style("━━━━━━╸─────").cyan().force_styling(true);
+        vec![
+            Field::new(3, "GRPO"),
+            Field::new(5, bar.to_string()),
+            Field::new(0, " 120/450"),
+            Field::new(2, "12m left"),
+            Field::new(1, "reward 0.500"),
+            Field::new(4, "loss 0.0100"),
+            Field::new(6, "6.0k tok/s"),
+            Field::new(7, "entropy 1.234"),
+            Field::new(8, "kl 0.0123"),
+        ]
+    }
+
+    #[test]
+    fn the_line_fits_every_width_and_loses_whole_fields_only() {
+        let fields = fields();
+        let mut before = 0;
+        for columns in 20..=200 {
+            let line = fitted(&fields, columns);
+            assert!(measure_text_width(&line) <= columns, "{columns}: {line}");
+            // What is left are fields as they were, in order, and the more important ones.
+            let shown: Vec<&Field> = fields.iter().filter(|field| line.contains(&field.text)).collect();
+            assert_eq!(shown.iter().map(|field| field.text.as_str()).collect::<Vec<_>>().join(GAP), line);
+            let left_out = fields.iter().filter(|field| !shown.contains(field)).map(|field| field.rank).min();
+            assert!(shown.iter().all(|field| left_out.is_none_or(|rank| field.rank < rank)), "{columns}: {line}");
+            assert!(shown.len() >= before && line.contains("120/450"), "{columns}: {line}");
+            before = shown.len();
+        }
+        assert_eq!(before, fields.len());
+        assert_eq!(fitted(&fields, 20), " 120/450");
+        assert_eq!(fitted(&fields, 3), "");
+    }
+
+    #[test]
+    fn a_benchmark_says_what_it_does_before_where() {
+        let fields = phase_fields("12 s", "s2-wide-f32: round 3 of 10: fused: 64 tokens");
+        assert_eq!(fitted(&fields, 80), "12 s  s2-wide-f32  round 3 of 10  fused: 64 tokens");
+        assert_eq!(fitted(&fields, 40), "round 3 of 10  fused: 64 tokens");
+        assert_eq!(fitted(&fields, 20), "round 3 of 10");
+        assert_eq!(fitted(&phase_fields("12 s", "oracle"), 80), "12 s  oracle");
+    }
+}

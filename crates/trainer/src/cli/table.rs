@@ -1,0 +1,224 @@
+//! Tables, in one style for all subcommands. A terminal that is too narrow for one gets its columns in several tables, or its
+//! rows as lists.
+
+use super::terminal;
+use comfy_table::{CellAlignment, LineStyle, Table, TableStyle, presets};
+use console::measure_text_width;
+use std::ops::Range;
+
+/// A line below the header and nothing else.
+const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
+
+/// Columns beside the names with which a part of a table is worth reading.
+const FEWEST: usize = 3;
+
+/// Rows under a header.
+#[derive(Clone, Debug)]
+pub(crate) struct Sheet {
+    header: Vec<String>,
+    numbers: Range<usize>,
+    is_named: bool,
+    rows: Vec<Vec<String>>,
+}
+
+impl Sheet {
+    /// Without rows; the columns `numbers` are aligned to the right.
+    pub(crate) fn new<T: Into<String>>(header: impl IntoIterator<Item = T>, numbers: Range<usize>) -> Self {
+        Self { header: header.into_iter().map(Into::into).collect(), numbers, is_named: false, rows: vec![] }
+    }
+
+    /// Says that the first column names the row, so that the others may stand in several tables.
+    pub(crate) fn named(mut self) -> Self {
+        self.is_named = true;
+        self
+    }
+
+    /// Adds a row, whose last cells may be left out.
+    pub(crate) fn row<T: Into<String>>(&mut self, cells: impl IntoIterator<Item = T>) {
+        self.rows.push(cells.into_iter().map(Into::into).collect());
+    }
+
+    /// For standard output: as wide as it is if that is a file or a pipe, and otherwise as its terminal allows.
+    pub(crate) fn text(&self) -> String {
+        self.fitted(terminal::columns())
+    }
+
+    /// In Markdown.
+    pub(crate) fn markdown(&self) -> String {
+        self.table(presets::ASCII_MARKDOWN).to_string()
+    }
+
+    /// A table if `columns` are enough for one. Else several, each with the names and some of the other columns, if each may
+    /// have [`FEWEST`] of them. Else a list: a line `name: value` for each cell, and an empty line between rows.
+    fn fitted(&self, columns: Option<usize>) -> String {
+        let text = self.bare();
+        match columns {
+            Some(columns) if width(&text) > columns => self.parts(columns).unwrap_or_else(|| self.list(columns)),
+            _ => text,
+        }
+    }
+
+    /// In our style; nothing stands beside the table from which it had to be kept apart.
+    fn bare(&self) -> String {
+        let mut table = self.table(STYLE);
+        for (index, padding) in [(0, (0, 1)), (self.header.len().saturating_sub(1), (1, 0))] {
+            if let Some(column) = table.column_mut(index) {
+                column.set_padding(padding);
+            }
+        }
+        table.to_string()
+    }
+
+    fn parts(&self, columns: usize) -> Option<String> {
+        let (mut parts, mut begin) = (vec![], 1);
+        while self.is_named && begin < self.header.len() {
+            let ends = (begin + 1..=self.header.len()).rev();
+            let mut fitting = ends.map(|end| (end, self.part(begin..end).bare()));
+            let (end, text) = fitting.find(|(_, text)| width(text) <= columns)?;
+            if end < self.header.len() && end - begin < FEWEST {
+                return None;
+            }
+            parts.push(text);
+            begin = end;
+        }
+        (!parts.is_empty()).then(|| parts.join("\n\n"))
+    }
+
+    /// The names and the columns `others`.
+    fn part(&self, others: Range<usize>) -> Self {
+        let pick = |cells: &[String]| {
+            let name = cells.iter().take(1);
+            name.chain(cells.iter().take(others.end).skip(others.start)).cloned().collect()
+        };
+        let place = |index: usize| (index.clamp(others.start, others.end) + 1).saturating_sub(others.start);
+        Self {
+            header: pick(&self.header),
+            numbers: place(self.numbers.start)..place(self.numbers.end),
+            is_named: true,
+            rows: self.rows.iter().map(|row| pick(row)).collect(),
+        }
+    }
+
+    fn table(&self, style: TableStyle) -> Table {
+        let mut table = Table::new();
+        table.load_style(style);
+        table.set_header(&self.header);
+        for row in &self.rows {
+            table.add_row(row);
+        }
+        for index in self.numbers.clone() {
+            if let Some(column) = table.column_mut(index) {
+                column.set_cell_alignment(CellAlignment::Right);
+            }
+        }
+        table
+    }
+
+    fn list(&self, columns: usize) -> String {
+        let blocks = self.rows.iter().map(|row| {
+            let cells = self.header.iter().zip(row).filter(|(_, cell)| !cell.is_empty());
+            let lines = cells.map(|(name, cell)| match name.as_str() {
+                "" => wrapped(cell, columns),
+                _ => wrapped(&format!("{name}: {cell}"), columns),
+            });
+            lines.collect::<Vec<_>>().join("\n")
+        });
+        blocks.collect::<Vec<_>>().join("\n\n")
+    }
+}
+
+fn width(text: &str) -> usize {
+    text.lines().map(|line| measure_text_width(line.trim_end())).max().unwrap_or(0)
+}
+
+/// `text` on lines of at most `columns`, broken between words; a word that is longer stays whole. Lines after the first are
+/// indented.
+fn wrapped(text: &str, columns: usize) -> String {
+    let mut lines: Vec<String> = vec![];
+    for word in text.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if measure_text_width(line) + 1 + measure_text_width(word) <= columns => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            Some(_) => lines.push(format!("  {word}")),
+            None => lines.push(word.to_owned()),
+        }
+    }
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sheet() -> Sheet {
+        let mut sheet = Sheet::new(["variant", "tiles", "memory", "time", ""], 2..4);
+        sheet.row(["fused", "2048 tokens", "110.3 MB", "12.70 ms", ""]);
+        sheet.row(["reference", "-", "1.234 GB", "120.00 ms", "FAIL at 3: expected 1.000000000e0, got 2.000000000e0"]);
+        sheet.row(["mosaic", "failed"]);
+        sheet
+    }
+
+    #[test]
+    fn a_narrow_terminal_gets_lists() {
+        let text = sheet().fitted(Some(40));
+        assert_eq!(
+            text,
+            "variant: fused\ntiles: 2048 tokens\nmemory: 110.3 MB\ntime: 12.70 ms\n\n\
+             variant: reference\ntiles: -\nmemory: 1.234 GB\ntime: 120.00 ms\n\
+             FAIL at 3: expected 1.000000000e0, got\n  2.000000000e0\n\nvariant: mosaic\ntiles: failed"
+        );
+    }
+
+    #[test]
+    fn no_line_is_wider_than_the_terminal_and_nothing_is_lost() {
+        let full = sheet().fitted(None);
+        let width = width(&full);
+        assert!(full.contains('─') && full.contains("FAIL at 3: expected 1.000000000e0, got 2.000000000e0"), "{full}");
+        for columns in 20..=200 {
+            let text = sheet().fitted(Some(columns));
+            assert!(text.lines().all(|line| measure_text_width(line.trim_end()) <= columns), "{columns}:\n{text}");
+            for words in ["fused", "110.3 MB", "120.00 ms", "2.000000000e0", "failed"] {
+                assert!(text.contains(words), "{columns}: {words}\n{text}");
+            }
+            assert_eq!(text == full, columns >= width, "{columns}");
+        }
+        // A path is not broken: it could not be copied.
+        let mut long = Sheet::new(["path"], 0..0);
+        long.row(["/a/path/that/is/longer/than/the/terminal"]);
+        assert_eq!(long.fitted(Some(20)), "path:\n  /a/path/that/is/longer/than/the/terminal");
+    }
+
+    #[test]
+    fn named_rows_are_shown_in_parts_where_lists_are_not_needed() {
+        let mut sheet = Sheet::new(["variant", "min", "p50", "p90", "mean", "tokens/s", "TFLOP/s"], 1..7).named();
+        sheet.row(["fused", "1.100", "1.200", "1.300", "1.250", "123456", "0.512"]);
+        sheet.row(["reference", "failed"]);
+        let expected = "\
+variant        min     p50     p90    mean
+──────────────────────────────────────────
+fused        1.100   1.200   1.300   1.250
+reference   failed
+
+variant     tokens/s   TFLOP/s
+──────────────────────────────
+fused         123456     0.512
+reference";
+        let lines = |text: &str| text.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>();
+        assert_eq!(lines(&sheet.fitted(Some(44))), lines(expected));
+        // Two columns beside the names would say little.
+        assert!(sheet.fitted(Some(30)).starts_with("variant: fused\nmin: 1.100\n"), "{}", sheet.fitted(Some(30)));
+        for columns in 20..=100 {
+            let text = sheet.fitted(Some(columns));
+            assert!(width(&text) <= columns && text.contains("123456") && text.contains("0.512"), "{columns}:\n{text}");
+        }
+    }
+
+    #[test]
+    fn numbers_are_aligned_and_markdown_is_never_a_list() {
+        let text = sheet().fitted(None);
+        assert!(text.lines().any(|line| line.contains("  12.70 ms")), "{text}");
+        assert!(sheet().markdown().lines().all(|line| line.starts_with('|')), "{}", sheet().markdown());
+    }
+}
