@@ -4,11 +4,11 @@
 use crate::support::{grpo, stderr, tiny};
 use crate::{files, rng};
 use grpo_core::{BatchFile, LossConfig};
+use grpo_files::Layers;
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 use std::path::PathBuf;
 use trainer::TrainConfig;
-use trainer::config_layers::Layers;
 
 fn repository(path: &str) -> PathBuf {
     tiny().with_file_name("../..").join(path)
@@ -110,7 +110,7 @@ fn configurations() {
         for _ in 0..200 {
             std::fs::write(&path, mutated(&text, text.len(), &mut rng)).expect("written");
             let layers = Layers::new().file(&path).and_then(|layers| layers.resolve::<TrainConfig>());
-            count(layers.and_then(|config| config.validate()).is_ok());
+            count(layers.is_ok_and(|config| config.validate().is_ok()));
         }
     }
     for file in files(&repository("configs/loss")) {

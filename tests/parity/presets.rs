@@ -5,7 +5,7 @@ use grpo_core::{
     ImportanceSamplingLevel, KlEstimator, KlImportance, LossAggMode, LossConfig, LossType, Objective, SamplerMode,
     Semantics, TemperatureMode,
 };
-use trainer::config_layers::Layers;
+use grpo_files::Layers;
 
 const NAMES: [&str; 32] = [
     "bnpo",

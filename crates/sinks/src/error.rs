@@ -30,6 +30,19 @@ pub enum Error {
     /// `WANDB_MODE` with a value that is none of its own.
     #[error("WANDB_MODE: expected online, offline or disabled, got `{0}`")]
     Mode(String),
+    /// A value of the section `wandb` that is not legal.
+    #[error("configuration key `{key}`: expected {expected}, got {found}")]
+    Config {
+        /// Dotted path of the key.
+        key: &'static str,
+        /// What would be legal.
+        expected: &'static str,
+        /// What was given.
+        found: String,
+    },
+    /// A configuration that cannot be handed to a sink.
+    #[error("configuration: {0}")]
+    Unwritable(String),
     /// A run that stays on this machine.
     #[error("not uploaded to Weights & Biases: {reason}; nothing is lost, upload it with: {command}")]
     NotUploaded {

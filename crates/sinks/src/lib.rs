@@ -4,19 +4,25 @@
 //! as `series/name`. Opening a sink where an interrupted run has left its part continues it: that part is never written to
 //! again, and steps that it holds are left out of what follows, because the run that goes on repeats them.
 //!
+//! [`Sinks`] opens those that the sections `logging` and `wandb` of a configuration ask for.
+//!
 //! | sink | writes | open it with |
 //! |---|---|---|
 //! | [`TensorBoard`] | `events.out.tfevents.*` | `tensorboard --logdir FOLDER` |
 //! | [`Wandb`] | `wandb/offline-run-*/run-*.wandb` | `wandb sync FOLDER` uploads it; [`wandb::upload`] runs that program |
 #![forbid(unsafe_code)]
 
+mod config;
 mod error;
 mod files;
+mod sinks;
 mod steps;
 pub mod tensorboard;
 pub mod wandb;
 
+pub use config::{LoggingConfig, WandbConfig};
 pub use error::{Error, Result};
+pub use sinks::{About, Sinks};
 pub use tensorboard::TensorBoard;
 pub use wandb::Wandb;
 

@@ -420,7 +420,7 @@ fn of_variant(name: &str, error: Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config_layers::{Layers, to_yaml};
+    use grpo_files::{Layers, to_yaml};
 
     fn read(text: &str) -> Result<BenchConfig> {
         let config: BenchConfig = Layers::new().text("text", text)?.resolve()?;

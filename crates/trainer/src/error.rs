@@ -160,17 +160,9 @@ pub enum Error {
     /// A message that needs no fields.
     #[error("{0}")]
     Text(String),
-    /// A file that cannot be read or written.
-    #[error("cannot {action} {path}", path = path.display())]
-    Io {
-        /// What was tried.
-        action: &'static str,
-        /// The file or folder.
-        path: PathBuf,
-        /// Why it failed.
-        #[source]
-        source: std::io::Error,
-    },
+    /// A file that cannot be read or written, or a layer of a configuration that cannot be used.
+    #[error(transparent)]
+    File(#[from] grpo_files::Error),
     /// A run folder that does not fit what is asked for.
     #[error("run folder {path}: {reason}", path = path.display())]
     RunDir {
@@ -246,9 +238,9 @@ fn moved_hint(last_good: Option<&Path>) -> String {
 }
 
 impl Error {
-    /// An [`Error::Io`].
+    /// An [`Error::File`] about `path`.
     pub(crate) fn io(action: &'static str, path: &Path, source: std::io::Error) -> Self {
-        Self::Io { action, path: path.to_owned(), source }
+        Self::File(grpo_files::Error::io(action, path, source))
     }
 
     /// An [`Error::State`] from anything that prints.

@@ -5,7 +5,8 @@
 
 mod data;
 mod grpo;
-mod metrics;
+#[cfg(test)]
+mod tests;
 mod validate;
 
 use grpo_core::rewards::SoftOverlong;
@@ -19,7 +20,8 @@ pub use data::{
 };
 pub(crate) use grpo::REWARD;
 pub use grpo::{FilterGroupsConfig, GrpoConfig, KlControlConfig, KlControlType};
-pub use metrics::{LoggingConfig, WandbConfig, WandbMode};
+pub use grpo_sinks::wandb::Mode as WandbMode;
+pub use grpo_sinks::{LoggingConfig, WandbConfig};
 pub(crate) use validate::check;
 
 /// A whole run: all that its numbers depend on, and `run`, `logging` and `wandb`, on which they do not.

@@ -101,7 +101,7 @@ pub fn useful_flops(variant: &Variant) -> f64 {
 mod tests {
     use super::*;
     use crate::bench_config::BenchConfig;
-    use crate::config_layers::Layers;
+    use grpo_files::Layers;
 
     #[test]
     fn a_floor_has_the_products_of_what_stands_on_it() {

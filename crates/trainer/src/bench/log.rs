@@ -5,8 +5,8 @@
 
 use super::report::{Document, Measured, Outcome};
 use crate::error::{Error, Result};
-use crate::run::jsonl::JsonLines;
-use crate::sinks::{About, Sinks};
+use grpo_files::JsonLines;
+use grpo_sinks::{About, Sinks};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,7 +16,7 @@ use std::path::Path;
 /// # Errors
 /// [`Error::Io`]; [`Error::RunDir`] for one that holds something.
 pub fn make_folder(folder: &Path) -> Result<()> {
-    crate::files::make_folder(folder)?;
+    grpo_files::make_folder(folder)?;
     let mut entries = std::fs::read_dir(folder).map_err(|e| Error::io("read", folder, e))?;
     match entries.next() {
         None => Ok(()),

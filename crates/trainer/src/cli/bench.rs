@@ -5,6 +5,9 @@ use super::progress::{fitted, phase_fields};
 use super::{Outcome, bench_text, emit, terminal};
 use anyhow::{Context, bail};
 use console::Term;
+use grpo_files::to_yaml;
+use grpo_files::{check_output, write_output};
+use grpo_sinks::wandb::Mode as WandbMode;
 use indicatif::{HumanDuration, ProgressBar, ProgressState, ProgressStyle};
 use std::io::Write;
 use std::path::PathBuf;
@@ -15,9 +18,6 @@ use trainer::assertion::Assertion;
 use trainer::bench::report;
 use trainer::bench::{self, Options, plot};
 use trainer::bench_config::{BackendName, BenchConfig};
-use trainer::config_layers::to_yaml;
-use trainer::files::{check_output, write_output};
-use trainer::train_config::WandbMode;
 
 /// What is measured when no file is named.
 const DEFAULT_CONFIG: (&str, &str) =

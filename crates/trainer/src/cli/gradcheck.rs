@@ -3,9 +3,9 @@
 use super::bench_layers::resolve;
 use super::parity::table;
 use super::{Outcome, emit};
+use grpo_files::to_yaml;
 use std::path::PathBuf;
 use trainer::bench_config::{BenchConfig, ShapeConfig};
-use trainer::config_layers::to_yaml;
 use trainer::gradcheck::{self, CaseReport, Limits, Options};
 
 /// What is checked when no file is named.

@@ -1,8 +1,8 @@
 //! Arguments that every subcommand with a configuration has.
 
+use grpo_files::Layers;
 use serde::{Serialize, de::DeserializeOwned};
 use std::path::{Path, PathBuf};
-use trainer::config_layers::Layers;
 
 /// Where a configuration comes from.
 #[derive(Debug, clap::Args)]
@@ -20,7 +20,7 @@ pub(crate) struct LayerArgs {
 
 impl LayerArgs {
     /// Defaults < the file, or `default` (name and text) when none is given < environment < `--set`.
-    pub(crate) fn resolve<T>(&self, default: (&str, &str)) -> trainer::Result<T>
+    pub(crate) fn resolve<T>(&self, default: (&str, &str)) -> grpo_files::Result<T>
     where
         T: Default + Serialize + DeserializeOwned,
     {
@@ -29,7 +29,7 @@ impl LayerArgs {
 }
 
 /// Defaults < `file`, or `default` (name and text) when there is none < environment < `set`.
-pub(crate) fn resolve<T>(file: Option<impl AsRef<Path>>, set: &[String], default: (&str, &str)) -> trainer::Result<T>
+pub(crate) fn resolve<T>(file: Option<impl AsRef<Path>>, set: &[String], default: (&str, &str)) -> grpo_files::Result<T>
 where
     T: Default + Serialize + DeserializeOwned,
 {

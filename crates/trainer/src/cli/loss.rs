@@ -3,9 +3,9 @@
 use super::{Outcome, emit, loss_input::LossInput};
 use anyhow::Context;
 use grpo_core::{Dtype, Implementation};
+use grpo_files::{check_output, write_output};
 use std::io::Write;
 use std::path::PathBuf;
-use trainer::files::{check_output, write_output};
 use trainer::{loss_file, parity};
 
 /// Arguments of `grpo loss`.

@@ -3,11 +3,11 @@
 use anyhow::Context;
 use clap::ValueEnum;
 use grpo_core::{Backend, BatchFile, Dtype, LossConfig};
+use grpo_files::Layers;
+use grpo_files::read_safetensors;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use trainer::backends;
-use trainer::config_layers::Layers;
-use trainer::files::read_safetensors;
 
 /// Options on how to evaluate a batch file.
 #[derive(Debug, clap::Args)]

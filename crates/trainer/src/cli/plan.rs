@@ -7,8 +7,8 @@ use super::{Outcome, emit};
 use anyhow::Context;
 use backend_tpu::aot::{Compiler, Fit, Report};
 use backend_tpu::program::Blocking;
+use grpo_files::to_yaml;
 use serde_json::json;
-use trainer::config_layers::to_yaml;
 
 /// Arguments of `grpo plan`.
 #[derive(Debug, clap::Args)]

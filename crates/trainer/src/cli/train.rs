@@ -3,9 +3,9 @@
 use super::display::Display;
 use super::layers::LayerArgs;
 use super::{Outcome, emit};
+use grpo_files::{ENV_PREFIX, Layers, to_yaml};
 use std::path::PathBuf;
 use trainer::TrainConfig;
-use trainer::config_layers::{ENV_PREFIX, Layers, to_yaml};
 use trainer::run::{Ending, Run};
 
 /// What runs when no file is named, from wherever the binary is called.

@@ -3,13 +3,13 @@
 use super::problem::{Problem, Verdict};
 use super::{CaseReport, Limits, Options, conclude, run};
 use crate::bench_config::BenchConfig;
-use crate::config_layers::Layers;
 use backend_cpu::CpuBackend;
 use grpo_core::batch::TokenBatch;
 use grpo_core::parity::Values;
 use grpo_core::{
     Backend, Dtype, GradsMut, LossOutput, LossPlan, MemoryReport, PlanRequest, PolicyInput, Result, Scores, TensorMut,
 };
+use grpo_files::Layers;
 use rstest::rstest;
 
 const SMALL: &str = "

@@ -8,8 +8,8 @@
 use super::checkpoint::{Position, sha256};
 use super::dir::RunDir;
 use crate::error::{Error, Result};
-use crate::files::sync_folder;
 use crate::train_config::TrainConfig;
+use grpo_files::sync_folder;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;

@@ -14,9 +14,9 @@
 use super::dir::{set_aside, sync_dir};
 use crate::coefficients::CoefficientState;
 use crate::error::{Error, LastGood, Result};
-use crate::files::{read_regular, read_safetensors};
 use crate::model::NamedTensor;
 use crate::trainer::{Counters, TrainState};
+use grpo_files::{read_regular, read_safetensors};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -115,7 +115,7 @@ impl Checkpoints {
     /// Positions of all checkpoints, oldest first.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::File`].
     pub fn list(&self) -> Result<Vec<Position>> {
         let mut positions: Vec<_> = self.names()?.iter().filter_map(|name| Position::from_name(name)).collect();
         positions.sort_unstable();
@@ -125,7 +125,7 @@ impl Checkpoints {
     /// Saves a checkpoint. One that is there already is replaced.
     ///
     /// # Errors
-    /// [`Error::NotFinite`] for a state that no run can go on from; [`Error::Io`], also when the folder that the checkpoints'
+    /// [`Error::NotFinite`] for a state that no run can go on from; [`Error::File`], also when the folder that the checkpoints'
     /// folder is in is gone. Nothing that was there before is lost then.
     pub fn write(&self, position: Position, saved: &SavedState, state: &TrainState) -> Result<PathBuf> {
         if let Some((what, _)) = not_finite(state) {
@@ -134,7 +134,7 @@ impl Checkpoints {
         let (target, temporary) = (self.path(position), self.folder.join(format!("{TEMPORARY}{position}")));
         let io = |action, path: &Path| {
             let path = path.to_owned();
-            move |e| Error::Io { action, path, source: e }
+            move |e| Error::io(action, &path, e)
         };
         // Only this one: a run folder that is gone is not made again.
         match std::fs::create_dir(&self.folder) {
@@ -221,7 +221,7 @@ impl Checkpoints {
     /// Removes the oldest checkpoints until `limit` are left; 0 keeps all.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::File`].
     pub fn prune(&self, limit: usize) -> Result<()> {
         let positions = self.list()?;
         if limit == 0 || positions.len() <= limit {
@@ -240,7 +240,7 @@ impl Checkpoints {
     /// Renames every checkpoint after `position`, because the run goes on from there; returns the new names.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::File`].
     pub fn set_aside_after(&self, position: Option<Position>) -> Result<Vec<PathBuf>> {
         let later = self.list()?.into_iter().filter(|p| position.is_none_or(|position| *p > position));
         later.filter_map(|p| self.set_aside(p).transpose()).collect()
@@ -249,7 +249,7 @@ impl Checkpoints {
     /// Removes what an interrupted write or removal has left.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::File`].
     pub fn clean(&self) -> Result<()> {
         let names = self.names()?;
         names.iter().filter(|n| n.starts_with(TEMPORARY)).try_for_each(|n| remove_if_there(&self.folder.join(n)))

@@ -16,10 +16,10 @@
 //! What `config.yaml` names (a plugin of the backend is code) is loaded only after it was compared with
 //! `config.recorded.yaml`, whose hash is in every checkpoint: a key that may not change ends the attempt by its name.
 
-use crate::config_layers::{Layers, to_yaml};
 use crate::error::{Error, Result};
-use crate::files::{FileId, remove_temporary, sync_folder, without_links, write_atomically};
 use crate::train_config::TrainConfig;
+use grpo_files::{FileId, remove_temporary, sync_folder, without_links, write_atomically};
+use grpo_files::{Layers, to_yaml};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::path::{Path, PathBuf};
 
@@ -40,7 +40,7 @@ impl RunDir {
     /// A new folder for a run: `path`, or the next free `runs/<run.name>-<number>`.
     ///
     /// # Errors
-    /// [`Error::RunDir`] when there is a run in the folder already; [`Error::Io`].
+    /// [`Error::RunDir`] when there is a run in the folder already; [`Error::File`].
     pub fn create(path: Option<&Path>, config: &TrainConfig) -> Result<Self> {
         let root = match path {
             Some(path) => path.to_owned(),
@@ -89,7 +89,7 @@ impl RunDir {
     /// # Errors
     /// As [`Layers::file`], [`Layers::set`] and [`Layers::resolve`].
     pub fn config(&self, set: &[String]) -> Result<TrainConfig> {
-        Layers::new().file(&self.config_path())?.set(set)?.resolve()
+        Ok(Layers::new().file(&self.config_path())?.set(set)?.resolve()?)
     }
 
     /// The configuration that the run was begun or last continued with.
@@ -103,18 +103,18 @@ impl RunDir {
                           new run from config.yaml with `--config`";
             return Err(Error::RunDir { path, reason: reason.to_owned() });
         }
-        Layers::new().file(&path)?.resolve()
+        Ok(Layers::new().file(&path)?.resolve()?)
     }
 
     /// Writes `config` as the configuration of the run.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::File`].
     pub(super) fn write_config(&self, config: &TrainConfig) -> Result<()> {
         let yaml = to_yaml(config)?;
         // In this order a process that ends between the two leaves a change that is seen, and recorded, the next time.
         write_atomically(&self.config_path(), yaml.as_bytes())?;
-        write_atomically(&self.recorded_config_path(), yaml.as_bytes())
+        Ok(write_atomically(&self.recorded_config_path(), yaml.as_bytes())?)
     }
 
     /// Whether the folder is still where it was: neither moved nor deleted nor replaced by another.
@@ -171,7 +171,7 @@ impl RunDir {
 /// Renames what is at `path`, if anything is, to a name beside it that nothing has: `NAME.old-1`. Returns that name.
 ///
 /// # Errors
-/// [`Error::Io`].
+/// [`Error::File`].
 pub(crate) fn set_aside(path: &Path) -> Result<Option<PathBuf>> {
     if !path.exists() {
         return Ok(None);

@@ -2,16 +2,17 @@
 
 use super::checkpoint::{Position, SavedState};
 use super::dir::RunDir;
-use super::jsonl::{CompletionRow, JsonLines, MetricsRow, RowKind, each_row};
+use super::jsonl::{CompletionRow, MetricsRow, RowKind};
 use crate::error::{Error, Result};
 use crate::trainer::Counters;
+use grpo_files::{JsonLines, each_row};
 use std::path::Path;
 
 /// Checks both logs as far as the checkpoint vouches for them: they end there at the end of a line, every row can be read,
 /// and the rows are those that lead to the checkpoint's counters. Nothing is changed.
 ///
 /// # Errors
-/// [`Error::RunDir`] with the number of the line; [`Error::Io`].
+/// [`Error::RunDir`] with the number of the line; [`Error::File`].
 pub(super) fn check(dir: &RunDir, saved: &SavedState, position: Position) -> Result<()> {
     JsonLines::check(&dir.metrics_path(), saved.metrics_bytes)?;
     JsonLines::check(&dir.completions_path(), saved.completions_bytes)?;
@@ -22,7 +23,7 @@ pub(super) fn check(dir: &RunDir, saved: &SavedState, position: Position) -> Res
 
 fn with_hint(error: Error, position: Position) -> Error {
     match error {
-        Error::RunDir { path, reason } => {
+        Error::File(grpo_files::Error::Rows { path, reason }) | Error::RunDir { path, reason } => {
             let reason = format!(
                 "{reason}; it is not the file that {position} was taken with, so nothing was changed: restore the file, or \
                  continue from another checkpoint with `--from`"
@@ -75,12 +76,13 @@ fn check_metrics(path: &Path, bytes: u64, counters: Counters, position: Position
 
 fn check_completions(path: &Path, bytes: u64, counters: Counters) -> Result<()> {
     let mut last = 1;
-    each_row(path, bytes, |row: CompletionRow| {
+    let read = each_row(path, bytes, |row: CompletionRow| {
         if row.step < last || row.step > counters.grpo_steps {
             let to = counters.grpo_steps;
             return Err(format!("a completion of step {} where one of step {last} to {to} is expected", row.step));
         }
         last = row.step;
         Ok(())
-    })
+    });
+    Ok(read?)
 }

@@ -21,15 +21,16 @@ pub use observer::{Event, Observer};
 
 use crate::error::{Error, Result};
 use crate::eval::EvalReport;
-use crate::files::write_atomically;
-use crate::sinks::Sinks;
 use crate::step::{Sample, StepReport};
 use crate::train_config::TrainConfig;
 use crate::trainer::{Phase, Trainer};
 use changes::{Change, config_hash};
 use checkpoint::{Checkpoints, FORMAT, Position, SavedState};
 use dir::RunDir;
-use jsonl::{CompletionRow, JsonLines, MetricsRow, RowKind, read_rows};
+use grpo_files::write_atomically;
+use grpo_files::{JsonLines, read_rows};
+use grpo_sinks::Sinks;
+use jsonl::{CompletionRow, MetricsRow, RowKind};
 use sinks::With;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -78,7 +79,7 @@ impl Run {
     /// A new run of your own trainer (tasks, rewards, engine).
     ///
     /// # Errors
-    /// Those of [`RunDir::create`]; [`Error::Io`] when `wandb.dir` cannot be written to.
+    /// Those of [`RunDir::create`]; [`Error::File`] when `wandb.dir` cannot be written to.
     pub fn start_with(trainer: Trainer, path: Option<&Path>) -> Result<Self> {
         sinks::check(&trainer.config().wandb)?;
         let dir = RunDir::create(path, trainer.config())?;
@@ -277,7 +278,8 @@ impl Run {
 
     fn draw_curves(&self) -> Result<()> {
         let rows: Vec<MetricsRow> = read_rows(&self.dir.metrics_path())?;
-        write_atomically(&self.dir.curves_path(), curves::svg(&self.trainer.config().run.name, &rows)?.as_bytes())
+        let svg = curves::svg(&self.trainer.config().run.name, &rows)?;
+        Ok(write_atomically(&self.dir.curves_path(), svg.as_bytes())?)
     }
 
     fn seconds(&self) -> f64 {

@@ -4,11 +4,11 @@ use super::Run;
 use super::changes::{self, Change, config_hash};
 use super::checkpoint::{Checkpoints, Position, SavedState};
 use super::dir::{RunDir, set_aside};
-use super::jsonl::JsonLines;
 use super::logs;
 use crate::error::{Error, Result};
 use crate::train_config::{TrainConfig, check};
 use crate::trainer::{Phase, TrainState, Trainer};
+use grpo_files::JsonLines;
 use std::path::Path;
 use std::time::Instant;
 

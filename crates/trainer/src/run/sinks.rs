@@ -3,21 +3,21 @@
 use super::jsonl::{MetricsRow, RowKind};
 use super::observer::{Event, Observer};
 use crate::error::Result;
-use crate::files::make_folder;
-use crate::sinks::{About, Sinks};
 use crate::train_config::{TrainConfig, WandbConfig, WandbMode};
+use grpo_files::make_folder;
+use grpo_sinks::{About, Sinks};
 use std::path::Path;
 
 /// Begins or continues the sinks of the run in `root`.
 pub(super) fn open(root: &Path, config: &TrainConfig) -> Result<Sinks> {
-    Sinks::open(&About { root, name: &config.run.name, config }, &config.logging, &config.wandb)
+    Ok(Sinks::open(&About { root, name: &config.run.name, config }, &config.logging, &config.wandb)?)
 }
 
 /// Checks, before there is a run, that a folder outside it takes the files of Weights & Biases.
 pub(super) fn check(wandb: &WandbConfig) -> Result<()> {
     match (&wandb.dir, wandb.resolved_mode()?) {
         (None, _) | (_, WandbMode::Disabled) => Ok(()),
-        (Some(folder), _) => make_folder(&folder.join("wandb")),
+        (Some(folder), _) => Ok(make_folder(&folder.join("wandb"))?),
     }
 }
 

@@ -73,6 +73,6 @@ fn logs_that_are_no_files_are_refused() {
     std::fs::remove_file(path.join("metrics.jsonl")).unwrap();
     std::fs::create_dir(path.join("metrics.jsonl")).unwrap();
     let error = Run::resume(&path, None, &[]).err().unwrap();
-    let Error::Io { path, source, .. } = error else { panic!("{error}") };
+    let Error::File(grpo_files::Error::Io { path, source, .. }) = error else { panic!("{error}") };
     assert!(path.ends_with("metrics.jsonl") && source.to_string().contains("a folder"), "{source}");
 }

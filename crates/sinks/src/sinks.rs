@@ -2,11 +2,10 @@
 //!
 //! metrics.jsonl stays the truth. A sink that fails in mid-run is given up with a warning; the run goes on.
 
-use crate::config_layers::to_yaml;
+use crate::config::{LoggingConfig, WandbConfig};
 use crate::error::{Error, Result};
-use crate::train_config::{LoggingConfig, WandbConfig};
-use grpo_sinks::wandb::{self, Mode};
-use grpo_sinks::{Sink, TensorBoard, Wandb};
+use crate::wandb::{self, Mode};
+use crate::{Sink, TensorBoard, Wandb};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -14,8 +13,24 @@ use std::path::{Path, PathBuf};
 const ID_FILE: &str = "wandb-id";
 
 /// The sinks that a configuration asks for.
+///
+/// ```
+/// use grpo_sinks::{About, LoggingConfig, Sinks, WandbConfig, wandb::Mode};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let folder = tempfile::tempdir()?;
+/// let config = std::collections::BTreeMap::from([("seed", 0)]);
+/// let about = About { root: folder.path(), name: "first", config: &config };
+/// let wandb = WandbConfig { mode: Some(Mode::Disabled), ..WandbConfig::default() };
+/// let mut sinks = Sinks::open(&about, &LoggingConfig { tensorboard: true }, &wandb)?;
+/// sinks.log("train", 1, &[("reward", 0.25)]);
+/// sinks.finish(true, |note| println!("{note}"));
+/// assert!(folder.path().join("tensorboard").is_dir());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Default)]
-pub(crate) struct Sinks {
+pub struct Sinks {
     open: Vec<(&'static str, Box<dyn Sink>)>,
     wandb: Option<WandbRun>,
     notes: Vec<String>,
@@ -29,25 +44,25 @@ struct WandbRun {
 }
 
 /// What a sink is told of a run.
-pub(crate) struct About<'a, C> {
+pub struct About<'a, C> {
     /// Where its files are.
-    pub(crate) root: &'a Path,
+    pub root: &'a Path,
     /// Its name, unless `wandb.name` says another.
-    pub(crate) name: &'a str,
+    pub name: &'a str,
     /// Everything that it depends on.
-    pub(crate) config: &'a C,
+    pub config: &'a C,
 }
 
 impl Sinks {
     /// Begins or continues the sinks of a run.
-    pub(crate) fn open<C: Serialize>(
-        about: &About<'_, C>,
-        logging: &LoggingConfig,
-        wandb: &WandbConfig,
-    ) -> Result<Self> {
+    ///
+    /// # Errors
+    /// [`Error::Mode`]; [`Error::Io`] and [`Error::Format`] when a sink cannot be opened.
+    pub fn open<C: Serialize>(about: &About<'_, C>, logging: &LoggingConfig, wandb: &WandbConfig) -> Result<Self> {
         let mut sinks = Self::default();
         if logging.tensorboard {
-            let text = format!("```yaml\n{}```\n", to_yaml(about.config)?);
+            let yaml = serde_saphyr::to_string(about.config).map_err(|e| Error::Unwritable(e.to_string()))?;
+            let text = format!("```yaml\n{}```\n", yaml);
             let folder = about.root.join("tensorboard");
             sinks.open.push(("TensorBoard", Box::new(TensorBoard::open(&folder, &text)?)));
             sinks.notes.push(format!("watch with: tensorboard --logdir {}", folder.display()));
@@ -69,7 +84,7 @@ impl Sinks {
             group: section.group,
             tags: section.tags,
         };
-        let json = |e| Error::Text(format!("configuration: {e}"));
+        let json = |e: serde_json::Error| Error::Unwritable(e.to_string());
         let config: serde_json::Map<_, _> =
             serde_json::to_value(about.config).and_then(serde_json::from_value).map_err(json)?;
         let run = Wandb::open(&options, &config)?;
@@ -85,22 +100,22 @@ impl Sinks {
     }
 
     /// Where the sinks are, in lines for who watches.
-    pub(crate) fn notes(&self) -> impl Iterator<Item = &str> {
+    pub fn notes(&self) -> impl Iterator<Item = &str> {
         self.notes.iter().map(String::as_str)
     }
 
     /// Adds a row of `series`.
-    pub(crate) fn log(&mut self, series: &str, step: u64, values: &[(&str, f64)]) {
+    pub fn log(&mut self, series: &str, step: u64, values: &[(&str, f64)]) {
         self.each(|sink| sink.log(series, step, values));
     }
 
     /// Makes durable what was logged.
-    pub(crate) fn flush(&mut self) {
+    pub fn flush(&mut self) {
         self.each(|sink| sink.flush());
     }
 
     /// Ends the sinks, and uploads what is to be uploaded; `note` hears of it.
-    pub(crate) fn finish(mut self, succeeded: bool, mut note: impl FnMut(&str)) {
+    pub fn finish(mut self, succeeded: bool, mut note: impl FnMut(&str)) {
         self.each(|sink| sink.finish(i32::from(!succeeded)));
         let Some(WandbRun { dir, id, mode }) = self.wandb else { return };
         let ended = match mode {
@@ -117,7 +132,7 @@ impl Sinks {
     }
 
     /// Does something with every sink, and gives up those that fail.
-    fn each(&mut self, mut work: impl FnMut(&mut dyn Sink) -> grpo_sinks::Result<()>) {
+    fn each(&mut self, mut work: impl FnMut(&mut dyn Sink) -> crate::Result<()>) {
         self.open.retain_mut(|(name, sink)| match work(sink.as_mut()) {
             Ok(()) => true,
             Err(e) => {
@@ -137,18 +152,18 @@ mod tests {
     struct Recorder(Arc<Mutex<Vec<String>>>, u64);
 
     impl Sink for Recorder {
-        fn log(&mut self, series: &str, step: u64, values: &[(&str, f64)]) -> grpo_sinks::Result<()> {
+        fn log(&mut self, series: &str, step: u64, values: &[(&str, f64)]) -> crate::Result<()> {
             if step == self.1 {
-                return Err(grpo_sinks::Error::Mode("broken".into()));
+                return Err(crate::Error::Mode("broken".into()));
             }
             self.0.lock().unwrap().push(format!("{series} {step} {values:?}"));
             Ok(())
         }
-        fn flush(&mut self) -> grpo_sinks::Result<()> {
+        fn flush(&mut self) -> crate::Result<()> {
             self.0.lock().unwrap().push("flush".into());
             Ok(())
         }
-        fn finish(&mut self, exit_code: i32) -> grpo_sinks::Result<()> {
+        fn finish(&mut self, exit_code: i32) -> crate::Result<()> {
             self.0.lock().unwrap().push(format!("exit {exit_code}"));
             Ok(())
         }

@@ -8,7 +8,7 @@
 //! rounds 3.7 to an integer. So a layer reaches it as checked values, and leaves it as values for serde to judge.
 
 use crate::error::{Error, Result};
-use crate::files::read_regular;
+use crate::whole::read_regular;
 use config::{Config, ConfigError, Source, ValueKind};
 use grpo_core::strict;
 use serde::{Serialize, de::DeserializeOwned};

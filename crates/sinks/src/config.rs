@@ -1,8 +1,7 @@
 //! Where metrics go beside metrics.jsonl. Nothing here changes the numbers of a run.
 
-use super::check;
-use crate::error::Result;
-pub use grpo_sinks::wandb::Mode as WandbMode;
+use crate::error::{Error, Result};
+use crate::wandb::Mode;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -19,7 +18,7 @@ pub struct LoggingConfig {
 #[serde(default, deny_unknown_fields)]
 pub struct WandbConfig {
     /// Without it, what the environment variable `WANDB_MODE` says, and disabled without that.
-    pub mode: Option<WandbMode>,
+    pub mode: Option<Mode>,
     /// The project.
     pub project: String,
     /// User or team; the server's default without it.
@@ -45,15 +44,15 @@ impl WandbConfig {
     /// What becomes of the run.
     ///
     /// # Errors
-    /// [`crate::Error::Sink`] when it is for `WANDB_MODE` to say and that says something else.
-    pub fn resolved_mode(&self) -> Result<WandbMode> {
-        Ok(self.mode.map_or_else(WandbMode::from_environment, Ok)?)
+    /// [`Error::Mode`] when it is for `WANDB_MODE` to say and that says something else.
+    pub fn resolved_mode(&self) -> Result<Mode> {
+        self.mode.map_or_else(Mode::from_environment, Ok)
     }
 
     /// Checks every field, as the SDK does, and `WANDB_MODE` where it counts.
     ///
     /// # Errors
-    /// [`crate::Error::Config`]; as [`WandbConfig::resolved_mode`].
+    /// [`Error::Config`]; as [`WandbConfig::resolved_mode`].
     pub fn validate(&self) -> Result<()> {
         self.resolved_mode()?;
         let fits = (1..=128).contains(&self.project.chars().count())
@@ -64,4 +63,8 @@ impl WandbConfig {
         }
         Ok(())
     }
+}
+
+fn check(ok: bool, key: &'static str, expected: &'static str, found: &str) -> Result<()> {
+    if ok { Ok(()) } else { Err(Error::Config { key, expected, found: found.to_owned() }) }
 }

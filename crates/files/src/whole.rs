@@ -106,7 +106,7 @@ pub fn read_safetensors(path: &Path) -> io::Result<Vec<u8>> {
 ///
 /// # Errors
 /// `InvalidInput` for anything else; those of opening.
-pub(crate) fn open_regular(path: &Path) -> io::Result<(File, u64)> {
+pub fn open_regular(path: &Path) -> io::Result<(File, u64)> {
     // Before it is opened: opening a pipe waits for whoever writes to it.
     expect_regular(&std::fs::metadata(path)?)?;
     let file = File::open(path)?;
@@ -115,8 +115,11 @@ pub(crate) fn open_regular(path: &Path) -> io::Result<(File, u64)> {
     Ok((file, metadata.len()))
 }
 
-/// `InvalidInput` unless it is a regular file.
-pub(crate) fn expect_regular(metadata: &Metadata) -> io::Result<()> {
+/// Checks that `metadata` is that of a regular file.
+///
+/// # Errors
+/// `InvalidInput` for anything else.
+pub fn expect_regular(metadata: &Metadata) -> io::Result<()> {
     if metadata.is_file() {
         return Ok(());
     }
@@ -126,36 +129,40 @@ pub(crate) fn expect_regular(metadata: &Metadata) -> io::Result<()> {
 
 /// Which file it is, whatever its name: equal for two names of one file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct FileId(u64, u64);
+pub struct FileId(u64, u64);
 
 impl FileId {
+    /// The file that `metadata` describes.
     #[cfg(unix)]
-    pub(crate) fn of(metadata: &Metadata) -> Self {
+    pub fn of(metadata: &Metadata) -> Self {
         use std::os::unix::fs::MetadataExt;
         Self(metadata.dev(), metadata.ino())
     }
 
     /// Systems without such numbers do not let an open file go.
     #[cfg(not(unix))]
-    pub(crate) fn of(_: &Metadata) -> Self {
+    pub fn of(_: &Metadata) -> Self {
         Self(0, 0)
     }
 
     /// Whether `path` names this file now.
-    pub(crate) fn is_at(self, path: &Path) -> bool {
+    pub fn is_at(self, path: &Path) -> bool {
         std::fs::metadata(path).is_ok_and(|metadata| Self::of(&metadata) == self)
     }
 }
 
 /// Lets `options` open no symbolic link where the system can say so.
-pub(crate) fn without_links(options: &mut OpenOptions) -> &mut OpenOptions {
+pub fn without_links(options: &mut OpenOptions) -> &mut OpenOptions {
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::custom_flags(options, libc::O_NOFOLLOW);
     options
 }
 
 /// Makes the entries of a folder durable, where the system can.
-pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
+///
+/// # Errors
+/// Those of opening and syncing the folder.
+pub fn sync_folder(path: &Path) -> io::Result<()> {
     if cfg!(unix) { File::open(path)?.sync_all() } else { Ok(()) }
 }
 
@@ -195,7 +202,10 @@ impl Destination {
 }
 
 /// Removes what processes that were ended in the middle of a write have left in `folder`.
-pub(crate) fn remove_temporary(folder: &Path) -> io::Result<()> {
+///
+/// # Errors
+/// Those of reading the folder and of removing files.
+pub fn remove_temporary(folder: &Path) -> io::Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;
         let name = entry.file_name();

@@ -1,0 +1,31 @@
+//! Files of a run, a benchmark or the command line: written whole, read no further than they can be meant, appended row by
+//! row; and configurations that are made of layers.
+//!
+//! ```
+//! use grpo_files::{Layers, read_regular, write_atomically};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let folder = tempfile::tempdir()?;
+//! let path = folder.path().join("loss.yaml");
+//! write_atomically(&path, b"beta: 0.02\n")?;
+//! assert_eq!(read_regular(&path, 1 << 20)?, b"beta: 0.02\n");
+//!
+//! let loss: grpo_core::LossConfig = Layers::new().file(&path)?.set(&["epsilon_high=0.28".into()])?.resolve()?;
+//! assert_eq!((loss.beta, loss.epsilon_high), (0.02, Some(0.28)));
+//! # Ok(())
+//! # }
+//! ```
+#![forbid(unsafe_code)]
+
+mod error;
+mod json_lines;
+mod layers;
+mod whole;
+
+pub use error::{Error, Result};
+pub use json_lines::{JsonLines, each_row, read_rows};
+pub use layers::{ENV_PREFIX, Layers, to_yaml};
+pub use whole::{
+    FileId, check_output, expect_regular, make_folder, open_regular, read_regular, read_safetensors, remove_temporary,
+    sync_folder, without_links, write_atomically, write_output,
+};
