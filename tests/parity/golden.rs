@@ -1,13 +1,13 @@
 //! Files whose `expected.*` were made with the other systems' own functions in float64 (see each file's `source`).
 
 use crate::backends;
+use grpo_check::gradcheck;
+use grpo_check::parity::{self, Check};
 use grpo_core::parity::Tolerances;
 use grpo_core::{BatchFile, Dtype, Implementation};
 use rstest::rstest;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use trainer::gradcheck;
-use trainer::parity::{self, Check};
 
 pub(crate) fn files() -> Vec<BatchFile> {
     let mut paths: Vec<PathBuf> = std::fs::read_dir("golden").unwrap().map(|entry| entry.unwrap().path()).collect();

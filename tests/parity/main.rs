@@ -11,10 +11,10 @@ mod variants;
 
 use backend_tpu::PjrtBackend;
 use backend_tpu::plugins::{self, Kind};
+use grpo_check::parity::{self, Check, FileReport};
 use grpo_core::{Backend, BatchFile};
 use std::sync::{Arc, LazyLock};
 use trainer::backends;
-use trainer::parity::{self, Check, FileReport};
 
 /// Backends that every machine can load. XLA's CPU plugin is installed if it is not there; one client serves all tests.
 fn backends() -> Vec<Arc<dyn Backend>> {

@@ -1,11 +1,11 @@
 //! NaN at one token of a batch: every loss of the golden files, every implementation, every backend.
 
 use backend_cpu::reference;
+use grpo_check::parity;
 use grpo_core::factors::PolicyValues;
 use grpo_core::format::{Policy, Tensor};
 use grpo_core::{Backend, BatchFile, Dtype, Error, GradientSpec, GradsMut, Implementation, PlanRequest, Tiling};
 use half::bf16;
-use trainer::parity;
 
 /// Two tokens that the loss counts: the one with the largest gradient and, where there is one, one that the loss clips or
 /// leaves without a gradient.

@@ -2,9 +2,9 @@
 
 use crate::backends;
 use crate::synthetic::{Shape, case};
+use grpo_check::parity::{self, Check, FileReport};
 use grpo_core::{Advantages, BatchFile, Dtype, LossConfig};
 use rstest::rstest;
-use trainer::parity::{self, Check, FileReport};
 
 fn check(file: &BatchFile, dtype: Option<Dtype>) -> Vec<FileReport> {
     let check = Check { dtype, ..Check::default() };

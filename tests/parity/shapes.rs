@@ -2,9 +2,9 @@
 
 use crate::synthetic::{Shape, case};
 use crate::{assert_parity, backends};
+use grpo_check::parity::Check;
 use grpo_core::{Dtype, LossConfig};
 use rstest::rstest;
-use trainer::parity::Check;
 
 const LOSSES: [(&str, &str); 6] = [
     ("grpo", r#"{"loss_type": "grpo", "epsilon_high": 0.28, "beta": 0.04, "temperature": 0.8}"#),

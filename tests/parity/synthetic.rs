@@ -1,12 +1,12 @@
 //! Batches that exercise what they claim: logits of standard deviation 2, ratios on both sides of the clip, both signs
 //! of advantage, sequences of uneven length, one of them fully masked, poison at every masked position.
 
+use grpo_check::parity::oracle;
 use grpo_core::format::{Policy, Tensor};
 use grpo_core::parity::Values;
 use grpo_core::{Advantages, BatchFile, Dtype, LossConfig, TokenBatch};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use trainer::parity::oracle;
 
 /// Shape of a case.
 #[derive(Clone, Copy, Debug)]

@@ -2,11 +2,11 @@
 //! derived by hand, in every implementation and backend.
 
 use crate::{assert_parity, backends};
+use grpo_check::gradcheck;
+use grpo_check::parity::{Check, oracle};
 use grpo_core::evaluate::Evaluator;
 use grpo_core::{BatchFile, Dtype, LossConfig, TokenBatch};
 use rstest::rstest;
-use trainer::gradcheck;
-use trainer::parity::{Check, oracle};
 
 /// A golden batch with both signs of advantage, ratios on all sides, a reference, and a sampler that is silent in places.
 fn file(loss: &str) -> BatchFile {

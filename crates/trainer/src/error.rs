@@ -9,9 +9,6 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Whoever started it has asked for its end.
-    #[error("stopped before the end")]
-    Stopped,
     /// A configuration value that is not legal.
     #[error("configuration key `{key}`: expected {expected}, got {found}")]
     Config {
@@ -147,15 +144,6 @@ pub enum Error {
         path: PathBuf,
         /// Where the last checkpoint was written.
         last_good: Option<PathBuf>,
-    },
-    /// A layer of the configuration that cannot be used.
-    #[error("in {origin}")]
-    Layer {
-        /// File, environment variable or argument.
-        origin: String,
-        /// What is wrong with it.
-        #[source]
-        source: Box<Error>,
     },
     /// A message that needs no fields.
     #[error("{0}")]

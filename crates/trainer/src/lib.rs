@@ -20,21 +20,15 @@
 //! ```
 #![forbid(unsafe_code)]
 
-pub mod assertion;
 pub mod backends;
-pub mod bench;
-pub mod bench_config;
 pub mod coefficients;
 pub mod dataset;
 pub mod error;
 pub mod eval;
-pub mod gradcheck;
 pub mod loss;
-pub mod loss_file;
 mod micro_batch;
 pub mod model;
 pub mod optim;
-pub mod parity;
 mod reference;
 pub mod reward;
 pub mod rng;

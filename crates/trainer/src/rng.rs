@@ -18,8 +18,6 @@ pub enum Purpose {
     Rollout,
     /// Sampled evaluation completions; index = sample.
     EvalRollout,
-    /// Entries of a gradient that are checked; index = tensor.
-    GradientEntry,
 }
 
 /// The stream of `(seed, purpose, step, index)`: ChaCha8 keyed by the first three, stream number `index`.

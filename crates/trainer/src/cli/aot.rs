@@ -7,6 +7,8 @@ use super::bench_layers::BenchArgs;
 use super::{Outcome, aot_text, emit};
 use anyhow::{Context, bail};
 use backend_tpu::aot::{Chip, Compiler, Report, Target};
+use grpo_bench::assertion::{Assertion, Checked};
+use grpo_bench::config::BenchConfig;
 use grpo_files as files;
 use grpo_files::to_yaml;
 use serde::{Deserialize, Serialize};
@@ -14,8 +16,6 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
-use trainer::assertion::{Assertion, Checked};
-use trainer::bench_config::BenchConfig;
 
 /// A compiler takes a gigabyte and uses several threads itself.
 const MOST_WORKERS: usize = 4;

@@ -5,6 +5,10 @@ use super::progress::{fitted, phase_fields};
 use super::{Outcome, bench_text, emit, terminal};
 use anyhow::{Context, bail};
 use console::Term;
+use grpo_bench::assertion::Assertion;
+use grpo_bench::config::{BackendName, BenchConfig};
+use grpo_bench::report;
+use grpo_bench::{self as bench, Options, plot};
 use grpo_files::to_yaml;
 use grpo_files::{check_output, write_output};
 use grpo_sinks::wandb::Mode as WandbMode;
@@ -14,10 +18,6 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use trainer::assertion::Assertion;
-use trainer::bench::report;
-use trainer::bench::{self, Options, plot};
-use trainer::bench_config::{BackendName, BenchConfig};
 
 /// What is measured when no file is named.
 const DEFAULT_CONFIG: (&str, &str) =
@@ -121,7 +121,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     let stop = super::stop_on_signal("stopping after this turn")?;
     let document = bench::run(&configs, &options, |what| {
         tell(what);
-        if stop.load(Ordering::Relaxed) { Err(trainer::Error::Stopped) } else { Ok(()) }
+        if stop.load(Ordering::Relaxed) { Err(bench::Error::Stopped) } else { Ok(()) }
     });
     bar.finish_and_clear();
     let document = document?;

@@ -3,8 +3,8 @@
 use super::layers;
 use anyhow::Context;
 use backend_tpu::aot::Target;
+use grpo_bench::config::BenchConfig;
 use std::path::{Path, PathBuf};
-use trainer::bench_config::BenchConfig;
 
 /// What is compiled when no file is named.
 const DEFAULT_CONFIG: (&str, &str) =

@@ -2,9 +2,9 @@
 
 use super::aot_text::{bytes, tiles};
 use super::table::Sheet;
+use grpo_bench::report::{Case, Document, Machine, Measured, Outcome};
 use std::collections::BTreeSet;
 use std::fmt::Write;
-use trainer::bench::report::{Case, Document, Machine, Measured, Outcome};
 
 const TIMES: [&str; 9] = ["variant", "min", "p50", "p90", "mean", "tokens/s", "TFLOP/s", "x floor", "of floor"];
 const MEMORY: [&str; 8] = ["variant", "tiles", "inputs", "outputs", "planned", "high water", "plan s", "first s"];

@@ -1,7 +1,7 @@
 //! `grpo bench-worker`: what `grpo bench` starts for each variant.
 
 use super::Outcome;
-use trainer::bench::worker::serve;
+use grpo_bench::worker::serve;
 
 pub(crate) fn run() -> anyhow::Result<Outcome> {
     // Libraries that print must not print into the replies; nothing in here does.

@@ -3,10 +3,10 @@
 use super::bench_layers::resolve;
 use super::parity::table;
 use super::{Outcome, emit};
+use grpo_bench::config::{BenchConfig, ShapeConfig};
+use grpo_check::gradcheck::{self, CaseReport, Limits, Options};
 use grpo_files::to_yaml;
 use std::path::PathBuf;
-use trainer::bench_config::{BenchConfig, ShapeConfig};
-use trainer::gradcheck::{self, CaseReport, Limits, Options};
 
 /// What is checked when no file is named.
 const DEFAULT_CONFIG: (&str, &str) =

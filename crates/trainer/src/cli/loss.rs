@@ -2,11 +2,11 @@
 
 use super::{Outcome, emit, loss_input::LossInput};
 use anyhow::Context;
+use grpo_check::{loss_file, parity};
 use grpo_core::{Dtype, Implementation};
 use grpo_files::{check_output, write_output};
 use std::io::Write;
 use std::path::PathBuf;
-use trainer::{loss_file, parity};
 
 /// Arguments of `grpo loss`.
 #[derive(Debug, clap::Args)]

@@ -2,10 +2,10 @@
 
 use super::{Outcome, emit, loss_input::LossInput, table::Sheet};
 use anyhow::Context;
+use grpo_check::parity::{self, Check, FileReport, Row};
 use grpo_core::parity::Tolerances;
 use grpo_core::{Dtype, Implementation};
 use std::path::PathBuf;
-use trainer::parity::{self, Check, FileReport, Row};
 
 /// Arguments of `grpo parity`.
 #[derive(Debug, clap::Args)]

@@ -15,7 +15,7 @@ use std::rc::Rc;
 use std::time::Instant;
 
 /// A planned variant with its own gradients; inputs are read only.
-pub(super) struct OnCpu {
+pub(crate) struct OnCpu {
     plan: Box<dyn LossPlan>,
     inputs: Rc<Inputs>,
     variant: Variant,
@@ -28,7 +28,7 @@ pub(super) struct OnCpu {
 }
 
 impl OnCpu {
-    pub(super) fn plan(job: &Job, inputs: Rc<Inputs>) -> Result<(Planned, Box<dyn Contender>)> {
+    pub(crate) fn plan(job: &Job, inputs: Rc<Inputs>) -> Result<(Planned, Box<dyn Contender>)> {
         let variant = job.config.variant(job.variant.as_deref().unwrap_or_default())?;
         refuse_what_it_lacks(job, &variant)?;
         let request = &variant.request;
@@ -63,8 +63,11 @@ impl OnCpu {
     }
 }
 
-/// Keys of a variant that mean something to other backends only.
-pub(crate) fn refuse_what_it_lacks(job: &Job, variant: &Variant) -> Result<()> {
+/// Refuses keys of a variant that mean something to other backends only.
+///
+/// # Errors
+/// [`Error::Loss`] that names the key and what to do instead.
+pub fn refuse_what_it_lacks(job: &Job, variant: &Variant) -> Result<()> {
     let lacks = [
         (variant.numerics != Numerics::default(), "numerics", "say `dlogits` instead"),
         (variant.mosaic.is_some(), "mosaic", "those are TPU kernels: leave it out"),
@@ -106,7 +109,8 @@ fn touched(elements: usize) -> Vec<f32> {
     values
 }
 
-pub(crate) fn policy<'a>(inputs: &'a Inputs, variant: &Variant) -> PolicyInput<'a> {
+/// The policy's tensors as the plan of `variant` takes them: a bias only where it has one.
+pub fn policy<'a>(inputs: &'a Inputs, variant: &Variant) -> PolicyInput<'a> {
     match &inputs.policy {
         PolicyTensors::Logits(logits) => PolicyInput::Logits(logits.as_ref()),
         PolicyTensors::Hidden { hidden, lm_head, bias } => {

@@ -14,23 +14,20 @@ use std::path::Path;
 /// Makes the folder, which is to be new or empty: before anything takes its time.
 ///
 /// # Errors
-/// [`Error::Io`]; [`Error::RunDir`] for one that holds something.
+/// [`Error::File`]; [`Error::LogFolder`] for one that holds something.
 pub fn make_folder(folder: &Path) -> Result<()> {
     grpo_files::make_folder(folder)?;
     let mut entries = std::fs::read_dir(folder).map_err(|e| Error::io("read", folder, e))?;
     match entries.next() {
         None => Ok(()),
-        Some(_) => Err(Error::RunDir {
-            path: folder.to_owned(),
-            reason: "it is not empty: every benchmark has a log folder of its own".into(),
-        }),
+        Some(_) => Err(Error::LogFolder { path: folder.to_owned() }),
     }
 }
 
 /// Writes what was measured into `folder`. `note` hears where it is and what becomes of uploads.
 ///
 /// # Errors
-/// [`Error::Io`]; [`Error::Sink`] when a sink cannot be opened.
+/// [`Error::File`]; [`Error::Sink`] when a sink cannot be opened.
 pub fn write(document: &Document, folder: &Path, mut note: impl FnMut(&str)) -> Result<()> {
     for case in &document.cases {
         for (name, outcome) in &case.variants {

@@ -2,7 +2,7 @@
 
 use super::measure::{Rounds, Timing};
 use crate::assertion::Checked;
-use crate::bench_config::BenchConfig;
+use crate::config::BenchConfig;
 use backend_tpu::program::Blocking;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

@@ -5,14 +5,14 @@ use super::inputs::{Inputs, PolicyTensors};
 use super::pjrt::OnDevices;
 use super::probe::Probe;
 use super::protocol::{Job, Planned, Reply, Request, Role, Stepped};
-use crate::bench_config::BackendName;
+use crate::config::BackendName;
 use crate::error::{Error, Result};
 use std::collections::HashMap;
 use std::io::{BufRead, Write};
 use std::rc::Rc;
 
 /// Something that solves the problem again and again.
-pub(super) trait Contender {
+pub(crate) trait Contender {
     /// One step, timed; what it uses up is put back before.
     fn step(&mut self, check: bool) -> Result<Stepped>;
 
@@ -114,7 +114,7 @@ impl Worker {
 }
 
 /// Bytes of what the policy hands over; the bias counts where it is used.
-pub(super) fn input_bytes(inputs: &Inputs, has_bias: bool) -> u64 {
+pub(crate) fn input_bytes(inputs: &Inputs, has_bias: bool) -> u64 {
     let bytes = |tensor: &super::inputs::HostTensor| {
         let tensor = tensor.as_ref();
         (tensor.host_len().unwrap_or(0) * tensor.dtype().bytes()) as u64

@@ -9,7 +9,7 @@ use grpo_core::Dtype;
 use std::collections::BTreeMap;
 
 /// Devices that jobs ran on, by backend.
-pub(super) fn devices(entries: &[Entry]) -> BTreeMap<String, DeviceReport> {
+pub(crate) fn devices(entries: &[Entry]) -> BTreeMap<String, DeviceReport> {
     let device = |entry: &Entry| match &entry.state {
         State::Running(running) => Some((entry.job.backend.clone(), running.planned.device.clone()?)),
         _ => None,
@@ -18,7 +18,7 @@ pub(super) fn devices(entries: &[Entry]) -> BTreeMap<String, DeviceReport> {
 }
 
 /// What became of the entries of a kind.
-pub(super) fn outcomes(entries: &[Entry], dtype: Dtype, of: impl Fn(Kind) -> bool) -> BTreeMap<String, Outcome> {
+pub(crate) fn outcomes(entries: &[Entry], dtype: Dtype, of: impl Fn(Kind) -> bool) -> BTreeMap<String, Outcome> {
     let reference = reference(entries, dtype);
     let wanted = entries.iter().filter(|entry| of(entry.kind));
     wanted.map(|entry| (entry.job.name.clone(), outcome(entry, entries, reference))).collect()

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 /// A process that answers requests. It ends with this value.
-pub(super) struct Process {
+pub(crate) struct Process {
     child: Child,
     requests: ChildStdin,
     replies: BufReader<ChildStdout>,
@@ -19,7 +19,7 @@ pub(super) struct Process {
 
 impl Process {
     /// Starts `command` with `environment` added to this process's.
-    pub(super) fn start(command: &[OsString], environment: &[(&str, String)], said: PathBuf) -> Result<Self> {
+    pub(crate) fn start(command: &[OsString], environment: &[(&str, String)], said: PathBuf) -> Result<Self> {
         let Some((program, arguments)) = command.split_first() else {
             return Err(Error::argument("start a worker", "a program", "none"));
         };
@@ -39,7 +39,7 @@ impl Process {
     }
 
     /// Asks, and waits for the answer.
-    pub(super) fn ask(&mut self, request: &Request) -> Result<Reply> {
+    pub(crate) fn ask(&mut self, request: &Request) -> Result<Reply> {
         let mut line = serde_json::to_string(request).map_err(|e| Error::Text(format!("no request: {e}")))?;
         line.push('\n');
         let sent = self.requests.write_all(line.as_bytes()).and_then(|()| self.requests.flush());

@@ -6,11 +6,29 @@
 //! say to each other is in [`protocol`]; [`worker`] is the other side, [`floor`] knows what no variant can do without,
 //! [`report`] is what comes out, and [`log`] puts it where metrics of runs go.
 //!
+//! ```
+//! use grpo_bench::config::BenchConfig;
+//! use grpo_files::Layers;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let text = "{shape: {batch: 2, tokens: 8, hidden: 4, vocab: 32}, variants: {plain: {implementation: logits}, fused: {}}}";
+//! let config: BenchConfig = Layers::new().text("here", text)?.resolve()?;
+//! config.validate()?;
+//! assert_eq!(config.names(), ["fused", "plain"]);
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! A backend joins by a `worker::Contender`, as `cpu` and `pjrt` do; a program in another language by speaking the protocol,
 //! as [`peers`] do.
 
+#![forbid(unsafe_code)]
+
+pub mod assertion;
 mod case;
-pub(crate) mod cpu;
+pub mod config;
+pub mod cpu;
+mod error;
 pub mod floor;
 pub mod inputs;
 pub mod log;
@@ -27,11 +45,11 @@ pub mod report;
 mod tensor_file;
 pub mod worker;
 
+pub use error::{Error, Result};
 pub use tensor_file::TensorFile;
 
-use crate::assertion::Assertion;
-use crate::bench_config::BenchConfig;
-use crate::error::{Error, Result};
+use assertion::Assertion;
+use config::BenchConfig;
 use report::{Case, Claim, Document, Machine, utc};
 use serde_json::{Map, Value};
 use std::ffi::OsString;

@@ -4,14 +4,14 @@
 //! Keys are those of the loss, of plans and of backends. A key that a variant's backend does not offer is an error there,
 //! never passed over.
 
-use crate::bench::measure::Rounds;
 use crate::error::{Error, Result};
-use crate::train_config::{LoggingConfig, WandbConfig};
+use crate::measure::Rounds;
 use backend_cpu::{Isa, most_threads};
 use backend_tpu::aot::{Variant, What};
 use backend_tpu::plugins::Kind;
 use backend_tpu::program::{Mesh, MosaicBlocks, Numerics};
 use grpo_core::{Dtype, GradientSpec, HeadLayout, Implementation, LossConfig, PlanRequest, PolicySpec, Tiling};
+use grpo_sinks::{LoggingConfig, WandbConfig};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -41,7 +41,7 @@ pub struct BenchConfig {
     pub backend: String,
     /// Devices over which tokens and vocabulary are split.
     pub mesh: Mesh,
-    /// Metrics beside metrics.jsonl, where they are logged ([`crate::bench::log`]).
+    /// Metrics beside metrics.jsonl, where they are logged ([`crate::log`]).
     pub logging: LoggingConfig,
     /// Metrics for Weights & Biases, where they are logged.
     pub wandb: WandbConfig,
@@ -186,7 +186,7 @@ pub struct VariantConfig {
     pub dlogits: Option<Dtype>,
     /// Whether the variant's process takes large allocations in huge pages (glibc's `malloc.hugetlb`).
     pub huge_pages: bool,
-    /// Somebody else's program, with its arguments, that speaks the protocol of [`crate::bench::protocol`].
+    /// Somebody else's program, with its arguments, that speaks the protocol of [`crate::protocol`].
     pub command: Option<Vec<String>>,
     /// How the loss is computed.
     pub implementation: Implementation,
@@ -414,7 +414,7 @@ fn config(key: impl Into<String>, expected: impl ToString, found: impl ToString)
 }
 
 fn of_variant(name: &str, error: Error) -> Error {
-    Error::Layer { origin: format!("variant `{name}`"), source: Box::new(error) }
+    Error::Variant { name: name.to_owned(), source: Box::new(error) }
 }
 
 #[cfg(test)]

@@ -2,8 +2,8 @@
 
 use super::problem::{Problem, Verdict};
 use super::{CaseReport, Limits, Options, conclude, run};
-use crate::bench_config::BenchConfig;
 use backend_cpu::CpuBackend;
+use grpo_bench::config::BenchConfig;
 use grpo_core::batch::TokenBatch;
 use grpo_core::parity::Values;
 use grpo_core::{

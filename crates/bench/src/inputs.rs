@@ -7,7 +7,7 @@
 //! Legend: B sequences, N tokens, V vocabulary, H hidden size.
 
 use super::tensor_file::TensorFile;
-use crate::bench_config::{BenchConfig, ShapeConfig};
+use crate::config::{BenchConfig, ShapeConfig};
 use crate::error::{Error, Result};
 use grpo_core::batch::{Advantages, TokenBatch};
 use grpo_core::{Dtype, HeadLayout, TensorRef};
@@ -68,7 +68,7 @@ impl Inputs {
     /// Reads `files`, which were made for `config`.
     ///
     /// # Errors
-    /// [`Error::Io`] for a file that cannot be read; those of [`TokenBatch`].
+    /// [`Error::File`] for a file that cannot be read; those of [`TokenBatch`].
     pub fn load(config: &BenchConfig, files: &Files) -> Result<Self> {
         let file = |name: &str| {
             files.get(name).ok_or_else(|| Error::argument("read the inputs", format!("a tensor `{name}`"), "none"))
@@ -102,7 +102,7 @@ impl Inputs {
 /// Writes what the policy hands over in `config.dtype` to `folder`. Two dtypes hold the same numbers, one of them rounded.
 ///
 /// # Errors
-/// [`Error::Io`].
+/// [`Error::File`].
 pub fn write_policy(config: &BenchConfig, folder: &Path) -> Result<Files> {
     let ShapeConfig { hidden, vocab: v, .. } = config.shape;
     let (n, std) = (config.shape.rows(), config.inputs.logit_std);
@@ -132,7 +132,7 @@ pub fn write_policy(config: &BenchConfig, folder: &Path) -> Result<Files> {
 /// for each token.
 ///
 /// # Errors
-/// [`Error::Io`].
+/// [`Error::File`].
 pub fn write_batch(config: &BenchConfig, folder: &Path) -> Result<Files> {
     let (seed, b, n) = (config.inputs.seed, config.shape.batch, config.shape.rows());
     let mut random = Random::new(seed, 4);
@@ -153,7 +153,7 @@ pub fn write_batch(config: &BenchConfig, folder: &Path) -> Result<Files> {
 /// `logp [N]`. The loss on policy has no old one.
 ///
 /// # Errors
-/// [`Error::Io`].
+/// [`Error::File`].
 pub fn write_other_policies(config: &BenchConfig, logp: &[f32], folder: &Path) -> Result<Files> {
     let inputs = config.inputs;
     let near = |name: &str, stream, std| -> Result<(String, TensorFile)> {
@@ -236,7 +236,7 @@ impl Random {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench_config::InputsConfig;
+    use crate::config::InputsConfig;
 
     fn moments(values: &[f32]) -> (f64, f64) {
         let n = values.len() as f64;

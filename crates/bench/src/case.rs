@@ -6,7 +6,7 @@ use super::process::Process;
 use super::protocol::{Job, Planned, Reply, Request, Role, Stepped};
 use super::report::Case;
 use super::{Options, floor, peers};
-use crate::bench_config::{BackendName, BenchConfig, VariantConfig};
+use crate::config::{BackendName, BenchConfig, VariantConfig};
 use crate::error::{Error, Result};
 use backend_tpu::aot::{Variant, What};
 use backend_tpu::program::Mesh;
@@ -17,21 +17,21 @@ use std::path::Path;
 use std::time::Instant;
 
 /// A variant, a peer or a floor on its way.
-pub(super) struct Entry {
-    pub(super) job: Job,
+pub(crate) struct Entry {
+    pub(crate) job: Job,
     /// What it computes; of a floor, what it stands under.
-    pub(super) variant: Variant,
-    pub(super) kind: Kind,
+    pub(crate) variant: Variant,
+    pub(crate) kind: Kind,
     /// Names of the floors under it; the fastest counts.
-    pub(super) floors: Vec<String>,
+    pub(crate) floors: Vec<String>,
     command: Vec<OsString>,
     huge_pages: bool,
-    pub(super) state: State,
+    pub(crate) state: State,
 }
 
 /// What an entry is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     Variant,
     /// Somebody else's program.
     Peer,
@@ -39,25 +39,25 @@ pub(super) enum Kind {
 }
 
 /// How far it has come.
-pub(super) enum State {
+pub(crate) enum State {
     Waiting,
     Running(Box<Running>),
     Failed { error: String, not_offered: bool },
 }
 
-pub(super) struct Running {
+pub(crate) struct Running {
     process: usize,
-    pub(super) planned: Planned,
+    pub(crate) planned: Planned,
     /// The first call, when it has been made.
-    pub(super) first: Option<Stepped>,
+    pub(crate) first: Option<Stepped>,
     /// Timed steps.
-    pub(super) steps: Vec<Stepped>,
+    pub(crate) steps: Vec<Stepped>,
     /// Seconds after the first timed step of the problem.
-    pub(super) began: Vec<f64>,
+    pub(crate) began: Vec<f64>,
 }
 
 /// Measures one problem.
-pub(super) fn measure(
+pub(crate) fn measure(
     name: &str,
     config: &BenchConfig,
     options: &Options,

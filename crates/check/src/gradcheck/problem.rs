@@ -1,18 +1,19 @@
 //! Inputs of one dtype with the oracle's answer, and what is held against it.
 
 use super::differences::{Differences, Point};
-use crate::bench::cpu::policy;
-use crate::bench::inputs::{self, HostTensor, Inputs, PolicyTensors};
-use crate::bench_config::{BenchConfig, ShapeConfig};
 use crate::error::{Error, Result};
 use crate::parity::{Evaluated, Row, call, oracle_at, widen};
-use crate::rng::{Purpose, stream};
 use backend_cpu::reference;
 use backend_tpu::aot::{Variant, What};
+use grpo_bench::config::{BenchConfig, ShapeConfig};
+use grpo_bench::cpu::policy;
+use grpo_bench::inputs::{self, HostTensor, Inputs, PolicyTensors};
 use grpo_core::parity::{Comparison, Tolerances, Values};
 use grpo_core::{Advantages, Backend, Dtype, HeadLayout, PolicyInput, PolicySpec, TensorMut};
 use half::bf16;
+use rand::SeedableRng;
 use rand::seq::index::sample;
+use rand_chacha::ChaCha8Rng;
 
 /// Of the oracle's gradients against differences, relative to the largest. Differences reach 1e-10, at a low temperature or
 /// with a large KL 3e-9; a mistake in a formula is orders larger.
@@ -69,7 +70,7 @@ impl Problem {
     /// The problem of `config` and its seed. Old log-probabilities are the oracle's, with noise.
     ///
     /// # Errors
-    /// [`Error::Io`] when the inputs cannot be written; those of the oracle.
+    /// [`Error::File`] when the inputs cannot be written; those of the oracle.
     pub(super) fn new(config: &BenchConfig, has_bias: bool) -> Result<Self> {
         let folder = tempfile::tempdir().map_err(|e| Error::io("create", &std::env::temp_dir(), e))?;
         let mut files = inputs::write_policy(config, folder.path())?;
@@ -177,7 +178,8 @@ impl Problem {
         if gradient.len() <= MOST_ENTRIES {
             return (0..gradient.len()).collect();
         }
-        let mut random = stream(self.config.inputs.seed, Purpose::GradientEntry, 0, tensor as u64);
+        let mut random = ChaCha8Rng::seed_from_u64(self.config.inputs.seed);
+        random.set_stream(tensor as u64);
         let mut entries = sample(&mut random, gradient.len(), MOST_ENTRIES).into_vec();
         let largest = (0..gradient.len()).max_by(|a, b| gradient[*a].abs().total_cmp(&gradient[*b].abs()));
         entries.extend(largest.filter(|largest| !entries.contains(largest)));

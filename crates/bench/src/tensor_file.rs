@@ -25,7 +25,7 @@ pub struct TensorFile {
 
 impl TensorFile {
     /// Writes `values` to `path`.
-    pub(super) fn write<T: Pod>(path: PathBuf, dtype: &str, shape: Vec<usize>, values: &[T]) -> Result<Self> {
+    pub(crate) fn write<T: Pod>(path: PathBuf, dtype: &str, shape: Vec<usize>, values: &[T]) -> Result<Self> {
         debug_assert_eq!(shape.iter().product::<usize>(), values.len());
         let written = File::create(&path).and_then(|mut file| file.write_all(bytemuck::cast_slice(values)));
         written.map_err(|source| Error::io("write", &path, source))?;
@@ -33,7 +33,7 @@ impl TensorFile {
     }
 
     /// Writes `tensor` to `folder`/`name`.`dtype`.
-    pub(super) fn save(folder: &Path, name: &str, shape: Vec<usize>, tensor: &HostTensor) -> Result<Self> {
+    pub(crate) fn save(folder: &Path, name: &str, shape: Vec<usize>, tensor: &HostTensor) -> Result<Self> {
         let path = |dtype: Dtype| folder.join(format!("{name}.{}", dtype.name()));
         match tensor {
             HostTensor::F32(values) => Self::write(path(Dtype::F32), Dtype::F32.name(), shape, values),
@@ -42,7 +42,7 @@ impl TensorFile {
     }
 
     /// Its numbers, which are `T`s.
-    pub(super) fn read<T: Pod>(&self) -> Result<Vec<T>> {
+    pub(crate) fn read<T: Pod>(&self) -> Result<Vec<T>> {
         let mut values = vec![T::zeroed(); self.shape.iter().product()];
         let read = File::open(&self.path).and_then(|mut file| file.read_exact(bytemuck::cast_slice_mut(&mut values)));
         read.map_err(|source| Error::io("read", &self.path, source))?;
@@ -50,7 +50,7 @@ impl TensorFile {
     }
 
     /// The tensor.
-    pub(super) fn load(&self) -> Result<HostTensor> {
+    pub(crate) fn load(&self) -> Result<HostTensor> {
         match self.dtype.as_str() {
             "f32" => Ok(HostTensor::F32(self.read()?)),
             "bf16" => Ok(HostTensor::Bf16(self.read::<bf16>()?)),

@@ -8,13 +8,13 @@ use backend_cpu::peak::{Multiply, Stream, Traffic, Unit};
 /// Long enough for the clock, short beside what is measured.
 const SECONDS: f64 = 0.05;
 
-pub(super) enum Probe {
+pub(crate) enum Probe {
     Multiply(Multiply),
     Stream(Stream),
 }
 
 impl Probe {
-    pub(super) fn multiply(unit: Unit, threads: usize) -> Result<(Planned, Box<dyn Contender>)> {
+    pub(crate) fn multiply(unit: Unit, threads: usize) -> Result<(Planned, Box<dyn Contender>)> {
         let Some(work) = Multiply::new(unit, threads, SECONDS) else {
             return Err(Error::argument("bench worker", "a unit of this machine", unit.name()));
         };
@@ -22,7 +22,7 @@ impl Probe {
         Ok((planned, Box::new(Self::Multiply(work))))
     }
 
-    pub(super) fn stream(traffic: Traffic, bytes: usize, threads: usize) -> (Planned, Box<dyn Contender>) {
+    pub(crate) fn stream(traffic: Traffic, bytes: usize, threads: usize) -> (Planned, Box<dyn Contender>) {
         let walk = Stream::new(traffic, threads, bytes);
         let planned = Planned { work: Some(walk.bytes()), ..Planned::default() };
         (planned, Box::new(Self::Stream(walk)))

@@ -1,14 +1,14 @@
 //! Backends as the variants of a configuration want them.
 
-use crate::bench::cpu::refuse_what_it_lacks;
-use crate::bench::inputs::Files;
-use crate::bench::protocol::{Job, Role};
-use crate::bench_config::{BackendName, BenchConfig, VariantConfig};
 use crate::error::Result;
 use backend_cpu::{CpuBackend, Isa};
 use backend_tpu::PjrtBackend;
 use backend_tpu::aot::Variant;
 use backend_tpu::plugins::{self, Kind};
+use grpo_bench::config::{BackendName, BenchConfig, VariantConfig};
+use grpo_bench::cpu::refuse_what_it_lacks;
+use grpo_bench::inputs::Files;
+use grpo_bench::protocol::{Job, Role};
 use grpo_core::{Backend, Dtype, Error};
 use pjrt::Client;
 use std::collections::HashMap;

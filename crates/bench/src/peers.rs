@@ -1,15 +1,15 @@
 //! Other systems' losses, as workers in Python. The programs are part of this one; a virtual environment brings the rest.
 
-use crate::bench_config::BenchConfig;
+use crate::config::BenchConfig;
 use crate::error::{Error, Result};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 /// What is written where Python finds it.
 const PROGRAMS: [(&str, &str); 3] = [
-    ("protocol.py", include_str!("../../../../peers/protocol.py")),
-    ("torch_worker.py", include_str!("../../../../peers/torch_worker.py")),
-    ("jax_worker.py", include_str!("../../../../peers/jax_worker.py")),
+    ("protocol.py", include_str!("../../../peers/protocol.py")),
+    ("torch_worker.py", include_str!("../../../peers/torch_worker.py")),
+    ("jax_worker.py", include_str!("../../../peers/jax_worker.py")),
 ];
 
 /// What a peer takes.
@@ -56,7 +56,7 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 /// `folder`.
 ///
 /// # Errors
-/// [`Error::Argument`] where there is no such environment, [`Error::Io`] where `folder` cannot be written.
+/// [`Error::Argument`] where there is no such environment, [`Error::File`] where `folder` cannot be written.
 pub fn all(config: &BenchConfig, venv: &Path, folder: &Path) -> Result<Vec<Peer>> {
     let python: PathBuf = venv.join("bin").join("python");
     if !python.is_file() {

@@ -5,8 +5,8 @@
 //! `__metadata__`: `format`, `name`, `backend`, `implementation`, `loss` (the configuration) and `metrics`, as JSON. The same results are
 //! the same bytes: entries of the header are sorted.
 
+use crate::error::{Error, Result};
 use crate::parity::Evaluated;
-use crate::{Error, Result};
 use grpo_core::format::with_metadata;
 use grpo_core::{BatchFile, Implementation, LossConfig};
 use safetensors::tensor::{Dtype, TensorView};
@@ -29,7 +29,7 @@ pub struct Origin<'a> {
 /// The bytes of the file.
 ///
 /// # Errors
-/// [`Error::State`] when a value does not have the shape that the batch gives it.
+/// [`Error::Argument`] when a value does not have the shape that the batch gives it.
 pub fn to_bytes(file: &BatchFile, evaluated: &Evaluated, origin: &Origin<'_>) -> Result<Vec<u8>> {
     let loss: Vec<u8> = evaluated.values.loss.iter().flat_map(|l| l.to_le_bytes()).collect();
     let mut tensors = vec![("loss", Dtype::F64, vec![], loss)];
@@ -37,12 +37,12 @@ pub fn to_bytes(file: &BatchFile, evaluated: &Evaluated, origin: &Origin<'_>) ->
         let bytes = list.iter().flat_map(|x| (*x as f32).to_le_bytes()).collect();
         tensors.push((name, Dtype::F32, shape, bytes));
     }
-    let bad = |e: safetensors::SafeTensorError| Error::state("loss file", "consistent shapes", e);
+    let bad = |e: safetensors::SafeTensorError| Error::argument("loss file", "consistent shapes", e);
     let mut views = Vec::with_capacity(tensors.len());
     for (name, dtype, shape, bytes) in &tensors {
         views.push((*name, TensorView::new(*dtype, shape.clone(), bytes).map_err(bad)?));
     }
-    let json = |e: serde_json::Error| Error::state("loss file", "values that JSON can hold", e);
+    let json = |e: serde_json::Error| Error::argument("loss file", "values that JSON can hold", e);
     let metadata = BTreeMap::from([
         ("format", FORMAT.to_owned()),
         ("name", file.name.clone()),

@@ -21,7 +21,7 @@ use std::rc::Rc;
 use std::time::Instant;
 
 /// Devices with the tensors that contenders share.
-pub(super) struct OnDevices {
+pub(crate) struct OnDevices {
     kind: Kind,
     client: Client,
     mesh: Mesh,
@@ -31,7 +31,7 @@ pub(super) struct OnDevices {
 
 impl OnDevices {
     /// Opens the devices of `kind`.
-    pub(super) fn open(kind: Kind, plugin: Option<&Path>, mesh: Mesh) -> Result<Self> {
+    pub(crate) fn open(kind: Kind, plugin: Option<&Path>, mesh: Mesh) -> Result<Self> {
         let backend = PjrtBackend::open(kind, plugin)?.with_mesh(mesh)?;
         Ok(Self { kind, client: backend.client().clone(), mesh, tensors: RefCell::default() })
     }
@@ -58,7 +58,7 @@ impl OnDevices {
     }
 
     /// Compiles what `job` asks for.
-    pub(super) fn plan(on: &Rc<Self>, job: &Job, inputs: Rc<Inputs>) -> Result<(Planned, Box<dyn Contender>)> {
+    pub(crate) fn plan(on: &Rc<Self>, job: &Job, inputs: Rc<Inputs>) -> Result<(Planned, Box<dyn Contender>)> {
         for (is_asked, what, instead) in [
             (job.threads != 0, "threads", "its plugin starts its own: leave it out"),
             (job.isa.is_some(), "isa", "its compiler chooses: leave it out"),

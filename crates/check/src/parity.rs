@@ -1,6 +1,6 @@
 //! Checking an implementation of the loss on batch files: against what the file expects, and against the f64 oracle.
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 use backend_cpu::reference;
 use grpo_core::format::{Policy, Tensor};
 use grpo_core::parity::{Comparison, Tolerances, Values};

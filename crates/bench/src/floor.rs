@@ -100,7 +100,7 @@ pub fn useful_flops(variant: &Variant) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench_config::BenchConfig;
+    use crate::config::BenchConfig;
     use grpo_files::Layers;
 
     #[test]

@@ -1,7 +1,7 @@
 //! Checking gradients on the problems of a benchmark: the f64 oracle's against differences of its loss, and those of every
 //! variant against the oracle.
 //!
-//! Inputs are those of [`crate::bench::inputs`]. Sizes are reduced, as everything is dense, in f64, and evaluated twice per
+//! Inputs are those of [`grpo_bench::inputs`]. Sizes are reduced, as everything is dense, in f64, and evaluated twice per
 //! entry; layout, bias, dtype, loss and the number of tensors stay.
 
 mod devices;
@@ -11,12 +11,12 @@ mod problem;
 #[cfg(test)]
 mod tests;
 
-use crate::bench_config::{BenchConfig, ShapeConfig};
 use crate::error::{Error, Result};
 use crate::parity::Row;
 use backend_tpu::aot::{Variant, What};
 use devices::Devices;
 pub use file::file;
+use grpo_bench::config::{BenchConfig, ShapeConfig};
 use grpo_core::{Dtype, PolicySpec};
 use problem::Problem;
 use serde::Serialize;
@@ -93,7 +93,7 @@ pub struct InputsReport {
 /// Checks every problem of `config`. `progress` hears what is about to be done.
 ///
 /// # Errors
-/// [`Error::Config`] for a configuration that is not legal; [`Error::Argument`] for a variant that it lacks or a limit of 0;
+/// [`Error::Bench`] for a configuration that is not legal; [`Error::Argument`] for a variant that it lacks or a limit of 0;
 /// those of the backends, but for what they do not offer: that is told in [`CaseReport::not_checked`].
 pub fn run(config: &BenchConfig, options: &Options, mut progress: impl FnMut(&str)) -> Result<Vec<CaseReport>> {
     config.validate()?;
@@ -181,8 +181,7 @@ fn check(
                     report.not_checked.insert(name, error.to_string());
                 }
                 Err(error) => {
-                    let origin = format!("variant `{name}` of {}", report.name);
-                    return Err(Error::Layer { origin, source: Box::new(error) });
+                    return Err(Error::Variant { name, problem: report.name, source: Box::new(error) });
                 }
             }
         }

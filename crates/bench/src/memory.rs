@@ -8,13 +8,13 @@ fn status(key: &str) -> Option<u64> {
 }
 
 /// Bytes that this process holds now, but for the pages of its program and other files.
-pub(super) fn resident() -> Option<u64> {
+pub(crate) fn resident() -> Option<u64> {
     Some(status("VmRSS")?.saturating_sub(of_files()?))
 }
 
 /// The most that it has held since [`reset_high_water`]. What it has read of its program and other files is taken as it is
 /// now: code that runs for the first time is no memory of a step.
-pub(super) fn high_water() -> Option<u64> {
+pub(crate) fn high_water() -> Option<u64> {
     Some(status("VmHWM")?.saturating_sub(of_files()?))
 }
 
@@ -24,7 +24,7 @@ fn of_files() -> Option<u64> {
 
 /// Begins anew with what it holds now. `None` where the kernel does not offer it: a high water would be that of the
 /// process's whole life then.
-pub(super) fn reset_high_water() -> Option<()> {
+pub(crate) fn reset_high_water() -> Option<()> {
     std::fs::write("/proc/self/clear_refs", "5").ok()
 }
 

@@ -16,7 +16,7 @@
 
 use super::inputs::Files;
 use super::report::{CompiledBytes, DeviceBytes, DeviceReport};
-use crate::bench_config::BenchConfig;
+use crate::config::BenchConfig;
 use backend_cpu::peak::{Traffic, Unit};
 use backend_tpu::program::Blocking;
 use grpo_core::Dtype;

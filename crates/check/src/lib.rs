@@ -1,0 +1,21 @@
+//! Checks of the loss: implementations against batch files and the f64 oracle, and gradients against differences.
+//!
+//! ```
+//! use grpo_check::parity::{Check, check};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/trl_dapo_default.safetensors");
+//! let file = grpo_core::BatchFile::parse(&std::fs::read(path)?)?;
+//! let report = check(&backend_cpu::CpuBackend::new(), "trl_dapo_default", &file, &Check::default())?;
+//! assert!(report.passed(), "{:#?}", report.rows);
+//! # Ok(())
+//! # }
+//! ```
+#![forbid(unsafe_code)]
+
+mod error;
+pub mod gradcheck;
+pub mod loss_file;
+pub mod parity;
+
+pub use error::{Error, Result};
