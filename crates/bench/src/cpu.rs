@@ -66,7 +66,7 @@ impl OnCpu {
 /// Refuses keys of a variant that mean something to other backends only.
 ///
 /// # Errors
-/// [`Error::Loss`] that names the key and what to do instead.
+/// [`crate::Error::Loss`] that names the key and what to do instead.
 pub fn refuse_what_it_lacks(job: &Job, variant: &Variant) -> Result<()> {
     let lacks = [
         (variant.numerics != Numerics::default(), "numerics", "say `dlogits` instead"),

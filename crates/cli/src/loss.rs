@@ -1,6 +1,6 @@
 //! `grpo loss`: loss, log-probabilities, entropies and gradients of a batch file, written to a file.
 
-use super::{Outcome, emit, loss_input::LossInput};
+use crate::{Outcome, emit, loss_input::LossInput};
 use anyhow::Context;
 use grpo_check::{loss_file, parity};
 use grpo_core::{Dtype, Implementation};
@@ -38,7 +38,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
         check_output(&args.out)?;
     }
     let backend = args.input.open()?;
-    let file = super::loss_input::read(&args.file)?;
+    let file = crate::loss_input::read(&args.file)?;
     let policy = match args.input.dtype {
         Some(dtype) => file.policy.to_dtype(Dtype::from(dtype)),
         None => file.policy.clone(),

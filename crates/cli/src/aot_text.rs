@@ -1,7 +1,7 @@
 //! Reports of compilers as a table.
 
-use super::aot::{Compiled, Document};
-use super::table::Sheet;
+use crate::aot::{Compiled, Document};
+use crate::table::Sheet;
 use backend_tpu::aot::Report;
 use backend_tpu::program::Blocking;
 use std::fmt::Write;

@@ -1,6 +1,6 @@
 //! `grpo plugin`: the PJRT plugins of this machine.
 
-use super::{Outcome, emit, table::Sheet};
+use crate::{Outcome, emit, table::Sheet};
 use anyhow::Context;
 use backend_tpu::plugins::{self, Kind};
 use clap::{Subcommand, ValueEnum};

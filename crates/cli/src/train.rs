@@ -1,8 +1,8 @@
 //! `grpo train`.
 
-use super::display::Display;
-use super::layers::LayerArgs;
-use super::{Outcome, emit};
+use crate::display::Display;
+use crate::layers::LayerArgs;
+use crate::{Outcome, emit};
 use grpo_files::{ENV_PREFIX, Layers, to_yaml};
 use std::path::PathBuf;
 use trainer::TrainConfig;
@@ -10,7 +10,7 @@ use trainer::run::{Ending, Run};
 
 /// What runs when no file is named, from wherever the binary is called.
 const DEFAULT_CONFIG: (&str, &str) =
-    ("configs/train/arithmetic.yaml (built in)", include_str!("../../../../configs/train/arithmetic.yaml"));
+    ("configs/train/arithmetic.yaml (built in)", include_str!("../../../configs/train/arithmetic.yaml"));
 
 /// Arguments of `grpo train`.
 #[derive(Debug, clap::Args)]
@@ -61,7 +61,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
         }
         None => Run::start(args.layers.resolve(DEFAULT_CONFIG)?, args.run_dir.as_deref())?,
     };
-    let stop = super::stop_on_signal("stopping after this step")?;
+    let stop = crate::stop_on_signal("stopping after this step")?;
     let root = run.dir().root().to_owned();
     let mut display = Display::new(args.quiet);
     let ending = run.run(&mut display, &stop).inspect_err(|_| display.clear())?;

@@ -3,8 +3,8 @@
 //! Every variant is compiled in a process of its own (this binary again, with `--worker`), because a compiler that aborts
 //! takes its process along.
 
-use super::bench_layers::BenchArgs;
-use super::{Outcome, aot_text, emit};
+use crate::bench_layers::BenchArgs;
+use crate::{Outcome, aot_text, emit};
 use anyhow::{Context, bail};
 use backend_tpu::aot::{Chip, Compiler, Report, Target};
 use grpo_bench::assertion::{Assertion, Checked};

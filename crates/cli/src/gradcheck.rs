@@ -1,8 +1,8 @@
 //! `grpo gradcheck`: gradients on the problems of a benchmark, reduced.
 
-use super::bench_layers::resolve;
-use super::parity::table;
-use super::{Outcome, emit};
+use crate::bench_layers::resolve;
+use crate::parity::table;
+use crate::{Outcome, emit};
 use grpo_bench::config::{BenchConfig, ShapeConfig};
 use grpo_check::gradcheck::{self, CaseReport, Limits, Options};
 use grpo_files::to_yaml;
@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 /// What is checked when no file is named.
 const DEFAULT_CONFIG: (&str, &str) =
-    ("configs/bench/s2.yaml (built in)", include_str!("../../../../configs/bench/s2.yaml"));
+    ("configs/bench/s2.yaml (built in)", include_str!("../../../configs/bench/s2.yaml"));
 
 /// Arguments of `grpo gradcheck`.
 #[derive(Debug, clap::Args)]
@@ -70,7 +70,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
         return Ok(Outcome::Done);
     }
     let mut cases = vec![];
-    let (bar, mut tell) = super::bench::progress();
+    let (bar, mut tell) = crate::bench::progress();
     for config in &configs {
         cases.extend(gradcheck::run(config, &options, |what| tell(what))?);
     }

@@ -1,8 +1,8 @@
 //! `grpo bench`: variants of the loss on what is here, measured in one run.
 
-use super::bench_layers::resolve;
-use super::progress::{fitted, phase_fields};
-use super::{Outcome, bench_text, emit, terminal};
+use crate::bench_layers::resolve;
+use crate::progress::{fitted, phase_fields};
+use crate::{Outcome, bench_text, emit, terminal};
 use anyhow::{Context, bail};
 use console::Term;
 use grpo_bench::assertion::Assertion;
@@ -21,7 +21,7 @@ use std::time::Duration;
 
 /// What is measured when no file is named.
 const DEFAULT_CONFIG: (&str, &str) =
-    ("configs/bench/s2.yaml (built in)", include_str!("../../../../configs/bench/s2.yaml"));
+    ("configs/bench/s2.yaml (built in)", include_str!("../../../configs/bench/s2.yaml"));
 
 /// Arguments of `grpo bench`.
 #[derive(Debug, clap::Args)]
@@ -118,7 +118,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
         assertions: args.assert.iter().map(|text| Assertion::parse(text)).collect::<Result<_, _>>()?,
     };
     let (bar, mut tell) = progress();
-    let stop = super::stop_on_signal("stopping after this turn")?;
+    let stop = crate::stop_on_signal("stopping after this turn")?;
     let document = bench::run(&configs, &options, |what| {
         tell(what);
         if stop.load(Ordering::Relaxed) { Err(bench::Error::Stopped) } else { Ok(()) }

@@ -1,6 +1,6 @@
 //! What `grpo aot` and `grpo plan` have in common: a configuration of `configs/bench/` and the devices to compile for.
 
-use super::layers;
+use crate::layers;
 use anyhow::Context;
 use backend_tpu::aot::Target;
 use grpo_bench::config::BenchConfig;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 /// What is compiled when no file is named.
 const DEFAULT_CONFIG: (&str, &str) =
-    ("configs/bench/fused.yaml (built in)", include_str!("../../../../configs/bench/fused.yaml"));
+    ("configs/bench/fused.yaml (built in)", include_str!("../../../configs/bench/fused.yaml"));
 
 /// A configuration and the devices to compile for.
 #[derive(Debug, clap::Args)]

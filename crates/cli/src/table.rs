@@ -1,7 +1,7 @@
 //! Tables, in one style for all subcommands. A terminal that is too narrow for one gets its columns in several tables, or its
 //! rows as lists.
 
-use super::terminal;
+use crate::terminal;
 use comfy_table::{CellAlignment, LineStyle, Table, TableStyle, presets};
 use console::measure_text_width;
 use std::ops::Range;

@@ -1,9 +1,9 @@
 //! `grpo plan`: the largest tile that fits into a device's memory.
 
-use super::aot_text::{bytes, milliseconds, tiles};
-use super::bench_layers::BenchArgs;
-use super::table::Sheet;
-use super::{Outcome, emit};
+use crate::aot_text::{bytes, milliseconds, tiles};
+use crate::bench_layers::BenchArgs;
+use crate::table::Sheet;
+use crate::{Outcome, emit};
 use anyhow::Context;
 use backend_tpu::aot::{Compiler, Fit, Report};
 use backend_tpu::program::Blocking;

@@ -1,7 +1,7 @@
 //! What was measured, as tables of at most 100 columns, or lists where a terminal has fewer.
 
-use super::aot_text::{bytes, tiles};
-use super::table::Sheet;
+use crate::aot_text::{bytes, tiles};
+use crate::table::Sheet;
 use grpo_bench::report::{Case, Document, Machine, Measured, Outcome};
 use std::collections::BTreeSet;
 use std::fmt::Write;

@@ -1,7 +1,8 @@
-//! Command line: arguments in, calls of the library, text out.
+//! The binary `grpo`: arguments in, calls of the libraries, text out.
 //!
 //! A subcommand is a file with `Args` (what clap parses) and `run(Args) -> anyhow::Result<Outcome>`. Standard output
 //! carries results, standard error carries logs and errors.
+#![forbid(unsafe_code)]
 
 mod aot;
 mod aot_text;
@@ -77,7 +78,7 @@ pub(crate) enum Outcome {
 }
 
 /// Parses the arguments, runs the command, maps its result to an exit code.
-pub(crate) fn main() -> ExitCode {
+fn main() -> ExitCode {
     let cli = Cli::parse();
     // Logs are for people who ask for them: `GRPO_LOG=info grpo ...`.
     let filter = tracing_subscriber::EnvFilter::try_from_env("GRPO_LOG")

@@ -1,9 +1,9 @@
 //! What a person sees of a run: a bar and tables on a terminal, plain lines elsewhere.
 
-use super::emit;
-use super::progress::{Field, fitted, joined};
-use super::table::Sheet;
-use super::terminal;
+use crate::emit;
+use crate::progress::{Field, fitted, joined};
+use crate::table::Sheet;
+use crate::terminal;
 use console::{Term, style};
 use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use std::fmt::Write;

@@ -1,6 +1,6 @@
 //! `grpo bench-worker`: what `grpo bench` starts for each variant.
 
-use super::Outcome;
+use crate::Outcome;
 use grpo_bench::worker::serve;
 
 pub(crate) fn run() -> anyhow::Result<Outcome> {

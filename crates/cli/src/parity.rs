@@ -1,6 +1,6 @@
 //! `grpo parity`: an implementation of the loss against batch files and the f64 oracle.
 
-use super::{Outcome, emit, loss_input::LossInput, table::Sheet};
+use crate::{Outcome, emit, loss_input::LossInput, table::Sheet};
 use anyhow::Context;
 use grpo_check::parity::{self, Check, FileReport, Row};
 use grpo_core::parity::Tolerances;
@@ -46,7 +46,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     let loss = args.input.loss()?;
     let mut reports = Vec::with_capacity(args.files.len());
     for path in &args.files {
-        let file = super::loss_input::read(path)?;
+        let file = crate::loss_input::read(path)?;
         let dtype = args.input.dtype.map(Dtype::from);
         let of = dtype.unwrap_or(file.policy_spec().dtype());
         let mut tolerances = Tolerances::of(of).with_dlogits(backend.dlogits(of));
