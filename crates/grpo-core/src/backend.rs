@@ -234,13 +234,6 @@ impl Scores {
         batch.check_computed("logp", &self.logp)?;
         batch.check_computed("entropy", &self.entropy)
     }
-
-    /// Takes over the results of `other` at the active rows of `batch`.
-    pub fn fill(&mut self, batch: &TokenBatch, other: &Self) {
-        for row in batch.active_rows() {
-            (self.logp[*row], self.entropy[*row]) = (other.logp[*row], other.entropy[*row]);
-        }
-    }
 }
 
 /// The result of one `value_and_grad`.

@@ -194,15 +194,25 @@ impl<'a> Evaluator<'a> {
         }
     }
 
-    /// Closes a pass over all active positions: what it added up, and the metrics, under TRL's names.
-    pub fn finish(&self, totals: Totals) -> (Sums, Metrics) {
+    /// The batch, as the loss takes it.
+    pub fn batch(&self) -> &'a TokenBatch {
+        self.batch
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &'a LossConfig {
+        self.config
+    }
+
+    /// Closes a pass over all active positions: what it added up. [`Evaluator::metrics`] are made of it.
+    pub fn finish(&self, totals: Totals) -> Sums {
         let (mut low_min, mut high_max) = (f64::INFINITY, f64::NEG_INFINITY);
         for sequence in (0..self.batch.sequences()).filter(|s| self.length(*s) > 0) {
             let length = if self.shares_clip() { 1.0 } else { self.length(sequence) as f64 };
             low_min = low_min.min(totals.low_clipped[sequence] / length);
             high_max = high_max.max(totals.high_clipped[sequence] / length);
         }
-        let sums = Sums {
+        Sums {
             loss: totals.loss,
             policy: totals.policy,
             kl: totals.kl,
@@ -218,8 +228,7 @@ impl<'a> Evaluator<'a> {
             ratio_min: totals.ratio_min,
             ratio_max: totals.ratio_max,
             dual_clipped: totals.dual_clipped,
-        };
-        (sums, self.metrics(&sums))
+        }
     }
 
     /// Metrics from what was added up: TRL's, `ppo_kl` and `pg_clipfrac_lower` as verl has them, `is_ratio/*` as tunix.

@@ -14,6 +14,7 @@ pub mod metrics;
 mod mismatch;
 pub mod objective;
 pub mod parity;
+pub mod plan;
 mod plan_request;
 pub mod real;
 pub mod rewards;
