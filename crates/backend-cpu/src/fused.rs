@@ -34,8 +34,9 @@ use crate::tiling::{Blocking, Problem};
 use crate::tokens::{Chunks, TokenState, empty_scores};
 use bytemuck::cast_slice_mut;
 use grpo_core::batch::TokenBatch;
+use grpo_core::columns::LossSums;
 use grpo_core::error::Result;
-use grpo_core::evaluate::{Evaluator, Sums};
+use grpo_core::evaluate::Evaluator;
 use grpo_core::{HeadLayout, LoopOrder, PlanRequest, Scores};
 use std::ops::Range;
 
@@ -388,7 +389,12 @@ impl Kernel for FusedPlan {
         Ok(scores)
     }
 
-    fn gradient(&mut self, policy: Policy<'_>, loss: &Evaluator<'_>, mut grads: Grads<'_>) -> Result<(Sums, Scores)> {
+    fn gradient(
+        &mut self,
+        policy: Policy<'_>,
+        loss: &Evaluator<'_>,
+        mut grads: Grads<'_>,
+    ) -> Result<(LossSums<f64>, Scores)> {
         let (hidden, head) = self.inputs(policy);
         let batch = loss.batch();
         let (rows, chunk) = (batch.active_rows(), self.blocking.chunk);

@@ -25,8 +25,9 @@ use crate::softmax::{
 };
 use crate::tokens::{Chunks, TokenState, empty_scores};
 use grpo_core::batch::TokenBatch;
+use grpo_core::columns::LossSums;
 use grpo_core::error::Result;
-use grpo_core::evaluate::{Evaluator, Sums};
+use grpo_core::evaluate::Evaluator;
 use grpo_core::{LossConfig, PlanRequest, Scores};
 use half::bf16;
 use rayon::prelude::*;
@@ -264,7 +265,7 @@ impl LogitsKernel {
     }
 
     /// Loss and gradient of the logits behind `access`.
-    fn gradient<E: Logit>(&mut self, access: &mut Access<'_, E>, loss: &Evaluator<'_>) -> (Sums, Scores) {
+    fn gradient<E: Logit>(&mut self, access: &mut Access<'_, E>, loss: &Evaluator<'_>) -> (LossSums<f64>, Scores) {
         let (batch, rows) = (loss.batch(), loss.batch().active_rows());
         let (mut scores, mut totals) = (empty_scores(batch), loss.totals());
         let chunks = Chunks::new(loss.config(), loss.sequence_starts(), self.chunk);
@@ -336,7 +337,7 @@ impl LogitsPlan {
     }
 
     /// Rows of masked tokens become zero as well.
-    fn in_place<E: Logit>(&mut self, logits: &mut [E], loss: &Evaluator<'_>) -> (Sums, Scores) {
+    fn in_place<E: Logit>(&mut self, logits: &mut [E], loss: &Evaluator<'_>) -> (LossSums<f64>, Scores) {
         let made = self.kernel.gradient(&mut Access::InPlace(&mut *logits), loss);
         let is_masked = |(i, _): &(usize, &mut [E])| !loss.batch().is_active(*i);
         logits.par_chunks_mut(self.kernel.v).enumerate().filter(is_masked).for_each(|(_, z)| z.fill(E::nearest(0.0)));
@@ -355,7 +356,12 @@ impl Kernel for LogitsPlan {
         })
     }
 
-    fn gradient(&mut self, policy: Policy<'_>, loss: &Evaluator<'_>, grads: Grads<'_>) -> Result<(Sums, Scores)> {
+    fn gradient(
+        &mut self,
+        policy: Policy<'_>,
+        loss: &Evaluator<'_>,
+        grads: Grads<'_>,
+    ) -> Result<(LossSums<f64>, Scores)> {
         let kernel = &mut self.kernel;
         Ok(match policy {
             Policy::Logits(Slice::F32(logits)) => kernel.gradient(&mut Access::Separate(logits, grads.logits), loss),

@@ -3,8 +3,9 @@
 
 use crate::host::{Grads, Policy};
 use grpo_core::batch::TokenBatch;
+use grpo_core::columns::LossSums;
 use grpo_core::error::{Error, Result};
-use grpo_core::evaluate::{Evaluator, Sums};
+use grpo_core::evaluate::Evaluator;
 use grpo_core::plan::{Head, Plan};
 use grpo_core::{GradsMut, LossPlan, MemoryReport, PlanRequest, PolicyInput, Scores};
 use rayon::ThreadPool;
@@ -13,7 +14,12 @@ use std::sync::Arc;
 /// One implementation, planned. Inputs have been checked against the plan, and lie on the host.
 pub(crate) trait Kernel: Send {
     fn score(&mut self, policy: Policy<'_>, batch: &TokenBatch) -> Result<Scores>;
-    fn gradient(&mut self, policy: Policy<'_>, loss: &Evaluator<'_>, grads: Grads<'_>) -> Result<(Sums, Scores)>;
+    fn gradient(
+        &mut self,
+        policy: Policy<'_>,
+        loss: &Evaluator<'_>,
+        grads: Grads<'_>,
+    ) -> Result<(LossSums<f64>, Scores)>;
 }
 
 /// A kernel in the backend's thread pool.
@@ -43,7 +49,7 @@ impl Head for CpuHead {
         policy: PolicyInput<'_>,
         loss: &Evaluator<'_>,
         grads: GradsMut<'_>,
-    ) -> Result<(Sums, Scores)> {
+    ) -> Result<(LossSums<f64>, Scores)> {
         let (policy, grads) = (Policy::new(policy)?, Grads::new(grads)?);
         self.run(|kernel| kernel.gradient(policy, loss, grads))
     }

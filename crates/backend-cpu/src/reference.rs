@@ -15,8 +15,9 @@ pub(crate) use plan::{ReferencePlan, workspace};
 pub use policy::{Evaluation, Policy};
 
 use grpo_core::batch::TokenBatch;
+use grpo_core::columns::LossSums;
 use grpo_core::error::Result;
-use grpo_core::evaluate::{Evaluator, Sums};
+use grpo_core::evaluate::Evaluator;
 use grpo_core::factors::PolicyValues;
 use grpo_core::plan::{Call, Step, TokenScores, step};
 use grpo_core::real::Scalar;
@@ -47,7 +48,7 @@ impl<R: Scalar> Call for Dense<'_, R> {
         score(self.config, self.policy, batch)
     }
 
-    fn gradient(self, loss: &Evaluator<'_>) -> Result<(Sums, Evaluation<R>)> {
+    fn gradient(self, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, Evaluation<R>)> {
         gradient(self.policy, loss)
     }
 }
@@ -66,7 +67,10 @@ impl<R: Scalar> TokenScores for Evaluation<R> {
 }
 
 /// The loss of a prepared batch and every gradient. Loss and metrics of the evaluation are the caller's to fill in, from the sums.
-pub(crate) fn gradient<R: Scalar>(policy: &Policy<'_, R>, loss: &Evaluator<'_>) -> Result<(Sums, Evaluation<R>)> {
+pub(crate) fn gradient<R: Scalar>(
+    policy: &Policy<'_, R>,
+    loss: &Evaluator<'_>,
+) -> Result<(LossSums<f64>, Evaluation<R>)> {
     let (config, batch) = (loss.config(), loss.batch());
     let (mut z, stats, mut out) = forward(config, policy, batch)?;
     let (n, v, rows, zero) = (batch.tokens(), policy.vocab(), batch.active_rows(), R::from_f64(0.0));

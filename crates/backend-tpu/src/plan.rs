@@ -8,13 +8,14 @@ use crate::aot::{Variant, What};
 use crate::backend::PjrtBackend;
 use crate::failed;
 use crate::operands::Operands;
-use crate::program::{Pass, Program, Role, SUMS, Spec};
+use crate::program::{Pass, Program, Role, Spec};
 use crate::shard::Layout;
 use crate::tables::Tables;
 use crate::tensor::PjrtTensor;
 use grpo_core::batch::TokenBatch;
+use grpo_core::columns::LossSums;
 use grpo_core::error::{Error, Result};
-use grpo_core::evaluate::{Evaluator, Sums};
+use grpo_core::evaluate::Evaluator;
 use grpo_core::factors::PolicyValues;
 use grpo_core::plan::{Call, Step, TokenScores, step};
 use grpo_core::{
@@ -211,7 +212,7 @@ impl PjrtPlan {
         batch: &TokenBatch,
         tables: &Tables,
         mut operands: Operands<'_>,
-    ) -> Result<(Sums, OnDevice)> {
+    ) -> Result<(LossSums<f64>, OnDevice)> {
         self.compiled(pass)?;
         let layout = |role| Layout::new(&self.spec, role, batch.tokens());
         operands.check(&self.backend.devices, layout, |role| self.dtype(role))?;
@@ -247,7 +248,7 @@ impl PjrtPlan {
             None => unreachable!("the program of {pass:?} returns {role:?}"),
         };
         let (logp, entropy) = (take(Role::Logp), take(Role::Entropy));
-        let sums = if pass == Pass::Score { Sums::default() } else { read_sums(&take(Role::Sums))? };
+        let sums = if pass == Pass::Score { LossSums::default() } else { read_sums(&take(Role::Sums))? };
         operands.give_back(take)?;
         let gradients = program.results.iter().filter_map(|role| results.remove(role)).collect();
         Ok((sums, OnDevice { logp, entropy, gradients }))
@@ -294,7 +295,7 @@ impl Call for DeviceCall<'_> {
         Ok(OnDevice { logp, entropy, gradients: vec![] })
     }
 
-    fn gradient(self, loss: &Evaluator<'_>) -> Result<(Sums, OnDevice)> {
+    fn gradient(self, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, OnDevice)> {
         let Self { plan, policy, grads } = self;
         let tables = Tables::new(&plan.spec, loss.batch(), Some(loss));
         let pass = match policy {
@@ -317,36 +318,17 @@ impl Call for HostCall<'_> {
         self.0.score(batch)?.scores()
     }
 
-    fn gradient(self, loss: &Evaluator<'_>) -> Result<(Sums, Scores)> {
+    fn gradient(self, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, Scores)> {
         let (sums, made) = self.0.gradient(loss)?;
         Ok((sums, made.scores()?))
     }
 }
 
-/// In the order of `Tokens::sums`: what is added up, then the smallest, then the largest.
-fn read_sums(tensor: &PjrtTensor) -> Result<Sums> {
-    let mut values = [0.0_f32; SUMS];
+/// The result of `Tokens::sums`.
+fn read_sums(tensor: &PjrtTensor) -> Result<LossSums<f64>> {
+    let mut values = [0.0_f32; LossSums::<f32>::COUNT];
     tensor.parts[0].to_host(&mut values).map_err(failed)?;
-    let values = values.map(f64::from);
-    let [loss, policy, kl, entropy, low_clipped, high_clipped, phi, nll, log_ratio, ratio, dual_clipped, ..] = values;
-    let [.., low_min, ratio_min, high_max, ratio_max] = values;
-    Ok(Sums {
-        loss,
-        policy,
-        kl,
-        entropy,
-        low_clipped,
-        high_clipped,
-        low_min,
-        high_max,
-        phi,
-        nll,
-        log_ratio,
-        ratio,
-        ratio_min,
-        ratio_max,
-        dual_clipped,
-    })
+    Ok(LossSums::from_fn(|i| values[i].into()))
 }
 
 impl LossPlan for PjrtPlan {

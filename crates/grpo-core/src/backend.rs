@@ -362,4 +362,11 @@ impl LossConfig {
             TemperatureMode::ScaleLogprobs => TemperatureFactors { logits: 1.0, logp: by },
         }
     }
+
+    /// 1/T of a row of `batch`, the same for scores and losses.
+    pub fn reciprocal_temperature(&self, batch: &TokenBatch, row: usize) -> f64 {
+        let TemperatureFactors { logits, logp } = self.temperature_factors(batch.temperature(row));
+        // One of them is 1.
+        logits * logp
+    }
 }

@@ -195,9 +195,9 @@ impl TokenBatch {
         let lists = [
             ("factors.policy", &factors.policy),
             ("factors.entropy", &factors.entropy),
-            ("factors.part", &factors.part),
-            ("factors.penalised", &factors.penalised),
-            ("factors.shift", &factors.shift),
+            ("factors.log_ratio_scale", &factors.log_ratio_scale),
+            ("factors.kl_cov_mask", &factors.kl_cov_mask),
+            ("factors.log_ratio_bias", &factors.log_ratio_bias),
         ];
         lists.into_iter().try_for_each(|(name, list)| self.check_numbers(name, list))?;
         self.factors = Some(factors);

@@ -4,6 +4,7 @@
 pub mod advantages;
 pub mod backend;
 pub mod batch;
+pub mod columns;
 pub mod config;
 pub mod controllers;
 pub mod error;

@@ -7,9 +7,10 @@
 
 use crate::backend::{GradsMut, LossOutput, LossPlan, MemoryReport, PlanRequest, PolicyInput, Scores};
 use crate::batch::TokenBatch;
+use crate::columns::LossSums;
 use crate::config::LossConfig;
 use crate::error::Result;
-use crate::evaluate::{Evaluator, Sums};
+use crate::evaluate::Evaluator;
 use crate::factors::PolicyValues;
 use crate::metrics::Metrics;
 
@@ -33,7 +34,7 @@ pub trait Head: Send {
         policy: PolicyInput<'_>,
         loss: &Evaluator<'_>,
         grads: GradsMut<'_>,
-    ) -> Result<(Sums, Scores)>;
+    ) -> Result<(LossSums<f64>, Scores)>;
 }
 
 /// A planned loss: a head and everything around it.
@@ -88,7 +89,7 @@ impl<H: Head> Call for HeadCall<'_, H> {
         self.head.score(self.policy.reborrow(), batch)
     }
 
-    fn gradient(self, loss: &Evaluator<'_>) -> Result<(Sums, Scores)> {
+    fn gradient(self, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, Scores)> {
         self.head.gradient(self.policy, loss, self.grads)
     }
 }
@@ -108,7 +109,7 @@ pub trait Call: Sized {
     ///
     /// # Errors
     /// Those of the backend.
-    fn gradient(self, loss: &Evaluator<'_>) -> Result<(Sums, Self::Scores)>;
+    fn gradient(self, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, Self::Scores)>;
 }
 
 /// Log-probabilities and entropies of a batch.
@@ -142,7 +143,7 @@ impl TokenScores for Scores {
 #[derive(Clone, Debug)]
 pub struct Step<S> {
     /// What was added up.
-    pub sums: Sums,
+    pub sums: LossSums<f64>,
     /// Metrics made of it, under TRL's names.
     pub metrics: Metrics,
     /// Of all active tokens, also of those that the configuration leaves out of the loss if [`TokenScores::FILLED`].

@@ -112,7 +112,7 @@ pub(crate) fn weigh(
         match config.objective() {
             Objective::Vespo => {
                 let sum = rows.iter().map(|row| weights[*row].ln().clamp(VESPO_SMALLEST, SAFE)).sum();
-                rows.iter().for_each(|row| factors.shift[*row] = sum);
+                rows.iter().for_each(|row| factors.log_ratio_bias[*row] = sum);
             }
             _ => rows.iter().for_each(|row| factors.policy[*row] *= weights[*row]),
         }

@@ -55,7 +55,7 @@ fn high_entropy(config: &LossConfig, batch: &TokenBatch, policy: &PolicyValues, 
     let (kept, dropped): (Vec<usize>, Vec<usize>) =
         batch.active_rows().iter().partition(|row| entropy(row) >= threshold);
     let of_policy = match config.objective() {
-        Objective::GeoMean => &mut factors.part,
+        Objective::GeoMean => &mut factors.log_ratio_scale,
         _ => &mut factors.policy,
     };
     for row in dropped {
@@ -65,9 +65,9 @@ fn high_entropy(config: &LossConfig, batch: &TokenBatch, policy: &PolicyValues, 
     if config.objective() == Objective::GeoMean {
         for sequence in 0..batch.sequences() {
             let rows: Vec<usize> = batch.range(sequence).filter(|row| batch.is_active(*row)).collect();
-            let left = rows.iter().filter(|row| factors.part[**row] != 0.0).count();
+            let left = rows.iter().filter(|row| factors.log_ratio_scale[**row] != 0.0).count();
             let share = rows.len() as f64 / left.max(1) as f64;
-            rows.into_iter().for_each(|row| factors.part[row] *= share);
+            rows.into_iter().for_each(|row| factors.log_ratio_scale[row] *= share);
         }
     }
     // Weights have the mean over all active tokens in them.
@@ -126,7 +126,7 @@ fn kl_cov(config: &LossConfig, batch: &TokenBatch, policy: &PolicyValues, factor
     let mut ranked: Vec<(usize, f64)> = batch.active_rows().iter().copied().zip(covariances(batch, policy)).collect();
     ranked.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     let chosen = ranked.into_iter().take(share_of(batch.active_tokens(), config.kl_cov_ratio));
-    chosen.for_each(|(row, _)| factors.penalised[row] = 1.0);
+    chosen.for_each(|(row, _)| factors.kl_cov_mask[row] = 1.0);
 }
 
 /// splitmix64.

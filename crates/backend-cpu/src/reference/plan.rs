@@ -4,8 +4,9 @@ use super::{Policy, gradient, score};
 use crate::host::{self, Slice, SliceMut};
 use crate::plan::{Kernel, evaluator_bytes};
 use grpo_core::batch::TokenBatch;
+use grpo_core::columns::LossSums;
 use grpo_core::error::Result;
-use grpo_core::evaluate::{Evaluator, Sums};
+use grpo_core::evaluate::Evaluator;
 use grpo_core::{Dtype, HeadLayout, PlanRequest, PolicySpec, Scores};
 use half::bf16;
 use std::borrow::Cow;
@@ -52,7 +53,7 @@ impl Kernel for ReferencePlan {
         mut policy: host::Policy<'_>,
         loss: &Evaluator<'_>,
         grads: host::Grads<'_>,
-    ) -> Result<(Sums, Scores)> {
+    ) -> Result<(LossSums<f64>, Scores)> {
         let batch = loss.batch();
         let (sums, out) = self.with_policy(&policy, |policy| gradient::<f32>(policy, loss))?;
         match &mut policy {
