@@ -39,9 +39,10 @@ pub struct TokenBatch {
 
 const OP: &str = "token batch";
 
-/// The largest log-probability that is taken for one. A log-probability is at most 0; what is computed as a logit less a
-/// logsumexp, both about 200 and rounded to bf16, may come out this much above it.
-pub const LARGEST_LOGP: f32 = 1.0;
+/// The largest log-probability that is taken for one. A log-probability is at most 0; this leaves room for what rounding to
+/// bf16 makes of a logit less a logsumexp of some hundreds, and for noise in inputs that somebody has made up, and none for
+/// logits, probabilities in per cent and negative log-likelihoods.
+pub const LARGEST_LOGP: f32 = 2.0;
 
 impl TokenBatch {
     /// Sequences laid end to end without padding: `targets: [N]`, `offsets: [B + 1]` from 0 to N, never decreasing.
