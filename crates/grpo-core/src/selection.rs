@@ -6,6 +6,7 @@
 use crate::batch::TokenBatch;
 use crate::config::{LossConfig, LossType, Objective};
 use crate::factors::{PolicyValues, TokenFactors};
+use crate::objective::{TokenTerms, token_loss};
 
 /// Writes every choice that the configuration asks for into `factors`. `batch.factors()` of a part of a step that was
 /// chosen before makes this unnecessary.
@@ -104,9 +105,21 @@ fn clip_cov(config: &LossConfig, batch: &TokenBatch, policy: &PolicyValues, fact
             let covariance = covariances[position];
             position += 1;
             let advantage = f64::from(batch.advantage(sequence, row));
-            let old = batch.old_logp().map_or(policy.logp[row], |old| old[row].into());
-            let ratio = (policy.logp[row] - old).exp();
-            let clipped = -advantage * ratio.clamp(config.ratio_low(), config.ratio_high()) > -advantage * ratio;
+            let logp = policy.logp[row];
+            let loss = token_loss(
+                config,
+                &TokenTerms {
+                    logp,
+                    old_logp: batch.old_logp().map_or(logp, |old| old[row].into()),
+                    shared: None,
+                    ref_logp: None,
+                    sampler_logp: None,
+                    advantage,
+                    factor: 1.0,
+                    kl_cov_mask: 0.0,
+                },
+            );
+            let clipped = loss.low_clipped + loss.high_clipped > 0.0;
             if !clipped && covariance > config.clip_cov_lb && covariance < config.clip_cov_ub {
                 eligible.push((row - batch.range(sequence).start, row));
             }
