@@ -34,9 +34,10 @@ use crate::tiling::{Blocking, Problem};
 use crate::tokens::{Chunks, TokenState, empty_scores};
 use bytemuck::cast_slice_mut;
 use grpo_core::batch::TokenBatch;
+use grpo_core::columns::LossSums;
 use grpo_core::error::Result;
 use grpo_core::evaluate::Evaluator;
-use grpo_core::{HeadLayout, LoopOrder, LossOutput, PlanRequest, Scores};
+use grpo_core::{HeadLayout, LoopOrder, PlanRequest, Scores};
 use std::ops::Range;
 
 /// Tiles per slot whose dlogits are made before any of them meets the head: few enough to stay in a shared cache.
@@ -388,14 +389,17 @@ impl Kernel for FusedPlan {
         Ok(scores)
     }
 
-    fn value_and_grad(&mut self, policy: Policy<'_>, batch: &TokenBatch, mut grads: Grads<'_>) -> Result<LossOutput> {
-        // The plan's own configuration, out of the way of `&mut self`.
-        let loss = self.request.loss.clone();
-        let evaluator = Evaluator::new(&loss, batch)?;
+    fn gradient(
+        &mut self,
+        policy: Policy<'_>,
+        loss: &Evaluator<'_>,
+        mut grads: Grads<'_>,
+    ) -> Result<(LossSums<f64>, Scores)> {
         let (hidden, head) = self.inputs(policy);
+        let batch = loss.batch();
         let (rows, chunk) = (batch.active_rows(), self.blocking.chunk);
-        let (mut scores, mut totals) = (empty_scores(batch), evaluator.totals());
-        let chunks = Chunks::new(&loss, evaluator.sequence_starts(), chunk);
+        let (mut scores, mut totals) = (empty_scores(batch), loss.totals());
+        let chunks = Chunks::new(loss.config(), loss.sequence_starts(), chunk);
         let score_first = matches!(chunks, Chunks::ScoreFirst);
         let kept = self.blocking.order == LoopOrder::TokenChunks;
 
@@ -406,14 +410,14 @@ impl Kernel for FusedPlan {
             self.forward(hidden, &head, batch, &rows[span.clone()], at);
             self.state.publish(at..at + c, &rows[span.clone()], &mut scores);
             if !score_first {
-                self.state.evaluate(&evaluator, span.clone(), 0, &mut totals);
+                self.state.evaluate(loss, span.clone(), 0, &mut totals);
                 self.find_live(0..c);
                 self.backward(hidden, &head, batch, 0..self.live.len(), 0, kept, &rows[span.clone()], &mut grads);
             }
             start = span.end;
         }
         if score_first {
-            self.state.evaluate(&evaluator, 0..rows.len(), 0, &mut totals);
+            self.state.evaluate(loss, 0..rows.len(), 0, &mut totals);
             self.find_live(0..rows.len());
             let mut start = 0;
             while start < self.live.len() {
@@ -422,8 +426,7 @@ impl Kernel for FusedPlan {
                 start = end;
             }
         }
-        let (sums, metrics) = evaluator.finish(totals);
-        Ok(LossOutput { loss: sums.loss, policy_loss: sums.policy, scores, metrics })
+        Ok((loss.finish(totals), scores))
     }
 }
 

@@ -64,20 +64,6 @@ impl<'a> Policy<'a> {
     }
 }
 
-impl Policy<'_> {
-    /// The same tensors, to be read only.
-    pub(crate) fn read(&self) -> Policy<'_> {
-        match self {
-            Self::Logits(logits) => Policy::Logits(*logits),
-            Self::LogitsInPlace(SliceMut::F32(logits)) => Policy::Logits(Slice::F32(logits)),
-            Self::LogitsInPlace(SliceMut::Bf16(logits)) => Policy::Logits(Slice::Bf16(logits)),
-            Self::Hidden { hidden, lm_head, bias } => {
-                Policy::Hidden { hidden: *hidden, lm_head: *lm_head, bias: *bias }
-            }
-        }
-    }
-}
-
 impl<'a> Grads<'a> {
     /// # Errors
     /// [`Error::Unsupported`] for tensors on a device, [`Error::Shape`] for a dtype other than f32.

@@ -23,7 +23,7 @@ use grpo_core::error::{Error, Result};
 use grpo_core::{Backend, Dtype, Implementation, LossPlan, PlanRequest, PolicySpec};
 pub use isa::Isa;
 pub use pages::advise_huge_pages;
-use plan::{CpuPlan, Kernel, unsupported};
+use plan::{Kernel, unsupported};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::sync::Arc;
 use tiling::{Problem, choose};
@@ -99,8 +99,8 @@ impl Backend for CpuBackend {
         request.validate()?;
         let level = self.isa.unwrap_or_else(Isa::detect).checked()?;
         let threads = self.pool.as_ref().map_or_else(rayon::current_num_threads, |pool| pool.current_num_threads());
-        let plan = |workspace: usize, kernel: &dyn Fn() -> Box<dyn Kernel>| -> Result<Box<dyn LossPlan>> {
-            Ok(Box::new(CpuPlan::new(request, workspace, kernel, self.pool.clone())?))
+        let plan = |workspace: usize, kernel: &dyn Fn() -> Box<dyn Kernel>| {
+            plan::plan(request, workspace, kernel, self.pool.clone())
         };
         match (request.implementation, request.policy) {
             (Implementation::Reference, _) => {

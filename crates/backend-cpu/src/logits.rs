@@ -25,9 +25,10 @@ use crate::softmax::{
 };
 use crate::tokens::{Chunks, TokenState, empty_scores};
 use grpo_core::batch::TokenBatch;
+use grpo_core::columns::LossSums;
 use grpo_core::error::Result;
 use grpo_core::evaluate::Evaluator;
-use grpo_core::{LossConfig, LossOutput, PlanRequest, Scores};
+use grpo_core::{LossConfig, PlanRequest, Scores};
 use half::bf16;
 use rayon::prelude::*;
 
@@ -264,12 +265,10 @@ impl LogitsKernel {
     }
 
     /// Loss and gradient of the logits behind `access`.
-    fn value_and_grad<E: Logit>(&mut self, access: &mut Access<'_, E>, batch: &TokenBatch) -> Result<LossOutput> {
-        let loss = self.loss.clone();
-        let evaluator = Evaluator::new(&loss, batch)?;
-        let rows = batch.active_rows();
-        let (mut scores, mut totals) = (empty_scores(batch), evaluator.totals());
-        let chunks = Chunks::new(&loss, evaluator.sequence_starts(), self.chunk);
+    fn gradient<E: Logit>(&mut self, access: &mut Access<'_, E>, loss: &Evaluator<'_>) -> (LossSums<f64>, Scores) {
+        let (batch, rows) = (loss.batch(), loss.batch().active_rows());
+        let (mut scores, mut totals) = (empty_scores(batch), loss.totals());
+        let chunks = Chunks::new(loss.config(), loss.sequence_starts(), self.chunk);
         let score_first = matches!(chunks, Chunks::ScoreFirst);
         let mut start = 0;
         while start < rows.len() {
@@ -279,20 +278,19 @@ impl LogitsKernel {
             self.statistics(access.logits(), rows, batch, at, !score_first);
             self.state.publish(at..at + rows.len(), rows, &mut scores);
             if !score_first {
-                self.state.evaluate(&evaluator, span, 0, &mut totals);
+                self.state.evaluate(loss, span, 0, &mut totals);
                 self.write(access, rows, batch, 0);
             }
         }
         if score_first {
-            self.state.evaluate(&evaluator, 0..rows.len(), 0, &mut totals);
+            self.state.evaluate(loss, 0..rows.len(), 0, &mut totals);
             for (chunk, rows) in rows.chunks(self.chunk).enumerate() {
                 // For what they keep; the numbers stay as they are.
                 self.statistics(access.logits(), rows, batch, chunk * self.chunk, true);
                 self.write(access, rows, batch, chunk * self.chunk);
             }
         }
-        let (sums, metrics) = evaluator.finish(totals);
-        Ok(LossOutput { loss: sums.loss, policy_loss: sums.policy, scores, metrics })
+        (loss.finish(totals), scores)
     }
 }
 
@@ -339,11 +337,11 @@ impl LogitsPlan {
     }
 
     /// Rows of masked tokens become zero as well.
-    fn in_place<E: Logit>(&mut self, logits: &mut [E], batch: &TokenBatch) -> Result<LossOutput> {
-        let out = self.kernel.value_and_grad(&mut Access::InPlace(&mut *logits), batch)?;
-        let masked = logits.par_chunks_mut(self.kernel.v).enumerate().filter(|(i, _)| !batch.is_active(*i));
-        masked.for_each(|(_, z)| z.fill(E::nearest(0.0)));
-        Ok(out)
+    fn in_place<E: Logit>(&mut self, logits: &mut [E], loss: &Evaluator<'_>) -> (LossSums<f64>, Scores) {
+        let made = self.kernel.gradient(&mut Access::InPlace(&mut *logits), loss);
+        let is_masked = |(i, _): &(usize, &mut [E])| !loss.batch().is_active(*i);
+        logits.par_chunks_mut(self.kernel.v).enumerate().filter(is_masked).for_each(|(_, z)| z.fill(E::nearest(0.0)));
+        made
     }
 }
 
@@ -358,18 +356,19 @@ impl Kernel for LogitsPlan {
         })
     }
 
-    fn value_and_grad(&mut self, policy: Policy<'_>, batch: &TokenBatch, grads: Grads<'_>) -> Result<LossOutput> {
+    fn gradient(
+        &mut self,
+        policy: Policy<'_>,
+        loss: &Evaluator<'_>,
+        grads: Grads<'_>,
+    ) -> Result<(LossSums<f64>, Scores)> {
         let kernel = &mut self.kernel;
-        match policy {
-            Policy::Logits(Slice::F32(logits)) => {
-                kernel.value_and_grad(&mut Access::Separate(logits, grads.logits), batch)
-            }
-            Policy::Logits(Slice::Bf16(logits)) => {
-                kernel.value_and_grad(&mut Access::Separate(logits, grads.logits), batch)
-            }
-            Policy::LogitsInPlace(SliceMut::F32(logits)) => self.in_place(logits, batch),
-            Policy::LogitsInPlace(SliceMut::Bf16(logits)) => self.in_place(logits, batch),
+        Ok(match policy {
+            Policy::Logits(Slice::F32(logits)) => kernel.gradient(&mut Access::Separate(logits, grads.logits), loss),
+            Policy::Logits(Slice::Bf16(logits)) => kernel.gradient(&mut Access::Separate(logits, grads.logits), loss),
+            Policy::LogitsInPlace(SliceMut::F32(logits)) => self.in_place(logits, loss),
+            Policy::LogitsInPlace(SliceMut::Bf16(logits)) => self.in_place(logits, loss),
             Policy::Hidden { .. } => unreachable!("the wrapper has checked the policy against the plan"),
-        }
+        })
     }
 }

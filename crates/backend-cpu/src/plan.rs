@@ -1,85 +1,74 @@
-//! The wrapper around every kernel: validates, then runs the kernel in the backend's thread pool. Kernels assume.
+//! A kernel as the head of a [`grpo_core::plan::Plan`], which has checked what kernels assume: tensors on the host, the
+//! backend's thread pool.
 
 use crate::host::{Grads, Policy};
 use grpo_core::batch::TokenBatch;
+use grpo_core::columns::LossSums;
 use grpo_core::error::{Error, Result};
-use grpo_core::{GradsMut, LossOutput, LossPlan, MemoryReport, PlanRequest, PolicyInput, Scores};
+use grpo_core::evaluate::Evaluator;
+use grpo_core::plan::{Head, Plan};
+use grpo_core::{GradsMut, LossPlan, MemoryReport, PlanRequest, PolicyInput, Scores};
 use rayon::ThreadPool;
 use std::sync::Arc;
 
-/// One implementation, planned. Inputs have been checked against the plan.
+/// One implementation, planned. Inputs have been checked against the plan, and lie on the host.
 pub(crate) trait Kernel: Send {
     fn score(&mut self, policy: Policy<'_>, batch: &TokenBatch) -> Result<Scores>;
-    fn value_and_grad(&mut self, policy: Policy<'_>, batch: &TokenBatch, grads: Grads<'_>) -> Result<LossOutput>;
+    fn gradient(
+        &mut self,
+        policy: Policy<'_>,
+        loss: &Evaluator<'_>,
+        grads: Grads<'_>,
+    ) -> Result<(LossSums<f64>, Scores)>;
 }
 
-/// A kernel behind its checks.
-pub(crate) struct CpuPlan {
-    request: PlanRequest,
+/// A kernel in the backend's thread pool.
+pub(crate) struct CpuHead {
     kernel: Box<dyn Kernel>,
-    memory: MemoryReport,
     pool: Option<Arc<ThreadPool>>,
 }
 
-impl CpuPlan {
-    /// `workspace`: bytes that `kernel`, which is made only if the machine has them, allocates.
-    ///
-    /// # Errors
-    /// [`Error::Memory`] when a call would need more than there may be.
-    pub(crate) fn new(
-        request: &PlanRequest,
-        workspace: usize,
-        kernel: impl FnOnce() -> Box<dyn Kernel>,
-        pool: Option<Arc<ThreadPool>>,
-    ) -> Result<Self> {
-        let (inputs, outputs) = (request.inputs_bytes(), request.outputs_bytes());
-        let memory = MemoryReport { inputs, outputs, workspace };
-        request.check_memory(&memory, machine_memory())?;
-        Ok(Self { request: request.clone(), kernel: kernel(), memory, pool })
+impl CpuHead {
+    fn run<T: Send>(&mut self, f: impl FnOnce(&mut dyn Kernel) -> T + Send) -> T {
+        let kernel = self.kernel.as_mut();
+        match &self.pool {
+            Some(pool) => pool.install(|| f(kernel)),
+            None => f(kernel),
+        }
     }
 }
 
-impl LossPlan for CpuPlan {
+impl Head for CpuHead {
     fn score(&mut self, policy: PolicyInput<'_>, batch: &TokenBatch) -> Result<Scores> {
-        self.request.check_call(&policy, batch, None)?;
-        let (policy, kernel) = (Policy::new(policy)?, &mut self.kernel);
-        match &self.pool {
-            Some(pool) => pool.install(|| kernel.score(policy, batch)),
-            None => kernel.score(policy, batch),
-        }
+        let policy = Policy::new(policy)?;
+        self.run(|kernel| kernel.score(policy, batch))
     }
 
-    fn value_and_grad(
+    fn gradient(
         &mut self,
         policy: PolicyInput<'_>,
-        batch: &TokenBatch,
+        loss: &Evaluator<'_>,
         grads: GradsMut<'_>,
-    ) -> Result<LossOutput> {
-        self.request.check_call(&policy, batch, Some(&grads))?;
-        let (policy, grads, kernel) = (Policy::new(policy)?, Grads::new(grads)?, &mut self.kernel);
-        let loss = &self.request.loss;
-        let run = || {
-            let prepared = loss.prepare(batch, |batch| Ok::<_, Error>(kernel.score(policy.read(), batch)?.into()))?;
-            // What the configuration masks is scored apart, before logits may be overwritten.
-            let left_out = match batch.without(&prepared)? {
-                Some(batch) => Some((kernel.score(policy.read(), &batch)?, batch)),
-                None => None,
-            };
-            let mut output = kernel.value_and_grad(policy, &prepared, grads)?;
-            if let Some((scores, batch)) = left_out {
-                output.scores.fill(&batch, &scores);
-            }
-            Ok(output)
-        };
-        match &self.pool {
-            Some(pool) => pool.install(run),
-            None => run(),
-        }
+    ) -> Result<(LossSums<f64>, Scores)> {
+        let (policy, grads) = (Policy::new(policy)?, Grads::new(grads)?);
+        self.run(|kernel| kernel.gradient(policy, loss, grads))
     }
+}
 
-    fn memory(&self) -> MemoryReport {
-        self.memory
-    }
+/// Plans `kernel`, which allocates `workspace` bytes and is made only if the machine has them.
+///
+/// # Errors
+/// [`Error::Memory`] when a call would need more than there may be.
+pub(crate) fn plan(
+    request: &PlanRequest,
+    workspace: usize,
+    kernel: impl FnOnce() -> Box<dyn Kernel>,
+    pool: Option<Arc<ThreadPool>>,
+) -> Result<Box<dyn LossPlan>> {
+    let (inputs, outputs) = (request.inputs_bytes(), request.outputs_bytes());
+    let memory = MemoryReport { inputs, outputs, workspace };
+    request.check_memory(&memory, machine_memory())?;
+    Ok(Box::new(Plan::new(request, memory, CpuHead { kernel: kernel(), pool })))
 }
 
 /// An [`Error::Unsupported`] of this backend.

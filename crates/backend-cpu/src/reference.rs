@@ -15,9 +15,11 @@ pub(crate) use plan::{ReferencePlan, workspace};
 pub use policy::{Evaluation, Policy};
 
 use grpo_core::batch::TokenBatch;
-use grpo_core::error::{Error, Result};
+use grpo_core::columns::LossSums;
+use grpo_core::error::Result;
 use grpo_core::evaluate::Evaluator;
 use grpo_core::factors::PolicyValues;
+use grpo_core::plan::{Call, Step, TokenScores, step};
 use grpo_core::real::Scalar;
 use grpo_core::{LossConfig, TemperatureFactors};
 use policy::{dense, head_index};
@@ -29,23 +31,56 @@ use policy::{dense, head_index};
 /// [`grpo_core::Error::Config`] for an illegal loss or a batch that lacks what it needs, [`grpo_core::Error::Backend`] when
 /// there is no memory for the logits.
 pub fn evaluate<R: Scalar>(config: &LossConfig, policy: &Policy<'_, R>, batch: &TokenBatch) -> Result<Evaluation<R>> {
-    let given = batch;
-    let batch = &*config.prepare(given, |batch| {
-        let out = score(config, policy, batch)?;
+    let Step { sums, metrics, scores } = step(config, batch, Dense { config, policy })?;
+    Ok(Evaluation { loss: sums.loss, policy_loss: sums.policy, metrics, ..scores })
+}
+
+/// One evaluation of a policy in the precision `R`.
+struct Dense<'a, R> {
+    config: &'a LossConfig,
+    policy: &'a Policy<'a, R>,
+}
+
+impl<R: Scalar> Call for Dense<'_, R> {
+    type Scores = Evaluation<R>;
+
+    fn score(&mut self, batch: &TokenBatch) -> Result<Evaluation<R>> {
+        score(self.config, self.policy, batch)
+    }
+
+    fn gradient(self, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, Evaluation<R>)> {
+        gradient(self.policy, loss)
+    }
+}
+
+impl<R: Scalar> TokenScores for Evaluation<R> {
+    fn to_values(&self) -> Result<PolicyValues> {
         let widened = |values: &[R]| values.iter().map(|value| value.to_f64()).collect();
-        Ok::<_, Error>(PolicyValues { logp: widened(&out.logp), entropy: widened(&out.entropy) })
-    })?;
-    let evaluator = Evaluator::new(config, batch)?;
+        Ok(PolicyValues { logp: widened(&self.logp), entropy: widened(&self.entropy) })
+    }
+
+    fn fill(&mut self, batch: &TokenBatch, other: &Self) {
+        for &row in batch.active_rows() {
+            (self.logp[row], self.entropy[row]) = (other.logp[row], other.entropy[row]);
+        }
+    }
+}
+
+/// The loss of a prepared batch and every gradient. Loss and metrics of the evaluation are the caller's to fill in, from the sums.
+pub(crate) fn gradient<R: Scalar>(
+    policy: &Policy<'_, R>,
+    loss: &Evaluator<'_>,
+) -> Result<(LossSums<f64>, Evaluation<R>)> {
+    let (config, batch) = (loss.config(), loss.batch());
     let (mut z, stats, mut out) = forward(config, policy, batch)?;
     let (n, v, rows, zero) = (batch.tokens(), policy.vocab(), batch.active_rows(), R::from_f64(0.0));
 
     // The loss and its derivatives by logp and entropy, from the rounded values that the caller sees.
     let active = |values: &[R]| rows.iter().map(|&i| values[i].to_f64()).collect::<Vec<_>>();
-    let (mut g, mut e, mut totals) = (vec![0.0; rows.len()], vec![0.0; rows.len()], evaluator.totals());
-    evaluator.evaluate(0..rows.len(), &active(&out.logp), &active(&out.entropy), &mut g, &mut e, &mut totals);
+    let (mut g, mut e, mut totals) = (vec![0.0; rows.len()], vec![0.0; rows.len()], loss.totals());
+    loss.evaluate(0..rows.len(), &active(&out.logp), &active(&out.entropy), &mut g, &mut e, &mut totals);
     out.magnitude = totals.magnitude();
-    let (sums, metrics) = evaluator.finish(totals);
-    (out.loss, out.policy_loss, out.metrics) = (sums.loss, sums.policy, metrics);
+    let sums = loss.finish(totals);
 
     // dL/dw_j = factors.logits (g factors.logp (1[j = y] - p_j) - e p_j (log p_j + H)), and dL/dz over the logits.
     for ((&i, row), (g, e)) in rows.iter().zip(&stats).zip(g.into_iter().zip(e)) {
@@ -90,14 +125,7 @@ pub fn evaluate<R: Scalar>(config: &LossConfig, policy: &Policy<'_, R>, batch: &
         }
     }
     out.grad_logits = z;
-    // Also of what the configuration leaves out of the loss.
-    if let Some(left_out) = given.without(batch)? {
-        let scores = score(config, policy, &left_out)?;
-        for &i in left_out.active_rows() {
-            (out.logp[i], out.entropy[i]) = (scores.logp[i], scores.entropy[i]);
-        }
-    }
-    Ok(out)
+    Ok((sums, out))
 }
 
 /// Log-probabilities and entropies alone: [`evaluate`] without what follows the forward pass.

@@ -192,7 +192,7 @@ fn the_family_is_exercised() {
         assert_eq!(whole.batch.factors().is_some(), loss.selects_tokens() || compares, "{name}");
         let weighs_kl = loss.kl_importance == Some(KlImportance::Sampler);
         if let Some(factors) = whole.batch.factors().filter(|_| !weighs_kl) {
-            let lists = [&factors.policy, &factors.penalised, &factors.shift];
+            let lists = [&factors.policy, &factors.kl_cov_mask, &factors.log_ratio_bias];
             let differs = |list: &&Vec<f64>| {
                 let mut values = whole.batch.active_rows().iter().map(|row| list[*row]);
                 let first = values.next().unwrap();

@@ -8,19 +8,21 @@ use crate::aot::{Variant, What};
 use crate::backend::PjrtBackend;
 use crate::failed;
 use crate::operands::Operands;
-use crate::program::{Pass, Program, Role, SUMS, Spec};
+use crate::program::{Pass, Program, Role, Spec};
 use crate::shard::Layout;
 use crate::tables::Tables;
 use crate::tensor::PjrtTensor;
 use grpo_core::batch::TokenBatch;
+use grpo_core::columns::LossSums;
 use grpo_core::error::{Error, Result};
-use grpo_core::evaluate::{Evaluator, Sums};
+use grpo_core::evaluate::Evaluator;
+use grpo_core::factors::PolicyValues;
+use grpo_core::plan::{Call, Step, TokenScores, step};
 use grpo_core::{
     Dtype, GradientSpec, GradsMut, LossOutput, LossPlan, MemoryReport, Metrics, PlanRequest, PolicyInput, Scores,
     TensorRef,
 };
 use pjrt::{Argument, Buffer, Client, CompiledMemoryStats, DType, Device, LoadedExecutable};
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -169,52 +171,48 @@ impl PjrtPlan {
         self.request.check_call(&policy, batch, None)?;
         self.spec.check_batch(batch)?;
         let tables = Tables::new(&self.spec, batch, None);
-        let results = self.run(Pass::Score, batch, &tables, Operands::new(policy, false)?)?;
-        Ok([results.logp, results.entropy])
+        let (_, OnDevice { logp, entropy, .. }) =
+            self.run(Pass::Score, batch, &tables, Operands::new(policy, false)?)?;
+        Ok([logp, entropy])
     }
 
     /// Loss, metrics and gradients, of which only scalars leave the devices. Host slices among `policy` and `grads` are
-    /// uploaded before, and gradients downloaded after.
+    /// uploaded before, and gradients downloaded after. Scores of tokens that the configuration leaves out of the loss are 0.
     ///
     /// # Errors
     /// As [`LossPlan::value_and_grad`]. Gradients on devices are lost if the program that owns them fails.
     pub fn value_and_grad_on_device(
         &mut self,
-        mut policy: PolicyInput<'_>,
+        policy: PolicyInput<'_>,
         batch: &TokenBatch,
         grads: GradsMut<'_>,
     ) -> Result<DeviceOutput> {
-        match self.what {
-            What::Materialised => {
-                let gradients = GradientSpec { hidden: false, lm_head: false, bias: false };
-                PlanRequest { gradients, ..self.request.clone() }.check_call(&policy, batch, Some(&grads))?;
-            }
-            _ => self.request.check_call(&policy, batch, Some(&grads))?,
-        }
-        self.spec.check_batch(batch)?;
+        self.check_call(&policy, batch, &grads)?;
         let loss = self.request.loss.clone();
-        let batch = &*self.prepare(&mut policy, batch)?;
-        let evaluator = Evaluator::new(&loss, batch)?;
-        let tables = Tables::new(&self.spec, batch, Some(&evaluator));
-        let pass = match policy {
-            PolicyInput::LogitsInPlace(_) => Pass::GradientInPlace,
-            _ => Pass::Gradient,
-        };
-        let mut operands = Operands::new(policy, true)?;
-        operands.add(grads)?;
-        let Results { sums, logp, entropy, gradients } = self.run(pass, batch, &tables, operands)?;
-        let metrics = evaluator.metrics(&sums);
+        let Step { sums, metrics, scores } = step(&loss, batch, DeviceCall { plan: self, policy, grads })?;
+        let OnDevice { logp, entropy, gradients } = scores;
         Ok(DeviceOutput { loss: sums.loss, policy_loss: sums.policy, metrics, logp, entropy, gradients })
     }
 
-    /// `batch` as the loss takes it.
-    fn prepare<'a>(&mut self, policy: &mut PolicyInput<'_>, batch: &'a TokenBatch) -> Result<Cow<'a, TokenBatch>> {
-        let loss = self.request.loss.clone();
-        loss.prepare(batch, |batch| Ok(self.score(policy.reborrow(), batch)?.into()))
+    fn check_call(&self, policy: &PolicyInput<'_>, batch: &TokenBatch, grads: &GradsMut<'_>) -> Result<()> {
+        match self.what {
+            What::Materialised => {
+                let gradients = GradientSpec { hidden: false, lm_head: false, bias: false };
+                PlanRequest { gradients, ..self.request.clone() }.check_call(policy, batch, Some(grads))?;
+            }
+            _ => self.request.check_call(policy, batch, Some(grads))?,
+        }
+        self.spec.check_batch(batch)
     }
 
     /// Runs the program of `pass`: uploads what is on the host, donates what is updated, gives it back.
-    fn run(&mut self, pass: Pass, batch: &TokenBatch, tables: &Tables, mut operands: Operands<'_>) -> Result<Results> {
+    fn run(
+        &mut self,
+        pass: Pass,
+        batch: &TokenBatch,
+        tables: &Tables,
+        mut operands: Operands<'_>,
+    ) -> Result<(LossSums<f64>, OnDevice)> {
         self.compiled(pass)?;
         let layout = |role| Layout::new(&self.spec, role, batch.tokens());
         operands.check(&self.backend.devices, layout, |role| self.dtype(role))?;
@@ -250,77 +248,106 @@ impl PjrtPlan {
             None => unreachable!("the program of {pass:?} returns {role:?}"),
         };
         let (logp, entropy) = (take(Role::Logp), take(Role::Entropy));
-        let sums = if pass == Pass::Score { Sums::default() } else { read_sums(&take(Role::Sums))? };
+        let sums = if pass == Pass::Score { LossSums::default() } else { read_sums(&take(Role::Sums))? };
         operands.give_back(take)?;
         let gradients = program.results.iter().filter_map(|role| results.remove(role)).collect();
-        Ok(Results { sums, logp, entropy, gradients })
+        Ok((sums, OnDevice { logp, entropy, gradients }))
     }
 }
 
-/// What every program returns.
-struct Results {
-    sums: Sums,
+/// The tensors that a program returns.
+struct OnDevice {
     logp: PjrtTensor,
     entropy: PjrtTensor,
     /// Those that nobody has donated.
     gradients: Vec<PjrtTensor>,
 }
 
-/// In the order of `Tokens::sums`: what is added up, then the smallest, then the largest.
-fn read_sums(tensor: &PjrtTensor) -> Result<Sums> {
-    let mut values = [0.0_f32; SUMS];
-    tensor.parts[0].to_host(&mut values).map_err(failed)?;
-    let values = values.map(f64::from);
-    let [loss, policy, kl, entropy, low_clipped, high_clipped, phi, nll, log_ratio, ratio, dual_clipped, ..] = values;
-    let [.., low_min, ratio_min, high_max, ratio_max] = values;
-    Ok(Sums {
-        loss,
-        policy,
-        kl,
-        entropy,
-        low_clipped,
-        high_clipped,
-        low_min,
-        high_max,
-        phi,
-        nll,
-        log_ratio,
-        ratio,
-        ratio_min,
-        ratio_max,
-        dual_clipped,
-    })
+impl OnDevice {
+    /// On the host: 0 at masked tokens.
+    fn scores(&self) -> Result<Scores> {
+        Ok(Scores { logp: self.logp.to_host()?, entropy: self.entropy.to_host()? })
+    }
 }
 
-/// Per-token results on the host: 0 at masked tokens.
-fn scores(logp: &PjrtTensor, entropy: &PjrtTensor) -> Result<Scores> {
-    Ok(Scores { logp: logp.to_host()?, entropy: entropy.to_host()? })
+impl TokenScores for OnDevice {
+    const FILLED: bool = false;
+
+    fn to_values(&self) -> Result<PolicyValues> {
+        Ok(self.scores()?.into())
+    }
+
+    fn fill(&mut self, _: &TokenBatch, _: &Self) {}
+}
+
+/// An evaluation whose results stay on the devices.
+struct DeviceCall<'a> {
+    plan: &'a mut PjrtPlan,
+    policy: PolicyInput<'a>,
+    grads: GradsMut<'a>,
+}
+
+impl Call for DeviceCall<'_> {
+    type Scores = OnDevice;
+
+    fn score(&mut self, batch: &TokenBatch) -> Result<OnDevice> {
+        let [logp, entropy] = self.plan.score_on_device(self.policy.reborrow(), batch)?;
+        Ok(OnDevice { logp, entropy, gradients: vec![] })
+    }
+
+    fn gradient(self, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, OnDevice)> {
+        let Self { plan, policy, grads } = self;
+        let tables = Tables::new(&plan.spec, loss.batch(), Some(loss));
+        let pass = match policy {
+            PolicyInput::LogitsInPlace(_) => Pass::GradientInPlace,
+            _ => Pass::Gradient,
+        };
+        let mut operands = Operands::new(policy, true)?;
+        operands.add(grads)?;
+        plan.run(pass, loss.batch(), &tables, operands)
+    }
+}
+
+/// The same with log-probabilities and entropies on the host.
+struct HostCall<'a>(DeviceCall<'a>);
+
+impl Call for HostCall<'_> {
+    type Scores = Scores;
+
+    fn score(&mut self, batch: &TokenBatch) -> Result<Scores> {
+        self.0.score(batch)?.scores()
+    }
+
+    fn gradient(self, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, Scores)> {
+        let (sums, made) = self.0.gradient(loss)?;
+        Ok((sums, made.scores()?))
+    }
+}
+
+/// The result of `Tokens::sums`.
+fn read_sums(tensor: &PjrtTensor) -> Result<LossSums<f64>> {
+    let mut values = [0.0_f32; LossSums::<f32>::COUNT];
+    tensor.parts[0].to_host(&mut values).map_err(failed)?;
+    Ok(LossSums::from_fn(|i| values[i].into()))
 }
 
 impl LossPlan for PjrtPlan {
     fn score(&mut self, policy: PolicyInput<'_>, batch: &TokenBatch) -> Result<Scores> {
         let [logp, entropy] = self.score_on_device(policy, batch)?;
-        scores(&logp, &entropy)
+        OnDevice { logp, entropy, gradients: vec![] }.scores()
     }
 
     fn value_and_grad(
         &mut self,
-        mut policy: PolicyInput<'_>,
+        policy: PolicyInput<'_>,
         batch: &TokenBatch,
         grads: GradsMut<'_>,
     ) -> Result<LossOutput> {
-        let prepared = self.prepare(&mut policy, batch)?;
-        // What the configuration masks is scored apart, before logits may be overwritten.
-        let left_out = match batch.without(&prepared)? {
-            Some(batch) => Some((self.score(policy.reborrow(), &batch)?, batch)),
-            None => None,
-        };
-        let output = self.value_and_grad_on_device(policy, &prepared, grads)?;
-        let mut all = scores(&output.logp, &output.entropy)?;
-        if let Some((scores, batch)) = left_out {
-            all.fill(&batch, &scores);
-        }
-        Ok(LossOutput { loss: output.loss, policy_loss: output.policy_loss, scores: all, metrics: output.metrics })
+        self.check_call(&policy, batch, &grads)?;
+        let loss = self.request.loss.clone();
+        let call = HostCall(DeviceCall { plan: self, policy, grads });
+        let Step { sums, metrics, scores } = step(&loss, batch, call)?;
+        Ok(LossOutput { loss: sums.loss, policy_loss: sums.policy, scores, metrics })
     }
 
     fn memory(&self) -> MemoryReport {

@@ -234,13 +234,6 @@ impl Scores {
         batch.check_computed("logp", &self.logp)?;
         batch.check_computed("entropy", &self.entropy)
     }
-
-    /// Takes over the results of `other` at the active rows of `batch`.
-    pub fn fill(&mut self, batch: &TokenBatch, other: &Self) {
-        for row in batch.active_rows() {
-            (self.logp[*row], self.entropy[*row]) = (other.logp[*row], other.entropy[*row]);
-        }
-    }
 }
 
 /// The result of one `value_and_grad`.
@@ -368,5 +361,12 @@ impl LossConfig {
             TemperatureMode::ScaleLogits => TemperatureFactors { logits: by, logp: 1.0 },
             TemperatureMode::ScaleLogprobs => TemperatureFactors { logits: 1.0, logp: by },
         }
+    }
+
+    /// 1/T of a row of `batch`, the same for scores and losses.
+    pub fn reciprocal_temperature(&self, batch: &TokenBatch, row: usize) -> f64 {
+        let TemperatureFactors { logits, logp } = self.temperature_factors(batch.temperature(row));
+        // One of them is 1.
+        logits * logp
     }
 }

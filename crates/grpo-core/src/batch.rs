@@ -39,9 +39,10 @@ pub struct TokenBatch {
 
 const OP: &str = "token batch";
 
-/// The largest log-probability that is taken for one. A log-probability is at most 0; what is computed as a logit less a
-/// logsumexp, both about 200 and rounded to bf16, may come out this much above it.
-pub const LARGEST_LOGP: f32 = 1.0;
+/// The largest log-probability that is taken for one. A log-probability is at most 0; this leaves room for what rounding to
+/// bf16 makes of a logit less a logsumexp of some hundreds, and for noise in inputs that somebody has made up, and none for
+/// logits, probabilities in per cent and negative log-likelihoods.
+pub const LARGEST_LOGP: f32 = 2.0;
 
 impl TokenBatch {
     /// Sequences laid end to end without padding: `targets: [N]`, `offsets: [B + 1]` from 0 to N, never decreasing.
@@ -195,9 +196,9 @@ impl TokenBatch {
         let lists = [
             ("factors.policy", &factors.policy),
             ("factors.entropy", &factors.entropy),
-            ("factors.part", &factors.part),
-            ("factors.penalised", &factors.penalised),
-            ("factors.shift", &factors.shift),
+            ("factors.log_ratio_scale", &factors.log_ratio_scale),
+            ("factors.kl_cov_mask", &factors.kl_cov_mask),
+            ("factors.log_ratio_bias", &factors.log_ratio_bias),
         ];
         lists.into_iter().try_for_each(|(name, list)| self.check_numbers(name, list))?;
         self.factors = Some(factors);

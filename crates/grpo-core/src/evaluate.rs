@@ -8,10 +8,11 @@
 //! What has to be known of the whole batch first has been put into it by [`LossConfig::prepare`].
 
 use crate::batch::{Advantages, TokenBatch};
+use crate::columns::{LossSums, Recorded, TokenColumns};
 use crate::config::{ImportanceSamplingLevel, LossConfig, Objective};
 use crate::error::{Error, Result};
 use crate::metrics::Metrics;
-use crate::objective::{TokenInputs, TokenLoss, TokenWeight, shares_mean, weighted};
+use crate::objective::{TokenLoss, shares_mean, weighted};
 use crate::real::{Dual, Real, Scalar};
 use crate::weights::{TokenWeights, token_weights};
 use std::borrow::Cow;
@@ -47,42 +48,6 @@ pub struct Totals {
     /// Clipped tokens per sequence: [B].
     low_clipped: Vec<f64>,
     high_clipped: Vec<f64>,
-}
-
-/// What a pass over a batch adds up, wherever it was added up: on the host ([`Totals`]) or on a device
-/// ([`crate::vectors`]). Micro-batches and devices merge by sum, minimum and maximum.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Sums {
-    /// Of weight x token loss, entropy bonus included.
-    pub loss: f64,
-    /// Of weight x policy term.
-    pub policy: f64,
-    /// Of the KL term over active tokens.
-    pub kl: f64,
-    /// Of the entropy over active tokens, in nats.
-    pub entropy: f64,
-    /// Of tokens clipped below; of sequences where the clip is a sequence's ([`Evaluator::shares_clip`]).
-    pub low_clipped: f64,
-    /// The same above.
-    pub high_clipped: f64,
-    /// Smallest share of a sequence's active tokens that is clipped below; infinite without active tokens.
-    pub low_min: f64,
-    /// Largest share that is clipped above; minus infinity without active tokens.
-    pub high_max: f64,
-    /// Of vespo's weights, of sequences where they are a sequence's.
-    pub phi: f64,
-    /// Of -logp over the tokens to imitate.
-    pub nll: f64,
-    /// Of logp - old logp over active tokens.
-    pub log_ratio: f64,
-    /// Of the importance ratio over active tokens.
-    pub ratio: f64,
-    /// Its smallest; infinite without active tokens.
-    pub ratio_min: f64,
-    /// Its largest; minus infinity without active tokens.
-    pub ratio_max: f64,
-    /// Of active tokens that the second clip for negative advantages holds.
-    pub dual_clipped: f64,
 }
 
 impl Totals {
@@ -194,15 +159,25 @@ impl<'a> Evaluator<'a> {
         }
     }
 
-    /// Closes a pass over all active positions: what it added up, and the metrics, under TRL's names.
-    pub fn finish(&self, totals: Totals) -> (Sums, Metrics) {
+    /// The batch, as the loss takes it.
+    pub fn batch(&self) -> &'a TokenBatch {
+        self.batch
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &'a LossConfig {
+        self.config
+    }
+
+    /// Closes a pass over all active positions: what it added up. [`Evaluator::metrics`] are made of it.
+    pub fn finish(&self, totals: Totals) -> LossSums<f64> {
         let (mut low_min, mut high_max) = (f64::INFINITY, f64::NEG_INFINITY);
         for sequence in (0..self.batch.sequences()).filter(|s| self.length(*s) > 0) {
             let length = if self.shares_clip() { 1.0 } else { self.length(sequence) as f64 };
             low_min = low_min.min(totals.low_clipped[sequence] / length);
             high_max = high_max.max(totals.high_clipped[sequence] / length);
         }
-        let sums = Sums {
+        LossSums {
             loss: totals.loss,
             policy: totals.policy,
             kl: totals.kl,
@@ -218,12 +193,11 @@ impl<'a> Evaluator<'a> {
             ratio_min: totals.ratio_min,
             ratio_max: totals.ratio_max,
             dual_clipped: totals.dual_clipped,
-        };
-        (sums, self.metrics(&sums))
+        }
     }
 
     /// Metrics from what was added up: TRL's, `ppo_kl` and `pg_clipfrac_lower` as verl has them, `is_ratio/*` as tunix.
-    pub fn metrics(&self, sums: &Sums) -> Metrics {
+    pub fn metrics(&self, sums: &LossSums<f64>) -> Metrics {
         let tokens = self.batch.active_tokens() as f64;
         let mut metrics = Metrics::default();
         metrics.mean("entropy", sums.entropy, tokens);
@@ -280,8 +254,48 @@ impl<'a> Evaluator<'a> {
     }
 
     /// Weight of a row's entropy in the bonus, before entropy_coef.
-    pub fn entropy_weight(&self, row: usize) -> f64 {
+    fn entropy_weight(&self, row: usize) -> f64 {
         self.weights.entropy[row] * self.batch.factors().map_or(1.0, |factors| factors.entropy[row])
+    }
+
+    /// What is known of an active row of `sequence` beside its log-probability.
+    pub fn columns(&self, sequence: usize, row: usize) -> TokenColumns<f64> {
+        let (config, batch, weights, factors) = (self.config, self.batch, &self.weights, self.batch.factors());
+        let of = |list: Option<&[f32]>| list.map_or(0.0, |list| list[row].into());
+        let share = 1.0 / self.length(sequence).max(1) as f64;
+        TokenColumns {
+            advantage: self.advantage(sequence, row),
+            token_advantage: batch.advantage(sequence, row).into(),
+            policy_weight: weights.policy[row],
+            kl_weight: config.beta * weights.kl[row],
+            nll_weight: config.positive_example_nll_weight * weights.nll[row],
+            entropy_weight: self.entropy_weight(row),
+            policy_factor: factors.map_or(1.0, |factors| factors.policy[row]),
+            log_ratio_scale: factors.map_or(1.0, |factors| factors.log_ratio_scale[row]),
+            log_ratio_bias: factors.map_or(0.0, |factors| factors.log_ratio_bias[row]),
+            kl_cov_mask: factors.map_or(0.0, |factors| factors.kl_cov_mask[row]),
+            share,
+            clip_share: if self.shares_clip() { share } else { 1.0 },
+            old_logp: of(batch.old_logp()),
+            ref_logp: of(batch.ref_logp()),
+            sampler_logp: of(batch.sampler_logp()),
+            reciprocal_temperature: config.reciprocal_temperature(batch, row),
+        }
+    }
+
+    /// The same in the precision of the log-probabilities.
+    fn columns_as<R: Scalar>(&self, sequence: usize, row: usize) -> TokenColumns<R> {
+        self.columns(sequence, row).map(|value| R::from_f64(*value))
+    }
+
+    /// Which policies have given log-probabilities.
+    fn recorded(&self) -> Recorded {
+        let batch = self.batch;
+        Recorded {
+            old: batch.old_logp().is_some(),
+            reference: batch.ref_logp().is_some(),
+            sampler: batch.sampler_logp().is_some(),
+        }
     }
 
     /// Whether ratio and advantage, and so the clip, are one value for all tokens of a sequence.
@@ -299,11 +313,10 @@ impl<'a> Evaluator<'a> {
         totals: &mut Totals,
     ) {
         for (i, position) in part.enumerate() {
-            let row = self.batch.active_rows()[position];
-            let weight = self.weight(row);
-            let slopes = self.inputs(sequence, row).slopes(self.config, &weight, &logp[i], None);
+            let columns = self.columns_as::<R>(sequence, self.batch.active_rows()[position]);
+            let slopes = columns.inputs(self.recorded()).slopes(self.config, &columns.weight(), &logp[i], None);
             dlogp[i] = slopes.of_logp;
-            self.count(sequence, row, &slopes.value, logp[i].to_f64(), 1.0, totals);
+            self.count(sequence, &columns, &slopes.value, &logp[i], totals);
         }
     }
 
@@ -316,23 +329,22 @@ impl<'a> Evaluator<'a> {
         totals: &mut Totals,
     ) {
         let rows = &self.batch.active_rows()[part];
-        let Some(first) = rows.first() else { return };
+        let columns: Vec<TokenColumns<R>> = rows.iter().map(|row| self.columns_as(sequence, *row)).collect();
+        let Some(first) = columns.first() else { return };
         let share = if shares_mean(self.config) { 1.0 / rows.len() as f64 } else { 1.0 };
-        let part = |(row, l): (&usize, &R)| {
-            let factor = R::from_f64(self.batch.factors().map_or(1.0, |factors| factors.part[*row]));
-            self.inputs::<R>(sequence, *row).shared_part(self.config, l) * Dual::fixed(factor)
+        let part = |(columns, logp): (&TokenColumns<R>, &R)| {
+            columns.inputs(self.recorded()).shared_part(self.config, logp) * Dual::fixed(columns.log_ratio_scale)
         };
-        let parts = || rows.iter().zip(logp).map(part);
-        let shift = self.batch.factors().map_or(0.0, |factors| factors.shift[*first]);
-        let log_ratio = R::from_f64(parts().map(|part| part.value.to_f64()).sum::<f64>() * share + shift);
-        let clip_share = if self.shares_clip() { 1.0 / rows.len() as f64 } else { 1.0 };
+        let parts = || columns.iter().zip(logp).map(part);
+        let bias = first.log_ratio_bias.to_f64();
+        let log_ratio = R::from_f64(parts().map(|part| part.value.to_f64()).sum::<f64>() * share + bias);
         let mut through_shared = 0.0;
-        for (i, row) in rows.iter().enumerate() {
-            let weight = self.weight(*row);
-            let slopes = self.inputs(sequence, *row).slopes(self.config, &weight, &logp[i], Some(&log_ratio));
+        for (i, columns) in columns.iter().enumerate() {
+            let inputs = columns.inputs(self.recorded());
+            let slopes = inputs.slopes(self.config, &columns.weight(), &logp[i], Some(&log_ratio));
             through_shared += slopes.of_shared.to_f64();
             dlogp[i] = slopes.of_logp;
-            self.count(sequence, *row, &slopes.value, logp[i].to_f64(), clip_share, totals);
+            self.count(sequence, columns, &slopes.value, &logp[i], totals);
         }
         for (d, part) in dlogp.iter_mut().zip(parts()) {
             *d = *d + R::from_f64(through_shared * share * part.tangent.to_f64());
@@ -340,7 +352,7 @@ impl<'a> Evaluator<'a> {
     }
 
     /// Advantage of a row; geo_mean has one per sequence, the mean of its tokens' (verl).
-    pub fn advantage(&self, sequence: usize, row: usize) -> f64 {
+    fn advantage(&self, sequence: usize, row: usize) -> f64 {
         match self.batch.advantages() {
             Advantages::PerToken(advantages) if self.config.objective() == Objective::GeoMean => {
                 let rows = &self.batch.active_rows()[self.starts[sequence]..self.starts[sequence + 1]];
@@ -350,39 +362,16 @@ impl<'a> Evaluator<'a> {
         }
     }
 
-    /// Weights of a row in the loss, beta included.
-    fn weight<R: Scalar>(&self, row: usize) -> TokenWeight<R> {
-        TokenWeight {
-            policy: R::from_f64(self.weights.policy[row]),
-            kl: R::from_f64(self.config.beta * self.weights.kl[row]),
-            nll: R::from_f64(self.config.positive_example_nll_weight * self.weights.nll[row]),
-        }
-    }
-
-    fn inputs<R: Scalar>(&self, sequence: usize, row: usize) -> TokenInputs<R> {
-        let of = |list: Option<&[f32]>| list.map(|list| R::from_f64(list[row].into()));
-        let factors = self.batch.factors();
-        TokenInputs {
-            old_logp: of(self.batch.old_logp()),
-            ref_logp: of(self.batch.ref_logp()),
-            sampler_logp: of(self.batch.sampler_logp()),
-            advantage: R::from_f64(self.advantage(sequence, row)),
-            direction: R::from_f64(self.batch.advantage(sequence, row).into()),
-            factor: R::from_f64(factors.map_or(1.0, |factors| factors.policy[row])),
-            penalised: R::from_f64(factors.map_or(0.0, |factors| factors.penalised[row])),
-        }
-    }
-
     fn count<R: Scalar>(
         &self,
         sequence: usize,
-        row: usize,
+        columns: &TokenColumns<R>,
         value: &TokenLoss<R>,
-        logp: f64,
-        clip_share: f64,
+        logp: &R,
         totals: &mut Totals,
     ) {
-        let weight: TokenWeight<f64> = self.weight(row);
+        let columns = columns.map(|value| value.to_f64());
+        let weight = columns.weight();
         let kl = value.kl.map_or(0.0, |kl| kl.to_f64());
         let policy = weighted(&weight.policy, &value.policy.to_f64());
         let penalty = weighted(&weight.kl, &kl);
@@ -394,15 +383,17 @@ impl<'a> Evaluator<'a> {
         if weight.nll != 0.0 {
             totals.nll += value.nll.to_f64();
         }
-        totals.log_ratio += self.batch.old_logp().map_or(0.0, |old| logp - f64::from(old[row]));
+        if self.recorded().old {
+            totals.log_ratio += logp.to_f64() - columns.old_logp;
+        }
         let ratio = value.ratio.to_f64();
         totals.ratio += ratio;
         totals.ratio_min = Real::min(&totals.ratio_min, &ratio);
         totals.ratio_max = Real::max(&totals.ratio_max, &ratio);
         totals.dual_clipped += value.dual_clipped.to_f64();
-        totals.phi += clip_share * value.phi.to_f64();
-        totals.low_clipped[sequence] += clip_share * value.low_clipped.to_f64();
-        totals.high_clipped[sequence] += clip_share * value.high_clipped.to_f64();
+        totals.phi += columns.clip_share * value.phi.to_f64();
+        totals.low_clipped[sequence] += columns.clip_share * value.low_clipped.to_f64();
+        totals.high_clipped[sequence] += columns.clip_share * value.high_clipped.to_f64();
     }
 }
 

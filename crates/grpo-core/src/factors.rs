@@ -33,11 +33,11 @@ pub struct TokenFactors {
     /// Of the weight in the entropy bonus.
     pub entropy: Vec<f64>,
     /// Of what the token adds to the log-ratio of its sequence.
-    pub part: Vec<f64>,
+    pub log_ratio_scale: Vec<f64>,
     /// kl_cov: 1 where the penalty is paid.
-    pub penalised: Vec<f64>,
+    pub kl_cov_mask: Vec<f64>,
     /// What is added to the log-ratio of the token's sequence (vespo).
-    pub shift: Vec<f64>,
+    pub log_ratio_bias: Vec<f64>,
     /// What was found on the way, under TRL's names (`sampling/...`).
     pub metrics: Metrics,
 }
@@ -48,9 +48,9 @@ impl TokenFactors {
         Self {
             policy: vec![1.0; tokens],
             entropy: vec![1.0; tokens],
-            part: vec![1.0; tokens],
-            penalised: vec![0.0; tokens],
-            shift: vec![0.0; tokens],
+            log_ratio_scale: vec![1.0; tokens],
+            kl_cov_mask: vec![0.0; tokens],
+            log_ratio_bias: vec![0.0; tokens],
             metrics: Metrics::default(),
         }
     }
@@ -61,9 +61,9 @@ impl TokenFactors {
         Self {
             policy: cut(&self.policy),
             entropy: cut(&self.entropy),
-            part: cut(&self.part),
-            penalised: cut(&self.penalised),
-            shift: cut(&self.shift),
+            log_ratio_scale: cut(&self.log_ratio_scale),
+            kl_cov_mask: cut(&self.kl_cov_mask),
+            log_ratio_bias: cut(&self.log_ratio_bias),
             metrics: Metrics::default(),
         }
     }

@@ -4,6 +4,7 @@
 pub mod advantages;
 pub mod backend;
 pub mod batch;
+pub mod columns;
 pub mod config;
 pub mod controllers;
 pub mod error;
@@ -14,6 +15,7 @@ pub mod metrics;
 mod mismatch;
 pub mod objective;
 pub mod parity;
+pub mod plan;
 mod plan_request;
 pub mod real;
 pub mod rewards;

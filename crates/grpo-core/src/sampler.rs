@@ -3,12 +3,12 @@
 //! A sampler that gave no log-probability (NaN) is taken at its word: ratio 1.
 
 use crate::batch::TokenBatch;
-use crate::config::{LossConfig, Objective, SamplerMode, Threshold};
+use crate::config::{KlEstimator, LossConfig, Objective, SamplerMode, Threshold};
 use crate::error::{Error, Result};
 use crate::factors::{PolicyValues, TokenFactors};
 use crate::metrics::Metrics;
 use crate::mismatch;
-use crate::objective::VESPO_SMALLEST;
+use crate::objective::{VESPO_SMALLEST, kl_value};
 
 /// Largest |log ratio| that verl lets into exp.
 const SAFE: f64 = 20.0;
@@ -112,7 +112,7 @@ pub(crate) fn weigh(
         match config.objective() {
             Objective::Vespo => {
                 let sum = rows.iter().map(|row| weights[*row].ln().clamp(VESPO_SMALLEST, SAFE)).sum();
-                rows.iter().for_each(|row| factors.shift[*row] = sum);
+                rows.iter().for_each(|row| factors.log_ratio_bias[*row] = sum);
             }
             _ => rows.iter().for_each(|row| factors.policy[*row] *= weights[*row]),
         }
@@ -152,7 +152,7 @@ fn record(batch: &TokenBatch, log_ratios: &[f64], weights: &[f64], metrics: &mut
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Rejection {
     over: Over,
-    estimator: u8,
+    estimator: KlEstimator,
     /// Bounds of the statistic.
     low: f64,
     high: f64,
@@ -224,23 +224,19 @@ impl Rejection {
                         bounds.high
                     ));
                 }
-                Ok(Self { over, estimator: 1, low: low.ln(), high: bounds.high.ln() })
+                Ok(Self { over, estimator: KlEstimator::K1, low: low.ln(), high: bounds.high.ln() })
             }
             (_, Some(_)) => fail(format!("rollout_rs_threshold: {rule} has an upper bound only, got `{threshold}`")),
             (k, None) => {
-                Ok(Self { over, estimator: if k == "2" { 2 } else { 3 }, low: f64::NEG_INFINITY, high: bounds.high })
+                let estimator = if k == "2" { KlEstimator::K2 } else { KlEstimator::K3 };
+                Ok(Self { over, estimator, low: f64::NEG_INFINITY, high: bounds.high })
             }
         }
     }
 
     /// The divergence of a token.
     fn statistic(&self, log_ratio: f64) -> f64 {
-        let d = log_ratio.clamp(-SAFE, SAFE);
-        match self.estimator {
-            1 => -d,
-            2 => 0.5 * d * d,
-            _ => d.exp() - 1.0 - d,
-        }
+        kl_value(self.estimator, &log_ratio, (Some(SAFE), None))
     }
 
     /// Which of the tokens of a sequence stay.

@@ -6,6 +6,7 @@
 use crate::batch::TokenBatch;
 use crate::config::{LossConfig, LossType, Objective};
 use crate::factors::{PolicyValues, TokenFactors};
+use crate::objective::{TokenTerms, token_loss};
 
 /// Writes every choice that the configuration asks for into `factors`. `batch.factors()` of a part of a step that was
 /// chosen before makes this unnecessary.
@@ -55,7 +56,7 @@ fn high_entropy(config: &LossConfig, batch: &TokenBatch, policy: &PolicyValues, 
     let (kept, dropped): (Vec<usize>, Vec<usize>) =
         batch.active_rows().iter().partition(|row| entropy(row) >= threshold);
     let of_policy = match config.objective() {
-        Objective::GeoMean => &mut factors.part,
+        Objective::GeoMean => &mut factors.log_ratio_scale,
         _ => &mut factors.policy,
     };
     for row in dropped {
@@ -65,9 +66,9 @@ fn high_entropy(config: &LossConfig, batch: &TokenBatch, policy: &PolicyValues, 
     if config.objective() == Objective::GeoMean {
         for sequence in 0..batch.sequences() {
             let rows: Vec<usize> = batch.range(sequence).filter(|row| batch.is_active(*row)).collect();
-            let left = rows.iter().filter(|row| factors.part[**row] != 0.0).count();
+            let left = rows.iter().filter(|row| factors.log_ratio_scale[**row] != 0.0).count();
             let share = rows.len() as f64 / left.max(1) as f64;
-            rows.into_iter().for_each(|row| factors.part[row] *= share);
+            rows.into_iter().for_each(|row| factors.log_ratio_scale[row] *= share);
         }
     }
     // Weights have the mean over all active tokens in them.
@@ -104,9 +105,21 @@ fn clip_cov(config: &LossConfig, batch: &TokenBatch, policy: &PolicyValues, fact
             let covariance = covariances[position];
             position += 1;
             let advantage = f64::from(batch.advantage(sequence, row));
-            let old = batch.old_logp().map_or(policy.logp[row], |old| old[row].into());
-            let ratio = (policy.logp[row] - old).exp();
-            let clipped = -advantage * ratio.clamp(config.ratio_low(), config.ratio_high()) > -advantage * ratio;
+            let logp = policy.logp[row];
+            let loss = token_loss(
+                config,
+                &TokenTerms {
+                    logp,
+                    old_logp: batch.old_logp().map_or(logp, |old| old[row].into()),
+                    shared: None,
+                    ref_logp: None,
+                    sampler_logp: None,
+                    advantage,
+                    factor: 1.0,
+                    kl_cov_mask: 0.0,
+                },
+            );
+            let clipped = loss.low_clipped + loss.high_clipped > 0.0;
             if !clipped && covariance > config.clip_cov_lb && covariance < config.clip_cov_ub {
                 eligible.push((row - batch.range(sequence).start, row));
             }
@@ -126,7 +139,7 @@ fn kl_cov(config: &LossConfig, batch: &TokenBatch, policy: &PolicyValues, factor
     let mut ranked: Vec<(usize, f64)> = batch.active_rows().iter().copied().zip(covariances(batch, policy)).collect();
     ranked.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     let chosen = ranked.into_iter().take(share_of(batch.active_tokens(), config.kl_cov_ratio));
-    chosen.for_each(|(row, _)| factors.penalised[row] = 1.0);
+    chosen.for_each(|(row, _)| factors.kl_cov_mask[row] = 1.0);
 }
 
 /// splitmix64.

@@ -3,8 +3,9 @@
 //! The counterpart of [`crate::evaluate::Evaluator`], which feeds one token after the other: here a [`Real`] stands for
 //! all N tokens, masked ones included (their weight is 0), and sums over a sequence are the program's business.
 
+use crate::columns::{Recorded, TokenColumns};
 use crate::config::LossConfig;
-use crate::objective::{TokenInputs, TokenWeight, shares_mean, weighted};
+use crate::objective::{shares_mean, weighted};
 use crate::real::{Dual, Real};
 
 /// What is known of the tokens; every entry `[N]`. Masked tokens hold finite numbers and weights of 0.
@@ -14,34 +15,10 @@ pub struct BatchTerms<R> {
     pub logp: R,
     /// Entropies, in nats.
     pub entropy: R,
-    /// Under the policy that sampled; without it the ratio is 1.
-    pub old_logp: Option<R>,
-    /// Under the reference; needed when beta is not 0.
-    pub ref_logp: Option<R>,
-    /// Under the engine that sampled, NaN where it gave none; needed where the KL term is weighed against it.
-    pub sampler_logp: Option<R>,
-    /// [`crate::evaluate::Evaluator::advantage`].
-    pub advantage: R,
-    /// The tokens' own advantages.
-    pub direction: R,
-    /// [`crate::weights::TokenWeights::policy`].
-    pub weight: R,
-    /// beta x [`crate::weights::TokenWeights::kl`].
-    pub kl_weight: R,
-    /// positive_example_nll_weight x [`crate::weights::TokenWeights::nll`].
-    pub nll_weight: R,
-    /// [`crate::evaluate::Evaluator::entropy_weight`].
-    pub entropy_weight: R,
-    /// [`crate::factors::TokenFactors::policy`].
-    pub factor: R,
-    /// [`crate::factors::TokenFactors::part`].
-    pub part: R,
-    /// [`crate::factors::TokenFactors::penalised`].
-    pub penalised: R,
-    /// [`crate::factors::TokenFactors::shift`].
-    pub shift: R,
-    /// 1 / active tokens of the token's sequence; 0 at masked tokens.
-    pub share: R,
+    /// Everything else; `share` is 0 at masked tokens.
+    pub columns: TokenColumns<R>,
+    /// Which log-probabilities among the columns are there.
+    pub recorded: Recorded,
 }
 
 /// The loss and what comes with it; every entry `[N]`, 0 at masked tokens.
@@ -75,37 +52,28 @@ pub struct BatchLoss<R> {
 
 /// The loss of a batch. `sequence_sum` gives every token the sum over the tokens of its sequence.
 ///
-/// `terms.ref_logp` must be there when `config.beta` is not 0; [`crate::evaluate::Evaluator::new`] checks that.
+/// Those of the reference must be there when `config.beta` is not 0; [`crate::evaluate::Evaluator::new`] checks that.
 pub fn batch_loss<R: Real>(config: &LossConfig, terms: &BatchTerms<R>, sequence_sum: impl Fn(&R) -> R) -> BatchLoss<R> {
-    let BatchTerms { logp, entropy, entropy_weight, share, .. } = terms;
+    let BatchTerms { logp, entropy, columns, recorded } = terms;
+    let TokenColumns { share, .. } = columns;
     let active = share.constant(0.0).lt(share);
     let zero = share.constant(0.0);
     let kept = |value: &R| R::select(&active, value, &zero);
-    let weight =
-        TokenWeight { policy: terms.weight.clone(), kl: terms.kl_weight.clone(), nll: terms.nll_weight.clone() };
-    let inputs = TokenInputs {
-        old_logp: terms.old_logp.clone(),
-        ref_logp: terms.ref_logp.clone(),
-        sampler_logp: terms.sampler_logp.clone(),
-        advantage: terms.advantage.clone(),
-        direction: terms.direction.clone(),
-        factor: terms.factor.clone(),
-        penalised: terms.penalised.clone(),
-    };
+    let (weight, inputs) = (columns.weight(), columns.inputs(*recorded));
     let (value, dlogp) = if config.is_token_level() {
         let slopes = inputs.slopes(config, &weight, logp, None);
         (slopes.value, slopes.of_logp)
     } else {
-        let part = inputs.shared_part(config, logp) * Dual::fixed(terms.part.clone());
+        let part = inputs.shared_part(config, logp) * Dual::fixed(columns.log_ratio_scale.clone());
         // Of a mean each token has its share, of a sum all.
         let shared = |value: R| if shares_mean(config) { value * share.clone() } else { value };
-        let log_ratio = sequence_sum(&shared(kept(&part.value))) + terms.shift.clone();
+        let log_ratio = sequence_sum(&shared(kept(&part.value))) + columns.log_ratio_bias.clone();
         let slopes = inputs.slopes(config, &weight, logp, Some(&log_ratio));
         let through = shared(sequence_sum(&slopes.of_shared) * part.tangent);
         // A NaN of the sequence stops at its masked tokens.
         (slopes.value, slopes.of_logp + kept(&through))
     };
-    let bonus = share.constant(config.entropy_coef) * entropy_weight.clone();
+    let bonus = share.constant(config.entropy_coef) * columns.entropy_weight.clone();
     let loss = weight.sum(&value.policy, value.kl.as_ref(), &value.nll);
     BatchLoss {
         // Without a bonus nothing is subtracted: the entropy of a masked token may be anything.
@@ -118,7 +86,7 @@ pub fn batch_loss<R: Real>(config: &LossConfig, terms: &BatchTerms<R>, sequence_
         high_clipped: kept(&value.high_clipped),
         dual_clipped: kept(&value.dual_clipped),
         ratio: kept(&value.ratio),
-        log_ratio: terms.old_logp.as_ref().map(|old| kept(&(logp.clone() - old.clone()))),
+        log_ratio: recorded.old.then(|| kept(&(logp.clone() - columns.old_logp.clone()))),
         nll: kept(&value.nll),
         phi: (config.objective() == crate::config::Objective::Vespo).then(|| kept(&value.phi)),
     }

@@ -1,11 +1,13 @@
 //! The reference behind [`grpo_core::LossPlan`]: widens inputs to f32, evaluates, adds the gradients up.
 
-use super::{Evaluation, Policy, evaluate, score};
+use super::{Policy, gradient, score};
 use crate::host::{self, Slice, SliceMut};
 use crate::plan::{Kernel, evaluator_bytes};
 use grpo_core::batch::TokenBatch;
+use grpo_core::columns::LossSums;
 use grpo_core::error::Result;
-use grpo_core::{Dtype, HeadLayout, LossOutput, PlanRequest, PolicySpec, Scores};
+use grpo_core::evaluate::Evaluator;
+use grpo_core::{Dtype, HeadLayout, PlanRequest, PolicySpec, Scores};
 use half::bf16;
 use std::borrow::Cow;
 
@@ -46,13 +48,14 @@ impl Kernel for ReferencePlan {
         Ok(Scores { logp: out.logp, entropy: out.entropy })
     }
 
-    fn value_and_grad(
+    fn gradient(
         &mut self,
         mut policy: host::Policy<'_>,
-        batch: &TokenBatch,
+        loss: &Evaluator<'_>,
         grads: host::Grads<'_>,
-    ) -> Result<LossOutput> {
-        let out: Evaluation<f32> = self.with_policy(&policy, |policy| evaluate(&self.request.loss, policy, batch))?;
+    ) -> Result<(LossSums<f64>, Scores)> {
+        let batch = loss.batch();
+        let (sums, out) = self.with_policy(&policy, |policy| gradient::<f32>(policy, loss))?;
         match &mut policy {
             host::Policy::LogitsInPlace(SliceMut::F32(logits)) => logits.copy_from_slice(&out.grad_logits),
             host::Policy::LogitsInPlace(SliceMut::Bf16(logits)) => {
@@ -75,8 +78,7 @@ impl Kernel for ReferencePlan {
                 add(buffer, made);
             }
         }
-        let scores = Scores { logp: out.logp, entropy: out.entropy };
-        Ok(LossOutput { loss: out.loss, policy_loss: out.policy_loss, scores, metrics: out.metrics })
+        Ok((sums, Scores { logp: out.logp, entropy: out.entropy }))
     }
 }
 

@@ -60,9 +60,9 @@ impl Case {
             let factors = TokenFactors {
                 policy: of(&factors.policy),
                 entropy: of(&factors.entropy),
-                part: of(&factors.part),
-                penalised: of(&factors.penalised),
-                shift: of(&factors.shift),
+                log_ratio_scale: of(&factors.log_ratio_scale),
+                kl_cov_mask: of(&factors.kl_cov_mask),
+                log_ratio_bias: of(&factors.log_ratio_bias),
                 metrics: factors.metrics.clone(),
             };
             arranged = arranged.with_factors(factors).unwrap();

@@ -19,12 +19,13 @@ mod traced;
 mod transform;
 
 use grpo_core::batch::TokenBatch;
+use grpo_core::columns::{LossSums, TokenColumns};
 use grpo_core::error::{Error, Result};
 use grpo_core::{Dtype, GradientSpec, HeadLayout, Implementation, LossConfig, PolicySpec};
 pub use mesh::Mesh;
 use serde::{Deserialize, Serialize};
 use stablehlo::{Builder, Module, TensorType, Value};
-pub(crate) use tokens::{IDS, NUMBERS, SUMS};
+pub(crate) use tokens::IDS;
 
 /// What to do about what TPU kernels cannot.
 const NO_KERNELS: &str = "leave `mosaic` out: the plain program does it";
@@ -43,7 +44,7 @@ pub enum Role {
     Logits,
     /// i32 `[2, G]`.
     TokenIds,
-    /// f32 `[14, G]`.
+    /// [`TokenColumns`], a row each: f32 `[TokenColumns::COUNT, G]`.
     TokenNumbers,
     /// Predicate.
     OnPolicy,
@@ -55,7 +56,7 @@ pub enum Role {
     GradBias,
     /// Gradients with respect to given logits, accumulated: argument and result. In place, they are the result `Logits`.
     GradLogits,
-    /// f32 `[8]`.
+    /// [`LossSums`]: f32 `[LossSums::COUNT]`.
     Sums,
     /// f32 `[N]`.
     Logp,
@@ -298,13 +299,13 @@ impl Spec {
             Role::Bias => TensorType::new(input, [v]),
             Role::Logits => TensorType::new(input, [n, v]),
             Role::TokenIds => TensorType::new(stablehlo::Dtype::I32, [IDS, self.padded_tokens()]),
-            Role::TokenNumbers => TensorType::new(f32, [NUMBERS, self.padded_tokens()]),
+            Role::TokenNumbers => TensorType::new(f32, [TokenColumns::<f32>::COUNT, self.padded_tokens()]),
             Role::OnPolicy => TensorType::scalar(stablehlo::Dtype::Pred),
             Role::GradHidden => TensorType::new(sum, [n, h]),
             Role::GradLmHead => TensorType::new(sum, head),
             Role::GradBias => TensorType::new(sum, [v]),
             Role::GradLogits => TensorType::new(sum, [n, v]),
-            Role::Sums => TensorType::new(f32, [SUMS]),
+            Role::Sums => TensorType::new(f32, [LossSums::<f32>::COUNT]),
             Role::Logp | Role::Entropy => TensorType::new(f32, [n]),
         }
     }

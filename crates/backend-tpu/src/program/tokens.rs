@@ -8,40 +8,21 @@
 use super::head::{Factors, spread};
 use super::mesh::Position;
 use super::traced::Traced;
+use grpo_core::columns::{LossSums, Recorded, Reduction, TokenColumns};
 use grpo_core::vectors::{BatchLoss, BatchTerms, batch_loss};
 use grpo_core::{KlImportance, LossConfig, TemperatureMode};
 use stablehlo::{Dtype, Reducer, TensorType, Value};
-use std::ops::RangeInclusive;
 
-/// Rows of the table of numbers, f32 `[NUMBERS, G]`.
-pub(crate) const NUMBERS: usize = 16;
-/// Rows of weights and of the share, which a token that another chunk counts has not.
-const WEIGHTS: RangeInclusive<usize> = 1..=SHARE;
-/// The row that holds the weight of the negative log-likelihood.
-const NLL_WEIGHT: usize = 4;
-/// The row that holds 1 / active tokens of the sequence.
-const SHARE: usize = 5;
-/// The row that holds what a clipped token counts.
-const OF_CLIP: usize = 8;
-/// The row that holds 1/T of every token.
-pub(crate) const RECIPROCAL_TEMPERATURE: usize = NUMBERS - 1;
 /// Rows of the table of ids, i32 `[IDS, G]`: target (-1 at masked tokens), sequence.
 pub(crate) const IDS: usize = 2;
-/// Entries of the result `sums`.
-pub(crate) const SUMS: usize = ADDED + 2 * EXTREMES;
-/// Those that are added up, and those of which there is a smallest and a largest.
-const ADDED: usize = 11;
-const EXTREMES: usize = 2;
 
 /// Tokens of a device, or a chunk of them. Every entry `[N]`.
 #[derive(Clone)]
 pub(crate) struct Tokens {
     pub(crate) target: Value,
     sequence: Value,
-    /// Advantage, weights of policy, KL (beta included), entropy and negative log-likelihood (its coefficient included), share,
-    /// old logp, ref logp, what a clipped token counts, the token's own advantage, [`grpo_core::factors::TokenFactors`]
-    /// (policy, part, penalised, shift), sampler logp, 1/T.
-    numbers: Vec<Value>,
+    /// f32, the rows of the table in their order.
+    columns: TokenColumns<Value>,
     /// A predicate: there is no old policy but the policy itself.
     on_policy: Value,
 }
@@ -65,7 +46,7 @@ impl Tables {
         Tokens {
             target: row(&self.ids, 0),
             sequence: row(&self.ids, 1),
-            numbers: (0..NUMBERS).map(|i| row(&self.numbers, i)).collect(),
+            columns: TokenColumns::from_fn(|i| row(&self.numbers, i)),
             on_policy: self.on_policy.clone(),
         }
     }
@@ -79,7 +60,7 @@ impl Tokens {
 
     /// What the temperature of every token multiplies.
     pub(crate) fn factors(&self, config: &LossConfig) -> Factors {
-        let by = self.numbers[RECIPROCAL_TEMPERATURE].clone();
+        let by = self.columns.reciprocal_temperature.clone();
         let one = by.like(1.0);
         match config.temperature_mode() {
             TemperatureMode::ScaleLogits => Factors { logits: by, logp: one },
@@ -99,14 +80,16 @@ impl Tokens {
         let index = f.iota(0, TensorType::new(Dtype::I32, [n])) + start.broadcast_in_dim(&[n], &[]);
         let is_fresh = index.ge(&fresh.broadcast_in_dim(&[n], &[]));
         let target = take(&self.target);
-        let numbers = self.numbers.iter().map(take).enumerate().map(|(i, v)| match i {
-            i if WEIGHTS.contains(&i) => is_fresh.select(&v, &v.like(0.0)),
-            _ => v,
-        });
+        let mut columns = self.columns.map(take);
+        // A token that another chunk counts has no weight, and no share in its sequence.
+        let TokenColumns { policy_weight, kl_weight, nll_weight, entropy_weight, share, .. } = &mut columns;
+        for weight in [policy_weight, kl_weight, nll_weight, entropy_weight, share] {
+            *weight = is_fresh.select(weight, &weight.like(0.0));
+        }
         Self {
             target: is_fresh.select(&target, &target.like(-1)),
             sequence: take(&self.sequence),
-            numbers: numbers.collect(),
+            columns,
             on_policy: self.on_policy.clone(),
         }
     }
@@ -119,48 +102,20 @@ impl Tokens {
         entropy: Option<&Value>,
         sequence_sum: impl Fn(&Value) -> Value,
     ) -> BatchLoss<Value> {
-        let [
-            advantage,
-            weight,
-            kl_weight,
-            entropy_weight,
-            nll_weight,
-            share,
-            old,
-            reference,
-            _,
-            direction,
-            factor,
-            part,
-            penalised,
-            shift,
-            sampler,
-            _,
-        ] = &self.numbers[..]
-        else {
-            unreachable!("the table has {NUMBERS} rows")
-        };
         let on_policy = self.on_policy.broadcast_in_dim(logp.shape(), &[]);
         // In f64, as on the host: far from the reference the large parts of a slope cancel, and f32 has nothing left. These
         // are a few operations per token beside V logits.
         let wide = |v: &Value| Traced::Value(v.convert(Dtype::F64));
+        let old_logp = on_policy.select(logp, &self.columns.old_logp);
         let terms = BatchTerms {
             logp: wide(logp),
             entropy: entropy.map_or(Traced::Constant(0.0), wide),
-            old_logp: Some(wide(&on_policy.select(logp, old))),
-            ref_logp: (config.beta != 0.0).then(|| wide(reference)),
-            sampler_logp: (config.kl_importance() == KlImportance::Sampler).then(|| wide(sampler)),
-            advantage: wide(advantage),
-            weight: wide(weight),
-            kl_weight: wide(kl_weight),
-            nll_weight: wide(nll_weight),
-            factor: wide(factor),
-            direction: wide(direction),
-            part: wide(part),
-            penalised: wide(penalised),
-            shift: wide(shift),
-            entropy_weight: wide(entropy_weight),
-            share: wide(share),
+            columns: TokenColumns { old_logp, ..self.columns.clone() }.map(wide),
+            recorded: Recorded {
+                old: true,
+                reference: config.beta != 0.0,
+                sampler: config.kl_importance() == KlImportance::Sampler,
+            },
         };
         let like = logp.convert(Dtype::F64);
         let value = |v: Traced| v.into_value(&like).convert(Dtype::F32);
@@ -194,7 +149,7 @@ impl Tokens {
         same.select(&all, &all.like(0.0)).reduce(Reducer::Add, &[1])
     }
 
-    /// [`grpo_core::evaluate::Sums`] over all tokens of all devices, as [`crate::plan`] reads them: f32 `[SUMS]`.
+    /// [`LossSums`] over all tokens of all devices, in their order: f32 `[LossSums::COUNT]`.
     pub(crate) fn sums(
         &self,
         position: &Position,
@@ -202,32 +157,41 @@ impl Tokens {
         loss: &BatchLoss<Value>,
         entropy: Option<&Value>,
     ) -> Value {
-        let (share, of_clip, nll_weight) = (&self.numbers[SHARE], &self.numbers[OF_CLIP], &self.numbers[NLL_WEIGHT]);
+        let TokenColumns { share, clip_share, nll_weight, .. } = &self.columns;
         let active = self.active();
         let zero = share.like(0.0);
-        let part = |v: &Value| self.sequence_sum(position, sequences, &(v * share)).convert(Dtype::F32);
-        let added: [Value; ADDED] = [
-            loss.loss.clone(),
-            loss.policy.clone(),
-            loss.kl.clone().unwrap_or_else(|| zero.clone()),
-            entropy.map_or_else(|| zero.clone(), |e| active.select(e, &zero)),
-            &loss.low_clipped * of_clip,
-            &loss.high_clipped * of_clip,
-            loss.phi.as_ref().map_or_else(|| zero.clone(), |phi| phi * of_clip),
-            nll_weight.gt(&zero).select(&loss.nll, &zero),
-            loss.log_ratio.clone().unwrap_or_else(|| zero.clone()),
-            loss.ratio.clone(),
-            loss.dual_clipped.clone(),
-        ];
-        let extremes = |rows: [Value; EXTREMES], none: f64, reducer: Reducer| {
-            let rows = rows.map(|v| active.select(&v, &v.like(none)));
+        let or_zero = |v: &Option<Value>| v.clone().unwrap_or_else(|| zero.clone());
+        let of_sequence = |v: &Value| self.sequence_sum(position, sequences, &(v * share)).convert(Dtype::F32);
+        let terms = LossSums {
+            loss: loss.loss.clone(),
+            policy: loss.policy.clone(),
+            kl: or_zero(&loss.kl),
+            entropy: entropy.map_or_else(|| zero.clone(), |e| active.select(e, &zero)),
+            low_clipped: &loss.low_clipped * clip_share,
+            high_clipped: &loss.high_clipped * clip_share,
+            phi: loss.phi.as_ref().map_or_else(|| zero.clone(), |phi| phi * clip_share),
+            nll: nll_weight.gt(&zero).select(&loss.nll, &zero),
+            log_ratio: or_zero(&loss.log_ratio),
+            ratio: loss.ratio.clone(),
+            dual_clipped: loss.dual_clipped.clone(),
+            low_min: of_sequence(&loss.low_clipped),
+            ratio_min: loss.ratio.clone(),
+            high_max: of_sequence(&loss.high_clipped),
+            ratio_max: loss.ratio.clone(),
+        };
+        let of_kind = |kind: Reduction| -> Vec<Value> {
+            let terms = terms.iter().zip(LossSums::<Value>::REDUCTIONS.iter());
+            terms.filter(|(_, reduction)| **reduction == kind).map(|(term, _)| term.clone()).collect()
+        };
+        let extremes = |kind: Reduction, none: f64, reducer: Reducer| {
+            let rows: Vec<Value> = of_kind(kind).iter().map(|v| active.select(v, &v.like(none))).collect();
             position.over_data(&table(&rows).reduce(reducer, &[1]), reducer)
         };
-        // One collective for each kind, whatever the number of entries.
+        // One collective for each kind, whatever the number of entries; kinds lie side by side.
         let parts = [
-            position.over_data(&pairwise_sums(&table(&added)), Reducer::Add),
-            extremes([part(&loss.low_clipped), loss.ratio.clone()], f64::INFINITY, Reducer::Min),
-            extremes([part(&loss.high_clipped), loss.ratio.clone()], f64::NEG_INFINITY, Reducer::Max),
+            position.over_data(&pairwise_sums(&table(&of_kind(Reduction::Sum))), Reducer::Add),
+            extremes(Reduction::Min, f64::INFINITY, Reducer::Min),
+            extremes(Reduction::Max, f64::NEG_INFINITY, Reducer::Max),
         ];
         share.builder().concatenate(&parts.each_ref(), 0)
     }

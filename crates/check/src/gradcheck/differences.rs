@@ -231,11 +231,11 @@ impl<'a> Differences<'a> {
             let advantage = |row: usize| Moved::fixed(batch.advantage(sequence, row).into());
             let part = |row: &usize| {
                 shared_part(self.loss, &logp(*row), &old(*row), &advantage(*row))
-                    * factor(*row, 1.0, |factors| &factors.part)
+                    * factor(*row, 1.0, |factors| &factors.log_ratio_scale)
             };
             let total = rows.iter().map(part).fold(Moved::fixed(0.0), Moved::add);
             let count = if shares_mean(self.loss) { rows.len() as f64 } else { 1.0 };
-            let shared = total / Moved::fixed(count) + factor(*first, 0.0, |factors| &factors.shift);
+            let shared = total / Moved::fixed(count) + factor(*first, 0.0, |factors| &factors.log_ratio_bias);
             for row in rows {
                 let terms = TokenTerms {
                     logp: logp(row),
@@ -245,7 +245,7 @@ impl<'a> Differences<'a> {
                     sampler_logp: batch.sampler_logp().map(|sampler| fixed(sampler, row)),
                     advantage: advantage(row),
                     factor: factor(row, 1.0, |factors| &factors.policy),
-                    penalised: factor(row, 0.0, |factors| &factors.penalised),
+                    kl_cov_mask: factor(row, 0.0, |factors| &factors.kl_cov_mask),
                 };
                 let loss = token_loss(self.loss, &terms);
                 let kl = loss.kl.unwrap_or(Moved::fixed(0.0)) * Moved::fixed(self.loss.beta * self.weights.kl[row]);

@@ -23,7 +23,7 @@ fn what_no_log_probability_can_be_is_refused_with_its_place() {
         ("sampler_logp", TokenBatch::with_sampler_logp),
     ];
     for (name, set) in setters {
-        for wrong in [5.0, 1.25, f32::MAX, f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
+        for wrong in [5.0, 2.25, f32::MAX, f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
             let masked = set(batch(), vec![-1.0, wrong, -2.0]).unwrap();
             let at_active = set(batch(), vec![-1.0, -1.0, wrong]);
             if name == "sampler_logp" && wrong.is_nan() {

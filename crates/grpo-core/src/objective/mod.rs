@@ -40,7 +40,7 @@ pub struct TokenTerms<R> {
     /// What multiplies the policy term, not the KL term.
     pub factor: R,
     /// kl_cov: 1 for a token that pays the penalty, else 0.
-    pub penalised: R,
+    pub kl_cov_mask: R,
 }
 
 /// The loss of one token before its aggregation weights, and what the metrics count.
@@ -95,11 +95,11 @@ pub struct TokenInputs<R> {
     /// [`TokenTerms::advantage`].
     pub advantage: R,
     /// The token's own advantage where `advantage` is its sequence's.
-    pub direction: R,
+    pub token_advantage: R,
     /// [`TokenTerms::factor`].
     pub factor: R,
-    /// [`TokenTerms::penalised`].
-    pub penalised: R,
+    /// [`TokenTerms::kl_cov_mask`].
+    pub kl_cov_mask: R,
 }
 
 /// How much the terms of a token weigh in the loss of the step ([`crate::weights`]).
@@ -143,7 +143,7 @@ impl<R: Real> TokenInputs<R> {
             sampler_logp: self.sampler_logp.clone().map(Dual::fixed),
             advantage: Dual::fixed(self.advantage.clone()),
             factor: Dual::fixed(self.factor.clone()),
-            penalised: Dual::fixed(self.penalised.clone()),
+            kl_cov_mask: Dual::fixed(self.kl_cov_mask.clone()),
         };
         let slope = |loss: &TokenLoss<Dual<R>>| {
             weight.sum(&loss.policy.tangent, loss.kl.as_ref().map(|kl| &kl.tangent), &loss.nll.tangent)
@@ -164,7 +164,7 @@ impl<R: Real> TokenInputs<R> {
     pub fn shared_part(&self, config: &LossConfig, logp: &R) -> Dual<R> {
         let logp = Dual::variable(logp.clone());
         let old = self.old_logp.clone().map_or_else(|| logp.stop_gradient(), Dual::fixed);
-        shared_part(config, &logp, &old, &Dual::fixed(self.direction.clone()))
+        shared_part(config, &logp, &old, &Dual::fixed(self.token_advantage.clone()))
     }
 }
 

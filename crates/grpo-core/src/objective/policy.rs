@@ -135,7 +135,7 @@ fn geo_mean<R: Real>(config: &LossConfig, terms: &TokenTerms<R>) -> PolicyTerm<R
 
 /// -A r, and ppo_kl_coef |l - o| on top where the token's covariance is among the largest (arXiv 2505.22617).
 fn kl_cov<R: Real>(config: &LossConfig, terms: &TokenTerms<R>, ratio: &Ratio<R>) -> R {
-    let penalty = terms.penalised.clone() * ratio.log.constant(config.ppo_kl_coef) * ratio.log.abs();
+    let penalty = terms.kl_cov_mask.clone() * ratio.log.constant(config.ppo_kl_coef) * ratio.log.abs();
     penalty - ratio.value.clone() * terms.advantage.clone()
 }
 

@@ -122,7 +122,7 @@ fn sampler(config: &LossConfig) -> String {
         Ok(prepared) => prepared,
         Err(_) => return format!("refuses {}", word(config.vllm_importance_sampling_mode)),
     };
-    let weighs = prepared.factors().is_some_and(|f| f.policy.iter().any(|w| *w != 1.0) || f.shift[0] != 0.0);
+    let weighs = prepared.factors().is_some_and(|f| f.policy.iter().any(|w| *w != 1.0) || f.log_ratio_bias[0] != 0.0);
     if !weighs {
         return "ignored".into();
     }

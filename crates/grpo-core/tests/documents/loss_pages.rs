@@ -77,7 +77,7 @@ fn numbers(json: &str, sequences: &[Sequence]) -> String {
         let (mut dlogp, mut dentropy) = (vec![0.0; span.len()], vec![0.0; span.len()]);
         let entropy = vec![0.0; span.len()];
         evaluator.evaluate(span.clone(), &logp[span], &entropy, &mut dlogp, &mut dentropy, &mut totals);
-        let loss = evaluator.finish(totals).0.loss;
+        let loss = evaluator.finish(totals).loss;
         let list = |values: &mut dyn Iterator<Item = f64>| values.map(number).collect::<Vec<_>>().join(", ");
         let of = |f: fn(&(f64, f64)) -> f64| list(&mut sequence.tokens.iter().map(f));
         rows.push([

@@ -39,7 +39,7 @@ fn estimate(estimator: &str, corrected: bool, d: f64) -> (f64, f64) {
     let mut totals = evaluator.totals();
     let (mut dlogp, mut dentropy) = ([0.0], [0.0]);
     evaluator.evaluate(0..1, &[-50.0], &[0.0], &mut dlogp, &mut dentropy, &mut totals);
-    (evaluator.finish(totals).0.loss, dlogp[0])
+    (evaluator.finish(totals).loss, dlogp[0])
 }
 
 /// Weights of a batch of three sequences: 3 tokens, 1 token, all masked; 4 wide.
