@@ -61,7 +61,11 @@ pub(crate) fn case(shape: Shape, loss: &LossConfig, dtype: Dtype, seed: u64) -> 
     let mut near = |spread: f32| -> Vec<f32> {
         logp.iter()
             .zip(&mask)
-            .map(|(l, m)| if *m == 1.0 { *l as f32 + spread * rng.sample::<f32, _>(StandardNormal) } else { f32::NAN })
+            .map(|(l, m)| match *m == 1.0 {
+                // What lies above 0 would be no log-probability.
+                true => (*l as f32 + spread * rng.sample::<f32, _>(StandardNormal)).min(0.0),
+                false => f32::NAN,
+            })
             .collect()
     };
     let (old, reference) = (near(0.3), near(0.5));
