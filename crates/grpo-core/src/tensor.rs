@@ -3,10 +3,13 @@
 use half::bf16;
 use serde::{Deserialize, Serialize};
 use std::any::Any;
+use strum::IntoStaticStr;
 
 /// Element type of a tensor.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, IntoStaticStr)]
+#[cfg_attr(test, derive(strum::VariantArray))]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Dtype {
     /// IEEE binary32.
     #[default]
@@ -18,10 +21,7 @@ pub enum Dtype {
 impl Dtype {
     /// `f32` or `bf16`.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::Bf16 => "bf16",
-        }
+        self.into()
     }
 
     /// Bytes of one element.
