@@ -1,6 +1,6 @@
 //! `cargo bench`: `grpo bench` on the shapes S1 to S4 of `configs/bench/`, reduced so that it ends in about a minute.
 //!
-//! Arguments after `--` go to `grpo bench`: `cargo bench -p trainer -- --json`, or configurations instead of these.
+//! Arguments after `--` go to `grpo bench`: `cargo bench -p grpo-trainer -- --json`, or configurations instead of these.
 
 use std::path::Path;
 use std::process::{Command, ExitCode};
