@@ -7,6 +7,7 @@ use grpo_core::parity::Values;
 use grpo_core::{Advantages, BatchFile, Dtype, LossConfig, TokenBatch};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use rand_distr::StandardNormal;
 
 /// Shape of a case.
 #[derive(Clone, Copy, Debug)]
@@ -16,12 +17,6 @@ pub(crate) struct Shape {
     pub(crate) h: usize,
     pub(crate) v: usize,
     pub(crate) bias: bool,
-}
-
-/// Standard normal by Box-Muller.
-fn normal(rng: &mut ChaCha8Rng) -> f32 {
-    let (u, v): (f64, f64) = (1.0 - rng.random::<f64>(), rng.random());
-    ((-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()) as f32
 }
 
 /// A batch for `loss`, the same for the same seed.
@@ -36,16 +31,17 @@ pub(crate) fn case(shape: Shape, loss: &LossConfig, dtype: Dtype, seed: u64) -> 
         mask.extend((0..t).map(|i| f32::from(u8::from(i < length))));
     }
     let scale = 2.0 / (h as f32).sqrt();
-    let mut hidden: Vec<f32> = (0..n * h).map(|_| normal(&mut rng)).collect();
-    let lm_head: Vec<f32> = (0..v * h).map(|_| scale * normal(&mut rng)).collect();
-    let bias = bias.then(|| Tensor::F32((0..v).map(|_| normal(&mut rng)).collect()));
+    let mut hidden: Vec<f32> = (0..n * h).map(|_| rng.sample(StandardNormal)).collect();
+    let lm_head: Vec<f32> = (0..v * h).map(|_| scale * rng.sample::<f32, _>(StandardNormal)).collect();
+    let bias = bias.then(|| Tensor::F32((0..v).map(|_| rng.sample(StandardNormal)).collect()));
     let mut targets: Vec<i64> = (0..n).map(|_| rng.random_range(0..v as i64)).collect();
     for i in (0..n).filter(|i| mask[*i] == 0.0) {
         hidden[i * h..(i + 1) * h].fill(f32::NAN);
         targets[i] = [-100, i64::MAX, v as i64][i % 3];
     }
     let policy = Policy::Hidden { hidden: Tensor::F32(hidden), lm_head: Tensor::F32(lm_head), bias }.to_dtype(dtype);
-    let advantages = (0..b).map(|i| normal(&mut rng).abs().max(0.3) * if i % 2 == 0 { 1.0 } else { -1.0 }).collect();
+    let mut size = || rng.sample::<f32, _>(StandardNormal).abs().max(0.3);
+    let advantages = (0..b).map(|i| if i % 2 == 0 { size() } else { -size() }).collect();
     let plain = TokenBatch::padded(&targets, &mask, [b, t]).unwrap();
     let mut file = BatchFile {
         name: format!("{shape:?}"),
@@ -65,7 +61,11 @@ pub(crate) fn case(shape: Shape, loss: &LossConfig, dtype: Dtype, seed: u64) -> 
     let mut near = |spread: f32| -> Vec<f32> {
         logp.iter()
             .zip(&mask)
-            .map(|(l, m)| if *m == 1.0 { *l as f32 + spread * normal(&mut rng) } else { f32::NAN })
+            .map(|(l, m)| match *m == 1.0 {
+                // What lies above 0 would be no log-probability.
+                true => (*l as f32 + spread * rng.sample::<f32, _>(StandardNormal)).min(0.0),
+                false => f32::NAN,
+            })
             .collect()
     };
     let (old, reference) = (near(0.3), near(0.5));

@@ -10,6 +10,7 @@ use grpo_core::{
 use half::bf16;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use rand_distr::StandardNormal;
 use std::ops::Range;
 
 /// Values of a dtype, widened, and as they are handed over.
@@ -75,12 +76,6 @@ pub(crate) struct Case {
     pub(crate) batch: TokenBatch,
 }
 
-/// Standard normal by Box-Muller.
-fn normal(rng: &mut ChaCha8Rng) -> f32 {
-    let (u, v): (f64, f64) = (1.0 - rng.random::<f64>(), rng.random());
-    ((-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()) as f32
-}
-
 /// The logarithm of a ratio on either side of every clip in use, and away from all of them.
 fn log_ratio(rng: &mut ChaCha8Rng) -> f64 {
     let size = match rng.random_range(0..3) {
@@ -99,7 +94,9 @@ impl Case {
         let offsets: Vec<usize> = (0..=b).map(|i| lengths[..i].iter().sum()).collect();
         let whole = if b > 1 { offsets[b - 1] } else { n };
         let mask: Vec<f32> = (0..n).map(|i| f32::from(u8::from(i % 5 != 4 && i < whole))).collect();
-        let mut values = |count: usize, std: f32| (0..count).map(|_| std * normal(&mut rng)).collect::<Vec<f32>>();
+        let mut values = |count: usize, std: f32| {
+            (0..count).map(|_| std * rng.sample::<f32, _>(StandardNormal)).collect::<Vec<f32>>()
+        };
         let mut hidden = values(n * h, 1.0);
         let lm_head = Tensor::new(values(v * h, 2.0 / (h as f32).sqrt()), dtype);
         let bias = bias.then(|| Tensor::new(values(v, 0.5), dtype));

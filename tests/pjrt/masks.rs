@@ -84,7 +84,7 @@ fn smaller_batches_fit_a_plan(#[values((1, 1), (4, 2))] (data, vocab): (usize, u
             let none = case.select(1..2);
             assert_eq!(none.tokens(), 0);
             let mut output = Output::begin(&case.oracle(&loss), GradientSpec { hidden: false, ..request.gradients });
-            let (begin, mut nothing) = (output.clone(), vec![]);
+            let (begin, mut nothing) = (output.clone(), Vec::<f32>::new());
             let grads = GradsMut { hidden: Some((&mut nothing).into()), ..output.grads() };
             let result = plan.value_and_grad(none.policy(), &none.batch, grads).unwrap();
             assert_eq!((result.loss, result.scores.logp.len()), (0.0, 0));

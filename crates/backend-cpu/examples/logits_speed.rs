@@ -1,5 +1,5 @@
 //! Times one step of the loss of given logits, against one walk over the same memory:
-//! `cargo run --release -p backend-cpu --example logits_speed -- N V threads steps [softcap]`.
+//! `cargo run --release -p grpo-backend-cpu --example logits_speed -- N V threads steps [softcap]`.
 //!
 //! Best of `steps`, wall time and processor time (all threads together; other work on the machine costs the former more).
 //! The floor reads every logit once and writes every entry of the gradient once, in the same buffers with the same threads.

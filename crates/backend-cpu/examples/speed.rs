@@ -1,4 +1,4 @@
-//! Times one step of the fused head: `cargo run --release -p backend-cpu --example speed -- N H V threads [bf16]
+//! Times one step of the fused head: `cargo run --release -p grpo-backend-cpu --example speed -- N H V threads [bf16]
 //! [chunks | panels] [32MiB] [logits] [huge] [softcap]`; `huge` puts head and gradient on large pages.
 
 use backend_cpu::CpuBackend;

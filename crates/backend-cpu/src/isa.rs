@@ -6,11 +6,15 @@
 
 use crate::plan::unsupported;
 use grpo_core::error::Result;
+use strum::{EnumCount, EnumString, IntoStaticStr, VariantArray};
 
 /// Instruction sets, from the one that every processor has to the fastest. Each includes those before it.
 ///
 /// Results depend on the instruction set in their last bits, and on nothing else but the input.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, EnumCount, EnumString, IntoStaticStr, VariantArray,
+)]
+#[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
 pub enum Isa {
     /// What the compiler makes of plain Rust for the target's baseline.
@@ -27,22 +31,16 @@ pub enum Isa {
 
 impl Isa {
     /// All of them, in order.
-    pub const ALL: [Self; 5] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16, Self::Amx];
+    pub const ALL: [Self; Self::COUNT] = *Self::VARIANTS.first_chunk().unwrap();
 
     /// `portable`, `avx2`, `avx512`, `avx512_bf16`, `amx`.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Portable => "portable",
-            Self::Avx2 => "avx2",
-            Self::Avx512 => "avx512",
-            Self::Avx512Bf16 => "avx512_bf16",
-            Self::Amx => "amx",
-        }
+        self.into()
     }
 
     /// The instruction set called `name`.
     pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|isa| isa.name() == name)
+        name.parse().ok()
     }
 
     /// The fastest that this processor has, and for AMX that the system lets this process use.

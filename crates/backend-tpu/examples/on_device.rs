@@ -1,7 +1,7 @@
 //! Three optimizer steps whose hidden states, head and gradients never leave the device.
 //!
 //!     cargo run --release -- plugin install cpu
-//!     cargo run --release -p backend-tpu --example on_device
+//!     cargo run --release -p grpo-backend-tpu --example on_device
 
 use backend_tpu::plugins::Kind;
 use backend_tpu::program::Role;

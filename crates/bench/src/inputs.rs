@@ -12,6 +12,9 @@ use crate::error::{Error, Result};
 use grpo_core::batch::{Advantages, TokenBatch};
 use grpo_core::{Dtype, HeadLayout, TensorRef};
 use half::bf16;
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+use rand_distr::{Distribution, StandardNormal};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -203,14 +206,13 @@ fn from_table<T: Copy>(seed: u64, stream: u64, elements: usize, table: &[T; TABL
     values
 }
 
-/// Normally distributed numbers, by Box and Muller.
+/// Independent numbers of a normal distribution around 0, the same in every run.
 fn table(std: f64) -> Box<[f32; TABLE]> {
-    let mut random = Random::new(0, u64::MAX);
-    let mut unit = || (random.next() >> 11) as f64 / (1_u64 << 53) as f64;
+    let mut rng = ChaCha8Rng::seed_from_u64(0);
     let mut values = Box::new([0.0; TABLE]);
     for value in values.iter_mut() {
-        let radius = (-2.0 * (1.0 - unit()).ln()).sqrt();
-        *value = (std * radius * (std::f64::consts::TAU * unit()).cos()) as f32;
+        let standard: f64 = StandardNormal.sample(&mut rng);
+        *value = (std * standard) as f32;
     }
     values
 }

@@ -54,7 +54,6 @@ use report::{Case, Claim, Document, Machine, utc};
 use serde_json::{Map, Value};
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// What is measured and how.
 #[derive(Clone, Debug, Default)]
@@ -81,7 +80,7 @@ pub fn run(
     options: &Options,
     mut progress: impl FnMut(&str) -> Result<()>,
 ) -> Result<Document> {
-    let date = utc(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()));
+    let date = utc(jiff::Timestamp::now());
     let mut cases = vec![];
     for config in configs {
         config.validate()?;

@@ -263,26 +263,9 @@ impl DeviceBytes {
     }
 }
 
-/// `seconds` after 1970-01-01 as `2026-11-21T07:30:00Z`.
-pub fn utc(seconds: u64) -> String {
-    let (days, second) = (seconds / 86_400, seconds % 86_400);
-    let is_leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
-    let (mut year, mut day) = (1970, days);
-    while day >= 365 + u64::from(is_leap(year)) {
-        day -= 365 + u64::from(is_leap(year));
-        year += 1;
-    }
-    let february = 28 + u64::from(is_leap(year));
-    let mut month = 1;
-    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30] {
-        if day < length {
-            break;
-        }
-        day -= length;
-        month += 1;
-    }
-    let (hour, minute) = (second / 3600, second / 60 % 60);
-    format!("{year}-{month:02}-{:02}T{hour:02}:{minute:02}:{:02}Z", day + 1, second % 60)
+/// `time` in UTC to the second, e.g. `2026-11-21T07:30:00Z`.
+pub fn utc(time: jiff::Timestamp) -> String {
+    format!("{time:.0}")
 }
 
 #[cfg(test)]
@@ -290,11 +273,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dates_are_those_of_the_calendar() {
-        assert_eq!(utc(0), "1970-01-01T00:00:00Z");
-        assert_eq!(utc(951_827_696), "2000-02-29T12:34:56Z");
-        assert_eq!(utc(1_735_689_599), "2024-12-31T23:59:59Z");
-        assert_eq!(utc(1_763_769_600), "2025-11-22T00:00:00Z");
+    fn dates_are_in_utc_to_the_second() {
+        let time: jiff::Timestamp = "2000-02-29T14:34:56.987654321+02:00".parse().expect("a time with an offset");
+        assert_eq!(utc(time), "2000-02-29T12:34:56Z");
+        assert_eq!(utc(jiff::Timestamp::UNIX_EPOCH), "1970-01-01T00:00:00Z");
     }
 
     #[test]

@@ -12,10 +12,26 @@ use crate::error::{Error, Result};
 use crate::metrics::Metrics;
 use crate::tensor::{Dtype, TensorMut, TensorRef};
 use serde::{Deserialize, Serialize};
+use strum::{EnumCount, EnumString, IntoStaticStr, VariantArray};
 
 /// How the loss is computed. Swapping one for another changes time and memory, never the numbers beyond tolerance.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    Hash,
+    Serialize,
+    Deserialize,
+    EnumCount,
+    EnumString,
+    IntoStaticStr,
+    VariantArray,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Implementation {
     /// Dense and obvious; holds [N, V] logits and their gradient.
     Reference,
@@ -28,20 +44,16 @@ pub enum Implementation {
 
 impl Implementation {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Reference, Self::Logits, Self::Fused];
+    pub const ALL: [Self; Self::COUNT] = *Self::VARIANTS.first_chunk().unwrap();
 
     /// The implementation called `name`.
     pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|i| i.name() == name)
+        name.parse().ok()
     }
 
     /// The name used in configuration and reports.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Reference => "reference",
-            Self::Logits => "logits",
-            Self::Fused => "fused",
-        }
+        self.into()
     }
 }
 

@@ -26,6 +26,9 @@ pub mod tensor;
 pub mod vectors;
 pub mod weights;
 
+/// The crate whose `bf16` tensors have: the version that fits, for callers that have none of their own.
+pub use half;
+
 pub use advantages::{AdvantageConfig, AdvantageEstimator};
 pub use backend::{
     Backend, GradientSpec, GradsMut, HeadLayout, Implementation, LoopOrder, LossOutput, LossPlan, MemoryReport,

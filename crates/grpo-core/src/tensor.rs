@@ -3,10 +3,13 @@
 use half::bf16;
 use serde::{Deserialize, Serialize};
 use std::any::Any;
+use strum::IntoStaticStr;
 
 /// Element type of a tensor.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, IntoStaticStr)]
+#[cfg_attr(test, derive(strum::VariantArray))]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Dtype {
     /// IEEE binary32.
     #[default]
@@ -18,10 +21,7 @@ pub enum Dtype {
 impl Dtype {
     /// `f32` or `bf16`.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::Bf16 => "bf16",
-        }
+        self.into()
     }
 
     /// Bytes of one element.
@@ -44,6 +44,16 @@ pub trait DeviceTensor: Any + Send + Sync + std::fmt::Debug {
 }
 
 /// A tensor to read.
+///
+/// ```
+/// use grpo_core::half::bf16;
+/// use grpo_core::{Dtype, TensorRef};
+///
+/// let hidden = vec![bf16::from_f32(0.5); 8]; // [N, H], row-major
+/// let tensor = TensorRef::from(&hidden);
+/// assert_eq!((tensor.dtype(), tensor.host_len()), (Dtype::Bf16, Some(8)));
+/// assert_eq!(TensorRef::from(&[1.0_f32, 2.0]).dtype(), Dtype::F32);
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub enum TensorRef<'a> {
     /// On the host, row-major.
@@ -55,6 +65,16 @@ pub enum TensorRef<'a> {
 }
 
 /// A tensor to write.
+///
+/// ```
+/// use grpo_core::half::bf16;
+/// use grpo_core::{Dtype, TensorMut};
+///
+/// let mut gradient = vec![bf16::ZERO; 8];
+/// let tensor = TensorMut::from(&mut gradient);
+/// assert_eq!((tensor.dtype(), tensor.host_len()), (Dtype::Bf16, Some(8)));
+/// assert_eq!(TensorMut::from(&mut [0.0_f32; 2]).dtype(), Dtype::F32);
+/// ```
 #[derive(Debug)]
 pub enum TensorMut<'a> {
     /// On the host, row-major.
@@ -106,38 +126,45 @@ impl TensorMut<'_> {
     }
 }
 
-impl<'a> From<&'a [f32]> for TensorRef<'a> {
-    fn from(t: &'a [f32]) -> Self {
-        Self::F32(t)
-    }
+/// Slices, vectors and arrays on the host, to read and to write.
+macro_rules! from_host {
+    ($($element:ty => $variant:ident),*) => {$(
+        impl<'a> From<&'a [$element]> for TensorRef<'a> {
+            fn from(t: &'a [$element]) -> Self {
+                Self::$variant(t)
+            }
+        }
+
+        impl<'a> From<&'a Vec<$element>> for TensorRef<'a> {
+            fn from(t: &'a Vec<$element>) -> Self {
+                Self::$variant(t)
+            }
+        }
+
+        impl<'a, const N: usize> From<&'a [$element; N]> for TensorRef<'a> {
+            fn from(t: &'a [$element; N]) -> Self {
+                Self::$variant(t)
+            }
+        }
+
+        impl<'a> From<&'a mut [$element]> for TensorMut<'a> {
+            fn from(t: &'a mut [$element]) -> Self {
+                Self::$variant(t)
+            }
+        }
+
+        impl<'a> From<&'a mut Vec<$element>> for TensorMut<'a> {
+            fn from(t: &'a mut Vec<$element>) -> Self {
+                Self::$variant(t)
+            }
+        }
+
+        impl<'a, const N: usize> From<&'a mut [$element; N]> for TensorMut<'a> {
+            fn from(t: &'a mut [$element; N]) -> Self {
+                Self::$variant(t)
+            }
+        }
+    )*};
 }
 
-impl<'a> From<&'a [bf16]> for TensorRef<'a> {
-    fn from(t: &'a [bf16]) -> Self {
-        Self::Bf16(t)
-    }
-}
-
-impl<'a> From<&'a mut [f32]> for TensorMut<'a> {
-    fn from(t: &'a mut [f32]) -> Self {
-        Self::F32(t)
-    }
-}
-
-impl<'a> From<&'a mut [bf16]> for TensorMut<'a> {
-    fn from(t: &'a mut [bf16]) -> Self {
-        Self::Bf16(t)
-    }
-}
-
-impl<'a> From<&'a Vec<f32>> for TensorRef<'a> {
-    fn from(t: &'a Vec<f32>) -> Self {
-        Self::F32(t)
-    }
-}
-
-impl<'a> From<&'a mut Vec<f32>> for TensorMut<'a> {
-    fn from(t: &'a mut Vec<f32>) -> Self {
-        Self::F32(t)
-    }
-}
+from_host!(f32 => F32, bf16 => Bf16);

@@ -3,12 +3,15 @@
 use std::fmt;
 
 use crate::error::{Error, Result};
+use strum::{Display, IntoStaticStr, VariantArray};
 
-/// The element type of a buffer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// The element type of a buffer, in the order of the C header's `PJRT_Buffer_Type`, from its 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Display, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
 pub enum DType {
     /// A boolean; `bool` in Rust, one byte.
+    #[strum(serialize = "i1")]
     Pred,
     /// `i8`
     I8,
@@ -19,12 +22,16 @@ pub enum DType {
     /// `i64`
     I64,
     /// `u8`
+    #[strum(serialize = "ui8")]
     U8,
     /// `u16`
+    #[strum(serialize = "ui16")]
     U16,
     /// `u32`
+    #[strum(serialize = "ui32")]
     U32,
     /// `u64`
+    #[strum(serialize = "ui64")]
     U64,
     /// `half::f16`
     F16,
@@ -37,26 +44,9 @@ pub enum DType {
 }
 
 impl DType {
-    /// In the order of the C header's `PJRT_Buffer_Type`, from its 1.
-    const ALL: [DType; 13] = [
-        DType::Pred,
-        DType::I8,
-        DType::I16,
-        DType::I32,
-        DType::I64,
-        DType::U8,
-        DType::U16,
-        DType::U32,
-        DType::U64,
-        DType::F16,
-        DType::F32,
-        DType::F64,
-        DType::Bf16,
-    ];
-
     pub(crate) fn from_raw(code: i32) -> Result<Self> {
         let index = usize::try_from(code).ok().and_then(|code| code.checked_sub(1));
-        index.and_then(|index| Self::ALL.get(index)).copied().ok_or(Error::UnknownDType { code })
+        index.and_then(|index| Self::VARIANTS.get(index)).copied().ok_or(Error::UnknownDType { code })
     }
 
     pub(crate) fn to_raw(self) -> i32 {
@@ -75,27 +65,7 @@ impl DType {
 
     /// The name in StableHLO: `f32`, `bf16`, `i64`, `ui32`, `i1`.
     pub fn name(self) -> &'static str {
-        match self {
-            DType::Pred => "i1",
-            DType::I8 => "i8",
-            DType::I16 => "i16",
-            DType::I32 => "i32",
-            DType::I64 => "i64",
-            DType::U8 => "ui8",
-            DType::U16 => "ui16",
-            DType::U32 => "ui32",
-            DType::U64 => "ui64",
-            DType::F16 => "f16",
-            DType::F32 => "f32",
-            DType::F64 => "f64",
-            DType::Bf16 => "bf16",
-        }
-    }
-}
-
-impl fmt::Display for DType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        self.into()
     }
 }
 
@@ -169,8 +139,8 @@ mod tests {
 
     #[test]
     fn codes_are_those_of_the_header() {
-        for dtype in DType::ALL {
-            assert_eq!(DType::from_raw(dtype.to_raw()).unwrap(), dtype);
+        for dtype in DType::VARIANTS {
+            assert_eq!(DType::from_raw(dtype.to_raw()).unwrap(), *dtype);
         }
         assert_eq!((DType::Pred.to_raw(), DType::F32.to_raw(), DType::Bf16.to_raw()), (1, 11, 13));
         for code in [-1, 0, 14, i32::MAX] {

@@ -1,6 +1,7 @@
 //! The program as data: what [`crate::build`] makes, [`crate::print`] prints, and a transformation reads and rewrites.
 
 use crate::types::{Dtype, TensorType};
+use strum::IntoStaticStr;
 
 /// A value of a function: an argument, or a result of one of its operations. An index of [`Function::types`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -81,7 +82,8 @@ pub struct Operation {
 }
 
 /// Operations, with the attributes that are not operands. Semantics are those of the StableHLO specification.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, IntoStaticStr)]
+#[strum(serialize_all = "snake_case", prefix = "stablehlo.")]
 pub enum Kind {
     /// A literal.
     Constant(Literal),
@@ -186,7 +188,8 @@ pub enum Kind {
 }
 
 /// Element-wise operations of one operand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr)]
+#[strum(serialize_all = "snake_case", prefix = "stablehlo.")]
 #[allow(missing_docs)] // named after what they compute
 pub enum Unary {
     Abs,
@@ -209,7 +212,8 @@ pub enum Unary {
 }
 
 /// Element-wise operations of two operands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr)]
+#[strum(serialize_all = "snake_case", prefix = "stablehlo.")]
 #[allow(missing_docs)] // named after what they compute
 pub enum Binary {
     Add,
@@ -226,7 +230,8 @@ pub enum Binary {
 }
 
 /// Directions of a comparison.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr)]
+#[strum(serialize_all = "UPPERCASE")]
 #[allow(missing_docs)] // named after what they compare
 pub enum Comparison {
     Eq,
@@ -266,7 +271,8 @@ impl DotDimensions {
 }
 
 /// What a product may do to f32 operands: TPUs round them to bf16 by default, GPUs to tf32.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, IntoStaticStr)]
+#[strum(serialize_all = "UPPERCASE")]
 pub enum Precision {
     /// The fastest.
     #[default]

@@ -399,33 +399,9 @@ impl Kind {
     /// The operation's name in the dialect.
     pub fn name(&self) -> &'static str {
         match self {
-            Self::Constant(_) => "stablehlo.constant",
-            Self::Iota { .. } => "stablehlo.iota",
             Self::Unary(unary) => unary.name(),
             Self::Binary(binary) => binary.name(),
-            Self::Compare(_) => "stablehlo.compare",
-            Self::Select => "stablehlo.select",
-            Self::Clamp => "stablehlo.clamp",
-            Self::Convert => "stablehlo.convert",
-            Self::DotGeneral(..) => "stablehlo.dot_general",
-            Self::Reduce { .. } => "stablehlo.reduce",
-            Self::BroadcastInDim { .. } => "stablehlo.broadcast_in_dim",
-            Self::Reshape => "stablehlo.reshape",
-            Self::Transpose { .. } => "stablehlo.transpose",
-            Self::Concatenate { .. } => "stablehlo.concatenate",
-            Self::Slice { .. } => "stablehlo.slice",
-            Self::DynamicSlice { .. } => "stablehlo.dynamic_slice",
-            Self::DynamicUpdateSlice => "stablehlo.dynamic_update_slice",
-            Self::Pad { .. } => "stablehlo.pad",
-            Self::Gather(_) => "stablehlo.gather",
-            Self::Scatter(..) => "stablehlo.scatter",
-            Self::While => "stablehlo.while",
-            Self::AllReduce { .. } => "stablehlo.all_reduce",
-            Self::ReduceScatter { .. } => "stablehlo.reduce_scatter",
-            Self::ReplicaId => "stablehlo.replica_id",
-            Self::PartitionId => "stablehlo.partition_id",
-            Self::OptimizationBarrier => "stablehlo.optimization_barrier",
-            Self::CustomCall(_) => "stablehlo.custom_call",
+            other => other.into(),
         }
     }
 }
@@ -433,66 +409,25 @@ impl Kind {
 impl Unary {
     /// The operation's name in the dialect.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Abs => "stablehlo.abs",
-            Self::Negate => "stablehlo.negate",
-            Self::Sign => "stablehlo.sign",
-            Self::Exponential => "stablehlo.exponential",
-            Self::ExponentialMinusOne => "stablehlo.exponential_minus_one",
-            Self::Log => "stablehlo.log",
-            Self::LogPlusOne => "stablehlo.log_plus_one",
-            Self::Logistic => "stablehlo.logistic",
-            Self::Tanh => "stablehlo.tanh",
-            Self::Sqrt => "stablehlo.sqrt",
-            Self::Rsqrt => "stablehlo.rsqrt",
-            Self::Floor => "stablehlo.floor",
-            Self::Ceil => "stablehlo.ceil",
-            Self::Cosine => "stablehlo.cosine",
-            Self::Sine => "stablehlo.sine",
-            Self::IsFinite => "stablehlo.is_finite",
-            Self::Not => "stablehlo.not",
-        }
+        self.into()
     }
 }
 
 impl Binary {
     /// The operation's name in the dialect.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Add => "stablehlo.add",
-            Self::Subtract => "stablehlo.subtract",
-            Self::Multiply => "stablehlo.multiply",
-            Self::Divide => "stablehlo.divide",
-            Self::Remainder => "stablehlo.remainder",
-            Self::Power => "stablehlo.power",
-            Self::Maximum => "stablehlo.maximum",
-            Self::Minimum => "stablehlo.minimum",
-            Self::And => "stablehlo.and",
-            Self::Or => "stablehlo.or",
-            Self::Xor => "stablehlo.xor",
-        }
+        self.into()
     }
 }
 
 impl Comparison {
     fn name(self) -> &'static str {
-        match self {
-            Self::Eq => "EQ",
-            Self::Ne => "NE",
-            Self::Lt => "LT",
-            Self::Le => "LE",
-            Self::Gt => "GT",
-            Self::Ge => "GE",
-        }
+        self.into()
     }
 }
 
 impl Precision {
     fn name(self) -> &'static str {
-        match self {
-            Self::Default => "DEFAULT",
-            Self::High => "HIGH",
-            Self::Highest => "HIGHEST",
-        }
+        self.into()
     }
 }

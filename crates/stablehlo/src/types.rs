@@ -1,17 +1,21 @@
 //! Types of values: a dtype and a static shape.
 
 use std::fmt;
+use strum::{Display, IntoStaticStr};
 
 /// Element type.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Display, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum Dtype {
     /// A predicate; prints as `i1`.
+    #[strum(serialize = "i1")]
     Pred,
     /// Signed, 32 bits.
     I32,
     /// Signed, 64 bits.
     I64,
     /// Unsigned, 32 bits; prints as `ui32`.
+    #[strum(serialize = "ui32")]
     U32,
     /// IEEE binary16.
     F16,
@@ -26,16 +30,7 @@ pub enum Dtype {
 impl Dtype {
     /// As MLIR spells it.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Pred => "i1",
-            Self::I32 => "i32",
-            Self::I64 => "i64",
-            Self::U32 => "ui32",
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-            Self::F32 => "f32",
-            Self::F64 => "f64",
-        }
+        self.into()
     }
 
     /// Whether it is one of the floating-point types.
@@ -56,12 +51,6 @@ impl Dtype {
             Self::I32 | Self::U32 | Self::F32 => 4,
             Self::I64 | Self::F64 => 8,
         }
-    }
-}
-
-impl fmt::Display for Dtype {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 

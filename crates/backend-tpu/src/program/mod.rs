@@ -25,14 +25,16 @@ use grpo_core::{Dtype, GradientSpec, HeadLayout, Implementation, LossConfig, Pol
 pub use mesh::Mesh;
 use serde::{Deserialize, Serialize};
 use stablehlo::{Builder, Module, TensorType, Value};
+use strum::IntoStaticStr;
 pub(crate) use tokens::IDS;
 
 /// What to do about what TPU kernels cannot.
 const NO_KERNELS: &str = "leave `mosaic` out: the plain program does it";
 
 /// An argument or a result of a program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, IntoStaticStr)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Role {
     /// Hidden states `[N, H]`.
     Hidden,
@@ -430,21 +432,6 @@ impl Frame {
 impl Role {
     /// As the text of a program names it.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Hidden => "hidden",
-            Self::LmHead => "lm_head",
-            Self::Bias => "bias",
-            Self::Logits => "logits",
-            Self::TokenIds => "token_ids",
-            Self::TokenNumbers => "token_numbers",
-            Self::OnPolicy => "on_policy",
-            Self::GradHidden => "grad_hidden",
-            Self::GradLmHead => "grad_lm_head",
-            Self::GradBias => "grad_bias",
-            Self::GradLogits => "grad_logits",
-            Self::Sums => "sums",
-            Self::Logp => "logp",
-            Self::Entropy => "entropy",
-        }
+        self.into()
     }
 }

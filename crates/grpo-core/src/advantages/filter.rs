@@ -1,5 +1,6 @@
 //! Dynamic sampling: which groups have something to learn from.
 
+use super::groups::Groups;
 use super::statistics::Statistics;
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -10,8 +11,8 @@ use std::cmp::Ordering;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DynamicSampling {
-    /// Drops groups whose rewards are all equal, decided on the rewards. A group size of 1 has nothing to compare, and
-    /// such groups are kept (verl's `filter_groups`).
+    /// Drops groups whose rewards are all equal, decided on the rewards. A group of one has nothing to compare, and
+    /// is kept (verl's `filter_groups`).
     pub drop_zero_variance: bool,
     /// Keeps groups with low < mean reward < high. OpenRLHF's `dynamic_filtering_reward_range`, there 0 and 1.
     pub reward_range: Option<[f64; 2]>,
@@ -52,8 +53,8 @@ impl DynamicSampling {
     ///
     /// # Errors
     /// [`Error::Config`] for a range that is empty or a threshold that is negative or not finite, [`Error::Shape`] when
-    /// B is not a multiple of `group_size`, [`Error::Value`] for an infinite reward.
-    pub fn filter(&self, rewards: &[f32], group_size: usize) -> Result<KeptGroups> {
+    /// the groups are not those of B completions, [`Error::Value`] for an infinite reward.
+    pub fn filter<'a>(&self, rewards: &[f32], groups: impl Into<Groups<'a>>) -> Result<KeptGroups> {
         if let Some([low, high]) = self.reward_range.filter(|[low, high]| low.partial_cmp(high) != Some(Ordering::Less))
         {
             return Err(Error::Config(format!("dynamic sampling: reward_range must rise, got {low} to {high}")));
@@ -61,20 +62,17 @@ impl DynamicSampling {
         if let Some(min) = self.min_std.filter(|min| !(*min >= 0.0 && min.is_finite())) {
             return Err(Error::Config(format!("dynamic sampling: min_std must be finite and not negative, got {min}")));
         }
-        if group_size == 0 || !rewards.len().is_multiple_of(group_size) {
-            let expected = format!("a multiple of the group size {group_size}");
-            return Err(Error::shape("dynamic sampling", "rewards", expected, rewards.len()));
-        }
+        let offsets = groups.into().offsets("dynamic sampling", rewards.len())?;
         if let Some(i) = rewards.iter().position(|r| r.is_infinite()) {
             return Err(Error::value("rewards", format!("completion {i}"), format!("{} is not finite", rewards[i])));
         }
         let mut groups = KeptGroups::default();
-        for (index, group) in rewards.chunks(group_size).enumerate() {
-            let group: Vec<f64> = group.iter().map(|r| f64::from(*r)).collect();
+        for (index, range) in offsets.windows(2).enumerate() {
+            let group: Vec<f64> = rewards[range[0]..range[1]].iter().map(|r| f64::from(*r)).collect();
             let statistics = Statistics::of(&group, 1);
             if statistics.count == 0.0 {
                 groups.without_reward += 1;
-            } else if self.drop_zero_variance && statistics.all_equal && group_size > 1 {
+            } else if self.drop_zero_variance && statistics.all_equal && group.len() > 1 {
                 groups.zero_variance += 1;
             } else if self.reward_range.is_some_and(|[low, high]| !(low < statistics.mean && statistics.mean < high)) {
                 groups.out_of_range += 1;

@@ -22,18 +22,18 @@ impl AdvantageConfig {
 
 /// r - mean(G), divided as `scale_rewards` says.
 pub(super) fn centred(config: &AdvantageConfig, rows: &Rows<'_>) -> Vec<f64> {
-    scaled_groups(config, &rows.scores, rows.group_size(), config.scale())
+    scaled_groups(config, &rows.scores, &rows.groups, config.scale())
 }
 
 /// As [`centred`], of any list of rewards.
 pub(super) fn scaled_groups(
     config: &AdvantageConfig,
     rewards: &[f64],
-    group_size: usize,
+    groups: &[usize],
     scale: ScaleRewards,
 ) -> Vec<f64> {
     let batch = Statistics::of(rewards, config.ddof);
-    each_group(rewards, group_size, |group| {
+    each_group(rewards, groups, |group| {
         let statistics = config.group_statistics(group);
         let divisor = match scale {
             ScaleRewards::Group => statistics.std + config.eps,
@@ -45,7 +45,7 @@ pub(super) fn scaled_groups(
 }
 
 pub(super) fn dapo_mix(config: &AdvantageConfig, rows: &Rows<'_>) -> Vec<f64> {
-    let of_group = scaled_groups(config, &rows.scores, rows.group_size(), ScaleRewards::Group);
+    let of_group = scaled_groups(config, &rows.scores, &rows.groups, ScaleRewards::Group);
     let batch = Statistics::of(&rows.scores, config.ddof);
     let of_batch = rows.scores.iter().map(|r| scaled(batch.centred(*r), batch.std + config.eps));
     of_group.into_iter().zip(of_batch).map(|(group, all)| group + config.global_weight * all).collect()
@@ -53,7 +53,7 @@ pub(super) fn dapo_mix(config: &AdvantageConfig, rows: &Rows<'_>) -> Vec<f64> {
 
 /// r - mean of the others = (r - mean(G)) n / (n - 1). A lone reward is left out of a later whitening, as in TRL.
 pub(super) fn leave_one_out(config: &AdvantageConfig, rows: &Rows<'_>) -> Vec<f64> {
-    each_group(&rows.scores, rows.group_size(), |group| {
+    each_group(&rows.scores, &rows.groups, |group| {
         let statistics = Statistics::of(group, config.ddof);
         let n = statistics.count;
         let advantage = |r: &f64| match n > 1.0 {
@@ -67,8 +67,8 @@ pub(super) fn leave_one_out(config: &AdvantageConfig, rows: &Rows<'_>) -> Vec<f6
 
 pub(super) fn length_weighted(config: &AdvantageConfig, rows: &Rows<'_>) -> Result<Vec<f64>> {
     let lengths = rows.lengths()?;
-    let mut lengths = lengths.chunks(rows.group_size());
-    Ok(each_group(&rows.scores, rows.group_size(), |group| {
+    let mut lengths = rows.groups.windows(2).map(|group| &lengths[group[0]..group[1]]);
+    Ok(each_group(&rows.scores, &rows.groups, |group| {
         let lengths = lengths.next().unwrap_or_default();
         let statistics = config.group_statistics(group);
         let present = || group.iter().zip(lengths).filter(|(r, _)| !r.is_nan());
@@ -84,15 +84,16 @@ pub(super) fn length_weighted(config: &AdvantageConfig, rows: &Rows<'_>) -> Resu
 pub(super) fn gpg(config: &AdvantageConfig, rows: &Rows<'_>) -> Vec<f64> {
     let present = || rows.scores.iter().filter(|r| !r.is_nan());
     let alpha = present().count() as f64 / present().filter(|r| **r != 0.0).count().max(1) as f64;
-    let centred = scaled_groups(config, &rows.scores, rows.group_size(), ScaleRewards::None);
+    let centred = scaled_groups(config, &rows.scores, &rows.groups, ScaleRewards::None);
     centred.into_iter().map(|a| a * alpha).collect()
 }
 
 pub(super) fn pass_at_k(config: &AdvantageConfig, rows: &Rows<'_>) -> Result<Vec<f64>> {
-    if rows.group_size() < 2 {
-        return Err(Error::shape("advantages", "group size of grpo_passk", "at least 2", rows.group_size()));
+    if let Some(p) = rows.groups.windows(2).position(|group| group[1] - group[0] < 2) {
+        let found = rows.groups[p + 1] - rows.groups[p];
+        return Err(Error::shape("advantages", format!("size of group {p} of grpo_passk"), "at least 2", found));
     }
-    Ok(each_group(&rows.scores, rows.group_size(), |group| {
+    Ok(each_group(&rows.scores, &rows.groups, |group| {
         let statistics = Statistics::of(group, config.ddof);
         let mut best: Vec<usize> = (0..group.len()).filter(|i| !group[*i].is_nan()).collect();
         best.sort_by(|i, j| group[*j].total_cmp(&group[*i]));
@@ -108,6 +109,6 @@ pub(super) fn pass_at_k(config: &AdvantageConfig, rows: &Rows<'_>) -> Result<Vec
     }))
 }
 
-fn each_group(rewards: &[f64], group_size: usize, advantages: impl FnMut(&[f64]) -> Vec<f64>) -> Vec<f64> {
-    rewards.chunks(group_size).flat_map(advantages).collect()
+fn each_group(rewards: &[f64], groups: &[usize], mut advantages: impl FnMut(&[f64]) -> Vec<f64>) -> Vec<f64> {
+    groups.windows(2).flat_map(|group| advantages(&rewards[group[0]..group[1]])).collect()
 }

@@ -1,6 +1,7 @@
 //! What advantages are made from, checked once.
 
 use super::config::AdvantageConfig;
+use super::groups::Groups;
 use crate::batch::TokenBatch;
 use crate::error::{Error, Result};
 
@@ -22,8 +23,8 @@ pub enum Rewards<'a> {
 pub struct AdvantageInputs<'a> {
     /// The rewards.
     pub rewards: Rewards<'a>,
-    /// Completions per prompt.
-    pub group_size: usize,
+    /// Which completions are of the same prompt.
+    pub groups: Groups<'a>,
     /// Which tokens the completions have. For everything that counts tokens.
     pub batch: Option<&'a TokenBatch>,
     /// Reward of the greedy completion of each row's prompt `[B]`, for remax; NaN where it is missing.
@@ -37,11 +38,23 @@ pub struct AdvantageInputs<'a> {
 }
 
 impl<'a> AdvantageInputs<'a> {
-    /// Rewards in groups and nothing else.
-    pub fn new(rewards: Rewards<'a>, group_size: usize) -> Self {
+    /// Rewards in groups and nothing else. A number means groups of that size, a slice the offsets of groups of any
+    /// sizes.
+    ///
+    /// ```
+    /// use grpo_core::advantages::{AdvantageConfig, AdvantageInputs, Rewards};
+    ///
+    /// let rewards = [1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0];
+    /// let offsets = [0, 3, 6, 7]; // three, three and one completion
+    /// let inputs = AdvantageInputs::new(Rewards::PerSequence(&rewards), &offsets[..]);
+    /// let advantages = AdvantageConfig::default().compute(&inputs)?;
+    /// # let _ = advantages;
+    /// # Ok::<(), grpo_core::Error>(())
+    /// ```
+    pub fn new(rewards: Rewards<'a>, groups: impl Into<Groups<'a>>) -> Self {
         Self {
             rewards,
-            group_size,
+            groups: groups.into(),
             batch: None,
             greedy_rewards: None,
             values: None,
@@ -56,6 +69,8 @@ pub(super) struct Rows<'a> {
     inputs: &'a AdvantageInputs<'a>,
     /// `[B]`, NaN where missing.
     pub(super) scores: Vec<f64>,
+    /// `[P + 1]`: where each group begins, and B.
+    pub(super) groups: Vec<usize>,
 }
 
 impl<'a> Rows<'a> {
@@ -64,20 +79,13 @@ impl<'a> Rows<'a> {
             Rewards::PerSequence(rewards) => sequence_scores(config, rewards)?,
             Rewards::PerToken(rewards) => token_scores(config, rewards, inputs.batch)?,
         };
-        if inputs.group_size == 0 || !scores.len().is_multiple_of(inputs.group_size) {
-            let expected = format!("a multiple of the group size {}", inputs.group_size);
-            return Err(Error::shape(OP, "rewards", expected, scores.len()));
-        }
+        let groups = inputs.groups.offsets(OP, scores.len())?;
         if let Some(batch) = inputs.batch
             && batch.sequences() != scores.len()
         {
             return Err(Error::shape(OP, "rewards", format!("{} sequences", batch.sequences()), scores.len()));
         }
-        Ok(Self { inputs, scores })
-    }
-
-    pub(super) fn group_size(&self) -> usize {
-        self.inputs.group_size
+        Ok(Self { inputs, scores, groups })
     }
 
     /// Rewards of one function `[B]`.

@@ -1,6 +1,6 @@
 //! Advantages from rewards: one number per completion, or one per token.
 //!
-//! Rewards come in groups: the completions of one prompt lie next to each other, `group_size` of them. A missing reward
+//! Rewards come in [`Groups`]: the completions of one prompt lie next to each other, equally many of each or not. A missing reward
 //! (NaN) leaves its row out of every statistic and gives advantage 0. All arithmetic is f64; results are f32.
 //!
 //! Legend: B completions, K reward functions, N tokens; r = reward of a completion, G = the rewards present in its
@@ -10,6 +10,7 @@ mod config;
 mod filter;
 mod gae;
 mod group;
+mod groups;
 mod inputs;
 mod per_reward;
 mod returns;
@@ -18,6 +19,7 @@ mod token_baseline;
 
 pub use config::{AdvantageConfig, AdvantageEstimator, GroupOfOne, ScaleRewards, Whitening};
 pub use filter::{DynamicSampling, KeptGroups};
+pub use groups::Groups;
 pub use inputs::{AdvantageInputs, Rewards};
 
 use crate::batch::Advantages;
@@ -31,7 +33,7 @@ enum Raw {
 }
 
 impl AdvantageConfig {
-    /// Advantages `[B]` of `rewards: [B]` (`[B, K]` with `reward_weights`), B a multiple of `group_size`; NaN stands
+    /// Advantages `[B]` of `rewards: [B]` (`[B, K]` with `reward_weights`) in groups of one size or of several; NaN stands
     /// for a missing reward.
     ///
     /// Where the rewards that an estimator compares are all equal (a group, or the batch for global whitening), their
@@ -40,10 +42,10 @@ impl AdvantageConfig {
     ///
     /// # Errors
     /// [`Error::Config`] for a configuration that is not legal or that needs more than rewards (see
-    /// [`AdvantageConfig::compute`]), [`Error::Shape`] when B is not a multiple of `group_size`, [`Error::Value`] for
-    /// an infinite reward.
-    pub fn advantages(&self, rewards: &[f32], group_size: usize) -> Result<Vec<f32>> {
-        match self.compute(&AdvantageInputs::new(Rewards::PerSequence(rewards), group_size))? {
+    /// [`AdvantageConfig::compute`]), [`Error::Shape`] when the groups are not those of B completions, [`Error::Value`]
+    /// for an infinite reward.
+    pub fn advantages<'a>(&self, rewards: &'a [f32], groups: impl Into<Groups<'a>>) -> Result<Vec<f32>> {
+        match self.compute(&AdvantageInputs::new(Rewards::PerSequence(rewards), groups))? {
             Advantages::PerSequence(advantages) => Ok(advantages),
             Advantages::PerToken(_) => Err(Error::Config(format!(
                 "advantages: {:?} gives one advantage per token: call `compute`",

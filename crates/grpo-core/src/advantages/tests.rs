@@ -1,3 +1,5 @@
+mod groups;
+
 use super::*;
 use crate::batch::TokenBatch;
 use approx::assert_relative_eq;
@@ -251,7 +253,10 @@ fn refuses_inputs_that_do_not_fit() {
         ),
         (refusal(r#"{"estimator": "remax"}"#, &AdvantageInputs { greedy_rewards: Some(&[0.0]), ..two }), "[B]"),
         (refusal(r#"{"estimator": "optimal_token_baseline"}"#, &two), "set `batch.old_logp`"),
-        (refusal(r#"{"estimator": "grpo_passk"}"#, &AdvantageInputs { group_size: 1, ..two }), "at least 2"),
+        (
+            refusal(r#"{"estimator": "grpo_passk"}"#, &AdvantageInputs { groups: Groups::OfSize(1), ..two }),
+            "at least 2",
+        ),
         (
             refusal(
                 r#"{"estimator": "gae", "whiten": "sequences"}"#,

@@ -20,9 +20,8 @@ pub(super) fn advantages(config: &AdvantageConfig, rows: &Rows<'_>) -> Result<Ve
     let weights = cumulative_weights(rows)?;
     let mut returns = discounted(rows, 1.0)?;
     let counts_active = config.estimator == AdvantageEstimator::TirOptimalTokenBaseline;
-    for first in (0..batch.sequences()).step_by(rows.group_size()) {
-        let group = first..first + rows.group_size();
-        let members: Vec<Member> = group
+    for group in rows.groups.windows(2) {
+        let members: Vec<Member> = (group[0]..group[1])
             .filter(|b| !rows.scores[*b].is_nan() && batch.active_in(*b) > 0)
             .map(|b| Member {
                 range: batch.range(b),

@@ -1,11 +1,14 @@
 //! The choices that a loss configuration names.
 
 use serde::{Deserialize, Serialize};
+use strum::IntoStaticStr;
 
 /// Whose meaning names and defaults have where systems disagree: TRL 1.16, verl 0.9 or MLLM-JAX.
 /// `docs/losses/semantics.md` lists every difference.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, IntoStaticStr)]
+#[cfg_attr(test, derive(strum::VariantArray))]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Semantics {
     /// TRL.
     #[default]
@@ -19,19 +22,17 @@ pub enum Semantics {
 impl Semantics {
     /// The name used in configuration.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Trl => "trl",
-            Self::Verl => "verl",
-            Self::MllmJax => "mllm_jax",
-        }
+        self.into()
     }
 }
 
 /// What is minimised per token and, under TRL's names, how tokens are averaged ([`crate::weights`]).
 ///
 /// B sequences, |y| active tokens of a sequence, N active tokens of the whole optimizer step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, IntoStaticStr)]
+#[cfg_attr(test, derive(strum::VariantArray))]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum LossType {
     /// Clipped ratio, mean over tokens then over sequences: 1/(B |y|). DeepSeekMath, arXiv 2402.03300. Under verl its
     /// `vanilla`; under MLLM-JAX the mean over the step's tokens.
@@ -237,27 +238,30 @@ pub enum RolloutIs {
 impl LossType {
     /// The name used in configuration.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Grpo => "grpo",
-            Self::Bnpo => "bnpo",
-            Self::DrGrpo => "dr_grpo",
-            Self::Dapo => "dapo",
-            Self::Cispo => "cispo",
-            Self::Gspo => "gspo",
-            Self::Luspo => "luspo",
-            Self::Sapo => "sapo",
-            Self::Vespo => "vespo",
-            Self::GeoMean => "geo_mean",
-            Self::Vanilla => "vanilla",
-            Self::Gpg => "gpg",
-            Self::Reinforce => "reinforce",
-            Self::ClipCov => "clip_cov",
-            Self::KlCov => "kl_cov",
-            Self::DppoTv => "dppo_tv",
-            Self::DppoKl => "dppo_kl",
-            Self::Dro => "dro",
-            Self::PrimeRl => "prime_rl",
-            Self::Ipo => "ipo",
+        self.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Dtype, Implementation};
+    use strum::VariantArray;
+
+    #[test]
+    fn names_are_those_of_configuration_files() {
+        fn check<T: VariantArray + Serialize>(name: impl Fn(&T) -> &'static str) {
+            for variant in T::VARIANTS {
+                assert_eq!(serde_json::to_value(variant).unwrap(), name(variant));
+            }
         }
+        check(|semantics: &Semantics| semantics.name());
+        check(|loss: &LossType| loss.name());
+        check(|implementation: &Implementation| implementation.name());
+        check(|dtype: &Dtype| dtype.name());
+        assert_eq!(
+            (LossType::DppoTv.name(), Dtype::Bf16.name(), Semantics::MllmJax.name()),
+            ("dppo_tv", "bf16", "mllm_jax")
+        );
     }
 }

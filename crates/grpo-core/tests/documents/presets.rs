@@ -65,9 +65,15 @@ fn presets_of_a_system_say_which_and_mean_it() {
             assert!(comment.starts_with(system), "{name} has to begin with `# {system}`: {comment}");
             assert_eq!(config.semantics, semantics, "{name}");
         }
-        if let Some(other) = comment.strip_prefix("The same as ").and_then(|rest| rest.split([' ', ',']).next()) {
-            let other = std::fs::read_to_string(folder("configs/loss").join(format!("{other}.yaml"))).unwrap();
-            assert_eq!(config, parse(&other), "{name}");
+    }
+}
+
+#[test]
+fn no_two_presets_are_the_same_configuration() {
+    let presets: Vec<(String, LossConfig)> = presets().into_iter().map(|(name, text)| (name, parse(&text))).collect();
+    for (i, (name, config)) in presets.iter().enumerate() {
+        for (other, of_other) in &presets[i + 1..] {
+            assert_ne!(config, of_other, "{name} and {other} are the same");
         }
     }
 }

@@ -1,9 +1,11 @@
 //! What can be installed: kinds of devices, and the wheels that serve them.
 
 use super::wheel::Wheel;
+use strum::{EnumCount, IntoStaticStr, VariantArray};
 
 /// A plugin that can be installed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, EnumCount, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum Kind {
     /// XLA for the CPU: `xla-cpu-pjrt`.
     Cpu,
@@ -15,15 +17,11 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Kind; 3] = [Kind::Cpu, Kind::Tpu, Kind::Cuda];
+    pub const ALL: [Kind; Self::COUNT] = *Self::VARIANTS.first_chunk().unwrap();
 
     /// `cpu`, `tpu` or `cuda`.
     pub fn name(self) -> &'static str {
-        match self {
-            Kind::Cpu => "cpu",
-            Kind::Tpu => "tpu",
-            Kind::Cuda => "cuda",
-        }
+        self.into()
     }
 
     /// The release that [`install`](super::install) fetches.

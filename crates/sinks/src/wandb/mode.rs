@@ -2,17 +2,21 @@
 
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
+use strum::EnumString;
 
 /// `wandb.mode`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, EnumString)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// Nothing is written.
     #[default]
+    #[strum(serialize = "disabled", serialize = "")]
     Disabled,
     /// The run stays in its folder until `wandb sync` uploads it.
+    #[strum(serialize = "offline", serialize = "dryrun")]
     Offline,
     /// As offline, and [`upload`](super::upload) is to be called when the run ends.
+    #[strum(serialize = "online", serialize = "run")]
     Online,
 }
 
@@ -26,12 +30,7 @@ impl Mode {
     }
 
     fn parse(text: &str) -> Result<Self> {
-        match text {
-            "" | "disabled" => Ok(Self::Disabled),
-            "offline" | "dryrun" => Ok(Self::Offline),
-            "online" | "run" => Ok(Self::Online),
-            other => Err(Error::Mode(other.to_owned())),
-        }
+        text.parse().map_err(|_| Error::Mode(text.to_owned()))
     }
 }
 

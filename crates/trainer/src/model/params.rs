@@ -20,7 +20,10 @@ pub struct NamedTensor {
     pub data: Vec<f32>,
 }
 
-/// Independent normal values (Box-Muller) from the stream of (`seed`, `name`): the same whatever else the model has.
+/// Independent normal values from the stream of (`seed`, `name`): the same whatever else the model has.
+///
+/// The transform of Box and Muller is written out, and `rand_distr` is not used here: another transform of the same random
+/// bits gives other initial weights for a seed, and the published runs of a seed would no longer be those that it makes.
 pub(crate) fn normal(shape: [usize; 2], std: f64, seed: u64, name: &str) -> TensorData {
     let mut rng = stream(seed, Purpose::Weights, 0, stable_hash(name));
     let data: Vec<f32> = (0..shape[0] * shape[1])
