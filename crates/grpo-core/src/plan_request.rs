@@ -77,7 +77,7 @@ impl PlanRequest {
         gradients.saturating_mul(4).saturating_add(n.saturating_mul(8))
     }
 
-    /// Checks what a call needs against [`Tiling::memory_limit`], or against `available` bytes where none is set. Backends
+    /// Checks what a call needs against [`crate::Tiling::memory_limit`], or against `available` bytes where none is set. Backends
     /// call it before they allocate.
     ///
     /// # Errors
