@@ -1,6 +1,7 @@
 //! The materialised baseline computes what it is compared with.
 
 use backend_tpu::program::{Blocking, Mesh, Numerics, Pass, Program, Role, Spec};
+use grpo_core::columns::TokenColumns;
 use grpo_core::{Dtype, GradientSpec, HeadLayout, Implementation, LossConfig, PolicySpec, TemperatureMode};
 use pjrt::install::{Kind, install};
 use pjrt::{Buffer, Client, CompileOptions, Plugin};
@@ -45,29 +46,23 @@ fn argument(client: &Client, spec: &Spec, role: Role) -> Buffer {
             let ids: [i32; 2 * N] = [3, -1, 12, 0, 7, 7, 0, 0, 0, 1, 1, 1];
             client.buffer_from_host(&ids, &ty.shape, device).expect("an upload")
         }
-        // Advantages; weights of policy, KL, entropy and likelihood; shares; old and reference log-probabilities (ratios on both sides of
-        // the clip); whether it counts; own advantages; factors of policy and part, penalties, shifts; sampler log-probabilities; 1/T.
-        Role::TokenNumbers => upload(
-            &[
-                [0.8, 0.0, -1.2, 0.5, -0.4, 1.0],
-                [0.2, 0.0, 0.3, 0.1, 0.2, 0.2],
-                [0.0; N],
-                [0.0; N],
-                [0.0; N],
-                [0.5, 0.0, 0.5, 0.3, 0.3, 0.4],
-                [-2.5, 0.0, -2.7, -6.0, -1.0, -3.1],
-                [0.0; N],
-                [1.0, 0.0, 1.0, 1.0, 1.0, 1.0],
-                [0.8, 0.0, -1.2, 0.5, -0.4, 1.0],
-                [1.0; N],
-                [1.0; N],
-                [0.0; N],
-                [0.0; N],
-                [0.0; N],
-                [1.4, 0.0, 1.4, 0.7, 1.0, 1.4],
-            ]
-            .concat(),
-        ),
+        // Ratios on both sides of the clip.
+        Role::TokenNumbers => {
+            let advantages = [0.8, 0.0, -1.2, 0.5, -0.4, 1.0];
+            let columns = TokenColumns {
+                advantage: advantages,
+                token_advantage: advantages,
+                policy_weight: [0.2, 0.0, 0.3, 0.1, 0.2, 0.2],
+                policy_factor: [1.0; N],
+                log_ratio_scale: [1.0; N],
+                share: [0.5, 0.0, 0.5, 0.3, 0.3, 0.4],
+                clip_share: [1.0, 0.0, 1.0, 1.0, 1.0, 1.0],
+                old_logp: [-2.5, 0.0, -2.7, -6.0, -1.0, -3.1],
+                reciprocal_temperature: [1.4, 0.0, 1.4, 0.7, 1.0, 1.4],
+                ..TokenColumns::default()
+            };
+            upload(&columns.iter().flatten().copied().collect::<Vec<f32>>())
+        }
         Role::OnPolicy => client.buffer_from_host(&[false], &ty.shape, device).expect("an upload"),
         Role::Hidden | Role::LmHead | Role::Logits => upload(&numbers(ty.elements(), role as usize + 1)),
         _ => upload(&vec![0.0; ty.elements()]),
