@@ -22,7 +22,7 @@ fn gradients_of_an_adapter_follow_from_those_of_the_head() {
     // Without a clip, whose kinks a difference could straddle.
     let loss = config(r#"{"loss_type": "gpg", "beta": 0.1}"#);
     let shape = Shape { lengths: &[9, 1, 6], h: 6, v: 20, bias: false, ..Shape::default() };
-    let case = Case::new(&loss, &shape, 86);
+    let case = Case::new(&loss, &shape, 83);
     let (h, v) = (case.h, case.v);
     let values = |count: usize, step: usize| (0..count).map(|i| (i * step % 13) as f64 / 13.0 - 0.45).collect();
     let (b, a): (Vec<f64>, Vec<f64>) = (values(v * RANK, 5), values(RANK * h, 4));
