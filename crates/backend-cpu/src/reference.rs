@@ -66,7 +66,8 @@ impl<R: Scalar> TokenScores for Evaluation<R> {
     }
 }
 
-/// The loss of a prepared batch and every gradient. Loss and metrics of the evaluation are the caller's to fill in, from the sums.
+/// The loss of a prepared batch as sums, and every gradient. `loss`, `policy_loss` and `metrics` of the evaluation are left at
+/// their defaults: the caller has them from the sums.
 pub(crate) fn gradient<R: Scalar>(
     policy: &Policy<'_, R>,
     loss: &Evaluator<'_>,
