@@ -19,38 +19,6 @@ pub enum Error {
         /// What was given.
         found: String,
     },
-    /// A character that the tokenizer's alphabet lacks.
-    #[error("character {character:?} at position {position} of {text:?} is not in the tokenizer's alphabet")]
-    UnknownCharacter {
-        /// The character.
-        character: char,
-        /// Its index, counted in characters.
-        position: usize,
-        /// The whole text.
-        text: String,
-    },
-    /// A token id that the vocabulary lacks.
-    #[error("token id {id} is outside the vocabulary of {vocab_size} tokens")]
-    UnknownToken {
-        /// The id.
-        id: u32,
-        /// Number of tokens.
-        vocab_size: usize,
-    },
-    /// A task mixture that does not yield enough problems.
-    #[error(
-        "only {found} of {wanted} {split} problems found after {attempts} draws: make the tasks larger or ask for fewer"
-    )]
-    TooFewProblems {
-        /// `training` or `held-out`.
-        split: &'static str,
-        /// Problems asked for.
-        wanted: usize,
-        /// Problems found.
-        found: usize,
-        /// Draws made.
-        attempts: u64,
-    },
     /// Dynamic sampling that does not find enough groups to learn from.
     #[error(
         "only {found} of {wanted} groups of completions were kept by grpo.filter_groups (on `{metric}`) after {batches} \
@@ -67,26 +35,6 @@ pub enum Error {
         /// What was looked at.
         metric: String,
     },
-    /// A sequence that the model cannot hold.
-    #[error("{what}: {length} tokens do not fit the model's max_position_embeddings of {limit}")]
-    TooLong {
-        /// Which sequence.
-        what: &'static str,
-        /// Its tokens.
-        length: usize,
-        /// The model's limit.
-        limit: usize,
-    },
-    /// A list of saved tensors that does not fit what is being restored.
-    #[error("cannot restore {what}: expected {expected}, got {found}")]
-    State {
-        /// The tensor or counter.
-        what: String,
-        /// What would fit.
-        expected: String,
-        /// What came.
-        found: String,
-    },
     /// An argument that does not fit the others.
     #[error("{operation}: expected {expected}, got {found}")]
     Argument {
@@ -96,14 +44,6 @@ pub enum Error {
         expected: String,
         /// What came.
         found: String,
-    },
-    /// Numbers that are no longer finite.
-    #[error("not finite at optimizer step {step}: {what}; lower the learning rate or look at the rewards")]
-    NotFinite {
-        /// Loss, gradient norm, weights or moments; of a loss the token, with its sequence and position.
-        what: String,
-        /// Optimizer step.
-        step: u64,
     },
     /// Gradients that are too large, or not finite, update after update.
     #[error(
@@ -175,9 +115,18 @@ pub enum Error {
     /// A sink of metrics cannot be opened.
     #[error(transparent)]
     Sink(#[from] grpo_sinks::Error),
-    /// The loss operation refused the model's tensors.
+    /// The policy or the rollout engine refused, or its numbers are no longer finite.
     #[error(transparent)]
-    LossOperation(#[from] grpo_burn::Error),
+    Policy(#[from] policy::Error),
+    /// The model's configuration is not legal, or the tokenizer refused a text or a token.
+    #[error(transparent)]
+    Model(#[from] models::Error),
+    /// The section `data` is not legal, or the data set has too few problems.
+    #[error(transparent)]
+    Data(#[from] data::Error),
+    /// The section `rewards` is not legal.
+    #[error(transparent)]
+    Rewards(#[from] rewards::Error),
 }
 
 /// What is left beside a damaged checkpoint.
@@ -231,9 +180,14 @@ impl Error {
         Self::File(grpo_files::Error::io(action, path, source))
     }
 
-    /// An [`Error::State`] from anything that prints.
+    /// A [`policy::Error::State`] from anything that prints.
     pub(crate) fn state(what: impl Into<String>, expected: impl ToString, found: impl ToString) -> Self {
-        Self::State { what: what.into(), expected: expected.to_string(), found: found.to_string() }
+        policy::Error::state(what, expected, found).into()
+    }
+
+    /// A [`policy::Error::NotFinite`].
+    pub(crate) fn not_finite(what: impl Into<String>, step: u64) -> Self {
+        policy::Error::NotFinite { what: what.into(), step }.into()
     }
 
     /// An [`Error::Argument`] from anything that prints.

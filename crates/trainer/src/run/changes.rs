@@ -5,7 +5,7 @@
 //! other key makes another run of it, and is refused by its name. The hash in checkpoints is that of the keys that stay,
 //! so all checkpoints of a run agree on it whatever was changed between them.
 
-use super::checkpoint::{Position, sha256};
+use super::checkpoint::{CheckpointId, sha256};
 use super::dir::RunDir;
 use crate::error::{Error, Result};
 use crate::train_config::TrainConfig;
@@ -100,7 +100,12 @@ pub(super) fn safe_changes(dir: &RunDir, wanted: &TrainConfig) -> Result<Vec<Cha
 }
 
 /// Makes `wanted` the configuration of the run, which goes on from `position`.
-pub(super) fn record(dir: &RunDir, wanted: &TrainConfig, changes: &[Change], position: Option<Position>) -> Result<()> {
+pub(super) fn record(
+    dir: &RunDir,
+    wanted: &TrainConfig,
+    changes: &[Change],
+    position: Option<CheckpointId>,
+) -> Result<()> {
     if changes.is_empty() {
         return Ok(());
     }

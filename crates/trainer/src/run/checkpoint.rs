@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `model.safetensors` | weights of the policy, f32 |
 //! | `optimizer.safetensors` | AdamW's moments `exp_avg.NAME` and `exp_avg_sq.NAME` |
-//! | `reference.safetensors` | weights of the reference, when the loss or the reward has a KL to it |
+//! | `reference.safetensors` | weights of the reference policy, when the loss or the reward has a KL to it |
 //! | `state.json` | counters, coefficients that move, seed, hash of the configuration, lengths of the logs |
 //! | `SHA256SUMS` | of all of them, as `sha256sum -c` reads it |
 //!
@@ -14,9 +14,9 @@
 use super::dir::{set_aside, sync_dir};
 use crate::coefficients::CoefficientState;
 use crate::error::{Error, LastGood, Result};
-use crate::model::NamedTensor;
 use crate::trainer::{Counters, TrainState};
 use grpo_files::{read_regular, read_safetensors};
+use models::NamedTensor;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -31,7 +31,7 @@ const STATE: &str = "state.json";
 const SUMS: &str = "SHA256SUMS";
 const MODEL: &str = "model.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
-const REFERENCE: &str = "reference.safetensors";
+const REF_POLICY: &str = "reference.safetensors";
 /// What is being written or removed begins with this and is never read.
 const TEMPORARY: &str = ".tmp-";
 /// Largest state.json and SHA256SUMS; real ones are far below 4 KiB.
@@ -39,14 +39,14 @@ const MAX_TEXT_BYTES: u64 = 1 << 16;
 
 /// Where in a run a checkpoint stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Position {
+pub enum CheckpointId {
     /// After this many warm-up steps.
     Warmup(u64),
     /// After this many GRPO steps and the evaluation that was due there.
     Grpo(u64),
 }
 
-impl fmt::Display for Position {
+impl fmt::Display for CheckpointId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Warmup(step) => write!(f, "warmup-{step:06}"),
@@ -55,7 +55,7 @@ impl fmt::Display for Position {
     }
 }
 
-impl Position {
+impl CheckpointId {
     /// The position that `name` stands for.
     pub fn from_name(name: &str) -> Option<Self> {
         let (phase, step) = name.split_once('-')?;
@@ -108,7 +108,7 @@ impl Checkpoints {
     }
 
     /// Folder of the checkpoint at `position`.
-    pub fn path(&self, position: Position) -> PathBuf {
+    pub fn path(&self, position: CheckpointId) -> PathBuf {
         self.folder.join(position.to_string())
     }
 
@@ -116,8 +116,8 @@ impl Checkpoints {
     ///
     /// # Errors
     /// [`Error::File`].
-    pub fn list(&self) -> Result<Vec<Position>> {
-        let mut positions: Vec<_> = self.names()?.iter().filter_map(|name| Position::from_name(name)).collect();
+    pub fn list(&self) -> Result<Vec<CheckpointId>> {
+        let mut positions: Vec<_> = self.names()?.iter().filter_map(|name| CheckpointId::from_name(name)).collect();
         positions.sort_unstable();
         Ok(positions)
     }
@@ -125,11 +125,11 @@ impl Checkpoints {
     /// Saves a checkpoint. One that is there already is replaced.
     ///
     /// # Errors
-    /// [`Error::NotFinite`] for a state that no run can go on from; [`Error::File`], also when the folder that the checkpoints'
+    /// [`policy::Error::NotFinite`] for a state that no run can go on from; [`Error::File`], also when the folder that the checkpoints'
     /// folder is in is gone. Nothing that was there before is lost then.
-    pub fn write(&self, position: Position, saved: &SavedState, state: &TrainState) -> Result<PathBuf> {
+    pub fn write(&self, position: CheckpointId, saved: &SavedState, state: &TrainState) -> Result<PathBuf> {
         if let Some((what, _)) = not_finite(state) {
-            return Err(Error::NotFinite { what: what.to_owned(), step: state.counters.optimizer_steps });
+            return Err(Error::not_finite(what, state.counters.optimizer_steps));
         }
         let (target, temporary) = (self.path(position), self.folder.join(format!("{TEMPORARY}{position}")));
         let io = |action, path: &Path| {
@@ -146,8 +146,8 @@ impl Checkpoints {
 
         let json = serde_json::to_vec_pretty(saved).map_err(|e| Error::Text(format!("{STATE}: {e}")))?;
         let mut files = vec![(MODEL, to_safetensors(&state.policy)?), (OPTIMIZER, to_safetensors(&state.optimizer)?)];
-        if !state.reference.is_empty() {
-            files.push((REFERENCE, to_safetensors(&state.reference)?));
+        if !state.ref_policy.is_empty() {
+            files.push((REF_POLICY, to_safetensors(&state.ref_policy)?));
         }
         files.push((STATE, json));
         let sums: String = files.iter().map(|(name, bytes)| format!("{}  {name}\n", sha256(bytes))).collect();
@@ -169,7 +169,7 @@ impl Checkpoints {
     ///
     /// # Errors
     /// [`Error::Checkpoint`] with the file and what is wrong with it.
-    pub fn read(&self, position: Position) -> Result<(SavedState, TrainState)> {
+    pub fn read(&self, position: CheckpointId) -> Result<(SavedState, TrainState)> {
         let path = self.path(position);
         let text = |name: &str| read_with(&path.join(name), |path| read_regular(path, MAX_TEXT_BYTES));
         let sums_path = path.join(SUMS);
@@ -194,12 +194,12 @@ impl Checkpoints {
             let bytes = prove(name, read_with(&path.join(name), read_safetensors)?)?;
             parse_tensors(&bytes).map_err(|reason| damaged(&path.join(name), reason))
         };
-        let has_reference = sums.iter().any(|(name, _)| name == REFERENCE);
+        let has_ref_policy = sums.iter().any(|(name, _)| name == REF_POLICY);
         let state = TrainState {
             counters: saved.counters,
             policy: tensors(MODEL)?,
             optimizer: tensors(OPTIMIZER)?,
-            reference: if has_reference { tensors(REFERENCE)? } else { Vec::new() },
+            ref_policy: if has_ref_policy { tensors(REF_POLICY)? } else { Vec::new() },
             coefficients: saved.coefficients.clone(),
         };
         if let Some((what, name)) = not_finite(&state) {
@@ -209,7 +209,7 @@ impl Checkpoints {
     }
 
     /// What to tell the user of a damaged checkpoint at `position`: the newest other one that is whole.
-    pub fn last_good(&self, position: Position) -> LastGood {
+    pub fn last_good(&self, position: CheckpointId) -> LastGood {
         let positions = self.list().unwrap_or_default();
         let mut others = positions.into_iter().rev().filter(|p| *p != position);
         match others.find(|p| self.read(*p).is_ok()) {
@@ -241,7 +241,7 @@ impl Checkpoints {
     ///
     /// # Errors
     /// [`Error::File`].
-    pub fn set_aside_after(&self, position: Option<Position>) -> Result<Vec<PathBuf>> {
+    pub fn set_aside_after(&self, position: Option<CheckpointId>) -> Result<Vec<PathBuf>> {
         let later = self.list()?.into_iter().filter(|p| position.is_none_or(|position| *p > position));
         later.filter_map(|p| self.set_aside(p).transpose()).collect()
     }
@@ -256,7 +256,7 @@ impl Checkpoints {
     }
 
     /// Renames the checkpoint at `position`, if there is one, to a name that no checkpoint has.
-    fn set_aside(&self, position: Position) -> Result<Option<PathBuf>> {
+    fn set_aside(&self, position: CheckpointId) -> Result<Option<PathBuf>> {
         set_aside(&self.path(position))
     }
 
@@ -302,7 +302,7 @@ fn not_finite(state: &TrainState) -> Option<(&'static str, &str)> {
     let groups = [
         ("the weights", &state.policy),
         ("the optimizer's moments", &state.optimizer),
-        ("the weights of the reference", &state.reference),
+        ("the weights of the reference", &state.ref_policy),
     ];
     let broken = |tensor: &&NamedTensor| !tensor.data.iter().all(|value| value.is_finite());
     groups.into_iter().find_map(|(what, tensors)| Some((what, tensors.iter().find(broken)?.name.as_str())))

@@ -25,7 +25,7 @@ use crate::step::{Sample, StepReport};
 use crate::train_config::TrainConfig;
 use crate::trainer::{Phase, Trainer};
 use changes::{Change, config_hash};
-use checkpoint::{Checkpoints, FORMAT, Position, SavedState};
+use checkpoint::{CheckpointId, Checkpoints, FORMAT, SavedState};
 use dir::RunDir;
 use grpo_files::write_atomically;
 use grpo_files::{JsonLines, read_rows};
@@ -56,10 +56,10 @@ pub struct Run {
     checkpoints: Checkpoints,
     metrics: JsonLines,
     completions: JsonLines,
-    position: Position,
+    position: CheckpointId,
     /// The checkpoint that holds the present state.
-    saved: Option<Position>,
-    resumed: Option<Position>,
+    saved: Option<CheckpointId>,
+    resumed: Option<CheckpointId>,
     changes: Vec<Change>,
     set_aside: Vec<PathBuf>,
     seconds_before: f64,
@@ -95,7 +95,7 @@ impl Run {
             dir,
             trainer,
             checkpoints,
-            position: Position::Warmup(0),
+            position: CheckpointId::Warmup(0),
             saved: None,
             resumed: None,
             changes: Vec::new(),
@@ -146,9 +146,9 @@ impl Run {
                     self.announce_phase(RowKind::Warmup, &mut phase, observer);
                     self.warmup_step(observer)?;
                 }
-                (_, Position::Warmup(_)) => {
+                (_, CheckpointId::Warmup(_)) => {
                     self.evaluate(0, observer)?;
-                    self.position = Position::Grpo(0);
+                    self.position = CheckpointId::Grpo(0);
                     self.save(observer)?;
                 }
                 (Phase::Grpo, _) => {
@@ -193,7 +193,7 @@ impl Run {
             values.push(("skipped_updates", f64::from(u8::from(report.skipped))));
         }
         self.log(MetricsRow::new(RowKind::Warmup, step, values), observer)?;
-        self.position = Position::Warmup(step);
+        self.position = CheckpointId::Warmup(step);
         // The end of the warm-up is saved after the evaluation that follows it.
         let ends = self.trainer.phase() != Phase::Warmup;
         if !ends && is_due(step, self.trainer.config().run.save_steps) { self.save(observer).map(drop) } else { Ok(()) }
@@ -226,7 +226,7 @@ impl Run {
         if eval_due {
             self.evaluate(step, observer)?;
         }
-        self.position = Position::Grpo(step);
+        self.position = CheckpointId::Grpo(step);
         if last || is_due(step, options.save_steps) { self.save(observer).map(drop) } else { Ok(()) }
     }
 
@@ -255,7 +255,7 @@ impl Run {
         // The logs first: the checkpoint says how long they are.
         let (metrics_bytes, completions_bytes) = (self.metrics.sync()?, self.completions.sync()?);
         let config = self.trainer.config();
-        let state = self.trainer.state();
+        let state = self.trainer.state()?;
         let saved = SavedState {
             format: FORMAT.to_owned(),
             position: self.position.to_string(),
@@ -290,7 +290,7 @@ impl Run {
         observer.event(Event::Started {
             dir: self.dir.root(),
             config: self.trainer.config(),
-            parameters: self.trainer.policy().parameters().iter().map(|p| p.data.len()).sum(),
+            parameters: self.trainer.policy().num_parameters(),
             resumed: self.resumed,
             changes: &self.changes,
             set_aside: &self.set_aside,

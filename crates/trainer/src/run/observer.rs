@@ -1,7 +1,7 @@
 //! What a run tells while it runs.
 
 use super::changes::Change;
-use super::checkpoint::Position;
+use super::checkpoint::CheckpointId;
 use super::jsonl::{CompletionRow, MetricsRow, RowKind};
 use crate::train_config::TrainConfig;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ pub enum Event<'a> {
         /// Number of weights of the policy.
         parameters: usize,
         /// The checkpoint it goes on from; `None` at the beginning.
-        resumed: Option<Position>,
+        resumed: Option<CheckpointId>,
         /// What has another value than before in the configuration of a run that goes on.
         changes: &'a [Change],
         /// Checkpoints, logs or a summary that were renamed because the run goes on from before them.

@@ -35,7 +35,7 @@ impl TrainConfig {
         }
         if grpo.sync_ref_model {
             check(
-                self.needs_reference(),
+                self.needs_ref_policy(),
                 "grpo.sync_ref_model",
                 "a reference that could move: loss.beta other than 0, or grpo.use_kl_in_reward",
                 "neither",
