@@ -41,9 +41,11 @@ pub trait Policy: Send {
     /// [`crate::Error::Model`] for an unknown token.
     fn generate(&mut self, request: &RolloutRequest<'_>) -> Result<Vec<Completion>>;
 
-    /// Log-probability and entropy `[N]` of every completion token of the micro-batches, end to end, without gradients. For
-    /// equal weights and the same micro-batch they are those that the GRPO loss of [`Policy::accumulate`] works with, bit for
-    /// bit, so that an on-policy ratio is exactly 1.
+    /// Log-probability and entropy `[N]` of every completion token of the micro-batches, end to end, without gradients.
+    ///
+    /// They come from the tiles of the GRPO loss: for equal hidden states they are, bit for bit, those that
+    /// [`Policy::accumulate`] works with. A model whose forward pass rounds alike with and without gradients has on-policy
+    /// ratios of exactly 1.
     ///
     /// # Errors
     /// [`crate::Error::Argument`] when there is no reference policy; otherwise those of the model and of the loss.

@@ -11,21 +11,25 @@
 //! It is written under a temporary name, synced file by file and renamed, so that a crash leaves the last checkpoint as
 //! it was. Names sort in the order of a run: `warmup-000050` < `step-000000` < `step-000050`.
 
+mod id;
+mod tensors;
+
+pub use id::CheckpointId;
+
 use super::dir::{set_aside, sync_dir};
 use crate::coefficients::CoefficientState;
 use crate::error::{Error, LastGood, Result};
 use crate::trainer::{Counters, TrainState};
 use grpo_files::{read_regular, read_safetensors};
 use models::NamedTensor;
-use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use std::fmt;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use tensors::{parse_tensors, to_safetensors};
 
-/// Name and version of the format.
+/// The name and version of the format.
 pub const FORMAT: &str = "grpo-checkpoint/3";
 const STATE: &str = "state.json";
 const SUMS: &str = "SHA256SUMS";
@@ -37,61 +41,29 @@ const TEMPORARY: &str = ".tmp-";
 /// Largest state.json and SHA256SUMS; real ones are far below 4 KiB.
 const MAX_TEXT_BYTES: u64 = 1 << 16;
 
-/// Where in a run a checkpoint stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum CheckpointId {
-    /// After this many warm-up steps.
-    Warmup(u64),
-    /// After this many GRPO steps and the evaluation that was due there.
-    Grpo(u64),
-}
-
-impl fmt::Display for CheckpointId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Warmup(step) => write!(f, "warmup-{step:06}"),
-            Self::Grpo(step) => write!(f, "step-{step:06}"),
-        }
-    }
-}
-
-impl CheckpointId {
-    /// The position that `name` stands for.
-    pub fn from_name(name: &str) -> Option<Self> {
-        let (phase, step) = name.split_once('-')?;
-        let step = step.parse().ok()?;
-        let position = match phase {
-            "warmup" => Self::Warmup(step),
-            "step" => Self::Grpo(step),
-            _ => return None,
-        };
-        (position.to_string() == name).then_some(position)
-    }
-}
-
-/// state.json: what a run needs beside tensors.
+/// The content of state.json: what a run needs beside tensors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SavedState {
-    /// [`FORMAT`].
+    /// The name and version of the format, [`FORMAT`].
     pub format: String,
-    /// Name of the position.
+    /// The name of the checkpoint.
     pub position: String,
-    /// Step, optimizer step, data cursor. With the seed they are the whole state of everything random.
+    /// How far the run has come. With the seed it is the whole state of everything random.
     pub counters: Counters,
-    /// Coefficients that follow what is measured.
+    /// The coefficients that follow what is measured.
     pub coefficients: CoefficientState,
-    /// Seed of the run.
+    /// The seed of the run.
     pub seed: u64,
-    /// SHA-256 of the configuration, without the keys that may change when the run goes on ([`super::changes::SAFE`]).
+    /// The SHA-256 of the configuration, without the keys that may change when the run goes on ([`super::changes::SAFE`]).
     pub config_sha256: String,
-    /// Threads of the computation; other counts may round differently.
+    /// The number of threads of the computation; another number may round differently.
     pub threads: usize,
-    /// Seconds that the run has taken.
+    /// The seconds that the run has taken.
     pub seconds: f64,
-    /// Length of metrics.jsonl in bytes.
+    /// The length of metrics.jsonl in bytes.
     pub metrics_bytes: u64,
-    /// Length of completions.jsonl in bytes.
+    /// The length of completions.jsonl in bytes.
     pub completions_bytes: u64,
 }
 
@@ -102,17 +74,17 @@ pub struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// Those in `folder`, which need not exist yet.
+    /// The checkpoints in `folder`, which need not exist yet.
     pub fn new(folder: PathBuf) -> Self {
         Self { folder }
     }
 
-    /// Folder of the checkpoint at `position`.
+    /// The folder of the checkpoint at `position`.
     pub fn path(&self, position: CheckpointId) -> PathBuf {
         self.folder.join(position.to_string())
     }
 
-    /// Positions of all checkpoints, oldest first.
+    /// All checkpoints, oldest first.
     ///
     /// # Errors
     /// [`Error::File`].
@@ -329,34 +301,6 @@ fn parse_state(bytes: &[u8]) -> Result<SavedState, String> {
         None => return Err(format!("it has no key `format` with `{FORMAT}`")),
     }
     serde_path_to_error::deserialize(value).map_err(|e| format!("key `{}`: {}", e.path(), e.inner()))
-}
-
-fn to_safetensors(tensors: &[NamedTensor]) -> Result<Vec<u8>> {
-    let refused = |e: safetensors::SafeTensorError| Error::Text(format!("safetensors: {e}"));
-    let bytes: Vec<Vec<u8>> =
-        tensors.iter().map(|t| t.data.iter().flat_map(|value| value.to_le_bytes()).collect()).collect();
-    let mut views = Vec::with_capacity(tensors.len());
-    for (tensor, bytes) in tensors.iter().zip(&bytes) {
-        let view = TensorView::new(Dtype::F32, tensor.shape.clone(), bytes).map_err(refused)?;
-        views.push((tensor.name.as_str(), view));
-    }
-    safetensors::serialize(views, None).map_err(refused)
-}
-
-fn parse_tensors(bytes: &[u8]) -> Result<Vec<NamedTensor>, String> {
-    let file = SafeTensors::deserialize(bytes).map_err(|e| format!("it is not a safetensors file: {e}"))?;
-    let mut views: Vec<_> = file.iter().collect();
-    views.sort_unstable_by_key(|(name, _)| *name);
-    views
-        .into_iter()
-        .map(|(name, view)| {
-            if view.dtype() != Dtype::F32 {
-                return Err(format!("tensor `{name}` is {:?}, expected F32", view.dtype()));
-            }
-            let data = view.data().as_chunks::<4>().0.iter().map(|chunk| f32::from_le_bytes(*chunk)).collect();
-            Ok(NamedTensor { name: name.to_owned(), shape: view.shape().to_vec(), data })
-        })
-        .collect()
 }
 
 #[cfg(test)]

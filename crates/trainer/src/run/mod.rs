@@ -14,14 +14,13 @@ mod logs;
 pub mod observer;
 pub mod options;
 mod restore;
+mod rows;
 mod sinks;
 pub mod summary;
 
 pub use observer::{Event, Observer};
 
 use crate::error::{Error, Result};
-use crate::eval::EvalReport;
-use crate::step::{Sample, StepReport};
 use crate::train_config::TrainConfig;
 use crate::trainer::{Phase, Trainer};
 use changes::{Change, config_hash};
@@ -30,7 +29,8 @@ use dir::RunDir;
 use grpo_files::write_atomically;
 use grpo_files::{JsonLines, read_rows};
 use grpo_sinks::Sinks;
-use jsonl::{CompletionRow, MetricsRow, RowKind};
+use jsonl::{MetricsRow, RowKind};
+use rows::{eval_values, pick_completions};
 use sinks::With;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -50,6 +50,20 @@ pub enum Ending {
 }
 
 /// A run in its folder.
+///
+/// ```no_run
+/// use std::sync::atomic::AtomicBool;
+/// use trainer::TrainConfig;
+/// use trainer::run::{Ending, Run};
+///
+/// # fn main() -> trainer::Result<()> {
+/// let mut run = Run::start(TrainConfig::default(), None)?; // runs/run-001
+/// if let Ending::Finished(summary) = run.run(&mut (), &AtomicBool::new(false))? {
+///     println!("pass@1 changed by {:?}", summary.gain());
+/// }
+/// # Ok(())
+/// # }
+/// ```
 pub struct Run {
     dir: RunDir,
     trainer: Trainer,
@@ -67,7 +81,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// A new run of the built-in tasks and rewards. `path` is its folder, see [`RunDir::create`].
+    /// A new run of the parts that the configuration names. `path` is its folder, see [`RunDir::create`].
     ///
     /// # Errors
     /// Those of [`Trainer::new`] and [`RunDir::create`].
@@ -76,7 +90,7 @@ impl Run {
         Self::start_with(Trainer::new(config)?, path)
     }
 
-    /// A new run of your own trainer (tasks, rewards, engine).
+    /// A new run of your own trainer, made with [`Trainer::with_parts`].
     ///
     /// # Errors
     /// Those of [`RunDir::create`]; [`Error::File`] when `wandb.dir` cannot be written to.
@@ -105,12 +119,12 @@ impl Run {
         })
     }
 
-    /// The folder.
+    /// The folder of the run.
     pub fn dir(&self) -> &RunDir {
         &self.dir
     }
 
-    /// The engine.
+    /// The trainer that does the steps.
     pub fn trainer(&self) -> &Trainer {
         &self.trainer
     }
@@ -119,7 +133,7 @@ impl Run {
     /// sinks of the configuration, too.
     ///
     /// # Errors
-    /// Those of the engine and of files. What was saved before stays good. A sink that cannot be opened is an error, one
+    /// Those of the trainer and of files. What was saved before stays good. A sink that cannot be opened is an error, one
     /// that fails later is not.
     pub fn run(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<Ending> {
         // A run that is done has no more to tell.
@@ -312,44 +326,6 @@ impl Run {
 
 fn is_due(step: u64, every: u64) -> bool {
     every > 0 && step.is_multiple_of(every)
-}
-
-fn eval_values(report: &EvalReport) -> Vec<(String, f64)> {
-    let mut values =
-        vec![("eval/pass@1".to_owned(), report.pass_at_1), ("eval/problems".to_owned(), report.problems as f64)];
-    values.extend(report.mean_reward.map(|reward| ("eval/reward".to_owned(), reward)));
-    // One task needs no second column.
-    if report.pass_at_1_by_task.len() > 1 {
-        values.extend(report.pass_at_1_by_task.iter().map(|(task, pass)| (format!("eval/pass@1/{task}"), *pass)));
-    }
-    values
-}
-
-/// The best and the worst completion of some groups, evenly spread over the step.
-fn pick_completions(report: &StepReport, per_group: usize, count: usize) -> Vec<CompletionRow> {
-    let groups: Vec<&[Sample]> = report.samples.chunks(per_group.max(1)).collect();
-    let wanted = count.div_ceil(2).min(groups.len());
-    let reward = |sample: &Sample| sample.reward.total.unwrap_or(f32::NEG_INFINITY);
-    let mut rows = Vec::with_capacity(count);
-    for i in 0..wanted {
-        let group = groups[i * groups.len() / wanted];
-        let best = group.iter().max_by(|a, b| reward(a).total_cmp(&reward(b)));
-        let worst = group.iter().min_by(|a, b| reward(a).total_cmp(&reward(b)));
-        for sample in best.into_iter().chain(worst) {
-            rows.push(CompletionRow {
-                step: report.step,
-                task: sample.task.clone(),
-                prompt: sample.prompt.clone(),
-                answer: sample.answer.clone(),
-                completion: sample.completion.clone(),
-                truncated: sample.truncated,
-                reward: sample.reward.total,
-                advantage: sample.advantage,
-            });
-        }
-    }
-    rows.truncate(count);
-    rows
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use data::TaskMixture;
 use data::task::Reverse;
 use grpo_core::LossType;
 use grpo_core::rewards::SoftOverlong;
+use models::NamedTensor;
 use rewards::{RewardFn, RewardInput};
 use rstest::rstest;
 use std::sync::Arc;
