@@ -1,22 +1,22 @@
-//! What can go wrong in a run, in words that say what to do.
+//! The errors of a run, in words that say what to do.
 
 use std::path::{Path, PathBuf};
 
-/// Result of this crate's library.
+/// Result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Every error of the trainer's library.
+/// Every error of this crate.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A configuration value that is not legal.
     #[error("configuration key `{key}`: expected {expected}, got {found}")]
     Config {
-        /// Dotted path of the key.
+        /// The dotted path of the key.
         key: String,
-        /// What would be legal.
+        /// The values that would be legal.
         expected: String,
-        /// What was given.
+        /// The value that was given.
         found: String,
     },
     /// Dynamic sampling that does not find enough groups to learn from.
@@ -26,13 +26,13 @@ pub enum Error {
          with `--set grpo.filter_groups.max_num_gen_batches={more}`", more = batches.saturating_mul(2)
     )]
     TooFewGroups {
-        /// Groups kept.
+        /// The number of groups kept.
         found: usize,
-        /// Groups of a step.
+        /// The number of groups of a step.
         wanted: usize,
-        /// Generation batches sampled.
+        /// The number of generation batches sampled.
         batches: usize,
-        /// What was looked at.
+        /// The reward that the filter looked at.
         metric: String,
     },
     /// An argument that does not fit the others.
@@ -51,9 +51,9 @@ pub enum Error {
          skip_grad_norm, {limit}, or is not finite"
     )]
     TooManySkips {
-        /// Updates skipped one after the other.
+        /// The number of updates skipped one after the other.
         skipped: u64,
-        /// Norm of the last gradient.
+        /// The norm of the last gradient.
         grad_norm: f64,
         /// The largest norm that is applied.
         limit: f64,
@@ -61,15 +61,15 @@ pub enum Error {
     /// A run that can go on only from before it diverged.
     #[error("{cause}; {}", way_back(run, last_finite.as_deref(), section, *learning_rate))]
     Diverged {
-        /// What was found.
+        /// The error that was found.
         cause: Box<Error>,
-        /// The run's folder.
+        /// The folder of the run.
         run: PathBuf,
-        /// Name of the last checkpoint, whose weights and moments are finite; `None` when there is none.
+        /// The name of the last checkpoint, whose weights and moments are finite; `None` when there is none.
         last_finite: Option<String>,
         /// The section of the optimizer that was at work.
         section: &'static str,
-        /// Its learning rate.
+        /// The learning rate of that section.
         learning_rate: f64,
     },
     /// A run folder that is no longer where it was.
@@ -80,9 +80,9 @@ pub enum Error {
         path = path.display()
     )]
     Moved {
-        /// Where it was.
+        /// The place where the folder was.
         path: PathBuf,
-        /// Where the last checkpoint was written.
+        /// The place where the last checkpoint was written.
         last_good: Option<PathBuf>,
     },
     /// A message that needs no fields.
@@ -106,7 +106,7 @@ pub enum Error {
         path: PathBuf,
         /// What is wrong with it.
         reason: String,
-        /// Name of the newest checkpoint that is whole; `None` when nobody has looked.
+        /// The name of the newest checkpoint that is whole; `None` when nobody has looked.
         last_good: Option<LastGood>,
     },
     /// The loss library refused.

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 pub struct EvalReport {
     /// The share of problems whose greedy completion ends by itself and is right, in [0, 1].
     pub pass_at_1: f64,
-    /// The same per task.
+    /// The share of such problems per task, by the name of the task.
     pub pass_at_1_by_task: BTreeMap<String, f64>,
     /// The mean reward of sampled completions; `None` when none was sampled or every reward is missing.
     pub mean_reward: Option<f64>,

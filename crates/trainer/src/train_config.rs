@@ -27,32 +27,32 @@ pub(crate) use validate::check;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrainConfig {
-    /// What is saved and shown; the numbers do not depend on it.
+    /// The section `run`: what is saved and shown. The numbers do not depend on it.
     pub run: RunOptions,
-    /// Metrics beside metrics.jsonl.
+    /// The section `logging`: where metrics go beside metrics.jsonl.
     pub logging: LoggingConfig,
-    /// Metrics for Weights & Biases.
+    /// The section `wandb`: metrics for Weights & Biases.
     pub wandb: WandbConfig,
-    /// Seed of everything random: weights, problems, samples.
+    /// The seed of everything random: weights, problems, samples.
     pub seed: u64,
-    /// The policy.
+    /// The shape and the initial weights of the policy.
     pub model: ModelConfig,
-    /// The problems.
+    /// The problems that are trained on and held out.
     pub data: DataConfig,
-    /// Weights of the built-in rewards.
+    /// The weights of the built-in rewards.
     pub rewards: RewardConfig,
-    /// Supervised steps before GRPO.
+    /// The supervised steps before GRPO.
     pub warmup: WarmupConfig,
-    /// Sampling.
+    /// The sampling of completions.
     pub rollout: RolloutConfig,
-    /// The GRPO loop.
+    /// The GRPO loop around the loss.
     pub grpo: GrpoConfig,
     /// The loss itself. Its `temperature` and `max_completion_length` follow [`RolloutConfig`]; see
     /// [`TrainConfig::loss`].
     pub loss: LossConfig,
     /// AdamW and its schedule during GRPO.
     pub optimizer: OptimizerConfig,
-    /// Held-out evaluation.
+    /// The evaluation on held-out problems.
     pub eval: EvalConfig,
 }
 
@@ -60,12 +60,12 @@ pub struct TrainConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct WarmupConfig {
-    /// Most optimizer steps; 0 skips the phase.
+    /// The largest number of optimizer steps; 0 skips the phase.
     pub steps: u64,
-    /// Ends the phase early, once this share of a probe of training problems is answered right (greedily): what a
+    /// The share of a probe of training problems, answered greedily, that ends the phase early once it is right. What a
     /// number of steps buys differs between seeds, and GRPO wants rewards that are neither all 0 nor all 1.
     pub until_pass_at_1: Option<f64>,
-    /// Problems per step.
+    /// The number of problems per step.
     pub batch_size: usize,
     /// AdamW and its schedule during the warm-up.
     pub optimizer: OptimizerConfig,
@@ -86,15 +86,15 @@ impl Default for WarmupConfig {
     }
 }
 
-/// How completions are sampled.
+/// The settings of sampling.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RolloutConfig {
-    /// Softmax temperature T > 0 of sampling; the loss uses the same.
+    /// The softmax temperature T > 0 of sampling; the loss uses the same.
     pub temperature: f64,
-    /// Most tokens of a completion, EOS included.
+    /// The largest number of tokens of a completion, EOS included.
     pub max_completion_length: usize,
-    /// Most sequences decoded together; bounds memory, does not change results.
+    /// The largest number of sequences that decode together. It bounds memory and does not change results.
     pub batch_size: usize,
 }
 
@@ -104,15 +104,15 @@ impl Default for RolloutConfig {
     }
 }
 
-/// Held-out evaluation.
+/// The settings of the evaluation on held-out problems.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EvalConfig {
-    /// Distinct held-out problems.
+    /// The number of distinct held-out problems.
     pub num_problems: usize,
-    /// Sampled completions per problem for the mean reward; 0 skips sampling.
+    /// The number of sampled completions per problem for the mean reward; 0 skips sampling.
     pub num_generations: usize,
-    /// GRPO steps between evaluations; 0 evaluates only before and after.
+    /// The number of GRPO steps between evaluations; 0 evaluates only before and after.
     pub eval_steps: u64,
 }
 

@@ -7,10 +7,10 @@ use data::Item;
 use models::Tokenizer;
 use policy::{Policy, Sequence, StepLoss, token_batch};
 
-/// What one warm-up step did.
+/// The report of one warm-up step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WarmupReport {
-    /// Optimizer steps done; [`crate::Trainer::warmup_step`] counts skipped updates too.
+    /// The number of optimizer steps done; [`crate::Trainer::warmup_step`] counts skipped updates too.
     pub step: u64,
     /// The mean negative log-likelihood per answer token, in nats.
     pub loss: f64,
@@ -24,10 +24,10 @@ pub struct WarmupReport {
     pub tokens: usize,
 }
 
-/// Sequences per micro-batch: small enough for activations to stay in cache, large enough to be worth a thread.
+/// The number of sequences of a micro-batch: small enough for activations to stay in cache, large enough to be worth a thread.
 const MICRO_BATCH: usize = 32;
 
-/// One step on `items`.
+/// One supervised step on `items`.
 ///
 /// # Errors
 /// [`Error::Model`] for text that the tokenizer cannot encode; [`Error::Policy`] for sequences that are too long, and

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io::Write;
 
-/// Keys, and sections with all their keys, that may have another value when a run goes on.
+/// The keys, and sections with all their keys, that may have another value when a run goes on.
 pub const SAFE: [&str; 20] = [
     "run",
     "logging",
@@ -43,11 +43,11 @@ pub const SAFE: [&str; 20] = [
 /// One key that has another value than before. Also a row of `changes.jsonl`, there with the checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Change {
-    /// Dotted path of the key.
+    /// The dotted path of the key.
     pub key: String,
-    /// Its value until then.
+    /// The value of the key until then.
     pub from: Value,
-    /// Its value from then on.
+    /// The value of the key from then on.
     pub to: Value,
 }
 
@@ -66,7 +66,7 @@ struct ChangeRow<'a> {
     change: &'a Change,
 }
 
-/// What differs between two configurations, sorted by key.
+/// The differences between two configurations, sorted by key.
 ///
 /// # Errors
 /// [`Error::Text`] when a configuration cannot be serialised.
@@ -126,7 +126,7 @@ pub(super) fn record(
     dir.write_config(wanted)
 }
 
-/// Hash of everything that stays as it is from the beginning of a run to its end.
+/// The hash of everything that stays as it is from the beginning of a run to its end.
 pub(super) fn config_hash(config: &TrainConfig) -> Result<String> {
     let mut leaves = leaves(config)?;
     leaves.retain(|key, _| !is_safe(key));

@@ -36,9 +36,9 @@ const SUMS: &str = "SHA256SUMS";
 const MODEL: &str = "model.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
 const REF_POLICY: &str = "reference.safetensors";
-/// What is being written or removed begins with this and is never read.
+/// The beginning of the names of folders that are being written or removed, which are never read.
 const TEMPORARY: &str = ".tmp-";
-/// Largest state.json and SHA256SUMS; real ones are far below 4 KiB.
+/// The largest size of state.json and SHA256SUMS in bytes; real ones are far below 4 KiB.
 const MAX_TEXT_BYTES: u64 = 1 << 16;
 
 /// The content of state.json: what a run needs beside tensors.

@@ -42,9 +42,9 @@ use summary::Summary;
 pub enum Ending {
     /// All steps are done.
     Finished(Box<Summary>),
-    /// It was asked to stop and saved this checkpoint.
+    /// The run was asked to stop and has saved a checkpoint.
     Stopped {
-        /// The checkpoint.
+        /// The folder of the checkpoint.
         checkpoint: PathBuf,
     },
 }

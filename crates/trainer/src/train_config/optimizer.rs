@@ -3,15 +3,15 @@
 use policy::AdamWConfig;
 use serde::{Deserialize, Serialize};
 
-/// Shape of the learning rate after its linear warm-up.
+/// The shape of the learning rate after its linear warm-up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LrSchedulerType {
-    /// Stays at `learning_rate`.
+    /// The learning rate stays at `learning_rate`.
     Constant,
-    /// Falls on a line to `min_lr_ratio x learning_rate`.
+    /// The learning rate falls on a line to `min_lr_ratio x learning_rate`.
     Linear,
-    /// Falls on half a cosine to `min_lr_ratio x learning_rate`.
+    /// The learning rate falls on half a cosine to `min_lr_ratio x learning_rate`.
     #[default]
     Cosine,
 }
@@ -20,29 +20,29 @@ pub enum LrSchedulerType {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct OptimizerConfig {
-    /// Peak learning rate.
+    /// The largest learning rate.
     pub learning_rate: f64,
-    /// Decay of the first moment.
+    /// The decay of the first moment, in [0, 1).
     pub adam_beta1: f64,
-    /// Decay of the second moment.
+    /// The decay of the second moment, in [0, 1).
     pub adam_beta2: f64,
-    /// Added to the root of the second moment.
+    /// The number that is added to the root of the second moment.
     pub adam_epsilon: f64,
-    /// Decoupled weight decay of matrices; norms and biases have none.
+    /// The decoupled weight decay of matrices; norms and biases have none.
     pub weight_decay: f64,
-    /// Largest 2-norm of the whole gradient; 0 switches clipping off.
+    /// The largest 2-norm of the whole gradient; 0 switches clipping off.
     pub max_grad_norm: f64,
-    /// Skips an update whose gradient has a larger 2-norm than this, before clipping, or one that is not finite: weights,
-    /// moments and the learning-rate schedule stay as they are, and `skipped_updates` counts it. `None` skips nothing, and
+    /// The 2-norm, before clipping, above which an update is skipped; one whose gradient is not finite is skipped, too. Weights,
+    /// moments and the learning-rate schedule then stay as they are, and `skipped_updates` counts it. `None` skips nothing, and
     /// a gradient that is not finite ends the run.
     pub skip_grad_norm: Option<f64>,
-    /// Ends the run with an error when this many updates in a row would be skipped. At least 1.
+    /// The number of updates skipped in a row, at least 1, at which the run ends with an error.
     pub max_consecutive_skips: u64,
-    /// Share of all steps during which the learning rate rises from 0. In [0, 1].
+    /// The share of all steps, in [0, 1], during which the learning rate rises from 0.
     pub warmup_ratio: f64,
-    /// Shape of what follows.
+    /// The shape of the learning rate after that.
     pub lr_scheduler_type: LrSchedulerType,
-    /// Where linear and cosine end, as a share of the peak. In [0, 1].
+    /// The learning rate at which linear and cosine end, as a share of the largest one, in [0, 1].
     pub min_lr_ratio: f64,
 }
 

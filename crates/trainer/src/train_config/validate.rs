@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use grpo_core::{LossAggMode, LossConfig};
 use models::CharTokenizer;
 
-/// Most sequences of a step or an evaluation.
+/// The largest number of sequences of a step or an evaluation.
 const MAX_SEQUENCES: usize = 1 << 20;
 
 impl TrainConfig {

@@ -54,7 +54,7 @@ impl Trainer {
         }
     }
 
-    /// Everything that has to be saved.
+    /// Everything that has to be saved to continue the run.
     ///
     /// # Errors
     /// Those of [`Policy::export`].

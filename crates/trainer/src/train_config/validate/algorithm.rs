@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::train_config::TrainConfig;
 use grpo_core::advantages::{AdvantageEstimator as E, Whitening};
 
-/// Most generation batches of a step.
+/// The largest number of generation batches of a step.
 const MAX_GENERATION_BATCHES: usize = 1 << 20;
 
 impl TrainConfig {
