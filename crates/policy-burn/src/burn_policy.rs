@@ -21,7 +21,7 @@ use rayon::prelude::*;
 /// The largest number of sequences that decode together unless another is chosen.
 const ROLLOUT_BATCH_SIZE: usize = 256;
 
-/// A decoder in burn on this CPU, with a reference policy where there is one, and AdamW.
+/// A decoder in burn on this CPU, with a reference policy where there is one, and AdamW. The [front page](crate) has an example.
 ///
 /// Micro-batches and batches of samples run in parallel on the threads of rayon's pool; what they yield does not depend on
 /// the number of threads.
@@ -183,8 +183,10 @@ impl Policy for BurnPolicy {
 
     fn export(&self, group: StateGroup, sink: &mut dyn TensorSink) -> Result<()> {
         let tensors = match group {
-            StateGroup::Policy => self.model.parameters(),
-            StateGroup::RefPolicy => self.ref_policy.as_ref().map(Decoder::parameters).unwrap_or_default(),
+            StateGroup::Weights(Weights::Policy) => self.model.parameters(),
+            StateGroup::Weights(Weights::RefPolicy) => {
+                self.ref_policy.as_ref().map(Decoder::parameters).unwrap_or_default()
+            }
             StateGroup::Optimizer => self.optimizer.state(),
         };
         tensors.into_iter().try_for_each(|tensor| sink.tensor(tensor))

@@ -25,7 +25,7 @@ pub enum Sampling {
     },
 }
 
-/// Prompts to complete.
+/// Prompts to complete. The [front page](crate) has an example.
 #[derive(Clone, Copy, Debug)]
 pub struct RolloutRequest<'a> {
     /// The token ids of each prompt, special tokens included.
@@ -53,6 +53,20 @@ pub struct Completion {
 }
 
 /// Makes completions for a training loop. Implement it to sample elsewhere, with weights that [`Policy::export`] hands out.
+///
+/// ```
+/// use policy::{Completion, Policy, PolicyEngine, RolloutEngine, RolloutRequest};
+///
+/// /// Samples with the policy, and counts tokens.
+/// struct Counted(usize);
+/// impl RolloutEngine for Counted {
+///     fn generate(&mut self, policy: &mut dyn Policy, request: &RolloutRequest<'_>) -> policy::Result<Vec<Completion>> {
+///         let completions = PolicyEngine.generate(policy, request)?;
+///         self.0 += completions.iter().map(|completion| completion.ids.len()).sum::<usize>();
+///         Ok(completions)
+///     }
+/// }
+/// ```
 pub trait RolloutEngine: Send {
     /// `num_generations` completions per prompt, those of one prompt next to each other.
     ///

@@ -1,22 +1,38 @@
 //! Tensors that leave and enter a policy: checkpoints, and engines that sample elsewhere.
 
 use crate::error::Result;
-use crate::seam::Policy;
+use crate::seam::{Policy, Weights};
 use crate::update::AdamWConfig;
 use models::NamedTensor;
 
 /// A group of tensors that [`Policy::export`] hands out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StateGroup {
-    /// The weights of the policy.
-    Policy,
-    /// The weights of the reference policy; none when there is no reference policy.
-    RefPolicy,
+    /// A set of weights; none of the reference policy when there is no reference policy.
+    Weights(Weights),
     /// The moments of the optimizer; none before its first step.
     Optimizer,
 }
 
 /// Takes tensors one by one, so that a policy on a device need not hold all of them in host memory.
+///
+/// ```
+/// use policy::{Policy, StateGroup, TensorSink, Weights};
+///
+/// /// Counts bytes.
+/// struct Size(usize);
+/// impl TensorSink for Size {
+///     fn tensor(&mut self, tensor: models::NamedTensor) -> policy::Result<()> {
+///         self.0 += 4 * tensor.data.len();
+///         Ok(())
+///     }
+/// }
+/// fn size(policy: &dyn Policy) -> policy::Result<usize> {
+///     let mut size = Size(0);
+///     policy.export(StateGroup::Weights(Weights::Policy), &mut size)?;
+///     Ok(size.0)
+/// }
+/// ```
 pub trait TensorSink {
     /// Takes the next tensor.
     ///

@@ -69,7 +69,7 @@ impl Coefficients {
     /// The coefficients of a run of the same configuration when it made `state`.
     ///
     /// # Errors
-    /// [`Error::State`] when the state is of another configuration.
+    /// [`policy::Error::State`] when the state is of another configuration.
     pub fn with_state(mut self, state: &CoefficientState) -> Result<Self> {
         if let (KlController::Adaptive(kl), Some(saved)) = (&mut self.kl, state.kl_coef) {
             kl.kl_coef = saved.0;

@@ -20,13 +20,13 @@ mod tests {
     use crate::parts::Parts;
     use crate::train_config::TrainConfig;
     use models::NamedTensor;
-    use policy::{AdamWConfig, PolicyState, StateGroup, export_all};
+    use policy::{AdamWConfig, PolicyState, StateGroup, Weights, export_all};
 
     /// A policy all of whose weights are `policy`, with a reference policy all of whose weights are `ref_policy`.
     fn filled(policy: f32, ref_policy: Option<f32>) -> Box<dyn Policy> {
         let mut filled = Parts::from_config(&TrainConfig::default()).unwrap().policy;
         let of = |value: f32| {
-            let mut weights = export_all(&*filled, StateGroup::Policy).unwrap();
+            let mut weights = export_all(&*filled, StateGroup::Weights(Weights::Policy)).unwrap();
             weights.iter_mut().for_each(|tensor| tensor.data.fill(value));
             weights
         };
@@ -44,7 +44,7 @@ mod tests {
     }
 
     fn ref_weights(policy: &dyn Policy) -> Vec<NamedTensor> {
-        export_all(policy, StateGroup::RefPolicy).unwrap()
+        export_all(policy, StateGroup::Weights(Weights::RefPolicy)).unwrap()
     }
 
     #[test]

@@ -24,6 +24,13 @@ pub use optimizer::{LrSchedulerType, OptimizerConfig};
 pub(crate) use validate::check;
 
 /// A whole run: all that its numbers depend on, and `run`, `logging` and `wandb`, on which they do not.
+///
+/// ```
+/// let mut config = trainer::TrainConfig { seed: 1, ..Default::default() };
+/// config.grpo.num_generations = 16;
+/// config.validate()?;
+/// # Ok::<(), trainer::Error>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrainConfig {

@@ -4,6 +4,14 @@ use super::{Problem, Task};
 use rand::{Rng, RngExt};
 
 /// Addition of two integers drawn evenly from 0 to `max_number`.
+///
+/// ```
+/// use data::Task;
+/// use data::task::Addition;
+///
+/// let problem = Addition { max_number: 99, zero_pad: true }.sample(&mut rng::stream(0, rng::Purpose::TrainProblem, 0, 0));
+/// assert_eq!((problem.prompt.len(), problem.answer.len()), (6, 3));
+/// ```
 #[derive(Clone, Debug)]
 pub struct Addition {
     /// The largest summand.

@@ -5,6 +5,14 @@ use rand::{Rng, RngExt};
 use std::cmp::Ordering;
 
 /// Which relation holds between two integers drawn from 0 to `max_number`: `<`, `>` or `=`.
+///
+/// ```
+/// use data::task::Comparison;
+/// use data::{Problem, Task};
+///
+/// let problem = Problem { prompt: "37?48=".into(), answer: "<".into() };
+/// assert!(!Comparison { max_number: 99 }.verify(&problem, ">"));
+/// ```
 #[derive(Clone, Debug)]
 pub struct Comparison {
     /// The largest number.

@@ -5,6 +5,14 @@ use rand::{Rng, RngExt};
 
 /// Reaching a target with `count` numbers drawn from 1 to `max_number`, each used exactly once, with + - * / and
 /// parentheses. Targets are integers of at least 0, made from an expression, so every problem can be solved.
+///
+/// ```
+/// use data::task::Countdown;
+/// use data::{Problem, Task};
+///
+/// let problem = Problem { prompt: "2,3,4:14=".into(), answer: "2*(3+4)".into() };
+/// assert!(Countdown { count: 3, max_number: 9 }.verify(&problem, "(4+3)*2"));
+/// ```
 #[derive(Clone, Debug)]
 pub struct Countdown {
     /// How many numbers are given, at least 1.

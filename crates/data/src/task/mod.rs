@@ -24,6 +24,23 @@ pub struct Problem {
 }
 
 /// A family of problems with a verifier. Implement it to train on your own.
+///
+/// ```
+/// use data::{Problem, Task};
+/// use rand::{Rng, RngExt};
+///
+/// /// `double:21=` -> `42`.
+/// struct Double;
+/// impl Task for Double {
+///     fn name(&self) -> &str {
+///         "double"
+///     }
+///     fn sample(&self, rng: &mut dyn Rng) -> Problem {
+///         let n: u32 = rng.random_range(0..100);
+///         Problem { prompt: format!("double:{n}="), answer: (2 * n).to_string() }
+///     }
+/// }
+/// ```
 pub trait Task: Send + Sync {
     /// The name of the task in configurations and metrics.
     fn name(&self) -> &str;

@@ -4,6 +4,14 @@ use super::{Problem, Task};
 use rand::{Rng, RngExt};
 
 /// Reversing a word of `min_length..=max_length` random lowercase letters.
+///
+/// ```
+/// use data::task::Reverse;
+/// use data::{Problem, Task};
+///
+/// let problem = Problem { prompt: "rev:abc=".into(), answer: "cba".into() };
+/// assert_eq!(Reverse { min_length: 3, max_length: 4 }.score(&problem, "cxa"), 2.0 / 3.0);
+/// ```
 #[derive(Clone, Debug)]
 pub struct Reverse {
     /// The smallest number of letters.

@@ -4,6 +4,14 @@ use super::{Problem, Task};
 use rand::{Rng, RngExt};
 
 /// Sorting `min_length..=max_length` decimal digits, repetitions included.
+///
+/// ```
+/// use data::task::Sorting;
+/// use data::{Problem, Task};
+///
+/// let problem = Problem { prompt: "sort:3142=".into(), answer: "1234".into() };
+/// assert!(Sorting { min_length: 3, max_length: 4 }.verify(&problem, "1234"));
+/// ```
 #[derive(Clone, Debug)]
 pub struct Sorting {
     /// The smallest number of digits.

@@ -37,7 +37,7 @@ fn batches<'a>(policy: &mut BurnPolicy, sequences: &'a [Sequence]) -> Vec<Sequen
 }
 
 fn weights(policy: &BurnPolicy) -> Vec<NamedTensor> {
-    export_all(policy, StateGroup::Policy).unwrap()
+    export_all(policy, StateGroup::Weights(Weights::Policy)).unwrap()
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {
@@ -104,7 +104,8 @@ fn a_step_that_failed_is_taken_back_and_a_state_comes_back_bit_for_bit() {
         policy.apply(0.01).unwrap();
         policy.mix_ref_policy(0.5).unwrap();
     };
-    let groups = [StateGroup::Policy, StateGroup::RefPolicy, StateGroup::Optimizer];
+    let of = StateGroup::Weights;
+    let groups = [of(Weights::Policy), of(Weights::RefPolicy), StateGroup::Optimizer];
     let all = |policy: &BurnPolicy| groups.map(|group| export_all(policy, group).unwrap());
     step(&mut policy);
     let before = all(&policy);

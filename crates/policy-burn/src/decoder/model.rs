@@ -16,6 +16,17 @@ use policy::{Error, Result};
 const MASKED: f32 = -1e9;
 
 /// A Qwen2-style decoder. Hidden states and LM head are exposed apart because the loss takes them apart.
+///
+/// ```
+/// use policy_burn::decoder::{Decoder, PaddedBatch};
+///
+/// # fn main() -> policy::Result<()> {
+/// let decoder = Decoder::new(&models::ModelConfig::default(), 0, &burn::tensor::Device::flex())?;
+/// let hidden = decoder.forward(&PaddedBatch::right_padded(&[vec![1, 5, 9], vec![1, 7]])?)?;
+/// assert_eq!(hidden.dims(), [2, 3, 64]);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Module, Debug)]
 pub struct Decoder {
     /// The embedding `[V, H]`.

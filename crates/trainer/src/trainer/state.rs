@@ -4,7 +4,7 @@ use super::{Trainer, grpo_updates, warmup_updates};
 use crate::coefficients::{CoefficientState, Coefficients};
 use crate::error::{Error, Result};
 use models::NamedTensor;
-use policy::{PolicyState, StateGroup, export_all};
+use policy::{PolicyState, StateGroup, Weights, export_all};
 use serde::{Deserialize, Serialize};
 
 /// How far a run has come.
@@ -57,14 +57,14 @@ impl Trainer {
     /// Everything that has to be saved to continue the run.
     ///
     /// # Errors
-    /// Those of [`Policy::export`].
+    /// Those of [`policy::Policy::export`].
     pub fn state(&self) -> Result<TrainState> {
         let group = |group| export_all(&*self.parts.policy, group);
         Ok(TrainState {
             counters: self.counters(),
-            policy: group(StateGroup::Policy)?,
+            policy: group(StateGroup::Weights(Weights::Policy))?,
             optimizer: group(StateGroup::Optimizer)?,
-            ref_policy: group(StateGroup::RefPolicy)?,
+            ref_policy: group(StateGroup::Weights(Weights::RefPolicy))?,
             coefficients: self.coefficients.state(),
         })
     }
