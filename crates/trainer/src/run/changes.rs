@@ -40,6 +40,10 @@ pub const SAFE: [&str; 20] = [
     "grpo.filter_groups.max_num_gen_batches",
 ];
 
+/// Keys that the format of checkpoints is older than. Where they have no value they are left out of the hash, so that
+/// checkpoints from before a key still fit their run.
+const LATER: [&str; 1] = ["model.head_dim"];
+
 /// One key that has another value than before. Also a row of `changes.jsonl`, there with the checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Change {
@@ -129,7 +133,7 @@ pub(super) fn record(
 /// The hash of everything that stays as it is from the beginning of a run to its end.
 pub(super) fn config_hash(config: &TrainConfig) -> Result<String> {
     let mut leaves = leaves(config)?;
-    leaves.retain(|key, _| !is_safe(key));
+    leaves.retain(|key, value| !is_safe(key) && !(value.is_null() && LATER.contains(&key.as_str())));
     serde_json::to_vec(&leaves).map(|bytes| sha256(&bytes)).map_err(|e| Error::Text(format!("configuration: {e}")))
 }
 
@@ -199,5 +203,19 @@ mod tests {
         assert_eq!(keys, expected);
         changed.optimizer.adam_beta2 = 0.5;
         assert_ne!(config_hash(&changed).unwrap(), hash);
+    }
+
+    #[test]
+    fn a_key_that_was_added_later_leaves_older_checkpoints_good_until_it_is_used() {
+        let config = TrainConfig::default();
+        for later in LATER {
+            let mut before = leaves(&config).unwrap();
+            assert_eq!(before.remove(later), Some(Value::Null));
+            before.retain(|key, _| !is_safe(key));
+            assert_eq!(config_hash(&config).unwrap(), sha256(&serde_json::to_vec(&before).unwrap()));
+        }
+        let mut used = config.clone();
+        used.model.head_dim = Some(16);
+        assert_ne!(config_hash(&used).unwrap(), config_hash(&config).unwrap());
     }
 }
