@@ -29,7 +29,7 @@ impl Default for DataConfig {
     }
 }
 
-/// One section per built-in task; a weight of 0 leaves the task out.
+/// The built-in tasks, a section each; a weight of 0 leaves the task out.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TasksConfig {
@@ -45,7 +45,7 @@ pub struct TasksConfig {
     pub countdown: CountdownConfig,
 }
 
-/// Addition of two non-negative integers.
+/// The task of adding two non-negative integers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdditionConfig {
@@ -63,7 +63,7 @@ impl Default for AdditionConfig {
     }
 }
 
-/// Which of two integers is larger.
+/// The task of saying which of two integers is larger.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ComparisonConfig {
@@ -79,7 +79,7 @@ impl Default for ComparisonConfig {
     }
 }
 
-/// Sorting decimal digits.
+/// The task of sorting decimal digits.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SortingConfig {
@@ -97,7 +97,7 @@ impl Default for SortingConfig {
     }
 }
 
-/// Reversing a word of random lowercase letters.
+/// The task of reversing a word of random lowercase letters.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ReverseConfig {
@@ -115,7 +115,7 @@ impl Default for ReverseConfig {
     }
 }
 
-/// Reaching a target with each of the given numbers once.
+/// The task of reaching a target with each of the given numbers once.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct CountdownConfig {

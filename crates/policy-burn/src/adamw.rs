@@ -111,7 +111,7 @@ impl AdamW {
         Ok((model, UpdateReport { grad_norm, applied: true }))
     }
 
-    /// The state as named tensors; together with [`AdamW::steps`] all there is.
+    /// The state as named tensors; with [`AdamW::steps`] it is the whole state.
     pub fn state(&self) -> Vec<NamedTensor> {
         let tensor = |prefix: &str, m: &Moments, data: &[f32]| NamedTensor {
             name: format!("{prefix}{}", m.name),
@@ -161,20 +161,20 @@ impl Moments {
     }
 }
 
-/// The scalars of one step.
+/// The scalars of one step of AdamW.
 struct Rule {
     clip: f32,
     beta1: f32,
     beta2: f32,
-    /// Learning rate over the first moment's bias correction.
+    /// The learning rate over the first moment's bias correction.
     rate: f32,
-    /// Root of the second moment's bias correction.
+    /// The root of the second moment's bias correction.
     root: f32,
     epsilon: f32,
 }
 
 impl Rule {
-    /// Whether all that was updated is finite.
+    /// Updates the values and moments of one tensor; whether all of them are finite.
     fn apply(&self, values: &mut [f32], gradient: &[f32], decay: f32, moments: &mut Moments) -> bool {
         let mut finite = true;
         let moments = moments.first.iter_mut().zip(&mut moments.second);

@@ -26,9 +26,9 @@ const ROLLOUT_BATCH_SIZE: usize = 256;
 /// Micro-batches and batches of samples run in parallel on the threads of rayon's pool; what they yield does not depend on
 /// the number of threads.
 pub struct BurnPolicy {
-    /// On a device with autodiff.
+    /// The weights that are trained, on a device with autodiff.
     model: Decoder,
-    /// On a device without autodiff.
+    /// The weights of the reference policy, on a device without autodiff.
     ref_policy: Option<Decoder>,
     loss: PolicyLoss,
     optimizer: AdamW,
@@ -37,7 +37,7 @@ pub struct BurnPolicy {
     remembered: Option<Remembered>,
 }
 
-/// What [`Policy::roll_back`] goes back to.
+/// The state that [`Policy::roll_back`] goes back to.
 struct Remembered {
     model: Decoder,
     ref_policy: Option<Decoder>,

@@ -65,9 +65,9 @@ fn generate_chunk(
     Ok(samples.into_iter().map(Sample::finish).collect())
 }
 
-/// A completion in the making.
+/// A completion that is being sampled.
 struct Sample {
-    /// Temperature and stream; `None` is greedy.
+    /// The temperature and the random stream; `None` is greedy.
     random: Option<(f64, ChaCha8Rng)>,
     eos_id: u32,
     ids: Vec<u32>,

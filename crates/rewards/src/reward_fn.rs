@@ -7,7 +7,7 @@ use data::{Problem, Task};
 pub struct RewardInput<'a> {
     /// The problem that was posed.
     pub problem: &'a Problem,
-    /// The task it came from.
+    /// The task that the problem came from.
     pub task: &'a dyn Task,
     /// The text that the policy wrote, without special tokens.
     pub completion: &'a str,

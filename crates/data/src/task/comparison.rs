@@ -4,7 +4,7 @@ use super::{Problem, Task};
 use rand::{Rng, RngExt};
 use std::cmp::Ordering;
 
-/// Which relation holds between two integers drawn from 0 to `max_number`: `<`, `>` or `=`.
+/// The relation that holds between two integers drawn from 0 to `max_number`: `<`, `>` or `=`.
 ///
 /// ```
 /// use data::task::Comparison;

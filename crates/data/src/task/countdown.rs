@@ -21,7 +21,7 @@ pub struct Countdown {
     pub max_number: u32,
 }
 
-/// Credit for an expression that uses exactly the given numbers but misses the target.
+/// The credit for an expression that uses exactly the given numbers but misses the target.
 const WELL_FORMED: f32 = 0.2;
 
 impl Task for Countdown {

@@ -3,7 +3,7 @@
 use super::{Problem, Task};
 use rand::{Rng, RngExt};
 
-/// Reversing a word of `min_length..=max_length` random lowercase letters.
+/// Reversal of a word of `min_length..=max_length` random lowercase letters.
 ///
 /// ```
 /// use data::task::Reverse;

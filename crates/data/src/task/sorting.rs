@@ -3,7 +3,7 @@
 use super::{Problem, Task};
 use rand::{Rng, RngExt};
 
-/// Sorting `min_length..=max_length` decimal digits, repetitions included.
+/// Sorting of `min_length..=max_length` decimal digits, repetitions included.
 ///
 /// ```
 /// use data::task::Sorting;

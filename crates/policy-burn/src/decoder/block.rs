@@ -9,7 +9,7 @@ use burn::tensor::activation::silu;
 use burn::tensor::{Device, Tensor};
 use models::ModelConfig;
 
-/// SwiGLU (arXiv 2002.05202): `down(silu(gate(x)) * up(x))`.
+/// The MLP of a layer, SwiGLU (arXiv 2002.05202): `down(silu(gate(x)) * up(x))`.
 #[derive(Module, Debug)]
 pub struct Mlp {
     /// The projection `[H, 2I]` to gate, then up: one product instead of two.
@@ -62,7 +62,7 @@ impl Block {
         }
     }
 
-    /// `x: [B, T, H]` -> `[B, T, H]`; see [`Attention`] for the rest.
+    /// The layer applied to `x: [B, T, H]` -> `[B, T, H]`; see [`Attention`] for the rest.
     pub(crate) fn forward(
         &self,
         x: Tensor<3>,

@@ -5,9 +5,9 @@ use burn::tensor::{Device, Tensor};
 /// Keys and values of every layer for one batch of sequences, allocated once at full length.
 #[derive(Debug)]
 pub struct KvCache {
-    /// Per layer: keys and values, `[B, K, capacity, D]`.
+    /// The keys and values of each layer, `[B, K, capacity, D]`.
     layers: Vec<(Tensor<4>, Tensor<4>)>,
-    /// Columns that are filled.
+    /// The number of columns that are filled.
     length: usize,
 }
 

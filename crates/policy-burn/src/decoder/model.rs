@@ -66,7 +66,7 @@ impl Decoder {
         })
     }
 
-    /// The configuration it was made from.
+    /// The configuration that the decoder was made from.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
@@ -168,7 +168,7 @@ impl Decoder {
         }
     }
 
-    /// `ids, positions: [B * T]` -> `[B, T, H]`.
+    /// The hidden states of `ids, positions: [B * T]` -> `[B, T, H]`.
     fn run(
         &self,
         ids: &[u32],

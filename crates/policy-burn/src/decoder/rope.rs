@@ -9,9 +9,9 @@ use std::sync::Arc;
 /// turned queries and keys depend on the difference of their positions only.
 #[derive(Clone, Debug)]
 pub struct RopeTable {
-    /// `[positions, D]`: cos, cos.
+    /// The cosines `[positions, D]`: cos, cos.
     cos: Arc<Vec<f32>>,
-    /// `[positions, D]`: -sin, sin; the sign that the swapped halves need.
+    /// The sines `[positions, D]`: -sin, sin; the sign that the swapped halves need.
     sin: Arc<Vec<f32>>,
     head_dim: usize,
 }
@@ -63,7 +63,7 @@ impl RopeTable {
 }
 
 impl Rotation {
-    /// Turns every head of `x: [B, T, heads, D]`.
+    /// Rotates every head of `x: [B, T, heads, D]`.
     pub(crate) fn apply(&self, x: Tensor<4>) -> Tensor<4> {
         let half = x.dims()[3] / 2;
         let first = x.clone().narrow(3, 0, half);
