@@ -134,8 +134,8 @@ columns! {
         low_clipped,
         /// The same above.
         high_clipped,
-        /// Of vespo's weights, of sequences where they are a sequence's.
-        phi,
+        /// Of the loss's own statistic, of sequences where it is a sequence's ([`crate::objective::PolicyTerm::statistic`]).
+        statistic,
         /// Of -logp over the tokens to imitate.
         nll,
         /// Of logp - old logp over active tokens.
@@ -178,7 +178,7 @@ impl<T> LossSums<T> {
             entropy: Sum,
             low_clipped: Sum,
             high_clipped: Sum,
-            phi: Sum,
+            statistic: Sum,
             nll: Sum,
             log_ratio: Sum,
             ratio: Sum,

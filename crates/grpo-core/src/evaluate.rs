@@ -9,10 +9,10 @@
 
 use crate::batch::{Advantages, TokenBatch};
 use crate::columns::{LossSums, Recorded, TokenColumns};
-use crate::config::{ImportanceSamplingLevel, LossConfig, Objective};
+use crate::config::{ImportanceSamplingLevel, LossConfig};
 use crate::error::{Error, Result};
 use crate::metrics::Metrics;
-use crate::objective::{TokenLoss, shares_mean, weighted};
+use crate::objective::{Clipped, TokenLoss, shares_mean, weighted};
 use crate::real::{Dual, Real, Scalar};
 use crate::weights::{TokenWeights, token_weights};
 use std::borrow::Cow;
@@ -44,7 +44,7 @@ pub struct Totals {
     ratio_min: f64,
     ratio_max: f64,
     dual_clipped: f64,
-    phi: f64,
+    statistic: f64,
     /// Clipped tokens per sequence: [B].
     low_clipped: Vec<f64>,
     high_clipped: Vec<f64>,
@@ -104,7 +104,7 @@ impl<'a> Evaluator<'a> {
             ratio_min: f64::INFINITY,
             ratio_max: f64::NEG_INFINITY,
             dual_clipped: 0.0,
-            phi: 0.0,
+            statistic: 0.0,
             low_clipped: vec![0.0; sequences],
             high_clipped: vec![0.0; sequences],
         }
@@ -186,7 +186,7 @@ impl<'a> Evaluator<'a> {
             high_clipped: totals.high_clipped.iter().sum(),
             low_min,
             high_max,
-            phi: totals.phi,
+            statistic: totals.statistic,
             nll: totals.nll,
             log_ratio: totals.log_ratio,
             ratio: totals.ratio,
@@ -210,34 +210,15 @@ impl<'a> Evaluator<'a> {
             metrics.min("is_ratio/min", sums.ratio_min);
             metrics.max("is_ratio/max", sums.ratio_max);
         }
-        if self.config.dual_clip().is_some() && self.config.objective() == Objective::Clipped {
-            metrics.mean("pg_clipfrac_lower", sums.dual_clipped, tokens);
-        }
         if self.config.positive_example_nll_weight != 0.0 {
             let imitated = self.weights.nll.iter().filter(|weight| **weight != 0.0).count();
             metrics.mean("positive_nll_loss", sums.nll, imitated as f64);
         }
         // A shared ratio is one value per sequence, so it counts once; per-token values are weighted by token.
         let count = if self.shares_clip() { self.batch.sequences() as f64 } else { tokens };
-        // A fully masked sequence has a shared ratio too: 1, which no bound clips.
         let masked =
             if self.shares_clip() { (0..self.batch.sequences()).filter(|s| self.length(*s) == 0).count() } else { 0 };
-        match self.config.objective() {
-            Objective::Cispo if self.config.bounds_raw_ratio() => {
-                metrics.mean("cispo_clip_ratio", sums.high_clipped, count);
-            }
-            Objective::Vespo => metrics.mean("vespo/phi_seq_mean", sums.phi + masked as f64, count),
-            Objective::Clipped | Objective::Cispo | Objective::GeoMean | Objective::Dppo(_) | Objective::PrimeRl(_) => {
-                metrics.mean("clip_ratio/low_mean", sums.low_clipped, count);
-                metrics.mean("clip_ratio/high_mean", sums.high_clipped, count);
-                metrics.mean("clip_ratio/region_mean", sums.low_clipped + sums.high_clipped, count);
-                if masked > 0 || sums.low_min.is_finite() {
-                    metrics.min("clip_ratio/low_min", if masked > 0 { 0.0 } else { sums.low_min });
-                    metrics.max("clip_ratio/high_max", if masked > 0 { sums.high_max.max(0.0) } else { sums.high_max });
-                }
-            }
-            Objective::Sapo | Objective::PolicyGradient | Objective::KlCov | Objective::Dro => {}
-        }
+        self.config.rules().metrics(self.config, &Clipped { sums, tokens, count, masked }, &mut metrics);
         if let Some(factors) = self.batch.factors() {
             metrics.merge(&factors.metrics);
         }
@@ -300,7 +281,7 @@ impl<'a> Evaluator<'a> {
 
     /// Whether ratio and advantage, and so the clip, are one value for all tokens of a sequence.
     pub fn shares_clip(&self) -> bool {
-        (self.config.level() == ImportanceSamplingLevel::Sequence || self.config.objective() == Objective::Vespo)
+        (self.config.level() == ImportanceSamplingLevel::Sequence || self.config.rules().clips_sequences())
             && matches!(self.batch.advantages(), Advantages::PerSequence(_))
     }
 
@@ -351,10 +332,10 @@ impl<'a> Evaluator<'a> {
         }
     }
 
-    /// Advantage of a row; geo_mean has one per sequence, the mean of its tokens' (verl).
+    /// Advantage of a row; a loss of whole sequences has one for each, the mean of its tokens' (verl's geo_mean).
     fn advantage(&self, sequence: usize, row: usize) -> f64 {
         match self.batch.advantages() {
-            Advantages::PerToken(advantages) if self.config.objective() == Objective::GeoMean => {
+            Advantages::PerToken(advantages) if self.config.rules().is_of_sequences() => {
                 let rows = &self.batch.active_rows()[self.starts[sequence]..self.starts[sequence + 1]];
                 rows.iter().map(|row| f64::from(advantages[*row])).sum::<f64>() / rows.len().max(1) as f64
             }
@@ -391,7 +372,7 @@ impl<'a> Evaluator<'a> {
         totals.ratio_min = Real::min(&totals.ratio_min, &ratio);
         totals.ratio_max = Real::max(&totals.ratio_max, &ratio);
         totals.dual_clipped += value.dual_clipped.to_f64();
-        totals.phi += columns.clip_share * value.phi.to_f64();
+        totals.statistic += columns.clip_share * value.statistic.to_f64();
         totals.low_clipped[sequence] += columns.clip_share * value.low_clipped.to_f64();
         totals.high_clipped[sequence] += columns.clip_share * value.high_clipped.to_f64();
     }

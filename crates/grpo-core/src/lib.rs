@@ -36,7 +36,7 @@ pub use backend::{
 };
 pub use batch::{Advantages, TokenBatch};
 pub use config::{
-    ImportanceSamplingLevel, KlEstimator, KlImportance, LossAggMode, LossConfig, LossType, Objective, RolloutIs,
+    ImportanceSamplingLevel, KlEstimator, KlImportance, LossAggMode, LossConfig, LossType, RolloutIs,
     SamplerMode, Semantics, TemperatureMode,
 };
 pub use error::{Error, Result};

@@ -3,12 +3,12 @@
 //! A sampler that gave no log-probability (NaN) is taken at its word: ratio 1.
 
 use crate::batch::TokenBatch;
-use crate::config::{KlEstimator, LossConfig, Objective, SamplerMode, Threshold};
+use crate::config::{KlEstimator, LossConfig, SamplerMode, Threshold};
 use crate::error::{Error, Result};
 use crate::factors::{PolicyValues, TokenFactors};
 use crate::metrics::Metrics;
 use crate::mismatch;
-use crate::objective::{VESPO_SMALLEST, kl_value};
+use crate::objective::{kl_value, vespo};
 
 /// Largest |log ratio| that verl lets into exp.
 const SAFE: f64 = 20.0;
@@ -42,12 +42,13 @@ pub(crate) fn weigh(
 ) -> Result<()> {
     let Some(correction) = config.sampler_correction() else { return Ok(()) };
     let of_token = correction.mode.is_of_tokens();
-    if config.objective() == Objective::Vespo && !of_token {
-        return Err(Error::Config(
-            "vespo takes the sampler's ratio into its own weight: set vllm_importance_sampling_mode to token_truncate or \
-             token_mask, or vllm_importance_sampling_correction to false"
-                .into(),
-        ));
+    let in_log_ratio = config.rules().takes_sampler_ratio();
+    if in_log_ratio && !of_token {
+        return Err(Error::Config(format!(
+            "{} takes the sampler's ratio into its own weight: set vllm_importance_sampling_mode to token_truncate or \
+             token_mask, or vllm_importance_sampling_correction to false",
+            config.loss_type.name()
+        )));
     }
     let weight = |log_ratio: f64| {
         let ratio = correction.guard.map_or(log_ratio, |guard| log_ratio.clamp(-guard, guard)).exp();
@@ -109,20 +110,19 @@ pub(crate) fn weigh(
     }
     record(batch, log_ratios, &seen, &mut factors.metrics);
     for rows in sequences(batch) {
-        match config.objective() {
-            Objective::Vespo => {
-                let sum = rows.iter().map(|row| weights[*row].ln().clamp(VESPO_SMALLEST, SAFE)).sum();
-                rows.iter().for_each(|row| factors.log_ratio_bias[*row] = sum);
-            }
-            _ => rows.iter().for_each(|row| factors.policy[*row] *= weights[*row]),
+        if in_log_ratio {
+            let sum = rows.iter().map(|row| vespo::sampler_log_ratio(weights[*row])).sum();
+            rows.iter().for_each(|row| factors.log_ratio_bias[*row] = sum);
+        } else {
+            rows.iter().for_each(|row| factors.policy[*row] *= weights[*row]);
         }
     }
     Ok(())
 }
 
-/// geo_mean has one ratio per sequence, and so one weight: the geometric mean of its tokens', after rejection (verl).
+/// A loss of whole sequences (geo_mean) has one ratio for each, and so one weight: the geometric mean of its tokens', after rejection (verl).
 pub(crate) fn share_weights(config: &LossConfig, batch: &TokenBatch, factors: &mut TokenFactors) {
-    if config.objective() == Objective::GeoMean && config.sampler_correction().is_some() {
+    if config.rules().is_of_sequences() && config.sampler_correction().is_some() {
         for rows in sequences(batch) {
             let logs = rows.iter().map(|row| (factors.policy[*row] + 1e-10).ln());
             let weight = (logs.sum::<f64>() / rows.len() as f64).exp();

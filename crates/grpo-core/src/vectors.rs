@@ -46,8 +46,8 @@ pub struct BatchLoss<R> {
     pub log_ratio: Option<R>,
     /// -logp.
     pub nll: R,
-    /// vespo's weight; `None` where there is none.
-    pub phi: Option<R>,
+    /// The loss's own statistic; `None` where it has none.
+    pub statistic: Option<R>,
 }
 
 /// The loss of a batch. `sequence_sum` gives every token the sum over the tokens of its sequence.
@@ -88,6 +88,6 @@ pub fn batch_loss<R: Real>(config: &LossConfig, terms: &BatchTerms<R>, sequence_
         ratio: kept(&value.ratio),
         log_ratio: recorded.old.then(|| kept(&(logp.clone() - columns.old_logp.clone()))),
         nll: kept(&value.nll),
-        phi: (config.objective() == crate::config::Objective::Vespo).then(|| kept(&value.phi)),
+        statistic: config.rules().has_statistic().then(|| kept(&value.statistic)),
     }
 }

@@ -8,8 +8,9 @@
 //! and the like: its loss is then what that system computes for that part.
 
 use crate::batch::TokenBatch;
-use crate::config::{LossAggMode, LossConfig, LossType, Semantics};
+use crate::config::{LossAggMode, LossConfig, Semantics};
 use crate::error::{Error, Result};
+use crate::objective::{Average, OwnAverage};
 
 /// Per-token weights of one optimizer step. Masked tokens have weight 0.
 #[derive(Clone, Debug, PartialEq)]
@@ -104,17 +105,13 @@ pub fn token_weights(config: &LossConfig, batch: &TokenBatch) -> Result<TokenWei
     let steps = config.gradient_accumulation_steps as f64;
     let of_terms = match config.agg_mode() {
         Some(mode) => of_mode(config, mode, &counts)?,
-        None => of_type(config, &counts),
+        None => of_loss(config, &counts),
     };
     let of_kl = config.kl_agg_mode.map_or(Ok(of_terms), |mode| of_mode(config, mode, &counts))?;
-    let of_policy = match (config.semantics, config.loss_type) {
-        // These two have an average of their own there, whatever the mode.
-        (Semantics::Verl, LossType::Sapo) => of_mode(config, LossAggMode::SeqMeanTokenMean, &counts)?,
-        (Semantics::Verl, LossType::GeoMean) => {
-            // A mean over all rows, whatever counts elsewhere.
-            (1.0 / (batch.sequences() as f64).max(1.0), Share::Mean)
-        }
-        _ => of_terms,
+    let of_policy = match config.rules().own_average(config.semantics) {
+        Some(OwnAverage::Mode(mode)) => of_mode(config, mode, &counts)?,
+        Some(OwnAverage::AllRows) => (1.0 / (batch.sequences() as f64).max(1.0), Share::Mean),
+        None => of_terms,
     };
     let of_entropy = match config.semantics {
         Semantics::Verl => of_terms,
@@ -147,16 +144,11 @@ fn imitate(config: &LossConfig, batch: &TokenBatch, counts: &Counts, nll: &mut [
 }
 
 /// TRL's averages, which go with the loss, and those of the losses that it does not have.
-fn of_type(config: &LossConfig, counts: &Counts) -> (f64, Share) {
+fn of_loss(config: &LossConfig, counts: &Counts) -> (f64, Share) {
     let steps = config.gradient_accumulation_steps as f64;
-    let (divisor, share) = match config.loss_type {
-        LossType::Grpo if config.semantics == Semantics::MllmJax => (counts.active.max(1.0) * steps, Share::Sum),
-        LossType::Grpo | LossType::Gspo | LossType::Sapo | LossType::GeoMean => {
-            (counts.sequences() * steps, Share::Mean)
-        }
-        LossType::DrGrpo => (counts.sequences() * config.max_completion_length.unwrap_or(1) as f64 * steps, Share::Sum),
-        LossType::Luspo => (counts.sequences() * steps, Share::Sum),
-        LossType::Dapo | LossType::Cispo | LossType::Vespo => {
+    let (divisor, share) = match config.rules().average(config) {
+        Average::StepTokens => (counts.active.max(1.0) * steps, Share::Sum),
+        Average::GenerationTokens => {
             // num_items_in_batch spans the generation batch and all processes; a batch is one of its parts, which are taken
             // to be alike where nobody has counted.
             let per_generation = config.steps_per_generation.unwrap_or(config.gradient_accumulation_steps) as f64;
@@ -164,7 +156,11 @@ fn of_type(config: &LossConfig, counts: &Counts) -> (f64, Share) {
             let items = config.num_items_in_batch.unwrap_or(whole).max(1.0);
             (items / config.num_processes as f64 * steps / per_generation, Share::Sum)
         }
-        _ => (counts.active.max(1.0) * steps, Share::Sum),
+        Average::Sequences => (counts.sequences() * steps, Share::Mean),
+        Average::ConstantLength => {
+            (counts.sequences() * config.max_completion_length.unwrap_or(1) as f64 * steps, Share::Sum)
+        }
+        Average::SequenceSums => (counts.sequences() * steps, Share::Sum),
     };
     (1.0 / divisor, share)
 }

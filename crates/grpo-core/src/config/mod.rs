@@ -1,20 +1,19 @@
 //! What the loss is: one flat configuration with TRL's names, verl's where TRL has none, and [`Semantics`] to say whose
 //! meaning they have where systems disagree.
 
+pub(crate) mod checks;
 mod names;
+mod read;
 mod resolve;
 mod validate;
 mod values;
 
+pub use crate::objective::{LossParameters, LossType};
 pub use names::{
-    ImportanceSamplingLevel, KlEstimator, KlImportance, LossAggMode, LossType, RolloutIs, SamplerMode, Semantics,
-    TemperatureMode,
+    ImportanceSamplingLevel, KlEstimator, KlImportance, LossAggMode, RolloutIs, SamplerMode, Semantics, TemperatureMode,
 };
-pub use resolve::{Objective, Region, Trust};
 pub use values::{Bound, Rows, Threshold, Thresholds};
 
-use crate::error::{Error, Result};
-use crate::strict::{self, UniqueKeys};
 use serde::{Deserialize, Serialize};
 use std::ops::RangeInclusive;
 
@@ -25,7 +24,7 @@ pub(crate) const TEMPERATURES: RangeInclusive<f64> = 1e-6..=1e6;
 ///
 /// Where a key's default depends on the system, `None` (null) stands for it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(remote = "Self", default)]
 pub struct LossConfig {
     /// Whose meanings and defaults.
     pub semantics: Semantics,
@@ -72,38 +71,9 @@ pub struct LossConfig {
     pub positive_rows: Rows,
     /// Share of tokens, those of the highest entropy, whose policy term counts. 1 is all. In (0, 1]. arXiv 2506.01939.
     pub top_entropy_quantile: f64,
-    /// sapo: temperature of the gate for positive advantages.
-    pub sapo_temperature_pos: f64,
-    /// sapo: for the others.
-    pub sapo_temperature_neg: f64,
-    /// verl's name of `sapo_temperature_pos`, which it replaces where it is set.
-    pub tau_pos: Option<f64>,
-    /// verl's name of `sapo_temperature_neg`.
-    pub tau_neg: Option<f64>,
-    /// vespo: power of the sequence's ratio, for advantages of at least 0.
-    pub vespo_k_pos: f64,
-    /// vespo: for negative advantages.
-    pub vespo_k_neg: f64,
-    /// vespo: decay of the weight with the ratio, for advantages of at least 0.
-    pub vespo_lambda_pos: f64,
-    /// vespo: for negative advantages.
-    pub vespo_lambda_neg: f64,
-    /// clip_cov: share of tokens that may lose their gradient.
-    pub clip_cov_ratio: f64,
-    /// clip_cov: they have a covariance above this.
-    pub clip_cov_lb: f64,
-    /// clip_cov: and below this.
-    pub clip_cov_ub: f64,
-    /// kl_cov: share of tokens that pay the penalty.
-    pub kl_cov_ratio: f64,
-    /// kl_cov: weight of the penalty |logp - old_logp|.
-    pub ppo_kl_coef: f64,
-    /// dro: weight of the quadratic penalty; has no default.
-    pub dro_beta: Option<f64>,
-    /// prime_rl and ipo: what multiplies the advantage.
-    pub adv_tau: f64,
-    /// prime_rl and ipo: weight of the quadratic penalty.
-    pub kl_tau: f64,
+    /// The keys of single losses ([`crate::objective`]); flat in configuration files.
+    #[serde(flatten)]
+    pub parameters: LossParameters,
     /// Whether the ratio between old policy and sampler weighs the policy term where the batch has `sampler_logp`. `None`
     /// is TRL's true, and false elsewhere.
     pub vllm_importance_sampling_correction: Option<bool>,
@@ -193,22 +163,7 @@ impl Default for LossConfig {
             positive_example_nll_weight: 0.0,
             positive_rows: Rows::default(),
             top_entropy_quantile: 1.0,
-            sapo_temperature_pos: 1.0,
-            sapo_temperature_neg: 1.05,
-            tau_pos: None,
-            tau_neg: None,
-            vespo_k_pos: 2.0,
-            vespo_k_neg: 3.0,
-            vespo_lambda_pos: 3.0,
-            vespo_lambda_neg: 2.0,
-            clip_cov_ratio: 2e-4,
-            clip_cov_lb: 1.0,
-            clip_cov_ub: 5.0,
-            kl_cov_ratio: 2e-4,
-            ppo_kl_coef: 0.1,
-            dro_beta: None,
-            adv_tau: 1.0,
-            kl_tau: 1e-3,
+            parameters: LossParameters::default(),
             vllm_importance_sampling_correction: None,
             vllm_importance_sampling_mode: SamplerMode::SequenceMask,
             vllm_importance_sampling_clip_max: Some(3.0),
@@ -240,29 +195,5 @@ impl Default for LossConfig {
             num_generations: None,
             micro_batch_size: None,
         }
-    }
-}
-
-impl LossConfig {
-    /// Reads and validates a JSON object; keys that are absent keep their defaults.
-    ///
-    /// # Errors
-    /// [`Error::UnknownKey`], or [`Error::Config`] for values that are not legal alone or together.
-    pub fn from_json(text: &str) -> Result<Self> {
-        let UniqueKeys(value) = serde_json::from_str(text).map_err(|e| Error::Config(format!("not JSON: {e}")))?;
-        Self::from_value(value)
-    }
-
-    /// As [`LossConfig::from_json`], from a parsed value (of YAML, TOML, the environment ...).
-    ///
-    /// # Errors
-    /// As [`LossConfig::from_json`].
-    pub fn from_value(value: serde_json::Value) -> Result<Self> {
-        if !value.is_object() {
-            return Err(Error::Config(format!("expected a map of loss keys, got {value}")));
-        }
-        let config: Self = strict::from_value(value)?;
-        config.validate()?;
-        Ok(config)
     }
 }

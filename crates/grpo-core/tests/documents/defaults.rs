@@ -1,7 +1,8 @@
 //! What a configuration comes to, property by property.
 
 use crate::page::{number, table};
-use grpo_core::config::Objective;
+use grpo_core::objective::{Bounds, LossParameters};
+use grpo_core::objective::dro;
 use grpo_core::factors::PolicyValues;
 use grpo_core::weights::token_weights;
 use grpo_core::{KlImportance, LossConfig, LossType, Semantics, TokenBatch};
@@ -32,7 +33,10 @@ pub(crate) fn minimal(loss_type: LossType, semantics: Semantics) -> Result<(Loss
     let needed = LossConfig {
         epsilon_high: (loss_type == LossType::Cispo).then_some(5.0),
         max_completion_length: (loss_type == LossType::DrGrpo).then_some(1024),
-        dro_beta: (loss_type == LossType::Dro).then_some(0.5),
+        parameters: LossParameters {
+            dro: dro::Parameters { beta: (loss_type == LossType::Dro).then_some(0.5) },
+            ..LossParameters::default()
+        },
         ..bare
     };
     match needed.validate() {
@@ -43,16 +47,12 @@ pub(crate) fn minimal(loss_type: LossType, semantics: Semantics) -> Result<(Loss
 
 /// What `config` comes to.
 pub(crate) fn properties(config: &LossConfig) -> Vec<Property> {
-    let (low, high) = (exact(config.ratio_low()), exact(config.ratio_high()));
-    let epsilons = (exact(config.epsilon_low), exact(config.upper_epsilon()));
-    let raw = config.objective() == Objective::Cispo && config.semantics != Semantics::Verl;
-    let bounds = match config.objective() {
-        Objective::Cispo if raw => format!("r at most {high}"),
-        Objective::Clipped | Objective::Cispo => format!("r in [{low}, {high}]"),
-        Objective::GeoMean => format!("log r in [-{}, {}]", epsilons.0, epsilons.1),
-        Objective::Dppo(_) | Objective::PrimeRl(_) => format!("{} down, {} up", epsilons.0, epsilons.1),
-        Objective::Vespo => "log r in [-20, 20] per token".into(),
-        Objective::Sapo | Objective::PolicyGradient | Objective::KlCov | Objective::Dro => "none".into(),
+    let bounds = match config.bounds() {
+        Bounds::None => "none".into(),
+        Bounds::Ratio { low: None, high } => format!("r at most {}", exact(high)),
+        Bounds::Ratio { low: Some(low), high } => format!("r in [{}, {}]", exact(low), exact(high)),
+        Bounds::LogRatio { low, high } => format!("log r in [{}, {}] per token", exact(low), exact(high)),
+        Bounds::Probability { down, up } => format!("{} down, {} up", exact(down), exact(up)),
     };
     let clamps = match config.kl_clamps() {
         (None, None) => "off".into(),
