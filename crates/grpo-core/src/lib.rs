@@ -36,8 +36,8 @@ pub use backend::{
 };
 pub use batch::{Advantages, TokenBatch};
 pub use config::{
-    ImportanceSamplingLevel, KlEstimator, KlImportance, LossAggMode, LossConfig, LossType, RolloutIs,
-    SamplerMode, Semantics, TemperatureMode,
+    ImportanceSamplingLevel, KlEstimator, KlImportance, LossAggMode, LossConfig, LossType, RolloutIs, SamplerMode,
+    Semantics, TemperatureMode,
 };
 pub use error::{Error, Result};
 pub use format::BatchFile;

@@ -132,7 +132,7 @@ impl Tokens {
             ratio: value(loss.ratio),
             log_ratio: loss.log_ratio.map(value),
             nll: value(loss.nll),
-            phi: loss.phi.map(value),
+            statistic: loss.statistic.map(value),
         }
     }
 
@@ -169,7 +169,7 @@ impl Tokens {
             entropy: entropy.map_or_else(|| zero.clone(), |e| active.select(e, &zero)),
             low_clipped: &loss.low_clipped * clip_share,
             high_clipped: &loss.high_clipped * clip_share,
-            phi: loss.phi.as_ref().map_or_else(|| zero.clone(), |phi| phi * clip_share),
+            statistic: loss.statistic.as_ref().map_or_else(|| zero.clone(), |own| own * clip_share),
             nll: nll_weight.gt(&zero).select(&loss.nll, &zero),
             log_ratio: or_zero(&loss.log_ratio),
             ratio: loss.ratio.clone(),

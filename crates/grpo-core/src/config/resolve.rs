@@ -45,9 +45,7 @@ impl LossConfig {
     /// Whether it has to be known what the policy says of all tokens before the loss of any is, which costs a forward
     /// pass more: [`LossConfig::prepare`].
     pub fn selects_tokens(&self) -> bool {
-        self.top_entropy_quantile < 1.0
-            || self.off_policy_mask_threshold.is_some()
-            || self.rules().chooses_tokens()
+        self.top_entropy_quantile < 1.0 || self.off_policy_mask_threshold.is_some() || self.rules().chooses_tokens()
     }
 
     /// Upper bound of the ratio: 1 + epsilon_high, or TRL's cispo's raw epsilon_high.

@@ -59,7 +59,8 @@ impl Loss for DrGrpo {
         match config.max_completion_length {
             Some(_) => Ok(()),
             None => Err(Error::Config(
-                "dr_grpo divides by a constant length: set max_completion_length to the generation limit in tokens".into(),
+                "dr_grpo divides by a constant length: set max_completion_length to the generation limit in tokens"
+                    .into(),
             )),
         }
     }

@@ -1,9 +1,9 @@
 //! What a configuration comes to, property by property.
 
+use crate::examples::example_of_page;
 use crate::page::{number, table};
-use grpo_core::objective::{Bounds, LossParameters};
-use grpo_core::objective::dro;
 use grpo_core::factors::PolicyValues;
+use grpo_core::objective::Bounds;
 use grpo_core::weights::token_weights;
 use grpo_core::{KlImportance, LossConfig, LossType, Semantics, TokenBatch};
 use serde::Serialize;
@@ -30,15 +30,9 @@ fn reason(error: &grpo_core::Error) -> String {
 pub(crate) fn minimal(loss_type: LossType, semantics: Semantics) -> Result<(LossConfig, Option<String>), String> {
     let bare = LossConfig { loss_type, semantics, ..LossConfig::default() };
     let Err(error) = bare.validate() else { return Ok((bare, None)) };
-    let needed = LossConfig {
-        epsilon_high: (loss_type == LossType::Cispo).then_some(5.0),
-        max_completion_length: (loss_type == LossType::DrGrpo).then_some(1024),
-        parameters: LossParameters {
-            dro: dro::Parameters { beta: (loss_type == LossType::Dro).then_some(0.5) },
-            ..LossParameters::default()
-        },
-        ..bare
-    };
+    let mut example = example_of_page(loss_type);
+    example["semantics"] = semantics.name().into();
+    let needed: LossConfig = serde_json::from_value(example).unwrap();
     match needed.validate() {
         Ok(()) => Ok((needed, Some(reason(&error)))),
         Err(error) => Err(reason(&error)),
