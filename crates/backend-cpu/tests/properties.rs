@@ -5,7 +5,7 @@ mod common;
 use backend_cpu::CpuBackend;
 use common::family::LOSSES;
 use common::*;
-use grpo_core::weights::token_weights;
+use grpo_core::aggregate::token_weights;
 use grpo_core::*;
 use proptest::prelude::*;
 use rstest::rstest;

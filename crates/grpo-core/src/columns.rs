@@ -55,15 +55,15 @@ columns! {
         advantage,
         /// The token's own advantage, where `advantage` is its sequence's.
         token_advantage,
-        /// Weight of the policy term ([`crate::weights::TokenWeights::policy`]).
+        /// Weight of the policy term ([`crate::batch::TokenWeights::policy`]).
         policy_weight,
-        /// beta x weight of the KL term.
+        /// Weight of the KL term, beta included.
         kl_weight,
-        /// positive_example_nll_weight x weight of the negative log-likelihood.
+        /// Weight of the negative log-likelihood, positive_example_nll_weight included.
         nll_weight,
-        /// Weight of the entropy in the bonus, before entropy_coef.
+        /// Weight of the entropy in the bonus, entropy_coef included.
         entropy_weight,
-        /// What multiplies the policy term ([`crate::factors::TokenFactors::policy`]).
+        /// What multiplies the policy term ([`crate::batch::TokenFactors::policy`]).
         policy_factor,
         /// What multiplies the token's part of its sequence's log-ratio.
         log_ratio_scale,

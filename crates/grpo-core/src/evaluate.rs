@@ -7,14 +7,14 @@
 //!
 //! What has to be known of the whole batch first has been put into it by [`LossConfig::prepare`].
 
-use crate::batch::{Advantages, TokenBatch};
+use crate::aggregate::token_weights;
+use crate::batch::{Advantages, TokenBatch, TokenWeights};
 use crate::columns::{LossSums, Recorded, TokenColumns};
 use crate::config::{ImportanceSamplingLevel, LossConfig};
 use crate::error::{Error, Result};
 use crate::metrics::Metrics;
 use crate::objective::{Clipped, TokenLoss, shares_mean, weighted};
 use crate::real::{Dual, Real, Scalar};
-use crate::weights::{TokenWeights, token_weights};
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -149,7 +149,7 @@ impl<'a> Evaluator<'a> {
             sequence += 1;
         }
         for (i, position) in span.enumerate() {
-            let weight = self.config.entropy_coef * self.entropy_weight(self.batch.active_rows()[position]);
+            let weight = self.entropy_weight(self.batch.active_rows()[position]);
             let value = entropy[i].to_f64();
             dentropy[i] = R::from_f64(-weight);
             totals.entropy += value;
@@ -234,7 +234,7 @@ impl<'a> Evaluator<'a> {
         self.starts[sequence + 1] - self.starts[sequence]
     }
 
-    /// Weight of a row's entropy in the bonus, before entropy_coef.
+    /// Weight of a row's entropy in the bonus.
     fn entropy_weight(&self, row: usize) -> f64 {
         self.weights.entropy[row] * self.batch.factors().map_or(1.0, |factors| factors.entropy[row])
     }
@@ -248,8 +248,8 @@ impl<'a> Evaluator<'a> {
             advantage: self.advantage(sequence, row),
             token_advantage: batch.advantage(sequence, row).into(),
             policy_weight: weights.policy[row],
-            kl_weight: config.beta * weights.kl[row],
-            nll_weight: config.positive_example_nll_weight * weights.nll[row],
+            kl_weight: weights.kl[row],
+            nll_weight: weights.nll[row],
             entropy_weight: self.entropy_weight(row),
             policy_factor: factors.map_or(1.0, |factors| factors.policy[row]),
             log_ratio_scale: factors.map_or(1.0, |factors| factors.log_ratio_scale[row]),

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod advantages;
+pub mod aggregate;
 pub mod backend;
 pub mod batch;
 pub mod columns;
@@ -9,7 +10,6 @@ pub mod config;
 pub mod controllers;
 pub mod error;
 pub mod evaluate;
-pub mod factors;
 pub mod format;
 pub mod metrics;
 mod mismatch;
@@ -17,6 +17,7 @@ pub mod objective;
 pub mod parity;
 pub mod plan;
 mod plan_request;
+mod prepare;
 pub mod real;
 pub mod rewards;
 mod sampler;
@@ -24,7 +25,6 @@ mod selection;
 pub mod strict;
 pub mod tensor;
 pub mod vectors;
-pub mod weights;
 
 /// The crate whose `bf16` tensors have: the version that fits, for callers that have none of their own.
 pub use half;

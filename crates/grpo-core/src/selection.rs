@@ -4,8 +4,8 @@
 //! (TRL's meaning).
 
 use crate::batch::TokenBatch;
+use crate::batch::{PolicyValues, TokenFactors};
 use crate::config::LossConfig;
-use crate::factors::{PolicyValues, TokenFactors};
 
 /// Writes every choice that the configuration asks for into `factors`. `batch.factors()` of a part of a step that was
 /// chosen before makes this unnecessary.

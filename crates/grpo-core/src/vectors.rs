@@ -73,7 +73,7 @@ pub fn batch_loss<R: Real>(config: &LossConfig, terms: &BatchTerms<R>, sequence_
         // A NaN of the sequence stops at its masked tokens.
         (slopes.value, slopes.of_logp + kept(&through))
     };
-    let bonus = share.constant(config.entropy_coef) * columns.entropy_weight.clone();
+    let bonus = columns.entropy_weight.clone();
     let loss = weight.sum(&value.policy, value.kl.as_ref(), &value.nll);
     BatchLoss {
         // Without a bonus nothing is subtracted: the entropy of a masked token may be anything.

@@ -4,6 +4,7 @@
 pub(crate) mod checks;
 mod names;
 mod read;
+pub(crate) mod rejection;
 mod resolve;
 mod validate;
 mod values;
@@ -12,7 +13,7 @@ pub use crate::objective::{LossParameters, LossType};
 pub use names::{
     ImportanceSamplingLevel, KlEstimator, KlImportance, LossAggMode, RolloutIs, SamplerMode, Semantics, TemperatureMode,
 };
-pub use values::{Bound, Rows, Threshold, Thresholds};
+pub use values::{Bound, Threshold, Thresholds};
 
 use serde::{Deserialize, Serialize};
 use std::ops::RangeInclusive;
@@ -64,11 +65,9 @@ pub struct LossConfig {
     /// Weight of the entropy bonus: loss -= entropy_coef * mean entropy of active tokens (verl: averaged as the loss
     /// is). 0 is off.
     pub entropy_coef: f64,
-    /// Weight of the negative log-likelihood of the sequences `positive_rows`: loss += weight * mean of -logp over their
+    /// Weight of the negative log-likelihood of the sequences [`positive_rows`](crate::batch::StepData): loss += weight * mean of -logp over their
     /// tokens (VAPO, arXiv 2504.05118; NeMo-RL). 0 is off.
     pub positive_example_nll_weight: f64,
-    /// Sequences of the batch to imitate, those with a reward above 0.
-    pub positive_rows: Rows,
     /// Share of tokens, those of the highest entropy, whose policy term counts. 1 is all. In (0, 1]. arXiv 2506.01939.
     pub top_entropy_quantile: f64,
     /// The keys of single losses ([`crate::objective`]); flat in configuration files.
@@ -97,10 +96,8 @@ pub struct LossConfig {
     /// Sequences of negative advantage whose mean of sampler (or old) logp - logp is above this do not count in the policy
     /// term. DeepSeek-V3.2. `None` is off.
     pub off_policy_mask_threshold: Option<f64>,
-    /// Whether the sequences `truncated_rows` are masked.
+    /// Whether the sequences [`truncated_rows`](crate::batch::StepData) are masked.
     pub mask_truncated_completions: bool,
-    /// Sequences of the batch that ended at the length limit.
-    pub truncated_rows: Rows,
     /// Sampling temperature T, from 1e-6 to 1e6: f32 arithmetic has no digits left outside.
     pub temperature: f64,
     /// What the temperature divides; `None` is logits, and log-probabilities for MLLM-JAX.
@@ -118,9 +115,6 @@ pub struct LossConfig {
     pub count_masked_rows: Option<bool>,
     /// Constant length of dr_grpo, in tokens.
     pub max_completion_length: Option<usize>,
-    /// Normaliser of dapo, cispo and vespo, in tokens: the active ones of the generation batch on all processes. `None`
-    /// counts those of the step (see [`crate::weights`]). Give it when one step's batch is only a part.
-    pub num_items_in_batch: Option<f64>,
     /// TRL: the batch is one of so many that are accumulated. 1 where the batch is the whole step.
     pub gradient_accumulation_steps: usize,
     /// TRL: batches in a generation batch; `None` is `gradient_accumulation_steps`.
@@ -132,10 +126,6 @@ pub struct LossConfig {
     pub loss_scale_factor: Option<f64>,
     /// verl: processes whose gradients are averaged.
     pub dp_size: usize,
-    /// verl: active tokens on all processes; `None` counts.
-    pub batch_num_tokens: Option<f64>,
-    /// verl: sequences on all processes; `None` counts.
-    pub global_batch_size: Option<f64>,
     /// prompt-mean: completions of a prompt, which lie next to each other.
     pub num_generations: Option<usize>,
     /// token-mean-legacy: sequences of a micro-batch.
@@ -161,7 +151,6 @@ impl Default for LossConfig {
             kl_output_clamp: None,
             entropy_coef: 0.0,
             positive_example_nll_weight: 0.0,
-            positive_rows: Rows::default(),
             top_entropy_quantile: 1.0,
             parameters: LossParameters::default(),
             vllm_importance_sampling_correction: None,
@@ -175,7 +164,6 @@ impl Default for LossConfig {
             rollout_rs_threshold: None,
             off_policy_mask_threshold: None,
             mask_truncated_completions: false,
-            truncated_rows: Rows::default(),
             temperature: 1.0,
             temperature_mode: None,
             logit_scale: 1.0,
@@ -184,14 +172,11 @@ impl Default for LossConfig {
             kl_agg_mode: None,
             count_masked_rows: None,
             max_completion_length: None,
-            num_items_in_batch: None,
             gradient_accumulation_steps: 1,
             steps_per_generation: None,
             num_processes: 1,
             loss_scale_factor: None,
             dp_size: 1,
-            batch_num_tokens: None,
-            global_batch_size: None,
             num_generations: None,
             micro_batch_size: None,
         }

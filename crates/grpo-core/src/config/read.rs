@@ -1,6 +1,7 @@
 //! Reading configurations: flat, without unknown keys.
 
 use super::LossConfig;
+use crate::batch::StepData;
 use crate::error::{Error, Result};
 use crate::strict::{self, UniqueKeys};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
@@ -19,9 +20,21 @@ impl<'de> Deserialize<'de> for LossConfig {
         if !given.is_object() {
             return Err(de::Error::custom(not_a_map(&given)));
         }
+        of_the_loss(&given).map_err(de::Error::custom)?;
         let known = serde_json::to_value(Self::default()).map_err(de::Error::custom)?;
         strict::reject_unknown_keys(&given, &known, "").map_err(de::Error::custom)?;
         Self::deserialize(given).map_err(de::Error::custom)
+    }
+}
+
+/// Whether no key is known of a batch only.
+fn of_the_loss(given: &Value) -> Result<()> {
+    match StepData::KEYS.into_iter().find(|key| given.get(key).is_some()) {
+        Some(key) => Err(Error::Config(format!(
+            "{key} is known of a batch, not of a loss: give it with the batch (TokenBatch::with_step), or beside the loss \
+             of a batch file"
+        ))),
+        None => Ok(()),
     }
 }
 
@@ -47,6 +60,7 @@ impl LossConfig {
         if !value.is_object() {
             return Err(Error::Config(not_a_map(&value)));
         }
+        of_the_loss(&value)?;
         let config: Self = strict::from_value(value)?;
         config.validate()?;
         Ok(config)

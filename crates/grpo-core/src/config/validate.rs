@@ -1,11 +1,11 @@
 //! Which values are legal, alone and together.
 
+use super::rejection::rejections;
 use super::{
     Bound, ImportanceSamplingLevel, KlImportance, LossAggMode, LossConfig, RolloutIs, SamplerMode, Semantics,
     TEMPERATURES, Threshold, checks,
 };
 use crate::error::{Error, Result};
-use crate::objective::OwnAverage;
 
 fn fail<T>(message: impl Into<String>) -> Result<T> {
     Err(Error::Config(message.into()))
@@ -47,8 +47,6 @@ impl LossConfig {
             ("rollout_is_threshold", self.rollout_is_threshold.map(|threshold| threshold.high)),
             ("rollout_is_threshold", self.rollout_is_threshold.and_then(|threshold| threshold.low)),
             ("loss_scale_factor", self.loss_scale_factor),
-            ("batch_num_tokens", self.batch_num_tokens),
-            ("global_batch_size", self.global_batch_size),
         ];
         positive.into_iter().try_for_each(|(name, value)| checks::positive(name, value))?;
         self.parameters.check()?;
@@ -176,15 +174,10 @@ impl LossConfig {
                 self.loss_type.name()
             ));
         }
-        crate::sampler::rejections(self).map(|_| ())
+        rejections(self).map(|_| ())
     }
 
     fn validate_aggregation(&self) -> Result<()> {
-        if let Some(items) = self.num_items_in_batch.filter(|n| !(*n >= 0.0 && n.is_finite())) {
-            return fail(format!(
-                "num_items_in_batch counts tokens: expected a finite number of at least 0, got {items}"
-            ));
-        }
         if self.max_completion_length == Some(0) {
             return fail("max_completion_length counts tokens and must be at least 1");
         }
@@ -195,9 +188,6 @@ impl LossConfig {
                 "loss_type {} is a way to average; verl says that with loss_agg_mode: use loss_type {instead}",
                 self.loss_type.name()
             ));
-        }
-        if self.dp_size > 1 {
-            self.validate_counts()?;
         }
         let modes = [self.agg_mode(), self.kl_agg_mode];
         let takes_factor = modes.contains(&Some(LossAggMode::SeqMeanTokenSumNorm))
@@ -215,30 +205,6 @@ impl LossConfig {
                 }
                 (false, Some(_)) => return fail(format!("{key} belongs to the average {name} (loss_agg_mode)")),
                 _ => {}
-            }
-        }
-        Ok(())
-    }
-
-    /// Averages by name count over all processes, or not at all.
-    fn validate_counts(&self) -> Result<()> {
-        let mode = self.agg_mode();
-        let of_policy = match self.rules().own_average(self.semantics) {
-            Some(OwnAverage::Mode(mode)) => Some(mode),
-            Some(OwnAverage::AllRows) => None,
-            None => mode,
-        };
-        let of_kl = self.kl_agg_mode.or(mode).filter(|_| self.beta != 0.0);
-        let of_entropy = mode.filter(|_| self.entropy_coef != 0.0 && self.semantics == Semantics::Verl);
-        for mode in [of_policy, of_kl, of_entropy].into_iter().flatten() {
-            let (what, counted) = match mode {
-                LossAggMode::TokenMean => ("token-mean needs batch_num_tokens", self.batch_num_tokens.is_some()),
-                LossAggMode::TokenSum => ("", true),
-                LossAggMode::SequenceMeanTokenSumNorm if self.loss_scale_factor.is_some() => ("", true),
-                _ => ("means over sequences need global_batch_size", self.global_batch_size.is_some()),
-            };
-            if !counted {
-                return fail(format!("dp_size is {}: {what}, counted over all processes", self.dp_size));
             }
         }
         Ok(())

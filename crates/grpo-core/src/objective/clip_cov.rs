@@ -32,7 +32,7 @@
 //! * `clip_cov_lb`, `clip_cov_ub`: bounds of the covariance.
 //! * `epsilon_low`, `epsilon_high`. There is no dual clip unless `clip_ratio_c` is set; verl hands it to every loss,
 //!   and this one does not read it there.
-//! * The choice needs all tokens of the step: [`LossConfig::prepare`](crate::factors), one forward pass more.
+//! * The choice needs all tokens of the step: [`LossConfig::prepare`](crate::LossConfig::prepare), one forward pass more.
 //!
 //! ## When to use it
 //!
@@ -51,10 +51,10 @@ use super::covariance::{covariances, share_of};
 use super::loss::Loss;
 use super::{TokenTerms, token_loss};
 use crate::batch::TokenBatch;
+use crate::batch::{PolicyValues, TokenFactors};
 use crate::config::LossConfig;
 use crate::config::checks::{finite, positive};
 use crate::error::Result;
-use crate::factors::{PolicyValues, TokenFactors};
 use serde::{Deserialize, Serialize};
 
 /// The loss `clip_cov`.

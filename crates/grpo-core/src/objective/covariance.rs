@@ -1,7 +1,7 @@
 //! The covariance of advantage and log-probability, by which clip_cov and kl_cov choose tokens (arXiv 2505.22617).
 
+use crate::batch::PolicyValues;
 use crate::batch::TokenBatch;
-use crate::factors::PolicyValues;
 
 /// (A - mean A)(l - mean l) of the active tokens, in their order.
 pub(super) fn covariances(batch: &TokenBatch, policy: &PolicyValues) -> Vec<f64> {

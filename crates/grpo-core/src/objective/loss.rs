@@ -4,10 +4,10 @@ use super::clip;
 use super::ratio::Ratio;
 use super::{PolicyTerm, TokenTerms};
 use crate::batch::TokenBatch;
+use crate::batch::{PolicyValues, TokenFactors};
 use crate::columns::LossSums;
 use crate::config::{ImportanceSamplingLevel, LossAggMode, LossConfig, Semantics};
 use crate::error::Result;
-use crate::factors::{PolicyValues, TokenFactors};
 use crate::metrics::Metrics;
 use crate::real::Real;
 
@@ -196,7 +196,7 @@ pub enum Bounds {
     },
 }
 
-/// TRL's averages over the tokens of a step ([`crate::weights`]).
+/// TRL's averages over the tokens of a step ([`crate::aggregate`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Average {
     /// Over the step's active tokens: 1/N.

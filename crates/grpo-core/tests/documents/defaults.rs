@@ -2,9 +2,9 @@
 
 use crate::examples::example_of_page;
 use crate::page::{number, table};
-use grpo_core::factors::PolicyValues;
+use grpo_core::aggregate::token_weights;
+use grpo_core::batch::{PolicyValues, StepData};
 use grpo_core::objective::Bounds;
-use grpo_core::weights::token_weights;
 use grpo_core::{KlImportance, LossConfig, LossType, Semantics, TokenBatch};
 use serde::Serialize;
 
@@ -82,8 +82,10 @@ fn plus_minus(bound: Option<f64>) -> String {
 fn averages(config: &LossConfig) -> [String; 3] {
     let active = |i: usize| if i < 3 || i == 4 { 1.0 } else { 0.0 };
     let batch = TokenBatch::padded(&[0; 12], &std::array::from_fn::<f32, 12, _>(active), [3, 4]).unwrap();
-    let config = LossConfig { num_items_in_batch: Some(10.0), ..config.clone() };
-    let weights = token_weights(&config, &batch).expect("weights");
+    let step = StepData { num_items_in_batch: Some(10.0), ..StepData::default() };
+    // Coefficients of 1, so that what is left is the average.
+    let config = LossConfig { beta: 1.0, entropy_coef: 1.0, ..config.clone() };
+    let weights = token_weights(&config, &batch.with_step(step).unwrap()).expect("weights");
     let constant = config.max_completion_length.unwrap_or(1024) as f64;
     let known = [
         ("1/N", 4.0, 4.0),

@@ -4,9 +4,9 @@ use crate::defaults::{Property, SYSTEMS, minimal, properties, word};
 use crate::examples::{Sequence, examples};
 use crate::folder;
 use crate::page::{marked, number, spoken, table};
+use grpo_core::batch::PolicyValues;
+use grpo_core::batch::TokenWeights;
 use grpo_core::evaluate::Evaluator;
-use grpo_core::factors::PolicyValues;
-use grpo_core::weights::TokenWeights;
 use grpo_core::{Advantages, LossConfig, LossType, TokenBatch};
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ pub(crate) fn written(loss: LossType) -> String {
 
 /// Links of rustdoc and names of files as links between pages.
 fn links(text: &str) -> String {
-    let text = text.replace("](crate::factors)", "](../../crates/grpo-core/src/factors.rs)");
+    let text = text.replace("](crate::LossConfig::prepare)", "](../../crates/grpo-core/src/prepare.rs)");
     let mut parts = text.split("](super::");
     let mut linked = parts.next().unwrap_or_default().to_owned();
     for part in parts {

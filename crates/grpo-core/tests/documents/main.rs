@@ -10,6 +10,7 @@ mod page;
 mod presets;
 mod terms;
 
+use grpo_core::format::BatchLoss;
 use grpo_core::{LossConfig, LossType};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -30,8 +31,9 @@ fn pages() -> Vec<(String, String)> {
 }
 
 fn parse(yaml: &str) -> LossConfig {
-    let value: serde_json::Value = serde_saphyr::from_str(yaml).unwrap_or_else(|e| panic!("{e}\n{yaml}"));
-    LossConfig::from_value(value).unwrap_or_else(|e| panic!("{e}\n{yaml}"))
+    let read: BatchLoss = serde_saphyr::from_str(yaml).unwrap_or_else(|e| panic!("{e}\n{yaml}"));
+    read.loss.validate().unwrap_or_else(|e| panic!("{e}\n{yaml}"));
+    read.loss
 }
 
 #[test]
@@ -88,7 +90,7 @@ fn keys() -> Vec<(String, String, Vec<String>)> {
         .filter(|(name, _)| !["keys.md", "presets.md"].contains(&name.as_str()))
         .map(|(name, text)| (name, page::without_generated(&text).split('`').skip(1).step_by(2).map(word).collect()))
         .collect();
-    let defaults = serde_json::to_value(LossConfig::default()).unwrap();
+    let defaults = serde_json::to_value(BatchLoss::default()).unwrap();
     let pages_of =
         |key: &String| said.iter().filter(|(_, words)| words.contains(key)).map(|(name, _)| name.clone()).collect();
     defaults.as_object().unwrap().iter().map(|(key, value)| (key.clone(), value.to_string(), pages_of(key))).collect()
