@@ -12,7 +12,7 @@ fn counted(loss: &LossConfig, case: &Case) -> Vec<usize> {
     let score = |batch: &TokenBatch| {
         case.with_policy(|policy| {
             let scores = backend_cpu::reference::score(loss, policy, batch)?;
-            Ok::<_, Error>(factors::PolicyValues { logp: scores.logp, entropy: scores.entropy })
+            Ok::<_, Error>(grpo_core::batch::PolicyValues { logp: scores.logp, entropy: scores.entropy })
         })
     };
     loss.prepare(&case.batch, score).unwrap().active_rows().to_vec()
