@@ -1,9 +1,6 @@
 //! Named columns: what is known of every token, and what is added up over tokens, each list in one place. The host fills and
 //! reads them by name; a device gets them as the rows of a table, in the order of the fields.
 
-use crate::objective::{TokenInputs, TokenWeight};
-use crate::real::Real;
-
 /// A struct of fields of one type `T`, with their number, their names and ways to go over them in order.
 macro_rules! columns {
     ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident,)* }) => {
@@ -97,29 +94,9 @@ pub struct Recorded {
     pub sampler: bool,
 }
 
-impl<R: Real> TokenColumns<R> {
-    /// What the loss of the token depends on beside its log-probability.
-    pub fn inputs(&self, recorded: Recorded) -> TokenInputs<R> {
-        TokenInputs {
-            old_logp: recorded.old.then(|| self.old_logp.clone()),
-            ref_logp: recorded.reference.then(|| self.ref_logp.clone()),
-            sampler_logp: recorded.sampler.then(|| self.sampler_logp.clone()),
-            advantage: self.advantage.clone(),
-            token_advantage: self.token_advantage.clone(),
-            factor: self.policy_factor.clone(),
-            kl_cov_mask: self.kl_cov_mask.clone(),
-        }
-    }
-
-    /// How much its terms weigh.
-    pub fn weight(&self) -> TokenWeight<R> {
-        TokenWeight { policy: self.policy_weight.clone(), kl: self.kl_weight.clone(), nll: self.nll_weight.clone() }
-    }
-}
-
 columns! {
     /// What a pass over a batch adds up, wherever it is added up: on the host ([`crate::evaluate::Totals`]) or on a device
-    /// ([`crate::vectors`]). Micro-batches and devices merge it by [`LossSums::REDUCTIONS`].
+    /// ([`crate::objective::batch_loss`]). Micro-batches and devices merge it by [`LossSums::REDUCTIONS`].
     LossSums {
         /// Of weight x token loss, entropy bonus included.
         loss,

@@ -13,8 +13,8 @@ use crate::columns::{LossSums, Recorded, TokenColumns};
 use crate::config::{ImportanceSamplingLevel, LossConfig};
 use crate::error::{Error, Result};
 use crate::metrics::Metrics;
-use crate::objective::{Clipped, TokenLoss, shares_mean, weighted};
-use crate::real::{Dual, Real, Scalar};
+use crate::objective::{BatchLoss, BatchTerms, Clipped, batch_loss, weighted};
+use crate::real::{List, Real, Scalar};
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -136,26 +136,36 @@ impl<'a> Evaluator<'a> {
         let mut from = span.start;
         while from < span.end {
             let part = from..self.starts[sequence + 1].min(span.end);
-            let local = part.start - span.start..part.end - span.start;
-            let (logp, dlogp) = (&logp[local.clone()], &mut dlogp[local]);
-            if self.config.is_token_level() {
-                self.token_level(sequence, part.clone(), logp, dlogp, totals);
-            } else {
-                let whole = self.starts[sequence]..self.starts[sequence + 1];
+            let whole = self.starts[sequence]..self.starts[sequence + 1];
+            if !self.config.is_token_level() {
                 assert_eq!(part, whole, "where tokens share a ratio, a span holds whole sequences");
-                self.sequence_level(sequence, part.clone(), logp, dlogp, totals);
+            }
+            let at = |position: usize| position - span.start;
+            let terms = |position: usize| BatchTerms {
+                logp: logp[at(position)].to_f64(),
+                entropy: entropy[at(position)].to_f64(),
+                columns: self.columns(sequence, self.batch.active_rows()[position]),
+                recorded: self.recorded(),
+            };
+            let mut record = |position: usize, terms: &BatchTerms<f64>, loss: &BatchLoss<f64>| {
+                dlogp[at(position)] = R::from_f64(loss.dlogp);
+                dentropy[at(position)] = R::from_f64(loss.dentropy);
+                self.count(sequence, terms, loss, totals);
+            };
+            if self.config.is_token_level() {
+                for position in part.clone() {
+                    let terms = terms(position);
+                    record(position, &terms, &batch_loss(self.config, &terms, |own| *own));
+                }
+            } else {
+                let tokens: Vec<BatchTerms<f64>> = part.clone().map(terms).collect();
+                let loss = batch_loss(self.config, &BatchTerms::of_sequence(&tokens, self.recorded()), List::sum);
+                for (i, position) in part.clone().enumerate() {
+                    record(position, &tokens[i], &loss.map(|list| list.0[i]));
+                }
             }
             from = part.end;
             sequence += 1;
-        }
-        for (i, position) in span.enumerate() {
-            let weight = self.entropy_weight(self.batch.active_rows()[position]);
-            let value = entropy[i].to_f64();
-            dentropy[i] = R::from_f64(-weight);
-            totals.entropy += value;
-            if weight != 0.0 {
-                totals.loss -= weight * value;
-            }
         }
     }
 
@@ -264,11 +274,6 @@ impl<'a> Evaluator<'a> {
         }
     }
 
-    /// The same in the precision of the log-probabilities.
-    fn columns_as<R: Scalar>(&self, sequence: usize, row: usize) -> TokenColumns<R> {
-        self.columns(sequence, row).map(|value| R::from_f64(*value))
-    }
-
     /// Which policies have given log-probabilities.
     fn recorded(&self) -> Recorded {
         let batch = self.batch;
@@ -285,53 +290,6 @@ impl<'a> Evaluator<'a> {
             && matches!(self.batch.advantages(), Advantages::PerSequence(_))
     }
 
-    fn token_level<R: Scalar>(
-        &self,
-        sequence: usize,
-        part: Range<usize>,
-        logp: &[R],
-        dlogp: &mut [R],
-        totals: &mut Totals,
-    ) {
-        for (i, position) in part.enumerate() {
-            let columns = self.columns_as::<R>(sequence, self.batch.active_rows()[position]);
-            let slopes = columns.inputs(self.recorded()).slopes(self.config, &columns.weight(), &logp[i], None);
-            dlogp[i] = slopes.of_logp;
-            self.count(sequence, &columns, &slopes.value, &logp[i], totals);
-        }
-    }
-
-    fn sequence_level<R: Scalar>(
-        &self,
-        sequence: usize,
-        part: Range<usize>,
-        logp: &[R],
-        dlogp: &mut [R],
-        totals: &mut Totals,
-    ) {
-        let rows = &self.batch.active_rows()[part];
-        let columns: Vec<TokenColumns<R>> = rows.iter().map(|row| self.columns_as(sequence, *row)).collect();
-        let Some(first) = columns.first() else { return };
-        let share = if shares_mean(self.config) { 1.0 / rows.len() as f64 } else { 1.0 };
-        let part = |(columns, logp): (&TokenColumns<R>, &R)| {
-            columns.inputs(self.recorded()).shared_part(self.config, logp) * Dual::fixed(columns.log_ratio_scale)
-        };
-        let parts = || columns.iter().zip(logp).map(part);
-        let bias = first.log_ratio_bias.to_f64();
-        let log_ratio = R::from_f64(parts().map(|part| part.value.to_f64()).sum::<f64>() * share + bias);
-        let mut through_shared = 0.0;
-        for (i, columns) in columns.iter().enumerate() {
-            let inputs = columns.inputs(self.recorded());
-            let slopes = inputs.slopes(self.config, &columns.weight(), &logp[i], Some(&log_ratio));
-            through_shared += slopes.of_shared.to_f64();
-            dlogp[i] = slopes.of_logp;
-            self.count(sequence, columns, &slopes.value, &logp[i], totals);
-        }
-        for (d, part) in dlogp.iter_mut().zip(parts()) {
-            *d = *d + R::from_f64(through_shared * share * part.tangent.to_f64());
-        }
-    }
-
     /// Advantage of a row; a loss of whole sequences has one for each, the mean of its tokens' (verl's geo_mean).
     fn advantage(&self, sequence: usize, row: usize) -> f64 {
         match self.batch.advantages() {
@@ -343,38 +301,27 @@ impl<'a> Evaluator<'a> {
         }
     }
 
-    fn count<R: Scalar>(
-        &self,
-        sequence: usize,
-        columns: &TokenColumns<R>,
-        value: &TokenLoss<R>,
-        logp: &R,
-        totals: &mut Totals,
-    ) {
-        let columns = columns.map(|value| value.to_f64());
+    fn count(&self, sequence: usize, terms: &BatchTerms<f64>, loss: &BatchLoss<f64>, totals: &mut Totals) {
+        let columns = &terms.columns;
         let weight = columns.weight();
-        let kl = value.kl.map_or(0.0, |kl| kl.to_f64());
-        let policy = weighted(&weight.policy, &value.policy.to_f64());
-        let penalty = weighted(&weight.kl, &kl);
-        let nll = weighted(&weight.nll, &value.nll.to_f64());
-        totals.loss += policy + penalty + nll;
-        totals.magnitude += policy.abs() + penalty.abs() + nll.abs();
-        totals.policy += policy;
+        let kl = loss.kl.unwrap_or_default();
+        totals.loss += loss.loss;
+        totals.magnitude +=
+            loss.policy.abs() + weighted(&weight.kl, &kl).abs() + weighted(&weight.nll, &loss.nll).abs();
+        totals.policy += loss.policy;
         totals.kl += kl;
+        totals.entropy += terms.entropy;
         if weight.nll != 0.0 {
-            totals.nll += value.nll.to_f64();
+            totals.nll += loss.nll;
         }
-        if self.recorded().old {
-            totals.log_ratio += logp.to_f64() - columns.old_logp;
-        }
-        let ratio = value.ratio.to_f64();
-        totals.ratio += ratio;
-        totals.ratio_min = Real::min(&totals.ratio_min, &ratio);
-        totals.ratio_max = Real::max(&totals.ratio_max, &ratio);
-        totals.dual_clipped += value.dual_clipped.to_f64();
-        totals.statistic += columns.clip_share * value.statistic.to_f64();
-        totals.low_clipped[sequence] += columns.clip_share * value.low_clipped.to_f64();
-        totals.high_clipped[sequence] += columns.clip_share * value.high_clipped.to_f64();
+        totals.log_ratio += loss.log_ratio.unwrap_or_default();
+        totals.ratio += loss.ratio;
+        totals.ratio_min = Real::min(&totals.ratio_min, &loss.ratio);
+        totals.ratio_max = Real::max(&totals.ratio_max, &loss.ratio);
+        totals.dual_clipped += loss.dual_clipped;
+        totals.statistic += columns.clip_share * loss.statistic.unwrap_or_default();
+        totals.low_clipped[sequence] += columns.clip_share * loss.low_clipped;
+        totals.high_clipped[sequence] += columns.clip_share * loss.high_clipped;
     }
 }
 

@@ -24,7 +24,6 @@ mod sampler;
 mod selection;
 pub mod strict;
 pub mod tensor;
-pub mod vectors;
 
 /// The crate whose `bf16` tensors have: the version that fits, for callers that have none of their own.
 pub use half;

@@ -21,12 +21,14 @@ mod kl;
 mod loss;
 mod ratio;
 mod trust_region;
+mod weighted;
 
 use crate::config::LossConfig;
 use crate::real::{Dual, Real};
 pub(crate) use kl::value as kl_value;
 pub use loss::{Average, Bounds, Clipped, Loss, OwnAverage, SharedLogRatio};
 pub use ratio::Ratio;
+pub use weighted::{BatchLoss, BatchTerms, batch_loss};
 
 losses! {
     #[default]
@@ -201,7 +203,7 @@ pub struct TokenWeight<R> {
 
 /// The loss of a token and its derivatives.
 #[derive(Clone, Debug)]
-pub struct Slopes<R> {
+pub struct TokenGrad<R> {
     /// Values.
     pub value: TokenLoss<R>,
     /// Weighted d loss / d logp, at a fixed shared log-ratio.
@@ -220,7 +222,7 @@ impl<R: Real> TokenWeight<R> {
 
 impl<R: Real> TokenInputs<R> {
     /// The loss of the token with its derivatives. `shared`: the log-ratio of its sequence, where the loss has one.
-    pub fn slopes(&self, config: &LossConfig, weight: &TokenWeight<R>, logp: &R, shared: Option<&R>) -> Slopes<R> {
+    pub fn grad(&self, config: &LossConfig, weight: &TokenWeight<R>, logp: &R, shared: Option<&R>) -> TokenGrad<R> {
         let terms = |logp: Dual<R>, shared: Option<Dual<R>>| TokenTerms {
             old_logp: self.old_logp.clone().map_or_else(|| logp.stop_gradient(), Dual::fixed),
             logp,
@@ -243,7 +245,7 @@ impl<R: Real> TokenInputs<R> {
             }
             None => logp.constant(0.0),
         };
-        Slopes { of_logp: slope(&by_logp), of_shared, value: by_logp.map(|dual| dual.value) }
+        TokenGrad { of_logp: slope(&by_logp), of_shared, value: by_logp.map(|dual| dual.value) }
     }
 
     /// What the token adds to the log-ratio of its sequence, and the derivative of that by logp.
