@@ -26,6 +26,12 @@ def ipo(d, l, o, a, c):
     return -c["adv_tau"] * a * d.exp() * ~outside + c["kl_tau"] * d**2
 
 
+def cfpo(d, l, o, a, c):
+    """CFPO, arXiv 2601.22801: a quadratic penalty on the ratio instead of a clip."""
+    r = d.exp()
+    return -(r * a - a.abs() / (2 * c["epsilon_low"]) * (r - 1) ** 2)
+
+
 def moved(batch, c, logp):
     """The kinks of a trust region of probabilities."""
     change, a = np.exp(logp) - np.exp(batch.old_logp), batch.advantages_bt()
@@ -67,4 +73,5 @@ def cases():
     """All of them."""
     taus = {"adv_tau": 0.8, "kl_tau": 0.05, "epsilon_low": 0.05, "epsilon_high": 0.04}
     yield paper("prime_rl", prime_rl, moved, "tokens", "prime-rl: formula, written in torch", **taus)
+    yield paper("cfpo", cfpo, smooth, "sequences", "arXiv 2601.22801: formula, written in torch")
     yield paper("ipo", ipo, moved, "tokens", "prime-rl: formula, written in torch", **taus)

@@ -53,6 +53,7 @@ losses! {
     dro::Dro with Parameters,
     prime_rl::PrimeRl with Parameters,
     ipo::Ipo,
+    cfpo::Cfpo,
 }
 
 impl LossType {
