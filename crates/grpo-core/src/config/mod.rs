@@ -6,6 +6,7 @@ mod names;
 mod read;
 pub(crate) mod rejection;
 mod resolve;
+mod set;
 mod validate;
 mod values;
 

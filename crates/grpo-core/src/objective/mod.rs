@@ -5,7 +5,7 @@
 //!
 //! A token's loss depends on its own log-probability and, where tokens of a sequence share one, on a log-ratio that is a
 //! sum over the sequence: what a token adds to it is [`shared_part`]. What has to be known of the whole batch (which
-//! tokens are chosen, the sampler's weight) comes as a factor without a derivative ([`crate::factors`]).
+//! tokens are chosen, the sampler's weight) comes as a factor without a derivative ([`crate::LossConfig::prepare`]).
 //!
 //! **A new loss** is a file of this folder that implements [`Loss`], and its line below. The file's documentation is the
 //! loss's page in docs/losses; `UPDATE_DOCS=1 cargo test -p grpo-core --test documents` writes it.
@@ -191,7 +191,7 @@ pub struct TokenInputs<R> {
     pub kl_cov_mask: R,
 }
 
-/// How much the terms of a token weigh in the loss of the step ([`crate::weights`]).
+/// How much the terms of a token weigh in the loss of the step ([`crate::aggregate`]).
 #[derive(Clone, Debug)]
 pub struct TokenWeight<R> {
     /// Of the policy term.

@@ -7,7 +7,7 @@ macro_rules! losses {
     ($($(#[$attribute:meta])* $module:ident::$loss:ident $(with $parameters:ident)?,)*) => {
         $(pub mod $module;)*
 
-        /// What is minimised per token and, under TRL's names, how tokens are averaged ([`crate::weights`]).
+        /// What is minimised per token and, under TRL's names, how tokens are averaged ([`crate::aggregate`]).
         #[derive(
             Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize, strum::IntoStaticStr,
         )]
