@@ -42,28 +42,26 @@ impl Policy for Unigram {
     fn generate(&mut self, request: &RolloutRequest<'_>) -> Result<Vec<Completion>> {
         let samples = 0..(request.prompts.len() * request.num_generations) as u64;
         let complete = |sample: u64| {
-            let mut draw: Box<dyn FnMut(&[f64]) -> usize> = match request.sampling {
-                Sampling::Greedy => Box::new(|p| (0..p.len()).fold(0, |best, i| if p[i] > p[best] { i } else { best })),
-                Sampling::Random { seed, purpose, step, first, .. } => {
-                    let mut rng = rng::stream(seed, purpose, step, first + sample);
-                    Box::new(move |p| {
+            let (temperature, mut random) = match request.sampling {
+                Sampling::Greedy => (1.0, None),
+                Sampling::Random { temperature, seed, purpose, step, first } => {
+                    (temperature, Some(rng::stream(seed, purpose, step, first + sample)))
+                }
+            };
+            let p = probabilities(&self.logits, temperature);
+            let (mut ids, mut logps) = (Vec::new(), Vec::new());
+            while ids.len() < request.max_completion_length && ids.last() != Some(&request.eos_id) {
+                let id = match &mut random {
+                    None => (0..p.len()).fold(0, |best, i| if p[i] > p[best] { i } else { best }),
+                    Some(rng) => {
                         let mut point = rng.random::<f64>();
                         let behind = |p: &f64| {
                             point -= p;
                             point < 0.0
                         };
                         p.iter().position(behind).unwrap_or(0)
-                    })
-                }
-            };
-            let temperature = match request.sampling {
-                Sampling::Greedy => 1.0,
-                Sampling::Random { temperature, .. } => temperature,
-            };
-            let p = probabilities(&self.logits, temperature);
-            let (mut ids, mut logps) = (Vec::new(), Vec::new());
-            while ids.len() < request.max_completion_length && ids.last() != Some(&request.eos_id) {
-                let id = draw(&p);
+                    }
+                };
                 ids.push(id as u32);
                 logps.push(p[id].ln() as f32);
             }

@@ -133,7 +133,8 @@ pub(super) fn record(
 /// The hash of everything that stays as it is from the beginning of a run to its end.
 pub(super) fn config_hash(config: &TrainConfig) -> Result<String> {
     let mut leaves = leaves(config)?;
-    leaves.retain(|key, value| !is_safe(key) && !(value.is_null() && LATER.contains(&key.as_str())));
+    let unused = |key: &str, value: &Value| value.is_null() && LATER.contains(&key);
+    leaves.retain(|key, value| !(is_safe(key) || unused(key, value)));
     serde_json::to_vec(&leaves).map(|bytes| sha256(&bytes)).map_err(|e| Error::Text(format!("configuration: {e}")))
 }
 
