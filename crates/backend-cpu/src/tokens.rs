@@ -1,6 +1,6 @@
 //! Per-token state between the softmax and the loss, and how tokens are cut into chunks.
 
-use crate::softmax::{Row, RowSums, Scales, Slope};
+use crate::softmax::{Row, RowGrad, RowSums, Scales};
 use grpo_core::batch::TokenBatch;
 use grpo_core::evaluate::{Evaluator, Totals};
 use grpo_core::{LossConfig, Scores};
@@ -56,8 +56,8 @@ impl TokenState {
         self.dlogp[at] != 0.0 || self.dentropy[at] != 0.0
     }
 
-    pub(crate) fn slope(&self, at: usize, scales: &Scales) -> Slope {
-        self.rows[at].slope(scales, self.dlogp[at], self.dentropy[at])
+    pub(crate) fn row_grad(&self, at: usize, scales: &Scales) -> RowGrad {
+        self.rows[at].row_grad(scales, self.dlogp[at], self.dentropy[at])
     }
 }
 

@@ -2,7 +2,7 @@
 
 mod common;
 
-use backend_cpu::reference::{Policy, evaluate, score};
+use backend_cpu::oracle::{Policy, evaluate, score};
 use common::*;
 use grpo_core::evaluate::Evaluator;
 use grpo_core::weights::token_weights;

@@ -1,7 +1,7 @@
 //! Checking an implementation of the loss on batch files: against what the file expects, and against the f64 oracle.
 
 use crate::error::{Error, Result};
-use backend_cpu::reference;
+use backend_cpu::oracle;
 use grpo_core::format::{Policy, Tensor};
 use grpo_core::parity::{Comparison, Tolerances, Values};
 use grpo_core::{
@@ -94,16 +94,16 @@ pub(crate) fn call(
 /// Evaluates `loss` densely in f64.
 ///
 /// # Errors
-/// Those of [`reference::evaluate`].
+/// Those of [`oracle::evaluate`].
 pub fn oracle(loss: &LossConfig, file: &BatchFile, policy: &Policy) -> Result<Evaluated> {
     match policy {
         Policy::Logits(logits) => {
             let logits = widened(logits);
-            oracle_at(loss, &reference::Policy::Logits { logits: &logits, vocab: file.vocab }, &file.batch)
+            oracle_at(loss, &oracle::Policy::Logits { logits: &logits, vocab: file.vocab }, &file.batch)
         }
         Policy::Hidden { hidden, lm_head, bias } => {
             let (hidden, lm_head, bias) = (widened(hidden), widened(lm_head), bias.as_ref().map(widened));
-            let policy = reference::Policy::Hidden {
+            let policy = oracle::Policy::Hidden {
                 hidden: &hidden,
                 lm_head: &lm_head,
                 bias: bias.as_deref(),
@@ -118,14 +118,10 @@ pub fn oracle(loss: &LossConfig, file: &BatchFile, policy: &Policy) -> Result<Ev
 /// As [`oracle`], of a policy that is in f64.
 ///
 /// # Errors
-/// Those of [`reference::evaluate`].
-pub(crate) fn oracle_at(
-    loss: &LossConfig,
-    policy: &reference::Policy<'_, f64>,
-    batch: &TokenBatch,
-) -> Result<Evaluated> {
-    let is_hidden = matches!(policy, reference::Policy::Hidden { .. });
-    let result = reference::evaluate(loss, policy, batch)?;
+/// Those of [`oracle::evaluate`].
+pub(crate) fn oracle_at(loss: &LossConfig, policy: &oracle::Policy<'_, f64>, batch: &TokenBatch) -> Result<Evaluated> {
+    let is_hidden = matches!(policy, oracle::Policy::Hidden { .. });
+    let result = oracle::evaluate(loss, policy, batch)?;
     let some = |wanted: bool, values: Vec<f64>| wanted.then_some(values);
     let values = Values {
         loss: Some(result.loss),

@@ -6,7 +6,7 @@
 //! the gradient is taken beside the value a step away, so what is constant stays, and so does the branch.
 
 use crate::error::Result;
-use backend_cpu::reference;
+use backend_cpu::oracle;
 use grpo_core::batch::TokenBatch;
 use grpo_core::factors::{PolicyValues, TokenFactors};
 use grpo_core::objective::{TokenTerms, shared_part, shares_mean, token_loss};
@@ -135,14 +135,14 @@ pub(super) struct Point {
 
 impl Point {
     /// As the oracle takes it.
-    pub(super) fn policy(&self) -> reference::Policy<'_, f64> {
+    pub(super) fn policy(&self) -> oracle::Policy<'_, f64> {
         let tensor = |i: usize| self.tensors.get(i).map(|(_, values)| values.as_slice());
         let (first, vocab) = (tensor(0).unwrap_or_default(), self.vocab);
         match self.layout {
-            None => reference::Policy::Logits { logits: first, vocab },
+            None => oracle::Policy::Logits { logits: first, vocab },
             Some(layout) => {
                 let lm_head = tensor(1).unwrap_or_default();
-                reference::Policy::Hidden { hidden: first, lm_head, bias: tensor(2), layout, vocab }
+                oracle::Policy::Hidden { hidden: first, lm_head, bias: tensor(2), layout, vocab }
             }
         }
     }
@@ -170,7 +170,7 @@ pub(super) struct Slopes {
 impl<'a> Differences<'a> {
     /// Around `point`.
     pub(super) fn new(loss: &'a LossConfig, batch: &'a TokenBatch, point: Point) -> Result<Self> {
-        let there = reference::score(loss, &point.policy(), batch)?;
+        let there = oracle::score(loss, &point.policy(), batch)?;
         let values = || PolicyValues { logp: there.logp.clone(), entropy: there.entropy.clone() };
         let batch = loss.prepare(batch, |_| Ok::<_, grpo_core::Error>(values()))?;
         let weights = match batch.weights() {
@@ -203,7 +203,7 @@ impl<'a> Differences<'a> {
             let there = self.point.tensors[tensor].1[*entry];
             let mut at = |value: f64| {
                 self.point.tensors[tensor].1[*entry] = value;
-                let here = reference::score(self.loss, &self.point.policy(), &self.batch);
+                let here = oracle::score(self.loss, &self.point.policy(), &self.batch);
                 self.point.tensors[tensor].1[*entry] = there;
                 here.map(|here| self.moved(&here.logp, &here.entropy))
             };

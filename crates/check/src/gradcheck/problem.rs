@@ -3,7 +3,7 @@
 use super::differences::{Differences, Point};
 use crate::error::{Error, Result};
 use crate::parity::{Evaluated, Row, call, oracle_at, widen};
-use backend_cpu::reference;
+use backend_cpu::oracle;
 use backend_tpu::aot::{Variant, What};
 use grpo_bench::config::{BenchConfig, ShapeConfig};
 use grpo_bench::cpu::policy;
@@ -78,7 +78,7 @@ impl Problem {
         let mut inputs = Inputs::load(config, &files)?;
         let point = point(config, &inputs.policy, has_bias);
         if inputs::has_other_policies(config) {
-            let logp = reference::score(&config.loss, &point.policy(), &inputs.batch)?.logp;
+            let logp = oracle::score(&config.loss, &point.policy(), &inputs.batch)?.logp;
             let logp: Vec<f32> = logp.into_iter().map(|logp| logp as f32).collect();
             files.extend(inputs::write_other_policies(config, &logp, folder.path())?);
             inputs = Inputs::load(config, &files)?;
@@ -253,7 +253,7 @@ impl Problem {
             dot + bias.map_or(0.0, |bias| bias[j])
         };
         let logits: Vec<f64> = (0..n * v).map(|ij| bf16::from_f64(logit(ij / v, ij % v)).to_f64()).collect();
-        let given = reference::Policy::Logits { logits: &logits, vocab: v };
+        let given = oracle::Policy::Logits { logits: &logits, vocab: v };
         let mut oracle = oracle_at(&self.config.loss, &given, &self.inputs.batch)?;
         let dz = oracle.values.grad_logits.take().unwrap_or_default();
         let (mut dx, mut dw, mut db) = (vec![0.0; n * h], vec![0.0; v * h], vec![0.0; v]);

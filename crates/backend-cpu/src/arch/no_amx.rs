@@ -1,10 +1,11 @@
 //! What stands for `amx.rs` where it cannot be: tiles are an extension of x86-64, and need a system that saves them, of which
 //! only Linux is asked.
+#![allow(unsafe_code)]
 
 /// Rows of a lhs panel.
-pub(super) const ROWS: usize = 32;
+pub(crate) const LHS_PANEL: usize = 32;
 /// Words of a row of a tile.
-pub(super) const WORDS: usize = 16;
+pub(crate) const WORDS: usize = 16;
 /// Floating-point operations of an iteration of [`spin`].
 pub(crate) const SPIN_FLOPS: usize = 0;
 
@@ -20,18 +21,18 @@ pub(crate) fn spin(_: usize) -> f32 {
 }
 
 /// There are none.
-pub(super) enum Tiles {}
+pub(crate) enum Tiles {}
 
 impl Tiles {
     /// # Panics
     /// Always: no level has tiles.
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         unreachable!("no level has tiles here")
     }
 
     /// # Safety
     /// None: it cannot be called.
-    pub(super) unsafe fn multiply(&mut self, _: usize, _: *const u32, _: *const u32, _: &mut [f32]) {
+    pub(crate) unsafe fn multiply(&mut self, _: usize, _: *const u32, _: *const u32, _: &mut [f32]) {
         match *self {}
     }
 }

@@ -1,13 +1,14 @@
 //! Where the result of a product goes.
+#![allow(unsafe_code)]
 
 use super::RHS_PANEL;
-use crate::isa::{Level, MulAdd, instantiate};
+use crate::arch::{IsaToken, MulAdd, prefetch, simd_dispatch};
 use std::marker::PhantomData;
 use std::ops::Range;
 
 /// A row-major matrix to write: rows of `cols` elements, `stride` apart.
 #[derive(Debug)]
-pub(crate) struct Target<'a> {
+pub(crate) struct MatMut<'a> {
     data: *mut f32,
     rows: usize,
     cols: usize,
@@ -15,8 +16,8 @@ pub(crate) struct Target<'a> {
     owner: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: a target is the only way to its elements for as long as it lives, like the slice it was made of.
-unsafe impl Send for Target<'_> {}
+// SAFETY: a `MatMut` is the only way to its elements for as long as it lives, like the slice it was made of.
+unsafe impl Send for MatMut<'_> {}
 
 /// How a matrix is cut into blocks.
 #[derive(Clone, Copy, Debug)]
@@ -25,7 +26,7 @@ pub(crate) enum Cut {
     Columns,
 }
 
-impl<'a> Target<'a> {
+impl<'a> MatMut<'a> {
     /// # Panics
     /// When the slice is too short or rows overlap.
     pub(crate) fn new(data: &'a mut [f32], rows: usize, cols: usize, stride: usize) -> Self {
@@ -76,32 +77,24 @@ impl<'a> Target<'a> {
     }
 
     /// Writes, or adds, the upper left part of `from: [_, 32]` to `rows`, `cols`.
-    pub(super) fn store(&mut self, level: Level, rows: Range<usize>, cols: Range<usize>, from: &[f32], add: bool) {
+    pub(super) fn store(&mut self, isa: IsaToken, rows: Range<usize>, cols: Range<usize>, from: &[f32], add: bool) {
         let (to, stride) = self.piece(rows.start, cols.start, rows.len(), cols.len());
         let from = from.as_chunks::<RHS_PANEL>().0;
-        store(level, Piece { to, stride, cols: cols.len() }, &from[..rows.len()], add);
+        store(isa, Piece { to, stride, cols: cols.len() }, &from[..rows.len()], add);
     }
 
     /// Fetches `[rows, cols]` at (i, j) before it is needed.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(clippy::unused_self))]
     pub(super) fn prefetch(&mut self, i: usize, j: usize, rows: usize, cols: usize) {
-        #[cfg(target_arch = "x86_64")]
-        {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            let (to, stride) = self.piece(i, j, rows, cols);
-            for row in 0..rows {
-                for column in (0..cols).step_by(16) {
-                    // SAFETY: a prefetch of any address is harmless, and every x86-64 has it.
-                    unsafe { _mm_prefetch::<_MM_HINT_T0>(to.wrapping_add(row * stride + column).cast()) };
-                }
+        let (to, stride) = self.piece(i, j, rows, cols);
+        for row in 0..rows {
+            for column in (0..cols).step_by(16) {
+                prefetch(to.wrapping_add(row * stride + column));
             }
         }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = (i, j, rows, cols);
     }
 }
 
-/// Rows of `cols` elements from `to` on, `stride` apart: what [`Target::piece`] vouches for.
+/// Rows of `cols` elements from `to` on, `stride` apart: what [`MatMut::piece`] vouches for.
 #[derive(Clone, Copy)]
 struct Piece {
     to: *mut f32,
@@ -109,12 +102,12 @@ struct Piece {
     cols: usize,
 }
 
-instantiate! { fn store(piece: Piece, from: &[[f32; RHS_PANEL]], add: bool) = store_body }
+simd_dispatch! { fn store(piece: Piece, from: &[[f32; RHS_PANEL]], add: bool) = store_body }
 
 #[inline(always)]
 fn store_body<M: MulAdd>(piece: Piece, from: &[[f32; RHS_PANEL]], add: bool) {
     for (i, from) in from.iter().enumerate() {
-        // SAFETY: a piece is made of elements of a target, which is their only owner, and has as many rows as `from`.
+        // SAFETY: a piece is made of elements of a `MatMut`, which is their only owner, and has as many rows as `from`.
         let to = unsafe { std::slice::from_raw_parts_mut(piece.to.add(i * piece.stride), piece.cols) };
         match (<&mut [f32; RHS_PANEL]>::try_from(&mut *to), add) {
             // A known length needs no loop.

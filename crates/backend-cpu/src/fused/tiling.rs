@@ -8,12 +8,12 @@
 //!
 //! Given hidden states, the implementation `logits` is the first of these with all tokens in one chunk, whatever the budget.
 //!
-//! The cost is flops + [`Arithmetic::flops_per_byte`] x bytes moved.
+//! The cost is flops + [`Gemm::flops_per_byte`] x bytes moved.
 
-use crate::fused::TOKEN_BYTES;
-use crate::gemm::Arithmetic;
-use crate::head::Slot;
-use crate::isa::Level;
+use super::slot::Slot;
+use super::token::TOKEN_BYTES;
+use crate::arch::IsaToken;
+use crate::gemm::Gemm;
 use crate::plan::evaluator_bytes;
 use crate::softmax::{Partial, TILE};
 use crate::tokens::TokenState;
@@ -35,7 +35,7 @@ pub(crate) struct Blocking {
 /// The sizes that a blocking depends on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Problem {
-    pub(crate) arithmetic: Arithmetic,
+    pub(crate) gemm: Gemm,
     pub(crate) n: usize,
     pub(crate) h: usize,
     pub(crate) v: usize,
@@ -52,10 +52,10 @@ pub(crate) struct Problem {
 
 impl Problem {
     /// `dlogits`: what dL/dlogits is rounded to before it is multiplied into gradients.
-    pub(crate) fn new(request: &PlanRequest, h: usize, layout: HeadLayout, level: Level, dlogits: Dtype) -> Self {
+    pub(crate) fn new(request: &PlanRequest, h: usize, layout: HeadLayout, isa: IsaToken, dlogits: Dtype) -> Self {
         let dtype = request.policy.dtype();
         Self {
-            arithmetic: Arithmetic::new(level, dtype == Dtype::Bf16 && dlogits == Dtype::Bf16),
+            gemm: Gemm::new(isa, dtype == Dtype::Bf16 && dlogits == Dtype::Bf16),
             n: request.max_tokens,
             h,
             v: request.policy.vocab(),
@@ -79,7 +79,7 @@ impl Problem {
 
     /// Elements of a tile's block for chunks of `chunk` tokens: whole lhs panels.
     pub(crate) fn block(&self, chunk: usize) -> usize {
-        chunk.next_multiple_of(self.arithmetic.lhs_panel()) * self.stride()
+        chunk.next_multiple_of(self.gemm.lhs_panel()) * self.stride()
     }
 
     /// Tokens whose state is kept.
@@ -88,12 +88,12 @@ impl Problem {
     }
 
     pub(crate) fn slot(&self, chunk: usize) -> Slot {
-        Slot::new(self.arithmetic, chunk, self.h, self.v, self.layout)
+        Slot::new(self.gemm, chunk, self.h, self.v, self.layout)
     }
 
     /// Elements of hidden states packed for logits and for the head's gradient, of the panel, and of dH.
     pub(crate) fn buffers(&self, blocking: &Blocking) -> [usize; 4] {
-        let (a, c, h) = (self.arithmetic, blocking.chunk, self.h);
+        let (a, c, h) = (self.gemm, blocking.chunk, self.h);
         let for_head = match self.layout {
             _ if !self.head_gradient => 0,
             HeadLayout::VocabHidden => a.rhs_words(h, c),
@@ -111,7 +111,7 @@ impl Problem {
             .saturating_mul(4)
             .saturating_add(chunk.saturating_mul(panel_tiles * size_of::<Partial>() + TOKEN_BYTES))
             .saturating_add(self.kept(blocking).saturating_mul(Self::KEPT))
-            .saturating_add(slots.saturating_mul(Slot::bytes(self.arithmetic, chunk, self.h, self.v, self.layout)))
+            .saturating_add(slots.saturating_mul(Slot::bytes(self.gemm, chunk, self.h, self.v, self.layout)))
             .saturating_add(evaluator_bytes(self.n))
     }
 
@@ -128,7 +128,7 @@ impl Problem {
         // The head is read for every product but dW, which is read and written; panels are written and read twice.
         let head = h * v * (self.element as f64 * (1.0 + again + dh) + 8.0 * dw);
         let panels = if again == 0.0 { 16.0 * n * v } else { 4.0 * n * v };
-        flops + self.arithmetic.flops_per_byte() * (chunks * head + panels)
+        flops + self.gemm.flops_per_byte() * (chunks * head + panels)
     }
 }
 
@@ -191,7 +191,7 @@ fn largest(request: &PlanRequest, problem: &Problem, order: LoopOrder, slots: us
         }
     }
     // Chunks of equal size waste less of the last one, whole panels less of each.
-    let (even, panel) = (problem.n.div_ceil(problem.n.div_ceil(fits)), problem.arithmetic.lhs_panel());
+    let (even, panel) = (problem.n.div_ceil(problem.n.div_ceil(fits)), problem.gemm.lhs_panel());
     with(if even.next_multiple_of(panel) <= fits { even.next_multiple_of(panel) } else { even })
 }
 
@@ -221,7 +221,7 @@ fn with_chunk(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::isa::Isa;
+    use crate::arch::Isa;
     use grpo_core::{GradientSpec, LossConfig, PolicySpec, Tiling};
 
     fn request(n: usize, h: usize, v: usize, dtype: Dtype, tiling: Tiling) -> PlanRequest {
@@ -236,8 +236,8 @@ mod tests {
     }
 
     fn problem(request: &PlanRequest, h: usize) -> Problem {
-        let level = Isa::Portable.checked().unwrap();
-        Problem::new(request, h, HeadLayout::VocabHidden, level, request.policy.dtype())
+        let isa = Isa::Portable.checked().unwrap();
+        Problem::new(request, h, HeadLayout::VocabHidden, isa, request.policy.dtype())
     }
 
     #[test]

@@ -1,7 +1,9 @@
-//! The reference behind [`grpo_core::LossPlan`]: widens inputs to f32, evaluates, adds the gradients up.
+//! The implementation that users call `reference`: the oracle's evaluation in f32 behind [`grpo_core::LossPlan`].
+//!
+//! Widens inputs to f32, evaluates, and adds the gradients to the caller's.
 
-use super::{Policy, gradient, score};
 use crate::host::{self, Slice, SliceMut};
+use crate::oracle::{Policy, gradient, score};
 use crate::plan::{Kernel, evaluator_bytes};
 use grpo_core::batch::TokenBatch;
 use grpo_core::columns::LossSums;
@@ -12,11 +14,11 @@ use half::bf16;
 use std::borrow::Cow;
 
 /// The dense implementation. Allocates in every call: it is for checking, not for speed.
-pub(crate) struct ReferencePlan {
+pub(crate) struct DensePlan {
     request: PlanRequest,
 }
 
-impl ReferencePlan {
+impl DensePlan {
     pub(crate) fn new(request: &PlanRequest) -> Self {
         Self { request: request.clone() }
     }
@@ -42,7 +44,7 @@ impl ReferencePlan {
     }
 }
 
-impl Kernel for ReferencePlan {
+impl Kernel for DensePlan {
     fn score(&mut self, policy: host::Policy<'_>, batch: &TokenBatch) -> Result<Scores> {
         let out = self.with_policy(&policy, |policy| score(&self.request.loss, policy, batch))?;
         Ok(Scores { logp: out.logp, entropy: out.entropy })

@@ -6,13 +6,15 @@
 //!
 //! Budget: 4 + 2 + 2 of 8 tiles; a rhs panel of 256 words (32 KiB) in the nearest cache, a lhs panel of the same size on its
 //! way from the next.
+#![allow(unsafe_code)]
 
+use crate::arch::panel::RHS_PANEL;
 use std::sync::OnceLock;
 
 /// Rows of a lhs panel: two tiles.
-pub(super) const ROWS: usize = 32;
+pub(crate) const LHS_PANEL: usize = 32;
 /// Words of a row of a tile.
-pub(super) const WORDS: usize = 16;
+pub(crate) const WORDS: usize = 16;
 
 /// Whether the processor has tiles with bf16 products and the system lets this process use them. The first call asks
 /// for that permission, which holds for every thread of the process.
@@ -49,7 +51,7 @@ fn permitted() -> bool {
 /// Words along K of the product that [`spin`] makes: both panels and the result fit the nearest cache.
 const SPIN_WORDS: usize = 128;
 /// Floating-point operations of an iteration of [`spin`].
-pub(crate) const SPIN_FLOPS: usize = 2 * ROWS * super::RHS_PANEL * 2 * SPIN_WORDS;
+pub(crate) const SPIN_FLOPS: usize = 2 * LHS_PANEL * RHS_PANEL * 2 * SPIN_WORDS;
 
 /// The same product of panels in the nearest cache, again and again: what arithmetic can do at most. An entry of it.
 ///
@@ -58,8 +60,8 @@ pub(crate) const SPIN_FLOPS: usize = 2 * ROWS * super::RHS_PANEL * 2 * SPIN_WORD
 pub(crate) fn spin(iterations: usize) -> f32 {
     assert!(is_available(), "tiles to multiply");
     // Pairs of 1.5 and of 0.5 in bf16.
-    let (a, b) = (vec![0x3fc0_3fc0_u32; ROWS * SPIN_WORDS], vec![0x3f00_3f00_u32; super::RHS_PANEL * SPIN_WORDS]);
-    let mut c = vec![0.0; ROWS * super::RHS_PANEL];
+    let (a, b) = (vec![0x3fc0_3fc0_u32; LHS_PANEL * SPIN_WORDS], vec![0x3f00_3f00_u32; RHS_PANEL * SPIN_WORDS]);
+    let mut c = vec![0.0; LHS_PANEL * RHS_PANEL];
     let mut tiles = Tiles::new();
     for _ in 0..iterations {
         // SAFETY: the panels hold `SPIN_WORDS` words per row and column, whole tiles.
@@ -69,14 +71,14 @@ pub(crate) fn spin(iterations: usize) -> f32 {
 }
 
 /// The tile registers of this thread, shaped for products of 16 rows and 16 words.
-pub(super) struct Tiles {
+pub(crate) struct Tiles {
     /// Registers belong to a thread.
     here: std::marker::PhantomData<*const ()>,
 }
 
 impl Tiles {
     /// Only where [`is_available`].
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         debug_assert!(is_available());
         #[repr(align(64))]
         struct Shapes([u8; 64]);
@@ -86,7 +88,7 @@ impl Tiles {
             shapes.0[16 + 2 * tile] = 64; // bytes of a row, little-endian
             shapes.0[48 + tile] = 16; // rows
         }
-        // SAFETY: arithmetic of this kind is only made for a level that includes AMX; the shapes are 64 aligned bytes of
+        // SAFETY: such a product is only made with a token of an instruction set that includes AMX; the shapes are 64 aligned bytes of
         // the format of palette 1.
         unsafe { std::arch::asm!("ldtilecfg [{}]", in(reg) &shapes.0, options(nostack, readonly, preserves_flags)) };
         Self { here: std::marker::PhantomData }
@@ -96,8 +98,8 @@ impl Tiles {
     ///
     /// # Safety
     /// The panels hold that many words, a multiple of 16; c holds 1024 elements.
-    pub(super) unsafe fn multiply(&mut self, words: usize, a: *const u32, b: *const u32, c: &mut [f32]) {
-        assert!(c.len() >= ROWS * super::RHS_PANEL);
+    pub(crate) unsafe fn multiply(&mut self, words: usize, a: *const u32, b: *const u32, c: &mut [f32]) {
+        assert!(c.len() >= LHS_PANEL * RHS_PANEL);
         // SAFETY: tiles read 16 rows of 64 bytes: of a 64 bytes apart, 1024 words of it a step; of b and c 128 bytes apart,
         // 16 rows of b a step. All of that is there, says the caller. Tiles are shaped for it by `new`, on this thread.
         unsafe {

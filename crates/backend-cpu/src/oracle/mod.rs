@@ -8,10 +8,8 @@
 //! u = logit_scale z,  w = cap tanh(u / cap) (without a softcap w = u),  z' = w / T,  p = softmax(z'); where the temperature
 //! scales log-probabilities instead, z' = w and logp = log p_y / T.
 
-mod plan;
 mod policy;
 
-pub(crate) use plan::{ReferencePlan, workspace};
 pub use policy::{Evaluation, Policy};
 
 use grpo_core::batch::TokenBatch;

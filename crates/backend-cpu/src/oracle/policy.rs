@@ -104,7 +104,7 @@ pub(super) fn head_index(layout: HeadLayout, j: usize, k: usize, v: usize, h: us
 pub(super) fn dense<R: Scalar>(n: usize, v: usize) -> Result<Vec<R>> {
     let mut values = Vec::new();
     values.try_reserve_exact(n * v).map_err(|_| Error::Backend {
-        backend: crate::NAME.into(),
+        backend: crate::error::NAME.into(),
         message: format!("no memory for dense logits [{n}, {v}], {} bytes", (n * v).saturating_mul(size_of::<R>())),
     })?;
     values.resize(n * v, R::from_f64(0.0));

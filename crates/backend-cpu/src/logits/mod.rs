@@ -14,13 +14,13 @@
 //!
 //! Legend: N tokens, C tokens of a chunk, V vocabulary.
 
+use crate::arch::IsaToken;
 use crate::convert::Element;
 use crate::host::{Grads, Policy, Slice, SliceMut};
-use crate::isa::Level;
 use crate::pages::zeros;
 use crate::plan::{Kernel, evaluator_bytes};
 use crate::softmax::{
-    Partial, RowSums, Scales, Slope, TILE, Transform, add_gradient, add_gradient_bf16, gradient, gradient_bf16,
+    Partial, RowGrad, RowSums, Scales, TILE, Transform, add_gradient, add_gradient_bf16, gradient, gradient_bf16,
     transform_bf16_to, transform_to,
 };
 use crate::tokens::{Chunks, TokenState, empty_scores};
@@ -41,52 +41,52 @@ const VOCAB_BLOCK: usize = 16 * TILE;
 
 /// A dtype that logits come in: the kernels of [`crate::softmax`] for it.
 trait Logit: Element {
-    fn partial(level: Level, z: &[Self], target: Option<usize>, scale: f32) -> Partial;
-    fn keeping(level: Level, z: &[Self], target: Option<usize>, scale: f32, kept: &mut [f32]) -> Partial;
-    fn gradient(level: Level, z: &mut [Self], kept: &[f32], target: Option<usize>, slope: &Slope, scale: f32);
-    fn add(level: Level, z: &[Self], kept: &[f32], y: Option<usize>, slope: &Slope, scale: f32, out: &mut [f32]);
-    fn transformed(level: Level, z: &[Self], transform: &Transform, out: &mut [f32]);
+    fn partial(isa: IsaToken, z: &[Self], target: Option<usize>, scale: f32) -> Partial;
+    fn keeping(isa: IsaToken, z: &[Self], target: Option<usize>, scale: f32, kept: &mut [f32]) -> Partial;
+    fn gradient(isa: IsaToken, z: &mut [Self], kept: &[f32], target: Option<usize>, row_grad: &RowGrad, scale: f32);
+    fn add(isa: IsaToken, z: &[Self], kept: &[f32], y: Option<usize>, row_grad: &RowGrad, scale: f32, out: &mut [f32]);
+    fn transformed(isa: IsaToken, z: &[Self], transform: &Transform, out: &mut [f32]);
 }
 
 impl Logit for f32 {
-    fn partial(level: Level, z: &[Self], target: Option<usize>, scale: f32) -> Partial {
-        Partial::new(level, z, target, scale)
+    fn partial(isa: IsaToken, z: &[Self], target: Option<usize>, scale: f32) -> Partial {
+        Partial::new(isa, z, target, scale)
     }
-    fn keeping(level: Level, z: &[Self], target: Option<usize>, scale: f32, kept: &mut [f32]) -> Partial {
-        Partial::keeping(level, z, target, scale, kept)
+    fn keeping(isa: IsaToken, z: &[Self], target: Option<usize>, scale: f32, kept: &mut [f32]) -> Partial {
+        Partial::keeping(isa, z, target, scale, kept)
     }
-    fn gradient(level: Level, z: &mut [Self], kept: &[f32], target: Option<usize>, slope: &Slope, scale: f32) {
-        gradient(level, z, kept, target, slope, scale);
+    fn gradient(isa: IsaToken, z: &mut [Self], kept: &[f32], target: Option<usize>, row_grad: &RowGrad, scale: f32) {
+        gradient(isa, z, kept, target, row_grad, scale);
     }
-    fn add(level: Level, z: &[Self], kept: &[f32], y: Option<usize>, slope: &Slope, scale: f32, out: &mut [f32]) {
-        add_gradient(level, z, kept, y, slope, scale, out);
+    fn add(isa: IsaToken, z: &[Self], kept: &[f32], y: Option<usize>, row_grad: &RowGrad, scale: f32, out: &mut [f32]) {
+        add_gradient(isa, z, kept, y, row_grad, scale, out);
     }
-    fn transformed(level: Level, z: &[Self], transform: &Transform, out: &mut [f32]) {
-        transform_to(level, z, transform, out);
+    fn transformed(isa: IsaToken, z: &[Self], transform: &Transform, out: &mut [f32]) {
+        transform_to(isa, z, transform, out);
     }
 }
 
 impl Logit for bf16 {
-    fn partial(level: Level, z: &[Self], target: Option<usize>, scale: f32) -> Partial {
-        Partial::of_bf16(level, z, target, scale)
+    fn partial(isa: IsaToken, z: &[Self], target: Option<usize>, scale: f32) -> Partial {
+        Partial::of_bf16(isa, z, target, scale)
     }
-    fn keeping(level: Level, z: &[Self], target: Option<usize>, scale: f32, kept: &mut [f32]) -> Partial {
-        Partial::keeping_bf16(level, z, target, scale, kept)
+    fn keeping(isa: IsaToken, z: &[Self], target: Option<usize>, scale: f32, kept: &mut [f32]) -> Partial {
+        Partial::keeping_bf16(isa, z, target, scale, kept)
     }
-    fn gradient(level: Level, z: &mut [Self], kept: &[f32], target: Option<usize>, slope: &Slope, scale: f32) {
-        gradient_bf16(level, z, kept, target, slope, scale);
+    fn gradient(isa: IsaToken, z: &mut [Self], kept: &[f32], target: Option<usize>, row_grad: &RowGrad, scale: f32) {
+        gradient_bf16(isa, z, kept, target, row_grad, scale);
     }
-    fn add(level: Level, z: &[Self], kept: &[f32], y: Option<usize>, slope: &Slope, scale: f32, out: &mut [f32]) {
-        add_gradient_bf16(level, z, kept, y, slope, scale, out);
+    fn add(isa: IsaToken, z: &[Self], kept: &[f32], y: Option<usize>, row_grad: &RowGrad, scale: f32, out: &mut [f32]) {
+        add_gradient_bf16(isa, z, kept, y, row_grad, scale, out);
     }
-    fn transformed(level: Level, z: &[Self], transform: &Transform, out: &mut [f32]) {
-        transform_bf16_to(level, z, transform, out);
+    fn transformed(isa: IsaToken, z: &[Self], transform: &Transform, out: &mut [f32]) {
+        transform_bf16_to(isa, z, transform, out);
     }
 }
 
 /// Sizes, and the state of a chunk.
 struct LogitsKernel {
-    level: Level,
+    isa: IsaToken,
     loss: LossConfig,
     transform: Option<Transform>,
     v: usize,
@@ -144,11 +144,11 @@ pub(crate) fn workspace(request: &PlanRequest) -> usize {
 }
 
 impl LogitsKernel {
-    fn new(request: &PlanRequest, level: Level) -> Self {
+    fn new(request: &PlanRequest, isa: IsaToken) -> Self {
         let sizes = Sizes::new(request);
         let Sizes { v, chunk, vocab_block, tokens } = sizes;
         Self {
-            level,
+            isa,
             loss: request.loss.clone(),
             transform: Transform::new(&request.loss),
             v,
@@ -163,7 +163,7 @@ impl LogitsKernel {
 
     /// Statistics of the tokens `rows`, recorded from `at` on. `keep`: whether [`Self::write`] will follow.
     fn statistics<E: Logit>(&mut self, logits: &[E], rows: &[usize], batch: &TokenBatch, at: usize, keep: bool) {
-        let Self { v, level, vocab_block: block, transform, ref loss, .. } = *self;
+        let Self { v, isa, vocab_block: block, transform, ref loss, .. } = *self;
         let scales = |row: &usize| Scales::new(loss, batch.temperature(*row));
         let buffers = self.partials.par_chunks_mut(v.div_ceil(TILE)).zip(self.kept.par_chunks_mut(v));
         buffers.zip(&mut self.sums).zip(rows).for_each(|(((partials, kept), sums), row)| {
@@ -175,11 +175,11 @@ impl LogitsKernel {
                     let target = place_in_tile(target, i);
                     *partial = match &transform {
                         Some(transform) => {
-                            E::transformed(level, z, transform, kept);
-                            Partial::new(level, kept, target, scale)
+                            E::transformed(isa, z, transform, kept);
+                            Partial::new(isa, kept, target, scale)
                         }
-                        None if keep => E::keeping(level, z, target, scale, kept),
-                        None => E::partial(level, z, target, scale),
+                        None if keep => E::keeping(isa, z, target, scale, kept),
+                        None => E::partial(isa, z, target, scale),
                     };
                 }
             });
@@ -198,60 +198,60 @@ impl LogitsKernel {
         let token = |row: usize| {
             let i = rows.binary_search(&row).ok()?;
             let scales = Scales::new(&self.loss, batch.temperature(row));
-            let slope = self.state.is_live(at + i).then(|| self.state.slope(at + i, &scales));
-            Some(Token { i, target: batch.targets()[row] as usize, scale: scales.logit, slope })
+            let row_grad = self.state.is_live(at + i).then(|| self.state.row_grad(at + i, &scales));
+            Some(Token { i, target: batch.targets()[row] as usize, scale: scales.logit, row_grad })
         };
         let span = first * v..(last + 1) * v;
         match access {
             Access::Separate(_, None) => {}
             Access::Separate(logits, Some(grad)) => grad[span].par_chunks_mut(v).enumerate().for_each(|(row, out)| {
-                let Some((token, slope)) = token(first + row).and_then(|t| Some((t, t.slope?))) else { return };
+                let Some((token, row_grad)) = token(first + row).and_then(|t| Some((t, t.row_grad?))) else { return };
                 let blocks = out.par_chunks_mut(block).zip(logits[(first + row) * v..][..v].par_chunks(block));
                 blocks.enumerate().for_each(|(task, (out, z))| {
                     for (index, (out, z)) in (task * block / TILE..).zip(out.chunks_mut(TILE).zip(z.chunks(TILE))) {
-                        self.add_tile(&token, &slope, index, z, out);
+                        self.add_tile(&token, &row_grad, index, z, out);
                     }
                 });
             }),
             Access::InPlace(logits) => logits[span].par_chunks_mut(v).enumerate().for_each(|(row, z)| {
                 let Some(token) = token(first + row) else { return };
                 z.par_chunks_mut(block).enumerate().for_each(|(task, z)| {
-                    let Some(slope) = &token.slope else { return z.fill(E::nearest(0.0)) };
+                    let Some(row_grad) = &token.row_grad else { return z.fill(E::nearest(0.0)) };
                     for (index, z) in (task * block / TILE..).zip(z.chunks_mut(TILE)) {
-                        self.replace_tile(&token, slope, index, z);
+                        self.replace_tile(&token, row_grad, index, z);
                     }
                 });
             }),
         }
     }
 
-    /// What was kept of tile `index` of a token, the slope for it, and where in it the target is.
-    fn kept(&self, token: &Token, slope: &Slope, index: usize) -> (&[f32], Slope, Option<usize>) {
+    /// What was kept of tile `index` of a token, the row_grad for it, and where in it the target is.
+    fn kept(&self, token: &Token, row_grad: &RowGrad, index: usize) -> (&[f32], RowGrad, Option<usize>) {
         let partial = &self.partials[token.i * self.v.div_ceil(TILE) + index];
         // Exponentials are relative to the tile's maximum; made of transformed logits, they will be relative to the row's.
-        let slope = if self.transform.is_some() { *slope } else { slope.of(partial, token.scale) };
-        (&self.kept[token.i * self.v + index * TILE..], slope, place_in_tile(token.target, index))
+        let row_grad = if self.transform.is_some() { *row_grad } else { row_grad.for_tile(partial, token.scale) };
+        (&self.kept[token.i * self.v + index * TILE..], row_grad, place_in_tile(token.target, index))
     }
 
     /// Adds the gradient of a tile of logits `z` to `out`.
-    fn add_tile<E: Logit>(&self, token: &Token, slope: &Slope, index: usize, z: &[E], out: &mut [f32]) {
-        let (kept, slope, target) = self.kept(token, slope, index);
+    fn add_tile<E: Logit>(&self, token: &Token, row_grad: &RowGrad, index: usize, z: &[E], out: &mut [f32]) {
+        let (kept, row_grad, target) = self.kept(token, row_grad, index);
         let Some(transform) = &self.transform else {
-            return E::add(self.level, z, kept, target, &slope, token.scale, out);
+            return E::add(self.isa, z, kept, target, &row_grad, token.scale, out);
         };
         let gradient = &mut [0.0; TILE][..z.len()];
-        transform.gradient_to(self.level, &kept[..z.len()], target, &slope, token.scale, gradient, false);
+        transform.gradient_to(self.isa, &kept[..z.len()], target, &row_grad, token.scale, gradient, false);
         out.iter_mut().zip(gradient).for_each(|(out, gradient)| *out += *gradient);
     }
 
     /// Replaces a tile of logits by its gradient.
-    fn replace_tile<E: Logit>(&self, token: &Token, slope: &Slope, index: usize, z: &mut [E]) {
-        let (kept, slope, target) = self.kept(token, slope, index);
+    fn replace_tile<E: Logit>(&self, token: &Token, row_grad: &RowGrad, index: usize, z: &mut [E]) {
+        let (kept, row_grad, target) = self.kept(token, row_grad, index);
         let Some(transform) = &self.transform else {
-            return E::gradient(self.level, z, kept, target, &slope, token.scale);
+            return E::gradient(self.isa, z, kept, target, &row_grad, token.scale);
         };
         let gradient = &mut [0.0; TILE][..z.len()];
-        transform.gradient_to(self.level, &kept[..z.len()], target, &slope, token.scale, gradient, false);
+        transform.gradient_to(self.isa, &kept[..z.len()], target, &row_grad, token.scale, gradient, false);
         z.iter_mut().zip(gradient).for_each(|(z, gradient)| *z = E::nearest(*gradient));
     }
 
@@ -303,7 +303,7 @@ struct Token {
     /// [`Scales::logit`].
     scale: f32,
     /// `None` where nothing flows.
-    slope: Option<Slope>,
+    row_grad: Option<RowGrad>,
 }
 
 /// Where logits are and where their gradient goes.
@@ -332,8 +332,8 @@ pub(crate) struct LogitsPlan {
 }
 
 impl LogitsPlan {
-    pub(crate) fn new(request: &PlanRequest, level: Level) -> Self {
-        Self { kernel: LogitsKernel::new(request, level) }
+    pub(crate) fn new(request: &PlanRequest, isa: IsaToken) -> Self {
+        Self { kernel: LogitsKernel::new(request, isa) }
     }
 
     /// Rows of masked tokens become zero as well.

@@ -13,14 +13,13 @@
 //! A tile stays in the first-level cache between its maximum and its sums, while the next one is fetched. The sums are
 //! bound by multiply-adds, 12 per entry; conversions from and to bf16 happen in registers; no branch. Of 32 registers the
 //! sums take 2, constants 14 and a vector of entries 4. A caller that has room keeps e_j, and saves a gradient its exps.
-#![allow(unsafe_code)]
 
 mod exp;
 mod tanh;
 mod transform;
 
+use crate::arch::{MulAdd, prefetch, simd_dispatch};
 use crate::convert::{Element, rounded};
-use crate::isa::{MulAdd, instantiate};
 use exp::{exp, held};
 use grpo_core::{LossConfig, TemperatureFactors};
 use half::bf16;
@@ -46,20 +45,20 @@ pub(crate) struct Partial {
 }
 
 impl Partial {
-    instantiate! {
+    simd_dispatch! {
         /// `z`: at most [`TILE`] logits, of which `target` is left out.
         pub(crate) fn new(z: &[f32], target: Option<usize>, scale: f32) -> Partial = partial
     }
-    instantiate! {
+    simd_dispatch! {
         /// The same of bf16 logits.
         pub(crate) fn of_bf16(z: &[bf16], target: Option<usize>, scale: f32) -> Partial = partial
     }
-    instantiate! {
+    simd_dispatch! {
         /// [`Partial::new`] that leaves e_j, relative to the tile's own maximum, in `kept`, of the same length.
         pub(crate) fn keeping(z: &[f32], target: Option<usize>, scale: f32, kept: &mut [f32]) -> Partial
             = partial_keeping
     }
-    instantiate! {
+    simd_dispatch! {
         /// The same of bf16 logits.
         pub(crate) fn keeping_bf16(z: &[bf16], target: Option<usize>, scale: f32, kept: &mut [f32]) -> Partial
             = partial_keeping
@@ -114,6 +113,7 @@ fn sums<M: MulAdd>(z: &[impl Element], scale: f32, kept: Option<&mut [f32]>) -> 
     };
     let (mut kept, kept_rest) = kept.map(<[f32]>::as_chunks_mut::<LANES>).unzip();
     for (i, chunk) in chunks.iter().enumerate() {
+        // The search for the next tile's maximum has nothing else to do, and would wait for memory.
         prefetch(chunk.as_ptr().wrapping_add(TILE));
         let e = add(chunk.map(Element::widened));
         if let Some(kept) = &mut kept {
@@ -129,20 +129,6 @@ fn sums<M: MulAdd>(z: &[impl Element], scale: f32, kept: Option<&mut [f32]>) -> 
         }
     }
     Partial { max, sum: fold(sum, |a, b| a + b), dot: fold(dot, |a, b| a + b), target: 0.0 }
-}
-
-/// Has memory begin to fetch what will be read soon: the search for the next tile's maximum has nothing else to do, and
-/// would wait. There need not be anything at `address`.
-#[inline(always)]
-fn prefetch<T>(address: *const T) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint, which reads nothing and faults at no address.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(address.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = address;
 }
 
 /// `f` over all lanes, halves first: as many operations as registers halve, not a chain of [`LANES`].
@@ -222,7 +208,7 @@ pub(crate) struct Row {
 
 /// dL/dz of a row as a function of d_j and e_j.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Slope {
+pub(crate) struct RowGrad {
     max: f32,
     /// dL/dz_j = e_j (constant + linear d_j).
     constant: f32,
@@ -233,13 +219,13 @@ pub(crate) struct Slope {
 
 impl Row {
     /// `dlogp`, `dentropy`: dL/dlogp and dL/dentropy of the row.
-    pub(crate) fn slope(&self, scales: &Scales, dlogp: f64, dentropy: f64) -> Slope {
+    pub(crate) fn row_grad(&self, scales: &Scales, dlogp: f64, dentropy: f64) -> RowGrad {
         let (g, e, s) = (dlogp * scales.logp, dentropy, f64::from(scales.logit));
         let log_weight = if self.weight > 0.0 { self.weight.ln() } else { 0.0 };
         // 0 * inf must not appear: a probability of 0 has no part in the entropy.
         let p = self.logp.exp();
         let by_entropy = if p == 0.0 || e == 0.0 { 0.0 } else { e * p * (self.logp + self.entropy) };
-        Slope {
+        RowGrad {
             max: if self.max == f32::NEG_INFINITY { 0.0 } else { self.max },
             constant: (-s * self.weight * (g + e * (log_weight + self.entropy))) as f32,
             linear: (-s * self.weight * e) as f32,
@@ -248,9 +234,9 @@ impl Row {
     }
 }
 
-impl Slope {
-    /// The slope of a tile of the row, for e_j relative to the tile's maximum.
-    pub(crate) fn of(&self, tile: &Partial, scale: f32) -> Self {
+impl RowGrad {
+    /// The row_grad of a tile of the row, for e_j relative to the tile's maximum.
+    pub(crate) fn for_tile(&self, tile: &Partial, scale: f32) -> Self {
         // A tile of -inf only has no e_j but 0, and no maximum to be relative to.
         let below = f64::from(scale) * (f64::from(tile.max) - f64::from(self.max));
         let factor = if tile.max == f32::NEG_INFINITY { 0.0 } else { below.exp() as f32 };
@@ -276,60 +262,60 @@ impl Scales {
     }
 }
 
-instantiate! {
-    /// Overwrites the logits of a tile with dL/dlogits. `kept`: what [`Partial::keeping`] left; `slope`: that of the tile
-    /// ([`Slope::of`]); `target`: index of the target if it is among them.
-    pub(crate) fn gradient(z: &mut [f32], kept: &[f32], target: Option<usize>, slope: &Slope, scale: f32) = in_place
+simd_dispatch! {
+    /// Overwrites the logits of a tile with dL/dlogits. `kept`: what [`Partial::keeping`] left; `row_grad`: that of the tile
+    /// ([`RowGrad::for_tile`]); `target`: index of the target if it is among them.
+    pub(crate) fn gradient(z: &mut [f32], kept: &[f32], target: Option<usize>, row_grad: &RowGrad, scale: f32) = in_place
 }
 
-instantiate! {
+simd_dispatch! {
     /// The same of bf16 logits, rounded to the nearest.
-    pub(crate) fn gradient_bf16(z: &mut [bf16], kept: &[f32], target: Option<usize>, slope: &Slope, scale: f32) = in_place
+    pub(crate) fn gradient_bf16(z: &mut [bf16], kept: &[f32], target: Option<usize>, row_grad: &RowGrad, scale: f32) = in_place
 }
 
-instantiate! {
+simd_dispatch! {
     /// Adds dL/dlogits of a tile to `out`.
     pub(crate) fn add_gradient(
-        z: &[f32], kept: &[f32], target: Option<usize>, slope: &Slope, scale: f32, out: &mut [f32]
+        z: &[f32], kept: &[f32], target: Option<usize>, row_grad: &RowGrad, scale: f32, out: &mut [f32]
     ) = added
 }
 
-instantiate! {
+simd_dispatch! {
     /// The same of bf16 logits.
     pub(crate) fn add_gradient_bf16(
-        z: &[bf16], kept: &[f32], target: Option<usize>, slope: &Slope, scale: f32, out: &mut [f32]
+        z: &[bf16], kept: &[f32], target: Option<usize>, row_grad: &RowGrad, scale: f32, out: &mut [f32]
     ) = added
 }
 
-instantiate! {
+simd_dispatch! {
     /// Writes dL/dlogits of `z` to `out`, of the same length; rounded to the nearest bf16 value if `round`.
-    pub(crate) fn gradient_to(z: &[f32], target: Option<usize>, slope: &Slope, scale: f32, out: &mut [f32], round: bool)
+    pub(crate) fn gradient_to(z: &[f32], target: Option<usize>, row_grad: &RowGrad, scale: f32, out: &mut [f32], round: bool)
         = elsewhere
 }
 
 /// dL/dz of a logit that is not the target.
 #[inline(always)]
-fn derivative<M: MulAdd>(z: f32, slope: &Slope, scale: f32) -> f32 {
-    let (d, e) = exp::<M>((z - slope.max) * scale);
-    e * M::mul_add(slope.linear, d, slope.constant)
+fn derivative<M: MulAdd>(z: f32, row_grad: &RowGrad, scale: f32) -> f32 {
+    let (d, e) = exp::<M>((z - row_grad.max) * scale);
+    e * M::mul_add(row_grad.linear, d, row_grad.constant)
 }
 
 /// The same given e_j.
 #[inline(always)]
-fn derivative_of<M: MulAdd>(z: f32, e: f32, slope: &Slope, scale: f32) -> f32 {
-    e * M::mul_add(slope.linear, held((z - slope.max) * scale), slope.constant)
+fn derivative_of<M: MulAdd>(z: f32, e: f32, row_grad: &RowGrad, scale: f32) -> f32 {
+    e * M::mul_add(row_grad.linear, held((z - row_grad.max) * scale), row_grad.constant)
 }
 
 #[inline(always)]
-fn in_place<M: MulAdd>(z: &mut [impl Element], kept: &[f32], target: Option<usize>, slope: &Slope, scale: f32) {
+fn in_place<M: MulAdd>(z: &mut [impl Element], kept: &[f32], target: Option<usize>, row_grad: &RowGrad, scale: f32) {
     let pairs = z.iter_mut().zip(kept);
-    if slope.linear == 0.0 {
-        pairs.for_each(|(z, e)| *z = Element::nearest(e * slope.constant));
+    if row_grad.linear == 0.0 {
+        pairs.for_each(|(z, e)| *z = Element::nearest(e * row_grad.constant));
     } else {
-        pairs.for_each(|(z, e)| *z = Element::nearest(derivative_of::<M>(z.widened(), *e, slope, scale)));
+        pairs.for_each(|(z, e)| *z = Element::nearest(derivative_of::<M>(z.widened(), *e, row_grad, scale)));
     }
     if let Some(y) = target {
-        z[y] = Element::nearest(slope.target);
+        z[y] = Element::nearest(row_grad.target);
     }
 }
 
@@ -338,16 +324,16 @@ fn added<M: MulAdd>(
     z: &[impl Element],
     kept: &[f32],
     target: Option<usize>,
-    slope: &Slope,
+    row_grad: &RowGrad,
     scale: f32,
     out: &mut [f32],
 ) {
-    let target = target.map(|y| (y, out[y] + slope.target));
+    let target = target.map(|y| (y, out[y] + row_grad.target));
     let entries = out.iter_mut().zip(kept);
-    if slope.linear == 0.0 {
-        entries.for_each(|(out, e)| *out += e * slope.constant);
+    if row_grad.linear == 0.0 {
+        entries.for_each(|(out, e)| *out += e * row_grad.constant);
     } else {
-        entries.zip(z).for_each(|((out, e), z)| *out += derivative_of::<M>(z.widened(), *e, slope, scale));
+        entries.zip(z).for_each(|((out, e), z)| *out += derivative_of::<M>(z.widened(), *e, row_grad, scale));
     }
     if let Some((y, sum)) = target {
         out[y] = sum;
@@ -355,16 +341,23 @@ fn added<M: MulAdd>(
 }
 
 #[inline(always)]
-fn elsewhere<M: MulAdd>(z: &[f32], target: Option<usize>, slope: &Slope, scale: f32, out: &mut [f32], round: bool) {
+fn elsewhere<M: MulAdd>(
+    z: &[f32],
+    target: Option<usize>,
+    row_grad: &RowGrad,
+    scale: f32,
+    out: &mut [f32],
+    round: bool,
+) {
     let pairs = out.iter_mut().zip(z);
     if round {
-        pairs.for_each(|(out, z)| *out = rounded(derivative::<M>(*z, slope, scale)));
+        pairs.for_each(|(out, z)| *out = rounded(derivative::<M>(*z, row_grad, scale)));
     } else {
-        pairs.for_each(|(out, z)| *out = derivative::<M>(*z, slope, scale));
+        pairs.for_each(|(out, z)| *out = derivative::<M>(*z, row_grad, scale));
     }
     // It may lie far above the others, where exp is not made for.
     if let Some(y) = target {
-        out[y] = if round { rounded(slope.target) } else { slope.target };
+        out[y] = if round { rounded(row_grad.target) } else { row_grad.target };
     }
 }
 

@@ -3,7 +3,7 @@
 //! Avoids the `[N, V]` logits and their gradient, masked rows altogether, and the backward products of rows through
 //! which nothing flows (clipped, zero advantage).
 //!
-//! Blocking: a chunk of C active tokens meets panels of the vocabulary ([`crate::tiling`]):
+//! Blocking: a chunk of C active tokens meets panels of the vocabulary ([`self::tiling`]):
 //!
 //! * token chunks: logits of the chunk for the whole vocabulary are made once, turned into dlogits where they lie, and
 //!   multiplied into dH and dW: three products;
@@ -19,26 +19,35 @@
 //! leave less of it for tokens, so that the chosen chunk, and with it the last bits of that gradient, depends on the
 //! number of threads; a given `token_chunk` settles it.
 //!
-//! Memory: [`crate::tiling::Problem::workspace`], allocated with the plan; never more than the budget.
+//! Memory: [`self::tiling::Problem::workspace`], allocated with the plan; never more than the budget.
 //!
 //! Legend: N tokens, L live rows of a chunk of C, H hidden, V vocabulary, T entries of a tile, P tiles of a panel.
 
-use crate::convert::rounded;
-use crate::gemm::{Arithmetic, Cut, Depth, Order, Packed, Rows, Target};
-use crate::head::{Head, Slot, drain, unit_block};
+mod head;
+mod slot;
+mod tile_gradient;
+mod tiling;
+mod token;
+
+pub(crate) use tiling::{Problem, choose};
+
+use crate::gemm::{Cut, Gemm, KAxis, MatMut, Packed, Rows};
 use crate::host::{Grads, Policy, Slice};
 use crate::pages::zeros;
 use crate::plan::Kernel;
-use crate::softmax::{Partial, RowSums, Scales, Slope, TILE, Transform, gradient_to};
-use crate::tiling::{Blocking, Problem};
+use crate::softmax::{Partial, RowGrad, RowSums, Scales, TILE, Transform};
 use crate::tokens::{Chunks, TokenState, empty_scores};
-use bytemuck::cast_slice_mut;
 use grpo_core::batch::TokenBatch;
 use grpo_core::columns::LossSums;
 use grpo_core::error::Result;
 use grpo_core::evaluate::Evaluator;
 use grpo_core::{HeadLayout, LoopOrder, PlanRequest, Scores};
+use head::Head;
+use slot::{Slot, for_each_with_slot, unit_block};
 use std::ops::Range;
+use tile_gradient::TileGradient;
+use tiling::Blocking;
+use token::{Token, within};
 
 /// Tiles per slot whose dlogits are made before any of them meets the head: few enough to stay in a shared cache.
 const TILES_PER_SLOT: usize = 8;
@@ -76,21 +85,6 @@ struct Workspace {
     slots: Vec<Slot>,
 }
 
-/// A token of a chunk.
-#[derive(Clone, Copy, Debug, Default)]
-struct Token {
-    /// Its place in the batch.
-    row: usize,
-    /// Its row of the panel.
-    place: usize,
-    target: usize,
-    scales: Scales,
-    slope: Slope,
-}
-
-/// Bytes of a token in [`Workspace`], beside tensors.
-pub(crate) const TOKEN_BYTES: usize = size_of::<RowSums>() + size_of::<Token>() + size_of::<usize>();
-
 impl FusedPlan {
     pub(crate) fn new(request: &PlanRequest, problem: Problem, blocking: Blocking) -> Self {
         let (c, p) = (blocking.chunk, blocking.panel_tiles);
@@ -123,8 +117,8 @@ impl FusedPlan {
         let Policy::Hidden { hidden, lm_head, bias } = policy else {
             unreachable!("the wrapper has checked the policy against the plan")
         };
-        let Problem { arithmetic, h, v, layout, .. } = self.problem;
-        (hidden, Head { arithmetic, weight: lm_head, bias, layout, h, v })
+        let Problem { gemm, h, v, layout, .. } = self.problem;
+        (hidden, Head { gemm, weight: lm_head, bias, layout, h, v })
     }
 
     /// Panels as runs of at most `size` tiles.
@@ -136,7 +130,7 @@ impl FusedPlan {
     /// Statistics of the tokens `rows`, recorded from `at` on. Token chunks leave the logits in the panel.
     fn forward(&mut self, hidden: Slice<'_>, head: &Head<'_>, batch: &TokenBatch, rows: &[usize], at: usize) {
         let (c, transform, panels) = (rows.len(), self.transform, self.panels(self.blocking.panel_tiles));
-        let (Problem { arithmetic, h, .. }, stride) = (self.problem, self.problem.stride());
+        let (Problem { gemm, h, .. }, stride) = (self.problem, self.problem.stride());
         let block = self.problem.block(self.blocking.chunk);
         let Workspace { x, panel, partials, sums, tokens, slots, .. } = &mut self.work;
         let tokens = &mut tokens[..c];
@@ -144,21 +138,21 @@ impl FusedPlan {
             let scales = Scales::new(&self.request.loss, batch.temperature(*row));
             // Checked to be an index of the vocabulary.
             let target = batch.targets()[*row] as usize;
-            *token = Token { row: *row, place, target, scales, slope: Slope::default() };
+            *token = Token { row: *row, place, target, scales, row_grad: RowGrad::default() };
         }
-        pack_for_logits(arithmetic, hidden, rows, h, x);
+        pack_for_logits(gemm, hidden, rows, h, x);
         sums[..c].fill(RowSums::EMPTY);
         for tiles in panels {
             let blocks = panel.chunks_mut(block).zip(partials.chunks_mut(c));
-            drain(slots, tiles.clone().zip(blocks), |slot, (index, (block, partials))| {
+            for_each_with_slot(slots, tiles.clone().zip(blocks), |slot, (index, (block, partials))| {
                 let tile = head.tile(index);
                 head.logits(index, x, c, block, stride, slot);
                 for ((z, partial), token) in block.chunks_mut(stride).zip(partials).zip(&*tokens) {
-                    let (level, z) = (arithmetic.level(), &mut z[..tile.len()]);
+                    let (isa, z) = (gemm.isa(), &mut z[..tile.len()]);
                     if let Some(transform) = &transform {
-                        transform.apply(level, z);
+                        transform.apply(isa, z);
                     }
-                    *partial = Partial::new(level, z, within(token.target, &tile), token.scales.logit);
+                    *partial = Partial::new(isa, z, within(token.target, &tile), token.scales.logit);
                 }
             });
             for (index, partials) in tiles.zip(partials.chunks(c)) {
@@ -185,7 +179,7 @@ impl FusedPlan {
         rows: &[usize],
         grads: &mut Grads<'_>,
     ) {
-        let (Problem { arithmetic, h, v, layout, .. }, transform) = (self.problem, self.transform);
+        let (Problem { gemm, h, v, layout, .. }, transform) = (self.problem, self.transform);
         let tiles_at_once = self.blocking.panel_tiles.min(TILES_PER_SLOT * self.blocking.slots);
         let panels = self.panels(tiles_at_once);
         let (block, stride) = (self.problem.block(self.blocking.chunk), self.problem.stride());
@@ -199,32 +193,32 @@ impl FusedPlan {
             let place = if forwarded { index - at } else { place };
             let target = batch.targets()[row] as usize;
             let scales = Scales::new(&self.request.loss, batch.temperature(row));
-            *token = Token { row, place, target, scales, slope: state.slope(*index, &scales) };
+            *token = Token { row, place, target, scales, row_grad: state.row_grad(*index, &scales) };
         }
         let Workspace { x, x_for_head, panel, dh, tokens, live_rows, slots, .. } = work;
         let tokens = &tokens[..l];
         live_rows.clear();
         live_rows.extend(tokens.iter().map(|token| token.row));
         if !forwarded {
-            pack_for_logits(arithmetic, hidden, live_rows, h, x);
+            pack_for_logits(gemm, hidden, live_rows, h, x);
         }
         if grads.lm_head.is_some() {
-            for piece in arithmetic.panel_pieces(l) {
+            for piece in gemm.panel_pieces(l) {
                 let source = Rows::list(hidden, h, &live_rows[piece.clone()], 0..h);
                 match layout {
                     HeadLayout::VocabHidden => {
-                        let (out, stride) = (arithmetic.rhs_words(h, piece.start), arithmetic.rhs_stride(piece.len()));
-                        arithmetic.pack_rhs(source, Depth::Rows, 0, &mut x_for_head[out..], stride);
+                        let (out, stride) = (gemm.rhs_words(h, piece.start), gemm.rhs_stride(piece.len()));
+                        gemm.pack_rhs(source, KAxis::Rows, 0, &mut x_for_head[out..], stride);
                     }
                     HeadLayout::HiddenVocab => {
-                        let (out, stride) = (arithmetic.lhs_words(h, piece.start), arithmetic.lhs_stride(piece.len()));
-                        arithmetic.pack_lhs(source, Depth::Rows, 0, &mut x_for_head[out..], stride);
+                        let (out, stride) = (gemm.lhs_words(h, piece.start), gemm.lhs_stride(piece.len()));
+                        gemm.pack_lhs(source, KAxis::Rows, 0, &mut x_for_head[out..], stride);
                     }
                 }
             }
         }
         let tile_gradient = TileGradient {
-            arithmetic,
+            gemm,
             layout,
             h,
             tokens,
@@ -238,31 +232,31 @@ impl FusedPlan {
         for tiles in panels {
             let bias = grads.bias.as_mut().map(|b| b[tiles.start * TILE..].chunks_mut(TILE));
             let targets = grads.lm_head.as_mut().map(|grad| match layout {
-                HeadLayout::VocabHidden => Target::split(grad, [v, h], Cut::Rows, TILE, tiles.clone()),
-                HeadLayout::HiddenVocab => Target::split(grad, [h, v], Cut::Columns, TILE, tiles.clone()),
+                HeadLayout::VocabHidden => MatMut::split(grad, [v, h], Cut::Rows, TILE, tiles.clone()),
+                HeadLayout::HiddenVocab => MatMut::split(grad, [h, v], Cut::Columns, TILE, tiles.clone()),
             });
             // Token chunks hold a block for every tile, vocabulary panels for the tiles of a panel.
             let held = if forwarded { tiles.start..tiles.end } else { 0..tiles.len() };
             let panel = &mut panel[held.start * block..];
             let blocks = panel.chunks_mut(block).zip(optional(targets).zip(optional(bias)));
-            drain(slots, tiles.clone().zip(blocks), |slot, (index, (block, (head_gradient, bias)))| {
+            for_each_with_slot(slots, tiles.clone().zip(blocks), |slot, (index, (block, (head_gradient, bias)))| {
                 if !forwarded {
                     head.logits(index, x, l, block, stride, slot);
                     if let Some(transform) = &transform {
                         let width = head.tile(index).len();
                         let rows = block.chunks_mut(stride).take(l);
-                        rows.for_each(|z| transform.apply(arithmetic.level(), &mut z[..width]));
+                        rows.for_each(|z| transform.apply(gemm.isa(), &mut z[..width]));
                     }
                 }
                 tile_gradient.run(head.tile(index), block, head_gradient, bias, slot);
             });
             if grads.hidden.is_some() {
-                let blocks = Target::split(&mut dh[..l * h], [l, h], Cut::Columns, units, 0..h.div_ceil(units));
+                let blocks = MatMut::split(&mut dh[..l * h], [l, h], Cut::Columns, units, 0..h.div_ceil(units));
                 let dlogits = bytemuck::cast_slice::<f32, u32>(panel);
-                drain(slots, blocks.enumerate(), |slot, (i, mut out)| {
+                for_each_with_slot(slots, blocks.enumerate(), |slot, (i, mut out)| {
                     let units = i * units..h.min((i + 1) * units);
                     for (index, words) in tiles.clone().zip(dlogits.chunks(block)) {
-                        let dlogits = Packed { words, stride: arithmetic.lhs_panel() * stride };
+                        let dlogits = Packed { words, stride: gemm.lhs_panel() * stride };
                         head.hidden_gradient(index, units.clone(), dlogits, &mut out, index > 0, slot);
                     }
                 });
@@ -284,97 +278,11 @@ impl FusedPlan {
 }
 
 /// Packs the hidden states of `rows` as lhs along H.
-fn pack_for_logits(arithmetic: Arithmetic, hidden: Slice<'_>, rows: &[usize], h: usize, out: &mut [u32]) {
-    for units in arithmetic.pieces(h) {
-        let out = &mut out[arithmetic.lhs_words(rows.len(), units.start)..];
-        let stride = arithmetic.lhs_stride(units.len());
-        arithmetic.pack_lhs(Rows::list(hidden, h, rows, units), Depth::Columns, 0, out, stride);
-    }
-}
-
-/// What makes dlogits of a tile, and the head's gradient from them.
-struct TileGradient<'a> {
-    arithmetic: Arithmetic,
-    layout: HeadLayout,
-    h: usize,
-    /// `[L]`.
-    tokens: &'a [Token],
-    /// `[L, H]`, packed along L.
-    x: &'a [u32],
-    transform: Option<Transform>,
-    /// Elements between rows of logits.
-    stride: usize,
-    /// Whether dlogits are rounded to bf16.
-    round: bool,
-    /// Whether dH needs dlogits.
-    hidden: bool,
-}
-
-impl TileGradient<'_> {
-    /// `block`: logits after [`Transform`], replaced by dlogits packed as lhs along the tile, if dH needs them.
-    fn run(
-        &self,
-        tile: Range<usize>,
-        block: &mut [f32],
-        mut head_gradient: Option<Target<'_>>,
-        mut bias: Option<&mut [f32]>,
-        slot: &mut Slot,
-    ) {
-        let (arithmetic, t, height) = (self.arithmetic, tile.len(), self.arithmetic.lhs_panel());
-        for piece in arithmetic.panel_pieces(self.tokens.len()) {
-            let k = piece.len();
-            for first in piece.clone().step_by(height) {
-                let tokens = &self.tokens[first..piece.end.min(first + height)];
-                for (token, out) in tokens.iter().zip(slot.rows.chunks_mut(t)) {
-                    let z = &block[token.place * self.stride..][..t];
-                    let target = within(token.target, &tile);
-                    // The bias takes them as they are: its gradient is a sum, not a product.
-                    let round_now = self.round && bias.is_none();
-                    let (level, slope, scale) = (arithmetic.level(), &token.slope, token.scales.logit);
-                    match &self.transform {
-                        None => gradient_to(level, z, target, slope, scale, out, round_now),
-                        Some(transform) => transform.gradient_to(level, z, target, slope, scale, out, round_now),
-                    }
-                    if let Some(bias) = &mut bias {
-                        for (b, z) in bias.iter_mut().zip(out) {
-                            *b += *z;
-                            *z = if self.round { rounded(*z) } else { *z };
-                        }
-                    }
-                }
-                let rows = || Rows::new(Slice::F32(&slot.rows), t, 0..tokens.len(), 0..t);
-                if self.hidden {
-                    // Logits of later tokens lie behind those of the first `first + height`.
-                    let words: &mut [u32] = cast_slice_mut(&mut block[first * self.stride..]);
-                    for entries in arithmetic.pieces(t) {
-                        let (at, stride) = (arithmetic.lhs_stride(entries.start), arithmetic.lhs_stride(entries.len()));
-                        let source = Rows::new(Slice::F32(&slot.rows), t, 0..tokens.len(), entries);
-                        arithmetic.pack_lhs(source, Depth::Columns, 0, &mut words[at..], stride);
-                    }
-                }
-                if head_gradient.is_some() {
-                    let from = first - piece.start;
-                    match self.layout {
-                        HeadLayout::VocabHidden => {
-                            let stride = arithmetic.lhs_stride(k);
-                            arithmetic.pack_lhs(rows(), Depth::Rows, from, &mut slot.dlogits, stride);
-                        }
-                        HeadLayout::HiddenVocab => {
-                            let stride = arithmetic.rhs_stride(k);
-                            arithmetic.pack_rhs(rows(), Depth::Rows, from, &mut slot.dlogits, stride);
-                        }
-                    }
-                }
-            }
-            let Some(out) = &mut head_gradient else { continue };
-            let (lhs_stride, rhs_stride) = (arithmetic.lhs_stride(k), arithmetic.rhs_stride(k));
-            let (lhs, rhs) = match self.layout {
-                HeadLayout::VocabHidden => (&slot.dlogits[..], &self.x[arithmetic.rhs_words(self.h, piece.start)..]),
-                HeadLayout::HiddenVocab => (&self.x[arithmetic.lhs_words(self.h, piece.start)..], &slot.dlogits[..]),
-            };
-            let (lhs, rhs) = (Packed { words: lhs, stride: lhs_stride }, Packed { words: rhs, stride: rhs_stride });
-            arithmetic.multiply(k, lhs, rhs, out, true, Order::ByRows);
-        }
+fn pack_for_logits(gemm: Gemm, hidden: Slice<'_>, rows: &[usize], h: usize, out: &mut [u32]) {
+    for units in gemm.pieces(h) {
+        let out = &mut out[gemm.lhs_words(rows.len(), units.start)..];
+        let stride = gemm.lhs_stride(units.len());
+        gemm.pack_lhs(Rows::list(hidden, h, rows, units), KAxis::Columns, 0, out, stride);
     }
 }
 
@@ -428,11 +336,6 @@ impl Kernel for FusedPlan {
         }
         Ok((loss.finish(totals), scores))
     }
-}
-
-/// Index of `target` within a tile.
-pub(crate) fn within(target: usize, tile: &Range<usize>) -> Option<usize> {
-    tile.contains(&target).then(|| target - tile.start)
 }
 
 /// The items of an iterator that may not be there, then `None` for ever.

@@ -1,10 +1,10 @@
 //! Instruction sets that kernels are made for, and which of them this processor has.
 //!
-//! A kernel is written once as an `#[inline(always)]` function and compiled for every instruction set by
-//! [`instantiate`]; only products have code of their own for each.
-#![allow(unsafe_code)]
+//! A kernel is written once and compiled for every instruction set by [`super::simd_dispatch`]; only matrix products have
+//! code of their own for each.
 
-use crate::plan::unsupported;
+use super::amx;
+use crate::error::unsupported;
 use grpo_core::error::Result;
 use strum::{EnumCount, EnumString, IntoStaticStr, VariantArray};
 
@@ -67,15 +67,17 @@ impl Isa {
             Self::Avx2 => avx2,
             Self::Avx512 => avx2 && avx512,
             Self::Avx512Bf16 => avx2 && avx512 && bf16,
-            Self::Amx => avx2 && avx512 && bf16 && crate::gemm::amx::is_available(),
+            Self::Amx => avx2 && avx512 && bf16 && amx::is_available(),
         }
     }
 
+    /// A token for this instruction set.
+    ///
     /// # Errors
-    /// [`Error::Unsupported`] when this processor lacks it.
-    pub(crate) fn checked(self) -> Result<Level> {
+    /// [`grpo_core::Error::Unsupported`] when this processor lacks it.
+    pub(crate) fn checked(self) -> Result<IsaToken> {
         if self.is_available() {
-            return Ok(Level(self));
+            return Ok(IsaToken(self));
         }
         Err(unsupported(
             format!("instruction set `{}` on this machine", self.name()),
@@ -84,81 +86,23 @@ impl Isa {
     }
 }
 
-/// An instruction set that this processor was seen to have: what makes calling its kernels sound.
+/// Proof that this processor has an instruction set, which makes calling its kernels sound. [`Isa::checked`] is the only way
+/// to get one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Level(Isa);
+pub(crate) struct IsaToken(Isa);
 
-impl Level {
-    pub(crate) fn isa(self) -> Isa {
+impl IsaToken {
+    /// The instruction set.
+    pub(crate) fn get(self) -> Isa {
         self.0
     }
 
-    /// All that this processor has.
+    /// Tokens for every instruction set that this processor has.
     #[cfg(test)]
     pub(crate) fn available() -> impl Iterator<Item = Self> {
         Isa::ALL.into_iter().filter_map(|isa| isa.checked().ok())
     }
 }
-
-/// How a*b + c is made: fused where there is an instruction for it.
-pub(crate) trait MulAdd {
-    fn mul_add(a: f32, b: f32, c: f32) -> f32;
-}
-
-/// One rounding, in one instruction.
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
-pub(crate) struct Fused;
-/// Two roundings; fused arithmetic would be a library call.
-pub(crate) struct Separate;
-
-impl MulAdd for Fused {
-    #[inline(always)]
-    fn mul_add(a: f32, b: f32, c: f32) -> f32 {
-        a.mul_add(b, c)
-    }
-}
-
-impl MulAdd for Separate {
-    #[inline(always)]
-    fn mul_add(a: f32, b: f32, c: f32) -> f32 {
-        a * b + c
-    }
-}
-
-/// `instantiate! { pub(crate) fn name(arguments) -> Result = body }` makes `name(level, arguments)`, which runs
-/// `body::<M: MulAdd>(arguments)`, an `#[inline(always)]` function, compiled for `level`.
-macro_rules! instantiate {
-    ($(#[$meta:meta])* $visible:vis fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)? = $body:ident) => {
-        $(#[$meta])*
-        #[inline]
-        #[allow(unsafe_code)]
-        $visible fn $name(level: $crate::isa::Level, $($argument: $type),*) $(-> $result)? {
-            #[cfg(target_arch = "x86_64")]
-            {
-                #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-                fn avx512($($argument: $type),*) $(-> $result)? {
-                    $body::<$crate::isa::Fused>($($argument),*)
-                }
-                #[target_feature(enable = "avx2,fma")]
-                fn avx2($($argument: $type),*) $(-> $result)? {
-                    $body::<$crate::isa::Fused>($($argument),*)
-                }
-                if level.isa() >= $crate::isa::Isa::Avx512 {
-                    // SAFETY: a level exists only for what the processor has.
-                    return unsafe { avx512($($argument),*) };
-                }
-                if level.isa() >= $crate::isa::Isa::Avx2 {
-                    // SAFETY: as above.
-                    return unsafe { avx2($($argument),*) };
-                }
-            }
-            let _ = level;
-            $body::<$crate::isa::Separate>($($argument),*)
-        }
-    };
-}
-
-pub(crate) use instantiate;
 
 #[cfg(test)]
 mod tests {

@@ -1,0 +1,24 @@
+//! What the fused loops know of a token.
+
+use crate::softmax::{RowGrad, RowSums, Scales};
+use std::ops::Range;
+
+/// A token of a chunk.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Token {
+    /// Its place in the batch.
+    pub(super) row: usize,
+    /// Its row of the panel.
+    pub(super) place: usize,
+    pub(super) target: usize,
+    pub(super) scales: Scales,
+    pub(super) row_grad: RowGrad,
+}
+
+/// Bytes of a token in [`Workspace`], beside tensors.
+pub(super) const TOKEN_BYTES: usize = size_of::<RowSums>() + size_of::<Token>() + size_of::<usize>();
+
+/// Index of `target` within a tile.
+pub(super) fn within(target: usize, tile: &Range<usize>) -> Option<usize> {
+    tile.contains(&target).then(|| target - tile.start)
+}
