@@ -5,8 +5,10 @@
 
 pub mod aot;
 mod backend;
-mod blocking;
+
 pub mod compile_options;
+mod devices;
+mod error;
 pub mod mosaic;
 mod operands;
 mod plan;
@@ -15,20 +17,8 @@ pub mod program;
 mod shard;
 mod tables;
 mod tensor;
+mod tiling;
 
 pub use backend::PjrtBackend;
 pub use plan::{DeviceOutput, PjrtPlan};
 pub use tensor::PjrtTensor;
-
-use grpo_core::Error;
-
-pub(crate) const NAME: &str = "pjrt";
-
-pub(crate) fn unsupported(what: &str, instead: &str) -> Error {
-    Error::Unsupported { backend: NAME.into(), what: what.into(), instead: instead.into() }
-}
-
-/// What a plugin reports.
-pub(crate) fn failed(error: pjrt::Error) -> Error {
-    Error::Backend { backend: NAME.into(), message: error.to_string() }
-}

@@ -89,5 +89,5 @@ fn check_platform(kind: Kind, plugin: Plugin, platform: &str) -> Result<()> {
 
 /// An error of the backend `pjrt:KIND`.
 pub(crate) fn failed(kind: Kind, message: impl ToString) -> Error {
-    Error::Backend { backend: format!("{}:{}", crate::NAME, kind.name()), message: message.to_string() }
+    Error::Backend { backend: format!("{}:{}", crate::error::NAME, kind.name()), message: message.to_string() }
 }

@@ -8,8 +8,8 @@ use super::report::Case;
 use super::{Options, floor, peers};
 use crate::config::{BackendName, BenchConfig, VariantConfig};
 use crate::error::{Error, Result};
-use backend_tpu::aot::{Variant, What};
-use backend_tpu::program::Mesh;
+use backend_tpu::aot::Variant;
+use backend_tpu::program::{Mesh, ProgramKind};
 use grpo_core::{Dtype, Implementation};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -267,7 +267,7 @@ fn score(
 ) -> Result<Vec<f32>> {
     let name = "scoring";
     let implementation = if config.shape.hidden.is_some() { Implementation::Fused } else { Implementation::Logits };
-    let variant = VariantConfig { implementation, pass: What::Score, ..VariantConfig::default() };
+    let variant = VariantConfig { implementation, pass: ProgramKind::Score, ..VariantConfig::default() };
     let config = BenchConfig { dtype, variants: Some([(name.to_owned(), variant)].into()), ..config.clone() };
     let mut process = Process::start(&options.worker, &[], folder.join("scoring.log"))?;
     let job = Job {

@@ -7,9 +7,9 @@
 use crate::error::{Error, Result};
 use crate::measure::Rounds;
 use backend_cpu::{Isa, most_threads};
-use backend_tpu::aot::{Variant, What};
+use backend_tpu::aot::Variant;
 use backend_tpu::plugins::Kind;
-use backend_tpu::program::{Mesh, MosaicBlocks, Numerics};
+use backend_tpu::program::{Mesh, MosaicBlocks, Numerics, ProgramKind};
 use grpo_core::{Dtype, GradientSpec, HeadLayout, Implementation, LossConfig, PlanRequest, PolicySpec, Tiling};
 use grpo_sinks::{LoggingConfig, WandbConfig};
 use serde::{Deserialize, Serialize};
@@ -191,7 +191,7 @@ pub struct VariantConfig {
     /// How the loss is computed.
     pub implementation: Implementation,
     /// Scores, gradients, gradients in place of the given logits, or the baseline that automatic differentiation makes.
-    pub pass: What,
+    pub pass: ProgramKind,
     /// Gradients to make; without `lm_head` the head is frozen. Of given logits, `hidden` is theirs.
     pub gradients: GradientSpec,
     /// What is rounded, and whether the entropy is computed.
@@ -404,7 +404,7 @@ impl BenchConfig {
                 vocab_block,
             }),
             mesh: self.mesh,
-            what: variant.pass,
+            program: variant.pass,
         })
     }
 }

@@ -6,8 +6,8 @@ use super::protocol::{Bytes, Job, Planned, Role, Stepped};
 use super::worker::{Contender, input_bytes};
 use crate::error::Result;
 use backend_cpu::{CpuBackend, Isa};
-use backend_tpu::aot::{Variant, What};
-use backend_tpu::program::{Mesh, Numerics};
+use backend_tpu::aot::Variant;
+use backend_tpu::program::{Mesh, Numerics, ProgramKind};
 use grpo_core::{Backend, GradientSpec, GradsMut, LossPlan, PolicyInput, PolicySpec, TensorMut};
 use std::collections::BTreeMap;
 use std::hint::black_box;
@@ -41,8 +41,8 @@ impl OnCpu {
         }
         let gradients: BTreeMap<_, _> =
             wanted(&variant, &inputs).into_iter().map(|(name, elements)| (name, touched(elements))).collect();
-        let in_place = match (&inputs.policy, variant.what) {
-            (PolicyTensors::Logits(logits), What::GradientInPlace) => Some(logits.clone()),
+        let in_place = match (&inputs.policy, variant.program) {
+            (PolicyTensors::Logits(logits), ProgramKind::GradientInPlace) => Some(logits.clone()),
             _ => None,
         };
         let resident = memory::resident();
@@ -73,11 +73,11 @@ pub fn refuse_what_it_lacks(job: &Job, variant: &Variant) -> Result<()> {
         (variant.mosaic.is_some(), "mosaic", "those are TPU kernels: leave it out"),
         (variant.mesh != Mesh::default(), "mesh", "it is one device: leave it out"),
         (
-            variant.what == What::Materialised,
+            variant.program == ProgramKind::Materialised,
             "pass: materialised",
             "take `implementation: reference`, or a pjrt backend",
         ),
-        (job.role != Role::Loss || variant.what == What::Bare, "bare products", "take a pjrt backend"),
+        (job.role != Role::Loss || variant.program == ProgramKind::Bare, "bare products", "take a pjrt backend"),
     ];
     for (is_asked, what, instead) in lacks {
         if is_asked {
@@ -92,8 +92,8 @@ pub fn refuse_what_it_lacks(job: &Job, variant: &Variant) -> Result<()> {
 fn wanted(variant: &Variant, inputs: &Inputs) -> Vec<(&'static str, usize)> {
     let elements = |tensor: &HostTensor| tensor.as_ref().host_len().unwrap_or(0);
     let GradientSpec { hidden, lm_head, bias } = variant.request.gradients;
-    let all = match (&inputs.policy, variant.what) {
-        (_, What::Score | What::GradientInPlace) => vec![],
+    let all = match (&inputs.policy, variant.program) {
+        (_, ProgramKind::Score | ProgramKind::GradientInPlace) => vec![],
         (PolicyTensors::Logits(logits), _) => vec![("logits", hidden, elements(logits))],
         (PolicyTensors::Hidden { hidden: x, lm_head: w, bias: b }, _) => {
             vec![("hidden", hidden, elements(x)), ("lm_head", lm_head, elements(w)), ("bias", bias, elements(b))]
@@ -133,7 +133,7 @@ impl Contender for OnCpu {
         }
         let can_reset = memory::reset_high_water();
         let began = Instant::now();
-        let loss = if self.variant.what == What::Score {
+        let loss = if self.variant.program == ProgramKind::Score {
             black_box(self.plan.score(policy(&self.inputs, &self.variant), &self.inputs.batch)?);
             None
         } else {

@@ -7,9 +7,9 @@ use super::protocol::{Bytes, Job, Planned, Role as Asked, Stepped};
 use super::report::{CompiledBytes, DeviceBytes, DeviceReport};
 use super::worker::{Contender, input_bytes};
 use crate::error::{Error, Result};
-use backend_tpu::aot::{Variant, What};
+use backend_tpu::aot::Variant;
 use backend_tpu::plugins::Kind;
-use backend_tpu::program::{Blocking, Mesh, Pass, Role};
+use backend_tpu::program::{Blocking, Mesh, Pass, ProgramKind, Role};
 use backend_tpu::{PjrtBackend, PjrtPlan, PjrtTensor};
 use grpo_core::{DeviceTensor, Dtype, GradsMut, PolicyInput, PolicySpec, TensorMut, TensorRef};
 use pjrt::{Client, DeviceMemoryStats};
@@ -81,7 +81,7 @@ impl OnDevices {
         if let Some(blocks) = variant.mosaic {
             backend = backend.with_mosaic(blocks)?;
         }
-        let mut plan = backend.plan_program(&variant.request, variant.what)?;
+        let mut plan = backend.plan_program(&variant.request, variant.program)?;
         let memory = plan.compiled_memory()?;
         let plan_seconds = began.elapsed().as_secs_f64();
         let bytes = |bytes: i64| u64::try_from(bytes).unwrap_or(0);
@@ -132,7 +132,7 @@ impl OnDevice {
     }
 
     fn pass(&self) -> Pass {
-        self.variant.what.pass(self.variant.request.policy)
+        self.variant.program.pass(self.variant.request.policy)
     }
 
     /// Inputs that it reads, with what they hold.
@@ -151,8 +151,8 @@ impl OnDevice {
     /// Gradients that it adds to, in [`GradsMut`]'s order.
     fn gradients(&self) -> [Option<Role>; 4] {
         let made = self.variant.request.gradients;
-        let wanted = match (self.pass(), self.variant.what, self.variant.request.policy) {
-            (Pass::Score | Pass::GradientInPlace, ..) | (_, What::Materialised, _) => [false; 4],
+        let wanted = match (self.pass(), self.variant.program, self.variant.request.policy) {
+            (Pass::Score | Pass::GradientInPlace, ..) | (_, ProgramKind::Materialised, _) => [false; 4],
             (Pass::Gradient, _, PolicySpec::Logits { .. }) => [false, false, false, made.hidden],
             (Pass::Gradient, _, PolicySpec::Hidden { .. }) => [made.hidden, made.lm_head, made.bias, false],
         };
@@ -254,7 +254,7 @@ impl OnDevice {
             let policy = PolicyInput::LogitsInPlace(TensorMut::Device(&mut logits));
             let output = self.plan.value_and_grad_on_device(policy, batch, GradsMut::default())?;
             logits.wait()?;
-            return Ok((self.variant.what != What::Bare).then_some(output.loss));
+            return Ok((self.variant.program != ProgramKind::Bare).then_some(output.loss));
         }
         let roles = self.gradients();
         let keys = roles.map(|role| role.map(|role| self.gradient_key(role)));
@@ -269,6 +269,6 @@ impl OnDevice {
             tensor.wait()?;
         }
         tensors.extend(keys.into_iter().flatten().zip(sums.into_iter().flatten()));
-        Ok((self.variant.what != What::Bare).then_some(output.loss))
+        Ok((self.variant.program != ProgramKind::Bare).then_some(output.loss))
     }
 }

@@ -13,7 +13,8 @@ mod tests;
 
 use crate::error::{Error, Result};
 use crate::parity::Row;
-use backend_tpu::aot::{Variant, What};
+use backend_tpu::aot::Variant;
+use backend_tpu::program::ProgramKind;
 use devices::Devices;
 pub use file::file;
 use grpo_bench::config::{BenchConfig, ShapeConfig};
@@ -141,11 +142,11 @@ fn check(
     let mut groups: Vec<Group> = vec![];
     for (name, settings) in variants.iter().filter(|(name, _)| is_wanted(name)) {
         let variant = config.variant(name)?;
-        let why = match variant.what {
+        let why = match variant.program {
             _ if settings.command.is_some() => "somebody else's program: it hands no gradients back",
-            What::Materialised => "pass: materialised is a baseline: its gradients are nobody's",
-            What::Bare => "pass: bare has no loss",
-            What::Score | What::Gradient | What::GradientInPlace => {
+            ProgramKind::Materialised => "pass: materialised is a baseline: its gradients are nobody's",
+            ProgramKind::Bare => "pass: bare has no loss",
+            ProgramKind::Score | ProgramKind::Gradient | ProgramKind::GradientInPlace => {
                 let policy = variant.request.policy;
                 let (dtype, bias) = (policy.dtype(), matches!(policy, PolicySpec::Hidden { bias: true, .. }));
                 match groups.iter_mut().find(|group| (group.dtype, group.bias) == (dtype, bias)) {

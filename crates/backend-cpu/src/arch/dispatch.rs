@@ -36,28 +36,28 @@ macro_rules! simd_dispatch {
         $(#[$meta])*
         #[inline]
         #[allow(unsafe_code)]
-        $visible fn $name(isa: $crate::arch::IsaToken, $($argument: $type),*) $(-> $result)? {
+        $visible fn $name(isa: $crate::arch::isa::IsaToken, $($argument: $type),*) $(-> $result)? {
             #[cfg(target_arch = "x86_64")]
             {
                 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
                 fn avx512($($argument: $type),*) $(-> $result)? {
-                    $body::<$crate::arch::FusedMulAdd>($($argument),*)
+                    $body::<$crate::arch::dispatch::FusedMulAdd>($($argument),*)
                 }
                 #[target_feature(enable = "avx2,fma")]
                 fn avx2($($argument: $type),*) $(-> $result)? {
-                    $body::<$crate::arch::FusedMulAdd>($($argument),*)
+                    $body::<$crate::arch::dispatch::FusedMulAdd>($($argument),*)
                 }
-                if isa.get() >= $crate::arch::Isa::Avx512 {
+                if isa.get() >= $crate::arch::isa::Isa::Avx512 {
                     // SAFETY: a token exists only for what the processor has.
                     return unsafe { avx512($($argument),*) };
                 }
-                if isa.get() >= $crate::arch::Isa::Avx2 {
+                if isa.get() >= $crate::arch::isa::Isa::Avx2 {
                     // SAFETY: as above.
                     return unsafe { avx2($($argument),*) };
                 }
             }
             let _ = isa;
-            $body::<$crate::arch::SeparateMulAdd>($($argument),*)
+            $body::<$crate::arch::dispatch::SeparateMulAdd>($($argument),*)
         }
     };
 }

@@ -1,7 +1,7 @@
 //! Where the result of a product goes.
 #![allow(unsafe_code)]
 
-use super::RHS_PANEL;
+use crate::arch::panel::RHS_PANEL;
 use crate::arch::{IsaToken, MulAdd, prefetch, simd_dispatch};
 use std::marker::PhantomData;
 use std::ops::Range;

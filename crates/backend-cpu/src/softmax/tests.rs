@@ -1,7 +1,10 @@
 //! Every instruction set against f64, and against the others.
 
+use super::exp::exp;
 use super::*;
-use crate::arch::{FusedMulAdd, IsaToken, SeparateMulAdd};
+use crate::arch::{FusedMulAdd, IsaToken, MulAdd, SeparateMulAdd};
+use grpo_core::LossConfig;
+use half::bf16;
 
 fn check_exp<M: MulAdd>() {
     let mut worst = (0.0, 0.0);

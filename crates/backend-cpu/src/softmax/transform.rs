@@ -3,8 +3,8 @@
 //! w = cap tanh(logit_scale z / cap), and the softmax takes w / T. Avoids a tensor of its own: tiles are transformed where they
 //! lie or where they are made, in a core's cache. Without a cap, a positive logit_scale is part of [`super::Scales`].
 
+use super::gradient::{RowGrad, gradient_to};
 use super::tanh::tanh;
-use super::{RowGrad, gradient_to};
 use crate::arch::{IsaToken, MulAdd, simd_dispatch};
 use crate::convert::{Element, rounded};
 use grpo_core::LossConfig;

@@ -19,4 +19,4 @@ pub use cost::Cost;
 pub use fit::Fit;
 pub use report::{Floor, LoopReport, Report};
 pub use target::Target;
-pub use variant::{Variant, What};
+pub use variant::Variant;

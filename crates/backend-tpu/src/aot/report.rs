@@ -1,6 +1,7 @@
 //! What a compiler says of a program.
 
-use super::{Chip, Cost};
+use super::chip::Chip;
+use super::cost::Cost;
 use crate::program::Blocking;
 use pjrt::CompiledMemoryStats;
 use serde::{Deserialize, Serialize};
@@ -23,7 +24,7 @@ pub struct Report {
     pub code_bytes: u64,
     /// What has to fit into the device's memory: arguments, results that are not aliased, temporaries and code.
     pub total_bytes: u64,
-    /// Estimate of all operations; a loop's body counts as often as it turns, here and below.
+    /// Estimate of all operations; a loop's body counts once per iteration, here and below.
     pub flops: Option<f64>,
     /// Estimate of what goes to and from memory.
     pub bytes_accessed: Option<f64>,
@@ -46,9 +47,9 @@ pub struct Report {
 /// A loop of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LoopReport {
-    /// How often it turns; `None` when the program does not say.
+    /// The number of its iterations; `None` when the program does not say.
     pub trips: Option<u64>,
-    /// Estimate of one turn.
+    /// Estimate of the time of one iteration in seconds.
     pub body_seconds: Option<f64>,
 }
 

@@ -1,6 +1,6 @@
 //! Devices that need not be here.
 
-use super::Chip;
+use super::chip::Chip;
 use crate::plugins::{self, Kind};
 use grpo_core::error::{Error, Result};
 use pjrt::Topology;

@@ -63,14 +63,14 @@ impl Mesh {
 }
 
 /// Where in the mesh the running device is, as values of its program.
-pub(crate) struct Position {
+pub(crate) struct MeshCoord {
     mesh: Mesh,
     /// i32 scalars.
     data_rank: Value,
     vocab_rank: Value,
 }
 
-impl Position {
+impl MeshCoord {
     pub(crate) fn new(f: &Builder, mesh: Mesh) -> Self {
         let zero = f.scalar(0, Dtype::I32);
         if mesh.devices() == 1 {

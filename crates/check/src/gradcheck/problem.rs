@@ -4,7 +4,8 @@ use super::differences::{Differences, Point};
 use crate::error::{Error, Result};
 use crate::parity::{Evaluated, Row, call, oracle_at, widen};
 use backend_cpu::oracle;
-use backend_tpu::aot::{Variant, What};
+use backend_tpu::aot::Variant;
+use backend_tpu::program::ProgramKind;
 use grpo_bench::config::{BenchConfig, ShapeConfig};
 use grpo_bench::cpu::policy;
 use grpo_bench::inputs::{self, HostTensor, Inputs, PolicyTensors};
@@ -198,13 +199,13 @@ impl Problem {
         if matches!(request.policy, PolicySpec::Hidden { .. }) {
             tolerances = tolerances.with_dlogits(backend.dlogits(dtype));
         }
-        let mut found = match (variant.what, &self.inputs.policy) {
-            (What::GradientInPlace, PolicyTensors::Logits(logits)) => {
+        let mut found = match (variant.program, &self.inputs.policy) {
+            (ProgramKind::GradientInPlace, PolicyTensors::Logits(logits)) => {
                 // The gradient is rounded as it is stored.
                 tolerances = tolerances.with_dlogits(dtype);
                 self.in_place(variant, backend, logits.clone())?
             }
-            (What::Score, _) => {
+            (ProgramKind::Score, _) => {
                 let scores = backend.plan(request)?.score(policy(&self.inputs, variant), &self.inputs.batch)?;
                 let (logp, entropy) = (Some(widen(&scores.logp)), Some(widen(&scores.entropy)));
                 Values { logp, entropy, ..Values::default() }

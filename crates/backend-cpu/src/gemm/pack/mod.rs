@@ -11,6 +11,7 @@ mod word;
 pub(crate) use source::{KAxis, Rows};
 pub(crate) use word::{Bf16Pair, F32Word};
 
+use crate::arch::panel::RHS_PANEL;
 use crate::arch::{IsaToken, amx, generic, prefetch};
 use crate::host::Slice;
 use half::bf16;
@@ -200,9 +201,9 @@ pub(super) fn fill_tile(source: &Rows<'_>, along: KAxis, from: usize, out: &mut 
         KAxis::Columns => (source.columns.len(), source.rows()),
     };
     let words = k.div_ceil(2);
-    for panel in 0..n.div_ceil(super::RHS_PANEL) {
-        let end = panel * stride + words.next_multiple_of(amx::WORDS) * super::RHS_PANEL;
-        out[panel * stride + words * super::RHS_PANEL..end].fill(0);
+    for panel in 0..n.div_ceil(RHS_PANEL) {
+        let end = panel * stride + words.next_multiple_of(amx::WORDS) * RHS_PANEL;
+        out[panel * stride + words * RHS_PANEL..end].fill(0);
     }
 }
 

@@ -8,7 +8,7 @@
 //!
 //! Legend: R rows, W columns of a tile.
 
-use super::mesh::Position;
+use super::mesh::MeshCoord;
 use super::transform::Transform;
 use stablehlo::{Dtype, Reducer, TensorType, Value};
 
@@ -21,7 +21,7 @@ pub(crate) trait Columns {
     fn statistics(&self, entropy: bool) -> Statistics;
 
     /// dL/dz `[R, W]`. Rows of zeros where `live` (predicates `[R]`) does not hold, whatever the logits are.
-    fn gradient(&self, slope: &Slope, live: &Value) -> Value;
+    fn gradient(&self, row_grad: &RowGrad, live: &Value) -> Value;
 }
 
 /// Logits of a tile, with what tells their columns.
@@ -68,7 +68,7 @@ pub(crate) struct Row {
 }
 
 /// dL/dz of a row, each `[R]`: e_j (constant + linear d_j), and `target` at the target.
-pub(crate) struct Slope {
+pub(crate) struct RowGrad {
     pub(crate) max: Value,
     pub(crate) constant: Value,
     /// `None` when no derivative of the entropy is asked for.
@@ -143,24 +143,24 @@ impl Columns for Tile {
         Statistics { max, sum, dot, target: rows.remove(0) }
     }
 
-    fn gradient(&self, slope: &Slope, live: &Value) -> Value {
+    fn gradient(&self, row_grad: &RowGrad, live: &Value) -> Value {
         let z = self.transform.apply_again(&self.z);
-        let (d, e) = self.exponentials(&z, &slope.max);
+        let (d, e) = self.exponentials(&z, &row_grad.max);
         let spread = |row: &Value| spread(row, &z);
-        let factor = match &slope.linear {
-            Some(linear) => spread(&slope.constant) + spread(linear) * d,
-            None => spread(&slope.constant),
+        let factor = match &row_grad.linear {
+            Some(linear) => spread(&row_grad.constant) + spread(linear) * d,
+            None => spread(&row_grad.constant),
         };
         let mut at_target = self.is_target.clone();
         if let Some(counts) = &self.counts {
             at_target = at_target & counts;
         }
-        let gradient = at_target.select(&spread(&slope.target), &(e * factor));
+        let gradient = at_target.select(&spread(&row_grad.target), &(e * factor));
         spread(live).select(&self.transform.pull_back(&z, gradient), &z.like(0.0))
     }
 }
 
-impl Slope {
+impl RowGrad {
     /// The `n` rows from `start` on (an i32 scalar).
     pub(crate) fn chunk(&self, start: &Value, n: usize) -> Self {
         let take = |row: &Value| row.dynamic_slice(&[start], &[n]);
@@ -201,15 +201,15 @@ impl Statistics {
     }
 
     /// Of the columns of all devices that hold these rows.
-    pub(crate) fn over_vocab(&self, position: &Position, scale: &Value) -> Self {
-        if position.is_whole_vocab() {
+    pub(crate) fn over_vocab(&self, coord: &MeshCoord, scale: &Value) -> Self {
+        if coord.is_whole_vocab() {
             return self.clone();
         }
-        let part = self.relative_to(&position.over_vocab(&self.max, Reducer::Max), scale);
+        let part = self.relative_to(&coord.over_vocab(&self.max, Reducer::Max), scale);
         Self {
-            sum: position.over_vocab(&part.sum, Reducer::Add),
-            dot: part.dot.map(|dot| position.over_vocab(&dot, Reducer::Add)),
-            target: position.over_vocab(&part.target, Reducer::Max),
+            sum: coord.over_vocab(&part.sum, Reducer::Add),
+            dot: part.dot.map(|dot| coord.over_vocab(&dot, Reducer::Add)),
+            target: coord.over_vocab(&part.target, Reducer::Max),
             max: part.max,
         }
     }
@@ -242,7 +242,7 @@ impl Statistics {
     }
 
     /// `dlogp`, `dentropy`: dL/dlogp and dL/dentropy, `[R]`.
-    pub(crate) fn slope(&self, row: &Row, factors: &Factors, dlogp: &Value, dentropy: Option<&Value>) -> Slope {
+    pub(crate) fn row_grad(&self, row: &Row, factors: &Factors, dlogp: &Value, dentropy: Option<&Value>) -> RowGrad {
         let zero = self.sum.like(0.0);
         let others = -row.logp.expm1();
         let weight = self.sum.eq(&zero).select(&zero, &(&others / &self.sum));
@@ -260,7 +260,7 @@ impl Statistics {
         }
         // A barrier, or statistics and gradient share their exponentials: for B200, XLA keeps those of a tile in f32.
         let max = self.max.builder().optimization_barrier(&[&self.max]).swap_remove(0);
-        Slope { max, constant: -(s * &weight * by_logp), linear, target: s * target }
+        RowGrad { max, constant: -(s * &weight * by_logp), linear, target: s * target }
     }
 
     fn margin(&self, scale: &Value) -> Value {

@@ -1,10 +1,11 @@
-//! Given logits through the TPU kernels of [`crate::mosaic`]: what stands in for a [`super::head::Tile`].
+//! Given logits through the TPU kernels of [`crate::mosaic`]: what stands in for a [`crate::program::softmax::Tile`].
 //!
 //! Legend: B batches of T tokens, N = B T, V vocabulary of this device.
 
-use super::head::{Columns, Slope, Statistics};
-use super::{MosaicBlocks, Spec};
 use crate::mosaic::{KernelSpec, dlogits_kernel, statistics_kernel};
+use crate::program::numerics::MosaicBlocks;
+use crate::program::softmax::{Columns, RowGrad, Statistics};
+use crate::program::spec::Spec;
 use grpo_core::error::{Error, Result};
 use stablehlo::Value;
 use stablehlo::mosaic::Kernel;
@@ -86,13 +87,13 @@ impl Columns for Kernels {
         }
     }
 
-    fn gradient(&self, slope: &Slope, live: &Value) -> Value {
-        let zero = slope.constant.like(0.0);
+    fn gradient(&self, row_grad: &RowGrad, live: &Value) -> Value {
+        let zero = row_grad.constant.like(0.0);
         let kept = |row: &Value| self.row(&live.select(row, &zero));
         // Finite, so that differences to it are no NaN.
-        let max = self.row(&slope.max.max(&zero.like(f64::from(f32::MIN))));
-        let linear = kept(slope.linear.as_ref().unwrap_or(&zero));
-        let rows = [&max, &kept(&slope.constant), &linear, &kept(&slope.target)];
+        let max = self.row(&row_grad.max.max(&zero.like(f64::from(f32::MIN))));
+        let linear = kept(row_grad.linear.as_ref().unwrap_or(&zero));
+        let rows = [&max, &kept(&row_grad.constant), &linear, &kept(&row_grad.target)];
         let coefficients = zero.builder().concatenate(&rows, 1);
         let dlogits = self.call(&self.gradient, &[&self.row(&self.targets), &coefficients, &self.logits]);
         let KernelSpec { batch, tokens, vocab, .. } = self.spec;

@@ -38,7 +38,7 @@ pub(crate) fn choose(request: &PlanRequest, numerics: &Numerics, mesh: Mesh) -> 
     };
     if let Some(other) = other {
         let what = format!("`{other}` with loops in the order {order:?}");
-        return Err(crate::unsupported(&what, "a tile spans the other dimension here: leave it out"));
+        return Err(crate::error::unsupported(&what, "a tile spans the other dimension here: leave it out"));
     }
     if size == 0 && given.is_none() {
         let minimum = match order {

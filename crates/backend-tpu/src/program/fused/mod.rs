@@ -3,7 +3,7 @@
 //! Avoids the `[N, V]` logits and their gradient: a loop holds one tile of them at a time.
 //!
 //! * Token chunks: C rows against the whole vocabulary. Where the loss is a token's own business, its derivative is known
-//!   as soon as the row is, so that the gradient is made in the same turn: three products. A ratio shared by a sequence
+//!   as soon as the row is, so that the gradient is made in the same iteration: three products. A ratio shared by a sequence
 //!   is known after all rows only: the chunks come by a second time, four products.
 //! * Vocabulary panels: all rows against W columns. One loop for the statistics, one for the gradient: four products, but
 //!   the head and its gradient pass once per loop instead of once per chunk.
@@ -15,16 +15,23 @@
 //!
 //! Legend: N tokens, V vocabulary of this device, H hidden size, C tokens of a chunk, W columns of a panel.
 
-use super::head::{Columns, Factors, Row, Slope, Statistics, Tile};
-use super::mesh::Position;
+mod window;
+
+use super::blocking::Blocking;
+use super::frame::{Frame, Program, accumulate, pinned};
+use super::kind::Pass;
+use super::mesh::MeshCoord;
 use super::products::Head;
+use super::role::Role;
+use super::softmax::{Columns, Factors, Row, RowGrad, Statistics, Tile};
+use super::spec::{Spec, dtype};
 use super::tokens::Tokens;
 use super::transform::Transform;
-use super::{Blocking, Frame, Pass, Program, Role, Spec, accumulate, pinned};
 use grpo_core::error::Result;
 use grpo_core::vectors::BatchLoss;
 use grpo_core::{HeadLayout, PolicySpec};
 use stablehlo::{Dtype, Reducer, TensorType, Value};
+use window::{Window, add_at, place, window, windows};
 
 pub(super) fn program(spec: &Spec, pass: Pass) -> Result<Program> {
     let frame = Frame::new(spec, pass);
@@ -46,7 +53,7 @@ pub(super) fn program(spec: &Spec, pass: Pass) -> Result<Program> {
 /// What the loops read.
 struct Fused<'a> {
     spec: &'a Spec,
-    position: Position,
+    coord: MeshCoord,
     /// Tokens of this device, and the sequences of all tokens.
     tokens: Tokens,
     sequences: Value,
@@ -61,33 +68,10 @@ struct Fused<'a> {
     transform: Transform,
 }
 
-/// A window of a loop.
-struct Window {
-    /// Where it begins, an i32 scalar.
-    start: Value,
-    /// Where what no other window has counted begins; `None` when that is `start` throughout.
-    fresh: Option<Value>,
-}
-
-/// Windows of `width` over `length`: (number, width, whether they overlap).
-fn windows(length: usize, width: usize) -> (usize, usize, bool) {
-    let width = width.clamp(1, length);
-    (length.div_ceil(width), width, !length.is_multiple_of(width))
-}
-
-fn window(turn: &Value, length: usize, width: usize) -> Window {
-    let (_, width, overlap) = windows(length, width);
-    let fresh = turn * turn.like(width as i64);
-    if !overlap {
-        return Window { start: fresh, fresh: None };
-    }
-    Window { start: fresh.min(&fresh.like((length - width) as i64)), fresh: Some(fresh) }
-}
-
 impl<'a> Fused<'a> {
     fn new(spec: &'a Spec, frame: &Frame) -> Self {
         let (n, v) = (spec.local_tokens(), spec.local_vocab());
-        let position = Position::new(&frame.f, spec.mesh);
+        let coord = MeshCoord::new(&frame.f, spec.mesh);
         let tables = frame.tables();
         let g = spec.padded_tokens();
         let layout = match spec.policy {
@@ -95,15 +79,15 @@ impl<'a> Fused<'a> {
             PolicySpec::Logits { .. } => HeadLayout::VocabHidden,
         };
         Self {
-            tokens: tables.local(&position, n),
+            tokens: tables.local(&coord, n),
             sequences: tables.ids.slice(&[1, 0], &[2, g]).reshape(&[g]),
             hidden: frame.argument(Role::Hidden),
             head: Head { weight: frame.argument(Role::LmHead), bias: frame.get(Role::Bias).cloned(), layout },
-            first_column: position.first_column(v),
+            first_column: coord.first_column(v),
             end_column: frame.f.scalar(spec.policy.vocab() as i64, Dtype::I32),
             transform: Transform::new(&spec.loss),
             spec,
-            position,
+            coord,
             n,
             v,
         }
@@ -133,7 +117,7 @@ impl<'a> Fused<'a> {
     }
 
     fn statistics(&self, tile: &Tile, factors: &Factors) -> Statistics {
-        tile.statistics(self.spec.numerics.entropy).over_vocab(&self.position, &factors.logits)
+        tile.statistics(self.spec.numerics.entropy).over_vocab(&self.coord, &factors.logits)
     }
 
     /// logp and entropy as the loss has them: 0 at masked tokens.
@@ -147,24 +131,24 @@ impl<'a> Fused<'a> {
 
     fn loss(&self, logp: &Value, entropy: &Value) -> BatchLoss<Value> {
         self.tokens.loss(&self.spec.loss, logp, self.spec.numerics.entropy.then_some(entropy), |v| {
-            self.tokens.sequence_sum(&self.position, &self.sequences, v)
+            self.tokens.sequence_sum(&self.coord, &self.sequences, v)
         })
     }
 
     fn sums(&self, loss: &BatchLoss<Value>, entropy: &Value) -> Value {
-        self.tokens.sums(&self.position, &self.sequences, loss, Some(entropy))
+        self.tokens.sums(&self.coord, &self.sequences, loss, Some(entropy))
     }
 
     /// dL/dz of rows from dL/dlogp.
-    fn slope(&self, statistics: &Statistics, factors: &Factors, dlogp: &Value, dentropy: &Value) -> Slope {
+    fn row_grad(&self, statistics: &Statistics, factors: &Factors, dlogp: &Value, dentropy: &Value) -> RowGrad {
         let row = statistics.row(&factors.logits);
         let dentropy = (self.spec.loss.entropy_coef != 0.0).then_some(dentropy);
-        statistics.slope(&row, factors, dlogp, dentropy)
+        statistics.row_grad(&row, factors, dlogp, dentropy)
     }
 
     /// dL/dlogits of a tile, as the products take it; zeros in rows of masked tokens, whatever these hold.
-    fn dlogits(&self, tile: &Tile, slope: &Slope, tokens: &Tokens) -> Value {
-        tile.gradient(slope, &tokens.active()).convert(super::dtype(self.spec.numerics.dlogits))
+    fn dlogits(&self, tile: &Tile, row_grad: &RowGrad, tokens: &Tokens) -> Value {
+        tile.gradient(row_grad, &tokens.active()).convert(dtype(self.spec.numerics.dlogits))
     }
 
     /// Adds the gradients of a chunk to those carried.
@@ -172,7 +156,7 @@ impl<'a> Fused<'a> {
         for (role, sum) in grads {
             *sum = match role {
                 Role::GradHidden => {
-                    let dh = self.position.over_vocab(&self.head.hidden_gradient(dlogits), Reducer::Add);
+                    let dh = self.coord.over_vocab(&self.head.hidden_gradient(dlogits), Reducer::Add);
                     let at = [start, &start.like(0)];
                     add_at(sum, &dh, &at)
                 }
@@ -185,7 +169,7 @@ impl<'a> Fused<'a> {
     /// Gradients as a loop begins with them: what is summed over data counts the caller's sum once.
     fn begin(&self, frame: &Frame) -> Vec<(Role, Value)> {
         let roles = self.spec.accumulators(Pass::Gradient).into_iter();
-        let once = |role, value| if role == Role::GradHidden { value } else { self.position.once(&value) };
+        let once = |role, value| if role == Role::GradHidden { value } else { self.coord.once(&value) };
         roles.map(|role| (role, once(role, frame.argument(role)))).collect()
     }
 
@@ -193,7 +177,7 @@ impl<'a> Fused<'a> {
     fn end(&self, grads: Vec<(Role, Value)>) -> impl Iterator<Item = (Role, Value)> {
         grads.into_iter().map(|(role, value)| match role {
             Role::GradHidden => (role, value),
-            _ => (role, self.position.over_data(&value, Reducer::Add)),
+            _ => (role, self.coord.over_data(&value, Reducer::Add)),
         })
     }
 
@@ -203,8 +187,8 @@ impl<'a> Fused<'a> {
         let grads = frame.map(|frame| self.begin(frame)).unwrap_or_default();
         let zero = self.vector(0.0);
         let initial: Vec<&Value> = [&zero, &zero].into_iter().chain(grads.iter().map(|(_, v)| v)).collect();
-        let carried = self.hidden.builder().for_loop(trips, &initial, |turn, carried| {
-            let window = window(turn, self.n, c);
+        let carried = self.hidden.builder().for_loop(trips, &initial, |trip, carried| {
+            let window = window(trip, self.n, c);
             let (tokens, rows) = self.chunk(&window, c);
             let factors = self.factors(&tokens);
             let tile = self.tile(&rows, &tokens, &factors);
@@ -215,8 +199,8 @@ impl<'a> Fused<'a> {
             if !grads.is_empty() {
                 let known = self.spec.numerics.entropy.then_some(&entropy);
                 let loss = tokens.loss(&self.spec.loss, &logp, known, |v| v.clone());
-                let slope = self.slope(&statistics, &factors, &loss.dlogp, &loss.dentropy);
-                let dlogits = self.dlogits(&tile, &slope, &tokens);
+                let row_grad = self.row_grad(&statistics, &factors, &loss.dlogp, &loss.dentropy);
+                let dlogits = self.dlogits(&tile, &row_grad, &tokens);
                 self.add_chunk(&mut grads, &dlogits, &rows, &tokens, &window.start);
             }
             let scores = [(&carried[0], &logp), (&carried[1], &entropy)].map(|(all, part)| place(all, part, &window));
@@ -231,8 +215,8 @@ impl<'a> Fused<'a> {
         let (trips, c, _) = windows(self.n, c);
         let f = self.hidden.builder();
         let empty = Statistics::empty(&self.vector(0.0), self.spec.numerics.entropy).to_list();
-        let carried = f.for_loop(trips, &empty.iter().collect::<Vec<_>>(), |turn, carried| {
-            let window = window(turn, self.n, c);
+        let carried = f.for_loop(trips, &empty.iter().collect::<Vec<_>>(), |trip, carried| {
+            let window = window(trip, self.n, c);
             let (tokens, rows) = self.chunk(&window, c);
             let factors = self.factors(&tokens);
             let parts = self.statistics(&self.tile(&rows, &tokens, &factors), &factors).to_list();
@@ -242,15 +226,15 @@ impl<'a> Fused<'a> {
         let (logp, entropy) = self.scores(&statistics.row(&factors.logits), &self.tokens, &factors);
         let Some(frame) = frame else { return vec![(Role::Logp, logp), (Role::Entropy, entropy)] };
         let loss = self.loss(&logp, &entropy);
-        let slope = self.slope(&statistics, &factors, &loss.dlogp, &loss.dentropy);
+        let row_grad = self.row_grad(&statistics, &factors, &loss.dlogp, &loss.dentropy);
 
         let grads = self.begin(frame);
-        let carried = f.for_loop(trips, &grads.iter().map(|(_, v)| v).collect::<Vec<_>>(), |turn, carried| {
-            let window = window(turn, self.n, c);
+        let carried = f.for_loop(trips, &grads.iter().map(|(_, v)| v).collect::<Vec<_>>(), |trip, carried| {
+            let window = window(trip, self.n, c);
             let (tokens, rows) = self.chunk(&window, c);
             let tile = self.tile(&rows, &tokens, &self.factors(&tokens));
-            let slope = slope.chunk(&window.start, c);
-            let dlogits = self.dlogits(&tile, &slope, &tokens);
+            let row_grad = row_grad.chunk(&window.start, c);
+            let dlogits = self.dlogits(&tile, &row_grad, &tokens);
             let mut grads: Vec<(Role, Value)> =
                 grads.iter().zip(carried).map(|((role, _), v)| (*role, v.clone())).collect();
             self.add_chunk(&mut grads, &dlogits, &rows, &tokens, &window.start);
@@ -263,8 +247,8 @@ impl<'a> Fused<'a> {
     fn vocab_panels(&self, w: usize, frame: Option<&Frame>) -> Vec<(Role, Value)> {
         let (trips, w, overlap) = windows(self.v, w);
         let (f, factors) = (self.hidden.builder(), self.factors(&self.tokens));
-        let tile = |turn: &Value| {
-            let window = window(turn, self.v, w);
+        let tile = |trip: &Value| {
+            let window = window(trip, self.v, w);
             let head = self.head.panel(&window.start, w);
             let logits = pinned(self.spec, head.logits(self.spec, &self.hidden));
             let first = &self.first_column + &window.start;
@@ -274,36 +258,36 @@ impl<'a> Fused<'a> {
             (tile, head, window.start)
         };
         let empty = Statistics::empty(&self.vector(0.0), self.spec.numerics.entropy).to_list();
-        let carried = f.for_loop(trips, &empty.iter().collect::<Vec<_>>(), |turn, carried| {
-            let part = tile(turn).0.statistics(self.spec.numerics.entropy);
+        let carried = f.for_loop(trips, &empty.iter().collect::<Vec<_>>(), |trip, carried| {
+            let part = tile(trip).0.statistics(self.spec.numerics.entropy);
             Statistics::from_list(carried).merge(&part, &factors.logits).to_list()
         });
-        let statistics = Statistics::from_list(&carried).over_vocab(&self.position, &factors.logits);
+        let statistics = Statistics::from_list(&carried).over_vocab(&self.coord, &factors.logits);
         let (logp, entropy) = self.scores(&statistics.row(&factors.logits), &self.tokens, &factors);
         let Some(frame) = frame else { return vec![(Role::Logp, logp), (Role::Entropy, entropy)] };
         let loss = self.loss(&logp, &entropy);
-        let slope = self.slope(&statistics, &factors, &loss.dlogp, &loss.dentropy);
+        let row_grad = self.row_grad(&statistics, &factors, &loss.dlogp, &loss.dentropy);
 
         let grads = self.begin_panels(frame);
-        let carried = f.for_loop(trips, &grads.iter().map(|(_, v)| v).collect::<Vec<_>>(), |turn, carried| {
-            let (tile, head, start) = tile(turn);
-            let dlogits = self.dlogits(&tile, &slope, &self.tokens);
+        let carried = f.for_loop(trips, &grads.iter().map(|(_, v)| v).collect::<Vec<_>>(), |trip, carried| {
+            let (tile, head, start) = tile(trip);
+            let dlogits = self.dlogits(&tile, &row_grad, &self.tokens);
             let next = grads.iter().zip(carried).map(|((role, _), sum)| match role {
                 Role::GradHidden => accumulate(sum, &head.hidden_gradient(&dlogits)),
                 Role::GradLmHead => {
                     let part = head.weight_gradient(&dlogits, &self.tokens.clean(&self.hidden));
-                    let part = self.position.over_data(&part, Reducer::Add);
+                    let part = self.coord.over_data(&part, Reducer::Add);
                     add_at(sum, &part, &head.at(&start).each_ref())
                 }
                 _ => {
                     let part = dlogits.convert(Dtype::F32).reduce(Reducer::Add, &[0]);
-                    add_at(sum, &self.position.over_data(&part, Reducer::Add), &[&start])
+                    add_at(sum, &self.coord.over_data(&part, Reducer::Add), &[&start])
                 }
             });
             next.collect()
         });
         let grads = grads.iter().zip(carried).map(|((role, _), sum)| match role {
-            Role::GradHidden => (*role, self.position.over_vocab(&sum, Reducer::Add)),
+            Role::GradHidden => (*role, self.coord.over_vocab(&sum, Reducer::Add)),
             role => (*role, sum),
         });
         [(Role::Logp, logp), (Role::Entropy, entropy)].into_iter().chain(grads).collect()
@@ -313,7 +297,7 @@ impl<'a> Fused<'a> {
     fn begin_panels(&self, frame: &Frame) -> Vec<(Role, Value)> {
         let roles = self.spec.accumulators(Pass::Gradient).into_iter();
         let once = |role, value| match role {
-            Role::GradHidden => self.position.once_over_vocab(&value),
+            Role::GradHidden => self.coord.once_over_vocab(&value),
             _ => value,
         };
         roles.map(|role| (role, once(role, frame.argument(role)))).collect()
@@ -325,25 +309,4 @@ impl<'a> Fused<'a> {
         let sums = grads.iter().zip(&carried[2..]).map(|((role, _), v)| (*role, v.clone())).collect();
         scores.into_iter().chain(self.end(sums)).collect()
     }
-}
-
-/// `all` with `part` at `window`, but for what another window has put there.
-fn place(all: &Value, part: &Value, window: &Window) -> Value {
-    let n = part.shape()[0];
-    let part = match &window.fresh {
-        None => part.clone(),
-        Some(fresh) => {
-            let f = part.builder();
-            let index = f.iota(0, TensorType::new(Dtype::I32, [n])) + window.start.broadcast_in_dim(&[n], &[]);
-            let there = all.dynamic_slice(&[&window.start], &[n]);
-            index.ge(&fresh.broadcast_in_dim(&[n], &[])).select(part, &there)
-        }
-    };
-    all.dynamic_update_slice(&part, &[&window.start])
-}
-
-/// `sum` with `part` added to the window at `starts`.
-fn add_at(sum: &Value, part: &Value, starts: &[&Value]) -> Value {
-    let there = sum.dynamic_slice(starts, part.shape());
-    sum.dynamic_update_slice(&accumulate(&there, part), starts)
 }
