@@ -83,7 +83,7 @@ pub(crate) fn measure(
     });
     for entry in &mut entries {
         progress(&format!("{name}: first call of {}", entry.job.name))?;
-        turn(entry, &mut processes, true, |running, step| running.first = Some(step));
+        step_entry(entry, &mut processes, true, |running, step| running.first = Some(step));
     }
     let rounds = config.rounds;
     let began = Instant::now();
@@ -96,7 +96,7 @@ pub(crate) fn measure(
             };
             progress(&format!("{name}: {at}: {}", entry.job.name))?;
             let began = began.elapsed().as_secs_f64();
-            turn(entry, &mut processes, false, |running, step| {
+            step_entry(entry, &mut processes, false, |running, step| {
                 if which.is_some() {
                     running.began.push(began);
                     running.steps.push(step);
@@ -282,15 +282,15 @@ fn score(
         dlogits: None,
         tensors,
     };
-    process.ask(&Request::Plan(Box::new(job))).and_then(told)?;
-    match process.ask(&Request::Score { name: name.into() }).and_then(told)? {
+    process.ask(&Request::Plan(Box::new(job))).and_then(into_result)?;
+    match process.ask(&Request::Score { name: name.into() }).and_then(into_result)? {
         Reply::Scored { logp } => Ok(logp),
         other => Err(unexpected(&other)),
     }
 }
 
 /// A failure as an error.
-fn told(reply: Reply) -> Result<Reply> {
+fn into_result(reply: Reply) -> Result<Reply> {
     match reply {
         Reply::Failed { error, .. } => Err(Error::Text(format!("the inputs cannot be scored: {error}"))),
         other => Ok(other),
@@ -348,7 +348,7 @@ fn environment(entry: &Entry) -> Vec<(&'static str, String)> {
 }
 
 /// One step of one entry; one that fails takes no further turns.
-fn turn(entry: &mut Entry, processes: &mut [Process], check: bool, note: impl FnOnce(&mut Running, Stepped)) {
+fn step_entry(entry: &mut Entry, processes: &mut [Process], check: bool, note: impl FnOnce(&mut Running, Stepped)) {
     let State::Running(running) = &mut entry.state else { return };
     let reply = processes[running.process].ask(&Request::Step { name: entry.job.name.clone(), check });
     let error = match reply {

@@ -3,7 +3,7 @@
 use super::inputs::{HostTensor, Inputs, PolicyTensors};
 use super::memory;
 use super::protocol::{Bytes, Job, Planned, Role, Stepped};
-use super::worker::{Contender, input_bytes};
+use super::worker::{Runner, input_bytes};
 use crate::error::Result;
 use backend_cpu::{CpuBackend, Isa};
 use backend_tpu::aot::Variant;
@@ -28,7 +28,7 @@ pub(crate) struct OnCpu {
 }
 
 impl OnCpu {
-    pub(crate) fn plan(job: &Job, inputs: Rc<Inputs>) -> Result<(Planned, Box<dyn Contender>)> {
+    pub(crate) fn plan(job: &Job, inputs: Rc<Inputs>) -> Result<(Planned, Box<dyn Runner>)> {
         let variant = job.config.variant(job.variant.as_deref().unwrap_or_default())?;
         refuse_what_it_lacks(job, &variant)?;
         let request = &variant.request;
@@ -58,8 +58,8 @@ impl OnCpu {
             workspace: Some(plan.memory().workspace as u64),
         };
         let planned = Planned { plan_seconds, bytes, ..Planned::default() };
-        let contender = Self { plan, inputs: inputs.clone(), variant, gradients, in_place, resident };
-        Ok((planned, Box::new(contender)))
+        let runner = Self { plan, inputs: inputs.clone(), variant, gradients, in_place, resident };
+        Ok((planned, Box::new(runner)))
     }
 }
 
@@ -121,7 +121,7 @@ pub fn policy<'a>(inputs: &'a Inputs, variant: &Variant) -> PolicyInput<'a> {
     }
 }
 
-impl Contender for OnCpu {
+impl Runner for OnCpu {
     fn step(&mut self, check: bool) -> Result<Stepped> {
         match (&mut self.in_place, &self.inputs.policy) {
             (Some(HostTensor::F32(to)), PolicyTensors::Logits(HostTensor::F32(from))) => to.copy_from_slice(from),

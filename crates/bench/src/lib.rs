@@ -19,7 +19,7 @@
 //! # }
 //! ```
 //!
-//! A backend joins by a `worker::Contender`, as `cpu` and `pjrt` do; a program in another language by speaking the protocol,
+//! A backend joins by a `worker::Runner`, as `cpu` and `pjrt` do; a program in another language by speaking the protocol,
 //! as [`peers`] do.
 
 #![forbid(unsafe_code)]

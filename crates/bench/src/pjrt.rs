@@ -1,11 +1,11 @@
-//! Contenders on the devices of a PJRT plugin. Everything stays there between steps; only scalars come back.
+//! Runners on the devices of a PJRT plugin. Everything stays there between steps; only scalars come back.
 
 use super::floor;
 use super::inputs::{Inputs, PolicyTensors};
 use super::memory;
 use super::protocol::{Bytes, Job, Planned, Role as Asked, Stepped};
 use super::report::{CompiledBytes, DeviceBytes, DeviceReport};
-use super::worker::{Contender, input_bytes};
+use super::worker::{Runner, input_bytes};
 use crate::error::{Error, Result};
 use backend_tpu::aot::Variant;
 use backend_tpu::plugins::Kind;
@@ -58,7 +58,7 @@ impl OnDevices {
     }
 
     /// Compiles what `job` asks for.
-    pub(crate) fn plan(on: &Rc<Self>, job: &Job, inputs: Rc<Inputs>) -> Result<(Planned, Box<dyn Contender>)> {
+    pub(crate) fn plan(on: &Rc<Self>, job: &Job, inputs: Rc<Inputs>) -> Result<(Planned, Box<dyn Runner>)> {
         for (is_asked, what, instead) in [
             (job.threads != 0, "threads", "its plugin starts its own: leave it out"),
             (job.isa.is_some(), "isa", "its compiler chooses: leave it out"),
@@ -92,12 +92,12 @@ impl OnDevices {
             temp: bytes(memory.temp),
         };
         let has_bias = matches!(variant.request.policy, PolicySpec::Hidden { bias: true, .. });
-        let contender = OnDevice { on: on.clone(), plan, variant, inputs };
+        let runner = OnDevice { on: on.clone(), plan, variant, inputs };
         let planned = Planned {
             plan_seconds,
-            blocking: contender.blocking(),
+            blocking: runner.blocking(),
             bytes: Bytes {
-                inputs: Some(input_bytes(&contender.inputs, has_bias)),
+                inputs: Some(input_bytes(&runner.inputs, has_bias)),
                 outputs: Some(compiled.outputs),
                 workspace: Some(compiled.temp),
             },
@@ -105,7 +105,7 @@ impl OnDevices {
             device: Some(on.report()?),
             ..Planned::default()
         };
-        Ok((planned, Box::new(contender)))
+        Ok((planned, Box::new(runner)))
     }
 }
 
@@ -182,7 +182,7 @@ impl OnDevice {
     }
 }
 
-impl Contender for OnDevice {
+impl Runner for OnDevice {
     fn step(&mut self, check: bool) -> Result<Stepped> {
         self.prepare()?;
         // Of a device on this host, the process's memory tells as well.

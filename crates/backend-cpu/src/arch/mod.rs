@@ -20,7 +20,7 @@ pub(crate) use no_amx as amx;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub(crate) use x86_64::amx;
 
-pub(crate) use dispatch::{FusedMulAdd, MulAdd, SeparateMulAdd, simd_dispatch};
+pub(crate) use dispatch::{MulAdd, simd_dispatch};
 pub(crate) use generic::prefetch;
 pub use isa::Isa;
 pub(crate) use isa::IsaToken;

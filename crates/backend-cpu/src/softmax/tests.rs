@@ -2,7 +2,8 @@
 
 use super::exp::exp;
 use super::*;
-use crate::arch::{FusedMulAdd, IsaToken, MulAdd, SeparateMulAdd};
+use crate::arch::dispatch::{FusedMulAdd, SeparateMulAdd};
+use crate::arch::{IsaToken, MulAdd};
 use grpo_core::LossConfig;
 use half::bf16;
 
