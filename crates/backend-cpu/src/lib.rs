@@ -33,7 +33,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::sync::Arc;
 pub use threads::most_threads;
 
-/// The backend `cpu`.
+/// The backend `cpu`: kernels, the threads that they run on, and the rounding of dL/dlogits.
 #[derive(Clone, Debug, Default)]
 pub struct CpuBackend {
     pool: Option<Arc<ThreadPool>>,

@@ -54,7 +54,7 @@ impl Unit {
         self == Self::Portable
     }
 
-    /// As reports name it.
+    /// The name of the unit in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Amx => "amx_bf16",
@@ -111,8 +111,8 @@ pub struct Multiply {
 }
 
 impl Multiply {
-    /// Of `unit` on `threads` threads (0: one per core; at most [`most_threads`]), so many that a run takes about `seconds`. `None` where this
-    /// machine has no such unit.
+    /// Plans multiply-adds of `unit` on `threads` threads (0: one per core; at most [`most_threads`]), so many that a
+    /// run takes about `seconds`. `None` where this machine has no such unit.
     pub fn new(unit: Unit, threads: usize, seconds: f64) -> Option<Self> {
         if !unit.is_here() {
             return None;
@@ -147,7 +147,7 @@ impl Multiply {
     }
 }
 
-/// How a buffer is walked.
+/// What is done with every word of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Traffic {
@@ -170,7 +170,8 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Over `bytes` bytes, on `threads` threads (0: one per core; at most [`most_threads`]). A copy takes as many again.
+    /// Allocates `bytes` bytes, and as many again for a copy, to be walked by `threads` threads (0: one per core; at
+    /// most [`most_threads`]).
     pub fn new(traffic: Traffic, threads: usize, bytes: usize) -> Self {
         let words = bytes.div_ceil(8).max(1);
         let target = if traffic == Traffic::Copy { huge(words) } else { vec![] };

@@ -97,8 +97,8 @@ impl PjrtBackend {
         self.plan_program(request, ProgramKind::Gradient)
     }
 
-    /// As [`PjrtBackend::plan_on_device`], with the program of `kind` compiled and fitted into the budget. A plan of
-    /// [`ProgramKind::Materialised`] or [`ProgramKind::Bare`] has no other program: it is there to be measured.
+    /// Plans as [`PjrtBackend::plan_on_device`] does, with the program of `kind` compiled and fitted into the budget. A
+    /// plan of [`ProgramKind::Materialised`] or [`ProgramKind::Bare`] has no other program: it is there to be measured.
     ///
     /// # Errors
     /// As [`Backend::plan`].

@@ -79,7 +79,7 @@ pub fn topology(kind: Kind, path: Option<&Path>, name: &str, options: &[(&str, N
     Ok(topology)
 }
 
-/// Only what the plugin opens says what it is.
+/// Checks that the plugin serves `kind`, which only what it opens can say.
 fn check_platform(kind: Kind, plugin: Plugin, platform: &str) -> Result<()> {
     match platform.eq_ignore_ascii_case(kind.name()) {
         true => Ok(()),

@@ -47,7 +47,7 @@ impl PjrtTensor {
         self.role
     }
 
-    /// Elements, without padding.
+    /// The number of elements, without padding.
     pub fn elements(&self) -> usize {
         self.layout.elements()
     }

@@ -92,7 +92,7 @@ impl Isa {
 pub(crate) struct IsaToken(Isa);
 
 impl IsaToken {
-    /// The instruction set.
+    /// The instruction set that this token proves.
     pub(crate) fn get(self) -> Isa {
         self.0
     }

@@ -9,7 +9,7 @@ pub(crate) const WORDS: usize = 16;
 /// Floating-point operations of an iteration of [`spin`].
 pub(crate) const SPIN_FLOPS: usize = 0;
 
-/// It is not.
+/// Whether AMX can be used, which is never the case on this target.
 pub(crate) fn is_available() -> bool {
     false
 }
@@ -20,7 +20,7 @@ pub(crate) fn spin(_: usize) -> f32 {
     unreachable!("no tiles to multiply")
 }
 
-/// There are none.
+/// The tile registers, of which this target has none.
 pub(crate) enum Tiles {}
 
 impl Tiles {

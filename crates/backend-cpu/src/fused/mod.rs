@@ -72,13 +72,13 @@ struct Workspace {
     x_for_head: Vec<u32>,
     /// P blocks `[C', T']`: logits, then dlogits packed as lhs along V. C' and T' are whole lhs panels.
     panel: Vec<f32>,
-    /// `[C, H]`.
+    /// Gradient of the hidden states of the chunk, `[C, H]`.
     dh: Vec<f32>,
-    /// `[P, C]`.
+    /// Statistics of every tile of the panel, `[P, C]`.
     partials: Vec<Partial>,
-    /// `[C]`.
+    /// Statistics of every row, merged so far, `[C]`.
     sums: Vec<RowSums>,
-    /// `[C]`.
+    /// The tokens of the chunk, `[C]`.
     tokens: Vec<Token>,
     /// `[L]`: places in the batch.
     live_rows: Vec<usize>,

@@ -17,7 +17,7 @@ pub(super) struct TileGradient<'a> {
     pub(super) gemm: Gemm,
     pub(super) layout: HeadLayout,
     pub(super) h: usize,
-    /// `[L]`.
+    /// The live tokens, `[L]`.
     pub(super) tokens: &'a [Token],
     /// `[L, H]`, packed along L.
     pub(super) x: &'a [u32],

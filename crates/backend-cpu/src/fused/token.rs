@@ -6,9 +6,9 @@ use std::ops::Range;
 /// A token of a chunk.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Token {
-    /// Its place in the batch.
+    /// The position of the token in the batch.
     pub(super) row: usize,
-    /// Its row of the panel.
+    /// The row of the panel that holds the token's logits.
     pub(super) place: usize,
     pub(super) target: usize,
     pub(super) scales: Scales,

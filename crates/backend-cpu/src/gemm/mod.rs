@@ -41,7 +41,7 @@ pub(crate) struct Gemm {
     kernel: GemmKernel,
 }
 
-/// What multiplies packed panels.
+/// The kernel that multiplies packed panels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GemmKernel {
     /// Multiply-adds of f32 in vector registers; words are f32.
@@ -62,9 +62,10 @@ pub(crate) struct Packed<'a> {
 /// Which pieces of the output follow one another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// Those below: a rhs panel stays near.
+    /// The pieces below follow one another: a rhs panel stays near.
     ByColumns,
-    /// Those to the right: better where the output comes from memory, because neighbours share its pages.
+    /// The pieces to the right follow one another: better where the output comes from memory, because neighbours share
+    /// its pages.
     ByRows,
 }
 
@@ -80,7 +81,7 @@ impl Gemm {
         Self { isa, kernel }
     }
 
-    /// The instruction set.
+    /// The instruction set that the kernels are compiled for.
     pub(crate) fn isa(self) -> IsaToken {
         self.isa
     }
@@ -108,7 +109,7 @@ impl Gemm {
         }
     }
 
-    /// Pieces of `0..k`.
+    /// Cuts `0..k` into pieces of at most [`Self::depth`] entries.
     pub(crate) fn pieces(self, k: usize) -> impl Iterator<Item = Range<usize>> {
         let depth = self.depth();
         (0..k).step_by(depth).map(move |start| start..k.min(start + depth))

@@ -93,11 +93,11 @@ struct LogitsKernel {
     chunk: usize,
     /// A multiple of [`TILE`].
     vocab_block: usize,
-    /// `[C, tiles]`.
+    /// Statistics of every tile of the chunk, `[C, tiles]`.
     partials: Vec<Partial>,
-    /// `[C, V]`.
+    /// Exponentials of the chunk, or transformed logits, `[C, V]`.
     kept: Vec<f32>,
-    /// `[C]`.
+    /// Statistics of every row of the chunk, `[C]`.
     sums: Vec<RowSums>,
     state: TokenState,
 }
@@ -105,11 +105,11 @@ struct LogitsKernel {
 /// How the work of a plan is cut.
 struct Sizes {
     v: usize,
-    /// C.
+    /// Tokens C of a chunk.
     chunk: usize,
     /// A multiple of [`TILE`].
     vocab_block: usize,
-    /// Whose state is held at a time.
+    /// Tokens whose state is held at a time.
     tokens: usize,
 }
 
@@ -297,16 +297,16 @@ impl LogitsKernel {
 /// A token whose gradient is made.
 #[derive(Clone, Copy)]
 struct Token {
-    /// Its position in the chunk.
+    /// The position of the token in the chunk.
     i: usize,
     target: usize,
-    /// [`Scales::logit`].
+    /// The factor of the token's logits, [`Scales::logit`].
     scale: f32,
     /// `None` where nothing flows.
     row_grad: Option<RowGrad>,
 }
 
-/// Where logits are and where their gradient goes.
+/// The logits of a call, and the place of their gradient: a buffer of its own, if it is wanted at all, or the logits.
 enum Access<'a, E> {
     Separate(&'a [E], Option<&'a mut [f32]>),
     InPlace(&'a mut [E]),

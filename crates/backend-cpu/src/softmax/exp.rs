@@ -5,7 +5,7 @@
 
 use crate::arch::MulAdd;
 
-/// Where exp's argument is held: e^x is 0 there, and the products with it are finite.
+/// The lowest argument of exp: e^x is 0 there, and the products with it are finite.
 const LOWEST: f32 = -88.0;
 
 /// max(x, LOWEST); in this order a NaN is kept, and it is one instruction.

@@ -13,7 +13,7 @@ pub(crate) struct RowGrad {
     /// dL/dz_j = e_j (constant + linear d_j).
     pub(super) constant: f32,
     pub(super) linear: f32,
-    /// dL/dz_y.
+    /// dL/dz_y, the derivative by the target's logit.
     pub(super) target: f32,
 }
 
@@ -34,7 +34,7 @@ simd_dispatch! {
 }
 
 simd_dispatch! {
-    /// The same of bf16 logits, rounded to the nearest.
+    /// [`gradient`] of bf16 logits, rounded to the nearest.
     pub(crate) fn gradient_bf16(z: &mut [bf16], kept: &[f32], target: Option<usize>, row_grad: &RowGrad, scale: f32) = in_place
 }
 
@@ -46,7 +46,7 @@ simd_dispatch! {
 }
 
 simd_dispatch! {
-    /// The same of bf16 logits.
+    /// [`add_gradient`] of bf16 logits.
     pub(crate) fn add_gradient_bf16(
         z: &[bf16], kept: &[f32], target: Option<usize>, row_grad: &RowGrad, scale: f32, out: &mut [f32]
     ) = added
@@ -65,7 +65,7 @@ fn derivative<M: MulAdd>(z: f32, row_grad: &RowGrad, scale: f32) -> f32 {
     e * M::mul_add(row_grad.linear, d, row_grad.constant)
 }
 
-/// The same given e_j.
+/// dL/dz of a logit that is not the target, given e_j.
 #[inline(always)]
 fn derivative_of<M: MulAdd>(z: f32, e: f32, row_grad: &RowGrad, scale: f32) -> f32 {
     e * M::mul_add(row_grad.linear, held((z - row_grad.max) * scale), row_grad.constant)

@@ -34,7 +34,7 @@ impl Partial {
         pub(crate) fn new(z: &[f32], target: Option<usize>, scale: f32) -> Partial = partial
     }
     simd_dispatch! {
-        /// The same of bf16 logits.
+        /// [`Partial::new`] of bf16 logits.
         pub(crate) fn of_bf16(z: &[bf16], target: Option<usize>, scale: f32) -> Partial = partial
     }
     simd_dispatch! {
@@ -43,7 +43,7 @@ impl Partial {
             = partial_keeping
     }
     simd_dispatch! {
-        /// The same of bf16 logits.
+        /// [`Partial::keeping`] of bf16 logits.
         pub(crate) fn keeping_bf16(z: &[bf16], target: Option<usize>, scale: f32, kept: &mut [f32]) -> Partial
             = partial_keeping
     }

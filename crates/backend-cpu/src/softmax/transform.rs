@@ -13,7 +13,7 @@ use half::bf16;
 /// How a logit becomes what the temperature divides.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Transform {
-    /// logit_scale.
+    /// The factor logit_scale, where there is no cap.
     scale: f32,
     cap: Option<Cap>,
 }
@@ -40,7 +40,7 @@ impl Transform {
         (cap.is_some() || scale < 0.0).then_some(Self { scale: scale as f32, cap })
     }
 
-    /// logit_scale and cap.
+    /// logit_scale and the cap, for comparisons in f64.
     #[cfg(test)]
     pub(super) fn in_f64(&self) -> (f64, Option<f64>) {
         (self.scale.into(), self.cap.map(|cap| cap.cap.into()))
@@ -76,7 +76,7 @@ simd_dispatch! {
 }
 
 simd_dispatch! {
-    /// The same of bf16 logits.
+    /// [`transform_to`] of bf16 logits.
     pub(crate) fn transform_bf16_to(z: &[bf16], by: &Transform, out: &mut [f32]) = elsewhere
 }
 

@@ -29,7 +29,7 @@ impl Compiler {
         Ok(Self { target, topology })
     }
 
-    /// What it compiles for.
+    /// The devices that this compiler compiles for.
     pub fn target(&self) -> &Target {
         &self.target
     }

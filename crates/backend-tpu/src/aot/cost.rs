@@ -8,12 +8,12 @@ use pjrt::Executable;
 use serde::{Deserialize, Serialize};
 use std::ops::{Add, Mul, Sub};
 
-/// A compiler's estimates.
+/// A compiler's estimates of what a program costs on one device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Cost {
     /// Operations of products and of everything else.
     pub flops: f64,
-    /// To and from the device's memory.
+    /// Bytes to and from the device's memory.
     pub bytes: f64,
     /// Sum over operations of the larger of the times that arithmetic and memory need.
     pub seconds: f64,
@@ -22,7 +22,7 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// Of `executable`, with every loop's body counted once; `Err` within says why there is none.
+    /// The estimates of `executable`, with every loop's body counted once; `Err` within says why there are none.
     ///
     /// # Errors
     /// [`grpo_core::Error::Backend`] when the plugin fails.

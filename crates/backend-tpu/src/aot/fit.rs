@@ -17,9 +17,9 @@ const GUESSES: usize = 4;
 /// A tile that fits, and what it costs.
 #[derive(Clone, Debug)]
 pub struct Fit {
-    /// With the largest tile that fits.
+    /// The report of the program with the largest tile that fits.
     pub best: Report,
-    /// With one iteration of the loop less, where there is one (it does not fit), and with one more.
+    /// Reports with one iteration of the loop less, where there is one (it does not fit), and with one more.
     pub neighbours: Vec<Report>,
 }
 

@@ -62,7 +62,7 @@ impl Target {
             })
     }
 
-    /// As it was given.
+    /// The name of the target as it was given.
     pub fn name(&self) -> &str {
         &self.name
     }

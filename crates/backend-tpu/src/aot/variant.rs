@@ -10,15 +10,15 @@ use grpo_core::{Implementation, PlanRequest, PolicySpec};
 /// A loss with everything that is chosen about it.
 #[derive(Clone, Debug)]
 pub struct Variant {
-    /// Loss, shapes, tiling.
+    /// The loss, its shapes and its tiling.
     pub request: PlanRequest,
-    /// Rounding.
+    /// What the program may round, and what it computes at all.
     pub numerics: Numerics,
     /// TPU kernels for `logits`.
     pub mosaic: Option<MosaicBlocks>,
-    /// Devices.
+    /// The devices over which tokens and vocabulary are split.
     pub mesh: Mesh,
-    /// Which program.
+    /// The program that is compiled.
     pub program: ProgramKind,
 }
 

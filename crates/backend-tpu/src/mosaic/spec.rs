@@ -16,16 +16,16 @@ const MOST_VOCAB: usize = 32_768;
 /// 2^x is 0 below, and x * 0 is not NaN at it.
 pub(super) const LOWEST: f64 = -150.0;
 
-/// What the kernels are made for.
+/// The sizes, dtype and blocks that the kernels are made for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KernelSpec {
-    /// B.
+    /// Batches B.
     pub batch: usize,
-    /// T.
+    /// Tokens T of a batch.
     pub tokens: usize,
-    /// V.
+    /// Vocabulary entries V.
     pub vocab: usize,
-    /// Of the logits: bf16 or f32.
+    /// The dtype of the logits: bf16 or f32.
     pub dtype: Dtype,
     /// s, above 0: what the logits are multiplied by before the softmax.
     pub logit_scale: f32,
@@ -36,7 +36,8 @@ pub struct KernelSpec {
 }
 
 impl KernelSpec {
-    /// With the blocks that were best for the compiler's schedule on v6e, or what is enough for fewer logits.
+    /// A specification with the blocks that were best for the compiler's schedule on v6e, or what is enough for fewer
+    /// logits.
     pub fn new(batch: usize, tokens: usize, vocab: usize, dtype: Dtype, logit_scale: f32) -> Self {
         let block = |size: usize, most: usize| size.clamp(1, most).next_multiple_of(LANES);
         let (time_block, vocab_block) = (block(tokens, 256), block(vocab, 2048));
@@ -57,12 +58,12 @@ impl KernelSpec {
         self.vmem_bytes().saturating_mul(2).max(16 << 20)
     }
 
-    /// `[B, T, V]`.
+    /// The type of the logits, `[B, T, V]`.
     pub fn logits(&self) -> TensorType {
         TensorType::new(self.dtype, [self.batch, self.tokens, self.vocab])
     }
 
-    /// `[B, n, T]`.
+    /// The type of `n` numbers per row, `[B, n, T]`.
     pub(super) fn rows(&self, n: usize, dtype: Dtype) -> TensorType {
         TensorType::new(dtype, [self.batch, n, self.tokens])
     }
@@ -124,7 +125,7 @@ impl KernelSpec {
         k.scratch(TensorType::new(dtype, [self.time_block, LANES]), Space::Vmem)
     }
 
-    /// Of d_j in powers of 2: e_j = 2^(exponent_scale (z_j - M)).
+    /// The factor that turns d_j into powers of 2: e_j = 2^(exponent_scale (z_j - M)).
     pub(super) fn exponent_scale(&self) -> f64 {
         f64::from(self.logit_scale) * std::f64::consts::LOG2_E
     }
@@ -146,7 +147,7 @@ pub(super) fn rows(lanes: &Ref, row: &Value) -> Value {
     lanes.load(&[row.into(), 0.into()], &[ROWS, LANES])
 }
 
-/// Where 128 columns of a group of rows are in a block of logits.
+/// The offsets of 128 columns of a group of rows in a block of logits.
 pub(super) fn place(row: &Value, slice: usize) -> [Offset<&Value>; 3] {
     [0.into(), row.into(), (slice * LANES).into()]
 }

@@ -99,7 +99,7 @@ fn gather() -> GatherDimensions {
     }
 }
 
-/// Its transpose.
+/// The scatter that is the transpose of [`gather`].
 fn scatter() -> ScatterDimensions {
     ScatterDimensions {
         inserted_window_dims: vec![1],

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// How the fused loops are cut.
+/// The dimension that the fused loops cut, and the size of the pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Blocking {

@@ -14,9 +14,9 @@ use stablehlo::{Builder, Module, Value};
 pub struct Program {
     /// The text is its `Display`.
     pub module: Module,
-    /// Of the arguments, in order. Those that are also results are donated.
+    /// The roles of the arguments, in order. Those that are also results are donated.
     pub arguments: Vec<Role>,
-    /// Of the results, in order.
+    /// The roles of the results, in order.
     pub results: Vec<Role>,
 }
 

@@ -3,11 +3,11 @@
 use grpo_core::PolicySpec;
 use serde::{Deserialize, Serialize};
 
-/// What a program computes.
+/// What a program takes, computes and gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pass {
-    /// Log-probabilities and entropies.
+    /// The program computes log-probabilities and entropies.
     Score,
     /// Loss and gradients, added to what the caller donates.
     Gradient,
@@ -19,9 +19,9 @@ pub enum Pass {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProgramKind {
-    /// Log-probabilities and entropies.
+    /// The program computes log-probabilities and entropies.
     Score,
-    /// Loss and gradients.
+    /// The program computes loss and gradients.
     #[default]
     Gradient,
     /// Loss, and dL/dlogits in place of the given logits.
@@ -33,7 +33,7 @@ pub enum ProgramKind {
 }
 
 impl ProgramKind {
-    /// What the program takes and gives.
+    /// The pass of the program, which says what it takes and gives.
     pub fn pass(self, policy: PolicySpec) -> Pass {
         match (self, policy) {
             (Self::Score, _) => Pass::Score,

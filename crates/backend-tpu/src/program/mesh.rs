@@ -24,7 +24,7 @@ impl Default for Mesh {
 }
 
 impl Mesh {
-    /// Devices needed.
+    /// The number of devices of the mesh.
     pub fn devices(&self) -> usize {
         self.data.saturating_mul(self.vocab)
     }
@@ -62,10 +62,10 @@ impl Mesh {
     }
 }
 
-/// Where in the mesh the running device is, as values of its program.
+/// The coordinates of the running device in its mesh, as values of its program.
 pub(crate) struct MeshCoord {
     mesh: Mesh,
-    /// i32 scalars.
+    /// Ranks of the device along both dimensions of the mesh, i32 scalars.
     data_rank: Value,
     vocab_rank: Value,
 }

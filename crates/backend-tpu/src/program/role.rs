@@ -12,9 +12,9 @@ pub enum Role {
     Hidden,
     /// LM head `[V, H]` or `[H, V]`.
     LmHead,
-    /// Bias `[V]`.
+    /// Bias of the LM head `[V]`.
     Bias,
-    /// Logits `[N, V]`.
+    /// Given logits `[N, V]`.
     Logits,
     /// Targets and sequences of the tokens of all devices, i32 `[IDS, G]`.
     TokenIds,
@@ -41,7 +41,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// As the text of a program names it.
+    /// The name of the role in the text of a program.
     pub fn name(self) -> &'static str {
         self.into()
     }

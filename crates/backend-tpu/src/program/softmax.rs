@@ -40,9 +40,9 @@ pub(crate) struct Tile {
 /// What the temperature of a row multiplies, each `[R]`: by 1/T or by 1.
 #[derive(Clone)]
 pub(crate) struct Factors {
-    /// Of logits, before the softmax.
+    /// The factor of logits, before the softmax.
     pub(crate) logits: Value,
-    /// Of log-probabilities, after it.
+    /// The factor of log-probabilities, after the softmax.
     pub(crate) logp: Value,
 }
 
@@ -51,11 +51,11 @@ pub(crate) struct Factors {
 pub(crate) struct Statistics {
     /// M; -inf when the target is alone.
     pub(crate) max: Value,
-    /// S.
+    /// S, the sum of e_j over the columns but the target.
     pub(crate) sum: Value,
     /// D; `None` when no entropy is asked for.
     pub(crate) dot: Option<Value>,
-    /// z_y.
+    /// z_y, the target's logit.
     pub(crate) target: Value,
 }
 
@@ -63,7 +63,7 @@ pub(crate) struct Statistics {
 pub(crate) struct Row {
     /// Log-probability of the target, before its factor.
     pub(crate) logp: Value,
-    /// In nats.
+    /// The entropy in nats; `None` when none is asked for.
     pub(crate) entropy: Option<Value>,
 }
 
@@ -174,14 +174,14 @@ impl RowGrad {
 }
 
 impl Statistics {
-    /// Of no columns at all, for rows like `like`.
+    /// Statistics of no columns at all, for rows like `like`.
     pub(crate) fn empty(like: &Value, entropy: bool) -> Self {
         let least = like.like(f64::NEG_INFINITY);
         let zero = like.like(0.0);
         Self { max: least.clone(), sum: zero.clone(), dot: entropy.then_some(zero), target: least }
     }
 
-    /// The same, relative to `max`, a logit that is at least as large.
+    /// The same statistics relative to `max`, a logit that is at least as large.
     fn relative_to(&self, max: &Value, scale: &Value) -> Self {
         let least = max.like(f64::NEG_INFINITY);
         // -inf - -inf must not appear; nothing was summed then.
@@ -192,7 +192,7 @@ impl Statistics {
         Self { max: max.clone(), sum: factor * &self.sum, dot, target: self.target.clone() }
     }
 
-    /// Of the columns of both.
+    /// Statistics of the columns of both.
     pub(crate) fn merge(&self, other: &Self, scale: &Value) -> Self {
         let max = self.max.max(&other.max);
         let (a, b) = (self.relative_to(&max, scale), other.relative_to(&max, scale));
@@ -200,7 +200,7 @@ impl Statistics {
         Self { max, sum: a.sum + b.sum, dot, target: a.target.max(&b.target) }
     }
 
-    /// Of the columns of all devices that hold these rows.
+    /// Statistics of the columns of all devices that hold these rows.
     pub(crate) fn over_vocab(&self, coord: &MeshCoord, scale: &Value) -> Self {
         if coord.is_whole_vocab() {
             return self.clone();
@@ -214,7 +214,7 @@ impl Statistics {
         }
     }
 
-    /// As a list, to be carried through a loop.
+    /// The statistics as a list, to be carried through a loop.
     pub(crate) fn to_list(&self) -> Vec<Value> {
         [&self.max, &self.sum, &self.target].into_iter().chain(&self.dot).cloned().collect()
     }
@@ -225,7 +225,7 @@ impl Statistics {
         Self { max, sum, dot: list.get(3).cloned(), target }
     }
 
-    /// Log-probability and entropy.
+    /// Log-probability and entropy of every row.
     pub(crate) fn row(&self, scale: &Value) -> Row {
         let zero = self.sum.like(0.0);
         let margin = self.margin(scale);

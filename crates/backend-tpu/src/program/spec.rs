@@ -23,23 +23,23 @@ const NO_KERNELS: &str = "leave `mosaic` out: the plain program does it";
 /// One device's part of a loss.
 #[derive(Clone, Debug)]
 pub struct Spec {
-    /// What the loss is.
+    /// The loss.
     pub loss: LossConfig,
-    /// How it is computed.
+    /// The implementation, which decides how the program holds logits.
     pub implementation: Implementation,
     /// Tokens of all devices.
     pub tokens: usize,
-    /// Of all devices.
+    /// Shapes and dtype of what the policy hands over, for all devices.
     pub policy: PolicySpec,
-    /// Gradients to make.
+    /// The gradients that the program computes.
     pub gradients: GradientSpec,
-    /// Of the fused loops.
+    /// How the fused loops are cut.
     pub blocking: Blocking,
     /// Whether `logits` runs our TPU kernels instead of what the compiler makes of the plain program.
     pub mosaic: Option<MosaicBlocks>,
-    /// Rounding.
+    /// What the program may round, and what it computes at all.
     pub numerics: Numerics,
-    /// Devices.
+    /// The devices over which tokens and vocabulary are split.
     pub mesh: Mesh,
 }
 

@@ -53,7 +53,8 @@ const SPIN_WORDS: usize = 128;
 /// Floating-point operations of an iteration of [`spin`].
 pub(crate) const SPIN_FLOPS: usize = 2 * LHS_PANEL * RHS_PANEL * 2 * SPIN_WORDS;
 
-/// The same product of panels in the nearest cache, again and again: what arithmetic can do at most. An entry of it.
+/// Multiplies the same panels in the nearest cache again and again: what AMX can do at most. The result is one entry
+/// of the product.
 ///
 /// # Panics
 /// Where it is not available.
@@ -77,7 +78,7 @@ pub(crate) struct Tiles {
 }
 
 impl Tiles {
-    /// Only where [`is_available`].
+    /// Shapes the tile registers of this thread. Call it only where [`is_available`] holds.
     pub(crate) fn new() -> Self {
         debug_assert!(is_available());
         #[repr(align(64))]

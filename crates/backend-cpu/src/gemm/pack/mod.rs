@@ -54,7 +54,7 @@ macro_rules! by_element_and_isa {
 }
 
 by_element_and_isa! {
-    /// Panels `[K', P]`.
+    /// Packs `source` into panels `[K', P]`; arguments as those of [`crate::gemm::Gemm::pack_lhs`].
     fn panels[W: Word, const P: usize][W, P] = panels_body
 }
 

@@ -36,7 +36,7 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// Where row `i` lies in the data.
+    /// The range of the data in which row `i` lies.
     #[inline(always)]
     pub(super) fn place(&self, i: usize) -> Range<usize> {
         let row = match &self.pick {
@@ -50,8 +50,8 @@ impl<'a> Rows<'a> {
 /// Which axis of a source is K.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KAxis {
-    /// `source: [k, outer]`.
+    /// K is the rows: `source: [k, outer]`.
     Rows,
-    /// `source: [outer, k]`.
+    /// K is the columns: `source: [outer, k]`.
     Columns,
 }

@@ -37,17 +37,17 @@ impl Packable for bf16 {
     }
 }
 
-/// What a word is made of.
+/// The entries that a word of 32 bits is made of.
 pub(crate) trait Word {
     /// Entries of K in it.
     const ENTRIES: usize;
-    /// Of an entry and the next, which is ignored where a word holds one.
+    /// The word of an entry and the next, which is ignored where a word holds one.
     fn of<E: Packable>(first: E, second: E) -> u32;
 }
 
-/// An f32.
+/// A word that holds one f32.
 pub(crate) struct F32Word;
-/// Two bf16.
+/// A word that holds two bf16, the first in the lower half.
 pub(crate) struct Bf16Pair;
 
 impl Word for F32Word {

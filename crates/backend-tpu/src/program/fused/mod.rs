@@ -50,14 +50,14 @@ pub(super) fn program(spec: &Spec, pass: Pass) -> Result<Program> {
     frame.finish("fused", spec, &results)
 }
 
-/// What the loops read.
+/// The values that the loops read.
 struct Fused<'a> {
     spec: &'a Spec,
     coord: MeshCoord,
     /// Tokens of this device, and the sequences of all tokens.
     tokens: Tokens,
     sequences: Value,
-    /// `[N, H]`.
+    /// Hidden states of this device, `[N, H]`.
     hidden: Value,
     head: Head,
     /// Index of this device's first column, and the vocabulary of all devices: i32 scalars.

@@ -8,9 +8,9 @@ use stablehlo::{Dtype, TensorType, Value};
 
 /// A window of a loop.
 pub(super) struct Window {
-    /// Where it begins, an i32 scalar.
+    /// The index of the first entry of the window, an i32 scalar.
     pub(super) start: Value,
-    /// Where what no other window has counted begins; `None` when that is `start` throughout.
+    /// The index of the first entry that no earlier window has counted; `None` when that is `start` throughout.
     pub(super) fresh: Option<Value>,
 }
 

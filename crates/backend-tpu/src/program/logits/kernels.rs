@@ -14,7 +14,7 @@ pub(crate) struct Kernels {
     spec: KernelSpec,
     statistics: Kernel,
     gradient: Kernel,
-    /// `[B, T, V]`.
+    /// Logits as the kernels take them, `[B, T, V]`.
     logits: Value,
     /// Columns of this device, i32 `[N]`; -1 where the target is none of them.
     targets: Value,
