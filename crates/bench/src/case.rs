@@ -29,16 +29,16 @@ pub(crate) struct Entry {
     pub(crate) state: State,
 }
 
-/// What an entry is.
+/// What is measured: a variant of ours, somebody else's, or a floor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Variant,
-    /// Somebody else's program.
+    /// A program of somebody else that speaks the protocol.
     Peer,
     Floor,
 }
 
-/// How far it has come.
+/// The progress of an entry.
 pub(crate) enum State {
     Waiting,
     Running(Box<Running>),
@@ -50,13 +50,13 @@ pub(crate) struct Running {
     pub(crate) planned: Planned,
     /// The first call, when it has been made.
     pub(crate) first: Option<Stepped>,
-    /// Timed steps.
+    /// The timed steps, in order.
     pub(crate) steps: Vec<Stepped>,
     /// Seconds after the first timed step of the problem.
     pub(crate) began: Vec<f64>,
 }
 
-/// Measures one problem.
+/// Measures everything that one problem has.
 pub(crate) fn measure(
     name: &str,
     config: &BenchConfig,

@@ -24,25 +24,25 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct BenchConfig {
-    /// Shows in reports.
+    /// The name of the configuration in reports.
     pub name: String,
-    /// Sizes.
+    /// The sizes of the problem.
     pub shape: ShapeConfig,
     /// Several problems instead of one, by name: what each changes in `shape`.
     pub shapes: Option<BTreeMap<String, ShapeChange>>,
-    /// Of hidden states and head, or of the logits.
+    /// The dtype of hidden states and head, or of the logits.
     pub dtype: Dtype,
     /// Several problems instead of one: one for each.
     pub dtypes: Option<Vec<Dtype>>,
-    /// How the head lies in memory.
+    /// The layout of the head in memory.
     pub layout: HeadLayout,
-    /// What the loss is.
+    /// The loss that every variant computes.
     pub loss: LossConfig,
     /// What the policy and the old policy are.
     pub inputs: InputsConfig,
-    /// How often a variant runs.
+    /// How many steps of every variant are run and timed.
     pub rounds: Rounds,
-    /// Of variants that name none: `cpu`, `pjrt:cpu`, `pjrt:tpu`, `pjrt:cuda`.
+    /// The backend of variants that name none: `cpu`, `pjrt:cpu`, `pjrt:tpu`, `pjrt:cuda`.
     pub backend: String,
     /// Devices over which tokens and vocabulary are split.
     pub mesh: Mesh,
@@ -50,7 +50,7 @@ pub struct BenchConfig {
     pub logging: LoggingConfig,
     /// Metrics for Weights & Biases, where they are logged.
     pub wandb: WandbConfig,
-    /// By name, which is made of letters, digits, `_` and `-`. At least one.
+    /// The variants by name, which is made of letters, digits, `_` and `-`. There is at least one.
     pub variants: Option<BTreeMap<String, VariantConfig>>,
 }
 
@@ -79,13 +79,13 @@ impl Default for BenchConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ShapeConfig {
-    /// B: sequences.
+    /// Sequences B.
     pub batch: usize,
     /// T: tokens of each.
     pub tokens: usize,
     /// H: size of a hidden state; without it (`null`), logits are given.
     pub hidden: Option<usize>,
-    /// V: vocabulary.
+    /// Vocabulary entries V.
     pub vocab: usize,
 }
 
@@ -99,13 +99,13 @@ impl Default for ShapeConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ShapeChange {
-    /// B.
+    /// Sequences B, where they differ.
     pub batch: Option<usize>,
-    /// T.
+    /// Tokens T of each sequence, where they differ.
     pub tokens: Option<usize>,
     /// H; a problem with given logits has none.
     pub hidden: Option<usize>,
-    /// V.
+    /// Vocabulary entries V, where they differ.
     pub vocab: Option<usize>,
 }
 
@@ -117,12 +117,12 @@ pub struct InputsConfig {
     pub seed: u64,
     /// Standard deviation of the logits, in nats.
     pub logit_std: f64,
-    /// Of the noise on old log-probabilities. At 0.15, about every fifth ratio is outside of 1 +- 0.2; at 0 the old policy is
-    /// the present one, but for rounding.
+    /// Standard deviation of the noise on old log-probabilities. At 0.15, about every fifth ratio is outside of 1 +-
+    /// 0.2; at 0 the old policy is the present one, but for rounding.
     pub old_logp_noise: f64,
-    /// Of the noise on reference log-probabilities, where the loss has a KL.
+    /// Standard deviation of the noise on the log-probabilities of the reference policy, where the loss has a KL.
     pub ref_logp_noise: f64,
-    /// Without old log-probabilities: every ratio is exactly 1.
+    /// Whether old log-probabilities are left out, so that every ratio is exactly 1.
     pub on_policy: bool,
 }
 
@@ -133,7 +133,7 @@ impl Default for InputsConfig {
 }
 
 impl ShapeConfig {
-    /// N.
+    /// Tokens N of all sequences.
     pub fn rows(&self) -> usize {
         self.batch.saturating_mul(self.tokens)
     }
@@ -224,7 +224,8 @@ impl BenchConfig {
         self.shapes.is_some() || self.dtypes.is_some()
     }
 
-    /// Its problems one by one, each a configuration of its own, by names made of this one's, the shape's and the dtype's.
+    /// The problems one by one, each a configuration of its own, by names made of the configuration's, the shape's and
+    /// the dtype's.
     pub fn cases(&self) -> Vec<(String, Self)> {
         let shapes: Vec<(Option<&str>, ShapeConfig)> = match &self.shapes {
             None => vec![(None, self.shape)],
@@ -259,7 +260,7 @@ impl BenchConfig {
         }
     }
 
-    /// Of the inputs of the variant called `name`.
+    /// The dtype of the inputs of the variant called `name`.
     pub fn dtype_of(&self, name: &str) -> Dtype {
         self.variants.as_ref().and_then(|variants| variants.get(name)?.dtype).unwrap_or(self.dtype)
     }

@@ -19,7 +19,7 @@ pub(crate) struct OnCpu {
     plan: Box<dyn LossPlan>,
     inputs: Rc<Inputs>,
     variant: Variant,
-    /// By the names of what they belong to.
+    /// Gradient buffers by the names of what they belong to.
     gradients: BTreeMap<&'static str, Vec<f32>>,
     /// Logits that a step overwrites.
     in_place: Option<HostTensor>,

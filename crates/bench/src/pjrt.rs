@@ -113,7 +113,7 @@ fn backend_error(error: pjrt::Error) -> grpo_core::Error {
     grpo_core::Error::Backend { backend: "pjrt".into(), message: error.to_string() }
 }
 
-/// A variant, compiled.
+/// A variant that is compiled, with its inputs on the devices.
 struct OnDevice {
     on: Rc<OnDevices>,
     plan: PjrtPlan,
@@ -122,7 +122,7 @@ struct OnDevice {
 }
 
 impl OnDevice {
-    /// How its loops are cut.
+    /// The blocking of the fused loops, where there are any.
     fn blocking(&self) -> Option<Blocking> {
         let spec = self.plan.spec();
         self.variant.has_tiles().then_some(match spec.blocking {

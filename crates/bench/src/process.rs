@@ -13,7 +13,7 @@ pub(crate) struct Process {
     child: Child,
     requests: ChildStdin,
     replies: BufReader<ChildStdout>,
-    /// What it tells people goes here.
+    /// The file that the process's messages for people go to.
     said: PathBuf,
 }
 

@@ -15,11 +15,11 @@ use std::path::{Path, PathBuf};
 /// A tensor in a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorFile {
-    /// Where it is.
+    /// The path of the file.
     pub path: PathBuf,
-    /// `f32`, `bf16`, `i64`.
+    /// The dtype of the numbers: `f32`, `bf16` or `i64`.
     pub dtype: String,
-    /// Row-major.
+    /// The shape of the tensor, row-major.
     pub shape: Vec<usize>,
 }
 
@@ -41,7 +41,7 @@ impl TensorFile {
         }
     }
 
-    /// Its numbers, which are `T`s.
+    /// Reads the numbers, which are `T`s.
     pub(crate) fn read<T: Pod>(&self) -> Result<Vec<T>> {
         let mut values = vec![T::zeroed(); self.shape.iter().product()];
         let read = File::open(&self.path).and_then(|mut file| file.read_exact(bytemuck::cast_slice_mut(&mut values)));
@@ -49,7 +49,7 @@ impl TensorFile {
         Ok(values)
     }
 
-    /// The tensor.
+    /// Reads the tensor in its dtype.
     pub(crate) fn load(&self) -> Result<HostTensor> {
         match self.dtype.as_str() {
             "f32" => Ok(HostTensor::F32(self.read()?)),

@@ -16,7 +16,7 @@ pub(crate) trait Runner {
     /// One step, timed; what it uses up is put back before.
     fn step(&mut self, check: bool) -> Result<Stepped>;
 
-    /// Log-probabilities `[N]`.
+    /// Scores the inputs: log-probabilities `[N]` in nats.
     fn score(&mut self) -> Result<Vec<f32>>;
 }
 

@@ -30,11 +30,11 @@ const MOST_SEQUENCES: usize = 3;
 /// Largest sizes that a problem keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Limits {
-    /// T.
+    /// Tokens T of each sequence.
     pub tokens: usize,
-    /// H.
+    /// The hidden size H.
     pub hidden: usize,
-    /// V.
+    /// Vocabulary entries V.
     pub vocab: usize,
 }
 
@@ -44,10 +44,10 @@ impl Default for Limits {
     }
 }
 
-/// What is checked.
+/// The variants that are checked, and the sizes that they are checked at.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Largest sizes.
+    /// The largest sizes that a problem keeps.
     pub limits: Limits,
     /// Variants by name; none: all of them. One that is named has to be checked.
     pub variants: Vec<String>,
@@ -58,7 +58,7 @@ pub struct Options {
 /// One problem of a configuration.
 #[derive(Clone, Debug, Serialize)]
 pub struct CaseReport {
-    /// Of the problem.
+    /// The name of the problem.
     pub name: String,
     /// Sizes that were checked.
     pub shape: ShapeConfig,
@@ -77,13 +77,13 @@ pub struct CaseReport {
 /// What was checked on the same inputs.
 #[derive(Clone, Debug, Serialize)]
 pub struct InputsReport {
-    /// Of hidden states and head, or of logits.
+    /// The dtype of hidden states and head, or of logits.
     pub dtype: Dtype,
     /// Whether the head has a bias.
     pub bias: bool,
     /// The first from the configuration's on of which ratios are clipped on both sides, where there is one nearby.
     pub seed: u64,
-    /// Comparisons.
+    /// The comparisons that were made.
     pub rows: Vec<Row>,
     /// Entries whose step crosses a kink of the loss, where the slope is that of the branch the gradient belongs to.
     pub kinks: usize,

@@ -15,7 +15,7 @@ use serde::Serialize;
 pub struct Evaluated {
     /// Loss, per-token values and gradients, widened.
     pub values: Values,
-    /// TRL's metrics.
+    /// TRL's metrics of the evaluation.
     pub metrics: Metrics,
     /// Sum of |weight x token loss|; known to the oracle only.
     pub magnitude: Option<f64>,
@@ -115,7 +115,7 @@ pub fn oracle(loss: &LossConfig, file: &BatchFile, policy: &Policy) -> Result<Ev
     }
 }
 
-/// As [`oracle`], of a policy that is in f64.
+/// Evaluates as [`oracle`] does, on a policy that is in f64.
 ///
 /// # Errors
 /// Those of [`oracle::evaluate`].
@@ -159,10 +159,10 @@ fn same_values(a: &Policy, b: &Policy) -> bool {
     tensors(a).iter().flatten().zip(tensors(b).iter().flatten()).all(same)
 }
 
-/// What is compared, how strictly.
+/// What is compared, and how strictly.
 #[derive(Clone, Debug)]
 pub struct Check {
-    /// Implementations to evaluate.
+    /// The implementations to evaluate.
     pub implementations: Vec<Implementation>,
     /// Leave out implementations that cannot take the file's policy (logits have no head to fuse) instead of failing.
     pub skip_unsupported: bool,
@@ -193,9 +193,9 @@ pub struct FileReport {
     pub file: String,
     /// Dtype that the policy was evaluated in.
     pub dtype: Dtype,
-    /// Comparisons.
+    /// The comparisons that were made.
     pub rows: Vec<Row>,
-    /// What was not compared, and why.
+    /// The comparisons that were not made, and why.
     pub notes: Vec<String>,
 }
 
@@ -213,7 +213,7 @@ pub struct Row {
     pub implementation: String,
     /// `expected` (the file's), `oracle` (f64, dense) or `differences` (of the oracle's loss).
     pub against: &'static str,
-    /// The numbers.
+    /// The numbers of the comparison.
     #[serde(flatten)]
     pub comparison: Comparison,
     /// Whether they are within tolerance.

@@ -12,18 +12,18 @@ pub enum Error {
     /// A file that cannot be read or written.
     #[error("cannot {action} {path}", path = path.display())]
     Io {
-        /// What was tried.
+        /// The action that was tried.
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// Why it failed.
+        /// The error that the system reported.
         #[source]
         source: std::io::Error,
     },
     /// A file of rows that does not hold what it should.
     #[error("run folder {path}: {reason}", path = path.display())]
     Rows {
-        /// The file.
+        /// The file of rows.
         path: PathBuf,
         /// What is wrong and what to do.
         reason: String,
@@ -33,7 +33,7 @@ pub enum Error {
     Layer {
         /// File, environment variable or argument.
         origin: String,
-        /// What is wrong with it.
+        /// The error of the layer.
         #[source]
         source: Box<Error>,
     },

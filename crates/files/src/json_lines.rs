@@ -16,7 +16,7 @@ pub struct JsonLines {
 }
 
 impl JsonLines {
-    /// An empty file.
+    /// Creates an empty file, in the place of one that is there.
     ///
     /// # Errors
     /// [`Error::Io`].

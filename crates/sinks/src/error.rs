@@ -12,19 +12,19 @@ pub enum Error {
     /// A file or folder that cannot be read or written.
     #[error("cannot {action} {path}: {reason}", path = path.display())]
     Io {
-        /// What was tried.
+        /// The action that was tried.
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// Why it failed.
+        /// The error that the system reported.
         reason: std::io::Error,
     },
     /// A file that is not what its name says.
     #[error("{path}: {reason}; move it elsewhere", path = path.display())]
     Format {
-        /// The file.
+        /// The file that was read.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason why the file is not used.
         reason: String,
     },
     /// `WANDB_MODE` with a value that is none of its own.
@@ -35,9 +35,9 @@ pub enum Error {
     Config {
         /// Dotted path of the key.
         key: &'static str,
-        /// What would be legal.
+        /// The values that would be legal.
         expected: &'static str,
-        /// What was given.
+        /// The value that was given.
         found: String,
     },
     /// A configuration that cannot be handed to a sink.
@@ -46,15 +46,15 @@ pub enum Error {
     /// A run that stays on this machine.
     #[error("not uploaded to Weights & Biases: {reason}; nothing is lost, upload it with: {command}")]
     NotUploaded {
-        /// What is missing or went wrong.
+        /// The program that is missing, or the reason why it failed.
         reason: String,
-        /// What to type later.
+        /// The command that uploads the run later.
         command: String,
     },
 }
 
 impl Error {
-    /// An [`Error::Io`].
+    /// Makes an [`Error::Io`] of the system's error.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.to_owned();
         move |reason| Self::Io { action, path, reason }

@@ -45,9 +45,9 @@ struct WandbRun {
 
 /// What a sink is told of a run.
 pub struct About<'a, C> {
-    /// Where its files are.
+    /// The folder in which the sinks put their files.
     pub root: &'a Path,
-    /// Its name, unless `wandb.name` says another.
+    /// The name of the run, unless `wandb.name` says another.
     pub name: &'a str,
     /// Everything that it depends on.
     pub config: &'a C,
@@ -99,7 +99,7 @@ impl Sinks {
         Ok(())
     }
 
-    /// Where the sinks are, in lines for who watches.
+    /// Lines that tell people where to find what the sinks write.
     pub fn notes(&self) -> impl Iterator<Item = &str> {
         self.notes.iter().map(String::as_str)
     }

@@ -6,7 +6,7 @@ use backend_tpu::plugins::Kind;
 /// A backend that benchmarks know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BackendName {
-    /// `backend-cpu`.
+    /// The backend of the library `backend-cpu`.
     Cpu,
     /// Devices of a PJRT plugin.
     Pjrt(Kind),

@@ -14,17 +14,18 @@ pub struct VariantConfig {
     pub backend: Option<String>,
     /// Instead of the problem's.
     pub dtype: Option<Dtype>,
-    /// On the CPU; 0 is one per core, and [`most_threads`] are the most.
+    /// Threads on the CPU; 0 is one per core, and [`most_threads`] are the most.
     pub threads: usize,
-    /// Of this CPU, the instruction set whose kernels are used: `portable`, `avx2`, ...; none: the fastest that there is.
+    /// The instruction set of this CPU whose kernels are used: `portable`, `avx2`, ...; none: the fastest that there
+    /// is.
     pub isa: Option<String>,
-    /// On the CPU, what dL/dlogits is rounded to before it is multiplied into gradients; none: the dtype of the inputs.
+    /// What dL/dlogits is rounded to on the CPU before it is multiplied into gradients; none: the dtype of the inputs.
     pub dlogits: Option<Dtype>,
     /// Whether the variant's process takes large allocations in huge pages (glibc's `malloc.hugetlb`).
     pub huge_pages: bool,
     /// Somebody else's program, with its arguments, that speaks the protocol of [`crate::protocol`].
     pub command: Option<Vec<String>>,
-    /// How the loss is computed.
+    /// The implementation that computes the loss.
     pub implementation: Implementation,
     /// Scores, gradients, gradients in place of the given logits, or the baseline that automatic differentiation makes.
     pub pass: ProgramKind,
@@ -32,9 +33,9 @@ pub struct VariantConfig {
     pub gradients: GradientSpec,
     /// What is rounded, and whether the entropy is computed.
     pub numerics: Numerics,
-    /// Memory against time.
+    /// Sizes of tiles, and the budget of workspace that they are chosen within.
     pub tiling: Tiling,
-    /// For given logits on a TPU: kernels with blocks of these sizes instead of XLA's own code.
+    /// Blocks of our TPU kernels for given logits, which replace XLA's own code where this is given.
     pub mosaic: Option<MosaicConfig>,
 }
 

@@ -23,9 +23,9 @@ const STEP: f64 = 1e-5;
 /// A number of the loss, a step away from where the gradient is taken.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Moved {
-    /// Where the gradient is taken.
+    /// The number where the gradient is taken.
     from: f64,
-    /// A step away.
+    /// The number a step away.
     to: f64,
     /// A step away, on the branches that were taken at `from`. The same bits as `to` unless the step crosses a kink.
     smooth: f64,
@@ -125,16 +125,16 @@ impl Real for Moved {
 /// What the policy hands over, in f64.
 #[derive(Clone, Debug)]
 pub(super) struct Point {
-    /// By the names of their gradients: logits alone, or hidden states, head and, where there is one, bias.
+    /// Tensors by the names of their gradients: logits alone, or hidden states, head and, where there is one, bias.
     pub(super) tensors: Vec<(&'static str, Vec<f64>)>,
-    /// Of the head; `None` where logits are given.
+    /// The layout of the head; `None` where logits are given.
     pub(super) layout: Option<HeadLayout>,
-    /// V.
+    /// Vocabulary entries V.
     pub(super) vocab: usize,
 }
 
 impl Point {
-    /// As the oracle takes it.
+    /// The policy as the oracle takes it.
     pub(super) fn policy(&self) -> oracle::Policy<'_, f64> {
         let tensor = |i: usize| self.tensors.get(i).map(|(_, values)| values.as_slice());
         let (first, vocab) = (tensor(0).unwrap_or_default(), self.vocab);
@@ -168,7 +168,7 @@ pub(super) struct Slopes {
 }
 
 impl<'a> Differences<'a> {
-    /// Around `point`.
+    /// Prepares the loss for differences around `point`.
     pub(super) fn new(loss: &'a LossConfig, batch: &'a TokenBatch, point: Point) -> Result<Self> {
         let there = oracle::score(loss, &point.policy(), batch)?;
         let values = || PolicyValues { logp: there.logp.clone(), entropy: there.entropy.clone() };

@@ -16,8 +16,8 @@ use rand::SeedableRng;
 use rand::seq::index::sample;
 use rand_chacha::ChaCha8Rng;
 
-/// Of the oracle's gradients against differences, relative to the largest. Differences reach 1e-10, at a low temperature or
-/// with a large KL 3e-9; a mistake in a formula is orders larger.
+/// Tolerance of the oracle's gradients against differences, relative to the largest. Differences reach 1e-10, at a low
+/// temperature or with a large KL 3e-9; a mistake in a formula is orders larger.
 pub(super) const TOLERANCE: f64 = 1e-6;
 
 /// Entries of a tensor that differences are taken of: each is two evaluations.
@@ -37,7 +37,7 @@ pub(super) struct Problem {
     pub(super) oracle: Evaluated,
 }
 
-/// What differences say of gradients.
+/// The comparison of gradients with differences.
 #[derive(Debug, Default)]
 pub(super) struct Verdict {
     pub(super) rows: Vec<Row>,
@@ -88,7 +88,7 @@ impl Problem {
         Ok(Self { config: config.clone(), inputs, point, oracle })
     }
 
-    /// Of the inputs.
+    /// The seed of the inputs.
     pub(super) fn seed(&self) -> u64 {
         self.config.inputs.seed
     }

@@ -2,7 +2,7 @@
 
 use prost::{Message, Oneof};
 
-/// `DataType.DT_STRING`.
+/// The value of `DataType.DT_STRING` in TensorFlow's protos.
 pub(super) const DT_STRING: i32 = 7;
 
 #[derive(Clone, PartialEq, Message)]

@@ -35,17 +35,17 @@ const MIN_CONSUMER: &str = "0.70.0";
 pub struct Options {
     /// The folder in which `wandb/` is.
     pub dir: PathBuf,
-    /// See [`run_id`].
+    /// The id of the run, as [`run_id`] makes it.
     pub id: String,
-    /// The project.
+    /// The project that the run belongs to.
     pub project: String,
     /// User or team; the server's default without one.
     pub entity: Option<String>,
     /// The name that is shown.
     pub name: Option<String>,
-    /// The group.
+    /// The group of runs that this one belongs to.
     pub group: Option<String>,
-    /// Tags.
+    /// Tags by which the run can be found.
     pub tags: Vec<String>,
 }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// `wandb sync` tries again for days when there is no network; a run has ended long before.
 const LIMIT: Duration = Duration::from_secs(600);
-/// Where API keys are for, unless `WANDB_BASE_URL` says otherwise.
+/// The hosts that API keys are for, unless `WANDB_BASE_URL` says otherwise.
 const HOSTS: [&str; 2] = ["api.wandb.ai", "api.forge.coreweave.com"];
 
 /// Uploads all parts of the run `id` in `dir` that are not uploaded yet, with the program `wandb` on `PATH`. Takes minutes at
