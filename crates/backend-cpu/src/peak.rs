@@ -84,7 +84,7 @@ impl Unit {
         }
     }
 
-    /// One of the sums that it makes, lest there be nothing to make.
+    /// Runs the loop and returns one of its sums, so that the compiler cannot leave it out.
     fn spin(self, iterations: usize) -> f32 {
         match self {
             Self::Amx => amx::spin(iterations),
@@ -204,7 +204,7 @@ impl Stream {
     }
 }
 
-/// `words` words that are there, in huge pages where the kernel grants them to whoever asks.
+/// A buffer of `words` words that has been written to, in huge pages where the kernel grants them on request.
 fn huge(words: usize) -> Vec<u64> {
     let mut buffer: Vec<u64> = Vec::with_capacity(words);
     #[cfg(target_os = "linux")]

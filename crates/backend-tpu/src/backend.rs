@@ -1,4 +1,4 @@
-//! The backend `pjrt:<platform>`.
+//! The backend `pjrt:<platform>`: a client, a mesh of its devices, and how programs for them are compiled.
 
 use crate::aot::Variant;
 use crate::devices::{Devices, MeshCompiler};

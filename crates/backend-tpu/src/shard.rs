@@ -1,4 +1,4 @@
-//! Which part of a tensor lies on which device of a mesh, and the way there and back.
+//! Which part of a tensor lies on which device of a mesh: cutting tensors into parts and putting them together.
 //!
 //! Tensors are matrices `[rows, columns]` here; a vector of tokens is `[N, 1]`, a bias `[1, V]`. Every device holds a part
 //! of the same size; what lies beyond the tensor is padding.

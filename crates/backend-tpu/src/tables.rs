@@ -1,4 +1,4 @@
-//! The tokens of a batch as the small tables that programs read.
+//! The tokens of a batch as the two small tables that programs read.
 
 use crate::devices::Devices;
 use crate::program::{IDS, Role, Spec};

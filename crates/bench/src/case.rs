@@ -1,4 +1,4 @@
-//! One problem: its inputs, its processes, their turns.
+//! Measuring one problem: its inputs, its processes, and their steps in alternation.
 
 use super::inputs::{self, Files};
 use super::outcome::{devices, outcomes};
@@ -29,11 +29,11 @@ pub(crate) struct Entry {
     pub(crate) state: State,
 }
 
-/// What is measured: a variant of ours, somebody else's, or a floor.
+/// The kind of program that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Variant,
-    /// A program of somebody else that speaks the protocol.
+    /// Another system's program that speaks the protocol.
     Peer,
     Floor,
 }
@@ -115,7 +115,7 @@ pub(crate) fn measure(
     })
 }
 
-/// Everything that takes turns: floors, variants, peers.
+/// Everything that is measured in alternation: floors, variants, peers.
 fn entries(config: &BenchConfig, options: &Options, folder: &Path) -> Result<Vec<Entry>> {
     let wanted = |name: &str| options.variants.is_empty() || options.variants.iter().any(|variant| variant == name);
     let mut floors: BTreeMap<String, Entry> = BTreeMap::new();
@@ -338,7 +338,7 @@ fn environment(entry: &Entry) -> Vec<(&'static str, String)> {
         environment.push(("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1".to_owned()));
     }
     if entry.kind == Kind::Peer {
-        // Threads that wait for the next step may not spin in the turn of another.
+        // Threads that wait for the next step must not spin while another process is measured.
         environment.push(("OMP_WAIT_POLICY", "PASSIVE".to_owned()));
         if entry.job.threads > 0 {
             environment.push(("OMP_NUM_THREADS", entry.job.threads.to_string()));
@@ -347,7 +347,7 @@ fn environment(entry: &Entry) -> Vec<(&'static str, String)> {
     environment
 }
 
-/// One step of one entry; one that fails takes no further turns.
+/// Runs one step of an entry; an entry that fails is not run again.
 fn step_entry(entry: &mut Entry, processes: &mut [Process], check: bool, note: impl FnOnce(&mut Running, Stepped)) {
     let State::Running(running) = &mut entry.state else { return };
     let reply = processes[running.process].ask(&Request::Step { name: entry.job.name.clone(), check });

@@ -1,4 +1,4 @@
-//! What is compared with what: problems, and variants of solving them. `grpo aot` and `grpo plan` compile the variants of
+//! The configuration of a benchmark: problems, and variants of solving them. `grpo aot` and `grpo plan` compile the variants of
 //! one problem, `grpo bench` runs them all.
 //!
 //! Keys are those of the loss, of plans and of backends. A key that a variant's backend does not offer is an error there,

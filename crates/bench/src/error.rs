@@ -1,4 +1,4 @@
-//! What can go wrong in a benchmark.
+//! Errors of benchmarks.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Whoever started it has asked for its end.
+    /// The benchmark was stopped on request.
     #[error("stopped before the end")]
     Stopped,
     /// A configuration value that is not legal.

@@ -1,4 +1,4 @@
-//! How often a variant runs, and what its times come to.
+//! The numbers of steps of a benchmark, and statistics of their times.
 
 use serde::{Deserialize, Serialize};
 

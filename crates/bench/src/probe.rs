@@ -1,4 +1,4 @@
-//! What the machine can do, as jobs that take turns with what is held against it.
+//! What the machine can do at most, as jobs that are measured in alternation with the variants.
 
 use super::protocol::{Planned, Stepped};
 use super::worker::Runner;

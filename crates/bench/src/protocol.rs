@@ -1,6 +1,6 @@
-//! What a benchmark and its workers say to each other: one JSON value per line, over the worker's standard input and output.
+//! The protocol between a benchmark and its workers: one JSON value per line, over the worker's standard input and output.
 //!
-//! A worker waits for a [`Request`], does it, answers with one [`Reply`], and ends when its input does. It answers
+//! A worker waits for a [`Request`], fulfils it, answers with one [`Reply`], and ends when its input does. It answers
 //! `{"failed": ...}` where it cannot, and goes on waiting. Between two requests it does nothing, so that others can be
 //! measured. Anything that a worker wants to tell people goes to standard error.
 //!

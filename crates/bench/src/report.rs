@@ -1,4 +1,4 @@
-//! What a benchmark says, as one document.
+//! The results of a benchmark, as one document.
 
 use super::measure::{Rounds, Timing};
 use crate::assertion::Checked;
@@ -125,7 +125,7 @@ pub enum Outcome {
 /// What was measured of a variant or a floor.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Measured {
-    /// What it ran on; `peer` for somebody else's program.
+    /// The backend that it ran on; `peer` for another system's program.
     pub backend: String,
     /// Threads on the CPU; 0 is one per core.
     pub threads: usize,
@@ -145,7 +145,7 @@ pub struct Measured {
     pub first_call_seconds: f64,
     /// A step; `None` when none was timed.
     pub step_ms: Option<Timing>,
-    /// When each timed step began, in seconds after the first of the problem: variants take turns.
+    /// When each timed step began, in seconds after the first of the problem: variants run in alternation.
     pub began_s: Vec<f64>,
     /// Tokens in a second by the median of the times.
     pub tokens_per_second: Option<f64>,

@@ -1,4 +1,4 @@
-//! The worker's side: jobs in a process of their own.
+//! A worker: a process that plans jobs and runs their steps on request.
 
 use super::cpu::OnCpu;
 use super::inputs::{Inputs, PolicyTensors};

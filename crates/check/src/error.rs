@@ -1,4 +1,4 @@
-//! What can go wrong in a check.
+//! Errors of checks.
 
 use std::path::Path;
 

@@ -24,7 +24,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Most sequences: signs of advantages take turns, and one of them comes twice.
+/// Most sequences: signs of advantages alternate, and one of them comes twice.
 const MOST_SEQUENCES: usize = 3;
 
 /// Largest sizes that a problem keeps.
@@ -91,11 +91,11 @@ pub struct InputsReport {
     pub notes: Vec<String>,
 }
 
-/// Checks every problem of `config`. `progress` hears what is about to be done.
+/// Checks every problem of `config`. `progress` is called with a line about what comes next.
 ///
 /// # Errors
 /// [`Error::Bench`] for a configuration that is not legal; [`Error::Argument`] for a variant that it lacks or a limit of 0;
-/// those of the backends, but for what they do not offer: that is told in [`CaseReport::not_checked`].
+/// those of the backends, but for what they do not offer: those are in [`CaseReport::not_checked`].
 pub fn run(config: &BenchConfig, options: &Options, mut progress: impl FnMut(&str)) -> Result<Vec<CaseReport>> {
     config.validate()?;
     let Limits { tokens, hidden, vocab } = options.limits;

@@ -1,4 +1,4 @@
-//! What can go wrong with files and layers of a configuration.
+//! Errors of files and of the layers of a configuration.
 
 use std::path::{Path, PathBuf};
 

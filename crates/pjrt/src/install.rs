@@ -68,7 +68,7 @@ pub fn find(kind: Kind) -> Result<Option<PathBuf>> {
     Place::of(kind)?.find()
 }
 
-/// Fetches `kind` unless it is installed and whole. `progress` hears of every step before it is taken.
+/// Fetches `kind` unless it is installed and whole. `progress` is called with every step before it is taken.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! Errors of the sinks.
 
 use std::path::{Path, PathBuf};
 

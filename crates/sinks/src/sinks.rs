@@ -43,7 +43,7 @@ struct WandbRun {
     mode: Mode,
 }
 
-/// What a sink is told of a run.
+/// The description of a run for its sinks.
 pub struct About<'a, C> {
     /// The folder in which the sinks put their files.
     pub root: &'a Path,
@@ -114,7 +114,7 @@ impl Sinks {
         self.each(|sink| sink.flush());
     }
 
-    /// Ends the sinks, and uploads what is to be uploaded; `note` hears of it.
+    /// Ends the sinks, and uploads what is to be uploaded; `note` is called with lines about it.
     pub fn finish(mut self, succeeded: bool, mut note: impl FnMut(&str)) {
         self.each(|sink| sink.finish(i32::from(!succeeded)));
         let Some(WandbRun { dir, id, mode }) = self.wandb else { return };
@@ -148,7 +148,7 @@ mod tests {
     use super::*;
     use std::sync::{Arc, Mutex};
 
-    /// Writes down what it hears and fails at a step.
+    /// Records its calls and fails at a step.
     struct Recorder(Arc<Mutex<Vec<String>>>, u64);
 
     impl Sink for Recorder {

@@ -8,7 +8,7 @@
 //! * token chunks: logits of the chunk for the whole vocabulary are made once, turned into dlogits where they lie, and
 //!   multiplied into dH and dW: three products;
 //! * vocabulary panels: panels are made for the statistics, and made again for the gradient: four products, but chunks
-//!   are so large that the head and its gradient hardly travel.
+//!   are so large that the head and its gradient hardly move between memory and processor.
 //!
 //! A task is a tile of the vocabulary: its logits meet the softmax while they are in a core's cache, and so do dlogits, which
 //! are packed as they are made: for dW at once, for dH in the place of the logits. Then tasks are blocks of hidden units.

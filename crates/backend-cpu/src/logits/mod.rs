@@ -10,7 +10,8 @@
 //! fixed tiles of [`crate::softmax`], so a token's results do not depend on any of this. A loss whose chunks cannot be
 //! cut at sequences (sequence-level ratios) makes all statistics first, and again for the gradient.
 //!
-//! Memory: per token of a chunk V exponentials (or transformed logits) in f32, a [`Partial`] per tile and ~100 bytes; at sequence level 72 bytes for every token.
+//! Memory: per token of a chunk V exponentials (or transformed logits) in f32, a [`Partial`] per tile and ~100
+//! bytes; at sequence level 72 bytes for every token.
 //!
 //! Legend: N tokens, C tokens of a chunk, V vocabulary.
 

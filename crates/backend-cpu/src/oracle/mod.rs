@@ -1,4 +1,4 @@
-//! The loss, dense and obvious: the oracle that everything else is measured against.
+//! The oracle: the loss evaluated densely and in the plainest way, against which every implementation is measured.
 //!
 //! Avoids nothing: holds the logits `[N, V]` (their gradient overwrites them) and every gradient. No tiles, no threads.
 //! Generic over [`Scalar`]: `f64` is the oracle, `f32` the implementation `reference`. Tensors are in `R`, every

@@ -1,4 +1,4 @@
-//! What happens to logits before the temperature, where no factor of the softmax can do it.
+//! The transform of logits before the temperature, where no factor of the softmax can do it.
 //!
 //! w = cap tanh(logit_scale z / cap), and the softmax takes w / T. Avoids a tensor of its own: tiles are transformed where they
 //! lie or where they are made, in a core's cache. Without a cap, a positive logit_scale is part of [`super::Scales`].

@@ -1,4 +1,4 @@
-//! What no loss can do without, and nothing else: the floor under measured times.
+//! The products that no loss can do without, and nothing else: a lower bound of measured times.
 //!
 //! Of hidden states, the products in chunks of tokens: logits, which stand in for their own gradient, and one product per
 //! gradient, added to what the caller donates. Of given logits, one pass over them that writes as much as it reads.

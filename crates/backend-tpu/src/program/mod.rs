@@ -4,6 +4,30 @@
 //! (which users call `reference`), `logits` and `fused` are folders of the same names. Every program is a pure function of
 //! its arguments, whose order [`Program`] tells.
 //!
+//! A program needs no plugin to be written and looked at:
+//!
+//! ```
+//! use backend_tpu::program::{Blocking, Mesh, Numerics, Pass, Spec};
+//! use grpo_core::*;
+//!
+//! # fn main() -> Result<()> {
+//! let spec = Spec {
+//!     loss: LossConfig::default(),
+//!     implementation: Implementation::Logits,
+//!     tokens: 4,
+//!     policy: PolicySpec::Logits { vocab: 32, dtype: Dtype::F32 },
+//!     gradients: GradientSpec::default(),
+//!     blocking: Blocking::TokenChunks(1), // of no meaning but for `fused`
+//!     mosaic: None,
+//!     numerics: Numerics::default(),
+//!     mesh: Mesh::default(),
+//! };
+//! let text = spec.program(Pass::Score)?.module.to_string();
+//! assert!(text.contains("tensor<4x32xf32>"), "{text}");
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! Legend: N tokens and V vocabulary entries of one device, H hidden size.
 
 mod bare;
@@ -40,7 +64,7 @@ impl Spec {
     /// The program of `pass`.
     ///
     /// # Errors
-    /// [`Error::Config`] or [`Error::Unsupported`] for what no program does.
+    /// [`grpo_core::Error::Config`] or [`grpo_core::Error::Unsupported`] for what no program does.
     pub fn program(&self, pass: Pass) -> Result<Program> {
         self.validate(pass)?;
         match (self.implementation, self.policy) {

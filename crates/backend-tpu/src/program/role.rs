@@ -1,4 +1,4 @@
-//! The arguments and results of programs by name.
+//! The arguments and results of programs, by what they are to the loss.
 
 use serde::{Deserialize, Serialize};
 use strum::IntoStaticStr;

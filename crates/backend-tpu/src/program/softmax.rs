@@ -1,4 +1,4 @@
-//! The LM head's rows in a program: statistics of logits and their gradient, tile by tile.
+//! The softmax in a program: statistics of rows of logits and their gradient, tile by tile.
 //!
 //! The target stays out of the sums, so that a collapsed softmax keeps its gradient. With M the largest of the other
 //! logits of a row, d_j = s (z_j - M), e_j = exp(d_j), S = sum over j != y of e_j, D = sum of e_j d_j:

@@ -29,7 +29,7 @@ pub struct VariantConfig {
     pub implementation: Implementation,
     /// Scores, gradients, gradients in place of the given logits, or the baseline that automatic differentiation makes.
     pub pass: ProgramKind,
-    /// Gradients to make; without `lm_head` the head is frozen. Of given logits, `hidden` is theirs.
+    /// Gradients to make; without `lm_head` the head is frozen. For given logits, `hidden` means their gradient.
     pub gradients: GradientSpec,
     /// What is rounded, and whether the entropy is computed.
     pub numerics: Numerics,

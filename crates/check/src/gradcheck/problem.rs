@@ -1,4 +1,4 @@
-//! Inputs of one dtype with the oracle's answer, and what is held against it.
+//! Inputs of one dtype with the oracle's results, and the gradients that are compared with them.
 
 use super::differences::{Differences, Point};
 use crate::error::{Error, Result};
@@ -29,7 +29,7 @@ const SEEDS: u64 = 50;
 /// How far rounding to f32 may move a log-probability.
 const ROUNDING: f64 = 4e-6;
 
-/// Inputs with the oracle's answer.
+/// Inputs with the oracle's results.
 pub(super) struct Problem {
     config: BenchConfig,
     inputs: Inputs,
@@ -130,7 +130,7 @@ impl Problem {
         self.point.tensors.iter().map(|(name, _)| *name)
     }
 
-    /// Gradients of the oracle that are zero everywhere though advantages are not: whoever made none would agree.
+    /// Gradients of the oracle that are zero everywhere though advantages are not: an implementation without gradients would agree.
     pub(super) fn zero_gradients(&self) -> Vec<String> {
         let (Advantages::PerSequence(advantages) | Advantages::PerToken(advantages)) = self.inputs.batch.advantages();
         let is_zero = |name| gradient(&self.oracle.values, name).is_some_and(|values| values.iter().all(|x| *x == 0.0));

@@ -22,7 +22,7 @@ pub fn upload(dir: &Path, id: &str) -> Result<()> {
     upload_with(dir, id, &environment, LIMIT)
 }
 
-/// What is missing for [`upload`], if anything: the program or a key. To be told at the beginning of a run.
+/// What is missing for [`upload`], if anything: the program or a key. To be reported at the beginning of a run.
 pub fn obstacle() -> Option<String> {
     find_program(&environment).and_then(|_| find_key(&environment)).err()
 }
