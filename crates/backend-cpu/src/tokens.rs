@@ -20,6 +20,7 @@ pub(crate) struct TokenState {
 impl TokenState {
     pub(crate) const BYTES: usize = size_of::<Row>() + 4 * size_of::<f64>();
 
+    /// State for `tokens` tokens.
     pub(crate) fn new(tokens: usize) -> Self {
         let zeros = || vec![0.0; tokens];
         let rows = vec![Row::default(); tokens];
@@ -56,6 +57,7 @@ impl TokenState {
         self.dlogp[at] != 0.0 || self.dentropy[at] != 0.0
     }
 
+    /// The gradient of the logits of a token whose loss has been evaluated.
     pub(crate) fn row_grad(&self, at: usize, scales: &Scales) -> RowGrad {
         self.rows[at].row_grad(scales, self.dlogp[at], self.dentropy[at])
     }

@@ -86,6 +86,8 @@ impl PjrtTensor {
         self.layout.collect(to, |device, part| self.parts[device].to_host(part)).map_err(failed)
     }
 
+    /// # Errors
+    /// [`Error::Backend`] when a call that failed has lost the tensor.
     pub(crate) fn alive(&self) -> Result<()> {
         if self.parts.is_empty() {
             let message = format!("the tensor `{}` was lost in a call that failed; upload it again", self.role.name());

@@ -1,4 +1,4 @@
-//! Plain Rust for every target: what other instruction sets have code of their own for.
+//! Plain Rust for every target, in the place of code that other instruction sets have of their own.
 #![allow(unsafe_code)]
 
 use super::panel::{LHS_PANEL, RHS_PANEL};
@@ -31,7 +31,7 @@ pub(crate) fn transpose_16x16(block: &mut [[u32; 16]; 16]) {
     }
 }
 
-/// The product of panels of f32 words.
+/// The product of panels of f32 words, in small parts of the output.
 ///
 /// # Safety
 /// As [`super::microkernel::multiply`], of f32 words.

@@ -12,7 +12,7 @@ const UNITS: usize = 512;
 /// Vocabulary entries that are packed at a time for logits.
 pub(super) const ENTRIES: usize = 4 * RHS_PANEL;
 
-/// What one task at a time needs for itself.
+/// The buffers of one task at a time.
 #[derive(Debug)]
 pub(crate) struct Slot {
     /// A part of the head, packed.
@@ -36,6 +36,7 @@ impl Slot {
         [logits.max(hidden), dlogits, gemm.lhs_panel() * t]
     }
 
+    /// Allocates a slot for chunks of `c` tokens.
     pub(crate) fn new(gemm: Gemm, c: usize, h: usize, v: usize, layout: HeadLayout) -> Self {
         let [head, dlogits, rows] = Self::sizes(gemm, c, h, v, layout);
         Self { head: vec![0; head], dlogits: vec![0; dlogits], rows: vec![0.0; rows] }

@@ -68,6 +68,7 @@ impl Problem {
         }
     }
 
+    /// Tiles of the vocabulary.
     pub(crate) fn tiles(&self) -> usize {
         self.v.div_ceil(TILE)
     }
@@ -87,6 +88,7 @@ impl Problem {
         if self.keeps_all { self.n } else { blocking.chunk }
     }
 
+    /// Allocates the buffers of one task for chunks of `chunk` tokens.
     pub(crate) fn slot(&self, chunk: usize) -> Slot {
         Slot::new(self.gemm, chunk, self.h, self.v, self.layout)
     }

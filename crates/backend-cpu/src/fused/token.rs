@@ -1,4 +1,4 @@
-//! What the fused loops know of a token.
+//! A token as the fused loops see it.
 
 use crate::softmax::{RowGrad, RowSums, Scales};
 use std::ops::Range;
@@ -10,12 +10,13 @@ pub(super) struct Token {
     pub(super) row: usize,
     /// The row of the panel that holds the token's logits.
     pub(super) place: usize,
+    /// The index of the target in the vocabulary.
     pub(super) target: usize,
     pub(super) scales: Scales,
     pub(super) row_grad: RowGrad,
 }
 
-/// Bytes of a token in [`Workspace`], beside tensors.
+/// Bytes of a token in a plan's workspace, beside tensors.
 pub(super) const TOKEN_BYTES: usize = size_of::<RowSums>() + size_of::<Token>() + size_of::<usize>();
 
 /// Index of `target` within a tile.

@@ -27,6 +27,8 @@ pub(crate) enum Cut {
 }
 
 impl<'a> MatMut<'a> {
+    /// `rows` rows of `cols` elements in `data`, which begin `stride` elements apart.
+    ///
     /// # Panics
     /// When the slice is too short or rows overlap.
     pub(crate) fn new(data: &'a mut [f32], rows: usize, cols: usize, stride: usize) -> Self {
@@ -62,10 +64,12 @@ impl<'a> MatMut<'a> {
         })
     }
 
+    /// The number of rows.
     pub(crate) fn rows(&self) -> usize {
         self.rows
     }
 
+    /// The number of elements of a row.
     pub(crate) fn cols(&self) -> usize {
         self.cols
     }

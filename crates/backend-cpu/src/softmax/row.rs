@@ -43,6 +43,7 @@ impl RowSums {
         }
     }
 
+    /// The statistics of the row, when all tiles have been merged.
     pub(crate) fn finish(&self, scale: f32) -> Row {
         let softplus = |x: f64| x.max(0.0) + (-x.abs()).exp().ln_1p();
         // An infinite target is infinity over infinity, and not a probability of 1.

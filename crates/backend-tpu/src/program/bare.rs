@@ -17,6 +17,7 @@ use grpo_core::PolicySpec;
 use grpo_core::error::Result;
 use stablehlo::{Dtype, Value};
 
+/// The program with the arguments and results of `pass`.
 pub(super) fn program(spec: &Spec, pass: Pass) -> Result<Program> {
     if spec.mesh.devices() != 1 {
         return Err(unsupported("the bare products on several devices", "compare on one"));

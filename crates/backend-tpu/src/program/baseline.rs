@@ -18,6 +18,7 @@ use grpo_core::HeadLayout;
 use grpo_core::error::Result;
 use stablehlo::{DotDimensions, Dtype, GatherDimensions, Precision, Reducer, ScatterDimensions, TensorType, Value};
 
+/// The program of loss and gradients, as automatic differentiation writes it.
 pub(super) fn program(spec: &Spec) -> Result<Program> {
     if spec.mesh.devices() != 1 {
         return Err(unsupported("the materialised baseline on several devices", "compare on one"));

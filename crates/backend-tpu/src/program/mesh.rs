@@ -29,6 +29,8 @@ impl Mesh {
         self.data.saturating_mul(self.vocab)
     }
 
+    /// Checks that the mesh has devices.
+    ///
     /// # Errors
     /// [`Error::Config`] for a mesh without devices.
     pub(crate) fn validate(&self) -> Result<()> {

@@ -10,6 +10,8 @@ const ACCUMULATORS: usize = 12;
 /// Floating-point operations of an iteration of [`spin_fma`].
 pub(crate) const SPIN_FLOPS: usize = ACCUMULATORS * 8 * 2;
 
+/// The product of panels of f32 words, in four parts of the output.
+///
 /// # Safety
 /// As [`crate::arch::microkernel::multiply`], of f32 words.
 #[target_feature(enable = "avx2,fma")]

@@ -29,6 +29,7 @@ impl<'a> Rows<'a> {
         Self { data, stride, pick: Pick::List(rows), columns }
     }
 
+    /// The number of rows.
     pub(super) fn rows(&self) -> usize {
         match &self.pick {
             Pick::Range(range) => range.len(),

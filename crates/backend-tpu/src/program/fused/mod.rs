@@ -33,6 +33,7 @@ use grpo_core::{HeadLayout, PolicySpec};
 use stablehlo::{Dtype, Reducer, TensorType, Value};
 use window::{Window, add_at, place, window, windows};
 
+/// The program of `pass`.
 pub(super) fn program(spec: &Spec, pass: Pass) -> Result<Program> {
     let frame = Frame::new(spec, pass);
     let fused = Fused::new(spec, &frame);
