@@ -1,39 +1,9 @@
-//! The GRPO loss on this CPU: `reference`, `logits` and `fused` behind [`grpo_core::Backend`].
-//!
-//! Use it to train on a CPU, or to check what another backend computes: it needs nothing but Rust. Hand over hidden states
-//! and the LM head (`fused` never makes `[N, V]` logits of them), or logits that are there already (`logits`, in place if
-//! wanted); [`oracle`] evaluates the same loss densely in f64.
-//!
-//! ```
-//! use backend_cpu::CpuBackend;
-//! use grpo_core::*;
-//!
-//! # fn main() -> Result<()> {
-//! let (n, h, v) = (4, 8, 32); // tokens, hidden size, vocabulary
-//! let (hidden, lm_head) = (vec![0.1_f32; n * h], vec![0.02_f32; v * h]); // [N, H] and [V, H]
-//! let batch = TokenBatch::packed(vec![3, 7, 1, 0], vec![0, 2, 4])? // targets of two sequences
-//!     .with_advantages(Advantages::PerSequence(vec![1.0, -0.5]))?;
-//! let (dtype, layout) = (Dtype::F32, HeadLayout::VocabHidden);
-//! let mut plan = CpuBackend::new().plan(&PlanRequest {
-//!     loss: LossConfig::default(),
-//!     implementation: Implementation::Fused,
-//!     tiling: Tiling::default(),
-//!     max_tokens: n,
-//!     policy: PolicySpec::Hidden { hidden: h, vocab: v, dtype, layout, bias: false },
-//!     gradients: GradientSpec { hidden: true, lm_head: false, bias: false },
-//! })?;
-//! let mut dhidden = vec![0.0; n * h]; // the gradient is added to it
-//! let policy = PolicyInput::Hidden { hidden: (&hidden).into(), lm_head: (&lm_head).into(), bias: None };
-//! let grads = GradsMut { hidden: Some((&mut dhidden).into()), ..GradsMut::default() };
-//! let out = plan.value_and_grad(policy, &batch, grads)?;
-//! assert!((out.scores.logp[0] + (v as f32).ln()).abs() < 1e-5); // every entry is equally likely here
-//! # Ok(())
-//! # }
-//! ```
+//! The GRPO loss on this CPU: `reference`, `logits` and `fused` behind [`grpo_core::Backend`]. Use it to train on a CPU, or to
+//! check what another backend computes: it needs nothing but Rust. Kernels of the fastest instruction set that the processor
+//! has are chosen at run time. [`oracle`] evaluates the same loss densely in f64.
 //!
 //! Inputs are host slices, f32 or bf16; sums and gradients are f32, the scalars of a row f64. bf16 inputs round dL/dlogits to
-//! bf16 before it is multiplied into gradients, unless [`CpuBackend::with_dlogits`] says otherwise. Kernels of the fastest
-//! instruction set that the processor has are chosen at run time; [`CpuBackend::with_isa`] chooses another [`Isa`].
+//! bf16 before it is multiplied into gradients, unless [`CpuBackend::with_dlogits`] says otherwise.
 #![deny(unsafe_code)]
 
 mod arch;
@@ -65,18 +35,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::sync::Arc;
 pub use threads::most_threads;
 
-/// The backend `cpu`: kernels, the threads that they run on, and the rounding of dL/dlogits.
-///
-/// ```
-/// use backend_cpu::{CpuBackend, Isa};
-/// use grpo_core::{Backend, Dtype};
-///
-/// # fn main() -> grpo_core::Result<()> {
-/// let backend = CpuBackend::with_threads(2)?.with_isa(Isa::Portable).with_dlogits(Dtype::F32);
-/// assert_eq!(backend.dlogits(Dtype::Bf16), Dtype::F32); // dL/dlogits keeps its digits for bf16 inputs, too
-/// # Ok(())
-/// # }
-/// ```
+/// The backend `cpu`.
 #[derive(Clone, Debug, Default)]
 pub struct CpuBackend {
     pool: Option<Arc<ThreadPool>>,

@@ -1,4 +1,4 @@
-//! Errors of files and of the layers of a configuration.
+//! What can go wrong with files and layers of a configuration.
 
 use std::path::{Path, PathBuf};
 
@@ -12,18 +12,18 @@ pub enum Error {
     /// A file that cannot be read or written.
     #[error("cannot {action} {path}", path = path.display())]
     Io {
-        /// The action that was tried.
+        /// What was tried.
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// The error that the system reported.
+        /// Why it failed.
         #[source]
         source: std::io::Error,
     },
     /// A file of rows that does not hold what it should.
     #[error("run folder {path}: {reason}", path = path.display())]
     Rows {
-        /// The file of rows.
+        /// The file.
         path: PathBuf,
         /// What is wrong and what to do.
         reason: String,
@@ -33,7 +33,7 @@ pub enum Error {
     Layer {
         /// File, environment variable or argument.
         origin: String,
-        /// The error of the layer.
+        /// What is wrong with it.
         #[source]
         source: Box<Error>,
     },

@@ -16,7 +16,7 @@ pub struct JsonLines {
 }
 
 impl JsonLines {
-    /// Creates an empty file, in the place of one that is there.
+    /// An empty file.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -96,7 +96,7 @@ pub fn read_rows<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>> {
     Ok(rows)
 }
 
-/// Hands every row of the first `bytes` bytes of a file to `check`, whose error is reported with the number of the line. They
+/// Hands every row of the first `bytes` bytes of a file to `check`, whose error is told with the number of the line. They
 /// have to end where a row ends, unless the file ends before.
 pub fn each_row<T: DeserializeOwned>(
     path: &Path,

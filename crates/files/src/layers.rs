@@ -34,7 +34,7 @@ struct Layer {
 }
 
 impl Layers {
-    /// A configuration that has only its defaults.
+    /// Only the defaults.
     pub fn new() -> Self {
         Self::default()
     }
@@ -85,7 +85,7 @@ impl Layers {
         Ok(self)
     }
 
-    /// Adds assignments of the form `a.b=value`.
+    /// Adds assignments `a.b=value`.
     ///
     /// # Errors
     /// [`Error::Layer`] when one is not legal.
@@ -165,7 +165,7 @@ fn assignment(origin: String, key: &str, value: &str) -> Result<Layer> {
     Ok(Layer { origin, value: nested })
 }
 
-/// The value as `config` has it, whose own conversion refuses integers above `i64::MAX`.
+/// The same value in the terms of `config`, whose own conversion refuses integers above `i64::MAX`.
 fn merged_value(origin: &String, value: Value) -> config::Value {
     let kind = match value {
         Value::Null => ValueKind::Nil,

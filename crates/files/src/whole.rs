@@ -1,4 +1,4 @@
-//! Whole files: written so that a reader never finds half of one, and read up to a limit.
+//! Whole files: written so that nobody finds half of one, read no further than they can be meant.
 
 use crate::error::{Error, Result};
 use std::fs::{File, Metadata, OpenOptions, Permissions};

@@ -17,18 +17,17 @@ pub struct LoggingConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct WandbConfig {
-    /// What becomes of the run. Without it, the environment variable `WANDB_MODE` decides, and without that nothing is
-    /// written.
+    /// Without it, what the environment variable `WANDB_MODE` says, and disabled without that.
     pub mode: Option<Mode>,
-    /// The project that the run belongs to.
+    /// The project.
     pub project: String,
     /// User or team; the server's default without it.
     pub entity: Option<String>,
     /// Name that is shown; `run.name` without it.
     pub name: Option<String>,
-    /// The group of runs that this one belongs to.
+    /// Group of runs.
     pub group: Option<String>,
-    /// Tags by which the run can be found.
+    /// Tags.
     pub tags: Vec<String>,
     /// Folder in which `wandb/` is; the run folder without it.
     pub dir: Option<PathBuf>,
@@ -42,7 +41,7 @@ impl Default for WandbConfig {
 }
 
 impl WandbConfig {
-    /// The mode of the run: the configuration's, or else that of `WANDB_MODE`.
+    /// What becomes of the run.
     ///
     /// # Errors
     /// [`Error::Mode`] when it is for `WANDB_MODE` to say and that says something else.

@@ -1,4 +1,4 @@
-//! Errors of the sinks.
+//! What can go wrong.
 
 use std::path::{Path, PathBuf};
 
@@ -12,19 +12,19 @@ pub enum Error {
     /// A file or folder that cannot be read or written.
     #[error("cannot {action} {path}: {reason}", path = path.display())]
     Io {
-        /// The action that was tried.
+        /// What was tried.
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// The error that the system reported.
+        /// Why it failed.
         reason: std::io::Error,
     },
     /// A file that is not what its name says.
     #[error("{path}: {reason}; move it elsewhere", path = path.display())]
     Format {
-        /// The file that was read.
+        /// The file.
         path: PathBuf,
-        /// The reason why the file is not used.
+        /// What is wrong with it.
         reason: String,
     },
     /// `WANDB_MODE` with a value that is none of its own.
@@ -35,9 +35,9 @@ pub enum Error {
     Config {
         /// Dotted path of the key.
         key: &'static str,
-        /// The values that would be legal.
+        /// What would be legal.
         expected: &'static str,
-        /// The value that was given.
+        /// What was given.
         found: String,
     },
     /// A configuration that cannot be handed to a sink.
@@ -46,15 +46,15 @@ pub enum Error {
     /// A run that stays on this machine.
     #[error("not uploaded to Weights & Biases: {reason}; nothing is lost, upload it with: {command}")]
     NotUploaded {
-        /// The program that is missing, or the reason why it failed.
+        /// What is missing or went wrong.
         reason: String,
-        /// The command that uploads the run later.
+        /// What to type later.
         command: String,
     },
 }
 
 impl Error {
-    /// Makes an [`Error::Io`] of the system's error.
+    /// An [`Error::Io`].
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.to_owned();
         move |reason| Self::Io { action, path, reason }

@@ -39,7 +39,7 @@ pub use sinks::{About, Sinks};
 pub use tensorboard::TensorBoard;
 pub use wandb::Wandb;
 
-/// A destination of rows of metrics.
+/// Where rows of metrics go.
 pub trait Sink {
     /// Adds the row of `series` at `step`: names and values, which need not be finite. A step that the series has already
     /// is left out.

@@ -43,11 +43,11 @@ struct WandbRun {
     mode: Mode,
 }
 
-/// The description of a run for its sinks.
+/// What a sink is told of a run.
 pub struct About<'a, C> {
-    /// The folder in which the sinks put their files.
+    /// Where its files are.
     pub root: &'a Path,
-    /// The name of the run, unless `wandb.name` says another.
+    /// Its name, unless `wandb.name` says another.
     pub name: &'a str,
     /// Everything that it depends on.
     pub config: &'a C,
@@ -99,7 +99,7 @@ impl Sinks {
         Ok(())
     }
 
-    /// Lines that tell people where to find what the sinks write.
+    /// Where the sinks are, in lines for who watches.
     pub fn notes(&self) -> impl Iterator<Item = &str> {
         self.notes.iter().map(String::as_str)
     }
@@ -114,7 +114,7 @@ impl Sinks {
         self.each(|sink| sink.flush());
     }
 
-    /// Ends the sinks, and uploads what is to be uploaded; `note` is called with lines about it.
+    /// Ends the sinks, and uploads what is to be uploaded; `note` hears of it.
     pub fn finish(mut self, succeeded: bool, mut note: impl FnMut(&str)) {
         self.each(|sink| sink.finish(i32::from(!succeeded)));
         let Some(WandbRun { dir, id, mode }) = self.wandb else { return };
@@ -148,7 +148,7 @@ mod tests {
     use super::*;
     use std::sync::{Arc, Mutex};
 
-    /// Records its calls and fails at a step.
+    /// Writes down what it hears and fails at a step.
     struct Recorder(Arc<Mutex<Vec<String>>>, u64);
 
     impl Sink for Recorder {

@@ -1,4 +1,4 @@
-//! What goes into the reference, and what comes out.
+//! What goes into the oracle, and what comes out.
 
 use grpo_core::batch::TokenBatch;
 use grpo_core::error::{Error, Result};

@@ -1,4 +1,4 @@
-//! Row statistics of logits and their gradient, shared by every implementation but the reference.
+//! Row statistics of logits and their gradient, shared by `logits` and `fused`.
 //!
 //! Avoids a second copy of the softmax math, and numbers that depend on how the work was cut: a row is always summed in
 //! tiles of [`TILE`] entries, merged from left to right in f64, so its bits are those of the row alone.

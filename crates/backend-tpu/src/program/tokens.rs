@@ -1,6 +1,6 @@
 //! The tokens of a batch in a program, and the loss over them.
 //!
-//! Tokens are uploaded as two small tables, whole on every device; a device reads its own rows. The loss itself is
+//! Tokens travel as two small tables, whole on every device; a device reads its own rows. The loss itself is
 //! [`grpo_core::vectors::batch_loss`] on [`Traced`] values: nothing of it is repeated here.
 //!
 //! Legend: N tokens of a device, G tokens of all devices (data ranks x N).

@@ -2,7 +2,7 @@
 
 use prost::{Message, Oneof};
 
-/// The value of `DataType.DT_STRING` in TensorFlow's protos.
+/// `DataType.DT_STRING`.
 pub(super) const DT_STRING: i32 = 7;
 
 #[derive(Clone, PartialEq, Message)]

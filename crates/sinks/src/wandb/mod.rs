@@ -35,17 +35,17 @@ const MIN_CONSUMER: &str = "0.70.0";
 pub struct Options {
     /// The folder in which `wandb/` is.
     pub dir: PathBuf,
-    /// The id of the run, as [`run_id`] makes it.
+    /// See [`run_id`].
     pub id: String,
-    /// The project that the run belongs to.
+    /// The project.
     pub project: String,
     /// User or team; the server's default without one.
     pub entity: Option<String>,
     /// The name that is shown.
     pub name: Option<String>,
-    /// The group of runs that this one belongs to.
+    /// The group.
     pub group: Option<String>,
-    /// Tags by which the run can be found.
+    /// Tags.
     pub tags: Vec<String>,
 }
 

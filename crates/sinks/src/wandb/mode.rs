@@ -4,18 +4,18 @@ use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use strum::EnumString;
 
-/// What becomes of a run: `wandb.mode`.
+/// `wandb.mode`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, EnumString)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// Nothing is written for Weights & Biases.
+    /// Nothing is written.
     #[default]
     #[strum(serialize = "disabled", serialize = "")]
     Disabled,
     /// The run stays in its folder until `wandb sync` uploads it.
     #[strum(serialize = "offline", serialize = "dryrun")]
     Offline,
-    /// The run is written as with [`Mode::Offline`], and [`upload`](super::upload) is called when it ends.
+    /// As offline, and [`upload`](super::upload) is to be called when the run ends.
     #[strum(serialize = "online", serialize = "run")]
     Online,
 }
