@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod advantages;
+pub mod aggregate;
 pub mod backend;
 pub mod batch;
 pub mod columns;
@@ -9,7 +10,6 @@ pub mod config;
 pub mod controllers;
 pub mod error;
 pub mod evaluate;
-pub mod factors;
 pub mod format;
 pub mod metrics;
 mod mismatch;
@@ -17,14 +17,13 @@ pub mod objective;
 pub mod parity;
 pub mod plan;
 mod plan_request;
+mod prepare;
 pub mod real;
 pub mod rewards;
 mod sampler;
 mod selection;
 pub mod strict;
 pub mod tensor;
-pub mod vectors;
-pub mod weights;
 
 /// The crate whose `bf16` tensors have: the version that fits, for callers that have none of their own.
 pub use half;
@@ -36,8 +35,8 @@ pub use backend::{
 };
 pub use batch::{Advantages, TokenBatch};
 pub use config::{
-    ImportanceSamplingLevel, KlEstimator, KlImportance, LossAggMode, LossConfig, LossType, Objective, RolloutIs,
-    SamplerMode, Semantics, TemperatureMode,
+    ImportanceSamplingLevel, KlEstimator, KlImportance, LossAggMode, LossConfig, LossType, RolloutIs, SamplerMode,
+    Semantics, TemperatureMode,
 };
 pub use error::{Error, Result};
 pub use format::BatchFile;

@@ -6,12 +6,12 @@
 //! another kind (f64 in the oracle, tensors that stay on a device).
 
 use crate::backend::{GradsMut, LossOutput, LossPlan, MemoryReport, PlanRequest, PolicyInput, Scores};
+use crate::batch::PolicyValues;
 use crate::batch::TokenBatch;
 use crate::columns::LossSums;
 use crate::config::LossConfig;
 use crate::error::Result;
 use crate::evaluate::Evaluator;
-use crate::factors::PolicyValues;
 use crate::metrics::Metrics;
 
 /// What computes logits, for batches of one shape: yields log-probabilities and entropies, takes dL/dlogp and dL/dentropy.

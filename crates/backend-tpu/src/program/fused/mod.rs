@@ -28,7 +28,7 @@ use super::spec::{Spec, dtype};
 use super::tokens::Tokens;
 use super::transform::Transform;
 use grpo_core::error::Result;
-use grpo_core::vectors::BatchLoss;
+use grpo_core::objective::BatchLoss;
 use grpo_core::{HeadLayout, PolicySpec};
 use stablehlo::{Dtype, Reducer, TensorType, Value};
 use window::{Window, add_at, place, window, windows};
