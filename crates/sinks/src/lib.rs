@@ -39,7 +39,7 @@ pub use sinks::{About, Sinks};
 pub use tensorboard::TensorBoard;
 pub use wandb::Wandb;
 
-/// Where rows of metrics go.
+/// A destination of rows of metrics.
 pub trait Sink {
     /// Adds the row of `series` at `step`: names and values, which need not be finite. A step that the series has already
     /// is left out.
@@ -54,7 +54,7 @@ pub trait Sink {
     /// [`Error::Io`].
     fn flush(&mut self) -> Result<()>;
 
-    /// Ends the files. `exit_code` is 0 unless the run failed.
+    /// Ends the files of the run. `exit_code` is 0 unless the run failed.
     ///
     /// # Errors
     /// [`Error::Io`].
