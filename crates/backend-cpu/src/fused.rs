@@ -26,7 +26,7 @@
 use crate::convert::rounded;
 use crate::gemm::{Arithmetic, Cut, Depth, Order, Packed, Rows, Target};
 use crate::head::{Head, Slot, drain, unit_block};
-use crate::host::{Grads, Policy, Slice};
+use crate::host::{Grads, Slice, SliceMut};
 use crate::pages::zeros;
 use crate::plan::Kernel;
 use crate::softmax::{Partial, RowSums, Scales, Slope, TILE, Transform, gradient_to};
@@ -37,7 +37,7 @@ use grpo_core::batch::TokenBatch;
 use grpo_core::columns::LossSums;
 use grpo_core::error::Result;
 use grpo_core::evaluate::Evaluator;
-use grpo_core::{HeadLayout, LoopOrder, PlanRequest, Scores};
+use grpo_core::{HeadLayout, LoopOrder, PlanRequest, PolicyOutput, Scores};
 use std::ops::Range;
 
 /// Tiles per slot whose dlogits are made before any of them meets the head: few enough to stay in a shared cache.
@@ -119,8 +119,8 @@ impl FusedPlan {
     }
 
     /// Hidden states and head of a call. The wrapper has checked that the policy hands over both.
-    fn inputs<'a>(&self, policy: Policy<'a>) -> (Slice<'a>, Head<'a>) {
-        let Policy::Hidden { hidden, lm_head, bias } = policy else {
+    fn inputs<'a>(&self, policy: PolicyOutput<Slice<'a>>) -> (Slice<'a>, Head<'a>) {
+        let PolicyOutput::Hidden { hidden, lm_head, bias } = policy else {
             unreachable!("the wrapper has checked the policy against the plan")
         };
         let Problem { arithmetic, h, v, layout, .. } = self.problem;
@@ -379,7 +379,7 @@ impl TileGradient<'_> {
 }
 
 impl Kernel for FusedPlan {
-    fn score(&mut self, policy: Policy<'_>, batch: &TokenBatch) -> Result<Scores> {
+    fn score(&mut self, policy: PolicyOutput<Slice<'_>>, batch: &TokenBatch) -> Result<Scores> {
         let (hidden, head) = self.inputs(policy);
         let mut scores = empty_scores(batch);
         for rows in batch.active_rows().chunks(self.blocking.chunk) {
@@ -391,7 +391,7 @@ impl Kernel for FusedPlan {
 
     fn gradient(
         &mut self,
-        policy: Policy<'_>,
+        policy: PolicyOutput<Slice<'_>>,
         loss: &Evaluator<'_>,
         mut grads: Grads<'_>,
     ) -> Result<(LossSums<f64>, Scores)> {
@@ -427,6 +427,10 @@ impl Kernel for FusedPlan {
             }
         }
         Ok((loss.finish(totals), scores))
+    }
+
+    fn gradient_in_place(&mut self, _: SliceMut<'_>, _: &Evaluator<'_>) -> Result<(LossSums<f64>, Scores)> {
+        unreachable!("the wrapper has checked the policy against the plan")
     }
 }
 

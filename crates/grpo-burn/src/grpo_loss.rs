@@ -221,7 +221,7 @@ impl GrpoLoss {
         };
         let (output, gradient) = match in_place {
             Some(storage) => {
-                let output = plan.value_and_grad(PolicyInput::LogitsInPlace(storage), batch, GradsMut::default())?;
+                let output = plan.value_and_grad_in_place(storage, batch)?;
                 (output, logits.storage)
             }
             None => {

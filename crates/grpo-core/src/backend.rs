@@ -10,7 +10,8 @@ use crate::batch::TokenBatch;
 use crate::config::{LossConfig, TemperatureMode};
 use crate::error::{Error, Result};
 use crate::metrics::Metrics;
-use crate::tensor::{Dtype, TensorMut, TensorRef};
+use crate::policy::PolicyInput;
+use crate::tensor::{Dtype, TensorMut};
 use serde::{Deserialize, Serialize};
 use strum::{EnumCount, EnumString, IntoStaticStr, VariantArray};
 
@@ -102,7 +103,8 @@ impl Default for Tiling {
     }
 }
 
-/// What the policy hands over, as shapes and dtypes.
+/// Shapes and dtypes of what the policy hands over, for a plan: known before there is a tensor, which is why it is a type
+/// beside [`PolicyOutput`](crate::PolicyOutput), whose variants it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PolicySpec {
     /// Logits `[N, V]`.
@@ -178,39 +180,6 @@ pub struct PlanRequest {
     pub policy: PolicySpec,
     /// Gradients to make.
     pub gradients: GradientSpec,
-}
-
-/// What the policy hands over in one call. Host slices, or tensors that already live on the backend's device.
-#[derive(Debug)]
-pub enum PolicyInput<'a> {
-    /// Logits `[N, V]`; their gradient goes to [`GradsMut::logits`].
-    Logits(TensorRef<'a>),
-    /// Logits `[N, V]` that the call overwrites with dL/dlogits, in their own dtype. `score` leaves them as they are.
-    LogitsInPlace(TensorMut<'a>),
-    /// Hidden states and LM head.
-    Hidden {
-        /// `[N, H]`.
-        hidden: TensorRef<'a>,
-        /// `[V, H]` or `[H, V]`, as planned.
-        lm_head: TensorRef<'a>,
-        /// `[V]`.
-        bias: Option<TensorRef<'a>>,
-    },
-}
-
-impl PolicyInput<'_> {
-    /// The same tensors, for a call before the one they are meant for.
-    pub fn reborrow(&mut self) -> PolicyInput<'_> {
-        match self {
-            Self::Logits(logits) => PolicyInput::Logits(*logits),
-            Self::LogitsInPlace(TensorMut::F32(logits)) => PolicyInput::LogitsInPlace(TensorMut::F32(logits)),
-            Self::LogitsInPlace(TensorMut::Bf16(logits)) => PolicyInput::LogitsInPlace(TensorMut::Bf16(logits)),
-            Self::LogitsInPlace(TensorMut::Device(logits)) => PolicyInput::LogitsInPlace(TensorMut::Device(*logits)),
-            Self::Hidden { hidden, lm_head, bias } => {
-                PolicyInput::Hidden { hidden: *hidden, lm_head: *lm_head, bias: *bias }
-            }
-        }
-    }
 }
 
 /// Where gradients go. They are added to what is there, so micro-batches accumulate; f32 whatever the input's dtype, or on
@@ -349,6 +318,13 @@ pub trait LossPlan: Send {
         batch: &TokenBatch,
         grads: GradsMut<'_>,
     ) -> Result<LossOutput>;
+
+    /// The same for logits `[N, V]` that the call overwrites with dL/dlogits, in their own dtype and 0 at masked tokens:
+    /// nobody holds a second `[N, V]` tensor.
+    ///
+    /// # Errors
+    /// As [`LossPlan::value_and_grad`].
+    fn value_and_grad_in_place(&mut self, logits: TensorMut<'_>, batch: &TokenBatch) -> Result<LossOutput>;
 
     /// Bytes of inputs, outputs and workspace of one call at `max_tokens`.
     fn memory(&self) -> MemoryReport;

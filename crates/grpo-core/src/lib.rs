@@ -17,6 +17,7 @@ pub mod objective;
 pub mod parity;
 pub mod plan;
 mod plan_request;
+pub mod policy;
 pub mod real;
 pub mod rewards;
 mod sampler;
@@ -32,7 +33,7 @@ pub use half;
 pub use advantages::{AdvantageConfig, AdvantageEstimator};
 pub use backend::{
     Backend, GradientSpec, GradsMut, HeadLayout, Implementation, LoopOrder, LossOutput, LossPlan, MemoryReport,
-    PlanRequest, PolicyInput, PolicySpec, Scores, TemperatureFactors, Tiling,
+    PlanRequest, PolicySpec, Scores, TemperatureFactors, Tiling,
 };
 pub use batch::{Advantages, TokenBatch};
 pub use config::{
@@ -42,4 +43,5 @@ pub use config::{
 pub use error::{Error, Result};
 pub use format::BatchFile;
 pub use metrics::{Metric, Metrics};
-pub use tensor::{DeviceTensor, Dtype, TensorMut, TensorRef};
+pub use policy::{PolicyInput, PolicyOutput};
+pub use tensor::{DeviceTensor, Dtype, Tensor, TensorMut, TensorRef};

@@ -168,7 +168,8 @@ macro_rules! by_element_and_level {
                 let _ = level;
                 $body::<E, false, $($argument)*>(data, source, along, from, out, stride)
             }
-            match source.data {
+            let data = source.data;
+            match data {
                 Slice::F32(data) => run::<f32, $($argument)*>(level, data, source, along, from, out, stride),
                 Slice::Bf16(data) => run::<bf16, $($argument)*>(level, data, source, along, from, out, stride),
             }

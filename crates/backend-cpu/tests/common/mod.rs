@@ -163,13 +163,7 @@ impl Case {
     pub fn with_policy<T>(&self, f: impl FnOnce(&Policy<'_, f64>) -> T) -> T {
         let wide = |t: &[f32]| t.iter().copied().map(f64::from).collect::<Vec<_>>();
         let (hidden, lm_head, bias) = (wide(&self.hidden), wide(&self.head()), self.bias.as_deref().map(wide));
-        f(&Policy::Hidden {
-            hidden: &hidden,
-            lm_head: &lm_head,
-            bias: bias.as_deref(),
-            layout: self.layout,
-            vocab: self.v,
-        })
+        f(&Policy::hidden(&hidden, &lm_head, bias.as_deref(), self.layout, self.v))
     }
 
     pub fn oracle(&self, loss: &LossConfig) -> Evaluation<f64> {

@@ -18,7 +18,6 @@
 //! `__metadata__`: `format` = `grpo-batch/1`, `loss` = the loss configuration as JSON, optional `name` and `source`.
 
 mod metadata;
-mod policy;
 mod read;
 mod write;
 
@@ -26,8 +25,9 @@ use crate::backend::PolicySpec;
 use crate::batch::TokenBatch;
 use crate::config::LossConfig;
 use crate::parity::Values;
+use crate::policy::PolicyOutput;
+use crate::tensor::Tensor;
 pub use metadata::with_metadata;
-pub use policy::{Policy, Tensor};
 
 /// The format's name and version.
 pub const FORMAT: &str = "grpo-batch/1";
@@ -47,8 +47,8 @@ pub struct BatchFile {
     pub hidden: usize,
     /// V.
     pub vocab: usize,
-    /// The policy's output.
-    pub policy: Policy,
+    /// The policy's output: logits `[B, T, V]`, or hidden states `[B, T, H]` with a head `[V, H]` and its bias `[V]`.
+    pub policy: PolicyOutput<Tensor>,
     /// Targets, mask, advantages, recorded log-probabilities.
     pub batch: TokenBatch,
     /// What the evaluation should give, as far as the file knows.
