@@ -52,7 +52,7 @@ impl Head for CpuHead {
         loss: &Evaluator<'_>,
         grads: GradsMut<'_>,
     ) -> Result<(LossSums<f64>, Scores)> {
-        let (policy, grads) = (host::policy(policy)?, Grads::new(grads)?);
+        let (policy, grads) = (host::policy(policy)?, host::grads(grads)?);
         self.run(|kernel| kernel.gradient(policy, loss, grads))
     }
 

@@ -188,7 +188,7 @@ fn logits_that_fit_no_memory_are_an_error() {
     let n = 1 << 22;
     let ones = vec![1.0; n];
     let policy = Policy::hidden(&ones, &ones, None, HeadLayout::VocabHidden, n);
-    let batch = TokenBatch::packed(vec![0; n], vec![0, n]).unwrap();
+    let batch = TokenBatch::packed(vec![0; n], vec![0, n]).unwrap().with_advantages(vec![1.0]).unwrap();
     let error = evaluate::<f64>(&LossConfig::default(), &policy, &batch).unwrap_err();
     assert!(error.to_string().contains("no memory for dense logits [4194304, 4194304]"), "{error}");
 }

@@ -4,8 +4,8 @@ use crate::error::{Error, Result};
 use backend_cpu::reference;
 use grpo_core::parity::{Comparison, Tolerances, Values};
 use grpo_core::{
-    Backend, BatchFile, Dtype, GradientSpec, GradsMut, Implementation, LossConfig, LossOutput, LossPlan, Metrics,
-    PlanRequest, PolicyInput, PolicyOutput, PolicySpec, Tensor, TensorMut, Tiling, TokenBatch,
+    Backend, BatchFile, Dtype, GradientSpec, Grads, Implementation, LossConfig, LossOutput, LossPlan, Metrics,
+    PlanRequest, PolicyInput, PolicyOutput, Tensor, TensorMut, Tiling, TokenBatch,
 };
 use serde::Serialize;
 
@@ -54,31 +54,13 @@ pub(crate) fn call(
     policy: PolicyInput<'_>,
     batch: &TokenBatch,
 ) -> Result<Evaluated> {
-    let GradientSpec { hidden, lm_head, bias } = request.gradients;
-    let zeros = |wanted: bool, elements: usize| wanted.then(|| vec![0.0_f32; elements]);
-    let n = batch.tokens();
-    let (mut grad_hidden, mut grad_lm_head, mut grad_bias, mut grad_logits) = match request.policy {
-        PolicySpec::Hidden { hidden: h, vocab: v, .. } => {
-            (zeros(hidden, n * h), zeros(lm_head, v * h), zeros(bias, v), None)
-        }
-        PolicySpec::Logits { vocab: v, .. } => (None, None, None, zeros(hidden, n * v)),
-    };
-    let output = plan.value_and_grad(
-        policy,
-        batch,
-        GradsMut {
-            hidden: grad_hidden.as_deref_mut().map(Into::into),
-            lm_head: grad_lm_head.as_deref_mut().map(Into::into),
-            bias: grad_bias.as_deref_mut().map(Into::into),
-            logits: grad_logits.as_deref_mut().map(Into::into),
-        },
-    )?;
-    let mut evaluated = evaluated(output, batch)?;
+    let mut grads = Grads::zeros(request.policy, request.gradients, batch.tokens());
+    let mut evaluated = evaluated(plan.value_and_grad(policy, batch, grads.as_mut())?, batch)?;
     let values = &mut evaluated.values;
-    values.grad_hidden = grad_hidden.as_deref().map(widen);
-    values.grad_lm_head = grad_lm_head.as_deref().map(widen);
-    values.grad_bias = grad_bias.as_deref().map(widen);
-    values.grad_logits = grad_logits.as_deref().map(widen);
+    values.grad_hidden = grads.hidden.as_deref().map(widen);
+    values.grad_lm_head = grads.lm_head.as_deref().map(widen);
+    values.grad_bias = grads.bias.as_deref().map(widen);
+    values.grad_logits = grads.logits.as_deref().map(widen);
     Ok(evaluated)
 }
 

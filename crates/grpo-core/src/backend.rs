@@ -9,10 +9,12 @@
 use crate::batch::TokenBatch;
 use crate::config::{LossConfig, TemperatureMode};
 use crate::error::{Error, Result};
+use crate::gradients::{GradientSpec, GradsMut};
 use crate::metrics::Metrics;
 use crate::policy::PolicyInput;
 use crate::tensor::{Dtype, TensorMut};
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 use strum::{EnumCount, EnumString, IntoStaticStr, VariantArray};
 
 /// How the loss is computed. Swapping one for another changes time and memory, never the numbers beyond tolerance.
@@ -145,26 +147,6 @@ impl PolicySpec {
     }
 }
 
-/// Which gradients a plan has to make. A frozen head saves one product of three.
-///
-/// When the policy hands over logits, `hidden` stands for the logits and the other two mean nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct GradientSpec {
-    /// With respect to the hidden states.
-    pub hidden: bool,
-    /// With respect to the LM head.
-    pub lm_head: bool,
-    /// With respect to the bias.
-    pub bias: bool,
-}
-
-impl Default for GradientSpec {
-    fn default() -> Self {
-        Self { hidden: true, lm_head: true, bias: false }
-    }
-}
-
 /// Everything a backend needs to know before the first batch.
 #[derive(Clone, Debug)]
 pub struct PlanRequest {
@@ -180,20 +162,6 @@ pub struct PlanRequest {
     pub policy: PolicySpec,
     /// Gradients to make.
     pub gradients: GradientSpec,
-}
-
-/// Where gradients go. They are added to what is there, so micro-batches accumulate; f32 whatever the input's dtype, or on
-/// a device what its plan sums in.
-#[derive(Debug, Default)]
-pub struct GradsMut<'a> {
-    /// dL/dhidden `[N, H]`; rows of masked tokens are left alone.
-    pub hidden: Option<TensorMut<'a>>,
-    /// dL/dlm_head, shaped as the head.
-    pub lm_head: Option<TensorMut<'a>>,
-    /// dL/dbias `[V]`.
-    pub bias: Option<TensorMut<'a>>,
-    /// dL/dlogits `[N, V]`.
-    pub logits: Option<TensorMut<'a>>,
 }
 
 /// Per-token results, in nats; 0 at masked tokens.
@@ -298,6 +266,24 @@ pub trait Backend: Send + Sync {
     }
 }
 
+impl<B: Backend + ?Sized> Backend for Arc<B> {
+    fn name(&self) -> &str {
+        (**self).name()
+    }
+
+    fn plan(&self, request: &PlanRequest) -> Result<Box<dyn LossPlan>> {
+        (**self).plan(request)
+    }
+
+    fn compiles(&self) -> bool {
+        (**self).compiles()
+    }
+
+    fn dlogits(&self, dtype: Dtype) -> Dtype {
+        (**self).dlogits(dtype)
+    }
+}
+
 /// The loss, ready for batches of one shape.
 pub trait LossPlan: Send {
     /// Log-probabilities and entropies without gradients, for old-policy and reference scoring. Uses the same tiles
@@ -310,7 +296,7 @@ pub trait LossPlan: Send {
     /// Loss, metrics, and gradients added into `grads`.
     ///
     /// # Errors
-    /// As [`LossPlan::score`]; nothing has been written to `grads` then, but gradients on a device that failed while it
+    /// As [`LossPlan::score`], and [`Error::NoAdvantages`] for a batch without advantages; nothing has been written to `grads` then, but gradients on a device that failed while it
     /// owned them are lost, and say so when they are used.
     fn value_and_grad(
         &mut self,

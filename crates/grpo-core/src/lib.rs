@@ -11,6 +11,8 @@ pub mod error;
 pub mod evaluate;
 pub mod factors;
 pub mod format;
+pub mod gradients;
+pub mod grpo_loss;
 pub mod metrics;
 mod mismatch;
 pub mod objective;
@@ -32,8 +34,8 @@ pub use half;
 
 pub use advantages::{AdvantageConfig, AdvantageEstimator};
 pub use backend::{
-    Backend, GradientSpec, GradsMut, HeadLayout, Implementation, LoopOrder, LossOutput, LossPlan, MemoryReport,
-    PlanRequest, PolicySpec, Scores, TemperatureFactors, Tiling,
+    Backend, HeadLayout, Implementation, LoopOrder, LossOutput, LossPlan, MemoryReport, PlanRequest, PolicySpec,
+    Scores, TemperatureFactors, Tiling,
 };
 pub use batch::{Advantages, TokenBatch};
 pub use config::{
@@ -42,6 +44,8 @@ pub use config::{
 };
 pub use error::{Error, Result};
 pub use format::BatchFile;
+pub use gradients::{GradientSpec, Grads, GradsMut};
+pub use grpo_loss::{GrpoLoss, GrpoLossBuilder};
 pub use metrics::{Metric, Metrics};
 pub use policy::{PolicyInput, PolicyOutput};
 pub use tensor::{DeviceTensor, Dtype, Tensor, TensorMut, TensorRef};

@@ -5,13 +5,14 @@
 //! what was added up. [`Plan`] does that for a backend that implements [`Head`]; [`step`] for one whose tensors are of
 //! another kind (f64 in the oracle, tensors that stay on a device).
 
-use crate::backend::{GradsMut, LossOutput, LossPlan, MemoryReport, PlanRequest, Scores};
+use crate::backend::{LossOutput, LossPlan, MemoryReport, PlanRequest, Scores};
 use crate::batch::TokenBatch;
 use crate::columns::LossSums;
 use crate::config::LossConfig;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::evaluate::Evaluator;
 use crate::factors::PolicyValues;
+use crate::gradients::GradsMut;
 use crate::metrics::Metrics;
 use crate::policy::PolicyInput;
 use crate::tensor::TensorMut;
@@ -188,8 +189,11 @@ impl From<Step<Scores>> for LossOutput {
 /// Evaluates `config` on `batch` with the policy behind `call`.
 ///
 /// # Errors
-/// Those of [`LossConfig::prepare`], [`Evaluator::new`] and `call`.
+/// [`Error::NoAdvantages`] for a batch without advantages; those of [`LossConfig::prepare`], [`Evaluator::new`] and `call`.
 pub fn step<C: Call>(config: &LossConfig, batch: &TokenBatch, mut call: C) -> Result<Step<C::Scores>> {
+    if !batch.has_advantages() {
+        return Err(Error::NoAdvantages);
+    }
     let prepared = config.prepare(batch, |batch| call.score(batch)?.to_values())?;
     // Scored before the gradient, which may overwrite logits.
     let left_out = match batch.without(&prepared)?.filter(|_| C::Scores::FILLED) {

@@ -1,8 +1,9 @@
 //! What is checked of a [`PlanRequest`] before a backend plans for it, and of every call before it runs.
 
-use crate::backend::{GradsMut, Implementation, MemoryReport, PlanRequest, PolicySpec};
+use crate::backend::{Implementation, MemoryReport, PlanRequest, PolicySpec};
 use crate::batch::TokenBatch;
 use crate::error::{Error, Result};
+use crate::gradients::GradsMut;
 use crate::policy::PolicyInput;
 use crate::tensor::Dtype;
 

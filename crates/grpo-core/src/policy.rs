@@ -13,7 +13,7 @@ use crate::tensor::{Dtype, Tensor, TensorRef};
 /// use grpo_core::{PolicyInput, PolicyOutput, Tensor};
 ///
 /// let (hidden, lm_head) = (vec![0.1_f32; 4 * 8], vec![0.02_f32; 32 * 8]); // [N, H] and [V, H]
-/// let views = PolicyInput::Hidden { hidden: (&hidden).into(), lm_head: (&lm_head).into(), bias: None };
+/// let views = PolicyInput::head(&hidden, &lm_head);
 /// assert_eq!(views.tensors().map(|(name, _)| name).collect::<Vec<_>>(), ["hidden", "lm_head"]);
 ///
 /// let logits = PolicyOutput::Logits(Tensor::F32(vec![0.0; 4 * 32])); // [N, V]
@@ -83,6 +83,22 @@ impl<T> PolicyOutput<T> {
     /// Whether there is a head with a bias.
     pub fn has_bias(&self) -> bool {
         matches!(self, Self::Hidden { bias: Some(_), .. })
+    }
+}
+
+impl<'a> PolicyOutput<TensorRef<'a>> {
+    /// Hidden states `[N, H]` and an LM head without a bias.
+    pub fn head(hidden: impl Into<TensorRef<'a>>, lm_head: impl Into<TensorRef<'a>>) -> Self {
+        Self::Hidden { hidden: hidden.into(), lm_head: lm_head.into(), bias: None }
+    }
+
+    /// Hidden states `[N, H]` and an LM head with a bias `[V]`.
+    pub fn head_with_bias(
+        hidden: impl Into<TensorRef<'a>>,
+        lm_head: impl Into<TensorRef<'a>>,
+        bias: impl Into<TensorRef<'a>>,
+    ) -> Self {
+        Self::Hidden { hidden: hidden.into(), lm_head: lm_head.into(), bias: Some(bias.into()) }
     }
 }
 
