@@ -59,7 +59,7 @@ impl GrpoLoss {
             implementation: None,
             tiling: Tiling::default(),
             max_tokens: 0,
-            policy: None,
+            sizes: None,
             dtype: Dtype::default(),
             layout: HeadLayout::default(),
             bias: false,
@@ -260,16 +260,16 @@ pub struct GrpoLossBuilder {
     implementation: Option<Implementation>,
     tiling: Tiling,
     max_tokens: usize,
-    policy: Option<Policy>,
+    sizes: Option<Sizes>,
     dtype: Dtype,
     layout: HeadLayout,
     bias: bool,
     gradients: Option<GradientSpec>,
 }
 
-/// What the policy hands over, as far as its sizes go: V, and H where it hands over hidden states.
+/// H, where the policy hands over hidden states, and V.
 #[derive(Clone, Copy, Debug)]
-struct Policy {
+struct Sizes {
     hidden: Option<usize>,
     vocab: usize,
 }
@@ -278,14 +278,14 @@ impl GrpoLossBuilder {
     /// The policy hands over hidden states `[N, H]` and an LM head of V vocabulary entries; the loss is `fused` with the head
     /// unless [`GrpoLossBuilder::implementation`] says otherwise.
     pub fn head(mut self, hidden: usize, vocab: usize) -> Self {
-        self.policy = Some(Policy { hidden: Some(hidden), vocab });
+        self.sizes = Some(Sizes { hidden: Some(hidden), vocab });
         self
     }
 
     /// The policy hands over logits `[N, V]`; the implementation is `logits` unless [`GrpoLossBuilder::implementation`] says
     /// otherwise.
     pub fn logits(mut self, vocab: usize) -> Self {
-        self.policy = Some(Policy { hidden: None, vocab });
+        self.sizes = Some(Sizes { hidden: None, vocab });
         self
     }
 
@@ -310,6 +310,18 @@ impl GrpoLossBuilder {
     /// The head is not trained: only the gradient of hidden states is made, which saves one product of three.
     pub fn frozen_head(self) -> Self {
         self.gradients(GradientSpec { hidden: true, lm_head: false, bias: false })
+    }
+
+    /// What the policy hands over, all at once: sizes, dtype, layout and bias.
+    pub fn policy(mut self, policy: PolicySpec) -> Self {
+        (self.dtype, self.sizes) = match policy {
+            PolicySpec::Logits { vocab, dtype } => (dtype, Some(Sizes { hidden: None, vocab })),
+            PolicySpec::Hidden { hidden, vocab, dtype, layout, bias } => {
+                (self.layout, self.bias) = (layout, bias);
+                (dtype, Some(Sizes { hidden: Some(hidden), vocab }))
+            }
+        };
+        self
     }
 
     /// The gradients that a step makes. All that there are unless set.
@@ -343,12 +355,12 @@ impl GrpoLossBuilder {
     /// [`Error::Config`] when neither [`GrpoLossBuilder::head`] nor [`GrpoLossBuilder::logits`] was called, or for an illegal
     /// configuration; those of [`Backend::plan`].
     pub fn build<B: Backend + Clone + 'static>(self, backend: &B) -> Result<GrpoLoss> {
-        let Self { loss, implementation, tiling, max_tokens, policy, dtype, layout, bias, gradients } = self;
-        let (policy, usual) = match policy {
-            Some(Policy { hidden: Some(hidden), vocab }) => {
+        let Self { loss, implementation, tiling, max_tokens, sizes, dtype, layout, bias, gradients } = self;
+        let (policy, usual) = match sizes {
+            Some(Sizes { hidden: Some(hidden), vocab }) => {
                 (PolicySpec::Hidden { hidden, vocab, dtype, layout, bias }, Implementation::Fused)
             }
-            Some(Policy { hidden: None, vocab }) => (PolicySpec::Logits { vocab, dtype }, Implementation::Logits),
+            Some(Sizes { hidden: None, vocab }) => (PolicySpec::Logits { vocab, dtype }, Implementation::Logits),
             None => {
                 let message = "the builder of the loss does not know what the policy hands over: call head(hidden, vocab) \
                                or logits(vocab) on it";

@@ -1,5 +1,5 @@
 //! Cases that exercise what they claim, and comparisons that say how far off they were.
-#![allow(dead_code, unreachable_pub, missing_docs)] // every test binary uses its own part
+#![allow(dead_code, unused_imports, unreachable_pub, missing_docs)] // every test binary uses its own part
 
 mod arranged;
 pub mod family;
