@@ -10,6 +10,7 @@ pub mod controllers;
 pub mod error;
 pub mod evaluate;
 pub mod factors;
+#[cfg(feature = "format")]
 pub mod format;
 pub mod gradients;
 pub mod grpo_loss;
@@ -43,6 +44,7 @@ pub use config::{
     SamplerMode, Semantics, TemperatureMode,
 };
 pub use error::{Error, Result};
+#[cfg(feature = "format")]
 pub use format::BatchFile;
 pub use gradients::{GradientSpec, Grads, GradsMut};
 pub use grpo_loss::{GrpoLoss, GrpoLossBuilder};
