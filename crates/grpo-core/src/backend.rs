@@ -148,6 +148,35 @@ impl PolicySpec {
 }
 
 /// Everything a backend needs to know before the first batch.
+/// [`GrpoLoss`](crate::GrpoLoss) makes it for its callers; it is the layer below, for authors of backends and of wrappers.
+///
+/// ```
+/// use backend_cpu::CpuBackend;
+/// use grpo_core::{
+///     Backend, Dtype, GradientSpec, HeadLayout, Implementation, LossConfig, PlanRequest, PolicyInput, PolicySpec, Tiling,
+///     TokenBatch,
+/// };
+///
+/// let request = PlanRequest {
+///     loss: LossConfig::default(),
+///     implementation: Implementation::Fused,
+///     tiling: Tiling { workspace_budget: 16 << 20, ..Tiling::default() },
+///     max_tokens: 4,
+///     policy: PolicySpec::Hidden {
+///         hidden: 8,
+///         vocab: 32,
+///         dtype: Dtype::F32,
+///         layout: HeadLayout::VocabHidden,
+///         bias: false,
+///     },
+///     gradients: GradientSpec { lm_head: false, ..GradientSpec::default() }, // a frozen head
+/// };
+/// let mut plan = CpuBackend::new().plan(&request)?;
+/// let batch = TokenBatch::packed(vec![3, 7, 1, 0], vec![0, 2, 4])?;
+/// let scores = plan.score(PolicyInput::head(&[0.1_f32; 4 * 8], &[0.02_f32; 32 * 8]), &batch)?;
+/// assert_eq!(scores.logp.len(), 4);
+/// # Ok::<(), grpo_core::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct PlanRequest {
     /// What the loss is.

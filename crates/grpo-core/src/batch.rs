@@ -10,6 +10,17 @@ use crate::weights::TokenWeights;
 use std::ops::Range;
 
 /// One advantage per sequence or per token.
+///
+/// ```
+/// use grpo_core::{Advantages, TokenBatch};
+///
+/// let batch = TokenBatch::packed(vec![3, 7, 1, 0], vec![0, 2, 4])?;
+/// let per_token = Advantages::PerToken(vec![1.0, 0.5, -0.5, -1.0]);
+/// assert_eq!(batch.clone().with_advantages(per_token)?.advantage(1, 2), -0.5);
+/// // A list without more is one per sequence.
+/// assert_eq!(batch.with_advantages(vec![1.0, -0.5])?.advantage(1, 2), -0.5);
+/// # Ok::<(), grpo_core::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub enum Advantages {
     /// `[B]`.
@@ -36,6 +47,23 @@ impl From<&[f32]> for Advantages {
 ///
 /// Row i is the position whose logits predict `targets[i]`: the caller has done the shift by one.
 /// Values at masked tokens (any id, -100, NaN) have no effect.
+///
+/// ```
+/// use grpo_core::TokenBatch;
+///
+/// // Two completions of 3 and 2 tokens, laid end to end.
+/// let packed = TokenBatch::packed(vec![3, 7, 1, 4, 0], vec![0, 3, 5])?
+///     .with_advantages(vec![1.0, -0.5])?
+///     .with_old_logp(vec![-0.7, -1.2, -0.1, -2.3, -0.4])?;
+/// assert_eq!((packed.sequences(), packed.active_tokens()), (2, 5));
+///
+/// // The same as rows [B, T] = [2, 3] with a mask. What masked positions hold has no effect.
+/// let padded = TokenBatch::padded(&[3, 7, 1, 4, 0, -100], &[1.0, 1.0, 1.0, 1.0, 1.0, 0.0], [2, 3])?
+///     .with_advantages(vec![1.0, -0.5])?
+///     .with_old_logp(vec![-0.7, -1.2, -0.1, -2.3, -0.4, f32::NAN])?;
+/// assert_eq!((padded.tokens(), padded.active_tokens()), (6, 5));
+/// # Ok::<(), grpo_core::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenBatch {
     targets: Vec<i64>,

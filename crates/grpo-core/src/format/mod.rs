@@ -33,6 +33,28 @@ pub use metadata::with_metadata;
 pub const FORMAT: &str = "grpo-batch/1";
 
 /// A batch file, read and checked.
+///
+/// ```
+/// use grpo_core::parity::Values;
+/// use grpo_core::{BatchFile, LossConfig, PolicyOutput, Tensor, TokenBatch};
+///
+/// let (b, t, h, v) = (2, 2, 4, 8); // sequences, tokens of each, hidden size, vocabulary
+/// let (hidden, lm_head) = (Tensor::F32(vec![0.1; b * t * h]), Tensor::F32(vec![0.02; v * h]));
+/// let file = BatchFile {
+///     name: "two completions".into(),
+///     source: String::new(),
+///     loss: LossConfig::default(),
+///     shape: [b, t],
+///     hidden: h,
+///     vocab: v,
+///     policy: PolicyOutput::Hidden { hidden, lm_head, bias: None },
+///     batch: TokenBatch::padded(&[3, 7, 1, 0], &[1.0, 1.0, 1.0, 0.0], [b, t])?.with_advantages(vec![1.0, -0.5])?,
+///     expected: Values::default(),
+/// };
+/// let bytes = file.to_bytes()?; // what `grpo parity` reads
+/// assert_eq!(BatchFile::parse(&bytes)?.policy, file.policy);
+/// # Ok::<(), grpo_core::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct BatchFile {
     /// Name of the case; empty if the file has none.
