@@ -2,7 +2,7 @@
 
 use backend_cpu::reference;
 use grpo_check::parity;
-use grpo_core::factors::PolicyValues;
+use grpo_core::batch::PolicyValues;
 use grpo_core::{
     Backend, BatchFile, Dtype, Error, GradientSpec, GradsMut, Implementation, LossOutput, LossPlan, PlanRequest,
     PolicyOutput, Tensor, Tiling, TokenBatch,

@@ -3,7 +3,8 @@
 use crate::synthetic::{Shape, case};
 use crate::{assert_parity, backends};
 use grpo_check::parity::Check;
-use grpo_core::{Dtype, LossConfig};
+use grpo_core::Dtype;
+use grpo_core::format::BatchLoss;
 use rstest::rstest;
 
 const LOSSES: [(&str, &str); 6] = [
@@ -20,7 +21,8 @@ const LOSSES: [(&str, &str); 6] = [
 
 fn run(name: &str, shape: Shape, losses: &[(&str, &str)], dtype: Dtype) {
     for (seed, (loss, json)) in losses.iter().enumerate() {
-        let file = case(shape, &LossConfig::from_json(json).unwrap(), dtype, seed as u64);
+        let of = BatchLoss::from_json(json).unwrap();
+        let file = case(shape, &of.loss, dtype, seed as u64).with_loss(of).unwrap();
         for backend in backends() {
             assert_parity(backend.as_ref(), &format!("{name}/{loss}"), &file, &Check::default());
         }

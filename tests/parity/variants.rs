@@ -5,6 +5,7 @@ use crate::{assert_parity, backends};
 use grpo_check::gradcheck;
 use grpo_check::parity::{Check, oracle};
 use grpo_core::evaluate::Evaluator;
+use grpo_core::format::BatchLoss;
 use grpo_core::{BatchFile, Dtype, LossConfig, TokenBatch};
 use rstest::rstest;
 
@@ -16,7 +17,7 @@ fn file(loss: &str) -> BatchFile {
     let expected = grpo_core::parity::Values::default();
     let reference = file.batch.old_logp().unwrap().iter().map(|logp| logp + 0.21).collect();
     let batch = file.batch.clone().with_ref_logp(reference).unwrap();
-    BatchFile { loss: LossConfig::from_json(loss).unwrap(), expected, batch, ..file }
+    BatchFile { expected, batch, ..file }.with_loss(BatchLoss::from_json(loss).unwrap()).unwrap()
 }
 
 #[rstest]

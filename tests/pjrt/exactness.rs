@@ -4,7 +4,7 @@ use crate::case::{Case, Shape, chunks, panels};
 use crate::evaluation::Output;
 use crate::{backend, loss, on_mesh, optimised};
 use backend_tpu::PjrtBackend;
-use grpo_core::weights::token_weights;
+use grpo_core::aggregate::token_weights;
 use grpo_core::{Dtype, GradientSpec, Implementation, LossConfig, LossPlan, Tiling};
 use rstest::rstest;
 

@@ -4,8 +4,8 @@ use crate::case::{Case, Shape, chunks, panels};
 use crate::evaluation::Output;
 use crate::{backend, cispo, grpo, gspo, loss};
 use backend_cpu::CpuBackend;
+use grpo_core::aggregate::token_weights;
 use grpo_core::parity::Tolerances;
-use grpo_core::weights::token_weights;
 use grpo_core::{Advantages, Backend, Dtype, Implementation, LossConfig, Metric, Tiling};
 use rstest::rstest;
 

@@ -7,7 +7,7 @@ fn main() -> Result<()> {
     let (n, h, v) = (4, 8, 32); // tokens, hidden size, vocabulary
     let hidden = vec![0.1_f32; n * h]; // [N, H], from your model
     let lm_head = vec![0.02_f32; v * h]; // [V, H], yours
-    let config = LossConfig::from_json(r#"{"loss_type": "dapo", "epsilon_high": 0.28}"#)?;
+    let config = LossConfig::dapo().epsilon_high(0.28);
     let loss = GrpoLoss::builder(config).head(h, v).max_tokens(n).build(&CpuBackend::new())?;
 
     let batch = TokenBatch::packed(vec![3, 7, 1, 0], vec![0, 2, 4])? // targets of two sequences, laid end to end

@@ -14,11 +14,11 @@ mod policy;
 pub(crate) use plan::{ReferencePlan, workspace};
 pub use policy::{Evaluation, Policy};
 
+use grpo_core::batch::PolicyValues;
 use grpo_core::batch::TokenBatch;
 use grpo_core::columns::LossSums;
 use grpo_core::error::Result;
 use grpo_core::evaluate::Evaluator;
-use grpo_core::factors::PolicyValues;
 use grpo_core::plan::{Call, Step, TokenScores, step};
 use grpo_core::real::Scalar;
 use grpo_core::{LossConfig, PolicyOutput, TemperatureFactors};

@@ -4,8 +4,8 @@ mod common;
 
 use backend_cpu::reference::{Policy, evaluate, score};
 use common::*;
+use grpo_core::aggregate::token_weights;
 use grpo_core::evaluate::Evaluator;
-use grpo_core::weights::token_weights;
 use grpo_core::*;
 use rstest::rstest;
 

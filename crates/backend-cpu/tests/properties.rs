@@ -3,9 +3,9 @@
 mod common;
 
 use backend_cpu::CpuBackend;
-use common::family::LOSSES;
+use common::family::{LOSSES, others};
 use common::*;
-use grpo_core::weights::token_weights;
+use grpo_core::aggregate::token_weights;
 use grpo_core::*;
 use proptest::prelude::*;
 use rstest::rstest;
@@ -58,7 +58,9 @@ fn on_every_loss(
     let backend = CpuBackend::with_threads(2).unwrap();
     let mut implementations = implementations();
     implementations.rotate_left(choice % 10);
-    for (name, (how, implementation, tiling)) in LOSSES.into_iter().zip(implementations.into_iter().cycle()) {
+    for (name, (how, implementation, tiling)) in
+        LOSSES.into_iter().chain(others()).zip(implementations.into_iter().cycle())
+    {
         let loss = loss(name);
         let mut case = Case::new(&loss, shape, seed);
         if seed.is_multiple_of(3) {

@@ -8,7 +8,7 @@
 use crate::error::{Error, Result};
 use crate::parity::Evaluated;
 use grpo_core::format::with_metadata;
-use grpo_core::{BatchFile, Implementation, LossConfig};
+use grpo_core::{BatchFile, Implementation};
 use safetensors::tensor::{Dtype, TensorView};
 use std::collections::BTreeMap;
 
@@ -22,8 +22,6 @@ pub struct Origin<'a> {
     pub backend: &'a str,
     /// Implementation.
     pub implementation: Implementation,
-    /// The loss that was evaluated.
-    pub loss: &'a LossConfig,
 }
 
 /// The bytes of the file.
@@ -48,7 +46,7 @@ pub fn to_bytes(file: &BatchFile, evaluated: &Evaluated, origin: &Origin<'_>) ->
         ("name", file.name.clone()),
         ("backend", origin.backend.to_owned()),
         ("implementation", origin.implementation.name().to_owned()),
-        ("loss", serde_json::to_string(origin.loss).map_err(json)?),
+        ("loss", serde_json::to_string(&file.batch_loss()).map_err(json)?),
         ("metrics", serde_json::to_string(&evaluated.metrics.values().collect::<BTreeMap<_, _>>()).map_err(json)?),
     ]);
     Ok(with_metadata(&safetensors::serialize(views, None).map_err(bad)?, &metadata)?)

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use backend_cpu::reference;
+use grpo_core::format::BatchLoss;
 use grpo_core::parity::{Comparison, Tolerances, Values};
 use grpo_core::{
     Backend, BatchFile, Dtype, GradientSpec, Grads, Implementation, LossConfig, LossOutput, LossPlan, Metrics,
@@ -152,7 +153,7 @@ pub struct Check {
     /// Round hidden states and head (or logits) to this dtype first; `None` keeps the file's.
     pub dtype: Option<Dtype>,
     /// Replaces the file's loss; its `expected.*` is then of another loss and not compared.
-    pub loss: Option<LossConfig>,
+    pub loss: Option<BatchLoss>,
     /// Replaces the tolerances of the dtype.
     pub tolerances: Option<Tolerances>,
 }
@@ -220,11 +221,20 @@ impl Row {
 pub fn check(backend: &dyn Backend, name: &str, file: &BatchFile, check: &Check) -> Result<FileReport> {
     let dtype = check.dtype.unwrap_or(file.policy_spec().dtype());
     let policy = file.policy.to_dtype(dtype);
-    let loss = check.loss.as_ref().unwrap_or(&file.loss);
+    let replaced = check.loss.as_ref().filter(|loss| **loss != file.batch_loss());
+    let same_loss = replaced.is_none();
+    let with_loss;
+    let file = match replaced {
+        Some(loss) => {
+            with_loss = file.clone().with_loss(loss.clone())?;
+            &with_loss
+        }
+        None => file,
+    };
+    let loss = &file.loss;
     let tolerances = check.tolerances.unwrap_or(Tolerances::of(dtype).with_dlogits(backend.dlogits(dtype)));
     let mut report = FileReport { file: name.to_owned(), dtype, rows: Vec::new(), notes: Vec::new() };
 
-    let same_loss = *loss == file.loss;
     let exact = dtype == file.policy_spec().dtype() || same_values(&policy, &file.policy);
     if file.expected == Values::default() {
         report.notes.push("the file has no expected.*: compared with the oracle only".into());

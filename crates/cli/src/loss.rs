@@ -39,14 +39,17 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     }
     let backend = args.input.open()?;
     let file = crate::loss_input::read(&args.file)?;
+    let file = match args.input.loss()? {
+        Some(loss) => file.with_loss(loss).with_context(|| args.file.display().to_string())?,
+        None => file,
+    };
     let policy = match args.input.dtype {
         Some(dtype) => file.policy.to_dtype(Dtype::from(dtype)),
         None => file.policy.clone(),
     };
     let default = if file.hidden == 0 { Implementation::Logits } else { Implementation::Fused };
     let implementation = args.implementation.as_deref().and_then(Implementation::from_name).unwrap_or(default);
-    let loss = args.input.loss()?.unwrap_or_else(|| file.loss.clone());
-    let evaluated = parity::evaluate(backend.as_ref(), implementation, &loss, &file, &policy)
+    let evaluated = parity::evaluate(backend.as_ref(), implementation, &file.loss, &file, &policy)
         .with_context(|| args.file.display().to_string())?;
     let value = evaluated.values.loss.unwrap_or(f64::NAN);
     anyhow::ensure!(
@@ -60,7 +63,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
         emit_beside(to_stdout, &format!("loss {value:.9}\n{}nothing was written\n", lines.concat()))?;
         return Ok(Outcome::CheckFailed);
     }
-    let origin = loss_file::Origin { backend: backend.name(), implementation, loss: &loss };
+    let origin = loss_file::Origin { backend: backend.name(), implementation };
     let bytes = loss_file::to_bytes(&file, &evaluated, &origin)?;
     let place = if to_stdout {
         let mut stdout = std::io::stdout().lock();

@@ -2,7 +2,8 @@
 
 use anyhow::Context;
 use clap::ValueEnum;
-use grpo_core::{Backend, BatchFile, Dtype, LossConfig};
+use grpo_core::format::BatchLoss;
+use grpo_core::{Backend, BatchFile, Dtype};
 use grpo_files::Layers;
 use grpo_files::read_safetensors;
 use std::path::{Path, PathBuf};
@@ -49,11 +50,11 @@ impl LossInput {
     }
 
     /// The loss that replaces the file's, if one was named.
-    pub(crate) fn loss(&self) -> anyhow::Result<Option<LossConfig>> {
+    pub(crate) fn loss(&self) -> anyhow::Result<Option<BatchLoss>> {
         let Some(path) = &self.config else { return Ok(None) };
-        let loss: LossConfig = Layers::new().file(path)?.resolve()?;
-        loss.validate().with_context(|| path.display().to_string())?;
-        Ok(Some(loss))
+        let of_batch: BatchLoss = Layers::new().file(path)?.resolve()?;
+        of_batch.loss.validate().with_context(|| path.display().to_string())?;
+        Ok(Some(of_batch))
     }
 }
 

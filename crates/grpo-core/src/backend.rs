@@ -6,7 +6,7 @@
 //!
 //! Legend: N tokens (rows), H hidden size, V vocabulary. All host tensors are contiguous and row-major.
 
-use crate::batch::TokenBatch;
+use crate::batch::{PolicyValues, TokenBatch};
 use crate::config::{LossConfig, TemperatureMode};
 use crate::error::{Error, Result};
 use crate::gradients::{GradientSpec, GradsMut};
@@ -200,6 +200,13 @@ pub struct Scores {
     pub logp: Vec<f32>,
     /// Entropy of the distribution it was drawn from `[N]`.
     pub entropy: Vec<f32>,
+}
+
+impl From<Scores> for PolicyValues {
+    fn from(scores: Scores) -> Self {
+        let widened = |values: Vec<f32>| values.into_iter().map(f64::from).collect();
+        Self { logp: widened(scores.logp), entropy: widened(scores.entropy) }
+    }
 }
 
 impl Scores {

@@ -1,9 +1,6 @@
 //! Named columns: what is known of every token, and what is added up over tokens, each list in one place. The host fills and
 //! reads them by name; a device gets them as the rows of a table, in the order of the fields.
 
-use crate::objective::{TokenInputs, TokenWeight};
-use crate::real::Real;
-
 /// A struct of fields of one type `T`, with their number, their names and ways to go over them in order.
 macro_rules! columns {
     ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident,)* }) => {
@@ -55,15 +52,15 @@ columns! {
         advantage,
         /// The token's own advantage, where `advantage` is its sequence's.
         token_advantage,
-        /// Weight of the policy term ([`crate::weights::TokenWeights::policy`]).
+        /// Weight of the policy term ([`crate::batch::TokenWeights::policy`]).
         policy_weight,
-        /// beta x weight of the KL term.
+        /// Weight of the KL term, beta included.
         kl_weight,
-        /// positive_example_nll_weight x weight of the negative log-likelihood.
+        /// Weight of the negative log-likelihood, positive_example_nll_weight included.
         nll_weight,
-        /// Weight of the entropy in the bonus, before entropy_coef.
+        /// Weight of the entropy in the bonus, entropy_coef included.
         entropy_weight,
-        /// What multiplies the policy term ([`crate::factors::TokenFactors::policy`]).
+        /// What multiplies the policy term ([`crate::batch::TokenFactors::policy`]).
         policy_factor,
         /// What multiplies the token's part of its sequence's log-ratio.
         log_ratio_scale,
@@ -97,29 +94,9 @@ pub struct Recorded {
     pub sampler: bool,
 }
 
-impl<R: Real> TokenColumns<R> {
-    /// What the loss of the token depends on beside its log-probability.
-    pub fn inputs(&self, recorded: Recorded) -> TokenInputs<R> {
-        TokenInputs {
-            old_logp: recorded.old.then(|| self.old_logp.clone()),
-            ref_logp: recorded.reference.then(|| self.ref_logp.clone()),
-            sampler_logp: recorded.sampler.then(|| self.sampler_logp.clone()),
-            advantage: self.advantage.clone(),
-            token_advantage: self.token_advantage.clone(),
-            factor: self.policy_factor.clone(),
-            kl_cov_mask: self.kl_cov_mask.clone(),
-        }
-    }
-
-    /// How much its terms weigh.
-    pub fn weight(&self) -> TokenWeight<R> {
-        TokenWeight { policy: self.policy_weight.clone(), kl: self.kl_weight.clone(), nll: self.nll_weight.clone() }
-    }
-}
-
 columns! {
     /// What a pass over a batch adds up, wherever it is added up: on the host ([`crate::evaluate::Totals`]) or on a device
-    /// ([`crate::vectors`]). Micro-batches and devices merge it by [`LossSums::REDUCTIONS`].
+    /// ([`crate::objective::batch_loss`]). Micro-batches and devices merge it by [`LossSums::REDUCTIONS`].
     LossSums {
         /// Of weight x token loss, entropy bonus included.
         loss,
@@ -134,8 +111,8 @@ columns! {
         low_clipped,
         /// The same above.
         high_clipped,
-        /// Of vespo's weights, of sequences where they are a sequence's.
-        phi,
+        /// Of the loss's own statistic, of sequences where it is a sequence's ([`crate::objective::PolicyTerm::statistic`]).
+        statistic,
         /// Of -logp over the tokens to imitate.
         nll,
         /// Of logp - old logp over active tokens.
@@ -178,7 +155,7 @@ impl<T> LossSums<T> {
             entropy: Sum,
             low_clipped: Sum,
             high_clipped: Sum,
-            phi: Sum,
+            statistic: Sum,
             nll: Sum,
             log_ratio: Sum,
             ratio: Sum,

@@ -7,14 +7,14 @@
 //!
 //! What has to be known of the whole batch first has been put into it by [`LossConfig::prepare`].
 
-use crate::batch::{Advantages, TokenBatch};
+use crate::aggregate::token_weights;
+use crate::batch::{Advantages, TokenBatch, TokenWeights};
 use crate::columns::{LossSums, Recorded, TokenColumns};
-use crate::config::{ImportanceSamplingLevel, LossConfig, Objective};
+use crate::config::{ImportanceSamplingLevel, LossConfig};
 use crate::error::{Error, Result};
 use crate::metrics::Metrics;
-use crate::objective::{TokenLoss, shares_mean, weighted};
-use crate::real::{Dual, Real, Scalar};
-use crate::weights::{TokenWeights, token_weights};
+use crate::objective::{BatchLoss, BatchTerms, Clipped, batch_loss, weighted};
+use crate::real::{List, Real, Scalar};
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -44,7 +44,7 @@ pub struct Totals {
     ratio_min: f64,
     ratio_max: f64,
     dual_clipped: f64,
-    phi: f64,
+    statistic: f64,
     /// Clipped tokens per sequence: [B].
     low_clipped: Vec<f64>,
     high_clipped: Vec<f64>,
@@ -104,7 +104,7 @@ impl<'a> Evaluator<'a> {
             ratio_min: f64::INFINITY,
             ratio_max: f64::NEG_INFINITY,
             dual_clipped: 0.0,
-            phi: 0.0,
+            statistic: 0.0,
             low_clipped: vec![0.0; sequences],
             high_clipped: vec![0.0; sequences],
         }
@@ -136,26 +136,36 @@ impl<'a> Evaluator<'a> {
         let mut from = span.start;
         while from < span.end {
             let part = from..self.starts[sequence + 1].min(span.end);
-            let local = part.start - span.start..part.end - span.start;
-            let (logp, dlogp) = (&logp[local.clone()], &mut dlogp[local]);
-            if self.config.is_token_level() {
-                self.token_level(sequence, part.clone(), logp, dlogp, totals);
-            } else {
-                let whole = self.starts[sequence]..self.starts[sequence + 1];
+            let whole = self.starts[sequence]..self.starts[sequence + 1];
+            if !self.config.is_token_level() {
                 assert_eq!(part, whole, "where tokens share a ratio, a span holds whole sequences");
-                self.sequence_level(sequence, part.clone(), logp, dlogp, totals);
+            }
+            let at = |position: usize| position - span.start;
+            let terms = |position: usize| BatchTerms {
+                logp: logp[at(position)].to_f64(),
+                entropy: entropy[at(position)].to_f64(),
+                columns: self.columns(sequence, self.batch.active_rows()[position]),
+                recorded: self.recorded(),
+            };
+            let mut record = |position: usize, terms: &BatchTerms<f64>, loss: &BatchLoss<f64>| {
+                dlogp[at(position)] = R::from_f64(loss.dlogp);
+                dentropy[at(position)] = R::from_f64(loss.dentropy);
+                self.count(sequence, terms, loss, totals);
+            };
+            if self.config.is_token_level() {
+                for position in part.clone() {
+                    let terms = terms(position);
+                    record(position, &terms, &batch_loss(self.config, &terms, |own| *own));
+                }
+            } else {
+                let tokens: Vec<BatchTerms<f64>> = part.clone().map(terms).collect();
+                let loss = batch_loss(self.config, &BatchTerms::of_sequence(&tokens, self.recorded()), List::sum);
+                for (i, position) in part.clone().enumerate() {
+                    record(position, &tokens[i], &loss.map(|list| list.0[i]));
+                }
             }
             from = part.end;
             sequence += 1;
-        }
-        for (i, position) in span.enumerate() {
-            let weight = self.config.entropy_coef * self.entropy_weight(self.batch.active_rows()[position]);
-            let value = entropy[i].to_f64();
-            dentropy[i] = R::from_f64(-weight);
-            totals.entropy += value;
-            if weight != 0.0 {
-                totals.loss -= weight * value;
-            }
         }
     }
 
@@ -186,7 +196,7 @@ impl<'a> Evaluator<'a> {
             high_clipped: totals.high_clipped.iter().sum(),
             low_min,
             high_max,
-            phi: totals.phi,
+            statistic: totals.statistic,
             nll: totals.nll,
             log_ratio: totals.log_ratio,
             ratio: totals.ratio,
@@ -210,34 +220,15 @@ impl<'a> Evaluator<'a> {
             metrics.min("is_ratio/min", sums.ratio_min);
             metrics.max("is_ratio/max", sums.ratio_max);
         }
-        if self.config.dual_clip().is_some() && self.config.objective() == Objective::Clipped {
-            metrics.mean("pg_clipfrac_lower", sums.dual_clipped, tokens);
-        }
         if self.config.positive_example_nll_weight != 0.0 {
             let imitated = self.weights.nll.iter().filter(|weight| **weight != 0.0).count();
             metrics.mean("positive_nll_loss", sums.nll, imitated as f64);
         }
         // A shared ratio is one value per sequence, so it counts once; per-token values are weighted by token.
         let count = if self.shares_clip() { self.batch.sequences() as f64 } else { tokens };
-        // A fully masked sequence has a shared ratio too: 1, which no bound clips.
         let masked =
             if self.shares_clip() { (0..self.batch.sequences()).filter(|s| self.length(*s) == 0).count() } else { 0 };
-        match self.config.objective() {
-            Objective::Cispo if self.config.bounds_raw_ratio() => {
-                metrics.mean("cispo_clip_ratio", sums.high_clipped, count);
-            }
-            Objective::Vespo => metrics.mean("vespo/phi_seq_mean", sums.phi + masked as f64, count),
-            Objective::Clipped | Objective::Cispo | Objective::GeoMean | Objective::Dppo(_) | Objective::PrimeRl(_) => {
-                metrics.mean("clip_ratio/low_mean", sums.low_clipped, count);
-                metrics.mean("clip_ratio/high_mean", sums.high_clipped, count);
-                metrics.mean("clip_ratio/region_mean", sums.low_clipped + sums.high_clipped, count);
-                if masked > 0 || sums.low_min.is_finite() {
-                    metrics.min("clip_ratio/low_min", if masked > 0 { 0.0 } else { sums.low_min });
-                    metrics.max("clip_ratio/high_max", if masked > 0 { sums.high_max.max(0.0) } else { sums.high_max });
-                }
-            }
-            Objective::Sapo | Objective::PolicyGradient | Objective::KlCov | Objective::Dro => {}
-        }
+        self.config.rules().metrics(self.config, &Clipped { sums, tokens, count, masked }, &mut metrics);
         if let Some(factors) = self.batch.factors() {
             metrics.merge(&factors.metrics);
         }
@@ -253,7 +244,7 @@ impl<'a> Evaluator<'a> {
         self.starts[sequence + 1] - self.starts[sequence]
     }
 
-    /// Weight of a row's entropy in the bonus, before entropy_coef.
+    /// Weight of a row's entropy in the bonus.
     fn entropy_weight(&self, row: usize) -> f64 {
         self.weights.entropy[row] * self.batch.factors().map_or(1.0, |factors| factors.entropy[row])
     }
@@ -267,8 +258,8 @@ impl<'a> Evaluator<'a> {
             advantage: self.advantage(sequence, row),
             token_advantage: batch.advantage(sequence, row).into(),
             policy_weight: weights.policy[row],
-            kl_weight: config.beta * weights.kl[row],
-            nll_weight: config.positive_example_nll_weight * weights.nll[row],
+            kl_weight: weights.kl[row],
+            nll_weight: weights.nll[row],
             entropy_weight: self.entropy_weight(row),
             policy_factor: factors.map_or(1.0, |factors| factors.policy[row]),
             log_ratio_scale: factors.map_or(1.0, |factors| factors.log_ratio_scale[row]),
@@ -283,11 +274,6 @@ impl<'a> Evaluator<'a> {
         }
     }
 
-    /// The same in the precision of the log-probabilities.
-    fn columns_as<R: Scalar>(&self, sequence: usize, row: usize) -> TokenColumns<R> {
-        self.columns(sequence, row).map(|value| R::from_f64(*value))
-    }
-
     /// Which policies have given log-probabilities.
     fn recorded(&self) -> Recorded {
         let batch = self.batch;
@@ -300,61 +286,14 @@ impl<'a> Evaluator<'a> {
 
     /// Whether ratio and advantage, and so the clip, are one value for all tokens of a sequence.
     pub fn shares_clip(&self) -> bool {
-        (self.config.level() == ImportanceSamplingLevel::Sequence || self.config.objective() == Objective::Vespo)
+        (self.config.level() == ImportanceSamplingLevel::Sequence || self.config.rules().clips_sequences())
             && matches!(self.batch.advantages(), Advantages::PerSequence(_))
     }
 
-    fn token_level<R: Scalar>(
-        &self,
-        sequence: usize,
-        part: Range<usize>,
-        logp: &[R],
-        dlogp: &mut [R],
-        totals: &mut Totals,
-    ) {
-        for (i, position) in part.enumerate() {
-            let columns = self.columns_as::<R>(sequence, self.batch.active_rows()[position]);
-            let slopes = columns.inputs(self.recorded()).slopes(self.config, &columns.weight(), &logp[i], None);
-            dlogp[i] = slopes.of_logp;
-            self.count(sequence, &columns, &slopes.value, &logp[i], totals);
-        }
-    }
-
-    fn sequence_level<R: Scalar>(
-        &self,
-        sequence: usize,
-        part: Range<usize>,
-        logp: &[R],
-        dlogp: &mut [R],
-        totals: &mut Totals,
-    ) {
-        let rows = &self.batch.active_rows()[part];
-        let columns: Vec<TokenColumns<R>> = rows.iter().map(|row| self.columns_as(sequence, *row)).collect();
-        let Some(first) = columns.first() else { return };
-        let share = if shares_mean(self.config) { 1.0 / rows.len() as f64 } else { 1.0 };
-        let part = |(columns, logp): (&TokenColumns<R>, &R)| {
-            columns.inputs(self.recorded()).shared_part(self.config, logp) * Dual::fixed(columns.log_ratio_scale)
-        };
-        let parts = || columns.iter().zip(logp).map(part);
-        let bias = first.log_ratio_bias.to_f64();
-        let log_ratio = R::from_f64(parts().map(|part| part.value.to_f64()).sum::<f64>() * share + bias);
-        let mut through_shared = 0.0;
-        for (i, columns) in columns.iter().enumerate() {
-            let inputs = columns.inputs(self.recorded());
-            let slopes = inputs.slopes(self.config, &columns.weight(), &logp[i], Some(&log_ratio));
-            through_shared += slopes.of_shared.to_f64();
-            dlogp[i] = slopes.of_logp;
-            self.count(sequence, columns, &slopes.value, &logp[i], totals);
-        }
-        for (d, part) in dlogp.iter_mut().zip(parts()) {
-            *d = *d + R::from_f64(through_shared * share * part.tangent.to_f64());
-        }
-    }
-
-    /// Advantage of a row; geo_mean has one per sequence, the mean of its tokens' (verl).
+    /// Advantage of a row; a loss of whole sequences has one for each, the mean of its tokens' (verl's geo_mean).
     fn advantage(&self, sequence: usize, row: usize) -> f64 {
         match self.batch.advantages() {
-            Advantages::PerToken(advantages) if self.config.objective() == Objective::GeoMean => {
+            Advantages::PerToken(advantages) if self.config.rules().is_of_sequences() => {
                 let rows = &self.batch.active_rows()[self.starts[sequence]..self.starts[sequence + 1]];
                 rows.iter().map(|row| f64::from(advantages[*row])).sum::<f64>() / rows.len().max(1) as f64
             }
@@ -362,38 +301,27 @@ impl<'a> Evaluator<'a> {
         }
     }
 
-    fn count<R: Scalar>(
-        &self,
-        sequence: usize,
-        columns: &TokenColumns<R>,
-        value: &TokenLoss<R>,
-        logp: &R,
-        totals: &mut Totals,
-    ) {
-        let columns = columns.map(|value| value.to_f64());
+    fn count(&self, sequence: usize, terms: &BatchTerms<f64>, loss: &BatchLoss<f64>, totals: &mut Totals) {
+        let columns = &terms.columns;
         let weight = columns.weight();
-        let kl = value.kl.map_or(0.0, |kl| kl.to_f64());
-        let policy = weighted(&weight.policy, &value.policy.to_f64());
-        let penalty = weighted(&weight.kl, &kl);
-        let nll = weighted(&weight.nll, &value.nll.to_f64());
-        totals.loss += policy + penalty + nll;
-        totals.magnitude += policy.abs() + penalty.abs() + nll.abs();
-        totals.policy += policy;
+        let kl = loss.kl.unwrap_or_default();
+        totals.loss += loss.loss;
+        totals.magnitude +=
+            loss.policy.abs() + weighted(&weight.kl, &kl).abs() + weighted(&weight.nll, &loss.nll).abs();
+        totals.policy += loss.policy;
         totals.kl += kl;
+        totals.entropy += terms.entropy;
         if weight.nll != 0.0 {
-            totals.nll += value.nll.to_f64();
+            totals.nll += loss.nll;
         }
-        if self.recorded().old {
-            totals.log_ratio += logp.to_f64() - columns.old_logp;
-        }
-        let ratio = value.ratio.to_f64();
-        totals.ratio += ratio;
-        totals.ratio_min = Real::min(&totals.ratio_min, &ratio);
-        totals.ratio_max = Real::max(&totals.ratio_max, &ratio);
-        totals.dual_clipped += value.dual_clipped.to_f64();
-        totals.phi += columns.clip_share * value.phi.to_f64();
-        totals.low_clipped[sequence] += columns.clip_share * value.low_clipped.to_f64();
-        totals.high_clipped[sequence] += columns.clip_share * value.high_clipped.to_f64();
+        totals.log_ratio += loss.log_ratio.unwrap_or_default();
+        totals.ratio += loss.ratio;
+        totals.ratio_min = Real::min(&totals.ratio_min, &loss.ratio);
+        totals.ratio_max = Real::max(&totals.ratio_max, &loss.ratio);
+        totals.dual_clipped += loss.dual_clipped;
+        totals.statistic += columns.clip_share * loss.statistic.unwrap_or_default();
+        totals.low_clipped[sequence] += columns.clip_share * loss.low_clipped;
+        totals.high_clipped[sequence] += columns.clip_share * loss.high_clipped;
     }
 }
 

@@ -9,7 +9,7 @@
 //!
 //! let (n, h, v) = (4, 8, 32); // tokens, hidden size, vocabulary
 //! let (hidden, lm_head) = (vec![0.1_f32; n * h], vec![0.02_f32; v * h]); // [N, H] and [V, H], from your model
-//! let config = LossConfig::from_json(r#"{"loss_type": "dapo", "epsilon_high": 0.28}"#)?;
+//! let config = LossConfig::dapo().epsilon_high(0.28);
 //! let loss = GrpoLoss::builder(config).head(h, v).max_tokens(n).build(&CpuBackend::new())?;
 //!
 //! // Two completions of one prompt, laid end to end, with their rewards.
@@ -40,6 +40,7 @@
 #![forbid(unsafe_code)]
 
 pub mod advantages;
+pub mod aggregate;
 pub mod backend;
 pub mod batch;
 pub mod columns;
@@ -47,7 +48,6 @@ pub mod config;
 pub mod controllers;
 pub mod error;
 pub mod evaluate;
-pub mod factors;
 #[cfg(feature = "format")]
 pub mod format;
 pub mod gradients;
@@ -59,14 +59,13 @@ pub mod parity;
 pub mod plan;
 mod plan_request;
 pub mod policy;
+mod prepare;
 pub mod real;
 pub mod rewards;
 mod sampler;
 mod selection;
 pub mod strict;
 pub mod tensor;
-pub mod vectors;
-pub mod weights;
 
 /// The crate whose `bf16` tensors have: the version that fits, for callers that have none of their own.
 pub use half;
@@ -78,8 +77,8 @@ pub use backend::{
 };
 pub use batch::{Advantages, TokenBatch};
 pub use config::{
-    ImportanceSamplingLevel, KlEstimator, KlImportance, LossAggMode, LossConfig, LossType, Objective, RolloutIs,
-    SamplerMode, Semantics, TemperatureMode,
+    ImportanceSamplingLevel, KlEstimator, KlImportance, LossAggMode, LossConfig, LossType, RolloutIs, SamplerMode,
+    Semantics, TemperatureMode,
 };
 pub use error::{Error, Result};
 #[cfg(feature = "format")]

@@ -4,8 +4,9 @@
 //! Legend: o = old logp, s = sampler logp, d = o - s, at the active tokens of which the sampler gave a log-probability.
 
 use crate::batch::TokenBatch;
-use crate::config::Threshold;
+use crate::config::{KlEstimator, Threshold};
 use crate::metrics::Metrics;
+use crate::objective::kl_value;
 use crate::sampler::sequences;
 
 /// Largest |log ratio| that verl lets into exp.
@@ -48,7 +49,7 @@ const OF_TOKENS: [&str; 7] = [
 
 /// The values of [`OF_TOKENS`].
 fn of_token(d: f64) -> [f64; OF_TOKENS.len()] {
-    let k3 = |d: f64| d.min(LARGEST).exp_m1() - d;
+    let k3 = |d: f64| kl_value(KlEstimator::K3, &d, (None, None));
     // m - s and m - o, m being the log of the mean of both probabilities.
     let to_mixture = |d: f64| (0.5 * d.min(LARGEST).exp_m1()).ln_1p();
     [

@@ -3,12 +3,13 @@
 //! A sampler that gave no log-probability (NaN) is taken at its word: ratio 1.
 
 use crate::batch::TokenBatch;
-use crate::config::{KlEstimator, LossConfig, Objective, SamplerMode, Threshold};
+use crate::batch::{PolicyValues, TokenFactors};
+use crate::config::rejection::{Over, Rejection, rejections};
+use crate::config::{LossConfig, SamplerMode};
 use crate::error::{Error, Result};
-use crate::factors::{PolicyValues, TokenFactors};
 use crate::metrics::Metrics;
 use crate::mismatch;
-use crate::objective::{VESPO_SMALLEST, kl_value};
+use crate::objective::{kl_value, vespo};
 
 /// Largest |log ratio| that verl lets into exp.
 const SAFE: f64 = 20.0;
@@ -42,12 +43,13 @@ pub(crate) fn weigh(
 ) -> Result<()> {
     let Some(correction) = config.sampler_correction() else { return Ok(()) };
     let of_token = correction.mode.is_of_tokens();
-    if config.objective() == Objective::Vespo && !of_token {
-        return Err(Error::Config(
-            "vespo takes the sampler's ratio into its own weight: set vllm_importance_sampling_mode to token_truncate or \
-             token_mask, or vllm_importance_sampling_correction to false"
-                .into(),
-        ));
+    let in_log_ratio = config.rules().takes_sampler_ratio();
+    if in_log_ratio && !of_token {
+        return Err(Error::Config(format!(
+            "{} takes the sampler's ratio into its own weight: set vllm_importance_sampling_mode to token_truncate or \
+             token_mask, or vllm_importance_sampling_correction to false",
+            config.loss_type.name()
+        )));
     }
     let weight = |log_ratio: f64| {
         let ratio = correction.guard.map_or(log_ratio, |guard| log_ratio.clamp(-guard, guard)).exp();
@@ -109,20 +111,19 @@ pub(crate) fn weigh(
     }
     record(batch, log_ratios, &seen, &mut factors.metrics);
     for rows in sequences(batch) {
-        match config.objective() {
-            Objective::Vespo => {
-                let sum = rows.iter().map(|row| weights[*row].ln().clamp(VESPO_SMALLEST, SAFE)).sum();
-                rows.iter().for_each(|row| factors.log_ratio_bias[*row] = sum);
-            }
-            _ => rows.iter().for_each(|row| factors.policy[*row] *= weights[*row]),
+        if in_log_ratio {
+            let sum = rows.iter().map(|row| vespo::sampler_log_ratio(weights[*row])).sum();
+            rows.iter().for_each(|row| factors.log_ratio_bias[*row] = sum);
+        } else {
+            rows.iter().for_each(|row| factors.policy[*row] *= weights[*row]);
         }
     }
     Ok(())
 }
 
-/// geo_mean has one ratio per sequence, and so one weight: the geometric mean of its tokens', after rejection (verl).
+/// A loss of whole sequences (geo_mean) has one ratio for each, and so one weight: the geometric mean of its tokens', after rejection (verl).
 pub(crate) fn share_weights(config: &LossConfig, batch: &TokenBatch, factors: &mut TokenFactors) {
-    if config.objective() == Objective::GeoMean && config.sampler_correction().is_some() {
+    if config.rules().is_of_sequences() && config.sampler_correction().is_some() {
         for rows in sequences(batch) {
             let logs = rows.iter().map(|row| (factors.policy[*row] + 1e-10).ln());
             let weight = (logs.sum::<f64>() / rows.len() as f64).exp();
@@ -148,92 +149,7 @@ fn record(batch: &TokenBatch, log_ratios: &[f64], weights: &[f64], metrics: &mut
     }
 }
 
-/// One of verl's rejection rules.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Rejection {
-    over: Over,
-    estimator: KlEstimator,
-    /// Bounds of the statistic.
-    low: f64,
-    high: f64,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Over {
-    Token,
-    Sum,
-    Mean,
-    Max,
-}
-
-/// The rules of `rollout_rs` with their thresholds.
-///
-/// # Errors
-/// [`Error::Config`] for a rule or threshold that verl does not have.
-pub(crate) fn rejections(config: &LossConfig) -> Result<Vec<Rejection>> {
-    let fail = |message: String| Err(Error::Config(message));
-    let list = |text: Option<&str>| -> Vec<String> {
-        let parts = text.into_iter().flat_map(|text| text.split(',')).map(|part| part.trim().to_owned());
-        parts.filter(|part| !part.is_empty()).collect()
-    };
-    let rules = list(config.rollout_rs.as_deref());
-    let thresholds = list(config.rollout_rs_threshold.as_ref().map(|thresholds| thresholds.0.as_str()));
-    if rules.is_empty() {
-        return match thresholds.is_empty() {
-            true => Ok(vec![]),
-            false => fail("rollout_rs_threshold is set without rollout_rs: name what it bounds".into()),
-        };
-    }
-    if thresholds.len() != 1 && thresholds.len() != rules.len() {
-        return fail(format!(
-            "rollout_rs_threshold: expected one bound, or one for each of the {} rules of rollout_rs, got {}",
-            rules.len(),
-            thresholds.len()
-        ));
-    }
-    let pairs = rules.iter().zip(thresholds.iter().cycle());
-    pairs.map(|(rule, threshold)| Rejection::parse(rule, threshold)).collect()
-}
-
 impl Rejection {
-    fn parse(rule: &str, threshold: &str) -> Result<Self> {
-        let fail = |message: String| Err(Error::Config(message));
-        let (over, estimator) = match rule.rsplit_once("_k") {
-            Some(("token", k @ ("1" | "2" | "3"))) => (Over::Token, k),
-            Some(("seq_sum", k @ ("1" | "2" | "3"))) => (Over::Sum, k),
-            Some(("seq_mean", k @ ("1" | "2" | "3"))) => (Over::Mean, k),
-            Some(("seq_max", k @ ("2" | "3"))) => (Over::Max, k),
-            _ => {
-                return fail(format!(
-                    "rollout_rs: expected token_k1..3, seq_sum_k1..3, seq_mean_k1..3 or seq_max_k2..3, got `{rule}`"
-                ));
-            }
-        };
-        let bounds = Threshold::parse(threshold).map_err(|e| Error::Config(format!("rollout_rs_threshold: {e}")))?;
-        let positive = |v: f64| v > 0.0 && v.is_finite();
-        if !positive(bounds.high) || !bounds.low.is_none_or(|low| positive(low) && low <= bounds.high) {
-            return fail(format!("rollout_rs_threshold: bounds must be positive and in order, got `{threshold}`"));
-        }
-        match (estimator, bounds.low) {
-            // k1 is bounded on both sides, by ratios.
-            ("1", low) => {
-                let low = low.unwrap_or(1.0 / bounds.high);
-                if low > bounds.high {
-                    return fail(format!(
-                        "rollout_rs_threshold: bounds of {rule} must be in order, got {low} and {}",
-                        bounds.high
-                    ));
-                }
-                Ok(Self { over, estimator: KlEstimator::K1, low: low.ln(), high: bounds.high.ln() })
-            }
-            (_, Some(_)) => fail(format!("rollout_rs_threshold: {rule} has an upper bound only, got `{threshold}`")),
-            (k, None) => {
-                let estimator = if k == "2" { KlEstimator::K2 } else { KlEstimator::K3 };
-                Ok(Self { over, estimator, low: f64::NEG_INFINITY, high: bounds.high })
-            }
-        }
-    }
-
     /// The divergence of a token.
     fn statistic(&self, log_ratio: f64) -> f64 {
         kl_value(self.estimator, &log_ratio, (Some(SAFE), None))

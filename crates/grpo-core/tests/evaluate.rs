@@ -1,9 +1,11 @@
 //! The evaluator against closed forms, finite differences, and itself cut into pieces.
 
 use approx::assert_relative_eq;
+use grpo_core::aggregate::token_weights;
+use grpo_core::batch::{Rows, StepData, TokenWeights};
 use grpo_core::evaluate::Evaluator;
+use grpo_core::format::BatchLoss;
 use grpo_core::real::Scalar;
-use grpo_core::weights::token_weights;
 use grpo_core::{Advantages, KlEstimator, LossConfig, LossType, Metrics, TokenBatch};
 use rstest::rstest;
 
@@ -184,10 +186,30 @@ fn on_policy_the_gradient_is_minus_the_advantage(#[values("grpo", "cispo", "gspo
     }
 }
 
+/// Weights of a batch under a loss and with what it says of the step.
+fn weights(json: &str, batch: &TokenBatch) -> grpo_core::Result<TokenWeights> {
+    let BatchLoss { loss, step } = BatchLoss::from_json(json)?;
+    token_weights(&loss, &batch.clone().with_step(step)?)
+}
+
+/// A step whose sequences `rows` are right.
+fn positive(rows: Vec<usize>) -> StepData {
+    StepData { positive_rows: Rows::Indices(rows), ..StepData::default() }
+}
+
+#[test]
+fn the_kl_term_averages_as_the_policy_term_and_its_weight_holds_beta() {
+    let (batch, _) = batch();
+    for json in [r#"{"beta": 0.5}"#, r#"{"loss_type": "dapo", "beta": 0.5}"#, r#"{"semantics": "verl", "beta": 0.5}"#] {
+        let TokenWeights { policy, kl, .. } = weights(json, &batch).unwrap();
+        assert!(policy.iter().zip(&kl).all(|(policy, kl)| 0.5 * policy == *kl), "{json}");
+    }
+}
+
 #[test]
 fn weights_are_trls() {
     let (batch, _) = batch(); // B = 5, active 4 + 0 + 3 + 0 + 1 = 8
-    let of = |json: &str| token_weights(&config(json), &batch).unwrap().policy;
+    let of = |json: &str| weights(json, &batch).unwrap().policy;
     let expect = |weights: Vec<f64>, per_sequence: [f64; 5]| {
         for (sequence, weight) in per_sequence.into_iter().enumerate() {
             for row in batch.range(sequence) {
@@ -209,8 +231,7 @@ fn weights_of_groups_are_skyrls_and_tunixs() {
     let (batch, _) = batch(); // active: 4, 0, 3, 0, 1
     let batch = batch.select_sequences(0..4).unwrap(); // 4, 0, 3, 0
     let of = |json: &str| {
-        let weights = token_weights(&config(json), &batch).unwrap();
-        assert_eq!(weights.policy, weights.kl);
+        let weights = weights(json, &batch).unwrap();
         [0, 2].map(|sequence| weights.policy[batch.range(sequence).find(|row| batch.is_active(*row)).unwrap()])
     };
     let prompts = r#""loss_agg_mode": "prompt_mean", "num_generations": 2"#;
@@ -222,9 +243,9 @@ fn weights_of_groups_are_skyrls_and_tunixs() {
     );
     // Prompts without active tokens count as sequences without do.
     let halves = batch.clone().with_mask(&mask_of(&batch, 2..4)).unwrap();
-    let weights = |json: &str| token_weights(&config(json), &halves).unwrap().policy[0];
-    assert_eq!(weights(&format!("{{{prompts}}}")), 1.0 / 8.0);
-    assert_eq!(weights(&format!(r#"{{{prompts}, "count_masked_rows": false}}"#)), 1.0 / 4.0);
+    let first = |json: &str| weights(json, &halves).unwrap().policy[0];
+    assert_eq!(first(&format!("{{{prompts}}}")), 1.0 / 8.0);
+    assert_eq!(first(&format!(r#"{{{prompts}, "count_masked_rows": false}}"#)), 1.0 / 4.0);
 
     assert_eq!(of(r#"{"loss_agg_mode": "token_mean_legacy", "micro_batch_size": 2}"#), [1.0 / 8.0, 1.0 / 6.0]);
     assert_eq!(of(r#"{"loss_agg_mode": "token-mean-legacy", "micro_batch_size": 1}"#), [1.0 / 16.0, 1.0 / 12.0]);
@@ -235,7 +256,7 @@ fn weights_of_groups_are_skyrls_and_tunixs() {
         r#"{"loss_agg_mode": "sequence-mean-token-scale", "loss_scale_factor": 5, "count_masked_rows": false}"#;
     assert_eq!(of(scaled), [1.0 / 10.0; 2]);
 
-    let refused = |json: &str| token_weights(&config(json), &batch).unwrap_err().to_string();
+    let refused = |json: &str| weights(json, &batch).unwrap_err().to_string();
     let text = refused(r#"{"loss_agg_mode": "prompt_mean", "num_generations": 3}"#);
     assert!(text.contains("num_generations is 3, which does not divide the 4 sequences"), "{text}");
     let text = refused(r#"{"positive_example_nll_weight": 1, "positive_rows": [4]}"#);
@@ -252,10 +273,8 @@ fn mask_of(batch: &TokenBatch, without: std::ops::Range<usize>) -> Vec<f32> {
 /// Two tokens of A = -1 with ratios 4 and 1/2, one of A = 1 with ratio 2.
 #[test]
 fn ratios_are_measured() {
-    let config = config(
-        r#"{"loss_type": "bnpo", "clip_ratio_c": 3, "positive_example_nll_weight": 0.5, "positive_rows": [1], "beta": 0.1}"#,
-    );
-    let batch = TokenBatch::packed(vec![0; 3], vec![0, 2, 3]).unwrap();
+    let config = config(r#"{"loss_type": "bnpo", "clip_ratio_c": 3, "positive_example_nll_weight": 0.5, "beta": 0.1}"#);
+    let batch = TokenBatch::packed(vec![0; 3], vec![0, 2, 3]).unwrap().with_step(positive(vec![1])).unwrap();
     let batch = batch.with_advantages(Advantages::PerSequence(vec![-1.0, 1.0])).unwrap();
     let batch = batch.with_old_logp(vec![-4.0; 3]).unwrap().with_ref_logp(vec![-4.0; 3]).unwrap();
     let logp = [4_f64, 0.5, 2.0].map(|ratio| ratio.ln() - 4.0);
@@ -287,9 +306,10 @@ fn micro_batches_of_one_step_add_up(
     };
     let config = config(&format!(
         r#"{{{loss}, "epsilon_high": 0.3, "beta": 0.1, "entropy_coef": 0.01, "max_completion_length": 9,
-            "positive_example_nll_weight": 0.2, "positive_rows": [0, 4]}}"#
+            "positive_example_nll_weight": 0.2}}"#
     ));
     let (batch, logp) = batch();
+    let batch = batch.with_step(positive(vec![0, 4])).unwrap();
     let entropy = vec![0.5; logp.len()];
     let whole = run(&config, &batch, &logp, &entropy, &[]);
     let batch = batch.clone().with_weights(token_weights(&config, &batch).unwrap()).unwrap();

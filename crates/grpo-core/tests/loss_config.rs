@@ -1,5 +1,7 @@
 //! The loss configuration: what it accepts, and how it refuses.
 
+use grpo_core::batch::StepData;
+use grpo_core::format::BatchLoss;
 use grpo_core::{Error, ImportanceSamplingLevel, KlImportance, LossConfig, LossType};
 use proptest::prelude::*;
 use rstest::rstest;
@@ -19,7 +21,7 @@ fn an_empty_map_is_trl_grpo() {
 
 #[test]
 fn zero_is_a_legal_value_of_every_knob_that_can_be_zero() {
-    let json = r#"{"epsilon_low": 0, "epsilon_high": 0, "beta": 0, "entropy_coef": 0, "num_items_in_batch": 0}"#;
+    let json = r#"{"epsilon_low": 0, "epsilon_high": 0, "beta": 0, "entropy_coef": 0}"#;
     let config = LossConfig::from_json(json).unwrap();
     assert_eq!((config.ratio_low(), config.ratio_high()), (1.0, 1.0));
 }
@@ -38,7 +40,7 @@ fn gspo_is_sequence_level_and_says_so_when_contradicted() {
 #[case(r#"{"epsilonlow": 0.2}"#, "did you mean `epsilon_low`")]
 #[case(r#"{"eps_high": 0.2}"#, "did you mean `epsilon_high`")]
 #[case(r#"{"Beta": 0.2}"#, "did you mean `beta`")]
-#[case(r#"{"zzz": 1}"#, "unknown key `zzz`; known here: adv_tau, batch_num_tokens")]
+#[case(r#"{"zzz": 1}"#, "unknown key `zzz`; known here: adv_tau, beta")]
 #[case(r#"{"loss_type": "grpoo"}"#, "grpoo")]
 #[case(r#"{"epsilon_low": -0.1}"#, "epsilon_low must lie in [0, 1]")]
 #[case(r#"{"epsilon_low": 1.5}"#, "epsilon_low must lie in [0, 1]")]
@@ -70,13 +72,12 @@ fn refuses_with_a_reason(#[case] json: &str, #[case] reason: &str) {
 
 #[test]
 fn a_value_that_is_not_finite_is_refused_field_by_field() {
-    let set: [fn(&mut LossConfig); 8] = [
+    let set: [fn(&mut LossConfig); 7] = [
         |c| c.epsilon_low = f64::NAN,
         |c| c.epsilon_high = Some(f64::INFINITY),
         |c| c.beta = f64::NAN,
         |c| c.temperature = f64::INFINITY,
         |c| c.entropy_coef = f64::NEG_INFINITY,
-        |c| c.num_items_in_batch = Some(f64::NAN),
         |c| c.logit_scale = f64::NAN,
         |c| c.final_logit_softcapping = Some(f64::INFINITY),
     ];
@@ -144,16 +145,13 @@ fn keys_that_verl_hands_to_every_loss_are_read_by_those_that_have_them() {
 }
 
 #[rstest]
-#[case(r#"{"semantics": "verl", "dp_size": 2}"#, "batch_num_tokens")]
-#[case(r#"{"semantics": "verl", "loss_type": "sapo", "dp_size": 2, "batch_num_tokens": 9}"#, "global_batch_size")]
-#[case(r#"{"semantics": "verl", "loss_type": "geo_mean", "dp_size": 2, "beta": 0.1}"#, "batch_num_tokens")]
 #[case(r#"{"rollout_is": "icepop", "rollout_is_threshold": 0.5}"#, "reciprocal")]
 #[case(r#"{"rollout_rs": "token_k1", "rollout_rs_threshold": 0.5}"#, "in order")]
 #[case(r#"{"rollout_rs": "seq_max_k1", "rollout_rs_threshold": 2}"#, "seq_max_k1")]
 #[case(r#"{"rollout_rs_threshold": 2}"#, "without rollout_rs")]
 #[case(r#"{"vllm_importance_sampling_clip_min": -1, "vllm_importance_sampling_clip_max": null}"#, "clip_min (-1)")]
-#[case(r#"{"truncated_rows": [0, 1, 0, 0]}"#, "twice")]
-#[case(r#"{"truncated_rows": [true, 1]}"#, "one true or false")]
+#[case(r#"{"truncated_rows": [0]}"#, "known of a batch")]
+#[case(r#"{"num_items_in_batch": 9}"#, "known of a batch")]
 #[case(r#"{"log_ratio_guard": "on"}"#, "`off`")]
 #[case(r#"{"loss_type": "vespo", "importance_sampling_level": "sequence", "beta": 0.1}"#, "vespo")]
 #[case(r#"{"beta": 0.1, "kl_estimator": "k3+", "use_bias_correction_kl": true}"#, "gradient of k2")]
@@ -165,13 +163,54 @@ fn keys_that_verl_hands_to_every_loss_are_read_by_those_that_have_them() {
 #[case(r#"{"loss_agg_mode": "token_mean", "num_generations": 4}"#, "prompt-mean")]
 #[case(r#"{"kl_agg_mode": "token_mean_legacy"}"#, "micro_batch_size")]
 #[case(r#"{"micro_batch_size": 0, "loss_agg_mode": "token_mean_legacy"}"#, "at least 1")]
-#[case(r#"{"loss_agg_mode": "prompt-mean", "num_generations": 2, "dp_size": 2}"#, "global_batch_size")]
 #[case(r#"{"positive_example_nll_weight": -1}"#, "positive_example_nll_weight")]
 #[case(r#"{"loss_type": "vanilla"}"#, "set semantics to `verl`")]
 #[case(r#"{"loss_type": "vanilla", "semantics": "mllm_jax"}"#, "semantics is mllm_jax, which has no such loss")]
 fn combinations_that_would_be_silently_wrong_are_refused(#[case] json: &str, #[case] words: &str) {
     let message = refusal(json);
     assert!(message.contains(words), "{message}");
+}
+
+/// What only a batch can say is read with it, and refused where it cannot be.
+#[rstest]
+#[case(r#"{"semantics": "verl", "dp_size": 2}"#, "batch_num_tokens")]
+#[case(r#"{"semantics": "verl", "loss_type": "sapo", "dp_size": 2, "batch_num_tokens": 9}"#, "global_batch_size")]
+#[case(r#"{"semantics": "verl", "loss_type": "geo_mean", "dp_size": 2, "beta": 0.1}"#, "batch_num_tokens")]
+#[case(r#"{"loss_agg_mode": "prompt-mean", "num_generations": 2, "dp_size": 2}"#, "global_batch_size")]
+#[case(r#"{"truncated_rows": [0, 1, 0, 0]}"#, "twice")]
+#[case(r#"{"truncated_rows": [true, 1]}"#, "one true or false")]
+#[case(r#"{"truncated_rows": [2]}"#, "names sequence 2, but the batch has 2")]
+#[case(r#"{"positive_rows": [true]}"#, "has 1 flags, but the batch has 2 sequences")]
+#[case(r#"{"num_items_in_batch": -1}"#, "num_items_in_batch")]
+#[case(r#"{"batch_num_tokens": 0}"#, "batch_num_tokens")]
+#[case(r#"{"zzz": 1}"#, "unknown key `zzz`; known here: adv_tau, batch_num_tokens, beta")]
+fn what_is_known_of_a_step_is_checked_with_its_batch(#[case] json: &str, #[case] words: &str) {
+    let weights = || {
+        let BatchLoss { loss, step } = BatchLoss::from_json(json)?;
+        let batch = grpo_core::TokenBatch::packed(vec![0; 5], vec![0, 2, 5])?.with_step(step)?;
+        grpo_core::aggregate::token_weights(&loss, &batch)
+    };
+    let message = weights().unwrap_err().to_string();
+    assert!(message.contains(words), "{message}");
+}
+
+#[test]
+fn numbers_of_a_step_are_finite_and_an_entropy_bonus_is_asked_for() {
+    let batch = || grpo_core::TokenBatch::packed(vec![0; 5], vec![0, 2, 5]).unwrap();
+    for wrong in [
+        StepData { num_items_in_batch: Some(f64::NAN), ..StepData::default() },
+        StepData { entropy_coef: Some(f64::INFINITY), ..StepData::default() },
+        StepData { global_batch_size: Some(f64::NAN), ..StepData::default() },
+    ] {
+        assert!(batch().with_step(wrong).is_err());
+    }
+    let moving = batch().with_step(StepData { entropy_coef: Some(0.5), ..StepData::default() }).unwrap();
+    let weights = |entropy_coef| {
+        let config = LossConfig { entropy_coef, ..LossConfig::bnpo() };
+        grpo_core::aggregate::token_weights(&config, &moving)
+    };
+    assert_eq!(weights(1.0).unwrap().entropy, vec![0.1; 5], "the step's coefficient over five tokens");
+    assert!(weights(0.0).unwrap_err().to_string().contains("no entropy bonus"));
 }
 
 /// verl's straight-through estimators are never weighed; TRL, which has none, corrects the others.
@@ -195,7 +234,7 @@ fn parts_of_a_step_weigh_their_share(#[values("grpo", "bnpo", "dapo", "cispo", "
     let batch = grpo_core::TokenBatch::packed(vec![0; 5], vec![0, 2, 5]).unwrap();
     let weights = |keys: &str| {
         let json = format!(r#"{{"loss_type": "{loss_type}", "epsilon_high": 5.0{keys}}}"#);
-        grpo_core::weights::token_weights(&LossConfig::from_json(&json).unwrap(), &batch).unwrap().policy
+        grpo_core::aggregate::token_weights(&LossConfig::from_json(&json).unwrap(), &batch).unwrap().policy
     };
     let (whole, half) = (weights(""), weights(r#", "gradient_accumulation_steps": 2, "steps_per_generation": 4"#));
     assert!(whole.iter().zip(&half).all(|(whole, half)| (whole / 2.0 - half).abs() < 1e-15), "{whole:?} {half:?}");
@@ -206,9 +245,10 @@ fn parts_of_a_step_weigh_their_share(#[values("grpo", "bnpo", "dapo", "cispo", "
 fn flags_and_samplers_have_to_be_there_for_the_batch() {
     let batch = grpo_core::TokenBatch::packed(vec![0; 5], vec![0, 2, 5]).unwrap();
     let prepare = |json: &str| {
-        let config = LossConfig::from_json(json).unwrap();
-        let values = |_: &grpo_core::TokenBatch| Ok::<_, Error>(grpo_core::factors::PolicyValues::default());
-        config.prepare(&batch, values).map(|batch| batch.active_tokens()).map_err(|e| e.to_string())
+        let BatchLoss { loss, step } = BatchLoss::from_json(json).unwrap();
+        let batch = batch.clone().with_step(step).map_err(|e| e.to_string())?;
+        let values = |_: &grpo_core::TokenBatch| Ok::<_, Error>(grpo_core::batch::PolicyValues::default());
+        loss.prepare(&batch, values).map(|batch| batch.active_tokens()).map_err(|e| e.to_string())
     };
     let truncated =
         |rows: &str| prepare(&format!(r#"{{"mask_truncated_completions": true, "truncated_rows": {rows}}}"#));

@@ -1,7 +1,7 @@
 //! What is logged of samplers that are not the policy, against verl's own code in float64 (`tests/golden/mismatch.py`) and
 //! NeMo-RL's formulas.
 
-use grpo_core::factors::PolicyValues;
+use grpo_core::batch::PolicyValues;
 use grpo_core::{Error, LossConfig, Metrics, TokenBatch};
 use serde::Deserialize;
 use serde_json::{Value, json};

@@ -208,7 +208,7 @@ impl Default for EvalConfig {
 impl TrainConfig {
     /// The loss configuration with what follows from the rest filled in: `temperature`, the `max_completion_length` that
     /// dr_grpo divides by, the groups of prompt-mean and token-mean-legacy, and with an adaptive entropy bonus an
-    /// `entropy_coef` of 1, because the coefficient is then in the weights of each step (a program compiled for the loss
+    /// `entropy_coef` of 1, which says that there is one: each step brings its coefficient (a program compiled for the loss
     /// stays good while it moves).
     pub fn loss(&self) -> LossConfig {
         let mut loss = self.loss.clone();

@@ -135,6 +135,13 @@ class Objective:
             cov = np.where(m > 0, (a - a[m > 0].mean()) * (l - l[m > 0].mean()), -math.inf)
             top = np.sort(cov.ravel())[-max(1, int(m.sum() * c["kl_cov_ratio"]))]
             out = -a * r + c["ppo_kl_coef"] * np.abs(l - o) * sg("top", cov >= top)
+        elif kind == "cfpo":
+            out = 0.5 / c["epsilon_low"] * np.abs(a) * (r - 1) ** 2 - r * a
+        elif kind in ("prime_rl", "ipo"):
+            change = sg("change", np.exp(l) - np.exp(o))
+            above, below = change > c["epsilon_high"], change < -c["epsilon_low"]
+            keep = ~(above | below) if kind == "ipo" else ~np.where(a > 0, above, below)
+            out = c["kl_tau"] * (l - o) ** 2 - keep * c["adv_tau"] * a * r
         elif kind.startswith("dppo"):
             p, po = np.exp(l), np.exp(o)
             if kind == "dppo_tv":
@@ -174,9 +181,9 @@ class Objective:
             norm = c.get("loss_scale_factor", m.shape[1]) if mode.endswith("norm") else 1
             return total / rows * dp / norm
         kind, ga = c["loss_type"], c.get("gradient_accumulation_steps", 1)
-        if kind in ("grpo", "sapo", "geo_mean"):
+        if kind in ("grpo", "sapo", "geo_mean", "cfpo"):
             return ((x * m).sum(1) / np.maximum(n, 1)).mean() / ga
-        if kind == "bnpo":
+        if kind in ("bnpo", "prime_rl", "ipo"):
             return (x * m).sum() / max(n.sum(), 1) / ga
         if kind == "dr_grpo":
             return (x * m).sum() / (len(m) * c["max_completion_length"]) / ga

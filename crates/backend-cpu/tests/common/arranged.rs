@@ -1,8 +1,8 @@
 //! The same sequences laid out in another way.
 
 use super::Case;
-use grpo_core::factors::TokenFactors;
-use grpo_core::weights::TokenWeights;
+use grpo_core::batch::TokenFactors;
+use grpo_core::batch::TokenWeights;
 use grpo_core::*;
 
 /// The list of rows `rows`, `padding` where there is none.

@@ -1,6 +1,6 @@
 //! The loss family by name: every way in which tokens have to do with each other, with the knobs turned on.
 
-use grpo_core::LossConfig;
+use grpo_core::{LossConfig, LossType};
 
 /// What properties of all losses are tested on.
 pub const LOSSES: [&str; 36] = [
@@ -45,6 +45,12 @@ pub const LOSSES: [&str; 36] = [
     "clip_cov",
     "kl_cov",
 ];
+
+/// The losses that none of [`LOSSES`] is, under their defaults.
+pub fn others() -> impl Iterator<Item = &'static str> {
+    let named = |loss_type: LossType| LOSSES.iter().any(|name| loss(name).loss_type == loss_type);
+    LossType::ALL.iter().copied().filter(move |loss_type| !named(*loss_type)).map(LossType::name)
+}
 
 /// The configuration called `name`. Bounds of ratios lie where [`super::Case`] has no log-ratios.
 pub fn loss(name: &str) -> LossConfig {
@@ -150,6 +156,6 @@ pub fn loss(name: &str) -> LossConfig {
         // All that qualify are chosen: a draw of fewer follows their places.
         "clip_cov" => r#"{"semantics": "verl", "loss_type": "clip_cov", "clip_cov_ratio": 1.0, "clip_cov_lb": 0.3}"#,
         "kl_cov" => r#"{"semantics": "verl", "loss_type": "kl_cov", "kl_cov_ratio": 0.3, "ppo_kl_coef": 0.5}"#,
-        other => panic!("no such loss: {other}"),
+        other => return super::config(&format!(r#"{{"loss_type": "{other}", "beta": 0.1}}"#)),
     })
 }

@@ -1,7 +1,7 @@
 //! What stands at masked positions.
 
 use super::*;
-use common::family::LOSSES;
+use common::family::{LOSSES, others};
 use common::{Shape, config, loss};
 use rstest::rstest;
 
@@ -9,7 +9,9 @@ use rstest::rstest;
 #[test]
 fn masked_positions_are_not_read_by_any_loss() {
     let backend = CpuBackend::with_threads(2).unwrap();
-    for (name, (how, implementation, tiling)) in LOSSES.into_iter().zip(implementations().into_iter().cycle()) {
+    for (name, (how, implementation, tiling)) in
+        LOSSES.into_iter().chain(others()).zip(implementations().into_iter().cycle())
+    {
         let loss = loss(name);
         let clean = Case::new(&loss, &Shape { lengths: &[9, 1, 14], temperatures: true, ..Shape::default() }, 71);
         let masked: Vec<usize> = (0..clean.batch.tokens()).filter(|row| !clean.batch.is_active(*row)).collect();

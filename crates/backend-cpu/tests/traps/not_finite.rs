@@ -3,7 +3,7 @@
 //! 0, and a diverged policy trains on.
 
 use super::*;
-use common::family::LOSSES;
+use common::family::{LOSSES, others};
 use common::{Inputs, Output, Shape, backends, config, loss};
 use rstest::rstest;
 
@@ -12,7 +12,7 @@ fn counted(loss: &LossConfig, case: &Case) -> Vec<usize> {
     let score = |batch: &TokenBatch| {
         case.with_policy(|policy| {
             let scores = backend_cpu::reference::score(loss, policy, batch)?;
-            Ok::<_, Error>(factors::PolicyValues { logp: scores.logp, entropy: scores.entropy })
+            Ok::<_, Error>(grpo_core::batch::PolicyValues { logp: scores.logp, entropy: scores.entropy })
         })
     };
     loss.prepare(&case.batch, score).unwrap().active_rows().to_vec()
@@ -48,7 +48,7 @@ fn assert_seen(out: &Output, case: &Case, row: usize, what: &str) {
 #[rstest]
 fn no_loss_takes_a_nan_for_a_clipped_token(#[values(f32::NAN, f32::INFINITY, f32::NEG_INFINITY)] poison: f32) {
     let backend = CpuBackend::with_threads(2).unwrap();
-    for name in LOSSES {
+    for name in LOSSES.into_iter().chain(others()) {
         let loss = loss(name);
         let case = Case::new(&loss, &Shape { lengths: &[4, 1, 5], h: 12, v: 41, ..Shape::default() }, 5);
         let rows = counted(&loss, &case);

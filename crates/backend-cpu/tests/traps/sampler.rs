@@ -77,7 +77,7 @@ fn verl(keys: &str) -> String {
 fn rejection_throws_away_what_was_cut_short() {
     let rejects = |keys: &str| {
         let (_, batch) = sampled(true);
-        let score = |_: &TokenBatch| -> Result<grpo_core::factors::PolicyValues> { panic!("needs no forward pass") };
+        let score = |_: &TokenBatch| -> Result<grpo_core::batch::PolicyValues> { panic!("needs no forward pass") };
         let kept = config(&verl(keys)).prepare(&batch, score).unwrap().active_tokens();
         batch.active_tokens() - kept
     };

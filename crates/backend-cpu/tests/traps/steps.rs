@@ -2,6 +2,7 @@
 
 use super::*;
 use common::config;
+use grpo_core::batch::{Rows, StepData};
 use rstest::rstest;
 
 /// Sequences of one, three and two tokens, each with p = 1/2: on-policy, a token's term is -A and its slope -A.
@@ -55,7 +56,7 @@ fn parts_of_a_step_add_up_to_the_step(#[case] json: &str, #[case] expected: f64,
     let (loss, (z, batch)) = (config(json), six());
     assert_weighs(&everywhere(&loss, &z, 2, &batch), expected, weights);
 
-    let of_step = batch.clone().with_weights(grpo_core::weights::token_weights(&loss, &batch).unwrap()).unwrap();
+    let of_step = batch.clone().with_weights(grpo_core::aggregate::token_weights(&loss, &batch).unwrap()).unwrap();
     for cut in [1, 2] {
         assert_weighs(&added(&loss, &z, &of_step, cut), expected, weights);
     }
@@ -72,13 +73,14 @@ fn num_items_in_batch_counts_the_whole_step(#[values("dapo", "cispo")] loss_type
     let keys = r#""epsilon_high": 5.0, "gradient_accumulation_steps": 2"#;
     let (z, batch) = six();
     let whole = if loss_type == "dapo" { -0.2 / 6.0 } else { 0.2 * 2.0_f64.ln() / 6.0 };
-    let counted = config(&format!(r#"{{"loss_type": "{loss_type}", {keys}, "num_items_in_batch": 6}}"#));
+    let loss = config(&format!(r#"{{"loss_type": "{loss_type}", {keys}}}"#));
+    let step = StepData { num_items_in_batch: Some(6.0), ..StepData::default() };
+    let counted = batch.clone().with_step(step).unwrap();
     for cut in [1, 2] {
-        assert_weighs(&added(&counted, &z, &batch, cut), whole, [1.0 / 6.0; 6]);
+        assert_weighs(&added(&loss, &z, &counted, cut), whole, [1.0 / 6.0; 6]);
     }
     // Without it the parts are taken to be alike: tokens of the shorter one weigh more.
-    let alike = config(&format!(r#"{{"loss_type": "{loss_type}", {keys}}}"#));
-    for Found { how, loss, dz, .. } in added(&alike, &z, &batch, 1) {
+    for Found { how, loss, dz, .. } in added(&loss, &z, &batch, 1) {
         assert!((loss - whole).abs() > 0.2, "{how}: naive is {loss} for {whole}");
         assert!((dz[0] + 0.5 / 2.0).abs() < 1e-6, "{how}: {dz:?}");
     }
@@ -96,7 +98,8 @@ fn num_items_in_batch_counts_the_whole_step(#[values("dapo", "cispo")] loss_type
 fn masked_tokens_leave_the_denominator(#[case] json: &str, #[case] expected: f64) {
     let (z, batch) = six();
     let batch = batch.with_mask(&[1.0, 1.0, 1.0, 1.0, 0.0, 1.0]).unwrap();
-    let truncated = r#", "mask_truncated_completions": true, "truncated_rows": [1]}"#;
+    let batch = batch.with_step(StepData { truncated_rows: Rows::Indices(vec![1]), ..StepData::default() }).unwrap();
+    let truncated = r#", "mask_truncated_completions": true}"#;
     let loss = config(&json.replace('}', truncated));
     // expected = -(1 + 1/2) x weight.
     let weight = expected / -1.5;

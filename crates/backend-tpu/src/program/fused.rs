@@ -22,7 +22,7 @@ use super::tokens::Tokens;
 use super::transform::Transform;
 use super::{Blocking, Frame, Pass, Program, Role, Spec, accumulate, pinned};
 use grpo_core::error::Result;
-use grpo_core::vectors::BatchLoss;
+use grpo_core::objective::BatchLoss;
 use grpo_core::{HeadLayout, PolicySpec};
 use stablehlo::{Dtype, Reducer, TensorType, Value};
 

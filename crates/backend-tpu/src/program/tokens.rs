@@ -1,7 +1,7 @@
 //! What a program knows of the tokens, and the loss over them.
 //!
 //! Tokens travel as two small tables, whole on every device; a device reads its own rows. The loss itself is
-//! [`grpo_core::vectors::batch_loss`] on [`Traced`] values: nothing of it is repeated here.
+//! [`grpo_core::objective::batch_loss`] on [`Traced`] values: nothing of it is repeated here.
 //!
 //! Legend: N tokens of a device, G tokens of all devices (data ranks x N).
 
@@ -9,7 +9,7 @@ use super::head::{Factors, spread};
 use super::mesh::Position;
 use super::traced::Traced;
 use grpo_core::columns::{LossSums, Recorded, Reduction, TokenColumns};
-use grpo_core::vectors::{BatchLoss, BatchTerms, batch_loss};
+use grpo_core::objective::{BatchLoss, BatchTerms, batch_loss};
 use grpo_core::{KlImportance, LossConfig, TemperatureMode};
 use stablehlo::{Dtype, Reducer, TensorType, Value};
 
@@ -120,20 +120,7 @@ impl Tokens {
         let like = logp.convert(Dtype::F64);
         let value = |v: Traced| v.into_value(&like).convert(Dtype::F32);
         let loss = batch_loss(config, &terms, |v| wide(&sequence_sum(&value(v.clone()))));
-        BatchLoss {
-            loss: value(loss.loss),
-            policy: value(loss.policy),
-            dlogp: value(loss.dlogp),
-            dentropy: value(loss.dentropy),
-            kl: loss.kl.map(value),
-            low_clipped: value(loss.low_clipped),
-            high_clipped: value(loss.high_clipped),
-            dual_clipped: value(loss.dual_clipped),
-            ratio: value(loss.ratio),
-            log_ratio: loss.log_ratio.map(value),
-            nll: value(loss.nll),
-            phi: loss.phi.map(value),
-        }
+        loss.map(|traced| value(traced.clone()))
     }
 
     /// Gives every token of this device the sum of `value` over the tokens of its sequence on all data ranks.
@@ -169,7 +156,7 @@ impl Tokens {
             entropy: entropy.map_or_else(|| zero.clone(), |e| active.select(e, &zero)),
             low_clipped: &loss.low_clipped * clip_share,
             high_clipped: &loss.high_clipped * clip_share,
-            phi: loss.phi.as_ref().map_or_else(|| zero.clone(), |phi| phi * clip_share),
+            statistic: loss.statistic.as_ref().map_or_else(|| zero.clone(), |own| own * clip_share),
             nll: nll_weight.gt(&zero).select(&loss.nll, &zero),
             log_ratio: or_zero(&loss.log_ratio),
             ratio: loss.ratio.clone(),

@@ -8,11 +8,11 @@
 use crate::error::Result;
 use backend_cpu::reference;
 use grpo_core::batch::TokenBatch;
-use grpo_core::factors::{PolicyValues, TokenFactors};
+use grpo_core::batch::{PolicyValues, TokenFactors};
 use grpo_core::objective::{TokenTerms, shared_part, shares_mean, token_loss};
 use grpo_core::real::Real;
-use grpo_core::weights::{TokenWeights, token_weights};
 use grpo_core::{HeadLayout, LossConfig};
+use grpo_core::{aggregate::token_weights, batch::TokenWeights};
 use std::borrow::Cow;
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
@@ -248,10 +248,10 @@ impl<'a> Differences<'a> {
                     kl_cov_mask: factor(row, 0.0, |factors| &factors.kl_cov_mask),
                 };
                 let loss = token_loss(self.loss, &terms);
-                let kl = loss.kl.unwrap_or(Moved::fixed(0.0)) * Moved::fixed(self.loss.beta * self.weights.kl[row]);
-                let nll = loss.nll * Moved::fixed(self.loss.positive_example_nll_weight * self.weights.nll[row]);
+                let kl = loss.kl.unwrap_or(Moved::fixed(0.0)) * Moved::fixed(self.weights.kl[row]);
+                let nll = loss.nll * Moved::fixed(self.weights.nll[row]);
                 let bonus = Moved::new(self.from[1][row], entropy[row])
-                    * Moved::fixed(self.loss.entropy_coef * self.weights.entropy[row])
+                    * Moved::fixed(self.weights.entropy[row])
                     * factor(row, 1.0, |factors| &factors.entropy);
                 sum = sum + Moved::fixed(self.weights.policy[row]) * loss.policy + kl + nll - bonus;
             }

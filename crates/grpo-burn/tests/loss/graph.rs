@@ -3,7 +3,7 @@
 use crate::case::{Case, H, N, OFFSETS, V, assert_close, grpo, tensor, transposed, values};
 use crate::plain;
 use burn::tensor::{Device, GradientCheckpointingStrategy, Int, Tensor, TensorData, s};
-use grpo_core::weights::token_weights;
+use grpo_core::aggregate::token_weights;
 use grpo_core::{HeadLayout, Implementation, LossConfig};
 use rstest::rstest;
 

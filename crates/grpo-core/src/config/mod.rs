@@ -1,20 +1,21 @@
 //! What the loss is: one flat configuration with TRL's names, verl's where TRL has none, and [`Semantics`] to say whose
 //! meaning they have where systems disagree.
 
+pub(crate) mod checks;
 mod names;
+mod read;
+pub(crate) mod rejection;
 mod resolve;
+mod set;
 mod validate;
 mod values;
 
+pub use crate::objective::{LossParameters, LossType};
 pub use names::{
-    ImportanceSamplingLevel, KlEstimator, KlImportance, LossAggMode, LossType, RolloutIs, SamplerMode, Semantics,
-    TemperatureMode,
+    ImportanceSamplingLevel, KlEstimator, KlImportance, LossAggMode, RolloutIs, SamplerMode, Semantics, TemperatureMode,
 };
-pub use resolve::{Objective, Region, Trust};
-pub use values::{Bound, Rows, Threshold, Thresholds};
+pub use values::{Bound, Threshold, Thresholds};
 
-use crate::error::{Error, Result};
-use crate::strict::{self, UniqueKeys};
 use serde::{Deserialize, Serialize};
 use std::ops::RangeInclusive;
 
@@ -25,7 +26,7 @@ pub(crate) const TEMPERATURES: RangeInclusive<f64> = 1e-6..=1e6;
 ///
 /// Where a key's default depends on the system, `None` (null) stands for it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(remote = "Self", default)]
 pub struct LossConfig {
     /// Whose meanings and defaults.
     pub semantics: Semantics,
@@ -65,45 +66,14 @@ pub struct LossConfig {
     /// Weight of the entropy bonus: loss -= entropy_coef * mean entropy of active tokens (verl: averaged as the loss
     /// is). 0 is off.
     pub entropy_coef: f64,
-    /// Weight of the negative log-likelihood of the sequences `positive_rows`: loss += weight * mean of -logp over their
+    /// Weight of the negative log-likelihood of the sequences [`positive_rows`](crate::batch::StepData): loss += weight * mean of -logp over their
     /// tokens (VAPO, arXiv 2504.05118; NeMo-RL). 0 is off.
     pub positive_example_nll_weight: f64,
-    /// Sequences of the batch to imitate, those with a reward above 0.
-    pub positive_rows: Rows,
     /// Share of tokens, those of the highest entropy, whose policy term counts. 1 is all. In (0, 1]. arXiv 2506.01939.
     pub top_entropy_quantile: f64,
-    /// sapo: temperature of the gate for positive advantages.
-    pub sapo_temperature_pos: f64,
-    /// sapo: for the others.
-    pub sapo_temperature_neg: f64,
-    /// verl's name of `sapo_temperature_pos`, which it replaces where it is set.
-    pub tau_pos: Option<f64>,
-    /// verl's name of `sapo_temperature_neg`.
-    pub tau_neg: Option<f64>,
-    /// vespo: power of the sequence's ratio, for advantages of at least 0.
-    pub vespo_k_pos: f64,
-    /// vespo: for negative advantages.
-    pub vespo_k_neg: f64,
-    /// vespo: decay of the weight with the ratio, for advantages of at least 0.
-    pub vespo_lambda_pos: f64,
-    /// vespo: for negative advantages.
-    pub vespo_lambda_neg: f64,
-    /// clip_cov: share of tokens that may lose their gradient.
-    pub clip_cov_ratio: f64,
-    /// clip_cov: they have a covariance above this.
-    pub clip_cov_lb: f64,
-    /// clip_cov: and below this.
-    pub clip_cov_ub: f64,
-    /// kl_cov: share of tokens that pay the penalty.
-    pub kl_cov_ratio: f64,
-    /// kl_cov: weight of the penalty |logp - old_logp|.
-    pub ppo_kl_coef: f64,
-    /// dro: weight of the quadratic penalty; has no default.
-    pub dro_beta: Option<f64>,
-    /// prime_rl and ipo: what multiplies the advantage.
-    pub adv_tau: f64,
-    /// prime_rl and ipo: weight of the quadratic penalty.
-    pub kl_tau: f64,
+    /// The keys of single losses ([`crate::objective`]); flat in configuration files.
+    #[serde(flatten)]
+    pub parameters: LossParameters,
     /// Whether the ratio between old policy and sampler weighs the policy term where the batch has `sampler_logp`. `None`
     /// is TRL's true, and false elsewhere.
     pub vllm_importance_sampling_correction: Option<bool>,
@@ -127,10 +97,8 @@ pub struct LossConfig {
     /// Sequences of negative advantage whose mean of sampler (or old) logp - logp is above this do not count in the policy
     /// term. DeepSeek-V3.2. `None` is off.
     pub off_policy_mask_threshold: Option<f64>,
-    /// Whether the sequences `truncated_rows` are masked.
+    /// Whether the sequences [`truncated_rows`](crate::batch::StepData) are masked.
     pub mask_truncated_completions: bool,
-    /// Sequences of the batch that ended at the length limit.
-    pub truncated_rows: Rows,
     /// Sampling temperature T, from 1e-6 to 1e6: f32 arithmetic has no digits left outside.
     pub temperature: f64,
     /// What the temperature divides; `None` is logits, and log-probabilities for MLLM-JAX.
@@ -148,9 +116,6 @@ pub struct LossConfig {
     pub count_masked_rows: Option<bool>,
     /// Constant length of dr_grpo, in tokens.
     pub max_completion_length: Option<usize>,
-    /// Normaliser of dapo, cispo and vespo, in tokens: the active ones of the generation batch on all processes. `None`
-    /// counts those of the step (see [`crate::weights`]). Give it when one step's batch is only a part.
-    pub num_items_in_batch: Option<f64>,
     /// TRL: the batch is one of so many that are accumulated. 1 where the batch is the whole step.
     pub gradient_accumulation_steps: usize,
     /// TRL: batches in a generation batch; `None` is `gradient_accumulation_steps`.
@@ -162,10 +127,6 @@ pub struct LossConfig {
     pub loss_scale_factor: Option<f64>,
     /// verl: processes whose gradients are averaged.
     pub dp_size: usize,
-    /// verl: active tokens on all processes; `None` counts.
-    pub batch_num_tokens: Option<f64>,
-    /// verl: sequences on all processes; `None` counts.
-    pub global_batch_size: Option<f64>,
     /// prompt-mean: completions of a prompt, which lie next to each other.
     pub num_generations: Option<usize>,
     /// token-mean-legacy: sequences of a micro-batch.
@@ -191,24 +152,8 @@ impl Default for LossConfig {
             kl_output_clamp: None,
             entropy_coef: 0.0,
             positive_example_nll_weight: 0.0,
-            positive_rows: Rows::default(),
             top_entropy_quantile: 1.0,
-            sapo_temperature_pos: 1.0,
-            sapo_temperature_neg: 1.05,
-            tau_pos: None,
-            tau_neg: None,
-            vespo_k_pos: 2.0,
-            vespo_k_neg: 3.0,
-            vespo_lambda_pos: 3.0,
-            vespo_lambda_neg: 2.0,
-            clip_cov_ratio: 2e-4,
-            clip_cov_lb: 1.0,
-            clip_cov_ub: 5.0,
-            kl_cov_ratio: 2e-4,
-            ppo_kl_coef: 0.1,
-            dro_beta: None,
-            adv_tau: 1.0,
-            kl_tau: 1e-3,
+            parameters: LossParameters::default(),
             vllm_importance_sampling_correction: None,
             vllm_importance_sampling_mode: SamplerMode::SequenceMask,
             vllm_importance_sampling_clip_max: Some(3.0),
@@ -220,7 +165,6 @@ impl Default for LossConfig {
             rollout_rs_threshold: None,
             off_policy_mask_threshold: None,
             mask_truncated_completions: false,
-            truncated_rows: Rows::default(),
             temperature: 1.0,
             temperature_mode: None,
             logit_scale: 1.0,
@@ -229,40 +173,13 @@ impl Default for LossConfig {
             kl_agg_mode: None,
             count_masked_rows: None,
             max_completion_length: None,
-            num_items_in_batch: None,
             gradient_accumulation_steps: 1,
             steps_per_generation: None,
             num_processes: 1,
             loss_scale_factor: None,
             dp_size: 1,
-            batch_num_tokens: None,
-            global_batch_size: None,
             num_generations: None,
             micro_batch_size: None,
         }
-    }
-}
-
-impl LossConfig {
-    /// Reads and validates a JSON object; keys that are absent keep their defaults.
-    ///
-    /// # Errors
-    /// [`Error::UnknownKey`], or [`Error::Config`] for values that are not legal alone or together.
-    pub fn from_json(text: &str) -> Result<Self> {
-        let UniqueKeys(value) = serde_json::from_str(text).map_err(|e| Error::Config(format!("not JSON: {e}")))?;
-        Self::from_value(value)
-    }
-
-    /// As [`LossConfig::from_json`], from a parsed value (of YAML, TOML, the environment ...).
-    ///
-    /// # Errors
-    /// As [`LossConfig::from_json`].
-    pub fn from_value(value: serde_json::Value) -> Result<Self> {
-        if !value.is_object() {
-            return Err(Error::Config(format!("expected a map of loss keys, got {value}")));
-        }
-        let config: Self = strict::from_value(value)?;
-        config.validate()?;
-        Ok(config)
     }
 }

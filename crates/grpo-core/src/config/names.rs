@@ -26,60 +26,6 @@ impl Semantics {
     }
 }
 
-/// What is minimised per token and, under TRL's names, how tokens are averaged ([`crate::weights`]).
-///
-/// B sequences, |y| active tokens of a sequence, N active tokens of the whole optimizer step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, IntoStaticStr)]
-#[cfg_attr(test, derive(strum::VariantArray))]
-#[serde(rename_all = "snake_case")]
-#[strum(serialize_all = "snake_case")]
-pub enum LossType {
-    /// Clipped ratio, mean over tokens then over sequences: 1/(B |y|). DeepSeekMath, arXiv 2402.03300. Under verl its
-    /// `vanilla`; under MLLM-JAX the mean over the step's tokens.
-    #[default]
-    Grpo,
-    /// Clipped ratio, mean over the step's active tokens: 1/N.
-    Bnpo,
-    /// Clipped ratio, constant length: 1/(B max_completion_length). arXiv 2503.20783.
-    DrGrpo,
-    /// Clipped ratio, mean over the generation batch's tokens: 1/num_items_in_batch. arXiv 2503.14476.
-    Dapo,
-    /// Clipped, detached ratio as a weight on the log-probability; averaged as dapo. arXiv 2506.13585.
-    Cispo,
-    /// Clipped ratio of the sequence (geometric mean over tokens), averaged as grpo. arXiv 2507.18071. Under verl the
-    /// sequence's value with the token's own gradient.
-    Gspo,
-    /// Clipped ratio of the sequence, summed over its tokens, mean over sequences: 1/B.
-    Luspo,
-    /// Smooth gate on the ratio instead of a clip. arXiv 2511.20347.
-    Sapo,
-    /// Gamma weight of the sequence's ratio, detached, on the log-probability; averaged as dapo.
-    Vespo,
-    /// GMPO: geometric mean of clipped token ratios. arXiv 2507.20673.
-    #[serde(alias = "gmpo")]
-    GeoMean,
-    /// verl's PPO: clipped ratio with a second clip for negative advantages. Under `semantics: verl` only.
-    Vanilla,
-    /// -A l: policy gradient without a ratio. GPG, arXiv 2504.02546.
-    Gpg,
-    /// -A l as well; with a sampler correction, REINFORCE with importance weights.
-    Reinforce,
-    /// Clipped ratio; some tokens of large covariance between logp and advantage give no gradient. arXiv 2505.22617.
-    ClipCov,
-    /// Unclipped ratio; the tokens of largest covariance pay |l - o|. arXiv 2505.22617.
-    KlCov,
-    /// Truncated, detached ratio on the log-probability within a trust region of probabilities. arXiv 2602.04879.
-    DppoTv,
-    /// The same within a trust region of the binary KL divergence.
-    DppoKl,
-    /// Policy gradient with a quadratic penalty on the log-ratio. arXiv 2405.19107.
-    Dro,
-    /// prime-rl: ratio within dppo_tv's trust region, with a quadratic penalty on the log-ratio.
-    PrimeRl,
-    /// prime-rl's earlier one: the same within a region that does not ask for the advantage's sign.
-    Ipo,
-}
-
 /// Where the importance ratio is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -235,17 +181,10 @@ pub enum RolloutIs {
     Icepop,
 }
 
-impl LossType {
-    /// The name used in configuration.
-    pub fn name(self) -> &'static str {
-        self.into()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Dtype, Implementation};
+    use crate::{Dtype, Implementation, LossType};
     use strum::VariantArray;
 
     #[test]

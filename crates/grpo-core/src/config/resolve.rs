@@ -1,52 +1,10 @@
 //! What a configuration means: defaults that depend on the system, made explicit.
 
 use super::{
-    Bound, ImportanceSamplingLevel, KlEstimator, KlImportance, LossAggMode, LossConfig, LossType, RolloutIs,
-    SamplerMode, Semantics, TemperatureMode, Threshold,
+    Bound, ImportanceSamplingLevel, KlEstimator, KlImportance, LossAggMode, LossConfig, RolloutIs, SamplerMode,
+    Semantics, TemperatureMode, Threshold,
 };
-
-/// The function of one token that is minimised ([`crate::objective`]), whatever the systems call it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Objective {
-    /// Clipped ratio.
-    Clipped,
-    /// Detached, bounded ratio on the log-probability.
-    Cispo,
-    /// Gate on the ratio.
-    Sapo,
-    /// Detached weight of the sequence on the log-probability.
-    Vespo,
-    /// Geometric mean of clipped ratios.
-    GeoMean,
-    /// The log-probability alone.
-    PolicyGradient,
-    /// Unclipped ratio, with a penalty on chosen tokens.
-    KlCov,
-    /// Detached ratio within a trust region.
-    Dppo(Trust),
-    /// Quadratic penalty on the log-ratio.
-    Dro,
-    /// Ratio within a trust region, and the same penalty.
-    PrimeRl(Region),
-}
-
-/// What prime-rl's trust region asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Region {
-    /// The side to which the advantage pushes.
-    OneSided,
-    /// Both sides.
-    TwoSided,
-}
-
-/// What bounds dppo's trust region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Trust {
-    /// Difference of the token's probabilities.
-    TotalVariation,
-    /// KL divergence of "this token or another".
-    BinaryKl,
-}
+use crate::objective::{Bounds, Loss};
 
 /// How sampler and old policy are reconciled.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -63,70 +21,36 @@ pub(crate) struct SamplerCorrection {
 }
 
 impl LossConfig {
-    /// The per-token function.
-    pub fn objective(&self) -> Objective {
-        match self.loss_type {
-            LossType::Grpo
-            | LossType::Bnpo
-            | LossType::DrGrpo
-            | LossType::Dapo
-            | LossType::Gspo
-            | LossType::Luspo
-            | LossType::Vanilla
-            | LossType::ClipCov => Objective::Clipped,
-            LossType::Cispo => Objective::Cispo,
-            LossType::Sapo => Objective::Sapo,
-            LossType::Vespo => Objective::Vespo,
-            LossType::GeoMean => Objective::GeoMean,
-            LossType::Gpg | LossType::Reinforce => Objective::PolicyGradient,
-            LossType::KlCov => Objective::KlCov,
-            LossType::DppoTv => Objective::Dppo(Trust::TotalVariation),
-            LossType::DppoKl => Objective::Dppo(Trust::BinaryKl),
-            LossType::Dro => Objective::Dro,
-            LossType::PrimeRl => Objective::PrimeRl(Region::OneSided),
-            LossType::Ipo => Objective::PrimeRl(Region::TwoSided),
-        }
+    /// What the loss says of itself.
+    pub(crate) fn rules(&self) -> &'static dyn Loss {
+        self.loss_type.rules()
     }
 
     /// The level of the ratio.
     pub fn level(&self) -> ImportanceSamplingLevel {
-        match (self.importance_sampling_level, self.loss_type, self.semantics) {
-            // verl has no such key, and one gspo.
-            (_, LossType::Gspo, Semantics::Verl) => ImportanceSamplingLevel::SequenceToken,
-            // They take the ratio of a sequence in their own way, and do not read the key.
-            (_, LossType::Vespo | LossType::GeoMean, _) => ImportanceSamplingLevel::Token,
-            (Some(level), ..) => level,
-            (None, LossType::Gspo | LossType::Luspo, _) => ImportanceSamplingLevel::Sequence,
-            (None, ..) => ImportanceSamplingLevel::Token,
-        }
+        self.rules().level(self)
+    }
+
+    /// Which values of the policy keep their gradient.
+    pub fn bounds(&self) -> Bounds {
+        self.rules().bounds(self)
     }
 
     /// Whether dL/dlogp of a token follows from that token alone, so that gradients can be made while the forward
     /// pass still runs. Otherwise tokens of a sequence share a log-ratio.
     pub fn is_token_level(&self) -> bool {
-        self.level() == ImportanceSamplingLevel::Token
-            && !matches!(self.objective(), Objective::Vespo | Objective::GeoMean)
+        self.level() == ImportanceSamplingLevel::Token && self.rules().shared_log_ratio().is_none()
     }
 
     /// Whether it has to be known what the policy says of all tokens before the loss of any is, which costs a forward
     /// pass more: [`LossConfig::prepare`].
     pub fn selects_tokens(&self) -> bool {
-        self.top_entropy_quantile < 1.0
-            || self.off_policy_mask_threshold.is_some()
-            || matches!(self.loss_type, LossType::ClipCov | LossType::KlCov)
-    }
-
-    /// Whether TRL's cispo bounds the raw ratio.
-    pub(crate) fn bounds_raw_ratio(&self) -> bool {
-        self.loss_type == LossType::Cispo && self.semantics != Semantics::Verl
+        self.top_entropy_quantile < 1.0 || self.off_policy_mask_threshold.is_some() || self.rules().chooses_tokens()
     }
 
     /// Upper bound of the ratio: 1 + epsilon_high, or TRL's cispo's raw epsilon_high.
     pub fn ratio_high(&self) -> f64 {
-        match self.bounds_raw_ratio() {
-            true => self.epsilon_high.unwrap_or(f64::INFINITY),
-            false => 1.0 + self.upper_epsilon(),
-        }
+        self.rules().ratio_high(self)
     }
 
     /// Lower bound of the ratio: 1 - epsilon_low.
@@ -160,8 +84,8 @@ impl LossConfig {
 
     /// What multiplies the KL term.
     pub fn kl_importance(&self) -> KlImportance {
-        // TRL's GMPO has use_bias_correction_kl, and does not read it; straight-through estimators TRL has not.
-        let reads = self.semantics != Semantics::Trl || self.objective() != Objective::GeoMean;
+        let reads = self.rules().reads_kl_bias_correction(self.semantics);
+        // Straight-through estimators TRL has not.
         let by_default = self.semantics == Semantics::Trl && !self.kl_estimator.parts().1;
         let corrects = reads && self.use_bias_correction_kl.unwrap_or(by_default);
         self.kl_importance.unwrap_or(if corrects { KlImportance::Ratio } else { KlImportance::Off })
@@ -177,25 +101,13 @@ impl LossConfig {
 
     /// c of the dual clip, or dppo's cap.
     pub fn dual_clip(&self) -> Option<f64> {
-        let is_vanilla = self.loss_type == LossType::Vanilla
-            || (self.loss_type == LossType::Grpo && self.semantics == Semantics::Verl);
-        match self.objective() {
-            Objective::Dppo(_) => self.clip_ratio_c.or(Some(20.0)),
-            Objective::Clipped if is_vanilla => self.clip_ratio_c.or(Some(3.0)),
-            // verl hands the key to every loss; the others do not read it.
-            Objective::Clipped if self.semantics != Semantics::Verl => self.clip_ratio_c,
-            _ => None,
-        }
+        self.rules().dual_clip(self)
     }
 
     /// Largest |log ratio| before exp.
     pub fn guard(&self) -> Option<f64> {
-        let of_verl = matches!(
-            self.loss_type,
-            LossType::Grpo | LossType::Vanilla | LossType::Cispo | LossType::Sapo | LossType::DppoTv | LossType::DppoKl
-        );
-        let own = if of_verl && self.semantics == Semantics::Verl { Bound::At(20.0) } else { Bound::Off };
-        self.log_ratio_guard.unwrap_or(own).value()
+        let own = || self.rules().log_ratio_guard(self.semantics);
+        self.log_ratio_guard.map_or_else(own, Bound::value)
     }
 
     /// Bounds of the KL term's exponent and of its value.
@@ -208,11 +120,6 @@ impl LossConfig {
         let own = |bound| if bounded { Bound::At(bound) } else { Bound::Off };
         let input = self.kl_input_clamp.unwrap_or(own(20.0));
         (input.value(), self.kl_output_clamp.unwrap_or(own(10.0)).value())
-    }
-
-    /// sapo's temperatures for positive and other advantages.
-    pub fn sapo_temperatures(&self) -> (f64, f64) {
-        (self.tau_pos.unwrap_or(self.sapo_temperature_pos), self.tau_neg.unwrap_or(self.sapo_temperature_neg))
     }
 
     /// The average, where it does not go with `loss_type`.
@@ -240,8 +147,7 @@ impl LossConfig {
             let normalize = self.rollout_is_batch_normalize;
             return Some(SamplerCorrection { mode, low, high: Some(high), guard: Some(20.0), normalize });
         }
-        // TRL's GMPO knows no sampler.
-        let by_default = self.semantics == Semantics::Trl && self.objective() != Objective::GeoMean;
+        let by_default = self.semantics == Semantics::Trl && self.rules().corrects_sampler_by_default();
         let wanted = self.vllm_importance_sampling_correction.unwrap_or(by_default);
         wanted.then_some(SamplerCorrection {
             mode: self.vllm_importance_sampling_mode,

@@ -1,8 +1,9 @@
 //! Which values are legal, alone and together.
 
+use super::rejection::rejections;
 use super::{
-    Bound, ImportanceSamplingLevel, KlImportance, LossAggMode, LossConfig, LossType, Objective, RolloutIs, SamplerMode,
-    Semantics, TEMPERATURES, Threshold,
+    Bound, ImportanceSamplingLevel, KlImportance, LossAggMode, LossConfig, RolloutIs, SamplerMode, Semantics,
+    TEMPERATURES, Threshold, checks,
 };
 use crate::error::{Error, Result};
 
@@ -32,45 +33,23 @@ impl LossConfig {
             ("beta", Some(self.beta)),
             ("entropy_coef", Some(self.entropy_coef)),
             ("positive_example_nll_weight", Some(self.positive_example_nll_weight)),
-            ("vespo_k_pos", Some(self.vespo_k_pos)),
-            ("vespo_k_neg", Some(self.vespo_k_neg)),
-            ("vespo_lambda_pos", Some(self.vespo_lambda_pos)),
-            ("vespo_lambda_neg", Some(self.vespo_lambda_neg)),
-            ("clip_cov_lb", Some(self.clip_cov_lb)),
-            ("clip_cov_ub", Some(self.clip_cov_ub)),
-            ("ppo_kl_coef", Some(self.ppo_kl_coef)),
-            ("adv_tau", Some(self.adv_tau)),
-            ("kl_tau", Some(self.kl_tau)),
             ("off_policy_mask_threshold", self.off_policy_mask_threshold),
             ("temperature", Some(self.temperature)),
             ("logit_scale", Some(self.logit_scale)),
             ("final_logit_softcapping", self.final_logit_softcapping),
         ];
-        if let Some((name, value)) = finite.iter().find_map(|(n, v)| v.filter(|v| !v.is_finite()).map(|v| (n, v))) {
-            return fail(format!("{name} must be a finite number, got {value}"));
-        }
+        finite.into_iter().try_for_each(|(name, value)| checks::finite(name, value))?;
         let positive = [
             ("log_ratio_guard", bound(self.log_ratio_guard)),
             ("kl_input_clamp", bound(self.kl_input_clamp)),
             ("kl_output_clamp", bound(self.kl_output_clamp)),
-            ("sapo_temperature_pos", Some(self.sapo_temperature_pos)),
-            ("sapo_temperature_neg", Some(self.sapo_temperature_neg)),
-            ("tau_pos", self.tau_pos),
-            ("tau_neg", self.tau_neg),
-            ("clip_cov_ratio", Some(self.clip_cov_ratio)),
-            ("kl_cov_ratio", Some(self.kl_cov_ratio)),
-            ("dro_beta", self.dro_beta),
             ("vllm_importance_sampling_clip_max", self.vllm_importance_sampling_clip_max),
             ("rollout_is_threshold", self.rollout_is_threshold.map(|threshold| threshold.high)),
             ("rollout_is_threshold", self.rollout_is_threshold.and_then(|threshold| threshold.low)),
             ("loss_scale_factor", self.loss_scale_factor),
-            ("batch_num_tokens", self.batch_num_tokens),
-            ("global_batch_size", self.global_batch_size),
         ];
-        let illegal = |v: &f64| !(*v > 0.0 && v.is_finite());
-        if let Some((name, value)) = positive.iter().find_map(|(n, v)| v.filter(illegal).map(|v| (n, v))) {
-            return fail(format!("{name} must be a finite number above 0, got {value}"));
-        }
+        positive.into_iter().try_for_each(|(name, value)| checks::positive(name, value))?;
+        self.parameters.check()?;
         let counts = [
             ("gradient_accumulation_steps", self.gradient_accumulation_steps),
             ("steps_per_generation", self.steps_per_generation.unwrap_or(1)),
@@ -82,9 +61,7 @@ impl LossConfig {
         if let Some((name, _)) = counts.iter().find(|(_, count)| *count == 0) {
             return fail(format!("{name} must be at least 1"));
         }
-        // Ratios are above 0: verl's scripts write more than 1 where they want no lower bound.
-        let may_exceed = matches!(self.objective(), Objective::GeoMean | Objective::Cispo);
-        if self.epsilon_low < 0.0 || (self.epsilon_low > 1.0 && !may_exceed) {
+        if self.epsilon_low < 0.0 || self.epsilon_low > self.rules().largest_epsilon_low() {
             return fail(format!("epsilon_low must lie in [0, 1], got {}", self.epsilon_low));
         }
         if let Some(epsilon) = self.epsilon_high.filter(|e| *e < 0.0) {
@@ -121,53 +98,15 @@ impl LossConfig {
     }
 
     fn validate_objective(&self) -> Result<()> {
-        let (objective, level) = (self.objective(), self.level());
-        let name = self.loss_type.name();
-        if level != ImportanceSamplingLevel::Token {
-            match objective {
-                Objective::Vespo | Objective::GeoMean => {}
-                Objective::PolicyGradient
-                | Objective::KlCov
-                | Objective::Dppo(_)
-                | Objective::Dro
-                | Objective::PrimeRl(_) => {
-                    return fail(format!(
-                        "{name} is defined by the ratio of tokens: leave importance_sampling_level out, or set it to `token`"
-                    ));
-                }
-                Objective::Clipped | Objective::Cispo | Objective::Sapo => {}
-            }
+        let (rules, name) = (self.rules(), self.loss_type.name());
+        if rules.is_of_tokens_only() && self.level() != ImportanceSamplingLevel::Token {
+            return fail(format!(
+                "{name} is defined by the ratio of tokens: leave importance_sampling_level out, or set it to `token`"
+            ));
         }
-        let asks = self.importance_sampling_level.is_some_and(|level| level != ImportanceSamplingLevel::Token);
-        if objective == Objective::Vespo && asks && self.beta != 0.0 && self.kl_importance() == KlImportance::Ratio {
-            return fail(
-                "vespo takes the ratio of a sequence in its own way, and its KL term that of tokens: leave \
-                 importance_sampling_level out, or set it to `token`",
-            );
-        }
-        match self.loss_type {
-            LossType::Gspo if level == ImportanceSamplingLevel::Token => {
-                return fail(
-                    "gspo is defined by its sequence-level ratio: leave importance_sampling_level out, set it to \
-                     `sequence`, or use loss_type grpo",
-                );
-            }
-            LossType::ClipCov if level != ImportanceSamplingLevel::Token => {
-                return fail("clip_cov is defined by the ratio of tokens: leave importance_sampling_level out");
-            }
-            LossType::Cispo if self.bounds_raw_ratio() && self.epsilon_high.is_none() => {
-                return fail(
-                    "cispo caps the raw ratio at epsilon_high (ScaleRL uses 5.0), so it has no default: set it, or \
-                     `semantics: verl` for a bound of 1 + epsilon_high",
-                );
-            }
-            LossType::Dro if self.dro_beta.is_none() => {
-                return fail("dro weighs its penalty with dro_beta, which has no default: set it");
-            }
-            _ => {}
-        }
+        rules.check(self)?;
         if let Some(delta) = self.delta {
-            if objective != Objective::Clipped {
+            if !rules.clips_ratio() {
                 return fail(format!("delta caps the ratio of the clipped objectives; {name} has none: leave it out"));
             }
             if delta <= self.ratio_high() {
@@ -178,19 +117,12 @@ impl LossConfig {
             }
         }
         if let Some(c) = self.clip_ratio_c {
-            let takes_it = matches!(objective, Objective::Clipped | Objective::Dppo(_));
-            if !takes_it && self.semantics != Semantics::Verl {
+            if !rules.takes_clip_ratio_c() && self.semantics != Semantics::Verl {
                 return fail(format!("clip_ratio_c belongs to the clipped objectives and to dppo, not to {name}"));
             }
             if c <= 1.0 {
                 return fail(format!("clip_ratio_c must be above 1, got {c}"));
             }
-        }
-        if objective == Objective::GeoMean && self.beta != 0.0 && self.kl_importance() == KlImportance::Ratio {
-            return fail(
-                "use_bias_correction_kl multiplies the KL term by the loss's ratio, which geo_mean has none of: leave it \
-                 out, or set kl_importance to `score_function` or `sampler`",
-            );
         }
         if self.kl_estimator.parts().1 && self.kl_importance() != KlImportance::Off && self.beta != 0.0 {
             return fail(
@@ -235,49 +167,27 @@ impl LossConfig {
             return fail("rollout_is and vllm_importance_sampling_correction correct the same thing: choose one");
         }
         let of_token = self.vllm_importance_sampling_mode.is_of_tokens();
-        if self.objective() == Objective::Vespo && self.vllm_importance_sampling_correction == Some(true) && !of_token {
-            return fail(
-                "vespo takes the sampler's ratio into its own weight: vllm_importance_sampling_mode must be one of tokens, \
+        if self.rules().takes_sampler_ratio() && self.vllm_importance_sampling_correction == Some(true) && !of_token {
+            return fail(format!(
+                "{} takes the sampler's ratio into its own weight: vllm_importance_sampling_mode must be one of tokens, \
                  such as token_truncate",
-            );
+                self.loss_type.name()
+            ));
         }
-        crate::sampler::rejections(self).map(|_| ())
+        rejections(self).map(|_| ())
     }
 
     fn validate_aggregation(&self) -> Result<()> {
-        if let Some(items) = self.num_items_in_batch.filter(|n| !(*n >= 0.0 && n.is_finite())) {
-            return fail(format!(
-                "num_items_in_batch counts tokens: expected a finite number of at least 0, got {items}"
-            ));
-        }
         if self.max_completion_length == Some(0) {
             return fail("max_completion_length counts tokens and must be at least 1");
         }
-        if self.loss_type == LossType::DrGrpo && self.max_completion_length.is_none() {
-            return fail(
-                "dr_grpo divides by a constant length: set max_completion_length to the generation limit in tokens",
-            );
-        }
-        let averages = matches!(self.loss_type, LossType::Bnpo | LossType::DrGrpo | LossType::Dapo | LossType::Luspo);
-        if averages && (self.semantics == Semantics::Verl || self.loss_agg_mode.is_some()) {
-            let instead = if self.loss_type == LossType::Luspo { "gspo" } else { "vanilla" };
+        if let Some(instead) = self.rules().names_average()
+            && (self.semantics == Semantics::Verl || self.loss_agg_mode.is_some())
+        {
             return fail(format!(
                 "loss_type {} is a way to average; verl says that with loss_agg_mode: use loss_type {instead}",
                 self.loss_type.name()
             ));
-        }
-        if self.loss_type == LossType::Vespo && self.semantics == Semantics::Verl {
-            return fail("verl has no vespo: leave semantics out for TRL's");
-        }
-        if self.loss_type == LossType::Vanilla && self.semantics != Semantics::Verl {
-            return fail(format!(
-                "loss_type vanilla is verl's name, and semantics is {}, which has no such loss: set semantics to `verl`, or \
-                 use loss_type grpo (with clip_ratio_c 3.0 for verl's dual clip)",
-                self.semantics.name()
-            ));
-        }
-        if self.dp_size > 1 {
-            self.validate_counts()?;
         }
         let modes = [self.agg_mode(), self.kl_agg_mode];
         let takes_factor = modes.contains(&Some(LossAggMode::SeqMeanTokenSumNorm))
@@ -295,30 +205,6 @@ impl LossConfig {
                 }
                 (false, Some(_)) => return fail(format!("{key} belongs to the average {name} (loss_agg_mode)")),
                 _ => {}
-            }
-        }
-        Ok(())
-    }
-
-    /// Averages by name count over all processes, or not at all.
-    fn validate_counts(&self) -> Result<()> {
-        let mode = self.agg_mode();
-        let of_policy = match (self.semantics, self.loss_type) {
-            (Semantics::Verl, LossType::Sapo) => Some(LossAggMode::SeqMeanTokenMean),
-            (Semantics::Verl, LossType::GeoMean) => None,
-            _ => mode,
-        };
-        let of_kl = self.kl_agg_mode.or(mode).filter(|_| self.beta != 0.0);
-        let of_entropy = mode.filter(|_| self.entropy_coef != 0.0 && self.semantics == Semantics::Verl);
-        for mode in [of_policy, of_kl, of_entropy].into_iter().flatten() {
-            let (what, counted) = match mode {
-                LossAggMode::TokenMean => ("token-mean needs batch_num_tokens", self.batch_num_tokens.is_some()),
-                LossAggMode::TokenSum => ("", true),
-                LossAggMode::SequenceMeanTokenSumNorm if self.loss_scale_factor.is_some() => ("", true),
-                _ => ("means over sequences need global_batch_size", self.global_batch_size.is_some()),
-            };
-            if !counted {
-                return fail(format!("dp_size is {}: {what}, counted over all processes", self.dp_size));
             }
         }
         Ok(())

@@ -15,8 +15,10 @@
 //! | `temperatures` (optional; replaces the configuration's `temperature`) | F32 | `[B]`, `[B, 1]` or `[B, T]` |
 //! | `expected.{loss,logp,entropy,grad_hidden,grad_lm_head,grad_bias,grad_logits}` (optional) | F64, F32 | of what they mirror |
 //!
-//! `__metadata__`: `format` = `grpo-batch/1`, `loss` = the loss configuration as JSON, optional `name` and `source`.
+//! `__metadata__`: `format` = `grpo-batch/1`, `loss` = the loss configuration as JSON, with what is known of the
+//! step ([`BatchLoss`]), optional `name` and `source`.
 
+mod batch_loss;
 mod metadata;
 mod read;
 mod write;
@@ -24,9 +26,11 @@ mod write;
 use crate::backend::PolicySpec;
 use crate::batch::TokenBatch;
 use crate::config::LossConfig;
+use crate::error::Result;
 use crate::parity::Values;
 use crate::policy::PolicyOutput;
 use crate::tensor::Tensor;
+pub use batch_loss::BatchLoss;
 pub use metadata::with_metadata;
 
 /// The format's name and version.
@@ -71,13 +75,26 @@ pub struct BatchFile {
     pub vocab: usize,
     /// The policy's output: logits `[B, T, V]`, or hidden states `[B, T, H]` with a head `[V, H]` and its bias `[V]`.
     pub policy: PolicyOutput<Tensor>,
-    /// Targets, mask, advantages, recorded log-probabilities.
+    /// Targets, mask, advantages, recorded log-probabilities, and what is known of the step.
     pub batch: TokenBatch,
     /// What the evaluation should give, as far as the file knows.
     pub expected: Values,
 }
 
 impl BatchFile {
+    /// The loss with what is known of the step, as the file's metadata holds them.
+    pub fn batch_loss(&self) -> BatchLoss {
+        BatchLoss { loss: self.loss.clone(), step: self.batch.step().clone() }
+    }
+
+    /// The file with another loss, and what that says of the step.
+    ///
+    /// # Errors
+    /// Those of [`TokenBatch::with_step`].
+    pub fn with_loss(self, loss: BatchLoss) -> Result<Self> {
+        Ok(Self { loss: loss.loss, batch: self.batch.with_step(loss.step)?, ..self })
+    }
+
     /// The policy's shapes and dtypes, for a plan.
     pub fn policy_spec(&self) -> PolicySpec {
         self.policy.spec(self.hidden, self.vocab)

@@ -1,8 +1,7 @@
 //! From the bytes of a file: every tensor checked against what the others say of B, T, H and V.
 
-use super::{BatchFile, FORMAT, expected_shapes};
+use super::{BatchFile, BatchLoss, FORMAT, expected_shapes};
 use crate::batch::{Advantages, TokenBatch};
-use crate::config::LossConfig;
 use crate::error::{Error, Result};
 use crate::parity::Values;
 use crate::policy::PolicyOutput;
@@ -15,7 +14,7 @@ impl BatchFile {
     /// Reads a file's bytes. Allocates no more than a small multiple of their number.
     ///
     /// # Errors
-    /// [`Error::Format`] that says what was expected and what came; the errors of [`LossConfig`] and [`TokenBatch`].
+    /// [`Error::Format`] that says what was expected and what came; the errors of [`BatchLoss`] and [`TokenBatch`].
     pub fn parse(bytes: &[u8]) -> Result<Self> {
         let bad = |e: safetensors::SafeTensorError| Error::Format(format!("not readable as safetensors: {e}"));
         let (header_bytes, header) = SafeTensors::read_metadata(bytes).map_err(bad)?;
@@ -34,7 +33,7 @@ impl BatchFile {
         let loss = get("loss").ok_or_else(|| {
             Error::Format("__metadata__.loss is missing: it holds the loss configuration as JSON".into())
         })?;
-        let loss = LossConfig::from_json(&loss)?;
+        let BatchLoss { loss, step } = BatchLoss::from_json(&loss)?;
 
         let shape = file.shape_of("targets")?;
         let [b, t] = <[usize; 2]>::try_from(shape.as_slice())
@@ -44,7 +43,7 @@ impl BatchFile {
             return Err(Error::Format(format!("targets: expected at least one token, got shape {shape:?}")));
         }
         let (policy, hidden, vocab) = file.policy(b, t)?;
-        let mut batch = TokenBatch::padded(&file.targets(b, t)?, &file.mask(b, t)?, [b, t])?;
+        let mut batch = TokenBatch::padded(&file.targets(b, t)?, &file.mask(b, t)?, [b, t])?.with_step(step)?;
         batch = batch.with_advantages(match file.per_sequence("advantages", b, t)? {
             Some(list) => Advantages::PerSequence(list),
             None => Advantages::PerToken(file.f32s("advantages", &[b, t])?),

@@ -63,7 +63,7 @@ impl BatchFile {
                 out.f64s(name, shape, values)?;
             }
         }
-        let loss = serde_json::to_string(&self.loss).map_err(|e| Error::Format(e.to_string()))?;
+        let loss = serde_json::to_string(&self.batch_loss()).map_err(|e| Error::Format(e.to_string()))?;
         let metadata = [("name", self.name.clone()), ("source", self.source.clone()), ("loss", loss)];
         out.finish(&metadata.into_iter().chain([("format", FORMAT.to_owned())]).collect())
     }

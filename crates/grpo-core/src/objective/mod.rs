@@ -1,23 +1,112 @@
-//! The loss of one token, written once, over [`Real`].
+//! The loss of one token, written once, over [`Real`]: a file per loss.
 //!
 //! Everything that knows about clipping, KL or advantages is in this folder. Backends never repeat it: they hand in
 //! log-probabilities and take back derivatives (see [`crate::evaluate`]).
 //!
 //! A token's loss depends on its own log-probability and, where tokens of a sequence share one, on a log-ratio that is a
 //! sum over the sequence: what a token adds to it is [`shared_part`]. What has to be known of the whole batch (which
-//! tokens are chosen, the sampler's weight) comes as a factor without a derivative ([`crate::factors`]).
+//! tokens are chosen, the sampler's weight) comes as a factor without a derivative ([`crate::LossConfig::prepare`]).
+//!
+//! **A new loss** is a file of this folder that implements [`Loss`], and its line below. The file's documentation is the
+//! loss's page in docs/losses; `UPDATE_DOCS=1 cargo test -p grpo-core --test documents` writes it.
 //!
 //! Legend: l = logp, o = old logp, q = ref logp, A = advantage, r = ratio = exp(log-ratio), sg = stop_gradient.
 
+#[macro_use]
+mod registry;
+
+mod clip;
+mod covariance;
 mod kl;
-mod policy;
+mod loss;
 mod ratio;
+mod trust_region;
+mod weighted;
 
 use crate::config::LossConfig;
 use crate::real::{Dual, Real};
 pub(crate) use kl::value as kl_value;
-pub(crate) use ratio::VESPO_SMALLEST;
-pub use ratio::{shared_part, shares_mean};
+pub use loss::{Average, Bounds, Clipped, Loss, OwnAverage, SharedLogRatio};
+pub use ratio::Ratio;
+pub use weighted::{BatchLoss, BatchTerms, batch_loss};
+
+losses! {
+    #[default]
+    grpo::Grpo,
+    bnpo::Bnpo,
+    dr_grpo::DrGrpo,
+    dapo::Dapo,
+    cispo::Cispo,
+    gspo::Gspo,
+    luspo::Luspo,
+    sapo::Sapo with Parameters,
+    vespo::Vespo with Parameters,
+    #[serde(alias = "gmpo")]
+    geo_mean::GeoMean,
+    vanilla::Vanilla,
+    gpg::Gpg,
+    reinforce::Reinforce,
+    clip_cov::ClipCov with Parameters,
+    kl_cov::KlCov with Parameters,
+    dppo_tv::DppoTv,
+    dppo_kl::DppoKl,
+    dro::Dro with Parameters,
+    prime_rl::PrimeRl with Parameters,
+    ipo::Ipo,
+    cfpo::Cfpo,
+}
+
+impl LossType {
+    /// The name used in configuration.
+    pub fn name(self) -> &'static str {
+        self.into()
+    }
+}
+
+/// The policy term of a token without its factor, and what its clip does.
+#[derive(Clone, Debug)]
+pub struct PolicyTerm<R> {
+    /// The term; minimised.
+    pub value: R,
+    /// 1 where the clip binds below.
+    pub low_clipped: R,
+    /// 1 where it binds above.
+    pub high_clipped: R,
+    /// 1 where the second clip for negative advantages binds.
+    pub dual_clipped: R,
+    /// A number of the loss's own that a metric of it averages ([`Loss::has_statistic`]), else 0.
+    pub statistic: R,
+}
+
+impl<R: Real> PolicyTerm<R> {
+    /// A term without a clip.
+    pub fn unclipped(value: R) -> Self {
+        let zero = value.constant(0.0);
+        Self {
+            value,
+            low_clipped: zero.clone(),
+            high_clipped: zero.clone(),
+            dual_clipped: zero.clone(),
+            statistic: zero,
+        }
+    }
+}
+
+/// Whether A < 0 and whether A > 0.
+fn signs<R: Real>(advantage: &R) -> (R::Bool, R::Bool) {
+    let zero = advantage.constant(0.0);
+    (advantage.lt(&zero), zero.lt(advantage))
+}
+
+/// What a token adds to the log-ratio of its sequence, where the loss has one.
+pub fn shared_part<R: Real>(config: &LossConfig, logp: &R, old_logp: &R, advantage: &R) -> R {
+    config.loss_type.shared_part(config, logp, old_logp, advantage)
+}
+
+/// Whether a sequence's log-ratio is the mean of its tokens' parts; else it is their sum.
+pub fn shares_mean(config: &LossConfig) -> bool {
+    config.loss_type.rules().shared_log_ratio() != Some(SharedLogRatio::Sum)
+}
 
 /// What the loss of one token depends on.
 ///
@@ -60,8 +149,8 @@ pub struct TokenLoss<R> {
     pub ratio: R,
     /// -logp.
     pub nll: R,
-    /// vespo: the weight of the token's sequence; else 0.
-    pub phi: R,
+    /// [`PolicyTerm::statistic`].
+    pub statistic: R,
 }
 
 /// The loss of one token.
@@ -69,8 +158,8 @@ pub struct TokenLoss<R> {
 /// `terms.ref_logp` must be there when `config.beta` is not 0, `terms.shared` where the loss shares a log-ratio;
 /// [`crate::evaluate::Evaluator`] has checked that.
 pub fn token_loss<R: Real>(config: &LossConfig, terms: &TokenTerms<R>) -> TokenLoss<R> {
-    let ratio = ratio::Ratio::new(config, terms);
-    let policy = policy::policy(config, terms, &ratio);
+    let ratio = Ratio::new(config, terms);
+    let policy = config.loss_type.policy(config, terms, &ratio);
     TokenLoss {
         policy: policy.value * terms.factor.clone(),
         kl: terms.ref_logp.as_ref().filter(|_| config.beta != 0.0).map(|q| kl::term(config, terms, q, &ratio)),
@@ -78,7 +167,7 @@ pub fn token_loss<R: Real>(config: &LossConfig, terms: &TokenTerms<R>) -> TokenL
         low_clipped: policy.low_clipped,
         high_clipped: policy.high_clipped,
         dual_clipped: policy.dual_clipped,
-        phi: policy.phi,
+        statistic: policy.statistic,
         ratio: ratio.value,
     }
 }
@@ -102,7 +191,7 @@ pub struct TokenInputs<R> {
     pub kl_cov_mask: R,
 }
 
-/// How much the terms of a token weigh in the loss of the step ([`crate::weights`]).
+/// How much the terms of a token weigh in the loss of the step ([`crate::aggregate`]).
 #[derive(Clone, Debug)]
 pub struct TokenWeight<R> {
     /// Of the policy term.
@@ -115,7 +204,7 @@ pub struct TokenWeight<R> {
 
 /// The loss of a token and its derivatives.
 #[derive(Clone, Debug)]
-pub struct Slopes<R> {
+pub struct TokenGrad<R> {
     /// Values.
     pub value: TokenLoss<R>,
     /// Weighted d loss / d logp, at a fixed shared log-ratio.
@@ -134,7 +223,7 @@ impl<R: Real> TokenWeight<R> {
 
 impl<R: Real> TokenInputs<R> {
     /// The loss of the token with its derivatives. `shared`: the log-ratio of its sequence, where the loss has one.
-    pub fn slopes(&self, config: &LossConfig, weight: &TokenWeight<R>, logp: &R, shared: Option<&R>) -> Slopes<R> {
+    pub fn grad(&self, config: &LossConfig, weight: &TokenWeight<R>, logp: &R, shared: Option<&R>) -> TokenGrad<R> {
         let terms = |logp: Dual<R>, shared: Option<Dual<R>>| TokenTerms {
             old_logp: self.old_logp.clone().map_or_else(|| logp.stop_gradient(), Dual::fixed),
             logp,
@@ -157,7 +246,7 @@ impl<R: Real> TokenInputs<R> {
             }
             None => logp.constant(0.0),
         };
-        Slopes { of_logp: slope(&by_logp), of_shared, value: by_logp.map(|dual| dual.value) }
+        TokenGrad { of_logp: slope(&by_logp), of_shared, value: by_logp.map(|dual| dual.value) }
     }
 
     /// What the token adds to the log-ratio of its sequence, and the derivative of that by logp.
@@ -178,7 +267,7 @@ impl<R> TokenLoss<R> {
             dual_clipped: f(self.dual_clipped),
             ratio: f(self.ratio),
             nll: f(self.nll),
-            phi: f(self.phi),
+            statistic: f(self.statistic),
         }
     }
 }

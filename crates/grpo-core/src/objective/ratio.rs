@@ -1,7 +1,7 @@
 //! The importance ratio: a token's own, or its sequence's.
 
 use super::TokenTerms;
-use crate::config::{ImportanceSamplingLevel, LossConfig, Objective, Semantics};
+use crate::config::{ImportanceSamplingLevel, LossConfig, Semantics};
 use crate::real::Real;
 
 /// Largest exponent of a ratio or a KL term alone: e^80 is within f32, with room for advantages and weights.
@@ -13,17 +13,13 @@ const LARGEST_OF_A_PRODUCT: f64 = 40.0;
 /// Largest log-ratio of verl's sequence-token level.
 const LARGEST_SEQUENCE_TOKEN: f64 = 10.0;
 
-/// Bounds of vespo's log-ratios: of a token, and of a sequence from below.
-const VESPO_LARGEST: f64 = 20.0;
-/// ln 1e-8.
-pub(crate) const VESPO_SMALLEST: f64 = -18.420_680_743_952_367;
-
-/// The ratio of a token with its logarithm.
-pub(super) struct Ratio<R> {
-    /// After the guard.
-    pub(super) log: R,
+/// The importance ratio of a token with its logarithm.
+#[derive(Clone, Debug)]
+pub struct Ratio<R> {
+    /// The log-ratio, after the guard.
+    pub log: R,
     /// exp(log).
-    pub(super) value: R,
+    pub value: R,
     /// Whether the ratio is the token's own, exactly exp(l - o).
     pub(super) plain: bool,
 }
@@ -47,32 +43,6 @@ impl<R: Real> Ratio<R> {
         let plain = guard.is_none() && config.level() == ImportanceSamplingLevel::Token;
         Self { value: held(&log, false).exp(), log, plain }
     }
-}
-
-/// What a token adds to the log-ratio of its sequence: l - o; clipped in the direction of its advantage for geo_mean,
-/// held to +-20 for vespo.
-pub fn shared_part<R: Real>(config: &LossConfig, logp: &R, old_logp: &R, advantage: &R) -> R {
-    let own = logp.clone() - old_logp.clone();
-    match config.objective() {
-        Objective::Vespo => own.clamp(-VESPO_LARGEST, VESPO_LARGEST),
-        Objective::GeoMean => {
-            let zero = advantage.constant(0.0);
-            let (low, high) = (own.constant(-config.epsilon_low), own.constant(config.upper_epsilon()));
-            let falling = R::select(&advantage.lt(&zero), &own.max(&low), &zero.or_nan_of(&own));
-            R::select(&zero.lt(advantage), &own.min(&high), &falling)
-        }
-        _ => own,
-    }
-}
-
-/// Whether a sequence's log-ratio is the mean of its tokens' parts; else it is their sum.
-pub fn shares_mean(config: &LossConfig) -> bool {
-    config.objective() != Objective::Vespo
-}
-
-/// vespo's log-ratio of a sequence, within its bounds.
-pub(super) fn vespo_bounded<R: Real>(log: &R) -> R {
-    log.clamp(VESPO_SMALLEST, VESPO_LARGEST)
 }
 
 /// `exponent` held at `largest`, so that a finite input gives a finite loss. Its derivative stays 1: beyond the bound a

@@ -1,9 +1,10 @@
 //! What a configuration comes to, property by property.
 
+use crate::examples::example_of_page;
 use crate::page::{number, table};
-use grpo_core::config::Objective;
-use grpo_core::factors::PolicyValues;
-use grpo_core::weights::token_weights;
+use grpo_core::aggregate::token_weights;
+use grpo_core::batch::{PolicyValues, StepData};
+use grpo_core::objective::Bounds;
 use grpo_core::{KlImportance, LossConfig, LossType, Semantics, TokenBatch};
 use serde::Serialize;
 
@@ -29,12 +30,9 @@ fn reason(error: &grpo_core::Error) -> String {
 pub(crate) fn minimal(loss_type: LossType, semantics: Semantics) -> Result<(LossConfig, Option<String>), String> {
     let bare = LossConfig { loss_type, semantics, ..LossConfig::default() };
     let Err(error) = bare.validate() else { return Ok((bare, None)) };
-    let needed = LossConfig {
-        epsilon_high: (loss_type == LossType::Cispo).then_some(5.0),
-        max_completion_length: (loss_type == LossType::DrGrpo).then_some(1024),
-        dro_beta: (loss_type == LossType::Dro).then_some(0.5),
-        ..bare
-    };
+    let mut example = example_of_page(loss_type);
+    example["semantics"] = semantics.name().into();
+    let needed: LossConfig = serde_json::from_value(example).unwrap();
     match needed.validate() {
         Ok(()) => Ok((needed, Some(reason(&error)))),
         Err(error) => Err(reason(&error)),
@@ -43,16 +41,12 @@ pub(crate) fn minimal(loss_type: LossType, semantics: Semantics) -> Result<(Loss
 
 /// What `config` comes to.
 pub(crate) fn properties(config: &LossConfig) -> Vec<Property> {
-    let (low, high) = (exact(config.ratio_low()), exact(config.ratio_high()));
-    let epsilons = (exact(config.epsilon_low), exact(config.upper_epsilon()));
-    let raw = config.objective() == Objective::Cispo && config.semantics != Semantics::Verl;
-    let bounds = match config.objective() {
-        Objective::Cispo if raw => format!("r at most {high}"),
-        Objective::Clipped | Objective::Cispo => format!("r in [{low}, {high}]"),
-        Objective::GeoMean => format!("log r in [-{}, {}]", epsilons.0, epsilons.1),
-        Objective::Dppo(_) | Objective::PrimeRl(_) => format!("{} down, {} up", epsilons.0, epsilons.1),
-        Objective::Vespo => "log r in [-20, 20] per token".into(),
-        Objective::Sapo | Objective::PolicyGradient | Objective::KlCov | Objective::Dro => "none".into(),
+    let bounds = match config.bounds() {
+        Bounds::None => "none".into(),
+        Bounds::Ratio { low: None, high } => format!("r at most {}", exact(high)),
+        Bounds::Ratio { low: Some(low), high } => format!("r in [{}, {}]", exact(low), exact(high)),
+        Bounds::LogRatio { low, high } => format!("log r in [{}, {}] per token", exact(low), exact(high)),
+        Bounds::Probability { down, up } => format!("{} down, {} up", exact(down), exact(up)),
     };
     let clamps = match config.kl_clamps() {
         (None, None) => "off".into(),
@@ -88,8 +82,10 @@ fn plus_minus(bound: Option<f64>) -> String {
 fn averages(config: &LossConfig) -> [String; 3] {
     let active = |i: usize| if i < 3 || i == 4 { 1.0 } else { 0.0 };
     let batch = TokenBatch::padded(&[0; 12], &std::array::from_fn::<f32, 12, _>(active), [3, 4]).unwrap();
-    let config = LossConfig { num_items_in_batch: Some(10.0), ..config.clone() };
-    let weights = token_weights(&config, &batch).expect("weights");
+    let step = StepData { num_items_in_batch: Some(10.0), ..StepData::default() };
+    // Coefficients of 1, so that what is left is the average.
+    let config = LossConfig { beta: 1.0, entropy_coef: 1.0, ..config.clone() };
+    let weights = token_weights(&config, &batch.with_step(step).unwrap()).expect("weights");
     let constant = config.max_completion_length.unwrap_or(1024) as f64;
     let known = [
         ("1/N", 4.0, 4.0),

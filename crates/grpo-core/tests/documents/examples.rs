@@ -1,6 +1,8 @@
 //! The settings and tokens of the numbers on the pages: on both sides of every bound, for both signs of the advantage.
 
-use grpo_core::LossType;
+use crate::loss_pages::written;
+use grpo_core::objective::Bounds;
+use grpo_core::{LossConfig, LossType};
 
 /// Tokens (old logp, logp) that share an advantage.
 pub(crate) struct Sequence {
@@ -42,48 +44,53 @@ fn covariances() -> Vec<Sequence> {
     tokens.map(|(advantage, old, logp)| Sequence { advantage, tokens: vec![(old, logp)] }).into()
 }
 
-/// Settings with their sequences.
-pub(crate) fn examples(loss: LossType) -> Vec<(&'static str, Vec<Sequence>)> {
+/// Settings of the losses that are shown with more than their page's example, or with another.
+fn settings(loss: &str) -> &'static [&'static str] {
     match loss {
-        LossType::Grpo => vec![
-            (r#"{"loss_type": "grpo"}"#, tokens()),
-            (r#"{"loss_type": "grpo", "delta": 1.5}"#, tokens()),
-            (r#"{"loss_type": "grpo", "importance_sampling_level": "sequence"}"#, pairs()),
-        ],
-        LossType::Bnpo => vec![(r#"{"loss_type": "bnpo"}"#, tokens())],
-        LossType::DrGrpo => vec![(r#"{"loss_type": "dr_grpo", "max_completion_length": 1024}"#, tokens())],
-        LossType::Dapo => vec![(r#"{"loss_type": "dapo", "epsilon_high": 0.28}"#, tokens())],
-        LossType::Cispo => vec![
-            (r#"{"loss_type": "cispo", "epsilon_high": 2.0}"#, tokens()),
-            (r#"{"loss_type": "cispo", "semantics": "verl"}"#, tokens()),
-        ],
-        LossType::Gspo => {
-            vec![(r#"{"loss_type": "gspo"}"#, pairs()), (r#"{"loss_type": "gspo", "semantics": "verl"}"#, pairs())]
-        }
-        LossType::Luspo => vec![(r#"{"loss_type": "luspo"}"#, pairs())],
-        LossType::Sapo => vec![(r#"{"loss_type": "sapo"}"#, tokens())],
-        LossType::Vespo => vec![(r#"{"loss_type": "vespo"}"#, pairs())],
-        LossType::GeoMean => vec![(r#"{"loss_type": "geo_mean", "epsilon_low": 0.4}"#, pairs())],
-        LossType::Vanilla => vec![
-            (r#"{"loss_type": "vanilla", "semantics": "verl"}"#, tokens()),
-            (r#"{"loss_type": "vanilla", "semantics": "verl", "clip_ratio_c": 1.5}"#, tokens()),
-        ],
-        LossType::Gpg => vec![(r#"{"loss_type": "gpg"}"#, tokens())],
-        LossType::Reinforce => vec![(r#"{"loss_type": "reinforce"}"#, tokens())],
-        LossType::ClipCov => {
-            vec![(r#"{"loss_type": "clip_cov", "semantics": "verl", "clip_cov_ratio": 0.2}"#, covariances())]
-        }
-        LossType::KlCov => {
-            vec![(r#"{"loss_type": "kl_cov", "semantics": "verl", "kl_cov_ratio": 0.2}"#, covariances())]
-        }
-        LossType::DppoTv => vec![(r#"{"loss_type": "dppo_tv", "semantics": "verl"}"#, probabilities())],
-        LossType::DppoKl => {
-            vec![(r#"{"loss_type": "dppo_kl", "semantics": "verl", "epsilon_low": 0.05}"#, probabilities())]
-        }
-        LossType::Dro => vec![(r#"{"loss_type": "dro", "dro_beta": 0.5}"#, tokens())],
-        LossType::PrimeRl => vec![(r#"{"loss_type": "prime_rl", "kl_tau": 0.1}"#, probabilities())],
-        LossType::Ipo => {
-            vec![(r#"{"loss_type": "ipo", "epsilon_low": 0.1, "kl_tau": 0.1}"#, probabilities())]
-        }
+        "grpo" => &["", r#""delta": 1.5"#, r#""importance_sampling_level": "sequence""#],
+        "cispo" => &[r#""epsilon_high": 2.0"#, r#""semantics": "verl""#],
+        "gspo" => &["", r#""semantics": "verl""#],
+        "sapo" | "vespo" | "luspo" | "bnpo" | "gpg" | "reinforce" => &[""],
+        "geo_mean" => &[r#""epsilon_low": 0.4"#],
+        "vanilla" => &[r#""semantics": "verl""#, r#""semantics": "verl", "clip_ratio_c": 1.5"#],
+        "clip_cov" => &[r#""semantics": "verl", "clip_cov_ratio": 0.2"#],
+        "kl_cov" => &[r#""semantics": "verl", "kl_cov_ratio": 0.2"#],
+        "dppo_tv" => &[r#""semantics": "verl""#],
+        "dppo_kl" => &[r#""semantics": "verl", "epsilon_low": 0.05"#],
+        "dapo" => &[r#""epsilon_high": 0.28"#],
+        "prime_rl" => &[r#""kl_tau": 0.1"#],
+        "ipo" => &[r#""epsilon_low": 0.1, "kl_tau": 0.1"#],
+        _ => &[],
     }
+}
+
+/// Settings with sequences that show what they do.
+pub(crate) fn examples(loss: LossType) -> Vec<(String, Vec<Sequence>)> {
+    let name = loss.name();
+    let with = |keys: &&str| match keys.is_empty() {
+        true => format!(r#"{{"loss_type": "{name}"}}"#),
+        false => format!(r#"{{"loss_type": "{name}", {keys}}}"#),
+    };
+    let mut settings: Vec<String> = settings(name).iter().map(with).collect();
+    if settings.is_empty() {
+        settings.push(example_of_page(loss).to_string().replace(',', ", ").replace(':', ": "));
+    }
+    let sequences = |json: &str| {
+        let config = LossConfig::from_json(json).unwrap();
+        match config.bounds() {
+            _ if !config.is_token_level() => pairs(),
+            _ if config.selects_tokens() => covariances(),
+            Bounds::Probability { .. } => probabilities(),
+            _ => tokens(),
+        }
+    };
+    settings.into_iter().map(|json| (json.clone(), sequences(&json))).collect()
+}
+
+/// The first example on the page of a loss.
+pub(crate) fn example_of_page(loss: LossType) -> serde_json::Value {
+    let text = written(loss);
+    let yaml = text.split("```yaml\n").nth(1).and_then(|rest| rest.split("```").next());
+    let yaml = yaml.unwrap_or_else(|| panic!("the documentation of {} has no example", loss.name()));
+    serde_saphyr::from_str(yaml).unwrap_or_else(|e| panic!("{e}\n{yaml}"))
 }

@@ -2,21 +2,73 @@
 
 use crate::defaults::{Property, SYSTEMS, minimal, properties, word};
 use crate::examples::{Sequence, examples};
-use crate::page::{number, spoken, table};
+use crate::folder;
+use crate::page::{marked, number, spoken, table};
+use grpo_core::batch::PolicyValues;
+use grpo_core::batch::TokenWeights;
 use grpo_core::evaluate::Evaluator;
-use grpo_core::factors::PolicyValues;
-use grpo_core::weights::TokenWeights;
 use grpo_core::{Advantages, LossConfig, LossType, TokenBatch};
 use std::collections::BTreeMap;
 
-pub(crate) fn generated(loss: LossType) -> String {
+/// What the loss's file says of it, as a page of docs/losses.
+pub(crate) fn written(loss: LossType) -> String {
+    let name = loss.name();
+    let path = folder("crates/grpo-core/src/objective").join(format!("{name}.rs"));
+    let source = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let lines = source.lines().take_while(|line| line.starts_with("//!"));
+    let text: Vec<&str> = lines.map(|line| line.trim_start_matches("//!").strip_prefix(' ').unwrap_or("")).collect();
+    let heading = format!("# {name}");
+    assert_eq!(text.first(), Some(&heading.as_str()), "{}: the documentation begins with its heading", path.display());
+    links(&text.join("\n"))
+}
+
+/// Links of rustdoc and names of files as links between pages.
+fn links(text: &str) -> String {
+    let text = text.replace("](crate::LossConfig::prepare)", "](../../crates/grpo-core/src/prepare.rs)");
+    let mut parts = text.split("](super::");
+    let mut linked = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let (target, rest) = part.split_once(')').expect("a link ends");
+        linked += &format!("]({target}.md){rest}");
+    }
+    let code = linked.split('`').enumerate().map(|(i, piece)| {
+        let is_code = i % 2 == 1;
+        let file = piece.strip_prefix("configs/loss/").and_then(|file| file.strip_suffix(".yaml")).filter(|_| is_code);
+        let page = piece.strip_prefix("docs/losses/").filter(|_| is_code);
+        match (file, page) {
+            (Some(preset), _) => (format!("[{preset}](../../{piece})"), false),
+            (_, Some(page)) => (format!("[{}]({page})", page.split(".md").next().unwrap_or_default()), false),
+            _ => (piece.to_owned(), is_code),
+        }
+    });
+    code.map(|(text, is_code)| if is_code { format!("`{text}`") } else { text }).collect()
+}
+
+/// The first sentences of a loss's page: what it is.
+fn summary(loss: LossType) -> String {
+    let text = written(loss);
+    text.split("\n\n").nth(1).expect("a first paragraph").replace('\n', " ")
+}
+
+/// The list of losses.
+pub(crate) fn index() -> String {
+    let rows = LossType::ALL.iter().map(|loss| [format!("[{0}]({0}.md)", loss.name()), summary(*loss)]);
+    table(&["page", "what it is"], rows)
+}
+
+/// The page of a loss.
+pub(crate) fn page(loss: LossType) -> String {
+    format!("{}\n\n## From the code\n\n{}\n", written(loss), marked(&generated(loss)))
+}
+
+fn generated(loss: LossType) -> String {
     let legend = "B: sequences; B': those with active tokens; |y|: active tokens of a sequence; N: active tokens of \
                   the step ([aggregation](aggregation.md)).";
     let numbers_of = "The code's own for a sequence alone, the mean over its tokens whatever the loss's average; \
                       without KL and entropy.";
     let mut text = format!("### Defaults by system\n\n{}\n{legend}\n\n### Numbers\n\n{numbers_of}\n", defaults(loss));
     for (json, sequences) in examples(loss) {
-        text += &format!("\n`{}`\n\n{}", spoken(json), numbers(json, &sequences));
+        text += &format!("\n`{}`\n\n{}", spoken(&json), numbers(&json, &sequences));
     }
     text
 }

@@ -10,22 +10,13 @@ mod page;
 mod presets;
 mod terms;
 
+use grpo_core::format::BatchLoss;
 use grpo_core::{LossConfig, LossType};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 fn folder(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..").join(name)
-}
-
-/// Every loss: what serde says it would have taken.
-fn losses() -> Vec<LossType> {
-    let message = serde_json::from_str::<LossType>("\"\"").unwrap_err().to_string();
-    let names = message.split('`').skip(3).step_by(2);
-    let mut losses: Vec<LossType> = names.map(|name| serde_json::from_value(name.into()).unwrap()).collect();
-    let mut seen = BTreeSet::new();
-    losses.retain(|loss| seen.insert(loss.name()));
-    losses
 }
 
 /// Pages with their text.
@@ -40,20 +31,22 @@ fn pages() -> Vec<(String, String)> {
 }
 
 fn parse(yaml: &str) -> LossConfig {
-    let value: serde_json::Value = serde_saphyr::from_str(yaml).unwrap_or_else(|e| panic!("{e}\n{yaml}"));
-    LossConfig::from_value(value).unwrap_or_else(|e| panic!("{e}\n{yaml}"))
+    let read: BatchLoss = serde_saphyr::from_str(yaml).unwrap_or_else(|e| panic!("{e}\n{yaml}"));
+    read.loss.validate().unwrap_or_else(|e| panic!("{e}\n{yaml}"));
+    read.loss
 }
 
 #[test]
 fn generated_parts_are_what_the_code_says() {
-    for loss in losses() {
-        page::check(loss.name(), &loss_pages::generated(loss));
+    for loss in LossType::ALL.iter().copied() {
+        page::check_whole(loss.name(), &loss_pages::page(loss));
     }
+    page::check("README", &loss_pages::index());
     page::check("kl", &terms::kl());
     page::check("aggregation", &terms::aggregation());
     page::check("sampler", &terms::sampler());
     page::check("entropy", &terms::entropy());
-    page::check("semantics", &defaults::differences(&losses()));
+    page::check("semantics", &defaults::differences(LossType::ALL));
     page::check("presets", &presets::generated());
     page::check("keys", &table_of_keys());
 }
@@ -68,11 +61,11 @@ fn examples_in_yaml_are_legal() {
                 examples += 1;
             }
         }
-        if losses().iter().any(|loss| name == format!("{}.md", loss.name())) {
+        if LossType::ALL.iter().any(|loss| name == format!("{}.md", loss.name())) {
             assert!(text.contains("```yaml\n"), "{name} has no example");
         }
     }
-    assert!(examples >= losses().len());
+    assert!(examples >= LossType::ALL.len());
 }
 
 #[test]
@@ -97,7 +90,7 @@ fn keys() -> Vec<(String, String, Vec<String>)> {
         .filter(|(name, _)| !["keys.md", "presets.md"].contains(&name.as_str()))
         .map(|(name, text)| (name, page::without_generated(&text).split('`').skip(1).step_by(2).map(word).collect()))
         .collect();
-    let defaults = serde_json::to_value(LossConfig::default()).unwrap();
+    let defaults = serde_json::to_value(BatchLoss::default()).unwrap();
     let pages_of =
         |key: &String| said.iter().filter(|(_, words)| words.contains(key)).map(|(name, _)| name.clone()).collect();
     defaults.as_object().unwrap().iter().map(|(key, value)| (key.clone(), value.to_string(), pages_of(key))).collect()

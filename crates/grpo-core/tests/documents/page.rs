@@ -9,18 +9,29 @@ const END: &str = "<!-- generated: end -->";
 pub(crate) fn check(name: &str, generated: &str) {
     let path = folder("docs/losses").join(format!("{name}.md"));
     let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    let (before, old, after) = split(&text).unwrap_or_else(|| panic!("{name}.md lacks the marks {BEGIN}{END}"));
-    let new = format!("\n{}\n\n", generated.trim());
+    let (before, _, after) = split(&text).unwrap_or_else(|| panic!("{name}.md lacks the marks {BEGIN}{END}"));
+    check_whole(name, &format!("{before}{}{after}", marked(generated)));
+}
+
+/// Compares all of docs/losses/`name`.md, or writes it with `UPDATE_DOCS=1`.
+pub(crate) fn check_whole(name: &str, new: &str) {
+    let path = folder("docs/losses").join(format!("{name}.md"));
     if std::env::var("UPDATE_DOCS").as_deref() == Ok("1") {
-        std::fs::write(&path, format!("{before}{BEGIN}{new}{END}{after}")).unwrap();
+        std::fs::write(&path, new).unwrap();
         return;
     }
+    let old = std::fs::read_to_string(&path).unwrap_or_default();
     let differs = old.lines().zip(new.lines()).find(|(old, new)| old != new);
     assert!(
         old == new,
         "docs/losses/{name}.md differs from the code: {differs:?}; if the code is right, write it anew with\n  \
          UPDATE_DOCS=1 cargo test -p grpo-core --test documents"
     );
+}
+
+/// A generated part between its marks.
+pub(crate) fn marked(generated: &str) -> String {
+    format!("{BEGIN}\n{}\n\n{END}", generated.trim())
 }
 
 fn split(text: &str) -> Option<(&str, &str, &str)> {

@@ -1,9 +1,10 @@
 //! The generated parts of the pages about what is around the policy term.
 
 use crate::page::{fraction, number, spoken, table};
+use grpo_core::aggregate::token_weights;
+use grpo_core::batch::PolicyValues;
 use grpo_core::evaluate::Evaluator;
-use grpo_core::factors::PolicyValues;
-use grpo_core::weights::token_weights;
+use grpo_core::format::BatchLoss;
 use grpo_core::{Advantages, LossConfig, TokenBatch};
 
 /// Value and slope of each estimator.
@@ -85,7 +86,10 @@ pub(crate) fn aggregation() -> String {
     let active = |i: usize| if i < 3 || i == 4 { 1.0 } else { 0.0 };
     let batch = TokenBatch::padded(&[0; 12], &std::array::from_fn::<f32, 12, _>(active), [3, 4]).unwrap();
     let rows = trl.iter().chain(&named).chain(&verl).map(|json| {
-        let weights = token_weights(&LossConfig::from_json(json).unwrap(), &batch).unwrap();
+        let BatchLoss { loss, step } = BatchLoss::from_json(json).unwrap();
+        // Coefficients of 1, so that what is left is the average.
+        let loss = LossConfig { beta: 1.0, entropy_coef: 1.0, ..loss };
+        let weights = token_weights(&loss, &batch.clone().with_step(step).unwrap()).unwrap();
         let of = |list: &[f64]| match list[0] == list[4] {
             true => fraction(list[0]),
             false => format!("{}, {}", fraction(list[0]), fraction(list[4])),

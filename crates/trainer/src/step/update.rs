@@ -9,10 +9,11 @@ use crate::model::Decoder;
 use crate::optim::AdamW;
 use crate::sequences::completion_hidden;
 use burn::module::Module;
-use grpo_core::config::Rows;
+use grpo_core::aggregate::token_weights;
+use grpo_core::batch::{Rows, StepData};
+use grpo_core::controllers::AdaptiveEntropy;
 use grpo_core::metrics::Metric;
-use grpo_core::weights::{TokenWeights, token_weights};
-use grpo_core::{LossConfig, Metrics, Scores, TokenBatch};
+use grpo_core::{Metrics, Scores, TokenBatch};
 use std::ops::Range;
 
 /// One optimizer step on the sequences `rows`; also whether it was applied, not skipped.
@@ -28,16 +29,23 @@ pub(super) fn update_policy(
     let whole = generation.batch.select_sequences(rows.clone())?;
     let sequences = &generation.sequences[rows.clone()];
     let (loss, parts) = (context.loss, grpo.gradient_accumulation_steps);
-    // Tokens are chosen from the whole update, whatever its micro-batches.
+    // Truncated completions leave the count with the mask (TRL).
+    let counts = |row: &usize| !(loss.config.mask_truncated_completions && generation.samples[*row].truncated);
+    let tokens: usize = (0..generation.samples.len()).filter(counts).map(|row| generation.batch.active_in(row)).sum();
     let those = |is: fn(&Sample) -> bool| {
         let indices = (0..rows.len()).filter(|row| is(&generation.samples[rows.start + row])).collect();
         Rows::Indices(indices)
     };
-    let config = LossConfig {
+    let whole = whole.with_step(StepData {
         truncated_rows: those(|sample| sample.truncated),
         positive_rows: those(|sample| sample.reward.total.is_some_and(|reward| reward > 0.0)),
-        ..loss.config.clone()
-    };
+        // dapo and cispo divide by the tokens of the generation batch, of which an update takes the even share: its own
+        // count would make tokens of a short update weigh more.
+        num_items_in_batch: Some(tokens as f64 / grpo.steps_per_generation as f64),
+        entropy_coef: context.coefficients.entropy.as_ref().map(AdaptiveEntropy::coef),
+        ..StepData::default()
+    })?;
+    // Tokens are chosen from the whole update, whatever its micro-batches.
     let mut chosen_from = None;
     let scored = |batch: &TokenBatch| {
         let parts = split_evenly(batch.sequences(), parts);
@@ -45,19 +53,12 @@ pub(super) fn update_policy(
         chosen_from = Some(scores.clone());
         Ok::<_, Error>(scores.into())
     };
-    let whole = config.prepare(&whole, scored)?.into_owned();
+    let whole = loss.config.prepare(&whole, scored)?.into_owned();
     if let Some(factors) = whole.factors() {
         metrics.merge(&factors.metrics);
     }
-    // Truncated completions leave the count with the mask (TRL).
-    let counts = |row: &usize| !(loss.config.mask_truncated_completions && generation.samples[*row].truncated);
-    let tokens: usize = (0..generation.samples.len()).filter(counts).map(|row| generation.batch.active_in(row)).sum();
-    let share = tokens as f64 / grpo.steps_per_generation as f64;
-    let mut weights = update_weights(&config, &whole, share)?;
-    if let Some(controller) = &context.coefficients.entropy {
-        let coef = controller.coef();
-        weights.entropy.iter_mut().for_each(|weight| *weight *= coef);
-    }
+    // Weights of the whole update, so that its micro-batches simply add up.
+    let weights = token_weights(&loss.config, &whole)?;
     let whole = whole.with_weights(weights)?;
 
     let sum = accumulate(&policy, rows.len(), parts, |policy, part| {
@@ -102,14 +103,6 @@ fn check_finite(sum: &Accumulated, generation: &TokenBatch, first: usize) -> Res
     if sum.loss.is_finite() { Ok(()) } else { Err(format!("the loss, {}", sum.loss)) }
 }
 
-/// Weights of one whole update, so that its micro-batches simply add up.
-///
-/// dapo and cispo divide by the tokens of the generation batch, of which an update takes `share`, the even one: its own
-/// count would make tokens of a short update weigh more (TRL's `num_items_in_batch`).
-fn update_weights(config: &LossConfig, update: &TokenBatch, share: f64) -> Result<TokenWeights> {
-    Ok(token_weights(&LossConfig { num_items_in_batch: Some(share), ..config.clone() }, update)?)
-}
-
 /// Sum and number of the entropies, in nats, of the tokens that the entropy bonus acts on: those that the loss has
 /// chosen, if it chose tokens from `scores`, else all active ones, whose sum it has in `of_loss`.
 fn bonus_entropy(batch: &TokenBatch, scores: Option<&Scores>, of_loss: &Metrics) -> (f64, f64) {
@@ -126,8 +119,8 @@ fn bonus_entropy(batch: &TokenBatch, scores: Option<&Scores>, of_loss: &Metrics)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use grpo_core::LossType;
-    use grpo_core::factors::TokenFactors;
+    use grpo_core::batch::TokenFactors;
+    use grpo_core::{LossConfig, LossType};
 
     #[test]
     fn a_loss_that_is_not_finite_names_the_token_of_the_step() {
@@ -155,8 +148,11 @@ mod tests {
         let generation = TokenBatch::packed(vec![0; 8], vec![0, 2, 8]).unwrap();
         let weights = |loss_type| {
             let config = LossConfig { loss_type, epsilon_high: Some(5.0), ..LossConfig::default() };
-            [0..1, 1..2]
-                .map(|rows| update_weights(&config, &generation.select_sequences(rows).unwrap(), 4.0).unwrap().policy)
+            let step = StepData { num_items_in_batch: Some(4.0), ..StepData::default() };
+            [0..1, 1..2].map(|rows| {
+                let update = generation.select_sequences(rows).unwrap().with_step(step.clone()).unwrap();
+                token_weights(&config, &update).unwrap().policy
+            })
         };
         assert_eq!(weights(LossType::Dapo), [vec![0.25; 2], vec![0.25; 6]]);
         assert_eq!(weights(LossType::Cispo), [vec![0.25; 2], vec![0.25; 6]]);

@@ -104,31 +104,16 @@ impl TrainConfig {
             "a divisor of grpo.prompts_per_step",
             splits,
         )?;
-        check(
-            self.loss.num_items_in_batch.is_none(),
-            "loss.num_items_in_batch",
-            "nothing: the trainer counts the tokens of each generation batch",
-            self.loss.num_items_in_batch.unwrap_or_default(),
-        )?;
         let parts = [
             ("loss.gradient_accumulation_steps", self.loss.gradient_accumulation_steps != 1),
             ("loss.steps_per_generation", self.loss.steps_per_generation.is_some()),
             ("loss.num_processes", self.loss.num_processes != 1),
             ("loss.dp_size", self.loss.dp_size != 1),
-            ("loss.batch_num_tokens", self.loss.batch_num_tokens.is_some()),
-            ("loss.global_batch_size", self.loss.global_batch_size.is_some()),
-            ("loss.truncated_rows", !self.loss.truncated_rows.is_empty()),
-            ("loss.positive_rows", !self.loss.positive_rows.is_empty()),
             ("loss.num_generations", self.loss.num_generations.is_some()),
             ("loss.micro_batch_size", self.loss.micro_batch_size.is_some()),
         ];
         for (key, is_set) in parts {
-            check(
-                !is_set,
-                key,
-                "nothing: the trainer knows how a step is cut, what was truncated and what was right",
-                "a value",
-            )?;
+            check(!is_set, key, "nothing: the trainer knows how a step is cut", "a value")?;
         }
         let update = self.grpo.prompts_per_step / splits * self.grpo.num_generations;
         check(

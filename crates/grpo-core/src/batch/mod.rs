@@ -3,11 +3,17 @@
 //! Legend: N tokens (rows of the hidden states or logits), B sequences. The batch is flat: sequence b owns the rows
 //! `offsets[b]..offsets[b + 1]`. Padding costs nothing: masked rows are never read and never computed.
 
-use crate::config::TEMPERATURES;
 use crate::error::{Error, Result};
-use crate::factors::TokenFactors;
-use crate::weights::TokenWeights;
 use std::ops::Range;
+
+mod checks;
+mod factors;
+mod step;
+mod weights;
+
+pub use factors::{PolicyValues, TokenFactors};
+pub use step::{Rows, StepData};
+pub use weights::TokenWeights;
 
 /// One advantage per sequence or per token.
 ///
@@ -79,6 +85,7 @@ pub struct TokenBatch {
     temperatures: Option<Vec<f32>>,
     weights: Option<TokenWeights>,
     factors: Option<TokenFactors>,
+    step: StepData,
 }
 
 const OP: &str = "token batch";
@@ -121,6 +128,7 @@ impl TokenBatch {
             temperatures: None,
             weights: None,
             factors: None,
+            step: StepData::default(),
         })
     }
 
@@ -224,7 +232,7 @@ impl TokenBatch {
         Ok(self)
     }
 
-    /// Sets the aggregation weights of the whole optimizer step ([`crate::weights::token_weights`]); do this before
+    /// Sets the aggregation weights of the whole optimizer step ([`crate::aggregate::token_weights`]); do this before
     /// cutting a step into micro-batches. Without them the batch is taken as one whole step.
     ///
     /// # Errors
@@ -235,7 +243,7 @@ impl TokenBatch {
         Ok(self)
     }
 
-    /// Sets what multiplies the terms of each token ([`crate::factors`]); do this before cutting a step of which tokens
+    /// Sets what multiplies the terms of each token ([`crate::LossConfig::prepare`]); do this before cutting a step of which tokens
     /// are chosen. Without them [`crate::LossConfig::prepare`] makes them for each batch.
     ///
     /// # Errors
@@ -250,6 +258,17 @@ impl TokenBatch {
         ];
         lists.into_iter().try_for_each(|(name, list)| self.check_numbers(name, list))?;
         self.factors = Some(factors);
+        Ok(self)
+    }
+
+    /// Sets what is known of the optimizer step: rows that were cut off or right, counts of all processes, coefficients that
+    /// move. The loss takes it where the batch has no weights yet.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for rows that the batch does not have and numbers that are none.
+    pub fn with_step(mut self, step: StepData) -> Result<Self> {
+        step.check(self.sequences())?;
+        self.step = step;
         Ok(self)
     }
 
@@ -270,6 +289,7 @@ impl TokenBatch {
         }
         let rows = self.offsets[range.start]..self.offsets[range.end];
         let cut = |v: &Vec<f32>| v[rows.clone()].to_vec();
+        let step = self.step.select(&range);
         Ok(Self {
             targets: self.targets[rows.clone()].to_vec(),
             offsets: self.offsets[range.start..=range.end].iter().map(|o| o - rows.start).collect(),
@@ -286,6 +306,7 @@ impl TokenBatch {
             temperatures: self.temperatures.as_ref().map(cut),
             weights: self.weights.as_ref().map(|weights| weights.select(rows.clone())),
             factors: self.factors.as_ref().map(|factors| factors.select(rows.clone())),
+            step,
         })
     }
 
@@ -387,6 +408,11 @@ impl TokenBatch {
         self.factors.as_ref()
     }
 
+    /// What is known of the optimizer step.
+    pub fn step(&self) -> &StepData {
+        &self.step
+    }
+
     /// The tokens that are active here but not in `other`, a batch of the same tokens; `None` when there are none.
     ///
     /// # Errors
@@ -404,122 +430,6 @@ impl TokenBatch {
     /// The mask as numbers `[N]`.
     pub fn mask(&self) -> Vec<f32> {
         self.mask.iter().map(|active| f32::from(u8::from(*active))).collect()
-    }
-
-    /// Checks that every active target is an id of a vocabulary of `vocab` entries.
-    ///
-    /// # Errors
-    /// [`Error::Value`] that names the first offending position.
-    pub fn validate_targets(&self, vocab: usize) -> Result<()> {
-        let outside = |i: &usize| usize::try_from(self.targets[*i]).map_or(true, |id| id >= vocab);
-        match self.active.iter().copied().find(outside) {
-            None => Ok(()),
-            Some(i) => Err(Error::value(
-                "targets",
-                self.position(i),
-                format!(
-                    "id {} is outside the vocabulary of {vocab}; mask the position out or fix the id",
-                    self.targets[i]
-                ),
-            )),
-        }
-    }
-
-    fn check_len(&self, what: &str, found: usize) -> Result<()> {
-        if found == self.tokens() {
-            return Ok(());
-        }
-        Err(Error::shape(OP, format!("{what} [N]"), self.tokens(), found))
-    }
-
-    /// Whether `values` `[N]` can be log-probabilities at the active tokens.
-    fn check_logps(&self, what: &str, values: &[f32]) -> Result<()> {
-        self.check_len(what, values.len())?;
-        let illegal = |i: &usize| !(values[*i].is_finite() && values[*i] <= LARGEST_LOGP);
-        let Some(i) = self.active.iter().copied().find(illegal) else { return Ok(()) };
-        let reason = match values[i] {
-            value if value.is_finite() => format!(
-                "{value} is no log-probability: those are at most 0 (natural logarithms; a probability, a logit or a \
-                 negative log-likelihood is something else)"
-            ),
-            value => format!("{value} is not finite: mask the token, or compute its log-probability again"),
-        };
-        Err(Error::value(what, self.position(i), reason))
-    }
-
-    /// The same of what a sampler reported, where NaN says that it reported nothing.
-    fn check_sampler_logps(&self, values: &[f32]) -> Result<()> {
-        self.check_len("sampler_logp", values.len())?;
-        let illegal = |i: &usize| values[*i] > LARGEST_LOGP || values[*i] == f32::NEG_INFINITY;
-        let Some(i) = self.active.iter().copied().find(illegal) else { return Ok(()) };
-        let reason = format!("{} is no log-probability; write NaN where the sampler gave none", values[i]);
-        Err(Error::value("sampler_logp", self.position(i), reason))
-    }
-
-    /// Checks values `[N]` that were computed for the active tokens: log-probabilities and entropies are finite wherever
-    /// the policy's output is.
-    pub(crate) fn check_computed(&self, what: &str, values: &[f32]) -> Result<()> {
-        self.check_len(what, values.len())?;
-        let Some(i) = self.active.iter().copied().find(|i| !values[*i].is_finite()) else { return Ok(()) };
-        let reason = match values[i] == f32::NEG_INFINITY {
-            true => "-inf: the policy gives the token a probability of 0; its logit is -inf or out of range".to_owned(),
-            false => format!(
-                "{}: the token's hidden states, the head or its logits are not finite; the policy has diverged, or its \
-                 output was not computed",
-                values[i]
-            ),
-        };
-        Err(Error::value(what, self.position(i), reason))
-    }
-
-    fn check_temperatures(&self, values: &[f32]) -> Result<()> {
-        self.check_len("temperatures", values.len())?;
-        // The bounds as f32: the nearest to 1e-6 is a little less.
-        let range = *TEMPERATURES.start() as f32..=*TEMPERATURES.end() as f32;
-        match self.active.iter().copied().find(|i| !range.contains(&values[*i])) {
-            None => Ok(()),
-            Some(i) => {
-                let reason = format!("{:e} does not lie in [1e-6, 1e6]", values[i]);
-                Err(Error::value("temperatures", self.position(i), reason))
-            }
-        }
-    }
-
-    fn check_advantages(&self) -> Result<()> {
-        for b in 0..self.sequences() {
-            for i in self.range(b).filter(|i| self.mask[*i]) {
-                if !self.advantage(b, i).is_finite() {
-                    let reason = format!("{} is not finite", self.advantage(b, i));
-                    return Err(Error::value("advantages", self.position(i), reason));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn check_weights(&self, weights: &TokenWeights) -> Result<()> {
-        let lists = [
-            ("weights.policy", &weights.policy),
-            ("weights.kl", &weights.kl),
-            ("weights.entropy", &weights.entropy),
-            ("weights.nll", &weights.nll),
-        ];
-        lists.into_iter().try_for_each(|(name, list)| self.check_numbers(name, list))
-    }
-
-    fn check_numbers(&self, name: &str, list: &[f64]) -> Result<()> {
-        self.check_len(name, list.len())?;
-        match self.active.iter().copied().find(|i| !list[*i].is_finite()) {
-            None => Ok(()),
-            Some(i) => Err(Error::value(name, self.position(i), format!("{} is not finite", list[i]))),
-        }
-    }
-
-    /// "token 12 (sequence 1, position 4)".
-    pub(crate) fn position(&self, row: usize) -> String {
-        // The last sequence that starts at or before the row is the one that owns it; empty ones end there too.
-        let sequence = self.offsets.partition_point(|o| *o <= row) - 1;
-        format!("token {row} (sequence {sequence}, position {})", row - self.offsets[sequence])
     }
 }
 

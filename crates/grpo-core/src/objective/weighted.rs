@@ -1,12 +1,13 @@
-//! The loss of a whole batch at once, for programs in which a number is a vector over its tokens.
+//! The loss of tokens with everything that stands around it: the log-ratio that a sequence shares, weights, the entropy
+//! bonus, and the derivatives of all.
 //!
-//! The counterpart of [`crate::evaluate::Evaluator`], which feeds one token after the other: here a [`Real`] stands for
-//! all N tokens, masked ones included (their weight is 0), and sums over a sequence are the program's business.
+//! A [`Real`] stands for one token, for those of a sequence ([`crate::real::List`]), or in a compiled program for all N tokens
+//! of a batch, masked ones included (their weight is 0); sums over a sequence are the caller's business.
 
+use super::{TokenInputs, TokenWeight, shares_mean, weighted};
 use crate::columns::{Recorded, TokenColumns};
 use crate::config::LossConfig;
-use crate::objective::{shares_mean, weighted};
-use crate::real::{Dual, Real};
+use crate::real::{Dual, List, Real};
 
 /// What is known of the tokens; every entry `[N]`. Masked tokens hold finite numbers and weights of 0.
 #[derive(Clone, Debug)]
@@ -46,8 +47,62 @@ pub struct BatchLoss<R> {
     pub log_ratio: Option<R>,
     /// -logp.
     pub nll: R,
-    /// vespo's weight; `None` where there is none.
-    pub phi: Option<R>,
+    /// The loss's own statistic; `None` where it has none.
+    pub statistic: Option<R>,
+}
+
+impl<R: Real> TokenColumns<R> {
+    /// What the loss of the token depends on beside its log-probability.
+    pub fn inputs(&self, recorded: Recorded) -> TokenInputs<R> {
+        TokenInputs {
+            old_logp: recorded.old.then(|| self.old_logp.clone()),
+            ref_logp: recorded.reference.then(|| self.ref_logp.clone()),
+            sampler_logp: recorded.sampler.then(|| self.sampler_logp.clone()),
+            advantage: self.advantage.clone(),
+            token_advantage: self.token_advantage.clone(),
+            factor: self.policy_factor.clone(),
+            kl_cov_mask: self.kl_cov_mask.clone(),
+        }
+    }
+
+    /// How much its terms weigh.
+    pub fn weight(&self) -> TokenWeight<R> {
+        TokenWeight { policy: self.policy_weight.clone(), kl: self.kl_weight.clone(), nll: self.nll_weight.clone() }
+    }
+}
+
+impl BatchTerms<List<f64>> {
+    /// The tokens of a sequence, as one.
+    pub(crate) fn of_sequence(tokens: &[BatchTerms<f64>], recorded: Recorded) -> Self {
+        let list = |of: &dyn Fn(&BatchTerms<f64>) -> f64| List(tokens.iter().map(of).collect());
+        let column = |i| list(&|token| token.columns.iter().nth(i).copied().unwrap_or_default());
+        Self {
+            logp: list(&|token| token.logp),
+            entropy: list(&|token| token.entropy),
+            columns: TokenColumns::from_fn(column),
+            recorded,
+        }
+    }
+}
+
+impl<R> BatchLoss<R> {
+    /// The same of another type.
+    pub fn map<S>(&self, f: impl Fn(&R) -> S) -> BatchLoss<S> {
+        BatchLoss {
+            loss: f(&self.loss),
+            policy: f(&self.policy),
+            dlogp: f(&self.dlogp),
+            dentropy: f(&self.dentropy),
+            kl: self.kl.as_ref().map(&f),
+            low_clipped: f(&self.low_clipped),
+            high_clipped: f(&self.high_clipped),
+            dual_clipped: f(&self.dual_clipped),
+            ratio: f(&self.ratio),
+            log_ratio: self.log_ratio.as_ref().map(&f),
+            nll: f(&self.nll),
+            statistic: self.statistic.as_ref().map(&f),
+        }
+    }
 }
 
 /// The loss of a batch. `sequence_sum` gives every token the sum over the tokens of its sequence.
@@ -61,19 +116,19 @@ pub fn batch_loss<R: Real>(config: &LossConfig, terms: &BatchTerms<R>, sequence_
     let kept = |value: &R| R::select(&active, value, &zero);
     let (weight, inputs) = (columns.weight(), columns.inputs(*recorded));
     let (value, dlogp) = if config.is_token_level() {
-        let slopes = inputs.slopes(config, &weight, logp, None);
-        (slopes.value, slopes.of_logp)
+        let grad = inputs.grad(config, &weight, logp, None);
+        (grad.value, grad.of_logp)
     } else {
         let part = inputs.shared_part(config, logp) * Dual::fixed(columns.log_ratio_scale.clone());
         // Of a mean each token has its share, of a sum all.
         let shared = |value: R| if shares_mean(config) { value * share.clone() } else { value };
         let log_ratio = sequence_sum(&shared(kept(&part.value))) + columns.log_ratio_bias.clone();
-        let slopes = inputs.slopes(config, &weight, logp, Some(&log_ratio));
-        let through = shared(sequence_sum(&slopes.of_shared) * part.tangent);
+        let grad = inputs.grad(config, &weight, logp, Some(&log_ratio));
+        let through = shared(sequence_sum(&grad.of_shared) * part.tangent);
         // A NaN of the sequence stops at its masked tokens.
-        (slopes.value, slopes.of_logp + kept(&through))
+        (grad.value, grad.of_logp + kept(&through))
     };
-    let bonus = share.constant(config.entropy_coef) * columns.entropy_weight.clone();
+    let bonus = columns.entropy_weight.clone();
     let loss = weight.sum(&value.policy, value.kl.as_ref(), &value.nll);
     BatchLoss {
         // Without a bonus nothing is subtracted: the entropy of a masked token may be anything.
@@ -88,6 +143,6 @@ pub fn batch_loss<R: Real>(config: &LossConfig, terms: &BatchTerms<R>, sequence_
         ratio: kept(&value.ratio),
         log_ratio: recorded.old.then(|| kept(&(logp.clone() - columns.old_logp.clone()))),
         nll: kept(&value.nll),
-        phi: (config.objective() == crate::config::Objective::Vespo).then(|| kept(&value.phi)),
+        statistic: config.rules().has_statistic().then(|| kept(&value.statistic)),
     }
 }

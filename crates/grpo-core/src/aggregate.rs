@@ -7,36 +7,10 @@
 //! A batch that is itself a part of a step, in TRL's or verl's sense, says so with `gradient_accumulation_steps`, `dp_size`
 //! and the like: its loss is then what that system computes for that part.
 
-use crate::batch::TokenBatch;
-use crate::config::{LossAggMode, LossConfig, LossType, Semantics};
+use crate::batch::{StepData, TokenBatch, TokenWeights};
+use crate::config::{LossAggMode, LossConfig, Semantics};
 use crate::error::{Error, Result};
-
-/// Per-token weights of one optimizer step. Masked tokens have weight 0.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TokenWeights {
-    /// Of the token's policy term: `[N]`.
-    pub policy: Vec<f64>,
-    /// Of its KL term, before beta: `[N]`. As `policy`, unless one of them averages in a way of its own.
-    pub kl: Vec<f64>,
-    /// Of its entropy in the bonus, before entropy_coef: `[N]`.
-    pub entropy: Vec<f64>,
-    /// Of its negative log-likelihood, before positive_example_nll_weight: `[N]`.
-    pub nll: Vec<f64>,
-}
-
-impl TokenWeights {
-    /// Weight 0 for `tokens` tokens.
-    pub fn zeros(tokens: usize) -> Self {
-        let zeros = vec![0.0; tokens];
-        Self { policy: zeros.clone(), kl: zeros.clone(), entropy: zeros.clone(), nll: zeros }
-    }
-
-    /// The tokens `rows`.
-    pub(crate) fn select(&self, rows: std::ops::Range<usize>) -> Self {
-        let cut = |list: &[f64]| list[rows.clone()].to_vec();
-        Self { policy: cut(&self.policy), kl: cut(&self.kl), entropy: cut(&self.entropy), nll: cut(&self.nll) }
-    }
-}
+use crate::objective::{Average, OwnAverage};
 
 /// What an average divides by, as far as it is the same for all tokens.
 struct Counts {
@@ -48,6 +22,8 @@ struct Counts {
     active: f64,
     /// Rows of the longest sequence: the width of a padded batch.
     width: f64,
+    /// What is known of the step beside.
+    step: StepData,
 }
 
 /// How the tokens of a sequence share its weight.
@@ -67,6 +43,7 @@ impl Counts {
             lengths: (0..batch.sequences()).map(|sequence| batch.active_in(sequence)).collect(),
             empty_count: config.counts_masked_rows(),
             active: batch.active_tokens() as f64,
+            step: batch.step().clone(),
             width: (0..batch.sequences()).map(|sequence| batch.range(sequence).len()).max().unwrap_or(1).max(1) as f64,
         }
     }
@@ -98,73 +75,77 @@ impl Counts {
 /// The weights of `batch`, taken as one whole optimizer step.
 ///
 /// # Errors
-/// [`Error::Config`] where `num_generations`, `micro_batch_size` or `positive_rows` do not fit the batch.
+/// [`Error::Config`] where `num_generations` or `micro_batch_size` do not fit the batch, or a count of the step is missing
+/// that the average needs.
 pub fn token_weights(config: &LossConfig, batch: &TokenBatch) -> Result<TokenWeights> {
     let counts = Counts::of(config, batch);
+    check_counts(config, &counts.step)?;
     let steps = config.gradient_accumulation_steps as f64;
     let of_terms = match config.agg_mode() {
         Some(mode) => of_mode(config, mode, &counts)?,
-        None => of_type(config, &counts),
+        None => of_loss(config, &counts),
     };
     let of_kl = config.kl_agg_mode.map_or(Ok(of_terms), |mode| of_mode(config, mode, &counts))?;
-    let of_policy = match (config.semantics, config.loss_type) {
-        // These two have an average of their own there, whatever the mode.
-        (Semantics::Verl, LossType::Sapo) => of_mode(config, LossAggMode::SeqMeanTokenMean, &counts)?,
-        (Semantics::Verl, LossType::GeoMean) => {
-            // A mean over all rows, whatever counts elsewhere.
-            (1.0 / (batch.sequences() as f64).max(1.0), Share::Mean)
-        }
-        _ => of_terms,
+    let of_policy = match config.rules().own_average(config.semantics) {
+        Some(OwnAverage::Mode(mode)) => of_mode(config, mode, &counts)?,
+        Some(OwnAverage::AllRows) => (1.0 / (batch.sequences() as f64).max(1.0), Share::Mean),
+        None => of_terms,
     };
     let of_entropy = match config.semantics {
         Semantics::Verl => of_terms,
         _ => (1.0 / (counts.active.max(1.0) * steps), Share::Sum),
     };
+    let entropy_coef = counts.step.entropy_coef.unwrap_or(config.entropy_coef);
+    if entropy_coef != 0.0 && config.entropy_coef == 0.0 {
+        return Err(Error::Config(format!(
+            "the step has an entropy_coef of {entropy_coef}, but the configuration has no entropy bonus: set its \
+             entropy_coef to anything but 0"
+        )));
+    }
     let mut weights = TokenWeights::zeros(batch.tokens());
     for sequence in 0..batch.sequences() {
         let [policy, kl, entropy] =
             [of_policy, of_kl, of_entropy].map(|(weight, share)| weight * counts.share(sequence, share));
+        let (kl, entropy) = (config.beta * kl, entropy_coef * entropy);
         for token in batch.range(sequence).filter(|token| batch.is_active(*token)) {
             (weights.policy[token], weights.kl[token], weights.entropy[token]) = (policy, kl, entropy);
         }
     }
     if config.positive_example_nll_weight != 0.0 {
-        imitate(config, batch, &counts, &mut weights.nll)?;
+        imitate(config, batch, &counts, &mut weights.nll);
     }
     Ok(weights)
 }
 
 /// A mean over the tokens of the sequences to imitate.
-fn imitate(config: &LossConfig, batch: &TokenBatch, counts: &Counts, nll: &mut [f64]) -> Result<()> {
-    let positive = config.positive_rows.indices(batch.sequences());
-    let positive = positive.map_err(|why| Error::Config(format!("positive_rows {why}")))?;
+fn imitate(config: &LossConfig, batch: &TokenBatch, counts: &Counts, nll: &mut [f64]) {
+    let positive = counts.step.positive_rows.indices();
     let tokens: usize = positive.iter().map(|sequence| counts.lengths[*sequence]).sum();
     let weight = 1.0 / (tokens.max(1) as f64 * config.gradient_accumulation_steps as f64);
     for sequence in positive {
-        batch.range(sequence).filter(|token| batch.is_active(*token)).for_each(|token| nll[token] = weight);
+        let active = batch.range(sequence).filter(|token| batch.is_active(*token));
+        active.for_each(|token| nll[token] = config.positive_example_nll_weight * weight);
     }
-    Ok(())
 }
 
 /// TRL's averages, which go with the loss, and those of the losses that it does not have.
-fn of_type(config: &LossConfig, counts: &Counts) -> (f64, Share) {
+fn of_loss(config: &LossConfig, counts: &Counts) -> (f64, Share) {
     let steps = config.gradient_accumulation_steps as f64;
-    let (divisor, share) = match config.loss_type {
-        LossType::Grpo if config.semantics == Semantics::MllmJax => (counts.active.max(1.0) * steps, Share::Sum),
-        LossType::Grpo | LossType::Gspo | LossType::Sapo | LossType::GeoMean => {
-            (counts.sequences() * steps, Share::Mean)
-        }
-        LossType::DrGrpo => (counts.sequences() * config.max_completion_length.unwrap_or(1) as f64 * steps, Share::Sum),
-        LossType::Luspo => (counts.sequences() * steps, Share::Sum),
-        LossType::Dapo | LossType::Cispo | LossType::Vespo => {
+    let (divisor, share) = match config.rules().average(config) {
+        Average::StepTokens => (counts.active.max(1.0) * steps, Share::Sum),
+        Average::GenerationTokens => {
             // num_items_in_batch spans the generation batch and all processes; a batch is one of its parts, which are taken
             // to be alike where nobody has counted.
             let per_generation = config.steps_per_generation.unwrap_or(config.gradient_accumulation_steps) as f64;
             let whole = counts.active * per_generation * config.num_processes as f64;
-            let items = config.num_items_in_batch.unwrap_or(whole).max(1.0);
+            let items = counts.step.num_items_in_batch.unwrap_or(whole).max(1.0);
             (items / config.num_processes as f64 * steps / per_generation, Share::Sum)
         }
-        _ => (counts.active.max(1.0) * steps, Share::Sum),
+        Average::Sequences => (counts.sequences() * steps, Share::Mean),
+        Average::ConstantLength => {
+            (counts.sequences() * config.max_completion_length.unwrap_or(1) as f64 * steps, Share::Sum)
+        }
+        Average::SequenceSums => (counts.sequences() * steps, Share::Sum),
     };
     (1.0 / divisor, share)
 }
@@ -172,17 +153,19 @@ fn of_type(config: &LossConfig, counts: &Counts) -> (f64, Share) {
 /// The averages that have names of their own.
 fn of_mode(config: &LossConfig, mode: LossAggMode, counts: &Counts) -> Result<(f64, Share)> {
     let processes = config.dp_size as f64 / config.gradient_accumulation_steps as f64;
-    let sequences = || config.global_batch_size.unwrap_or(counts.sequences());
+    let sequences = || counts.step.global_batch_size.unwrap_or(counts.sequences());
     let of_groups = |key: &str, size: Option<usize>| {
         let (size, sequences) = (size.unwrap_or(1), counts.lengths.len());
         if !sequences.is_multiple_of(size) {
             return Err(Error::Config(format!("{key} is {size}, which does not divide the {sequences} sequences")));
         }
-        let groups = config.global_batch_size.map_or(counts.groups(size), |sequences| sequences / size as f64);
+        let groups = counts.step.global_batch_size.map_or(counts.groups(size), |sequences| sequences / size as f64);
         Ok((processes / groups, Share::MeanOfGroup(size)))
     };
     Ok(match mode {
-        LossAggMode::TokenMean => (processes / config.batch_num_tokens.unwrap_or(counts.active.max(1.0)), Share::Sum),
+        LossAggMode::TokenMean => {
+            (processes / counts.step.batch_num_tokens.unwrap_or(counts.active.max(1.0)), Share::Sum)
+        }
         LossAggMode::TokenSum => (processes, Share::Sum),
         LossAggMode::SeqMeanTokenSum => (processes / sequences(), Share::Sum),
         LossAggMode::SeqMeanTokenSumNorm => {
@@ -190,10 +173,40 @@ fn of_mode(config: &LossConfig, mode: LossAggMode, counts: &Counts) -> Result<(f
         }
         LossAggMode::SeqMeanTokenMean => (processes / sequences(), Share::Mean),
         LossAggMode::SequenceMeanTokenSumNorm => {
-            let rows = || config.global_batch_size.unwrap_or((counts.lengths.len() as f64).max(1.0));
+            let rows = || counts.step.global_batch_size.unwrap_or((counts.lengths.len() as f64).max(1.0));
             (processes / config.loss_scale_factor.unwrap_or_else(rows), Share::Sum)
         }
         LossAggMode::PromptMean => of_groups("num_generations", config.num_generations)?,
         LossAggMode::TokenMeanLegacy => of_groups("micro_batch_size", config.micro_batch_size)?,
     })
+}
+
+/// Whether the step's counts over all processes are there: averages by name take them, or are of one process.
+fn check_counts(config: &LossConfig, step: &StepData) -> Result<()> {
+    if config.dp_size == 1 {
+        return Ok(());
+    }
+    let mode = config.agg_mode();
+    let of_policy = match config.rules().own_average(config.semantics) {
+        Some(OwnAverage::Mode(mode)) => Some(mode),
+        Some(OwnAverage::AllRows) => None,
+        None => mode,
+    };
+    let of_kl = config.kl_agg_mode.or(mode).filter(|_| config.beta != 0.0);
+    let of_entropy = mode.filter(|_| config.entropy_coef != 0.0 && config.semantics == Semantics::Verl);
+    for mode in [of_policy, of_kl, of_entropy].into_iter().flatten() {
+        let (needs, counted) = match mode {
+            LossAggMode::TokenMean => ("token-mean needs batch_num_tokens", step.batch_num_tokens.is_some()),
+            LossAggMode::TokenSum => ("", true),
+            LossAggMode::SequenceMeanTokenSumNorm if config.loss_scale_factor.is_some() => ("", true),
+            _ => ("means over sequences need global_batch_size", step.global_batch_size.is_some()),
+        };
+        if !counted {
+            let size = config.dp_size;
+            return Err(Error::Config(format!(
+                "dp_size is {size}: {needs}, counted over all processes: give it with the batch (TokenBatch::with_step)"
+            )));
+        }
+    }
+    Ok(())
 }

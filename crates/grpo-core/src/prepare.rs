@@ -1,73 +1,11 @@
-//! What multiplies the terms of a token without a derivative of its own: the sampler's weight, and which tokens were
-//! chosen. Made by [`LossConfig::prepare`], before the loss runs.
+//! The preparation of a batch, before its loss runs: what depends on all of its tokens, and has no derivative.
 
-use crate::batch::TokenBatch;
+use crate::aggregate::token_weights;
+use crate::batch::{PolicyValues, TokenBatch, TokenFactors};
 use crate::config::LossConfig;
 use crate::error::{Error, Result};
-use crate::metrics::Metrics;
-use crate::weights::token_weights;
-use crate::{Scores, mismatch, sampler, selection};
+use crate::{mismatch, sampler, selection};
 use std::borrow::Cow;
-
-/// What the policy says of a batch, before its loss is known: `[N]` each, in nats. Masked tokens may hold anything finite.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct PolicyValues {
-    /// Log-probabilities.
-    pub logp: Vec<f64>,
-    /// Entropies.
-    pub entropy: Vec<f64>,
-}
-
-impl From<Scores> for PolicyValues {
-    fn from(scores: Scores) -> Self {
-        let widened = |values: Vec<f32>| values.into_iter().map(f64::from).collect();
-        Self { logp: widened(scores.logp), entropy: widened(scores.entropy) }
-    }
-}
-
-/// One entry per token `[N]` in each list; 1, 1, 1, 0 and 0 where nothing is special.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct TokenFactors {
-    /// Of the policy term.
-    pub policy: Vec<f64>,
-    /// Of the weight in the entropy bonus.
-    pub entropy: Vec<f64>,
-    /// Of what the token adds to the log-ratio of its sequence.
-    pub log_ratio_scale: Vec<f64>,
-    /// kl_cov: 1 where the penalty is paid.
-    pub kl_cov_mask: Vec<f64>,
-    /// What is added to the log-ratio of the token's sequence (vespo).
-    pub log_ratio_bias: Vec<f64>,
-    /// What was found on the way, under TRL's names (`sampling/...`).
-    pub metrics: Metrics,
-}
-
-impl TokenFactors {
-    /// Nothing special for `tokens` tokens.
-    pub fn new(tokens: usize) -> Self {
-        Self {
-            policy: vec![1.0; tokens],
-            entropy: vec![1.0; tokens],
-            log_ratio_scale: vec![1.0; tokens],
-            kl_cov_mask: vec![0.0; tokens],
-            log_ratio_bias: vec![0.0; tokens],
-            metrics: Metrics::default(),
-        }
-    }
-
-    /// The tokens `rows`. What was found stays with the whole.
-    pub(crate) fn select(&self, rows: std::ops::Range<usize>) -> Self {
-        let cut = |list: &[f64]| list[rows.clone()].to_vec();
-        Self {
-            policy: cut(&self.policy),
-            entropy: cut(&self.entropy),
-            log_ratio_scale: cut(&self.log_ratio_scale),
-            kl_cov_mask: cut(&self.kl_cov_mask),
-            log_ratio_bias: cut(&self.log_ratio_bias),
-            metrics: Metrics::default(),
-        }
-    }
-}
 
 impl LossConfig {
     /// `batch` as the loss takes it: truncated and rejected sequences masked, the sampler's weight and the choice of
@@ -90,7 +28,7 @@ impl LossConfig {
     ) -> Result<Cow<'a, TokenBatch>, E> {
         let mut batch = Cow::Borrowed(batch);
         let whole = batch.weights().is_none();
-        if whole && let Some(mask) = self.truncated_mask(&batch)? {
+        if whole && let Some(mask) = self.truncated_mask(&batch) {
             batch = Cow::Owned(batch.into_owned().with_mask(&mask)?);
         }
         if batch.sampler_logp().is_none() && batch.factors().is_none() {
@@ -142,14 +80,13 @@ impl LossConfig {
     }
 
     /// The mask `[N]` without the truncated sequences, if it differs.
-    fn truncated_mask(&self, batch: &TokenBatch) -> Result<Option<Vec<f32>>> {
-        if !self.mask_truncated_completions || self.truncated_rows.is_empty() {
-            return Ok(None);
+    fn truncated_mask(&self, batch: &TokenBatch) -> Option<Vec<f32>> {
+        let truncated = batch.step().truncated_rows.indices();
+        if !self.mask_truncated_completions || truncated.is_empty() {
+            return None;
         }
-        let rows = self.truncated_rows.indices(batch.sequences());
-        let rows = rows.map_err(|why| Error::Config(format!("truncated_rows {why}")))?;
         let mut mask = batch.mask();
-        rows.into_iter().for_each(|sequence| mask[batch.range(sequence)].fill(0.0));
-        Ok(Some(mask))
+        truncated.into_iter().for_each(|sequence| mask[batch.range(sequence)].fill(0.0));
+        Some(mask)
     }
 }

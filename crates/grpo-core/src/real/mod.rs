@@ -1,8 +1,13 @@
 //! The number a loss is written over.
 //!
 //! [`crate::objective`] states each loss once, as a generic function over [`Real`]. Instantiated with `f64` it is the
-//! oracle and the loss of the host, with [`Dual`] its own derivative; a value of a compiled program (StableHLO) can
-//! implement it too, because nothing here asks a value which branch to take: choices are [`Real::select`].
+//! oracle and the loss of the host, with [`List`] that of all tokens of a sequence, with [`Dual`] its own derivative; a value
+//! of a compiled program (StableHLO) can implement it too, because nothing here asks a value which branch to take: choices
+//! are [`Real::select`].
+
+mod list;
+
+pub use list::List;
 
 use std::ops::{Add, Div, Mul, Neg, Sub};
 

@@ -1,0 +1,123 @@
+//! What is legal in a batch, and the words for what is not.
+
+use super::{LARGEST_LOGP, OP, TokenBatch, TokenWeights};
+use crate::config::TEMPERATURES;
+use crate::error::{Error, Result};
+
+impl TokenBatch {
+    /// Checks that every active target is an id of a vocabulary of `vocab` entries.
+    ///
+    /// # Errors
+    /// [`Error::Value`] that names the first offending position.
+    pub fn validate_targets(&self, vocab: usize) -> Result<()> {
+        let outside = |i: &usize| usize::try_from(self.targets[*i]).map_or(true, |id| id >= vocab);
+        match self.active.iter().copied().find(outside) {
+            None => Ok(()),
+            Some(i) => Err(Error::value(
+                "targets",
+                self.position(i),
+                format!(
+                    "id {} is outside the vocabulary of {vocab}; mask the position out or fix the id",
+                    self.targets[i]
+                ),
+            )),
+        }
+    }
+
+    pub(super) fn check_len(&self, what: &str, found: usize) -> Result<()> {
+        if found == self.tokens() {
+            return Ok(());
+        }
+        Err(Error::shape(OP, format!("{what} [N]"), self.tokens(), found))
+    }
+
+    /// Whether `values` `[N]` can be log-probabilities at the active tokens.
+    pub(super) fn check_logps(&self, what: &str, values: &[f32]) -> Result<()> {
+        self.check_len(what, values.len())?;
+        let illegal = |i: &usize| !(values[*i].is_finite() && values[*i] <= LARGEST_LOGP);
+        let Some(i) = self.active.iter().copied().find(illegal) else { return Ok(()) };
+        let reason = match values[i] {
+            value if value.is_finite() => format!(
+                "{value} is no log-probability: those are at most 0 (natural logarithms; a probability, a logit or a \
+                 negative log-likelihood is something else)"
+            ),
+            value => format!("{value} is not finite: mask the token, or compute its log-probability again"),
+        };
+        Err(Error::value(what, self.position(i), reason))
+    }
+
+    /// The same of what a sampler reported, where NaN says that it reported nothing.
+    pub(super) fn check_sampler_logps(&self, values: &[f32]) -> Result<()> {
+        self.check_len("sampler_logp", values.len())?;
+        let illegal = |i: &usize| values[*i] > LARGEST_LOGP || values[*i] == f32::NEG_INFINITY;
+        let Some(i) = self.active.iter().copied().find(illegal) else { return Ok(()) };
+        let reason = format!("{} is no log-probability; write NaN where the sampler gave none", values[i]);
+        Err(Error::value("sampler_logp", self.position(i), reason))
+    }
+
+    /// Checks values `[N]` that were computed for the active tokens: log-probabilities and entropies are finite wherever
+    /// the policy's output is.
+    pub(crate) fn check_computed(&self, what: &str, values: &[f32]) -> Result<()> {
+        self.check_len(what, values.len())?;
+        let Some(i) = self.active.iter().copied().find(|i| !values[*i].is_finite()) else { return Ok(()) };
+        let reason = match values[i] == f32::NEG_INFINITY {
+            true => "-inf: the policy gives the token a probability of 0; its logit is -inf or out of range".to_owned(),
+            false => format!(
+                "{}: the token's hidden states, the head or its logits are not finite; the policy has diverged, or its \
+                 output was not computed",
+                values[i]
+            ),
+        };
+        Err(Error::value(what, self.position(i), reason))
+    }
+
+    pub(super) fn check_temperatures(&self, values: &[f32]) -> Result<()> {
+        self.check_len("temperatures", values.len())?;
+        // The bounds as f32: the nearest to 1e-6 is a little less.
+        let range = *TEMPERATURES.start() as f32..=*TEMPERATURES.end() as f32;
+        match self.active.iter().copied().find(|i| !range.contains(&values[*i])) {
+            None => Ok(()),
+            Some(i) => {
+                let reason = format!("{:e} does not lie in [1e-6, 1e6]", values[i]);
+                Err(Error::value("temperatures", self.position(i), reason))
+            }
+        }
+    }
+
+    pub(super) fn check_advantages(&self) -> Result<()> {
+        for b in 0..self.sequences() {
+            for i in self.range(b).filter(|i| self.mask[*i]) {
+                if !self.advantage(b, i).is_finite() {
+                    let reason = format!("{} is not finite", self.advantage(b, i));
+                    return Err(Error::value("advantages", self.position(i), reason));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_weights(&self, weights: &TokenWeights) -> Result<()> {
+        let lists = [
+            ("weights.policy", &weights.policy),
+            ("weights.kl", &weights.kl),
+            ("weights.entropy", &weights.entropy),
+            ("weights.nll", &weights.nll),
+        ];
+        lists.into_iter().try_for_each(|(name, list)| self.check_numbers(name, list))
+    }
+
+    pub(super) fn check_numbers(&self, name: &str, list: &[f64]) -> Result<()> {
+        self.check_len(name, list.len())?;
+        match self.active.iter().copied().find(|i| !list[*i].is_finite()) {
+            None => Ok(()),
+            Some(i) => Err(Error::value(name, self.position(i), format!("{} is not finite", list[i]))),
+        }
+    }
+
+    /// "token 12 (sequence 1, position 4)".
+    pub(crate) fn position(&self, row: usize) -> String {
+        // The last sequence that starts at or before the row is the one that owns it; empty ones end there too.
+        let sequence = self.offsets.partition_point(|o| *o <= row) - 1;
+        format!("token {row} (sequence {sequence}, position {})", row - self.offsets[sequence])
+    }
+}

@@ -1,0 +1,25 @@
+//! Checks of single numbers.
+
+use crate::error::{Error, Result};
+
+/// Checks that a number, where there is one, is finite.
+///
+/// # Errors
+/// [`Error::Config`] that names `key`.
+pub(crate) fn finite(key: &str, value: impl Into<Option<f64>>) -> Result<()> {
+    match value.into().filter(|value| !value.is_finite()) {
+        Some(value) => Err(Error::Config(format!("{key} must be a finite number, got {value}"))),
+        None => Ok(()),
+    }
+}
+
+/// Checks that a number, where there is one, is finite and above 0.
+///
+/// # Errors
+/// [`Error::Config`] that names `key`.
+pub(crate) fn positive(key: &str, value: impl Into<Option<f64>>) -> Result<()> {
+    match value.into().filter(|value| !(*value > 0.0 && value.is_finite())) {
+        Some(value) => Err(Error::Config(format!("{key} must be a finite number above 0, got {value}"))),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,126 @@
+//! # cispo
+//!
+//! The ratio, bounded and detached, weighs the log-probability: no token loses its gradient.
+//!
+//! ## Formula
+//!
+//! ```text
+//! TRL:   P_t = -sg( min(r_t, epsilon_high) ) A l_t
+//! verl:  P_t = -sg( clip(r_t, 1 - epsilon_low, 1 + epsilon_high) ) A l_t
+//! ```
+//!
+//! sg: seen as a constant by differentiation. The same name `epsilon_high` is a bound of the ratio itself in TRL and a
+//! distance from 1 in verl; `semantics` decides. TRL's form ignores `epsilon_low`.
+//!
+//! ## Gradient
+//!
+//! ```text
+//! dP_t/dl_t = -A x the bounded ratio
+//! ```
+//!
+//! With verl's log-ratio guard only the weight is held, since the ratio is detached: the gradient stays.
+//!
+//! ## Where it comes from
+//!
+//! MiniMax-M1, arXiv 2506.13585; ScaleRL, arXiv 2510.13786, uses a bound of 5. Averaged as [dapo](super::dapo) under
+//! TRL. Presets: `configs/loss/trl-cispo.yaml`, `configs/loss/verl-cispo.yaml`.
+//!
+//! ## Knobs
+//!
+//! * `epsilon_high`: TRL's has no default, because [grpo](super::grpo)'s 0.2 would cut every ratio.
+//! * `epsilon_low`: verl only; 1 is no lower bound, and the most there may be (verl's recipe writes 10).
+//! * `delta` and `clip_ratio_c` are refused (verl hands `clip_ratio_c` to every loss: there it is accepted and not
+//!   read): there is no clip that leaves one side open.
+//! * `importance_sampling_level: sequence` takes the sequence's ratio for the weight.
+//!
+//! ## When to use it
+//!
+//! Off-policy steps with rare, decisive tokens ("wait", "however"), which a clip would silence. Because nothing is
+//! ever cut off, the only brake is the bound: keep it low, or add a KL term, where a policy runs away.
+//!
+//! ```yaml
+//! loss_type: cispo
+//! epsilon_high: 5.0
+//! ```
+
+use super::loss::{Average, Bounds, Clipped, Loss};
+use super::{PolicyTerm, Ratio, TokenTerms, clip, signs};
+use crate::config::{LossConfig, Semantics};
+use crate::error::{Error, Result};
+use crate::metrics::Metrics;
+use crate::real::Real;
+
+/// The loss `cispo`.
+#[derive(Clone, Copy, Debug)]
+pub struct Cispo;
+
+/// Whether `epsilon_high` is a bound of the ratio itself, as in TRL, not a distance from 1.
+fn bounds_raw_ratio(config: &LossConfig) -> bool {
+    config.semantics != Semantics::Verl
+}
+
+impl Loss for Cispo {
+    fn policy<R: Real>(&self, config: &LossConfig, terms: &TokenTerms<R>, ratio: &Ratio<R>) -> PolicyTerm<R> {
+        let ratio = &ratio.value;
+        let (low, high) = (ratio.constant(config.ratio_low()), ratio.constant(config.ratio_high()));
+        let (_, positive) = signs(&terms.advantage);
+        let above = high.lt(ratio);
+        let (weight, below, above) = match bounds_raw_ratio(config) {
+            true => (ratio.min(&high), None, R::and(&above, &positive)),
+            false => (ratio.clamp(config.ratio_low(), config.ratio_high()), Some(ratio.lt(&low)), above),
+        };
+        let policy = -(weight.stop_gradient() * terms.advantage.clone() * terms.logp.clone());
+        PolicyTerm {
+            low_clipped: below.map_or(ratio.constant(0.0), |below| ratio.indicator(&below)),
+            high_clipped: ratio.indicator(&above),
+            ..PolicyTerm::unclipped(policy)
+        }
+    }
+
+    fn clips_ratio(&self) -> bool {
+        false
+    }
+
+    fn bounds(&self, config: &LossConfig) -> Bounds {
+        let low = (!bounds_raw_ratio(config)).then(|| config.ratio_low());
+        Bounds::Ratio { low, high: config.ratio_high() }
+    }
+
+    fn ratio_high(&self, config: &LossConfig) -> f64 {
+        match bounds_raw_ratio(config) {
+            true => config.epsilon_high.unwrap_or(f64::INFINITY),
+            false => 1.0 + config.upper_epsilon(),
+        }
+    }
+
+    fn log_ratio_guard(&self, semantics: Semantics) -> Option<f64> {
+        (semantics == Semantics::Verl).then_some(super::vanilla::LOG_RATIO_GUARD)
+    }
+
+    fn largest_epsilon_low(&self) -> f64 {
+        // verl's scripts write more than 1 where they want no lower bound.
+        f64::INFINITY
+    }
+
+    fn average(&self, _: &LossConfig) -> Average {
+        Average::GenerationTokens
+    }
+
+    fn check(&self, config: &LossConfig) -> Result<()> {
+        match bounds_raw_ratio(config) && config.epsilon_high.is_none() {
+            true => Err(Error::Config(
+                "cispo caps the raw ratio at epsilon_high (ScaleRL uses 5.0), so it has no default: set it, or \
+                 `semantics: verl` for a bound of 1 + epsilon_high"
+                    .into(),
+            )),
+            false => Ok(()),
+        }
+    }
+
+    fn metrics(&self, config: &LossConfig, clipped: &Clipped<'_>, metrics: &mut Metrics) {
+        match bounds_raw_ratio(config) {
+            true => metrics.mean("cispo_clip_ratio", clipped.sums.high_clipped, clipped.count),
+            false => clip::metrics(false, clipped, metrics),
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! # clip_cov
+//!
+//! The clipped ratio, and some tokens of large covariance between advantage and log-probability give no gradient:
+//! those that drive the entropy down.
+//!
+//! ## Formula
+//!
+//! ```text
+//! P_t = -min( r_t A,  clip(r_t, 1 - epsilon_low, 1 + epsilon_high) A )
+//! cov_t = (A_t - mean A)(l_t - mean l)                means over active tokens
+//! eligible: not clipped, and clip_cov_lb < cov_t < clip_cov_ub
+//! of the eligible ones max(1, floor(clip_cov_ratio N)) are drawn: P_t = 0
+//! ```
+//!
+//! ## Gradient
+//!
+//! ```text
+//! dP_t/dl_t = -A r_t   where the token is neither clipped nor drawn, else 0
+//! ```
+//!
+//! What is drawn keeps its place in the denominators, and its KL and entropy terms.
+//!
+//! ## Where it comes from
+//!
+//! arXiv 2505.22617. verl's `loss_mode: clip_cov`. Preset: `configs/loss/verl-clip-cov.yaml`. verl draws at random;
+//! here the draw follows from place and token id, so that the same batch gives the same loss. verl's means divide by N
+//! + 1e-8.
+//!
+//! ## Knobs
+//!
+//! * `clip_cov_ratio`: share of active tokens that may be drawn.
+//! * `clip_cov_lb`, `clip_cov_ub`: bounds of the covariance.
+//! * `epsilon_low`, `epsilon_high`. There is no dual clip unless `clip_ratio_c` is set; verl hands it to every loss,
+//!   and this one does not read it there.
+//! * The choice needs all tokens of the step: [`LossConfig::prepare`](crate::LossConfig::prepare), one forward pass more.
+//!
+//! ## When to use it
+//!
+//! Where entropy collapses early. The bounds are absolute: they fit advantages of size 1. Otherwise an entropy bonus,
+//! or `top_entropy_quantile`, costs less to set up.
+//!
+//! ```yaml
+//! semantics: verl
+//! loss_type: clip_cov
+//! clip_cov_ratio: 0.0002
+//! clip_cov_lb: 1.0
+//! clip_cov_ub: 5.0
+//! ```
+
+use super::covariance::{covariances, share_of};
+use super::loss::Loss;
+use super::{TokenTerms, token_loss};
+use crate::batch::TokenBatch;
+use crate::batch::{PolicyValues, TokenFactors};
+use crate::config::LossConfig;
+use crate::config::checks::{finite, positive};
+use crate::error::Result;
+use serde::{Deserialize, Serialize};
+
+/// The loss `clip_cov`.
+#[derive(Clone, Copy, Debug)]
+pub struct ClipCov;
+
+/// Its keys.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Parameters {
+    /// `clip_cov_ratio`: share of tokens that may lose their gradient. Above 0.
+    #[serde(rename = "clip_cov_ratio")]
+    pub ratio: f64,
+    /// `clip_cov_lb`: they have a covariance above this.
+    #[serde(rename = "clip_cov_lb")]
+    pub lower: f64,
+    /// `clip_cov_ub`: and below this.
+    #[serde(rename = "clip_cov_ub")]
+    pub upper: f64,
+}
+
+impl Default for Parameters {
+    fn default() -> Self {
+        Self { ratio: 2e-4, lower: 1.0, upper: 5.0 }
+    }
+}
+
+impl Parameters {
+    pub(super) fn check(&self) -> Result<()> {
+        finite("clip_cov_lb", self.lower)?;
+        finite("clip_cov_ub", self.upper)?;
+        positive("clip_cov_ratio", self.ratio)
+    }
+}
+
+impl Loss for ClipCov {
+    fn is_of_tokens_only(&self) -> bool {
+        true
+    }
+
+    fn chooses_tokens(&self) -> bool {
+        true
+    }
+
+    /// Takes the gradient from some tokens that are not clipped and whose covariance lies between the bounds. verl draws them
+    /// at random; here the draw follows from the batch, so that the same batch gives the same loss.
+    fn choose(&self, config: &LossConfig, batch: &TokenBatch, policy: &PolicyValues, factors: &mut TokenFactors) {
+        let Parameters { ratio, lower, upper } = config.parameters.clip_cov;
+        let covariances = covariances(batch, policy);
+        let mut eligible = Vec::new();
+        let mut position = 0;
+        for sequence in 0..batch.sequences() {
+            for row in batch.range(sequence).filter(|row| batch.is_active(*row)) {
+                let covariance = covariances[position];
+                position += 1;
+                if !is_clipped(config, batch, policy, sequence, row) && covariance > lower && covariance < upper {
+                    eligible.push((row - batch.range(sequence).start, row));
+                }
+            }
+        }
+        // A draw without replacement: sort by a hash of what the token is, not of where it lies in the batch.
+        eligible.sort_by_key(|(place, row)| {
+            let old = batch.old_logp().map_or(0, |old| u64::from(old[*row].to_bits()));
+            mix(mix(*place as u64 ^ old.rotate_left(32)) ^ batch.targets()[*row] as u64)
+        });
+        let chosen = eligible.into_iter().take(share_of(batch.active_tokens(), ratio));
+        chosen.for_each(|(_, row)| factors.policy[row] = 0.0);
+    }
+}
+
+/// Whether the clip holds a token.
+fn is_clipped(config: &LossConfig, batch: &TokenBatch, policy: &PolicyValues, sequence: usize, row: usize) -> bool {
+    let logp = policy.logp[row];
+    let terms = TokenTerms {
+        logp,
+        old_logp: batch.old_logp().map_or(logp, |old| old[row].into()),
+        shared: None,
+        ref_logp: None,
+        sampler_logp: None,
+        advantage: f64::from(batch.advantage(sequence, row)),
+        factor: 1.0,
+        kl_cov_mask: 0.0,
+    };
+    let loss = token_loss(config, &terms);
+    loss.low_clipped + loss.high_clipped > 0.0
+}
+
+/// splitmix64.
+fn mix(seed: u64) -> u64 {
+    let z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}

@@ -1,0 +1,63 @@
+//! # dapo
+//!
+//! The clipped ratio of [grpo](super::grpo), usually with a wider upper clip, averaged over the tokens of the whole
+//! generation batch.
+//!
+//! ## Formula
+//!
+//! ```text
+//! P_t = -min( min(r_t, delta) A,  clip(r_t, 1 - epsilon_low, 1 + epsilon_high) A )
+//! loss = Σ P_t / items
+//! items = max(num_items_in_batch, 1) / num_processes x gradient_accumulation_steps / steps_per_generation
+//! ```
+//!
+//! `num_items_in_batch` left out counts the active tokens of the step, and then the loss is that of
+//! [bnpo](super::bnpo).
+//!
+//! ## Gradient
+//!
+//! As [grpo](super::grpo): -A r_t where the token is not clipped, else 0; times the weight.
+//!
+//! ## Where it comes from
+//!
+//! DAPO, arXiv 2503.14476; TRL's default `loss_type`. Presets: `configs/loss/trl-dapo.yaml`,
+//! `configs/loss/verl-dapo.yaml`. verl names the average, not the loss: `loss_type: vanilla`, and `dapo` is refused
+//! there.
+//!
+//! ## Knobs
+//!
+//! * `epsilon_high`: 0.28 in the paper ("clip-higher": rare tokens may gain more). TRL's default is `epsilon_low`.
+//! * `num_items_in_batch`, `num_processes`, `gradient_accumulation_steps`, `steps_per_generation`: see
+//!   `docs/losses/aggregation.md`.
+//! * `mask_truncated_completions` with `truncated_rows`: the paper's overlong filtering.
+//! * The rest as [grpo](super::grpo).
+//!
+//! DAPO's dynamic sampling and soft overlong penalty belong to sampling and rewards.
+//!
+//! ## When to use it
+//!
+//! Long chains of thought, where tokens of long answers should not count less. The usual choice for reasoning.
+//!
+//! ```yaml
+//! loss_type: dapo
+//! epsilon_low: 0.2
+//! epsilon_high: 0.28
+//! mask_truncated_completions: true
+//! ```
+
+use super::loss::{Average, Loss};
+use crate::config::LossConfig;
+
+/// The loss `dapo`.
+#[derive(Clone, Copy, Debug)]
+pub struct Dapo;
+
+impl Loss for Dapo {
+    fn average(&self, _: &LossConfig) -> Average {
+        Average::GenerationTokens
+    }
+
+    fn names_average(&self) -> Option<&'static str> {
+        Some("vanilla")
+    }
+}

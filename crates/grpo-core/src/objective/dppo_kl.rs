@@ -1,0 +1,92 @@
+//! # dppo_kl
+//!
+//! As [dppo_tv](super::dppo_tv), within a trust region of the KL divergence of "this token or another".
+//!
+//! ## Formula
+//!
+//! ```text
+//! p = e^l, p_o = e^o
+//! D = p_o (o - l) + (1 - p_o) log( (1 - p_o + 1e-8) / (1 - p + 1e-8) )
+//! within: D <= epsilon_high  or p <= p_o     for A > 0
+//!         D <= epsilon_low   or p_o <= p     for A <= 0
+//! P_t = -sg( min(r_t, clip_ratio_c) ) A l_t    where within, else 0
+//! ```
+//!
+//! A token that moves against its advantage is always within.
+//!
+//! ## Gradient
+//!
+//! ```text
+//! dP_t/dl_t = -A min(r_t, clip_ratio_c)   where within, else 0
+//! ```
+//!
+//! ## Where it comes from
+//!
+//! DPPO, arXiv 2602.04879. verl's `loss_mode: dppo_kl`. Preset: `configs/loss/verl-dppo-kl.yaml`.
+//!
+//! ## Knobs
+//!
+//! * `epsilon_low`, `epsilon_high`: bounds of the divergence in nats, for the two signs of the advantage. The common
+//!   default of 0.2 is a wide region here: a token may go from 0.37 to 0.13.
+//! * `clip_ratio_c`, `log_ratio_guard`, `delta`: as [dppo_tv](super::dppo_tv).
+//!
+//! ## When to use it
+//!
+//! As dppo_tv; the divergence also minds a probability that approaches 0 or 1.
+//!
+//! ```yaml
+//! semantics: verl
+//! loss_type: dppo_kl
+//! epsilon_low: 0.05
+//! epsilon_high: 0.05
+//! clip_ratio_c: 3.0
+//! ```
+
+use super::loss::{Bounds, Loss};
+use super::{PolicyTerm, Ratio, TokenTerms, trust_region};
+use crate::config::{LossConfig, Semantics};
+use crate::real::Real;
+
+/// The loss `dppo_kl`.
+#[derive(Clone, Copy, Debug)]
+pub struct DppoKl;
+
+impl Loss for DppoKl {
+    /// By the KL divergence of "this token or another", with p = e^l and p_o = e^o.
+    fn policy<R: Real>(&self, config: &LossConfig, terms: &TokenTerms<R>, ratio: &Ratio<R>) -> PolicyTerm<R> {
+        let (logp, old_logp) = (terms.logp.stop_gradient(), terms.old_logp.stop_gradient());
+        let (p, old) = (logp.exp(), old_logp.exp());
+        // verl adds 1e-8 to the probability of another token.
+        let other = |p: &R| p.constant(1.0) - p.clone() + p.constant(1e-8);
+        let divergence =
+            old.clone() * (old_logp - logp) + (old.constant(1.0) - old.clone()) * (other(&old) / other(&p)).ln();
+        let (low, high) = (p.constant(config.epsilon_low), p.constant(config.upper_epsilon()));
+        let (rises, falls) = (R::or(&divergence.le(&high), &p.le(&old)), R::or(&divergence.le(&low), &old.le(&p)));
+        let outside = trust_region::by_advantage(&terms.advantage, &falls, &rises);
+        trust_region::dppo(config, terms, ratio, outside)
+    }
+
+    fn clips_ratio(&self) -> bool {
+        false
+    }
+
+    fn bounds(&self, config: &LossConfig) -> Bounds {
+        trust_region::bounds(config)
+    }
+
+    fn is_of_tokens_only(&self) -> bool {
+        true
+    }
+
+    fn dual_clip(&self, config: &LossConfig) -> Option<f64> {
+        config.clip_ratio_c.or(Some(trust_region::LARGEST_RATIO))
+    }
+
+    fn takes_clip_ratio_c(&self) -> bool {
+        true
+    }
+
+    fn log_ratio_guard(&self, semantics: Semantics) -> Option<f64> {
+        (semantics == Semantics::Verl).then_some(super::vanilla::LOG_RATIO_GUARD)
+    }
+}

@@ -1,0 +1,90 @@
+//! # dppo_tv
+//!
+//! The capped, detached ratio weighs the log-probability as long as the token's probability stays close to the old
+//! one.
+//!
+//! ## Formula
+//!
+//! ```text
+//! p = e^l, p_o = e^o
+//! within: p - p_o <= epsilon_high   for A > 0
+//!         p_o - p <= epsilon_low    for A <= 0
+//! P_t = -sg( min(r_t, clip_ratio_c) ) A l_t    where within, else 0
+//! ```
+//!
+//! The bounds are differences of probabilities: a rare token may multiply its probability, a common one may not.
+//!
+//! ## Gradient
+//!
+//! ```text
+//! dP_t/dl_t = -A min(r_t, clip_ratio_c)   where within, else 0
+//! ```
+//!
+//! ## Where it comes from
+//!
+//! DPPO, arXiv 2602.04879. verl's `loss_mode: dppo_tv`. Preset: `configs/loss/verl-dppo-tv.yaml`.
+//!
+//! ## Knobs
+//!
+//! * `epsilon_low`, `epsilon_high`: how far the probability may fall and rise.
+//! * `clip_ratio_c`: cap of the ratio. 20 here and in verl's function; but verl's actor always passes its own
+//!   `clip_ratio_c`, 3 by default, so a verl run has 3, and so has the preset.
+//! * `log_ratio_guard`: 20 under verl; it holds the weight only, the gradient stays.
+//! * `delta` is refused.
+//!
+//! ## When to use it
+//!
+//! Large vocabularies and off-policy steps, where a clip of the ratio silences rare tokens first and lets common ones
+//! run.
+//!
+//! ```yaml
+//! semantics: verl
+//! loss_type: dppo_tv
+//! epsilon_low: 0.2
+//! epsilon_high: 0.2
+//! clip_ratio_c: 3.0
+//! ```
+
+use super::loss::{Bounds, Loss};
+use super::{PolicyTerm, Ratio, TokenTerms, trust_region};
+use crate::config::{LossConfig, Semantics};
+use crate::real::Real;
+
+/// The loss `dppo_tv`.
+#[derive(Clone, Copy, Debug)]
+pub struct DppoTv;
+
+impl Loss for DppoTv {
+    /// By |p - p_o|, with p = e^l and p_o = e^o.
+    fn policy<R: Real>(&self, config: &LossConfig, terms: &TokenTerms<R>, ratio: &Ratio<R>) -> PolicyTerm<R> {
+        let (p, old) = (terms.logp.stop_gradient().exp(), terms.old_logp.stop_gradient().exp());
+        let rises = (p.clone() - old.clone()).le(&p.constant(config.upper_epsilon()));
+        let falls = (old - p.clone()).le(&p.constant(config.epsilon_low));
+        let outside = trust_region::by_advantage(&terms.advantage, &falls, &rises);
+        trust_region::dppo(config, terms, ratio, outside)
+    }
+
+    fn clips_ratio(&self) -> bool {
+        false
+    }
+
+    fn bounds(&self, config: &LossConfig) -> Bounds {
+        trust_region::bounds(config)
+    }
+
+    fn is_of_tokens_only(&self) -> bool {
+        true
+    }
+
+    fn dual_clip(&self, config: &LossConfig) -> Option<f64> {
+        config.clip_ratio_c.or(Some(trust_region::LARGEST_RATIO))
+    }
+
+    fn takes_clip_ratio_c(&self) -> bool {
+        true
+    }
+
+    fn log_ratio_guard(&self, semantics: Semantics) -> Option<f64> {
+        (semantics == Semantics::Verl).then_some(super::vanilla::LOG_RATIO_GUARD)
+    }
+}

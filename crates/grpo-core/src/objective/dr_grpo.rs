@@ -1,0 +1,67 @@
+//! # dr_grpo
+//!
+//! The clipped ratio of [grpo](super::grpo), divided by a constant length: no token's weight depends on how long its
+//! answer is.
+//!
+//! ## Formula
+//!
+//! ```text
+//! P_t = -min( min(r_t, delta) A,  clip(r_t, 1 - epsilon_low, 1 + epsilon_high) A )
+//! loss = 1/(B max_completion_length) Σ P_t
+//! ```
+//!
+//! ## Gradient
+//!
+//! As [grpo](super::grpo): -A r_t where the token is not clipped, else 0; times the weight.
+//!
+//! ## Where it comes from
+//!
+//! Dr. GRPO, arXiv 2503.20783. Preset: `configs/loss/trl-dr-grpo.yaml`. verl: `loss_agg_mode: seq-mean-token-sum-norm`
+//! with `loss_scale_factor`.
+//!
+//! ## Knobs
+//!
+//! * `max_completion_length`: the constant, in tokens: the generation limit. Has no default, because it decides the
+//!   size of the gradient.
+//! * The rest as [grpo](super::grpo).
+//!
+//! The paper also leaves the division by the standard deviation out of the advantages; that is a choice of the
+//! estimator, not of this loss.
+//!
+//! ## When to use it
+//!
+//! Where answers grow longer without growing better under [grpo](super::grpo). The gradient shrinks with the share of
+//! the limit that is used, so a learning rate does not carry over from grpo.
+//!
+//! ```yaml
+//! loss_type: dr_grpo
+//! max_completion_length: 4096
+//! ```
+
+use super::loss::{Average, Loss};
+use crate::config::LossConfig;
+use crate::error::{Error, Result};
+
+/// The loss `dr_grpo`.
+#[derive(Clone, Copy, Debug)]
+pub struct DrGrpo;
+
+impl Loss for DrGrpo {
+    fn average(&self, _: &LossConfig) -> Average {
+        Average::ConstantLength
+    }
+
+    fn names_average(&self) -> Option<&'static str> {
+        Some("vanilla")
+    }
+
+    fn check(&self, config: &LossConfig) -> Result<()> {
+        match config.max_completion_length {
+            Some(_) => Ok(()),
+            None => Err(Error::Config(
+                "dr_grpo divides by a constant length: set max_completion_length to the generation limit in tokens"
+                    .into(),
+            )),
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! # dro
+//!
+//! Policy gradient with a quadratic penalty on the log-ratio.
+//!
+//! ## Formula
+//!
+//! ```text
+//! P_t = -( A l_t - dro_beta / 2 (l_t - o_t)^2 )
+//! ```
+//!
+//! ## Gradient
+//!
+//! ```text
+//! dP_t/dl_t = -A + dro_beta (l_t - o_t)
+//! ```
+//!
+//! The pull grows with the distance: the minimum lies at l = o + A / dro_beta.
+//!
+//! ## Where it comes from
+//!
+//! DRO, arXiv 2405.19107. verl's `loss_mode: dro`. Averaged over the step's tokens.
+//!
+//! ## Knobs
+//!
+//! * `dro_beta`: weight of the penalty; has no default.
+//! * `epsilon_low`, `epsilon_high` do nothing; `delta`, `clip_ratio_c` are refused (verl hands `clip_ratio_c` to every
+//!   loss: there it is accepted and not read).
+//!
+//! ## When to use it
+//!
+//! Off-line or strongly off-policy data with trustworthy old log-probabilities: the penalty has a gradient wherever
+//! the policy is.
+//!
+//! ```yaml
+//! loss_type: dro
+//! dro_beta: 0.5
+//! ```
+
+use super::loss::{Bounds, Clipped, Loss};
+use super::{PolicyTerm, Ratio, TokenTerms};
+use crate::config::LossConfig;
+use crate::config::checks::positive;
+use crate::error::{Error, Result};
+use crate::metrics::Metrics;
+use crate::real::Real;
+use serde::{Deserialize, Serialize};
+
+/// The loss `dro`.
+#[derive(Clone, Copy, Debug)]
+pub struct Dro;
+
+/// Its keys.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Parameters {
+    /// `dro_beta`: weight of the quadratic penalty. Above 0; the loss has no default for it.
+    #[serde(rename = "dro_beta")]
+    pub beta: Option<f64>,
+}
+
+impl Parameters {
+    pub(super) fn check(&self) -> Result<()> {
+        positive("dro_beta", self.beta)
+    }
+}
+
+impl Loss for Dro {
+    fn policy<R: Real>(&self, config: &LossConfig, terms: &TokenTerms<R>, ratio: &Ratio<R>) -> PolicyTerm<R> {
+        let half = ratio.log.constant(0.5 * config.parameters.dro.beta.unwrap_or_default());
+        let penalty = half * ratio.log.clone() * ratio.log.clone();
+        PolicyTerm::unclipped(penalty - terms.advantage.clone() * terms.logp.clone())
+    }
+
+    fn clips_ratio(&self) -> bool {
+        false
+    }
+
+    fn bounds(&self, _: &LossConfig) -> Bounds {
+        Bounds::None
+    }
+
+    fn is_of_tokens_only(&self) -> bool {
+        true
+    }
+
+    fn check(&self, config: &LossConfig) -> Result<()> {
+        match config.parameters.dro.beta {
+            Some(_) => Ok(()),
+            None => Err(Error::Config("dro weighs its penalty with dro_beta, which has no default: set it".into())),
+        }
+    }
+
+    fn metrics(&self, _: &LossConfig, _: &Clipped<'_>, _: &mut Metrics) {}
+}

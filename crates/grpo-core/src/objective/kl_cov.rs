@@ -1,0 +1,119 @@
+//! # kl_cov
+//!
+//! The ratio without a clip; the tokens of the largest covariance between advantage and log-probability pay for moving
+//! away from the old policy.
+//!
+//! ## Formula
+//!
+//! ```text
+//! cov_t = (A_t - mean A)(l_t - mean l)                means over active tokens
+//! P_t = -A r_t + ppo_kl_coef |l_t - o_t|              for the max(1, floor(kl_cov_ratio N)) tokens of largest cov_t
+//! P_t = -A r_t                                        for the others
+//! ```
+//!
+//! ## Gradient
+//!
+//! ```text
+//! dP_t/dl_t = -A r_t + ppo_kl_coef sign(l_t - o_t)    for the chosen, without the second part for the others
+//! ```
+//!
+//! At l = o the slope of the penalty is 0.
+//!
+//! ## Where it comes from
+//!
+//! arXiv 2505.22617. verl's `loss_mode: kl_cov`. Preset: `configs/loss/verl-kl-cov.yaml`.
+//!
+//! ## Knobs
+//!
+//! * `kl_cov_ratio`: share of active tokens that pay.
+//! * `ppo_kl_coef`: what they pay. verl's configuration has 0.1, its function's text says 1.
+//! * `epsilon_low`, `epsilon_high` do nothing; `delta`, `clip_ratio_c` are refused (verl hands `clip_ratio_c` to every
+//!   loss: there it is accepted and not read).
+//! * The choice needs all tokens of the step, as for [clip_cov](super::clip_cov).
+//!
+//! ## When to use it
+//!
+//! Where entropy collapses and a few tokens are to blame. Nothing bounds the ratio of the others: keep to few updates
+//! per batch.
+//!
+//! ```yaml
+//! semantics: verl
+//! loss_type: kl_cov
+//! kl_cov_ratio: 0.002
+//! ppo_kl_coef: 1.0
+//! ```
+
+use super::covariance::{covariances, share_of};
+use super::loss::{Bounds, Clipped, Loss};
+use super::{PolicyTerm, Ratio, TokenTerms};
+use crate::batch::TokenBatch;
+use crate::batch::{PolicyValues, TokenFactors};
+use crate::config::LossConfig;
+use crate::config::checks::{finite, positive};
+use crate::error::Result;
+use crate::metrics::Metrics;
+use crate::real::Real;
+use serde::{Deserialize, Serialize};
+
+/// The loss `kl_cov`.
+#[derive(Clone, Copy, Debug)]
+pub struct KlCov;
+
+/// Its keys.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Parameters {
+    /// `kl_cov_ratio`: share of tokens that pay the penalty. Above 0.
+    #[serde(rename = "kl_cov_ratio")]
+    pub ratio: f64,
+    /// Weight of the penalty |logp - old_logp|.
+    pub ppo_kl_coef: f64,
+}
+
+impl Default for Parameters {
+    fn default() -> Self {
+        Self { ratio: 2e-4, ppo_kl_coef: 0.1 }
+    }
+}
+
+impl Parameters {
+    pub(super) fn check(&self) -> Result<()> {
+        finite("ppo_kl_coef", self.ppo_kl_coef)?;
+        positive("kl_cov_ratio", self.ratio)
+    }
+}
+
+impl Loss for KlCov {
+    fn policy<R: Real>(&self, config: &LossConfig, terms: &TokenTerms<R>, ratio: &Ratio<R>) -> PolicyTerm<R> {
+        let coefficient = ratio.log.constant(config.parameters.kl_cov.ppo_kl_coef);
+        let penalty = terms.kl_cov_mask.clone() * coefficient * ratio.log.abs();
+        PolicyTerm::unclipped(penalty - ratio.value.clone() * terms.advantage.clone())
+    }
+
+    fn clips_ratio(&self) -> bool {
+        false
+    }
+
+    fn bounds(&self, _: &LossConfig) -> Bounds {
+        Bounds::None
+    }
+
+    fn is_of_tokens_only(&self) -> bool {
+        true
+    }
+
+    fn chooses_tokens(&self) -> bool {
+        true
+    }
+
+    /// Marks the tokens of the largest covariance.
+    fn choose(&self, config: &LossConfig, batch: &TokenBatch, policy: &PolicyValues, factors: &mut TokenFactors) {
+        let mut ranked: Vec<(usize, f64)> =
+            batch.active_rows().iter().copied().zip(covariances(batch, policy)).collect();
+        ranked.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        let chosen = ranked.into_iter().take(share_of(batch.active_tokens(), config.parameters.kl_cov.ratio));
+        chosen.for_each(|(row, _)| factors.kl_cov_mask[row] = 1.0);
+    }
+
+    fn metrics(&self, _: &LossConfig, _: &Clipped<'_>, _: &mut Metrics) {}
+}

@@ -1,0 +1,87 @@
+//! How a loss is registered: its line in [`super`] makes it a value of [`super::LossType`], a constructor of
+//! [`crate::LossConfig`], and its keys, where it has keys of its own, keys of the flat configuration.
+
+/// Each line `module::Loss`, or `module::Loss with Parameters` for a loss with keys of its own. The module's name is the name
+/// in configuration files; `cargo fmt` does not find files that are declared here, so `.ci/run` calls `rustfmt` on them.
+macro_rules! losses {
+    ($($(#[$attribute:meta])* $module:ident::$loss:ident $(with $parameters:ident)?,)*) => {
+        $(pub mod $module;)*
+
+        /// What is minimised per token and, under TRL's names, how tokens are averaged ([`crate::aggregate`]).
+        #[derive(
+            Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize, strum::IntoStaticStr,
+        )]
+        #[cfg_attr(test, derive(strum::VariantArray))]
+        #[serde(rename_all = "snake_case")]
+        #[strum(serialize_all = "snake_case")]
+        pub enum LossType {
+            $(
+                #[doc = concat!("The loss of [`", stringify!($module), "`](crate::objective::", stringify!($module), ").")]
+                $(#[$attribute])*
+                $loss,
+            )*
+        }
+
+        impl LossType {
+            /// Every loss, in the order of their registration.
+            pub const ALL: &[Self] = &[$(Self::$loss),*];
+
+            /// What the loss says of itself beside its formula.
+            pub fn rules(self) -> &'static dyn Loss {
+                match self {
+                    $(Self::$loss => &$module::$loss,)*
+                }
+            }
+
+            /// The loss's [`Loss::policy`].
+            fn policy<R: Real>(self, config: &LossConfig, terms: &TokenTerms<R>, ratio: &Ratio<R>) -> PolicyTerm<R> {
+                match self {
+                    $(Self::$loss => $module::$loss.policy(config, terms, ratio),)*
+                }
+            }
+
+            /// The loss's [`Loss::shared_part`].
+            fn shared_part<R: Real>(self, config: &LossConfig, logp: &R, old_logp: &R, advantage: &R) -> R {
+                match self {
+                    $(Self::$loss => $module::$loss.shared_part(config, logp, old_logp, advantage),)*
+                }
+            }
+        }
+
+        /// The keys of single losses. In configuration files they lie beside all others; in Rust they are
+        /// `config.parameters.sapo.temperature_pos` and so on.
+        #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+        pub struct LossParameters {
+            $($(
+                #[doc = concat!("The keys of [`", stringify!($module), "`].")]
+                #[serde(flatten)]
+                pub $module: $module::$parameters,
+            )?)*
+        }
+
+        impl LossParameters {
+            /// Checks the keys of all losses, also of those that the configuration does not use.
+            ///
+            /// # Errors
+            /// [`crate::Error::Config`] that names the key.
+            pub(crate) fn check(&self) -> crate::Result<()> {
+                $($(
+                    let parameters: &$module::$parameters = &self.$module;
+                    parameters.check()?;
+                )?)*
+                Ok(())
+            }
+        }
+
+        /// The default configuration of each loss.
+        impl LossConfig {
+            $(
+                #[doc = concat!("The loss [`", stringify!($module), "`](crate::objective::", stringify!($module), ") with TRL's")]
+                /// defaults.
+                pub fn $module() -> Self {
+                    Self { loss_type: LossType::$loss, ..Self::default() }
+                }
+            )*
+        }
+    };
+}

@@ -1,0 +1,69 @@
+//! # reinforce
+//!
+//! Policy gradient, weighed by the ratio of old policy to sampler where a correction is on.
+//!
+//! ## Formula
+//!
+//! ```text
+//! P_t = -w_t A l_t        w_t: the sampler's weight, detached (1 without a correction)
+//! ```
+//!
+//! The term itself is that of [gpg](super::gpg); the name is for use with importance weights.
+//!
+//! ## Gradient
+//!
+//! ```text
+//! dP_t/dl_t = -w_t A
+//! ```
+//!
+//! ## Where it comes from
+//!
+//! REINFORCE. verl's rollout correction in bypass mode: a batch without `old_logp` takes the ratio of the current
+//! policy, detached, to the sampler.
+//!
+//! ## Knobs
+//!
+//! * `rollout_is`, `rollout_is_threshold`, `rollout_rs` or TRL's `vllm_importance_sampling_*`: see
+//!   `docs/losses/sampler.md`. Batches need `sampler_logp`, else all weights are 1.
+//!
+//! ## When to use it
+//!
+//! Asynchronous training against recorded samples, with a truncated weight for safety. Without a sampler's
+//! log-probabilities only on-policy.
+//!
+//! ```yaml
+//! semantics: verl
+//! loss_type: reinforce
+//! rollout_is: token
+//! rollout_is_threshold: 2.0
+//! ```
+
+use super::loss::{Bounds, Clipped, Loss};
+use super::{PolicyTerm, Ratio, TokenTerms};
+use crate::config::LossConfig;
+use crate::metrics::Metrics;
+use crate::real::Real;
+
+/// The loss `reinforce`.
+#[derive(Clone, Copy, Debug)]
+pub struct Reinforce;
+
+impl Loss for Reinforce {
+    fn policy<R: Real>(&self, _: &LossConfig, terms: &TokenTerms<R>, _: &Ratio<R>) -> PolicyTerm<R> {
+        PolicyTerm::unclipped(-(terms.advantage.clone() * terms.logp.clone()))
+    }
+
+    fn clips_ratio(&self) -> bool {
+        false
+    }
+
+    fn bounds(&self, _: &LossConfig) -> Bounds {
+        Bounds::None
+    }
+
+    fn is_of_tokens_only(&self) -> bool {
+        true
+    }
+
+    fn metrics(&self, _: &LossConfig, _: &Clipped<'_>, _: &mut Metrics) {}
+}

@@ -1,0 +1,126 @@
+//! # sapo
+//!
+//! A smooth gate on the ratio instead of a clip: the gradient fades with the distance from 1 and never breaks off.
+//!
+//! ## Formula
+//!
+//! ```text
+//! P_t = -(4 / tau) sigmoid( tau (r_t - 1) ) A        tau: sapo_temperature_pos for A > 0, sapo_temperature_neg for A <= 0
+//! ```
+//!
+//! ## Gradient
+//!
+//! ```text
+//! dP_t/dl_t = -A 4 sigma (1 - sigma) r_t,   sigma = sigmoid( tau (r_t - 1) )
+//! ```
+//!
+//! On-policy it is -A, as without a gate.
+//!
+//! ## Where it comes from
+//!
+//! SAPO, arXiv 2511.20347. Averaged as [grpo](super::grpo); verl averages the policy term so whatever the mode, and KL
+//! and entropy by the mode. Presets: `configs/loss/trl-sapo.yaml`, `configs/loss/verl-sapo.yaml`.
+//!
+//! ## Knobs
+//!
+//! * `sapo_temperature_pos`, `sapo_temperature_neg`: larger fades sooner. verl's names `tau_pos` and `tau_neg` replace
+//!   them where they are set.
+//! * `importance_sampling_level: sequence` gates the sequence's ratio.
+//! * `delta`, `clip_ratio_c` are refused (verl hands `clip_ratio_c` to every loss: there it is accepted and not read);
+//!   `epsilon_low`, `epsilon_high` do nothing.
+//!
+//! ## When to use it
+//!
+//! Off-policy steps where a hard clip throws away many tokens. The gate alone holds the policy; there is no bound on
+//! the ratio.
+//!
+//! ```yaml
+//! loss_type: sapo
+//! sapo_temperature_pos: 1.0
+//! sapo_temperature_neg: 1.05
+//! ```
+
+use super::loss::{Average, Bounds, Clipped, Loss, OwnAverage};
+use super::{PolicyTerm, Ratio, TokenTerms, signs};
+use crate::config::checks::positive;
+use crate::config::{LossAggMode, LossConfig, Semantics};
+use crate::error::Result;
+use crate::metrics::Metrics;
+use crate::real::Real;
+use serde::{Deserialize, Serialize};
+
+/// The loss `sapo`.
+#[derive(Clone, Copy, Debug)]
+pub struct Sapo;
+
+/// Its keys.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Parameters {
+    /// `sapo_temperature_pos`: temperature of the gate for positive advantages. Above 0.
+    #[serde(rename = "sapo_temperature_pos")]
+    pub temperature_pos: f64,
+    /// `sapo_temperature_neg`: that for the others. Above 0.
+    #[serde(rename = "sapo_temperature_neg")]
+    pub temperature_neg: f64,
+    /// verl's name of `sapo_temperature_pos`, which it replaces where it is set.
+    pub tau_pos: Option<f64>,
+    /// verl's name of `sapo_temperature_neg`, which it replaces where it is set.
+    pub tau_neg: Option<f64>,
+}
+
+impl Default for Parameters {
+    fn default() -> Self {
+        Self { temperature_pos: 1.0, temperature_neg: 1.05, tau_pos: None, tau_neg: None }
+    }
+}
+
+impl Parameters {
+    /// The temperatures for positive and for other advantages, by whichever name they were given.
+    pub fn temperatures(&self) -> (f64, f64) {
+        (self.tau_pos.unwrap_or(self.temperature_pos), self.tau_neg.unwrap_or(self.temperature_neg))
+    }
+
+    pub(super) fn check(&self) -> Result<()> {
+        positive("sapo_temperature_pos", self.temperature_pos)?;
+        positive("sapo_temperature_neg", self.temperature_neg)?;
+        positive("tau_pos", self.tau_pos)?;
+        positive("tau_neg", self.tau_neg)
+    }
+}
+
+impl Loss for Sapo {
+    fn policy<R: Real>(&self, config: &LossConfig, terms: &TokenTerms<R>, ratio: &Ratio<R>) -> PolicyTerm<R> {
+        let ratio = &ratio.value;
+        let (_, positive) = signs(&terms.advantage);
+        let (tau_pos, tau_neg) = config.parameters.sapo.temperatures();
+        let gate = |tau: f64| {
+            let tau = ratio.constant(tau);
+            (tau.clone() * (ratio.clone() - ratio.constant(1.0))).sigmoid() * (ratio.constant(4.0) / tau)
+        };
+        let gate = R::select(&positive, &gate(tau_pos), &gate(tau_neg));
+        PolicyTerm::unclipped(-(gate * terms.advantage.clone()))
+    }
+
+    fn clips_ratio(&self) -> bool {
+        false
+    }
+
+    fn bounds(&self, _: &LossConfig) -> Bounds {
+        Bounds::None
+    }
+
+    fn log_ratio_guard(&self, semantics: Semantics) -> Option<f64> {
+        (semantics == Semantics::Verl).then_some(super::vanilla::LOG_RATIO_GUARD)
+    }
+
+    fn average(&self, _: &LossConfig) -> Average {
+        Average::Sequences
+    }
+
+    fn own_average(&self, semantics: Semantics) -> Option<OwnAverage> {
+        (semantics == Semantics::Verl).then_some(OwnAverage::Mode(LossAggMode::SeqMeanTokenMean))
+    }
+
+    fn metrics(&self, _: &LossConfig, _: &Clipped<'_>, _: &mut Metrics) {}
+}

@@ -1,0 +1,66 @@
+//! The trust regions of DPPO (arXiv 2602.04879): bounds on how far the probability of a token has moved, not its ratio.
+
+use super::loss::Bounds;
+use super::{PolicyTerm, Ratio, TokenTerms};
+use crate::config::LossConfig;
+use crate::real::Real;
+
+/// The cap of DPPO's ratio; verl's actor passes its own `clip_ratio_c`, 3 by default.
+pub(super) const LARGEST_RATIO: f64 = 20.0;
+
+/// Which side of the region a token is beyond: 1 below, 1 above.
+pub(super) struct Outside<R> {
+    pub(super) low: R,
+    pub(super) high: R,
+}
+
+/// epsilon_low down and epsilon_high up.
+pub(super) fn bounds(config: &LossConfig) -> Bounds {
+    Bounds::Probability { down: config.epsilon_low, up: config.upper_epsilon() }
+}
+
+/// -A sg(min(r, c)) l where the token is not outside.
+pub(super) fn dppo<R: Real>(
+    config: &LossConfig,
+    terms: &TokenTerms<R>,
+    ratio: &Ratio<R>,
+    Outside { low, high }: Outside<R>,
+) -> PolicyTerm<R> {
+    let kept = terms.logp.constant(1.0) - high.clone() - low.clone();
+    let cap = config.dual_clip().unwrap_or(f64::INFINITY);
+    let weight = ratio.value.min(&ratio.value.constant(cap)).stop_gradient();
+    let policy = -(weight * kept * terms.advantage.clone() * terms.logp.clone());
+    PolicyTerm { low_clipped: low, high_clipped: high, ..PolicyTerm::unclipped(policy) }
+}
+
+/// Which side counts: the upper one where A > 0, by `within_high`, and the lower one elsewhere, by `within_low`.
+pub(super) fn by_advantage<R: Real>(advantage: &R, within_low: &R::Bool, within_high: &R::Bool) -> Outside<R> {
+    let (zero, one) = (advantage.constant(0.0), advantage.constant(1.0));
+    let positive = zero.lt(advantage);
+    let outside = |within: &R::Bool| R::select(within, &zero, &one);
+    Outside {
+        low: R::select(&positive, &zero, &outside(within_low)),
+        high: R::select(&positive, &outside(within_high), &zero),
+    }
+}
+
+/// -keep adv_tau A r + kl_tau (l - o)^2, o being the sampler's log-probability; keep: not outside. Tokens outside pay the
+/// penalty all the same (prime-rl).
+pub(super) fn penalised<R: Real>(
+    config: &LossConfig,
+    terms: &TokenTerms<R>,
+    ratio: &Ratio<R>,
+    Outside { low, high }: Outside<R>,
+) -> PolicyTerm<R> {
+    let parameters = &config.parameters.prime_rl;
+    let kept = low.constant(1.0) - high.clone() - low.clone();
+    let gain = kept * low.constant(parameters.adv_tau) * terms.advantage.clone() * ratio.value.clone();
+    let penalty = low.constant(parameters.kl_tau) * ratio.log.clone() * ratio.log.clone();
+    PolicyTerm { low_clipped: low, high_clipped: high, ..PolicyTerm::unclipped(penalty - gain) }
+}
+
+/// Whether the probability has risen by more than epsilon_high, and fallen by more than epsilon_low.
+pub(super) fn has_moved<R: Real>(config: &LossConfig, terms: &TokenTerms<R>) -> (R::Bool, R::Bool) {
+    let change = terms.logp.stop_gradient().exp() - terms.old_logp.stop_gradient().exp();
+    (change.constant(config.upper_epsilon()).lt(&change), change.lt(&change.constant(-config.epsilon_low)))
+}

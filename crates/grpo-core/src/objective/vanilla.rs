@@ -1,0 +1,81 @@
+//! # vanilla
+//!
+//! verl's PPO loss: the clipped ratio of [grpo](super::grpo) with a second clip for negative advantages.
+//!
+//! ## Formula
+//!
+//! ```text
+//! r_t = e^( clamp(l_t - o_t, -20, 20) )                  the guard under semantics: verl
+//! P_t = -min( r_t A,  clip(r_t, 1 - epsilon_low, 1 + epsilon_high) A )
+//! P_t = min( P_t, -A c )    for A < 0                    c = clip_ratio_c
+//! loss = 1/N Σ P_t          token-mean
+//! ```
+//!
+//! ## Gradient
+//!
+//! ```text
+//! dP_t/dl_t = -A r_t   where the token is not clipped, else 0
+//! ```
+//!
+//! Clipped is A > 0 with r > 1 + epsilon_high; A < 0 with r < 1 - epsilon_low or r > c; and, under verl, a log-ratio
+//! beyond the guard.
+//!
+//! ## Where it comes from
+//!
+//! PPO, arXiv 1707.06347; the dual clip is arXiv 1912.09729. verl's `loss_mode: vanilla`. Presets:
+//! `configs/loss/verl-grpo.yaml`, `configs/loss/verl-dapo.yaml`.
+//!
+//! ## Knobs
+//!
+//! * `clip_ratio_c`: the dual clip; 3 by default, also under `semantics: trl`, since it is what the name means. Above
+//!   1. `1e12` is none.
+//! * `log_ratio_guard`: 20 under verl, a number, or `off`.
+//! * `loss_agg_mode`: any of `docs/losses/aggregation.md`.
+//! * `epsilon_low`, `epsilon_high`, `delta`: as [grpo](super::grpo).
+//!
+//! ## When to use it
+//!
+//! To reproduce verl, whatever its average. The dual clip and `delta` do the same to A < 0; one of the two is enough.
+//!
+//! ```yaml
+//! semantics: verl
+//! loss_type: vanilla
+//! clip_ratio_c: 3.0
+//! loss_agg_mode: seq-mean-token-mean
+//! beta: 0.001
+//! kl_estimator: low_var_kl
+//! ```
+
+use super::loss::Loss;
+use crate::config::{LossConfig, Semantics};
+use crate::error::{Error, Result};
+
+/// The loss `vanilla`.
+#[derive(Clone, Copy, Debug)]
+pub struct Vanilla;
+
+/// verl's `clip_ratio_c`.
+pub(super) const CLIP_RATIO_C: f64 = 3.0;
+/// verl holds log-ratios to +- this.
+pub(super) const LOG_RATIO_GUARD: f64 = 20.0;
+
+impl Loss for Vanilla {
+    fn dual_clip(&self, config: &LossConfig) -> Option<f64> {
+        config.clip_ratio_c.or(Some(CLIP_RATIO_C))
+    }
+
+    fn log_ratio_guard(&self, semantics: Semantics) -> Option<f64> {
+        (semantics == Semantics::Verl).then_some(LOG_RATIO_GUARD)
+    }
+
+    fn check(&self, config: &LossConfig) -> Result<()> {
+        match config.semantics {
+            Semantics::Verl => Ok(()),
+            other => Err(Error::Config(format!(
+                "loss_type vanilla is verl's name, and semantics is {}, which has no such loss: set semantics to `verl`, or \
+                 use loss_type grpo (with clip_ratio_c 3.0 for verl's dual clip)",
+                other.name()
+            ))),
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! # vespo
+//!
+//! A weight of the whole sequence's ratio, detached, on the log-probability: largest near the old policy, fading on
+//! both sides.
+//!
+//! ## Formula
+//!
+//! ```text
+//! log w = Σ_t clamp(l_t - o_t, -20, 20), the sum held to [log 1e-8, 20]
+//! phi = sg( e^( lambda + k log w - lambda w ) )        k, lambda: by the sign of A (A = 0 counts as positive)
+//! P_t = -phi A l_t
+//! ```
+//!
+//! phi is 1 at w = 1 and largest at w = k / lambda. The ratio of old policy to sampler is not a factor here: its
+//! logarithm, held to [log 1e-8, 20] per token, is added to log w.
+//!
+//! ## Gradient
+//!
+//! ```text
+//! dP_t/dl_t = -phi A
+//! ```
+//!
+//! ## Where it comes from
+//!
+//! VESPO, arXiv 2602.10693. Averaged as [dapo](super::dapo). Preset: `configs/loss/trl-vespo.yaml`. verl has none, and
+//! `semantics: verl` refuses it.
+//!
+//! ## Knobs
+//!
+//! * `vespo_k_pos`, `vespo_k_neg`: power of the ratio.
+//! * `vespo_lambda_pos`, `vespo_lambda_neg`: decay with the ratio; below 1e-4 they count as 1e-4.
+//! * `vllm_importance_sampling_mode`: `token_truncate` or `token_mask`. The others, TRL's default among them, are
+//!   refused where a batch has `sampler_logp`; TRL refuses them as well.
+//! * `importance_sampling_level` is not read: it takes the sequence's ratio in its own way. `sequence` together with a
+//!   bias-corrected KL term is refused, `delta` and `clip_ratio_c` always.
+//!
+//! ## When to use it
+//!
+//! Strongly off-policy training (asynchronous, many steps per generation). The sum of log-ratios grows with length: on
+//! long sequences phi is soon close to 0 on both sides, which is the point, and also why little is learnt from them
+//! once the policy has moved.
+//!
+//! ```yaml
+//! loss_type: vespo
+//! vllm_importance_sampling_mode: token_truncate
+//! ```
+
+use super::loss::{Average, Bounds, Clipped, Loss, SharedLogRatio};
+use super::{PolicyTerm, Ratio, TokenTerms, signs};
+use crate::config::checks::finite;
+use crate::config::{ImportanceSamplingLevel, KlImportance, LossConfig, Semantics};
+use crate::error::{Error, Result};
+use crate::metrics::Metrics;
+use crate::real::Real;
+use serde::{Deserialize, Serialize};
+
+/// The loss `vespo`.
+#[derive(Clone, Copy, Debug)]
+pub struct Vespo;
+
+/// Its keys.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Parameters {
+    /// `vespo_k_pos`: power of the sequence's ratio, for advantages of at least 0.
+    #[serde(rename = "vespo_k_pos")]
+    pub k_pos: f64,
+    /// `vespo_k_neg`: that for negative advantages.
+    #[serde(rename = "vespo_k_neg")]
+    pub k_neg: f64,
+    /// `vespo_lambda_pos`: decay of the weight with the ratio, for advantages of at least 0.
+    #[serde(rename = "vespo_lambda_pos")]
+    pub lambda_pos: f64,
+    /// `vespo_lambda_neg`: that for negative advantages.
+    #[serde(rename = "vespo_lambda_neg")]
+    pub lambda_neg: f64,
+}
+
+impl Default for Parameters {
+    fn default() -> Self {
+        Self { k_pos: 2.0, k_neg: 3.0, lambda_pos: 3.0, lambda_neg: 2.0 }
+    }
+}
+
+impl Parameters {
+    pub(super) fn check(&self) -> Result<()> {
+        finite("vespo_k_pos", self.k_pos)?;
+        finite("vespo_k_neg", self.k_neg)?;
+        finite("vespo_lambda_pos", self.lambda_pos)?;
+        finite("vespo_lambda_neg", self.lambda_neg)
+    }
+}
+
+/// Bound of a token's log-ratio, on both sides, and of a sequence's from above.
+const LARGEST_LOG_RATIO: f64 = 20.0;
+/// ln 1e-8: bound of a sequence's log-ratio, and of that to the sampler, from below.
+const SMALLEST_LOG_RATIO: f64 = -18.420_680_743_952_367;
+
+/// What the ratio of old policy to sampler, `weight`, adds to the log-ratio of the sequence.
+pub(crate) fn sampler_log_ratio(weight: f64) -> f64 {
+    weight.ln().clamp(SMALLEST_LOG_RATIO, LARGEST_LOG_RATIO)
+}
+
+impl Loss for Vespo {
+    fn policy<R: Real>(&self, config: &LossConfig, terms: &TokenTerms<R>, _: &Ratio<R>) -> PolicyTerm<R> {
+        let own = || terms.logp.clone() - terms.old_logp.clone();
+        let log_w = terms.shared.clone().unwrap_or_else(own).clamp(SMALLEST_LOG_RATIO, LARGEST_LOG_RATIO);
+        let log_w = log_w.stop_gradient();
+        let (negative, _) = signs(&terms.advantage);
+        let phi = |k: f64, lambda: f64| {
+            let lambda = log_w.constant(lambda.max(1e-4));
+            (lambda.clone() + log_w.constant(k) * log_w.clone() - lambda * log_w.exp()).exp()
+        };
+        let Parameters { k_pos, k_neg, lambda_pos, lambda_neg } = config.parameters.vespo;
+        let phi = R::select(&negative, &phi(k_neg, lambda_neg), &phi(k_pos, lambda_pos));
+        let policy = -(phi.clone() * terms.advantage.clone() * terms.logp.clone());
+        PolicyTerm { statistic: phi, ..PolicyTerm::unclipped(policy) }
+    }
+
+    fn shared_part<R: Real>(&self, _: &LossConfig, logp: &R, old_logp: &R, _: &R) -> R {
+        (logp.clone() - old_logp.clone()).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
+    }
+
+    fn clips_ratio(&self) -> bool {
+        false
+    }
+
+    fn bounds(&self, _: &LossConfig) -> Bounds {
+        Bounds::LogRatio { low: -LARGEST_LOG_RATIO, high: LARGEST_LOG_RATIO }
+    }
+
+    fn level(&self, _: &LossConfig) -> ImportanceSamplingLevel {
+        // It takes the ratio of a sequence in its own way, and does not read the key.
+        ImportanceSamplingLevel::Token
+    }
+
+    fn shared_log_ratio(&self) -> Option<SharedLogRatio> {
+        Some(SharedLogRatio::Sum)
+    }
+
+    fn takes_sampler_ratio(&self) -> bool {
+        true
+    }
+
+    fn average(&self, _: &LossConfig) -> Average {
+        Average::GenerationTokens
+    }
+
+    fn check(&self, config: &LossConfig) -> Result<()> {
+        let asks = config.importance_sampling_level.is_some_and(|level| level != ImportanceSamplingLevel::Token);
+        if asks && config.beta != 0.0 && config.kl_importance() == KlImportance::Ratio {
+            return Err(Error::Config(
+                "vespo takes the ratio of a sequence in its own way, and its KL term that of tokens: leave \
+                 importance_sampling_level out, or set it to `token`"
+                    .into(),
+            ));
+        }
+        if config.semantics == Semantics::Verl {
+            return Err(Error::Config("verl has no vespo: leave semantics out for TRL's".into()));
+        }
+        Ok(())
+    }
+
+    fn clips_sequences(&self) -> bool {
+        true
+    }
+
+    fn has_statistic(&self) -> bool {
+        true
+    }
+
+    fn metrics(&self, _: &LossConfig, clipped: &Clipped<'_>, metrics: &mut Metrics) {
+        // phi of a fully masked sequence is 1.
+        metrics.mean("vespo/phi_seq_mean", clipped.sums.statistic + clipped.masked as f64, clipped.count);
+    }
+}
