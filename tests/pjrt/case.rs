@@ -142,7 +142,7 @@ impl Case {
         let (hidden, lm_head) = (self.hidden.in_f64(), self.lm_head.in_f64());
         let bias = self.bias.as_ref().map(Tensor::in_f64);
         let Shape { layout, v, .. } = self.shape;
-        f(&Policy::Hidden { hidden: &hidden, lm_head: &lm_head, bias: bias.as_deref(), layout, vocab: v })
+        f(&Policy::hidden(&hidden, &lm_head, bias.as_deref(), layout, v))
     }
 
     /// What the loss is, densely in f64.

@@ -2,8 +2,30 @@
 //! check what another backend computes: it needs nothing but Rust. Kernels of the fastest instruction set that the processor
 //! has are chosen at run time. [`oracle`] evaluates the same loss densely in f64.
 //!
+//! ```
+//! use backend_cpu::CpuBackend;
+//! use grpo_core::{Grads, GrpoLoss, LossConfig, TokenBatch};
+//!
+//! let (n, h, v) = (4, 8, 32); // tokens, hidden size, vocabulary
+//! let (hidden, lm_head) = (vec![0.1_f32; n * h], vec![0.02_f32; v * h]); // [N, H] and [V, H]
+//! let loss = GrpoLoss::builder(LossConfig::default()).head(h, v).max_tokens(n).build(&CpuBackend::new())?;
+//! let batch = TokenBatch::packed(vec![3, 7, 1, 0], vec![0, 2, 4])?.with_advantages(vec![1.0, -0.5])?;
+//! let (mut dhidden, mut dlm_head) = (vec![0.0; n * h], vec![0.0; v * h]);
+//! let out = loss.step(&hidden, &lm_head, &batch, Grads::new(&mut dhidden, &mut dlm_head))?;
+//! # assert!(out.loss.is_finite() && dlm_head.iter().any(|g| *g != 0.0));
+//! # Ok::<(), grpo_core::Error>(())
+//! ```
+//!
 //! Inputs are host slices, f32 or bf16; sums and gradients are f32, the scalars of a row f64. bf16 inputs round dL/dlogits to
 //! bf16 before it is multiplied into gradients, unless [`CpuBackend::with_dlogits`] says otherwise.
+//!
+//! **Build it with optimisations.** Without them the kernels are some 270 times slower: a step that takes 0.07 s takes 19.3 s.
+//! A profile for this package alone keeps the rest of a development build as it is; in the `Cargo.toml` of the program:
+//!
+//! ```toml
+//! [profile.dev.package.grpo-backend-cpu]
+//! opt-level = 3
+//! ```
 #![deny(unsafe_code)]
 
 mod arch;
@@ -36,6 +58,15 @@ use std::sync::Arc;
 pub use threads::most_threads;
 
 /// The backend `cpu`.
+///
+/// ```
+/// use backend_cpu::{CpuBackend, Isa};
+/// use grpo_core::{Backend, Dtype};
+///
+/// let backend = CpuBackend::with_threads(2)?.with_isa(Isa::detect()).with_dlogits(Dtype::F32);
+/// assert_eq!((backend.name(), backend.dlogits(Dtype::Bf16)), ("cpu", Dtype::F32));
+/// # Ok::<(), grpo_core::Error>(())
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct CpuBackend {
     pool: Option<Arc<ThreadPool>>,

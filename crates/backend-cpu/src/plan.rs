@@ -1,25 +1,27 @@
 //! A kernel as the head of a [`grpo_core::plan::Plan`], which has checked what kernels assume: tensors on the host, the
 //! backend's thread pool.
 
-use crate::host::{Grads, Policy};
+use crate::host::{self, Grads, Slice, SliceMut};
 use grpo_core::batch::TokenBatch;
 use grpo_core::columns::LossSums;
 use grpo_core::error::Result;
 use grpo_core::evaluate::Evaluator;
 use grpo_core::plan::{Head, Plan};
-use grpo_core::{GradsMut, LossPlan, MemoryReport, PlanRequest, PolicyInput, Scores};
+use grpo_core::{GradsMut, LossPlan, MemoryReport, PlanRequest, PolicyInput, PolicyOutput, Scores, TensorMut};
 use rayon::ThreadPool;
 use std::sync::Arc;
 
 /// One implementation, planned. Inputs have been checked against the plan, and lie on the host.
 pub(crate) trait Kernel: Send {
-    fn score(&mut self, policy: Policy<'_>, batch: &TokenBatch) -> Result<Scores>;
+    fn score(&mut self, policy: PolicyOutput<Slice<'_>>, batch: &TokenBatch) -> Result<Scores>;
     fn gradient(
         &mut self,
-        policy: Policy<'_>,
+        policy: PolicyOutput<Slice<'_>>,
         loss: &Evaluator<'_>,
         grads: Grads<'_>,
     ) -> Result<(LossSums<f64>, Scores)>;
+    /// Overwrites logits with their gradient, with zeros at masked tokens. Only plans of given logits are asked to.
+    fn gradient_in_place(&mut self, logits: SliceMut<'_>, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, Scores)>;
 }
 
 /// A kernel in the backend's thread pool.
@@ -40,7 +42,7 @@ impl CpuHead {
 
 impl Head for CpuHead {
     fn score(&mut self, policy: PolicyInput<'_>, batch: &TokenBatch) -> Result<Scores> {
-        let policy = Policy::new(policy)?;
+        let policy = host::policy(policy)?;
         self.run(|kernel| kernel.score(policy, batch))
     }
 
@@ -50,8 +52,13 @@ impl Head for CpuHead {
         loss: &Evaluator<'_>,
         grads: GradsMut<'_>,
     ) -> Result<(LossSums<f64>, Scores)> {
-        let (policy, grads) = (Policy::new(policy)?, Grads::new(grads)?);
+        let (policy, grads) = (host::policy(policy)?, host::grads(grads)?);
         self.run(|kernel| kernel.gradient(policy, loss, grads))
+    }
+
+    fn gradient_in_place(&mut self, logits: TensorMut<'_>, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, Scores)> {
+        let logits = host::in_place(logits)?;
+        self.run(|kernel| kernel.gradient_in_place(logits, loss))
     }
 }
 

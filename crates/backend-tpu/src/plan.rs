@@ -20,7 +20,7 @@ use grpo_core::evaluate::Evaluator;
 use grpo_core::plan::{Call, Step, TokenScores, step};
 use grpo_core::{
     Dtype, GradientSpec, GradsMut, LossOutput, LossPlan, MemoryReport, Metrics, PlanRequest, PolicyInput, Scores,
-    TensorRef,
+    TensorMut, TensorRef,
 };
 use pjrt::{Argument, Buffer, CompiledMemoryStats, DType, LoadedExecutable};
 use std::collections::HashMap;
@@ -67,6 +67,13 @@ pub struct DeviceOutput {
     pub entropy: PjrtTensor,
     /// Gradients that were not added to the caller's: those of [`ProgramKind::Materialised`], in the dtype of the inputs.
     pub gradients: Vec<PjrtTensor>,
+}
+
+impl From<Step<OnDevice>> for DeviceOutput {
+    fn from(Step { sums, metrics, scores }: Step<OnDevice>) -> Self {
+        let OnDevice { logp, entropy, gradients } = scores;
+        Self { loss: sums.loss, policy_loss: sums.policy, metrics, logp, entropy, gradients }
+    }
 }
 
 impl PjrtPlan {
@@ -163,8 +170,7 @@ impl PjrtPlan {
         self.request.check_call(&policy, batch, None)?;
         self.spec.check_batch(batch)?;
         let tables = Tables::new(&self.spec, batch, None);
-        let (_, OnDevice { logp, entropy, .. }) =
-            self.run(Pass::Score, batch, &tables, Operands::new(policy, false)?)?;
+        let (_, OnDevice { logp, entropy, .. }) = self.run(Pass::Score, batch, &tables, Operands::new(policy)?)?;
         Ok([logp, entropy])
     }
 
@@ -181,9 +187,26 @@ impl PjrtPlan {
     ) -> Result<DeviceOutput> {
         self.check_call(&policy, batch, &grads)?;
         let loss = self.request.loss.clone();
-        let Step { sums, metrics, scores } = step(&loss, batch, DeviceCall { plan: self, policy, grads })?;
-        let OnDevice { logp, entropy, gradients } = scores;
-        Ok(DeviceOutput { loss: sums.loss, policy_loss: sums.policy, metrics, logp, entropy, gradients })
+        Ok(step(&loss, batch, DeviceCall { plan: self, tensors: Tensors::Separate(policy, grads) })?.into())
+    }
+
+    /// The same of logits that are overwritten with their gradient.
+    ///
+    /// # Errors
+    /// As [`PjrtPlan::value_and_grad_on_device`].
+    pub fn value_and_grad_in_place_on_device(
+        &mut self,
+        logits: TensorMut<'_>,
+        batch: &TokenBatch,
+    ) -> Result<DeviceOutput> {
+        self.check_in_place(&logits, batch)?;
+        let loss = self.request.loss.clone();
+        Ok(step(&loss, batch, DeviceCall { plan: self, tensors: Tensors::InPlace(logits) })?.into())
+    }
+
+    fn check_in_place(&self, logits: &TensorMut<'_>, batch: &TokenBatch) -> Result<()> {
+        self.request.check_call(&PolicyInput::Logits(logits.as_ref()), batch, None)?;
+        self.spec.check_batch(batch)
     }
 
     fn check_call(&self, policy: &PolicyInput<'_>, batch: &TokenBatch, grads: &GradsMut<'_>) -> Result<()> {
@@ -275,27 +298,39 @@ impl TokenScores for OnDevice {
 /// An evaluation whose results stay on the devices.
 struct DeviceCall<'a> {
     plan: &'a mut PjrtPlan,
-    policy: PolicyInput<'a>,
-    grads: GradsMut<'a>,
+    tensors: Tensors<'a>,
+}
+
+/// The caller's tensors in an evaluation with gradients.
+enum Tensors<'a> {
+    Separate(PolicyInput<'a>, GradsMut<'a>),
+    /// Logits that are overwritten.
+    InPlace(TensorMut<'a>),
 }
 
 impl Call for DeviceCall<'_> {
     type Scores = OnDevice;
 
     fn score(&mut self, batch: &TokenBatch) -> Result<OnDevice> {
-        let [logp, entropy] = self.plan.score_on_device(self.policy.reborrow(), batch)?;
+        let policy = match &self.tensors {
+            Tensors::Separate(policy, _) => *policy,
+            Tensors::InPlace(logits) => PolicyInput::Logits(logits.as_ref()),
+        };
+        let [logp, entropy] = self.plan.score_on_device(policy, batch)?;
         Ok(OnDevice { logp, entropy, gradients: vec![] })
     }
 
     fn gradient(self, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, OnDevice)> {
-        let Self { plan, policy, grads } = self;
+        let Self { plan, tensors } = self;
         let tables = Tables::new(&plan.spec, loss.batch(), Some(loss));
-        let pass = match policy {
-            PolicyInput::LogitsInPlace(_) => Pass::GradientInPlace,
-            _ => Pass::Gradient,
+        let (pass, operands) = match tensors {
+            Tensors::InPlace(logits) => (Pass::GradientInPlace, Operands::in_place(logits)?),
+            Tensors::Separate(policy, grads) => {
+                let mut operands = Operands::new(policy)?;
+                operands.add(grads)?;
+                (Pass::Gradient, operands)
+            }
         };
-        let mut operands = Operands::new(policy, true)?;
-        operands.add(grads)?;
         plan.run(pass, loss.batch(), &tables, operands)
     }
 }
@@ -337,9 +372,13 @@ impl LossPlan for PjrtPlan {
     ) -> Result<LossOutput> {
         self.check_call(&policy, batch, &grads)?;
         let loss = self.request.loss.clone();
-        let call = HostCall(DeviceCall { plan: self, policy, grads });
-        let Step { sums, metrics, scores } = step(&loss, batch, call)?;
-        Ok(LossOutput { loss: sums.loss, policy_loss: sums.policy, scores, metrics })
+        Ok(step(&loss, batch, HostCall(DeviceCall { plan: self, tensors: Tensors::Separate(policy, grads) }))?.into())
+    }
+
+    fn value_and_grad_in_place(&mut self, logits: TensorMut<'_>, batch: &TokenBatch) -> Result<LossOutput> {
+        self.check_in_place(&logits, batch)?;
+        let loss = self.request.loss.clone();
+        Ok(step(&loss, batch, HostCall(DeviceCall { plan: self, tensors: Tensors::InPlace(logits) }))?.into())
     }
 
     fn memory(&self) -> MemoryReport {

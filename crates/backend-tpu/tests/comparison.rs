@@ -7,7 +7,7 @@ use backend_tpu::{PjrtBackend, PjrtPlan, PjrtTensor};
 use grpo_core::batch::{Advantages, TokenBatch};
 use grpo_core::{
     Dtype, Error, GradientSpec, GradsMut, HeadLayout, Implementation, LossConfig, PlanRequest, PolicyInput, PolicySpec,
-    TensorMut, TensorRef, Tiling,
+    TensorRef, Tiling,
 };
 use half::bf16;
 
@@ -56,7 +56,7 @@ fn policy(inputs: &[PjrtTensor; 2]) -> PolicyInput<'_> {
 }
 
 fn grads(sums: &mut [PjrtTensor; 2]) -> GradsMut<'_> {
-    let [hidden, lm_head] = sums.each_mut().map(|tensor| Some(TensorMut::Device(tensor)));
+    let [hidden, lm_head] = sums.each_mut().map(|tensor| Some(tensor.into()));
     GradsMut { hidden, lm_head, ..GradsMut::default() }
 }
 
@@ -150,7 +150,7 @@ fn tensors_of_another_client_are_refused_and_not_lost() {
     let inputs = inputs(&plan);
     let mut sums = zeros(&plan);
     let mut foreign = zeros(&other.plan_on_device(&request(Dtype::F32)).expect("a plan"));
-    let [hidden, lm_head] = [&mut sums[0], &mut foreign[1]].map(|tensor| Some(TensorMut::Device(tensor)));
+    let [hidden, lm_head] = [&mut sums[0], &mut foreign[1]].map(|tensor| Some(tensor.into()));
     let mixed = GradsMut { hidden, lm_head, ..GradsMut::default() };
     let refused = plan.value_and_grad_on_device(policy(&inputs), &batch(), mixed);
     assert!(matches!(&refused, Err(Error::Unsupported { what, .. }) if what.contains("grad_lm_head")), "{refused:?}");

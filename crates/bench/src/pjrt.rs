@@ -1,7 +1,8 @@
 //! Runners on the devices of a PJRT plugin. Everything stays there between steps; only scalars come back.
 
+use super::cpu::policy;
 use super::floor;
-use super::inputs::{Inputs, PolicyTensors};
+use super::inputs::Inputs;
 use super::memory;
 use super::protocol::{Bytes, Job, Planned, Role as Asked, Stepped};
 use super::report::{CompiledBytes, DeviceBytes, DeviceReport};
@@ -137,13 +138,11 @@ impl OnDevice {
 
     /// Inputs that it reads, with what they hold.
     fn reads(&self) -> Vec<(Role, TensorRef<'_>)> {
-        match (&self.inputs.policy, self.variant.request.policy) {
-            (PolicyTensors::Logits(logits), _) => vec![(Role::Logits, logits.as_ref())],
-            (PolicyTensors::Hidden { hidden, lm_head, bias }, policy) => {
-                let all = [(Role::Hidden, hidden), (Role::LmHead, lm_head), (Role::Bias, bias)];
-                let has_bias = matches!(policy, PolicySpec::Hidden { bias: true, .. });
-                let used = all.into_iter().filter(|(role, _)| *role != Role::Bias || has_bias);
-                used.map(|(role, tensor)| (role, tensor.as_ref())).collect()
+        match policy(&self.inputs, &self.variant) {
+            PolicyInput::Logits(logits) => vec![(Role::Logits, logits)],
+            PolicyInput::Hidden { hidden, lm_head, bias } => {
+                let bias = bias.map(|bias| (Role::Bias, bias));
+                [(Role::Hidden, hidden), (Role::LmHead, lm_head)].into_iter().chain(bias).collect()
             }
         }
     }
@@ -170,7 +169,7 @@ impl OnDevice {
 
     /// The inputs, to be read; [`OnDevice::prepare`] has put them there.
     fn policy<'t>(&self, tensors: &'t HashMap<(Role, Dtype), PjrtTensor>) -> PolicyInput<'t> {
-        let get = |role| tensors.get(&self.input_key(role)).map(|tensor| TensorRef::Device(tensor));
+        let get = |role| -> Option<TensorRef<'t>> { Some(TensorRef::Device(tensors.get(&self.input_key(role))?)) };
         match (get(Role::Logits), get(Role::Hidden), get(Role::LmHead)) {
             (None, Some(hidden), Some(lm_head)) => {
                 let has_bias = matches!(self.variant.request.policy, PolicySpec::Hidden { bias: true, .. });
@@ -251,8 +250,7 @@ impl OnDevice {
             let Some(mut logits) = tensors.remove(&self.input_key(Role::Logits)) else {
                 unreachable!("a step follows its preparation")
             };
-            let policy = PolicyInput::LogitsInPlace(TensorMut::Device(&mut logits));
-            let output = self.plan.value_and_grad_on_device(policy, batch, GradsMut::default())?;
+            let output = self.plan.value_and_grad_in_place_on_device(TensorMut::Device(&mut logits), batch)?;
             logits.wait()?;
             return Ok((self.variant.program != ProgramKind::Bare).then_some(output.loss));
         }

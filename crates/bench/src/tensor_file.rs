@@ -2,10 +2,9 @@
 //!
 //! So that a worker reads them straight into its memory, and one in another language with a line of its own.
 
-use super::inputs::HostTensor;
 use crate::error::{Error, Result};
 use bytemuck::Pod;
-use grpo_core::Dtype;
+use grpo_core::{Dtype, Tensor};
 use half::bf16;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -33,11 +32,11 @@ impl TensorFile {
     }
 
     /// Writes `tensor` to `folder`/`name`.`dtype`.
-    pub(crate) fn save(folder: &Path, name: &str, shape: Vec<usize>, tensor: &HostTensor) -> Result<Self> {
+    pub(crate) fn save(folder: &Path, name: &str, shape: Vec<usize>, tensor: &Tensor) -> Result<Self> {
         let path = |dtype: Dtype| folder.join(format!("{name}.{}", dtype.name()));
         match tensor {
-            HostTensor::F32(values) => Self::write(path(Dtype::F32), Dtype::F32.name(), shape, values),
-            HostTensor::Bf16(values) => Self::write(path(Dtype::Bf16), Dtype::Bf16.name(), shape, values),
+            Tensor::F32(values) => Self::write(path(Dtype::F32), Dtype::F32.name(), shape, values),
+            Tensor::Bf16(values) => Self::write(path(Dtype::Bf16), Dtype::Bf16.name(), shape, values),
         }
     }
 
@@ -50,10 +49,10 @@ impl TensorFile {
     }
 
     /// Reads the tensor in its dtype.
-    pub(crate) fn load(&self) -> Result<HostTensor> {
+    pub(crate) fn load(&self) -> Result<Tensor> {
         match self.dtype.as_str() {
-            "f32" => Ok(HostTensor::F32(self.read()?)),
-            "bf16" => Ok(HostTensor::Bf16(self.read::<bf16>()?)),
+            "f32" => Ok(Tensor::F32(self.read()?)),
+            "bf16" => Ok(Tensor::Bf16(self.read::<bf16>()?)),
             other => Err(Error::argument("read a tensor", "f32 or bf16", format!("`{other}`"))),
         }
     }

@@ -1,7 +1,7 @@
 //! A worker: a process that plans jobs and runs their steps on request.
 
 use super::cpu::OnCpu;
-use super::inputs::{Inputs, PolicyTensors};
+use super::inputs::Inputs;
 use super::pjrt::OnDevices;
 use super::probe::Probe;
 use super::protocol::{Job, Planned, Reply, Request, Role, Stepped};
@@ -115,14 +115,6 @@ impl Worker {
 
 /// Bytes of what the policy hands over; the bias counts where it is used.
 pub(crate) fn input_bytes(inputs: &Inputs, has_bias: bool) -> u64 {
-    let bytes = |tensor: &super::inputs::HostTensor| {
-        let tensor = tensor.as_ref();
-        (tensor.host_len().unwrap_or(0) * tensor.dtype().bytes()) as u64
-    };
-    match &inputs.policy {
-        PolicyTensors::Logits(logits) => bytes(logits),
-        PolicyTensors::Hidden { hidden, lm_head, bias } => {
-            bytes(hidden) + bytes(lm_head) + if has_bias { bytes(bias) } else { 0 }
-        }
-    }
+    let used = inputs.policy.tensors().filter(|(name, _)| *name != "bias" || has_bias);
+    used.map(|(_, tensor)| (tensor.len() * tensor.dtype().bytes()) as u64).sum()
 }

@@ -2,14 +2,14 @@
 //!
 //! Widens inputs to f32, evaluates, and adds the gradients to the caller's.
 
-use crate::host::{self, Slice, SliceMut};
+use crate::host::{Grads, Slice, SliceMut};
 use crate::oracle::{Policy, gradient, score};
 use crate::plan::{Kernel, evaluator_bytes};
 use grpo_core::batch::TokenBatch;
 use grpo_core::columns::LossSums;
 use grpo_core::error::Result;
 use grpo_core::evaluate::Evaluator;
-use grpo_core::{Dtype, HeadLayout, PlanRequest, PolicySpec, Scores};
+use grpo_core::{Dtype, HeadLayout, PlanRequest, PolicyOutput, PolicySpec, Scores};
 use half::bf16;
 use std::borrow::Cow;
 
@@ -24,49 +24,30 @@ impl DensePlan {
     }
 
     /// Hands the policy, widened to f32, to `f`.
-    fn with_policy<T>(&self, policy: &host::Policy<'_>, f: impl FnOnce(&Policy<'_, f32>) -> T) -> T {
-        let vocab = self.request.policy.vocab();
-        match policy {
-            host::Policy::Hidden { hidden, lm_head, bias } => {
-                let layout = match self.request.policy {
-                    PolicySpec::Hidden { layout, .. } => layout,
-                    PolicySpec::Logits { .. } => HeadLayout::default(),
-                };
-                let (hidden, lm_head, bias) = (widen(*hidden), widen(*lm_head), bias.map(widen));
-                f(&Policy::Hidden { hidden: &hidden, lm_head: &lm_head, bias: bias.as_deref(), layout, vocab })
-            }
-            host::Policy::Logits(logits) => f(&Policy::Logits { logits: &widen(*logits), vocab }),
-            host::Policy::LogitsInPlace(SliceMut::F32(logits)) => f(&Policy::Logits { logits, vocab }),
-            host::Policy::LogitsInPlace(SliceMut::Bf16(logits)) => {
-                f(&Policy::Logits { logits: &widen(Slice::Bf16(logits)), vocab })
-            }
-        }
+    fn with_policy<T>(&self, policy: PolicyOutput<Slice<'_>>, f: impl FnOnce(&Policy<'_, f32>) -> T) -> T {
+        let layout = match self.request.policy {
+            PolicySpec::Hidden { layout, .. } => layout,
+            PolicySpec::Logits { .. } => HeadLayout::default(),
+        };
+        let widened = policy.map(widen);
+        f(&Policy { output: widened.as_ref().map(|values| &**values), vocab: self.request.policy.vocab(), layout })
     }
 }
 
 impl Kernel for DensePlan {
-    fn score(&mut self, policy: host::Policy<'_>, batch: &TokenBatch) -> Result<Scores> {
-        let out = self.with_policy(&policy, |policy| score(&self.request.loss, policy, batch))?;
+    fn score(&mut self, policy: PolicyOutput<Slice<'_>>, batch: &TokenBatch) -> Result<Scores> {
+        let out = self.with_policy(policy, |policy| score(&self.request.loss, policy, batch))?;
         Ok(Scores { logp: out.logp, entropy: out.entropy })
     }
 
     fn gradient(
         &mut self,
-        mut policy: host::Policy<'_>,
+        policy: PolicyOutput<Slice<'_>>,
         loss: &Evaluator<'_>,
-        grads: host::Grads<'_>,
+        grads: Grads<'_>,
     ) -> Result<(LossSums<f64>, Scores)> {
         let batch = loss.batch();
-        let (sums, out) = self.with_policy(&policy, |policy| gradient::<f32>(policy, loss))?;
-        match &mut policy {
-            host::Policy::LogitsInPlace(SliceMut::F32(logits)) => logits.copy_from_slice(&out.grad_logits),
-            host::Policy::LogitsInPlace(SliceMut::Bf16(logits)) => {
-                for (to, from) in logits.iter_mut().zip(&out.grad_logits) {
-                    *to = bf16::from_f32(*from);
-                }
-            }
-            _ => {}
-        }
+        let (sums, out) = self.with_policy(policy, |policy| gradient::<f32>(policy, loss))?;
         for (buffer, made) in [(grads.logits, &out.grad_logits), (grads.hidden, &out.grad_hidden)] {
             if let Some(buffer) = buffer {
                 let width = buffer.len() / batch.tokens().max(1);
@@ -80,6 +61,23 @@ impl Kernel for DensePlan {
                 add(buffer, made);
             }
         }
+        Ok((sums, Scores { logp: out.logp, entropy: out.entropy }))
+    }
+
+    fn gradient_in_place(&mut self, logits: SliceMut<'_>, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, Scores)> {
+        let vocab = self.request.policy.vocab();
+        let (sums, out) = match logits {
+            SliceMut::F32(logits) => {
+                let made = gradient::<f32>(&Policy::logits(logits, vocab), loss)?;
+                logits.copy_from_slice(&made.1.grad_logits);
+                made
+            }
+            SliceMut::Bf16(logits) => {
+                let made = gradient::<f32>(&Policy::logits(&widen(Slice::Bf16(logits)), vocab), loss)?;
+                logits.iter_mut().zip(&made.1.grad_logits).for_each(|(to, from)| *to = bf16::from_f32(*from));
+                made
+            }
+        };
         Ok((sums, Scores { logp: out.logp, entropy: out.entropy }))
     }
 }

@@ -32,7 +32,7 @@ mod token;
 pub(crate) use tiling::{Problem, choose};
 
 use crate::gemm::{Cut, Gemm, KAxis, MatMut, Packed, Rows};
-use crate::host::{Grads, Policy, Slice};
+use crate::host::{Grads, Slice, SliceMut};
 use crate::pages::zeros;
 use crate::plan::Kernel;
 use crate::softmax::{Partial, RowGrad, RowSums, Scales, TILE, Transform};
@@ -41,7 +41,7 @@ use grpo_core::batch::TokenBatch;
 use grpo_core::columns::LossSums;
 use grpo_core::error::Result;
 use grpo_core::evaluate::Evaluator;
-use grpo_core::{HeadLayout, LoopOrder, PlanRequest, Scores};
+use grpo_core::{HeadLayout, LoopOrder, PlanRequest, PolicyOutput, Scores};
 use head::Head;
 use slot::{Slot, for_each_with_slot, unit_block};
 use std::ops::Range;
@@ -113,8 +113,8 @@ impl FusedPlan {
     }
 
     /// Hidden states and head of a call. The wrapper has checked that the policy hands over both.
-    fn inputs<'a>(&self, policy: Policy<'a>) -> (Slice<'a>, Head<'a>) {
-        let Policy::Hidden { hidden, lm_head, bias } = policy else {
+    fn inputs<'a>(&self, policy: PolicyOutput<Slice<'a>>) -> (Slice<'a>, Head<'a>) {
+        let PolicyOutput::Hidden { hidden, lm_head, bias } = policy else {
             unreachable!("the wrapper has checked the policy against the plan")
         };
         let Problem { gemm, h, v, layout, .. } = self.problem;
@@ -287,7 +287,7 @@ fn pack_for_logits(gemm: Gemm, hidden: Slice<'_>, rows: &[usize], h: usize, out:
 }
 
 impl Kernel for FusedPlan {
-    fn score(&mut self, policy: Policy<'_>, batch: &TokenBatch) -> Result<Scores> {
+    fn score(&mut self, policy: PolicyOutput<Slice<'_>>, batch: &TokenBatch) -> Result<Scores> {
         let (hidden, head) = self.inputs(policy);
         let mut scores = empty_scores(batch);
         for rows in batch.active_rows().chunks(self.blocking.chunk) {
@@ -299,7 +299,7 @@ impl Kernel for FusedPlan {
 
     fn gradient(
         &mut self,
-        policy: Policy<'_>,
+        policy: PolicyOutput<Slice<'_>>,
         loss: &Evaluator<'_>,
         mut grads: Grads<'_>,
     ) -> Result<(LossSums<f64>, Scores)> {
@@ -335,6 +335,10 @@ impl Kernel for FusedPlan {
             }
         }
         Ok((loss.finish(totals), scores))
+    }
+
+    fn gradient_in_place(&mut self, _: SliceMut<'_>, _: &Evaluator<'_>) -> Result<(LossSums<f64>, Scores)> {
+        unreachable!("the wrapper has checked the policy against the plan")
     }
 }
 

@@ -17,7 +17,7 @@
 
 use crate::arch::IsaToken;
 use crate::convert::Element;
-use crate::host::{Grads, Policy, Slice, SliceMut};
+use crate::host::{Grads, Slice, SliceMut};
 use crate::pages::zeros;
 use crate::plan::{Kernel, evaluator_bytes};
 use crate::softmax::{
@@ -29,7 +29,7 @@ use grpo_core::batch::TokenBatch;
 use grpo_core::columns::LossSums;
 use grpo_core::error::Result;
 use grpo_core::evaluate::Evaluator;
-use grpo_core::{LossConfig, PlanRequest, Scores};
+use grpo_core::{LossConfig, PlanRequest, PolicyOutput, Scores};
 use half::bf16;
 use rayon::prelude::*;
 
@@ -347,29 +347,36 @@ impl LogitsPlan {
 }
 
 impl Kernel for LogitsPlan {
-    fn score(&mut self, policy: Policy<'_>, batch: &TokenBatch) -> Result<Scores> {
+    fn score(&mut self, policy: PolicyOutput<Slice<'_>>, batch: &TokenBatch) -> Result<Scores> {
         Ok(match policy {
-            Policy::Logits(Slice::F32(logits)) => self.kernel.score(logits, batch),
-            Policy::Logits(Slice::Bf16(logits)) => self.kernel.score(logits, batch),
-            Policy::LogitsInPlace(SliceMut::F32(logits)) => self.kernel.score(logits, batch),
-            Policy::LogitsInPlace(SliceMut::Bf16(logits)) => self.kernel.score(logits, batch),
-            Policy::Hidden { .. } => unreachable!("the wrapper has checked the policy against the plan"),
+            PolicyOutput::Logits(Slice::F32(logits)) => self.kernel.score(logits, batch),
+            PolicyOutput::Logits(Slice::Bf16(logits)) => self.kernel.score(logits, batch),
+            PolicyOutput::Hidden { .. } => unreachable!("the wrapper has checked the policy against the plan"),
         })
     }
 
     fn gradient(
         &mut self,
-        policy: Policy<'_>,
+        policy: PolicyOutput<Slice<'_>>,
         loss: &Evaluator<'_>,
         grads: Grads<'_>,
     ) -> Result<(LossSums<f64>, Scores)> {
         let kernel = &mut self.kernel;
         Ok(match policy {
-            Policy::Logits(Slice::F32(logits)) => kernel.gradient(&mut Access::Separate(logits, grads.logits), loss),
-            Policy::Logits(Slice::Bf16(logits)) => kernel.gradient(&mut Access::Separate(logits, grads.logits), loss),
-            Policy::LogitsInPlace(SliceMut::F32(logits)) => self.in_place(logits, loss),
-            Policy::LogitsInPlace(SliceMut::Bf16(logits)) => self.in_place(logits, loss),
-            Policy::Hidden { .. } => unreachable!("the wrapper has checked the policy against the plan"),
+            PolicyOutput::Logits(Slice::F32(logits)) => {
+                kernel.gradient(&mut Access::Separate(logits, grads.logits), loss)
+            }
+            PolicyOutput::Logits(Slice::Bf16(logits)) => {
+                kernel.gradient(&mut Access::Separate(logits, grads.logits), loss)
+            }
+            PolicyOutput::Hidden { .. } => unreachable!("the wrapper has checked the policy against the plan"),
+        })
+    }
+
+    fn gradient_in_place(&mut self, logits: SliceMut<'_>, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, Scores)> {
+        Ok(match logits {
+            SliceMut::F32(logits) => self.in_place(logits, loss),
+            SliceMut::Bf16(logits) => self.in_place(logits, loss),
         })
     }
 }

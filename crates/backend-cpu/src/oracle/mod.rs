@@ -19,7 +19,7 @@ use grpo_core::error::Result;
 use grpo_core::evaluate::Evaluator;
 use grpo_core::plan::{Call, Step, TokenScores, step};
 use grpo_core::real::Scalar;
-use grpo_core::{LossConfig, TemperatureFactors};
+use grpo_core::{LossConfig, PolicyOutput, TemperatureFactors};
 use policy::{dense, head_index};
 
 /// Evaluates `config` on `batch`.
@@ -72,7 +72,7 @@ pub(crate) fn gradient<R: Scalar>(
 ) -> Result<(LossSums<f64>, Evaluation<R>)> {
     let (config, batch) = (loss.config(), loss.batch());
     let (mut z, stats, mut out) = forward(config, policy, batch)?;
-    let (n, v, rows, zero) = (batch.tokens(), policy.vocab(), batch.active_rows(), R::from_f64(0.0));
+    let (n, v, rows, zero) = (batch.tokens(), policy.vocab, batch.active_rows(), R::from_f64(0.0));
 
     // The loss and its derivatives by logp and entropy, from the rounded values that the caller sees.
     let active = |values: &[R]| rows.iter().map(|&i| values[i].to_f64()).collect::<Vec<_>>();
@@ -94,7 +94,7 @@ pub(crate) fn gradient<R: Scalar>(
     }
 
     // dH = dZ W, dW = dZ^T H, db = sum of dZ.
-    if let Policy::Hidden { hidden, lm_head, bias, layout, .. } = *policy {
+    if let PolicyOutput::Hidden { hidden, lm_head, bias } = policy.output {
         let h = lm_head.len() / v;
         out.grad_hidden = vec![zero; n * h];
         out.grad_lm_head = vec![zero; v * h];
@@ -103,7 +103,7 @@ pub(crate) fn gradient<R: Scalar>(
             let mut sums = vec![0.0; h];
             for (j, dz) in z[i * v..(i + 1) * v].iter().enumerate() {
                 for (k, sum) in sums.iter_mut().enumerate() {
-                    *sum += dz.to_f64() * lm_head[head_index(layout, j, k, v, h)].to_f64();
+                    *sum += dz.to_f64() * lm_head[head_index(policy.layout, j, k, v, h)].to_f64();
                 }
             }
             out.grad_hidden[i * h..(i + 1) * h].iter_mut().zip(sums).for_each(|(g, sum)| *g = R::from_f64(sum));
@@ -116,7 +116,7 @@ pub(crate) fn gradient<R: Scalar>(
                 }
             }
             for (k, sum) in sums.into_iter().enumerate() {
-                out.grad_lm_head[head_index(layout, j, k, v, h)] = R::from_f64(sum);
+                out.grad_lm_head[head_index(policy.layout, j, k, v, h)] = R::from_f64(sum);
             }
             if let Some(g) = out.grad_bias.get_mut(j) {
                 *g = R::from_f64(rows.iter().map(|i| z[i * v + j].to_f64()).sum());
@@ -142,18 +142,18 @@ fn forward<R: Scalar>(
     batch: &TokenBatch,
 ) -> Result<(Vec<R>, Vec<Row>, Evaluation<R>)> {
     policy.check(batch)?;
-    let (n, v, zero) = (batch.tokens(), policy.vocab(), R::from_f64(0.0));
+    let (n, v, zero) = (batch.tokens(), policy.vocab, R::from_f64(0.0));
     let mut out = Evaluation { logp: vec![zero; n], entropy: vec![zero; n], ..Evaluation::default() };
     let mut z = dense(n, v)?;
     let mut stats = Vec::with_capacity(batch.active_tokens());
     for &i in batch.active_rows() {
         let row = &mut z[i * v..(i + 1) * v];
-        match *policy {
-            Policy::Logits { logits, .. } => row.copy_from_slice(&logits[i * v..(i + 1) * v]),
-            Policy::Hidden { hidden, lm_head, bias, layout, .. } => {
+        match policy.output {
+            PolicyOutput::Logits(logits) => row.copy_from_slice(&logits[i * v..(i + 1) * v]),
+            PolicyOutput::Hidden { hidden, lm_head, bias } => {
                 let h = lm_head.len() / v;
                 for (j, z) in row.iter_mut().enumerate() {
-                    let weight = |k| lm_head[head_index(layout, j, k, v, h)].to_f64();
+                    let weight = |k| lm_head[head_index(policy.layout, j, k, v, h)].to_f64();
                     let dot: f64 = (0..h).map(|k| hidden[i * h + k].to_f64() * weight(k)).sum();
                     *z = R::from_f64(dot + bias.map_or(0.0, |b| b[j].to_f64()));
                 }

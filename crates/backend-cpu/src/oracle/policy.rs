@@ -3,31 +3,17 @@
 use grpo_core::batch::TokenBatch;
 use grpo_core::error::{Error, Result};
 use grpo_core::real::Scalar;
-use grpo_core::{HeadLayout, Metrics};
+use grpo_core::{HeadLayout, Metrics, PolicyOutput};
 
-/// What the policy hands over, in the precision `R`. Row-major.
+/// A policy's output in the precision `R`, row-major, with the shape that its slices alone do not tell.
 #[derive(Clone, Copy, Debug)]
-pub enum Policy<'a, R> {
-    /// Logits `[N, V]`.
-    Logits {
-        /// `[N, V]`.
-        logits: &'a [R],
-        /// V.
-        vocab: usize,
-    },
-    /// Hidden states and LM head.
-    Hidden {
-        /// `[N, H]`.
-        hidden: &'a [R],
-        /// `[V, H]` or `[H, V]`.
-        lm_head: &'a [R],
-        /// `[V]`.
-        bias: Option<&'a [R]>,
-        /// Of `lm_head`.
-        layout: HeadLayout,
-        /// V.
-        vocab: usize,
-    },
+pub struct Policy<'a, R> {
+    /// Logits `[N, V]`, or hidden states `[N, H]`, head and bias `[V]`.
+    pub output: PolicyOutput<&'a [R]>,
+    /// V.
+    pub vocab: usize,
+    /// The layout of the head. It is of no meaning for logits.
+    pub layout: HeadLayout,
 }
 
 /// Loss, per-token values and every gradient. Entries of masked tokens are 0; gradients of what the policy did not
@@ -56,20 +42,25 @@ pub struct Evaluation<R> {
     pub metrics: Metrics,
 }
 
-impl<R> Policy<'_, R> {
-    pub(super) fn vocab(&self) -> usize {
-        match *self {
-            Self::Logits { vocab, .. } | Self::Hidden { vocab, .. } => vocab,
-        }
+impl<'a, R> Policy<'a, R> {
+    /// Logits `[N, V]` with V = `vocab`.
+    pub fn logits(logits: &'a [R], vocab: usize) -> Self {
+        Self { output: PolicyOutput::Logits(logits), vocab, layout: HeadLayout::default() }
+    }
+
+    /// Hidden states `[N, H]`, a head of that layout, and its bias `[V]` with V = `vocab`.
+    pub fn hidden(hidden: &'a [R], lm_head: &'a [R], bias: Option<&'a [R]>, layout: HeadLayout, vocab: usize) -> Self {
+        Self { output: PolicyOutput::Hidden { hidden, lm_head, bias }, vocab, layout }
     }
 
     /// Checks lengths and targets.
     pub(super) fn check(&self, batch: &TokenBatch) -> Result<()> {
         const OP: &str = "reference";
         let n = batch.tokens();
-        let (what, found, vocab, width) = match *self {
-            Self::Logits { logits, vocab } => ("logits [N, V]", logits.len(), vocab, vocab),
-            Self::Hidden { hidden, lm_head, vocab, bias, .. } => {
+        let vocab = self.vocab;
+        let (what, found, width) = match self.output {
+            PolicyOutput::Logits(logits) => ("logits [N, V]", logits.len(), vocab),
+            PolicyOutput::Hidden { hidden, lm_head, bias } => {
                 let h = lm_head.len() / vocab.max(1);
                 if lm_head.is_empty() || lm_head.len() != h * vocab {
                     return Err(Error::shape(
@@ -82,7 +73,7 @@ impl<R> Policy<'_, R> {
                 if let Some(bias) = bias.filter(|b| b.len() != vocab) {
                     return Err(Error::shape(OP, "bias [V]", vocab, bias.len()));
                 }
-                ("hidden [N, H]", hidden.len(), vocab, h)
+                ("hidden [N, H]", hidden.len(), h)
             }
         };
         if vocab == 0 || n.checked_mul(width.max(vocab)).is_none() || found != n * width {

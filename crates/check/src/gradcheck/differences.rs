@@ -139,10 +139,10 @@ impl Point {
         let tensor = |i: usize| self.tensors.get(i).map(|(_, values)| values.as_slice());
         let (first, vocab) = (tensor(0).unwrap_or_default(), self.vocab);
         match self.layout {
-            None => oracle::Policy::Logits { logits: first, vocab },
+            None => oracle::Policy::logits(first, vocab),
             Some(layout) => {
                 let lm_head = tensor(1).unwrap_or_default();
-                oracle::Policy::Hidden { hidden: first, lm_head, bias: tensor(2), layout, vocab }
+                oracle::Policy::hidden(first, lm_head, tensor(2), layout, vocab)
             }
         }
     }

@@ -2,15 +2,15 @@
 
 use super::differences::{Differences, Point};
 use crate::error::{Error, Result};
-use crate::parity::{Evaluated, Row, call, oracle_at, widen};
+use crate::parity::{Evaluated, Row, call, call_in_place, oracle_at, widen, widened};
 use backend_cpu::oracle;
 use backend_tpu::aot::Variant;
 use backend_tpu::program::ProgramKind;
 use grpo_bench::config::{BenchConfig, ShapeConfig};
 use grpo_bench::cpu::policy;
-use grpo_bench::inputs::{self, HostTensor, Inputs, PolicyTensors};
+use grpo_bench::inputs::{self, Inputs};
 use grpo_core::parity::{Comparison, Tolerances, Values};
-use grpo_core::{Advantages, Backend, Dtype, HeadLayout, PolicyInput, PolicySpec, TensorMut};
+use grpo_core::{Advantages, Backend, Dtype, HeadLayout, PolicyOutput, PolicySpec, Tensor};
 use half::bf16;
 use rand::SeedableRng;
 use rand::seq::index::sample;
@@ -200,7 +200,7 @@ impl Problem {
             tolerances = tolerances.with_dlogits(backend.dlogits(dtype));
         }
         let mut found = match (variant.program, &self.inputs.policy) {
-            (ProgramKind::GradientInPlace, PolicyTensors::Logits(logits)) => {
+            (ProgramKind::GradientInPlace, PolicyOutput::Logits(logits)) => {
                 // The gradient is rounded as it is stored.
                 tolerances = tolerances.with_dlogits(dtype);
                 self.in_place(variant, backend, logits.clone())?
@@ -227,14 +227,10 @@ impl Problem {
         Ok(comparisons.into_iter().map(|comparison| Row::new(name, "oracle", comparison)).collect())
     }
 
-    fn in_place(&self, variant: &Variant, backend: &dyn Backend, mut logits: HostTensor) -> Result<Values> {
+    fn in_place(&self, variant: &Variant, backend: &dyn Backend, mut logits: Tensor) -> Result<Values> {
         let mut plan = backend.plan(&variant.request)?;
-        let place = PolicyInput::LogitsInPlace(match &mut logits {
-            HostTensor::F32(logits) => TensorMut::F32(logits),
-            HostTensor::Bf16(logits) => TensorMut::Bf16(logits),
-        });
-        let values = call(plan.as_mut(), &variant.request, place, &self.inputs.batch)?.values;
-        Ok(Values { grad_logits: Some(wide(&logits)), ..values })
+        let values = call_in_place(plan.as_mut(), logits.as_mut(), &self.inputs.batch)?.values;
+        Ok(Values { grad_logits: Some(widened(&logits)), ..values })
     }
 
     /// The oracle of logits that are rounded to bf16 once, and of gradients by what they are a product of.
@@ -254,7 +250,7 @@ impl Problem {
             dot + bias.map_or(0.0, |bias| bias[j])
         };
         let logits: Vec<f64> = (0..n * v).map(|ij| bf16::from_f64(logit(ij / v, ij % v)).to_f64()).collect();
-        let given = oracle::Policy::Logits { logits: &logits, vocab: v };
+        let given = oracle::Policy::logits(&logits, v);
         let mut oracle = oracle_at(&self.config.loss, &given, &self.inputs.batch)?;
         let dz = oracle.values.grad_logits.take().unwrap_or_default();
         let (mut dx, mut dw, mut db) = (vec![0.0; n * h], vec![0.0; v * h], vec![0.0; v]);
@@ -281,21 +277,14 @@ fn gradient<'a>(values: &'a Values, name: &str) -> Option<&'a [f64]> {
     }
 }
 
-fn point(config: &BenchConfig, policy: &PolicyTensors, has_bias: bool) -> Point {
+fn point(config: &BenchConfig, policy: &PolicyOutput<Tensor>, has_bias: bool) -> Point {
     let (tensors, layout) = match policy {
-        PolicyTensors::Logits(logits) => (vec![("grad_logits", wide(logits))], None),
-        PolicyTensors::Hidden { hidden, lm_head, bias } => {
-            let mut tensors = vec![("grad_hidden", wide(hidden)), ("grad_lm_head", wide(lm_head))];
-            tensors.extend(has_bias.then(|| ("grad_bias", wide(bias))));
+        PolicyOutput::Logits(logits) => (vec![("grad_logits", widened(logits))], None),
+        PolicyOutput::Hidden { hidden, lm_head, bias } => {
+            let mut tensors = vec![("grad_hidden", widened(hidden)), ("grad_lm_head", widened(lm_head))];
+            tensors.extend(bias.iter().filter(|_| has_bias).map(|bias| ("grad_bias", widened(bias))));
             (tensors, Some(config.layout))
         }
     };
     Point { tensors, layout, vocab: config.shape.vocab }
-}
-
-fn wide(tensor: &HostTensor) -> Vec<f64> {
-    match tensor {
-        HostTensor::F32(values) => widen(values),
-        HostTensor::Bf16(values) => values.iter().map(|x| x.to_f64()).collect(),
-    }
 }

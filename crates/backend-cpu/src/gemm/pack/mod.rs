@@ -45,7 +45,8 @@ macro_rules! by_element_and_isa {
                 let _ = isa;
                 $body::<E, false, $($argument)*>(data, source, along, from, out, stride)
             }
-            match source.data {
+            let data = source.data;
+            match data {
                 Slice::F32(data) => run::<f32, $($argument)*>(isa, data, source, along, from, out, stride),
                 Slice::Bf16(data) => run::<bf16, $($argument)*>(isa, data, source, along, from, out, stride),
             }
