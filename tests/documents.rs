@@ -12,6 +12,24 @@ fn the_readme_shows_the_example_that_is_compiled() {
     assert!(README.contains(&format!("```rust\n{code}```")), "README.md and examples/host_slices.rs differ");
 }
 
+/// What a user copies into `Cargo.toml` names packages and folders that exist, on both pages that show it.
+#[test]
+fn the_packages_that_a_user_is_to_write_down_exist() {
+    let packages = [
+        ("grpo-core", "../grpo/crates/grpo-core", include_str!("../crates/grpo-core/Cargo.toml")),
+        ("grpo-backend-cpu", "../grpo/crates/backend-cpu", include_str!("../crates/backend-cpu/Cargo.toml")),
+    ];
+    for (name, path, manifest) in packages {
+        assert!(manifest.contains(&format!("name = \"{name}\"\n")), "{path} is no package {name}");
+        assert!(README.contains(&format!("{name} = {{ path = \"{path}\" }}")), "README.md does not name {name}");
+    }
+    let (front_page, _) = include_str!("../crates/backend-cpu/src/lib.rs").split_once("\n#![").unwrap();
+    let front_page = front_page.replace("//! ", "");
+    for (name, text) in [("README.md", README), ("backend-cpu", &front_page)] {
+        assert!(text.contains("[profile.dev.package.grpo-backend-cpu]\nopt-level = 3\n"), "{name} has no profile");
+    }
+}
+
 #[test]
 fn files_that_the_documents_link_to_exist() {
     let documents = [

@@ -2,7 +2,7 @@
 
 use crate::support::{command, grpo, names, refuse, stderr, stdout, succeed};
 use grpo_core::BatchFile;
-use grpo_core::format::{Policy, Tensor};
+use grpo_core::{PolicyOutput, Tensor};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
@@ -119,7 +119,9 @@ fn what_has_no_end_is_refused() {
 /// A batch with a KL term and the entry `index` of its hidden states set to `value`.
 fn with_hidden(path: String, index: usize, value: f32) -> String {
     let mut file = BatchFile::parse(&std::fs::read(batch("trl_grpo_kl")).expect("a batch")).expect("a batch");
-    let Policy::Hidden { hidden: Tensor::F32(hidden), .. } = &mut file.policy else { panic!("hidden states in f32") };
+    let PolicyOutput::Hidden { hidden: Tensor::F32(hidden), .. } = &mut file.policy else {
+        panic!("hidden states in f32")
+    };
     hidden[index] = value;
     std::fs::write(&path, file.to_bytes().expect("bytes")).expect("written");
     path

@@ -1,38 +1,33 @@
 //! NaN at one token of a batch: every loss of the golden files, every implementation, every backend.
 
-use backend_cpu::reference;
+use backend_cpu::oracle;
 use grpo_check::parity;
 use grpo_core::batch::PolicyValues;
-use grpo_core::format::{Policy, Tensor};
 use grpo_core::{
     Backend, BatchFile, Dtype, Error, GradientSpec, GradsMut, Implementation, LossOutput, LossPlan, PlanRequest,
-    Tiling, TokenBatch,
+    PolicyOutput, Tensor, Tiling, TokenBatch,
 };
 use half::bf16;
 
 /// Two tokens that the loss counts: the one with the largest gradient and, where there is one, one that the loss clips or
 /// leaves without a gradient.
 fn tokens(file: &BatchFile) -> Vec<usize> {
-    let Policy::Hidden { hidden, lm_head, bias } = file.policy.to_dtype(Dtype::F32) else { panic!("{}", file.name) };
+    let PolicyOutput::Hidden { hidden, lm_head, bias } = file.policy.to_dtype(Dtype::F32) else {
+        panic!("{}", file.name)
+    };
     let wide = |tensor: &Tensor| match tensor {
         Tensor::F32(values) => values.iter().map(|x| f64::from(*x)).collect::<Vec<_>>(),
         Tensor::Bf16(values) => values.iter().map(|x| x.to_f64()).collect(),
     };
     let (hidden, lm_head, bias) = (wide(&hidden), wide(&lm_head), bias.as_ref().map(wide));
     let layout = grpo_core::HeadLayout::VocabHidden;
-    let policy = reference::Policy::Hidden {
-        hidden: &hidden,
-        lm_head: &lm_head,
-        bias: bias.as_deref(),
-        layout,
-        vocab: file.vocab,
-    };
+    let policy = oracle::Policy::hidden(&hidden, &lm_head, bias.as_deref(), layout, file.vocab);
     let score = |batch: &_| {
-        let scores = reference::score(&file.loss, &policy, batch)?;
+        let scores = oracle::score(&file.loss, &policy, batch)?;
         Ok::<_, Error>(PolicyValues { logp: scores.logp, entropy: scores.entropy })
     };
     let counted = file.loss.prepare(&file.batch, score).unwrap().active_rows().to_vec();
-    let gradient = reference::evaluate(&file.loss, &policy, &file.batch).unwrap().grad_hidden;
+    let gradient = oracle::evaluate(&file.loss, &policy, &file.batch).unwrap().grad_hidden;
     let size = |row: &usize| gradient[row * file.hidden..(row + 1) * file.hidden].iter().map(|g| g * g).sum::<f64>();
     let largest = counted.iter().copied().max_by(|a, b| size(a).total_cmp(&size(b)));
     let dead = counted.iter().copied().find(|row| size(row) == 0.0 && Some(*row) != largest);
@@ -53,8 +48,8 @@ struct Called {
     lm_head: Vec<f32>,
 }
 
-fn call(plan: &mut dyn LossPlan, file: &BatchFile, policy: &Policy, batch: &TokenBatch) -> Called {
-    let has_bias = matches!(policy, Policy::Hidden { bias: Some(_), .. });
+fn call(plan: &mut dyn LossPlan, file: &BatchFile, policy: &PolicyOutput<Tensor>, batch: &TokenBatch) -> Called {
+    let has_bias = policy.has_bias();
     let mut hidden = vec![0.0_f32; batch.tokens() * file.hidden];
     let (mut lm_head, mut bias) = (vec![0.0_f32; file.vocab * file.hidden], vec![0.0_f32; file.vocab]);
     let grads = GradsMut {
@@ -99,7 +94,7 @@ pub(crate) fn assert_seen(backend: &dyn Backend, file: &BatchFile, dtype: Dtype)
         if file.loss.final_logit_softcapping.is_some() { vec![f32::NAN] } else { vec![f32::NAN, f32::INFINITY] };
     for implementation in Implementation::ALL {
         let policy = file.policy.to_dtype(dtype);
-        let has_bias = matches!(policy, Policy::Hidden { bias: Some(_), .. });
+        let has_bias = policy.has_bias();
         let request = PlanRequest {
             loss: file.loss.clone(),
             implementation,
@@ -112,7 +107,7 @@ pub(crate) fn assert_seen(backend: &dyn Backend, file: &BatchFile, dtype: Dtype)
         let what = format!("{} {} on {}", file.name, implementation.name(), backend.name());
         let changed = |change: &dyn Fn(&mut Tensor, &mut Tensor)| {
             let mut policy = policy.clone();
-            let Policy::Hidden { hidden, lm_head, .. } = &mut policy else { panic!("{what}") };
+            let PolicyOutput::Hidden { hidden, lm_head, .. } = &mut policy else { panic!("{what}") };
             change(hidden, lm_head);
             policy
         };
@@ -161,7 +156,7 @@ fn an_evaluation_names_the_token() {
     let file = crate::golden::files().into_iter().find(|file| file.name == "trl_grpo_default").unwrap();
     let row = tokens(&file)[0];
     let mut policy = file.policy.clone();
-    let Policy::Hidden { hidden, .. } = &mut policy else { panic!("hidden states") };
+    let PolicyOutput::Hidden { hidden, .. } = &mut policy else { panic!("hidden states") };
     poison(hidden, row * file.hidden, f32::NAN);
     for backend in crate::backends() {
         for implementation in Implementation::ALL {

@@ -2,9 +2,9 @@
 //! of advantage, sequences of uneven length, one of them fully masked, poison at every masked position.
 
 use grpo_check::parity::oracle;
-use grpo_core::format::{Policy, Tensor};
 use grpo_core::parity::Values;
-use grpo_core::{Advantages, BatchFile, Dtype, LossConfig, TokenBatch};
+use grpo_core::{BatchFile, Dtype, LossConfig, TokenBatch};
+use grpo_core::{PolicyOutput, Tensor};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::StandardNormal;
@@ -39,10 +39,10 @@ pub(crate) fn case(shape: Shape, loss: &LossConfig, dtype: Dtype, seed: u64) -> 
         hidden[i * h..(i + 1) * h].fill(f32::NAN);
         targets[i] = [-100, i64::MAX, v as i64][i % 3];
     }
-    let policy = Policy::Hidden { hidden: Tensor::F32(hidden), lm_head: Tensor::F32(lm_head), bias }.to_dtype(dtype);
+    let policy =
+        PolicyOutput::Hidden { hidden: Tensor::F32(hidden), lm_head: Tensor::F32(lm_head), bias }.to_dtype(dtype);
     let mut size = || rng.sample::<f32, _>(StandardNormal).abs().max(0.3);
-    let advantages = (0..b).map(|i| if i % 2 == 0 { size() } else { -size() }).collect();
-    let plain = TokenBatch::padded(&targets, &mask, [b, t]).unwrap();
+    let advantages: Vec<f32> = (0..b).map(|i| if i % 2 == 0 { size() } else { -size() }).collect();
     let mut file = BatchFile {
         name: format!("{shape:?}"),
         source: "synthetic".into(),
@@ -51,13 +51,11 @@ pub(crate) fn case(shape: Shape, loss: &LossConfig, dtype: Dtype, seed: u64) -> 
         hidden: h,
         vocab: v,
         policy,
-        batch: plain.clone().with_advantages(Advantages::PerSequence(advantages)).unwrap(),
+        batch: TokenBatch::padded(&targets, &mask, [b, t]).and_then(|batch| batch.with_advantages(advantages)).unwrap(),
         expected: Values::default(),
     };
     // Old and reference log-probabilities lie near the policy's own, which an on-policy evaluation tells.
-    let on_policy = BatchFile { batch: plain, ..file.clone() };
-    let logp =
-        oracle(&LossConfig { beta: 0.0, ..loss.clone() }, &on_policy, &file.policy).unwrap().values.logp.unwrap();
+    let logp = oracle(&LossConfig { beta: 0.0, ..loss.clone() }, &file, &file.policy).unwrap().values.logp.unwrap();
     let mut near = |spread: f32| -> Vec<f32> {
         logp.iter()
             .zip(&mask)

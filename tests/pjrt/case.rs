@@ -2,7 +2,7 @@
 //! sides of every clip, both signs of advantage, sequences of uneven length, one empty, one masked as a whole, and poison
 //! at every masked position.
 
-use backend_cpu::reference::{Evaluation, Policy, evaluate, score};
+use backend_cpu::oracle::{Evaluation, Policy, evaluate, score};
 use grpo_core::{
     Advantages, Dtype, GradientSpec, HeadLayout, Implementation, LossConfig, PlanRequest, PolicyInput, PolicySpec,
     TensorRef, Tiling, TokenBatch,
@@ -142,7 +142,7 @@ impl Case {
         let (hidden, lm_head) = (self.hidden.in_f64(), self.lm_head.in_f64());
         let bias = self.bias.as_ref().map(Tensor::in_f64);
         let Shape { layout, v, .. } = self.shape;
-        f(&Policy::Hidden { hidden: &hidden, lm_head: &lm_head, bias: bias.as_deref(), layout, vocab: v })
+        f(&Policy::hidden(&hidden, &lm_head, bias.as_deref(), layout, v))
     }
 
     /// What the loss is, densely in f64.

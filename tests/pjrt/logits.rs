@@ -3,7 +3,7 @@
 use crate::case::{Case, Shape, Tensor};
 use crate::evaluation::{assert_same, report};
 use crate::{backend, cispo, grpo, gspo};
-use backend_cpu::reference::{Evaluation, Policy, evaluate};
+use backend_cpu::oracle::{Evaluation, Policy, evaluate};
 use grpo_core::parity::{Comparison, Tolerances};
 use grpo_core::{
     Dtype, GradientSpec, GradsMut, Implementation, LossConfig, LossPlan, PlanRequest, PolicyInput, PolicySpec,
@@ -21,7 +21,7 @@ pub(crate) fn logits(case: &Case) -> Tensor {
 }
 
 pub(crate) fn oracle(case: &Case, loss: &LossConfig, logits: &Tensor) -> Evaluation<f64> {
-    evaluate(loss, &Policy::Logits { logits: &logits.in_f64(), vocab: case.shape.v }, &case.batch).unwrap()
+    evaluate(loss, &Policy::logits(&logits.in_f64(), case.shape.v), &case.batch).unwrap()
 }
 
 pub(crate) fn request(case: &Case, loss: &LossConfig, implementation: Implementation) -> PlanRequest {
@@ -69,18 +69,18 @@ pub(crate) fn check(name: &str, plan: &mut dyn LossPlan, case: &Case, loss: &Los
 
     // Scoring leaves logits alone that a loss may overwrite.
     let (mut wide_z, mut narrow_z) = (z.wide.clone(), z.wide.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>());
-    fn input<'a>(dtype: Dtype, wide: &'a mut [f32], narrow: &'a mut [bf16]) -> PolicyInput<'a> {
-        PolicyInput::LogitsInPlace(match dtype {
+    fn place<'a>(dtype: Dtype, wide: &'a mut [f32], narrow: &'a mut [bf16]) -> TensorMut<'a> {
+        match dtype {
             Dtype::F32 => TensorMut::F32(wide),
             Dtype::Bf16 => TensorMut::Bf16(narrow),
-        })
+        }
     }
-    let scores = plan.score(input(dtype, &mut wide_z, &mut narrow_z), &case.batch).unwrap();
+    let logits = place(dtype, &mut wide_z, &mut narrow_z);
+    let scores = plan.score(PolicyInput::Logits(logits.as_ref()), &case.batch).unwrap();
     assert_same(name, &scores, &added.scores);
     let same = |a: &f32, b: &f32| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan());
     assert!(wide_z.iter().zip(&z.wide).all(|(a, b)| same(a, b)), "{name}: score has written to the logits");
-    let policy = input(dtype, &mut wide_z, &mut narrow_z);
-    let in_place = plan.value_and_grad(policy, &case.batch, GradsMut::default()).unwrap();
+    let in_place = plan.value_and_grad_in_place(place(dtype, &mut wide_z, &mut narrow_z), &case.batch).unwrap();
     assert_same(name, &in_place.scores, &added.scores);
     assert!(
         (in_place.loss - added.loss).abs() <= 1e-6 * expected.magnitude,
@@ -126,8 +126,7 @@ fn extreme_logits(#[values(1, 2, 3)] v: usize, #[values(1.0, 30.0, 1e4)] scale: 
     for implementation in [Implementation::Reference, Implementation::Logits] {
         let mut plan = backend().plan_on_device(&request(&case, &loss, implementation)).unwrap();
         let mut found = z.wide.clone();
-        let policy = PolicyInput::LogitsInPlace((&mut found).into());
-        let output = plan.value_and_grad(policy, &case.batch, GradsMut::default()).unwrap();
+        let output = plan.value_and_grad_in_place((&mut found).into(), &case.batch).unwrap();
         let name = format!("V {v}, logits x {scale}");
         for i in case.batch.active_rows() {
             let off = (f64::from(output.scores.logp[*i]) - expected.logp[*i]).abs();

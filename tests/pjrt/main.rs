@@ -4,6 +4,7 @@
 mod case;
 mod evaluation;
 mod exactness;
+mod grpo_loss;
 mod logits;
 mod masks;
 mod mesh;

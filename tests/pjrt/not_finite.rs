@@ -72,8 +72,8 @@ fn rows_of_logits_that_are_not_finite(
 ) {
     let (nan, inf) = (f32::NAN, f32::INFINITY);
     let loss = crate::loss(r#"{"loss_type": "bnpo", "entropy_coef": 0.1}"#);
-    let batch =
-        TokenBatch::packed(vec![1, 0], vec![0, 2]).and_then(|batch| batch.with_old_logp(vec![-1.0; 2])).unwrap();
+    let batch = TokenBatch::packed(vec![1, 0], vec![0, 2]).unwrap();
+    let batch = batch.with_advantages(vec![0.0]).unwrap().with_old_logp(vec![-1.0; 2]).unwrap();
     let case = Case::new(&loss, Shape { lengths: &[2], v: 3, ..Shape::default() }, 3);
     let request = PlanRequest {
         policy: PolicySpec::Logits { vocab: 3, dtype: grpo_core::Dtype::F32 },

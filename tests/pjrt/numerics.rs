@@ -3,7 +3,7 @@
 use crate::case::{Case, Shape, chunks, panels};
 use crate::evaluation::{Output, assert_same, report};
 use crate::{backend, grpo, gspo, loss, on_mesh};
-use backend_cpu::reference::{Evaluation, Policy, evaluate};
+use backend_cpu::oracle::{Evaluation, Policy, evaluate};
 use backend_tpu::PjrtPlan;
 use backend_tpu::program::{Numerics, Role};
 use grpo_core::parity::{Comparison, Tolerances};
@@ -50,7 +50,7 @@ fn oracle_of_rounded_logits(case: &Case, loss: &LossConfig) -> Evaluation<f64> {
     let dot = |i: usize, j: usize| (0..h).map(|k| hidden[i * h + k] * head[j * h + k]).sum::<f64>();
     let n = case.tokens();
     let z: Vec<f64> = (0..n * v).map(|ij| bf16::from_f64(dot(ij / v, ij % v)).to_f64()).collect();
-    let mut expected = evaluate(loss, &Policy::Logits { logits: &z, vocab: v }, &case.batch).unwrap();
+    let mut expected = evaluate(loss, &Policy::logits(&z, v), &case.batch).unwrap();
     let dz = &expected.grad_logits;
     let active = case.batch.active_rows();
     expected.grad_hidden = vec![0.0; n * h];

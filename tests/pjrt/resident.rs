@@ -28,13 +28,13 @@ impl Resident {
     }
 
     fn policy(&self) -> PolicyInput<'_> {
-        let (hidden, lm_head) = (TensorRef::Device(&self.hidden), TensorRef::Device(&self.lm_head));
+        let (hidden, lm_head) = ((&self.hidden).into(), (&self.lm_head).into());
         PolicyInput::Hidden { hidden, lm_head, bias: None }
     }
 }
 
 fn grads<'a>(hidden: &'a mut PjrtTensor, lm_head: &'a mut PjrtTensor) -> GradsMut<'a> {
-    let (hidden, lm_head) = (TensorMut::Device(hidden), TensorMut::Device(lm_head));
+    let (hidden, lm_head) = (hidden.into(), lm_head.into());
     GradsMut { hidden: Some(hidden), lm_head: Some(lm_head), ..GradsMut::default() }
 }
 
@@ -115,11 +115,10 @@ fn logits_in_place_on_the_device(#[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype
     let z = crate::logits::logits(&case);
     let mut plan = backend().plan_on_device(&crate::logits::request(&case, &loss, Implementation::Logits)).unwrap();
     let mut logits = plan.upload(Role::Logits, case.tokens(), z.as_ref()).unwrap();
-    let scores = plan.score(PolicyInput::LogitsInPlace(TensorMut::Device(&mut logits)), &case.batch).unwrap();
+    let scores = plan.score(PolicyInput::Logits(TensorRef::Device(&logits)), &case.batch).unwrap();
     let unchanged = logits.to_host().unwrap();
     assert!(unchanged.iter().zip(&z.wide).all(|(a, b)| a == b || (a.is_nan() && b.is_nan())));
-    let policy = PolicyInput::LogitsInPlace(TensorMut::Device(&mut logits));
-    let output = plan.value_and_grad(policy, &case.batch, GradsMut::default()).unwrap();
+    let output = plan.value_and_grad_in_place(TensorMut::Device(&mut logits), &case.batch).unwrap();
     crate::evaluation::assert_same("in place", &scores, &output.scores);
     let expected = crate::logits::oracle(&case, &loss, &z).grad_logits;
     let largest = expected.iter().fold(0.0_f64, |m, g| m.max(g.abs()));

@@ -106,7 +106,7 @@ fn main() -> Result<()> {
                     Dtype::F32 => buffer.as_mut_slice().into(),
                     Dtype::Bf16 => buffer16.as_mut_slice().into(),
                 };
-                failed = plan.value_and_grad(PolicyInput::LogitsInPlace(place), &batch, GradsMut::default()).err();
+                failed = plan.value_and_grad_in_place(place, &batch).err();
             });
             let given = || match dtype {
                 Dtype::F32 => PolicyInput::Logits(original[..].into()),

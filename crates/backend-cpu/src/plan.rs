@@ -1,25 +1,27 @@
 //! A kernel as the head of a [`grpo_core::plan::Plan`], which has checked what kernels assume: tensors on the host, the
 //! backend's thread pool.
 
-use crate::host::{Grads, Policy};
+use crate::host::{self, Grads, Slice, SliceMut};
 use grpo_core::batch::TokenBatch;
 use grpo_core::columns::LossSums;
-use grpo_core::error::{Error, Result};
+use grpo_core::error::Result;
 use grpo_core::evaluate::Evaluator;
 use grpo_core::plan::{Head, Plan};
-use grpo_core::{GradsMut, LossPlan, MemoryReport, PlanRequest, PolicyInput, Scores};
+use grpo_core::{GradsMut, LossPlan, MemoryReport, PlanRequest, PolicyInput, PolicyOutput, Scores, TensorMut};
 use rayon::ThreadPool;
 use std::sync::Arc;
 
 /// One implementation, planned. Inputs have been checked against the plan, and lie on the host.
 pub(crate) trait Kernel: Send {
-    fn score(&mut self, policy: Policy<'_>, batch: &TokenBatch) -> Result<Scores>;
+    fn score(&mut self, policy: PolicyOutput<Slice<'_>>, batch: &TokenBatch) -> Result<Scores>;
     fn gradient(
         &mut self,
-        policy: Policy<'_>,
+        policy: PolicyOutput<Slice<'_>>,
         loss: &Evaluator<'_>,
         grads: Grads<'_>,
     ) -> Result<(LossSums<f64>, Scores)>;
+    /// Overwrites logits with their gradient, with zeros at masked tokens. Only plans of given logits are asked to.
+    fn gradient_in_place(&mut self, logits: SliceMut<'_>, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, Scores)>;
 }
 
 /// A kernel in the backend's thread pool.
@@ -40,7 +42,7 @@ impl CpuHead {
 
 impl Head for CpuHead {
     fn score(&mut self, policy: PolicyInput<'_>, batch: &TokenBatch) -> Result<Scores> {
-        let policy = Policy::new(policy)?;
+        let policy = host::policy(policy)?;
         self.run(|kernel| kernel.score(policy, batch))
     }
 
@@ -50,15 +52,20 @@ impl Head for CpuHead {
         loss: &Evaluator<'_>,
         grads: GradsMut<'_>,
     ) -> Result<(LossSums<f64>, Scores)> {
-        let (policy, grads) = (Policy::new(policy)?, Grads::new(grads)?);
+        let (policy, grads) = (host::policy(policy)?, host::grads(grads)?);
         self.run(|kernel| kernel.gradient(policy, loss, grads))
+    }
+
+    fn gradient_in_place(&mut self, logits: TensorMut<'_>, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, Scores)> {
+        let logits = host::in_place(logits)?;
+        self.run(|kernel| kernel.gradient_in_place(logits, loss))
     }
 }
 
 /// Plans `kernel`, which allocates `workspace` bytes and is made only if the machine has them.
 ///
 /// # Errors
-/// [`Error::Memory`] when a call would need more than there may be.
+/// [`grpo_core::Error::Memory`] when a call would need more than there may be.
 pub(crate) fn plan(
     request: &PlanRequest,
     workspace: usize,
@@ -69,11 +76,6 @@ pub(crate) fn plan(
     let memory = MemoryReport { inputs, outputs, workspace };
     request.check_memory(&memory, machine_memory())?;
     Ok(Box::new(Plan::new(request, memory, CpuHead { kernel: kernel(), pool })))
-}
-
-/// An [`Error::Unsupported`] of this backend.
-pub(crate) fn unsupported(what: impl Into<String>, instead: impl Into<String>) -> Error {
-    Error::Unsupported { backend: crate::NAME.into(), what: what.into(), instead: instead.into() }
 }
 
 /// Bytes that an evaluator of `n` tokens holds: two weights per token, unless the batch brought its own. Its lists per

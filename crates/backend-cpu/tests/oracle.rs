@@ -2,7 +2,7 @@
 
 mod common;
 
-use backend_cpu::reference::{Policy, evaluate, score};
+use backend_cpu::oracle::{Policy, evaluate, score};
 use common::*;
 use grpo_core::aggregate::token_weights;
 use grpo_core::evaluate::Evaluator;
@@ -25,7 +25,7 @@ struct Point {
 impl Point {
     fn policy(&self, vocab: usize) -> Policy<'_, f64> {
         let (hidden, lm_head, bias) = (&self.hidden, &self.lm_head, Some(&self.bias[..]));
-        Policy::Hidden { hidden, lm_head, bias, layout: HeadLayout::VocabHidden, vocab }
+        Policy::hidden(hidden, lm_head, bias, HeadLayout::VocabHidden, vocab)
     }
 }
 
@@ -144,17 +144,17 @@ fn gradients_by_logits(#[values("grpo", "cispo", "gspo")] loss_type: &str) {
     let case = Case::new(&loss, &small(), 29);
     let (n, v) = (case.batch.tokens(), case.v);
     let mut z: Vec<f64> = (0..n * v).map(|i| 3.0 * ((i * 37 % 101) as f64 / 50.0 - 1.0)).collect();
-    let logp = score(&loss, &Policy::Logits { logits: &z, vocab: v }, &case.batch).unwrap().logp;
+    let logp = score(&loss, &Policy::logits(&z, v), &case.batch).unwrap().logp;
     // Ratios on both sides of the clip.
     let old = logp.iter().enumerate().map(|(i, l)| (l + [0.1, -0.33, 0.31, -0.02][i % 4]) as f32).collect();
     let case = Case { batch: case.batch.clone().with_old_logp(old).unwrap(), ..case };
-    let got = evaluate(&loss, &Policy::Logits { logits: &z, vocab: v }, &case.batch).unwrap();
+    let got = evaluate(&loss, &Policy::logits(&z, v), &case.batch).unwrap();
     assert!(got.grad_hidden.is_empty() && got.grad_lm_head.is_empty());
     for i in 0..n * v {
         let mut at = |offset: f64| {
             let there = z[i];
             z[i] = there + offset;
-            let value = value(&loss, &Policy::Logits { logits: &z, vocab: v }, &case, &got.logp);
+            let value = value(&loss, &Policy::logits(&z, v), &case, &got.logp);
             z[i] = there;
             value
         };
@@ -174,7 +174,7 @@ fn large_logits_are_finite() {
     for scale in [1e2, 1e4, 1e300] {
         let z: Vec<f64> =
             (0..case.batch.tokens() * case.v).map(|i| scale * ((i * 29 % 17) as f64 / 8.0 - 1.0)).collect();
-        let logits = Policy::Logits { logits: &z, vocab: case.v };
+        let logits = Policy::logits(&z, case.v);
         let got = evaluate(&loss, &logits, &case.batch).unwrap();
         let finite = |list: &[f64]| list.iter().all(|x| x.is_finite());
         assert!(finite(&got.logp) && finite(&got.entropy) && finite(&got.grad_logits), "{scale:e}: {got:?}");
@@ -187,9 +187,8 @@ fn large_logits_are_finite() {
 fn logits_that_fit_no_memory_are_an_error() {
     let n = 1 << 22;
     let ones = vec![1.0; n];
-    let policy =
-        Policy::Hidden { hidden: &ones, lm_head: &ones, bias: None, layout: HeadLayout::VocabHidden, vocab: n };
-    let batch = TokenBatch::packed(vec![0; n], vec![0, n]).unwrap();
+    let policy = Policy::hidden(&ones, &ones, None, HeadLayout::VocabHidden, n);
+    let batch = TokenBatch::packed(vec![0; n], vec![0, n]).unwrap().with_advantages(vec![1.0]).unwrap();
     let error = evaluate::<f64>(&LossConfig::default(), &policy, &batch).unwrap_err();
     assert!(error.to_string().contains("no memory for dense logits [4194304, 4194304]"), "{error}");
 }

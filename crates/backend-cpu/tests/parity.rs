@@ -2,7 +2,7 @@
 
 mod common;
 
-use backend_cpu::reference::{Policy, evaluate};
+use backend_cpu::oracle::{Policy, evaluate};
 use backend_cpu::{CpuBackend, Isa};
 use common::*;
 use grpo_core::*;
@@ -67,7 +67,7 @@ fn given_logits_match_the_oracle(
     let case = Case::new(&loss, &Shape { dtype, ..Shape::default() }, 3);
     let (z, n, v) = (logits(&case), case.batch.tokens(), case.v);
     let wide: Vec<f64> = z.iter().copied().map(f64::from).collect();
-    let expected = evaluate(&loss, &Policy::Logits { logits: &wide, vocab: v }, &case.batch).unwrap();
+    let expected = evaluate(&loss, &Policy::logits(&wide, v), &case.batch).unwrap();
     let largest = expected.grad_logits.iter().fold(0.0_f64, |m, x| m.max(x.abs()));
     assert!(largest > 1e-3, "largest gradient is only {largest}");
     let request = PlanRequest {
@@ -102,7 +102,7 @@ fn given_logits_match_the_oracle(
         Dtype::F32 => z.as_mut_slice().into(),
         Dtype::Bf16 => narrow.as_mut_slice().into(),
     };
-    let in_place = plan.value_and_grad(PolicyInput::LogitsInPlace(input), &case.batch, GradsMut::default()).unwrap();
+    let in_place = plan.value_and_grad_in_place(input, &case.batch).unwrap();
     assert_eq!((in_place.loss, &in_place.scores), (separate.loss, &separate.scores));
     let (made, tolerance) = match dtype {
         Dtype::F32 => (z, 2e-5),
@@ -292,8 +292,8 @@ fn extreme_logits(#[values("grpo", "cispo", "gspo")] loss_type: &str, #[values(3
         row[target(*i) as usize] = if i % 3 == 0 { 1.5 * scale } else { -0.9 * scale };
     }
     let wide: Vec<f64> = z.iter().copied().map(f64::from).collect();
-    let policy = Policy::Logits { logits: &wide, vocab: v };
-    let logp = backend_cpu::reference::score(&loss, &policy, &case.batch).unwrap().logp;
+    let policy = Policy::logits(&wide, v);
+    let logp = backend_cpu::oracle::score(&loss, &policy, &case.batch).unwrap().logp;
     let old = logp.iter().enumerate().map(|(i, l)| *l as f32 + [0.02, -0.1, 0.03][i % 3]).collect();
     let batch = case.batch.clone().with_old_logp(old).unwrap().with_ref_logp(vec![-1.0; n]).unwrap();
     // KL to a reference that far away is e^1e4; it is not what is tested.
@@ -309,8 +309,7 @@ fn extreme_logits(#[values("grpo", "cispo", "gspo")] loss_type: &str, #[values(3
             gradients: GradientSpec::default(),
         };
         let mut z = z.clone();
-        let input = PolicyInput::LogitsInPlace(z.as_mut_slice().into());
-        let got = backend.plan(&request).unwrap().value_and_grad(input, &batch, GradsMut::default()).unwrap();
+        let got = plan(&backend, &request).value_and_grad_in_place(z.as_mut_slice().into(), &batch).unwrap();
         assert!(got.loss.is_finite(), "{implementation:?}");
         for (name, got, expected) in
             [("logp", &got.scores.logp, &expected.logp), ("entropy", &got.scores.entropy, &expected.entropy)]

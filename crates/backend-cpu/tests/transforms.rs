@@ -2,7 +2,7 @@
 
 mod common;
 
-use backend_cpu::reference::{Policy, evaluate, score};
+use backend_cpu::oracle::{Policy, evaluate, score};
 use backend_cpu::{CpuBackend, Isa};
 use common::*;
 use grpo_core::*;
@@ -78,7 +78,7 @@ fn given_logits_match_the_oracle(
         z = narrow.iter().map(|x| x.to_f32()).collect();
     }
     let wide: Vec<f64> = z.iter().copied().map(f64::from).collect();
-    let policy = Policy::Logits { logits: &wide, vocab: v };
+    let policy = Policy::logits(&wide, v);
     let logp = score(&loss, &policy, &case.batch).unwrap().logp;
     let old = logp.iter().enumerate().map(|(i, l)| *l as f32 + [0.02, -0.1, 0.03][i % 3]).collect();
     let batch = case.batch.clone().with_old_logp(old).unwrap();
@@ -118,7 +118,7 @@ fn given_logits_match_the_oracle(
         Dtype::F32 => z.as_mut_slice().into(),
         Dtype::Bf16 => narrow.as_mut_slice().into(),
     };
-    let in_place = plan.value_and_grad(PolicyInput::LogitsInPlace(place), &batch, GradsMut::default()).unwrap();
+    let in_place = plan.value_and_grad_in_place(place, &batch).unwrap();
     assert_eq!((in_place.loss, in_place.scores), (separate.loss, separate.scores));
     match dtype {
         Dtype::F32 => assert_eq!(z, grad),

@@ -38,17 +38,8 @@ fn main() -> Result<()> {
     let mut dhidden = plan.zeros(Role::GradHidden, n)?;
     let mut dlm_head = plan.zeros(Role::GradLmHead, n)?;
     for step in 0..3 {
-        let policy = PolicyInput::Hidden {
-            hidden: TensorRef::Device(&hidden),
-            lm_head: TensorRef::Device(&lm_head),
-            bias: None,
-        };
-        let grads = GradsMut {
-            hidden: Some(TensorMut::Device(&mut dhidden)), // added to where they are
-            lm_head: Some(TensorMut::Device(&mut dlm_head)),
-            ..GradsMut::default()
-        };
-        let out = plan.value_and_grad_on_device(policy, &batch, grads)?;
+        let grads = Grads::new(&mut dhidden, &mut dlm_head); // added to where they are
+        let out = plan.value_and_grad_on_device(PolicyInput::head(&hidden, &lm_head), &batch, grads)?;
         println!("step {step}: loss {:.4}, {}", out.loss, norm("dlm_head", &dlm_head)?);
     }
     Ok(())

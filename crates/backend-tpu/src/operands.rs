@@ -1,10 +1,10 @@
 //! What the caller hands to a program: tensors to read, tensors to update, wherever they are.
 
-use crate::plan::Devices;
+use crate::devices::Devices;
+use crate::error::{failed, unsupported};
 use crate::program::Role;
 use crate::shard::Layout;
 use crate::tensor::PjrtTensor;
-use crate::{failed, unsupported};
 use grpo_core::error::{Error, Result};
 use grpo_core::{DeviceTensor, Dtype, GradsMut, PolicyInput, TensorMut, TensorRef};
 use pjrt::Buffer;
@@ -23,21 +23,11 @@ pub(crate) enum Operand<'a> {
 pub(crate) struct Operands<'a>(Vec<(Role, Operand<'a>)>);
 
 impl<'a> Operands<'a> {
-    /// `update`: whether logits given to be overwritten are to be.
-    pub(crate) fn new(policy: PolicyInput<'a>, update: bool) -> Result<Self> {
+    /// What the policy hands over, to be read.
+    pub(crate) fn new(policy: PolicyInput<'a>) -> Result<Self> {
         let mut operands = Self::default();
         match policy {
             PolicyInput::Logits(logits) => operands.read(Role::Logits, logits)?,
-            PolicyInput::LogitsInPlace(logits) if update => operands.update(Role::Logits, logits)?,
-            PolicyInput::LogitsInPlace(TensorMut::F32(logits)) => {
-                operands.read(Role::Logits, TensorRef::F32(logits))?
-            }
-            PolicyInput::LogitsInPlace(TensorMut::Bf16(logits)) => {
-                operands.read(Role::Logits, TensorRef::Bf16(logits))?;
-            }
-            PolicyInput::LogitsInPlace(TensorMut::Device(logits)) => {
-                operands.read(Role::Logits, TensorRef::Device(logits))?;
-            }
             PolicyInput::Hidden { hidden, lm_head, bias } => {
                 operands.read(Role::Hidden, hidden)?;
                 operands.read(Role::LmHead, lm_head)?;
@@ -46,6 +36,13 @@ impl<'a> Operands<'a> {
                 }
             }
         }
+        Ok(operands)
+    }
+
+    /// Logits that are overwritten with their gradient.
+    pub(crate) fn in_place(logits: TensorMut<'a>) -> Result<Self> {
+        let mut operands = Self::default();
+        operands.update(Role::Logits, logits)?;
         Ok(operands)
     }
 

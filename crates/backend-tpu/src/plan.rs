@@ -4,11 +4,11 @@
 //! gradients are updated in buffers that are donated and come back. Host slices are uploaded before and downloaded after
 //! the same call.
 
-use crate::aot::{Variant, What};
-use crate::backend::PjrtBackend;
-use crate::failed;
+use crate::aot::Variant;
+use crate::devices::MeshCompiler;
+use crate::error::failed;
 use crate::operands::Operands;
-use crate::program::{Pass, Program, Role, Spec};
+use crate::program::{Pass, Program, ProgramKind, Role, Spec};
 use crate::shard::Layout;
 use crate::tables::Tables;
 use crate::tensor::PjrtTensor;
@@ -20,25 +20,18 @@ use grpo_core::evaluate::Evaluator;
 use grpo_core::plan::{Call, Step, TokenScores, step};
 use grpo_core::{
     Dtype, GradientSpec, GradsMut, LossOutput, LossPlan, MemoryReport, Metrics, PlanRequest, PolicyInput, Scores,
-    TensorRef,
+    TensorMut, TensorRef,
 };
-use pjrt::{Argument, Buffer, Client, CompiledMemoryStats, DType, Device, LoadedExecutable};
+use pjrt::{Argument, Buffer, CompiledMemoryStats, DType, LoadedExecutable};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// The devices of a mesh, in its order.
-#[derive(Clone, Debug)]
-pub(crate) struct Devices {
-    pub(crate) list: Vec<Device>,
-    pub(crate) client: Client,
-}
-
 /// The loss on devices, ready for batches of one shape.
 pub struct PjrtPlan {
-    backend: PjrtBackend,
+    compiler: MeshCompiler,
     request: PlanRequest,
     spec: Spec,
-    what: What,
+    kind: ProgramKind,
     programs: HashMap<Pass, Compiled>,
     memory: MemoryReport,
 }
@@ -49,8 +42,8 @@ struct Compiled {
 }
 
 impl Compiled {
-    fn new(backend: &PjrtBackend, program: Program) -> Result<Self> {
-        let executable = backend.compile(program.module.to_string())?;
+    fn new(compiler: &MeshCompiler, program: Program) -> Result<Self> {
+        let executable = compiler.compile(program.module.to_string())?;
         Ok(Self { program, executable })
     }
 
@@ -72,22 +65,28 @@ pub struct DeviceOutput {
     pub logp: PjrtTensor,
     /// Entropies `[N]`.
     pub entropy: PjrtTensor,
-    /// Gradients that were not added to the caller's: those of [`What::Materialised`], in the dtype of the inputs.
+    /// Gradients that were not added to the caller's: those of [`ProgramKind::Materialised`], in the dtype of the inputs.
     pub gradients: Vec<PjrtTensor>,
 }
 
+impl From<Step<OnDevice>> for DeviceOutput {
+    fn from(Step { sums, metrics, scores }: Step<OnDevice>) -> Self {
+        let OnDevice { logp, entropy, gradients } = scores;
+        Self { loss: sums.loss, policy_loss: sums.policy, metrics, logp, entropy, gradients }
+    }
+}
+
 impl PjrtPlan {
-    pub(crate) fn new(backend: &PjrtBackend, request: &PlanRequest, what: What) -> Result<Self> {
-        let &PjrtBackend { numerics, mosaic, mesh, .. } = backend;
+    pub(crate) fn new(compiler: &MeshCompiler, variant: Variant) -> Result<Self> {
+        let (request, kind) = (&variant.request, variant.program);
         // A compiler takes its time for what no device could hold.
         let least = MemoryReport { inputs: request.inputs_bytes(), outputs: request.outputs_bytes(), workspace: 0 };
         request.check_memory(&least, None)?;
-        let variant = Variant { request: request.clone(), numerics, mosaic, mesh, what };
-        let pass = what.pass(request.policy);
+        let pass = kind.pass(request.policy);
         let mut spec = variant.spec()?;
         let bytes = |value: i64| usize::try_from(value).unwrap_or(0);
         let (compiled, memory) = variant.compile_within_budget(&mut spec, |spec| {
-            let compiled = Compiled::new(backend, what.program(spec, pass)?)?;
+            let compiled = Compiled::new(compiler, kind.program(spec, pass)?)?;
             let stats = compiled.memory()?;
             let workspace = bytes(stats.temp);
             let inputs = bytes(stats.argument - stats.alias);
@@ -95,13 +94,13 @@ impl PjrtPlan {
         })?;
         request.check_memory(&memory, None)?;
         let programs = HashMap::from([(pass, compiled)]);
-        Ok(Self { backend: backend.clone(), request: variant.request, spec, what, programs, memory })
+        Ok(Self { compiler: compiler.clone(), request: variant.request, spec, kind, programs, memory })
     }
 
     /// The program of `pass`, compiled when it is first needed.
     fn compiled(&mut self, pass: Pass) -> Result<&Compiled> {
         if !self.programs.contains_key(&pass) {
-            let compiled = Compiled::new(&self.backend, self.what.program(&self.spec, pass)?)?;
+            let compiled = Compiled::new(&self.compiler, self.kind.program(&self.spec, pass)?)?;
             self.programs.insert(pass, compiled);
         }
         Ok(&self.programs[&pass])
@@ -112,7 +111,7 @@ impl PjrtPlan {
     /// # Errors
     /// [`Error::Backend`] when the plugin does not say.
     pub fn compiled_memory(&mut self) -> Result<CompiledMemoryStats> {
-        let pass = self.what.pass(self.request.policy);
+        let pass = self.kind.pass(self.request.policy);
         self.compiled(pass)?.memory()
     }
 
@@ -141,7 +140,7 @@ impl PjrtPlan {
             return Err(Error::shape(OP, format!("{} elements", role.name()), layout.elements(), found));
         }
         let shape = self.spec.type_of(role).shape;
-        PjrtTensor::upload(&self.backend.devices, role, layout, &shape, tensor)
+        PjrtTensor::upload(&self.compiler.devices, role, layout, &shape, tensor)
     }
 
     /// A tensor of zeros of `role`, as gradients begin.
@@ -171,8 +170,7 @@ impl PjrtPlan {
         self.request.check_call(&policy, batch, None)?;
         self.spec.check_batch(batch)?;
         let tables = Tables::new(&self.spec, batch, None);
-        let (_, OnDevice { logp, entropy, .. }) =
-            self.run(Pass::Score, batch, &tables, Operands::new(policy, false)?)?;
+        let (_, OnDevice { logp, entropy, .. }) = self.run(Pass::Score, batch, &tables, Operands::new(policy)?)?;
         Ok([logp, entropy])
     }
 
@@ -189,14 +187,31 @@ impl PjrtPlan {
     ) -> Result<DeviceOutput> {
         self.check_call(&policy, batch, &grads)?;
         let loss = self.request.loss.clone();
-        let Step { sums, metrics, scores } = step(&loss, batch, DeviceCall { plan: self, policy, grads })?;
-        let OnDevice { logp, entropy, gradients } = scores;
-        Ok(DeviceOutput { loss: sums.loss, policy_loss: sums.policy, metrics, logp, entropy, gradients })
+        Ok(step(&loss, batch, DeviceCall { plan: self, tensors: Tensors::Separate(policy, grads) })?.into())
+    }
+
+    /// The same of logits that are overwritten with their gradient.
+    ///
+    /// # Errors
+    /// As [`PjrtPlan::value_and_grad_on_device`].
+    pub fn value_and_grad_in_place_on_device(
+        &mut self,
+        logits: TensorMut<'_>,
+        batch: &TokenBatch,
+    ) -> Result<DeviceOutput> {
+        self.check_in_place(&logits, batch)?;
+        let loss = self.request.loss.clone();
+        Ok(step(&loss, batch, DeviceCall { plan: self, tensors: Tensors::InPlace(logits) })?.into())
+    }
+
+    fn check_in_place(&self, logits: &TensorMut<'_>, batch: &TokenBatch) -> Result<()> {
+        self.request.check_call(&PolicyInput::Logits(logits.as_ref()), batch, None)?;
+        self.spec.check_batch(batch)
     }
 
     fn check_call(&self, policy: &PolicyInput<'_>, batch: &TokenBatch, grads: &GradsMut<'_>) -> Result<()> {
-        match self.what {
-            What::Materialised => {
+        match self.kind {
+            ProgramKind::Materialised => {
                 let gradients = GradientSpec { hidden: false, lm_head: false, bias: false };
                 PlanRequest { gradients, ..self.request.clone() }.check_call(policy, batch, Some(grads))?;
             }
@@ -215,9 +230,9 @@ impl PjrtPlan {
     ) -> Result<(LossSums<f64>, OnDevice)> {
         self.compiled(pass)?;
         let layout = |role| Layout::new(&self.spec, role, batch.tokens());
-        operands.check(&self.backend.devices, layout, |role| self.dtype(role))?;
+        operands.check(&self.compiler.devices, layout, |role| self.dtype(role))?;
         let mut uploaded = operands.upload(|role, tensor| self.upload(role, batch.tokens(), tensor))?;
-        let tables = tables.upload(&self.spec, &self.backend.devices)?;
+        let tables = tables.upload(&self.spec, &self.compiler.devices)?;
         let Compiled { program, executable } = &self.programs[&pass];
 
         // From here on the devices own what is updated: a failure loses it.
@@ -283,27 +298,39 @@ impl TokenScores for OnDevice {
 /// An evaluation whose results stay on the devices.
 struct DeviceCall<'a> {
     plan: &'a mut PjrtPlan,
-    policy: PolicyInput<'a>,
-    grads: GradsMut<'a>,
+    tensors: Tensors<'a>,
+}
+
+/// The caller's tensors in an evaluation with gradients.
+enum Tensors<'a> {
+    Separate(PolicyInput<'a>, GradsMut<'a>),
+    /// Logits that are overwritten.
+    InPlace(TensorMut<'a>),
 }
 
 impl Call for DeviceCall<'_> {
     type Scores = OnDevice;
 
     fn score(&mut self, batch: &TokenBatch) -> Result<OnDevice> {
-        let [logp, entropy] = self.plan.score_on_device(self.policy.reborrow(), batch)?;
+        let policy = match &self.tensors {
+            Tensors::Separate(policy, _) => *policy,
+            Tensors::InPlace(logits) => PolicyInput::Logits(logits.as_ref()),
+        };
+        let [logp, entropy] = self.plan.score_on_device(policy, batch)?;
         Ok(OnDevice { logp, entropy, gradients: vec![] })
     }
 
     fn gradient(self, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, OnDevice)> {
-        let Self { plan, policy, grads } = self;
+        let Self { plan, tensors } = self;
         let tables = Tables::new(&plan.spec, loss.batch(), Some(loss));
-        let pass = match policy {
-            PolicyInput::LogitsInPlace(_) => Pass::GradientInPlace,
-            _ => Pass::Gradient,
+        let (pass, operands) = match tensors {
+            Tensors::InPlace(logits) => (Pass::GradientInPlace, Operands::in_place(logits)?),
+            Tensors::Separate(policy, grads) => {
+                let mut operands = Operands::new(policy)?;
+                operands.add(grads)?;
+                (Pass::Gradient, operands)
+            }
         };
-        let mut operands = Operands::new(policy, true)?;
-        operands.add(grads)?;
         plan.run(pass, loss.batch(), &tables, operands)
     }
 }
@@ -345,9 +372,13 @@ impl LossPlan for PjrtPlan {
     ) -> Result<LossOutput> {
         self.check_call(&policy, batch, &grads)?;
         let loss = self.request.loss.clone();
-        let call = HostCall(DeviceCall { plan: self, policy, grads });
-        let Step { sums, metrics, scores } = step(&loss, batch, call)?;
-        Ok(LossOutput { loss: sums.loss, policy_loss: sums.policy, scores, metrics })
+        Ok(step(&loss, batch, HostCall(DeviceCall { plan: self, tensors: Tensors::Separate(policy, grads) }))?.into())
+    }
+
+    fn value_and_grad_in_place(&mut self, logits: TensorMut<'_>, batch: &TokenBatch) -> Result<LossOutput> {
+        self.check_in_place(&logits, batch)?;
+        let loss = self.request.loss.clone();
+        Ok(step(&loss, batch, HostCall(DeviceCall { plan: self, tensors: Tensors::InPlace(logits) }))?.into())
     }
 
     fn memory(&self) -> MemoryReport {

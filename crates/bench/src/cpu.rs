@@ -1,14 +1,14 @@
 //! Variants on this CPU.
 
-use super::inputs::{HostTensor, Inputs, PolicyTensors};
+use super::inputs::Inputs;
 use super::memory;
 use super::protocol::{Bytes, Job, Planned, Role, Stepped};
-use super::worker::{Contender, input_bytes};
+use super::worker::{Runner, input_bytes};
 use crate::error::Result;
 use backend_cpu::{CpuBackend, Isa};
-use backend_tpu::aot::{Variant, What};
-use backend_tpu::program::{Mesh, Numerics};
-use grpo_core::{Backend, GradientSpec, GradsMut, LossPlan, PolicyInput, PolicySpec, TensorMut};
+use backend_tpu::aot::Variant;
+use backend_tpu::program::{Mesh, Numerics, ProgramKind};
+use grpo_core::{Backend, GradientSpec, GradsMut, LossPlan, PolicyInput, PolicyOutput, PolicySpec, Tensor, TensorMut};
 use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::rc::Rc;
@@ -19,16 +19,16 @@ pub(crate) struct OnCpu {
     plan: Box<dyn LossPlan>,
     inputs: Rc<Inputs>,
     variant: Variant,
-    /// By the names of what they belong to.
+    /// Gradient buffers by the names of what they belong to.
     gradients: BTreeMap<&'static str, Vec<f32>>,
     /// Logits that a step overwrites.
-    in_place: Option<HostTensor>,
+    in_place: Option<Tensor>,
     /// What the process held before the plan, with inputs and gradients.
     resident: Option<u64>,
 }
 
 impl OnCpu {
-    pub(crate) fn plan(job: &Job, inputs: Rc<Inputs>) -> Result<(Planned, Box<dyn Contender>)> {
+    pub(crate) fn plan(job: &Job, inputs: Rc<Inputs>) -> Result<(Planned, Box<dyn Runner>)> {
         let variant = job.config.variant(job.variant.as_deref().unwrap_or_default())?;
         refuse_what_it_lacks(job, &variant)?;
         let request = &variant.request;
@@ -41,8 +41,8 @@ impl OnCpu {
         }
         let gradients: BTreeMap<_, _> =
             wanted(&variant, &inputs).into_iter().map(|(name, elements)| (name, touched(elements))).collect();
-        let in_place = match (&inputs.policy, variant.what) {
-            (PolicyTensors::Logits(logits), What::GradientInPlace) => Some(logits.clone()),
+        let in_place = match (&inputs.policy, variant.program) {
+            (PolicyOutput::Logits(logits), ProgramKind::GradientInPlace) => Some(logits.clone()),
             _ => None,
         };
         let resident = memory::resident();
@@ -58,8 +58,8 @@ impl OnCpu {
             workspace: Some(plan.memory().workspace as u64),
         };
         let planned = Planned { plan_seconds, bytes, ..Planned::default() };
-        let contender = Self { plan, inputs: inputs.clone(), variant, gradients, in_place, resident };
-        Ok((planned, Box::new(contender)))
+        let runner = Self { plan, inputs: inputs.clone(), variant, gradients, in_place, resident };
+        Ok((planned, Box::new(runner)))
     }
 }
 
@@ -73,11 +73,11 @@ pub fn refuse_what_it_lacks(job: &Job, variant: &Variant) -> Result<()> {
         (variant.mosaic.is_some(), "mosaic", "those are TPU kernels: leave it out"),
         (variant.mesh != Mesh::default(), "mesh", "it is one device: leave it out"),
         (
-            variant.what == What::Materialised,
+            variant.program == ProgramKind::Materialised,
             "pass: materialised",
             "take `implementation: reference`, or a pjrt backend",
         ),
-        (job.role != Role::Loss || variant.what == What::Bare, "bare products", "take a pjrt backend"),
+        (job.role != Role::Loss || variant.program == ProgramKind::Bare, "bare products", "take a pjrt backend"),
     ];
     for (is_asked, what, instead) in lacks {
         if is_asked {
@@ -90,16 +90,17 @@ pub fn refuse_what_it_lacks(job: &Job, variant: &Variant) -> Result<()> {
 
 /// Gradients that the caller holds, with their sizes.
 fn wanted(variant: &Variant, inputs: &Inputs) -> Vec<(&'static str, usize)> {
-    let elements = |tensor: &HostTensor| tensor.as_ref().host_len().unwrap_or(0);
+    if matches!(variant.program, ProgramKind::Score | ProgramKind::GradientInPlace) {
+        return vec![];
+    }
     let GradientSpec { hidden, lm_head, bias } = variant.request.gradients;
-    let all = match (&inputs.policy, variant.what) {
-        (_, What::Score | What::GradientInPlace) => vec![],
-        (PolicyTensors::Logits(logits), _) => vec![("logits", hidden, elements(logits))],
-        (PolicyTensors::Hidden { hidden: x, lm_head: w, bias: b }, _) => {
-            vec![("hidden", hidden, elements(x)), ("lm_head", lm_head, elements(w)), ("bias", bias, elements(b))]
-        }
+    let is_wanted = |name| match name {
+        "lm_head" => lm_head,
+        "bias" => bias,
+        _ => hidden,
     };
-    all.into_iter().filter(|(_, wanted, _)| *wanted).map(|(name, _, elements)| (name, elements)).collect()
+    let tensors = inputs.policy.tensors().filter(|(name, _)| is_wanted(*name));
+    tensors.map(|(name, tensor)| (name, tensor.len())).collect()
 }
 
 /// Zeros whose pages are there.
@@ -111,21 +112,19 @@ fn touched(elements: usize) -> Vec<f32> {
 
 /// The policy's tensors as the plan of `variant` takes them: a bias only where it has one.
 pub fn policy<'a>(inputs: &'a Inputs, variant: &Variant) -> PolicyInput<'a> {
-    match &inputs.policy {
-        PolicyTensors::Logits(logits) => PolicyInput::Logits(logits.as_ref()),
-        PolicyTensors::Hidden { hidden, lm_head, bias } => {
-            let has_bias = matches!(variant.request.policy, PolicySpec::Hidden { bias: true, .. });
-            let bias = has_bias.then(|| bias.as_ref());
-            PolicyInput::Hidden { hidden: hidden.as_ref(), lm_head: lm_head.as_ref(), bias }
+    match (inputs.policy.as_input(), variant.request.policy) {
+        (PolicyInput::Hidden { hidden, lm_head, .. }, PolicySpec::Hidden { bias: false, .. }) => {
+            PolicyInput::Hidden { hidden, lm_head, bias: None }
         }
+        (policy, _) => policy,
     }
 }
 
-impl Contender for OnCpu {
+impl Runner for OnCpu {
     fn step(&mut self, check: bool) -> Result<Stepped> {
         match (&mut self.in_place, &self.inputs.policy) {
-            (Some(HostTensor::F32(to)), PolicyTensors::Logits(HostTensor::F32(from))) => to.copy_from_slice(from),
-            (Some(HostTensor::Bf16(to)), PolicyTensors::Logits(HostTensor::Bf16(from))) => to.copy_from_slice(from),
+            (Some(Tensor::F32(to)), PolicyOutput::Logits(Tensor::F32(from))) => to.copy_from_slice(from),
+            (Some(Tensor::Bf16(to)), PolicyOutput::Logits(Tensor::Bf16(from))) => to.copy_from_slice(from),
             _ => {}
         }
         if check {
@@ -133,15 +132,12 @@ impl Contender for OnCpu {
         }
         let can_reset = memory::reset_high_water();
         let began = Instant::now();
-        let loss = if self.variant.what == What::Score {
+        let loss = if self.variant.program == ProgramKind::Score {
             black_box(self.plan.score(policy(&self.inputs, &self.variant), &self.inputs.batch)?);
             None
+        } else if let Some(logits) = &mut self.in_place {
+            Some(self.plan.value_and_grad_in_place(logits.as_mut(), &self.inputs.batch)?.loss)
         } else {
-            let input = match &mut self.in_place {
-                Some(HostTensor::F32(logits)) => PolicyInput::LogitsInPlace(TensorMut::F32(logits)),
-                Some(HostTensor::Bf16(logits)) => PolicyInput::LogitsInPlace(TensorMut::Bf16(logits)),
-                None => policy(&self.inputs, &self.variant),
-            };
             let mut grads = GradsMut::default();
             for (name, values) in &mut self.gradients {
                 let place = match *name {
@@ -152,6 +148,7 @@ impl Contender for OnCpu {
                 };
                 *place = Some(TensorMut::F32(values));
             }
+            let input = policy(&self.inputs, &self.variant);
             Some(self.plan.value_and_grad(input, &self.inputs.batch, grads)?.loss)
         };
         let seconds = began.elapsed().as_secs_f64();
@@ -170,8 +167,8 @@ impl OnCpu {
     fn norms(&self) -> BTreeMap<String, f64> {
         let norm = |squares: &mut dyn Iterator<Item = f32>| squares.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
         let of_logits = match &self.in_place {
-            Some(HostTensor::F32(values)) => Some(norm(&mut values.iter().copied())),
-            Some(HostTensor::Bf16(values)) => Some(norm(&mut values.iter().map(|x| x.to_f32()))),
+            Some(Tensor::F32(values)) => Some(norm(&mut values.iter().copied())),
+            Some(Tensor::Bf16(values)) => Some(norm(&mut values.iter().map(|x| x.to_f32()))),
             None => None,
         };
         let all = self.gradients.iter().map(|(name, values)| (*name, norm(&mut values.iter().copied())));

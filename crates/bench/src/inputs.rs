@@ -10,7 +10,7 @@ use super::tensor_file::TensorFile;
 use crate::config::{BenchConfig, ShapeConfig};
 use crate::error::{Error, Result};
 use grpo_core::batch::{Advantages, TokenBatch};
-use grpo_core::{Dtype, HeadLayout, TensorRef};
+use grpo_core::{Dtype, HeadLayout, PolicyOutput, Tensor};
 use half::bf16;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -20,49 +20,15 @@ use std::path::Path;
 
 const BIAS_STD: f64 = 0.1;
 
-/// A tensor on the host.
-#[derive(Clone, Debug, PartialEq)]
-pub enum HostTensor {
-    /// In f32.
-    F32(Vec<f32>),
-    /// In bf16.
-    Bf16(Vec<bf16>),
-}
-
-impl HostTensor {
-    /// As the seam takes it.
-    pub fn as_ref(&self) -> TensorRef<'_> {
-        match self {
-            Self::F32(values) => TensorRef::F32(values),
-            Self::Bf16(values) => TensorRef::Bf16(values),
-        }
-    }
-}
-
-/// What the policy hands over.
-#[derive(Clone, Debug, PartialEq)]
-pub enum PolicyTensors {
-    /// Logits `[N, V]`.
-    Logits(HostTensor),
-    /// Hidden states and the head.
-    Hidden {
-        /// `[N, H]`.
-        hidden: HostTensor,
-        /// `[V, H]` or `[H, V]`.
-        lm_head: HostTensor,
-        /// `[V]`.
-        bias: HostTensor,
-    },
-}
-
 /// The files of a problem's inputs, by the names of their tensors.
 pub type Files = BTreeMap<String, TensorFile>;
 
 /// Inputs of a benchmark, as a worker holds them.
 #[derive(Clone, Debug)]
 pub struct Inputs {
-    /// What the policy hands over.
-    pub policy: PolicyTensors,
+    /// What the policy hands over: logits `[N, V]`, or hidden states `[N, H]`, a head `[V, H]` or `[H, V]`, and always a bias
+    /// `[V]`, which variants use or leave.
+    pub policy: PolicyOutput<Tensor>,
     /// Targets, advantages, and log-probabilities of other policies where the files have them.
     pub batch: TokenBatch,
 }
@@ -77,11 +43,11 @@ impl Inputs {
             files.get(name).ok_or_else(|| Error::argument("read the inputs", format!("a tensor `{name}`"), "none"))
         };
         let policy = match config.shape.hidden {
-            None => PolicyTensors::Logits(file("logits")?.load()?),
-            Some(_) => PolicyTensors::Hidden {
+            None => PolicyOutput::Logits(file("logits")?.load()?),
+            Some(_) => PolicyOutput::Hidden {
                 hidden: file("hidden")?.load()?,
                 lm_head: file("lm_head")?.load()?,
-                bias: file("bias")?.load()?,
+                bias: Some(file("bias")?.load()?),
             },
         };
         let advantages = file("advantages")?;
@@ -131,7 +97,7 @@ pub fn write_policy(config: &BenchConfig, folder: &Path) -> Result<Files> {
     Ok(files)
 }
 
-/// Writes targets `[N]` and advantages to `folder`: one for each sequence, with signs in turns, or, of a single sequence, one
+/// Writes targets `[N]` and advantages to `folder`: one for each sequence, with alternating signs, or, of a single sequence, one
 /// for each token.
 ///
 /// # Errors
@@ -181,10 +147,10 @@ pub fn has_other_policies(config: &BenchConfig) -> bool {
     !config.inputs.on_policy || config.loss.needs_ref_logp()
 }
 
-fn draw(seed: u64, stream: u64, elements: usize, std: f64, dtype: Dtype) -> HostTensor {
+fn draw(seed: u64, stream: u64, elements: usize, std: f64, dtype: Dtype) -> Tensor {
     match dtype {
-        Dtype::F32 => HostTensor::F32(normals(seed, stream, elements, std)),
-        Dtype::Bf16 => HostTensor::Bf16(from_table(seed, stream, elements, &table(std).map(bf16::from_f32))),
+        Dtype::F32 => Tensor::F32(normals(seed, stream, elements, std)),
+        Dtype::Bf16 => Tensor::Bf16(from_table(seed, stream, elements, &table(std).map(bf16::from_f32))),
     }
 }
 
@@ -265,8 +231,7 @@ mod tests {
     #[test]
     fn logits_have_the_spread_of_a_real_model() {
         let inputs = make(&config(), &[-5.0; 1000]);
-        let PolicyTensors::Hidden { hidden: HostTensor::F32(x), lm_head: HostTensor::F32(w), .. } = inputs.policy
-        else {
+        let PolicyOutput::Hidden { hidden: Tensor::F32(x), lm_head: Tensor::F32(w), .. } = inputs.policy else {
             panic!("hidden states in f32");
         };
         let dot = |row: usize, entry: usize| (0..16).map(|i| x[row * 16 + i] * w[entry * 16 + i]).sum();
@@ -320,11 +285,11 @@ mod tests {
         assert_eq!((&one.policy, &one.batch), (&same.policy, &same.batch));
         assert_ne!(one.policy, other.policy);
         assert_ne!(one.batch, other.batch);
-        let (PolicyTensors::Hidden { hidden: HostTensor::F32(wide), .. }, PolicyTensors::Hidden { hidden, .. }) =
+        let (PolicyOutput::Hidden { hidden: Tensor::F32(wide), .. }, PolicyOutput::Hidden { hidden, .. }) =
             (one.policy, with(1, Dtype::Bf16).policy)
         else {
             panic!("hidden states")
         };
-        assert_eq!(hidden, HostTensor::Bf16(wide.into_iter().map(bf16::from_f32).collect()));
+        assert_eq!(hidden, Tensor::Bf16(wide.into_iter().map(bf16::from_f32).collect()));
     }
 }

@@ -2,10 +2,9 @@
 //!
 //! So that a worker reads them straight into its memory, and one in another language with a line of its own.
 
-use super::inputs::HostTensor;
 use crate::error::{Error, Result};
 use bytemuck::Pod;
-use grpo_core::Dtype;
+use grpo_core::{Dtype, Tensor};
 use half::bf16;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -15,11 +14,11 @@ use std::path::{Path, PathBuf};
 /// A tensor in a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorFile {
-    /// Where it is.
+    /// The path of the file.
     pub path: PathBuf,
-    /// `f32`, `bf16`, `i64`.
+    /// The dtype of the numbers: `f32`, `bf16` or `i64`.
     pub dtype: String,
-    /// Row-major.
+    /// The shape of the tensor, row-major.
     pub shape: Vec<usize>,
 }
 
@@ -33,15 +32,15 @@ impl TensorFile {
     }
 
     /// Writes `tensor` to `folder`/`name`.`dtype`.
-    pub(crate) fn save(folder: &Path, name: &str, shape: Vec<usize>, tensor: &HostTensor) -> Result<Self> {
+    pub(crate) fn save(folder: &Path, name: &str, shape: Vec<usize>, tensor: &Tensor) -> Result<Self> {
         let path = |dtype: Dtype| folder.join(format!("{name}.{}", dtype.name()));
         match tensor {
-            HostTensor::F32(values) => Self::write(path(Dtype::F32), Dtype::F32.name(), shape, values),
-            HostTensor::Bf16(values) => Self::write(path(Dtype::Bf16), Dtype::Bf16.name(), shape, values),
+            Tensor::F32(values) => Self::write(path(Dtype::F32), Dtype::F32.name(), shape, values),
+            Tensor::Bf16(values) => Self::write(path(Dtype::Bf16), Dtype::Bf16.name(), shape, values),
         }
     }
 
-    /// Its numbers, which are `T`s.
+    /// Reads the numbers, which are `T`s.
     pub(crate) fn read<T: Pod>(&self) -> Result<Vec<T>> {
         let mut values = vec![T::zeroed(); self.shape.iter().product()];
         let read = File::open(&self.path).and_then(|mut file| file.read_exact(bytemuck::cast_slice_mut(&mut values)));
@@ -49,11 +48,11 @@ impl TensorFile {
         Ok(values)
     }
 
-    /// The tensor.
-    pub(crate) fn load(&self) -> Result<HostTensor> {
+    /// Reads the tensor in its dtype.
+    pub(crate) fn load(&self) -> Result<Tensor> {
         match self.dtype.as_str() {
-            "f32" => Ok(HostTensor::F32(self.read()?)),
-            "bf16" => Ok(HostTensor::Bf16(self.read::<bf16>()?)),
+            "f32" => Ok(Tensor::F32(self.read()?)),
+            "bf16" => Ok(Tensor::Bf16(self.read::<bf16>()?)),
             other => Err(Error::argument("read a tensor", "f32 or bf16", format!("`{other}`"))),
         }
     }

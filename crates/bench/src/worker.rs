@@ -1,7 +1,7 @@
-//! The worker's side: jobs in a process of their own.
+//! A worker: a process that plans jobs and runs their steps on request.
 
 use super::cpu::OnCpu;
-use super::inputs::{Inputs, PolicyTensors};
+use super::inputs::Inputs;
 use super::pjrt::OnDevices;
 use super::probe::Probe;
 use super::protocol::{Job, Planned, Reply, Request, Role, Stepped};
@@ -11,19 +11,19 @@ use std::collections::HashMap;
 use std::io::{BufRead, Write};
 use std::rc::Rc;
 
-/// Something that solves the problem again and again.
-pub(crate) trait Contender {
+/// One variant, ready to solve the problem of a benchmark again and again.
+pub(crate) trait Runner {
     /// One step, timed; what it uses up is put back before.
     fn step(&mut self, check: bool) -> Result<Stepped>;
 
-    /// Log-probabilities `[N]`.
+    /// Scores the inputs: log-probabilities `[N]` in nats.
     fn score(&mut self) -> Result<Vec<f32>>;
 }
 
 /// The jobs of a process.
 #[derive(Default)]
 struct Worker {
-    jobs: HashMap<String, Box<dyn Contender>>,
+    jobs: HashMap<String, Box<dyn Runner>>,
     /// Jobs of one process are on the same devices, and share what they read.
     devices: Option<Rc<OnDevices>>,
     inputs: Option<(super::inputs::Files, Rc<Inputs>)>,
@@ -66,8 +66,8 @@ impl Worker {
         match request {
             Request::Plan(job) => {
                 let name = job.name.clone();
-                let (planned, contender) = self.plan(*job)?;
-                self.jobs.insert(name, contender);
+                let (planned, runner) = self.plan(*job)?;
+                self.jobs.insert(name, runner);
                 Ok(Reply::Planned(Box::new(planned)))
             }
             Request::Score { name } => Ok(Reply::Scored { logp: self.job(&name)?.score()? }),
@@ -75,11 +75,11 @@ impl Worker {
         }
     }
 
-    fn job(&mut self, name: &str) -> Result<&mut Box<dyn Contender>> {
+    fn job(&mut self, name: &str) -> Result<&mut Box<dyn Runner>> {
         self.jobs.get_mut(name).ok_or_else(|| Error::argument("bench worker", "a job that was planned", name))
     }
 
-    fn plan(&mut self, job: Job) -> Result<(Planned, Box<dyn Contender>)> {
+    fn plan(&mut self, job: Job) -> Result<(Planned, Box<dyn Runner>)> {
         match job.role {
             Role::Multiply(unit) => Probe::multiply(unit, job.threads),
             Role::Stream { traffic, bytes } => Ok(Probe::stream(traffic, bytes, job.threads)),
@@ -115,14 +115,6 @@ impl Worker {
 
 /// Bytes of what the policy hands over; the bias counts where it is used.
 pub(crate) fn input_bytes(inputs: &Inputs, has_bias: bool) -> u64 {
-    let bytes = |tensor: &super::inputs::HostTensor| {
-        let tensor = tensor.as_ref();
-        (tensor.host_len().unwrap_or(0) * tensor.dtype().bytes()) as u64
-    };
-    match &inputs.policy {
-        PolicyTensors::Logits(logits) => bytes(logits),
-        PolicyTensors::Hidden { hidden, lm_head, bias } => {
-            bytes(hidden) + bytes(lm_head) + if has_bias { bytes(bias) } else { 0 }
-        }
-    }
+    let used = inputs.policy.tensors().filter(|(name, _)| *name != "bias" || has_bias);
+    used.map(|(_, tensor)| (tensor.len() * tensor.dtype().bytes()) as u64).sum()
 }

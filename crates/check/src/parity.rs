@@ -1,13 +1,12 @@
 //! Checking an implementation of the loss on batch files: against what the file expects, and against the f64 oracle.
 
 use crate::error::{Error, Result};
-use backend_cpu::reference;
+use backend_cpu::oracle;
 use grpo_core::format::BatchLoss;
-use grpo_core::format::{Policy, Tensor};
 use grpo_core::parity::{Comparison, Tolerances, Values};
 use grpo_core::{
-    Backend, BatchFile, Dtype, GradientSpec, GradsMut, Implementation, LossConfig, LossPlan, Metrics, PlanRequest,
-    PolicyInput, PolicySpec, Tiling, TokenBatch,
+    Backend, BatchFile, Dtype, GradientSpec, Grads, Implementation, LossConfig, LossOutput, LossPlan, Metrics,
+    PlanRequest, PolicyInput, PolicyOutput, Tensor, TensorMut, Tiling, TokenBatch,
 };
 use serde::Serialize;
 
@@ -16,7 +15,7 @@ use serde::Serialize;
 pub struct Evaluated {
     /// Loss, per-token values and gradients, widened.
     pub values: Values,
-    /// TRL's metrics.
+    /// TRL's metrics of the evaluation.
     pub metrics: Metrics,
     /// Sum of |weight x token loss|; known to the oracle only.
     pub magnitude: Option<f64>,
@@ -33,16 +32,15 @@ pub fn evaluate(
     implementation: Implementation,
     loss: &LossConfig,
     file: &BatchFile,
-    policy: &Policy,
+    policy: &PolicyOutput<Tensor>,
 ) -> Result<Evaluated> {
-    let has_bias = matches!(policy, Policy::Hidden { bias: Some(_), .. });
     let request = PlanRequest {
         loss: loss.clone(),
         implementation,
         tiling: Tiling::default(),
         max_tokens: file.batch.tokens(),
         policy: policy.spec(file.hidden, file.vocab),
-        gradients: GradientSpec { hidden: true, lm_head: true, bias: has_bias },
+        gradients: GradientSpec { hidden: true, lm_head: true, bias: policy.has_bias() },
     };
     call(backend.plan(&request)?.as_mut(), &request, policy.as_input(), &file.batch)
 }
@@ -57,37 +55,32 @@ pub(crate) fn call(
     policy: PolicyInput<'_>,
     batch: &TokenBatch,
 ) -> Result<Evaluated> {
-    let GradientSpec { hidden, lm_head, bias } = request.gradients;
-    let zeros = |wanted: bool, elements: usize| wanted.then(|| vec![0.0_f32; elements]);
-    let n = batch.tokens();
-    let (mut grad_hidden, mut grad_lm_head, mut grad_bias, mut grad_logits) = match request.policy {
-        PolicySpec::Hidden { hidden: h, vocab: v, .. } => {
-            (zeros(hidden, n * h), zeros(lm_head, v * h), zeros(bias, v), None)
-        }
-        PolicySpec::Logits { vocab: v, .. } => {
-            let is_in_place = matches!(policy, PolicyInput::LogitsInPlace(_));
-            (None, None, None, zeros(hidden && !is_in_place, n * v))
-        }
-    };
-    let output = plan.value_and_grad(
-        policy,
-        batch,
-        GradsMut {
-            hidden: grad_hidden.as_deref_mut().map(Into::into),
-            lm_head: grad_lm_head.as_deref_mut().map(Into::into),
-            bias: grad_bias.as_deref_mut().map(Into::into),
-            logits: grad_logits.as_deref_mut().map(Into::into),
-        },
-    )?;
+    let mut grads = Grads::zeros(request.policy, request.gradients, batch.tokens());
+    let mut evaluated = evaluated(plan.value_and_grad(policy, batch, grads.as_mut())?, batch)?;
+    let values = &mut evaluated.values;
+    values.grad_hidden = grads.hidden.as_deref().map(widen);
+    values.grad_lm_head = grads.lm_head.as_deref().map(widen);
+    values.grad_bias = grads.bias.as_deref().map(widen);
+    values.grad_logits = grads.logits.as_deref().map(widen);
+    Ok(evaluated)
+}
+
+/// As [`call`], of logits that are overwritten with their gradient.
+///
+/// # Errors
+/// Those of [`LossPlan::value_and_grad_in_place`].
+pub(crate) fn call_in_place(plan: &mut dyn LossPlan, logits: TensorMut<'_>, batch: &TokenBatch) -> Result<Evaluated> {
+    evaluated(plan.value_and_grad_in_place(logits, batch)?, batch)
+}
+
+/// What a call returned, without gradients.
+fn evaluated(output: LossOutput, batch: &TokenBatch) -> Result<Evaluated> {
     output.check_finite(batch)?;
     let values = Values {
         loss: Some(output.loss),
         logp: Some(widen(&output.scores.logp)),
         entropy: Some(widen(&output.scores.entropy)),
-        grad_hidden: grad_hidden.as_deref().map(widen),
-        grad_lm_head: grad_lm_head.as_deref().map(widen),
-        grad_bias: grad_bias.as_deref().map(widen),
-        grad_logits: grad_logits.as_deref().map(widen),
+        ..Values::default()
     };
     Ok(Evaluated { values, metrics: output.metrics, magnitude: None })
 }
@@ -95,38 +88,24 @@ pub(crate) fn call(
 /// Evaluates `loss` densely in f64.
 ///
 /// # Errors
-/// Those of [`reference::evaluate`].
-pub fn oracle(loss: &LossConfig, file: &BatchFile, policy: &Policy) -> Result<Evaluated> {
-    match policy {
-        Policy::Logits(logits) => {
-            let logits = widened(logits);
-            oracle_at(loss, &reference::Policy::Logits { logits: &logits, vocab: file.vocab }, &file.batch)
-        }
-        Policy::Hidden { hidden, lm_head, bias } => {
-            let (hidden, lm_head, bias) = (widened(hidden), widened(lm_head), bias.as_ref().map(widened));
-            let policy = reference::Policy::Hidden {
-                hidden: &hidden,
-                lm_head: &lm_head,
-                bias: bias.as_deref(),
-                layout: grpo_core::HeadLayout::VocabHidden,
-                vocab: file.vocab,
-            };
-            oracle_at(loss, &policy, &file.batch)
-        }
-    }
+/// Those of [`oracle::evaluate`].
+pub fn oracle(loss: &LossConfig, file: &BatchFile, policy: &PolicyOutput<Tensor>) -> Result<Evaluated> {
+    let wide = policy.as_ref().map(widened);
+    let policy = oracle::Policy {
+        output: wide.as_ref().map(Vec::as_slice),
+        vocab: file.vocab,
+        layout: grpo_core::HeadLayout::VocabHidden,
+    };
+    oracle_at(loss, &policy, &file.batch)
 }
 
-/// As [`oracle`], of a policy that is in f64.
+/// Evaluates as [`oracle`] does, on a policy that is in f64.
 ///
 /// # Errors
-/// Those of [`reference::evaluate`].
-pub(crate) fn oracle_at(
-    loss: &LossConfig,
-    policy: &reference::Policy<'_, f64>,
-    batch: &TokenBatch,
-) -> Result<Evaluated> {
-    let is_hidden = matches!(policy, reference::Policy::Hidden { .. });
-    let result = reference::evaluate(loss, policy, batch)?;
+/// Those of [`oracle::evaluate`].
+pub(crate) fn oracle_at(loss: &LossConfig, policy: &oracle::Policy<'_, f64>, batch: &TokenBatch) -> Result<Evaluated> {
+    let is_hidden = matches!(policy.output, PolicyOutput::Hidden { .. });
+    let result = oracle::evaluate(loss, policy, batch)?;
     let some = |wanted: bool, values: Vec<f64>| wanted.then_some(values);
     let values = Values {
         loss: Some(result.loss),
@@ -153,21 +132,17 @@ pub(crate) fn widen(values: &[f32]) -> Vec<f64> {
 }
 
 /// Whether two roundings of one policy hold the same values. NaN, which masked positions may hold, equals itself here.
-fn same_values(a: &Policy, b: &Policy) -> bool {
-    let tensors = |policy: &Policy| match policy {
-        Policy::Logits(logits) => vec![widened(logits)],
-        Policy::Hidden { hidden, lm_head, bias } => {
-            [hidden, lm_head].into_iter().chain(bias).map(widened).collect::<Vec<_>>()
-        }
-    };
+fn same_values(a: &PolicyOutput<Tensor>, b: &PolicyOutput<Tensor>) -> bool {
+    let tensors =
+        |policy: &PolicyOutput<Tensor>| policy.tensors().map(|(_, tensor)| widened(tensor)).collect::<Vec<_>>();
     let same = |(a, b): (&f64, &f64)| a == b || (a.is_nan() && b.is_nan());
     tensors(a).iter().flatten().zip(tensors(b).iter().flatten()).all(same)
 }
 
-/// What is compared, how strictly.
+/// What is compared, and how strictly.
 #[derive(Clone, Debug)]
 pub struct Check {
-    /// Implementations to evaluate.
+    /// The implementations to evaluate.
     pub implementations: Vec<Implementation>,
     /// Leave out implementations that cannot take the file's policy (logits have no head to fuse) instead of failing.
     pub skip_unsupported: bool,
@@ -198,9 +173,9 @@ pub struct FileReport {
     pub file: String,
     /// Dtype that the policy was evaluated in.
     pub dtype: Dtype,
-    /// Comparisons.
+    /// The comparisons that were made.
     pub rows: Vec<Row>,
-    /// What was not compared, and why.
+    /// The comparisons that were not made, and why.
     pub notes: Vec<String>,
 }
 
@@ -218,7 +193,7 @@ pub struct Row {
     pub implementation: String,
     /// `expected` (the file's), `oracle` (f64, dense) or `differences` (of the oracle's loss).
     pub against: &'static str,
-    /// The numbers.
+    /// The numbers of the comparison.
     #[serde(flatten)]
     pub comparison: Comparison,
     /// Whether they are within tolerance.

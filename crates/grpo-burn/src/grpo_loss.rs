@@ -4,18 +4,17 @@ use crate::error::{Error, Result};
 use crate::input::{HiddenInput, LogitsInput};
 use crate::operand::{Graph, adopt, slice, whole};
 use crate::record;
-use burn::backend::flex::FlexTensor;
 use burn::tensor::{Tensor, bf16};
 use grpo_core::{
-    Backend, Dtype, GradientSpec, GradsMut, HeadLayout, Implementation, LossConfig, LossOutput, LossPlan, MemoryReport,
-    Metrics, PlanRequest, PolicyInput, PolicySpec, Scores, Tiling, TokenBatch,
+    Backend, Dtype, GradientSpec, Grads, HeadLayout, Implementation, LossConfig, LossOutput, MemoryReport, Metrics,
+    PolicyInput, PolicySpec, Scores, TensorMut, Tiling, TokenBatch,
 };
 use std::sync::Arc;
 
 /// The GRPO loss of a burn model, on any backend and under any implementation.
 ///
-/// Makes a plan when it sees the first batch and keeps it; a batch with more tokens than planned, another shape or
-/// dtype, or another choice of trained tensors replaces it. Scores of one plan repeat bit for bit in its losses, so
+/// It is a [`grpo_core::GrpoLoss`] that reads sizes, dtype and what is trained off the tensors of each call: another shape or
+/// dtype, or another choice of trained tensors, makes a new one. Scores of one plan repeat bit for bit in its losses, so
 /// an on-policy ratio is exactly 1: score a step before its first loss, with the same tensors.
 ///
 /// ```no_run
@@ -33,14 +32,8 @@ pub struct GrpoLoss {
     tiling: Tiling,
     head_layout: HeadLayout,
     max_tokens: usize,
-    planned: Option<Planned>,
-}
-
-struct Planned {
-    policy: PolicySpec,
-    gradients: GradientSpec,
-    max_tokens: usize,
-    plan: Box<dyn LossPlan>,
+    /// The loss of the tensors that were seen last.
+    built: Option<grpo_core::GrpoLoss>,
 }
 
 /// The loss of one batch.
@@ -72,7 +65,7 @@ impl GrpoLoss {
             tiling: Tiling::default(),
             head_layout: HeadLayout::default(),
             max_tokens: 1,
-            planned: None,
+            built: None,
         })
     }
 
@@ -80,7 +73,7 @@ impl GrpoLoss {
     #[must_use]
     pub fn with_implementation(mut self, implementation: Implementation) -> Self {
         self.implementation = implementation;
-        self.planned = None;
+        self.built = None;
         self
     }
 
@@ -88,7 +81,7 @@ impl GrpoLoss {
     #[must_use]
     pub fn with_tiling(mut self, tiling: Tiling) -> Self {
         self.tiling = tiling;
-        self.planned = None;
+        self.built = None;
         self
     }
 
@@ -96,7 +89,7 @@ impl GrpoLoss {
     #[must_use]
     pub fn with_head_layout(mut self, layout: HeadLayout) -> Self {
         self.head_layout = layout;
-        self.planned = None;
+        self.built = None;
         self
     }
 
@@ -104,7 +97,7 @@ impl GrpoLoss {
     #[must_use]
     pub fn with_max_tokens(mut self, tokens: usize) -> Self {
         self.max_tokens = tokens;
-        self.planned = None;
+        self.built = None;
         self
     }
 
@@ -125,7 +118,7 @@ impl GrpoLoss {
 
     /// Bytes that a call needs under the current plan; `None` before the first call.
     pub fn memory(&self) -> Option<MemoryReport> {
-        self.planned.as_ref().map(|p| p.plan.memory())
+        self.built.as_ref()?.memory()
     }
 
     /// The loss of a batch, from hidden states and LM head. Gradients are made at once, for those of the tensors that
@@ -155,24 +148,11 @@ impl GrpoLoss {
         let Some(wanted) = input.wanted() else {
             return Err(Error::NotTracked { tensors: "none of hidden, lm_head and bias" });
         };
-        let zeros = |wanted: bool, like: &FlexTensor| wanted.then(|| vec![0.0f32; like.layout().num_elements()]);
-        let mut of_hidden = zeros(wanted.hidden, &input.hidden.storage);
-        let mut of_head = zeros(wanted.lm_head, &input.head.storage);
-        let mut of_bias = zeros(wanted.bias, &input.bias.storage);
-        let output = self.plan(input.spec, Some(wanted), batch)?.value_and_grad(
-            input.policy()?,
-            batch,
-            GradsMut {
-                hidden: of_hidden.as_deref_mut().map(Into::into),
-                lm_head: of_head.as_deref_mut().map(Into::into),
-                bias: of_bias.as_deref_mut().map(Into::into),
-                logits: None,
-            },
-        )?;
+        let (output, made) = self.built(input.spec, Some(wanted), batch)?.step_owned(input.policy()?, batch)?;
         let gradients = [
-            of_hidden.map(|g| adopt(g, &input.hidden.storage)),
-            of_head.map(|g| input.head.gradient(g)),
-            of_bias.map(|g| adopt(g, &input.bias.storage)),
+            made.hidden.map(|g| adopt(g, &input.hidden.storage)),
+            made.lm_head.map(|g| input.head.gradient(g)),
+            made.bias.map(|g| adopt(g, &input.bias.storage)),
         ];
         let parents = [input.hidden.node, input.head_node, input.bias.node];
         Ok(Loss::new(record::scalar(graph, output.loss, parents, gradients), output))
@@ -194,7 +174,7 @@ impl GrpoLoss {
         batch: &TokenBatch,
     ) -> Result<Scores> {
         let input = HiddenInput::new(hidden, lm_head, bias, batch, self.head_layout)?;
-        Ok(self.plan(input.spec, input.wanted(), batch)?.score(input.policy()?, batch)?)
+        Ok(self.built(input.spec, input.wanted(), batch)?.score_policy(input.policy()?, batch)?)
     }
 
     /// The loss of a batch, from logits that the model computed itself.
@@ -214,21 +194,21 @@ impl GrpoLoss {
         if !logits.tracked {
             return Err(Error::NotTracked { tensors: "no logits" });
         }
-        let plan = self.plan(spec, Some(LOGITS_GRADIENT), batch)?;
+        let built = self.built(spec, Some(LOGITS_GRADIENT), batch)?;
         let in_place = match spec.dtype() {
-            Dtype::F32 => whole::<f32>(&mut logits.storage).map(Into::into),
-            Dtype::Bf16 => whole::<bf16>(&mut logits.storage).map(Into::into),
+            Dtype::F32 => whole::<f32>(&mut logits.storage).map(TensorMut::from),
+            Dtype::Bf16 => whole::<bf16>(&mut logits.storage).map(TensorMut::from),
         };
         let (output, gradient) = match in_place {
             Some(storage) => {
-                let output = plan.value_and_grad(PolicyInput::LogitsInPlace(storage), batch, GradsMut::default())?;
+                let output = built.step_logits_in_place(storage, batch)?;
                 (output, logits.storage)
             }
             None => {
                 let mut gradient = vec![0.0f32; logits.storage.layout().num_elements()];
-                let grads = GradsMut { logits: Some(gradient.as_mut_slice().into()), ..GradsMut::default() };
                 let policy = PolicyInput::Logits(slice("logits", &logits.storage)?);
-                (plan.value_and_grad(policy, batch, grads)?, adopt(gradient, &logits.storage))
+                let output = built.step_policy(policy, batch, Grads::of_logits(&mut gradient))?;
+                (output, adopt(gradient, &logits.storage))
             }
         };
         Ok(Loss::new(record::scalar(graph, output.loss, [logits.node], [Some(gradient)]), output))
@@ -243,39 +223,34 @@ impl GrpoLoss {
     /// As [`GrpoLoss::score`].
     pub fn score_from_logits<const D: usize>(&mut self, logits: Tensor<D>, batch: &TokenBatch) -> Result<Scores> {
         let LogitsInput { logits, spec } = LogitsInput::new(logits, batch)?;
-        let plan = self.plan(spec, Some(LOGITS_GRADIENT), batch)?;
-        Ok(plan.score(PolicyInput::Logits(slice("logits", &logits.storage)?), batch)?)
+        let built = self.built(spec, Some(LOGITS_GRADIENT), batch)?;
+        Ok(built.score_policy(PolicyInput::Logits(slice("logits", &logits.storage)?), batch)?)
     }
 
-    /// The plan for these shapes. `gradients` of `None` takes whichever plan there is: scoring needs none, and a plan
-    /// of its own might round in another order than the loss does.
-    fn plan(
+    /// The loss for these shapes, which plans again by itself where a batch has more tokens. `gradients` of `None` takes
+    /// whichever loss there is: scoring needs none, and a plan of its own might round in another order than the loss does.
+    fn built(
         &mut self,
         policy: PolicySpec,
         gradients: Option<GradientSpec>,
         batch: &TokenBatch,
-    ) -> Result<&mut dyn LossPlan> {
-        let usable = |p: &Planned| {
-            p.policy == policy && gradients.is_none_or(|g| g == p.gradients) && batch.tokens() <= p.max_tokens
+    ) -> Result<&grpo_core::GrpoLoss> {
+        let usable = |built: &grpo_core::GrpoLoss| {
+            built.policy() == policy && gradients.is_none_or(|gradients| gradients == built.gradients())
         };
-        let planned = match self.planned.take().filter(usable) {
-            Some(planned) => planned,
-            None => {
-                let request = PlanRequest {
-                    loss: self.config.clone(),
-                    implementation: self.implementation,
-                    tiling: self.tiling.clone(),
-                    max_tokens: self.max_tokens.max(batch.tokens()),
-                    policy,
-                    gradients: gradients.unwrap_or_else(|| every_gradient(policy)),
-                };
-                let plan = self.backend.plan(&request)?;
-                // What was seen once comes again: a later, smaller shape does not shrink the plan.
-                self.max_tokens = request.max_tokens;
-                Planned { policy, gradients: request.gradients, max_tokens: request.max_tokens, plan }
-            }
+        // What was seen once comes again: a later, smaller shape does not shrink the plan.
+        let seen = self.built.as_ref().map_or(0, grpo_core::GrpoLoss::max_tokens);
+        let built = match self.built.take().filter(usable) {
+            Some(built) => built,
+            None => grpo_core::GrpoLoss::builder(self.config.clone())
+                .policy(policy)
+                .gradients(gradients.unwrap_or_else(|| every_gradient(policy)))
+                .implementation(self.implementation)
+                .tiling(self.tiling.clone())
+                .max_tokens(self.max_tokens.max(seen).max(batch.tokens()))
+                .build(&self.backend)?,
         };
-        Ok(self.planned.insert(planned).plan.as_mut())
+        Ok(self.built.insert(built))
     }
 }
 

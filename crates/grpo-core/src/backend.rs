@@ -9,9 +9,12 @@
 use crate::batch::{PolicyValues, TokenBatch};
 use crate::config::{LossConfig, TemperatureMode};
 use crate::error::{Error, Result};
+use crate::gradients::{GradientSpec, GradsMut};
 use crate::metrics::Metrics;
-use crate::tensor::{Dtype, TensorMut, TensorRef};
+use crate::policy::PolicyInput;
+use crate::tensor::{Dtype, TensorMut};
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 use strum::{EnumCount, EnumString, IntoStaticStr, VariantArray};
 
 /// How the loss is computed. Swapping one for another changes time and memory, never the numbers beyond tolerance.
@@ -102,7 +105,8 @@ impl Default for Tiling {
     }
 }
 
-/// What the policy hands over, as shapes and dtypes.
+/// Shapes and dtypes of what the policy hands over, for a plan: known before there is a tensor, which is why it is a type
+/// beside [`PolicyOutput`](crate::PolicyOutput), whose variants it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PolicySpec {
     /// Logits `[N, V]`.
@@ -143,27 +147,36 @@ impl PolicySpec {
     }
 }
 
-/// Which gradients a plan has to make. A frozen head saves one product of three.
-///
-/// When the policy hands over logits, `hidden` stands for the logits and the other two mean nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct GradientSpec {
-    /// With respect to the hidden states.
-    pub hidden: bool,
-    /// With respect to the LM head.
-    pub lm_head: bool,
-    /// With respect to the bias.
-    pub bias: bool,
-}
-
-impl Default for GradientSpec {
-    fn default() -> Self {
-        Self { hidden: true, lm_head: true, bias: false }
-    }
-}
-
 /// Everything a backend needs to know before the first batch.
+/// [`GrpoLoss`](crate::GrpoLoss) makes it for its callers; it is the layer below, for authors of backends and of wrappers.
+///
+/// ```
+/// use backend_cpu::CpuBackend;
+/// use grpo_core::{
+///     Backend, Dtype, GradientSpec, HeadLayout, Implementation, LossConfig, PlanRequest, PolicyInput, PolicySpec, Tiling,
+///     TokenBatch,
+/// };
+///
+/// let request = PlanRequest {
+///     loss: LossConfig::default(),
+///     implementation: Implementation::Fused,
+///     tiling: Tiling { workspace_budget: 16 << 20, ..Tiling::default() },
+///     max_tokens: 4,
+///     policy: PolicySpec::Hidden {
+///         hidden: 8,
+///         vocab: 32,
+///         dtype: Dtype::F32,
+///         layout: HeadLayout::VocabHidden,
+///         bias: false,
+///     },
+///     gradients: GradientSpec { lm_head: false, ..GradientSpec::default() }, // a frozen head
+/// };
+/// let mut plan = CpuBackend::new().plan(&request)?;
+/// let batch = TokenBatch::packed(vec![3, 7, 1, 0], vec![0, 2, 4])?;
+/// let scores = plan.score(PolicyInput::head(&[0.1_f32; 4 * 8], &[0.02_f32; 32 * 8]), &batch)?;
+/// assert_eq!(scores.logp.len(), 4);
+/// # Ok::<(), grpo_core::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct PlanRequest {
     /// What the loss is.
@@ -178,53 +191,6 @@ pub struct PlanRequest {
     pub policy: PolicySpec,
     /// Gradients to make.
     pub gradients: GradientSpec,
-}
-
-/// What the policy hands over in one call. Host slices, or tensors that already live on the backend's device.
-#[derive(Debug)]
-pub enum PolicyInput<'a> {
-    /// Logits `[N, V]`; their gradient goes to [`GradsMut::logits`].
-    Logits(TensorRef<'a>),
-    /// Logits `[N, V]` that the call overwrites with dL/dlogits, in their own dtype. `score` leaves them as they are.
-    LogitsInPlace(TensorMut<'a>),
-    /// Hidden states and LM head.
-    Hidden {
-        /// `[N, H]`.
-        hidden: TensorRef<'a>,
-        /// `[V, H]` or `[H, V]`, as planned.
-        lm_head: TensorRef<'a>,
-        /// `[V]`.
-        bias: Option<TensorRef<'a>>,
-    },
-}
-
-impl PolicyInput<'_> {
-    /// The same tensors, for a call before the one they are meant for.
-    pub fn reborrow(&mut self) -> PolicyInput<'_> {
-        match self {
-            Self::Logits(logits) => PolicyInput::Logits(*logits),
-            Self::LogitsInPlace(TensorMut::F32(logits)) => PolicyInput::LogitsInPlace(TensorMut::F32(logits)),
-            Self::LogitsInPlace(TensorMut::Bf16(logits)) => PolicyInput::LogitsInPlace(TensorMut::Bf16(logits)),
-            Self::LogitsInPlace(TensorMut::Device(logits)) => PolicyInput::LogitsInPlace(TensorMut::Device(*logits)),
-            Self::Hidden { hidden, lm_head, bias } => {
-                PolicyInput::Hidden { hidden: *hidden, lm_head: *lm_head, bias: *bias }
-            }
-        }
-    }
-}
-
-/// Where gradients go. They are added to what is there, so micro-batches accumulate; f32 whatever the input's dtype, or on
-/// a device what its plan sums in.
-#[derive(Debug, Default)]
-pub struct GradsMut<'a> {
-    /// dL/dhidden `[N, H]`; rows of masked tokens are left alone.
-    pub hidden: Option<TensorMut<'a>>,
-    /// dL/dlm_head, shaped as the head.
-    pub lm_head: Option<TensorMut<'a>>,
-    /// dL/dbias `[V]`.
-    pub bias: Option<TensorMut<'a>>,
-    /// dL/dlogits `[N, V]`.
-    pub logits: Option<TensorMut<'a>>,
 }
 
 /// Per-token results, in nats; 0 at masked tokens.
@@ -336,6 +302,24 @@ pub trait Backend: Send + Sync {
     }
 }
 
+impl<B: Backend + ?Sized> Backend for Arc<B> {
+    fn name(&self) -> &str {
+        (**self).name()
+    }
+
+    fn plan(&self, request: &PlanRequest) -> Result<Box<dyn LossPlan>> {
+        (**self).plan(request)
+    }
+
+    fn compiles(&self) -> bool {
+        (**self).compiles()
+    }
+
+    fn dlogits(&self, dtype: Dtype) -> Dtype {
+        (**self).dlogits(dtype)
+    }
+}
+
 /// The loss, ready for batches of one shape.
 pub trait LossPlan: Send {
     /// Log-probabilities and entropies without gradients, for old-policy and reference scoring. Uses the same tiles
@@ -348,7 +332,7 @@ pub trait LossPlan: Send {
     /// Loss, metrics, and gradients added into `grads`.
     ///
     /// # Errors
-    /// As [`LossPlan::score`]; nothing has been written to `grads` then, but gradients on a device that failed while it
+    /// As [`LossPlan::score`], and [`Error::NoAdvantages`] for a batch without advantages; nothing has been written to `grads` then, but gradients on a device that failed while it
     /// owned them are lost, and say so when they are used.
     fn value_and_grad(
         &mut self,
@@ -356,6 +340,13 @@ pub trait LossPlan: Send {
         batch: &TokenBatch,
         grads: GradsMut<'_>,
     ) -> Result<LossOutput>;
+
+    /// The same for logits `[N, V]` that the call overwrites with dL/dlogits, in their own dtype and 0 at masked tokens:
+    /// nobody holds a second `[N, V]` tensor.
+    ///
+    /// # Errors
+    /// As [`LossPlan::value_and_grad`].
+    fn value_and_grad_in_place(&mut self, logits: TensorMut<'_>, batch: &TokenBatch) -> Result<LossOutput>;
 
     /// Bytes of inputs, outputs and workspace of one call at `max_tokens`.
     fn memory(&self) -> MemoryReport;

@@ -5,6 +5,15 @@ use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 /// The coefficient of the KL in the reward. verl's `algorithm.kl_ctrl`, with its names.
+///
+/// ```
+/// use grpo_core::controllers::{AdaptiveKl, KlController};
+///
+/// let mut controller = KlController::Adaptive(AdaptiveKl { kl_coef: 0.01, target_kl: 0.1, horizon: 1000.0 });
+/// controller.update(0.5, 100)?; // five times the target: up by a fifth x 100 / 1000
+/// assert!((controller.coef() - 0.0102).abs() < 1e-12);
+/// # Ok::<(), grpo_core::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum KlController {
@@ -99,6 +108,16 @@ impl AdaptiveKl {
 /// The coefficient of the entropy bonus, one step of `delta` up or down per optimizer step; applied only while the
 /// entropy last measured is at or under the target. Skywork-OR1, arXiv 2505.22312; TRL's `use_adaptive_entropy`, with
 /// its defaults.
+///
+/// ```
+/// use grpo_core::controllers::AdaptiveEntropy;
+///
+/// let mut controller = AdaptiveEntropy { entropy_target: 0.3, ..AdaptiveEntropy::default() };
+/// controller.observe(10.0, 100.0)?; // a micro-batch: 100 tokens, whose entropies sum to 10 nats
+/// assert_eq!(controller.step()?, Some(0.1));
+/// assert_eq!(controller.coef(), 0.005); // below the target, so one step up
+/// # Ok::<(), grpo_core::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdaptiveEntropy {

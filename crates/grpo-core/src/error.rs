@@ -44,6 +44,12 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// A batch whose advantages were never set: its loss would be 0, and so would its gradients.
+    #[error(
+        "loss call: the batch has no advantages: set them with TokenBatch::with_advantages, to 0 if the loss is to have no \
+         policy term"
+    )]
+    NoAdvantages,
     /// A file that is not what it should be.
     #[error("not a grpo-batch/1 file: {0}")]
     Format(String),

@@ -1,4 +1,42 @@
 //! The GRPO loss: what it is, what it is taken over, and the seam to what computes it.
+//!
+//! [`GrpoLoss`] is what a trainer calls. It takes what the policy hands over (hidden states and LM head, or logits) and a
+//! [`TokenBatch`], and gives the loss with TRL's metrics and gradients:
+//!
+//! ```
+//! use backend_cpu::CpuBackend; // the package grpo-backend-cpu
+//! use grpo_core::{AdvantageConfig, Grads, GrpoLoss, LossConfig, TokenBatch};
+//!
+//! let (n, h, v) = (4, 8, 32); // tokens, hidden size, vocabulary
+//! let (hidden, lm_head) = (vec![0.1_f32; n * h], vec![0.02_f32; v * h]); // [N, H] and [V, H], from your model
+//! let config = LossConfig::dapo().epsilon_high(0.28);
+//! let loss = GrpoLoss::builder(config).head(h, v).max_tokens(n).build(&CpuBackend::new())?;
+//!
+//! // Two completions of one prompt, laid end to end, with their rewards.
+//! let batch = TokenBatch::packed(vec![3, 7, 1, 0], vec![0, 2, 4])?;
+//! let old = loss.score(&hidden, &lm_head, &batch)?.logp;
+//! let advantages = AdvantageConfig::default().advantages(&[1.0, 0.0], 2)?;
+//! let batch = batch.with_advantages(advantages)?.with_old_logp(old)?;
+//!
+//! let (mut dhidden, mut dlm_head) = (vec![0.0; n * h], vec![0.0; v * h]); // gradients are added to these
+//! let out = loss.step(&hidden, &lm_head, &batch, Grads::new(&mut dhidden, &mut dlm_head))?;
+//! out.check_finite(&batch)?;
+//! println!("loss {} entropy {:?}", out.loss, out.metrics.value("entropy"));
+//! # assert!(dlm_head.iter().any(|g| *g != 0.0));
+//! # Ok::<(), grpo_core::Error>(())
+//! ```
+//!
+//! | to | see |
+//! |---|---|
+//! | choose a loss and its options | [`LossConfig`], under TRL's names |
+//! | compute it | [`GrpoLoss`], [`Grads`], [`PolicyInput`]; a backend: `backend_cpu::CpuBackend`, `backend_tpu::PjrtBackend` |
+//! | say what was sampled | [`TokenBatch`], [`Advantages`] |
+//! | make advantages of rewards | [`AdvantageConfig`], [`advantages`], [`rewards`], [`controllers`] |
+//! | log | [`Metrics`], [`LossOutput`] |
+//! | compare with another trainer | `BatchFile` (feature `format`), [`parity`] |
+//! | write a backend or a wrapper | [`Backend`], [`LossPlan`], [`PlanRequest`], [`plan::Head`] |
+//!
+//! Feature `format`, on by default: batch files, which are safetensors files.
 #![forbid(unsafe_code)]
 
 pub mod advantages;
@@ -10,13 +48,17 @@ pub mod config;
 pub mod controllers;
 pub mod error;
 pub mod evaluate;
+#[cfg(feature = "format")]
 pub mod format;
+pub mod gradients;
+pub mod grpo_loss;
 pub mod metrics;
 mod mismatch;
 pub mod objective;
 pub mod parity;
 pub mod plan;
 mod plan_request;
+pub mod policy;
 mod prepare;
 pub mod real;
 pub mod rewards;
@@ -30,8 +72,8 @@ pub use half;
 
 pub use advantages::{AdvantageConfig, AdvantageEstimator};
 pub use backend::{
-    Backend, GradientSpec, GradsMut, HeadLayout, Implementation, LoopOrder, LossOutput, LossPlan, MemoryReport,
-    PlanRequest, PolicyInput, PolicySpec, Scores, TemperatureFactors, Tiling,
+    Backend, HeadLayout, Implementation, LoopOrder, LossOutput, LossPlan, MemoryReport, PlanRequest, PolicySpec,
+    Scores, TemperatureFactors, Tiling,
 };
 pub use batch::{Advantages, TokenBatch};
 pub use config::{
@@ -39,6 +81,10 @@ pub use config::{
     Semantics, TemperatureMode,
 };
 pub use error::{Error, Result};
+#[cfg(feature = "format")]
 pub use format::BatchFile;
+pub use gradients::{GradientSpec, Grads, GradsMut};
+pub use grpo_loss::{GrpoLoss, GrpoLossBuilder};
 pub use metrics::{Metric, Metrics};
-pub use tensor::{DeviceTensor, Dtype, TensorMut, TensorRef};
+pub use policy::{PolicyInput, PolicyOutput};
+pub use tensor::{DeviceTensor, Dtype, Tensor, TensorMut, TensorRef};

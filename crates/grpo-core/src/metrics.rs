@@ -46,6 +46,16 @@ impl Metric {
 }
 
 /// Named metrics in a stable order. Names are TRL's: `kl`, `entropy`, `clip_ratio/low_mean`, ...
+///
+/// ```
+/// use grpo_core::Metrics;
+///
+/// let (mut step, mut micro_batch) = (Metrics::default(), Metrics::default());
+/// step.mean("entropy", 3.0, 10.0);
+/// micro_batch.mean("entropy", 1.0, 10.0);
+/// step.merge(&micro_batch);
+/// assert_eq!(step.value("entropy"), Some(0.2));
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Metrics(BTreeMap<String, Metric>);

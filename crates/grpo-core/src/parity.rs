@@ -42,6 +42,14 @@ impl Tolerances {
 }
 
 /// One tensor, compared.
+///
+/// ```
+/// use grpo_core::parity::Comparison;
+///
+/// let gradient = Comparison::new("grad_hidden", &[0.0, -4.0, 1.0], &[0.0, -4.0, 1.1], 0.0, 0.05);
+/// assert!(gradient.passed()); // 0.1 of the largest entry, 4
+/// assert_eq!((gradient.at, gradient.scale), (2, 4.0));
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Comparison {
     /// Name of the tensor.
@@ -105,6 +113,16 @@ impl Comparison {
 }
 
 /// The values of one evaluation, widened; what was not computed or is not known is `None`.
+///
+/// ```
+/// use grpo_core::Dtype;
+/// use grpo_core::parity::{Tolerances, Values};
+///
+/// let expected = Values { loss: Some(0.25), logp: Some(vec![-0.7, -1.2]), ..Values::default() };
+/// let found = Values { loss: Some(0.25), logp: Some(vec![-0.7, -1.5]), ..Values::default() };
+/// let compared = expected.compare(&found, &[0, 1], 1.0, &Tolerances::of(Dtype::F32));
+/// assert_eq!(compared.iter().map(|c| (c.name.as_str(), c.passed())).collect::<Vec<_>>(), [("loss", true), ("logp", false)]);
+/// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Values {
     /// The loss.

@@ -5,14 +5,17 @@
 //! what was added up. [`Plan`] does that for a backend that implements [`Head`]; [`step`] for one whose tensors are of
 //! another kind (f64 in the oracle, tensors that stay on a device).
 
-use crate::backend::{GradsMut, LossOutput, LossPlan, MemoryReport, PlanRequest, PolicyInput, Scores};
+use crate::backend::{LossOutput, LossPlan, MemoryReport, PlanRequest, Scores};
 use crate::batch::PolicyValues;
 use crate::batch::TokenBatch;
 use crate::columns::LossSums;
 use crate::config::LossConfig;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::evaluate::Evaluator;
+use crate::gradients::GradsMut;
 use crate::metrics::Metrics;
+use crate::policy::PolicyInput;
+use crate::tensor::TensorMut;
 
 /// What computes logits, for batches of one shape: yields log-probabilities and entropies, takes dL/dlogp and dL/dentropy.
 /// It knows nothing of clipping, KL or advantages. Calls have been checked against the plan
@@ -35,6 +38,12 @@ pub trait Head: Send {
         loss: &Evaluator<'_>,
         grads: GradsMut<'_>,
     ) -> Result<(LossSums<f64>, Scores)>;
+
+    /// The same for logits, which are overwritten with their gradient; 0 at masked tokens.
+    ///
+    /// # Errors
+    /// Those of the backend.
+    fn gradient_in_place(&mut self, logits: TensorMut<'_>, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, Scores)>;
 }
 
 /// A planned loss: a head and everything around it.
@@ -65,9 +74,12 @@ impl<H: Head> LossPlan for Plan<H> {
         grads: GradsMut<'_>,
     ) -> Result<LossOutput> {
         self.request.check_call(&policy, batch, Some(&grads))?;
-        let call = HeadCall { head: &mut self.head, policy, grads };
-        let Step { sums, metrics, scores } = step(&self.request.loss, batch, call)?;
-        Ok(LossOutput { loss: sums.loss, policy_loss: sums.policy, scores, metrics })
+        Ok(step(&self.request.loss, batch, HeadCall { head: &mut self.head, policy, grads })?.into())
+    }
+
+    fn value_and_grad_in_place(&mut self, logits: TensorMut<'_>, batch: &TokenBatch) -> Result<LossOutput> {
+        self.request.check_call(&PolicyInput::Logits(logits.as_ref()), batch, None)?;
+        Ok(step(&self.request.loss, batch, InPlaceCall { head: &mut self.head, logits })?.into())
     }
 
     fn memory(&self) -> MemoryReport {
@@ -86,11 +98,29 @@ impl<H: Head> Call for HeadCall<'_, H> {
     type Scores = Scores;
 
     fn score(&mut self, batch: &TokenBatch) -> Result<Scores> {
-        self.head.score(self.policy.reborrow(), batch)
+        self.head.score(self.policy, batch)
     }
 
     fn gradient(self, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, Scores)> {
         self.head.gradient(self.policy, loss, self.grads)
+    }
+}
+
+/// One call of a head with logits that it overwrites.
+struct InPlaceCall<'a, H> {
+    head: &'a mut H,
+    logits: TensorMut<'a>,
+}
+
+impl<H: Head> Call for InPlaceCall<'_, H> {
+    type Scores = Scores;
+
+    fn score(&mut self, batch: &TokenBatch) -> Result<Scores> {
+        self.head.score(PolicyInput::Logits(self.logits.as_ref()), batch)
+    }
+
+    fn gradient(self, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, Scores)> {
+        self.head.gradient_in_place(self.logits, loss)
     }
 }
 
@@ -150,11 +180,20 @@ pub struct Step<S> {
     pub scores: S,
 }
 
+impl From<Step<Scores>> for LossOutput {
+    fn from(Step { sums, metrics, scores }: Step<Scores>) -> Self {
+        Self { loss: sums.loss, policy_loss: sums.policy, scores, metrics }
+    }
+}
+
 /// Evaluates `config` on `batch` with the policy behind `call`.
 ///
 /// # Errors
-/// Those of [`LossConfig::prepare`], [`Evaluator::new`] and `call`.
+/// [`Error::NoAdvantages`] for a batch without advantages; those of [`LossConfig::prepare`], [`Evaluator::new`] and `call`.
 pub fn step<C: Call>(config: &LossConfig, batch: &TokenBatch, mut call: C) -> Result<Step<C::Scores>> {
+    if !batch.has_advantages() {
+        return Err(Error::NoAdvantages);
+    }
     let prepared = config.prepare(batch, |batch| call.score(batch)?.to_values())?;
     // Scored before the gradient, which may overwrite logits.
     let left_out = match batch.without(&prepared)?.filter(|_| C::Scores::FILLED) {

@@ -1,8 +1,10 @@
 //! What is checked of a [`PlanRequest`] before a backend plans for it, and of every call before it runs.
 
-use crate::backend::{GradsMut, Implementation, MemoryReport, PlanRequest, PolicyInput, PolicySpec};
+use crate::backend::{Implementation, MemoryReport, PlanRequest, PolicySpec};
 use crate::batch::TokenBatch;
 use crate::error::{Error, Result};
+use crate::gradients::GradsMut;
+use crate::policy::PolicyInput;
 use crate::tensor::Dtype;
 
 impl PlanRequest {
@@ -110,7 +112,8 @@ impl PlanRequest {
     }
 
     /// Checks one call against the plan: token count, lengths and dtypes of host tensors, which gradients are there,
-    /// and that every active target is in the vocabulary. `grads` is `None` when scoring.
+    /// and that every active target is in the vocabulary. `grads` is `None` when scoring, and for logits that are to be
+    /// overwritten.
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::Value`] or [`Error::Config`] that names the tensor.
@@ -161,10 +164,6 @@ impl PlanRequest {
                 grads.map_or(Ok(()), |g| {
                     buffers(g, [(false, 0), (false, 0), (false, 0), (self.gradients.hidden, n * vocab)])
                 })?;
-            }
-            (PolicySpec::Logits { vocab, .. }, PolicyInput::LogitsInPlace(logits)) => {
-                tensor("logits [N, V]", (logits.host_len(), logits.dtype()), n * vocab, dtype)?;
-                grads.map_or(Ok(()), |g| buffers(g, [(false, 0); 4]))?;
             }
             (
                 PolicySpec::Hidden { hidden: h, vocab: v, bias: has_bias, .. },

@@ -1,8 +1,9 @@
-//! Views of the tensors that cross the seam.
+//! Tensors of any dtype: owned, to read and to write, on the host or on a device.
 
 use half::bf16;
 use serde::{Deserialize, Serialize};
 use std::any::Any;
+use std::convert::Infallible;
 use strum::IntoStaticStr;
 
 /// Element type of a tensor.
@@ -43,7 +44,70 @@ pub trait DeviceTensor: Any + Send + Sync + std::fmt::Debug {
     fn as_any_mut(&mut self) -> &mut dyn Any;
 }
 
-/// A tensor to read.
+/// A tensor on the host that owns its values, row-major.
+///
+/// ```
+/// use grpo_core::{Dtype, Tensor};
+///
+/// let lm_head = Tensor::F32(vec![0.02; 8]); // [V, H]
+/// let narrow = lm_head.to_dtype(Dtype::Bf16);
+/// assert_eq!((narrow.dtype(), narrow.len()), (Dtype::Bf16, 8));
+/// assert_eq!(narrow.as_ref().host_len(), Some(8));
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub enum Tensor {
+    /// In f32.
+    F32(Vec<f32>),
+    /// In bf16.
+    Bf16(Vec<bf16>),
+}
+
+impl Tensor {
+    /// The element type.
+    pub fn dtype(&self) -> Dtype {
+        self.as_ref().dtype()
+    }
+
+    /// The number of elements.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::F32(values) => values.len(),
+            Self::Bf16(values) => values.len(),
+        }
+    }
+
+    /// Whether the tensor has no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The tensor as a view to read.
+    pub fn as_ref(&self) -> TensorRef<'_> {
+        match self {
+            Self::F32(values) => TensorRef::F32(values),
+            Self::Bf16(values) => TensorRef::Bf16(values),
+        }
+    }
+
+    /// The tensor as a view to write.
+    pub fn as_mut(&mut self) -> TensorMut<'_> {
+        match self {
+            Self::F32(values) => TensorMut::F32(values),
+            Self::Bf16(values) => TensorMut::Bf16(values),
+        }
+    }
+
+    /// The values in another dtype: widened exactly, or rounded to nearest even.
+    pub fn to_dtype(&self, dtype: Dtype) -> Self {
+        match (self, dtype) {
+            (Self::F32(v), Dtype::Bf16) => Self::Bf16(v.iter().map(|x| bf16::from_f32(*x)).collect()),
+            (Self::Bf16(v), Dtype::F32) => Self::F32(v.iter().map(|x| x.to_f32()).collect()),
+            (same, _) => same.clone(),
+        }
+    }
+}
+
+/// A tensor to read, on the host or on a device. With `D` = [`Infallible`], it is known to lie on the host.
 ///
 /// ```
 /// use grpo_core::half::bf16;
@@ -55,16 +119,16 @@ pub trait DeviceTensor: Any + Send + Sync + std::fmt::Debug {
 /// assert_eq!(TensorRef::from(&[1.0_f32, 2.0]).dtype(), Dtype::F32);
 /// ```
 #[derive(Clone, Copy, Debug)]
-pub enum TensorRef<'a> {
+pub enum TensorRef<'a, D = &'a dyn DeviceTensor> {
     /// On the host, row-major.
     F32(&'a [f32]),
     /// On the host, row-major.
     Bf16(&'a [bf16]),
     /// On a device.
-    Device(&'a dyn DeviceTensor),
+    Device(D),
 }
 
-/// A tensor to write.
+/// A tensor to write, on the host or on a device. With `D` = [`Infallible`], it is known to lie on the host.
 ///
 /// ```
 /// use grpo_core::half::bf16;
@@ -76,17 +140,17 @@ pub enum TensorRef<'a> {
 /// assert_eq!(TensorMut::from(&mut [0.0_f32; 2]).dtype(), Dtype::F32);
 /// ```
 #[derive(Debug)]
-pub enum TensorMut<'a> {
+pub enum TensorMut<'a, D = &'a mut dyn DeviceTensor> {
     /// On the host, row-major.
     F32(&'a mut [f32]),
     /// On the host, row-major.
     Bf16(&'a mut [bf16]),
     /// On a device.
-    Device(&'a mut dyn DeviceTensor),
+    Device(D),
 }
 
-impl TensorRef<'_> {
-    /// Element type.
+impl<'a> TensorRef<'a> {
+    /// The element type.
     pub fn dtype(&self) -> Dtype {
         match self {
             Self::F32(_) => Dtype::F32,
@@ -95,7 +159,7 @@ impl TensorRef<'_> {
         }
     }
 
-    /// Number of elements, if on the host.
+    /// The number of elements of a tensor on the host; `None` on a device.
     pub fn host_len(&self) -> Option<usize> {
         match self {
             Self::F32(t) => Some(t.len()),
@@ -103,15 +167,24 @@ impl TensorRef<'_> {
             Self::Device(_) => None,
         }
     }
+
+    /// The tensor, if it lies on the host.
+    pub fn on_host(self) -> Option<TensorRef<'a, Infallible>> {
+        match self {
+            Self::F32(t) => Some(TensorRef::F32(t)),
+            Self::Bf16(t) => Some(TensorRef::Bf16(t)),
+            Self::Device(_) => None,
+        }
+    }
 }
 
-impl TensorMut<'_> {
-    /// Element type.
+impl<'a> TensorMut<'a> {
+    /// The element type.
     pub fn dtype(&self) -> Dtype {
         self.as_ref().dtype()
     }
 
-    /// Number of elements, if on the host.
+    /// The number of elements of a tensor on the host; `None` on a device.
     pub fn host_len(&self) -> Option<usize> {
         self.as_ref().host_len()
     }
@@ -122,6 +195,15 @@ impl TensorMut<'_> {
             Self::F32(t) => TensorRef::F32(t),
             Self::Bf16(t) => TensorRef::Bf16(t),
             Self::Device(t) => TensorRef::Device(&**t),
+        }
+    }
+
+    /// The tensor, if it lies on the host.
+    pub fn on_host(self) -> Option<TensorMut<'a, Infallible>> {
+        match self {
+            Self::F32(t) => Some(TensorMut::F32(t)),
+            Self::Bf16(t) => Some(TensorMut::Bf16(t)),
+            Self::Device(_) => None,
         }
     }
 }
@@ -168,3 +250,27 @@ macro_rules! from_host {
 }
 
 from_host!(f32 => F32, bf16 => Bf16);
+
+impl From<Vec<f32>> for Tensor {
+    fn from(values: Vec<f32>) -> Self {
+        Self::F32(values)
+    }
+}
+
+impl From<Vec<bf16>> for Tensor {
+    fn from(values: Vec<bf16>) -> Self {
+        Self::Bf16(values)
+    }
+}
+
+impl<'a, T: DeviceTensor> From<&'a T> for TensorRef<'a> {
+    fn from(tensor: &'a T) -> Self {
+        Self::Device(tensor)
+    }
+}
+
+impl<'a, T: DeviceTensor> From<&'a mut T> for TensorMut<'a> {
+    fn from(tensor: &'a mut T) -> Self {
+        Self::Device(tensor)
+    }
+}

@@ -1,8 +1,8 @@
 //! The batch file: what it round-trips, and that no bytes make it panic.
 
-use grpo_core::format::{Policy, Tensor};
 use grpo_core::parity::Values;
 use grpo_core::{Advantages, BatchFile, LossConfig, TokenBatch};
+use grpo_core::{PolicyOutput, Tensor};
 use half::bf16;
 use proptest::prelude::*;
 
@@ -24,7 +24,7 @@ fn case() -> BatchFile {
         shape: [2, 2],
         hidden: 2,
         vocab: 3,
-        policy: Policy::Hidden {
+        policy: PolicyOutput::Hidden {
             hidden: Tensor::F32((0..8).map(|i| i as f32).collect()),
             lm_head: Tensor::F32((0..6).map(|i| i as f32).collect()),
             bias: Some(Tensor::F32(vec![0.1, 0.2, 0.3])),
@@ -56,7 +56,7 @@ fn round_trips() {
         assert!(back.batch.sampler_logp().unwrap()[0].is_nan());
     }
     let mut file = case();
-    file.policy = Policy::Logits(Tensor::Bf16(vec![bf16::from_f32(1.5); 12]));
+    file.policy = PolicyOutput::Logits(Tensor::Bf16(vec![bf16::from_f32(1.5); 12]));
     (file.hidden, file.expected.grad_bias) = (0, None);
     let back = BatchFile::parse(&file.to_bytes().unwrap()).unwrap();
     assert_eq!((back.policy, back.vocab), (file.policy, 3));
@@ -104,12 +104,12 @@ fn refuses_with_what_was_expected_and_what_came() {
 fn refuses_what_the_policy_does_not_have() {
     let refusal = |bytes: &[u8]| BatchFile::parse(bytes).unwrap_err().to_string();
     let mut file = case();
-    let Policy::Hidden { bias, .. } = &mut file.policy else { panic!("hidden states") };
+    let PolicyOutput::Hidden { bias, .. } = &mut file.policy else { panic!("hidden states") };
     *bias = None;
     let message = refusal(&file.to_bytes().unwrap());
     assert!(message.contains("expected.grad_bias"), "{message}");
 
-    let policy = Policy::Logits(Tensor::F32(vec![0.5; 12]));
+    let policy = PolicyOutput::Logits(Tensor::F32(vec![0.5; 12]));
     let mut file = BatchFile { hidden: 0, policy, expected: Values::default(), ..case() };
     assert!(BatchFile::parse(&file.to_bytes().unwrap()).is_ok());
     let message = refusal(&with_header(&file.to_bytes().unwrap(), |h| h.replace("old_logp", "bias")));

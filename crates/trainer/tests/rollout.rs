@@ -1,7 +1,7 @@
 //! What the sampler drew is what is trained on: the same ids, at the same places, with the same probabilities.
 
 use grpo_core::{Backend, GradsMut, LossConfig, LossOutput, LossPlan, MemoryReport, PlanRequest, PolicyInput, Scores};
-use grpo_core::{Error as LossError, TokenBatch};
+use grpo_core::{Error as LossError, TensorMut, TokenBatch};
 use models::{CharTokenizer, ModelConfig, Tokenizer};
 use policy::{Completion, Policy, Result, RolloutEngine, RolloutRequest};
 use policy_burn::{BurnPolicy, PolicyLoss};
@@ -143,6 +143,15 @@ impl LossPlan for WatchedPlan {
     ) -> std::result::Result<LossOutput, LossError> {
         self.1.lock().unwrap().extend(batch.targets());
         self.0.value_and_grad(policy, batch, grads)
+    }
+
+    fn value_and_grad_in_place(
+        &mut self,
+        logits: TensorMut<'_>,
+        batch: &TokenBatch,
+    ) -> std::result::Result<LossOutput, LossError> {
+        self.1.lock().unwrap().extend(batch.targets());
+        self.0.value_and_grad_in_place(logits, batch)
     }
 
     fn memory(&self) -> MemoryReport {

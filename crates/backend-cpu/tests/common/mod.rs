@@ -1,5 +1,5 @@
 //! Cases that exercise what they claim, and comparisons that say how far off they were.
-#![allow(dead_code, unreachable_pub, missing_docs)] // every test binary uses its own part
+#![allow(dead_code, unused_imports, unreachable_pub, missing_docs)] // every test binary uses its own part
 
 mod arranged;
 pub mod family;
@@ -7,7 +7,7 @@ pub mod family;
 pub use family::loss;
 
 use backend_cpu::CpuBackend;
-use backend_cpu::reference::{Evaluation, Policy, evaluate, score};
+use backend_cpu::oracle::{Evaluation, Policy, evaluate, score};
 use grpo_core::*;
 use half::bf16;
 use rand::{RngExt, SeedableRng};
@@ -163,13 +163,7 @@ impl Case {
     pub fn with_policy<T>(&self, f: impl FnOnce(&Policy<'_, f64>) -> T) -> T {
         let wide = |t: &[f32]| t.iter().copied().map(f64::from).collect::<Vec<_>>();
         let (hidden, lm_head, bias) = (wide(&self.hidden), wide(&self.head()), self.bias.as_deref().map(wide));
-        f(&Policy::Hidden {
-            hidden: &hidden,
-            lm_head: &lm_head,
-            bias: bias.as_deref(),
-            layout: self.layout,
-            vocab: self.v,
-        })
+        f(&Policy::hidden(&hidden, &lm_head, bias.as_deref(), self.layout, self.v))
     }
 
     pub fn oracle(&self, loss: &LossConfig) -> Evaluation<f64> {

@@ -30,7 +30,7 @@ fn gradients_of_an_adapter_follow_from_those_of_the_head() {
     let hidden: Vec<f64> = case.hidden.iter().copied().map(f64::from).collect();
     let exact = |b: &[f64], a: &[f64]| {
         let (lm_head, layout) = (merged(&case.lm_head, b, a, h), HeadLayout::VocabHidden);
-        let policy = Policy::Hidden { hidden: &hidden, lm_head: &lm_head, bias: None, layout, vocab: v };
+        let policy = Policy::hidden(&hidden, &lm_head, None, layout, v);
         evaluate(&loss, &policy, &case.batch).unwrap().loss
     };
     let slopes = |list: &[f64], at: &dyn Fn(&[f64]) -> f64| -> Vec<f64> {

@@ -19,7 +19,7 @@ mod sizes;
 mod steps;
 mod tiles;
 
-use backend_cpu::reference::{Evaluation, Policy, evaluate};
+use backend_cpu::oracle::{Evaluation, Policy, evaluate};
 use backend_cpu::{CpuBackend, Isa};
 use common::{Case, implementations, plan, run};
 use grpo_core::*;
@@ -77,7 +77,7 @@ fn everywhere(loss: &LossConfig, z: &[f32], v: usize, batch: &TokenBatch) -> Vec
 /// The oracle on given logits; those of masked tokens may be anything.
 fn oracle(loss: &LossConfig, z: &[f32], v: usize, batch: &TokenBatch) -> Evaluation<f64> {
     let wide: Vec<f64> = z.iter().copied().map(f64::from).collect();
-    evaluate(loss, &Policy::Logits { logits: &wide, vocab: v }, batch).unwrap()
+    evaluate(loss, &Policy::logits(&wide, v), batch).unwrap()
 }
 
 /// One sequence of `targets` with one advantage.

@@ -82,7 +82,9 @@ fn masked_logits_are_not_read(#[values(f32::NAN, f32::INFINITY, f32::NEG_INFINIT
 fn labels_count_where_tokens_do(#[values(-100, -1, 3, i64::MAX, i64::MIN)] label: i64) {
     let loss = config(r#"{"loss_type": "bnpo"}"#);
     let z = [0.3, -0.2, 0.9, 0.5, 0.1, 0.4, 1.2, 0.1, -0.6, 0.7, 0.2, 0.6];
-    let with = |label: i64| TokenBatch::packed(vec![1, 0, label, 2], vec![0, 1, 4]).unwrap();
+    let with = |label: i64| {
+        TokenBatch::packed(vec![1, 0, label, 2], vec![0, 1, 4]).unwrap().with_advantages(vec![0.8, -1.2]).unwrap()
+    };
     let mask = [1.0, 1.0, 0.0, 1.0];
     let (masked, expected) = (with(label).with_mask(&mask).unwrap(), with(0).with_mask(&mask).unwrap());
     for (got, expected) in everywhere(&loss, &z, 3, &masked).iter().zip(everywhere(&loss, &z, 3, &expected)) {

@@ -122,8 +122,7 @@ fn more_than_2_to_31_logits_are_computed() {
     let batch = batch.with_advantages(Advantages::PerSequence(vec![1.5; n])).unwrap();
     let plan = request(Implementation::Logits, n, PolicySpec::Logits { vocab: v, dtype: Dtype::Bf16 });
     let mut plan = CpuBackend::with_threads(2).unwrap().plan(&plan).unwrap();
-    let policy = PolicyInput::LogitsInPlace(logits.as_mut_slice().into());
-    let out = plan.value_and_grad(policy, &batch, GradsMut::default()).unwrap();
+    let out = plan.value_and_grad_in_place(logits.as_mut_slice().into(), &batch).unwrap();
 
     // On-policy: -A / N (1[j = y] - p_j).
     let sum: f64 = row.iter().map(|z| f64::from(z.to_f32()).exp()).sum();

@@ -4,9 +4,8 @@ use super::differences::{Differences, Point};
 use super::problem::TOLERANCE;
 use crate::error::Result;
 use crate::parity::{Row, oracle, widened};
-use grpo_core::format::Policy;
 use grpo_core::parity::Comparison;
-use grpo_core::{BatchFile, HeadLayout};
+use grpo_core::{BatchFile, HeadLayout, PolicyOutput};
 
 /// Compares the loss of `file`, and its gradients at every so manyth entry, `most_entries` of a tensor at most, with what
 /// differences of the same loss say. Slopes keep what a loss calls constant, and stay on its branches.
@@ -16,8 +15,8 @@ use grpo_core::{BatchFile, HeadLayout};
 pub fn file(file: &BatchFile, most_entries: usize) -> Result<Vec<Row>> {
     let truth = oracle(&file.loss, file, &file.policy)?;
     let (tensors, layout) = match &file.policy {
-        Policy::Logits(logits) => (vec![("grad_logits", widened(logits), truth.values.grad_logits)], None),
-        Policy::Hidden { hidden, lm_head, bias } => {
+        PolicyOutput::Logits(logits) => (vec![("grad_logits", widened(logits), truth.values.grad_logits)], None),
+        PolicyOutput::Hidden { hidden, lm_head, bias } => {
             let bias = bias.as_ref().map(|bias| ("grad_bias", widened(bias), truth.values.grad_bias));
             let both = [
                 ("grad_hidden", widened(hidden), truth.values.grad_hidden),

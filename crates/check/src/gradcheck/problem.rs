@@ -1,22 +1,23 @@
-//! Inputs of one dtype with the oracle's answer, and what is held against it.
+//! Inputs of one dtype with the oracle's results, and the gradients that are compared with them.
 
 use super::differences::{Differences, Point};
 use crate::error::{Error, Result};
-use crate::parity::{Evaluated, Row, call, oracle_at, widen};
-use backend_cpu::reference;
-use backend_tpu::aot::{Variant, What};
+use crate::parity::{Evaluated, Row, call, call_in_place, oracle_at, widen, widened};
+use backend_cpu::oracle;
+use backend_tpu::aot::Variant;
+use backend_tpu::program::ProgramKind;
 use grpo_bench::config::{BenchConfig, ShapeConfig};
 use grpo_bench::cpu::policy;
-use grpo_bench::inputs::{self, HostTensor, Inputs, PolicyTensors};
+use grpo_bench::inputs::{self, Inputs};
 use grpo_core::parity::{Comparison, Tolerances, Values};
-use grpo_core::{Advantages, Backend, Dtype, HeadLayout, PolicyInput, PolicySpec, TensorMut};
+use grpo_core::{Advantages, Backend, Dtype, HeadLayout, PolicyOutput, PolicySpec, Tensor};
 use half::bf16;
 use rand::SeedableRng;
 use rand::seq::index::sample;
 use rand_chacha::ChaCha8Rng;
 
-/// Of the oracle's gradients against differences, relative to the largest. Differences reach 1e-10, at a low temperature or
-/// with a large KL 3e-9; a mistake in a formula is orders larger.
+/// Tolerance of the oracle's gradients against differences, relative to the largest. Differences reach 1e-10, at a low
+/// temperature or with a large KL 3e-9; a mistake in a formula is orders larger.
 pub(super) const TOLERANCE: f64 = 1e-6;
 
 /// Entries of a tensor that differences are taken of: each is two evaluations.
@@ -28,7 +29,7 @@ const SEEDS: u64 = 50;
 /// How far rounding to f32 may move a log-probability.
 const ROUNDING: f64 = 4e-6;
 
-/// Inputs with the oracle's answer.
+/// Inputs with the oracle's results.
 pub(super) struct Problem {
     config: BenchConfig,
     inputs: Inputs,
@@ -36,7 +37,7 @@ pub(super) struct Problem {
     pub(super) oracle: Evaluated,
 }
 
-/// What differences say of gradients.
+/// The comparison of gradients with differences.
 #[derive(Debug, Default)]
 pub(super) struct Verdict {
     pub(super) rows: Vec<Row>,
@@ -78,7 +79,7 @@ impl Problem {
         let mut inputs = Inputs::load(config, &files)?;
         let point = point(config, &inputs.policy, has_bias);
         if inputs::has_other_policies(config) {
-            let logp = reference::score(&config.loss, &point.policy(), &inputs.batch)?.logp;
+            let logp = oracle::score(&config.loss, &point.policy(), &inputs.batch)?.logp;
             let logp: Vec<f32> = logp.into_iter().map(|logp| logp as f32).collect();
             files.extend(inputs::write_other_policies(config, &logp, folder.path())?);
             inputs = Inputs::load(config, &files)?;
@@ -87,7 +88,7 @@ impl Problem {
         Ok(Self { config: config.clone(), inputs, point, oracle })
     }
 
-    /// Of the inputs.
+    /// The seed of the inputs.
     pub(super) fn seed(&self) -> u64 {
         self.config.inputs.seed
     }
@@ -129,7 +130,7 @@ impl Problem {
         self.point.tensors.iter().map(|(name, _)| *name)
     }
 
-    /// Gradients of the oracle that are zero everywhere though advantages are not: whoever made none would agree.
+    /// Gradients of the oracle that are zero everywhere though advantages are not: an implementation without gradients would agree.
     pub(super) fn zero_gradients(&self) -> Vec<String> {
         let (Advantages::PerSequence(advantages) | Advantages::PerToken(advantages)) = self.inputs.batch.advantages();
         let is_zero = |name| gradient(&self.oracle.values, name).is_some_and(|values| values.iter().all(|x| *x == 0.0));
@@ -198,13 +199,13 @@ impl Problem {
         if matches!(request.policy, PolicySpec::Hidden { .. }) {
             tolerances = tolerances.with_dlogits(backend.dlogits(dtype));
         }
-        let mut found = match (variant.what, &self.inputs.policy) {
-            (What::GradientInPlace, PolicyTensors::Logits(logits)) => {
+        let mut found = match (variant.program, &self.inputs.policy) {
+            (ProgramKind::GradientInPlace, PolicyOutput::Logits(logits)) => {
                 // The gradient is rounded as it is stored.
                 tolerances = tolerances.with_dlogits(dtype);
                 self.in_place(variant, backend, logits.clone())?
             }
-            (What::Score, _) => {
+            (ProgramKind::Score, _) => {
                 let scores = backend.plan(request)?.score(policy(&self.inputs, variant), &self.inputs.batch)?;
                 let (logp, entropy) = (Some(widen(&scores.logp)), Some(widen(&scores.entropy)));
                 Values { logp, entropy, ..Values::default() }
@@ -226,14 +227,10 @@ impl Problem {
         Ok(comparisons.into_iter().map(|comparison| Row::new(name, "oracle", comparison)).collect())
     }
 
-    fn in_place(&self, variant: &Variant, backend: &dyn Backend, mut logits: HostTensor) -> Result<Values> {
+    fn in_place(&self, variant: &Variant, backend: &dyn Backend, mut logits: Tensor) -> Result<Values> {
         let mut plan = backend.plan(&variant.request)?;
-        let place = PolicyInput::LogitsInPlace(match &mut logits {
-            HostTensor::F32(logits) => TensorMut::F32(logits),
-            HostTensor::Bf16(logits) => TensorMut::Bf16(logits),
-        });
-        let values = call(plan.as_mut(), &variant.request, place, &self.inputs.batch)?.values;
-        Ok(Values { grad_logits: Some(wide(&logits)), ..values })
+        let values = call_in_place(plan.as_mut(), logits.as_mut(), &self.inputs.batch)?.values;
+        Ok(Values { grad_logits: Some(widened(&logits)), ..values })
     }
 
     /// The oracle of logits that are rounded to bf16 once, and of gradients by what they are a product of.
@@ -253,7 +250,7 @@ impl Problem {
             dot + bias.map_or(0.0, |bias| bias[j])
         };
         let logits: Vec<f64> = (0..n * v).map(|ij| bf16::from_f64(logit(ij / v, ij % v)).to_f64()).collect();
-        let given = reference::Policy::Logits { logits: &logits, vocab: v };
+        let given = oracle::Policy::logits(&logits, v);
         let mut oracle = oracle_at(&self.config.loss, &given, &self.inputs.batch)?;
         let dz = oracle.values.grad_logits.take().unwrap_or_default();
         let (mut dx, mut dw, mut db) = (vec![0.0; n * h], vec![0.0; v * h], vec![0.0; v]);
@@ -280,21 +277,14 @@ fn gradient<'a>(values: &'a Values, name: &str) -> Option<&'a [f64]> {
     }
 }
 
-fn point(config: &BenchConfig, policy: &PolicyTensors, has_bias: bool) -> Point {
+fn point(config: &BenchConfig, policy: &PolicyOutput<Tensor>, has_bias: bool) -> Point {
     let (tensors, layout) = match policy {
-        PolicyTensors::Logits(logits) => (vec![("grad_logits", wide(logits))], None),
-        PolicyTensors::Hidden { hidden, lm_head, bias } => {
-            let mut tensors = vec![("grad_hidden", wide(hidden)), ("grad_lm_head", wide(lm_head))];
-            tensors.extend(has_bias.then(|| ("grad_bias", wide(bias))));
+        PolicyOutput::Logits(logits) => (vec![("grad_logits", widened(logits))], None),
+        PolicyOutput::Hidden { hidden, lm_head, bias } => {
+            let mut tensors = vec![("grad_hidden", widened(hidden)), ("grad_lm_head", widened(lm_head))];
+            tensors.extend(bias.iter().filter(|_| has_bias).map(|bias| ("grad_bias", widened(bias))));
             (tensors, Some(config.layout))
         }
     };
     Point { tensors, layout, vocab: config.shape.vocab }
-}
-
-fn wide(tensor: &HostTensor) -> Vec<f64> {
-    match tensor {
-        HostTensor::F32(values) => widen(values),
-        HostTensor::Bf16(values) => values.iter().map(|x| x.to_f64()).collect(),
-    }
 }

@@ -142,6 +142,10 @@ impl LossPlan for WrongPlan {
         Ok(output)
     }
 
+    fn value_and_grad_in_place(&mut self, logits: TensorMut<'_>, batch: &TokenBatch) -> Result<LossOutput> {
+        self.0.value_and_grad_in_place(logits, batch)
+    }
+
     fn memory(&self) -> MemoryReport {
         self.0.memory()
     }

@@ -2,7 +2,8 @@
 
 use backend_cpu::CpuBackend;
 use grpo_core::{
-    Backend, Error, GradsMut, LossOutput, LossPlan, MemoryReport, PlanRequest, PolicyInput, Scores, TokenBatch,
+    Backend, Error, GradsMut, LossOutput, LossPlan, MemoryReport, PlanRequest, PolicyInput, Scores, TensorMut,
+    TokenBatch,
 };
 use std::sync::{Arc, Mutex};
 
@@ -42,8 +43,13 @@ impl LossPlan for SpyPlan {
         batch: &TokenBatch,
         grads: GradsMut<'_>,
     ) -> Result<LossOutput, Error> {
-        self.in_place.lock().unwrap().push(matches!(policy, PolicyInput::LogitsInPlace(_)));
+        self.in_place.lock().unwrap().push(false);
         self.plan.value_and_grad(policy, batch, grads)
+    }
+
+    fn value_and_grad_in_place(&mut self, logits: TensorMut<'_>, batch: &TokenBatch) -> Result<LossOutput, Error> {
+        self.in_place.lock().unwrap().push(true);
+        self.plan.value_and_grad_in_place(logits, batch)
     }
 
     fn memory(&self) -> MemoryReport {

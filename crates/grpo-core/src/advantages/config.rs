@@ -88,6 +88,19 @@ pub enum GroupOfOne {
 }
 
 /// Configuration of the advantages.
+///
+/// ```
+/// use grpo_core::advantages::ScaleRewards;
+/// use grpo_core::{AdvantageConfig, AdvantageEstimator};
+///
+/// // Two prompts with two completions each.
+/// let rewards = [1.0, 0.0, 0.5, 0.5];
+/// let dr_grpo = AdvantageConfig { scale_rewards: Some(ScaleRewards::None), ..AdvantageConfig::default() };
+/// assert_eq!(dr_grpo.advantages(&rewards, 2)?, [0.5, -0.5, 0.0, 0.0]);
+/// let rloo = AdvantageConfig { estimator: AdvantageEstimator::Rloo, ..dr_grpo };
+/// assert_eq!(rloo.advantages(&rewards, 2)?, [1.0, -1.0, 0.0, 0.0]);
+/// # Ok::<(), grpo_core::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdvantageConfig {

@@ -8,6 +8,14 @@ use std::cmp::Ordering;
 
 /// Which groups are kept. DAPO, arXiv 2503.14476. How often to sample again is the caller's (verl's
 /// `max_num_gen_batches`).
+///
+/// ```
+/// use grpo_core::advantages::DynamicSampling;
+///
+/// let kept = DynamicSampling::default().filter(&[1.0, 0.0, 0.5, 0.5, 0.0, 1.0], 2)?;
+/// assert_eq!((kept.kept.as_slice(), kept.zero_variance, kept.to_refill(3)), (&[0, 2][..], 1, 1));
+/// # Ok::<(), grpo_core::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DynamicSampling {

@@ -8,6 +8,16 @@ use crate::error::{Error, Result};
 const OP: &str = "advantages";
 
 /// Rewards, NaN where one is missing.
+///
+/// ```
+/// use grpo_core::advantages::{AdvantageInputs, Rewards};
+/// use grpo_core::{AdvantageConfig, Advantages};
+///
+/// let inputs = AdvantageInputs::new(Rewards::PerSequence(&[1.0, f32::NAN, 0.0]), 3);
+/// let Advantages::PerSequence(advantages) = AdvantageConfig::default().compute(&inputs)? else { unreachable!() };
+/// assert!(advantages[0] > 0.0 && advantages[1] == 0.0 && advantages[2] < 0.0);
+/// # Ok::<(), grpo_core::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rewards<'a> {
     /// `[B]`, or `[B, K]` row by row with K `reward_weights`. Where a token is needed, the reward is that of the

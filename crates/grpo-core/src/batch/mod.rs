@@ -16,6 +16,17 @@ pub use step::{Rows, StepData};
 pub use weights::TokenWeights;
 
 /// One advantage per sequence or per token.
+///
+/// ```
+/// use grpo_core::{Advantages, TokenBatch};
+///
+/// let batch = TokenBatch::packed(vec![3, 7, 1, 0], vec![0, 2, 4])?;
+/// let per_token = Advantages::PerToken(vec![1.0, 0.5, -0.5, -1.0]);
+/// assert_eq!(batch.clone().with_advantages(per_token)?.advantage(1, 2), -0.5);
+/// // A list without more is one per sequence.
+/// assert_eq!(batch.with_advantages(vec![1.0, -0.5])?.advantage(1, 2), -0.5);
+/// # Ok::<(), grpo_core::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub enum Advantages {
     /// `[B]`.
@@ -24,17 +35,50 @@ pub enum Advantages {
     PerToken(Vec<f32>),
 }
 
+impl From<Vec<f32>> for Advantages {
+    /// One per sequence.
+    fn from(values: Vec<f32>) -> Self {
+        Self::PerSequence(values)
+    }
+}
+
+impl From<&[f32]> for Advantages {
+    /// One per sequence.
+    fn from(values: &[f32]) -> Self {
+        Self::PerSequence(values.to_vec())
+    }
+}
+
 /// Targets, mask, advantages and recorded log-probabilities of N tokens in B sequences.
 ///
 /// Row i is the position whose logits predict `targets[i]`: the caller has done the shift by one.
 /// Values at masked tokens (any id, -100, NaN) have no effect.
+///
+/// ```
+/// use grpo_core::TokenBatch;
+///
+/// // Two completions of 3 and 2 tokens, laid end to end.
+/// let packed = TokenBatch::packed(vec![3, 7, 1, 4, 0], vec![0, 3, 5])?
+///     .with_advantages(vec![1.0, -0.5])?
+///     .with_old_logp(vec![-0.7, -1.2, -0.1, -2.3, -0.4])?;
+/// assert_eq!((packed.sequences(), packed.active_tokens()), (2, 5));
+///
+/// // The same as rows [B, T] = [2, 3] with a mask. What masked positions hold has no effect.
+/// let padded = TokenBatch::padded(&[3, 7, 1, 4, 0, -100], &[1.0, 1.0, 1.0, 1.0, 1.0, 0.0], [2, 3])?
+///     .with_advantages(vec![1.0, -0.5])?
+///     .with_old_logp(vec![-0.7, -1.2, -0.1, -2.3, -0.4, f32::NAN])?;
+/// assert_eq!((padded.tokens(), padded.active_tokens()), (6, 5));
+/// # Ok::<(), grpo_core::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenBatch {
     targets: Vec<i64>,
     offsets: Vec<usize>,
     mask: Vec<bool>,
     active: Vec<usize>,
+    /// 0 until set.
     advantages: Advantages,
+    has_advantages: bool,
     old_logp: Option<Vec<f32>>,
     ref_logp: Option<Vec<f32>>,
     sampler_logp: Option<Vec<f32>>,
@@ -53,7 +97,8 @@ pub const LARGEST_LOGP: f32 = 2.0;
 
 impl TokenBatch {
     /// Sequences laid end to end without padding: `targets: [N]`, `offsets: [B + 1]` from 0 to N, never decreasing.
-    /// Every token is active and every advantage is 0 until set.
+    /// Every token is active. The batch can be scored as it is; a loss needs advantages
+    /// ([`TokenBatch::with_advantages`]).
     ///
     /// # Errors
     /// [`Error::Shape`] or [`Error::Value`] when the offsets are not of that form.
@@ -74,6 +119,7 @@ impl TokenBatch {
             mask: vec![true; targets.len()],
             active,
             advantages: Advantages::PerSequence(vec![0.0; offsets.len() - 1]),
+            has_advantages: false,
             targets,
             offsets,
             old_logp: None,
@@ -124,11 +170,12 @@ impl TokenBatch {
         Ok(self)
     }
 
-    /// Sets the advantages.
+    /// Sets the advantages; a list without more is one per sequence.
     ///
     /// # Errors
     /// [`Error::Shape`] for a wrong length, [`Error::Value`] for a value that is not finite at an active token.
-    pub fn with_advantages(mut self, advantages: Advantages) -> Result<Self> {
+    pub fn with_advantages(mut self, advantages: impl Into<Advantages>) -> Result<Self> {
+        let advantages = advantages.into();
         let (expected, values) = match &advantages {
             Advantages::PerSequence(v) => (self.sequences(), v),
             Advantages::PerToken(v) => (self.tokens(), v),
@@ -137,6 +184,7 @@ impl TokenBatch {
             return Err(Error::shape(OP, "advantages", expected, values.len()));
         }
         self.advantages = advantages;
+        self.has_advantages = true;
         self.check_advantages()?;
         Ok(self)
     }
@@ -251,6 +299,7 @@ impl TokenBatch {
                 Advantages::PerSequence(v) => Advantages::PerSequence(v[range].to_vec()),
                 Advantages::PerToken(v) => Advantages::PerToken(cut(v)),
             },
+            has_advantages: self.has_advantages,
             old_logp: self.old_logp.as_ref().map(cut),
             ref_logp: self.ref_logp.as_ref().map(cut),
             sampler_logp: self.sampler_logp.as_ref().map(cut),
@@ -306,7 +355,12 @@ impl TokenBatch {
         &self.offsets
     }
 
-    /// The advantages as they were given.
+    /// Whether advantages were set: a loss refuses a batch without them.
+    pub fn has_advantages(&self) -> bool {
+        self.has_advantages
+    }
+
+    /// The advantages as they were given; 0 for every sequence until then.
     pub fn advantages(&self) -> &Advantages {
         &self.advantages
     }

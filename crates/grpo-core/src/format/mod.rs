@@ -20,7 +20,6 @@
 
 mod batch_loss;
 mod metadata;
-mod policy;
 mod read;
 mod write;
 
@@ -29,14 +28,37 @@ use crate::batch::TokenBatch;
 use crate::config::LossConfig;
 use crate::error::Result;
 use crate::parity::Values;
+use crate::policy::PolicyOutput;
+use crate::tensor::Tensor;
 pub use batch_loss::BatchLoss;
 pub use metadata::with_metadata;
-pub use policy::{Policy, Tensor};
 
 /// The format's name and version.
 pub const FORMAT: &str = "grpo-batch/1";
 
 /// A batch file, read and checked.
+///
+/// ```
+/// use grpo_core::parity::Values;
+/// use grpo_core::{BatchFile, LossConfig, PolicyOutput, Tensor, TokenBatch};
+///
+/// let (b, t, h, v) = (2, 2, 4, 8); // sequences, tokens of each, hidden size, vocabulary
+/// let (hidden, lm_head) = (Tensor::F32(vec![0.1; b * t * h]), Tensor::F32(vec![0.02; v * h]));
+/// let file = BatchFile {
+///     name: "two completions".into(),
+///     source: String::new(),
+///     loss: LossConfig::default(),
+///     shape: [b, t],
+///     hidden: h,
+///     vocab: v,
+///     policy: PolicyOutput::Hidden { hidden, lm_head, bias: None },
+///     batch: TokenBatch::padded(&[3, 7, 1, 0], &[1.0, 1.0, 1.0, 0.0], [b, t])?.with_advantages(vec![1.0, -0.5])?,
+///     expected: Values::default(),
+/// };
+/// let bytes = file.to_bytes()?; // what `grpo parity` reads
+/// assert_eq!(BatchFile::parse(&bytes)?.policy, file.policy);
+/// # Ok::<(), grpo_core::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct BatchFile {
     /// Name of the case; empty if the file has none.
@@ -51,8 +73,8 @@ pub struct BatchFile {
     pub hidden: usize,
     /// V.
     pub vocab: usize,
-    /// The policy's output.
-    pub policy: Policy,
+    /// The policy's output: logits `[B, T, V]`, or hidden states `[B, T, H]` with a head `[V, H]` and its bias `[V]`.
+    pub policy: PolicyOutput<Tensor>,
     /// Targets, mask, advantages, recorded log-probabilities, and what is known of the step.
     pub batch: TokenBatch,
     /// What the evaluation should give, as far as the file knows.

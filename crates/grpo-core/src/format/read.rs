@@ -1,10 +1,12 @@
 //! From the bytes of a file: every tensor checked against what the others say of B, T, H and V.
 
-use super::{BatchFile, BatchLoss, FORMAT, Policy, Tensor, expected_shapes};
+use super::{BatchFile, BatchLoss, FORMAT, expected_shapes};
 use crate::batch::{Advantages, TokenBatch};
 use crate::error::{Error, Result};
 use crate::parity::Values;
+use crate::policy::PolicyOutput;
 use crate::strict::{UniqueKeys, nearest};
+use crate::tensor::Tensor;
 use half::bf16;
 use safetensors::tensor::{Dtype as FileDtype, SafeTensors, TensorView};
 
@@ -63,11 +65,10 @@ impl BatchFile {
         }
         let expected = file.expected([b, t], hidden, vocab)?;
         // What the policy does not have would never be compared.
-        let has_bias = matches!(policy, Policy::Hidden { bias: Some(_), .. });
         let absent = [
             ("grad_hidden", expected.grad_hidden.is_some() && hidden == 0),
             ("grad_lm_head", expected.grad_lm_head.is_some() && hidden == 0),
-            ("grad_bias", expected.grad_bias.is_some() && !has_bias),
+            ("grad_bias", expected.grad_bias.is_some() && !policy.has_bias()),
         ];
         if let Some((name, _)) = absent.into_iter().find(|(_, absent)| *absent) {
             return Err(Error::Format(format!("expected.{name} is there, but the policy has no such tensor")));
@@ -164,7 +165,7 @@ impl Reader<'_> {
     }
 
     /// The policy with H (0 for logits) and V.
-    fn policy(&self, b: usize, t: usize) -> Result<(Policy, usize, usize)> {
+    fn policy(&self, b: usize, t: usize) -> Result<(PolicyOutput<Tensor>, usize, usize)> {
         let last = |name: &str, rank: usize| match self.shape_of(name)?.as_slice() {
             shape if shape.len() == rank && shape[rank - 1] > 0 => Ok(shape[rank - 1]),
             shape => {
@@ -176,7 +177,7 @@ impl Reader<'_> {
                 return Err(Error::Format(format!("the file holds both logits and {name}: keep one of them")));
             }
             let v = last("logits", 3)?;
-            return Ok((Policy::Logits(self.float("logits", &[b, t, v])?), 0, v));
+            return Ok((PolicyOutput::Logits(self.float("logits", &[b, t, v])?), 0, v));
         }
         if !self.has("hidden") {
             return Err(Error::Format("neither `hidden` with `lm_head` nor `logits` is there".into()));
@@ -197,7 +198,7 @@ impl Reader<'_> {
                 return Err(Error::Format(format!("{name} is {found} but hidden is {wanted}: one dtype for both")));
             }
         }
-        Ok((Policy::Hidden { hidden, lm_head, bias }, h, v))
+        Ok((PolicyOutput::Hidden { hidden, lm_head, bias }, h, v))
     }
 
     fn expected(&self, shape: [usize; 2], h: usize, v: usize) -> Result<Values> {

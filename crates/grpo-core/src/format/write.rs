@@ -1,8 +1,10 @@
 //! To the bytes of a file.
 
-use super::{BatchFile, FORMAT, Policy, Tensor, expected_shapes, with_metadata};
+use super::{BatchFile, FORMAT, expected_shapes, with_metadata};
 use crate::batch::Advantages;
 use crate::error::{Error, Result};
+use crate::policy::PolicyOutput;
+use crate::tensor::Tensor;
 use safetensors::tensor::{Dtype as FileDtype, TensorView};
 use std::collections::BTreeMap;
 
@@ -17,8 +19,8 @@ impl BatchFile {
         let (h, v) = (self.hidden, self.vocab);
         let mut out = Writer::default();
         match &self.policy {
-            Policy::Logits(logits) => out.tensor("logits", &[b, t, v], logits)?,
-            Policy::Hidden { hidden, lm_head, bias } => {
+            PolicyOutput::Logits(logits) => out.tensor("logits", &[b, t, v], logits)?,
+            PolicyOutput::Hidden { hidden, lm_head, bias } => {
                 out.tensor("hidden", &[b, t, h], hidden)?;
                 out.tensor("lm_head", &[v, h], lm_head)?;
                 if let Some(bias) = bias {

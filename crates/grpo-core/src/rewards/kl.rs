@@ -23,6 +23,18 @@ pub struct KlRewards {
 ///
 /// `scores: [B]`, NaN where one is missing, which makes the completion's token rewards NaN at its last active token.
 ///
+/// ```
+/// use grpo_core::rewards::kl_in_reward;
+/// use grpo_core::{KlEstimator, TokenBatch};
+///
+/// let batch = TokenBatch::packed(vec![3, 7], vec![0, 2])?
+///     .with_old_logp(vec![-0.5, -1.0])?
+///     .with_ref_logp(vec![-0.75, -1.0])?;
+/// let rewards = kl_in_reward(&[1.0], &batch, KlEstimator::K1, 0.1)?;
+/// assert_eq!(rewards.token_rewards, [-0.025, 1.0]);
+/// # Ok::<(), grpo_core::Error>(())
+/// ```
+///
 /// # Errors
 /// [`Error::Shape`] for a wrong number of scores; [`Error::Value`] for an infinite score; [`Error::Config`] for a batch
 /// without old or reference log-probabilities, or a beta that is not finite.

@@ -8,6 +8,14 @@ use serde::{Deserialize, Serialize};
 ///
 /// TRL's `get_soft_overlong_punishment` has these names and a factor of 1. verl's and OpenRLHF's `overlong_buffer_len`
 /// (`overlong_buffer.len`) is `soft_punish_cache`, and their limit is that of generation, which no length exceeds.
+///
+/// ```
+/// use grpo_core::rewards::SoftOverlong;
+///
+/// let overlong = SoftOverlong { max_completion_len: 100, soft_punish_cache: 20, penalty_factor: 1.0 };
+/// assert_eq!(overlong.penalties(&[80, 90, 100])?, [0.0, -0.5, -1.0]);
+/// # Ok::<(), grpo_core::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SoftOverlong {

@@ -1,0 +1,129 @@
+//! Gradients: which of them a plan makes, and where they go.
+//!
+//! Legend: N tokens (rows), H hidden size, V vocabulary.
+
+use crate::backend::PolicySpec;
+use crate::tensor::TensorMut;
+use serde::{Deserialize, Serialize};
+
+/// Which gradients a plan has to make. A frozen head saves one product of three.
+///
+/// When the policy hands over logits, `hidden` stands for the logits and the other two mean nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct GradientSpec {
+    /// With respect to the hidden states.
+    pub hidden: bool,
+    /// With respect to the LM head.
+    pub lm_head: bool,
+    /// With respect to the bias.
+    pub bias: bool,
+}
+
+impl Default for GradientSpec {
+    fn default() -> Self {
+        Self { hidden: true, lm_head: true, bias: false }
+    }
+}
+
+/// Gradients with respect to what the policy hands over, in tensors of the kind `T`; `None` where there is none. The caller's
+/// buffers are [`GradsMut`], gradients that own their values `Grads<Vec<f32>>`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Grads<T> {
+    /// dL/dhidden `[N, H]`; 0 at masked tokens.
+    pub hidden: Option<T>,
+    /// dL/dlm_head, shaped as the head.
+    pub lm_head: Option<T>,
+    /// dL/dbias `[V]`.
+    pub bias: Option<T>,
+    /// dL/dlogits `[N, V]`, where the policy hands over logits.
+    pub logits: Option<T>,
+}
+
+/// Where gradients go. They are added to what is there, so micro-batches accumulate, and rows of masked tokens are left
+/// alone; f32 whatever the input's dtype, or on a device what its plan sums in.
+///
+/// ```
+/// use grpo_core::{Grads, GradsMut};
+///
+/// let (mut dhidden, mut dlm_head, mut dbias) = (vec![0.0; 4 * 8], vec![0.0; 32 * 8], vec![0.0; 32]);
+/// let grads: GradsMut<'_> = Grads::new(&mut dhidden, &mut dlm_head).with_bias(&mut dbias);
+/// assert!(grads.bias.is_some());
+/// let frozen_head = Grads::of_hidden(&mut dhidden);
+/// assert!(frozen_head.lm_head.is_none());
+/// ```
+pub type GradsMut<'a> = Grads<TensorMut<'a>>;
+
+// Derived, it would ask for `T: Default`.
+impl<T> Default for Grads<T> {
+    fn default() -> Self {
+        Self { hidden: None, lm_head: None, bias: None, logits: None }
+    }
+}
+
+impl<T> Grads<T> {
+    /// The same gradients with `f` of each.
+    ///
+    /// # Errors
+    /// The first one of `f`.
+    pub fn try_map<U, E>(self, mut f: impl FnMut(T) -> Result<U, E>) -> Result<Grads<U>, E> {
+        let Self { hidden, lm_head, bias, logits } = self;
+        let mut each = |gradient: Option<T>| gradient.map(&mut f).transpose();
+        Ok(Grads { hidden: each(hidden)?, lm_head: each(lm_head)?, bias: each(bias)?, logits: each(logits)? })
+    }
+}
+
+impl<'a> Grads<TensorMut<'a>> {
+    /// Buffers for the gradients of hidden states `[N, H]` and of the head, shaped as the head.
+    pub fn new(hidden: impl Into<TensorMut<'a>>, lm_head: impl Into<TensorMut<'a>>) -> Self {
+        Self { lm_head: Some(lm_head.into()), ..Self::of_hidden(hidden) }
+    }
+
+    /// A buffer for the gradient of hidden states `[N, H]`, where the head is frozen.
+    pub fn of_hidden(hidden: impl Into<TensorMut<'a>>) -> Self {
+        Self { hidden: Some(hidden.into()), ..Self::default() }
+    }
+
+    /// A buffer for the gradient of logits `[N, V]`.
+    pub fn of_logits(logits: impl Into<TensorMut<'a>>) -> Self {
+        Self { logits: Some(logits.into()), ..Self::default() }
+    }
+
+    /// Adds a buffer for the gradient of the bias `[V]`.
+    #[must_use]
+    pub fn with_bias(mut self, bias: impl Into<TensorMut<'a>>) -> Self {
+        self.bias = Some(bias.into());
+        self
+    }
+}
+
+impl Grads<Vec<f32>> {
+    /// Zeros for the gradients `wanted` of `tokens` tokens of a policy.
+    pub fn zeros(policy: PolicySpec, wanted: GradientSpec, tokens: usize) -> Self {
+        let zeros = |wanted: bool, elements: usize| wanted.then(|| vec![0.0; elements]);
+        match policy {
+            PolicySpec::Logits { vocab, .. } => {
+                Self { logits: zeros(wanted.hidden, tokens * vocab), ..Self::default() }
+            }
+            PolicySpec::Hidden { hidden, vocab, .. } => Self {
+                hidden: zeros(wanted.hidden, tokens * hidden),
+                lm_head: zeros(wanted.lm_head, vocab * hidden),
+                bias: zeros(wanted.bias, vocab),
+                logits: None,
+            },
+        }
+    }
+
+    /// Buffers that add to these.
+    pub fn as_mut(&mut self) -> GradsMut<'_> {
+        fn each(gradient: &mut Option<Vec<f32>>) -> Option<TensorMut<'_>> {
+            gradient.as_mut().map(TensorMut::from)
+        }
+        Grads {
+            hidden: each(&mut self.hidden),
+            lm_head: each(&mut self.lm_head),
+            bias: each(&mut self.bias),
+            logits: each(&mut self.logits),
+        }
+    }
+}
