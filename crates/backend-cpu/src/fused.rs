@@ -33,10 +33,10 @@ use crate::softmax::{Partial, RowSums, Scales, Slope, TILE, Transform, gradient_
 use crate::tiling::{Blocking, Problem};
 use crate::tokens::{Chunks, TokenState, empty_scores};
 use bytemuck::cast_slice_mut;
+use grpo_core::backend_api::columns::LossSums;
+use grpo_core::backend_api::evaluate::Evaluator;
 use grpo_core::batch::TokenBatch;
-use grpo_core::columns::LossSums;
 use grpo_core::error::Result;
-use grpo_core::evaluate::Evaluator;
 use grpo_core::{HeadLayout, LoopOrder, PlanRequest, PolicyOutput, Scores};
 use std::ops::Range;
 

@@ -18,8 +18,8 @@ mod tokens;
 mod traced;
 mod transform;
 
+use grpo_core::backend_api::columns::{LossSums, TokenColumns};
 use grpo_core::batch::TokenBatch;
-use grpo_core::columns::{LossSums, TokenColumns};
 use grpo_core::error::{Error, Result};
 use grpo_core::{Dtype, GradientSpec, HeadLayout, Implementation, LossConfig, PolicySpec};
 pub use mesh::Mesh;
