@@ -1,6 +1,6 @@
 //! NaN at one token of a batch: every loss of the golden files, every implementation, every backend.
 
-use backend_cpu::reference;
+use backend_cpu::oracle;
 use grpo_check::parity;
 use grpo_core::batch::PolicyValues;
 use grpo_core::{
@@ -21,13 +21,13 @@ fn tokens(file: &BatchFile) -> Vec<usize> {
     };
     let (hidden, lm_head, bias) = (wide(&hidden), wide(&lm_head), bias.as_ref().map(wide));
     let layout = grpo_core::HeadLayout::VocabHidden;
-    let policy = reference::Policy::hidden(&hidden, &lm_head, bias.as_deref(), layout, file.vocab);
+    let policy = oracle::Policy::hidden(&hidden, &lm_head, bias.as_deref(), layout, file.vocab);
     let score = |batch: &_| {
-        let scores = reference::score(&file.loss, &policy, batch)?;
+        let scores = oracle::score(&file.loss, &policy, batch)?;
         Ok::<_, Error>(PolicyValues { logp: scores.logp, entropy: scores.entropy })
     };
     let counted = file.loss.prepare(&file.batch, score).unwrap().active_rows().to_vec();
-    let gradient = reference::evaluate(&file.loss, &policy, &file.batch).unwrap().grad_hidden;
+    let gradient = oracle::evaluate(&file.loss, &policy, &file.batch).unwrap().grad_hidden;
     let size = |row: &usize| gradient[row * file.hidden..(row + 1) * file.hidden].iter().map(|g| g * g).sum::<f64>();
     let largest = counted.iter().copied().max_by(|a, b| size(a).total_cmp(&size(b)));
     let dead = counted.iter().copied().find(|row| size(row) == 0.0 && Some(*row) != largest);

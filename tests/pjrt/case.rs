@@ -2,7 +2,7 @@
 //! sides of every clip, both signs of advantage, sequences of uneven length, one empty, one masked as a whole, and poison
 //! at every masked position.
 
-use backend_cpu::reference::{Evaluation, Policy, evaluate, score};
+use backend_cpu::oracle::{Evaluation, Policy, evaluate, score};
 use grpo_core::{
     Advantages, Dtype, GradientSpec, HeadLayout, Implementation, LossConfig, PlanRequest, PolicyInput, PolicySpec,
     TensorRef, Tiling, TokenBatch,

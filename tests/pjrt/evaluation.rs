@@ -1,7 +1,7 @@
 //! Running a plan, and holding what comes out to the oracle.
 
 use crate::case::Case;
-use backend_cpu::reference::Evaluation;
+use backend_cpu::oracle::Evaluation;
 use grpo_core::parity::{Comparison, Tolerances, Values};
 use grpo_core::{Dtype, GradientSpec, GradsMut, LossConfig, LossPlan, Metrics, Scores};
 

@@ -3,7 +3,7 @@
 use crate::case::{Case, Shape, Tensor};
 use crate::evaluation::{assert_same, report};
 use crate::{backend, cispo, grpo, gspo};
-use backend_cpu::reference::{Evaluation, Policy, evaluate};
+use backend_cpu::oracle::{Evaluation, Policy, evaluate};
 use grpo_core::parity::{Comparison, Tolerances};
 use grpo_core::{
     Dtype, GradientSpec, GradsMut, Implementation, LossConfig, LossPlan, PlanRequest, PolicyInput, PolicySpec,

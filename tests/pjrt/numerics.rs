@@ -3,7 +3,7 @@
 use crate::case::{Case, Shape, chunks, panels};
 use crate::evaluation::{Output, assert_same, report};
 use crate::{backend, grpo, gspo, loss, on_mesh};
-use backend_cpu::reference::{Evaluation, Policy, evaluate};
+use backend_cpu::oracle::{Evaluation, Policy, evaluate};
 use backend_tpu::PjrtPlan;
 use backend_tpu::program::{Numerics, Role};
 use grpo_core::parity::{Comparison, Tolerances};

@@ -1,7 +1,7 @@
 //! bf16 to f32 and back.
 //!
 //! Avoids a function call per element and passes of their own: a conversion is a handful of integer operations that
-//! vectorise at every level, and kernels convert where they load and store. The bits are those that `half` gives.
+//! vectorise for every instruction set, and kernels convert where they load and store. The bits are those that `half` gives.
 
 use half::bf16;
 
@@ -47,10 +47,10 @@ pub(crate) fn rounded(x: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::isa::{Level, MulAdd, instantiate};
+    use crate::arch::{IsaToken, MulAdd, simd_dispatch};
 
-    instantiate! { fn widen(from: &[bf16], to: &mut [f32]) = convert }
-    instantiate! { fn narrow(from: &[f32], to: &mut [bf16]) = convert }
+    simd_dispatch! { fn widen(from: &[bf16], to: &mut [f32]) = convert }
+    simd_dispatch! { fn narrow(from: &[f32], to: &mut [bf16]) = convert }
 
     #[inline(always)]
     fn convert<M: MulAdd>(from: &[impl Element], to: &mut [impl Element]) {
@@ -69,10 +69,10 @@ mod tests {
         };
         let floats: Vec<f32> =
             (0..=u32::MAX).step_by(997).map(f32::from_bits).chain(all.iter().flat_map(near)).collect();
-        for level in Level::available() {
+        for isa in IsaToken::available() {
             let (mut wide, mut narrowed) = (vec![0.0; all.len()], vec![bf16::ZERO; floats.len()]);
-            widen(level, &all, &mut wide);
-            narrow(level, &floats, &mut narrowed);
+            widen(isa, &all, &mut wide);
+            narrow(isa, &floats, &mut narrowed);
             for (wide, narrow) in wide.iter().zip(&all) {
                 let expected = narrow.to_f32();
                 assert!(wide.to_bits() == expected.to_bits() || wide.is_nan() && expected.is_nan(), "{narrow:?}");
@@ -83,7 +83,7 @@ mod tests {
             }
             for length in 0..70 {
                 let mut out = vec![bf16::ONE; 70];
-                narrow(level, &floats[..length], &mut out);
+                narrow(isa, &floats[..length], &mut out);
                 assert_eq!(out[..length], narrowed[..length]);
                 assert!(out[length..].iter().all(|x| *x == bf16::ONE));
             }

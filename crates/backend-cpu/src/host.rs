@@ -1,6 +1,6 @@
 //! What crosses the seam, once it is known to lie on the host.
 
-use crate::plan::unsupported;
+use crate::error::unsupported;
 use grpo_core::error::{Error, Result};
 use grpo_core::{GradsMut, PolicyInput, PolicyOutput, TensorMut, TensorRef};
 use std::convert::Infallible;

@@ -1,4 +1,6 @@
-//! The GRPO loss on this CPU: `reference`, `logits` and `fused` behind [`grpo_core::Backend`].
+//! The GRPO loss on this CPU: `reference`, `logits` and `fused` behind [`grpo_core::Backend`]. Use it to train on a CPU, or to
+//! check what another backend computes: it needs nothing but Rust. Kernels of the fastest instruction set that the processor
+//! has are chosen at run time. [`oracle`] evaluates the same loss densely in f64.
 //!
 //! ```
 //! use backend_cpu::CpuBackend;
@@ -26,39 +28,34 @@
 //! ```
 #![deny(unsafe_code)]
 
+mod arch;
 mod convert;
+mod dense;
+mod error;
 mod fused;
 mod gemm;
-mod head;
 mod host;
-mod isa;
 mod logits;
+pub mod oracle;
 mod pages;
 pub mod peak;
 mod plan;
-pub mod reference;
 mod softmax;
-mod tiling;
+mod threads;
 mod tokens;
 
+pub use arch::Isa;
+use dense::DensePlan;
+use error::{NAME, unsupported};
+use fused::{FusedPlan, Problem, choose};
 use grpo_core::error::{Error, Result};
 use grpo_core::{Backend, Dtype, Implementation, LossPlan, PlanRequest, PolicySpec};
-pub use isa::Isa;
+use logits::LogitsPlan;
 pub use pages::advise_huge_pages;
-use plan::{Kernel, unsupported};
+use plan::Kernel;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::sync::Arc;
-use tiling::{Problem, choose};
-
-pub(crate) const NAME: &str = "cpu";
-
-/// The most threads that anybody is given on this machine: four for each core that the process may use, so that waiting for
-/// memory can be hidden, and never less than 64, so that results can be compared over numbers of threads on a small machine.
-/// More would only take turns; a hundred thousand would stop the machine.
-pub fn most_threads() -> usize {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    cores.saturating_mul(4).max(64)
-}
+pub use threads::most_threads;
 
 /// The backend `cpu`.
 ///
@@ -128,26 +125,24 @@ impl Backend for CpuBackend {
 
     fn plan(&self, request: &PlanRequest) -> Result<Box<dyn LossPlan>> {
         request.validate()?;
-        let level = self.isa.unwrap_or_else(Isa::detect).checked()?;
+        let isa = self.isa.unwrap_or_else(Isa::detect).checked()?;
         let threads = self.pool.as_ref().map_or_else(rayon::current_num_threads, |pool| pool.current_num_threads());
         let plan = |workspace: usize, kernel: &dyn Fn() -> Box<dyn Kernel>| {
             plan::plan(request, workspace, kernel, self.pool.clone())
         };
         match (request.implementation, request.policy) {
-            (Implementation::Reference, _) => {
-                plan(reference::workspace(request), &|| Box::new(reference::ReferencePlan::new(request)))
-            }
+            (Implementation::Reference, _) => plan(dense::workspace(request), &|| Box::new(DensePlan::new(request))),
             (Implementation::Fused | Implementation::Logits, PolicySpec::Hidden { hidden, layout, dtype, .. }) => {
-                let problem = Problem::new(request, hidden, layout, level, self.dlogits(dtype));
+                let problem = Problem::new(request, hidden, layout, isa, self.dlogits(dtype));
                 let blocking = choose(request, &problem, threads)?;
-                plan(problem.workspace(&blocking), &|| Box::new(fused::FusedPlan::new(request, problem, blocking)))
+                plan(problem.workspace(&blocking), &|| Box::new(FusedPlan::new(request, problem, blocking)))
             }
             (Implementation::Fused, PolicySpec::Logits { .. }) => Err(unsupported(
                 "implementation `fused` on given logits",
                 "there is no head to fuse with; use `logits`, or hand over hidden states and the head",
             )),
             (Implementation::Logits, PolicySpec::Logits { .. }) => {
-                plan(logits::workspace(request), &|| Box::new(logits::LogitsPlan::new(request, level)))
+                plan(logits::workspace(request), &|| Box::new(LogitsPlan::new(request, isa)))
             }
         }
     }

@@ -5,8 +5,10 @@
 //! buffers far larger than the caches, in huge pages where the kernel grants them.
 #![allow(unsafe_code)]
 
-use crate::gemm::amx;
-use crate::most_threads;
+#[cfg(target_arch = "x86_64")]
+use crate::arch::x86_64::{avx2, avx512};
+use crate::arch::{amx, generic};
+use crate::threads::most_threads;
 use grpo_core::Dtype;
 use serde::{Deserialize, Serialize};
 use std::hint::black_box;
@@ -52,7 +54,7 @@ impl Unit {
         self == Self::Portable
     }
 
-    /// As reports name it.
+    /// The name of the unit in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Amx => "amx_bf16",
@@ -72,90 +74,32 @@ impl Unit {
     fn flops(self) -> usize {
         match self {
             Self::Amx => amx::SPIN_FLOPS,
-            Self::Avx512Bf16 => ZMM * 16 * 2 * 2,
-            Self::Avx512Fma => ZMM * 16 * 2,
-            Self::Avx2Fma => YMM * 8 * 2,
-            Self::Portable => PORTABLE * 2,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Bf16 => avx512::SPIN_BF16_FLOPS,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Fma => avx512::SPIN_FMA_FLOPS,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2Fma => avx2::SPIN_FLOPS,
+            _ => generic::SPIN_FLOPS,
         }
     }
 
-    /// One of the sums that it makes, lest there be nothing to make.
+    /// Runs the loop and returns one of its sums, so that the compiler cannot leave it out.
     fn spin(self, iterations: usize) -> f32 {
         match self {
             Self::Amx => amx::spin(iterations),
             // SAFETY: a `Multiply` is made only of what `is_here` has found on this machine.
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512Bf16 => unsafe { x86::avx512_bf16(iterations) },
+            Self::Avx512Bf16 => unsafe { avx512::spin_bf16(iterations) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512Fma => unsafe { x86::avx512_fma(iterations) },
+            Self::Avx512Fma => unsafe { avx512::spin_fma(iterations) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2Fma => unsafe { x86::avx2_fma(iterations) },
-            _ => portable(iterations),
+            Self::Avx2Fma => unsafe { avx2::spin_fma(iterations) },
+            _ => generic::spin(iterations),
         }
     }
-}
-
-/// Accumulators: 24 of the 32 zmm registers, 12 of the 16 ymm registers, 32 f32 for any target's.
-const ZMM: usize = 24;
-const YMM: usize = 12;
-const PORTABLE: usize = 32;
-
-#[cfg(target_arch = "x86_64")]
-mod x86 {
-    use super::{YMM, ZMM};
-    use std::arch::x86_64::*;
-    use std::hint::black_box;
-
-    #[target_feature(enable = "avx512f,avx512bf16")]
-    pub(super) fn avx512_bf16(iterations: usize) -> f32 {
-        let (a, b) = black_box((_mm512_set1_ps(1.5), _mm512_set1_ps(0.5)));
-        let (a, b) = (_mm512_cvtne2ps_pbh(a, a), _mm512_cvtne2ps_pbh(b, b));
-        let mut sums = [_mm512_setzero_ps(); ZMM];
-        for _ in 0..iterations {
-            for sum in &mut sums {
-                *sum = _mm512_dpbf16_ps(*sum, a, b);
-            }
-        }
-        _mm512_cvtss_f32(black_box(sums)[ZMM - 1])
-    }
-
-    #[target_feature(enable = "avx512f")]
-    pub(super) fn avx512_fma(iterations: usize) -> f32 {
-        let (a, b) = black_box((_mm512_set1_ps(1.5), _mm512_set1_ps(0.5)));
-        let mut sums = [_mm512_setzero_ps(); ZMM];
-        for _ in 0..iterations {
-            for sum in &mut sums {
-                *sum = _mm512_fmadd_ps(a, b, *sum);
-            }
-        }
-        _mm512_cvtss_f32(black_box(sums)[ZMM - 1])
-    }
-
-    #[target_feature(enable = "avx2,fma")]
-    pub(super) fn avx2_fma(iterations: usize) -> f32 {
-        let (a, b) = black_box((_mm256_set1_ps(1.5), _mm256_set1_ps(0.5)));
-        let mut sums = [_mm256_setzero_ps(); YMM];
-        for _ in 0..iterations {
-            for sum in &mut sums {
-                *sum = _mm256_fmadd_ps(a, b, *sum);
-            }
-        }
-        _mm256_cvtss_f32(black_box(sums)[YMM - 1])
-    }
-}
-
-fn portable(iterations: usize) -> f32 {
-    let (a, b) = black_box((0.5_f32, 1.5_f32));
-    let mut sums = [0.0_f32; PORTABLE];
-    for _ in 0..iterations {
-        for sum in &mut sums {
-            // Not `mul_add`, which is a call where the baseline has no such instruction.
-            *sum = *sum * a + b;
-        }
-    }
-    black_box(sums)[PORTABLE - 1]
 }
 
 /// Multiply-adds of one kind, the same number in every run.
@@ -167,8 +111,8 @@ pub struct Multiply {
 }
 
 impl Multiply {
-    /// Of `unit` on `threads` threads (0: one per core; at most [`most_threads`]), so many that a run takes about `seconds`. `None` where this
-    /// machine has no such unit.
+    /// Plans multiply-adds of `unit` on `threads` threads (0: one per core; at most [`most_threads`]), so many that a
+    /// run takes about `seconds`. `None` where this machine has no such unit.
     pub fn new(unit: Unit, threads: usize, seconds: f64) -> Option<Self> {
         if !unit.is_here() {
             return None;
@@ -203,7 +147,7 @@ impl Multiply {
     }
 }
 
-/// How a buffer is walked.
+/// What is done with every word of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Traffic {
@@ -226,7 +170,8 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Over `bytes` bytes, on `threads` threads (0: one per core; at most [`most_threads`]). A copy takes as many again.
+    /// Allocates `bytes` bytes, and as many again for a copy, to be walked by `threads` threads (0: one per core; at
+    /// most [`most_threads`]).
     pub fn new(traffic: Traffic, threads: usize, bytes: usize) -> Self {
         let words = bytes.div_ceil(8).max(1);
         let target = if traffic == Traffic::Copy { huge(words) } else { vec![] };
@@ -259,7 +204,7 @@ impl Stream {
     }
 }
 
-/// `words` words that are there, in huge pages where the kernel grants them to whoever asks.
+/// A buffer of `words` words that has been written to, in huge pages where the kernel grants them on request.
 fn huge(words: usize) -> Vec<u64> {
     let mut buffer: Vec<u64> = Vec::with_capacity(words);
     #[cfg(target_os = "linux")]

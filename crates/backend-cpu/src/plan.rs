@@ -6,7 +6,7 @@ use grpo_core::backend_api::columns::LossSums;
 use grpo_core::backend_api::evaluate::Evaluator;
 use grpo_core::backend_api::plan::{Head, Plan};
 use grpo_core::batch::TokenBatch;
-use grpo_core::error::{Error, Result};
+use grpo_core::error::Result;
 use grpo_core::{GradsMut, LossPlan, MemoryReport, PlanRequest, PolicyInput, PolicyOutput, Scores, TensorMut};
 use rayon::ThreadPool;
 use std::sync::Arc;
@@ -65,7 +65,7 @@ impl Head for CpuHead {
 /// Plans `kernel`, which allocates `workspace` bytes and is made only if the machine has them.
 ///
 /// # Errors
-/// [`Error::Memory`] when a call would need more than there may be.
+/// [`grpo_core::Error::Memory`] when a call would need more than there may be.
 pub(crate) fn plan(
     request: &PlanRequest,
     workspace: usize,
@@ -76,11 +76,6 @@ pub(crate) fn plan(
     let memory = MemoryReport { inputs, outputs, workspace };
     request.check_memory(&memory, machine_memory())?;
     Ok(Box::new(Plan::new(request, memory, CpuHead { kernel: kernel(), pool })))
-}
-
-/// An [`Error::Unsupported`] of this backend.
-pub(crate) fn unsupported(what: impl Into<String>, instead: impl Into<String>) -> Error {
-    Error::Unsupported { backend: crate::NAME.into(), what: what.into(), instead: instead.into() }
 }
 
 /// Bytes that an evaluator of `n` tokens holds: two weights per token, unless the batch brought its own. Its lists per

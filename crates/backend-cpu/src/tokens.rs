@@ -1,6 +1,6 @@
 //! Per-token state between the softmax and the loss, and how tokens are cut into chunks.
 
-use crate::softmax::{Row, RowSums, Scales, Slope};
+use crate::softmax::{Row, RowGrad, RowSums, Scales};
 use grpo_core::backend_api::evaluate::{Evaluator, Totals};
 use grpo_core::batch::TokenBatch;
 use grpo_core::{LossConfig, Scores};
@@ -20,6 +20,7 @@ pub(crate) struct TokenState {
 impl TokenState {
     pub(crate) const BYTES: usize = size_of::<Row>() + 4 * size_of::<f64>();
 
+    /// State for `tokens` tokens.
     pub(crate) fn new(tokens: usize) -> Self {
         let zeros = || vec![0.0; tokens];
         let rows = vec![Row::default(); tokens];
@@ -56,8 +57,9 @@ impl TokenState {
         self.dlogp[at] != 0.0 || self.dentropy[at] != 0.0
     }
 
-    pub(crate) fn slope(&self, at: usize, scales: &Scales) -> Slope {
-        self.rows[at].slope(scales, self.dlogp[at], self.dentropy[at])
+    /// The gradient of the logits of a token whose loss has been evaluated.
+    pub(crate) fn row_grad(&self, at: usize, scales: &Scales) -> RowGrad {
+        self.rows[at].row_grad(scales, self.dlogp[at], self.dentropy[at])
     }
 }
 

@@ -2,7 +2,7 @@
 
 mod common;
 
-use backend_cpu::reference;
+use backend_cpu::oracle;
 use common::{Case, Inputs, Shape, config};
 use grpo_core::{
     Backend, Dtype, Error, GradientSpec, Grads, GradsMut, GrpoLoss, GrpoLossBuilder, HeadLayout, Implementation,
@@ -233,7 +233,7 @@ fn a_loss_without_advantages_is_an_error(
     assert_eq!(loss.step_owned(inputs.policy(&case), &batch).unwrap_err(), Error::NoAdvantages);
     assert!(Error::NoAdvantages.to_string().contains("TokenBatch::with_advantages"));
     case.with_policy(|policy| {
-        assert_eq!(reference::evaluate(&dapo(), policy, &batch).unwrap_err(), Error::NoAdvantages);
+        assert_eq!(oracle::evaluate(&dapo(), policy, &batch).unwrap_err(), Error::NoAdvantages);
     });
     let scores = loss.score_policy(inputs.policy(&case), &batch).unwrap();
     assert_eq!(scores, loss.score_policy(inputs.policy(&case), &case.batch).unwrap());

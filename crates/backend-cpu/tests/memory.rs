@@ -61,7 +61,7 @@ fn check(backend: &CpuBackend, case: &Case, request: &PlanRequest, name: &str) {
         plan.value_and_grad(inputs.policy(case), &case.batch, grads).unwrap();
         plan.memory()
     };
-    // The `gemm` crate's slab of a thread lives as long as the thread: there from the first product on.
+    // What lives as long as the process, such as the threads' own queues, is there after the first call.
     once();
     let (report, peak, largest) = measured(once);
     let reported = report.outputs + report.workspace;

@@ -2,7 +2,7 @@
 
 mod common;
 
-use backend_cpu::reference::{Policy, evaluate};
+use backend_cpu::oracle::{Policy, evaluate};
 use backend_cpu::{CpuBackend, Isa};
 use common::*;
 use grpo_core::*;
@@ -293,7 +293,7 @@ fn extreme_logits(#[values("grpo", "cispo", "gspo")] loss_type: &str, #[values(3
     }
     let wide: Vec<f64> = z.iter().copied().map(f64::from).collect();
     let policy = Policy::logits(&wide, v);
-    let logp = backend_cpu::reference::score(&loss, &policy, &case.batch).unwrap().logp;
+    let logp = backend_cpu::oracle::score(&loss, &policy, &case.batch).unwrap().logp;
     let old = logp.iter().enumerate().map(|(i, l)| *l as f32 + [0.02, -0.1, 0.03][i % 3]).collect();
     let batch = case.batch.clone().with_old_logp(old).unwrap().with_ref_logp(vec![-1.0; n]).unwrap();
     // KL to a reference that far away is e^1e4; it is not what is tested.

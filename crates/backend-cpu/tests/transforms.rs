@@ -2,7 +2,7 @@
 
 mod common;
 
-use backend_cpu::reference::{Policy, evaluate, score};
+use backend_cpu::oracle::{Policy, evaluate, score};
 use backend_cpu::{CpuBackend, Isa};
 use common::*;
 use grpo_core::*;

@@ -1,12 +1,41 @@
 //! The GRPO loss on any PJRT device: TPU, GPU, XLA's CPU.
 //!
-//! [`program`] writes the loss as StableHLO, [`PjrtBackend`] compiles and runs it behind [`grpo_core::Backend`].
+//! Use it where the model is on such a device, or to learn what a compiler makes of the loss on devices that are not here
+//! ([`aot`]). [`PjrtBackend`] plans and runs the loss behind [`grpo_core::Backend`], with tensors on the host or on the
+//! devices; [`program`] writes it as StableHLO; [`plugins`] finds the library that knows the device, which
+//! `grpo plugin install` fetches.
+//!
+//! ```no_run
+//! use backend_tpu::PjrtBackend;
+//! use backend_tpu::plugins::Kind;
+//! use grpo_core::*;
+//!
+//! # fn main() -> Result<()> {
+//! let (n, v) = (4, 32); // tokens, vocabulary
+//! let batch = TokenBatch::packed(vec![3, 7, 1, 0], vec![0, 2, 4])? // targets of two sequences
+//!     .with_advantages(Advantages::PerSequence(vec![1.0, -0.5]))?;
+//! let mut plan = PjrtBackend::open(Kind::Cpu, None)?.plan(&PlanRequest {
+//!     loss: LossConfig::default(),
+//!     implementation: Implementation::Logits,
+//!     tiling: Tiling::default(),
+//!     max_tokens: n,
+//!     policy: PolicySpec::Logits { vocab: v, dtype: Dtype::F32 },
+//!     gradients: GradientSpec::default(),
+//! })?;
+//! let (logits, mut dlogits) = (vec![0.0_f32; n * v], vec![0.0; n * v]); // [N, V]
+//! let grads = GradsMut { logits: Some((&mut dlogits).into()), ..GradsMut::default() };
+//! let out = plan.value_and_grad(PolicyInput::Logits((&logits).into()), &batch, grads)?;
+//! println!("loss {}", out.loss);
+//! # Ok(())
+//! # }
+//! ```
 #![forbid(unsafe_code)]
 
 pub mod aot;
 mod backend;
-mod blocking;
 pub mod compile_options;
+mod devices;
+mod error;
 pub mod mosaic;
 mod operands;
 mod plan;
@@ -15,20 +44,8 @@ pub mod program;
 mod shard;
 mod tables;
 mod tensor;
+mod tiling;
 
 pub use backend::PjrtBackend;
 pub use plan::{DeviceOutput, PjrtPlan};
 pub use tensor::PjrtTensor;
-
-use grpo_core::Error;
-
-pub(crate) const NAME: &str = "pjrt";
-
-pub(crate) fn unsupported(what: &str, instead: &str) -> Error {
-    Error::Unsupported { backend: NAME.into(), what: what.into(), instead: instead.into() }
-}
-
-/// What a plugin reports.
-pub(crate) fn failed(error: pjrt::Error) -> Error {
-    Error::Backend { backend: NAME.into(), message: error.to_string() }
-}

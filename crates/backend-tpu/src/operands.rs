@@ -1,10 +1,10 @@
 //! What the caller hands to a program: tensors to read, tensors to update, wherever they are.
 
-use crate::plan::Devices;
+use crate::devices::Devices;
+use crate::error::{failed, unsupported};
 use crate::program::Role;
 use crate::shard::Layout;
 use crate::tensor::PjrtTensor;
-use crate::{failed, unsupported};
 use grpo_core::error::{Error, Result};
 use grpo_core::{DeviceTensor, Dtype, GradsMut, PolicyInput, TensorMut, TensorRef};
 use pjrt::Buffer;

@@ -4,11 +4,11 @@
 //! gradients are updated in buffers that are donated and come back. Host slices are uploaded before and downloaded after
 //! the same call.
 
-use crate::aot::{Variant, What};
-use crate::backend::PjrtBackend;
-use crate::failed;
+use crate::aot::Variant;
+use crate::devices::MeshCompiler;
+use crate::error::failed;
 use crate::operands::Operands;
-use crate::program::{Pass, Program, Role, Spec};
+use crate::program::{Pass, Program, ProgramKind, Role, Spec};
 use crate::shard::Layout;
 use crate::tables::Tables;
 use crate::tensor::PjrtTensor;
@@ -22,23 +22,16 @@ use grpo_core::{
     Dtype, GradientSpec, GradsMut, LossOutput, LossPlan, MemoryReport, Metrics, PlanRequest, PolicyInput, Scores,
     TensorMut, TensorRef,
 };
-use pjrt::{Argument, Buffer, Client, CompiledMemoryStats, DType, Device, LoadedExecutable};
+use pjrt::{Argument, Buffer, CompiledMemoryStats, DType, LoadedExecutable};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// The devices of a mesh, in its order.
-#[derive(Clone, Debug)]
-pub(crate) struct Devices {
-    pub(crate) list: Vec<Device>,
-    pub(crate) client: Client,
-}
-
 /// The loss on devices, ready for batches of one shape.
 pub struct PjrtPlan {
-    backend: PjrtBackend,
+    compiler: MeshCompiler,
     request: PlanRequest,
     spec: Spec,
-    what: What,
+    kind: ProgramKind,
     programs: HashMap<Pass, Compiled>,
     memory: MemoryReport,
 }
@@ -49,8 +42,8 @@ struct Compiled {
 }
 
 impl Compiled {
-    fn new(backend: &PjrtBackend, program: Program) -> Result<Self> {
-        let executable = backend.compile(program.module.to_string())?;
+    fn new(compiler: &MeshCompiler, program: Program) -> Result<Self> {
+        let executable = compiler.compile(program.module.to_string())?;
         Ok(Self { program, executable })
     }
 
@@ -72,7 +65,7 @@ pub struct DeviceOutput {
     pub logp: PjrtTensor,
     /// Entropies `[N]`.
     pub entropy: PjrtTensor,
-    /// Gradients that were not added to the caller's: those of [`What::Materialised`], in the dtype of the inputs.
+    /// Gradients that were not added to the caller's: those of [`ProgramKind::Materialised`], in the dtype of the inputs.
     pub gradients: Vec<PjrtTensor>,
 }
 
@@ -84,17 +77,16 @@ impl From<Step<OnDevice>> for DeviceOutput {
 }
 
 impl PjrtPlan {
-    pub(crate) fn new(backend: &PjrtBackend, request: &PlanRequest, what: What) -> Result<Self> {
-        let &PjrtBackend { numerics, mosaic, mesh, .. } = backend;
+    pub(crate) fn new(compiler: &MeshCompiler, variant: Variant) -> Result<Self> {
+        let (request, kind) = (&variant.request, variant.program);
         // A compiler takes its time for what no device could hold.
         let least = MemoryReport { inputs: request.inputs_bytes(), outputs: request.outputs_bytes(), workspace: 0 };
         request.check_memory(&least, None)?;
-        let variant = Variant { request: request.clone(), numerics, mosaic, mesh, what };
-        let pass = what.pass(request.policy);
+        let pass = kind.pass(request.policy);
         let mut spec = variant.spec()?;
         let bytes = |value: i64| usize::try_from(value).unwrap_or(0);
         let (compiled, memory) = variant.compile_within_budget(&mut spec, |spec| {
-            let compiled = Compiled::new(backend, what.program(spec, pass)?)?;
+            let compiled = Compiled::new(compiler, kind.program(spec, pass)?)?;
             let stats = compiled.memory()?;
             let workspace = bytes(stats.temp);
             let inputs = bytes(stats.argument - stats.alias);
@@ -102,13 +94,13 @@ impl PjrtPlan {
         })?;
         request.check_memory(&memory, None)?;
         let programs = HashMap::from([(pass, compiled)]);
-        Ok(Self { backend: backend.clone(), request: variant.request, spec, what, programs, memory })
+        Ok(Self { compiler: compiler.clone(), request: variant.request, spec, kind, programs, memory })
     }
 
     /// The program of `pass`, compiled when it is first needed.
     fn compiled(&mut self, pass: Pass) -> Result<&Compiled> {
         if !self.programs.contains_key(&pass) {
-            let compiled = Compiled::new(&self.backend, self.what.program(&self.spec, pass)?)?;
+            let compiled = Compiled::new(&self.compiler, self.kind.program(&self.spec, pass)?)?;
             self.programs.insert(pass, compiled);
         }
         Ok(&self.programs[&pass])
@@ -119,7 +111,7 @@ impl PjrtPlan {
     /// # Errors
     /// [`Error::Backend`] when the plugin does not say.
     pub fn compiled_memory(&mut self) -> Result<CompiledMemoryStats> {
-        let pass = self.what.pass(self.request.policy);
+        let pass = self.kind.pass(self.request.policy);
         self.compiled(pass)?.memory()
     }
 
@@ -148,7 +140,7 @@ impl PjrtPlan {
             return Err(Error::shape(OP, format!("{} elements", role.name()), layout.elements(), found));
         }
         let shape = self.spec.type_of(role).shape;
-        PjrtTensor::upload(&self.backend.devices, role, layout, &shape, tensor)
+        PjrtTensor::upload(&self.compiler.devices, role, layout, &shape, tensor)
     }
 
     /// A tensor of zeros of `role`, as gradients begin.
@@ -218,8 +210,8 @@ impl PjrtPlan {
     }
 
     fn check_call(&self, policy: &PolicyInput<'_>, batch: &TokenBatch, grads: &GradsMut<'_>) -> Result<()> {
-        match self.what {
-            What::Materialised => {
+        match self.kind {
+            ProgramKind::Materialised => {
                 let gradients = GradientSpec { hidden: false, lm_head: false, bias: false };
                 PlanRequest { gradients, ..self.request.clone() }.check_call(policy, batch, Some(grads))?;
             }
@@ -238,9 +230,9 @@ impl PjrtPlan {
     ) -> Result<(LossSums<f64>, OnDevice)> {
         self.compiled(pass)?;
         let layout = |role| Layout::new(&self.spec, role, batch.tokens());
-        operands.check(&self.backend.devices, layout, |role| self.dtype(role))?;
+        operands.check(&self.compiler.devices, layout, |role| self.dtype(role))?;
         let mut uploaded = operands.upload(|role, tensor| self.upload(role, batch.tokens(), tensor))?;
-        let tables = tables.upload(&self.spec, &self.backend.devices)?;
+        let tables = tables.upload(&self.spec, &self.compiler.devices)?;
         let Compiled { program, executable } = &self.programs[&pass];
 
         // From here on the devices own what is updated: a failure loses it.

@@ -79,7 +79,7 @@ pub fn topology(kind: Kind, path: Option<&Path>, name: &str, options: &[(&str, N
     Ok(topology)
 }
 
-/// Only what the plugin opens says what it is.
+/// Checks that the plugin serves `kind`, which only what it opens can say.
 fn check_platform(kind: Kind, plugin: Plugin, platform: &str) -> Result<()> {
     match platform.eq_ignore_ascii_case(kind.name()) {
         true => Ok(()),
@@ -89,5 +89,5 @@ fn check_platform(kind: Kind, plugin: Plugin, platform: &str) -> Result<()> {
 
 /// An error of the backend `pjrt:KIND`.
 pub(crate) fn failed(kind: Kind, message: impl ToString) -> Error {
-    Error::Backend { backend: format!("{}:{}", crate::NAME, kind.name()), message: message.to_string() }
+    Error::Backend { backend: format!("{}:{}", crate::error::NAME, kind.name()), message: message.to_string() }
 }

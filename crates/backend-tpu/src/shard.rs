@@ -1,4 +1,4 @@
-//! Which part of a tensor lies on which device of a mesh, and the way there and back.
+//! Which part of a tensor lies on which device of a mesh: cutting tensors into parts and putting them together.
 //!
 //! Tensors are matrices `[rows, columns]` here; a vector of tokens is `[N, 1]`, a bias `[1, V]`. Every device holds a part
 //! of the same size; what lies beyond the tensor is padding.
@@ -8,15 +8,15 @@ use grpo_core::{HeadLayout, PolicySpec};
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// How a tensor is cut.
+/// How a tensor is cut over the devices of a mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
-    /// Of the tensor without padding.
+    /// Rows and columns of the tensor without padding.
     rows: usize,
     columns: usize,
-    /// Of one part.
+    /// Rows and columns of one part.
     part: [usize; 2],
-    /// Along which way of the mesh rows and columns are cut.
+    /// The dimension of the mesh along which rows and columns are cut.
     cut: [Option<Axis>; 2],
     mesh: Mesh,
 }
@@ -28,7 +28,7 @@ enum Axis {
 }
 
 impl Layout {
-    /// Of `role`, for a batch of `tokens`.
+    /// The layout of the tensor of `role`, for a batch of `tokens`.
     pub(crate) fn new(spec: &Spec, role: Role, tokens: usize) -> Self {
         let (n, v) = (spec.local_tokens(), spec.local_vocab());
         let vocab = spec.policy.vocab();

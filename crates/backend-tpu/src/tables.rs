@@ -1,6 +1,6 @@
-//! The tokens of a batch as the small tables that programs read.
+//! The tokens of a batch as the two small tables that programs read.
 
-use crate::plan::Devices;
+use crate::devices::Devices;
 use crate::program::{IDS, Role, Spec};
 use crate::shard::Layout;
 use crate::tensor::send;

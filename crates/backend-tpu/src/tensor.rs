@@ -1,8 +1,9 @@
 //! Tensors that live on the devices of a plan.
 
+use crate::devices::Devices;
+use crate::error::{NAME, failed};
 use crate::program::Role;
 use crate::shard::Layout;
-use crate::{failed, plan::Devices};
 use grpo_core::error::{Error, Result};
 use grpo_core::{DeviceTensor, Dtype, TensorRef};
 use half::bf16;
@@ -46,7 +47,7 @@ impl PjrtTensor {
         self.role
     }
 
-    /// Elements, without padding.
+    /// The number of elements, without padding.
     pub fn elements(&self) -> usize {
         self.layout.elements()
     }
@@ -85,10 +86,12 @@ impl PjrtTensor {
         self.layout.collect(to, |device, part| self.parts[device].to_host(part)).map_err(failed)
     }
 
+    /// # Errors
+    /// [`Error::Backend`] when a call that failed has lost the tensor.
     pub(crate) fn alive(&self) -> Result<()> {
         if self.parts.is_empty() {
             let message = format!("the tensor `{}` was lost in a call that failed; upload it again", self.role.name());
-            return Err(Error::Backend { backend: crate::NAME.into(), message });
+            return Err(Error::Backend { backend: NAME.into(), message });
         }
         Ok(())
     }

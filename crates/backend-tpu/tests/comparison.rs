@@ -1,8 +1,8 @@
 //! Programs that are there to be compared with, and tensors that stay on the devices, on XLA's CPU.
 
-use backend_tpu::aot::{Variant, What};
+use backend_tpu::aot::Variant;
 use backend_tpu::plugins::{self, Kind};
-use backend_tpu::program::{Mesh, Numerics, Role};
+use backend_tpu::program::{Mesh, Numerics, ProgramKind, Role};
 use backend_tpu::{PjrtBackend, PjrtPlan, PjrtTensor};
 use grpo_core::batch::{Advantages, TokenBatch};
 use grpo_core::{
@@ -81,7 +81,7 @@ fn the_materialised_baseline_makes_the_gradients_of_the_loss() {
     let expected = plan.value_and_grad_on_device(policy(&inputs), &batch(), grads(&mut sums)).expect("a step");
     assert!(expected.gradients.is_empty());
 
-    let mut baseline = backend.plan_program(&request(Dtype::F32), What::Materialised).expect("a plan");
+    let mut baseline = backend.plan_program(&request(Dtype::F32), ProgramKind::Materialised).expect("a plan");
     assert!(baseline.compiled_memory().expect("statistics").alias == 0, "its gradients are new");
     let found = baseline
         .value_and_grad_on_device(policy(&inputs), &batch(), GradsMut::default())
@@ -100,7 +100,7 @@ fn the_materialised_baseline_makes_the_gradients_of_the_loss() {
 
 #[test]
 fn the_bare_products_are_products_that_add_up() {
-    let mut bare = backend().plan_program(&request(Dtype::F32), What::Bare).expect("a plan");
+    let mut bare = backend().plan_program(&request(Dtype::F32), ProgramKind::Bare).expect("a plan");
     let inputs = inputs(&bare);
     let mut sums = zeros(&bare);
     for _ in 0..2 {
@@ -172,7 +172,7 @@ fn a_mesh_without_devices_is_no_mesh() {
         numerics: Numerics::default(),
         mosaic: None,
         mesh: Mesh { data: 0, vocab: 1 },
-        what: What::Gradient,
+        program: ProgramKind::Gradient,
     };
     assert!(matches!(variant.spec(), Err(Error::Config(text)) if text.contains("mesh.data")));
 }

@@ -1,9 +1,9 @@
 //! The same programs through the TPU compiler, for a slice that is not here: every implementation, pass, blocking, level
 //! of the ratio and mesh is a program that a v6e can run.
 
-use backend_tpu::aot::{Compiler, Target, Variant, What};
+use backend_tpu::aot::{Compiler, Target, Variant};
 use backend_tpu::plugins::{self, Kind};
-use backend_tpu::program::{Mesh, MosaicBlocks, Numerics, Pass, Spec};
+use backend_tpu::program::{Mesh, MosaicBlocks, Numerics, Pass, ProgramKind, Spec};
 use grpo_core::{
     Dtype, Error, GradientSpec, HeadLayout, Implementation, LossConfig, PlanRequest, PolicySpec, Tiling, TokenBatch,
 };
@@ -52,10 +52,10 @@ fn compile(name: &str, variant: &Variant) {
     let inputs = if given { input * n * v } else { input * (n * h + v * h) };
     assert!(report.argument_bytes >= inputs, "{name}: arguments of {inputs} bytes at least");
     // Gradients take over the memory that they came in.
-    let donated = match (variant.what, given) {
-        (What::Gradient, true) => 4 * n * v,
-        (What::Gradient, false) => 4 * (n * h + v * h),
-        (What::GradientInPlace, _) => input * n * v,
+    let donated = match (variant.program, given) {
+        (ProgramKind::Gradient, true) => 4 * n * v,
+        (ProgramKind::Gradient, false) => 4 * (n * h + v * h),
+        (ProgramKind::GradientInPlace, _) => input * n * v,
         _ => 0,
     };
     assert!(report.alias_bytes >= donated, "{name}: {donated} bytes are donated");
@@ -64,7 +64,7 @@ fn compile(name: &str, variant: &Variant) {
     assert!(report.code_bytes > 0, "{name}");
 }
 
-fn variant(loss: LossConfig, implementation: Implementation, tiling: Tiling, mesh: Mesh, what: What) -> Variant {
+fn variant(loss: LossConfig, implementation: Implementation, tiling: Tiling, mesh: Mesh, kind: ProgramKind) -> Variant {
     let dtype = Dtype::Bf16;
     Variant {
         request: PlanRequest {
@@ -78,7 +78,7 @@ fn variant(loss: LossConfig, implementation: Implementation, tiling: Tiling, mes
         numerics: Numerics::default(),
         mosaic: None,
         mesh,
-        what,
+        program: kind,
     }
 }
 
@@ -94,9 +94,10 @@ fn every_program_of_hidden_states_compiles() {
     ];
     for (level, loss) in [("token", grpo()), ("sequence", gspo())] {
         for (name, implementation, tiling) in &tilings {
-            for (mesh, what) in [(ONE, What::Score), (ONE, What::Gradient), (GRID, What::Gradient)] {
-                let variant = variant(loss.clone(), *implementation, tiling.clone(), mesh, what);
-                compile(&format!("{name} {level} {what:?} {mesh:?}"), &variant);
+            for (mesh, kind) in [(ONE, ProgramKind::Score), (ONE, ProgramKind::Gradient), (GRID, ProgramKind::Gradient)]
+            {
+                let variant = variant(loss.clone(), *implementation, tiling.clone(), mesh, kind);
+                compile(&format!("{name} {level} {kind:?} {mesh:?}"), &variant);
             }
         }
     }
@@ -104,14 +105,17 @@ fn every_program_of_hidden_states_compiles() {
 
 #[test]
 fn every_program_of_logits_compiles() {
-    for (mesh, what) in
-        [(ONE, What::Score), (ONE, What::Gradient), (ONE, What::GradientInPlace), (GRID, What::GradientInPlace)]
-    {
+    for (mesh, kind) in [
+        (ONE, ProgramKind::Score),
+        (ONE, ProgramKind::Gradient),
+        (ONE, ProgramKind::GradientInPlace),
+        (GRID, ProgramKind::GradientInPlace),
+    ] {
         for loss in [grpo(), gspo()] {
-            let mut variant = variant(loss, Implementation::Logits, Tiling::default(), mesh, what);
+            let mut variant = variant(loss, Implementation::Logits, Tiling::default(), mesh, kind);
             // A vocabulary that no number of devices divides.
             variant.request.policy = PolicySpec::Logits { vocab: 1013, dtype: Dtype::Bf16 };
-            compile(&format!("logits {what:?} {mesh:?}"), &variant);
+            compile(&format!("logits {kind:?} {mesh:?}"), &variant);
         }
     }
 }
@@ -120,7 +124,7 @@ fn every_program_of_logits_compiles() {
 fn every_rounding_layout_and_bias_compiles() {
     let plain = loss(r#"{"loss_type": "cispo", "epsilon_high": 1.3}"#);
     for (i, tiling) in [chunks(96), panels(384)].into_iter().enumerate() {
-        let mut variant = variant(plain.clone(), Implementation::Fused, tiling, ONE, What::Gradient);
+        let mut variant = variant(plain.clone(), Implementation::Fused, tiling, ONE, ProgramKind::Gradient);
         variant.request.policy = PolicySpec::Hidden {
             hidden: H,
             vocab: 1013,
@@ -144,22 +148,22 @@ fn every_rounding_layout_and_bias_compiles() {
 #[test]
 fn a_softcap_takes_no_memory_of_its_own() {
     let policy = PolicySpec::Logits { vocab: 8192, dtype: Dtype::Bf16 };
-    for (name, implementation, tiling, what) in [
-        ("logits", Implementation::Logits, Tiling::default(), What::GradientInPlace),
-        ("chunks", Implementation::Fused, chunks(96), What::Gradient),
+    for (name, implementation, tiling, kind) in [
+        ("logits", Implementation::Logits, Tiling::default(), ProgramKind::GradientInPlace),
+        ("chunks", Implementation::Fused, chunks(96), ProgramKind::Gradient),
     ] {
         let temp = |final_logit_softcapping: Option<f64>| {
             let loss = LossConfig { final_logit_softcapping, logit_scale: 1.5, ..grpo() };
-            let mut variant = variant(loss, implementation, tiling.clone(), ONE, what);
+            let mut variant = variant(loss, implementation, tiling.clone(), ONE, kind);
             if name == "logits" {
                 variant.request.policy = policy;
             }
             let report = compiler().report(&variant).unwrap_or_else(|error| panic!("{name}: {error}"));
-            println!("{name} {what:?} cap {final_logit_softcapping:?}: {report:?}");
+            println!("{name} {kind:?} cap {final_logit_softcapping:?}: {report:?}");
             report.temp_bytes
         };
         let (plain, capped) = (temp(None), temp(Some(30.0)));
-        assert!(capped <= plain + plain / 4 + (64 << 10), "{name} {what:?}: {capped} bytes, {plain} without a softcap");
+        assert!(capped <= plain + plain / 4 + (64 << 10), "{name} {kind:?}: {capped} bytes, {plain} without a softcap");
     }
 }
 
@@ -167,7 +171,7 @@ fn a_softcap_takes_no_memory_of_its_own() {
 #[test]
 fn tpu_kernels_refuse_what_they_cannot() {
     let kernels = |loss: LossConfig| {
-        let mut variant = variant(loss, Implementation::Logits, Tiling::default(), ONE, What::Gradient);
+        let mut variant = variant(loss, Implementation::Logits, Tiling::default(), ONE, ProgramKind::Gradient);
         variant.request.policy = PolicySpec::Logits { vocab: V, dtype: Dtype::Bf16 };
         variant.mosaic = Some(MosaicBlocks::default());
         variant.spec().unwrap()

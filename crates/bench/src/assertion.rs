@@ -30,7 +30,7 @@ enum Term {
 /// An assertion that was looked at.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Checked {
-    /// As it was given.
+    /// The assertion as it was given.
     pub text: String,
     /// The left side; `None` when the report does not know the number.
     pub left: Option<f64>,
@@ -40,11 +40,11 @@ pub struct Checked {
     pub holds: bool,
 }
 
-/// Longer ones first.
+/// Relations by their signs, longer ones first.
 const RELATIONS: [&str; 5] = ["<=", ">=", "==", "<", ">"];
 
 impl Assertion {
-    /// Reads an assertion.
+    /// Reads an assertion from its text.
     ///
     /// # Errors
     /// [`Error::Argument`] with the grammar.

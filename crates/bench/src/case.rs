@@ -1,4 +1,4 @@
-//! One problem: its inputs, its processes, their turns.
+//! Measuring one problem: its inputs, its processes, and their steps in alternation.
 
 use super::inputs::{self, Files};
 use super::outcome::{devices, outcomes};
@@ -8,8 +8,8 @@ use super::report::Case;
 use super::{Options, floor, peers};
 use crate::config::{BackendName, BenchConfig, VariantConfig};
 use crate::error::{Error, Result};
-use backend_tpu::aot::{Variant, What};
-use backend_tpu::program::Mesh;
+use backend_tpu::aot::Variant;
+use backend_tpu::program::{Mesh, ProgramKind};
 use grpo_core::{Dtype, Implementation};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -29,16 +29,16 @@ pub(crate) struct Entry {
     pub(crate) state: State,
 }
 
-/// What an entry is.
+/// The kind of program that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Variant,
-    /// Somebody else's program.
+    /// Another system's program that speaks the protocol.
     Peer,
     Floor,
 }
 
-/// How far it has come.
+/// The progress of an entry.
 pub(crate) enum State {
     Waiting,
     Running(Box<Running>),
@@ -50,13 +50,13 @@ pub(crate) struct Running {
     pub(crate) planned: Planned,
     /// The first call, when it has been made.
     pub(crate) first: Option<Stepped>,
-    /// Timed steps.
+    /// The timed steps, in order.
     pub(crate) steps: Vec<Stepped>,
     /// Seconds after the first timed step of the problem.
     pub(crate) began: Vec<f64>,
 }
 
-/// Measures one problem.
+/// Measures everything that one problem has.
 pub(crate) fn measure(
     name: &str,
     config: &BenchConfig,
@@ -83,7 +83,7 @@ pub(crate) fn measure(
     });
     for entry in &mut entries {
         progress(&format!("{name}: first call of {}", entry.job.name))?;
-        turn(entry, &mut processes, true, |running, step| running.first = Some(step));
+        step_entry(entry, &mut processes, true, |running, step| running.first = Some(step));
     }
     let rounds = config.rounds;
     let began = Instant::now();
@@ -96,7 +96,7 @@ pub(crate) fn measure(
             };
             progress(&format!("{name}: {at}: {}", entry.job.name))?;
             let began = began.elapsed().as_secs_f64();
-            turn(entry, &mut processes, false, |running, step| {
+            step_entry(entry, &mut processes, false, |running, step| {
                 if which.is_some() {
                     running.began.push(began);
                     running.steps.push(step);
@@ -115,7 +115,7 @@ pub(crate) fn measure(
     })
 }
 
-/// Everything that takes turns: floors, variants, peers.
+/// Everything that is measured in alternation: floors, variants, peers.
 fn entries(config: &BenchConfig, options: &Options, folder: &Path) -> Result<Vec<Entry>> {
     let wanted = |name: &str| options.variants.is_empty() || options.variants.iter().any(|variant| variant == name);
     let mut floors: BTreeMap<String, Entry> = BTreeMap::new();
@@ -267,7 +267,7 @@ fn score(
 ) -> Result<Vec<f32>> {
     let name = "scoring";
     let implementation = if config.shape.hidden.is_some() { Implementation::Fused } else { Implementation::Logits };
-    let variant = VariantConfig { implementation, pass: What::Score, ..VariantConfig::default() };
+    let variant = VariantConfig { implementation, pass: ProgramKind::Score, ..VariantConfig::default() };
     let config = BenchConfig { dtype, variants: Some([(name.to_owned(), variant)].into()), ..config.clone() };
     let mut process = Process::start(&options.worker, &[], folder.join("scoring.log"))?;
     let job = Job {
@@ -282,15 +282,15 @@ fn score(
         dlogits: None,
         tensors,
     };
-    process.ask(&Request::Plan(Box::new(job))).and_then(told)?;
-    match process.ask(&Request::Score { name: name.into() }).and_then(told)? {
+    process.ask(&Request::Plan(Box::new(job))).and_then(into_result)?;
+    match process.ask(&Request::Score { name: name.into() }).and_then(into_result)? {
         Reply::Scored { logp } => Ok(logp),
         other => Err(unexpected(&other)),
     }
 }
 
 /// A failure as an error.
-fn told(reply: Reply) -> Result<Reply> {
+fn into_result(reply: Reply) -> Result<Reply> {
     match reply {
         Reply::Failed { error, .. } => Err(Error::Text(format!("the inputs cannot be scored: {error}"))),
         other => Ok(other),
@@ -338,7 +338,7 @@ fn environment(entry: &Entry) -> Vec<(&'static str, String)> {
         environment.push(("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1".to_owned()));
     }
     if entry.kind == Kind::Peer {
-        // Threads that wait for the next step may not spin in the turn of another.
+        // Threads that wait for the next step must not spin while another process is measured.
         environment.push(("OMP_WAIT_POLICY", "PASSIVE".to_owned()));
         if entry.job.threads > 0 {
             environment.push(("OMP_NUM_THREADS", entry.job.threads.to_string()));
@@ -347,8 +347,8 @@ fn environment(entry: &Entry) -> Vec<(&'static str, String)> {
     environment
 }
 
-/// One step of one entry; one that fails takes no further turns.
-fn turn(entry: &mut Entry, processes: &mut [Process], check: bool, note: impl FnOnce(&mut Running, Stepped)) {
+/// Runs one step of an entry; an entry that fails is not run again.
+fn step_entry(entry: &mut Entry, processes: &mut [Process], check: bool, note: impl FnOnce(&mut Running, Stepped)) {
     let State::Running(running) = &mut entry.state else { return };
     let reply = processes[running.process].ask(&Request::Step { name: entry.job.name.clone(), check });
     let error = match reply {

@@ -1,16 +1,21 @@
-//! What is compared with what: problems, and variants of solving them. `grpo aot` and `grpo plan` compile the variants of
+//! The configuration of a benchmark: problems, and variants of solving them. `grpo aot` and `grpo plan` compile the variants of
 //! one problem, `grpo bench` runs them all.
 //!
 //! Keys are those of the loss, of plans and of backends. A key that a variant's backend does not offer is an error there,
 //! never passed over.
 
+mod backend_name;
+mod variant;
+
+pub use backend_name::BackendName;
+pub use variant::{MosaicConfig, VariantConfig};
+
 use crate::error::{Error, Result};
 use crate::measure::Rounds;
 use backend_cpu::{Isa, most_threads};
-use backend_tpu::aot::{Variant, What};
-use backend_tpu::plugins::Kind;
-use backend_tpu::program::{Mesh, MosaicBlocks, Numerics};
-use grpo_core::{Dtype, GradientSpec, HeadLayout, Implementation, LossConfig, PlanRequest, PolicySpec, Tiling};
+use backend_tpu::aot::Variant;
+use backend_tpu::program::{Mesh, MosaicBlocks};
+use grpo_core::{Dtype, HeadLayout, LossConfig, PlanRequest, PolicySpec};
 use grpo_sinks::{LoggingConfig, WandbConfig};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -19,25 +24,25 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct BenchConfig {
-    /// Shows in reports.
+    /// The name of the configuration in reports.
     pub name: String,
-    /// Sizes.
+    /// The sizes of the problem.
     pub shape: ShapeConfig,
     /// Several problems instead of one, by name: what each changes in `shape`.
     pub shapes: Option<BTreeMap<String, ShapeChange>>,
-    /// Of hidden states and head, or of the logits.
+    /// The dtype of hidden states and head, or of the logits.
     pub dtype: Dtype,
     /// Several problems instead of one: one for each.
     pub dtypes: Option<Vec<Dtype>>,
-    /// How the head lies in memory.
+    /// The layout of the head in memory.
     pub layout: HeadLayout,
-    /// What the loss is.
+    /// The loss that every variant computes.
     pub loss: LossConfig,
     /// What the policy and the old policy are.
     pub inputs: InputsConfig,
-    /// How often a variant runs.
+    /// How many steps of every variant are run and timed.
     pub rounds: Rounds,
-    /// Of variants that name none: `cpu`, `pjrt:cpu`, `pjrt:tpu`, `pjrt:cuda`.
+    /// The backend of variants that name none: `cpu`, `pjrt:cpu`, `pjrt:tpu`, `pjrt:cuda`.
     pub backend: String,
     /// Devices over which tokens and vocabulary are split.
     pub mesh: Mesh,
@@ -45,7 +50,7 @@ pub struct BenchConfig {
     pub logging: LoggingConfig,
     /// Metrics for Weights & Biases, where they are logged.
     pub wandb: WandbConfig,
-    /// By name, which is made of letters, digits, `_` and `-`. At least one.
+    /// The variants by name, which is made of letters, digits, `_` and `-`. There is at least one.
     pub variants: Option<BTreeMap<String, VariantConfig>>,
 }
 
@@ -74,13 +79,13 @@ impl Default for BenchConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ShapeConfig {
-    /// B: sequences.
+    /// Sequences B.
     pub batch: usize,
     /// T: tokens of each.
     pub tokens: usize,
     /// H: size of a hidden state; without it (`null`), logits are given.
     pub hidden: Option<usize>,
-    /// V: vocabulary.
+    /// Vocabulary entries V.
     pub vocab: usize,
 }
 
@@ -94,13 +99,13 @@ impl Default for ShapeConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ShapeChange {
-    /// B.
+    /// Sequences B, where they differ.
     pub batch: Option<usize>,
-    /// T.
+    /// Tokens T of each sequence, where they differ.
     pub tokens: Option<usize>,
     /// H; a problem with given logits has none.
     pub hidden: Option<usize>,
-    /// V.
+    /// Vocabulary entries V, where they differ.
     pub vocab: Option<usize>,
 }
 
@@ -112,12 +117,12 @@ pub struct InputsConfig {
     pub seed: u64,
     /// Standard deviation of the logits, in nats.
     pub logit_std: f64,
-    /// Of the noise on old log-probabilities. At 0.15, about every fifth ratio is outside of 1 +- 0.2; at 0 the old policy is
-    /// the present one, but for rounding.
+    /// Standard deviation of the noise on old log-probabilities. At 0.15, about every fifth ratio is outside of 1 +-
+    /// 0.2; at 0 the old policy is the present one, but for rounding.
     pub old_logp_noise: f64,
-    /// Of the noise on reference log-probabilities, where the loss has a KL.
+    /// Standard deviation of the noise on the log-probabilities of the reference policy, where the loss has a KL.
     pub ref_logp_noise: f64,
-    /// Without old log-probabilities: every ratio is exactly 1.
+    /// Whether old log-probabilities are left out, so that every ratio is exactly 1.
     pub on_policy: bool,
 }
 
@@ -127,99 +132,8 @@ impl Default for InputsConfig {
     }
 }
 
-/// A backend that benchmarks know.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BackendName {
-    /// `backend-cpu`.
-    Cpu,
-    /// Devices of a PJRT plugin.
-    Pjrt(Kind),
-}
-
-impl BackendName {
-    /// Reads `cpu`, `pjrt:cpu`, `pjrt:tpu`, `pjrt:cuda`.
-    ///
-    /// # Errors
-    /// [`Error::Config`] for another name; `key` is where it stands.
-    pub fn parse(key: &str, name: &str) -> Result<Self> {
-        let kind = || Kind::ALL.into_iter().find(|kind| name.strip_prefix("pjrt:") == Some(kind.name()));
-        match name {
-            "cpu" => Ok(Self::Cpu),
-            _ => kind().map(Self::Pjrt).ok_or_else(|| {
-                config(
-                    key,
-                    "a backend that benchmarks run on (cpu, pjrt:cpu, pjrt:tpu, pjrt:cuda)",
-                    format!("`{name}`"),
-                )
-            }),
-        }
-    }
-
-    /// Whether its devices and their memory can be had by one process only.
-    pub fn is_exclusive(self) -> bool {
-        matches!(self, Self::Pjrt(Kind::Tpu | Kind::Cuda))
-    }
-}
-
-impl std::fmt::Display for BackendName {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Cpu => f.write_str("cpu"),
-            Self::Pjrt(kind) => write!(f, "pjrt:{}", kind.name()),
-        }
-    }
-}
-
-/// One way to solve the problem.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct VariantConfig {
-    /// Instead of the configuration's.
-    pub backend: Option<String>,
-    /// Instead of the problem's.
-    pub dtype: Option<Dtype>,
-    /// On the CPU; 0 is one per core, and [`most_threads`] are the most.
-    pub threads: usize,
-    /// Of this CPU, the instruction set whose kernels are used: `portable`, `avx2`, ...; none: the fastest that there is.
-    pub isa: Option<String>,
-    /// On the CPU, what dL/dlogits is rounded to before it is multiplied into gradients; none: the dtype of the inputs.
-    pub dlogits: Option<Dtype>,
-    /// Whether the variant's process takes large allocations in huge pages (glibc's `malloc.hugetlb`).
-    pub huge_pages: bool,
-    /// Somebody else's program, with its arguments, that speaks the protocol of [`crate::protocol`].
-    pub command: Option<Vec<String>>,
-    /// How the loss is computed.
-    pub implementation: Implementation,
-    /// Scores, gradients, gradients in place of the given logits, or the baseline that automatic differentiation makes.
-    pub pass: What,
-    /// Gradients to make; without `lm_head` the head is frozen. Of given logits, `hidden` is theirs.
-    pub gradients: GradientSpec,
-    /// What is rounded, and whether the entropy is computed.
-    pub numerics: Numerics,
-    /// Memory against time.
-    pub tiling: Tiling,
-    /// For given logits on a TPU: kernels with blocks of these sizes instead of XLA's own code.
-    pub mosaic: Option<MosaicConfig>,
-}
-
-/// Blocks of the TPU kernels, multiples of 128.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct MosaicConfig {
-    /// Tokens of a block.
-    pub time_block: usize,
-    /// Vocabulary entries of a block.
-    pub vocab_block: usize,
-}
-
-impl Default for MosaicConfig {
-    fn default() -> Self {
-        Self { time_block: 256, vocab_block: 2048 }
-    }
-}
-
 impl ShapeConfig {
-    /// N.
+    /// Tokens N of all sequences.
     pub fn rows(&self) -> usize {
         self.batch.saturating_mul(self.tokens)
     }
@@ -310,7 +224,8 @@ impl BenchConfig {
         self.shapes.is_some() || self.dtypes.is_some()
     }
 
-    /// Its problems one by one, each a configuration of its own, by names made of this one's, the shape's and the dtype's.
+    /// The problems one by one, each a configuration of its own, by names made of the configuration's, the shape's and
+    /// the dtype's.
     pub fn cases(&self) -> Vec<(String, Self)> {
         let shapes: Vec<(Option<&str>, ShapeConfig)> = match &self.shapes {
             None => vec![(None, self.shape)],
@@ -345,7 +260,7 @@ impl BenchConfig {
         }
     }
 
-    /// Of the inputs of the variant called `name`.
+    /// The dtype of the inputs of the variant called `name`.
     pub fn dtype_of(&self, name: &str) -> Dtype {
         self.variants.as_ref().and_then(|variants| variants.get(name)?.dtype).unwrap_or(self.dtype)
     }
@@ -404,7 +319,7 @@ impl BenchConfig {
                 vocab_block,
             }),
             mesh: self.mesh,
-            what: variant.pass,
+            program: variant.pass,
         })
     }
 }
@@ -418,108 +333,4 @@ fn of_variant(name: &str, error: Error) -> Error {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use grpo_files::{Layers, to_yaml};
-
-    fn read(text: &str) -> Result<BenchConfig> {
-        let config: BenchConfig = Layers::new().text("text", text)?.resolve()?;
-        config.validate()?;
-        config.names().iter().try_for_each(|name| config.check(name))?;
-        Ok(config)
-    }
-
-    fn refused(text: &str) -> String {
-        let error = read(text).expect_err(text);
-        let mut words = error.to_string();
-        let mut source = std::error::Error::source(&error);
-        while let Some(error) = source {
-            words = format!("{words}: {error}");
-            source = error.source();
-        }
-        words
-    }
-
-    #[test]
-    fn the_files_of_the_repository_are_legal() {
-        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/bench");
-        let mut files = 0;
-        for entry in std::fs::read_dir(folder).expect("the folder is there") {
-            let path = entry.expect("an entry").path();
-            let config: BenchConfig = Layers::new().file(&path).expect("YAML").resolve().expect("a configuration");
-            config.validate().unwrap_or_else(|error| panic!("{}: {error:?}", path.display()));
-            for (name, case) in config.cases() {
-                // What a compiler would say; of this CPU's variants that is known when they are planned.
-                let compiled = |variant: &&&str| case.backend(variant).is_ok_and(|b| b != BackendName::Cpu);
-                let checked = case.names().iter().filter(compiled).try_for_each(|variant| case.check(variant));
-                checked.unwrap_or_else(|error| panic!("{name} of {}: {error:?}", path.display()));
-            }
-            let again = Layers::new().text("printed", &to_yaml(&config).expect("YAML")).expect("YAML");
-            assert_eq!(again.resolve::<BenchConfig>().expect("a configuration"), config);
-            files += 1;
-        }
-        assert!(files >= 11, "{files} files");
-    }
-
-    #[test]
-    fn variants_can_be_changed_and_added_from_outside() {
-        let layers = Layers::new().text("file", "variants: { fused: { tiling: { token_chunk: 512 } } }").expect("YAML");
-        let set = ["variants.fused.tiling.token_chunk=1024", "variants.dense.implementation=reference"];
-        let config: BenchConfig = layers.set(&set.map(String::from)).expect("legal").resolve().expect("legal");
-        assert_eq!(config.names(), ["dense", "fused"]);
-        assert_eq!(config.variant("fused").expect("there").request.tiling.token_chunk, Some(1024));
-    }
-
-    #[test]
-    fn a_problem_for_every_shape_and_dtype() {
-        let text = "name: scaling\nshape: { batch: 2, tokens: 4, hidden: 8, vocab: 16 }\nshapes: { small: {}, tall: { tokens: 64 } }
-dtypes: [bf16, f32]\nvariants: { a: {}, b: { dtype: bf16, backend: 'pjrt:cpu' } }";
-        let config: BenchConfig = Layers::new().text("text", text).expect("YAML").resolve().expect("legal");
-        config.validate().expect("legal");
-        let cases = config.cases();
-        let names: Vec<&str> = cases.iter().map(|(name, _)| name.as_str()).collect();
-        assert_eq!(names, ["scaling-small-bf16", "scaling-small-f32", "scaling-tall-bf16", "scaling-tall-f32"]);
-        let tall = &cases[3].1;
-        assert_eq!((tall.shape.tokens, tall.shape.hidden, tall.dtype), (64, Some(8), Dtype::F32));
-        assert_eq!((tall.dtype_of("a"), tall.dtype_of("b")), (Dtype::F32, Dtype::Bf16));
-        assert_eq!(tall.backend("a").expect("legal"), BackendName::Cpu);
-        assert_eq!(tall.backend("b").expect("legal").to_string(), "pjrt:cpu");
-        // One problem at a time is compiled.
-        assert!(config.variant("a").expect_err("four problems").to_string().contains("small, tall, bf16, f32"));
-    }
-
-    #[test]
-    fn zero_is_a_legal_value_of_every_knob() {
-        let text =
-            "inputs: { seed: 0, logit_std: 0, old_logp_noise: 0, ref_logp_noise: 0 }\nrounds: { warmup: 0, steps: 0 }
-loss: { epsilon_low: 0, epsilon_high: 0, beta: 0 }\nvariants: { a: { threads: 0 } }";
-        let config = read(text).expect("legal");
-        assert_eq!((config.loss.epsilon_high, config.rounds.steps, config.inputs.logit_std), (Some(0.0), 0, 0.0));
-    }
-
-    #[test]
-    fn what_has_no_program_is_named() {
-        for (text, words) in [
-            ("", &["variants", "at least one"][..]),
-            ("shape: { tokenz: 3 }", &["shape.tokenz", "tokens"]),
-            ("shape: { tokens: 0 }\nvariants: { a: {} }", &["shape.tokens"]),
-            ("variants: { a: { tilling: {} } }", &["variants.a", "tilling", "tiling"]),
-            ("variants: { a.b: {} }", &["a.b"]),
-            ("backend: gpu\nvariants: { a: {} }", &["backend", "`gpu`", "pjrt:cuda"]),
-            ("variants: { a: { backend: tpu } }", &["variants.a.backend", "`tpu`", "pjrt:tpu"]),
-            ("variants: { a: { threads: 100000 } }", &["variants.a.threads", "at most", "100000"]),
-            ("variants: { a: { isa: avx1 } }", &["variants.a.isa", "`avx1`", "avx2"]),
-            ("variants: { a: { command: [] } }", &["variants.a.command"]),
-            ("inputs: { old_logp_noise: -1 }\nvariants: { a: {} }", &["inputs.old_logp_noise", "-1"]),
-            ("shapes: { big: { tokens: 0 } }\nvariants: { a: {} }", &["shape.tokens"]),
-            ("dtypes: []\nvariants: { a: {} }", &["dtypes", "at least one"]),
-            ("variants: { a: { pass: gradient_in_place } }", &["variant `a`", "given logits"]),
-            ("dtype: f32\nvariants: { a: { numerics: { logits: bf16 } } }", &["variant `a`", "bf16"]),
-            ("shape: { hidden: null }\nvariants: { a: {} }", &["variant `a`", "no head"]),
-            ("variants: { a: { tiling: { workspace_budget: 10 } } }", &["variant `a`", "budget"]),
-        ] {
-            let found = refused(text);
-            assert!(words.iter().all(|word| found.contains(word)), "{text}: {found}");
-        }
-    }
-}
+mod tests;

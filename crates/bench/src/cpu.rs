@@ -3,11 +3,11 @@
 use super::inputs::Inputs;
 use super::memory;
 use super::protocol::{Bytes, Job, Planned, Role, Stepped};
-use super::worker::{Contender, input_bytes};
+use super::worker::{Runner, input_bytes};
 use crate::error::Result;
 use backend_cpu::{CpuBackend, Isa};
-use backend_tpu::aot::{Variant, What};
-use backend_tpu::program::{Mesh, Numerics};
+use backend_tpu::aot::Variant;
+use backend_tpu::program::{Mesh, Numerics, ProgramKind};
 use grpo_core::{Backend, GradientSpec, GradsMut, LossPlan, PolicyInput, PolicyOutput, PolicySpec, Tensor, TensorMut};
 use std::collections::BTreeMap;
 use std::hint::black_box;
@@ -19,7 +19,7 @@ pub(crate) struct OnCpu {
     plan: Box<dyn LossPlan>,
     inputs: Rc<Inputs>,
     variant: Variant,
-    /// By the names of what they belong to.
+    /// Gradient buffers by the names of what they belong to.
     gradients: BTreeMap<&'static str, Vec<f32>>,
     /// Logits that a step overwrites.
     in_place: Option<Tensor>,
@@ -28,7 +28,7 @@ pub(crate) struct OnCpu {
 }
 
 impl OnCpu {
-    pub(crate) fn plan(job: &Job, inputs: Rc<Inputs>) -> Result<(Planned, Box<dyn Contender>)> {
+    pub(crate) fn plan(job: &Job, inputs: Rc<Inputs>) -> Result<(Planned, Box<dyn Runner>)> {
         let variant = job.config.variant(job.variant.as_deref().unwrap_or_default())?;
         refuse_what_it_lacks(job, &variant)?;
         let request = &variant.request;
@@ -41,8 +41,8 @@ impl OnCpu {
         }
         let gradients: BTreeMap<_, _> =
             wanted(&variant, &inputs).into_iter().map(|(name, elements)| (name, touched(elements))).collect();
-        let in_place = match (&inputs.policy, variant.what) {
-            (PolicyOutput::Logits(logits), What::GradientInPlace) => Some(logits.clone()),
+        let in_place = match (&inputs.policy, variant.program) {
+            (PolicyOutput::Logits(logits), ProgramKind::GradientInPlace) => Some(logits.clone()),
             _ => None,
         };
         let resident = memory::resident();
@@ -58,8 +58,8 @@ impl OnCpu {
             workspace: Some(plan.memory().workspace as u64),
         };
         let planned = Planned { plan_seconds, bytes, ..Planned::default() };
-        let contender = Self { plan, inputs: inputs.clone(), variant, gradients, in_place, resident };
-        Ok((planned, Box::new(contender)))
+        let runner = Self { plan, inputs: inputs.clone(), variant, gradients, in_place, resident };
+        Ok((planned, Box::new(runner)))
     }
 }
 
@@ -73,11 +73,11 @@ pub fn refuse_what_it_lacks(job: &Job, variant: &Variant) -> Result<()> {
         (variant.mosaic.is_some(), "mosaic", "those are TPU kernels: leave it out"),
         (variant.mesh != Mesh::default(), "mesh", "it is one device: leave it out"),
         (
-            variant.what == What::Materialised,
+            variant.program == ProgramKind::Materialised,
             "pass: materialised",
             "take `implementation: reference`, or a pjrt backend",
         ),
-        (job.role != Role::Loss || variant.what == What::Bare, "bare products", "take a pjrt backend"),
+        (job.role != Role::Loss || variant.program == ProgramKind::Bare, "bare products", "take a pjrt backend"),
     ];
     for (is_asked, what, instead) in lacks {
         if is_asked {
@@ -90,7 +90,7 @@ pub fn refuse_what_it_lacks(job: &Job, variant: &Variant) -> Result<()> {
 
 /// Gradients that the caller holds, with their sizes.
 fn wanted(variant: &Variant, inputs: &Inputs) -> Vec<(&'static str, usize)> {
-    if matches!(variant.what, What::Score | What::GradientInPlace) {
+    if matches!(variant.program, ProgramKind::Score | ProgramKind::GradientInPlace) {
         return vec![];
     }
     let GradientSpec { hidden, lm_head, bias } = variant.request.gradients;
@@ -120,7 +120,7 @@ pub fn policy<'a>(inputs: &'a Inputs, variant: &Variant) -> PolicyInput<'a> {
     }
 }
 
-impl Contender for OnCpu {
+impl Runner for OnCpu {
     fn step(&mut self, check: bool) -> Result<Stepped> {
         match (&mut self.in_place, &self.inputs.policy) {
             (Some(Tensor::F32(to)), PolicyOutput::Logits(Tensor::F32(from))) => to.copy_from_slice(from),
@@ -132,7 +132,7 @@ impl Contender for OnCpu {
         }
         let can_reset = memory::reset_high_water();
         let began = Instant::now();
-        let loss = if self.variant.what == What::Score {
+        let loss = if self.variant.program == ProgramKind::Score {
             black_box(self.plan.score(policy(&self.inputs, &self.variant), &self.inputs.batch)?);
             None
         } else if let Some(logits) = &mut self.in_place {

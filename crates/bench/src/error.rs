@@ -1,4 +1,4 @@
-//! What can go wrong in a benchmark.
+//! Errors of benchmarks.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Whoever started it has asked for its end.
+    /// The benchmark was stopped on request.
     #[error("stopped before the end")]
     Stopped,
     /// A configuration value that is not legal.
@@ -17,17 +17,17 @@ pub enum Error {
     Config {
         /// Dotted path of the key.
         key: String,
-        /// What would be legal.
+        /// The values that would be legal.
         expected: String,
-        /// What was given.
+        /// The value that was given.
         found: String,
     },
     /// A variant of the configuration that cannot be used.
     #[error("in variant `{name}`")]
     Variant {
-        /// Its name.
+        /// The name of the variant.
         name: String,
-        /// What is wrong with it.
+        /// The error of the variant.
         #[source]
         source: Box<Error>,
     },
@@ -36,15 +36,15 @@ pub enum Error {
     Argument {
         /// The operation that refused.
         operation: &'static str,
-        /// What would fit.
+        /// The arguments that would fit.
         expected: String,
-        /// What came.
+        /// The argument that was given.
         found: String,
     },
     /// A folder for logs that holds something already.
     #[error("run folder {path}: it is not empty: every benchmark has a log folder of its own", path = path.display())]
     LogFolder {
-        /// The folder.
+        /// The folder that is not empty.
         path: PathBuf,
     },
     /// A message that needs no fields.

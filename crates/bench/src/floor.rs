@@ -5,8 +5,8 @@
 
 use super::protocol::Role;
 use backend_cpu::peak::{Traffic, Unit};
-use backend_tpu::aot::{Variant, What};
-use backend_tpu::program::Numerics;
+use backend_tpu::aot::Variant;
+use backend_tpu::program::{Numerics, ProgramKind};
 use grpo_core::{Dtype, GradientSpec, Implementation, PlanRequest, PolicySpec, Tiling};
 
 /// Tokens of a chunk: products are at their peak, and logits still small.
@@ -32,7 +32,7 @@ pub fn of_machine(variant: &Variant, threads: usize) -> Vec<(String, Role)> {
         }
         PolicySpec::Logits { vocab, dtype } => {
             let bytes = max_tokens.saturating_mul(vocab).saturating_mul(dtype.bytes()).min(MOST_BYTES);
-            let score = variant.what == What::Score;
+            let score = variant.program == ProgramKind::Score;
             let (name, traffic) = if score { ("read", Traffic::Read) } else { ("read_write", Traffic::Update) };
             vec![(format!("{name}_{}{suffix}", dtype.name()), Role::Stream { traffic, bytes })]
         }
@@ -45,7 +45,7 @@ pub fn least_work(variant: &Variant) -> f64 {
     match variant.request.policy {
         PolicySpec::Hidden { .. } => useful_flops(variant),
         PolicySpec::Logits { vocab, dtype } => {
-            let ways = if variant.what == What::Score { 1.0 } else { 2.0 };
+            let ways = if variant.program == ProgramKind::Score { 1.0 } else { 2.0 };
             ways * variant.request.max_tokens as f64 * vocab as f64 * dtype.bytes() as f64
         }
     }
@@ -53,7 +53,7 @@ pub fn least_work(variant: &Variant) -> f64 {
 
 /// The program of bare products under `variant`, with its name; `None` under what makes no gradient.
 pub fn bare_products(variant: &Variant) -> Option<(String, Variant)> {
-    if matches!(variant.what, What::Score | What::Bare) {
+    if matches!(variant.program, ProgramKind::Score | ProgramKind::Bare) {
         return None;
     }
     let dtype = variant.request.policy.dtype();
@@ -64,7 +64,7 @@ pub fn bare_products(variant: &Variant) -> Option<(String, Variant)> {
     let mut floor = Variant {
         numerics: Numerics { logits: dtype, dlogits: dtype, entropy: false, ..Numerics::default() },
         mosaic: None,
-        what: What::Bare,
+        program: ProgramKind::Bare,
         ..variant.clone()
     };
     floor.request.tiling = Tiling { token_chunk: Some(CHUNK), ..Tiling::default() };
@@ -90,8 +90,8 @@ pub fn useful_flops(variant: &Variant) -> f64 {
     let (PolicySpec::Hidden { hidden, vocab, .. }, request) = (variant.request.policy, &variant.request) else {
         return 0.0;
     };
-    let gradients = match variant.what {
-        What::Score => 0,
+    let gradients = match variant.program {
+        ProgramKind::Score => 0,
         _ => [request.gradients.hidden, request.gradients.lm_head].iter().filter(|made| **made).count(),
     };
     (1 + gradients) as f64 * 2.0 * request.max_tokens as f64 * vocab as f64 * hidden as f64

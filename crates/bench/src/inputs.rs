@@ -97,7 +97,7 @@ pub fn write_policy(config: &BenchConfig, folder: &Path) -> Result<Files> {
     Ok(files)
 }
 
-/// Writes targets `[N]` and advantages to `folder`: one for each sequence, with signs in turns, or, of a single sequence, one
+/// Writes targets `[N]` and advantages to `folder`: one for each sequence, with alternating signs, or, of a single sequence, one
 /// for each token.
 ///
 /// # Errors

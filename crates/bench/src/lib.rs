@@ -1,10 +1,14 @@
-//! Benchmarks: variants of a [`BenchConfig`] on the same inputs in the same run, taking turns, with floors under them.
+//! Benchmarks: variants of a [`BenchConfig`] on the same inputs in the same run, one step each in alternation, with floors to
+//! compare them with.
 //!
-//! Each variant has a process of its own, so that memory is its own and a crash is nobody else's; only devices that one
+//! Use it to learn which implementation is the fastest or the smallest for a shape, on a CPU or a PJRT device, beside other
+//! systems' losses, and how far it is from what the hardware can do. `grpo bench` prints what it reports.
+//!
+//! Each variant has a process of its own, so that its memory can be told apart and a crash hits no other; only devices that one
 //! process can have at a time (TPUs, GPUs) have all of their variants in one. [`run`] makes [`inputs`] once, in files that
-//! every process reads, starts a process per variant, and asks each in turn for one step while the others sleep. What they
-//! say to each other is in [`protocol`]; [`worker`] is the other side, [`floor`] knows what no variant can do without,
-//! [`report`] is what comes out, and [`log`] puts it where metrics of runs go.
+//! every process reads, starts a process per variant, and asks one after the other for a step while the rest sleep.
+//! [`protocol`] has the requests and replies, [`worker`] answers them in a variant's process, [`floor`] computes what no variant
+//! can do without, [`report`] has the results, and [`log`] gives them to the sinks of metrics.
 //!
 //! ```
 //! use grpo_bench::config::BenchConfig;
@@ -19,7 +23,7 @@
 //! # }
 //! ```
 //!
-//! A backend joins by a `worker::Contender`, as `cpu` and `pjrt` do; a program in another language by speaking the protocol,
+//! A backend joins by a `worker::Runner`, as `cpu` and `pjrt` do; a program in another language by speaking the protocol,
 //! as [`peers`] do.
 
 #![forbid(unsafe_code)]
@@ -70,7 +74,8 @@ pub struct Options {
     pub assertions: Vec<Assertion>,
 }
 
-/// Measures. `progress` hears what is about to be done, and may end it all with an error; no file stays behind then.
+/// Measures every problem of `configs`. `progress` is called with a line about what comes next, and may end the benchmark with
+/// an error; no file stays behind then.
 ///
 /// # Errors
 /// [`Error::Config`] for a configuration that is not legal; [`Error::Argument`] for a variant or claim that fits no problem;

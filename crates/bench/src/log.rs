@@ -1,4 +1,4 @@
-//! A benchmark's numbers where those of runs go: metrics.jsonl, TensorBoard and Weights & Biases, one run per variant.
+//! A benchmark's numbers in the sinks that runs have: metrics.jsonl, TensorBoard and Weights & Biases, one run per variant.
 //!
 //! `FOLDER/PROBLEM/VARIANT/` is as a run's folder: each timed step as `bench/step_s`, and with the last one everything else, under
 //! the seed system's names (`bench/...`, `mem/...`) where it has one.
@@ -24,7 +24,7 @@ pub fn make_folder(folder: &Path) -> Result<()> {
     }
 }
 
-/// Writes what was measured into `folder`. `note` hears where it is and what becomes of uploads.
+/// Writes what was measured into `folder`. `note` is called with lines that say where it is and what becomes of uploads.
 ///
 /// # Errors
 /// [`Error::File`]; [`Error::Sink`] when a sink cannot be opened.

@@ -1,8 +1,8 @@
-//! How often a variant runs, and what its times come to.
+//! The numbers of steps of a benchmark, and statistics of their times.
 
 use serde::{Deserialize, Serialize};
 
-/// How often.
+/// The numbers of steps of every variant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Rounds {
@@ -21,20 +21,20 @@ impl Default for Rounds {
 /// Milliseconds of the timed steps.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Timing {
-    /// Of the fastest.
+    /// The time of the fastest step.
     pub min: f64,
-    /// Median.
+    /// The median of the times.
     pub p50: f64,
     /// Nine of ten are no slower.
     pub p90: f64,
-    /// Mean.
+    /// The mean of the times.
     pub mean: f64,
-    /// In the order in which they were taken.
+    /// The times in the order in which they were taken.
     pub all: Vec<f64>,
 }
 
 impl Timing {
-    /// Of `milliseconds`; `None` when there are none.
+    /// Statistics of `milliseconds`; `None` when there are none.
     pub fn of(milliseconds: Vec<f64>) -> Option<Self> {
         let mut sorted = milliseconds.clone();
         sorted.sort_by(f64::total_cmp);

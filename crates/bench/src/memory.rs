@@ -1,4 +1,4 @@
-//! What the kernel says of a process's memory.
+//! The memory of a process, as the kernel counts it.
 
 /// The bytes behind `key` in `/proc/self/status`; `None` where there is no such file.
 fn status(key: &str) -> Option<u64> {

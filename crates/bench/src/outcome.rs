@@ -1,4 +1,4 @@
-//! What is made of the answers: rates, shares of floors, who agrees with whom.
+//! Outcomes of variants from the replies of their workers: rates, shares of floors, agreement.
 
 use super::case::{Entry, Kind, Running, State};
 use super::floor;

@@ -12,7 +12,7 @@ const PROGRAMS: [(&str, &str); 3] = [
     ("jax_worker.py", include_str!("../../../peers/jax_worker.py")),
 ];
 
-/// What a peer takes.
+/// The inputs that a peer takes.
 #[derive(Clone, Copy, PartialEq)]
 enum Takes {
     Hidden,
@@ -39,11 +39,11 @@ const KNOWN: [Known; 10] = [
 /// A peer that can be started.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    /// As reports name it.
+    /// The name of the peer in reports.
     pub name: String,
-    /// Its program with arguments.
+    /// The program of the peer with its arguments.
     pub command: Vec<OsString>,
-    /// Whether it allocates in huge pages.
+    /// Whether the peer's process allocates in huge pages.
     pub huge_pages: bool,
 }
 
@@ -52,8 +52,8 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     KNOWN.iter().map(|known| known.0)
 }
 
-/// Those that take what `config` hands over, with the Python of the virtual environment `venv`. Their programs are written to
-/// `folder`.
+/// The peers that take what `config` hands over, with the Python of the virtual environment `venv`. Their programs are
+/// written to `folder`.
 ///
 /// # Errors
 /// [`Error::Argument`] where there is no such environment, [`Error::File`] where `folder` cannot be written.

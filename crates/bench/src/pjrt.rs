@@ -1,4 +1,4 @@
-//! Contenders on the devices of a PJRT plugin. Everything stays there between steps; only scalars come back.
+//! Runners on the devices of a PJRT plugin. Everything stays there between steps; only scalars come back.
 
 use super::cpu::policy;
 use super::floor;
@@ -6,11 +6,11 @@ use super::inputs::Inputs;
 use super::memory;
 use super::protocol::{Bytes, Job, Planned, Role as Asked, Stepped};
 use super::report::{CompiledBytes, DeviceBytes, DeviceReport};
-use super::worker::{Contender, input_bytes};
+use super::worker::{Runner, input_bytes};
 use crate::error::{Error, Result};
-use backend_tpu::aot::{Variant, What};
+use backend_tpu::aot::Variant;
 use backend_tpu::plugins::Kind;
-use backend_tpu::program::{Blocking, Mesh, Pass, Role};
+use backend_tpu::program::{Blocking, Mesh, Pass, ProgramKind, Role};
 use backend_tpu::{PjrtBackend, PjrtPlan, PjrtTensor};
 use grpo_core::{DeviceTensor, Dtype, GradsMut, PolicyInput, PolicySpec, TensorMut, TensorRef};
 use pjrt::{Client, DeviceMemoryStats};
@@ -59,7 +59,7 @@ impl OnDevices {
     }
 
     /// Compiles what `job` asks for.
-    pub(crate) fn plan(on: &Rc<Self>, job: &Job, inputs: Rc<Inputs>) -> Result<(Planned, Box<dyn Contender>)> {
+    pub(crate) fn plan(on: &Rc<Self>, job: &Job, inputs: Rc<Inputs>) -> Result<(Planned, Box<dyn Runner>)> {
         for (is_asked, what, instead) in [
             (job.threads != 0, "threads", "its plugin starts its own: leave it out"),
             (job.isa.is_some(), "isa", "its compiler chooses: leave it out"),
@@ -82,7 +82,7 @@ impl OnDevices {
         if let Some(blocks) = variant.mosaic {
             backend = backend.with_mosaic(blocks)?;
         }
-        let mut plan = backend.plan_program(&variant.request, variant.what)?;
+        let mut plan = backend.plan_program(&variant.request, variant.program)?;
         let memory = plan.compiled_memory()?;
         let plan_seconds = began.elapsed().as_secs_f64();
         let bytes = |bytes: i64| u64::try_from(bytes).unwrap_or(0);
@@ -93,12 +93,12 @@ impl OnDevices {
             temp: bytes(memory.temp),
         };
         let has_bias = matches!(variant.request.policy, PolicySpec::Hidden { bias: true, .. });
-        let contender = OnDevice { on: on.clone(), plan, variant, inputs };
+        let runner = OnDevice { on: on.clone(), plan, variant, inputs };
         let planned = Planned {
             plan_seconds,
-            blocking: contender.blocking(),
+            blocking: runner.blocking(),
             bytes: Bytes {
-                inputs: Some(input_bytes(&contender.inputs, has_bias)),
+                inputs: Some(input_bytes(&runner.inputs, has_bias)),
                 outputs: Some(compiled.outputs),
                 workspace: Some(compiled.temp),
             },
@@ -106,7 +106,7 @@ impl OnDevices {
             device: Some(on.report()?),
             ..Planned::default()
         };
-        Ok((planned, Box::new(contender)))
+        Ok((planned, Box::new(runner)))
     }
 }
 
@@ -114,7 +114,7 @@ fn backend_error(error: pjrt::Error) -> grpo_core::Error {
     grpo_core::Error::Backend { backend: "pjrt".into(), message: error.to_string() }
 }
 
-/// A variant, compiled.
+/// A variant that is compiled, with its inputs on the devices.
 struct OnDevice {
     on: Rc<OnDevices>,
     plan: PjrtPlan,
@@ -123,7 +123,7 @@ struct OnDevice {
 }
 
 impl OnDevice {
-    /// How its loops are cut.
+    /// The blocking of the fused loops, where there are any.
     fn blocking(&self) -> Option<Blocking> {
         let spec = self.plan.spec();
         self.variant.has_tiles().then_some(match spec.blocking {
@@ -133,7 +133,7 @@ impl OnDevice {
     }
 
     fn pass(&self) -> Pass {
-        self.variant.what.pass(self.variant.request.policy)
+        self.variant.program.pass(self.variant.request.policy)
     }
 
     /// Inputs that it reads, with what they hold.
@@ -150,8 +150,8 @@ impl OnDevice {
     /// Gradients that it adds to, in [`GradsMut`]'s order.
     fn gradients(&self) -> [Option<Role>; 4] {
         let made = self.variant.request.gradients;
-        let wanted = match (self.pass(), self.variant.what, self.variant.request.policy) {
-            (Pass::Score | Pass::GradientInPlace, ..) | (_, What::Materialised, _) => [false; 4],
+        let wanted = match (self.pass(), self.variant.program, self.variant.request.policy) {
+            (Pass::Score | Pass::GradientInPlace, ..) | (_, ProgramKind::Materialised, _) => [false; 4],
             (Pass::Gradient, _, PolicySpec::Logits { .. }) => [false, false, false, made.hidden],
             (Pass::Gradient, _, PolicySpec::Hidden { .. }) => [made.hidden, made.lm_head, made.bias, false],
         };
@@ -181,7 +181,7 @@ impl OnDevice {
     }
 }
 
-impl Contender for OnDevice {
+impl Runner for OnDevice {
     fn step(&mut self, check: bool) -> Result<Stepped> {
         self.prepare()?;
         // Of a device on this host, the process's memory tells as well.
@@ -252,7 +252,7 @@ impl OnDevice {
             };
             let output = self.plan.value_and_grad_in_place_on_device(TensorMut::Device(&mut logits), batch)?;
             logits.wait()?;
-            return Ok((self.variant.what != What::Bare).then_some(output.loss));
+            return Ok((self.variant.program != ProgramKind::Bare).then_some(output.loss));
         }
         let roles = self.gradients();
         let keys = roles.map(|role| role.map(|role| self.gradient_key(role)));
@@ -267,6 +267,6 @@ impl OnDevice {
             tensor.wait()?;
         }
         tensors.extend(keys.into_iter().flatten().zip(sums.into_iter().flatten()));
-        Ok((self.variant.what != What::Bare).then_some(output.loss))
+        Ok((self.variant.program != ProgramKind::Bare).then_some(output.loss))
     }
 }

@@ -30,7 +30,7 @@ const COLORS: [RGBColor; 7] = [
 
 struct Point {
     name: String,
-    /// Of its marker, the same in every panel.
+    /// The index of the marker, the same in every panel.
     index: usize,
     /// Beyond inputs and outputs.
     mib: f64,
@@ -67,7 +67,7 @@ fn height(points: usize) -> u32 {
     (FRAME[2] + FRAME[3]) as u32 + (LINE as u32 * (points as u32 + 2)).max(300)
 }
 
-/// Those with a time and a memory, fastest first.
+/// The variants and peers with a time and a memory, fastest first.
 fn points(case: &Case, names: &BTreeSet<&str>) -> Vec<Point> {
     let memory = |measured: &Measured| measured.bytes.high_water.or(measured.bytes.workspace);
     let point = |(name, outcome): (&String, &Outcome)| match outcome {
@@ -185,7 +185,7 @@ fn short(name: &str) -> String {
     }
 }
 
-/// Three digits.
+/// A number with three digits.
 fn number(value: f64) -> String {
     match value {
         v if v >= 100.0 => format!("{v:.0}"),

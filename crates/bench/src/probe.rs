@@ -1,7 +1,7 @@
-//! What the machine can do, as jobs that take turns with what is held against it.
+//! What the machine can do at most, as jobs that are measured in alternation with the variants.
 
 use super::protocol::{Planned, Stepped};
-use super::worker::Contender;
+use super::worker::Runner;
 use crate::error::{Error, Result};
 use backend_cpu::peak::{Multiply, Stream, Traffic, Unit};
 
@@ -14,7 +14,7 @@ pub(crate) enum Probe {
 }
 
 impl Probe {
-    pub(crate) fn multiply(unit: Unit, threads: usize) -> Result<(Planned, Box<dyn Contender>)> {
+    pub(crate) fn multiply(unit: Unit, threads: usize) -> Result<(Planned, Box<dyn Runner>)> {
         let Some(work) = Multiply::new(unit, threads, SECONDS) else {
             return Err(Error::argument("bench worker", "a unit of this machine", unit.name()));
         };
@@ -22,14 +22,14 @@ impl Probe {
         Ok((planned, Box::new(Self::Multiply(work))))
     }
 
-    pub(crate) fn stream(traffic: Traffic, bytes: usize, threads: usize) -> (Planned, Box<dyn Contender>) {
+    pub(crate) fn stream(traffic: Traffic, bytes: usize, threads: usize) -> (Planned, Box<dyn Runner>) {
         let walk = Stream::new(traffic, threads, bytes);
         let planned = Planned { work: Some(walk.bytes()), ..Planned::default() };
         (planned, Box::new(Self::Stream(walk)))
     }
 }
 
-impl Contender for Probe {
+impl Runner for Probe {
     fn step(&mut self, _check: bool) -> Result<Stepped> {
         let seconds = match self {
             Self::Multiply(work) => work.run(),

@@ -1,4 +1,4 @@
-//! A worker's process, from the side that asks.
+//! A worker's process, seen from the benchmark that sends it requests.
 
 use super::protocol::{Reply, Request};
 use crate::error::{Error, Result};
@@ -13,7 +13,7 @@ pub(crate) struct Process {
     child: Child,
     requests: ChildStdin,
     replies: BufReader<ChildStdout>,
-    /// What it tells people goes here.
+    /// The file that the process's messages for people go to.
     said: PathBuf,
 }
 
@@ -24,7 +24,7 @@ impl Process {
             return Err(Error::argument("start a worker", "a program", "none"));
         };
         let failed = |source| Error::io("start the worker", program.as_ref(), source);
-        // Who asks for logs hears the workers; otherwise their last words are kept for when one fails.
+        // With logs switched on, the workers' messages are shown; otherwise the last ones are kept for when one fails.
         let stderr = match std::env::var_os("GRPO_LOG") {
             Some(_) => Stdio::inherit(),
             None => File::create(&said).map_err(|e| Error::io("write", &said, e))?.into(),

@@ -1,6 +1,6 @@
-//! What a benchmark and its workers say to each other: one JSON value per line, over the worker's standard input and output.
+//! The protocol between a benchmark and its workers: one JSON value per line, over the worker's standard input and output.
 //!
-//! A worker waits for a [`Request`], does it, answers with one [`Reply`], and ends when its input does. It answers
+//! A worker waits for a [`Request`], fulfils it, answers with one [`Reply`], and ends when its input does. It answers
 //! `{"failed": ...}` where it cannot, and goes on waiting. Between two requests it does nothing, so that others can be
 //! measured. Anything that a worker wants to tell people goes to standard error.
 //!
@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// What a worker is asked.
+/// A request to a worker.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Request {
@@ -32,12 +32,12 @@ pub enum Request {
     Plan(Box<Job>),
     /// Log-probabilities of the inputs. Answered by [`Reply::Scored`].
     Score {
-        /// Of the job.
+        /// The name of the job.
         name: String,
     },
     /// One step. Answered by [`Reply::Stepped`].
     Step {
-        /// Of the job.
+        /// The name of the job.
         name: String,
         /// Whether to look at the results after the step, when the time has been taken.
         check: bool,
@@ -47,61 +47,61 @@ pub enum Request {
 /// A variant or a floor, with everything that a worker needs to know of it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Job {
-    /// As reports name it.
+    /// The name of the job in reports.
     pub name: String,
-    /// What is measured.
+    /// What the job measures.
     pub role: Role,
     /// One problem, with all of its variants.
     pub config: BenchConfig,
-    /// Of the configuration's variants, the one that this is, or is the floor of. `None` for a peer.
+    /// The variant of the configuration that this is, or is the floor of. `None` for a peer.
     pub variant: Option<String>,
-    /// `cpu`, `pjrt:cpu`, ...
+    /// The backend: `cpu`, `pjrt:cpu`, ...
     pub backend: String,
     /// The PJRT plugin, instead of the installed one.
     pub plugin: Option<PathBuf>,
     /// 0 is one per core.
     pub threads: usize,
-    /// On the CPU, the instruction set to use instead of the fastest.
+    /// The instruction set to use on the CPU instead of the fastest.
     pub isa: Option<String>,
     /// What dL/dlogits is rounded to on this CPU; none: the dtype of the inputs.
     pub dlogits: Option<Dtype>,
-    /// The inputs.
+    /// The files of the inputs.
     pub tensors: Files,
 }
 
-/// What is measured.
+/// What a job measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// The loss.
+    /// The loss, with gradients where the variant has them.
     Loss,
     /// The products of the loss and nothing else, on a PJRT device.
     BareProducts,
     /// Multiply-adds out of registers.
     Multiply(Unit),
-    /// Memory.
+    /// Bandwidth of memory.
     Stream {
-        /// How it is walked.
+        /// What is done with every word.
         traffic: Traffic,
-        /// How much of it.
+        /// The size of the buffer in bytes.
         bytes: usize,
     },
 }
 
-/// What a worker answers.
+/// An answer of a worker.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reply {
-    /// Ready.
+    /// The job is planned and ready to run.
     Planned(Box<Planned>),
-    /// Log-probabilities `[N]`.
+    /// The inputs have been scored.
     Scored {
-        /// In nats.
+        /// Log-probabilities `[N]` in nats.
         logp: Vec<f32>,
     },
     /// A step is done.
     Stepped(Box<Stepped>),
-    /// It could not be.
+    /// The request could not be fulfilled.
     Failed {
         /// Why, on one line.
         error: String,
@@ -115,17 +115,17 @@ pub enum Reply {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Planned {
-    /// Planning or compiling.
+    /// Seconds that planning or compiling took.
     pub plan_seconds: f64,
-    /// How loops are cut.
+    /// The blocking of the fused loops, where there are any.
     pub blocking: Option<Blocking>,
-    /// By the plan.
+    /// Memory of a step by the plan.
     pub bytes: Bytes,
-    /// By the compiler.
+    /// Memory of a step by the compiler.
     pub compiled: Option<CompiledBytes>,
-    /// What a PJRT job runs on.
+    /// The device that a PJRT job runs on.
     pub device: Option<DeviceReport>,
-    /// Of a floor: operations or bytes of a step.
+    /// The work of a floor: operations or bytes of a step.
     pub work: Option<f64>,
     /// Versions, or whatever else tells what was measured.
     pub version: Option<String>,
@@ -139,17 +139,17 @@ pub struct Bytes {
     pub inputs: Option<u64>,
     /// Gradients and results per token.
     pub outputs: Option<u64>,
-    /// Everything else.
+    /// Everything else that a step takes.
     pub workspace: Option<u64>,
 }
 
-/// What a step has shown.
+/// The measurements of a step.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Stepped {
-    /// From the call to the moment when all results are there.
+    /// Seconds from the call to the moment when all results are there.
     pub seconds: f64,
-    /// The loss.
+    /// The loss, where the job computes it.
     pub loss: Option<f64>,
     /// 2-norms of gradients, by the names of what they belong to; only of a step that was to be checked.
     pub grad_norms: BTreeMap<String, f64>,
@@ -157,8 +157,8 @@ pub struct Stepped {
     pub high_water: Option<u64>,
     /// What the process held with inputs and outputs before the first step.
     pub resident_before: Option<u64>,
-    /// What it holds after this one.
+    /// What the process holds after this step.
     pub resident_after: Option<u64>,
-    /// What the device's allocator saw.
+    /// Memory of the step by the device's allocator.
     pub device: Option<DeviceBytes>,
 }

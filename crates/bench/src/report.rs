@@ -1,4 +1,4 @@
-//! What a benchmark says, as one document.
+//! The results of a benchmark, as one document.
 
 use super::measure::{Rounds, Timing};
 use crate::assertion::Checked;
@@ -10,11 +10,11 @@ use std::collections::BTreeMap;
 /// Everything that was measured in one run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Document {
-    /// Of this program.
+    /// The version of this program.
     pub version: String,
     /// When it began, UTC, as `2026-11-21T07:30:00Z`.
     pub date: String,
-    /// The host.
+    /// The host that the benchmark ran on.
     pub machine: Machine,
     /// Problems, in the order in which they were measured.
     pub cases: Vec<Case>,
@@ -22,29 +22,29 @@ pub struct Document {
     pub assertions: Vec<Claim>,
 }
 
-/// One problem.
+/// One problem with everything that was measured of it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Case {
-    /// Of the configuration, the shape and the dtype.
+    /// The name, made of those of the configuration, the shape and the dtype.
     pub name: String,
     /// The problem, with all of its variants.
     pub config: BenchConfig,
-    /// How often.
+    /// How many steps were run and timed.
     pub rounds: Rounds,
     /// PJRT devices that were measured on, by the backend's name.
     pub devices: BTreeMap<String, DeviceReport>,
-    /// By name; what variants are held against.
+    /// The floors that variants are compared with, by name.
     pub floors: BTreeMap<String, Outcome>,
-    /// By name.
+    /// The variants and peers, by name.
     pub variants: BTreeMap<String, Outcome>,
 }
 
 /// A claim that was looked at.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Claim {
-    /// In this problem; `None` for a claim across problems.
+    /// The problem that the claim was looked at in; `None` for a claim across problems.
     pub case: Option<String>,
-    /// What came out.
+    /// The numbers of the claim, and whether it holds.
     #[serde(flatten)]
     pub checked: Checked,
 }
@@ -57,7 +57,7 @@ impl Document {
     }
 }
 
-/// The host.
+/// The host that a benchmark ran on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
     /// Model of the processor, where the system says.
@@ -71,7 +71,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// This one.
+    /// Describes this host.
     pub fn here() -> Self {
         let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let model = info.lines().find_map(|line| line.strip_prefix("model name"));
@@ -85,39 +85,39 @@ impl Machine {
     }
 }
 
-/// The devices.
+/// The devices that a benchmark ran on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeviceReport {
-    /// `cpu`, `cuda`, `tpu`.
+    /// The platform: `cpu`, `cuda` or `tpu`.
     pub platform: String,
-    /// Of the compiler and runtime, in their own words.
+    /// Versions of the compiler and runtime, in their own words.
     pub platform_version: String,
-    /// The model.
+    /// The model of the devices.
     pub kind: String,
-    /// How many of them are used.
+    /// The number of devices that are used.
     pub used: usize,
-    /// That one's allocator may use, where it says.
+    /// Bytes that the allocator of one device may use, where it says.
     pub memory_bytes: Option<u64>,
-    /// The library.
+    /// The file of the plugin.
     pub plugin: String,
-    /// Of the PJRT C API.
+    /// The version of the PJRT C API that the plugin speaks.
     pub api_version: String,
 }
 
-/// What became of a variant.
+/// The result of a variant.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "status", rename_all = "snake_case")]
 pub enum Outcome {
-    /// It ran.
+    /// The variant ran and was measured.
     Measured(Box<Measured>),
-    /// It should have run.
+    /// The variant failed, although the backend offers it.
     Failed {
         /// Why it did not, or no longer did.
         error: String,
     },
     /// This backend has no such thing.
     NotOffered {
-        /// In the backend's words.
+        /// The reason, in the backend's words.
         error: String,
     },
 }
@@ -125,9 +125,9 @@ pub enum Outcome {
 /// What was measured of a variant or a floor.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Measured {
-    /// What it ran on; `peer` for somebody else's program.
+    /// The backend that it ran on; `peer` for another system's program.
     pub backend: String,
-    /// On the CPU; 0 is one per core.
+    /// Threads on the CPU; 0 is one per core.
     pub threads: usize,
     /// Versions, where it says.
     pub version: Option<String>,
@@ -145,17 +145,17 @@ pub struct Measured {
     pub first_call_seconds: f64,
     /// A step; `None` when none was timed.
     pub step_ms: Option<Timing>,
-    /// When each timed step began, in seconds after the first of the problem: variants take turns.
+    /// When each timed step began, in seconds after the first of the problem: variants run in alternation.
     pub began_s: Vec<f64>,
-    /// By the median.
+    /// Tokens in a second by the median of the times.
     pub tokens_per_second: Option<f64>,
     /// Operations of the products that the result needs; 0 of given logits.
     pub useful_flops: f64,
-    /// Those by the median.
+    /// Useful operations in a second by the median of the times.
     pub useful_flops_per_second: Option<f64>,
-    /// Of a floor of this machine: operations or bytes in a second, by its median.
+    /// The rate of a floor of this machine: operations or bytes in a second, by its median.
     pub rate_per_second: Option<f64>,
-    /// What that counts: `FLOP` or `B`.
+    /// The unit of that rate: `FLOP` or `B`.
     pub rate_of: Option<&'static str>,
     /// The floor that it is held against.
     pub floor: Option<String>,
@@ -163,7 +163,7 @@ pub struct Measured {
     pub floor_ms: Option<f64>,
     /// The floor over its median.
     pub share_of_floor: Option<f64>,
-    /// Its median over the floor.
+    /// The median of the times over the floor.
     pub times_floor: Option<f64>,
     /// Memory of a step.
     pub bytes: StepBytes,
@@ -171,7 +171,7 @@ pub struct Measured {
     pub compiled_bytes: Option<CompiledBytes>,
     /// What the device's allocator saw of the first call.
     pub device_bytes: Option<DeviceBytes>,
-    /// The same by the names of the system that this one follows.
+    /// The same numbers by the names of the system that this one follows.
     #[serde(flatten)]
     pub seed: SeedNames,
 }
@@ -193,44 +193,44 @@ pub struct StepBytes {
 /// Numbers by the names of the seed system's benchmark.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct SeedNames {
-    /// Mean.
+    /// Mean of the times in seconds.
     #[serde(rename = "bench/step_s_mean")]
     pub step_s_mean: Option<f64>,
-    /// Median.
+    /// Median of the times in seconds.
     #[serde(rename = "bench/step_s_p50")]
     pub step_s_p50: Option<f64>,
-    /// 9 of 10.
+    /// The time in seconds that nine of ten steps do not exceed.
     #[serde(rename = "bench/step_s_p90")]
     pub step_s_p90: Option<f64>,
-    /// Planning or compiling.
+    /// Seconds that planning or compiling took.
     #[serde(rename = "bench/compile_s")]
     pub compile_s: f64,
-    /// Mean.
+    /// Mean of the times in milliseconds.
     pub avg_step_ms: Option<f64>,
-    /// The first call.
+    /// Seconds of the first call.
     pub first_call_s: f64,
-    /// Of inputs.
+    /// Bytes of the inputs.
     #[serde(rename = "mem/inputs_bytes")]
     pub inputs_bytes: Option<u64>,
-    /// Of gradients and results per token.
+    /// Bytes of the gradients and of the results per token.
     #[serde(rename = "mem/outputs_bytes")]
     pub outputs_bytes: Option<u64>,
-    /// Planned.
+    /// Bytes of workspace that were planned.
     #[serde(rename = "mem/workspace_bytes")]
     pub workspace_bytes: Option<u64>,
     /// Measured, beyond inputs and outputs.
     #[serde(rename = "mem/high_water_bytes")]
     pub high_water_bytes: Option<u64>,
-    /// In use with inputs and outputs before the first step: by the process, or on the device.
+    /// Bytes in use with inputs and outputs before the first step: by the process, or on the device.
     pub mem_after_alloc: Option<u64>,
-    /// In use after the last one.
+    /// Bytes in use after the last step.
     pub mem_after_run: Option<u64>,
 }
 
 /// What a compiler has allotted to a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CompiledBytes {
-    /// All arguments.
+    /// Bytes of all arguments.
     pub arguments: u64,
     /// All results, with those that take over an argument's memory.
     pub outputs: u64,
@@ -243,20 +243,20 @@ pub struct CompiledBytes {
 /// What a device's allocator saw of a variant's first call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceBytes {
-    /// In use before it: inputs and gradients, also those of other variants.
+    /// Bytes in use before the call: inputs and gradients, also those of other variants.
     pub before: u64,
     /// The most in use at any time until then.
     pub peak_before: u64,
-    /// The same after it.
+    /// The most in use at any time until after the call.
     pub peak_after: u64,
-    /// In use after it.
+    /// Bytes in use after the call.
     pub after: u64,
     /// High water of the step above what was in use before it; `None` when an earlier peak hides it.
     pub step: Option<u64>,
 }
 
 impl DeviceBytes {
-    /// Of the allocator's words before and after.
+    /// The numbers that the allocator reports before and after the call, and what follows from them.
     pub fn new(before: u64, peak_before: u64, peak_after: u64, after: u64) -> Self {
         let step = (peak_after > peak_before).then(|| peak_after.saturating_sub(before));
         Self { before, peak_before, peak_after, after, step }

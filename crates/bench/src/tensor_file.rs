@@ -14,11 +14,11 @@ use std::path::{Path, PathBuf};
 /// A tensor in a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorFile {
-    /// Where it is.
+    /// The path of the file.
     pub path: PathBuf,
-    /// `f32`, `bf16`, `i64`.
+    /// The dtype of the numbers: `f32`, `bf16` or `i64`.
     pub dtype: String,
-    /// Row-major.
+    /// The shape of the tensor, row-major.
     pub shape: Vec<usize>,
 }
 
@@ -40,7 +40,7 @@ impl TensorFile {
         }
     }
 
-    /// Its numbers, which are `T`s.
+    /// Reads the numbers, which are `T`s.
     pub(crate) fn read<T: Pod>(&self) -> Result<Vec<T>> {
         let mut values = vec![T::zeroed(); self.shape.iter().product()];
         let read = File::open(&self.path).and_then(|mut file| file.read_exact(bytemuck::cast_slice_mut(&mut values)));
@@ -48,7 +48,7 @@ impl TensorFile {
         Ok(values)
     }
 
-    /// The tensor.
+    /// Reads the tensor in its dtype.
     pub(crate) fn load(&self) -> Result<Tensor> {
         match self.dtype.as_str() {
             "f32" => Ok(Tensor::F32(self.read()?)),

@@ -1,4 +1,4 @@
-//! The worker's side: jobs in a process of their own.
+//! A worker: a process that plans jobs and runs their steps on request.
 
 use super::cpu::OnCpu;
 use super::inputs::Inputs;
@@ -11,19 +11,19 @@ use std::collections::HashMap;
 use std::io::{BufRead, Write};
 use std::rc::Rc;
 
-/// Something that solves the problem again and again.
-pub(crate) trait Contender {
+/// One variant, ready to solve the problem of a benchmark again and again.
+pub(crate) trait Runner {
     /// One step, timed; what it uses up is put back before.
     fn step(&mut self, check: bool) -> Result<Stepped>;
 
-    /// Log-probabilities `[N]`.
+    /// Scores the inputs: log-probabilities `[N]` in nats.
     fn score(&mut self) -> Result<Vec<f32>>;
 }
 
 /// The jobs of a process.
 #[derive(Default)]
 struct Worker {
-    jobs: HashMap<String, Box<dyn Contender>>,
+    jobs: HashMap<String, Box<dyn Runner>>,
     /// Jobs of one process are on the same devices, and share what they read.
     devices: Option<Rc<OnDevices>>,
     inputs: Option<(super::inputs::Files, Rc<Inputs>)>,
@@ -66,8 +66,8 @@ impl Worker {
         match request {
             Request::Plan(job) => {
                 let name = job.name.clone();
-                let (planned, contender) = self.plan(*job)?;
-                self.jobs.insert(name, contender);
+                let (planned, runner) = self.plan(*job)?;
+                self.jobs.insert(name, runner);
                 Ok(Reply::Planned(Box::new(planned)))
             }
             Request::Score { name } => Ok(Reply::Scored { logp: self.job(&name)?.score()? }),
@@ -75,11 +75,11 @@ impl Worker {
         }
     }
 
-    fn job(&mut self, name: &str) -> Result<&mut Box<dyn Contender>> {
+    fn job(&mut self, name: &str) -> Result<&mut Box<dyn Runner>> {
         self.jobs.get_mut(name).ok_or_else(|| Error::argument("bench worker", "a job that was planned", name))
     }
 
-    fn plan(&mut self, job: Job) -> Result<(Planned, Box<dyn Contender>)> {
+    fn plan(&mut self, job: Job) -> Result<(Planned, Box<dyn Runner>)> {
         match job.role {
             Role::Multiply(unit) => Probe::multiply(unit, job.threads),
             Role::Stream { traffic, bytes } => Ok(Probe::stream(traffic, bytes, job.threads)),

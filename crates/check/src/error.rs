@@ -1,4 +1,4 @@
-//! What can go wrong in a check.
+//! Errors of checks.
 
 use std::path::Path;
 
@@ -14,19 +14,19 @@ pub enum Error {
     Argument {
         /// The operation that refused.
         operation: &'static str,
-        /// What would fit.
+        /// The arguments that would fit.
         expected: String,
-        /// What came.
+        /// The argument that was given.
         found: String,
     },
     /// A variant of a benchmark's problem that cannot be checked.
     #[error("in variant `{name}` of {problem}")]
     Variant {
-        /// Its name.
+        /// The name of the variant.
         name: String,
         /// Name of the problem.
         problem: String,
-        /// What is wrong with it.
+        /// The error of the variant.
         #[source]
         source: Box<Error>,
     },

@@ -13,7 +13,8 @@ mod tests;
 
 use crate::error::{Error, Result};
 use crate::parity::Row;
-use backend_tpu::aot::{Variant, What};
+use backend_tpu::aot::Variant;
+use backend_tpu::program::ProgramKind;
 use devices::Devices;
 pub use file::file;
 use grpo_bench::config::{BenchConfig, ShapeConfig};
@@ -23,17 +24,17 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Most sequences: signs of advantages take turns, and one of them comes twice.
+/// Most sequences: signs of advantages alternate, and one of them comes twice.
 const MOST_SEQUENCES: usize = 3;
 
 /// Largest sizes that a problem keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Limits {
-    /// T.
+    /// Tokens T of each sequence.
     pub tokens: usize,
-    /// H.
+    /// The hidden size H.
     pub hidden: usize,
-    /// V.
+    /// Vocabulary entries V.
     pub vocab: usize,
 }
 
@@ -43,10 +44,10 @@ impl Default for Limits {
     }
 }
 
-/// What is checked.
+/// The variants that are checked, and the sizes that they are checked at.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Largest sizes.
+    /// The largest sizes that a problem keeps.
     pub limits: Limits,
     /// Variants by name; none: all of them. One that is named has to be checked.
     pub variants: Vec<String>,
@@ -57,7 +58,7 @@ pub struct Options {
 /// One problem of a configuration.
 #[derive(Clone, Debug, Serialize)]
 pub struct CaseReport {
-    /// Of the problem.
+    /// The name of the problem.
     pub name: String,
     /// Sizes that were checked.
     pub shape: ShapeConfig,
@@ -76,13 +77,13 @@ pub struct CaseReport {
 /// What was checked on the same inputs.
 #[derive(Clone, Debug, Serialize)]
 pub struct InputsReport {
-    /// Of hidden states and head, or of logits.
+    /// The dtype of hidden states and head, or of logits.
     pub dtype: Dtype,
     /// Whether the head has a bias.
     pub bias: bool,
     /// The first from the configuration's on of which ratios are clipped on both sides, where there is one nearby.
     pub seed: u64,
-    /// Comparisons.
+    /// The comparisons that were made.
     pub rows: Vec<Row>,
     /// Entries whose step crosses a kink of the loss, where the slope is that of the branch the gradient belongs to.
     pub kinks: usize,
@@ -90,11 +91,11 @@ pub struct InputsReport {
     pub notes: Vec<String>,
 }
 
-/// Checks every problem of `config`. `progress` hears what is about to be done.
+/// Checks every problem of `config`. `progress` is called with a line about what comes next.
 ///
 /// # Errors
 /// [`Error::Bench`] for a configuration that is not legal; [`Error::Argument`] for a variant that it lacks or a limit of 0;
-/// those of the backends, but for what they do not offer: that is told in [`CaseReport::not_checked`].
+/// those of the backends, but for what they do not offer: those are in [`CaseReport::not_checked`].
 pub fn run(config: &BenchConfig, options: &Options, mut progress: impl FnMut(&str)) -> Result<Vec<CaseReport>> {
     config.validate()?;
     let Limits { tokens, hidden, vocab } = options.limits;
@@ -141,11 +142,11 @@ fn check(
     let mut groups: Vec<Group> = vec![];
     for (name, settings) in variants.iter().filter(|(name, _)| is_wanted(name)) {
         let variant = config.variant(name)?;
-        let why = match variant.what {
+        let why = match variant.program {
             _ if settings.command.is_some() => "somebody else's program: it hands no gradients back",
-            What::Materialised => "pass: materialised is a baseline: its gradients are nobody's",
-            What::Bare => "pass: bare has no loss",
-            What::Score | What::Gradient | What::GradientInPlace => {
+            ProgramKind::Materialised => "pass: materialised is a baseline: its gradients are nobody's",
+            ProgramKind::Bare => "pass: bare has no loss",
+            ProgramKind::Score | ProgramKind::Gradient | ProgramKind::GradientInPlace => {
                 let policy = variant.request.policy;
                 let (dtype, bias) = (policy.dtype(), matches!(policy, PolicySpec::Hidden { bias: true, .. }));
                 match groups.iter_mut().find(|group| (group.dtype, group.bias) == (dtype, bias)) {

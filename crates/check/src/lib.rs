@@ -1,5 +1,10 @@
 //! Checks of the loss: implementations against batch files and the f64 oracle, and gradients against differences.
 //!
+//! Use it to find out whether a backend, or a loss that was made elsewhere, computes the right numbers. [`parity`] takes files
+//! of the format `grpo-batch/1` with inputs and, where another system made them, its results; [`gradcheck`] takes problems of
+//! [`grpo_bench`] and compares gradients with differences of the loss. `grpo parity` and `grpo gradcheck` print what they
+//! report.
+//!
 //! ```
 //! use grpo_check::parity::{Check, check};
 //!

@@ -15,12 +15,12 @@ use std::collections::BTreeMap;
 /// The format's name and version.
 pub const FORMAT: &str = "grpo-loss/1";
 
-/// What made the results.
+/// The backend, the implementation and the loss that made the results.
 #[derive(Clone, Copy, Debug)]
 pub struct Origin<'a> {
     /// Name of the backend.
     pub backend: &'a str,
-    /// Implementation.
+    /// The implementation that was evaluated.
     pub implementation: Implementation,
 }
 
@@ -55,11 +55,11 @@ pub fn to_bytes(file: &BatchFile, evaluated: &Evaluated, origin: &Origin<'_>) ->
 /// A tensor of the results that is not finite everywhere.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotFinite {
-    /// Its name in the file.
+    /// The name of the tensor in the file.
     pub tensor: &'static str,
     /// Entries that are not finite.
     pub count: usize,
-    /// Entries in all.
+    /// The number of entries of the tensor.
     pub of: usize,
     /// Index of the first one that is not.
     pub first: Vec<usize>,

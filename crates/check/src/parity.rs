@@ -1,7 +1,7 @@
 //! Checking an implementation of the loss on batch files: against what the file expects, and against the f64 oracle.
 
 use crate::error::{Error, Result};
-use backend_cpu::reference;
+use backend_cpu::oracle;
 use grpo_core::format::BatchLoss;
 use grpo_core::parity::{Comparison, Tolerances, Values};
 use grpo_core::{
@@ -15,7 +15,7 @@ use serde::Serialize;
 pub struct Evaluated {
     /// Loss, per-token values and gradients, widened.
     pub values: Values,
-    /// TRL's metrics.
+    /// TRL's metrics of the evaluation.
     pub metrics: Metrics,
     /// Sum of |weight x token loss|; known to the oracle only.
     pub magnitude: Option<f64>,
@@ -88,10 +88,10 @@ fn evaluated(output: LossOutput, batch: &TokenBatch) -> Result<Evaluated> {
 /// Evaluates `loss` densely in f64.
 ///
 /// # Errors
-/// Those of [`reference::evaluate`].
+/// Those of [`oracle::evaluate`].
 pub fn oracle(loss: &LossConfig, file: &BatchFile, policy: &PolicyOutput<Tensor>) -> Result<Evaluated> {
     let wide = policy.as_ref().map(widened);
-    let policy = reference::Policy {
+    let policy = oracle::Policy {
         output: wide.as_ref().map(Vec::as_slice),
         vocab: file.vocab,
         layout: grpo_core::HeadLayout::VocabHidden,
@@ -99,17 +99,13 @@ pub fn oracle(loss: &LossConfig, file: &BatchFile, policy: &PolicyOutput<Tensor>
     oracle_at(loss, &policy, &file.batch)
 }
 
-/// As [`oracle`], of a policy that is in f64.
+/// Evaluates as [`oracle`] does, on a policy that is in f64.
 ///
 /// # Errors
-/// Those of [`reference::evaluate`].
-pub(crate) fn oracle_at(
-    loss: &LossConfig,
-    policy: &reference::Policy<'_, f64>,
-    batch: &TokenBatch,
-) -> Result<Evaluated> {
+/// Those of [`oracle::evaluate`].
+pub(crate) fn oracle_at(loss: &LossConfig, policy: &oracle::Policy<'_, f64>, batch: &TokenBatch) -> Result<Evaluated> {
     let is_hidden = matches!(policy.output, PolicyOutput::Hidden { .. });
-    let result = reference::evaluate(loss, policy, batch)?;
+    let result = oracle::evaluate(loss, policy, batch)?;
     let some = |wanted: bool, values: Vec<f64>| wanted.then_some(values);
     let values = Values {
         loss: Some(result.loss),
@@ -143,10 +139,10 @@ fn same_values(a: &PolicyOutput<Tensor>, b: &PolicyOutput<Tensor>) -> bool {
     tensors(a).iter().flatten().zip(tensors(b).iter().flatten()).all(same)
 }
 
-/// What is compared, how strictly.
+/// What is compared, and how strictly.
 #[derive(Clone, Debug)]
 pub struct Check {
-    /// Implementations to evaluate.
+    /// The implementations to evaluate.
     pub implementations: Vec<Implementation>,
     /// Leave out implementations that cannot take the file's policy (logits have no head to fuse) instead of failing.
     pub skip_unsupported: bool,
@@ -177,9 +173,9 @@ pub struct FileReport {
     pub file: String,
     /// Dtype that the policy was evaluated in.
     pub dtype: Dtype,
-    /// Comparisons.
+    /// The comparisons that were made.
     pub rows: Vec<Row>,
-    /// What was not compared, and why.
+    /// The comparisons that were not made, and why.
     pub notes: Vec<String>,
 }
 
@@ -197,7 +193,7 @@ pub struct Row {
     pub implementation: String,
     /// `expected` (the file's), `oracle` (f64, dense) or `differences` (of the oracle's loss).
     pub against: &'static str,
-    /// The numbers.
+    /// The numbers of the comparison.
     #[serde(flatten)]
     pub comparison: Comparison,
     /// Whether they are within tolerance.

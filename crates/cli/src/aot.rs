@@ -47,7 +47,7 @@ pub(crate) struct Args {
     worker: bool,
 }
 
-/// What came out of a variant.
+/// The outcome of a variant.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum Compiled {
@@ -63,15 +63,15 @@ pub(crate) enum Compiled {
 /// Everything that `--json` shows.
 #[derive(Debug, Serialize)]
 pub(crate) struct Document {
-    /// Of the configuration.
+    /// The name of the configuration.
     pub(crate) name: String,
-    /// As the command line names it.
+    /// The target as the command line names it.
     pub(crate) target: String,
-    /// One device of the target; the floors are its.
+    /// One device of the target, of which the floors are computed.
     pub(crate) chip: Chip,
-    /// By name.
+    /// The reports by the name of the variant.
     pub(crate) variants: BTreeMap<String, Compiled>,
-    /// In the order given.
+    /// The assertions in the order given, with their outcome.
     pub(crate) assertions: Vec<Checked>,
 }
 

@@ -86,7 +86,7 @@ pub(crate) fn milliseconds(seconds: f64) -> String {
     format!("{:.2} ms", 1e3 * seconds)
 }
 
-/// In powers of ten.
+/// A number of bytes in powers of ten.
 pub(crate) fn bytes(bytes: u64) -> String {
     match bytes as f64 {
         b if b >= 1e9 => format!("{:.3} GB", b / 1e9),

@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// What is measured when no file is named.
+/// The configuration that is measured when no file is named.
 const DEFAULT_CONFIG: (&str, &str) =
     ("configs/bench/s2.yaml (built in)", include_str!("../../../configs/bench/s2.yaml"));
 

@@ -6,7 +6,7 @@ use backend_tpu::aot::Target;
 use grpo_bench::config::BenchConfig;
 use std::path::{Path, PathBuf};
 
-/// What is compiled when no file is named.
+/// The configuration that is compiled when no file is named.
 const DEFAULT_CONFIG: (&str, &str) =
     ("configs/bench/fused.yaml (built in)", include_str!("../../../configs/bench/fused.yaml"));
 

@@ -16,27 +16,27 @@ use trainer::run::jsonl::{CompletionRow, MetricsRow, RowKind};
 use trainer::run::summary::Summary;
 use trainer::run::{Event, Observer};
 
-/// Lines that a phase gets where there is no terminal.
+/// The number of lines that a phase gets where there is no terminal.
 const LINES_PER_PHASE: u64 = 20;
-/// A slow phase says something this often.
+/// The longest time without a line of a slow phase.
 const LONGEST_SILENCE: Duration = Duration::from_secs(15);
 
-/// Characters of the bar.
+/// The width of the bar in characters.
 const BAR: usize = 12;
 
-/// Shows a run.
+/// Shows the events of a run on the terminal, or as lines.
 pub(crate) struct Display {
     quiet: bool,
-    /// Drawn on a terminal only.
+    /// The bar, which is drawn on a terminal only.
     bar: Option<ProgressBar>,
-    /// What the bar's line says of the last step.
+    /// The fields of the last step on the bar's line.
     said: Arc<Mutex<Vec<Field>>>,
     terminal: bool,
     phase: Phase,
     last_line: Instant,
 }
 
-/// The phase that runs, for lines.
+/// The phase that runs.
 struct Phase {
     first: u64,
     steps: u64,
@@ -176,7 +176,7 @@ impl Observer for Display {
     }
 }
 
-/// Where a phase is, with ranks that leave room for those of [`step_fields`].
+/// The progress of a phase, with ranks that leave room for those of [`step_fields`].
 fn phase_fields(name: &str, state: &ProgressState) -> Vec<Field> {
     let (done, steps) = (state.pos(), state.len().unwrap_or(0));
     let full = ((state.fraction() * BAR as f32) as usize).min(BAR);
@@ -190,7 +190,7 @@ fn phase_fields(name: &str, state: &ProgressState) -> Vec<Field> {
     ]
 }
 
-/// What is known of a step.
+/// The fields of a step's line.
 fn step_fields(row: &MetricsRow) -> Vec<Field> {
     let number = |rank: u8, name: &str, digits: usize| {
         row.get(name).map(|value| {
@@ -280,7 +280,7 @@ fn plain_row(label: String, before: f64, after: f64) -> [String; 4] {
     [label, format!("{before:.3}"), format!("{after:.3}"), format!("{:+.3}", after - before)]
 }
 
-/// `1234567` as `1.2M`.
+/// A count in short form: `1234567` as `1.2M`.
 fn count(value: f64) -> String {
     match value {
         v if v >= 1e6 => format!("{:.1}M", v / 1e6),
@@ -290,7 +290,7 @@ fn count(value: f64) -> String {
     }
 }
 
-/// Seconds as `1 h 02 min`, `2 min 05 s` or `7 s`.
+/// A duration in short form: `1 h 02 min`, `2 min 05 s` or `7 s`.
 fn duration(seconds: f64) -> String {
     let seconds = seconds.max(0.0).round() as u64;
     match (seconds / 3600, seconds / 60 % 60, seconds % 60) {

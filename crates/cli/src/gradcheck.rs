@@ -8,7 +8,7 @@ use grpo_check::gradcheck::{self, CaseReport, Limits, Options};
 use grpo_files::to_yaml;
 use std::path::PathBuf;
 
-/// What is checked when no file is named.
+/// The configuration that is checked when no file is named.
 const DEFAULT_CONFIG: (&str, &str) =
     ("configs/bench/s2.yaml (built in)", include_str!("../../../configs/bench/s2.yaml"));
 

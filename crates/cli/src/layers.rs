@@ -4,7 +4,7 @@ use grpo_files::Layers;
 use serde::{Serialize, de::DeserializeOwned};
 use std::path::{Path, PathBuf};
 
-/// Where a configuration comes from.
+/// The layers of a configuration on the command line.
 #[derive(Debug, clap::Args)]
 pub(crate) struct LayerArgs {
     /// YAML or JSON file, as in configs/train/ [default: the built-in configs/train/arithmetic.yaml].

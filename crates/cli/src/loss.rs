@@ -29,7 +29,7 @@ pub(crate) struct Args {
     implementation: Option<String>,
 }
 
-/// What names standard output.
+/// The name of standard output among paths.
 const STDOUT: [&str; 4] = ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"];
 
 pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {

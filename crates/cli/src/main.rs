@@ -66,10 +66,10 @@ enum Command {
     Plugin(plugin::Args),
 }
 
-/// How a command that did not fail ended.
+/// The way in which a command that did not fail has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// What was asked for is done.
+    /// The command has done its work.
     Done,
     /// The command worked, and what it checked does not hold.
     CheckFailed,

@@ -61,7 +61,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// What to put into a configuration, so that the next run takes this tile.
+/// The lines to put into a configuration, so that the next run takes this tile.
 fn line(blocking: Blocking, temp: u64) -> String {
     let (key, size) = match blocking {
         Blocking::TokenChunks(size) => ("token_chunk", size),
@@ -92,7 +92,7 @@ fn text(title: &str, fit: &Fit, memory: u64, line: Option<&str>) -> String {
     format!("{title}\n\n{}\n\n{advice}\nEstimates are the compiler's, not measurements.\n", table.text())
 }
 
-/// `32GiB`, `15GB`, `1.5e9`.
+/// A number of bytes such as `32GiB`, `15GB` or `1.5e9`.
 fn size(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match text[digits.len()..].to_ascii_lowercase().as_str() {

@@ -59,16 +59,16 @@ impl From<KindArg> for Kind {
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Listed {
     kind: String,
-    /// Of the file; `None` when there is none.
+    /// The path of the plugin's file; `None` when there is none.
     path: Option<String>,
-    /// Of the PJRT C API.
+    /// The version of the PJRT C API.
     api_version: Option<String>,
-    /// What the plugin calls its devices, and its version.
+    /// The name of the platform and its version, as the plugin gives them.
     platform: Option<String>,
     platform_version: Option<String>,
-    /// Empty where the plugin finds none.
+    /// The devices; empty where the plugin finds none.
     devices: Vec<String>,
-    /// What is missing, or why there are no devices: no error, because a compiler needs none.
+    /// The thing that is missing, or the reason why there are no devices. It is no error, because a compiler needs no device.
     note: Option<String>,
 }
 
@@ -156,7 +156,7 @@ fn look(kind: Kind) -> Listed {
     }
 }
 
-/// As [`look`], in a process of its own: a plugin that aborts takes its process along.
+/// Does the work of [`look`] in a process of its own: a plugin that aborts takes its process along.
 fn look_elsewhere(kind: Kind) -> Listed {
     let output = std::env::current_exe().and_then(|binary| {
         let mut command = Command::new(binary);

@@ -5,7 +5,7 @@ use console::measure_text_width;
 /// A part of the line, which is shown whole or not at all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Field {
-    /// What is shown; it may contain colours.
+    /// The text that is shown; it may contain colours.
     pub(crate) text: String,
     /// The least important field goes first; 0 is the most important.
     pub(crate) rank: u8,

@@ -12,7 +12,7 @@ const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().f
 /// Columns beside the names with which a part of a table is worth reading.
 const FEWEST: usize = 3;
 
-/// Rows under a header.
+/// A table: rows under a header.
 #[derive(Clone, Debug)]
 pub(crate) struct Sheet {
     header: Vec<String>,
@@ -22,7 +22,7 @@ pub(crate) struct Sheet {
 }
 
 impl Sheet {
-    /// Without rows; the columns `numbers` are aligned to the right.
+    /// A table without rows; the columns `numbers` are aligned to the right.
     pub(crate) fn new<T: Into<String>>(header: impl IntoIterator<Item = T>, numbers: Range<usize>) -> Self {
         Self { header: header.into_iter().map(Into::into).collect(), numbers, is_named: false, rows: vec![] }
     }
@@ -38,12 +38,12 @@ impl Sheet {
         self.rows.push(cells.into_iter().map(Into::into).collect());
     }
 
-    /// For standard output: as wide as it is if that is a file or a pipe, and otherwise as its terminal allows.
+    /// The table for standard output: as wide as it is if that is a file or a pipe, and otherwise as its terminal allows.
     pub(crate) fn text(&self) -> String {
         self.fitted(terminal::columns())
     }
 
-    /// In Markdown.
+    /// The table in Markdown.
     pub(crate) fn markdown(&self) -> String {
         self.table(presets::ASCII_MARKDOWN).to_string()
     }
@@ -58,7 +58,7 @@ impl Sheet {
         }
     }
 
-    /// In our style; nothing stands beside the table from which it had to be kept apart.
+    /// The table in the style of this program; nothing stands beside the table from which it had to be kept apart.
     fn bare(&self) -> String {
         let mut table = self.table(STYLE);
         for (index, padding) in [(0, (0, 1)), (self.header.len().saturating_sub(1), (1, 0))] {
@@ -84,7 +84,7 @@ impl Sheet {
         (!parts.is_empty()).then(|| parts.join("\n\n"))
     }
 
-    /// The names and the columns `others`.
+    /// The part of the table with the names and the columns `others`.
     fn part(&self, others: Range<usize>) -> Self {
         let pick = |cells: &[String]| {
             let name = cells.iter().take(1);

@@ -33,7 +33,7 @@ enum Verdict {
     TooMany(usize),
 }
 
-/// Of a variable's value; rayon takes an empty one and 0 for its default.
+/// The number that a variable's value means; rayon takes an empty one and 0 for its default.
 fn judge(value: &str, most: usize) -> Verdict {
     let digits = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());
     match value.parse::<usize>() {

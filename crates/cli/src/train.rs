@@ -1,4 +1,4 @@
-//! `grpo train`.
+//! The subcommand `grpo train`.
 
 use crate::display::Display;
 use crate::layers::LayerArgs;
@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use trainer::TrainConfig;
 use trainer::run::{Ending, Run};
 
-/// What runs when no file is named, from wherever the binary is called.
+/// The configuration that runs when no file is named, from wherever the binary is called.
 const DEFAULT_CONFIG: (&str, &str) =
     ("configs/train/arithmetic.yaml (built in)", include_str!("../../../configs/train/arithmetic.yaml"));
 

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// Result of this crate.
+/// Result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Every error of this crate.
@@ -12,11 +12,11 @@ pub enum Error {
     /// A file that cannot be read or written.
     #[error("cannot {action} {path}", path = path.display())]
     Io {
-        /// What was tried.
+        /// The action that was tried, as a verb.
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// Why it failed.
+        /// The reason of the failure.
         #[source]
         source: std::io::Error,
     },
@@ -31,7 +31,7 @@ pub enum Error {
     /// A layer of a configuration that cannot be used.
     #[error("in {origin}")]
     Layer {
-        /// File, environment variable or argument.
+        /// The file, environment variable or argument that the layer came from.
         origin: String,
         /// What is wrong with it.
         #[source]

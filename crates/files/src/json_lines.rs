@@ -7,7 +7,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
-/// A file being appended to.
+/// A log of one JSON object per line that rows are appended to.
 #[derive(Debug)]
 pub struct JsonLines {
     path: PathBuf,
@@ -16,7 +16,7 @@ pub struct JsonLines {
 }
 
 impl JsonLines {
-    /// An empty file.
+    /// A new log without rows.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -27,7 +27,7 @@ impl JsonLines {
         Ok(Self { path: path.to_owned(), file, bytes: 0 })
     }
 
-    /// The first `bytes` bytes of an existing file; what came after them is dropped.
+    /// A log that goes on behind the first `bytes` bytes of an existing file; what came after them is dropped.
     ///
     /// # Errors
     /// [`Error::Io`]; [`Error::Rows`] when the file is shorter.
@@ -37,7 +37,7 @@ impl JsonLines {
         Ok(Self { path: path.to_owned(), file, bytes })
     }
 
-    /// Opens a file that has `bytes` bytes at least.
+    /// Opens a log that has `bytes` bytes at least.
     ///
     /// # Errors
     /// As [`JsonLines::truncate`].
@@ -83,7 +83,7 @@ impl JsonLines {
     }
 }
 
-/// Every row of a file.
+/// Every row of a log.
 ///
 /// # Errors
 /// [`Error::Io`]; [`Error::Rows`] with the number of the first line that is no such row.

@@ -17,13 +17,13 @@ use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::path::Path;
 
-/// What the environment variables of a configuration begin with.
+/// The beginning of the names of environment variables of a configuration.
 pub const ENV_PREFIX: &str = "GRPO__";
 
-/// Largest configuration file; anything longer is another kind of file.
+/// The largest configuration file in bytes; anything longer is another kind of file.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// Layers in the order of their application.
+/// The layers of a configuration, in the order of their application.
 #[derive(Clone, Debug, Default)]
 pub struct Layers(Vec<Layer>);
 
@@ -34,7 +34,7 @@ struct Layer {
 }
 
 impl Layers {
-    /// Only the defaults.
+    /// No layer: the configuration is its defaults.
     pub fn new() -> Self {
         Self::default()
     }

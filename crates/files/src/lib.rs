@@ -1,5 +1,8 @@
-//! Files of a run, a benchmark or the command line: written whole, read no further than they can be meant, appended row by
-//! row; and configurations that are made of layers.
+//! Files of a run, a benchmark or the command line, and configurations that are made of layers.
+//!
+//! Use it wherever a program of this repository reads or writes a file. [`write_atomically`] leaves a file whole or absent,
+//! [`read_regular`] reads no more than a limit and nothing but a file, [`JsonLines`] appends rows and cuts them back to where a
+//! checkpoint was taken, and [`Layers`] makes a configuration of defaults, files, the environment and assignments.
 //!
 //! ```
 //! use grpo_files::{Layers, read_regular, write_atomically};

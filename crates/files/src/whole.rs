@@ -5,13 +5,13 @@ use std::fs::{File, Metadata, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
-/// Symbolic links that are followed from one name, as Linux does.
+/// The number of symbolic links that are followed from one name, as Linux does.
 const MAX_LINKS: usize = 40;
-/// Bytes of the number that a safetensors file begins with: the length of its header.
+/// The size in bytes of the number that a safetensors file begins with: the length of its header.
 const SAFETENSORS_PREFIX: usize = 8;
-/// What names of files that are being written begin and end with.
+/// The beginning and the end of the names of files that are being written.
 const TEMPORARY: (&str, &str) = (".grpo-", ".tmp");
-/// Longest header of a safetensors file, the format's own limit.
+/// The longest header of a safetensors file, the format's own limit.
 const MAX_SAFETENSORS_HEADER: u64 = 100_000_000;
 
 /// Writes a file that the program owns, so that it has either its old content or the new one, whatever happens meanwhile.
@@ -127,7 +127,7 @@ pub fn expect_regular(metadata: &Metadata) -> io::Result<()> {
     Err(io::Error::new(ErrorKind::InvalidInput, message))
 }
 
-/// Which file it is, whatever its name: equal for two names of one file.
+/// The identity of a file whatever its name: equal for two names of one file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileId(u64, u64);
 
@@ -253,7 +253,7 @@ fn read_to_end(file: impl Read, mut bytes: Vec<u8>, limit: u64) -> io::Result<Ve
     Ok(bytes)
 }
 
-/// Length of the data that a header of safetensors describes; `None` when it is none.
+/// The length of the data that a header of safetensors describes; `None` when it is none.
 fn data_length(header: &[u8]) -> Option<u64> {
     #[derive(serde::Deserialize)]
     struct Entry {

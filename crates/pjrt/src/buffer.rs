@@ -34,7 +34,7 @@ impl Buffer {
         &self.array_type
     }
 
-    /// The element type.
+    /// The element type of the buffer.
     pub fn dtype(&self) -> DType {
         self.array_type.dtype
     }
@@ -44,7 +44,7 @@ impl Buffer {
         &self.array_type.dims
     }
 
-    /// How many elements it has.
+    /// The number of elements of the buffer.
     pub fn num_elements(&self) -> usize {
         self.dims().iter().product()
     }

@@ -24,14 +24,14 @@ pub struct CompileCache {
     directory: PathBuf,
 }
 
-/// Where a compiled program came from.
+/// The origin of a compiled program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheOutcome {
-    /// From the directory.
+    /// The program was read from the directory.
     Hit,
-    /// From the compiler, and is in the directory now.
+    /// The compiler made the program, which is in the directory now.
     Miss,
-    /// From the compiler; the plugin cannot serialize it.
+    /// The compiler made the program, and the plugin cannot serialize it.
     Uncacheable,
 }
 

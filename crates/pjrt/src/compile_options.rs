@@ -29,11 +29,11 @@ pub struct CompileOptions {
 pub enum OptionValue {
     /// Text, which every flag accepts.
     String(String),
-    /// A switch.
+    /// The value of an option that is true or false.
     Bool(bool),
-    /// An integer.
+    /// The value of an option that is an integer.
     Int(i64),
-    /// A number.
+    /// The value of an option that is a floating-point number.
     Float(f64),
 }
 
@@ -62,7 +62,7 @@ impl From<f64> for OptionValue {
 }
 
 impl Default for CompileOptions {
-    /// One device.
+    /// Options for a program that runs on one device.
     fn default() -> Self {
         CompileOptions {
             num_replicas: 1,
@@ -153,7 +153,7 @@ mod proto {
     }
 
     impl DeviceAssignment {
-        /// From `[replicas][partitions]`; the proto has it transposed.
+        /// The assignment from `[replicas][partitions]`; the proto has it transposed.
         pub(super) fn new(replicas: &[Vec<i64>]) -> Self {
             let partitions = replicas.iter().map(Vec::len).max().unwrap_or(0);
             let column = |index| replicas.iter().filter_map(|row| row.get(index).copied()).collect();

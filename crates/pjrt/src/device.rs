@@ -53,7 +53,7 @@ pub struct Device {
 pub struct DeviceMemoryStats {
     pub bytes_in_use: i64,
     pub peak_bytes_in_use: Option<i64>,
-    /// A count.
+    /// The number of allocations so far, a count and not bytes.
     pub num_allocs: Option<i64>,
     pub largest_alloc_size: Option<i64>,
     pub bytes_limit: Option<i64>,

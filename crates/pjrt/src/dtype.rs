@@ -13,33 +13,33 @@ pub enum DType {
     /// A boolean; `bool` in Rust, one byte.
     #[strum(serialize = "i1")]
     Pred,
-    /// `i8`
+    /// Signed integers of 8 bits, `i8`.
     I8,
-    /// `i16`
+    /// Signed integers of 16 bits, `i16`.
     I16,
-    /// `i32`
+    /// Signed integers of 32 bits, `i32`.
     I32,
-    /// `i64`
+    /// Signed integers of 64 bits, `i64`.
     I64,
-    /// `u8`
+    /// Unsigned integers of 8 bits, `u8`.
     #[strum(serialize = "ui8")]
     U8,
-    /// `u16`
+    /// Unsigned integers of 16 bits, `u16`.
     #[strum(serialize = "ui16")]
     U16,
-    /// `u32`
+    /// Unsigned integers of 32 bits, `u32`.
     #[strum(serialize = "ui32")]
     U32,
-    /// `u64`
+    /// Unsigned integers of 64 bits, `u64`.
     #[strum(serialize = "ui64")]
     U64,
-    /// `half::f16`
+    /// IEEE binary16, `half::f16`.
     F16,
-    /// `f32`
+    /// IEEE binary32, `f32`.
     F32,
-    /// `f64`
+    /// IEEE binary64, `f64`.
     F64,
-    /// `half::bf16`
+    /// bfloat16, `half::bf16`.
     Bf16,
 }
 
@@ -72,7 +72,7 @@ impl DType {
 /// Element type and shape of an array.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ArrayType {
-    /// The element type.
+    /// The type of the elements.
     pub dtype: DType,
     /// The shape; empty for a scalar.
     pub dims: Vec<usize>,
@@ -90,7 +90,7 @@ mod sealed {
 
 /// A Rust type whose slices can be copied to and from a device.
 pub trait Element: sealed::Sealed + bytemuck::NoUninit + bytemuck::Zeroable {
-    /// Its type on the device.
+    /// The element type that this Rust type has on a device.
     const DTYPE: DType;
 
     /// Lets `fill` write the bytes of `slice`.

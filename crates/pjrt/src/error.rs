@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! Errors of plugins, and of calls that they are given.
 
 use std::path::PathBuf;
 
@@ -14,17 +14,17 @@ pub enum Error {
     /// The file is not a plugin that this process can load.
     #[error("cannot load the PJRT plugin {path}: {reason}")]
     Load {
-        /// The file.
+        /// The file that was to be loaded.
         path: PathBuf,
-        /// The loader's words.
+        /// The reason as the system's loader says it.
         reason: String,
     },
     /// The plugin speaks another major version of the API.
     #[error("the PJRT plugin {path} has API version {}.{}, but 0.x is needed: use another release of it", version.0, version.1)]
     Version {
-        /// The plugin's file.
+        /// The file of the plugin.
         path: PathBuf,
-        /// Its (major, minor) version.
+        /// The plugin's (major, minor) version.
         version: (i32, i32),
     },
     /// libtpu needs variables in the environment, and it is too late to set them.
@@ -33,7 +33,7 @@ pub enum Error {
          server): set them before the process starts, or load libtpu before the process has threads", .variables.join(" ")
     )]
     Environment {
-        /// The assignments, `NAME=value`.
+        /// The assignments that are missing, as `NAME=value`.
         variables: Vec<String>,
     },
     /// The plugin is older than this function.
@@ -51,7 +51,7 @@ pub enum Error {
         operation: &'static str,
         /// The kind of error.
         code: Code,
-        /// The plugin's words.
+        /// The message of the plugin.
         message: String,
     },
     /// The plugin reported success but returned nothing.
@@ -69,17 +69,17 @@ pub enum Error {
     /// A slice's element type is not the buffer's.
     #[error("{operation}: the buffer holds {expected}, the slice {found}")]
     DType {
-        /// What was tried.
+        /// The operation that was tried.
         operation: &'static str,
         /// The buffer's element type.
         expected: DType,
-        /// The slice's.
+        /// The slice's element type.
         found: DType,
     },
     /// A slice's size is not that of the dimensions.
     #[error("{operation}: the dimensions need {expected} bytes, the slice has {found}")]
     Size {
-        /// What was tried.
+        /// The operation that was tried.
         operation: &'static str,
         /// Bytes according to the dimensions; `usize::MAX` if that overflows.
         expected: usize,
@@ -91,29 +91,29 @@ pub enum Error {
     ArgumentCount {
         /// Arguments of the first device.
         expected: usize,
-        /// Arguments of another.
+        /// The number of arguments of another device.
         found: usize,
     },
     /// An argument is of another type or shape than the program's parameter.
     #[error("execute: parameter {index} is {expected}, but the argument is {found}")]
     Argument {
-        /// The argument's position.
+        /// The position of the argument.
         index: usize,
         /// The parameter's type and shape.
         expected: ArrayType,
-        /// The argument's.
+        /// The argument's type and shape.
         found: ArrayType,
     },
     /// An argument is donated on some devices only, which PJRT cannot express.
     #[error("execute: argument {index} must be donated on every device or on none")]
     MixedDonation {
-        /// The argument's position.
+        /// The position of the argument.
         index: usize,
     },
     /// Two objects of different clients or plugins met.
     #[error("{operation}: the {what} belongs to another client")]
     Foreign {
-        /// What was tried.
+        /// The operation that was tried.
         operation: &'static str,
         /// The object that does not belong.
         what: &'static str,
@@ -121,7 +121,7 @@ pub enum Error {
     /// There is no wheel of the plugin for this kind of machine.
     #[error("the plugin `{plugin}` is published for x86-64 Linux only, and this is {platform}")]
     Platform {
-        /// What was to be installed.
+        /// The plugin that was to be installed.
         plugin: &'static str,
         /// Architecture and operating system.
         platform: String,
@@ -129,7 +129,7 @@ pub enum Error {
     /// The machine's pip did not fetch a wheel.
     #[error("cannot download {requirement}: {reason}\n(command: {command})")]
     Download {
-        /// Package and version.
+        /// The package and its version, as pip takes them.
         requirement: &'static str,
         /// What was run, to try by hand.
         command: String,
@@ -139,11 +139,11 @@ pub enum Error {
     /// A wheel is not the one that this release was made for.
     #[error("{requirement} has the SHA-256 {found}, but {expected} is expected: check the package index that pip uses")]
     Digest {
-        /// Package and version.
+        /// The package and its version, as pip takes them.
         requirement: &'static str,
         /// The pinned digest, hexadecimal.
         expected: &'static str,
-        /// What came.
+        /// The digest of the wheel that came, hexadecimal.
         found: String,
     },
     /// There is no folder for plugins.
@@ -154,13 +154,13 @@ pub enum Error {
     /// Somebody else could put another library in the place of this one.
     #[error("{path} is not used: {who} may write to {place}: {remedy}", path = path.display())]
     Exposed {
-        /// What was to be used.
+        /// The file that was to be used.
         path: PathBuf,
         /// The file or folder, this one or above it, that others may change.
         place: String,
-        /// Who they are.
+        /// The users who may change it.
         who: String,
-        /// What to run.
+        /// The command that mends it.
         remedy: String,
     },
     /// It is not known what an installed plugin consists of.
@@ -171,7 +171,7 @@ pub enum Error {
     Unverified {
         /// The kind of plugin.
         plugin: &'static str,
-        /// Its folder.
+        /// The folder of the plugin.
         path: PathBuf,
     },
     /// An installed plugin is not what was installed.
@@ -186,7 +186,7 @@ pub enum Error {
         path: PathBuf,
         /// What it was when it was installed.
         expected: String,
-        /// What it is now.
+        /// What the file is now.
         found: String,
     },
     /// A file or directory of an installation could not be read or written.
@@ -194,7 +194,7 @@ pub enum Error {
     Install {
         /// The file or directory.
         path: PathBuf,
-        /// The system's error.
+        /// The error that the system reported.
         reason: std::io::Error,
     },
     /// The compile cache could not be read or written.
@@ -202,7 +202,7 @@ pub enum Error {
     Cache {
         /// The file or directory.
         path: PathBuf,
-        /// The system's error.
+        /// The error that the system reported.
         reason: std::io::Error,
     },
 }

@@ -1,4 +1,4 @@
-//! Something that will have happened.
+//! Events: operations of a device that have ended, or will.
 
 use crate::client::Client;
 use crate::error::Result;

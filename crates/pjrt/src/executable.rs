@@ -22,11 +22,11 @@ pub struct Executable {
 /// What a compiled program needs on every device, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CompiledMemoryStats {
-    /// The code.
+    /// Bytes of the program's code.
     pub generated_code: i64,
-    /// All arguments.
+    /// Bytes of all arguments.
     pub argument: i64,
-    /// All outputs.
+    /// Bytes of all outputs.
     pub output: i64,
     /// Outputs that reuse an argument's memory: counted in both of the above.
     pub alias: i64,
@@ -34,7 +34,7 @@ pub struct CompiledMemoryStats {
     pub temp: i64,
     /// The compiler's own high-water mark, which may count other things; 0 if the plugin gives none.
     pub peak: i64,
-    /// The same on the host's side: code, arguments, outputs, aliases and temporaries.
+    /// The same numbers for the host's memory: code, arguments, outputs, aliases and temporaries.
     pub host: [i64; 5],
 }
 
@@ -52,21 +52,21 @@ impl Executable {
         Executable { handle, _topology: topology }
     }
 
-    /// The module's name.
+    /// The name of the compiled module.
     pub fn name(&self) -> Result<String> {
         let mut args = ffi::ExecutableName::new(self.handle.get());
         self.handle.api().call(&mut args)?;
         Ok(args.name.text())
     }
 
-    /// How many replicas run it.
+    /// The number of replicas that run the program.
     pub fn num_replicas(&self) -> Result<usize> {
         let mut args = ffi::ExecutableNumReplicas::new(self.handle.get());
         self.handle.api().call(&mut args)?;
         Ok(args.count)
     }
 
-    /// Over how many partitions each replica is spread.
+    /// The number of partitions over which each replica is spread.
     pub fn num_partitions(&self) -> Result<usize> {
         let mut args = ffi::ExecutableNumPartitions::new(self.handle.get());
         self.handle.api().call(&mut args)?;
@@ -184,7 +184,7 @@ pub struct LoadedExecutable {
     launcher: Launcher,
     executable: Executable,
     client: Client,
-    /// For the check that plugins do not make: to them, bytes are bytes.
+    /// Types of the parameters, for a check that plugins do not make: to them, bytes are bytes.
     parameters: Option<Vec<ArrayType>>,
 }
 
@@ -229,8 +229,8 @@ impl LoadedExecutable {
         self.execute_donating(borrowed.collect())
     }
 
-    /// Like [`LoadedExecutable::execute`], but takes what is [`Argument::Donated`]. A position is donated on every device
-    /// or on none.
+    /// Runs the program like [`LoadedExecutable::execute`], but takes over the buffers that are [`Argument::Donated`].
+    /// A position is donated on every device or on none.
     pub fn execute_donating(&self, arguments: Vec<Vec<Argument<'_>>>) -> Result<Vec<Vec<Buffer>>> {
         let operation = "execute";
         if arguments.iter().flatten().any(|argument| !argument.buffer().client().is(&self.client)) {

@@ -20,16 +20,16 @@ use manifest::Fault;
 pub use package::Kind;
 use wheel::Wheel;
 
-/// An installed plugin.
+/// A plugin that has been installed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Installed {
     /// The library, for [`Plugin::load`](crate::Plugin::load).
     pub path: PathBuf,
-    /// Its release.
+    /// The release of the plugin.
     pub version: &'static str,
     /// The SHA-256 of the wheel that it comes from, hexadecimal.
     pub sha256: &'static str,
-    /// Whether it was fetched just now.
+    /// Whether this call has fetched it.
     pub fresh: bool,
     /// Why what was there before was not used, where something was there and has been replaced.
     pub replaced: Option<String>,
@@ -40,14 +40,14 @@ pub struct Installed {
 pub enum Step {
     /// Fetch a wheel: minutes, on a slow line.
     Download(&'static str),
-    /// Check its SHA-256.
+    /// Compare the SHA-256 of the wheel with the pinned one.
     Verify(&'static str),
     /// Take the files that are needed out of it.
     Unpack(&'static str),
 }
 
-/// Where plugins are installed: `grpo/plugins` in `$XDG_CACHE_HOME`, or else in `~/.cache`. Paths that are not absolute do
-/// not count.
+/// The folder in which plugins are installed: `grpo/plugins` in `$XDG_CACHE_HOME`, or else in `~/.cache`. Paths that
+/// are not absolute do not count.
 ///
 /// # Errors
 ///
@@ -68,7 +68,7 @@ pub fn find(kind: Kind) -> Result<Option<PathBuf>> {
     Place::of(kind)?.find()
 }
 
-/// Fetches `kind` unless it is installed and whole. `progress` hears of every step before it is taken.
+/// Fetches `kind` unless it is installed and whole. `progress` is called with every step before it is taken.
 ///
 /// # Errors
 ///
@@ -99,14 +99,14 @@ fn install_into(kind: Kind, force: bool, mut progress: impl FnMut(Step)) -> Resu
     Ok(Installed { path, version: kind.version(), sha256: kind.wheels()[0].sha256, fresh, replaced })
 }
 
-/// Where a plugin is, or is to be, installed.
+/// The folder in which a plugin is, or is to be, installed.
 struct Place<'a> {
     name: &'static str,
     directory: PathBuf,
     wheels: &'a [Wheel],
 }
 
-/// What was there before an installation.
+/// The state of a folder before an installation.
 #[derive(Debug, PartialEq, Eq)]
 enum Before {
     Nothing,

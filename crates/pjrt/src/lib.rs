@@ -1,5 +1,6 @@
 //! A safe binding to the [PJRT C API](https://openxla.org/xla/pjrt): load a plugin, compile StableHLO, run it.
 //!
+//! Use it to run StableHLO or HLO programs on a CPU, GPU or TPU from Rust, or to compile them for devices that are not here.
 //! A *plugin* is a shared library that knows a kind of device. It opens them as a [`Client`], or describes devices that
 //! are not there as a [`Topology`]. Either compiles a program; a client's runs it on [`Buffer`]s.
 //!

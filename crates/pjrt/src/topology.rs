@@ -38,7 +38,7 @@ impl Topology {
         Ok(args.version.text())
     }
 
-    /// The devices.
+    /// Descriptions of the devices of the topology.
     pub fn devices(&self) -> Result<Vec<DeviceDescription>> {
         let mut args = ffi::TopologyDescriptions::new(self.handle.get());
         self.handle.api().call(&mut args)?;

@@ -7,15 +7,15 @@ use crate::ffi::RawNamedValue;
 /// The value of an option or an attribute.
 #[derive(Clone, Debug, PartialEq)]
 pub enum NamedValue {
-    /// Text.
+    /// A value that is text.
     String(String),
-    /// One integer.
+    /// A value that is one integer.
     Int(i64),
     /// A list of integers.
     Ints(Vec<i64>),
-    /// A number.
+    /// A value that is a floating-point number.
     Float(f32),
-    /// A switch.
+    /// A value that is true or false.
     Bool(bool),
 }
 

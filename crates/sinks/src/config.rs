@@ -9,7 +9,7 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LoggingConfig {
-    /// Writes event files into `tensorboard/` of the run folder.
+    /// Whether event files are written into `tensorboard/` of the run folder.
     pub tensorboard: bool,
 }
 
@@ -17,19 +17,19 @@ pub struct LoggingConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct WandbConfig {
-    /// Without it, what the environment variable `WANDB_MODE` says, and disabled without that.
+    /// The mode; without it, what the environment variable `WANDB_MODE` says, and disabled without that.
     pub mode: Option<Mode>,
-    /// The project.
+    /// The project of the run.
     pub project: String,
-    /// User or team; the server's default without it.
+    /// The user or team; the server's default without it.
     pub entity: Option<String>,
-    /// Name that is shown; `run.name` without it.
+    /// The name that is shown; `run.name` without it.
     pub name: Option<String>,
-    /// Group of runs.
+    /// The group of runs that the run belongs to.
     pub group: Option<String>,
-    /// Tags.
+    /// The tags of the run.
     pub tags: Vec<String>,
-    /// Folder in which `wandb/` is; the run folder without it.
+    /// The folder in which `wandb/` is; the run folder without it.
     pub dir: Option<PathBuf>,
 }
 
@@ -41,7 +41,7 @@ impl Default for WandbConfig {
 }
 
 impl WandbConfig {
-    /// What becomes of the run.
+    /// The mode, from the configuration, else from `WANDB_MODE`, else disabled.
     ///
     /// # Errors
     /// [`Error::Mode`] when it is for `WANDB_MODE` to say and that says something else.

@@ -1,8 +1,8 @@
-//! What can go wrong.
+//! The errors of this crate.
 
 use std::path::{Path, PathBuf};
 
-/// Result of this crate.
+/// Result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Every error of this crate.
@@ -12,11 +12,11 @@ pub enum Error {
     /// A file or folder that cannot be read or written.
     #[error("cannot {action} {path}: {reason}", path = path.display())]
     Io {
-        /// What was tried.
+        /// The action that was tried, as a verb.
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// Why it failed.
+        /// The reason of the failure.
         reason: std::io::Error,
     },
     /// A file that is not what its name says.
@@ -33,11 +33,11 @@ pub enum Error {
     /// A value of the section `wandb` that is not legal.
     #[error("configuration key `{key}`: expected {expected}, got {found}")]
     Config {
-        /// Dotted path of the key.
+        /// The dotted path of the key.
         key: &'static str,
-        /// What would be legal.
+        /// The values that would be legal.
         expected: &'static str,
-        /// What was given.
+        /// The value that was given.
         found: String,
     },
     /// A configuration that cannot be handed to a sink.
@@ -48,7 +48,7 @@ pub enum Error {
     NotUploaded {
         /// What is missing or went wrong.
         reason: String,
-        /// What to type later.
+        /// The command that uploads the run later.
         command: String,
     },
 }

@@ -9,7 +9,7 @@ use crate::{Sink, TensorBoard, Wandb};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// Holds the id that all parts of a W&B run share.
+/// The file that holds the id that all parts of a W&B run share.
 const ID_FILE: &str = "wandb-id";
 
 /// The sinks that a configuration asks for.
@@ -43,13 +43,13 @@ struct WandbRun {
     mode: Mode,
 }
 
-/// What a sink is told of a run.
+/// The run that sinks are opened for.
 pub struct About<'a, C> {
-    /// Where its files are.
+    /// The folder of the run.
     pub root: &'a Path,
-    /// Its name, unless `wandb.name` says another.
+    /// The name of the run, unless `wandb.name` says another.
     pub name: &'a str,
-    /// Everything that it depends on.
+    /// The configuration of the run.
     pub config: &'a C,
 }
 
@@ -99,7 +99,7 @@ impl Sinks {
         Ok(())
     }
 
-    /// Where the sinks are, in lines for who watches.
+    /// Lines that say where the sinks write, for a person who watches the run.
     pub fn notes(&self) -> impl Iterator<Item = &str> {
         self.notes.iter().map(String::as_str)
     }
@@ -114,7 +114,7 @@ impl Sinks {
         self.each(|sink| sink.flush());
     }
 
-    /// Ends the sinks, and uploads what is to be uploaded; `note` hears of it.
+    /// Ends the sinks, and uploads what is to be uploaded; `note` gets a line about each.
     pub fn finish(mut self, succeeded: bool, mut note: impl FnMut(&str)) {
         self.each(|sink| sink.finish(i32::from(!succeeded)));
         let Some(WandbRun { dir, id, mode }) = self.wandb else { return };

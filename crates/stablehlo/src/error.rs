@@ -1,4 +1,4 @@
-//! What can be wrong with a program.
+//! The error of an operation that cannot be built.
 
 use std::panic::Location;
 
@@ -12,9 +12,9 @@ pub enum Error {
     /// Operands whose shapes, dtypes or attributes do not fit together.
     #[error("{operation}: {reason} (built at {at})")]
     Operation {
-        /// As StableHLO names it.
+        /// The operation by its name in StableHLO.
         operation: &'static str,
-        /// What was expected and what came.
+        /// The shapes, dtypes or attributes that were expected, and those that came.
         reason: String,
         /// The line of Rust that built it.
         at: &'static Location<'static>,

@@ -16,7 +16,7 @@ pub struct Module {
     pub replicas: usize,
     /// Devices over which the compiler is to split each copy, following [`Sharding`].
     pub partitions: usize,
-    /// The entry.
+    /// The function that compilers take as the entry.
     pub main: Function,
 }
 
@@ -29,18 +29,18 @@ pub struct Function {
     pub results: Vec<Output>,
     /// Arguments, operations and results.
     pub body: Region,
-    /// Of every value, those of nested regions included.
+    /// The type of every value, those of nested regions included.
     pub types: Vec<TensorType>,
 }
 
 /// What is said about an argument besides its type.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Argument {
-    /// For readers of the text.
+    /// The name of the argument in the text.
     pub name: String,
     /// The result that takes over the argument's buffer, which the caller donates.
     pub alias: Option<usize>,
-    /// How it is split over partitions.
+    /// The split of the argument over partitions.
     pub sharding: Option<Sharding>,
     /// Whether it is row-major on the device, whatever the compiler would like better.
     pub row_major: bool,
@@ -49,9 +49,9 @@ pub struct Argument {
 /// What is said about a result besides its type.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Output {
-    /// For readers of the text.
+    /// The name of the result in the text.
     pub name: String,
-    /// How it is split over partitions.
+    /// The split of the result over partitions.
     pub sharding: Option<Sharding>,
     /// Whether it is row-major on the device, whatever the compiler would like better.
     pub row_major: bool,
@@ -62,20 +62,20 @@ pub struct Output {
 pub struct Region {
     /// Values bound on entry.
     pub arguments: Vec<ValueId>,
-    /// In order.
+    /// The operations, each after those whose results it reads.
     pub operations: Vec<Operation>,
-    /// Values handed back.
+    /// The values that the region hands back.
     pub results: Vec<ValueId>,
 }
 
-/// One operation.
+/// One operation of a region.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Operation {
-    /// What it does, with its attributes.
+    /// The operation's kind, with its attributes.
     pub kind: Kind,
-    /// What it reads.
+    /// The values that the operation reads.
     pub operands: Vec<ValueId>,
-    /// What it defines.
+    /// The values that the operation defines.
     pub results: Vec<ValueId>,
     /// Nested code: condition and body of a loop, the function of a reduction.
     pub regions: Vec<Region>,
@@ -85,11 +85,11 @@ pub struct Operation {
 #[derive(Clone, Debug, PartialEq, IntoStaticStr)]
 #[strum(serialize_all = "snake_case", prefix = "stablehlo.")]
 pub enum Kind {
-    /// A literal.
+    /// A constant with the values of a literal.
     Constant(Literal),
     /// 0, 1, 2, ... along a dimension.
     Iota {
-        /// Along which.
+        /// The dimension along which the numbers grow.
         dimension: usize,
     },
     /// One operand, element by element.
@@ -102,7 +102,7 @@ pub enum Kind {
     Select,
     /// Lower bound, operand, upper bound.
     Clamp,
-    /// Between dtypes.
+    /// The operand in another dtype, that of the result.
     Convert,
     /// A product with f32, or narrower, accumulation as the result's dtype says.
     DotGeneral(DotDimensions, Precision),
@@ -110,24 +110,24 @@ pub enum Kind {
     Reduce {
         /// How elements combine, one per operand; all in one pass.
         reducers: Vec<Reducer>,
-        /// Those that vanish.
+        /// The dimensions that are reduced, and that the result lacks.
         dimensions: Vec<usize>,
     },
     /// Operand dimension i becomes result dimension `dimensions[i]`.
     BroadcastInDim {
-        /// Ascending.
+        /// The result dimension of every operand dimension, ascending.
         dimensions: Vec<usize>,
     },
     /// Same elements in row-major order.
     Reshape,
     /// Result dimension i is operand dimension `permutation[i]`.
     Transpose {
-        /// Of the dimensions.
+        /// The operand dimension of every result dimension.
         permutation: Vec<usize>,
     },
     /// Operands one after the other.
     Concatenate {
-        /// Along which.
+        /// The dimension along which operands follow one another.
         dimension: usize,
     },
     /// A window with static bounds.
@@ -136,12 +136,12 @@ pub enum Kind {
         start: Vec<usize>,
         /// Past the last index, per dimension.
         limit: Vec<usize>,
-        /// Step, per dimension.
+        /// The step between indices, per dimension.
         stride: Vec<usize>,
     },
     /// Operand, then one start index per dimension; the start is clamped so that the window fits.
     DynamicSlice {
-        /// Of the window.
+        /// The sizes of the window.
         sizes: Vec<usize>,
     },
     /// Operand, update, then one start index per dimension; clamped likewise.
@@ -163,14 +163,14 @@ pub enum Kind {
     While,
     /// Combines a value over the replicas of each group.
     AllReduce {
-        /// How.
+        /// The operation that combines the values of two replicas.
         reducer: Reducer,
         /// Replica ids; every group has the same size.
         groups: Vec<Vec<usize>>,
     },
     /// [`Kind::AllReduce`], of which each replica keeps its part.
     ReduceScatter {
-        /// How.
+        /// The operation that combines the values of two replicas.
         reducer: Reducer,
         /// Along which the result is split.
         dimension: usize,
@@ -242,7 +242,7 @@ pub enum Comparison {
     Ge,
 }
 
-/// How a reduction combines two elements.
+/// The operation by which a reduction combines two elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)] // named after what they compute
 pub enum Reducer {
@@ -259,7 +259,7 @@ pub enum Reducer {
 pub struct DotDimensions {
     /// Kept, and shared by both.
     pub batch: (Vec<usize>, Vec<usize>),
-    /// Summed over.
+    /// Dimensions that are summed over.
     pub contract: (Vec<usize>, Vec<usize>),
 }
 
@@ -274,12 +274,12 @@ impl DotDimensions {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, IntoStaticStr)]
 #[strum(serialize_all = "UPPERCASE")]
 pub enum Precision {
-    /// The fastest.
+    /// Operands are rounded as is fastest for the device.
     #[default]
     Default,
-    /// Between the two.
+    /// Operands keep more digits than [`Precision::Default`] leaves, and maybe not all.
     High,
-    /// The operands' own.
+    /// Operands keep all digits that they have.
     Highest,
 }
 
@@ -311,7 +311,7 @@ pub struct ScatterDimensions {
 /// Code that the target knows by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CustomCall {
-    /// Its name.
+    /// The name by which the target knows the code.
     pub target: String,
     /// Whatever the target understands; for `tpu_custom_call`, [`crate::mosaic`] writes it.
     pub backend_config: String,
@@ -321,7 +321,7 @@ pub struct CustomCall {
     pub aliases: Vec<(usize, usize)>,
     /// Whether operands and results are row-major, whatever the compiler would like better.
     pub row_major: bool,
-    /// For the call `Sharding`, which the partitioner reads.
+    /// The sharding of the call `Sharding`, which the partitioner reads.
     pub sharding: Option<Sharding>,
 }
 
@@ -332,9 +332,9 @@ pub enum Sharding {
     Replicated,
     /// Each device's part is a tensor of its own to the program.
     Manual,
-    /// Split evenly.
+    /// The tensor is split evenly.
     Tiled {
-        /// Parts per dimension.
+        /// The number of parts along each dimension.
         tiles: Vec<usize>,
         /// Device of each part, row-major; trailing devices beyond the parts hold copies.
         devices: Vec<usize>,
@@ -344,20 +344,20 @@ pub enum Sharding {
 /// Values of a constant.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Literal {
-    /// One number everywhere.
+    /// All elements are one number.
     Splat(Number),
-    /// Every element, row-major.
+    /// Every element is given, row-major.
     Dense(Vec<Number>),
 }
 
 /// An element of a constant.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Number {
-    /// Of a predicate.
+    /// An element of a predicate.
     Bool(bool),
-    /// Of an integer type.
+    /// An element of an integer type.
     Int(i64),
-    /// Of a floating-point type; rounded to it when printed.
+    /// An element of a floating-point type, which is rounded to it when printed.
     Float(f64),
 }
 

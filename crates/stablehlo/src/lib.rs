@@ -1,7 +1,9 @@
 //! StableHLO programs and Mosaic TPU kernels as typed graphs that print themselves.
 //!
-//! A program is built operation by operation ([`Builder`]), which checks shapes and dtypes; it is then plain data
-//! ([`Module`]) that can be inspected and rewritten, and its `Display` is the text that XLA parses.
+//! Use it to write programs for XLA (or kernels for TPUs) from Rust without MLIR's libraries: it depends on no compiler, and
+//! `pjrt` compiles and runs what it prints. A program is built operation by operation ([`Builder`]), which checks shapes and
+//! dtypes; it is then plain data ([`Module`]) that can be inspected and rewritten, and its `Display` is the text that XLA
+//! parses.
 //!
 //! ```
 //! use stablehlo::{Builder, Dtype, Reducer, TensorType};

@@ -1,4 +1,4 @@
-//! Loops of a program, for estimates: how often they turn, and the program without them.
+//! Loops of a program, for estimates: their trip counts, and the program without them.
 
 use crate::graph::*;
 use std::collections::BTreeMap;
@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 /// A loop that is not inside of another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loop {
-    /// Its place among the operations of the function's body.
+    /// The index of the loop among the operations of the function's body.
     pub operation: usize,
-    /// How often it turns, if that can be read off: a counter that begins with a constant, grows by a constant, and is
-    /// compared with a constant.
+    /// The number of iterations, if that can be read off: a counter that begins with a constant, grows by a constant,
+    /// and is compared with a constant.
     pub trips: Option<u64>,
 }
 
@@ -21,8 +21,8 @@ impl Function {
         whiles.map(|(operation, op)| Loop { operation, trips: trips(op, &constants) }).collect()
     }
 
-    /// The same function with the given [`Loop::operation`]s left out, as if they turned zero times: what they return is
-    /// what they begin with.
+    /// The same function with the given [`Loop::operation`]s left out, as if they had no iterations: what they return
+    /// is what they begin with.
     pub fn without_loops(&self, operations: &[usize]) -> Self {
         let mut function = self.clone();
         let mut initial = BTreeMap::new();

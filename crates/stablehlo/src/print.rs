@@ -322,7 +322,7 @@ impl Display for Sharding {
     }
 }
 
-/// A string attribute.
+/// A string attribute, with special characters escaped.
 fn quoted(text: &str) -> String {
     let mut out = String::from("\"");
     for byte in text.bytes() {

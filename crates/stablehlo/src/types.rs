@@ -3,32 +3,32 @@
 use std::fmt;
 use strum::{Display, IntoStaticStr};
 
-/// Element type.
+/// The type of a tensor's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Display, IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub enum Dtype {
     /// A predicate; prints as `i1`.
     #[strum(serialize = "i1")]
     Pred,
-    /// Signed, 32 bits.
+    /// Signed integers of 32 bits.
     I32,
-    /// Signed, 64 bits.
+    /// Signed integers of 64 bits.
     I64,
     /// Unsigned, 32 bits; prints as `ui32`.
     #[strum(serialize = "ui32")]
     U32,
-    /// IEEE binary16.
+    /// Floating point of 16 bits, IEEE binary16.
     F16,
-    /// bfloat16.
+    /// Floating point of 16 bits, bfloat16.
     Bf16,
-    /// IEEE binary32.
+    /// Floating point of 32 bits, IEEE binary32.
     F32,
-    /// IEEE binary64.
+    /// Floating point of 64 bits, IEEE binary64.
     F64,
 }
 
 impl Dtype {
-    /// As MLIR spells it.
+    /// The name of the type in MLIR.
     pub fn name(self) -> &'static str {
         self.into()
     }
@@ -57,7 +57,7 @@ impl Dtype {
 /// A dtype and a static shape; prints as `tensor<2x3xf32>`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TensorType {
-    /// Of the elements.
+    /// The dtype of the elements.
     pub dtype: Dtype,
     /// Sizes, outermost first; empty for a scalar.
     pub shape: Vec<usize>,
@@ -69,12 +69,12 @@ impl TensorType {
         Self { dtype, shape: shape.into() }
     }
 
-    /// A scalar.
+    /// The type of a scalar.
     pub fn scalar(dtype: Dtype) -> Self {
         Self::new(dtype, [])
     }
 
-    /// Number of dimensions.
+    /// The number of dimensions.
     pub fn rank(&self) -> usize {
         self.shape.len()
     }
@@ -89,7 +89,7 @@ impl TensorType {
         self.elements().saturating_mul(self.dtype.bytes())
     }
 
-    /// The same shape with other elements.
+    /// The type of the same shape with other elements.
     pub fn with_dtype(&self, dtype: Dtype) -> Self {
         Self { dtype, shape: self.shape.clone() }
     }

@@ -1,4 +1,4 @@
-//! Backends by name.
+//! Backends of the loss by name.
 
 use crate::{Error, Result};
 use backend_cpu::CpuBackend;
@@ -8,7 +8,7 @@ use grpo_core::Backend;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Names that [`open`] knows.
+/// The names of the backends that [`open`] knows.
 pub const NAMES: [&str; 4] = ["cpu", "pjrt:cpu", "pjrt:tpu", "pjrt:cuda"];
 
 /// The backend called `name`. Those of PJRT need their plugin: the file `plugin`, or what [`backend_tpu::plugins::find`]

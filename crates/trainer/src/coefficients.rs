@@ -5,16 +5,16 @@ use crate::train_config::TrainConfig;
 use grpo_core::controllers::{AdaptiveEntropy, KlController};
 use serde::{Deserialize, Serialize};
 
-/// The coefficients of a run.
+/// The coefficients of a run that may move.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Coefficients {
-    /// Of the KL in the reward.
+    /// The coefficient of the KL in the reward.
     pub kl: KlController,
-    /// Of the entropy bonus, where it moves.
+    /// The coefficient of the entropy bonus, where it moves.
     pub entropy: Option<AdaptiveEntropy>,
 }
 
-/// What of [`Coefficients`] is not in the configuration, between two steps.
+/// The part of [`Coefficients`] that is not in the configuration, between two steps.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CoefficientState {
@@ -22,7 +22,7 @@ pub struct CoefficientState {
     pub kl_coef: Option<Exact>,
     /// The coefficient of the entropy bonus, where it moves.
     pub entropy_coef: Option<Exact>,
-    /// Mean entropy of the last optimizer step, in nats, where the bonus depends on it.
+    /// The mean entropy of the last optimizer step, in nats, where the bonus depends on it.
     pub last_entropy: Option<Exact>,
 }
 
@@ -47,12 +47,12 @@ impl TryFrom<String> for Exact {
 }
 
 impl Coefficients {
-    /// Those at the beginning of a run.
+    /// The coefficients at the beginning of a run.
     pub fn new(config: &TrainConfig) -> Self {
         Self { kl: config.grpo.kl_ctrl.controller(), entropy: config.grpo.entropy_controller(&config.loss) }
     }
 
-    /// What has to be saved.
+    /// What a checkpoint has to hold of them.
     pub fn state(&self) -> CoefficientState {
         let moving = match &self.kl {
             KlController::Fixed(_) => None,
@@ -66,10 +66,10 @@ impl Coefficients {
         }
     }
 
-    /// Those of a run of the same configuration when it made `state`.
+    /// The coefficients of a run of the same configuration when it made `state`.
     ///
     /// # Errors
-    /// [`Error::State`] when the state is of another configuration.
+    /// [`policy::Error::State`] when the state is of another configuration.
     pub fn with_state(mut self, state: &CoefficientState) -> Result<Self> {
         if let (KlController::Adaptive(kl), Some(saved)) = (&mut self.kl, state.kl_coef) {
             kl.kl_coef = saved.0;

@@ -1,55 +1,23 @@
-//! What can go wrong in a run, in words that say what to do.
+//! The errors of a run, in words that say what to do.
 
 use std::path::{Path, PathBuf};
 
-/// Result of this crate's library.
+/// Result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Every error of the trainer's library.
+/// Every error of this crate.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A configuration value that is not legal.
     #[error("configuration key `{key}`: expected {expected}, got {found}")]
     Config {
-        /// Dotted path of the key.
+        /// The dotted path of the key.
         key: String,
-        /// What would be legal.
+        /// The values that would be legal.
         expected: String,
-        /// What was given.
+        /// The value that was given.
         found: String,
-    },
-    /// A character that the tokenizer's alphabet lacks.
-    #[error("character {character:?} at position {position} of {text:?} is not in the tokenizer's alphabet")]
-    UnknownCharacter {
-        /// The character.
-        character: char,
-        /// Its index, counted in characters.
-        position: usize,
-        /// The whole text.
-        text: String,
-    },
-    /// A token id that the vocabulary lacks.
-    #[error("token id {id} is outside the vocabulary of {vocab_size} tokens")]
-    UnknownToken {
-        /// The id.
-        id: u32,
-        /// Number of tokens.
-        vocab_size: usize,
-    },
-    /// A task mixture that does not yield enough problems.
-    #[error(
-        "only {found} of {wanted} {split} problems found after {attempts} draws: make the tasks larger or ask for fewer"
-    )]
-    TooFewProblems {
-        /// `training` or `held-out`.
-        split: &'static str,
-        /// Problems asked for.
-        wanted: usize,
-        /// Problems found.
-        found: usize,
-        /// Draws made.
-        attempts: u64,
     },
     /// Dynamic sampling that does not find enough groups to learn from.
     #[error(
@@ -58,34 +26,14 @@ pub enum Error {
          with `--set grpo.filter_groups.max_num_gen_batches={more}`", more = batches.saturating_mul(2)
     )]
     TooFewGroups {
-        /// Groups kept.
+        /// The number of groups kept.
         found: usize,
-        /// Groups of a step.
+        /// The number of groups of a step.
         wanted: usize,
-        /// Generation batches sampled.
+        /// The number of generation batches sampled.
         batches: usize,
-        /// What was looked at.
+        /// The reward that the filter looked at.
         metric: String,
-    },
-    /// A sequence that the model cannot hold.
-    #[error("{what}: {length} tokens do not fit the model's max_position_embeddings of {limit}")]
-    TooLong {
-        /// Which sequence.
-        what: &'static str,
-        /// Its tokens.
-        length: usize,
-        /// The model's limit.
-        limit: usize,
-    },
-    /// A list of saved tensors that does not fit what is being restored.
-    #[error("cannot restore {what}: expected {expected}, got {found}")]
-    State {
-        /// The tensor or counter.
-        what: String,
-        /// What would fit.
-        expected: String,
-        /// What came.
-        found: String,
     },
     /// An argument that does not fit the others.
     #[error("{operation}: expected {expected}, got {found}")]
@@ -97,23 +45,15 @@ pub enum Error {
         /// What came.
         found: String,
     },
-    /// Numbers that are no longer finite.
-    #[error("not finite at optimizer step {step}: {what}; lower the learning rate or look at the rewards")]
-    NotFinite {
-        /// Loss, gradient norm, weights or moments; of a loss the token, with its sequence and position.
-        what: String,
-        /// Optimizer step.
-        step: u64,
-    },
     /// Gradients that are too large, or not finite, update after update.
     #[error(
         "{skipped} updates in a row were skipped, which is max_consecutive_skips: the gradient norm, now {grad_norm}, stays above \
          skip_grad_norm, {limit}, or is not finite"
     )]
     TooManySkips {
-        /// Updates skipped one after the other.
+        /// The number of updates skipped one after the other.
         skipped: u64,
-        /// Norm of the last gradient.
+        /// The norm of the last gradient.
         grad_norm: f64,
         /// The largest norm that is applied.
         limit: f64,
@@ -121,15 +61,15 @@ pub enum Error {
     /// A run that can go on only from before it diverged.
     #[error("{cause}; {}", way_back(run, last_finite.as_deref(), section, *learning_rate))]
     Diverged {
-        /// What was found.
+        /// The error that was found.
         cause: Box<Error>,
-        /// The run's folder.
+        /// The folder of the run.
         run: PathBuf,
-        /// Name of the last checkpoint, whose weights and moments are finite; `None` when there is none.
+        /// The name of the last checkpoint, whose weights and moments are finite; `None` when there is none.
         last_finite: Option<String>,
         /// The section of the optimizer that was at work.
         section: &'static str,
-        /// Its learning rate.
+        /// The learning rate of that section.
         learning_rate: f64,
     },
     /// A run folder that is no longer where it was.
@@ -140,9 +80,9 @@ pub enum Error {
         path = path.display()
     )]
     Moved {
-        /// Where it was.
+        /// The place where the folder was.
         path: PathBuf,
-        /// Where the last checkpoint was written.
+        /// The place where the last checkpoint was written.
         last_good: Option<PathBuf>,
     },
     /// A message that needs no fields.
@@ -166,7 +106,7 @@ pub enum Error {
         path: PathBuf,
         /// What is wrong with it.
         reason: String,
-        /// Name of the newest checkpoint that is whole; `None` when nobody has looked.
+        /// The name of the newest checkpoint that is whole; `None` when nobody has looked.
         last_good: Option<LastGood>,
     },
     /// The loss library refused.
@@ -175,9 +115,18 @@ pub enum Error {
     /// A sink of metrics cannot be opened.
     #[error(transparent)]
     Sink(#[from] grpo_sinks::Error),
-    /// The loss operation refused the model's tensors.
+    /// The policy or the rollout engine refused, or its numbers are no longer finite.
     #[error(transparent)]
-    LossOperation(#[from] grpo_burn::Error),
+    Policy(#[from] policy::Error),
+    /// The model's configuration is not legal, or the tokenizer refused a text or a token.
+    #[error(transparent)]
+    Model(#[from] models::Error),
+    /// The section `data` is not legal, or the data set has too few problems.
+    #[error(transparent)]
+    Data(#[from] data::Error),
+    /// The section `rewards` is not legal.
+    #[error(transparent)]
+    Rewards(#[from] rewards::Error),
 }
 
 /// What is left beside a damaged checkpoint.
@@ -231,9 +180,14 @@ impl Error {
         Self::File(grpo_files::Error::io(action, path, source))
     }
 
-    /// An [`Error::State`] from anything that prints.
+    /// A [`policy::Error::State`] from anything that prints.
     pub(crate) fn state(what: impl Into<String>, expected: impl ToString, found: impl ToString) -> Self {
-        Self::State { what: what.into(), expected: expected.to_string(), found: found.to_string() }
+        policy::Error::state(what, expected, found).into()
+    }
+
+    /// A [`policy::Error::NotFinite`].
+    pub(crate) fn not_finite(what: impl Into<String>, step: u64) -> Self {
+        policy::Error::NotFinite { what: what.into(), step }.into()
     }
 
     /// An [`Error::Argument`] from anything that prints.

@@ -1,42 +1,36 @@
 //! Held-out evaluation.
 
-use crate::dataset::Item;
 use crate::error::Result;
-use crate::model::Decoder;
-use crate::reward::{RewardInput, Rewards};
-use crate::rng::Purpose;
-use crate::rollout::{Completion, RolloutEngine, RolloutRequest, Sampling};
-use crate::tokenizer::Tokenizer;
+use crate::parts::Parts;
 use crate::train_config::TrainConfig;
+use data::Item;
+use models::Tokenizer;
+use policy::{Completion, RolloutRequest, Sampling};
+use rewards::{RewardInput, Rewards};
+use rng::Purpose;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// How good a policy is on held-out problems.
+/// What an evaluation on held-out problems has found.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct EvalReport {
-    /// Share of problems whose greedy completion ends by itself and is right, in [0, 1].
+    /// The share of problems whose greedy completion ends by itself and is right, in [0, 1].
     pub pass_at_1: f64,
-    /// The same per task.
+    /// The share of such problems per task, by the name of the task.
     pub pass_at_1_by_task: BTreeMap<String, f64>,
-    /// Mean reward of sampled completions; `None` when none was sampled or every reward is missing.
+    /// The mean reward of sampled completions; `None` when none was sampled or every reward is missing.
     pub mean_reward: Option<f64>,
-    /// Problems evaluated.
+    /// The number of problems evaluated.
     pub problems: usize,
 }
 
-/// Evaluates `model` (on a device without autodiff) on `items`. Depends on the seed, not on the step.
+/// Evaluates the present policy on `items`. What is sampled depends on the seed, not on the step.
 ///
 /// # Errors
-/// Those of the engine; [`crate::Error::UnknownCharacter`].
-pub fn evaluate(
-    model: &Decoder,
-    engine: &mut dyn RolloutEngine,
-    items: &[Item],
-    rewards: &Rewards,
-    config: &TrainConfig,
-) -> Result<EvalReport> {
+/// [`crate::Error::Policy`] from the engine; [`crate::Error::Model`] from the tokenizer.
+pub fn evaluate(parts: &mut Parts, items: &[Item], config: &TrainConfig) -> Result<EvalReport> {
     let mut by_task: BTreeMap<String, (usize, usize)> = BTreeMap::new();
-    let passed = greedy_passes(model, engine, items, config)?;
+    let passed = greedy_passes(parts, items, config)?;
     for (item, passed) in items.iter().zip(&passed) {
         let (hits, count) = by_task.entry(item.task.name().to_owned()).or_default();
         *hits += usize::from(*passed);
@@ -55,8 +49,8 @@ pub fn evaluate(
             step: 0,
             first: 0,
         };
-        let completions = generate(model, engine, items, num_generations, sampling, config)?;
-        mean_reward(items, num_generations, &completions, rewards)?
+        let completions = generate(parts, items, num_generations, sampling, config)?;
+        mean_reward(items, num_generations, &completions, &parts.rewards, &*parts.tokenizer)?
     };
     Ok(EvalReport {
         pass_at_1: hits as f64 / items.len().max(1) as f64,
@@ -70,41 +64,49 @@ pub fn evaluate(
 ///
 /// # Errors
 /// As [`evaluate`].
-pub fn greedy_passes(
-    model: &Decoder,
-    engine: &mut dyn RolloutEngine,
-    items: &[Item],
-    config: &TrainConfig,
-) -> Result<Vec<bool>> {
-    let completions = generate(model, engine, items, 1, Sampling::Greedy, config)?;
+pub fn greedy_passes(parts: &mut Parts, items: &[Item], config: &TrainConfig) -> Result<Vec<bool>> {
+    let completions = generate(parts, items, 1, Sampling::Greedy, config)?;
     items
         .iter()
         .zip(completions)
         .map(|(item, completion)| {
-            let text = Tokenizer.decode(&completion.ids)?;
+            let text = parts.tokenizer.decode(&completion.ids)?;
             Ok(!completion.truncated && item.task.verify(&item.problem, &text))
         })
         .collect()
 }
 
 fn generate(
-    model: &Decoder,
-    engine: &mut dyn RolloutEngine,
+    parts: &mut Parts,
     items: &[Item],
     num_generations: usize,
     sampling: Sampling,
     config: &TrainConfig,
 ) -> Result<Vec<Completion>> {
-    let prompts = items.iter().map(|i| Tokenizer.encode_prompt(&i.problem.prompt)).collect::<Result<Vec<_>>>()?;
-    let max_completion_length = config.rollout.max_completion_length;
-    engine.generate(model, &RolloutRequest { prompts: &prompts, num_generations, max_completion_length, sampling })
+    let Parts { policy, tokenizer, engine, .. } = parts;
+    let encode = |item: &Item| tokenizer.encode_prompt(&item.problem.prompt);
+    let prompts = items.iter().map(encode).collect::<models::Result<Vec<_>>>()?;
+    let request = RolloutRequest {
+        prompts: &prompts,
+        num_generations,
+        max_completion_length: config.rollout.max_completion_length,
+        eos_id: tokenizer.eos_id(),
+        sampling,
+    };
+    Ok(engine.generate(&mut **policy, &request)?)
 }
 
-fn mean_reward(items: &[Item], per_item: usize, completions: &[Completion], rewards: &Rewards) -> Result<Option<f64>> {
+fn mean_reward(
+    items: &[Item],
+    per_item: usize,
+    completions: &[Completion],
+    rewards: &Rewards,
+    tokenizer: &dyn Tokenizer,
+) -> Result<Option<f64>> {
     let (mut sum, mut count) = (0.0, 0.0);
     for (i, completion) in completions.iter().enumerate() {
         let item = &items[i / per_item];
-        let text = Tokenizer.decode(&completion.ids)?;
+        let text = tokenizer.decode(&completion.ids)?;
         let input = RewardInput {
             problem: &item.problem,
             task: item.task.as_ref(),

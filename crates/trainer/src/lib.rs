@@ -1,6 +1,8 @@
-//! The learning engine: a small decoder, verifiable tasks, rollouts and GRPO steps.
+//! The training loop: warm-up, GRPO steps, evaluation, and runs in a folder with checkpoints.
 //!
-//! [`Trainer`] is a whole run, one step at a time:
+//! The loop knows traits: a [`policy::Policy`] that holds the weights, a [`models::Tokenizer`], a [`data::Dataset`], reward
+//! functions ([`rewards::RewardFn`]) and a [`policy::RolloutEngine`]. [`Parts`] gathers them; without any of your own they are
+//! those that the configuration names. [`Trainer`] is a run, one step at a time; [`run::Run`] is a run in its folder.
 //!
 //! ```no_run
 //! use trainer::{Phase, TrainConfig, Trainer};
@@ -22,26 +24,19 @@
 
 pub mod backends;
 pub mod coefficients;
-pub mod dataset;
 pub mod error;
 pub mod eval;
-pub mod loss;
 mod micro_batch;
-pub mod model;
-pub mod optim;
-mod reference;
-pub mod reward;
-pub mod rng;
-pub mod rollout;
+mod parts;
+mod ref_policy;
 pub mod run;
-pub mod sequences;
 pub mod step;
-pub mod task;
-pub mod tokenizer;
 pub mod train_config;
 pub mod trainer;
+pub mod updates;
 pub mod warmup;
 
 pub use error::{Error, Result};
+pub use parts::Parts;
 pub use train_config::TrainConfig;
 pub use trainer::{Counters, Phase, TrainState, Trainer};

@@ -1,93 +1,78 @@
-//! Everything a run depends on, with TRL's names wherever TRL has the knob.
+//! The configuration of a run, with TRL's names wherever TRL has the option.
 //!
-//! Every field serialises and every struct has a default, so that a configuration is "the default with these keys
-//! changed" and a resolved configuration reproduces its run.
+//! Every field serialises and every struct has a default, so that a configuration is the default with some keys changed,
+//! and a resolved configuration reproduces its run.
 
-mod data;
 mod grpo;
+mod optimizer;
 #[cfg(test)]
 mod tests;
 mod validate;
 
-use grpo_core::rewards::SoftOverlong;
+use data::DataConfig;
 use grpo_core::{LossAggMode, LossConfig};
+use models::ModelConfig;
+use rewards::RewardConfig;
 use serde::{Deserialize, Serialize};
 
-pub use crate::model::ModelConfig;
 pub use crate::run::options::RunOptions;
-pub use data::{
-    AdditionConfig, ComparisonConfig, CountdownConfig, DataConfig, ReverseConfig, SortingConfig, TasksConfig,
-};
 pub(crate) use grpo::REWARD;
 pub use grpo::{FilterGroupsConfig, GrpoConfig, KlControlConfig, KlControlType};
 pub use grpo_sinks::wandb::Mode as WandbMode;
 pub use grpo_sinks::{LoggingConfig, WandbConfig};
+pub use optimizer::{LrSchedulerType, OptimizerConfig};
 pub(crate) use validate::check;
 
 /// A whole run: all that its numbers depend on, and `run`, `logging` and `wandb`, on which they do not.
+///
+/// ```
+/// let mut config = trainer::TrainConfig { seed: 1, ..Default::default() };
+/// config.grpo.num_generations = 16;
+/// config.validate()?;
+/// # Ok::<(), trainer::Error>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrainConfig {
-    /// What is saved and shown; the numbers do not depend on it.
+    /// The section `run`: what is saved and shown. The numbers do not depend on it.
     pub run: RunOptions,
-    /// Metrics beside metrics.jsonl.
+    /// The section `logging`: where metrics go beside metrics.jsonl.
     pub logging: LoggingConfig,
-    /// Metrics for Weights & Biases.
+    /// The section `wandb`: metrics for Weights & Biases.
     pub wandb: WandbConfig,
-    /// Seed of everything random: weights, problems, samples.
+    /// The seed of everything random: weights, problems, samples.
     pub seed: u64,
-    /// The policy.
+    /// The shape and the initial weights of the policy.
     pub model: ModelConfig,
-    /// The problems.
+    /// The problems that are trained on and held out.
     pub data: DataConfig,
-    /// Weights of the built-in rewards.
+    /// The weights of the built-in rewards.
     pub rewards: RewardConfig,
-    /// Supervised steps before GRPO.
+    /// The supervised steps before GRPO.
     pub warmup: WarmupConfig,
-    /// Sampling.
+    /// The sampling of completions.
     pub rollout: RolloutConfig,
-    /// The GRPO loop.
+    /// The GRPO loop around the loss.
     pub grpo: GrpoConfig,
     /// The loss itself. Its `temperature` and `max_completion_length` follow [`RolloutConfig`]; see
     /// [`TrainConfig::loss`].
     pub loss: LossConfig,
     /// AdamW and its schedule during GRPO.
     pub optimizer: OptimizerConfig,
-    /// Held-out evaluation.
+    /// The evaluation on held-out problems.
     pub eval: EvalConfig,
-}
-
-/// Weights of the built-in rewards; a weight of 0 leaves the reward out. The reward is the weighted sum.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct RewardConfig {
-    /// 1 when the task verifies the completion, else 0.
-    pub correct: f32,
-    /// Partial credit in [0, 1], per character unless the task defines its own.
-    pub partial: f32,
-    /// 1 when the completion ended by itself (EOS) within the length limit, else 0.
-    pub terminated: f32,
-    /// The penalty for completions that come near the length limit, in tokens with EOS (DAPO). Its weight is its own
-    /// `penalty_factor`; `None` is off.
-    pub soft_overlong_punishment: Option<SoftOverlong>,
-}
-
-impl Default for RewardConfig {
-    fn default() -> Self {
-        Self { correct: 1.0, partial: 0.0, terminated: 0.0, soft_overlong_punishment: None }
-    }
 }
 
 /// A short supervised phase (cross-entropy on reference answers) so that first rewards are not all zero.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct WarmupConfig {
-    /// Most optimizer steps; 0 skips the phase.
+    /// The largest number of optimizer steps; 0 skips the phase.
     pub steps: u64,
-    /// Ends the phase early, once this share of a probe of training problems is answered right (greedily): what a
+    /// The share of a probe of training problems, answered greedily, that ends the phase early once it is right. What a
     /// number of steps buys differs between seeds, and GRPO wants rewards that are neither all 0 nor all 1.
     pub until_pass_at_1: Option<f64>,
-    /// Problems per step.
+    /// The number of problems per step.
     pub batch_size: usize,
     /// AdamW and its schedule during the warm-up.
     pub optimizer: OptimizerConfig,
@@ -108,15 +93,15 @@ impl Default for WarmupConfig {
     }
 }
 
-/// How completions are sampled.
+/// The settings of sampling.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RolloutConfig {
-    /// Softmax temperature T > 0 of sampling; the loss uses the same.
+    /// The softmax temperature T > 0 of sampling; the loss uses the same.
     pub temperature: f64,
-    /// Most tokens of a completion, EOS included.
+    /// The largest number of tokens of a completion, EOS included.
     pub max_completion_length: usize,
-    /// Most sequences decoded together; bounds memory, does not change results.
+    /// The largest number of sequences that decode together. It bounds memory and does not change results.
     pub batch_size: usize,
 }
 
@@ -126,76 +111,15 @@ impl Default for RolloutConfig {
     }
 }
 
-/// Shape of the learning rate after its linear warm-up.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum LrSchedulerType {
-    /// Stays at `learning_rate`.
-    Constant,
-    /// Falls on a line to `min_lr_ratio x learning_rate`.
-    Linear,
-    /// Falls on half a cosine to `min_lr_ratio x learning_rate`.
-    #[default]
-    Cosine,
-}
-
-/// AdamW with global-norm clipping and a learning-rate schedule.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct OptimizerConfig {
-    /// Peak learning rate.
-    pub learning_rate: f64,
-    /// Decay of the first moment.
-    pub adam_beta1: f64,
-    /// Decay of the second moment.
-    pub adam_beta2: f64,
-    /// Added to the root of the second moment.
-    pub adam_epsilon: f64,
-    /// Decoupled weight decay of matrices; norms and biases have none.
-    pub weight_decay: f64,
-    /// Largest 2-norm of the whole gradient; 0 switches clipping off.
-    pub max_grad_norm: f64,
-    /// Skips an update whose gradient has a larger 2-norm than this, before clipping, or one that is not finite: weights,
-    /// moments and the learning-rate schedule stay as they are, and `skipped_updates` counts it. `None` skips nothing, and
-    /// a gradient that is not finite ends the run.
-    pub skip_grad_norm: Option<f64>,
-    /// Ends the run with an error when this many updates in a row would be skipped. At least 1.
-    pub max_consecutive_skips: u64,
-    /// Share of all steps during which the learning rate rises from 0. In [0, 1].
-    pub warmup_ratio: f64,
-    /// Shape of what follows.
-    pub lr_scheduler_type: LrSchedulerType,
-    /// Where linear and cosine end, as a share of the peak. In [0, 1].
-    pub min_lr_ratio: f64,
-}
-
-impl Default for OptimizerConfig {
-    fn default() -> Self {
-        Self {
-            learning_rate: 7e-4,
-            adam_beta1: 0.9,
-            adam_beta2: 0.98,
-            adam_epsilon: 1e-8,
-            weight_decay: 0.01,
-            max_grad_norm: 1.0,
-            skip_grad_norm: None,
-            max_consecutive_skips: 10,
-            warmup_ratio: 0.05,
-            lr_scheduler_type: LrSchedulerType::Cosine,
-            min_lr_ratio: 0.1,
-        }
-    }
-}
-
-/// Held-out evaluation.
+/// The settings of the evaluation on held-out problems.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EvalConfig {
-    /// Distinct held-out problems.
+    /// The number of distinct held-out problems.
     pub num_problems: usize,
-    /// Sampled completions per problem for the mean reward; 0 skips sampling.
+    /// The number of sampled completions per problem for the mean reward; 0 skips sampling.
     pub num_generations: usize,
-    /// GRPO steps between evaluations; 0 evaluates only before and after.
+    /// The number of GRPO steps between evaluations; 0 evaluates only before and after.
     pub eval_steps: u64,
 }
 
@@ -227,8 +151,8 @@ impl TrainConfig {
         loss
     }
 
-    /// Whether the run has a reference: the loss has a KL term, or the reward has.
-    pub fn needs_reference(&self) -> bool {
+    /// Whether the run has a reference policy: the loss has a KL term, or the reward has.
+    pub fn needs_ref_policy(&self) -> bool {
         self.loss.needs_ref_logp() || self.grpo.use_kl_in_reward
     }
 }

@@ -1,156 +1,92 @@
-//! A run: warm-up, then GRPO, with everything that has to be saved to continue it.
+//! A run, one step at a time: warm-up, then GRPO.
 
-use crate::backends;
-use crate::coefficients::{CoefficientState, Coefficients};
-use crate::dataset::{Dataset, Item};
+mod state;
+
+pub use state::{Counters, TrainState};
+
+use crate::coefficients::Coefficients;
 use crate::error::{Error, Result};
 use crate::eval::{EvalReport, evaluate, greedy_passes};
-use crate::loss::PolicyLoss;
-use crate::model::{Decoder, NamedTensor};
-use crate::optim::AdamW;
-use crate::reward::Rewards;
-use crate::rollout::{BatchedEngine, RolloutEngine};
+use crate::parts::Parts;
 use crate::step::{StepContext, StepReport, grpo_step};
-use crate::tokenizer::Tokenizer;
 use crate::train_config::{REWARD, TrainConfig, check};
+use crate::updates::Updates;
 use crate::warmup::{WarmupReport, warmup_step};
-use burn::module::Module;
-use burn::tensor::Device;
-use grpo_core::Backend;
-use serde::{Deserialize, Serialize};
-use std::sync::Arc;
+use data::Item;
+use grpo_core::LossConfig;
+use models::Tokenizer;
+use policy::Policy;
+use rewards::Rewards;
 
-/// What comes next in a run.
+/// The part of a run that comes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// [`Trainer::warmup_step`].
+    /// Supervised warm-up: [`Trainer::warmup_step`] is next.
     Warmup,
-    /// [`Trainer::grpo_step`].
+    /// GRPO: [`Trainer::grpo_step`] is next.
     Grpo,
-    /// Nothing.
+    /// The end: all steps are done.
     Done,
 }
 
-/// How far a run has come.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Counters {
-    /// Warm-up steps done.
-    pub warmup_steps: u64,
-    /// Whether the warm-up is over: all its steps are done, or it reached `warmup.until_pass_at_1`.
-    pub warm: bool,
-    /// GRPO steps done.
-    pub grpo_steps: u64,
-    /// Optimizer steps done in the present phase.
-    pub optimizer_steps: u64,
-    /// Updates skipped since the last of them, with `skip_grad_norm`.
-    pub skipped_in_a_row: u64,
-    /// Draws made from the training stream.
-    pub data_cursor: u64,
-    /// Prompt and completion tokens of all GRPO samples so far.
-    pub num_tokens: u64,
-}
-
-/// Everything that a run needs to continue bit for bit, beside its configuration. Random numbers are functions of
-/// seed and step, so there is no generator state.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TrainState {
-    /// Counters.
-    pub counters: Counters,
-    /// Weights of the policy.
-    pub policy: Vec<NamedTensor>,
-    /// Moments of the optimizer.
-    pub optimizer: Vec<NamedTensor>,
-    /// Weights of the reference; empty when the run has none (yet).
-    pub reference: Vec<NamedTensor>,
-    /// Coefficients that follow what is measured.
-    pub coefficients: CoefficientState,
-}
-
-/// Training problems that tell when the warm-up may end, and the steps between looks at them.
+/// The number of training problems that tell when the warm-up may end.
 const PROBE_PROBLEMS: usize = 128;
+/// The number of warm-up steps from one look at them to the next.
 const PROBE_STEPS: u64 = 5;
 
-/// A run.
+/// A run, one step at a time. See the [front page](crate) for an example.
 pub struct Trainer {
     config: TrainConfig,
-    dataset: Dataset,
+    loss: LossConfig,
+    parts: Parts,
     held_out: Vec<Item>,
     probe: Vec<Item>,
-    rewards: Rewards,
-    engine: Box<dyn RolloutEngine>,
-    loss: PolicyLoss,
-    policy: Decoder,
-    reference: Option<Decoder>,
-    optimizer: AdamW,
+    updates: Updates,
     coefficients: Coefficients,
     counters: Counters,
 }
 
 impl Trainer {
-    /// A run of the built-in tasks, rewards and engine, at its beginning.
+    /// A run of the parts that the configuration names, at its beginning.
     ///
     /// # Errors
-    /// [`Error::Config`], [`Error::Loss`], [`Error::TooFewProblems`].
+    /// [`Error::Config`], [`Error::Model`], [`Error::Data`], [`Error::Rewards`] or [`Error::Loss`] for a configuration that is
+    /// not legal.
     pub fn new(config: TrainConfig) -> Result<Self> {
-        config.validate()?;
-        let dataset = Dataset::new(&config.data, config.seed)?;
-        let rewards = Rewards::new(&config.rewards)?;
-        let engine = Box::new(BatchedEngine { batch_size: config.rollout.batch_size });
-        Self::with_parts(config, dataset, rewards, engine)
+        let parts = Parts::from_config(&config)?;
+        Self::with_parts(config, parts)
     }
 
-    /// A run with your own tasks, rewards or engine in place of those that the configuration names.
+    /// A run of your own parts, at its beginning; [`Parts`] has an example.
     ///
     /// # Errors
     /// As [`Trainer::new`].
-    pub fn with_parts(
-        config: TrainConfig,
-        dataset: Dataset,
-        rewards: Rewards,
-        engine: Box<dyn RolloutEngine>,
-    ) -> Result<Self> {
-        config.validate()?;
-        check_filter(&config, &rewards)?;
+    pub fn with_parts(config: TrainConfig, mut parts: Parts) -> Result<Self> {
+        config.validate_for(parts.tokenizer.vocab_size())?;
+        check_filter(&config, &parts.rewards)?;
         if config.grpo.use_kl_in_reward && config.loss.beta != 0.0 {
             tracing::warn!(
                 "the KL to the reference is both in the reward (grpo.use_kl_in_reward) and in the loss (loss.beta)"
             );
         }
-        let loss = PolicyLoss {
-            config: config.loss(),
-            backend: backends::open(&config.grpo.backend, config.grpo.plugin.as_deref())?,
-            implementation: config.grpo.implementation,
-            max_tokens: config.grpo.micro_batch_sequences() * config.rollout.max_completion_length,
-        };
-        let (held_out, probe) = (dataset.held_out(config.eval.num_problems)?, dataset.probe(PROBE_PROBLEMS)?);
-        check_lengths(&config, held_out.iter().chain(&probe))?;
-        let policy = Decoder::new(&config.model, config.seed, &Device::flex().autodiff())?;
+        let held_out = parts.dataset.held_out(config.eval.num_problems)?;
+        let probe = parts.dataset.probe(PROBE_PROBLEMS)?;
+        check_lengths(&config, &*parts.tokenizer, held_out.iter().chain(&probe))?;
+        parts.policy.reset_optimizer(&config.warmup.optimizer.adamw())?;
         let mut trainer = Self {
+            loss: config.loss(),
+            parts,
             held_out,
             probe,
-            optimizer: AdamW::new(&config.warmup.optimizer, config.warmup.steps),
-            dataset,
-            rewards,
-            engine,
-            loss,
-            policy,
-            reference: None,
+            updates: warmup_updates(&config),
             coefficients: Coefficients::new(&config),
             counters: Counters::default(),
             config,
         };
         if trainer.config.warmup.steps == 0 {
-            trainer.begin_grpo();
+            trainer.begin_grpo()?;
         }
         Ok(trainer)
-    }
-
-    /// Hands the loss to another backend. The numbers stay the same within the backend's tolerance.
-    #[must_use]
-    pub fn with_backend(mut self, backend: Arc<dyn Backend>) -> Self {
-        self.loss.backend = backend;
-        self
     }
 
     /// The configuration.
@@ -158,9 +94,9 @@ impl Trainer {
         &self.config
     }
 
-    /// The policy, on a device with autodiff.
-    pub fn policy(&self) -> &Decoder {
-        &self.policy
+    /// The policy.
+    pub fn policy(&self) -> &dyn Policy {
+        &*self.parts.policy
     }
 
     /// The held-out problems that [`Trainer::evaluate`] uses.
@@ -168,17 +104,7 @@ impl Trainer {
         &self.held_out
     }
 
-    /// How far the run has come.
-    pub fn counters(&self) -> Counters {
-        Counters {
-            optimizer_steps: self.optimizer.steps(),
-            skipped_in_a_row: self.optimizer.skipped_in_a_row(),
-            data_cursor: self.dataset.cursor(),
-            ..self.counters
-        }
-    }
-
-    /// What comes next.
+    /// The part of the run that comes next.
     pub fn phase(&self) -> Phase {
         if !self.counters.warm {
             Phase::Warmup
@@ -189,20 +115,20 @@ impl Trainer {
         }
     }
 
-    /// One supervised step. After the last one the reference is frozen and a fresh optimizer takes over.
+    /// One supervised step. After the last one the reference policy is frozen and a fresh optimizer takes over.
     ///
     /// # Errors
     /// [`Error::Argument`] when the warm-up is over; otherwise those of [`warmup_step`]. After an error the run's
     /// state is as before the step, except for the data cursor.
     pub fn warmup_step(&mut self) -> Result<WarmupReport> {
         self.expect_phase("warmup_step", Phase::Warmup)?;
-        let items = self.dataset.next_batch(self.config.warmup.batch_size)?;
-        let (policy, mut report) = warmup_step(self.policy.clone(), &mut self.optimizer, &items)?;
-        self.policy = policy;
+        let Parts { policy, tokenizer, dataset, .. } = &mut self.parts;
+        let items = dataset.next_batch(self.config.warmup.batch_size)?;
+        let mut report = warmup_step(&mut **policy, &**tokenizer, &mut self.updates, &items)?;
         self.counters.warmup_steps += 1;
         report.step = self.counters.warmup_steps;
         if self.counters.warmup_steps >= self.config.warmup.steps || self.reached_target()? {
-            self.begin_grpo();
+            self.begin_grpo()?;
         }
         Ok(report)
     }
@@ -214,24 +140,33 @@ impl Trainer {
     /// run's state is as before the step; an engine of your own may have moved.
     pub fn grpo_step(&mut self) -> Result<StepReport> {
         self.expect_phase("grpo_step", Phase::Grpo)?;
-        let (optimizer, reference) = (self.optimizer.clone(), self.reference.clone());
-        let (coefficients, cursor) = (self.coefficients.clone(), self.dataset.cursor());
+        let (updates, coefficients) = (self.updates.clone(), self.coefficients.clone());
+        let Parts { policy, tokenizer, dataset, rewards, engine } = &mut self.parts;
+        let cursor = dataset.cursor();
+        policy.begin()?;
         let mut context = StepContext {
             config: &self.config,
             loss: &self.loss,
-            dataset: &mut self.dataset,
-            rewards: &self.rewards,
-            engine: self.engine.as_mut(),
-            reference: &mut self.reference,
+            tokenizer: &**tokenizer,
+            dataset: &mut **dataset,
+            rewards,
+            engine: &mut **engine,
+            updates: &mut self.updates,
             coefficients: &mut self.coefficients,
         };
-        let step = self.counters.grpo_steps;
-        let done = grpo_step(self.policy.clone(), &mut self.optimizer, &mut context, step);
-        let (policy, report) = done.inspect_err(|_| {
-            (self.optimizer, self.reference, self.coefficients) = (optimizer, reference, coefficients);
-            self.dataset.set_cursor(cursor);
-        })?;
-        self.policy = policy;
+        let done = grpo_step(&mut **policy, &mut context, self.counters.grpo_steps);
+        let report = match done {
+            Ok(report) => report,
+            Err(error) => {
+                (self.updates, self.coefficients) = (updates, coefficients);
+                self.parts.dataset.set_cursor(cursor);
+                if let Err(lost) = self.parts.policy.roll_back() {
+                    tracing::warn!("the policy cannot go back to before the step that has failed: {lost}");
+                }
+                return Err(error);
+            }
+        };
+        self.parts.policy.commit();
         self.counters.grpo_steps += 1;
         self.counters.num_tokens += report.tokens as u64;
         Ok(report)
@@ -242,70 +177,7 @@ impl Trainer {
     /// # Errors
     /// Those of [`evaluate`].
     pub fn evaluate(&mut self) -> Result<EvalReport> {
-        evaluate(&self.policy.valid(), self.engine.as_mut(), &self.held_out, &self.rewards, &self.config)
-    }
-
-    /// Everything that has to be saved.
-    pub fn state(&self) -> TrainState {
-        TrainState {
-            counters: self.counters(),
-            policy: self.policy.parameters(),
-            optimizer: self.optimizer.state(),
-            reference: self.reference.as_ref().map(Decoder::parameters).unwrap_or_default(),
-            coefficients: self.coefficients.state(),
-        }
-    }
-
-    /// Continues where a run of the same configuration was when it made `state`.
-    ///
-    /// # Errors
-    /// [`Error::State`] when the state does not fit the configuration; the trainer is then unchanged.
-    pub fn restore(&mut self, state: &TrainState) -> Result<()> {
-        let counters = state.counters;
-        for (what, limit, found) in [
-            ("counter warmup_steps", self.config.warmup.steps, counters.warmup_steps),
-            ("counter grpo_steps", self.config.grpo.max_steps, counters.grpo_steps),
-        ] {
-            if found > limit {
-                return Err(Error::state(what, format!("at most {limit}"), found));
-            }
-        }
-        let warm = counters.warm;
-        if !warm && counters.grpo_steps > 0 {
-            return Err(Error::state("counter grpo_steps", "0 during the warm-up", counters.grpo_steps));
-        }
-        let policy = self.policy.clone().with_parameters(&state.policy)?;
-        let optimizer = if warm { self.grpo_optimizer() } else { self.warmup_optimizer() };
-        let mut optimizer = optimizer.with_skipped_in_a_row(counters.skipped_in_a_row);
-        // In the order of the model's own walk: a saved state may list its tensors in any order.
-        optimizer.restore(counters.optimizer_steps, &state.optimizer, &policy.parameters())?;
-        let coefficients = Coefficients::new(&self.config).with_state(&state.coefficients)?;
-        let reference = match (warm && self.config.needs_reference(), state.reference.is_empty()) {
-            (true, false) => Some(self.policy.valid().with_parameters(&state.reference)?),
-            (false, true) => None,
-            (true, true) => {
-                return Err(Error::state("the reference", "its weights, because there is a KL to it", "none"));
-            }
-            (false, false) => {
-                return Err(Error::state("the reference", "none, because there is no KL to it", "weights"));
-            }
-        };
-        self.policy = policy;
-        self.optimizer = optimizer;
-        self.reference = reference;
-        self.coefficients = coefficients;
-        self.dataset.set_cursor(counters.data_cursor);
-        self.counters = counters;
-        Ok(())
-    }
-
-    fn warmup_optimizer(&self) -> AdamW {
-        AdamW::new(&self.config.warmup.optimizer, self.config.warmup.steps)
-    }
-
-    fn grpo_optimizer(&self) -> AdamW {
-        let grpo = &self.config.grpo;
-        AdamW::new(&self.config.optimizer, grpo.max_steps.saturating_mul(grpo.updates() as u64))
+        evaluate(&mut self.parts, &self.held_out, &self.config)
     }
 
     /// Whether the warm-up may end before its last step.
@@ -314,14 +186,18 @@ impl Trainer {
         if !self.counters.warmup_steps.is_multiple_of(PROBE_STEPS) {
             return Ok(false);
         }
-        let passed = greedy_passes(&self.policy.valid(), self.engine.as_mut(), &self.probe, &self.config)?;
+        let passed = greedy_passes(&mut self.parts, &self.probe, &self.config)?;
         Ok(passed.iter().filter(|p| **p).count() as f64 >= target * passed.len() as f64)
     }
 
-    fn begin_grpo(&mut self) {
+    fn begin_grpo(&mut self) -> Result<()> {
+        self.updates = grpo_updates(&self.config);
+        self.parts.policy.reset_optimizer(&self.config.optimizer.adamw())?;
+        if self.config.needs_ref_policy() {
+            self.parts.policy.freeze_ref_policy()?;
+        }
         self.counters.warm = true;
-        self.optimizer = self.grpo_optimizer();
-        self.reference = self.config.needs_reference().then(|| self.policy.valid());
+        Ok(())
     }
 
     fn expect_phase(&self, operation: &'static str, phase: Phase) -> Result<()> {
@@ -330,6 +206,14 @@ impl Trainer {
         }
         Err(Error::argument(operation, format!("phase {phase:?}"), format!("phase {:?}", self.phase())))
     }
+}
+
+fn warmup_updates(config: &TrainConfig) -> Updates {
+    Updates::new(&config.warmup.optimizer, config.warmup.steps)
+}
+
+fn grpo_updates(config: &TrainConfig) -> Updates {
+    Updates::new(&config.optimizer, config.grpo.max_steps.saturating_mul(config.grpo.updates() as u64))
 }
 
 /// Whether dynamic sampling looks at something that is there.
@@ -346,10 +230,14 @@ fn check_filter(config: &TrainConfig, rewards: &Rewards) -> Result<()> {
 
 /// Whether the model has room for the prompts of `items` and for completions of full length: it should be said before
 /// the warm-up, not after it.
-fn check_lengths<'a>(config: &TrainConfig, items: impl Iterator<Item = &'a Item>) -> Result<()> {
+fn check_lengths<'a>(
+    config: &TrainConfig,
+    tokenizer: &dyn Tokenizer,
+    items: impl Iterator<Item = &'a Item>,
+) -> Result<()> {
     let positions = config.model.max_position_embeddings;
     for item in items {
-        let prompt = Tokenizer.encode_prompt(&item.problem.prompt)?.len();
+        let prompt = tokenizer.encode_prompt(&item.problem.prompt)?.len();
         // The last token is never fed back.
         check(
             (prompt + config.rollout.max_completion_length).saturating_sub(1) <= positions,

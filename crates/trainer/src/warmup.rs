@@ -1,66 +1,64 @@
 //! Supervised warm-up: cross-entropy on reference answers, so that the first rewards are not all zero.
 
-use crate::dataset::Item;
 use crate::error::{Error, Result};
-use crate::loss::cross_entropy;
-use crate::micro_batch::accumulate;
-use crate::model::Decoder;
-use crate::optim::AdamW;
-use crate::sequences::{Sequence, completion_hidden, token_batch};
-use crate::tokenizer::Tokenizer;
+use crate::micro_batch::{sequence_batches, split_evenly};
+use crate::updates::{Update, Updates};
+use data::Item;
+use models::Tokenizer;
+use policy::{Policy, Sequence, StepLoss, token_batch};
 
-/// What one warm-up step did.
+/// The report of one warm-up step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WarmupReport {
-    /// Optimizer steps done; [`crate::Trainer::warmup_step`] counts skipped updates too.
+    /// The number of optimizer steps done; [`crate::Trainer::warmup_step`] counts skipped updates too.
     pub step: u64,
-    /// Mean negative log-likelihood per answer token, in nats.
+    /// The mean negative log-likelihood per answer token, in nats.
     pub loss: f64,
-    /// Norm of the whole gradient before clipping.
+    /// The norm of the whole gradient before clipping.
     pub grad_norm: f64,
-    /// Learning rate used.
+    /// The learning rate of the update.
     pub learning_rate: f64,
-    /// Whether nothing was updated, see [`AdamW::step`].
+    /// Whether nothing was updated, see [`Update::skipped`].
     pub skipped: bool,
-    /// Answer tokens trained on, EOS included.
+    /// The number of answer tokens trained on, EOS included.
     pub tokens: usize,
 }
 
-/// Sequences per micro-batch: small enough for activations to stay in cache, large enough to be worth a thread.
+/// The number of sequences of a micro-batch: small enough for activations to stay in cache, large enough to be worth a thread.
 const MICRO_BATCH: usize = 32;
 
-/// One step on `items`.
+/// One supervised step on `items`.
 ///
 /// # Errors
-/// [`Error::UnknownCharacter`], [`Error::TooLong`], [`Error::NotFinite`].
-pub fn warmup_step(model: Decoder, optimizer: &mut AdamW, items: &[Item]) -> Result<(Decoder, WarmupReport)> {
+/// [`Error::Model`] for text that the tokenizer cannot encode; [`Error::Policy`] for sequences that are too long, and
+/// where loss, gradient or weights are not finite; [`Error::TooManySkips`]. Weights and moments are then unchanged.
+pub fn warmup_step(
+    policy: &mut dyn Policy,
+    tokenizer: &dyn Tokenizer,
+    updates: &mut Updates,
+    items: &[Item],
+) -> Result<WarmupReport> {
     let sequences: Vec<Sequence> = items
         .iter()
         .map(|item| {
             Ok(Sequence {
-                prompt: Tokenizer.encode_prompt(&item.problem.prompt)?,
-                completion: Tokenizer.encode_completion(&item.problem.answer)?,
+                prompt: tokenizer.encode_prompt(&item.problem.prompt)?,
+                completion: tokenizer.encode_completion(&item.problem.answer)?,
             })
         })
         .collect::<Result<_>>()?;
     let batch = token_batch(&sequences)?;
-    let parts = items.len().div_ceil(MICRO_BATCH);
-    let sum = accumulate(&model, items.len(), parts, |model, part| {
-        let hidden = completion_hidden(model, &sequences[part.clone()])?;
-        Ok(cross_entropy(hidden, model.lm_head(), &batch.select_sequences(part)?, batch.tokens()))
-    })?;
-    let (model, done) = match sum.loss.is_finite() {
-        true => optimizer.step(model, &sum.gradients)?,
-        false if optimizer.skips() => (model, optimizer.skip(sum.gradients.norm())?),
-        false => return Err(Error::NotFinite { what: "the warm-up loss".into(), step: optimizer.steps() }),
+    let parts = split_evenly(items.len(), items.len().div_ceil(MICRO_BATCH));
+    let parts = sequence_batches(&sequences, &batch, parts)?;
+    let sum = policy.accumulate(&parts, StepLoss::CrossEntropy { tokens: batch.tokens() })?;
+    let Update { grad_norm, learning_rate, skipped } = match sum.loss.is_finite() {
+        true => updates.apply(policy)?,
+        false if updates.skips() => updates.skip(policy)?,
+        false => {
+            policy.skip()?;
+            return Err(Error::not_finite("the warm-up loss", policy.optimizer_steps()));
+        }
     };
-    let report = WarmupReport {
-        step: optimizer.steps(),
-        loss: sum.loss,
-        grad_norm: done.grad_norm,
-        learning_rate: done.learning_rate,
-        skipped: done.skipped,
-        tokens: batch.tokens(),
-    };
-    Ok((model, report))
+    let (step, tokens) = (policy.optimizer_steps(), batch.tokens());
+    Ok(WarmupReport { step, loss: sum.loss, grad_norm, learning_rate, skipped, tokens })
 }

@@ -2,13 +2,11 @@
 
 use grpo_core::{Backend, GradsMut, LossConfig, LossOutput, LossPlan, MemoryReport, PlanRequest, PolicyInput, Scores};
 use grpo_core::{Error as LossError, TensorMut, TokenBatch};
+use models::{CharTokenizer, ModelConfig, Tokenizer};
+use policy::{Completion, Policy, Result, RolloutEngine, RolloutRequest};
+use policy_burn::{BurnPolicy, PolicyLoss};
 use std::sync::{Arc, Mutex};
-use trainer::dataset::Dataset;
-use trainer::model::{Decoder, ModelConfig};
-use trainer::reward::Rewards;
-use trainer::rollout::{BatchedEngine, Completion, RolloutEngine, RolloutRequest};
-use trainer::tokenizer::Tokenizer;
-use trainer::{Result, TrainConfig, Trainer};
+use trainer::{Parts, TrainConfig, Trainer};
 
 /// One step of one update in one piece, on prompts of several lengths.
 fn config() -> TrainConfig {
@@ -21,6 +19,7 @@ fn config() -> TrainConfig {
     config.warmup.steps = 0;
     config.rollout.temperature = 0.8;
     config.rollout.max_completion_length = 6;
+    config.rollout.batch_size = 16;
     config.grpo.max_steps = 1;
     config.grpo.num_iterations = 1;
     config.grpo.steps_per_generation = 1;
@@ -33,10 +32,8 @@ fn config() -> TrainConfig {
 }
 
 fn trainer(engine: impl RolloutEngine + 'static) -> Trainer {
-    let config = config();
-    let dataset = Dataset::new(&config.data, config.seed).unwrap();
-    let rewards = Rewards::new(&config.rewards).unwrap();
-    Trainer::with_parts(config, dataset, rewards, Box::new(engine)).unwrap()
+    let parts = Parts { engine: Box::new(engine), ..Parts::from_config(&config()).unwrap() };
+    Trainer::with_parts(config(), parts).unwrap()
 }
 
 /// The built-in engine, and what may go wrong between it and the loss.
@@ -46,16 +43,16 @@ struct Engine {
 }
 
 impl RolloutEngine for Engine {
-    fn generate(&mut self, model: &Decoder, request: &RolloutRequest<'_>) -> Result<Vec<Completion>> {
+    fn generate(&mut self, policy: &mut dyn Policy, request: &RolloutRequest<'_>) -> Result<Vec<Completion>> {
         let lengths: Vec<usize> = request.prompts.iter().map(Vec::len).collect();
         assert!(lengths.iter().any(|length| *length != lengths[0]), "no prompt is padded");
         for prompt in request.prompts {
-            let text = Tokenizer.decode(&prompt[1..])?;
-            assert_eq!(*prompt, Tokenizer.encode_prompt(&text)?, "one BOS, then the question");
+            let text = CharTokenizer.decode(&prompt[1..])?;
+            assert_eq!(*prompt, CharTokenizer.encode_prompt(&text)?, "one BOS, then the question");
         }
         let prompts: Vec<Vec<u32>> = request.prompts.iter().map(|prompt| (self.prompt)(prompt)).collect();
         let request = RolloutRequest { prompts: &prompts, ..*request };
-        let mut completions = BatchedEngine { batch_size: 16 }.generate(model, &request)?;
+        let mut completions = policy.generate(&request)?;
         completions.iter_mut().for_each(self.completion);
         Ok(completions)
     }
@@ -81,8 +78,8 @@ fn naive_rollouts_are_seen() {
     let of_prompts = |prompt| Engine { prompt, completion: |_| () };
     let of_completions = |completion| Engine { prompt: <[u32]>::to_vec, completion };
     let naive = [
-        ("two BOS", of_prompts(|prompt| [&[Tokenizer::BOS], prompt].concat())),
-        ("padding", of_prompts(|prompt| [&[Tokenizer::PAD; 2], prompt].concat())),
+        ("two BOS", of_prompts(|prompt| [&[CharTokenizer::BOS], prompt].concat())),
+        ("padding", of_prompts(|prompt| [&[CharTokenizer::PAD; 2], prompt].concat())),
         ("off by one", of_completions(|completion| completion.logps.rotate_right(1))),
         ("temperature", of_completions(|completion| completion.logps.iter_mut().for_each(|logp| *logp *= 0.8))),
     ];
@@ -104,10 +101,10 @@ fn a_loss_at_another_temperature_is_refused() {
 struct Strays;
 
 /// "<pad>2<bos>4" to who reads it.
-const STRAYS: [u32; 5] = [Tokenizer::PAD, 5, Tokenizer::BOS, 7, Tokenizer::EOS];
+const STRAYS: [u32; 5] = [CharTokenizer::PAD, 5, CharTokenizer::BOS, 7, CharTokenizer::EOS];
 
 impl RolloutEngine for Strays {
-    fn generate(&mut self, _: &Decoder, request: &RolloutRequest<'_>) -> Result<Vec<Completion>> {
+    fn generate(&mut self, _: &mut dyn Policy, request: &RolloutRequest<'_>) -> Result<Vec<Completion>> {
         let completion = |i: usize| Completion {
             ids: if i.is_multiple_of(2) { STRAYS.to_vec() } else { STRAYS[1..].to_vec() },
             logps: vec![f32::NAN; 5 - i % 2],
@@ -165,12 +162,20 @@ impl LossPlan for WatchedPlan {
 /// Text is for the rewards. Encoded again, it is something else.
 #[test]
 fn the_ids_of_the_rollout_are_trained_on() {
-    let text = Tokenizer.decode(&STRAYS).unwrap();
-    let naive = Tokenizer.encode_completion(&text).unwrap();
+    let text = CharTokenizer.decode(&STRAYS).unwrap();
+    let naive = CharTokenizer.encode_completion(&text).unwrap();
     assert!(naive.len() > 2 * STRAYS.len(), "naive: {text:?} is {naive:?}");
 
     let targets = Arc::<Mutex<Vec<i64>>>::default();
-    let mut run = trainer(Strays).with_backend(Arc::new(Watched(Arc::clone(&targets))));
+    let loss = PolicyLoss {
+        config: config().loss(),
+        backend: Arc::new(Watched(Arc::clone(&targets))),
+        implementation: config().grpo.implementation,
+        max_tokens: 1,
+    };
+    let policy = BurnPolicy::new(&config().model, config().seed, loss).unwrap();
+    let parts = Parts { policy: Box::new(policy), engine: Box::new(Strays), ..Parts::from_config(&config()).unwrap() };
+    let mut run = Trainer::with_parts(config(), parts).unwrap();
     let report = run.grpo_step().unwrap();
     let long = STRAYS.map(i64::from);
     assert_eq!(*targets.lock().unwrap(), [&long[..], &long[1..]].concat().repeat(16));

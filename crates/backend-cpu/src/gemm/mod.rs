@@ -4,7 +4,7 @@
 //! on how work was cut.
 //!
 //! A product is `out[m, n] (+)= sum over k of lhs[m, k] rhs[k, n]`. Callers pack both operands, in pieces of K of at most
-//! [`Arithmetic::depth`] entries, so that what is used again is packed once. The unit of a packed operand is a *word* of
+//! [`Gemm::depth`] entries, so that what is used again is packed once. The unit of a packed operand is a *word* of
 //! 32 bits: an f32, or two neighbours along k in bf16. A piece of K' words is
 //!
 //! * as lhs of vector kernels: panels `[K', 12]`; a word is broadcast per multiply-add;
@@ -19,41 +19,37 @@
 //! instruction set and on the pieces, not on the shape of the product or its place in it.
 #![allow(unsafe_code)]
 
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-pub(crate) mod amx;
-#[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
-#[path = "no_amx.rs"]
-pub(crate) mod amx;
+mod mat_mut;
 mod pack;
-mod target;
-mod vector;
 
-pub(crate) use pack::{Depth, Rows};
-pub(crate) use target::{Cut, Target};
+pub(crate) use crate::arch::panel::RHS_PANEL;
+pub(crate) use mat_mut::{Cut, MatMut};
+pub(crate) use pack::{KAxis, Rows};
 
-use crate::isa::{Isa, Level};
+use crate::arch::panel::LHS_PANEL;
+use crate::arch::{Isa, IsaToken, amx, microkernel};
+use pack::{Bf16Pair, F32Word};
 use std::ops::Range;
 
-/// Columns of a rhs panel.
-pub(crate) const RHS_PANEL: usize = 32;
 /// Most words of a piece: a rhs panel takes 32 KiB.
 const WORDS: usize = 256;
 
-/// What products are made of: kernels, and how their operands are packed.
+/// How products are made: by which kernel of which instruction set, and so how operands are packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Arithmetic {
-    level: Level,
-    kind: Kind,
+pub(crate) struct Gemm {
+    isa: IsaToken,
+    kernel: GemmKernel,
 }
 
+/// The kernel that multiplies packed panels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    /// Words are f32.
-    Wide,
-    /// Words are bf16 pairs, for vector kernels.
-    Pairs,
-    /// Words are bf16 pairs, for tile kernels.
-    Tiles,
+enum GemmKernel {
+    /// Multiply-adds of f32 in vector registers; words are f32.
+    F32,
+    /// Dot products of bf16 pairs in vector registers (AVX-512 BF16); words are bf16 pairs.
+    Bf16Dot,
+    /// Products of bf16 tiles (AMX); words are bf16 pairs.
+    Amx,
 }
 
 /// Panels of a piece of an operand; they begin `stride` words apart.
@@ -66,52 +62,54 @@ pub(crate) struct Packed<'a> {
 /// Which pieces of the output follow one another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// Those below: a rhs panel stays near.
+    /// The pieces below follow one another: a rhs panel stays near.
     ByColumns,
-    /// Those to the right: better where the output comes from memory, because neighbours share its pages.
+    /// The pieces to the right follow one another: better where the output comes from memory, because neighbours share
+    /// its pages.
     ByRows,
 }
 
-impl Arithmetic {
+impl Gemm {
     /// `bf16`: whether all operands hold bf16 values. Where the processor multiplies pairs of those, it will; elsewhere
     /// the same values are multiplied in f32.
-    pub(crate) fn new(level: Level, bf16: bool) -> Self {
-        let kind = match level.isa() {
-            Isa::Amx if bf16 => Kind::Tiles,
-            Isa::Avx512Bf16 if bf16 => Kind::Pairs,
-            _ => Kind::Wide,
+    pub(crate) fn new(isa: IsaToken, bf16: bool) -> Self {
+        let kernel = match isa.get() {
+            Isa::Amx if bf16 => GemmKernel::Amx,
+            Isa::Avx512Bf16 if bf16 => GemmKernel::Bf16Dot,
+            _ => GemmKernel::F32,
         };
-        Self { level, kind }
+        Self { isa, kernel }
     }
 
-    pub(crate) fn level(self) -> Level {
-        self.level
+    /// The instruction set that the kernels are compiled for.
+    pub(crate) fn isa(self) -> IsaToken {
+        self.isa
     }
 
     /// What a core multiplies and adds while a byte travels between it and memory, two flops each; of the machines at hand
     /// (100, 200 and 2000 Gflop/s beside 10 GB/s).
     pub(crate) fn flops_per_byte(self) -> f64 {
-        match self.kind {
-            Kind::Wide => 10.0,
-            Kind::Pairs => 20.0,
-            Kind::Tiles => 200.0,
+        match self.kernel {
+            GemmKernel::F32 => 10.0,
+            GemmKernel::Bf16Dot => 20.0,
+            GemmKernel::Amx => 200.0,
         }
     }
 
     /// Rows of a lhs panel.
     pub(crate) fn lhs_panel(self) -> usize {
-        if self.kind == Kind::Tiles { amx::ROWS } else { vector::ROWS }
+        if self.kernel == GemmKernel::Amx { amx::LHS_PANEL } else { LHS_PANEL }
     }
 
     /// Most entries of K in a piece.
     pub(crate) fn depth(self) -> usize {
-        match self.kind {
-            Kind::Wide => WORDS,
-            Kind::Pairs | Kind::Tiles => 2 * WORDS,
+        match self.kernel {
+            GemmKernel::F32 => WORDS,
+            GemmKernel::Bf16Dot | GemmKernel::Amx => 2 * WORDS,
         }
     }
 
-    /// Pieces of `0..k`.
+    /// Cuts `0..k` into pieces of at most [`Self::depth`] entries.
     pub(crate) fn pieces(self, k: usize) -> impl Iterator<Item = Range<usize>> {
         let depth = self.depth();
         (0..k).step_by(depth).map(move |start| start..k.min(start + depth))
@@ -125,10 +123,10 @@ impl Arithmetic {
 
     /// Words of `k` entries of K.
     pub(crate) fn words(self, k: usize) -> usize {
-        match self.kind {
-            Kind::Wide => k,
-            Kind::Pairs => k.div_ceil(2),
-            Kind::Tiles => k.div_ceil(2 * amx::WORDS) * amx::WORDS,
+        match self.kernel {
+            GemmKernel::F32 => k,
+            GemmKernel::Bf16Dot => k.div_ceil(2),
+            GemmKernel::Amx => k.div_ceil(2 * amx::WORDS) * amx::WORDS,
         }
     }
 
@@ -154,31 +152,31 @@ impl Arithmetic {
 
     /// Packs `source` as the lhs of a piece whose panels begin `stride` words apart in `out`.
     ///
-    /// `Depth::Columns`: `source: [m, k]`, the whole piece. `Depth::Rows`: `source: [k, m]`, entries `from..` of the
+    /// `KAxis::Columns`: `source: [m, k]`, the whole piece. `KAxis::Rows`: `source: [k, m]`, entries `from..` of the
     /// piece; `from` is even, and a multiple of [`Self::lhs_panel`] for tiles. Words are written whole: an odd last entry
     /// is paired with 0.
-    pub(crate) fn pack_lhs(self, source: Rows<'_>, along: Depth, from: usize, out: &mut [u32], stride: usize) {
-        match self.kind {
-            Kind::Wide => pack::panels::<pack::Wide, { vector::ROWS }>(self.level, &source, along, from, out, stride),
-            Kind::Pairs => pack::panels::<pack::Pairs, { vector::ROWS }>(self.level, &source, along, from, out, stride),
-            Kind::Tiles => pack::tiles(self.level, &source, along, from, out, stride),
+    pub(crate) fn pack_lhs(self, source: Rows<'_>, along: KAxis, from: usize, out: &mut [u32], stride: usize) {
+        match self.kernel {
+            GemmKernel::F32 => pack::panels::<F32Word, LHS_PANEL>(self.isa, &source, along, from, out, stride),
+            GemmKernel::Bf16Dot => pack::panels::<Bf16Pair, LHS_PANEL>(self.isa, &source, along, from, out, stride),
+            GemmKernel::Amx => pack::tiles(self.isa, &source, along, from, out, stride),
         }
     }
 
     /// Packs `source` as the rhs of a piece, as [`Self::pack_lhs`] does with n for m.
-    pub(crate) fn pack_rhs(self, source: Rows<'_>, along: Depth, from: usize, out: &mut [u32], stride: usize) {
-        match self.kind {
-            Kind::Wide => pack::panels::<pack::Wide, RHS_PANEL>(self.level, &source, along, from, out, stride),
-            Kind::Pairs | Kind::Tiles => {
-                pack::panels::<pack::Pairs, RHS_PANEL>(self.level, &source, along, from, out, stride);
-                if self.kind == Kind::Tiles {
+    pub(crate) fn pack_rhs(self, source: Rows<'_>, along: KAxis, from: usize, out: &mut [u32], stride: usize) {
+        match self.kernel {
+            GemmKernel::F32 => pack::panels::<F32Word, RHS_PANEL>(self.isa, &source, along, from, out, stride),
+            GemmKernel::Bf16Dot | GemmKernel::Amx => {
+                pack::panels::<Bf16Pair, RHS_PANEL>(self.isa, &source, along, from, out, stride);
+                if self.kernel == GemmKernel::Amx {
                     pack::fill_tile(&source, along, from, out, stride);
                 }
             }
         }
     }
 
-    /// `out (+)= lhs rhs` over a piece of `k` entries; [`Target`] knows m and n.
+    /// `out (+)= lhs rhs` over a piece of `k` entries; [`MatMut`] knows m and n.
     ///
     /// # Panics
     /// When the operands are too short: an error of this crate, not of its caller.
@@ -187,7 +185,7 @@ impl Arithmetic {
         k: usize,
         lhs: Packed<'_>,
         rhs: Packed<'_>,
-        out: &mut Target<'_>,
+        out: &mut MatMut<'_>,
         add: bool,
         order: Order,
     ) {
@@ -200,8 +198,8 @@ impl Arithmetic {
             words <= WORDS && holds(lhs, m.div_ceil(height), height) && holds(rhs, n.div_ceil(RHS_PANEL), RHS_PANEL)
         );
         let (lhs_panels, rhs_panels) = (m.div_ceil(height), n.div_ceil(RHS_PANEL));
-        let mut tiles = (self.kind == Kind::Tiles).then(amx::Tiles::new);
-        let mut edge = [0.0_f32; amx::ROWS * RHS_PANEL];
+        let mut tiles = (self.kernel == GemmKernel::Amx).then(amx::Tiles::new);
+        let mut edge = [0.0_f32; amx::LHS_PANEL * RHS_PANEL];
         for step in 0..lhs_panels * rhs_panels {
             let (i, j) = match order {
                 Order::ByColumns => (step % lhs_panels, step / lhs_panels),
@@ -214,21 +212,21 @@ impl Arithmetic {
                 out.prefetch(i, j, rows, cols);
                 // SAFETY: both panels were seen to hold `words` words per row or column, a whole number of tiles.
                 unsafe { tiles.multiply(words, a, b, &mut edge) };
-                out.store(self.level, i..i + rows, j..j + cols, &edge, add);
+                out.store(self.isa, i..i + rows, j..j + cols, &edge, add);
                 continue;
             }
-            let pairs = self.kind == Kind::Pairs;
+            let pairs = self.kernel == GemmKernel::Bf16Dot;
             if (rows, cols) == (height, RHS_PANEL) {
                 let (c, stride) = out.piece(i, j, height, RHS_PANEL);
                 // SAFETY: both panels were seen to hold `words` words per row or column; `piece` vouches for the output.
-                unsafe { vector::multiply(self.level, pairs, rows, words, a, b, c, stride, add) };
+                unsafe { microkernel::multiply(self.isa, pairs, rows, words, a, b, c, stride, add) };
             } else {
                 // SAFETY: as above, and `edge` holds [12, 32].
                 unsafe {
                     let c = edge.as_mut_ptr();
-                    vector::multiply(self.level, pairs, rows, words, a, b, c, RHS_PANEL, false);
+                    microkernel::multiply(self.isa, pairs, rows, words, a, b, c, RHS_PANEL, false);
                 }
-                out.store(self.level, i..i + rows, j..j + cols, &edge, add);
+                out.store(self.isa, i..i + rows, j..j + cols, &edge, add);
             }
         }
     }

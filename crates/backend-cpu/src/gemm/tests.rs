@@ -1,15 +1,15 @@
 //! Products against f64, for every instruction set of this machine.
 
 use super::*;
+use crate::arch::IsaToken;
 use crate::host::Slice;
-use crate::isa::Level;
 use half::bf16;
 
 fn noise(seed: u64) -> impl FnMut() -> f32 {
     let mut state = seed;
     move || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        // Exact in bf16, so that every kind of arithmetic sees the same values.
+        // Exact in bf16, so that every kernel sees the same values.
         bf16::from_f32((state >> 40) as f32 / (1 << 23) as f32 - 1.0).to_f32()
     }
 }
@@ -30,39 +30,39 @@ impl Operand {
         Self { outer, k, narrow: [narrow(&values), narrow(&turned)], wide: [values, turned] }
     }
 
-    fn part(&self, along: Depth, bf16: bool, k: Range<usize>) -> Rows<'_> {
-        let of = usize::from(along == Depth::Rows);
+    fn part(&self, along: KAxis, bf16: bool, k: Range<usize>) -> Rows<'_> {
+        let of = usize::from(along == KAxis::Rows);
         let data = if bf16 { Slice::Bf16(&self.narrow[of]) } else { Slice::F32(&self.wide[of]) };
         match along {
-            Depth::Columns => Rows::new(data, self.k, 0..self.outer, k),
-            Depth::Rows => Rows::new(data, self.outer, k, 0..self.outer),
+            KAxis::Columns => Rows::new(data, self.k, 0..self.outer, k),
+            KAxis::Rows => Rows::new(data, self.outer, k, 0..self.outer),
         }
     }
 }
 
 /// The product of a piece, operands packed along the given axes; the lhs in parts where its rows are K.
-fn product(arithmetic: Arithmetic, lhs: &Operand, rhs: &Operand, along: [Depth; 2], bf16: bool, add: f32) -> Vec<f32> {
+fn product(gemm: Gemm, lhs: &Operand, rhs: &Operand, along: [KAxis; 2], bf16: bool, add: f32) -> Vec<f32> {
     let (m, n, k) = (lhs.outer, rhs.outer, lhs.k);
     // NaN where nothing is packed would show.
-    let mut a = vec![u32::MAX; arithmetic.lhs_words(m, k)];
-    let mut b = vec![u32::MAX; arithmetic.rhs_words(n, k)];
-    let (lhs_stride, rhs_stride) = (arithmetic.lhs_stride(k), arithmetic.rhs_stride(k));
+    let mut a = vec![u32::MAX; gemm.lhs_words(m, k)];
+    let mut b = vec![u32::MAX; gemm.rhs_words(n, k)];
+    let (lhs_stride, rhs_stride) = (gemm.lhs_stride(k), gemm.rhs_stride(k));
     let parts = |along, step: usize| {
-        let step = if along == Depth::Rows { step } else { k };
+        let step = if along == KAxis::Rows { step } else { k };
         (0..k).step_by(step.max(1)).map(move |from| from..k.min(from + step))
     };
-    for part in parts(along[0], arithmetic.lhs_panel()) {
-        arithmetic.pack_lhs(lhs.part(along[0], bf16, part.clone()), along[0], part.start, &mut a, lhs_stride);
+    for part in parts(along[0], gemm.lhs_panel()) {
+        gemm.pack_lhs(lhs.part(along[0], bf16, part.clone()), along[0], part.start, &mut a, lhs_stride);
     }
-    for part in parts(along[1], arithmetic.lhs_panel()) {
-        arithmetic.pack_rhs(rhs.part(along[1], bf16, part.clone()), along[1], part.start, &mut b, rhs_stride);
+    for part in parts(along[1], gemm.lhs_panel()) {
+        gemm.pack_rhs(rhs.part(along[1], bf16, part.clone()), along[1], part.start, &mut b, rhs_stride);
     }
     let stride = n + 3;
     let mut out = vec![add; m * stride];
     // Whichever way: elements do not know.
     let order = if m % 2 == 0 { Order::ByRows } else { Order::ByColumns };
     let (a, b) = (Packed { words: &a, stride: lhs_stride }, Packed { words: &b, stride: rhs_stride });
-    arithmetic.multiply(k, a, b, &mut Target::new(&mut out, m, n, stride), add != 0.0, order);
+    gemm.multiply(k, a, b, &mut MatMut::new(&mut out, m, n, stride), add != 0.0, order);
     assert!(out.chunks(stride).all(|row| row[n..].iter().all(|x| *x == add)), "elements beside the output");
     out.chunks(stride).flat_map(|row| row[..n].to_vec()).collect()
 }
@@ -78,23 +78,20 @@ fn products_match_f64_in_every_arithmetic_packing_and_shape() {
                 (0..k).map(|x| f64::from(lhs.wide[0][at / n * k + x]) * f64::from(rhs.wide[0][at % n * k + x])).sum()
             })
             .collect();
-        for (level, pairs, bf16) in
-            Level::available().flat_map(|l| [(l, false, false), (l, false, true), (l, true, true), (l, true, false)])
+        for (isa, pairs, bf16) in IsaToken::available()
+            .flat_map(|isa| [(isa, false, false), (isa, false, true), (isa, true, true), (isa, true, false)])
         {
-            let arithmetic = Arithmetic::new(level, pairs);
-            if k > arithmetic.depth() {
+            let gemm = Gemm::new(isa, pairs);
+            if k > gemm.depth() {
                 continue;
             }
-            for along in [Depth::Rows, Depth::Columns].into_iter().flat_map(|a| [[a, Depth::Rows], [a, Depth::Columns]])
+            for along in [KAxis::Rows, KAxis::Columns].into_iter().flat_map(|a| [[a, KAxis::Rows], [a, KAxis::Columns]])
             {
                 for add in [0.0, 0.5] {
-                    let got = product(arithmetic, &lhs, &rhs, along, bf16, add);
+                    let got = product(gemm, &lhs, &rhs, along, bf16, add);
                     for (got, exact) in got.iter().zip(&exact) {
                         let off = (f64::from(*got) - exact - f64::from(add)).abs();
-                        assert!(
-                            off < 1e-6 * (k as f64 + 1.0),
-                            "{arithmetic:?} {m}x{n}x{k} {along:?}: {got} not {exact}"
-                        );
+                        assert!(off < 1e-6 * (k as f64 + 1.0), "{gemm:?} {m}x{n}x{k} {along:?}: {got} not {exact}");
                     }
                 }
             }
@@ -106,17 +103,16 @@ fn products_match_f64_in_every_arithmetic_packing_and_shape() {
 fn an_element_has_the_same_bits_in_any_product() {
     let (k, m, n) = (77, 45, 70);
     let (lhs, rhs) = (Operand::new(m, k, 3), Operand::new(n, k, 4));
-    for arithmetic in Level::available().flat_map(|level| [Arithmetic::new(level, false), Arithmetic::new(level, true)])
-    {
-        let whole = product(arithmetic, &lhs, &rhs, [Depth::Columns; 2], true, 0.25);
+    for gemm in IsaToken::available().flat_map(|isa| [Gemm::new(isa, false), Gemm::new(isa, true)]) {
+        let whole = product(gemm, &lhs, &rhs, [KAxis::Columns; 2], true, 0.25);
         for (i, j) in [(0, 0), (11, 31), (12, 32), (44, 69), (30, 5)] {
             let one = |operand: &Operand, row: usize| {
                 let wide = operand.wide[0][row * k..(row + 1) * k].to_vec();
                 let narrow: Vec<bf16> = wide.iter().map(|x| bf16::from_f32(*x)).collect();
                 Operand { outer: 1, k, wide: [wide.clone(), wide], narrow: [narrow.clone(), narrow] }
             };
-            let alone = product(arithmetic, &one(&lhs, i), &one(&rhs, j), [Depth::Rows; 2], true, 0.25);
-            assert_eq!(alone[0].to_bits(), whole[i * n + j].to_bits(), "{arithmetic:?} ({i}, {j})");
+            let alone = product(gemm, &one(&lhs, i), &one(&rhs, j), [KAxis::Rows; 2], true, 0.25);
+            assert_eq!(alone[0].to_bits(), whole[i * n + j].to_bits(), "{gemm:?} ({i}, {j})");
         }
     }
 }
@@ -124,12 +120,12 @@ fn an_element_has_the_same_bits_in_any_product() {
 #[test]
 fn blocks_of_a_matrix_are_its_rows_or_columns() {
     let mut data = vec![0.0; 5 * 7];
-    for (i, mut block) in Target::split(&mut data, [5, 7], Cut::Rows, 2, 1..3).enumerate() {
+    for (i, mut block) in MatMut::split(&mut data, [5, 7], Cut::Rows, 2, 1..3).enumerate() {
         assert_eq!((block.rows(), block.cols()), ([2, 1][i], 7));
         let (rows, cols) = (0..block.rows(), 0..7);
         block.store(Isa::Portable.checked().unwrap(), rows, cols, &[1.0 + i as f32; 64], false);
     }
-    for (i, mut block) in Target::split(&mut data, [5, 7], Cut::Columns, 3, 0..3).enumerate() {
+    for (i, mut block) in MatMut::split(&mut data, [5, 7], Cut::Columns, 3, 0..3).enumerate() {
         let (rows, cols) = (0..1, 0..block.cols());
         block.store(Isa::Portable.checked().unwrap(), rows, cols, &[10.0 * i as f32; 32], true);
     }
@@ -141,5 +137,5 @@ fn blocks_of_a_matrix_are_its_rows_or_columns() {
 #[test]
 #[should_panic(expected = "a [3, 4] matrix with rows 5 apart in 13 elements")]
 fn a_target_that_does_not_fit_is_refused() {
-    Target::new(&mut [0.0; 13], 3, 4, 5);
+    MatMut::new(&mut [0.0; 13], 3, 4, 5);
 }

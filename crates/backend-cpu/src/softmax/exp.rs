@@ -1,11 +1,11 @@
 //! e^x of arguments that are not positive: all that a softmax needs.
 //!
-//! Avoids a library call per element, comparisons and branches: 10 multiply-adds and their like, which vectorise at every
-//! level. Error: at most 2 units in the last place (tested over the range).
+//! Avoids a library call per element, comparisons and branches: 10 multiply-adds and their like, which vectorise for
+//! every instruction set. Error: at most 2 units in the last place (tested over the range).
 
-use crate::isa::MulAdd;
+use crate::arch::MulAdd;
 
-/// Where exp's argument is held: e^x is 0 there, and the products with it are finite.
+/// The lowest argument of exp: e^x is 0 there, and the products with it are finite.
 const LOWEST: f32 = -88.0;
 
 /// max(x, LOWEST); in this order a NaN is kept, and it is one instruction.

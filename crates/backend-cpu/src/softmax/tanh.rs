@@ -5,7 +5,7 @@
 //! place (tested over the range); never beyond 1.
 
 use super::exp::{above_one, held, reduced};
-use crate::isa::MulAdd;
+use crate::arch::MulAdd;
 
 /// tanh x within 3 units in the last place. NaN stays NaN.
 #[inline(always)]

@@ -1,7 +1,11 @@
-//! Every level against f64, and against the others.
+//! Every instruction set against f64, and against the others.
 
+use super::exp::exp;
 use super::*;
-use crate::isa::{Fused, Level, Separate};
+use crate::arch::dispatch::{FusedMulAdd, SeparateMulAdd};
+use crate::arch::{IsaToken, MulAdd};
+use grpo_core::LossConfig;
+use half::bf16;
 
 fn check_exp<M: MulAdd>() {
     let mut worst = (0.0, 0.0);
@@ -22,8 +26,8 @@ fn check_exp<M: MulAdd>() {
 
 #[test]
 fn exp_is_within_two_units_in_the_last_place() {
-    check_exp::<Fused>();
-    check_exp::<Separate>();
+    check_exp::<FusedMulAdd>();
+    check_exp::<SeparateMulAdd>();
 }
 
 fn check_tanh<M: MulAdd>() {
@@ -46,8 +50,8 @@ fn check_tanh<M: MulAdd>() {
 
 #[test]
 fn tanh_is_within_three_units_in_the_last_place() {
-    check_tanh::<Fused>();
-    check_tanh::<Separate>();
+    check_tanh::<FusedMulAdd>();
+    check_tanh::<SeparateMulAdd>();
 }
 
 fn transforms() -> Vec<Transform> {
@@ -80,23 +84,23 @@ fn every_level_transforms_and_pulls_back() {
             let narrow: Vec<bf16> = z.iter().map(|z| bf16::from_f32(*z)).collect();
             let z: Vec<f32> = narrow.iter().map(|z| z.to_f32()).collect();
             let exact: Vec<_> = z.iter().map(|z| transformed(*z, &by)).collect();
-            for level in Level::available() {
-                let what = format!("{level:?} {length} {by:?}");
+            for isa in IsaToken::available() {
+                let what = format!("{isa:?} {length} {by:?}");
                 let (mut w, mut to, mut to_bf16) = (z.clone(), vec![f32::NAN; length], vec![f32::NAN; length]);
-                by.apply(level, &mut w);
-                transform_to(level, &z, &by, &mut to);
-                transform_bf16_to(level, &narrow, &by, &mut to_bf16);
+                by.apply(isa, &mut w);
+                transform_to(isa, &z, &by, &mut to);
+                transform_bf16_to(isa, &narrow, &by, &mut to_bf16);
                 assert!(w == to && w == to_bf16, "{what}");
                 for (w, (exact, _)) in w.iter().zip(&exact) {
                     // Roundings of the factor, of its product and of the result, and of tanh.
                     assert!((f64::from(*w) - exact).abs() <= 6e-7 * exact.abs(), "{what}: {w} for {exact}");
                 }
                 // The gradient of the softmax, times dw/dz.
-                let (slope, y) = (Slope { max: 5.0, constant: -0.3, linear: 0.02, target: 0.8 }, length / 2);
+                let (row_grad, y) = (RowGrad { max: 5.0, constant: -0.3, linear: 0.02, target: 0.8 }, length / 2);
                 let (mut of_w, mut of_z, mut rounded) = (w.clone(), vec![f32::NAN; length], vec![f32::NAN; length]);
-                gradient_to(level, &w, Some(y), &slope, 0.7, &mut of_w, false);
-                by.gradient_to(level, &w, Some(y), &slope, 0.7, &mut of_z, false);
-                by.gradient_to(level, &w, Some(y), &slope, 0.7, &mut rounded, true);
+                gradient_to(isa, &w, Some(y), &row_grad, 0.7, &mut of_w, false);
+                by.gradient_to(isa, &w, Some(y), &row_grad, 0.7, &mut of_z, false);
+                by.gradient_to(isa, &w, Some(y), &row_grad, 0.7, &mut rounded, true);
                 for i in (0..length).filter(|i| of_w[*i].is_finite()) {
                     let (found, dw, scale) = (f64::from(of_z[i]), f64::from(of_w[i]), by.in_f64().0.abs());
                     // Next to the cap as good as w is there.
@@ -109,7 +113,7 @@ fn every_level_transforms_and_pulls_back() {
     }
     let mut special = [f32::INFINITY, f32::NEG_INFINITY, f32::NAN];
     let by = transforms()[0];
-    by.apply(Level::available().next().unwrap(), &mut special);
+    by.apply(IsaToken::available().next().unwrap(), &mut special);
     // -inf does not stay -inf: the formula caps it, as it does everything.
     assert!(special[0] == 30.0 && special[1] == -30.0 && special[2].is_nan(), "{special:?}");
 }
@@ -140,19 +144,19 @@ fn every_level_sums_a_tile_as_it_should() {
             // Held where exp holds it: beyond, e d is 0 to all digits.
             let terms = || others().map(|z| (0.7 * (f64::from(z) - from)).max(-100.0)).map(|d| (d.exp(), d));
             let (sum, dot) = terms().fold((0.0, 0.0), |(sum, dot), (e, d)| (sum + e, dot + e * d));
-            for level in Level::available() {
-                let got = Partial::new(level, z, y, 0.7);
+            for isa in IsaToken::available() {
+                let got = Partial::new(isa, z, y, 0.7);
                 assert_eq!((got.max, got.target), (max, y.map_or(0.0, |y| z[y])));
-                assert!(close(got.sum, sum, 1.0 + sum), "{level:?} {length} {y:?}: {got:?}, not {sum}");
-                assert!(close(got.dot, dot, 1.0 - dot), "{level:?} {length} {y:?}: {got:?}, not {dot}");
+                assert!(close(got.sum, sum, 1.0 + sum), "{isa:?} {length} {y:?}: {got:?}, not {sum}");
+                assert!(close(got.dot, dot, 1.0 - dot), "{isa:?} {length} {y:?}: {got:?}, not {dot}");
                 let narrow: Vec<bf16> = z.iter().map(|z| bf16::from_f32(*z)).collect();
                 let wide: Vec<f32> = narrow.iter().map(|z| z.to_f32()).collect();
-                let (narrow, wide) = (Partial::of_bf16(level, &narrow, y, 0.7), Partial::new(level, &wide, y, 0.7));
-                assert_eq!(narrow, wide, "{level:?} {length} {y:?}");
+                let (narrow, wide) = (Partial::of_bf16(isa, &narrow, y, 0.7), Partial::new(isa, &wide, y, 0.7));
+                assert_eq!(narrow, wide, "{isa:?} {length} {y:?}");
                 let mut z = z.clone();
                 z[length / 3] = f32::NAN;
                 let hidden = y == Some(length / 3);
-                assert_eq!(Partial::new(level, &z, y, 0.7).sum.is_nan(), !hidden, "{level:?} {length} {y:?}");
+                assert_eq!(Partial::new(isa, &z, y, 0.7).sum.is_nan(), !hidden, "{isa:?} {length} {y:?}");
             }
         }
     }
@@ -165,45 +169,45 @@ fn every_level_makes_the_gradient_everywhere() {
             let narrow: Vec<bf16> = z.iter().map(|z| bf16::from_f32(*z)).collect();
             let z: Vec<f32> = narrow.iter().map(|z| z.to_f32()).collect();
             let max = z.iter().copied().fold(-3e38, f32::max);
-            for (level, linear) in Level::available().flat_map(|level| [(level, 0.0), (level, 0.02)]) {
-                let slope = Slope { max, constant: -0.3, linear, target: 0.8 };
+            for (isa, linear) in IsaToken::available().flat_map(|isa| [(isa, 0.0), (isa, 0.02)]) {
+                let row_grad = RowGrad { max, constant: -0.3, linear, target: 0.8 };
                 let exact = |i: usize| {
                     let d = (0.7 * (f64::from(z[i]) - f64::from(max))).max(-100.0);
-                    let others = d.exp() * (f64::from(slope.constant) + f64::from(slope.linear) * d);
-                    if Some(i) == y { f64::from(slope.target) } else { others }
+                    let others = d.exp() * (f64::from(row_grad.constant) + f64::from(row_grad.linear) * d);
+                    if Some(i) == y { f64::from(row_grad.target) } else { others }
                 };
-                let what = format!("{level:?} {length} {y:?} {linear}");
+                let what = format!("{isa:?} {length} {y:?} {linear}");
                 let all_close = |got: &[f32]| got.iter().enumerate().all(|(i, got)| close(*got, exact(i), 1.0));
                 let to_bf16 = |g: &[f32]| g.iter().map(|g| bf16::from_f32(*g)).collect::<Vec<_>>();
 
                 let (mut plain, mut rounded) = (vec![f32::NAN; length], vec![f32::NAN; length]);
-                gradient_to(level, &z, y, &slope, 0.7, &mut plain, false);
-                gradient_to(level, &z, y, &slope, 0.7, &mut rounded, true);
+                gradient_to(isa, &z, y, &row_grad, 0.7, &mut plain, false);
+                gradient_to(isa, &z, y, &row_grad, 0.7, &mut rounded, true);
                 assert!(all_close(&plain), "{what}: {plain:?}");
                 assert_eq!(rounded, to_bf16(&plain).iter().map(|g| g.to_f32()).collect::<Vec<_>>(), "{what}");
 
                 let (mut kept, mut kept_bf16) = (vec![f32::NAN; length], vec![f32::NAN; length]);
-                let partial = Partial::keeping(level, &z, y, 0.7, &mut kept);
-                assert_eq!(partial, Partial::new(level, &z, y, 0.7), "{what}");
-                assert_eq!(partial, Partial::keeping_bf16(level, &narrow, y, 0.7, &mut kept_bf16), "{what}");
+                let partial = Partial::keeping(isa, &z, y, 0.7, &mut kept);
+                assert_eq!(partial, Partial::new(isa, &z, y, 0.7), "{what}");
+                assert_eq!(partial, Partial::keeping_bf16(isa, &narrow, y, 0.7, &mut kept_bf16), "{what}");
                 assert_eq!(kept, kept_bf16, "{what}");
-                let of_tile = slope.of(&partial, 0.7);
+                let of_tile = row_grad.for_tile(&partial, 0.7);
                 let (mut over, mut over_bf16) = (z.clone(), narrow.clone());
-                gradient(level, &mut over, &kept, y, &of_tile, 0.7);
-                gradient_bf16(level, &mut over_bf16, &kept, y, &of_tile, 0.7);
+                gradient(isa, &mut over, &kept, y, &of_tile, 0.7);
+                gradient_bf16(isa, &mut over_bf16, &kept, y, &of_tile, 0.7);
                 assert!(all_close(&over), "{what}: {over:?}");
                 assert_eq!(over_bf16, to_bf16(&over), "{what}");
                 let (mut sum, mut sum_bf16) = (vec![2.0; length], vec![2.0; length]);
-                add_gradient(level, &z, &kept, y, &of_tile, 0.7, &mut sum);
-                add_gradient_bf16(level, &narrow, &kept, y, &of_tile, 0.7, &mut sum_bf16);
+                add_gradient(isa, &z, &kept, y, &of_tile, 0.7, &mut sum);
+                add_gradient_bf16(isa, &narrow, &kept, y, &of_tile, 0.7, &mut sum_bf16);
                 assert_eq!(sum, over.iter().map(|g| 2.0 + g).collect::<Vec<_>>(), "{what}");
                 assert_eq!(sum_bf16, sum, "{what}");
 
                 let mut nan = z.clone();
                 nan[length / 3] = f32::NAN;
-                let partial = Partial::keeping(level, &nan, y, 0.7, &mut kept);
-                gradient_to(level, &nan, y, &slope, 0.7, &mut plain, false);
-                gradient(level, &mut nan, &kept, y, &slope.of(&partial, 0.7), 0.7);
+                let partial = Partial::keeping(isa, &nan, y, 0.7, &mut kept);
+                gradient_to(isa, &nan, y, &row_grad, 0.7, &mut plain, false);
+                gradient(isa, &mut nan, &kept, y, &row_grad.for_tile(&partial, 0.7), 0.7);
                 for got in [plain, nan] {
                     let expected = usize::from(y != Some(length / 3));
                     assert_eq!(got.iter().filter(|g| g.is_nan()).count(), expected, "{what}");
@@ -213,23 +217,23 @@ fn every_level_makes_the_gradient_everywhere() {
     }
 }
 
-fn row(level: Level, z: &[f32], y: usize, scale: f32, tile: usize) -> Row {
+fn row(isa: IsaToken, z: &[f32], y: usize, scale: f32, tile: usize) -> Row {
     let mut sums = RowSums::EMPTY;
     for (i, part) in z.chunks(tile).enumerate() {
         let target = y.checked_sub(i * tile).filter(|y| *y < part.len());
-        sums.merge(&Partial::new(level, part, target, scale), target.is_some(), scale);
+        sums.merge(&Partial::new(isa, part, target, scale), target.is_some(), scale);
     }
     sums.finish(scale)
 }
 
 #[test]
 fn extreme_rows_stay_finite_and_keep_their_gradient() {
-    Level::available().for_each(check_extreme_rows);
+    IsaToken::available().for_each(check_extreme_rows);
 }
 
-fn check_extreme_rows(level: Level) {
+fn check_extreme_rows(isa: IsaToken) {
     // 30 nats above the rest: f32 `1 - p` would be 0.
-    let collapsed = row(level, &[30.0, 0.0, 0.0], 0, 1.0, 2);
+    let collapsed = row(isa, &[30.0, 0.0, 0.0], 0, 1.0, 2);
     let rest = 2.0 * (-30.0_f64).exp();
     assert!((collapsed.logp / -rest - 1.0).abs() < 1e-6, "{collapsed:?}");
     assert!((collapsed.others / rest - 1.0).abs() < 1e-6, "{collapsed:?}");
@@ -242,22 +246,22 @@ fn check_extreme_rows(level: Level) {
     ] {
         for tile in [1, 2, 3] {
             let mut z = z;
-            let row = row(level, &z, 2, 1.0, tile);
+            let row = row(isa, &z, 2, 1.0, tile);
             assert!(row.logp.is_finite() && row.entropy.is_finite() && row.entropy >= 0.0, "{z:?}: {row:?}");
             let scales = Scales { logit: 1.0, logp: 1.0 };
-            let slope = row.slope(&scales, 1.0, 1.0);
+            let row_grad = row.row_grad(&scales, 1.0, 1.0);
             for (i, z) in z.chunks_mut(tile).enumerate() {
                 let (mut kept, target) =
                     (vec![f32::NAN; z.len()], 2_usize.checked_sub(i * tile).filter(|y| *y < z.len()));
-                let partial = Partial::keeping(level, z, target, 1.0, &mut kept);
-                gradient(level, z, &kept, target, &slope.of(&partial, 1.0), 1.0);
+                let partial = Partial::keeping(isa, z, target, 1.0, &mut kept);
+                gradient(isa, z, &kept, target, &row_grad.for_tile(&partial, 1.0), 1.0);
             }
             assert!(z.iter().all(|z| z.is_finite()), "{z:?}");
             assert!(z.iter().sum::<f32>().abs() < 1e-6, "{z:?}");
         }
     }
-    let alone = row(level, &[7.0], 0, 1.0, 1);
+    let alone = row(isa, &[7.0], 0, 1.0, 1);
     assert_eq!((alone.logp, alone.entropy, alone.others), (0.0, 0.0, 0.0));
-    let nan = row(level, &[f32::NAN, 1.0, 2.0], 2, 1.0, 1);
+    let nan = row(isa, &[f32::NAN, 1.0, 2.0], 2, 1.0, 1);
     assert!(nan.logp.is_nan(), "a NaN must not be hidden: {nan:?}");
 }

@@ -7,7 +7,7 @@ pub mod family;
 pub use family::loss;
 
 use backend_cpu::CpuBackend;
-use backend_cpu::reference::{Evaluation, Policy, evaluate, score};
+use backend_cpu::oracle::{Evaluation, Policy, evaluate, score};
 use grpo_core::*;
 use half::bf16;
 use rand::{RngExt, SeedableRng};

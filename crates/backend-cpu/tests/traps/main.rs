@@ -19,7 +19,7 @@ mod sizes;
 mod steps;
 mod tiles;
 
-use backend_cpu::reference::{Evaluation, Policy, evaluate};
+use backend_cpu::oracle::{Evaluation, Policy, evaluate};
 use backend_cpu::{CpuBackend, Isa};
 use common::{Case, implementations, plan, run};
 use grpo_core::*;

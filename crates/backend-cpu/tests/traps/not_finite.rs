@@ -11,7 +11,7 @@ use rstest::rstest;
 fn counted(loss: &LossConfig, case: &Case) -> Vec<usize> {
     let score = |batch: &TokenBatch| {
         case.with_policy(|policy| {
-            let scores = backend_cpu::reference::score(loss, policy, batch)?;
+            let scores = backend_cpu::oracle::score(loss, policy, batch)?;
             Ok::<_, Error>(grpo_core::batch::PolicyValues { logp: scores.logp, entropy: scores.entropy })
         })
     };

@@ -5,11 +5,11 @@ use serde::Serialize;
 /// A device as PJRT counts them: a TPU v7x chip is two.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Chip {
-    /// As the command line calls it.
+    /// The name of the chip on the command line.
     pub name: &'static str,
     /// Dense products of bf16 that are summed in f32, in flop/s.
     pub peak_flops: f64,
-    /// To and from its memory, in bytes/s.
+    /// The bandwidth to and from the device's memory in bytes/s.
     pub bandwidth: f64,
     /// Bytes of that memory.
     pub memory: u64,

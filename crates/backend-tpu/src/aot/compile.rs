@@ -1,9 +1,11 @@
 //! Compiling for devices that are not here.
 
+use super::cost::Cost;
 use super::report::{LoopReport, Report};
-use super::{Cost, Target, Variant};
+use super::target::Target;
+use super::variant::Variant;
 use crate::compile_options::options_for;
-use crate::failed;
+use crate::error::{failed, unsupported};
 use crate::program::{Mesh, Program, Spec};
 use grpo_core::error::Result;
 use pjrt::{Executable, Topology};
@@ -27,7 +29,7 @@ impl Compiler {
         Ok(Self { target, topology })
     }
 
-    /// What it compiles for.
+    /// The devices that this compiler compiles for.
     pub fn target(&self) -> &Target {
         &self.target
     }
@@ -62,7 +64,7 @@ impl Compiler {
         let wanted = spec.mesh.devices();
         if wanted > there {
             let what = format!("a mesh of {} x {} devices on {}", spec.mesh.data, spec.mesh.vocab, self.target.name());
-            return Err(crate::unsupported(&what, &format!("it has {there}: name a larger slice")));
+            return Err(unsupported(&what, &format!("it has {there}: name a larger slice")));
         }
         let program = variant.program(spec)?;
         let floor = variant.floor(spec, &program, self.target.chip());
@@ -102,10 +104,10 @@ impl Compiler {
         if once.seconds == 0.0 {
             return Ok(Err("the plugin's cost analysis has no estimate of the time".into()));
         }
-        let mut turns = vec![];
+        let mut costs = vec![];
         for (l, report) in loops.iter().zip(reports) {
             let Some(trips) = l.trips else {
-                return Ok(Err("a loop's number of turns is not a constant".into()));
+                return Ok(Err("a loop's trip count is not a constant".into()));
             };
             let executable = self.compile_module(&compiled.program.module.without_loops(&[l.operation]), mesh)?;
             let without = match Cost::of(&executable)? {
@@ -113,9 +115,9 @@ impl Compiler {
                 Err(reason) => return Ok(Err(reason)),
             };
             report.body_seconds = Some(once.seconds - without.seconds);
-            turns.push((trips, without));
+            costs.push((trips, without));
         }
-        Ok(Ok(Cost::of_turns(once, &turns)))
+        Ok(Ok(Cost::of_loops(once, &costs)))
     }
 }
 

@@ -1,6 +1,6 @@
-//! A compiler's estimates, and how they are carried over from a loop's body to all of its turns.
+//! A compiler's estimates, and how the estimate of a loop's body becomes that of all its iterations.
 //!
-//! Compilers count a body once. What one turn of a loop costs is found by leaving the loop out: the difference.
+//! Compilers count a body once. What one iteration of a loop costs is found by leaving the loop out: the difference.
 
 use super::hlo;
 use grpo_core::error::Result;
@@ -8,12 +8,12 @@ use pjrt::Executable;
 use serde::{Deserialize, Serialize};
 use std::ops::{Add, Mul, Sub};
 
-/// A compiler's estimates.
+/// A compiler's estimates of what a program costs on one device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Cost {
     /// Operations of products and of everything else.
     pub flops: f64,
-    /// To and from the device's memory.
+    /// Bytes to and from the device's memory.
     pub bytes: f64,
     /// Sum over operations of the larger of the times that arithmetic and memory need.
     pub seconds: f64,
@@ -22,7 +22,7 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// Of `executable`, with every loop's body counted once; `Err` within says why there is none.
+    /// The estimates of `executable`, with every loop's body counted once; `Err` within says why there are none.
     ///
     /// # Errors
     /// [`grpo_core::Error::Backend`] when the plugin fails.
@@ -30,11 +30,11 @@ impl Cost {
         let analysis = match executable.cost_analysis() {
             Ok(analysis) => analysis,
             Err(error) if error.is_unsupported() => return Ok(Err("the plugin has no cost analysis".into())),
-            Err(error) => return Err(crate::failed(error)),
+            Err(error) => return Err(crate::error::failed(error)),
         };
         // What a program has none of is left out.
         let read = |name: &str| analysis.get(name).copied().unwrap_or(0.0);
-        let program = executable.optimized_program().map_err(crate::failed)?;
+        let program = executable.optimized_program().map_err(crate::error::failed)?;
         let cost = Self {
             flops: read("flops"),
             bytes: read("bytes accessed"),
@@ -48,9 +48,9 @@ impl Cost {
         })
     }
 
-    /// The cost of a program whose loops turn: `once` counts every body once; of each loop, its trips and the cost of the
+    /// The cost of a program with loops: `once` counts every body once; of each loop, its trips and the cost of the
     /// program without it.
-    pub(super) fn of_turns(once: Self, loops: &[(u64, Self)]) -> Self {
+    pub(super) fn of_loops(once: Self, loops: &[(u64, Self)]) -> Self {
         loops.iter().fold(once, |sum, (trips, without)| sum + (once - *without) * (*trips as f64 - 1.0))
     }
 
@@ -96,9 +96,9 @@ mod tests {
     #[test]
     fn every_body_counts_as_often_as_it_turns() {
         // 1 outside, bodies of 10 and 100.
-        let turns = Cost::of_turns(cost(111.0), &[(4, cost(101.0)), (3, cost(11.0))]);
-        assert_eq!(turns, cost(1.0 + 4.0 * 10.0 + 3.0 * 100.0));
-        assert_eq!(Cost::of_turns(cost(5.0), &[(0, cost(2.0))]), cost(2.0));
-        assert_eq!(Cost::of_turns(cost(5.0), &[]), cost(5.0));
+        let whole = Cost::of_loops(cost(111.0), &[(4, cost(101.0)), (3, cost(11.0))]);
+        assert_eq!(whole, cost(1.0 + 4.0 * 10.0 + 3.0 * 100.0));
+        assert_eq!(Cost::of_loops(cost(5.0), &[(0, cost(2.0))]), cost(2.0));
+        assert_eq!(Cost::of_loops(cost(5.0), &[]), cost(5.0));
     }
 }

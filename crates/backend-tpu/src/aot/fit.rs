@@ -1,7 +1,9 @@
 //! The largest tile with which everything fits into a device's memory, by asking the compiler.
 
 use super::compile::Compiled;
-use super::{Compiler, Report, Variant};
+use super::compile::Compiler;
+use super::report::Report;
+use super::variant::Variant;
 use crate::program::{Blocking, Spec};
 use grpo_core::error::{Error, Result};
 use std::collections::BTreeMap;
@@ -15,9 +17,9 @@ const GUESSES: usize = 4;
 /// A tile that fits, and what it costs.
 #[derive(Clone, Debug)]
 pub struct Fit {
-    /// With the largest tile that fits.
+    /// The report of the program with the largest tile that fits.
     pub best: Report,
-    /// With one turn of the loop less, where there is one (it does not fit), and with one more.
+    /// Reports with one iteration of the loop less, where there is one (it does not fit), and with one more.
     pub neighbours: Vec<Report>,
 }
 
@@ -35,41 +37,41 @@ impl Compiler {
         let panels = |size| Blocking::VocabPanels(size);
         let orders: [(&dyn Fn(usize) -> Blocking, usize); 2] =
             [(&chunks, spec.local_tokens()), (&panels, spec.local_vocab())];
-        // Without tiles, one "turn" is all there is.
+        // Without tiles, one iteration is all there is.
         let (orders, step) = if variant.has_tiles() { (&orders[..], STEP) } else { (&orders[..1], usize::MAX) };
         for (order, length) in orders {
             let mut tried: BTreeMap<usize, Compiled> = BTreeMap::new();
-            let with = |turns: usize| {
-                let size = length.div_ceil(turns);
+            let with = |trips: usize| {
+                let size = length.div_ceil(trips);
                 Spec {
                     blocking: order(size.checked_next_multiple_of(step).unwrap_or(size).min(*length)),
                     ..spec.clone()
                 }
             };
-            let turns = fewest(length.div_ceil(step), &mut |turns| {
-                let compiled = self.compile(variant, &with(turns))?;
+            let trips = fewest(length.div_ceil(step), &mut |trips| {
+                let compiled = self.compile(variant, &with(trips))?;
                 let Report { total_bytes, temp_bytes, .. } = compiled.report;
-                tried.insert(turns, compiled);
+                tried.insert(trips, compiled);
                 smallest = smallest.min(total_bytes);
-                tracing::info!(turns, total_bytes, memory, "tried");
+                tracing::info!(trips, total_bytes, memory, "tried");
                 // Temporaries grow with the tile, the rest does not.
                 let left = memory.saturating_sub(total_bytes - temp_bytes);
                 let guess = if left == 0 {
                     usize::MAX
                 } else {
-                    (turns as f64 * temp_bytes as f64 / left as f64).ceil() as usize
+                    (trips as f64 * temp_bytes as f64 / left as f64).ceil() as usize
                 };
                 Ok((total_bytes <= memory, guess))
             })?;
-            let Some(turns) = turns else { continue };
-            let mut report = |turns: usize| match tried.remove(&turns) {
+            let Some(trips) = trips else { continue };
+            let mut report = |trips: usize| match tried.remove(&trips) {
                 Some(compiled) => self.estimate(compiled, spec.mesh),
-                None => self.estimate(self.compile(variant, &with(turns))?, spec.mesh),
+                None => self.estimate(self.compile(variant, &with(trips))?, spec.mesh),
             };
-            let best = report(turns)?;
+            let best = report(trips)?;
             let mut neighbours = vec![];
-            for turns in [turns - 1, turns + 1].into_iter().filter(|t| (1..=length.div_ceil(step)).contains(t)) {
-                neighbours.push(report(turns)?);
+            for trips in [trips - 1, trips + 1].into_iter().filter(|t| (1..=length.div_ceil(step)).contains(t)) {
+                neighbours.push(report(trips)?);
             }
             return Ok(Fit { best, neighbours });
         }
@@ -99,7 +101,7 @@ fn fewest(all: usize, try_it: &mut impl FnMut(usize) -> Result<(bool, usize)>) -
         }
         guess = better;
     }
-    Ok(Some(high).filter(|turns| *turns <= all))
+    Ok(Some(high).filter(|trips| *trips <= all))
 }
 
 #[cfg(test)]
@@ -116,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fewest_turns_are_found_whatever_is_guessed() {
+    fn the_fewest_trips_are_found_whatever_is_guessed() {
         for all in [1, 2, 3, 64, 1187] {
             for limit in 1..=all + 1 {
                 let expected = Some(limit).filter(|limit| *limit <= all);

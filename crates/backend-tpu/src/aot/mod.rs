@@ -3,6 +3,29 @@
 //! [`Target`] names the devices, [`Compiler`] compiles for them, [`Variant`] is a loss with everything that is chosen about
 //! it, and [`Report`] is what came out: memory as the compiler has allotted it, time as it estimates it, and the floor that
 //! no program can beat on that [`Chip`].
+//!
+//! ```no_run
+//! use backend_tpu::aot::{Compiler, Target, Variant};
+//! use backend_tpu::program::{Mesh, Numerics, ProgramKind};
+//! use grpo_core::*;
+//!
+//! # fn main() -> Result<()> {
+//! let (hidden, vocab, dtype) = (4096, 151_936, Dtype::Bf16);
+//! let request = PlanRequest {
+//!     loss: LossConfig::default(),
+//!     implementation: Implementation::Fused,
+//!     tiling: Tiling::default(),
+//!     max_tokens: 8192,
+//!     policy: PolicySpec::Hidden { hidden, vocab, dtype, layout: HeadLayout::VocabHidden, bias: false },
+//!     gradients: GradientSpec::default(),
+//! };
+//! let (numerics, mesh, program) = (Numerics::default(), Mesh::default(), ProgramKind::Gradient);
+//! let variant = Variant { request, numerics, mosaic: None, mesh, program };
+//! let report = Compiler::open(Target::parse("v6e")?, None)?.report(&variant)?;
+//! println!("{} bytes, estimated {:?} s", report.total_bytes, report.estimate_seconds);
+//! # Ok(())
+//! # }
+//! ```
 
 mod chip;
 mod compile;
@@ -19,4 +42,4 @@ pub use cost::Cost;
 pub use fit::Fit;
 pub use report::{Floor, LoopReport, Report};
 pub use target::Target;
-pub use variant::{Variant, What};
+pub use variant::Variant;

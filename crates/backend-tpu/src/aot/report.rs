@@ -1,6 +1,7 @@
 //! What a compiler says of a program.
 
-use super::{Chip, Cost};
+use super::chip::Chip;
+use super::cost::Cost;
 use crate::program::Blocking;
 use pjrt::CompiledMemoryStats;
 use serde::{Deserialize, Serialize};
@@ -11,7 +12,7 @@ use serde::{Deserialize, Serialize};
 pub struct Report {
     /// How the loops are cut; `None` for a program without tiles.
     pub blocking: Option<Blocking>,
-    /// All arguments.
+    /// Bytes of all arguments.
     pub argument_bytes: u64,
     /// All results, with those that take over an argument's memory.
     pub output_bytes: u64,
@@ -19,11 +20,11 @@ pub struct Report {
     pub alias_bytes: u64,
     /// Everything else that a run allocates.
     pub temp_bytes: u64,
-    /// The code.
+    /// Bytes of the program's code.
     pub code_bytes: u64,
     /// What has to fit into the device's memory: arguments, results that are not aliased, temporaries and code.
     pub total_bytes: u64,
-    /// Estimate of all operations; a loop's body counts as often as it turns, here and below.
+    /// Estimate of all operations; a loop's body counts once per iteration, here and below.
     pub flops: Option<f64>,
     /// Estimate of what goes to and from memory.
     pub bytes_accessed: Option<f64>,
@@ -31,13 +32,13 @@ pub struct Report {
     pub estimate_seconds: Option<f64>,
     /// Another estimate of the same compiler, without a notion of memory, in cycles.
     pub estimate_cycles: Option<f64>,
-    /// That in seconds, where the clock is known.
+    /// The estimated cycles in seconds, where the chip's clock is known.
     pub estimate_cycles_seconds: Option<f64>,
     /// Why there are no estimates.
     pub no_estimate: Option<String>,
-    /// The loops.
+    /// The loops of the program, in order.
     pub loops: Vec<LoopReport>,
-    /// What no program can beat.
+    /// The time that no program can beat on this chip.
     pub floor: Floor,
     /// What compiling took on this machine, in seconds.
     pub compile_seconds: f64,
@@ -46,20 +47,20 @@ pub struct Report {
 /// A loop of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LoopReport {
-    /// How often it turns; `None` when the program does not say.
+    /// The number of its iterations; `None` when the program does not say.
     pub trips: Option<u64>,
-    /// Estimate of one turn.
+    /// Estimate of the time of one iteration in seconds.
     pub body_seconds: Option<f64>,
 }
 
 /// What no program can beat on a chip: the larger of two times.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Floor {
-    /// Of the products without which there is no result.
+    /// Operations of the products without which there is no result.
     pub flops: f64,
     /// Every argument once, every result once.
     pub bytes: f64,
-    /// At the chip's peak for bf16 and its bandwidth, as published.
+    /// The larger of the two times, at the chip's peak for bf16 and its bandwidth, as published.
     pub seconds: f64,
 }
 
@@ -70,7 +71,7 @@ impl Floor {
 }
 
 impl Report {
-    /// Of a program that has been compiled; what the compiler estimates is added by [`Report::with_cost`].
+    /// The report of a program that has been compiled; what the compiler estimates is added by [`Report::with_cost`].
     pub(super) fn new(
         blocking: Option<Blocking>,
         memory: CompiledMemoryStats,

@@ -1,6 +1,6 @@
 //! Devices that need not be here.
 
-use super::Chip;
+use super::chip::Chip;
 use crate::plugins::{self, Kind};
 use grpo_core::error::{Error, Result};
 use pjrt::Topology;
@@ -62,7 +62,7 @@ impl Target {
             })
     }
 
-    /// As it was given.
+    /// The name of the target as it was given.
     pub fn name(&self) -> &str {
         &self.name
     }

@@ -1,66 +1,25 @@
 //! A loss with everything that is chosen about it.
 
-use super::{Chip, Floor};
-use crate::blocking;
-use crate::program::{Blocking, Mesh, MosaicBlocks, Numerics, Pass, Program, Spec};
+use super::chip::Chip;
+use super::report::Floor;
+use crate::program::{Blocking, Mesh, MosaicBlocks, Numerics, Program, ProgramKind, Spec};
+use crate::tiling;
 use grpo_core::error::{Error, Result};
 use grpo_core::{Implementation, PlanRequest, PolicySpec};
-use serde::{Deserialize, Serialize};
-
-/// Which program of a loss.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum What {
-    /// Log-probabilities and entropies.
-    Score,
-    /// Loss and gradients.
-    #[default]
-    Gradient,
-    /// Loss, and dL/dlogits in place of the given logits.
-    GradientInPlace,
-    /// The dense loss as automatic differentiation leaves it, whatever the implementation.
-    Materialised,
-    /// The products of loss and gradients and nothing else; of given logits, one pass over them, in place.
-    Bare,
-}
-
-impl What {
-    /// What the program takes and gives.
-    pub fn pass(self, policy: PolicySpec) -> Pass {
-        match (self, policy) {
-            (Self::Score, _) => Pass::Score,
-            (Self::GradientInPlace, _) | (Self::Bare, PolicySpec::Logits { .. }) => Pass::GradientInPlace,
-            (Self::Gradient | Self::Materialised | Self::Bare, _) => Pass::Gradient,
-        }
-    }
-
-    /// The program of `pass`.
-    pub(crate) fn program(self, spec: &Spec, pass: Pass) -> Result<Program> {
-        match self {
-            Self::Materialised | Self::Bare if pass != self.pass(spec.policy) => Err(crate::unsupported(
-                &format!("the pass {pass:?} in a plan of {self:?}"),
-                "that plan is there to be compared with: make another one",
-            )),
-            Self::Score | Self::Gradient | Self::GradientInPlace => spec.program(pass),
-            Self::Materialised => spec.materialised_baseline(),
-            Self::Bare => spec.bare(pass),
-        }
-    }
-}
 
 /// A loss with everything that is chosen about it.
 #[derive(Clone, Debug)]
 pub struct Variant {
-    /// Loss, shapes, tiling.
+    /// The loss, its shapes and its tiling.
     pub request: PlanRequest,
-    /// Rounding.
+    /// What the program may round, and what it computes at all.
     pub numerics: Numerics,
     /// TPU kernels for `logits`.
     pub mosaic: Option<MosaicBlocks>,
-    /// Devices.
+    /// The devices over which tokens and vocabulary are split.
     pub mesh: Mesh,
-    /// Which program.
-    pub what: What,
+    /// The program that is compiled.
+    pub program: ProgramKind,
 }
 
 impl Variant {
@@ -77,7 +36,7 @@ impl Variant {
             tokens: self.request.max_tokens,
             policy: self.request.policy,
             gradients: self.request.gradients,
-            blocking: blocking::choose(&self.request, &self.numerics, self.mesh)?,
+            blocking: tiling::choose(&self.request, &self.numerics, self.mesh)?,
             mosaic: self.mosaic,
             numerics: self.numerics,
             mesh: self.mesh,
@@ -89,15 +48,15 @@ impl Variant {
     /// # Errors
     /// Those of [`Spec::program`].
     pub fn program(&self, spec: &Spec) -> Result<Program> {
-        self.what.program(spec, self.what.pass(spec.policy))
+        self.program.program(spec, self.program.pass(spec.policy))
     }
 
     /// Whether the program is cut into tiles.
     pub fn has_tiles(&self) -> bool {
-        self.what != What::Materialised && self.request.implementation == Implementation::Fused
+        self.program != ProgramKind::Materialised && self.request.implementation == Implementation::Fused
     }
 
-    /// What `compile` makes of `spec`; it also says how many bytes of workspace that takes. Where the caller has not said how
+    /// ProgramKind `compile` makes of `spec`; it also says how many bytes of workspace that takes. Where the caller has not said how
     /// large a tile is, tiles shrink until the workspace is within the budget.
     ///
     /// # Errors
@@ -123,8 +82,8 @@ impl Variant {
                 return Err(Error::Budget { what: "a fused tile".into(), budget, minimum: workspace });
             };
             spec.blocking = match smaller {
-                Blocking::TokenChunks(size) => Blocking::TokenChunks(blocking::even(spec.local_tokens(), size)),
-                Blocking::VocabPanels(size) => Blocking::VocabPanels(blocking::even(spec.local_vocab(), size)),
+                Blocking::TokenChunks(size) => Blocking::TokenChunks(tiling::even(spec.local_tokens(), size)),
+                Blocking::VocabPanels(size) => Blocking::VocabPanels(tiling::even(spec.local_vocab(), size)),
             };
             tracing::info!(workspace, budget, blocking = ?spec.blocking, "the compiler needs more than the budget");
         }
@@ -134,9 +93,9 @@ impl Variant {
     /// there is no result: logits, and one per gradient of hidden states and head; recomputing logits is not. Every
     /// argument is read once, every result written once.
     pub(super) fn floor(&self, spec: &Spec, program: &Program, chip: Chip) -> Floor {
-        let products = match (spec.policy, self.what) {
+        let products = match (spec.policy, self.program) {
             (PolicySpec::Logits { .. }, _) => 0,
-            (PolicySpec::Hidden { .. }, What::Score) => 1,
+            (PolicySpec::Hidden { .. }, ProgramKind::Score) => 1,
             (PolicySpec::Hidden { .. }, _) => {
                 1 + [spec.gradients.hidden, spec.gradients.lm_head].iter().filter(|g| **g).count()
             }
@@ -172,7 +131,7 @@ mod tests {
             numerics: Numerics::default(),
             mosaic: None,
             mesh: Mesh::default(),
-            what: What::Gradient,
+            program: ProgramKind::Gradient,
         }
     }
 

@@ -1,6 +1,6 @@
 //! The gradient with respect to logits, written over them.
 
-use super::{KernelSpec, LANES, LOWEST, ROWS, load, place, rows};
+use super::spec::{KernelSpec, LANES, LOWEST, ROWS, load, place, rows};
 use stablehlo::mosaic::Kernel;
 use stablehlo::{Dtype, Result};
 

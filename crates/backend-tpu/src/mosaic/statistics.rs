@@ -3,7 +3,7 @@
 //! Avoids operations across lanes: each of the 128 lanes of a row keeps its own maximum and sums (an online softmax over
 //! every 128th column), and they meet only after the last block.
 
-use super::{KernelSpec, LANES, LOWEST, ROWS, load, rows};
+use super::spec::{KernelSpec, LANES, LOWEST, ROWS, load, rows};
 use stablehlo::mosaic::{Builder, Kernel, Reducer, Ref, Value};
 use stablehlo::{Dtype, Result};
 

@@ -1,4 +1,4 @@
-//! What no loss can do without, and nothing else: the floor under measured times.
+//! The products that no loss can do without, and nothing else: a lower bound of measured times.
 //!
 //! Of hidden states, the products in chunks of tokens: logits, which stand in for their own gradient, and one product per
 //! gradient, added to what the caller donates. Of given logits, one pass over them that writes as much as it reads.
@@ -6,15 +6,21 @@
 //!
 //! Legend: N tokens, V vocabulary, H hidden size, C tokens of a chunk.
 
+use super::blocking::Blocking;
+use super::frame::{Frame, Program, accumulate};
+use super::kind::Pass;
 use super::products::Head;
-use super::{Blocking, Frame, Pass, Program, Role, Spec, accumulate, dtype};
+use super::role::Role;
+use super::spec::{Spec, dtype};
+use crate::error::unsupported;
 use grpo_core::PolicySpec;
 use grpo_core::error::Result;
 use stablehlo::{Dtype, Value};
 
+/// The program with the arguments and results of `pass`.
 pub(super) fn program(spec: &Spec, pass: Pass) -> Result<Program> {
     if spec.mesh.devices() != 1 {
-        return Err(crate::unsupported("the bare products on several devices", "compare on one"));
+        return Err(unsupported("the bare products on several devices", "compare on one"));
     }
     let frame = Frame::new(spec, pass);
     let zeros = |role| (role, frame.f.splat(0.0, spec.type_of(role)));
@@ -51,9 +57,9 @@ fn products(spec: &Spec, frame: &Frame, pass: Pass, head: &Head) -> Vec<(Role, V
     let roles = spec.accumulators(pass);
     let sums: Vec<Value> = roles.iter().map(|role| frame.argument(*role)).collect();
     let initial: Vec<&Value> = sums.iter().collect();
-    let carried = frame.f.for_loop(n.div_ceil(chunk), &initial, |turn, carried| {
+    let carried = frame.f.for_loop(n.div_ceil(chunk), &initial, |trip, carried| {
         // The last chunk moves back to end with the tokens; that some rows count twice costs nothing and means nothing.
-        let start = (turn * turn.like(chunk as i64)).min(&turn.like((n - chunk) as i64));
+        let start = (trip * trip.like(chunk as i64)).min(&trip.like((n - chunk) as i64));
         let at = [&start, &start.like(0)];
         let rows = hidden.dynamic_slice(&at, &[chunk, h]);
         let tile = head.logits(spec, &rows).convert(dtype(spec.numerics.dlogits));

@@ -6,26 +6,31 @@
 //!
 //! Legend: N tokens, V vocabulary, H hidden size.
 
-use super::head::spread;
-use super::mesh::Position;
+use super::frame::{Frame, Program};
+use super::kind::Pass;
+use super::mesh::MeshCoord;
+use super::role::Role;
+use super::softmax::spread;
+use super::spec::{Spec, dtype};
 use super::transform::Transform;
-use super::{Frame, Pass, Program, Role, Spec, dtype};
+use crate::error::unsupported;
 use grpo_core::HeadLayout;
 use grpo_core::error::Result;
 use stablehlo::{DotDimensions, Dtype, GatherDimensions, Precision, Reducer, ScatterDimensions, TensorType, Value};
 
+/// The program of loss and gradients, as automatic differentiation writes it.
 pub(super) fn program(spec: &Spec) -> Result<Program> {
     if spec.mesh.devices() != 1 {
-        return Err(crate::unsupported("the materialised baseline on several devices", "compare on one"));
+        return Err(unsupported("the materialised baseline on several devices", "compare on one"));
     }
     if spec.loss.entropy_coef != 0.0 {
-        return Err(crate::unsupported("the materialised baseline with an entropy bonus", "set entropy_coef to 0"));
+        return Err(unsupported("the materialised baseline with an entropy bonus", "set entropy_coef to 0"));
     }
     let frame = Frame::new(spec, Pass::Score);
-    let position = Position::new(&frame.f, spec.mesh);
+    let coord = MeshCoord::new(&frame.f, spec.mesh);
     let (n, v) = (spec.tokens, spec.policy.vocab());
     let tables = frame.tables();
-    let (tokens, sequences) = (tables.local(&position, n), tables.ids.slice(&[1, 0], &[2, n]).reshape(&[n]));
+    let (tokens, sequences) = (tables.local(&coord, n), tables.ids.slice(&[1, 0], &[2, n]).reshape(&[n]));
     let active = tokens.active();
     let (factors, transform) = (tokens.factors(&spec.loss), Transform::new(&spec.loss));
 
@@ -46,8 +51,8 @@ pub(super) fn program(spec: &Spec) -> Result<Program> {
     let at_target = log_softmax.gather(&index, gather(), &[n, 1]).reshape(&[n]);
     let logp = active.select(&(&at_target * &factors.logp), &at_target.like(0.0));
 
-    let loss = tokens.loss(&spec.loss, &logp, None, |v| tokens.sequence_sum(&position, &sequences, v));
-    let sums = tokens.sums(&position, &sequences, &loss, None);
+    let loss = tokens.loss(&spec.loss, &logp, None, |v| tokens.sequence_sum(&coord, &sequences, v));
+    let sums = tokens.sums(&coord, &sequences, &loss, None);
 
     let dlogp = (&loss.dlogp * &factors.logp).reshape(&[n, 1]);
     let zeros = frame.f.splat(0.0, TensorType::new(Dtype::F32, [n, v]));
@@ -95,7 +100,7 @@ fn gather() -> GatherDimensions {
     }
 }
 
-/// Its transpose.
+/// The scatter that is the transpose of [`gather`].
 fn scatter() -> ScatterDimensions {
     ScatterDimensions {
         inserted_window_dims: vec![1],

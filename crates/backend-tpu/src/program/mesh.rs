@@ -24,11 +24,13 @@ impl Default for Mesh {
 }
 
 impl Mesh {
-    /// Devices needed.
+    /// The number of devices of the mesh.
     pub fn devices(&self) -> usize {
         self.data.saturating_mul(self.vocab)
     }
 
+    /// Checks that the mesh has devices.
+    ///
     /// # Errors
     /// [`Error::Config`] for a mesh without devices.
     pub(crate) fn validate(&self) -> Result<()> {
@@ -62,15 +64,15 @@ impl Mesh {
     }
 }
 
-/// Where in the mesh the running device is, as values of its program.
-pub(crate) struct Position {
+/// The coordinates of the running device in its mesh, as values of its program.
+pub(crate) struct MeshCoord {
     mesh: Mesh,
-    /// i32 scalars.
+    /// Ranks of the device along both dimensions of the mesh, i32 scalars.
     data_rank: Value,
     vocab_rank: Value,
 }
 
-impl Position {
+impl MeshCoord {
     pub(crate) fn new(f: &Builder, mesh: Mesh) -> Self {
         let zero = f.scalar(0, Dtype::I32);
         if mesh.devices() == 1 {

@@ -2,7 +2,7 @@
 //!
 //! Legend: R rows, W columns: tokens and vocabulary entries of a tile.
 
-use super::{Spec, dtype};
+use super::spec::{Spec, dtype};
 use grpo_core::HeadLayout;
 use stablehlo::{DotDimensions, Dtype, Precision, Value};
 

@@ -1,20 +1,17 @@
-//! What a program knows of the tokens, and the loss over them.
+//! The tokens of a batch in a program, and the loss over them.
 //!
 //! Tokens travel as two small tables, whole on every device; a device reads its own rows. The loss itself is
 //! [`grpo_core::objective::batch_loss`] on [`Traced`] values: nothing of it is repeated here.
 //!
 //! Legend: N tokens of a device, G tokens of all devices (data ranks x N).
 
-use super::head::{Factors, spread};
-use super::mesh::Position;
+use super::mesh::MeshCoord;
+use super::softmax::{Factors, spread};
 use super::traced::Traced;
 use grpo_core::backend_api::columns::{LossSums, Recorded, Reduction, TokenColumns};
 use grpo_core::objective::{BatchLoss, BatchTerms, batch_loss};
 use grpo_core::{KlImportance, LossConfig, TemperatureMode};
 use stablehlo::{Dtype, Reducer, TensorType, Value};
-
-/// Rows of the table of ids, i32 `[IDS, G]`: target (-1 at masked tokens), sequence.
-pub(crate) const IDS: usize = 2;
 
 /// Tokens of a device, or a chunk of them. Every entry `[N]`.
 #[derive(Clone)]
@@ -36,8 +33,8 @@ pub(crate) struct Tables {
 
 impl Tables {
     /// The `n` tokens of this device.
-    pub(crate) fn local(&self, position: &Position, n: usize) -> Tokens {
-        let first = position.first_token(n);
+    pub(crate) fn local(&self, coord: &MeshCoord, n: usize) -> Tokens {
+        let first = coord.first_token(n);
         let zero = first.like(0);
         let row = |table: &Value, row: usize| {
             let whole = table.slice(&[row, 0], &[row + 1, table.shape()[1]]);
@@ -103,7 +100,7 @@ impl Tokens {
         sequence_sum: impl Fn(&Value) -> Value,
     ) -> BatchLoss<Value> {
         let on_policy = self.on_policy.broadcast_in_dim(logp.shape(), &[]);
-        // In f64, as on the host: far from the reference the large parts of a slope cancel, and f32 has nothing left. These
+        // In f64, as on the host: far from the reference the large parts of a derivative cancel, and f32 has nothing left. These
         // are a few operations per token beside V logits.
         let wide = |v: &Value| Traced::Value(v.convert(Dtype::F64));
         let old_logp = on_policy.select(logp, &self.columns.old_logp);
@@ -128,8 +125,8 @@ impl Tokens {
     /// Compares every pair of tokens: no scatter, no sort, no bound on the number of sequences, and N x G comparisons are
     /// few beside N x V logits while N is. What travels between devices is f32; it is added up in f64, because the exponential
     /// of a sum over a long sequence shows every digit that the sum has lost.
-    pub(crate) fn sequence_sum(&self, position: &Position, sequences: &Value, value: &Value) -> Value {
-        let all = position.gather_tokens(value);
+    pub(crate) fn sequence_sum(&self, coord: &MeshCoord, sequences: &Value, value: &Value) -> Value {
+        let all = coord.gather_tokens(value);
         let shape = [value.shape()[0], all.shape()[0]];
         let same = self.sequence.broadcast_in_dim(&shape, &[0]).eq(&sequences.broadcast_in_dim(&shape, &[1]));
         let all = all.convert(Dtype::F64).broadcast_in_dim(&shape, &[1]);
@@ -139,7 +136,7 @@ impl Tokens {
     /// [`LossSums`] over all tokens of all devices, in their order: f32 `[LossSums::COUNT]`.
     pub(crate) fn sums(
         &self,
-        position: &Position,
+        coord: &MeshCoord,
         sequences: &Value,
         loss: &BatchLoss<Value>,
         entropy: Option<&Value>,
@@ -148,7 +145,7 @@ impl Tokens {
         let active = self.active();
         let zero = share.like(0.0);
         let or_zero = |v: &Option<Value>| v.clone().unwrap_or_else(|| zero.clone());
-        let of_sequence = |v: &Value| self.sequence_sum(position, sequences, &(v * share)).convert(Dtype::F32);
+        let of_sequence = |v: &Value| self.sequence_sum(coord, sequences, &(v * share)).convert(Dtype::F32);
         let terms = LossSums {
             loss: loss.loss.clone(),
             policy: loss.policy.clone(),
@@ -172,11 +169,11 @@ impl Tokens {
         };
         let extremes = |kind: Reduction, none: f64, reducer: Reducer| {
             let rows: Vec<Value> = of_kind(kind).iter().map(|v| active.select(v, &v.like(none))).collect();
-            position.over_data(&table(&rows).reduce(reducer, &[1]), reducer)
+            coord.over_data(&table(&rows).reduce(reducer, &[1]), reducer)
         };
         // One collective for each kind, whatever the number of entries; kinds lie side by side.
         let parts = [
-            position.over_data(&pairwise_sums(&table(&of_kind(Reduction::Sum))), Reducer::Add),
+            coord.over_data(&pairwise_sums(&table(&of_kind(Reduction::Sum))), Reducer::Add),
             extremes(Reduction::Min, f64::INFINITY, Reducer::Min),
             extremes(Reduction::Max, f64::NEG_INFINITY, Reducer::Max),
         ];

@@ -1,6 +1,6 @@
-//! What happens to logits before the temperature: w = cap tanh(logit_scale z / cap), or logit_scale z without a softcap.
+//! The transform of logits before the temperature: w = cap tanh(logit_scale z / cap), or logit_scale z without a softcap.
 //!
-//! Avoids a tensor of its own: logits stay as they are, and whatever reads them transforms them on its way.
+//! Avoids a tensor of its own: logits stay as they are, and every operation that reads them transforms them first.
 
 use grpo_core::LossConfig;
 use stablehlo::{Dtype, Value};

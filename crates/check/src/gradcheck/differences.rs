@@ -6,7 +6,7 @@
 //! the gradient is taken beside the value a step away, so what is constant stays, and so does the branch.
 
 use crate::error::Result;
-use backend_cpu::reference;
+use backend_cpu::oracle;
 use grpo_core::backend_api::real::Real;
 use grpo_core::batch::TokenBatch;
 use grpo_core::batch::{PolicyValues, TokenFactors};
@@ -23,9 +23,9 @@ const STEP: f64 = 1e-5;
 /// A number of the loss, a step away from where the gradient is taken.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Moved {
-    /// Where the gradient is taken.
+    /// The number where the gradient is taken.
     from: f64,
-    /// A step away.
+    /// The number a step away.
     to: f64,
     /// A step away, on the branches that were taken at `from`. The same bits as `to` unless the step crosses a kink.
     smooth: f64,
@@ -125,24 +125,24 @@ impl Real for Moved {
 /// What the policy hands over, in f64.
 #[derive(Clone, Debug)]
 pub(super) struct Point {
-    /// By the names of their gradients: logits alone, or hidden states, head and, where there is one, bias.
+    /// Tensors by the names of their gradients: logits alone, or hidden states, head and, where there is one, bias.
     pub(super) tensors: Vec<(&'static str, Vec<f64>)>,
-    /// Of the head; `None` where logits are given.
+    /// The layout of the head; `None` where logits are given.
     pub(super) layout: Option<HeadLayout>,
-    /// V.
+    /// Vocabulary entries V.
     pub(super) vocab: usize,
 }
 
 impl Point {
-    /// As the oracle takes it.
-    pub(super) fn policy(&self) -> reference::Policy<'_, f64> {
+    /// The policy as the oracle takes it.
+    pub(super) fn policy(&self) -> oracle::Policy<'_, f64> {
         let tensor = |i: usize| self.tensors.get(i).map(|(_, values)| values.as_slice());
         let (first, vocab) = (tensor(0).unwrap_or_default(), self.vocab);
         match self.layout {
-            None => reference::Policy::logits(first, vocab),
+            None => oracle::Policy::logits(first, vocab),
             Some(layout) => {
                 let lm_head = tensor(1).unwrap_or_default();
-                reference::Policy::hidden(first, lm_head, tensor(2), layout, vocab)
+                oracle::Policy::hidden(first, lm_head, tensor(2), layout, vocab)
             }
         }
     }
@@ -168,9 +168,9 @@ pub(super) struct Slopes {
 }
 
 impl<'a> Differences<'a> {
-    /// Around `point`.
+    /// Prepares the loss for differences around `point`.
     pub(super) fn new(loss: &'a LossConfig, batch: &'a TokenBatch, point: Point) -> Result<Self> {
-        let there = reference::score(loss, &point.policy(), batch)?;
+        let there = oracle::score(loss, &point.policy(), batch)?;
         let values = || PolicyValues { logp: there.logp.clone(), entropy: there.entropy.clone() };
         let batch = loss.prepare(batch, |_| Ok::<_, grpo_core::Error>(values()))?;
         let weights = match batch.weights() {
@@ -203,7 +203,7 @@ impl<'a> Differences<'a> {
             let there = self.point.tensors[tensor].1[*entry];
             let mut at = |value: f64| {
                 self.point.tensors[tensor].1[*entry] = value;
-                let here = reference::score(self.loss, &self.point.policy(), &self.batch);
+                let here = oracle::score(self.loss, &self.point.policy(), &self.batch);
                 self.point.tensors[tensor].1[*entry] = there;
                 here.map(|here| self.moved(&here.logp, &here.entropy))
             };

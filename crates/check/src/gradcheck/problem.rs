@@ -1,10 +1,11 @@
-//! Inputs of one dtype with the oracle's answer, and what is held against it.
+//! Inputs of one dtype with the oracle's results, and the gradients that are compared with them.
 
 use super::differences::{Differences, Point};
 use crate::error::{Error, Result};
 use crate::parity::{Evaluated, Row, call, call_in_place, oracle_at, widen, widened};
-use backend_cpu::reference;
-use backend_tpu::aot::{Variant, What};
+use backend_cpu::oracle;
+use backend_tpu::aot::Variant;
+use backend_tpu::program::ProgramKind;
 use grpo_bench::config::{BenchConfig, ShapeConfig};
 use grpo_bench::cpu::policy;
 use grpo_bench::inputs::{self, Inputs};
@@ -15,8 +16,8 @@ use rand::SeedableRng;
 use rand::seq::index::sample;
 use rand_chacha::ChaCha8Rng;
 
-/// Of the oracle's gradients against differences, relative to the largest. Differences reach 1e-10, at a low temperature or
-/// with a large KL 3e-9; a mistake in a formula is orders larger.
+/// Tolerance of the oracle's gradients against differences, relative to the largest. Differences reach 1e-10, at a low
+/// temperature or with a large KL 3e-9; a mistake in a formula is orders larger.
 pub(super) const TOLERANCE: f64 = 1e-6;
 
 /// Entries of a tensor that differences are taken of: each is two evaluations.
@@ -28,7 +29,7 @@ const SEEDS: u64 = 50;
 /// How far rounding to f32 may move a log-probability.
 const ROUNDING: f64 = 4e-6;
 
-/// Inputs with the oracle's answer.
+/// Inputs with the oracle's results.
 pub(super) struct Problem {
     config: BenchConfig,
     inputs: Inputs,
@@ -36,7 +37,7 @@ pub(super) struct Problem {
     pub(super) oracle: Evaluated,
 }
 
-/// What differences say of gradients.
+/// The comparison of gradients with differences.
 #[derive(Debug, Default)]
 pub(super) struct Verdict {
     pub(super) rows: Vec<Row>,
@@ -78,7 +79,7 @@ impl Problem {
         let mut inputs = Inputs::load(config, &files)?;
         let point = point(config, &inputs.policy, has_bias);
         if inputs::has_other_policies(config) {
-            let logp = reference::score(&config.loss, &point.policy(), &inputs.batch)?.logp;
+            let logp = oracle::score(&config.loss, &point.policy(), &inputs.batch)?.logp;
             let logp: Vec<f32> = logp.into_iter().map(|logp| logp as f32).collect();
             files.extend(inputs::write_other_policies(config, &logp, folder.path())?);
             inputs = Inputs::load(config, &files)?;
@@ -87,7 +88,7 @@ impl Problem {
         Ok(Self { config: config.clone(), inputs, point, oracle })
     }
 
-    /// Of the inputs.
+    /// The seed of the inputs.
     pub(super) fn seed(&self) -> u64 {
         self.config.inputs.seed
     }
@@ -129,7 +130,7 @@ impl Problem {
         self.point.tensors.iter().map(|(name, _)| *name)
     }
 
-    /// Gradients of the oracle that are zero everywhere though advantages are not: whoever made none would agree.
+    /// Gradients of the oracle that are zero everywhere though advantages are not: an implementation without gradients would agree.
     pub(super) fn zero_gradients(&self) -> Vec<String> {
         let (Advantages::PerSequence(advantages) | Advantages::PerToken(advantages)) = self.inputs.batch.advantages();
         let is_zero = |name| gradient(&self.oracle.values, name).is_some_and(|values| values.iter().all(|x| *x == 0.0));
@@ -198,13 +199,13 @@ impl Problem {
         if matches!(request.policy, PolicySpec::Hidden { .. }) {
             tolerances = tolerances.with_dlogits(backend.dlogits(dtype));
         }
-        let mut found = match (variant.what, &self.inputs.policy) {
-            (What::GradientInPlace, PolicyOutput::Logits(logits)) => {
+        let mut found = match (variant.program, &self.inputs.policy) {
+            (ProgramKind::GradientInPlace, PolicyOutput::Logits(logits)) => {
                 // The gradient is rounded as it is stored.
                 tolerances = tolerances.with_dlogits(dtype);
                 self.in_place(variant, backend, logits.clone())?
             }
-            (What::Score, _) => {
+            (ProgramKind::Score, _) => {
                 let scores = backend.plan(request)?.score(policy(&self.inputs, variant), &self.inputs.batch)?;
                 let (logp, entropy) = (Some(widen(&scores.logp)), Some(widen(&scores.entropy)));
                 Values { logp, entropy, ..Values::default() }
@@ -249,7 +250,7 @@ impl Problem {
             dot + bias.map_or(0.0, |bias| bias[j])
         };
         let logits: Vec<f64> = (0..n * v).map(|ij| bf16::from_f64(logit(ij / v, ij % v)).to_f64()).collect();
-        let given = reference::Policy::logits(&logits, v);
+        let given = oracle::Policy::logits(&logits, v);
         let mut oracle = oracle_at(&self.config.loss, &given, &self.inputs.batch)?;
         let dz = oracle.values.grad_logits.take().unwrap_or_default();
         let (mut dx, mut dw, mut db) = (vec![0.0; n * h], vec![0.0; v * h], vec![0.0; v]);

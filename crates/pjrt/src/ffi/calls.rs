@@ -57,7 +57,7 @@ macro_rules! calls {
             }
 
             impl<$life> $name<$life> {
-                /// Where the last field ends: what the header calls `STRUCT_SIZE`, without trailing padding.
+                /// The end of the last field, which the header calls `STRUCT_SIZE`, without trailing padding.
                 const SIZE: usize = {
                     let ends = [
                         size_of::<Header>(),

@@ -40,7 +40,7 @@ pub(crate) unsafe trait Args {
 
 type Function = unsafe extern "C" fn(*mut c_void) -> *mut RawError;
 
-/// What every argument struct begins with.
+/// The fields that every argument struct begins with.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Header {

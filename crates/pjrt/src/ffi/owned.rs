@@ -1,4 +1,4 @@
-//! Who destroys what, and after whom.
+//! Handles that destroy their objects, and the order in which they do.
 
 use std::ptr::NonNull;
 use std::sync::Arc;

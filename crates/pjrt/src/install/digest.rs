@@ -6,10 +6,10 @@ use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
-/// What has been copied.
+/// The length and the digest of bytes that have been copied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Copied {
-    /// Hexadecimal.
+    /// The SHA-256 of the bytes, hexadecimal.
     pub(super) sha256: String,
     pub(super) bytes: u64,
 }
@@ -35,7 +35,7 @@ pub(super) fn copy(from: &mut impl Read, to: &mut impl Write) -> io::Result<Copi
     Ok(Copied { sha256, bytes })
 }
 
-/// Of the file at `path`, hexadecimal.
+/// The SHA-256 of the file at `path`, hexadecimal.
 pub(super) fn sha256(path: &Path) -> io::Result<String> {
     Ok(copy(&mut File::open(path)?, &mut io::sink())?.sha256)
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use super::digest::{Copied, sha256};
 
-/// The list.
+/// The file with the list of what was unpacked.
 pub(super) const NAME: &str = "manifest.txt";
 /// The memory of checks.
 pub(super) const RECORD: &str = "verified.txt";

@@ -16,7 +16,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Every kind.
+    /// Every kind of plugin that can be installed.
     pub const ALL: [Kind; Self::COUNT] = *Self::VARIANTS.first_chunk().unwrap();
 
     /// `cpu`, `tpu` or `cuda`.

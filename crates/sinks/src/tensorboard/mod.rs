@@ -41,7 +41,7 @@ impl TensorBoard {
         Ok(sink)
     }
 
-    /// The event file.
+    /// The path of the event file.
     pub fn path(&self) -> &Path {
         self.file.path()
     }

@@ -30,22 +30,22 @@ pub use upload::{obstacle, sync_command, upload};
 /// The oldest program that reads these files, as the SDK says in its own.
 const MIN_CONSUMER: &str = "0.70.0";
 
-/// What a run is called and where it is.
+/// The names of a W&B run, and where it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     /// The folder in which `wandb/` is.
     pub dir: PathBuf,
-    /// See [`run_id`].
+    /// The id of the run, see [`run_id`].
     pub id: String,
-    /// The project.
+    /// The project of the run.
     pub project: String,
-    /// User or team; the server's default without one.
+    /// The user or team; the server's default without one.
     pub entity: Option<String>,
     /// The name that is shown.
     pub name: Option<String>,
-    /// The group.
+    /// The group of runs that the run belongs to.
     pub group: Option<String>,
-    /// Tags.
+    /// The tags of the run.
     pub tags: Vec<String>,
 }
 

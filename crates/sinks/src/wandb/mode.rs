@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use strum::EnumString;
 
-/// `wandb.mode`.
+/// The key `wandb.mode`: whether a run is written and uploaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, EnumString)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
@@ -15,13 +15,13 @@ pub enum Mode {
     /// The run stays in its folder until `wandb sync` uploads it.
     #[strum(serialize = "offline", serialize = "dryrun")]
     Offline,
-    /// As offline, and [`upload`](super::upload) is to be called when the run ends.
+    /// The run is written as offline, and [`upload`](super::upload) is to be called when the run ends.
     #[strum(serialize = "online", serialize = "run")]
     Online,
 }
 
 impl Mode {
-    /// What `WANDB_MODE` says, with the SDK's old names `dryrun` and `run`; disabled without it.
+    /// The mode that `WANDB_MODE` says, with the SDK's old names `dryrun` and `run`; disabled without it.
     ///
     /// # Errors
     /// [`Error::Mode`].

@@ -118,7 +118,7 @@ impl Item {
     }
 }
 
-/// What is known of a metric: here, which other one it is drawn over.
+/// The definition of a metric: the other metric that it is drawn over.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Metric {
     #[prost(string, tag = "2")]

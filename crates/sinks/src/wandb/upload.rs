@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// `wandb sync` tries again for days when there is no network; a run has ended long before.
 const LIMIT: Duration = Duration::from_secs(600);
-/// Where API keys are for, unless `WANDB_BASE_URL` says otherwise.
+/// The server that API keys are for, unless `WANDB_BASE_URL` says otherwise.
 const HOSTS: [&str; 2] = ["api.wandb.ai", "api.forge.coreweave.com"];
 
 /// Uploads all parts of the run `id` in `dir` that are not uploaded yet, with the program `wandb` on `PATH`. Takes minutes at
@@ -22,7 +22,7 @@ pub fn upload(dir: &Path, id: &str) -> Result<()> {
     upload_with(dir, id, &environment, LIMIT)
 }
 
-/// What is missing for [`upload`], if anything: the program or a key. To be told at the beginning of a run.
+/// A line for the beginning of a run that says what is missing for [`upload`], the program or a key; `None` if nothing is.
 pub fn obstacle() -> Option<String> {
     find_program(&environment).and_then(|_| find_key(&environment)).err()
 }

@@ -67,7 +67,7 @@ impl Value {
         self.builder().emit(Kind::Clamp, &[low, self, high], check, || ty.clone())
     }
 
-    /// The same numbers in another dtype; nothing is emitted when it is that already.
+    /// The same numbers in another dtype; no operation is added where they have it already.
     #[track_caller]
     pub fn convert(&self, dtype: Dtype) -> Self {
         if dtype == self.dtype() {
@@ -90,19 +90,19 @@ macro_rules! unary {
 }
 
 unary! {
-    /// e^x.
+    /// The exponential e^x.
     exp Exponential;
     /// e^x - 1, exact near 0.
     expm1 ExponentialMinusOne;
-    /// Natural logarithm.
+    /// The natural logarithm ln x.
     log Log;
     /// ln(1 + x), exact near 0.
     log1p LogPlusOne;
-    /// |x|.
+    /// The absolute value |x|.
     abs Abs;
-    /// Square root.
+    /// The square root of x.
     sqrt Sqrt;
-    /// Hyperbolic tangent.
+    /// The hyperbolic tangent tanh x.
     tanh Tanh;
     /// Neither infinite nor NaN.
     is_finite IsFinite;

@@ -62,14 +62,14 @@ impl Default for Builder {
 }
 
 impl Builder {
-    /// An empty function.
+    /// Begins an empty function.
     pub fn new() -> Self {
         let mut state = State::default();
         state.enter();
         Self { state: Rc::new(RefCell::new(state)) }
     }
 
-    /// The next argument.
+    /// Declares the next argument of the function.
     #[track_caller]
     pub fn argument(&self, name: &str, ty: TensorType) -> Value {
         if self.state.borrow().open.len() != 1 {
@@ -94,7 +94,7 @@ impl Builder {
         self.emit(Kind::Constant(Literal::Splat(number)), &[], check, || ty)
     }
 
-    /// A scalar constant.
+    /// A constant that is one number without dimensions.
     #[track_caller]
     pub fn scalar(&self, number: impl Into<Number>, dtype: Dtype) -> Value {
         self.splat(number, TensorType::scalar(dtype))
@@ -243,7 +243,7 @@ impl Builder {
         values.swap_remove(0)
     }
 
-    /// Adds an operation.
+    /// Adds an operation to the innermost open region.
     #[track_caller]
     fn emit_all(
         &self,
@@ -275,17 +275,17 @@ impl Builder {
 }
 
 impl Value {
-    /// Its type.
+    /// The dtype and shape of the value.
     pub fn ty(&self) -> &TensorType {
         &self.ty
     }
 
-    /// Sizes, outermost first.
+    /// The sizes of the value, outermost dimension first.
     pub fn shape(&self) -> &[usize] {
         &self.ty.shape
     }
 
-    /// Of the elements.
+    /// The dtype of the value's elements.
     pub fn dtype(&self) -> Dtype {
         self.ty.dtype
     }

@@ -21,7 +21,7 @@ impl Value {
         self.then(Kind::BroadcastInDim { dimensions: dimensions.to_vec() }, &[], check)
     }
 
-    /// The same elements, row-major, in another shape; nothing is emitted when it has it already.
+    /// The same elements, row-major, in another shape; no operation is added where they have it already.
     #[track_caller]
     pub fn reshape(&self, shape: &[usize]) -> Self {
         if shape == self.shape() {

@@ -202,13 +202,13 @@ impl Builder {
         }
     }
 
-    /// An i32 scalar.
+    /// A constant i32 scalar.
     #[track_caller]
     pub fn scalar(&self, number: i32) -> Value {
         self.splat(i64::from(number), TensorType::scalar(Dtype::I32))
     }
 
-    /// One number everywhere.
+    /// A constant whose elements are all one number.
     #[track_caller]
     pub fn splat(&self, number: impl Into<Number>, ty: TensorType) -> Value {
         let number = number.into();
@@ -265,7 +265,7 @@ impl Builder {
         }
     }
 
-    /// The kernel.
+    /// The finished kernel, or the first thing that was wrong with it.
     ///
     /// # Errors
     /// The first illegal operation.
@@ -350,17 +350,17 @@ pub(super) fn representable(ty: &TensorType) -> Result<(), String> {
 }
 
 impl Value {
-    /// Its dtype and shape, empty for a scalar.
+    /// The dtype and shape of the value; the shape of a scalar is empty.
     pub fn ty(&self) -> &TensorType {
         &self.ty
     }
 
-    /// Sizes, outermost first.
+    /// The sizes of the value, outermost dimension first.
     pub fn shape(&self) -> &[usize] {
         &self.ty.shape
     }
 
-    /// Of the elements.
+    /// The dtype of the value's elements.
     pub fn dtype(&self) -> Dtype {
         self.ty.dtype
     }

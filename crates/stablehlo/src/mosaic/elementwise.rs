@@ -50,7 +50,7 @@ impl Value {
         self.builder().emit(Kind::Select, &[self, on_true, on_false], &[], check, ty.clone())
     }
 
-    /// The same numbers in another dtype; nothing is emitted when it is that already.
+    /// The same numbers in another dtype; no operation is added where they have it already.
     #[track_caller]
     pub fn convert(&self, dtype: Dtype) -> Self {
         if dtype == self.dtype() {
@@ -113,7 +113,7 @@ impl Value {
         self.then(Kind::Reshape, &[], check)
     }
 
-    /// Of a matrix.
+    /// The transpose of a matrix.
     #[track_caller]
     pub fn transpose(&self) -> Self {
         let check = match self.shape() {
@@ -151,13 +151,13 @@ macro_rules! named {
 }
 
 named! {
-    /// e^x.
+    /// The exponential e^x.
     exp() unary Unary::Exp;
     /// 2^x, which costs a multiplication less than e^x.
     exp2() unary Unary::Exp2;
-    /// Natural logarithm.
+    /// The natural logarithm ln x.
     log() unary Unary::Log;
-    /// |x|.
+    /// The absolute value |x|.
     abs() unary Unary::Abs;
     /// The larger; NaN if either is.
     max(other) binary Binary::Maximum;

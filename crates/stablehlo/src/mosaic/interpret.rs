@@ -197,7 +197,7 @@ impl<'k> Machine<'k> {
         Ok(())
     }
 
-    /// Where a part of a memory begins, and its sizes, 1 in every dimension for a scalar.
+    /// The offsets of a part of a memory, and its sizes, 1 in every dimension for a scalar.
     fn part(
         &self,
         memory: &Tensor,

@@ -8,11 +8,11 @@ use serde_json::json;
 /// A kernel: plain data, made by [`super::Builder`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Kernel {
-    /// For readers of profiles.
+    /// The name of the kernel in profiles.
     pub name: String,
     /// Sizes of the grid, outermost first. The last index moves fastest.
     pub grid: Vec<(usize, Semantics)>,
-    /// Read only.
+    /// Operands that the kernel only reads.
     pub inputs: Vec<Operand>,
     /// A block is written back when the window leaves it, and must not be visited again after that.
     pub outputs: Vec<Operand>,
@@ -26,9 +26,9 @@ pub struct Kernel {
     pub cost: Option<Cost>,
     /// Whether it must run even if nobody reads its results.
     pub has_side_effect: bool,
-    /// Its arguments are the grid indices, i32 scalars.
+    /// The kernel's code, whose arguments are the grid indices, i32 scalars.
     pub body: Block,
-    /// Of every value, by [`ValueId`]; a scalar has an empty shape.
+    /// The type of every value, by [`ValueId`]; a scalar has an empty shape.
     pub types: Vec<TensorType>,
 }
 
@@ -37,27 +37,27 @@ pub struct Kernel {
 pub enum Semantics {
     /// They do not: scratch does not carry over.
     Parallel,
-    /// They run in order.
+    /// They do: points run one after the other, and scratch carries over.
     Arbitrary,
 }
 
-/// Where a block or scratch lies.
+/// The memory of a core in which a block or scratch lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Space {
-    /// For vectors.
+    /// VMEM, the memory for vectors.
     Vmem,
-    /// For scalars.
+    /// SMEM, the memory for scalars.
     Smem,
 }
 
 /// A tensor in HBM and the part of it that a point of the grid sees.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Operand {
-    /// Of the whole tensor, row-major.
+    /// The type of the whole tensor, row-major.
     pub ty: TensorType,
     /// Which block is seen.
     pub window: Window,
-    /// Where the block is copied to.
+    /// The memory that the block is copied to.
     pub space: Space,
 }
 
@@ -65,7 +65,7 @@ pub struct Operand {
 /// the tensor's edge reads as garbage, and writes there are dropped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// Sizes.
+    /// The sizes of the block.
     pub block: Vec<usize>,
     /// Which block, per dimension.
     pub index: Vec<Affine>,
@@ -88,7 +88,7 @@ pub struct Affine {
 }
 
 impl Affine {
-    /// The same everywhere.
+    /// An index that is the same at every point of the grid.
     pub fn constant(constant: usize) -> Self {
         Self { constant, terms: vec![] }
     }
@@ -98,7 +98,7 @@ impl Affine {
         Self { constant: 0, terms: vec![(dimension, 1)] }
     }
 
-    /// Its value at a point of the grid.
+    /// The value of the index at a point of the grid.
     pub fn at(&self, point: &[usize]) -> usize {
         self.terms.iter().map(|(d, factor)| factor * point.get(*d).copied().unwrap_or(0)).sum::<usize>() + self.constant
     }
@@ -107,11 +107,11 @@ impl Affine {
 /// What a kernel costs, for the compiler's scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cost {
-    /// Arithmetic operations.
+    /// The number of arithmetic operations.
     pub flops: u64,
     /// Bytes read from and written to HBM.
     pub bytes_accessed: u64,
-    /// Exponentials, logarithms.
+    /// The number of exponentials and logarithms.
     pub transcendentals: u64,
 }
 
@@ -128,29 +128,29 @@ pub struct RefId(pub usize);
 pub struct Block {
     /// Values that it begins with.
     pub arguments: Vec<ValueId>,
-    /// In order.
+    /// The operations, in the order in which they run.
     pub operations: Vec<Operation>,
 }
 
-/// One operation.
+/// One operation of a block.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Operation {
-    /// What it does.
+    /// The operation's kind, with its attributes.
     pub kind: Kind,
     /// Values it reads, beside those that offsets name.
     pub operands: Vec<ValueId>,
     /// The value it defines, if any.
     pub result: Option<ValueId>,
-    /// Of control flow.
+    /// The blocks that an operation of control flow runs.
     pub blocks: Vec<Block>,
 }
 
-/// Where a load or store begins in one dimension.
+/// The index at which a load or store begins in one dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Offset<V> {
     /// Known when the kernel is built, and checked then.
     Fixed(usize),
-    /// An i32 scalar.
+    /// A value of the kernel, an i32 scalar.
     Value(V),
 }
 
@@ -166,10 +166,10 @@ impl<'v> From<&'v super::Value> for Offset<&'v super::Value> {
     }
 }
 
-/// What an operation does.
+/// What an operation does with its operands.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Kind {
-    /// One number everywhere.
+    /// A constant whose elements are all one number.
     Constant(Number),
     /// 0, 1, 2, ... along a dimension.
     Iota(usize),
@@ -177,23 +177,23 @@ pub enum Kind {
     Load(RefId, Vec<Offset<ValueId>>),
     /// Overwrites a part of a memory.
     Store(RefId, Vec<Offset<ValueId>>),
-    /// Of every element.
+    /// An operation on every element of one operand.
     Unary(Unary),
-    /// Of pairs of elements.
+    /// An operation on pairs of elements of two operands.
     Binary(Binary),
     /// A predicate of pairs of elements.
     Compare(Comparison),
-    /// By a predicate, the second or the third operand.
+    /// The second operand where the predicate holds, the third one elsewhere.
     Select,
-    /// To the result's dtype.
+    /// The operand in the dtype of the result.
     Convert,
     /// A scalar, or dimensions of size 1, repeated.
     Broadcast,
-    /// Over a dimension, which stays with size 1.
+    /// A reduction over a dimension, which stays with size 1.
     Reduce(Reducer, usize),
     /// The same elements in another shape.
     Reshape,
-    /// Of a matrix.
+    /// The transpose of a matrix.
     Transpose,
     /// A part that begins here.
     Slice(Vec<usize>),

@@ -30,7 +30,7 @@ impl Ref {
         builder.emit(Kind::Load(self.id, ids(offsets)), &[], &values(offsets), check, ty)
     }
 
-    /// All of it.
+    /// Loads all of the memory.
     #[track_caller]
     pub fn load_all(&self) -> Value {
         self.load(&vec![Offset::Fixed(0); self.ty.rank()], &self.ty.shape)

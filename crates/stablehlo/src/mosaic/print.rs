@@ -5,7 +5,7 @@ use crate::graph::{Comparison, Number};
 use crate::types::{Dtype, TensorType};
 use std::fmt::{self, Display, Formatter, Write};
 
-/// Of the serialised form. Compilers read older ones.
+/// The version of the serialised form. Compilers read older ones.
 const VERSION: u32 = 15;
 
 impl Display for Kernel {
@@ -349,7 +349,7 @@ impl Space {
 }
 
 impl Kind {
-    /// As Mosaic names it, without what depends on the dtype.
+    /// The name of the operation in Mosaic, without what depends on the dtype.
     pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Constant(_) => "arith.constant",
@@ -384,7 +384,7 @@ impl Kind {
 }
 
 impl Binary {
-    /// For floating-point types and for the others.
+    /// The names of the operation for floating-point types and for the others.
     fn names(self) -> (&'static str, &'static str) {
         match self {
             Self::Add => ("arith.addf", "arith.addi"),

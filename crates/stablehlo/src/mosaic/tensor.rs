@@ -12,14 +12,14 @@ pub struct Tensor {
     pub(super) data: Data,
 }
 
-/// Elements.
+/// The elements of a tensor, row-major.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Data {
-    /// Of f32; of bf16, each rounded to it.
+    /// Elements of f32, or of bf16, each rounded to it.
     Float(Vec<f32>),
-    /// Of i32.
+    /// Elements of i32.
     Int(Vec<i32>),
-    /// Of predicates.
+    /// Elements that are predicates.
     Pred(Vec<bool>),
 }
 
@@ -27,7 +27,7 @@ pub enum Data {
 pub(super) const POISON: i32 = -0x5A5A_5A5B;
 
 impl Tensor {
-    /// Of f32 or bf16, to which the numbers are rounded.
+    /// A tensor of f32 or bf16, to which the numbers are rounded.
     ///
     /// # Errors
     /// Another dtype, or a count of numbers that is not the shape's.
@@ -37,7 +37,7 @@ impl Tensor {
         Self { ty: TensorType::new(dtype, shape), data: Data::Float(numbers) }.checked()
     }
 
-    /// Of i32.
+    /// A tensor of i32.
     ///
     /// # Errors
     /// A count of numbers that is not the shape's.
@@ -60,17 +60,17 @@ impl Tensor {
         Err(Error::Operation { operation: "mosaic::Tensor", reason, at: Location::caller() })
     }
 
-    /// Dtype and shape.
+    /// The dtype and shape of the tensor.
     pub fn ty(&self) -> &TensorType {
         &self.ty
     }
 
-    /// Elements.
+    /// The elements of the tensor, row-major.
     pub fn data(&self) -> &Data {
         &self.data
     }
 
-    /// Elements as f32.
+    /// The elements of the tensor as f32.
     pub fn to_floats(&self) -> Vec<f32> {
         match &self.data {
             Data::Float(x) => x.clone(),
@@ -130,7 +130,7 @@ fn copy<T: Copy>(
     }
 }
 
-/// To the nearest number of `dtype`.
+/// The number of `dtype` that is nearest to `x`.
 pub(super) fn round(x: f32, dtype: Dtype) -> f32 {
     if dtype == Dtype::Bf16 { half::bf16::from_f32(x).to_f32() } else { x }
 }

@@ -5,7 +5,7 @@
 //! other key makes another run of it, and is refused by its name. The hash in checkpoints is that of the keys that stay,
 //! so all checkpoints of a run agree on it whatever was changed between them.
 
-use super::checkpoint::{Position, sha256};
+use super::checkpoint::{CheckpointId, sha256};
 use super::dir::RunDir;
 use crate::error::{Error, Result};
 use crate::train_config::TrainConfig;
@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io::Write;
 
-/// Keys, and sections with all their keys, that may have another value when a run goes on.
+/// The keys, and sections with all their keys, that may have another value when a run goes on.
 pub const SAFE: [&str; 20] = [
     "run",
     "logging",
@@ -40,14 +40,18 @@ pub const SAFE: [&str; 20] = [
     "grpo.filter_groups.max_num_gen_batches",
 ];
 
+/// Keys that the format of checkpoints is older than. Where they have no value they are left out of the hash, so that
+/// checkpoints from before a key still fit their run.
+const LATER: [&str; 1] = ["model.head_dim"];
+
 /// One key that has another value than before. Also a row of `changes.jsonl`, there with the checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Change {
-    /// Dotted path of the key.
+    /// The dotted path of the key.
     pub key: String,
-    /// Its value until then.
+    /// The value of the key until then.
     pub from: Value,
-    /// Its value from then on.
+    /// The value of the key from then on.
     pub to: Value,
 }
 
@@ -66,7 +70,7 @@ struct ChangeRow<'a> {
     change: &'a Change,
 }
 
-/// What differs between two configurations, sorted by key.
+/// The differences between two configurations, sorted by key.
 ///
 /// # Errors
 /// [`Error::Text`] when a configuration cannot be serialised.
@@ -100,7 +104,12 @@ pub(super) fn safe_changes(dir: &RunDir, wanted: &TrainConfig) -> Result<Vec<Cha
 }
 
 /// Makes `wanted` the configuration of the run, which goes on from `position`.
-pub(super) fn record(dir: &RunDir, wanted: &TrainConfig, changes: &[Change], position: Option<Position>) -> Result<()> {
+pub(super) fn record(
+    dir: &RunDir,
+    wanted: &TrainConfig,
+    changes: &[Change],
+    position: Option<CheckpointId>,
+) -> Result<()> {
     if changes.is_empty() {
         return Ok(());
     }
@@ -121,10 +130,10 @@ pub(super) fn record(dir: &RunDir, wanted: &TrainConfig, changes: &[Change], pos
     dir.write_config(wanted)
 }
 
-/// Hash of everything that stays as it is from the beginning of a run to its end.
+/// The hash of everything that stays as it is from the beginning of a run to its end.
 pub(super) fn config_hash(config: &TrainConfig) -> Result<String> {
     let mut leaves = leaves(config)?;
-    leaves.retain(|key, _| !is_safe(key));
+    leaves.retain(|key, value| !is_safe(key) && !(value.is_null() && LATER.contains(&key.as_str())));
     serde_json::to_vec(&leaves).map(|bytes| sha256(&bytes)).map_err(|e| Error::Text(format!("configuration: {e}")))
 }
 
@@ -194,5 +203,19 @@ mod tests {
         assert_eq!(keys, expected);
         changed.optimizer.adam_beta2 = 0.5;
         assert_ne!(config_hash(&changed).unwrap(), hash);
+    }
+
+    #[test]
+    fn a_key_that_was_added_later_leaves_older_checkpoints_good_until_it_is_used() {
+        let config = TrainConfig::default();
+        for later in LATER {
+            let mut before = leaves(&config).unwrap();
+            assert_eq!(before.remove(later), Some(Value::Null));
+            before.retain(|key, _| !is_safe(key));
+            assert_eq!(config_hash(&config).unwrap(), sha256(&serde_json::to_vec(&before).unwrap()));
+        }
+        let mut used = config.clone();
+        used.model.head_dim = Some(16);
+        assert_ne!(config_hash(&used).unwrap(), config_hash(&config).unwrap());
     }
 }

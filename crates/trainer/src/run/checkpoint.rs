@@ -4,94 +4,66 @@
 //! |---|---|
 //! | `model.safetensors` | weights of the policy, f32 |
 //! | `optimizer.safetensors` | AdamW's moments `exp_avg.NAME` and `exp_avg_sq.NAME` |
-//! | `reference.safetensors` | weights of the reference, when the loss or the reward has a KL to it |
+//! | `reference.safetensors` | weights of the reference policy, when the loss or the reward has a KL to it |
 //! | `state.json` | counters, coefficients that move, seed, hash of the configuration, lengths of the logs |
 //! | `SHA256SUMS` | of all of them, as `sha256sum -c` reads it |
 //!
 //! It is written under a temporary name, synced file by file and renamed, so that a crash leaves the last checkpoint as
 //! it was. Names sort in the order of a run: `warmup-000050` < `step-000000` < `step-000050`.
 
+mod id;
+mod tensors;
+
+pub use id::CheckpointId;
+
 use super::dir::{set_aside, sync_dir};
 use crate::coefficients::CoefficientState;
 use crate::error::{Error, LastGood, Result};
-use crate::model::NamedTensor;
 use crate::trainer::{Counters, TrainState};
 use grpo_files::{read_regular, read_safetensors};
-use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use models::NamedTensor;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use std::fmt;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use tensors::{parse_tensors, to_safetensors};
 
-/// Name and version of the format.
+/// The name and version of the format.
 pub const FORMAT: &str = "grpo-checkpoint/3";
 const STATE: &str = "state.json";
 const SUMS: &str = "SHA256SUMS";
 const MODEL: &str = "model.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
-const REFERENCE: &str = "reference.safetensors";
-/// What is being written or removed begins with this and is never read.
+const REF_POLICY: &str = "reference.safetensors";
+/// The beginning of the names of folders that are being written or removed, which are never read.
 const TEMPORARY: &str = ".tmp-";
-/// Largest state.json and SHA256SUMS; real ones are far below 4 KiB.
+/// The largest size of state.json and SHA256SUMS in bytes; real ones are far below 4 KiB.
 const MAX_TEXT_BYTES: u64 = 1 << 16;
 
-/// Where in a run a checkpoint stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Position {
-    /// After this many warm-up steps.
-    Warmup(u64),
-    /// After this many GRPO steps and the evaluation that was due there.
-    Grpo(u64),
-}
-
-impl fmt::Display for Position {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Warmup(step) => write!(f, "warmup-{step:06}"),
-            Self::Grpo(step) => write!(f, "step-{step:06}"),
-        }
-    }
-}
-
-impl Position {
-    /// The position that `name` stands for.
-    pub fn from_name(name: &str) -> Option<Self> {
-        let (phase, step) = name.split_once('-')?;
-        let step = step.parse().ok()?;
-        let position = match phase {
-            "warmup" => Self::Warmup(step),
-            "step" => Self::Grpo(step),
-            _ => return None,
-        };
-        (position.to_string() == name).then_some(position)
-    }
-}
-
-/// state.json: what a run needs beside tensors.
+/// The content of state.json: what a run needs beside tensors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SavedState {
-    /// [`FORMAT`].
+    /// The name and version of the format, [`FORMAT`].
     pub format: String,
-    /// Name of the position.
+    /// The name of the checkpoint.
     pub position: String,
-    /// Step, optimizer step, data cursor. With the seed they are the whole state of everything random.
+    /// How far the run has come. With the seed it is the whole state of everything random.
     pub counters: Counters,
-    /// Coefficients that follow what is measured.
+    /// The coefficients that follow what is measured.
     pub coefficients: CoefficientState,
-    /// Seed of the run.
+    /// The seed of the run.
     pub seed: u64,
-    /// SHA-256 of the configuration, without the keys that may change when the run goes on ([`super::changes::SAFE`]).
+    /// The SHA-256 of the configuration, without the keys that may change when the run goes on ([`super::changes::SAFE`]).
     pub config_sha256: String,
-    /// Threads of the computation; other counts may round differently.
+    /// The number of threads of the computation; another number may round differently.
     pub threads: usize,
-    /// Seconds that the run has taken.
+    /// The seconds that the run has taken.
     pub seconds: f64,
-    /// Length of metrics.jsonl in bytes.
+    /// The length of metrics.jsonl in bytes.
     pub metrics_bytes: u64,
-    /// Length of completions.jsonl in bytes.
+    /// The length of completions.jsonl in bytes.
     pub completions_bytes: u64,
 }
 
@@ -102,22 +74,22 @@ pub struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// Those in `folder`, which need not exist yet.
+    /// The checkpoints in `folder`, which need not exist yet.
     pub fn new(folder: PathBuf) -> Self {
         Self { folder }
     }
 
-    /// Folder of the checkpoint at `position`.
-    pub fn path(&self, position: Position) -> PathBuf {
+    /// The folder of the checkpoint at `position`.
+    pub fn path(&self, position: CheckpointId) -> PathBuf {
         self.folder.join(position.to_string())
     }
 
-    /// Positions of all checkpoints, oldest first.
+    /// All checkpoints, oldest first.
     ///
     /// # Errors
     /// [`Error::File`].
-    pub fn list(&self) -> Result<Vec<Position>> {
-        let mut positions: Vec<_> = self.names()?.iter().filter_map(|name| Position::from_name(name)).collect();
+    pub fn list(&self) -> Result<Vec<CheckpointId>> {
+        let mut positions: Vec<_> = self.names()?.iter().filter_map(|name| CheckpointId::from_name(name)).collect();
         positions.sort_unstable();
         Ok(positions)
     }
@@ -125,11 +97,11 @@ impl Checkpoints {
     /// Saves a checkpoint. One that is there already is replaced.
     ///
     /// # Errors
-    /// [`Error::NotFinite`] for a state that no run can go on from; [`Error::File`], also when the folder that the checkpoints'
+    /// [`policy::Error::NotFinite`] for a state that no run can go on from; [`Error::File`], also when the folder that the checkpoints'
     /// folder is in is gone. Nothing that was there before is lost then.
-    pub fn write(&self, position: Position, saved: &SavedState, state: &TrainState) -> Result<PathBuf> {
+    pub fn write(&self, position: CheckpointId, saved: &SavedState, state: &TrainState) -> Result<PathBuf> {
         if let Some((what, _)) = not_finite(state) {
-            return Err(Error::NotFinite { what: what.to_owned(), step: state.counters.optimizer_steps });
+            return Err(Error::not_finite(what, state.counters.optimizer_steps));
         }
         let (target, temporary) = (self.path(position), self.folder.join(format!("{TEMPORARY}{position}")));
         let io = |action, path: &Path| {
@@ -146,8 +118,8 @@ impl Checkpoints {
 
         let json = serde_json::to_vec_pretty(saved).map_err(|e| Error::Text(format!("{STATE}: {e}")))?;
         let mut files = vec![(MODEL, to_safetensors(&state.policy)?), (OPTIMIZER, to_safetensors(&state.optimizer)?)];
-        if !state.reference.is_empty() {
-            files.push((REFERENCE, to_safetensors(&state.reference)?));
+        if !state.ref_policy.is_empty() {
+            files.push((REF_POLICY, to_safetensors(&state.ref_policy)?));
         }
         files.push((STATE, json));
         let sums: String = files.iter().map(|(name, bytes)| format!("{}  {name}\n", sha256(bytes))).collect();
@@ -169,7 +141,7 @@ impl Checkpoints {
     ///
     /// # Errors
     /// [`Error::Checkpoint`] with the file and what is wrong with it.
-    pub fn read(&self, position: Position) -> Result<(SavedState, TrainState)> {
+    pub fn read(&self, position: CheckpointId) -> Result<(SavedState, TrainState)> {
         let path = self.path(position);
         let text = |name: &str| read_with(&path.join(name), |path| read_regular(path, MAX_TEXT_BYTES));
         let sums_path = path.join(SUMS);
@@ -194,12 +166,12 @@ impl Checkpoints {
             let bytes = prove(name, read_with(&path.join(name), read_safetensors)?)?;
             parse_tensors(&bytes).map_err(|reason| damaged(&path.join(name), reason))
         };
-        let has_reference = sums.iter().any(|(name, _)| name == REFERENCE);
+        let has_ref_policy = sums.iter().any(|(name, _)| name == REF_POLICY);
         let state = TrainState {
             counters: saved.counters,
             policy: tensors(MODEL)?,
             optimizer: tensors(OPTIMIZER)?,
-            reference: if has_reference { tensors(REFERENCE)? } else { Vec::new() },
+            ref_policy: if has_ref_policy { tensors(REF_POLICY)? } else { Vec::new() },
             coefficients: saved.coefficients.clone(),
         };
         if let Some((what, name)) = not_finite(&state) {
@@ -209,7 +181,7 @@ impl Checkpoints {
     }
 
     /// What to tell the user of a damaged checkpoint at `position`: the newest other one that is whole.
-    pub fn last_good(&self, position: Position) -> LastGood {
+    pub fn last_good(&self, position: CheckpointId) -> LastGood {
         let positions = self.list().unwrap_or_default();
         let mut others = positions.into_iter().rev().filter(|p| *p != position);
         match others.find(|p| self.read(*p).is_ok()) {
@@ -241,7 +213,7 @@ impl Checkpoints {
     ///
     /// # Errors
     /// [`Error::File`].
-    pub fn set_aside_after(&self, position: Option<Position>) -> Result<Vec<PathBuf>> {
+    pub fn set_aside_after(&self, position: Option<CheckpointId>) -> Result<Vec<PathBuf>> {
         let later = self.list()?.into_iter().filter(|p| position.is_none_or(|position| *p > position));
         later.filter_map(|p| self.set_aside(p).transpose()).collect()
     }
@@ -256,7 +228,7 @@ impl Checkpoints {
     }
 
     /// Renames the checkpoint at `position`, if there is one, to a name that no checkpoint has.
-    fn set_aside(&self, position: Position) -> Result<Option<PathBuf>> {
+    fn set_aside(&self, position: CheckpointId) -> Result<Option<PathBuf>> {
         set_aside(&self.path(position))
     }
 
@@ -302,7 +274,7 @@ fn not_finite(state: &TrainState) -> Option<(&'static str, &str)> {
     let groups = [
         ("the weights", &state.policy),
         ("the optimizer's moments", &state.optimizer),
-        ("the weights of the reference", &state.reference),
+        ("the weights of the reference", &state.ref_policy),
     ];
     let broken = |tensor: &&NamedTensor| !tensor.data.iter().all(|value| value.is_finite());
     groups.into_iter().find_map(|(what, tensors)| Some((what, tensors.iter().find(broken)?.name.as_str())))
@@ -329,34 +301,6 @@ fn parse_state(bytes: &[u8]) -> Result<SavedState, String> {
         None => return Err(format!("it has no key `format` with `{FORMAT}`")),
     }
     serde_path_to_error::deserialize(value).map_err(|e| format!("key `{}`: {}", e.path(), e.inner()))
-}
-
-fn to_safetensors(tensors: &[NamedTensor]) -> Result<Vec<u8>> {
-    let refused = |e: safetensors::SafeTensorError| Error::Text(format!("safetensors: {e}"));
-    let bytes: Vec<Vec<u8>> =
-        tensors.iter().map(|t| t.data.iter().flat_map(|value| value.to_le_bytes()).collect()).collect();
-    let mut views = Vec::with_capacity(tensors.len());
-    for (tensor, bytes) in tensors.iter().zip(&bytes) {
-        let view = TensorView::new(Dtype::F32, tensor.shape.clone(), bytes).map_err(refused)?;
-        views.push((tensor.name.as_str(), view));
-    }
-    safetensors::serialize(views, None).map_err(refused)
-}
-
-fn parse_tensors(bytes: &[u8]) -> Result<Vec<NamedTensor>, String> {
-    let file = SafeTensors::deserialize(bytes).map_err(|e| format!("it is not a safetensors file: {e}"))?;
-    let mut views: Vec<_> = file.iter().collect();
-    views.sort_unstable_by_key(|(name, _)| *name);
-    views
-        .into_iter()
-        .map(|(name, view)| {
-            if view.dtype() != Dtype::F32 {
-                return Err(format!("tensor `{name}` is {:?}, expected F32", view.dtype()));
-            }
-            let data = view.data().as_chunks::<4>().0.iter().map(|chunk| f32::from_le_bytes(*chunk)).collect();
-            Ok(NamedTensor { name: name.to_owned(), shape: view.shape().to_vec(), data })
-        })
-        .collect()
 }
 
 #[cfg(test)]

@@ -33,7 +33,7 @@ pub struct RunDir {
     _lock: File,
 }
 
-/// Most runs of one name in one folder.
+/// The largest number of runs of one name in one folder.
 const MAX_NUMBER: u32 = 999_999;
 
 impl RunDir {
@@ -122,47 +122,47 @@ impl RunDir {
         self.id.is_at(&self.root)
     }
 
-    /// The folder itself.
+    /// The path of the folder.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// `config.yaml`.
+    /// The path of `config.yaml`.
     pub fn config_path(&self) -> PathBuf {
         self.root.join("config.yaml")
     }
 
-    /// `config.recorded.yaml`.
+    /// The path of `config.recorded.yaml`.
     pub fn recorded_config_path(&self) -> PathBuf {
         self.root.join("config.recorded.yaml")
     }
 
-    /// `changes.jsonl`.
+    /// The path of `changes.jsonl`.
     pub fn changes_path(&self) -> PathBuf {
         self.root.join("changes.jsonl")
     }
 
-    /// `metrics.jsonl`.
+    /// The path of `metrics.jsonl`.
     pub fn metrics_path(&self) -> PathBuf {
         self.root.join("metrics.jsonl")
     }
 
-    /// `completions.jsonl`.
+    /// The path of `completions.jsonl`.
     pub fn completions_path(&self) -> PathBuf {
         self.root.join("completions.jsonl")
     }
 
-    /// `checkpoints/`.
+    /// The path of `checkpoints/`.
     pub fn checkpoints_path(&self) -> PathBuf {
         self.root.join("checkpoints")
     }
 
-    /// `summary.json`.
+    /// The path of `summary.json`.
     pub fn summary_path(&self) -> PathBuf {
         self.root.join("summary.json")
     }
 
-    /// `curves.svg`.
+    /// The path of `curves.svg`.
     pub fn curves_path(&self) -> PathBuf {
         self.root.join("curves.svg")
     }

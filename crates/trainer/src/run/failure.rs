@@ -46,5 +46,5 @@ impl Run {
 
 /// Whether numbers have left the range in which a run can go on.
 fn is_divergence(error: &Error) -> bool {
-    matches!(error, Error::NotFinite { .. } | Error::TooManySkips { .. })
+    matches!(error, Error::Policy(policy::Error::NotFinite { .. }) | Error::TooManySkips { .. })
 }

@@ -3,38 +3,38 @@
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Which part of a run a row of metrics.jsonl belongs to.
+/// The part of a run that a row of metrics.jsonl belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RowKind {
-    /// A supervised step.
+    /// The row is of a supervised step.
     Warmup,
-    /// A GRPO step.
+    /// The row is of a GRPO step.
     Grpo,
-    /// A held-out evaluation after `step` GRPO steps.
+    /// The row is of a held-out evaluation after `step` GRPO steps.
     Eval,
 }
 
 /// A row of metrics.jsonl.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MetricsRow {
-    /// What was done.
+    /// The part of the run.
     pub phase: RowKind,
-    /// Steps of the phase that were done, this one included.
+    /// The number of steps of the phase that were done, this one included.
     pub step: u64,
-    /// Metrics under TRL's names; what is not finite is null.
+    /// The metrics under TRL's names; what is not finite is null.
     #[serde(flatten)]
     pub values: BTreeMap<String, Option<f64>>,
 }
 
 impl MetricsRow {
-    /// A row; values that are not finite become null, which JSON can say.
+    /// A row of these metrics; values that are not finite become null, which JSON can say.
     pub fn new<N: Into<String>>(phase: RowKind, step: u64, values: impl IntoIterator<Item = (N, f64)>) -> Self {
         let values = values.into_iter().map(|(name, v)| (name.into(), v.is_finite().then_some(v))).collect();
         Self { phase, step, values }
     }
 
-    /// A metric, if it is there.
+    /// The value of a metric; `None` when it is missing or null.
     pub fn get(&self, name: &str) -> Option<f64> {
         self.values.get(name).copied().flatten()
     }
@@ -43,21 +43,21 @@ impl MetricsRow {
 /// A row of completions.jsonl.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CompletionRow {
-    /// GRPO step.
+    /// The GRPO step.
     pub step: u64,
-    /// Name of the task.
+    /// The name of the task.
     pub task: String,
-    /// The question.
+    /// The text of the prompt.
     pub prompt: String,
     /// A right answer.
     pub answer: String,
-    /// What the policy wrote.
+    /// The text that the policy wrote.
     pub completion: String,
-    /// Whether the length limit cut it off.
+    /// Whether the length limit cut the completion off.
     pub truncated: bool,
-    /// Its reward; null when no reward function had anything to say.
+    /// The reward of the completion; null when no reward function had anything to say.
     pub reward: Option<f32>,
-    /// Its advantage.
+    /// The advantage of the completion.
     pub advantage: f32,
 }
 

@@ -1,6 +1,6 @@
 //! Whether the logs of a run are those that a checkpoint was taken with, before they are cut back to it.
 
-use super::checkpoint::{Position, SavedState};
+use super::checkpoint::{CheckpointId, SavedState};
 use super::dir::RunDir;
 use super::jsonl::{CompletionRow, MetricsRow, RowKind};
 use crate::error::{Error, Result};
@@ -13,7 +13,7 @@ use std::path::Path;
 ///
 /// # Errors
 /// [`Error::RunDir`] with the number of the line; [`Error::File`].
-pub(super) fn check(dir: &RunDir, saved: &SavedState, position: Position) -> Result<()> {
+pub(super) fn check(dir: &RunDir, saved: &SavedState, position: CheckpointId) -> Result<()> {
     JsonLines::check(&dir.metrics_path(), saved.metrics_bytes)?;
     JsonLines::check(&dir.completions_path(), saved.completions_bytes)?;
     let hint = |error| with_hint(error, position);
@@ -21,7 +21,7 @@ pub(super) fn check(dir: &RunDir, saved: &SavedState, position: Position) -> Res
     check_completions(&dir.completions_path(), saved.completions_bytes, saved.counters).map_err(hint)
 }
 
-fn with_hint(error: Error, position: Position) -> Error {
+fn with_hint(error: Error, position: CheckpointId) -> Error {
     match error {
         Error::File(grpo_files::Error::Rows { path, reason }) | Error::RunDir { path, reason } => {
             let reason = format!(
@@ -34,7 +34,7 @@ fn with_hint(error: Error, position: Position) -> Error {
     }
 }
 
-fn check_metrics(path: &Path, bytes: u64, counters: Counters, position: Position) -> Result<()> {
+fn check_metrics(path: &Path, bytes: u64, counters: Counters, position: CheckpointId) -> Result<()> {
     let (mut warmup, mut grpo, mut evaluated, mut tokens) = (0u64, 0u64, None, 0.0);
     each_row(path, bytes, |row: MetricsRow| {
         let (last, phase) = match row.phase {
@@ -60,7 +60,7 @@ fn check_metrics(path: &Path, bytes: u64, counters: Counters, position: Position
         }
         Ok(())
     })?;
-    let begun = matches!(position, Position::Grpo(_));
+    let begun = matches!(position, CheckpointId::Grpo(_));
     let expected = (counters.warmup_steps, counters.grpo_steps, begun, counters.num_tokens as f64);
     let found = (warmup, grpo, evaluated.is_some(), tokens);
     if found == expected {

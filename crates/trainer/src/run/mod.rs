@@ -14,23 +14,23 @@ mod logs;
 pub mod observer;
 pub mod options;
 mod restore;
+mod rows;
 mod sinks;
 pub mod summary;
 
 pub use observer::{Event, Observer};
 
 use crate::error::{Error, Result};
-use crate::eval::EvalReport;
-use crate::step::{Sample, StepReport};
 use crate::train_config::TrainConfig;
 use crate::trainer::{Phase, Trainer};
 use changes::{Change, config_hash};
-use checkpoint::{Checkpoints, FORMAT, Position, SavedState};
+use checkpoint::{CheckpointId, Checkpoints, FORMAT, SavedState};
 use dir::RunDir;
 use grpo_files::write_atomically;
 use grpo_files::{JsonLines, read_rows};
 use grpo_sinks::Sinks;
-use jsonl::{CompletionRow, MetricsRow, RowKind};
+use jsonl::{MetricsRow, RowKind};
+use rows::{eval_values, pick_completions};
 use sinks::With;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,24 +42,38 @@ use summary::Summary;
 pub enum Ending {
     /// All steps are done.
     Finished(Box<Summary>),
-    /// It was asked to stop and saved this checkpoint.
+    /// The run was asked to stop and has saved a checkpoint.
     Stopped {
-        /// The checkpoint.
+        /// The folder of the checkpoint.
         checkpoint: PathBuf,
     },
 }
 
 /// A run in its folder.
+///
+/// ```no_run
+/// use std::sync::atomic::AtomicBool;
+/// use trainer::TrainConfig;
+/// use trainer::run::{Ending, Run};
+///
+/// # fn main() -> trainer::Result<()> {
+/// let mut run = Run::start(TrainConfig::default(), None)?; // runs/run-001
+/// if let Ending::Finished(summary) = run.run(&mut (), &AtomicBool::new(false))? {
+///     println!("pass@1 changed by {:?}", summary.gain());
+/// }
+/// # Ok(())
+/// # }
+/// ```
 pub struct Run {
     dir: RunDir,
     trainer: Trainer,
     checkpoints: Checkpoints,
     metrics: JsonLines,
     completions: JsonLines,
-    position: Position,
+    position: CheckpointId,
     /// The checkpoint that holds the present state.
-    saved: Option<Position>,
-    resumed: Option<Position>,
+    saved: Option<CheckpointId>,
+    resumed: Option<CheckpointId>,
     changes: Vec<Change>,
     set_aside: Vec<PathBuf>,
     seconds_before: f64,
@@ -67,7 +81,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// A new run of the built-in tasks and rewards. `path` is its folder, see [`RunDir::create`].
+    /// A new run of the parts that the configuration names. `path` is its folder, see [`RunDir::create`].
     ///
     /// # Errors
     /// Those of [`Trainer::new`] and [`RunDir::create`].
@@ -76,7 +90,7 @@ impl Run {
         Self::start_with(Trainer::new(config)?, path)
     }
 
-    /// A new run of your own trainer (tasks, rewards, engine).
+    /// A new run of your own trainer, made with [`Trainer::with_parts`].
     ///
     /// # Errors
     /// Those of [`RunDir::create`]; [`Error::File`] when `wandb.dir` cannot be written to.
@@ -95,7 +109,7 @@ impl Run {
             dir,
             trainer,
             checkpoints,
-            position: Position::Warmup(0),
+            position: CheckpointId::Warmup(0),
             saved: None,
             resumed: None,
             changes: Vec::new(),
@@ -105,12 +119,12 @@ impl Run {
         })
     }
 
-    /// The folder.
+    /// The folder of the run.
     pub fn dir(&self) -> &RunDir {
         &self.dir
     }
 
-    /// The engine.
+    /// The trainer that does the steps.
     pub fn trainer(&self) -> &Trainer {
         &self.trainer
     }
@@ -119,7 +133,7 @@ impl Run {
     /// sinks of the configuration, too.
     ///
     /// # Errors
-    /// Those of the engine and of files. What was saved before stays good. A sink that cannot be opened is an error, one
+    /// Those of the trainer and of files. What was saved before stays good. A sink that cannot be opened is an error, one
     /// that fails later is not.
     pub fn run(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<Ending> {
         // A run that is done has no more to tell.
@@ -146,9 +160,9 @@ impl Run {
                     self.announce_phase(RowKind::Warmup, &mut phase, observer);
                     self.warmup_step(observer)?;
                 }
-                (_, Position::Warmup(_)) => {
+                (_, CheckpointId::Warmup(_)) => {
                     self.evaluate(0, observer)?;
-                    self.position = Position::Grpo(0);
+                    self.position = CheckpointId::Grpo(0);
                     self.save(observer)?;
                 }
                 (Phase::Grpo, _) => {
@@ -193,7 +207,7 @@ impl Run {
             values.push(("skipped_updates", f64::from(u8::from(report.skipped))));
         }
         self.log(MetricsRow::new(RowKind::Warmup, step, values), observer)?;
-        self.position = Position::Warmup(step);
+        self.position = CheckpointId::Warmup(step);
         // The end of the warm-up is saved after the evaluation that follows it.
         let ends = self.trainer.phase() != Phase::Warmup;
         if !ends && is_due(step, self.trainer.config().run.save_steps) { self.save(observer).map(drop) } else { Ok(()) }
@@ -226,7 +240,7 @@ impl Run {
         if eval_due {
             self.evaluate(step, observer)?;
         }
-        self.position = Position::Grpo(step);
+        self.position = CheckpointId::Grpo(step);
         if last || is_due(step, options.save_steps) { self.save(observer).map(drop) } else { Ok(()) }
     }
 
@@ -255,7 +269,7 @@ impl Run {
         // The logs first: the checkpoint says how long they are.
         let (metrics_bytes, completions_bytes) = (self.metrics.sync()?, self.completions.sync()?);
         let config = self.trainer.config();
-        let state = self.trainer.state();
+        let state = self.trainer.state()?;
         let saved = SavedState {
             format: FORMAT.to_owned(),
             position: self.position.to_string(),
@@ -290,7 +304,7 @@ impl Run {
         observer.event(Event::Started {
             dir: self.dir.root(),
             config: self.trainer.config(),
-            parameters: self.trainer.policy().parameters().iter().map(|p| p.data.len()).sum(),
+            parameters: self.trainer.policy().num_parameters(),
             resumed: self.resumed,
             changes: &self.changes,
             set_aside: &self.set_aside,
@@ -312,44 +326,6 @@ impl Run {
 
 fn is_due(step: u64, every: u64) -> bool {
     every > 0 && step.is_multiple_of(every)
-}
-
-fn eval_values(report: &EvalReport) -> Vec<(String, f64)> {
-    let mut values =
-        vec![("eval/pass@1".to_owned(), report.pass_at_1), ("eval/problems".to_owned(), report.problems as f64)];
-    values.extend(report.mean_reward.map(|reward| ("eval/reward".to_owned(), reward)));
-    // One task needs no second column.
-    if report.pass_at_1_by_task.len() > 1 {
-        values.extend(report.pass_at_1_by_task.iter().map(|(task, pass)| (format!("eval/pass@1/{task}"), *pass)));
-    }
-    values
-}
-
-/// The best and the worst completion of some groups, evenly spread over the step.
-fn pick_completions(report: &StepReport, per_group: usize, count: usize) -> Vec<CompletionRow> {
-    let groups: Vec<&[Sample]> = report.samples.chunks(per_group.max(1)).collect();
-    let wanted = count.div_ceil(2).min(groups.len());
-    let reward = |sample: &Sample| sample.reward.total.unwrap_or(f32::NEG_INFINITY);
-    let mut rows = Vec::with_capacity(count);
-    for i in 0..wanted {
-        let group = groups[i * groups.len() / wanted];
-        let best = group.iter().max_by(|a, b| reward(a).total_cmp(&reward(b)));
-        let worst = group.iter().min_by(|a, b| reward(a).total_cmp(&reward(b)));
-        for sample in best.into_iter().chain(worst) {
-            rows.push(CompletionRow {
-                step: report.step,
-                task: sample.task.clone(),
-                prompt: sample.prompt.clone(),
-                answer: sample.answer.clone(),
-                completion: sample.completion.clone(),
-                truncated: sample.truncated,
-                reward: sample.reward.total,
-                advantage: sample.advantage,
-            });
-        }
-    }
-    rows.truncate(count);
-    rows
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! What a run tells while it runs.
+//! The events of a run, for whoever shows or logs it.
 
 use super::changes::Change;
-use super::checkpoint::Position;
+use super::checkpoint::CheckpointId;
 use super::jsonl::{CompletionRow, MetricsRow, RowKind};
 use crate::train_config::TrainConfig;
 use std::path::{Path, PathBuf};
@@ -9,28 +9,28 @@ use std::path::{Path, PathBuf};
 /// Something that happened in a run.
 #[derive(Clone, Copy, Debug)]
 pub enum Event<'a> {
-    /// The run begins or goes on here.
+    /// The run begins or goes on.
     Started {
-        /// Its folder.
+        /// The folder of the run.
         dir: &'a Path,
-        /// Its configuration.
+        /// The configuration of the run.
         config: &'a TrainConfig,
-        /// Number of weights of the policy.
+        /// The number of weights of the policy.
         parameters: usize,
-        /// The checkpoint it goes on from; `None` at the beginning.
-        resumed: Option<Position>,
-        /// What has another value than before in the configuration of a run that goes on.
+        /// The checkpoint that the run goes on from; `None` at the beginning.
+        resumed: Option<CheckpointId>,
+        /// The keys that have another value than before in the configuration of a run that goes on.
         changes: &'a [Change],
         /// Checkpoints, logs or a summary that were renamed because the run goes on from before them.
         set_aside: &'a [PathBuf],
     },
     /// A phase begins, or goes on after `done` of its `steps`.
     Phase {
-        /// Which one.
+        /// The kind of the phase.
         kind: RowKind,
-        /// Steps done before.
+        /// The number of steps done before.
         done: u64,
-        /// Steps in all; 1 for an evaluation.
+        /// The number of steps in all; 1 for an evaluation.
         steps: u64,
     },
     /// A row was added to metrics.jsonl.
@@ -39,17 +39,30 @@ pub enum Event<'a> {
     Completions(&'a [CompletionRow]),
     /// A checkpoint was saved.
     Saved(&'a Path),
-    /// A line about TensorBoard or Weights & Biases.
+    /// There is a line to show about TensorBoard or Weights & Biases.
     Note(&'a str),
 }
 
-/// Is told what happens in a run.
+/// Receives the events of a run.
+///
+/// ```
+/// use trainer::run::{Event, Observer};
+///
+/// struct Rewards(Vec<f64>);
+/// impl Observer for Rewards {
+///     fn event(&mut self, event: Event<'_>) {
+///         if let Event::Row(row) = event {
+///             self.0.extend(row.get("reward"));
+///         }
+///     }
+/// }
+/// ```
 pub trait Observer {
-    /// Called in the order of events, on the thread that trains.
+    /// Receives the next event, on the thread that trains.
     fn event(&mut self, event: Event<'_>);
 }
 
-/// Hears nothing.
+/// The observer that ignores every event.
 impl Observer for () {
     fn event(&mut self, _: Event<'_>) {}
 }

@@ -1,25 +1,25 @@
-//! What a run saves and shows. Nothing here changes its numbers.
+//! The section `run`: what a run saves and shows. Nothing in it changes the numbers of the run.
 
 use crate::error::Result;
 use crate::train_config::check;
 use serde::{Deserialize, Serialize};
 
-/// Most completions of one table.
+/// The largest number of completions of one table.
 const MAX_COMPLETIONS: usize = 1000;
 
 /// The section `run` of a configuration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RunOptions {
-    /// Name of the run: `runs/<name>-<number>` is its folder unless another is asked for.
+    /// The name of the run: `runs/<name>-<number>` is its folder unless another is asked for.
     pub name: String,
-    /// Steps between checkpoints; 0 saves only where warm-up and GRPO end.
+    /// The number of steps between checkpoints; 0 saves only where warm-up and GRPO end.
     pub save_steps: u64,
-    /// Most checkpoints kept, the newest ones; 0 keeps all.
+    /// The number of checkpoints that are kept, the newest ones; 0 keeps all.
     pub save_total_limit: usize,
-    /// Steps between samples shown and written to completions.jsonl; 0 shows none.
+    /// The number of steps between samples shown and written to completions.jsonl; 0 shows none.
     pub log_completions_steps: u64,
-    /// Completions per such sample.
+    /// The number of completions per such sample.
     pub num_completions_to_print: usize,
 }
 

@@ -2,7 +2,7 @@
 
 use super::Run;
 use super::changes::{self, Change, config_hash};
-use super::checkpoint::{Checkpoints, Position, SavedState};
+use super::checkpoint::{CheckpointId, Checkpoints, SavedState};
 use super::dir::{RunDir, set_aside};
 use super::logs;
 use crate::error::{Error, Result};
@@ -103,13 +103,13 @@ impl Run {
 }
 
 /// The checkpoint to continue from; `None` when there is none at all.
-fn choose(checkpoints: &Checkpoints, from: Option<&str>, run: &Path) -> Result<Option<Position>> {
+fn choose(checkpoints: &Checkpoints, from: Option<&str>, run: &Path) -> Result<Option<CheckpointId>> {
     let positions = checkpoints.list()?;
     let Some(name) = from else { return Ok(positions.last().copied()) };
     match positions.iter().find(|p| p.to_string() == name) {
         Some(position) => Ok(Some(*position)),
         None => {
-            let names: Vec<_> = positions.iter().map(Position::to_string).collect();
+            let names: Vec<_> = positions.iter().map(CheckpointId::to_string).collect();
             let there =
                 if names.is_empty() { "it has none".to_owned() } else { format!("it has {}", names.join(", ")) };
             Err(Error::RunDir { path: run.to_owned(), reason: format!("there is no checkpoint `{name}`; {there}") })
@@ -118,7 +118,7 @@ fn choose(checkpoints: &Checkpoints, from: Option<&str>, run: &Path) -> Result<O
 }
 
 /// The checkpoint at `position`, proven, and of a run with this configuration.
-fn read(checkpoints: &Checkpoints, position: Position, config: &TrainConfig) -> Result<(SavedState, TrainState)> {
+fn read(checkpoints: &Checkpoints, position: CheckpointId, config: &TrainConfig) -> Result<(SavedState, TrainState)> {
     let (saved, state) = checkpoints.read(position)?;
     if saved.config_sha256 != config_hash(config)? {
         let reason = "it was taken with another configuration than that of config.yaml and config.recorded.yaml: restore \

@@ -6,29 +6,29 @@ use crate::trainer::Counters;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// What a run came to.
+/// The result of a run, as summary.json holds it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// Name of the run.
+    /// The name of the run.
     pub name: String,
-    /// Seed of the run.
+    /// The seed of the run.
     pub seed: u64,
-    /// Held-out evaluation between warm-up and GRPO: `pass@1` (greedy), `reward` (sampled), `problems`, and
+    /// The held-out evaluation between warm-up and GRPO: `pass@1` (greedy), `reward` (sampled), `problems`, and
     /// `pass@1/TASK` when there are several tasks.
     pub eval_before: BTreeMap<String, f64>,
-    /// The same after the last step.
+    /// The held-out evaluation after the last step, by the same names.
     pub eval_after: BTreeMap<String, f64>,
-    /// Mean training reward over the first tenth of the GRPO steps, 10 at most.
+    /// The mean training reward over the first tenth of the GRPO steps, 10 at most.
     pub reward_first: Option<f64>,
-    /// The same over the last ones.
+    /// The mean training reward over as many of the last steps.
     pub reward_last: Option<f64>,
-    /// GRPO steps.
+    /// The number of GRPO steps.
     pub steps: u64,
-    /// Supervised steps before them.
+    /// The number of supervised steps before them.
     pub warmup_steps: u64,
-    /// Prompt and completion tokens of all GRPO samples.
+    /// The number of prompt and completion tokens of all GRPO samples.
     pub tokens: u64,
-    /// Seconds of the whole run, over all its sessions.
+    /// The seconds of the whole run, over all its sessions.
     pub seconds: f64,
 }
 
@@ -57,7 +57,7 @@ impl Summary {
         }
     }
 
-    /// Change of held-out pass@1, in [-1, 1].
+    /// The change of held-out pass@1, in [-1, 1].
     pub fn gain(&self) -> Option<f64> {
         Some(self.eval_after.get("pass@1")? - self.eval_before.get("pass@1")?)
     }

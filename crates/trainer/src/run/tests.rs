@@ -1,8 +1,8 @@
 use super::*;
-use crate::dataset::Dataset;
-use crate::reward::{RewardFn, RewardInput, Rewards};
-use crate::rollout::BatchedEngine;
-use crate::task::Comparison;
+use crate::parts::Parts;
+use data::TaskMixture;
+use data::task::Comparison;
+use rewards::{RewardFn, RewardInput, Rewards};
 use std::sync::Arc;
 
 mod changed;
@@ -154,9 +154,12 @@ fn your_own_task_and_reward_run_too() {
         }
     }
     let folder = tempfile::tempdir().unwrap();
-    let dataset = Dataset::from_tasks(vec![(Arc::new(Comparison { max_number: 50 }), 1.0)], 0.1, 0).unwrap();
+    let dataset = TaskMixture::from_tasks(vec![(Arc::new(Comparison { max_number: 50 }), 1.0)], 0.1, 0).unwrap();
     let rewards = Rewards::from_terms(vec![(Box::new(Short), 1.0)]).unwrap();
-    let trainer = Trainer::with_parts(config(), dataset, rewards, Box::new(BatchedEngine { batch_size: 8 })).unwrap();
+    let mut config = config();
+    config.rollout.batch_size = 8;
+    let parts = Parts { dataset: Box::new(dataset), rewards, ..Parts::from_config(&config).unwrap() };
+    let trainer = Trainer::with_parts(config, parts).unwrap();
     let mut run = Run::start_with(trainer, Some(&folder.path().join("a"))).unwrap();
     run.run(&mut (), &AtomicBool::new(false)).unwrap();
     let rows: Vec<MetricsRow> = read_rows(&run.dir().metrics_path()).unwrap();

@@ -4,12 +4,11 @@ use super::generate::{Group, greedy_rewards};
 use super::scores::score_all;
 use super::{Sample, StepContext};
 use crate::error::Result;
-use crate::model::Decoder;
-use crate::reward::Rewards;
-use crate::sequences::{Sequence, token_batch};
 use grpo_core::advantages::{AdvantageConfig, AdvantageEstimator, AdvantageInputs, Rewards as RewardInputs};
 use grpo_core::rewards::kl_in_reward;
 use grpo_core::{Advantages, Metrics, TokenBatch};
+use policy::{Policy, Sequence, Weights, token_batch};
+use rewards::Rewards;
 
 /// The completions of one step, ready to be trained on.
 pub(super) struct Generation {
@@ -21,7 +20,7 @@ pub(super) struct Generation {
 impl Generation {
     /// Lays the groups end to end, scores their tokens and compares their rewards.
     pub(super) fn new(
-        sampler: &Decoder,
+        policy: &mut dyn Policy,
         context: &mut StepContext<'_>,
         groups: Vec<Group>,
         metrics: &mut Metrics,
@@ -29,7 +28,7 @@ impl Generation {
         let grpo = &context.config.grpo;
         let greedy = match grpo.advantages.estimator {
             AdvantageEstimator::Remax => {
-                let of_groups = greedy_rewards(sampler, context, &groups)?;
+                let of_groups = greedy_rewards(policy, context, &groups)?;
                 let of_rows = of_groups.into_iter().flat_map(|r| std::iter::repeat_n(r, grpo.num_generations));
                 Some(of_rows.collect::<Vec<_>>())
             }
@@ -44,7 +43,7 @@ impl Generation {
             samples.extend(group.samples);
         }
         let batch = token_batch(&sequences)?;
-        let batch = with_logps(sampler, context, &sequences, batch, sampler_logp)?;
+        let batch = with_logps(policy, context, &sequences, batch, sampler_logp)?;
         let advantages = advantages(context, &batch, &samples, greedy.as_deref(), metrics)?;
         for (b, sample) in samples.iter_mut().enumerate() {
             sample.advantage = match &advantages {
@@ -58,25 +57,25 @@ impl Generation {
 
 /// The log-probabilities that the loss and the rewards ask for.
 fn with_logps(
-    sampler: &Decoder,
+    policy: &mut dyn Policy,
     context: &StepContext<'_>,
     sequences: &[Sequence],
     mut batch: TokenBatch,
     sampler_logp: Vec<f32>,
 ) -> Result<TokenBatch> {
-    let (grpo, loss) = (&context.config.grpo, context.loss);
+    let grpo = &context.config.grpo;
     // The engine samples with the policy itself: its log-probabilities matter to who asks for a correction, or brings
     // another engine and does.
-    if loss.config.asks_for_sampler_logp() {
+    if context.loss.asks_for_sampler_logp() {
         batch = batch.with_sampler_logp(sampler_logp)?;
     }
     // With a single update the policy is its own old policy and every ratio is 1.
     if grpo.updates() > 1 || grpo.use_kl_in_reward {
-        let scores = score_all(sampler, sequences, &batch, grpo, loss)?;
+        let scores = score_all(policy, Weights::Policy, sequences, &batch, grpo)?;
         batch = batch.with_old_logp(scores.logp)?;
     }
-    if let Some(reference) = context.reference.as_ref() {
-        let scores = score_all(reference, sequences, &batch, grpo, loss)?;
+    if policy.has_ref_policy() {
+        let scores = score_all(policy, Weights::RefPolicy, sequences, &batch, grpo)?;
         batch = batch.with_ref_logp(scores.logp)?;
     }
     Ok(batch)

@@ -1,15 +1,13 @@
 //! Sampling and judging: groups of completions, as many as the step wants, and only such as it wants.
 
 use super::{Sample, StepContext};
-use crate::dataset::Item;
 use crate::error::{Error, Result};
-use crate::model::Decoder;
-use crate::reward::{Reward, RewardInput, Rewards};
-use crate::rng::Purpose;
-use crate::rollout::{Completion, RolloutRequest, Sampling};
-use crate::tokenizer::Tokenizer;
 use crate::train_config::{FilterGroupsConfig, REWARD};
+use data::Item;
 use grpo_core::Metrics;
+use policy::{Completion, Policy, RolloutRequest, Sampling};
+use rewards::{Reward, RewardInput, Rewards};
+use rng::Purpose;
 
 /// A prompt and its completions.
 pub(super) struct Group {
@@ -46,7 +44,7 @@ impl Sampled {
 
 /// Samples generation batches until enough groups are kept (DAPO, arXiv 2503.14476); one where nothing is filtered.
 pub(super) fn sample(
-    sampler: &Decoder,
+    policy: &mut dyn Policy,
     context: &mut StepContext<'_>,
     step: u64,
     metrics: &mut Metrics,
@@ -64,7 +62,7 @@ pub(super) fn sample(
             });
         }
         let items = context.dataset.next_batch(wanted)?;
-        let groups = sample_batch(sampler, context, items, step, (batch * grpo.sequences()) as u64)?;
+        let groups = sample_batch(policy, context, items, step, (batch * grpo.sequences()) as u64)?;
         let kept = match filter.enable {
             true => keep(filter, context.rewards, &groups)?,
             false => (0..groups.len()).collect(),
@@ -102,7 +100,7 @@ fn keep(filter: &FilterGroupsConfig, rewards: &Rewards, groups: &[Group]) -> Res
 
 /// One generation batch, before which the step has drawn `first` samples.
 fn sample_batch(
-    sampler: &Decoder,
+    policy: &mut dyn Policy,
     context: &mut StepContext<'_>,
     items: Vec<Item>,
     step: u64,
@@ -117,39 +115,50 @@ fn sample_batch(
         step,
         first,
     };
-    let prompts = items.iter().map(|i| Tokenizer.encode_prompt(&i.problem.prompt)).collect::<Result<Vec<_>>>()?;
-    let mut completions = complete(sampler, context, &prompts, num_generations, sampling)?.into_iter();
+    let encode = |item: &Item| context.tokenizer.encode_prompt(&item.problem.prompt);
+    let prompts = items.iter().map(encode).collect::<models::Result<Vec<_>>>()?;
+    let mut completions = complete(policy, context, &prompts, num_generations, sampling)?.into_iter();
     items
         .into_iter()
         .zip(prompts)
         .map(|(item, prompt)| {
             let completions: Vec<Completion> = completions.by_ref().take(num_generations).collect();
-            let samples = completions.iter().map(|c| judge(&item, c, context.rewards)).collect::<Result<Vec<_>>>()?;
+            let samples = completions.iter().map(|c| judge(&item, c, context)).collect::<Result<Vec<_>>>()?;
             Ok(Group { item, prompt, completions, samples })
         })
         .collect()
 }
 
 /// Reward of the greedy completion of each group's prompt; NaN where it is missing.
-pub(super) fn greedy_rewards(sampler: &Decoder, context: &mut StepContext<'_>, groups: &[Group]) -> Result<Vec<f32>> {
+pub(super) fn greedy_rewards(
+    policy: &mut dyn Policy,
+    context: &mut StepContext<'_>,
+    groups: &[Group],
+) -> Result<Vec<f32>> {
     let prompts: Vec<Vec<u32>> = groups.iter().map(|group| group.prompt.clone()).collect();
-    let completions = complete(sampler, context, &prompts, 1, Sampling::Greedy)?;
+    let completions = complete(policy, context, &prompts, 1, Sampling::Greedy)?;
     let reward = |(group, completion): (&Group, &Completion)| {
-        Ok(judge(&group.item, completion, context.rewards)?.reward.total.unwrap_or(f32::NAN))
+        Ok(judge(&group.item, completion, context)?.reward.total.unwrap_or(f32::NAN))
     };
     groups.iter().zip(&completions).map(reward).collect()
 }
 
 fn complete(
-    sampler: &Decoder,
+    policy: &mut dyn Policy,
     context: &mut StepContext<'_>,
     prompts: &[Vec<u32>],
     num_generations: usize,
     sampling: Sampling,
 ) -> Result<Vec<Completion>> {
     let max_completion_length = context.config.rollout.max_completion_length;
-    let request = RolloutRequest { prompts, num_generations, max_completion_length, sampling };
-    let completions = context.engine.generate(sampler, &request)?;
+    let request = RolloutRequest {
+        prompts,
+        num_generations,
+        max_completion_length,
+        eos_id: context.tokenizer.eos_id(),
+        sampling,
+    };
+    let completions = context.engine.generate(policy, &request)?;
     let count = prompts.len() * num_generations;
     if completions.len() != count || completions.iter().any(|c| c.ids.is_empty()) {
         let expected = format!("{count} completions of at least one token");
@@ -158,9 +167,9 @@ fn complete(
     Ok(completions)
 }
 
-fn judge(item: &Item, completion: &Completion, rewards: &Rewards) -> Result<Sample> {
-    let text = Tokenizer.decode(&completion.ids)?;
-    let reward: Reward = rewards.score(&RewardInput {
+fn judge(item: &Item, completion: &Completion, context: &StepContext<'_>) -> Result<Sample> {
+    let text = context.tokenizer.decode(&completion.ids)?;
+    let reward: Reward = context.rewards.score(&RewardInput {
         problem: &item.problem,
         task: item.task.as_ref(),
         completion: &text,

@@ -7,44 +7,42 @@ mod scores;
 mod update;
 
 use crate::coefficients::Coefficients;
-use crate::dataset::Dataset;
 use crate::error::Result;
-use crate::loss::PolicyLoss;
 use crate::micro_batch::split_evenly;
-use crate::model::Decoder;
-use crate::optim::AdamW;
-use crate::reference::follow;
-use crate::reward::{Reward, Rewards};
-use crate::rollout::RolloutEngine;
+use crate::ref_policy::follow;
 use crate::train_config::{GrpoConfig, TrainConfig};
+use crate::updates::Updates;
 use advantage::Generation;
-use burn::module::Module;
-use grpo_core::Metrics;
+use data::Dataset;
+use grpo_core::{LossConfig, Metrics};
+use models::Tokenizer;
+use policy::{Policy, RolloutEngine};
+use rewards::{Reward, Rewards};
 use std::ops::Range;
 
 /// One sampled completion and its judgement.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
-    /// Name of the task.
+    /// The name of the task.
     pub task: String,
-    /// The question.
+    /// The text of the prompt.
     pub prompt: String,
     /// A right answer.
     pub answer: String,
-    /// What the policy wrote, without EOS.
+    /// The text that the policy wrote, without EOS.
     pub completion: String,
-    /// Whether the length limit cut it off.
+    /// Whether the length limit cut the completion off.
     pub truncated: bool,
-    /// Its rewards, without the KL to the reference.
+    /// The rewards of the completion, without the KL to the reference policy.
     pub reward: Reward,
-    /// Its advantage, scaled by `grpo.advantage_scale`; the mean over its tokens where they have advantages of their own.
+    /// The advantage of the completion, scaled by `grpo.advantage_scale`; the mean over its tokens where they have advantages of their own.
     pub advantage: f32,
 }
 
-/// What one GRPO step did.
+/// What one GRPO step has done.
 #[derive(Clone, Debug)]
 pub struct StepReport {
-    /// Number of the step, from 1.
+    /// The number of the step, from 1.
     pub step: u64,
     /// Metrics under TRL's names.
     ///
@@ -68,65 +66,61 @@ pub struct StepReport {
 }
 
 impl StepReport {
-    /// Value of a metric; 0 when it is not there.
+    /// The value of a metric; 0 when it is not there.
     pub fn metric(&self, name: &str) -> f64 {
         self.metrics.value(name).unwrap_or(0.0)
     }
 }
 
-/// What a step works with beside the policy.
+/// Everything that a step works with, beside the policy.
 pub struct StepContext<'a> {
-    /// The run's configuration.
+    /// The configuration of the run.
     pub config: &'a TrainConfig,
-    /// The loss and who computes it.
-    pub loss: &'a PolicyLoss,
-    /// Where prompts come from.
-    pub dataset: &'a mut Dataset,
-    /// Judges.
+    /// The configuration of the loss, [`TrainConfig::loss`]. The policy computes it.
+    pub loss: &'a LossConfig,
+    /// The tokenizer of the policy.
+    pub tokenizer: &'a dyn Tokenizer,
+    /// The data set that prompts come from.
+    pub dataset: &'a mut dyn Dataset,
+    /// The rewards that judge completions.
     pub rewards: &'a Rewards,
-    /// Sampler.
+    /// The engine that samples completions.
     pub engine: &'a mut dyn RolloutEngine,
-    /// Reference for the KL; needed when [`TrainConfig::needs_reference`].
-    pub reference: &'a mut Option<Decoder>,
-    /// Coefficients that follow what is measured.
+    /// The schedule of the optimizer's updates.
+    pub updates: &'a mut Updates,
+    /// The coefficients that follow what is measured.
     pub coefficients: &'a mut Coefficients,
 }
 
-/// GRPO step number `step` (from 0). `policy` lives on a device with autodiff.
+/// GRPO step number `step` (from 0). With a KL to it, `policy` has a reference policy.
 ///
 /// # Errors
-/// Those of the data set, the engine, the advantages, the loss and the optimizer; [`crate::Error::TooFewGroups`] when
-/// dynamic sampling has reached its limit; [`crate::Error::NotFinite`] when the loss is not finite.
-pub fn grpo_step(
-    mut policy: Decoder,
-    optimizer: &mut AdamW,
-    context: &mut StepContext<'_>,
-    step: u64,
-) -> Result<(Decoder, StepReport)> {
+/// Those of the data set, the engine, the advantages, the loss and the policy; [`crate::Error::TooFewGroups`] when
+/// dynamic sampling has reached its limit; [`policy::Error::NotFinite`] when the loss is not finite. The policy is then
+/// somewhere in the step: [`Policy::roll_back`] takes it back.
+pub fn grpo_step(policy: &mut dyn Policy, context: &mut StepContext<'_>, step: u64) -> Result<StepReport> {
     let grpo = &context.config.grpo;
-    let sampler = policy.valid();
     let mut metrics = Metrics::default();
-    let sampled = generate::sample(&sampler, context, step, &mut metrics)?;
+    let sampled = generate::sample(policy, context, step, &mut metrics)?;
     record::record(&mut metrics, &sampled.all, context.rewards);
     let tokens = sampled.tokens();
     metrics.mean("num_tokens", tokens as f64, 1.0);
-    let generation = Generation::new(&sampler, context, sampled.into_kept(), &mut metrics)?;
+    let generation = Generation::new(policy, context, sampled.into_kept(), &mut metrics)?;
     let mut skipped = 0.0;
     for _ in 0..grpo.num_iterations {
         for rows in updates(grpo) {
-            let applied;
-            (policy, applied) = update::update_policy(policy, optimizer, context, &generation, rows, &mut metrics)?;
-            if applied {
-                follow(context.reference, &policy, optimizer.steps(), grpo)?;
+            if update::update_policy(policy, context, &generation, rows, &mut metrics)? {
+                let steps = policy.optimizer_steps();
+                follow(policy, steps, grpo)?;
             } else {
                 skipped += 1.0;
             }
         }
     }
-    if optimizer.skips() {
+    if context.updates.skips() {
         metrics.mean("skipped_updates", skipped, 1.0);
     }
-    Ok((policy, StepReport { step: step + 1, metrics, samples: generation.samples, tokens }))
+    Ok(StepReport { step: step + 1, metrics, samples: generation.samples, tokens })
 }
 
 /// The sequences of each optimizer step of one pass: whole groups, end to end.

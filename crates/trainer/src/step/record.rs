@@ -1,9 +1,9 @@
 //! What can be said of a step before its first update, under TRL's names.
 
 use super::generate::Group;
-use crate::reward::Rewards;
-use crate::rollout::Completion;
 use grpo_core::Metrics;
+use policy::Completion;
+use rewards::Rewards;
 
 /// Rewards and lengths of everything that was sampled, groups that were filtered out included.
 pub(super) fn record(metrics: &mut Metrics, groups: &[Group], rewards: &Rewards) {

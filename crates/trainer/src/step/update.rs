@@ -1,36 +1,31 @@
 //! One optimizer step on a part of what was generated.
 
 use super::advantage::Generation;
-use super::scores::score_parts;
 use super::{Sample, StepContext};
 use crate::error::{Error, Result};
-use crate::micro_batch::{Accumulated, accumulate, split_evenly};
-use crate::model::Decoder;
-use crate::optim::AdamW;
-use crate::sequences::completion_hidden;
-use burn::module::Module;
+use crate::micro_batch::{sequence_batches, split_evenly};
 use grpo_core::aggregate::token_weights;
 use grpo_core::batch::{Rows, StepData};
 use grpo_core::controllers::AdaptiveEntropy;
 use grpo_core::metrics::Metric;
-use grpo_core::{Metrics, Scores, TokenBatch};
+use grpo_core::{LossOutput, Metrics, Scores, TokenBatch};
+use policy::{Policy, StepLoss, Weights};
 use std::ops::Range;
 
-/// One optimizer step on the sequences `rows`; also whether it was applied, not skipped.
+/// One optimizer step on the sequences `rows`; whether it was applied, not skipped.
 pub(super) fn update_policy(
-    policy: Decoder,
-    optimizer: &mut AdamW,
+    policy: &mut dyn Policy,
     context: &mut StepContext<'_>,
     generation: &Generation,
     rows: Range<usize>,
     metrics: &mut Metrics,
-) -> Result<(Decoder, bool)> {
+) -> Result<bool> {
     let grpo = &context.config.grpo;
     let whole = generation.batch.select_sequences(rows.clone())?;
     let sequences = &generation.sequences[rows.clone()];
     let (loss, parts) = (context.loss, grpo.gradient_accumulation_steps);
     // Truncated completions leave the count with the mask (TRL).
-    let counts = |row: &usize| !(loss.config.mask_truncated_completions && generation.samples[*row].truncated);
+    let counts = |row: &usize| !(loss.mask_truncated_completions && generation.samples[*row].truncated);
     let tokens: usize = (0..generation.samples.len()).filter(counts).map(|row| generation.batch.active_in(row)).sum();
     let those = |is: fn(&Sample) -> bool| {
         let indices = (0..rows.len()).filter(|row| is(&generation.samples[rows.start + row])).collect();
@@ -48,30 +43,28 @@ pub(super) fn update_policy(
     // Tokens are chosen from the whole update, whatever its micro-batches.
     let mut chosen_from = None;
     let scored = |batch: &TokenBatch| {
-        let parts = split_evenly(batch.sequences(), parts);
-        let scores = score_parts(&policy.valid(), sequences, batch, parts, loss)?;
+        let parts = sequence_batches(sequences, batch, split_evenly(batch.sequences(), parts))?;
+        let scores = policy.score(Weights::Policy, &parts)?;
         chosen_from = Some(scores.clone());
         Ok::<_, Error>(scores.into())
     };
-    let whole = loss.config.prepare(&whole, scored)?.into_owned();
+    let whole = loss.prepare(&whole, scored)?.into_owned();
     if let Some(factors) = whole.factors() {
         metrics.merge(&factors.metrics);
     }
     // Weights of the whole update, so that its micro-batches simply add up.
-    let weights = token_weights(&loss.config, &whole)?;
+    let weights = token_weights(loss, &whole)?;
     let whole = whole.with_weights(weights)?;
 
-    let sum = accumulate(&policy, rows.len(), parts, |policy, part| {
-        let hidden = completion_hidden(policy, &sequences[part.clone()])?;
-        loss.loss(hidden, policy.lm_head(), &whole.select_sequences(part)?)
-    })?;
-    let (policy, done) = match check_finite(&sum, &generation.batch, rows.start) {
-        Ok(()) => optimizer.step(policy, &sum.gradients)?,
-        Err(what) if optimizer.skips() => {
+    let parts = sequence_batches(sequences, &whole, split_evenly(rows.len(), parts))?;
+    let sum = policy.accumulate(&parts, StepLoss::Grpo)?;
+    let done = match check_finite(&sum, &generation.batch, rows.start) {
+        Ok(()) => context.updates.apply(policy)?,
+        Err(what) if context.updates.skips() => {
             tracing::warn!("an update is skipped: {what}");
-            (policy, optimizer.skip(sum.gradients.norm())?)
+            context.updates.skip(policy)?
         }
-        Err(what) => return Err(Error::NotFinite { what, step: optimizer.steps() }),
+        Err(what) => return Err(Error::not_finite(what, policy.optimizer_steps())),
     };
     metrics.merge(&sum.metrics);
     // TRL logs the coefficient as the step leaves it.
@@ -82,19 +75,19 @@ pub(super) fn update_policy(
             controller.step()?;
         }
         metrics.mean("entropy_coef", controller.entropy_coef, 1.0);
-    } else if loss.config.entropy_coef != 0.0 {
-        metrics.mean("entropy_coef", loss.config.entropy_coef, 1.0);
+    } else if loss.entropy_coef != 0.0 {
+        metrics.mean("entropy_coef", loss.entropy_coef, 1.0);
     }
     metrics.mean("loss", sum.loss, 1.0);
     metrics.mean("policy_loss", sum.policy_loss, 1.0);
     metrics.mean("grad_norm", done.grad_norm, 1.0);
     metrics.mean("learning_rate", done.learning_rate, 1.0);
-    Ok((policy, !done.skipped))
+    Ok(!done.skipped)
 }
 
 /// Whether the loss of an update is finite, and the policy's output for its tokens, which are those of `generation` from the
 /// sequence `first` on; else what is not. Sequences are counted as the step has sampled them.
-fn check_finite(sum: &Accumulated, generation: &TokenBatch, first: usize) -> Result<(), String> {
+fn check_finite(sum: &LossOutput, generation: &TokenBatch, first: usize) -> Result<(), String> {
     let rows = generation.range(first).start..generation.range(first).start + sum.scores.logp.len();
     let mut scores = Scores { logp: vec![0.0; generation.tokens()], entropy: vec![0.0; generation.tokens()] };
     scores.logp[rows.clone()].copy_from_slice(&sum.scores.logp);
@@ -126,12 +119,10 @@ mod tests {
     fn a_loss_that_is_not_finite_names_the_token_of_the_step() {
         // The second update, of the sequences from 1 on.
         let generation = TokenBatch::packed(vec![0; 6], vec![0, 2, 3, 6]).unwrap();
-        let sum = |logp: [f32; 4], loss: f64| Accumulated {
-            gradients: crate::optim::GradientSum::new(),
+        let sum = |logp: [f32; 4], loss: f64| LossOutput {
             loss,
-            policy_loss: 0.0,
             scores: Scores { logp: logp.to_vec(), entropy: vec![0.5; 4] },
-            metrics: Metrics::default(),
+            ..LossOutput::default()
         };
         let found = |logp, loss| check_finite(&sum(logp, loss), &generation, 1);
         assert_eq!(found([-1.0; 4], 0.5), Ok(()));

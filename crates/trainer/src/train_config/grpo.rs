@@ -7,59 +7,60 @@ use grpo_core::{Implementation, LossConfig};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// The GRPO loop.
+/// The settings of the GRPO loop.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct GrpoConfig {
-    /// Rollout steps (each is `num_iterations x steps_per_generation` optimizer steps).
+    /// The number of rollout steps, each of `num_iterations x steps_per_generation` optimizer steps.
     pub max_steps: u64,
-    /// Different prompts per rollout step.
+    /// The number of different prompts per rollout step.
     pub prompts_per_step: usize,
-    /// Completions per prompt: the group of the group-relative advantage.
+    /// The number of completions per prompt: the group of the group-relative advantage.
     pub num_generations: usize,
-    /// mu: passes over each generation batch.
+    /// The number of passes over each generation batch, mu in the papers.
     pub num_iterations: usize,
-    /// Optimizer steps per pass; the generation batch is split evenly, whole groups together.
+    /// The number of optimizer steps per pass; the generation batch is split evenly, whole groups together.
     pub steps_per_generation: usize,
-    /// Micro-batches per optimizer step; changes time and memory, not the gradient beyond rounding.
+    /// The number of micro-batches per optimizer step. It changes time and memory, not the gradient beyond rounding.
     pub gradient_accumulation_steps: usize,
-    /// Who computes the loss, one of [`crate::backends::NAMES`]; changes time and memory, not the numbers beyond tolerance.
+    /// The backend that computes the loss, one of [`crate::backends::NAMES`]. It changes time and memory, not the numbers beyond
+    /// tolerance.
     pub backend: String,
-    /// PJRT plugin of the backend; without it, what `GRPO_PJRT_PLUGIN` names or `grpo plugin install` installed.
+    /// The PJRT plugin of the backend; without it, what `GRPO_PJRT_PLUGIN` names or `grpo plugin install` installed.
     pub plugin: Option<PathBuf>,
-    /// How the loss is computed; changes time and memory, not the numbers beyond tolerance.
+    /// The implementation of the loss. It changes time and memory, not the numbers beyond tolerance.
     pub implementation: Implementation,
-    /// How rewards become advantages. The weights of reward functions are those of the section `rewards`, so
+    /// The way in which rewards become advantages. The weights of reward functions are those of the section `rewards`, so
     /// `reward_weights` stays empty. Refused are gae (there is no critic) and the optimal token baselines (scoring
     /// gives no sums of squared probabilities). Truncated completions are compared even where the loss masks them.
     pub advantages: AdvantageConfig,
-    /// Multiplies every advantage; 1 is GRPO, 0 is the control run that must not learn.
+    /// The factor of every advantage; 1 is GRPO, 0 is the control run that must not learn.
     pub advantage_scale: f32,
-    /// Which groups are trained on, and how often others are sampled in the place of the rest: DAPO's dynamic sampling.
+    /// The groups that are trained on, and how often others are sampled in the place of the rest: DAPO's dynamic sampling.
     pub filter_groups: FilterGroupsConfig,
-    /// Subtracts coefficient x KL(policy || reference) from the reward of each token, before it becomes an advantage.
+    /// Whether coefficient x KL(policy || reference) is subtracted from the reward of each token, before it becomes an advantage.
     /// Estimators of one advantage per completion take the sum over its tokens (TRL's RLOO).
     pub use_kl_in_reward: bool,
-    /// Estimator of that KL. verl's and TRL's RLOO: k1.
+    /// The estimator of the KL in the reward. verl and TRL's RLOO use k1.
     pub kl_penalty: KlEstimator,
-    /// Its coefficient.
+    /// The coefficient of the KL in the reward.
     pub kl_ctrl: KlControlConfig,
-    /// Moves the coefficient of the entropy bonus after each optimizer step, from `loss.entropy_coef` on, and applies
+    /// Whether the coefficient of the entropy bonus moves after each optimizer step, from `loss.entropy_coef` on, and applies
     /// it while the entropy is at most `entropy_target` (Skywork-OR1).
     pub use_adaptive_entropy: bool,
-    /// Least coefficient.
+    /// The least coefficient of the adaptive entropy bonus.
     pub entropy_coef_min: f64,
-    /// Largest coefficient.
+    /// The largest coefficient of the adaptive entropy bonus.
     pub entropy_coef_max: f64,
-    /// How far an optimizer step moves it.
+    /// How far an optimizer step moves the coefficient of the entropy bonus.
     pub entropy_coef_delta: f64,
-    /// Mean entropy of a token that is aimed at, in nats.
+    /// The mean entropy of a token, in nats, that the adaptive entropy bonus aims at.
     pub entropy_target: f64,
-    /// Moves the reference towards the policy every `ref_model_sync_steps` optimizer steps (TR-DPO).
+    /// Whether the reference policy moves towards the policy every `ref_model_sync_steps` optimizer steps (TR-DPO).
     pub sync_ref_model: bool,
-    /// alpha of reference = alpha x policy + (1 - alpha) x reference. In [0, 1].
+    /// The alpha, in [0, 1], of ref = alpha x policy + (1 - alpha) x ref.
     pub ref_model_mixup_alpha: f64,
-    /// Optimizer steps between two of these.
+    /// The number of optimizer steps from one move of the reference policy to the next.
     pub ref_model_sync_steps: u64,
 }
 
@@ -95,17 +96,17 @@ impl Default for GrpoConfig {
 }
 
 impl GrpoConfig {
-    /// Sequences of a step.
+    /// The number of sequences of a step.
     pub(crate) fn sequences(&self) -> usize {
         self.prompts_per_step * self.num_generations
     }
 
-    /// Optimizer steps of a step.
+    /// The number of optimizer steps of a step.
     pub(crate) fn updates(&self) -> usize {
         self.num_iterations * self.steps_per_generation
     }
 
-    /// Sequences that a micro-batch has at most.
+    /// The largest number of sequences of a micro-batch.
     pub(crate) fn micro_batch_sequences(&self) -> usize {
         let groups = self.prompts_per_step.div_ceil(self.steps_per_generation);
         (groups * self.num_generations).div_ceil(self.gradient_accumulation_steps)
@@ -131,13 +132,13 @@ impl GrpoConfig {
 pub struct FilterGroupsConfig {
     /// Whether groups are filtered at all.
     pub enable: bool,
-    /// What is looked at: `reward`, the weighted sum of all rewards (before the KL), or the name of one of them, such
+    /// The reward by which groups are filtered: `reward`, the weighted sum of all rewards (before the KL), or the name of one of them, such
     /// as `correct`.
     pub metric: String,
-    /// Most generation batches of a step, at least 1: where they do not bring enough groups the run ends with an error,
+    /// The largest number of generation batches of a step, at least 1: where they do not bring enough groups the run ends with an error,
     /// as in verl and NeMo-RL. verl's 0, no limit, would sample for ever once every group has equal rewards.
     pub max_num_gen_batches: usize,
-    /// Which groups are kept.
+    /// The rule by which groups are kept.
     pub keep: DynamicSampling,
 }
 
@@ -147,20 +148,20 @@ impl Default for FilterGroupsConfig {
     }
 }
 
-/// The metric that is the sum of all rewards.
+/// The name of the metric that is the sum of all rewards.
 pub(crate) const REWARD: &str = "reward";
 
-/// The coefficient of the KL in the reward. verl's `kl_ctrl`.
+/// The coefficient of the KL in the reward, with the keys of verl's `kl_ctrl`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct KlControlConfig {
-    /// Whether it moves.
+    /// Whether the coefficient moves.
     pub r#type: KlControlType,
-    /// The coefficient, at the beginning where it moves.
+    /// The coefficient; where it moves, that of the first step.
     pub kl_coef: f64,
-    /// adaptive: KL that is aimed at, in nats per token.
+    /// The KL, in nats per token, that an adaptive coefficient aims at.
     pub target_kl: f64,
-    /// adaptive: completions over which the coefficient moves by a fifth at most.
+    /// The number of completions over which an adaptive coefficient moves by a fifth at most.
     pub horizon: f64,
 }
 
@@ -168,10 +169,10 @@ pub struct KlControlConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KlControlType {
-    /// Stays.
+    /// The coefficient stays the same.
     #[default]
     Fixed,
-    /// Moves towards `target_kl`.
+    /// The coefficient moves so that the KL comes to `target_kl`.
     Adaptive,
 }
 

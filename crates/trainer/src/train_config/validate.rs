@@ -5,22 +5,27 @@ mod algorithm;
 use super::{OptimizerConfig, TrainConfig};
 use crate::backends;
 use crate::error::{Error, Result};
-use crate::tokenizer::Tokenizer;
 use grpo_core::{LossAggMode, LossConfig};
+use models::CharTokenizer;
 
-/// Most sequences of a step or an evaluation.
+/// The largest number of sequences of a step or an evaluation.
 const MAX_SEQUENCES: usize = 1 << 20;
 
 impl TrainConfig {
-    /// Checks every field and every combination.
+    /// Checks every field and every combination, for the built-in tokenizer.
     ///
     /// # Errors
-    /// [`Error::Config`] that names the key and says why; [`Error::Loss`] for the loss section.
+    /// [`Error::Config`], [`Error::Model`], [`Error::Data`] or [`Error::Rewards`] that name the key and say why;
+    /// [`Error::Loss`] for the section `loss`.
     pub fn validate(&self) -> Result<()> {
+        self.validate_for(CharTokenizer::VOCAB_SIZE)
+    }
+
+    /// As [`TrainConfig::validate`], for a tokenizer with `vocab` tokens.
+    pub(crate) fn validate_for(&self, vocab: usize) -> Result<()> {
         self.run.validate()?;
         self.wandb.validate()?;
         self.model.validate()?;
-        let vocab = Tokenizer::VOCAB_SIZE;
         check(
             self.model.vocab_size == vocab,
             "model.vocab_size",
@@ -33,16 +38,10 @@ impl TrainConfig {
         if let Some(target) = self.warmup.until_pass_at_1 {
             check((0.0..=1.0).contains(&target), "warmup.until_pass_at_1", "in [0, 1]", target)?;
         }
-        for (key, weight) in [
-            ("rewards.correct", self.rewards.correct),
-            ("rewards.partial", self.rewards.partial),
-            ("rewards.terminated", self.rewards.terminated),
-            ("grpo.advantage_scale", self.grpo.advantage_scale),
-        ] {
-            check(weight.is_finite(), key, "a finite number", weight)?;
-        }
+        self.rewards.validate()?;
+        let scale = self.grpo.advantage_scale;
+        check(scale.is_finite(), "grpo.advantage_scale", "a finite number", scale)?;
         if let Some(overlong) = &self.rewards.soft_overlong_punishment {
-            overlong.penalties(&[])?;
             let longest = self.rollout.max_completion_length;
             check(
                 overlong.max_completion_len - overlong.soft_punish_cache < longest,

@@ -5,14 +5,19 @@ mod scripted;
 
 use super::*;
 use crate::train_config::{GrpoConfig, KlControlType, RolloutConfig, WarmupConfig};
+use data::TaskMixture;
+use data::task::Reverse;
 use grpo_core::LossType;
 use grpo_core::rewards::SoftOverlong;
+use models::NamedTensor;
+use rewards::{RewardFn, RewardInput};
 use rstest::rstest;
+use std::sync::Arc;
 
 /// A run of a few steps with everything switched on: off-policy updates, micro-batches, a reference.
 fn small() -> TrainConfig {
     let mut config = TrainConfig {
-        model: crate::model::ModelConfig { hidden_size: 32, intermediate_size: 32, ..Default::default() },
+        model: models::ModelConfig { hidden_size: 32, intermediate_size: 32, ..Default::default() },
         warmup: WarmupConfig { steps: 3, until_pass_at_1: None, batch_size: 48, ..Default::default() },
         rollout: RolloutConfig { max_completion_length: 4, batch_size: 8, ..Default::default() },
         grpo: GrpoConfig {
@@ -63,13 +68,17 @@ fn finish(run: &mut Trainer) {
 fn whole_run(config: TrainConfig) -> TrainState {
     let mut run = Trainer::new(config).unwrap();
     finish(&mut run);
-    run.state()
+    run.state().unwrap()
+}
+
+fn weights(run: &Trainer) -> Vec<NamedTensor> {
+    run.state().unwrap().policy
 }
 
 #[track_caller]
 fn assert_same_bits(a: &TrainState, b: &TrainState) {
     assert_eq!((a.counters, &a.coefficients), (b.counters, &b.coefficients));
-    for (a, b) in [(&a.policy, &b.policy), (&a.optimizer, &b.optimizer), (&a.reference, &b.reference)] {
+    for (a, b) in [(&a.policy, &b.policy), (&a.optimizer, &b.optimizer), (&a.ref_policy, &b.ref_policy)] {
         assert_eq!(a.len(), b.len());
         for (a, b) in a.iter().zip(b) {
             assert_eq!((&a.name, &a.shape), (&b.name, &b.shape));
@@ -111,28 +120,28 @@ fn a_restored_run_continues_bit_for_bit(#[case] steps: usize, #[values(small(), 
     }
     // An evaluation on the way leaves no trace.
     first.evaluate().unwrap();
-    let saved = first.state();
+    let saved = first.state().unwrap();
     let mut second = Trainer::new(config).unwrap();
     second.restore(&saved).unwrap();
-    assert_same_bits(&saved, &second.state());
+    assert_same_bits(&saved, &second.state().unwrap());
     finish(&mut second);
-    assert_same_bits(&uninterrupted, &second.state());
+    assert_same_bits(&uninterrupted, &second.state().unwrap());
 }
 
 #[test]
 fn a_state_that_does_not_fit_is_refused_and_changes_nothing() {
     let good = whole_run(small());
     let mut run = Trainer::new(small()).unwrap();
-    let fresh = run.state();
+    let fresh = run.state().unwrap();
     let mut refuse = |change: &dyn Fn(&mut TrainState)| {
         let mut state = good.clone();
         change(&mut state);
-        assert!(matches!(run.restore(&state), Err(Error::State { .. })));
-        assert_same_bits(&run.state(), &fresh);
+        assert!(matches!(run.restore(&state), Err(Error::Policy(policy::Error::State { .. }))));
+        assert_same_bits(&run.state().unwrap(), &fresh);
     };
     refuse(&|s| s.policy.truncate(1));
     refuse(&|s| s.optimizer.truncate(1));
-    refuse(&|s| s.reference.clear());
+    refuse(&|s| s.ref_policy.clear());
     refuse(&|s| s.coefficients.kl_coef = Some(crate::coefficients::Exact(0.1)));
     refuse(&|s| s.counters.grpo_steps = 99);
     refuse(&|s| s.counters.warm = false);
@@ -165,11 +174,11 @@ fn advantages_scaled_to_zero_leave_the_weights_alone() {
     while run.phase() == Phase::Warmup {
         run.warmup_step().unwrap();
     }
-    let before = run.policy().parameters();
+    let before = weights(&run);
     let report = run.grpo_step().unwrap();
     assert_eq!(report.metric("grad_norm"), 0.0);
     assert!(report.samples.iter().all(|s| s.advantage == 0.0));
-    assert_eq!(before, run.policy().parameters());
+    assert_eq!(before, weights(&run));
 }
 
 #[test]
@@ -207,10 +216,10 @@ fn every_loss_type_and_implementation_trains(
     config.loss.epsilon_high = Some(0.3);
     let mut run = Trainer::new(config).unwrap();
     run.warmup_step().unwrap();
-    let before = run.policy().parameters();
+    let before = weights(&run);
     let report = run.grpo_step().unwrap();
     assert!(report.metric("grad_norm") > 0.0);
-    assert_ne!(before, run.policy().parameters());
+    assert_ne!(before, weights(&run));
 }
 
 /// Losses that share a ratio, choose tokens or weigh the sampler train too, and a step does not depend on how it is cut.
@@ -239,7 +248,7 @@ fn a_step_is_cut_without_a_trace(#[case] loss: &str) {
         let counts = |sample: &crate::step::Sample| sample.advantage != 0.0 && !(masks && sample.truncated);
         let trains = report.samples.iter().any(counts);
         assert_eq!(report.metric("grad_norm") > 0.0, trains);
-        run.policy().parameters()
+        weights(&run)
     };
     for (a, b) in with(1).iter().zip(&with(3)) {
         let largest = a.data.iter().zip(&b.data).map(|(x, y)| (x - y).abs()).fold(0.0, f32::max);
@@ -270,9 +279,6 @@ fn the_warmup_ends_at_its_target() {
 
 #[test]
 fn your_own_parts_take_the_place_of_the_built_in_ones() {
-    use crate::reward::{RewardFn, RewardInput};
-    use crate::task::Reverse;
-
     /// Wants short completions, and has no opinion on those that were cut off.
     struct Brief;
     impl RewardFn for Brief {
@@ -284,11 +290,13 @@ fn your_own_parts_take_the_place_of_the_built_in_ones() {
         }
     }
 
-    let config = small();
-    let tasks: crate::dataset::Mixture = vec![(Arc::new(Reverse { min_length: 2, max_length: 3 }), 1.0)];
-    let dataset = Dataset::from_tasks(tasks, 0.2, config.seed).unwrap();
+    let mut config = small();
+    config.rollout.batch_size = 64;
+    let tasks: data::WeightedTasks = vec![(Arc::new(Reverse { min_length: 2, max_length: 3 }), 1.0)];
+    let dataset = Box::new(TaskMixture::from_tasks(tasks, 0.2, config.seed).unwrap());
     let rewards = Rewards::from_terms(vec![(Box::new(Brief), 1.0)]).unwrap();
-    let mut run = Trainer::with_parts(config, dataset, rewards, Box::new(BatchedEngine { batch_size: 64 })).unwrap();
+    let parts = Parts { dataset, rewards, ..Parts::from_config(&config).unwrap() };
+    let mut run = Trainer::with_parts(config, parts).unwrap();
     while run.phase() == Phase::Warmup {
         run.warmup_step().unwrap();
     }

@@ -20,12 +20,12 @@ fn state() -> TrainState {
         },
         policy: vec![tensor("a", 1.5), tensor("b", 2.5)],
         optimizer: vec![tensor("exp_avg.a", 0.1)],
-        reference: vec![tensor("a", 3.5)],
+        ref_policy: vec![tensor("a", 3.5)],
         coefficients: CoefficientState { kl_coef: Some(Exact(0.1 + 0.2)), ..CoefficientState::default() },
     }
 }
 
-fn saved(position: Position) -> SavedState {
+fn saved(position: CheckpointId) -> SavedState {
     SavedState {
         format: FORMAT.into(),
         position: position.to_string(),
@@ -44,33 +44,34 @@ fn write(steps: &[u64]) -> (tempfile::TempDir, Checkpoints) {
     let folder = tempfile::tempdir().unwrap();
     let checkpoints = Checkpoints::new(folder.path().join("checkpoints"));
     for step in steps {
-        checkpoints.write(Position::Grpo(*step), &saved(Position::Grpo(*step)), &state()).unwrap();
+        checkpoints.write(CheckpointId::Grpo(*step), &saved(CheckpointId::Grpo(*step)), &state()).unwrap();
     }
     (folder, checkpoints)
 }
 
 #[test]
 fn names_sort_in_the_order_of_a_run() {
-    let positions = [Position::Warmup(50), Position::Grpo(0), Position::Grpo(9), Position::Grpo(1_000_000)];
+    let positions =
+        [CheckpointId::Warmup(50), CheckpointId::Grpo(0), CheckpointId::Grpo(9), CheckpointId::Grpo(1_000_000)];
     assert!(positions.is_sorted());
     for position in positions {
-        assert_eq!(Position::from_name(&position.to_string()), Some(position));
+        assert_eq!(CheckpointId::from_name(&position.to_string()), Some(position));
     }
     for name in
         ["step-1", "step-0000001", "step-", "step-+00001", "warm-000001", ".tmp-step-000001", "step-000001.old-1"]
     {
-        assert_eq!(Position::from_name(name), None, "{name}");
+        assert_eq!(CheckpointId::from_name(name), None, "{name}");
     }
 }
 
 #[test]
 fn a_checkpoint_reads_back_bit_for_bit_and_its_files_do_not_change() {
     let (_folder, checkpoints) = write(&[3, 4]);
-    let (read, tensors) = checkpoints.read(Position::Grpo(3)).unwrap();
-    assert_eq!(read, saved(Position::Grpo(3)));
+    let (read, tensors) = checkpoints.read(CheckpointId::Grpo(3)).unwrap();
+    assert_eq!(read, saved(CheckpointId::Grpo(3)));
     assert_eq!(tensors, state());
-    for name in [MODEL, OPTIMIZER, REFERENCE] {
-        let bytes = |step| std::fs::read(checkpoints.path(Position::Grpo(step)).join(name)).unwrap();
+    for name in [MODEL, OPTIMIZER, REF_POLICY] {
+        let bytes = |step| std::fs::read(checkpoints.path(CheckpointId::Grpo(step)).join(name)).unwrap();
         assert_eq!(bytes(3), bytes(4));
     }
 }
@@ -85,7 +86,7 @@ fn only_the_newest_are_kept_and_temporary_files_do_not_count() {
     let (_folder, checkpoints) = write(&[1, 2, 3, 4]);
     std::fs::create_dir(checkpoints.folder.join(".tmp-step-000009")).unwrap();
     checkpoints.prune(2).unwrap();
-    assert_eq!(checkpoints.list().unwrap(), [Position::Grpo(3), Position::Grpo(4)]);
+    assert_eq!(checkpoints.list().unwrap(), [CheckpointId::Grpo(3), CheckpointId::Grpo(4)]);
     checkpoints.prune(0).unwrap();
     assert_eq!(checkpoints.list().unwrap().len(), 2);
     checkpoints.clean().unwrap();
@@ -95,18 +96,18 @@ fn only_the_newest_are_kept_and_temporary_files_do_not_count() {
 #[test]
 fn what_comes_after_is_renamed_not_removed() {
     let (_folder, checkpoints) = write(&[1, 2, 3]);
-    let aside = checkpoints.set_aside_after(Some(Position::Grpo(1))).unwrap();
-    assert_eq!(checkpoints.list().unwrap(), [Position::Grpo(1)]);
+    let aside = checkpoints.set_aside_after(Some(CheckpointId::Grpo(1))).unwrap();
+    assert_eq!(checkpoints.list().unwrap(), [CheckpointId::Grpo(1)]);
     assert!(aside.len() == 2 && aside.iter().all(|path| path.join(MODEL).exists()), "{aside:?}");
 }
 
 /// Every way to damage one file is found, says which file, and names the last good checkpoint.
 #[test]
 fn damage_is_found_and_named() {
-    for name in [MODEL, OPTIMIZER, REFERENCE, STATE, SUMS] {
+    for name in [MODEL, OPTIMIZER, REF_POLICY, STATE, SUMS] {
         for damage in ["truncate", "empty", "flip", "garbage", "remove", "grow"] {
             let (_folder, checkpoints) = write(&[1, 2]);
-            let path = checkpoints.path(Position::Grpo(2)).join(name);
+            let path = checkpoints.path(CheckpointId::Grpo(2)).join(name);
             let mut bytes = std::fs::read(&path).unwrap();
             match damage {
                 "truncate" => bytes.truncate(bytes.len() / 2),
@@ -119,15 +120,15 @@ fn damage_is_found_and_named() {
             if damage != "remove" {
                 std::fs::write(&path, bytes).unwrap();
             }
-            let text = checkpoints.read(Position::Grpo(2)).unwrap_err().to_string();
+            let text = checkpoints.read(CheckpointId::Grpo(2)).unwrap_err().to_string();
             assert!(text.contains("step-000002"), "{name} {damage}: {text}");
             // A damaged list of sums shows as a file that does not fit it, unless the list itself cannot be read.
             assert!(name == SUMS || text.contains(name), "{name} {damage}: {text}");
-            assert_eq!(checkpoints.last_good(Position::Grpo(2)), LastGood::Checkpoint("step-000001".into()));
+            assert_eq!(checkpoints.last_good(CheckpointId::Grpo(2)), LastGood::Checkpoint("step-000001".into()));
         }
     }
     let (_folder, checkpoints) = write(&[1]);
-    assert_eq!(checkpoints.last_good(Position::Grpo(1)), LastGood::None);
+    assert_eq!(checkpoints.last_good(CheckpointId::Grpo(1)), LastGood::None);
 }
 
 #[test]
@@ -138,29 +139,29 @@ fn what_is_not_finite_is_neither_saved_nor_restored() {
         state
     };
     let groups: [fn(&mut TrainState) -> &mut Vec<NamedTensor>; 3] =
-        [|s| &mut s.policy, |s| &mut s.optimizer, |s| &mut s.reference];
-    for (group, file) in groups.into_iter().zip([MODEL, OPTIMIZER, REFERENCE]) {
+        [|s| &mut s.policy, |s| &mut s.optimizer, |s| &mut s.ref_policy];
+    for (group, file) in groups.into_iter().zip([MODEL, OPTIMIZER, REF_POLICY]) {
         for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let (_folder, checkpoints) = write(&[1, 2]);
-            let (position, state) = (Position::Grpo(3), broken(group, value));
+            let (position, state) = (CheckpointId::Grpo(3), broken(group, value));
             let error = checkpoints.write(position, &saved(position), &state).unwrap_err();
-            assert!(matches!(error, Error::NotFinite { .. }), "{error}");
+            assert!(matches!(error, Error::Policy(policy::Error::NotFinite { .. })), "{error}");
             assert_eq!(checkpoints.names().unwrap(), ["step-000001", "step-000002"]);
             // One that another program has written, with sums that are right.
-            let path = checkpoints.path(Position::Grpo(2));
+            let path = checkpoints.path(CheckpointId::Grpo(2));
             let good = std::fs::read(path.join(file)).unwrap();
             let bad = match file {
                 MODEL => to_safetensors(&state.policy),
                 OPTIMIZER => to_safetensors(&state.optimizer),
-                _ => to_safetensors(&state.reference),
+                _ => to_safetensors(&state.ref_policy),
             };
             let bad = bad.unwrap();
             std::fs::write(path.join(file), &bad).unwrap();
             let sums = std::fs::read_to_string(path.join(SUMS)).unwrap();
             std::fs::write(path.join(SUMS), sums.replace(&sha256(&good), &sha256(&bad))).unwrap();
-            let text = checkpoints.read(Position::Grpo(2)).unwrap_err().to_string();
+            let text = checkpoints.read(CheckpointId::Grpo(2)).unwrap_err().to_string();
             assert!(text.contains("not finite"), "{text}");
-            assert_eq!(checkpoints.last_good(Position::Grpo(2)), LastGood::Checkpoint("step-000001".into()));
+            assert_eq!(checkpoints.last_good(CheckpointId::Grpo(2)), LastGood::Checkpoint("step-000001".into()));
         }
     }
 }
@@ -169,16 +170,16 @@ fn what_is_not_finite_is_neither_saved_nor_restored() {
 fn a_run_folder_that_is_gone_is_not_made_again() {
     let (folder, checkpoints) = write(&[]);
     let gone = Checkpoints::new(folder.path().join("run/checkpoints"));
-    assert!(gone.write(Position::Grpo(1), &saved(Position::Grpo(1)), &state()).is_err());
+    assert!(gone.write(CheckpointId::Grpo(1), &saved(CheckpointId::Grpo(1)), &state()).is_err());
     assert!(!folder.path().join("run").exists());
-    checkpoints.write(Position::Grpo(1), &saved(Position::Grpo(1)), &state()).unwrap();
+    checkpoints.write(CheckpointId::Grpo(1), &saved(CheckpointId::Grpo(1)), &state()).unwrap();
 }
 
 #[test]
 fn another_format_or_a_renamed_folder_is_said() {
     let (_folder, checkpoints) = write(&[1]);
-    std::fs::rename(checkpoints.path(Position::Grpo(1)), checkpoints.path(Position::Grpo(5))).unwrap();
-    assert!(checkpoints.read(Position::Grpo(5)).unwrap_err().to_string().contains("was renamed"));
+    std::fs::rename(checkpoints.path(CheckpointId::Grpo(1)), checkpoints.path(CheckpointId::Grpo(5))).unwrap();
+    assert!(checkpoints.read(CheckpointId::Grpo(5)).unwrap_err().to_string().contains("was renamed"));
     assert!(parse_state(b"{\"format\": \"grpo-checkpoint/2\"}").unwrap_err().contains("this program reads"));
     assert!(parse_state(b"{\"format\": \"grpo-checkpoint/3\"}").unwrap_err().contains("missing field"));
     assert!(parse_state(b"[1]").unwrap_err().contains("no key `format`"));
@@ -202,7 +203,7 @@ proptest! {
 
     #[test]
     fn damaged_bytes_are_an_error_or_a_value(at in 0usize..10_000, value in any::<u8>(), cut in 0usize..10_000) {
-        let json = serde_json::to_vec(&saved(Position::Grpo(1))).unwrap();
+        let json = serde_json::to_vec(&saved(CheckpointId::Grpo(1))).unwrap();
         let tensors = to_safetensors(&state().policy).unwrap();
         for good in [json, tensors] {
             let mut bytes = good.clone();

@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::train_config::TrainConfig;
 use grpo_core::advantages::{AdvantageEstimator as E, Whitening};
 
-/// Most generation batches of a step.
+/// The largest number of generation batches of a step.
 const MAX_GENERATION_BATCHES: usize = 1 << 20;
 
 impl TrainConfig {
@@ -35,7 +35,7 @@ impl TrainConfig {
         }
         if grpo.sync_ref_model {
             check(
-                self.needs_reference(),
+                self.needs_ref_policy(),
                 "grpo.sync_ref_model",
                 "a reference that could move: loss.beta other than 0, or grpo.use_kl_in_reward",
                 "neither",

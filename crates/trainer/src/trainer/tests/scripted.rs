@@ -1,12 +1,12 @@
 //! Steps whose completions are known, so that their numbers can be worked out by hand.
 
 use super::*;
-use crate::reward::{RewardFn, RewardInput};
-use crate::rollout::{Completion, RolloutRequest, Sampling};
 use crate::step::StepReport;
-use crate::task::Comparison;
+use data::task::Comparison;
 use grpo_core::advantages::Whitening;
 use grpo_core::{AdvantageConfig, AdvantageEstimator};
+use models::CharTokenizer;
+use policy::{Completion, RolloutEngine, RolloutRequest, Sampling};
 use std::sync::Mutex;
 
 /// Says the same to every prompt: texts, of which those without a full stop are cut off.
@@ -16,18 +16,18 @@ struct Script {
 }
 
 impl RolloutEngine for Script {
-    fn generate(&mut self, _: &Decoder, request: &RolloutRequest<'_>) -> Result<Vec<Completion>> {
+    fn generate(&mut self, _: &mut dyn Policy, request: &RolloutRequest<'_>) -> policy::Result<Vec<Completion>> {
         let texts: &[&str] = if request.sampling == Sampling::Greedy { &[self.greedy] } else { self.sampled };
         let texts = texts.iter().cycle().take(request.prompts.len() * request.num_generations);
         texts.map(|text| completion(text)).collect()
     }
 }
 
-fn completion(text: &str) -> Result<Completion> {
+fn completion(text: &str) -> policy::Result<Completion> {
     let (text, truncated) = text.strip_suffix('.').map_or((text, true), |text| (text, false));
-    let mut ids = Tokenizer.encode(text)?;
+    let mut ids = CharTokenizer.encode(text)?;
     if !truncated {
-        ids.push(Tokenizer::EOS);
+        ids.push(CharTokenizer::EOS);
     }
     Ok(Completion { logps: vec![-1.0; ids.len()], ids, truncated })
 }
@@ -55,8 +55,18 @@ fn scripted(script: Script, config: TrainConfig, squares: bool) -> Trainer {
     if squares {
         terms.push((Box::new(Power("square", 2)), -0.5));
     }
-    let dataset = Dataset::from_tasks(vec![(Arc::new(Comparison { max_number: 50 }), 1.0)], 0.1, 0).unwrap();
-    Trainer::with_parts(config, dataset, Rewards::from_terms(terms).unwrap(), Box::new(script)).unwrap()
+    with_parts(config, terms, script).unwrap()
+}
+
+fn with_parts(config: TrainConfig, terms: Vec<(Box<dyn RewardFn>, f32)>, script: Script) -> Result<Trainer> {
+    let dataset = TaskMixture::from_tasks(vec![(Arc::new(Comparison { max_number: 50 }), 1.0)], 0.1, 0)?;
+    let parts = Parts {
+        dataset: Box::new(dataset),
+        rewards: Rewards::from_terms(terms)?,
+        engine: Box::new(script),
+        ..Parts::from_config(&config)?
+    };
+    Trainer::with_parts(config, parts)
 }
 
 /// 2 tokens of reward 1, and 4 tokens, without an end, of reward 3.
@@ -192,9 +202,7 @@ fn a_run_without_enough_groups_says_so() {
 
     config.grpo.filter_groups.metric = "beauty".into();
     let terms: Vec<(Box<dyn RewardFn>, f32)> = vec![(Box::new(Power("number", 1)), 1.0)];
-    let dataset = Dataset::from_tasks(vec![(Arc::new(Comparison { max_number: 50 }), 1.0)], 0.1, 0).unwrap();
-    let rewards = Rewards::from_terms(terms).unwrap();
-    let error = Trainer::with_parts(config, dataset, rewards, Box::new(TWO)).err().unwrap().to_string();
+    let error = with_parts(config, terms, TWO).err().unwrap().to_string();
     assert!(error.contains("grpo.filter_groups.metric") && error.contains("one of reward, number"), "{error}");
 }
 
@@ -204,12 +212,16 @@ fn generation_batches_of_a_step_draw_from_streams_of_their_own() {
     struct Slow(Arc<Mutex<Vec<(u64, u64)>>>);
 
     impl RolloutEngine for Slow {
-        fn generate(&mut self, model: &Decoder, request: &RolloutRequest<'_>) -> Result<Vec<Completion>> {
+        fn generate(
+            &mut self,
+            policy: &mut dyn Policy,
+            request: &RolloutRequest<'_>,
+        ) -> policy::Result<Vec<Completion>> {
             let Sampling::Random { step, first, .. } = request.sampling else { panic!("greedy") };
             let mut seen = self.0.lock().unwrap();
             seen.push((step, first));
             let texts: &[&str] = if seen.len().is_multiple_of(3) { TWO.sampled } else { &["1.", "1."] };
-            Script { sampled: texts, greedy: "" }.generate(model, request)
+            Script { sampled: texts, greedy: "" }.generate(policy, request)
         }
     }
 
@@ -217,7 +229,7 @@ fn generation_batches_of_a_step_draw_from_streams_of_their_own() {
     let mut config = small();
     config.grpo.filter_groups.enable = true;
     let mut run = scripted(TWO, config, false);
-    run.engine = Box::new(Slow(Arc::clone(&seen)));
+    run.parts.engine = Box::new(Slow(Arc::clone(&seen)));
     for _ in 0..2 {
         let report = run.grpo_step().unwrap();
         assert_eq!(report.metrics.value("filter_groups/num_gen_batches"), Some(3.0));
@@ -263,25 +275,27 @@ fn a_skipped_update_moves_nothing_but_the_data() {
     config.optimizer.skip_grad_norm = Some(1e-30);
     config.optimizer.max_consecutive_skips = 5;
     let mut guarded = scripted(TWO, config, false);
-    let before = guarded.state();
+    let before = guarded.state().unwrap();
     for run in [&mut plain, &mut guarded] {
         let report = run.grpo_step().unwrap();
         assert!(report.metric("grad_norm") > 0.0);
     }
-    assert!(plain.state().policy != before.policy && plain.state().coefficients != before.coefficients);
-    let after = guarded.state();
+    assert!(
+        plain.state().unwrap().policy != before.policy && plain.state().unwrap().coefficients != before.coefficients
+    );
+    let after = guarded.state().unwrap();
     assert_eq!(
-        (&after.policy, &after.optimizer, &after.reference),
-        (&before.policy, &before.optimizer, &before.reference)
+        (&after.policy, &after.optimizer, &after.ref_policy),
+        (&before.policy, &before.optimizer, &before.ref_policy)
     );
     assert_eq!(after.coefficients, before.coefficients);
     assert_eq!((after.counters.grpo_steps, after.counters.optimizer_steps, after.counters.skipped_in_a_row), (1, 0, 2));
     assert_eq!(guarded.grpo_step().unwrap().metrics.value("skipped_updates"), Some(2.0));
     // Of the next two updates the first would be the fifth.
-    let before = guarded.state();
+    let before = guarded.state().unwrap();
     let error = guarded.grpo_step().unwrap_err();
     assert!(matches!(error, Error::TooManySkips { skipped: 5, .. }), "{error}");
-    assert_eq!(guarded.state(), before);
+    assert_eq!(guarded.state().unwrap(), before);
     assert!(plain.grpo_step().unwrap().metrics.get("skipped_updates").is_none(), "off by default");
 }
 
@@ -293,13 +307,13 @@ fn a_loss_that_is_not_finite_is_skipped_with_the_guard_only() {
         config.warmup.steps = 5;
         config.warmup.optimizer.skip_grad_norm = skip_grad_norm;
         let mut run = Trainer::new(config).unwrap();
-        let mut weights = run.policy.parameters();
-        weights.iter_mut().for_each(|tensor| tensor.data.fill(f32::NAN));
-        run.policy = run.policy.clone().with_parameters(&weights).unwrap();
+        let mut state = run.state().unwrap();
+        state.policy.iter_mut().for_each(|tensor| tensor.data.fill(f32::NAN));
+        run.restore(&state).unwrap();
         run
     };
     assert!(
-        matches!(broken(None).warmup_step(), Err(Error::NotFinite { what, .. }) if what.contains("the warm-up loss"))
+        matches!(broken(None).warmup_step(), Err(Error::Policy(policy::Error::NotFinite { what, .. })) if what.contains("the warm-up loss"))
     );
     let mut guarded = broken(Some(1e30));
     let report = guarded.warmup_step().unwrap();

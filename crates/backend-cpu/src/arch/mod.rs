@@ -1,0 +1,26 @@
+//! Everything that is compiled for one instruction set or another, and the choice between them at run time.
+//!
+//! * [`isa`]: the instruction sets, and [`IsaToken`], the proof that this processor has one.
+//! * [`dispatch`]: [`simd_dispatch`], which compiles one generic function for every instruction set.
+//! * [`microkernel`]: the product of two packed panels, the innermost loop of [`crate::gemm`]; [`panel`]: their sizes.
+//! * [`generic`], [`x86_64`]: code of their own for plain Rust, and for AVX2, AVX-512 and AMX.
+
+pub(crate) mod dispatch;
+pub(crate) mod generic;
+pub(crate) mod isa;
+pub(crate) mod microkernel;
+pub(crate) mod panel;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod x86_64;
+
+#[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+mod no_amx;
+#[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+pub(crate) use no_amx as amx;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+pub(crate) use x86_64::amx;
+
+pub(crate) use dispatch::{MulAdd, simd_dispatch};
+pub(crate) use generic::prefetch;
+pub use isa::Isa;
+pub(crate) use isa::IsaToken;

@@ -1,0 +1,151 @@
+//! Products of bf16 tiles (Intel AMX).
+//!
+//! Avoids reading a tile of either operand more than once per two products: a `[32, 32]` piece of the output is four tiles,
+//! fed by two of the lhs and two of the rhs. Results go through a scratch piece in the nearest cache, because tiles stored
+//! at a large stride cost more than the products.
+//!
+//! Budget: 4 + 2 + 2 of 8 tiles; a rhs panel of 256 words (32 KiB) in the nearest cache, a lhs panel of the same size on its
+//! way from the next.
+#![allow(unsafe_code)]
+
+use crate::arch::panel::RHS_PANEL;
+use std::sync::OnceLock;
+
+/// Rows of a lhs panel: two tiles.
+pub(crate) const LHS_PANEL: usize = 32;
+/// Words of a row of a tile.
+pub(crate) const WORDS: usize = 16;
+
+/// Whether the processor has tiles with bf16 products and the system lets this process use them. The first call asks
+/// for that permission, which holds for every thread of the process.
+pub(crate) fn is_available() -> bool {
+    static AVAILABLE: OnceLock<bool> = OnceLock::new();
+    *AVAILABLE.get_or_init(|| has_tiles() && permitted())
+}
+
+fn has_tiles() -> bool {
+    use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
+    #[target_feature(enable = "xsave")]
+    fn enabled_state() -> u64 {
+        // SAFETY: register 0 is there wherever the instruction is.
+        unsafe { _xgetbv(0) }
+    }
+    const OSXSAVE: u32 = 1 << 27;
+    const TILES: u32 = 1 << 22 | 1 << 24; // AMX-BF16, AMX-TILE
+    const TILE_STATE: u64 = 1 << 17 | 1 << 18;
+    if __cpuid(0).eax < 7 || __cpuid(1).ecx & OSXSAVE == 0 || __cpuid_count(7, 0).edx & TILES != TILES {
+        return false;
+    }
+    // SAFETY: OSXSAVE says that the instruction is there and allowed.
+    let state = unsafe { enabled_state() };
+    state & TILE_STATE == TILE_STATE
+}
+
+fn permitted() -> bool {
+    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+    const XFEATURE_XTILEDATA: libc::c_long = 18;
+    // SAFETY: a system call that takes two integers and touches no memory of ours.
+    unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
+}
+
+/// Words along K of the product that [`spin`] makes: both panels and the result fit the nearest cache.
+const SPIN_WORDS: usize = 128;
+/// Floating-point operations of an iteration of [`spin`].
+pub(crate) const SPIN_FLOPS: usize = 2 * LHS_PANEL * RHS_PANEL * 2 * SPIN_WORDS;
+
+/// Multiplies the same panels in the nearest cache again and again: what AMX can do at most. The result is one entry
+/// of the product.
+///
+/// # Panics
+/// Where it is not available.
+pub(crate) fn spin(iterations: usize) -> f32 {
+    assert!(is_available(), "tiles to multiply");
+    // Pairs of 1.5 and of 0.5 in bf16.
+    let (a, b) = (vec![0x3fc0_3fc0_u32; LHS_PANEL * SPIN_WORDS], vec![0x3f00_3f00_u32; RHS_PANEL * SPIN_WORDS]);
+    let mut c = vec![0.0; LHS_PANEL * RHS_PANEL];
+    let mut tiles = Tiles::new();
+    for _ in 0..iterations {
+        // SAFETY: the panels hold `SPIN_WORDS` words per row and column, whole tiles.
+        unsafe { tiles.multiply(SPIN_WORDS, a.as_ptr(), b.as_ptr(), &mut c) };
+    }
+    c[c.len() - 1]
+}
+
+/// The tile registers of this thread, shaped for products of 16 rows and 16 words.
+pub(crate) struct Tiles {
+    /// Registers belong to a thread.
+    here: std::marker::PhantomData<*const ()>,
+}
+
+impl Tiles {
+    /// Shapes the tile registers of this thread. Call it only where [`is_available`] holds.
+    pub(crate) fn new() -> Self {
+        debug_assert!(is_available());
+        #[repr(align(64))]
+        struct Shapes([u8; 64]);
+        let mut shapes = Shapes([0; 64]);
+        shapes.0[0] = 1; // palette
+        for tile in 0..8 {
+            shapes.0[16 + 2 * tile] = 64; // bytes of a row, little-endian
+            shapes.0[48 + tile] = 16; // rows
+        }
+        // SAFETY: such a product is only made with a token of an instruction set that includes AMX; the shapes are 64 aligned bytes of
+        // the format of palette 1.
+        unsafe { std::arch::asm!("ldtilecfg [{}]", in(reg) &shapes.0, options(nostack, readonly, preserves_flags)) };
+        Self { here: std::marker::PhantomData }
+    }
+
+    /// `c[32, 32] = a b` for a lhs panel `a: [words / 16, 32, 16]` and a rhs panel `b: [words, 32]`.
+    ///
+    /// # Safety
+    /// The panels hold that many words, a multiple of 16; c holds 1024 elements.
+    pub(crate) unsafe fn multiply(&mut self, words: usize, a: *const u32, b: *const u32, c: &mut [f32]) {
+        assert!(c.len() >= LHS_PANEL * RHS_PANEL);
+        // SAFETY: tiles read 16 rows of 64 bytes: of a 64 bytes apart, 1024 words of it a step; of b and c 128 bytes apart,
+        // 16 rows of b a step. All of that is there, says the caller. Tiles are shaped for it by `new`, on this thread.
+        unsafe {
+            std::arch::asm!(
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                "test {steps}, {steps}",
+                "jz 3f",
+                "2:",
+                "tileloadd tmm4, [{a} + {near}]",
+                "tileloadd tmm6, [{b} + {far}]",
+                "tileloadd tmm7, [{b} + {far} + 64]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm5, [{a} + {near} + 1024]",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                "add {a}, 2048",
+                "add {b}, 2048",
+                "dec {steps}",
+                "jnz 2b",
+                "3:",
+                "tilestored [{c} + {far}], tmm0",
+                "tilestored [{c} + {far} + 64], tmm1",
+                "tilestored [{c} + {far} + 2048], tmm2",
+                "tilestored [{c} + {far} + 2112], tmm3",
+                steps = inout(reg) words / WORDS => _,
+                a = inout(reg) a => _,
+                b = inout(reg) b => _,
+                c = in(reg) c.as_mut_ptr(),
+                near = in(reg) 64_usize,
+                far = in(reg) 128_usize,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack),
+            );
+        }
+    }
+}
+
+impl Drop for Tiles {
+    fn drop(&mut self) {
+        // SAFETY: gives the registers back, which `new` has taken on this thread.
+        unsafe { std::arch::asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
+    }
+}

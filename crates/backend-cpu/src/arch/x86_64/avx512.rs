@@ -1,0 +1,130 @@
+//! AVX-512, with and without products of bf16 pairs: 32 registers of 16 f32.
+#![allow(unsafe_code)]
+
+use crate::arch::panel::LHS_PANEL;
+use std::arch::x86_64::*;
+use std::hint::black_box;
+
+/// Accumulators of [`spin_fma`] and [`spin_bf16`]: 24 of the 32 registers, which hides the latency of a multiply-add.
+const ACCUMULATORS: usize = 24;
+/// Floating-point operations of an iteration of [`spin_fma`].
+pub(crate) const SPIN_FMA_FLOPS: usize = ACCUMULATORS * 16 * 2;
+/// Floating-point operations of an iteration of [`spin_bf16`].
+pub(crate) const SPIN_BF16_FLOPS: usize = ACCUMULATORS * 16 * 2 * 2;
+
+/// The AVX-512 kernels, which differ in how words are multiplied. They make the first `MADE` rows.
+macro_rules! avx512_kernel {
+    ($name:ident, $features:literal, |$sum:ident, $a:ident, $b:ident| $step:expr) => {
+        /// # Safety
+        /// As [`crate::arch::microkernel::multiply`].
+        #[target_feature(enable = $features)]
+        pub(crate) unsafe fn $name<const MADE: usize>(
+            words: usize,
+            mut a: *const u32,
+            mut b: *const u32,
+            c: *mut f32,
+            stride: usize,
+            add: bool,
+        ) {
+            // SAFETY: the caller vouches for [words, 12], [words, 32] and the rows of c; a prefetch needs no such thing.
+            unsafe {
+                // Where c comes from memory, it comes while the sums are made.
+                for i in 0..MADE {
+                    _mm_prefetch::<_MM_HINT_T0>(c.add(i * stride).cast());
+                    _mm_prefetch::<_MM_HINT_T0>(c.add(i * stride + 16).cast());
+                }
+                let mut sums = [[_mm512_setzero_ps(); 2]; MADE];
+                for _ in 0..words {
+                    let columns = [_mm512_loadu_si512(b.cast()), _mm512_loadu_si512(b.add(16).cast())];
+                    for (i, sums) in sums.iter_mut().enumerate() {
+                        let $a = _mm512_set1_epi32(a.add(i).cast::<i32>().read());
+                        for ($sum, $b) in sums.iter_mut().zip(columns) {
+                            *$sum = $step;
+                        }
+                    }
+                    (a, b) = (a.add(LHS_PANEL), b.add(32));
+                }
+                for (i, sums) in sums.into_iter().enumerate() {
+                    for (j, mut sum) in sums.into_iter().enumerate() {
+                        let c = c.add(i * stride + 16 * j);
+                        if add {
+                            sum = _mm512_add_ps(_mm512_loadu_ps(c), sum);
+                        }
+                        _mm512_storeu_ps(c, sum);
+                    }
+                }
+            }
+        }
+    };
+}
+
+avx512_kernel!(multiply_f32, "avx512f", |sum, a, b| _mm512_fmadd_ps(
+    _mm512_castsi512_ps(a),
+    _mm512_castsi512_ps(b),
+    *sum
+));
+avx512_kernel!(multiply_bf16, "avx512f,avx512bf16", |sum, a, b| _mm512_dpbf16_ps(
+    *sum,
+    std::mem::transmute::<__m512i, __m512bh>(a),
+    std::mem::transmute::<__m512i, __m512bh>(b)
+));
+
+/// Transposes a block of words in registers.
+#[target_feature(enable = "avx512f")]
+#[inline]
+pub(crate) fn transpose_16x16(block: &mut [[u32; 16]; 16]) {
+    // SAFETY: a row is 64 bytes of the block.
+    let r: [__m512i; 16] = std::array::from_fn(|i| unsafe { _mm512_loadu_si512(block[i].as_ptr().cast()) });
+    // Pairs, then fours of words of one column within lanes of 128 bits; then lanes into place.
+    let pairs: [__m512i; 16] = std::array::from_fn(|i| match i % 2 {
+        0 => _mm512_unpacklo_epi32(r[i], r[i + 1]),
+        _ => _mm512_unpackhi_epi32(r[i - 1], r[i]),
+    });
+    let fours: [__m512i; 16] = std::array::from_fn(|i| {
+        let (group, column) = (i / 4 * 4, i % 4);
+        let (a, b) = (pairs[group + column / 2], pairs[group + 2 + column / 2]);
+        if column % 2 == 0 { _mm512_unpacklo_epi64(a, b) } else { _mm512_unpackhi_epi64(a, b) }
+    });
+    for column in 0..4 {
+        let [a, b, c, d] = [fours[column], fours[column + 4], fours[column + 8], fours[column + 12]];
+        let (ab_even, ab_odd) = (_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0xdd>(a, b));
+        let (cd_even, cd_odd) = (_mm512_shuffle_i32x4::<0x88>(c, d), _mm512_shuffle_i32x4::<0xdd>(c, d));
+        let lanes = [
+            _mm512_shuffle_i32x4::<0x88>(ab_even, cd_even),
+            _mm512_shuffle_i32x4::<0x88>(ab_odd, cd_odd),
+            _mm512_shuffle_i32x4::<0xdd>(ab_even, cd_even),
+            _mm512_shuffle_i32x4::<0xdd>(ab_odd, cd_odd),
+        ];
+        for (lane, words) in lanes.into_iter().enumerate() {
+            // SAFETY: as above.
+            unsafe { _mm512_storeu_si512(block[4 * lane + column].as_mut_ptr().cast(), words) };
+        }
+    }
+}
+
+/// Multiplies and adds f32 in registers, again and again: what arithmetic can do at most. The result is one of the sums.
+#[target_feature(enable = "avx512f")]
+pub(crate) fn spin_fma(iterations: usize) -> f32 {
+    let (a, b) = black_box((_mm512_set1_ps(1.5), _mm512_set1_ps(0.5)));
+    let mut sums = [_mm512_setzero_ps(); ACCUMULATORS];
+    for _ in 0..iterations {
+        for sum in &mut sums {
+            *sum = _mm512_fmadd_ps(a, b, *sum);
+        }
+    }
+    _mm512_cvtss_f32(black_box(sums)[ACCUMULATORS - 1])
+}
+
+/// Multiplies and adds bf16 pairs in registers, again and again. The result is one of the sums.
+#[target_feature(enable = "avx512f,avx512bf16")]
+pub(crate) fn spin_bf16(iterations: usize) -> f32 {
+    let (a, b) = black_box((_mm512_set1_ps(1.5), _mm512_set1_ps(0.5)));
+    let (a, b) = (_mm512_cvtne2ps_pbh(a, a), _mm512_cvtne2ps_pbh(b, b));
+    let mut sums = [_mm512_setzero_ps(); ACCUMULATORS];
+    for _ in 0..iterations {
+        for sum in &mut sums {
+            *sum = _mm512_dpbf16_ps(*sum, a, b);
+        }
+    }
+    _mm512_cvtss_f32(black_box(sums)[ACCUMULATORS - 1])
+}

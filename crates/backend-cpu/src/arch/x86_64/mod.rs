@@ -1,0 +1,6 @@
+//! Code of its own for the instruction sets of x86-64.
+
+#[cfg(target_os = "linux")]
+pub(crate) mod amx;
+pub(crate) mod avx2;
+pub(crate) mod avx512;

@@ -1,0 +1,348 @@
+//! The loss of hidden states x LM head without logits.
+//!
+//! Avoids the `[N, V]` logits and their gradient, masked rows altogether, and the backward products of rows through
+//! which nothing flows (clipped, zero advantage).
+//!
+//! Blocking: a chunk of C active tokens meets panels of the vocabulary ([`self::tiling`]):
+//!
+//! * token chunks: logits of the chunk for the whole vocabulary are made once, turned into dlogits where they lie, and
+//!   multiplied into dH and dW: three products;
+//! * vocabulary panels: panels are made for the statistics, and made again for the gradient: four products, but chunks
+//!   are so large that the head and its gradient hardly move between memory and processor.
+//!
+//! A task is a tile of the vocabulary: its logits meet the softmax while they are in a core's cache, and so do dlogits, which
+//! are packed as they are made: for dW at once, for dH in the place of the logits. Then tasks are blocks of hidden units.
+//!
+//! A token's results do not depend on its neighbours, on the blocking or on the number of threads, to the bit:
+//! products have position-independent sums ([`crate::gemm`]), softmax sums run over fixed tiles ([`crate::softmax`]).
+//! The head's gradient depends on the chunks, over which it is summed. Where the workspace budget binds, more threads
+//! leave less of it for tokens, so that the chosen chunk, and with it the last bits of that gradient, depends on the
+//! number of threads; a given `token_chunk` settles it.
+//!
+//! Memory: [`self::tiling::Problem::workspace`], allocated with the plan; never more than the budget.
+//!
+//! Legend: N tokens, L live rows of a chunk of C, H hidden, V vocabulary, T entries of a tile, P tiles of a panel.
+
+mod head;
+mod slot;
+mod tile_gradient;
+mod tiling;
+mod token;
+
+pub(crate) use tiling::{Problem, choose};
+
+use crate::gemm::{Cut, Gemm, KAxis, MatMut, Packed, Rows};
+use crate::host::{Grads, Slice, SliceMut};
+use crate::pages::zeros;
+use crate::plan::Kernel;
+use crate::softmax::{Partial, RowGrad, RowSums, Scales, TILE, Transform};
+use crate::tokens::{Chunks, TokenState, empty_scores};
+use grpo_core::backend_api::columns::LossSums;
+use grpo_core::backend_api::evaluate::Evaluator;
+use grpo_core::batch::TokenBatch;
+use grpo_core::error::Result;
+use grpo_core::{HeadLayout, LoopOrder, PlanRequest, PolicyOutput, Scores};
+use head::Head;
+use slot::{Slot, for_each_with_slot, unit_block};
+use std::ops::Range;
+use tile_gradient::TileGradient;
+use tiling::Blocking;
+use token::{Token, within};
+
+/// Tiles per slot whose dlogits are made before any of them meets the head: few enough to stay in a shared cache.
+const TILES_PER_SLOT: usize = 8;
+
+/// A planned fused loss: sizes and workspace.
+pub(crate) struct FusedPlan {
+    request: PlanRequest,
+    problem: Problem,
+    blocking: Blocking,
+    transform: Option<Transform>,
+    work: Workspace,
+    state: TokenState,
+    /// State indices of tokens through which something flows.
+    live: Vec<usize>,
+}
+
+/// Buffers of one chunk.
+struct Workspace {
+    /// `[C, H]`, packed as lhs along H, for logits.
+    x: Vec<u32>,
+    /// `[C, H]`, packed along C, for dW.
+    x_for_head: Vec<u32>,
+    /// P blocks `[C', T']`: logits, then dlogits packed as lhs along V. C' and T' are whole lhs panels.
+    panel: Vec<f32>,
+    /// Gradient of the hidden states of the chunk, `[C, H]`.
+    dh: Vec<f32>,
+    /// Statistics of every tile of the panel, `[P, C]`.
+    partials: Vec<Partial>,
+    /// Statistics of every row, merged so far, `[C]`.
+    sums: Vec<RowSums>,
+    /// The tokens of the chunk, `[C]`.
+    tokens: Vec<Token>,
+    /// `[L]`: places in the batch.
+    live_rows: Vec<usize>,
+    slots: Vec<Slot>,
+}
+
+impl FusedPlan {
+    pub(crate) fn new(request: &PlanRequest, problem: Problem, blocking: Blocking) -> Self {
+        let (c, p) = (blocking.chunk, blocking.panel_tiles);
+        let kept = problem.kept(&blocking);
+        let [x, x_for_head, panel, dh] = problem.buffers(&blocking);
+        let work = Workspace {
+            x: zeros(x),
+            x_for_head: zeros(x_for_head),
+            panel: zeros(panel),
+            dh: zeros(dh),
+            partials: vec![Partial::default(); c * p],
+            sums: vec![RowSums::EMPTY; c],
+            tokens: vec![Token::default(); c],
+            live_rows: Vec::with_capacity(c),
+            slots: (0..blocking.slots).map(|_| problem.slot(c)).collect(),
+        };
+        Self {
+            request: request.clone(),
+            problem,
+            blocking,
+            transform: Transform::new(&request.loss),
+            work,
+            state: TokenState::new(kept),
+            live: Vec::with_capacity(kept),
+        }
+    }
+
+    /// Hidden states and head of a call. The wrapper has checked that the policy hands over both.
+    fn inputs<'a>(&self, policy: PolicyOutput<Slice<'a>>) -> (Slice<'a>, Head<'a>) {
+        let PolicyOutput::Hidden { hidden, lm_head, bias } = policy else {
+            unreachable!("the wrapper has checked the policy against the plan")
+        };
+        let Problem { gemm, h, v, layout, .. } = self.problem;
+        (hidden, Head { gemm, weight: lm_head, bias, layout, h, v })
+    }
+
+    /// Panels as runs of at most `size` tiles.
+    fn panels(&self, size: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        let tiles = self.problem.tiles();
+        (0..tiles).step_by(size).map(move |first| first..tiles.min(first + size))
+    }
+
+    /// Statistics of the tokens `rows`, recorded from `at` on. Token chunks leave the logits in the panel.
+    fn forward(&mut self, hidden: Slice<'_>, head: &Head<'_>, batch: &TokenBatch, rows: &[usize], at: usize) {
+        let (c, transform, panels) = (rows.len(), self.transform, self.panels(self.blocking.panel_tiles));
+        let (Problem { gemm, h, .. }, stride) = (self.problem, self.problem.stride());
+        let block = self.problem.block(self.blocking.chunk);
+        let Workspace { x, panel, partials, sums, tokens, slots, .. } = &mut self.work;
+        let tokens = &mut tokens[..c];
+        for (place, (token, row)) in tokens.iter_mut().zip(rows).enumerate() {
+            let scales = Scales::new(&self.request.loss, batch.temperature(*row));
+            // Checked to be an index of the vocabulary.
+            let target = batch.targets()[*row] as usize;
+            *token = Token { row: *row, place, target, scales, row_grad: RowGrad::default() };
+        }
+        pack_for_logits(gemm, hidden, rows, h, x);
+        sums[..c].fill(RowSums::EMPTY);
+        for tiles in panels {
+            let blocks = panel.chunks_mut(block).zip(partials.chunks_mut(c));
+            for_each_with_slot(slots, tiles.clone().zip(blocks), |slot, (index, (block, partials))| {
+                let tile = head.tile(index);
+                head.logits(index, x, c, block, stride, slot);
+                for ((z, partial), token) in block.chunks_mut(stride).zip(partials).zip(&*tokens) {
+                    let (isa, z) = (gemm.isa(), &mut z[..tile.len()]);
+                    if let Some(transform) = &transform {
+                        transform.apply(isa, z);
+                    }
+                    *partial = Partial::new(isa, z, within(token.target, &tile), token.scales.logit);
+                }
+            });
+            for (index, partials) in tiles.zip(partials.chunks(c)) {
+                let tile = head.tile(index);
+                for ((sums, partial), token) in sums.iter_mut().zip(partials).zip(&*tokens) {
+                    sums.merge(partial, tile.contains(&token.target), token.scales.logit);
+                }
+            }
+        }
+        self.state.record(at, &sums[..c], tokens.iter().map(|token| token.scales));
+    }
+
+    /// Adds the gradients of the tokens `live` (ascending state indices, `at` being that of `rows[0]`) to `grads`.
+    /// `forwarded`: whether the panel still holds the logits of `rows`.
+    #[allow(clippy::too_many_arguments)]
+    fn backward(
+        &mut self,
+        hidden: Slice<'_>,
+        head: &Head<'_>,
+        batch: &TokenBatch,
+        live: Range<usize>,
+        at: usize,
+        forwarded: bool,
+        rows: &[usize],
+        grads: &mut Grads<'_>,
+    ) {
+        let (Problem { gemm, h, v, layout, .. }, transform) = (self.problem, self.transform);
+        let tiles_at_once = self.blocking.panel_tiles.min(TILES_PER_SLOT * self.blocking.slots);
+        let panels = self.panels(tiles_at_once);
+        let (block, stride) = (self.problem.block(self.blocking.chunk), self.problem.stride());
+        let (live, state, work) = (&self.live[live], &self.state, &mut self.work);
+        let l = live.len();
+        if l == 0 {
+            return;
+        }
+        for (place, (token, index)) in work.tokens.iter_mut().zip(live).enumerate() {
+            let row = rows[index - at];
+            let place = if forwarded { index - at } else { place };
+            let target = batch.targets()[row] as usize;
+            let scales = Scales::new(&self.request.loss, batch.temperature(row));
+            *token = Token { row, place, target, scales, row_grad: state.row_grad(*index, &scales) };
+        }
+        let Workspace { x, x_for_head, panel, dh, tokens, live_rows, slots, .. } = work;
+        let tokens = &tokens[..l];
+        live_rows.clear();
+        live_rows.extend(tokens.iter().map(|token| token.row));
+        if !forwarded {
+            pack_for_logits(gemm, hidden, live_rows, h, x);
+        }
+        if grads.lm_head.is_some() {
+            for piece in gemm.panel_pieces(l) {
+                let source = Rows::list(hidden, h, &live_rows[piece.clone()], 0..h);
+                match layout {
+                    HeadLayout::VocabHidden => {
+                        let (out, stride) = (gemm.rhs_words(h, piece.start), gemm.rhs_stride(piece.len()));
+                        gemm.pack_rhs(source, KAxis::Rows, 0, &mut x_for_head[out..], stride);
+                    }
+                    HeadLayout::HiddenVocab => {
+                        let (out, stride) = (gemm.lhs_words(h, piece.start), gemm.lhs_stride(piece.len()));
+                        gemm.pack_lhs(source, KAxis::Rows, 0, &mut x_for_head[out..], stride);
+                    }
+                }
+            }
+        }
+        let tile_gradient = TileGradient {
+            gemm,
+            layout,
+            h,
+            tokens,
+            x: x_for_head,
+            transform,
+            stride,
+            round: self.problem.rounds,
+            hidden: grads.hidden.is_some(),
+        };
+        let units = unit_block(h, slots.len());
+        for tiles in panels {
+            let bias = grads.bias.as_mut().map(|b| b[tiles.start * TILE..].chunks_mut(TILE));
+            let targets = grads.lm_head.as_mut().map(|grad| match layout {
+                HeadLayout::VocabHidden => MatMut::split(grad, [v, h], Cut::Rows, TILE, tiles.clone()),
+                HeadLayout::HiddenVocab => MatMut::split(grad, [h, v], Cut::Columns, TILE, tiles.clone()),
+            });
+            // Token chunks hold a block for every tile, vocabulary panels for the tiles of a panel.
+            let held = if forwarded { tiles.start..tiles.end } else { 0..tiles.len() };
+            let panel = &mut panel[held.start * block..];
+            let blocks = panel.chunks_mut(block).zip(optional(targets).zip(optional(bias)));
+            for_each_with_slot(slots, tiles.clone().zip(blocks), |slot, (index, (block, (head_gradient, bias)))| {
+                if !forwarded {
+                    head.logits(index, x, l, block, stride, slot);
+                    if let Some(transform) = &transform {
+                        let width = head.tile(index).len();
+                        let rows = block.chunks_mut(stride).take(l);
+                        rows.for_each(|z| transform.apply(gemm.isa(), &mut z[..width]));
+                    }
+                }
+                tile_gradient.run(head.tile(index), block, head_gradient, bias, slot);
+            });
+            if grads.hidden.is_some() {
+                let blocks = MatMut::split(&mut dh[..l * h], [l, h], Cut::Columns, units, 0..h.div_ceil(units));
+                let dlogits = bytemuck::cast_slice::<f32, u32>(panel);
+                for_each_with_slot(slots, blocks.enumerate(), |slot, (i, mut out)| {
+                    let units = i * units..h.min((i + 1) * units);
+                    for (index, words) in tiles.clone().zip(dlogits.chunks(block)) {
+                        let dlogits = Packed { words, stride: gemm.lhs_panel() * stride };
+                        head.hidden_gradient(index, units.clone(), dlogits, &mut out, index > 0, slot);
+                    }
+                });
+            }
+        }
+        if let Some(grad) = &mut grads.hidden {
+            for (from, token) in dh.chunks(h).zip(tokens) {
+                let to = &mut grad[token.row * h..][..h];
+                to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
+            }
+        }
+    }
+
+    /// Fills `live` from the state of `range`.
+    fn find_live(&mut self, range: Range<usize>) {
+        self.live.clear();
+        self.live.extend(range.filter(|at| self.state.is_live(*at)));
+    }
+}
+
+/// Packs the hidden states of `rows` as lhs along H.
+fn pack_for_logits(gemm: Gemm, hidden: Slice<'_>, rows: &[usize], h: usize, out: &mut [u32]) {
+    for units in gemm.pieces(h) {
+        let out = &mut out[gemm.lhs_words(rows.len(), units.start)..];
+        let stride = gemm.lhs_stride(units.len());
+        gemm.pack_lhs(Rows::list(hidden, h, rows, units), KAxis::Columns, 0, out, stride);
+    }
+}
+
+impl Kernel for FusedPlan {
+    fn score(&mut self, policy: PolicyOutput<Slice<'_>>, batch: &TokenBatch) -> Result<Scores> {
+        let (hidden, head) = self.inputs(policy);
+        let mut scores = empty_scores(batch);
+        for rows in batch.active_rows().chunks(self.blocking.chunk) {
+            self.forward(hidden, &head, batch, rows, 0);
+            self.state.publish(0..rows.len(), rows, &mut scores);
+        }
+        Ok(scores)
+    }
+
+    fn gradient(
+        &mut self,
+        policy: PolicyOutput<Slice<'_>>,
+        loss: &Evaluator<'_>,
+        mut grads: Grads<'_>,
+    ) -> Result<(LossSums<f64>, Scores)> {
+        let (hidden, head) = self.inputs(policy);
+        let batch = loss.batch();
+        let (rows, chunk) = (batch.active_rows(), self.blocking.chunk);
+        let (mut scores, mut totals) = (empty_scores(batch), loss.totals());
+        let chunks = Chunks::new(loss.config(), loss.sequence_starts(), chunk);
+        let score_first = matches!(chunks, Chunks::ScoreFirst);
+        let kept = self.blocking.order == LoopOrder::TokenChunks;
+
+        let mut start = 0;
+        while start < rows.len() {
+            let span = chunks.next(start, rows.len(), chunk);
+            let (c, at) = (span.len(), if score_first { start } else { 0 });
+            self.forward(hidden, &head, batch, &rows[span.clone()], at);
+            self.state.publish(at..at + c, &rows[span.clone()], &mut scores);
+            if !score_first {
+                self.state.evaluate(loss, span.clone(), 0, &mut totals);
+                self.find_live(0..c);
+                self.backward(hidden, &head, batch, 0..self.live.len(), 0, kept, &rows[span.clone()], &mut grads);
+            }
+            start = span.end;
+        }
+        if score_first {
+            self.state.evaluate(loss, 0..rows.len(), 0, &mut totals);
+            self.find_live(0..rows.len());
+            let mut start = 0;
+            while start < self.live.len() {
+                let end = self.live.len().min(start + chunk);
+                self.backward(hidden, &head, batch, start..end, 0, false, rows, &mut grads);
+                start = end;
+            }
+        }
+        Ok((loss.finish(totals), scores))
+    }
+
+    fn gradient_in_place(&mut self, _: SliceMut<'_>, _: &Evaluator<'_>) -> Result<(LossSums<f64>, Scores)> {
+        unreachable!("the wrapper has checked the policy against the plan")
+    }
+}
+
+/// The items of an iterator that may not be there, then `None` for ever.
+fn optional<I: Iterator>(mut items: Option<I>) -> impl Iterator<Item = Option<I::Item>> {
+    std::iter::from_fn(move || Some(items.as_mut().and_then(Iterator::next)))
+}

@@ -1,0 +1,133 @@
+//! Where the result of a product goes.
+#![allow(unsafe_code)]
+
+use crate::arch::panel::RHS_PANEL;
+use crate::arch::{IsaToken, MulAdd, prefetch, simd_dispatch};
+use std::marker::PhantomData;
+use std::ops::Range;
+
+/// A row-major matrix to write: rows of `cols` elements, `stride` apart.
+#[derive(Debug)]
+pub(crate) struct MatMut<'a> {
+    data: *mut f32,
+    rows: usize,
+    cols: usize,
+    stride: usize,
+    owner: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: a `MatMut` is the only way to its elements for as long as it lives, like the slice it was made of.
+unsafe impl Send for MatMut<'_> {}
+
+/// How a matrix is cut into blocks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Cut {
+    Rows,
+    Columns,
+}
+
+impl<'a> MatMut<'a> {
+    /// `rows` rows of `cols` elements in `data`, which begin `stride` elements apart.
+    ///
+    /// # Panics
+    /// When the slice is too short or rows overlap.
+    pub(crate) fn new(data: &'a mut [f32], rows: usize, cols: usize, stride: usize) -> Self {
+        check(data.len(), rows, cols, stride);
+        Self { data: data.as_mut_ptr(), rows, cols, stride, owner: PhantomData }
+    }
+
+    /// The blocks `blocks` of a `[rows, cols]` matrix, cut into `size` rows, or columns, each but the last.
+    pub(crate) fn split(
+        data: &'a mut [f32],
+        [rows, cols]: [usize; 2],
+        cut: Cut,
+        size: usize,
+        blocks: Range<usize>,
+    ) -> impl Iterator<Item = Self> + Send + 'a {
+        check(data.len(), rows, cols, cols);
+        let whole = Self { data: data.as_mut_ptr(), rows, cols, stride: cols, owner: PhantomData };
+        blocks.map(move |block| {
+            // `whole` only tells where blocks are, which share no element.
+            let (whole, start) = (&whole, block * size);
+            match cut {
+                Cut::Rows => {
+                    assert!(start < rows, "block {block} of {rows} rows");
+                    let data = whole.data.wrapping_add(start * cols);
+                    Self { data, rows: size.min(rows - start), cols, stride: cols, owner: PhantomData }
+                }
+                Cut::Columns => {
+                    assert!(start < cols, "block {block} of {cols} columns");
+                    let data = whole.data.wrapping_add(start);
+                    Self { data, rows, cols: size.min(cols - start), stride: cols, owner: PhantomData }
+                }
+            }
+        })
+    }
+
+    /// The number of rows.
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// The number of elements of a row.
+    pub(crate) fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// First element and stride of the piece `[rows, cols]` at (i, j).
+    pub(super) fn piece(&mut self, i: usize, j: usize, rows: usize, cols: usize) -> (*mut f32, usize) {
+        assert!(i + rows <= self.rows && j + cols <= self.cols, "a piece of the output");
+        (self.data.wrapping_add(i * self.stride + j), self.stride)
+    }
+
+    /// Writes, or adds, the upper left part of `from: [_, 32]` to `rows`, `cols`.
+    pub(super) fn store(&mut self, isa: IsaToken, rows: Range<usize>, cols: Range<usize>, from: &[f32], add: bool) {
+        let (to, stride) = self.piece(rows.start, cols.start, rows.len(), cols.len());
+        let from = from.as_chunks::<RHS_PANEL>().0;
+        store(isa, Piece { to, stride, cols: cols.len() }, &from[..rows.len()], add);
+    }
+
+    /// Fetches `[rows, cols]` at (i, j) before it is needed.
+    pub(super) fn prefetch(&mut self, i: usize, j: usize, rows: usize, cols: usize) {
+        let (to, stride) = self.piece(i, j, rows, cols);
+        for row in 0..rows {
+            for column in (0..cols).step_by(16) {
+                prefetch(to.wrapping_add(row * stride + column));
+            }
+        }
+    }
+}
+
+/// Rows of `cols` elements from `to` on, `stride` apart: what [`MatMut::piece`] vouches for.
+#[derive(Clone, Copy)]
+struct Piece {
+    to: *mut f32,
+    stride: usize,
+    cols: usize,
+}
+
+simd_dispatch! { fn store(piece: Piece, from: &[[f32; RHS_PANEL]], add: bool) = store_body }
+
+#[inline(always)]
+fn store_body<M: MulAdd>(piece: Piece, from: &[[f32; RHS_PANEL]], add: bool) {
+    for (i, from) in from.iter().enumerate() {
+        // SAFETY: a piece is made of elements of a `MatMut`, which is their only owner, and has as many rows as `from`.
+        let to = unsafe { std::slice::from_raw_parts_mut(piece.to.add(i * piece.stride), piece.cols) };
+        match (<&mut [f32; RHS_PANEL]>::try_from(&mut *to), add) {
+            // A known length needs no loop.
+            (Ok(to), true) => to.iter_mut().zip(from).for_each(|(to, from)| *to += from),
+            (Ok(to), false) => *to = *from,
+            (Err(_), true) => to.iter_mut().zip(from).for_each(|(to, from)| *to += from),
+            (Err(_), false) => to.copy_from_slice(&from[..to.len()]),
+        }
+    }
+}
+
+/// Whether every element of the shape lies in a slice of `len` elements.
+fn check(len: usize, rows: usize, cols: usize, stride: usize) {
+    let end = (rows.max(1) - 1).checked_mul(stride).and_then(|start| start.checked_add(cols));
+    assert!(
+        stride >= cols && (rows == 0 || cols == 0 || end.is_some_and(|end| end <= len)),
+        "a [{rows}, {cols}] matrix with rows {stride} apart in {len} elements"
+    );
+}

@@ -1,0 +1,220 @@
+//! Packs operands into panels of words; see [`super`] for the layouts.
+//!
+//! Avoids a copy in another dtype before the copy into panels: what is read once is widened, paired and transposed on
+//! its way. Blocks of 16 x 16 words are transposed in registers where there are 32 of them. Sources lie in memory, and their
+//! rows are more streams than a processor follows by itself, so that what comes next is asked for in time.
+#![allow(unsafe_code)]
+
+mod source;
+mod word;
+
+pub(crate) use source::{KAxis, Rows};
+pub(crate) use word::{Bf16Pair, F32Word};
+
+use crate::arch::panel::RHS_PANEL;
+use crate::arch::{IsaToken, amx, generic, prefetch};
+use crate::host::Slice;
+use half::bf16;
+use word::{Packable, SIDE, Word, words_of, words_of_row};
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// Defines `$name`, which runs `$body` on the elements of its source, with registers of 512 bits where there are any.
+macro_rules! by_element_and_isa {
+    ($(#[$meta:meta])* fn $name:ident[$($generic:tt)*][$($argument:tt)*] = $body:ident) => {
+        $(#[$meta])*
+        pub(super) fn $name<$($generic)*>(
+            isa: IsaToken, source: &Rows<'_>, along: KAxis, from: usize, out: &mut [u32], stride: usize,
+        ) {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2")]
+            fn avx512<E: Packable, $($generic)*>(
+                data: &[E], source: &Rows<'_>, along: KAxis, from: usize, out: &mut [u32], stride: usize,
+            ) {
+                $body::<E, true, $($argument)*>(data, source, along, from, out, stride)
+            }
+            fn run<E: Packable, $($generic)*>(
+                isa: IsaToken, data: &[E], source: &Rows<'_>, along: KAxis, from: usize, out: &mut [u32], stride: usize,
+            ) {
+                #[cfg(target_arch = "x86_64")]
+                if isa.get() >= crate::arch::Isa::Avx512 {
+                    // SAFETY: a token exists only for what the processor has.
+                    return unsafe { avx512::<E, $($argument)*>(data, source, along, from, out, stride) };
+                }
+                let _ = isa;
+                $body::<E, false, $($argument)*>(data, source, along, from, out, stride)
+            }
+            let data = source.data;
+            match data {
+                Slice::F32(data) => run::<f32, $($argument)*>(isa, data, source, along, from, out, stride),
+                Slice::Bf16(data) => run::<bf16, $($argument)*>(isa, data, source, along, from, out, stride),
+            }
+        }
+    };
+}
+
+by_element_and_isa! {
+    /// Packs `source` into panels `[K', P]`; arguments as those of [`crate::gemm::Gemm::pack_lhs`].
+    fn panels[W: Word, const P: usize][W, P] = panels_body
+}
+
+by_element_and_isa! {
+    /// Panels `[K' / 16, 32, 16]` of bf16 pairs.
+    fn tiles[][] = tiles_body
+}
+
+#[inline(always)]
+fn panels_body<E: Packable, const FAST: bool, W: Word, const P: usize>(
+    data: &[E],
+    source: &Rows<'_>,
+    along: KAxis,
+    from: usize,
+    out: &mut [u32],
+    stride: usize,
+) {
+    match along {
+        KAxis::Rows => panels_of_rows::<E, W, P>(data, source, from, out, stride),
+        KAxis::Columns => panels_of_columns::<E, FAST, W, P>(data, source, out, stride),
+    }
+}
+
+/// `source: [k, outer]`: a word is made of elements that lie above one another.
+#[inline(always)]
+fn panels_of_rows<E: Packable, W: Word, const P: usize>(
+    data: &[E],
+    source: &Rows<'_>,
+    from: usize,
+    out: &mut [u32],
+    stride: usize,
+) {
+    /// Words of a panel that are written in a row, so that few lines are open at a time.
+    const RUN: usize = 8;
+    let (k, cols, first) = (source.rows(), source.columns.len(), from / W::ENTRIES);
+    let words = k.div_ceil(W::ENTRIES);
+    for run in (0..words).step_by(RUN) {
+        let run = run..words.min(run + RUN);
+        for (panel, start) in (0..cols).step_by(P).enumerate() {
+            let width = P.min(cols - start);
+            for next in run.end * W::ENTRIES..k.min((run.end + RUN) * W::ENTRIES) {
+                let at = data.as_ptr().wrapping_add(source.place(next).start + start);
+                (0..P * size_of::<E>()).step_by(LINE).for_each(|line| prefetch(at.wrapping_byte_add(line)));
+            }
+            let to = &mut out[panel * stride + (first + run.start) * P..][..run.len() * P];
+            for (word, to) in run.clone().zip(to.as_chunks_mut::<P>().0) {
+                let i = word * W::ENTRIES;
+                let row = &data[source.place(i)][start..start + width];
+                if W::ENTRIES == 1 {
+                    words_of::<E, W, P>(row, row, to);
+                } else if i + 1 < k {
+                    words_of::<E, W, P>(row, &data[source.place(i + 1)][start..start + width], to);
+                } else {
+                    words_of::<E, W, P>(row, &[E::ZERO; P][..width], to);
+                }
+            }
+        }
+    }
+}
+
+/// `source: [outer, k]`: a word is made of neighbours, a panel of words that lie above one another.
+#[inline(always)]
+fn panels_of_columns<E: Packable, const FAST: bool, W: Word, const P: usize>(
+    data: &[E],
+    source: &Rows<'_>,
+    out: &mut [u32],
+    stride: usize,
+) {
+    let (rows, words) = (source.rows(), source.columns.len().div_ceil(W::ENTRIES));
+    for (panel, top) in (0..rows).step_by(P).enumerate() {
+        let to = &mut out[panel * stride..][..words * P];
+        for word in (0..words).step_by(SIDE) {
+            for left in (0..P).step_by(SIDE) {
+                let mut block = [[0; SIDE]; SIDE];
+                for (i, words) in block.iter_mut().enumerate().take((P - left).min(rows.saturating_sub(top + left))) {
+                    *words = words_of_row::<E, W>(&data[source.place(top + left + i)], word);
+                    // The same words of the panel after this one.
+                    if top + left + i + P < rows {
+                        let next = source.place(top + left + i + P).start + word * W::ENTRIES;
+                        prefetch(data.as_ptr().wrapping_add(next));
+                    }
+                }
+                transpose_16x16::<FAST>(&mut block);
+                let width = SIDE.min(P - left);
+                for (to, words) in to[word * P..].chunks_exact_mut(P).zip(&block) {
+                    to[left..left + width].copy_from_slice(&words[..width]);
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn tiles_body<E: Packable, const FAST: bool>(
+    data: &[E],
+    source: &Rows<'_>,
+    along: KAxis,
+    from: usize,
+    out: &mut [u32],
+    stride: usize,
+) {
+    const TILE: usize = amx::LHS_PANEL * amx::WORDS;
+    match along {
+        KAxis::Columns => {
+            let (rows, words) = (source.rows(), source.columns.len().div_ceil(2));
+            for (panel, top) in (0..rows).step_by(amx::LHS_PANEL).enumerate() {
+                for (word, tile) in (0..words).step_by(SIDE).zip(out[panel * stride..].chunks_exact_mut(TILE)) {
+                    for (i, to) in tile.as_chunks_mut::<SIDE>().0.iter_mut().enumerate() {
+                        let row = if top + i < rows { &data[source.place(top + i)] } else { &[] };
+                        *to = words_of_row::<E, Bf16Pair>(row, word);
+                    }
+                }
+            }
+        }
+        KAxis::Rows => {
+            let (k, cols) = (source.rows(), source.columns.len());
+            for i in (0..k).step_by(2 * SIDE) {
+                for (panel, start) in (0..cols).step_by(amx::LHS_PANEL).enumerate() {
+                    let tile = &mut out[panel * stride + (from + i) / 2 * amx::LHS_PANEL..][..TILE];
+                    for (half, tile) in tile.as_chunks_mut::<{ SIDE * SIDE }>().0.iter_mut().enumerate() {
+                        let mut block = [[0; SIDE]; SIDE];
+                        let columns = cols.min(start + half * SIDE)..cols.min(start + (half + 1) * SIDE);
+                        for (i, words) in (i..k).step_by(2).zip(&mut block) {
+                            let row = &data[source.place(i)][columns.clone()];
+                            if i + 1 < k {
+                                words_of::<E, Bf16Pair, SIDE>(row, &data[source.place(i + 1)][columns.clone()], words);
+                            } else {
+                                words_of::<E, Bf16Pair, SIDE>(row, &[E::ZERO; SIDE][..row.len()], words);
+                            }
+                        }
+                        transpose_16x16::<FAST>(&mut block);
+                        tile.as_chunks_mut::<SIDE>().0.copy_from_slice(&block);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Zeros the words that fill up the last tile of every rhs panel of a piece; arguments as those of [`panels`].
+pub(super) fn fill_tile(source: &Rows<'_>, along: KAxis, from: usize, out: &mut [u32], stride: usize) {
+    let (k, n) = match along {
+        KAxis::Rows => (from + source.rows(), source.columns.len()),
+        KAxis::Columns => (source.columns.len(), source.rows()),
+    };
+    let words = k.div_ceil(2);
+    for panel in 0..n.div_ceil(RHS_PANEL) {
+        let end = panel * stride + words.next_multiple_of(amx::WORDS) * RHS_PANEL;
+        out[panel * stride + words * RHS_PANEL..end].fill(0);
+    }
+}
+
+/// Transposes a block of words. `FAST`: the caller is compiled for AVX-512.
+#[inline(always)]
+fn transpose_16x16<const FAST: bool>(block: &mut [[u32; SIDE]; SIDE]) {
+    #[cfg(target_arch = "x86_64")]
+    if FAST {
+        // SAFETY: only what is compiled for AVX-512 asks for it.
+        return unsafe { crate::arch::x86_64::avx512::transpose_16x16(block) };
+    }
+    generic::transpose_16x16(block);
+}

@@ -1,0 +1,97 @@
+//! Words of a packed operand: an f32, or two neighbours along K in bf16.
+
+use half::bf16;
+
+/// Words that are loaded, transposed and stored at once.
+pub(super) const SIDE: usize = 16;
+
+/// An element of a source.
+pub(crate) trait Packable: Copy {
+    const ZERO: Self;
+    fn wide(self) -> u32;
+    /// The upper half of [`Packable::wide`]; exact for what holds bf16 values.
+    fn narrow(self) -> u16;
+}
+
+impl Packable for f32 {
+    const ZERO: Self = 0.0;
+    #[inline(always)]
+    fn wide(self) -> u32 {
+        self.to_bits()
+    }
+    #[inline(always)]
+    fn narrow(self) -> u16 {
+        (self.to_bits() >> 16) as u16
+    }
+}
+
+impl Packable for bf16 {
+    const ZERO: Self = bf16::ZERO;
+    #[inline(always)]
+    fn wide(self) -> u32 {
+        u32::from(self.to_bits()) << 16
+    }
+    #[inline(always)]
+    fn narrow(self) -> u16 {
+        self.to_bits()
+    }
+}
+
+/// The entries that a word of 32 bits is made of.
+pub(crate) trait Word {
+    /// Entries of K in it.
+    const ENTRIES: usize;
+    /// The word of an entry and the next, which is ignored where a word holds one.
+    fn of<E: Packable>(first: E, second: E) -> u32;
+}
+
+/// A word that holds one f32.
+pub(crate) struct F32Word;
+/// A word that holds two bf16, the first in the lower half.
+pub(crate) struct Bf16Pair;
+
+impl Word for F32Word {
+    const ENTRIES: usize = 1;
+    #[inline(always)]
+    fn of<E: Packable>(first: E, _: E) -> u32 {
+        first.wide()
+    }
+}
+
+impl Word for Bf16Pair {
+    const ENTRIES: usize = 2;
+    #[inline(always)]
+    fn of<E: Packable>(first: E, second: E) -> u32 {
+        u32::from(first.narrow()) | u32::from(second.narrow()) << 16
+    }
+}
+
+#[inline(always)]
+pub(super) fn words_of<E: Packable, W: Word, const P: usize>(first: &[E], second: &[E], to: &mut [u32; P]) {
+    if let (Some(first), Some(second)) = (first.as_array::<P>(), second.as_array::<P>()) {
+        for x in 0..P {
+            to[x] = W::of(first[x], second[x]);
+        }
+    } else {
+        to.fill(0);
+        to.iter_mut().zip(first.iter().zip(second)).for_each(|(to, (a, b))| *to = W::of(*a, *b));
+    }
+}
+
+/// Words `word..word + 16` of a row; 0 beyond its end.
+#[inline(always)]
+pub(super) fn words_of_row<E: Packable, W: Word>(row: &[E], word: usize) -> [u32; SIDE] {
+    let entries = &row[(word * W::ENTRIES).min(row.len())..];
+    let mut words = [0; SIDE];
+    if entries.len() >= SIDE * W::ENTRIES {
+        let entries = &entries[..SIDE * W::ENTRIES];
+        for (x, to) in words.iter_mut().enumerate() {
+            *to = W::of(entries[x * W::ENTRIES], entries[x * W::ENTRIES + W::ENTRIES - 1]);
+        }
+    } else {
+        for (to, entries) in words.iter_mut().zip(entries.chunks(W::ENTRIES)) {
+            *to = W::of(entries[0], entries.get(1).copied().unwrap_or(E::ZERO));
+        }
+    }
+    words
+}

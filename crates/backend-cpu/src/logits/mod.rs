@@ -1,0 +1,382 @@
+//! The loss of given logits, in tiles.
+//!
+//! Avoids any tensor of the size of the logits beside the logits, and all but one exponential per entry: statistics keep
+//! those of a chunk for its gradient, which is written over the logits in their own dtype or added to the caller's f32
+//! buffer. bf16 is converted in registers. Rows of masked tokens are never read. Where a softcap transforms logits, these stay
+//! as they are: the transformed ones of a chunk are kept instead of exponentials, in f32, and read for the gradient.
+//!
+//! Blocking: chunks of tokens small enough to still be in cache for the second pass (`token_chunk`, by default
+//! [`CHUNK_BYTES`] of logits); a task is a row, or a block of `vocab_block` entries of one. Softmax sums run over the
+//! fixed tiles of [`crate::softmax`], so a token's results do not depend on any of this. A loss whose chunks cannot be
+//! cut at sequences (sequence-level ratios) makes all statistics first, and again for the gradient.
+//!
+//! Memory: per token of a chunk V exponentials (or transformed logits) in f32, a [`Partial`] per tile and ~100
+//! bytes; at sequence level 72 bytes for every token.
+//!
+//! Legend: N tokens, C tokens of a chunk, V vocabulary.
+
+use crate::arch::IsaToken;
+use crate::convert::Element;
+use crate::host::{Grads, Slice, SliceMut};
+use crate::pages::zeros;
+use crate::plan::{Kernel, evaluator_bytes};
+use crate::softmax::{
+    Partial, RowGrad, RowSums, Scales, TILE, Transform, add_gradient, add_gradient_bf16, gradient, gradient_bf16,
+    transform_bf16_to, transform_to,
+};
+use crate::tokens::{Chunks, TokenState, empty_scores};
+use grpo_core::backend_api::columns::LossSums;
+use grpo_core::backend_api::evaluate::Evaluator;
+use grpo_core::batch::TokenBatch;
+use grpo_core::error::Result;
+use grpo_core::{LossConfig, PlanRequest, PolicyOutput, Scores};
+use half::bf16;
+use rayon::prelude::*;
+
+/// Logits of a chunk unless `token_chunk` says otherwise: what a shared cache holds.
+const CHUNK_BYTES: usize = 2 << 20;
+/// Fewer tokens than this per chunk would leave threads idle.
+const LEAST_CHUNK: usize = 4;
+/// Entries of a task's part of a row, unless `vocab_block` says otherwise.
+const VOCAB_BLOCK: usize = 16 * TILE;
+
+/// A dtype that logits come in: the kernels of [`crate::softmax`] for it.
+trait Logit: Element {
+    fn partial(isa: IsaToken, z: &[Self], target: Option<usize>, scale: f32) -> Partial;
+    fn keeping(isa: IsaToken, z: &[Self], target: Option<usize>, scale: f32, kept: &mut [f32]) -> Partial;
+    fn gradient(isa: IsaToken, z: &mut [Self], kept: &[f32], target: Option<usize>, row_grad: &RowGrad, scale: f32);
+    fn add(isa: IsaToken, z: &[Self], kept: &[f32], y: Option<usize>, row_grad: &RowGrad, scale: f32, out: &mut [f32]);
+    fn transformed(isa: IsaToken, z: &[Self], transform: &Transform, out: &mut [f32]);
+}
+
+impl Logit for f32 {
+    fn partial(isa: IsaToken, z: &[Self], target: Option<usize>, scale: f32) -> Partial {
+        Partial::new(isa, z, target, scale)
+    }
+    fn keeping(isa: IsaToken, z: &[Self], target: Option<usize>, scale: f32, kept: &mut [f32]) -> Partial {
+        Partial::keeping(isa, z, target, scale, kept)
+    }
+    fn gradient(isa: IsaToken, z: &mut [Self], kept: &[f32], target: Option<usize>, row_grad: &RowGrad, scale: f32) {
+        gradient(isa, z, kept, target, row_grad, scale);
+    }
+    fn add(isa: IsaToken, z: &[Self], kept: &[f32], y: Option<usize>, row_grad: &RowGrad, scale: f32, out: &mut [f32]) {
+        add_gradient(isa, z, kept, y, row_grad, scale, out);
+    }
+    fn transformed(isa: IsaToken, z: &[Self], transform: &Transform, out: &mut [f32]) {
+        transform_to(isa, z, transform, out);
+    }
+}
+
+impl Logit for bf16 {
+    fn partial(isa: IsaToken, z: &[Self], target: Option<usize>, scale: f32) -> Partial {
+        Partial::of_bf16(isa, z, target, scale)
+    }
+    fn keeping(isa: IsaToken, z: &[Self], target: Option<usize>, scale: f32, kept: &mut [f32]) -> Partial {
+        Partial::keeping_bf16(isa, z, target, scale, kept)
+    }
+    fn gradient(isa: IsaToken, z: &mut [Self], kept: &[f32], target: Option<usize>, row_grad: &RowGrad, scale: f32) {
+        gradient_bf16(isa, z, kept, target, row_grad, scale);
+    }
+    fn add(isa: IsaToken, z: &[Self], kept: &[f32], y: Option<usize>, row_grad: &RowGrad, scale: f32, out: &mut [f32]) {
+        add_gradient_bf16(isa, z, kept, y, row_grad, scale, out);
+    }
+    fn transformed(isa: IsaToken, z: &[Self], transform: &Transform, out: &mut [f32]) {
+        transform_bf16_to(isa, z, transform, out);
+    }
+}
+
+/// Sizes, and the state of a chunk.
+struct LogitsKernel {
+    isa: IsaToken,
+    loss: LossConfig,
+    transform: Option<Transform>,
+    v: usize,
+    chunk: usize,
+    /// A multiple of [`TILE`].
+    vocab_block: usize,
+    /// Statistics of every tile of the chunk, `[C, tiles]`.
+    partials: Vec<Partial>,
+    /// Exponentials of the chunk, or transformed logits, `[C, V]`.
+    kept: Vec<f32>,
+    /// Statistics of every row of the chunk, `[C]`.
+    sums: Vec<RowSums>,
+    state: TokenState,
+}
+
+/// How the work of a plan is cut.
+struct Sizes {
+    v: usize,
+    /// Tokens C of a chunk.
+    chunk: usize,
+    /// A multiple of [`TILE`].
+    vocab_block: usize,
+    /// Tokens whose state is held at a time.
+    tokens: usize,
+}
+
+impl Sizes {
+    fn new(request: &PlanRequest) -> Self {
+        let (v, n) = (request.policy.vocab(), request.max_tokens);
+        // The plan has been checked: 8 N V fits.
+        let chunk = request.tiling.token_chunk.unwrap_or((CHUNK_BYTES / (4 * v)).max(LEAST_CHUNK)).min(n);
+        let vocab_block =
+            request.tiling.vocab_block.unwrap_or(VOCAB_BLOCK).min(v.next_multiple_of(TILE)).next_multiple_of(TILE);
+        let tokens = if request.loss.is_token_level() { chunk } else { n };
+        Self { v, chunk, vocab_block, tokens }
+    }
+
+    fn partials(&self) -> usize {
+        self.chunk * self.v.div_ceil(TILE)
+    }
+}
+
+/// Bytes that the plan of `request` allocates, and its evaluator; saturates where the sum does not fit.
+pub(crate) fn workspace(request: &PlanRequest) -> usize {
+    let sizes = Sizes::new(request);
+    [
+        (sizes.partials(), size_of::<Partial>()),
+        (sizes.chunk * sizes.v, size_of::<f32>()),
+        (sizes.chunk, size_of::<RowSums>()),
+        (sizes.tokens, TokenState::BYTES),
+    ]
+    .into_iter()
+    .map(|(elements, bytes)| elements.saturating_mul(bytes))
+    .fold(evaluator_bytes(request.max_tokens), usize::saturating_add)
+}
+
+impl LogitsKernel {
+    fn new(request: &PlanRequest, isa: IsaToken) -> Self {
+        let sizes = Sizes::new(request);
+        let Sizes { v, chunk, vocab_block, tokens } = sizes;
+        Self {
+            isa,
+            loss: request.loss.clone(),
+            transform: Transform::new(&request.loss),
+            v,
+            chunk,
+            vocab_block,
+            partials: vec![Partial::default(); sizes.partials()],
+            kept: zeros(chunk * v),
+            sums: vec![RowSums::EMPTY; chunk],
+            state: TokenState::new(tokens),
+        }
+    }
+
+    /// Statistics of the tokens `rows`, recorded from `at` on. `keep`: whether [`Self::write`] will follow.
+    fn statistics<E: Logit>(&mut self, logits: &[E], rows: &[usize], batch: &TokenBatch, at: usize, keep: bool) {
+        let Self { v, isa, vocab_block: block, transform, ref loss, .. } = *self;
+        let scales = |row: &usize| Scales::new(loss, batch.temperature(*row));
+        let buffers = self.partials.par_chunks_mut(v.div_ceil(TILE)).zip(self.kept.par_chunks_mut(v));
+        buffers.zip(&mut self.sums).zip(rows).for_each(|(((partials, kept), sums), row)| {
+            let (z, target, scale) = (&logits[row * v..][..v], batch.targets()[*row] as usize, scales(row).logit);
+            let blocks = partials.par_chunks_mut(block / TILE).zip(z.par_chunks(block)).zip(kept.par_chunks_mut(block));
+            blocks.enumerate().for_each(|(task, ((partials, z), kept))| {
+                let tiles = partials.iter_mut().zip(z.chunks(TILE)).zip(kept.chunks_mut(TILE));
+                for (i, ((partial, z), kept)) in (task * block / TILE..).zip(tiles) {
+                    let target = place_in_tile(target, i);
+                    *partial = match &transform {
+                        Some(transform) => {
+                            E::transformed(isa, z, transform, kept);
+                            Partial::new(isa, kept, target, scale)
+                        }
+                        None if keep => E::keeping(isa, z, target, scale, kept),
+                        None => E::partial(isa, z, target, scale),
+                    };
+                }
+            });
+            *sums = RowSums::EMPTY;
+            for (i, partial) in partials.iter().enumerate() {
+                sums.merge(partial, place_in_tile(target, i).is_some(), scale);
+            }
+        });
+        self.state.record(at, &self.sums[..rows.len()], rows.iter().map(scales));
+    }
+
+    /// Makes the gradient of the tokens `rows`, whose state starts at `at`, where `access` wants it. Theirs are the
+    /// statistics made last.
+    fn write<E: Logit>(&self, access: &mut Access<'_, E>, rows: &[usize], batch: &TokenBatch, at: usize) {
+        let (Some(first), Some(last), v, block) = (rows.first(), rows.last(), self.v, self.vocab_block) else { return };
+        let token = |row: usize| {
+            let i = rows.binary_search(&row).ok()?;
+            let scales = Scales::new(&self.loss, batch.temperature(row));
+            let row_grad = self.state.is_live(at + i).then(|| self.state.row_grad(at + i, &scales));
+            Some(Token { i, target: batch.targets()[row] as usize, scale: scales.logit, row_grad })
+        };
+        let span = first * v..(last + 1) * v;
+        match access {
+            Access::Separate(_, None) => {}
+            Access::Separate(logits, Some(grad)) => grad[span].par_chunks_mut(v).enumerate().for_each(|(row, out)| {
+                let Some((token, row_grad)) = token(first + row).and_then(|t| Some((t, t.row_grad?))) else { return };
+                let blocks = out.par_chunks_mut(block).zip(logits[(first + row) * v..][..v].par_chunks(block));
+                blocks.enumerate().for_each(|(task, (out, z))| {
+                    for (index, (out, z)) in (task * block / TILE..).zip(out.chunks_mut(TILE).zip(z.chunks(TILE))) {
+                        self.add_tile(&token, &row_grad, index, z, out);
+                    }
+                });
+            }),
+            Access::InPlace(logits) => logits[span].par_chunks_mut(v).enumerate().for_each(|(row, z)| {
+                let Some(token) = token(first + row) else { return };
+                z.par_chunks_mut(block).enumerate().for_each(|(task, z)| {
+                    let Some(row_grad) = &token.row_grad else { return z.fill(E::nearest(0.0)) };
+                    for (index, z) in (task * block / TILE..).zip(z.chunks_mut(TILE)) {
+                        self.replace_tile(&token, row_grad, index, z);
+                    }
+                });
+            }),
+        }
+    }
+
+    /// What was kept of tile `index` of a token, the row_grad for it, and where in it the target is.
+    fn kept(&self, token: &Token, row_grad: &RowGrad, index: usize) -> (&[f32], RowGrad, Option<usize>) {
+        let partial = &self.partials[token.i * self.v.div_ceil(TILE) + index];
+        // Exponentials are relative to the tile's maximum; made of transformed logits, they will be relative to the row's.
+        let row_grad = if self.transform.is_some() { *row_grad } else { row_grad.for_tile(partial, token.scale) };
+        (&self.kept[token.i * self.v + index * TILE..], row_grad, place_in_tile(token.target, index))
+    }
+
+    /// Adds the gradient of a tile of logits `z` to `out`.
+    fn add_tile<E: Logit>(&self, token: &Token, row_grad: &RowGrad, index: usize, z: &[E], out: &mut [f32]) {
+        let (kept, row_grad, target) = self.kept(token, row_grad, index);
+        let Some(transform) = &self.transform else {
+            return E::add(self.isa, z, kept, target, &row_grad, token.scale, out);
+        };
+        let gradient = &mut [0.0; TILE][..z.len()];
+        transform.gradient_to(self.isa, &kept[..z.len()], target, &row_grad, token.scale, gradient, false);
+        out.iter_mut().zip(gradient).for_each(|(out, gradient)| *out += *gradient);
+    }
+
+    /// Replaces a tile of logits by its gradient.
+    fn replace_tile<E: Logit>(&self, token: &Token, row_grad: &RowGrad, index: usize, z: &mut [E]) {
+        let (kept, row_grad, target) = self.kept(token, row_grad, index);
+        let Some(transform) = &self.transform else {
+            return E::gradient(self.isa, z, kept, target, &row_grad, token.scale);
+        };
+        let gradient = &mut [0.0; TILE][..z.len()];
+        transform.gradient_to(self.isa, &kept[..z.len()], target, &row_grad, token.scale, gradient, false);
+        z.iter_mut().zip(gradient).for_each(|(z, gradient)| *z = E::nearest(*gradient));
+    }
+
+    fn score<E: Logit>(&mut self, logits: &[E], batch: &TokenBatch) -> Scores {
+        let mut scores = empty_scores(batch);
+        for rows in batch.active_rows().chunks(self.chunk) {
+            self.statistics(logits, rows, batch, 0, false);
+            self.state.publish(0..rows.len(), rows, &mut scores);
+        }
+        scores
+    }
+
+    /// Loss and gradient of the logits behind `access`.
+    fn gradient<E: Logit>(&mut self, access: &mut Access<'_, E>, loss: &Evaluator<'_>) -> (LossSums<f64>, Scores) {
+        let (batch, rows) = (loss.batch(), loss.batch().active_rows());
+        let (mut scores, mut totals) = (empty_scores(batch), loss.totals());
+        let chunks = Chunks::new(loss.config(), loss.sequence_starts(), self.chunk);
+        let score_first = matches!(chunks, Chunks::ScoreFirst);
+        let mut start = 0;
+        while start < rows.len() {
+            let span = chunks.next(start, rows.len(), self.chunk);
+            let (rows, at) = (&rows[span.clone()], if score_first { start } else { 0 });
+            start = span.end;
+            self.statistics(access.logits(), rows, batch, at, !score_first);
+            self.state.publish(at..at + rows.len(), rows, &mut scores);
+            if !score_first {
+                self.state.evaluate(loss, span, 0, &mut totals);
+                self.write(access, rows, batch, 0);
+            }
+        }
+        if score_first {
+            self.state.evaluate(loss, 0..rows.len(), 0, &mut totals);
+            for (chunk, rows) in rows.chunks(self.chunk).enumerate() {
+                // For what they keep; the numbers stay as they are.
+                self.statistics(access.logits(), rows, batch, chunk * self.chunk, true);
+                self.write(access, rows, batch, chunk * self.chunk);
+            }
+        }
+        (loss.finish(totals), scores)
+    }
+}
+
+/// A token whose gradient is made.
+#[derive(Clone, Copy)]
+struct Token {
+    /// The position of the token in the chunk.
+    i: usize,
+    target: usize,
+    /// The factor of the token's logits, [`Scales::logit`].
+    scale: f32,
+    /// `None` where nothing flows.
+    row_grad: Option<RowGrad>,
+}
+
+/// The logits of a call, and the place of their gradient: a buffer of its own, if it is wanted at all, or the logits.
+enum Access<'a, E> {
+    Separate(&'a [E], Option<&'a mut [f32]>),
+    InPlace(&'a mut [E]),
+}
+
+impl<E> Access<'_, E> {
+    fn logits(&self) -> &[E] {
+        match self {
+            Self::Separate(logits, _) => logits,
+            Self::InPlace(logits) => logits,
+        }
+    }
+}
+
+/// Index of the target within tile `index`, if it lies there.
+fn place_in_tile(target: usize, index: usize) -> Option<usize> {
+    target.checked_sub(index * TILE).filter(|place| *place < TILE)
+}
+
+/// The loss of logits that the policy hands over.
+pub(crate) struct LogitsPlan {
+    kernel: LogitsKernel,
+}
+
+impl LogitsPlan {
+    pub(crate) fn new(request: &PlanRequest, isa: IsaToken) -> Self {
+        Self { kernel: LogitsKernel::new(request, isa) }
+    }
+
+    /// Rows of masked tokens become zero as well.
+    fn in_place<E: Logit>(&mut self, logits: &mut [E], loss: &Evaluator<'_>) -> (LossSums<f64>, Scores) {
+        let made = self.kernel.gradient(&mut Access::InPlace(&mut *logits), loss);
+        let is_masked = |(i, _): &(usize, &mut [E])| !loss.batch().is_active(*i);
+        logits.par_chunks_mut(self.kernel.v).enumerate().filter(is_masked).for_each(|(_, z)| z.fill(E::nearest(0.0)));
+        made
+    }
+}
+
+impl Kernel for LogitsPlan {
+    fn score(&mut self, policy: PolicyOutput<Slice<'_>>, batch: &TokenBatch) -> Result<Scores> {
+        Ok(match policy {
+            PolicyOutput::Logits(Slice::F32(logits)) => self.kernel.score(logits, batch),
+            PolicyOutput::Logits(Slice::Bf16(logits)) => self.kernel.score(logits, batch),
+            PolicyOutput::Hidden { .. } => unreachable!("the wrapper has checked the policy against the plan"),
+        })
+    }
+
+    fn gradient(
+        &mut self,
+        policy: PolicyOutput<Slice<'_>>,
+        loss: &Evaluator<'_>,
+        grads: Grads<'_>,
+    ) -> Result<(LossSums<f64>, Scores)> {
+        let kernel = &mut self.kernel;
+        Ok(match policy {
+            PolicyOutput::Logits(Slice::F32(logits)) => {
+                kernel.gradient(&mut Access::Separate(logits, grads.logits), loss)
+            }
+            PolicyOutput::Logits(Slice::Bf16(logits)) => {
+                kernel.gradient(&mut Access::Separate(logits, grads.logits), loss)
+            }
+            PolicyOutput::Hidden { .. } => unreachable!("the wrapper has checked the policy against the plan"),
+        })
+    }
+
+    fn gradient_in_place(&mut self, logits: SliceMut<'_>, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, Scores)> {
+        Ok(match logits {
+            SliceMut::F32(logits) => self.in_place(logits, loss),
+            SliceMut::Bf16(logits) => self.in_place(logits, loss),
+        })
+    }
+}

@@ -1,0 +1,103 @@
+//! What goes into the oracle, and what comes out.
+
+use grpo_core::backend_api::real::Scalar;
+use grpo_core::batch::TokenBatch;
+use grpo_core::error::{Error, Result};
+use grpo_core::{HeadLayout, Metrics, PolicyOutput};
+
+/// A policy's output in the precision `R`, row-major, with the shape that its slices alone do not tell.
+#[derive(Clone, Copy, Debug)]
+pub struct Policy<'a, R> {
+    /// Logits `[N, V]`, or hidden states `[N, H]`, head and bias `[V]`.
+    pub output: PolicyOutput<&'a [R]>,
+    /// V.
+    pub vocab: usize,
+    /// The layout of the head. It is of no meaning for logits.
+    pub layout: HeadLayout,
+}
+
+/// Loss, per-token values and every gradient. Entries of masked tokens are 0; gradients of what the policy did not
+/// hand over are empty.
+#[derive(Clone, Debug, Default)]
+pub struct Evaluation<R> {
+    /// Sum over tokens of weight x token loss.
+    pub loss: f64,
+    /// The part of it that is the policy term's.
+    pub policy_loss: f64,
+    /// Sum of |weight x token loss|, which rounding of the loss is relative to.
+    pub magnitude: f64,
+    /// `[N]`, nats.
+    pub logp: Vec<R>,
+    /// `[N]`, nats.
+    pub entropy: Vec<R>,
+    /// dL/dlogits `[N, V]`, also when the policy handed over hidden states.
+    pub grad_logits: Vec<R>,
+    /// dL/dhidden `[N, H]`.
+    pub grad_hidden: Vec<R>,
+    /// dL/dlm_head, shaped as the head.
+    pub grad_lm_head: Vec<R>,
+    /// dL/dbias `[V]`; empty without a bias.
+    pub grad_bias: Vec<R>,
+    /// TRL's metrics.
+    pub metrics: Metrics,
+}
+
+impl<'a, R> Policy<'a, R> {
+    /// Logits `[N, V]` with V = `vocab`.
+    pub fn logits(logits: &'a [R], vocab: usize) -> Self {
+        Self { output: PolicyOutput::Logits(logits), vocab, layout: HeadLayout::default() }
+    }
+
+    /// Hidden states `[N, H]`, a head of that layout, and its bias `[V]` with V = `vocab`.
+    pub fn hidden(hidden: &'a [R], lm_head: &'a [R], bias: Option<&'a [R]>, layout: HeadLayout, vocab: usize) -> Self {
+        Self { output: PolicyOutput::Hidden { hidden, lm_head, bias }, vocab, layout }
+    }
+
+    /// Checks lengths and targets.
+    pub(super) fn check(&self, batch: &TokenBatch) -> Result<()> {
+        const OP: &str = "reference";
+        let n = batch.tokens();
+        let vocab = self.vocab;
+        let (what, found, width) = match self.output {
+            PolicyOutput::Logits(logits) => ("logits [N, V]", logits.len(), vocab),
+            PolicyOutput::Hidden { hidden, lm_head, bias } => {
+                let h = lm_head.len() / vocab.max(1);
+                if lm_head.is_empty() || lm_head.len() != h * vocab {
+                    return Err(Error::shape(
+                        OP,
+                        "lm_head elements",
+                        format!("a multiple of V {vocab}"),
+                        lm_head.len(),
+                    ));
+                }
+                if let Some(bias) = bias.filter(|b| b.len() != vocab) {
+                    return Err(Error::shape(OP, "bias [V]", vocab, bias.len()));
+                }
+                ("hidden [N, H]", hidden.len(), h)
+            }
+        };
+        if vocab == 0 || n.checked_mul(width.max(vocab)).is_none() || found != n * width {
+            return Err(Error::shape(OP, what, format!("{n} x {width}"), found));
+        }
+        batch.validate_targets(vocab)
+    }
+}
+
+/// Index of the weight between hidden unit k and vocabulary entry j.
+pub(super) fn head_index(layout: HeadLayout, j: usize, k: usize, v: usize, h: usize) -> usize {
+    match layout {
+        HeadLayout::VocabHidden => j * h + k,
+        HeadLayout::HiddenVocab => k * v + j,
+    }
+}
+
+/// Zeros `[N, V]`. A small file can describe a batch whose logits fit no machine: that is an error, not an abort.
+pub(super) fn dense<R: Scalar>(n: usize, v: usize) -> Result<Vec<R>> {
+    let mut values = Vec::new();
+    values.try_reserve_exact(n * v).map_err(|_| Error::Backend {
+        backend: crate::error::NAME.into(),
+        message: format!("no memory for dense logits [{n}, {v}], {} bytes", (n * v).saturating_mul(size_of::<R>())),
+    })?;
+    values.resize(n * v, R::from_f64(0.0));
+    Ok(values)
+}

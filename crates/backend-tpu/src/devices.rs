@@ -1,0 +1,62 @@
+//! The devices of a mesh, and the compiler of their platform.
+
+use crate::compile_options;
+use crate::error::failed;
+use crate::plugins::Kind;
+use crate::program::Mesh;
+use grpo_core::error::Result;
+use pjrt::{Client, CompileCache, Device, LoadedExecutable, OptionValue};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The devices of a mesh, in its order.
+#[derive(Clone, Debug)]
+pub(crate) struct Devices {
+    pub(crate) list: Vec<Device>,
+    pub(crate) client: Client,
+}
+
+/// Compiles programs for the devices of a mesh, and remembers those that it compiled last.
+#[derive(Clone)]
+pub(crate) struct MeshCompiler {
+    pub(crate) kind: Kind,
+    pub(crate) devices: Devices,
+    pub(crate) mesh: Mesh,
+    pub(crate) cache: Option<CompileCache>,
+    /// Flags beside those of [`compile_options`], by their names without dashes.
+    pub(crate) flags: Vec<(String, OptionValue)>,
+    pub(crate) recent: Arc<Mutex<VecDeque<Recent>>>,
+}
+
+/// A program's text and what was compiled from it.
+type Recent = (String, Arc<LoadedExecutable>);
+
+/// Compiled programs that are remembered, for plans that come back to the same shapes.
+const RECENT: usize = 8;
+
+impl MeshCompiler {
+    /// Compiles `text`, unless that was done a short while ago.
+    pub(crate) fn compile(&self, text: String) -> Result<Arc<LoadedExecutable>> {
+        // A panic elsewhere leaves the list whole: it is changed in one step.
+        let recent = || self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, executable)) = recent().iter().find(|(known, _)| *known == text) {
+            return Ok(executable.clone());
+        }
+        let mut options = compile_options::options_for(self.kind, self.mesh);
+        // Not the order that the plugin would choose: the mesh's, in which tensors are sent.
+        let ids = self.devices.list.iter().map(|device| Ok(vec![i64::from(device.description()?.id)]));
+        options.device_assignment = Some(ids.collect::<pjrt::Result<_>>().map_err(failed)?);
+        for (flag, value) in &self.flags {
+            options = options.with(flag, value.clone());
+        }
+        let executable = match &self.cache {
+            Some(cache) => cache.compile(&self.devices.client, &text, &options).map(|(executable, _)| executable),
+            None => self.devices.client.compile(&text, &options),
+        };
+        let executable = Arc::new(executable.map_err(failed)?);
+        let mut recent = recent();
+        recent.truncate(RECENT - 1);
+        recent.push_front((text, executable.clone()));
+        Ok(executable)
+    }
+}

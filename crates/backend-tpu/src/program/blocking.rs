@@ -1,0 +1,27 @@
+//! How the fused loops are cut.
+
+use serde::{Deserialize, Serialize};
+
+/// The dimension that the fused loops cut, and the size of the pieces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Blocking {
+    /// Chunks of so many tokens against the whole vocabulary.
+    TokenChunks(usize),
+    /// Panels of so many vocabulary entries against all tokens.
+    VocabPanels(usize),
+}
+
+impl Blocking {
+    /// Smaller tiles, about `ratio` times the size; `None` when there are none.
+    pub(crate) fn scaled(self, ratio: f64) -> Option<Self> {
+        let smaller = |size: usize| {
+            let next = ((size as f64 * ratio) as usize).min(size.saturating_sub(1));
+            (next > 0).then_some(next)
+        };
+        match self {
+            Self::TokenChunks(c) => smaller(c).map(Self::TokenChunks),
+            Self::VocabPanels(w) => smaller(w).map(Self::VocabPanels),
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! The dense loss, which users call `reference`: one tile as large as the problem. Holds `[N, V]` logits and their gradient.
+//!
+//! Legend: N tokens and V vocabulary entries of one device, G tokens of all devices with padding.
+
+use super::frame::{Frame, Program, accumulate, pinned};
+use super::kind::Pass;
+use super::mesh::MeshCoord;
+use super::role::Role;
+use super::softmax::{Columns, Tile};
+use super::spec::{Spec, dtype};
+use super::transform::Transform;
+use grpo_core::error::Result;
+use stablehlo::{Dtype, Reducer, Value};
+
+/// The dense program of `pass`, with the statistics and the gradient of the logits as the compiler makes them.
+pub(super) fn program(spec: &Spec, pass: Pass) -> Result<Program> {
+    build(spec, pass, None, |logits| {
+        let DenseLogits { values, targets, first_column, scale } = logits;
+        let end = values.builder().scalar(spec.policy.vocab() as i64, Dtype::I32);
+        let limits = spec.pads_vocab().then_some((first_column, &end));
+        Ok(Box::new(Tile::new(values, Transform::new(&spec.loss), targets, first_column, limits, scale)))
+    })
+}
+
+/// The logits of a dense program, with what their statistics and their gradient depend on.
+pub(super) struct DenseLogits<'a> {
+    /// `[N, V]`, in the dtype in which they are held.
+    pub(super) values: &'a Value,
+    /// Targets among the whole vocabulary, i32 `[N]`; -1 at masked tokens.
+    pub(super) targets: &'a Value,
+    /// Index of this device's first column, an i32 scalar.
+    pub(super) first_column: &'a Value,
+    /// Factor of the transformed logits, `[N]`.
+    pub(super) scale: &'a Value,
+}
+
+/// The dense program of `pass`, whose gradient by given logits is added to a buffer of its own or takes their place.
+/// `columns` makes statistics and gradient of the logits. `fixed_scale`: the factor of the logits where it is not that of
+/// the tokens' temperatures.
+pub(super) fn build(
+    spec: &Spec,
+    pass: Pass,
+    fixed_scale: Option<f32>,
+    columns: impl FnOnce(DenseLogits<'_>) -> Result<Box<dyn Columns>>,
+) -> Result<Program> {
+    let frame = Frame::new(spec, pass);
+    let f = &frame.f;
+    let (n, g) = (spec.local_tokens(), spec.padded_tokens());
+    let coord = MeshCoord::new(f, spec.mesh);
+    let tables = frame.tables();
+    let (tokens, sequences) = (tables.local(&coord, n), tables.ids.slice(&[1, 0], &[2, g]).reshape(&[g]));
+    let active = tokens.active();
+    let mut factors = tokens.factors(&spec.loss);
+    if let Some(scale) = fixed_scale {
+        factors.logits = factors.logits.like(f64::from(scale));
+    }
+    let scale = &factors.logits;
+
+    let head = frame.head(spec);
+    let logits = match &head {
+        None => frame.argument(Role::Logits),
+        Some((hidden, head)) => pinned(spec, head.logits(spec, hidden)),
+    };
+
+    let first_column = &coord.first_column(spec.local_vocab());
+    let columns = columns(DenseLogits { values: &logits, targets: &tokens.target, first_column, scale })?;
+    let statistics = columns.statistics(spec.numerics.entropy).over_vocab(&coord, scale);
+    let row = statistics.row(scale);
+    let zero = row.logp.like(0.0);
+    let logp = active.select(&(&row.logp * &factors.logp), &zero);
+    let entropy = row.entropy.as_ref().map_or(zero.clone(), |e| active.select(e, &zero));
+    if pass == Pass::Score {
+        return frame.finish("dense", spec, &[(Role::Logp, logp), (Role::Entropy, entropy)]);
+    }
+
+    let known = spec.numerics.entropy.then_some(&entropy);
+    let loss = tokens.loss(&spec.loss, &logp, known, |v| tokens.sequence_sum(&coord, &sequences, v));
+    let sums = tokens.sums(&coord, &sequences, &loss, known);
+    let dentropy = (spec.loss.entropy_coef != 0.0).then_some(&loss.dentropy);
+    let row_grad = statistics.row_grad(&row, &factors, &loss.dlogp, dentropy);
+    let dlogits = columns.gradient(&row_grad, &active);
+
+    let mut results = vec![(Role::Sums, sums), (Role::Logp, logp), (Role::Entropy, entropy)];
+    if pass == Pass::GradientInPlace {
+        results.push((Role::Logits, dlogits.convert(logits.dtype())));
+    }
+    for role in spec.accumulators(pass) {
+        let sum = frame.argument(role);
+        let gradient = match (role, &head) {
+            (Role::GradHidden, Some((_, head))) => {
+                coord.over_vocab(&head.hidden_gradient(&dlogits.convert(dtype(spec.numerics.dlogits))), Reducer::Add)
+            }
+            (Role::GradLmHead, Some((hidden, head))) => {
+                let dlogits = dlogits.convert(dtype(spec.numerics.dlogits));
+                coord.over_data(&head.weight_gradient(&dlogits, &tokens.clean(hidden)), Reducer::Add)
+            }
+            (Role::GradBias, _) => {
+                coord.over_data(&dlogits.convert(Dtype::F32).reduce(Reducer::Add, &[0]), Reducer::Add)
+            }
+            _ => dlogits.convert(Dtype::F32),
+        };
+        results.push((role, accumulate(&sum, &gradient)));
+    }
+    frame.finish("dense", spec, &results)
+}

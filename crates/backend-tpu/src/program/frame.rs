@@ -1,0 +1,115 @@
+//! A program under construction, and what all programs do alike.
+
+use super::kind::Pass;
+use super::products::Head;
+use super::role::Role;
+use super::spec::Spec;
+use super::tokens::Tables;
+use grpo_core::PolicySpec;
+use grpo_core::error::{Error, Result};
+use stablehlo::{Builder, Module, Value};
+
+/// A program with the roles of its arguments and results.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// The text is its `Display`.
+    pub module: Module,
+    /// The roles of the arguments, in order. Those that are also results are donated.
+    pub arguments: Vec<Role>,
+    /// The roles of the results, in order.
+    pub results: Vec<Role>,
+}
+
+/// A program under construction: its arguments by role.
+pub(super) struct Frame {
+    pub(super) f: Builder,
+    arguments: Vec<(Role, Value)>,
+}
+
+impl Frame {
+    /// Declares what `pass` takes.
+    pub(super) fn new(spec: &Spec, pass: Pass) -> Self {
+        let policy = match spec.policy {
+            PolicySpec::Logits { .. } => vec![Role::Logits],
+            PolicySpec::Hidden { bias: false, .. } => vec![Role::Hidden, Role::LmHead],
+            PolicySpec::Hidden { bias: true, .. } => vec![Role::Hidden, Role::LmHead, Role::Bias],
+        };
+        let tokens = [Role::TokenIds, Role::TokenNumbers, Role::OnPolicy];
+        let f = Builder::new();
+        let arguments = policy
+            .into_iter()
+            .chain(tokens)
+            .chain(spec.accumulators(pass))
+            .map(|role| (role, f.argument(role.name(), spec.type_of(role))))
+            .collect();
+        Self { f, arguments }
+    }
+
+    /// An argument, if the program has it.
+    pub(super) fn get(&self, role: Role) -> Option<&Value> {
+        self.arguments.iter().find(|(r, _)| *r == role).map(|(_, value)| value)
+    }
+
+    /// An argument that every program of this kind has.
+    pub(super) fn argument(&self, role: Role) -> Value {
+        match self.get(role) {
+            Some(value) => value.clone(),
+            None => unreachable!("the frame declares {role:?} for this pass"),
+        }
+    }
+
+    /// Hidden states and head, where the policy hands over those.
+    pub(super) fn head(&self, spec: &Spec) -> Option<(Value, Head)> {
+        match spec.policy {
+            PolicySpec::Logits { .. } => None,
+            PolicySpec::Hidden { layout, .. } => {
+                let (weight, bias) = (self.argument(Role::LmHead), self.get(Role::Bias).cloned());
+                Some((self.argument(Role::Hidden), Head { weight, bias, layout }))
+            }
+        }
+    }
+
+    pub(super) fn tables(&self) -> Tables {
+        Tables {
+            ids: self.argument(Role::TokenIds),
+            numbers: self.argument(Role::TokenNumbers),
+            on_policy: self.argument(Role::OnPolicy),
+        }
+    }
+
+    /// The program that returns `results`. Results that are arguments too take over their buffers.
+    pub(super) fn finish(self, name: &str, spec: &Spec, results: &[(Role, Value)]) -> Result<Program> {
+        for (index, (role, _)) in results.iter().enumerate() {
+            if let Some(argument) = self.get(*role) {
+                self.f.alias(argument, index);
+            }
+        }
+        let named: Vec<(&str, &Value)> = results.iter().map(|(role, value)| (role.name(), value)).collect();
+        let arguments: Vec<Role> = self.arguments.iter().map(|(role, _)| *role).collect();
+        let mut module = self.f.finish(name, &named).map_err(|e| Error::Backend {
+            backend: crate::error::NAME.into(),
+            message: format!("the program `{name}` cannot be built: {e}"),
+        })?;
+        module.replicas = spec.mesh.devices();
+        if spec.mosaic.is_some() {
+            // Otherwise the compiler transposes logits whose V is no multiple of 128, and copies them for the kernels.
+            let logits = |role: &Role| *role == Role::Logits;
+            module.main.arguments.iter_mut().zip(&arguments).for_each(|(a, role)| a.row_major = logits(role));
+            module.main.results.iter_mut().zip(results).for_each(|(r, (role, _))| r.row_major = logits(role));
+        }
+        Ok(Program { module, arguments, results: results.iter().map(|(role, _)| *role).collect() })
+    }
+}
+
+/// `sum + gradient`, rounded to what gradients are accumulated in.
+pub(super) fn accumulate(sum: &Value, gradient: &Value) -> Value {
+    (sum.convert(stablehlo::Dtype::F32) + gradient).convert(sum.dtype())
+}
+
+/// Logits that the compiler leaves as they are, if scoring and loss must see the same.
+pub(super) fn pinned(spec: &Spec, logits: Value) -> Value {
+    match spec.numerics.exact_ratio {
+        true => logits.builder().optimization_barrier(&[&logits]).swap_remove(0),
+        false => logits,
+    }
+}

@@ -1,0 +1,102 @@
+//! Given logits through the TPU kernels of [`crate::mosaic`]: what stands in for a [`crate::program::softmax::Tile`].
+//!
+//! Legend: B batches of T tokens, N = B T, V vocabulary of this device.
+
+use crate::mosaic::{KernelSpec, dlogits_kernel, statistics_kernel};
+use crate::program::numerics::MosaicBlocks;
+use crate::program::softmax::{Columns, RowGrad, Statistics};
+use crate::program::spec::Spec;
+use grpo_core::error::{Error, Result};
+use stablehlo::Value;
+use stablehlo::mosaic::Kernel;
+
+pub(crate) struct Kernels {
+    spec: KernelSpec,
+    statistics: Kernel,
+    gradient: Kernel,
+    /// Logits as the kernels take them, `[B, T, V]`.
+    logits: Value,
+    /// Columns of this device, i32 `[N]`; -1 where the target is none of them.
+    targets: Value,
+}
+
+/// What the kernels multiply logits by: they are compiled for the temperature of the configuration, and logit_scale.
+pub(crate) fn scale(spec: &Spec) -> f32 {
+    (spec.loss.logit_scale * spec.loss.temperature_factors(None).logits) as f32
+}
+
+impl Kernels {
+    /// `logits`: `[N, V]`. `targets`: i32 `[N]`, of the whole vocabulary. `first`: index of the first column, an i32 scalar.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for blocks that no kernel has.
+    pub(crate) fn new(
+        spec: &Spec,
+        blocks: MosaicBlocks,
+        logits: &Value,
+        targets: &Value,
+        first: &Value,
+    ) -> Result<Self> {
+        let [n, v] = [0, 1].map(|d| logits.shape()[d]);
+        let MosaicBlocks { batch, time_block, vocab_block } = blocks;
+        if batch == 0 || !n.is_multiple_of(batch) {
+            return Err(Error::Config(format!("mosaic.batch is {batch}, which does not divide {n} tokens")));
+        }
+        let scale = scale(spec);
+        let kernel =
+            KernelSpec { time_block, vocab_block, ..KernelSpec::new(batch, n / batch, v, logits.dtype(), scale) };
+        let refused = |e: stablehlo::Error| Error::Config(e.to_string());
+        let column = targets - first.broadcast_in_dim(&[n], &[]);
+        let zero = column.like(0);
+        let here = column.ge(&zero) & column.lt(&column.like(v as i64)) & targets.ge(&zero);
+        Ok(Self {
+            statistics: statistics_kernel(&kernel).map_err(refused)?,
+            gradient: dlogits_kernel(&kernel).map_err(refused)?,
+            logits: logits.reshape(&[batch, n / batch, v]),
+            targets: here.select(&column, &column.like(-1)),
+            spec: kernel,
+        })
+    }
+
+    /// `[N]` to `[B, 1, T]`.
+    fn row(&self, value: &Value) -> Value {
+        value.reshape(&[self.spec.batch, 1, self.spec.tokens])
+    }
+
+    fn call(&self, kernel: &Kernel, operands: &[&Value]) -> Value {
+        let f = self.logits.builder();
+        f.custom_call(kernel.custom_call(), operands, &kernel.result_types()).swap_remove(0)
+    }
+}
+
+impl Columns for Kernels {
+    fn statistics(&self, entropy: bool) -> Statistics {
+        let all = self.call(&self.statistics, &[&self.row(&self.targets), &self.logits]);
+        let KernelSpec { batch, tokens, .. } = self.spec;
+        let row = |i: usize| all.slice(&[0, i, 0], &[batch, i + 1, tokens]).reshape(&[batch * tokens]);
+        let [max, sum, dot, target] = [0, 1, 2, 3].map(row);
+        // What a kernel cannot say in its finite numbers.
+        let least = max.like(f64::NEG_INFINITY);
+        let alone = max.le(&max.like(f64::from(f32::MIN)));
+        let absent = self.targets.lt(&self.targets.like(0));
+        Statistics {
+            max: alone.select(&least, &max),
+            sum,
+            dot: entropy.then_some(dot),
+            target: absent.select(&least, &target),
+        }
+    }
+
+    fn gradient(&self, row_grad: &RowGrad, live: &Value) -> Value {
+        let zero = row_grad.constant.like(0.0);
+        let kept = |row: &Value| self.row(&live.select(row, &zero));
+        // Finite, so that differences to it are no NaN.
+        let max = self.row(&row_grad.max.max(&zero.like(f64::from(f32::MIN))));
+        let linear = kept(row_grad.linear.as_ref().unwrap_or(&zero));
+        let rows = [&max, &kept(&row_grad.constant), &linear, &kept(&row_grad.target)];
+        let coefficients = zero.builder().concatenate(&rows, 1);
+        let dlogits = self.call(&self.gradient, &[&self.row(&self.targets), &coefficients, &self.logits]);
+        let KernelSpec { batch, tokens, vocab, .. } = self.spec;
+        dlogits.reshape(&[batch * tokens, vocab])
+    }
+}

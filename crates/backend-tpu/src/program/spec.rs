@@ -1,0 +1,163 @@
+//! What a program is made for: one device's part of a loss.
+//!
+//! Legend: N tokens and V vocabulary entries of one device, G tokens of all devices with padding, H hidden size.
+
+use super::blocking::Blocking;
+use super::kind::Pass;
+use super::mesh::Mesh;
+use super::numerics::{MosaicBlocks, Numerics};
+use super::role::Role;
+use crate::error::unsupported;
+use grpo_core::backend_api::columns::{LossSums, TokenColumns};
+use grpo_core::batch::TokenBatch;
+use grpo_core::error::{Error, Result};
+use grpo_core::{Dtype, GradientSpec, HeadLayout, Implementation, LossConfig, PolicySpec};
+use stablehlo::TensorType;
+
+/// Rows of the table of ids, i32 `[IDS, G]`: the target (-1 at masked tokens) and the sequence of every token.
+pub(crate) const IDS: usize = 2;
+
+/// What to do about what TPU kernels cannot.
+const NO_KERNELS: &str = "leave `mosaic` out: the plain program does it";
+
+/// One device's part of a loss.
+#[derive(Clone, Debug)]
+pub struct Spec {
+    /// The loss.
+    pub loss: LossConfig,
+    /// The implementation, which decides how the program holds logits.
+    pub implementation: Implementation,
+    /// Tokens of all devices.
+    pub tokens: usize,
+    /// Shapes and dtype of what the policy hands over, for all devices.
+    pub policy: PolicySpec,
+    /// The gradients that the program computes.
+    pub gradients: GradientSpec,
+    /// How the fused loops are cut.
+    pub blocking: Blocking,
+    /// Whether `logits` runs our TPU kernels instead of what the compiler makes of the plain program.
+    pub mosaic: Option<MosaicBlocks>,
+    /// What the program may round, and what it computes at all.
+    pub numerics: Numerics,
+    /// The devices over which tokens and vocabulary are split.
+    pub mesh: Mesh,
+}
+
+impl Spec {
+    pub(super) fn validate(&self, pass: Pass) -> Result<()> {
+        self.mesh.validate()?;
+        let Numerics { logits, dlogits, gradients, .. } = self.numerics;
+        if [logits, dlogits, gradients].contains(&Dtype::Bf16) && self.policy.dtype() == Dtype::F32 {
+            return Err(Error::Config("logits, dlogits or gradients in bf16 need inputs in bf16".into()));
+        }
+        if self.loss.entropy_coef != 0.0 && !self.numerics.entropy {
+            return Err(Error::Config(
+                "entropy_coef needs the entropy, which `numerics.entropy: false` leaves out".into(),
+            ));
+        }
+        if self.mosaic.is_some() {
+            if self.implementation != Implementation::Logits {
+                let what = format!("TPU kernels in the implementation `{}`", self.implementation.name());
+                return Err(unsupported(&what, "they belong to `logits`"));
+            }
+            if self.loss.final_logit_softcapping.is_some() || self.loss.logit_scale < 0.0 {
+                let what = match self.loss.final_logit_softcapping {
+                    Some(cap) => format!("TPU kernels with final_logit_softcapping {cap}"),
+                    None => format!("TPU kernels with logit_scale {}, below 0", self.loss.logit_scale),
+                };
+                return Err(unsupported(&what, NO_KERNELS));
+            }
+            if self.pads_vocab() {
+                let what = format!("TPU kernels with {} entries over {} devices", self.policy.vocab(), self.mesh.vocab);
+                return Err(unsupported(&what, "split a vocabulary that divides, or leave `mosaic` out"));
+            }
+        }
+        if pass == Pass::GradientInPlace && !matches!(self.policy, PolicySpec::Logits { .. }) {
+            return Err(Error::Config("only given logits can be overwritten with their gradient".into()));
+        }
+        Ok(())
+    }
+
+    /// Checks that the programs take `batch`.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for temperatures of tokens where TPU kernels are compiled for one temperature.
+    pub fn check_batch(&self, batch: &TokenBatch) -> Result<()> {
+        match (self.mosaic, batch.temperatures()) {
+            (Some(_), Some(_)) => Err(unsupported("TPU kernels with `temperatures` of tokens", NO_KERNELS)),
+            _ => Ok(()),
+        }
+    }
+
+    /// N: tokens of one device.
+    pub fn local_tokens(&self) -> usize {
+        self.mesh.local_tokens(self.tokens)
+    }
+
+    /// V: vocabulary entries of one device.
+    pub fn local_vocab(&self) -> usize {
+        self.mesh.local_vocab(self.policy.vocab())
+    }
+
+    /// Whether the last device holds columns beyond the vocabulary.
+    pub(crate) fn pads_vocab(&self) -> bool {
+        !self.policy.vocab().is_multiple_of(self.mesh.vocab)
+    }
+
+    /// G: tokens of all devices, with padding.
+    pub fn padded_tokens(&self) -> usize {
+        self.local_tokens() * self.mesh.data
+    }
+
+    /// Type of an argument or result on one device; gradients as accumulated.
+    pub fn type_of(&self, role: Role) -> TensorType {
+        let (n, v) = (self.local_tokens(), self.local_vocab());
+        let (h, layout) = match self.policy {
+            PolicySpec::Hidden { hidden, layout, .. } => (hidden, layout),
+            PolicySpec::Logits { .. } => (0, HeadLayout::VocabHidden),
+        };
+        let head = match layout {
+            HeadLayout::VocabHidden => [v, h],
+            HeadLayout::HiddenVocab => [h, v],
+        };
+        let input = dtype(self.policy.dtype());
+        let (f32, sum) = (stablehlo::Dtype::F32, dtype(self.numerics.gradients));
+        match role {
+            Role::Hidden => TensorType::new(input, [n, h]),
+            Role::LmHead => TensorType::new(input, head),
+            Role::Bias => TensorType::new(input, [v]),
+            Role::Logits => TensorType::new(input, [n, v]),
+            Role::TokenIds => TensorType::new(stablehlo::Dtype::I32, [IDS, self.padded_tokens()]),
+            Role::TokenNumbers => TensorType::new(f32, [TokenColumns::<f32>::COUNT, self.padded_tokens()]),
+            Role::OnPolicy => TensorType::scalar(stablehlo::Dtype::Pred),
+            Role::GradHidden => TensorType::new(sum, [n, h]),
+            Role::GradLmHead => TensorType::new(sum, head),
+            Role::GradBias => TensorType::new(sum, [v]),
+            Role::GradLogits => TensorType::new(sum, [n, v]),
+            Role::Sums => TensorType::new(f32, [LossSums::<f32>::COUNT]),
+            Role::Logp | Role::Entropy => TensorType::new(f32, [n]),
+        }
+    }
+
+    /// Gradients that are arguments and results of `pass`, in the order of both.
+    pub(super) fn accumulators(&self, pass: Pass) -> Vec<Role> {
+        let wanted = match (pass, self.policy) {
+            (Pass::Gradient, PolicySpec::Hidden { .. }) => vec![
+                (self.gradients.hidden, Role::GradHidden),
+                (self.gradients.lm_head, Role::GradLmHead),
+                (self.gradients.bias, Role::GradBias),
+            ],
+            (Pass::Gradient, PolicySpec::Logits { .. }) => vec![(self.gradients.hidden, Role::GradLogits)],
+            (Pass::Score | Pass::GradientInPlace, _) => vec![],
+        };
+        wanted.into_iter().filter(|(wanted, _)| *wanted).map(|(_, role)| role).collect()
+    }
+}
+
+/// The dtype of the loss as one of a program.
+pub(crate) fn dtype(dtype: Dtype) -> stablehlo::Dtype {
+    match dtype {
+        Dtype::F32 => stablehlo::Dtype::F32,
+        Dtype::Bf16 => stablehlo::Dtype::Bf16,
+    }
+}

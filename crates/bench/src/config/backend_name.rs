@@ -1,0 +1,45 @@
+//! Backends by the names that configurations give them.
+
+use crate::error::{Error, Result};
+use backend_tpu::plugins::Kind;
+
+/// A backend that benchmarks know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BackendName {
+    /// The backend of the library `backend-cpu`.
+    Cpu,
+    /// Devices of a PJRT plugin.
+    Pjrt(Kind),
+}
+
+impl BackendName {
+    /// Reads `cpu`, `pjrt:cpu`, `pjrt:tpu`, `pjrt:cuda`.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for another name; `key` is where it stands.
+    pub fn parse(key: &str, name: &str) -> Result<Self> {
+        let kind = || Kind::ALL.into_iter().find(|kind| name.strip_prefix("pjrt:") == Some(kind.name()));
+        match name {
+            "cpu" => Ok(Self::Cpu),
+            _ => kind().map(Self::Pjrt).ok_or_else(|| Error::Config {
+                key: key.into(),
+                expected: "a backend that benchmarks run on (cpu, pjrt:cpu, pjrt:tpu, pjrt:cuda)".into(),
+                found: format!("`{name}`"),
+            }),
+        }
+    }
+
+    /// Whether its devices and their memory can be had by one process only.
+    pub fn is_exclusive(self) -> bool {
+        matches!(self, Self::Pjrt(Kind::Tpu | Kind::Cuda))
+    }
+}
+
+impl std::fmt::Display for BackendName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Cpu => f.write_str("cpu"),
+            Self::Pjrt(kind) => write!(f, "pjrt:{}", kind.name()),
+        }
+    }
+}

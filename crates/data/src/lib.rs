@@ -1,0 +1,30 @@
+//! Problems to train a policy on: what is asked, what the right answers are, and in which order problems come.
+//!
+//! A [`Task`] is a family of problems with a verifier; [`TaskMixture`] draws from several of them without end and keeps a
+//! held-out split. A training loop takes any [`Dataset`], whose whole state is a cursor.
+//!
+//! ```
+//! use data::{DataConfig, Dataset, TaskMixture};
+//!
+//! # fn main() -> data::Result<()> {
+//! let mut problems = TaskMixture::new(&DataConfig::default(), 0)?;
+//! let item = problems.next_batch(1)?.remove(0);
+//! assert!(item.task.verify(&item.problem, &item.problem.answer));
+//! # Ok(())
+//! # }
+//! ```
+#![forbid(unsafe_code)]
+
+mod config;
+mod dataset;
+mod error;
+mod mixture;
+pub mod task;
+
+pub use config::{
+    AdditionConfig, ComparisonConfig, CountdownConfig, DataConfig, ReverseConfig, SortingConfig, TasksConfig,
+};
+pub use dataset::{Dataset, Item};
+pub use error::{Error, Result};
+pub use mixture::{TaskMixture, WeightedTasks};
+pub use task::{Problem, Task};

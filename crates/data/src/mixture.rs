@@ -1,0 +1,238 @@
+//! A weighted mixture of tasks as an endless stream of training problems and a fixed held-out set.
+//!
+//! Problem number `i` is a pure function of (seed, i), so the only state is a cursor. A prompt is held out when the hash
+//! of its text says so, whichever task, stream or seed it came from; training never sees a held-out prompt.
+
+use crate::config::{DataConfig, TasksConfig};
+use crate::dataset::{Dataset, Item};
+use crate::error::{Error, Result};
+use crate::task::{Addition, Comparison, Countdown, Reverse, Sorting, Task};
+use rand::RngExt;
+use rng::{Purpose, stable_hash, stream};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// Tasks, each with its relative frequency.
+pub type WeightedTasks = Vec<(Arc<dyn Task>, f64)>;
+
+/// Problems that are drawn from tasks, without end.
+///
+/// ```
+/// use data::task::Reverse;
+/// use data::{Dataset, TaskMixture};
+/// use std::sync::Arc;
+///
+/// # fn main() -> data::Result<()> {
+/// let task = Arc::new(Reverse { min_length: 2, max_length: 8 });
+/// let mut words = TaskMixture::from_tasks(vec![(task, 1.0)], 0.1, 0)?;
+/// assert_eq!(words.next_batch(64)?.len(), 64);
+/// # Ok(())
+/// # }
+/// ```
+pub struct TaskMixture {
+    tasks: WeightedTasks,
+    held_out_fraction: f64,
+    seed: u64,
+    cursor: u64,
+}
+
+/// The number of draws per wanted problem after which a split is declared too small.
+const ATTEMPTS_PER_PROBLEM: u64 = 1000;
+
+impl TaskMixture {
+    /// The built-in tasks with the weights of a configuration.
+    ///
+    /// # Errors
+    /// As [`TaskMixture::from_tasks`].
+    pub fn new(config: &DataConfig, seed: u64) -> Result<Self> {
+        Self::from_tasks(built_in(&config.tasks), config.held_out_fraction, seed)
+    }
+
+    /// Any tasks, with relative frequencies; those of weight 0 are left out. `held_out_fraction` is the share of all
+    /// prompts that is held out.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when a weight is negative or not finite, when all are 0, or when the fraction is not inside
+    /// (0, 1).
+    pub fn from_tasks(mut tasks: WeightedTasks, held_out_fraction: f64, seed: u64) -> Result<Self> {
+        let config_error = |key: &str, expected: &str, found: String| Error::Config {
+            key: key.into(),
+            expected: expected.into(),
+            found,
+        };
+        if let Some((task, weight)) = tasks.iter().find(|(_, w)| !w.is_finite() || *w < 0.0) {
+            let key = format!("data.tasks.{}.weight", task.name());
+            return Err(config_error(&key, "a finite number >= 0", weight.to_string()));
+        }
+        tasks.retain(|(_, weight)| *weight > 0.0);
+        if tasks.is_empty() {
+            return Err(config_error("data.tasks", "at least one task with a weight above 0", "none".into()));
+        }
+        if !(held_out_fraction > 0.0 && held_out_fraction < 1.0) {
+            let found = held_out_fraction.to_string();
+            return Err(config_error("data.held_out_fraction", "strictly between 0 and 1", found));
+        }
+        Ok(Self { tasks, held_out_fraction, seed, cursor: 0 })
+    }
+
+    /// Whether a prompt belongs to the held-out split.
+    pub fn is_held_out(&self, prompt: &str) -> bool {
+        // The top 53 bits of the (well mixed) hash as a number in [0, 1).
+        let mixed = stable_hash(prompt).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        ((mixed >> 11) as f64) / ((1u64 << 53) as f64) < self.held_out_fraction
+    }
+
+    /// `count` training problems from draw number `first` on, with the number of the draw after them.
+    fn train_items(&self, purpose: Purpose, first: u64, count: usize) -> Result<(Vec<Item>, u64)> {
+        let mut items = Vec::with_capacity(count);
+        let mut cursor = first;
+        while items.len() < count {
+            let attempts = cursor - first;
+            if attempts >= ATTEMPTS_PER_PROBLEM * count as u64 {
+                return Err(Error::TooFewProblems { split: "training", wanted: count, found: items.len(), attempts });
+            }
+            let item = self.draw(purpose, cursor);
+            cursor += 1;
+            if !self.is_held_out(&item.problem.prompt) {
+                items.push(item);
+            }
+        }
+        Ok((items, cursor))
+    }
+
+    fn draw(&self, purpose: Purpose, index: u64) -> Item {
+        let mut rng = stream(self.seed, purpose, 0, index);
+        let total: f64 = self.tasks.iter().map(|(_, weight)| weight).sum();
+        let mut point = rng.random::<f64>() * total;
+        let mut chosen = &self.tasks[self.tasks.len() - 1].0;
+        for (task, weight) in &self.tasks {
+            if point < *weight {
+                chosen = task;
+                break;
+            }
+            point -= weight;
+        }
+        Item { problem: chosen.sample(&mut rng), task: Arc::clone(chosen) }
+    }
+}
+
+impl Dataset for TaskMixture {
+    /// The next `count` training problems.
+    ///
+    /// # Errors
+    /// [`Error::TooFewProblems`] when nearly every draw is held out.
+    fn next_batch(&mut self, count: usize) -> Result<Vec<Item>> {
+        let (items, cursor) = self.train_items(Purpose::TrainProblem, self.cursor, count)?;
+        self.cursor = cursor;
+        Ok(items)
+    }
+
+    /// The first `count` distinct held-out problems; the same for every call.
+    ///
+    /// # Errors
+    /// [`Error::TooFewProblems`] when the tasks are too small to have that many.
+    fn held_out(&self, count: usize) -> Result<Vec<Item>> {
+        let mut seen = BTreeSet::new();
+        let mut items = Vec::with_capacity(count);
+        let attempts = ATTEMPTS_PER_PROBLEM * count as u64;
+        for index in 0..attempts {
+            if items.len() == count {
+                break;
+            }
+            let item = self.draw(Purpose::EvalProblem, index);
+            if self.is_held_out(&item.problem.prompt) && seen.insert(item.problem.prompt.clone()) {
+                items.push(item);
+            }
+        }
+        if items.len() < count {
+            return Err(Error::TooFewProblems { split: "held-out", wanted: count, found: items.len(), attempts });
+        }
+        Ok(items)
+    }
+
+    /// `count` training problems that are drawn beside the training stream, the same for every call.
+    ///
+    /// # Errors
+    /// [`Error::TooFewProblems`] when nearly every draw is held out.
+    fn probe(&self, count: usize) -> Result<Vec<Item>> {
+        self.train_items(Purpose::Probe, 0, count).map(|(items, _)| items)
+    }
+
+    /// The number of draws made from the training stream so far.
+    fn cursor(&self) -> u64 {
+        self.cursor
+    }
+
+    fn set_cursor(&mut self, cursor: u64) {
+        self.cursor = cursor;
+    }
+}
+
+fn built_in(config: &TasksConfig) -> WeightedTasks {
+    let TasksConfig { addition, comparison, sorting, reverse, countdown } = config;
+    vec![
+        (Arc::new(Addition { max_number: addition.max_number, zero_pad: addition.zero_pad }), addition.weight),
+        (Arc::new(Comparison { max_number: comparison.max_number }), comparison.weight),
+        (Arc::new(Sorting { min_length: sorting.min_length, max_length: sorting.max_length }), sorting.weight),
+        (Arc::new(Reverse { min_length: reverse.min_length, max_length: reverse.max_length }), reverse.weight),
+        (Arc::new(Countdown { count: countdown.count, max_number: countdown.max_number }), countdown.weight),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mixed() -> DataConfig {
+        let mut config = DataConfig::default();
+        config.tasks.comparison.weight = 1.0;
+        config.tasks.sorting.weight = 2.0;
+        config
+    }
+
+    #[test]
+    fn training_and_held_out_problems_are_disjoint() {
+        let mut data = TaskMixture::new(&mixed(), 3).unwrap();
+        let held_out: BTreeSet<_> = data.held_out(200).unwrap().into_iter().map(|i| i.problem.prompt).collect();
+        assert_eq!(held_out.len(), 200, "held-out problems are distinct");
+        let train = data.next_batch(20_000).unwrap();
+        assert!(train.iter().all(|i| !held_out.contains(&i.problem.prompt)));
+        // About a tenth of the draws were skipped.
+        let share = 1.0 - 20_000.0 / data.cursor() as f64;
+        assert!((share - 0.1).abs() < 0.02, "held-out share {share}");
+        // Another seed's training stream does not touch them either.
+        let other = TaskMixture::new(&mixed(), 4).unwrap().next_batch(20_000).unwrap();
+        assert!(other.iter().all(|i| !held_out.contains(&i.problem.prompt)));
+    }
+
+    #[test]
+    fn the_cursor_is_the_whole_state() {
+        let mut data = TaskMixture::new(&mixed(), 3).unwrap();
+        data.next_batch(17).unwrap();
+        let mut resumed = TaskMixture::new(&mixed(), 3).unwrap();
+        resumed.set_cursor(data.cursor());
+        let prompts = |items: Vec<Item>| items.into_iter().map(|i| i.problem).collect::<Vec<_>>();
+        assert_eq!(prompts(data.next_batch(50).unwrap()), prompts(resumed.next_batch(50).unwrap()));
+    }
+
+    #[test]
+    fn weights_are_frequencies_and_zero_is_off() {
+        let mut data = TaskMixture::new(&mixed(), 0).unwrap();
+        let items = data.next_batch(8000).unwrap();
+        let share = |name: &str| items.iter().filter(|i| i.task.name() == name).count() as f64 / 8000.0;
+        assert!((share("sorting") - 0.5).abs() < 0.03);
+        assert!((share("addition") - 0.25).abs() < 0.03);
+        assert_eq!(share("reverse"), 0.0);
+    }
+
+    #[test]
+    fn small_or_empty_mixtures_are_errors() {
+        let mut config = DataConfig::default();
+        config.tasks.addition.weight = 0.0;
+        assert!(matches!(TaskMixture::new(&config, 0), Err(Error::Config { .. })));
+        config.tasks.comparison.weight = 1.0;
+        config.tasks.comparison.max_number = 3;
+        let data = TaskMixture::new(&config, 0).unwrap();
+        assert!(matches!(data.held_out(100), Err(Error::TooFewProblems { split: "held-out", .. })));
+    }
+}

@@ -1,0 +1,49 @@
+//! Sorting: `sort:3142=` -> `1234`.
+
+use super::{Problem, Task};
+use rand::{Rng, RngExt};
+
+/// Sorting of `min_length..=max_length` decimal digits, repetitions included.
+///
+/// ```
+/// use data::task::Sorting;
+/// use data::{Problem, Task};
+///
+/// let problem = Problem { prompt: "sort:3142=".into(), answer: "1234".into() };
+/// assert!(Sorting { min_length: 3, max_length: 4 }.verify(&problem, "1234"));
+/// ```
+#[derive(Clone, Debug)]
+pub struct Sorting {
+    /// The smallest number of digits.
+    pub min_length: usize,
+    /// The largest number of digits.
+    pub max_length: usize,
+}
+
+impl Task for Sorting {
+    fn name(&self) -> &str {
+        "sorting"
+    }
+
+    fn sample(&self, rng: &mut dyn Rng) -> Problem {
+        let length = rng.random_range(self.min_length..=self.max_length);
+        let mut digits: Vec<char> = (0..length).map(|_| char::from(rng.random_range(b'0'..=b'9'))).collect();
+        let prompt = format!("sort:{}=", digits.iter().collect::<String>());
+        digits.sort_unstable();
+        Problem { prompt, answer: digits.into_iter().collect() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn accepts_only_the_sorted_digits() {
+        let task = Sorting { min_length: 2, max_length: 5 };
+        crate::task::testing::check_task(&task);
+        let problem = Problem { prompt: "sort:3142=".into(), answer: "1234".into() };
+        assert!(!task.verify(&problem, "3142"));
+        assert!(!task.verify(&problem, "123"));
+    }
+}

@@ -1,0 +1,149 @@
+//! The configuration of a decoder, with the names of Hugging Face's `config.json`.
+
+use crate::error::{Result, check};
+use crate::tokenizer::CharTokenizer;
+use serde::{Deserialize, Serialize};
+
+/// The shape and the initialisation of a decoder. It is the section `model` of a run's configuration.
+///
+/// ```
+/// let qwen3 = models::ModelConfig { hidden_size: 48, head_dim: Some(32), ..Default::default() };
+/// qwen3.validate()?;
+/// assert_eq!(qwen3.head_dim(), 32);
+/// assert_eq!(models::ModelConfig::default().head_dim(), 64 / 4);
+/// # Ok::<(), models::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ModelConfig {
+    /// V, the number of tokens. The trainer wants that of the tokenizer.
+    pub vocab_size: usize,
+    /// H, the width of the residual stream.
+    pub hidden_size: usize,
+    /// I, the width of the MLP.
+    pub intermediate_size: usize,
+    /// The number of blocks.
+    pub num_hidden_layers: usize,
+    /// A, the number of query heads.
+    pub num_attention_heads: usize,
+    /// K, the number of key/value heads, a divisor of `num_attention_heads`.
+    pub num_key_value_heads: usize,
+    /// D, the width of a head, an even number. `None` is `hidden_size / num_attention_heads`; Qwen3's configurations
+    /// name a width that differs from it.
+    pub head_dim: Option<usize>,
+    /// The largest number of tokens of a sequence, prompt and completion together.
+    pub max_position_embeddings: usize,
+    /// The base of the rotary frequencies.
+    pub rope_theta: f64,
+    /// The number that RMSNorm adds to the mean square.
+    pub rms_norm_eps: f64,
+    /// Whether the LM head is the embedding matrix.
+    pub tie_word_embeddings: bool,
+    /// The standard deviation of initial matrices. Those that write to the residual stream are divided by
+    /// sqrt(2 x num_hidden_layers), as in GPT-2.
+    pub initializer_range: f64,
+}
+
+impl Default for ModelConfig {
+    fn default() -> Self {
+        Self {
+            vocab_size: CharTokenizer::VOCAB_SIZE,
+            hidden_size: 64,
+            intermediate_size: 192,
+            num_hidden_layers: 2,
+            num_attention_heads: 4,
+            num_key_value_heads: 2,
+            head_dim: None,
+            max_position_embeddings: 64,
+            rope_theta: 10_000.0,
+            rms_norm_eps: 1e-6,
+            tie_word_embeddings: false,
+            initializer_range: 0.08,
+        }
+    }
+}
+
+impl ModelConfig {
+    /// D, the width of a head: `head_dim`, or `hidden_size / num_attention_heads` where it is not given.
+    ///
+    /// The query projection has A x D columns, the key and value projections K x D each; with a `head_dim` of its own
+    /// A x D need not be H.
+    pub fn head_dim(&self) -> usize {
+        self.head_dim.unwrap_or(self.hidden_size / self.num_attention_heads.max(1))
+    }
+
+    /// Checks every field and every combination.
+    ///
+    /// # Errors
+    /// [`crate::Error::Config`] that names the key, what would be legal and what was given.
+    pub fn validate(&self) -> Result<()> {
+        // Every limit is far above what this trainer can train and far below what would overflow an allocation.
+        for (key, value, limit) in [
+            ("model.vocab_size", self.vocab_size, 1 << 20),
+            ("model.hidden_size", self.hidden_size, 1 << 16),
+            ("model.intermediate_size", self.intermediate_size, 1 << 18),
+            ("model.num_hidden_layers", self.num_hidden_layers, 1 << 10),
+            ("model.num_attention_heads", self.num_attention_heads, 1 << 10),
+            ("model.num_key_value_heads", self.num_key_value_heads, 1 << 10),
+            ("model.max_position_embeddings", self.max_position_embeddings, 1 << 20),
+        ] {
+            check((1..=limit).contains(&value), key, &format!("between 1 and {limit}"), value)?;
+        }
+        let heads = self.num_attention_heads;
+        match self.head_dim {
+            Some(width) => check(
+                (2..=1 << 12).contains(&width) && width.is_multiple_of(2),
+                "model.head_dim",
+                "an even number between 2 and 4096 (rotary positions turn pairs)",
+                width,
+            )?,
+            None => check(
+                self.hidden_size.is_multiple_of(heads) && self.head_dim().is_multiple_of(2),
+                "model.hidden_size",
+                "an even multiple of num_attention_heads (rotary positions turn pairs), or a head_dim beside it",
+                format!("{} for {heads} heads", self.hidden_size),
+            )?,
+        }
+        check(
+            heads.is_multiple_of(self.num_key_value_heads),
+            "model.num_key_value_heads",
+            "a divisor of num_attention_heads",
+            format!("{} for {heads} heads", self.num_key_value_heads),
+        )?;
+        for (key, value) in [
+            ("model.rope_theta", self.rope_theta),
+            ("model.rms_norm_eps", self.rms_norm_eps),
+            ("model.initializer_range", self.initializer_range),
+        ] {
+            check(value.is_finite() && value > 0.0, key, "a number above 0", value)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_width_of_a_head_is_a_key_of_its_own() {
+        let of = |json: &str| serde_json::from_str::<ModelConfig>(json).unwrap();
+        // Qwen3-0.6B: 16 heads of 128 columns on 1024.
+        let qwen3 =
+            of(r#"{"hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}"#);
+        qwen3.validate().unwrap();
+        assert_eq!(qwen3.head_dim(), 128);
+        let derived = of(r#"{"hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 8}"#);
+        assert_eq!(derived.head_dim(), 64);
+        // A hidden size that is no multiple of the heads needs the key.
+        let odd = ModelConfig { hidden_size: 50, ..ModelConfig::default() };
+        let text = odd.validate().unwrap_err().to_string();
+        assert!(text.contains("model.hidden_size") && text.contains("50 for 4 heads"), "{text}");
+        ModelConfig { head_dim: Some(12), ..odd.clone() }.validate().unwrap();
+        for width in [0, 13, 1 << 20] {
+            let text = ModelConfig { head_dim: Some(width), ..odd.clone() }.validate().unwrap_err().to_string();
+            assert!(text.contains("model.head_dim"), "{text}");
+        }
+        assert_eq!(of(&serde_json::to_string(&qwen3).unwrap()), qwen3);
+    }
+}

@@ -1,0 +1,27 @@
+//! What describes a language model: its configuration, its parameters by name, and its tokenizer.
+//!
+//! The names are those of a Hugging Face model folder ([`ModelConfig`] reads like its `config.json`). Nothing is run here,
+//! and no tensor library is known: policies take these types and do the computing.
+//!
+//! ```
+//! use models::{CharTokenizer, ModelConfig, Tokenizer};
+//!
+//! # fn main() -> models::Result<()> {
+//! let tokenizer = CharTokenizer;
+//! let config = ModelConfig { vocab_size: tokenizer.vocab_size(), ..ModelConfig::default() };
+//! config.validate()?;
+//! assert_eq!(tokenizer.decode(&tokenizer.encode("1+2=3")?)?, "1+2=3");
+//! # Ok(())
+//! # }
+//! ```
+#![forbid(unsafe_code)]
+
+mod config;
+mod error;
+mod tensor;
+mod tokenizer;
+
+pub use config::ModelConfig;
+pub use error::{Error, Result};
+pub use tensor::NamedTensor;
+pub use tokenizer::{CharTokenizer, Tokenizer};

@@ -1,0 +1,59 @@
+//! From text to token ids and back.
+
+mod character;
+
+pub use character::CharTokenizer;
+
+use crate::error::Result;
+
+/// Maps text to token ids and back. Implement it to train with the tokenizer of your own model.
+///
+/// ```
+/// use models::{CharTokenizer, Tokenizer};
+///
+/// # fn main() -> models::Result<()> {
+/// let tokenizer: &dyn Tokenizer = &CharTokenizer;
+/// let completion = tokenizer.encode_completion("42")?;
+/// assert_eq!(completion.last(), Some(&tokenizer.eos_id()));
+/// # Ok(())
+/// # }
+/// ```
+pub trait Tokenizer: Send + Sync {
+    /// The number of tokens V; ids are below it.
+    fn vocab_size(&self) -> usize;
+
+    /// The id of the token that ends every completion (EOS).
+    fn eos_id(&self) -> u32;
+
+    /// The id that fills unused places of a batch. It is never attended to and never trained on.
+    fn pad_id(&self) -> u32;
+
+    /// The ids of `text`, without special tokens.
+    ///
+    /// # Errors
+    /// [`crate::Error::UnknownCharacter`], or [`crate::Error::Tokenizer`] from an implementation elsewhere.
+    fn encode(&self, text: &str) -> Result<Vec<u32>>;
+
+    /// The ids of a prompt as the policy reads it, with the special tokens that begin one.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    fn encode_prompt(&self, text: &str) -> Result<Vec<u32>>;
+
+    /// The ids of a whole completion: those of `text`, then EOS.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    fn encode_completion(&self, text: &str) -> Result<Vec<u32>> {
+        let mut ids = self.encode(text)?;
+        ids.push(self.eos_id());
+        Ok(ids)
+    }
+
+    /// The text of `ids`. EOS leaves no trace; other special tokens show in the text, so that no reward function takes
+    /// them for nothing.
+    ///
+    /// # Errors
+    /// [`crate::Error::UnknownToken`], or [`crate::Error::Tokenizer`] from an implementation elsewhere.
+    fn decode(&self, ids: &[u32]) -> Result<String>;
+}

@@ -1,0 +1,209 @@
+//! The decoder, its loss and its optimizer behind the trait that a training loop knows.
+
+use crate::adamw::AdamW;
+use crate::decoder::Decoder;
+use crate::gradients::GradientSum;
+use crate::loss::{PolicyLoss, cross_entropy};
+use crate::micro_batch::accumulate;
+use crate::ref_policy::mix;
+use crate::rollout;
+use crate::sequences::completion_hidden;
+use burn::module::Module;
+use burn::tensor::Device;
+use grpo_core::{LossOutput, Scores};
+use models::ModelConfig;
+use policy::{
+    AdamWConfig, Completion, Error, Policy, PolicyState, Result, RolloutRequest, SequenceBatch, StateGroup, StepLoss,
+    TensorSink, UpdateReport, Weights,
+};
+use rayon::prelude::*;
+
+/// The largest number of sequences that decode together unless another is chosen.
+const ROLLOUT_BATCH_SIZE: usize = 256;
+
+/// A decoder in burn on this CPU, with a reference policy where there is one, and AdamW. The [front page](crate) has an example.
+///
+/// Micro-batches and batches of samples run in parallel on the threads of rayon's pool; what they yield does not depend on
+/// the number of threads.
+pub struct BurnPolicy {
+    /// The weights that are trained, on a device with autodiff.
+    model: Decoder,
+    /// The weights of the reference policy, on a device without autodiff.
+    ref_policy: Option<Decoder>,
+    loss: PolicyLoss,
+    optimizer: AdamW,
+    sums: GradientSum,
+    rollout_batch_size: usize,
+    remembered: Option<Remembered>,
+}
+
+/// The state that [`Policy::roll_back`] goes back to.
+struct Remembered {
+    model: Decoder,
+    ref_policy: Option<Decoder>,
+    optimizer: AdamW,
+}
+
+impl BurnPolicy {
+    /// A policy whose initial weights depend on `config` and `seed` only, with the default settings of AdamW.
+    ///
+    /// # Errors
+    /// [`Error::Model`] for an illegal configuration.
+    pub fn new(config: &ModelConfig, seed: u64, loss: PolicyLoss) -> Result<Self> {
+        Ok(Self {
+            model: Decoder::new(config, seed, &Device::flex().autodiff())?,
+            ref_policy: None,
+            loss,
+            optimizer: AdamW::new(&AdamWConfig::default()),
+            sums: GradientSum::new(),
+            rollout_batch_size: ROLLOUT_BATCH_SIZE,
+            remembered: None,
+        })
+    }
+
+    /// Chooses the largest number of sequences that decode together. It bounds memory and does not change what is sampled.
+    #[must_use]
+    pub fn with_rollout_batch_size(mut self, sequences: usize) -> Self {
+        self.rollout_batch_size = sequences;
+        self
+    }
+
+    /// The decoder, on a device with autodiff.
+    pub fn model(&self) -> &Decoder {
+        &self.model
+    }
+
+    fn no_ref_policy(operation: &'static str) -> Error {
+        Error::argument(operation, "a reference policy: freeze_ref_policy makes one", "none")
+    }
+}
+
+impl Policy for BurnPolicy {
+    fn num_parameters(&self) -> usize {
+        self.model.num_params()
+    }
+
+    fn generate(&mut self, request: &RolloutRequest<'_>) -> Result<Vec<Completion>> {
+        rollout::generate(&self.model.valid(), request, self.rollout_batch_size)
+    }
+
+    fn score(&mut self, of: Weights, batches: &[SequenceBatch<'_>]) -> Result<Scores> {
+        let model = match of {
+            Weights::Policy => self.model.valid(),
+            Weights::RefPolicy => self.ref_policy.clone().ok_or_else(|| Self::no_ref_policy("score"))?,
+        };
+        let loss = &self.loss;
+        let parts: Vec<_> = batches.iter().map(|batch| (batch, model.clone())).collect();
+        let scores = parts
+            .into_par_iter()
+            .map(|(batch, model)| {
+                let hidden = completion_hidden(&model, batch.sequences)?;
+                loss.score(hidden, model.lm_head(), &batch.tokens)
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let mut all = Scores::default();
+        for part in scores {
+            all.logp.extend(part.logp);
+            all.entropy.extend(part.entropy);
+        }
+        Ok(all)
+    }
+
+    fn accumulate(&mut self, batches: &[SequenceBatch<'_>], loss: StepLoss) -> Result<LossOutput> {
+        let grpo = &self.loss;
+        let (output, gradients) = accumulate(&self.model, batches, |model, batch| {
+            let hidden = completion_hidden(model, batch.sequences)?;
+            match loss {
+                StepLoss::Grpo => grpo.loss(hidden, model.lm_head(), &batch.tokens),
+                StepLoss::CrossEntropy { tokens } => Ok(cross_entropy(hidden, model.lm_head(), &batch.tokens, tokens)),
+            }
+        })?;
+        self.sums.merge(gradients);
+        Ok(output)
+    }
+
+    fn apply(&mut self, learning_rate: f64) -> Result<UpdateReport> {
+        let sums = std::mem::take(&mut self.sums);
+        if sums.is_empty() {
+            return Err(Error::argument("apply", "a gradient that accumulate has added", "none"));
+        }
+        let (model, report) = self.optimizer.step(self.model.clone(), &sums, learning_rate)?;
+        self.model = model;
+        Ok(report)
+    }
+
+    fn skip(&mut self) -> Result<UpdateReport> {
+        let sums = std::mem::take(&mut self.sums);
+        Ok(UpdateReport { grad_norm: sums.norm(), applied: false })
+    }
+
+    fn reset_optimizer(&mut self, config: &AdamWConfig) -> Result<()> {
+        self.optimizer = AdamW::new(config);
+        self.sums = GradientSum::new();
+        Ok(())
+    }
+
+    fn optimizer_steps(&self) -> u64 {
+        self.optimizer.steps()
+    }
+
+    fn has_ref_policy(&self) -> bool {
+        self.ref_policy.is_some()
+    }
+
+    fn freeze_ref_policy(&mut self) -> Result<()> {
+        self.ref_policy = Some(self.model.valid());
+        Ok(())
+    }
+
+    fn mix_ref_policy(&mut self, alpha: f64) -> Result<()> {
+        let old = self.ref_policy.as_ref().ok_or_else(|| Self::no_ref_policy("mix_ref_policy"))?;
+        self.ref_policy = Some(mix(old, &self.model, alpha)?);
+        Ok(())
+    }
+
+    fn begin(&mut self) -> Result<()> {
+        let (model, ref_policy) = (self.model.clone(), self.ref_policy.clone());
+        self.remembered = Some(Remembered { model, ref_policy, optimizer: self.optimizer.clone() });
+        Ok(())
+    }
+
+    fn commit(&mut self) {
+        self.remembered = None;
+    }
+
+    fn roll_back(&mut self) -> Result<()> {
+        let Some(Remembered { model, ref_policy, optimizer }) = self.remembered.take() else {
+            return Err(Error::state("the policy", "a state that `begin` has remembered", "none"));
+        };
+        (self.model, self.ref_policy, self.optimizer) = (model, ref_policy, optimizer);
+        self.sums = GradientSum::new();
+        Ok(())
+    }
+
+    fn export(&self, group: StateGroup, sink: &mut dyn TensorSink) -> Result<()> {
+        let tensors = match group {
+            StateGroup::Weights(Weights::Policy) => self.model.parameters(),
+            StateGroup::Weights(Weights::RefPolicy) => {
+                self.ref_policy.as_ref().map(Decoder::parameters).unwrap_or_default()
+            }
+            StateGroup::Optimizer => self.optimizer.state(),
+        };
+        tensors.into_iter().try_for_each(|tensor| sink.tensor(tensor))
+    }
+
+    fn import(&mut self, state: &PolicyState<'_>) -> Result<()> {
+        let model = self.model.clone().with_parameters(state.policy)?;
+        let mut optimizer = AdamW::new(state.adamw);
+        // In the order of the decoder's fields: a saved state may list its tensors in any order.
+        optimizer.restore(state.optimizer_steps, state.optimizer, &model.parameters())?;
+        let ref_policy = state.ref_policy.map(|weights| self.model.valid().with_parameters(weights)).transpose()?;
+        (self.model, self.ref_policy, self.optimizer) = (model, ref_policy, optimizer);
+        self.sums = GradientSum::new();
+        self.remembered = None;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,123 @@
+//! Parameters by name: initialisation, export, import, update.
+//!
+//! A parameter's name is the path of field names to it, e.g. `layers.0.attn.qkv_proj.weight`; the order of a walk is
+//! the order of the fields. Both are what checkpoints and the optimizer rely on.
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::tensor::{Tensor, TensorData};
+use models::NamedTensor;
+use policy::{Error, Result};
+use rand::RngExt;
+use rng::{Purpose, stable_hash, stream};
+
+/// Independent normal values from the stream of (`seed`, `name`): the same whatever else the model has.
+///
+/// The transform of Box and Muller is written out, and `rand_distr` is not used here: another transform of the same random
+/// bits gives other initial weights for a seed, and the published runs of a seed would no longer be those that it makes.
+pub(crate) fn normal(shape: [usize; 2], std: f64, seed: u64, name: &str) -> TensorData {
+    let mut rng = stream(seed, Purpose::Weights, 0, stable_hash(name));
+    let data: Vec<f32> = (0..shape[0] * shape[1])
+        .map(|_| {
+            let radius = (-2.0 * (1.0 - rng.random::<f64>()).ln()).sqrt();
+            (std * radius * (std::f64::consts::TAU * rng.random::<f64>()).cos()) as f32
+        })
+        .collect();
+    TensorData::new(data, shape)
+}
+
+/// Values of a tensor on the host.
+pub(crate) fn to_host<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    // The crate only makes f32 tensors, so the conversion cannot fail.
+    tensor.into_data().convert::<f32>().try_into_vec().unwrap_or_default()
+}
+
+/// Every parameter with its name and values, in walk order.
+pub(crate) fn named_parameters<M: Module>(module: &M) -> Vec<NamedTensor> {
+    struct Export(Vec<NamedTensor>);
+    impl ParameterVisitor for Export {
+        fn visit<const D: usize>(&mut self, name: &str, parameter: &Param<Tensor<D>>) {
+            let value = parameter.val();
+            let shape = value.dims().to_vec();
+            self.0.push(NamedTensor { name: name.to_owned(), shape, data: to_host(value) });
+        }
+    }
+    let mut export = Export(Vec::new());
+    visit_parameters(module, &mut export);
+    export.0
+}
+
+/// Replaces every parameter by the tensor of the same name.
+///
+/// # Errors
+/// [`Error::State`] when a parameter has no tensor, one of another shape, or a tensor has no parameter.
+pub(crate) fn load_parameters<M: Module>(module: M, tensors: &[NamedTensor]) -> Result<M> {
+    let current = named_parameters(&module);
+    for parameter in &current {
+        let Some(tensor) = tensors.iter().find(|t| t.name == parameter.name) else {
+            return Err(Error::state(&parameter.name, format!("a tensor of shape {:?}", parameter.shape), "none"));
+        };
+        if tensor.shape != parameter.shape || tensor.data.len() != parameter.data.len() {
+            let found = format!("{:?} with {} values", tensor.shape, tensor.data.len());
+            return Err(Error::state(&parameter.name, format!("shape {:?}", parameter.shape), found));
+        }
+    }
+    if let Some(extra) = tensors.iter().find(|t| current.iter().all(|p| p.name != t.name)) {
+        return Err(Error::state(&extra.name, "a name that the model has", "a tensor that no parameter wants"));
+    }
+    Ok(update_parameters(module, |name, values| {
+        if let Some(tensor) = tensors.iter().find(|t| t.name == name) {
+            values.copy_from_slice(&tensor.data);
+        }
+    }))
+}
+
+/// Rewrites the values of every parameter, in walk order.
+pub(crate) fn update_parameters<M: Module>(module: M, update: impl FnMut(&str, &mut [f32])) -> M {
+    struct Update<F> {
+        path: Vec<String>,
+        update: F,
+    }
+    impl<F: FnMut(&str, &mut [f32])> ModuleMapper for Update<F> {
+        fn enter_module(&mut self, name: &str, _container_type: &str) {
+            self.path.push(name.to_owned());
+        }
+        fn exit_module(&mut self, _name: &str, _container_type: &str) {
+            self.path.pop();
+        }
+        fn map_float<const D: usize>(&mut self, parameter: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            let name = self.path.join(".");
+            parameter.map(|value| {
+                let (shape, device, trained) = (value.dims(), value.device(), value.is_require_grad());
+                let mut data = to_host(value);
+                (self.update)(&name, &mut data);
+                Tensor::from_data(TensorData::new(data, shape), &device).set_require_grad(trained)
+            })
+        }
+    }
+    module.map(&mut Update { path: Vec::new(), update })
+}
+
+/// Sees every float parameter with its name.
+pub(crate) trait ParameterVisitor {
+    fn visit<const D: usize>(&mut self, name: &str, parameter: &Param<Tensor<D>>);
+}
+
+/// Walks the float parameters of `module`.
+pub(crate) fn visit_parameters<M: Module>(module: &M, visitor: &mut impl ParameterVisitor) {
+    struct Walk<'a, V> {
+        path: Vec<String>,
+        visitor: &'a mut V,
+    }
+    impl<V: ParameterVisitor> ModuleVisitor for Walk<'_, V> {
+        fn enter_module(&mut self, name: &str, _container_type: &str) {
+            self.path.push(name.to_owned());
+        }
+        fn exit_module(&mut self, _name: &str, _container_type: &str) {
+            self.path.pop();
+        }
+        fn visit_float<const D: usize>(&mut self, parameter: &Param<Tensor<D>>) {
+            self.visitor.visit(&self.path.join("."), parameter);
+        }
+    }
+    module.visit(&mut Walk { path: Vec::new(), visitor });
+}

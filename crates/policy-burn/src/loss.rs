@@ -1,0 +1,177 @@
+//! The losses of a micro-batch as burn tensors that can be differentiated.
+
+use crate::decoder::to_host;
+use burn::tensor::activation::log_softmax;
+use burn::tensor::{Int, Tensor, TensorData};
+use grpo_burn::GrpoLoss;
+use grpo_core::{Backend, Implementation, LossConfig, LossOutput, Scores, TokenBatch};
+use policy::{Error, Result};
+use std::sync::Arc;
+
+/// The loss of one micro-batch: its share of the step's.
+pub(crate) struct PartialLoss {
+    /// A tensor `[1]` whose gradient is the loss's.
+    pub(crate) backward: Tensor<1>,
+    /// The values of the loss; without scores and metrics where it does not have them.
+    pub(crate) output: LossOutput,
+}
+
+/// The GRPO loss of a policy, and the backend that computes it.
+///
+/// ```
+/// # fn example(backend: std::sync::Arc<dyn grpo_core::Backend>) {
+/// let loss = policy_burn::PolicyLoss {
+///     config: grpo_core::LossConfig::default(),
+///     backend,
+///     implementation: grpo_core::Implementation::Fused,
+///     max_tokens: 512,
+/// };
+/// # drop(loss);
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct PolicyLoss {
+    /// The configuration of the loss.
+    pub config: LossConfig,
+    /// The backend that computes it.
+    pub backend: Arc<dyn Backend>,
+    /// The implementation that the backend uses.
+    pub implementation: Implementation,
+    /// The largest number of completion tokens of a micro-batch, for which a backend that compiles plans ahead.
+    pub max_tokens: usize,
+}
+
+impl PolicyLoss {
+    /// The loss of the batch's targets, from `hidden: [N, H]` and `lm_head: [V, H]`.
+    pub(crate) fn loss(&self, hidden: Tensor<2>, lm_head: Tensor<2>, batch: &TokenBatch) -> Result<PartialLoss> {
+        let grpo_burn::Loss { loss, value, policy_loss, scores, metrics } =
+            self.plan()?.loss(hidden, lm_head, None, batch).map_err(Error::other)?;
+        Ok(PartialLoss { backward: loss, output: LossOutput { loss: value, policy_loss, scores, metrics } })
+    }
+
+    /// Log-probabilities and entropies `[N]` of the batch's targets, without gradients; for equal hidden states those that
+    /// [`PolicyLoss::loss`] of the same micro-batch works with.
+    pub(crate) fn score(&self, hidden: Tensor<2>, lm_head: Tensor<2>, batch: &TokenBatch) -> Result<Scores> {
+        self.plan()?.score(hidden, lm_head, None, batch).map_err(Error::other)
+    }
+
+    /// Micro-batches run in parallel, so each has a plan of its own; making one is cheap, or the backend has compiled it
+    /// before.
+    fn plan(&self) -> Result<GrpoLoss> {
+        let loss = GrpoLoss::new(Arc::clone(&self.backend), self.config.clone()).map_err(Error::other)?;
+        let loss = loss.with_implementation(self.implementation);
+        Ok(if self.backend.compiles() { loss.with_max_tokens(self.max_tokens) } else { loss })
+    }
+}
+
+/// Negative log-likelihood of the batch's targets, divided by `tokens`, the number of targets of the whole step.
+pub(crate) fn cross_entropy(hidden: Tensor<2>, lm_head: Tensor<2>, batch: &TokenBatch, tokens: usize) -> PartialLoss {
+    let logp = target_logp(hidden, lm_head, batch, 1.0);
+    let backward = logp.sum() * (-1.0 / tokens as f64);
+    let value = to_host(backward.clone().inner()).iter().map(|x| f64::from(*x)).sum();
+    PartialLoss { backward, output: LossOutput { loss: value, ..LossOutput::default() } }
+}
+
+/// Log-probabilities `[N, 1]` of the batch's targets in plain burn operations.
+fn target_logp(hidden: Tensor<2>, lm_head: Tensor<2>, batch: &TokenBatch, temperature: f64) -> Tensor<2> {
+    let all = log_softmax(hidden.matmul(lm_head.transpose()) / temperature, 1);
+    let targets: Vec<i32> = batch.targets().iter().map(|id| *id as i32).collect();
+    let n = targets.len();
+    all.clone().gather(1, Tensor::<2, Int>::from_data(TensorData::new(targets, [n, 1]), &all.device()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decoder::Decoder;
+    use crate::gradients::GradientSum;
+    use crate::sequences::completion_hidden;
+    use burn::tensor::Device;
+    use grpo_core::Advantages;
+    use models::ModelConfig;
+    use policy::{Sequence, token_batch};
+
+    fn sequences() -> Vec<Sequence> {
+        vec![
+            Sequence { prompt: vec![1, 5, 6], completion: vec![7, 2] },
+            Sequence { prompt: vec![1, 9], completion: vec![8, 10, 2] },
+        ]
+    }
+
+    /// Clipped ratio and k3 KL, mean per sequence: the loss type grpo written out in burn operations.
+    fn plain(logp: Tensor<2>, batch: &TokenBatch, config: &LossConfig) -> Tensor<1> {
+        let device = logp.device();
+        let column = |values: Vec<f32>| Tensor::<2>::from_data(TensorData::new(values, [5, 1]), &device);
+        let old = column(batch.old_logp().unwrap().to_vec());
+        let reference = column(batch.ref_logp().unwrap().to_vec());
+        let advantage = column(vec![1.5, 1.5, -0.5, -0.5, -0.5]);
+        let weight = column([1.0 / 2.0, 1.0 / 2.0, 1.0 / 3.0, 1.0 / 3.0, 1.0 / 3.0].map(|w| w / 2.0).to_vec());
+        let ratio = (logp.clone() - old).exp();
+        let clipped = ratio.clone().clamp(1.0 - config.epsilon_low, 1.0 + config.epsilon_low);
+        let surrogate = (ratio * advantage.clone()).min_pair(clipped * advantage);
+        let d = reference - logp;
+        let kl = d.clone().exp() - d - 1.0;
+        ((kl * config.beta - surrogate) * weight).sum()
+    }
+
+    #[test]
+    fn the_operation_agrees_with_plain_burn_through_the_whole_model() {
+        let config =
+            LossConfig { beta: 0.1, use_bias_correction_kl: Some(false), temperature: 0.7, ..LossConfig::default() };
+        let model =
+            Decoder::new(&ModelConfig { initializer_range: 0.3, ..Default::default() }, 1, &Device::flex().autodiff())
+                .unwrap();
+        let sequences = sequences();
+        let batch = token_batch(&sequences).unwrap();
+        let hidden = || completion_hidden(&model, &sequences).unwrap();
+        let logp = || target_logp(hidden(), model.lm_head(), &batch, config.temperature);
+        // Ratios on both sides of the clip and inside it.
+        let now = to_host(logp().inner());
+        let shifted = |by: [f32; 5]| now.iter().zip(by).map(|(l, d)| l + d).collect::<Vec<_>>();
+        let batch = batch
+            .clone()
+            .with_advantages(Advantages::PerSequence(vec![1.5, -0.5]))
+            .unwrap()
+            .with_old_logp(shifted([-0.5, 0.05, -0.5, 0.5, -0.05]))
+            .unwrap()
+            .with_ref_logp(shifted([0.3, -0.2, 0.1, -0.4, 0.0]))
+            .unwrap();
+        let mut want = GradientSum::new();
+        let loss = plain(logp(), &batch, &config);
+        let value = f64::from(to_host(loss.clone().inner())[0]);
+        want.add(&model, loss.backward());
+        for implementation in Implementation::ALL {
+            let policy_loss = PolicyLoss {
+                config: config.clone(),
+                backend: Arc::new(backend_cpu::CpuBackend::new()),
+                implementation,
+                max_tokens: 5,
+            };
+            let scores = policy_loss.score(hidden(), model.lm_head(), &batch).unwrap();
+            assert!(scores.logp.iter().zip(&now).all(|(a, b)| (a - b).abs() < 1e-5));
+            let loss = policy_loss.loss(hidden(), model.lm_head(), &batch).unwrap();
+            assert!((loss.output.loss - value).abs() < 1e-5, "{} {value}", loss.output.loss);
+            let mut got = GradientSum::new();
+            got.add(&model, loss.backward.backward());
+            assert!(want.norm() > 0.1, "{}", want.norm());
+            for (a, b) in got.parameters().iter().zip(want.parameters()) {
+                let largest = b.data.iter().fold(0f32, |m, g| m.max(g.abs()));
+                let close = a.data.iter().zip(&b.data).all(|(a, b)| (a - b).abs() <= 2e-5 * largest.max(1e-3));
+                assert!(close, "{implementation:?} {}", a.name);
+            }
+        }
+    }
+
+    #[test]
+    fn cross_entropy_of_parts_adds_up_to_the_mean() {
+        let model = Decoder::new(&ModelConfig::default(), 1, &Device::flex().autodiff()).unwrap();
+        let sequences = sequences();
+        let value = |range: std::ops::Range<usize>| {
+            let batch = token_batch(&sequences[range.clone()]).unwrap();
+            cross_entropy(completion_hidden(&model, &sequences[range]).unwrap(), model.lm_head(), &batch, 5).output.loss
+        };
+        assert!((value(0..1) + value(1..2) - value(0..2)).abs() < 1e-6);
+        // Untrained, so near the log of the vocabulary.
+        assert!((value(0..2) - 53f64.ln()).abs() < 1.0, "{}", value(0..2));
+    }
+}

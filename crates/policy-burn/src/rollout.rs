@@ -1,0 +1,259 @@
+//! Sampling completions over a KV cache.
+
+use crate::decoder::{Decoder, PADDING, PaddedBatch, to_host};
+use burn::tensor::Tensor;
+use policy::{Completion, Error, Result, RolloutRequest, Sampling};
+use rand::RngExt;
+use rand_chacha::ChaCha8Rng;
+use rayon::prelude::*;
+use rng::stream;
+
+/// Completions of a request. At most `batch_size` sequences decode together, batches of them in parallel; samples of one
+/// prompt share its prefill.
+///
+/// # Errors
+/// [`Error::Argument`] for a request without prompts, generations or tokens; otherwise those of the decoder.
+pub(crate) fn generate(model: &Decoder, request: &RolloutRequest<'_>, batch_size: usize) -> Result<Vec<Completion>> {
+    let (prompts, per_prompt) = (request.prompts, request.num_generations);
+    if prompts.is_empty() || per_prompt == 0 || request.max_completion_length == 0 {
+        let found = format!("{} x {per_prompt} x {}", prompts.len(), request.max_completion_length);
+        return Err(Error::argument("generate", "at least one prompt, generation and token", found));
+    }
+    let prompts_per_chunk = (batch_size / per_prompt).max(1);
+    let chunks: Vec<_> = prompts.chunks(prompts_per_chunk).enumerate().map(|c| (c, model.clone())).collect();
+    let completions = chunks
+        .into_par_iter()
+        .map(|((i, chunk), model)| generate_chunk(&model, request, chunk, (i * prompts_per_chunk * per_prompt) as u64))
+        .collect::<Result<Vec<_>>>()?;
+    Ok(completions.concat())
+}
+
+/// Completions of `prompts`, the first of which is sample number `first` of the request.
+fn generate_chunk(
+    model: &Decoder,
+    request: &RolloutRequest<'_>,
+    prompts: &[Vec<u32>],
+    first: u64,
+) -> Result<Vec<Completion>> {
+    let per_prompt = request.num_generations;
+    let batch = PaddedBatch::left_padded(prompts)?;
+    let head = model.lm_head().transpose();
+    // The last token is never fed back.
+    let capacity = batch.columns + request.max_completion_length - 1;
+    let (hidden, cache) = model.prefill(&batch, capacity)?;
+    let [rows, columns, width] = hidden.dims();
+    let mut hidden: Tensor<2> = hidden.narrow(1, columns - 1, 1).reshape([rows, width]);
+    let mut cache = cache.repeat_each(per_prompt);
+    let start: Vec<usize> = batch.start.iter().flat_map(|s| std::iter::repeat_n(*s, per_prompt)).collect();
+
+    let mut samples: Vec<Sample> =
+        (0..start.len()).map(|i| Sample::new(request.sampling, first + i as u64, request.eos_id)).collect();
+    for length in 1..=request.max_completion_length {
+        let logits = to_host(hidden.matmul(head.clone()));
+        let vocab = logits.len() / if length == 1 { rows } else { samples.len() };
+        let mut next = Vec::with_capacity(samples.len());
+        for (i, sample) in samples.iter_mut().enumerate() {
+            // The first token of all samples of a prompt comes from one row of logits.
+            let row = if length == 1 { i / per_prompt } else { i };
+            next.push(sample.extend(&logits[row * vocab..(row + 1) * vocab]));
+        }
+        if length == request.max_completion_length || samples.iter().all(|s| s.ended) {
+            break;
+        }
+        hidden = model.decode(&next, &start, &mut cache)?;
+    }
+    Ok(samples.into_iter().map(Sample::finish).collect())
+}
+
+/// A completion that is being sampled.
+struct Sample {
+    /// The temperature and the random stream; `None` is greedy.
+    random: Option<(f64, ChaCha8Rng)>,
+    eos_id: u32,
+    ids: Vec<u32>,
+    logps: Vec<f32>,
+    ended: bool,
+}
+
+impl Sample {
+    fn new(sampling: Sampling, index: u64, eos_id: u32) -> Self {
+        let random = match sampling {
+            Sampling::Greedy => None,
+            Sampling::Random { temperature, seed, purpose, step, first } => {
+                Some((temperature, stream(seed, purpose, step, first + index)))
+            }
+        };
+        Self { random, eos_id, ids: Vec::new(), logps: Vec::new(), ended: false }
+    }
+
+    /// Chooses the next token from `logits: [V]` and returns what to feed back.
+    fn extend(&mut self, logits: &[f32]) -> u32 {
+        if self.ended {
+            return PADDING;
+        }
+        let temperature = self.random.as_ref().map_or(1.0, |(t, _)| *t);
+        let scaled = |logit: &f32| f64::from(*logit) / temperature;
+        let (best, max) = logits
+            .iter()
+            .map(scaled)
+            .enumerate()
+            .fold((0, f64::NEG_INFINITY), |best, (i, x)| if x > best.1 { (i, x) } else { best });
+        let total: f64 = logits.iter().map(|l| (scaled(l) - max).exp()).sum();
+        let id = match &mut self.random {
+            None => best,
+            Some((_, rng)) => {
+                // Inverse of the cumulative distribution; rounding may leave the point behind the end.
+                let mut point = rng.random::<f64>() * total;
+                logits
+                    .iter()
+                    .position(|l| {
+                        point -= (f64::from(*l) / temperature - max).exp();
+                        point < 0.0
+                    })
+                    .unwrap_or(best)
+            }
+        };
+        self.ids.push(id as u32);
+        self.logps.push((scaled(&logits[id]) - max - total.ln()) as f32);
+        self.ended = id as u32 == self.eos_id;
+        id as u32
+    }
+
+    fn finish(self) -> Completion {
+        Completion { ids: self.ids, logps: self.logps, truncated: !self.ended }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::tensor::Device;
+    use models::ModelConfig;
+    use rng::Purpose;
+
+    const EOS: u32 = 2;
+
+    fn model() -> Decoder {
+        let config = ModelConfig { hidden_size: 32, initializer_range: 0.3, ..ModelConfig::default() };
+        Decoder::new(&config, 3, &Device::flex()).unwrap()
+    }
+
+    fn request(prompts: &[Vec<u32>], per_prompt: usize, sampling: Sampling) -> RolloutRequest<'_> {
+        RolloutRequest { prompts, num_generations: per_prompt, max_completion_length: 6, eos_id: EOS, sampling }
+    }
+
+    fn random(step: u64) -> Sampling {
+        Sampling::Random { temperature: 0.8, seed: 5, purpose: Purpose::Rollout, step, first: 0 }
+    }
+
+    fn prompts() -> Vec<Vec<u32>> {
+        vec![vec![1, 9, 4], vec![1, 7], vec![1, 20, 21, 22, 23], vec![1, 30]]
+    }
+
+    fn generate(batch_size: usize, request: &RolloutRequest<'_>) -> Vec<Completion> {
+        super::generate(&model(), request, batch_size).unwrap()
+    }
+
+    #[test]
+    fn a_sample_does_not_depend_on_the_batch_around_it() {
+        let prompts = prompts();
+        let together = generate(1000, &request(&prompts, 4, random(0)));
+        let apart = generate(1, &request(&prompts, 4, random(0)));
+        assert_eq!(together.len(), 16);
+        for (a, b) in together.iter().zip(&apart) {
+            assert_eq!(a.ids, b.ids);
+            assert!(a.logps.iter().zip(&b.logps).all(|(x, y)| (x - y).abs() < 1e-4));
+        }
+        // Fewer prompts: the samples that remain are the same.
+        let fewer = generate(1000, &request(&prompts[..2], 4, random(0)));
+        assert!(fewer.iter().zip(&together).all(|(a, b)| a.ids == b.ids));
+    }
+
+    #[test]
+    fn samples_differ_within_a_group_and_between_steps() {
+        let prompts = prompts();
+        let first = generate(1000, &request(&prompts, 4, random(0)));
+        assert!(first[..4].iter().any(|c| c.ids != first[0].ids));
+        assert_ne!(first, generate(1000, &request(&prompts, 4, random(1))));
+        assert_eq!(first, generate(1000, &request(&prompts, 4, random(0))));
+    }
+
+    #[test]
+    fn a_second_request_of_a_step_goes_on_where_the_first_ended() {
+        let prompts = prompts();
+        let both = generate(1000, &request(&prompts, 4, random(0)));
+        let Sampling::Random { temperature, seed, purpose, step, .. } = random(0) else { panic!("random") };
+        let rest = Sampling::Random { temperature, seed, purpose, step, first: 8 };
+        let rest = generate(1000, &request(&prompts[2..], 4, rest));
+        assert!(rest.iter().zip(&both[8..]).all(|(a, b)| a.ids == b.ids));
+    }
+
+    #[test]
+    fn logps_are_those_of_a_full_forward() {
+        let (model, prompts) = (model(), prompts());
+        let completions = generate(1000, &request(&prompts, 2, random(0)));
+        for (i, completion) in completions.iter().enumerate() {
+            let prompt = &prompts[i / 2];
+            let whole = [prompt.clone(), completion.ids.clone()].concat();
+            let hidden = model.forward(&PaddedBatch::right_padded(&[whole]).unwrap()).unwrap();
+            let [_, t, h] = hidden.dims();
+            let logits = hidden.reshape([t, h]).matmul(model.lm_head().transpose()) / 0.8;
+            let logp = to_host(burn::tensor::activation::log_softmax(logits, 1));
+            let vocab = logp.len() / t;
+            for (j, (&id, &got)) in completion.ids.iter().zip(&completion.logps).enumerate() {
+                let want = logp[(prompt.len() - 1 + j) * vocab + id as usize];
+                assert!((got - want).abs() < 1e-4, "{got} {want}");
+            }
+        }
+    }
+
+    #[test]
+    fn completions_end_with_eos_or_at_the_limit() {
+        let prompts: Vec<Vec<u32>> = (3..53).map(|id| vec![1, id]).collect();
+        let completions = generate(1000, &request(&prompts, 4, random(0)));
+        for c in &completions {
+            let eos = c.ids.iter().position(|id| *id == EOS);
+            match eos {
+                Some(at) => assert!(at + 1 == c.ids.len() && !c.truncated),
+                None => assert!(c.ids.len() == 6 && c.truncated),
+            }
+            assert_eq!(c.ids.len(), c.logps.len());
+        }
+        assert!(completions.iter().any(|c| c.truncated) && completions.iter().any(|c| !c.truncated));
+    }
+
+    #[test]
+    fn greedy_takes_the_most_likely_token() {
+        let prompts = prompts();
+        let a = generate(1000, &request(&prompts, 1, Sampling::Greedy));
+        assert_eq!(a, generate(1000, &request(&prompts, 1, Sampling::Greedy)));
+        let mut sample = Sample::new(Sampling::Greedy, 0, EOS);
+        assert_eq!(sample.extend(&[0.0, 3.0, 1.0, 3.0]), 1);
+    }
+
+    #[test]
+    fn draws_follow_the_tempered_distribution() {
+        let logits = [0.0f32, 1.0, 2.0];
+        let draws = 20_000;
+        let mut counts = [0.0f64; 3];
+        for index in 0..draws {
+            let sampling = Sampling::Random { temperature: 0.5, seed: 0, purpose: Purpose::Rollout, step: 0, first: 0 };
+            counts[Sample::new(sampling, index, EOS).extend(&logits) as usize] += 1.0;
+        }
+        let weights = logits.map(|l| f64::from(l / 0.5).exp());
+        for (count, weight) in counts.iter().zip(weights) {
+            let want = weight / weights.iter().sum::<f64>();
+            assert!((count / draws as f64 - want).abs() < 0.01, "{counts:?}");
+        }
+    }
+
+    #[test]
+    fn too_long_or_empty_requests_are_errors() {
+        let long = vec![vec![1; 60]];
+        let model = model();
+        let of = |prompts: &[Vec<u32>]| super::generate(&model, &request(prompts, 1, Sampling::Greedy), 8);
+        assert!(matches!(of(&long), Err(Error::TooLong { .. })));
+        assert!(of(&[]).is_err());
+        assert!(of(&[vec![]]).is_err());
+    }
+}

@@ -1,0 +1,30 @@
+//! The policy as a training loop sees it.
+//!
+//! A [`Policy`] holds the weights of a language model, of the reference policy of the KL, and the state of the optimizer. It
+//! samples completions, scores tokens, adds up gradients and updates its weights where they are; hidden states, logits and
+//! gradients never leave it. Implementations run on the host or on a device, and a training loop does not notice which.
+//!
+//! ```
+//! use policy::{Completion, Policy, RolloutRequest, Sampling};
+//!
+//! /// One greedy completion of at most 16 tokens for each prompt.
+//! fn answer(policy: &mut dyn Policy, prompts: &[Vec<u32>], eos_id: u32) -> policy::Result<Vec<Completion>> {
+//!     let sampling = Sampling::Greedy;
+//!     policy.generate(&RolloutRequest { prompts, num_generations: 1, max_completion_length: 16, eos_id, sampling })
+//! }
+//! ```
+#![forbid(unsafe_code)]
+
+mod error;
+mod rollout;
+mod seam;
+mod sequence;
+mod state;
+mod update;
+
+pub use error::{Error, Result};
+pub use rollout::{Completion, PolicyEngine, RolloutEngine, RolloutRequest, Sampling};
+pub use seam::{Policy, Weights};
+pub use sequence::{Sequence, SequenceBatch, token_batch};
+pub use state::{PolicyState, StateGroup, TensorSink, export_all};
+pub use update::{AdamWConfig, StepLoss, UpdateReport};

@@ -1,0 +1,86 @@
+//! Sampling completions: requests, completions, and the engines that make them.
+
+use crate::error::Result;
+use crate::seam::Policy;
+use rng::Purpose;
+
+/// How the next token is chosen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Sampling {
+    /// The most likely token; of several equal ones that with the smallest id.
+    Greedy,
+    /// A draw from softmax(logits / temperature). Sample i of a request has its own stream (seed, purpose, step, first + i), so
+    /// what it draws does not depend on the samples around it.
+    Random {
+        /// The temperature T, above 0.
+        temperature: f64,
+        /// The seed of the run.
+        seed: u64,
+        /// What the samples are for.
+        purpose: Purpose,
+        /// The step of the run.
+        step: u64,
+        /// The number of samples that earlier requests of the step have drawn.
+        first: u64,
+    },
+}
+
+/// Prompts to complete. The [front page](crate) has an example.
+#[derive(Clone, Copy, Debug)]
+pub struct RolloutRequest<'a> {
+    /// The token ids of each prompt, special tokens included.
+    pub prompts: &'a [Vec<u32>],
+    /// The number of completions per prompt.
+    pub num_generations: usize,
+    /// The largest number of tokens of a completion, EOS included.
+    pub max_completion_length: usize,
+    /// The id of the token that ends a completion.
+    pub eos_id: u32,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+}
+
+/// One completion.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Completion {
+    /// The token ids; the last one is EOS unless `truncated`.
+    pub ids: Vec<u32>,
+    /// The log-probability (nats) of each token under the distribution it was drawn from; for greedy sampling, under
+    /// softmax(logits).
+    pub logps: Vec<f32>,
+    /// Whether the length limit came before EOS.
+    pub truncated: bool,
+}
+
+/// Makes completions for a training loop. Implement it to sample elsewhere, with weights that [`Policy::export`] hands out.
+///
+/// ```
+/// use policy::{Completion, Policy, PolicyEngine, RolloutEngine, RolloutRequest};
+///
+/// /// Samples with the policy, and counts tokens.
+/// struct Counted(usize);
+/// impl RolloutEngine for Counted {
+///     fn generate(&mut self, policy: &mut dyn Policy, request: &RolloutRequest<'_>) -> policy::Result<Vec<Completion>> {
+///         let completions = PolicyEngine.generate(policy, request)?;
+///         self.0 += completions.iter().map(|completion| completion.ids.len()).sum::<usize>();
+///         Ok(completions)
+///     }
+/// }
+/// ```
+pub trait RolloutEngine: Send {
+    /// `num_generations` completions per prompt, those of one prompt next to each other.
+    ///
+    /// # Errors
+    /// Whatever keeps it from delivering all of them.
+    fn generate(&mut self, policy: &mut dyn Policy, request: &RolloutRequest<'_>) -> Result<Vec<Completion>>;
+}
+
+/// The engine that samples where the weights are, with [`Policy::generate`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PolicyEngine;
+
+impl RolloutEngine for PolicyEngine {
+    fn generate(&mut self, policy: &mut dyn Policy, request: &RolloutRequest<'_>) -> Result<Vec<Completion>> {
+        policy.generate(request)
+    }
+}

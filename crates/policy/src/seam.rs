@@ -1,0 +1,133 @@
+//! The trait between the training loop and what holds the weights.
+
+use crate::error::Result;
+use crate::rollout::{Completion, RolloutRequest};
+use crate::sequence::SequenceBatch;
+use crate::state::{PolicyState, StateGroup, TensorSink};
+use crate::update::{AdamWConfig, StepLoss, UpdateReport};
+use grpo_core::{LossOutput, Scores};
+
+/// One of the two sets of weights that a policy holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weights {
+    /// Those of the policy, which are trained.
+    Policy,
+    /// Those of the reference policy of the KL, which move only when [`Policy::mix_ref_policy`] says so.
+    RefPolicy,
+}
+
+/// The weights, the optimizer and everything that runs on them. Implement it to train elsewhere or another model.
+///
+/// Only token ids, numbers per token `[N]` and named tensors of a checkpoint cross this seam. The loss, with its
+/// configuration and who computes it, is the policy's own, because a device compiles programs for it.
+///
+/// # Optimizer steps
+/// [`Policy::accumulate`] adds the gradients of micro-batches into sums that stay in the policy. [`Policy::apply`] then
+/// clips the whole gradient by its norm, takes one step of AdamW and sets the sums to zero; [`Policy::skip`] only sets them
+/// to zero.
+///
+/// # Going back
+/// [`Policy::begin`] remembers the weights of both policies and the optimizer's state; [`Policy::roll_back`] goes back to
+/// them when the step of a run has failed, [`Policy::commit`] forgets them when it has not.
+pub trait Policy: Send {
+    /// The number of weights that are trained.
+    fn num_parameters(&self) -> usize;
+
+    /// `num_generations` completions for each prompt, sampled from the policy's weights; those of one prompt stand next to
+    /// each other. A sample does not depend on the prompts beside it.
+    ///
+    /// # Errors
+    /// [`crate::Error::Argument`] for a request without prompts, generations or tokens; [`crate::Error::TooLong`];
+    /// [`crate::Error::Model`] for an unknown token.
+    fn generate(&mut self, request: &RolloutRequest<'_>) -> Result<Vec<Completion>>;
+
+    /// Log-probability and entropy `[N]` of every completion token of the micro-batches, end to end, without gradients.
+    ///
+    /// They come from the tiles of the GRPO loss: for equal hidden states they are, bit for bit, those that
+    /// [`Policy::accumulate`] works with. A model whose forward pass rounds alike with and without gradients has on-policy
+    /// ratios of exactly 1.
+    ///
+    /// # Errors
+    /// [`crate::Error::Argument`] when there is no reference policy; otherwise those of the model and of the loss.
+    fn score(&mut self, of: Weights, batches: &[SequenceBatch<'_>]) -> Result<Scores>;
+
+    /// The loss of the micro-batches, whose gradients are added to the sums. Values and metrics are summed over the
+    /// micro-batches, scores stand end to end.
+    ///
+    /// Micro-batches of one call may run at the same time; they are added in order, so that the same call gives the same
+    /// bits. A loss that is not finite is no error: the caller sees it in the output, and in the gradient's norm.
+    ///
+    /// # Errors
+    /// Those of the model and of the loss; the sums are then as before.
+    fn accumulate(&mut self, batches: &[SequenceBatch<'_>], loss: StepLoss) -> Result<LossOutput>;
+
+    /// Clips the accumulated gradient by its norm, updates the weights, and sets the sums to zero.
+    ///
+    /// With [`AdamWConfig::skip_grad_norm`] a gradient whose norm is above it or not finite is not applied: weights, moments
+    /// and the number of optimizer steps stay, and the report says so.
+    ///
+    /// # Errors
+    /// [`crate::Error::NotFinite`] when the gradient is not finite, or the weights or moments that it leads to;
+    /// [`crate::Error::Argument`] when nothing was accumulated. Weights and optimizer are then unchanged, the sums zero.
+    fn apply(&mut self, learning_rate: f64) -> Result<UpdateReport>;
+
+    /// Sets the sums to zero without an update; the report has the norm of the gradient that is dropped.
+    ///
+    /// # Errors
+    /// Those of the device.
+    fn skip(&mut self) -> Result<UpdateReport>;
+
+    /// Takes a fresh optimizer: moments of zero, no steps done, sums of zero.
+    ///
+    /// # Errors
+    /// Those of the device.
+    fn reset_optimizer(&mut self, config: &AdamWConfig) -> Result<()>;
+
+    /// The number of optimizer steps since [`Policy::reset_optimizer`]; a skipped update is none.
+    fn optimizer_steps(&self) -> u64;
+
+    /// Whether there is a reference policy.
+    fn has_ref_policy(&self) -> bool;
+
+    /// Makes the present weights those of the reference policy, too.
+    ///
+    /// # Errors
+    /// Those of the device.
+    fn freeze_ref_policy(&mut self) -> Result<()>;
+
+    /// Moves the reference policy: ref = alpha x policy + (1 - alpha) x ref, with alpha in [0, 1].
+    ///
+    /// # Errors
+    /// [`crate::Error::Argument`] when there is no reference policy.
+    fn mix_ref_policy(&mut self, alpha: f64) -> Result<()>;
+
+    /// Remembers weights, reference policy and optimizer in the place of what was remembered before.
+    ///
+    /// # Errors
+    /// Those of the device.
+    fn begin(&mut self) -> Result<()>;
+
+    /// Forgets what [`Policy::begin`] has remembered.
+    fn commit(&mut self);
+
+    /// Goes back to what [`Policy::begin`] has remembered, and sets the sums to zero.
+    ///
+    /// # Errors
+    /// [`crate::Error::State`] when there is nothing to go back to; the run then continues from a checkpoint.
+    fn roll_back(&mut self) -> Result<()>;
+
+    /// Hands a group of tensors to `sink`, one by one, in an order that does not change.
+    ///
+    /// Of the optimizer these are the first and second moments, called `exp_avg.NAME` and `exp_avg_sq.NAME`; before the first
+    /// step it has none. A reference policy that is not there has none either.
+    ///
+    /// # Errors
+    /// Those of the sink and of the device.
+    fn export(&self, group: StateGroup, sink: &mut dyn TensorSink) -> Result<()>;
+
+    /// Continues from tensors that were exported, whatever their order; bit for bit as if the policy had not stopped.
+    ///
+    /// # Errors
+    /// [`crate::Error::State`] when a name or a shape does not fit; nothing is changed then.
+    fn import(&mut self, state: &PolicyState<'_>) -> Result<()>;
+}

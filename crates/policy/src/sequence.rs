@@ -1,0 +1,48 @@
+//! Prompts with completions: what is scored and trained on.
+
+use grpo_core::TokenBatch;
+
+/// A prompt and its completion, as token ids.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sequence {
+    /// The ids of the prompt, special tokens included; at least one.
+    pub prompt: Vec<u32>,
+    /// The ids of the completion, with EOS unless it was cut off; at least one.
+    pub completion: Vec<u32>,
+}
+
+/// One micro-batch: B sequences with N completion tokens in all.
+///
+/// ```
+/// use policy::{Sequence, SequenceBatch, token_batch};
+///
+/// # fn main() -> Result<(), grpo_core::Error> {
+/// let sequences = [Sequence { prompt: vec![1, 5], completion: vec![7, 2] }];
+/// let batch = SequenceBatch { sequences: &sequences, tokens: token_batch(&sequences)? };
+/// assert_eq!(batch.tokens.targets(), [7, 2]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct SequenceBatch<'a> {
+    /// The token ids `[B]`.
+    pub sequences: &'a [Sequence],
+    /// The completion tokens `[N]` of the same sequences with what the loss is given of them: mask, advantages, weights,
+    /// recorded log-probabilities.
+    pub tokens: TokenBatch,
+}
+
+/// The completion tokens of `sequences`, end to end, as targets of a loss. Nothing else is set.
+///
+/// # Errors
+/// Those of [`TokenBatch::packed`].
+pub fn token_batch(sequences: &[Sequence]) -> Result<TokenBatch, grpo_core::Error> {
+    let targets = sequences.iter().flat_map(|s| s.completion.iter().map(|id| i64::from(*id))).collect();
+    let offsets = std::iter::once(0)
+        .chain(sequences.iter().scan(0, |end, s| {
+            *end += s.completion.len();
+            Some(*end)
+        }))
+        .collect();
+    TokenBatch::packed(targets, offsets)
+}

@@ -1,0 +1,73 @@
+//! The built-in reward functions.
+
+use crate::error::Result;
+use crate::reward_fn::{RewardFn, RewardInput};
+use grpo_core::rewards::SoftOverlong;
+
+/// The reward `correct`: 1 when the task verifies a completion that ended by itself, else 0.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Correct;
+
+impl RewardFn for Correct {
+    fn name(&self) -> &str {
+        "correct"
+    }
+
+    fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
+        Some(f32::from(!input.truncated && input.task.verify(input.problem, input.completion)))
+    }
+}
+
+/// The reward `partial`: the task's partial credit, in [0, 1].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Partial;
+
+impl RewardFn for Partial {
+    fn name(&self) -> &str {
+        "partial"
+    }
+
+    fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
+        Some(input.task.score(input.problem, input.completion))
+    }
+}
+
+/// The reward `terminated`: 1 when the completion ended by itself, else 0.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Terminated;
+
+impl RewardFn for Terminated {
+    fn name(&self) -> &str {
+        "terminated"
+    }
+
+    fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
+        Some(f32::from(!input.truncated))
+    }
+}
+
+/// The reward `soft_overlong_punishment`: a penalty, 0 or below, for completions that come near the length limit.
+#[derive(Clone, Copy, Debug)]
+pub struct SoftOverlongPunishment(SoftOverlong);
+
+impl SoftOverlongPunishment {
+    /// The penalty with these settings.
+    ///
+    /// # Errors
+    /// Those of [`SoftOverlong::penalties`].
+    pub fn new(settings: SoftOverlong) -> Result<Self> {
+        settings.penalties(&[])?;
+        Ok(Self(settings))
+    }
+}
+
+impl RewardFn for SoftOverlongPunishment {
+    fn name(&self) -> &str {
+        "soft_overlong_punishment"
+    }
+
+    fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
+        // Only settings that are not legal give no penalties, and those were refused.
+        self.0.penalties(&[input.completion_len]).ok()?.first().copied()
+    }
+}

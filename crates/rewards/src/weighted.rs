@@ -1,0 +1,144 @@
+//! The weighted sum of reward functions.
+
+use crate::built_in::{Correct, Partial, SoftOverlongPunishment, Terminated};
+use crate::config::RewardConfig;
+use crate::error::{Result, check};
+use crate::reward_fn::{RewardFn, RewardInput};
+
+/// A weighted sum of reward functions.
+pub struct Rewards {
+    terms: Vec<(Box<dyn RewardFn>, f32)>,
+}
+
+/// The judgement of one completion.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Reward {
+    /// The weighted sum of the terms that are present; `None` when none is, or when the sum is not finite.
+    pub total: Option<f32>,
+    /// Each term, unweighted, in the order of [`Rewards::names`].
+    pub terms: Vec<Option<f32>>,
+}
+
+impl Rewards {
+    /// The built-in rewards whose weight is not 0.
+    ///
+    /// # Errors
+    /// As [`Rewards::from_terms`].
+    pub fn new(config: &RewardConfig) -> Result<Self> {
+        let mut terms: Vec<(Box<dyn RewardFn>, f32)> = vec![
+            (Box::new(Correct), config.correct),
+            (Box::new(Partial), config.partial),
+            (Box::new(Terminated), config.terminated),
+        ];
+        terms.retain(|(_, weight)| *weight != 0.0);
+        if let Some(overlong) = config.soft_overlong_punishment {
+            terms.push((Box::new(SoftOverlongPunishment::new(overlong)?), 1.0));
+        }
+        Self::from_terms(terms)
+    }
+
+    /// Any reward functions with their weights.
+    ///
+    /// # Errors
+    /// [`crate::Error::Config`] when there are none or a weight is not finite.
+    pub fn from_terms(terms: Vec<(Box<dyn RewardFn>, f32)>) -> Result<Self> {
+        check(!terms.is_empty(), "rewards", "at least one reward with a weight other than 0", "none")?;
+        for (term, weight) in &terms {
+            check(weight.is_finite(), &format!("rewards.{}", term.name()), "a finite weight", weight)?;
+        }
+        Ok(Self { terms })
+    }
+
+    /// The names of the terms.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.terms.iter().map(|(term, _)| term.name())
+    }
+
+    /// The weights of the terms.
+    pub fn weights(&self) -> impl Iterator<Item = f32> {
+        self.terms.iter().map(|(_, weight)| *weight)
+    }
+
+    /// Judges one completion.
+    pub fn score(&self, input: &RewardInput<'_>) -> Reward {
+        // A reward function that returns NaN says what `None` says.
+        let terms: Vec<Option<f32>> =
+            self.terms.iter().map(|(term, _)| term.score(input).filter(|r| r.is_finite())).collect();
+        let total = terms
+            .iter()
+            .zip(&self.terms)
+            .filter_map(|(score, (_, weight))| score.map(|s| s * weight))
+            .reduce(|a, b| a + b)
+            .filter(|r| r.is_finite());
+        Reward { total, terms }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use data::Problem;
+    use data::task::Addition;
+    use grpo_core::rewards::SoftOverlong;
+
+    struct Fixed(Option<f32>);
+
+    impl RewardFn for Fixed {
+        fn name(&self) -> &str {
+            "fixed"
+        }
+        fn score(&self, _: &RewardInput<'_>) -> Option<f32> {
+            self.0
+        }
+    }
+
+    fn score(rewards: &Rewards, completion: &str, truncated: bool) -> Reward {
+        let problem = Problem { prompt: "37+48=".into(), answer: "85".into() };
+        rewards.score(&RewardInput {
+            problem: &problem,
+            task: &Addition { max_number: 99, zero_pad: false },
+            completion,
+            truncated,
+            completion_len: completion.len() + usize::from(!truncated),
+        })
+    }
+
+    #[test]
+    fn built_in_rewards_judge_right_wrong_and_cut_off() {
+        let rewards =
+            Rewards::new(&RewardConfig { correct: 1.0, partial: 0.5, terminated: 0.25, ..RewardConfig::default() })
+                .unwrap();
+        assert_eq!(rewards.names().collect::<Vec<_>>(), ["correct", "partial", "terminated"]);
+        assert_eq!(score(&rewards, "85", false).total, Some(1.75));
+        assert_eq!(score(&rewards, "75", false).total, Some(0.5));
+        assert_eq!(score(&rewards, "85", true).terms, [Some(0.0), Some(1.0), Some(0.0)]);
+    }
+
+    #[test]
+    fn long_completions_are_punished_in_tokens_with_eos() {
+        let overlong = SoftOverlong { max_completion_len: 6, soft_punish_cache: 4, penalty_factor: 0.5 };
+        let config = RewardConfig { correct: 2.0, soft_overlong_punishment: Some(overlong), ..Default::default() };
+        let rewards = Rewards::new(&config).unwrap();
+        assert_eq!(rewards.names().last(), Some("soft_overlong_punishment"));
+        assert_eq!(rewards.weights().collect::<Vec<_>>(), [2.0, 1.0]);
+        // 2 tokens and EOS: one beyond 6 - 4, a quarter of the cache.
+        assert_eq!(score(&rewards, "85", false), Reward { total: Some(1.875), terms: vec![Some(1.0), Some(-0.125)] });
+        assert_eq!(score(&rewards, "", false).terms[1], Some(0.0));
+        assert_eq!(score(&rewards, "123456", true).terms[1], Some(-0.5));
+        assert_eq!(score(&rewards, "1234567890", true).terms[1], Some(-0.5));
+    }
+
+    #[test]
+    fn missing_terms_leave_the_sum_and_all_missing_is_missing() {
+        let rewards = |a, b| Rewards::from_terms(vec![(Box::new(Fixed(a)), 2.0), (Box::new(Fixed(b)), 1.0)]).unwrap();
+        assert_eq!(score(&rewards(Some(3.0), None), "", false).total, Some(6.0));
+        assert_eq!(score(&rewards(Some(f32::NAN), Some(1.0)), "", false).total, Some(1.0));
+        assert_eq!(score(&rewards(None, None), "", false).total, None);
+        assert_eq!(score(&rewards(Some(f32::MAX), None), "", false).total, None, "overflow is no reward");
+    }
+
+    #[test]
+    fn no_reward_at_all_is_an_error() {
+        assert!(Rewards::new(&RewardConfig { correct: 0.0, ..RewardConfig::default() }).is_err());
+    }
+}

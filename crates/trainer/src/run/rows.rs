@@ -1,0 +1,44 @@
+//! What a run writes into its logs of a step or an evaluation.
+
+use super::jsonl::CompletionRow;
+use crate::eval::EvalReport;
+use crate::step::{Sample, StepReport};
+
+/// The metrics of an evaluation by name.
+pub(super) fn eval_values(report: &EvalReport) -> Vec<(String, f64)> {
+    let mut values =
+        vec![("eval/pass@1".to_owned(), report.pass_at_1), ("eval/problems".to_owned(), report.problems as f64)];
+    values.extend(report.mean_reward.map(|reward| ("eval/reward".to_owned(), reward)));
+    // One task needs no second column.
+    if report.pass_at_1_by_task.len() > 1 {
+        values.extend(report.pass_at_1_by_task.iter().map(|(task, pass)| (format!("eval/pass@1/{task}"), *pass)));
+    }
+    values
+}
+
+/// The best and the worst completion of some groups, evenly spread over the step.
+pub(super) fn pick_completions(report: &StepReport, per_group: usize, count: usize) -> Vec<CompletionRow> {
+    let groups: Vec<&[Sample]> = report.samples.chunks(per_group.max(1)).collect();
+    let wanted = count.div_ceil(2).min(groups.len());
+    let reward = |sample: &Sample| sample.reward.total.unwrap_or(f32::NEG_INFINITY);
+    let mut rows = Vec::with_capacity(count);
+    for i in 0..wanted {
+        let group = groups[i * groups.len() / wanted];
+        let best = group.iter().max_by(|a, b| reward(a).total_cmp(&reward(b)));
+        let worst = group.iter().min_by(|a, b| reward(a).total_cmp(&reward(b)));
+        for sample in best.into_iter().chain(worst) {
+            rows.push(CompletionRow {
+                step: report.step,
+                task: sample.task.clone(),
+                prompt: sample.prompt.clone(),
+                answer: sample.answer.clone(),
+                completion: sample.completion.clone(),
+                truncated: sample.truncated,
+                reward: sample.reward.total,
+                advantage: sample.advantage,
+            });
+        }
+    }
+    rows.truncate(count);
+    rows
+}

@@ -1,0 +1,106 @@
+//! The optimizer steps of one phase of a run: their learning rates, and the updates that are skipped.
+
+use crate::error::{Error, Result};
+use crate::train_config::OptimizerConfig;
+use policy::{Policy, UpdateReport};
+
+/// What became of one update.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Update {
+    /// The norm of the whole gradient before clipping.
+    pub grad_norm: f64,
+    /// The learning rate of the update; of a skipped one that of the update that comes next.
+    pub learning_rate: f64,
+    /// Whether nothing was updated, because `skip_grad_norm` is set and the gradient is above it or not finite.
+    pub skipped: bool,
+}
+
+/// The schedule of a phase, and how many updates were skipped one after the other.
+///
+/// The schedule counts the policy's optimizer steps, of which a skipped update is none.
+///
+/// ```
+/// use trainer::train_config::OptimizerConfig;
+/// use trainer::updates::Updates;
+///
+/// let updates = Updates::new(&OptimizerConfig { learning_rate: 1e-4, warmup_ratio: 0.0, ..Default::default() }, 100);
+/// assert_eq!(updates.learning_rate_at(0), 1e-4);
+/// assert!(!updates.skips());
+/// ```
+#[derive(Clone, Debug)]
+pub struct Updates {
+    config: OptimizerConfig,
+    total_steps: u64,
+    skipped_in_a_row: u64,
+}
+
+impl Updates {
+    /// The beginning of a schedule over `total_steps` updates.
+    pub fn new(config: &OptimizerConfig, total_steps: u64) -> Self {
+        Self { config: config.clone(), total_steps, skipped_in_a_row: 0 }
+    }
+
+    /// Continues after this many updates that were skipped one after the other.
+    #[must_use]
+    pub fn with_skipped_in_a_row(mut self, skipped: u64) -> Self {
+        self.skipped_in_a_row = skipped;
+        self
+    }
+
+    /// The configuration of the phase's optimizer.
+    pub fn config(&self) -> &OptimizerConfig {
+        &self.config
+    }
+
+    /// Updates skipped since the last one that was applied.
+    pub fn skipped_in_a_row(&self) -> u64 {
+        self.skipped_in_a_row
+    }
+
+    /// Whether an update that is not finite is skipped instead of ending the run.
+    pub fn skips(&self) -> bool {
+        self.config.skip_grad_norm.is_some()
+    }
+
+    /// The learning rate of the update after `step` updates.
+    pub fn learning_rate_at(&self, step: u64) -> f64 {
+        self.config.learning_rate_at(step, self.total_steps)
+    }
+
+    /// Updates the policy with what it has accumulated.
+    ///
+    /// # Errors
+    /// Those of [`Policy::apply`]; [`Error::TooManySkips`] when the policy skips the update and it is the last one that is
+    /// allowed, `max_consecutive_skips`. The policy's weights and moments are then unchanged.
+    pub fn apply(&mut self, policy: &mut dyn Policy) -> Result<Update> {
+        let learning_rate = self.learning_rate_at(policy.optimizer_steps());
+        let report = policy.apply(learning_rate)?;
+        self.count(report, learning_rate)
+    }
+
+    /// Drops what the policy has accumulated.
+    ///
+    /// # Errors
+    /// Those of [`Policy::skip`]; [`Error::TooManySkips`] as for [`Updates::apply`].
+    pub fn skip(&mut self, policy: &mut dyn Policy) -> Result<Update> {
+        let report = policy.skip()?;
+        self.count(report, self.learning_rate_at(policy.optimizer_steps()))
+    }
+
+    fn count(&mut self, UpdateReport { grad_norm, applied }: UpdateReport, learning_rate: f64) -> Result<Update> {
+        if applied {
+            self.skipped_in_a_row = 0;
+            return Ok(Update { grad_norm, learning_rate, skipped: false });
+        }
+        let skipped = self.skipped_in_a_row + 1;
+        if skipped >= self.config.max_consecutive_skips {
+            let limit = self.config.skip_grad_norm.unwrap_or(f64::INFINITY);
+            return Err(Error::TooManySkips { skipped, grad_norm, limit });
+        }
+        self.skipped_in_a_row = skipped;
+        Ok(Update { grad_norm, learning_rate, skipped: true })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,122 @@
+//! Which updates are applied, at which learning rate, and when too many are skipped.
+
+use super::*;
+use grpo_core::{LossOutput, Scores};
+use policy::{
+    AdamWConfig, Completion, PolicyState, RolloutRequest, SequenceBatch, StateGroup, StepLoss, TensorSink, Weights,
+};
+
+/// A policy of which only the norms of its gradients are known: it applies those up to its limit.
+struct Norms {
+    norm: f64,
+    limit: f64,
+    steps: u64,
+    rates: Vec<f64>,
+}
+
+impl Policy for Norms {
+    fn num_parameters(&self) -> usize {
+        0
+    }
+    fn generate(&mut self, _: &RolloutRequest<'_>) -> policy::Result<Vec<Completion>> {
+        unreachable!("nothing is sampled")
+    }
+    fn score(&mut self, _: Weights, _: &[SequenceBatch<'_>]) -> policy::Result<Scores> {
+        unreachable!("nothing is scored")
+    }
+    fn accumulate(&mut self, _: &[SequenceBatch<'_>], _: StepLoss) -> policy::Result<LossOutput> {
+        unreachable!("gradients are given by their norms")
+    }
+    fn apply(&mut self, learning_rate: f64) -> policy::Result<UpdateReport> {
+        let applied = self.norm <= self.limit;
+        self.steps += u64::from(applied);
+        self.rates.extend(applied.then_some(learning_rate));
+        Ok(UpdateReport { grad_norm: self.norm, applied })
+    }
+    fn skip(&mut self) -> policy::Result<UpdateReport> {
+        Ok(UpdateReport { grad_norm: self.norm, applied: false })
+    }
+    fn reset_optimizer(&mut self, _: &AdamWConfig) -> policy::Result<()> {
+        unreachable!("the phase does not change")
+    }
+    fn optimizer_steps(&self) -> u64 {
+        self.steps
+    }
+    fn has_ref_policy(&self) -> bool {
+        false
+    }
+    fn freeze_ref_policy(&mut self) -> policy::Result<()> {
+        unreachable!("there is no reference policy")
+    }
+    fn mix_ref_policy(&mut self, _: f64) -> policy::Result<()> {
+        unreachable!("there is no reference policy")
+    }
+    fn begin(&mut self) -> policy::Result<()> {
+        unreachable!("updates remember nothing")
+    }
+    fn commit(&mut self) {}
+    fn roll_back(&mut self) -> policy::Result<()> {
+        unreachable!("updates remember nothing")
+    }
+    fn export(&self, _: StateGroup, _: &mut dyn TensorSink) -> policy::Result<()> {
+        unreachable!("there are no tensors")
+    }
+    fn import(&mut self, _: &PolicyState<'_>) -> policy::Result<()> {
+        unreachable!("there are no tensors")
+    }
+}
+
+const LIMIT: f64 = 2.0;
+
+fn policy() -> Norms {
+    Norms { norm: 1.0, limit: LIMIT, steps: 0, rates: Vec::new() }
+}
+
+fn guarded() -> Updates {
+    let config = OptimizerConfig {
+        skip_grad_norm: Some(LIMIT),
+        max_consecutive_skips: 3,
+        warmup_ratio: 0.0,
+        ..OptimizerConfig::default()
+    };
+    Updates::new(&config, 10)
+}
+
+#[test]
+fn a_skipped_update_is_none_for_the_schedule() {
+    for bad in [3.0, f64::NAN, f64::INFINITY] {
+        // At the first step and after one that was applied.
+        for steps in [0, 1] {
+            let (mut policy, mut updates) = (policy(), guarded());
+            for _ in 0..steps {
+                updates.apply(&mut policy).unwrap();
+            }
+            policy.norm = bad;
+            let report = updates.apply(&mut policy).unwrap();
+            assert!(report.skipped && report.learning_rate == updates.learning_rate_at(steps));
+            assert_eq!((policy.steps, updates.skipped_in_a_row()), (steps, 1));
+            policy.norm = 1.5;
+            assert!(!updates.apply(&mut policy).unwrap().skipped, "an update below the limit is applied");
+            assert_eq!((policy.steps, updates.skipped_in_a_row()), (steps + 1, 0));
+            let rates: Vec<f64> = (0..=steps).map(|step| updates.learning_rate_at(step)).collect();
+            assert_eq!(policy.rates, rates);
+            assert!(steps == 0 || rates[0] > rates[1], "the schedule falls");
+        }
+    }
+}
+
+#[test]
+fn too_many_skips_end_the_run_and_are_not_counted() {
+    let (mut policy, mut updates) = (policy(), guarded());
+    policy.norm = 9.0;
+    updates.apply(&mut policy).unwrap();
+    // A loss that is not finite counts as well.
+    let dropped = updates.skip(&mut policy).unwrap();
+    assert_eq!((dropped.grad_norm, dropped.skipped), (9.0, true));
+    let error = updates.apply(&mut policy).unwrap_err();
+    assert!(matches!(error, Error::TooManySkips { skipped: 3, grad_norm: 9.0, limit: LIMIT }), "{error}");
+    assert_eq!((policy.steps, updates.skipped_in_a_row()), (0, 2));
+    // Continued from a checkpoint the count goes on.
+    let error = guarded().with_skipped_in_a_row(2).skip(&mut policy).unwrap_err();
+    assert!(matches!(error, Error::TooManySkips { skipped: 3, .. }), "{error}");
+}

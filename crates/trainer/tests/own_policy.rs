@@ -1,0 +1,258 @@
+//! A policy that is no decoder and knows no tensor library: the loop trains it all the same.
+
+use grpo_core::{LossOutput, Scores};
+use models::{CharTokenizer, NamedTensor, Tokenizer};
+use policy::{
+    AdamWConfig, Completion, Error, Policy, PolicyState, Result, RolloutRequest, Sampling, SequenceBatch, StateGroup,
+    StepLoss, TensorSink, UpdateReport, Weights,
+};
+use rand::RngExt;
+use rewards::{RewardFn, RewardInput, Rewards};
+use trainer::{Parts, Phase, TrainConfig, Trainer};
+
+/// One logit per token, whatever was read before: softmax over V weights, trained by plain gradient descent.
+#[derive(Clone)]
+struct Unigram {
+    logits: Vec<f32>,
+    ref_logits: Option<Vec<f32>>,
+    gradient: Vec<f64>,
+    steps: u64,
+    remembered: Option<Box<Unigram>>,
+}
+
+impl Unigram {
+    fn new() -> Self {
+        let logits = vec![0.0; CharTokenizer::VOCAB_SIZE];
+        Self { gradient: vec![0.0; logits.len()], logits, ref_logits: None, steps: 0, remembered: None }
+    }
+}
+
+/// Probabilities of softmax(logits / temperature).
+fn probabilities(logits: &[f32], temperature: f64) -> Vec<f64> {
+    let weights: Vec<f64> = logits.iter().map(|logit| (f64::from(*logit) / temperature).exp()).collect();
+    let total: f64 = weights.iter().sum();
+    weights.iter().map(|weight| weight / total).collect()
+}
+
+impl Policy for Unigram {
+    fn num_parameters(&self) -> usize {
+        self.logits.len()
+    }
+
+    fn generate(&mut self, request: &RolloutRequest<'_>) -> Result<Vec<Completion>> {
+        let samples = 0..(request.prompts.len() * request.num_generations) as u64;
+        let complete = |sample: u64| {
+            let mut draw: Box<dyn FnMut(&[f64]) -> usize> = match request.sampling {
+                Sampling::Greedy => Box::new(|p| (0..p.len()).fold(0, |best, i| if p[i] > p[best] { i } else { best })),
+                Sampling::Random { seed, purpose, step, first, .. } => {
+                    let mut rng = rng::stream(seed, purpose, step, first + sample);
+                    Box::new(move |p| {
+                        let mut point = rng.random::<f64>();
+                        let behind = |p: &f64| {
+                            point -= p;
+                            point < 0.0
+                        };
+                        p.iter().position(behind).unwrap_or(0)
+                    })
+                }
+            };
+            let temperature = match request.sampling {
+                Sampling::Greedy => 1.0,
+                Sampling::Random { temperature, .. } => temperature,
+            };
+            let p = probabilities(&self.logits, temperature);
+            let (mut ids, mut logps) = (Vec::new(), Vec::new());
+            while ids.len() < request.max_completion_length && ids.last() != Some(&request.eos_id) {
+                let id = draw(&p);
+                ids.push(id as u32);
+                logps.push(p[id].ln() as f32);
+            }
+            Completion { truncated: ids.last() != Some(&request.eos_id), ids, logps }
+        };
+        Ok(samples.map(complete).collect())
+    }
+
+    fn score(&mut self, of: Weights, batches: &[SequenceBatch<'_>]) -> Result<Scores> {
+        let logits = match of {
+            Weights::Policy => &self.logits,
+            Weights::RefPolicy => self.ref_logits.as_ref().expect("the run has a reference policy"),
+        };
+        let p = probabilities(logits, 1.0);
+        let entropy = -p.iter().map(|p| p * p.ln()).sum::<f64>() as f32;
+        let targets = batches.iter().flat_map(|batch| batch.tokens.targets());
+        let logp: Vec<f32> = targets.map(|id| p[*id as usize].ln() as f32).collect();
+        Ok(Scores { entropy: vec![entropy; logp.len()], logp })
+    }
+
+    /// On-policy GRPO and cross-entropy, both by hand: the gradient of a token's -weight x logp.
+    fn accumulate(&mut self, batches: &[SequenceBatch<'_>], loss: StepLoss) -> Result<LossOutput> {
+        let p = probabilities(&self.logits, 1.0);
+        let mut output = LossOutput { scores: self.score(Weights::Policy, batches)?, ..LossOutput::default() };
+        for batch in batches {
+            let tokens = &batch.tokens;
+            for sequence in 0..tokens.sequences() {
+                for row in tokens.range(sequence) {
+                    let id = tokens.targets()[row] as usize;
+                    let weight = match loss {
+                        StepLoss::CrossEntropy { tokens } => 1.0 / tokens as f64,
+                        StepLoss::Grpo => {
+                            let of_update = tokens.weights().expect("the loop weighs the tokens of an update");
+                            f64::from(tokens.advantage(sequence, row)) * of_update.policy[row]
+                        }
+                    };
+                    output.loss -= weight * p[id].ln();
+                    for (token, gradient) in self.gradient.iter_mut().enumerate() {
+                        *gradient += weight * (p[token] - f64::from(u8::from(token == id)));
+                    }
+                }
+            }
+        }
+        Ok(output)
+    }
+
+    fn apply(&mut self, learning_rate: f64) -> Result<UpdateReport> {
+        for (logit, gradient) in self.logits.iter_mut().zip(&self.gradient) {
+            *logit -= (learning_rate * gradient) as f32;
+        }
+        self.steps += 1;
+        Ok(UpdateReport { applied: true, ..self.skip()? })
+    }
+
+    fn skip(&mut self) -> Result<UpdateReport> {
+        let grad_norm = self.gradient.iter().map(|g| g * g).sum::<f64>().sqrt();
+        self.gradient.fill(0.0);
+        Ok(UpdateReport { grad_norm, applied: false })
+    }
+
+    fn reset_optimizer(&mut self, _: &AdamWConfig) -> Result<()> {
+        self.gradient.fill(0.0);
+        self.steps = 0;
+        Ok(())
+    }
+
+    fn optimizer_steps(&self) -> u64 {
+        self.steps
+    }
+
+    fn has_ref_policy(&self) -> bool {
+        self.ref_logits.is_some()
+    }
+
+    fn freeze_ref_policy(&mut self) -> Result<()> {
+        self.ref_logits = Some(self.logits.clone());
+        Ok(())
+    }
+
+    fn mix_ref_policy(&mut self, _: f64) -> Result<()> {
+        Err(Error::argument("mix_ref_policy", "a reference policy that stays", "one that moves"))
+    }
+
+    fn begin(&mut self) -> Result<()> {
+        self.remembered = None;
+        self.remembered = Some(Box::new(self.clone()));
+        Ok(())
+    }
+
+    fn commit(&mut self) {
+        self.remembered = None;
+    }
+
+    fn roll_back(&mut self) -> Result<()> {
+        let before = self.remembered.take().ok_or_else(|| Error::state("the policy", "a state", "none"))?;
+        *self = *before;
+        self.skip().map(drop)
+    }
+
+    fn export(&self, group: StateGroup, sink: &mut dyn TensorSink) -> Result<()> {
+        let data = match group {
+            StateGroup::Weights(Weights::Policy) => Some(&self.logits),
+            StateGroup::Weights(Weights::RefPolicy) => self.ref_logits.as_ref(),
+            StateGroup::Optimizer => None,
+        };
+        data.map_or(Ok(()), |data| {
+            sink.tensor(NamedTensor { name: "logits".into(), shape: vec![data.len()], data: data.clone() })
+        })
+    }
+
+    fn import(&mut self, state: &PolicyState<'_>) -> Result<()> {
+        self.logits.clone_from(&state.policy[0].data);
+        self.ref_logits = state.ref_policy.map(|tensors| tensors[0].data.clone());
+        self.steps = state.optimizer_steps;
+        Ok(())
+    }
+}
+
+/// 1 for every `7`, which no task asks for.
+struct Sevens;
+
+impl RewardFn for Sevens {
+    fn name(&self) -> &str {
+        "sevens"
+    }
+
+    fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
+        Some(input.completion.matches('7').count() as f32)
+    }
+}
+
+fn config() -> TrainConfig {
+    let mut config = TrainConfig::default();
+    config.warmup.steps = 0;
+    config.rollout.max_completion_length = 4;
+    config.grpo.max_steps = 30;
+    config.grpo.prompts_per_step = 16;
+    config.eval.num_problems = 4;
+    config.optimizer.learning_rate = 10.0;
+    config
+}
+
+fn run(config: TrainConfig) -> Trainer {
+    let rewards = Rewards::from_terms(vec![(Box::new(Sevens), 1.0)]).unwrap();
+    let parts = Parts { policy: Box::new(Unigram::new()), rewards, ..Parts::from_config(&config).unwrap() };
+    Trainer::with_parts(config, parts).unwrap()
+}
+
+#[test]
+fn a_policy_of_your_own_learns_what_it_is_rewarded_for() {
+    let mut run = run(config());
+    let mut rewards = Vec::new();
+    while run.phase() == Phase::Grpo {
+        rewards.push(run.grpo_step().unwrap().metric("reward"));
+    }
+    assert!(rewards[0] < 0.3 && rewards[29] > 1.0, "{rewards:?}");
+    let logits = &run.state().unwrap().policy[0].data;
+    let best = (0..logits.len()).fold(0, |best, i| if logits[i] > logits[best] { i } else { best });
+    assert_eq!(CharTokenizer.decode(&[best as u32]).unwrap(), "7");
+}
+
+#[test]
+fn a_policy_of_your_own_is_warmed_up_and_continued_from_its_state() {
+    let mut config = config();
+    config.warmup.steps = 2;
+    config.warmup.optimizer.learning_rate = 1.0;
+    config.loss.beta = 0.1;
+    let mut first = run(config.clone());
+    let losses = [first.warmup_step().unwrap().loss, first.warmup_step().unwrap().loss];
+    // The loss of even odds, and less.
+    assert!((losses[0] - 53f64.ln()).abs() < 1e-6 && losses[1] < losses[0] - 0.05, "{losses:?}");
+    first.grpo_step().unwrap();
+    let mut second = run(config);
+    second.restore(&first.state().unwrap()).unwrap();
+    first.grpo_step().unwrap();
+    second.grpo_step().unwrap();
+    assert_eq!(first.state().unwrap(), second.state().unwrap());
+}
+
+#[test]
+fn a_step_that_fails_leaves_a_policy_of_your_own_where_it_was() {
+    let mut config = config();
+    config.loss.beta = 0.1;
+    // It refuses to mix, after the first update.
+    config.grpo.sync_ref_model = true;
+    config.grpo.ref_model_sync_steps = 1;
+    let mut run = run(config);
+    let before = run.state().unwrap();
+    let error = run.grpo_step().unwrap_err().to_string();
+    assert!(error.contains("a reference policy that stays"), "{error}");
+    assert_eq!(run.state().unwrap(), before);
+}
