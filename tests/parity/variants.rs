@@ -4,7 +4,7 @@
 use crate::{assert_parity, backends};
 use grpo_check::gradcheck;
 use grpo_check::parity::{Check, oracle};
-use grpo_core::evaluate::Evaluator;
+use grpo_core::backend_api::evaluate::Evaluator;
 use grpo_core::format::BatchLoss;
 use grpo_core::{BatchFile, Dtype, LossConfig, TokenBatch};
 use rstest::rstest;

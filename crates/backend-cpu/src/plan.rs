@@ -1,12 +1,12 @@
-//! A kernel as the head of a [`grpo_core::plan::Plan`], which has checked what kernels assume: tensors on the host, the
+//! A kernel as the head of a [`grpo_core::backend_api::plan::Plan`], which has checked what kernels assume: tensors on the host, the
 //! backend's thread pool.
 
 use crate::host::{self, Grads, Slice, SliceMut};
+use grpo_core::backend_api::columns::LossSums;
+use grpo_core::backend_api::evaluate::Evaluator;
+use grpo_core::backend_api::plan::{Head, Plan};
 use grpo_core::batch::TokenBatch;
-use grpo_core::columns::LossSums;
 use grpo_core::error::Result;
-use grpo_core::evaluate::Evaluator;
-use grpo_core::plan::{Head, Plan};
 use grpo_core::{GradsMut, LossPlan, MemoryReport, PlanRequest, PolicyInput, PolicyOutput, Scores, TensorMut};
 use rayon::ThreadPool;
 use std::sync::Arc;

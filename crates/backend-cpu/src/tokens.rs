@@ -1,8 +1,8 @@
 //! Per-token state between the softmax and the loss, and how tokens are cut into chunks.
 
 use crate::softmax::{Row, RowGrad, RowSums, Scales};
+use grpo_core::backend_api::evaluate::{Evaluator, Totals};
 use grpo_core::batch::TokenBatch;
-use grpo_core::evaluate::{Evaluator, Totals};
 use grpo_core::{LossConfig, Scores};
 use std::ops::Range;
 

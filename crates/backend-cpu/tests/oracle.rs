@@ -5,7 +5,7 @@ mod common;
 use backend_cpu::oracle::{Policy, evaluate, score};
 use common::*;
 use grpo_core::aggregate::token_weights;
-use grpo_core::evaluate::Evaluator;
+use grpo_core::backend_api::evaluate::Evaluator;
 use grpo_core::*;
 use rstest::rstest;
 

@@ -12,12 +12,12 @@ use crate::program::{Pass, Program, ProgramKind, Role, Spec};
 use crate::shard::Layout;
 use crate::tables::Tables;
 use crate::tensor::PjrtTensor;
+use grpo_core::backend_api::columns::LossSums;
+use grpo_core::backend_api::evaluate::Evaluator;
+use grpo_core::backend_api::plan::{Call, Step, TokenScores, step};
 use grpo_core::batch::PolicyValues;
 use grpo_core::batch::TokenBatch;
-use grpo_core::columns::LossSums;
 use grpo_core::error::{Error, Result};
-use grpo_core::evaluate::Evaluator;
-use grpo_core::plan::{Call, Step, TokenScores, step};
 use grpo_core::{
     Dtype, GradientSpec, GradsMut, LossOutput, LossPlan, MemoryReport, Metrics, PlanRequest, PolicyInput, Scores,
     TensorMut, TensorRef,

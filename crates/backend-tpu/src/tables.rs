@@ -4,10 +4,10 @@ use crate::devices::Devices;
 use crate::program::{IDS, Role, Spec};
 use crate::shard::Layout;
 use crate::tensor::send;
+use grpo_core::backend_api::columns::TokenColumns;
+use grpo_core::backend_api::evaluate::Evaluator;
 use grpo_core::batch::TokenBatch;
-use grpo_core::columns::TokenColumns;
 use grpo_core::error::Result;
-use grpo_core::evaluate::Evaluator;
 use pjrt::Buffer;
 use std::collections::HashMap;
 

@@ -10,7 +10,7 @@
 use crate::error::{Error, Result};
 use crate::whole::read_regular;
 use config::{Config, ConfigError, Source, ValueKind};
-use grpo_core::strict;
+use grpo_core::backend_api::strict;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 use std::ffi::OsString;

@@ -34,7 +34,7 @@
 //! | make advantages of rewards | [`AdvantageConfig`], [`advantages`], [`rewards`], [`controllers`] |
 //! | log | [`Metrics`], [`LossOutput`] |
 //! | compare with another trainer | `BatchFile` (feature `format`), [`parity`] |
-//! | write a backend or a wrapper | [`Backend`], [`LossPlan`], [`PlanRequest`], [`plan::Head`] |
+//! | write a backend or a wrapper | [`Backend`], [`LossPlan`], [`PlanRequest`], [`backend_api::plan::Head`] |
 //!
 //! Feature `format`, on by default: batch files, which are safetensors files.
 #![forbid(unsafe_code)]
@@ -42,29 +42,25 @@
 pub mod advantages;
 pub mod aggregate;
 pub mod backend;
+pub mod backend_api;
 pub mod batch;
-pub mod columns;
 pub mod config;
 pub mod controllers;
 pub mod error;
-pub mod evaluate;
 #[cfg(feature = "format")]
 pub mod format;
-pub mod gradients;
-pub mod grpo_loss;
+mod gradients;
+mod grpo_loss;
 pub mod metrics;
 mod mismatch;
 pub mod objective;
 pub mod parity;
-pub mod plan;
 mod plan_request;
-pub mod policy;
+mod policy;
 mod prepare;
-pub mod real;
 pub mod rewards;
 mod sampler;
 mod selection;
-pub mod strict;
 pub mod tensor;
 
 /// The crate whose `bf16` tensors have: the version that fits, for callers that have none of their own.

@@ -1,6 +1,6 @@
 //! Metrics that add up over micro-batches and ranks.
 
-use crate::real::Real;
+use crate::backend_api::real::Real;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 

@@ -2,10 +2,10 @@
 
 use approx::assert_relative_eq;
 use grpo_core::aggregate::token_weights;
+use grpo_core::backend_api::evaluate::Evaluator;
+use grpo_core::backend_api::real::Scalar;
 use grpo_core::batch::{Rows, StepData, TokenWeights};
-use grpo_core::evaluate::Evaluator;
 use grpo_core::format::BatchLoss;
-use grpo_core::real::Scalar;
 use grpo_core::{Advantages, KlEstimator, LossConfig, LossType, Metrics, TokenBatch};
 use rstest::rstest;
 

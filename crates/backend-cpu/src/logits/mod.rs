@@ -25,10 +25,10 @@ use crate::softmax::{
     transform_bf16_to, transform_to,
 };
 use crate::tokens::{Chunks, TokenState, empty_scores};
+use grpo_core::backend_api::columns::LossSums;
+use grpo_core::backend_api::evaluate::Evaluator;
 use grpo_core::batch::TokenBatch;
-use grpo_core::columns::LossSums;
 use grpo_core::error::Result;
-use grpo_core::evaluate::Evaluator;
 use grpo_core::{LossConfig, PlanRequest, PolicyOutput, Scores};
 use half::bf16;
 use rayon::prelude::*;

@@ -12,13 +12,13 @@ mod policy;
 
 pub use policy::{Evaluation, Policy};
 
+use grpo_core::backend_api::columns::LossSums;
+use grpo_core::backend_api::evaluate::Evaluator;
+use grpo_core::backend_api::plan::{Call, Step, TokenScores, step};
+use grpo_core::backend_api::real::Scalar;
 use grpo_core::batch::PolicyValues;
 use grpo_core::batch::TokenBatch;
-use grpo_core::columns::LossSums;
 use grpo_core::error::Result;
-use grpo_core::evaluate::Evaluator;
-use grpo_core::plan::{Call, Step, TokenScores, step};
-use grpo_core::real::Scalar;
 use grpo_core::{LossConfig, PolicyOutput, TemperatureFactors};
 use policy::{dense, head_index};
 

@@ -1,8 +1,8 @@
 //! What goes into the oracle, and what comes out.
 
+use grpo_core::backend_api::real::Scalar;
 use grpo_core::batch::TokenBatch;
 use grpo_core::error::{Error, Result};
-use grpo_core::real::Scalar;
 use grpo_core::{HeadLayout, Metrics, PolicyOutput};
 
 /// A policy's output in the precision `R`, row-major, with the shape that its slices alone do not tell.

@@ -19,7 +19,7 @@ pub enum Role {
     /// Targets and sequences of the tokens of all devices, i32 `[IDS, G]`.
     TokenIds,
     /// What is known of every token of all devices, f32 `[TokenColumns::COUNT, G]`: a row per field of
-    /// [`TokenColumns`](grpo_core::columns::TokenColumns).
+    /// [`TokenColumns`](grpo_core::backend_api::columns::TokenColumns).
     TokenNumbers,
     /// A predicate: whether the batch has no old policy, so that the policy is its own.
     OnPolicy,
@@ -32,7 +32,7 @@ pub enum Role {
     /// Gradient of given logits `[N, V]`, accumulated: argument and result. In place, they are the result `Logits`.
     GradLogits,
     /// The loss and its metrics as sums, f32 `[LossSums::COUNT]`: an entry per field of
-    /// [`LossSums`](grpo_core::columns::LossSums).
+    /// [`LossSums`](grpo_core::backend_api::columns::LossSums).
     Sums,
     /// Log-probabilities of the targets in nats, f32 `[N]`.
     Logp,

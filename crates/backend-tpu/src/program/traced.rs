@@ -1,6 +1,6 @@
 //! Values of a program as the numbers that a loss is written over.
 
-use grpo_core::real::Real;
+use grpo_core::backend_api::real::Real;
 use stablehlo::Value;
 use std::ops::{Add, Div, Mul, Neg, Sub};
 

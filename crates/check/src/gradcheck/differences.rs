@@ -7,10 +7,10 @@
 
 use crate::error::Result;
 use backend_cpu::oracle;
+use grpo_core::backend_api::real::Real;
 use grpo_core::batch::TokenBatch;
 use grpo_core::batch::{PolicyValues, TokenFactors};
 use grpo_core::objective::{TokenTerms, shared_part, shares_mean, token_loss};
-use grpo_core::real::Real;
 use grpo_core::{HeadLayout, LossConfig};
 use grpo_core::{aggregate::token_weights, batch::TokenWeights};
 use std::borrow::Cow;

@@ -79,7 +79,7 @@ fn batch(lengths: &[usize]) -> TokenBatch {
 }
 
 fn with(json: &str) -> AdvantageConfig {
-    crate::strict::from_value(serde_json::from_str(json).unwrap()).unwrap()
+    crate::backend_api::strict::from_value(serde_json::from_str(json).unwrap()).unwrap()
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! Reading configurations: flat, without unknown keys.
 
 use super::LossConfig;
+use crate::backend_api::strict::{self, UniqueKeys};
 use crate::batch::StepData;
 use crate::error::{Error, Result};
-use crate::strict::{self, UniqueKeys};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use serde_json::Value;
 

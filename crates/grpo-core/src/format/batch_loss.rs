@@ -1,9 +1,9 @@
 //! The loss of a batch file: keys of the loss and of the step beside each other.
 
+use crate::backend_api::strict::{self, UniqueKeys};
 use crate::batch::StepData;
 use crate::config::LossConfig;
 use crate::error::{Error, Result};
-use crate::strict::{self, UniqueKeys};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 

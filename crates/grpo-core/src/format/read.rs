@@ -1,11 +1,11 @@
 //! From the bytes of a file: every tensor checked against what the others say of B, T, H and V.
 
 use super::{BatchFile, BatchLoss, FORMAT, expected_shapes};
+use crate::backend_api::strict::{UniqueKeys, nearest};
 use crate::batch::{Advantages, TokenBatch};
 use crate::error::{Error, Result};
 use crate::parity::Values;
 use crate::policy::PolicyOutput;
-use crate::strict::{UniqueKeys, nearest};
 use crate::tensor::Tensor;
 use half::bf16;
 use safetensors::tensor::{Dtype as FileDtype, SafeTensors, TensorView};

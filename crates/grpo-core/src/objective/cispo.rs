@@ -48,7 +48,7 @@ use super::{PolicyTerm, Ratio, TokenTerms, clip, signs};
 use crate::config::{LossConfig, Semantics};
 use crate::error::{Error, Result};
 use crate::metrics::Metrics;
-use crate::real::Real;
+use crate::backend_api::real::Real;
 
 /// The loss `cispo`.
 #[derive(Clone, Copy, Debug)]

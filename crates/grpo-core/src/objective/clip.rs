@@ -2,9 +2,9 @@
 
 use super::loss::Clipped;
 use super::{PolicyTerm, TokenTerms, signs};
+use crate::backend_api::real::Real;
 use crate::config::LossConfig;
 use crate::metrics::Metrics;
-use crate::real::Real;
 
 /// -min(min(r, delta) A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A): PPO's clip (arXiv 1707.06347) with asymmetric
 /// bounds (DAPO) and the two-sided cap (INTELLECT-2, arXiv 2505.07291); for A < 0 at most -A c (dual clip, arXiv

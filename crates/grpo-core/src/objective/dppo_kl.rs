@@ -45,7 +45,7 @@
 use super::loss::{Bounds, Loss};
 use super::{PolicyTerm, Ratio, TokenTerms, trust_region};
 use crate::config::{LossConfig, Semantics};
-use crate::real::Real;
+use crate::backend_api::real::Real;
 
 /// The loss `dppo_kl`.
 #[derive(Clone, Copy, Debug)]

@@ -42,7 +42,7 @@ use crate::config::LossConfig;
 use crate::config::checks::positive;
 use crate::error::{Error, Result};
 use crate::metrics::Metrics;
-use crate::real::Real;
+use crate::backend_api::real::Real;
 use serde::{Deserialize, Serialize};
 
 /// The loss `dro`.

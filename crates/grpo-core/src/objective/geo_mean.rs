@@ -54,7 +54,7 @@ use super::ratio::held;
 use super::{PolicyTerm, Ratio, TokenTerms, signs};
 use crate::config::{ImportanceSamplingLevel, KlImportance, LossConfig, Semantics};
 use crate::error::{Error, Result};
-use crate::real::Real;
+use crate::backend_api::real::Real;
 
 /// The loss `geo_mean`.
 #[derive(Clone, Copy, Debug)]

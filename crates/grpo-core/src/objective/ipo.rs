@@ -39,7 +39,7 @@
 use super::loss::{Bounds, Loss};
 use super::{PolicyTerm, Ratio, TokenTerms, trust_region};
 use crate::config::LossConfig;
-use crate::real::Real;
+use crate::backend_api::real::Real;
 
 /// The loss `ipo`.
 #[derive(Clone, Copy, Debug)]

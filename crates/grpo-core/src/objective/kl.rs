@@ -2,8 +2,8 @@
 
 use super::TokenTerms;
 use super::ratio::{Ratio, held, is_free};
+use crate::backend_api::real::Real;
 use crate::config::{KlEstimator, KlImportance, LossConfig};
-use crate::real::Real;
 
 /// The term without beta: the estimate, times its weight, within its bounds. Where a bound holds there is no gradient, that
 /// of the weight included.

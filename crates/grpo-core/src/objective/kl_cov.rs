@@ -52,7 +52,7 @@ use crate::config::LossConfig;
 use crate::config::checks::{finite, positive};
 use crate::error::Result;
 use crate::metrics::Metrics;
-use crate::real::Real;
+use crate::backend_api::real::Real;
 use serde::{Deserialize, Serialize};
 
 /// The loss `kl_cov`.

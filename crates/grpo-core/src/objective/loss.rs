@@ -3,13 +3,13 @@
 use super::clip;
 use super::ratio::Ratio;
 use super::{PolicyTerm, TokenTerms};
+use crate::backend_api::columns::LossSums;
+use crate::backend_api::real::Real;
 use crate::batch::TokenBatch;
 use crate::batch::{PolicyValues, TokenFactors};
-use crate::columns::LossSums;
 use crate::config::{ImportanceSamplingLevel, LossAggMode, LossConfig, Semantics};
 use crate::error::Result;
 use crate::metrics::Metrics;
-use crate::real::Real;
 
 /// A loss: its formula, and what follows from it for configuration, averages and metrics.
 ///

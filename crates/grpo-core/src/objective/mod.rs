@@ -1,7 +1,7 @@
 //! The loss of one token, written once, over [`Real`]: a file per loss.
 //!
 //! Everything that knows about clipping, KL or advantages is in this folder. Backends never repeat it: they hand in
-//! log-probabilities and take back derivatives (see [`crate::evaluate`]).
+//! log-probabilities and take back derivatives (see [`crate::backend_api::evaluate`]).
 //!
 //! A token's loss depends on its own log-probability and, where tokens of a sequence share one, on a log-ratio that is a
 //! sum over the sequence: what a token adds to it is [`shared_part`]. What has to be known of the whole batch (which
@@ -23,8 +23,8 @@ mod ratio;
 mod trust_region;
 mod weighted;
 
+use crate::backend_api::real::{Dual, Real};
 use crate::config::LossConfig;
-use crate::real::{Dual, Real};
 pub(crate) use kl::value as kl_value;
 pub use loss::{Average, Bounds, Clipped, Loss, OwnAverage, SharedLogRatio};
 pub use ratio::Ratio;
@@ -156,7 +156,7 @@ pub struct TokenLoss<R> {
 /// The loss of one token.
 ///
 /// `terms.ref_logp` must be there when `config.beta` is not 0, `terms.shared` where the loss shares a log-ratio;
-/// [`crate::evaluate::Evaluator`] has checked that.
+/// [`crate::backend_api::evaluate::Evaluator`] has checked that.
 pub fn token_loss<R: Real>(config: &LossConfig, terms: &TokenTerms<R>) -> TokenLoss<R> {
     let ratio = Ratio::new(config, terms);
     let policy = config.loss_type.policy(config, terms, &ratio);

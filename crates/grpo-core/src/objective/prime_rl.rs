@@ -46,7 +46,7 @@ use super::{PolicyTerm, Ratio, TokenTerms, signs, trust_region};
 use crate::config::LossConfig;
 use crate::config::checks::finite;
 use crate::error::Result;
-use crate::real::Real;
+use crate::backend_api::real::Real;
 use serde::{Deserialize, Serialize};
 
 /// The loss `prime_rl`.

@@ -1,8 +1,8 @@
 //! The importance ratio: a token's own, or its sequence's.
 
 use super::TokenTerms;
+use crate::backend_api::real::Real;
 use crate::config::{ImportanceSamplingLevel, LossConfig, Semantics};
-use crate::real::Real;
 
 /// Largest exponent of a ratio or a KL term alone: e^80 is within f32, with room for advantages and weights.
 const LARGEST_EXPONENT: f64 = 80.0;

@@ -42,7 +42,7 @@ use super::loss::{Bounds, Clipped, Loss};
 use super::{PolicyTerm, Ratio, TokenTerms};
 use crate::config::LossConfig;
 use crate::metrics::Metrics;
-use crate::real::Real;
+use crate::backend_api::real::Real;
 
 /// The loss `reinforce`.
 #[derive(Clone, Copy, Debug)]

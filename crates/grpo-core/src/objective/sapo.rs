@@ -46,7 +46,7 @@ use crate::config::checks::positive;
 use crate::config::{LossAggMode, LossConfig, Semantics};
 use crate::error::Result;
 use crate::metrics::Metrics;
-use crate::real::Real;
+use crate::backend_api::real::Real;
 use serde::{Deserialize, Serialize};
 
 /// The loss `sapo`.

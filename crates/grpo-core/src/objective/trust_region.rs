@@ -2,8 +2,8 @@
 
 use super::loss::Bounds;
 use super::{PolicyTerm, Ratio, TokenTerms};
+use crate::backend_api::real::Real;
 use crate::config::LossConfig;
-use crate::real::Real;
 
 /// The cap of DPPO's ratio; verl's actor passes its own `clip_ratio_c`, 3 by default.
 pub(super) const LARGEST_RATIO: f64 = 20.0;

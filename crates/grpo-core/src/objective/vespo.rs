@@ -51,7 +51,7 @@ use crate::config::checks::finite;
 use crate::config::{ImportanceSamplingLevel, KlImportance, LossConfig, Semantics};
 use crate::error::{Error, Result};
 use crate::metrics::Metrics;
-use crate::real::Real;
+use crate::backend_api::real::Real;
 use serde::{Deserialize, Serialize};
 
 /// The loss `vespo`.

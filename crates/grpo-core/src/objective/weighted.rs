@@ -1,13 +1,13 @@
 //! The loss of tokens with everything that stands around it: the log-ratio that a sequence shares, weights, the entropy
 //! bonus, and the derivatives of all.
 //!
-//! A [`Real`] stands for one token, for those of a sequence ([`crate::real::List`]), or in a compiled program for all N tokens
+//! A [`Real`] stands for one token, for those of a sequence ([`crate::backend_api::real::List`]), or in a compiled program for all N tokens
 //! of a batch, masked ones included (their weight is 0); sums over a sequence are the caller's business.
 
 use super::{TokenInputs, TokenWeight, shares_mean, weighted};
-use crate::columns::{Recorded, TokenColumns};
+use crate::backend_api::columns::{Recorded, TokenColumns};
+use crate::backend_api::real::{Dual, List, Real};
 use crate::config::LossConfig;
-use crate::real::{Dual, List, Real};
 
 /// What is known of the tokens; every entry `[N]`. Masked tokens hold finite numbers and weights of 0.
 #[derive(Clone, Debug)]
@@ -107,7 +107,7 @@ impl<R> BatchLoss<R> {
 
 /// The loss of a batch. `sequence_sum` gives every token the sum over the tokens of its sequence.
 ///
-/// Those of the reference must be there when `config.beta` is not 0; [`crate::evaluate::Evaluator::new`] checks that.
+/// Those of the reference must be there when `config.beta` is not 0; [`crate::backend_api::evaluate::Evaluator::new`] checks that.
 pub fn batch_loss<R: Real>(config: &LossConfig, terms: &BatchTerms<R>, sequence_sum: impl Fn(&R) -> R) -> BatchLoss<R> {
     let BatchTerms { logp, entropy, columns, recorded } = terms;
     let TokenColumns { share, .. } = columns;

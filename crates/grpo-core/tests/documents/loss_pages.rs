@@ -4,9 +4,9 @@ use crate::defaults::{Property, SYSTEMS, minimal, properties, word};
 use crate::examples::{Sequence, examples};
 use crate::folder;
 use crate::page::{marked, number, spoken, table};
+use grpo_core::backend_api::evaluate::Evaluator;
 use grpo_core::batch::PolicyValues;
 use grpo_core::batch::TokenWeights;
-use grpo_core::evaluate::Evaluator;
 use grpo_core::{Advantages, LossConfig, LossType, TokenBatch};
 use std::collections::BTreeMap;
 

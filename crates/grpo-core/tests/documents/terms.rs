@@ -2,8 +2,8 @@
 
 use crate::page::{fraction, number, spoken, table};
 use grpo_core::aggregate::token_weights;
+use grpo_core::backend_api::evaluate::Evaluator;
 use grpo_core::batch::PolicyValues;
-use grpo_core::evaluate::Evaluator;
 use grpo_core::format::BatchLoss;
 use grpo_core::{Advantages, LossConfig, TokenBatch};
 

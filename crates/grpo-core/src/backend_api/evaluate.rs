@@ -2,19 +2,19 @@
 //!
 //! An [`Evaluator`] holds what is known of a step before the policy runs (weights, old log-probabilities, advantages).
 //! A backend feeds it log-probabilities span by span, as its tiles finish, and gets dL/dlogp and dL/dentropy back.
-//! Derivatives come from [`crate::real::Dual`]; a log-ratio that a sequence shares is a sum over its tokens, so the
+//! Derivatives come from [`crate::backend_api::real::Dual`]; a log-ratio that a sequence shares is a sum over its tokens, so the
 //! derivative by it is one number per sequence, pulled back to every active token.
 //!
 //! What has to be known of the whole batch first has been put into it by [`LossConfig::prepare`].
 
 use crate::aggregate::token_weights;
+use crate::backend_api::columns::{LossSums, Recorded, TokenColumns};
+use crate::backend_api::real::{List, Real, Scalar};
 use crate::batch::{Advantages, TokenBatch, TokenWeights};
-use crate::columns::{LossSums, Recorded, TokenColumns};
 use crate::config::{ImportanceSamplingLevel, LossConfig};
 use crate::error::{Error, Result};
 use crate::metrics::Metrics;
 use crate::objective::{BatchLoss, BatchTerms, Clipped, batch_loss, weighted};
-use crate::real::{List, Real, Scalar};
 use std::borrow::Cow;
 use std::ops::Range;
 

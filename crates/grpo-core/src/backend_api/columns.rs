@@ -45,7 +45,7 @@ macro_rules! columns {
 }
 
 columns! {
-    /// What is known of a token beside its log-probability ([`crate::evaluate::Evaluator::columns`]). A number on the host, a
+    /// What is known of a token beside its log-probability ([`crate::backend_api::evaluate::Evaluator::columns`]). A number on the host, a
     /// vector over tokens in a program; 0 at tokens that do not count, of which nothing is read.
     TokenColumns {
         /// Advantage; geo_mean has its sequence's.
@@ -95,7 +95,7 @@ pub struct Recorded {
 }
 
 columns! {
-    /// What a pass over a batch adds up, wherever it is added up: on the host ([`crate::evaluate::Totals`]) or on a device
+    /// What a pass over a batch adds up, wherever it is added up: on the host ([`crate::backend_api::evaluate::Totals`]) or on a device
     /// ([`crate::objective::batch_loss`]). Micro-batches and devices merge it by [`LossSums::REDUCTIONS`].
     LossSums {
         /// Of weight x token loss, entropy bonus included.
@@ -107,7 +107,7 @@ columns! {
         /// Of the entropy over active tokens, in nats.
         entropy,
         /// Of tokens clipped below; of sequences where the clip is a sequence's
-        /// ([`crate::evaluate::Evaluator::shares_clip`]).
+        /// ([`crate::backend_api::evaluate::Evaluator::shares_clip`]).
         low_clipped,
         /// The same above.
         high_clipped,

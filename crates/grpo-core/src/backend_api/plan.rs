@@ -6,12 +6,12 @@
 //! another kind (f64 in the oracle, tensors that stay on a device).
 
 use crate::backend::{LossOutput, LossPlan, MemoryReport, PlanRequest, Scores};
+use crate::backend_api::columns::LossSums;
+use crate::backend_api::evaluate::Evaluator;
 use crate::batch::PolicyValues;
 use crate::batch::TokenBatch;
-use crate::columns::LossSums;
 use crate::config::LossConfig;
 use crate::error::{Error, Result};
-use crate::evaluate::Evaluator;
 use crate::gradients::GradsMut;
 use crate::metrics::Metrics;
 use crate::policy::PolicyInput;

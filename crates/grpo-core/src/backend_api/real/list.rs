@@ -79,7 +79,7 @@ impl<R: Scalar> Real for List<R> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::real::Dual;
+    use crate::backend_api::real::Dual;
 
     #[test]
     fn a_list_is_its_tokens_one_by_one() {
