@@ -41,11 +41,11 @@
 use super::loss::{Average, Bounds, Clipped, Loss};
 use super::ratio::held;
 use super::{PolicyTerm, Ratio, TokenTerms};
+use crate::backend_api::real::Real;
 use crate::config::LossConfig;
 use crate::config::checks::positive;
 use crate::error::{Error, Result};
 use crate::metrics::Metrics;
-use crate::backend_api::real::Real;
 
 /// The loss `cfpo`.
 #[derive(Clone, Copy, Debug)]

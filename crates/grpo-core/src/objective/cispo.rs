@@ -45,10 +45,10 @@
 
 use super::loss::{Average, Bounds, Clipped, Loss};
 use super::{PolicyTerm, Ratio, TokenTerms, clip, signs};
+use crate::backend_api::real::Real;
 use crate::config::{LossConfig, Semantics};
 use crate::error::{Error, Result};
 use crate::metrics::Metrics;
-use crate::backend_api::real::Real;
 
 /// The loss `cispo`.
 #[derive(Clone, Copy, Debug)]

@@ -44,8 +44,8 @@
 
 use super::loss::{Bounds, Loss};
 use super::{PolicyTerm, Ratio, TokenTerms, trust_region};
-use crate::config::{LossConfig, Semantics};
 use crate::backend_api::real::Real;
+use crate::config::{LossConfig, Semantics};
 
 /// The loss `dppo_kl`.
 #[derive(Clone, Copy, Debug)]

@@ -47,8 +47,8 @@
 
 use super::loss::{Bounds, Loss};
 use super::{PolicyTerm, Ratio, TokenTerms, trust_region};
-use crate::config::{LossConfig, Semantics};
 use crate::backend_api::real::Real;
+use crate::config::{LossConfig, Semantics};
 
 /// The loss `dppo_tv`.
 #[derive(Clone, Copy, Debug)]

@@ -38,11 +38,11 @@
 
 use super::loss::{Bounds, Clipped, Loss};
 use super::{PolicyTerm, Ratio, TokenTerms};
+use crate::backend_api::real::Real;
 use crate::config::LossConfig;
 use crate::config::checks::positive;
 use crate::error::{Error, Result};
 use crate::metrics::Metrics;
-use crate::backend_api::real::Real;
 use serde::{Deserialize, Serialize};
 
 /// The loss `dro`.

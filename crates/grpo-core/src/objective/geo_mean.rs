@@ -52,9 +52,9 @@
 use super::loss::{Average, Bounds, Loss, OwnAverage, SharedLogRatio};
 use super::ratio::held;
 use super::{PolicyTerm, Ratio, TokenTerms, signs};
+use crate::backend_api::real::Real;
 use crate::config::{ImportanceSamplingLevel, KlImportance, LossConfig, Semantics};
 use crate::error::{Error, Result};
-use crate::backend_api::real::Real;
 
 /// The loss `geo_mean`.
 #[derive(Clone, Copy, Debug)]

@@ -38,8 +38,8 @@
 
 use super::loss::{Bounds, Loss};
 use super::{PolicyTerm, Ratio, TokenTerms, trust_region};
-use crate::config::LossConfig;
 use crate::backend_api::real::Real;
+use crate::config::LossConfig;
 
 /// The loss `ipo`.
 #[derive(Clone, Copy, Debug)]

@@ -46,13 +46,13 @@
 use super::covariance::{covariances, share_of};
 use super::loss::{Bounds, Clipped, Loss};
 use super::{PolicyTerm, Ratio, TokenTerms};
+use crate::backend_api::real::Real;
 use crate::batch::TokenBatch;
 use crate::batch::{PolicyValues, TokenFactors};
 use crate::config::LossConfig;
 use crate::config::checks::{finite, positive};
 use crate::error::Result;
 use crate::metrics::Metrics;
-use crate::backend_api::real::Real;
 use serde::{Deserialize, Serialize};
 
 /// The loss `kl_cov`.

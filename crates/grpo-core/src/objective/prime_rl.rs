@@ -43,10 +43,10 @@
 
 use super::loss::{Bounds, Loss};
 use super::{PolicyTerm, Ratio, TokenTerms, signs, trust_region};
+use crate::backend_api::real::Real;
 use crate::config::LossConfig;
 use crate::config::checks::finite;
 use crate::error::Result;
-use crate::backend_api::real::Real;
 use serde::{Deserialize, Serialize};
 
 /// The loss `prime_rl`.

@@ -40,9 +40,9 @@
 
 use super::loss::{Bounds, Clipped, Loss};
 use super::{PolicyTerm, Ratio, TokenTerms};
+use crate::backend_api::real::Real;
 use crate::config::LossConfig;
 use crate::metrics::Metrics;
-use crate::backend_api::real::Real;
 
 /// The loss `reinforce`.
 #[derive(Clone, Copy, Debug)]

@@ -42,11 +42,11 @@
 
 use super::loss::{Average, Bounds, Clipped, Loss, OwnAverage};
 use super::{PolicyTerm, Ratio, TokenTerms, signs};
+use crate::backend_api::real::Real;
 use crate::config::checks::positive;
 use crate::config::{LossAggMode, LossConfig, Semantics};
 use crate::error::Result;
 use crate::metrics::Metrics;
-use crate::backend_api::real::Real;
 use serde::{Deserialize, Serialize};
 
 /// The loss `sapo`.

@@ -47,11 +47,11 @@
 
 use super::loss::{Average, Bounds, Clipped, Loss, SharedLogRatio};
 use super::{PolicyTerm, Ratio, TokenTerms, signs};
+use crate::backend_api::real::Real;
 use crate::config::checks::finite;
 use crate::config::{ImportanceSamplingLevel, KlImportance, LossConfig, Semantics};
 use crate::error::{Error, Result};
 use crate::metrics::Metrics;
-use crate::backend_api::real::Real;
 use serde::{Deserialize, Serialize};
 
 /// The loss `vespo`.
