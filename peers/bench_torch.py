@@ -68,7 +68,7 @@ class Problem:
         return grpo(logp_of(self.logits(), self.targets), self.old_logp, self.advantages, self.low, self.high)
 
 
-def contenders(problem):
+def variants(problem):
     """By name: a function that makes the function to be measured, which returns the loss."""
 
     def eager():
@@ -198,7 +198,7 @@ def main():
         liger = "-"
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     document = {"device": name, "torch": torch.__version__, "liger": liger, "config": report["config"], "variants": {}}
-    for name, make in contenders(problem).items():
+    for name, make in variants(problem).items():
         print(f"measuring {name} ...", file=sys.stderr)
         try:
             result = measure(problem, make, report["rounds"])

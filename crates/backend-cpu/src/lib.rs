@@ -45,12 +45,12 @@ mod threads;
 mod tokens;
 
 pub use arch::Isa;
-use dense::DensePlan;
+use dense::DenseKernel;
 use error::{NAME, unsupported};
-use fused::{FusedPlan, Problem, choose};
+use fused::{FusedKernel, Problem, choose};
 use grpo_core::error::{Error, Result};
 use grpo_core::{Backend, Dtype, Implementation, LossPlan, PlanRequest, PolicySpec};
-use logits::LogitsPlan;
+use logits::LogitsKernel;
 pub use pages::advise_huge_pages;
 use plan::Kernel;
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -131,18 +131,18 @@ impl Backend for CpuBackend {
             plan::plan(request, workspace, kernel, self.pool.clone())
         };
         match (request.implementation, request.policy) {
-            (Implementation::Reference, _) => plan(dense::workspace(request), &|| Box::new(DensePlan::new(request))),
+            (Implementation::Reference, _) => plan(dense::workspace(request), &|| Box::new(DenseKernel::new(request))),
             (Implementation::Fused | Implementation::Logits, PolicySpec::Hidden { hidden, layout, dtype, .. }) => {
                 let problem = Problem::new(request, hidden, layout, isa, self.dlogits(dtype));
                 let blocking = choose(request, &problem, threads)?;
-                plan(problem.workspace(&blocking), &|| Box::new(FusedPlan::new(request, problem, blocking)))
+                plan(problem.workspace(&blocking), &|| Box::new(FusedKernel::new(request, problem, blocking)))
             }
             (Implementation::Fused, PolicySpec::Logits { .. }) => Err(unsupported(
                 "implementation `fused` on given logits",
                 "there is no head to fuse with; use `logits`, or hand over hidden states and the head",
             )),
             (Implementation::Logits, PolicySpec::Logits { .. }) => {
-                plan(logits::workspace(request), &|| Box::new(LogitsPlan::new(request, isa)))
+                plan(logits::workspace(request), &|| Box::new(LogitsKernel::new(request, isa)))
             }
         }
     }

@@ -21,7 +21,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Instant;
 
-/// Devices with the tensors that contenders share.
+/// Devices with the tensors that variants share.
 pub(crate) struct OnDevices {
     kind: Kind,
     client: Client,

@@ -25,7 +25,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     input: LossInput,
     /// Implementation to evaluate [default: fused, or logits when the file holds logits].
-    #[arg(long, value_parser = ["reference", "logits", "fused"])]
+    #[arg(long, value_parser = crate::loss_input::implementations(&[]))]
     implementation: Option<String>,
 }
 

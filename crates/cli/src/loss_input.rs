@@ -2,8 +2,9 @@
 
 use anyhow::Context;
 use clap::ValueEnum;
+use clap::builder::PossibleValuesParser;
 use grpo_core::format::BatchLoss;
-use grpo_core::{Backend, BatchFile, Dtype};
+use grpo_core::{Backend, BatchFile, Dtype, Implementation};
 use grpo_files::Layers;
 use grpo_files::read_safetensors;
 use std::path::{Path, PathBuf};
@@ -25,6 +26,11 @@ pub(crate) struct LossInput {
     /// Loss configuration (YAML or JSON, as in configs/loss/) that replaces the file's own.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
+}
+
+/// The names of the implementations, and others, as values of an option.
+pub(crate) fn implementations(others: &[&'static str]) -> PossibleValuesParser {
+    PossibleValuesParser::new(Implementation::ALL.map(Implementation::name).into_iter().chain(others.iter().copied()))
 }
 
 /// Element types on the command line.

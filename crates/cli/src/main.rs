@@ -182,8 +182,10 @@ mod tests {
         // A list of variants, where results go, and the plugin are called the same everywhere.
         let taken: Vec<String> = found.iter().map(|(_, argument)| long(argument)).collect();
         assert!(!taken.iter().any(|name| name == "output"), "{taken:?}");
-        let places = |name: &str| found.iter().filter(|(_, argument)| long(argument) == name).count();
-        assert_eq!((places("variants"), places("variant"), places("out"), places("plugin")), (3, 1, 2, 6));
+        for shared in ["variants", "out", "plugin"] {
+            let places = taken.iter().filter(|name| *name == shared).count();
+            assert!(places > 1, "--{shared} is compared with itself: {taken:?}");
+        }
     }
 
     #[test]

@@ -16,7 +16,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     input: LossInput,
     /// Implementation to check.
-    #[arg(long, value_parser = ["reference", "logits", "fused", "all"], default_value = "all")]
+    #[arg(long, value_parser = crate::loss_input::implementations(&["all"]), default_value = "all")]
     implementation: String,
     /// Bound on loss, logp and entropy, relative to their scale (at least 1), instead of the dtype's.
     #[arg(long, value_name = "X", value_parser = bound)]

@@ -63,7 +63,7 @@ impl HiddenInput {
     }
 }
 
-/// Logits.
+/// Logits as the loss takes them.
 pub(crate) struct LogitsInput {
     pub(crate) logits: Operand,
     pub(crate) spec: PolicySpec,

@@ -98,7 +98,7 @@ pub(crate) fn row_major(tensor: FlexTensor) -> FlexTensor {
 /// An LM head as its storage lies.
 pub(crate) struct Head {
     pub(crate) storage: FlexTensor,
-    /// Of the storage.
+    /// The layout of the storage.
     pub(crate) layout: HeadLayout,
     /// Whether the storage is the transpose of the tensor that was given.
     transposed: bool,

@@ -183,7 +183,7 @@ pub struct PlanRequest {
     pub loss: LossConfig,
     /// How it is computed.
     pub implementation: Implementation,
-    /// Memory against time.
+    /// How tiles trade memory for time.
     pub tiling: Tiling,
     /// Most tokens N of any batch; smaller batches are fine.
     pub max_tokens: usize,

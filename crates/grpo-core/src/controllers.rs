@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum KlController {
-    /// Stays.
+    /// The coefficient stays.
     Fixed(FixedKl),
     /// Moves towards a target.
     Adaptive(AdaptiveKl),
@@ -123,9 +123,9 @@ impl AdaptiveKl {
 pub struct AdaptiveEntropy {
     /// The coefficient of the moment; TRL starts at 0.
     pub entropy_coef: f64,
-    /// Never under this.
+    /// The least coefficient.
     pub entropy_coef_min: f64,
-    /// Never over this.
+    /// The largest coefficient.
     pub entropy_coef_max: f64,
     /// How far a step moves the coefficient.
     pub entropy_coef_delta: f64,

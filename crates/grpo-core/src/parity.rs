@@ -11,13 +11,13 @@ use serde::Serialize;
 /// may cancel to nearly nothing, and it is at least the sum of the magnitudes that cancel.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Tolerances {
-    /// Of the loss.
+    /// Tolerance of the loss.
     pub loss: f64,
-    /// Of log-probabilities.
+    /// Tolerance of log-probabilities.
     pub logp: f64,
-    /// Of entropies.
+    /// Tolerance of entropies.
     pub entropy: f64,
-    /// Of every gradient.
+    /// Tolerance of every gradient.
     pub gradient: f64,
 }
 

@@ -36,7 +36,7 @@ impl Dtype {
 
 /// A tensor that already lives on a backend's device. Only the backend that made it knows what is behind it.
 pub trait DeviceTensor: Any + Send + Sync + std::fmt::Debug {
-    /// Of its elements.
+    /// The dtype of its elements.
     fn dtype(&self) -> Dtype;
     /// For the backend to recognise its own.
     fn as_any(&self) -> &dyn Any;

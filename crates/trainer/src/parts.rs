@@ -44,7 +44,15 @@ impl Parts {
     /// # Errors
     /// Those of [`TrainConfig::validate`] and [`backends::open`].
     pub fn from_config(config: &TrainConfig) -> Result<Self> {
-        config.validate()?;
+        Self::with_tokenizer(config, Box::new(CharTokenizer))
+    }
+
+    /// The same with a tokenizer of your own, of as many tokens as `model.vocab_size`.
+    ///
+    /// # Errors
+    /// As [`Parts::from_config`].
+    pub fn with_tokenizer(config: &TrainConfig, tokenizer: Box<dyn Tokenizer>) -> Result<Self> {
+        config.validate_for(tokenizer.vocab_size())?;
         // Before a plugin is loaded.
         let (dataset, rewards) = (TaskMixture::new(&config.data, config.seed)?, Rewards::new(&config.rewards)?);
         let loss = PolicyLoss {
@@ -56,7 +64,7 @@ impl Parts {
         let policy = BurnPolicy::new(&config.model, config.seed, loss)?;
         Ok(Self {
             policy: Box::new(policy.with_rollout_batch_size(config.rollout.batch_size)),
-            tokenizer: Box::new(CharTokenizer),
+            tokenizer,
             dataset: Box::new(dataset),
             rewards,
             engine: Box::new(PolicyEngine),

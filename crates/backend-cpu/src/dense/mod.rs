@@ -1,4 +1,4 @@
-//! The implementation that users call `reference`: the oracle's evaluation in f32 behind [`grpo_core::LossPlan`].
+//! The implementation that users call `reference`: the oracle's evaluation in f32.
 //!
 //! Widens inputs to f32, evaluates, and adds the gradients to the caller's.
 
@@ -14,11 +14,11 @@ use half::bf16;
 use std::borrow::Cow;
 
 /// The dense implementation. Allocates in every call: it is for checking, not for speed.
-pub(crate) struct DensePlan {
+pub(crate) struct DenseKernel {
     request: PlanRequest,
 }
 
-impl DensePlan {
+impl DenseKernel {
     pub(crate) fn new(request: &PlanRequest) -> Self {
         Self { request: request.clone() }
     }
@@ -34,7 +34,7 @@ impl DensePlan {
     }
 }
 
-impl Kernel for DensePlan {
+impl Kernel for DenseKernel {
     fn score(&mut self, policy: PolicyOutput<Slice<'_>>, batch: &TokenBatch) -> Result<Scores> {
         let out = self.with_policy(policy, |policy| score(&self.request.loss, policy, batch))?;
         Ok(Scores { logp: out.logp, entropy: out.entropy })

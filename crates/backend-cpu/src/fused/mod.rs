@@ -53,7 +53,7 @@ use token::{Token, within};
 const TILES_PER_SLOT: usize = 8;
 
 /// A planned fused loss: sizes and workspace.
-pub(crate) struct FusedPlan {
+pub(crate) struct FusedKernel {
     request: PlanRequest,
     problem: Problem,
     blocking: Blocking,
@@ -85,7 +85,7 @@ struct Workspace {
     slots: Vec<Slot>,
 }
 
-impl FusedPlan {
+impl FusedKernel {
     pub(crate) fn new(request: &PlanRequest, problem: Problem, blocking: Blocking) -> Self {
         let (c, p) = (blocking.chunk, blocking.panel_tiles);
         let kept = problem.kept(&blocking);
@@ -286,7 +286,7 @@ fn pack_for_logits(gemm: Gemm, hidden: Slice<'_>, rows: &[usize], h: usize, out:
     }
 }
 
-impl Kernel for FusedPlan {
+impl Kernel for FusedKernel {
     fn score(&mut self, policy: PolicyOutput<Slice<'_>>, batch: &TokenBatch) -> Result<Scores> {
         let (hidden, head) = self.inputs(policy);
         let mut scores = empty_scores(batch);

@@ -85,8 +85,8 @@ impl Logit for bf16 {
     }
 }
 
-/// Sizes, and the state of a chunk.
-struct LogitsKernel {
+/// The passes over a chunk of tokens: sizes, and the state of the chunk.
+struct ChunkPasses {
     isa: IsaToken,
     loss: LossConfig,
     transform: Option<Transform>,
@@ -144,7 +144,7 @@ pub(crate) fn workspace(request: &PlanRequest) -> usize {
     .fold(evaluator_bytes(request.max_tokens), usize::saturating_add)
 }
 
-impl LogitsKernel {
+impl ChunkPasses {
     fn new(request: &PlanRequest, isa: IsaToken) -> Self {
         let sizes = Sizes::new(request);
         let Sizes { v, chunk, vocab_block, tokens } = sizes;
@@ -328,29 +328,29 @@ fn place_in_tile(target: usize, index: usize) -> Option<usize> {
 }
 
 /// The loss of logits that the policy hands over.
-pub(crate) struct LogitsPlan {
-    kernel: LogitsKernel,
+pub(crate) struct LogitsKernel {
+    passes: ChunkPasses,
 }
 
-impl LogitsPlan {
+impl LogitsKernel {
     pub(crate) fn new(request: &PlanRequest, isa: IsaToken) -> Self {
-        Self { kernel: LogitsKernel::new(request, isa) }
+        Self { passes: ChunkPasses::new(request, isa) }
     }
 
     /// Rows of masked tokens become zero as well.
     fn in_place<E: Logit>(&mut self, logits: &mut [E], loss: &Evaluator<'_>) -> (LossSums<f64>, Scores) {
-        let made = self.kernel.gradient(&mut Access::InPlace(&mut *logits), loss);
+        let made = self.passes.gradient(&mut Access::InPlace(&mut *logits), loss);
         let is_masked = |(i, _): &(usize, &mut [E])| !loss.batch().is_active(*i);
-        logits.par_chunks_mut(self.kernel.v).enumerate().filter(is_masked).for_each(|(_, z)| z.fill(E::nearest(0.0)));
+        logits.par_chunks_mut(self.passes.v).enumerate().filter(is_masked).for_each(|(_, z)| z.fill(E::nearest(0.0)));
         made
     }
 }
 
-impl Kernel for LogitsPlan {
+impl Kernel for LogitsKernel {
     fn score(&mut self, policy: PolicyOutput<Slice<'_>>, batch: &TokenBatch) -> Result<Scores> {
         Ok(match policy {
-            PolicyOutput::Logits(Slice::F32(logits)) => self.kernel.score(logits, batch),
-            PolicyOutput::Logits(Slice::Bf16(logits)) => self.kernel.score(logits, batch),
+            PolicyOutput::Logits(Slice::F32(logits)) => self.passes.score(logits, batch),
+            PolicyOutput::Logits(Slice::Bf16(logits)) => self.passes.score(logits, batch),
             PolicyOutput::Hidden { .. } => unreachable!("the wrapper has checked the policy against the plan"),
         })
     }
@@ -361,13 +361,13 @@ impl Kernel for LogitsPlan {
         loss: &Evaluator<'_>,
         grads: Grads<'_>,
     ) -> Result<(LossSums<f64>, Scores)> {
-        let kernel = &mut self.kernel;
+        let passes = &mut self.passes;
         Ok(match policy {
             PolicyOutput::Logits(Slice::F32(logits)) => {
-                kernel.gradient(&mut Access::Separate(logits, grads.logits), loss)
+                passes.gradient(&mut Access::Separate(logits, grads.logits), loss)
             }
             PolicyOutput::Logits(Slice::Bf16(logits)) => {
-                kernel.gradient(&mut Access::Separate(logits, grads.logits), loss)
+                passes.gradient(&mut Access::Separate(logits, grads.logits), loss)
             }
             PolicyOutput::Hidden { .. } => unreachable!("the wrapper has checked the policy against the plan"),
         })

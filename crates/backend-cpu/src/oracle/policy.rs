@@ -55,7 +55,7 @@ impl<'a, R> Policy<'a, R> {
 
     /// Checks lengths and targets.
     pub(super) fn check(&self, batch: &TokenBatch) -> Result<()> {
-        const OP: &str = "reference";
+        const OP: &str = "dense loss";
         let n = batch.tokens();
         let vocab = self.vocab;
         let (what, found, width) = match self.output {

@@ -56,7 +56,7 @@ impl Variant {
         self.program != ProgramKind::Materialised && self.request.implementation == Implementation::Fused
     }
 
-    /// ProgramKind `compile` makes of `spec`; it also says how many bytes of workspace that takes. Where the caller has not said how
+    /// What `compile` makes of `spec`; it also says how many bytes of workspace that takes. Where the caller has not said how
     /// large a tile is, tiles shrink until the workspace is within the budget.
     ///
     /// # Errors

@@ -8,7 +8,7 @@ use grpo_core::{HeadLayout, Implementation, LossConfig};
 use rstest::rstest;
 
 const TOLERANCE: f32 = 1e-5;
-const IMPLEMENTATIONS: [Implementation; 3] = Implementation::ALL;
+const IMPLEMENTATIONS: &[Implementation] = &Implementation::ALL;
 
 fn config() -> LossConfig {
     LossConfig { beta: 0.1, ..LossConfig::default() }

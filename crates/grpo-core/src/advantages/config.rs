@@ -68,7 +68,7 @@ pub enum ScaleRewards {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Whitening {
-    /// Not at all.
+    /// Advantages are not whitened.
     None,
     /// (a - mean) / (std + eps) over completions. TRL, MLLM-JAX.
     Sequences,

@@ -76,7 +76,7 @@ pub struct TokenBatch {
     offsets: Vec<usize>,
     mask: Vec<bool>,
     active: Vec<usize>,
-    /// 0 until set.
+    /// Advantages; 0 until they are set.
     advantages: Advantages,
     has_advantages: bool,
     old_logp: Option<Vec<f32>>,

@@ -77,7 +77,7 @@ pub struct LossConfig {
     /// Whether the ratio between old policy and sampler weighs the policy term where the batch has `sampler_logp`. `None`
     /// is TRL's true, and false elsewhere.
     pub vllm_importance_sampling_correction: Option<bool>,
-    /// How.
+    /// How that ratio is bounded, or what it masks.
     pub vllm_importance_sampling_mode: SamplerMode,
     /// Upper bound of that ratio.
     pub vllm_importance_sampling_clip_max: Option<f64>,

@@ -99,10 +99,10 @@ pub enum TemperatureMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LossAggMode {
-    /// By the step's tokens.
+    /// Divided by the step's tokens.
     #[serde(alias = "token_mean")]
     TokenMean,
-    /// By nothing.
+    /// Summed over tokens, divided by nothing.
     #[serde(alias = "token_sum")]
     TokenSum,
     /// Sum over the tokens of a sequence, mean over sequences.

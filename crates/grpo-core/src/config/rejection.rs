@@ -21,9 +21,9 @@ pub(crate) enum Over {
     Token,
     /// The sum over a sequence.
     Sum,
-    /// Its mean.
+    /// The mean over a sequence.
     Mean,
-    /// Its maximum.
+    /// The maximum over a sequence.
     Max,
 }
 

@@ -40,8 +40,8 @@ pub const SAFE: [&str; 20] = [
     "grpo.filter_groups.max_num_gen_batches",
 ];
 
-/// Keys that the format of checkpoints is older than. Where they have no value they are left out of the hash, so that
-/// checkpoints from before a key still fit their run.
+/// Keys that the format of checkpoints is older than: a key that [`TrainConfig`] gains goes here. Where they have their
+/// default they are left out of the hash, so that checkpoints from before a key still fit their run.
 const LATER: [&str; 1] = ["model.head_dim"];
 
 /// One key that has another value than before. Also a row of `changes.jsonl`, there with the checkpoint.
@@ -132,10 +132,10 @@ pub(super) fn record(
 
 /// The hash of everything that stays as it is from the beginning of a run to its end.
 pub(super) fn config_hash(config: &TrainConfig) -> Result<String> {
-    let mut leaves = leaves(config)?;
-    let unused = |key: &str, value: &Value| value.is_null() && LATER.contains(&key);
-    leaves.retain(|key, value| !(is_safe(key) || unused(key, value)));
-    serde_json::to_vec(&leaves).map(|bytes| sha256(&bytes)).map_err(|e| Error::Text(format!("configuration: {e}")))
+    let (mut of_run, defaults) = (leaves(config)?, leaves(&TrainConfig::default())?);
+    let unused = |key: &String, value: &Value| LATER.contains(&key.as_str()) && defaults.get(key) == Some(value);
+    of_run.retain(|key, value| !(is_safe(key) || unused(key, value)));
+    serde_json::to_vec(&of_run).map(|bytes| sha256(&bytes)).map_err(|e| Error::Text(format!("configuration: {e}")))
 }
 
 fn is_safe(key: &str) -> bool {
