@@ -19,6 +19,9 @@
 //! Inputs are host slices, f32 or bf16; sums and gradients are f32, the scalars of a row f64. bf16 inputs round dL/dlogits to
 //! bf16 before it is multiplied into gradients, unless [`CpuBackend::with_dlogits`] says otherwise.
 //!
+//! Feature `rayon`, on by default: kernels run on the threads of a rayon pool. Without it they run on the caller's thread, with
+//! the same results to the bit.
+//!
 //! **Build it with optimisations.** Without them the kernels are some 270 times slower: a step that takes 0.07 s takes 19.3 s.
 //! A profile for this package alone keeps the rest of a development build as it is; in the `Cargo.toml` of the program:
 //!
@@ -48,13 +51,12 @@ pub use arch::Isa;
 use dense::DenseKernel;
 use error::{NAME, unsupported};
 use fused::{FusedKernel, Problem, choose};
-use grpo_core::error::{Error, Result};
+use grpo_core::error::Result;
 use grpo_core::{Backend, Dtype, Implementation, LossPlan, PlanRequest, PolicySpec};
 use logits::LogitsKernel;
 pub use pages::advise_huge_pages;
 use plan::Kernel;
-use rayon::{ThreadPool, ThreadPoolBuilder};
-use std::sync::Arc;
+use threads::Threads;
 pub use threads::most_threads;
 
 /// The backend `cpu`.
@@ -63,39 +65,32 @@ pub use threads::most_threads;
 /// use backend_cpu::{CpuBackend, Isa};
 /// use grpo_core::{Backend, Dtype};
 ///
+/// # #[cfg(feature = "rayon")] {
 /// let backend = CpuBackend::with_threads(2)?.with_isa(Isa::detect()).with_dlogits(Dtype::F32);
 /// assert_eq!((backend.name(), backend.dlogits(Dtype::Bf16)), ("cpu", Dtype::F32));
+/// # }
 /// # Ok::<(), grpo_core::Error>(())
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct CpuBackend {
-    pool: Option<Arc<ThreadPool>>,
+    threads: Threads,
     isa: Option<Isa>,
     dlogits: Option<Dtype>,
 }
 
 impl CpuBackend {
-    /// Uses the rayon pool that it is called in.
+    /// Uses the rayon pool that it is called in, or the caller's thread alone without the feature `rayon`.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Owns a pool of `threads` threads; 0 is one per core.
+    /// Owns a pool of `threads` threads; 0 is one per core. Without the feature `rayon`, 0 and 1 are the caller's thread.
     ///
     /// # Errors
-    /// [`Error::Backend`] when there are more than [`most_threads`], or they cannot be started.
+    /// [`Error::Backend`](grpo_core::Error::Backend) when there are more than [`most_threads`], or they cannot be started;
+    /// [`Error::Unsupported`](grpo_core::Error::Unsupported) when there is more than one and the feature `rayon` is off.
     pub fn with_threads(threads: usize) -> Result<Self> {
-        let failed = |message: String| Error::Backend { backend: NAME.into(), message };
-        let most = most_threads();
-        if threads > most {
-            return Err(failed(format!("expected at most {most} threads on this machine, got {threads}")));
-        }
-        let pool = ThreadPoolBuilder::new()
-            .num_threads(threads)
-            .thread_name(|i| format!("loss-{i}"))
-            .build()
-            .map_err(|e| failed(format!("no thread pool: {e}")))?;
-        Ok(Self { pool: Some(Arc::new(pool)), ..Self::default() })
+        Ok(Self { threads: Threads::new(threads)?, ..Self::default() })
     }
 
     /// Uses kernels of this instruction set, not the fastest that the processor has. Plans of a set that it lacks are
@@ -126,9 +121,9 @@ impl Backend for CpuBackend {
     fn plan(&self, request: &PlanRequest) -> Result<Box<dyn LossPlan>> {
         request.validate()?;
         let isa = self.isa.unwrap_or_else(Isa::detect).checked()?;
-        let threads = self.pool.as_ref().map_or_else(rayon::current_num_threads, |pool| pool.current_num_threads());
+        let threads = self.threads.count();
         let plan = |workspace: usize, kernel: &dyn Fn() -> Box<dyn Kernel>| {
-            plan::plan(request, workspace, kernel, self.pool.clone())
+            plan::plan(request, workspace, kernel, self.threads.clone())
         };
         match (request.implementation, request.policy) {
             (Implementation::Reference, _) => plan(dense::workspace(request), &|| Box::new(DenseKernel::new(request))),
@@ -145,19 +140,5 @@ impl Backend for CpuBackend {
                 plan(logits::workspace(request), &|| Box::new(LogitsKernel::new(request, isa)))
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn more_threads_than_the_machine_can_use_are_refused() {
-        let most = most_threads();
-        assert!(most >= 64);
-        let error = CpuBackend::with_threads(most + 1).expect_err("too many").to_string();
-        assert!(error.contains(&format!("at most {most}")) && error.contains(&(most + 1).to_string()), "{error}");
-        CpuBackend::with_threads(2).expect("a machine can use two");
     }
 }

@@ -1,15 +1,14 @@
 //! A kernel as the head of a [`grpo_core::backend_api::plan::Plan`], which has checked what kernels assume: tensors on the host, the
-//! backend's thread pool.
+//! backend's threads.
 
 use crate::host::{self, Grads, Slice, SliceMut};
+use crate::threads::Threads;
 use grpo_core::backend_api::columns::LossSums;
 use grpo_core::backend_api::evaluate::Evaluator;
 use grpo_core::backend_api::plan::{Head, Plan};
 use grpo_core::batch::TokenBatch;
 use grpo_core::error::Result;
 use grpo_core::{GradsMut, LossPlan, MemoryReport, PlanRequest, PolicyInput, PolicyOutput, Scores, TensorMut};
-use rayon::ThreadPool;
-use std::sync::Arc;
 
 /// One implementation, planned. Inputs have been checked against the plan, and lie on the host.
 pub(crate) trait Kernel: Send {
@@ -24,19 +23,16 @@ pub(crate) trait Kernel: Send {
     fn gradient_in_place(&mut self, logits: SliceMut<'_>, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, Scores)>;
 }
 
-/// A kernel in the backend's thread pool.
+/// A kernel on the backend's threads.
 pub(crate) struct CpuHead {
     kernel: Box<dyn Kernel>,
-    pool: Option<Arc<ThreadPool>>,
+    threads: Threads,
 }
 
 impl CpuHead {
     fn run<T: Send>(&mut self, f: impl FnOnce(&mut dyn Kernel) -> T + Send) -> T {
         let kernel = self.kernel.as_mut();
-        match &self.pool {
-            Some(pool) => pool.install(|| f(kernel)),
-            None => f(kernel),
-        }
+        self.threads.run(|| f(kernel))
     }
 }
 
@@ -70,12 +66,12 @@ pub(crate) fn plan(
     request: &PlanRequest,
     workspace: usize,
     kernel: impl FnOnce() -> Box<dyn Kernel>,
-    pool: Option<Arc<ThreadPool>>,
+    threads: Threads,
 ) -> Result<Box<dyn LossPlan>> {
     let (inputs, outputs) = (request.inputs_bytes(), request.outputs_bytes());
     let memory = MemoryReport { inputs, outputs, workspace };
     request.check_memory(&memory, machine_memory())?;
-    Ok(Box::new(Plan::new(request, memory, CpuHead { kernel: kernel(), pool })))
+    Ok(Box::new(Plan::new(request, memory, CpuHead { kernel: kernel(), threads })))
 }
 
 /// Bytes that an evaluator of `n` tokens holds: two weights per token, unless the batch brought its own. Its lists per

@@ -4,6 +4,7 @@
 
 use crate::gemm::{Gemm, RHS_PANEL};
 use crate::softmax::TILE;
+use crate::threads::for_each_slot;
 use grpo_core::HeadLayout;
 use std::sync::Mutex;
 
@@ -58,21 +59,13 @@ pub(crate) fn for_each_with_slot<I: Iterator + Send>(
     I::Item: Send,
 {
     let queue = Mutex::new(items);
-    // A poisoned queue means that another task has panicked; rayon hands that panic on.
+    // A poisoned queue means that another task has panicked, and that panic is handed on.
     let next = || queue.lock().ok().and_then(|mut items| items.next());
-    let work = |slot: &mut Slot| {
+    for_each_slot(slots, |slot| {
         while let Some(item) = next() {
             f(slot, item);
         }
-    };
-    match slots {
-        [slot] => work(slot),
-        slots => rayon::scope(|scope| {
-            for slot in slots {
-                scope.spawn(|_| work(slot));
-            }
-        }),
-    }
+    });
 }
 
 /// Blocks of hidden units for that many tasks at a time: equal but for the last, each whole panels.

@@ -24,6 +24,7 @@ use crate::softmax::{
     Partial, RowGrad, RowSums, Scales, TILE, Transform, add_gradient, add_gradient_bf16, gradient, gradient_bf16,
     transform_bf16_to, transform_to,
 };
+use crate::threads::slices::*;
 use crate::tokens::{Chunks, TokenState, empty_scores};
 use grpo_core::backend_api::columns::LossSums;
 use grpo_core::backend_api::evaluate::Evaluator;
@@ -31,7 +32,6 @@ use grpo_core::batch::TokenBatch;
 use grpo_core::error::Result;
 use grpo_core::{LossConfig, PlanRequest, PolicyOutput, Scores};
 use half::bf16;
-use rayon::prelude::*;
 
 /// Logits of a chunk unless `token_chunk` says otherwise: what a shared cache holds.
 const CHUNK_BYTES: usize = 2 << 20;
