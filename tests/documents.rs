@@ -31,6 +31,13 @@ fn the_packages_that_a_user_is_to_write_down_exist() {
 }
 
 #[test]
+fn the_readme_names_every_loss() {
+    let missing = |loss: &&grpo_core::LossType| !README.contains(&format!("`{}`", loss.name()));
+    let missing: Vec<_> = grpo_core::LossType::ALL.iter().filter(missing).collect();
+    assert!(missing.is_empty(), "README.md does not name {missing:?}");
+}
+
+#[test]
 fn files_that_the_documents_link_to_exist() {
     let documents = [
         ("README.md", "..", README),

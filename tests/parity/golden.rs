@@ -4,7 +4,7 @@ use crate::backends;
 use grpo_check::gradcheck;
 use grpo_check::parity::{self, Check};
 use grpo_core::parity::Tolerances;
-use grpo_core::{BatchFile, Dtype, Implementation};
+use grpo_core::{BatchFile, Dtype, Implementation, LossType};
 use rstest::rstest;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -83,4 +83,11 @@ fn gradients_of_the_golden_files_are_the_slopes_of_their_losses() {
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
     assert_eq!(too_large, ["verl_vanilla_guard_no_dual_clip"]);
+}
+
+#[test]
+fn every_loss_has_a_golden_file() {
+    let made: Vec<LossType> = files().iter().map(|file| file.loss.loss_type).collect();
+    let without: Vec<&LossType> = LossType::ALL.iter().filter(|loss| !made.contains(loss)).collect();
+    assert!(without.is_empty(), "tests/golden has no file of {without:?}");
 }

@@ -13,7 +13,7 @@ fn a_step_is_that_of_the_plan_wherever_tensors_are() {
     let Shape { h, v, .. } = case.shape;
     let request = case.request(&grpo(), Implementation::Fused, Tiling::default());
     let mut plan = backend().plan_on_device(&request).unwrap();
-    let mut expected = Grads::zeros(request.policy, request.gradients, case.tokens());
+    let mut expected = Grads::zeros(request.policy, request.gradients, case.tokens()).unwrap();
     let out = grpo_core::LossPlan::value_and_grad(&mut plan, case.policy(), &case.batch, expected.as_mut()).unwrap();
     assert!(expected.lm_head.as_ref().unwrap().iter().any(|g| g.abs() > 1e-3));
 

@@ -64,7 +64,7 @@ fn a_step_is_that_of_the_plan(
     let mut plan = backend.plan(&request).unwrap();
     // Gradients are added to what is there.
     let begin = || {
-        let mut grads = Grads::zeros(request.policy, request.gradients, case.batch.tokens());
+        let mut grads = Grads::zeros(request.policy, request.gradients, case.batch.tokens()).unwrap();
         [&mut grads.hidden, &mut grads.lm_head, &mut grads.bias].into_iter().flatten().for_each(|g| g.fill(0.5));
         grads
     };
@@ -80,7 +80,7 @@ fn a_step_is_that_of_the_plan(
     assert!(expected.lm_head.as_ref().is_some_and(|g| g.iter().any(|g| (g - 0.5).abs() > 1e-3)));
 
     let (owned_out, owned) = loss.step_owned(inputs.policy(&case), &case.batch).unwrap();
-    let mut zeros = Grads::zeros(request.policy, request.gradients, case.batch.tokens());
+    let mut zeros = Grads::zeros(request.policy, request.gradients, case.batch.tokens()).unwrap();
     plan.value_and_grad(inputs.policy(&case), &case.batch, zeros.as_mut()).unwrap();
     assert_same(&owned_out, &out);
     assert_eq!(owned, zeros);

@@ -55,7 +55,7 @@ pub(crate) fn call(
     policy: PolicyInput<'_>,
     batch: &TokenBatch,
 ) -> Result<Evaluated> {
-    let mut grads = Grads::zeros(request.policy, request.gradients, batch.tokens());
+    let mut grads = Grads::zeros(request.policy, request.gradients, batch.tokens())?;
     let mut evaluated = evaluated(plan.value_and_grad(policy, batch, grads.as_mut())?, batch)?;
     let values = &mut evaluated.values;
     values.grad_hidden = grads.hidden.as_deref().map(widen);

@@ -3,6 +3,7 @@
 //! Legend: N tokens (rows), H hidden size, V vocabulary.
 
 use crate::backend::PolicySpec;
+use crate::error::{Error, Result};
 use crate::tensor::TensorMut;
 use serde::{Deserialize, Serialize};
 
@@ -66,7 +67,7 @@ impl<T> Grads<T> {
     ///
     /// # Errors
     /// The first one of `f`.
-    pub fn try_map<U, E>(self, mut f: impl FnMut(T) -> Result<U, E>) -> Result<Grads<U>, E> {
+    pub fn try_map<U, E>(self, mut f: impl FnMut(T) -> std::result::Result<U, E>) -> std::result::Result<Grads<U>, E> {
         let Self { hidden, lm_head, bias, logits } = self;
         let mut each = |gradient: Option<T>| gradient.map(&mut f).transpose();
         Ok(Grads { hidden: each(hidden)?, lm_head: each(lm_head)?, bias: each(bias)?, logits: each(logits)? })
@@ -99,19 +100,28 @@ impl<'a> Grads<TensorMut<'a>> {
 
 impl Grads<Vec<f32>> {
     /// Zeros for the gradients `wanted` of `tokens` tokens of a policy.
-    pub fn zeros(policy: PolicySpec, wanted: GradientSpec, tokens: usize) -> Self {
-        let zeros = |wanted: bool, elements: usize| wanted.then(|| vec![0.0; elements]);
-        match policy {
+    ///
+    /// # Errors
+    /// [`Error::Shape`] where the elements of a gradient cannot be counted.
+    pub fn zeros(policy: PolicySpec, wanted: GradientSpec, tokens: usize) -> Result<Self> {
+        let zeros = |wanted: bool, name: &str, rows: usize, columns: usize| {
+            let elements = rows.checked_mul(columns).ok_or_else(|| {
+                let expected = "a number of elements that fits usize";
+                Error::shape("gradients", name, expected, format!("{rows} x {columns}"))
+            })?;
+            Ok(wanted.then(|| vec![0.0; elements]))
+        };
+        Ok(match policy {
             PolicySpec::Logits { vocab, .. } => {
-                Self { logits: zeros(wanted.hidden, tokens * vocab), ..Self::default() }
+                Self { logits: zeros(wanted.hidden, "logits [N, V]", tokens, vocab)?, ..Self::default() }
             }
             PolicySpec::Hidden { hidden, vocab, .. } => Self {
-                hidden: zeros(wanted.hidden, tokens * hidden),
-                lm_head: zeros(wanted.lm_head, vocab * hidden),
-                bias: zeros(wanted.bias, vocab),
+                hidden: zeros(wanted.hidden, "hidden [N, H]", tokens, hidden)?,
+                lm_head: zeros(wanted.lm_head, "lm_head [V, H]", vocab, hidden)?,
+                bias: zeros(wanted.bias, "bias [V]", vocab, 1)?,
                 logits: None,
             },
-        }
+        })
     }
 
     /// Buffers that add to these.

@@ -119,7 +119,7 @@ impl GrpoLoss {
     /// # Errors
     /// As [`GrpoLoss::step`].
     pub fn step_owned(&self, policy: PolicyInput<'_>, batch: &TokenBatch) -> Result<(LossOutput, Grads<Vec<f32>>)> {
-        let mut grads = Grads::zeros(self.request.policy, self.request.gradients, batch.tokens());
+        let mut grads = Grads::zeros(self.request.policy, self.request.gradients, batch.tokens())?;
         let output = self.step_policy(policy, batch, grads.as_mut())?;
         Ok((output, grads))
     }

@@ -41,7 +41,7 @@
 
 pub mod advantages;
 pub mod aggregate;
-pub mod backend;
+mod backend;
 pub mod backend_api;
 pub mod batch;
 pub mod config;
@@ -51,7 +51,7 @@ pub mod error;
 pub mod format;
 mod gradients;
 mod grpo_loss;
-pub mod metrics;
+mod metrics;
 mod mismatch;
 pub mod objective;
 pub mod parity;
@@ -61,7 +61,7 @@ mod prepare;
 pub mod rewards;
 mod sampler;
 mod selection;
-pub mod tensor;
+mod tensor;
 
 /// The crate whose `bf16` tensors have: the version that fits, for callers that have none of their own.
 pub use half;

@@ -210,6 +210,45 @@ fn run(config: TrainConfig) -> Trainer {
     Trainer::with_parts(config, parts).unwrap()
 }
 
+/// The character tokenizer with seven tokens more that it never uses.
+struct Wider;
+
+impl Tokenizer for Wider {
+    fn vocab_size(&self) -> usize {
+        CharTokenizer.vocab_size() + 7
+    }
+    fn eos_id(&self) -> u32 {
+        CharTokenizer.eos_id()
+    }
+    fn pad_id(&self) -> u32 {
+        CharTokenizer.pad_id()
+    }
+    fn encode(&self, text: &str) -> models::Result<Vec<u32>> {
+        CharTokenizer.encode(text)
+    }
+    fn encode_prompt(&self, text: &str) -> models::Result<Vec<u32>> {
+        CharTokenizer.encode_prompt(text)
+    }
+    fn decode(&self, ids: &[u32]) -> models::Result<String> {
+        CharTokenizer.decode(ids)
+    }
+}
+
+#[test]
+fn a_tokenizer_of_your_own_has_as_many_tokens_as_the_model() {
+    let mut config = config();
+    config.grpo.max_steps = 1;
+    let refused = |config: &TrainConfig, tokenizer: Box<dyn Tokenizer>| {
+        Parts::with_tokenizer(config, tokenizer).err().expect("another number of tokens").to_string()
+    };
+    assert!(refused(&config, Box::new(Wider)).contains("model.vocab_size"));
+    config.model.vocab_size = Wider.vocab_size();
+    assert!(refused(&config, Box::new(CharTokenizer)).contains("model.vocab_size"));
+    let parts = Parts::with_tokenizer(&config, Box::new(Wider)).unwrap();
+    let mut run = Trainer::with_parts(config, parts).unwrap();
+    assert!(run.grpo_step().unwrap().metric("reward").is_finite());
+}
+
 #[test]
 fn a_policy_of_your_own_learns_what_it_is_rewarded_for() {
     let mut run = run(config());

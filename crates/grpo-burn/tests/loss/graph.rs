@@ -28,7 +28,7 @@ fn through_layer(case: &Case, make: impl FnOnce(Tensor<2>, Tensor<2>) -> Tensor<
 fn the_chain_rule_reaches_the_layers_before() {
     let (config, case) = (config(), Case::new(&config()));
     let expected = through_layer(&case, |h, w| plain::loss(&config, h.matmul(w.transpose()), &case));
-    for implementation in IMPLEMENTATIONS {
+    for implementation in IMPLEMENTATIONS.iter().copied() {
         let mut grpo = grpo(&config, implementation);
         let found = through_layer(&case, |h, w| grpo.loss(h, w, None, &case.batch()).unwrap().loss);
         for (what, (found, expected)) in ["upstream weight", "lm_head"].iter().zip(found.iter().zip(&expected)) {

@@ -7,8 +7,7 @@ use crate::micro_batch::{sequence_batches, split_evenly};
 use grpo_core::aggregate::token_weights;
 use grpo_core::batch::{Rows, StepData};
 use grpo_core::controllers::AdaptiveEntropy;
-use grpo_core::metrics::Metric;
-use grpo_core::{LossOutput, Metrics, Scores, TokenBatch};
+use grpo_core::{LossOutput, Metric, Metrics, Scores, TokenBatch};
 use policy::{Policy, StepLoss, Weights};
 use std::ops::Range;
 
