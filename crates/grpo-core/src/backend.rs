@@ -10,8 +10,9 @@ use crate::batch::{PolicyValues, TokenBatch};
 use crate::config::{LossConfig, TemperatureMode};
 use crate::error::{Error, Result};
 use crate::gradients::{GradientSpec, GradsMut};
+use crate::memory_report::MemoryReport;
 use crate::metrics::Metrics;
-use crate::policy::PolicyInput;
+use crate::policy::{PolicyInput, PolicySpec};
 use crate::tensor::{Dtype, TensorMut};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -60,17 +61,6 @@ impl Implementation {
     }
 }
 
-/// How the LM head lies in memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum HeadLayout {
-    /// `[V, H]`: Hugging Face, tied embeddings.
-    #[default]
-    VocabHidden,
-    /// `[H, V]`: burn's `Linear`.
-    HiddenVocab,
-}
-
 /// Order of the fused loops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -102,48 +92,6 @@ pub struct Tiling {
 impl Default for Tiling {
     fn default() -> Self {
         Self { workspace_budget: 128 << 20, token_chunk: None, vocab_block: None, loop_order: None, memory_limit: None }
-    }
-}
-
-/// Shapes and dtypes of what the policy hands over, for a plan: known before there is a tensor, which is why it is a type
-/// beside [`PolicyOutput`](crate::PolicyOutput), whose variants it has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PolicySpec {
-    /// Logits `[N, V]`.
-    Logits {
-        /// V.
-        vocab: usize,
-        /// Of the logits.
-        dtype: Dtype,
-    },
-    /// Hidden states `[N, H]`, LM head `[V, H]` or `[H, V]`, optional bias `[V]`.
-    Hidden {
-        /// H.
-        hidden: usize,
-        /// V.
-        vocab: usize,
-        /// Of hidden states, head and bias alike.
-        dtype: Dtype,
-        /// Of the head.
-        layout: HeadLayout,
-        /// Whether the head has a bias.
-        bias: bool,
-    },
-}
-
-impl PolicySpec {
-    /// V.
-    pub fn vocab(&self) -> usize {
-        match *self {
-            Self::Logits { vocab, .. } | Self::Hidden { vocab, .. } => vocab,
-        }
-    }
-
-    /// Dtype of what the policy hands over.
-    pub fn dtype(&self) -> Dtype {
-        match *self {
-            Self::Logits { dtype, .. } | Self::Hidden { dtype, .. } => dtype,
-        }
     }
 }
 
@@ -255,24 +203,6 @@ impl LossOutput {
                 format!("{}, although every log-probability is finite: a term of it overflows", self.loss),
             )),
         }
-    }
-}
-
-/// Bytes that one call at `max_tokens` needs, known before it runs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MemoryReport {
-    /// The policy's output: logits, or hidden states, head and bias.
-    pub inputs: usize,
-    /// Gradients (unless in place) and per-token results.
-    pub outputs: usize,
-    /// Everything else that the plan allocates.
-    pub workspace: usize,
-}
-
-impl MemoryReport {
-    /// All of it; saturates where the sum does not fit.
-    pub fn total(&self) -> usize {
-        self.inputs.saturating_add(self.outputs).saturating_add(self.workspace)
     }
 }
 

@@ -1,6 +1,6 @@
 //! What can go wrong between a caller and the loss, in words that say what to do.
 
-use crate::backend::MemoryReport;
+use crate::memory_report::MemoryReport;
 
 /// Result of this crate and of the backends.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -2,8 +2,8 @@
 //!
 //! Legend: N tokens (rows), H hidden size, V vocabulary.
 
-use crate::backend::PolicySpec;
 use crate::error::{Error, Result};
+use crate::policy::PolicySpec;
 use crate::tensor::TensorMut;
 use serde::{Deserialize, Serialize};
 

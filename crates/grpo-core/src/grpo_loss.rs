@@ -2,14 +2,13 @@
 //!
 //! Legend: N tokens (rows), H hidden size, V vocabulary.
 
-use crate::backend::{
-    Backend, HeadLayout, Implementation, LossOutput, LossPlan, MemoryReport, PlanRequest, PolicySpec, Scores, Tiling,
-};
+use crate::backend::{Backend, Implementation, LossOutput, LossPlan, PlanRequest, Scores, Tiling};
 use crate::batch::TokenBatch;
 use crate::config::LossConfig;
 use crate::error::{Error, Result};
 use crate::gradients::{GradientSpec, Grads, GradsMut};
-use crate::policy::PolicyInput;
+use crate::memory_report::MemoryReport;
+use crate::policy::{HeadLayout, PolicyInput, PolicySpec};
 use crate::tensor::{Dtype, TensorMut, TensorRef};
 use std::sync::{Arc, Mutex, MutexGuard};
 

@@ -51,6 +51,7 @@ pub mod error;
 pub mod format;
 mod gradients;
 mod grpo_loss;
+mod memory_report;
 mod metrics;
 mod mismatch;
 pub mod objective;
@@ -68,8 +69,7 @@ pub use half;
 
 pub use advantages::{AdvantageConfig, AdvantageEstimator};
 pub use backend::{
-    Backend, HeadLayout, Implementation, LoopOrder, LossOutput, LossPlan, MemoryReport, PlanRequest, PolicySpec,
-    Scores, TemperatureFactors, Tiling,
+    Backend, Implementation, LoopOrder, LossOutput, LossPlan, PlanRequest, Scores, TemperatureFactors, Tiling,
 };
 pub use batch::{Advantages, TokenBatch};
 pub use config::{
@@ -81,6 +81,7 @@ pub use error::{Error, Result};
 pub use format::BatchFile;
 pub use gradients::{GradientSpec, Grads, GradsMut};
 pub use grpo_loss::{GrpoLoss, GrpoLossBuilder};
+pub use memory_report::MemoryReport;
 pub use metrics::{Metric, Metrics};
-pub use policy::{PolicyInput, PolicyOutput};
+pub use policy::{HeadLayout, PolicyInput, PolicyOutput, PolicySpec};
 pub use tensor::{DeviceTensor, Dtype, Tensor, TensorMut, TensorRef};

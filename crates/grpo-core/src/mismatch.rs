@@ -7,7 +7,6 @@ use crate::batch::TokenBatch;
 use crate::config::{KlEstimator, Threshold};
 use crate::metrics::Metrics;
 use crate::objective::kl_value;
-use crate::sampler::sequences;
 
 /// Largest |log ratio| that verl lets into exp.
 const SAFE: f64 = 20.0;
@@ -18,7 +17,7 @@ const LARGEST: f64 = 80.0;
 pub(crate) fn record(batch: &TokenBatch, log_ratios: &[f64], metrics: &mut Metrics) {
     let Some(sampler) = batch.sampler_logp() else { return };
     let (mut sums, mut count) = ([0.0; OF_TOKENS.len()], 0.0);
-    for rows in sequences(batch) {
+    for rows in batch.active_sequences() {
         let rows: Vec<usize> = rows.into_iter().filter(|row| !sampler[*row].is_nan()).collect();
         if rows.is_empty() {
             continue;
@@ -121,7 +120,7 @@ pub(crate) fn record_weights(
 
 /// Which shares of tokens and sequences `rollout_rs` rejects. `kept`: the mask `[N]` that is left.
 pub(crate) fn record_rejected(batch: &TokenBatch, kept: &[f32], metrics: &mut Metrics) {
-    for rows in sequences(batch) {
+    for rows in batch.active_sequences() {
         let rejected = rows.iter().filter(|row| kept[**row] == 0.0).count();
         metrics.mean("rollout_corr/rollout_rs_masked_fraction", rejected as f64, rows.len() as f64);
         metrics.mean("rollout_corr/rollout_rs_seq_masked_fraction", f64::from(u8::from(rejected > 0)), 1.0);

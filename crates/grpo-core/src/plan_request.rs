@@ -1,10 +1,12 @@
 //! What is checked of a [`PlanRequest`] before a backend plans for it, and of every call before it runs.
 
-use crate::backend::{Implementation, MemoryReport, PlanRequest, PolicySpec};
+use crate::backend::{Implementation, PlanRequest};
 use crate::batch::TokenBatch;
 use crate::error::{Error, Result};
 use crate::gradients::GradsMut;
+use crate::memory_report::MemoryReport;
 use crate::policy::PolicyInput;
+use crate::policy::PolicySpec;
 use crate::tensor::Dtype;
 
 impl PlanRequest {

@@ -2,8 +2,61 @@
 //!
 //! Legend: N tokens (rows), H hidden size, V vocabulary.
 
-use crate::backend::{HeadLayout, PolicySpec};
 use crate::tensor::{Dtype, Tensor, TensorRef};
+use serde::{Deserialize, Serialize};
+
+/// How the LM head lies in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HeadLayout {
+    /// `[V, H]`: Hugging Face, tied embeddings.
+    #[default]
+    VocabHidden,
+    /// `[H, V]`: burn's `Linear`.
+    HiddenVocab,
+}
+
+/// Shapes and dtypes of what the policy hands over, for a plan: known before there is a tensor, which is why it is a type
+/// beside [`PolicyOutput`](crate::PolicyOutput), whose variants it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PolicySpec {
+    /// Logits `[N, V]`.
+    Logits {
+        /// V.
+        vocab: usize,
+        /// Of the logits.
+        dtype: Dtype,
+    },
+    /// Hidden states `[N, H]`, LM head `[V, H]` or `[H, V]`, optional bias `[V]`.
+    Hidden {
+        /// H.
+        hidden: usize,
+        /// V.
+        vocab: usize,
+        /// Of hidden states, head and bias alike.
+        dtype: Dtype,
+        /// Of the head.
+        layout: HeadLayout,
+        /// Whether the head has a bias.
+        bias: bool,
+    },
+}
+
+impl PolicySpec {
+    /// V.
+    pub fn vocab(&self) -> usize {
+        match *self {
+            Self::Logits { vocab, .. } | Self::Hidden { vocab, .. } => vocab,
+        }
+    }
+
+    /// Dtype of what the policy hands over.
+    pub fn dtype(&self) -> Dtype {
+        match *self {
+            Self::Logits { dtype, .. } | Self::Hidden { dtype, .. } => dtype,
+        }
+    }
+}
 
 /// The output of a policy, with tensors of the kind `T`: logits, or hidden states and the LM head that makes logits of
 /// them. Views cross the seam to a backend ([`PolicyInput`]), batch files own their tensors (`PolicyOutput<Tensor>`), the

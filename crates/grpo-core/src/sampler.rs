@@ -28,12 +28,6 @@ pub(crate) fn log_ratios(batch: &TokenBatch, policy: Option<&PolicyValues>) -> V
     ratios
 }
 
-/// Active rows of each sequence that has any.
-pub(crate) fn sequences(batch: &TokenBatch) -> impl Iterator<Item = Vec<usize>> {
-    let rows = |sequence| batch.range(sequence).filter(|row| batch.is_active(*row)).collect::<Vec<_>>();
-    (0..batch.sequences()).map(rows).filter(|rows| !rows.is_empty())
-}
-
 /// Multiplies the sampler's weight into `factors`, as the configuration has it.
 pub(crate) fn weigh(
     config: &LossConfig,
@@ -65,7 +59,7 @@ pub(crate) fn weigh(
     let mut weights = vec![1.0; batch.tokens()];
     // One for each token, or one for each sequence: weights, and ratios before their bounds.
     let (mut seen, mut ratios) = (Vec::new(), Vec::new());
-    for rows in sequences(batch) {
+    for rows in batch.active_sequences() {
         let sum: f64 = rows.iter().map(|row| log_ratios[*row]).sum();
         let mean = sum / rows.len() as f64;
         let shared = match correction.mode {
@@ -110,7 +104,7 @@ pub(crate) fn weigh(
         }
     }
     record(batch, log_ratios, &seen, &mut factors.metrics);
-    for rows in sequences(batch) {
+    for rows in batch.active_sequences() {
         if in_log_ratio {
             let sum = rows.iter().map(|row| vespo::sampler_log_ratio(weights[*row])).sum();
             rows.iter().for_each(|row| factors.log_ratio_bias[*row] = sum);
@@ -124,7 +118,7 @@ pub(crate) fn weigh(
 /// A loss of whole sequences (geo_mean) has one ratio for each, and so one weight: the geometric mean of its tokens', after rejection (verl).
 pub(crate) fn share_weights(config: &LossConfig, batch: &TokenBatch, factors: &mut TokenFactors) {
     if config.rules().is_of_sequences() && config.sampler_correction().is_some() {
-        for rows in sequences(batch) {
+        for rows in batch.active_sequences() {
             let logs = rows.iter().map(|row| (factors.policy[*row] + 1e-10).ln());
             let weight = (logs.sum::<f64>() / rows.len() as f64).exp();
             rows.iter().for_each(|row| factors.policy[*row] = weight);
@@ -176,7 +170,7 @@ pub(crate) fn rejection_mask(config: &LossConfig, batch: &TokenBatch, log_ratios
         return Ok(None);
     }
     let mut mask = batch.mask();
-    for rows in sequences(batch) {
+    for rows in batch.active_sequences() {
         let ratios: Vec<f64> = rows.iter().map(|row| log_ratios[*row]).collect();
         for rule in &rules {
             for (row, _) in rows.iter().zip(rule.keeps(&ratios)).filter(|(_, keeps)| !keeps) {

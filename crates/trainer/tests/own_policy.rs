@@ -244,7 +244,8 @@ fn a_tokenizer_of_your_own_has_as_many_tokens_as_the_model() {
     assert!(refused(&config, Box::new(Wider)).contains("model.vocab_size"));
     config.model.vocab_size = Wider.vocab_size();
     assert!(refused(&config, Box::new(CharTokenizer)).contains("model.vocab_size"));
-    let parts = Parts::with_tokenizer(&config, Box::new(Wider)).unwrap();
+    let policy = Box::new(Unigram::new());
+    let parts = Parts { policy, ..Parts::with_tokenizer(&config, Box::new(Wider)).unwrap() };
     let mut run = Trainer::with_parts(config, parts).unwrap();
     assert!(run.grpo_step().unwrap().metric("reward").is_finite());
 }

@@ -5,7 +5,7 @@
 //! what was added up. [`Plan`] does that for a backend that implements [`Head`]; [`step`] for one whose tensors are of
 //! another kind (f64 in the oracle, tensors that stay on a device).
 
-use crate::backend::{LossOutput, LossPlan, MemoryReport, PlanRequest, Scores};
+use crate::backend::{LossOutput, LossPlan, PlanRequest, Scores};
 use crate::backend_api::columns::LossSums;
 use crate::backend_api::evaluate::Evaluator;
 use crate::batch::PolicyValues;
@@ -13,6 +13,7 @@ use crate::batch::TokenBatch;
 use crate::config::LossConfig;
 use crate::error::{Error, Result};
 use crate::gradients::GradsMut;
+use crate::memory_report::MemoryReport;
 use crate::metrics::Metrics;
 use crate::policy::PolicyInput;
 use crate::tensor::TensorMut;

@@ -1,7 +1,7 @@
 //! What is legal in a batch, and the words for what is not.
 
 use super::{LARGEST_LOGP, OP, TokenBatch, TokenWeights};
-use crate::config::TEMPERATURES;
+use crate::config::values::TEMPERATURES;
 use crate::error::{Error, Result};
 
 impl TokenBatch {

@@ -335,6 +335,12 @@ impl TokenBatch {
         self.mask[self.range(sequence)].iter().filter(|m| **m).count()
     }
 
+    /// The active rows of each sequence that has any.
+    pub(crate) fn active_sequences(&self) -> impl Iterator<Item = Vec<usize>> {
+        let rows = |sequence| self.range(sequence).filter(|row| self.is_active(*row)).collect::<Vec<_>>();
+        (0..self.sequences()).map(rows).filter(|rows| !rows.is_empty())
+    }
+
     /// The rows of one sequence.
     pub fn range(&self, sequence: usize) -> Range<usize> {
         self.offsets[sequence]..self.offsets[sequence + 1]

@@ -8,7 +8,7 @@ pub(crate) mod rejection;
 mod resolve;
 mod set;
 mod validate;
-mod values;
+pub(crate) mod values;
 
 pub use crate::objective::{LossParameters, LossType};
 pub use names::{
@@ -17,10 +17,6 @@ pub use names::{
 pub use values::{Bound, Threshold, Thresholds};
 
 use serde::{Deserialize, Serialize};
-use std::ops::RangeInclusive;
-
-/// What temperatures, logit scales and softcaps may be: f32 arithmetic has no digits left outside.
-pub(crate) const TEMPERATURES: RangeInclusive<f64> = 1e-6..=1e6;
 
 /// The loss configuration. Unknown keys are errors that name the nearest key; see [`LossConfig::from_json`].
 ///

@@ -4,8 +4,10 @@ use super::LossConfig;
 use crate::backend_api::strict::{self, UniqueKeys};
 use crate::batch::StepData;
 use crate::error::{Error, Result};
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
-use serde_json::Value;
+use serde::de::{self, DeserializeSeed, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::{Map, Value};
+use std::fmt;
 
 impl Serialize for LossConfig {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -13,17 +15,52 @@ impl Serialize for LossConfig {
     }
 }
 
-/// serde cannot refuse unknown keys of flattened structs, so they are looked up before.
+/// serde cannot refuse unknown keys of flattened structs, nor name the key whose value is wrong: so keys are looked at one by
+/// one.
 impl<'de> Deserialize<'de> for LossConfig {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let UniqueKeys(given) = UniqueKeys::deserialize(deserializer)?;
-        if !given.is_object() {
-            return Err(de::Error::custom(not_a_map(&given)));
-        }
+        let given = Value::Object(deserializer.deserialize_map(Keys)?);
         of_the_loss(&given).map_err(de::Error::custom)?;
         let known = serde_json::to_value(Self::default()).map_err(de::Error::custom)?;
         strict::reject_unknown_keys(&given, &known, "").map_err(de::Error::custom)?;
         Self::deserialize(given).map_err(de::Error::custom)
+    }
+}
+
+/// The keys of a map, each once and with a value of its type.
+struct Keys;
+
+impl<'de> Visitor<'de> for Keys {
+    type Value = Map<String, Value>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a map of loss keys")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut keys = Map::new();
+        while let Some(key) = map.next_key::<String>()? {
+            let value = map.next_value_seed(ValueOf(&key))?;
+            if keys.contains_key(&key) {
+                return Err(de::Error::custom(format!("key `{key}` is there twice")));
+            }
+            keys.insert(key, value);
+        }
+        Ok(keys)
+    }
+}
+
+/// The value of a key. It is refused while its key is being read, so that readers that follow the path know which it is.
+struct ValueOf<'a>(&'a str);
+
+impl<'de> DeserializeSeed<'de> for ValueOf<'_> {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        let UniqueKeys(value) = UniqueKeys::deserialize(deserializer)?;
+        let alone = Map::from_iter([(self.0.to_owned(), value.clone())]);
+        LossConfig::deserialize(Value::Object(alone)).map_err(de::Error::custom)?;
+        Ok(value)
     }
 }
 

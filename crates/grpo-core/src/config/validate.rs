@@ -1,9 +1,10 @@
 //! Which values are legal, alone and together.
 
 use super::rejection::rejections;
+use super::values::TEMPERATURES;
 use super::{
     Bound, ImportanceSamplingLevel, KlImportance, LossAggMode, LossConfig, RolloutIs, SamplerMode, Semantics,
-    TEMPERATURES, Threshold, checks,
+    Threshold, checks,
 };
 use crate::error::{Error, Result};
 

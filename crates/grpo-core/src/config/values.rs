@@ -2,6 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::ops::RangeInclusive;
+
+/// What temperatures, logit scales and softcaps may be: f32 arithmetic has no digits left outside.
+pub(crate) const TEMPERATURES: RangeInclusive<f64> = 1e-6..=1e6;
 
 /// A bound that can be switched off: a number, or `off`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

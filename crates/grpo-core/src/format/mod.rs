@@ -23,12 +23,12 @@ mod metadata;
 mod read;
 mod write;
 
-use crate::backend::PolicySpec;
 use crate::batch::TokenBatch;
 use crate::config::LossConfig;
 use crate::error::Result;
 use crate::parity::Values;
 use crate::policy::PolicyOutput;
+use crate::policy::PolicySpec;
 use crate::tensor::Tensor;
 pub use batch_loss::BatchLoss;
 pub use metadata::with_metadata;
