@@ -12,7 +12,7 @@ use pjrt::{Client, CompileCache, OptionValue};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The loss on the devices of a PJRT client.
+/// The loss on the devices of a PJRT client. The [front page](crate) has an example.
 #[derive(Clone)]
 pub struct PjrtBackend {
     name: String,

@@ -72,6 +72,14 @@ pub enum LoopOrder {
 }
 
 /// Sizes that trade time for memory. `None` lets the plan choose.
+///
+/// ```
+/// use grpo_core::Tiling;
+///
+/// // 32 MiB of workspace, and at most 8 GiB for a call in all.
+/// let tiling = Tiling { workspace_budget: 32 << 20, memory_limit: Some(8 << 30), ..Tiling::default() };
+/// assert_eq!(tiling.token_chunk, None);
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Tiling {

@@ -8,6 +8,14 @@ use prost::Message;
 ///
 /// A program runs on `num_replicas x num_partitions` devices. Replicas are copies of a program that names its own
 /// collectives; partitions are the shares of one program that XLA splits by its sharding annotations.
+///
+/// ```
+/// use pjrt::CompileOptions;
+///
+/// // Four copies of a program that names its own collectives.
+/// let options = CompileOptions { num_replicas: 4, ..CompileOptions::default() };
+/// assert_eq!(options.num_partitions, 1);
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct CompileOptions {
     /// Copies of the program.

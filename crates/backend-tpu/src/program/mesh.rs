@@ -8,6 +8,14 @@ use serde::{Deserialize, Serialize};
 use stablehlo::{Builder, Dtype, Reducer, Value};
 
 /// How many ways tokens and vocabulary are split.
+///
+/// ```
+/// use backend_tpu::program::Mesh;
+///
+/// let mesh = Mesh { data: 4, vocab: 2 }; // eight devices
+/// assert_eq!(Mesh::default(), Mesh { data: 1, vocab: 1 });
+/// # let _ = mesh;
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Mesh {

@@ -4,6 +4,15 @@ use grpo_core::Dtype;
 use serde::{Deserialize, Serialize};
 
 /// What may be rounded to the dtype of the inputs, and what is made at all.
+///
+/// ```
+/// use backend_tpu::program::Numerics;
+/// use grpo_core::Dtype;
+///
+/// // Logits and their gradient in bf16, no entropy: the fastest that learning usually bears.
+/// let numerics = Numerics { logits: Dtype::Bf16, dlogits: Dtype::Bf16, entropy: false, ..Numerics::default() };
+/// assert_eq!(numerics.gradients, Dtype::F32);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Numerics {

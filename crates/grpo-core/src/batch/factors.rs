@@ -4,6 +4,19 @@
 use crate::metrics::Metrics;
 
 /// What the policy says of a batch, before its loss is known: `[N]` each, in nats. Masked tokens may hold anything finite.
+///
+/// ```
+/// use grpo_core::batch::PolicyValues;
+/// use grpo_core::{LossConfig, TokenBatch};
+///
+/// // Half of the tokens, those of the highest entropy, keep their policy term.
+/// let config = LossConfig { top_entropy_quantile: 0.5, ..LossConfig::dapo() };
+/// let batch = TokenBatch::packed(vec![3, 7], vec![0, 2])?;
+/// let scored = PolicyValues { logp: vec![-1.0, -2.0], entropy: vec![0.1, 1.5] };
+/// let prepared = config.prepare(&batch, |_| Ok::<_, grpo_core::Error>(scored))?;
+/// assert_eq!(prepared.factors().map(|factors| factors.policy.clone()), Some(vec![0.0, 1.0]));
+/// # Ok::<(), grpo_core::Error>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PolicyValues {
     /// Log-probabilities.
@@ -13,6 +26,17 @@ pub struct PolicyValues {
 }
 
 /// One entry per token `[N]` in each list; 1, 1, 1, 0 and 0 where nothing is special.
+///
+/// ```
+/// use grpo_core::TokenBatch;
+/// use grpo_core::batch::TokenFactors;
+///
+/// // The second token's policy term counts half.
+/// let factors = TokenFactors { policy: vec![1.0, 0.5], ..TokenFactors::new(2) };
+/// let batch = TokenBatch::packed(vec![3, 7], vec![0, 2])?.with_factors(factors)?;
+/// assert!(batch.factors().is_some());
+/// # Ok::<(), grpo_core::Error>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TokenFactors {
     /// Of the policy term.

@@ -1,6 +1,19 @@
 //! How much each token counts; [`crate::aggregate`] says how.
 
 /// Per-token weights of one optimizer step. Masked tokens have weight 0.
+///
+/// ```
+/// use grpo_core::aggregate::token_weights;
+/// use grpo_core::{LossConfig, TokenBatch};
+///
+/// // Two sequences of one token and of three, as one step that is cut afterwards.
+/// let step = TokenBatch::packed(vec![3, 7, 1, 0], vec![0, 1, 4])?;
+/// let weights = token_weights(&LossConfig::bnpo(), &step)?;
+/// assert_eq!(weights.policy, [0.25; 4]);
+/// let second = step.with_weights(weights)?.select_sequences(1..2)?;
+/// assert_eq!(second.weights().map(|weights| weights.policy.len()), Some(3));
+/// # Ok::<(), grpo_core::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenWeights {
     /// Of the token's policy term: `[N]`.

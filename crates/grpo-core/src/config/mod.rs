@@ -21,6 +21,16 @@ use serde::{Deserialize, Serialize};
 /// The loss configuration. Unknown keys are errors that name the nearest key; see [`LossConfig::from_json`].
 ///
 /// Where a key's default depends on the system, `None` (null) stands for it.
+///
+/// ```
+/// use grpo_core::LossConfig;
+///
+/// let in_rust = LossConfig::dapo().epsilon_high(0.28).beta(0.04);
+/// let from_a_file = LossConfig::from_json(r#"{"loss_type": "dapo", "epsilon_high": 0.28, "beta": 0.04}"#)?;
+/// assert_eq!(in_rust, from_a_file);
+/// assert!(LossConfig::from_json(r#"{"epsilon_hi": 0.28}"#).is_err());
+/// # Ok::<(), grpo_core::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(remote = "Self", default)]
 pub struct LossConfig {

@@ -62,6 +62,15 @@ use serde::{Deserialize, Serialize};
 pub struct ClipCov;
 
 /// Its keys.
+///
+/// ```
+/// use grpo_core::LossConfig;
+///
+/// let mut config = LossConfig::clip_cov();
+/// config.parameters.clip_cov.ratio = 0.001;
+/// config.validate()?;
+/// # Ok::<(), grpo_core::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Parameters {

@@ -50,6 +50,16 @@ use serde::{Deserialize, Serialize};
 pub struct Dro;
 
 /// Its keys.
+///
+/// ```
+/// use grpo_core::LossConfig;
+///
+/// let mut config = LossConfig::dro();
+/// assert!(config.validate().is_err(), "its weight has no default");
+/// config.parameters.dro.beta = Some(0.5);
+/// config.validate()?;
+/// # Ok::<(), grpo_core::Error>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Parameters {

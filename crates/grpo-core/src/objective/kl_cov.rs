@@ -60,6 +60,15 @@ use serde::{Deserialize, Serialize};
 pub struct KlCov;
 
 /// Its keys.
+///
+/// ```
+/// use grpo_core::LossConfig;
+///
+/// let mut config = LossConfig::kl_cov();
+/// config.parameters.kl_cov.ppo_kl_coef = 0.2;
+/// config.validate()?;
+/// # Ok::<(), grpo_core::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Parameters {

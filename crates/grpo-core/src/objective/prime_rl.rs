@@ -54,6 +54,15 @@ use serde::{Deserialize, Serialize};
 pub struct PrimeRl;
 
 /// Its keys, which are those of [`ipo`](super::ipo) too.
+///
+/// ```
+/// use grpo_core::LossConfig;
+///
+/// let mut config = LossConfig::prime_rl();
+/// config.parameters.prime_rl.kl_tau = 0.01;
+/// config.validate()?;
+/// # Ok::<(), grpo_core::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Parameters {

@@ -54,6 +54,15 @@ use serde::{Deserialize, Serialize};
 pub struct Sapo;
 
 /// Its keys.
+///
+/// ```
+/// use grpo_core::LossConfig;
+///
+/// let mut config = LossConfig::sapo();
+/// config.parameters.sapo.temperature_neg = 1.2;
+/// config.validate()?;
+/// # Ok::<(), grpo_core::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Parameters {

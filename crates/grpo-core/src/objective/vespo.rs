@@ -59,6 +59,15 @@ use serde::{Deserialize, Serialize};
 pub struct Vespo;
 
 /// Its keys.
+///
+/// ```
+/// use grpo_core::LossConfig;
+///
+/// let mut config = LossConfig::vespo();
+/// config.parameters.vespo.k_pos = 1.5;
+/// config.validate()?;
+/// # Ok::<(), grpo_core::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Parameters {
