@@ -51,9 +51,14 @@ pub(super) fn update_policy(
     if let Some(factors) = whole.factors() {
         metrics.merge(&factors.metrics);
     }
-    // Weights of the whole update, so that its micro-batches simply add up.
-    let weights = token_weights(loss, &whole)?;
-    let whole = whole.with_weights(weights)?;
+    // Weights of the whole update, so that its micro-batches simply add up; a batch that was changed has them already.
+    let whole = match whole.weights() {
+        Some(_) => whole,
+        None => {
+            let weights = token_weights(loss, &whole)?;
+            whole.with_weights(weights)?
+        }
+    };
 
     let parts = sequence_batches(sequences, &whole, split_evenly(rows.len(), parts))?;
     let sum = policy.accumulate(&parts, StepLoss::Grpo)?;
