@@ -231,7 +231,10 @@ fn weights_of_groups_are_skyrls_and_tunixs() {
     let (batch, _) = batch(); // active: 4, 0, 3, 0, 1
     let batch = batch.select_sequences(0..4).unwrap(); // 4, 0, 3, 0
     let of = |json: &str| {
-        let weights = weights(json, &batch).unwrap();
+        let BatchLoss { mut loss, step } = BatchLoss::from_json(json).unwrap();
+        loss.beta = 1.0;
+        let weights = token_weights(&loss, &batch.clone().with_step(step).unwrap()).unwrap();
+        assert_eq!(weights.policy, weights.kl);
         [0, 2].map(|sequence| weights.policy[batch.range(sequence).find(|row| batch.is_active(*row)).unwrap()])
     };
     let prompts = r#""loss_agg_mode": "prompt_mean", "num_generations": 2"#;

@@ -107,7 +107,7 @@ impl LossConfig {
         }
         rules.check(self)?;
         if let Some(delta) = self.delta {
-            if !rules.clips_ratio() {
+            if !rules.clips_ratio(self) {
                 return fail(format!("delta caps the ratio of the clipped objectives; {name} has none: leave it out"));
             }
             if delta <= self.ratio_high() {
@@ -118,7 +118,7 @@ impl LossConfig {
             }
         }
         if let Some(c) = self.clip_ratio_c {
-            if !rules.takes_clip_ratio_c() && self.semantics != Semantics::Verl {
+            if self.dual_clip().is_none() && self.semantics != Semantics::Verl {
                 return fail(format!("clip_ratio_c belongs to the clipped objectives and to dppo, not to {name}"));
             }
             if c <= 1.0 {

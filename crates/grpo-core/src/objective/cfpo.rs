@@ -38,14 +38,13 @@
 //! epsilon_low: 0.2
 //! ```
 
-use super::loss::{Average, Bounds, Clipped, Loss};
+use super::loss::{Average, Bounds, Loss};
 use super::ratio::held;
 use super::{PolicyTerm, Ratio, TokenTerms};
 use crate::backend_api::real::Real;
 use crate::config::LossConfig;
 use crate::config::checks::positive;
 use crate::error::{Error, Result};
-use crate::metrics::Metrics;
 
 /// The loss `cfpo`.
 #[derive(Clone, Copy, Debug)]
@@ -58,10 +57,6 @@ impl Loss for Cfpo {
         let away = ratio.clone() - ratio.constant(1.0);
         let steepness = terms.advantage.abs() * ratio.constant(0.5 / config.epsilon_low);
         PolicyTerm::unclipped(steepness * away.clone() * away - ratio * terms.advantage.clone())
-    }
-
-    fn clips_ratio(&self) -> bool {
-        false
     }
 
     fn bounds(&self, _: &LossConfig) -> Bounds {
@@ -82,6 +77,4 @@ impl Loss for Cfpo {
             None => Ok(()),
         }
     }
-
-    fn metrics(&self, _: &LossConfig, _: &Clipped<'_>, _: &mut Metrics) {}
 }

@@ -77,7 +77,7 @@ impl Loss for Cispo {
         }
     }
 
-    fn clips_ratio(&self) -> bool {
+    fn clips_ratio(&self, _: &LossConfig) -> bool {
         false
     }
 

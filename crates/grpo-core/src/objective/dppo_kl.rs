@@ -66,10 +66,6 @@ impl Loss for DppoKl {
         trust_region::dppo(config, terms, ratio, outside)
     }
 
-    fn clips_ratio(&self) -> bool {
-        false
-    }
-
     fn bounds(&self, config: &LossConfig) -> Bounds {
         trust_region::bounds(config)
     }
@@ -80,10 +76,6 @@ impl Loss for DppoKl {
 
     fn dual_clip(&self, config: &LossConfig) -> Option<f64> {
         config.clip_ratio_c.or(Some(trust_region::LARGEST_RATIO))
-    }
-
-    fn takes_clip_ratio_c(&self) -> bool {
-        true
     }
 
     fn log_ratio_guard(&self, semantics: Semantics) -> Option<f64> {

@@ -36,13 +36,12 @@
 //! dro_beta: 0.5
 //! ```
 
-use super::loss::{Bounds, Clipped, Loss};
+use super::loss::{Bounds, Loss};
 use super::{PolicyTerm, Ratio, TokenTerms};
 use crate::backend_api::real::Real;
 use crate::config::LossConfig;
 use crate::config::checks::positive;
 use crate::error::{Error, Result};
-use crate::metrics::Metrics;
 use serde::{Deserialize, Serialize};
 
 /// The loss `dro`.
@@ -81,10 +80,6 @@ impl Loss for Dro {
         PolicyTerm::unclipped(penalty - terms.advantage.clone() * terms.logp.clone())
     }
 
-    fn clips_ratio(&self) -> bool {
-        false
-    }
-
     fn bounds(&self, _: &LossConfig) -> Bounds {
         Bounds::None
     }
@@ -99,6 +94,4 @@ impl Loss for Dro {
             None => Err(Error::Config("dro weighs its penalty with dro_beta, which has no default: set it".into())),
         }
     }
-
-    fn metrics(&self, _: &LossConfig, _: &Clipped<'_>, _: &mut Metrics) {}
 }

@@ -83,10 +83,6 @@ impl Loss for GeoMean {
         R::select(&zero.lt(advantage), &own.min(&high), &falling)
     }
 
-    fn clips_ratio(&self) -> bool {
-        false
-    }
-
     fn bounds(&self, config: &LossConfig) -> Bounds {
         Bounds::LogRatio { low: -config.epsilon_low, high: config.upper_epsilon() }
     }

@@ -34,11 +34,10 @@
 //! loss_type: gpg
 //! ```
 
-use super::loss::{Bounds, Clipped, Loss};
+use super::loss::{Bounds, Loss};
 use super::{PolicyTerm, Ratio, TokenTerms};
 use crate::backend_api::real::Real;
 use crate::config::LossConfig;
-use crate::metrics::Metrics;
 
 /// The loss `gpg`.
 #[derive(Clone, Copy, Debug)]
@@ -49,10 +48,6 @@ impl Loss for Gpg {
         PolicyTerm::unclipped(-(terms.advantage.clone() * terms.logp.clone()))
     }
 
-    fn clips_ratio(&self) -> bool {
-        false
-    }
-
     fn bounds(&self, _: &LossConfig) -> Bounds {
         Bounds::None
     }
@@ -60,6 +55,4 @@ impl Loss for Gpg {
     fn is_of_tokens_only(&self) -> bool {
         true
     }
-
-    fn metrics(&self, _: &LossConfig, _: &Clipped<'_>, _: &mut Metrics) {}
 }

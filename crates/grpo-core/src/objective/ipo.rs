@@ -53,10 +53,6 @@ impl Loss for Ipo {
         trust_region::penalised(config, terms, ratio, outside)
     }
 
-    fn clips_ratio(&self) -> bool {
-        false
-    }
-
     fn bounds(&self, config: &LossConfig) -> Bounds {
         trust_region::bounds(config)
     }

@@ -44,7 +44,7 @@
 //! ```
 
 use super::covariance::{covariances, share_of};
-use super::loss::{Bounds, Clipped, Loss};
+use super::loss::{Bounds, Loss};
 use super::{PolicyTerm, Ratio, TokenTerms};
 use crate::backend_api::real::Real;
 use crate::batch::TokenBatch;
@@ -52,7 +52,6 @@ use crate::batch::{PolicyValues, TokenFactors};
 use crate::config::LossConfig;
 use crate::config::checks::{finite, positive};
 use crate::error::Result;
-use crate::metrics::Metrics;
 use serde::{Deserialize, Serialize};
 
 /// The loss `kl_cov`.
@@ -99,10 +98,6 @@ impl Loss for KlCov {
         PolicyTerm::unclipped(penalty - ratio.value.clone() * terms.advantage.clone())
     }
 
-    fn clips_ratio(&self) -> bool {
-        false
-    }
-
     fn bounds(&self, _: &LossConfig) -> Bounds {
         Bounds::None
     }
@@ -123,6 +118,4 @@ impl Loss for KlCov {
         let chosen = ranked.into_iter().take(share_of(batch.active_tokens(), config.parameters.kl_cov.ratio));
         chosen.for_each(|(row, _)| factors.kl_cov_mask[row] = 1.0);
     }
-
-    fn metrics(&self, _: &LossConfig, _: &Clipped<'_>, _: &mut Metrics) {}
 }

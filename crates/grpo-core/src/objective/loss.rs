@@ -33,14 +33,14 @@ pub trait Loss: Sync {
         logp.clone() - old_logp.clone()
     }
 
-    /// Whether the formula is PPO's clip, so that `delta` and the dual clip have a meaning.
-    fn clips_ratio(&self) -> bool {
-        true
-    }
-
     /// Which values of the policy keep their gradient.
     fn bounds(&self, config: &LossConfig) -> Bounds {
         Bounds::Ratio { low: Some(config.ratio_low()), high: config.ratio_high() }
+    }
+
+    /// Whether the formula is PPO's clip, so that `delta` and the dual clip have a meaning.
+    fn clips_ratio(&self, config: &LossConfig) -> bool {
+        matches!(self.bounds(config), Bounds::Ratio { .. })
     }
 
     /// Upper bound of the ratio.
@@ -88,12 +88,7 @@ pub trait Loss: Sync {
     /// c of the dual clip, or another cap of the ratio.
     fn dual_clip(&self, config: &LossConfig) -> Option<f64> {
         // verl hands the key to every loss; most do not read it.
-        config.clip_ratio_c.filter(|_| self.clips_ratio() && config.semantics != Semantics::Verl)
-    }
-
-    /// Whether `clip_ratio_c` has a meaning.
-    fn takes_clip_ratio_c(&self) -> bool {
-        self.clips_ratio()
+        config.clip_ratio_c.filter(|_| self.clips_ratio(config) && config.semantics != Semantics::Verl)
     }
 
     /// `log_ratio_guard` where it is not set.
@@ -153,9 +148,11 @@ pub trait Loss: Sync {
         false
     }
 
-    /// Metrics of the clip, and of the loss's own statistic.
+    /// Metrics of the bounds, where there are any, and of the loss's own statistic.
     fn metrics(&self, config: &LossConfig, clipped: &Clipped<'_>, metrics: &mut Metrics) {
-        clip::metrics(self.dual_clip(config).is_some() && self.clips_ratio(), clipped, metrics);
+        if self.bounds(config) != Bounds::None {
+            clip::metrics(self.dual_clip(config).is_some() && self.clips_ratio(config), clipped, metrics);
+        }
     }
 }
 

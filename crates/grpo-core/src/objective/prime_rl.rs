@@ -97,10 +97,6 @@ impl Loss for PrimeRl {
         trust_region::penalised(config, terms, ratio, outside)
     }
 
-    fn clips_ratio(&self) -> bool {
-        false
-    }
-
     fn bounds(&self, config: &LossConfig) -> Bounds {
         trust_region::bounds(config)
     }

@@ -38,23 +38,19 @@
 //! rollout_is_threshold: 2.0
 //! ```
 
-use super::loss::{Bounds, Clipped, Loss};
+use super::gpg::Gpg;
+use super::loss::{Bounds, Loss};
 use super::{PolicyTerm, Ratio, TokenTerms};
 use crate::backend_api::real::Real;
 use crate::config::LossConfig;
-use crate::metrics::Metrics;
 
 /// The loss `reinforce`.
 #[derive(Clone, Copy, Debug)]
 pub struct Reinforce;
 
 impl Loss for Reinforce {
-    fn policy<R: Real>(&self, _: &LossConfig, terms: &TokenTerms<R>, _: &Ratio<R>) -> PolicyTerm<R> {
-        PolicyTerm::unclipped(-(terms.advantage.clone() * terms.logp.clone()))
-    }
-
-    fn clips_ratio(&self) -> bool {
-        false
+    fn policy<R: Real>(&self, config: &LossConfig, terms: &TokenTerms<R>, ratio: &Ratio<R>) -> PolicyTerm<R> {
+        Gpg.policy(config, terms, ratio)
     }
 
     fn bounds(&self, _: &LossConfig) -> Bounds {
@@ -64,6 +60,4 @@ impl Loss for Reinforce {
     fn is_of_tokens_only(&self) -> bool {
         true
     }
-
-    fn metrics(&self, _: &LossConfig, _: &Clipped<'_>, _: &mut Metrics) {}
 }

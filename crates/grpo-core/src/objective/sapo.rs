@@ -40,13 +40,12 @@
 //! sapo_temperature_neg: 1.05
 //! ```
 
-use super::loss::{Average, Bounds, Clipped, Loss, OwnAverage};
+use super::loss::{Average, Bounds, Loss, OwnAverage};
 use super::{PolicyTerm, Ratio, TokenTerms, signs};
 use crate::backend_api::real::Real;
 use crate::config::checks::positive;
 use crate::config::{LossAggMode, LossConfig, Semantics};
 use crate::error::Result;
-use crate::metrics::Metrics;
 use serde::{Deserialize, Serialize};
 
 /// The loss `sapo`.
@@ -111,10 +110,6 @@ impl Loss for Sapo {
         PolicyTerm::unclipped(-(gate * terms.advantage.clone()))
     }
 
-    fn clips_ratio(&self) -> bool {
-        false
-    }
-
     fn bounds(&self, _: &LossConfig) -> Bounds {
         Bounds::None
     }
@@ -130,6 +125,4 @@ impl Loss for Sapo {
     fn own_average(&self, semantics: Semantics) -> Option<OwnAverage> {
         (semantics == Semantics::Verl).then_some(OwnAverage::Mode(LossAggMode::SeqMeanTokenMean))
     }
-
-    fn metrics(&self, _: &LossConfig, _: &Clipped<'_>, _: &mut Metrics) {}
 }

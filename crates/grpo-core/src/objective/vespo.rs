@@ -130,10 +130,6 @@ impl Loss for Vespo {
         (logp.clone() - old_logp.clone()).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
     }
 
-    fn clips_ratio(&self) -> bool {
-        false
-    }
-
     fn bounds(&self, _: &LossConfig) -> Bounds {
         Bounds::LogRatio { low: -LARGEST_LOG_RATIO, high: LARGEST_LOG_RATIO }
     }
