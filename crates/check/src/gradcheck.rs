@@ -85,7 +85,7 @@ pub struct InputsReport {
     pub seed: u64,
     /// The comparisons that were made.
     pub rows: Vec<Row>,
-    /// Entries whose step crosses a kink of the loss, where the slope is that of the branch the gradient belongs to.
+    /// Entries whose step crosses a kink of the loss, where the derivative is that of the branch the gradient belongs to.
     pub kinks: usize,
     /// What was left out, and what the inputs are like.
     pub notes: Vec<String>,

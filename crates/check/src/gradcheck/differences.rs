@@ -1,4 +1,4 @@
-//! Slopes of a loss by central differences in f64.
+//! Derivatives of a loss by central differences in f64.
 //!
 //! A gradient is not always the derivative of the number that the loss is: a loss may call parts of itself constant (cispo's
 //! weight, the denominator of a ratio without old log-probabilities), and it has kinks (the clip), at which a step
@@ -159,9 +159,9 @@ pub(super) struct Differences<'a> {
     from: [Vec<f64>; 2],
 }
 
-/// Slopes by some entries of a tensor.
+/// Derivatives by some entries of a tensor.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Slopes {
+pub(super) struct Derivatives {
     pub(super) values: Vec<f64>,
     /// Entries whose step crosses a kink.
     pub(super) crossed: usize,
@@ -192,13 +192,13 @@ impl<'a> Differences<'a> {
         moved(distance).has_crossed() || moved(-distance).has_crossed()
     }
 
-    /// Slopes by `entries` of the point's tensor number `tensor`.
-    pub(super) fn slopes(&mut self, tensor: usize, entries: &[usize]) -> Result<Slopes> {
+    /// Derivatives by `entries` of the point's tensor number `tensor`.
+    pub(super) fn derivatives(&mut self, tensor: usize, entries: &[usize]) -> Result<Derivatives> {
         // Logits are multiplied by logit_scale/T: at a low temperature they would move by more than the step.
         let factor = |row: usize| self.loss.temperature_factors(self.batch.temperature(row)).logits;
         let factor = self.batch.active_rows().iter().map(|row| factor(*row)).fold(0.0, f64::max);
         let step = STEP / (self.loss.logit_scale.abs() * factor).max(1.0);
-        let mut slopes = Slopes::default();
+        let mut derivatives = Derivatives::default();
         for entry in entries {
             let there = self.point.tensors[tensor].1[*entry];
             let mut at = |value: f64| {
@@ -209,10 +209,10 @@ impl<'a> Differences<'a> {
             };
             let (left, right) = (there - step, there + step);
             let (low, high) = (at(left)?, at(right)?);
-            slopes.values.push((high.smooth - low.smooth) / (right - left));
-            slopes.crossed += usize::from(low.has_crossed() || high.has_crossed());
+            derivatives.values.push((high.smooth - low.smooth) / (right - left));
+            derivatives.crossed += usize::from(low.has_crossed() || high.has_crossed());
         }
-        Ok(slopes)
+        Ok(derivatives)
     }
 
     /// The loss where log-probabilities and entropies are `logp` and `entropy`.

@@ -8,7 +8,7 @@ use grpo_core::parity::Comparison;
 use grpo_core::{BatchFile, HeadLayout, PolicyOutput};
 
 /// Compares the loss of `file`, and its gradients at every so manyth entry, `most_entries` of a tensor at most, with what
-/// differences of the same loss say. Slopes keep what a loss calls constant, and stay on its branches.
+/// differences of the same loss say. Derivatives keep what a loss calls constant, and stay on its branches.
 ///
 /// # Errors
 /// Those of the oracle.
@@ -38,11 +38,15 @@ pub fn file(file: &BatchFile, most_entries: usize) -> Result<Vec<Row>> {
         let gradient = gradient.as_deref().unwrap_or_default();
         let step = gradient.len().div_ceil(most_entries.max(1)).max(1);
         let entries: Vec<usize> = (0..gradient.len()).step_by(step).collect();
-        let slopes = differences.slopes(tensor, &entries)?;
+        let derivatives = differences.derivatives(tensor, &entries)?;
         let found: Vec<f64> = entries.iter().map(|entry| gradient[*entry]).collect();
         // Entries between those that are looked at may be the largest.
         let scale = gradient.iter().fold(0.0, |m: f64, g| m.max(g.abs()));
-        rows.push(Row::new("oracle", "differences", Comparison::new(*name, &slopes.values, &found, scale, TOLERANCE)));
+        rows.push(Row::new(
+            "oracle",
+            "differences",
+            Comparison::new(*name, &derivatives.values, &found, scale, TOLERANCE),
+        ));
     }
     Ok(rows)
 }

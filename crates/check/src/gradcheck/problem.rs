@@ -158,12 +158,12 @@ impl Problem {
         for (tensor, name) in self.gradients().enumerate() {
             let all = gradient(found, name).unwrap_or_default();
             let entries = self.entries(tensor, all);
-            let slopes = differences.slopes(tensor, &entries)?;
+            let derivatives = differences.derivatives(tensor, &entries)?;
             let values: Vec<f64> = entries.iter().map(|entry| all[*entry]).collect();
-            let mut comparison = Comparison::new(name, &slopes.values, &values, 0.0, TOLERANCE);
+            let mut comparison = Comparison::new(name, &derivatives.values, &values, 0.0, TOLERANCE);
             comparison.at = entries.get(comparison.at).copied().unwrap_or_default();
             verdict.rows.push(Row::new("oracle", "differences", comparison));
-            verdict.kinks += slopes.crossed;
+            verdict.kinks += derivatives.crossed;
             if entries.len() < all.len() {
                 let (few, many, seed) = (entries.len(), all.len(), self.config.inputs.seed);
                 verdict.notes.push(format!(

@@ -51,7 +51,7 @@ fn largest(values: &[f64]) -> usize {
 #[case::gspo(&["loss.loss_type=gspo", "loss.epsilon_low=0.04", "loss.epsilon_high=0.05"])]
 #[case::cispo_on_policy(&["loss.loss_type=cispo", "loss.epsilon_high=1.1", "inputs.on_policy=true"])]
 #[case::gspo_on_policy(&["loss.loss_type=gspo", "inputs.on_policy=true"])]
-// Exponents beyond 20 are held, but not their slopes.
+// Exponents beyond 20 are held, but not their derivatives.
 #[case::saturated(&["inputs.old_logp_noise=12", "inputs.ref_logp_noise=12"])]
 fn right_gradients_pass_and_wrong_ones_are_found(#[case] set: &[&str]) {
     let problem = problem(set);
