@@ -1,8 +1,9 @@
 //! The loss as a burn model calls it.
 
+use crate::custom_op::Graph;
 use crate::error::{Error, Result};
 use crate::input::{HiddenInput, LogitsInput};
-use crate::operand::{Graph, adopt, slice, whole};
+use crate::operand::{adopt, slice, whole};
 use crate::record;
 use burn::tensor::{Tensor, bf16};
 use grpo_core::{

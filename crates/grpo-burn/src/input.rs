@@ -1,7 +1,8 @@
 //! What a model yields, checked against the batch and taken out of burn.
 
+use crate::custom_op::Operand;
 use crate::error::{Error, Result};
-use crate::operand::{Head, Operand, dtype, row_major, same_dtype, slice};
+use crate::operand::{Head, dtype, row_major, same_dtype, slice};
 use burn::backend::autodiff::ops::NodeGuard;
 use burn::tensor::Tensor;
 use grpo_core::{GradientSpec, HeadLayout, PolicyInput, PolicySpec, TokenBatch};

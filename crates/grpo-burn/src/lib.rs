@@ -10,6 +10,7 @@
 //! Legend: N tokens (rows), B sequences, T positions, H hidden size, V vocabulary.
 #![forbid(unsafe_code)]
 
+pub mod custom_op;
 mod error;
 mod grpo_loss;
 mod input;

@@ -1,77 +1,10 @@
-//! Out of burn and back: tensors as host slices, graphs as node guards.
+//! Tensors of burn as the host slices that the loss reads and writes.
 
 use crate::error::{Error, Result};
-use burn::backend::autodiff::checkpoint::strategy::BalancedCheckpointing;
-use burn::backend::autodiff::ops::NodeGuard;
 use burn::backend::flex::{FlexTensor, Layout};
-use burn::backend::tensor::FloatTensor;
-use burn::backend::{Autodiff, Flex};
-use burn::tensor::{
-    Bytes, DType, Element, GradientCheckpointingStrategy, PrimitiveConversionError, Shape, Tensor, bf16,
-};
+use burn::tensor::{Bytes, DType, Element, Tensor, bf16};
 use bytemuck::Pod;
 use grpo_core::{Dtype, HeadLayout, TensorRef};
-
-type AutodiffTensor = FloatTensor<Autodiff<Flex>>;
-
-/// The gradient-checkpointing strategy that all graphs of one call share.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Graph(Option<GradientCheckpointingStrategy>);
-
-impl Graph {
-    /// Takes the graph of one more tensor in; a tensor without autodiff is a constant and fits any graph.
-    pub(crate) fn join<const D: usize>(self, name: &'static str, tensor: &Tensor<D>) -> Result<Self> {
-        match (self.0, tensor.gradient_checkpointing_strategy()) {
-            (Some(ours), Some(theirs)) if ours != theirs => Err(Error::Checkpointing { tensor: name }),
-            (ours, theirs) => Ok(Self(ours.or(theirs))),
-        }
-    }
-
-    /// A tensor of this graph.
-    pub(crate) fn tensor(self, primitive: AutodiffTensor) -> Tensor<1> {
-        match self.0.unwrap_or_default() {
-            GradientCheckpointingStrategy::Disabled => Tensor::from_primitive::<Autodiff<Flex>>(primitive),
-            GradientCheckpointingStrategy::Balanced => {
-                Tensor::from_primitive::<Autodiff<Flex, BalancedCheckpointing>>(primitive)
-            }
-        }
-    }
-}
-
-/// A tensor taken apart: storage, place in the graph, and whether the graph wants its gradient.
-pub(crate) struct Operand {
-    pub(crate) storage: FlexTensor,
-    pub(crate) node: NodeGuard,
-    pub(crate) tracked: bool,
-}
-
-impl Operand {
-    /// Takes a tensor of any rank apart without copying it.
-    pub(crate) fn new<const D: usize>(name: &'static str, tensor: Tensor<D>) -> Result<Self> {
-        let tracked = tensor.is_autodiff() && tensor.is_tracked();
-        let primitive = match tensor.gradient_checkpointing_strategy() {
-            None => tensor.try_into_primitive::<Flex>().map(AutodiffTensor::new),
-            Some(GradientCheckpointingStrategy::Disabled) => tensor.try_into_primitive::<Autodiff<Flex>>(),
-            Some(GradientCheckpointingStrategy::Balanced) => {
-                tensor.try_into_primitive::<Autodiff<Flex, BalancedCheckpointing>>()
-            }
-        };
-        let (storage, node) = primitive.map_err(|e| not_flex(name, e))?.into_parts();
-        Ok(Self { storage, node, tracked })
-    }
-
-    /// Stands in for an argument that was not given.
-    pub(crate) fn absent() -> Self {
-        let nothing = FlexTensor::zeros(Shape::from([1]), DType::F32);
-        let (storage, node) = AutodiffTensor::new(nothing).into_parts();
-        Self { storage, node, tracked: false }
-    }
-}
-
-fn not_flex(tensor: &'static str, error: PrimitiveConversionError) -> Error {
-    let (PrimitiveConversionError::BackendMismatch(reason) | PrimitiveConversionError::KindMismatch(reason)) = error;
-    Error::NotFlex { tensor, reason }
-}
 
 /// The element type of a tensor, if the loss takes it.
 pub(crate) fn dtype<const D: usize>(name: &'static str, tensor: &Tensor<D>) -> Result<Dtype> {

@@ -1,11 +1,7 @@
-//! The burn operation: a scalar whose backward step hands out gradients that exist already.
+//! The loss as an operation of burn: a scalar whose backward step hands out gradients that exist already.
 
-use crate::operand::Graph;
-use burn::backend::autodiff::checkpoint::base::Checkpointer;
-use burn::backend::autodiff::checkpoint::strategy::NoCheckpointing;
-use burn::backend::autodiff::grads::Gradients;
+use crate::custom_op::{Derivative, Graph, record};
 use burn::backend::autodiff::ops::NodeGuard;
-use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::flex::FlexTensor;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Flex, Scalar};
@@ -21,29 +17,17 @@ pub(crate) fn scalar<const N: usize>(
     gradients: [Option<FlexTensor>; N],
 ) -> Tensor<1> {
     let value = FlexTensor::from_data(TensorData::from([value as f32]));
-    // Compute-bound operations are never recomputed, so the strategy of the graph plays no part here.
-    let output = match HandOut.prepare::<NoCheckpointing>(parents).compute_bound().stateful() {
-        OpsKind::Tracked(prep) => prep.finish(gradients, value),
-        OpsKind::UnTracked(prep) => prep.finish(value),
-    };
-    graph.tensor(output)
+    record(graph, value, parents, HandOut(gradients))
 }
 
-/// The backward step: each parent's gradient times the gradient of the scalar.
-#[derive(Debug)]
-struct HandOut;
+/// The derivative of the loss: each tensor's gradient times the gradient of the scalar.
+#[derive(Clone, Debug)]
+struct HandOut<const N: usize>([Option<FlexTensor>; N]);
 
-impl<const N: usize> Backward<Flex, N> for HandOut {
-    type State = [Option<FlexTensor>; N];
-
-    fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let upstream = grads.consume::<Flex>(&ops.node).into_data();
-        let factor: f64 = upstream.iter::<f64>().sum();
-        for (parent, gradient) in ops.parents.into_iter().zip(ops.state) {
-            if let (Some(parent), Some(gradient)) = (parent, gradient) {
-                grads.register::<Flex>(parent.id, scaled(gradient, factor));
-            }
-        }
+impl<const N: usize> Derivative<N> for HandOut<N> {
+    fn gradients(self, upstream: FlexTensor, _: [bool; N]) -> [Option<FlexTensor>; N] {
+        let factor: f64 = upstream.into_data().iter::<f64>().sum();
+        self.0.map(|gradient| gradient.map(|gradient| scaled(gradient, factor)))
     }
 }
 
