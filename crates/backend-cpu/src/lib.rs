@@ -38,6 +38,7 @@ mod error;
 mod fused;
 mod gemm;
 mod host;
+pub mod layers;
 mod logits;
 pub mod oracle;
 mod pages;

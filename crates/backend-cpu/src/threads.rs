@@ -36,7 +36,7 @@ mod implementation {
         }
 
         pub(crate) fn count(&self) -> usize {
-            self.0.as_ref().map_or_else(rayon::current_num_threads, |pool| pool.current_num_threads())
+            self.0.as_ref().map_or_else(count, |pool| pool.current_num_threads())
         }
 
         /// Runs `f` on these threads.
@@ -54,6 +54,11 @@ mod implementation {
 
     fn rayon_pool(threads: usize) -> std::result::Result<ThreadPool, rayon::ThreadPoolBuildError> {
         ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("loss-{i}")).build()
+    }
+
+    /// The number of threads of the pool that the caller is in.
+    pub(crate) fn count() -> usize {
+        rayon::current_num_threads()
     }
 
     /// Runs `work` with each of `slots`, at the same time.
@@ -102,6 +107,11 @@ mod implementation {
         }
     }
 
+    /// The caller's thread.
+    pub(crate) fn count() -> usize {
+        1
+    }
+
     /// Runs `work` with each of `slots`, one after the other.
     pub(crate) fn for_each_slot<S: Send>(slots: &mut [S], work: impl Fn(&mut S) + Sync) {
         slots.iter_mut().for_each(work);
@@ -126,7 +136,7 @@ mod implementation {
     }
 }
 
-pub(crate) use implementation::{Threads, for_each_slot, slices};
+pub(crate) use implementation::{Threads, count, for_each_slot, slices};
 
 #[cfg(all(test, feature = "rayon"))]
 mod tests {

@@ -92,6 +92,11 @@ impl Isa {
 pub(crate) struct IsaToken(Isa);
 
 impl IsaToken {
+    /// A token for the fastest instruction set that this processor has.
+    pub(crate) fn detect() -> Self {
+        Self(Isa::detect())
+    }
+
     /// The instruction set that this token proves.
     pub(crate) fn get(self) -> Isa {
         self.0

@@ -16,7 +16,7 @@ pub(super) fn held(x: f32) -> f32 {
 
 /// (max(x, LOWEST), e^x) for x <= 0, within 2 units in the last place; e^x is 0 below -126.5 ln 2. NaN stays NaN.
 #[inline(always)]
-pub(super) fn exp<M: MulAdd>(x: f32) -> (f32, f32) {
+pub(crate) fn exp<M: MulAdd>(x: f32) -> (f32, f32) {
     let x = held(x);
     let (r, power) = reduced::<M>(x);
     let p = M::mul_add(M::mul_add(above_one::<M>(r), r, 1.0), r, 1.0);

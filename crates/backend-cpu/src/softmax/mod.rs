@@ -18,6 +18,7 @@ mod scales;
 mod tanh;
 mod transform;
 
+pub(crate) use exp::exp;
 pub(crate) use gradient::{RowGrad, add_gradient, add_gradient_bf16, gradient, gradient_bf16, gradient_to};
 pub(crate) use partial::{Partial, TILE};
 pub(crate) use row::{Row, RowSums};

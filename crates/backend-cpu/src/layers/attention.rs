@@ -1,0 +1,364 @@
+//! Causal grouped-query attention (arXiv 2305.13245) over sequences that lie end to end.
+//!
+//! Avoids padding, keys and values repeated per query head, and scores beyond a tile of queries: the backward pass makes them again
+//! from the logarithm of each row's sum (arXiv 2205.14135).
+
+use super::product::{Operand, multiply_here};
+use super::scratch::Scratch;
+use super::{Layers, fits, linear::add_to};
+use crate::arch::{MulAdd, simd_dispatch};
+use crate::gemm::{KAxis, MatMut};
+use crate::softmax::exp;
+use crate::threads::slices::*;
+use grpo_core::error::{Error, Result};
+use std::ops::Range;
+
+/// Most queries of a tile.
+const TILE: usize = 60;
+
+/// The heads of an attention layer. A row of queries, keys and values has A, K and K heads of D entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Heads {
+    /// A, the number of query heads; a multiple of K.
+    pub query: usize,
+    /// K, the number of key heads and of value heads.
+    pub key_value: usize,
+    /// D, the width of a head.
+    pub width: usize,
+}
+
+impl Heads {
+    /// (A + 2K) D, the width of a row of queries, keys and values.
+    pub fn row(self) -> usize {
+        (self.query + 2 * self.key_value) * self.width
+    }
+
+    /// R = A / K, query heads per key head.
+    pub(super) fn per_key_head(self) -> usize {
+        self.query / self.key_value.max(1)
+    }
+
+    /// The columns of query head `a`.
+    pub(super) fn queries(self, a: usize) -> Range<usize> {
+        a * self.width..(a + 1) * self.width
+    }
+
+    /// The columns of key head `k`.
+    pub(super) fn keys(self, k: usize) -> Range<usize> {
+        self.queries(self.query + k)
+    }
+
+    /// The columns of value head `k`.
+    pub(super) fn values(self, k: usize) -> Range<usize> {
+        self.queries(self.query + self.key_value + k)
+    }
+}
+
+/// Rows that attend to one another: each to itself, to those of the span before it, and to the whole prefix.
+///
+/// ```
+/// use backend_cpu::layers::Span;
+///
+/// // A prompt of three tokens and two completions of it, which share its keys and values.
+/// let prompt = Span { rows: 0..3, prefix: 0..0 };
+/// let completions = [Span { rows: 3..5, prefix: 0..3 }, Span { rows: 5..9, prefix: 0..3 }];
+/// # let _ = (prompt, completions);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// The rows of the span.
+    pub rows: Range<usize>,
+    /// Rows before those of the span that all of them attend to; may be empty.
+    pub prefix: Range<usize>,
+}
+
+/// What attention makes of its rows.
+#[derive(Clone, Debug)]
+pub struct Mixed {
+    /// The mean of the values `[N, A D]` under each head's probabilities.
+    pub values: Vec<f32>,
+    /// The logarithm of the sum of the exponentials of each head's scores `[N, A]`.
+    pub lse: Vec<f32>,
+}
+
+/// What the backward pass of attention takes of the forward pass.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionGrad<'a> {
+    /// The queries, keys and values `[N, (A + 2K) D]`.
+    pub qkv: &'a [f32],
+    /// [`Mixed::values`].
+    pub values: &'a [f32],
+    /// [`Mixed::lse`].
+    pub lse: &'a [f32],
+    /// dL/d[`Mixed::values`].
+    pub dvalues: &'a [f32],
+}
+
+/// Queries of a span, and the keys that the last of them sees, in order; query i of t sees all but the last t - 1 - i.
+struct Tile {
+    rows: Range<usize>,
+    keys: Vec<usize>,
+}
+
+impl Tile {
+    fn new(span: &Span, start: usize) -> Self {
+        let rows = start..span.rows.end.min(start + TILE);
+        Self { keys: span.prefix.clone().chain(span.rows.start..rows.end).collect(), rows }
+    }
+
+    /// The number of keys that the first query sees.
+    fn first(&self) -> usize {
+        self.keys.len() + 1 - self.rows.len()
+    }
+
+    /// `columns` of its keys' rows.
+    fn of_keys<'a>(&'a self, data: &'a [f32], stride: usize, columns: Range<usize>, along: KAxis) -> Operand<'a> {
+        Operand::list(data, stride, &self.keys, columns, along)
+    }
+
+    /// `columns` of its queries' rows.
+    fn of_rows<'a>(&self, data: &'a [f32], stride: usize, columns: Range<usize>, along: KAxis) -> Operand<'a> {
+        Operand::part(data, stride, self.rows.clone(), columns, along)
+    }
+}
+
+fn tiles(spans: &[Span]) -> Vec<Tile> {
+    spans.iter().flat_map(|span| span.rows.clone().step_by(TILE).map(|start| Tile::new(span, start))).collect()
+}
+
+/// Whether the spans are all rows in order and see nothing behind them.
+fn check(qkv: &[f32], heads: Heads, spans: &[Span]) -> Result<usize> {
+    if heads.key_value == 0 || heads.width == 0 || !heads.query.is_multiple_of(heads.key_value) {
+        return Err(Error::shape("attention", "heads", "a multiple of the key/value heads", format!("{heads:?}")));
+    }
+    let mut end = 0;
+    for span in spans {
+        let ordered = span.rows.start == end && span.rows.end >= end;
+        if !ordered || span.prefix.start > span.prefix.end || span.prefix.end > span.rows.start {
+            let expected = format!("rows from {end} on, with a prefix that ends before them");
+            return Err(Error::shape("attention", "spans", expected, format!("{span:?}")));
+        }
+        end = span.rows.end;
+    }
+    fits("attention", "qkv", qkv.len(), &[end, heads.row()])?;
+    Ok(end)
+}
+
+impl Layers {
+    /// Attention of `qkv: [N, (A + 2K) D]`, queries and keys turned already; scores are divided by sqrt(D). The spans are
+    /// all rows, in order.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] when rows, heads or spans do not fit.
+    pub fn attention(&self, qkv: &[f32], heads: Heads, spans: &[Span]) -> Result<Mixed> {
+        let n = check(qkv, heads, spans)?;
+        let width = heads.query * heads.width;
+        let mut mixed = Mixed { values: vec![0.0; n * width], lse: vec![0.0; n * heads.query] };
+        let (mut values, mut lse) = (&mut mixed.values[..], &mut mixed.lse[..]);
+        let mut tasks = Vec::new();
+        for tile in tiles(spans) {
+            let of_tile;
+            let lse_of_tile;
+            (of_tile, values) = values.split_at_mut(tile.rows.len() * width);
+            (lse_of_tile, lse) = lse.split_at_mut(tile.rows.len() * heads.query);
+            tasks.push((tile, of_tile, lse_of_tile));
+        }
+        tasks.par_chunks_mut(1).for_each(|tasks| {
+            for (tile, values, lse) in tasks {
+                self.attention_tile(qkv, heads, tile, values, lse);
+            }
+        });
+        Ok(mixed)
+    }
+
+    fn attention_tile(&self, qkv: &[f32], heads: Heads, tile: &Tile, values: &mut [f32], lse: &mut [f32]) {
+        let (d, s, row, width) = (heads.width, tile.keys.len(), heads.row(), heads.query * heads.width);
+        let scale = 1.0 / (d as f32).sqrt();
+        let mut scores = Scratch::words(tile.rows.len() * s);
+        let scores = scores.floats();
+        for k in 0..heads.key_value {
+            let keys = tile.of_keys(qkv, row, heads.keys(k), KAxis::Columns);
+            let of_keys = tile.of_keys(qkv, row, heads.values(k), KAxis::Rows);
+            for a in k * heads.per_key_head()..(k + 1) * heads.per_key_head() {
+                let queries = tile.of_rows(qkv, row, heads.queries(a), KAxis::Columns);
+                multiply_here(self.gemm, &queries, &keys, &mut MatMut::new(scores, tile.rows.len(), s, s), false);
+                let lse = &mut lse[a..];
+                softmax(self.gemm.isa(), scores, s, tile.first(), scale, lse, heads.query);
+                let mut out = MatMut::new(&mut values[a * d..], tile.rows.len(), d, width);
+                multiply_here(self.gemm, &Operand::new(scores, s, KAxis::Columns), &of_keys, &mut out, false);
+            }
+        }
+    }
+
+    /// dL/d(qkv) `[N, (A + 2K) D]` of [`Layers::attention`].
+    ///
+    /// # Errors
+    /// As [`Layers::attention`].
+    pub fn attention_grad(&self, of: AttentionGrad<'_>, heads: Heads, spans: &[Span]) -> Result<Vec<f32>> {
+        let n = check(of.qkv, heads, spans)?;
+        let width = heads.query * heads.width;
+        fits("attention_grad", "values", of.values.len(), &[n, width])?;
+        fits("attention_grad", "dvalues", of.dvalues.len(), &[n, width])?;
+        fits("attention_grad", "lse", of.lse.len(), &[n, heads.query])?;
+        let (d, r, row) = (heads.width, heads.per_key_head(), heads.row());
+        let tiles = tiles(spans);
+        // Each key head's queries, keys and values apart, so that heads can be made at the same time.
+        let of_head = (r + 2) * d;
+        let mut parts = vec![0.0; n * row];
+        parts.par_chunks_mut((n * of_head).max(1)).enumerate().for_each(|(k, part)| {
+            let (dqueries, rest) = part.split_at_mut(n * r * d);
+            let (dkeys, dvalues) = rest.split_at_mut(n * d);
+            for tile in &tiles {
+                self.attention_grad_tile(&of, heads, k, tile, [dqueries, dkeys, dvalues]);
+            }
+        });
+        let mut dqkv = vec![0.0; n * row];
+        dqkv.par_chunks_mut(row).enumerate().for_each(|(i, to)| {
+            for (k, part) in parts.chunks_exact(n * of_head).enumerate() {
+                let (dqueries, rest) = part.split_at(n * r * d);
+                let (dkeys, dvalues) = rest.split_at(n * d);
+                to[k * r * d..(k + 1) * r * d].copy_from_slice(&dqueries[i * r * d..(i + 1) * r * d]);
+                to[heads.keys(k)].copy_from_slice(&dkeys[i * d..(i + 1) * d]);
+                to[heads.values(k)].copy_from_slice(&dvalues[i * d..(i + 1) * d]);
+            }
+        });
+        Ok(dqkv)
+    }
+
+    /// The tile's part of the gradients of key head `k`: queries `[N, R, D]`, keys and values `[N, D]`.
+    fn attention_grad_tile(&self, of: &AttentionGrad<'_>, heads: Heads, k: usize, tile: &Tile, to: [&mut [f32]; 3]) {
+        let (gemm, isa) = (self.gemm, self.gemm.isa());
+        let (d, r, row, width) = (heads.width, heads.per_key_head(), heads.row(), heads.query * heads.width);
+        let (t, s) = (tile.rows.len(), tile.keys.len());
+        let scale = 1.0 / (d as f32).sqrt();
+        let [dqueries, dkeys, dvalues] = to;
+        let mut buffers = Scratch::words(2 * t * s + 2 * s * d);
+        let (p, rest) = buffers.floats().split_at_mut(t * s);
+        let (ds, rest) = rest.split_at_mut(t * s);
+        let (dkeys_tile, dvalues_tile) = rest.split_at_mut(s * d);
+
+        let keys = tile.of_keys(of.qkv, row, heads.keys(k), KAxis::Columns);
+        let keys_by_row = tile.of_keys(of.qkv, row, heads.keys(k), KAxis::Rows);
+        let values = tile.of_keys(of.qkv, row, heads.values(k), KAxis::Columns);
+        for head in 0..r {
+            let a = k * r + head;
+            let queries = tile.of_rows(of.qkv, row, heads.queries(a), KAxis::Columns);
+            let queries_by_row = tile.of_rows(of.qkv, row, heads.queries(a), KAxis::Rows);
+            let dout = tile.of_rows(of.dvalues, width, heads.queries(a), KAxis::Columns);
+            let dout_by_row = tile.of_rows(of.dvalues, width, heads.queries(a), KAxis::Rows);
+            multiply_here(gemm, &queries, &keys, &mut MatMut::new(p, t, s, s), false);
+            multiply_here(gemm, &dout, &values, &mut MatMut::new(ds, t, s, s), false);
+            for (i, row) in tile.rows.clone().enumerate() {
+                let of_head = row * width + a * d..row * width + (a + 1) * d;
+                let visible = tile.first() + i;
+                let (p, ds) = (&mut p[i * s..(i + 1) * s], &mut ds[i * s..(i + 1) * s]);
+                let lse = of.lse[row * heads.query + a];
+                score_gradient(isa, p, ds, visible, scale, lse, &of.values[of_head.clone()], &of.dvalues[of_head]);
+            }
+            let (p, ds) = (&*p, &*ds);
+            let mut out = MatMut::new(&mut dqueries[(tile.rows.start * r + head) * d..], t, d, r * d);
+            multiply_here(gemm, &Operand::new(ds, s, KAxis::Columns), &keys_by_row, &mut out, false);
+            let mut out = MatMut::new(dkeys_tile, s, d, d);
+            multiply_here(gemm, &Operand::new(ds, s, KAxis::Rows), &queries_by_row, &mut out, head > 0);
+            let mut out = MatMut::new(dvalues_tile, s, d, d);
+            multiply_here(gemm, &Operand::new(p, s, KAxis::Rows), &dout_by_row, &mut out, head > 0);
+        }
+        for (i, key) in tile.keys.iter().enumerate() {
+            add_to(isa, &dkeys_tile[i * d..(i + 1) * d], &mut dkeys[key * d..(key + 1) * d]);
+            add_to(isa, &dvalues_tile[i * d..(i + 1) * d], &mut dvalues[key * d..(key + 1) * d]);
+        }
+    }
+}
+
+simd_dispatch! {
+    /// Softmax of `scale` times each row's first entries, `first` of row 0 and one more of each next; 0 behind them.
+    /// `lse[i * stride]` is that of row i.
+    fn softmax(
+        scores: &mut [f32], columns: usize, first: usize, scale: f32, lse: &mut [f32], stride: usize,
+    ) = softmax_body
+}
+
+#[inline(always)]
+fn softmax_body<M: MulAdd>(
+    scores: &mut [f32],
+    columns: usize,
+    first: usize,
+    scale: f32,
+    lse: &mut [f32],
+    stride: usize,
+) {
+    for (i, row) in scores.chunks_exact_mut(columns).enumerate() {
+        let (row, hidden) = row.split_at_mut(first + i);
+        hidden.fill(0.0);
+        lse[i * stride] = softmax_row::<M>(row, scale);
+    }
+}
+
+/// Sums that run side by side.
+const LANES: usize = 16;
+
+/// min(x, 0), and NaN for NaN: rounding may leave the largest score above itself.
+#[inline(always)]
+fn below_zero(x: f32) -> f32 {
+    if x > 0.0 { 0.0 } else { x }
+}
+
+/// Replaces scores by probabilities; returns the logarithm of the sum of e^(scale x). A NaN makes all of them NaN.
+#[inline(always)]
+pub(super) fn softmax_row<M: MulAdd>(row: &mut [f32], scale: f32) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let (chunks, rest) = row.as_chunks::<LANES>();
+    for chunk in chunks {
+        for (lane, x) in lanes.iter_mut().zip(chunk) {
+            *lane = lane.max(*x);
+        }
+    }
+    let max = lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |max, x| max.max(*x));
+    let shift = -scale * max;
+    let mut sums = [0.0_f32; LANES];
+    let (chunks, rest) = row.as_chunks_mut::<LANES>();
+    for chunk in chunks {
+        for (sum, x) in sums.iter_mut().zip(chunk) {
+            *x = exp::<M>(below_zero(M::mul_add(*x, scale, shift))).1;
+            *sum += *x;
+        }
+    }
+    let mut sum = 0.0;
+    for x in rest {
+        *x = exp::<M>(below_zero(M::mul_add(*x, scale, shift))).1;
+        sum += *x;
+    }
+    let sum = sums.iter().fold(sum, |sum, lane| sum + lane);
+    let factor = 1.0 / sum;
+    row.iter_mut().for_each(|x| *x *= factor);
+    scale * max + sum.ln()
+}
+
+simd_dispatch! {
+    /// From scores `p` and dL/dp `ds` of a query: its probabilities, and dL/d(unscaled score) = scale p (dp - sum of p dp), where the
+    /// sum is that of values times dvalues. 0 behind the `visible` keys.
+    #[allow(clippy::too_many_arguments)]
+    fn score_gradient(
+        p: &mut [f32], ds: &mut [f32], visible: usize, scale: f32, lse: f32, values: &[f32], dvalues: &[f32],
+    ) = score_gradient_body
+}
+
+#[allow(clippy::too_many_arguments)]
+#[inline(always)]
+fn score_gradient_body<M: MulAdd>(
+    p: &mut [f32],
+    ds: &mut [f32],
+    visible: usize,
+    scale: f32,
+    lse: f32,
+    values: &[f32],
+    dvalues: &[f32],
+) {
+    let sum: f32 = values.iter().zip(dvalues).map(|(v, d)| v * d).sum();
+    for (p, ds) in p[..visible].iter_mut().zip(&mut ds[..visible]) {
+        *p = exp::<M>(below_zero(M::mul_add(*p, scale, -lse))).1;
+        *ds = scale * *p * (*ds - sum);
+    }
+    p[visible..].fill(0.0);
+    ds[visible..].fill(0.0);
+}

@@ -1,0 +1,202 @@
+//! Keys and values of positions already seen, and the attention of one new position per sample.
+//!
+//! Avoids a copy of a prompt's keys and values for each of its samples, and work for samples that have ended.
+
+use super::attention::{Heads, Span, softmax_row};
+use super::{Layers, fits};
+use crate::arch::{MulAdd, simd_dispatch};
+use crate::threads::slices::*;
+use grpo_core::error::{Error, Result};
+
+/// The keys and values of prompts, and of the completions that are being sampled of them.
+#[derive(Debug)]
+pub struct KvCache {
+    heads: Heads,
+    layers: Vec<Layer>,
+    /// The number of tokens of each prompt.
+    prompts: Vec<usize>,
+    /// Samples of each prompt; those of one prompt stand next to each other.
+    per_prompt: usize,
+    /// Positions of a sample that fit.
+    capacity: usize,
+    /// Positions of each sample that are filled.
+    filled: Vec<usize>,
+}
+
+/// Per key/value head, keys `[D, positions]` and values `[positions, D]`: what is multiplied lies in rows.
+#[derive(Debug)]
+struct Layer {
+    /// One block per prompt, `[2, K, positions x D]`.
+    prompts: Vec<Vec<f32>>,
+    /// One block per sample, `[2, K, capacity x D]`.
+    samples: Vec<f32>,
+}
+
+impl KvCache {
+    /// An empty cache of `num_layers` layers for prompts of the given lengths, `per_prompt` samples of each, and
+    /// `capacity` positions for every sample.
+    pub fn new(num_layers: usize, heads: Heads, prompts: &[usize], per_prompt: usize, capacity: usize) -> Self {
+        let samples = prompts.len() * per_prompt;
+        let layer = || Layer {
+            prompts: Vec::new(),
+            samples: vec![0.0; samples * 2 * heads.key_value * capacity * heads.width],
+        };
+        let layers = (0..num_layers).map(|_| layer()).collect();
+        Self { heads, layers, prompts: prompts.to_vec(), per_prompt, capacity, filled: vec![0; samples] }
+    }
+
+    /// The number of samples.
+    pub fn samples(&self) -> usize {
+        self.filled.len()
+    }
+
+    /// The position of the next token of `sample`, one of [`KvCache::samples`].
+    pub fn position(&self, sample: usize) -> usize {
+        self.prompts[sample / self.per_prompt] + self.filled[sample]
+    }
+
+    /// Positions of `sample` that are still free; see [`KvCache::position`].
+    pub fn free(&self, sample: usize) -> usize {
+        self.capacity - self.filled[sample]
+    }
+
+    /// Keeps the prompts' keys and values of a layer: rows of `qkv: [N, (A + 2K) D]`, one span per prompt.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] when the spans are not the prompts.
+    pub fn fill_prompts(&mut self, layer: usize, qkv: &[f32], spans: &[Span]) -> Result<()> {
+        if spans.len() != self.prompts.len()
+            || spans.iter().zip(&self.prompts).any(|(span, len)| span.rows.len() != *len)
+        {
+            return Err(Error::shape("fill_prompts", "spans", format!("{:?}", self.prompts), format!("{spans:?}")));
+        }
+        let heads = self.heads;
+        fits("fill_prompts", "qkv", qkv.len(), &[self.prompts.iter().sum(), heads.row()])?;
+        self.layers[layer].prompts = spans
+            .iter()
+            .map(|span| {
+                let len = span.rows.len();
+                let mut block = vec![0.0; 2 * heads.key_value * len * heads.width];
+                for (i, row) in span.rows.clone().enumerate() {
+                    write(&mut block, heads, len, i, &qkv[row * heads.row()..(row + 1) * heads.row()]);
+                }
+                block
+            })
+            .collect();
+        Ok(())
+    }
+
+    /// Counts the position that every layer has written for each of `samples`.
+    pub fn advance(&mut self, samples: &[usize]) {
+        samples.iter().for_each(|sample| self.filled[*sample] += 1);
+    }
+}
+
+/// Writes position `i` of a block of `len` positions.
+fn write(block: &mut [f32], heads: Heads, len: usize, i: usize, row: &[f32]) {
+    let d = heads.width;
+    let (keys, values) = block.split_at_mut(heads.key_value * len * d);
+    for k in 0..heads.key_value {
+        for (j, key) in row[heads.keys(k)].iter().enumerate() {
+            keys[(k * d + j) * len + i] = *key;
+        }
+        values[(k * len + i) * d..(k * len + i + 1) * d].copy_from_slice(&row[heads.values(k)]);
+    }
+}
+
+impl Layers {
+    /// Attention of one new position of each of `samples`, whose queries, keys and values are the rows of
+    /// `qkv: [samples, (A + 2K) D]`; `[samples, A D]`. Keys and values go into the layer of the cache, and count as filled after
+    /// [`KvCache::advance`]. `samples` ascend.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] when rows and samples do not fit, or a sample is full.
+    pub fn attention_cached(
+        &self,
+        qkv: &[f32],
+        cache: &mut KvCache,
+        layer: usize,
+        samples: &[usize],
+    ) -> Result<Vec<f32>> {
+        let heads = cache.heads;
+        fits("attention_cached", "qkv", qkv.len(), &[samples.len(), heads.row()])?;
+        if !samples.is_sorted_by(|a, b| a < b) || samples.last().is_some_and(|last| *last >= cache.filled.len()) {
+            let expected = format!("ascending numbers below {}", cache.filled.len());
+            return Err(Error::shape("attention_cached", "samples", expected, format!("{samples:?}")));
+        }
+        if let Some(full) = samples.iter().find(|sample| cache.free(**sample) == 0) {
+            return Err(Error::shape("attention_cached", "positions", format!("room in sample {full}"), "none"));
+        }
+        let width = heads.query * heads.width;
+        let mut out = vec![0.0; samples.len() * width];
+        let of_layer = &mut cache.layers[layer];
+        let size = 2 * heads.key_value * cache.capacity * heads.width;
+        let mut blocks = of_layer.samples.chunks_exact_mut(size);
+        let (mut tasks, mut next) = (Vec::new(), 0);
+        for ((sample, row), out) in samples.iter().zip(qkv.chunks_exact(heads.row())).zip(out.chunks_exact_mut(width)) {
+            if let Some(block) = blocks.nth(sample - next) {
+                tasks.push((*sample, row, block, out));
+            }
+            next = sample + 1;
+        }
+        let (prompts, filled) = (&of_layer.prompts, &cache.filled);
+        tasks.par_chunks_mut(4).for_each(|tasks| {
+            let mut scores = Vec::new();
+            for (sample, row, block, out) in tasks {
+                write(block, heads, cache.capacity, filled[*sample], row);
+                let prompt = *sample / cache.per_prompt;
+                let parts = [
+                    Part { block: &prompts[prompt], len: cache.prompts[prompt], filled: cache.prompts[prompt] },
+                    Part { block, len: cache.capacity, filled: filled[*sample] + 1 },
+                ];
+                mix(self.gemm.isa(), heads, row, parts, &mut scores, out);
+            }
+        });
+        Ok(out)
+    }
+}
+
+/// A block of `len` positions, of which `filled` count.
+#[derive(Clone, Copy)]
+struct Part<'a> {
+    block: &'a [f32],
+    len: usize,
+    filled: usize,
+}
+
+simd_dispatch! {
+    /// The mean of the parts' values `[A, D]` under the probabilities of the queries in `row`.
+    fn mix(
+        heads: Heads, row: &[f32], parts: [Part<'_>; 2], scores: &mut Vec<f32>, out: &mut [f32],
+    ) = mix_body
+}
+
+#[inline(always)]
+fn mix_body<M: MulAdd>(heads: Heads, row: &[f32], parts: [Part<'_>; 2], scores: &mut Vec<f32>, out: &mut [f32]) {
+    let (d, r) = (heads.width, heads.query / heads.key_value);
+    let scale = 1.0 / (d as f32).sqrt();
+    scores.resize(parts[0].filled + parts[1].filled, 0.0);
+    for (a, out) in out.chunks_exact_mut(d).enumerate() {
+        let (k, query) = (a / r, &row[heads.queries(a)]);
+        let (first, second) = scores.split_at_mut(parts[0].filled);
+        for (scores, part) in [first, second].into_iter().zip(parts) {
+            scores.fill(0.0);
+            for (q, keys) in query.iter().zip(part.block[k * d * part.len..].chunks_exact(part.len.max(1))) {
+                for (score, key) in scores.iter_mut().zip(keys) {
+                    *score = M::mul_add(*q, *key, *score);
+                }
+            }
+        }
+        softmax_row::<M>(scores, scale);
+        out.fill(0.0);
+        let (first, second) = scores.split_at(parts[0].filled);
+        for (scores, part) in [first, second].into_iter().zip(parts) {
+            let values = &part.block[(heads.key_value + k) * part.len * d..];
+            for (p, values) in scores.iter().zip(values.chunks_exact(d)) {
+                for (out, value) in out.iter_mut().zip(values) {
+                    *out = M::mul_add(*p, *value, *out);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Linear layers: y = x W + b.
+
+use super::product::{Operand, multiply, multiply_packed, pack};
+use super::{Layers, fits};
+use crate::arch::{MulAdd, simd_dispatch};
+use crate::gemm::KAxis;
+use grpo_core::error::Result;
+
+/// What a linear layer adds to its product.
+#[derive(Clone, Copy, Debug)]
+pub enum Add<'a> {
+    /// Nothing.
+    Nothing,
+    /// A bias `[out]` to each row.
+    Rows(&'a [f32]),
+    /// The residual stream `[N, out]`.
+    Residual(&'a [f32]),
+}
+
+/// A weight `[in, out]` in the order in which products read it. Make it where many small products share a weight: each would
+/// take longer to pack it than to multiply.
+#[derive(Clone, Debug)]
+pub struct PackedWeight {
+    words: Vec<u32>,
+    dims: [usize; 2],
+}
+
+impl PackedWeight {
+    /// `[in, out]`.
+    pub fn dims(&self) -> [usize; 2] {
+        self.dims
+    }
+}
+
+impl Layers {
+    /// Packs a weight `[in, out]` for [`Layers::linear_packed`].
+    ///
+    /// # Errors
+    /// [`grpo_core::Error::Shape`] when the slice does not have that many values.
+    pub fn pack_weight(&self, weight: &[f32], [input, output]: [usize; 2]) -> Result<PackedWeight> {
+        fits("pack_weight", "weight", weight.len(), &[input, output])?;
+        Ok(self.packed(&Operand::new(weight, output, KAxis::Rows), [input, output]))
+    }
+
+    /// Packs the transpose of a head `[out, in]`.
+    ///
+    /// # Errors
+    /// As [`Layers::pack_weight`].
+    pub fn pack_transposed(&self, head: &[f32], [output, input]: [usize; 2]) -> Result<PackedWeight> {
+        fits("pack_transposed", "head", head.len(), &[output, input])?;
+        Ok(self.packed(&Operand::new(head, input, KAxis::Columns), [input, output]))
+    }
+
+    fn packed(&self, rhs: &Operand<'_>, dims: [usize; 2]) -> PackedWeight {
+        let mut words = vec![0; self.gemm.rhs_words(dims[1], dims[0])];
+        pack(self.gemm, rhs, &mut words);
+        PackedWeight { words, dims }
+    }
+
+    /// y `[N, out]` of x `[N, in]` and a weight `[in, out]`; `dims` are `[N, in, out]`.
+    ///
+    /// # Errors
+    /// [`grpo_core::Error::Shape`] when a slice does not have as many values as the dimensions say.
+    pub fn linear(&self, x: &[f32], weight: &[f32], add: Add<'_>, dims: [usize; 3]) -> Result<Vec<f32>> {
+        let [n, input, output] = dims;
+        fits("linear", "x", x.len(), &[n, input])?;
+        fits("linear", "weight", weight.len(), &[input, output])?;
+        let mut y = start(add, n, output)?;
+        let (lhs, rhs) = (Operand::new(x, input, KAxis::Columns), Operand::new(weight, output, KAxis::Rows));
+        multiply(self.gemm, &lhs, &rhs, &mut y, !matches!(add, Add::Nothing));
+        Ok(y)
+    }
+
+    /// [`Layers::linear`] with a packed weight, to the bit.
+    ///
+    /// # Errors
+    /// As [`Layers::linear`].
+    pub fn linear_packed(&self, x: &[f32], weight: &PackedWeight, add: Add<'_>, n: usize) -> Result<Vec<f32>> {
+        let [input, output] = weight.dims;
+        fits("linear_packed", "x", x.len(), &[n, input])?;
+        let mut y = start(add, n, output)?;
+        let lhs = Operand::new(x, input, KAxis::Columns);
+        multiply_packed(self.gemm, &lhs, &weight.words, output, &mut y, !matches!(add, Add::Nothing));
+        Ok(y)
+    }
+
+    /// dL/dx = dy W^T, `[N, in]`, of dy `[N, out]`; `dims` are `[N, in, out]`.
+    ///
+    /// # Errors
+    /// As [`Layers::linear`].
+    pub fn linear_dx(&self, weight: &[f32], dy: &[f32], dims: [usize; 3]) -> Result<Vec<f32>> {
+        let [n, input, output] = dims;
+        fits("linear_dx", "weight", weight.len(), &[input, output])?;
+        fits("linear_dx", "dy", dy.len(), &[n, output])?;
+        let mut dx = vec![0.0; n * input];
+        let (lhs, rhs) = (Operand::new(dy, output, KAxis::Columns), Operand::new(weight, output, KAxis::Columns));
+        multiply(self.gemm, &lhs, &rhs, &mut dx, false);
+        Ok(dx)
+    }
+
+    /// dL/dW = x^T dy, `[in, out]`, of x `[N, in]` and dy `[N, out]`.
+    ///
+    /// # Errors
+    /// As [`Layers::linear`].
+    pub fn linear_dweight(&self, x: &[f32], dy: &[f32], dims: [usize; 3]) -> Result<Vec<f32>> {
+        let [n, input, output] = dims;
+        fits("linear_dweight", "x", x.len(), &[n, input])?;
+        fits("linear_dweight", "dy", dy.len(), &[n, output])?;
+        let mut dweight = vec![0.0; input * output];
+        let (lhs, rhs) = (Operand::new(x, input, KAxis::Rows), Operand::new(dy, output, KAxis::Rows));
+        multiply(self.gemm, &lhs, &rhs, &mut dweight, false);
+        Ok(dweight)
+    }
+
+    /// dL/db `[out]`: the sum of the rows of dy `[N, out]`.
+    ///
+    /// # Errors
+    /// As [`Layers::linear`].
+    pub fn linear_dbias(&self, dy: &[f32], [n, output]: [usize; 2]) -> Result<Vec<f32>> {
+        fits("linear_dbias", "dy", dy.len(), &[n, output])?;
+        let mut dbias = vec![0.0; output];
+        for row in dy.chunks_exact(output.max(1)) {
+            add_to(self.gemm.isa(), row, &mut dbias);
+        }
+        Ok(dbias)
+    }
+}
+
+/// What the product is added to, or zeros.
+fn start(add: Add<'_>, n: usize, output: usize) -> Result<Vec<f32>> {
+    match add {
+        Add::Nothing => Ok(vec![0.0; n * output]),
+        Add::Residual(residual) => {
+            fits("linear", "residual", residual.len(), &[n, output])?;
+            Ok(residual.to_vec())
+        }
+        Add::Rows(bias) => {
+            fits("linear", "bias", bias.len(), &[output])?;
+            Ok(bias.repeat(n))
+        }
+    }
+}
+
+simd_dispatch! {
+    /// to += from.
+    pub(super) fn add_to(from: &[f32], to: &mut [f32]) = add_to_body
+}
+
+#[inline(always)]
+fn add_to_body<M: MulAdd>(from: &[f32], to: &mut [f32]) {
+    for (to, from) in to.iter_mut().zip(from) {
+        *to += from;
+    }
+}

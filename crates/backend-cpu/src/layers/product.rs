@@ -1,0 +1,157 @@
+//! One product of two matrices in memory: packed, multiplied, forgotten.
+
+use super::scratch::Scratch;
+use crate::arch::panel::RHS_PANEL;
+use crate::gemm::{Cut, Gemm, KAxis, MatMut, Order, Packed, Rows};
+use crate::host::Slice;
+use crate::threads::{count, slices::*};
+use std::ops::Range;
+
+/// Most rows of the output that one task makes: the lhs of a piece of K stays in the second cache.
+const BLOCK: usize = 240;
+/// Panels of the rhs that one task packs.
+const PANELS: usize = 8;
+
+/// A matrix, or some rows and columns of one, of which one axis is K.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Operand<'a> {
+    data: &'a [f32],
+    stride: usize,
+    rows: Pick<'a>,
+    columns: (usize, usize),
+    along: KAxis,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Pick<'a> {
+    Range(usize, usize),
+    List(&'a [usize]),
+}
+
+impl<'a> Operand<'a> {
+    /// All of `data`, whose rows have `columns` elements.
+    pub(super) fn new(data: &'a [f32], columns: usize, along: KAxis) -> Self {
+        Self::part(data, columns, 0..data.len() / columns.max(1), 0..columns, along)
+    }
+
+    /// `columns` of `rows`, which are `stride` elements apart.
+    pub(super) fn part(
+        data: &'a [f32],
+        stride: usize,
+        rows: Range<usize>,
+        columns: Range<usize>,
+        along: KAxis,
+    ) -> Self {
+        Self { data, stride, rows: Pick::Range(rows.start, rows.end), columns: (columns.start, columns.end), along }
+    }
+
+    /// `columns` of the rows that `rows` names.
+    pub(super) fn list(data: &'a [f32], stride: usize, rows: &'a [usize], columns: Range<usize>, along: KAxis) -> Self {
+        Self { data, stride, rows: Pick::List(rows), columns: (columns.start, columns.end), along }
+    }
+
+    /// The axis that is not K, the part `outer` of it, with the part `k` of K.
+    fn cut(&self, outer: Range<usize>, k: Range<usize>) -> Rows<'a> {
+        let (rows, columns) = match self.along {
+            KAxis::Rows => (k, outer),
+            KAxis::Columns => (outer, k),
+        };
+        let columns = self.columns.0 + columns.start..self.columns.0 + columns.end;
+        match self.rows {
+            Pick::Range(start, _) => {
+                Rows::new(Slice::F32(self.data), self.stride, start + rows.start..start + rows.end, columns)
+            }
+            Pick::List(list) => Rows::list(Slice::F32(self.data), self.stride, &list[rows], columns),
+        }
+    }
+
+    /// (length of the axis that is not K, length of K).
+    fn dims(&self) -> (usize, usize) {
+        let rows = match self.rows {
+            Pick::Range(start, end) => end - start,
+            Pick::List(list) => list.len(),
+        };
+        let columns = self.columns.1 - self.columns.0;
+        match self.along {
+            KAxis::Rows => (columns, rows),
+            KAxis::Columns => (rows, columns),
+        }
+    }
+}
+
+/// Where the packed piece of K that begins at `k` lies among those of `n` columns.
+fn place(gemm: Gemm, n: usize, k: &Range<usize>) -> Range<usize> {
+    let start = gemm.rhs_words(n, k.start);
+    start..start + gemm.rhs_words(n, k.len())
+}
+
+/// Packs all of `rhs` into `words`, `gemm.rhs_words(n, k)` of them: the pieces of K one after the other.
+pub(super) fn pack(gemm: Gemm, rhs: &Operand<'_>, words: &mut [u32]) {
+    let (n, k) = rhs.dims();
+    for piece in gemm.pieces(k) {
+        let stride = gemm.rhs_stride(piece.len());
+        let of_piece = &mut words[place(gemm, n, &piece)];
+        of_piece.par_chunks_mut(PANELS * stride).enumerate().for_each(|(i, words)| {
+            let first = i * PANELS * RHS_PANEL;
+            let columns = first..n.min(first + PANELS * RHS_PANEL);
+            gemm.pack_rhs(rhs.cut(columns, piece.clone()), rhs.along, 0, words, stride);
+        });
+    }
+}
+
+/// `out[m, n] (+)= lhs rhs` with a rhs that [`pack`] has packed, on the threads of the pool.
+pub(super) fn multiply_packed(gemm: Gemm, lhs: &Operand<'_>, rhs: &[u32], n: usize, out: &mut [f32], add: bool) {
+    let m = lhs.dims().0;
+    if m == 0 || n == 0 {
+        return;
+    }
+    let panel = gemm.lhs_panel();
+    let block = m.div_ceil(count()).next_multiple_of(panel).min(BLOCK);
+    let mut blocks: Vec<_> = MatMut::split(out, [m, n], Cut::Rows, block, 0..m.div_ceil(block)).enumerate().collect();
+    blocks.par_chunks_mut(1).for_each(|blocks| {
+        for (i, out) in blocks {
+            let rows = *i * block..m.min((*i + 1) * block);
+            multiply_block(gemm, lhs, rows, rhs, n, out, add);
+        }
+    });
+}
+
+/// The rows `rows` of the product, on this thread.
+fn multiply_block(
+    gemm: Gemm,
+    lhs: &Operand<'_>,
+    rows: Range<usize>,
+    rhs: &[u32],
+    n: usize,
+    out: &mut MatMut<'_>,
+    add: bool,
+) {
+    let k = lhs.dims().1;
+    let mut words = Scratch::words(gemm.lhs_words(rows.len(), k.min(gemm.depth())));
+    for piece in gemm.pieces(k) {
+        let stride = gemm.lhs_stride(piece.len());
+        gemm.pack_lhs(lhs.cut(rows.clone(), piece.clone()), lhs.along, 0, &mut words, stride);
+        let lhs = Packed { words: &words, stride };
+        let rhs = Packed { words: &rhs[place(gemm, n, &piece)], stride: gemm.rhs_stride(piece.len()) };
+        gemm.multiply(piece.len(), lhs, rhs, out, add || piece.start > 0, Order::ByColumns);
+    }
+}
+
+/// `out[m, n] (+)= lhs rhs`, on the threads of the pool.
+pub(super) fn multiply(gemm: Gemm, lhs: &Operand<'_>, rhs: &Operand<'_>, out: &mut [f32], add: bool) {
+    let (n, k) = rhs.dims();
+    let mut words = Scratch::words(gemm.rhs_words(n, k));
+    pack(gemm, rhs, &mut words);
+    multiply_packed(gemm, lhs, &words, n, out, add);
+}
+
+/// [`multiply`] for a small product, on this thread.
+pub(super) fn multiply_here(gemm: Gemm, lhs: &Operand<'_>, rhs: &Operand<'_>, out: &mut MatMut<'_>, add: bool) {
+    let (n, k) = rhs.dims();
+    let mut words = Scratch::words(gemm.rhs_words(n, k));
+    for piece in gemm.pieces(k) {
+        let to = place(gemm, n, &piece);
+        gemm.pack_rhs(rhs.cut(0..n, piece.clone()), rhs.along, 0, &mut words[to], gemm.rhs_stride(piece.len()));
+    }
+    multiply_block(gemm, lhs, 0..lhs.dims().0, &words, n, out, add);
+}

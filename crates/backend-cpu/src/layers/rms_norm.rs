@@ -1,0 +1,107 @@
+//! RMSNorm: y = x / sqrt(mean(x^2) + eps) * w (arXiv 1910.07467).
+
+use super::{Layers, ROWS, fits};
+use crate::arch::{MulAdd, simd_dispatch};
+use crate::threads::slices::*;
+use grpo_core::error::Result;
+
+/// Sums that run side by side, so that an addition does not wait for the one before it.
+const LANES: usize = 32;
+
+impl Layers {
+    /// (y `[N, H]`, 1 / rms `[N]`) of x `[N, H]` and the weight `[H]`.
+    ///
+    /// # Errors
+    /// [`grpo_core::Error::Shape`] when x is not whole rows of the weight's width.
+    pub fn rms_norm(&self, x: &[f32], weight: &[f32], eps: f64) -> Result<(Vec<f32>, Vec<f32>)> {
+        let h = weight.len();
+        let n = x.len() / h.max(1);
+        fits("rms_norm", "x", x.len(), &[n, h])?;
+        let (mut y, mut scale) = (vec![0.0; n * h], vec![0.0; n]);
+        let tasks =
+            y.par_chunks_mut(ROWS * h.max(1)).zip(scale.par_chunks_mut(ROWS)).zip(x.par_chunks(ROWS * h.max(1)));
+        tasks.for_each(|((y, scale), x)| forward(self.gemm.isa(), x, weight, eps as f32, y, scale));
+        Ok((y, scale))
+    }
+
+    /// (dL/dx `[N, H]`, dL/dw `[H]`) from the forward pass's x, weight and 1 / rms, and dy `[N, H]`.
+    ///
+    /// # Errors
+    /// As [`Layers::rms_norm`].
+    pub fn rms_norm_grad(&self, x: &[f32], weight: &[f32], scale: &[f32], dy: &[f32]) -> Result<(Vec<f32>, Vec<f32>)> {
+        let h = weight.len();
+        fits("rms_norm_grad", "x", x.len(), &[scale.len(), h])?;
+        fits("rms_norm_grad", "dy", dy.len(), &[scale.len(), h])?;
+        let tasks = scale.len().div_ceil(ROWS);
+        let (mut dx, mut parts) = (vec![0.0; x.len()], vec![0.0; tasks * h]);
+        let block = ROWS * h.max(1);
+        let inputs = x.par_chunks(block).zip(dy.par_chunks(block)).zip(scale.par_chunks(ROWS));
+        let outputs = dx.par_chunks_mut(block).zip(parts.par_chunks_mut(h.max(1)));
+        inputs.zip(outputs).for_each(|(((x, dy), scale), (dx, dweight))| {
+            backward(self.gemm.isa(), x, weight, scale, dy, dx, dweight);
+        });
+        // In the order of the rows, whatever the threads did.
+        let mut dweight = vec![0.0; h];
+        parts.chunks_exact(h.max(1)).for_each(|part| super::linear::add_to(self.gemm.isa(), part, &mut dweight));
+        Ok((dx, dweight))
+    }
+}
+
+simd_dispatch! {
+    fn forward(x: &[f32], weight: &[f32], eps: f32, y: &mut [f32], scale: &mut [f32]) = forward_body
+}
+
+#[inline(always)]
+fn forward_body<M: MulAdd>(x: &[f32], weight: &[f32], eps: f32, y: &mut [f32], scale: &mut [f32]) {
+    let h = weight.len();
+    for ((x, y), scale) in x.chunks_exact(h).zip(y.chunks_exact_mut(h)).zip(scale) {
+        let s = 1.0 / (dot::<M>(x, x) / h as f32 + eps).sqrt();
+        *scale = s;
+        for ((y, x), w) in y.iter_mut().zip(x).zip(weight) {
+            *y = x * s * w;
+        }
+    }
+}
+
+simd_dispatch! {
+    fn backward(
+        x: &[f32], weight: &[f32], scale: &[f32], dy: &[f32], dx: &mut [f32], dweight: &mut [f32],
+    ) = backward_body
+}
+
+/// With x' = x s: dw = sum of dy x', and dx = s (dy w - x' mean(dy w x')).
+#[inline(always)]
+fn backward_body<M: MulAdd>(x: &[f32], weight: &[f32], scale: &[f32], dy: &[f32], dx: &mut [f32], dweight: &mut [f32]) {
+    let h = weight.len();
+    let rows = x.chunks_exact(h).zip(dy.chunks_exact(h)).zip(dx.chunks_exact_mut(h)).zip(scale);
+    for (((x, dy), dx), &s) in rows {
+        for (((dx, dw), (x, dy)), w) in dx.iter_mut().zip(dweight.iter_mut()).zip(x.iter().zip(dy)).zip(weight) {
+            *dw = M::mul_add(*dy, x * s, *dw);
+            *dx = dy * w;
+        }
+        let mean = dot::<M>(dx, x) * s / h as f32;
+        for (dx, x) in dx.iter_mut().zip(x) {
+            *dx = s * (*dx - x * s * mean);
+        }
+    }
+}
+
+/// The dot product of two rows, in [`LANES`] sums.
+#[inline(always)]
+fn dot<M: MulAdd>(a: &[f32], b: &[f32]) -> f32 {
+    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
+    let mut lanes = [0.0_f32; LANES];
+    for (a, b) in a.iter().zip(b) {
+        for ((lane, a), b) in lanes.iter_mut().zip(a).zip(b) {
+            *lane = M::mul_add(*a, *b, *lane);
+        }
+    }
+    let mut width = LANES / 2;
+    while width > 0 {
+        for i in 0..width {
+            lanes[i] += lanes[i + width];
+        }
+        width /= 2;
+    }
+    a_rest.iter().zip(b_rest).fold(lanes[0], |sum, (a, b)| M::mul_add(*a, *b, sum))
+}

@@ -1,0 +1,58 @@
+//! Buffers for packed operands and scores that a thread uses again and again.
+//!
+//! Avoids fresh pages from the system, and their zeroing, in every call.
+
+use std::cell::RefCell;
+use std::ops::{Deref, DerefMut};
+
+thread_local! {
+    static FREE: RefCell<Vec<Vec<u32>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// `len` words of unspecified content, which go back to their thread when this is dropped.
+pub(super) struct Scratch {
+    words: Vec<u32>,
+    len: usize,
+}
+
+impl Scratch {
+    /// The largest free buffer of this thread, grown where it is too short. A thread that waits for others may begin another
+    /// task and ask for more.
+    pub(super) fn words(len: usize) -> Self {
+        let mut words = FREE.with_borrow_mut(|free| {
+            let largest = (0..free.len()).max_by_key(|i| free[*i].len());
+            largest.map(|i| free.swap_remove(i)).unwrap_or_default()
+        });
+        if words.len() < len {
+            words = vec![0; len];
+        }
+        Self { words, len }
+    }
+
+    /// The words as f32.
+    pub(super) fn floats(&mut self) -> &mut [f32] {
+        bytemuck::cast_slice_mut(&mut self.words[..self.len])
+    }
+}
+
+impl Deref for Scratch {
+    type Target = [u32];
+
+    fn deref(&self) -> &[u32] {
+        &self.words[..self.len]
+    }
+}
+
+impl DerefMut for Scratch {
+    fn deref_mut(&mut self) -> &mut [u32] {
+        &mut self.words[..self.len]
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let words = std::mem::take(&mut self.words);
+        // At the end of a thread its buffers may be gone before this one.
+        let _ = FREE.try_with(|free| free.borrow_mut().push(words));
+    }
+}

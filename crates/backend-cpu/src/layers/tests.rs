@@ -1,0 +1,312 @@
+//! Every operation against its formula in f64, and every gradient against central differences of that formula, for every
+//! instruction set of this machine.
+
+use super::*;
+use crate::arch::IsaToken;
+use approx::assert_relative_eq;
+
+fn noise(n: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+fn all_layers() -> impl Iterator<Item = Layers> {
+    IsaToken::available().map(|isa| Layers { gemm: Gemm::new(isa, false) })
+}
+
+#[track_caller]
+fn assert_close(found: &[f32], expected: &[f64], tolerance: f64) {
+    assert_eq!(found.len(), expected.len());
+    let scale = expected.iter().fold(0.0_f64, |m, x| m.max(x.abs()));
+    assert!(scale > 0.01, "numbers too small to tell anything");
+    for (i, (f, e)) in found.iter().zip(expected).enumerate() {
+        assert!((f64::from(*f) - e).abs() <= tolerance * scale, "entry {i}: {f} for {e} of at most {scale}");
+    }
+}
+
+/// d(sum of g y(x)) / dx by central differences.
+fn differences(x: &[f32], g: &[f32], y: impl Fn(&[f64]) -> Vec<f64>) -> Vec<f64> {
+    const STEP: f64 = 1e-5;
+    let sum = |x: &[f64]| y(x).iter().zip(g).map(|(y, g)| y * f64::from(*g)).sum::<f64>();
+    let mut x = wide(x);
+    (0..x.len())
+        .map(|i| {
+            let at = x[i];
+            x[i] = at + STEP;
+            let above = sum(&x);
+            x[i] = at - STEP;
+            let below = sum(&x);
+            x[i] = at;
+            (above - below) / (2.0 * STEP)
+        })
+        .collect()
+}
+
+fn wide(x: &[f32]) -> Vec<f64> {
+    x.iter().map(|x| f64::from(*x)).collect()
+}
+
+#[test]
+fn linear_layers_are_products() {
+    // Shapes below, at and above panels of 12 rows and 32 columns, pieces of 256 and blocks of 240.
+    for (seed, [n, i, o]) in [[1, 1, 1], [5, 7, 3], [12, 256, 32], [13, 300, 37], [250, 33, 70]].into_iter().enumerate()
+    {
+        let (x, w, dy) =
+            (noise(n * i, 1 + seed as u64), noise(i * o, 20 + seed as u64), noise(n * o, 30 + seed as u64));
+        let (bias, residual) = (noise(o, 3), noise(n * o, 4));
+        let (x64, w64, dy64) = (wide(&x), wide(&w), wide(&dy));
+        let sum = |m: usize, n: usize, k: usize, f: &dyn Fn(usize, usize, usize) -> f64| -> Vec<f64> {
+            (0..m * n).map(|at| (0..k).map(|k| f(at / n, at % n, k)).sum()).collect()
+        };
+        let product = sum(n, o, i, &|r, c, k| x64[r * i + k] * w64[k * o + c]);
+        let plus = |f: &dyn Fn(usize) -> f32| -> Vec<f64> {
+            product.iter().enumerate().map(|(at, y)| y + f64::from(f(at))).collect()
+        };
+        let dims = [n, i, o];
+        for layers in all_layers() {
+            let of = |add| layers.linear(&x, &w, add, dims).unwrap();
+            assert_close(&of(Add::Nothing), &product, 1e-5);
+            assert_close(&of(Add::Rows(&bias)), &plus(&|at| bias[at % o]), 1e-5);
+            assert_close(&of(Add::Residual(&residual)), &plus(&|at| residual[at]), 1e-5);
+            let packed = layers.pack_weight(&w, [i, o]).unwrap();
+            assert_eq!(layers.linear_packed(&x, &packed, Add::Rows(&bias), n).unwrap(), of(Add::Rows(&bias)));
+            let turned: Vec<f32> = (0..i * o).map(|at| w[at % i * o + at / i]).collect();
+            let packed = layers.pack_transposed(&turned, [o, i]).unwrap();
+            assert_eq!(layers.linear_packed(&x, &packed, Add::Nothing, n).unwrap(), of(Add::Nothing));
+            let dx = sum(n, i, o, &|r, c, k| dy64[r * o + k] * w64[c * o + k]);
+            assert_close(&layers.linear_dx(&w, &dy, dims).unwrap(), &dx, 1e-5);
+            let dweight = sum(i, o, n, &|r, c, k| x64[k * i + r] * dy64[k * o + c]);
+            assert_close(&layers.linear_dweight(&x, &dy, dims).unwrap(), &dweight, 1e-5);
+            let dbias = sum(1, o, n, &|_, c, k| dy64[k * o + c]);
+            assert_close(&layers.linear_dbias(&dy, [n, o]).unwrap(), &dbias, 1e-5);
+        }
+    }
+}
+
+#[test]
+fn a_row_of_a_product_does_not_depend_on_the_others() {
+    let (n, i, o) = (61, 300, 45);
+    let (x, w) = (noise(n * i, 1), noise(i * o, 2));
+    for layers in all_layers() {
+        let all = layers.linear(&x, &w, Add::Nothing, [n, i, o]).unwrap();
+        for row in [0, 11, 12, 60] {
+            let one = layers.linear(&x[row * i..(row + 1) * i], &w, Add::Nothing, [1, i, o]).unwrap();
+            assert_eq!(one, all[row * o..(row + 1) * o]);
+        }
+    }
+}
+
+#[test]
+fn rms_norm_and_its_gradient_are_the_formulas() {
+    for (n, h) in [(1, 1), (3, 40), (70, 33)] {
+        let (x, w, dy) = (noise(n * h, 1), noise(h, 2), noise(n * h, 3));
+        let of = |x: &[f64], w: &[f64]| -> Vec<f64> {
+            x.chunks_exact(h)
+                .flat_map(|row| {
+                    let rms = (row.iter().map(|x| x * x).sum::<f64>() / h as f64 + 1e-3).sqrt();
+                    row.iter().zip(w).map(|(x, w)| x / rms * w).collect::<Vec<_>>()
+                })
+                .collect()
+        };
+        let dx = differences(&x, &dy, |x| of(x, &wide(&w)));
+        let dw = differences(&w, &dy, |w| of(&wide(&x), w));
+        for layers in all_layers() {
+            let (y, scale) = layers.rms_norm(&x, &w, 1e-3).unwrap();
+            assert_close(&y, &of(&wide(&x), &wide(&w)), 1e-6);
+            let found = layers.rms_norm_grad(&x, &w, &scale, &dy).unwrap();
+            // A single entry has a gradient of eps alone.
+            if h > 1 {
+                assert_close(&found.0, &dx, 1e-5);
+            }
+            assert_close(&found.1, &dw, 1e-5);
+        }
+    }
+}
+
+#[test]
+fn swiglu_and_its_gradient_are_the_formulas() {
+    let (n, width) = (67, 19);
+    let gate_up: Vec<f32> = noise(2 * n * width, 1).iter().map(|x| x * 12.0).collect();
+    let dy = noise(n * width, 2);
+    let of = |x: &[f64]| -> Vec<f64> {
+        let row =
+            |row: &[f64]| (0..width).map(|i| row[i] / (1.0 + (-row[i]).exp()) * row[width + i]).collect::<Vec<_>>();
+        x.chunks_exact(2 * width).flat_map(row).collect()
+    };
+    let gradient = differences(&gate_up, &dy, of);
+    for layers in all_layers() {
+        assert_close(&layers.swiglu(&gate_up, width).unwrap(), &of(&wide(&gate_up)), 1e-6);
+        assert_close(&layers.swiglu_grad(&gate_up, &dy, width).unwrap(), &gradient, 1e-5);
+        // Far out it saturates, and a NaN is seen.
+        let far = layers.swiglu(&[200.0, -200.0, 2.0, 3.0], 2).unwrap();
+        assert_eq!(far, [400.0, 0.0]);
+        assert!(layers.swiglu(&[f32::NAN, 1.0], 1).unwrap()[0].is_nan());
+    }
+}
+
+const HEADS: Heads = Heads { query: 4, key_value: 2, width: 6 };
+
+#[test]
+fn turned_heads_keep_their_lengths_and_turn_back() {
+    let table = RopeTable::new(HEADS.width, 50, 100.0);
+    let rows = noise(3 * HEADS.row(), 1);
+    for layers in all_layers() {
+        let mut turned = rows.clone();
+        layers.rotate(&mut turned, HEADS, &table, &[0, 7, 49]).unwrap();
+        assert_eq!(turned[..HEADS.row()], rows[..HEADS.row()], "position 0 does not turn");
+        for (i, position) in [(1, 7.0), (2, 49.0)] {
+            let (from, to) = (&rows[i * HEADS.row()..], &turned[i * HEADS.row()..]);
+            assert_eq!(from[HEADS.values(0).start..HEADS.row()], to[HEADS.values(0).start..HEADS.row()]);
+            for column in 0..HEADS.values(0).start {
+                let (first, j) = (column - column % 6, column % 3);
+                let angle = position * 100_f64.powf(-2.0 * j as f64 / 6.0);
+                let (x, y) = (f64::from(from[first + j]), f64::from(from[first + j + 3]));
+                let (sin, cos) = angle.sin_cos();
+                let expected = if column % 6 < 3 { x * cos - y * sin } else { y * cos + x * sin };
+                assert_relative_eq!(f64::from(to[column]), expected, epsilon = 1e-5);
+            }
+        }
+        layers.rotate_grad(&mut turned, HEADS, &table, &[0, 7, 49]).unwrap();
+        assert!(turned.iter().zip(&rows).all(|(a, b)| (a - b).abs() < 1e-5));
+        let text = layers.rotate(&mut turned, HEADS, &table, &[0, 7, 50]).unwrap_err().to_string();
+        assert!(text.contains("below 50") && text.contains("50"), "{text}");
+    }
+}
+
+/// Attention as it is defined, in f64.
+fn plain_attention(qkv: &[f64], heads: Heads, spans: &[Span]) -> Vec<f64> {
+    let (d, row) = (heads.width, heads.row());
+    let mut out = Vec::new();
+    for span in spans {
+        for query in span.rows.clone() {
+            let keys: Vec<usize> = span.prefix.clone().chain(span.rows.start..=query).collect();
+            for a in 0..heads.query {
+                let k = a / heads.per_key_head();
+                let at = |row_of: usize, columns: std::ops::Range<usize>| &qkv[row_of * row..][columns];
+                let score = |key: &usize| {
+                    let (q, k) = (at(query, heads.queries(a)), at(*key, heads.keys(k)));
+                    (q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>() / (d as f64).sqrt()).exp()
+                };
+                let weights: Vec<f64> = keys.iter().map(score).collect();
+                let total: f64 = weights.iter().sum();
+                out.extend((0..d).map(|i| {
+                    keys.iter().zip(&weights).map(|(key, w)| w / total * at(*key, heads.values(k))[i]).sum::<f64>()
+                }));
+            }
+        }
+    }
+    out
+}
+
+fn spans(rows: &[(std::ops::Range<usize>, std::ops::Range<usize>)]) -> Vec<Span> {
+    rows.iter().map(|(rows, prefix)| Span { rows: rows.clone(), prefix: prefix.clone() }).collect()
+}
+
+#[test]
+fn attention_and_its_gradient_are_the_formulas() {
+    // Two prompts, one with two completions; a completion without rows; then a span of more than one tile with a prefix.
+    let small = spans(&[(0..5, 0..0), (5..8, 0..5), (8..8, 0..5), (8..10, 0..5), (10..13, 0..0)]);
+    let large = spans(&[(0..20, 0..0), (20..95, 0..20)]);
+    for (spans, n) in [(small, 13), (large, 95)] {
+        let (qkv, dout) = (noise(n * HEADS.row(), 1), noise(n * 24, 2));
+        let expected = plain_attention(&wide(&qkv), HEADS, &spans);
+        let gradient = differences(&qkv, &dout, |qkv| plain_attention(qkv, HEADS, &spans));
+        for layers in all_layers() {
+            let mixed = layers.attention(&qkv, HEADS, &spans).unwrap();
+            assert_close(&mixed.values, &expected, 1e-6);
+            let of = AttentionGrad { qkv: &qkv, values: &mixed.values, lse: &mixed.lse, dvalues: &dout };
+            assert_close(&layers.attention_grad(of, HEADS, &spans).unwrap(), &gradient, 1e-5);
+        }
+    }
+}
+
+#[test]
+fn a_nan_is_seen_by_those_who_attend_to_it_and_by_nobody_else() {
+    let spans = spans(&[(0..4, 0..0), (4..6, 0..4), (6..9, 0..0)]);
+    for layers in all_layers() {
+        let mut qkv = noise(9 * HEADS.row(), 1);
+        // A key of the prompt's last token.
+        qkv[3 * HEADS.row() + HEADS.keys(0).start] = f32::NAN;
+        let values = layers.attention(&qkv, HEADS, &spans).unwrap().values;
+        let seen: Vec<bool> = values.chunks_exact(24).map(|row| row.iter().any(|x| x.is_nan())).collect();
+        assert_eq!(seen, [false, false, false, true, true, true, false, false, false]);
+    }
+}
+
+#[test]
+fn a_cache_gives_what_attention_over_all_rows_gives() {
+    // Prompts of 3 and 20 tokens, two samples each; the second sample ends after one token.
+    let (d, row) = (HEADS.width, HEADS.row());
+    let prompts = spans(&[(0..3, 0..0), (3..23, 0..0)]);
+    let prompt_rows = noise(23 * row, 1);
+    for layers in all_layers() {
+        let mut cache = KvCache::new(1, HEADS, &[3, 20], 2, 18);
+        cache.fill_prompts(0, &prompt_rows, &prompts).unwrap();
+        let mut completions: Vec<Vec<f32>> = vec![Vec::new(); 4];
+        for step in 0..18 {
+            let samples: &[usize] = if step == 0 { &[0, 1, 2, 3] } else { &[0, 2, 3] };
+            assert_eq!(cache.position(2), 20 + step);
+            let rows = noise(samples.len() * row, 10 + step as u64);
+            let found = layers.attention_cached(&rows, &mut cache, 0, samples).unwrap();
+            cache.advance(samples);
+            for ((sample, new), found) in samples.iter().zip(rows.chunks_exact(row)).zip(found.chunks_exact(4 * d)) {
+                completions[*sample].extend_from_slice(new);
+                let prompt = &prompts[sample / 2];
+                let whole =
+                    [&prompt_rows[prompt.rows.start * row..prompt.rows.end * row], &completions[*sample]].concat();
+                let n = whole.len() / row;
+                let expected = plain_attention(&wide(&whole), HEADS, &spans(&[(0..n, 0..0)]));
+                assert_close(found, &expected[(n - 1) * 4 * d..], 1e-6);
+            }
+        }
+        let text = layers.attention_cached(&noise(row, 1), &mut cache, 0, &[2]).unwrap_err().to_string();
+        assert!(text.contains("room in sample 2"), "{text}");
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_named() {
+    let layers = Layers::new();
+    let error = |result: Result<Vec<f32>>| result.unwrap_err().to_string();
+    let text = error(layers.linear(&[0.0; 5], &[0.0; 6], Add::Nothing, [2, 3, 2]));
+    assert!(
+        text.contains("linear") && text.contains('x') && text.contains("[2, 3]") && text.contains("5 values"),
+        "{text}"
+    );
+    let text = error(layers.linear(&[0.0; 6], &[0.0; 6], Add::Rows(&[0.0; 3]), [2, 3, 2]));
+    assert!(text.contains("bias"), "{text}");
+    let gap = spans(&[(0..2, 0..0), (3..4, 0..2)]);
+    let text = layers.attention(&[0.0; 4 * 48], HEADS, &gap).unwrap_err().to_string();
+    assert!(text.contains("rows from 2 on"), "{text}");
+    let ahead = spans(&[(0..2, 0..3), (2..4, 0..0)]);
+    assert!(layers.attention(&[0.0; 4 * 48], HEADS, &ahead).is_err());
+}
+
+#[cfg(feature = "rayon")]
+#[test]
+fn threads_change_no_bit() {
+    let (n, h) = (150, 48);
+    let spans = spans(&[(0..90, 0..0), (90..120, 0..90), (120..150, 0..90)]);
+    let (x, w, qkv, dout) = (noise(n * h, 1), noise(h * 300, 2), noise(n * HEADS.row(), 3), noise(n * 24, 4));
+    let run = |threads: usize| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| {
+            let layers = Layers::new();
+            let y = layers.linear(&x, &w, Add::Nothing, [n, h, 300]).unwrap();
+            let dweight = layers.linear_dweight(&x, &y, [n, h, 300]).unwrap();
+            let (_, scale) = layers.rms_norm(&x, &w[..h], 1e-6).unwrap();
+            let norm = layers.rms_norm_grad(&x, &w[..h], &scale, &x).unwrap();
+            let mixed = layers.attention(&qkv, HEADS, &spans).unwrap();
+            let of = AttentionGrad { qkv: &qkv, values: &mixed.values, lse: &mixed.lse, dvalues: &dout };
+            let dqkv = layers.attention_grad(of, HEADS, &spans).unwrap();
+            [y, dweight, norm.0, norm.1, mixed.values.clone(), dqkv]
+        })
+    };
+    let one = run(1);
+    assert!(one.iter().all(|values| values.iter().any(|x| *x != 0.0)));
+    assert!([2, 3, 5].into_iter().all(|threads| run(threads) == one));
+}
