@@ -111,15 +111,14 @@ impl Policy for BurnPolicy {
 
     fn accumulate(&mut self, batches: &[SequenceBatch<'_>], loss: StepLoss) -> Result<LossOutput> {
         let grpo = &self.loss;
-        let (output, gradients) = accumulate(&self.model, batches, |model, batch| {
+        accumulate(&self.model, batches, &mut self.sums, |model, batch| {
             let hidden = completion_hidden(model, batch.sequences)?;
             match loss {
                 StepLoss::Grpo => grpo.loss(hidden, model.lm_head(), &batch.tokens),
                 StepLoss::CrossEntropy { tokens } => Ok(cross_entropy(hidden, model.lm_head(), &batch.tokens, tokens)),
             }
-        })?;
-        self.sums.merge(gradients);
-        Ok(output)
+        })
+        .inspect_err(|_| self.sums = GradientSum::new())
     }
 
     fn apply(&mut self, learning_rate: f64) -> Result<UpdateReport> {

@@ -27,33 +27,19 @@ impl GradientSum {
         impl ParameterVisitor for Collect<'_> {
             fn visit<const D: usize>(&mut self, name: &str, parameter: &Param<Tensor<D>>) {
                 let value = parameter.val();
-                if self.index == self.sum.len() {
+                let gradient = value.grad_remove(&mut self.gradients).map(to_host);
+                if let Some(sum) = self.sum.get_mut(self.index) {
+                    let both = sum.data.iter_mut().zip(gradient.iter().flatten());
+                    both.for_each(|(sum, g)| *sum += g);
+                } else {
                     let shape = value.dims().to_vec();
-                    let zeros = vec![0.0; shape.iter().product()];
-                    self.sum.push(NamedTensor { name: name.to_owned(), shape, data: zeros });
-                }
-                if let Some(gradient) = value.grad_remove(&mut self.gradients) {
-                    for (sum, g) in self.sum[self.index].data.iter_mut().zip(to_host(gradient)) {
-                        *sum += g;
-                    }
+                    let data = gradient.unwrap_or_else(|| vec![0.0; shape.iter().product()]);
+                    self.sum.push(NamedTensor { name: name.to_owned(), shape, data });
                 }
                 self.index += 1;
             }
         }
         visit_parameters(model, &mut Collect { sum: &mut self.parameters, gradients, index: 0 });
-    }
-
-    /// Adds the sum of other micro-batches of the same model.
-    pub fn merge(&mut self, other: Self) {
-        if self.parameters.is_empty() {
-            *self = other;
-            return;
-        }
-        for (mine, theirs) in self.parameters.iter_mut().zip(other.parameters) {
-            for (a, b) in mine.data.iter_mut().zip(theirs.data) {
-                *a += b;
-            }
-        }
     }
 
     /// Whether no gradient was added yet.

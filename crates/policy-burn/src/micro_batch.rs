@@ -8,34 +8,39 @@ use grpo_core::LossOutput;
 use policy::{Result, SequenceBatch};
 use rayon::prelude::*;
 
-/// Runs `loss` on every micro-batch and adds everything up: the loss with its metrics, and the gradients.
+/// Runs `loss` on every micro-batch and adds everything up: the loss with its metrics, and the gradients into `sums`.
 ///
-/// Micro-batches run in parallel, each on its own leaves so that their graphs stay apart, and are added in order: the
-/// same bits whatever the threads do.
+/// As many micro-batches as there are threads run at the same time, each on its own leaves so that their graphs stay apart. Their
+/// gradients are added in order, and are gone before the next ones begin: the same bits whatever the threads do, and memory that does
+/// not grow with the number of micro-batches.
+///
+/// # Errors
+/// Those of `loss`; `sums` may then hold the gradients of some micro-batches.
 pub(crate) fn accumulate(
     model: &Decoder,
     batches: &[SequenceBatch<'_>],
+    sums: &mut GradientSum,
     loss: impl Fn(&Decoder, &SequenceBatch<'_>) -> Result<PartialLoss> + Sync,
-) -> Result<(LossOutput, GradientSum)> {
+) -> Result<LossOutput> {
     let device = model.device();
-    let parts: Vec<_> = batches.iter().map(|batch| (batch, model.clone().fork(&device))).collect();
-    let parts = parts
-        .into_par_iter()
-        .map(|(batch, model)| {
-            let PartialLoss { backward, output } = loss(&model, batch)?;
-            let mut gradients = GradientSum::new();
-            gradients.add(&model, backward.backward());
-            Ok((output, gradients))
-        })
-        .collect::<Result<Vec<_>>>()?;
-    let (mut sum, mut gradients) = (LossOutput::default(), GradientSum::new());
-    for (part, of_part) in parts {
-        gradients.merge(of_part);
-        sum.loss += part.loss;
-        sum.policy_loss += part.policy_loss;
-        sum.scores.logp.extend(part.scores.logp);
-        sum.scores.entropy.extend(part.scores.entropy);
-        sum.metrics.merge(&part.metrics);
+    let mut sum = LossOutput::default();
+    for wave in batches.chunks(rayon::current_num_threads()) {
+        let parts: Vec<_> = wave.iter().map(|batch| (batch, model.clone().fork(&device))).collect();
+        let parts = parts
+            .into_par_iter()
+            .map(|(batch, model)| {
+                let PartialLoss { backward, output } = loss(&model, batch)?;
+                Ok((output, backward.backward(), model))
+            })
+            .collect::<Result<Vec<_>>>()?;
+        for (part, gradients, model) in parts {
+            sums.add(&model, gradients);
+            sum.loss += part.loss;
+            sum.policy_loss += part.policy_loss;
+            sum.scores.logp.extend(part.scores.logp);
+            sum.scores.entropy.extend(part.scores.entropy);
+            sum.metrics.merge(&part.metrics);
+        }
     }
-    Ok((sum, gradients))
+    Ok(sum)
 }

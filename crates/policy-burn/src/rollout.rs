@@ -1,7 +1,6 @@
 //! Sampling completions over a KV cache.
 
-use crate::decoder::{Decoder, PADDING, PaddedBatch, to_host};
-use burn::tensor::Tensor;
+use crate::decoder::{Decoder, Inference, PackedBatch};
 use policy::{Completion, Error, Result, RolloutRequest, Sampling};
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
@@ -9,7 +8,7 @@ use rayon::prelude::*;
 use rng::stream;
 
 /// Completions of a request. At most `batch_size` sequences decode together, batches of them in parallel; samples of one
-/// prompt share its prefill.
+/// prompt share its prefill. Neither changes what is sampled.
 ///
 /// # Errors
 /// [`Error::Argument`] for a request without prompts, generations or tokens; otherwise those of the decoder.
@@ -19,48 +18,45 @@ pub(crate) fn generate(model: &Decoder, request: &RolloutRequest<'_>, batch_size
         let found = format!("{} x {per_prompt} x {}", prompts.len(), request.max_completion_length);
         return Err(Error::argument("generate", "at least one prompt, generation and token", found));
     }
-    let prompts_per_chunk = (batch_size / per_prompt).max(1);
-    let chunks: Vec<_> = prompts.chunks(prompts_per_chunk).enumerate().map(|c| (c, model.clone())).collect();
-    let completions = chunks
-        .into_par_iter()
-        .map(|((i, chunk), model)| generate_chunk(&model, request, chunk, (i * prompts_per_chunk * per_prompt) as u64))
+    let inference = model.inference()?;
+    let for_each_thread = prompts.len().div_ceil(rayon::current_num_threads());
+    let prompts_per_chunk = (batch_size / per_prompt).min(for_each_thread).max(1);
+    let completions = prompts
+        .par_chunks(prompts_per_chunk)
+        .enumerate()
+        .map(|(i, chunk)| generate_chunk(&inference, request, chunk, (i * prompts_per_chunk * per_prompt) as u64))
         .collect::<Result<Vec<_>>>()?;
     Ok(completions.concat())
 }
 
 /// Completions of `prompts`, the first of which is sample number `first` of the request.
 fn generate_chunk(
-    model: &Decoder,
+    model: &Inference,
     request: &RolloutRequest<'_>,
     prompts: &[Vec<u32>],
     first: u64,
 ) -> Result<Vec<Completion>> {
-    let per_prompt = request.num_generations;
-    let batch = PaddedBatch::left_padded(prompts)?;
-    let head = model.lm_head().transpose();
+    let (per_prompt, vocab) = (request.num_generations, model.vocab());
     // The last token is never fed back.
-    let capacity = batch.columns + request.max_completion_length - 1;
-    let (hidden, cache) = model.prefill(&batch, capacity)?;
-    let [rows, columns, width] = hidden.dims();
-    let mut hidden: Tensor<2> = hidden.narrow(1, columns - 1, 1).reshape([rows, width]);
-    let mut cache = cache.repeat_each(per_prompt);
-    let start: Vec<usize> = batch.start.iter().flat_map(|s| std::iter::repeat_n(*s, per_prompt)).collect();
-
-    let mut samples: Vec<Sample> =
-        (0..start.len()).map(|i| Sample::new(request.sampling, first + i as u64, request.eos_id)).collect();
-    for length in 1..=request.max_completion_length {
-        let logits = to_host(hidden.matmul(head.clone()));
-        let vocab = logits.len() / if length == 1 { rows } else { samples.len() };
-        let mut next = Vec::with_capacity(samples.len());
-        for (i, sample) in samples.iter_mut().enumerate() {
-            // The first token of all samples of a prompt comes from one row of logits.
-            let row = if length == 1 { i / per_prompt } else { i };
-            next.push(sample.extend(&logits[row * vocab..(row + 1) * vocab]));
-        }
-        if length == request.max_completion_length || samples.iter().all(|s| s.ended) {
+    let (of_prompts, mut cache) =
+        model.prefill(&PackedBatch::new(prompts)?, per_prompt, request.max_completion_length - 1)?;
+    let mut samples: Vec<Sample> = (0..prompts.len() * per_prompt)
+        .map(|i| Sample::new(request.sampling, first + i as u64, request.eos_id))
+        .collect();
+    for (i, sample) in samples.iter_mut().enumerate() {
+        // The first token of all samples of a prompt comes from one row of logits.
+        sample.extend(&of_prompts[i / per_prompt * vocab..(i / per_prompt + 1) * vocab]);
+    }
+    for _ in 1..request.max_completion_length {
+        let (open, last): (Vec<usize>, Vec<u32>) =
+            samples.iter().enumerate().filter_map(|(i, sample)| Some((i, sample.open_at()?))).unzip();
+        if open.is_empty() {
             break;
         }
-        hidden = model.decode(&next, &start, &mut cache)?;
+        let logits = model.decode(&last, &open, &mut cache)?;
+        for (i, logits) in open.iter().zip(logits.chunks_exact(vocab)) {
+            samples[*i].extend(logits);
+        }
     }
     Ok(samples.into_iter().map(Sample::finish).collect())
 }
@@ -72,7 +68,6 @@ struct Sample {
     eos_id: u32,
     ids: Vec<u32>,
     logps: Vec<f32>,
-    ended: bool,
 }
 
 impl Sample {
@@ -83,14 +78,16 @@ impl Sample {
                 Some((temperature, stream(seed, purpose, step, first + index)))
             }
         };
-        Self { random, eos_id, ids: Vec::new(), logps: Vec::new(), ended: false }
+        Self { random, eos_id, ids: Vec::new(), logps: Vec::new() }
     }
 
-    /// Chooses the next token from `logits: [V]` and returns what to feed back.
-    fn extend(&mut self, logits: &[f32]) -> u32 {
-        if self.ended {
-            return PADDING;
-        }
+    /// The last token, unless it has ended the completion.
+    fn open_at(&self) -> Option<u32> {
+        self.ids.last().copied().filter(|id| *id != self.eos_id)
+    }
+
+    /// Chooses the next token from `logits: [V]`.
+    fn extend(&mut self, logits: &[f32]) {
         let temperature = self.random.as_ref().map_or(1.0, |(t, _)| *t);
         let scaled = |logit: &f32| f64::from(*logit) / temperature;
         let (best, max) = logits
@@ -98,35 +95,34 @@ impl Sample {
             .map(scaled)
             .enumerate()
             .fold((0, f64::NEG_INFINITY), |best, (i, x)| if x > best.1 { (i, x) } else { best });
-        let total: f64 = logits.iter().map(|l| (scaled(l) - max).exp()).sum();
+        let weights: Vec<f64> = logits.iter().map(|l| (scaled(l) - max).exp()).collect();
+        let total: f64 = weights.iter().sum();
         let id = match &mut self.random {
             None => best,
             Some((_, rng)) => {
                 // Inverse of the cumulative distribution; rounding may leave the point behind the end.
                 let mut point = rng.random::<f64>() * total;
-                logits
-                    .iter()
-                    .position(|l| {
-                        point -= (f64::from(*l) / temperature - max).exp();
-                        point < 0.0
-                    })
-                    .unwrap_or(best)
+                let passed = |weight: &f64| {
+                    point -= weight;
+                    point < 0.0
+                };
+                weights.iter().position(passed).unwrap_or(best)
             }
         };
         self.ids.push(id as u32);
         self.logps.push((scaled(&logits[id]) - max - total.ln()) as f32);
-        self.ended = id as u32 == self.eos_id;
-        id as u32
     }
 
     fn finish(self) -> Completion {
-        Completion { ids: self.ids, logps: self.logps, truncated: !self.ended }
+        let truncated = self.open_at().is_some();
+        Completion { ids: self.ids, logps: self.logps, truncated }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::decoder::to_host;
     use burn::tensor::Device;
     use models::ModelConfig;
     use rng::Purpose;
@@ -162,7 +158,7 @@ mod tests {
         assert_eq!(together.len(), 16);
         for (a, b) in together.iter().zip(&apart) {
             assert_eq!(a.ids, b.ids);
-            assert!(a.logps.iter().zip(&b.logps).all(|(x, y)| (x - y).abs() < 1e-4));
+            assert_eq!(a.logps, b.logps);
         }
         // Fewer prompts: the samples that remain are the same.
         let fewer = generate(1000, &request(&prompts[..2], 4, random(0)));
@@ -195,9 +191,9 @@ mod tests {
         for (i, completion) in completions.iter().enumerate() {
             let prompt = &prompts[i / 2];
             let whole = [prompt.clone(), completion.ids.clone()].concat();
-            let hidden = model.forward(&PaddedBatch::right_padded(&[whole]).unwrap()).unwrap();
-            let [_, t, h] = hidden.dims();
-            let logits = hidden.reshape([t, h]).matmul(model.lm_head().transpose()) / 0.8;
+            let hidden = model.forward(&PackedBatch::new(&[whole]).unwrap()).unwrap();
+            let [t, _] = hidden.dims();
+            let logits = hidden.matmul(model.lm_head().transpose()) / 0.8;
             let logp = to_host(burn::tensor::activation::log_softmax(logits, 1));
             let vocab = logp.len() / t;
             for (j, (&id, &got)) in completion.ids.iter().zip(&completion.logps).enumerate() {
@@ -228,7 +224,8 @@ mod tests {
         let a = generate(1000, &request(&prompts, 1, Sampling::Greedy));
         assert_eq!(a, generate(1000, &request(&prompts, 1, Sampling::Greedy)));
         let mut sample = Sample::new(Sampling::Greedy, 0, EOS);
-        assert_eq!(sample.extend(&[0.0, 3.0, 1.0, 3.0]), 1);
+        sample.extend(&[0.0, 3.0, 1.0, 3.0]);
+        assert_eq!(sample.ids, [1]);
     }
 
     #[test]
@@ -238,7 +235,9 @@ mod tests {
         let mut counts = [0.0f64; 3];
         for index in 0..draws {
             let sampling = Sampling::Random { temperature: 0.5, seed: 0, purpose: Purpose::Rollout, step: 0, first: 0 };
-            counts[Sample::new(sampling, index, EOS).extend(&logits) as usize] += 1.0;
+            let mut sample = Sample::new(sampling, index, EOS);
+            sample.extend(&logits);
+            counts[sample.ids[0] as usize] += 1.0;
         }
         let weights = logits.map(|l| f64::from(l / 0.5).exp());
         for (count, weight) in counts.iter().zip(weights) {

@@ -58,7 +58,7 @@ pub trait Policy: Send {
     /// bits. A loss that is not finite is no error: the caller sees it in the output, and in the gradient's norm.
     ///
     /// # Errors
-    /// Those of the model and of the loss; the sums are then as before.
+    /// Those of the model and of the loss; the sums are then zero.
     fn accumulate(&mut self, batches: &[SequenceBatch<'_>], loss: StepLoss) -> Result<LossOutput>;
 
     /// Clips the accumulated gradient by its norm, updates the weights, and sets the sums to zero.

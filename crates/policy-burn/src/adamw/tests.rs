@@ -1,7 +1,7 @@
 //! AdamW against hand-computed values, and its state against itself.
 
 use super::*;
-use crate::decoder::PaddedBatch;
+use crate::decoder::PackedBatch;
 use burn::tensor::Device;
 use models::ModelConfig;
 
@@ -15,7 +15,7 @@ fn model() -> Decoder {
 
 /// Gradients of an arbitrary loss.
 fn gradients(model: &Decoder, ids: &[u32]) -> GradientSum {
-    let hidden = model.forward(&PaddedBatch::right_padded(&[ids]).unwrap()).unwrap();
+    let hidden = model.forward(&PackedBatch::new(&[ids]).unwrap()).unwrap();
     let logits = hidden.reshape([ids.len(), 16]).matmul(model.lm_head().transpose());
     let mut sum = GradientSum::new();
     sum.add(model, logits.square().sum().backward());
@@ -85,7 +85,7 @@ fn accumulated_micro_batches_add_up() {
     let model = model();
     let whole = gradients(&model, &[1, 5, 9]);
     let mut twice = gradients(&model, &[1, 5, 9]);
-    let hidden = model.forward(&PaddedBatch::right_padded(&[[1u32, 5, 9]]).unwrap()).unwrap();
+    let hidden = model.forward(&PackedBatch::new(&[[1u32, 5, 9]]).unwrap()).unwrap();
     let logits = hidden.reshape([3, 16]).matmul(model.lm_head().transpose());
     twice.add(&model, logits.square().sum().backward());
     for (a, b) in whole.parameters().iter().zip(twice.parameters()) {

@@ -1,12 +1,13 @@
 //! Grouped-query attention (arXiv 2305.13245) with rotary positions.
 
-use super::cache::KvCache;
 use super::layers::Linear;
-use super::rope::Rotation;
+use super::ops::{self, Addend, Sequences};
+use backend_cpu::layers::{Heads, RopeTable};
 use burn::module::Module;
-use burn::tensor::activation::softmax;
 use burn::tensor::{Device, Tensor};
 use models::ModelConfig;
+use policy::Result;
+use std::sync::Arc;
 
 /// Causal self-attention in which each of K key/value heads serves R = A / K query heads.
 #[derive(Module, Debug)]
@@ -36,39 +37,21 @@ impl Attention {
         }
     }
 
-    /// `x: [B, T, H]` -> `[B, T, H]`. `mask: [B, 1, 1, T, S]` is added to the scores; with a cache, S counts its
-    /// columns too.
+    /// A, K and D.
+    pub(crate) fn heads(&self) -> Heads {
+        Heads { query: self.num_heads, key_value: self.num_kv_heads, width: self.head_dim }
+    }
+
+    /// `residual` plus the attention of `x`, both `[N, H]`.
     pub(crate) fn forward(
         &self,
-        x: Tensor<3>,
-        rotation: &Rotation,
-        mask: Option<&Tensor<5>>,
-        cache: Option<(&mut KvCache, usize)>,
-    ) -> Tensor<3> {
-        let [b, t, _] = x.dims();
-        let (a, k, d) = (self.num_heads, self.num_kv_heads, self.head_dim);
-        let r = a / k;
-
-        let qkv = self.qkv_proj.forward(x).reshape([b, t, a + 2 * k, d]);
-        let turned = rotation.apply(qkv.clone().narrow(2, 0, a + k));
-        let queries = turned.clone().narrow(2, 0, a);
-        let keys = turned.narrow(2, a, k).swap_dims(1, 2);
-        let values = qkv.narrow(2, a + k, k).swap_dims(1, 2);
-        let (keys, values) = match cache {
-            Some((cache, layer)) => cache.append(layer, keys, values),
-            None => (keys, values),
-        };
-        let s = keys.dims()[2];
-
-        // The R queries of a key/value head are R T rows of one product: keys and values are never repeated.
-        let queries = queries.reshape([b, t, k, r, d]).permute([0, 2, 3, 1, 4]).reshape([b, k, r * t, d]);
-        let scores = queries.matmul(keys.swap_dims(2, 3)) * (1.0 / (d as f64).sqrt());
-        let scores = match mask {
-            Some(mask) => (scores.reshape([b, k, r, t, s]) + mask.clone()).reshape([b, k, r * t, s]),
-            None => scores,
-        };
-        let mixed = softmax(scores, 3).matmul(values);
-        let mixed = mixed.reshape([b, k, r, t, d]).permute([0, 3, 1, 2, 4]).reshape([b, t, a * d]);
-        self.o_proj.forward(mixed)
+        x: Tensor<2>,
+        residual: Tensor<2>,
+        rope: &RopeTable,
+        sequences: &Arc<Sequences>,
+    ) -> Result<Tensor<2>> {
+        let qkv = self.qkv_proj.forward(x)?;
+        let mixed = ops::attention(qkv, self.heads(), rope, sequences)?;
+        ops::linear(mixed, self.o_proj.weight.val(), Addend::Residual(residual))
     }
 }

@@ -1,72 +1,95 @@
-//! Sequences of different lengths in one rectangle.
+//! Sequences laid end to end, without padding.
 
-use policy::{Error, Result};
+use super::ops::Sequences;
+use backend_cpu::layers::Span;
+use policy::{Error, Result, Sequence};
+use std::collections::HashMap;
+use std::sync::Arc;
 
-/// The token id in padding, which nothing attends to: any id that every vocabulary has.
-pub(crate) const PADDING: u32 = 0;
-
-/// B sequences in T columns: row b's tokens stand at columns `start[b]..start[b] + len[b]`, the rest is padding on
-/// either side. Positions count from each row's own start.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PaddedBatch {
-    /// The token ids `[B, T]`, row-major.
-    pub ids: Vec<u32>,
-    /// The first column `[B]` of each row that is no padding.
-    pub start: Vec<usize>,
-    /// The number of columns `[B]` of each row that are no padding.
-    pub len: Vec<usize>,
-    /// T, the number of columns.
-    pub columns: usize,
+/// Sequences as N rows, one after the other. Completions of one prompt share its rows.
+///
+/// ```
+/// # fn main() -> policy::Result<()> {
+/// let batch = policy_burn::decoder::PackedBatch::new(&[vec![1, 5, 9], vec![1, 7]])?;
+/// assert_eq!(batch.ids(), [1, 5, 9, 1, 7]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct PackedBatch {
+    ids: Vec<u32>,
+    pub(super) sequences: Arc<Sequences>,
 }
 
-impl PaddedBatch {
-    /// A batch with padding behind: every row starts at column 0.
+impl PackedBatch {
+    /// A batch of whole sequences.
     ///
     /// # Errors
     /// [`Error::Argument`] when there is no sequence or one is empty.
-    pub fn right_padded<S: AsRef<[u32]>>(sequences: &[S]) -> Result<Self> {
-        Self::new(sequences, |_, _| 0)
+    pub fn new<S: AsRef<[u32]>>(sequences: &[S]) -> Result<Self> {
+        if sequences.is_empty() || sequences.iter().any(|s| s.as_ref().is_empty()) {
+            let lengths: Vec<usize> = sequences.iter().map(|s| s.as_ref().len()).collect();
+            let expected = "at least one sequence, none of them empty";
+            return Err(Error::argument("PackedBatch", expected, format!("{lengths:?}")));
+        }
+        let mut rows = Rows::default();
+        sequences.iter().for_each(|sequence| rows.add(sequence.as_ref(), 0..0, 0));
+        Ok(rows.into_batch())
     }
 
-    /// A batch with padding in front: every row ends at column T, where decoding goes on.
+    /// Prompts and completions, each prompt once, and the rows `[N]` that predict the completions' tokens, end to end.
     ///
     /// # Errors
-    /// [`Error::Argument`] when there is no sequence or one is empty.
-    pub fn left_padded<S: AsRef<[u32]>>(sequences: &[S]) -> Result<Self> {
-        Self::new(sequences, |columns, len| columns - len)
+    /// [`Error::Argument`] for an empty prompt or completion.
+    pub fn of_completions(sequences: &[Sequence]) -> Result<(Self, Vec<usize>)> {
+        if sequences.iter().any(|s| s.prompt.is_empty() || s.completion.is_empty()) {
+            let expected = "prompts and completions of at least one token";
+            return Err(Error::argument("PackedBatch", expected, "an empty one"));
+        }
+        let (mut rows, mut prompts, mut predicting) = (Rows::default(), HashMap::new(), Vec::new());
+        for Sequence { prompt, completion } in sequences {
+            let prefix = prompts.entry(&prompt[..]).or_insert_with(|| {
+                rows.add(prompt, 0..0, 0);
+                rows.ids.len() - prompt.len()..rows.ids.len()
+            });
+            predicting.push(prefix.end - 1);
+            predicting.extend(rows.ids.len()..rows.ids.len() + completion.len() - 1);
+            // The last token predicts nothing.
+            rows.add(&completion[..completion.len() - 1], prefix.clone(), prompt.len());
+        }
+        Ok((rows.into_batch(), predicting))
     }
 
-    fn new<S: AsRef<[u32]>>(sequences: &[S], place: impl Fn(usize, usize) -> usize) -> Result<Self> {
-        let len: Vec<usize> = sequences.iter().map(|s| s.as_ref().len()).collect();
-        let columns = len.iter().copied().max().unwrap_or(0);
-        if len.contains(&0) || columns == 0 {
-            return Err(Error::argument(
-                "PaddedBatch",
-                "at least one sequence, none of them empty",
-                format!("{len:?}"),
-            ));
-        }
-        let start: Vec<usize> = len.iter().map(|&l| place(columns, l)).collect();
-        let mut ids = vec![PADDING; sequences.len() * columns];
-        for (b, sequence) in sequences.iter().enumerate() {
-            let first = b * columns + start[b];
-            ids[first..first + len[b]].copy_from_slice(sequence.as_ref());
-        }
-        Ok(Self { ids, start, len, columns })
+    /// The token ids `[N]`.
+    pub fn ids(&self) -> &[u32] {
+        &self.ids
     }
 
-    /// B, the number of rows.
-    pub fn rows(&self) -> usize {
-        self.start.len()
+    /// The number of positions that the longest sequence takes.
+    pub(super) fn longest(&self) -> usize {
+        self.sequences.positions.iter().max().map_or(0, |position| position + 1)
+    }
+}
+
+#[derive(Default)]
+struct Rows {
+    ids: Vec<u32>,
+    positions: Vec<usize>,
+    spans: Vec<Span>,
+}
+
+impl Rows {
+    /// Adds tokens that attend to `prefix` and begin at `position`.
+    fn add(&mut self, ids: &[u32], prefix: std::ops::Range<usize>, position: usize) {
+        let first = self.ids.len();
+        self.ids.extend_from_slice(ids);
+        self.positions.extend(position..position + ids.len());
+        self.spans.push(Span { rows: first..self.ids.len(), prefix });
     }
 
-    /// The position `[B, T]` of every column in its sequence; 0 for padding, which nothing attends to.
-    pub(crate) fn positions(&self) -> Vec<usize> {
-        let mut positions = Vec::with_capacity(self.ids.len());
-        for (&start, &len) in self.start.iter().zip(&self.len) {
-            positions.extend((0..self.columns).map(|t| if t < start + len { t.saturating_sub(start) } else { 0 }));
-        }
-        positions
+    fn into_batch(self) -> PackedBatch {
+        let sequences = Sequences { spans: self.spans, positions: self.positions };
+        PackedBatch { ids: self.ids, sequences: Arc::new(sequences) }
     }
 }
 
@@ -74,21 +97,27 @@ impl PaddedBatch {
 mod tests {
     use super::*;
 
+    fn sequence(prompt: &[u32], completion: &[u32]) -> Sequence {
+        Sequence { prompt: prompt.to_vec(), completion: completion.to_vec() }
+    }
+
     #[test]
-    fn pads_on_either_side_and_counts_positions_from_each_start() {
-        let rows = [vec![5, 6, 7], vec![8]];
-        let right = PaddedBatch::right_padded(&rows).unwrap();
-        assert_eq!(right.ids, [5, 6, 7, 8, 0, 0]);
-        assert_eq!(right.positions(), [0, 1, 2, 0, 0, 0]);
-        let left = PaddedBatch::left_padded(&rows).unwrap();
-        assert_eq!(left.ids, [5, 6, 7, 0, 0, 8]);
-        assert_eq!(left.start, [0, 2]);
-        assert_eq!(left.positions(), [0, 1, 2, 0, 0, 0]);
+    fn completions_share_the_rows_of_their_prompt() {
+        let sequences = [sequence(&[1, 5, 6], &[7, 8, 2]), sequence(&[1, 9], &[2]), sequence(&[1, 5, 6], &[9, 2])];
+        let (batch, rows) = PackedBatch::of_completions(&sequences).unwrap();
+        assert_eq!(batch.ids(), [1, 5, 6, 7, 8, 1, 9, 9]);
+        assert_eq!(batch.sequences.positions, [0, 1, 2, 3, 4, 0, 1, 3]);
+        assert_eq!(rows, [2, 3, 4, 6, 2, 7]);
+        let spans: Vec<_> = batch.sequences.spans.iter().map(|s| (s.rows.clone(), s.prefix.clone())).collect();
+        assert_eq!(spans, [(0..3, 0..0), (3..5, 0..3), (5..7, 0..0), (7..7, 5..7), (7..8, 0..3)]);
+        assert_eq!(batch.longest(), 5);
     }
 
     #[test]
     fn empty_input_is_an_error() {
-        assert!(PaddedBatch::right_padded::<Vec<u32>>(&[]).is_err());
-        assert!(PaddedBatch::left_padded(&[vec![1], vec![]]).is_err());
+        assert!(PackedBatch::new::<Vec<u32>>(&[]).is_err());
+        assert!(PackedBatch::new(&[vec![1], vec![]]).is_err());
+        assert!(PackedBatch::of_completions(&[sequence(&[], &[1])]).is_err());
+        assert!(PackedBatch::of_completions(&[sequence(&[1], &[])]).is_err());
     }
 }

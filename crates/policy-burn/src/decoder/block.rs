@@ -1,13 +1,14 @@
 //! One layer of the decoder.
 
 use super::attention::Attention;
-use super::cache::KvCache;
 use super::layers::{Linear, RmsNorm};
-use super::rope::Rotation;
+use super::ops::{self, Addend, Sequences};
+use backend_cpu::layers::RopeTable;
 use burn::module::Module;
-use burn::tensor::activation::silu;
 use burn::tensor::{Device, Tensor};
 use models::ModelConfig;
+use policy::Result;
+use std::sync::Arc;
 
 /// The MLP of a layer, SwiGLU (arXiv 2002.05202): `down(silu(gate(x)) * up(x))`.
 #[derive(Module, Debug)]
@@ -28,13 +29,10 @@ impl Mlp {
         }
     }
 
-    /// The MLP of every position: `x: [B, T, H]` -> `[B, T, H]`.
-    pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let gate_up = self.gate_up_proj.forward(x);
-        let width = gate_up.dims()[2] / 2;
-        let gate = gate_up.clone().narrow(2, 0, width);
-        let up = gate_up.narrow(2, width, width);
-        self.down_proj.forward(silu(gate) * up)
+    /// `residual` plus the MLP of `x`, both `[N, H]`.
+    pub(crate) fn forward(&self, x: Tensor<2>, residual: Tensor<2>) -> Result<Tensor<2>> {
+        let mixed = ops::swiglu(self.gate_up_proj.forward(x)?)?;
+        ops::linear(mixed, self.down_proj.weight.val(), Addend::Residual(residual))
     }
 }
 
@@ -62,15 +60,9 @@ impl Block {
         }
     }
 
-    /// The layer applied to `x: [B, T, H]` -> `[B, T, H]`; see [`Attention`] for the rest.
-    pub(crate) fn forward(
-        &self,
-        x: Tensor<3>,
-        rotation: &Rotation,
-        mask: Option<&Tensor<5>>,
-        cache: Option<(&mut KvCache, usize)>,
-    ) -> Tensor<3> {
-        let x = x.clone() + self.attn.forward(self.input_norm.forward(x), rotation, mask, cache);
-        x.clone() + self.mlp.forward(self.post_norm.forward(x))
+    /// The layer applied to `x: [N, H]` -> `[N, H]`.
+    pub(crate) fn forward(&self, x: Tensor<2>, rope: &RopeTable, sequences: &Arc<Sequences>) -> Result<Tensor<2>> {
+        let x = self.attn.forward(self.input_norm.forward(x.clone())?, x, rope, sequences)?;
+        self.mlp.forward(self.post_norm.forward(x.clone())?, x)
     }
 }

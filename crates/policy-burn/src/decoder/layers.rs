@@ -1,8 +1,10 @@
 //! The two layers that everything else is made of.
 
+use super::ops::{self, Addend};
 use super::params::normal;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor, TensorData};
+use policy::Result;
 
 /// A linear layer, `y = x W + b`.
 #[derive(Module, Debug)]
@@ -27,9 +29,13 @@ impl Linear {
         Self { weight: Param::from_data(normal([input, output], std, seed, &format!("{name}.weight")), device), bias }
     }
 
-    /// The layer applied to `x: [.., in]` -> `[.., out]`.
-    pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        burn::tensor::module::linear(x, self.weight.val(), self.bias.as_ref().map(Param::val))
+    /// The layer applied to `x: [N, in]` -> `[N, out]`.
+    ///
+    /// # Errors
+    /// [`policy::Error::Loss`] when x is not `[N, in]`.
+    pub fn forward(&self, x: Tensor<2>) -> Result<Tensor<2>> {
+        let add = self.bias.as_ref().map_or(Addend::Nothing, |bias| Addend::Bias(bias.val()));
+        ops::linear(x, self.weight.val(), add)
     }
 }
 
@@ -46,9 +52,16 @@ impl RmsNorm {
         Self { weight: Param::from_data(TensorData::new(vec![1f32; size], [size]), device), eps }
     }
 
-    /// The norm of `x: [.., H]` -> `[.., H]`.
-    pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        let rms = (x.clone().square().mean_dim(D - 1) + self.eps).sqrt();
-        x / rms * self.weight.val().unsqueeze()
+    /// The norm of `x: [N, H]` -> `[N, H]`.
+    ///
+    /// # Errors
+    /// [`policy::Error::Loss`] when x is not `[N, H]`.
+    pub fn forward(&self, x: Tensor<2>) -> Result<Tensor<2>> {
+        ops::rms_norm(x, self.weight.val(), self.eps)
+    }
+
+    /// What is added to the mean square.
+    pub(crate) fn eps(&self) -> f64 {
+        self.eps
     }
 }

@@ -1,24 +1,24 @@
-//! A small Qwen2-style decoder in burn: RMSNorm, rotary positions, grouped-query attention with biases, SwiGLU.
+//! A small Qwen2-style decoder: RMSNorm, rotary positions, grouped-query attention with biases, SwiGLU. Its weights are a module of
+//! burn, which differentiates it; its operations are kernels of [`backend_cpu::layers`]. Sequences are laid end to end, without padding,
+//! and completions of one prompt share its rows.
 //!
-//! Letters in shapes: B sequences, T positions of a call, S positions a query can see, H hidden, V vocabulary,
-//! A query heads, K key/value heads, R = A / K queries per key/value head, D head width, I MLP width.
+//! Letters in shapes: N rows (tokens), B sequences, H hidden, V vocabulary, A query heads, K key/value heads, R = A / K queries per
+//! key/value head, D head width, I MLP width.
 
 mod attention;
 mod batch;
 mod block;
-mod cache;
+mod inference;
 mod layers;
 mod model;
+mod ops;
 mod params;
-mod rope;
 
 pub use attention::Attention;
-pub(crate) use batch::PADDING;
-pub use batch::PaddedBatch;
+pub use batch::PackedBatch;
 pub use block::{Block, Mlp};
-pub use cache::KvCache;
+pub use inference::{Cache, Inference};
 pub use layers::{Linear, RmsNorm};
 pub use model::Decoder;
-pub use rope::RopeTable;
 
 pub(crate) use params::{ParameterVisitor, to_host, update_parameters, visit_parameters};

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::decoder::params::to_host;
+use burn::tensor::activation::{silu, softmax};
 
 fn config() -> ModelConfig {
     ModelConfig { hidden_size: 32, intermediate_size: 48, initializer_range: 0.3, ..ModelConfig::default() }
@@ -11,16 +12,12 @@ fn decoder(config: &ModelConfig) -> Decoder {
     Decoder::new(config, 11, &Device::flex()).unwrap()
 }
 
-/// Hidden states of each row, without padding.
-fn rows(decoder: &Decoder, batch: &PaddedBatch) -> Vec<Vec<f32>> {
-    let hidden = to_host(decoder.forward(batch).unwrap());
+/// Hidden states of each sequence.
+fn rows<S: AsRef<[u32]>>(decoder: &Decoder, sequences: &[S]) -> Vec<Vec<f32>> {
+    let batch = PackedBatch::new(sequences).unwrap();
+    let hidden = to_host(decoder.forward(&batch).unwrap());
     let h = decoder.config().hidden_size;
-    (0..batch.rows())
-        .map(|b| {
-            let first = (b * batch.columns + batch.start[b]) * h;
-            hidden[first..first + batch.len[b] * h].to_vec()
-        })
-        .collect()
+    batch.sequences.spans.iter().map(|span| hidden[span.rows.start * h..span.rows.end * h].to_vec()).collect()
 }
 
 #[track_caller]
@@ -35,22 +32,104 @@ const LONG: [u32; 7] = [1, 9, 4, 7, 30, 12, 5];
 const SHORT: [u32; 4] = [1, 20, 21, 6];
 
 #[test]
-fn padding_on_either_side_changes_nothing() {
+fn what_lies_beside_a_sequence_changes_no_bit() {
     let decoder = decoder(&config());
-    let alone = rows(&decoder, &PaddedBatch::right_padded(&[SHORT]).unwrap());
-    let pair = [LONG.to_vec(), SHORT.to_vec()];
-    let right = rows(&decoder, &PaddedBatch::right_padded(&pair).unwrap());
-    let left = rows(&decoder, &PaddedBatch::left_padded(&pair).unwrap());
-    assert_close(&alone[0], &right[1], 1e-5);
-    assert_close(&alone[0], &left[1], 1e-5);
-    assert_close(&right[0], &left[0], 1e-5);
+    let alone = rows(&decoder, &[SHORT]);
+    assert_eq!(rows(&decoder, &[&LONG[..], &SHORT])[1], alone[0]);
+    assert_eq!(rows(&decoder, &[&SHORT[..], &LONG, &SHORT])[2], alone[0]);
 }
 
+/// The decoder in burn's own operations, one sequence at a time.
+fn plain(decoder: &Decoder, ids: &[u32]) -> Tensor<2> {
+    let (config, device) = (decoder.config(), decoder.device());
+    let (t, a, k, d) = (ids.len(), config.num_attention_heads, config.num_key_value_heads, config.head_dim());
+    let norm = |x: Tensor<2>, weight: &Param<Tensor<1>>| {
+        let rms = (x.clone().square().mean_dim(1) + config.rms_norm_eps).sqrt();
+        x / rms * weight.val().unsqueeze()
+    };
+    let table = |of: fn(f64) -> f64| {
+        let angle = |p: usize, i: usize| p as f64 * config.rope_theta.powf(-2.0 * (i % (d / 2)) as f64 / d as f64);
+        let values: Vec<f32> = (0..t * d).map(|at| of(angle(at / d, at % d)) as f32).collect();
+        Tensor::<3>::from_data(TensorData::new(values, [t, 1, d]), &device)
+    };
+    let turned = |x: Tensor<3>| {
+        let (first, second) = (x.clone().narrow(2, 0, d / 2), x.clone().narrow(2, d / 2, d / 2));
+        x * table(f64::cos) + Tensor::cat(vec![-second, first], 2) * table(f64::sin)
+    };
+    let hidden: Vec<f32> = (0..t * t).map(|at| if at % t > at / t { -1e9 } else { 0.0 }).collect();
+    let mask = Tensor::<3>::from_data(TensorData::new(hidden, [1, t, t]), &device);
+    let ids: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
+    let ids = Tensor::<1, Int>::from_data(TensorData::new(ids, [t]), &device);
+    let mut x = decoder.embed_tokens.val().select(0, ids);
+    for layer in &decoder.layers {
+        let attn = &layer.attn;
+        let qkv = norm(x.clone(), &layer.input_norm.weight).matmul(attn.qkv_proj.weight.val());
+        let qkv = qkv + attn.qkv_proj.bias.as_ref().unwrap().val().unsqueeze();
+        let qkv = qkv.reshape([t, a + 2 * k, d]);
+        let queries = turned(qkv.clone().narrow(1, 0, a)).swap_dims(0, 1);
+        // Keys and values are repeated for the heads that they serve.
+        let repeated = |x: Tensor<3>| {
+            let heads = (0..a).map(|head| x.clone().narrow(1, head / (a / k), 1)).collect();
+            Tensor::cat(heads, 1).swap_dims(0, 1)
+        };
+        let keys = repeated(turned(qkv.clone().narrow(1, a, k)));
+        let values = repeated(qkv.narrow(1, a + k, k));
+        let scores = queries.matmul(keys.swap_dims(1, 2)) / (d as f64).sqrt() + mask.clone();
+        let mixed = softmax(scores, 2).matmul(values).swap_dims(0, 1).reshape([t, a * d]);
+        x = x + mixed.matmul(attn.o_proj.weight.val());
+        let gate_up = norm(x.clone(), &layer.post_norm.weight).matmul(layer.mlp.gate_up_proj.weight.val());
+        let width = config.intermediate_size;
+        let mixed = silu(gate_up.clone().narrow(1, 0, width)) * gate_up.narrow(1, width, width);
+        x = x + mixed.matmul(layer.mlp.down_proj.weight.val());
+    }
+    norm(x, &decoder.norm.weight)
+}
+
+/// Values and the gradients of all parameters are those of burn's own operations, whose derivatives are burn's.
 #[test]
-fn hidden_states_of_padding_are_finite() {
-    let decoder = decoder(&config());
-    let batch = PaddedBatch::left_padded(&[LONG.to_vec(), SHORT.to_vec()]).unwrap();
-    assert!(to_host(decoder.forward(&batch).unwrap()).iter().all(|x| x.is_finite()));
+fn the_decoder_and_its_gradient_are_those_of_plain_burn() {
+    for (tied, kv_heads) in [(false, 2), (true, 4)] {
+        let config = ModelConfig { num_key_value_heads: kv_heads, tie_word_embeddings: tied, ..config() };
+        let decoder = Decoder::new(&config, 11, &Device::flex().autodiff()).unwrap();
+        // Biases and norms begin at 0 and 1, where mistakes could hide.
+        let mut moved = decoder.parameters();
+        for (i, parameter) in moved.iter_mut().filter(|p| p.shape.len() == 1).enumerate() {
+            parameter.data.iter_mut().enumerate().for_each(|(j, x)| *x += ((i + 3 * j) % 7) as f32 * 0.1 - 0.2);
+        }
+        let decoder = decoder.with_parameters(&moved).unwrap();
+        // Two completions of one prompt, one of another.
+        let of = |prompt: &[u32], completion: &[u32]| policy::Sequence {
+            prompt: prompt.to_vec(),
+            completion: completion.to_vec(),
+        };
+        let sequences = [of(&LONG, &[3, 8, 2]), of(&SHORT, &[9, 2]), of(&LONG, &[40, 41, 42, 2])];
+        let count: usize = sequences.iter().map(|s| s.completion.len()).sum();
+        let weights = Tensor::<2>::from_data(normal([count, 32], 1.0, 4, "weights"), &decoder.device());
+
+        let found = crate::sequences::completion_hidden(&decoder, &sequences).unwrap();
+        let expected = sequences.iter().map(|s| {
+            let whole = [&s.prompt[..], &s.completion[..s.completion.len() - 1]].concat();
+            plain(&decoder, &whole).narrow(0, s.prompt.len() - 1, s.completion.len())
+        });
+        let expected = Tensor::cat(expected.collect(), 0);
+        assert_close(&to_host(found.clone().inner()), &to_host(expected.clone().inner()), 2e-5);
+        // The head takes part, so that a tied embedding has two gradients.
+        let loss = |hidden: Tensor<2>| {
+            ((hidden.matmul(decoder.lm_head().transpose()).tanh().sum_dim(1) + 0.5) * weights.clone()).sum()
+        };
+        let gradients = |loss: Tensor<1>| {
+            let mut sum = crate::GradientSum::new();
+            sum.add(&decoder, loss.backward());
+            sum
+        };
+        let (found, expected) = (gradients(loss(found)), gradients(loss(expected)));
+        for (found, expected) in found.parameters().iter().zip(expected.parameters()) {
+            let largest = expected.data.iter().fold(0f32, |m, g| m.max(g.abs()));
+            assert!(largest > 1e-3, "{}: no gradient to compare", expected.name);
+            let off = found.data.iter().zip(&expected.data).map(|(f, e)| (f - e).abs()).fold(0.0, f32::max);
+            assert!(off <= 1e-4 * largest, "{}: off by {off} of {largest}", expected.name);
+        }
+    }
 }
 
 #[test]
@@ -58,8 +137,8 @@ fn a_future_token_does_not_change_earlier_states() {
     let decoder = decoder(&config());
     let mut changed = LONG;
     changed[5] = 40;
-    let before = &rows(&decoder, &PaddedBatch::right_padded(&[LONG]).unwrap())[0];
-    let after = &rows(&decoder, &PaddedBatch::right_padded(&[changed]).unwrap())[0];
+    let before = &rows(&decoder, &[LONG])[0];
+    let after = &rows(&decoder, &[changed])[0];
     let h = decoder.config().hidden_size;
     assert_close(&before[..5 * h], &after[..5 * h], 0.0);
     let moved = before[5 * h..].iter().zip(&after[5 * h..]).any(|(a, b)| (a - b).abs() > 0.1);
@@ -71,8 +150,8 @@ fn an_earlier_token_changes_later_states() {
     let decoder = decoder(&config());
     let mut changed = LONG;
     changed[1] = 40;
-    let before = &rows(&decoder, &PaddedBatch::right_padded(&[LONG]).unwrap())[0];
-    let after = &rows(&decoder, &PaddedBatch::right_padded(&[changed]).unwrap())[0];
+    let before = &rows(&decoder, &[LONG])[0];
+    let after = &rows(&decoder, &[changed])[0];
     let last = before.len() - decoder.config().hidden_size;
     assert!(before[last..].iter().zip(&after[last..]).any(|(a, b)| (a - b).abs() > 1e-2));
 }
@@ -80,42 +159,32 @@ fn an_earlier_token_changes_later_states() {
 #[test]
 fn cached_decoding_equals_the_full_forward() {
     let decoder = decoder(&config());
-    let sequences = [LONG.to_vec(), SHORT.to_vec()];
-    let suffix: [[u32; 2]; 3] = [[33, 8], [2, 45], [17, 3]];
-    let prompts = PaddedBatch::left_padded(&sequences).unwrap();
-    let (hidden, mut cache) = decoder.prefill(&prompts, prompts.columns + 3).unwrap();
-    let mut got: Vec<Vec<f32>> = vec![Vec::new(); 2];
-    let [_, t, h] = hidden.dims();
-    let hidden = to_host(hidden);
-    for b in 0..2 {
-        got[b].extend_from_slice(&hidden[(b * t + prompts.start[b]) * h..(b + 1) * t * h]);
+    let inference = decoder.inference().unwrap();
+    let prompts = [LONG.to_vec(), SHORT.to_vec()];
+    let (first, mut cache) = inference.prefill(&PackedBatch::new(&prompts).unwrap(), 2, 3).unwrap();
+    let logits = |ids: &[u32]| {
+        let all = decoder.forward(&PackedBatch::new(&[ids]).unwrap()).unwrap();
+        let last = all.clone().narrow(0, ids.len() - 1, 1);
+        to_host(last.matmul(decoder.lm_head().transpose()))
+    };
+    let vocab = inference.vocab();
+    for (prompt, found) in prompts.iter().zip(first.chunks_exact(vocab)) {
+        assert_close(found, &logits(prompt), 2e-5);
     }
-    for ids in suffix {
-        let hidden = to_host(decoder.decode(&ids, &prompts.start, &mut cache).unwrap());
-        got[0].extend_from_slice(&hidden[..h]);
-        got[1].extend_from_slice(&hidden[h..]);
+    // Two samples of each prompt; sample 1 ends after its first token.
+    let mut whole: Vec<Vec<u32>> = prompts.iter().flat_map(|prompt| [prompt.clone(), prompt.clone()]).collect();
+    for (samples, ids) in
+        [(&[0, 1, 2, 3][..], &[33, 8, 2, 45][..]), (&[0, 2, 3], &[17, 3, 4]), (&[0, 2, 3], &[5, 6, 7])]
+    {
+        let found = inference.decode(ids, samples, &mut cache).unwrap();
+        for ((sample, id), found) in samples.iter().zip(ids).zip(found.chunks_exact(vocab)) {
+            whole[*sample].push(*id);
+            assert_close(found, &logits(&whole[*sample]), 2e-5);
+        }
     }
-    let whole: Vec<Vec<u32>> =
-        (0..2).map(|b| sequences[b].iter().copied().chain(suffix.iter().map(|ids| ids[b])).collect()).collect();
-    let want = rows(&decoder, &PaddedBatch::right_padded(&whole).unwrap());
-    assert_close(&got[0], &want[0], 2e-5);
-    assert_close(&got[1], &want[1], 2e-5);
-    assert!(matches!(decoder.decode(&[3, 3], &prompts.start, &mut cache), Err(Error::TooLong { .. })));
-}
-
-#[test]
-fn a_repeated_cache_serves_each_sample() {
-    let decoder = decoder(&config());
-    let prompts = PaddedBatch::left_padded(&[LONG.to_vec(), SHORT.to_vec()]).unwrap();
-    let (_, mut cache) = decoder.prefill(&prompts, 8).unwrap();
-    let (_, once) = decoder.prefill(&prompts, 8).unwrap();
-    let mut twice = once.repeat_each(2);
-    let single = to_host(decoder.decode(&[7, 9], &[0, 3], &mut cache).unwrap());
-    let double = to_host(decoder.decode(&[7, 7, 9, 9], &[0, 0, 3, 3], &mut twice).unwrap());
-    let h = decoder.config().hidden_size;
-    for (sample, prompt) in [0, 0, 1, 1].into_iter().enumerate() {
-        assert_close(&double[sample * h..(sample + 1) * h], &single[prompt * h..(prompt + 1) * h], 1e-5);
-    }
+    assert!(inference.decode(&[3], &[0], &mut cache).is_err(), "sample 0 is full");
+    assert!(inference.decode(&[3], &[4], &mut cache).is_err(), "there is no sample 4");
+    assert!(inference.decode(&[9999], &[1], &mut cache).is_err(), "there is no such token");
 }
 
 #[test]
@@ -144,8 +213,7 @@ fn grouped_queries_equal_repeated_key_value_heads() {
         })
         .collect();
     let full = full.with_parameters(&repeated).unwrap();
-    let batch = PaddedBatch::right_padded(&[LONG]).unwrap();
-    assert_close(&rows(&grouped, &batch)[0], &rows(&full, &batch)[0], 1e-5);
+    assert_close(&rows(&grouped, &[LONG])[0], &rows(&full, &[LONG])[0], 1e-5);
 }
 
 /// Attention of heads that are wider than hidden_size / num_attention_heads (Qwen3), written out in f64 for every position.
@@ -199,10 +267,9 @@ fn heads_have_a_width_of_their_own() {
     }
     let expected: Vec<f32> = product(&mixed, &w(attn.o_proj.weight.val()), h).iter().map(|x| *x as f32).collect();
 
-    let batch = PaddedBatch::right_padded(&[LONG]).unwrap();
-    let rotation = decoder.rope.rotation(&batch.positions(), [1, t], &decoder.device());
-    let mask = mask(&batch, 0..t, t, &decoder.device());
-    let found = attn.forward(input.reshape([1, t, h]), &rotation, mask.as_ref(), None);
+    let batch = PackedBatch::new(&[LONG]).unwrap();
+    let nothing = Tensor::zeros([t, h], &decoder.device());
+    let found = attn.forward(input, nothing, decoder.rope(), &batch.sequences).unwrap();
     assert_close(&to_host(found), &expected, 1e-4);
 }
 
@@ -210,8 +277,7 @@ fn heads_have_a_width_of_their_own() {
 fn a_width_that_is_said_and_derived_is_the_same_model() {
     let said = ModelConfig { head_dim: Some(config().hidden_size / config().num_attention_heads), ..config() };
     assert_eq!(decoder(&said).parameters(), decoder(&config()).parameters());
-    let batch = PaddedBatch::right_padded(&[LONG]).unwrap();
-    assert_eq!(rows(&decoder(&said), &batch), rows(&decoder(&config()), &batch));
+    assert_eq!(rows(&decoder(&said), &[LONG]), rows(&decoder(&config()), &[LONG]));
 }
 
 #[test]
@@ -255,8 +321,8 @@ fn loading_refuses_what_does_not_fit() {
 #[test]
 fn bad_input_is_an_error() {
     let decoder = decoder(&ModelConfig { max_position_embeddings: 4, ..config() });
-    let long = PaddedBatch::right_padded(&[LONG]).unwrap();
+    let long = PackedBatch::new(&[LONG]).unwrap();
     assert!(matches!(decoder.forward(&long), Err(Error::TooLong { .. })));
-    let unknown = PaddedBatch::right_padded(&[[1, 9999]]).unwrap();
+    let unknown = PackedBatch::new(&[[1, 9999]]).unwrap();
     assert!(matches!(decoder.forward(&unknown), Err(Error::Model(models::Error::UnknownToken { id: 9999, .. }))));
 }

@@ -1,0 +1,213 @@
+//! The decoder as tokens are sampled from it: no graph, weights packed once, keys and values in a cache.
+
+use super::batch::PackedBatch;
+use super::layers::{Linear, RmsNorm};
+use super::model::{Decoder, check};
+use backend_cpu::layers::{Add, Heads, KvCache, Layers, PackedWeight, RopeTable};
+use burn::backend::flex::FlexTensor;
+use burn::module::Param;
+use burn::tensor::Tensor;
+use grpo_burn::custom_op::{Operand, values};
+use models::ModelConfig;
+use policy::{Error, Result};
+
+/// The weights of a decoder in the form in which tokens are sampled. Every row that it makes depends on the tokens of its own sequence
+/// alone, to the bit.
+///
+/// ```
+/// use policy_burn::decoder::{Decoder, PackedBatch};
+///
+/// # fn main() -> policy::Result<()> {
+/// let decoder = Decoder::new(&models::ModelConfig::default(), 0, &burn::tensor::Device::flex())?;
+/// let inference = decoder.inference()?;
+/// // Two samples of one prompt, with room for 4 tokens each.
+/// let (logits, mut cache) = inference.prefill(&PackedBatch::new(&[vec![1, 5, 9]])?, 2, 4)?;
+/// assert_eq!(logits.len(), inference.vocab());
+/// let logits = inference.decode(&[7, 8], &[0, 1], &mut cache)?;
+/// assert_eq!(logits.len(), 2 * inference.vocab());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Inference {
+    kernels: Layers,
+    config: ModelConfig,
+    rope: RopeTable,
+    heads: Heads,
+    /// `[V, H]`.
+    embed_tokens: FlexTensor,
+    layers: Vec<Layer>,
+    norm: Norm,
+    /// `[H, V]`.
+    head: PackedWeight,
+}
+
+/// Keys and values of the sequences that are being sampled.
+#[derive(Debug)]
+pub struct Cache(KvCache);
+
+#[derive(Debug)]
+struct Layer {
+    input_norm: Norm,
+    qkv: Weight,
+    o: Weight,
+    post_norm: Norm,
+    gate_up: Weight,
+    down: Weight,
+}
+
+#[derive(Debug)]
+struct Norm {
+    weight: Vec<f32>,
+    eps: f64,
+}
+
+#[derive(Debug)]
+struct Weight {
+    weight: PackedWeight,
+    bias: Option<Vec<f32>>,
+}
+
+/// The storage of a tensor in row-major order: its own where it has that already.
+fn storage<const D: usize>(tensor: Tensor<D>) -> Result<FlexTensor> {
+    Ok(Operand::new("weight", tensor).map_err(Error::other)?.row_major().storage)
+}
+
+fn read(storage: &FlexTensor) -> Result<&[f32]> {
+    values("weight", storage).map_err(Error::other)
+}
+
+fn to_vec<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>> {
+    Ok(read(&storage(tensor)?)?.to_vec())
+}
+
+impl Norm {
+    fn new(norm: &RmsNorm) -> Result<Self> {
+        Ok(Self { weight: to_vec(norm.weight.val())?, eps: norm.eps() })
+    }
+}
+
+impl Weight {
+    fn new(kernels: Layers, linear: &Linear) -> Result<Self> {
+        let weight = kernels.pack_weight(read(&storage(linear.weight.val())?)?, linear.weight.dims())?;
+        let bias = linear.bias.as_ref().map(Param::val).map(to_vec).transpose()?;
+        Ok(Self { weight, bias })
+    }
+}
+
+impl Inference {
+    pub(super) fn new(model: &Decoder) -> Result<Self> {
+        let kernels = Layers::new();
+        let weight = |linear: &Linear| Weight::new(kernels, linear);
+        let layers = model.layers.iter().map(|layer| {
+            Ok(Layer {
+                input_norm: Norm::new(&layer.input_norm)?,
+                qkv: weight(&layer.attn.qkv_proj)?,
+                o: weight(&layer.attn.o_proj)?,
+                post_norm: Norm::new(&layer.post_norm)?,
+                gate_up: weight(&layer.mlp.gate_up_proj)?,
+                down: weight(&layer.mlp.down_proj)?,
+            })
+        });
+        let config = model.config().clone();
+        let dims = [config.vocab_size, config.hidden_size];
+        Ok(Self {
+            heads: Heads {
+                query: config.num_attention_heads,
+                key_value: config.num_key_value_heads,
+                width: config.head_dim(),
+            },
+            rope: model.rope().clone(),
+            embed_tokens: storage(model.embed_tokens.val())?,
+            layers: layers.collect::<Result<_>>()?,
+            norm: Norm::new(&model.norm)?,
+            head: kernels.pack_transposed(read(&storage(model.lm_head())?)?, dims)?,
+            kernels,
+            config,
+        })
+    }
+
+    /// V, the number of logits of a row.
+    pub fn vocab(&self) -> usize {
+        self.config.vocab_size
+    }
+
+    /// Logits `[B, V]` behind each prompt, and a cache for `per_prompt` samples of each with room for `capacity` tokens.
+    ///
+    /// # Errors
+    /// [`Error::TooLong`] when prompt and capacity have no positions, [`Error::Model`] for an unknown token.
+    pub fn prefill(&self, prompts: &PackedBatch, per_prompt: usize, capacity: usize) -> Result<(Vec<f32>, Cache)> {
+        check(&self.config, &self.rope, prompts.ids(), prompts.longest() + capacity)?;
+        let (sequences, h) = (&prompts.sequences, self.config.hidden_size);
+        let lengths: Vec<usize> = sequences.spans.iter().map(|span| span.rows.len()).collect();
+        let mut cache = KvCache::new(self.layers.len(), self.heads, &lengths, per_prompt, capacity);
+        let x = self.run(prompts.ids(), &sequences.positions, |layer, qkv| {
+            cache.fill_prompts(layer, &qkv, &sequences.spans)?;
+            Ok(self.kernels.attention(&qkv, self.heads, &sequences.spans)?.values)
+        })?;
+        let last: Vec<f32> =
+            sequences.spans.iter().flat_map(|span| &x[(span.rows.end - 1) * h..span.rows.end * h]).copied().collect();
+        Ok((self.logits(&last)?, Cache(cache)))
+    }
+
+    /// Logits `[samples, V]` behind one more token of each of `samples`, which are numbers of samples of the cache and ascend.
+    ///
+    /// # Errors
+    /// [`Error::Loss`] when ids and samples do not fit one another or the cache; [`Error::Model`] for an unknown token.
+    pub fn decode(&self, ids: &[u32], samples: &[usize], cache: &mut Cache) -> Result<Vec<f32>> {
+        check(&self.config, &self.rope, ids, 0)?;
+        let Cache(cache) = cache;
+        if ids.len() != samples.len() || samples.iter().any(|sample| *sample >= cache.samples()) {
+            let expected = format!("as many ids as samples, and those below {}", cache.samples());
+            return Err(Error::argument("decode", expected, format!("{} ids and {samples:?}", ids.len())));
+        }
+        let positions: Vec<usize> = samples.iter().map(|sample| cache.position(*sample)).collect();
+        let x =
+            self.run(ids, &positions, |layer, qkv| Ok(self.kernels.attention_cached(&qkv, cache, layer, samples)?))?;
+        cache.advance(samples);
+        self.logits(&x)
+    }
+
+    /// The residual stream `[N, H]` behind the last layer. `attend` makes the attention `[N, A D]` of a layer from turned
+    /// queries, keys and values.
+    fn run(
+        &self,
+        ids: &[u32],
+        positions: &[usize],
+        mut attend: impl FnMut(usize, Vec<f32>) -> Result<Vec<f32>>,
+    ) -> Result<Vec<f32>> {
+        let (kernels, h) = (self.kernels, self.config.hidden_size);
+        let embed_tokens = read(&self.embed_tokens)?;
+        let row = |id: &u32| &embed_tokens[*id as usize * h..(*id as usize + 1) * h];
+        let mut x: Vec<f32> = ids.iter().flat_map(row).copied().collect();
+        for (i, layer) in self.layers.iter().enumerate() {
+            let mut qkv = self.linear(&self.normalised(&x, &layer.input_norm)?, &layer.qkv, None)?;
+            kernels.rotate(&mut qkv, self.heads, &self.rope, positions)?;
+            x = self.linear(&attend(i, qkv)?, &layer.o, Some(&x))?;
+            let gate_up = self.linear(&self.normalised(&x, &layer.post_norm)?, &layer.gate_up, None)?;
+            let mixed = kernels.swiglu(&gate_up, self.config.intermediate_size)?;
+            x = self.linear(&mixed, &layer.down, Some(&x))?;
+        }
+        Ok(x)
+    }
+
+    /// The final norm and the head.
+    fn logits(&self, x: &[f32]) -> Result<Vec<f32>> {
+        let n = x.len() / self.config.hidden_size;
+        Ok(self.kernels.linear_packed(&self.normalised(x, &self.norm)?, &self.head, Add::Nothing, n)?)
+    }
+
+    fn normalised(&self, x: &[f32], norm: &Norm) -> Result<Vec<f32>> {
+        Ok(self.kernels.rms_norm(x, &norm.weight, norm.eps)?.0)
+    }
+
+    fn linear(&self, x: &[f32], of: &Weight, residual: Option<&[f32]>) -> Result<Vec<f32>> {
+        let n = x.len() / of.weight.dims()[0];
+        let add = match (&of.bias, residual) {
+            (Some(bias), _) => Add::Rows(bias),
+            (None, Some(residual)) => Add::Residual(residual),
+            (None, None) => Add::Nothing,
+        };
+        Ok(self.kernels.linear_packed(x, &of.weight, add, n)?)
+    }
+}

@@ -1,0 +1,203 @@
+//! The decoder's operations as operations of burn: kernels of [`backend_cpu::layers`] with their derivatives.
+//!
+//! All tensors are f32 rows `[N, ..]`. What the forward pass of an operation was given is kept for its derivative; storage is
+//! shared, not copied.
+
+use backend_cpu::layers::{Add, AttentionGrad, Heads, Layers, RopeTable, Span};
+use burn::backend::flex::FlexTensor;
+use burn::tensor::Tensor;
+use grpo_burn::custom_op::{Derivative, Graph, Operand, record, tensor, values};
+use policy::{Error, Result};
+use std::sync::Arc;
+
+/// What a linear layer adds to its product.
+#[derive(Debug)]
+pub(crate) enum Addend {
+    /// A bias `[out]`.
+    Bias(Tensor<1>),
+    /// The residual stream `[N, out]`.
+    Residual(Tensor<2>),
+    Nothing,
+}
+
+/// A tensor taken apart, in row-major order, with its graph joined to `graph`.
+fn operand<const D: usize>(graph: &mut Graph, name: &'static str, tensor: Tensor<D>) -> Result<Operand> {
+    *graph = graph.join(name, &tensor).map_err(Error::other)?;
+    Ok(Operand::new(name, tensor).map_err(Error::other)?.row_major())
+}
+
+/// The elements of an operand.
+fn read<'a>(name: &'static str, tensor: &'a FlexTensor) -> Result<&'a [f32]> {
+    values(name, tensor).map_err(Error::other)
+}
+
+/// The elements of what the forward pass has read before.
+fn reread(tensor: &FlexTensor) -> &[f32] {
+    values("a tensor of the forward pass", tensor).expect("row-major f32, as in the forward pass")
+}
+
+/// The result of a kernel whose operands fitted in the forward pass.
+fn fitting<T>(result: grpo_core::Result<T>) -> T {
+    result.expect("shapes of the forward pass")
+}
+
+/// y `[N, out]` = x W + what is added, of x `[N, in]` and a weight `[in, out]`.
+pub(crate) fn linear(x: Tensor<2>, weight: Tensor<2>, add: Addend) -> Result<Tensor<2>> {
+    let ([n, input], [_, output]) = (x.dims(), weight.dims());
+    let dims = [n, input, output];
+    let mut graph = Graph::default();
+    let x = operand(&mut graph, "x", x)?;
+    let weight = operand(&mut graph, "weight", weight)?;
+    let (third, added) = match add {
+        Addend::Nothing => (Operand::absent(), Added::Nothing),
+        Addend::Bias(bias) => (operand(&mut graph, "bias", bias)?, Added::Bias),
+        Addend::Residual(residual) => (operand(&mut graph, "residual", residual)?, Added::Residual),
+    };
+    let add = match added {
+        Added::Nothing => Add::Nothing,
+        Added::Bias => Add::Rows(read("bias", &third.storage)?),
+        Added::Residual => Add::Residual(read("residual", &third.storage)?),
+    };
+    let y = Layers::new().linear(read("x", &x.storage)?, read("weight", &weight.storage)?, add, dims)?;
+    let derivative = LinearGrad { x: x.storage, weight: weight.storage, added, dims };
+    Ok(record(graph, tensor(y, [n, output]), [x.node, weight.node, third.node], derivative))
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Added {
+    Bias,
+    Residual,
+    Nothing,
+}
+
+#[derive(Clone, Debug)]
+struct LinearGrad {
+    x: FlexTensor,
+    weight: FlexTensor,
+    added: Added,
+    dims: [usize; 3],
+}
+
+impl Derivative<3> for LinearGrad {
+    fn gradients(self, upstream: FlexTensor, [x, weight, third]: [bool; 3]) -> [Option<FlexTensor>; 3] {
+        let (layers, dims @ [n, input, output]) = (Layers::new(), self.dims);
+        let dy = reread(&upstream);
+        let dx = x.then(|| tensor(fitting(layers.linear_dx(reread(&self.weight), dy, dims)), [n, input]));
+        let of_weight = || tensor(fitting(layers.linear_dweight(reread(&self.x), dy, dims)), [input, output]);
+        let dweight = weight.then(of_weight);
+        let dthird = match self.added {
+            Added::Bias if third => Some(tensor(fitting(layers.linear_dbias(dy, [n, output])), [output])),
+            Added::Residual if third => Some(upstream.clone()),
+            _ => None,
+        };
+        [dx, dweight, dthird]
+    }
+}
+
+/// x / sqrt(mean(x^2) + eps) * w of x `[N, H]` and a weight `[H]`.
+pub(crate) fn rms_norm(x: Tensor<2>, weight: Tensor<1>, eps: f64) -> Result<Tensor<2>> {
+    let dims = x.dims();
+    let mut graph = Graph::default();
+    let x = operand(&mut graph, "x", x)?;
+    let weight = operand(&mut graph, "weight", weight)?;
+    let (y, scale) = Layers::new().rms_norm(read("x", &x.storage)?, read("weight", &weight.storage)?, eps)?;
+    let derivative = RmsNormGrad { x: x.storage, weight: weight.storage, scale, dims };
+    Ok(record(graph, tensor(y, dims), [x.node, weight.node], derivative))
+}
+
+#[derive(Clone, Debug)]
+struct RmsNormGrad {
+    x: FlexTensor,
+    weight: FlexTensor,
+    scale: Vec<f32>,
+    dims: [usize; 2],
+}
+
+impl Derivative<2> for RmsNormGrad {
+    fn gradients(self, upstream: FlexTensor, _: [bool; 2]) -> [Option<FlexTensor>; 2] {
+        let (x, weight, dy) = (reread(&self.x), reread(&self.weight), reread(&upstream));
+        let (dx, dweight) = fitting(Layers::new().rms_norm_grad(x, weight, &self.scale, dy));
+        [Some(tensor(dx, self.dims)), Some(tensor(dweight, [self.dims[1]]))]
+    }
+}
+
+/// silu(gate) * up `[N, I]` of gate and up side by side `[N, 2I]`.
+pub(crate) fn swiglu(gate_up: Tensor<2>) -> Result<Tensor<2>> {
+    let [n, both] = gate_up.dims();
+    let width = both / 2;
+    let mut graph = Graph::default();
+    let gate_up = operand(&mut graph, "gate_up", gate_up)?;
+    let y = Layers::new().swiglu(read("gate_up", &gate_up.storage)?, width)?;
+    let derivative = SwigluGrad { gate_up: gate_up.storage, dims: [n, width] };
+    Ok(record(graph, tensor(y, [n, width]), [gate_up.node], derivative))
+}
+
+#[derive(Clone, Debug)]
+struct SwigluGrad {
+    gate_up: FlexTensor,
+    dims: [usize; 2],
+}
+
+impl Derivative<1> for SwigluGrad {
+    fn gradients(self, upstream: FlexTensor, _: [bool; 1]) -> [Option<FlexTensor>; 1] {
+        let [n, width] = self.dims;
+        let gradient = fitting(Layers::new().swiglu_grad(reread(&self.gate_up), reread(&upstream), width));
+        [Some(tensor(gradient, [n, 2 * width]))]
+    }
+}
+
+/// What attention is told beside its rows.
+#[derive(Debug)]
+pub(crate) struct Sequences {
+    /// Which rows attend to which.
+    pub(crate) spans: Vec<Span>,
+    /// The position `[N]` of each row in its sequence.
+    pub(crate) positions: Vec<usize>,
+}
+
+/// Attention with rotary positions: `[N, A D]` of queries, keys and values `[N, (A + 2K) D]`.
+pub(crate) fn attention(
+    qkv: Tensor<2>,
+    heads: Heads,
+    rope: &RopeTable,
+    sequences: &Arc<Sequences>,
+) -> Result<Tensor<2>> {
+    let [n, _] = qkv.dims();
+    let mut graph = Graph::default();
+    let qkv = operand(&mut graph, "qkv", qkv)?;
+    let layers = Layers::new();
+    let mut turned = read("qkv", &qkv.storage)?.to_vec();
+    layers.rotate(&mut turned, heads, rope, &sequences.positions)?;
+    let mixed = layers.attention(&turned, heads, &sequences.spans)?;
+    let output = tensor(mixed.values, [n, heads.query * heads.width]);
+    let derivative = MixGrad {
+        turned: turned.into(),
+        values: output.clone(),
+        lse: mixed.lse.into(),
+        heads,
+        rope: rope.clone(),
+        sequences: Arc::clone(sequences),
+    };
+    Ok(record(graph, output, [qkv.node], derivative))
+}
+
+#[derive(Clone, Debug)]
+struct MixGrad {
+    turned: Arc<[f32]>,
+    values: FlexTensor,
+    lse: Arc<[f32]>,
+    heads: Heads,
+    rope: RopeTable,
+    sequences: Arc<Sequences>,
+}
+
+impl Derivative<1> for MixGrad {
+    fn gradients(self, upstream: FlexTensor, _: [bool; 1]) -> [Option<FlexTensor>; 1] {
+        let (layers, heads) = (Layers::new(), self.heads);
+        let (values, dvalues) = (reread(&self.values), reread(&upstream));
+        let of = AttentionGrad { qkv: &self.turned, values, lse: &self.lse, dvalues };
+        let mut gradient = fitting(layers.attention_grad(of, heads, &self.sequences.spans));
+        fitting(layers.rotate_grad(&mut gradient, heads, &self.rope, &self.sequences.positions));
+        [Some(tensor(gradient, [self.sequences.positions.len(), heads.row()]))]
+    }
+}
