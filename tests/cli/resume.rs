@@ -6,7 +6,7 @@ use std::path::Path;
 /// Slow enough to be caught in the act, in both phases.
 const SETTINGS: [&str; 8] = [
     "warmup.steps=60",
-    "grpo.max_steps=100",
+    "grpo.max_steps=200",
     "grpo.num_iterations=2",
     "loss.beta=0.02",
     "eval.eval_steps=8",

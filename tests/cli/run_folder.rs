@@ -51,6 +51,11 @@ fn a_run_leaves_everything_that_is_promised() {
             "completions/clipped_ratio",
             "num_tokens",
             "step_time",
+            "timing_s/gen",
+            "timing_s/reward",
+            "timing_s/ref",
+            "timing_s/adv",
+            "timing_s/update_actor",
             "frac_reward_zero_std",
         ] {
             assert!(row[name].is_number(), "{name} in {row}");

@@ -1,4 +1,5 @@
-//! Large buffers on large pages: several gigabytes per second of bandwidth on systems that give them on request.
+//! Memory from the system: large buffers on large pages, several gigabytes per second of bandwidth on systems that give them on
+//! request; and freed memory that is kept.
 #![allow(unsafe_code)]
 
 use bytemuck::Zeroable;
@@ -34,4 +35,19 @@ pub fn advise_huge_pages<T>(buffer: &mut [T]) {
     }
     #[cfg(not(target_os = "linux"))]
     let _ = buffer;
+}
+
+/// Keeps memory that was freed for what is allocated next. A training step frees what the one before it has freed: without this the C
+/// library gives large buffers back to the system each time, and every page comes back zeroed, one fault at a time. It is the
+/// program that chooses this, once, at its beginning; it works on Linux with glibc.
+pub fn keep_freed_memory() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        const MOST: libc::c_int = 1 << 30;
+        // SAFETY: both calls set a number of the allocator, which any thread may do at any time; refusal leaves it as it was.
+        unsafe {
+            libc::mallopt(libc::M_MMAP_THRESHOLD, MOST);
+            libc::mallopt(libc::M_TRIM_THRESHOLD, MOST);
+        }
+    }
 }

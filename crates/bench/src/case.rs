@@ -131,6 +131,7 @@ fn entries(config: &BenchConfig, options: &Options, folder: &Path) -> Result<Vec
             plugin: options.plugin.clone(),
             threads: settings.threads,
             isa: settings.isa.clone(),
+            profile: settings.profile,
             dlogits: settings.dlogits,
             tensors: Files::new(),
         };
@@ -178,6 +179,7 @@ fn peer_entries(
                 plugin: options.plugin.clone(),
                 threads,
                 isa: None,
+                profile: false,
                 dlogits: None,
                 tensors: Files::new(),
             },
@@ -279,6 +281,7 @@ fn score(
         plugin: options.plugin.clone(),
         threads,
         isa: None,
+        profile: false,
         dlogits: None,
         tensors,
     };

@@ -5,10 +5,13 @@ use super::memory;
 use super::protocol::{Bytes, Job, Planned, Role, Stepped};
 use super::worker::{Runner, input_bytes};
 use crate::error::Result;
+use backend_cpu::profile::{Work, measured};
 use backend_cpu::{CpuBackend, Isa};
 use backend_tpu::aot::Variant;
 use backend_tpu::program::{Mesh, Numerics, ProgramKind};
-use grpo_core::{Backend, GradientSpec, GradsMut, LossPlan, PolicyInput, PolicyOutput, PolicySpec, Tensor, TensorMut};
+use grpo_core::{
+    Backend, GradientSpec, GradsMut, Implementation, LossPlan, PolicyInput, PolicyOutput, PolicySpec, Tensor, TensorMut,
+};
 use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::rc::Rc;
@@ -25,6 +28,8 @@ pub(crate) struct OnCpu {
     in_place: Option<Tensor>,
     /// What the process held before the plan, with inputs and gradients.
     resident: Option<u64>,
+    /// The number of threads, where the time of a step is to be taken apart.
+    profile: Option<usize>,
 }
 
 impl OnCpu {
@@ -58,7 +63,10 @@ impl OnCpu {
             workspace: Some(plan.memory().workspace as u64),
         };
         let planned = Planned { plan_seconds, bytes, ..Planned::default() };
-        let runner = Self { plan, inputs: inputs.clone(), variant, gradients, in_place, resident };
+        let threads =
+            if job.threads == 0 { std::thread::available_parallelism().map_or(1, usize::from) } else { job.threads };
+        let profile = job.profile.then_some(threads);
+        let runner = Self { plan, inputs: inputs.clone(), variant, gradients, in_place, resident, profile };
         Ok((planned, Box::new(runner)))
     }
 }
@@ -76,6 +84,11 @@ pub fn refuse_what_it_lacks(job: &Job, variant: &Variant) -> Result<()> {
             variant.program == ProgramKind::Materialised,
             "pass: materialised",
             "take `implementation: reference`, or a pjrt backend",
+        ),
+        (
+            job.profile && variant.request.implementation != Implementation::Fused,
+            "profile",
+            "it takes the kernels of `implementation: fused` apart",
         ),
         (job.role != Role::Loss || variant.program == ProgramKind::Bare, "bare products", "take a pjrt backend"),
     ];
@@ -132,30 +145,21 @@ impl Runner for OnCpu {
         }
         let can_reset = memory::reset_high_water();
         let began = Instant::now();
-        let loss = if self.variant.program == ProgramKind::Score {
-            black_box(self.plan.score(policy(&self.inputs, &self.variant), &self.inputs.batch)?);
-            None
-        } else if let Some(logits) = &mut self.in_place {
-            Some(self.plan.value_and_grad_in_place(logits.as_mut(), &self.inputs.batch)?.loss)
-        } else {
-            let mut grads = GradsMut::default();
-            for (name, values) in &mut self.gradients {
-                let place = match *name {
-                    "hidden" => &mut grads.hidden,
-                    "lm_head" => &mut grads.lm_head,
-                    "bias" => &mut grads.bias,
-                    _ => &mut grads.logits,
-                };
-                *place = Some(TensorMut::F32(values));
+        let (loss, work) = match self.profile {
+            None => (self.call()?, BTreeMap::new()),
+            Some(threads) => {
+                let (loss, seconds) = measured(|| self.call());
+                let mut work: BTreeMap<_, _> = Work::ALL.map(|work| (work.name().to_owned(), seconds(work))).into();
+                let busy: f64 = work.values().sum();
+                work.insert("waiting".into(), (threads as f64 * began.elapsed().as_secs_f64() - busy).max(0.0));
+                (loss?, work)
             }
-            let input = policy(&self.inputs, &self.variant);
-            Some(self.plan.value_and_grad(input, &self.inputs.batch, grads)?.loss)
         };
         let seconds = began.elapsed().as_secs_f64();
         let high_water = can_reset.and_then(|()| Some(memory::high_water()?.saturating_sub(self.resident?)));
         let (resident_before, resident_after) = (self.resident, memory::resident());
         let grad_norms = if check { self.norms() } else { BTreeMap::new() };
-        Ok(Stepped { seconds, loss, grad_norms, high_water, resident_before, resident_after, device: None })
+        Ok(Stepped { seconds, work, loss, grad_norms, high_water, resident_before, resident_after, device: None })
     }
 
     fn score(&mut self) -> Result<Vec<f32>> {
@@ -164,6 +168,29 @@ impl Runner for OnCpu {
 }
 
 impl OnCpu {
+    /// One call of the plan; the loss, where it makes one.
+    fn call(&mut self) -> Result<Option<f64>> {
+        if self.variant.program == ProgramKind::Score {
+            black_box(self.plan.score(policy(&self.inputs, &self.variant), &self.inputs.batch)?);
+            return Ok(None);
+        }
+        if let Some(logits) = &mut self.in_place {
+            return Ok(Some(self.plan.value_and_grad_in_place(logits.as_mut(), &self.inputs.batch)?.loss));
+        }
+        let mut grads = GradsMut::default();
+        for (name, values) in &mut self.gradients {
+            let place = match *name {
+                "hidden" => &mut grads.hidden,
+                "lm_head" => &mut grads.lm_head,
+                "bias" => &mut grads.bias,
+                _ => &mut grads.logits,
+            };
+            *place = Some(TensorMut::F32(values));
+        }
+        let input = policy(&self.inputs, &self.variant);
+        Ok(Some(self.plan.value_and_grad(input, &self.inputs.batch, grads)?.loss))
+    }
+
     fn norms(&self) -> BTreeMap<String, f64> {
         let norm = |squares: &mut dyn Iterator<Item = f32>| squares.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
         let of_logits = match &self.in_place {

@@ -132,8 +132,20 @@ fn measured(
         compiled_bytes: planned.compiled,
         device_bytes: first.device,
         step_ms,
+        work_shares: work_shares(&running.steps),
         seed,
     }
+}
+
+/// The shares of all threads' time by kind of work.
+fn work_shares(steps: &[Stepped]) -> BTreeMap<String, f64> {
+    let mut sums = BTreeMap::new();
+    for (name, seconds) in steps.iter().flat_map(|step| &step.work) {
+        *sums.entry(name.clone()).or_insert(0.0) += seconds;
+    }
+    let all: f64 = sums.values().sum();
+    sums.values_mut().for_each(|seconds| *seconds /= all);
+    sums
 }
 
 /// The fastest of the floors under `entry`, with the seconds below which it cannot be.

@@ -64,6 +64,7 @@ impl OnDevices {
             (job.threads != 0, "threads", "its plugin starts its own: leave it out"),
             (job.isa.is_some(), "isa", "its compiler chooses: leave it out"),
             (job.dlogits.is_some(), "dlogits", "set it in `numerics`"),
+            (job.profile, "profile", "it takes the kernels of the CPU backend apart: leave it out"),
         ] {
             if is_asked {
                 let (backend, what, instead) = (job.backend.clone(), what.into(), instead.into());

@@ -65,6 +65,9 @@ pub struct Job {
     pub isa: Option<String>,
     /// What dL/dlogits is rounded to on this CPU; none: the dtype of the inputs.
     pub dlogits: Option<Dtype>,
+    /// Whether to measure where the time of a step goes, on this CPU.
+    #[serde(default)]
+    pub profile: bool,
     /// The files of the inputs.
     pub tensors: Files,
 }
@@ -149,6 +152,9 @@ pub struct Bytes {
 pub struct Stepped {
     /// Seconds from the call to the moment when all results are there.
     pub seconds: f64,
+    /// Seconds that all threads together spent on each kind of work, where the job measures them: `products`, `packing`, `statistics`,
+    /// `gradients`, and `waiting`, which is the rest.
+    pub work: BTreeMap<String, f64>,
     /// The loss, where the job computes it.
     pub loss: Option<f64>,
     /// 2-norms of gradients, by the names of what they belong to; only of a step that was to be checked.

@@ -145,6 +145,8 @@ pub struct Measured {
     pub first_call_seconds: f64,
     /// A step; `None` when none was timed.
     pub step_ms: Option<Timing>,
+    /// The shares of all threads' time in the timed steps by kind of work, of a variant with `profile`.
+    pub work_shares: BTreeMap<String, f64>,
     /// When each timed step began, in seconds after the first of the problem: variants run in alternation.
     pub began_s: Vec<f64>,
     /// Tokens in a second by the median of the times.

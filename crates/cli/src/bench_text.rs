@@ -73,6 +73,15 @@ fn problem(text: &mut String, case: &Case, markdown: bool) {
     };
     let _ = writeln!(text, "\n{}\n\n{}", table(&TIMES, &times, 1), table(&MEMORY, &memory, 2));
     for (name, outcome) in sorted(case) {
+        if let Outcome::Measured(measured) = outcome
+            && !measured.work_shares.is_empty()
+        {
+            let mut shares: Vec<_> = measured.work_shares.iter().collect();
+            shares.sort_by(|a, b| b.1.total_cmp(a.1));
+            let shares: Vec<_> =
+                shares.iter().map(|(work, share)| format!("{work} {:.1} %", 100.0 * **share)).collect();
+            let _ = writeln!(text, "{name} spends its threads' time on {}", shares.join(", "));
+        }
         match outcome {
             Outcome::Failed { error } | Outcome::NotOffered { error } => {
                 let _ = writeln!(text, "{name}: {}", error.lines().next().unwrap_or_default());

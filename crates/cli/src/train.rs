@@ -52,6 +52,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
         emit(&to_yaml(&config)?)?;
         return Ok(Outcome::Done);
     }
+    backend_cpu::keep_freed_memory();
     let mut run = match &args.resume {
         Some(path) => {
             if std::env::vars_os().any(|(name, _)| name.to_string_lossy().starts_with(ENV_PREFIX)) {

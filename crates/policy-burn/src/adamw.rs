@@ -3,10 +3,15 @@
 //! burn's own optimizer clips tensor by tensor and keys its state by run-time ids. This one clips globally, names its
 //! state after the parameters and keeps it as plain f32, so that saving and restoring it is exact.
 
-use crate::decoder::{Decoder, update_parameters};
+use crate::decoder::{Decoder, for_each_parameter, update_parameters};
 use crate::gradients::GradientSum;
 use models::NamedTensor;
-use policy::{AdamWConfig, Error, Result, UpdateReport};
+use policy::{AdamWConfig, Error, Result, TensorSink, UpdateReport};
+use rayon::prelude::*;
+use std::sync::Arc;
+
+/// Entries that one task updates.
+const CHUNK: usize = 1 << 15;
 
 /// AdamW (arXiv 1711.05101) in f32, as PyTorch computes it.
 #[derive(Clone, Debug)]
@@ -21,8 +26,9 @@ pub struct AdamW {
 struct Moments {
     name: String,
     shape: Vec<usize>,
-    first: Vec<f32>,
-    second: Vec<f32>,
+    /// Shared with a copy of the optimizer until the next step writes it.
+    first: Arc<Vec<f32>>,
+    second: Arc<Vec<f32>>,
 }
 
 const FIRST: &str = "exp_avg.";
@@ -63,62 +69,81 @@ impl AdamW {
             }
             _ => {}
         }
-        let before = self.clone();
-        self.apply(model, gradients, grad_norm, learning_rate).inspect_err(|_| *self = before)
-    }
-
-    fn apply(
-        &mut self,
-        model: Decoder,
-        gradients: &GradientSum,
-        grad_norm: f64,
-        learning_rate: f64,
-    ) -> Result<(Decoder, UpdateReport)> {
+        self.fits(gradients)?;
         if self.moments.is_empty() {
             self.moments = gradients.parameters.iter().map(Moments::zeros).collect();
         }
-        let fits = |(m, g): (&Moments, &NamedTensor)| m.name == g.name && m.shape == g.shape;
-        if self.moments.len() != gradients.parameters.len() || !self.moments.iter().zip(&gradients.parameters).all(fits)
-        {
-            let found = format!("{} tensors of other names or shapes", gradients.parameters.len());
-            return Err(Error::argument("AdamW::step", "gradients of the model that it has seen before", found));
+        let rule = self.rule(grad_norm, learning_rate);
+        // Looked at before anything is written: there is nothing to undo.
+        let (mut index, mut finite) = (0, true);
+        for_each_parameter(&model, |values| {
+            finite &= rule.is_finite(values, &gradients.parameters[index].data, &self.moments[index]);
+            index += 1;
+        })?;
+        if !finite {
+            if self.step == 0 {
+                self.moments.clear();
+            }
+            let what = "the weights, or the optimizer's moments, after the update".to_owned();
+            return Err(Error::NotFinite { what, step: self.step + 1 });
         }
-
+        let mut index = 0;
+        let model = update_parameters(model, |_, values| {
+            rule.apply(values, &gradients.parameters[index].data, &mut self.moments[index]);
+            index += 1;
+        });
         self.step += 1;
+        Ok((model, UpdateReport { grad_norm, applied: true }))
+    }
+
+    /// Whether the gradients are of the model whose moments these are.
+    fn fits(&self, gradients: &GradientSum) -> Result<()> {
+        let fits = |(m, g): (&Moments, &NamedTensor)| m.name == g.name && m.shape == g.shape;
+        let known = self.moments.iter().zip(&gradients.parameters).all(fits);
+        if self.moments.is_empty() || self.moments.len() == gradients.parameters.len() && known {
+            return Ok(());
+        }
+        let found = format!("{} tensors of other names or shapes", gradients.parameters.len());
+        Err(Error::argument("AdamW::step", "gradients of the model that it has seen before", found))
+    }
+
+    /// The scalars of the next step.
+    fn rule(&self, grad_norm: f64, learning_rate: f64) -> Rule {
         let AdamWConfig { adam_beta1, adam_beta2, adam_epsilon, weight_decay, max_grad_norm, .. } = self.config;
         // PyTorch adds 1e-6 to the norm too.
         let clip = if max_grad_norm > 0.0 { (max_grad_norm / (grad_norm + 1e-6)).min(1.0) } else { 1.0 };
-        let correction = |beta: f64| 1.0 - beta.powf(self.step as f64);
-        let rule = Rule {
+        let correction = |beta: f64| 1.0 - beta.powf((self.step + 1) as f64);
+        Rule {
             clip: clip as f32,
             beta1: adam_beta1 as f32,
             beta2: adam_beta2 as f32,
             rate: (learning_rate / correction(adam_beta1)) as f32,
             root: correction(adam_beta2).sqrt() as f32,
             epsilon: adam_epsilon as f32,
-        };
-        let (mut index, mut finite) = (0, true);
-        let model = update_parameters(model, |_, values| {
-            let (moments, gradient) = (&mut self.moments[index], &gradients.parameters[index]);
-            index += 1;
-            let decay = if moments.shape.len() > 1 { (1.0 - learning_rate * weight_decay) as f32 } else { 1.0 };
-            finite &= rule.apply(values, &gradient.data, decay, moments);
-        });
-        if !finite {
-            let what = "the weights, or the optimizer's moments, after the update".to_owned();
-            return Err(Error::NotFinite { what, step: self.step });
+            decay: (1.0 - learning_rate * weight_decay) as f32,
         }
-        Ok((model, UpdateReport { grad_norm, applied: true }))
     }
 
     /// The state as named tensors; with [`AdamW::steps`] it is the whole state.
     pub fn state(&self) -> Vec<NamedTensor> {
-        let tensor = |prefix: &str, m: &Moments, data: &[f32]| NamedTensor {
-            name: format!("{prefix}{}", m.name),
-            shape: m.shape.clone(),
-            data: data.to_vec(),
-        };
-        self.moments.iter().flat_map(|m| [tensor(FIRST, m, &m.first), tensor(SECOND, m, &m.second)]).collect()
+        let mut tensors = Vec::new();
+        // A list takes every tensor.
+        let _ = self.export(&mut tensors);
+        tensors
+    }
+
+    /// Hands the tensors of the state to `sink`, one by one.
+    ///
+    /// # Errors
+    /// That of the sink.
+    pub fn export(&self, sink: &mut dyn TensorSink) -> Result<()> {
+        for moments in &self.moments {
+            for (prefix, data) in [(FIRST, &moments.first), (SECOND, &moments.second)] {
+                let name = format!("{prefix}{}", moments.name);
+                sink.tensor(NamedTensor { name, shape: moments.shape.clone(), data: data.to_vec() })?;
+            }
+        }
+        Ok(())
     }
 
     /// Continues from `steps` and a state that [`AdamW::state`] exported, for a model with these `parameters`.
@@ -134,7 +159,7 @@ impl AdamW {
                     let expected = format!("shape {:?}", parameter.shape);
                     match state.iter().find(|t| t.name == name) {
                         Some(t) if t.shape == parameter.shape && t.data.len() == parameter.data.len() => {
-                            Ok(t.data.clone())
+                            Ok(Arc::new(t.data.clone()))
                         }
                         Some(t) => Err(Error::state(name, expected, format!("shape {:?}", t.shape))),
                         None => Err(Error::state(name, expected, "no such tensor")),
@@ -156,8 +181,8 @@ impl AdamW {
 
 impl Moments {
     fn zeros(like: &NamedTensor) -> Self {
-        let zeros = vec![0.0; like.data.len()];
-        Self { name: like.name.clone(), shape: like.shape.clone(), first: zeros.clone(), second: zeros }
+        let zeros = || Arc::new(vec![0.0; like.data.len()]);
+        Self { name: like.name.clone(), shape: like.shape.clone(), first: zeros(), second: zeros() }
     }
 }
 
@@ -171,21 +196,51 @@ struct Rule {
     /// The root of the second moment's bias correction.
     root: f32,
     epsilon: f32,
+    /// The factor of weights that decay.
+    decay: f32,
 }
 
 impl Rule {
-    /// Updates the values and moments of one tensor; whether all of them are finite.
-    fn apply(&self, values: &mut [f32], gradient: &[f32], decay: f32, moments: &mut Moments) -> bool {
-        let mut finite = true;
-        let moments = moments.first.iter_mut().zip(&mut moments.second);
-        for ((value, gradient), (first, second)) in values.iter_mut().zip(gradient).zip(moments) {
-            let g = gradient * self.clip;
-            *first = self.beta1 * *first + (1.0 - self.beta1) * g;
-            *second = self.beta2 * *second + (1.0 - self.beta2) * g * g;
-            *value = *value * decay - self.rate * *first / (second.sqrt() / self.root + self.epsilon);
-            finite &= value.is_finite() & first.is_finite() & second.is_finite();
-        }
-        finite
+    /// The decay of a tensor: those with one dimension, norms and biases, have none.
+    fn decay_of(&self, moments: &Moments) -> f32 {
+        if moments.shape.len() > 1 { self.decay } else { 1.0 }
+    }
+
+    /// Value and moments after the step.
+    #[inline(always)]
+    fn next(&self, decay: f32, value: f32, gradient: f32, first: f32, second: f32) -> [f32; 3] {
+        let g = gradient * self.clip;
+        let first = self.beta1 * first + (1.0 - self.beta1) * g;
+        let second = self.beta2 * second + (1.0 - self.beta2) * g * g;
+        [value * decay - self.rate * first / (second.sqrt() / self.root + self.epsilon), first, second]
+    }
+
+    /// Whether the values and moments of one tensor are finite after the step.
+    fn is_finite(&self, values: &[f32], gradient: &[f32], moments: &Moments) -> bool {
+        let decay = self.decay_of(moments);
+        let chunks = values.par_chunks(CHUNK).zip(gradient.par_chunks(CHUNK));
+        let moments = moments.first.par_chunks(CHUNK).zip(moments.second.par_chunks(CHUNK));
+        chunks.zip(moments).all(|((values, gradient), (first, second))| {
+            let entries = values.iter().zip(gradient).zip(first.iter().zip(second));
+            entries.fold(true, |finite, ((value, gradient), (first, second))| {
+                let next = self.next(decay, *value, *gradient, *first, *second);
+                finite & next[0].is_finite() & next[1].is_finite() & next[2].is_finite()
+            })
+        })
+    }
+
+    /// Updates the values and moments of one tensor.
+    fn apply(&self, values: &mut [f32], gradient: &[f32], moments: &mut Moments) {
+        let decay = self.decay_of(moments);
+        let (first, second) = (Arc::make_mut(&mut moments.first), Arc::make_mut(&mut moments.second));
+        let chunks = values.par_chunks_mut(CHUNK).zip(gradient.par_chunks(CHUNK));
+        let moments = first.par_chunks_mut(CHUNK).zip(second.par_chunks_mut(CHUNK));
+        chunks.zip(moments).for_each(|((values, gradient), (first, second))| {
+            let entries = values.iter_mut().zip(gradient).zip(first.iter_mut().zip(second));
+            for ((value, gradient), (first, second)) in entries {
+                [*value, *first, *second] = self.next(decay, *value, *gradient, *first, *second);
+            }
+        });
     }
 }
 

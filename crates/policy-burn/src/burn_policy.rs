@@ -1,9 +1,9 @@
 //! The decoder, its loss and its optimizer behind the trait that a training loop knows.
 
 use crate::adamw::AdamW;
-use crate::decoder::Decoder;
+use crate::decoder::{Decoder, export_parameters};
 use crate::gradients::GradientSum;
-use crate::loss::{PolicyLoss, cross_entropy};
+use crate::loss::{LossPlans, PolicyLoss, cross_entropy};
 use crate::micro_batch::accumulate;
 use crate::ref_policy::mix;
 use crate::rollout;
@@ -30,7 +30,7 @@ pub struct BurnPolicy {
     model: Decoder,
     /// The weights of the reference policy, on a device without autodiff.
     ref_policy: Option<Decoder>,
-    loss: PolicyLoss,
+    loss: LossPlans,
     optimizer: AdamW,
     sums: GradientSum,
     rollout_batch_size: usize,
@@ -53,7 +53,7 @@ impl BurnPolicy {
         Ok(Self {
             model: Decoder::new(config, seed, &Device::flex().autodiff())?,
             ref_policy: None,
-            loss,
+            loss: LossPlans::new(loss),
             optimizer: AdamW::new(&AdamWConfig::default()),
             sums: GradientSum::new(),
             rollout_batch_size: ROLLOUT_BATCH_SIZE,
@@ -181,14 +181,14 @@ impl Policy for BurnPolicy {
     }
 
     fn export(&self, group: StateGroup, sink: &mut dyn TensorSink) -> Result<()> {
-        let tensors = match group {
-            StateGroup::Weights(Weights::Policy) => self.model.parameters(),
-            StateGroup::Weights(Weights::RefPolicy) => {
-                self.ref_policy.as_ref().map(Decoder::parameters).unwrap_or_default()
-            }
-            StateGroup::Optimizer => self.optimizer.state(),
-        };
-        tensors.into_iter().try_for_each(|tensor| sink.tensor(tensor))
+        match group {
+            StateGroup::Weights(Weights::Policy) => export_parameters(&self.model, sink),
+            StateGroup::Weights(Weights::RefPolicy) => match &self.ref_policy {
+                Some(model) => export_parameters(model, sink),
+                None => Ok(()),
+            },
+            StateGroup::Optimizer => self.optimizer.export(sink),
+        }
     }
 
     fn import(&mut self, state: &PolicyState<'_>) -> Result<()> {

@@ -6,7 +6,7 @@ use burn::tensor::{Int, Tensor, TensorData};
 use grpo_burn::GrpoLoss;
 use grpo_core::{Backend, Implementation, LossConfig, LossOutput, Scores, TokenBatch};
 use policy::{Error, Result};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The loss of one micro-batch: its share of the step's.
 pub(crate) struct PartialLoss {
@@ -37,30 +37,51 @@ pub struct PolicyLoss {
     pub backend: Arc<dyn Backend>,
     /// The implementation that the backend uses.
     pub implementation: Implementation,
-    /// The largest number of completion tokens of a micro-batch, for which a backend that compiles plans ahead.
+    /// The largest number of completion tokens of a micro-batch, for which it is planned. A larger one is planned on its own.
     pub max_tokens: usize,
 }
 
-impl PolicyLoss {
+/// The plans of a [`PolicyLoss`]: as many as micro-batches have run at the same time, each with a workspace that is used again.
+pub(crate) struct LossPlans {
+    of: PolicyLoss,
+    idle: Mutex<Vec<GrpoLoss>>,
+}
+
+impl LossPlans {
+    pub(crate) fn new(of: PolicyLoss) -> Self {
+        Self { of, idle: Mutex::default() }
+    }
+
     /// The loss of the batch's targets, from `hidden: [N, H]` and `lm_head: [V, H]`.
     pub(crate) fn loss(&self, hidden: Tensor<2>, lm_head: Tensor<2>, batch: &TokenBatch) -> Result<PartialLoss> {
         let grpo_burn::Loss { loss, value, policy_loss, scores, metrics } =
-            self.plan()?.loss(hidden, lm_head, None, batch).map_err(Error::other)?;
+            self.with_plan(batch, |plan| plan.loss(hidden, lm_head, None, batch))?;
         Ok(PartialLoss { backward: loss, output: LossOutput { loss: value, policy_loss, scores, metrics } })
     }
 
     /// Log-probabilities and entropies `[N]` of the batch's targets, without gradients; for equal hidden states those that
-    /// [`PolicyLoss::loss`] of the same micro-batch works with.
+    /// [`LossPlans::loss`] of the same micro-batch works with.
     pub(crate) fn score(&self, hidden: Tensor<2>, lm_head: Tensor<2>, batch: &TokenBatch) -> Result<Scores> {
-        self.plan()?.score(hidden, lm_head, None, batch).map_err(Error::other)
+        self.with_plan(batch, |plan| plan.score(hidden, lm_head, None, batch))
     }
 
-    /// Micro-batches run in parallel, so each has a plan of its own; making one is cheap, or the backend has compiled it
-    /// before.
-    fn plan(&self) -> Result<GrpoLoss> {
-        let loss = GrpoLoss::new(Arc::clone(&self.backend), self.config.clone()).map_err(Error::other)?;
-        let loss = loss.with_implementation(self.implementation);
-        Ok(if self.backend.compiles() { loss.with_max_tokens(self.max_tokens) } else { loss })
+    /// Runs `f` with a plan that nobody else uses. All plans are for as many tokens, so that it does not matter which.
+    fn with_plan<T>(&self, batch: &TokenBatch, f: impl FnOnce(&mut GrpoLoss) -> grpo_burn::Result<T>) -> Result<T> {
+        let fits = batch.tokens() <= self.of.max_tokens;
+        let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let free = if fits { idle().pop() } else { None };
+        let mut plan = match free {
+            Some(plan) => plan,
+            None => GrpoLoss::new(Arc::clone(&self.of.backend), self.of.config.clone())
+                .map_err(Error::other)?
+                .with_implementation(self.of.implementation)
+                .with_max_tokens(self.of.max_tokens),
+        };
+        let result = f(&mut plan).map_err(Error::other);
+        if fits {
+            idle().push(plan);
+        }
+        result
     }
 }
 
@@ -141,12 +162,12 @@ mod tests {
         let value = f64::from(to_host(loss.clone().inner())[0]);
         want.add(&model, loss.backward());
         for implementation in Implementation::ALL {
-            let policy_loss = PolicyLoss {
+            let policy_loss = LossPlans::new(PolicyLoss {
                 config: config.clone(),
                 backend: Arc::new(backend_cpu::CpuBackend::new()),
                 implementation,
                 max_tokens: 5,
-            };
+            });
             let scores = policy_loss.score(hidden(), model.lm_head(), &batch).unwrap();
             assert!(scores.logp.iter().zip(&now).all(|(a, b)| (a - b).abs() < 1e-5));
             let loss = policy_loss.loss(hidden(), model.lm_head(), &batch).unwrap();

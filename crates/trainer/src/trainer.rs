@@ -141,9 +141,12 @@ impl Trainer {
     pub fn grpo_step(&mut self) -> Result<StepReport> {
         self.expect_phase("grpo_step", Phase::Grpo)?;
         let (updates, coefficients) = (self.updates.clone(), self.coefficients.clone());
+        let undo = self.fails_after_an_update();
         let Parts { policy, tokenizer, dataset, rewards, engine } = &mut self.parts;
         let cursor = dataset.cursor();
-        policy.begin()?;
+        if undo {
+            policy.begin()?;
+        }
         let mut context = StepContext {
             config: &self.config,
             loss: &self.loss,
@@ -160,16 +163,26 @@ impl Trainer {
             Err(error) => {
                 (self.updates, self.coefficients) = (updates, coefficients);
                 self.parts.dataset.set_cursor(cursor);
-                if let Err(lost) = self.parts.policy.roll_back() {
+                let policy = &mut self.parts.policy;
+                let back = if undo { policy.roll_back() } else { policy.skip().map(drop) };
+                if let Err(lost) = back {
                     tracing::warn!("the policy cannot go back to before the step that has failed: {lost}");
                 }
                 return Err(error);
             }
         };
-        self.parts.policy.commit();
+        if undo {
+            self.parts.policy.commit();
+        }
         self.counters.grpo_steps += 1;
         self.counters.num_tokens += report.tokens as u64;
         Ok(report)
+    }
+
+    /// Whether a step can fail after one of its updates, which change nothing when they fail themselves. Where it cannot, nothing has
+    /// to be remembered to go back to.
+    fn fails_after_an_update(&self) -> bool {
+        self.config.grpo.updates() > 1 || self.config.grpo.sync_ref_model || self.coefficients.entropy.is_some()
     }
 
     /// Evaluates the present policy on the held-out problems. Does not change the run.

@@ -35,6 +35,7 @@ use crate::gemm::{Cut, Gemm, KAxis, MatMut, Packed, Rows};
 use crate::host::{Grads, Slice, SliceMut};
 use crate::pages::zeros;
 use crate::plan::Kernel;
+use crate::profile::{Work, timed};
 use crate::softmax::{Partial, RowGrad, RowSums, Scales, TILE, Transform};
 use crate::tokens::{Chunks, TokenState, empty_scores};
 use grpo_core::backend_api::columns::LossSums;
@@ -147,13 +148,15 @@ impl FusedKernel {
             for_each_with_slot(slots, tiles.clone().zip(blocks), |slot, (index, (block, partials))| {
                 let tile = head.tile(index);
                 head.logits(index, x, c, block, stride, slot);
-                for ((z, partial), token) in block.chunks_mut(stride).zip(partials).zip(&*tokens) {
-                    let (isa, z) = (gemm.isa(), &mut z[..tile.len()]);
-                    if let Some(transform) = &transform {
-                        transform.apply(isa, z);
+                timed(Work::Statistics, || {
+                    for ((z, partial), token) in block.chunks_mut(stride).zip(partials).zip(&*tokens) {
+                        let (isa, z) = (gemm.isa(), &mut z[..tile.len()]);
+                        if let Some(transform) = &transform {
+                            transform.apply(isa, z);
+                        }
+                        *partial = Partial::new(isa, z, within(token.target, &tile), token.scales.logit);
                     }
-                    *partial = Partial::new(isa, z, within(token.target, &tile), token.scales.logit);
-                }
+                });
             });
             for (index, partials) in tiles.zip(partials.chunks(c)) {
                 let tile = head.tile(index);

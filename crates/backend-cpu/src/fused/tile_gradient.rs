@@ -7,6 +7,7 @@ use super::token::{Token, within};
 use crate::convert::rounded;
 use crate::gemm::{Gemm, KAxis, MatMut, Order, Packed, Rows};
 use crate::host::Slice;
+use crate::profile::{Work, timed};
 use crate::softmax::{Transform, gradient_to};
 use bytemuck::cast_slice_mut;
 use grpo_core::HeadLayout;
@@ -45,23 +46,25 @@ impl TileGradient<'_> {
             let k = piece.len();
             for first in piece.clone().step_by(height) {
                 let tokens = &self.tokens[first..piece.end.min(first + height)];
-                for (token, out) in tokens.iter().zip(slot.rows.chunks_mut(t)) {
-                    let z = &block[token.place * self.stride..][..t];
-                    let target = within(token.target, &tile);
-                    // The bias takes them as they are: its gradient is a sum, not a product.
-                    let round_now = self.round && bias.is_none();
-                    let (isa, row_grad, scale) = (gemm.isa(), &token.row_grad, token.scales.logit);
-                    match &self.transform {
-                        None => gradient_to(isa, z, target, row_grad, scale, out, round_now),
-                        Some(transform) => transform.gradient_to(isa, z, target, row_grad, scale, out, round_now),
-                    }
-                    if let Some(bias) = &mut bias {
-                        for (b, z) in bias.iter_mut().zip(out) {
-                            *b += *z;
-                            *z = if self.round { rounded(*z) } else { *z };
+                timed(Work::Gradients, || {
+                    for (token, out) in tokens.iter().zip(slot.rows.chunks_mut(t)) {
+                        let z = &block[token.place * self.stride..][..t];
+                        let target = within(token.target, &tile);
+                        // The bias takes them as they are: its gradient is a sum, not a product.
+                        let round_now = self.round && bias.is_none();
+                        let (isa, row_grad, scale) = (gemm.isa(), &token.row_grad, token.scales.logit);
+                        match &self.transform {
+                            None => gradient_to(isa, z, target, row_grad, scale, out, round_now),
+                            Some(transform) => transform.gradient_to(isa, z, target, row_grad, scale, out, round_now),
+                        }
+                        if let Some(bias) = &mut bias {
+                            for (b, z) in bias.iter_mut().zip(out) {
+                                *b += *z;
+                                *z = if self.round { rounded(*z) } else { *z };
+                            }
                         }
                     }
-                }
+                });
                 let rows = || Rows::new(Slice::F32(&slot.rows), t, 0..tokens.len(), 0..t);
                 if self.hidden {
                     // Logits of later tokens lie behind those of the first `first + height`.

@@ -28,6 +28,7 @@ pub(crate) use pack::{KAxis, Rows};
 
 use crate::arch::panel::LHS_PANEL;
 use crate::arch::{Isa, IsaToken, amx, microkernel};
+use crate::profile::{Work, timed};
 use pack::{Bf16Pair, F32Word};
 use std::ops::Range;
 
@@ -156,16 +157,16 @@ impl Gemm {
     /// piece; `from` is even, and a multiple of [`Self::lhs_panel`] for tiles. Words are written whole: an odd last entry
     /// is paired with 0.
     pub(crate) fn pack_lhs(self, source: Rows<'_>, along: KAxis, from: usize, out: &mut [u32], stride: usize) {
-        match self.kernel {
+        timed(Work::Packing, || match self.kernel {
             GemmKernel::F32 => pack::panels::<F32Word, LHS_PANEL>(self.isa, &source, along, from, out, stride),
             GemmKernel::Bf16Dot => pack::panels::<Bf16Pair, LHS_PANEL>(self.isa, &source, along, from, out, stride),
             GemmKernel::Amx => pack::tiles(self.isa, &source, along, from, out, stride),
-        }
+        });
     }
 
     /// Packs `source` as the rhs of a piece, as [`Self::pack_lhs`] does with n for m.
     pub(crate) fn pack_rhs(self, source: Rows<'_>, along: KAxis, from: usize, out: &mut [u32], stride: usize) {
-        match self.kernel {
+        timed(Work::Packing, || match self.kernel {
             GemmKernel::F32 => pack::panels::<F32Word, RHS_PANEL>(self.isa, &source, along, from, out, stride),
             GemmKernel::Bf16Dot | GemmKernel::Amx => {
                 pack::panels::<Bf16Pair, RHS_PANEL>(self.isa, &source, along, from, out, stride);
@@ -173,7 +174,7 @@ impl Gemm {
                     pack::fill_tile(&source, along, from, out, stride);
                 }
             }
-        }
+        });
     }
 
     /// `out (+)= lhs rhs` over a piece of `k` entries; [`MatMut`] knows m and n.
@@ -197,6 +198,20 @@ impl Gemm {
         assert!(
             words <= WORDS && holds(lhs, m.div_ceil(height), height) && holds(rhs, n.div_ceil(RHS_PANEL), RHS_PANEL)
         );
+        timed(Work::Products, || self.multiply_panels(words, lhs, rhs, out, add, order));
+    }
+
+    /// [`Self::multiply`] of panels that were seen to hold `words` words per row or column.
+    fn multiply_panels(
+        self,
+        words: usize,
+        lhs: Packed<'_>,
+        rhs: Packed<'_>,
+        out: &mut MatMut<'_>,
+        add: bool,
+        order: Order,
+    ) {
+        let (height, m, n) = (self.lhs_panel(), out.rows(), out.cols());
         let (lhs_panels, rhs_panels) = (m.div_ceil(height), n.div_ceil(RHS_PANEL));
         let mut tiles = (self.kernel == GemmKernel::Amx).then(amx::Tiles::new);
         let mut edge = [0.0_f32; amx::LHS_PANEL * RHS_PANEL];

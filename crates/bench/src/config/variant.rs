@@ -21,6 +21,9 @@ pub struct VariantConfig {
     pub isa: Option<String>,
     /// What dL/dlogits is rounded to on the CPU before it is multiplied into gradients; none: the dtype of the inputs.
     pub dlogits: Option<Dtype>,
+    /// Whether to measure where the time of its steps goes, on the CPU: products, packing, statistics, gradients, and the rest, which
+    /// is waiting. The clock costs little, and not nothing: compare times of variants without it.
+    pub profile: bool,
     /// Whether the variant's process takes large allocations in huge pages (glibc's `malloc.hugetlb`).
     pub huge_pages: bool,
     /// Somebody else's program, with its arguments, that speaks the protocol of [`crate::protocol`].

@@ -51,6 +51,7 @@ impl Devices {
                     threads: settings.threads,
                     isa: settings.isa.clone(),
                     dlogits: settings.dlogits,
+                    profile: false,
                     tensors: Files::new(),
                 };
                 refuse_what_it_lacks(&job, variant)?;

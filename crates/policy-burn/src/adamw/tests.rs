@@ -28,25 +28,26 @@ fn config() -> AdamWConfig {
 
 #[test]
 fn two_steps_match_values_computed_by_hand() {
-    let rule = |root: f64, rate: f64| Rule {
+    let rule = |root: f64, rate: f64, decay: f32| Rule {
         clip: 0.5,
         beta1: 0.9,
         beta2: 0.99,
         rate: rate as f32,
         root: root.sqrt() as f32,
         epsilon: 0.0,
+        decay,
     };
     let like = NamedTensor { name: "w".into(), shape: vec![2, 1], data: vec![0.0; 2] };
     let mut moments = Moments::zeros(&like);
     let mut w = [1.0f32, -2.0];
     // Step 1: g = (2, -4) / 2; m = 0.1 g; v = 0.01 g^2; the corrected ratio is the sign of g.
-    rule(1.0 - 0.99, 0.1 / (1.0 - 0.9)).apply(&mut w, &[2.0, -4.0], 0.99, &mut moments);
+    rule(1.0 - 0.99, 0.1 / (1.0 - 0.9), 0.99).apply(&mut w, &[2.0, -4.0], &mut moments);
     assert!((w[0] - (0.99 - 0.1)).abs() < 1e-6, "{w:?}");
     assert!((w[1] - (-1.98 + 0.1)).abs() < 1e-6, "{w:?}");
     assert!((moments.first[0] - 0.1).abs() < 1e-7 && (moments.second[1] - 0.04).abs() < 1e-7);
     // Step 2 with g = (0, 0): m = 0.09, m^ = 0.09 / 0.19; v = 0.0099, v^ = 0.0099 / 0.0199.
     let before = w[0];
-    rule(1.0 - 0.99f64.powi(2), 0.1 / (1.0 - 0.81)).apply(&mut w, &[0.0, 0.0], 1.0, &mut moments);
+    rule(1.0 - 0.99f64.powi(2), 0.1 / (1.0 - 0.81), 1.0).apply(&mut w, &[0.0, 0.0], &mut moments);
     let expected = before - 0.1 * (0.09 / 0.19) / (0.0099f32 / 0.0199).sqrt();
     assert!((w[0] - expected).abs() < 1e-6, "{} {expected}", w[0]);
 }

@@ -3,11 +3,11 @@
 use super::batch::PackedBatch;
 use super::layers::{Linear, RmsNorm};
 use super::model::{Decoder, check};
+use super::params::{read, storage};
 use backend_cpu::layers::{Add, Heads, KvCache, Layers, PackedWeight, RopeTable};
 use burn::backend::flex::FlexTensor;
 use burn::module::Param;
 use burn::tensor::Tensor;
-use grpo_burn::custom_op::{Operand, values};
 use models::ModelConfig;
 use policy::{Error, Result};
 
@@ -66,15 +66,6 @@ struct Norm {
 struct Weight {
     weight: PackedWeight,
     bias: Option<Vec<f32>>,
-}
-
-/// The storage of a tensor in row-major order: its own where it has that already.
-fn storage<const D: usize>(tensor: Tensor<D>) -> Result<FlexTensor> {
-    Ok(Operand::new("weight", tensor).map_err(Error::other)?.row_major().storage)
-}
-
-fn read(storage: &FlexTensor) -> Result<&[f32]> {
-    values("weight", storage).map_err(Error::other)
 }
 
 fn to_vec<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>> {

@@ -21,4 +21,6 @@ pub use inference::{Cache, Inference};
 pub use layers::{Linear, RmsNorm};
 pub use model::Decoder;
 
-pub(crate) use params::{ParameterVisitor, to_host, update_parameters, visit_parameters};
+pub(crate) use params::{
+    ParameterVisitor, export_parameters, for_each_parameter, to_host, update_parameters, visit_parameters,
+};

@@ -3,10 +3,12 @@
 //! A parameter's name is the path of field names to it, e.g. `layers.0.attn.qkv_proj.weight`; the order of a walk is
 //! the order of the fields. Both are what checkpoints and the optimizer rely on.
 
+use burn::backend::flex::FlexTensor;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Tensor, TensorData};
+use grpo_burn::custom_op::{Operand, values};
 use models::NamedTensor;
-use policy::{Error, Result};
+use policy::{Error, Result, TensorSink};
 use rand::RngExt;
 use rng::{Purpose, stable_hash, stream};
 
@@ -31,19 +33,68 @@ pub(crate) fn to_host<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().convert::<f32>().try_into_vec().unwrap_or_default()
 }
 
-/// Every parameter with its name and values, in walk order.
-pub(crate) fn named_parameters<M: Module>(module: &M) -> Vec<NamedTensor> {
-    struct Export(Vec<NamedTensor>);
-    impl ParameterVisitor for Export {
-        fn visit<const D: usize>(&mut self, name: &str, parameter: &Param<Tensor<D>>) {
-            let value = parameter.val();
-            let shape = value.dims().to_vec();
-            self.0.push(NamedTensor { name: name.to_owned(), shape, data: to_host(value) });
+/// Sees the values of every parameter where they lie, in walk order.
+///
+/// # Errors
+/// [`Error::Other`] when a parameter is not on burn's CPU backend.
+pub(crate) fn for_each_parameter<M: Module>(module: &M, see: impl FnMut(&[f32])) -> Result<()> {
+    struct See<F> {
+        see: F,
+        done: Result<()>,
+    }
+    impl<F: FnMut(&[f32])> ParameterVisitor for See<F> {
+        fn visit<const D: usize>(&mut self, _: &str, parameter: &Param<Tensor<D>>) {
+            let see = &mut self.see;
+            let seen = storage(parameter.val()).and_then(|storage| read(&storage).map(see));
+            if let Err(error) = seen {
+                self.done = Err(error);
+            }
         }
     }
-    let mut export = Export(Vec::new());
+    let mut see = See { see, done: Ok(()) };
+    visit_parameters(module, &mut see);
+    see.done
+}
+
+/// The storage of a tensor in row-major order: its own where it has that already.
+pub(super) fn storage<const D: usize>(tensor: Tensor<D>) -> Result<FlexTensor> {
+    Ok(Operand::new("weight", tensor).map_err(Error::other)?.row_major().storage)
+}
+
+/// The values of a storage that [`storage`] has made.
+pub(super) fn read(storage: &FlexTensor) -> Result<&[f32]> {
+    values("weight", storage).map_err(Error::other)
+}
+
+/// Hands every parameter with its name and values to `sink`, one by one in walk order.
+///
+/// # Errors
+/// That of the sink.
+pub(crate) fn export_parameters<M: Module>(module: &M, sink: &mut dyn TensorSink) -> Result<()> {
+    struct Export<'a> {
+        sink: &'a mut dyn TensorSink,
+        done: Result<()>,
+    }
+    impl ParameterVisitor for Export<'_> {
+        fn visit<const D: usize>(&mut self, name: &str, parameter: &Param<Tensor<D>>) {
+            if self.done.is_ok() {
+                let value = parameter.val();
+                let shape = value.dims().to_vec();
+                self.done = self.sink.tensor(NamedTensor { name: name.to_owned(), shape, data: to_host(value) });
+            }
+        }
+    }
+    let mut export = Export { sink, done: Ok(()) };
     visit_parameters(module, &mut export);
-    export.0
+    export.done
+}
+
+/// Every parameter with its name and values, in walk order.
+pub(crate) fn named_parameters<M: Module>(module: &M) -> Vec<NamedTensor> {
+    let mut tensors = Vec::new();
+    // A list takes every tensor.
+    let _ = export_parameters(module, &mut tensors);
+    tensors
 }
 
 /// Replaces every parameter by the tensor of the same name.

@@ -21,13 +21,14 @@ use crate::coefficients::CoefficientState;
 use crate::error::{Error, LastGood, Result};
 use crate::trainer::{Counters, TrainState};
 use grpo_files::{read_regular, read_safetensors};
-use models::NamedTensor;
+use policy::{StateGroup, Weights};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use std::fmt::Write;
 use std::fs::File;
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use tensors::{parse_tensors, to_safetensors};
+pub use tensors::StateSource;
+use tensors::{Layout, is_finite, parse_tensors};
 
 /// The name and version of the format.
 pub const FORMAT: &str = "grpo-checkpoint/3";
@@ -36,6 +37,12 @@ const SUMS: &str = "SHA256SUMS";
 const MODEL: &str = "model.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
 const REF_POLICY: &str = "reference.safetensors";
+/// The groups of tensors, with their files and what they are called.
+const GROUPS: [(&str, StateGroup, &str); 3] = [
+    (MODEL, StateGroup::Weights(Weights::Policy), "the weights"),
+    (OPTIMIZER, StateGroup::Optimizer, "the optimizer's moments"),
+    (REF_POLICY, StateGroup::Weights(Weights::RefPolicy), "the weights of the reference"),
+];
 /// The beginning of the names of folders that are being written or removed, which are never read.
 const TEMPORARY: &str = ".tmp-";
 /// The largest size of state.json and SHA256SUMS in bytes; real ones are far below 4 KiB.
@@ -99,10 +106,16 @@ impl Checkpoints {
     /// # Errors
     /// [`policy::Error::NotFinite`] for a state that no run can go on from; [`Error::File`], also when the folder that the checkpoints'
     /// folder is in is gone. Nothing that was there before is lost then.
-    pub fn write(&self, position: CheckpointId, saved: &SavedState, state: &TrainState) -> Result<PathBuf> {
-        if let Some((what, _)) = not_finite(state) {
-            return Err(Error::not_finite(what, state.counters.optimizer_steps));
-        }
+    pub fn write(
+        &self,
+        position: CheckpointId,
+        saved: &SavedState,
+        state: &(impl StateSource + ?Sized),
+    ) -> Result<PathBuf> {
+        // Looked at before anything is written.
+        let steps = saved.counters.optimizer_steps;
+        let layouts = GROUPS.map(|(name, group, what)| Ok((name, Layout::new(state, group, what, steps)?)));
+        let layouts = layouts.into_iter().collect::<Result<Vec<_>>>()?;
         let (target, temporary) = (self.path(position), self.folder.join(format!("{TEMPORARY}{position}")));
         let io = |action, path: &Path| {
             let path = path.to_owned();
@@ -117,17 +130,15 @@ impl Checkpoints {
         std::fs::create_dir(&temporary).map_err(io("create", &temporary))?;
 
         let json = serde_json::to_vec_pretty(saved).map_err(|e| Error::Text(format!("{STATE}: {e}")))?;
-        let mut files = vec![(MODEL, to_safetensors(&state.policy)?), (OPTIMIZER, to_safetensors(&state.optimizer)?)];
-        if !state.ref_policy.is_empty() {
-            files.push((REF_POLICY, to_safetensors(&state.ref_policy)?));
+        let mut sums = String::new();
+        for (name, layout) in layouts.iter().filter(|(name, layout)| *name != REF_POLICY || !layout.is_empty()) {
+            let _ = writeln!(sums, "{}  {name}", hex(&layout.write(state, &temporary.join(name))?));
         }
-        files.push((STATE, json));
-        let sums: String = files.iter().map(|(name, bytes)| format!("{}  {name}\n", sha256(bytes))).collect();
-        files.push((SUMS, sums.into_bytes()));
-        for (name, bytes) in files {
+        let _ = writeln!(sums, "{}  {STATE}", sha256(&json));
+        for (name, bytes) in [(STATE, json), (SUMS, sums.into_bytes())] {
             let path = temporary.join(name);
             File::create(&path)
-                .and_then(|mut file| file.write_all(&bytes).and_then(|()| file.sync_all()))
+                .and_then(|mut file| std::io::Write::write_all(&mut file, &bytes).and_then(|()| file.sync_all()))
                 .map_err(io("write", &path))?;
         }
         sync_dir(&temporary)?;
@@ -247,7 +258,11 @@ impl Checkpoints {
 
 /// SHA-256 in hexadecimal.
 pub(crate) fn sha256(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    hex(&Sha256::digest(bytes))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn damaged(path: &Path, reason: impl Into<String>) -> Error {
@@ -271,13 +286,15 @@ fn read_with(path: &Path, read: impl FnOnce(&Path) -> std::io::Result<Vec<u8>>) 
 
 /// What of a state is not finite, and the name of the first tensor that has it.
 fn not_finite(state: &TrainState) -> Option<(&'static str, &str)> {
-    let groups = [
-        ("the weights", &state.policy),
-        ("the optimizer's moments", &state.optimizer),
-        ("the weights of the reference", &state.ref_policy),
-    ];
-    let broken = |tensor: &&NamedTensor| !tensor.data.iter().all(|value| value.is_finite());
-    groups.into_iter().find_map(|(what, tensors)| Some((what, tensors.iter().find(broken)?.name.as_str())))
+    let tensors = |file| match file {
+        MODEL => &state.policy,
+        OPTIMIZER => &state.optimizer,
+        _ => &state.ref_policy,
+    };
+    GROUPS.iter().find_map(|(file, _, what)| {
+        let broken = tensors(*file).iter().find(|tensor| !is_finite(tensor))?;
+        Some((*what, broken.name.as_str()))
+    })
 }
 
 /// Lines `<hex>  <name>`.

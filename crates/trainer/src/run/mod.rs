@@ -227,6 +227,7 @@ impl Run {
         ] {
             row.values.insert(name.to_owned(), Some(value));
         }
+        row.values.extend(report.times.metrics().map(|(name, seconds)| (name, Some(seconds))));
         self.log(row, observer)?;
 
         let config = self.trainer.config();
@@ -269,12 +270,11 @@ impl Run {
         // The logs first: the checkpoint says how long they are.
         let (metrics_bytes, completions_bytes) = (self.metrics.sync()?, self.completions.sync()?);
         let config = self.trainer.config();
-        let state = self.trainer.state()?;
         let saved = SavedState {
             format: FORMAT.to_owned(),
             position: self.position.to_string(),
-            counters: state.counters,
-            coefficients: state.coefficients.clone(),
+            counters: self.trainer.counters(),
+            coefficients: self.trainer.coefficients(),
             seed: config.seed,
             config_sha256: config_hash(config)?,
             threads: rayon::current_num_threads(),
@@ -283,7 +283,7 @@ impl Run {
             completions_bytes,
         };
         let limit = config.run.save_total_limit;
-        let path = self.checkpoints.write(self.position, &saved, &state)?;
+        let path = self.checkpoints.write(self.position, &saved, self.trainer.policy())?;
         self.saved = Some(self.position);
         self.checkpoints.prune(limit)?;
         observer.event(Event::Saved(&path));

@@ -2,13 +2,14 @@
 
 use super::generate::{Group, greedy_rewards};
 use super::scores::score_all;
-use super::{Sample, StepContext};
+use super::{PhaseTimes, Sample, StepContext};
 use crate::error::Result;
 use grpo_core::advantages::{AdvantageConfig, AdvantageEstimator, AdvantageInputs, Rewards as RewardInputs};
 use grpo_core::rewards::kl_in_reward;
 use grpo_core::{Advantages, Metrics, TokenBatch};
 use policy::{Policy, Sequence, Weights, token_batch};
 use rewards::Rewards;
+use std::time::Instant;
 
 /// The completions of one step, ready to be trained on.
 pub(super) struct Generation {
@@ -24,6 +25,7 @@ impl Generation {
         context: &mut StepContext<'_>,
         groups: Vec<Group>,
         metrics: &mut Metrics,
+        times: &mut PhaseTimes,
     ) -> Result<Self> {
         let grpo = &context.config.grpo;
         let greedy = match grpo.advantages.estimator {
@@ -43,8 +45,10 @@ impl Generation {
             samples.extend(group.samples);
         }
         let batch = token_batch(&sequences)?;
-        let batch = with_logps(policy, context, &sequences, batch, sampler_logp)?;
+        let batch = with_logps(policy, context, &sequences, batch, sampler_logp, times)?;
+        let began = Instant::now();
         let advantages = advantages(context, &batch, &samples, greedy.as_deref(), metrics)?;
+        times.add("adv", began);
         for (b, sample) in samples.iter_mut().enumerate() {
             sample.advantage = match &advantages {
                 Advantages::PerSequence(of) => of[b],
@@ -62,6 +66,7 @@ fn with_logps(
     sequences: &[Sequence],
     mut batch: TokenBatch,
     sampler_logp: Vec<f32>,
+    times: &mut PhaseTimes,
 ) -> Result<TokenBatch> {
     let grpo = &context.config.grpo;
     // The engine samples with the policy itself: its log-probabilities matter to who asks for a correction, or brings
@@ -71,11 +76,15 @@ fn with_logps(
     }
     // With a single update the policy is its own old policy and every ratio is 1.
     if grpo.updates() > 1 || grpo.use_kl_in_reward {
+        let began = Instant::now();
         let scores = score_all(policy, Weights::Policy, sequences, &batch, grpo)?;
+        times.add("old_log_prob", began);
         batch = batch.with_old_logp(scores.logp)?;
     }
     if policy.has_ref_policy() {
+        let began = Instant::now();
         let scores = score_all(policy, Weights::RefPolicy, sequences, &batch, grpo)?;
+        times.add("ref", began);
         batch = batch.with_ref_logp(scores.logp)?;
     }
     Ok(batch)

@@ -1,6 +1,6 @@
 //! Sampling and judging: groups of completions, as many as the step wants, and only such as it wants.
 
-use super::{Sample, StepContext};
+use super::{PhaseTimes, Sample, StepContext};
 use crate::error::{Error, Result};
 use crate::train_config::{FilterGroupsConfig, REWARD};
 use data::Item;
@@ -8,6 +8,7 @@ use grpo_core::Metrics;
 use policy::{Completion, Policy, RolloutRequest, Sampling};
 use rewards::{Reward, RewardInput, Rewards};
 use rng::Purpose;
+use std::time::Instant;
 
 /// A prompt and its completions.
 pub(super) struct Group {
@@ -48,6 +49,7 @@ pub(super) fn sample(
     context: &mut StepContext<'_>,
     step: u64,
     metrics: &mut Metrics,
+    times: &mut PhaseTimes,
 ) -> Result<Sampled> {
     let grpo = &context.config.grpo;
     let (filter, wanted) = (&grpo.filter_groups, grpo.prompts_per_step);
@@ -62,7 +64,7 @@ pub(super) fn sample(
             });
         }
         let items = context.dataset.next_batch(wanted)?;
-        let groups = sample_batch(policy, context, items, step, (batch * grpo.sequences()) as u64)?;
+        let groups = sample_batch(policy, context, items, step, (batch * grpo.sequences()) as u64, times)?;
         let kept = match filter.enable {
             true => keep(filter, context.rewards, &groups)?,
             false => (0..groups.len()).collect(),
@@ -105,6 +107,7 @@ fn sample_batch(
     items: Vec<Item>,
     step: u64,
     first: u64,
+    times: &mut PhaseTimes,
 ) -> Result<Vec<Group>> {
     let config = context.config;
     let num_generations = config.grpo.num_generations;
@@ -117,8 +120,11 @@ fn sample_batch(
     };
     let encode = |item: &Item| context.tokenizer.encode_prompt(&item.problem.prompt);
     let prompts = items.iter().map(encode).collect::<models::Result<Vec<_>>>()?;
+    let began = Instant::now();
     let mut completions = complete(policy, context, &prompts, num_generations, sampling)?.into_iter();
-    items
+    times.add("gen", began);
+    let began = Instant::now();
+    let groups = items
         .into_iter()
         .zip(prompts)
         .map(|(item, prompt)| {
@@ -126,7 +132,9 @@ fn sample_batch(
             let samples = completions.iter().map(|c| judge(&item, c, context)).collect::<Result<Vec<_>>>()?;
             Ok(Group { item, prompt, completions, samples })
         })
-        .collect()
+        .collect();
+    times.add("reward", began);
+    groups
 }
 
 /// Reward of the greedy completion of each group's prompt; NaN where it is missing.

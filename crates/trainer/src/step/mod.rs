@@ -4,6 +4,7 @@ mod advantage;
 mod generate;
 mod record;
 mod scores;
+mod times;
 mod update;
 
 use crate::coefficients::Coefficients;
@@ -19,6 +20,8 @@ use models::Tokenizer;
 use policy::{Policy, RolloutEngine};
 use rewards::{Reward, Rewards};
 use std::ops::Range;
+use std::time::Instant;
+pub use times::PhaseTimes;
 
 /// One sampled completion and its judgement.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,6 +66,8 @@ pub struct StepReport {
     pub samples: Vec<Sample>,
     /// Prompt and completion tokens of everything that was sampled.
     pub tokens: usize,
+    /// How long its phases took.
+    pub times: PhaseTimes,
 }
 
 impl StepReport {
@@ -100,13 +105,14 @@ pub struct StepContext<'a> {
 /// somewhere in the step: [`Policy::roll_back`] takes it back.
 pub fn grpo_step(policy: &mut dyn Policy, context: &mut StepContext<'_>, step: u64) -> Result<StepReport> {
     let grpo = &context.config.grpo;
-    let mut metrics = Metrics::default();
-    let sampled = generate::sample(policy, context, step, &mut metrics)?;
+    let (mut metrics, mut times) = (Metrics::default(), PhaseTimes::default());
+    let sampled = generate::sample(policy, context, step, &mut metrics, &mut times)?;
     record::record(&mut metrics, &sampled.all, context.rewards);
     let tokens = sampled.tokens();
     metrics.mean("num_tokens", tokens as f64, 1.0);
-    let generation = Generation::new(policy, context, sampled.into_kept(), &mut metrics)?;
+    let generation = Generation::new(policy, context, sampled.into_kept(), &mut metrics, &mut times)?;
     let mut skipped = 0.0;
+    let began = Instant::now();
     for _ in 0..grpo.num_iterations {
         for rows in updates(grpo) {
             if update::update_policy(policy, context, &generation, rows, &mut metrics)? {
@@ -117,10 +123,11 @@ pub fn grpo_step(policy: &mut dyn Policy, context: &mut StepContext<'_>, step: u
             }
         }
     }
+    times.add("update_actor", began);
     if context.updates.skips() {
         metrics.mean("skipped_updates", skipped, 1.0);
     }
-    Ok(StepReport { step: step + 1, metrics, samples: generation.samples, tokens })
+    Ok(StepReport { step: step + 1, metrics, samples: generation.samples, tokens, times })
 }
 
 /// The sequences of each optimizer step of one pass: whole groups, end to end.

@@ -54,7 +54,12 @@ impl Trainer {
         }
     }
 
-    /// Everything that has to be saved to continue the run.
+    /// The coefficients that follow what is measured.
+    pub fn coefficients(&self) -> CoefficientState {
+        self.coefficients.state()
+    }
+
+    /// Everything that has to be saved to continue the run, in memory.
     ///
     /// # Errors
     /// Those of [`policy::Policy::export`].
