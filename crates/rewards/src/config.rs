@@ -1,6 +1,8 @@
 //! The section `rewards` of a run's configuration.
 
+use crate::built_in::{Correct, Partial, SoftOverlongPunishment, Terminated};
 use crate::error::{Result, check};
+use crate::reward_fn::RewardFn;
 use grpo_core::rewards::SoftOverlong;
 use serde::{Deserialize, Serialize};
 
@@ -38,16 +40,23 @@ impl RewardConfig {
     /// # Errors
     /// [`crate::Error::Config`] that names the key; [`crate::Error::Overlong`] for the penalty.
     pub fn validate(&self) -> Result<()> {
-        for (key, weight) in [
-            ("rewards.correct", self.correct),
-            ("rewards.partial", self.partial),
-            ("rewards.terminated", self.terminated),
-        ] {
-            check(weight.is_finite(), key, "a finite number", weight)?;
+        self.terms().map(drop)
+    }
+
+    /// The rewards whose weight is not 0, with their weights: the one list of what is built in. A reward is called as its key.
+    pub(crate) fn terms(&self) -> Result<Vec<(Box<dyn RewardFn>, f32)>> {
+        let mut terms: Vec<(Box<dyn RewardFn>, f32)> = vec![
+            (Box::new(Correct), self.correct),
+            (Box::new(Partial), self.partial),
+            (Box::new(Terminated), self.terminated),
+        ];
+        if let Some(overlong) = self.soft_overlong_punishment {
+            terms.push((Box::new(SoftOverlongPunishment::new(overlong)?), 1.0));
         }
-        match &self.soft_overlong_punishment {
-            Some(overlong) => Ok(overlong.penalties(&[]).map(drop)?),
-            None => Ok(()),
+        for (term, weight) in &terms {
+            check(weight.is_finite(), &format!("rewards.{}", term.name()), "a finite number", weight)?;
         }
+        terms.retain(|(_, weight)| *weight != 0.0);
+        Ok(terms)
     }
 }

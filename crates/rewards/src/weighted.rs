@@ -1,6 +1,5 @@
 //! The weighted sum of reward functions.
 
-use crate::built_in::{Correct, Partial, SoftOverlongPunishment, Terminated};
 use crate::config::RewardConfig;
 use crate::error::{Result, check};
 use crate::reward_fn::{RewardFn, RewardInput};
@@ -23,18 +22,9 @@ impl Rewards {
     /// The built-in rewards whose weight is not 0.
     ///
     /// # Errors
-    /// As [`Rewards::from_terms`].
+    /// As [`Rewards::from_terms`] and [`RewardConfig::validate`].
     pub fn new(config: &RewardConfig) -> Result<Self> {
-        let mut terms: Vec<(Box<dyn RewardFn>, f32)> = vec![
-            (Box::new(Correct), config.correct),
-            (Box::new(Partial), config.partial),
-            (Box::new(Terminated), config.terminated),
-        ];
-        terms.retain(|(_, weight)| *weight != 0.0);
-        if let Some(overlong) = config.soft_overlong_punishment {
-            terms.push((Box::new(SoftOverlongPunishment::new(overlong)?), 1.0));
-        }
-        Self::from_terms(terms)
+        Self::from_terms(config.terms()?)
     }
 
     /// Any reward functions with their weights.
@@ -139,6 +129,14 @@ mod tests {
 
     #[test]
     fn no_reward_at_all_is_an_error() {
-        assert!(Rewards::new(&RewardConfig { correct: 0.0, ..RewardConfig::default() }).is_err());
+        let none = RewardConfig { correct: 0.0, ..RewardConfig::default() };
+        none.validate().unwrap();
+        assert!(Rewards::new(&none).is_err());
+    }
+
+    #[test]
+    fn a_weight_that_is_no_number_is_refused_by_its_key() {
+        let error = RewardConfig { partial: f32::NAN, ..RewardConfig::default() }.validate().unwrap_err();
+        assert!(error.to_string().contains("`rewards.partial`: expected a finite number, got NaN"), "{error}");
     }
 }
