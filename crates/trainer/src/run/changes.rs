@@ -17,7 +17,7 @@ use std::fs::OpenOptions;
 use std::io::Write;
 
 /// The keys, and sections with all their keys, that may have another value when a run goes on.
-pub const SAFE: [&str; 20] = [
+pub const SAFE: &[&str] = &[
     "run",
     "logging",
     "wandb",
@@ -40,9 +40,9 @@ pub const SAFE: [&str; 20] = [
     "grpo.filter_groups.max_num_gen_batches",
 ];
 
-/// Keys that the format of checkpoints is older than: a key that [`TrainConfig`] gains goes here. Where they have their
-/// default they are left out of the hash, so that checkpoints from before a key still fit their run.
-const LATER: [&str; 1] = ["model.head_dim"];
+/// The keys in the hash of the first checkpoints, a line each. Every other key came later: where it has its default it is
+/// left out of the hash, so that checkpoints from before it still fit their run.
+const FIRST: &str = include_str!("first_keys.txt");
 
 /// One key that has another value than before. Also a row of `changes.jsonl`, there with the checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -133,13 +133,17 @@ pub(super) fn record(
 /// The hash of everything that stays as it is from the beginning of a run to its end.
 pub(super) fn config_hash(config: &TrainConfig) -> Result<String> {
     let (mut of_run, defaults) = (leaves(config)?, leaves(&TrainConfig::default())?);
-    let unused = |key: &String, value: &Value| LATER.contains(&key.as_str()) && defaults.get(key) == Some(value);
+    let unused = |key: &String, value: &Value| !is_first(key) && defaults.get(key) == Some(value);
     of_run.retain(|key, value| !(is_safe(key) || unused(key, value)));
     serde_json::to_vec(&of_run).map(|bytes| sha256(&bytes)).map_err(|e| Error::Text(format!("configuration: {e}")))
 }
 
 fn is_safe(key: &str) -> bool {
     SAFE.iter().any(|safe| key.strip_prefix(safe).is_some_and(|rest| rest.is_empty() || rest.starts_with('.')))
+}
+
+fn is_first(key: &str) -> bool {
+    FIRST.lines().any(|first| first == key)
 }
 
 /// Why a key may not change.
@@ -209,12 +213,17 @@ mod tests {
     #[test]
     fn a_key_that_was_added_later_leaves_older_checkpoints_good_until_it_is_used() {
         let config = TrainConfig::default();
-        for later in LATER {
-            let mut before = leaves(&config).unwrap();
-            assert_eq!(before.remove(later), Some(Value::Null));
-            before.retain(|key, _| !is_safe(key));
-            assert_eq!(config_hash(&config).unwrap(), sha256(&serde_json::to_vec(&before).unwrap()));
+        let mut before = leaves(&config).unwrap();
+        for first in FIRST.lines() {
+            assert!(
+                before.contains_key(first),
+                "{first} is no key any more: checkpoints of runs that had it fit no run"
+            );
+            assert!(!is_safe(first), "{first} is in no hash");
         }
+        before.retain(|key, _| is_first(key));
+        assert_eq!(config_hash(&config).unwrap(), sha256(&serde_json::to_vec(&before).unwrap()));
+        assert!(!before.contains_key("model.head_dim"));
         let mut used = config.clone();
         used.model.head_dim = Some(16);
         assert_ne!(config_hash(&used).unwrap(), config_hash(&config).unwrap());
