@@ -219,6 +219,27 @@ loss: { epsilon_low: 0, epsilon_high: 0 }
 }
 
 #[test]
+fn a_step_is_taken_apart_by_kind_of_work() {
+    let text = format!(
+        "{TINY}
+  where: {{ threads: 1, profile: true }}
+  dense: {{ implementation: reference, profile: true }}
+"
+    );
+    let report = document(&bench(&text, &["--json"]), 0);
+    let variants = &case(&report)["variants"];
+    let shares = variants["where"]["work_shares"].as_object().expect("shares");
+    let names: Vec<&str> = shares.keys().map(String::as_str).collect();
+    assert_eq!(names, ["gradients", "packing", "products", "statistics", "waiting"]);
+    let values: Vec<f64> = shares.values().filter_map(Value::as_f64).collect();
+    assert!((values.iter().sum::<f64>() - 1.0).abs() < 1e-9 && values[..4].iter().all(|share| *share > 0.0), "{values:?}");
+    assert_eq!(variants["fused"]["work_shares"], serde_json::json!({}));
+    assert_eq!(variants["dense"]["status"], "not_offered");
+    let table = stdout(&bench(&text, &[]));
+    assert!(table.contains("where spends its threads' time on "), "{table}");
+}
+
+#[test]
 fn what_fails_is_named_and_the_rest_goes_on() {
     let text = format!(
         "{TINY}
