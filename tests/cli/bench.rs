@@ -232,7 +232,10 @@ fn a_step_is_taken_apart_by_kind_of_work() {
     let names: Vec<&str> = shares.keys().map(String::as_str).collect();
     assert_eq!(names, ["gradients", "packing", "products", "statistics", "waiting"]);
     let values: Vec<f64> = shares.values().filter_map(Value::as_f64).collect();
-    assert!((values.iter().sum::<f64>() - 1.0).abs() < 1e-9 && values[..4].iter().all(|share| *share > 0.0), "{values:?}");
+    assert!(
+        (values.iter().sum::<f64>() - 1.0).abs() < 1e-9 && values[..4].iter().all(|share| *share > 0.0),
+        "{values:?}"
+    );
     assert_eq!(variants["fused"]["work_shares"], serde_json::json!({}));
     assert_eq!(variants["dense"]["status"], "not_offered");
     let table = stdout(&bench(&text, &[]));
