@@ -88,7 +88,7 @@ fn memory_is_as_reported() {
         for loss_type in ["grpo", "gspo"] {
             let mut loss = loss(loss_type);
             loss.beta = 0.0;
-            for (case, implementation, order, chunk, budget) in [
+            let calls = [
                 (&short, Implementation::Reference, None, None, 0),
                 (&case, Implementation::Logits, None, None, 0),
                 (&case, Implementation::Fused, None, None, 8 << 20),
@@ -97,7 +97,11 @@ fn memory_is_as_reported() {
                 (&case, Implementation::Fused, Some(LoopOrder::TokenChunks), Some(64), 8 << 20),
                 (&case, Implementation::Fused, Some(LoopOrder::TokenChunks), None, 4 << 20),
                 (&case, Implementation::Fused, Some(LoopOrder::VocabPanels), None, 4 << 20),
-            ] {
+            ];
+            for implementation in Implementation::ALL {
+                assert!(calls.iter().any(|call| call.1 == implementation), "{implementation:?} is not measured");
+            }
+            for (case, implementation, order, chunk, budget) in calls {
                 let tiling =
                     Tiling { workspace_budget: budget, loop_order: order, token_chunk: chunk, ..Tiling::default() };
                 let request = case.request(&loss, implementation, tiling);
@@ -113,7 +117,7 @@ fn given_logits(backend: &CpuBackend) {
     let loss = loss("grpo");
     let case = Case::new(&loss, &Shape { lengths: &[30, 34], h: 8, v: 12_000, ..Shape::default() }, 61);
     let (n, v) = (case.batch.tokens(), case.v);
-    for implementation in [Implementation::Reference, Implementation::Logits] {
+    for implementation in Implementation::ALL.into_iter().filter(takes_logits) {
         let mut logits: Vec<f32> = (0..n * v).map(|i| (i % 97) as f32 / 20.0).collect();
         let request = PlanRequest {
             loss: loss.clone(),

@@ -143,8 +143,8 @@ fn the_order_is_scale_cap_temperature(#[case] mode: &str, #[case] logp: f64, #[c
     let batch = TokenBatch::packed(vec![0], vec![0, 1]).unwrap().with_temperatures(vec![2.0]).unwrap();
     let batch = batch.with_advantages(Advantages::PerSequence(vec![1.0])).unwrap();
     let close = |found: f32, expected: f64| (f64::from(found) - expected).abs() <= 1e-6;
-    for implementation in [Implementation::Reference, Implementation::Logits, Implementation::Fused] {
-        let given = implementation != Implementation::Fused;
+    for implementation in Implementation::ALL {
+        let given = takes_logits(&implementation);
         let policy = match given {
             true => PolicySpec::Logits { vocab: 2, dtype: Dtype::F32 },
             false => PolicySpec::Hidden {

@@ -268,13 +268,30 @@ pub fn plan(backend: &CpuBackend, request: &PlanRequest) -> Box<dyn LossPlan> {
     backend.plan(request).unwrap()
 }
 
+/// Whether the implementation takes given logits.
+pub fn takes_logits(implementation: &Implementation) -> bool {
+    match implementation {
+        Implementation::Reference | Implementation::Logits => true,
+        Implementation::Fused => false,
+    }
+}
+
+/// Whether the implementation makes logits of hidden states by the tiled products, whose bits are the same in every tiling and
+/// in every implementation that has them. The reference adds products up in f64.
+pub fn has_tiled_products(implementation: &Implementation) -> bool {
+    match implementation {
+        Implementation::Logits | Implementation::Fused => true,
+        Implementation::Reference => false,
+    }
+}
+
 /// Implementations of hidden-state input and what they are called in messages.
 pub fn implementations() -> Vec<(String, Implementation, Tiling)> {
     let tiling =
         |order, token_chunk, vocab_block| Tiling { loop_order: order, token_chunk, vocab_block, ..Tiling::default() };
     let chunks = Some(LoopOrder::TokenChunks);
     let panels = Some(LoopOrder::VocabPanels);
-    vec![
+    let list = vec![
         ("reference".into(), Implementation::Reference, Tiling::default()),
         ("logits".into(), Implementation::Logits, Tiling::default()),
         ("logits, chunks of 4".into(), Implementation::Logits, tiling(None, Some(4), Some(512))),
@@ -285,7 +302,12 @@ pub fn implementations() -> Vec<(String, Implementation, Tiling)> {
         ("fused, vocab panels".into(), Implementation::Fused, tiling(panels, None, Some(512))),
         ("fused, vocab panels x 4".into(), Implementation::Fused, tiling(panels, Some(4), Some(1024))),
         ("fused, vocab panels x 15".into(), Implementation::Fused, tiling(panels, Some(15), Some(1))),
-    ]
+    ];
+    for implementation in Implementation::ALL {
+        let is_there = list.iter().any(|(_, listed, _)| *listed == implementation);
+        assert!(is_there, "`{}` is tested nowhere: it needs a line in implementations()", implementation.name());
+    }
+    list
 }
 
 /// Largest difference, relative to the largest expected entry.

@@ -21,7 +21,7 @@ mod tiles;
 
 use backend_cpu::oracle::{Evaluation, Policy, evaluate};
 use backend_cpu::{CpuBackend, Isa};
-use common::{Case, implementations, plan, run};
+use common::{Case, implementations, plan, run, takes_logits};
 use grpo_core::*;
 
 /// What one implementation made of given logits.
@@ -60,7 +60,7 @@ fn everywhere(loss: &LossConfig, z: &[f32], v: usize, batch: &TokenBatch) -> Vec
             let out = run(&mut *plan(&backend, &request), &case);
             let dz = common::transposed(&out.lm_head, v, n);
             found.push(Found { how: how.clone(), loss: out.loss, scores: out.scores, dz });
-            if implementation == Implementation::Fused {
+            if !takes_logits(&implementation) {
                 continue;
             }
             request.policy = PolicySpec::Logits { vocab: v, dtype: Dtype::F32 };

@@ -34,7 +34,7 @@ fn n_times_v_beyond_32_bits_is_counted() {
     };
 
     let logits = PolicySpec::Logits { vocab: v, dtype: Dtype::F32 };
-    for implementation in [Implementation::Reference, Implementation::Logits] {
+    for implementation in Implementation::ALL.into_iter().filter(takes_logits) {
         let report = memory(&request(implementation, n, logits));
         assert_eq!((report.inputs, report.outputs), (4 * n * v, 4 * n * v + 8 * n), "{implementation:?}");
     }
