@@ -5,7 +5,7 @@ use grpo_core::error::{Error, Result};
 use grpo_core::{GradsMut, PolicyInput, PolicyOutput, TensorMut, TensorRef};
 use std::convert::Infallible;
 
-/// A tensor to read.
+/// A tensor to read. Match it by value: the compiler then knows that there is no third case.
 pub(crate) type Slice<'a> = TensorRef<'a, Infallible>;
 
 /// A tensor to overwrite.
