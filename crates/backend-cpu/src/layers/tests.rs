@@ -161,13 +161,13 @@ fn turned_heads_keep_their_lengths_and_turn_back() {
         for (i, position) in [(1, 7.0), (2, 49.0)] {
             let (from, to) = (&rows[i * HEADS.row()..], &turned[i * HEADS.row()..]);
             assert_eq!(from[HEADS.values(0).start..HEADS.row()], to[HEADS.values(0).start..HEADS.row()]);
-            for column in 0..HEADS.values(0).start {
+            for (column, found) in to[..HEADS.values(0).start].iter().enumerate() {
                 let (first, j) = (column - column % 6, column % 3);
                 let angle = position * 100_f64.powf(-2.0 * j as f64 / 6.0);
                 let (x, y) = (f64::from(from[first + j]), f64::from(from[first + j + 3]));
                 let (sin, cos) = angle.sin_cos();
                 let expected = if column % 6 < 3 { x * cos - y * sin } else { y * cos + x * sin };
-                assert_relative_eq!(f64::from(to[column]), expected, epsilon = 1e-5);
+                assert_relative_eq!(f64::from(*found), expected, epsilon = 1e-5);
             }
         }
         layers.rotate_grad(&mut turned, HEADS, &table, &[0, 7, 49]).unwrap();
