@@ -1,6 +1,6 @@
 //! Errors say what is wrong once.
 
-use crate::support::{command, refused, tiny};
+use crate::support::{command, refused, succeed, tiny};
 use std::path::Path;
 
 /// Parts of a message that are too short to be noticed when they come twice.
@@ -84,6 +84,12 @@ fn no_error_repeats_its_cause() {
         &["gradcheck", "--variants", "nobody"],
         &["plugin", "install", "cpu"],
     ];
+    let help = succeed(&["--help"]);
+    let listed = help.split_once("Commands:\n").and_then(|(_, rest)| rest.split_once("\n\n")).expect("a list").0;
+    let names = listed.lines().filter_map(|line| line.strip_prefix("  ")?.split(' ').next());
+    for name in names.filter(|name| !["", "help"].contains(name)) {
+        assert!(commands.iter().any(|arguments| arguments[0] == name), "no refusal of `grpo {name}` is looked at");
+    }
     for arguments in commands {
         let mut command = command(arguments);
         // A cache that nobody can make.

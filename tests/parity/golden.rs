@@ -31,7 +31,7 @@ fn golden(#[values("cpu", "pjrt:cpu")] backend: &str, #[values(Dtype::F32, Dtype
         // The inputs are exact in bf16, so `expected.*` applies to both dtypes: 5 tensors of the oracle, and 5 of each
         // implementation against file and oracle.
         assert!(report.notes.is_empty(), "{}: {:?}", file.name, report.notes);
-        assert_eq!(report.rows.len(), 5 + 3 * 2 * 5, "{}", file.name);
+        assert_eq!(report.rows.len(), 5 + Implementation::ALL.len() * 2 * 5, "{}", file.name);
         for row in report.rows {
             let key = (row.implementation.clone(), row.comparison.name.clone());
             let most = worst.entry(key).or_insert((0.0, file.name.clone()));
