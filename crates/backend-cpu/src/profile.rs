@@ -67,14 +67,29 @@ pub fn measured<T>(f: impl FnOnce() -> T) -> (T, impl Fn(Work) -> f64) {
     (result, move |work| seconds[work as usize])
 }
 
+/// Counts the time until it is dropped, where somebody has asked.
+#[must_use]
+pub(crate) struct Clock(Option<(Work, Instant)>);
+
+impl Clock {
+    #[inline(always)]
+    pub(crate) fn start(work: Work) -> Self {
+        Self(ON.load(Relaxed).then(|| (work, Instant::now())))
+    }
+}
+
+impl Drop for Clock {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if let Some((work, began)) = self.0 {
+            NANOS[work as usize].fetch_add(began.elapsed().as_nanos() as u64, Relaxed);
+        }
+    }
+}
+
 /// Runs `f`, and counts its time where somebody has asked.
 #[inline(always)]
 pub(crate) fn timed<T>(work: Work, f: impl FnOnce() -> T) -> T {
-    if !ON.load(Relaxed) {
-        return f();
-    }
-    let began = Instant::now();
-    let result = f();
-    NANOS[work as usize].fetch_add(began.elapsed().as_nanos() as u64, Relaxed);
-    result
+    let _clock = Clock::start(work);
+    f()
 }

@@ -28,7 +28,7 @@ pub(crate) use pack::{KAxis, Rows};
 
 use crate::arch::panel::LHS_PANEL;
 use crate::arch::{Isa, IsaToken, amx, microkernel};
-use crate::profile::{Work, timed};
+use crate::profile::{Clock, Work, timed};
 use pack::{Bf16Pair, F32Word};
 use std::ops::Range;
 
@@ -198,20 +198,7 @@ impl Gemm {
         assert!(
             words <= WORDS && holds(lhs, m.div_ceil(height), height) && holds(rhs, n.div_ceil(RHS_PANEL), RHS_PANEL)
         );
-        timed(Work::Products, || self.multiply_panels(words, lhs, rhs, out, add, order));
-    }
-
-    /// [`Self::multiply`] of panels that were seen to hold `words` words per row or column.
-    fn multiply_panels(
-        self,
-        words: usize,
-        lhs: Packed<'_>,
-        rhs: Packed<'_>,
-        out: &mut MatMut<'_>,
-        add: bool,
-        order: Order,
-    ) {
-        let (height, m, n) = (self.lhs_panel(), out.rows(), out.cols());
+        let _clock = Clock::start(Work::Products);
         let (lhs_panels, rhs_panels) = (m.div_ceil(height), n.div_ceil(RHS_PANEL));
         let mut tiles = (self.kernel == GemmKernel::Amx).then(amx::Tiles::new);
         let mut edge = [0.0_f32; amx::LHS_PANEL * RHS_PANEL];
