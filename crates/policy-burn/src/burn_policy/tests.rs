@@ -67,6 +67,19 @@ fn scores_are_those_of_the_loss_and_of_the_weights_that_are_asked_for() {
 }
 
 #[test]
+fn a_failed_accumulation_leaves_no_gradient() {
+    let (mut policy, sequences) = (fresh_policy(), sequences());
+    let mut parts = batches(&mut policy, &sequences);
+    policy.accumulate(&parts, StepLoss::Grpo).unwrap();
+    // The second micro-batch has a token that the model does not.
+    let unknown = [Sequence { prompt: vec![1, 9999], ..sequences[1].clone() }];
+    parts[1].sequences = &unknown;
+    let error = policy.accumulate(&parts, StepLoss::Grpo).unwrap_err().to_string();
+    assert!(error.contains("9999"), "{error}");
+    assert!(policy.apply(0.1).is_err(), "there is nothing to apply");
+}
+
+#[test]
 fn gradients_stay_until_an_update_takes_them() {
     let (mut policy, sequences) = (fresh_policy(), sequences());
     let parts = batches(&mut policy, &sequences);
