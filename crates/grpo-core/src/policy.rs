@@ -22,7 +22,7 @@ pub enum HeadLayout {
 pub enum PolicySpec {
     /// Logits `[N, V]`.
     Logits {
-        /// V.
+        /// The size of the vocabulary, V.
         vocab: usize,
         /// Of the logits.
         dtype: Dtype,
@@ -31,7 +31,7 @@ pub enum PolicySpec {
     Hidden {
         /// H.
         hidden: usize,
-        /// V.
+        /// The size of the vocabulary, V.
         vocab: usize,
         /// Of hidden states, head and bias alike.
         dtype: Dtype,
@@ -43,7 +43,7 @@ pub enum PolicySpec {
 }
 
 impl PolicySpec {
-    /// V.
+    /// The size of the vocabulary, V.
     pub fn vocab(&self) -> usize {
         match *self {
             Self::Logits { vocab, .. } | Self::Hidden { vocab, .. } => vocab,

@@ -10,7 +10,7 @@ use grpo_core::{HeadLayout, Metrics, PolicyOutput};
 pub struct Policy<'a, R> {
     /// Logits `[N, V]`, or hidden states `[N, H]`, head and bias `[V]`.
     pub output: PolicyOutput<&'a [R]>,
-    /// V.
+    /// The size of the vocabulary, V.
     pub vocab: usize,
     /// The layout of the head. It is of no meaning for logits.
     pub layout: HeadLayout,

@@ -71,7 +71,7 @@ pub struct BatchFile {
     pub shape: [usize; 2],
     /// H (0 when the file has logits).
     pub hidden: usize,
-    /// V.
+    /// The size of the vocabulary, V.
     pub vocab: usize,
     /// The policy's output: logits `[B, T, V]`, or hidden states `[B, T, H]` with a head `[V, H]` and its bias `[V]`.
     pub policy: PolicyOutput<Tensor>,
