@@ -1,5 +1,6 @@
 //! Times one step of the fused head: `cargo run --release -p grpo-backend-cpu --example speed -- N H V threads [bf16]
-//! [chunks | panels] [32MiB] [logits] [huge] [softcap]`; `huge` puts head and gradient on large pages.
+//! [chunks | panels] [32MiB] [logits] [huge] [softcap] [avx2]`; `huge` puts head and gradient on large pages,
+//! `avx2` and the like choose the instruction set.
 
 use backend_cpu::CpuBackend;
 use grpo_core::*;
@@ -48,7 +49,8 @@ fn main() -> Result<()> {
         policy: PolicySpec::Hidden { hidden: h, vocab: v, dtype, layout: HeadLayout::VocabHidden, bias: false },
         gradients: GradientSpec::default(),
     };
-    let mut plan = CpuBackend::with_threads(threads)?.plan(&request)?;
+    let isa = args.iter().find_map(|a| backend_cpu::Isa::from_name(a)).unwrap_or_else(backend_cpu::Isa::detect);
+    let mut plan = CpuBackend::with_threads(threads)?.with_isa(isa).plan(&request)?;
     let (mut dh, mut dw) = (vec![0.0_f32; n * h], vec![0.0_f32; v * h]);
     if args.iter().any(|a| a == "huge") {
         backend_cpu::advise_huge_pages(&mut dw);

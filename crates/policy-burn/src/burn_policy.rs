@@ -3,7 +3,7 @@
 use crate::adamw::AdamW;
 use crate::decoder::{Decoder, export_parameters};
 use crate::gradients::GradientSum;
-use crate::loss::{LossPlans, PolicyLoss, cross_entropy};
+use crate::loss::{LossPlans, PolicyLoss, imitation};
 use crate::micro_batch::accumulate;
 use crate::ref_policy::mix;
 use crate::rollout;
@@ -31,6 +31,7 @@ pub struct BurnPolicy {
     /// The weights of the reference policy, on a device without autodiff.
     ref_policy: Option<Decoder>,
     loss: LossPlans,
+    cross_entropy: LossPlans,
     optimizer: AdamW,
     sums: GradientSum,
     rollout_batch_size: usize,
@@ -54,6 +55,7 @@ impl BurnPolicy {
             model: Decoder::new(config, seed, &Device::flex().autodiff())?,
             ref_policy: None,
             loss: LossPlans::new(loss),
+            cross_entropy: LossPlans::new(PolicyLoss::cross_entropy()),
             optimizer: AdamW::new(&AdamWConfig::default()),
             sums: GradientSum::new(),
             rollout_batch_size: ROLLOUT_BATCH_SIZE,
@@ -110,12 +112,14 @@ impl Policy for BurnPolicy {
     }
 
     fn accumulate(&mut self, batches: &[SequenceBatch<'_>], loss: StepLoss) -> Result<LossOutput> {
-        let grpo = &self.loss;
+        let (grpo, cross_entropy) = (&self.loss, &self.cross_entropy);
         accumulate(&self.model, batches, &mut self.sums, |model, batch| {
             let hidden = completion_hidden(model, batch.sequences)?;
             match loss {
                 StepLoss::Grpo => grpo.loss(hidden, model.lm_head(), &batch.tokens),
-                StepLoss::CrossEntropy { tokens } => Ok(cross_entropy(hidden, model.lm_head(), &batch.tokens, tokens)),
+                StepLoss::CrossEntropy { tokens } => {
+                    cross_entropy.loss(hidden, model.lm_head(), &imitation(&batch.tokens, tokens)?)
+                }
             }
         })
         .inspect_err(|_| self.sums = GradientSum::new())

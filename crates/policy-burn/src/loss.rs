@@ -1,10 +1,10 @@
 //! The losses of a micro-batch as burn tensors that can be differentiated.
 
-use crate::decoder::to_host;
-use burn::tensor::activation::log_softmax;
-use burn::tensor::{Int, Tensor, TensorData};
+use backend_cpu::CpuBackend;
+use burn::tensor::Tensor;
 use grpo_burn::GrpoLoss;
-use grpo_core::{Backend, Implementation, LossConfig, LossOutput, Scores, TokenBatch};
+use grpo_core::batch::TokenWeights;
+use grpo_core::{Advantages, Backend, Implementation, LossConfig, LossOutput, LossType, Scores, Semantics, TokenBatch};
 use policy::{Error, Result};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -39,6 +39,28 @@ pub struct PolicyLoss {
     pub implementation: Implementation,
     /// The largest number of completion tokens of a micro-batch, for which it is planned. A larger one is planned on its own.
     pub max_tokens: usize,
+}
+
+impl PolicyLoss {
+    /// Cross-entropy with the targets, on this CPU, for the batches of [`imitation`]: the loss of the family that has no ratio.
+    pub(crate) fn cross_entropy() -> Self {
+        let config = LossConfig { semantics: Semantics::Verl, loss_type: LossType::Gpg, ..LossConfig::default() };
+        let (backend, implementation) = (Arc::new(CpuBackend::new()), Implementation::Fused);
+        // How many tokens there are is known when they come.
+        Self { config, backend, implementation, max_tokens: 0 }
+    }
+}
+
+/// `batch`, each target to be imitated with weight 1 / `tokens`, the number of targets of the whole step.
+///
+/// # Errors
+/// None for a batch of targets alone.
+pub(crate) fn imitation(batch: &TokenBatch, tokens: usize) -> Result<TokenBatch> {
+    let weights =
+        TokenWeights { policy: vec![1.0 / tokens as f64; batch.tokens()], ..TokenWeights::zeros(batch.tokens()) };
+    let advantages = Advantages::PerSequence(vec![1.0; batch.sequences()]);
+    let batch = batch.clone().with_advantages(advantages).map_err(Error::other)?;
+    batch.with_weights(weights).map_err(Error::other)
 }
 
 /// The plans of a [`PolicyLoss`]: as many as micro-batches have run at the same time, each with a workspace that is used again.
@@ -85,30 +107,14 @@ impl LossPlans {
     }
 }
 
-/// Negative log-likelihood of the batch's targets, divided by `tokens`, the number of targets of the whole step.
-pub(crate) fn cross_entropy(hidden: Tensor<2>, lm_head: Tensor<2>, batch: &TokenBatch, tokens: usize) -> PartialLoss {
-    let logp = target_logp(hidden, lm_head, batch, 1.0);
-    let backward = logp.sum() * (-1.0 / tokens as f64);
-    let value = to_host(backward.clone().inner()).iter().map(|x| f64::from(*x)).sum();
-    PartialLoss { backward, output: LossOutput { loss: value, ..LossOutput::default() } }
-}
-
-/// Log-probabilities `[N, 1]` of the batch's targets in plain burn operations.
-fn target_logp(hidden: Tensor<2>, lm_head: Tensor<2>, batch: &TokenBatch, temperature: f64) -> Tensor<2> {
-    let all = log_softmax(hidden.matmul(lm_head.transpose()) / temperature, 1);
-    let targets: Vec<i32> = batch.targets().iter().map(|id| *id as i32).collect();
-    let n = targets.len();
-    all.clone().gather(1, Tensor::<2, Int>::from_data(TensorData::new(targets, [n, 1]), &all.device()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decoder::Decoder;
+    use crate::decoder::{Decoder, to_host};
     use crate::gradients::GradientSum;
     use crate::sequences::completion_hidden;
-    use burn::tensor::Device;
-    use grpo_core::Advantages;
+    use burn::tensor::activation::log_softmax;
+    use burn::tensor::{Device, Int, TensorData};
     use models::ModelConfig;
     use policy::{Sequence, token_batch};
 
@@ -117,6 +123,14 @@ mod tests {
             Sequence { prompt: vec![1, 5, 6], completion: vec![7, 2] },
             Sequence { prompt: vec![1, 9], completion: vec![8, 10, 2] },
         ]
+    }
+
+    /// Log-probabilities `[N, 1]` of the batch's targets in plain burn operations.
+    fn target_logp(hidden: Tensor<2>, lm_head: Tensor<2>, batch: &TokenBatch, temperature: f64) -> Tensor<2> {
+        let all = log_softmax(hidden.matmul(lm_head.transpose()) / temperature, 1);
+        let targets: Vec<i32> = batch.targets().iter().map(|id| *id as i32).collect();
+        let n = targets.len();
+        all.clone().gather(1, Tensor::<2, Int>::from_data(TensorData::new(targets, [n, 1]), &all.device()))
     }
 
     /// Clipped ratio and k3 KL, mean per sequence: the loss type grpo written out in burn operations.
@@ -184,15 +198,29 @@ mod tests {
     }
 
     #[test]
-    fn cross_entropy_of_parts_adds_up_to_the_mean() {
-        let model = Decoder::new(&ModelConfig::default(), 1, &Device::flex().autodiff()).unwrap();
-        let sequences = sequences();
-        let value = |range: std::ops::Range<usize>| {
-            let batch = token_batch(&sequences[range.clone()]).unwrap();
-            cross_entropy(completion_hidden(&model, &sequences[range]).unwrap(), model.lm_head(), &batch, 5).output.loss
-        };
-        assert!((value(0..1) + value(1..2) - value(0..2)).abs() < 1e-6);
-        // Untrained, so near the log of the vocabulary.
-        assert!((value(0..2) - 53f64.ln()).abs() < 1.0, "{}", value(0..2));
+    fn cross_entropy_is_that_of_plain_burn_and_parts_add_up() {
+        let config = ModelConfig { initializer_range: 0.3, ..Default::default() };
+        let model = Decoder::new(&config, 1, &Device::flex().autodiff()).unwrap();
+        let (sequences, plans) = (sequences(), LossPlans::new(PolicyLoss::cross_entropy()));
+        let (mut got, mut value) = (GradientSum::new(), 0.0);
+        for part in [0..1, 1..2] {
+            let sequences = &sequences[part];
+            let batch = imitation(&token_batch(sequences).unwrap(), 5).unwrap();
+            let loss = plans.loss(completion_hidden(&model, sequences).unwrap(), model.lm_head(), &batch).unwrap();
+            value += loss.output.loss;
+            got.add(&model, loss.backward.backward());
+        }
+        let batch = token_batch(&sequences).unwrap();
+        let logp = target_logp(completion_hidden(&model, &sequences).unwrap(), model.lm_head(), &batch, 1.0);
+        let loss = logp.sum() * (-1.0 / 5.0);
+        assert!((value - f64::from(to_host(loss.clone().inner())[0])).abs() < 1e-5, "{value}");
+        let mut want = GradientSum::new();
+        want.add(&model, loss.backward());
+        assert!(want.norm() > 0.1, "{}", want.norm());
+        for (a, b) in got.parameters().iter().zip(want.parameters()) {
+            let largest = b.data.iter().fold(0f32, |m, g| m.max(g.abs()));
+            let close = a.data.iter().zip(&b.data).all(|(a, b)| (a - b).abs() <= 2e-5 * largest.max(1e-3));
+            assert!(close, "{}", a.name);
+        }
     }
 }

@@ -33,7 +33,7 @@ pub(crate) use tiling::{Problem, choose};
 
 use crate::gemm::{Cut, Gemm, KAxis, MatMut, Packed, Rows};
 use crate::host::{Grads, Slice, SliceMut};
-use crate::pages::zeros;
+use crate::pages::{Aligned, zeros};
 use crate::plan::Kernel;
 use crate::profile::{Work, timed};
 use crate::softmax::{Partial, RowGrad, RowSums, Scales, TILE, Transform};
@@ -68,13 +68,13 @@ pub(crate) struct FusedKernel {
 /// Buffers of one chunk.
 struct Workspace {
     /// `[C, H]`, packed as lhs along H, for logits.
-    x: Vec<u32>,
+    x: Aligned<u32>,
     /// `[C, H]`, packed along C, for dW.
-    x_for_head: Vec<u32>,
+    x_for_head: Aligned<u32>,
     /// P blocks `[C', T']`: logits, then dlogits packed as lhs along V. C' and T' are whole lhs panels.
-    panel: Vec<f32>,
+    panel: Aligned<f32>,
     /// Gradient of the hidden states of the chunk, `[C, H]`.
-    dh: Vec<f32>,
+    dh: Aligned<f32>,
     /// Statistics of every tile of the panel, `[P, C]`.
     partials: Vec<Partial>,
     /// Statistics of every row, merged so far, `[C]`.

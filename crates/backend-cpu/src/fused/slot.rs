@@ -3,6 +3,7 @@
 //! Legend: H hidden, V vocabulary, T entries of a vocabulary tile.
 
 use crate::gemm::{Gemm, RHS_PANEL};
+use crate::pages::{Aligned, zeros};
 use crate::softmax::TILE;
 use crate::threads::for_each_slot;
 use grpo_core::HeadLayout;
@@ -17,9 +18,9 @@ pub(super) const ENTRIES: usize = 4 * RHS_PANEL;
 #[derive(Debug)]
 pub(crate) struct Slot {
     /// A part of the head, packed.
-    pub(crate) head: Vec<u32>,
+    pub(crate) head: Aligned<u32>,
     /// dlogits of a tile for a piece of tokens, packed to be multiplied into the head's gradient.
-    pub(crate) dlogits: Vec<u32>,
+    pub(crate) dlogits: Aligned<u32>,
     /// `[lhs panel, T]`: dlogits of a few tokens.
     pub(crate) rows: Vec<f32>,
 }
@@ -40,7 +41,7 @@ impl Slot {
     /// Allocates a slot for chunks of `c` tokens.
     pub(crate) fn new(gemm: Gemm, c: usize, h: usize, v: usize, layout: HeadLayout) -> Self {
         let [head, dlogits, rows] = Self::sizes(gemm, c, h, v, layout);
-        Self { head: vec![0; head], dlogits: vec![0; dlogits], rows: vec![0.0; rows] }
+        Self { head: zeros(head), dlogits: zeros(dlogits), rows: vec![0.0; rows] }
     }
 
     /// Bytes of a slot.

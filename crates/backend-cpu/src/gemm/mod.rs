@@ -12,8 +12,8 @@
 //! * as rhs: panels `[K', 32]`, two registers or two tiles wide.
 //!
 //! Rows and columns that a panel has too many, and words beyond K, are zero. Vector kernels hold a `[12, 32]` piece of the
-//! output in 24 of 32 registers, tile kernels a `[32, 32]` one in 4 of 8 tiles; a panel of one operand (32 KiB at most)
-//! stays near while those of the other pass by.
+//! output in 24 of 32 registers, tile kernels a `[32, 32]` one in 4 of 8 tiles; a panel of one operand
+//! stays in the first cache while those of the other pass by, and of these as many stay in the second cache as fit into a quarter of it.
 //!
 //! Every element of a result is one chain of multiply-adds over a piece, added to what was there: its bits depend on the
 //! instruction set and on the pieces, not on the shape of the product or its place in it.
@@ -26,20 +26,27 @@ pub(crate) use crate::arch::panel::RHS_PANEL;
 pub(crate) use mat_mut::{Cut, MatMut};
 pub(crate) use pack::{KAxis, Rows};
 
+use crate::arch::caches::second_cache;
 use crate::arch::panel::LHS_PANEL;
 use crate::arch::{Isa, IsaToken, amx, microkernel};
 use crate::profile::{Clock, Work, timed};
 use pack::{Bf16Pair, F32Word};
 use std::ops::Range;
 
-/// Most words of a piece: a rhs panel takes 32 KiB.
-const WORDS: usize = 256;
+/// Most words of a piece. A panel of each operand and a piece of the output, 30 KiB, stay in a first cache of 32 KiB, which a core that
+/// makes two multiply-adds of 64 bytes in a cycle needs: it would take 15 bytes per cycle from the second otherwise, and now takes 4.
+const WORDS: usize = 160;
+
+/// Pieces of K are made of whole blocks of so many entries, but for the last: whole rows of tiles, whole blocks to transpose.
+const GRAIN: usize = 32;
 
 /// How products are made: by which kernel of which instruction set, and so how operands are packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Gemm {
     isa: IsaToken,
     kernel: GemmKernel,
+    /// Words of an operand that stay in a core's second cache while panels of the other pass by.
+    near: usize,
 }
 
 /// The kernel that multiplies packed panels.
@@ -79,7 +86,8 @@ impl Gemm {
             Isa::Avx512Bf16 if bf16 => GemmKernel::Bf16Dot,
             _ => GemmKernel::F32,
         };
-        Self { isa, kernel }
+        // A quarter: the other operand's panels and the output pass through it too.
+        Self { isa, kernel, near: second_cache() / 4 / size_of::<u32>() }
     }
 
     /// The instruction set that the kernels are compiled for.
@@ -110,16 +118,15 @@ impl Gemm {
         }
     }
 
-    /// Cuts `0..k` into pieces of at most [`Self::depth`] entries.
+    /// Cuts `0..k` into as few pieces of at most [`Self::depth`] entries as there can be, of one size but for the last.
     pub(crate) fn pieces(self, k: usize) -> impl Iterator<Item = Range<usize>> {
-        let depth = self.depth();
-        (0..k).step_by(depth).map(move |start| start..k.min(start + depth))
+        cut(k, self.depth(), GRAIN)
     }
 
     /// Pieces of `0..k` that are whole lhs panels but for the last: where K are the rows of another product's lhs.
     pub(crate) fn panel_pieces(self, k: usize) -> impl Iterator<Item = Range<usize>> {
-        let depth = self.depth() / self.lhs_panel() * self.lhs_panel();
-        (0..k).step_by(depth).map(move |start| start..k.min(start + depth))
+        let panel = self.lhs_panel();
+        cut(k, self.depth() / panel * panel, panel)
     }
 
     /// Words of `k` entries of K.
@@ -202,11 +209,12 @@ impl Gemm {
         let (lhs_panels, rhs_panels) = (m.div_ceil(height), n.div_ceil(RHS_PANEL));
         let mut tiles = (self.kernel == GemmKernel::Amx).then(amx::Tiles::new);
         let mut edge = [0.0_f32; amx::LHS_PANEL * RHS_PANEL];
-        for step in 0..lhs_panels * rhs_panels {
-            let (i, j) = match order {
-                Order::ByColumns => (step % lhs_panels, step / lhs_panels),
-                Order::ByRows => (step / rhs_panels, step % rhs_panels),
-            };
+        let steps = match order {
+            Order::ByColumns => passes(rhs_panels, lhs_panels, self.near / (height * words).max(1)),
+            Order::ByRows => passes(lhs_panels, rhs_panels, self.near / (RHS_PANEL * words).max(1)),
+        };
+        for (outer, inner) in steps {
+            let (i, j) = if order == Order::ByColumns { (inner, outer) } else { (outer, inner) };
             let (a, b) = (lhs.words[i * lhs.stride..].as_ptr(), rhs.words[j * rhs.stride..].as_ptr());
             let (i, j) = (i * height, j * RHS_PANEL);
             let (rows, cols) = (height.min(m - i), RHS_PANEL.min(n - j));
@@ -232,6 +240,21 @@ impl Gemm {
             }
         }
     }
+}
+
+/// Cuts `0..k` into as few pieces of at most `most` as there can be, each but the last of one size, a multiple of `grain`.
+/// `most` is one, too.
+fn cut(k: usize, most: usize, grain: usize) -> impl Iterator<Item = Range<usize>> {
+    let size = k.div_ceil(k.div_ceil(most).max(1)).next_multiple_of(grain).min(most);
+    (0..k).step_by(size.max(1)).map(move |start| start..k.min(start + size))
+}
+
+/// (outer, inner): all inner panels pass by every outer one, at most `block` of them at a time.
+fn passes(outer: usize, inner: usize, block: usize) -> impl Iterator<Item = (usize, usize)> {
+    let block = block.max(1);
+    (0..inner).step_by(block).flat_map(move |start| {
+        (0..outer).flat_map(move |outer| (start..inner.min(start + block)).map(move |inner| (outer, inner)))
+    })
 }
 
 #[cfg(test)]

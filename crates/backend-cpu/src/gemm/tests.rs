@@ -69,8 +69,17 @@ fn product(gemm: Gemm, lhs: &Operand, rhs: &Operand, along: [KAxis; 2], bf16: bo
 
 #[test]
 fn products_match_f64_in_every_arithmetic_packing_and_shape() {
-    let shapes =
-        [(1, 1, 1), (12, 32, 2), (13, 33, 31), (31, 65, 16), (32, 32, 32), (5, 100, 47), (70, 31, 96), (40, 40, 255)];
+    let shapes = [
+        (1, 1, 1),
+        (12, 32, 2),
+        (13, 33, 31),
+        (31, 65, 16),
+        (32, 32, 32),
+        (5, 100, 47),
+        (70, 31, 96),
+        (40, 40, 160),
+        (40, 40, 255),
+    ];
     for (m, n, k) in shapes {
         let (lhs, rhs) = (Operand::new(m, k, 1), Operand::new(n, k, 2));
         let exact: Vec<f64> = (0..m * n)
@@ -113,6 +122,34 @@ fn an_element_has_the_same_bits_in_any_product() {
             };
             let alone = product(gemm, &one(&lhs, i), &one(&rhs, j), [KAxis::Rows; 2], true, 0.25);
             assert_eq!(alone[0].to_bits(), whole[i * n + j].to_bits(), "{gemm:?} ({i}, {j})");
+        }
+        // One panel at a time, and as many as there are; both orders.
+        for near in [1, usize::MAX] {
+            for m in [m, m - 1] {
+                let part = Operand { outer: m, k, wide: lhs.wide.clone(), narrow: lhs.narrow.clone() };
+                let other = product(Gemm { near, ..gemm }, &part, &rhs, [KAxis::Columns; 2], true, 0.25);
+                assert_eq!(other, whole[..m * n], "{gemm:?} in blocks of {near} words");
+            }
+        }
+    }
+}
+
+#[test]
+fn pieces_are_few_of_one_size_and_whole_panels() {
+    for gemm in IsaToken::available().flat_map(|isa| [Gemm::new(isa, false), Gemm::new(isa, true)]) {
+        for k in [0, 1, 31, 64, 160, 161, 320, 512, 700, 2048, 5000] {
+            for (pieces, grain, most) in [
+                (gemm.pieces(k).collect::<Vec<_>>(), GRAIN, gemm.depth()),
+                (gemm.panel_pieces(k).collect(), gemm.lhs_panel(), gemm.depth() / gemm.lhs_panel() * gemm.lhs_panel()),
+            ] {
+                assert_eq!(pieces.len(), k.div_ceil(most), "{gemm:?} {k}: {pieces:?}");
+                assert!(
+                    pieces.iter().all(|piece| !piece.is_empty() && piece.len() <= most),
+                    "{gemm:?} {k}: {pieces:?}"
+                );
+                assert!(pieces.windows(2).all(|two| two[0].end == two[1].start && two[0].len() % grain == 0));
+                assert_eq!((pieces.first().map_or(0, |p| p.start), pieces.last().map_or(0, |p| p.end)), (0, k));
+            }
         }
     }
 }

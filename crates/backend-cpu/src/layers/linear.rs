@@ -4,6 +4,7 @@ use super::product::{Operand, multiply, multiply_packed, pack};
 use super::{Layers, fits};
 use crate::arch::{MulAdd, simd_dispatch};
 use crate::gemm::KAxis;
+use crate::pages::{Aligned, zeros};
 use grpo_core::error::Result;
 
 /// What a linear layer adds to its product.
@@ -21,7 +22,7 @@ pub enum Add<'a> {
 /// take longer to pack it than to multiply.
 #[derive(Clone, Debug)]
 pub struct PackedWeight {
-    words: Vec<u32>,
+    words: Aligned<u32>,
     dims: [usize; 2],
 }
 
@@ -52,7 +53,7 @@ impl Layers {
     }
 
     fn packed(&self, rhs: &Operand<'_>, dims: [usize; 2]) -> PackedWeight {
-        let mut words = vec![0; self.gemm.rhs_words(dims[1], dims[0])];
+        let mut words = zeros(self.gemm.rhs_words(dims[1], dims[0]));
         pack(self.gemm, rhs, &mut words);
         PackedWeight { words, dims }
     }

@@ -2,16 +2,17 @@
 //!
 //! Avoids fresh pages from the system, and their zeroing, in every call.
 
+use crate::pages::{Aligned, zeros};
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
 
 thread_local! {
-    static FREE: RefCell<Vec<Vec<u32>>> = const { RefCell::new(Vec::new()) };
+    static FREE: RefCell<Vec<Aligned<u32>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// `len` words of unspecified content, which go back to their thread when this is dropped.
 pub(super) struct Scratch {
-    words: Vec<u32>,
+    words: Aligned<u32>,
     len: usize,
 }
 
@@ -24,7 +25,7 @@ impl Scratch {
             largest.map(|i| free.swap_remove(i)).unwrap_or_default()
         });
         if words.len() < len {
-            words = vec![0; len];
+            words = zeros(len);
         }
         Self { words, len }
     }

@@ -18,7 +18,7 @@
 use crate::arch::IsaToken;
 use crate::convert::Element;
 use crate::host::{Grads, Slice, SliceMut};
-use crate::pages::zeros;
+use crate::pages::{Aligned, zeros};
 use crate::plan::{Kernel, evaluator_bytes};
 use crate::softmax::{
     Partial, RowGrad, RowSums, Scales, TILE, Transform, add_gradient, add_gradient_bf16, gradient, gradient_bf16,
@@ -97,7 +97,7 @@ struct ChunkPasses {
     /// Statistics of every tile of the chunk, `[C, tiles]`.
     partials: Vec<Partial>,
     /// Exponentials of the chunk, or transformed logits, `[C, V]`.
-    kept: Vec<f32>,
+    kept: Aligned<f32>,
     /// Statistics of every row of the chunk, `[C]`.
     sums: Vec<RowSums>,
     state: TokenState,
