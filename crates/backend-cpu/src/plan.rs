@@ -12,10 +12,10 @@ use grpo_core::{GradsMut, LossPlan, MemoryReport, PlanRequest, PolicyInput, Poli
 
 /// One implementation, planned. Inputs have been checked against the plan, and lie on the host.
 ///
-/// What every kernel has to keep, and where the tests ask for it (`tests/`): rows of masked tokens are not read (`traps/masks.rs`);
+/// What every kernel has to keep, and where the tests ask for it (`tests/fast/`): rows of masked tokens are not read (`traps/masks.rs`);
 /// log-probabilities of [`Kernel::gradient`] are those of [`Kernel::score`] to the bit, whatever else is in the batch
 /// (`properties.rs`); where tokens share a ratio, an [`Evaluator`] sees whole sequences ([`crate::tokens::Chunks`]);
-/// nothing is written before the first error; the workspace is what was planned, within 5 % (`memory.rs`).
+/// nothing is written before the first error; the workspace is what was planned, within 5 % (`tests/fast_memory.rs`).
 pub(crate) trait Kernel: Send {
     fn score(&mut self, policy: PolicyOutput<Slice<'_>>, batch: &TokenBatch) -> Result<Scores>;
     fn gradient(

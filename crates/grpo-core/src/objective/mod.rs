@@ -8,7 +8,7 @@
 //! tokens are chosen, the sampler's weight) comes as a factor without a derivative ([`crate::LossConfig::prepare`]).
 //!
 //! **A new loss** is a file of this folder that implements [`Loss`], and its line below. The file's documentation is the
-//! loss's page in docs/losses; `UPDATE_DOCS=1 cargo test -p grpo-core --test documents` writes it.
+//! loss's page in docs/losses; `UPDATE_DOCS=1 cargo test -p grpo-core --test fast documents` writes it.
 //!
 //! Legend: l = logp, o = old logp, q = ref logp, A = advantage, r = ratio = exp(log-ratio), sg = stop_gradient.
 

@@ -1,0 +1,10 @@
+//! The CPU backend against the f64 oracle: every implementation, loss, shape, dtype, instruction set and blocking.
+
+mod common;
+mod grpo_loss;
+mod metrics;
+mod oracle;
+mod parity;
+mod properties;
+mod transforms;
+mod traps;

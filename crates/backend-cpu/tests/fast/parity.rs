@@ -1,0 +1,334 @@
+//! Every implementation, loop order, dtype, head layout and loss against the f64 oracle.
+
+use crate::common::*;
+use backend_cpu::oracle::{Policy, evaluate};
+use backend_cpu::{CpuBackend, Isa};
+use grpo_core::*;
+use half::bf16;
+use rstest::rstest;
+
+#[rstest]
+fn implementations_match_the_oracle(
+    #[values("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "gspo")] loss_type: &str,
+    #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
+    #[values(HeadLayout::VocabHidden, HeadLayout::HiddenVocab)] layout: HeadLayout,
+    #[values(false, true)] bias: bool,
+) {
+    let loss = loss(loss_type);
+    let case = Case::new(&loss, &Shape { dtype, layout, bias, ..Shape::default() }, 7);
+    let expected = case.oracle(&loss);
+    assert_flows(&expected);
+    let mut worst = Differences::default();
+    for ((backend, tolerance), (name, implementation, tiling)) in backends(dtype, 2)
+        .into_iter()
+        .flat_map(|backend| implementations().into_iter().map(move |i| (backend.clone(), i)))
+    {
+        let mut plan = plan(&backend, &case.request(&loss, implementation, tiling));
+        let got = run(&mut *plan, &case);
+        let differences = Differences::new(&got, &expected);
+        differences.assert_within(tolerance, &format!("{loss_type} {dtype:?} {layout:?} bias {bias}: {name}"));
+        worst = worst.max(differences);
+        for (metric, value) in expected.metrics.values() {
+            let off = got.metrics.value(metric).unwrap() - value;
+            assert!(off.abs() <= 1e-5, "{name}: metric {metric} is off by {off:e}");
+        }
+        let inputs = Inputs::new(&case);
+        let scores = plan.score(inputs.policy(&case), &case.batch).unwrap();
+        assert_eq!(scores, got.scores, "{name}: score and loss disagree");
+    }
+    println!("{loss_type} {dtype:?} {layout:?} bias {bias}: {worst:?}");
+}
+
+/// Logits of the case, as the kernel would be given them, with NaN in masked rows.
+fn logits(case: &Case) -> Vec<f32> {
+    let mut z = vec![f32::NAN; case.batch.tokens() * case.v];
+    for &i in case.batch.active_rows() {
+        for j in 0..case.v {
+            let dot: f32 = (0..case.h).map(|k| case.hidden[i * case.h + k] * case.lm_head[j * case.h + k]).sum();
+            z[i * case.v + j] = if case.dtype == Dtype::Bf16 { bf16::from_f32(dot).to_f32() } else { dot };
+        }
+    }
+    z
+}
+
+#[rstest]
+fn given_logits_match_the_oracle(
+    #[values("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "gspo")] loss_type: &str,
+    #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
+    #[values(Implementation::Reference, Implementation::Logits)] implementation: Implementation,
+    #[values((None, None), (Some(4), Some(512)), (Some(1), Some(1)))] (token_chunk, vocab_block): (
+        Option<usize>,
+        Option<usize>,
+    ),
+) {
+    let (loss, backend) = (loss(loss_type), CpuBackend::with_threads(2).unwrap());
+    let case = Case::new(&loss, &Shape { dtype, ..Shape::default() }, 3);
+    let (z, n, v) = (logits(&case), case.batch.tokens(), case.v);
+    let wide: Vec<f64> = z.iter().copied().map(f64::from).collect();
+    let expected = evaluate(&loss, &Policy::logits(&wide, v), &case.batch).unwrap();
+    let largest = expected.grad_logits.iter().fold(0.0_f64, |m, x| m.max(x.abs()));
+    assert!(largest > 1e-3, "largest gradient is only {largest}");
+    let request = PlanRequest {
+        loss: loss.clone(),
+        implementation,
+        tiling: Tiling { token_chunk, vocab_block, ..Tiling::default() },
+        max_tokens: n,
+        policy: PolicySpec::Logits { vocab: v, dtype },
+        gradients: GradientSpec::default(),
+    };
+    let narrow: Vec<bf16> = z.iter().map(|x| bf16::from_f32(*x)).collect();
+    let input = || match dtype {
+        Dtype::F32 => PolicyInput::Logits(z.as_slice().into()),
+        Dtype::Bf16 => PolicyInput::Logits(narrow.as_slice().into()),
+    };
+    let mut plan = backend.plan(&request).unwrap();
+    let mut grad = vec![0.25; n * v];
+    let grads = GradsMut { logits: Some(grad.as_mut_slice().into()), ..GradsMut::default() };
+    let separate = plan.value_and_grad(input(), &case.batch, grads).unwrap();
+    assert_eq!(plan.score(input(), &case.batch).unwrap(), separate.scores);
+    let off = (separate.loss / expected.loss - 1.0).abs();
+    assert!(off <= 2e-6, "loss is off by {off:e}");
+    // What was in the buffer stays, and stays alone where nothing was computed.
+    let made: Vec<f32> = grad.iter().map(|g| g - 0.25).collect();
+    let off = difference(&made, &expected.grad_logits);
+    // Beside 0.25 the gradient has been rounded to 2^-26.
+    assert!(off <= 2e-5 + 3e-8 / largest, "gradient is off by {off:e}");
+    assert!((0..n).filter(|i| !case.batch.is_active(*i)).all(|i| grad[i * v..(i + 1) * v].iter().all(|g| *g == 0.25)));
+
+    let (mut z, mut narrow) = (z.clone(), narrow.clone());
+    let input: TensorMut<'_> = match dtype {
+        Dtype::F32 => z.as_mut_slice().into(),
+        Dtype::Bf16 => narrow.as_mut_slice().into(),
+    };
+    let in_place = plan.value_and_grad_in_place(input, &case.batch).unwrap();
+    assert_eq!((in_place.loss, &in_place.scores), (separate.loss, &separate.scores));
+    let (made, tolerance) = match dtype {
+        Dtype::F32 => (z, 2e-5),
+        Dtype::Bf16 => (narrow.iter().map(|x| x.to_f32()).collect(), 1.0 / 256.0),
+    };
+    let off = difference(&made, &expected.grad_logits);
+    assert!(off <= tolerance, "gradient in place is off by {off:e}");
+    let sums = made.chunks(v).map(|row| row.iter().map(|g| f64::from(*g)).sum::<f64>().abs()).fold(0.0, f64::max);
+    assert!(sums <= 2.0 * tolerance * largest, "gradients of a row sum to {sums:e}");
+}
+
+#[rstest]
+#[case::one_entry(&[3, 1], 8, 1)]
+#[case::two_entries(&[3, 1], 8, 2)]
+#[case::odd_vocabulary(&[5, 6], 33, 1013)]
+#[case::one_token(&[1], 40, 700)]
+#[case::one_token_one_tile(&[1], 40, 60)]
+#[case::one_token_sequences(&[1, 1, 1, 1, 1, 1, 1], 16, 130)]
+#[case::empty_sequences(&[0, 4, 0, 0, 3, 0], 16, 130)]
+#[case::tile_of_one(&[4, 3], 20, 513)]
+#[case::narrow_hidden(&[4, 3], 1, 600)]
+#[case::narrow_hidden_two(&[4, 3], 2, 600)]
+#[case::long_hidden(&[4, 3], 1100, 90)]
+fn ugly_shapes(
+    #[case] lengths: &[usize],
+    #[case] h: usize,
+    #[case] v: usize,
+    #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
+    #[values(HeadLayout::VocabHidden, HeadLayout::HiddenVocab)] layout: HeadLayout,
+) {
+    for ((backend, tolerance), loss_type) in backends(dtype, 3)
+        .into_iter()
+        .flat_map(|backend| ["dapo", "gspo"].map(|loss_type| (backend.clone(), loss_type)))
+    {
+        let loss = loss(loss_type);
+        let case = Case::new(&loss, &Shape { lengths, h, v, dtype, layout, mask_every: 0, ..Shape::default() }, 11);
+        let expected = case.oracle(&loss);
+        for (name, implementation, tiling) in implementations() {
+            let mut plan = plan(&backend, &case.request(&loss, implementation, tiling));
+            let got = run(&mut *plan, &case);
+            if v == 1 {
+                // log p = 0: the gradient is 0 to the bit.
+                assert!(got.scores.logp.iter().chain(&got.hidden).chain(&got.lm_head).all(|x| *x == 0.0), "{name}");
+                assert!((got.loss - expected.loss).abs() < 1e-6);
+            } else {
+                Differences::new(&got, &expected).assert_within(tolerance, &format!("{loss_type}: {name}"));
+            }
+        }
+    }
+}
+
+/// Every path that this machine can take, by force, with sizes that fill no panel, piece or tile.
+#[rstest]
+fn every_instruction_set_matches_the_oracle(
+    #[values(Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx)] isa: Isa,
+    #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
+    #[values(HeadLayout::VocabHidden, HeadLayout::HiddenVocab)] layout: HeadLayout,
+    #[values((&[9, 20, 8][..], 33, 1013), (&[1][..], 600, 63), (&[300, 261][..], 47, 97))] (lengths, h, v): (
+        &[usize],
+        usize,
+        usize,
+    ),
+) {
+    let loss = loss("dapo");
+    let case = Case::new(&loss, &Shape { lengths, h, v, dtype, layout, ..Shape::default() }, 17);
+    let expected = case.oracle(&loss);
+    for (backend, tolerance) in backends(dtype, 2) {
+        let backend = backend.with_isa(isa);
+        for (name, implementation, tiling) in implementations() {
+            let request = case.request(&loss, implementation, tiling);
+            if !isa.is_available() {
+                let refused = backend.plan(&request).map(drop);
+                assert!(matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
+                continue;
+            }
+            let got = run(&mut *plan(&backend, &request), &case);
+            Differences::new(&got, &expected).assert_within(tolerance, &format!("{isa:?} {name}"));
+        }
+    }
+}
+
+#[rstest]
+fn masked_sequences_and_batches(#[values("grpo", "dapo", "gspo")] loss_type: &str) {
+    let (loss, backend) = (loss(loss_type), CpuBackend::with_threads(2).unwrap());
+    let case = Case::new(&loss, &Shape { lengths: &[4, 5], ..Shape::default() }, 5);
+    // The first sequence masked out, then both.
+    for active_from in [4, 9] {
+        let mask: Vec<f32> =
+            (0..9).map(|i| if i >= active_from && case.batch.is_active(i) { 1.0 } else { 0.0 }).collect();
+        let case = Case { batch: case.batch.clone().with_mask(&mask).unwrap(), ..case.clone() };
+        let expected = case.oracle(&loss);
+        for (name, implementation, tiling) in implementations() {
+            let mut plan = plan(&backend, &case.request(&loss, implementation, tiling));
+            let got = run(&mut *plan, &case);
+            Differences::new(&got, &expected).assert_small(&name);
+            assert!(got.hidden[..active_from * case.h].iter().all(|g| *g == 0.0), "{name}");
+            if active_from == 9 {
+                assert_eq!(got.loss, 0.0, "{name}");
+                assert!(got.lm_head.iter().chain(&got.bias).all(|g| *g == 0.0), "{name}");
+            }
+        }
+    }
+}
+
+/// What stands at masked positions changes nothing, to the bit.
+#[test]
+fn masked_positions_have_no_effect() {
+    let (loss, backend) = (loss("bnpo"), CpuBackend::with_threads(2).unwrap());
+    let case = Case::new(&loss, &Shape::default(), 13);
+    let mut clean = case.clone();
+    clean.hidden.iter_mut().filter(|x| x.is_nan()).for_each(|x| *x = 0.5);
+    for (name, implementation, tiling) in implementations() {
+        let mut plan = plan(&backend, &case.request(&loss, implementation, tiling));
+        let (a, b) = (run(&mut *plan, &case), run(&mut *plan, &clean));
+        assert_eq!((a.loss, a.scores, a.hidden, a.lm_head), (b.loss, b.scores, b.hidden, b.lm_head), "{name}");
+    }
+}
+
+/// Each gradient can be left out without a change to the others.
+#[rstest]
+fn frozen_parts(#[values(true, false)] hidden: bool, #[values(true, false)] lm_head: bool) {
+    let (loss, backend) = (loss("grpo"), CpuBackend::with_threads(2).unwrap());
+    let case = Case::new(&loss, &Shape::default(), 17);
+    for (name, implementation, tiling) in implementations() {
+        let all = run(&mut *plan(&backend, &case.request(&loss, implementation, tiling.clone())), &case);
+        let mut request = case.request(&loss, implementation, tiling);
+        request.gradients = GradientSpec { hidden, lm_head, bias: false };
+        let (mut dh, mut dw) = (vec![0.0; all.hidden.len()], vec![0.0; all.lm_head.len()]);
+        let inputs = Inputs::new(&case);
+        let grads = GradsMut {
+            hidden: hidden.then_some(dh.as_mut_slice().into()),
+            lm_head: lm_head.then_some(dw.as_mut_slice().into()),
+            ..GradsMut::default()
+        };
+        let out = plan(&backend, &request).value_and_grad(inputs.policy(&case), &case.batch, grads).unwrap();
+        assert_eq!(out.loss, all.loss, "{name}");
+        assert!(!hidden || dh == all.hidden, "{name}");
+        assert!(!lm_head || dw == all.lm_head, "{name}");
+    }
+}
+
+#[test]
+fn refusals_say_why() {
+    let (loss, backend) = (loss("grpo"), CpuBackend::new());
+    let case = Case::new(&loss, &Shape::default(), 1);
+    let mut request = case.request(&loss, Implementation::Fused, Tiling::default());
+    request.policy = PolicySpec::Logits { vocab: 10, dtype: Dtype::F32 };
+    assert!(matches!(backend.plan(&request), Err(Error::Unsupported { .. })));
+    let tiling = Tiling { workspace_budget: 1000, ..Tiling::default() };
+    let request = case.request(&loss, Implementation::Fused, tiling);
+    assert!(matches!(backend.plan(&request), Err(Error::Budget { budget: 1000, .. })));
+
+    #[derive(Debug)]
+    struct Elsewhere;
+    impl DeviceTensor for Elsewhere {
+        fn dtype(&self) -> Dtype {
+            Dtype::F32
+        }
+        fn as_any(&self) -> &dyn std::any::Any {
+            self
+        }
+        fn as_any_mut(&mut self) -> &mut dyn std::any::Any {
+            self
+        }
+    }
+    let mut plan = plan(&backend, &case.request(&loss, Implementation::Fused, Tiling::default()));
+    let (head, bias) = (case.head(), case.bias.clone().unwrap());
+    let policy = PolicyInput::Hidden {
+        hidden: TensorRef::Device(&Elsewhere),
+        lm_head: head.as_slice().into(),
+        bias: Some(bias.as_slice().into()),
+    };
+    assert!(matches!(plan.score(policy, &case.batch), Err(Error::Unsupported { .. })));
+}
+
+/// Logits from -1e4 to 1e4, some of them -inf but not the target's; a policy so sure that 1 - p rounds to 0 in f32.
+#[rstest]
+fn extreme_logits(#[values("grpo", "cispo", "gspo")] loss_type: &str, #[values(30.0, 1e2, 1e4)] scale: f32) {
+    let (loss, backend) = (loss(loss_type), CpuBackend::with_threads(2).unwrap());
+    let case = Case::new(&loss, &Shape { v: 700, ..Shape::default() }, 67);
+    let (n, v) = (case.batch.tokens(), case.v);
+    let target = |i: usize| case.batch.targets()[i];
+    let mut z: Vec<f32> = (0..n * v).map(|i| scale * ((i * 29 % 1013) as f32 / 506.0 - 1.0)).collect();
+    for i in case.batch.active_rows() {
+        let row = &mut z[i * v..(i + 1) * v];
+        row.iter_mut().step_by(7).for_each(|z| *z = f32::NEG_INFINITY);
+        row[target(*i) as usize] = if i % 3 == 0 { 1.5 * scale } else { -0.9 * scale };
+    }
+    let wide: Vec<f64> = z.iter().copied().map(f64::from).collect();
+    let policy = Policy::logits(&wide, v);
+    let logp = backend_cpu::oracle::score(&loss, &policy, &case.batch).unwrap().logp;
+    let old = logp.iter().enumerate().map(|(i, l)| *l as f32 + [0.02, -0.1, 0.03][i % 3]).collect();
+    let batch = case.batch.clone().with_old_logp(old).unwrap().with_ref_logp(vec![-1.0; n]).unwrap();
+    // KL to a reference that far away is e^1e4; it is not what is tested.
+    let loss = LossConfig { beta: 0.0, ..loss };
+    let expected = evaluate(&loss, &policy, &batch).unwrap();
+    for implementation in Implementation::ALL.into_iter().filter(takes_logits) {
+        let request = PlanRequest {
+            loss: loss.clone(),
+            implementation,
+            tiling: Tiling::default(),
+            max_tokens: n,
+            policy: PolicySpec::Logits { vocab: v, dtype: Dtype::F32 },
+            gradients: GradientSpec::default(),
+        };
+        let mut z = z.clone();
+        let got = plan(&backend, &request).value_and_grad_in_place(z.as_mut_slice().into(), &batch).unwrap();
+        assert!(got.loss.is_finite(), "{implementation:?}");
+        for (name, got, expected) in
+            [("logp", &got.scores.logp, &expected.logp), ("entropy", &got.scores.entropy, &expected.entropy)]
+        {
+            for (i, (got, expected)) in got.iter().zip(expected).enumerate() {
+                // Relative: where the target is sure, a log-probability of -1e-13 keeps its digits. Where another entry
+                // is, the f32 sum of a tile bounds the entropy.
+                let floor = if name == "entropy" && i % 3 != 0 { 1e-7 } else { 1e-30 };
+                let off = (f64::from(*got) - expected).abs();
+                assert!(off <= 3e-6 * expected.abs() + floor, "{implementation:?}: {name} {got} for {expected}");
+            }
+        }
+        // Row by row: the smallest gradients belong to the surest rows.
+        for i in batch.active_rows().iter().map(|i| i * v..(i + 1) * v) {
+            let off = difference(&z[i.clone()], &expected.grad_logits[i.clone()]);
+            let sum: f64 = z[i.clone()].iter().map(|g| f64::from(*g)).sum();
+            let largest = expected.grad_logits[i].iter().fold(0.0_f64, |m, g| m.max(g.abs()));
+            // A log-probability of -2e4 in f32 is good to 1e-3, and so is the ratio; below the range of f32 all vanishes.
+            let tolerance = 2e-5 + 2.0 * f64::from(f32::EPSILON * scale);
+            assert!(off * largest <= tolerance * largest + 1e-37, "{implementation:?}: gradient is off by {off:e}");
+            assert!(sum.abs() <= 1e-5 * largest + 1e-37, "{implementation:?}: gradient sums to {sum:e} of {largest:e}");
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! What users of other systems fell into. Each test has a naive version that falls in, by the margin that it asserts,
+//! and holds ours to the f64 oracle or to a number found by hand.
+//!
+//! docs/traps.md lists them all, with those that are tested elsewhere.
+
+mod adapters;
+mod collapse;
+mod denominators;
+mod groups;
+mod masks;
+mod not_finite;
+mod overflow;
+mod rounding;
+mod sampler;
+mod sizes;
+mod steps;
+mod tiles;
+
+use crate::common::{Case, implementations, plan, run, takes_logits};
+use backend_cpu::oracle::{Evaluation, Policy, evaluate};
+use backend_cpu::{CpuBackend, Isa};
+use grpo_core::*;
+
+/// What one implementation made of given logits.
+struct Found {
+    /// Which.
+    how: String,
+    loss: f64,
+    scores: Scores,
+    /// dL/dlogits `[N, V]`.
+    dz: Vec<f32>,
+}
+
+/// A head that makes the logits `z` `[N, V]`, to the bit: the hidden states are the rows of an identity, and dL/dhead
+/// is the transpose of dL/dlogits. What belongs to masked tokens is NaN.
+fn identity(z: &[f32], v: usize, batch: &TokenBatch) -> Case {
+    let n = batch.tokens();
+    let (mut hidden, mut lm_head) = (vec![f32::NAN; n * n], vec![0.0; v * n]);
+    for &i in batch.active_rows() {
+        hidden[i * n..(i + 1) * n].fill(0.0);
+        hidden[i * n + i] = 1.0;
+        (0..v).for_each(|j| lm_head[j * n + i] = z[i * v + j]);
+    }
+    let (dtype, layout) = (Dtype::F32, HeadLayout::VocabHidden);
+    Case { hidden, lm_head, bias: None, h: n, v, dtype, layout, batch: batch.clone() }
+}
+
+/// Runs the logits `z` `[N, V]` through every implementation, blocking and instruction set of this machine.
+fn everywhere(loss: &LossConfig, z: &[f32], v: usize, batch: &TokenBatch) -> Vec<Found> {
+    let (n, case) = (batch.tokens(), identity(z, v, batch));
+    let mut found = Vec::new();
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+        let backend = CpuBackend::with_threads(2).unwrap().with_isa(isa);
+        for (name, implementation, tiling) in implementations() {
+            let how = format!("{} {name}", isa.name());
+            let mut request = case.request(loss, implementation, tiling);
+            let out = run(&mut *plan(&backend, &request), &case);
+            let dz = crate::common::transposed(&out.lm_head, v, n);
+            found.push(Found { how: how.clone(), loss: out.loss, scores: out.scores, dz });
+            if !takes_logits(&implementation) {
+                continue;
+            }
+            request.policy = PolicySpec::Logits { vocab: v, dtype: Dtype::F32 };
+            let mut dz = vec![0.0; n * v];
+            let grads = GradsMut { logits: Some(dz.as_mut_slice().into()), ..GradsMut::default() };
+            let out = plan(&backend, &request).value_and_grad(PolicyInput::Logits(z.into()), batch, grads).unwrap();
+            let how = format!("{how}, given logits");
+            found.push(Found { how, loss: out.loss, scores: out.scores, dz });
+        }
+    }
+    found
+}
+
+/// The oracle on given logits; those of masked tokens may be anything.
+fn oracle(loss: &LossConfig, z: &[f32], v: usize, batch: &TokenBatch) -> Evaluation<f64> {
+    let wide: Vec<f64> = z.iter().copied().map(f64::from).collect();
+    evaluate(loss, &Policy::logits(&wide, v), batch).unwrap()
+}
+
+/// One sequence of `targets` with one advantage.
+fn sequence(targets: &[i64], advantage: f32) -> TokenBatch {
+    TokenBatch::packed(targets.to_vec(), vec![0, targets.len()])
+        .and_then(|batch| batch.with_advantages(Advantages::PerSequence(vec![advantage])))
+        .unwrap()
+}
+
+/// log-softmax as it is written first: in f32, the target among the others.
+fn naive_logp(z: &[f32], target: usize) -> f32 {
+    let max = z.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    z[target] - (max + z.iter().map(|z| (z - max).exp()).sum::<f32>().ln())
+}
+
+/// Whether `got` is within `tolerance` of `expected`, relative to it.
+fn close(got: f32, expected: f64, tolerance: f64) -> bool {
+    (f64::from(got) - expected).abs() <= tolerance * expected.abs()
+}

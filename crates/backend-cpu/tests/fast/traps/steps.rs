@@ -1,0 +1,107 @@
+//! A step in parts, and tokens that are masked: what a mean divides by.
+
+use super::*;
+use crate::common::config;
+use grpo_core::batch::{Rows, StepData};
+use rstest::rstest;
+
+/// Sequences of one, three and two tokens, each with p = 1/2: on-policy, a token's term is -A and its slope -A.
+fn six() -> ([f32; 12], TokenBatch) {
+    let batch = TokenBatch::packed(vec![0; 6], vec![0, 1, 4, 6]).unwrap();
+    ([0.0; 12], batch.with_advantages(Advantages::PerSequence(ADVANTAGES.to_vec())).unwrap())
+}
+
+const ADVANTAGES: [f32; 3] = [1.0, -0.6, 0.5];
+const SEQUENCE: [usize; 6] = [0, 1, 1, 1, 2, 2];
+
+/// Runs the parts `0..cut` and `cut..3`, of `batch` or of a copy that knows its weights, and adds them up.
+fn added(loss: &LossConfig, z: &[f32], batch: &TokenBatch, cut: usize) -> Vec<Found> {
+    let of = |part: std::ops::Range<usize>| {
+        let rows = 2 * batch.offsets()[part.start]..2 * batch.offsets()[part.end];
+        everywhere(loss, &z[rows], 2, &batch.select_sequences(part).unwrap())
+    };
+    let mut sum = of(0..cut);
+    for (sum, part) in sum.iter_mut().zip(of(cut..3)) {
+        assert_eq!(sum.how, part.how);
+        sum.loss += part.loss;
+        sum.dz.extend(part.dz);
+    }
+    sum
+}
+
+/// `weights`: of the tokens of each sequence.
+#[track_caller]
+fn assert_weighs(found: &[Found], expected: f64, weights: [f64; 6]) {
+    for Found { how, loss, dz, .. } in found {
+        assert!((loss - expected).abs() <= 1e-6, "{how}: {loss} for {expected}");
+        for (i, weight) in weights.into_iter().enumerate() {
+            // d log p_0 / dz_0 = 1 - p_0.
+            let slope = -f64::from(ADVANTAGES[SEQUENCE[i]]) * weight * 0.5;
+            let right = (f64::from(dz[2 * i]) - slope).abs() < 1e-7 && dz[2 * i + 1] == -dz[2 * i];
+            assert!(right, "{how}, token {i}: {:?} for {slope}", &dz[2 * i..2 * i + 2]);
+        }
+    }
+}
+
+/// Gradient accumulation. The average of what the parts would be as steps of their own is another number: -0.42 under
+/// dapo, where the step is -0.033.
+#[rstest]
+#[case::dapo(r#"{"loss_type": "dapo"}"#, -0.2 / 6.0, [1.0 / 6.0; 6])]
+#[case::bnpo(r#"{"loss_type": "bnpo"}"#, -0.2 / 6.0, [1.0 / 6.0; 6])]
+#[case::grpo(r#"{"loss_type": "grpo"}"#, -0.9 / 3.0, [1.0 / 3.0, 1.0 / 9.0, 1.0 / 9.0, 1.0 / 9.0, 1.0 / 6.0, 1.0 / 6.0])]
+#[case::dr_grpo(r#"{"loss_type": "dr_grpo", "max_completion_length": 5}"#, -0.2 / 15.0, [1.0 / 15.0; 6])]
+#[case::cispo(r#"{"loss_type": "cispo", "epsilon_high": 5.0}"#, 0.2 * 2.0_f64.ln() / 6.0, [1.0 / 6.0; 6])]
+#[case::verl(r#"{"semantics": "verl", "loss_type": "vanilla"}"#, -0.2 / 6.0, [1.0 / 6.0; 6])]
+fn parts_of_a_step_add_up_to_the_step(#[case] json: &str, #[case] expected: f64, #[case] weights: [f64; 6]) {
+    let (loss, (z, batch)) = (config(json), six());
+    assert_weighs(&everywhere(&loss, &z, 2, &batch), expected, weights);
+
+    let of_step = batch.clone().with_weights(grpo_core::aggregate::token_weights(&loss, &batch).unwrap()).unwrap();
+    for cut in [1, 2] {
+        assert_weighs(&added(&loss, &z, &of_step, cut), expected, weights);
+    }
+    // Each part a step of its own.
+    for Found { how, loss, .. } in added(&loss, &z, &batch, 1) {
+        let naive = loss / 2.0;
+        assert!((naive - expected).abs() > 0.04, "{how}: naive is {naive} for {expected}");
+    }
+}
+
+/// Where the parts are TRL's own, its `num_items_in_batch` says what the whole step has.
+#[rstest]
+fn num_items_in_batch_counts_the_whole_step(#[values("dapo", "cispo")] loss_type: &str) {
+    let keys = r#""epsilon_high": 5.0, "gradient_accumulation_steps": 2"#;
+    let (z, batch) = six();
+    let whole = if loss_type == "dapo" { -0.2 / 6.0 } else { 0.2 * 2.0_f64.ln() / 6.0 };
+    let loss = config(&format!(r#"{{"loss_type": "{loss_type}", {keys}}}"#));
+    let step = StepData { num_items_in_batch: Some(6.0), ..StepData::default() };
+    let counted = batch.clone().with_step(step).unwrap();
+    for cut in [1, 2] {
+        assert_weighs(&added(&loss, &z, &counted, cut), whole, [1.0 / 6.0; 6]);
+    }
+    // Without it the parts are taken to be alike: tokens of the shorter one weigh more.
+    for Found { how, loss, dz, .. } in added(&loss, &z, &batch, 1) {
+        assert!((loss - whole).abs() > 0.2, "{how}: naive is {loss} for {whole}");
+        assert!((dz[0] + 0.5 / 2.0).abs() < 1e-6, "{how}: {dz:?}");
+    }
+}
+
+/// A token of a tool and a truncated completion are in no denominator: two of six tokens are left, A of 1 and 1/2.
+/// Dividing by all six, or by three sequences, would give -1/4 or -5/12.
+#[rstest]
+#[case::dapo(r#"{"loss_type": "dapo"}"#, -1.5 / 2.0)]
+#[case::bnpo(r#"{"loss_type": "bnpo"}"#, -1.5 / 2.0)]
+#[case::verl(r#"{"semantics": "verl", "loss_type": "vanilla"}"#, -1.5 / 2.0)]
+#[case::sequences(r#"{"loss_type": "grpo", "count_masked_rows": false}"#, -1.5 / 2.0)]
+// A mean over all rows, the masked one too, is what TRL means by grpo; that over a row's tokens is not.
+#[case::grpo(r#"{"loss_type": "grpo"}"#, -1.5 / 3.0)]
+fn masked_tokens_leave_the_denominator(#[case] json: &str, #[case] expected: f64) {
+    let (z, batch) = six();
+    let batch = batch.with_mask(&[1.0, 1.0, 1.0, 1.0, 0.0, 1.0]).unwrap();
+    let batch = batch.with_step(StepData { truncated_rows: Rows::Indices(vec![1]), ..StepData::default() }).unwrap();
+    let truncated = r#", "mask_truncated_completions": true}"#;
+    let loss = config(&json.replace('}', truncated));
+    // expected = -(1 + 1/2) x weight.
+    let weight = expected / -1.5;
+    assert_weighs(&everywhere(&loss, &z, 2, &batch), expected, [weight, 0.0, 0.0, 0.0, 0.0, weight]);
+}

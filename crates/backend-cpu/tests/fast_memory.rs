@@ -1,0 +1,154 @@
+//! The memory report against an allocator that counts, and the proof that the fused head never allocates N x V.
+#![allow(unsafe_code)] // a global allocator cannot be written without
+
+#[path = "fast/common/mod.rs"]
+mod common;
+
+use backend_cpu::CpuBackend;
+use common::*;
+use grpo_core::*;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+struct Counting;
+
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+static LARGEST: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every request is handed to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let live = LIVE.fetch_add(layout.size(), SeqCst) + layout.size();
+        PEAK.fetch_max(live, SeqCst);
+        LARGEST.fetch_max(layout.size(), SeqCst);
+        // SAFETY: the caller's promise about `layout` is passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        LIVE.fetch_sub(layout.size(), SeqCst);
+        // SAFETY: the caller's promise that `pointer` came from `alloc` with `layout` is passed on.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Bytes above the start that `f` had allocated at its peak, and the largest single allocation.
+fn measured<T>(f: impl FnOnce() -> T) -> (T, usize, usize) {
+    let start = LIVE.load(SeqCst);
+    PEAK.store(start, SeqCst);
+    LARGEST.store(0, SeqCst);
+    let out = f();
+    (out, PEAK.load(SeqCst) - start, LARGEST.load(SeqCst))
+}
+
+/// Inputs are there before; everything from the plan to the gradients is measured.
+fn check(backend: &CpuBackend, case: &Case, request: &PlanRequest, name: &str) {
+    let inputs = Inputs::new(case);
+    let once = || {
+        let mut plan = backend.plan(request).unwrap();
+        let mut hidden = vec![0.0_f32; case.hidden.len()];
+        let mut lm_head = vec![0.0_f32; case.lm_head.len()];
+        let mut bias = vec![0.0_f32; case.bias.as_ref().map_or(0, Vec::len)];
+        let grads = GradsMut {
+            hidden: Some(hidden.as_mut_slice().into()),
+            lm_head: Some(lm_head.as_mut_slice().into()),
+            bias: case.bias.is_some().then_some(bias.as_mut_slice().into()),
+            logits: None,
+        };
+        plan.value_and_grad(inputs.policy(case), &case.batch, grads).unwrap();
+        plan.memory()
+    };
+    // What lives as long as the process, such as the threads' own queues, is there after the first call.
+    once();
+    let (report, peak, largest) = measured(once);
+    let reported = report.outputs + report.workspace;
+    let off = reported as f64 / peak as f64 - 1.0;
+    println!("{name}: peak {peak}, reported {reported} ({:+.2} %), largest allocation {largest}", 100.0 * off);
+    assert!(off.abs() <= 0.05, "{name}: reported {reported} bytes, measured {peak} ({:+.2} %)", 100.0 * off);
+    if request.implementation == Implementation::Fused {
+        assert!(report.workspace <= request.tiling.workspace_budget, "{name}");
+        let gradient = 4 * case.lm_head.len();
+        let dense = 4 * case.batch.tokens() * case.v;
+        assert!(largest < dense / 2 || largest == gradient, "{name}: one allocation of {largest}, N x V is {dense}");
+        assert!(report.workspace < dense / 2, "{name}: workspace {} beside N x V {dense}", report.workspace);
+    }
+}
+
+// One test: the counters are the process's.
+#[test]
+fn memory_is_as_reported() {
+    let backend = CpuBackend::with_threads(2).unwrap();
+    for (dtype, layout) in [(Dtype::F32, HeadLayout::VocabHidden), (Dtype::Bf16, HeadLayout::HiddenVocab)] {
+        let shape = |lengths| Shape { lengths, h: 160, v: 12_000, dtype, layout, ..Shape::default() };
+        let case = Case::new(&loss("grpo"), &shape(&[100, 220, 130]), 59);
+        let short = Case::new(&loss("grpo"), &shape(&[20, 10]), 59);
+        for loss_type in ["grpo", "gspo"] {
+            let mut loss = loss(loss_type);
+            loss.beta = 0.0;
+            let calls = [
+                (&short, Implementation::Reference, None, None, 0),
+                (&case, Implementation::Logits, None, None, 0),
+                (&case, Implementation::Fused, None, None, 8 << 20),
+                (&case, Implementation::Fused, Some(LoopOrder::TokenChunks), None, 8 << 20),
+                (&case, Implementation::Fused, Some(LoopOrder::VocabPanels), None, 8 << 20),
+                (&case, Implementation::Fused, Some(LoopOrder::TokenChunks), Some(64), 8 << 20),
+                (&case, Implementation::Fused, Some(LoopOrder::TokenChunks), None, 4 << 20),
+                (&case, Implementation::Fused, Some(LoopOrder::VocabPanels), None, 4 << 20),
+            ];
+            for implementation in Implementation::ALL {
+                assert!(calls.iter().any(|call| call.1 == implementation), "{implementation:?} is not measured");
+            }
+            for (case, implementation, order, chunk, budget) in calls {
+                let tiling =
+                    Tiling { workspace_budget: budget, loop_order: order, token_chunk: chunk, ..Tiling::default() };
+                let request = case.request(&loss, implementation, tiling);
+                let name = format!("{loss_type} {dtype:?} {layout:?} {implementation:?} {order:?} {chunk:?} {budget}");
+                check(&backend, case, &request, &name);
+            }
+        }
+    }
+    given_logits(&backend);
+}
+
+fn given_logits(backend: &CpuBackend) {
+    let loss = loss("grpo");
+    let case = Case::new(&loss, &Shape { lengths: &[30, 34], h: 8, v: 12_000, ..Shape::default() }, 61);
+    let (n, v) = (case.batch.tokens(), case.v);
+    for implementation in Implementation::ALL.into_iter().filter(takes_logits) {
+        let mut logits: Vec<f32> = (0..n * v).map(|i| (i % 97) as f32 / 20.0).collect();
+        let request = PlanRequest {
+            loss: loss.clone(),
+            implementation,
+            tiling: Tiling::default(),
+            max_tokens: n,
+            policy: PolicySpec::Logits { vocab: v, dtype: Dtype::F32 },
+            gradients: GradientSpec::default(),
+        };
+        let separate = || {
+            let mut plan = backend.plan(&request).unwrap();
+            let mut grad = vec![0.0_f32; n * v];
+            let grads = GradsMut { logits: Some(grad.as_mut_slice().into()), ..GradsMut::default() };
+            plan.value_and_grad(PolicyInput::Logits(logits.as_slice().into()), &case.batch, grads).unwrap();
+            plan.memory()
+        };
+        separate();
+        let (report, peak, _) = measured(separate);
+        let reported = report.outputs + report.workspace;
+        let off = reported as f64 / peak as f64 - 1.0;
+        println!("{implementation:?} of given logits: peak {peak}, reported {reported} ({:+.2} %)", 100.0 * off);
+        assert!(off.abs() <= 0.05, "{implementation:?}: reported {reported} bytes, measured {peak}");
+        // A chunk's exponentials are all that grows with V, so a chunk of one token shows that nothing grows with N and V.
+        let request = PlanRequest { tiling: Tiling { token_chunk: Some(1), ..Tiling::default() }, ..request };
+        let (_, peak, _) = measured(|| {
+            let mut plan = backend.plan(&request).unwrap();
+            plan.value_and_grad_in_place(logits.as_mut_slice().into(), &case.batch).unwrap();
+        });
+        if implementation == Implementation::Logits {
+            assert!(peak < n * v / 10, "in place takes {peak} bytes beside {} of logits", 4 * n * v);
+        }
+    }
+}

@@ -1,0 +1,4 @@
+//! Programs and kernels through the TPU compiler.
+
+mod mosaic;
+mod programs;

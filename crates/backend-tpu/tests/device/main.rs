@@ -1,0 +1,4 @@
+//! Programs on XLA's CPU.
+
+mod baseline;
+mod comparison;

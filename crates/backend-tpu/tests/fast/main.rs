@@ -1,0 +1,3 @@
+//! What needs no compiler: kernels of TPUs, interpreted.
+
+mod mosaic;

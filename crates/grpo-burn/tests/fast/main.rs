@@ -1,0 +1,4 @@
+//! The loss inside a program that uses burn.
+
+mod embed;
+mod loss;

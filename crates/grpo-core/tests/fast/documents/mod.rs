@@ -1,0 +1,111 @@
+//! The pages under docs/losses and the presets under configs/loss say what the code does.
+//!
+//! What lies between the marks of a page is made here, from the code; `UPDATE_DOCS=1 cargo test -p grpo-core --test fast
+//! documents` writes it anew. Without the variable a page that differs fails.
+
+mod defaults;
+mod examples;
+mod loss_pages;
+mod page;
+mod presets;
+mod terms;
+
+use grpo_core::format::BatchLoss;
+use grpo_core::{LossConfig, LossType};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+fn folder(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..").join(name)
+}
+
+/// Pages with their text.
+fn pages() -> Vec<(String, String)> {
+    let entries = std::fs::read_dir(folder("docs/losses")).unwrap();
+    let mut pages: Vec<(String, String)> = entries
+        .map(|entry| entry.unwrap().path())
+        .map(|path| (path.file_name().unwrap().to_string_lossy().into_owned(), std::fs::read_to_string(&path).unwrap()))
+        .collect();
+    pages.sort();
+    pages
+}
+
+fn parse(yaml: &str) -> LossConfig {
+    let read: BatchLoss = serde_saphyr::from_str(yaml).unwrap_or_else(|e| panic!("{e}\n{yaml}"));
+    read.loss.validate().unwrap_or_else(|e| panic!("{e}\n{yaml}"));
+    read.loss
+}
+
+#[test]
+fn generated_parts_are_what_the_code_says() {
+    for loss in LossType::ALL.iter().copied() {
+        page::check_whole(loss.name(), &loss_pages::page(loss));
+    }
+    page::check("README", &loss_pages::index());
+    page::check("kl", &terms::kl());
+    page::check("aggregation", &terms::aggregation());
+    page::check("sampler", &terms::sampler());
+    page::check("entropy", &terms::entropy());
+    page::check("semantics", &defaults::differences(LossType::ALL));
+    page::check("presets", &presets::generated());
+    page::check("keys", &table_of_keys());
+}
+
+#[test]
+fn examples_in_yaml_are_legal() {
+    let mut examples = 0;
+    for (name, text) in pages() {
+        for block in text.split("```yaml\n").skip(1).map(|rest| rest.split("```").next().unwrap()) {
+            if block.contains("loss_type") {
+                parse(block);
+                examples += 1;
+            }
+        }
+        if LossType::ALL.iter().any(|loss| name == format!("{}.md", loss.name())) {
+            assert!(text.contains("```yaml\n"), "{name} has no example");
+        }
+    }
+    assert!(examples >= LossType::ALL.len());
+}
+
+#[test]
+fn every_page_is_in_the_index_and_every_link_leads_somewhere() {
+    let pages = pages();
+    let (_, index) = pages.iter().find(|(name, _)| name == "README.md").unwrap();
+    for (name, text) in &pages {
+        assert!(name == "README.md" || index.contains(&format!("]({name})")), "README.md does not list {name}");
+        let targets = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+        for target in targets.filter(|target| !target.starts_with("http")) {
+            let file = target.split('#').next().unwrap();
+            assert!(folder("docs/losses").join(file).exists(), "{name} links to {target}, which is not there");
+        }
+    }
+}
+
+/// Each key of the configuration with its default and the pages that name it.
+fn keys() -> Vec<(String, String, Vec<String>)> {
+    let word = |code: &str| code.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).next().unwrap().to_owned();
+    let said: Vec<(String, BTreeSet<String>)> = pages()
+        .into_iter()
+        .filter(|(name, _)| !["keys.md", "presets.md"].contains(&name.as_str()))
+        .map(|(name, text)| (name, page::without_generated(&text).split('`').skip(1).step_by(2).map(word).collect()))
+        .collect();
+    let defaults = serde_json::to_value(BatchLoss::default()).unwrap();
+    let pages_of =
+        |key: &String| said.iter().filter(|(_, words)| words.contains(key)).map(|(name, _)| name.clone()).collect();
+    defaults.as_object().unwrap().iter().map(|(key, value)| (key.clone(), value.to_string(), pages_of(key))).collect()
+}
+
+fn table_of_keys() -> String {
+    let link = |page: &String| format!("[{}]({page})", page.trim_end_matches(".md"));
+    let rows = keys().into_iter().map(|(key, default, pages)| {
+        [format!("`{key}`"), default, pages.iter().map(link).collect::<Vec<_>>().join(", ")]
+    });
+    page::table(&["key", "default", "pages"], rows)
+}
+
+#[test]
+fn every_key_is_explained_somewhere() {
+    let missing: Vec<String> = keys().into_iter().filter(|(.., pages)| pages.is_empty()).map(|(key, ..)| key).collect();
+    assert!(missing.is_empty(), "no page says what these are: {missing:?}");
+}

@@ -1,0 +1,71 @@
+//! The compile cache on the XLA CPU plugin.
+
+use std::fs;
+
+use crate::support::{DOUBLE, buffer, cpu, run};
+use pjrt::{CacheOutcome, CompileCache, CompileOptions};
+
+#[test]
+fn a_program_is_compiled_once_and_damage_is_mended() {
+    let client = cpu(1);
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("not yet there");
+    let cache = CompileCache::new(&path);
+    let options = CompileOptions::default();
+    let compile = |program: &str, options: &CompileOptions| {
+        let (executable, outcome) = cache.compile(&client, program, options).unwrap();
+        let output = run(&executable, &[&buffer(&client, &[1.0f32, 2.0, 3.0, 4.0], &[4])]);
+        assert_eq!(output.to_vec::<f32>().unwrap(), [2.0, 4.0, 6.0, 8.0]);
+        outcome
+    };
+    assert_eq!(compile(DOUBLE, &options), CacheOutcome::Miss);
+    assert_eq!(compile(DOUBLE, &options), CacheOutcome::Hit);
+    let entry = fs::read_dir(&path).unwrap().next().unwrap().unwrap().path();
+
+    // Another program, other options: other entries.
+    assert_eq!(compile(&DOUBLE.replace("%0", "%sum"), &options), CacheOutcome::Miss);
+    assert_eq!(compile(DOUBLE, &options.clone().with("xla_cpu_enable_fast_math", true)), CacheOutcome::Miss);
+    assert_eq!(fs::read_dir(&path).unwrap().count(), 3);
+
+    let good = fs::read(&entry).unwrap();
+    let mut flipped = good.clone();
+    flipped[good.len() / 2] ^= 1;
+    // An entry of another program under this name, intact in itself.
+    let others = fs::read_dir(&path).unwrap().map(|other| other.unwrap().path());
+    let foreign = fs::read(others.into_iter().find(|other| *other != entry).unwrap()).unwrap();
+    for damaged in [&good[..good.len() / 2], &good[..20], &[], b"something else", &flipped, &foreign] {
+        fs::write(&entry, damaged).unwrap();
+        assert_eq!(compile(DOUBLE, &options), CacheOutcome::Miss);
+        assert_eq!(compile(DOUBLE, &options), CacheOutcome::Hit);
+    }
+    assert_eq!(fs::read_dir(&path).unwrap().count(), 3, "no temporary file stays");
+}
+
+#[test]
+#[cfg(unix)]
+fn programs_that_others_may_write_are_not_run() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let client = cpu(1);
+    let directory = tempfile::tempdir().unwrap();
+    let cache = CompileCache::new(directory.path());
+    let compile = || cache.compile(&client, DOUBLE, &CompileOptions::default()).map(|(_, outcome)| outcome);
+    assert_eq!(compile().unwrap(), CacheOutcome::Miss);
+    let entry = fs::read_dir(directory.path()).unwrap().next().unwrap().unwrap().path();
+    for place in [directory.path(), &entry] {
+        let before = fs::metadata(place).unwrap().permissions();
+        fs::set_permissions(place, fs::Permissions::from_mode(0o777)).unwrap();
+        let error = compile().unwrap_err().to_string();
+        assert!(error.contains(&format!("`chmod go-w {}`", place.canonicalize().unwrap().display())), "{error}");
+        fs::set_permissions(place, before).unwrap();
+    }
+    assert_eq!(compile().unwrap(), CacheOutcome::Hit);
+}
+
+#[test]
+fn a_cache_that_cannot_be_written_says_so() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let cache = CompileCache::new(file.path().join("below a file"));
+    let error = cache.compile(&cpu(1), DOUBLE, &CompileOptions::default()).err().unwrap();
+    assert!(matches!(error, pjrt::Error::Cache { .. }), "{error}");
+}

@@ -1,0 +1,54 @@
+//! The real TPU compiler on every kernel.
+
+#[allow(dead_code)] // the interpreter takes more of them
+#[path = "../fast/mosaic/kernels.rs"]
+mod kernels;
+
+use kernels::*;
+use pjrt::install::{Kind, install};
+use pjrt::{CompileOptions, Executable, Plugin};
+use stablehlo::Builder;
+use stablehlo::mosaic::Kernel;
+
+fn compile(kernel: &Kernel) -> Executable {
+    let f = Builder::new();
+    let types = kernel.operand_types();
+    let operands: Vec<_> = types.iter().map(|ty| f.argument("", ty.clone())).collect();
+    for (output, input) in &kernel.aliases {
+        f.alias(&operands[*input], *output);
+    }
+    let operands: Vec<_> = operands.iter().collect();
+    let result = f.custom_call(kernel.custom_call(), &operands, &kernel.result_types()).remove(0);
+    let program = f.finish(&kernel.name, &[("", &result)]).expect("a program").to_string();
+    let installed = install(Kind::Tpu, |_| {}).expect("the TPU compiler can be installed");
+    let topology = Plugin::load(installed.path).and_then(|plugin| plugin.topology("v6e:2x4", &[])).expect("a topology");
+    topology.compile(&program, &CompileOptions::default()).unwrap_or_else(|error| panic!("{error}\n{kernel}"))
+}
+
+#[test]
+fn every_operation_compiles() {
+    for kernel in [row_max(true), arithmetic(), movement(), in_place()] {
+        let kernel = kernel.expect("a kernel");
+        let memory = compile(&kernel).memory_stats().expect("memory statistics");
+        assert!(memory.generated_code > 0, "{}: {memory:?}", kernel.name);
+        let shared = kernel.aliases.iter().map(|(output, _)| kernel.outputs[*output].ty.bytes() as i64).sum::<i64>();
+        // HBM pads bf16 [20, 300] to whole tiles.
+        assert!(memory.alias >= shared && memory.alias < 2 * shared + 1, "{}: {memory:?}", kernel.name);
+    }
+}
+
+#[test]
+fn the_compiler_honours_the_cost() {
+    let kernel = movement().expect("a kernel");
+    let cost = compile(&kernel).cost_analysis().expect("a cost analysis");
+    assert_eq!((cost["flops"], cost["bytes accessed"]), (1e6, 2e6));
+    let none = compile(&Kernel { cost: None, ..kernel }).cost_analysis().expect("a cost analysis");
+    assert!(none.get("flops").is_none_or(|flops| *flops < 1.0), "{none:?}");
+}
+
+#[test]
+fn the_compiler_honours_the_vmem_limit() {
+    let kernel = Kernel { vmem_limit: Some(1024), ..row_max(true).expect("a kernel") };
+    let refused = std::panic::catch_unwind(|| drop(compile(&kernel)));
+    assert!(refused.is_err(), "blocks of {} bytes", kernel.vmem_bytes());
+}

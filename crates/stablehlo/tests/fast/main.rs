@@ -1,0 +1,5 @@
+//! What programs look like, and what cannot be built. No compiler is asked.
+
+mod errors;
+mod mosaic;
+mod text;

@@ -1,0 +1,6 @@
+//! Mosaic kernels: their text, their types and their numbers.
+
+mod errors;
+mod kernels;
+mod numbers;
+mod text;

@@ -1,0 +1,4 @@
+//! The loop with other parts than its own.
+
+mod own_policy;
+mod rollout;

@@ -1,0 +1,119 @@
+//! Old log-probabilities from `score` make every ratio of the same policy exactly 1, however the step is cut.
+
+use crate::case::{Case, Shape, chunks, panels};
+use crate::evaluation::Output;
+use crate::{backend, loss, on_mesh, optimised};
+use backend_tpu::PjrtBackend;
+use grpo_core::aggregate::token_weights;
+use grpo_core::{Dtype, GradientSpec, Implementation, LossConfig, LossPlan, Tiling};
+use rstest::rstest;
+
+/// Losses that clip every ratio but 1, and whose KL is 0 at a ratio of 1 alone.
+fn strict(loss_type: &str) -> LossConfig {
+    loss(&format!(
+        r#"{{"loss_type": "{loss_type}", "epsilon_low": 0.0, "epsilon_high": 0.0, "beta": 0.1, "temperature": 0.7}}"#
+    ))
+}
+
+/// The same over logits that are scaled and capped.
+fn capped(loss_type: &str) -> LossConfig {
+    LossConfig { logit_scale: 1.3, final_logit_softcapping: Some(5.0), ..strict(loss_type) }
+}
+
+fn implementations() -> [(&'static str, Implementation, Tiling); 4] {
+    [
+        ("reference", Implementation::Reference, Tiling::default()),
+        ("logits", Implementation::Logits, Tiling::default()),
+        ("chunks", Implementation::Fused, chunks(5)),
+        ("panels", Implementation::Fused, panels(16)),
+    ]
+}
+
+/// Scores the whole step, then takes the loss of `cuts` of its sequences.
+fn assert_on_policy(name: &str, plan: &mut dyn LossPlan, case: &Case, loss: &LossConfig, cuts: &[usize]) {
+    let scores = plan.score(case.policy(), &case.batch).unwrap();
+    let weights = token_weights(loss, &case.batch).unwrap();
+    let step = case.with_batch(|batch| {
+        let batch = batch.with_old_logp(scores.logp.clone()).unwrap().with_ref_logp(scores.logp.clone()).unwrap();
+        batch.with_weights(weights).unwrap()
+    });
+    for cut in cuts.windows(2) {
+        let part = step.select(cut[0]..cut[1]);
+        let spec = GradientSpec { hidden: true, lm_head: true, bias: case.bias.is_some() };
+        let mut output = Output::begin(&part.oracle(loss), spec);
+        output.add(plan, &part);
+        assert_eq!(output.scores.logp, part.batch.old_logp().unwrap(), "{name}, sequences {cut:?}");
+        for metric in ["clip_ratio/region_mean", "kl"] {
+            assert!(output.metrics.value(metric).is_none_or(|value| value == 0.0), "{name}: {metric} {output:?}");
+        }
+    }
+}
+
+fn check(backend: &PjrtBackend, loss_type: &str, dtype: Dtype, shape: Shape) {
+    check_loss(backend, &strict(loss_type), dtype, shape);
+    check_loss(backend, &capped(loss_type), dtype, Shape { temperatures: true, ..shape });
+}
+
+fn check_loss(backend: &PjrtBackend, loss: &LossConfig, dtype: Dtype, shape: Shape) {
+    let case = Case::new(loss, Shape { dtype, bias: true, ..shape }, 47);
+    for (name, implementation, tiling) in implementations() {
+        let mut plan = backend.plan_on_device(&case.request(loss, implementation, tiling)).unwrap();
+        let cap = loss.final_logit_softcapping;
+        let name = format!("{name} {:?} cap {cap:?} {}", loss.loss_type, dtype.name());
+        assert_on_policy(&name, &mut plan, &case, loss, &[0, shape.lengths.len()]);
+        assert_on_policy(&name, &mut plan, &case, loss, &[0, 1, 3, 4, 5]);
+    }
+}
+
+#[rstest]
+fn ratios_on_policy_are_exactly_one(
+    #[values("dapo", "gspo")] loss_type: &str,
+    #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
+) {
+    check(&backend(), loss_type, dtype, Shape::default());
+}
+
+/// The compiler's own fusions, and products large enough for its libraries.
+#[rstest]
+#[case::of_tokens("dapo", Dtype::F32)]
+#[case::of_sequences("gspo", Dtype::Bf16)]
+fn so_they_are_in_optimised_programs(#[case] loss_type: &str, #[case] dtype: Dtype) {
+    check(&optimised(), loss_type, dtype, Shape { lengths: &[9, 20, 1, 33, 10], h: 160, v: 1013, ..Shape::default() });
+}
+
+#[rstest]
+fn so_they_are_on_a_mesh(#[values("dapo", "gspo")] loss_type: &str) {
+    check(&on_mesh(2, 2), loss_type, Dtype::F32, Shape::default());
+}
+
+/// Without old log-probabilities the policy is its own, and the result is the same.
+#[test]
+fn no_old_policy_is_the_policy_itself() {
+    for loss in [strict("dapo"), strict("gspo")] {
+        let case = Case::new(&loss, Shape::default(), 3);
+        for (name, implementation, tiling) in implementations() {
+            let mut plan = backend().plan_on_device(&case.request(&loss, implementation, tiling)).unwrap();
+            let logp = plan.score(case.policy(), &case.batch).unwrap().logp;
+            let rebuilt = |case: &Case, old: Option<Vec<f32>>| {
+                case.with_batch(|batch| {
+                    let mask: Vec<f32> = (0..batch.tokens()).map(|i| f32::from(u8::from(batch.is_active(i)))).collect();
+                    let plain =
+                        grpo_core::TokenBatch::packed(batch.targets().to_vec(), batch.offsets().to_vec()).unwrap();
+                    let plain = plain.with_mask(&mask).unwrap().with_advantages(batch.advantages().clone()).unwrap();
+                    let plain = plain.with_ref_logp(batch.ref_logp().unwrap().to_vec()).unwrap();
+                    old.map_or(plain.clone(), |old| plain.with_old_logp(old).unwrap())
+                })
+            };
+            let begin = Output::begin(&case.oracle(&loss), GradientSpec::default());
+            let outputs = [None, Some(logp)].map(|old| {
+                let case = rebuilt(&case, old);
+                let mut output = begin.clone();
+                output.add(&mut plan, &case);
+                output
+            });
+            let [a, b] = &outputs;
+            assert_eq!((a.loss, &a.scores, &a.metrics), (b.loss, &b.scores, &b.metrics), "{name}");
+            assert_eq!((&a.hidden, &a.lm_head), (&b.hidden, &b.lm_head), "{name}");
+        }
+    }
+}

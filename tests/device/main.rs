@@ -1,0 +1,94 @@
+//! The backend `pjrt` against the f64 oracle: tilings, masks, meshes, rounding, tensors that
+//! stay on the devices. Runs on XLA's CPU plugin, which is installed if it is not there.
+
+mod case;
+mod evaluation;
+mod exactness;
+mod golden;
+mod grpo_loss;
+mod logits;
+mod masks;
+mod mesh;
+mod metrics;
+mod not_finite;
+mod numerics;
+mod plans;
+mod resident;
+mod shapes;
+mod tilings;
+mod transforms;
+
+use backend_tpu::PjrtBackend;
+use backend_tpu::plugins::{self, Kind};
+use backend_tpu::program::Mesh;
+use grpo_core::LossConfig;
+use pjrt::Client;
+use std::sync::LazyLock;
+
+/// Eight virtual devices, shared by all tests.
+fn client() -> Client {
+    static CLIENT: LazyLock<Client> = LazyLock::new(|| {
+        plugins::install(Kind::Cpu, |_| {}).expect("XLA's CPU plugin can be installed");
+        plugins::client(Kind::Cpu, None, &[("cpu_device_count", 8.into())]).unwrap()
+    });
+    CLIENT.clone()
+}
+
+/// One of the devices, with the compiler's defaults.
+fn optimised() -> PjrtBackend {
+    PjrtBackend::new(Kind::Cpu, client()).unwrap()
+}
+
+/// One of the devices. Hundreds of small programs: the compiler takes most of the time, and half of it without these.
+fn backend() -> PjrtBackend {
+    let backend = optimised().with_compile_flag("xla_cpu_use_fusion_emitters", false);
+    let backend = backend.with_compile_flag("xla_cpu_parallel_codegen_split_count", 1);
+    backend.with_compile_flag("xla_backend_optimization_level", 0)
+}
+
+fn on_mesh(data: usize, vocab: usize) -> PjrtBackend {
+    backend().with_mesh(Mesh { data, vocab }).unwrap()
+}
+
+/// A loss whose derivative is a token's own business, with every term turned on.
+fn grpo() -> LossConfig {
+    loss(
+        r#"{"loss_type": "grpo", "epsilon_high": 0.28, "delta": 1.33, "beta": 0.04, "entropy_coef": 0.02,
+            "temperature": 0.9}"#,
+    )
+}
+
+fn cispo() -> LossConfig {
+    loss(
+        r#"{"loss_type": "cispo", "epsilon_high": 1.3, "beta": 0.1, "kl_estimator": "k2", "temperature": 0.7,
+            "temperature_mode": "scale_logprobs"}"#,
+    )
+}
+
+/// A loss whose ratio is that of a sequence.
+fn gspo() -> LossConfig {
+    loss(
+        r#"{"loss_type": "gspo", "epsilon_low": 0.05, "epsilon_high": 0.06, "beta": 0.1, "entropy_coef": -0.01,
+            "temperature": 1.3}"#,
+    )
+}
+
+/// Logits that are scaled and capped before the temperature.
+fn softcap() -> LossConfig {
+    loss(
+        r#"{"loss_type": "grpo", "epsilon_high": 0.28, "beta": 0.04, "entropy_coef": 0.02, "temperature": 0.9,
+            "logit_scale": 1.7, "final_logit_softcapping": 4.0}"#,
+    )
+}
+
+/// The same at sequence level, and the temperature after the softmax.
+fn softcap_logprobs() -> LossConfig {
+    loss(
+        r#"{"loss_type": "gspo", "epsilon_low": 0.05, "epsilon_high": 0.06, "beta": 0.1, "entropy_coef": -0.01,
+            "logit_scale": -0.6, "final_logit_softcapping": 30.0, "temperature_mode": "scale_logprobs"}"#,
+    )
+}
+
+fn loss(json: &str) -> LossConfig {
+    LossConfig::from_json(json).unwrap()
+}

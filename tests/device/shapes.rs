@@ -1,0 +1,14 @@
+//! Shapes as programs, in every implementation, with ratios of tokens in f32 and ratios of sequences in bf16.
+
+use crate::backend;
+use grpo_core::Dtype;
+use grpo_tests::shapes::{LOSSES, ONE_HIDDEN_UNIT, assert_shape, models, ugly};
+use rstest::rstest;
+
+#[rstest]
+fn every_shape(#[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype) {
+    let losses = if dtype == Dtype::F32 { &LOSSES[..1] } else { &LOSSES[5..] };
+    for (name, shape) in models().chain(ugly()).chain([("H1".to_owned(), ONE_HIDDEN_UNIT)]) {
+        assert_shape(&backend(), &name, shape, losses, dtype);
+    }
+}

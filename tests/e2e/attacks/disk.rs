@@ -1,0 +1,68 @@
+//! Disks that are full: what was saved stays good, the error names the file, and the run goes on once there is room.
+
+use super::finish;
+use crate::support::{Runs, assert_same_run, names, stderr, succeed, tiny};
+use std::process::{Command, Stdio};
+
+const SETTINGS: [&str; 4] = ["warmup.steps=10", "grpo.max_steps=20", "run.save_steps=5", "run.log_completions_steps=1"];
+
+/// The binary where no file can become larger than `blocks` of 512 bytes: writes beyond that fail, as on a full disk.
+fn limited(blocks: u64, arguments: &[&str]) -> Command {
+    let mut command = Command::new("sh");
+    // `ulimit -f` of a POSIX shell counts blocks of 512 bytes; the signal would end the process instead of the write.
+    command.args([
+        "-c",
+        "trap '' XFSZ; ulimit -f \"$0\"; exec \"$@\"",
+        &blocks.to_string(),
+        env!("CARGO_BIN_EXE_grpo"),
+    ]);
+    command.args(arguments).env_clear().env("PATH", "/usr/bin:/bin");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+#[test]
+#[cfg(unix)]
+fn a_run_goes_on_when_there_is_room_again() {
+    let runs = Runs::new(&SETTINGS);
+    runs.train("whole");
+    let size = |file: &str| std::fs::metadata(runs.path("whole").join(file)).expect("a file").len();
+    let model = size("checkpoints/step-000020/model.safetensors");
+    let logs = size("metrics.jsonl").min(size("completions.jsonl"));
+    assert!(model > logs / 2 && logs > 4096, "{model} {logs}");
+    // Before the configuration is there, in the logs, in the first checkpoint, in the log's second half.
+    for (name, bytes) in [("config", 512), ("logs", logs / 4), ("checkpoint", model / 2), ("late", logs * 3 / 4)] {
+        let (run, text) = (runs.path(name), runs.text(name));
+        let config = tiny().display().to_string();
+        let mut arguments = vec!["train", "--quiet", "--config", &config, "--run-dir", &text];
+        SETTINGS.iter().for_each(|setting| arguments.extend(["--set", setting]));
+        let output = finish(limited(bytes / 512, &arguments).spawn().expect("sh runs"), name);
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{name}: {said}");
+        assert!(
+            said.contains("File too large") && said.contains(&*text) && !said.contains("panicked"),
+            "{name}: {said}"
+        );
+        assert_eq!(said.lines().count(), 1, "{name}: {said}");
+        let half = |name: &String| name.starts_with(".tmp") && name != ".tmp-";
+        if run.join("config.yaml").exists() {
+            succeed(&["train", "--resume", &text]);
+        } else {
+            // Nothing that looks like a run: it can be started again in the same folder.
+            runs.train(name);
+        }
+        assert_same_run(&runs.path("whole"), &run);
+        assert!(!names(&run.join("checkpoints")).iter().any(half), "{name}");
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn results_for_a_full_device_are_an_error() {
+    let golden = tiny().with_file_name("../../tests/golden/trl_grpo_default.safetensors").display().to_string();
+    let output = crate::support::grpo(&["loss", &golden, "--out", "/dev/full"]);
+    let said = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("/dev/full") && said.contains("No space left"), "{said}");
+    assert!(std::path::Path::new("/dev/full").metadata().is_ok(), "the device is still there");
+}
