@@ -5,7 +5,6 @@ use backend_cpu::CpuBackend;
 use grpo_check::gradcheck;
 use grpo_check::parity::{Check, oracle};
 use grpo_core::backend_api::evaluate::Evaluator;
-use grpo_core::format::BatchLoss;
 use grpo_core::{BatchFile, Dtype, LossConfig, TokenBatch};
 use grpo_tests::assert_parity;
 use grpo_tests::variants::{LOSSES, file};

@@ -1,7 +1,7 @@
 //! What a configuration comes to, property by property.
 
-use crate::examples::example_of_page;
-use crate::page::{number, table};
+use super::examples::example_of_page;
+use super::page::{number, table};
 use grpo_core::aggregate::token_weights;
 use grpo_core::batch::{PolicyValues, StepData};
 use grpo_core::objective::Bounds;

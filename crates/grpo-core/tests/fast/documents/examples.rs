@@ -1,6 +1,6 @@
 //! The settings and tokens of the numbers on the pages: on both sides of every bound, for both signs of the advantage.
 
-use crate::loss_pages::written;
+use super::loss_pages::written;
 use grpo_core::objective::Bounds;
 use grpo_core::{LossConfig, LossType};
 

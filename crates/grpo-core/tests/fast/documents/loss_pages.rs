@@ -1,9 +1,9 @@
 //! The generated part of a loss's page: defaults by system, and numbers.
 
-use crate::defaults::{Property, SYSTEMS, minimal, properties, word};
-use crate::examples::{Sequence, examples};
-use crate::folder;
-use crate::page::{marked, number, spoken, table};
+use super::defaults::{Property, SYSTEMS, minimal, properties, word};
+use super::examples::{Sequence, examples};
+use super::folder;
+use super::page::{marked, number, spoken, table};
 use grpo_core::backend_api::evaluate::Evaluator;
 use grpo_core::batch::PolicyValues;
 use grpo_core::batch::TokenWeights;

@@ -1,6 +1,6 @@
 //! A page with a generated part, and how numbers and tables look in it.
 
-use crate::folder;
+use super::folder;
 
 const BEGIN: &str = "<!-- generated: begin -->\n";
 const END: &str = "<!-- generated: end -->";

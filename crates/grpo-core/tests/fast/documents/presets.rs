@@ -1,8 +1,8 @@
 //! The presets, side by side.
 
-use crate::defaults::properties;
-use crate::page::table;
-use crate::{folder, parse};
+use super::defaults::properties;
+use super::page::table;
+use super::{folder, parse};
 use grpo_core::{LossConfig, Semantics};
 
 /// Names and texts of configs/loss.

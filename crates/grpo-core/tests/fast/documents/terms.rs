@@ -1,6 +1,6 @@
 //! The generated parts of the pages about what is around the policy term.
 
-use crate::page::{fraction, number, spoken, table};
+use super::page::{fraction, number, spoken, table};
 use grpo_core::aggregate::token_weights;
 use grpo_core::backend_api::evaluate::Evaluator;
 use grpo_core::batch::PolicyValues;
