@@ -1,14 +1,12 @@
 //! The memory report against an allocator that counts, and the proof that the fused head never allocates N x V.
 #![allow(unsafe_code)] // a global allocator cannot be written without
 
-#[path = "fast/common/mod.rs"]
-mod common;
-
 use backend_cpu::CpuBackend;
-use common::*;
 use grpo_core::*;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use testkit::cpu::*;
+use testkit::*;
 
 struct Counting;
 
@@ -47,19 +45,18 @@ fn measured<T>(f: impl FnOnce() -> T) -> (T, usize, usize) {
 
 /// Inputs are there before; everything from the plan to the gradients is measured.
 fn check(backend: &CpuBackend, case: &Case, request: &PlanRequest, name: &str) {
-    let inputs = Inputs::new(case);
     let once = || {
         let mut plan = backend.plan(request).unwrap();
         let mut hidden = vec![0.0_f32; case.hidden.len()];
         let mut lm_head = vec![0.0_f32; case.lm_head.len()];
-        let mut bias = vec![0.0_f32; case.bias.as_ref().map_or(0, Vec::len)];
+        let mut bias = vec![0.0_f32; case.bias.as_ref().map_or(0, |bias| bias.len())];
         let grads = GradsMut {
             hidden: Some(hidden.as_mut_slice().into()),
             lm_head: Some(lm_head.as_mut_slice().into()),
             bias: case.bias.is_some().then_some(bias.as_mut_slice().into()),
             logits: None,
         };
-        plan.value_and_grad(inputs.policy(case), &case.batch, grads).unwrap();
+        plan.value_and_grad(case.policy(), &case.batch, grads).unwrap();
         plan.memory()
     };
     // What lives as long as the process, such as the threads' own queues, is there after the first call.

@@ -1,14 +1,12 @@
 //! Without the feature `rayon`: kernels run on the caller's thread.
 #![cfg(not(feature = "rayon"))]
 
-#[path = "fast/common/mod.rs"]
-mod common;
-
 use backend_cpu::CpuBackend;
 use backend_cpu::oracle::{Policy, evaluate};
-use common::*;
 use grpo_core::*;
 use rstest::rstest;
+use testkit::cpu::*;
+use testkit::*;
 
 #[test]
 fn more_threads_than_one_are_refused() {

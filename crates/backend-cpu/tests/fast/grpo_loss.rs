@@ -1,6 +1,5 @@
 //! [`GrpoLoss`] does what a plan of its request does, to the bit, and plans when it has to.
 
-use crate::common::{Case, Inputs, Shape, config};
 use backend_cpu::oracle;
 use grpo_core::{
     Backend, Dtype, Error, GradientSpec, Grads, GradsMut, GrpoLoss, GrpoLossBuilder, HeadLayout, Implementation,
@@ -10,6 +9,7 @@ use half::bf16;
 use rstest::rstest;
 use std::sync::{Arc, Mutex};
 use std::thread;
+use testkit::{Case, Shape, config};
 
 fn dapo() -> LossConfig {
     config(r#"{"loss_type": "dapo", "epsilon_high": 0.28, "beta": 0.04, "entropy_coef": 0.01}"#)
@@ -21,7 +21,7 @@ fn case(shape: &Shape<'_>) -> Case {
 
 /// The builder that describes `case`.
 fn builder(case: &Case) -> GrpoLossBuilder {
-    let builder = GrpoLoss::builder(dapo()).head(case.h, case.v).dtype(case.dtype).head_layout(case.layout);
+    let builder = GrpoLoss::builder(dapo()).head(case.h, case.v).dtype(case.dtype()).head_layout(case.layout);
     if case.bias.is_some() { builder.bias() } else { builder }
 }
 
@@ -57,7 +57,7 @@ fn a_step_is_that_of_the_plan(
     #[values((HeadLayout::VocabHidden, true), (HeadLayout::HiddenVocab, false))] (layout, bias): (HeadLayout, bool),
 ) {
     let case = case(&Shape { dtype, layout, bias, v: 300, ..Shape::default() });
-    let (inputs, backend) = (Inputs::new(&case), backend_cpu::CpuBackend::with_threads(2).unwrap());
+    let backend = backend_cpu::CpuBackend::with_threads(2).unwrap();
     let request = case.request(&dapo(), implementation, Tiling::default());
     let mut plan = backend.plan(&request).unwrap();
     // Gradients are added to what is there.
@@ -67,19 +67,19 @@ fn a_step_is_that_of_the_plan(
         grads
     };
     let (mut expected, mut found) = (begin(), begin());
-    let out = plan.value_and_grad(inputs.policy(&case), &case.batch, expected.as_mut()).unwrap();
+    let out = plan.value_and_grad(case.policy(), &case.batch, expected.as_mut()).unwrap();
 
     let loss = builder(&case).implementation(implementation).max_tokens(case.batch.tokens()).build(&backend).unwrap();
     assert_eq!(loss.memory(), Some(plan.memory()));
-    let scores = loss.score_policy(inputs.policy(&case), &case.batch).unwrap();
-    assert_eq!(scores, plan.score(inputs.policy(&case), &case.batch).unwrap());
-    assert_same(&loss.step_policy(inputs.policy(&case), &case.batch, found.as_mut()).unwrap(), &out);
+    let scores = loss.score_policy(case.policy(), &case.batch).unwrap();
+    assert_eq!(scores, plan.score(case.policy(), &case.batch).unwrap());
+    assert_same(&loss.step_policy(case.policy(), &case.batch, found.as_mut()).unwrap(), &out);
     assert_eq!(found, expected);
     assert!(expected.lm_head.as_ref().is_some_and(|g| g.iter().any(|g| (g - 0.5).abs() > 1e-3)));
 
-    let (owned_out, owned) = loss.step_owned(inputs.policy(&case), &case.batch).unwrap();
+    let (owned_out, owned) = loss.step_owned(case.policy(), &case.batch).unwrap();
     let mut zeros = Grads::zeros(request.policy, request.gradients, case.batch.tokens()).unwrap();
-    plan.value_and_grad(inputs.policy(&case), &case.batch, zeros.as_mut()).unwrap();
+    plan.value_and_grad(case.policy(), &case.batch, zeros.as_mut()).unwrap();
     assert_same(&owned_out, &out);
     assert_eq!(owned, zeros);
 }
@@ -88,13 +88,14 @@ fn a_step_is_that_of_the_plan(
 fn slices_and_vectors_are_taken_as_they_are() {
     let case = case(&Shape { bias: false, ..Shape::default() });
     let (loss, n) = (builder(&case).build(&backend_cpu::CpuBackend::new()).unwrap(), case.batch.tokens());
-    let policy = PolicyInput::head(&case.hidden, &case.lm_head);
+    let (hidden, lm_head) = (case.hidden.to_vec(), case.lm_head.to_vec());
+    let policy = PolicyInput::head(&hidden, &lm_head);
     let (expected, owned) = loss.step_owned(policy, &case.batch).unwrap();
     let (mut dhidden, mut dlm_head) = (vec![0.0; n * case.h], vec![0.0; case.v * case.h]);
     let grads = Grads::new(&mut dhidden, &mut dlm_head);
-    assert_same(&loss.step(&case.hidden, &case.lm_head[..], &case.batch, grads).unwrap(), &expected);
+    assert_same(&loss.step(&hidden, &lm_head[..], &case.batch, grads).unwrap(), &expected);
     assert_eq!((Some(dhidden), Some(dlm_head)), (owned.hidden, owned.lm_head));
-    assert_eq!(loss.score(&case.hidden, &case.lm_head, &case.batch).unwrap(), expected.scores);
+    assert_eq!(loss.score(&hidden, &lm_head, &case.batch).unwrap(), expected.scores);
 }
 
 #[rstest]
@@ -131,7 +132,7 @@ fn a_larger_batch_is_planned_for_and_a_smaller_one_is_not() {
     let case = case(&Shape { bias: false, ..Shape::default() });
     let (small, watched) = (case.select(0..1), Watched::default());
     let (few, many) = (small.batch.tokens(), case.batch.tokens());
-    let score = |loss: &GrpoLoss, case: &Case| loss.score(&case.hidden, &case.lm_head, &case.batch).unwrap();
+    let score = |loss: &GrpoLoss, case: &Case| loss.score(&case.hidden[..], &case.lm_head[..], &case.batch).unwrap();
     let plans = || watched.max_tokens.lock().unwrap().clone();
 
     let loss = builder(&case).build(&watched).unwrap();
@@ -157,7 +158,7 @@ fn a_larger_batch_is_planned_for_and_a_smaller_one_is_not() {
 fn threads_share_a_loss_or_have_clones_of_it() {
     let case = case(&Shape { bias: false, ..Shape::default() });
     let loss = builder(&case).max_tokens(case.batch.tokens()).build(&backend_cpu::CpuBackend::new()).unwrap();
-    let policy = || PolicyInput::head(&case.hidden, &case.lm_head);
+    let policy = || PolicyInput::head(&case.hidden[..], &case.lm_head[..]);
     let (expected, expected_grads) = loss.step_owned(policy(), &case.batch).unwrap();
     thread::scope(|scope| {
         let shared = (0..3).map(|_| scope.spawn(|| loss.step_owned(policy(), &case.batch).unwrap()));
@@ -183,13 +184,13 @@ fn a_frozen_head_has_no_gradient() {
     let all = builder(&case).build(&backend).unwrap();
     let frozen = builder(&case).frozen_head().build(&backend).unwrap();
     assert_eq!(frozen.gradients(), GradientSpec { hidden: true, lm_head: false, bias: false });
-    let (_, expected) = all.step_owned(PolicyInput::head(&case.hidden, &case.lm_head), &case.batch).unwrap();
+    let (_, expected) = all.step_owned(PolicyInput::head(&case.hidden[..], &case.lm_head[..]), &case.batch).unwrap();
     let mut dhidden = vec![0.0; case.batch.tokens() * case.h];
-    frozen.step(&case.hidden, &case.lm_head, &case.batch, Grads::of_hidden(&mut dhidden)).unwrap();
+    frozen.step(&case.hidden[..], &case.lm_head[..], &case.batch, Grads::of_hidden(&mut dhidden)).unwrap();
     assert_eq!(Some(&dhidden), expected.hidden.as_ref());
     let mut dlm_head = vec![0.0; case.v * case.h];
     let grads = Grads::new(&mut dhidden, &mut dlm_head);
-    let message = frozen.step(&case.hidden, &case.lm_head, &case.batch, grads).unwrap_err().to_string();
+    let message = frozen.step(&case.hidden[..], &case.lm_head[..], &case.batch, grads).unwrap_err().to_string();
     assert!(message.contains("lm_head"), "{message}");
 }
 
@@ -211,9 +212,9 @@ fn what_cannot_be_is_an_error_when_it_is_built() {
     // An error of a call leaves the loss usable.
     let case = case(&Shape { bias: false, ..Shape::default() });
     let loss = builder(&case).build(&backend).unwrap();
-    let message = loss.score(&case.hidden[1..], &case.lm_head, &case.batch).unwrap_err().to_string();
+    let message = loss.score(&case.hidden[1..], &case.lm_head[..], &case.batch).unwrap_err().to_string();
     assert!(message.contains("hidden"), "{message}");
-    loss.score(&case.hidden, &case.lm_head, &case.batch).unwrap();
+    loss.score(&case.hidden[..], &case.lm_head[..], &case.batch).unwrap();
 }
 
 /// A loss of advantages that nobody has set would be 0 without a word; scores do not need them.
@@ -226,17 +227,17 @@ fn a_loss_without_advantages_is_an_error(
     let batch = batch.with_mask(&case.batch.mask()).unwrap();
     let batch = batch.with_ref_logp(case.batch.ref_logp().unwrap().to_vec()).unwrap();
     assert!(!batch.has_advantages() && case.batch.select_sequences(1..3).unwrap().has_advantages());
-    let (inputs, backend) = (Inputs::new(&case), backend_cpu::CpuBackend::new());
+    let backend = backend_cpu::CpuBackend::new();
     let loss = builder(&case).implementation(implementation).build(&backend).unwrap();
-    assert_eq!(loss.step_owned(inputs.policy(&case), &batch).unwrap_err(), Error::NoAdvantages);
+    assert_eq!(loss.step_owned(case.policy(), &batch).unwrap_err(), Error::NoAdvantages);
     assert!(Error::NoAdvantages.to_string().contains("TokenBatch::with_advantages"));
     case.with_policy(|policy| {
         assert_eq!(oracle::evaluate(&dapo(), policy, &batch).unwrap_err(), Error::NoAdvantages);
     });
-    let scores = loss.score_policy(inputs.policy(&case), &batch).unwrap();
-    assert_eq!(scores, loss.score_policy(inputs.policy(&case), &case.batch).unwrap());
+    let scores = loss.score_policy(case.policy(), &batch).unwrap();
+    assert_eq!(scores, loss.score_policy(case.policy(), &case.batch).unwrap());
     let zeros = batch.with_advantages(vec![0.0; case.batch.sequences()]).unwrap();
-    assert!(loss.step_owned(inputs.policy(&case), &zeros).is_ok(), "zeros that were meant");
+    assert!(loss.step_owned(case.policy(), &zeros).is_ok(), "zeros that were meant");
 }
 
 /// A batch in which buffers are missing is refused before anything is written.
@@ -245,7 +246,6 @@ fn a_missing_buffer_is_named() {
     let case = case(&Shape::default());
     let loss = builder(&case).build(&backend_cpu::CpuBackend::new()).unwrap();
     assert!(matches!(loss.policy(), PolicySpec::Hidden { bias: true, .. }));
-    let inputs = Inputs::new(&case);
-    let message = loss.step_policy(inputs.policy(&case), &case.batch, GradsMut::default()).unwrap_err().to_string();
+    let message = loss.step_policy(case.policy(), &case.batch, GradsMut::default()).unwrap_err().to_string();
     assert!(message.contains("gradient for hidden"), "{message}");
 }

@@ -1,6 +1,5 @@
 //! The CPU backend against the f64 oracle: every implementation, loss, shape, dtype, instruction set and blocking.
 
-mod common;
 mod grpo_loss;
 mod metrics;
 mod oracle;

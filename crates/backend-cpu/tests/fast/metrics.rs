@@ -1,9 +1,9 @@
 //! docs/losses/metrics.md, which is written by hand, names every metric that a loss makes, and no other.
 
-use crate::common::family::{LOSSES, others};
-use crate::common::*;
 use grpo_core::batch::{Rows, StepData};
 use std::collections::BTreeSet;
+use testkit::family::{LOSSES, others};
+use testkit::*;
 
 /// The names in the first column of the tables. One without a slash has the prefix of the name before it in its row.
 fn documented() -> BTreeSet<String> {

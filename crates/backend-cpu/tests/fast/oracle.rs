@@ -1,11 +1,11 @@
 //! The f64 oracle against central differences.
 
-use crate::common::*;
 use backend_cpu::oracle::{Policy, evaluate, score};
 use grpo_core::aggregate::token_weights;
 use grpo_core::backend_api::evaluate::Evaluator;
 use grpo_core::*;
 use rstest::rstest;
+use testkit::*;
 
 const STEP: f64 = 1e-5;
 const TOLERANCE: f64 = 1e-7;

@@ -1,11 +1,12 @@
 //! Every implementation, loop order, dtype, head layout and loss against the f64 oracle.
 
-use crate::common::*;
 use backend_cpu::oracle::{Policy, evaluate};
 use backend_cpu::{CpuBackend, Isa};
 use grpo_core::*;
 use half::bf16;
 use rstest::rstest;
+use testkit::cpu::*;
+use testkit::*;
 
 #[rstest]
 fn implementations_match_the_oracle(
@@ -32,8 +33,7 @@ fn implementations_match_the_oracle(
             let off = got.metrics.value(metric).unwrap() - value;
             assert!(off.abs() <= 1e-5, "{name}: metric {metric} is off by {off:e}");
         }
-        let inputs = Inputs::new(&case);
-        let scores = plan.score(inputs.policy(&case), &case.batch).unwrap();
+        let scores = plan.score(case.policy(), &case.batch).unwrap();
         assert_eq!(scores, got.scores, "{name}: score and loss disagree");
     }
     println!("{loss_type} {dtype:?} {layout:?} bias {bias}: {worst:?}");
@@ -45,7 +45,7 @@ fn logits(case: &Case) -> Vec<f32> {
     for &i in case.batch.active_rows() {
         for j in 0..case.v {
             let dot: f32 = (0..case.h).map(|k| case.hidden[i * case.h + k] * case.lm_head[j * case.h + k]).sum();
-            z[i * case.v + j] = if case.dtype == Dtype::Bf16 { bf16::from_f32(dot).to_f32() } else { dot };
+            z[i * case.v + j] = if case.dtype() == Dtype::Bf16 { bf16::from_f32(dot).to_f32() } else { dot };
         }
     }
     z
@@ -210,8 +210,8 @@ fn masked_sequences_and_batches(#[values("grpo", "dapo", "gspo")] loss_type: &st
 fn masked_positions_have_no_effect() {
     let (loss, backend) = (loss("bnpo"), CpuBackend::with_threads(2).unwrap());
     let case = Case::new(&loss, &Shape::default(), 13);
-    let mut clean = case.clone();
-    clean.hidden.iter_mut().filter(|x| x.is_nan()).for_each(|x| *x = 0.5);
+    let fill = |hidden: &mut [f32]| hidden.iter_mut().filter(|x| x.is_nan()).for_each(|x| *x = 0.5);
+    let clean = Case { hidden: case.hidden.with(fill), ..case.clone() };
     for (name, implementation, tiling) in implementations() {
         let mut plan = plan(&backend, &case.request(&loss, implementation, tiling));
         let (a, b) = (run(&mut *plan, &case), run(&mut *plan, &clean));
@@ -229,13 +229,12 @@ fn frozen_parts(#[values(true, false)] hidden: bool, #[values(true, false)] lm_h
         let mut request = case.request(&loss, implementation, tiling);
         request.gradients = GradientSpec { hidden, lm_head, bias: false };
         let (mut dh, mut dw) = (vec![0.0; all.hidden.len()], vec![0.0; all.lm_head.len()]);
-        let inputs = Inputs::new(&case);
         let grads = GradsMut {
             hidden: hidden.then_some(dh.as_mut_slice().into()),
             lm_head: lm_head.then_some(dw.as_mut_slice().into()),
             ..GradsMut::default()
         };
-        let out = plan(&backend, &request).value_and_grad(inputs.policy(&case), &case.batch, grads).unwrap();
+        let out = plan(&backend, &request).value_and_grad(case.policy(), &case.batch, grads).unwrap();
         assert_eq!(out.loss, all.loss, "{name}");
         assert!(!hidden || dh == all.hidden, "{name}");
         assert!(!lm_head || dw == all.lm_head, "{name}");
@@ -267,11 +266,10 @@ fn refusals_say_why() {
         }
     }
     let mut plan = plan(&backend, &case.request(&loss, Implementation::Fused, Tiling::default()));
-    let (head, bias) = (case.head(), case.bias.clone().unwrap());
     let policy = PolicyInput::Hidden {
         hidden: TensorRef::Device(&Elsewhere),
-        lm_head: head.as_slice().into(),
-        bias: Some(bias.as_slice().into()),
+        lm_head: case.lm_head.as_ref(),
+        bias: case.bias.as_ref().map(|bias| bias.as_ref()),
     };
     assert!(matches!(plan.score(policy, &case.batch), Err(Error::Unsupported { .. })));
 }

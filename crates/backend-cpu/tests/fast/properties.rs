@@ -1,12 +1,13 @@
 //! Results do not depend on how a step is cut, laid out or scheduled.
 
-use crate::common::family::{LOSSES, others};
-use crate::common::*;
 use backend_cpu::CpuBackend;
 use grpo_core::aggregate::token_weights;
 use grpo_core::*;
 use proptest::prelude::*;
 use rstest::rstest;
+use testkit::cpu::*;
+use testkit::family::{LOSSES, others};
+use testkit::*;
 
 /// Largest difference of two gradients, relative to the largest entry.
 fn apart(a: &Output, b: &Output) -> f64 {
@@ -16,8 +17,7 @@ fn apart(a: &Output, b: &Output) -> f64 {
 
 /// The whole step: what is chosen from all of its tokens, and what each of them weighs.
 fn prepared(plan: &mut dyn LossPlan, case: &Case, loss: &LossConfig) -> Case {
-    let inputs = Inputs::new(case);
-    let whole = loss.prepare(&case.batch, |batch| Ok::<_, Error>(plan.score(inputs.policy(case), batch)?.into()));
+    let whole = loss.prepare(&case.batch, |batch| Ok::<_, Error>(plan.score(case.policy(), batch)?.into()));
     let whole = whole.unwrap().into_owned();
     let weights = token_weights(loss, &whole).unwrap();
     Case { batch: whole.with_weights(weights).unwrap(), ..case.clone() }
@@ -246,8 +246,7 @@ fn log_probabilities_are_those_of_the_row(#[values(Dtype::F32, Dtype::Bf16)] dty
     let mut first = None;
     for (name, implementation, tiling) in implementations() {
         let mut plan = plan(&backend, &case.request(&loss, implementation, tiling));
-        let inputs = Inputs::new(&case);
-        let scores = plan.score(inputs.policy(&case), &case.batch).unwrap();
+        let scores = plan.score(case.policy(), &case.batch).unwrap();
         if has_tiled_products(&implementation) {
             let first: &Scores = first.get_or_insert_with(|| scores.clone());
             let of = |scores: &Scores, row: usize| (scores.logp[row], scores.entropy[row]);
@@ -257,7 +256,7 @@ fn log_probabilities_are_those_of_the_row(#[values(Dtype::F32, Dtype::Bf16)] dty
         }
         for b in 0..4 {
             let part = case.select(b..b + 1);
-            let alone = plan.score(Inputs::new(&part).policy(&part), &part.batch).unwrap();
+            let alone = plan.score(part.policy(), &part.batch).unwrap();
             assert_eq!(alone.logp, scores.logp[case.batch.range(b)], "{name}, sequence {b} alone");
         }
     }
@@ -277,7 +276,7 @@ fn on_policy_ratios_are_exactly_one(
     let case = Case::new(&loss, &Shape { h: 300, temperatures, ..Shape::default() }, 47);
     for (name, implementation, tiling) in implementations() {
         let mut plan = plan(&backend, &case.request(&loss, implementation, tiling));
-        let scores = plan.score(Inputs::new(&case).policy(&case), &case.batch).unwrap();
+        let scores = plan.score(case.policy(), &case.batch).unwrap();
         let batch =
             case.batch.clone().with_old_logp(scores.logp.clone()).unwrap().with_ref_logp(scores.logp.clone()).unwrap();
         let case = prepared(&mut *plan, &Case { batch, ..case.clone() }, &loss);

@@ -1,11 +1,12 @@
 //! Logit scale, softcap and temperatures of tokens, in every implementation.
 
-use crate::common::*;
 use backend_cpu::oracle::{Policy, evaluate, score};
 use backend_cpu::{CpuBackend, Isa};
 use grpo_core::*;
 use half::bf16;
 use rstest::rstest;
+use testkit::cpu::*;
+use testkit::*;
 
 #[rstest]
 fn implementations_match_the_oracle(
@@ -23,7 +24,7 @@ fn implementations_match_the_oracle(
             let mut plan = plan(&backend, &case.request(&loss, implementation, tiling));
             let got = run(&mut *plan, &case);
             Differences::new(&got, &expected).assert_within(tolerance, &format!("{name} {dtype:?} {layout:?} {how}"));
-            let scores = plan.score(Inputs::new(&case).policy(&case), &case.batch).unwrap();
+            let scores = plan.score(case.policy(), &case.batch).unwrap();
             assert_eq!(scores, got.scores, "{how}: score and loss disagree");
         }
     }

@@ -1,7 +1,7 @@
 //! A head with a low-rank adapter, through slices: W + s B A goes in, and dA and dB follow from dL/dhead.
 
 use super::*;
-use crate::common::{Shape, config};
+use testkit::{EXACT, Shape, Tensor, config, difference};
 
 const RANK: usize = 2;
 const SCALE: f64 = 0.5;
@@ -27,7 +27,7 @@ fn gradients_of_an_adapter_follow_from_those_of_the_head() {
     let values = |count: usize, step: usize| (0..count).map(|i| (i * step % 13) as f64 / 13.0 - 0.45).collect();
     let (b, a): (Vec<f64>, Vec<f64>) = (values(v * RANK, 5), values(RANK * h, 4));
 
-    let hidden: Vec<f64> = case.hidden.iter().copied().map(f64::from).collect();
+    let hidden = case.hidden.in_f64();
     let exact = |b: &[f64], a: &[f64]| {
         let (lm_head, layout) = (merged(&case.lm_head, b, a, h), HeadLayout::VocabHidden);
         let policy = Policy::hidden(&hidden, &lm_head, None, layout, v);
@@ -45,7 +45,8 @@ fn gradients_of_an_adapter_follow_from_those_of_the_head() {
     let naive = case.oracle(&loss).loss;
     assert!((naive - exact(&b, &a)).abs() > 0.05, "naive: {naive} for {}", exact(&b, &a));
 
-    let case = Case { lm_head: merged(&case.lm_head, &b, &a, h).iter().map(|w| *w as f32).collect(), ..case };
+    let lm_head = merged(&case.lm_head, &b, &a, h).iter().map(|w| *w as f32).collect();
+    let case = Case { lm_head: Tensor::new(lm_head, Dtype::F32), ..case };
     for (how, implementation, tiling) in implementations() {
         let out = run(&mut *plan(&CpuBackend::new(), &case.request(&loss, implementation, tiling)), &case);
         let of_head = |j: usize, k: usize| SCALE * f64::from(out.lm_head[j * h + k]);
@@ -55,8 +56,8 @@ fn gradients_of_an_adapter_follow_from_those_of_the_head() {
         let found: [Vec<f32>; 2] = [(0..v * RANK).map(by_b).collect(), (0..RANK * h).map(by_a).collect()];
         for (found, expected) in found.iter().zip([&expected_b, &expected_a]) {
             assert!(expected.iter().any(|g| g.abs() > 0.01));
-            let off = crate::common::difference(found, expected);
-            assert!(off <= crate::common::EXACT, "{how}: {off:e}");
+            let off = difference(found, expected);
+            assert!(off <= EXACT, "{how}: {off:e}");
         }
     }
 }

@@ -1,8 +1,8 @@
 //! A softmax that puts all but nothing on one entry.
 
 use super::*;
-use crate::common::config;
 use rstest::rstest;
+use testkit::config;
 
 /// 1 - p of a target that is `gap` above two others: naive f32 rounds p to 1, and the policy can never leave the place.
 #[rstest]

@@ -1,8 +1,8 @@
 //! What a mean divides by: of nothing, and of tokens whose policy term is taken away.
 
 use super::*;
-use crate::common::{Shape, config};
 use rstest::rstest;
+use testkit::{Shape, config};
 
 const TYPES: [&str; 18] = [
     "grpo",

@@ -1,8 +1,8 @@
 //! Groups of equal rewards: nothing to learn, whatever a rounded standard deviation says.
 
 use super::*;
-use crate::common::config;
 use grpo_core::advantages::DynamicSampling;
+use testkit::config;
 
 /// Mean and standard deviation (ddof 1) as they are written first: in f32.
 fn naive(rewards: &[f32]) -> (f32, f32) {

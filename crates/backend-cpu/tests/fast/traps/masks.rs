@@ -1,9 +1,9 @@
 //! What stands at masked positions.
 
 use super::*;
-use crate::common::family::{LOSSES, others};
-use crate::common::{Shape, config, loss};
 use rstest::rstest;
+use testkit::family::{LOSSES, others};
+use testkit::{EXACT, Shape, config, difference, loss};
 
 /// NaN and infinity in every list, at masked tokens: nothing of the family reads them. Multiplying by the mask does.
 #[test]
@@ -22,8 +22,9 @@ fn masked_positions_are_not_read_by_any_loss() {
                 masked.iter().for_each(|row| list[*row] = value);
                 Some(list)
             };
-            let mut case = clean.clone();
-            masked.iter().for_each(|row| case.hidden[row * case.h..(row + 1) * case.h].fill(values[0]));
+            let hidden = clean.hidden.with(|hidden| {
+                masked.iter().for_each(|row| hidden[row * clean.h..(row + 1) * clean.h].fill(values[0]));
+            });
             let from = &clean.batch;
             let mut batch = from.clone();
             batch = batch.with_old_logp(list(from.old_logp(), values[1]).unwrap()).unwrap();
@@ -32,7 +33,7 @@ fn masked_positions_are_not_read_by_any_loss() {
             if let Some(sampler) = list(from.sampler_logp(), values[4]) {
                 batch = batch.with_sampler_logp(sampler).unwrap();
             }
-            Case { batch, ..case }
+            Case { hidden, batch, ..clean.clone() }
         };
         let (nan, inf) = (f32::NAN, f32::INFINITY);
         let poisons = [[nan; 5], [inf; 5], [-inf; 5], [inf, -inf, nan, 0.0, -inf], [-inf, nan, 200.0, nan, inf]];
@@ -72,7 +73,7 @@ fn masked_logits_are_not_read(#[values(f32::NAN, f32::INFINITY, f32::NEG_INFINIT
     for (found, clean) in everywhere(&loss, &z(poison), 3, &batch).iter().zip(everywhere(&loss, &z(0.0), 3, &batch)) {
         assert_eq!((found.loss, &found.dz), (clean.loss, &clean.dz), "{}", found.how);
         assert_eq!(found.dz[3..6], [0.0; 3], "{}", found.how);
-        assert!(crate::common::difference(&found.dz, &expected.grad_logits) <= crate::common::EXACT, "{}", found.how);
+        assert!(difference(&found.dz, &expected.grad_logits) <= EXACT, "{}", found.how);
     }
 }
 
@@ -93,7 +94,6 @@ fn labels_count_where_tokens_do(#[values(-100, -1, 3, i64::MAX, i64::MIN)] label
 
     let active = with(label);
     let case = identity(&z, 3, &active);
-    let inputs = crate::common::Inputs::new(&case);
     for (how, implementation, tiling) in implementations() {
         let mut plan = plan(&CpuBackend::new(), &case.request(&loss, implementation, tiling));
         let mut lm_head = vec![0.0; 12];
@@ -104,8 +104,8 @@ fn labels_count_where_tokens_do(#[values(-100, -1, 3, i64::MAX, i64::MIN)] label
             ..GradsMut::default()
         };
         let errors = [
-            plan.score(inputs.policy(&case), &active).unwrap_err(),
-            plan.value_and_grad(inputs.policy(&case), &active, grads).unwrap_err(),
+            plan.score(case.policy(), &active).unwrap_err(),
+            plan.value_and_grad(case.policy(), &active, grads).unwrap_err(),
         ];
         for error in errors {
             let message = error.to_string();

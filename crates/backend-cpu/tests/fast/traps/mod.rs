@@ -16,10 +16,11 @@ mod sizes;
 mod steps;
 mod tiles;
 
-use crate::common::{Case, implementations, plan, run, takes_logits};
 use backend_cpu::oracle::{Evaluation, Policy, evaluate};
 use backend_cpu::{CpuBackend, Isa};
 use grpo_core::*;
+use testkit::cpu::{implementations, plan, takes_logits};
+use testkit::{Case, Tensor, run, transposed};
 
 /// What one implementation made of given logits.
 struct Found {
@@ -41,8 +42,9 @@ fn identity(z: &[f32], v: usize, batch: &TokenBatch) -> Case {
         hidden[i * n + i] = 1.0;
         (0..v).for_each(|j| lm_head[j * n + i] = z[i * v + j]);
     }
-    let (dtype, layout) = (Dtype::F32, HeadLayout::VocabHidden);
-    Case { hidden, lm_head, bias: None, h: n, v, dtype, layout, batch: batch.clone() }
+    let layout = HeadLayout::VocabHidden;
+    let (hidden, lm_head) = (Tensor::new(hidden, Dtype::F32), Tensor::new(lm_head, Dtype::F32));
+    Case { hidden, lm_head, bias: None, h: n, v, layout, batch: batch.clone() }
 }
 
 /// Runs the logits `z` `[N, V]` through every implementation, blocking and instruction set of this machine.
@@ -55,7 +57,7 @@ fn everywhere(loss: &LossConfig, z: &[f32], v: usize, batch: &TokenBatch) -> Vec
             let how = format!("{} {name}", isa.name());
             let mut request = case.request(loss, implementation, tiling);
             let out = run(&mut *plan(&backend, &request), &case);
-            let dz = crate::common::transposed(&out.lm_head, v, n);
+            let dz = transposed(&out.lm_head, v, n);
             found.push(Found { how: how.clone(), loss: out.loss, scores: out.scores, dz });
             if !takes_logits(&implementation) {
                 continue;

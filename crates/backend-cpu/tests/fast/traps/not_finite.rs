@@ -3,9 +3,10 @@
 //! 0, and a diverged policy trains on.
 
 use super::*;
-use crate::common::family::{LOSSES, others};
-use crate::common::{Inputs, Output, Shape, backends, config, loss};
 use rstest::rstest;
+use testkit::cpu::backends;
+use testkit::family::{LOSSES, others};
+use testkit::{Output, Shape, config, loss};
 
 /// What a step leaves of `case`: the tokens that the loss counts.
 fn counted(loss: &LossConfig, case: &Case) -> Vec<usize> {
@@ -16,13 +17,6 @@ fn counted(loss: &LossConfig, case: &Case) -> Vec<usize> {
         })
     };
     loss.prepare(&case.batch, score).unwrap().active_rows().to_vec()
-}
-
-/// `case` with `value` in one hidden unit of `row`.
-fn poisoned(case: &Case, row: usize, value: f32) -> Case {
-    let mut case = case.clone();
-    case.hidden[row * case.h + 3] = value;
-    case
 }
 
 /// Asserts that `row`, whose hidden states are not finite, is seen, and that it alone is.
@@ -61,13 +55,13 @@ fn no_loss_takes_a_nan_for_a_clipped_token(#[values(f32::NAN, f32::INFINITY, f32
         for implementation in Implementation::ALL {
             let mut plan = plan(&backend, &case.request(&loss, implementation, Tiling::default()));
             for row in &rows {
-                let case = poisoned(&case, *row, poison);
+                let case = case.poisoned(*row, poison);
                 let what = format!("{name}, {}, {poison} at token {row}", implementation.name());
                 assert_seen(&run(&mut *plan, &case), &case, *row, &what);
             }
         }
         // The oracle sees it as well, or tests against it would prove nothing.
-        let case = poisoned(&case, rows[0], poison);
+        let case = case.poisoned(rows[0], poison);
         let truth = case.oracle(&loss);
         assert!(truth.loss.is_nan() && truth.logp[rows[0]].is_nan() && truth.entropy[rows[0]].is_nan(), "{name}");
         assert!(truth.grad_hidden[rows[0] * case.h..][..case.h].iter().all(|g| g.is_nan()), "{name}");
@@ -85,7 +79,7 @@ fn every_kernel_hands_on_a_nan(#[values("grpo", "gspo")] name: &str, #[values(Dt
             for (how, implementation, tiling) in implementations() {
                 let mut plan = plan(&backend, &case.request(&loss, implementation, tiling));
                 for row in [0, case.batch.active_rows()[7]] {
-                    let case = poisoned(&case, row, f32::NAN);
+                    let case = case.poisoned(row, f32::NAN);
                     assert_seen(&run(&mut *plan, &case), &case, row, &format!("{name}, {}, {how}, {row}", isa.name()));
                 }
             }
@@ -140,7 +134,8 @@ fn a_head_that_is_not_finite(
 ) {
     let loss = loss(name);
     let mut case = Case::new(&loss, &Shape { lengths: &[4, 6], v: 600, layout, ..Shape::default() }, 5);
-    case.lm_head[555 * case.h + 2] = poison;
+    let at = if layout == HeadLayout::VocabHidden { 555 * case.h + 2 } else { 2 * case.v + 555 };
+    case.lm_head = case.lm_head.with(|lm_head| lm_head[at] = poison);
     let truth = case.oracle(&loss);
     let unseen = |row: &&usize| truth.logp[**row].is_finite();
     // Against hidden states of both signs an infinite weight is one infinity here, and the other there.
@@ -167,16 +162,13 @@ fn a_result_says_what_is_not_finite() {
     let request = case.request(&loss, Implementation::Fused, Tiling::default());
     let gradients = GradientSpec { hidden: false, lm_head: false, bias: false };
     let mut plan = plan(&backend, &PlanRequest { gradients, ..request });
-    let mut result = |case: &Case| {
-        let inputs = Inputs::new(case);
-        plan.value_and_grad(inputs.policy(case), &case.batch, GradsMut::default()).unwrap()
-    };
+    let mut result = |case: &Case| plan.value_and_grad(case.policy(), &case.batch, GradsMut::default()).unwrap();
     let mut out = result(&case);
     out.check_finite(&case.batch).unwrap();
     out.loss = f64::INFINITY;
     let message = out.check_finite(&case.batch).unwrap_err().to_string();
     assert!(message.contains("loss") && message.contains("inf"), "{message}");
-    let message = result(&poisoned(&case, 4, f32::NAN)).check_finite(&case.batch).unwrap_err().to_string();
+    let message = result(&case.poisoned(4, f32::NAN)).check_finite(&case.batch).unwrap_err().to_string();
     assert!(message.contains("logp at token 4 (sequence 1, position 1): NaN"), "{message}");
     // Scores of another batch are refused as such.
     let other = case.select(0..1);

@@ -1,8 +1,8 @@
 //! exp of what f32 cannot hold, and what multiplies it.
 
 use super::*;
-use crate::common::config;
 use rstest::rstest;
+use testkit::config;
 
 /// Logits (l, 0) have log p_0 = l for the very negative l here.
 fn unlikely(logp: f32, old: f32, reference: f32, advantage: f32) -> ([f32; 2], TokenBatch) {

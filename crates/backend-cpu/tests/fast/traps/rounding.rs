@@ -1,10 +1,10 @@
 //! What is rounded to bf16, and what must not be.
 
 use super::*;
-use crate::common::{Inputs, ROUNDED, config, difference};
 use backend_cpu::CpuBackend;
 use half::bf16;
 use rstest::rstest;
+use testkit::{ROUNDED, Tensor, config, difference};
 
 /// A bf16 number within `scale` of `middle`.
 fn value(i: usize, middle: f32, scale: f32) -> f32 {
@@ -16,8 +16,9 @@ fn one_way(n: usize, dtype: Dtype) -> Case {
     let (h, v) = (4, 8);
     let hidden = (0..n * h).map(|i| value(i, 1.0, 0.125)).collect();
     let lm_head = (0..v * h).map(|i| value(i, 0.0, 0.25)).collect();
+    let (hidden, lm_head) = (Tensor::new(hidden, dtype), Tensor::new(lm_head, dtype));
     let (bias, layout) = (None, HeadLayout::VocabHidden);
-    Case { hidden, lm_head, bias, h, v, dtype, layout, batch: sequence(&vec![0; n], 1.0) }
+    Case { hidden, lm_head, bias, h, v, layout, batch: sequence(&vec![0; n], 1.0) }
 }
 
 /// dL/dhead, summed over chunks of tokens: in bf16 the sum forgets what is small against it, the more chunks the more.
@@ -89,13 +90,15 @@ fn forward_and_backward_see_the_same_logits() {
 fn bf16_inputs_are_rounded_once() {
     let (h, v) = (16, 40);
     let loss = config(r#"{"loss_type": "bnpo"}"#);
+    let values = |count: usize, middle: f32, scale: f32| {
+        Tensor::new((0..count).map(|i| value(i, middle, scale)).collect(), Dtype::Bf16)
+    };
     let case = Case {
-        hidden: (0..h).map(|i| value(i, 0.0, 4.0)).collect(),
-        lm_head: (0..v * h).map(|i| value(i, 1.5, 0.25)).collect(),
-        bias: Some((0..v).map(|i| value(i, 60.0, 1.0)).collect()),
+        hidden: values(h, 0.0, 4.0),
+        lm_head: values(v * h, 1.5, 0.25),
+        bias: Some(values(v, 60.0, 1.0)),
         h,
         v,
-        dtype: Dtype::Bf16,
         layout: HeadLayout::VocabHidden,
         batch: sequence(&[7], 1.0),
     };
@@ -115,14 +118,13 @@ fn bf16_inputs_are_rounded_once() {
 
     let z: Vec<f32> = (0..v).map(|j| bf16::from_f32(60.0 + (j % 7) as f32 / 4.0).to_f32()).collect();
     let expected = oracle(&loss, &z, v, &case.batch);
-    let given = Case { lm_head: z, ..case.clone() };
-    let Inputs::Bf16([_, z, _]) = Inputs::new(&given) else { panic!("the case is in bf16") };
+    let z = Tensor::new(z, Dtype::Bf16);
     for implementation in Implementation::ALL.into_iter().filter(takes_logits) {
         let mut request = case.request(&loss, implementation, Tiling::default());
         request.policy = PolicySpec::Logits { vocab: v, dtype: Dtype::Bf16 };
         let mut dz = vec![0.0; v];
         let grads = GradsMut { logits: Some(dz.as_mut_slice().into()), ..GradsMut::default() };
-        plan(&backend, &request).value_and_grad(PolicyInput::Logits(z[..].into()), &case.batch, grads).unwrap();
+        plan(&backend, &request).value_and_grad(PolicyInput::Logits(z.as_ref()), &case.batch, grads).unwrap();
         balanced(implementation.name(), &dz, &expected.grad_logits);
     }
 }

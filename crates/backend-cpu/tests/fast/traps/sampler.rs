@@ -1,8 +1,8 @@
 //! A sampler that draws from a part of the vocabulary and says so as if that part were all of it.
 
 use super::*;
-use crate::common::config;
 use rstest::rstest;
+use testkit::config;
 
 /// Two tokens of four remain under top_p 0.8, with 0.8 of the mass.
 const P: [f64; 4] = [0.5, 0.3, 0.15, 0.05];
@@ -52,7 +52,7 @@ fn renormalised_log_probabilities_bias_the_ratio(#[case] json: String, #[case] w
             let difference = if renormalised { -KEPT.ln() } else { 0.0 };
             assert!((of("sampling_logp_difference/mean") - difference).abs() < 1e-6, "{how}: {:?}", out.metrics);
             // dL/dz of the sampled entry: -A w (1 - p) / 6.
-            let dz = crate::common::transposed(&out.lm_head, 4, 6);
+            let dz = transposed(&out.lm_head, 4, 6);
             for (i, id) in TARGETS.into_iter().enumerate() {
                 let slope = -weights[usize::from(i >= 4)] * (1.0 - P[id as usize]) / 6.0;
                 let got = f64::from(dz[4 * i + id as usize]);

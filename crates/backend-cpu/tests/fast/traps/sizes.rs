@@ -1,9 +1,9 @@
 //! Sizes that 32 bits, or no machine, can hold.
 
 use super::*;
-use crate::common::config;
 use half::bf16;
 use rstest::rstest;
+use testkit::config;
 
 fn request(implementation: Implementation, max_tokens: usize, policy: PolicySpec) -> PlanRequest {
     PlanRequest {

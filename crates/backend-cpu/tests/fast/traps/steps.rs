@@ -1,9 +1,9 @@
 //! A step in parts, and tokens that are masked: what a mean divides by.
 
 use super::*;
-use crate::common::config;
 use grpo_core::batch::{Rows, StepData};
 use rstest::rstest;
+use testkit::config;
 
 /// Sequences of one, three and two tokens, each with p = 1/2: on-policy, a token's term is -A and its slope -A.
 fn six() -> ([f32; 12], TokenBatch) {

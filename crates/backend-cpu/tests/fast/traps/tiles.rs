@@ -1,10 +1,11 @@
 //! Scoring and loss that do not see the same policy; tiles that hang over the vocabulary's edge.
 
 use super::*;
-use crate::common::{Inputs, Shape, config, has_tiled_products, normal};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rstest::rstest;
+use testkit::cpu::has_tiled_products;
+use testkit::{EXACT, Shape, config, difference, normal};
 
 /// Any ratio but 1 is clipped, on one side or the other.
 const NO_ROOM: &str = r#""loss_type": "dapo", "epsilon_low": 0.0, "epsilon_high": 0.0"#;
@@ -49,7 +50,7 @@ fn scores_and_loss_agree_to_the_bit() {
         let score_with = |threads: usize| {
             let backend = CpuBackend::with_threads(threads).unwrap();
             let mut plan = plan(&backend, &case.request(&loss, *implementation, tiling.clone()));
-            plan.score(Inputs::new(&case).policy(&case), &case.batch).unwrap().logp
+            plan.score(case.policy(), &case.batch).unwrap().logp
         };
         let scored = with_old(&case, score_with(1));
         // Other products have other bits.
@@ -84,7 +85,7 @@ fn scores_and_loss_have_one_temperature(#[values("scale_logits", "scale_logprobs
     let backend = CpuBackend::with_threads(2).unwrap();
     for (name, implementation, tiling) in implementations() {
         let of = |loss: &LossConfig| plan(&backend, &case.request(loss, implementation, tiling.clone()));
-        let at = |t: f64| of(&with(t)).score(Inputs::new(&case).policy(&case), &case.batch).unwrap().logp;
+        let at = |t: f64| of(&with(t)).score(case.policy(), &case.batch).unwrap().logp;
         let out = run(&mut *of(&loss), &with_old(&case, at(0.7)));
         assert_eq!((out.loss, clipped(&out.metrics)), (MINUS_MEAN_ADVANTAGE, 0.0), "{name}");
         let out = run(&mut *of(&loss), &with_old(&case, at(1.0)));
@@ -110,7 +111,7 @@ fn columns_beyond_the_vocabulary_do_not_exist(#[values(1, 2, 3, 511, 512, 513, 1
         for (got, expected) in found.scores.logp.iter().zip(&expected.logp) {
             assert!((f64::from(*got) - expected).abs() <= 3e-6 * expected.abs().max(1.0), "{}: {got}", found.how);
         }
-        let off = crate::common::difference(&found.dz, &expected.grad_logits);
-        assert!(off <= crate::common::EXACT, "{}: gradients are {off:e} off", found.how);
+        let off = difference(&found.dz, &expected.grad_logits);
+        assert!(off <= EXACT, "{}: gradients are {off:e} off", found.how);
     }
 }

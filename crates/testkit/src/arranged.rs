@@ -1,9 +1,8 @@
 //! The same sequences laid out in another way.
 
-use super::Case;
-use grpo_core::batch::TokenFactors;
-use grpo_core::batch::TokenWeights;
-use grpo_core::*;
+use crate::{Case, Tensor};
+use grpo_core::batch::{TokenFactors, TokenWeights};
+use grpo_core::{Advantages, Result, TokenBatch};
 
 /// The list of rows `rows`, `padding` where there is none.
 fn taken<T: Copy>(list: &[T], rows: &[Option<usize>], padding: T) -> Vec<T> {
@@ -67,6 +66,6 @@ impl Case {
             };
             arranged = arranged.with_factors(factors).unwrap();
         }
-        Self { hidden: hidden.collect(), batch: arranged, ..self.clone() }
+        Self { hidden: Tensor::new(hidden.collect(), self.dtype()), batch: arranged, ..self.clone() }
     }
 }

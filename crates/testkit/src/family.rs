@@ -52,9 +52,14 @@ pub fn others() -> impl Iterator<Item = &'static str> {
     LossType::ALL.iter().copied().filter(move |loss_type| !named(*loss_type)).map(LossType::name)
 }
 
-/// The configuration called `name`. Bounds of ratios lie where [`super::Case`] has no log-ratios.
+/// The configuration that `json` says.
+pub fn config(json: &str) -> LossConfig {
+    LossConfig::from_json(json).unwrap()
+}
+
+/// The configuration called `name`. Bounds of ratios lie where [`Case`](crate::Case) has no log-ratios.
 pub fn loss(name: &str) -> LossConfig {
-    super::config(match name {
+    config(match name {
         "grpo" => r#"{"loss_type": "grpo", "epsilon_high": 0.28, "temperature": 0.9}"#,
         "bnpo" => r#"{"loss_type": "bnpo", "delta": 1.45, "entropy_coef": 0.01}"#,
         "dr_grpo" => r#"{"loss_type": "dr_grpo", "max_completion_length": 16, "beta": 0.05, "kl_estimator": "k2"}"#,
@@ -156,6 +161,6 @@ pub fn loss(name: &str) -> LossConfig {
         // All that qualify are chosen: a draw of fewer follows their places.
         "clip_cov" => r#"{"semantics": "verl", "loss_type": "clip_cov", "clip_cov_ratio": 1.0, "clip_cov_lb": 0.3}"#,
         "kl_cov" => r#"{"semantics": "verl", "loss_type": "kl_cov", "kl_cov_ratio": 0.3, "ppo_kl_coef": 0.5}"#,
-        other => return super::config(&format!(r#"{{"loss_type": "{other}", "beta": 0.1}}"#)),
+        other => return config(&format!(r#"{{"loss_type": "{other}", "beta": 0.1}}"#)),
     })
 }

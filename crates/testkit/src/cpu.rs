@@ -1,0 +1,61 @@
+//! The CPU backend: its plans, and every implementation that it has.
+
+use crate::{EXACT, ROUNDED};
+use backend_cpu::CpuBackend;
+use grpo_core::{Backend, Dtype, Implementation, LoopOrder, LossPlan, PlanRequest, Tiling};
+
+/// A plan that there has to be.
+pub fn plan(backend: &CpuBackend, request: &PlanRequest) -> Box<dyn LossPlan> {
+    backend.plan(request).unwrap()
+}
+
+/// Whether the implementation takes given logits.
+pub fn takes_logits(implementation: &Implementation) -> bool {
+    match implementation {
+        Implementation::Reference | Implementation::Logits => true,
+        Implementation::Fused => false,
+    }
+}
+
+/// Whether the implementation makes logits of hidden states by the tiled products, whose bits are the same in every tiling and
+/// in every implementation that has them. The reference adds products up in f64.
+pub fn has_tiled_products(implementation: &Implementation) -> bool {
+    match implementation {
+        Implementation::Logits | Implementation::Fused => true,
+        Implementation::Reference => false,
+    }
+}
+
+/// Implementations of hidden-state input and what they are called in messages.
+pub fn implementations() -> Vec<(String, Implementation, Tiling)> {
+    let tiling =
+        |order, token_chunk, vocab_block| Tiling { loop_order: order, token_chunk, vocab_block, ..Tiling::default() };
+    let chunks = Some(LoopOrder::TokenChunks);
+    let panels = Some(LoopOrder::VocabPanels);
+    let list = vec![
+        ("reference".into(), Implementation::Reference, Tiling::default()),
+        ("logits".into(), Implementation::Logits, Tiling::default()),
+        ("logits, chunks of 4".into(), Implementation::Logits, tiling(None, Some(4), Some(512))),
+        ("fused".into(), Implementation::Fused, Tiling::default()),
+        ("fused, token chunks".into(), Implementation::Fused, tiling(chunks, None, None)),
+        ("fused, token chunks of 4".into(), Implementation::Fused, tiling(chunks, Some(4), None)),
+        ("fused, token chunks of 15".into(), Implementation::Fused, tiling(chunks, Some(15), None)),
+        ("fused, vocab panels".into(), Implementation::Fused, tiling(panels, None, Some(512))),
+        ("fused, vocab panels x 4".into(), Implementation::Fused, tiling(panels, Some(4), Some(1024))),
+        ("fused, vocab panels x 15".into(), Implementation::Fused, tiling(panels, Some(15), Some(1))),
+    ];
+    for implementation in Implementation::ALL {
+        let is_there = list.iter().any(|(_, listed, _)| *listed == implementation);
+        assert!(is_there, "`{}` is tested nowhere: it needs a line in implementations()", implementation.name());
+    }
+    list
+}
+
+/// A backend for each rounding of dlogits that there is for `dtype`, with the tolerance of its gradients.
+pub fn backends(dtype: Dtype, threads: usize) -> Vec<(CpuBackend, f64)> {
+    let backend = CpuBackend::with_threads(threads).unwrap();
+    match dtype {
+        Dtype::F32 => vec![(backend, EXACT)],
+        Dtype::Bf16 => vec![(backend.clone(), ROUNDED), (backend.with_dlogits(Dtype::F32), EXACT)],
+    }
+}

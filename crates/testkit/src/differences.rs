@@ -1,0 +1,85 @@
+//! How far what came out is from the f64 oracle.
+
+use crate::Output;
+use backend_cpu::oracle::Evaluation;
+
+/// Largest difference, relative to the largest expected entry.
+pub fn difference(got: &[f32], expected: &[f64]) -> f64 {
+    assert_eq!(got.len(), expected.len());
+    let largest = expected.iter().fold(0.0_f64, |m, x| m.max(x.abs()));
+    let off = got.iter().zip(expected).fold(0.0_f64, |m, (a, b)| {
+        let d = (f64::from(*a) - b).abs();
+        if d.is_nan() { f64::INFINITY } else { m.max(d) }
+    });
+    if off == 0.0 { 0.0 } else { off / largest.max(f64::MIN_POSITIVE) }
+}
+
+/// Largest differences of one output.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Differences {
+    /// Of the loss.
+    pub loss: f64,
+    /// Of any log-probability.
+    pub logp: f64,
+    /// Of any entropy.
+    pub entropy: f64,
+    /// Of any gradient.
+    pub gradient: f64,
+}
+
+impl Differences {
+    /// Loss relative to itself or 1/2 (a mean of terms about 1 that cancel), logp and entropy to the larger of 1 and
+    /// themselves, gradients to their largest entry.
+    pub fn new(got: &Output, expected: &Evaluation<f64>) -> Self {
+        let per_token = |got: &[f32], expected: &[f64]| {
+            let off = |(a, b): (&f32, &f64)| (f64::from(*a) - b).abs() / b.abs().max(1.0);
+            got.iter().zip(expected).map(off).fold(0.0, |m, d| if d.is_nan() { f64::INFINITY } else { d.max(m) })
+        };
+        let gradient = [
+            difference(&got.hidden, &expected.grad_hidden),
+            difference(&got.lm_head, &expected.grad_lm_head),
+            difference(&got.bias, &expected.grad_bias),
+        ];
+        Self {
+            loss: (got.loss - expected.loss).abs() / expected.loss.abs().max(0.5),
+            logp: per_token(&got.scores.logp, &expected.logp),
+            entropy: per_token(&got.scores.entropy, &expected.entropy),
+            gradient: gradient.into_iter().fold(0.0, f64::max),
+        }
+    }
+
+    /// The larger of each.
+    pub fn max(self, other: Self) -> Self {
+        Self {
+            loss: self.loss.max(other.loss),
+            logp: self.logp.max(other.logp),
+            entropy: self.entropy.max(other.entropy),
+            gradient: self.gradient.max(other.gradient),
+        }
+    }
+
+    /// The tolerance of f32 arithmetic: logits of about 10 lie 1e-6 apart, and a sum over H takes a few such steps. bf16
+    /// inputs are exact in f32, so it is theirs too, as long as dlogits are not rounded.
+    pub fn assert_small(&self, what: &str) {
+        self.assert_within(EXACT, what);
+    }
+
+    /// The same with another tolerance for gradients.
+    pub fn assert_within(&self, gradient: f64, what: &str) {
+        let small = self.loss <= 3e-6 && self.logp <= 3e-6 && self.entropy <= 3e-6 && self.gradient <= gradient;
+        assert!(small, "{what}: {self:?} exceeds loss 3e-6, logp 3e-6, entropy 3e-6, gradient {gradient:e}");
+    }
+}
+
+/// Tolerance of gradients in f32 arithmetic.
+pub const EXACT: f64 = 2e-5;
+/// That of gradients from dlogits rounded to bf16: twice the largest rounding, since errors of a few terms may add up.
+pub const ROUNDED: f64 = 1.0 / 128.0;
+
+/// A tolerance says nothing about a gradient that is zero.
+pub fn assert_flows(expected: &Evaluation<f64>) {
+    for (name, list) in [("hidden", &expected.grad_hidden), ("lm_head", &expected.grad_lm_head)] {
+        let largest = list.iter().fold(0.0_f64, |m, x| m.max(x.abs()));
+        assert!(largest > 1e-3, "largest gradient of {name} is only {largest}");
+    }
+}
