@@ -1,9 +1,9 @@
 //! Running a plan, and holding what comes out to the oracle.
 
-use crate::case::Case;
 use backend_cpu::oracle::Evaluation;
 use grpo_core::parity::{Comparison, Tolerances, Values};
 use grpo_core::{Dtype, GradientSpec, GradsMut, LossConfig, LossPlan, Metrics, Scores};
+use testkit::Case;
 
 /// What calls made; gradients are those in the buffers, with what was there before.
 #[derive(Clone, Debug, Default)]
@@ -95,7 +95,7 @@ impl Output {
         for i in (0..case.tokens()).filter(|i| !case.batch.is_active(*i)) {
             assert_eq!((self.scores.logp[i], self.scores.entropy[i]), (0.0, 0.0), "{name}: scores of masked token {i}");
             if let (Some(found), Some(begin)) = (&self.hidden, &begin.hidden) {
-                let row = i * case.shape.h..(i + 1) * case.shape.h;
+                let row = i * case.h..(i + 1) * case.h;
                 assert_eq!(found[row.clone()], begin[row], "{name}: gradient of masked token {i}");
             }
         }
@@ -133,7 +133,7 @@ pub(crate) fn check(name: &str, plan: &mut dyn LossPlan, case: &Case, loss: &Los
     let begin = Output::begin(&expected, spec);
     let mut output = begin.clone();
     output.add(plan, case);
-    output.assert_is(name, case, &expected, &begin, &Tolerances::of(case.shape.dtype));
+    output.assert_is(name, case, &expected, &begin, &Tolerances::of(case.dtype()));
     assert_same(name, &plan.score(case.policy(), &case.batch).unwrap(), &output.scores);
     output
 }

@@ -1,16 +1,16 @@
 //! Old log-probabilities from `score` make every ratio of the same policy exactly 1, however the step is cut.
 
-use crate::case::{Case, Shape, chunks, panels};
 use crate::evaluation::Output;
-use crate::{backend, loss, on_mesh, optimised};
+use crate::{SMALL, backend, chunks, on_mesh, optimised, panels};
 use backend_tpu::PjrtBackend;
 use grpo_core::aggregate::token_weights;
 use grpo_core::{Dtype, GradientSpec, Implementation, LossConfig, LossPlan, Tiling};
 use rstest::rstest;
+use testkit::{Case, Shape, config};
 
 /// Losses that clip every ratio but 1, and whose KL is 0 at a ratio of 1 alone.
 fn strict(loss_type: &str) -> LossConfig {
-    loss(&format!(
+    config(&format!(
         r#"{{"loss_type": "{loss_type}", "epsilon_low": 0.0, "epsilon_high": 0.0, "beta": 0.1, "temperature": 0.7}}"#
     ))
 }
@@ -49,13 +49,13 @@ fn assert_on_policy(name: &str, plan: &mut dyn LossPlan, case: &Case, loss: &Los
     }
 }
 
-fn check(backend: &PjrtBackend, loss_type: &str, dtype: Dtype, shape: Shape) {
+fn check(backend: &PjrtBackend, loss_type: &str, dtype: Dtype, shape: &Shape<'_>) {
     check_loss(backend, &strict(loss_type), dtype, shape);
-    check_loss(backend, &capped(loss_type), dtype, Shape { temperatures: true, ..shape });
+    check_loss(backend, &capped(loss_type), dtype, &Shape { temperatures: true, ..*shape });
 }
 
-fn check_loss(backend: &PjrtBackend, loss: &LossConfig, dtype: Dtype, shape: Shape) {
-    let case = Case::new(loss, Shape { dtype, bias: true, ..shape }, 47);
+fn check_loss(backend: &PjrtBackend, loss: &LossConfig, dtype: Dtype, shape: &Shape<'_>) {
+    let case = Case::new(loss, &Shape { dtype, bias: true, ..*shape }, 47);
     for (name, implementation, tiling) in implementations() {
         let mut plan = backend.plan_on_device(&case.request(loss, implementation, tiling)).unwrap();
         let cap = loss.final_logit_softcapping;
@@ -70,7 +70,7 @@ fn ratios_on_policy_are_exactly_one(
     #[values("dapo", "gspo")] loss_type: &str,
     #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
 ) {
-    check(&backend(), loss_type, dtype, Shape::default());
+    check(&backend(), loss_type, dtype, &SMALL);
 }
 
 /// The compiler's own fusions, and products large enough for its libraries.
@@ -78,19 +78,19 @@ fn ratios_on_policy_are_exactly_one(
 #[case::of_tokens("dapo", Dtype::F32)]
 #[case::of_sequences("gspo", Dtype::Bf16)]
 fn so_they_are_in_optimised_programs(#[case] loss_type: &str, #[case] dtype: Dtype) {
-    check(&optimised(), loss_type, dtype, Shape { lengths: &[9, 20, 1, 33, 10], h: 160, v: 1013, ..Shape::default() });
+    check(&optimised(), loss_type, dtype, &Shape { lengths: &[9, 20, 1, 33, 10], h: 160, v: 1013, ..SMALL });
 }
 
 #[rstest]
 fn so_they_are_on_a_mesh(#[values("dapo", "gspo")] loss_type: &str) {
-    check(&on_mesh(2, 2), loss_type, Dtype::F32, Shape::default());
+    check(&on_mesh(2, 2), loss_type, Dtype::F32, &SMALL);
 }
 
 /// Without old log-probabilities the policy is its own, and the result is the same.
 #[test]
 fn no_old_policy_is_the_policy_itself() {
     for loss in [strict("dapo"), strict("gspo")] {
-        let case = Case::new(&loss, Shape::default(), 3);
+        let case = Case::new(&loss, &SMALL, 3);
         for (name, implementation, tiling) in implementations() {
             let mut plan = backend().plan_on_device(&case.request(&loss, implementation, tiling)).unwrap();
             let logp = plan.score(case.policy(), &case.batch).unwrap().logp;

@@ -1,16 +1,17 @@
 //! [`GrpoLoss`] on a PJRT device: the same calls as on a CPU, with host slices and with tensors that stay on the device.
 
+use crate::SMALL;
 use crate::backend;
-use crate::case::{Case, Shape};
 use crate::evaluation::assert_same;
 use crate::grpo;
 use backend_tpu::program::Role;
 use grpo_core::{Error, GradientSpec, Grads, GrpoLoss, Implementation, PolicyInput, Tiling};
+use testkit::Case;
 
 #[test]
 fn a_step_is_that_of_the_plan_wherever_tensors_are() {
-    let case = Case::new(&grpo(), Shape { bias: false, ..Shape::default() }, 4);
-    let Shape { h, v, .. } = case.shape;
+    let case = Case::new(&grpo(), &SMALL, 4);
+    let Case { h, v, .. } = case;
     let request = case.request(&grpo(), Implementation::Fused, Tiling::default());
     let mut plan = backend().plan_on_device(&request).unwrap();
     let mut expected = Grads::zeros(request.policy, request.gradients, case.tokens()).unwrap();
@@ -39,8 +40,8 @@ fn a_step_is_that_of_the_plan_wherever_tensors_are() {
 
 #[test]
 fn a_larger_batch_is_compiled_for_and_errors_are_those_of_the_backend() {
-    let case = Case::new(&grpo(), Shape { bias: false, ..Shape::default() }, 4);
-    let Shape { h, v, .. } = case.shape;
+    let case = Case::new(&grpo(), &SMALL, 4);
+    let Case { h, v, .. } = case;
     let loss = GrpoLoss::builder(grpo()).head(h, v).build(&backend()).unwrap();
     let small = case.select(0..1);
     let few = loss.score_policy(small.policy(), &small.batch).unwrap();

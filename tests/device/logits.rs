@@ -1,8 +1,7 @@
 //! Given logits: their gradient added to a buffer, or put in their place.
 
-use crate::case::{Case, Shape, Tensor};
 use crate::evaluation::{assert_same, report};
-use crate::{backend, cispo, grpo, gspo};
+use crate::{SMALL, backend, cispo, grpo, gspo};
 use backend_cpu::oracle::{Evaluation, Policy, evaluate};
 use grpo_core::parity::{Comparison, Tolerances};
 use grpo_core::{
@@ -11,17 +10,18 @@ use grpo_core::{
 };
 use half::bf16;
 use rstest::rstest;
+use testkit::{Case, Shape, Tensor};
 
 /// The logits of a case, NaN in masked rows.
 pub(crate) fn logits(case: &Case) -> Tensor {
-    let Shape { h, v, dtype, .. } = case.shape;
-    let row = |i: usize| &case.hidden.wide[i * h..(i + 1) * h];
-    let dot = |i: usize, j: usize| row(i).iter().zip(&case.lm_head.wide[j * h..]).map(|(a, b)| a * b).sum::<f32>();
-    Tensor::new((0..case.tokens()).flat_map(|i| (0..v).map(move |j| dot(i, j))).collect(), dtype)
+    let Case { h, v, .. } = *case;
+    let row = |i: usize| &case.hidden[i * h..(i + 1) * h];
+    let dot = |i: usize, j: usize| row(i).iter().zip(&case.lm_head[j * h..]).map(|(a, b)| a * b).sum::<f32>();
+    Tensor::new((0..case.tokens()).flat_map(|i| (0..v).map(move |j| dot(i, j))).collect(), case.dtype())
 }
 
 pub(crate) fn oracle(case: &Case, loss: &LossConfig, logits: &Tensor) -> Evaluation<f64> {
-    evaluate(loss, &Policy::logits(&logits.in_f64(), case.shape.v), &case.batch).unwrap()
+    evaluate(loss, &Policy::logits(&logits.in_f64(), case.v), &case.batch).unwrap()
 }
 
 pub(crate) fn request(case: &Case, loss: &LossConfig, implementation: Implementation) -> PlanRequest {
@@ -30,7 +30,7 @@ pub(crate) fn request(case: &Case, loss: &LossConfig, implementation: Implementa
         implementation,
         tiling: Tiling::default(),
         max_tokens: case.tokens(),
-        policy: PolicySpec::Logits { vocab: case.shape.v, dtype: case.shape.dtype },
+        policy: PolicySpec::Logits { vocab: case.v, dtype: case.dtype() },
         gradients: GradientSpec::default(),
     }
 }
@@ -39,7 +39,7 @@ pub(crate) fn request(case: &Case, loss: &LossConfig, implementation: Implementa
 pub(crate) fn check(name: &str, plan: &mut dyn LossPlan, case: &Case, loss: &LossConfig) {
     let z = logits(case);
     let expected = oracle(case, loss, &z);
-    let (n, v, dtype) = (case.tokens(), case.shape.v, case.shape.dtype);
+    let (n, v, dtype) = (case.tokens(), case.v, case.dtype());
     let tolerances = Tolerances::of(dtype);
     let largest = expected.grad_logits.iter().fold(0.0_f64, |m, g| m.max(g.abs()));
     assert!(largest > 1e-3, "{name}: the largest gradient is {largest}");
@@ -68,7 +68,7 @@ pub(crate) fn check(name: &str, plan: &mut dyn LossPlan, case: &Case, loss: &Los
     }
 
     // Scoring leaves logits alone that a loss may overwrite.
-    let (mut wide_z, mut narrow_z) = (z.wide.clone(), z.wide.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>());
+    let (mut wide_z, mut narrow_z) = (z.to_vec(), z.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>());
     fn place<'a>(dtype: Dtype, wide: &'a mut [f32], narrow: &'a mut [bf16]) -> TensorMut<'a> {
         match dtype {
             Dtype::F32 => TensorMut::F32(wide),
@@ -79,7 +79,7 @@ pub(crate) fn check(name: &str, plan: &mut dyn LossPlan, case: &Case, loss: &Los
     let scores = plan.score(PolicyInput::Logits(logits.as_ref()), &case.batch).unwrap();
     assert_same(name, &scores, &added.scores);
     let same = |a: &f32, b: &f32| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan());
-    assert!(wide_z.iter().zip(&z.wide).all(|(a, b)| same(a, b)), "{name}: score has written to the logits");
+    assert!(wide_z.iter().zip(z.iter()).all(|(a, b)| same(a, b)), "{name}: score has written to the logits");
     let in_place = plan.value_and_grad_in_place(place(dtype, &mut wide_z, &mut narrow_z), &case.batch).unwrap();
     assert_same(name, &in_place.scores, &added.scores);
     assert!(
@@ -109,7 +109,7 @@ fn given_logits_are_the_oracle(
     #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
     #[values(Implementation::Reference, Implementation::Logits)] implementation: Implementation,
 ) {
-    let case = Case::new(&loss, Shape { dtype, ..Shape::default() }, 3);
+    let case = Case::new(&loss, &Shape { dtype, ..SMALL }, 3);
     let mut plan = backend().plan_on_device(&request(&case, &loss, implementation)).unwrap();
     let name = format!("{:?} {} {}", loss.loss_type, dtype.name(), implementation.name());
     check(&name, &mut plan, &case, &loss);
@@ -120,12 +120,12 @@ fn given_logits_are_the_oracle(
 fn extreme_logits(#[values(1, 2, 3)] v: usize, #[values(1.0, 30.0, 1e4)] scale: f32) {
     // Without an entropy bonus and a KL term, parts of which may cancel nearly all of the gradient of a row.
     let loss = LossConfig { entropy_coef: 0.0, beta: 0.0, ..grpo() };
-    let case = Case::new(&loss, Shape { v, ..Shape::default() }, 31);
-    let z = Tensor::new(logits(&case).wide.iter().map(|z| scale * z).collect(), Dtype::F32);
+    let case = Case::new(&loss, &Shape { v, ..SMALL }, 31);
+    let z = logits(&case).with(|logits| logits.iter_mut().for_each(|z| *z *= scale));
     let expected = oracle(&case, &loss, &z);
     for implementation in [Implementation::Reference, Implementation::Logits] {
         let mut plan = backend().plan_on_device(&request(&case, &loss, implementation)).unwrap();
-        let mut found = z.wide.clone();
+        let mut found = z.to_vec();
         let output = plan.value_and_grad_in_place((&mut found).into(), &case.batch).unwrap();
         let name = format!("V {v}, logits x {scale}");
         for i in case.batch.active_rows() {

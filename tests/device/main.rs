@@ -1,7 +1,6 @@
 //! The backend `pjrt` against the f64 oracle: tilings, masks, meshes, rounding, tensors that
 //! stay on the devices. Runs on XLA's CPU plugin, which is installed if it is not there.
 
-mod case;
 mod evaluation;
 mod exactness;
 mod golden;
@@ -21,9 +20,35 @@ mod transforms;
 use backend_tpu::PjrtBackend;
 use backend_tpu::plugins::{self, Kind};
 use backend_tpu::program::Mesh;
-use grpo_core::LossConfig;
+use grpo_core::{Dtype, HeadLayout, LossConfig, Tiling};
 use pjrt::Client;
 use std::sync::LazyLock;
+use testkit::{Shape, config};
+
+/// Cases as small as they can be and still be cut: programs take long to compile. The last sequence is masked as a whole, and
+/// ratios of the others lean to one side.
+const SMALL: Shape<'static> = Shape {
+    lengths: &[5, 0, 1, 7, 3],
+    h: 12,
+    v: 61,
+    dtype: Dtype::F32,
+    layout: HeadLayout::VocabHidden,
+    bias: false,
+    mask_every: 5,
+    mask_last: true,
+    temperatures: false,
+    lean: 0.1,
+};
+
+/// Chunks of so many tokens.
+fn chunks(size: usize) -> Tiling {
+    Tiling { token_chunk: Some(size), ..Tiling::default() }
+}
+
+/// Panels of so many vocabulary entries.
+fn panels(size: usize) -> Tiling {
+    Tiling { vocab_block: Some(size), ..Tiling::default() }
+}
 
 /// Eight virtual devices, shared by all tests.
 fn client() -> Client {
@@ -52,14 +77,14 @@ fn on_mesh(data: usize, vocab: usize) -> PjrtBackend {
 
 /// A loss whose derivative is a token's own business, with every term turned on.
 fn grpo() -> LossConfig {
-    loss(
+    config(
         r#"{"loss_type": "grpo", "epsilon_high": 0.28, "delta": 1.33, "beta": 0.04, "entropy_coef": 0.02,
             "temperature": 0.9}"#,
     )
 }
 
 fn cispo() -> LossConfig {
-    loss(
+    config(
         r#"{"loss_type": "cispo", "epsilon_high": 1.3, "beta": 0.1, "kl_estimator": "k2", "temperature": 0.7,
             "temperature_mode": "scale_logprobs"}"#,
     )
@@ -67,15 +92,12 @@ fn cispo() -> LossConfig {
 
 /// A loss whose ratio is that of a sequence.
 fn gspo() -> LossConfig {
-    loss(
-        r#"{"loss_type": "gspo", "epsilon_low": 0.05, "epsilon_high": 0.06, "beta": 0.1, "entropy_coef": -0.01,
-            "temperature": 1.3}"#,
-    )
+    testkit::loss("gspo")
 }
 
 /// Logits that are scaled and capped before the temperature.
 fn softcap() -> LossConfig {
-    loss(
+    config(
         r#"{"loss_type": "grpo", "epsilon_high": 0.28, "beta": 0.04, "entropy_coef": 0.02, "temperature": 0.9,
             "logit_scale": 1.7, "final_logit_softcapping": 4.0}"#,
     )
@@ -83,12 +105,8 @@ fn softcap() -> LossConfig {
 
 /// The same at sequence level, and the temperature after the softmax.
 fn softcap_logprobs() -> LossConfig {
-    loss(
+    config(
         r#"{"loss_type": "gspo", "epsilon_low": 0.05, "epsilon_high": 0.06, "beta": 0.1, "entropy_coef": -0.01,
             "logit_scale": -0.6, "final_logit_softcapping": 30.0, "temperature_mode": "scale_logprobs"}"#,
     )
-}
-
-fn loss(json: &str) -> LossConfig {
-    LossConfig::from_json(json).unwrap()
 }

@@ -1,13 +1,13 @@
 //! Masked tokens do not exist: NaN there gets nowhere, and their gradients are left alone.
 
-use crate::case::{Case, Shape, chunks, panels};
 use crate::evaluation::{Output, check};
-use crate::{backend, grpo, gspo, on_mesh};
+use crate::{SMALL, backend, chunks, grpo, gspo, on_mesh, panels};
 use grpo_core::{
     Advantages, GradientSpec, GradsMut, Implementation, LossConfig, LossPlan, PlanRequest, PolicyInput, PolicySpec,
     Tiling,
 };
 use rstest::rstest;
+use testkit::{Case, Shape};
 
 fn implementations() -> [(Implementation, Tiling); 4] {
     [
@@ -33,7 +33,7 @@ fn with_token_advantages(case: &Case) -> Case {
 #[case::grpo(grpo())]
 #[case::gspo(gspo())]
 fn poison_gets_nowhere(#[case] loss: LossConfig) {
-    let case = with_token_advantages(&Case::new(&loss, Shape { bias: true, ..Shape::default() }, 13));
+    let case = with_token_advantages(&Case::new(&loss, &Shape { bias: true, ..SMALL }, 13));
     for (implementation, tiling) in implementations() {
         let request = case.request(&loss, implementation, tiling);
         let mut plan = backend().plan_on_device(&request).unwrap();
@@ -46,10 +46,10 @@ fn poison_gets_nowhere(#[case] loss: LossConfig) {
 #[rstest]
 fn nothing_active_does_nothing(#[values((1, 1), (2, 2))] (data, vocab): (usize, usize)) {
     for loss in [grpo(), gspo()] {
-        let case = Case::new(&loss, Shape { bias: true, ..Shape::default() }, 5);
+        let case = Case::new(&loss, &Shape { bias: true, ..SMALL }, 5);
         let expected = case.oracle(&loss);
         let masked = case.with_batch(|batch| batch.with_mask(&vec![0.0; case.tokens()]).unwrap());
-        let poisoned = Case { hidden: crate::case::Tensor::new(vec![f32::NAN; 16 * 12], case.shape.dtype), ..masked };
+        let poisoned = Case { hidden: case.hidden.with(|hidden| hidden.fill(f32::NAN)), ..masked };
         for (implementation, tiling) in implementations() {
             let request = poisoned.request(&loss, implementation, tiling);
             let mut plan = on_mesh(data, vocab).plan_on_device(&request).unwrap();
@@ -72,7 +72,7 @@ fn nothing_active_does_nothing(#[values((1, 1), (2, 2))] (data, vocab): (usize, 
 #[rstest]
 fn smaller_batches_fit_a_plan(#[values((1, 1), (4, 2))] (data, vocab): (usize, usize)) {
     for loss in [grpo(), gspo()] {
-        let case = Case::new(&loss, Shape::default(), 21);
+        let case = Case::new(&loss, &SMALL, 21);
         for (implementation, tiling) in implementations() {
             let request = PlanRequest { max_tokens: 37, ..case.request(&loss, implementation, tiling) };
             let mut plan = on_mesh(data, vocab).plan_on_device(&request).unwrap();
@@ -99,13 +99,13 @@ fn masked_logits_are_not_read(
     #[values(Implementation::Reference, Implementation::Logits)] implementation: Implementation,
 ) {
     for loss in [grpo(), gspo()] {
-        let case = Case::new(&loss, Shape::default(), 9);
+        let case = Case::new(&loss, &SMALL, 9);
         let expected = case.oracle(&loss);
-        let (n, v) = (case.tokens(), case.shape.v);
+        let (n, v) = (case.tokens(), case.v);
         let logits = crate::logits::logits(&case);
-        assert!(logits.wide.iter().any(|z| z.is_nan()));
+        assert!(logits.iter().any(|z| z.is_nan()));
         let request = PlanRequest {
-            policy: PolicySpec::Logits { vocab: v, dtype: case.shape.dtype },
+            policy: PolicySpec::Logits { vocab: v, dtype: case.dtype() },
             ..case.request(&loss, implementation, Tiling::default())
         };
         let mut plan = backend().plan_on_device(&request).unwrap();

@@ -1,10 +1,10 @@
 //! Eight virtual devices: tokens split one way, the vocabulary the other. The numbers are those of one device.
 
-use crate::case::{Case, Shape, chunks, panels};
 use crate::evaluation::check;
-use crate::{cispo, grpo, gspo, on_mesh};
+use crate::{SMALL, chunks, cispo, grpo, gspo, on_mesh, panels};
 use grpo_core::{Dtype, HeadLayout, Implementation, LossConfig, Tiling};
 use rstest::rstest;
+use testkit::{Case, Shape};
 
 /// (data, vocab)
 const MESHES: [(usize, usize); 8] = [(2, 1), (4, 1), (8, 1), (1, 2), (1, 4), (1, 8), (2, 4), (4, 2)];
@@ -38,9 +38,9 @@ fn every_mesh_is_the_oracle(
             dtype: [Dtype::F32, Dtype::Bf16][turn % 2],
             layout: [HeadLayout::VocabHidden, HeadLayout::HiddenVocab][turn / 2 % 2],
             bias: !turn.is_multiple_of(3),
-            ..Shape::default()
+            ..SMALL
         };
-        let case = Case::new(&loss, shape, turn as u64);
+        let case = Case::new(&loss, &shape, turn as u64);
         let request = case.request(&loss, implementation_of, tiling.clone());
         let mut plan = on_mesh(data, vocab).plan_on_device(&request).unwrap();
         let name = format!("{data} x {vocab} {:?} {name} V {} {}", loss.loss_type, shape.v, shape.dtype.name());
@@ -68,9 +68,8 @@ fn every_mesh_is_the_oracle(
 fn the_family_on_a_mesh(#[case] json: &str) {
     let loss = LossConfig::from_json(json).unwrap();
     for (turn, (data, vocab)) in [(2, 4), (4, 2)].into_iter().enumerate() {
-        let shape =
-            Shape { dtype: [Dtype::F32, Dtype::Bf16][turn], v: [61, 64][turn], bias: turn == 0, ..Shape::default() };
-        let mut case = Case::new(&loss, shape, 29);
+        let shape = Shape { dtype: [Dtype::F32, Dtype::Bf16][turn], v: [61, 64][turn], bias: turn == 0, ..SMALL };
+        let mut case = Case::new(&loss, &shape, 29);
         // A sampler near the old policy, silent at times.
         let old = case.batch.old_logp().unwrap();
         let near = |(i, old): (usize, &f32)| if i % 7 == 3 { f32::NAN } else { old - 0.13 * [1.0, -1.0, 0.4][i % 3] };
@@ -91,7 +90,7 @@ fn an_odd_vocabulary(
     #[values((1, 8), (2, 4))] (data, vocab): (usize, usize),
 ) {
     let loss = cispo();
-    let case = Case::new(&loss, Shape { v: 1013, layout, bias: true, ..Shape::default() }, 19);
+    let case = Case::new(&loss, &Shape { v: 1013, layout, bias: true, ..SMALL }, 19);
     for (name, implementation, tiling) in
         [("chunks", Implementation::Fused, chunks(3)), ("panels", Implementation::Fused, panels(50))]
     {
@@ -105,7 +104,7 @@ fn an_odd_vocabulary(
 #[rstest]
 fn devices_without_anything(#[values((8, 1), (1, 8), (4, 2))] (data, vocab): (usize, usize)) {
     let loss = grpo();
-    let case = Case::new(&loss, Shape { lengths: &[3], v: 5, bias: true, ..Shape::default() }, 2);
+    let case = Case::new(&loss, &Shape { lengths: &[3], v: 5, bias: true, ..SMALL }, 2);
     for (name, implementation, tiling) in implementations() {
         let request = case.request(&loss, implementation, tiling);
         let mut plan = on_mesh(data, vocab).plan_on_device(&request).unwrap();
@@ -119,7 +118,7 @@ fn given_logits_on_a_mesh(
     #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
 ) {
     for loss in [grpo(), gspo()] {
-        let case = Case::new(&loss, Shape { dtype, ..Shape::default() }, 3);
+        let case = Case::new(&loss, &Shape { dtype, ..SMALL }, 3);
         let request = crate::logits::request(&case, &loss, Implementation::Logits);
         let mut plan = on_mesh(data, vocab).plan_on_device(&request).unwrap();
         let name = format!("{data} x {vocab} {:?} {}", loss.loss_type, dtype.name());

@@ -1,13 +1,13 @@
 //! TRL's metrics, and steps of several micro-batches.
 
-use crate::case::{Case, Shape, chunks, panels};
 use crate::evaluation::Output;
-use crate::{backend, cispo, grpo, gspo, loss};
+use crate::{SMALL, backend, chunks, cispo, grpo, gspo, panels};
 use backend_cpu::CpuBackend;
 use grpo_core::aggregate::token_weights;
 use grpo_core::parity::Tolerances;
 use grpo_core::{Advantages, Backend, Dtype, Implementation, LossConfig, Metric, Tiling};
 use rstest::rstest;
+use testkit::{Case, Shape, config};
 
 fn implementations() -> [(Implementation, Tiling); 3] {
     [
@@ -24,13 +24,13 @@ fn implementations() -> [(Implementation, Tiling); 3] {
 #[case::gspo(gspo(), false)]
 #[case::gspo_with_token_advantages(gspo(), true)]
 #[case::sequence_level_cispo(
-    loss(r#"{"loss_type": "cispo", "epsilon_high": 1.05, "importance_sampling_level": "sequence"}"#),
+    config(r#"{"loss_type": "cispo", "epsilon_high": 1.05, "importance_sampling_level": "sequence"}"#),
     false
 )]
 fn metrics_are_those_of_the_cpu_backend(#[case] loss: LossConfig, #[case] per_token: bool) {
-    let shape = Shape { lengths: &[9, 0, 8, 11, 3], ..Shape::default() };
+    let shape = Shape { lengths: &[9, 0, 8, 11, 3], ..SMALL };
     let cases = (0..32).map(|seed| {
-        let case = Case::new(&loss, shape, seed);
+        let case = Case::new(&loss, &shape, seed);
         let list = (0..case.tokens()).map(|i| [1.2, -0.7, 0.4][i % 3]).collect();
         match per_token {
             true => case.with_batch(|batch| batch.with_advantages(Advantages::PerToken(list)).unwrap()),
@@ -74,7 +74,7 @@ fn metrics_are_those_of_the_cpu_backend(#[case] loss: LossConfig, #[case] per_to
 #[case::grpo(grpo())]
 #[case::gspo(gspo())]
 fn micro_batches_add_up(#[case] loss: LossConfig, #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype) {
-    let case = Case::new(&loss, Shape { dtype, bias: true, ..Shape::default() }, 17);
+    let case = Case::new(&loss, &Shape { dtype, bias: true, ..SMALL }, 17);
     let weights = token_weights(&loss, &case.batch).unwrap();
     let case = case.with_batch(|batch| batch.with_weights(weights).unwrap());
     let expected = case.oracle(&loss);

@@ -1,13 +1,13 @@
 //! NaN and infinity at tokens that count are seen by every program, as on the CPU (its tests have every loss; the golden
 //! files have every loss here).
 
-use crate::case::{Case, Shape, Tensor, chunks, panels};
 use crate::evaluation::Output;
-use crate::{backend, grpo, gspo, on_mesh, softcap};
+use crate::{SMALL, backend, chunks, grpo, gspo, on_mesh, panels, softcap};
 use grpo_core::{
     Error, GradsMut, Implementation, LossConfig, LossPlan, PlanRequest, PolicyInput, PolicySpec, Tiling, TokenBatch,
 };
 use rstest::rstest;
+use testkit::{Case, Shape, config};
 
 fn implementations() -> [(Implementation, Tiling); 4] {
     [
@@ -16,13 +16,6 @@ fn implementations() -> [(Implementation, Tiling); 4] {
         (Implementation::Fused, chunks(5)),
         (Implementation::Fused, panels(16)),
     ]
-}
-
-/// `case` with `value` in one hidden unit of `row`.
-fn poisoned(case: &Case, row: usize, value: f32) -> Case {
-    let mut hidden = case.hidden.wide.clone();
-    hidden[row * case.shape.h + 3] = value;
-    Case { hidden: Tensor::new(hidden, case.shape.dtype), ..case.clone() }
 }
 
 /// On one device and on a mesh, over which rows' maxima and sums are reduced.
@@ -34,7 +27,7 @@ fn a_nan_in_hidden_states_reaches_the_loss(
     #[case] loss: LossConfig,
     #[values((1, 1), (2, 2))] (data, vocab): (usize, usize),
 ) {
-    let case = Case::new(&loss, Shape { bias: true, ..Shape::default() }, 13);
+    let case = Case::new(&loss, &Shape { bias: true, ..SMALL }, 13);
     let begin = Output::begin(&case.oracle(&loss), case.request(&loss, Implementation::Fused, chunks(5)).gradients);
     for (implementation, tiling) in implementations() {
         let request = case.request(&loss, implementation, tiling);
@@ -42,7 +35,7 @@ fn a_nan_in_hidden_states_reaches_the_loss(
         // Softcaps hold an infinite logit, as tanh does.
         let infinity = if loss.final_logit_softcapping.is_some() { f32::NAN } else { f32::INFINITY };
         for (row, poison) in [(0, f32::NAN), (8, f32::NAN), (8, infinity), (3, -infinity)] {
-            let case = poisoned(&case, row, poison);
+            let case = case.poisoned(row, poison);
             let what = format!("{} on {data} x {vocab}, {poison} at {row}", implementation.name());
             let mut output = begin.clone();
             output.add(&mut plan, &case);
@@ -51,7 +44,7 @@ fn a_nan_in_hidden_states_reaches_the_loss(
                 let logp = output.scores.logp[*other];
                 assert_eq!(logp.is_nan(), *other == row, "{what}: {logp} of token {other}");
             }
-            let h = case.shape.h;
+            let h = case.h;
             let (hidden, lm_head) = (output.hidden.unwrap(), output.lm_head.unwrap());
             assert!(hidden[row * h..(row + 1) * h].iter().all(|g| g.is_nan()), "{what}");
             assert!(lm_head.iter().any(|g| g.is_nan()), "{what}");
@@ -71,10 +64,10 @@ fn rows_of_logits_that_are_not_finite(
     #[values(Implementation::Reference, Implementation::Logits)] implementation: Implementation,
 ) {
     let (nan, inf) = (f32::NAN, f32::INFINITY);
-    let loss = crate::loss(r#"{"loss_type": "bnpo", "entropy_coef": 0.1}"#);
+    let loss = config(r#"{"loss_type": "bnpo", "entropy_coef": 0.1}"#);
     let batch = TokenBatch::packed(vec![1, 0], vec![0, 2]).unwrap();
     let batch = batch.with_advantages(vec![0.0]).unwrap().with_old_logp(vec![-1.0; 2]).unwrap();
-    let case = Case::new(&loss, Shape { lengths: &[2], v: 3, ..Shape::default() }, 3);
+    let case = Case::new(&loss, &Shape { lengths: &[2], v: 3, ..SMALL }, 3);
     let request = PlanRequest {
         policy: PolicySpec::Logits { vocab: 3, dtype: grpo_core::Dtype::F32 },
         ..case.request(&loss, implementation, Tiling::default())
@@ -104,7 +97,7 @@ fn rows_of_logits_that_are_not_finite(
 /// What no device could hold is refused before a compiler sees it.
 #[test]
 fn a_limit_of_memory_is_checked_before_and_after_compiling() {
-    let case = Case::new(&grpo(), Shape::default(), 5);
+    let case = Case::new(&grpo(), &SMALL, 5);
     let with = |memory_limit| {
         let tiling = Tiling { memory_limit, ..Tiling::default() };
         backend().plan_on_device(&case.request(&grpo(), Implementation::Reference, tiling))

@@ -1,27 +1,17 @@
 //! What may be rounded to bf16 is rounded once, and then forward and backward agree.
 
-use crate::case::{Case, Shape, chunks, panels};
 use crate::evaluation::{Output, assert_same, report};
-use crate::{backend, grpo, gspo, loss, on_mesh};
+use crate::{SMALL, backend, chunks, grpo, gspo, on_mesh, panels};
 use backend_cpu::oracle::{Evaluation, Policy, evaluate};
 use backend_tpu::PjrtPlan;
 use backend_tpu::program::{Numerics, Role};
 use grpo_core::parity::{Comparison, Tolerances};
-use grpo_core::{
-    Dtype, Error, GradientSpec, GradsMut, HeadLayout, Implementation, LossConfig, LossPlan, TensorMut, Tiling,
-};
+use grpo_core::{Dtype, Error, GradientSpec, GradsMut, Implementation, LossConfig, LossPlan, TensorMut, Tiling};
 use half::bf16;
 use rstest::rstest;
+use testkit::{Case, Shape, config};
 
-const BF16: Shape = Shape {
-    lengths: &[5, 0, 1, 7, 3],
-    h: 12,
-    v: 61,
-    dtype: Dtype::Bf16,
-    layout: HeadLayout::VocabHidden,
-    bias: false,
-    temperatures: false,
-};
+const BF16: Shape<'static> = Shape { dtype: Dtype::Bf16, ..SMALL };
 
 fn implementations() -> [(Implementation, Tiling); 4] {
     [
@@ -45,7 +35,7 @@ fn planned(
 /// Logits with a product in f64 and one rounding, the loss of which is the oracle; its gradient by hidden states and head
 /// follows by hand.
 fn oracle_of_rounded_logits(case: &Case, loss: &LossConfig) -> Evaluation<f64> {
-    let Shape { h, v, .. } = case.shape;
+    let Case { h, v, .. } = *case;
     let (hidden, head) = (case.hidden.in_f64(), case.lm_head.in_f64());
     let dot = |i: usize, j: usize| (0..h).map(|k| hidden[i * h + k] * head[j * h + k]).sum::<f64>();
     let n = case.tokens();
@@ -73,7 +63,7 @@ fn oracle_of_rounded_logits(case: &Case, loss: &LossConfig) -> Evaluation<f64> {
 #[case::gspo(gspo())]
 fn rounded_logits_are_rounded_once(#[case] loss: LossConfig) {
     let numerics = Numerics { logits: Dtype::Bf16, ..Numerics::default() };
-    let case = Case::new(&loss, BF16, 3);
+    let case = Case::new(&loss, &BF16, 3);
     let (rounded, exact) = (oracle_of_rounded_logits(&case, &loss), case.oracle(&loss));
     let apart = rounded.logp.iter().zip(&exact.logp).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
     assert!(apart > 1e-3, "rounding changes next to nothing: {apart:e}");
@@ -93,7 +83,7 @@ fn rounded_logits_are_rounded_once(#[case] loss: LossConfig) {
 #[rstest]
 fn gradients_over_the_vocabulary_cancel(#[values(Dtype::F32, Dtype::Bf16)] logits: Dtype) {
     let loss = grpo();
-    let case = Case::new(&loss, Shape { bias: true, ..BF16 }, 3);
+    let case = Case::new(&loss, &Shape { bias: true, ..BF16 }, 3);
     for (implementation, tiling) in implementations() {
         let numerics = Numerics { logits, ..Numerics::default() };
         let mut plan = planned(numerics, &case, &loss, implementation, tiling);
@@ -113,7 +103,7 @@ fn gradients_over_the_vocabulary_cancel(#[values(Dtype::F32, Dtype::Bf16)] logit
 #[case::gspo(gspo())]
 fn rounded_gradients_of_logits_stay_near(#[case] loss: LossConfig) {
     let numerics = Numerics { logits: Dtype::Bf16, dlogits: Dtype::Bf16, ..Numerics::default() };
-    let case = Case::new(&loss, BF16, 5);
+    let case = Case::new(&loss, &BF16, 5);
     let expected = oracle_of_rounded_logits(&case, &loss);
     for (implementation, tiling) in implementations() {
         let mut plan = planned(numerics, &case, &loss, implementation, tiling);
@@ -131,7 +121,7 @@ fn rounded_gradients_of_logits_stay_near(#[case] loss: LossConfig) {
 fn gradients_summed_in_bf16(#[values((1, 1), (2, 2))] (data, vocab): (usize, usize)) {
     let numerics = Numerics { gradients: Dtype::Bf16, ..Numerics::default() };
     for loss in [grpo(), gspo()] {
-        let case = Case::new(&loss, BF16, 7);
+        let case = Case::new(&loss, &BF16, 7);
         let expected = case.oracle(&loss);
         for (implementation, tiling) in implementations() {
             let backend = on_mesh(data, vocab).with_numerics(numerics);
@@ -167,7 +157,7 @@ fn gradients_summed_in_bf16(#[values((1, 1), (2, 2))] (data, vocab): (usize, usi
 #[test]
 fn sums_in_bf16_do_not_fit_the_host() {
     let loss = grpo();
-    let case = Case::new(&loss, BF16, 7);
+    let case = Case::new(&loss, &BF16, 7);
     let numerics = Numerics { gradients: Dtype::Bf16, ..Numerics::default() };
     let mut plan = planned(numerics, &case, &loss, Implementation::Fused, chunks(5));
     let mut output = Output::begin(&case.oracle(&loss), GradientSpec::default());
@@ -182,7 +172,7 @@ fn sums_in_bf16_do_not_fit_the_host() {
 #[case::dlogits(Numerics { dlogits: Dtype::Bf16, ..Numerics::default() })]
 #[case::gradients(Numerics { gradients: Dtype::Bf16, ..Numerics::default() })]
 fn rounding_f32_inputs_is_refused(#[case] numerics: Numerics) {
-    let case = Case::new(&grpo(), Shape::default(), 1);
+    let case = Case::new(&grpo(), &SMALL, 1);
     for (implementation, tiling) in implementations() {
         let request = case.request(&grpo(), implementation, tiling);
         let error = backend().with_numerics(numerics).plan_on_device(&request).err().expect("f32 is not to be rounded");
@@ -194,8 +184,8 @@ fn rounding_f32_inputs_is_refused(#[case] numerics: Numerics) {
 #[test]
 fn the_entropy_can_be_left_out() {
     let without = Numerics { entropy: false, ..Numerics::default() };
-    let plain = loss(r#"{"loss_type": "grpo", "epsilon_high": 0.28, "beta": 0.04, "temperature": 0.9}"#);
-    let case = Case::new(&plain, Shape::default(), 1);
+    let plain = config(r#"{"loss_type": "grpo", "epsilon_high": 0.28, "beta": 0.04, "temperature": 0.9}"#);
+    let case = Case::new(&plain, &SMALL, 1);
     for (implementation, tiling) in implementations() {
         let request = case.request(&plain, implementation, tiling);
         let outputs = [Numerics::default(), without].map(|numerics| {

@@ -1,14 +1,14 @@
 //! Planning: budgets, plugins that are not there, threads, requests that make no sense.
 
-use crate::case::{Case, Shape, chunks, panels};
 use crate::evaluation::check;
-use crate::{backend, client, grpo, gspo};
+use crate::{SMALL, backend, chunks, client, grpo, gspo, panels};
 use backend_tpu::PjrtBackend;
 use backend_tpu::plugins::Kind;
 use backend_tpu::program::{Mesh, MosaicBlocks};
 use grpo_core::{Backend, Error, Implementation, LoopOrder, PlanRequest, Tiling};
 use rstest::rstest;
 use std::process::Command;
+use testkit::{Case, Shape};
 
 fn with_budget(workspace_budget: usize, loop_order: Option<LoopOrder>) -> Tiling {
     Tiling { workspace_budget, loop_order, ..Tiling::default() }
@@ -21,7 +21,7 @@ fn with_budget(workspace_budget: usize, loop_order: Option<LoopOrder>) -> Tiling
 #[case::panels(400_000, Some(LoopOrder::VocabPanels))]
 fn a_budget_is_kept(#[case] budget: usize, #[case] order: Option<LoopOrder>) {
     for loss in [grpo(), gspo()] {
-        let case = Case::new(&loss, Shape { lengths: &[20, 0, 15, 26, 3], v: 1500, ..Shape::default() }, 5);
+        let case = Case::new(&loss, &Shape { lengths: &[20, 0, 15, 26, 3], v: 1500, ..SMALL }, 5);
         let request = case.request(&loss, Implementation::Fused, with_budget(budget, order));
         let mut plan = backend().plan(&request).unwrap();
         let memory = plan.memory();
@@ -40,7 +40,7 @@ fn an_impossible_budget_is_an_error(
     #[values(None, Some(LoopOrder::TokenChunks), Some(LoopOrder::VocabPanels))] order: Option<LoopOrder>,
     #[values(1, 100, 2000)] budget: usize,
 ) {
-    let case = Case::new(&grpo(), Shape::default(), 5);
+    let case = Case::new(&grpo(), &SMALL, 5);
     let error = backend().plan(&case.request(&grpo(), Implementation::Fused, with_budget(budget, order))).err();
     match error.expect("no tile fits") {
         Error::Budget { budget: b, minimum, .. } => assert!(b == budget && minimum > budget),
@@ -51,14 +51,14 @@ fn an_impossible_budget_is_an_error(
 /// The budget is for tiles: what has none does not ask for it.
 #[rstest]
 fn dense_programs_have_no_budget(#[values(Implementation::Reference, Implementation::Logits)] dense: Implementation) {
-    let case = Case::new(&grpo(), Shape::default(), 5);
+    let case = Case::new(&grpo(), &SMALL, 5);
     assert!(backend().plan(&case.request(&grpo(), dense, with_budget(100, None))).is_ok());
 }
 
 /// No loop has a size that belongs to the other order; the budget decides over panels as it does over chunks.
 #[test]
 fn a_size_of_the_other_order_is_refused() {
-    let case = Case::new(&grpo(), Shape { lengths: &[20, 0, 15, 26, 3], v: 1500, ..Shape::default() }, 5);
+    let case = Case::new(&grpo(), &Shape { lengths: &[20, 0, 15, 26, 3], v: 1500, ..SMALL }, 5);
     let panels = with_budget(400_000, Some(LoopOrder::VocabPanels));
     let plan = |tiling| backend().plan(&case.request(&grpo(), Implementation::Fused, tiling));
     let both = Tiling { token_chunk: Some(4), ..panels.clone() };
@@ -69,7 +69,7 @@ fn a_size_of_the_other_order_is_refused() {
 
 #[test]
 fn requests_that_make_no_sense_are_refused() {
-    let case = Case::new(&grpo(), Shape::default(), 5);
+    let case = Case::new(&grpo(), &SMALL, 5);
     let request = case.request(&grpo(), Implementation::Fused, chunks(0));
     assert!(matches!(backend().plan(&request), Err(Error::Shape { .. })));
     let logits = crate::logits::request(&case, &grpo(), Implementation::Fused);
@@ -98,7 +98,7 @@ fn threads_share_a_backend() {
             scope.spawn(move || {
                 let loss = if thread % 2 == 0 { grpo() } else { gspo() };
                 let tiling = if thread < 2 { chunks(5) } else { panels(16) };
-                let case = Case::new(&loss, Shape::default(), thread);
+                let case = Case::new(&loss, &SMALL, thread);
                 let request = case.request(&loss, Implementation::Fused, tiling);
                 let mut plan = shared.plan(&request).unwrap();
                 for _ in 0..5 {

@@ -1,8 +1,7 @@
 //! Tensors that stay on the devices from step to step.
 
-use crate::case::{Case, Shape, chunks, panels};
 use crate::evaluation::Output;
-use crate::{backend, grpo, gspo, on_mesh};
+use crate::{SMALL, backend, chunks, grpo, gspo, on_mesh, panels};
 use backend_tpu::program::Role;
 use backend_tpu::{PjrtPlan, PjrtTensor};
 use grpo_core::parity::Tolerances;
@@ -12,6 +11,7 @@ use grpo_core::{
 };
 use rstest::rstest;
 use std::any::Any;
+use testkit::{Case, Shape};
 
 /// A policy on the devices.
 struct Resident {
@@ -50,15 +50,15 @@ fn three_steps_are_those_of_the_host(
     #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
 ) {
     for loss in [grpo(), gspo()] {
-        let case = Case::new(&loss, Shape { dtype, ..Shape::default() }, 23);
+        let case = Case::new(&loss, &Shape { dtype, ..SMALL }, 23);
         let request = case.request(&loss, implementation, tiling.clone());
         let mut plan = on_mesh(data, vocab).plan_on_device(&request).unwrap();
         let resident = Resident::new(&plan, &case);
         let mut hidden = plan.zeros(Role::GradHidden, case.tokens()).unwrap();
         let mut lm_head = plan.zeros(Role::GradLmHead, 0).unwrap();
         let mut host = Output {
-            hidden: Some(vec![0.0; case.tokens() * case.shape.h]),
-            lm_head: Some(vec![0.0; case.shape.v * case.shape.h]),
+            hidden: Some(vec![0.0; case.tokens() * case.h]),
+            lm_head: Some(vec![0.0; case.v * case.h]),
             ..Output::default()
         };
         for _ in 0..3 {
@@ -91,7 +91,7 @@ fn three_steps_are_those_of_the_host(
 #[test]
 fn host_and_device_mix() {
     let loss = grpo();
-    let case = Case::new(&loss, Shape::default(), 2);
+    let case = Case::new(&loss, &SMALL, 2);
     let mut plan = backend().plan_on_device(&case.request(&loss, Implementation::Fused, chunks(5))).unwrap();
     let resident = Resident::new(&plan, &case);
     let mut host = Output::begin(&case.oracle(&loss), Default::default());
@@ -111,13 +111,13 @@ fn host_and_device_mix() {
 #[rstest]
 fn logits_in_place_on_the_device(#[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype) {
     let loss = gspo();
-    let case = Case::new(&loss, Shape { dtype, ..Shape::default() }, 8);
+    let case = Case::new(&loss, &Shape { dtype, ..SMALL }, 8);
     let z = crate::logits::logits(&case);
     let mut plan = backend().plan_on_device(&crate::logits::request(&case, &loss, Implementation::Logits)).unwrap();
     let mut logits = plan.upload(Role::Logits, case.tokens(), z.as_ref()).unwrap();
     let scores = plan.score(PolicyInput::Logits(TensorRef::Device(&logits)), &case.batch).unwrap();
     let unchanged = logits.to_host().unwrap();
-    assert!(unchanged.iter().zip(&z.wide).all(|(a, b)| a == b || (a.is_nan() && b.is_nan())));
+    assert!(unchanged.iter().zip(z.iter()).all(|(a, b)| a == b || (a.is_nan() && b.is_nan())));
     let output = plan.value_and_grad_in_place(TensorMut::Device(&mut logits), &case.batch).unwrap();
     crate::evaluation::assert_same("in place", &scores, &output.scores);
     let expected = crate::logits::oracle(&case, &loss, &z).grad_logits;
@@ -145,7 +145,7 @@ impl DeviceTensor for Foreign {
 }
 
 fn planned(loss: &LossConfig) -> (Case, PjrtPlan) {
-    let case = Case::new(loss, Shape::default(), 4);
+    let case = Case::new(loss, &SMALL, 4);
     let plan = backend().plan_on_device(&case.request(loss, Implementation::Fused, chunks(5))).unwrap();
     (case, plan)
 }
@@ -157,7 +157,7 @@ fn a_tensor_of_another_backend_is_refused() {
     let error = plan.score(policy(TensorRef::Device(&Foreign)), &case.batch).unwrap_err();
     assert!(matches!(&error, Error::Unsupported { what, .. } if what.contains("Foreign")), "{error}");
 
-    let (mut foreign, mut hidden) = (Foreign, vec![0.0; case.tokens() * case.shape.h]);
+    let (mut foreign, mut hidden) = (Foreign, vec![0.0; case.tokens() * case.h]);
     let grads = GradsMut {
         hidden: Some((&mut hidden).into()),
         lm_head: Some(TensorMut::Device(&mut foreign)),
@@ -212,7 +212,7 @@ fn tensors_that_do_not_fit_are_refused() {
     assert!(matches!(error, Error::Shape { .. }), "{error}");
 
     // Tensors of a plan of other shapes, and of a plan on other devices.
-    let other = Case::new(&loss, Shape { v: 60, ..Shape::default() }, 4);
+    let other = Case::new(&loss, &Shape { v: 60, ..SMALL }, 4);
     let others = backend().plan_on_device(&other.request(&loss, Implementation::Fused, chunks(5))).unwrap();
     let error = plan.score(Resident::new(&others, &other).policy(), &case.batch).unwrap_err();
     assert!(matches!(error, Error::Shape { .. }), "{error}");

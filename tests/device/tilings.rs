@@ -1,10 +1,10 @@
 //! The fused loops, cut in every way: windows of one, windows that do not divide, windows larger than the tensor.
 
-use crate::case::{Case, Shape, chunks, panels};
 use crate::evaluation::{DTYPES, check};
-use crate::{backend, cispo, grpo, gspo};
+use crate::{SMALL, backend, chunks, cispo, grpo, gspo, panels};
 use grpo_core::{Dtype, GradientSpec, HeadLayout, Implementation, LossConfig, PlanRequest, Tiling};
 use rstest::rstest;
+use testkit::{Case, Shape};
 
 /// For N = 16 and V = 61.
 fn tilings() -> Vec<(String, Tiling)> {
@@ -33,7 +33,7 @@ fn every_tiling_is_the_oracle(
             GradientSpec { hidden: true, lm_head: true, bias },
             GradientSpec { hidden: false, lm_head: true, bias },
         ][turn % 4];
-        let case = Case::new(&loss, Shape { dtype, layout, bias, ..Shape::default() }, i as u64);
+        let case = Case::new(&loss, &Shape { dtype, layout, bias, ..SMALL }, i as u64);
         let request = PlanRequest { gradients, ..case.request(&loss, Implementation::Fused, tiling) };
         let mut plan = backend().plan_on_device(&request).unwrap();
         let name = format!("{:?} {} {layout:?} bias {bias}: {name}", loss.loss_type, dtype.name());
@@ -51,7 +51,7 @@ fn dense_programs_are_the_oracle(
     #[values(HeadLayout::VocabHidden, HeadLayout::HiddenVocab)] layout: HeadLayout,
 ) {
     for dtype in DTYPES {
-        let case = Case::new(&loss, Shape { dtype, layout, bias: true, ..Shape::default() }, 3);
+        let case = Case::new(&loss, &Shape { dtype, layout, bias: true, ..SMALL }, 3);
         let request = case.request(&loss, implementation, Tiling::default());
         let mut plan = backend().plan_on_device(&request).unwrap();
         let name = format!("{:?} {} {layout:?}: {}", loss.loss_type, dtype.name(), implementation.name());
@@ -63,7 +63,7 @@ fn dense_programs_are_the_oracle(
 #[rstest]
 fn no_gradient_at_all(#[values(chunks(3), panels(7))] tiling: Tiling) {
     for loss in [grpo(), gspo()] {
-        let case = Case::new(&loss, Shape::default(), 5);
+        let case = Case::new(&loss, &SMALL, 5);
         let gradients = GradientSpec { hidden: false, lm_head: false, bias: false };
         let request = PlanRequest { gradients, ..case.request(&loss, Implementation::Fused, tiling.clone()) };
         check("no gradient", &mut backend().plan_on_device(&request).unwrap(), &case, &loss, gradients);

@@ -1,13 +1,13 @@
 //! Logit scale, softcap and temperatures of tokens.
 
-use crate::case::{Case, Shape, chunks, panels};
 use crate::evaluation::{DTYPES, check};
-use crate::{backend, cispo, grpo, loss, on_mesh, softcap, softcap_logprobs};
+use crate::{SMALL, backend, chunks, cispo, grpo, on_mesh, panels, softcap, softcap_logprobs};
 use grpo_core::{
     Advantages, Dtype, GradientSpec, GradsMut, HeadLayout, Implementation, LossConfig, LossPlan, PlanRequest,
     PolicyInput, PolicySpec, Tiling, TokenBatch,
 };
 use rstest::rstest;
+use testkit::{Case, Shape, config};
 
 #[rstest]
 #[case::softcap(softcap())]
@@ -23,7 +23,7 @@ fn hidden_states_are_the_oracle(#[case] loss: LossConfig, #[values(false, true)]
     ];
     for (i, (name, implementation, tiling)) in implementations.into_iter().enumerate() {
         let (dtype, layout) = (DTYPES[i % 2], [HeadLayout::VocabHidden, HeadLayout::HiddenVocab][i / 2]);
-        let case = Case::new(&loss, Shape { dtype, layout, bias: true, temperatures, ..Shape::default() }, 3);
+        let case = Case::new(&loss, &Shape { dtype, layout, bias: true, temperatures, ..SMALL }, 3);
         let request = case.request(&loss, implementation, tiling.clone());
         check(name, &mut backend().plan_on_device(&request).unwrap(), &case, &loss, request.gradients);
         // Tokens split one way, the vocabulary, which 2 does not divide, the other.
@@ -40,7 +40,7 @@ fn given_logits_are_the_oracle(
     #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
     #[values(Implementation::Reference, Implementation::Logits)] implementation: Implementation,
 ) {
-    let case = Case::new(&loss, Shape { dtype, temperatures: true, ..Shape::default() }, 3);
+    let case = Case::new(&loss, &Shape { dtype, temperatures: true, ..SMALL }, 3);
     let mut plan = backend().plan_on_device(&crate::logits::request(&case, &loss, implementation)).unwrap();
     crate::logits::check(implementation.name(), &mut plan, &case, &loss);
 }
@@ -49,7 +49,7 @@ fn given_logits_are_the_oracle(
 /// log p = -ln(1 + exp(-3 tanh(2/3) / 2)). With the temperature before the cap it would be -0.32292.
 #[test]
 fn the_order_is_scale_cap_temperature() {
-    let loss = loss(r#"{"logit_scale": 2, "final_logit_softcapping": 3, "temperature": 5}"#);
+    let loss = config(r#"{"logit_scale": 2, "final_logit_softcapping": 3, "temperature": 5}"#);
     let batch = TokenBatch::packed(vec![0], vec![0, 1]).unwrap().with_temperatures(vec![2.0]).unwrap();
     let batch = batch.with_advantages(Advantages::PerSequence(vec![1.0])).unwrap();
     let request = PlanRequest {
