@@ -4,6 +4,8 @@
 //! A [`Case`] is a policy and a batch sampled from it, of a [`Shape`] and a seed. [`loss`] has settings for every way in which
 //! tokens have to do with each other. [`run`] makes one call of a plan, and [`Differences`] holds what came out to the f64 oracle.
 
+#![forbid(unsafe_code)]
+
 mod arranged;
 mod case;
 pub mod cpu;
