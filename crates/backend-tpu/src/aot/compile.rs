@@ -84,12 +84,17 @@ impl Compiler {
     /// Adds the compiler's estimates.
     pub(super) fn estimate(&self, compiled: Compiled, mesh: Mesh) -> Result<Report> {
         let loops = compiled.program.module.main.loops();
-        let mut reports: Vec<_> = loops.iter().map(|l| LoopReport { trips: l.trips, body_seconds: None }).collect();
+        let mut reports: Vec<LoopReport> = vec![];
+        for l in &loops {
+            if !reports.iter().any(|report| report.trips == l.trips) {
+                reports.push(LoopReport { trips: l.trips, body_seconds: None });
+            }
+        }
         let cost = self.cost(&compiled, &loops, &mut reports, mesh)?;
         Ok(compiled.report.with_cost(cost, reports, self.target.chip()))
     }
 
-    /// Estimates of the whole program, for which every loop is left out once; `Err` within says why there are none.
+    /// Estimates of the whole program, for which the loops of every number of trips are left out once; `Err` within says why there are none.
     fn cost(
         &self,
         compiled: &Compiled,
@@ -105,11 +110,12 @@ impl Compiler {
             return Ok(Err("the plugin's cost analysis has no estimate of the time".into()));
         }
         let mut costs = vec![];
-        for (l, report) in loops.iter().zip(reports) {
-            let Some(trips) = l.trips else {
+        for report in reports {
+            let Some(trips) = report.trips else {
                 return Ok(Err("a loop's trip count is not a constant".into()));
             };
-            let executable = self.compile_module(&compiled.program.module.without_loops(&[l.operation]), mesh)?;
+            let alike: Vec<usize> = loops.iter().filter(|l| l.trips == report.trips).map(|l| l.operation).collect();
+            let executable = self.compile_module(&compiled.program.module.without_loops(&alike), mesh)?;
             let without = match Cost::of(&executable)? {
                 Ok(without) => without,
                 Err(reason) => return Ok(Err(reason)),

@@ -36,7 +36,7 @@ pub struct Report {
     pub estimate_cycles_seconds: Option<f64>,
     /// Why there are no estimates.
     pub no_estimate: Option<String>,
-    /// The loops of the program, in order.
+    /// The loops of the program, by the number of their iterations, in order.
     pub loops: Vec<LoopReport>,
     /// The time that no program can beat on this chip.
     pub floor: Floor,
@@ -44,12 +44,12 @@ pub struct Report {
     pub compile_seconds: f64,
 }
 
-/// A loop of a program.
+/// The loops of a program that have as many iterations.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LoopReport {
-    /// The number of its iterations; `None` when the program does not say.
+    /// The number of iterations; `None` when the program does not say.
     pub trips: Option<u64>,
-    /// Estimate of the time of one iteration in seconds.
+    /// Estimate of the time of one iteration of each in seconds.
     pub body_seconds: Option<f64>,
 }
 

@@ -13,6 +13,12 @@ use grpo_core::objective::{BatchLoss, BatchTerms, batch_loss};
 use grpo_core::{KlImportance, LossConfig, TemperatureMode};
 use stablehlo::{Dtype, Reducer, TensorType, Value};
 
+/// Tokens that are compared with a device's at a time. Code for TPUs, where f64 is made of pairs, grows with them faster than they do: all
+/// 4096 by 4096 at once took libtpu a minute.
+const COMPARED: usize = 128;
+/// The sequence of masked tokens and of those that are none.
+const OF_NOBODY: i64 = -1;
+
 /// Tokens of a device, or a chunk of them. Every entry `[N]`.
 #[derive(Clone)]
 pub(crate) struct Tokens {
@@ -127,10 +133,28 @@ impl Tokens {
     /// of a sum over a long sequence shows every digit that the sum has lost.
     pub(crate) fn sequence_sum(&self, coord: &MeshCoord, sequences: &Value, value: &Value) -> Value {
         let all = coord.gather_tokens(value);
-        let shape = [value.shape()[0], all.shape()[0]];
-        let same = self.sequence.broadcast_in_dim(&shape, &[0]).eq(&sequences.broadcast_in_dim(&shape, &[1]));
-        let all = all.convert(Dtype::F64).broadcast_in_dim(&shape, &[1]);
-        same.select(&all, &all.like(0.0)).reduce(Reducer::Add, &[1])
+        let (n, g) = (value.shape()[0], all.shape()[0]);
+        let compared = |sequences: &Value, values: &Value| {
+            let shape = [n, values.shape()[0]];
+            let same = self.sequence.broadcast_in_dim(&shape, &[0]).eq(&sequences.broadcast_in_dim(&shape, &[1]));
+            let values = values.convert(Dtype::F64).broadcast_in_dim(&shape, &[1]);
+            same.select(&values, &values.like(0.0)).reduce(Reducer::Add, &[1])
+        };
+        if g <= COMPARED {
+            return compared(sequences, &all);
+        }
+        let f = value.builder();
+        let width = g.next_multiple_of(COMPARED);
+        let padded = |list: &Value, with: Value| list.pad(&with, &[0], &[width - g]);
+        let sequences = padded(sequences, f.scalar(OF_NOBODY, Dtype::I32));
+        let all = padded(&all, f.scalar(0.0, all.ty().dtype));
+        let none = f.splat(0.0, TensorType::new(Dtype::F64, [n]));
+        let mut sums = f.for_loop(width / COMPARED, &[&none], |trip, sums| {
+            let start = trip * trip.like(COMPARED as i64);
+            let block = |list: &Value| list.dynamic_slice(&[&start], &[COMPARED]);
+            vec![&sums[0] + compared(&block(&sequences), &block(&all))]
+        });
+        sums.swap_remove(0)
     }
 
     /// [`LossSums`] over all tokens of all devices, in their order: f32 `[LossSums::COUNT]`.
