@@ -115,7 +115,7 @@ const SMALL: [&str; 6] = [
 #[test]
 fn the_same_program_compiles_for_a_mesh() {
     let arguments = [&["--target", "v6e:2x4", "--set", "mesh={data: 2, vocab: 4}"][..], &SMALL].concat();
-    let document = compile(Kind::Tpu, &arguments, &["fused.temp_bytes > 0"]);
+    let document = compile(Kind::Tpu, &arguments, &["fused.code_bytes > 0"]);
     // 128 tokens of a device in chunks of 64.
     assert_eq!(document["variants"]["fused"]["loops"][0]["trips"], 2);
     let arguments = [&["aot", "--target", "v6e:1x1", "--set", "mesh.data=2"][..], &SMALL].concat();
@@ -129,11 +129,11 @@ fn a_claim_that_does_not_hold_ends_with_1_and_the_programs_are_written() {
     let emitted = folder.path().join("new");
     let emit = emitted.display().to_string();
     let arguments =
-        [&["aot", "--target", "v6e", "--emit", &emit, "--assert", "fused.temp_bytes <= 1"][..], &SMALL].concat();
+        [&["aot", "--target", "v6e", "--emit", &emit, "--assert", "fused.argument_bytes <= 1"][..], &SMALL].concat();
     let output = run(Kind::Tpu, &arguments);
     assert_eq!(output.status.code(), Some(1), "{}{}", stdout(&output), stderr(&output));
     let text = stdout(&output);
-    for words in ["64 tokens", "DOES NOT HOLD: fused.temp_bytes <= 1", "estimate", "not measurements", "floor"] {
+    for words in ["64 tokens", "DOES NOT HOLD: fused.argument_bytes <= 1", "estimate", "not measurements", "floor"] {
         assert!(text.contains(words), "{words}: {text}");
     }
     let program = std::fs::read_to_string(emitted.join("fused.mlir")).expect("the program is written");

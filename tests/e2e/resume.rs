@@ -1,7 +1,9 @@
 //! A run that was killed or stopped ends like one that was not.
 
 use crate::support::{Runs, assert_same_run, json, names, refuse, spawn, stdout, succeed, wait_until};
+use serde_json::Value;
 use std::path::Path;
+use std::process::Child;
 
 /// Slow enough to be caught in the act, in both phases.
 const SETTINGS: [&str; 8] = [
@@ -15,8 +17,18 @@ const SETTINGS: [&str; 8] = [
     "run.log_completions_steps=4",
 ];
 
-fn lines(run: &Path, file: &str) -> usize {
-    std::fs::read_to_string(run.join(file)).map(|text| text.lines().count()).unwrap_or(0)
+/// Whether the log of a run that goes on has a row of `phase` at `step` or later. Its last row may be half written.
+fn has_reached(run: &Path, phase: &str, step: u64) -> bool {
+    let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap_or_default();
+    let mut rows = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    rows.any(|row| row["phase"] == phase && row["step"].as_u64().is_some_and(|at| at >= step))
+}
+
+/// Kills a run that is still going on.
+fn kill(mut child: Child, run: &Path) {
+    child.kill().expect("SIGKILL");
+    assert_eq!(child.wait().expect("ended").code(), None, "killed, not ended");
+    assert!(!run.join("summary.json").exists(), "killed in mid-run");
 }
 
 #[test]
@@ -26,11 +38,9 @@ fn a_killed_run_resumes_bit_for_bit() {
     let killed = runs.path("killed");
     // In the warm-up between two checkpoints, in GRPO, and in GRPO again.
     let mut child = runs.spawn("killed");
-    for rows_before in [23, 75, 100] {
-        wait_until(&mut child, "enough rows", || lines(&killed, "metrics.jsonl") >= rows_before);
-        child.kill().expect("SIGKILL");
-        child.wait().expect("ended");
-        assert!(!killed.join("summary.json").exists(), "killed in mid-run");
+    for (phase, step) in [("warmup", 23), ("grpo", 12), ("grpo", 37)] {
+        wait_until(&mut child, &format!("step {step} of {phase}"), || has_reached(&killed, phase, step));
+        kill(child, &killed);
         child = spawn(&["train", "--resume", &runs.text("killed")]);
     }
     let output = child.wait_with_output().expect("ended");
@@ -44,9 +54,8 @@ fn a_run_killed_before_its_first_checkpoint_begins_again() {
     let runs = Runs::new(&["warmup.steps=40", "grpo.max_steps=2", "run.save_steps=0"]);
     runs.train("whole");
     let mut child = runs.spawn("killed");
-    wait_until(&mut child, "the first row", || lines(&runs.path("killed"), "metrics.jsonl") > 0);
-    child.kill().expect("SIGKILL");
-    child.wait().expect("ended");
+    wait_until(&mut child, "the first row", || has_reached(&runs.path("killed"), "warmup", 1));
+    kill(child, &runs.path("killed"));
     succeed(&["train", "--resume", &runs.text("killed")]);
     assert_same_run(&runs.path("whole"), &runs.path("killed"));
 }
@@ -155,11 +164,11 @@ fn a_plugin_that_was_written_into_a_configuration_is_not_loaded() {
 fn an_interrupted_run_saves_says_how_to_go_on_and_does() {
     let runs = Runs::new(&SETTINGS);
     runs.train("whole");
-    for (signal, rows_before) in [("INT", 12), ("TERM", 90)] {
+    for (signal, phase, step) in [("INT", "warmup", 12), ("TERM", "grpo", 27)] {
         let name = format!("stopped-{signal}");
         let run = runs.path(&name);
         let mut child = runs.spawn(&name);
-        wait_until(&mut child, "enough rows", || lines(&run, "metrics.jsonl") >= rows_before);
+        wait_until(&mut child, &format!("step {step} of {phase}"), || has_reached(&run, phase, step));
         let kill = std::process::Command::new("kill").args([format!("-{signal}"), child.id().to_string()]).status();
         assert!(kill.expect("kill runs").success());
         let output = child.wait_with_output().expect("ended");
@@ -181,9 +190,8 @@ fn an_interrupted_run_saves_says_how_to_go_on_and_does() {
 fn two_processes_do_not_share_a_run() {
     let runs = Runs::new(&SETTINGS);
     let mut child = runs.spawn("a");
-    wait_until(&mut child, "the first row", || lines(&runs.path("a"), "metrics.jsonl") > 0);
+    wait_until(&mut child, "the first row", || has_reached(&runs.path("a"), "warmup", 1));
     let text = refuse(&["train", "--resume", &runs.text("a")]);
     assert!(text.contains("another process"), "{text}");
-    child.kill().expect("SIGKILL");
-    child.wait().expect("ended");
+    kill(child, &runs.path("a"));
 }

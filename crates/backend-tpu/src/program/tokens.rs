@@ -13,9 +13,8 @@ use grpo_core::objective::{BatchLoss, BatchTerms, batch_loss};
 use grpo_core::{KlImportance, LossConfig, TemperatureMode};
 use stablehlo::{Dtype, Reducer, TensorType, Value};
 
-/// Tokens that are compared with a device's at a time. Code for TPUs, where f64 is made of pairs, grows with them faster than they do: all
-/// 4096 by 4096 at once took libtpu a minute.
-const COMPARED: usize = 128;
+/// Tokens that are compared with a device's at a time, where sums are f64: 4096 by 4096 at once took libtpu a minute.
+const COMPARED: usize = 512;
 /// The sequence of masked tokens and of those that are none.
 const OF_NOBODY: i64 = -1;
 
@@ -126,22 +125,15 @@ impl Tokens {
         loss.map(|traced| value(traced.clone()))
     }
 
-    /// Gives every token of this device the sum of `value` over the tokens of its sequence on all data ranks.
+    /// Gives every token of this device the sum of `value` over the tokens of its sequence on all data ranks, in f64: the exponential
+    /// of a sum over a long sequence shows every digit that the sum has lost. What travels between devices is f32.
     ///
-    /// Compares every pair of tokens: no scatter, no sort, no bound on the number of sequences, and N x G comparisons are
-    /// few beside N x V logits while N is. What travels between devices is f32; it is added up in f64, because the exponential
-    /// of a sum over a long sequence shows every digit that the sum has lost.
+    /// Blocks of [`COMPARED`] tokens, because code for TPUs, where f64 is made of pairs, grows with them faster than they do.
     pub(crate) fn sequence_sum(&self, coord: &MeshCoord, sequences: &Value, value: &Value) -> Value {
         let all = coord.gather_tokens(value);
         let (n, g) = (value.shape()[0], all.shape()[0]);
-        let compared = |sequences: &Value, values: &Value| {
-            let shape = [n, values.shape()[0]];
-            let same = self.sequence.broadcast_in_dim(&shape, &[0]).eq(&sequences.broadcast_in_dim(&shape, &[1]));
-            let values = values.convert(Dtype::F64).broadcast_in_dim(&shape, &[1]);
-            same.select(&values, &values.like(0.0)).reduce(Reducer::Add, &[1])
-        };
         if g <= COMPARED {
-            return compared(sequences, &all);
+            return self.sum_of_own(sequences, &all.convert(Dtype::F64));
         }
         let f = value.builder();
         let width = g.next_multiple_of(COMPARED);
@@ -152,9 +144,20 @@ impl Tokens {
         let mut sums = f.for_loop(width / COMPARED, &[&none], |trip, sums| {
             let start = trip * trip.like(COMPARED as i64);
             let block = |list: &Value| list.dynamic_slice(&[&start], &[COMPARED]);
-            vec![&sums[0] + compared(&block(&sequences), &block(&all))]
+            vec![&sums[0] + self.sum_of_own(&block(&sequences), &block(&all).convert(Dtype::F64))]
         });
         sums.swap_remove(0)
+    }
+
+    /// Gives every token of this device the sum of those of `values` that belong to its sequence.
+    ///
+    /// Compares every pair of tokens: no scatter, no sort, no bound on the number of sequences, and N x G comparisons are
+    /// few beside N x V logits while N is.
+    fn sum_of_own(&self, sequences: &Value, values: &Value) -> Value {
+        let shape = [self.sequence.shape()[0], values.shape()[0]];
+        let same = self.sequence.broadcast_in_dim(&shape, &[0]).eq(&sequences.broadcast_in_dim(&shape, &[1]));
+        let values = values.broadcast_in_dim(&shape, &[1]);
+        same.select(&values, &values.like(0.0)).reduce(Reducer::Add, &[1])
     }
 
     /// [`LossSums`] over all tokens of all devices, in their order: f32 `[LossSums::COUNT]`.
@@ -169,7 +172,8 @@ impl Tokens {
         let active = self.active();
         let zero = share.like(0.0);
         let or_zero = |v: &Option<Value>| v.clone().unwrap_or_else(|| zero.clone());
-        let of_sequence = |v: &Value| self.sequence_sum(coord, sequences, &(v * share)).convert(Dtype::F32);
+        // A share of clipped tokens: f32 has digits enough.
+        let of_sequence = |v: &Value| self.sum_of_own(sequences, &coord.gather_tokens(&(v * share)));
         let terms = LossSums {
             loss: loss.loss.clone(),
             policy: loss.policy.clone(),
