@@ -14,6 +14,7 @@
 #   --fetch-wheels DIR  put the wheels for --wheels into DIR (2 GB) and exit
 #   --no-runtime      CUDA's libraries are on LD_LIBRARY_PATH already
 #   --out DIR         reports: bench.md, parity-DTYPE.txt, NAME.json (default: gpu-report)
+#   --parity FILE     check parity on this batch file; repeatable (default: a dozen of tests/golden)
 #   --config FILE     measure this shape; repeatable (default: fused and logits-* of configs/bench)
 #   --set A.B=VALUE   set a key of every configuration; repeatable
 #   --steps N, --warmup N   timed steps (default 20) and those before them (default 5)
@@ -37,7 +38,7 @@ command_line="scripts/gpu.sh${*:+ $*}"
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 grpo="" backend=pjrt:cuda out=gpu-report steps=20 warmup=5 peers=yes runtime=yes wheels="" fetch=""
 library_path=${LD_LIBRARY_PATH:-}
-configs=() settings=()
+files=() configs=() settings=()
 
 die() {
     echo "error: $*" >&2
@@ -52,7 +53,7 @@ while (($#)); do
     case $1 in
     --no-peers) peers=no ;;
     --no-runtime) runtime=no ;;
-    --grpo | --backend | --out | --steps | --warmup | --wheels | --fetch-wheels | --config | --set)
+    --grpo | --backend | --out | --steps | --warmup | --wheels | --fetch-wheels | --parity | --config | --set)
         (($# > 1)) || die "$1 needs a value"
         case $1 in
         --grpo) grpo=$2 ;;
@@ -62,6 +63,7 @@ while (($#)); do
         --warmup) warmup=$2 ;;
         --wheels) wheels=$2 ;;
         --fetch-wheels) fetch=$2 ;;
+        --parity) files+=("$2") ;;
         --config) configs+=("$2") ;;
         --set) settings+=(--set "$2") ;;
         esac
@@ -75,6 +77,11 @@ while (($#)); do
     esac
     shift
 done
+
+if ((${#files[@]} == 0)); then
+    # One file of each way in which tokens depend on each other: all of them are hundreds of programs to compile.
+    files=("$root"/tests/golden/{c*,s01*,trl_gmpo_default,trl_grpo_top_entropy,trl_vespo_sampler_token_mask}.safetensors)
+fi
 
 if [[ -n $fetch ]]; then
     say "fetching wheels into $fetch"
@@ -140,8 +147,7 @@ worst() {
 for dtype in f32 bf16; do
     say "parity in $dtype"
     code=0
-    # One file of each way in which tokens depend on each other: all of them are hundreds of programs to compile.
-    run_grpo parity "$root"/tests/golden/{c*,s01*,trl_gmpo_default,trl_grpo_top_entropy,trl_vespo_sampler_token_mask}.safetensors \
+    run_grpo parity "${files[@]}" \
         --backend "$backend" --implementation all --dtype "$dtype" \
         >"$out/parity-$dtype.txt" || code=$?
     # A command that could not run is no parity either.
@@ -174,7 +180,7 @@ done
     echo "\`$command_line\`, $(date -u +%Y-%m-%d), driver $driver, $("$grpo" --version)"
     for dtype in f32 bf16; do
         echo
-        echo "Parity on tests/golden in $dtype: $(tail -n 1 "$out/parity-$dtype.txt")"
+        echo "Parity on ${#files[@]} files in $dtype: $(tail -n 1 "$out/parity-$dtype.txt")"
     done
     for config in "${configs[@]}"; do
         name=$(basename "$config" .yaml)

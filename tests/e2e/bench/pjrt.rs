@@ -163,7 +163,12 @@ fn the_script_for_gpus_runs_from_end_to_end() {
     let with_cache = grpo_with(Kind::Cpu, &[]);
     let mut script = Command::new("bash");
     script.arg(root.join("scripts/gpu.sh")).args(["--grpo", env!("CARGO_BIN_EXE_grpo"), "--backend", "pjrt:cpu"]);
-    script.args(["--config", &config, "--steps", "2", "--warmup", "0", "--no-peers", "--out"]).arg(&out);
+    let golden = root.join("tests/golden/c05_grpo_sequence_kl_t07.safetensors");
+    script
+        .arg("--parity")
+        .arg(golden)
+        .args(["--config", &config, "--steps", "2", "--warmup", "0", "--no-peers", "--out"])
+        .arg(&out);
     script.envs(with_cache.get_envs().filter_map(|(name, value)| Some((name, value?)))).stdin(Stdio::null());
     let output = script.output().expect("bash is there");
     assert_eq!(output.status.code(), Some(0), "{}{}", stdout(&output), stderr(&output));

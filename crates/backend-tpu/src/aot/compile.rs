@@ -50,12 +50,25 @@ impl Compiler {
     /// program does, [`grpo_core::Error::Budget`] when no tile fits,
     /// [`grpo_core::Error::Backend`] when the compiler refuses.
     pub fn report(&self, variant: &Variant) -> Result<Report> {
+        let (compiled, spec) = self.compile_within_budget(variant)?;
+        self.estimate(compiled, spec.mesh)
+    }
+
+    /// [`Compiler::report`] of memory alone: nothing is compiled again for estimates, which are not there then.
+    ///
+    /// # Errors
+    /// As [`Compiler::report`].
+    pub fn report_memory(&self, variant: &Variant) -> Result<Report> {
+        Ok(self.compile_within_budget(variant)?.0.report)
+    }
+
+    fn compile_within_budget(&self, variant: &Variant) -> Result<(Compiled, Spec)> {
         let mut spec = variant.spec()?;
         let compiled = variant.compile_within_budget(&mut spec, |spec| {
             let compiled = self.compile(variant, spec)?;
             Ok((usize::try_from(compiled.report.temp_bytes).unwrap_or(usize::MAX), compiled))
         })?;
-        self.estimate(compiled, spec.mesh)
+        Ok((compiled, spec))
     }
 
     /// Compiles with tiles as they are in `spec`.

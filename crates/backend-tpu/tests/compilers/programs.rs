@@ -43,7 +43,7 @@ fn compiler() -> &'static Compiler {
 
 fn compile(name: &str, variant: &Variant) {
     let spec = variant.spec().unwrap();
-    let report = compiler().report(variant).unwrap_or_else(|error| panic!("{name}: {error}"));
+    let report = compiler().report_memory(variant).unwrap_or_else(|error| panic!("{name}: {error}"));
     println!("{name}: {report:?}");
     let bytes = |elements: usize| elements as u64;
     let (n, v, h) = (bytes(spec.local_tokens()), bytes(spec.local_vocab()), bytes(H));
@@ -158,7 +158,7 @@ fn a_softcap_takes_no_memory_of_its_own() {
             if name == "logits" {
                 variant.request.policy = policy;
             }
-            let report = compiler().report(&variant).unwrap_or_else(|error| panic!("{name}: {error}"));
+            let report = compiler().report_memory(&variant).unwrap_or_else(|error| panic!("{name}: {error}"));
             println!("{name} {kind:?} cap {final_logit_softcapping:?}: {report:?}");
             report.temp_bytes
         };

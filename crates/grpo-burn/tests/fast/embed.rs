@@ -1,14 +1,14 @@
 //! The example learns, whichever way its loss is computed, and in the same steps.
 
 #[path = "../../examples/embed.rs"]
-mod embed;
+mod example;
 
 use grpo_core::Implementation;
 
 #[test]
 fn the_example_learns_under_every_implementation() {
     for implementation in Implementation::ALL {
-        let (first, last) = embed::train(&format!(r#"{{"implementation": "{}"}}"#, implementation.name())).unwrap();
+        let (first, last) = example::train(&format!(r#"{{"implementation": "{}"}}"#, implementation.name())).unwrap();
         println!("{}: reward {first} -> {last}", implementation.name());
         assert!(first < 0.25, "the task was solved before training: {first}");
         assert!(last > 0.9, "{}: reward {first} -> {last}", implementation.name());
