@@ -52,9 +52,6 @@ impl PolicyLoss {
 }
 
 /// `batch`, each target to be imitated with weight 1 / `tokens`, the number of targets of the whole step.
-///
-/// # Errors
-/// None for a batch of targets alone.
 pub(crate) fn imitation(batch: &TokenBatch, tokens: usize) -> Result<TokenBatch> {
     let weights =
         TokenWeights { policy: vec![1.0 / tokens as f64; batch.tokens()], ..TokenWeights::zeros(batch.tokens()) };
