@@ -10,14 +10,20 @@ use grpo_core::{
     TensorRef, Tiling,
 };
 use half::bf16;
+use pjrt::Client;
 
 const N: usize = 6;
 const H: usize = 3;
 const V: usize = 5;
 
-fn backend() -> PjrtBackend {
+/// So many virtual devices.
+fn client(devices: i64) -> Client {
     plugins::install(Kind::Cpu, |_| {}).expect("XLA's CPU plugin can be installed");
-    PjrtBackend::open(Kind::Cpu, None).expect("there is a CPU")
+    plugins::client(Kind::Cpu, None, &[("cpu_device_count", devices.into())]).expect("there is a CPU")
+}
+
+fn backend() -> PjrtBackend {
+    PjrtBackend::new(Kind::Cpu, client(1)).expect("there is a CPU")
 }
 
 fn request(dtype: Dtype) -> PlanRequest {
@@ -179,8 +185,7 @@ fn a_mesh_without_devices_is_no_mesh() {
 
 #[test]
 fn a_mesh_makes_the_gradients_of_one_device() {
-    let client = plugins::client(Kind::Cpu, None, &[("cpu_device_count", 4.into())]).expect("four devices");
-    let one = PjrtBackend::new(Kind::Cpu, client).expect("a device");
+    let one = PjrtBackend::new(Kind::Cpu, client(4)).expect("a device");
     let four = one.clone().with_mesh(Mesh { data: 2, vocab: 2 }).expect("four devices");
     let [expected, found] = [one, four].map(|backend| {
         let mut plan = backend.plan_on_device(&request(Dtype::F32)).expect("a plan");
