@@ -1,7 +1,7 @@
 //! The fused loops, cut in every way: windows of one, windows that do not divide, windows larger than the tensor.
 
 use crate::evaluation::{DTYPES, check};
-use crate::{SMALL, backend, chunks, cispo, grpo, gspo, panels};
+use crate::{SMALL, backend, chunks, cispo, grpo, gspo, on_mesh, panels};
 use grpo_core::{Dtype, GradientSpec, HeadLayout, Implementation, LossConfig, PlanRequest, Tiling};
 use rstest::rstest;
 use testkit::{Case, Shape};
@@ -68,4 +68,23 @@ fn no_gradient_at_all(#[values(chunks(3), panels(7))] tiling: Tiling) {
         let request = PlanRequest { gradients, ..case.request(&loss, Implementation::Fused, tiling.clone()) };
         check("no gradient", &mut backend().plan_on_device(&request).unwrap(), &case, &loss, gradients);
     }
+}
+
+/// Ratios of sequences, and metrics over them, where tokens are so many that they are compared in blocks: a sequence that two blocks
+/// cut, and a number of tokens that no block divides.
+#[rstest]
+#[case::reference(Implementation::Reference, Tiling::default())]
+#[case::logits(Implementation::Logits, Tiling::default())]
+#[case::chunks(Implementation::Fused, chunks(200))]
+#[case::panels(Implementation::Fused, panels(16))]
+fn sequences_are_added_up_over_blocks_of_tokens(
+    #[case] implementation: Implementation,
+    #[case] tiling: Tiling,
+    #[values((1, 1), (2, 1))] mesh: (usize, usize),
+) {
+    let case = Case::new(&gspo(), &Shape { lengths: &[600, 0, 3, 420, 30], ..SMALL }, 11);
+    let request = case.request(&gspo(), implementation, tiling);
+    let mut plan = on_mesh(mesh.0, mesh.1).plan_on_device(&request).unwrap();
+    let name = format!("{} of {} tokens on {mesh:?}", implementation.name(), case.batch.tokens());
+    check(&name, &mut plan, &case, &gspo(), request.gradients);
 }
