@@ -9,13 +9,13 @@ use testkit::Case;
 /// Shape of a case.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// Sequences.
+    /// The number of sequences.
     pub b: usize,
     /// Tokens of each, at most.
     pub t: usize,
-    /// Hidden size.
+    /// The size H of hidden states.
     pub h: usize,
-    /// Vocabulary.
+    /// The size V of the vocabulary.
     pub v: usize,
     /// Whether the head has one.
     pub bias: bool,

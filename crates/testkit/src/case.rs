@@ -16,13 +16,13 @@ use std::ops::Range;
 pub struct Shape<'a> {
     /// Tokens of each sequence.
     pub lengths: &'a [usize],
-    /// Hidden size.
+    /// The size H of hidden states.
     pub h: usize,
-    /// Vocabulary.
+    /// The size V of the vocabulary.
     pub v: usize,
-    /// Of hidden states, head and bias.
+    /// The dtype of hidden states, head and bias.
     pub dtype: Dtype,
-    /// Of the head.
+    /// The layout of the head.
     pub layout: HeadLayout,
     /// Whether the head has one.
     pub bias: bool,
@@ -71,17 +71,17 @@ impl Shape<'_> {
 /// A policy, and a batch sampled from nearly the same one.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// `[N, H]`
+    /// Hidden states `[N, H]`, NaN at masked tokens.
     pub hidden: Tensor,
     /// As the layout wants it.
     pub lm_head: Tensor,
-    /// `[V]`
+    /// The bias of the head, `[V]`.
     pub bias: Option<Tensor>,
-    /// Hidden size.
+    /// The size H of hidden states.
     pub h: usize,
-    /// Vocabulary.
+    /// The size V of the vocabulary.
     pub v: usize,
-    /// Of the head.
+    /// The layout of the head.
     pub layout: HeadLayout,
     /// The tokens, and what is known of them.
     pub batch: TokenBatch,
@@ -183,12 +183,12 @@ impl Case {
         }
     }
 
-    /// N.
+    /// The number N of tokens.
     pub fn tokens(&self) -> usize {
         self.batch.tokens()
     }
 
-    /// Of hidden states, head and bias.
+    /// The dtype of hidden states, head and bias.
     pub fn dtype(&self) -> Dtype {
         self.hidden.dtype()
     }

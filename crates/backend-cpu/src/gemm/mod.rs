@@ -12,8 +12,9 @@
 //! * as rhs: panels `[K', 32]`, two registers or two tiles wide.
 //!
 //! Rows and columns that a panel has too many, and words beyond K, are zero. Vector kernels hold a `[12, 32]` piece of the
-//! output in 24 of 32 registers, tile kernels a `[32, 32]` one in 4 of 8 tiles; a panel of one operand
-//! stays in the first cache while those of the other pass by, and of these as many stay in the second cache as fit into a quarter of it.
+//! output in 24 of 32 registers, tile kernels a `[32, 32]` one in 4 of 8 tiles. A panel of one operand
+//! stays in the first cache while those of the other pass by; of these, as many as a quarter of the second cache holds pass by at a
+//! time, and are there for the next panel.
 //!
 //! Every element of a result is one chain of multiply-adds over a piece, added to what was there: its bits depend on the
 //! instruction set and on the pieces, not on the shape of the product or its place in it.
@@ -34,7 +35,8 @@ use pack::{Bf16Pair, F32Word};
 use std::ops::Range;
 
 /// Most words of a piece. A panel of each operand and a piece of the output, 30 KiB, stay in a first cache of 32 KiB, which a core that
-/// makes two multiply-adds of 64 bytes in a cycle needs: it would take 15 bytes per cycle from the second otherwise, and now takes 4.
+/// makes two multiply-adds of 64 bytes in a cycle needs: it would take 15 bytes per cycle from the second otherwise, and now takes those of the
+/// panels that pass by, 4 of the lhs or 11 of the rhs.
 const WORDS: usize = 160;
 
 /// Pieces of K are made of whole blocks of so many entries, but for the last: whole rows of tiles, whole blocks to transpose.
@@ -242,8 +244,8 @@ impl Gemm {
     }
 }
 
-/// Cuts `0..k` into as few pieces of at most `most` as there can be, each but the last of one size, a multiple of `grain`.
-/// `most` is one, too.
+/// Cuts `0..k` into as few pieces of at most `most` as there can be, each but the last of one size, a multiple of `grain`. So is
+/// `most`.
 fn cut(k: usize, most: usize, grain: usize) -> impl Iterator<Item = Range<usize>> {
     let size = k.div_ceil(k.div_ceil(most).max(1)).next_multiple_of(grain).min(most);
     (0..k).step_by(size.max(1)).map(move |start| start..k.min(start + size))

@@ -54,10 +54,11 @@ impl Compiler {
         self.estimate(compiled, spec.mesh)
     }
 
-    /// [`Compiler::report`] of memory alone: nothing is compiled again for estimates, which are not there then.
+    /// [`Compiler::report`] of memory alone: nothing is compiled again for estimates, and the report has none.
     ///
     /// # Errors
-    /// As [`Compiler::report`].
+    /// [`grpo_core::Error::Config`], [`grpo_core::Error::Unsupported`], [`grpo_core::Error::Budget`] and [`grpo_core::Error::Backend`]
+    /// for the reasons of [`Compiler::report`].
     pub fn report_memory(&self, variant: &Variant) -> Result<Report> {
         Ok(self.compile_within_budget(variant)?.0.report)
     }
