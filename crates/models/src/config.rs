@@ -35,6 +35,12 @@ pub struct ModelConfig {
     pub max_position_embeddings: usize,
     /// The base of the rotary frequencies.
     pub rope_theta: f64,
+    /// How rotary frequencies are stretched for contexts beyond that of pre-training (Llama 3); `None` leaves them as they are.
+    pub rope_scaling: Option<RopeScaling>,
+    /// Whether the projections to queries, keys and values have biases: Qwen2 has them, Qwen3 and Llama 3 have none.
+    pub attention_bias: bool,
+    /// Whether every query and key head is normalised (RMSNorm over D, with weights of its own) before it is turned, as in Qwen3.
+    pub qk_norm: bool,
     /// The number that RMSNorm adds to the mean square.
     pub rms_norm_eps: f64,
     /// Whether the LM head is the embedding matrix.
@@ -42,6 +48,32 @@ pub struct ModelConfig {
     /// The standard deviation of initial matrices. Those that write to the residual stream are divided by
     /// sqrt(2 x num_hidden_layers), as in GPT-2.
     pub initializer_range: f64,
+}
+
+/// Llama 3's scaling of rotary frequencies (`rope_type: llama3` of Hugging Face's `config.json`): wavelengths longer than
+/// `original_max_position_embeddings / low_freq_factor` are stretched by `factor`, those shorter than
+/// `original_max_position_embeddings / high_freq_factor` stay, and those between are interpolated.
+///
+/// ```
+/// // Llama 3.2
+/// let scaling = models::RopeScaling {
+///     factor: 32.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_position_embeddings: 8192,
+/// };
+/// let config = models::ModelConfig { rope_scaling: Some(scaling), ..Default::default() };
+/// config.validate()?;
+/// # Ok::<(), models::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RopeScaling {
+    /// The factor by which long wavelengths are stretched, at least 1.
+    pub factor: f64,
+    /// Divides the original context: wavelengths above the quotient are stretched. Below `high_freq_factor`.
+    pub low_freq_factor: f64,
+    /// Divides the original context: wavelengths below the quotient stay.
+    pub high_freq_factor: f64,
+    /// The context of pre-training, in tokens.
+    pub original_max_position_embeddings: usize,
 }
 
 impl Default for ModelConfig {
@@ -56,6 +88,9 @@ impl Default for ModelConfig {
             head_dim: None,
             max_position_embeddings: 64,
             rope_theta: 10_000.0,
+            rope_scaling: None,
+            attention_bias: true,
+            qk_norm: false,
             rms_norm_eps: 1e-6,
             tie_word_embeddings: false,
             initializer_range: 0.08,
@@ -116,6 +151,16 @@ impl ModelConfig {
             ("model.initializer_range", self.initializer_range),
         ] {
             check(value.is_finite() && value > 0.0, key, "a number above 0", value)?;
+        }
+        if let Some(scaling) = self.rope_scaling {
+            let RopeScaling { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } = scaling;
+            let ordered = low_freq_factor > 0.0 && high_freq_factor > low_freq_factor && high_freq_factor.is_finite();
+            check(
+                factor.is_finite() && factor >= 1.0 && ordered && original_max_position_embeddings > 0,
+                "model.rope_scaling",
+                "factor >= 1, 0 < low_freq_factor < high_freq_factor, and an original_max_position_embeddings above 0",
+                format!("{scaling:?}"),
+            )?;
         }
         Ok(())
     }

@@ -21,7 +21,7 @@ mod error;
 mod tensor;
 mod tokenizer;
 
-pub use config::ModelConfig;
+pub use config::{ModelConfig, RopeScaling};
 pub use error::{Error, Result};
 pub use tensor::NamedTensor;
 pub use tokenizer::{CharTokenizer, Tokenizer};
