@@ -28,7 +28,7 @@ mod weights;
 
 pub use config::{ModelConfig, RopeScaling};
 pub use error::{Error, Result};
-pub use folder::{Family, GenerationDefaults, ModelFolder};
+pub use folder::{ExportOptions, Family, FolderWriter, GenerationDefaults, ModelCard, ModelFolder};
 pub use memory::{MemoryTable, Trained, TrainingMemory, available_memory};
 pub use parameters::Parameter;
 pub use tensor::NamedTensor;

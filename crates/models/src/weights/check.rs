@@ -8,8 +8,6 @@ use std::collections::BTreeMap;
 
 /// The number of values that are converted at a time where tensors are compared.
 const BLOCK: usize = 1 << 14;
-/// The number of missing tensors that an error names.
-const NAMED: usize = 4;
 
 impl Weights {
     /// Checks that the tensors are those of `config`: names, shapes and number types; no values are read, but for a tied model
@@ -41,13 +39,7 @@ impl Weights {
         let missing: Vec<&str> =
             parameters.iter().map(|p| p.name.as_str()).filter(|name| !self.contains(name)).collect();
         if !missing.is_empty() {
-            let more = if missing.len() > NAMED { ", ..." } else { "" };
-            let names = missing.iter().take(NAMED).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-            return Err(Error::MissingTensors {
-                path: self.path().to_owned(),
-                count: missing.len(),
-                names: format!("{names}{more}"),
-            });
+            return Err(Error::missing(self.path(), &missing));
         }
         for parameter in parameters {
             let tensor = self.tensor(&parameter.name)?;

@@ -28,7 +28,7 @@ fn weights_are_read_in_every_number_type_and_in_pieces() {
         tensor.read(150, &mut piece).unwrap();
         assert_eq!(piece, expected[150..250]);
         let error = tensor.read(200, &mut piece).unwrap_err().to_string();
-        says(&error, &[Q, "at most 56 from index 200 on", "100 values"]);
+        says(&error, &[Q, "at most 56 from index 200 on", "got 100"]);
     }
 }
 
