@@ -89,7 +89,7 @@ pub enum Error {
         names: String,
     },
     /// A tensor whose shape is not the one that the configuration asks for.
-    #[error("{path}: tensor `{name}` is {found:?}, but config.json makes it {expected:?}", path = path.display())]
+    #[error("{path}: tensor `{name}` is {found:?}, but its configuration makes it {expected:?}", path = path.display())]
     TensorShape {
         /// The file.
         path: PathBuf,
@@ -139,6 +139,14 @@ pub enum Error {
         table: MemoryTable,
         /// The memory that is available, in bytes.
         available: u64,
+    },
+    /// A target of LoRA that is not a matrix of the model, or none of them.
+    #[error("LoRA target {target:?}: {reason}")]
+    Target {
+        /// The name or the pattern.
+        target: String,
+        /// What is wrong with it, and what would be taken.
+        reason: String,
     },
     /// A character for which the tokenizer has no token.
     #[error("character {character:?} at position {position} of {text:?} is not in the tokenizer's alphabet")]

@@ -2,5 +2,6 @@
 
 mod export;
 mod folder;
+mod lora;
 mod support;
 mod weights;
