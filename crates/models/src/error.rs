@@ -148,6 +148,14 @@ pub enum Error {
         /// What is wrong with it, and what would be taken.
         reason: String,
     },
+    /// A model that is neither a folder nor in Hugging Face's cache, and that was not downloaded.
+    #[error("model {model:?} was not found: {}", tried.join("; "))]
+    NotFound {
+        /// The name or the folder that was asked for.
+        model: String,
+        /// What was tried, in this order, and why it failed.
+        tried: Vec<String>,
+    },
     /// A character for which the tokenizer has no token.
     #[error("character {character:?} at position {position} of {text:?} is not in the tokenizer's alphabet")]
     UnknownCharacter {
