@@ -28,6 +28,7 @@ pub mod error;
 pub mod eval;
 mod micro_batch;
 mod parts;
+mod prompts;
 mod ref_policy;
 pub mod run;
 pub mod step;

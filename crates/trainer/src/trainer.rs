@@ -8,6 +8,7 @@ use crate::coefficients::Coefficients;
 use crate::error::{Error, Result};
 use crate::eval::{EvalReport, evaluate, greedy_passes};
 use crate::parts::Parts;
+use crate::prompts::encode_prompt;
 use crate::step::{StepContext, StepReport, grpo_step};
 use crate::train_config::{REWARD, TrainConfig, check};
 use crate::updates::Updates;
@@ -250,7 +251,7 @@ fn check_lengths<'a>(
 ) -> Result<()> {
     let positions = config.model.max_position_embeddings;
     for item in items {
-        let prompt = tokenizer.encode_prompt(&item.problem.prompt)?.len();
+        let prompt = encode_prompt(tokenizer, &item.prompt)?.len();
         // The last token is never fed back.
         check(
             (prompt + config.rollout.max_completion_length).saturating_sub(1) <= positions,

@@ -50,7 +50,7 @@ impl Policy for Unigram {
             };
             let p = probabilities(&self.logits, temperature);
             let (mut ids, mut logps) = (Vec::new(), Vec::new());
-            while ids.len() < request.max_completion_length && ids.last() != Some(&request.eos_id) {
+            while ids.len() < request.max_completion_length && !ends(&ids, request.stop_ids) {
                 let id = match &mut random {
                     None => (0..p.len()).fold(0, |best, i| if p[i] > p[best] { i } else { best }),
                     Some(rng) => {
@@ -65,7 +65,7 @@ impl Policy for Unigram {
                 ids.push(id as u32);
                 logps.push(p[id].ln() as f32);
             }
-            Completion { truncated: ids.last() != Some(&request.eos_id), ids, logps }
+            Completion { truncated: !ends(&ids, request.stop_ids), ids, logps }
         };
         Ok(samples.map(complete).collect())
     }
@@ -178,6 +178,11 @@ impl Policy for Unigram {
         self.steps = state.optimizer_steps;
         Ok(())
     }
+}
+
+/// Whether the last token is one that ends a completion.
+fn ends(ids: &[u32], stop_ids: &[u32]) -> bool {
+    ids.last().is_some_and(|last| stop_ids.contains(last))
 }
 
 /// 1 for every `7`, which no task asks for.
