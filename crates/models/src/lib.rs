@@ -18,6 +18,7 @@
 
 mod config;
 mod error;
+mod rope;
 mod tensor;
 mod tokenizer;
 
