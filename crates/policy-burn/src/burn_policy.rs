@@ -1,7 +1,7 @@
 //! The decoder, its loss and its optimizer behind the trait that a training loop knows.
 
 use crate::adamw::AdamW;
-use crate::decoder::{Decoder, TensorSource, export_parameters};
+use crate::decoder::{Decoder, export_parameters};
 use crate::gradients::GradientSum;
 use crate::loss::{LossPlans, PolicyLoss, imitation};
 use crate::micro_batch::accumulate;
@@ -58,7 +58,7 @@ impl BurnPolicy {
     ///
     /// # Errors
     /// Those of [`Decoder::from_weights`].
-    pub fn from_weights(config: &ModelConfig, weights: &dyn TensorSource, loss: PolicyLoss) -> Result<Self> {
+    pub fn from_weights(config: &ModelConfig, weights: &models::Weights, loss: PolicyLoss) -> Result<Self> {
         Ok(Self::of(Decoder::from_weights(config, weights, &Device::flex().autodiff())?, loss))
     }
 

@@ -5,21 +5,10 @@
 //! it, transposed.
 
 use super::build::{Initial, Source};
-use models::{ModelConfig, NamedTensor};
-use policy::{Error, Result, TensorSink};
+use models::{ModelConfig, NamedTensor, Weights};
+use policy::{Result, TensorSink};
 use rayon::prelude::*;
 use std::ops::Range;
-
-/// Where stored weights are read from, tensor by tensor under Hugging Face's names, such as
-/// `model.layers.0.self_attn.q_proj.weight`.
-pub trait TensorSource {
-    /// Writes the rows `rows` of the tensor `name`, whose shape must be `shape`, to `to` as f32. A tensor with one dimension is one
-    /// row.
-    ///
-    /// # Errors
-    /// Whatever keeps it from being read: no such tensor, another shape, a file that ends too early.
-    fn read(&self, name: &str, shape: &[usize], rows: Range<usize>, to: &mut [f32]) -> Result<()>;
-}
 
 /// The rows of a tensor that are read at a time where they have to be transposed.
 const ROWS: usize = 64;
@@ -112,47 +101,39 @@ pub(crate) fn export_parts(
 /// Stored weights as the values of a decoder's parameters.
 pub(crate) struct Stored<'a> {
     pub(crate) config: &'a ModelConfig,
-    pub(crate) weights: &'a dyn TensorSource,
+    pub(crate) weights: &'a Weights,
 }
 
 impl Source for Stored<'_> {
+    /// No second copy is made: what has to be transposed is read some rows at a time.
     fn values(&mut self, name: &str, shape: &[usize], _: Initial) -> Result<Vec<f32>> {
         let mut values = vec![0.0; shape.iter().product()];
         let columns = shape.last().copied().unwrap_or(1);
         for part in parts(self.config, name, shape) {
-            let rows = if part.shape.len() > 1 { part.shape[0] } else { 1 };
+            let tensor = self.weights.tensor(&part.name)?;
             if part.columns.is_empty() {
-                self.weights.read(&part.name, &part.shape, 0..rows, &mut values)?;
+                tensor.read(0, &mut values)?;
             } else if part.transposed {
-                let inputs = shape[0];
+                let (rows, inputs) = (part.shape[0], shape[0]);
                 let mut read = vec![0.0; ROWS.min(rows) * inputs];
                 for first in (0..rows).step_by(ROWS) {
-                    let rows = first..rows.min(first + ROWS);
-                    let read = &mut read[..rows.len() * inputs];
-                    let at = part.columns.start + first;
-                    self.weights.read(&part.name, &part.shape, rows, read)?;
+                    let count = ROWS.min(rows - first);
+                    let read = &mut read[..count * inputs];
+                    tensor.read(first * inputs, read)?;
+                    let at = part.columns.start + first..part.columns.start + first + count;
                     values.par_chunks_exact_mut(columns).enumerate().for_each(|(input, row)| {
-                        for (to, value) in row[at..].iter_mut().zip(read[input..].iter().step_by(inputs)) {
+                        for (to, value) in row[at.clone()].iter_mut().zip(read[input..].iter().step_by(inputs)) {
                             *to = *value;
                         }
                     });
                 }
             } else {
-                self.weights.read(&part.name, &part.shape, 0..rows, &mut values[part.columns])?;
+                tensor.read(0, &mut values[part.columns])?;
             }
-        }
-        if let Some(at) = values.iter().position(|value| !value.is_finite()) {
-            let found = format!("{} at entry {at}", values[at]);
-            return Err(Error::state(hugging_face_name(self.config, name, shape), "finite weights", found));
+            tensor.check_finite()?;
         }
         Ok(values)
     }
-}
-
-/// What an error calls the tensors of a parameter.
-fn hugging_face_name(config: &ModelConfig, name: &str, shape: &[usize]) -> String {
-    let names: Vec<String> = parts(config, name, shape).into_iter().map(|part| part.name).collect();
-    names.join(", ")
 }
 
 #[cfg(test)]
@@ -161,14 +142,19 @@ mod tests {
     use crate::decoder::Decoder;
     use burn::tensor::Device;
 
-    impl TensorSource for Vec<NamedTensor> {
-        fn read(&self, name: &str, shape: &[usize], rows: Range<usize>, to: &mut [f32]) -> Result<()> {
-            let tensor = self.iter().find(|tensor| tensor.name == name).expect("a tensor of that name");
-            assert_eq!(tensor.shape, shape, "{name}");
-            let width = if shape.len() > 1 { shape[1..].iter().product() } else { shape[0] };
-            to.copy_from_slice(&tensor.data[rows.start * width..rows.end * width]);
-            Ok(())
-        }
+    /// The tensors as a file of a model folder.
+    fn stored(tensors: &[NamedTensor]) -> (tempfile::TempDir, Weights) {
+        let bytes: Vec<Vec<u8>> =
+            tensors.iter().map(|tensor| tensor.data.iter().flat_map(|x| x.to_le_bytes()).collect()).collect();
+        let views = tensors.iter().zip(&bytes).map(|(tensor, bytes)| {
+            let view = safetensors::tensor::TensorView::new(safetensors::Dtype::F32, tensor.shape.clone(), bytes);
+            (tensor.name.as_str(), view.unwrap())
+        });
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("model.safetensors");
+        std::fs::write(&file, safetensors::serialize(views, None).unwrap()).unwrap();
+        let weights = Weights::open(folder.path()).unwrap();
+        (folder, weights)
     }
 
     #[test]
@@ -213,10 +199,13 @@ mod tests {
         assert_eq!((fused.name.as_str(), &fused.shape[..]), ("layers.0.attn.qkv_proj.weight", &[64, 8 * 24][..]));
         assert_eq!(key.data[5 * 64 + 7], fused.data[7 * 8 * 24 + 4 * 24 + 5]);
 
-        let loaded = Decoder::from_weights(&config, &tensors, &Device::flex()).unwrap();
+        let loaded = Decoder::from_weights(&config, &stored(&tensors).1, &Device::flex()).unwrap();
         assert_eq!(loaded.parameters(), decoder.parameters());
-        tensors[3].data[1] = f32::NAN;
-        let text = Decoder::from_weights(&config, &tensors, &Device::flex()).unwrap_err().to_string();
-        assert!(text.contains("k_proj.weight") && text.contains("NaN"), "{text}");
+        tensors[2].data[1] = f32::NAN;
+        let text = Decoder::from_weights(&config, &stored(&tensors).1, &Device::flex()).unwrap_err().to_string();
+        assert!(text.contains("q_proj.weight") && text.contains("NaN"), "{text}");
+        tensors.remove(3);
+        let text = Decoder::from_weights(&config, &stored(&tensors).1, &Device::flex()).unwrap_err().to_string();
+        assert!(text.contains("k_proj.weight"), "{text}");
     }
 }

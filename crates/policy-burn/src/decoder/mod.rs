@@ -20,7 +20,6 @@ mod rope;
 pub use attention::Attention;
 pub use batch::PackedBatch;
 pub use block::{Block, Mlp};
-pub use hugging_face::TensorSource;
 pub use inference::{Cache, Inference};
 pub use layers::{Linear, RmsNorm};
 pub use model::Decoder;

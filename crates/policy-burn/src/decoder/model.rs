@@ -3,14 +3,14 @@
 use super::batch::PackedBatch;
 use super::block::Block;
 use super::build::{Builder, Initial, Seed, Source};
-use super::hugging_face::{Stored, TensorSource, export_parts};
+use super::hugging_face::{Stored, export_parts};
 use super::inference::Inference;
 use super::layers::RmsNorm;
 use super::params::{for_each_parameter, load_parameters, named_parameters};
 use super::rope::Rope;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use models::{ModelConfig, NamedTensor};
+use models::{ModelConfig, NamedTensor, Weights};
 use policy::{Error, Result, TensorSink};
 
 /// A decoder of the families Qwen2, Qwen3 and Llama 3. Hidden states and LM head are exposed apart because the loss takes them apart.
@@ -53,8 +53,10 @@ impl Decoder {
     /// A decoder of stored weights, which are read tensor by tensor in f32. On a device with autodiff it trains.
     ///
     /// # Errors
-    /// [`Error::Model`] for an illegal configuration; [`Error::State`] for weights that are not finite; those of `weights`.
-    pub fn from_weights(config: &ModelConfig, weights: &dyn TensorSource, device: &Device) -> Result<Self> {
+    /// [`Error::Model`] for an illegal configuration, for weights that are not those of the configuration, and for weights that are
+    /// not finite.
+    pub fn from_weights(config: &ModelConfig, weights: &Weights, device: &Device) -> Result<Self> {
+        weights.check(config)?;
         Self::build(config, &mut Stored { config, weights }, device)
     }
 
