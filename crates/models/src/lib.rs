@@ -20,6 +20,7 @@
 mod config;
 mod error;
 mod folder;
+mod lora;
 mod memory;
 mod parameters;
 mod rope;
@@ -29,7 +30,8 @@ mod weights;
 
 pub use config::{ModelConfig, RopeScaling};
 pub use error::{Error, Result};
-pub use folder::{Family, GenerationDefaults, ModelFolder};
+pub use folder::{ExportOptions, Family, FolderWriter, GenerationDefaults, ModelCard, ModelFolder};
+pub use lora::{AdaptedMatrix, Adapter, AdapterOptions, AdapterWriter, LoraConfig, TargetModules};
 pub use memory::{MemoryTable, Trained, TrainingMemory, available_memory};
 pub use parameters::Parameter;
 pub use tensor::NamedTensor;

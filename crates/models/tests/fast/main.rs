@@ -1,5 +1,7 @@
 //! Model folders that these tests write, whole and damaged.
 
+mod export;
 mod folder;
+mod lora;
 mod support;
 mod weights;
