@@ -23,6 +23,7 @@ mod folder;
 mod lora;
 mod memory;
 mod parameters;
+mod rope;
 mod tensor;
 mod tokenizer;
 mod weights;
