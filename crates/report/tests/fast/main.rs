@@ -1,0 +1,1 @@
+//! Pages of small run folders.
