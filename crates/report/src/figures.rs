@@ -81,6 +81,8 @@ fn time(run: &Run) -> Option<String> {
 
 /// A number with four significant digits.
 pub(crate) fn number(value: f64) -> String {
+    // Rounded first: 0.99999 has as many digits as 1.
+    let value = format!("{value:.3e}").parse().unwrap_or(value);
     let size = value.abs();
     if value == 0.0 {
         "0".to_owned()
@@ -96,7 +98,17 @@ pub(crate) fn number(value: f64) -> String {
 
 /// A share in percent.
 pub(crate) fn percent(share: f64) -> String {
-    format!("{:.1} %", 100.0 * share)
+    format!("{:.1}\u{a0}%", 100.0 * share)
+}
+
+/// A short time with its unit.
+pub(crate) fn seconds_text(seconds: f64) -> String {
+    let (value, unit) = match seconds {
+        s if s == 0.0 || s >= 1.0 => (s, "s"),
+        s if s >= 1e-3 => (1e3 * s, "ms"),
+        s => (1e6 * s, "µs"),
+    };
+    format!("{}\u{a0}{unit}", number(value))
 }
 
 /// A value of a metric with its unit.
@@ -140,11 +152,12 @@ mod tests {
 
     #[test]
     fn numbers_read_well() {
-        let texts = [0.0, 0.515_625, 60.0, 1234.5678, 6.98e-10, -0.25, 1.0e9, 20_000.5].map(number);
-        assert_eq!(texts, ["0", "0.5156", "60", "1235", "6.980e-10", "-0.2500", "1.000e9", "20000"]);
+        let texts = [0.0, 0.515_625, 60.0, 1234.5678, 6.98e-10, -0.25, 1.0e9, 0.999_99].map(number);
+        assert_eq!(texts, ["0", "0.5156", "60", "1235", "6.980e-10", "-0.2500", "1.000e9", "1"]);
         assert_eq!([0.44, 125.0, 3720.0, f64::INFINITY].map(duration), ["0.4 s", "2 min 05 s", "1 h 02 min", "inf"]);
         assert_eq!([999.0, 45_678.0, 2.5e6, 3e9].map(count), ["999", "46k", "2.5M", "3.0G"]);
-        assert_eq!((percent(0.625), change_of("eval/pass@1", 0.25)), ("62.5 %".into(), "+25.0 points".into()));
+        assert_eq!((percent(0.625), change_of("eval/pass@1", 0.25)), ("62.5\u{a0}%".into(), "+25.0 points".into()));
+        assert_eq!([0.0, 1.5e-5, 0.25, 2.0].map(seconds_text), ["0\u{a0}s", "15\u{a0}µs", "250\u{a0}ms", "2\u{a0}s"]);
         assert_eq!(change_of("eval/reward", -0.125), "-0.1250");
     }
 }

@@ -21,9 +21,7 @@ impl Html {
                 '"' => self.0.push_str("&quot;"),
                 '\'' => self.0.push_str("&#39;"),
                 '\n' | '\t' => self.0.push(c),
-                // HTML has no way to write them.
-                c if c.is_control() || is_noncharacter(c) => self.0.push('\u{fffd}'),
-                c => self.0.push(c),
+                c => self.0.push(if is_shown(c) { c } else { char::REPLACEMENT_CHARACTER }),
             }
         }
         self
@@ -61,6 +59,12 @@ impl Html {
     }
 }
 
+/// Whether a character stands for something where it is. HTML has no way to write control characters, and marks that turn the
+/// direction of writing would turn what follows, too.
+pub(crate) fn is_shown(c: char) -> bool {
+    !(c.is_control() || is_noncharacter(c) || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'))
+}
+
 fn is_noncharacter(c: char) -> bool {
     matches!(c, '\u{fdd0}'..='\u{fdef}') || c as u32 & 0xfffe == 0xfffe
 }
@@ -72,8 +76,13 @@ mod tests {
     #[test]
     fn text_stays_text() {
         let mut html = Html::default();
-        html.raw("<p title=\"").text("\" onload='x'").raw("\">").text("<script>&\0\u{1b}[0m\u{ffff}").raw("</p>");
-        let expected = "<p title=\"&quot; onload=&#39;x&#39;\">&lt;script&gt;&amp;\u{fffd}\u{fffd}[0m\u{fffd}</p>";
+        html.raw("<p title=\"")
+            .text("\" onload='x'")
+            .raw("\">")
+            .text("<script>&\0\u{1b}[0m\u{ffff}\u{202e}")
+            .raw("</p>");
+        let expected =
+            "<p title=\"&quot; onload=&#39;x&#39;\">&lt;script&gt;&amp;\u{fffd}\u{fffd}[0m\u{fffd}\u{fffd}</p>";
         assert_eq!(html.into_string(), expected);
     }
 

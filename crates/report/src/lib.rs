@@ -96,8 +96,7 @@ impl Report {
         self.runs.iter().map(|run| run.name.as_str())
     }
 
-    /// What is wrong with the files of the runs, and what is left out: lines that are no rows, values that are not finite,
-    /// samples beyond what a page can hold.
+    /// What is wrong with the files of the runs: lines that are no rows, values that are not finite, files that are missing.
     pub fn notes(&self) -> impl Iterator<Item = String> {
         let of_runs = self.runs.iter().flat_map(|run| run.notes.iter().map(|note| format!("{}: {note}", run.name)));
         self.notes.iter().cloned().chain(of_runs)
@@ -114,6 +113,6 @@ fn name_apart(runs: &mut [Run]) {
     let mut count = BTreeMap::<String, usize>::new();
     runs.iter().for_each(|run| *count.entry(run.name.clone()).or_default() += 1);
     for run in runs.iter_mut().filter(|run| count[&run.name] > 1) {
-        run.name = run.folder.display().to_string();
+        run.name = run::shown(&run.folder.display().to_string());
     }
 }

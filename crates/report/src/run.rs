@@ -2,6 +2,7 @@
 
 use crate::config;
 use crate::error::{Error, Result};
+use crate::html::is_shown;
 use crate::lines::{Reading, each_row};
 use crate::phase::{Phase, Row};
 use crate::samples::Samples;
@@ -78,7 +79,6 @@ impl Run {
             Some(path) => {
                 let (samples, reading) = Samples::read(&path, budget)?;
                 notes.extend(reading.notes("completions.jsonl"));
-                notes.extend(samples.left_out());
                 samples
             }
             None => Samples::default(),
@@ -142,7 +142,12 @@ fn read_phases(path: &Path, notes: &mut Vec<String>) -> Result<BTreeMap<String, 
 fn folder_name(folder: &Path) -> String {
     let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
     let real = || folder.canonicalize().ok().and_then(|path| name(&path));
-    name(folder).or_else(real).unwrap_or_else(|| folder.display().to_string())
+    shown(&name(folder).or_else(real).unwrap_or_else(|| folder.display().to_string()))
+}
+
+/// A name without characters that a terminal or a page would take for something else.
+pub(crate) fn shown(name: &str) -> String {
+    name.chars().map(|c| if is_shown(c) { c } else { char::REPLACEMENT_CHARACTER }).collect()
 }
 
 fn why_no_run(folder: &Path) -> String {

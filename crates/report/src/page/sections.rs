@@ -3,7 +3,7 @@
 use crate::Report;
 use crate::config::{differences, leaves};
 use crate::data::{metrics, phases};
-use crate::figures::{change_of, evaluated, figures, number, percent, value_of};
+use crate::figures::{change_of, evaluated, figures, number, percent, seconds_text, value_of};
 use crate::html::Html;
 use crate::phase::{Phase, about};
 use crate::run::Run;
@@ -57,7 +57,7 @@ pub(super) fn summary(html: &mut Html, report: &Report) {
     heading(html, "summary", "Summary");
     let notes: Vec<String> = report.notes().collect();
     if !notes.is_empty() {
-        html.raw("<div class=\"note\" role=\"note\">\n<p>What the files of the runs do not say, or this page does not show:</p>\n<ul>");
+        html.raw("<div class=\"note\" role=\"note\">\n<p>About the files of the runs:</p>\n<ul>");
         for note in notes {
             html.element("li", &note);
         }
@@ -137,6 +137,10 @@ pub(super) fn times(html: &mut Html, runs: &[Run]) {
                     cell(html, None);
                     continue;
                 };
+                if part.is_some_and(|part| !phase.series.contains_key(&format!("{TIMING}{part}"))) {
+                    cell(html, None);
+                    continue;
+                }
                 let whole = mean(phase, "step_time");
                 let of = |part: &str| mean(phase, &format!("{TIMING}{part}"));
                 let seconds = match part {
@@ -158,10 +162,7 @@ pub(super) fn times(html: &mut Html, runs: &[Run]) {
         }
         html.raw("<tr><th scope=\"row\">whole step</th>");
         for run in runs {
-            let whole = run
-                .phase("grpo")
-                .filter(|p| p.seconds().is_some())
-                .map(|p| format!("{} s", number(mean(p, "step_time"))));
+            let whole = run.phase("grpo").filter(|p| p.seconds().is_some()).map(|p| seconds_text(mean(p, "step_time")));
             cell(html, whole.as_deref());
         }
         html.raw("</tr>\n</tbody>\n");
