@@ -261,7 +261,8 @@
         const value = point ? point.mean : this.lastOf(curve);
         let text = valueText(this.metric, value);
         if (point && point.low !== point.high) text += ` (${valueText(this.metric, point.low)} to ${valueText(this.metric, point.high)})`;
-        if (point && point.x !== at) text += ` at ${point.first}`;
+        // Another run may have no row right here.
+        if (point && Math.abs(this.x(point.x) - this.x(at)) > 6) text += ` at ${point.first}`;
         if (point) marks.push(shape("circle", { class: `dot ${styleOf(curve.index)}`, r: 4, cx: this.x(point.x), cy: this.y(value) }));
         words.push({ index: curve.index, text, point });
       }
@@ -310,7 +311,7 @@
   };
 
   const curves = () => {
-    const shown = make("output", {}, "5 %");
+    const shown = make("span", {}, "5 %");
     const range = make("input", { type: "range", min: "0", max: "25", step: "1", value: "5", input: () => {
       state.smoothing = Number(range.value);
       shown.textContent = `${range.value} %`;
