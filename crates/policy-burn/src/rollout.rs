@@ -40,8 +40,8 @@ fn generate_chunk(
     // The last token is never fed back.
     let (of_prompts, mut cache) =
         model.prefill(&PackedBatch::new(prompts)?, per_prompt, request.max_completion_length - 1)?;
-    let mut samples: Vec<Sample> = (0..prompts.len() * per_prompt)
-        .map(|i| Sample::new(request.sampling, first + i as u64, request.eos_id))
+    let mut samples: Vec<Sample<'_>> = (0..prompts.len() * per_prompt)
+        .map(|i| Sample::new(request.sampling, first + i as u64, request.stop_ids))
         .collect();
     for (i, sample) in samples.iter_mut().enumerate() {
         // The first token of all samples of a prompt comes from one row of logits.
@@ -62,28 +62,28 @@ fn generate_chunk(
 }
 
 /// A completion that is being sampled.
-struct Sample {
+struct Sample<'a> {
     /// The temperature and the random stream; `None` is greedy.
     random: Option<(f64, ChaCha8Rng)>,
-    eos_id: u32,
+    stop_ids: &'a [u32],
     ids: Vec<u32>,
     logps: Vec<f32>,
 }
 
-impl Sample {
-    fn new(sampling: Sampling, index: u64, eos_id: u32) -> Self {
+impl<'a> Sample<'a> {
+    fn new(sampling: Sampling, index: u64, stop_ids: &'a [u32]) -> Self {
         let random = match sampling {
             Sampling::Greedy => None,
             Sampling::Random { temperature, seed, purpose, step, first } => {
                 Some((temperature, stream(seed, purpose, step, first + index)))
             }
         };
-        Self { random, eos_id, ids: Vec::new(), logps: Vec::new() }
+        Self { random, stop_ids, ids: Vec::new(), logps: Vec::new() }
     }
 
     /// The last token, unless it has ended the completion.
     fn open_at(&self) -> Option<u32> {
-        self.ids.last().copied().filter(|id| *id != self.eos_id)
+        self.ids.last().copied().filter(|id| !self.stop_ids.contains(id))
     }
 
     /// Chooses the next token from `logits: [V]`.
@@ -135,7 +135,7 @@ mod tests {
     }
 
     fn request(prompts: &[Vec<u32>], per_prompt: usize, sampling: Sampling) -> RolloutRequest<'_> {
-        RolloutRequest { prompts, num_generations: per_prompt, max_completion_length: 6, eos_id: EOS, sampling }
+        RolloutRequest { prompts, num_generations: per_prompt, max_completion_length: 6, stop_ids: &[EOS], sampling }
     }
 
     fn random(step: u64) -> Sampling {
@@ -223,7 +223,7 @@ mod tests {
         let prompts = prompts();
         let a = generate(1000, &request(&prompts, 1, Sampling::Greedy));
         assert_eq!(a, generate(1000, &request(&prompts, 1, Sampling::Greedy)));
-        let mut sample = Sample::new(Sampling::Greedy, 0, EOS);
+        let mut sample = Sample::new(Sampling::Greedy, 0, &[EOS]);
         sample.extend(&[0.0, 3.0, 1.0, 3.0]);
         assert_eq!(sample.ids, [1]);
     }
@@ -235,7 +235,7 @@ mod tests {
         let mut counts = [0.0f64; 3];
         for index in 0..draws {
             let sampling = Sampling::Random { temperature: 0.5, seed: 0, purpose: Purpose::Rollout, step: 0, first: 0 };
-            let mut sample = Sample::new(sampling, index, EOS);
+            let mut sample = Sample::new(sampling, index, &[EOS]);
             sample.extend(&logits);
             counts[sample.ids[0] as usize] += 1.0;
         }

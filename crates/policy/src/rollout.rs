@@ -34,8 +34,8 @@ pub struct RolloutRequest<'a> {
     pub num_generations: usize,
     /// The largest number of tokens of a completion, EOS included.
     pub max_completion_length: usize,
-    /// The id of the token that ends a completion.
-    pub eos_id: u32,
+    /// The ids of the tokens that end a completion.
+    pub stop_ids: &'a [u32],
     /// How tokens are chosen.
     pub sampling: Sampling,
 }
@@ -43,12 +43,12 @@ pub struct RolloutRequest<'a> {
 /// One completion.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Completion {
-    /// The token ids; the last one is EOS unless `truncated`.
+    /// The token ids; the last one is one of the stop ids unless `truncated`.
     pub ids: Vec<u32>,
     /// The log-probability (nats) of each token under the distribution it was drawn from; for greedy sampling, under
     /// softmax(logits).
     pub logps: Vec<f32>,
-    /// Whether the length limit came before EOS.
+    /// Whether the length limit came before a token that ends the completion.
     pub truncated: bool,
 }
 
