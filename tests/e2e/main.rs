@@ -11,6 +11,7 @@ mod gradcheck;
 mod learning;
 mod manners;
 mod plugins;
+mod report;
 mod resume;
 mod run_folder;
 mod sinks;

@@ -174,6 +174,11 @@ pub enum Error {
         /// The number of tokens in the vocabulary.
         vocab_size: usize,
     },
+    /// Messages for a model without a chat template.
+    #[error(
+        "the data has messages, and the model has no chat template to render them with; give one, or a text as prompt"
+    )]
+    NoChatTemplate,
     /// A tokenizer of another crate that cannot encode or decode.
     #[error("tokenizer: {0}")]
     Tokenizer(#[source] Box<dyn std::error::Error + Send + Sync>),

@@ -24,6 +24,7 @@ mod hub;
 mod lora;
 mod memory;
 mod parameters;
+mod rope;
 mod tensor;
 mod tokenizer;
 mod weights;

@@ -76,9 +76,10 @@ impl AdamW {
         let rule = self.rule(grad_norm, learning_rate);
         // Looked at before anything is written: there is nothing to undo.
         let (mut index, mut finite) = (0, true);
-        for_each_parameter(&model, |values| {
+        for_each_parameter(&model, |_, _, values| {
             finite &= rule.is_finite(values, &gradients.parameters[index].data, &self.moments[index]);
             index += 1;
+            Ok(())
         })?;
         if !finite {
             if self.step == 0 {

@@ -51,8 +51,20 @@ impl BurnPolicy {
     /// # Errors
     /// [`Error::Model`] for an illegal configuration.
     pub fn new(config: &ModelConfig, seed: u64, loss: PolicyLoss) -> Result<Self> {
-        Ok(Self {
-            model: Decoder::new(config, seed, &Device::flex().autodiff())?,
+        Ok(Self::of(Decoder::new(config, seed, &Device::flex().autodiff())?, loss))
+    }
+
+    /// A policy of stored weights, which are read tensor by tensor in f32, with the default settings of AdamW.
+    ///
+    /// # Errors
+    /// Those of [`Decoder::from_weights`].
+    pub fn from_weights(config: &ModelConfig, weights: &models::Weights, loss: PolicyLoss) -> Result<Self> {
+        Ok(Self::of(Decoder::from_weights(config, weights, &Device::flex().autodiff())?, loss))
+    }
+
+    fn of(model: Decoder, loss: PolicyLoss) -> Self {
+        Self {
+            model,
             ref_policy: None,
             loss: LossPlans::new(loss),
             cross_entropy: LossPlans::new(PolicyLoss::cross_entropy()),
@@ -60,7 +72,7 @@ impl BurnPolicy {
             sums: GradientSum::new(),
             rollout_batch_size: ROLLOUT_BATCH_SIZE,
             remembered: None,
-        })
+        }
     }
 
     /// Chooses the largest number of sequences that decode together. It bounds memory and does not change what is sampled.
@@ -75,6 +87,11 @@ impl BurnPolicy {
         &self.model
     }
 
+    /// The gradients that [`Policy::accumulate`] has added up since the last update; empty when there are none.
+    pub fn gradients(&self) -> &GradientSum {
+        &self.sums
+    }
+
     fn no_ref_policy(operation: &'static str) -> Error {
         Error::argument(operation, "a reference policy: freeze_ref_policy makes one", "none")
     }
@@ -83,6 +100,10 @@ impl BurnPolicy {
 impl Policy for BurnPolicy {
     fn num_parameters(&self) -> usize {
         self.model.num_params()
+    }
+
+    fn context_length(&self) -> usize {
+        self.model.config().max_position_embeddings
     }
 
     fn generate(&mut self, request: &RolloutRequest<'_>) -> Result<Vec<Completion>> {

@@ -1,9 +1,9 @@
 //! The two layers that everything else is made of.
 
+use super::build::{Builder, Initial};
 use super::ops::{self, Addend};
-use super::params::normal;
 use burn::module::{Module, Param};
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::Tensor;
 use policy::Result;
 
 /// A linear layer, `y = x W + b`.
@@ -16,17 +16,12 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// Normal weights of standard deviation `std` from the stream of (`seed`, `name`), zero bias.
-    pub(crate) fn new(
-        [input, output]: [usize; 2],
-        bias: bool,
-        std: f64,
-        seed: u64,
-        name: &str,
-        device: &Device,
-    ) -> Self {
-        let bias = bias.then(|| Param::from_data(TensorData::new(vec![0f32; output], [output]), device));
-        Self { weight: Param::from_data(normal([input, output], std, seed, &format!("{name}.weight")), device), bias }
+    /// Normal weights of standard deviation `std` and zero bias, where the values are not stored ones.
+    pub(crate) fn new(of: &mut Builder<'_>, name: &str, shape: [usize; 2], bias: bool, std: f64) -> Result<Self> {
+        let weight = of.parameter(&format!("{name}.weight"), shape, Initial::Normal { std })?;
+        let bias =
+            if bias { Some(of.parameter(&format!("{name}.bias"), [shape[1]], Initial::Constant(0.0))?) } else { None };
+        Ok(Self { weight, bias })
     }
 
     /// The layer applied to `x: [N, in]` -> `[N, out]`.
@@ -48,8 +43,8 @@ pub struct RmsNorm {
 }
 
 impl RmsNorm {
-    pub(crate) fn new(size: usize, eps: f64, device: &Device) -> Self {
-        Self { weight: Param::from_data(TensorData::new(vec![1f32; size], [size]), device), eps }
+    pub(crate) fn new(of: &mut Builder<'_>, name: &str, size: usize, eps: f64) -> Result<Self> {
+        Ok(Self { weight: of.parameter(&format!("{name}.weight"), [size], Initial::Constant(1.0))?, eps })
     }
 
     /// The norm of `x: [N, H]` -> `[N, H]`.

@@ -1,5 +1,5 @@
-//! A small Qwen2-style decoder: RMSNorm, rotary positions, grouped-query attention with biases, SwiGLU. Its weights are a module of
-//! burn, which differentiates it; its operations are kernels of [`backend_cpu::layers`]. Sequences are laid end to end, without padding,
+//! A decoder of the families Qwen2 (biases), Qwen3 (normalised queries and keys) and Llama 3 (scaled rotary frequencies): RMSNorm,
+//! rotary positions, grouped-query attention, SwiGLU. Its weights are a module of burn, which differentiates it; its operations are kernels of [`backend_cpu::layers`]. Sequences are laid end to end, without padding,
 //! and completions of one prompt share its rows.
 //!
 //! Letters in shapes: N rows (tokens), B sequences, H hidden, V vocabulary, A query heads, K key/value heads, R = A / K queries per
@@ -8,11 +8,14 @@
 mod attention;
 mod batch;
 mod block;
+mod build;
+mod hugging_face;
 mod inference;
 mod layers;
 mod model;
 mod ops;
 mod params;
+mod rope;
 
 pub use attention::Attention;
 pub use batch::PackedBatch;

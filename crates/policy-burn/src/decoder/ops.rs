@@ -3,7 +3,7 @@
 //! All tensors are f32 rows `[N, ..]`. What the forward pass of an operation was given is kept for its derivative; storage is
 //! shared, not copied.
 
-use backend_cpu::layers::{Add, AttentionGrad, Heads, Layers, RopeTable, Span};
+use backend_cpu::layers::{Add, AttentionGrad, HeadNorms, HeadNormsGrad, Heads, Layers, RopeTable, Span};
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 use grpo_burn::custom_op::{Derivative, Graph, Operand, record, tensor, values};
@@ -118,6 +118,48 @@ impl Derivative<2> for RmsNormGrad {
         let (x, weight, dy) = (reread(&self.x), reread(&self.weight), reread(&upstream));
         let (dx, dweight) = fitting(Layers::new().rms_norm_grad(x, weight, &self.scale, dy));
         [Some(tensor(dx, self.dims)), Some(tensor(dweight, [self.dims[1]]))]
+    }
+}
+
+/// Queries, keys and values `[N, (A + 2K) D]` with every query and key head normalised by itself; weights `[D]`.
+pub(crate) fn norm_heads(
+    qkv: Tensor<2>,
+    heads: Heads,
+    query: Tensor<1>,
+    key: Tensor<1>,
+    eps: f64,
+) -> Result<Tensor<2>> {
+    let dims = qkv.dims();
+    let mut graph = Graph::default();
+    let qkv = operand(&mut graph, "qkv", qkv)?;
+    let query = operand(&mut graph, "query weight", query)?;
+    let key = operand(&mut graph, "key weight", key)?;
+    let norms = HeadNorms { query: read("query weight", &query.storage)?, key: read("key weight", &key.storage)?, eps };
+    let (y, scale) = Layers::new().norm_heads(read("qkv", &qkv.storage)?, heads, norms)?;
+    let derivative =
+        NormHeadsGrad { qkv: qkv.storage, query: query.storage, key: key.storage, scale, heads, eps, dims };
+    Ok(record(graph, tensor(y, dims), [qkv.node, query.node, key.node], derivative))
+}
+
+#[derive(Clone, Debug)]
+struct NormHeadsGrad {
+    qkv: FlexTensor,
+    query: FlexTensor,
+    key: FlexTensor,
+    scale: Vec<f32>,
+    heads: Heads,
+    eps: f64,
+    dims: [usize; 2],
+}
+
+impl Derivative<3> for NormHeadsGrad {
+    fn gradients(self, upstream: FlexTensor, _: [bool; 3]) -> [Option<FlexTensor>; 3] {
+        let norms = HeadNorms { query: reread(&self.query), key: reread(&self.key), eps: self.eps };
+        let (qkv, dy) = (reread(&self.qkv), reread(&upstream));
+        let gradients = Layers::new().norm_heads_grad(qkv, self.heads, norms, &self.scale, dy);
+        let HeadNormsGrad { dqkv, dquery, dkey } = fitting(gradients);
+        let of_weight = |gradient: Vec<f32>| Some(tensor(gradient, [self.heads.width]));
+        [Some(tensor(dqkv, self.dims)), of_weight(dquery), of_weight(dkey)]
     }
 }
 

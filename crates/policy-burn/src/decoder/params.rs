@@ -16,15 +16,14 @@ use rng::{Purpose, stable_hash, stream};
 ///
 /// The transform of Box and Muller is written out, and `rand_distr` is not used here: another transform of the same random
 /// bits gives other initial weights for a seed, and the published runs of a seed would no longer be those that it makes.
-pub(crate) fn normal(shape: [usize; 2], std: f64, seed: u64, name: &str) -> TensorData {
+pub(crate) fn normal(count: usize, std: f64, seed: u64, name: &str) -> Vec<f32> {
     let mut rng = stream(seed, Purpose::Weights, 0, stable_hash(name));
-    let data: Vec<f32> = (0..shape[0] * shape[1])
+    (0..count)
         .map(|_| {
             let radius = (-2.0 * (1.0 - rng.random::<f64>()).ln()).sqrt();
             (std * radius * (std::f64::consts::TAU * rng.random::<f64>()).cos()) as f32
         })
-        .collect();
-    TensorData::new(data, shape)
+        .collect()
 }
 
 /// Values of a tensor on the host.
@@ -33,21 +32,23 @@ pub(crate) fn to_host<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().convert::<f32>().try_into_vec().unwrap_or_default()
 }
 
-/// Sees the values of every parameter where they lie, in walk order.
+/// Sees name, shape and values of every parameter where they lie, in walk order.
 ///
 /// # Errors
-/// [`Error::Other`] when a parameter is not on burn's CPU backend.
-pub(crate) fn for_each_parameter<M: Module>(module: &M, see: impl FnMut(&[f32])) -> Result<()> {
+/// Those of `see`, which ends the walk; [`Error::Other`] when a parameter is not on burn's CPU backend.
+pub(crate) fn for_each_parameter<M: Module>(
+    module: &M,
+    see: impl FnMut(&str, &[usize], &[f32]) -> Result<()>,
+) -> Result<()> {
     struct See<F> {
         see: F,
         done: Result<()>,
     }
-    impl<F: FnMut(&[f32])> ParameterVisitor for See<F> {
-        fn visit<const D: usize>(&mut self, _: &str, parameter: &Param<Tensor<D>>) {
-            let see = &mut self.see;
-            let seen = storage(parameter.val()).and_then(|storage| read(&storage).map(see));
-            if let Err(error) = seen {
-                self.done = Err(error);
+    impl<F: FnMut(&str, &[usize], &[f32]) -> Result<()>> ParameterVisitor for See<F> {
+        fn visit<const D: usize>(&mut self, name: &str, parameter: &Param<Tensor<D>>) {
+            if self.done.is_ok() {
+                let storage = storage(parameter.val());
+                self.done = storage.and_then(|values| (self.see)(name, &parameter.dims(), read(&values)?));
             }
         }
     }

@@ -1,7 +1,7 @@
 //! The decoder against what it must be invariant to.
 
 use super::*;
-use crate::decoder::params::to_host;
+use crate::decoder::params::{normal, to_host};
 use burn::tensor::activation::{silu, softmax};
 
 fn config() -> ModelConfig {
@@ -18,6 +18,11 @@ fn rows<S: AsRef<[u32]>>(decoder: &Decoder, sequences: &[S]) -> Vec<Vec<f32>> {
     let hidden = to_host(decoder.forward(&batch).unwrap());
     let h = decoder.config().hidden_size;
     batch.sequences.spans.iter().map(|span| hidden[span.rows.start * h..span.rows.end * h].to_vec()).collect()
+}
+
+/// Normal values.
+fn noise(shape: [usize; 2], seed: u64, name: &str) -> TensorData {
+    TensorData::new(normal(shape[0] * shape[1], 1.0, seed, name), shape)
 }
 
 #[track_caller]
@@ -104,7 +109,7 @@ fn the_decoder_and_its_gradient_are_those_of_plain_burn() {
         };
         let sequences = [of(&LONG, &[3, 8, 2]), of(&SHORT, &[9, 2]), of(&LONG, &[40, 41, 42, 2])];
         let count: usize = sequences.iter().map(|s| s.completion.len()).sum();
-        let weights = Tensor::<2>::from_data(normal([count, 32], 1.0, 4, "weights"), &decoder.device());
+        let weights = Tensor::<2>::from_data(noise([count, 32], 4, "weights"), &decoder.device());
 
         let found = crate::sequences::completion_hidden(&decoder, &sequences).unwrap();
         let expected = sequences.iter().map(|s| {
@@ -227,7 +232,7 @@ fn heads_have_a_width_of_their_own() {
     assert_eq!(attn.o_proj.weight.dims(), [a * d, h]);
 
     let t = LONG.len();
-    let input = Tensor::<2>::from_data(normal([t, h], 1.0, 3, "x"), &decoder.device());
+    let input = Tensor::<2>::from_data(noise([t, h], 3, "x"), &decoder.device());
     let (x, w) = (to_host(input.clone()), |tensor: Tensor<2>| to_host(tensor));
     let product = |rows: &[f64], weight: &[f32], width: usize| -> Vec<f64> {
         let of_row = |row: &[f64]| {
@@ -269,7 +274,7 @@ fn heads_have_a_width_of_their_own() {
 
     let batch = PackedBatch::new(&[LONG]).unwrap();
     let nothing = Tensor::zeros([t, h], &decoder.device());
-    let found = attn.forward(input, nothing, decoder.rope(), &batch.sequences).unwrap();
+    let found = attn.forward(input, nothing, &decoder.rope().table(t).unwrap(), &batch.sequences).unwrap();
     assert_close(&to_host(found), &expected, 1e-4);
 }
 
