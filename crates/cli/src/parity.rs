@@ -23,6 +23,9 @@ pub(crate) struct Args {
     /// Implementation to check.
     #[arg(long, value_parser = crate::loss_input::implementations(&["all"]), default_value = "all")]
     implementation: String,
+    /// With --model: the adapter (LoRA, in PEFT's layout) in this folder is added to the model; gradients are those of the adapter.
+    #[arg(long, value_name = "FOLDER", requires = "model")]
+    pub(crate) adapter: Option<PathBuf>,
     /// Bound on loss, logp and entropy, relative to their scale (at least 1), instead of the dtype's. With --model: on loss and logits,
     /// absolute and relative to the largest logit [default there: 1e-4].
     #[arg(long, value_name = "X", value_parser = bound)]

@@ -6,7 +6,7 @@ use backend_cpu::CpuBackend;
 use grpo_check::Error;
 use grpo_check::model::{Forward, ModelFile, ModelPolicy, ModelReport, ModelTolerances, SeeGradient, SeeLogits, check};
 use grpo_core::{Implementation, LossConfig};
-use models::{ModelFolder, NamedTensor};
+use models::{Adapter, ModelFolder, NamedTensor};
 use policy::{Policy, Sequence, SequenceBatch, StepLoss, TensorSink, token_batch};
 use policy_burn::{BurnPolicy, PolicyLoss};
 use std::path::Path;
@@ -14,7 +14,9 @@ use std::sync::Arc;
 
 pub(crate) fn run(folder: &Path, args: &parity::Args) -> anyhow::Result<Outcome> {
     let folder = ModelFolder::open(folder)?;
-    let files = args.files.iter().map(|path| ModelFile::open(path, folder.config()));
+    let adapter = args.adapter.as_ref().map(|path| Adapter::open(path, folder.config())).transpose()?;
+    let lora = adapter.as_ref().map(Adapter::config);
+    let files = args.files.iter().map(|path| ModelFile::open(path, folder.config(), lora));
     let files = files.collect::<Result<Vec<_>, _>>()?;
     let standard = ModelTolerances::default();
     let tolerances = ModelTolerances {
@@ -24,7 +26,7 @@ pub(crate) fn run(folder: &Path, args: &parity::Args) -> anyhow::Result<Outcome>
     let mut reports: Vec<ModelReport> = Vec::new();
     // One policy at a time: each has the weights in its own way.
     for open in POLICIES {
-        let mut policy = open(&folder)?;
+        let mut policy = open(&folder, adapter.as_ref())?;
         for (i, file) in files.iter().enumerate() {
             let report =
                 check(file, policy.as_mut(), &tolerances).with_context(|| args.files[i].display().to_string())?;
@@ -57,13 +59,13 @@ fn text(folder: &ModelFolder, reports: &[ModelReport], passed: bool) -> String {
     out
 }
 
-/// Makes a policy of a folder's weights.
-type Open = fn(&ModelFolder) -> anyhow::Result<Box<dyn ModelPolicy>>;
+/// Makes a policy of a folder's weights, and of an adapter.
+type Open = fn(&ModelFolder, Option<&Adapter>) -> anyhow::Result<Box<dyn ModelPolicy>>;
 
 /// Every policy there is. One on a device joins here.
 const POLICIES: [Open; 1] = [host];
 
-fn host(folder: &ModelFolder) -> anyhow::Result<Box<dyn ModelPolicy>> {
+fn host(folder: &ModelFolder, adapter: Option<&Adapter>) -> anyhow::Result<Box<dyn ModelPolicy>> {
     // The supervised loss, which is compared here, is its own; GRPO's is not used.
     let loss = PolicyLoss {
         config: LossConfig::default(),
@@ -71,7 +73,11 @@ fn host(folder: &ModelFolder) -> anyhow::Result<Box<dyn ModelPolicy>> {
         implementation: Implementation::Fused,
         max_tokens: 0,
     };
-    Ok(Box::new(Host(BurnPolicy::from_weights(folder.config(), &folder.weights()?, loss)?)))
+    let weights = folder.weights()?;
+    let policy = BurnPolicy::from_weights(folder.config(), &weights, loss)?;
+    let Some(adapter) = adapter else { return Ok(Box::new(Host(policy))) };
+    adapter.check_base(&weights)?;
+    Ok(Box::new(Host(policy.with_adapter(adapter)?)))
 }
 
 /// The policy in burn on this CPU.

@@ -17,9 +17,9 @@ impl BurnPolicy {
     /// [`Error::Argument`] for no ids, [`Error::TooLong`], [`Error::Model`] for an unknown token.
     pub fn logits(&self, ids: &[u32], mut see: impl FnMut(usize, &[f32])) -> Result<()> {
         let model: Decoder = self.model().valid();
-        let [vocab, width] = model.lm_head().dims();
+        let [vocab, width] = model.lm_head()?.dims();
         let hidden = to_host(model.forward(&PackedBatch::new(&[ids])?)?);
-        let head = to_host(model.lm_head());
+        let head = to_host(model.lm_head()?);
         for (i, rows) in hidden.chunks(ROWS * width).enumerate() {
             let n = rows.len() / width;
             see(i * ROWS, &Layers::new().linear_dx(&head, rows, [n, vocab, width])?);

@@ -3,7 +3,7 @@
 use super::compare::Running;
 use crate::error::{Error, Result};
 use grpo_core::backend_api::strict::nearest;
-use models::{ModelConfig, NamedTensor};
+use models::{LoraConfig, ModelConfig, NamedTensor, Parameter};
 use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 use std::fs::File;
@@ -68,12 +68,13 @@ impl Expected {
 }
 
 impl ModelFile {
-    /// Opens a file for a model of this configuration. Every tensor is looked at.
+    /// Opens a file for a model of this configuration, or for adapters of it: the base beneath those is frozen, and gradients are theirs
+    /// under PEFT's names. Every tensor is looked at.
     ///
     /// # Errors
     /// [`Error::ModelFile`] for a file that is damaged or of another format; tensors with unknown names, wrong shapes or number types,
     /// or with values that are not finite; ids outside the vocabulary; a mask that is no padding on the right; and nothing to compare.
-    pub fn open(path: &Path, config: &ModelConfig) -> Result<Self> {
+    pub fn open(path: &Path, config: &ModelConfig, lora: Option<&LoraConfig>) -> Result<Self> {
         let (mut file, length) = grpo_files::open_regular(path).map_err(|e| Error::io("read", path, e))?;
         let (data, header) = read_header(path, &mut file, length)?;
         let mut this = Self {
@@ -91,7 +92,11 @@ impl ModelFile {
         };
         this.check_format()?;
         this.read_sequences()?;
-        this.read_expected(config)?;
+        let parameters = match lora {
+            Some(lora) => lora.parameters(config).map_err(Error::policy)?,
+            None => config.parameters(),
+        };
+        this.read_expected(parameters)?;
         Ok(this)
     }
 
@@ -259,10 +264,10 @@ impl ModelFile {
         Ok(())
     }
 
-    fn read_expected(&mut self, config: &ModelConfig) -> Result<()> {
-        let mut parameters = config.parameters();
-        if self.tied {
-            parameters.push(models::Parameter { name: HEAD.to_owned(), ..parameters[0].clone() });
+    fn read_expected(&mut self, mut parameters: Vec<Parameter>) -> Result<()> {
+        if let Some(embedding) = parameters.iter().find(|p| self.tied && p.name == EMBEDDING) {
+            let head = Parameter { name: HEAD.to_owned(), ..embedding.clone() };
+            parameters.push(head);
         }
         let targets: usize = self.sequences.iter().map(|sequence| sequence.len().saturating_sub(1)).sum();
         let mut names: Vec<String> = self.header.tensors().into_keys().collect();
@@ -304,7 +309,7 @@ impl ModelFile {
         Ok(())
     }
 
-    fn unknown(&self, name: &str, parameters: &[models::Parameter]) -> Result<()> {
+    fn unknown(&self, name: &str, parameters: &[Parameter]) -> Result<()> {
         let gradients: Vec<String> = parameters.iter().map(|p| format!("{GRADIENT}{}", p.name)).collect();
         let known = ["ids", "mask", LOSS, LOGITS].into_iter().chain(gradients.iter().map(String::as_str));
         let hint = nearest(name, known).map(|nearest| format!("; did you mean `{nearest}`?")).unwrap_or_default();

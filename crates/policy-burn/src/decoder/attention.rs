@@ -2,7 +2,7 @@
 
 use super::build::Builder;
 use super::layers::{Linear, RmsNorm};
-use super::ops::{self, Addend, Sequences};
+use super::ops::{self, Sequences};
 use backend_cpu::layers::{Heads, RopeTable};
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -61,6 +61,6 @@ impl Attention {
             qkv = ops::norm_heads(qkv, self.heads(), query.weight.val(), key.weight.val(), query.eps())?;
         }
         let mixed = ops::attention(qkv, self.heads(), rope, sequences)?;
-        ops::linear(mixed, self.o_proj.weight.val(), Addend::Residual(residual))
+        self.o_proj.add_to(residual, mixed)
     }
 }

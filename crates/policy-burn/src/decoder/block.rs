@@ -3,7 +3,7 @@
 use super::attention::Attention;
 use super::build::Builder;
 use super::layers::{Linear, RmsNorm};
-use super::ops::{self, Addend, Sequences};
+use super::ops::{self, Sequences};
 use backend_cpu::layers::RopeTable;
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -33,7 +33,7 @@ impl Mlp {
     /// `residual` plus the MLP of `x`, both `[N, H]`.
     pub(crate) fn forward(&self, x: Tensor<2>, residual: Tensor<2>) -> Result<Tensor<2>> {
         let mixed = ops::swiglu(self.gate_up_proj.forward(x)?)?;
-        ops::linear(mixed, self.down_proj.weight.val(), Addend::Residual(residual))
+        self.down_proj.add_to(residual, mixed)
     }
 }
 

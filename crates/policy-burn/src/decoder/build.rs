@@ -1,6 +1,6 @@
 //! How the parameters of a new decoder get their values: at random, or from stored tensors.
 
-use super::params::normal;
+use super::params::{normal, uniform};
 use burn::module::Param;
 use burn::tensor::{Device, Tensor, TensorData};
 use models::ModelConfig;
@@ -13,6 +13,11 @@ pub(crate) enum Initial {
     Normal {
         /// Their standard deviation.
         std: f64,
+    },
+    /// Independent uniform values.
+    Uniform {
+        /// Their largest magnitude.
+        bound: f64,
     },
     /// One value.
     Constant(f32),
@@ -36,6 +41,7 @@ impl Source for Seed {
         let count = shape.iter().product();
         Ok(match initial {
             Initial::Normal { std } => normal(count, std, self.0, name),
+            Initial::Uniform { bound } => uniform(count, bound, self.0, name),
             Initial::Constant(value) => vec![value; count],
         })
     }

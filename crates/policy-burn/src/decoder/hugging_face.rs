@@ -5,8 +5,10 @@
 //! it, transposed.
 
 use super::build::{Initial, Source};
-use models::{ModelConfig, NamedTensor, Weights};
-use policy::{Result, TensorSink};
+use super::lora::Adapted;
+use super::model::Decoder;
+use models::{Adapter, ModelConfig, NamedTensor, Weights};
+use policy::{Error, Result, TensorSink};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -28,8 +30,11 @@ struct Part {
 
 /// The tensors of transformers that the parameter `name` of a decoder of this configuration consists of, in the order of its
 /// columns.
-fn parts(config: &ModelConfig, name: &str, shape: &[usize]) -> Vec<Part> {
+fn parts(config: &ModelConfig, adapted: &Adapted, name: &str, shape: &[usize]) -> Vec<Part> {
     let whole = |name: String| vec![Part { name, shape: shape.to_vec(), columns: 0..0, transposed: false }];
+    if let Some(matrix) = adapted.matrix(name) {
+        return whole(if name.ends_with(".a") { matrix.lora_a() } else { matrix.lora_b() });
+    }
     let Some((layer, of_layer)) = name.strip_prefix("layers.").and_then(|rest| rest.split_once('.')) else {
         return whole(match name {
             "embed_tokens" => "model.embed_tokens.weight".to_owned(),
@@ -68,14 +73,14 @@ fn parts(config: &ModelConfig, name: &str, shape: &[usize]) -> Vec<Part> {
 /// # Errors
 /// That of the sink.
 pub(crate) fn export_parts(
-    config: &ModelConfig,
+    of: &Decoder,
     name: &str,
     shape: &[usize],
     values: &[f32],
     sink: &mut dyn TensorSink,
 ) -> Result<()> {
     let columns = shape.last().copied().unwrap_or(1);
-    for part in parts(config, name, shape) {
+    for part in parts(of.config(), of.adapted(), name, shape) {
         let data = if part.columns.is_empty() {
             values.to_vec()
         } else if part.transposed {
@@ -109,7 +114,7 @@ impl Source for Stored<'_> {
     fn values(&mut self, name: &str, shape: &[usize], _: Initial) -> Result<Vec<f32>> {
         let mut values = vec![0.0; shape.iter().product()];
         let columns = shape.last().copied().unwrap_or(1);
-        for part in parts(self.config, name, shape) {
+        for part in parts(self.config, &Adapted::default(), name, shape) {
             let tensor = self.weights.tensor(&part.name)?;
             if part.columns.is_empty() {
                 tensor.read(0, &mut values)?;
@@ -136,10 +141,28 @@ impl Source for Stored<'_> {
     }
 }
 
+/// Stored adapters as the values of those of a decoder.
+pub(crate) struct StoredAdapter<'a> {
+    pub(crate) adapted: Adapted,
+    pub(crate) adapter: &'a Adapter,
+}
+
+impl Source for StoredAdapter<'_> {
+    fn values(&mut self, name: &str, shape: &[usize], _: Initial) -> Result<Vec<f32>> {
+        let Some(matrix) = self.adapted.matrix(name) else {
+            return Err(Error::state(name, "a matrix of the adapter", "none"));
+        };
+        let tensor = if name.ends_with(".a") { self.adapter.lora_a(matrix)? } else { self.adapter.lora_b(matrix)? };
+        if tensor.shape() != shape {
+            return Err(Error::state(tensor.name(), format!("shape {shape:?}"), format!("shape {:?}", tensor.shape())));
+        }
+        Ok(tensor.to_vec())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decoder::Decoder;
     use burn::tensor::Device;
 
     /// The tensors as a file of a model folder.

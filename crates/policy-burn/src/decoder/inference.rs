@@ -83,7 +83,12 @@ impl Norm {
 
 impl Weight {
     fn new(kernels: Layers, linear: &Linear) -> Result<Self> {
-        let weight = kernels.pack_weight(read(&storage(linear.weight.val())?)?, linear.weight.dims())?;
+        let dims = linear.weight.dims();
+        // What is sampled with is the sum: an adapter costs nothing per token.
+        let weight = match linear.adapters.as_slice() {
+            [] => kernels.pack_weight(read(&storage(linear.weight.val())?)?, dims)?,
+            _ => kernels.pack_weight(&linear.merged()?, dims)?,
+        };
         let bias = linear.bias.as_ref().map(Param::val).map(to_vec).transpose()?;
         Ok(Self { weight, bias })
     }
@@ -119,7 +124,7 @@ impl Inference {
             embed_tokens: storage(model.embed_tokens.val())?,
             layers: layers.collect::<Result<_>>()?,
             norm: Norm::new(&model.norm)?,
-            head: kernels.pack_transposed(read(&storage(model.lm_head())?)?, dims)?,
+            head: kernels.pack_transposed(read(&storage(model.lm_head()?)?)?, dims)?,
             kernels,
             config,
         })

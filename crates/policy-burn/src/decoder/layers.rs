@@ -1,7 +1,9 @@
 //! The two layers that everything else is made of.
 
 use super::build::{Builder, Initial};
+use super::lora::LowRank;
 use super::ops::{self, Addend};
+use super::params::{read, storage};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use policy::Result;
@@ -13,6 +15,8 @@ pub struct Linear {
     pub weight: Param<Tensor<2>>,
     /// The bias b `[out]`.
     pub bias: Option<Param<Tensor<1>>>,
+    /// The adapters of the matrices that the layer consists of.
+    pub adapters: Vec<LowRank>,
 }
 
 impl Linear {
@@ -21,7 +25,7 @@ impl Linear {
         let weight = of.parameter(&format!("{name}.weight"), shape, Initial::Normal { std })?;
         let bias =
             if bias { Some(of.parameter(&format!("{name}.bias"), [shape[1]], Initial::Constant(0.0))?) } else { None };
-        Ok(Self { weight, bias })
+        Ok(Self { weight, bias, adapters: Vec::new() })
     }
 
     /// The layer applied to `x: [N, in]` -> `[N, out]`.
@@ -30,7 +34,24 @@ impl Linear {
     /// [`policy::Error::Loss`] when x is not `[N, in]`.
     pub fn forward(&self, x: Tensor<2>) -> Result<Tensor<2>> {
         let add = self.bias.as_ref().map_or(Addend::Nothing, |bias| Addend::Bias(bias.val()));
-        ops::linear(x, self.weight.val(), add)
+        self.run(x, add)
+    }
+
+    /// `residual` plus the layer applied to `x: [N, in]`, both `[N, out]`; for a layer without a bias.
+    pub(crate) fn add_to(&self, residual: Tensor<2>, x: Tensor<2>) -> Result<Tensor<2>> {
+        self.run(x, Addend::Residual(residual))
+    }
+
+    fn run(&self, x: Tensor<2>, add: Addend) -> Result<Tensor<2>> {
+        let y = ops::linear(x.clone(), self.weight.val(), add)?;
+        self.adapters.iter().try_fold(y, |y, adapter| adapter.forward(x.clone(), y))
+    }
+
+    /// The weight `[in, out]` with the adapters merged into it.
+    pub(crate) fn merged(&self) -> Result<Vec<f32>> {
+        let mut weight = read(&storage(self.weight.val())?)?.to_vec();
+        self.adapters.iter().try_for_each(|adapter| adapter.merge_into(&mut weight, self.weight.dims()[1]))?;
+        Ok(weight)
     }
 }
 

@@ -12,6 +12,7 @@ mod build;
 mod hugging_face;
 mod inference;
 mod layers;
+mod lora;
 mod model;
 mod ops;
 mod params;
@@ -22,8 +23,9 @@ pub use batch::PackedBatch;
 pub use block::{Block, Mlp};
 pub use inference::{Cache, Inference};
 pub use layers::{Linear, RmsNorm};
+pub use lora::LowRank;
 pub use model::Decoder;
 
 pub(crate) use params::{
-    ParameterVisitor, export_parameters, for_each_parameter, to_host, update_parameters, visit_parameters,
+    ParameterVisitor, Which, export_parameters, for_each_parameter, to_host, update_parameters, visit_parameters,
 };

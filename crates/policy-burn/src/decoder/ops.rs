@@ -94,6 +94,110 @@ impl Derivative<3> for LinearGrad {
     }
 }
 
+/// `y: [N, out]` with `scale` x A^T B^T added to the columns from `first` on, of x `[N, in]`, A `[r, in]` and B `[width, r]`.
+pub(crate) fn low_rank(
+    x: Tensor<2>,
+    y: Tensor<2>,
+    a: Tensor<2>,
+    b: Tensor<2>,
+    scale: f32,
+    first: usize,
+) -> Result<Tensor<2>> {
+    let ([n, input], [_, output], [rank, _], [width, _]) = (x.dims(), y.dims(), a.dims(), b.dims());
+    let mut graph = Graph::default();
+    let x = operand(&mut graph, "x", x)?;
+    let y = operand(&mut graph, "y", y)?;
+    let a = operand(&mut graph, "lora_A", a)?;
+    let b = operand(&mut graph, "lora_B", b)?;
+    let layers = Layers::new();
+    let inner = layers.linear_dx(read("lora_A", &a.storage)?, read("x", &x.storage)?, [n, rank, input])?;
+    let outer = layers.linear_dx(read("lora_B", &b.storage)?, &inner, [n, width, rank])?;
+    let mut sum = read("y", &y.storage)?.to_vec();
+    for (row, added) in sum.chunks_exact_mut(output).zip(outer.chunks_exact(width)) {
+        row[first..first + width].iter_mut().zip(added).for_each(|(y, added)| *y += scale * added);
+    }
+    let parents = [x.node, y.node, a.node, b.node];
+    let dims = LowRankDims { n, input, output, rank, width, first };
+    let derivative = LowRankGrad { x: x.storage, a: a.storage, b: b.storage, inner, scale, dims };
+    Ok(record(graph, tensor(sum, [n, output]), parents, derivative))
+}
+
+#[derive(Clone, Copy, Debug)]
+struct LowRankDims {
+    n: usize,
+    input: usize,
+    output: usize,
+    rank: usize,
+    width: usize,
+    first: usize,
+}
+
+#[derive(Clone, Debug)]
+struct LowRankGrad {
+    x: FlexTensor,
+    a: FlexTensor,
+    b: FlexTensor,
+    /// x A^T `[N, r]`.
+    inner: Vec<f32>,
+    scale: f32,
+    dims: LowRankDims,
+}
+
+impl Derivative<4> for LowRankGrad {
+    fn gradients(self, upstream: FlexTensor, [x, _, a, b]: [bool; 4]) -> [Option<FlexTensor>; 4] {
+        let LowRankDims { n, input, output, rank, width, first } = self.dims;
+        let layers = Layers::new();
+        let rows = reread(&upstream).chunks_exact(output).flat_map(|row| &row[first..first + width]);
+        let dy: Vec<f32> = rows.map(|dy| self.scale * dy).collect();
+        let dinner = fitting(layers.linear(&dy, reread(&self.b), Add::Nothing, [n, width, rank]));
+        let dx = || fitting(layers.linear(&dinner, reread(&self.a), Add::Nothing, [n, rank, input]));
+        let da = || fitting(layers.linear_dweight(&dinner, reread(&self.x), [n, rank, input]));
+        let db = || fitting(layers.linear_dweight(&dy, &self.inner, [n, width, rank]));
+        let of_x = x.then(|| tensor(dx(), [n, input]));
+        let (of_a, of_b) = (a.then(|| tensor(da(), [rank, input])), b.then(|| tensor(db(), [width, rank])));
+        [of_x, Some(upstream), of_a, of_b]
+    }
+}
+
+/// A head `[V, H]` + `scale` B A, of A `[r, H]` and B `[V, r]`.
+pub(crate) fn adapted_head(head: Tensor<2>, a: Tensor<2>, b: Tensor<2>, scale: f32) -> Result<Tensor<2>> {
+    let ([vocab, width], [rank, _]) = (head.dims(), a.dims());
+    let dims = [vocab, rank, width];
+    let mut graph = Graph::default();
+    let head = operand(&mut graph, "head", head)?;
+    let a = operand(&mut graph, "lora_A", a)?;
+    let b = operand(&mut graph, "lora_B", b)?;
+    let scaled: Vec<f32> = read("lora_B", &b.storage)?.iter().map(|b| scale * b).collect();
+    let add = Add::Residual(read("head", &head.storage)?);
+    let sum = Layers::new().linear(&scaled, read("lora_A", &a.storage)?, add, dims)?;
+    let derivative = AdaptedHeadGrad { a: a.storage, scaled, scale, dims };
+    Ok(record(graph, tensor(sum, [vocab, width]), [head.node, a.node, b.node], derivative))
+}
+
+#[derive(Clone, Debug)]
+struct AdaptedHeadGrad {
+    a: FlexTensor,
+    /// scale B.
+    scaled: Vec<f32>,
+    scale: f32,
+    dims: [usize; 3],
+}
+
+impl Derivative<3> for AdaptedHeadGrad {
+    fn gradients(self, upstream: FlexTensor, [_, a, b]: [bool; 3]) -> [Option<FlexTensor>; 3] {
+        let (layers, dims @ [vocab, rank, width]) = (Layers::new(), self.dims);
+        let dy = reread(&upstream);
+        let da = || tensor(fitting(layers.linear_dweight(&self.scaled, dy, dims)), [rank, width]);
+        let db = || {
+            let mut gradient = fitting(layers.linear_dx(reread(&self.a), dy, [vocab, rank, width]));
+            gradient.iter_mut().for_each(|g| *g *= self.scale);
+            tensor(gradient, [vocab, rank])
+        };
+        let (of_a, of_b) = (a.then(da), b.then(db));
+        [Some(upstream), of_a, of_b]
+    }
+}
+
 /// x / sqrt(mean(x^2) + eps) * w of x `[N, H]` and a weight `[H]`.
 pub(crate) fn rms_norm(x: Tensor<2>, weight: Tensor<1>, eps: f64) -> Result<Tensor<2>> {
     let dims = x.dims();

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// Fails unless all values are within 1e-4 of what is expected, absolutely and of the largest.
 #[track_caller]
-fn assert_close(what: &str, found: &[f32], expected: &[f32]) {
+pub(crate) fn assert_close(what: &str, found: &[f32], expected: &[f32]) {
     assert_eq!(found.len(), expected.len(), "{what}");
     let largest = expected.iter().fold(0f32, |m, x| m.max(x.abs()));
     assert!(largest > 0.0, "{what}: nothing to compare");
@@ -19,7 +19,7 @@ fn assert_close(what: &str, found: &[f32], expected: &[f32]) {
     assert!(off <= 1e-4 * largest.min(1.0), "{what}: off by {off} of {largest}");
 }
 
-fn policy(checkpoint: &Checkpoint) -> BurnPolicy {
+pub(crate) fn policy(checkpoint: &Checkpoint) -> BurnPolicy {
     let loss = PolicyLoss {
         config: grpo_core::LossConfig::default(),
         backend: Arc::new(backend_cpu::CpuBackend::new()),
@@ -30,9 +30,9 @@ fn policy(checkpoint: &Checkpoint) -> BurnPolicy {
 }
 
 /// Logits `[N, V]` of sequences end to end.
-fn logits<S: AsRef<[u32]>>(decoder: &Decoder, sequences: &[S]) -> Vec<f32> {
+pub(crate) fn logits<S: AsRef<[u32]>>(decoder: &Decoder, sequences: &[S]) -> Vec<f32> {
     let hidden = decoder.forward(&PackedBatch::new(sequences).unwrap()).unwrap();
-    hidden.matmul(decoder.lm_head().transpose()).into_data().try_into_vec().unwrap()
+    hidden.matmul(decoder.lm_head().unwrap().transpose()).into_data().try_into_vec().unwrap()
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn logits_over_a_cache_are_those_of_transformers() {
 }
 
 /// The loss, and the gradients under Hugging Face's names.
-fn accumulate(policy: &mut BurnPolicy, checkpoint: &Checkpoint) -> (f64, BTreeMap<String, NamedTensor>) {
+pub(crate) fn accumulate(policy: &mut BurnPolicy, checkpoint: &Checkpoint) -> (f64, BTreeMap<String, NamedTensor>) {
     let sequences = checkpoint.completions();
     let tokens = sequences.iter().map(|s| s.completion.len()).sum();
     // Two micro-batches, or one where there is one sequence.

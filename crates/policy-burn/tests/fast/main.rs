@@ -2,3 +2,4 @@
 
 mod checkpoint;
 mod families;
+mod lora;

@@ -120,7 +120,7 @@ fn the_decoder_and_its_gradient_are_those_of_plain_burn() {
         assert_close(&to_host(found.clone().inner()), &to_host(expected.clone().inner()), 2e-5);
         // The head takes part, so that a tied embedding has two gradients.
         let loss = |hidden: Tensor<2>| {
-            ((hidden.matmul(decoder.lm_head().transpose()).tanh().sum_dim(1) + 0.5) * weights.clone()).sum()
+            ((hidden.matmul(decoder.lm_head().unwrap().transpose()).tanh().sum_dim(1) + 0.5) * weights.clone()).sum()
         };
         let gradients = |loss: Tensor<1>| {
             let mut sum = crate::GradientSum::new();
@@ -170,7 +170,7 @@ fn cached_decoding_equals_the_full_forward() {
     let logits = |ids: &[u32]| {
         let all = decoder.forward(&PackedBatch::new(&[ids]).unwrap()).unwrap();
         let last = all.clone().narrow(0, ids.len() - 1, 1);
-        to_host(last.matmul(decoder.lm_head().transpose()))
+        to_host(last.matmul(decoder.lm_head().unwrap().transpose()))
     };
     let vocab = inference.vocab();
     for (prompt, found) in prompts.iter().zip(first.chunks_exact(vocab)) {
@@ -307,7 +307,7 @@ fn names_are_paths_and_tying_drops_the_head() {
     assert!(names.contains(&"lm_head".to_owned()));
     let tied = decoder(&ModelConfig { tie_word_embeddings: true, ..config() });
     assert!(tied.parameters().iter().all(|p| p.name != "lm_head"));
-    assert_eq!(to_host(tied.lm_head()), tied.parameters()[0].data);
+    assert_eq!(to_host(tied.lm_head().unwrap()), tied.parameters()[0].data);
 }
 
 #[test]
