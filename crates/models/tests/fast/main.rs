@@ -1,0 +1,6 @@
+//! Model folders that these tests write, whole and damaged.
+
+mod export;
+mod folder;
+mod support;
+mod weights;
