@@ -179,6 +179,27 @@ pub enum Error {
         "the data has messages, and the model has no chat template to render them with; give one, or a text as prompt"
     )]
     NoChatTemplate,
+    /// A chat template that does not parse, that raises, or that cannot be rendered for these messages.
+    #[error("chat template ({origin}){}: {message}", line.map_or_else(String::new, |line| format!(", line {line}")))]
+    ChatTemplate {
+        /// The file of the template, or where else it comes from.
+        origin: String,
+        /// The line of the template, from 1, where it is known.
+        line: Option<usize>,
+        /// What the template raised, or what is wrong with it.
+        message: String,
+    },
+    /// Messages that are no conversation.
+    #[error("messages: {0}")]
+    Messages(String),
+    /// A file of a tokenizer that is missing, or that cannot be used with the model.
+    #[error("{path}: {reason}", path = path.display())]
+    TokenizerFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong and what to do.
+        reason: String,
+    },
     /// A tokenizer of another crate that cannot encode or decode.
     #[error("tokenizer: {0}")]
     Tokenizer(#[source] Box<dyn std::error::Error + Send + Sync>),

@@ -17,6 +17,7 @@
 // Denied and not forbidden: one function, `weights::shard::map`, maps files into memory.
 #![deny(unsafe_code)]
 
+mod chat_template;
 mod config;
 mod error;
 mod folder;
@@ -29,6 +30,7 @@ mod tensor;
 mod tokenizer;
 mod weights;
 
+pub use chat_template::ChatTemplate;
 pub use config::{ModelConfig, RopeScaling};
 pub use error::{Error, Result};
 pub use folder::{ExportOptions, Family, FolderWriter, GenerationDefaults, ModelCard, ModelFolder};
@@ -37,5 +39,5 @@ pub use lora::{AdaptedMatrix, Adapter, AdapterOptions, AdapterWriter, LoraConfig
 pub use memory::{MemoryTable, Trained, TrainingMemory, available_memory};
 pub use parameters::Parameter;
 pub use tensor::NamedTensor;
-pub use tokenizer::{CharTokenizer, Tokenizer};
+pub use tokenizer::{CharTokenizer, HfTokenizer, Tokenizer};
 pub use weights::{Dtype, WeightTensor, Weights};

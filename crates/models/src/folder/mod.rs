@@ -16,7 +16,7 @@ use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::weights::{Dtype, Weights};
 use config_json::ConfigJson;
-use fields::Fields;
+pub(crate) use fields::Fields;
 use std::path::{Path, PathBuf};
 
 /// What a model folder says about its model: everything but the weights, which [`ModelFolder::weights`] opens.

@@ -1,5 +1,6 @@
 //! Model folders that these tests write, whole and damaged.
 
+mod chat;
 mod export;
 mod folder;
 #[cfg(feature = "hub")]
