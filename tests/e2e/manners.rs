@@ -64,8 +64,9 @@ fn sampled_completions_are_a_table_on_a_terminal_and_nothing_in_a_pipe() {
     let runs = Runs::new(&[]);
     let settings = ["warmup.steps=1", "grpo.max_steps=2", "run.log_completions_steps=1", "rewards.terminated=0.5"];
     let settings: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting]).collect();
-    let train = |run: &str| [vec!["train", &tiny, "--run-dir", run], settings.clone()].concat();
-    let text = on_terminal(100, &train(&runs.text("a")));
+    let (first, second) = (runs.text("a"), runs.text("b"));
+    let train = |run| [vec!["train", &tiny, "--run-dir", run], settings.clone()].concat();
+    let text = on_terminal(100, &train(&first));
     let text = strip_ansi_codes(&text).into_owned();
     let header: Vec<Vec<&str>> = text
         .split(['\r', '\n'])
@@ -78,7 +79,7 @@ fn sampled_completions_are_a_table_on_a_terminal_and_nothing_in_a_pipe() {
         [&expected[..]; 2],
         "{text}"
     );
-    let piped = stdout(&grpo(&train(&runs.text("b"))));
+    let piped = stdout(&grpo(&train(&second)));
     assert!(!piped.contains("advantage"), "{piped}");
     let rows = rows(&runs.path("b").join("completions.jsonl"));
     assert!(rows.iter().all(|row| row["rewards"]["correct"].is_number() && row["rewards"]["terminated"].is_number()));
