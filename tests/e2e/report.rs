@@ -58,9 +58,11 @@ fn two_runs_are_shown_on_one_page() {
         let samples = run["samples"].as_array().expect("samples");
         let steps: Vec<u64> = samples.iter().filter_map(|sample| sample["step"].as_u64()).collect();
         assert!([2, 4, 6].iter().all(|step| steps.contains(step)), "{steps:?}");
-        for field in ["prompt", "completion", "answer", "reward", "advantage"] {
+        for field in ["prompt", "completion", "answer", "reward", "rewards", "advantage"] {
             assert!(samples.iter().all(|sample| sample["fields"].get(field).is_some()), "{field}");
         }
+        let correct = |sample: &Value| sample["fields"]["rewards"]["correct"] == sample["fields"]["reward"];
+        assert!(samples.iter().all(correct), "the only reward function of tiny.yaml, with weight 1");
     }
     // The same page through a pipe.
     let piped = succeed(&["report", &first.text("a"), &second.text("b"), "--out", "-"]);

@@ -10,6 +10,7 @@ mod bench;
 mod bench_layers;
 mod bench_text;
 mod bench_worker;
+mod completions;
 mod display;
 mod gradcheck;
 mod layers;

@@ -78,9 +78,8 @@ impl Samples {
 impl Sample {
     fn shorten(&mut self) {
         for (name, value) in &mut self.fields {
-            // Chat messages, tool calls and the like are shown as their JSON.
             if value.is_array() || (value.is_object() && name != "rewards") {
-                *value = Value::String(value.to_string());
+                *value = Value::String(text_of(value));
             }
             let Value::String(text) = value else { continue };
             if let Some((end, _)) = text.char_indices().nth(MAX_TEXT) {
@@ -88,6 +87,21 @@ impl Sample {
                 text.truncate(end);
             }
         }
+    }
+}
+
+/// A list as paragraphs: chat messages with their roles, texts as they are, and whatever else there is as JSON.
+fn text_of(value: &Value) -> String {
+    let paragraph = |item: &Value| match (item, item.get("role"), item.get("content")) {
+        (Value::String(text), _, _) => text.clone(),
+        (Value::Object(map), Some(Value::String(role)), Some(Value::String(content))) if map.len() == 2 => {
+            format!("{role}: {content}")
+        }
+        _ => item.to_string(),
+    };
+    match value.as_array() {
+        Some(list) => list.iter().map(paragraph).collect::<Vec<_>>().join("\n"),
+        None => value.to_string(),
     }
 }
 
@@ -154,12 +168,12 @@ mod tests {
     fn long_texts_are_cut_between_characters_and_counted() {
         let fields = Map::from_iter([
             ("completion".to_owned(), Value::String("é".repeat(MAX_TEXT + 5))),
-            ("messages".to_owned(), serde_json::json!([{ "role": "user" }])),
+            ("messages".to_owned(), serde_json::json!([{ "role": "user", "content": "a" }, "b", { "role": "tool" }])),
         ]);
         let mut sample = Sample { step: 1, fields, cut: BTreeMap::new() };
         sample.shorten();
         assert_eq!(sample.fields["completion"], "é".repeat(MAX_TEXT));
         assert_eq!(sample.cut, BTreeMap::from([("completion".to_owned(), 5)]));
-        assert_eq!(sample.fields["messages"], r#"[{"role":"user"}]"#);
+        assert_eq!(sample.fields["messages"], "user: a\nb\n{\"role\":\"tool\"}");
     }
 }

@@ -99,6 +99,11 @@ impl Trainer {
         &*self.parts.policy
     }
 
+    /// The reward functions with their weights.
+    pub fn rewards(&self) -> &Rewards {
+        &self.parts.rewards
+    }
+
     /// The held-out problems that [`Trainer::evaluate`] uses.
     pub fn held_out(&self) -> &[Item] {
         &self.held_out

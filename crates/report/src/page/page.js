@@ -160,7 +160,7 @@
       let half = high / 2 - low / 2;
       if (half === 0) half = Math.max(Math.abs(high) * 0.05, 1e-12) / 2;
       const middle = high / 2 + low / 2, floor = !log && low === 0 && high > 0;
-      const bottom = floor ? 0 : middle - half * 1.08, top = middle + half * 1.08;
+      const bottom = floor ? 0 : Math.max(middle - half * 1.08, -Number.MAX_VALUE), top = Math.min(middle + half * 1.08, Number.MAX_VALUE);
       let left = all.reduce((a, p) => Math.min(a, p.x), Infinity), right = all.reduce((a, p) => Math.max(a, p.x), -Infinity);
       if (!(right > left)) { left -= 0.5; right += 0.5; }
       const margin = { left: 54, right: 12, top: 8, bottom: 32 };

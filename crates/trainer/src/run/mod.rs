@@ -234,7 +234,8 @@ impl Run {
         let (options, last) = (config.run.clone(), step == config.grpo.max_steps);
         let eval_due = last || is_due(step, config.eval.eval_steps);
         if last || is_due(step, options.log_completions_steps) {
-            let rows = pick_completions(&report, config.grpo.num_generations, options.num_completions_to_print);
+            let (rewards, per_group) = (self.trainer.rewards(), config.grpo.num_generations);
+            let rows = pick_completions(&report, rewards, per_group, options.num_completions_to_print);
             rows.iter().try_for_each(|row| self.completions.append(row))?;
             observer.event(Event::Completions(&rows));
         }
