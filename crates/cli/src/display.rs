@@ -171,6 +171,7 @@ impl Observer for Display {
             Event::Row(row) => self.row(row),
             Event::Completions(rows) if self.terminal => self.line(&completions::text(rows, terminal::columns())),
             Event::Completions(_) => {}
+            Event::Exported(path) => tracing::info!("the model is in {}", path.display()),
             Event::Saved(path) => tracing::info!("saved {}", path.display()),
             Event::Note(text) => self.line(text),
         }

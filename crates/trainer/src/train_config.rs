@@ -12,11 +12,13 @@ mod validate;
 
 use data::DataConfig;
 use grpo_core::{LossAggMode, LossConfig};
+use models::LoraConfig;
 use policy::{LogitsProcessors, Sampling};
 use rewards::RewardConfig;
 use rng::Purpose;
 use serde::{Deserialize, Serialize};
 
+pub use crate::export::{ExportConfig, ExportDtype};
 pub use crate::run::options::RunOptions;
 pub(crate) use grpo::REWARD;
 pub use grpo::{FilterGroupsConfig, GrpoConfig, KlControlConfig, KlControlType};
@@ -47,6 +49,10 @@ pub struct TrainConfig {
     pub seed: u64,
     /// The model: a folder or a name of Hugging Face's, or the section `model` with the shape of a new one.
     pub model: ModelSource,
+    /// The branch, tag or commit of a model that is named; `None` is `main`, or what the local cache has of it.
+    pub model_revision: Option<String>,
+    /// LoRA: adapters are trained beside the weights of the model, which stay as they are; `None` trains the weights themselves.
+    pub lora: Option<LoraConfig>,
     /// The problems that are trained on and held out.
     pub data: DataConfig,
     /// The weights of the built-in rewards.
@@ -64,6 +70,8 @@ pub struct TrainConfig {
     pub optimizer: OptimizerConfig,
     /// The evaluation on held-out problems.
     pub eval: EvalConfig,
+    /// The model folder that the run leaves.
+    pub export: ExportConfig,
 }
 
 /// A short supervised phase (cross-entropy on reference answers) so that first rewards are not all zero.

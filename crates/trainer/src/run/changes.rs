@@ -22,6 +22,7 @@ pub const SAFE: &[&str] = &[
     "logging",
     "wandb",
     "eval",
+    "export",
     "optimizer.learning_rate",
     "optimizer.warmup_ratio",
     "optimizer.lr_scheduler_type",

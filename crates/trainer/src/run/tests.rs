@@ -46,6 +46,7 @@ impl Observer for Recorder<'_> {
             Event::Phase { kind, done, steps } => format!("{kind:?} {done}/{steps}"),
             Event::Row(row) => format!("{:?} {}", row.phase, row.step),
             Event::Completions(rows) => format!("{} completions", rows.len()),
+            Event::Exported(path) => format!("exported {}", path.file_name().unwrap().to_string_lossy()),
             Event::Saved(path) => format!("saved {}", path.file_name().unwrap().to_string_lossy()),
             Event::Note(text) => format!("note {text}"),
         };
