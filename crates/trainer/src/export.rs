@@ -59,7 +59,7 @@ impl From<ExportDtype> for Dtype {
 /// # Errors
 /// [`Error::Model`] for a file that cannot be written and for weights that are not finite; [`Error::Policy`] from a policy that does
 /// not know the names of `transformers`.
-pub fn export(policy: &dyn Policy, config: &TrainConfig, target: &Path, card: String) -> Result<()> {
+pub(crate) fn export(policy: &dyn Policy, config: &TrainConfig, target: &Path, card: String) -> Result<()> {
     let source = Pretrained::of(config)?;
     let folder = source.as_ref().map(|source| &source.folder);
     let Some(shape) = folder.map(|folder| folder.config()).or(config.model.shape()) else {
