@@ -57,26 +57,24 @@ impl Worker {
         }
     }
 
-    /// Judges a batch within the time limit.
+    /// Judges a batch within the time limit, which a program that has to be started again gets anew.
     pub(super) fn score(&mut self, inputs: &[RewardInput<'_>]) -> Vec<Score> {
         let mut scores = Vec::with_capacity(inputs.len());
-        let mut again = true;
+        let mut ended: Option<String> = None;
         while scores.len() < inputs.len() {
             let asked = scores.len();
-            match self.ask(inputs, &mut scores) {
-                Ok(()) => self.failures_in_a_row = 0,
-                Err(stop) => {
-                    self.process = None;
-                    self.failures_in_a_row = if scores.len() > asked { 1 } else { self.failures_in_a_row + 1 };
-                    let (message, may_repeat) = match stop {
-                        Stop::Ended(message) => (message, true),
-                        Stop::Broken(message) => (message, false),
-                    };
-                    if may_repeat && again {
-                        tracing::warn!(reward = self.name, "{message}; it is started again");
-                        again = false;
-                        continue;
-                    }
+            let Err(stop) = self.ask(inputs, &mut scores) else {
+                self.failures_in_a_row = 0;
+                if let Some(message) = ended {
+                    tracing::warn!(reward = self.name, "{message}; it was started again, and has answered the rest");
+                }
+                break;
+            };
+            self.process = None;
+            self.failures_in_a_row = if scores.len() > asked { 1 } else { self.failures_in_a_row + 1 };
+            match stop {
+                Stop::Ended(message) if ended.is_none() => ended = Some(message),
+                Stop::Ended(message) | Stop::Broken(message) => {
                     scores.resize_with(inputs.len(), || Err(RewardFailure::new(message.clone())));
                 }
             }
