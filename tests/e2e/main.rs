@@ -12,6 +12,7 @@ mod learning;
 mod manners;
 mod plugins;
 mod resume;
+mod rewards;
 mod run_folder;
 mod sinks;
 mod support;

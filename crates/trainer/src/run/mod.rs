@@ -183,13 +183,22 @@ impl Run {
         Ok(Ending::Finished(Box::new(summary)))
     }
 
-    /// What there is when a step found nothing to learn from is kept: who raises the limit goes on from here.
+    /// What there is when a step found nothing to learn from, or no rewards, is kept: who raises the limit, or mends the reward, goes
+    /// on from here.
     fn give_up(&mut self, error: Error, observer: &mut dyn Observer) -> Result<Error> {
-        if matches!(error, Error::TooFewGroups { .. }) {
-            self.save(observer)?;
-            self.draw_curves()?;
+        match error {
+            Error::TooFewGroups { .. } => {
+                self.save(observer)?;
+                self.draw_curves()?;
+                Ok(error)
+            }
+            Error::Rewards(cause @ rewards::Error::TooManyFailures { .. }) => {
+                let checkpoint = self.save(observer)?;
+                self.draw_curves()?;
+                Ok(Error::RewardsFailed { cause, run: self.dir.root().to_owned(), checkpoint })
+            }
+            error => Ok(error),
         }
-        Ok(error)
     }
 
     fn warmup_step(&mut self, observer: &mut dyn Observer) -> Result<()> {
@@ -234,7 +243,8 @@ impl Run {
         let (options, last) = (config.run.clone(), step == config.grpo.max_steps);
         let eval_due = last || is_due(step, config.eval.eval_steps);
         if last || is_due(step, options.log_completions_steps) {
-            let rows = pick_completions(&report, config.grpo.num_generations, options.num_completions_to_print);
+            let (rewards, per_group) = (self.trainer.rewards(), config.grpo.num_generations);
+            let rows = pick_completions(&report, rewards, per_group, options.num_completions_to_print);
             rows.iter().try_for_each(|row| self.completions.append(row))?;
             observer.event(Event::Completions(&rows));
         }
