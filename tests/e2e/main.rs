@@ -14,6 +14,7 @@ mod parity_model;
 mod plugins;
 mod report;
 mod resume;
+mod rewards;
 mod run_folder;
 mod sinks;
 mod support;

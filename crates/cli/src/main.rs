@@ -137,6 +137,7 @@ fn stop_on_signal(saying: &'static str) -> anyhow::Result<Arc<AtomicBool>> {
     ctrlc::set_handler(move || {
         if flag.swap(true, Ordering::Relaxed) {
             // 128 + SIGINT, as shells count. Checkpoints are atomic, so nothing is lost but the present step.
+            trainer::kill_reward_programs();
             std::process::exit(130);
         }
         let _ = writeln!(std::io::stderr(), "\n{saying}; once more to quit at once");

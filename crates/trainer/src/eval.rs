@@ -60,6 +60,7 @@ pub fn evaluate(parts: &mut Parts, items: &[Item], config: &TrainConfig) -> Resu
 /// As [`evaluate`].
 pub fn greedy_passes(parts: &mut Parts, items: &[Item], config: &TrainConfig) -> Result<Vec<bool>> {
     let completions = generate(parts, items, 1, Sampling::Greedy, config)?;
+    let correct = Correct { answer_from: config.rewards.answer_from };
     items
         .iter()
         .zip(completions)
@@ -67,7 +68,7 @@ pub fn greedy_passes(parts: &mut Parts, items: &[Item], config: &TrainConfig) ->
             let text = parts.tokenizer.decode(&completion.ids)?;
             let completion_len = completion.ids.len();
             let input = RewardInput { item, completion: &text, truncated: completion.truncated, completion_len };
-            Ok(Correct.score(&input) == Some(1.0))
+            Ok(correct.score(&input) == Some(1.0))
         })
         .collect()
 }

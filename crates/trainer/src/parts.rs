@@ -69,7 +69,8 @@ impl Parts {
         };
         config.validate_for(tokenizer.vocab_size(), shape.max_position_embeddings)?;
         // Before a plugin is loaded.
-        let (dataset, rewards) = (TaskMixture::new(&config.data, config.seed)?, Rewards::new(&config.rewards)?);
+        let (dataset, rewards) =
+            (TaskMixture::new(&config.data, config.seed)?, Rewards::with_seed(&config.rewards, config.seed)?);
         let loss = PolicyLoss {
             config: config.loss(),
             backend: backends::open(&config.grpo.backend, config.grpo.plugin.as_deref())?,

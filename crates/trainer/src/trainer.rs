@@ -16,7 +16,7 @@ use crate::warmup::{WarmupReport, warmup_step};
 use data::Item;
 use grpo_core::LossConfig;
 use policy::Policy;
-use rewards::Rewards;
+use rewards::{Failures, RewardInput, Rewards};
 
 /// The part of a run that comes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +44,7 @@ pub struct Trainer {
     updates: Updates,
     coefficients: Coefficients,
     counters: Counters,
+    failures: Failures,
 }
 
 impl Trainer {
@@ -72,6 +73,8 @@ impl Trainer {
         let held_out = parts.dataset.held_out(config.eval.num_problems)?;
         let probe = parts.dataset.probe(PROBE_PROBLEMS)?;
         check_lengths(&config, &parts, held_out.iter().chain(&probe))?;
+        probe_rewards(&parts.rewards, &held_out)?;
+        let failures = Failures::new(&parts.rewards, config.rewards.max_consecutive_failures);
         parts.policy.reset_optimizer(&config.warmup.optimizer.adamw())?;
         let mut trainer = Self {
             loss: config.loss(),
@@ -81,6 +84,7 @@ impl Trainer {
             updates: warmup_updates(&config),
             coefficients: Coefficients::new(&config),
             counters: Counters::default(),
+            failures,
             config,
         };
         if trainer.config.warmup.steps == 0 {
@@ -158,6 +162,7 @@ impl Trainer {
             tokenizer: &**tokenizer,
             dataset: &mut **dataset,
             rewards,
+            failures: &mut self.failures,
             engine: &mut **engine,
             updates: &mut self.updates,
             coefficients: &mut self.coefficients,
@@ -244,6 +249,15 @@ fn check_filter(config: &TrainConfig, rewards: &Rewards) -> Result<()> {
         &format!("one of {}", known.join(", ")),
         &filter.metric,
     )
+}
+
+/// Whether every reward function can judge a completion, here the reference answer of a held-out row: a program that does not start and
+/// an endpoint that does not answer should be said before anything is trained.
+fn probe_rewards(rewards: &Rewards, held_out: &[Item]) -> Result<()> {
+    let Some(item) = held_out.first() else { return Ok(()) };
+    let completion = item.answer.as_deref().unwrap_or_default();
+    let completion_len = completion.chars().count() + 1;
+    Ok(rewards.probe(&RewardInput { item, completion, truncated: false, completion_len })?)
 }
 
 /// Whether the model has room for the prompts of `items` and for completions of full length: it should be said before

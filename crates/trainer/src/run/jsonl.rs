@@ -63,6 +63,9 @@ pub struct CompletionRow {
     pub rewards: BTreeMap<String, Option<f32>>,
     /// The advantage of the completion.
     pub advantage: f32,
+    /// What kept reward functions from judging the completion, as `NAME: REASON`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reward_failures: Vec<String>,
 }
 
 #[cfg(test)]

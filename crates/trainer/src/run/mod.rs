@@ -191,13 +191,22 @@ impl Run {
         Ok(Ending::Finished(Box::new(summary)))
     }
 
-    /// What there is when a step found nothing to learn from is kept: who raises the limit goes on from here.
+    /// What there is when a step found nothing to learn from, or no rewards, is kept: who raises the limit, or mends the reward, goes
+    /// on from here.
     fn give_up(&mut self, error: Error, observer: &mut dyn Observer) -> Result<Error> {
-        if matches!(error, Error::TooFewGroups { .. }) {
-            self.save(observer)?;
-            self.draw_curves()?;
+        match error {
+            Error::TooFewGroups { .. } => {
+                self.save(observer)?;
+                self.draw_curves()?;
+                Ok(error)
+            }
+            Error::Rewards(cause @ rewards::Error::TooManyFailures { .. }) => {
+                let checkpoint = self.save(observer)?;
+                self.draw_curves()?;
+                Ok(Error::RewardsFailed { cause, run: self.dir.root().to_owned(), checkpoint })
+            }
+            error => Ok(error),
         }
-        Ok(error)
     }
 
     fn warmup_step(&mut self, observer: &mut dyn Observer) -> Result<()> {

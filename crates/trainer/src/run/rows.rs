@@ -3,7 +3,7 @@
 use super::jsonl::CompletionRow;
 use crate::eval::EvalReport;
 use crate::step::{Sample, StepReport};
-use rewards::Rewards;
+use rewards::{RewardFailure, Rewards};
 
 /// The metrics of an evaluation by name.
 pub(super) fn eval_values(report: &EvalReport) -> Vec<(String, f64)> {
@@ -17,7 +17,11 @@ pub(super) fn eval_values(report: &EvalReport) -> Vec<(String, f64)> {
     values
 }
 
-/// The best and the worst completion of some groups, evenly spread over the step.
+fn failure_text(rewards: &Rewards, (index, failure): &(usize, RewardFailure)) -> String {
+    format!("{}: {failure}", rewards.names().nth(*index).unwrap_or_default())
+}
+
+/// The best and the worst completion of some groups, evenly spread over the step. One without a reward is the worst.
 pub(super) fn pick_completions(
     report: &StepReport,
     rewards: &Rewards,
@@ -43,6 +47,7 @@ pub(super) fn pick_completions(
                 reward: sample.reward.total,
                 rewards: rewards.names().map(Into::into).zip(sample.reward.terms.iter().copied()).collect(),
                 advantage: sample.advantage,
+                reward_failures: sample.reward.failures.iter().map(|failed| failure_text(rewards, failed)).collect(),
             });
         }
     }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 mod changed;
 mod diverged;
+mod failing;
 mod logs;
 mod moved;
 
