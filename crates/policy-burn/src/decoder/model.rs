@@ -3,7 +3,7 @@
 use super::batch::PackedBatch;
 use super::block::Block;
 use super::inference::Inference;
-use super::layers::RmsNorm;
+use super::layers::{Linear, RmsNorm};
 use super::params::{load_parameters, named_parameters, normal};
 use backend_cpu::layers::RopeTable;
 use burn::module::{Module, Param};
@@ -33,6 +33,8 @@ pub struct Decoder {
     pub norm: RmsNorm,
     /// The LM head `[V, H]`; `None` when the embedding serves as head.
     pub lm_head: Option<Param<Tensor<2>>>,
+    /// The value head `[H, 1]` with its bias, which PPO trains; it reads the same hidden states as the LM head.
+    pub value_head: Option<Linear>,
     #[module(skip)]
     rope: RopeTable,
     #[module(skip)]
@@ -57,9 +59,29 @@ impl Decoder {
                 .collect(),
             norm: RmsNorm::new(config.hidden_size, config.rms_norm_eps, device),
             lm_head: (!config.tie_word_embeddings).then(|| matrix("lm_head", std)),
+            value_head: None,
             rope: RopeTable::new(config.head_dim(), config.max_position_embeddings, config.rope_theta),
             config: config.clone(),
         })
+    }
+
+    /// The decoder with a value head of zeros: every state has the value 0.
+    #[must_use]
+    pub fn with_value_head(mut self) -> Self {
+        let (device, input) = (self.device(), self.config.hidden_size);
+        self.value_head = Some(Linear {
+            weight: Param::from_data(TensorData::new(vec![0f32; input], [input, 1]), &device),
+            bias: Some(Param::from_data(TensorData::new(vec![0f32], [1]), &device)),
+        });
+        self
+    }
+
+    /// Values `[N, 1]` of states, from their hidden states `[N, H]`.
+    ///
+    /// # Errors
+    /// [`Error::NoValueHead`].
+    pub fn values(&self, hidden: Tensor<2>) -> Result<Tensor<2>> {
+        self.value_head.as_ref().ok_or(Error::NoValueHead)?.forward(hidden)
     }
 
     /// The configuration that the decoder was made from.
