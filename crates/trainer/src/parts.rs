@@ -62,6 +62,10 @@ impl Parts {
             max_tokens: config.grpo.micro_batch_sequences() * config.rollout.max_completion_length,
         };
         let policy = BurnPolicy::new(&config.model, config.seed, loss)?;
+        let policy = match config.grpo.value_loss() {
+            Some(of_values) => policy.with_value_head(of_values)?,
+            None => policy,
+        };
         Ok(Self {
             policy: Box::new(policy.with_rollout_batch_size(config.rollout.batch_size)),
             tokenizer,
