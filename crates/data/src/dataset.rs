@@ -92,6 +92,11 @@ pub trait Dataset: Send {
     /// As [`Dataset::next_batch`], and [`crate::Error::TooFewRows`].
     fn held_out(&self, count: usize) -> Result<Vec<Item>>;
 
+    /// The number of held-out rows, where there is one: tasks make rows without end.
+    fn num_held_out(&self) -> Option<usize> {
+        None
+    }
+
     /// `count` rows like those that are trained on, the same for every call: the supervised warm-up is watched with
     /// them. The training stream does not move.
     ///

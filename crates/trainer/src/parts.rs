@@ -82,6 +82,10 @@ impl Parts {
             (None, None) => BurnPolicy::new(shape, config.seed, loss)?,
             (None, Some(lora)) => BurnPolicy::new(shape, config.seed, loss)?.with_lora(lora, config.seed)?,
         };
+        let policy = match config.grpo.value_loss() {
+            Some(of_values) => policy.with_value_head(of_values)?,
+            None => policy,
+        };
         Ok(Self {
             policy: Box::new(policy.with_rollout_batch_size(config.rollout.batch_size)),
             tokenizer,

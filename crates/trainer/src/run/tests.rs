@@ -5,6 +5,7 @@ use data::task::Comparison;
 use rewards::{RewardFn, RewardInput, Rewards};
 use std::sync::Arc;
 
+mod best_model;
 mod changed;
 mod diverged;
 mod failing;

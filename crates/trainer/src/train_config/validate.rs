@@ -1,6 +1,7 @@
 //! What a configuration must satisfy beyond its types.
 
 mod algorithm;
+mod sampling;
 
 use super::{ModelSource, OptimizerConfig, TrainConfig};
 use crate::backends;
@@ -9,7 +10,7 @@ use grpo_core::{LossAggMode, LossConfig};
 use models::CharTokenizer;
 
 /// The largest number of sequences of a step or an evaluation.
-const MAX_SEQUENCES: usize = 1 << 20;
+pub(crate) const MAX_SEQUENCES: usize = 1 << 20;
 
 impl TrainConfig {
     /// Checks every field and every combination. What depends on a model that is read (its vocabulary, its context) is checked
@@ -58,8 +59,8 @@ impl TrainConfig {
         let backends = backends::NAMES;
         let known = backends.contains(&self.grpo.backend.as_str());
         check(known, "grpo.backend", &format!("one of {}", backends.join(", ")), &self.grpo.backend)?;
+        self.validate_sampling()?;
         let t = self.rollout.temperature;
-        check(t.is_finite() && t > 0.0, "rollout.temperature", "a number above 0", t)?;
         check(
             self.loss.temperature == LossConfig::default().temperature || self.loss.temperature == t,
             "loss.temperature",
@@ -80,11 +81,11 @@ impl TrainConfig {
             ("grpo.num_iterations", self.grpo.num_iterations, 1 << 10),
             ("grpo.steps_per_generation", self.grpo.steps_per_generation, MAX_SEQUENCES),
             ("grpo.gradient_accumulation_steps", self.grpo.gradient_accumulation_steps, usize::MAX),
-            ("eval.num_problems", self.eval.num_problems, MAX_SEQUENCES),
         ] {
             check(count > 0, key, "at least 1", count)?;
             check(count <= limit, key, &format!("at most {limit}"), count)?;
         }
+        check(self.eval.num_problems <= MAX_SEQUENCES, "eval.num_problems", &format!("at most {MAX_SEQUENCES}"), self.eval.num_problems)?;
         for (key, groups, per_group) in [
             ("grpo.num_generations", self.grpo.prompts_per_step, self.grpo.num_generations),
             ("eval.num_generations", self.eval.num_problems, self.eval.num_generations),

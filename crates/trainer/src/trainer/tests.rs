@@ -56,6 +56,14 @@ fn everything() -> TrainConfig {
     config
 }
 
+/// PPO with the KL in the reward.
+fn ppo() -> TrainConfig {
+    let mut config = small();
+    config.grpo.use_kl_in_reward = true;
+    config.grpo.advantages.estimator = grpo_core::AdvantageEstimator::Gae;
+    config
+}
+
 fn finish(run: &mut Trainer) {
     while run.phase() == Phase::Warmup {
         run.warmup_step().unwrap();
@@ -108,7 +116,7 @@ fn the_number_of_threads_does_not_matter() {
 #[case::between_the_phases(3)]
 #[case::in_grpo(5)]
 #[case::at_the_end(7)]
-fn a_restored_run_continues_bit_for_bit(#[case] steps: usize, #[values(small(), everything())] config: TrainConfig) {
+fn a_restored_run_continues_bit_for_bit(#[case] steps: usize, #[values(small(), everything(), ppo())] config: TrainConfig) {
     let uninterrupted = whole_run(config.clone());
     let mut first = Trainer::new(config.clone()).unwrap();
     for _ in 0..steps {
