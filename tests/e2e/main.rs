@@ -12,6 +12,7 @@ mod learning;
 mod manners;
 mod parity_model;
 mod plugins;
+mod report;
 mod resume;
 mod run_folder;
 mod sinks;

@@ -1,41 +1,81 @@
 //! The data set that a training loop takes.
 
 use crate::error::Result;
+use crate::prompt::Prompt;
 use crate::task::{Problem, Task};
+use serde_json::{Map, Value};
 use std::sync::Arc;
 
-/// A problem, and the task that judges completions of it.
+/// A row of a data set: what the policy is asked, and what is known of the answer.
+///
+/// ```
+/// use data::Item;
+///
+/// let item = Item::new("What is 6 x 7?").with_answer("42");
+/// assert_eq!(item.answer.as_deref(), Some("42"));
+/// ```
 #[derive(Clone)]
 pub struct Item {
-    /// The problem.
-    pub problem: Problem,
-    /// The task that the problem came from.
-    pub task: Arc<dyn Task>,
+    /// What the policy is asked.
+    pub prompt: Prompt,
+    /// A right answer, which the supervised warm-up trains on and rewards compare with; `None` where the data has none.
+    pub answer: Option<String>,
+    /// The other columns of the row, which reward functions are given as they are.
+    pub columns: Arc<Map<String, Value>>,
+    /// The name of the task or the file that the row came from; metrics are kept per source.
+    pub source: Arc<str>,
+    /// The task and its problem, which judge completions, where the row came from a task.
+    pub task: Option<(Arc<dyn Task>, Problem)>,
+}
+
+impl Item {
+    /// A row with a prompt and nothing else.
+    pub fn new(prompt: impl Into<Prompt>) -> Self {
+        Self { prompt: prompt.into(), answer: None, columns: Arc::default(), source: "data".into(), task: None }
+    }
+
+    /// A problem of a task.
+    pub fn from_task(task: Arc<dyn Task>, problem: Problem) -> Self {
+        Self {
+            prompt: problem.prompt.clone().into(),
+            answer: Some(problem.answer.clone()),
+            columns: Arc::default(),
+            source: task.name().into(),
+            task: Some((task, problem)),
+        }
+    }
+
+    /// The row with a right answer.
+    #[must_use]
+    pub fn with_answer(mut self, answer: impl Into<String>) -> Self {
+        self.answer = Some(answer.into());
+        self
+    }
 }
 
 impl std::fmt::Debug for Item {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Item({}, {:?})", self.task.name(), self.problem)
+        write!(f, "Item({}, {:?} -> {:?})", self.source, self.prompt.to_string(), self.answer)
     }
 }
 
-/// The problems of a run: a stream for training, and fixed lists for evaluation. Implement it to bring your own data.
+/// The rows of a run: a stream for training, and fixed lists for evaluation. Implement it to bring your own data.
 ///
 /// What the training stream yields depends on its cursor alone, so that a checkpoint need not hold more.
 pub trait Dataset: Send {
-    /// The next `count` training problems.
+    /// The next `count` training rows.
     ///
     /// # Errors
     /// [`crate::Error::TooFewProblems`], or [`crate::Error::Dataset`] from an implementation elsewhere.
     fn next_batch(&mut self, count: usize) -> Result<Vec<Item>>;
 
-    /// The first `count` held-out problems, which are never trained on; the same for every call.
+    /// The first `count` held-out rows, which are never trained on; the same for every call.
     ///
     /// # Errors
     /// As [`Dataset::next_batch`].
     fn held_out(&self, count: usize) -> Result<Vec<Item>>;
 
-    /// `count` problems like those that are trained on, the same for every call: the supervised warm-up is watched with
+    /// `count` rows like those that are trained on, the same for every call: the supervised warm-up is watched with
     /// them. The training stream does not move.
     ///
     /// # Errors

@@ -9,7 +9,7 @@
 //! # fn main() -> data::Result<()> {
 //! let mut problems = TaskMixture::new(&DataConfig::default(), 0)?;
 //! let item = problems.next_batch(1)?.remove(0);
-//! assert!(item.task.verify(&item.problem, &item.problem.answer));
+//! assert_eq!(item.prompt.to_string().len(), "37+48=".len());
 //! # Ok(())
 //! # }
 //! ```
@@ -19,6 +19,7 @@ mod config;
 mod dataset;
 mod error;
 mod mixture;
+mod prompt;
 pub mod task;
 
 pub use config::{
@@ -27,4 +28,5 @@ pub use config::{
 pub use dataset::{Dataset, Item};
 pub use error::{Error, Result};
 pub use mixture::{TaskMixture, WeightedTasks};
+pub use prompt::Prompt;
 pub use task::{Problem, Task};

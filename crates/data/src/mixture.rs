@@ -93,7 +93,7 @@ impl TaskMixture {
             }
             let item = self.draw(purpose, cursor);
             cursor += 1;
-            if !self.is_held_out(&item.problem.prompt) {
+            if !self.is_held_out(&item.prompt.to_string()) {
                 items.push(item);
             }
         }
@@ -112,7 +112,7 @@ impl TaskMixture {
             }
             point -= weight;
         }
-        Item { problem: chosen.sample(&mut rng), task: Arc::clone(chosen) }
+        Item::from_task(Arc::clone(chosen), chosen.sample(&mut rng))
     }
 }
 
@@ -140,7 +140,8 @@ impl Dataset for TaskMixture {
                 break;
             }
             let item = self.draw(Purpose::EvalProblem, index);
-            if self.is_held_out(&item.problem.prompt) && seen.insert(item.problem.prompt.clone()) {
+            let prompt = item.prompt.to_string();
+            if self.is_held_out(&prompt) && seen.insert(prompt) {
                 items.push(item);
             }
         }
@@ -193,16 +194,16 @@ mod tests {
     #[test]
     fn training_and_held_out_problems_are_disjoint() {
         let mut data = TaskMixture::new(&mixed(), 3).unwrap();
-        let held_out: BTreeSet<_> = data.held_out(200).unwrap().into_iter().map(|i| i.problem.prompt).collect();
+        let held_out: BTreeSet<_> = data.held_out(200).unwrap().into_iter().map(|i| i.prompt.to_string()).collect();
         assert_eq!(held_out.len(), 200, "held-out problems are distinct");
         let train = data.next_batch(20_000).unwrap();
-        assert!(train.iter().all(|i| !held_out.contains(&i.problem.prompt)));
+        assert!(train.iter().all(|i| !held_out.contains(&i.prompt.to_string())));
         // About a tenth of the draws were skipped.
         let share = 1.0 - 20_000.0 / data.cursor() as f64;
         assert!((share - 0.1).abs() < 0.02, "held-out share {share}");
         // Another seed's training stream does not touch them either.
         let other = TaskMixture::new(&mixed(), 4).unwrap().next_batch(20_000).unwrap();
-        assert!(other.iter().all(|i| !held_out.contains(&i.problem.prompt)));
+        assert!(other.iter().all(|i| !held_out.contains(&i.prompt.to_string())));
     }
 
     #[test]
@@ -211,7 +212,7 @@ mod tests {
         data.next_batch(17).unwrap();
         let mut resumed = TaskMixture::new(&mixed(), 3).unwrap();
         resumed.set_cursor(data.cursor());
-        let prompts = |items: Vec<Item>| items.into_iter().map(|i| i.problem).collect::<Vec<_>>();
+        let prompts = |items: Vec<Item>| items.into_iter().map(|i| i.prompt).collect::<Vec<_>>();
         assert_eq!(prompts(data.next_batch(50).unwrap()), prompts(resumed.next_batch(50).unwrap()));
     }
 
@@ -219,7 +220,7 @@ mod tests {
     fn weights_are_frequencies_and_zero_is_off() {
         let mut data = TaskMixture::new(&mixed(), 0).unwrap();
         let items = data.next_batch(8000).unwrap();
-        let share = |name: &str| items.iter().filter(|i| i.task.name() == name).count() as f64 / 8000.0;
+        let share = |name: &str| items.iter().filter(|i| *i.source == *name).count() as f64 / 8000.0;
         assert!((share("sorting") - 0.5).abs() < 0.03);
         assert!((share("addition") - 0.25).abs() < 0.03);
         assert_eq!(share("reverse"), 0.0);

@@ -148,6 +148,14 @@ pub enum Error {
         /// What is wrong with it, and what would be taken.
         reason: String,
     },
+    /// A model that is neither a folder nor in Hugging Face's cache, and that was not downloaded.
+    #[error("model {model:?} was not found: {}", tried.join("; "))]
+    NotFound {
+        /// The name or the folder that was asked for.
+        model: String,
+        /// What was tried, in this order, and why it failed.
+        tried: Vec<String>,
+    },
     /// A character for which the tokenizer has no token.
     #[error("character {character:?} at position {position} of {text:?} is not in the tokenizer's alphabet")]
     UnknownCharacter {
@@ -166,6 +174,11 @@ pub enum Error {
         /// The number of tokens in the vocabulary.
         vocab_size: usize,
     },
+    /// Messages for a model without a chat template.
+    #[error(
+        "the data has messages, and the model has no chat template to render them with; give one, or a text as prompt"
+    )]
+    NoChatTemplate,
     /// A tokenizer of another crate that cannot encode or decode.
     #[error("tokenizer: {0}")]
     Tokenizer(#[source] Box<dyn std::error::Error + Send + Sync>),

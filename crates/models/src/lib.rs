@@ -20,6 +20,7 @@
 mod config;
 mod error;
 mod folder;
+mod hub;
 mod lora;
 mod memory;
 mod parameters;
@@ -31,6 +32,7 @@ mod weights;
 pub use config::{ModelConfig, RopeScaling};
 pub use error::{Error, Result};
 pub use folder::{ExportOptions, Family, FolderWriter, GenerationDefaults, ModelCard, ModelFolder};
+pub use hub::{Hub, locate};
 pub use lora::{AdaptedMatrix, Adapter, AdapterOptions, AdapterWriter, LoraConfig, TargetModules};
 pub use memory::{MemoryTable, Trained, TrainingMemory, available_memory};
 pub use parameters::Parameter;

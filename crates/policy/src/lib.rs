@@ -8,22 +8,24 @@
 //! use policy::{Completion, Policy, RolloutRequest, Sampling};
 //!
 //! /// One greedy completion of at most 16 tokens for each prompt.
-//! fn answer(policy: &mut dyn Policy, prompts: &[Vec<u32>], eos_id: u32) -> policy::Result<Vec<Completion>> {
+//! fn answer(policy: &mut dyn Policy, prompts: &[Vec<u32>], stop_ids: &[u32]) -> policy::Result<Vec<Completion>> {
 //!     let sampling = Sampling::Greedy;
-//!     policy.generate(&RolloutRequest { prompts, num_generations: 1, max_completion_length: 16, eos_id, sampling })
+//!     policy.generate(&RolloutRequest { prompts, num_generations: 1, max_completion_length: 16, stop_ids, sampling })
 //! }
 //! ```
 #![forbid(unsafe_code)]
 
 mod error;
 mod rollout;
+mod sampling;
 mod seam;
 mod sequence;
 mod state;
 mod update;
 
 pub use error::{Error, Result};
-pub use rollout::{Completion, PolicyEngine, RolloutEngine, RolloutRequest, Sampling};
+pub use rollout::{Completion, PolicyEngine, RolloutEngine, RolloutRequest};
+pub use sampling::{LogitsProcessors, Sampling};
 pub use seam::{Policy, Weights};
 pub use sequence::{Sequence, SequenceBatch, token_batch};
 pub use state::{PolicyState, StateGroup, TensorSink, export_all};

@@ -1,29 +1,8 @@
 //! Sampling completions: requests, completions, and the engines that make them.
 
 use crate::error::Result;
+use crate::sampling::Sampling;
 use crate::seam::Policy;
-use rng::Purpose;
-
-/// How the next token is chosen.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Sampling {
-    /// The most likely token; of several equal ones that with the smallest id.
-    Greedy,
-    /// A draw from softmax(logits / temperature). Sample i of a request has its own stream (seed, purpose, step, first + i), so
-    /// what it draws does not depend on the samples around it.
-    Random {
-        /// The temperature T, above 0.
-        temperature: f64,
-        /// The seed of the run.
-        seed: u64,
-        /// What the samples are for.
-        purpose: Purpose,
-        /// The step of the run.
-        step: u64,
-        /// The number of samples that earlier requests of the step have drawn.
-        first: u64,
-    },
-}
 
 /// Prompts to complete. The [front page](crate) has an example.
 #[derive(Clone, Copy, Debug)]
@@ -34,8 +13,8 @@ pub struct RolloutRequest<'a> {
     pub num_generations: usize,
     /// The largest number of tokens of a completion, EOS included.
     pub max_completion_length: usize,
-    /// The id of the token that ends a completion.
-    pub eos_id: u32,
+    /// The ids of the tokens that end a completion.
+    pub stop_ids: &'a [u32],
     /// How tokens are chosen.
     pub sampling: Sampling,
 }
@@ -43,12 +22,12 @@ pub struct RolloutRequest<'a> {
 /// One completion.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Completion {
-    /// The token ids; the last one is EOS unless `truncated`.
+    /// The token ids; the last one is one of the stop ids unless `truncated`.
     pub ids: Vec<u32>,
     /// The log-probability (nats) of each token under the distribution it was drawn from; for greedy sampling, under
     /// softmax(logits).
     pub logps: Vec<f32>,
-    /// Whether the length limit came before EOS.
+    /// Whether the length limit came before a token that ends the completion.
     pub truncated: bool,
 }
 

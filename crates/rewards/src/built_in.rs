@@ -2,9 +2,11 @@
 
 use crate::error::Result;
 use crate::reward_fn::{RewardFn, RewardInput};
+use data::task::character_score;
 use grpo_core::rewards::SoftOverlong;
 
-/// The reward `correct`: 1 when the task verifies a completion that ended by itself, else 0.
+/// The reward `correct`: 1 when the task verifies a completion that ended by itself, else 0. Rows without a task have to be equal to
+/// the reference answer; without an answer there is nothing to say.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Correct;
 
@@ -14,7 +16,12 @@ impl RewardFn for Correct {
     }
 
     fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
-        Some(f32::from(!input.truncated && input.task.verify(input.problem, input.completion)))
+        let right = match (&input.item.task, &input.item.answer) {
+            (Some((task, problem)), _) => task.verify(problem, input.completion),
+            (None, Some(answer)) => input.completion.trim() == answer.trim(),
+            (None, None) => return None,
+        };
+        Some(f32::from(!input.truncated && right))
     }
 }
 
@@ -28,7 +35,11 @@ impl RewardFn for Partial {
     }
 
     fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
-        Some(input.task.score(input.problem, input.completion))
+        match (&input.item.task, &input.item.answer) {
+            (Some((task, problem)), _) => Some(task.score(problem, input.completion)),
+            (None, Some(answer)) => Some(character_score(answer, input.completion)),
+            (None, None) => None,
+        }
     }
 }
 

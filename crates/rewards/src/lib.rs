@@ -28,5 +28,5 @@ mod weighted;
 pub use built_in::{Correct, Partial, SoftOverlongPunishment, Terminated};
 pub use config::RewardConfig;
 pub use error::{Error, Result};
-pub use reward_fn::{RewardFn, RewardInput};
+pub use reward_fn::{RewardFailure, RewardFn, RewardInput};
 pub use weighted::{Reward, Rewards};

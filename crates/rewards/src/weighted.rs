@@ -2,7 +2,7 @@
 
 use crate::config::RewardConfig;
 use crate::error::{Result, check};
-use crate::reward_fn::{RewardFn, RewardInput};
+use crate::reward_fn::{RewardFailure, RewardFn, RewardInput};
 
 /// A weighted sum of reward functions.
 pub struct Rewards {
@@ -12,10 +12,12 @@ pub struct Rewards {
 /// The judgement of one completion.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reward {
-    /// The weighted sum of the terms that are present; `None` when none is, or when the sum is not finite.
+    /// The weighted sum of the terms that are present; `None` when none is, when one has failed, or when the sum is not finite.
     pub total: Option<f32>,
-    /// Each term, unweighted, in the order of [`Rewards::names`].
+    /// Each term, unweighted, in the order of [`Rewards::names`]. A term that failed is missing.
     pub terms: Vec<Option<f32>>,
+    /// The terms that failed, by their index in [`Rewards::names`], with what kept them from judging the completion.
+    pub failures: Vec<(usize, RewardFailure)>,
 }
 
 impl Rewards {
@@ -49,27 +51,40 @@ impl Rewards {
         self.terms.iter().map(|(_, weight)| *weight)
     }
 
-    /// Judges one completion.
-    pub fn score(&self, input: &RewardInput<'_>) -> Reward {
-        // A reward function that returns NaN says what `None` says.
-        let terms: Vec<Option<f32>> =
-            self.terms.iter().map(|(term, _)| term.score(input).filter(|r| r.is_finite())).collect();
-        let total = terms
-            .iter()
-            .zip(&self.terms)
-            .filter_map(|(score, (_, weight))| score.map(|s| s * weight))
-            .reduce(|a, b| a + b)
-            .filter(|r| r.is_finite());
-        Reward { total, terms }
+    /// Judges completions, each function all of them at once. A completion that a function failed to judge has no total.
+    pub fn score(&self, inputs: &[RewardInput<'_>]) -> Vec<Reward> {
+        let mut rewards = vec![Reward { total: None, terms: Vec::new(), failures: Vec::new() }; inputs.len()];
+        for (index, (term, _)) in self.terms.iter().enumerate() {
+            let mut scores = term.score_batch(inputs);
+            let missing = || Err(RewardFailure::new(format!("`{}` judged too few completions", term.name())));
+            scores.resize_with(inputs.len(), missing);
+            for (reward, score) in rewards.iter_mut().zip(scores) {
+                match score {
+                    // A reward function that returns NaN says what `None` says.
+                    Ok(score) => reward.terms.push(score.filter(|score| score.is_finite())),
+                    Err(failure) => {
+                        reward.terms.push(None);
+                        reward.failures.push((index, failure));
+                    }
+                }
+            }
+        }
+        for reward in rewards.iter_mut().filter(|reward| reward.failures.is_empty()) {
+            let weighted =
+                reward.terms.iter().zip(&self.terms).filter_map(|(score, (_, weight))| Some((*score)? * weight));
+            reward.total = weighted.reduce(|a, b| a + b).filter(|total| total.is_finite());
+        }
+        rewards
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use data::Problem;
     use data::task::Addition;
+    use data::{Item, Problem};
     use grpo_core::rewards::SoftOverlong;
+    use std::sync::Arc;
 
     struct Fixed(Option<f32>);
 
@@ -84,13 +99,9 @@ mod tests {
 
     fn score(rewards: &Rewards, completion: &str, truncated: bool) -> Reward {
         let problem = Problem { prompt: "37+48=".into(), answer: "85".into() };
-        rewards.score(&RewardInput {
-            problem: &problem,
-            task: &Addition { max_number: 99, zero_pad: false },
-            completion,
-            truncated,
-            completion_len: completion.len() + usize::from(!truncated),
-        })
+        let item = Item::from_task(Arc::new(Addition { max_number: 99, zero_pad: false }), problem);
+        let completion_len = completion.len() + usize::from(!truncated);
+        rewards.score(&[RewardInput { item: &item, completion, truncated, completion_len }]).remove(0)
     }
 
     #[test]
@@ -112,7 +123,8 @@ mod tests {
         assert_eq!(rewards.names().last(), Some("soft_overlong_punishment"));
         assert_eq!(rewards.weights().collect::<Vec<_>>(), [2.0, 1.0]);
         // 2 tokens and EOS: one beyond 6 - 4, a quarter of the cache.
-        assert_eq!(score(&rewards, "85", false), Reward { total: Some(1.875), terms: vec![Some(1.0), Some(-0.125)] });
+        let of_85 = score(&rewards, "85", false);
+        assert_eq!((of_85.total, of_85.terms), (Some(1.875), vec![Some(1.0), Some(-0.125)]));
         assert_eq!(score(&rewards, "", false).terms[1], Some(0.0));
         assert_eq!(score(&rewards, "123456", true).terms[1], Some(-0.5));
         assert_eq!(score(&rewards, "1234567890", true).terms[1], Some(-0.5));
@@ -125,6 +137,27 @@ mod tests {
         assert_eq!(score(&rewards(Some(f32::NAN), Some(1.0)), "", false).total, Some(1.0));
         assert_eq!(score(&rewards(None, None), "", false).total, None);
         assert_eq!(score(&rewards(Some(f32::MAX), None), "", false).total, None, "overflow is no reward");
+    }
+
+    #[test]
+    fn a_failure_takes_the_row_out_and_is_kept() {
+        struct Failing;
+        impl RewardFn for Failing {
+            fn name(&self) -> &str {
+                "failing"
+            }
+            fn score(&self, _: &RewardInput<'_>) -> Option<f32> {
+                None
+            }
+            fn score_batch(&self, _: &[RewardInput<'_>]) -> Vec<std::result::Result<Option<f32>, RewardFailure>> {
+                vec![]
+            }
+        }
+        let terms: Vec<(Box<dyn RewardFn>, f32)> = vec![(Box::new(Fixed(Some(3.0))), 2.0), (Box::new(Failing), 1.0)];
+        let reward = score(&Rewards::from_terms(terms).unwrap(), "85", false);
+        assert_eq!((reward.total, &reward.terms[..]), (None, &[Some(3.0), None][..]));
+        assert_eq!(reward.failures[0].0, 1);
+        assert!(reward.failures[0].1.to_string().contains("`failing` judged too few"), "{:?}", reward.failures);
     }
 
     #[test]

@@ -2,12 +2,12 @@
 
 use crate::error::Result;
 use crate::parts::Parts;
+use crate::prompts::encode_prompts;
 use crate::train_config::TrainConfig;
 use data::Item;
 use models::Tokenizer;
 use policy::{Completion, RolloutRequest, Sampling};
-use rewards::{RewardInput, Rewards};
-use rng::Purpose;
+use rewards::{Correct, RewardFn, RewardInput, Rewards};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -32,7 +32,7 @@ pub fn evaluate(parts: &mut Parts, items: &[Item], config: &TrainConfig) -> Resu
     let mut by_task: BTreeMap<String, (usize, usize)> = BTreeMap::new();
     let passed = greedy_passes(parts, items, config)?;
     for (item, passed) in items.iter().zip(&passed) {
-        let (hits, count) = by_task.entry(item.task.name().to_owned()).or_default();
+        let (hits, count) = by_task.entry(item.source.to_string()).or_default();
         *hits += usize::from(*passed);
         *count += 1;
     }
@@ -42,13 +42,7 @@ pub fn evaluate(parts: &mut Parts, items: &[Item], config: &TrainConfig) -> Resu
     let mean_reward = if num_generations == 0 {
         None
     } else {
-        let sampling = Sampling::Random {
-            temperature: config.rollout.temperature,
-            seed: config.seed,
-            purpose: Purpose::EvalRollout,
-            step: 0,
-            first: 0,
-        };
+        let sampling = config.eval.sampling(&config.rollout, config.seed);
         let completions = generate(parts, items, num_generations, sampling, config)?;
         mean_reward(items, num_generations, &completions, &parts.rewards, &*parts.tokenizer)?
     };
@@ -71,7 +65,9 @@ pub fn greedy_passes(parts: &mut Parts, items: &[Item], config: &TrainConfig) ->
         .zip(completions)
         .map(|(item, completion)| {
             let text = parts.tokenizer.decode(&completion.ids)?;
-            Ok(!completion.truncated && item.task.verify(&item.problem, &text))
+            let completion_len = completion.ids.len();
+            let input = RewardInput { item, completion: &text, truncated: completion.truncated, completion_len };
+            Ok(Correct.score(&input) == Some(1.0))
         })
         .collect()
 }
@@ -84,13 +80,12 @@ fn generate(
     config: &TrainConfig,
 ) -> Result<Vec<Completion>> {
     let Parts { policy, tokenizer, engine, .. } = parts;
-    let encode = |item: &Item| tokenizer.encode_prompt(&item.problem.prompt);
-    let prompts = items.iter().map(encode).collect::<models::Result<Vec<_>>>()?;
+    let (prompts, stop_ids) = (encode_prompts(&**tokenizer, items)?, tokenizer.stop_ids());
     let request = RolloutRequest {
         prompts: &prompts,
         num_generations,
         max_completion_length: config.rollout.max_completion_length,
-        eos_id: tokenizer.eos_id(),
+        stop_ids: &stop_ids,
         sampling,
     };
     Ok(engine.generate(&mut **policy, &request)?)
@@ -103,21 +98,15 @@ fn mean_reward(
     rewards: &Rewards,
     tokenizer: &dyn Tokenizer,
 ) -> Result<Option<f64>> {
-    let (mut sum, mut count) = (0.0, 0.0);
-    for (i, completion) in completions.iter().enumerate() {
-        let item = &items[i / per_item];
-        let text = tokenizer.decode(&completion.ids)?;
-        let input = RewardInput {
-            problem: &item.problem,
-            task: item.task.as_ref(),
-            completion: &text,
+    let texts = completions.iter().map(|c| tokenizer.decode(&c.ids)).collect::<models::Result<Vec<_>>>()?;
+    let inputs: Vec<RewardInput<'_>> = (completions.iter().zip(&texts).enumerate())
+        .map(|(i, (completion, text))| RewardInput {
+            item: &items[i / per_item],
+            completion: text,
             truncated: completion.truncated,
             completion_len: completion.ids.len(),
-        };
-        if let Some(reward) = rewards.score(&input).total {
-            sum += f64::from(reward);
-            count += 1.0;
-        }
-    }
-    Ok((count > 0.0).then(|| sum / count))
+        })
+        .collect();
+    let totals: Vec<f64> = rewards.score(&inputs).iter().filter_map(|r| r.total.map(f64::from)).collect();
+    Ok((!totals.is_empty()).then(|| totals.iter().sum::<f64>() / totals.len() as f64))
 }

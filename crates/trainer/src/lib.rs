@@ -28,6 +28,7 @@ pub mod error;
 pub mod eval;
 mod micro_batch;
 mod parts;
+mod prompts;
 mod ref_policy;
 pub mod run;
 pub mod step;
@@ -38,5 +39,5 @@ pub mod warmup;
 
 pub use error::{Error, Result};
 pub use parts::Parts;
-pub use train_config::TrainConfig;
+pub use train_config::{ModelSource, TrainConfig};
 pub use trainer::{Counters, Phase, TrainState, Trainer};

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::micro_batch::{sequence_batches, split_evenly};
+use crate::prompts::encode_prompt;
 use crate::updates::{Update, Updates};
 use data::Item;
 use models::Tokenizer;
@@ -41,10 +42,12 @@ pub fn warmup_step(
     let sequences: Vec<Sequence> = items
         .iter()
         .map(|item| {
-            Ok(Sequence {
-                prompt: tokenizer.encode_prompt(&item.problem.prompt)?,
-                completion: tokenizer.encode_completion(&item.problem.answer)?,
-            })
+            let Some(answer) = &item.answer else {
+                let expected = "rows with reference answers, or warmup.steps=0";
+                return Err(Error::argument("warm-up", expected, format!("{item:?}")));
+            };
+            let prompt = encode_prompt(tokenizer, &item.prompt)?;
+            Ok(Sequence { prompt, completion: tokenizer.encode_completion(answer)? })
         })
         .collect::<Result<_>>()?;
     let batch = token_batch(&sequences)?;

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Files that a model's folder has beside configuration and weights, and that training changes nothing about.
-const CARRIED: &[&str] = &[
+pub(crate) const CARRIED: &[&str] = &[
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",

@@ -4,7 +4,8 @@ mod character;
 
 pub use character::CharTokenizer;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
+use serde_json::Value;
 
 /// Maps text to token ids and back. Implement it to train with the tokenizer of your own model.
 ///
@@ -25,6 +26,11 @@ pub trait Tokenizer: Send + Sync {
     /// The id of the token that ends every completion (EOS).
     fn eos_id(&self) -> u32;
 
+    /// The ids of all tokens that end a completion when they are sampled; EOS is one of them.
+    fn stop_ids(&self) -> Vec<u32> {
+        vec![self.eos_id()]
+    }
+
     /// The id that fills unused places of a batch. It is never attended to and never trained on.
     fn pad_id(&self) -> u32;
 
@@ -39,6 +45,16 @@ pub trait Tokenizer: Send + Sync {
     /// # Errors
     /// As [`Tokenizer::encode`].
     fn encode_prompt(&self, text: &str) -> Result<Vec<u32>>;
+
+    /// The ids of a conversation as the policy reads it, up to where its answer begins: the messages, and the tools that they may
+    /// call, in the chat template of the model.
+    ///
+    /// # Errors
+    /// [`crate::Error::NoChatTemplate`] where the model has none; [`crate::Error::Tokenizer`] for messages that the template refuses.
+    fn encode_messages(&self, messages: &[Value], tools: Option<&Value>) -> Result<Vec<u32>> {
+        let _ = (messages, tools);
+        Err(Error::NoChatTemplate)
+    }
 
     /// The ids of a whole completion: those of `text`, then EOS.
     ///

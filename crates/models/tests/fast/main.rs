@@ -2,6 +2,8 @@
 
 mod export;
 mod folder;
+#[cfg(feature = "hub")]
+mod hub;
 mod lora;
 mod support;
 mod weights;

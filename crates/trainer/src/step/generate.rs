@@ -2,11 +2,12 @@
 
 use super::{PhaseTimes, Sample, StepContext};
 use crate::error::{Error, Result};
+use crate::prompts::encode_prompts;
 use crate::train_config::{FilterGroupsConfig, REWARD};
 use data::Item;
 use grpo_core::Metrics;
 use policy::{Completion, Policy, RolloutRequest, Sampling};
-use rewards::{Reward, RewardInput, Rewards};
+use rewards::{RewardInput, Rewards};
 use rng::Purpose;
 use std::time::Instant;
 
@@ -113,28 +114,27 @@ fn sample_batch(
     let num_generations = config.grpo.num_generations;
     let sampling = Sampling::Random {
         temperature: config.rollout.temperature,
+        processors: config.rollout.processors(),
         seed: config.seed,
         purpose: Purpose::Rollout,
         step,
         first,
     };
-    let encode = |item: &Item| context.tokenizer.encode_prompt(&item.problem.prompt);
-    let prompts = items.iter().map(encode).collect::<models::Result<Vec<_>>>()?;
+    let prompts = encode_prompts(context.tokenizer, &items)?;
     let began = Instant::now();
-    let mut completions = complete(policy, context, &prompts, num_generations, sampling)?.into_iter();
+    let completions = complete(policy, context, &prompts, num_generations, sampling)?;
     times.add("gen", began);
     let began = Instant::now();
-    let groups = items
-        .into_iter()
-        .zip(prompts)
-        .map(|(item, prompt)| {
-            let completions: Vec<Completion> = completions.by_ref().take(num_generations).collect();
-            let samples = completions.iter().map(|c| judge(&item, c, context)).collect::<Result<Vec<_>>>()?;
-            Ok(Group { item, prompt, completions, samples })
-        })
-        .collect();
+    let judged = completions.iter().enumerate().map(|(i, completion)| (&items[i / num_generations], completion));
+    let mut samples = judge(judged, context)?.into_iter();
     times.add("reward", began);
-    groups
+    let mut completions = completions.into_iter();
+    let groups = items.into_iter().zip(prompts).map(|(item, prompt)| {
+        let completions = completions.by_ref().take(num_generations).collect();
+        let samples = samples.by_ref().take(num_generations).collect();
+        Group { item, prompt, completions, samples }
+    });
+    Ok(groups.collect())
 }
 
 /// Reward of the greedy completion of each group's prompt; NaN where it is missing.
@@ -145,10 +145,8 @@ pub(super) fn greedy_rewards(
 ) -> Result<Vec<f32>> {
     let prompts: Vec<Vec<u32>> = groups.iter().map(|group| group.prompt.clone()).collect();
     let completions = complete(policy, context, &prompts, 1, Sampling::Greedy)?;
-    let reward = |(group, completion): (&Group, &Completion)| {
-        Ok(judge(&group.item, completion, context)?.reward.total.unwrap_or(f32::NAN))
-    };
-    groups.iter().zip(&completions).map(reward).collect()
+    let samples = judge(groups.iter().map(|group| &group.item).zip(&completions), context)?;
+    Ok(samples.iter().map(|sample| sample.reward.total.unwrap_or(f32::NAN)).collect())
 }
 
 fn complete(
@@ -159,13 +157,8 @@ fn complete(
     sampling: Sampling,
 ) -> Result<Vec<Completion>> {
     let max_completion_length = context.config.rollout.max_completion_length;
-    let request = RolloutRequest {
-        prompts,
-        num_generations,
-        max_completion_length,
-        eos_id: context.tokenizer.eos_id(),
-        sampling,
-    };
+    let stop_ids = context.tokenizer.stop_ids();
+    let request = RolloutRequest { prompts, num_generations, max_completion_length, stop_ids: &stop_ids, sampling };
     let completions = context.engine.generate(policy, &request)?;
     let count = prompts.len() * num_generations;
     if completions.len() != count || completions.iter().any(|c| c.ids.is_empty()) {
@@ -175,22 +168,33 @@ fn complete(
     Ok(completions)
 }
 
-fn judge(item: &Item, completion: &Completion, context: &StepContext<'_>) -> Result<Sample> {
-    let text = context.tokenizer.decode(&completion.ids)?;
-    let reward: Reward = context.rewards.score(&RewardInput {
-        problem: &item.problem,
-        task: item.task.as_ref(),
-        completion: &text,
-        truncated: completion.truncated,
-        completion_len: completion.ids.len(),
-    });
-    Ok(Sample {
-        task: item.task.name().to_owned(),
-        prompt: item.problem.prompt.clone(),
-        answer: item.problem.answer.clone(),
+/// The samples of completions with their rewards; each reward function judges all of them at once.
+fn judge<'a>(
+    completions: impl Iterator<Item = (&'a Item, &'a Completion)>,
+    context: &StepContext<'_>,
+) -> Result<Vec<Sample>> {
+    let decode = |(item, completion): (&'a Item, &'a Completion)| {
+        Ok((item, completion, context.tokenizer.decode(&completion.ids)?))
+    };
+    let texts = completions.map(decode).collect::<models::Result<Vec<_>>>()?;
+    let inputs: Vec<RewardInput<'_>> = texts
+        .iter()
+        .map(|(item, completion, text)| RewardInput {
+            item,
+            completion: text,
+            truncated: completion.truncated,
+            completion_len: completion.ids.len(),
+        })
+        .collect();
+    let rewards = context.rewards.score(&inputs);
+    let sample = |((item, completion, text), reward): ((&Item, &Completion, String), _)| Sample {
+        task: item.source.to_string(),
+        prompt: item.prompt.to_string(),
+        answer: item.answer.clone().unwrap_or_default(),
         completion: text,
         truncated: completion.truncated,
         reward,
         advantage: 0.0,
-    })
+    };
+    Ok(texts.into_iter().zip(rewards).map(sample).collect())
 }

@@ -35,6 +35,10 @@ fn probabilities(logits: &[f32], temperature: f64) -> Vec<f64> {
 }
 
 impl Policy for Unigram {
+    fn context_length(&self) -> usize {
+        64
+    }
+
     fn num_parameters(&self) -> usize {
         self.logits.len()
     }
@@ -44,13 +48,13 @@ impl Policy for Unigram {
         let complete = |sample: u64| {
             let (temperature, mut random) = match request.sampling {
                 Sampling::Greedy => (1.0, None),
-                Sampling::Random { temperature, seed, purpose, step, first } => {
+                Sampling::Random { temperature, seed, purpose, step, first, .. } => {
                     (temperature, Some(rng::stream(seed, purpose, step, first + sample)))
                 }
             };
             let p = probabilities(&self.logits, temperature);
             let (mut ids, mut logps) = (Vec::new(), Vec::new());
-            while ids.len() < request.max_completion_length && ids.last() != Some(&request.eos_id) {
+            while ids.len() < request.max_completion_length && !ends(&ids, request.stop_ids) {
                 let id = match &mut random {
                     None => (0..p.len()).fold(0, |best, i| if p[i] > p[best] { i } else { best }),
                     Some(rng) => {
@@ -65,7 +69,7 @@ impl Policy for Unigram {
                 ids.push(id as u32);
                 logps.push(p[id].ln() as f32);
             }
-            Completion { truncated: ids.last() != Some(&request.eos_id), ids, logps }
+            Completion { truncated: !ends(&ids, request.stop_ids), ids, logps }
         };
         Ok(samples.map(complete).collect())
     }
@@ -180,6 +184,11 @@ impl Policy for Unigram {
     }
 }
 
+/// Whether the last token is one that ends a completion.
+fn ends(ids: &[u32], stop_ids: &[u32]) -> bool {
+    ids.last().is_some_and(|last| stop_ids.contains(last))
+}
+
 /// 1 for every `7`, which no task asks for.
 struct Sevens;
 
@@ -242,7 +251,7 @@ fn a_tokenizer_of_your_own_has_as_many_tokens_as_the_model() {
         Parts::with_tokenizer(config, tokenizer).err().expect("another number of tokens").to_string()
     };
     assert!(refused(&config, Box::new(Wider)).contains("model.vocab_size"));
-    config.model.vocab_size = Wider.vocab_size();
+    config.model.shape_mut().vocab_size = Wider.vocab_size();
     assert!(refused(&config, Box::new(CharTokenizer)).contains("model.vocab_size"));
     let policy = Box::new(Unigram::new());
     let parts = Parts { policy, ..Parts::with_tokenizer(&config, Box::new(Wider)).unwrap() };

@@ -1,0 +1,61 @@
+//! What a policy is asked.
+
+use serde_json::Value;
+use std::fmt;
+
+/// A prompt: text that the policy continues, or the messages of a conversation that a chat template turns into text.
+///
+/// ```
+/// use data::Prompt;
+/// use serde_json::json;
+///
+/// let text = Prompt::from("37+48=");
+/// let chat = Prompt::Messages { messages: vec![json!({"role": "user", "content": "What is 37 + 48?"})], tools: None };
+/// assert_eq!(chat.to_string(), "user: What is 37 + 48?");
+/// # assert_eq!(text.to_string(), "37+48=");
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub enum Prompt {
+    /// Text that the policy continues as it stands.
+    Text(String),
+    /// A conversation in the form of OpenAI and Hugging Face, which the model's chat template renders.
+    Messages {
+        /// The messages, objects with `role` and `content`, and whatever else the template of the model knows.
+        messages: Vec<Value>,
+        /// The tools that the template is given: a list of functions as JSON schemas.
+        tools: Option<Value>,
+    },
+}
+
+impl From<String> for Prompt {
+    fn from(text: String) -> Self {
+        Self::Text(text)
+    }
+}
+
+impl From<&str> for Prompt {
+    fn from(text: &str) -> Self {
+        Self::Text(text.to_owned())
+    }
+}
+
+/// The text, or the messages as lines `role: content`: for people and for logs, not for the policy.
+impl fmt::Display for Prompt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text(text) => f.write_str(text),
+            Self::Messages { messages, .. } => {
+                for (i, message) in messages.iter().enumerate() {
+                    let role = message.get("role").and_then(Value::as_str).unwrap_or("message");
+                    f.write_str(if i > 0 { "\n" } else { "" })?;
+                    match message.get("content") {
+                        Some(Value::String(content)) => write!(f, "{role}: {content}")?,
+                        Some(content) => write!(f, "{role}: {content}")?,
+                        None => write!(f, "{message}")?,
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+}
