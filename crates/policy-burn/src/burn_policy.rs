@@ -1,15 +1,16 @@
 //! The decoder, its loss and its optimizer behind the trait that a training loop knows.
 
 use crate::adamw::AdamW;
-use crate::decoder::{Decoder, Which, export_parameters, for_each_parameter};
+use crate::decoder::{Decoder, Which, export_parameters, for_each_parameter, to_host};
 use crate::gradients::GradientSum;
 use crate::loss::{LossPlans, PolicyLoss, imitation};
 use crate::micro_batch::accumulate;
-use crate::ref_policy::mix;
+use crate::ref_policy::{freeze, mix};
 use crate::rollout;
 use crate::sequences::completion_hidden;
 use burn::module::Module;
 use burn::tensor::Device;
+use grpo_core::objective::ValueLossConfig;
 use grpo_core::{LossOutput, Scores};
 use models::{Adapter, LoraConfig, ModelConfig};
 use policy::{
@@ -32,6 +33,8 @@ pub struct BurnPolicy {
     ref_policy: Option<Decoder>,
     loss: LossPlans,
     cross_entropy: LossPlans,
+    /// The value loss, where the decoder has a value head.
+    value_loss: Option<ValueLossConfig>,
     optimizer: AdamW,
     sums: GradientSum,
     rollout_batch_size: usize,
@@ -92,6 +95,7 @@ impl BurnPolicy {
             ref_policy: None,
             loss: LossPlans::new(loss),
             cross_entropy: LossPlans::new(PolicyLoss::cross_entropy()),
+            value_loss: None,
             optimizer: AdamW::new(&AdamWConfig::default()),
             sums: GradientSum::new(),
             rollout_batch_size: ROLLOUT_BATCH_SIZE,
@@ -104,6 +108,17 @@ impl BurnPolicy {
     pub fn with_rollout_batch_size(mut self, sequences: usize) -> Self {
         self.rollout_batch_size = sequences;
         self
+    }
+
+    /// Gives the decoder a value head, of zeros, which is trained with this loss.
+    ///
+    /// # Errors
+    /// [`Error::Loss`] for settings that are not legal.
+    pub fn with_value_head(mut self, loss: ValueLossConfig) -> Result<Self> {
+        loss.validate()?;
+        self.model = self.model.with_value_head();
+        self.value_loss = Some(loss);
+        Ok(self)
     }
 
     /// The decoder, on a device with autodiff.
@@ -162,12 +177,38 @@ impl Policy for BurnPolicy {
         Ok(all)
     }
 
+    fn has_value_head(&self) -> bool {
+        self.value_loss.is_some()
+    }
+
+    fn values(&mut self, batches: &[SequenceBatch<'_>]) -> Result<Vec<f32>> {
+        let model = self.model.valid();
+        let parts: Vec<_> = batches.iter().map(|batch| (batch, model.clone())).collect();
+        let values = parts
+            .into_par_iter()
+            .map(|(batch, model)| Ok(to_host(model.values(completion_hidden(&model, batch.sequences)?)?)))
+            .collect::<Result<Vec<_>>>()?;
+        Ok(values.concat())
+    }
+
     fn accumulate(&mut self, batches: &[SequenceBatch<'_>], loss: StepLoss) -> Result<LossOutput> {
-        let (grpo, cross_entropy) = (&self.loss, &self.cross_entropy);
+        let (grpo, cross_entropy, value_loss) = (&self.loss, &self.cross_entropy, self.value_loss.as_ref());
         accumulate(&self.model, batches, &mut self.sums, |model, batch| {
             let hidden = completion_hidden(model, batch.sequences)?;
             match loss {
-                StepLoss::Grpo => grpo.loss(hidden, model.lm_head()?, &batch.tokens),
+                StepLoss::Grpo => match (value_loss, batch.tokens.value_targets()) {
+                    (None, None) => grpo.loss(hidden, model.lm_head()?, &batch.tokens),
+                    (Some(of_values), Some(_)) => {
+                        let values = model.values(hidden.clone())?;
+                        let of_policy = grpo.loss(hidden, model.lm_head()?, &batch.tokens)?;
+                        of_policy.with_values(values, of_values, grpo.config(), &batch.tokens)
+                    }
+                    (None, Some(_)) => Err(Error::NoValueHead),
+                    (Some(_), None) => {
+                        let expected = "values of the old policy and returns, which the value head is trained on";
+                        Err(Error::argument("accumulate", expected, "a batch without them"))
+                    }
+                },
                 StepLoss::CrossEntropy { tokens } => {
                     cross_entropy.loss(hidden, model.lm_head()?, &imitation(&batch.tokens, tokens)?)
                 }
@@ -207,7 +248,7 @@ impl Policy for BurnPolicy {
 
     fn freeze_ref_policy(&mut self) -> Result<()> {
         // With adapters this is the model without them, whatever they are by now: it shares the frozen weights.
-        self.ref_policy = Some(self.model.clone().without_adapters().valid());
+        self.ref_policy = Some(freeze(&self.model));
         Ok(())
     }
 
@@ -272,10 +313,9 @@ impl Policy for BurnPolicy {
         let mut optimizer = AdamW::new(state.adamw);
         // In the order of the decoder's fields: a saved state may list its tensors in any order.
         optimizer.restore(state.optimizer_steps, state.optimizer, &model.parameters())?;
-        let base = || self.model.clone().without_adapters().valid();
         let ref_policy = match state.ref_policy {
-            Some([]) if self.model.has_adapters() => Some(base()),
-            Some(weights) => Some(base().with_parameters(weights)?),
+            Some([]) if self.model.has_adapters() => Some(freeze(&self.model)),
+            Some(weights) => Some(freeze(&self.model).with_parameters(weights)?),
             None => None,
         };
         (self.model, self.ref_policy, self.optimizer) = (model, ref_policy, optimizer);

@@ -54,14 +54,32 @@ pub trait Policy: Send {
     /// [`crate::Error::Argument`] when there is no reference policy; otherwise those of the model and of the loss.
     fn score(&mut self, of: Weights, batches: &[SequenceBatch<'_>]) -> Result<Scores>;
 
+    /// Whether there is a value head, which PPO trains with the policy: a linear layer on the hidden states.
+    fn has_value_head(&self) -> bool {
+        false
+    }
+
+    /// Value `[N]` of the state before every completion token of the micro-batches, end to end, without gradients: what the value
+    /// head makes of the hidden states that predict the token.
+    ///
+    /// # Errors
+    /// [`crate::Error::NoValueHead`]; otherwise those of the model.
+    fn values(&mut self, batches: &[SequenceBatch<'_>]) -> Result<Vec<f32>> {
+        let _ = batches;
+        Err(crate::Error::NoValueHead)
+    }
+
     /// The loss of the micro-batches, whose gradients are added to the sums. Values and metrics are summed over the
     /// micro-batches, scores stand end to end.
+    ///
+    /// A policy with a value head adds the value loss to [`StepLoss::Grpo`], of the batches' [`grpo_core::TokenBatch::value_targets`].
     ///
     /// Micro-batches of one call may run at the same time; they are added in order, so that the same call gives the same
     /// bits. A loss that is not finite is no error: the caller sees it in the output, and in the gradient's norm.
     ///
     /// # Errors
-    /// Those of the model and of the loss; the sums are then zero.
+    /// Those of the model and of the loss; [`crate::Error::NoValueHead`] for value targets that nothing trains on, and
+    /// [`crate::Error::Argument`] where a value head has none. The sums are then zero.
     fn accumulate(&mut self, batches: &[SequenceBatch<'_>], loss: StepLoss) -> Result<LossOutput>;
 
     /// Clips the accumulated gradient by its norm, updates the weights, and sets the sums to zero.

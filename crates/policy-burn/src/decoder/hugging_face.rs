@@ -39,6 +39,8 @@ fn parts(config: &ModelConfig, adapted: &Adapted, name: &str, shape: &[usize]) -
         return whole(match name {
             "embed_tokens" => "model.embed_tokens.weight".to_owned(),
             "lm_head" => "lm_head.weight".to_owned(),
+            // transformers' causal models have none.
+            "value_head.weight" | "value_head.bias" => name.to_owned(),
             _ => format!("model.{name}"),
         });
     };

@@ -103,3 +103,8 @@ impl Adapted {
 pub(crate) fn is_adapter(name: &str) -> bool {
     name.starts_with("lora_head.") || name.contains(".adapters.")
 }
+
+/// Whether a parameter of this name belongs to the value head.
+pub(crate) fn is_value_head(name: &str) -> bool {
+    name.starts_with("value_head.")
+}

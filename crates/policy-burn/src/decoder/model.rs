@@ -6,7 +6,7 @@ use super::build::{Builder, Initial, Seed, Source};
 use super::hugging_face::{Stored, StoredAdapter, export_parts};
 use super::inference::Inference;
 use super::layers::{Linear, RmsNorm};
-use super::lora::{Adapted, LowRank, is_adapter};
+use super::lora::{Adapted, LowRank, is_adapter, is_value_head};
 use super::params::{Which, for_each_parameter, load_parameters, named_parameters, to_host};
 use super::rope::Rope;
 use burn::module::{Module, Param};
@@ -38,6 +38,8 @@ pub struct Decoder {
     pub lm_head: Option<Param<Tensor<2>>>,
     /// The adapter of the LM head.
     pub lora_head: Option<LowRank>,
+    /// The value head `[H, 1]` with its bias, which PPO trains; it reads the same hidden states as the LM head.
+    pub value_head: Option<Linear>,
     #[module(skip)]
     adapted: Adapted,
     #[module(skip)]
@@ -80,7 +82,17 @@ impl Decoder {
         let norm = RmsNorm::new(&mut of, "norm", config.hidden_size, config.rms_norm_eps)?;
         let lm_head = if config.tie_word_embeddings { None } else { Some(of.parameter("lm_head", matrix, initial)?) };
         let (rope, config) = (Rope::new(config), config.clone());
-        Ok(Self { embed_tokens, layers, norm, lm_head, lora_head: None, adapted: Adapted::default(), rope, config })
+        Ok(Self {
+            embed_tokens,
+            layers,
+            norm,
+            lm_head,
+            lora_head: None,
+            value_head: None,
+            adapted: Adapted::default(),
+            rope,
+            config,
+        })
     }
 
     /// This decoder with fresh adapters, which change nothing yet and are all that is trained from here on: the weights beneath them are
@@ -105,7 +117,10 @@ impl Decoder {
 
     fn adapt(self, lora: &LoraConfig, matrices: Vec<AdaptedMatrix>, source: &mut dyn Source) -> Result<Self> {
         let device = self.device();
+        // A value head is trained beside adapters.
+        let value_head = self.value_head.clone();
         let mut model = self.without_adapters().no_grad();
+        model.value_head = value_head;
         model.adapted = Adapted { matrices };
         let (adapted, config) = (model.adapted.clone(), model.config.clone());
         let mut of = Builder { config: &config, device: &device, source };
@@ -156,6 +171,26 @@ impl Decoder {
     /// Whether there are adapters, which alone are then trained.
     pub fn has_adapters(&self) -> bool {
         !self.adapted.matrices.is_empty()
+    }
+
+    /// The decoder with a value head of zeros: every state has the value 0.
+    #[must_use]
+    pub fn with_value_head(mut self) -> Self {
+        let (device, input) = (self.device(), self.config.hidden_size);
+        self.value_head = Some(Linear {
+            weight: Param::from_data(TensorData::new(vec![0f32; input], [input, 1]), &device),
+            bias: Some(Param::from_data(TensorData::new(vec![0f32], [1]), &device)),
+            adapters: Vec::new(),
+        });
+        self
+    }
+
+    /// Values `[N, 1]` of states, from their hidden states `[N, H]`.
+    ///
+    /// # Errors
+    /// [`Error::NoValueHead`].
+    pub fn values(&self, hidden: Tensor<2>) -> Result<Tensor<2>> {
+        self.value_head.as_ref().ok_or(Error::NoValueHead)?.forward(hidden)
     }
 
     /// The configuration that the decoder was made from.
@@ -232,7 +267,8 @@ impl Decoder {
             return Err(Error::argument("export", expected, "a head that is tied to the embedding"));
         }
         for_each_parameter(self, Which::All, |name, shape, values| {
-            if is_adapter(name) {
+            // transformers' causal models have no value head.
+            if is_adapter(name) || is_value_head(name) {
                 return Ok(());
             }
             let merged = match (name, self.linear(name)) {
