@@ -1,7 +1,7 @@
 //! The losses of a micro-batch as burn tensors that can be differentiated.
 
-use backend_cpu::CpuBackend;
 use crate::decoder::to_host;
+use backend_cpu::CpuBackend;
 use burn::tensor::{Tensor, TensorData};
 use grpo_burn::GrpoLoss;
 use grpo_core::batch::TokenWeights;
@@ -103,7 +103,10 @@ impl LossPlans {
     pub(crate) fn loss(&self, hidden: Tensor<2>, lm_head: Tensor<2>, batch: &TokenBatch) -> Result<PartialLoss> {
         let grpo_burn::Loss { loss, value, policy_loss, scores, metrics } =
             self.with_plan(batch, |plan| plan.loss(hidden, lm_head, None, batch))?;
-        Ok(PartialLoss { backward: loss, output: LossOutput { loss: value, policy_loss, scores, metrics, value_loss: 0.0 } })
+        Ok(PartialLoss {
+            backward: loss,
+            output: LossOutput { loss: value, policy_loss, scores, metrics, value_loss: 0.0 },
+        })
     }
 
     /// Log-probabilities and entropies `[N]` of the batch's targets, without gradients; for equal hidden states those that

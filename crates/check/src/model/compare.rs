@@ -14,12 +14,12 @@ impl Running {
         Self { worst: Comparison::new(name, &[], &[], 0.0, 0.0), is_complete: true }
     }
 
-    /// Compares the next value.
-    pub(crate) fn add(&mut self, expected: f64, found: f64) {
+    /// Compares the value at an index of the tensor.
+    pub(crate) fn add(&mut self, at: usize, expected: f64, found: f64) {
         let difference = if found.is_finite() { (expected - found).abs() } else { f64::INFINITY };
         let worst = &mut self.worst;
         if worst.entries == 0 || difference > worst.max_abs {
-            (worst.max_abs, worst.at, worst.expected, worst.found) = (difference, worst.entries, expected, found);
+            (worst.max_abs, worst.at, worst.expected, worst.found) = (difference, at, expected, found);
         }
         worst.entries += 1;
     }

@@ -140,21 +140,25 @@ impl ModelFile {
         logits: &[f32],
         running: &mut Running,
     ) -> Result<()> {
-        let mut found = logits.iter();
         let start = (sequence * self.length + position) * self.vocab;
-        self.read(expected, start..start + logits.len(), |expected| {
-            if let Some(found) = found.next() {
-                running.add(expected, f64::from(*found));
-            }
-        })
+        self.compare_from(expected, start, logits, running)
     }
 
     /// Compares a whole tensor.
     pub(crate) fn compare(&self, expected: &Expected, found: &NamedTensor, running: &mut Running) -> Result<()> {
-        let mut values = found.data.iter();
-        self.read(expected, 0..expected.len(), |expected| {
-            if let Some(found) = values.next() {
-                running.add(expected, f64::from(*found));
+        if found.shape != expected.shape {
+            let wanted = format!("the gradient of {} {:?}", found.name, expected.shape);
+            return Err(Error::argument("parity", wanted, format!("{:?}", found.shape)));
+        }
+        self.compare_from(expected, 0, &found.data, running)
+    }
+
+    /// Compares `found` with the entries from `start` on.
+    fn compare_from(&self, expected: &Expected, start: usize, found: &[f32], running: &mut Running) -> Result<()> {
+        let mut values = (start..).zip(found);
+        self.read(expected, start..start + found.len(), |expected| {
+            if let Some((at, found)) = values.next() {
+                running.add(at, expected, f64::from(*found));
             }
         })
     }

@@ -132,7 +132,7 @@ pub fn check(file: &ModelFile, policy: &mut dyn ModelPolicy, tolerances: &ModelT
     let loss = policy.loss(file.sequences(), if gradients.is_empty() { None } else { Some(&mut see) })?;
     if let Some(expected) = file.loss() {
         let mut running = Running::new("loss".to_owned());
-        running.add(expected, loss);
+        running.add(0, expected, loss);
         add(policy.name(), running, 1.0, tolerances.logits);
     }
     if of_gradients.len() != gradients.len() {

@@ -28,34 +28,45 @@ struct Part {
     transposed: bool,
 }
 
+/// The matrices of transformers that a linear layer of a block here, such as `attn.qkv_proj`, consists of, and how many columns each is.
+pub(super) fn matrices_of(config: &ModelConfig, module: &str) -> Vec<(&'static str, usize)> {
+    let (h, i, d) = (config.hidden_size, config.intermediate_size, config.head_dim());
+    let (queries, keys) = (config.num_attention_heads * d, config.num_key_value_heads * d);
+    match module {
+        "attn.qkv_proj" => {
+            vec![("self_attn.q_proj", queries), ("self_attn.k_proj", keys), ("self_attn.v_proj", keys)]
+        }
+        "attn.o_proj" => vec![("self_attn.o_proj", h)],
+        "mlp.gate_up_proj" => vec![("mlp.gate_proj", i), ("mlp.up_proj", i)],
+        "mlp.down_proj" => vec![("mlp.down_proj", h)],
+        _ => Vec::new(),
+    }
+}
+
 /// The tensors of transformers that the parameter `name` of a decoder of this configuration consists of, in the order of its
 /// columns.
 fn parts(config: &ModelConfig, adapted: &Adapted, name: &str, shape: &[usize]) -> Vec<Part> {
     let whole = |name: String| vec![Part { name, shape: shape.to_vec(), columns: 0..0, transposed: false }];
-    if let Some(matrix) = adapted.matrix(name) {
+    if let Some(matrix) = adapted.matrix(config, name) {
         return whole(if name.ends_with(".a") { matrix.lora_a() } else { matrix.lora_b() });
     }
     let Some((layer, of_layer)) = name.strip_prefix("layers.").and_then(|rest| rest.split_once('.')) else {
         return whole(match name {
             "embed_tokens" => "model.embed_tokens.weight".to_owned(),
             "lm_head" => "lm_head.weight".to_owned(),
+            // transformers' causal models have none.
+            "value_head.weight" | "value_head.bias" => name.to_owned(),
             _ => format!("model.{name}"),
         });
     };
     let of = |part: &str| format!("model.layers.{layer}.{part}");
     let (module, kind) = of_layer.rsplit_once('.').unwrap_or((of_layer, ""));
-    let d = config.head_dim();
-    let (queries, keys) = (config.num_attention_heads * d, config.num_key_value_heads * d);
-    let split: &[(&str, usize)] = match module {
+    let matrices = match module {
         "input_norm" => return whole(of("input_layernorm.weight")),
         "post_norm" => return whole(of("post_attention_layernorm.weight")),
         "attn.q_norm" => return whole(of("self_attn.q_norm.weight")),
         "attn.k_norm" => return whole(of("self_attn.k_norm.weight")),
-        "attn.qkv_proj" => &[("self_attn.q_proj", queries), ("self_attn.k_proj", keys), ("self_attn.v_proj", keys)],
-        "attn.o_proj" => &[("self_attn.o_proj", config.hidden_size)],
-        "mlp.gate_up_proj" => &[("mlp.gate_proj", config.intermediate_size), ("mlp.up_proj", config.intermediate_size)],
-        "mlp.down_proj" => &[("mlp.down_proj", config.hidden_size)],
-        _ => return whole(of(of_layer)),
+        _ => matrices_of(config, module),
     };
     let mut end = 0;
     let part = |(module, width): &(&str, usize)| {
@@ -64,7 +75,7 @@ fn parts(config: &ModelConfig, adapted: &Adapted, name: &str, shape: &[usize]) -
         let transposed = shape.len() > 1;
         Part { name: of(&format!("{module}.{kind}")), shape, columns: end - width..end, transposed }
     };
-    split.iter().map(part).collect()
+    matrices.iter().map(part).collect()
 }
 
 /// Hands the tensors of transformers that a parameter's values consist of to `sink`, one by one; each is a copy, which is dropped before
@@ -143,13 +154,14 @@ impl Source for Stored<'_> {
 
 /// Stored adapters as the values of those of a decoder.
 pub(crate) struct StoredAdapter<'a> {
+    pub(crate) config: &'a ModelConfig,
     pub(crate) adapted: Adapted,
     pub(crate) adapter: &'a Adapter,
 }
 
 impl Source for StoredAdapter<'_> {
     fn values(&mut self, name: &str, shape: &[usize], _: Initial) -> Result<Vec<f32>> {
-        let Some(matrix) = self.adapted.matrix(name) else {
+        let Some(matrix) = self.adapted.matrix(self.config, name) else {
             return Err(Error::state(name, "a matrix of the adapter", "none"));
         };
         let tensor = if name.ends_with(".a") { self.adapter.lora_a(matrix)? } else { self.adapter.lora_b(matrix)? };

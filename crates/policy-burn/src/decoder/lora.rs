@@ -1,12 +1,13 @@
 //! LoRA (arXiv 2106.09685): a matrix W acts as W + s B A, of which only A and B are trained.
 
 use super::build::{Builder, Initial};
+use super::hugging_face::matrices_of;
 use super::ops;
 use super::params::{read, storage};
 use backend_cpu::layers::Layers;
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
-use models::{AdaptedMatrix, LoraConfig};
+use models::{AdaptedMatrix, LoraConfig, ModelConfig};
 use policy::Result;
 
 /// The adapter of a matrix, in the layout of PEFT.
@@ -75,31 +76,34 @@ pub(crate) struct Adapted {
 impl Adapted {
     /// The matrix of the adapter parameter `name` of the decoder, such as `layers.0.attn.qkv_proj.adapters.1.a`: the adapters of a
     /// layer are those of its matrices, in the order of its columns.
-    pub(crate) fn matrix(&self, name: &str) -> Option<&AdaptedMatrix> {
+    pub(crate) fn matrix(&self, config: &ModelConfig, name: &str) -> Option<&AdaptedMatrix> {
         if name.starts_with("lora_head.") {
             return self.matrices.iter().find(|matrix| matrix.name == "lm_head");
         }
         let (layer, rest) = name.strip_prefix("layers.")?.split_once('.')?;
         let (module, rest) = rest.split_once(".adapters.")?;
         let index: usize = rest.split_once('.')?.0.parse().ok()?;
-        self.of_layer(layer, module).get(index).copied()
+        self.of_layer(config, layer, module).get(index).map(|(matrix, _)| *matrix)
     }
 
-    /// The adapted matrices of a module of a layer, such as `attn.qkv_proj`, in the order of its columns.
-    pub(crate) fn of_layer(&self, layer: &str, module: &str) -> Vec<&AdaptedMatrix> {
-        let parts: &[&str] = match module {
-            "attn.qkv_proj" => &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
-            "attn.o_proj" => &["self_attn.o_proj"],
-            "mlp.gate_up_proj" => &["mlp.gate_proj", "mlp.up_proj"],
-            "mlp.down_proj" => &["mlp.down_proj"],
-            _ => &[],
-        };
-        let names = parts.iter().map(|part| format!("model.layers.{layer}.{part}"));
-        names.filter_map(|name| self.matrices.iter().find(|matrix| matrix.name == name)).collect()
+    /// The adapted matrices of a module of a layer, such as `attn.qkv_proj`, each with the first of its columns.
+    pub(crate) fn of_layer(&self, config: &ModelConfig, layer: &str, module: &str) -> Vec<(&AdaptedMatrix, usize)> {
+        let mut end = 0;
+        let matrices = matrices_of(config, module).into_iter().filter_map(|(part, width)| {
+            end += width;
+            let name = format!("model.layers.{layer}.{part}");
+            Some((self.matrices.iter().find(|matrix| matrix.name == name)?, end - width))
+        });
+        matrices.collect()
     }
 }
 
 /// Whether a parameter of this name belongs to an adapter.
 pub(crate) fn is_adapter(name: &str) -> bool {
     name.starts_with("lora_head.") || name.contains(".adapters.")
+}
+
+/// Whether a parameter of this name belongs to the value head.
+pub(crate) fn is_value_head(name: &str) -> bool {
+    name.starts_with("value_head.")
 }

@@ -3,16 +3,16 @@
 use super::batch::PackedBatch;
 use super::block::Block;
 use super::build::{Builder, Initial, Seed, Source};
-use super::hugging_face::{Stored, StoredAdapter, export_parts};
+use super::hugging_face::Stored;
 use super::inference::Inference;
 use super::layers::{Linear, RmsNorm};
-use super::lora::{Adapted, LowRank, is_adapter, is_value_head};
-use super::params::{Which, for_each_parameter, load_parameters, named_parameters, to_host};
+use super::lora::{Adapted, LowRank};
+use super::params::{load_parameters, named_parameters};
 use super::rope::Rope;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use models::{AdaptedMatrix, LoraConfig, ModelConfig, NamedTensor, Weights};
-use policy::{Error, Result, TensorSink};
+use models::{ModelConfig, NamedTensor, Weights};
+use policy::{Error, Result};
 
 /// A decoder of the families Qwen2, Qwen3 and Llama 3. Hidden states and LM head are exposed apart because the loss takes them apart.
 ///
@@ -93,84 +93,6 @@ impl Decoder {
             rope,
             config,
         })
-    }
-
-    /// This decoder with fresh adapters, which change nothing yet and are all that is trained from here on: the weights beneath them are
-    /// frozen and shared with every copy. Values depend on `seed` only.
-    ///
-    /// # Errors
-    /// [`Error::Model`] for an illegal configuration or targets that the model does not have.
-    pub fn with_lora(self, lora: &LoraConfig, seed: u64) -> Result<Self> {
-        let matrices = lora.resolve(&self.config)?;
-        self.adapt(lora, matrices, &mut Seed(seed))
-    }
-
-    /// This decoder with stored adapters, as [`Decoder::with_lora`].
-    ///
-    /// # Errors
-    /// [`Error::Model`] for an adapter that is not of this model.
-    pub fn with_adapter(self, adapter: &models::Adapter) -> Result<Self> {
-        let matrices = adapter.matrices().to_vec();
-        let adapted = Adapted { matrices: matrices.clone() };
-        self.adapt(adapter.config(), matrices, &mut StoredAdapter { adapted, adapter })
-    }
-
-    fn adapt(self, lora: &LoraConfig, matrices: Vec<AdaptedMatrix>, source: &mut dyn Source) -> Result<Self> {
-        let device = self.device();
-        // A value head is trained beside adapters.
-        let value_head = self.value_head.clone();
-        let mut model = self.without_adapters().no_grad();
-        model.value_head = value_head;
-        model.adapted = Adapted { matrices };
-        let (adapted, config) = (model.adapted.clone(), model.config.clone());
-        let mut of = Builder { config: &config, device: &device, source };
-        for (i, layer) in model.layers.iter_mut().enumerate() {
-            let attn = &mut layer.attn;
-            let d = attn.heads().width;
-            let (queries, keys) = (attn.heads().query * d, attn.heads().key_value * d);
-            let modules: [(&str, &mut Linear, &[(&str, usize)]); 4] = [
-                (
-                    "attn.qkv_proj",
-                    &mut attn.qkv_proj,
-                    &[("q_proj", 0), ("k_proj", queries), ("v_proj", queries + keys)],
-                ),
-                ("attn.o_proj", &mut attn.o_proj, &[("o_proj", 0)]),
-                (
-                    "mlp.gate_up_proj",
-                    &mut layer.mlp.gate_up_proj,
-                    &[("gate_proj", 0), ("up_proj", config.intermediate_size)],
-                ),
-                ("mlp.down_proj", &mut layer.mlp.down_proj, &[("down_proj", 0)]),
-            ];
-            for (module, linear, columns) in modules {
-                for (j, matrix) in adapted.of_layer(&i.to_string(), module).into_iter().enumerate() {
-                    let first = columns.iter().find(|(part, _)| matrix.name.ends_with(part)).map_or(0, |(_, at)| *at);
-                    let name = format!("layers.{i}.{module}.adapters.{j}");
-                    linear.adapters.push(LowRank::new(&mut of, &name, lora, matrix, first)?);
-                }
-            }
-        }
-        let head = adapted.matrices.iter().find(|matrix| matrix.name == "lm_head");
-        model.lora_head = head.map(|matrix| LowRank::new(&mut of, "lora_head", lora, matrix, 0)).transpose()?;
-        Ok(model)
-    }
-
-    /// This decoder without its adapters: the weights beneath them, which are shared and not copied.
-    #[must_use]
-    pub fn without_adapters(mut self) -> Self {
-        for layer in &mut self.layers {
-            let Block { attn, mlp, .. } = layer;
-            for linear in [&mut attn.qkv_proj, &mut attn.o_proj, &mut mlp.gate_up_proj, &mut mlp.down_proj] {
-                linear.adapters.clear();
-            }
-        }
-        (self.lora_head, self.adapted) = (None, Adapted::default());
-        self
-    }
-
-    /// Whether there are adapters, which alone are then trained.
-    pub fn has_adapters(&self) -> bool {
-        !self.adapted.matrices.is_empty()
     }
 
     /// The decoder with a value head of zeros: every state has the value 0.
@@ -256,68 +178,9 @@ impl Decoder {
         load_parameters(self, tensors)
     }
 
-    /// Hands every weight to `sink` under Hugging Face's name and in its layout, one by one: what `transformers` loads. Adapters are
-    /// merged into their matrices.
-    ///
-    /// # Errors
-    /// That of the sink; [`Error::Argument`] for an adapter of a head that is the embedding, too, and cannot take it.
-    pub fn export(&self, sink: &mut dyn TensorSink) -> Result<()> {
-        if self.lora_head.is_some() && self.lm_head.is_none() {
-            let expected = "a head of its own (tie_word_embeddings: false) to merge the adapter of lm_head into";
-            return Err(Error::argument("export", expected, "a head that is tied to the embedding"));
-        }
-        for_each_parameter(self, Which::All, |name, shape, values| {
-            // transformers' causal models have no value head.
-            if is_adapter(name) || is_value_head(name) {
-                return Ok(());
-            }
-            let merged = match (name, self.linear(name)) {
-                ("lm_head", _) if self.lora_head.is_some() => Some(to_host(self.lm_head()?)),
-                (_, Some(linear)) if !linear.adapters.is_empty() => Some(linear.merged()?),
-                _ => None,
-            };
-            export_parts(self, name, shape, merged.as_deref().unwrap_or(values), sink)
-        })
-    }
-
-    /// The linear layer whose weight has this name.
-    fn linear(&self, name: &str) -> Option<&Linear> {
-        let (layer, rest) = name.strip_prefix("layers.")?.split_once('.')?;
-        let Block { attn, mlp, .. } = self.layers.get(layer.parse::<usize>().ok()?)?;
-        match rest {
-            "attn.qkv_proj.weight" => Some(&attn.qkv_proj),
-            "attn.o_proj.weight" => Some(&attn.o_proj),
-            "mlp.gate_up_proj.weight" => Some(&mlp.gate_up_proj),
-            "mlp.down_proj.weight" => Some(&mlp.down_proj),
-            _ => None,
-        }
-    }
-
-    /// Hands the adapters to `sink` under PEFT's names and in its layout, one by one; none where there are none.
-    ///
-    /// # Errors
-    /// That of the sink.
-    pub fn export_adapter(&self, sink: &mut dyn TensorSink) -> Result<()> {
-        for_each_parameter(self, Which::All, |name, shape, values| {
-            if is_adapter(name) { export_parts(self, name, shape, values, sink) } else { Ok(()) }
-        })
-    }
-
     /// The adapted matrices.
     pub(super) fn adapted(&self) -> &Adapted {
         &self.adapted
-    }
-
-    /// Hands values of the parameters under their names here, such as [`crate::GradientSum::parameters`], to `sink` under Hugging Face's
-    /// names and in its layout; those of adapters under PEFT's.
-    ///
-    /// # Errors
-    /// That of the sink.
-    pub fn export_values(&self, values: &[NamedTensor], sink: &mut dyn TensorSink) -> Result<()> {
-        for NamedTensor { name, shape, data } in values {
-            export_parts(self, name, shape, data, sink)?;
-        }
-        Ok(())
     }
 
     /// The rotary positions.
@@ -350,6 +213,9 @@ pub(super) fn check(config: &ModelConfig, ids: &[u32], length: usize) -> Result<
         None => Ok(()),
     }
 }
+
+mod adapters;
+mod export;
 
 #[cfg(test)]
 mod tests;

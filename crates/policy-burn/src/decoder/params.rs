@@ -3,7 +3,7 @@
 //! A parameter's name is the path of field names to it, e.g. `layers.0.attn.qkv_proj.weight`; the order of a walk is
 //! the order of the fields. Both are what checkpoints and the optimizer rely on.
 
-use super::lora::is_adapter;
+use super::lora::{is_adapter, is_value_head};
 use super::model::Decoder;
 use burn::backend::flex::FlexTensor;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
@@ -45,8 +45,13 @@ pub(crate) fn to_host<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
 pub(crate) enum Which {
     /// All of them.
     All,
-    /// Those that are trained: with adapters theirs, otherwise all.
+    /// Those that are trained: with adapters theirs and the value head's, otherwise all.
     Trained,
+}
+
+/// Whether a parameter is trained where the model beneath adapters is frozen.
+fn is_trained_beside_a_base(name: &str) -> bool {
+    is_adapter(name) || is_value_head(name)
 }
 
 /// Sees name, shape and values of parameters where they lie, in walk order.
@@ -157,7 +162,7 @@ pub(crate) fn update_parameters(model: Decoder, update: impl FnMut(&str, &mut [f
         }
         fn map_float<const D: usize>(&mut self, parameter: Param<Tensor<D>>) -> Param<Tensor<D>> {
             let name = self.path.join(".");
-            if self.has_adapters && !is_adapter(&name) {
+            if self.has_adapters && !is_trained_beside_a_base(&name) {
                 return parameter;
             }
             parameter.map(|value| {
@@ -193,7 +198,7 @@ pub(crate) fn visit_parameters(model: &Decoder, which: Which, visitor: &mut impl
         }
         fn visit_float<const D: usize>(&mut self, parameter: &Param<Tensor<D>>) {
             let name = self.path.join(".");
-            if !self.adapters_only || is_adapter(&name) {
+            if !self.adapters_only || is_trained_beside_a_base(&name) {
                 self.visitor.visit(&name, parameter);
             }
         }

@@ -172,3 +172,19 @@ fn an_adapter_of_a_tied_head_trains_and_cannot_be_merged() {
     let text = policy.export_model(&mut Vec::new()).unwrap_err().to_string();
     assert!(text.contains("tie_word_embeddings"), "{text}");
 }
+
+#[test]
+fn a_value_head_is_trained_beside_adapters_and_is_no_part_of_the_model() {
+    let checkpoint = Checkpoint::open("qwen3");
+    let lora = LoraConfig { r: 2, ..Default::default() };
+    let value_loss = grpo_core::objective::ValueLossConfig::default;
+    let first = policy(&checkpoint).with_value_head(value_loss()).unwrap().with_lora(&lora, 7).unwrap();
+    let last = policy(&checkpoint).with_lora(&lora, 7).unwrap().with_value_head(value_loss()).unwrap();
+    let weights = export_all(&first, StateGroup::Weights(Weights::Policy)).unwrap();
+    assert_eq!(weights, export_all(&last, StateGroup::Weights(Weights::Policy)).unwrap());
+    let heads = weights.iter().filter(|tensor| tensor.name.starts_with("value_head.")).count();
+    assert_eq!((heads, weights.len()), (2, 2 + lora.parameters(checkpoint.config()).unwrap().len()));
+    let mut model = Vec::new();
+    first.export_model(&mut model).unwrap();
+    assert_eq!(model.len(), checkpoint.config().parameters().len());
+}
