@@ -97,13 +97,15 @@
     const reach = Math.round((state.smoothing / 200) * points.length);
     if (reach < 1) return null;
     const sums = [0], counts = [0];
+    // Sums of the largest numbers are infinite.
+    const size = points.reduce((most, { mean }) => Math.max(most, Math.abs(mean ?? 0)), 0) || 1;
     for (const { mean } of points) {
-      sums.push(sums[sums.length - 1] + (mean ?? 0));
+      sums.push(sums[sums.length - 1] + (mean ?? 0) / size);
       counts.push(counts[counts.length - 1] + (mean == null ? 0 : 1));
     }
     return points.map(({ mean }, i) => {
       const from = Math.max(i - reach, 0), to = Math.min(i + reach + 1, points.length);
-      return mean == null ? null : (sums[to] - sums[from]) / (counts[to] - counts[from]);
+      return mean == null ? null : ((sums[to] - sums[from]) / (counts[to] - counts[from])) * size;
     });
   };
 
