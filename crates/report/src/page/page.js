@@ -160,7 +160,7 @@
       [low, high] = [scale(low), scale(high)];
       // Halves, because the difference of the largest numbers is infinite.
       let half = high / 2 - low / 2;
-      if (half === 0) half = Math.max(Math.abs(high) * 0.05, 1e-12) / 2;
+      if (half === 0) half = high === 0 ? 1 : Math.abs(high) * 0.05;
       const middle = high / 2 + low / 2, floor = !log && low === 0 && high > 0;
       const bottom = floor ? 0 : Math.max(middle - half * 1.08, -Number.MAX_VALUE), top = Math.min(middle + half * 1.08, Number.MAX_VALUE);
       let left = all.reduce((a, p) => Math.min(a, p.x), Infinity), right = all.reduce((a, p) => Math.max(a, p.x), -Infinity);
