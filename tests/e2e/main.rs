@@ -10,6 +10,7 @@ mod files;
 mod gradcheck;
 mod learning;
 mod manners;
+mod parity_model;
 mod plugins;
 mod report;
 mod resume;

@@ -17,6 +17,7 @@ mod layers;
 mod loss;
 mod loss_input;
 mod parity;
+mod parity_model;
 mod plan;
 mod plugin;
 mod progress;

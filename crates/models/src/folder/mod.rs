@@ -1,17 +1,22 @@
 //! A Hugging Face model folder.
 
+mod card;
 mod config_json;
+pub(crate) mod export;
 pub(crate) mod fields;
 mod generation;
+mod json_text;
 
+pub use card::ModelCard;
 pub use config_json::Family;
+pub use export::{ExportOptions, FolderWriter};
 pub use generation::GenerationDefaults;
 
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::weights::{Dtype, Weights};
 use config_json::ConfigJson;
-use fields::Fields;
+pub(crate) use fields::Fields;
 use std::path::{Path, PathBuf};
 
 /// What a model folder says about its model: everything but the weights, which [`ModelFolder::weights`] opens.
