@@ -47,6 +47,13 @@ for (const width of [360, 390, 1280]) {
     }
     // Every control once: axes, checkboxes, ranges, orders, buttons, what is folded.
     await tab.evaluate(() => document.querySelectorAll("details").forEach((details) => { details.open = true; }));
+    // Charts are drawn when they are near.
+    await tab.evaluate(async () => {
+      for (let y = 0; y < document.body.scrollHeight; y += 600) {
+        scrollTo(0, y);
+        await new Promise((done) => setTimeout(done, 40));
+      }
+    });
     await tab.evaluate(async () => {
       const pause = () => new Promise((done) => setTimeout(done, 30));
       const change = async (element, value, event) => { element.value = value; element.dispatchEvent(new Event(event)); await pause(); };

@@ -97,13 +97,15 @@
     const reach = Math.round((state.smoothing / 200) * points.length);
     if (reach < 1) return null;
     const sums = [0], counts = [0];
+    // Sums of the largest numbers are infinite.
+    const size = points.reduce((most, { mean }) => Math.max(most, Math.abs(mean ?? 0)), 0) || 1;
     for (const { mean } of points) {
-      sums.push(sums[sums.length - 1] + (mean ?? 0));
+      sums.push(sums[sums.length - 1] + (mean ?? 0) / size);
       counts.push(counts[counts.length - 1] + (mean == null ? 0 : 1));
     }
     return points.map(({ mean }, i) => {
       const from = Math.max(i - reach, 0), to = Math.min(i + reach + 1, points.length);
-      return mean == null ? null : (sums[to] - sums[from]) / (counts[to] - counts[from]);
+      return mean == null ? null : ((sums[to] - sums[from]) / (counts[to] - counts[from])) * size;
     });
   };
 
@@ -158,7 +160,7 @@
       [low, high] = [scale(low), scale(high)];
       // Halves, because the difference of the largest numbers is infinite.
       let half = high / 2 - low / 2;
-      if (half === 0) half = Math.max(Math.abs(high) * 0.05, 1e-12) / 2;
+      if (half === 0) half = high === 0 ? 1 : Math.abs(high) * 0.05;
       const middle = high / 2 + low / 2, floor = !log && low === 0 && high > 0;
       const bottom = floor ? 0 : Math.max(middle - half * 1.08, -Number.MAX_VALUE), top = Math.min(middle + half * 1.08, Number.MAX_VALUE);
       let left = all.reduce((a, p) => Math.min(a, p.x), Infinity), right = all.reduce((a, p) => Math.max(a, p.x), -Infinity);

@@ -22,8 +22,12 @@ fn run_name(html: &mut Html, index: usize, name: &str) {
 }
 
 /// A table that is scrolled sideways where the screen is narrow. `label` names it.
-fn table(html: &mut Html, label: &'static str, fill: impl FnOnce(&mut Html)) {
-    html.raw("<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"").text(label).raw("\">\n<table>\n");
+fn table(html: &mut Html, label: &'static str, class: &'static str, fill: impl FnOnce(&mut Html)) {
+    html.raw("<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"")
+        .text(label)
+        .raw("\">\n<table class=\"")
+        .raw(class)
+        .raw("\">\n");
     fill(html);
     html.raw("</table>\n</div>\n");
 }
@@ -64,7 +68,7 @@ pub(super) fn summary(html: &mut Html, report: &Report) {
         html.raw("</ul>\n</div>\n");
     }
     let columns: Vec<_> = runs.iter().map(figures).collect();
-    table(html, "Figures of the runs", |html| {
+    table(html, "Figures of the runs", "runs", |html| {
         run_columns(html, "", runs);
         html.raw("<tbody>\n<tr><th scope=\"row\">folder</th>");
         for run in runs {
@@ -92,7 +96,7 @@ pub(super) fn evaluations(html: &mut Html, runs: &[Run]) {
         return;
     }
     html.raw("<p>On held-out problems: before the first GRPO step, the best, and the last.</p>\n");
-    table(html, "Evaluations", |html| {
+    table(html, "Evaluations", "numbers", |html| {
         html.raw("<thead><tr><th scope=\"col\">metric</th><th scope=\"col\">run</th><th scope=\"col\">before</th>");
         html.raw("<th scope=\"col\">best</th><th scope=\"col\">last</th><th scope=\"col\">change</th></tr></thead>\n<tbody>\n");
         for metric in &first {
@@ -127,7 +131,7 @@ pub(super) fn times(html: &mut Html, runs: &[Run]) {
         let steps = phase.finite("step_time").count().max(1) as f64;
         phase.finite(name).map(|(_, seconds)| seconds / steps).sum::<f64>()
     };
-    table(html, "Time per step", |html| {
+    table(html, "Time per step", "runs", |html| {
         run_columns(html, "", runs);
         html.raw("<tbody>\n");
         for part in parts.iter().map(|part| Some(*part)).chain([None]) {
@@ -149,8 +153,8 @@ pub(super) fn times(html: &mut Html, runs: &[Run]) {
                 };
                 let share = if whole > 0.0 { (seconds / whole).min(1.0) } else { 0.0 };
                 html.raw("<td>")
-                    .text(&number(seconds))
-                    .raw(" s <span class=\"muted\">")
+                    .text(&seconds_text(seconds))
+                    .raw(" <span class=\"muted\">")
                     .text(&percent(share))
                     .raw("</span>");
                 html.raw(
@@ -185,7 +189,7 @@ pub(super) fn configuration(html: &mut Html, report: &Report) {
             html.raw("<p>No key differs.</p>\n");
         } else {
             html.raw("<p>").raw(title).raw("</p>\n");
-            table(html, "Differences of configuration", |html| {
+            table(html, "Differences of configuration", "runs", |html| {
                 if runs.len() > 1 {
                     run_columns(html, "key", runs);
                 } else {
@@ -193,7 +197,12 @@ pub(super) fn configuration(html: &mut Html, report: &Report) {
                 }
                 html.raw("<tbody>\n");
                 for (key, values) in &found {
-                    html.raw("<tr><th scope=\"row\"><code>").text(key).raw("</code></th>");
+                    html.raw("<tr><th scope=\"row\"><code>");
+                    // A narrow screen may break a key behind its dots.
+                    for part in key.split_inclusive('.') {
+                        html.text(part).raw("<wbr />");
+                    }
+                    html.raw("</code></th>");
                     values.iter().for_each(|value| cell(html, value.as_deref()));
                     html.raw("</tr>\n");
                 }
@@ -238,7 +247,7 @@ pub(super) fn every_metric(html: &mut Html, runs: &[Run]) {
             .raw(": ")
             .show(first.len() + rest.len())
             .raw(" metrics</summary>\n");
-        table(html, "All metrics", |html| {
+        table(html, "All metrics", "numbers", |html| {
             html.raw("<thead><tr><th scope=\"col\">metric</th><th scope=\"col\">run</th><th scope=\"col\">first</th>");
             html.raw("<th scope=\"col\">last</th><th scope=\"col\">smallest</th><th scope=\"col\">largest</th>");
             html.raw("<th scope=\"col\">mean</th></tr></thead>\n<tbody>\n");
