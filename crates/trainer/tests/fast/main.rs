@@ -1,4 +1,5 @@
 //! The loop with other parts than its own.
 
+mod documents;
 mod own_policy;
 mod rollout;
