@@ -14,14 +14,23 @@
 //! # Ok(())
 //! # }
 //! ```
-#![forbid(unsafe_code)]
+// Denied and not forbidden: one function, `weights::shard::map`, maps files into memory.
+#![deny(unsafe_code)]
 
 mod config;
 mod error;
+mod folder;
+mod memory;
+mod parameters;
 mod tensor;
 mod tokenizer;
+mod weights;
 
 pub use config::{ModelConfig, RopeScaling};
 pub use error::{Error, Result};
+pub use folder::{Family, GenerationDefaults, ModelFolder};
+pub use memory::{MemoryTable, Trained, TrainingMemory, available_memory};
+pub use parameters::Parameter;
 pub use tensor::NamedTensor;
 pub use tokenizer::{CharTokenizer, Tokenizer};
+pub use weights::{Dtype, WeightTensor, Weights};

@@ -85,6 +85,10 @@ impl Policy for BurnPolicy {
         self.model.num_params()
     }
 
+    fn context_length(&self) -> usize {
+        self.model.config().max_position_embeddings
+    }
+
     fn generate(&mut self, request: &RolloutRequest<'_>) -> Result<Vec<Completion>> {
         rollout::generate(&self.model.valid(), request, self.rollout_batch_size)
     }

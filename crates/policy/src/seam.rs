@@ -33,6 +33,9 @@ pub trait Policy: Send {
     /// The number of weights that are trained.
     fn num_parameters(&self) -> usize;
 
+    /// The largest number of tokens of a sequence, prompt and completion together.
+    fn context_length(&self) -> usize;
+
     /// `num_generations` completions for each prompt, sampled from the policy's weights; those of one prompt stand next to
     /// each other. A sample does not depend on the prompts beside it.
     ///

@@ -39,5 +39,5 @@ pub mod warmup;
 
 pub use error::{Error, Result};
 pub use parts::Parts;
-pub use train_config::TrainConfig;
+pub use train_config::{ModelSource, TrainConfig};
 pub use trainer::{Counters, Phase, TrainState, Trainer};

@@ -2,7 +2,7 @@
 
 use crate::backends;
 use crate::error::Result;
-use crate::train_config::TrainConfig;
+use crate::train_config::{ModelSource, TrainConfig};
 use data::{Dataset, TaskMixture};
 use models::{CharTokenizer, Tokenizer};
 use policy::{Policy, PolicyEngine, RolloutEngine};
@@ -52,7 +52,8 @@ impl Parts {
     /// # Errors
     /// As [`Parts::from_config`].
     pub fn with_tokenizer(config: &TrainConfig, tokenizer: Box<dyn Tokenizer>) -> Result<Self> {
-        config.validate_for(tokenizer.vocab_size())?;
+        let ModelSource::New(shape) = &config.model else { todo!() };
+        config.validate_for(tokenizer.vocab_size(), shape.max_position_embeddings)?;
         // Before a plugin is loaded.
         let (dataset, rewards) = (TaskMixture::new(&config.data, config.seed)?, Rewards::new(&config.rewards)?);
         let loss = PolicyLoss {
@@ -61,7 +62,7 @@ impl Parts {
             implementation: config.grpo.implementation,
             max_tokens: config.grpo.micro_batch_sequences() * config.rollout.max_completion_length,
         };
-        let policy = BurnPolicy::new(&config.model, config.seed, loss)?;
+        let policy = BurnPolicy::new(shape, config.seed, loss)?;
         Ok(Self {
             policy: Box::new(policy.with_rollout_batch_size(config.rollout.batch_size)),
             tokenizer,

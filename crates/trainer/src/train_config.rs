@@ -4,6 +4,7 @@
 //! and a resolved configuration reproduces its run.
 
 mod grpo;
+mod model;
 mod optimizer;
 #[cfg(test)]
 mod tests;
@@ -11,7 +12,6 @@ mod validate;
 
 use data::DataConfig;
 use grpo_core::{LossAggMode, LossConfig};
-use models::ModelConfig;
 use rewards::RewardConfig;
 use serde::{Deserialize, Serialize};
 
@@ -20,6 +20,7 @@ pub(crate) use grpo::REWARD;
 pub use grpo::{FilterGroupsConfig, GrpoConfig, KlControlConfig, KlControlType};
 pub use grpo_sinks::wandb::Mode as WandbMode;
 pub use grpo_sinks::{LoggingConfig, WandbConfig};
+pub use model::ModelSource;
 pub use optimizer::{LrSchedulerType, OptimizerConfig};
 pub(crate) use validate::check;
 
@@ -42,8 +43,8 @@ pub struct TrainConfig {
     pub wandb: WandbConfig,
     /// The seed of everything random: weights, problems, samples.
     pub seed: u64,
-    /// The shape and the initial weights of the policy.
-    pub model: ModelConfig,
+    /// The model: a folder or a name of Hugging Face's, or the section `model` with the shape of a new one.
+    pub model: ModelSource,
     /// The problems that are trained on and held out.
     pub data: DataConfig,
     /// The weights of the built-in rewards.

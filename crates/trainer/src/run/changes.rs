@@ -225,7 +225,7 @@ mod tests {
         assert_eq!(config_hash(&config).unwrap(), sha256(&serde_json::to_vec(&before).unwrap()));
         assert!(!before.contains_key("model.head_dim"));
         let mut used = config.clone();
-        used.model.head_dim = Some(16);
+        used.model.shape_mut().head_dim = Some(16);
         assert_ne!(config_hash(&used).unwrap(), config_hash(&config).unwrap());
     }
 }
