@@ -146,7 +146,7 @@ def main():
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--max-steps", type=int, default=3000)
     parser.add_argument("--probe-steps", type=int, default=50)
-    parser.add_argument("--until", type=float, default=0.3, help="greedy accuracy on a probe at which to stop")
+    parser.add_argument("--until", type=float, default=0.4, help="greedy accuracy on a probe at which to stop")
     options = parser.parse_args()
 
     torch.set_num_threads(options.threads)
