@@ -21,15 +21,19 @@ pub enum Error {
         found: String,
     },
     /// A file or folder that cannot be read or written.
-    #[error("cannot {action} {path}: {source}", path = path.display())]
+    #[error("cannot {action} {path}", path = path.display())]
     Io {
         /// The action that was tried, as a verb.
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
         /// The reason of the failure.
+        #[source]
         source: std::io::Error,
     },
+    /// A file or folder that cannot be written whole.
+    #[error(transparent)]
+    Files(#[from] grpo_files::Error),
     /// A file of a model folder that is not JSON, or not the JSON object that it should be.
     #[error("{path}, line {line}, column {column}: {reason}", path = path.display())]
     Json {
@@ -85,7 +89,7 @@ pub enum Error {
         names: String,
     },
     /// A tensor whose shape is not the one that the configuration asks for.
-    #[error("{path}: tensor `{name}` is {found:?}, but config.json makes it {expected:?}", path = path.display())]
+    #[error("{path}: tensor `{name}` is {found:?}, but its configuration makes it {expected:?}", path = path.display())]
     TensorShape {
         /// The file.
         path: PathBuf,
@@ -119,7 +123,7 @@ pub enum Error {
         value: f32,
     },
     /// As many values were handed in as a tensor does not have.
-    #[error("tensor `{name}`: expected {expected}, got {found} values")]
+    #[error("tensor `{name}`: expected {expected}, got {found}")]
     Length {
         /// The tensor.
         name: String,
@@ -135,6 +139,22 @@ pub enum Error {
         table: MemoryTable,
         /// The memory that is available, in bytes.
         available: u64,
+    },
+    /// A target of LoRA that is not a matrix of the model, or none of them.
+    #[error("LoRA target {target:?}: {reason}")]
+    Target {
+        /// The name or the pattern.
+        target: String,
+        /// What is wrong with it, and what would be taken.
+        reason: String,
+    },
+    /// A model that is neither a folder nor in Hugging Face's cache, and that was not downloaded.
+    #[error("model {model:?} was not found: {}", tried.join("; "))]
+    NotFound {
+        /// The name or the folder that was asked for.
+        model: String,
+        /// What was tried, in this order, and why it failed.
+        tried: Vec<String>,
     },
     /// A character for which the tokenizer has no token.
     #[error("character {character:?} at position {position} of {text:?} is not in the tokenizer's alphabet")]
@@ -173,6 +193,14 @@ impl Error {
     /// An [`Error::Weights`].
     pub(crate) fn weights(path: &Path, reason: impl Into<String>) -> Self {
         Self::Weights { path: path.to_owned(), reason: reason.into() }
+    }
+
+    /// An [`Error::MissingTensors`] about `names`, of which it says the first.
+    pub(crate) fn missing(path: &Path, names: &[&str]) -> Self {
+        const SAID: usize = 4;
+        let more = if names.len() > SAID { ", ..." } else { "" };
+        let said: Vec<String> = names.iter().take(SAID).map(|name| format!("`{name}`")).collect();
+        Self::MissingTensors { path: path.to_owned(), count: names.len(), names: said.join(", ") + more }
     }
 }
 

@@ -20,15 +20,20 @@
 mod config;
 mod error;
 mod folder;
+mod hub;
+mod lora;
 mod memory;
 mod parameters;
+mod rope;
 mod tensor;
 mod tokenizer;
 mod weights;
 
 pub use config::{ModelConfig, RopeScaling};
 pub use error::{Error, Result};
-pub use folder::{Family, GenerationDefaults, ModelFolder};
+pub use folder::{ExportOptions, Family, FolderWriter, GenerationDefaults, ModelCard, ModelFolder};
+pub use hub::{Hub, locate};
+pub use lora::{AdaptedMatrix, Adapter, AdapterOptions, AdapterWriter, LoraConfig, TargetModules};
 pub use memory::{MemoryTable, Trained, TrainingMemory, available_memory};
 pub use parameters::Parameter;
 pub use tensor::NamedTensor;

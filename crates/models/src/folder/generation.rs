@@ -2,6 +2,7 @@
 
 use super::fields::Fields;
 use crate::error::Result;
+use serde_json::Value;
 
 /// What a folder says about sampling from its model; `None` where it says nothing. The names are those of
 /// `generation_config.json`.
@@ -41,7 +42,7 @@ impl GenerationDefaults {
                     defaults.eos_token_id.push(id);
                 }
             }
-            let one = |key| Ok(tokens(fields, key, vocab_size)?.first().copied());
+            let one = |key| -> Result<_> { Ok(tokens(fields, key, vocab_size)?.first().copied()) };
             defaults.pad_token_id = defaults.pad_token_id.or(one("pad_token_id")?);
             defaults.bos_token_id = defaults.bos_token_id.or(one("bos_token_id")?);
         }
@@ -76,4 +77,31 @@ fn tokens(fields: &Fields, key: &str, vocab_size: usize) -> Result<Vec<u32>> {
         ids.collect::<Option<Vec<u32>>>()
     })?;
     Ok(ids.unwrap_or_default())
+}
+
+impl GenerationDefaults {
+    /// The fields that are said, as `generation_config.json` has them.
+    pub(crate) fn to_json(&self) -> Value {
+        let mut map = serde_json::Map::new();
+        let mut put = |key: &str, value: Option<Value>| {
+            if let Some(value) = value {
+                map.insert(key.to_owned(), value);
+            }
+        };
+        let eos = match self.eos_token_id.as_slice() {
+            [] => None,
+            [one] => Some(Value::from(*one)),
+            several => Some(Value::from(several)),
+        };
+        put("eos_token_id", eos);
+        put("pad_token_id", self.pad_token_id.map(Value::from));
+        put("bos_token_id", self.bos_token_id.map(Value::from));
+        put("do_sample", self.do_sample.map(Value::from));
+        put("temperature", self.temperature.map(Value::from));
+        put("top_k", self.top_k.map(Value::from));
+        put("top_p", self.top_p.map(Value::from));
+        put("min_p", self.min_p.map(Value::from));
+        put("repetition_penalty", self.repetition_penalty.map(Value::from));
+        Value::Object(map)
+    }
 }

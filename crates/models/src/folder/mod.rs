@@ -1,10 +1,15 @@
 //! A Hugging Face model folder.
 
+mod card;
 mod config_json;
+pub(crate) mod export;
 pub(crate) mod fields;
 mod generation;
+mod json_text;
 
+pub use card::ModelCard;
 pub use config_json::Family;
+pub use export::{ExportOptions, FolderWriter};
 pub use generation::GenerationDefaults;
 
 use crate::config::ModelConfig;

@@ -8,8 +8,6 @@ use std::collections::BTreeMap;
 
 /// The number of values that are converted at a time where tensors are compared.
 const BLOCK: usize = 1 << 14;
-/// The number of missing tensors that an error names.
-const NAMED: usize = 4;
 
 impl Weights {
     /// Checks that the tensors are those of `config`: names, shapes and number types; no values are read, but for a tied model
@@ -21,18 +19,21 @@ impl Weights {
     /// [`Error::UnknownTensor`] with the nearest name, [`Error::MissingTensors`], [`Error::TensorShape`],
     /// [`Error::TensorDtype`], [`Error::Weights`] for a head that differs.
     pub fn check(&self, config: &ModelConfig) -> Result<()> {
-        self.check_parameters(&config.parameters(), config.tie_word_embeddings)
+        let tied = config.tie_word_embeddings;
+        let passed_over = |name: &str| (tied && name == HEAD) || name.ends_with(".rotary_emb.inv_freq");
+        self.check_parameters(&config.parameters(), passed_over)?;
+        if tied && self.contains(HEAD) { self.check_tied() } else { Ok(()) }
     }
 
-    pub(crate) fn check_parameters(&self, parameters: &[Parameter], tied: bool) -> Result<()> {
+    /// Checks that the tensors are `parameters`, but for those that `passed_over` names.
+    pub(crate) fn check_parameters(&self, parameters: &[Parameter], passed_over: impl Fn(&str) -> bool) -> Result<()> {
         let wanted: BTreeMap<&str, &[usize]> =
             parameters.iter().map(|p| (p.name.as_str(), p.shape.as_slice())).collect();
         for name in self.names() {
-            let passed_over = (tied && name == HEAD) || name.ends_with(".rotary_emb.inv_freq");
-            if !wanted.contains_key(name) && !passed_over {
+            if !wanted.contains_key(name) && !passed_over(name) {
                 return Err(Error::UnknownTensor {
                     path: self.path().to_owned(),
-                    what: "a tensor that the model by its config.json does not have:",
+                    what: "a tensor that its configuration does not ask for:",
                     name: name.to_owned(),
                     nearest: nearest(name, wanted.keys().copied().filter(|wanted| !self.contains(wanted))),
                 });
@@ -41,13 +42,7 @@ impl Weights {
         let missing: Vec<&str> =
             parameters.iter().map(|p| p.name.as_str()).filter(|name| !self.contains(name)).collect();
         if !missing.is_empty() {
-            let more = if missing.len() > NAMED { ", ..." } else { "" };
-            let names = missing.iter().take(NAMED).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-            return Err(Error::MissingTensors {
-                path: self.path().to_owned(),
-                count: missing.len(),
-                names: format!("{names}{more}"),
-            });
+            return Err(Error::missing(self.path(), &missing));
         }
         for parameter in parameters {
             let tensor = self.tensor(&parameter.name)?;
@@ -59,9 +54,6 @@ impl Weights {
                     found: tensor.shape().to_vec(),
                 });
             }
-        }
-        if tied && self.contains(HEAD) {
-            self.check_tied()?;
         }
         Ok(())
     }
@@ -122,7 +114,7 @@ fn first<const SIZE: usize>(values: &[[u8; SIZE]], hit: impl Fn([u8; SIZE]) -> b
 }
 
 /// The first flat index at which two tensors of the same shape differ.
-fn first_difference(a: &WeightTensor<'_>, b: &WeightTensor<'_>) -> Result<Option<usize>> {
+pub(crate) fn first_difference(a: &WeightTensor<'_>, b: &WeightTensor<'_>) -> Result<Option<usize>> {
     if a.dtype() == b.dtype() && a.bytes() == b.bytes() {
         return Ok(None);
     }

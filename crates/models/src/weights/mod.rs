@@ -4,8 +4,11 @@ mod check;
 mod dtype;
 pub(crate) mod files;
 mod shard;
+mod write;
 
+pub(crate) use check::first_difference;
 pub use dtype::Dtype;
+pub(crate) use write::SafetensorsWriter;
 
 use crate::error::{Error, Result, nearest};
 use files::{INDEX, WeightFiles};

@@ -1,6 +1,6 @@
 //! `config.json` and `generation_config.json`.
 
-use crate::support::{Folder, qwen2, says, with};
+use crate::support::{Folder, qwen2, says, whole_text, with};
 use models::{Dtype, Family, GenerationDefaults, RopeScaling};
 use serde_json::{Value, json};
 
@@ -190,5 +190,5 @@ fn a_missing_or_broken_configuration_is_said_with_its_place() {
     std::fs::write(folder.file("config.json"), "[]").unwrap();
     says(&folder.open().unwrap_err().to_string(), &["config.json, line 1", "JSON object"]);
     std::fs::remove_file(folder.file("config.json")).unwrap();
-    says(&folder.open().unwrap_err().to_string(), &["cannot read", "config.json", "No such file"]);
+    says(&whole_text(folder.open().unwrap_err()), &["cannot read", "config.json", "No such file"]);
 }

@@ -1,5 +1,9 @@
 //! Model folders that these tests write, whole and damaged.
 
+mod export;
 mod folder;
+#[cfg(feature = "hub")]
+mod hub;
+mod lora;
 mod support;
 mod weights;

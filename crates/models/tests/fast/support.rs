@@ -122,7 +122,7 @@ impl Folder {
             weights.check(folder.config())?;
             weights.check_finite()
         };
-        open().expect_err("the folder is damaged").to_string()
+        whole_text(open().expect_err("the folder is damaged"))
     }
 }
 
@@ -175,4 +175,10 @@ pub(crate) fn says(text: &str, parts: &[&str]) {
     for part in parts {
         assert!(text.contains(part), "{part:?} is not in: {text}");
     }
+}
+
+/// An error with its causes, as the command line shows it.
+pub(crate) fn whole_text(error: impl std::error::Error + 'static) -> String {
+    let causes = std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }

@@ -48,7 +48,7 @@ impl Policy for Unigram {
         let complete = |sample: u64| {
             let (temperature, mut random) = match request.sampling {
                 Sampling::Greedy => (1.0, None),
-                Sampling::Random { temperature, seed, purpose, step, first } => {
+                Sampling::Random { temperature, seed, purpose, step, first, .. } => {
                     (temperature, Some(rng::stream(seed, purpose, step, first + sample)))
                 }
             };
