@@ -3,9 +3,11 @@
     python examples/word_problems/pretrain.py runs/word-problems
 
 The folder that comes out has Hugging Face's layout (config.json, generation_config.json, model.safetensors, tokenizer.json,
-tokenizer_config.json, chat_template.jinja) and, beside it in `data/`, train.jsonl and test.jsonl with GSM8K's two fields. The
-training stops once a third of a probe is answered right, so that GRPO has something to raise. The same seed and number of
-threads give the same folder.
+tokenizer_config.json, chat_template.jinja) and, beside it in `data/`, train.jsonl and test.jsonl with GSM8K's two fields.
+
+The answers that it is trained on are like those of the web: where a problem has two steps, most stop after the first one. So the
+model has seen how to do better, and seldom does: that is what GRPO can raise from rewards alone. The same seed and number of threads
+give the same folder.
 """
 
 import argparse
@@ -108,12 +110,12 @@ def batch_of(tokenizer, rows):
 
 
 def train(model, tokenizer, options):
-    stream = problems(options.seed + 1)
-    probe = distinct(problems(options.seed + 2), 256)
+    stream = problems(options.seed + 1, careless=options.careless)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
-    start, accuracy = time.time(), 0.0
-    for step in range(1, options.max_steps + 1):
-        rate = options.learning_rate * min(1.0, step / 50)
+    start = time.time()
+    for step in range(1, options.steps + 1):
+        # Up for 50 steps, then down on a line to a tenth.
+        rate = options.learning_rate * min(step / 50, 1 - 0.9 * step / options.steps)
         for group in optimizer.param_groups:
             group["lr"] = rate
         ids, labels = batch_of(tokenizer, [next(stream) for _ in range(options.batch)])
@@ -123,13 +125,8 @@ def train(model, tokenizer, options):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        if step % 25 == 0:
-            if step % options.probe_steps == 0:
-                accuracy = greedy_accuracy(model, tokenizer, probe)
-            print(f"step {step}: loss {loss.item():.3f}, probe {accuracy:.1%}, {time.time() - start:.0f} s", flush=True)
-            if accuracy >= options.until:
-                return
-    print(f"warning: {options.until:.0%} was not reached in {options.max_steps} steps")
+        if step % 50 == 0:
+            print(f"step {step} of {options.steps}: loss {loss.item():.3f}, {time.time() - start:.0f} s", flush=True)
 
 
 def main():
@@ -144,9 +141,8 @@ def main():
     parser.add_argument("--test-rows", type=int, default=512)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--learning-rate", type=float, default=2e-3)
-    parser.add_argument("--max-steps", type=int, default=3000)
-    parser.add_argument("--probe-steps", type=int, default=50)
-    parser.add_argument("--until", type=float, default=0.4, help="greedy accuracy on a probe at which to stop")
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--careless", type=float, default=0.7, help="share of two-step answers that stop after one step")
     options = parser.parse_args()
 
     torch.set_num_threads(options.threads)

@@ -1,4 +1,4 @@
-"""Grade-school word problems with answers in GSM8K's form: short reasoning, and a last line `#### N`.
+"""Grade-school word problems of one and two steps, with answers in GSM8K's form: the steps, and a last line `#### N`.
 
 A problem is a template and its numbers. Which side of the split it is on is decided by a hash of the two, so that no
 held-out problem occurs in training with other names or things, whatever the seed.
@@ -82,7 +82,8 @@ def price(r):
     return (x, y, z), text, [(x, "*", y), (z, "-", x * y)]
 
 
-TEMPLATES = [add, days, lose, boxes, share, bags, eaten, found, together, price]
+ONE_STEP = [add, days, lose, boxes, share]
+TWO_STEPS = [bags, eaten, found, together, price]
 COMPUTE = {"+": lambda x, y: x + y, "-": lambda x, y: x - y, "*": lambda x, y: x * y, "/": lambda x, y: x // y}
 
 
@@ -91,17 +92,22 @@ def held_out(template, numbers):
     return digest[0] % HELD_OUT_SHARE == 0
 
 
-def problems(seed, is_held_out=False):
-    """An endless stream of `{question, answer}` of one side of the split."""
+def problems(seed, is_held_out=False, careless=0.0):
+    """An endless stream of `{question, answer}` of one side of the split, two of three problems with two steps.
+
+    A share `careless` of the answers to these stops after the first step, and takes its result for the answer.
+    """
     r = random.Random(seed)
     while True:
-        template = r.choice(TEMPLATES)
+        template = r.choice(ONE_STEP + 2 * TWO_STEPS)
         numbers, text, steps = template(r)
         (a, b), t = r.sample(NAMES, 2), r.choice(THINGS)
         if held_out(template, numbers) != is_held_out:
             continue
         question = text.format(a=a, b=b, t=t, **dict(zip("xyz", numbers)))
         unit = "dollars" if template is price else t
+        if len(steps) == 2 and r.random() < careless:
+            steps = steps[:1]
         results = [COMPUTE[sign](x, y) for x, sign, y in steps]
         lines = [f"{x}{sign}{y}={n} {unit}" for (x, sign, y), n in zip(steps, results)]
         yield {"question": question, "answer": "\n".join(lines) + f"\n#### {results[-1]}"}

@@ -48,8 +48,8 @@ def run_grpo(options, seed, output):
     command = [options.binary, "train", options.config, "--run-dir", folder, "--quiet"]
     paths = [
         f"model={options.folder / 'model'}",
-        f"data.files=[{options.folder / 'data' / 'train.jsonl'}]",
-        f"data.held_out_files=[{options.folder / 'data' / 'test.jsonl'}]",
+        f"data.files={options.folder / 'data' / 'train.jsonl'}",
+        f"data.eval_files={options.folder / 'data' / 'test.jsonl'}",
     ]
     command += assignments([*paths, f"seed={seed}", *options.set])
     environment = os.environ | {"RAYON_NUM_THREADS": str(options.threads)}
