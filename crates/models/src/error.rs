@@ -89,7 +89,7 @@ pub enum Error {
         names: String,
     },
     /// A tensor whose shape is not the one that the configuration asks for.
-    #[error("{path}: tensor `{name}` is {found:?}, but config.json makes it {expected:?}", path = path.display())]
+    #[error("{path}: tensor `{name}` is {found:?}, but its configuration makes it {expected:?}", path = path.display())]
     TensorShape {
         /// The file.
         path: PathBuf,
@@ -139,6 +139,22 @@ pub enum Error {
         table: MemoryTable,
         /// The memory that is available, in bytes.
         available: u64,
+    },
+    /// A target of LoRA that is not a matrix of the model, or none of them.
+    #[error("LoRA target {target:?}: {reason}")]
+    Target {
+        /// The name or the pattern.
+        target: String,
+        /// What is wrong with it, and what would be taken.
+        reason: String,
+    },
+    /// A model that is neither a folder nor in Hugging Face's cache, and that was not downloaded.
+    #[error("model {model:?} was not found: {}", tried.join("; "))]
+    NotFound {
+        /// The name or the folder that was asked for.
+        model: String,
+        /// What was tried, in this order, and why it failed.
+        tried: Vec<String>,
     },
     /// A character for which the tokenizer has no token.
     #[error("character {character:?} at position {position} of {text:?} is not in the tokenizer's alphabet")]

@@ -8,7 +8,6 @@ use data::Item;
 use models::Tokenizer;
 use policy::{Completion, RolloutRequest, Sampling};
 use rewards::{Correct, RewardFn, RewardInput, Rewards};
-use rng::Purpose;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -43,13 +42,7 @@ pub fn evaluate(parts: &mut Parts, items: &[Item], config: &TrainConfig) -> Resu
     let mean_reward = if num_generations == 0 {
         None
     } else {
-        let sampling = Sampling::Random {
-            temperature: config.rollout.temperature,
-            seed: config.seed,
-            purpose: Purpose::EvalRollout,
-            step: 0,
-            first: 0,
-        };
+        let sampling = config.eval.sampling(&config.rollout, config.seed);
         let completions = generate(parts, items, num_generations, sampling, config)?;
         mean_reward(items, num_generations, &completions, &parts.rewards, &*parts.tokenizer)?
     };

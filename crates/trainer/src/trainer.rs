@@ -15,7 +15,6 @@ use crate::updates::Updates;
 use crate::warmup::{WarmupReport, warmup_step};
 use data::Item;
 use grpo_core::LossConfig;
-use models::Tokenizer;
 use policy::Policy;
 use rewards::Rewards;
 
@@ -63,7 +62,7 @@ impl Trainer {
     /// # Errors
     /// As [`Trainer::new`].
     pub fn with_parts(config: TrainConfig, mut parts: Parts) -> Result<Self> {
-        config.validate_for(parts.tokenizer.vocab_size())?;
+        config.validate_for(parts.tokenizer.vocab_size(), parts.policy.context_length())?;
         check_filter(&config, &parts.rewards)?;
         if config.grpo.use_kl_in_reward && config.loss.beta != 0.0 {
             tracing::warn!(
@@ -72,7 +71,7 @@ impl Trainer {
         }
         let held_out = parts.dataset.held_out(config.eval.num_problems)?;
         let probe = parts.dataset.probe(PROBE_PROBLEMS)?;
-        check_lengths(&config, &*parts.tokenizer, held_out.iter().chain(&probe))?;
+        check_lengths(&config, &parts, held_out.iter().chain(&probe))?;
         parts.policy.reset_optimizer(&config.warmup.optimizer.adamw())?;
         let mut trainer = Self {
             loss: config.loss(),
@@ -98,6 +97,11 @@ impl Trainer {
     /// The policy.
     pub fn policy(&self) -> &dyn Policy {
         &*self.parts.policy
+    }
+
+    /// The reward functions with their weights.
+    pub fn rewards(&self) -> &Rewards {
+        &self.parts.rewards
     }
 
     /// The held-out problems that [`Trainer::evaluate`] uses.
@@ -244,14 +248,10 @@ fn check_filter(config: &TrainConfig, rewards: &Rewards) -> Result<()> {
 
 /// Whether the model has room for the prompts of `items` and for completions of full length: it should be said before
 /// the warm-up, not after it.
-fn check_lengths<'a>(
-    config: &TrainConfig,
-    tokenizer: &dyn Tokenizer,
-    items: impl Iterator<Item = &'a Item>,
-) -> Result<()> {
-    let positions = config.model.max_position_embeddings;
+fn check_lengths<'a>(config: &TrainConfig, parts: &Parts, items: impl Iterator<Item = &'a Item>) -> Result<()> {
+    let positions = parts.policy.context_length();
     for item in items {
-        let prompt = encode_prompt(tokenizer, &item.prompt)?.len();
+        let prompt = encode_prompt(&*parts.tokenizer, &item.prompt)?.len();
         // The last token is never fed back.
         check(
             (prompt + config.rollout.max_completion_length).saturating_sub(1) <= positions,

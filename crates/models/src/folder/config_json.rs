@@ -3,7 +3,7 @@
 //! Version 4 has `rope_theta`, `rope_scaling` and `torch_dtype`, version 5 has `rope_parameters` and `dtype`. A field that is
 //! absent has the default of `transformers`' own class.
 
-use super::fields::Fields;
+use super::fields::{Fields, Neutral};
 use crate::config::{ModelConfig, RopeScaling};
 use crate::error::{Error, Result};
 use crate::weights::Dtype;
@@ -219,33 +219,6 @@ fn dtype(fields: &Fields) -> Result<Option<Dtype>> {
     dtype.transpose()
 }
 
-/// When a field changes nothing about what a decoder computes.
-enum Neutral {
-    /// Null, false, zero, empty.
-    Off,
-    /// Null or 1.
-    One,
-    /// Null or true.
-    On,
-}
-
-impl Neutral {
-    fn holds(&self, value: &Value) -> bool {
-        match self {
-            Self::Off => match value {
-                Value::Null => true,
-                Value::Bool(flag) => !flag,
-                Value::Number(number) => number.as_f64() == Some(0.0),
-                Value::String(text) => text.is_empty(),
-                Value::Array(list) => list.is_empty(),
-                Value::Object(map) => map.is_empty(),
-            },
-            Self::One => value.as_f64() == Some(1.0),
-            Self::On => *value == Value::Bool(true),
-        }
-    }
-}
-
 /// Fields by which configurations ask for something that is not computed here, and what is computed instead. Some of them are
 /// of other families, and in a file of ours they are a sign that the weights mean something else.
 const OTHER_MATHEMATICS: &[(&str, Neutral, &str)] = &[
@@ -283,11 +256,7 @@ const OTHER_MATHEMATICS: &[(&str, Neutral, &str)] = &[
 ];
 
 fn refuse_other_mathematics(fields: &Fields, family: Family, config: &ModelConfig) -> Result<()> {
-    for (key, neutral, supported) in OTHER_MATHEMATICS {
-        if fields.get(key).is_some_and(|value| !neutral.holds(value)) {
-            return Err(fields.unsupported(key, *supported));
-        }
-    }
+    fields.refuse(OTHER_MATHEMATICS)?;
     for key in ["hidden_act", "hidden_activation"] {
         // `swish` is another name for the same function.
         if fields.text(key)?.is_some_and(|name| !["silu", "swish"].contains(&name)) {

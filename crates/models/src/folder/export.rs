@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Files that a model's folder has beside configuration and weights, and that training changes nothing about.
-const CARRIED: &[&str] = &[
+pub(crate) const CARRIED: &[&str] = &[
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -288,7 +288,7 @@ fn config_of_family(config: &ModelConfig, dtype: Dtype, generation: &GenerationD
 }
 
 /// Copies the files of [`CARRIED`] that are there, and templates that have names.
-fn carry(source: &Path, target: &Path) -> Result<()> {
+pub(crate) fn carry(source: &Path, target: &Path) -> Result<()> {
     for name in CARRIED {
         copy(&source.join(name), &target.join(name))?;
     }
@@ -319,6 +319,6 @@ fn copy(source: &Path, target: &Path) -> Result<()> {
 }
 
 /// JSON as `transformers` writes it: two spaces, and a line's end.
-fn pretty(value: &Value) -> String {
+pub(crate) fn pretty(value: &Value) -> String {
     format!("{value:#}\n")
 }

@@ -96,9 +96,46 @@ impl Fields {
         }
     }
 
+    /// Checks fields that may only be there with values that change nothing: key, these values, and what is computed in words.
+    pub(crate) fn refuse(&self, table: &[(&str, Neutral, &str)]) -> Result<()> {
+        let asks =
+            |(key, neutral, _): &&(&str, Neutral, &str)| self.get(key).is_some_and(|value| !neutral.holds(value));
+        match table.iter().find(asks) {
+            Some((key, _, supported)) => Err(self.unsupported(key, *supported)),
+            None => Ok(()),
+        }
+    }
+
     /// The keys of the object.
     pub(crate) fn keys(&self) -> impl Iterator<Item = &str> {
         self.map.keys().map(String::as_str)
+    }
+}
+
+/// The values of a field that change nothing about what is computed.
+pub(crate) enum Neutral {
+    /// Null, false, zero, empty.
+    Off,
+    /// Null or 1.
+    One,
+    /// Null or true.
+    On,
+}
+
+impl Neutral {
+    fn holds(&self, value: &Value) -> bool {
+        match self {
+            Self::Off => match value {
+                Value::Null => true,
+                Value::Bool(flag) => !flag,
+                Value::Number(number) => number.as_f64() == Some(0.0),
+                Value::String(text) => text.is_empty(),
+                Value::Array(list) => list.is_empty(),
+                Value::Object(map) => map.is_empty(),
+            },
+            Self::One => value.as_f64() == Some(1.0),
+            Self::On => *value == Value::Bool(true),
+        }
     }
 }
 

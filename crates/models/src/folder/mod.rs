@@ -2,7 +2,7 @@
 
 mod card;
 mod config_json;
-mod export;
+pub(crate) mod export;
 pub(crate) mod fields;
 mod generation;
 mod json_text;

@@ -19,18 +19,21 @@ impl Weights {
     /// [`Error::UnknownTensor`] with the nearest name, [`Error::MissingTensors`], [`Error::TensorShape`],
     /// [`Error::TensorDtype`], [`Error::Weights`] for a head that differs.
     pub fn check(&self, config: &ModelConfig) -> Result<()> {
-        self.check_parameters(&config.parameters(), config.tie_word_embeddings)
+        let tied = config.tie_word_embeddings;
+        let passed_over = |name: &str| (tied && name == HEAD) || name.ends_with(".rotary_emb.inv_freq");
+        self.check_parameters(&config.parameters(), passed_over)?;
+        if tied && self.contains(HEAD) { self.check_tied() } else { Ok(()) }
     }
 
-    pub(crate) fn check_parameters(&self, parameters: &[Parameter], tied: bool) -> Result<()> {
+    /// Checks that the tensors are `parameters`, but for those that `passed_over` names.
+    pub(crate) fn check_parameters(&self, parameters: &[Parameter], passed_over: impl Fn(&str) -> bool) -> Result<()> {
         let wanted: BTreeMap<&str, &[usize]> =
             parameters.iter().map(|p| (p.name.as_str(), p.shape.as_slice())).collect();
         for name in self.names() {
-            let passed_over = (tied && name == HEAD) || name.ends_with(".rotary_emb.inv_freq");
-            if !wanted.contains_key(name) && !passed_over {
+            if !wanted.contains_key(name) && !passed_over(name) {
                 return Err(Error::UnknownTensor {
                     path: self.path().to_owned(),
-                    what: "a tensor that the model by its config.json does not have:",
+                    what: "a tensor that its configuration does not ask for:",
                     name: name.to_owned(),
                     nearest: nearest(name, wanted.keys().copied().filter(|wanted| !self.contains(wanted))),
                 });
@@ -51,9 +54,6 @@ impl Weights {
                     found: tensor.shape().to_vec(),
                 });
             }
-        }
-        if tied && self.contains(HEAD) {
-            self.check_tied()?;
         }
         Ok(())
     }
@@ -114,7 +114,7 @@ fn first<const SIZE: usize>(values: &[[u8; SIZE]], hit: impl Fn([u8; SIZE]) -> b
 }
 
 /// The first flat index at which two tensors of the same shape differ.
-fn first_difference(a: &WeightTensor<'_>, b: &WeightTensor<'_>) -> Result<Option<usize>> {
+pub(crate) fn first_difference(a: &WeightTensor<'_>, b: &WeightTensor<'_>) -> Result<Option<usize>> {
     if a.dtype() == b.dtype() && a.bytes() == b.bytes() {
         return Ok(None);
     }

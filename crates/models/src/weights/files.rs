@@ -13,16 +13,16 @@ pub(crate) const SINGLE: &str = "model.safetensors";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
 /// The files of a folder's weights.
-pub(super) struct WeightFiles {
+pub(crate) struct WeightFiles {
     /// The names of the files, sorted.
-    pub(super) names: Vec<String>,
+    pub(crate) names: Vec<String>,
     /// The file of every tensor by the index, where there is one.
-    pub(super) index: Option<BTreeMap<String, String>>,
+    pub(crate) index: Option<BTreeMap<String, String>>,
 }
 
 impl WeightFiles {
     /// Looks for `model.safetensors`, for an index and its shards, and for shards without one.
-    pub(super) fn find(folder: &Path) -> Result<Self> {
+    pub(crate) fn find(folder: &Path) -> Result<Self> {
         let present = entries(folder)?;
         let shards: Vec<String> = present.iter().filter(|name| shard_number(name).is_some()).cloned().collect();
         let (single, index) = (present.contains(SINGLE), present.contains(INDEX));
@@ -117,7 +117,7 @@ pub(crate) fn shard_name(number: usize, total: usize) -> String {
 }
 
 /// The number of a shard and the number of all, by its name.
-fn shard_number(name: &str) -> Option<(usize, usize)> {
+pub(crate) fn shard_number(name: &str) -> Option<(usize, usize)> {
     let (number, total) = name.strip_prefix("model-")?.strip_suffix(".safetensors")?.split_once("-of-")?;
     let digits = |text: &str| text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok()).flatten();
     Some((digits(number)?, digits(total)?))

@@ -6,6 +6,7 @@ pub(crate) mod files;
 mod shard;
 mod write;
 
+pub(crate) use check::first_difference;
 pub use dtype::Dtype;
 pub(crate) use write::SafetensorsWriter;
 

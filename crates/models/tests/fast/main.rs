@@ -3,5 +3,8 @@
 mod chat;
 mod export;
 mod folder;
+#[cfg(feature = "hub")]
+mod hub;
+mod lora;
 mod support;
 mod weights;

@@ -143,7 +143,7 @@ fn a_tensor_of_another_shape_is_said_with_both_shapes() {
     let mut tensors = folder.tensors(FileDtype::F32);
     tensors.insert(Q.into(), Tensor::of(FileDtype::F32, &[16, 8], &[0.0; 128]));
     folder.safetensors("model.safetensors", &tensors);
-    says(&folder.refused(), &["model.safetensors", Q, "is [16, 8]", "config.json makes it [16, 16]"]);
+    says(&folder.refused(), &["model.safetensors", Q, "is [16, 8]", "its configuration makes it [16, 16]"]);
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn unknown_and_missing_names_are_said_with_the_nearest() {
     tensors.insert("score.weight".into(), tensor.clone());
     folder.safetensors("model.safetensors", &tensors);
     let text = folder.refused();
-    says(&text, &["does not have: `score.weight`"]);
+    says(&text, &["does not ask for: `score.weight`"]);
     assert!(!text.contains("nearest"), "{text}");
     // What old Llama checkpoints store is computed.
     tensors.remove("score.weight");

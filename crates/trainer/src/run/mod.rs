@@ -4,6 +4,7 @@
 //! (counters and weights in the checkpoint, everything else in metrics.jsonl), so a resumed run ends as one that never
 //! stopped.
 
+mod card;
 pub mod changes;
 pub mod checkpoint;
 pub mod curves;
@@ -21,8 +22,10 @@ pub mod summary;
 pub use observer::{Event, Observer};
 
 use crate::error::{Error, Result};
+use crate::export::export;
 use crate::train_config::TrainConfig;
 use crate::trainer::{Phase, Trainer};
+use card::model_card;
 use changes::{Change, config_hash};
 use checkpoint::{CheckpointId, Checkpoints, FORMAT, SavedState};
 use dir::RunDir;
@@ -176,8 +179,13 @@ impl Run {
         }
         self.save(observer)?;
         self.draw_curves()?;
-        let rows = read_rows(&self.dir.metrics_path())?;
-        let summary = Summary::new(self.trainer.config(), &rows, self.trainer.counters(), self.seconds());
+        let (config, rows) = (self.trainer.config(), read_rows(&self.dir.metrics_path())?);
+        let summary = Summary::new(config, &rows, self.trainer.counters(), self.seconds());
+        if config.model.shape().is_none() {
+            let path = self.dir.model_path();
+            export(self.trainer.policy(), config, &path, model_card(config, &summary)?)?;
+            observer.event(Event::Exported(&path));
+        }
         let json = serde_json::to_vec_pretty(&summary).map_err(|e| Error::Text(format!("summary.json: {e}")))?;
         write_atomically(&self.dir.summary_path(), &json)?;
         Ok(Ending::Finished(Box::new(summary)))
@@ -234,7 +242,8 @@ impl Run {
         let (options, last) = (config.run.clone(), step == config.grpo.max_steps);
         let eval_due = last || is_due(step, config.eval.eval_steps);
         if last || is_due(step, options.log_completions_steps) {
-            let rows = pick_completions(&report, config.grpo.num_generations, options.num_completions_to_print);
+            let (rewards, per_group) = (self.trainer.rewards(), config.grpo.num_generations);
+            let rows = pick_completions(&report, rewards, per_group, options.num_completions_to_print);
             rows.iter().try_for_each(|row| self.completions.append(row))?;
             observer.event(Event::Completions(&rows));
         }

@@ -5,7 +5,7 @@ use crate::step::StepReport;
 use data::task::Comparison;
 use grpo_core::advantages::Whitening;
 use grpo_core::{AdvantageConfig, AdvantageEstimator};
-use models::CharTokenizer;
+use models::{CharTokenizer, Tokenizer};
 use policy::{Completion, RolloutEngine, RolloutRequest, Sampling};
 use std::sync::Mutex;
 
@@ -49,7 +49,7 @@ fn scripted(script: Script, config: TrainConfig, squares: bool) -> Trainer {
     let mut config = TrainConfig { warmup: WarmupConfig { steps: 0, ..Default::default() }, ..config };
     (config.grpo.prompts_per_step, config.grpo.num_generations) = (1, script.sampled.len());
     config.grpo.steps_per_generation = 1;
-    config.model.max_position_embeddings = 32;
+    config.model.shape_mut().max_position_embeddings = 32;
     config.rollout.max_completion_length = 4;
     let mut terms: Vec<(Box<dyn RewardFn>, f32)> = vec![(Box::new(Power("number", 1)), 1.0)];
     if squares {
