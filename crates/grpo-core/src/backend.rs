@@ -184,6 +184,9 @@ pub struct LossOutput {
     pub loss: f64,
     /// The part of it that is the policy term's (TRL's `policy_loss`).
     pub policy_loss: f64,
+    /// The mean value loss, before its coefficient, where whoever computes the loss also trains a value function
+    /// ([`crate::objective::ValueLossConfig`]): with its coefficient it is a part of `loss`. Else 0.
+    pub value_loss: f64,
     /// What the forward pass saw at the active tokens of the batch, also at those that the configuration leaves out of the
     /// loss: log-probabilities bit for bit what `score` returns for the same input, entropies too
     /// where no compiler orders the operations.

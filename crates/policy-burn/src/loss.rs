@@ -1,9 +1,11 @@
 //! The losses of a micro-batch as burn tensors that can be differentiated.
 
+use crate::decoder::to_host;
 use backend_cpu::CpuBackend;
-use burn::tensor::Tensor;
+use burn::tensor::{Tensor, TensorData};
 use grpo_burn::GrpoLoss;
 use grpo_core::batch::TokenWeights;
+use grpo_core::objective::ValueLossConfig;
 use grpo_core::{Advantages, Backend, Implementation, LossConfig, LossOutput, LossType, Scores, Semantics, TokenBatch};
 use policy::{Error, Result};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,6 +16,27 @@ pub(crate) struct PartialLoss {
     pub(crate) backward: Tensor<1>,
     /// The values of the loss; without scores and metrics where it does not have them.
     pub(crate) output: LossOutput,
+}
+
+impl PartialLoss {
+    /// The loss with the value loss of `values: [N, 1]` added to it.
+    pub(crate) fn with_values(
+        mut self,
+        values: Tensor<2>,
+        of_values: &ValueLossConfig,
+        config: &LossConfig,
+        batch: &TokenBatch,
+    ) -> Result<Self> {
+        let of_values = of_values.compute(&to_host(values.clone().inner()), config, batch)?;
+        let (tokens, device) = (of_values.dvalues.len(), values.device());
+        // Linear in the values, with the derivatives of the loss for factors: its gradient is that of the loss.
+        let factors = Tensor::<2>::from_data(TensorData::new(of_values.dvalues, [tokens, 1]), &device);
+        self.backward = self.backward + (values * factors).sum();
+        self.output.loss += of_values.loss;
+        self.output.value_loss += of_values.value_loss;
+        self.output.metrics.merge(&of_values.metrics);
+        Ok(self)
+    }
 }
 
 /// The GRPO loss of a policy, and the backend that computes it.
@@ -71,11 +94,19 @@ impl LossPlans {
         Self { of, idle: Mutex::default() }
     }
 
+    /// The configuration of the loss.
+    pub(crate) fn config(&self) -> &LossConfig {
+        &self.of.config
+    }
+
     /// The loss of the batch's targets, from `hidden: [N, H]` and `lm_head: [V, H]`.
     pub(crate) fn loss(&self, hidden: Tensor<2>, lm_head: Tensor<2>, batch: &TokenBatch) -> Result<PartialLoss> {
         let grpo_burn::Loss { loss, value, policy_loss, scores, metrics } =
             self.with_plan(batch, |plan| plan.loss(hidden, lm_head, None, batch))?;
-        Ok(PartialLoss { backward: loss, output: LossOutput { loss: value, policy_loss, scores, metrics } })
+        Ok(PartialLoss {
+            backward: loss,
+            output: LossOutput { loss: value, policy_loss, scores, metrics, value_loss: 0.0 },
+        })
     }
 
     /// Log-probabilities and entropies `[N]` of the batch's targets, without gradients; for equal hidden states those that
@@ -107,11 +138,11 @@ impl LossPlans {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decoder::{Decoder, to_host};
+    use crate::decoder::Decoder;
     use crate::gradients::GradientSum;
     use crate::sequences::completion_hidden;
     use burn::tensor::activation::log_softmax;
-    use burn::tensor::{Device, Int, TensorData};
+    use burn::tensor::{Device, Int};
     use models::ModelConfig;
     use policy::{Sequence, token_batch};
 
@@ -156,7 +187,7 @@ mod tests {
         let sequences = sequences();
         let batch = token_batch(&sequences).unwrap();
         let hidden = || completion_hidden(&model, &sequences).unwrap();
-        let logp = || target_logp(hidden(), model.lm_head(), &batch, config.temperature);
+        let logp = || target_logp(hidden(), model.lm_head().unwrap(), &batch, config.temperature);
         // Ratios on both sides of the clip and inside it.
         let now = to_host(logp().inner());
         let shifted = |by: [f32; 5]| now.iter().zip(by).map(|(l, d)| l + d).collect::<Vec<_>>();
@@ -179,9 +210,9 @@ mod tests {
                 implementation,
                 max_tokens: 5,
             });
-            let scores = policy_loss.score(hidden(), model.lm_head(), &batch).unwrap();
+            let scores = policy_loss.score(hidden(), model.lm_head().unwrap(), &batch).unwrap();
             assert!(scores.logp.iter().zip(&now).all(|(a, b)| (a - b).abs() < 1e-5));
-            let loss = policy_loss.loss(hidden(), model.lm_head(), &batch).unwrap();
+            let loss = policy_loss.loss(hidden(), model.lm_head().unwrap(), &batch).unwrap();
             assert!((loss.output.loss - value).abs() < 1e-5, "{} {value}", loss.output.loss);
             let mut got = GradientSum::new();
             got.add(&model, loss.backward.backward());
@@ -203,12 +234,13 @@ mod tests {
         for part in [0..1, 1..2] {
             let sequences = &sequences[part];
             let batch = imitation(&token_batch(sequences).unwrap(), 5).unwrap();
-            let loss = plans.loss(completion_hidden(&model, sequences).unwrap(), model.lm_head(), &batch).unwrap();
+            let loss =
+                plans.loss(completion_hidden(&model, sequences).unwrap(), model.lm_head().unwrap(), &batch).unwrap();
             value += loss.output.loss;
             got.add(&model, loss.backward.backward());
         }
         let batch = token_batch(&sequences).unwrap();
-        let logp = target_logp(completion_hidden(&model, &sequences).unwrap(), model.lm_head(), &batch, 1.0);
+        let logp = target_logp(completion_hidden(&model, &sequences).unwrap(), model.lm_head().unwrap(), &batch, 1.0);
         let loss = logp.sum() * (-1.0 / 5.0);
         assert!((value - f64::from(to_host(loss.clone().inner())[0])).abs() < 1e-5, "{value}");
         let mut want = GradientSum::new();

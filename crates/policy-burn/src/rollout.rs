@@ -1,11 +1,12 @@
 //! Sampling completions over a KV cache.
 
 use crate::decoder::{Decoder, Inference, PackedBatch};
-use policy::{Completion, Error, Result, RolloutRequest, Sampling};
+use policy::{Completion, Error, LogitsProcessors, Result, RolloutRequest, Sampling};
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 use rng::stream;
+use std::collections::HashSet;
 
 /// Completions of a request. At most `batch_size` sequences decode together, batches of them in parallel; samples of one
 /// prompt share its prefill. Neither changes what is sampled.
@@ -41,7 +42,7 @@ fn generate_chunk(
     let (of_prompts, mut cache) =
         model.prefill(&PackedBatch::new(prompts)?, per_prompt, request.max_completion_length - 1)?;
     let mut samples: Vec<Sample<'_>> = (0..prompts.len() * per_prompt)
-        .map(|i| Sample::new(request.sampling, first + i as u64, request.stop_ids))
+        .map(|i| Sample::new(request.sampling, first + i as u64, request.stop_ids, &prompts[i / per_prompt]))
         .collect();
     for (i, sample) in samples.iter_mut().enumerate() {
         // The first token of all samples of a prompt comes from one row of logits.
@@ -63,22 +64,27 @@ fn generate_chunk(
 
 /// A completion that is being sampled.
 struct Sample<'a> {
-    /// The temperature and the random stream; `None` is greedy.
-    random: Option<(f64, ChaCha8Rng)>,
+    temperature: f64,
+    processors: LogitsProcessors,
+    /// The random stream; `None` is greedy.
+    random: Option<ChaCha8Rng>,
+    /// The tokens that are there already, where a repetition is penalised.
+    seen: HashSet<u32>,
     stop_ids: &'a [u32],
     ids: Vec<u32>,
     logps: Vec<f32>,
 }
 
 impl<'a> Sample<'a> {
-    fn new(sampling: Sampling, index: u64, stop_ids: &'a [u32]) -> Self {
-        let random = match sampling {
-            Sampling::Greedy => None,
-            Sampling::Random { temperature, seed, purpose, step, first } => {
-                Some((temperature, stream(seed, purpose, step, first + index)))
+    fn new(sampling: Sampling, index: u64, stop_ids: &'a [u32], prompt: &[u32]) -> Self {
+        let (temperature, processors, random) = match sampling {
+            Sampling::Greedy => (1.0, LogitsProcessors::default(), None),
+            Sampling::Random { temperature, processors, seed, purpose, step, first } => {
+                (temperature, processors, Some(stream(seed, purpose, step, first + index)))
             }
         };
-        Self { random, stop_ids, ids: Vec::new(), logps: Vec::new() }
+        let seen = if processors.penalises_repetition() { prompt.iter().copied().collect() } else { HashSet::new() };
+        Self { temperature, processors, random, seen, stop_ids, ids: Vec::new(), logps: Vec::new() }
     }
 
     /// The last token, unless it has ended the completion.
@@ -88,18 +94,17 @@ impl<'a> Sample<'a> {
 
     /// Chooses the next token from `logits: [V]`.
     fn extend(&mut self, logits: &[f32]) {
-        let temperature = self.random.as_ref().map_or(1.0, |(t, _)| *t);
-        let scaled = |logit: &f32| f64::from(*logit) / temperature;
-        let (best, max) = logits
+        let scores = self.processors.scores(logits, self.temperature, &self.seen);
+        let (best, max) = scores
             .iter()
-            .map(scaled)
+            .copied()
             .enumerate()
             .fold((0, f64::NEG_INFINITY), |best, (i, x)| if x > best.1 { (i, x) } else { best });
-        let weights: Vec<f64> = logits.iter().map(|l| (scaled(l) - max).exp()).collect();
+        let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
         let total: f64 = weights.iter().sum();
         let id = match &mut self.random {
             None => best,
-            Some((_, rng)) => {
+            Some(rng) => {
                 // Inverse of the cumulative distribution; rounding may leave the point behind the end.
                 let mut point = rng.random::<f64>() * total;
                 let passed = |weight: &f64| {
@@ -110,7 +115,10 @@ impl<'a> Sample<'a> {
             }
         };
         self.ids.push(id as u32);
-        self.logps.push((scaled(&logits[id]) - max - total.ln()) as f32);
+        self.logps.push((scores[id] - max - total.ln()) as f32);
+        if self.processors.penalises_repetition() {
+            self.seen.insert(id as u32);
+        }
     }
 
     fn finish(self) -> Completion {
@@ -139,7 +147,8 @@ mod tests {
     }
 
     fn random(step: u64) -> Sampling {
-        Sampling::Random { temperature: 0.8, seed: 5, purpose: Purpose::Rollout, step, first: 0 }
+        let processors = LogitsProcessors::default();
+        Sampling::Random { temperature: 0.8, processors, seed: 5, purpose: Purpose::Rollout, step, first: 0 }
     }
 
     fn prompts() -> Vec<Vec<u32>> {
@@ -178,8 +187,9 @@ mod tests {
     fn a_second_request_of_a_step_goes_on_where_the_first_ended() {
         let prompts = prompts();
         let both = generate(1000, &request(&prompts, 4, random(0)));
-        let Sampling::Random { temperature, seed, purpose, step, .. } = random(0) else { panic!("random") };
-        let rest = Sampling::Random { temperature, seed, purpose, step, first: 8 };
+        let mut rest = random(0);
+        let Sampling::Random { first, .. } = &mut rest else { panic!("random") };
+        *first = 8;
         let rest = generate(1000, &request(&prompts[2..], 4, rest));
         assert!(rest.iter().zip(&both[8..]).all(|(a, b)| a.ids == b.ids));
     }
@@ -193,7 +203,7 @@ mod tests {
             let whole = [prompt.clone(), completion.ids.clone()].concat();
             let hidden = model.forward(&PackedBatch::new(&[whole]).unwrap()).unwrap();
             let [t, _] = hidden.dims();
-            let logits = hidden.matmul(model.lm_head().transpose()) / 0.8;
+            let logits = hidden.matmul(model.lm_head().unwrap().transpose()) / 0.8;
             let logp = to_host(burn::tensor::activation::log_softmax(logits, 1));
             let vocab = logp.len() / t;
             for (j, (&id, &got)) in completion.ids.iter().zip(&completion.logps).enumerate() {
@@ -223,27 +233,66 @@ mod tests {
         let prompts = prompts();
         let a = generate(1000, &request(&prompts, 1, Sampling::Greedy));
         assert_eq!(a, generate(1000, &request(&prompts, 1, Sampling::Greedy)));
-        let mut sample = Sample::new(Sampling::Greedy, 0, &[EOS]);
+        let mut sample = Sample::new(Sampling::Greedy, 0, &[EOS], &[]);
         sample.extend(&[0.0, 3.0, 1.0, 3.0]);
         assert_eq!(sample.ids, [1]);
     }
 
-    #[test]
-    fn draws_follow_the_tempered_distribution() {
-        let logits = [0.0f32, 1.0, 2.0];
-        let draws = 20_000;
-        let mut counts = [0.0f64; 3];
-        for index in 0..draws {
-            let sampling = Sampling::Random { temperature: 0.5, seed: 0, purpose: Purpose::Rollout, step: 0, first: 0 };
-            let mut sample = Sample::new(sampling, index, &[EOS]);
+    /// What 20000 draws of one token behind the prompt `[1, 0]` take, and the log-probability that is recorded of each token.
+    fn draws(logits: [f32; 4], temperature: f64, processors: LogitsProcessors) -> ([f64; 4], [f32; 4]) {
+        let (mut shares, mut logps) = ([0.0; 4], [f32::NEG_INFINITY; 4]);
+        for index in 0..20_000 {
+            let purpose = Purpose::Rollout;
+            let sampling = Sampling::Random { temperature, processors, seed: 0, purpose, step: 0, first: 0 };
+            let mut sample = Sample::new(sampling, index, &[EOS], &[1, 0]);
             sample.extend(&logits);
-            counts[sample.ids[0] as usize] += 1.0;
+            shares[sample.ids[0] as usize] += 1.0 / 20_000.0;
+            logps[sample.ids[0] as usize] = sample.logps[0];
         }
-        let weights = logits.map(|l| f64::from(l / 0.5).exp());
-        for (count, weight) in counts.iter().zip(weights) {
-            let want = weight / weights.iter().sum::<f64>();
-            assert!((count / draws as f64 - want).abs() < 0.01, "{counts:?}");
+        (shares, logps)
+    }
+
+    #[test]
+    fn draws_follow_the_distribution_that_is_recorded() {
+        let off = LogitsProcessors::default();
+        for (processors, left) in [
+            (off, [true; 4]),
+            (LogitsProcessors { top_k: Some(2), ..off }, [false, false, true, true]),
+            (LogitsProcessors { top_p: Some(0.9), ..off }, [false, true, true, true]),
+            (LogitsProcessors { min_p: Some(0.6), ..off }, [false, false, false, true]),
+            (LogitsProcessors { repetition_penalty: Some(1.5), ..off }, [true; 4]),
+        ] {
+            let logits = [0.5f32, 1.0, 1.5, 2.0];
+            let (shares, logps) = draws(logits, 0.8, processors);
+            for (id, is_left) in left.into_iter().enumerate() {
+                assert_eq!(shares[id] > 0.0, is_left, "{processors:?} {shares:?}");
+                assert!((shares[id] - f64::from(logps[id]).exp()).abs() < 0.012, "{processors:?} {shares:?} {logps:?}");
+            }
+            let of_first: f64 = 0.5 / processors.repetition_penalty.unwrap_or(1.0);
+            if left[0] {
+                let [_, _, third, fourth] = logps;
+                // The prompt has tokens 1 and 0.
+                assert!((f64::from(logps[0] - fourth) - (of_first - 2.0) / 0.8).abs() < 1e-5);
+                assert!((f64::from(third - fourth) - (1.5 - 2.0) / 0.8).abs() < 1e-5);
+            }
         }
+    }
+
+    #[test]
+    fn what_was_said_is_penalised_too() {
+        let processors = LogitsProcessors { repetition_penalty: Some(2.0), ..LogitsProcessors::default() };
+        let sampling =
+            Sampling::Random { temperature: 1.0, processors, seed: 0, purpose: Purpose::Rollout, step: 0, first: 0 };
+        let mut sample = Sample::new(sampling, 0, &[EOS], &[]);
+        sample.extend(&[90.0, 0.0]);
+        sample.extend(&[90.0, 0.0]);
+        assert_eq!(sample.ids, [0, 0]);
+        assert_eq!(sample.seen.len(), 1);
+        sample.extend(&[2.0, 0.0]);
+        // 2 / 2 against 0.
+        let p = f64::from(sample.logps[2]).exp();
+        let first = 1.0_f64.exp() / (1.0 + 1.0_f64.exp());
+        assert!((p - first).abs() < 1e-6 || (p - (1.0 - first)).abs() < 1e-6, "{p}");
     }
 
     #[test]

@@ -37,6 +37,9 @@ pub enum Error {
         /// What came.
         found: String,
     },
+    /// Values of tokens are asked for where nothing makes them.
+    #[error("this policy has no value head: PPO (grpo.advantages.estimator: gae) needs one that is trained with it")]
+    NoValueHead,
     /// Numbers that are no longer finite.
     #[error("not finite at optimizer step {step}: {what}; lower the learning rate or look at the rewards")]
     NotFinite {

@@ -17,13 +17,15 @@
 
 mod error;
 mod rollout;
+mod sampling;
 mod seam;
 mod sequence;
 mod state;
 mod update;
 
 pub use error::{Error, Result};
-pub use rollout::{Completion, PolicyEngine, RolloutEngine, RolloutRequest, Sampling};
+pub use rollout::{Completion, PolicyEngine, RolloutEngine, RolloutRequest};
+pub use sampling::{LogitsProcessors, Sampling};
 pub use seam::{Policy, Weights};
 pub use sequence::{Sequence, SequenceBatch, token_batch};
 pub use state::{PolicyState, StateGroup, TensorSink, export_all};

@@ -1,29 +1,8 @@
 //! Sampling completions: requests, completions, and the engines that make them.
 
 use crate::error::Result;
+use crate::sampling::Sampling;
 use crate::seam::Policy;
-use rng::Purpose;
-
-/// How the next token is chosen.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Sampling {
-    /// The most likely token; of several equal ones that with the smallest id.
-    Greedy,
-    /// A draw from softmax(logits / temperature). Sample i of a request has its own stream (seed, purpose, step, first + i), so
-    /// what it draws does not depend on the samples around it.
-    Random {
-        /// The temperature T, above 0.
-        temperature: f64,
-        /// The seed of the run.
-        seed: u64,
-        /// What the samples are for.
-        purpose: Purpose,
-        /// The step of the run.
-        step: u64,
-        /// The number of samples that earlier requests of the step have drawn.
-        first: u64,
-    },
-}
 
 /// Prompts to complete. The [front page](crate) has an example.
 #[derive(Clone, Copy, Debug)]

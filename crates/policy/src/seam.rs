@@ -33,6 +33,9 @@ pub trait Policy: Send {
     /// The number of weights that are trained.
     fn num_parameters(&self) -> usize;
 
+    /// The largest number of tokens of a sequence, prompt and completion together.
+    fn context_length(&self) -> usize;
+
     /// `num_generations` completions for each prompt, sampled from the policy's weights; those of one prompt stand next to
     /// each other. A sample does not depend on the prompts beside it.
     ///
@@ -51,14 +54,32 @@ pub trait Policy: Send {
     /// [`crate::Error::Argument`] when there is no reference policy; otherwise those of the model and of the loss.
     fn score(&mut self, of: Weights, batches: &[SequenceBatch<'_>]) -> Result<Scores>;
 
+    /// Whether there is a value head, which PPO trains with the policy: a linear layer on the hidden states.
+    fn has_value_head(&self) -> bool {
+        false
+    }
+
+    /// Value `[N]` of the state before every completion token of the micro-batches, end to end, without gradients: what the value
+    /// head makes of the hidden states that predict the token.
+    ///
+    /// # Errors
+    /// [`crate::Error::NoValueHead`]; otherwise those of the model.
+    fn values(&mut self, batches: &[SequenceBatch<'_>]) -> Result<Vec<f32>> {
+        let _ = batches;
+        Err(crate::Error::NoValueHead)
+    }
+
     /// The loss of the micro-batches, whose gradients are added to the sums. Values and metrics are summed over the
     /// micro-batches, scores stand end to end.
+    ///
+    /// A policy with a value head adds the value loss to [`StepLoss::Grpo`], of the batches' [`grpo_core::TokenBatch::value_targets`].
     ///
     /// Micro-batches of one call may run at the same time; they are added in order, so that the same call gives the same
     /// bits. A loss that is not finite is no error: the caller sees it in the output, and in the gradient's norm.
     ///
     /// # Errors
-    /// Those of the model and of the loss; the sums are then zero.
+    /// Those of the model and of the loss; [`crate::Error::NoValueHead`] for value targets that nothing trains on, and
+    /// [`crate::Error::Argument`] where a value head has none. The sums are then zero.
     fn accumulate(&mut self, batches: &[SequenceBatch<'_>], loss: StepLoss) -> Result<LossOutput>;
 
     /// Clips the accumulated gradient by its norm, updates the weights, and sets the sums to zero.
@@ -124,6 +145,26 @@ pub trait Policy: Send {
     /// # Errors
     /// Those of the sink and of the device.
     fn export(&self, group: StateGroup, sink: &mut dyn TensorSink) -> Result<()>;
+
+    /// Hands the weights to `sink` as `transformers` has them, by its names and in its layout, one by one: what a model folder is written
+    /// from. Adapters are merged into them.
+    ///
+    /// # Errors
+    /// Those of the sink and of the device; [`crate::Error::Argument`] for a policy whose model `transformers` does not have, which is
+    /// what a policy says that does not implement it.
+    fn export_model(&self, sink: &mut dyn TensorSink) -> Result<()> {
+        let _ = sink;
+        Err(crate::Error::argument("export_model", "a policy with a model of transformers", "one without"))
+    }
+
+    /// Hands the adapters to `sink` as PEFT has them, by its names and in its layout, one by one.
+    ///
+    /// # Errors
+    /// Those of the sink and of the device; [`crate::Error::Argument`] for a policy without adapters.
+    fn export_adapter(&self, sink: &mut dyn TensorSink) -> Result<()> {
+        let _ = sink;
+        Err(crate::Error::argument("export_adapter", "a policy with LoRA adapters", "one without"))
+    }
 
     /// Continues from tensors that were exported, whatever their order; bit for bit as if the policy had not stopped.
     ///

@@ -101,6 +101,16 @@ impl Rewards {
         }
         rewards
     }
+
+    /// What the function at `index` in [`Rewards::names`] says of completions, the others unasked; `None` where it says nothing, or has
+    /// failed.
+    pub fn score_one(&self, index: usize, inputs: &[RewardInput<'_>]) -> Vec<Option<f32>> {
+        let mut scores = self.terms.get(index).map(|(term, _)| term.score_batch(inputs)).unwrap_or_default();
+        scores.truncate(inputs.len());
+        let mut scores: Vec<_> = scores.into_iter().map(|score| score.ok().flatten()).collect();
+        scores.resize(inputs.len(), None);
+        scores
+    }
 }
 
 #[cfg(test)]

@@ -1,28 +1,59 @@
 //! Held-out evaluation.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::parts::Parts;
 use crate::prompts::encode_prompts;
 use crate::train_config::TrainConfig;
 use data::Item;
-use models::Tokenizer;
 use policy::{Completion, RolloutRequest, Sampling};
-use rewards::{Correct, RewardFn, RewardInput, Rewards};
-use rng::Purpose;
+use rewards::{Correct, Reward, RewardFn, RewardInput, Rewards};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// What an evaluation on held-out problems has found.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct EvalReport {
-    /// The share of problems whose greedy completion ends by itself and is right, in [0, 1].
+    /// The share of problems whose greedy completion passes, in [0, 1]; with 1 in `eval.pass_at` the share of sampled completions that
+    /// pass. A completion passes to which the function `eval.pass_reward` gives at least 1.
     pub pass_at_1: f64,
-    /// The share of such problems per task, by the name of the task.
+    /// The same per source, by its name.
     pub pass_at_1_by_task: BTreeMap<String, f64>,
+    /// pass@k of the sampled completions for each other k of `eval.pass_at`: the probability that at least one of k passes.
+    pub pass_at: BTreeMap<usize, PassAt>,
     /// The mean reward of sampled completions; `None` when none was sampled or every reward is missing.
     pub mean_reward: Option<f64>,
+    /// The mean of each reward function, without its weight, by its name; functions that gave no reward are missing.
+    pub mean_rewards: BTreeMap<String, f64>,
     /// The number of problems evaluated.
     pub problems: usize,
+}
+
+/// The share of problems that are solved, in [0, 1].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PassAt {
+    /// Of all problems.
+    pub all: f64,
+    /// Of those of each source, by its name.
+    pub by_source: BTreeMap<String, f64>,
+}
+
+/// The probability that at least one of `k` completions passes, estimated without bias from `samples` completions of which `passed`
+/// pass: 1 - C(n - c, k) / C(n, k) (Codex, arXiv 2107.03374, with the product of its figure 3).
+///
+/// ```
+/// use trainer::eval::pass_at_k;
+///
+/// assert_eq!(pass_at_k(4, 1, 1), 0.25);
+/// assert_eq!(pass_at_k(4, 1, 2), 0.5);
+/// assert_eq!(pass_at_k(4, 2, 3), 1.0);
+/// ```
+pub fn pass_at_k(samples: usize, passed: usize, k: usize) -> f64 {
+    let failed = samples.saturating_sub(passed);
+    if failed < k {
+        return 1.0;
+    }
+    1.0 - (failed + 1..=samples).map(|i| 1.0 - k as f64 / i as f64).product::<f64>()
 }
 
 /// Evaluates the present policy on `items`. What is sampled depends on the seed, not on the step.
@@ -30,54 +61,79 @@ pub struct EvalReport {
 /// # Errors
 /// [`crate::Error::Policy`] from the engine; [`crate::Error::Model`] from the tokenizer.
 pub fn evaluate(parts: &mut Parts, items: &[Item], config: &TrainConfig) -> Result<EvalReport> {
-    let mut by_task: BTreeMap<String, (usize, usize)> = BTreeMap::new();
-    let passed = greedy_passes(parts, items, config)?;
-    for (item, passed) in items.iter().zip(&passed) {
-        let (hits, count) = by_task.entry(item.source.to_string()).or_default();
-        *hits += usize::from(*passed);
-        *count += 1;
+    let eval = &config.eval;
+    let mut report = EvalReport { problems: items.len(), ..EvalReport::default() };
+    if !eval.pass_at.contains(&1) {
+        let passed = greedy_passes(parts, items, config)?;
+        let solved = average(items, passed.iter().map(|passed| f64::from(u8::from(*passed))));
+        (report.pass_at_1, report.pass_at_1_by_task) = (solved.all, solved.by_source);
     }
-    let hits = passed.iter().filter(|p| **p).count();
-
-    let num_generations = config.eval.num_generations;
-    let mean_reward = if num_generations == 0 {
-        None
-    } else {
-        let sampling = Sampling::Random {
-            temperature: config.rollout.temperature,
-            seed: config.seed,
-            purpose: Purpose::EvalRollout,
-            step: 0,
-            first: 0,
-        };
-        let completions = generate(parts, items, num_generations, sampling, config)?;
-        mean_reward(items, num_generations, &completions, &parts.rewards, &*parts.tokenizer)?
-    };
-    Ok(EvalReport {
-        pass_at_1: hits as f64 / items.len().max(1) as f64,
-        pass_at_1_by_task: by_task.into_iter().map(|(task, (hits, n))| (task, hits as f64 / n as f64)).collect(),
-        mean_reward,
-        problems: items.len(),
-    })
+    if eval.num_generations == 0 {
+        return Ok(report);
+    }
+    let sampling = eval.sampling(&config.rollout, config.seed);
+    // Greedy completions of a prompt are all the same.
+    let per_item = if sampling == Sampling::Greedy { 1 } else { eval.num_generations };
+    let completions = generate(parts, items, per_item, sampling, config)?;
+    let texts = decode(parts, &completions)?;
+    let inputs = inputs(items, per_item, &completions, &texts);
+    let rewards = parts.rewards.score(&inputs);
+    if !eval.pass_at.is_empty() {
+        let passed = passes(parts, config, &inputs, Some(&rewards))?;
+        let counts: Vec<usize> = passed.chunks(per_item).map(|of_item| of_item.iter().filter(|p| **p).count()).collect();
+        for &k in &eval.pass_at {
+            let solved = average(items, counts.iter().map(|passed| pass_at_k(per_item, *passed, k)));
+            if k == 1 {
+                (report.pass_at_1, report.pass_at_1_by_task) = (solved.all, solved.by_source);
+            } else {
+                report.pass_at.insert(k, solved);
+            }
+        }
+    }
+    report.mean_reward = mean(rewards.iter().filter_map(|reward| reward.total));
+    for (k, name) in parts.rewards.names().enumerate() {
+        let of_function = mean(rewards.iter().filter_map(|reward| reward.terms[k]));
+        report.mean_rewards.extend(of_function.map(|mean| (name.to_owned(), mean)));
+    }
+    Ok(report)
 }
 
-/// Whether the greedy completion of each item ends by itself and is right.
+/// Whether the greedy completion of each item passes.
 ///
 /// # Errors
 /// As [`evaluate`].
 pub fn greedy_passes(parts: &mut Parts, items: &[Item], config: &TrainConfig) -> Result<Vec<bool>> {
     let completions = generate(parts, items, 1, Sampling::Greedy, config)?;
+    let texts = decode(parts, &completions)?;
+    passes(parts, config, &inputs(items, 1, &completions, &texts), None)
+}
+
+/// Whether a function judges completions that has the name of `eval.pass_reward`.
+pub(crate) fn has_pass_reward(rewards: &Rewards, name: &str) -> bool {
+    name == Correct::default().name() || rewards.names().any(|known| known == name)
+}
+
+/// Whether the function `eval.pass_reward` gives each completion at least 1; one that it has nothing to say about, or fails to judge, does not
+/// pass. `judged` are the rewards of all functions where they are known.
+fn passes(
+    parts: &Parts,
+    config: &TrainConfig,
+    inputs: &[RewardInput<'_>],
+    judged: Option<&[Reward]>,
+) -> Result<Vec<bool>> {
+    let (rewards, name) = (&parts.rewards, &config.eval.pass_reward);
     let correct = Correct { answer_from: config.rewards.answer_from };
-    items
-        .iter()
-        .zip(completions)
-        .map(|(item, completion)| {
-            let text = parts.tokenizer.decode(&completion.ids)?;
-            let completion_len = completion.ids.len();
-            let input = RewardInput { item, completion: &text, truncated: completion.truncated, completion_len };
-            Ok(correct.score(&input) == Some(1.0))
-        })
-        .collect()
+    let Some(index) = rewards.names().position(|known| known == name) else {
+        // The run was refused if this is another one.
+        return match name == correct.name() {
+            true => Ok(inputs.iter().map(|input| correct.score(input) >= Some(1.0)).collect()),
+            false => Err(Error::argument("evaluate", "a reward function to pass with", name)),
+        };
+    };
+    match judged {
+        Some(judged) => Ok(judged.iter().map(|reward| reward.terms[index] >= Some(1.0)).collect()),
+        None => Ok(rewards.score_one(index, inputs).into_iter().map(|score| score >= Some(1.0)).collect()),
+    }
 }
 
 fn generate(
@@ -99,22 +155,69 @@ fn generate(
     Ok(engine.generate(&mut **policy, &request)?)
 }
 
-fn mean_reward(
-    items: &[Item],
+fn decode(parts: &Parts, completions: &[Completion]) -> Result<Vec<String>> {
+    Ok(completions.iter().map(|c| parts.tokenizer.decode(&c.ids)).collect::<models::Result<_>>()?)
+}
+
+/// What reward functions are given of the completions, `per_item` of each item.
+fn inputs<'a>(
+    items: &'a [Item],
     per_item: usize,
-    completions: &[Completion],
-    rewards: &Rewards,
-    tokenizer: &dyn Tokenizer,
-) -> Result<Option<f64>> {
-    let texts = completions.iter().map(|c| tokenizer.decode(&c.ids)).collect::<models::Result<Vec<_>>>()?;
-    let inputs: Vec<RewardInput<'_>> = (completions.iter().zip(&texts).enumerate())
+    completions: &'a [Completion],
+    texts: &'a [String],
+) -> Vec<RewardInput<'a>> {
+    (completions.iter().zip(texts).enumerate())
         .map(|(i, (completion, text))| RewardInput {
             item: &items[i / per_item],
             completion: text,
             truncated: completion.truncated,
             completion_len: completion.ids.len(),
         })
-        .collect();
-    let totals: Vec<f64> = rewards.score(&inputs).iter().filter_map(|r| r.total.map(f64::from)).collect();
-    Ok((!totals.is_empty()).then(|| totals.iter().sum::<f64>() / totals.len() as f64))
+        .collect()
+}
+
+/// The mean of a number per item, in all and per source.
+fn average(items: &[Item], solved: impl Iterator<Item = f64>) -> PassAt {
+    let (mut all, mut by_source) = (0.0, BTreeMap::<String, (f64, usize)>::new());
+    for (item, solved) in items.iter().zip(solved) {
+        let (sum, count) = by_source.entry(item.source.to_string()).or_default();
+        (*sum, *count, all) = (*sum + solved, *count + 1, all + solved);
+    }
+    PassAt {
+        all: all / items.len().max(1) as f64,
+        by_source: by_source.into_iter().map(|(source, (sum, count))| (source, sum / count as f64)).collect(),
+    }
+}
+
+/// The mean of what is there; `None` when nothing is.
+fn mean(values: impl Iterator<Item = f32>) -> Option<f64> {
+    let values: Vec<f64> = values.map(f64::from).collect();
+    (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pass_at_k_is_the_share_of_all_choices_of_k() {
+        /// Every choice of `k` among `samples`, of which the first `passed` pass.
+        fn counted(samples: usize, passed: usize, k: usize) -> f64 {
+            let choices = (0_u32..1 << samples).filter(|choice| choice.count_ones() as usize == k);
+            let (mut all, mut solved) = (0.0, 0.0);
+            for choice in choices {
+                all += 1.0;
+                solved += f64::from(u8::from(choice & ((1 << passed) - 1) != 0));
+            }
+            solved / all
+        }
+        for samples in 1..=9 {
+            for (passed, k) in (0..=samples).flat_map(|passed| (1..=samples).map(move |k| (passed, k))) {
+                let (found, want) = (pass_at_k(samples, passed, k), counted(samples, passed, k));
+                assert!((found - want).abs() < 1e-12, "{samples} {passed} {k}: {found} {want}");
+            }
+        }
+        // The numbers of HumanEval: 200 samples, where binomial coefficients are huge.
+        assert!((pass_at_k(200, 20, 100) - 1.0).abs() < 1e-6 && (pass_at_k(200, 20, 1) - 0.1).abs() < 1e-12);
+    }
 }

@@ -4,6 +4,7 @@
 //! and a resolved configuration reproduces its run.
 
 mod grpo;
+mod model;
 mod optimizer;
 #[cfg(test)]
 mod tests;
@@ -11,17 +12,21 @@ mod validate;
 
 use data::DataConfig;
 use grpo_core::{LossAggMode, LossConfig};
-use models::ModelConfig;
+use models::LoraConfig;
+use policy::{LogitsProcessors, Sampling};
 use rewards::RewardConfig;
+use rng::Purpose;
 use serde::{Deserialize, Serialize};
 
+pub use crate::export::{ExportConfig, ExportDtype};
 pub use crate::run::options::RunOptions;
 pub(crate) use grpo::REWARD;
 pub use grpo::{FilterGroupsConfig, GrpoConfig, KlControlConfig, KlControlType};
 pub use grpo_sinks::wandb::Mode as WandbMode;
 pub use grpo_sinks::{LoggingConfig, WandbConfig};
+pub use model::ModelSource;
 pub use optimizer::{LrSchedulerType, OptimizerConfig};
-pub(crate) use validate::check;
+pub(crate) use validate::{MAX_SEQUENCES, check};
 
 /// A whole run: all that its numbers depend on, and `run`, `logging` and `wandb`, on which they do not.
 ///
@@ -42,8 +47,12 @@ pub struct TrainConfig {
     pub wandb: WandbConfig,
     /// The seed of everything random: weights, problems, samples.
     pub seed: u64,
-    /// The shape and the initial weights of the policy.
-    pub model: ModelConfig,
+    /// The model: a folder or a name of Hugging Face's, or the section `model` with the shape of a new one.
+    pub model: ModelSource,
+    /// The branch, tag or commit of a model that is named; `None` is `main`, or what the local cache has of it.
+    pub model_revision: Option<String>,
+    /// LoRA: adapters are trained beside the weights of the model, which stay as they are; `None` trains the weights themselves.
+    pub lora: Option<LoraConfig>,
     /// The problems that are trained on and held out.
     pub data: DataConfig,
     /// The weights of the built-in rewards.
@@ -61,6 +70,8 @@ pub struct TrainConfig {
     pub optimizer: OptimizerConfig,
     /// The evaluation on held-out problems.
     pub eval: EvalConfig,
+    /// The model folder that the run leaves.
+    pub export: ExportConfig,
 }
 
 /// A short supervised phase (cross-entropy on reference answers) so that first rewards are not all zero.
@@ -99,6 +110,17 @@ impl Default for WarmupConfig {
 pub struct RolloutConfig {
     /// The softmax temperature T > 0 of sampling; the loss uses the same.
     pub temperature: f64,
+    /// The number of most likely tokens that are sampled from; 0 and `None` are off.
+    ///
+    /// This and the next three are those of `transformers`, see [`policy::LogitsProcessors`]. The loss is of the whole softmax at the
+    /// temperature all the same, as TRL's is: `loss.importance_sampling_correction` and its like correct for what they leave out.
+    pub top_k: Option<usize>,
+    /// The share of the probability that the most likely tokens have which are sampled from; 1 and `None` are off.
+    pub top_p: Option<f64>,
+    /// The share of the largest probability that a token needs in order to be sampled; 0 and `None` are off.
+    pub min_p: Option<f64>,
+    /// What logits of tokens of the prompt and of the completion so far are divided by (multiplied by below 0); 1 and `None` are off.
+    pub repetition_penalty: Option<f64>,
     /// The largest number of tokens of a completion, EOS included.
     pub max_completion_length: usize,
     /// The largest number of sequences that decode together. It bounds memory and does not change results.
@@ -107,25 +129,105 @@ pub struct RolloutConfig {
 
 impl Default for RolloutConfig {
     fn default() -> Self {
-        Self { temperature: 1.0, max_completion_length: 8, batch_size: 256 }
+        Self {
+            temperature: 1.0,
+            top_k: None,
+            top_p: None,
+            min_p: None,
+            repetition_penalty: None,
+            max_completion_length: 8,
+            batch_size: 256,
+        }
     }
 }
 
-/// The settings of the evaluation on held-out problems.
+impl RolloutConfig {
+    /// What is done to logits beside the temperature.
+    pub fn processors(&self) -> LogitsProcessors {
+        let Self { repetition_penalty, top_k, top_p, min_p, .. } = *self;
+        LogitsProcessors { repetition_penalty, top_k, top_p, min_p }
+    }
+}
+
+/// The settings of the evaluation on held-out problems, which samples in its own way.
+///
+/// ```
+/// use trainer::train_config::EvalConfig;
+///
+/// // pass@1 and pass@8 of 16 completions of every held-out problem, each sampled as Qwen2.5-Instruct's generation_config.json says.
+/// let eval = EvalConfig {
+///     num_problems: 0,
+///     num_generations: 16,
+///     pass_at: vec![1, 8],
+///     temperature: Some(0.7),
+///     top_p: Some(0.8),
+///     top_k: Some(20),
+///     ..Default::default()
+/// };
+/// # drop(eval);
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EvalConfig {
-    /// The number of distinct held-out problems.
+    /// The number of distinct held-out problems; 0 takes all that there are.
     pub num_problems: usize,
-    /// The number of sampled completions per problem for the mean reward; 0 skips sampling.
+    /// The number of sampled completions per problem, for the mean rewards and for `pass_at`; 0 skips sampling.
     pub num_generations: usize,
     /// The number of GRPO steps between evaluations; 0 evaluates only before and after.
     pub eval_steps: u64,
+    /// The numbers k of which pass@k is estimated from the sampled completions, at most `num_generations`. Where 1 is not among
+    /// them, pass@1 is of the greedy completion.
+    pub pass_at: Vec<usize>,
+    /// The name of the reward function by which a completion passes: it gives at least 1. `correct` is there even where the
+    /// section `rewards` gives it no weight.
+    pub pass_reward: String,
+    /// The temperature of the sampled completions, 0 for greedy ones. This and the next four are those of the section `rollout` where they
+    /// are `None`.
+    pub temperature: Option<f64>,
+    /// As `rollout.top_k`.
+    pub top_k: Option<usize>,
+    /// As `rollout.top_p`.
+    pub top_p: Option<f64>,
+    /// As `rollout.min_p`.
+    pub min_p: Option<f64>,
+    /// As `rollout.repetition_penalty`.
+    pub repetition_penalty: Option<f64>,
 }
+
+/// The reward function that passes a completion unless another is chosen.
+const PASS_REWARD: &str = "correct";
 
 impl Default for EvalConfig {
     fn default() -> Self {
-        Self { num_problems: 256, num_generations: 2, eval_steps: 50 }
+        Self {
+            num_problems: 256,
+            num_generations: 2,
+            eval_steps: 50,
+            pass_at: Vec::new(),
+            pass_reward: PASS_REWARD.into(),
+            temperature: None,
+            top_k: None,
+            top_p: None,
+            min_p: None,
+            repetition_penalty: None,
+        }
+    }
+}
+
+impl EvalConfig {
+    /// The sampling of the completions of an evaluation: this section's, else that of `rollout`. It depends on the seed, not on the step.
+    pub fn sampling(&self, rollout: &RolloutConfig, seed: u64) -> Sampling {
+        let temperature = self.temperature.unwrap_or(rollout.temperature);
+        if temperature == 0.0 {
+            return Sampling::Greedy;
+        }
+        let processors = LogitsProcessors {
+            repetition_penalty: self.repetition_penalty.or(rollout.repetition_penalty),
+            top_k: self.top_k.or(rollout.top_k),
+            top_p: self.top_p.or(rollout.top_p),
+            min_p: self.min_p.or(rollout.min_p),
+        };
+        Sampling::Random { temperature, processors, seed, purpose: Purpose::EvalRollout, step: 0, first: 0 }
     }
 }
 

@@ -6,16 +6,15 @@ pub use state::{Counters, TrainState};
 
 use crate::coefficients::Coefficients;
 use crate::error::{Error, Result};
-use crate::eval::{EvalReport, evaluate, greedy_passes};
+use crate::eval::{EvalReport, evaluate, greedy_passes, has_pass_reward};
 use crate::parts::Parts;
 use crate::prompts::encode_prompt;
 use crate::step::{StepContext, StepReport, grpo_step};
-use crate::train_config::{REWARD, TrainConfig, check};
+use crate::train_config::{MAX_SEQUENCES, REWARD, TrainConfig, check};
 use crate::updates::Updates;
 use crate::warmup::{WarmupReport, warmup_step};
-use data::Item;
+use data::{Dataset, Item};
 use grpo_core::LossConfig;
-use models::Tokenizer;
 use policy::Policy;
 use rewards::{Failures, RewardInput, Rewards};
 
@@ -64,16 +63,18 @@ impl Trainer {
     /// # Errors
     /// As [`Trainer::new`].
     pub fn with_parts(config: TrainConfig, mut parts: Parts) -> Result<Self> {
-        config.validate_for(parts.tokenizer.vocab_size())?;
+        config.validate_for(parts.tokenizer.vocab_size(), parts.policy.context_length())?;
         check_filter(&config, &parts.rewards)?;
+        check_value_head(&config, &*parts.policy)?;
         if config.grpo.use_kl_in_reward && config.loss.beta != 0.0 {
             tracing::warn!(
                 "the KL to the reference is both in the reward (grpo.use_kl_in_reward) and in the loss (loss.beta)"
             );
         }
-        let held_out = parts.dataset.held_out(config.eval.num_problems)?;
+        check_pass_reward(&config, &parts.rewards)?;
+        let held_out = parts.dataset.held_out(num_problems(&config, &*parts.dataset)?)?;
         let probe = parts.dataset.probe(PROBE_PROBLEMS)?;
-        check_lengths(&config, &*parts.tokenizer, held_out.iter().chain(&probe))?;
+        check_lengths(&config, &parts, held_out.iter().chain(&probe))?;
         probe_rewards(&parts.rewards, &held_out)?;
         let failures = Failures::new(&parts.rewards, config.rewards.max_consecutive_failures);
         parts.policy.reset_optimizer(&config.warmup.optimizer.adamw())?;
@@ -261,16 +262,49 @@ fn probe_rewards(rewards: &Rewards, held_out: &[Item]) -> Result<()> {
     Ok(rewards.probe(&RewardInput { item, completion, truncated: false, completion_len })?)
 }
 
+/// Whether the function by which completions pass is there.
+fn check_pass_reward(config: &TrainConfig, rewards: &Rewards) -> Result<()> {
+    let name = &config.eval.pass_reward;
+    let known: Vec<&str> = rewards.names().collect();
+    check(has_pass_reward(rewards, name), "eval.pass_reward", &format!("one of {}", known.join(", ")), name)
+}
+
+/// The number of held-out problems of an evaluation.
+fn num_problems(config: &TrainConfig, dataset: &dyn Dataset) -> Result<usize> {
+    let (key, wanted) = ("eval.num_problems", config.eval.num_problems);
+    let count = match (wanted, dataset.num_held_out()) {
+        (0, Some(all)) => all,
+        (0, None) => {
+            check(false, key, "a number above 0: the data set makes problems without end, so there are no `all`", 0)?;
+            0
+        }
+        _ => wanted,
+    };
+    let sequences = count.checked_mul(config.eval.num_generations.max(1)).unwrap_or(usize::MAX);
+    check(sequences <= MAX_SEQUENCES, key, &format!("at most {MAX_SEQUENCES} sequences in all"), sequences)?;
+    Ok(count)
+}
+
+/// Whether the policy has a value head where values are trained, and only there.
+fn check_value_head(config: &TrainConfig, policy: &dyn Policy) -> Result<()> {
+    match (config.grpo.value_loss().is_some(), policy.has_value_head()) {
+        (true, false) => Err(policy::Error::NoValueHead.into()),
+        (false, true) => check(
+            false,
+            "grpo.advantages.estimator",
+            "gae, because the policy has a value head to train",
+            format!("{:?}", config.grpo.advantages.estimator),
+        ),
+        _ => Ok(()),
+    }
+}
+
 /// Whether the model has room for the prompts of `items` and for completions of full length: it should be said before
 /// the warm-up, not after it.
-fn check_lengths<'a>(
-    config: &TrainConfig,
-    tokenizer: &dyn Tokenizer,
-    items: impl Iterator<Item = &'a Item>,
-) -> Result<()> {
-    let positions = config.model.max_position_embeddings;
+fn check_lengths<'a>(config: &TrainConfig, parts: &Parts, items: impl Iterator<Item = &'a Item>) -> Result<()> {
+    let positions = parts.policy.context_length();
     for item in items {
-        let prompt = encode_prompt(tokenizer, &item.prompt)?.len();
+        let prompt = encode_prompt(&*parts.tokenizer, &item.prompt)?.len();
         // The last token is never fed back.
         check(
             (prompt + config.rollout.max_completion_length).saturating_sub(1) <= positions,

@@ -9,10 +9,12 @@ use std::ops::Range;
 mod checks;
 mod factors;
 mod step;
+mod values;
 mod weights;
 
 pub use factors::{PolicyValues, TokenFactors};
 pub use step::{Rows, StepData};
+pub use values::ValueTargets;
 pub use weights::TokenWeights;
 
 /// One advantage per sequence or per token.
@@ -85,6 +87,7 @@ pub struct TokenBatch {
     temperatures: Option<Vec<f32>>,
     weights: Option<TokenWeights>,
     factors: Option<TokenFactors>,
+    value_targets: Option<ValueTargets>,
     step: StepData,
 }
 
@@ -128,6 +131,7 @@ impl TokenBatch {
             temperatures: None,
             weights: None,
             factors: None,
+            value_targets: None,
             step: StepData::default(),
         })
     }
@@ -306,6 +310,7 @@ impl TokenBatch {
             temperatures: self.temperatures.as_ref().map(cut),
             weights: self.weights.as_ref().map(|weights| weights.select(rows.clone())),
             factors: self.factors.as_ref().map(|factors| factors.select(rows.clone())),
+            value_targets: self.value_targets.as_ref().map(|targets| targets.select(rows.clone())),
             step,
         })
     }

@@ -21,6 +21,7 @@ mod kl;
 mod loss;
 mod ratio;
 mod trust_region;
+mod value;
 mod weighted;
 
 use crate::backend_api::real::{Dual, Real};
@@ -28,6 +29,7 @@ use crate::config::LossConfig;
 pub(crate) use kl::value as kl_value;
 pub use loss::{Average, Bounds, Clipped, Loss, OwnAverage, SharedLogRatio};
 pub use ratio::Ratio;
+pub use value::{ValueLoss, ValueLossConfig, ValueOutput, ValueTerms, explained_variance, value_loss};
 pub use weighted::{BatchLoss, BatchTerms, batch_loss};
 
 losses! {

@@ -7,3 +7,4 @@ mod documents;
 mod evaluate;
 mod loss_config;
 mod mismatch;
+mod value_loss;

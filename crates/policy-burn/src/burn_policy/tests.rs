@@ -1,6 +1,8 @@
 //! What every policy owes a training loop, held by the one in burn.
 
 use super::*;
+use burn::tensor::{Tensor, TensorData};
+use grpo_core::batch::{TokenWeights, ValueTargets};
 use grpo_core::{Advantages, Implementation, LossConfig};
 use models::NamedTensor;
 use policy::{Sequence, export_all, token_batch};
@@ -165,4 +167,135 @@ fn what_is_not_there_is_said() {
         assert!(error.to_string().contains("freeze_ref_policy"), "{error}");
     }
     assert_eq!(policy.num_parameters(), weights(&policy).iter().map(|tensor| tensor.data.len()).sum::<usize>());
+}
+
+/// The policy with a value head, and its batches with values and returns: two of five values are clipped.
+fn critic(sequences: &[Sequence]) -> (BurnPolicy, Vec<SequenceBatch<'_>>) {
+    let mut policy = fresh_policy();
+    let mut parts = batches(&mut policy, sequences);
+    policy = policy.with_value_head(ValueLossConfig::default()).unwrap();
+    let returns = [[0.5, 1.0, 0.0], [-1.0, 0.5, 1.0]];
+    for (part, returns) in parts.iter_mut().zip(returns) {
+        let tokens = part.tokens.tokens();
+        let targets =
+            ValueTargets { old_values: [0.0, 0.4, -0.05][..tokens].to_vec(), returns: returns[..tokens].to_vec() };
+        part.tokens = part.tokens.clone().with_value_targets(targets).unwrap();
+        part.tokens = part
+            .tokens
+            .clone()
+            .with_weights(TokenWeights { policy: vec![0.2; tokens], ..TokenWeights::zeros(tokens) })
+            .unwrap();
+    }
+    (policy, parts)
+}
+
+fn named<'a>(tensors: &'a [NamedTensor], name: &str) -> &'a NamedTensor {
+    tensors.iter().find(|tensor| tensor.name == name).unwrap()
+}
+
+#[test]
+fn a_value_head_is_trained_with_the_policy_and_saved() {
+    let sequences = sequences();
+    let (mut policy, parts) = critic(&sequences);
+    assert_eq!(policy.values(&parts).unwrap(), [0.0; 5], "a new value head says 0");
+    let first = policy.accumulate(&parts, StepLoss::Grpo).unwrap();
+    // Values of 0 are outside of 0.4 - 0.2, the old value of each second token: (0.2 - 1)^2 < 1 and (0.2 - 0.5)^2 < 0.25.
+    let squares = [0.25, 1.0, 1.0, 0.25, 1.0];
+    assert!((first.value_loss - 0.5 * squares.iter().sum::<f64>() / 5.0).abs() < 1e-6, "{}", first.value_loss);
+    assert_eq!(first.metrics.value("value_pred_mean"), Some(0.0));
+    assert!((first.metrics.value("return_mean").unwrap() - 0.4).abs() < 1e-6);
+    policy.apply(0.05).unwrap();
+    let values = policy.values(&parts).unwrap();
+    assert!(values.iter().all(|value| *value != 0.0), "{values:?}");
+    let weights = weights(&policy);
+    assert_eq!(named(&weights, "value_head.weight").shape, [16, 1]);
+    assert!(named(&weights, "value_head.bias").data[0] > 0.0, "most returns are above 0");
+    // The reference has none, and moves all the same.
+    policy.freeze_ref_policy().unwrap();
+    policy.mix_ref_policy(0.5).unwrap();
+    let of_ref = export_all(&policy, StateGroup::Weights(Weights::RefPolicy)).unwrap();
+    assert!(of_ref.iter().all(|tensor| !tensor.name.starts_with("value_head")));
+    assert_eq!(of_ref.len() + 2, weights.len());
+
+    let optimizer = export_all(&policy, StateGroup::Optimizer).unwrap();
+    assert!(optimizer.iter().any(|tensor| tensor.name == "exp_avg.value_head.weight"));
+    let (mut resumed, _) = critic(&sequences);
+    let adamw = AdamWConfig::default();
+    let state = PolicyState {
+        policy: &weights,
+        ref_policy: Some(&of_ref),
+        optimizer: &optimizer,
+        optimizer_steps: 1,
+        adamw: &adamw,
+    };
+    resumed.import(&state).unwrap();
+    for policy in [&mut policy, &mut resumed] {
+        policy.accumulate(&parts, StepLoss::Grpo).unwrap();
+        policy.apply(0.05).unwrap();
+    }
+    assert_eq!(bits(&policy.values(&parts).unwrap()), bits(&resumed.values(&parts).unwrap()));
+}
+
+#[test]
+fn the_gradient_of_the_values_is_that_of_plain_burn_through_the_whole_model() {
+    let sequences = sequences();
+    let (mut policy, parts) = critic(&sequences);
+    policy.accumulate(&parts, StepLoss::Grpo).unwrap();
+    policy.apply(0.05).unwrap();
+    // What the value loss adds to the gradient of the policy's loss.
+    policy.accumulate(&parts, StepLoss::Grpo).unwrap();
+    let with = std::mem::take(&mut policy.sums);
+    let mut without = fresh_policy();
+    without.freeze_ref_policy().unwrap();
+    without.model = policy.model.clone();
+    let bare: Vec<_> = (sequences.chunks(1).zip(&parts))
+        .map(|(sequences, part)| SequenceBatch {
+            sequences,
+            tokens: token_batch(sequences)
+                .unwrap()
+                .with_advantages(part.tokens.advantages().clone())
+                .unwrap()
+                .with_ref_logp(part.tokens.ref_logp().unwrap().to_vec())
+                .unwrap()
+                .with_weights(part.tokens.weights().unwrap().clone())
+                .unwrap(),
+        })
+        .collect();
+    without.accumulate(&bare, StepLoss::Grpo).unwrap();
+
+    let mut want = GradientSum::new();
+    for part in &parts {
+        let targets = part.tokens.value_targets().unwrap();
+        let model = policy.model.clone().fork(&policy.model.device());
+        let values = model.values(completion_hidden(&model, part.sequences).unwrap()).unwrap();
+        let column = |values: &[f32]| {
+            Tensor::<2>::from_data(TensorData::new(values.to_vec(), [values.len(), 1]), &model.device())
+        };
+        let (old, returns) = (column(&targets.old_values), column(&targets.returns));
+        let clipped = values.clone().max_pair(old.clone() - 0.2).min_pair(old + 0.2);
+        let squares = (values - returns.clone()).powi_scalar(2).max_pair((clipped - returns).powi_scalar(2));
+        want.add(&model, (squares.sum() * (0.5 * 0.5 * 0.2)).backward());
+    }
+    assert!(want.norm() > 0.01, "{}", want.norm());
+    for ((with, without), want) in with.parameters().iter().zip(without.sums.parameters()).zip(want.parameters()) {
+        let largest = want.data.iter().fold(0f32, |most, g| most.max(g.abs()));
+        for ((with, without), want) in with.data.iter().zip(&without.data).zip(&want.data) {
+            assert!((with - without - want).abs() <= 1e-5 * largest.max(0.05), "{with} {without} {want}");
+        }
+    }
+    assert!(want.parameters().iter().any(|p| p.name == "embed_tokens" && p.data.iter().any(|g| *g != 0.0)));
+}
+
+#[test]
+fn values_without_a_head_and_a_head_without_values_are_refused() {
+    let sequences = sequences();
+    let (mut critic, parts) = critic(&sequences);
+    let mut policy = fresh_policy();
+    assert!(matches!(policy.values(&parts), Err(Error::NoValueHead)));
+    policy.freeze_ref_policy().unwrap();
+    assert!(matches!(policy.accumulate(&parts, StepLoss::Grpo), Err(Error::NoValueHead)));
+    let bare = batches(&mut policy, &sequences);
+    assert!(critic.accumulate(&bare, StepLoss::Grpo).unwrap_err().to_string().contains("value head"));
+    critic.accumulate(&bare, StepLoss::CrossEntropy { tokens: 5 }).unwrap();
+    assert!(fresh_policy().with_value_head(ValueLossConfig { vf_coef: f64::NAN, ..Default::default() }).is_err());
 }

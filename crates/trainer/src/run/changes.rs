@@ -23,6 +23,7 @@ pub const SAFE: &[&str] = &[
     "logging",
     "wandb",
     "eval",
+    "export",
     "optimizer.learning_rate",
     "optimizer.warmup_ratio",
     "optimizer.lr_scheduler_type",
@@ -242,7 +243,7 @@ mod tests {
         assert_eq!(config_hash(&config).unwrap(), sha256(&serde_json::to_vec(&before).unwrap()));
         assert!(!before.contains_key("model.head_dim"));
         let mut used = config.clone();
-        used.model.head_dim = Some(16);
+        used.model.shape_mut().head_dim = Some(16);
         assert_ne!(config_hash(&used).unwrap(), config_hash(&config).unwrap());
     }
 }

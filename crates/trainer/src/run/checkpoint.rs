@@ -16,6 +16,7 @@ mod tensors;
 
 pub use id::CheckpointId;
 
+use super::best::Best;
 use super::dir::{set_aside, sync_dir};
 use crate::coefficients::CoefficientState;
 use crate::error::{Error, LastGood, Result};
@@ -72,6 +73,9 @@ pub struct SavedState {
     pub metrics_bytes: u64,
     /// The length of completions.jsonl in bytes.
     pub completions_bytes: u64,
+    /// The best evaluation so far, with `run.metric_for_best_model`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub best: Option<Best>,
 }
 
 /// The checkpoints of a run.
@@ -201,16 +205,16 @@ impl Checkpoints {
         }
     }
 
-    /// Removes the oldest checkpoints until `limit` are left; 0 keeps all.
+    /// Removes the oldest checkpoints until `limit` are left, and `best` beside them; 0 keeps all.
     ///
     /// # Errors
     /// [`Error::File`].
-    pub fn prune(&self, limit: usize) -> Result<()> {
+    pub fn prune(&self, limit: usize, best: Option<CheckpointId>) -> Result<()> {
         let positions = self.list()?;
         if limit == 0 || positions.len() <= limit {
             return Ok(());
         }
-        for position in &positions[..positions.len() - limit] {
+        for position in positions[..positions.len() - limit].iter().filter(|position| Some(**position) != best) {
             // Renamed first: a checkpoint that is half removed must not look like a damaged one.
             let (path, temporary) = (self.path(*position), self.folder.join(format!("{TEMPORARY}removing")));
             remove_if_there(&temporary)?;

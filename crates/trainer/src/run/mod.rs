@@ -4,6 +4,8 @@
 //! (counters and weights in the checkpoint, everything else in metrics.jsonl), so a resumed run ends as one that never
 //! stopped.
 
+mod best;
+mod card;
 pub mod changes;
 pub mod checkpoint;
 pub mod curves;
@@ -18,11 +20,14 @@ mod rows;
 mod sinks;
 pub mod summary;
 
+pub use best::Best;
 pub use observer::{Event, Observer};
 
 use crate::error::{Error, Result};
+use crate::export::export;
 use crate::train_config::TrainConfig;
 use crate::trainer::{Phase, Trainer};
+use card::model_card;
 use changes::{Change, config_hash};
 use checkpoint::{CheckpointId, Checkpoints, FORMAT, SavedState};
 use dir::RunDir;
@@ -40,7 +45,7 @@ use summary::Summary;
 /// How a run ended.
 #[derive(Clone, Debug)]
 pub enum Ending {
-    /// All steps are done.
+    /// All steps are done, or evaluations no longer got better (`run.early_stopping_patience`).
     Finished(Box<Summary>),
     /// The run was asked to stop and has saved a checkpoint.
     Stopped {
@@ -71,6 +76,8 @@ pub struct Run {
     metrics: JsonLines,
     completions: JsonLines,
     position: CheckpointId,
+    /// The best evaluation so far.
+    best: Option<Best>,
     /// The checkpoint that holds the present state.
     saved: Option<CheckpointId>,
     resumed: Option<CheckpointId>,
@@ -110,6 +117,7 @@ impl Run {
             trainer,
             checkpoints,
             position: CheckpointId::Warmup(0),
+            best: None,
             saved: None,
             resumed: None,
             changes: Vec::new(),
@@ -137,7 +145,7 @@ impl Run {
     /// that fails later is not.
     pub fn run(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<Ending> {
         // A run that is done has no more to tell.
-        let done = self.trainer.phase() == Phase::Done && self.saved.is_some();
+        let done = self.is_over() && self.saved.is_some();
         let mut sinks = if done { Sinks::default() } else { sinks::open(self.dir.root(), self.trainer.config())? };
         self.began = Instant::now();
         self.announce(observer);
@@ -145,6 +153,15 @@ impl Run {
         let ending = self.train(&mut With(&mut sinks, observer), stop).map_err(|error| self.explain(error));
         sinks.finish(ending.is_ok(), |note| observer.event(Event::Note(note)));
         ending
+    }
+
+    /// Whether all steps are done, or evaluations no longer get better.
+    fn is_over(&self) -> bool {
+        match self.trainer.phase() {
+            Phase::Warmup => false,
+            Phase::Grpo => self.stops_early(),
+            Phase::Done => true,
+        }
     }
 
     fn train(&mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<Ending> {
@@ -165,6 +182,7 @@ impl Run {
                     self.position = CheckpointId::Grpo(0);
                     self.save(observer)?;
                 }
+                (Phase::Grpo, _) if self.stops_early() => break,
                 (Phase::Grpo, _) => {
                     self.announce_phase(RowKind::Grpo, &mut phase, observer);
                     if let Err(error) = self.grpo_step(observer) {
@@ -176,10 +194,17 @@ impl Run {
         }
         self.save(observer)?;
         self.draw_curves()?;
-        let rows = read_rows(&self.dir.metrics_path())?;
-        let summary = Summary::new(self.trainer.config(), &rows, self.trainer.counters(), self.seconds());
+        let (config, rows) = (self.trainer.config(), read_rows(&self.dir.metrics_path())?);
+        let summary = Summary::new(config, &rows, self.trainer.counters(), self.seconds());
+        let summary = Summary { best: self.best.clone(), stopped_early: self.trainer.phase() == Phase::Grpo, ..summary };
+        if config.model.shape().is_none() {
+            let path = self.dir.model_path();
+            export(self.trainer.policy(), config, &path, model_card(config, &summary)?)?;
+            observer.event(Event::Exported(&path));
+        }
         let json = serde_json::to_vec_pretty(&summary).map_err(|e| Error::Text(format!("summary.json: {e}")))?;
         write_atomically(&self.dir.summary_path(), &json)?;
+        self.load_best()?;
         Ok(Ending::Finished(Box::new(summary)))
     }
 
@@ -248,20 +273,21 @@ impl Run {
             rows.iter().try_for_each(|row| self.completions.append(row))?;
             observer.event(Event::Completions(&rows));
         }
-        if eval_due {
-            self.evaluate(step, observer)?;
-        }
+        let is_best = eval_due && self.evaluate(step, observer)?;
         self.position = CheckpointId::Grpo(step);
-        if last || is_due(step, options.save_steps) { self.save(observer).map(drop) } else { Ok(()) }
+        if last || is_best || is_due(step, options.save_steps) { self.save(observer).map(drop) } else { Ok(()) }
     }
 
-    fn evaluate(&mut self, step: u64, observer: &mut dyn Observer) -> Result<()> {
+    /// Evaluates the present policy; whether it is the best so far.
+    fn evaluate(&mut self, step: u64, observer: &mut dyn Observer) -> Result<bool> {
         observer.event(Event::Phase { kind: RowKind::Eval, done: 0, steps: 1 });
         let began = Instant::now();
         let report = self.trainer.evaluate()?;
         let mut row = MetricsRow::new(RowKind::Eval, step, eval_values(&report));
         row.values.insert("step_time".into(), Some(began.elapsed().as_secs_f64()));
-        self.log(row, observer)
+        let is_best = self.observe(&row)?;
+        self.log(row, observer)?;
+        Ok(is_best)
     }
 
     fn log(&mut self, row: MetricsRow, observer: &mut dyn Observer) -> Result<()> {
@@ -291,11 +317,12 @@ impl Run {
             seconds: self.seconds(),
             metrics_bytes,
             completions_bytes,
+            best: self.best.clone(),
         };
         let limit = config.run.save_total_limit;
         let path = self.checkpoints.write(self.position, &saved, self.trainer.policy())?;
         self.saved = Some(self.position);
-        self.checkpoints.prune(limit)?;
+        self.checkpoints.prune(limit, self.best_checkpoint())?;
         observer.event(Event::Saved(&path));
         Ok(path)
     }

@@ -7,7 +7,7 @@ use super::dir::{RunDir, set_aside};
 use super::logs;
 use crate::error::{Error, Result};
 use crate::train_config::{TrainConfig, check};
-use crate::trainer::{Phase, TrainState, Trainer};
+use crate::trainer::{TrainState, Trainer};
 use grpo_files::JsonLines;
 use std::path::Path;
 use std::time::Instant;
@@ -62,25 +62,36 @@ impl Run {
         let metrics = JsonLines::truncate(&dir.metrics_path(), saved.metrics_bytes)?;
         let completions = JsonLines::truncate(&dir.completions_path(), saved.completions_bytes)?;
         checkpoints.clean()?;
-        let mut aside = checkpoints.set_aside_after(Some(position))?;
-        // A summary is of the end of a run, and this one goes on.
-        if trainer.phase() != Phase::Done {
-            aside.extend(set_aside(&dir.summary_path())?);
-        }
-        Ok(Self {
+        let aside = checkpoints.set_aside_after(Some(position))?;
+        let best = saved.best.filter(|best| {
+            // A later one was better, and took its place.
+            let is_kept = checkpoints.path(CheckpointId::Grpo(best.step)).exists();
+            if !is_kept {
+                tracing::warn!("the best checkpoint before {position}, of step {}, is no longer there: the next evaluation is the best", best.step);
+            }
+            is_kept
+        });
+        let mut run = Self {
             dir,
             trainer,
             checkpoints,
             metrics,
             completions,
             position,
+            best,
             saved: Some(position),
             resumed: Some(position),
             changes,
             set_aside: aside,
             seconds_before: saved.seconds,
             began: Instant::now(),
-        })
+        };
+        // A summary is of the end of a run, and this one goes on.
+        if !run.is_over() {
+            let summary = set_aside(&run.dir.summary_path())?;
+            run.set_aside.extend(summary);
+        }
+        Ok(run)
     }
 
     /// A run that was interrupted before its first checkpoint.

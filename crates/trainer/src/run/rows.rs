@@ -10,6 +10,13 @@ pub(super) fn eval_values(report: &EvalReport) -> Vec<(String, f64)> {
     let mut values =
         vec![("eval/pass@1".to_owned(), report.pass_at_1), ("eval/problems".to_owned(), report.problems as f64)];
     values.extend(report.mean_reward.map(|reward| ("eval/reward".to_owned(), reward)));
+    values.extend(report.mean_rewards.iter().map(|(name, mean)| (format!("eval/rewards/{name}/mean"), *mean)));
+    for (k, pass) in &report.pass_at {
+        values.push((format!("eval/pass@{k}"), pass.all));
+        if pass.by_source.len() > 1 {
+            values.extend(pass.by_source.iter().map(|(source, pass)| (format!("eval/pass@{k}/{source}"), *pass)));
+        }
+    }
     // One task needs no second column.
     if report.pass_at_1_by_task.len() > 1 {
         values.extend(report.pass_at_1_by_task.iter().map(|(task, pass)| (format!("eval/pass@1/{task}"), *pass)));
@@ -45,6 +52,7 @@ pub(super) fn pick_completions(
                 completion: sample.completion.clone(),
                 truncated: sample.truncated,
                 reward: sample.reward.total,
+                rewards: rewards.names().map(Into::into).zip(sample.reward.terms.iter().copied()).collect(),
                 advantage: sample.advantage,
                 reward_failures: sample.reward.failures.iter().map(|failed| failure_text(rewards, failed)).collect(),
             });

@@ -1,5 +1,6 @@
 //! summary.json: what a run came to, made from its metrics alone.
 
+use super::best::Best;
 use super::jsonl::{MetricsRow, RowKind};
 use crate::train_config::TrainConfig;
 use crate::trainer::Counters;
@@ -30,6 +31,12 @@ pub struct Summary {
     pub tokens: u64,
     /// The seconds of the whole run, over all its sessions.
     pub seconds: f64,
+    /// The best evaluation, with `run.metric_for_best_model`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub best: Option<Best>,
+    /// Whether `run.early_stopping_patience` ended the run before its last step.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stopped_early: bool,
 }
 
 impl Summary {
@@ -54,6 +61,8 @@ impl Summary {
             warmup_steps: counters.warmup_steps,
             tokens: counters.num_tokens,
             seconds,
+            best: None,
+            stopped_early: false,
         }
     }
 

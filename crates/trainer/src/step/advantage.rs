@@ -1,10 +1,12 @@
 //! From judged completions to a batch with advantages.
 
 use super::generate::{Group, greedy_rewards};
-use super::scores::score_all;
+use super::scores::{score_all, values_of_all};
 use super::{PhaseTimes, Sample, StepContext};
 use crate::error::Result;
 use grpo_core::advantages::{AdvantageConfig, AdvantageEstimator, AdvantageInputs, Rewards as RewardInputs};
+use grpo_core::batch::ValueTargets;
+use grpo_core::objective::explained_variance;
 use grpo_core::rewards::kl_in_reward;
 use grpo_core::{Advantages, Metrics, TokenBatch};
 use policy::{Policy, Sequence, Weights, token_batch};
@@ -46,8 +48,18 @@ impl Generation {
         }
         let batch = token_batch(&sequences)?;
         let batch = with_logps(policy, context, &sequences, batch, sampler_logp, times)?;
+        let values = match policy.has_value_head() {
+            true => {
+                let began = Instant::now();
+                let values = values_of_all(policy, &sequences, &batch, grpo)?;
+                times.add("values", began);
+                Some(values)
+            }
+            false => None,
+        };
         let began = Instant::now();
-        let advantages = advantages(context, &batch, &samples, greedy.as_deref(), metrics)?;
+        let (advantages, returns) =
+            advantages(context, &batch, &samples, greedy.as_deref(), values.as_deref(), metrics)?;
         times.add("adv", began);
         for (b, sample) in samples.iter_mut().enumerate() {
             sample.advantage = match &advantages {
@@ -55,7 +67,14 @@ impl Generation {
                 Advantages::PerToken(of) => mean(&of[batch.range(b)]),
             };
         }
-        Ok(Self { batch: batch.with_advantages(advantages)?, sequences, samples })
+        let mut batch = batch.with_advantages(advantages)?;
+        if let (Some(old_values), Some(returns)) = (values, returns) {
+            batch = batch.with_value_targets(ValueTargets { old_values, returns })?;
+            if let Some(explained) = explained_variance(&batch) {
+                metrics.mean("explained_variance", explained, 1.0);
+            }
+        }
+        Ok(Self { batch, sequences, samples })
     }
 }
 
@@ -90,14 +109,16 @@ fn with_logps(
     Ok(batch)
 }
 
-/// Advantages of the samples, per completion or per token, scaled by `grpo.advantage_scale`.
+/// Advantages of the samples, per completion or per token, scaled by `grpo.advantage_scale`; and where the tokens have `values`, what those
+/// should have been `[N]`, NaN where a completion has no reward.
 fn advantages(
     context: &mut StepContext<'_>,
     batch: &TokenBatch,
     samples: &[Sample],
     greedy: Option<&[f32]>,
+    values_of_tokens: Option<&[f32]>,
     metrics: &mut Metrics,
-) -> Result<Advantages> {
+) -> Result<(Advantages, Option<Vec<f32>>)> {
     let grpo = &context.config.grpo;
     let totals: Vec<f32> = samples.iter().map(|s| s.reward.total.unwrap_or(f32::NAN)).collect();
     let mut config = grpo.advantages.clone();
@@ -114,13 +135,21 @@ fn advantages(
     let inputs = AdvantageInputs {
         batch: Some(batch),
         greedy_rewards: greedy,
+        values: values_of_tokens,
         ..AdvantageInputs::new(rewards, grpo.num_generations)
     };
     let scaled = |values: Vec<f32>| values.into_iter().map(|a| a * grpo.advantage_scale).collect();
-    Ok(match config.compute(&inputs)? {
+    let advantages = match config.compute(&inputs)? {
         Advantages::PerSequence(values) => Advantages::PerSequence(scaled(values)),
         Advantages::PerToken(values) => Advantages::PerToken(scaled(values)),
-    })
+    };
+    let returns = values_of_tokens.map(|_| config.value_targets(&inputs)).transpose()?.map(|mut returns| {
+        for (b, _) in samples.iter().enumerate().filter(|(_, sample)| sample.reward.total.is_none()) {
+            returns[batch.range(b)].fill(f32::NAN);
+        }
+        returns
+    });
+    Ok((advantages, returns))
 }
 
 /// Rewards of tokens `[N]`: what the completions earned, less the KL to the reference. Moves its coefficient (verl's

@@ -114,6 +114,7 @@ fn sample_batch(
     let num_generations = config.grpo.num_generations;
     let sampling = Sampling::Random {
         temperature: config.rollout.temperature,
+        processors: config.rollout.processors(),
         seed: config.seed,
         purpose: Purpose::Rollout,
         step,

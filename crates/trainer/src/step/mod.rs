@@ -58,6 +58,7 @@ pub struct StepReport {
     /// Of the updates: `loss`, `policy_loss`, `entropy`, `clip_ratio/..`, `grad_norm`, `learning_rate`; `kl` where the loss has
     /// a KL term;
     /// `skipped_updates`, the number of updates that were not applied, with `optimizer.skip_grad_norm`;
+    /// of PPO `value_loss`, `value_pred_mean`, `return_mean`, `value_clip_ratio`, and of what was sampled `explained_variance`;
     /// `entropy_coef` where there is a bonus; `sampling/..` where the loss corrects for the sampler.
     ///
     /// verl's `actor/reward_kl_penalty` and `actor/reward_kl_penalty_coeff` with the KL in the reward. With dynamic

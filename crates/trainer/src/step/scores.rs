@@ -1,4 +1,4 @@
-//! Log-probabilities and entropies of what was sampled, without gradients.
+//! Log-probabilities, entropies and values of what was sampled, without gradients.
 
 use super::updates;
 use crate::error::Result;
@@ -6,6 +6,7 @@ use crate::micro_batch::{sequence_batches, split_evenly};
 use crate::train_config::GrpoConfig;
 use grpo_core::{Scores, TokenBatch};
 use policy::{Policy, Sequence, Weights};
+use std::ops::Range;
 
 /// Scores of all completion tokens under the weights `of`, in the micro-batches of the updates, so that an unchanged policy
 /// gets a ratio of 1.
@@ -16,9 +17,23 @@ pub(super) fn score_all(
     batch: &TokenBatch,
     grpo: &GrpoConfig,
 ) -> Result<Scores> {
-    let parts = updates(grpo).flat_map(|rows| {
+    Ok(policy.score(of, &sequence_batches(sequences, batch, micro_batches(grpo))?)?)
+}
+
+/// Values of the states before all completion tokens, in the same micro-batches.
+pub(super) fn values_of_all(
+    policy: &mut dyn Policy,
+    sequences: &[Sequence],
+    batch: &TokenBatch,
+    grpo: &GrpoConfig,
+) -> Result<Vec<f32>> {
+    Ok(policy.values(&sequence_batches(sequences, batch, micro_batches(grpo))?)?)
+}
+
+/// The sequences of every micro-batch of a pass.
+fn micro_batches(grpo: &GrpoConfig) -> impl Iterator<Item = Range<usize>> {
+    updates(grpo).flat_map(|rows| {
         split_evenly(rows.len(), grpo.gradient_accumulation_steps)
             .map(move |part| rows.start + part.start..rows.start + part.end)
-    });
-    Ok(policy.score(of, &sequence_batches(sequences, batch, parts)?)?)
+    })
 }

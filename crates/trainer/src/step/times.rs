@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-/// Seconds of wall time by phase, under verl's names: `gen` (sampling), `reward`, `old_log_prob` and `ref` (scoring), `adv`,
+/// Seconds of wall time by phase, under verl's names: `gen` (sampling), `reward`, `old_log_prob` and `ref` (scoring), `values`, `adv`,
 /// `update_actor` (forward, loss, backward and the optimizer). Phases that a step does not have are missing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PhaseTimes(BTreeMap<&'static str, f64>);

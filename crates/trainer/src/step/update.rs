@@ -84,6 +84,9 @@ pub(super) fn update_policy(
     }
     metrics.mean("loss", sum.loss, 1.0);
     metrics.mean("policy_loss", sum.policy_loss, 1.0);
+    if generation.batch.value_targets().is_some() {
+        metrics.mean("value_loss", sum.value_loss, 1.0);
+    }
     metrics.mean("grad_norm", done.grad_norm, 1.0);
     metrics.mean("learning_rate", done.learning_rate, 1.0);
     Ok(!done.skipped)

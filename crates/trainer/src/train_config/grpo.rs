@@ -1,8 +1,9 @@
 //! The section `grpo`: the loop around the loss, with the names of TRL's GRPOConfig and verl's `algorithm`.
 
-use grpo_core::advantages::{AdvantageConfig, DynamicSampling};
+use grpo_core::advantages::{AdvantageConfig, AdvantageEstimator, DynamicSampling};
 use grpo_core::config::KlEstimator;
 use grpo_core::controllers::{AdaptiveEntropy, AdaptiveKl, FixedKl, KlController};
+use grpo_core::objective::ValueLossConfig;
 use grpo_core::{Implementation, LossConfig};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -31,9 +32,13 @@ pub struct GrpoConfig {
     /// The implementation of the loss. It changes time and memory, not the numbers beyond tolerance.
     pub implementation: Implementation,
     /// The way in which rewards become advantages. The weights of reward functions are those of the section `rewards`, so
-    /// `reward_weights` stays empty. Refused are gae (there is no critic) and the optimal token baselines (scoring
-    /// gives no sums of squared probabilities). Truncated completions are compared even where the loss masks them.
+    /// `reward_weights` stays empty. `gae` is PPO: the policy gets a value head, which is trained with it. Refused are the
+    /// optimal token baselines (scoring gives no sums of squared probabilities). Truncated completions are compared even where the loss masks them.
     pub advantages: AdvantageConfig,
+    /// The factor of the value loss in PPO's loss, with `advantages.estimator: gae`.
+    pub vf_coef: f64,
+    /// How far PPO's values may move from those at sampling before their loss is clipped; `None` (null) clips nothing.
+    pub cliprange_value: Option<f64>,
     /// The factor of every advantage; 1 is GRPO, 0 is the control run that must not learn.
     pub advantage_scale: f32,
     /// The groups that are trained on, and how often others are sampled in the place of the rest: DAPO's dynamic sampling.
@@ -66,7 +71,7 @@ pub struct GrpoConfig {
 
 impl Default for GrpoConfig {
     fn default() -> Self {
-        let entropy = AdaptiveEntropy::default();
+        let (entropy, value) = (AdaptiveEntropy::default(), ValueLossConfig::default());
         Self {
             max_steps: 450,
             prompts_per_step: 64,
@@ -78,6 +83,8 @@ impl Default for GrpoConfig {
             plugin: None,
             implementation: Implementation::default(),
             advantages: AdvantageConfig::default(),
+            vf_coef: value.vf_coef,
+            cliprange_value: value.cliprange_value,
             advantage_scale: 1.0,
             filter_groups: FilterGroupsConfig::default(),
             use_kl_in_reward: false,
@@ -110,6 +117,12 @@ impl GrpoConfig {
     pub(crate) fn micro_batch_sequences(&self) -> usize {
         let groups = self.prompts_per_step.div_ceil(self.steps_per_generation);
         (groups * self.num_generations).div_ceil(self.gradient_accumulation_steps)
+    }
+
+    /// The value loss of PPO; `None` where no value head is trained.
+    pub fn value_loss(&self) -> Option<ValueLossConfig> {
+        let Self { vf_coef, cliprange_value, .. } = *self;
+        (self.advantages.estimator == AdvantageEstimator::Gae).then_some(ValueLossConfig { vf_coef, cliprange_value })
     }
 
     /// The coefficient of the entropy bonus at the beginning of a run; `None` where it stays `loss.entropy_coef`.

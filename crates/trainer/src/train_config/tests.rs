@@ -15,7 +15,6 @@ fn set(assignments: &[&str]) -> Result<Layers> {
 fn advantages_that_a_run_cannot_feed_are_refused_before_it_starts() {
     let refusal = |assignments: &[&str]| resolve(set(assignments)).unwrap().validate().unwrap_err().to_string();
     for (estimator, needed) in [
-        ("gae", "no critic"),
         ("optimal_token_baseline", "sums of squared probabilities"),
         ("tir_optimal_token_baseline", "sums of squared probabilities"),
     ] {
@@ -29,10 +28,58 @@ fn advantages_that_a_run_cannot_feed_are_refused_before_it_starts() {
     resolve(set(&remax)).unwrap().validate().unwrap();
     let remax = refusal(&[&remax[..], &["grpo.use_kl_in_reward=true"]].concat());
     assert!(remax.contains("grpo.advantages.whiten"), "{remax}");
+    let gae = "grpo.advantages.estimator=gae";
+    resolve(set(&[gae, "grpo.num_generations=1", "grpo.cliprange_value=null"])).unwrap().validate().unwrap();
+    for (with, key) in [
+        ("grpo.advantages.whiten=sequences", "grpo.advantages.whiten"),
+        ("loss.loss_type=geo_mean", "loss.loss_type"),
+        ("grpo.vf_coef=-1", "vf_coef"),
+        ("grpo.cliprange_value=0", "cliprange_value"),
+    ] {
+        let text = refusal(&[gae, with]);
+        assert!(text.contains(key), "{text}");
+    }
+    assert!(refusal(&["grpo.vf_coef=0.1"]).contains("estimator gae"));
+    assert!(refusal(&["grpo.cliprange_value=null"]).contains("estimator gae"));
+    let one = [gae, "grpo.num_generations=1", "grpo.filter_groups.enable=true"];
+    assert!(refusal(&one).contains("no group would be kept"));
     assert!(refusal(&["grpo.advantages.gamma=0.5"]).contains("gamma is used by gae"));
     assert!(refusal(&["grpo.advantages.estimator=grpo_passk", "grpo.num_generations=1"]).contains("at least 2"));
     let dapo = ["grpo.advantages.estimator=dapo_mix", "grpo.advantages.ddof=0", "grpo.advantages.clip=5"];
     resolve(set(&dapo)).unwrap().validate().unwrap();
+}
+
+#[rstest::rstest]
+#[case(&["rollout.temperature=0"], "rollout.temperature")]
+#[case(&["rollout.top_p=1.5"], "rollout.top_p")]
+#[case(&["rollout.min_p=-0.1"], "rollout.min_p")]
+#[case(&["rollout.repetition_penalty=0"], "rollout.repetition_penalty")]
+#[case(&["eval.temperature=-1"], "eval.temperature")]
+#[case(&["eval.top_p=2"], "eval.top_p")]
+#[case(&["eval.temperature=0", "eval.repetition_penalty=1.1"], "eval.repetition_penalty")]
+#[case(&["eval.temperature=0", "eval.num_generations=8", "eval.pass_at=[8]"], "eval.pass_at")]
+#[case(&["eval.num_generations=4", "eval.pass_at=[1, 8]"], "eval.pass_at")]
+#[case(&["eval.pass_at=[0]"], "eval.pass_at")]
+fn sampling_that_cannot_be_is_refused_by_its_key(#[case] assignments: &[&str], #[case] key: &str) {
+    let error = resolve(set(assignments)).unwrap().validate().unwrap_err().to_string();
+    assert!(error.contains(&format!("`{key}`")), "{error}");
+}
+
+#[test]
+fn an_evaluation_samples_as_the_rollout_does_unless_it_says_otherwise() {
+    let config = resolve(set(&[
+        "rollout={temperature: 0.7, top_k: 20, top_p: 0.8}",
+        "eval={temperature: 1.2, top_k: 0, num_generations: 8, pass_at: [1, 8]}",
+    ]))
+    .unwrap();
+    config.validate().unwrap();
+    let policy::Sampling::Random { temperature, processors, .. } = config.eval.sampling(&config.rollout, 0) else {
+        panic!("sampled");
+    };
+    assert_eq!((temperature, processors.top_k, processors.top_p), (1.2, Some(0), Some(0.8)));
+    let greedy = resolve(set(&["eval.temperature=0"])).unwrap();
+    greedy.validate().unwrap();
+    assert_eq!(greedy.eval.sampling(&greedy.rollout, 0), policy::Sampling::Greedy);
 }
 
 #[rstest::rstest]

@@ -74,6 +74,23 @@ impl Trainer {
         })
     }
 
+    /// Takes other weights for the policy. Optimizer, reference policy and counters stay what they are.
+    ///
+    /// # Errors
+    /// [`policy::Error::State`] when they are of another model; the trainer is then unchanged.
+    pub fn load_weights(&mut self, weights: &[NamedTensor]) -> Result<()> {
+        let state = self.state()?;
+        let ref_policy = self.parts.policy.has_ref_policy().then_some(&state.ref_policy[..]);
+        self.parts.policy.import(&PolicyState {
+            policy: weights,
+            ref_policy,
+            optimizer: &state.optimizer,
+            optimizer_steps: state.counters.optimizer_steps,
+            adamw: &self.updates.config().adamw(),
+        })?;
+        Ok(())
+    }
+
     /// Continues where a run of the same configuration was when it made `state`.
     ///
     /// # Errors

@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// A run of a few steps with everything switched on: off-policy updates, micro-batches, a reference.
 fn small() -> TrainConfig {
     let mut config = TrainConfig {
-        model: models::ModelConfig { hidden_size: 32, intermediate_size: 32, ..Default::default() },
+        model: models::ModelConfig { hidden_size: 32, intermediate_size: 32, ..Default::default() }.into(),
         warmup: WarmupConfig { steps: 3, until_pass_at_1: None, batch_size: 48, ..Default::default() },
         rollout: RolloutConfig { max_completion_length: 4, batch_size: 8, ..Default::default() },
         grpo: GrpoConfig {
@@ -53,6 +53,14 @@ fn everything() -> TrainConfig {
     grpo.ref_model_sync_steps = 3;
     grpo.filter_groups.enable = true;
     grpo.advantages.estimator = grpo_core::AdvantageEstimator::Remax;
+    config
+}
+
+/// PPO with the KL in the reward.
+fn ppo() -> TrainConfig {
+    let mut config = small();
+    config.grpo.use_kl_in_reward = true;
+    config.grpo.advantages.estimator = grpo_core::AdvantageEstimator::Gae;
     config
 }
 
@@ -108,7 +116,7 @@ fn the_number_of_threads_does_not_matter() {
 #[case::between_the_phases(3)]
 #[case::in_grpo(5)]
 #[case::at_the_end(7)]
-fn a_restored_run_continues_bit_for_bit(#[case] steps: usize, #[values(small(), everything())] config: TrainConfig) {
+fn a_restored_run_continues_bit_for_bit(#[case] steps: usize, #[values(small(), everything(), ppo())] config: TrainConfig) {
     let uninterrupted = whole_run(config.clone());
     let mut first = Trainer::new(config.clone()).unwrap();
     for _ in 0..steps {

@@ -48,6 +48,7 @@ fn saved(position: CheckpointId) -> SavedState {
         seconds: 1.25,
         metrics_bytes: 10,
         completions_bytes: 20,
+        best: None,
     }
 }
 
@@ -96,12 +97,21 @@ fn sums_are_those_of_sha256sum() {
 fn only_the_newest_are_kept_and_temporary_files_do_not_count() {
     let (_folder, checkpoints) = write(&[1, 2, 3, 4]);
     std::fs::create_dir(checkpoints.folder.join(".tmp-step-000009")).unwrap();
-    checkpoints.prune(2).unwrap();
+    checkpoints.prune(2, None).unwrap();
     assert_eq!(checkpoints.list().unwrap(), [CheckpointId::Grpo(3), CheckpointId::Grpo(4)]);
-    checkpoints.prune(0).unwrap();
+    checkpoints.prune(0, None).unwrap();
     assert_eq!(checkpoints.list().unwrap().len(), 2);
     checkpoints.clean().unwrap();
     assert_eq!(checkpoints.names().unwrap().len(), 2);
+}
+
+#[test]
+fn the_best_is_kept_beside_the_newest() {
+    let (_folder, checkpoints) = write(&[1, 2, 3, 4]);
+    checkpoints.prune(1, Some(CheckpointId::Grpo(2))).unwrap();
+    assert_eq!(checkpoints.list().unwrap(), [CheckpointId::Grpo(2), CheckpointId::Grpo(4)]);
+    checkpoints.prune(1, Some(CheckpointId::Grpo(4))).unwrap();
+    assert_eq!(checkpoints.list().unwrap(), [CheckpointId::Grpo(4)]);
 }
 
 #[test]

@@ -4,6 +4,7 @@ use super::check;
 use crate::error::Result;
 use crate::train_config::TrainConfig;
 use grpo_core::advantages::{AdvantageEstimator as E, Whitening};
+use grpo_core::objective::ValueLossConfig;
 
 /// The largest number of generation batches of a step.
 const MAX_GENERATION_BATCHES: usize = 1 << 20;
@@ -29,6 +30,12 @@ impl TrainConfig {
                 batches,
             )?;
             filter.keep.filter(&[], grpo.num_generations)?;
+            check(
+                grpo.num_generations > 1 || !filter.keep.drop_zero_variance,
+                "grpo.filter_groups.enable",
+                "false: with grpo.num_generations 1 the rewards of every group are equal, and no group would be kept",
+                true,
+            )?;
         }
         if let Some(controller) = grpo.entropy_controller(&self.loss) {
             controller.validate()?;
@@ -59,7 +66,6 @@ impl TrainConfig {
         )?;
         advantages.validate()?;
         let missing = match advantages.estimator {
-            E::Gae => Some("values of tokens, and this trainer has no critic"),
             E::OptimalTokenBaseline | E::TirOptimalTokenBaseline => {
                 Some("sums of squared probabilities, and scoring gives log-probabilities and entropies only")
             }
@@ -74,18 +80,44 @@ impl TrainConfig {
             "an estimator that this trainer can feed",
             format!("{:?}, which needs {}", advantages.estimator, missing.unwrap_or_default()),
         )?;
-        let per_token = advantages.estimator == E::Remax && self.grpo.use_kl_in_reward;
+        let per_token = match advantages.estimator {
+            E::Gae => Some("gae gives one advantage per token"),
+            E::Remax if self.grpo.use_kl_in_reward => {
+                Some("remax gives one advantage per token where the KL is in the reward")
+            }
+            _ => None,
+        };
         check(
-            !(per_token && advantages.whitening() == Whitening::Sequences),
+            per_token.is_none() || advantages.whitening() != Whitening::Sequences,
             "grpo.advantages.whiten",
-            "tokens or none: remax gives one advantage per token where the KL is in the reward",
+            &format!("tokens or none: {}", per_token.unwrap_or_default()),
             "sequences",
         )?;
+        self.validate_values()?;
         check(
             !advantages.compares_within_groups() || self.grpo.num_generations > 1,
             "grpo.num_generations",
             "at least 2: these advantages compare the completions of one prompt",
             self.grpo.num_generations,
+        )
+    }
+
+    /// PPO's value loss: what goes with it, and that it is not set where nothing has a value.
+    fn validate_values(&self) -> Result<()> {
+        let (grpo, default) = (&self.grpo, ValueLossConfig::default());
+        let Some(of_values) = grpo.value_loss() else {
+            let owner = "left out: there are values with grpo.advantages.estimator gae only";
+            check(grpo.vf_coef == default.vf_coef, "grpo.vf_coef", owner, grpo.vf_coef)?;
+            let range = grpo.cliprange_value;
+            return check(range == default.cliprange_value, "grpo.cliprange_value", owner, format!("{range:?}"));
+        };
+        of_values.validate()?;
+        let loss = self.loss.loss_type;
+        check(
+            !loss.rules().is_of_sequences(),
+            "loss.loss_type",
+            "a loss that has an advantage for each token, which is what gae gives",
+            loss.name(),
         )
     }
 }

@@ -204,3 +204,79 @@ fn a_reference_that_follows_all_the_way_is_the_policy() {
         assert_eq!(same(&run), follows);
     }
 }
+
+#[rstest]
+fn ppo_trains_values_with_the_policy(#[values(1, 4)] num_generations: usize, #[values(false, true)] kl: bool) {
+    let mut config = ppo();
+    config.grpo.num_generations = num_generations;
+    config.grpo.use_kl_in_reward = kl;
+    config.grpo.advantages.lam = 0.95;
+    config.optimizer.learning_rate = 0.01;
+    let mut run = warm(config);
+    let head = |run: &Trainer| {
+        let of_head = |tensor: &NamedTensor| tensor.name.starts_with("value_head");
+        weights(run).into_iter().filter(of_head).collect::<Vec<_>>()
+    };
+    assert_eq!(head(&run).len(), 2);
+    assert!(head(&run).iter().all(|tensor| tensor.data.iter().all(|value| *value == 0.0)), "it is not warmed up");
+    let first = run.grpo_step().unwrap();
+    assert!(head(&run).iter().all(|tensor| tensor.data.iter().any(|value| *value != 0.0)));
+    // The first values are 0, so the returns are the discounted rewards.
+    assert_eq!(first.metric("explained_variance"), 0.0);
+    assert!(first.metric("value_loss") > 0.0 && first.metric("return_mean") > 0.0);
+    assert!(first.samples.iter().any(|sample| sample.advantage != 0.0));
+    let second = run.grpo_step().unwrap();
+    assert!(second.metric("value_pred_mean") > 0.0, "{}", second.metric("value_pred_mean"));
+    assert!((second.metric("loss") - second.metric("policy_loss") - 0.5 * second.metric("value_loss")).abs() < 0.02);
+    assert!(second.times.metrics().any(|(name, _)| name == "timing_s/values"));
+}
+
+#[test]
+fn values_come_to_foresee_the_rewards() {
+    let mut config = ppo();
+    config.grpo.use_kl_in_reward = false;
+    config.loss.beta = 0.0;
+    config.grpo.max_steps = 40;
+    config.grpo.cliprange_value = None;
+    config.grpo.num_iterations = 1;
+    config.grpo.advantage_scale = 0.0;
+    config.optimizer.learning_rate = 0.01;
+    let mut run = warm(config);
+    let losses: Vec<f64> = (0..40).map(|_| run.grpo_step().unwrap().metric("value_loss")).collect();
+    let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
+    assert!(mean(&losses[30..]) < 0.5 * mean(&losses[..3]), "{losses:?}");
+}
+
+#[test]
+fn a_completion_without_a_reward_teaches_no_value() {
+    struct Nothing;
+    impl RewardFn for Nothing {
+        fn name(&self) -> &str {
+            "nothing"
+        }
+        fn score(&self, _: &RewardInput<'_>) -> Option<f32> {
+            None
+        }
+    }
+    let mut config = ppo();
+    config.grpo.use_kl_in_reward = false;
+    config.loss.beta = 0.0;
+    let rewards = Rewards::from_terms(vec![(Box::new(Nothing), 1.0)]).unwrap();
+    let parts = Parts { rewards, ..Parts::from_config(&config).unwrap() };
+    let mut run = Trainer::with_parts(config, parts).unwrap();
+    while run.phase() == Phase::Warmup {
+        run.warmup_step().unwrap();
+    }
+    let report = run.grpo_step().unwrap();
+    assert_eq!((report.metric("value_loss"), report.metric("grad_norm")), (0.0, 0.0));
+    assert_eq!(report.metrics.value("return_mean"), None);
+}
+
+#[test]
+fn a_value_head_belongs_to_ppo_and_ppo_to_a_value_head() {
+    let parts = |config: &TrainConfig| Parts::from_config(config).unwrap();
+    let without = Trainer::with_parts(ppo(), parts(&small())).err().unwrap();
+    assert!(matches!(without, Error::Policy(policy::Error::NoValueHead)), "{without}");
+    let idle = Trainer::with_parts(small(), parts(&ppo())).err().unwrap().to_string();
+    assert!(idle.contains("grpo.advantages.estimator") && idle.contains("value head"), "{idle}");
+}

@@ -5,7 +5,7 @@ use crate::step::StepReport;
 use data::task::Comparison;
 use grpo_core::advantages::Whitening;
 use grpo_core::{AdvantageConfig, AdvantageEstimator};
-use models::CharTokenizer;
+use models::{CharTokenizer, Tokenizer};
 use policy::{Completion, RolloutEngine, RolloutRequest, Sampling};
 use rewards::RewardFailure;
 use std::sync::Mutex;
@@ -50,7 +50,7 @@ fn scripted(script: Script, config: TrainConfig, squares: bool) -> Trainer {
     let mut config = TrainConfig { warmup: WarmupConfig { steps: 0, ..Default::default() }, ..config };
     (config.grpo.prompts_per_step, config.grpo.num_generations) = (1, script.sampled.len());
     config.grpo.steps_per_generation = 1;
-    config.model.max_position_embeddings = 32;
+    config.model.shape_mut().max_position_embeddings = 32;
     config.rollout.max_completion_length = 4;
     let mut terms: Vec<(Box<dyn RewardFn>, f32)> = vec![(Box::new(Power("number", 1)), 1.0)];
     if squares {
@@ -345,7 +345,7 @@ fn a_completion_that_was_not_judged_is_left_out_of_its_group(
 ) {
     let mut config = TrainConfig { warmup: WarmupConfig { steps: 0, ..Default::default() }, ..small() };
     (config.grpo.prompts_per_step, config.grpo.num_generations, config.grpo.steps_per_generation) = (1, 3, 1);
-    (config.rollout.max_completion_length, config.model.max_position_embeddings) = (4, 32);
+    (config.rollout.max_completion_length, config.model.shape_mut().max_position_embeddings) = (4, 32);
     config.grpo.advantages = AdvantageConfig { estimator, whiten: None, ..Default::default() };
     let terms: Vec<(Box<dyn RewardFn>, f32)> = vec![(Box::new(Failing), 1.0), (Box::new(Power("zero", 0)), 1.0)];
     let script = Script { sampled: &["1.", "<.", "3."], greedy: "1." };
@@ -376,7 +376,7 @@ fn unjudged(config: TrainConfig, terms: Vec<(Box<dyn RewardFn>, f32)>, script: S
 fn failures_in_a_row_end_the_steps_with_the_name_and_the_last_message() {
     let mut config = TrainConfig { warmup: WarmupConfig { steps: 0, ..Default::default() }, ..small() };
     (config.grpo.prompts_per_step, config.grpo.num_generations, config.grpo.steps_per_generation) = (1, 2, 1);
-    (config.rollout.max_completion_length, config.model.max_position_embeddings) = (4, 32);
+    (config.rollout.max_completion_length, config.model.shape_mut().max_position_embeddings) = (4, 32);
     config.rewards.max_consecutive_failures = 5;
     let mut trainer = unjudged(config, vec![(Box::new(Failing), 1.0)], Script { sampled: &["<.", ">."], greedy: "1." });
     for _ in 0..2 {
@@ -396,4 +396,107 @@ fn a_reward_that_cannot_judge_is_said_before_anything_is_trained() {
     // The answers to comparisons are no numbers.
     let error = with_parts(small(), vec![(Box::new(Failing), 1.0)], TWO).map(drop).unwrap_err().to_string();
     assert!(error.contains("`failing` cannot judge a completion: the judge is on strike"), "{error}");
+}
+
+/// Of four samples two give at least 1.
+const FOUR: Script = Script { sampled: &["1.", "0.", "0.", "3."], greedy: "0." };
+
+fn evaluated(change: impl FnOnce(&mut TrainConfig)) -> crate::eval::EvalReport {
+    let mut config = small();
+    config.eval.num_generations = 4;
+    config.eval.pass_reward = "number".into();
+    change(&mut config);
+    scripted(FOUR, config, true).evaluate().unwrap()
+}
+
+#[test]
+fn evaluations_estimate_pass_at_k_from_their_samples() {
+    let greedy = evaluated(|_| {});
+    assert_eq!((greedy.pass_at_1, greedy.problems), (0.0, 16));
+    assert!(greedy.pass_at.is_empty());
+    let found = evaluated(|config| config.eval.pass_at = vec![1, 2, 3]);
+    assert_eq!(found.pass_at_1, 0.5);
+    // One of two is right unless both are among the two wrong ones: 1 - 1 / 6.
+    assert!((found.pass_at[&2].all - 5.0 / 6.0).abs() < 1e-12);
+    assert_eq!((found.pass_at[&3].all, found.pass_at[&3].by_source["comparison"]), (1.0, 1.0));
+    assert_eq!(found.pass_at_1_by_task["comparison"], 0.5);
+    for report in [greedy, found] {
+        assert_eq!((report.mean_rewards["number"], report.mean_rewards["square"]), (1.0, 2.5));
+        assert_eq!(report.mean_reward, Some(1.0 - 0.5 * 2.5));
+    }
+}
+
+#[test]
+fn greedy_evaluations_have_one_completion_per_problem() {
+    let found = evaluated(|config| config.eval.temperature = Some(0.0));
+    assert_eq!((found.pass_at_1, found.mean_reward), (0.0, Some(0.0)));
+    let passed = evaluated(|config| {
+        config.eval.temperature = Some(0.0);
+        config.eval.pass_at = vec![1];
+        config.eval.pass_reward = "square".into();
+    });
+    assert_eq!(passed.pass_at_1, 0.0);
+}
+
+#[test]
+fn what_passes_has_to_be_a_reward_of_the_run() {
+    let mut config = small();
+    config.eval.pass_reward = "nobody".into();
+    let error = with_parts(config, vec![(Box::new(Power("number", 1)), 1.0)], TWO).err().unwrap().to_string();
+    assert!(error.contains("`eval.pass_reward`") && error.contains("number"), "{error}");
+}
+
+#[test]
+fn a_full_sweep_takes_every_held_out_row_there_is() {
+    /// Five held-out rows.
+    struct Finite(TaskMixture);
+    impl data::Dataset for Finite {
+        fn next_batch(&mut self, count: usize) -> data::Result<Vec<Item>> {
+            self.0.next_batch(count)
+        }
+        fn held_out(&self, count: usize) -> data::Result<Vec<Item>> {
+            self.0.held_out(count)
+        }
+        fn num_held_out(&self) -> Option<usize> {
+            Some(5)
+        }
+        fn probe(&self, count: usize) -> data::Result<Vec<Item>> {
+            self.0.probe(count)
+        }
+        fn cursor(&self) -> u64 {
+            self.0.cursor()
+        }
+        fn set_cursor(&mut self, cursor: u64) {
+            self.0.set_cursor(cursor);
+        }
+    }
+    let mut config = small();
+    config.eval.num_problems = 0;
+    let endless = Trainer::new(config.clone()).err().unwrap().to_string();
+    assert!(endless.contains("`eval.num_problems`") && endless.contains("without end"), "{endless}");
+    let tasks: data::WeightedTasks = vec![(Arc::new(Comparison { max_number: 50 }), 1.0)];
+    let dataset = Box::new(Finite(TaskMixture::from_tasks(tasks, 0.1, 0).unwrap()));
+    let parts = Parts { dataset, ..Parts::from_config(&config).unwrap() };
+    assert_eq!(Trainer::with_parts(config, parts).unwrap().evaluate().unwrap().problems, 5);
+}
+
+/// PPO's values are 0 in the first step, so that advantages before whitening are discounted rewards.
+#[test]
+fn generalised_advantages_are_of_the_values_of_tokens() {
+    let gae = |gamma, lam| AdvantageConfig {
+        estimator: AdvantageEstimator::Gae,
+        whiten: Some(Whitening::None),
+        gamma,
+        lam,
+        ..Default::default()
+    };
+    // 2 tokens and reward 1, 4 tokens and reward 3: means over (gamma lam)^t.
+    assert_advantages(&step(TWO, gae(1.0, 0.5), false), [0.75, 3.0 * 1.875 / 4.0]);
+    assert_advantages(&step(TWO, gae(0.5, 1.0), false), [0.75, 3.0 * 1.875 / 4.0]);
+    let report = step(TWO, gae(0.5, 1.0), false);
+    // Returns 0.5 1 and 0.375 0.75 1.5 3; values of 0, of which a clip at 0.2 leaves all where they are.
+    assert!((report.metric("return_mean") - 7.125 / 6.0).abs() < 1e-6);
+    let config = LossConfig::default();
+    assert_eq!(config.loss_type, grpo_core::LossType::Grpo);
+    assert!(report.metric("value_loss") > 0.0);
 }

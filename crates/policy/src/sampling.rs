@@ -1,0 +1,187 @@
+//! How the next token is chosen: the distribution that it is drawn from.
+
+use crate::error::{Error, Result};
+use rng::Purpose;
+use std::collections::HashSet;
+
+/// How the next token is chosen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Sampling {
+    /// The most likely token; of several equal ones that with the smallest id.
+    Greedy,
+    /// A draw from softmax(logits / temperature), of which `processors` may leave tokens out. Sample i of a request has its own
+    /// stream (seed, purpose, step, first + i), so what it draws does not depend on the samples around it.
+    Random {
+        /// The temperature T, above 0.
+        temperature: f64,
+        /// What is done to the logits before and after they are divided by the temperature; the default is nothing.
+        processors: LogitsProcessors,
+        /// The seed of the run.
+        seed: u64,
+        /// What the samples are for.
+        purpose: Purpose,
+        /// The step of the run.
+        step: u64,
+        /// The number of samples that earlier requests of the step have drawn.
+        first: u64,
+    },
+}
+
+/// The logits processors of `transformers`, with their names, definitions and order: repetition penalty, temperature, top_k, top_p,
+/// min_p. `None` is off.
+///
+/// ```
+/// use policy::LogitsProcessors;
+///
+/// // Of four tokens the two most likely ones are left.
+/// let top_k = LogitsProcessors { top_k: Some(2), ..Default::default() };
+/// let scores = top_k.scores(&[0.0, 3.0, 1.0, 2.0], 0.5, &Default::default());
+/// assert_eq!(scores, [f64::NEG_INFINITY, 6.0, f64::NEG_INFINITY, 4.0]);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LogitsProcessors {
+    /// The number, above 0, that divides a logit above 0, and multiplies one below 0, of every token that the prompt or the
+    /// completion has already (CTRL, arXiv 1909.05858). 1 is off.
+    pub repetition_penalty: Option<f64>,
+    /// The number of most likely tokens that are left; all that are as likely as the last of them are left, too. 0 is off.
+    pub top_k: Option<usize>,
+    /// The share of the probability, in [0, 1], that the most likely tokens which are left have together at least (nucleus sampling,
+    /// arXiv 1904.09751). 1 is off.
+    pub top_p: Option<f64>,
+    /// The share, in [0, 1], of the largest probability that a token needs in order to be left (arXiv 2407.01082). 0 is off.
+    pub min_p: Option<f64>,
+}
+
+impl LogitsProcessors {
+    /// Checks the ranges of all values.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] that names the value.
+    pub fn validate(&self) -> Result<()> {
+        let in_unit = |value: f64| (0.0..=1.0).contains(&value);
+        for (name, value, legal, expected) in [
+            (
+                "repetition_penalty",
+                self.repetition_penalty,
+                (|p| p.is_finite() && p > 0.0) as fn(f64) -> bool,
+                "above 0",
+            ),
+            ("top_p", self.top_p, in_unit, "in [0, 1]"),
+            ("min_p", self.min_p, in_unit, "in [0, 1]"),
+        ] {
+            if let Some(value) = value.filter(|value| !legal(*value)) {
+                return Err(Error::argument(name, format!("a number {expected}"), value));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the repetition penalty needs the tokens that are there already.
+    pub fn penalises_repetition(&self) -> bool {
+        self.repetition_penalty.is_some_and(|penalty| penalty != 1.0)
+    }
+
+    /// The scores `[V]` of `logits: [V]`, minus infinity for tokens that are left out: the next token is drawn from their softmax.
+    /// `seen` are the tokens of the prompt and of the completion so far, which only the repetition penalty reads.
+    ///
+    /// Tokens that are equally likely at the edge of top_p are left out from the smallest id on, as `transformers` does on a CPU.
+    pub fn scores(&self, logits: &[f32], temperature: f64, seen: &HashSet<u32>) -> Vec<f64> {
+        let mut scores: Vec<f64> = logits.iter().map(|logit| f64::from(*logit) / temperature).collect();
+        if let Some(penalty) = self.repetition_penalty.filter(|penalty| *penalty != 1.0) {
+            let penalty = penalty as f32;
+            for id in seen.iter().map(|id| *id as usize).filter(|id| *id < logits.len()) {
+                let logit = if logits[id] < 0.0 { logits[id] * penalty } else { logits[id] / penalty };
+                scores[id] = f64::from(logit) / temperature;
+            }
+        }
+        if let Some(k) = self.top_k.filter(|k| (1..scores.len()).contains(k)) {
+            let mut order = scores.clone();
+            let (_, edge, _) = order.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a));
+            let edge = *edge;
+            leave_out(&mut scores, |score| score < edge);
+        }
+        if let Some(p) = self.top_p.filter(|p| *p < 1.0) {
+            nucleus(&mut scores, p);
+        }
+        if let Some(share) = self.min_p.filter(|share| *share > 0.0) {
+            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            leave_out(&mut scores, |score| (score - max).exp() < share);
+        }
+        scores
+    }
+}
+
+fn leave_out(scores: &mut [f64], of: impl Fn(f64) -> bool) {
+    scores.iter_mut().filter(|score| of(**score)).for_each(|score| *score = f64::NEG_INFINITY);
+}
+
+/// Leaves out the least likely tokens whose probabilities add up to at most 1 - p; the most likely one stays.
+fn nucleus(scores: &mut [f64], p: f64) {
+    let mut ids: Vec<usize> = (0..scores.len()).filter(|id| scores[*id] > f64::NEG_INFINITY).collect();
+    ids.sort_by(|a, b| scores[*a].total_cmp(&scores[*b]));
+    let Some((last, rest)) = ids.split_last() else { return };
+    let max = scores[*last];
+    let weight = |score: f64| (score - max).exp();
+    let total: f64 = ids.iter().map(|id| weight(scores[*id])).sum();
+    let mut sum = 0.0;
+    for id in rest {
+        sum += weight(scores[*id]);
+        if sum > (1.0 - p) * total {
+            break;
+        }
+        scores[*id] = f64::NEG_INFINITY;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde::Deserialize;
+
+    #[derive(Deserialize)]
+    struct Case {
+        name: String,
+        logits: Vec<f32>,
+        seen: HashSet<u32>,
+        temperature: f64,
+        repetition_penalty: Option<f64>,
+        top_k: Option<usize>,
+        top_p: Option<f64>,
+        min_p: Option<f64>,
+        probabilities: Vec<f64>,
+    }
+
+    #[test]
+    fn distributions_are_those_of_transformers() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/sampling.json");
+        let cases: Vec<Case> = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        assert!(cases.len() > 20);
+        let mut left_out = 0;
+        for case in cases {
+            let Case { repetition_penalty, top_k, top_p, min_p, .. } = case;
+            let processors = LogitsProcessors { repetition_penalty, top_k, top_p, min_p };
+            processors.validate().unwrap();
+            let scores = processors.scores(&case.logits, case.temperature, &case.seen);
+            let total: f64 = scores.iter().map(|score| score.exp()).sum();
+            assert_eq!(scores.len(), case.probabilities.len());
+            for (id, (score, want)) in scores.iter().zip(&case.probabilities).enumerate() {
+                let found = score.exp() / total;
+                assert!((found - want).abs() < 2e-6, "{}: token {id} has {found}, expected {want}", case.name);
+                assert_eq!(found == 0.0, *want == 0.0, "{}: token {id}", case.name);
+                left_out += usize::from(found == 0.0);
+            }
+        }
+        assert!(left_out > 50, "{left_out}");
+    }
+
+    #[test]
+    fn values_out_of_range_are_named() {
+        for (processors, name) in [
+            (LogitsProcessors { top_p: Some(1.5), ..Default::default() }, "top_p"),
+            (LogitsProcessors { min_p: Some(f64::NAN), ..Default::default() }, "min_p"),
+            (LogitsProcessors { repetition_penalty: Some(0.0), ..Default::default() }, "repetition_penalty"),
+        ] {
+            assert!(processors.validate().unwrap_err().to_string().contains(name), "{name}");
+        }
+    }
+}

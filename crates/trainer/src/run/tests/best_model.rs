@@ -1,0 +1,103 @@
+//! The best checkpoint, and runs that end because they get no better.
+
+use super::*;
+use crate::run::checkpoint::CheckpointId;
+
+/// A run that is evaluated after every step, by a metric that no step can raise: no completion gets a reward of its own.
+fn watched() -> TrainConfig {
+    let mut config = config();
+    config.grpo.max_steps = 8;
+    config.eval.eval_steps = 1;
+    config.run.save_steps = 1;
+    config.run.save_total_limit = 1;
+    config.run.metric_for_best_model = Some("eval/problems".into());
+    config.run.early_stopping_patience = Some(3);
+    config
+}
+
+fn names(run: &Run) -> Vec<String> {
+    run.checkpoints.list().unwrap().iter().map(CheckpointId::to_string).collect()
+}
+
+fn summary(ending: Ending) -> Summary {
+    match ending {
+        Ending::Finished(summary) => *summary,
+        Ending::Stopped { .. } => panic!("stopped"),
+    }
+}
+
+#[test]
+fn a_run_that_gets_no_better_ends_and_keeps_its_best_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a");
+    let mut run = Run::start(watched(), Some(&path)).unwrap();
+    let found = summary(finish(&mut run).unwrap());
+    // Better never; the first evaluation, before step 1, stays the best one.
+    assert_eq!((found.steps, found.stopped_early), (3, true));
+    let best = found.best.unwrap();
+    assert_eq!((best.step, best.value.0, best.early_stopping_patience_counter), (0, 4.0, 3));
+    assert_eq!(names(&run), ["step-000000", "step-000003"]);
+    drop(run);
+
+    // It is over: going on does nothing.
+    let mut again = Run::resume(&path, None, &[]).unwrap();
+    let (heard, ending) = record(&mut again, "");
+    assert_eq!(summary(ending).steps, 3);
+    assert!(heard.iter().all(|event| !event.starts_with("Grpo ")), "{heard:?}");
+    drop(again);
+
+    // With more patience it goes on from where it was.
+    let mut patient = Run::resume(&path, None, &assignments(&["run.early_stopping_patience=5"])).unwrap();
+    assert_eq!(summary(finish(&mut patient).unwrap()).steps, 5);
+    assert_eq!(names(&patient), ["step-000000", "step-000005"]);
+}
+
+#[test]
+fn an_interrupted_run_stops_where_a_whole_one_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let (whole, cut) = (folder.path().join("whole"), folder.path().join("cut"));
+    let expected = summary(finish(&mut Run::start(watched(), Some(&whole)).unwrap()).unwrap());
+    stopped_after(watched(), &cut, "Grpo 2");
+    let mut resumed = Run::resume(&cut, None, &[]).unwrap();
+    assert_eq!(resumed.best().unwrap().early_stopping_patience_counter, 2);
+    let found = summary(finish(&mut resumed).unwrap());
+    assert_eq!((found.steps, found.best), (expected.steps, expected.best));
+    let model = |path: &Path| std::fs::read(path.join("checkpoints/step-000003/model.safetensors")).unwrap();
+    assert_eq!(model(&whole), model(&cut));
+}
+
+#[test]
+fn the_best_weights_are_loaded_at_the_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = watched();
+    config.run.load_best_model_at_end = true;
+    let mut run = Run::start(config, Some(&folder.path().join("a"))).unwrap();
+    finish(&mut run).unwrap();
+    let weights = run.trainer().state().unwrap().policy;
+    let saved = |step| run.checkpoints.read(CheckpointId::Grpo(step)).unwrap().1;
+    let by_name = |mut tensors: Vec<models::NamedTensor>| {
+        tensors.sort_by(|a, b| a.name.cmp(&b.name));
+        tensors
+    };
+    assert_eq!(by_name(weights.clone()), saved(0).policy);
+    assert_ne!(by_name(weights), saved(3).policy);
+    assert_eq!(run.trainer().counters(), saved(3).counters);
+}
+
+#[test]
+fn a_metric_that_is_none_ends_the_run_at_its_first_evaluation() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = watched();
+    config.run.metric_for_best_model = Some("accuracy".into());
+    let error = finish(&mut Run::start(config, Some(&folder.path().join("a"))).unwrap()).unwrap_err().to_string();
+    assert!(error.contains("run.metric_for_best_model") && error.contains("eval/pass@1"), "{error}");
+    for (key, change) in [
+        ("run.early_stopping_patience", (|c| c.run.metric_for_best_model = None) as fn(&mut TrainConfig)),
+        ("run.early_stopping_patience", |c| c.run.early_stopping_patience = Some(0)),
+        ("run.early_stopping_threshold", |c| c.run.early_stopping_threshold = f64::NAN),
+    ] {
+        let mut config = watched();
+        change(&mut config);
+        assert!(config.validate().unwrap_err().to_string().contains(key), "{key}");
+    }
+}
