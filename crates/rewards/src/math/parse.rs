@@ -41,7 +41,7 @@ fn is_command(token: Option<&Token>, command: &str) -> bool {
 }
 
 /// The parts of `tokens` between those outside of brackets that `separates`, which comes with each part but the first.
-fn split<'a>(tokens: &'a [Token], separates: impl Fn(&Token) -> bool) -> Vec<(Option<&'a Token>, &'a [Token])> {
+fn split(tokens: &[Token], separates: impl Fn(&Token) -> bool) -> Vec<(Option<&Token>, &[Token])> {
     let (mut parts, mut depth, mut from, mut separator) = (Vec::new(), 0i32, 0, None);
     for (i, token) in tokens.iter().enumerate() {
         if depth == 0 && separates(token) {
