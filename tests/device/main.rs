@@ -64,9 +64,11 @@ fn optimised() -> PjrtBackend {
     PjrtBackend::new(Kind::Cpu, client()).unwrap()
 }
 
-/// One of the devices. Hundreds of small programs: the compiler takes most of the time, and half of it without these.
+/// One of the devices. Hundreds of small programs: the compiler takes most of the time, and half of it without these. What was compiled
+/// once stays in the target folder; an entry is found by the program, the options and the plugin's version.
 fn backend() -> PjrtBackend {
-    let backend = optimised().with_compile_flag("xla_cpu_use_fusion_emitters", false);
+    let backend = optimised().with_compile_cache(concat!(env!("CARGO_TARGET_TMPDIR"), "/compiled"));
+    let backend = backend.with_compile_flag("xla_cpu_use_fusion_emitters", false);
     let backend = backend.with_compile_flag("xla_cpu_parallel_codegen_split_count", 1);
     backend.with_compile_flag("xla_backend_optimization_level", 0)
 }

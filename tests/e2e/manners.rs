@@ -59,6 +59,33 @@ fn a_table_is_a_list_on_a_narrow_terminal_and_whole_in_a_pipe() {
 }
 
 #[test]
+fn sampled_completions_are_a_table_on_a_terminal_and_nothing_in_a_pipe() {
+    let tiny = tiny().display().to_string();
+    let runs = Runs::new(&[]);
+    let settings = ["warmup.steps=1", "grpo.max_steps=2", "run.log_completions_steps=1", "rewards.terminated=0.5"];
+    let settings: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting]).collect();
+    let (first, second) = (runs.text("a"), runs.text("b"));
+    let train = |run| [vec!["train", &tiny, "--run-dir", run], settings.clone()].concat();
+    let text = on_terminal(100, &train(&first));
+    let text = strip_ansi_codes(&text).into_owned();
+    let header: Vec<Vec<&str>> = text
+        .split(['\r', '\n'])
+        .map(|line| line.split_whitespace().collect::<Vec<_>>())
+        .filter(|words| words.first() == Some(&"step") && words.contains(&"prompt"))
+        .collect();
+    let expected = ["step", "prompt", "completion", "right", "correct", "terminated", "reward", "advantage"];
+    assert_eq!(
+        header.iter().map(|words| &words[..8.min(words.len())]).collect::<Vec<_>>(),
+        [&expected[..]; 2],
+        "{text}"
+    );
+    let piped = stdout(&grpo(&train(&second)));
+    assert!(!piped.contains("advantage"), "{piped}");
+    let rows = rows(&runs.path("b").join("completions.jsonl"));
+    assert!(rows.iter().all(|row| row["rewards"]["correct"].is_number() && row["rewards"]["terminated"].is_number()));
+}
+
+#[test]
 fn the_line_of_progress_fits_and_is_made_of_whole_fields() {
     let tiny = tiny().display().to_string();
     for columns in [30, 80] {

@@ -1,6 +1,6 @@
 //! Errors of checks.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -30,6 +30,17 @@ pub enum Error {
         #[source]
         source: Box<Error>,
     },
+    /// A file of expected logits, losses and gradients that cannot be used.
+    #[error("{path}: {reason}", path = path.display())]
+    ModelFile {
+        /// The file.
+        path: PathBuf,
+        /// What was expected, and what it has.
+        reason: String,
+    },
+    /// A policy that cannot compute what a file asks for.
+    #[error(transparent)]
+    Policy(Box<dyn std::error::Error + Send + Sync>),
     /// A file that cannot be read or written.
     #[error(transparent)]
     File(#[from] grpo_files::Error),
@@ -45,6 +56,11 @@ impl Error {
     /// An [`Error::File`] about `path`.
     pub(crate) fn io(action: &'static str, path: &Path, source: std::io::Error) -> Self {
         Self::File(grpo_files::Error::io(action, path, source))
+    }
+
+    /// An [`Error::Policy`] from any error.
+    pub fn policy(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Self::Policy(error.into())
     }
 
     /// An [`Error::Argument`] from anything that prints.

@@ -2,7 +2,8 @@
 //!
 //! Use it to find out whether a backend, or a loss that was made elsewhere, computes the right numbers. [`parity`] takes files
 //! of the format `grpo-batch/1` with inputs and, where another system made them, its results; [`gradcheck`] takes problems of
-//! [`grpo_bench`] and compares gradients with differences of the loss. `grpo parity` and `grpo gradcheck` print what they
+//! [`grpo_bench`] and compares gradients with differences of the loss; [`model`] takes a decoder and what `transformers` made of the same
+//! tokens. `grpo parity` and `grpo gradcheck` print what they
 //! report.
 //!
 //! ```
@@ -21,6 +22,7 @@
 mod error;
 pub mod gradcheck;
 pub mod loss_file;
+pub mod model;
 pub mod parity;
 
 pub use error::{Error, Result};

@@ -1,5 +1,6 @@
 //! What a person sees of a run: a bar and tables on a terminal, plain lines elsewhere.
 
+use crate::completions;
 use crate::emit;
 use crate::progress::{Field, fitted, joined};
 use crate::table::Sheet;
@@ -12,7 +13,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use trainer::run::dir::RunDir;
-use trainer::run::jsonl::{CompletionRow, MetricsRow, RowKind};
+use trainer::run::jsonl::{MetricsRow, RowKind};
 use trainer::run::summary::Summary;
 use trainer::run::{Event, Observer};
 
@@ -168,8 +169,9 @@ impl Observer for Display {
             }
             Event::Phase { kind, done, steps } => self.begin_phase(kind, done, steps),
             Event::Row(row) => self.row(row),
-            Event::Completions(rows) if self.terminal => self.line(&completions_table(rows)),
+            Event::Completions(rows) if self.terminal => self.line(&completions::text(rows, terminal::columns())),
             Event::Completions(_) => {}
+            Event::Exported(path) => tracing::info!("the model is in {}", path.display()),
             Event::Saved(path) => tracing::info!("saved {}", path.display()),
             Event::Note(text) => self.line(text),
         }
@@ -220,22 +222,6 @@ fn eval_line(row: &MetricsRow) -> String {
     }
     let _ = write!(text, " on {:.0} held-out problems", row.get("eval/problems").unwrap_or(0.0));
     text
-}
-
-fn completions_table(rows: &[CompletionRow]) -> String {
-    let mut table = Sheet::new(["step", "prompt", "completion", "right", "reward", "advantage"], 4..6);
-    for row in rows {
-        let cut = if row.truncated { " (cut off)" } else { "" };
-        table.row([
-            row.step.to_string(),
-            row.prompt.clone(),
-            format!("{}{cut}", row.completion),
-            row.answer.clone(),
-            row.reward.map_or("-".into(), |r| format!("{r:.2}")),
-            format!("{:+.2}", row.advantage),
-        ]);
-    }
-    table.text()
 }
 
 fn summary_text(summary: &Summary, dir: &RunDir) -> String {

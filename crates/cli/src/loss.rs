@@ -30,7 +30,7 @@ pub(crate) struct Args {
 }
 
 /// The name of standard output among paths.
-const STDOUT: [&str; 4] = ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"];
+pub(crate) const STDOUT: [&str; 4] = ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"];
 
 pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     let to_stdout = STDOUT.iter().any(|name| args.out.as_os_str() == *name);

@@ -10,15 +10,18 @@ mod bench;
 mod bench_layers;
 mod bench_text;
 mod bench_worker;
+mod completions;
 mod display;
 mod gradcheck;
 mod layers;
 mod loss;
 mod loss_input;
 mod parity;
+mod parity_model;
 mod plan;
 mod plugin;
 mod progress;
+mod report;
 mod table;
 mod terminal;
 mod threads;
@@ -47,6 +50,8 @@ struct Cli {
 enum Command {
     /// Train a small model on verifiable tasks, end to end.
     Train(train::Args),
+    /// Make one HTML page of runs: curves, evaluations, samples, differences of configuration.
+    Report(report::Args),
     /// Check implementations of the loss on batch files: against the file's expected.* and the f64 oracle.
     Parity(parity::Args),
     /// Check gradients on a benchmark's problems, reduced: the oracle's against differences, every variant against the oracle.
@@ -91,6 +96,7 @@ fn main() -> ExitCode {
     threads::hold_to_machine(matches!(cli.command, Command::BenchWorker));
     let result = match cli.command {
         Command::Train(args) => train::run(args),
+        Command::Report(args) => report::run(args),
         Command::Parity(args) => parity::run(args),
         Command::Gradcheck(args) => gradcheck::run(args),
         Command::Loss(args) => loss::run(args),
@@ -131,6 +137,7 @@ fn stop_on_signal(saying: &'static str) -> anyhow::Result<Arc<AtomicBool>> {
     ctrlc::set_handler(move || {
         if flag.swap(true, Ordering::Relaxed) {
             // 128 + SIGINT, as shells count. Checkpoints are atomic, so nothing is lost but the present step.
+            trainer::kill_reward_programs();
             std::process::exit(130);
         }
         let _ = writeln!(std::io::stderr(), "\n{saying}; once more to quit at once");
@@ -201,6 +208,7 @@ mod tests {
             "plan a.yaml --target v6e --variants fused",
             "loss batch.safetensors --output r.safetensors",
             "plugin install cpu --force",
+            "report runs/a runs/b -o r.html",
         ] {
             let parsed = Cli::try_parse_from(["grpo"].into_iter().chain(line.split(' ')));
             assert!(parsed.is_ok(), "{line}: {parsed:?}");

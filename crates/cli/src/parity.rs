@@ -1,4 +1,4 @@
-//! `grpo parity`: an implementation of the loss against batch files and the f64 oracle.
+//! `grpo parity`: an implementation of the loss against batch files and the f64 oracle, or a decoder against what transformers computes.
 
 use crate::{Outcome, emit, loss_input::LossInput, table::Sheet};
 use anyhow::Context;
@@ -10,23 +10,32 @@ use std::path::PathBuf;
 /// Arguments of `grpo parity`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Batch files (grpo-batch/1: safetensors with hidden and lm_head, or logits).
+    /// Batch files (grpo-batch/1: safetensors with hidden and lm_head, or logits). With --model, files of grpo-model/1: `ids` and
+    /// `mask` [B, T], and any of `expected.loss`, `expected.logits` [B, T, V] and `expected.grad.NAME`.
     #[arg(required = true, value_name = "FILE")]
-    files: Vec<PathBuf>,
+    pub(crate) files: Vec<PathBuf>,
+    /// Check the decoder of this Hugging Face folder, on every policy, instead of the loss: logits (whole and over a cache), loss and
+    /// gradients against those of `transformers` in the files.
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["backend", "plugin", "dtype", "config", "implementation"])]
+    pub(crate) model: Option<PathBuf>,
     #[command(flatten)]
     input: LossInput,
     /// Implementation to check.
     #[arg(long, value_parser = crate::loss_input::implementations(&["all"]), default_value = "all")]
     implementation: String,
-    /// Bound on loss, logp and entropy, relative to their scale (at least 1), instead of the dtype's.
+    /// With --model: the adapter (LoRA, in PEFT's layout) in this folder is added to the model; gradients are those of the adapter.
+    #[arg(long, value_name = "FOLDER", requires = "model")]
+    pub(crate) adapter: Option<PathBuf>,
+    /// Bound on loss, logp and entropy, relative to their scale (at least 1), instead of the dtype's. With --model: on loss and logits,
+    /// absolute and relative to the largest logit [default there: 1e-4].
     #[arg(long, value_name = "X", value_parser = bound)]
-    tolerance: Option<f64>,
-    /// Bound on gradients, relative to their largest entry, instead of the dtype's.
+    pub(crate) tolerance: Option<f64>,
+    /// Bound on gradients, relative to their largest entry, instead of the dtype's [default with --model: 1e-4].
     #[arg(long, value_name = "X", value_parser = bound)]
-    gradient_tolerance: Option<f64>,
+    pub(crate) gradient_tolerance: Option<f64>,
     /// Print one JSON document instead of a table.
     #[arg(long)]
-    json: bool,
+    pub(crate) json: bool,
 }
 
 /// A bound that something can meet and something can miss.
@@ -38,6 +47,9 @@ fn bound(text: &str) -> Result<f64, String> {
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
+    if let Some(folder) = &args.model {
+        return crate::parity_model::run(folder, &args);
+    }
     let backend = args.input.open()?;
     let implementations = match Implementation::from_name(&args.implementation) {
         Some(one) => vec![one],
@@ -99,7 +111,12 @@ fn text(reports: &[FileReport], passed: bool) -> String {
 
 /// Comparisons, one a line.
 pub(super) fn table(rows: &[Row]) -> String {
-    let header = ["implementation", "against", "tensor", "max abs", "max rel", "tolerance", ""];
+    table_of("implementation", rows)
+}
+
+/// As [`table`], under a heading for those who computed.
+pub(super) fn table_of(computed_by: &str, rows: &[Row]) -> String {
+    let header = [computed_by, "against", "tensor", "max abs", "max rel", "tolerance", ""];
     let mut table = Sheet::new(header, 3..6);
     for row in rows {
         let c = &row.comparison;

@@ -2,15 +2,21 @@
 //! rows as lists.
 
 use crate::terminal;
-use comfy_table::{CellAlignment, LineStyle, Table, TableStyle, presets};
+use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, LineStyle, Table, TableStyle, presets};
 use console::measure_text_width;
 use std::ops::Range;
 
 /// A line below the header and nothing else.
 const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
 
+/// Blanks beside a cell, at most.
+const PADDING: usize = 2;
+
 /// Columns beside the names with which a part of a table is worth reading.
 const FEWEST: usize = 3;
+
+/// The width in columns of a terminal below which a text is not worth reading in a column of its own.
+const NARROWEST_TEXT: usize = 16;
 
 /// A table: rows under a header.
 #[derive(Clone, Debug)]
@@ -18,18 +24,31 @@ pub(crate) struct Sheet {
     header: Vec<String>,
     numbers: Range<usize>,
     is_named: bool,
+    texts: Range<usize>,
     rows: Vec<Vec<String>>,
 }
 
 impl Sheet {
     /// A table without rows; the columns `numbers` are aligned to the right.
     pub(crate) fn new<T: Into<String>>(header: impl IntoIterator<Item = T>, numbers: Range<usize>) -> Self {
-        Self { header: header.into_iter().map(Into::into).collect(), numbers, is_named: false, rows: vec![] }
+        Self {
+            header: header.into_iter().map(Into::into).collect(),
+            numbers,
+            is_named: false,
+            texts: 0..0,
+            rows: vec![],
+        }
     }
 
     /// Says that the first column names the row, so that the others may stand in several tables.
     pub(crate) fn named(mut self) -> Self {
         self.is_named = true;
+        self
+    }
+
+    /// Says that the columns `texts` hold running text, which may be broken into lines.
+    pub(crate) fn with_texts(mut self, texts: Range<usize>) -> Self {
+        self.texts = texts;
         self
     }
 
@@ -48,25 +67,50 @@ impl Sheet {
         self.table(presets::ASCII_MARKDOWN).to_string()
     }
 
-    /// A table if `columns` are enough for one. Else several, each with the names and some of the other columns, if each may
+    /// A table if `columns` are enough for one, with texts broken into lines if need be. Else several, each with the names and some of the other columns, if each may
     /// have [`FEWEST`] of them. Else a list: a line `name: value` for each cell, and an empty line between rows.
-    fn fitted(&self, columns: Option<usize>) -> String {
+    pub(crate) fn fitted(&self, columns: Option<usize>) -> String {
         let text = self.bare();
         match columns {
-            Some(columns) if width(&text) > columns => self.parts(columns).unwrap_or_else(|| self.list(columns)),
+            Some(columns) if width(&text) > columns => {
+                let table = self.broken(columns).or_else(|| self.parts(columns));
+                table.unwrap_or_else(|| self.list(columns))
+            }
             _ => text,
         }
     }
 
+    /// The table with its texts broken into lines; `None` when there are none, or no room for them.
+    fn broken(&self, columns: usize) -> Option<String> {
+        let others = (0..self.header.len()).filter(|index| !self.texts.contains(index));
+        let cells = |index: usize| self.rows.iter().filter_map(move |row| row.get(index)).chain([&self.header[index]]);
+        let widest = |index: usize| cells(index).map(|cell| width(cell)).max().unwrap_or(0) + PADDING;
+        let taken: usize = others.clone().map(widest).sum();
+        let needed = taken + self.texts.len() * (NARROWEST_TEXT + PADDING);
+        if self.texts.is_empty() || needed > columns {
+            return None;
+        }
+        let mut table = self.padded();
+        table.set_content_arrangement(ContentArrangement::Dynamic).set_width(u16::try_from(columns).ok()?);
+        for index in others {
+            table.column_mut(index)?.set_constraint(ColumnConstraint::ContentWidth);
+        }
+        Some(table.to_string())
+    }
+
     /// The table in the style of this program; nothing stands beside the table from which it had to be kept apart.
     fn bare(&self) -> String {
+        self.padded().to_string()
+    }
+
+    fn padded(&self) -> Table {
         let mut table = self.table(STYLE);
         for (index, padding) in [(0, (0, 1)), (self.header.len().saturating_sub(1), (1, 0))] {
             if let Some(column) = table.column_mut(index) {
                 column.set_padding(padding);
             }
         }
-        table.to_string()
+        table
     }
 
     fn parts(&self, columns: usize) -> Option<String> {
@@ -95,6 +139,7 @@ impl Sheet {
             header: pick(&self.header),
             numbers: place(self.numbers.start)..place(self.numbers.end),
             is_named: true,
+            texts: 0..0,
             rows: self.rows.iter().map(|row| pick(row)).collect(),
         }
     }

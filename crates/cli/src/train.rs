@@ -17,8 +17,8 @@ const DEFAULT_CONFIG: (&str, &str) =
 #[command(
     after_help = "Later layers win: defaults, file, environment (GRPO__LOSS__BETA=0.1), --set loss.beta=0.1. A run that is \
     resumed keeps its configuration; with --set, or in its config.yaml, may change: run.*, logging.*, wandb.*, eval.*, the \
-    learning rate, its schedule and the limits of gradients in optimizer and warmup.optimizer, grpo.max_steps and \
-    grpo.filter_groups.max_num_gen_batches. Exit codes: 0 the run is done, 2 it failed, 3 it was stopped by a signal and can \
+    learning rate, its schedule and the limits of gradients in optimizer and warmup.optimizer, grpo.max_steps, \
+    grpo.filter_groups.max_num_gen_batches, rewards.max_consecutive_failures and how programs and endpoints that reward are reached. Exit codes: 0 the run is done, 2 it failed, 3 it was stopped by a signal and can \
     be resumed."
 )]
 pub(crate) struct Args {

@@ -18,8 +18,11 @@ use std::sync::Arc;
 pub struct Item {
     /// What the policy is asked.
     pub prompt: Prompt,
-    /// A right answer, which the supervised warm-up trains on and rewards compare with; `None` where the data has none.
+    /// A right answer, which rewards compare with; `None` where the data has none.
     pub answer: Option<String>,
+    /// A whole right completion, such as a solution with its steps, which the supervised warm-up trains on; where there is none,
+    /// it trains on the answer.
+    pub completion: Option<String>,
     /// The other columns of the row, which reward functions are given as they are.
     pub columns: Arc<Map<String, Value>>,
     /// The name of the task or the file that the row came from; metrics are kept per source.
@@ -31,7 +34,14 @@ pub struct Item {
 impl Item {
     /// A row with a prompt and nothing else.
     pub fn new(prompt: impl Into<Prompt>) -> Self {
-        Self { prompt: prompt.into(), answer: None, columns: Arc::default(), source: "data".into(), task: None }
+        Self {
+            prompt: prompt.into(),
+            answer: None,
+            completion: None,
+            columns: Arc::default(),
+            source: "data".into(),
+            task: None,
+        }
     }
 
     /// A problem of a task.
@@ -39,6 +49,7 @@ impl Item {
         Self {
             prompt: problem.prompt.clone().into(),
             answer: Some(problem.answer.clone()),
+            completion: None,
             columns: Arc::default(),
             source: task.name().into(),
             task: Some((task, problem)),
@@ -50,6 +61,11 @@ impl Item {
     pub fn with_answer(mut self, answer: impl Into<String>) -> Self {
         self.answer = Some(answer.into());
         self
+    }
+
+    /// The text that the supervised warm-up trains on: the completion, or else the answer.
+    pub fn warmup_text(&self) -> Option<&str> {
+        self.completion.as_deref().or(self.answer.as_deref())
     }
 }
 
@@ -69,10 +85,11 @@ pub trait Dataset: Send {
     /// [`crate::Error::TooFewProblems`], or [`crate::Error::Dataset`] from an implementation elsewhere.
     fn next_batch(&mut self, count: usize) -> Result<Vec<Item>>;
 
-    /// The first `count` held-out rows, which are never trained on; the same for every call.
+    /// The first `count` held-out rows, which are never trained on; the same for every call. Where their number is known, as with
+    /// files, 0 means all of them.
     ///
     /// # Errors
-    /// As [`Dataset::next_batch`].
+    /// As [`Dataset::next_batch`], and [`crate::Error::TooFewRows`].
     fn held_out(&self, count: usize) -> Result<Vec<Item>>;
 
     /// The number of held-out rows, where there is one: tasks make rows without end.

@@ -1,5 +1,8 @@
 //! The errors of this crate.
 
+use crate::files::DataReport;
+use std::path::PathBuf;
+
 /// Result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -31,6 +34,50 @@ pub enum Error {
         /// The number of draws made.
         attempts: u64,
     },
+    /// A file that cannot be read.
+    #[error("cannot read {path}: {source}", path = path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The reason of the failure.
+        source: std::io::Error,
+    },
+    /// A file that cannot be used as a whole.
+    #[error("{path}: {reason}", path = path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong and what to do.
+        reason: String,
+    },
+    /// A row that is not what the configuration makes of it.
+    #[error("{path}, line {line}: {reason}", path = path.display())]
+    Row {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1; of a Parquet file the row, from 1.
+        line: u64,
+        /// What was expected, and what is there.
+        reason: String,
+    },
+    /// Files of which no row is left to train on, or none that is held out.
+    #[error("no row is left that is {split}; {}:\n{report}", hint(split))]
+    Empty {
+        /// The split: `trained on` or `held out`.
+        split: &'static str,
+        /// What became of the rows, file by file.
+        report: DataReport,
+    },
+    /// Files with fewer held-out rows than were asked for.
+    #[error(
+        "{wanted} held-out rows are asked for and there are {found}: ask for at most as many, or for 0, which is all of them"
+    )]
+    TooFewRows {
+        /// The number of rows asked for.
+        wanted: usize,
+        /// The number of rows that there are.
+        found: usize,
+    },
     /// A data set of another crate that cannot deliver.
     #[error("data set: {0}")]
     Dataset(#[source] Box<dyn std::error::Error + Send + Sync>),
@@ -42,4 +89,12 @@ pub(crate) fn check(ok: bool, key: &str, expected: &str, found: impl ToString) -
         return Ok(());
     }
     Err(Error::Config { key: key.to_owned(), expected: expected.to_owned(), found: found.to_string() })
+}
+
+/// What to do where a split has no rows.
+fn hint(split: &str) -> &'static str {
+    match split {
+        "held out" => "raise data.held_out_fraction, or name data.eval_files",
+        _ => "the reasons are below",
+    }
 }

@@ -1,7 +1,8 @@
 //! Problems to train a policy on: what is asked, what the right answers are, and in which order problems come.
 //!
 //! A [`Task`] is a family of problems with a verifier; [`TaskMixture`] draws from several of them without end and keeps a
-//! held-out split. A training loop takes any [`Dataset`], whose whole state is a cursor.
+//! held-out split. [`FileDataset`] reads rows from JSONL (and Parquet with the feature `parquet`). A training loop takes any
+//! [`Dataset`], whose whole state is a cursor; [`open`] makes the one that a configuration names.
 //!
 //! ```
 //! use data::{DataConfig, Dataset, TaskMixture};
@@ -18,15 +19,21 @@
 mod config;
 mod dataset;
 mod error;
+mod files;
 mod mixture;
+mod open;
 mod prompt;
+mod split;
 pub mod task;
 
 pub use config::{
-    AdditionConfig, ComparisonConfig, CountdownConfig, DataConfig, ReverseConfig, SortingConfig, TasksConfig,
+    AdditionConfig, ApplyChatTemplate, ComparisonConfig, CountdownConfig, DataConfig, DataFile, FewShot, FileFormat,
+    ReverseConfig, SortingConfig, TasksConfig,
 };
 pub use dataset::{Dataset, Item};
 pub use error::{Error, Result};
+pub use files::{DataReport, FileDataset, FileReport};
 pub use mixture::{TaskMixture, WeightedTasks};
+pub use open::{PromptEncoder, open};
 pub use prompt::Prompt;
 pub use task::{Problem, Task};

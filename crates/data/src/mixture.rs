@@ -6,9 +6,10 @@
 use crate::config::{DataConfig, TasksConfig};
 use crate::dataset::{Dataset, Item};
 use crate::error::{Error, Result};
+use crate::split;
 use crate::task::{Addition, Comparison, Countdown, Reverse, Sorting, Task};
 use rand::RngExt;
-use rng::{Purpose, stable_hash, stream};
+use rng::{Purpose, stream};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -77,9 +78,7 @@ impl TaskMixture {
 
     /// Whether a prompt belongs to the held-out split.
     pub fn is_held_out(&self, prompt: &str) -> bool {
-        // The top 53 bits of the (well mixed) hash as a number in [0, 1).
-        let mixed = stable_hash(prompt).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        ((mixed >> 11) as f64) / ((1u64 << 53) as f64) < self.held_out_fraction
+        split::is_held_out(split::prompt_hash(prompt), self.held_out_fraction)
     }
 
     /// `count` training problems from draw number `first` on, with the number of the draw after them.

@@ -1,6 +1,7 @@
 //! Files of a run, a benchmark or the command line, and configurations that are made of layers.
 //!
-//! Use it wherever a program of this repository reads or writes a file. [`write_atomically`] leaves a file whole or absent,
+//! Use it wherever a program of this repository reads or writes a file. [`write_atomically`] leaves a file whole or absent, and
+//! [`NewFolder`] a folder,
 //! [`read_regular`] reads no more than a limit and nothing but a file, [`JsonLines`] appends rows and cuts them back to where a
 //! checkpoint was taken, and [`Layers`] makes a configuration of defaults, files, the environment and assignments.
 //!
@@ -23,11 +24,13 @@
 mod error;
 mod json_lines;
 mod layers;
+mod new_folder;
 mod whole;
 
 pub use error::{Error, Result};
 pub use json_lines::{JsonLines, each_row, read_rows};
 pub use layers::{ENV_PREFIX, Layers, to_yaml};
+pub use new_folder::NewFolder;
 pub use whole::{
     FileId, check_output, expect_regular, make_folder, open_regular, read_regular, read_safetensors, remove_temporary,
     sync_folder, without_links, write_atomically, write_output,

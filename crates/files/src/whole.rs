@@ -10,7 +10,7 @@ const MAX_LINKS: usize = 40;
 /// The size in bytes of the number that a safetensors file begins with: the length of its header.
 const SAFETENSORS_PREFIX: usize = 8;
 /// The beginning and the end of the names of files that are being written.
-const TEMPORARY: (&str, &str) = (".grpo-", ".tmp");
+pub(crate) const TEMPORARY: (&str, &str) = (".grpo-", ".tmp");
 /// The longest header of a safetensors file, the format's own limit.
 const MAX_SAFETENSORS_HEADER: u64 = 100_000_000;
 
@@ -201,7 +201,8 @@ impl Destination {
     }
 }
 
-/// Removes what processes that were ended in the middle of a write have left in `folder`.
+/// Removes what processes that were ended in the middle of a write have left in `folder`: files, and folders of
+/// [`NewFolder`](crate::NewFolder).
 ///
 /// # Errors
 /// Those of reading the folder and of removing files.
@@ -210,8 +211,10 @@ pub fn remove_temporary(folder: &Path) -> io::Result<()> {
         let entry = entry?;
         let name = entry.file_name();
         let is_ours = name.to_str().is_some_and(|name| name.starts_with(TEMPORARY.0) && name.ends_with(TEMPORARY.1));
-        if is_ours && entry.file_type()?.is_file() {
-            std::fs::remove_file(entry.path())?;
+        match entry.file_type()? {
+            kind if is_ours && kind.is_file() => std::fs::remove_file(entry.path())?,
+            kind if is_ours && kind.is_dir() => std::fs::remove_dir_all(entry.path())?,
+            _ => {}
         }
     }
     Ok(())
@@ -240,7 +243,7 @@ fn temporary_in(folder: &Path) -> io::Result<tempfile::NamedTempFile> {
 }
 
 /// The folder that `path` is in: a bare name is in the present one.
-fn folder_of(path: &Path) -> &Path {
+pub(crate) fn folder_of(path: &Path) -> &Path {
     match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),

@@ -1,5 +1,8 @@
 //! The errors of this crate.
 
+use crate::memory::MemoryTable;
+use std::path::{Path, PathBuf};
+
 /// Result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -16,6 +19,142 @@ pub enum Error {
         expected: String,
         /// The value that was given.
         found: String,
+    },
+    /// A file or folder that cannot be read or written.
+    #[error("cannot {action} {path}", path = path.display())]
+    Io {
+        /// The action that was tried, as a verb.
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The reason of the failure.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A file or folder that cannot be written whole.
+    #[error(transparent)]
+    Files(#[from] grpo_files::Error),
+    /// A file of a model folder that is not JSON, or not the JSON object that it should be.
+    #[error("{path}, line {line}, column {column}: {reason}", path = path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// The column, from 1; 0 where the file ends.
+        column: usize,
+        /// What is wrong there.
+        reason: String,
+    },
+    /// A field of a model folder's file that is missing, not legal, or asks for mathematics that is not computed here.
+    #[error("{path}: `{field}` is {found}; supported: {supported}", path = path.display())]
+    Field {
+        /// The file, such as `config.json`.
+        path: PathBuf,
+        /// The name of the field; dots lead into objects.
+        field: String,
+        /// The value in JSON, or `missing`.
+        found: String,
+        /// The values that would be taken.
+        supported: String,
+    },
+    /// Weights that cannot be used as a whole: no file, a damaged one, shards and index that contradict each other.
+    #[error("weights of {path}: {reason}", path = path.display())]
+    Weights {
+        /// The folder or the file.
+        path: PathBuf,
+        /// What is wrong and what to do.
+        reason: String,
+    },
+    /// A tensor that the model does not have, or that a file does not have.
+    #[error("{path} has {what} `{name}`{}", nearest_hint(nearest.as_deref()), path = path.display())]
+    UnknownTensor {
+        /// The file or folder.
+        path: PathBuf,
+        /// Who lacks it, in words.
+        what: &'static str,
+        /// The name.
+        name: String,
+        /// The name that comes nearest to it among those that would be known.
+        nearest: Option<String>,
+    },
+    /// Tensors that the model wants and the weights lack.
+    #[error("{path} lacks {count} of the model's tensors: {names}", path = path.display())]
+    MissingTensors {
+        /// The file or folder.
+        path: PathBuf,
+        /// The number of missing tensors.
+        count: usize,
+        /// The first of them.
+        names: String,
+    },
+    /// A tensor whose shape is not the one that the configuration asks for.
+    #[error("{path}: tensor `{name}` is {found:?}, but its configuration makes it {expected:?}", path = path.display())]
+    TensorShape {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// The shape by the configuration.
+        expected: Vec<usize>,
+        /// The shape in the file.
+        found: Vec<usize>,
+    },
+    /// A tensor of a number type that weights cannot have here.
+    #[error("{path}: tensor `{name}` is {found}; supported: F32, BF16, F16", path = path.display())]
+    TensorDtype {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// The number type with safetensors' name.
+        found: String,
+    },
+    /// A weight that is NaN or infinite.
+    #[error("{path}: tensor `{name}` holds {value} at index {index} (row-major)", path = path.display())]
+    NotFinite {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// The first index at which it is so, in the flat tensor.
+        index: usize,
+        /// The value.
+        value: f32,
+    },
+    /// As many values were handed in as a tensor does not have.
+    #[error("tensor `{name}`: expected {expected}, got {found}")]
+    Length {
+        /// The tensor.
+        name: String,
+        /// The number of values that would fit, in words.
+        expected: String,
+        /// The number of values.
+        found: usize,
+    },
+    /// A training that does not fit into memory.
+    #[error("{} bytes are needed and {available} bytes are available:\n{table}", table.total())]
+    TooLarge {
+        /// The parts that need memory.
+        table: MemoryTable,
+        /// The memory that is available, in bytes.
+        available: u64,
+    },
+    /// A target of LoRA that is not a matrix of the model, or none of them.
+    #[error("LoRA target {target:?}: {reason}")]
+    Target {
+        /// The name or the pattern.
+        target: String,
+        /// What is wrong with it, and what would be taken.
+        reason: String,
+    },
+    /// A model that is neither a folder nor in Hugging Face's cache, and that was not downloaded.
+    #[error("model {model:?} was not found: {}", tried.join("; "))]
+    NotFound {
+        /// The name or the folder that was asked for.
+        model: String,
+        /// What was tried, in this order, and why it failed.
+        tried: Vec<String>,
     },
     /// A character for which the tokenizer has no token.
     #[error("character {character:?} at position {position} of {text:?} is not in the tokenizer's alphabet")]
@@ -40,9 +179,60 @@ pub enum Error {
         "the data has messages, and the model has no chat template to render them with; give one, or a text as prompt"
     )]
     NoChatTemplate,
+    /// A chat template that does not parse, that raises, or that cannot be rendered for these messages.
+    #[error("chat template ({origin}){}: {message}", line.map_or_else(String::new, |line| format!(", line {line}")))]
+    ChatTemplate {
+        /// The file of the template, or where else it comes from.
+        origin: String,
+        /// The line of the template, from 1, where it is known.
+        line: Option<usize>,
+        /// What the template raised, or what is wrong with it.
+        message: String,
+    },
+    /// Messages that are no conversation.
+    #[error("messages: {0}")]
+    Messages(String),
+    /// A file of a tokenizer that is missing, or that cannot be used with the model.
+    #[error("{path}: {reason}", path = path.display())]
+    TokenizerFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong and what to do.
+        reason: String,
+    },
     /// A tokenizer of another crate that cannot encode or decode.
     #[error("tokenizer: {0}")]
     Tokenizer(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl Error {
+    /// An [`Error::Io`].
+    pub(crate) fn io(action: &'static str, path: &Path, source: std::io::Error) -> Self {
+        Self::Io { action, path: path.to_owned(), source }
+    }
+
+    /// An [`Error::Weights`].
+    pub(crate) fn weights(path: &Path, reason: impl Into<String>) -> Self {
+        Self::Weights { path: path.to_owned(), reason: reason.into() }
+    }
+
+    /// An [`Error::MissingTensors`] about `names`, of which it says the first.
+    pub(crate) fn missing(path: &Path, names: &[&str]) -> Self {
+        const SAID: usize = 4;
+        let more = if names.len() > SAID { ", ..." } else { "" };
+        let said: Vec<String> = names.iter().take(SAID).map(|name| format!("`{name}`")).collect();
+        Self::MissingTensors { path: path.to_owned(), count: names.len(), names: said.join(", ") + more }
+    }
+}
+
+fn nearest_hint(nearest: Option<&str>) -> String {
+    nearest.map(|name| format!("; the nearest name is `{name}`")).unwrap_or_default()
+}
+
+/// The name among `known` that comes nearest to `name`, if any is near enough to be meant.
+pub(crate) fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<String> {
+    let near = known.into_iter().map(|other| (strsim::normalized_levenshtein(name, other), other));
+    near.filter(|(score, _)| *score > 0.6).max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, other)| other.to_owned())
 }
 
 /// An [`Error::Config`] for `key` unless `ok`.

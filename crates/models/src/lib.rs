@@ -14,14 +14,30 @@
 //! # Ok(())
 //! # }
 //! ```
-#![forbid(unsafe_code)]
+// Denied and not forbidden: one function, `weights::shard::map`, maps files into memory.
+#![deny(unsafe_code)]
 
+mod chat_template;
 mod config;
 mod error;
+mod folder;
+mod hub;
+mod lora;
+mod memory;
+mod parameters;
+mod rope;
 mod tensor;
 mod tokenizer;
+mod weights;
 
+pub use chat_template::ChatTemplate;
 pub use config::{ModelConfig, RopeScaling};
 pub use error::{Error, Result};
+pub use folder::{ExportOptions, Family, FolderWriter, GenerationDefaults, ModelCard, ModelFolder};
+pub use hub::{Hub, locate};
+pub use lora::{AdaptedMatrix, Adapter, AdapterOptions, AdapterWriter, LoraConfig, TargetModules};
+pub use memory::{MemoryTable, Trained, TrainingMemory, available_memory};
+pub use parameters::Parameter;
 pub use tensor::NamedTensor;
-pub use tokenizer::{CharTokenizer, Tokenizer};
+pub use tokenizer::{CharTokenizer, HfTokenizer, Tokenizer};
+pub use weights::{Dtype, WeightTensor, Weights};

@@ -3,7 +3,7 @@
 //! burn's own optimizer clips tensor by tensor and keys its state by run-time ids. This one clips globally, names its
 //! state after the parameters and keeps it as plain f32, so that saving and restoring it is exact.
 
-use crate::decoder::{Decoder, for_each_parameter, update_parameters};
+use crate::decoder::{Decoder, Which, for_each_parameter, update_parameters};
 use crate::gradients::GradientSum;
 use models::NamedTensor;
 use policy::{AdamWConfig, Error, Result, TensorSink, UpdateReport};
@@ -38,6 +38,11 @@ impl AdamW {
     /// An optimizer that has done no step.
     pub fn new(config: &AdamWConfig) -> Self {
         Self { config: config.clone(), step: 0, moments: Vec::new() }
+    }
+
+    /// Forgets all steps; the settings stay.
+    pub(crate) fn reset(&mut self) {
+        (self.step, self.moments) = (0, Vec::new());
     }
 
     /// The number of steps done; a skipped update is none.
@@ -76,9 +81,10 @@ impl AdamW {
         let rule = self.rule(grad_norm, learning_rate);
         // Looked at before anything is written: there is nothing to undo.
         let (mut index, mut finite) = (0, true);
-        for_each_parameter(&model, |values| {
+        for_each_parameter(&model, Which::Trained, |_, _, values| {
             finite &= rule.is_finite(values, &gradients.parameters[index].data, &self.moments[index]);
             index += 1;
+            Ok(())
         })?;
         if !finite {
             if self.step == 0 {

@@ -1,7 +1,7 @@
 //! The decoder, its loss and its optimizer behind the trait that a training loop knows.
 
 use crate::adamw::AdamW;
-use crate::decoder::{Decoder, export_parameters, to_host};
+use crate::decoder::{Decoder, Which, export_parameters, for_each_parameter, to_host};
 use crate::gradients::GradientSum;
 use crate::loss::{LossPlans, PolicyLoss, imitation};
 use crate::micro_batch::accumulate;
@@ -12,7 +12,7 @@ use burn::module::Module;
 use burn::tensor::Device;
 use grpo_core::objective::ValueLossConfig;
 use grpo_core::{LossOutput, Scores};
-use models::ModelConfig;
+use models::{Adapter, LoraConfig, ModelConfig};
 use policy::{
     AdamWConfig, Completion, Error, Policy, PolicyState, Result, RolloutRequest, SequenceBatch, StateGroup, StepLoss,
     TensorSink, UpdateReport, Weights,
@@ -54,8 +54,44 @@ impl BurnPolicy {
     /// # Errors
     /// [`Error::Model`] for an illegal configuration.
     pub fn new(config: &ModelConfig, seed: u64, loss: PolicyLoss) -> Result<Self> {
-        Ok(Self {
-            model: Decoder::new(config, seed, &Device::flex().autodiff())?,
+        Ok(Self::of(Decoder::new(config, seed, &Device::flex().autodiff())?, loss))
+    }
+
+    /// A policy of stored weights, which are read tensor by tensor in f32, with the default settings of AdamW.
+    ///
+    /// # Errors
+    /// Those of [`Decoder::from_weights`].
+    pub fn from_weights(config: &ModelConfig, weights: &models::Weights, loss: PolicyLoss) -> Result<Self> {
+        Ok(Self::of(Decoder::from_weights(config, weights, &Device::flex().autodiff())?, loss))
+    }
+
+    /// This policy with fresh LoRA adapters, as [`Decoder::with_lora`]: gradients, moments and checkpoints are those of the adapters
+    /// alone, tokens are sampled with them, and the reference policy is the model without them.
+    ///
+    /// # Errors
+    /// Those of [`Decoder::with_lora`].
+    pub fn with_lora(self, lora: &LoraConfig, seed: u64) -> Result<Self> {
+        self.adapted(|model| model.with_lora(lora, seed))
+    }
+
+    /// This policy with stored adapters, as [`BurnPolicy::with_lora`].
+    ///
+    /// # Errors
+    /// Those of [`Decoder::with_adapter`].
+    pub fn with_adapter(self, adapter: &Adapter) -> Result<Self> {
+        self.adapted(|model| model.with_adapter(adapter))
+    }
+
+    fn adapted(mut self, adapt: impl FnOnce(Decoder) -> Result<Decoder>) -> Result<Self> {
+        self.model = adapt(self.model)?;
+        self.optimizer.reset();
+        (self.sums, self.ref_policy, self.remembered) = (GradientSum::new(), None, None);
+        Ok(self)
+    }
+
+    fn of(model: Decoder, loss: PolicyLoss) -> Self {
+        Self {
+            model,
             ref_policy: None,
             loss: LossPlans::new(loss),
             cross_entropy: LossPlans::new(PolicyLoss::cross_entropy()),
@@ -64,7 +100,7 @@ impl BurnPolicy {
             sums: GradientSum::new(),
             rollout_batch_size: ROLLOUT_BATCH_SIZE,
             remembered: None,
-        })
+        }
     }
 
     /// Chooses the largest number of sequences that decode together. It bounds memory and does not change what is sampled.
@@ -90,6 +126,11 @@ impl BurnPolicy {
         &self.model
     }
 
+    /// The gradients that [`Policy::accumulate`] has added up since the last update; empty when there are none.
+    pub fn gradients(&self) -> &GradientSum {
+        &self.sums
+    }
+
     fn no_ref_policy(operation: &'static str) -> Error {
         Error::argument(operation, "a reference policy: freeze_ref_policy makes one", "none")
     }
@@ -97,7 +138,17 @@ impl BurnPolicy {
 
 impl Policy for BurnPolicy {
     fn num_parameters(&self) -> usize {
-        self.model.num_params()
+        let mut count = 0;
+        // A parameter that is not on the CPU cannot be counted, and there is none.
+        let _ = for_each_parameter(&self.model, Which::Trained, |_, _, values| {
+            count += values.len();
+            Ok(())
+        });
+        count
+    }
+
+    fn context_length(&self) -> usize {
+        self.model.config().max_position_embeddings
     }
 
     fn generate(&mut self, request: &RolloutRequest<'_>) -> Result<Vec<Completion>> {
@@ -115,7 +166,7 @@ impl Policy for BurnPolicy {
             .into_par_iter()
             .map(|(batch, model)| {
                 let hidden = completion_hidden(&model, batch.sequences)?;
-                loss.score(hidden, model.lm_head(), &batch.tokens)
+                loss.score(hidden, model.lm_head()?, &batch.tokens)
             })
             .collect::<Result<Vec<_>>>()?;
         let mut all = Scores::default();
@@ -146,10 +197,10 @@ impl Policy for BurnPolicy {
             let hidden = completion_hidden(model, batch.sequences)?;
             match loss {
                 StepLoss::Grpo => match (value_loss, batch.tokens.value_targets()) {
-                    (None, None) => grpo.loss(hidden, model.lm_head(), &batch.tokens),
+                    (None, None) => grpo.loss(hidden, model.lm_head()?, &batch.tokens),
                     (Some(of_values), Some(_)) => {
                         let values = model.values(hidden.clone())?;
-                        let of_policy = grpo.loss(hidden, model.lm_head(), &batch.tokens)?;
+                        let of_policy = grpo.loss(hidden, model.lm_head()?, &batch.tokens)?;
                         of_policy.with_values(values, of_values, grpo.config(), &batch.tokens)
                     }
                     (None, Some(_)) => Err(Error::NoValueHead),
@@ -159,7 +210,7 @@ impl Policy for BurnPolicy {
                     }
                 },
                 StepLoss::CrossEntropy { tokens } => {
-                    cross_entropy.loss(hidden, model.lm_head(), &imitation(&batch.tokens, tokens)?)
+                    cross_entropy.loss(hidden, model.lm_head()?, &imitation(&batch.tokens, tokens)?)
                 }
             }
         })
@@ -196,12 +247,21 @@ impl Policy for BurnPolicy {
     }
 
     fn freeze_ref_policy(&mut self) -> Result<()> {
+        // With adapters this is the model without them, whatever they are by now: it shares the frozen weights.
         self.ref_policy = Some(freeze(&self.model));
         Ok(())
     }
 
     fn mix_ref_policy(&mut self, alpha: f64) -> Result<()> {
         let old = self.ref_policy.as_ref().ok_or_else(|| Self::no_ref_policy("mix_ref_policy"))?;
+        if self.model.has_adapters() {
+            let expected = "a reference policy with weights of its own (sync_ref_model without LoRA)";
+            return Err(Error::argument(
+                "mix_ref_policy",
+                expected,
+                "the model beneath LoRA adapters, which is frozen",
+            ));
+        }
         self.ref_policy = Some(mix(old, &self.model, alpha)?);
         Ok(())
     }
@@ -229,11 +289,23 @@ impl Policy for BurnPolicy {
         match group {
             StateGroup::Weights(Weights::Policy) => export_parameters(&self.model, sink),
             StateGroup::Weights(Weights::RefPolicy) => match &self.ref_policy {
-                Some(model) => export_parameters(model, sink),
-                None => Ok(()),
+                // Those of a reference beneath adapters are the model's own, which no checkpoint repeats.
+                Some(model) if !self.model.has_adapters() => export_parameters(model, sink),
+                _ => Ok(()),
             },
             StateGroup::Optimizer => self.optimizer.export(sink),
         }
+    }
+
+    fn export_model(&self, sink: &mut dyn TensorSink) -> Result<()> {
+        self.model.export(sink)
+    }
+
+    fn export_adapter(&self, sink: &mut dyn TensorSink) -> Result<()> {
+        if !self.model.has_adapters() {
+            return Err(Error::argument("export_adapter", "a policy with LoRA adapters", "one without"));
+        }
+        self.model.export_adapter(sink)
     }
 
     fn import(&mut self, state: &PolicyState<'_>) -> Result<()> {
@@ -241,7 +313,11 @@ impl Policy for BurnPolicy {
         let mut optimizer = AdamW::new(state.adamw);
         // In the order of the decoder's fields: a saved state may list its tensors in any order.
         optimizer.restore(state.optimizer_steps, state.optimizer, &model.parameters())?;
-        let ref_policy = state.ref_policy.map(|weights| freeze(&self.model).with_parameters(weights)).transpose()?;
+        let ref_policy = match state.ref_policy {
+            Some([]) if self.model.has_adapters() => Some(freeze(&self.model)),
+            Some(weights) => Some(freeze(&self.model).with_parameters(weights)?),
+            None => None,
+        };
         (self.model, self.ref_policy, self.optimizer) = (model, ref_policy, optimizer);
         self.sums = GradientSum::new();
         self.remembered = None;

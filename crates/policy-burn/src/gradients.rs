@@ -1,6 +1,6 @@
 //! Sums of gradients on the host.
 
-use crate::decoder::{Decoder, ParameterVisitor, to_host, visit_parameters};
+use crate::decoder::{Decoder, ParameterVisitor, Which, to_host, visit_parameters};
 use burn::module::Param;
 use burn::tensor::{Gradients, Tensor};
 use models::NamedTensor;
@@ -39,7 +39,7 @@ impl GradientSum {
                 self.index += 1;
             }
         }
-        visit_parameters(model, &mut Collect { sum: &mut self.parameters, gradients, index: 0 });
+        visit_parameters(model, Which::Trained, &mut Collect { sum: &mut self.parameters, gradients, index: 0 });
     }
 
     /// Whether no gradient was added yet.

@@ -27,6 +27,7 @@ mod adamw;
 mod burn_policy;
 pub mod decoder;
 mod gradients;
+mod logits;
 mod loss;
 mod micro_batch;
 mod ref_policy;

@@ -1,7 +1,7 @@
 //! The losses of a micro-batch as burn tensors that can be differentiated.
 
-use backend_cpu::CpuBackend;
 use crate::decoder::to_host;
+use backend_cpu::CpuBackend;
 use burn::tensor::{Tensor, TensorData};
 use grpo_burn::GrpoLoss;
 use grpo_core::batch::TokenWeights;
@@ -103,7 +103,10 @@ impl LossPlans {
     pub(crate) fn loss(&self, hidden: Tensor<2>, lm_head: Tensor<2>, batch: &TokenBatch) -> Result<PartialLoss> {
         let grpo_burn::Loss { loss, value, policy_loss, scores, metrics } =
             self.with_plan(batch, |plan| plan.loss(hidden, lm_head, None, batch))?;
-        Ok(PartialLoss { backward: loss, output: LossOutput { loss: value, policy_loss, scores, metrics, value_loss: 0.0 } })
+        Ok(PartialLoss {
+            backward: loss,
+            output: LossOutput { loss: value, policy_loss, scores, metrics, value_loss: 0.0 },
+        })
     }
 
     /// Log-probabilities and entropies `[N]` of the batch's targets, without gradients; for equal hidden states those that
@@ -184,7 +187,7 @@ mod tests {
         let sequences = sequences();
         let batch = token_batch(&sequences).unwrap();
         let hidden = || completion_hidden(&model, &sequences).unwrap();
-        let logp = || target_logp(hidden(), model.lm_head(), &batch, config.temperature);
+        let logp = || target_logp(hidden(), model.lm_head().unwrap(), &batch, config.temperature);
         // Ratios on both sides of the clip and inside it.
         let now = to_host(logp().inner());
         let shifted = |by: [f32; 5]| now.iter().zip(by).map(|(l, d)| l + d).collect::<Vec<_>>();
@@ -207,9 +210,9 @@ mod tests {
                 implementation,
                 max_tokens: 5,
             });
-            let scores = policy_loss.score(hidden(), model.lm_head(), &batch).unwrap();
+            let scores = policy_loss.score(hidden(), model.lm_head().unwrap(), &batch).unwrap();
             assert!(scores.logp.iter().zip(&now).all(|(a, b)| (a - b).abs() < 1e-5));
-            let loss = policy_loss.loss(hidden(), model.lm_head(), &batch).unwrap();
+            let loss = policy_loss.loss(hidden(), model.lm_head().unwrap(), &batch).unwrap();
             assert!((loss.output.loss - value).abs() < 1e-5, "{} {value}", loss.output.loss);
             let mut got = GradientSum::new();
             got.add(&model, loss.backward.backward());
@@ -231,12 +234,13 @@ mod tests {
         for part in [0..1, 1..2] {
             let sequences = &sequences[part];
             let batch = imitation(&token_batch(sequences).unwrap(), 5).unwrap();
-            let loss = plans.loss(completion_hidden(&model, sequences).unwrap(), model.lm_head(), &batch).unwrap();
+            let loss =
+                plans.loss(completion_hidden(&model, sequences).unwrap(), model.lm_head().unwrap(), &batch).unwrap();
             value += loss.output.loss;
             got.add(&model, loss.backward.backward());
         }
         let batch = token_batch(&sequences).unwrap();
-        let logp = target_logp(completion_hidden(&model, &sequences).unwrap(), model.lm_head(), &batch, 1.0);
+        let logp = target_logp(completion_hidden(&model, &sequences).unwrap(), model.lm_head().unwrap(), &batch, 1.0);
         let loss = logp.sum() * (-1.0 / 5.0);
         assert!((value - f64::from(to_host(loss.clone().inner())[0])).abs() < 1e-5, "{value}");
         let mut want = GradientSum::new();

@@ -4,9 +4,10 @@ use crate::decoder::Decoder;
 use burn::module::Module;
 use policy::Result;
 
-/// The weights of `policy` as a reference policy, which has no value head, on a device without autodiff.
+/// The weights of `policy` as a reference policy, which has neither a value head nor adapters, on a device without autodiff. What lies
+/// beneath adapters is shared and not copied.
 pub(crate) fn freeze(policy: &Decoder) -> Decoder {
-    let mut frozen = policy.valid();
+    let mut frozen = policy.clone().without_adapters().valid();
     frozen.value_head = None;
     frozen
 }

@@ -203,7 +203,7 @@ mod tests {
             let whole = [prompt.clone(), completion.ids.clone()].concat();
             let hidden = model.forward(&PackedBatch::new(&[whole]).unwrap()).unwrap();
             let [t, _] = hidden.dims();
-            let logits = hidden.matmul(model.lm_head().transpose()) / 0.8;
+            let logits = hidden.matmul(model.lm_head().unwrap().transpose()) / 0.8;
             let logp = to_host(burn::tensor::activation::log_softmax(logits, 1));
             let vocab = logp.len() / t;
             for (j, (&id, &got)) in completion.ids.iter().zip(&completion.logps).enumerate() {

@@ -60,7 +60,12 @@ impl LogitsProcessors {
     pub fn validate(&self) -> Result<()> {
         let in_unit = |value: f64| (0.0..=1.0).contains(&value);
         for (name, value, legal, expected) in [
-            ("repetition_penalty", self.repetition_penalty, (|p| p.is_finite() && p > 0.0) as fn(f64) -> bool, "above 0"),
+            (
+                "repetition_penalty",
+                self.repetition_penalty,
+                (|p| p.is_finite() && p > 0.0) as fn(f64) -> bool,
+                "above 0",
+            ),
             ("top_p", self.top_p, in_unit, "in [0, 1]"),
             ("min_p", self.min_p, in_unit, "in [0, 1]"),
         ] {

@@ -33,6 +33,9 @@ pub trait Policy: Send {
     /// The number of weights that are trained.
     fn num_parameters(&self) -> usize;
 
+    /// The largest number of tokens of a sequence, prompt and completion together.
+    fn context_length(&self) -> usize;
+
     /// `num_generations` completions for each prompt, sampled from the policy's weights; those of one prompt stand next to
     /// each other. A sample does not depend on the prompts beside it.
     ///
@@ -142,6 +145,26 @@ pub trait Policy: Send {
     /// # Errors
     /// Those of the sink and of the device.
     fn export(&self, group: StateGroup, sink: &mut dyn TensorSink) -> Result<()>;
+
+    /// Hands the weights to `sink` as `transformers` has them, by its names and in its layout, one by one: what a model folder is written
+    /// from. Adapters are merged into them.
+    ///
+    /// # Errors
+    /// Those of the sink and of the device; [`crate::Error::Argument`] for a policy whose model `transformers` does not have, which is
+    /// what a policy says that does not implement it.
+    fn export_model(&self, sink: &mut dyn TensorSink) -> Result<()> {
+        let _ = sink;
+        Err(crate::Error::argument("export_model", "a policy with a model of transformers", "one without"))
+    }
+
+    /// Hands the adapters to `sink` as PEFT has them, by its names and in its layout, one by one.
+    ///
+    /// # Errors
+    /// Those of the sink and of the device; [`crate::Error::Argument`] for a policy without adapters.
+    fn export_adapter(&self, sink: &mut dyn TensorSink) -> Result<()> {
+        let _ = sink;
+        Err(crate::Error::argument("export_adapter", "a policy with LoRA adapters", "one without"))
+    }
 
     /// Continues from tensors that were exported, whatever their order; bit for bit as if the policy had not stopped.
     ///

@@ -1,62 +1,166 @@
 //! The section `rewards` of a run's configuration.
 
-use crate::built_in::{Correct, Partial, SoftOverlongPunishment, Terminated};
+use crate::answer::AnswerFrom;
+use crate::built_in::{
+    Correct, Exact, Json, JsonConfig, Length, LengthConfig, MathEquivalence, Normalized, Numeric, Partial, Regex,
+    RegexConfig, SoftOverlongPunishment, TagCount, Terminated, ThinkFormat,
+};
 use crate::error::{Result, check};
+use crate::external::{Http, HttpConfig, Program, ProgramConfig};
 use crate::reward_fn::RewardFn;
 use grpo_core::rewards::SoftOverlong;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
-/// The weights of the built-in rewards; a weight of 0 leaves the reward out. The reward is the weighted sum.
+/// The reward functions of a run with their weights; a weight of 0 leaves a function out. The reward is the weighted sum.
+///
+/// Functions without settings have their weight as a key (`rewards.math=1`), those with settings a section (`rewards.json.block=true`),
+/// and those of which there may be several a section for each, by the name that metrics call it
+/// (`rewards.programs.judge.timeout=30`).
 ///
 /// ```
-/// let config = rewards::RewardConfig { correct: 1.0, partial: 0.25, ..Default::default() };
+/// let config = rewards::RewardConfig { correct: 1.0, think_format: 0.25, ..Default::default() };
 /// let rewards = rewards::Rewards::new(&config)?;
-/// assert_eq!(rewards.names().collect::<Vec<_>>(), ["correct", "partial"]);
+/// assert_eq!(rewards.names().collect::<Vec<_>>(), ["correct", "think_format"]);
 /// # Ok::<(), rewards::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RewardConfig {
-    /// The weight of [`crate::Correct`]: 1 when the task verifies the completion, else 0.
+    /// The weight of [`crate::Correct`]: 1 for a right completion, as its task says or as [`crate::math::equivalent`] does.
     pub correct: f32,
     /// The weight of [`crate::Partial`]: partial credit in [0, 1], per character unless the task defines its own.
     pub partial: f32,
     /// The weight of [`crate::Terminated`]: 1 when the completion ended by itself (EOS) within the length limit, else 0.
     pub terminated: f32,
+    /// The weight of [`crate::Exact`]: 1 when the answer is the reference answer as text.
+    pub exact: f32,
+    /// The weight of [`crate::Normalized`]: as `exact`, without case, punctuation and articles.
+    pub normalized: f32,
+    /// The weight of [`crate::Numeric`]: 1 when the answer is the number of the reference answer.
+    pub numeric: f32,
+    /// The largest difference that `numeric` allows, as a share of the reference, and absolute where that is below 1.
+    pub numeric_tolerance: f64,
+    /// The weight of [`crate::MathEquivalence`]: 1 when the answer is the same mathematics as the reference answer.
+    pub math: f32,
+    /// The weight of [`crate::ThinkFormat`]: 1 when the whole completion is `<think>...</think><answer>...</answer>`.
+    pub think_format: f32,
+    /// The weight of [`crate::TagCount`]: a quarter for each of these four tags that appears exactly once.
+    pub tag_count: f32,
+    /// Which part of a completion `correct`, `exact`, `normalized`, `numeric` and `math` take as its answer. Rows of built-in tasks are
+    /// judged whole by `correct`.
+    pub answer_from: AnswerFrom,
+    /// The reward [`crate::Json`] for valid JSON; `None` is off.
+    pub json: Option<JsonConfig>,
+    /// The reward [`crate::Length`] for completions of a length; `None` is off.
+    pub length: Option<LengthConfig>,
     /// The penalty for completions that come near the length limit, in tokens with EOS (DAPO). Its weight is its own
     /// `penalty_factor`; `None` is off.
     pub soft_overlong_punishment: Option<SoftOverlong>,
+    /// Regular expressions by name: 1 when the completion matches.
+    pub regex: BTreeMap<String, RegexConfig>,
+    /// Programs by name, which judge completions over JSON lines.
+    pub programs: BTreeMap<String, ProgramConfig>,
+    /// HTTP endpoints by name, which judge completions.
+    pub http: BTreeMap<String, HttpConfig>,
+    /// How many completions in a row a function may fail to judge before the run ends, at least 1. A failure costs the completion its
+    /// place in the step until then.
+    pub max_consecutive_failures: u64,
 }
 
 impl Default for RewardConfig {
     fn default() -> Self {
-        Self { correct: 1.0, partial: 0.0, terminated: 0.0, soft_overlong_punishment: None }
+        Self {
+            correct: 1.0,
+            partial: 0.0,
+            terminated: 0.0,
+            exact: 0.0,
+            normalized: 0.0,
+            numeric: 0.0,
+            numeric_tolerance: 1e-6,
+            math: 0.0,
+            think_format: 0.0,
+            tag_count: 0.0,
+            answer_from: AnswerFrom::Auto,
+            json: None,
+            length: None,
+            soft_overlong_punishment: None,
+            regex: BTreeMap::new(),
+            programs: BTreeMap::new(),
+            http: BTreeMap::new(),
+            max_consecutive_failures: 256,
+        }
     }
 }
 
 impl RewardConfig {
-    /// Checks every field. Whether a reward is left at all, [`crate::Rewards::new`] says.
+    /// Checks every field, and that programs are there. Whether a reward is left at all, [`crate::Rewards::new`] says.
     ///
     /// # Errors
-    /// [`crate::Error::Config`] that names the key; [`crate::Error::Overlong`] for the penalty.
+    /// [`crate::Error::Config`] that names the key; [`crate::Error::Overlong`] for the penalty; [`crate::Error::Program`] for a
+    /// program that is not there.
     pub fn validate(&self) -> Result<()> {
-        self.terms().map(drop)
+        self.terms(0).map(drop)
     }
 
     /// The rewards whose weight is not 0, with their weights: the one list of what is built in. A reward is called as its key.
-    pub(crate) fn terms(&self) -> Result<Vec<(Box<dyn RewardFn>, f32)>> {
+    /// Nothing is started.
+    pub(crate) fn terms(&self, seed: u64) -> Result<Vec<(Box<dyn RewardFn>, f32)>> {
+        let most = self.max_consecutive_failures;
+        check(most > 0, "rewards.max_consecutive_failures", "at least 1", most)?;
+        let tolerance = self.numeric_tolerance;
+        let expected = "a finite number >= 0";
+        check(tolerance.is_finite() && tolerance >= 0.0, "rewards.numeric_tolerance", expected, tolerance)?;
+        let answer_from = self.answer_from;
         let mut terms: Vec<(Box<dyn RewardFn>, f32)> = vec![
-            (Box::new(Correct), self.correct),
+            (Box::new(Correct { answer_from }), self.correct),
             (Box::new(Partial), self.partial),
             (Box::new(Terminated), self.terminated),
+            (Box::new(Exact { answer_from }), self.exact),
+            (Box::new(Normalized { answer_from }), self.normalized),
+            (Box::new(Numeric { answer_from, tolerance }), self.numeric),
+            (Box::new(MathEquivalence { answer_from }), self.math),
+            (Box::new(ThinkFormat), self.think_format),
+            (Box::new(TagCount), self.tag_count),
         ];
+        if let Some(json) = &self.json {
+            terms.push((Box::new(Json(json.clone())), json.weight));
+        }
+        if let Some(length) = self.length {
+            check(length.target > 0, "rewards.length.target", "at least 1", length.target)?;
+            terms.push((Box::new(Length(length)), length.weight));
+        }
         if let Some(overlong) = self.soft_overlong_punishment {
             terms.push((Box::new(SoftOverlongPunishment::new(overlong)?), 1.0));
         }
         for (term, weight) in &terms {
             check(weight.is_finite(), &format!("rewards.{}", term.name()), "a finite number", weight)?;
         }
+        for (name, regex) in &self.regex {
+            check_name("regex", name, regex.weight)?;
+            terms.push((Box::new(Regex::new(name, &regex.pattern)?), regex.weight));
+        }
+        for (name, program) in self.programs.iter().filter(|(_, program)| program.weight != 0.0) {
+            check_name("programs", name, program.weight)?;
+            terms.push((Box::new(Program::new(name, program.clone())?), program.weight));
+        }
+        for (name, http) in &self.http {
+            check_name("http", name, http.weight)?;
+            terms.push((Box::new(Http::new(name, http.clone(), seed)?), http.weight));
+        }
+        let names: Vec<&str> = terms.iter().map(|(term, _)| term.name()).collect();
+        if let Some(twice) = (1..names.len()).find(|i| names[..*i].contains(&names[*i])) {
+            check(false, "rewards", "a name of its own for each reward", format!("`{}` twice", names[twice]))?;
+        }
         terms.retain(|(_, weight)| *weight != 0.0);
         Ok(terms)
     }
+}
+
+/// Names become parts of metrics and of keys.
+fn check_name(section: &str, name: &str, weight: f32) -> Result<()> {
+    let legal = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
+    let ok = (1..=100).contains(&name.len()) && name.chars().all(legal);
+    check(ok, &format!("rewards.{section}"), "names of 1 to 100 letters, digits, `-` and `_`", format!("`{name}`"))?;
+    check(weight.is_finite(), &format!("rewards.{section}.{name}.weight"), "a finite number", weight)
 }

@@ -17,6 +17,35 @@ pub enum Error {
         /// The value that was given.
         found: String,
     },
+    /// A reward program that cannot be started.
+    #[error("the reward program `{name}` (rewards.programs.{name}.command) cannot be started: {reason}")]
+    Program {
+        /// The name of the reward.
+        name: String,
+        /// What is wrong, and what to do.
+        reason: String,
+    },
+    /// A reward function that fails completion after completion.
+    #[error(
+        "the reward `{name}` has failed to judge {failures} completions in a row, which is rewards.max_consecutive_failures; the last \
+         failure: {last}"
+    )]
+    TooManyFailures {
+        /// The name of the reward.
+        name: String,
+        /// The number of completions in a row that it did not judge.
+        failures: u64,
+        /// What kept it from judging the last one.
+        last: String,
+    },
+    /// A reward function that cannot judge the first completion that it is given.
+    #[error("the reward `{name}` cannot judge a completion: {failure}")]
+    Failed {
+        /// The name of the reward.
+        name: String,
+        /// What keeps it from judging.
+        failure: crate::RewardFailure,
+    },
     /// Settings of the penalty for length that the loss library refuses.
     #[error(transparent)]
     Overlong(#[from] grpo_core::Error),

@@ -1,6 +1,7 @@
 //! Rewards: what a completion is worth.
 //!
-//! A [`RewardFn`] judges one completion; [`Rewards`] is a weighted sum of them, built in ([`RewardConfig`]) or your own.
+//! A [`RewardFn`] judges completions; [`Rewards`] is a weighted sum of them: built in ([`RewardConfig`]), a [`Program`] or an [`Http`]
+//! endpoint, or your own. One that fails for a completion costs it its reward and nothing else; [`Failures`] counts them.
 //!
 //! ```
 //! use rewards::{RewardFn, RewardInput, Rewards};
@@ -19,14 +20,24 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod answer;
 mod built_in;
 mod config;
 mod error;
+mod external;
+mod failures;
+pub mod math;
 mod reward_fn;
 mod weighted;
 
-pub use built_in::{Correct, Partial, SoftOverlongPunishment, Terminated};
+pub use answer::AnswerFrom;
+pub use built_in::{
+    Correct, Exact, Json, JsonConfig, Length, LengthConfig, LengthMode, MathEquivalence, Normalized, Numeric, Partial,
+    Regex, RegexConfig, SoftOverlongPunishment, TagCount, Terminated, ThinkFormat, normalize_text, numbers_equal,
+};
 pub use config::RewardConfig;
 pub use error::{Error, Result};
+pub use external::{Http, HttpConfig, Program, ProgramConfig, kill_programs};
+pub use failures::Failures;
 pub use reward_fn::{RewardFailure, RewardFn, RewardInput};
 pub use weighted::{Reward, Rewards};

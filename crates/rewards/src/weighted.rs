@@ -21,22 +21,32 @@ pub struct Reward {
 }
 
 impl Rewards {
-    /// The built-in rewards whose weight is not 0.
+    /// The rewards whose weight is not 0. No program is started and nothing is sent before there is something to judge.
     ///
     /// # Errors
     /// As [`Rewards::from_terms`] and [`RewardConfig::validate`].
     pub fn new(config: &RewardConfig) -> Result<Self> {
-        Self::from_terms(config.terms()?)
+        Self::with_seed(config, 0)
+    }
+
+    /// As [`Rewards::new`], with the seed of a run, which spreads the times when requests are repeated. It changes no reward.
+    ///
+    /// # Errors
+    /// As [`Rewards::new`].
+    pub fn with_seed(config: &RewardConfig, seed: u64) -> Result<Self> {
+        Self::from_terms(config.terms(seed)?)
     }
 
     /// Any reward functions with their weights.
     ///
     /// # Errors
-    /// [`crate::Error::Config`] when there are none or a weight is not finite.
+    /// [`crate::Error::Config`] when there are none, two have one name, or a weight is not finite.
     pub fn from_terms(terms: Vec<(Box<dyn RewardFn>, f32)>) -> Result<Self> {
         check(!terms.is_empty(), "rewards", "at least one reward with a weight other than 0", "none")?;
-        for (term, weight) in &terms {
+        for (i, (term, weight)) in terms.iter().enumerate() {
             check(weight.is_finite(), &format!("rewards.{}", term.name()), "a finite weight", weight)?;
+            let twice = terms[..i].iter().any(|(other, _)| other.name() == term.name());
+            check(!twice, "rewards", "a name of its own for each reward", format!("`{}` twice", term.name()))?;
         }
         Ok(Self { terms })
     }
@@ -49,6 +59,21 @@ impl Rewards {
     /// The weights of the terms.
     pub fn weights(&self) -> impl Iterator<Item = f32> {
         self.terms.iter().map(|(_, weight)| *weight)
+    }
+
+    /// Judges one completion to see whether every function can: before a run, so that what does not work is said before
+    /// anything is trained. What the rewards are does not matter.
+    ///
+    /// # Errors
+    /// [`crate::Error::Failed`] with the name of the first function that fails.
+    pub fn probe(&self, input: &RewardInput<'_>) -> Result<()> {
+        let reward = self.score(std::slice::from_ref(input)).pop();
+        match reward.as_ref().and_then(|reward| reward.failures.first()) {
+            Some((index, failure)) => {
+                Err(crate::Error::Failed { name: self.terms[*index].0.name().to_owned(), failure: failure.clone() })
+            }
+            None => Ok(()),
+        }
     }
 
     /// Judges completions, each function all of them at once. A completion that a function failed to judge has no total.
@@ -96,14 +121,14 @@ mod tests {
     use grpo_core::rewards::SoftOverlong;
     use std::sync::Arc;
 
-    struct Fixed(Option<f32>);
+    struct Fixed(&'static str, Option<f32>);
 
     impl RewardFn for Fixed {
         fn name(&self) -> &str {
-            "fixed"
+            self.0
         }
         fn score(&self, _: &RewardInput<'_>) -> Option<f32> {
-            self.0
+            self.1
         }
     }
 
@@ -142,7 +167,10 @@ mod tests {
 
     #[test]
     fn missing_terms_leave_the_sum_and_all_missing_is_missing() {
-        let rewards = |a, b| Rewards::from_terms(vec![(Box::new(Fixed(a)), 2.0), (Box::new(Fixed(b)), 1.0)]).unwrap();
+        let terms = |a, b| -> Vec<(Box<dyn RewardFn>, f32)> {
+            vec![(Box::new(Fixed("a", a)), 2.0), (Box::new(Fixed("b", b)), 1.0)]
+        };
+        let rewards = |a, b| Rewards::from_terms(terms(a, b)).unwrap();
         assert_eq!(score(&rewards(Some(3.0), None), "", false).total, Some(6.0));
         assert_eq!(score(&rewards(Some(f32::NAN), Some(1.0)), "", false).total, Some(1.0));
         assert_eq!(score(&rewards(None, None), "", false).total, None);
@@ -163,11 +191,20 @@ mod tests {
                 vec![]
             }
         }
-        let terms: Vec<(Box<dyn RewardFn>, f32)> = vec![(Box::new(Fixed(Some(3.0))), 2.0), (Box::new(Failing), 1.0)];
+        let terms: Vec<(Box<dyn RewardFn>, f32)> =
+            vec![(Box::new(Fixed("fixed", Some(3.0))), 2.0), (Box::new(Failing), 1.0)];
         let reward = score(&Rewards::from_terms(terms).unwrap(), "85", false);
         assert_eq!((reward.total, &reward.terms[..]), (None, &[Some(3.0), None][..]));
         assert_eq!(reward.failures[0].0, 1);
         assert!(reward.failures[0].1.to_string().contains("`failing` judged too few"), "{:?}", reward.failures);
+    }
+
+    #[test]
+    fn two_rewards_of_one_name_are_refused() {
+        let regex = crate::RegexConfig { pattern: "x".into(), weight: 1.0 };
+        let config = RewardConfig { regex: [("correct".to_owned(), regex)].into(), ..RewardConfig::default() };
+        let error = config.validate().unwrap_err().to_string();
+        assert!(error.contains("`correct` twice"), "{error}");
     }
 
     #[test]

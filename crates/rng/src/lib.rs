@@ -31,6 +31,8 @@ pub enum Purpose {
     Rollout,
     /// Completions that are sampled for an evaluation; the index is the sample.
     EvalRollout,
+    /// How long a request to a reward endpoint waits before it is repeated; the step is the request, the index the repetition.
+    RewardRetry,
 }
 
 /// The random stream of `(seed, purpose, step, index)`: ChaCha8 keyed by the first three, with stream number `index`.

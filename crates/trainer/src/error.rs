@@ -58,6 +58,19 @@ pub enum Error {
         /// The largest norm that is applied.
         limit: f64,
     },
+    /// A reward function that has failed too often in a row.
+    #[error(
+        "{cause}; the run is saved as it was before this step, in {}: mend the reward, and continue with `grpo train --resume {}`",
+        checkpoint.display(), run.display()
+    )]
+    RewardsFailed {
+        /// The function and its last failure.
+        cause: rewards::Error,
+        /// The folder of the run.
+        run: PathBuf,
+        /// The folder of the checkpoint.
+        checkpoint: PathBuf,
+    },
     /// A run that can go on only from before it diverged.
     #[error("{cause}; {}", way_back(run, last_finite.as_deref(), section, *learning_rate))]
     Diverged {
@@ -124,7 +137,7 @@ pub enum Error {
     /// The section `data` is not legal, or the data set has too few problems.
     #[error(transparent)]
     Data(#[from] data::Error),
-    /// The section `rewards` is not legal.
+    /// The section `rewards` is not legal, or a reward function does not work.
     #[error(transparent)]
     Rewards(#[from] rewards::Error),
 }

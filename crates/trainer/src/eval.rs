@@ -79,7 +79,7 @@ pub fn evaluate(parts: &mut Parts, items: &[Item], config: &TrainConfig) -> Resu
     let inputs = inputs(items, per_item, &completions, &texts);
     let rewards = parts.rewards.score(&inputs);
     if !eval.pass_at.is_empty() {
-        let passed = passes(&parts.rewards, &eval.pass_reward, &inputs, Some(&rewards))?;
+        let passed = passes(parts, config, &inputs, Some(&rewards))?;
         let counts: Vec<usize> = passed.chunks(per_item).map(|of_item| of_item.iter().filter(|p| **p).count()).collect();
         for &k in &eval.pass_at {
             let solved = average(items, counts.iter().map(|passed| pass_at_k(per_item, *passed, k)));
@@ -105,21 +105,28 @@ pub fn evaluate(parts: &mut Parts, items: &[Item], config: &TrainConfig) -> Resu
 pub fn greedy_passes(parts: &mut Parts, items: &[Item], config: &TrainConfig) -> Result<Vec<bool>> {
     let completions = generate(parts, items, 1, Sampling::Greedy, config)?;
     let texts = decode(parts, &completions)?;
-    passes(&parts.rewards, &config.eval.pass_reward, &inputs(items, 1, &completions, &texts), None)
+    passes(parts, config, &inputs(items, 1, &completions, &texts), None)
 }
 
 /// Whether a function judges completions that has the name of `eval.pass_reward`.
 pub(crate) fn has_pass_reward(rewards: &Rewards, name: &str) -> bool {
-    name == Correct.name() || rewards.names().any(|known| known == name)
+    name == Correct::default().name() || rewards.names().any(|known| known == name)
 }
 
-/// Whether the function called `name` gives each completion at least 1; one that it has nothing to say about, or fails to judge, does not
+/// Whether the function `eval.pass_reward` gives each completion at least 1; one that it has nothing to say about, or fails to judge, does not
 /// pass. `judged` are the rewards of all functions where they are known.
-fn passes(rewards: &Rewards, name: &str, inputs: &[RewardInput<'_>], judged: Option<&[Reward]>) -> Result<Vec<bool>> {
+fn passes(
+    parts: &Parts,
+    config: &TrainConfig,
+    inputs: &[RewardInput<'_>],
+    judged: Option<&[Reward]>,
+) -> Result<Vec<bool>> {
+    let (rewards, name) = (&parts.rewards, &config.eval.pass_reward);
+    let correct = Correct { answer_from: config.rewards.answer_from };
     let Some(index) = rewards.names().position(|known| known == name) else {
         // The run was refused if this is another one.
-        return match name == Correct.name() {
-            true => Ok(inputs.iter().map(|input| Correct.score(input) >= Some(1.0)).collect()),
+        return match name == correct.name() {
+            true => Ok(inputs.iter().map(|input| correct.score(input) >= Some(1.0)).collect()),
             false => Err(Error::argument("evaluate", "a reward function to pass with", name)),
         };
     };

@@ -26,8 +26,10 @@ pub mod backends;
 pub mod coefficients;
 pub mod error;
 pub mod eval;
+mod export;
 mod micro_batch;
 mod parts;
+mod pretrained;
 mod prompts;
 mod ref_policy;
 pub mod run;
@@ -39,5 +41,6 @@ pub mod warmup;
 
 pub use error::{Error, Result};
 pub use parts::Parts;
-pub use train_config::TrainConfig;
+pub use rewards::kill_programs as kill_reward_programs;
+pub use train_config::{ModelSource, TrainConfig};
 pub use trainer::{Counters, Phase, TrainState, Trainer};

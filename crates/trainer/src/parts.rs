@@ -1,7 +1,8 @@
 //! The parts of a run behind their traits, and those that a configuration names.
 
 use crate::backends;
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::pretrained::Pretrained;
 use crate::train_config::TrainConfig;
 use data::{Dataset, TaskMixture};
 use models::{CharTokenizer, Tokenizer};
@@ -38,13 +39,19 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// The parts that a configuration names: a decoder in burn, the character tokenizer, the built-in tasks and rewards, and
-    /// sampling where the weights are.
+    /// The parts that a configuration names: a decoder in burn, read or new, with its tokenizer (that of characters for a new one),
+    /// data, rewards, and sampling where the weights are.
     ///
     /// # Errors
-    /// Those of [`TrainConfig::validate`] and [`backends::open`].
+    /// Those of [`TrainConfig::validate`], [`backends::open`], and of a model that is read.
     pub fn from_config(config: &TrainConfig) -> Result<Self> {
-        Self::with_tokenizer(config, Box::new(CharTokenizer))
+        match Pretrained::of(config)? {
+            None => Self::with_tokenizer(config, Box::new(CharTokenizer)),
+            Some(model) => {
+                let tokenizer = model.tokenizer()?;
+                Self::assemble(config, tokenizer, Some(&model))
+            }
+        }
     }
 
     /// The same with a tokenizer of your own, of as many tokens as `model.vocab_size`.
@@ -52,16 +59,29 @@ impl Parts {
     /// # Errors
     /// As [`Parts::from_config`].
     pub fn with_tokenizer(config: &TrainConfig, tokenizer: Box<dyn Tokenizer>) -> Result<Self> {
-        config.validate_for(tokenizer.vocab_size())?;
+        let model = Pretrained::of(config)?;
+        Self::assemble(config, tokenizer, model.as_ref())
+    }
+
+    fn assemble(config: &TrainConfig, tokenizer: Box<dyn Tokenizer>, model: Option<&Pretrained>) -> Result<Self> {
+        let Some(shape) = model.map(|model| model.folder.config()).or(config.model.shape()) else {
+            return Err(Error::argument("Parts", "a model", "none"));
+        };
+        config.validate_for(tokenizer.vocab_size(), shape.max_position_embeddings)?;
         // Before a plugin is loaded.
-        let (dataset, rewards) = (TaskMixture::new(&config.data, config.seed)?, Rewards::new(&config.rewards)?);
+        let (dataset, rewards) =
+            (TaskMixture::new(&config.data, config.seed)?, Rewards::with_seed(&config.rewards, config.seed)?);
         let loss = PolicyLoss {
             config: config.loss(),
             backend: backends::open(&config.grpo.backend, config.grpo.plugin.as_deref())?,
             implementation: config.grpo.implementation,
             max_tokens: config.grpo.micro_batch_sequences() * config.rollout.max_completion_length,
         };
-        let policy = BurnPolicy::new(&config.model, config.seed, loss)?;
+        let policy = match (model, &config.lora) {
+            (Some(model), _) => model.policy(config, loss)?,
+            (None, None) => BurnPolicy::new(shape, config.seed, loss)?,
+            (None, Some(lora)) => BurnPolicy::new(shape, config.seed, loss)?.with_lora(lora, config.seed)?,
+        };
         let policy = match config.grpo.value_loss() {
             Some(of_values) => policy.with_value_head(of_values)?,
             None => policy,

@@ -4,6 +4,7 @@
 //! and a resolved configuration reproduces its run.
 
 mod grpo;
+mod model;
 mod optimizer;
 #[cfg(test)]
 mod tests;
@@ -11,17 +12,19 @@ mod validate;
 
 use data::DataConfig;
 use grpo_core::{LossAggMode, LossConfig};
-use models::ModelConfig;
+use models::LoraConfig;
 use policy::{LogitsProcessors, Sampling};
 use rewards::RewardConfig;
 use rng::Purpose;
 use serde::{Deserialize, Serialize};
 
+pub use crate::export::{ExportConfig, ExportDtype};
 pub use crate::run::options::RunOptions;
 pub(crate) use grpo::REWARD;
 pub use grpo::{FilterGroupsConfig, GrpoConfig, KlControlConfig, KlControlType};
 pub use grpo_sinks::wandb::Mode as WandbMode;
 pub use grpo_sinks::{LoggingConfig, WandbConfig};
+pub use model::ModelSource;
 pub use optimizer::{LrSchedulerType, OptimizerConfig};
 pub(crate) use validate::{MAX_SEQUENCES, check};
 
@@ -44,8 +47,12 @@ pub struct TrainConfig {
     pub wandb: WandbConfig,
     /// The seed of everything random: weights, problems, samples.
     pub seed: u64,
-    /// The shape and the initial weights of the policy.
-    pub model: ModelConfig,
+    /// The model: a folder or a name of Hugging Face's, or the section `model` with the shape of a new one.
+    pub model: ModelSource,
+    /// The branch, tag or commit of a model that is named; `None` is `main`, or what the local cache has of it.
+    pub model_revision: Option<String>,
+    /// LoRA: adapters are trained beside the weights of the model, which stay as they are; `None` trains the weights themselves.
+    pub lora: Option<LoraConfig>,
     /// The problems that are trained on and held out.
     pub data: DataConfig,
     /// The weights of the built-in rewards.
@@ -63,6 +70,8 @@ pub struct TrainConfig {
     pub optimizer: OptimizerConfig,
     /// The evaluation on held-out problems.
     pub eval: EvalConfig,
+    /// The model folder that the run leaves.
+    pub export: ExportConfig,
 }
 
 /// A short supervised phase (cross-entropy on reference answers) so that first rewards are not all zero.

@@ -15,9 +15,8 @@ use crate::updates::Updates;
 use crate::warmup::{WarmupReport, warmup_step};
 use data::{Dataset, Item};
 use grpo_core::LossConfig;
-use models::Tokenizer;
 use policy::Policy;
-use rewards::Rewards;
+use rewards::{Failures, RewardInput, Rewards};
 
 /// The part of a run that comes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +44,7 @@ pub struct Trainer {
     updates: Updates,
     coefficients: Coefficients,
     counters: Counters,
+    failures: Failures,
 }
 
 impl Trainer {
@@ -63,7 +63,7 @@ impl Trainer {
     /// # Errors
     /// As [`Trainer::new`].
     pub fn with_parts(config: TrainConfig, mut parts: Parts) -> Result<Self> {
-        config.validate_for(parts.tokenizer.vocab_size())?;
+        config.validate_for(parts.tokenizer.vocab_size(), parts.policy.context_length())?;
         check_filter(&config, &parts.rewards)?;
         check_value_head(&config, &*parts.policy)?;
         if config.grpo.use_kl_in_reward && config.loss.beta != 0.0 {
@@ -74,7 +74,9 @@ impl Trainer {
         check_pass_reward(&config, &parts.rewards)?;
         let held_out = parts.dataset.held_out(num_problems(&config, &*parts.dataset)?)?;
         let probe = parts.dataset.probe(PROBE_PROBLEMS)?;
-        check_lengths(&config, &*parts.tokenizer, held_out.iter().chain(&probe))?;
+        check_lengths(&config, &parts, held_out.iter().chain(&probe))?;
+        probe_rewards(&parts.rewards, &held_out)?;
+        let failures = Failures::new(&parts.rewards, config.rewards.max_consecutive_failures);
         parts.policy.reset_optimizer(&config.warmup.optimizer.adamw())?;
         let mut trainer = Self {
             loss: config.loss(),
@@ -84,6 +86,7 @@ impl Trainer {
             updates: warmup_updates(&config),
             coefficients: Coefficients::new(&config),
             counters: Counters::default(),
+            failures,
             config,
         };
         if trainer.config.warmup.steps == 0 {
@@ -100,6 +103,11 @@ impl Trainer {
     /// The policy.
     pub fn policy(&self) -> &dyn Policy {
         &*self.parts.policy
+    }
+
+    /// The reward functions with their weights.
+    pub fn rewards(&self) -> &Rewards {
+        &self.parts.rewards
     }
 
     /// The held-out problems that [`Trainer::evaluate`] uses.
@@ -156,6 +164,7 @@ impl Trainer {
             tokenizer: &**tokenizer,
             dataset: &mut **dataset,
             rewards,
+            failures: &mut self.failures,
             engine: &mut **engine,
             updates: &mut self.updates,
             coefficients: &mut self.coefficients,
@@ -244,6 +253,15 @@ fn check_filter(config: &TrainConfig, rewards: &Rewards) -> Result<()> {
     )
 }
 
+/// Whether every reward function can judge a completion, here the reference answer of a held-out row: a program that does not start and
+/// an endpoint that does not answer should be said before anything is trained.
+fn probe_rewards(rewards: &Rewards, held_out: &[Item]) -> Result<()> {
+    let Some(item) = held_out.first() else { return Ok(()) };
+    let completion = item.answer.as_deref().unwrap_or_default();
+    let completion_len = completion.chars().count() + 1;
+    Ok(rewards.probe(&RewardInput { item, completion, truncated: false, completion_len })?)
+}
+
 /// Whether the function by which completions pass is there.
 fn check_pass_reward(config: &TrainConfig, rewards: &Rewards) -> Result<()> {
     let name = &config.eval.pass_reward;
@@ -283,14 +301,10 @@ fn check_value_head(config: &TrainConfig, policy: &dyn Policy) -> Result<()> {
 
 /// Whether the model has room for the prompts of `items` and for completions of full length: it should be said before
 /// the warm-up, not after it.
-fn check_lengths<'a>(
-    config: &TrainConfig,
-    tokenizer: &dyn Tokenizer,
-    items: impl Iterator<Item = &'a Item>,
-) -> Result<()> {
-    let positions = config.model.max_position_embeddings;
+fn check_lengths<'a>(config: &TrainConfig, parts: &Parts, items: impl Iterator<Item = &'a Item>) -> Result<()> {
+    let positions = parts.policy.context_length();
     for item in items {
-        let prompt = encode_prompt(tokenizer, &item.prompt)?.len();
+        let prompt = encode_prompt(&*parts.tokenizer, &item.prompt)?.len();
         // The last token is never fed back.
         check(
             (prompt + config.rollout.max_completion_length).saturating_sub(1) <= positions,

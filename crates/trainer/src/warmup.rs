@@ -42,7 +42,7 @@ pub fn warmup_step(
     let sequences: Vec<Sequence> = items
         .iter()
         .map(|item| {
-            let Some(answer) = &item.answer else {
+            let Some(answer) = item.warmup_text() else {
                 let expected = "rows with reference answers, or warmup.steps=0";
                 return Err(Error::argument("warm-up", expected, format!("{item:?}")));
             };

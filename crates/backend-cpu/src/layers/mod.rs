@@ -31,6 +31,7 @@ mod swiglu;
 pub use attention::{AttentionGrad, Heads, Mixed, Span};
 pub use cache::KvCache;
 pub use linear::{Add, PackedWeight};
+pub use rms_norm::{HeadNorms, HeadNormsGrad};
 pub use rope::RopeTable;
 
 use crate::arch::{Isa, IsaToken};

@@ -1,6 +1,6 @@
 //! RMSNorm: y = x / sqrt(mean(x^2) + eps) * w (arXiv 1910.07467).
 
-use super::{Layers, ROWS, fits};
+use super::{Heads, Layers, ROWS, fits};
 use crate::arch::{MulAdd, simd_dispatch};
 use crate::threads::slices::*;
 use grpo_core::error::Result;
@@ -44,6 +44,105 @@ impl Layers {
         let mut dweight = vec![0.0; h];
         parts.chunks_exact(h.max(1)).for_each(|part| super::linear::add_to(self.gemm.isa(), part, &mut dweight));
         Ok((dx, dweight))
+    }
+}
+
+/// The weights `[D]` of the norms of queries and of keys, and what is added to the mean square.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadNorms<'a> {
+    /// The weight that all query heads share.
+    pub query: &'a [f32],
+    /// The weight that all key heads share.
+    pub key: &'a [f32],
+    /// The number that is added to the mean square.
+    pub eps: f64,
+}
+
+impl HeadNorms<'_> {
+    fn fit(&self, operation: &'static str, heads: Heads) -> Result<()> {
+        fits(operation, "query weight", self.query.len(), &[heads.width])?;
+        fits(operation, "key weight", self.key.len(), &[heads.width])
+    }
+}
+
+/// The gradients of [`Layers::norm_heads`].
+#[derive(Clone, Debug)]
+pub struct HeadNormsGrad {
+    /// dL/dqkv `[N, (A + 2K) D]`.
+    pub dqkv: Vec<f32>,
+    /// dL/d([`HeadNorms::query`]) `[D]`.
+    pub dquery: Vec<f32>,
+    /// dL/d([`HeadNorms::key`]) `[D]`.
+    pub dkey: Vec<f32>,
+}
+
+impl Layers {
+    /// (the rows `[N, (A + 2K) D]` with every query head and every key head normalised by itself, 1 / rms `[N, A + K]`) of
+    /// `qkv: [N, (A + 2K) D]`; values stay as they are. Qwen3 does so before it turns them.
+    ///
+    /// # Errors
+    /// [`grpo_core::Error::Shape`] when rows or weights do not fit the heads.
+    pub fn norm_heads(&self, qkv: &[f32], heads: Heads, norms: HeadNorms<'_>) -> Result<(Vec<f32>, Vec<f32>)> {
+        norms.fit("norm_heads", heads)?;
+        let (row, per_row) = (heads.row().max(1), heads.query + heads.key_value);
+        let n = qkv.len() / row;
+        fits("norm_heads", "qkv", qkv.len(), &[n, heads.row()])?;
+        let (mut y, mut scale) = (qkv.to_vec(), vec![0.0; n * per_row]);
+        let (isa, eps) = (self.gemm.isa(), norms.eps as f32);
+        let [queries, keys] = [heads.query * heads.width, per_row * heads.width];
+        let tasks = y.par_chunks_mut(ROWS * row).zip(scale.par_chunks_mut((ROWS * per_row).max(1)));
+        tasks.zip(qkv.par_chunks(ROWS * row)).for_each(|((y, scale), x)| {
+            let rows = y.chunks_exact_mut(row).zip(scale.chunks_exact_mut(per_row)).zip(x.chunks_exact(row));
+            for ((y, scale), x) in rows {
+                let (of_queries, of_keys) = scale.split_at_mut(heads.query);
+                forward(isa, &x[..queries], norms.query, eps, &mut y[..queries], of_queries);
+                forward(isa, &x[queries..keys], norms.key, eps, &mut y[queries..keys], of_keys);
+            }
+        });
+        Ok((y, scale))
+    }
+
+    /// The gradients of [`Layers::norm_heads`] from the forward pass's rows, weights and 1 / rms, and `dy: [N, (A + 2K) D]`.
+    ///
+    /// # Errors
+    /// As [`Layers::norm_heads`].
+    pub fn norm_heads_grad(
+        &self,
+        qkv: &[f32],
+        heads: Heads,
+        norms: HeadNorms<'_>,
+        scale: &[f32],
+        dy: &[f32],
+    ) -> Result<HeadNormsGrad> {
+        norms.fit("norm_heads_grad", heads)?;
+        let (d, row, per_row) = (heads.width, heads.row().max(1), heads.query + heads.key_value);
+        let n = scale.len() / per_row.max(1);
+        fits("norm_heads_grad", "scale", scale.len(), &[n, per_row])?;
+        fits("norm_heads_grad", "qkv", qkv.len(), &[n, heads.row()])?;
+        fits("norm_heads_grad", "dy", dy.len(), &[n, heads.row()])?;
+        let (mut dqkv, mut parts) = (dy.to_vec(), vec![0.0; n.div_ceil(ROWS) * 2 * d]);
+        let isa = self.gemm.isa();
+        let [queries, keys] = [heads.query * d, per_row * d];
+        let inputs = qkv.par_chunks(ROWS * row).zip(dy.par_chunks(ROWS * row));
+        let inputs = inputs.zip(scale.par_chunks((ROWS * per_row).max(1)));
+        let outputs = dqkv.par_chunks_mut(ROWS * row).zip(parts.par_chunks_mut((2 * d).max(1)));
+        inputs.zip(outputs).for_each(|(((x, dy), scale), (dx, dweight))| {
+            let (dquery, dkey) = dweight.split_at_mut(d);
+            let rows = x.chunks_exact(row).zip(dy.chunks_exact(row)).zip(scale.chunks_exact(per_row));
+            for (((x, dy), scale), dx) in rows.zip(dx.chunks_exact_mut(row)) {
+                let (of_queries, of_keys) = scale.split_at(heads.query);
+                let (part, dx_part) = (0..queries, &mut dx[..queries]);
+                backward(isa, &x[part.clone()], norms.query, of_queries, &dy[part], dx_part, dquery);
+                let (part, dx_part) = (queries..keys, &mut dx[queries..keys]);
+                backward(isa, &x[part.clone()], norms.key, of_keys, &dy[part], dx_part, dkey);
+            }
+        });
+        let (mut dquery, mut dkey) = (vec![0.0; d], vec![0.0; d]);
+        for part in parts.chunks_exact((2 * d).max(1)) {
+            super::linear::add_to(isa, &part[..d], &mut dquery);
+            super::linear::add_to(isa, &part[d..], &mut dkey);
+        }
+        Ok(HeadNormsGrad { dqkv, dquery, dkey })
     }
 }
 

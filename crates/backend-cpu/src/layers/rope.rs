@@ -26,9 +26,22 @@ pub struct RopeTable {
 impl RopeTable {
     /// The table for an even `head_dim` and the positions `0..max_positions`.
     pub fn new(head_dim: usize, max_positions: usize, theta: f64) -> Self {
-        let half = head_dim / 2;
-        let frequency = |i: usize| theta.powf(-2.0 * i as f64 / head_dim as f64);
-        let angles = |position: usize| (0..half).map(move |i| position as f64 * frequency(i));
+        let frequencies: Vec<f64> = (0..head_dim / 2).map(|i| theta.powf(-2.0 * i as f64 / head_dim as f64)).collect();
+        Self::of_frequencies(&frequencies, max_positions)
+    }
+
+    /// The table of a head of width 2 x `frequencies.len()` for the positions `0..max_positions`: pair i is turned by
+    /// position x `frequencies[i]` radians. Models that are trained for a longer context than they began with scale theirs.
+    ///
+    /// ```
+    /// use backend_cpu::layers::RopeTable;
+    ///
+    /// let table = RopeTable::of_frequencies(&[1.0, 0.01], 128);
+    /// assert_eq!(table.len(), 128);
+    /// ```
+    pub fn of_frequencies(frequencies: &[f64], max_positions: usize) -> Self {
+        let half = frequencies.len();
+        let angles = |position: usize| frequencies.iter().map(move |frequency| position as f64 * frequency);
         let values = (0..max_positions)
             .flat_map(|position| angles(position).map(f64::cos).chain(angles(position).map(f64::sin)))
             .map(|x| x as f32)

@@ -128,6 +128,42 @@ fn rms_norm_and_its_gradient_are_the_formulas() {
 }
 
 #[test]
+fn norms_of_heads_and_their_gradients_are_the_formulas() {
+    // Rows below and above those of a task.
+    for n in [2, 70] {
+        let (d, width) = (HEADS.width, HEADS.row());
+        let (qkv, dy, query, key) = (noise(n * width, 1), noise(n * width, 2), noise(d, 3), noise(d, 4));
+        let of = |x: &[f64], query: &[f64], key: &[f64]| -> Vec<f64> {
+            let head = |(i, head): (usize, &[f64])| {
+                let weight = match i % (HEADS.query + 2 * HEADS.key_value) {
+                    i if i < HEADS.query => query,
+                    i if i < HEADS.query + HEADS.key_value => key,
+                    _ => return head.to_vec(),
+                };
+                let rms = (head.iter().map(|x| x * x).sum::<f64>() / d as f64 + 1e-3).sqrt();
+                head.iter().zip(weight).map(|(x, w)| x / rms * w).collect::<Vec<_>>()
+            };
+            x.chunks_exact(d).enumerate().flat_map(head).collect()
+        };
+        let (x64, query64, key64) = (wide(&qkv), wide(&query), wide(&key));
+        let dqkv = differences(&qkv, &dy, |x| of(x, &query64, &key64));
+        let dquery = differences(&query, &dy, |query| of(&x64, query, &key64));
+        let dkey = differences(&key, &dy, |key| of(&x64, &query64, key));
+        let norms = HeadNorms { query: &query, key: &key, eps: 1e-3 };
+        for layers in all_layers() {
+            let (y, scale) = layers.norm_heads(&qkv, HEADS, norms).unwrap();
+            assert_close(&y, &of(&x64, &query64, &key64), 1e-6);
+            let found = layers.norm_heads_grad(&qkv, HEADS, norms, &scale, &dy).unwrap();
+            assert_close(&found.dqkv, &dqkv, 1e-5);
+            assert_close(&found.dquery, &dquery, 1e-5);
+            assert_close(&found.dkey, &dkey, 1e-5);
+        }
+        let narrow = HeadNorms { key: &key[1..], ..norms };
+        assert!(Layers::new().norm_heads(&qkv, HEADS, narrow).unwrap_err().to_string().contains("key weight"));
+    }
+}
+
+#[test]
 fn swiglu_and_its_gradient_are_the_formulas() {
     let (n, width) = (67, 19);
     let gate_up: Vec<f32> = noise(2 * n * width, 1).iter().map(|x| x * 12.0).collect();

@@ -18,13 +18,16 @@ pub fn from_value<T: DeserializeOwned + Serialize + Default>(value: Value) -> Re
     serde_json::from_value(value).map_err(|e| Error::Config(e.to_string()))
 }
 
-/// Walks `given` beside `known`; keys under a known value that is not an object (an enum, a list, null) are left to
-/// serde.
+/// Walks `given` beside `known`; keys under a known value that is not an object (an enum, a list, null), or is a map without an
+/// entry, whose keys are names of the user's, are left to serde.
 ///
 /// # Errors
 /// [`Error::UnknownKey`] for the first key that `known` lacks.
 pub fn reject_unknown_keys(given: &Value, known: &Value, path: &str) -> Result<()> {
     let (Value::Object(given), Value::Object(known)) = (given, known) else { return Ok(()) };
+    if known.is_empty() {
+        return Ok(());
+    }
     for (key, value) in given {
         let here = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
         match known.get(key) {

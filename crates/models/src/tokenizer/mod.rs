@@ -1,8 +1,12 @@
 //! From text to token ids and back.
 
 mod character;
+mod hugging_face;
+pub(crate) mod marks;
+mod special;
 
 pub use character::CharTokenizer;
+pub use hugging_face::HfTokenizer;
 
 use crate::error::{Error, Result};
 use serde_json::Value;
@@ -34,7 +38,7 @@ pub trait Tokenizer: Send + Sync {
     /// The id that fills unused places of a batch. It is never attended to and never trained on.
     fn pad_id(&self) -> u32;
 
-    /// The ids of `text`, without special tokens.
+    /// The ids of `text`, without special tokens: what is written like one is text.
     ///
     /// # Errors
     /// [`crate::Error::UnknownCharacter`], or [`crate::Error::Tokenizer`] from an implementation elsewhere.
@@ -46,11 +50,17 @@ pub trait Tokenizer: Send + Sync {
     /// As [`Tokenizer::encode`].
     fn encode_prompt(&self, text: &str) -> Result<Vec<u32>>;
 
+    /// Whether conversations can be encoded, see [`Tokenizer::encode_messages`].
+    fn has_chat_template(&self) -> bool {
+        false
+    }
+
     /// The ids of a conversation as the policy reads it, up to where its answer begins: the messages, and the tools that they may
     /// call, in the chat template of the model.
     ///
     /// # Errors
-    /// [`crate::Error::NoChatTemplate`] where the model has none; [`crate::Error::Tokenizer`] for messages that the template refuses.
+    /// [`crate::Error::NoChatTemplate`] where the model has none; [`crate::Error::ChatTemplate`] for messages that the template
+    /// refuses, and [`crate::Error::Messages`] for what is no conversation.
     fn encode_messages(&self, messages: &[Value], tools: Option<&Value>) -> Result<Vec<u32>> {
         let _ = (messages, tools);
         Err(Error::NoChatTemplate)
@@ -66,8 +76,8 @@ pub trait Tokenizer: Send + Sync {
         Ok(ids)
     }
 
-    /// The text of `ids`. EOS leaves no trace; other special tokens show in the text, so that no reward function takes
-    /// them for nothing.
+    /// The text of `ids` as rewards read it. The tokens that end a completion leave no trace. Whether other special tokens do
+    /// is the tokenizer's: with [`CharTokenizer`] they show, [`HfTokenizer`] leaves them out as TRL's rewards never see them.
     ///
     /// # Errors
     /// [`crate::Error::UnknownToken`], or [`crate::Error::Tokenizer`] from an implementation elsewhere.

@@ -16,7 +16,7 @@ fn model() -> Decoder {
 /// Gradients of an arbitrary loss.
 fn gradients(model: &Decoder, ids: &[u32]) -> GradientSum {
     let hidden = model.forward(&PackedBatch::new(&[ids]).unwrap()).unwrap();
-    let logits = hidden.reshape([ids.len(), 16]).matmul(model.lm_head().transpose());
+    let logits = hidden.reshape([ids.len(), 16]).matmul(model.lm_head().unwrap().transpose());
     let mut sum = GradientSum::new();
     sum.add(model, logits.square().sum().backward());
     sum
@@ -87,7 +87,7 @@ fn accumulated_micro_batches_add_up() {
     let whole = gradients(&model, &[1, 5, 9]);
     let mut twice = gradients(&model, &[1, 5, 9]);
     let hidden = model.forward(&PackedBatch::new(&[[1u32, 5, 9]]).unwrap()).unwrap();
-    let logits = hidden.reshape([3, 16]).matmul(model.lm_head().transpose());
+    let logits = hidden.reshape([3, 16]).matmul(model.lm_head().unwrap().transpose());
     twice.add(&model, logits.square().sum().backward());
     for (a, b) in whole.parameters().iter().zip(twice.parameters()) {
         assert!(a.data.iter().zip(&b.data).all(|(a, b)| (2.0 * a - b).abs() <= 1e-5 * a.abs()), "{}", a.name);

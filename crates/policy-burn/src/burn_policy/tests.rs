@@ -177,12 +177,14 @@ fn critic(sequences: &[Sequence]) -> (BurnPolicy, Vec<SequenceBatch<'_>>) {
     let returns = [[0.5, 1.0, 0.0], [-1.0, 0.5, 1.0]];
     for (part, returns) in parts.iter_mut().zip(returns) {
         let tokens = part.tokens.tokens();
-        let targets = ValueTargets {
-            old_values: [0.0, 0.4, -0.05][..tokens].to_vec(),
-            returns: returns[..tokens].to_vec(),
-        };
+        let targets =
+            ValueTargets { old_values: [0.0, 0.4, -0.05][..tokens].to_vec(), returns: returns[..tokens].to_vec() };
         part.tokens = part.tokens.clone().with_value_targets(targets).unwrap();
-        part.tokens = part.tokens.clone().with_weights(TokenWeights { policy: vec![0.2; tokens], ..TokenWeights::zeros(tokens) }).unwrap();
+        part.tokens = part
+            .tokens
+            .clone()
+            .with_weights(TokenWeights { policy: vec![0.2; tokens], ..TokenWeights::zeros(tokens) })
+            .unwrap();
     }
     (policy, parts)
 }
@@ -266,7 +268,9 @@ fn the_gradient_of_the_values_is_that_of_plain_burn_through_the_whole_model() {
         let targets = part.tokens.value_targets().unwrap();
         let model = policy.model.clone().fork(&policy.model.device());
         let values = model.values(completion_hidden(&model, part.sequences).unwrap()).unwrap();
-        let column = |values: &[f32]| Tensor::<2>::from_data(TensorData::new(values.to_vec(), [values.len(), 1]), &model.device());
+        let column = |values: &[f32]| {
+            Tensor::<2>::from_data(TensorData::new(values.to_vec(), [values.len(), 1]), &model.device())
+        };
         let (old, returns) = (column(&targets.old_values), column(&targets.returns));
         let clipped = values.clone().max_pair(old.clone() - 0.2).min_pair(old + 0.2);
         let squares = (values - returns.clone()).powi_scalar(2).max_pair((clipped - returns).powi_scalar(2));

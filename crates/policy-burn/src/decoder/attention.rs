@@ -1,11 +1,11 @@
 //! Grouped-query attention (arXiv 2305.13245) with rotary positions.
 
-use super::layers::Linear;
-use super::ops::{self, Addend, Sequences};
+use super::build::Builder;
+use super::layers::{Linear, RmsNorm};
+use super::ops::{self, Sequences};
 use backend_cpu::layers::{Heads, RopeTable};
 use burn::module::Module;
-use burn::tensor::{Device, Tensor};
-use models::ModelConfig;
+use burn::tensor::Tensor;
 use policy::Result;
 use std::sync::Arc;
 
@@ -16,25 +16,31 @@ pub struct Attention {
     pub qkv_proj: Linear,
     /// The projection `[A D, H]` back to the residual stream.
     pub o_proj: Linear,
+    /// The norm `[D]` of every query head before it is turned, where the model has one.
+    pub q_norm: Option<RmsNorm>,
+    /// The norm `[D]` of every key head before it is turned, where the model has one.
+    pub k_norm: Option<RmsNorm>,
     num_heads: usize,
     num_kv_heads: usize,
     head_dim: usize,
 }
 
 impl Attention {
-    pub(crate) fn new(config: &ModelConfig, seed: u64, name: &str, device: &Device) -> Self {
+    pub(crate) fn new(of: &mut Builder<'_>, name: &str) -> Result<Self> {
+        let config = of.config;
         let (h, d) = (config.hidden_size, config.head_dim());
         let (heads, kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
         let std = config.initializer_range;
         let residual_std = std / (2.0 * config.num_hidden_layers as f64).sqrt();
         let qkv = [h, (heads + 2 * kv_heads) * d];
-        Self {
-            qkv_proj: Linear::new(qkv, true, std, seed, &format!("{name}.qkv_proj"), device),
-            o_proj: Linear::new([heads * d, h], false, residual_std, seed, &format!("{name}.o_proj"), device),
-            num_heads: heads,
-            num_kv_heads: kv_heads,
-            head_dim: d,
+        let qkv_proj = Linear::new(of, &format!("{name}.qkv_proj"), qkv, config.attention_bias, std)?;
+        let o_proj = Linear::new(of, &format!("{name}.o_proj"), [heads * d, h], false, residual_std)?;
+        let (mut q_norm, mut k_norm) = (None, None);
+        if config.qk_norm {
+            q_norm = Some(RmsNorm::new(of, &format!("{name}.q_norm"), d, config.rms_norm_eps)?);
+            k_norm = Some(RmsNorm::new(of, &format!("{name}.k_norm"), d, config.rms_norm_eps)?);
         }
+        Ok(Self { qkv_proj, o_proj, q_norm, k_norm, num_heads: heads, num_kv_heads: kv_heads, head_dim: d })
     }
 
     /// A, K and D.
@@ -50,8 +56,11 @@ impl Attention {
         rope: &RopeTable,
         sequences: &Arc<Sequences>,
     ) -> Result<Tensor<2>> {
-        let qkv = self.qkv_proj.forward(x)?;
+        let mut qkv = self.qkv_proj.forward(x)?;
+        if let (Some(query), Some(key)) = (&self.q_norm, &self.k_norm) {
+            qkv = ops::norm_heads(qkv, self.heads(), query.weight.val(), key.weight.val(), query.eps())?;
+        }
         let mixed = ops::attention(qkv, self.heads(), rope, sequences)?;
-        ops::linear(mixed, self.o_proj.weight.val(), Addend::Residual(residual))
+        self.o_proj.add_to(residual, mixed)
     }
 }

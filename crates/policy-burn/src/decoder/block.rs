@@ -1,12 +1,12 @@
 //! One layer of the decoder.
 
 use super::attention::Attention;
+use super::build::Builder;
 use super::layers::{Linear, RmsNorm};
-use super::ops::{self, Addend, Sequences};
+use super::ops::{self, Sequences};
 use backend_cpu::layers::RopeTable;
 use burn::module::Module;
-use burn::tensor::{Device, Tensor};
-use models::ModelConfig;
+use burn::tensor::Tensor;
 use policy::Result;
 use std::sync::Arc;
 
@@ -20,19 +20,20 @@ pub struct Mlp {
 }
 
 impl Mlp {
-    fn new(config: &ModelConfig, seed: u64, name: &str, device: &Device) -> Self {
+    fn new(of: &mut Builder<'_>, name: &str) -> Result<Self> {
+        let config = of.config;
         let (h, i, std) = (config.hidden_size, config.intermediate_size, config.initializer_range);
         let residual_std = std / (2.0 * config.num_hidden_layers as f64).sqrt();
-        Self {
-            gate_up_proj: Linear::new([h, 2 * i], false, std, seed, &format!("{name}.gate_up_proj"), device),
-            down_proj: Linear::new([i, h], false, residual_std, seed, &format!("{name}.down_proj"), device),
-        }
+        Ok(Self {
+            gate_up_proj: Linear::new(of, &format!("{name}.gate_up_proj"), [h, 2 * i], false, std)?,
+            down_proj: Linear::new(of, &format!("{name}.down_proj"), [i, h], false, residual_std)?,
+        })
     }
 
     /// `residual` plus the MLP of `x`, both `[N, H]`.
     pub(crate) fn forward(&self, x: Tensor<2>, residual: Tensor<2>) -> Result<Tensor<2>> {
         let mixed = ops::swiglu(self.gate_up_proj.forward(x)?)?;
-        ops::linear(mixed, self.down_proj.weight.val(), Addend::Residual(residual))
+        self.down_proj.add_to(residual, mixed)
     }
 }
 
@@ -50,14 +51,14 @@ pub struct Block {
 }
 
 impl Block {
-    pub(crate) fn new(config: &ModelConfig, seed: u64, name: &str, device: &Device) -> Self {
-        let norm = || RmsNorm::new(config.hidden_size, config.rms_norm_eps, device);
-        Self {
-            input_norm: norm(),
-            attn: Attention::new(config, seed, &format!("{name}.attn"), device),
-            post_norm: norm(),
-            mlp: Mlp::new(config, seed, &format!("{name}.mlp"), device),
-        }
+    pub(crate) fn new(of: &mut Builder<'_>, name: &str) -> Result<Self> {
+        let (h, eps) = (of.config.hidden_size, of.config.rms_norm_eps);
+        Ok(Self {
+            input_norm: RmsNorm::new(of, &format!("{name}.input_norm"), h, eps)?,
+            attn: Attention::new(of, &format!("{name}.attn"))?,
+            post_norm: RmsNorm::new(of, &format!("{name}.post_norm"), h, eps)?,
+            mlp: Mlp::new(of, &format!("{name}.mlp"))?,
+        })
     }
 
     /// The layer applied to `x: [N, H]` -> `[N, H]`.

@@ -4,7 +4,8 @@ use super::batch::PackedBatch;
 use super::layers::{Linear, RmsNorm};
 use super::model::{Decoder, check};
 use super::params::{read, storage};
-use backend_cpu::layers::{Add, Heads, KvCache, Layers, PackedWeight, RopeTable};
+use super::rope::Rope;
+use backend_cpu::layers::{Add, HeadNorms, Heads, KvCache, Layers, PackedWeight};
 use burn::backend::flex::FlexTensor;
 use burn::module::Param;
 use burn::tensor::Tensor;
@@ -32,7 +33,7 @@ use policy::{Error, Result};
 pub struct Inference {
     kernels: Layers,
     config: ModelConfig,
-    rope: RopeTable,
+    rope: Rope,
     heads: Heads,
     /// `[V, H]`.
     embed_tokens: FlexTensor,
@@ -50,6 +51,8 @@ pub struct Cache(KvCache);
 struct Layer {
     input_norm: Norm,
     qkv: Weight,
+    /// The norms of queries and of keys.
+    head_norms: Option<[Norm; 2]>,
     o: Weight,
     post_norm: Norm,
     gate_up: Weight,
@@ -80,7 +83,12 @@ impl Norm {
 
 impl Weight {
     fn new(kernels: Layers, linear: &Linear) -> Result<Self> {
-        let weight = kernels.pack_weight(read(&storage(linear.weight.val())?)?, linear.weight.dims())?;
+        let dims = linear.weight.dims();
+        // What is sampled with is the sum: an adapter costs nothing per token.
+        let weight = match linear.adapters.as_slice() {
+            [] => kernels.pack_weight(read(&storage(linear.weight.val())?)?, dims)?,
+            _ => kernels.pack_weight(&linear.merged()?, dims)?,
+        };
         let bias = linear.bias.as_ref().map(Param::val).map(to_vec).transpose()?;
         Ok(Self { weight, bias })
     }
@@ -94,6 +102,10 @@ impl Inference {
             Ok(Layer {
                 input_norm: Norm::new(&layer.input_norm)?,
                 qkv: weight(&layer.attn.qkv_proj)?,
+                head_norms: match (&layer.attn.q_norm, &layer.attn.k_norm) {
+                    (Some(query), Some(key)) => Some([Norm::new(query)?, Norm::new(key)?]),
+                    _ => None,
+                },
                 o: weight(&layer.attn.o_proj)?,
                 post_norm: Norm::new(&layer.post_norm)?,
                 gate_up: weight(&layer.mlp.gate_up_proj)?,
@@ -112,7 +124,7 @@ impl Inference {
             embed_tokens: storage(model.embed_tokens.val())?,
             layers: layers.collect::<Result<_>>()?,
             norm: Norm::new(&model.norm)?,
-            head: kernels.pack_transposed(read(&storage(model.lm_head())?)?, dims)?,
+            head: kernels.pack_transposed(read(&storage(model.lm_head()?)?)?, dims)?,
             kernels,
             config,
         })
@@ -128,7 +140,7 @@ impl Inference {
     /// # Errors
     /// [`Error::TooLong`] when prompt and capacity have no positions, [`Error::Model`] for an unknown token.
     pub fn prefill(&self, prompts: &PackedBatch, per_prompt: usize, capacity: usize) -> Result<(Vec<f32>, Cache)> {
-        check(&self.config, &self.rope, prompts.ids(), prompts.longest() + capacity)?;
+        check(&self.config, prompts.ids(), prompts.longest() + capacity)?;
         let (sequences, h) = (&prompts.sequences, self.config.hidden_size);
         let lengths: Vec<usize> = sequences.spans.iter().map(|span| span.rows.len()).collect();
         let mut cache = KvCache::new(self.layers.len(), self.heads, &lengths, per_prompt, capacity);
@@ -146,7 +158,7 @@ impl Inference {
     /// # Errors
     /// [`Error::Loss`] when ids and samples do not fit one another or the cache; [`Error::Model`] for an unknown token.
     pub fn decode(&self, ids: &[u32], samples: &[usize], cache: &mut Cache) -> Result<Vec<f32>> {
-        check(&self.config, &self.rope, ids, 0)?;
+        check(&self.config, ids, 0)?;
         let Cache(cache) = cache;
         if ids.len() != samples.len() || samples.iter().any(|sample| *sample >= cache.samples()) {
             let expected = format!("as many ids as samples, and those below {}", cache.samples());
@@ -171,9 +183,14 @@ impl Inference {
         let embed_tokens = read(&self.embed_tokens)?;
         let row = |id: &u32| &embed_tokens[*id as usize * h..(*id as usize + 1) * h];
         let mut x: Vec<f32> = ids.iter().flat_map(row).copied().collect();
+        let rope = self.rope.table(positions.iter().max().map_or(0, |position| position + 1))?;
         for (i, layer) in self.layers.iter().enumerate() {
             let mut qkv = self.linear(&self.normalised(&x, &layer.input_norm)?, &layer.qkv, None)?;
-            kernels.rotate(&mut qkv, self.heads, &self.rope, positions)?;
+            if let Some([query, key]) = &layer.head_norms {
+                let norms = HeadNorms { query: &query.weight, key: &key.weight, eps: query.eps };
+                qkv = kernels.norm_heads(&qkv, self.heads, norms)?.0;
+            }
+            kernels.rotate(&mut qkv, self.heads, &rope, positions)?;
             x = self.linear(&attend(i, qkv)?, &layer.o, Some(&x))?;
             let gate_up = self.linear(&self.normalised(&x, &layer.post_norm)?, &layer.gate_up, None)?;
             let mixed = kernels.swiglu(&gate_up, self.config.intermediate_size)?;

@@ -1,9 +1,11 @@
 //! The two layers that everything else is made of.
 
+use super::build::{Builder, Initial};
+use super::lora::LowRank;
 use super::ops::{self, Addend};
-use super::params::normal;
+use super::params::{read, storage};
 use burn::module::{Module, Param};
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::Tensor;
 use policy::Result;
 
 /// A linear layer, `y = x W + b`.
@@ -13,20 +15,17 @@ pub struct Linear {
     pub weight: Param<Tensor<2>>,
     /// The bias b `[out]`.
     pub bias: Option<Param<Tensor<1>>>,
+    /// The adapters of the matrices that the layer consists of.
+    pub adapters: Vec<LowRank>,
 }
 
 impl Linear {
-    /// Normal weights of standard deviation `std` from the stream of (`seed`, `name`), zero bias.
-    pub(crate) fn new(
-        [input, output]: [usize; 2],
-        bias: bool,
-        std: f64,
-        seed: u64,
-        name: &str,
-        device: &Device,
-    ) -> Self {
-        let bias = bias.then(|| Param::from_data(TensorData::new(vec![0f32; output], [output]), device));
-        Self { weight: Param::from_data(normal([input, output], std, seed, &format!("{name}.weight")), device), bias }
+    /// Normal weights of standard deviation `std` and zero bias, where the values are not stored ones.
+    pub(crate) fn new(of: &mut Builder<'_>, name: &str, shape: [usize; 2], bias: bool, std: f64) -> Result<Self> {
+        let weight = of.parameter(&format!("{name}.weight"), shape, Initial::Normal { std })?;
+        let bias =
+            if bias { Some(of.parameter(&format!("{name}.bias"), [shape[1]], Initial::Constant(0.0))?) } else { None };
+        Ok(Self { weight, bias, adapters: Vec::new() })
     }
 
     /// The layer applied to `x: [N, in]` -> `[N, out]`.
@@ -35,7 +34,24 @@ impl Linear {
     /// [`policy::Error::Loss`] when x is not `[N, in]`.
     pub fn forward(&self, x: Tensor<2>) -> Result<Tensor<2>> {
         let add = self.bias.as_ref().map_or(Addend::Nothing, |bias| Addend::Bias(bias.val()));
-        ops::linear(x, self.weight.val(), add)
+        self.run(x, add)
+    }
+
+    /// `residual` plus the layer applied to `x: [N, in]`, both `[N, out]`; for a layer without a bias.
+    pub(crate) fn add_to(&self, residual: Tensor<2>, x: Tensor<2>) -> Result<Tensor<2>> {
+        self.run(x, Addend::Residual(residual))
+    }
+
+    fn run(&self, x: Tensor<2>, add: Addend) -> Result<Tensor<2>> {
+        let y = ops::linear(x.clone(), self.weight.val(), add)?;
+        self.adapters.iter().try_fold(y, |y, adapter| adapter.forward(x.clone(), y))
+    }
+
+    /// The weight `[in, out]` with the adapters merged into it.
+    pub(crate) fn merged(&self) -> Result<Vec<f32>> {
+        let mut weight = read(&storage(self.weight.val())?)?.to_vec();
+        self.adapters.iter().try_for_each(|adapter| adapter.merge_into(&mut weight, self.weight.dims()[1]))?;
+        Ok(weight)
     }
 }
 
@@ -48,8 +64,8 @@ pub struct RmsNorm {
 }
 
 impl RmsNorm {
-    pub(crate) fn new(size: usize, eps: f64, device: &Device) -> Self {
-        Self { weight: Param::from_data(TensorData::new(vec![1f32; size], [size]), device), eps }
+    pub(crate) fn new(of: &mut Builder<'_>, name: &str, size: usize, eps: f64) -> Result<Self> {
+        Ok(Self { weight: of.parameter(&format!("{name}.weight"), [size], Initial::Constant(1.0))?, eps })
     }
 
     /// The norm of `x: [N, H]` -> `[N, H]`.

@@ -1,5 +1,5 @@
-//! A small Qwen2-style decoder: RMSNorm, rotary positions, grouped-query attention with biases, SwiGLU. Its weights are a module of
-//! burn, which differentiates it; its operations are kernels of [`backend_cpu::layers`]. Sequences are laid end to end, without padding,
+//! A decoder of the families Qwen2 (biases), Qwen3 (normalised queries and keys) and Llama 3 (scaled rotary frequencies): RMSNorm,
+//! rotary positions, grouped-query attention, SwiGLU. Its weights are a module of burn, which differentiates it; its operations are kernels of [`backend_cpu::layers`]. Sequences are laid end to end, without padding,
 //! and completions of one prompt share its rows.
 //!
 //! Letters in shapes: N rows (tokens), B sequences, H hidden, V vocabulary, A query heads, K key/value heads, R = A / K queries per
@@ -8,19 +8,24 @@
 mod attention;
 mod batch;
 mod block;
+mod build;
+mod hugging_face;
 mod inference;
 mod layers;
+mod lora;
 mod model;
 mod ops;
 mod params;
+mod rope;
 
 pub use attention::Attention;
 pub use batch::PackedBatch;
 pub use block::{Block, Mlp};
 pub use inference::{Cache, Inference};
 pub use layers::{Linear, RmsNorm};
+pub use lora::LowRank;
 pub use model::Decoder;
 
 pub(crate) use params::{
-    ParameterVisitor, export_parameters, for_each_parameter, to_host, update_parameters, visit_parameters,
+    ParameterVisitor, Which, export_parameters, for_each_parameter, to_host, update_parameters, visit_parameters,
 };

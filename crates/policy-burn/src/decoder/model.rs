@@ -2,16 +2,19 @@
 
 use super::batch::PackedBatch;
 use super::block::Block;
+use super::build::{Builder, Initial, Seed, Source};
+use super::hugging_face::Stored;
 use super::inference::Inference;
 use super::layers::{Linear, RmsNorm};
-use super::params::{load_parameters, named_parameters, normal};
-use backend_cpu::layers::RopeTable;
+use super::lora::{Adapted, LowRank};
+use super::params::{load_parameters, named_parameters};
+use super::rope::Rope;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use models::{ModelConfig, NamedTensor};
+use models::{ModelConfig, NamedTensor, Weights};
 use policy::{Error, Result};
 
-/// A Qwen2-style decoder. Hidden states and LM head are exposed apart because the loss takes them apart.
+/// A decoder of the families Qwen2, Qwen3 and Llama 3. Hidden states and LM head are exposed apart because the loss takes them apart.
 ///
 /// ```
 /// use policy_burn::decoder::{Decoder, PackedBatch};
@@ -33,10 +36,14 @@ pub struct Decoder {
     pub norm: RmsNorm,
     /// The LM head `[V, H]`; `None` when the embedding serves as head.
     pub lm_head: Option<Param<Tensor<2>>>,
+    /// The adapter of the LM head.
+    pub lora_head: Option<LowRank>,
     /// The value head `[H, 1]` with its bias, which PPO trains; it reads the same hidden states as the LM head.
     pub value_head: Option<Linear>,
     #[module(skip)]
-    rope: RopeTable,
+    adapted: Adapted,
+    #[module(skip)]
+    rope: Rope,
     #[module(skip)]
     config: ModelConfig,
 }
@@ -47,21 +54,44 @@ impl Decoder {
     /// # Errors
     /// [`Error::Model`] for an illegal configuration.
     pub fn new(config: &ModelConfig, seed: u64, device: &Device) -> Result<Self> {
+        Self::build(config, &mut Seed(seed), device)
+    }
+
+    /// A decoder of stored weights, which are read tensor by tensor in f32. On a device with autodiff it trains.
+    ///
+    /// # Errors
+    /// [`Error::Model`] for an illegal configuration, for weights that are not those of the configuration, and for weights that are
+    /// not finite.
+    pub fn from_weights(config: &ModelConfig, weights: &Weights, device: &Device) -> Result<Self> {
+        weights.check(config)?;
+        Self::build(config, &mut Stored { config, weights }, device)
+    }
+
+    /// A decoder whose values come from `source`.
+    ///
+    /// # Errors
+    /// [`Error::Model`] for an illegal configuration, and those of the source.
+    pub(crate) fn build(config: &ModelConfig, source: &mut dyn Source, device: &Device) -> Result<Self> {
         config.validate()?;
-        let matrix = |name: &str, std: f64| {
-            Param::from_data(normal([config.vocab_size, config.hidden_size], std, seed, name), device)
-        };
-        let std = config.initializer_range;
+        let mut of = Builder { config, device, source };
+        let (matrix, initial) =
+            ([config.vocab_size, config.hidden_size], Initial::Normal { std: config.initializer_range });
+        let embed_tokens = of.parameter("embed_tokens", matrix, initial)?;
+        let layers = (0..config.num_hidden_layers).map(|i| Block::new(&mut of, &format!("layers.{i}")));
+        let layers = layers.collect::<Result<_>>()?;
+        let norm = RmsNorm::new(&mut of, "norm", config.hidden_size, config.rms_norm_eps)?;
+        let lm_head = if config.tie_word_embeddings { None } else { Some(of.parameter("lm_head", matrix, initial)?) };
+        let (rope, config) = (Rope::new(config), config.clone());
         Ok(Self {
-            embed_tokens: matrix("embed_tokens", std),
-            layers: (0..config.num_hidden_layers)
-                .map(|i| Block::new(config, seed, &format!("layers.{i}"), device))
-                .collect(),
-            norm: RmsNorm::new(config.hidden_size, config.rms_norm_eps, device),
-            lm_head: (!config.tie_word_embeddings).then(|| matrix("lm_head", std)),
+            embed_tokens,
+            layers,
+            norm,
+            lm_head,
+            lora_head: None,
             value_head: None,
-            rope: RopeTable::new(config.head_dim(), config.max_position_embeddings, config.rope_theta),
-            config: config.clone(),
+            adapted: Adapted::default(),
+            rope,
+            config,
         })
     }
 
@@ -72,6 +102,7 @@ impl Decoder {
         self.value_head = Some(Linear {
             weight: Param::from_data(TensorData::new(vec![0f32; input], [input, 1]), &device),
             bias: Some(Param::from_data(TensorData::new(vec![0f32], [1]), &device)),
+            adapters: Vec::new(),
         });
         self
     }
@@ -94,9 +125,16 @@ impl Decoder {
         self.embed_tokens.val().device()
     }
 
-    /// The LM head, `[V, H]`: logits are `hidden x lm_head^T`.
-    pub fn lm_head(&self) -> Tensor<2> {
-        self.lm_head.as_ref().unwrap_or(&self.embed_tokens).val()
+    /// The LM head, `[V, H]`: logits are `hidden x lm_head^T`. With an adapter of the head it is a tensor of its own, made for every call.
+    ///
+    /// # Errors
+    /// [`Error::Other`] when the weights are not on burn's CPU backend.
+    pub fn lm_head(&self) -> Result<Tensor<2>> {
+        let head = self.lm_head.as_ref().unwrap_or(&self.embed_tokens).val();
+        match &self.lora_head {
+            Some(adapter) => adapter.adapted_head(head),
+            None => Ok(head),
+        }
     }
 
     /// Hidden states after the final norm, `[N, H]`.
@@ -127,7 +165,7 @@ impl Decoder {
         Inference::new(self)
     }
 
-    /// Every parameter with its name and values, e.g. `layers.0.attn.qkv_proj.weight`.
+    /// Every parameter that is trained with its name and values, e.g. `layers.0.attn.qkv_proj.weight`.
     pub fn parameters(&self) -> Vec<NamedTensor> {
         named_parameters(self)
     }
@@ -140,34 +178,44 @@ impl Decoder {
         load_parameters(self, tensors)
     }
 
-    /// The table of rotary positions.
-    pub(super) fn rope(&self) -> &RopeTable {
+    /// The adapted matrices.
+    pub(super) fn adapted(&self) -> &Adapted {
+        &self.adapted
+    }
+
+    /// The rotary positions.
+    pub(super) fn rope(&self) -> &Rope {
         &self.rope
     }
 
     /// The residual stream `[N, H]` behind the last layer.
     fn run(&self, batch: &PackedBatch) -> Result<Tensor<2>> {
-        check(&self.config, &self.rope, batch.ids(), batch.longest())?;
+        check(&self.config, batch.ids(), batch.longest())?;
+        let rope = self.rope.table(batch.longest())?;
         let ids: Vec<i32> = batch.ids().iter().map(|&id| id as i32).collect();
         let ids = Tensor::<1, Int>::from_data(TensorData::new(ids, [batch.ids().len()]), &self.device());
         let mut x = self.embed_tokens.val().select(0, ids);
         for layer in &self.layers {
-            x = layer.forward(x, &self.rope, &batch.sequences)?;
+            x = layer.forward(x, &rope, &batch.sequences)?;
         }
         Ok(x)
     }
 }
 
 /// Whether tokens are in the vocabulary and a sequence of `length` has positions.
-pub(super) fn check(config: &ModelConfig, rope: &RopeTable, ids: &[u32], length: usize) -> Result<()> {
-    if length > rope.len() {
-        return Err(Error::TooLong { what: "sequence", length, limit: rope.len() });
+pub(super) fn check(config: &ModelConfig, ids: &[u32], length: usize) -> Result<()> {
+    let limit = config.max_position_embeddings;
+    if length > limit {
+        return Err(Error::TooLong { what: "sequence", length, limit });
     }
     match ids.iter().find(|id| **id as usize >= config.vocab_size) {
         Some(&id) => Err(models::Error::UnknownToken { id, vocab_size: config.vocab_size }.into()),
         None => Ok(()),
     }
 }
+
+mod adapters;
+mod export;
 
 #[cfg(test)]
 mod tests;

@@ -3,7 +3,7 @@
 //! All tensors are f32 rows `[N, ..]`. What the forward pass of an operation was given is kept for its derivative; storage is
 //! shared, not copied.
 
-use backend_cpu::layers::{Add, AttentionGrad, Heads, Layers, RopeTable, Span};
+use backend_cpu::layers::{Add, AttentionGrad, HeadNorms, HeadNormsGrad, Heads, Layers, RopeTable, Span};
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 use grpo_burn::custom_op::{Derivative, Graph, Operand, record, tensor, values};
@@ -94,6 +94,110 @@ impl Derivative<3> for LinearGrad {
     }
 }
 
+/// `y: [N, out]` with `scale` x A^T B^T added to the columns from `first` on, of x `[N, in]`, A `[r, in]` and B `[width, r]`.
+pub(crate) fn low_rank(
+    x: Tensor<2>,
+    y: Tensor<2>,
+    a: Tensor<2>,
+    b: Tensor<2>,
+    scale: f32,
+    first: usize,
+) -> Result<Tensor<2>> {
+    let ([n, input], [_, output], [rank, _], [width, _]) = (x.dims(), y.dims(), a.dims(), b.dims());
+    let mut graph = Graph::default();
+    let x = operand(&mut graph, "x", x)?;
+    let y = operand(&mut graph, "y", y)?;
+    let a = operand(&mut graph, "lora_A", a)?;
+    let b = operand(&mut graph, "lora_B", b)?;
+    let layers = Layers::new();
+    let inner = layers.linear_dx(read("lora_A", &a.storage)?, read("x", &x.storage)?, [n, rank, input])?;
+    let outer = layers.linear_dx(read("lora_B", &b.storage)?, &inner, [n, width, rank])?;
+    let mut sum = read("y", &y.storage)?.to_vec();
+    for (row, added) in sum.chunks_exact_mut(output).zip(outer.chunks_exact(width)) {
+        row[first..first + width].iter_mut().zip(added).for_each(|(y, added)| *y += scale * added);
+    }
+    let parents = [x.node, y.node, a.node, b.node];
+    let dims = LowRankDims { n, input, output, rank, width, first };
+    let derivative = LowRankGrad { x: x.storage, a: a.storage, b: b.storage, inner, scale, dims };
+    Ok(record(graph, tensor(sum, [n, output]), parents, derivative))
+}
+
+#[derive(Clone, Copy, Debug)]
+struct LowRankDims {
+    n: usize,
+    input: usize,
+    output: usize,
+    rank: usize,
+    width: usize,
+    first: usize,
+}
+
+#[derive(Clone, Debug)]
+struct LowRankGrad {
+    x: FlexTensor,
+    a: FlexTensor,
+    b: FlexTensor,
+    /// x A^T `[N, r]`.
+    inner: Vec<f32>,
+    scale: f32,
+    dims: LowRankDims,
+}
+
+impl Derivative<4> for LowRankGrad {
+    fn gradients(self, upstream: FlexTensor, [x, _, a, b]: [bool; 4]) -> [Option<FlexTensor>; 4] {
+        let LowRankDims { n, input, output, rank, width, first } = self.dims;
+        let layers = Layers::new();
+        let rows = reread(&upstream).chunks_exact(output).flat_map(|row| &row[first..first + width]);
+        let dy: Vec<f32> = rows.map(|dy| self.scale * dy).collect();
+        let dinner = fitting(layers.linear(&dy, reread(&self.b), Add::Nothing, [n, width, rank]));
+        let dx = || fitting(layers.linear(&dinner, reread(&self.a), Add::Nothing, [n, rank, input]));
+        let da = || fitting(layers.linear_dweight(&dinner, reread(&self.x), [n, rank, input]));
+        let db = || fitting(layers.linear_dweight(&dy, &self.inner, [n, width, rank]));
+        let of_x = x.then(|| tensor(dx(), [n, input]));
+        let (of_a, of_b) = (a.then(|| tensor(da(), [rank, input])), b.then(|| tensor(db(), [width, rank])));
+        [of_x, Some(upstream), of_a, of_b]
+    }
+}
+
+/// A head `[V, H]` + `scale` B A, of A `[r, H]` and B `[V, r]`.
+pub(crate) fn adapted_head(head: Tensor<2>, a: Tensor<2>, b: Tensor<2>, scale: f32) -> Result<Tensor<2>> {
+    let ([vocab, width], [rank, _]) = (head.dims(), a.dims());
+    let dims = [vocab, rank, width];
+    let mut graph = Graph::default();
+    let head = operand(&mut graph, "head", head)?;
+    let a = operand(&mut graph, "lora_A", a)?;
+    let b = operand(&mut graph, "lora_B", b)?;
+    let scaled: Vec<f32> = read("lora_B", &b.storage)?.iter().map(|b| scale * b).collect();
+    let add = Add::Residual(read("head", &head.storage)?);
+    let sum = Layers::new().linear(&scaled, read("lora_A", &a.storage)?, add, dims)?;
+    let derivative = AdaptedHeadGrad { a: a.storage, scaled, scale, dims };
+    Ok(record(graph, tensor(sum, [vocab, width]), [head.node, a.node, b.node], derivative))
+}
+
+#[derive(Clone, Debug)]
+struct AdaptedHeadGrad {
+    a: FlexTensor,
+    /// scale B.
+    scaled: Vec<f32>,
+    scale: f32,
+    dims: [usize; 3],
+}
+
+impl Derivative<3> for AdaptedHeadGrad {
+    fn gradients(self, upstream: FlexTensor, [_, a, b]: [bool; 3]) -> [Option<FlexTensor>; 3] {
+        let (layers, dims @ [vocab, rank, width]) = (Layers::new(), self.dims);
+        let dy = reread(&upstream);
+        let da = || tensor(fitting(layers.linear_dweight(&self.scaled, dy, dims)), [rank, width]);
+        let db = || {
+            let mut gradient = fitting(layers.linear_dx(reread(&self.a), dy, [vocab, rank, width]));
+            gradient.iter_mut().for_each(|g| *g *= self.scale);
+            tensor(gradient, [vocab, rank])
+        };
+        let (of_a, of_b) = (a.then(da), b.then(db));
+        [Some(upstream), of_a, of_b]
+    }
+}
+
 /// x / sqrt(mean(x^2) + eps) * w of x `[N, H]` and a weight `[H]`.
 pub(crate) fn rms_norm(x: Tensor<2>, weight: Tensor<1>, eps: f64) -> Result<Tensor<2>> {
     let dims = x.dims();
@@ -118,6 +222,48 @@ impl Derivative<2> for RmsNormGrad {
         let (x, weight, dy) = (reread(&self.x), reread(&self.weight), reread(&upstream));
         let (dx, dweight) = fitting(Layers::new().rms_norm_grad(x, weight, &self.scale, dy));
         [Some(tensor(dx, self.dims)), Some(tensor(dweight, [self.dims[1]]))]
+    }
+}
+
+/// Queries, keys and values `[N, (A + 2K) D]` with every query and key head normalised by itself; weights `[D]`.
+pub(crate) fn norm_heads(
+    qkv: Tensor<2>,
+    heads: Heads,
+    query: Tensor<1>,
+    key: Tensor<1>,
+    eps: f64,
+) -> Result<Tensor<2>> {
+    let dims = qkv.dims();
+    let mut graph = Graph::default();
+    let qkv = operand(&mut graph, "qkv", qkv)?;
+    let query = operand(&mut graph, "query weight", query)?;
+    let key = operand(&mut graph, "key weight", key)?;
+    let norms = HeadNorms { query: read("query weight", &query.storage)?, key: read("key weight", &key.storage)?, eps };
+    let (y, scale) = Layers::new().norm_heads(read("qkv", &qkv.storage)?, heads, norms)?;
+    let derivative =
+        NormHeadsGrad { qkv: qkv.storage, query: query.storage, key: key.storage, scale, heads, eps, dims };
+    Ok(record(graph, tensor(y, dims), [qkv.node, query.node, key.node], derivative))
+}
+
+#[derive(Clone, Debug)]
+struct NormHeadsGrad {
+    qkv: FlexTensor,
+    query: FlexTensor,
+    key: FlexTensor,
+    scale: Vec<f32>,
+    heads: Heads,
+    eps: f64,
+    dims: [usize; 2],
+}
+
+impl Derivative<3> for NormHeadsGrad {
+    fn gradients(self, upstream: FlexTensor, _: [bool; 3]) -> [Option<FlexTensor>; 3] {
+        let norms = HeadNorms { query: reread(&self.query), key: reread(&self.key), eps: self.eps };
+        let (qkv, dy) = (reread(&self.qkv), reread(&upstream));
+        let gradients = Layers::new().norm_heads_grad(qkv, self.heads, norms, &self.scale, dy);
+        let HeadNormsGrad { dqkv, dquery, dkey } = fitting(gradients);
+        let of_weight = |gradient: Vec<f32>| Some(tensor(gradient, [self.heads.width]));
+        [Some(tensor(dqkv, self.dims)), of_weight(dquery), of_weight(dkey)]
     }
 }
 

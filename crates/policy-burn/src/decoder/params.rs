@@ -3,6 +3,8 @@
 //! A parameter's name is the path of field names to it, e.g. `layers.0.attn.qkv_proj.weight`; the order of a walk is
 //! the order of the fields. Both are what checkpoints and the optimizer rely on.
 
+use super::lora::{is_adapter, is_value_head};
+use super::model::Decoder;
 use burn::backend::flex::FlexTensor;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Tensor, TensorData};
@@ -16,15 +18,20 @@ use rng::{Purpose, stable_hash, stream};
 ///
 /// The transform of Box and Muller is written out, and `rand_distr` is not used here: another transform of the same random
 /// bits gives other initial weights for a seed, and the published runs of a seed would no longer be those that it makes.
-pub(crate) fn normal(shape: [usize; 2], std: f64, seed: u64, name: &str) -> TensorData {
+pub(crate) fn normal(count: usize, std: f64, seed: u64, name: &str) -> Vec<f32> {
     let mut rng = stream(seed, Purpose::Weights, 0, stable_hash(name));
-    let data: Vec<f32> = (0..shape[0] * shape[1])
+    (0..count)
         .map(|_| {
             let radius = (-2.0 * (1.0 - rng.random::<f64>()).ln()).sqrt();
             (std * radius * (std::f64::consts::TAU * rng.random::<f64>()).cos()) as f32
         })
-        .collect();
-    TensorData::new(data, shape)
+        .collect()
+}
+
+/// Independent values between -`bound` and `bound` from the stream of (`seed`, `name`).
+pub(crate) fn uniform(count: usize, bound: f64, seed: u64, name: &str) -> Vec<f32> {
+    let mut rng = stream(seed, Purpose::Weights, 0, stable_hash(name));
+    (0..count).map(|_| (bound * (2.0 * rng.random::<f64>() - 1.0)) as f32).collect()
 }
 
 /// Values of a tensor on the host.
@@ -33,26 +40,43 @@ pub(crate) fn to_host<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().convert::<f32>().try_into_vec().unwrap_or_default()
 }
 
-/// Sees the values of every parameter where they lie, in walk order.
+/// The parameters of a walk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Which {
+    /// All of them.
+    All,
+    /// Those that are trained: with adapters theirs and the value head's, otherwise all.
+    Trained,
+}
+
+/// Whether a parameter is trained where the model beneath adapters is frozen.
+fn is_trained_beside_a_base(name: &str) -> bool {
+    is_adapter(name) || is_value_head(name)
+}
+
+/// Sees name, shape and values of parameters where they lie, in walk order.
 ///
 /// # Errors
-/// [`Error::Other`] when a parameter is not on burn's CPU backend.
-pub(crate) fn for_each_parameter<M: Module>(module: &M, see: impl FnMut(&[f32])) -> Result<()> {
+/// Those of `see`, which ends the walk; [`Error::Other`] when a parameter is not on burn's CPU backend.
+pub(crate) fn for_each_parameter(
+    model: &Decoder,
+    which: Which,
+    see: impl FnMut(&str, &[usize], &[f32]) -> Result<()>,
+) -> Result<()> {
     struct See<F> {
         see: F,
         done: Result<()>,
     }
-    impl<F: FnMut(&[f32])> ParameterVisitor for See<F> {
-        fn visit<const D: usize>(&mut self, _: &str, parameter: &Param<Tensor<D>>) {
-            let see = &mut self.see;
-            let seen = storage(parameter.val()).and_then(|storage| read(&storage).map(see));
-            if let Err(error) = seen {
-                self.done = Err(error);
+    impl<F: FnMut(&str, &[usize], &[f32]) -> Result<()>> ParameterVisitor for See<F> {
+        fn visit<const D: usize>(&mut self, name: &str, parameter: &Param<Tensor<D>>) {
+            if self.done.is_ok() {
+                let storage = storage(parameter.val());
+                self.done = storage.and_then(|values| (self.see)(name, &parameter.dims(), read(&values)?));
             }
         }
     }
     let mut see = See { see, done: Ok(()) };
-    visit_parameters(module, &mut see);
+    visit_parameters(model, which, &mut see);
     see.done
 }
 
@@ -66,11 +90,11 @@ pub(super) fn read(storage: &FlexTensor) -> Result<&[f32]> {
     values("weight", storage).map_err(Error::other)
 }
 
-/// Hands every parameter with its name and values to `sink`, one by one in walk order.
+/// Hands every parameter that is trained with its name and values to `sink`, one by one in walk order.
 ///
 /// # Errors
 /// That of the sink.
-pub(crate) fn export_parameters<M: Module>(module: &M, sink: &mut dyn TensorSink) -> Result<()> {
+pub(crate) fn export_parameters(model: &Decoder, sink: &mut dyn TensorSink) -> Result<()> {
     struct Export<'a> {
         sink: &'a mut dyn TensorSink,
         done: Result<()>,
@@ -85,24 +109,24 @@ pub(crate) fn export_parameters<M: Module>(module: &M, sink: &mut dyn TensorSink
         }
     }
     let mut export = Export { sink, done: Ok(()) };
-    visit_parameters(module, &mut export);
+    visit_parameters(model, Which::Trained, &mut export);
     export.done
 }
 
-/// Every parameter with its name and values, in walk order.
-pub(crate) fn named_parameters<M: Module>(module: &M) -> Vec<NamedTensor> {
+/// Every parameter that is trained with its name and values, in walk order.
+pub(crate) fn named_parameters(model: &Decoder) -> Vec<NamedTensor> {
     let mut tensors = Vec::new();
     // A list takes every tensor.
-    let _ = export_parameters(module, &mut tensors);
+    let _ = export_parameters(model, &mut tensors);
     tensors
 }
 
-/// Replaces every parameter by the tensor of the same name.
+/// Replaces every parameter that is trained by the tensor of the same name.
 ///
 /// # Errors
 /// [`Error::State`] when a parameter has no tensor, one of another shape, or a tensor has no parameter.
-pub(crate) fn load_parameters<M: Module>(module: M, tensors: &[NamedTensor]) -> Result<M> {
-    let current = named_parameters(&module);
+pub(crate) fn load_parameters(model: Decoder, tensors: &[NamedTensor]) -> Result<Decoder> {
+    let current = named_parameters(&model);
     for parameter in &current {
         let Some(tensor) = tensors.iter().find(|t| t.name == parameter.name) else {
             return Err(Error::state(&parameter.name, format!("a tensor of shape {:?}", parameter.shape), "none"));
@@ -115,17 +139,18 @@ pub(crate) fn load_parameters<M: Module>(module: M, tensors: &[NamedTensor]) -> 
     if let Some(extra) = tensors.iter().find(|t| current.iter().all(|p| p.name != t.name)) {
         return Err(Error::state(&extra.name, "a name that the model has", "a tensor that no parameter wants"));
     }
-    Ok(update_parameters(module, |name, values| {
+    Ok(update_parameters(model, |name, values| {
         if let Some(tensor) = tensors.iter().find(|t| t.name == name) {
             values.copy_from_slice(&tensor.data);
         }
     }))
 }
 
-/// Rewrites the values of every parameter, in walk order.
-pub(crate) fn update_parameters<M: Module>(module: M, update: impl FnMut(&str, &mut [f32])) -> M {
+/// Rewrites the values of every parameter that is trained, in walk order.
+pub(crate) fn update_parameters(model: Decoder, update: impl FnMut(&str, &mut [f32])) -> Decoder {
     struct Update<F> {
         path: Vec<String>,
+        has_adapters: bool,
         update: F,
     }
     impl<F: FnMut(&str, &mut [f32])> ModuleMapper for Update<F> {
@@ -137,6 +162,9 @@ pub(crate) fn update_parameters<M: Module>(module: M, update: impl FnMut(&str, &
         }
         fn map_float<const D: usize>(&mut self, parameter: Param<Tensor<D>>) -> Param<Tensor<D>> {
             let name = self.path.join(".");
+            if self.has_adapters && !is_trained_beside_a_base(&name) {
+                return parameter;
+            }
             parameter.map(|value| {
                 let (shape, device, trained) = (value.dims(), value.device(), value.is_require_grad());
                 let mut data = to_host(value);
@@ -145,7 +173,8 @@ pub(crate) fn update_parameters<M: Module>(module: M, update: impl FnMut(&str, &
             })
         }
     }
-    module.map(&mut Update { path: Vec::new(), update })
+    let has_adapters = model.has_adapters();
+    model.map(&mut Update { path: Vec::new(), has_adapters, update })
 }
 
 /// Sees every float parameter with its name.
@@ -153,10 +182,11 @@ pub(crate) trait ParameterVisitor {
     fn visit<const D: usize>(&mut self, name: &str, parameter: &Param<Tensor<D>>);
 }
 
-/// Walks the float parameters of `module`.
-pub(crate) fn visit_parameters<M: Module>(module: &M, visitor: &mut impl ParameterVisitor) {
+/// Walks the parameters of `model`.
+pub(crate) fn visit_parameters(model: &Decoder, which: Which, visitor: &mut impl ParameterVisitor) {
     struct Walk<'a, V> {
         path: Vec<String>,
+        adapters_only: bool,
         visitor: &'a mut V,
     }
     impl<V: ParameterVisitor> ModuleVisitor for Walk<'_, V> {
@@ -167,8 +197,12 @@ pub(crate) fn visit_parameters<M: Module>(module: &M, visitor: &mut impl Paramet
             self.path.pop();
         }
         fn visit_float<const D: usize>(&mut self, parameter: &Param<Tensor<D>>) {
-            self.visitor.visit(&self.path.join("."), parameter);
+            let name = self.path.join(".");
+            if !self.adapters_only || is_trained_beside_a_base(&name) {
+                self.visitor.visit(&name, parameter);
+            }
         }
     }
-    module.visit(&mut Walk { path: Vec::new(), visitor });
+    let adapters_only = which == Which::Trained && model.has_adapters();
+    model.visit(&mut Walk { path: Vec::new(), adapters_only, visitor });
 }

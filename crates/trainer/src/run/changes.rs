@@ -16,12 +16,14 @@ use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io::Write;
 
-/// The keys, and sections with all their keys, that may have another value when a run goes on.
+/// The keys, and sections with all their keys, that may have another value when a run goes on; `*` is any name. How a reward outside
+/// of this process is reached may change, its weight may not.
 pub const SAFE: &[&str] = &[
     "run",
     "logging",
     "wandb",
     "eval",
+    "export",
     "optimizer.learning_rate",
     "optimizer.warmup_ratio",
     "optimizer.lr_scheduler_type",
@@ -38,6 +40,18 @@ pub const SAFE: &[&str] = &[
     "warmup.optimizer.max_consecutive_skips",
     "grpo.max_steps",
     "grpo.filter_groups.max_num_gen_batches",
+    "rewards.max_consecutive_failures",
+    "rewards.programs.*.command",
+    "rewards.programs.*.batch_size",
+    "rewards.programs.*.timeout",
+    "rewards.programs.*.workers",
+    "rewards.programs.*.env",
+    "rewards.http.*.url",
+    "rewards.http.*.batch_size",
+    "rewards.http.*.timeout",
+    "rewards.http.*.retries",
+    "rewards.http.*.concurrency",
+    "rewards.http.*.headers",
 ];
 
 /// The keys in the hash of the first checkpoints, a line each. Every other key came later: where it has its default it is
@@ -139,7 +153,10 @@ pub(super) fn config_hash(config: &TrainConfig) -> Result<String> {
 }
 
 fn is_safe(key: &str) -> bool {
-    SAFE.iter().any(|safe| key.strip_prefix(safe).is_some_and(|rest| rest.is_empty() || rest.starts_with('.')))
+    SAFE.iter().any(|safe| {
+        let mut parts = key.split('.');
+        safe.split('.').all(|safe| parts.next().is_some_and(|part| safe == "*" || safe == part))
+    })
 }
 
 fn is_first(key: &str) -> bool {
@@ -187,9 +204,10 @@ mod tests {
     #[test]
     fn every_safe_key_is_a_key() {
         let leaves = leaves(&TrainConfig::default()).unwrap();
-        for safe in SAFE {
+        for safe in SAFE.iter().map(|safe| safe.split(".*").next().unwrap()) {
             assert!(leaves.keys().any(|key| key == safe || key.starts_with(&format!("{safe}."))), "{safe}");
         }
+        assert!(is_safe("rewards.programs.judge.timeout") && !is_safe("rewards.programs.judge.weight"));
         assert!(!is_safe("runs.name") && !is_safe("optimizer.adam_beta1") && is_safe("run.name"));
     }
 
@@ -225,7 +243,7 @@ mod tests {
         assert_eq!(config_hash(&config).unwrap(), sha256(&serde_json::to_vec(&before).unwrap()));
         assert!(!before.contains_key("model.head_dim"));
         let mut used = config.clone();
-        used.model.head_dim = Some(16);
+        used.model.shape_mut().head_dim = Some(16);
         assert_ne!(config_hash(&used).unwrap(), config_hash(&config).unwrap());
     }
 }

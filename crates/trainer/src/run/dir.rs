@@ -8,6 +8,7 @@
 //! | `metrics.jsonl` | one object per step and evaluation, TRL's names |
 //! | `completions.jsonl` | sampled completions now and then |
 //! | `checkpoints/` | see [`super::checkpoint`] |
+//! | `model/` | the trained model in Hugging Face's layout (or an adapter in PEFT's), when a run of a model that was read is done |
 //! | `summary.json` | written when the run is done |
 //! | `curves.svg` | drawn when the run stops or is done |
 //! | `tensorboard/` | event files, with `logging.tensorboard` |
@@ -160,6 +161,11 @@ impl RunDir {
     /// The path of `summary.json`.
     pub fn summary_path(&self) -> PathBuf {
         self.root.join("summary.json")
+    }
+
+    /// The path of `model/`, the folder that a run of a model that was read leaves.
+    pub fn model_path(&self) -> PathBuf {
+        self.root.join("model")
     }
 
     /// The path of `curves.svg`.

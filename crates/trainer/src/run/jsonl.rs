@@ -57,8 +57,15 @@ pub struct CompletionRow {
     pub truncated: bool,
     /// The reward of the completion; null when no reward function had anything to say.
     pub reward: Option<f32>,
+    /// What each reward function said, unweighted, by its name; null where it had nothing to say. Empty in rows from before it
+    /// was recorded.
+    #[serde(default)]
+    pub rewards: BTreeMap<String, Option<f32>>,
     /// The advantage of the completion.
     pub advantage: f32,
+    /// What kept reward functions from judging the completion, as `NAME: REASON`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reward_failures: Vec<String>,
 }
 
 #[cfg(test)]

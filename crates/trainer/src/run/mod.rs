@@ -5,6 +5,7 @@
 //! stopped.
 
 mod best;
+mod card;
 pub mod changes;
 pub mod checkpoint;
 pub mod curves;
@@ -23,8 +24,10 @@ pub use best::Best;
 pub use observer::{Event, Observer};
 
 use crate::error::{Error, Result};
+use crate::export::export;
 use crate::train_config::TrainConfig;
 use crate::trainer::{Phase, Trainer};
+use card::model_card;
 use changes::{Change, config_hash};
 use checkpoint::{CheckpointId, Checkpoints, FORMAT, SavedState};
 use dir::RunDir;
@@ -191,22 +194,36 @@ impl Run {
         }
         self.save(observer)?;
         self.draw_curves()?;
-        let rows = read_rows(&self.dir.metrics_path())?;
-        let summary = Summary::new(self.trainer.config(), &rows, self.trainer.counters(), self.seconds());
+        let (config, rows) = (self.trainer.config(), read_rows(&self.dir.metrics_path())?);
+        let summary = Summary::new(config, &rows, self.trainer.counters(), self.seconds());
         let summary = Summary { best: self.best.clone(), stopped_early: self.trainer.phase() == Phase::Grpo, ..summary };
+        if config.model.shape().is_none() {
+            let path = self.dir.model_path();
+            export(self.trainer.policy(), config, &path, model_card(config, &summary)?)?;
+            observer.event(Event::Exported(&path));
+        }
         let json = serde_json::to_vec_pretty(&summary).map_err(|e| Error::Text(format!("summary.json: {e}")))?;
         write_atomically(&self.dir.summary_path(), &json)?;
         self.load_best()?;
         Ok(Ending::Finished(Box::new(summary)))
     }
 
-    /// What there is when a step found nothing to learn from is kept: who raises the limit goes on from here.
+    /// What there is when a step found nothing to learn from, or no rewards, is kept: who raises the limit, or mends the reward, goes
+    /// on from here.
     fn give_up(&mut self, error: Error, observer: &mut dyn Observer) -> Result<Error> {
-        if matches!(error, Error::TooFewGroups { .. }) {
-            self.save(observer)?;
-            self.draw_curves()?;
+        match error {
+            Error::TooFewGroups { .. } => {
+                self.save(observer)?;
+                self.draw_curves()?;
+                Ok(error)
+            }
+            Error::Rewards(cause @ rewards::Error::TooManyFailures { .. }) => {
+                let checkpoint = self.save(observer)?;
+                self.draw_curves()?;
+                Ok(Error::RewardsFailed { cause, run: self.dir.root().to_owned(), checkpoint })
+            }
+            error => Ok(error),
         }
-        Ok(error)
     }
 
     fn warmup_step(&mut self, observer: &mut dyn Observer) -> Result<()> {
@@ -251,7 +268,8 @@ impl Run {
         let (options, last) = (config.run.clone(), step == config.grpo.max_steps);
         let eval_due = last || is_due(step, config.eval.eval_steps);
         if last || is_due(step, options.log_completions_steps) {
-            let rows = pick_completions(&report, config.grpo.num_generations, options.num_completions_to_print);
+            let (rewards, per_group) = (self.trainer.rewards(), config.grpo.num_generations);
+            let rows = pick_completions(&report, rewards, per_group, options.num_completions_to_print);
             rows.iter().try_for_each(|row| self.completions.append(row))?;
             observer.event(Event::Completions(&rows));
         }

@@ -39,6 +39,8 @@ pub enum Event<'a> {
     Completions(&'a [CompletionRow]),
     /// A checkpoint was saved.
     Saved(&'a Path),
+    /// The trained model was written to a folder.
+    Exported(&'a Path),
     /// There is a line to show about TensorBoard or Weights & Biases.
     Note(&'a str),
 }

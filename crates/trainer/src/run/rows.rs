@@ -3,6 +3,7 @@
 use super::jsonl::CompletionRow;
 use crate::eval::EvalReport;
 use crate::step::{Sample, StepReport};
+use rewards::{RewardFailure, Rewards};
 
 /// The metrics of an evaluation by name.
 pub(super) fn eval_values(report: &EvalReport) -> Vec<(String, f64)> {
@@ -23,8 +24,17 @@ pub(super) fn eval_values(report: &EvalReport) -> Vec<(String, f64)> {
     values
 }
 
-/// The best and the worst completion of some groups, evenly spread over the step.
-pub(super) fn pick_completions(report: &StepReport, per_group: usize, count: usize) -> Vec<CompletionRow> {
+fn failure_text(rewards: &Rewards, (index, failure): &(usize, RewardFailure)) -> String {
+    format!("{}: {failure}", rewards.names().nth(*index).unwrap_or_default())
+}
+
+/// The best and the worst completion of some groups, evenly spread over the step. One without a reward is the worst.
+pub(super) fn pick_completions(
+    report: &StepReport,
+    rewards: &Rewards,
+    per_group: usize,
+    count: usize,
+) -> Vec<CompletionRow> {
     let groups: Vec<&[Sample]> = report.samples.chunks(per_group.max(1)).collect();
     let wanted = count.div_ceil(2).min(groups.len());
     let reward = |sample: &Sample| sample.reward.total.unwrap_or(f32::NEG_INFINITY);
@@ -42,7 +52,9 @@ pub(super) fn pick_completions(report: &StepReport, per_group: usize, count: usi
                 completion: sample.completion.clone(),
                 truncated: sample.truncated,
                 reward: sample.reward.total,
+                rewards: rewards.names().map(Into::into).zip(sample.reward.terms.iter().copied()).collect(),
                 advantage: sample.advantage,
+                reward_failures: sample.reward.failures.iter().map(|failed| failure_text(rewards, failed)).collect(),
             });
         }
     }

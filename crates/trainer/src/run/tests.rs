@@ -8,14 +8,15 @@ use std::sync::Arc;
 mod best_model;
 mod changed;
 mod diverged;
+mod failing;
 mod logs;
 mod moved;
 
 fn config() -> TrainConfig {
     let mut config = TrainConfig::default();
-    config.model.hidden_size = 16;
-    config.model.intermediate_size = 16;
-    config.model.num_hidden_layers = 1;
+    config.model.shape_mut().hidden_size = 16;
+    config.model.shape_mut().intermediate_size = 16;
+    config.model.shape_mut().num_hidden_layers = 1;
     config.warmup.steps = 3;
     config.warmup.batch_size = 4;
     config.warmup.until_pass_at_1 = None;
@@ -47,6 +48,7 @@ impl Observer for Recorder<'_> {
             Event::Phase { kind, done, steps } => format!("{kind:?} {done}/{steps}"),
             Event::Row(row) => format!("{:?} {}", row.phase, row.step),
             Event::Completions(rows) => format!("{} completions", rows.len()),
+            Event::Exported(path) => format!("exported {}", path.file_name().unwrap().to_string_lossy()),
             Event::Saved(path) => format!("saved {}", path.file_name().unwrap().to_string_lossy()),
             Event::Note(text) => format!("note {text}"),
         };
@@ -172,7 +174,7 @@ fn a_configuration_that_cannot_run_leaves_no_folder() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a");
     let mut bad = config();
-    bad.model.hidden_size = 15;
+    bad.model.shape_mut().hidden_size = 15;
     assert!(Run::start(bad, Some(&path)).is_err());
     assert!(!path.exists());
 }

@@ -10,7 +10,7 @@ use grpo_core::objective::explained_variance;
 use grpo_core::rewards::kl_in_reward;
 use grpo_core::{Advantages, Metrics, TokenBatch};
 use policy::{Policy, Sequence, Weights, token_batch};
-use rewards::Rewards;
+use rewards::{Reward, Rewards};
 use std::time::Instant;
 
 /// The completions of one step, ready to be trained on.
@@ -169,10 +169,15 @@ fn penalised(
     Ok(rewards.token_rewards)
 }
 
-/// Rewards `[B, K]` of every function, NaN where one is missing, whose weights go into `config`.
+/// Rewards `[B, K]` of every function, NaN where one is missing, whose weights go into `config`. A row that a function failed to
+/// judge has none at all.
 fn per_function(samples: &[Sample], rewards: &Rewards, config: &mut AdvantageConfig) -> Vec<f32> {
     config.reward_weights = rewards.weights().map(f64::from).collect();
-    samples.iter().flat_map(|s| s.reward.terms.iter().map(|term| term.unwrap_or(f32::NAN))).collect()
+    let of_sample = |reward: &Reward| {
+        let known = reward.failures.is_empty();
+        reward.terms.iter().map(|term| term.filter(|_| known).unwrap_or(f32::NAN)).collect::<Vec<_>>()
+    };
+    samples.iter().flat_map(|sample| of_sample(&sample.reward)).collect()
 }
 
 fn mean(values: &[f32]) -> f32 {

@@ -126,7 +126,8 @@ fn sample_batch(
     times.add("gen", began);
     let began = Instant::now();
     let judged = completions.iter().enumerate().map(|(i, completion)| (&items[i / num_generations], completion));
-    let mut samples = judge(judged, context)?.into_iter();
+    let samples = judge(judged, context)?;
+    let mut samples = samples.into_iter();
     times.add("reward", began);
     let mut completions = completions.into_iter();
     let groups = items.into_iter().zip(prompts).map(|(item, prompt)| {
@@ -168,14 +169,15 @@ fn complete(
     Ok(completions)
 }
 
-/// The samples of completions with their rewards; each reward function judges all of them at once.
+/// The samples of completions with their rewards; each reward function judges all of them at once. A completion that one fails to
+/// judge has no reward; too many such in a row are an error.
 fn judge<'a>(
     completions: impl Iterator<Item = (&'a Item, &'a Completion)>,
-    context: &StepContext<'_>,
+    context: &mut StepContext<'_>,
 ) -> Result<Vec<Sample>> {
-    let decode = |(item, completion): (&'a Item, &'a Completion)| {
-        Ok((item, completion, context.tokenizer.decode(&completion.ids)?))
-    };
+    let tokenizer = context.tokenizer;
+    let decode =
+        |(item, completion): (&'a Item, &'a Completion)| Ok((item, completion, tokenizer.decode(&completion.ids)?));
     let texts = completions.map(decode).collect::<models::Result<Vec<_>>>()?;
     let inputs: Vec<RewardInput<'_>> = texts
         .iter()
@@ -187,6 +189,7 @@ fn judge<'a>(
         })
         .collect();
     let rewards = context.rewards.score(&inputs);
+    context.failures.count(context.rewards, &inputs, &rewards)?;
     let sample = |((item, completion, text), reward): ((&Item, &Completion, String), _)| Sample {
         task: item.source.to_string(),
         prompt: item.prompt.to_string(),

@@ -18,7 +18,7 @@ use data::Dataset;
 use grpo_core::{LossConfig, Metrics};
 use models::Tokenizer;
 use policy::{Policy, RolloutEngine};
-use rewards::{Reward, Rewards};
+use rewards::{Failures, Reward, Rewards};
 use std::ops::Range;
 use std::time::Instant;
 pub use times::PhaseTimes;
@@ -50,7 +50,8 @@ pub struct StepReport {
     /// Metrics under TRL's names.
     ///
     /// Of everything that was sampled, groups that were filtered out included: `reward`, `reward_std`,
-    /// `rewards/NAME/mean` and `std`, `frac_reward_zero_std` (share of groups whose rewards are all equal),
+    /// `rewards/NAME/mean` and `std`, `rewards/NAME/failures` (completions that the function failed to judge; of programs and
+    /// endpoints in every step, of others where there are any), `frac_reward_zero_std` (share of groups whose rewards are all equal),
     /// `completions/{mean,min,max}_length` and `_terminated_length`, `completions/clipped_ratio`, `num_tokens` (of this
     /// step). Standard deviations are over all completions, with ddof 1.
     ///
@@ -90,6 +91,8 @@ pub struct StepContext<'a> {
     pub dataset: &'a mut dyn Dataset,
     /// The rewards that judge completions.
     pub rewards: &'a Rewards,
+    /// The failures of reward functions, counted over the steps.
+    pub failures: &'a mut Failures,
     /// The engine that samples completions.
     pub engine: &'a mut dyn RolloutEngine,
     /// The schedule of the optimizer's updates.
@@ -102,13 +105,13 @@ pub struct StepContext<'a> {
 ///
 /// # Errors
 /// Those of the data set, the engine, the advantages, the loss and the policy; [`crate::Error::TooFewGroups`] when
-/// dynamic sampling has reached its limit; [`policy::Error::NotFinite`] when the loss is not finite. The policy is then
+/// dynamic sampling has reached its limit; [`rewards::Error::TooManyFailures`] when a reward function has failed too often in a row; [`policy::Error::NotFinite`] when the loss is not finite. The policy is then
 /// somewhere in the step: [`Policy::roll_back`] takes it back.
 pub fn grpo_step(policy: &mut dyn Policy, context: &mut StepContext<'_>, step: u64) -> Result<StepReport> {
     let grpo = &context.config.grpo;
     let (mut metrics, mut times) = (Metrics::default(), PhaseTimes::default());
     let sampled = generate::sample(policy, context, step, &mut metrics, &mut times)?;
-    record::record(&mut metrics, &sampled.all, context.rewards);
+    record::record(&mut metrics, &sampled.all, context.rewards, context.config);
     let tokens = sampled.tokens();
     metrics.mean("num_tokens", tokens as f64, 1.0);
     let generation = Generation::new(policy, context, sampled.into_kept(), &mut metrics, &mut times)?;

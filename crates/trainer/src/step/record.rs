@@ -1,17 +1,24 @@
 //! What can be said of a step before its first update, under TRL's names.
 
 use super::generate::Group;
+use crate::train_config::TrainConfig;
 use grpo_core::Metrics;
 use policy::Completion;
 use rewards::Rewards;
 
 /// Rewards and lengths of everything that was sampled, groups that were filtered out included.
-pub(super) fn record(metrics: &mut Metrics, groups: &[Group], rewards: &Rewards) {
+pub(super) fn record(metrics: &mut Metrics, groups: &[Group], rewards: &Rewards, config: &TrainConfig) {
     let samples = || groups.iter().flat_map(|group| &group.samples);
     record_rewards(metrics, "reward", "reward_std", samples().filter_map(|s| s.reward.total));
     for (k, name) in rewards.names().enumerate() {
         let terms = samples().filter_map(|s| s.reward.terms[k]);
         record_rewards(metrics, &format!("rewards/{name}/mean"), &format!("rewards/{name}/std"), terms);
+        let failures = samples().flat_map(|s| &s.reward.failures).filter(|(failed, _)| *failed == k).count();
+        // What can fail has the metric in every step, so that its curve has zeros.
+        let is_external = config.rewards.programs.contains_key(name) || config.rewards.http.contains_key(name);
+        if failures > 0 || is_external {
+            metrics.mean(&format!("rewards/{name}/failures"), failures as f64, 1.0);
+        }
     }
     for group in groups {
         let mut present = group.samples.iter().filter_map(|s| s.reward.total);

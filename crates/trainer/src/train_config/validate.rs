@@ -3,7 +3,7 @@
 mod algorithm;
 mod sampling;
 
-use super::{OptimizerConfig, TrainConfig};
+use super::{ModelSource, OptimizerConfig, TrainConfig};
 use crate::backends;
 use crate::error::{Error, Result};
 use grpo_core::{LossAggMode, LossConfig};
@@ -13,26 +13,31 @@ use models::CharTokenizer;
 pub(crate) const MAX_SEQUENCES: usize = 1 << 20;
 
 impl TrainConfig {
-    /// Checks every field and every combination, for the built-in tokenizer.
+    /// Checks every field and every combination. What depends on a model that is read (its vocabulary, its context) is checked
+    /// when the run begins.
     ///
     /// # Errors
     /// [`Error::Config`], [`Error::Model`], [`Error::Data`] or [`Error::Rewards`] that name the key and say why;
     /// [`Error::Loss`] for the section `loss`.
     pub fn validate(&self) -> Result<()> {
-        self.validate_for(CharTokenizer::VOCAB_SIZE)
+        let context = self.model.shape().map_or(usize::MAX, |shape| shape.max_position_embeddings);
+        self.validate_for(CharTokenizer::VOCAB_SIZE, context)
     }
 
-    /// As [`TrainConfig::validate`], for a tokenizer with `vocab` tokens.
-    pub(crate) fn validate_for(&self, vocab: usize) -> Result<()> {
+    /// As [`TrainConfig::validate`], for a tokenizer with `vocab` tokens and a policy that takes sequences of `context` tokens.
+    pub(crate) fn validate_for(&self, vocab: usize, context: usize) -> Result<()> {
         self.run.validate()?;
         self.wandb.validate()?;
-        self.model.validate()?;
-        check(
-            self.model.vocab_size == vocab,
-            "model.vocab_size",
-            &format!("the tokenizer's {vocab}"),
-            self.model.vocab_size,
-        )?;
+        match &self.model {
+            ModelSource::New(shape) => {
+                shape.validate()?;
+                let expected = format!("the tokenizer's {vocab}");
+                check(shape.vocab_size == vocab, "model.vocab_size", &expected, shape.vocab_size)?;
+            }
+            ModelSource::Pretrained(name) => {
+                check(!name.trim().is_empty(), "model", "a model folder or the name of a model", "an empty text")?;
+            }
+        }
         self.data.validate()?;
         self.optimizer.validate("optimizer")?;
         self.warmup.optimizer.validate("warmup.optimizer")?;
@@ -90,11 +95,10 @@ impl TrainConfig {
             check(few, key, &expected, format!("{per_group} for each of {groups} prompts"))?;
         }
         // A prompt has two tokens at least, and the last token of a completion is never fed back.
-        let positions = self.model.max_position_embeddings;
         check(
-            self.rollout.max_completion_length < positions,
+            self.rollout.max_completion_length < context,
             "rollout.max_completion_length",
-            &format!("less than model.max_position_embeddings, {positions}"),
+            &format!("less than model.max_position_embeddings, {context}"),
             self.rollout.max_completion_length,
         )?;
         let splits = self.grpo.steps_per_generation;

@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// A run of a few steps with everything switched on: off-policy updates, micro-batches, a reference.
 fn small() -> TrainConfig {
     let mut config = TrainConfig {
-        model: models::ModelConfig { hidden_size: 32, intermediate_size: 32, ..Default::default() },
+        model: models::ModelConfig { hidden_size: 32, intermediate_size: 32, ..Default::default() }.into(),
         warmup: WarmupConfig { steps: 3, until_pass_at_1: None, batch_size: 48, ..Default::default() },
         rollout: RolloutConfig { max_completion_length: 4, batch_size: 8, ..Default::default() },
         grpo: GrpoConfig {

@@ -1,5 +1,6 @@
 //! The loop with other parts than its own.
 
+mod documents;
 mod own_policy;
 mod ppo;
 mod rollout;

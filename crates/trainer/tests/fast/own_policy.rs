@@ -35,6 +35,10 @@ fn probabilities(logits: &[f32], temperature: f64) -> Vec<f64> {
 }
 
 impl Policy for Unigram {
+    fn context_length(&self) -> usize {
+        64
+    }
+
     fn num_parameters(&self) -> usize {
         self.logits.len()
     }
@@ -247,7 +251,7 @@ fn a_tokenizer_of_your_own_has_as_many_tokens_as_the_model() {
         Parts::with_tokenizer(config, tokenizer).err().expect("another number of tokens").to_string()
     };
     assert!(refused(&config, Box::new(Wider)).contains("model.vocab_size"));
-    config.model.vocab_size = Wider.vocab_size();
+    config.model.shape_mut().vocab_size = Wider.vocab_size();
     assert!(refused(&config, Box::new(CharTokenizer)).contains("model.vocab_size"));
     let policy = Box::new(Unigram::new());
     let parts = Parts { policy, ..Parts::with_tokenizer(&config, Box::new(Wider)).unwrap() };

@@ -13,7 +13,7 @@ fn config() -> TrainConfig {
     // Probabilities that are far from uniform.
     let model =
         ModelConfig { hidden_size: 32, intermediate_size: 32, initializer_range: 0.3, ..ModelConfig::default() };
-    let mut config = TrainConfig { model, ..TrainConfig::default() };
+    let mut config = TrainConfig { model: model.into(), ..TrainConfig::default() };
     config.data.tasks.addition.zero_pad = false;
     config.data.tasks.countdown.weight = 1.0;
     config.warmup.steps = 0;
@@ -173,7 +173,7 @@ fn the_ids_of_the_rollout_are_trained_on() {
         implementation: config().grpo.implementation,
         max_tokens: 1,
     };
-    let policy = BurnPolicy::new(&config().model, config().seed, loss).unwrap();
+    let policy = BurnPolicy::new(config().model.shape().unwrap(), config().seed, loss).unwrap();
     let parts = Parts { policy: Box::new(policy), engine: Box::new(Strays), ..Parts::from_config(&config()).unwrap() };
     let mut run = Trainer::with_parts(config(), parts).unwrap();
     let report = run.grpo_step().unwrap();

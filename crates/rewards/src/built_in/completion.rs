@@ -1,14 +1,22 @@
-//! The built-in reward functions.
+//! Rewards of a completion as a whole: whether it is right, how nearly, whether it ended by itself, and how long it is.
 
+use crate::answer::{AnswerFrom, answer_of};
 use crate::error::Result;
+use crate::math::equivalent;
 use crate::reward_fn::{RewardFn, RewardInput};
 use data::task::character_score;
 use grpo_core::rewards::SoftOverlong;
 
-/// The reward `correct`: 1 when the task verifies a completion that ended by itself, else 0. Rows without a task have to be equal to
-/// the reference answer; without an answer there is nothing to say.
+/// The reward `correct`: 1 for a right completion that ended by itself, else 0.
+///
+/// A row of a task is judged by the task. For other rows the answer is found in the completion, and has to be equal to the
+/// reference answer as [`crate::math::equivalent`] says, which also compares words. Without a reference answer there is
+/// nothing to say.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Correct;
+pub struct Correct {
+    /// Which part of the completion is the answer.
+    pub answer_from: AnswerFrom,
+}
 
 impl RewardFn for Correct {
     fn name(&self) -> &str {
@@ -16,10 +24,12 @@ impl RewardFn for Correct {
     }
 
     fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
-        let right = match (&input.item.task, &input.item.answer) {
-            (Some((task, problem)), _) => task.verify(problem, input.completion),
-            (None, Some(answer)) => input.completion.trim() == answer.trim(),
-            (None, None) => return None,
+        let right = match &input.item.task {
+            Some((task, problem)) => task.verify(problem, input.completion),
+            None => {
+                let (reference, answer) = answer_of(self.answer_from, input)?;
+                answer.is_some_and(|answer| equivalent(&reference, &answer))
+            }
         };
         Some(f32::from(!input.truncated && right))
     }

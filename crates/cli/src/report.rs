@@ -1,0 +1,66 @@
+//! The subcommand `grpo report`.
+
+use crate::loss::STDOUT;
+use crate::{Outcome, emit};
+use anyhow::{Context, bail};
+use grpo_files::{check_output, open_regular, write_output};
+use grpo_report::Report;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use trainer::TrainConfig;
+
+/// The page's name unless another is asked for.
+const DEFAULT_OUT: &str = "report.html";
+/// The number of bytes at the beginning of a page that say who has made it.
+const HEAD: u64 = 4096;
+
+/// Arguments of `grpo report`.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "The page needs no network and no other file. Nothing in a run's folder is changed, so a run that is still \
+    going can be shown. What cannot be used of a file (a line that was cut off, values that are not finite) is said on the page \
+    and on standard error."
+)]
+pub(crate) struct Args {
+    /// Folders of runs, as `grpo train` leaves them; all are drawn into the same charts.
+    #[arg(value_name = "RUN", required = true)]
+    runs: Vec<PathBuf>,
+    /// Where to write the page [default: report.html]. `-` is standard output; a device or a pipe is written to, a file is
+    /// replaced when the page is there.
+    #[arg(long, short, value_name = "FILE", alias = "output")]
+    out: Option<PathBuf>,
+}
+
+/// Reads the runs, writes the page.
+pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
+    let out = args.out.clone().unwrap_or_else(|| DEFAULT_OUT.into());
+    let to_stdout = STDOUT.iter().any(|name| out.as_os_str() == *name);
+    if args.out.is_none() && out.exists() && !is_page(&out) {
+        bail!("{DEFAULT_OUT} exists and was not made by grpo: name another file with --out, or this one to replace it");
+    }
+    if !to_stdout {
+        check_output(&out)?;
+    }
+    let defaults = serde_json::to_value(TrainConfig::default()).context("the default configuration")?;
+    let report = Report::read(&args.runs)?.with_defaults(defaults);
+    for note in report.notes() {
+        tracing::warn!("{note}");
+    }
+    let page = report.html();
+    if to_stdout {
+        emit(&page)?;
+        return Ok(Outcome::Done);
+    }
+    write_output(&out, page.as_bytes())?;
+    let (count, size) = (report.names().count(), page.len().div_ceil(1000));
+    let runs = if count == 1 { "run" } else { "runs" };
+    emit(&format!("wrote {} ({count} {runs}, {size} kB): open it in a browser\n", out.display()))?;
+    Ok(Outcome::Done)
+}
+
+/// Whether `path` is a page of an earlier call.
+fn is_page(path: &Path) -> bool {
+    let mut head = Vec::new();
+    let read = open_regular(path).and_then(|(file, _)| file.take(HEAD).read_to_end(&mut head));
+    read.is_ok() && String::from_utf8_lossy(&head).contains("<meta name=\"generator\" content=\"grpo ")
+}

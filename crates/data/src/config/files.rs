@@ -1,0 +1,166 @@
+//! The keys of the section `data` that concern files.
+
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::{Map, Value};
+use std::path::{Path, PathBuf};
+
+/// A file of rows.
+///
+/// In a configuration it is a path, or an object: `{path: gsm8k.jsonl, weight: 2, name: gsm8k}`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct DataFile {
+    /// The file.
+    pub path: PathBuf,
+    /// How often its rows are drawn, relative to those of the other files; above 0. Without weights every row of every file
+    /// comes once per epoch; either all files have one or none has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weight: Option<f64>,
+    /// The format; that of the name's ending where it is left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub format: Option<FileFormat>,
+    /// What its rows are called in metrics; the file's name without its ending where it is left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+}
+
+impl DataFile {
+    /// A file with neither weight nor name of its own.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), weight: None, format: None, name: None }
+    }
+
+    /// The format that was set, or that of the name's ending.
+    pub fn format(&self) -> FileFormat {
+        self.format.unwrap_or(match self.path.extension().and_then(|ending| ending.to_str()) {
+            Some("parquet") => FileFormat::Parquet,
+            _ => FileFormat::Jsonl,
+        })
+    }
+
+    /// What its rows are called in metrics.
+    pub fn source(&self) -> String {
+        let stem = |path: &Path| path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+        self.name.clone().or_else(|| stem(&self.path)).unwrap_or_else(|| "data".into())
+    }
+}
+
+impl<'de> Deserialize<'de> for DataFile {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Whole {
+            path: PathBuf,
+            weight: Option<f64>,
+            format: Option<FileFormat>,
+            name: Option<String>,
+        }
+        #[derive(Deserialize)]
+        #[serde(
+            untagged,
+            expecting = "expected a path, or an object with `path` and perhaps `weight`, `format`, `name`"
+        )]
+        enum Form {
+            Path(PathBuf),
+            Whole(Whole),
+        }
+        Ok(match Form::deserialize(deserializer)? {
+            Form::Path(path) => Self::new(path),
+            Form::Whole(Whole { path, weight, format, name }) => Self { path, weight, format, name },
+        })
+    }
+}
+
+/// One file, or a list of files.
+pub(super) fn one_or_more<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<DataFile>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "expected a file (a path, or an object with `path`), or a list of files")]
+    enum Form {
+        List(Vec<DataFile>),
+        One(DataFile),
+    }
+    Ok(match Form::deserialize(deserializer)? {
+        Form::List(files) => files,
+        Form::One(file) => vec![file],
+    })
+}
+
+/// The format of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FileFormat {
+    /// A JSON object per line, in UTF-8.
+    Jsonl,
+    /// Parquet; in builds with the feature `parquet`.
+    Parquet,
+}
+
+/// Whether texts become messages that the model's chat template renders.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(into = "Value")]
+pub enum ApplyChatTemplate {
+    /// A `question` becomes a user's message where the model has a chat template; a text `prompt` stays as it is, as in TRL.
+    /// In files: `auto`.
+    #[default]
+    Auto,
+    /// Every text becomes a user's message; a model without a chat template is an error. In files: `true`.
+    Always,
+    /// No text does. In files: `false`.
+    Never,
+}
+
+impl From<ApplyChatTemplate> for Value {
+    fn from(choice: ApplyChatTemplate) -> Self {
+        match choice {
+            ApplyChatTemplate::Auto => "auto".into(),
+            ApplyChatTemplate::Always => true.into(),
+            ApplyChatTemplate::Never => false.into(),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for ApplyChatTemplate {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match Value::deserialize(deserializer)? {
+            Value::Bool(true) => Ok(Self::Always),
+            Value::Bool(false) => Ok(Self::Never),
+            // From the environment everything is text.
+            Value::String(text) if text == "auto" => Ok(Self::Auto),
+            Value::String(text) if text == "true" => Ok(Self::Always),
+            Value::String(text) if text == "false" => Ok(Self::Never),
+            other => Err(serde::de::Error::custom(format!("expected auto, true or false, got {other}"))),
+        }
+    }
+}
+
+/// Examples before every prompt.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum FewShot {
+    /// Text before the text of the prompt.
+    Text(String),
+    /// Messages before the user's message.
+    Messages(Vec<Value>),
+}
+
+impl<'de> Deserialize<'de> for FewShot {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match in_one_order(Value::deserialize(deserializer)?) {
+            Value::String(text) => Ok(Self::Text(text)),
+            Value::Array(messages) if messages.iter().all(Value::is_object) => Ok(Self::Messages(messages)),
+            other => Err(serde::de::Error::custom(format!("expected a text or a list of messages, got {other}"))),
+        }
+    }
+}
+
+/// A JSON object with its keys in one order: layers of configuration have merged it without keeping any.
+pub(super) fn ordered_map<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Map<String, Value>, D::Error> {
+    match in_one_order(Value::Object(Map::deserialize(deserializer)?)) {
+        Value::Object(map) => Ok(map),
+        _ => Ok(Map::new()),
+    }
+}
+
+fn in_one_order(mut value: Value) -> Value {
+    value.sort_all_objects();
+    value
+}

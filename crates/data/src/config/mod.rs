@@ -1,0 +1,292 @@
+//! The section `data` of a run's configuration: tasks or files, how often each is drawn, and what is held out.
+
+mod files;
+
+use crate::error::{Error, Result, check};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::path::PathBuf;
+
+pub use files::{ApplyChatTemplate, DataFile, FewShot, FileFormat};
+
+/// The largest number of letters or digits that a task asks for.
+const MAX_LENGTH: usize = 1 << 10;
+
+/// The problems of a run: built-in tasks, or files; and the share of them that is held out.
+///
+/// ```
+/// let mut config = data::DataConfig::default();
+/// config.tasks.sorting.weight = 1.0; // as often as additions
+/// config.validate()?;
+///
+/// let config = data::DataConfig {
+///     files: vec![data::DataFile::new("gsm8k.jsonl")],
+///     system_prompt: Some("Put the final answer in \\boxed{}.".into()),
+///     max_prompt_length: Some(512),
+///     ..Default::default()
+/// };
+/// config.validate()?;
+/// # Ok::<(), data::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct DataConfig {
+    /// The share of all prompts, chosen by a hash of their text, that is never trained on; in (0, 1).
+    pub held_out_fraction: f64,
+    /// The built-in tasks, and how often each is drawn. Files take their place.
+    pub tasks: TasksConfig,
+    /// The files that are trained on. A row is an object: `prompt` (text, or a list of messages), `messages` (whose last one,
+    /// where it is the assistant's, is the right answer), or `question`; `answer`, in which `#### ` goes before the final answer
+    /// as in GSM8K; `completion`, a whole right completion; `tools`. Every column but the prompt's is handed to rewards.
+    #[serde(deserialize_with = "files::one_or_more")]
+    pub files: Vec<DataFile>,
+    /// The files of the held-out split. Where there are none, it is `held_out_fraction` of `files`.
+    #[serde(deserialize_with = "files::one_or_more")]
+    pub eval_files: Vec<DataFile>,
+    /// The column of the prompt, a text or a list of messages; where it is left out: `prompt`, else `messages`, else `question`.
+    pub prompt_column: Option<String>,
+    /// The column of a conversation whose last message, where it is the assistant's, is the right answer.
+    pub messages_column: Option<String>,
+    /// The column of the right answer; `answer` where it is left out, and rows may lack that one.
+    pub answer_column: Option<String>,
+    /// The column that names the source of a row in metrics; the file where it is left out.
+    pub source_column: Option<String>,
+    /// A message of the system before those of a row that has none of its own; before a text prompt, text and an empty line.
+    pub system_prompt: Option<String>,
+    /// What a text prompt is set into, at `{prompt}`: `"{prompt}\\nPut the final answer in \\boxed{}."`.
+    pub prompt_template: Option<String>,
+    /// Examples before every prompt: text before texts, or messages before the user's.
+    pub few_shot: Option<FewShot>,
+    /// A JSON file with the tools that templates are given, a list of functions as JSON schemas; the column `tools` of a row goes
+    /// first.
+    pub tools_file: Option<PathBuf>,
+    /// Whether texts become messages that the model's chat template renders.
+    pub apply_chat_template: ApplyChatTemplate,
+    /// A Jinja file to be used in place of the model's own chat template.
+    pub chat_template: Option<PathBuf>,
+    /// Variables for the chat template, such as `enable_thinking: false`.
+    #[serde(deserialize_with = "files::ordered_map")]
+    pub chat_template_kwargs: Map<String, Value>,
+    /// The largest number of tokens of a prompt; rows with longer ones are dropped and counted.
+    pub max_prompt_length: Option<usize>,
+    /// Whether the rows of files come in another order in every epoch, which depends on the seed; else in the files' order.
+    pub shuffle: bool,
+}
+
+impl Default for DataConfig {
+    fn default() -> Self {
+        Self {
+            held_out_fraction: 0.1,
+            tasks: TasksConfig::default(),
+            files: vec![],
+            eval_files: vec![],
+            prompt_column: None,
+            messages_column: None,
+            answer_column: None,
+            source_column: None,
+            system_prompt: None,
+            prompt_template: None,
+            few_shot: None,
+            tools_file: None,
+            apply_chat_template: ApplyChatTemplate::Auto,
+            chat_template: None,
+            chat_template_kwargs: Map::new(),
+            max_prompt_length: None,
+            shuffle: true,
+        }
+    }
+}
+
+/// The built-in tasks, a section each; a weight of 0 leaves the task out.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TasksConfig {
+    /// Addition, `37+48=` -> `085`, or `85` without `zero_pad`.
+    pub addition: AdditionConfig,
+    /// Comparison, `37?48=` -> `<`.
+    pub comparison: ComparisonConfig,
+    /// Sorting of digits, `sort:3142=` -> `1234`.
+    pub sorting: SortingConfig,
+    /// Reversal of a word, `rev:abc=` -> `cba`.
+    pub reverse: ReverseConfig,
+    /// Countdown, `2,3,4:14=` -> `2*(3+4)`, or any other expression that reaches the target.
+    pub countdown: CountdownConfig,
+}
+
+/// The task of adding two non-negative integers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AdditionConfig {
+    /// The relative frequency, at least 0; 0 leaves the task out.
+    pub weight: f64,
+    /// The largest summand.
+    pub max_number: u32,
+    /// Whether numbers have leading zeros up to a fixed width, `37+08=` -> `045`, which is much easier to learn.
+    pub zero_pad: bool,
+}
+
+impl Default for AdditionConfig {
+    fn default() -> Self {
+        Self { weight: 1.0, max_number: 99, zero_pad: true }
+    }
+}
+
+/// The task of saying which of two integers is larger.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ComparisonConfig {
+    /// The relative frequency, at least 0; 0 leaves the task out.
+    pub weight: f64,
+    /// The largest number.
+    pub max_number: u32,
+}
+
+impl Default for ComparisonConfig {
+    fn default() -> Self {
+        Self { weight: 0.0, max_number: 99 }
+    }
+}
+
+/// The task of sorting decimal digits.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SortingConfig {
+    /// The relative frequency, at least 0; 0 leaves the task out.
+    pub weight: f64,
+    /// The smallest number of digits.
+    pub min_length: usize,
+    /// The largest number of digits.
+    pub max_length: usize,
+}
+
+impl Default for SortingConfig {
+    fn default() -> Self {
+        Self { weight: 0.0, min_length: 3, max_length: 4 }
+    }
+}
+
+/// The task of reversing a word of random lowercase letters.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ReverseConfig {
+    /// The relative frequency, at least 0; 0 leaves the task out.
+    pub weight: f64,
+    /// The smallest number of letters.
+    pub min_length: usize,
+    /// The largest number of letters.
+    pub max_length: usize,
+}
+
+impl Default for ReverseConfig {
+    fn default() -> Self {
+        Self { weight: 0.0, min_length: 3, max_length: 4 }
+    }
+}
+
+/// The task of reaching a target with each of the given numbers once.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct CountdownConfig {
+    /// The relative frequency, at least 0; 0 leaves the task out.
+    pub weight: f64,
+    /// How many numbers are given, 2 to 4.
+    pub count: usize,
+    /// The largest given number.
+    pub max_number: u32,
+}
+
+impl Default for CountdownConfig {
+    fn default() -> Self {
+        Self { weight: 0.0, count: 3, max_number: 9 }
+    }
+}
+
+impl DataConfig {
+    /// Checks every field.
+    ///
+    /// # Errors
+    /// [`crate::Error::Config`] that names the key, what would be legal and what was given.
+    pub fn validate(&self) -> Result<()> {
+        let f = self.held_out_fraction;
+        check(f > 0.0 && f < 1.0, "data.held_out_fraction", "strictly between 0 and 1", f)?;
+        if self.files.is_empty() {
+            self.validate_without_files()?
+        } else {
+            self.validate_files()?
+        }
+        let t = &self.tasks;
+        let weights = [
+            ("data.tasks.addition.weight", t.addition.weight),
+            ("data.tasks.comparison.weight", t.comparison.weight),
+            ("data.tasks.sorting.weight", t.sorting.weight),
+            ("data.tasks.reverse.weight", t.reverse.weight),
+            ("data.tasks.countdown.weight", t.countdown.weight),
+        ];
+        for (key, weight) in weights {
+            check(weight.is_finite() && weight >= 0.0, key, "a finite number >= 0", weight)?;
+        }
+        for (key, min, max) in [
+            ("data.tasks.sorting", t.sorting.min_length, t.sorting.max_length),
+            ("data.tasks.reverse", t.reverse.min_length, t.reverse.max_length),
+        ] {
+            let expected = format!("1 <= min_length <= max_length <= {MAX_LENGTH}");
+            check(1 <= min && min <= max && max <= MAX_LENGTH, key, &expected, format!("{min} and {max}"))?;
+        }
+        for (key, n) in [
+            ("data.tasks.addition.max_number", t.addition.max_number),
+            ("data.tasks.comparison.max_number", t.comparison.max_number),
+            ("data.tasks.countdown.max_number", t.countdown.max_number),
+        ] {
+            check((1..=999_999).contains(&n), key, "between 1 and 999999", n)?;
+        }
+        check((2..=4).contains(&t.countdown.count), "data.tasks.countdown.count", "between 2 and 4", t.countdown.count)
+    }
+
+    /// Keys that concern files only are refused where there are none, so that nobody believes they do something.
+    fn validate_without_files(&self) -> Result<()> {
+        let default = Self { held_out_fraction: self.held_out_fraction, tasks: self.tasks.clone(), ..Self::default() };
+        let values = |config: &Self| serde_json::to_value(config).unwrap_or_default();
+        let (Value::Object(given), Value::Object(default)) = (values(self), values(&default)) else { return Ok(()) };
+        match given.iter().find(|(key, value)| default.get(*key) != Some(value)) {
+            Some((key, value)) => Err(Error::Config {
+                key: format!("data.{key}"),
+                expected: "left out without data.files: the built-in tasks do not use it".into(),
+                found: value.to_string(),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    fn validate_files(&self) -> Result<()> {
+        let is_default = self.tasks == TasksConfig::default();
+        check(is_default, "data.tasks", "left out where data.files is given: a run has tasks or files", "both")?;
+        for (key, files) in [("data.files", &self.files), ("data.eval_files", &self.eval_files)] {
+            let weighted = files.iter().filter(|file| file.weight.is_some()).count();
+            let expected = "a weight for every file, or for none";
+            check(weighted == 0 || weighted == files.len(), key, expected, format!("{weighted} of {}", files.len()))?;
+            for weight in files.iter().filter_map(|file| file.weight) {
+                check(weight.is_finite() && weight > 0.0, key, "weights that are finite and above 0", weight)?;
+            }
+        }
+        let weighted = self.eval_files.iter().any(|file| file.weight.is_some());
+        check(!weighted, "data.eval_files", "no weights: every held-out row is evaluated once", "weights")?;
+        if let (Some(prompt), Some(messages)) = (&self.prompt_column, &self.messages_column) {
+            let found = format!("{prompt:?} and {messages:?}");
+            check(false, "data.prompt_column", "one of data.prompt_column and data.messages_column", found)?;
+        }
+        if let Some(template) = &self.prompt_template {
+            check(template.contains("{prompt}"), "data.prompt_template", "a text with {prompt} in it", template)?;
+        }
+        if let Some(length) = self.max_prompt_length {
+            check(length > 0, "data.max_prompt_length", "at least 1", length)?;
+        }
+        if let (Some(FewShot::Messages(_)), ApplyChatTemplate::Never) = (&self.few_shot, self.apply_chat_template) {
+            check(false, "data.few_shot", "a text with data.apply_chat_template=false", "messages")?;
+        }
+        for key in ["messages", "tools", "documents", "add_generation_prompt"] {
+            let expected = "variables of the template's own";
+            check(!self.chat_template_kwargs.contains_key(key), "data.chat_template_kwargs", expected, key)?;
+        }
+        Ok(())
+    }
+}

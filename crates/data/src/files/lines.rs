@@ -1,0 +1,193 @@
+//! The rows of one file: an index of where they are, and each parsed when it is needed.
+
+use crate::config::{DataFile, FileFormat};
+use crate::error::{Error, Result};
+use serde_json::{Map, Value};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+/// The longest line that is read, in bytes.
+const LONGEST_LINE: u64 = 256 << 20;
+
+/// Where a row is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    /// The byte at which its text begins.
+    offset: u64,
+    /// The number of bytes of its text.
+    length: u32,
+    /// Its line, from 1.
+    pub(super) line: u32,
+}
+
+/// A file of JSON objects, one per line.
+pub(super) struct Lines {
+    path: PathBuf,
+    bytes: Bytes,
+}
+
+/// What the lines are read from.
+enum Bytes {
+    File(Mutex<File>),
+    /// The rows of a file of another format, as JSON.
+    #[cfg_attr(not(feature = "parquet"), allow(dead_code))]
+    Memory(Vec<u8>),
+}
+
+impl Lines {
+    /// Opens a file of rows.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; [`Error::File`] for a folder or a device, and for a format that this build does not read.
+    pub(super) fn open(file: &DataFile) -> Result<Self> {
+        let path = file.path.clone();
+        let bytes = match file.format() {
+            FileFormat::Jsonl => Bytes::File(Mutex::new(open_regular(&path)?)),
+            #[cfg(feature = "parquet")]
+            FileFormat::Parquet => Bytes::Memory(super::parquet::as_json_lines(&path, open_regular(&path)?)?),
+            #[cfg(not(feature = "parquet"))]
+            FileFormat::Parquet => {
+                let reason = "this build does not read Parquet: build with the feature `parquet`, or write JSONL \
+                              (`datasets.Dataset.to_json`)";
+                return Err(Error::File { path, reason: reason.into() });
+            }
+        };
+        Ok(Self { path, bytes })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Hands every row to `each`, in the order of the file. Lines without text are no rows.
+    ///
+    /// # Errors
+    /// [`Error::Row`] for a line that is not a JSON object in UTF-8; those of `each`.
+    pub(super) fn for_each(&self, mut each: impl FnMut(Place, Map<String, Value>) -> Result<()>) -> Result<()> {
+        match &self.bytes {
+            Bytes::Memory(bytes) => self.scan(&mut bytes.as_slice(), &mut each),
+            Bytes::File(file) => {
+                let mut file = lock(file);
+                file.rewind().map_err(|e| self.io(e))?;
+                self.scan(&mut BufReader::with_capacity(1 << 18, &mut *file), &mut each)
+            }
+        }
+    }
+
+    fn scan(
+        &self,
+        reader: &mut dyn BufRead,
+        each: &mut dyn FnMut(Place, Map<String, Value>) -> Result<()>,
+    ) -> Result<()> {
+        let (mut offset, mut line, mut bytes) = (0_u64, 0_u32, vec![]);
+        loop {
+            bytes.clear();
+            let read = (&mut *reader).take(LONGEST_LINE).read_until(b'\n', &mut bytes).map_err(|e| self.io(e))? as u64;
+            if read == 0 {
+                return Ok(());
+            }
+            line = line.checked_add(1).ok_or_else(|| self.row(u64::from(line), "too many lines".into()))?;
+            if read == LONGEST_LINE {
+                let limit = LONGEST_LINE >> 20;
+                return Err(self.row(u64::from(line), format!("expected a JSON object of at most {limit} MiB")));
+            }
+            if !bytes.trim_ascii().is_empty() {
+                let place = Place { offset, length: bytes.len() as u32, line };
+                each(place, self.parse(&bytes, line)?)?;
+            }
+            offset += read;
+        }
+    }
+
+    /// The row at `place`.
+    ///
+    /// # Errors
+    /// [`Error::Io`], and [`Error::Row`] where the file has changed since it was opened.
+    pub(super) fn read(&self, place: Place) -> Result<Map<String, Value>> {
+        let changed = |what: String| {
+            self.row(u64::from(place.line), format!("the file has changed since the run has read it first: {what}"))
+        };
+        let mut bytes = vec![0; place.length as usize];
+        match &self.bytes {
+            Bytes::Memory(all) => {
+                let start = place.offset as usize;
+                bytes.copy_from_slice(&all[start..start + place.length as usize]);
+            }
+            Bytes::File(file) => {
+                let mut file = lock(file);
+                file.seek(SeekFrom::Start(place.offset)).map_err(|e| self.io(e))?;
+                file.read_exact(&mut bytes).map_err(|e| changed(e.to_string()))?;
+            }
+        }
+        self.parse(&bytes, place.line).map_err(|e| changed(e.to_string()))
+    }
+
+    fn parse(&self, bytes: &[u8], line: u32) -> Result<Map<String, Value>> {
+        // Some editors begin files with a byte order mark.
+        let bytes = if line == 1 { bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes) } else { bytes };
+        let row = |reason: String| self.row(u64::from(line), reason);
+        let text = std::str::from_utf8(bytes)
+            .map_err(|e| row(format!("expected UTF-8, which ends at byte {} of the line", e.valid_up_to() + 1)))?;
+        match serde_json::from_str(text) {
+            Ok(Value::Object(fields)) => Ok(fields),
+            Ok(Value::Array(_)) if line == 1 => {
+                let once = "`datasets.Dataset.to_json` and `jq -c .[]` write such files";
+                Err(row(format!("expected a JSON object per line, got a list: {once}")))
+            }
+            Ok(other) => Err(row(format!("expected a JSON object, got {}", shown(&other)))),
+            // A file of one pretty-printed list or object.
+            Err(e) if e.is_eof() => Err(row(format!(
+                "expected a whole JSON object on this line, and it ends at column {}: {}",
+                e.column(),
+                quoted(text)
+            ))),
+            Err(e) => {
+                Err(row(format!("expected a JSON object: column {}: {}: {}", e.column(), cause(&e), quoted(text))))
+            }
+        }
+    }
+
+    /// An error in a row.
+    pub(super) fn row(&self, line: u64, reason: String) -> Error {
+        Error::Row { path: self.path.clone(), line, reason }
+    }
+
+    fn io(&self, source: std::io::Error) -> Error {
+        Error::Io { path: self.path.clone(), source }
+    }
+}
+
+/// A panic elsewhere has left the file's position, and that is set before every use.
+fn lock(file: &Mutex<File>) -> std::sync::MutexGuard<'_, File> {
+    file.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+fn open_regular(path: &Path) -> Result<File> {
+    let io = |source| Error::Io { path: path.to_owned(), source };
+    // Before it is opened: opening a pipe waits for a writer.
+    if !std::fs::metadata(path).map_err(io)?.is_file() {
+        return Err(Error::File { path: path.to_owned(), reason: "expected a file, got a folder or a device".into() });
+    }
+    File::open(path).map_err(io)
+}
+
+/// What is wrong with a JSON text, without serde_json's own words for where.
+fn cause(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    text.split(" at line ").next().unwrap_or_default().to_owned()
+}
+
+/// The beginning of a line for an error.
+fn quoted(text: &str) -> String {
+    const MOST: usize = 60;
+    let text = text.trim();
+    let more = if text.chars().nth(MOST).is_some() { "..." } else { "" };
+    format!("`{}{more}`", text.chars().take(MOST).collect::<String>())
+}
+
+/// A value for an error: its beginning, where it is long.
+pub(super) fn shown(value: &Value) -> String {
+    quoted(&value.to_string())
+}

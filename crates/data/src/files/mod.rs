@@ -1,0 +1,228 @@
+//! Rows from files, in an order that a cursor describes, with a held-out split.
+
+mod lines;
+mod order;
+#[cfg(feature = "parquet")]
+mod parquet;
+mod report;
+mod row;
+
+pub use report::{DataReport, FileReport};
+
+use crate::config::{DataConfig, DataFile};
+use crate::dataset::{Dataset, Item};
+use crate::error::{Error, Result};
+use crate::open::PromptEncoder;
+use crate::split::is_held_out;
+use lines::{Lines, Place};
+use order::Schedule;
+use rng::Purpose;
+use row::RowReader;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// Rows of files. Every row is read once when the files are opened, so that what is wrong with one is said before anything is
+/// trained; after that, a row is read when its turn comes, and only where each begins is kept in memory.
+///
+/// In every epoch rows come in another order, a function of the seed, the epoch and the row's number: the whole state is a cursor.
+///
+/// ```no_run
+/// use data::{DataConfig, DataFile, Dataset, FileDataset, PromptEncoder};
+///
+/// # fn main() -> data::Result<()> {
+/// let config = DataConfig { files: vec![DataFile::new("train.jsonl")], ..Default::default() };
+/// let (mut rows, report) = FileDataset::open(&config, 0, &PromptEncoder::none())?;
+/// println!("{report}");
+/// let batch = rows.next_batch(8)?;
+/// # Ok(())
+/// # }
+/// ```
+pub struct FileDataset {
+    reader: RowReader,
+    files: Vec<OpenFile>,
+    /// The files that have rows to train on.
+    trained: Vec<usize>,
+    /// Which of the held-out rows, in the order of their hashes: the file, and the row's place.
+    held_out: Vec<(usize, Place)>,
+    order: Schedule,
+    seed: u64,
+    cursor: u64,
+}
+
+/// A file with the places of the rows that are trained on.
+struct OpenFile {
+    lines: Lines,
+    source: Arc<str>,
+    weight: Option<f64>,
+    training: Vec<Place>,
+}
+
+/// Reads the rows of all files once.
+struct Opening<'a> {
+    config: &'a DataConfig,
+    reader: &'a RowReader,
+    encoder: &'a PromptEncoder<'a>,
+    files: Vec<OpenFile>,
+    report: DataReport,
+    /// Held-out rows with their hashes.
+    held_out: Vec<(u64, usize, Place)>,
+}
+
+impl FileDataset {
+    /// Opens the files of a configuration and reads every row once. `encoder` says how many tokens prompts have, and whether the
+    /// model has a chat template.
+    ///
+    /// # Errors
+    /// [`Error::Config`]; [`Error::Io`] and [`Error::File`] for a file; [`Error::Row`] for a row that is no JSON object in UTF-8,
+    /// lacks its prompt, or cannot be encoded; [`Error::Empty`], with the reasons, where no row is left.
+    pub fn open(config: &DataConfig, seed: u64, encoder: &PromptEncoder<'_>) -> Result<(Self, DataReport)> {
+        config.validate()?;
+        let reader = RowReader::new(config, encoder.has_chat_template)?;
+        let (files, report) = (vec![], DataReport::default());
+        let mut opening = Opening { config, reader: &reader, encoder, files, report, held_out: vec![] };
+        // First what must not be trained on.
+        for file in &config.eval_files {
+            opening.read(file, &Split::HeldOut)?;
+        }
+        let prompts = opening.held_out.iter().map(|(hash, _, _)| *hash).collect();
+        let split = if config.eval_files.is_empty() { Split::Share } else { Split::Training(prompts) };
+        for file in &config.files {
+            opening.read(file, &split)?;
+        }
+        let Opening { files, mut report, mut held_out, .. } = opening;
+        report.files.rotate_left(config.eval_files.len());
+        for (split, rows) in [("trained on", report.training()), ("held out", report.held_out())] {
+            if rows == 0 {
+                return Err(Error::Empty { split, report });
+            }
+        }
+        // By hash and not by file: the first of them are a sample of all, whatever the seed.
+        held_out.sort_by_key(|(hash, file, place)| (*hash, *file, place.line));
+        let held_out = held_out.into_iter().map(|(_, file, place)| (file, place)).collect();
+        let trained: Vec<usize> = (0..files.len()).filter(|file| !files[*file].training.is_empty()).collect();
+        let order = Self::schedule(&files, &trained, seed, Purpose::TrainProblem, config.shuffle);
+        Ok((Self { reader, files, trained, held_out, order, seed, cursor: 0 }, report))
+    }
+
+    fn row(&self, file: usize, place: Place) -> Result<Item> {
+        let file = &self.files[file];
+        let fields = file.lines.read(place)?;
+        let item = self.reader.question(&fields).and_then(|question| self.reader.item(fields, question, &file.source));
+        item.map_err(|reason| file.lines.row(u64::from(place.line), reason))
+    }
+}
+
+/// What a file's rows are for.
+enum Split {
+    /// All are held out.
+    HeldOut,
+    /// All are trained on but those whose prompts have these hashes.
+    Training(BTreeSet<u64>),
+    /// A share is held out by the hash of the prompt.
+    Share,
+}
+
+impl Opening<'_> {
+    fn read(&mut self, file: &DataFile, split: &Split) -> Result<()> {
+        let (lines, source) = (Lines::open(file)?, Arc::from(file.source()));
+        let mut report = FileReport { path: lines.path().to_owned(), ..FileReport::default() };
+        let (mut training, index) = (vec![], self.files.len());
+        let limit = [
+            self.config
+                .max_prompt_length
+                .map(|limit| (limit, format!("longer than data.max_prompt_length, {limit} tokens"))),
+            self.encoder
+                .max_tokens
+                .map(|limit| (limit, format!("longer than the model's context allows, {limit} tokens"))),
+        ];
+        let limit = limit.into_iter().flatten().min_by_key(|(limit, _)| *limit);
+        lines.for_each(|place, fields| {
+            let fault = |reason: String| lines.row(u64::from(place.line), reason);
+            report.rows += 1;
+            let question = self.reader.question(&fields).map_err(fault)?;
+            let hash = question.hash();
+            let item = self.reader.item(fields, question, &source).map_err(fault)?;
+            if let Some((limit, reason)) = &limit {
+                let length = (self.encoder.count)(&item.prompt).map_err(|e| fault(format!("the prompt: {e}")))?;
+                if length > *limit {
+                    *report.dropped.entry(reason.clone()).or_default() += 1;
+                    return Ok(());
+                }
+                if length == 0 {
+                    *report.dropped.entry("a prompt without tokens".into()).or_default() += 1;
+                    return Ok(());
+                }
+            }
+            match split {
+                Split::Training(held_out) if held_out.contains(&hash) => {
+                    *report.dropped.entry("the same prompt is in data.eval_files".into()).or_default() += 1;
+                }
+                Split::Share if !is_held_out(hash, self.config.held_out_fraction) => training.push(place),
+                Split::Training(_) => training.push(place),
+                Split::Share | Split::HeldOut => {
+                    report.held_out += 1;
+                    self.held_out.push((hash, index, place));
+                }
+            }
+            Ok(())
+        })?;
+        report.training = training.len();
+        self.report.files.push(report);
+        self.files.push(OpenFile { lines, source, weight: file.weight, training });
+        Ok(())
+    }
+}
+
+impl FileDataset {
+    /// The order of the rows that are trained on, for the purpose of a stream.
+    fn schedule(files: &[OpenFile], trained: &[usize], seed: u64, purpose: Purpose, is_shuffled: bool) -> Schedule {
+        let sizes = trained.iter().map(|file| (files[*file].training.len() as u64, files[*file].weight));
+        Schedule::new(&sizes.collect::<Vec<_>>(), seed, purpose, is_shuffled)
+    }
+
+    /// The training row that a schedule has at `position`.
+    fn training_row(&self, (file, row): (usize, usize)) -> Result<Item> {
+        let file = self.trained[file];
+        self.row(file, self.files[file].training[row])
+    }
+}
+
+impl Dataset for FileDataset {
+    /// The next `count` rows; they come again in the next epoch, in another order.
+    ///
+    /// # Errors
+    /// [`Error::Io`], and [`Error::Row`] where a file has changed.
+    fn next_batch(&mut self, count: usize) -> Result<Vec<Item>> {
+        let places: Vec<_> = (0..count as u64).map(|index| self.order.at(self.cursor + index)).collect();
+        let items = places.into_iter().map(|place| self.training_row(place)).collect::<Result<_>>()?;
+        self.cursor += count as u64;
+        Ok(items)
+    }
+
+    /// The first `count` held-out rows, in an order that no seed changes; 0 means all of them.
+    ///
+    /// # Errors
+    /// [`Error::TooFewRows`] where there are fewer.
+    fn held_out(&self, count: usize) -> Result<Vec<Item>> {
+        let found = self.held_out.len();
+        if count > found {
+            return Err(Error::TooFewRows { wanted: count, found });
+        }
+        let count = if count == 0 { found } else { count };
+        self.held_out[..count].iter().map(|(file, place)| self.row(*file, *place)).collect()
+    }
+
+    fn probe(&self, count: usize) -> Result<Vec<Item>> {
+        let mut order = Self::schedule(&self.files, &self.trained, self.seed, Purpose::Probe, true);
+        (0..count as u64).map(|position| self.training_row(order.at(position))).collect()
+    }
+
+    /// The number of rows that were taken from the training stream.
+    fn cursor(&self) -> u64 {
+        self.cursor
+    }
+
+    fn set_cursor(&mut self, cursor: u64) {
+        self.cursor = cursor;
+    }
+}

@@ -1,0 +1,121 @@
+//! The order in which rows come: a function of the seed and the position alone.
+
+use rand::seq::SliceRandom;
+use rng::{Purpose, stream};
+
+/// A shuffled order of `0..length` for every epoch. The last one that was asked for is kept.
+#[derive(Debug)]
+pub(super) struct Epochs {
+    seed: u64,
+    purpose: Purpose,
+    /// What is ordered: streams of different orders never overlap.
+    index: u64,
+    length: u64,
+    /// Without it, the order is that of the numbers.
+    is_shuffled: bool,
+    kept: Option<(u64, Vec<u32>)>,
+}
+
+impl Epochs {
+    pub(super) fn new(seed: u64, purpose: Purpose, index: u64, length: u64, is_shuffled: bool) -> Self {
+        Self { seed, purpose, index, length, is_shuffled, kept: None }
+    }
+
+    /// The number at `position` of all epochs one after the other.
+    pub(super) fn at(&mut self, position: u64) -> u64 {
+        let (epoch, place) = (position / self.length, position % self.length);
+        if !self.is_shuffled {
+            return place;
+        }
+        if self.kept.as_ref().is_none_or(|(kept, _)| *kept != epoch) {
+            let mut order: Vec<u32> = (0..self.length as u32).collect();
+            order.shuffle(&mut stream(self.seed, self.purpose, epoch, self.index));
+            self.kept = Some((epoch, order));
+        }
+        self.kept.as_ref().map_or(place, |(_, order)| u64::from(order[place as usize]))
+    }
+}
+
+/// Which row of which file comes at a position.
+///
+/// An epoch has as many rows as the files together. A file's share of them is its weight, or, without weights, its number of
+/// rows; it fills its share from epochs of its own, so that none of its rows comes twice before all have come once.
+#[derive(Debug)]
+pub(super) struct Schedule {
+    /// The places of an epoch, shuffled.
+    places: Epochs,
+    /// Per file: the first place that is its own, the number of its places, and the order of its rows.
+    files: Vec<(u64, u64, Epochs)>,
+}
+
+impl Schedule {
+    /// `files` are the numbers of rows, each above 0, with their weights. Everything fits 32 bits.
+    pub(super) fn new(files: &[(u64, Option<f64>)], seed: u64, purpose: Purpose, is_shuffled: bool) -> Self {
+        let total: u64 = files.iter().map(|(rows, _)| rows).sum();
+        let weights: f64 = files.iter().filter_map(|(_, weight)| *weight).sum();
+        let mut first = 0;
+        let files = files.iter().enumerate().map(|(index, (rows, weight))| {
+            let share = match weight {
+                Some(weight) => ((total as f64 * weight / weights).round() as u64).max(1),
+                None => *rows,
+            };
+            let file = (first, share, Epochs::new(seed, purpose, index as u64 + 1, *rows, is_shuffled));
+            first += share;
+            file
+        });
+        let files: Vec<_> = files.collect();
+        Self { places: Epochs::new(seed, purpose, 0, first, is_shuffled), files }
+    }
+
+    /// The file at `position`, and which of its rows.
+    pub(super) fn at(&mut self, position: u64) -> (usize, usize) {
+        let (epoch, place) = (position / self.places.length, self.places.at(position));
+        let file = self.files.partition_point(|(first, _, _)| *first <= place).saturating_sub(1);
+        let (first, share, rows) = &mut self.files[file];
+        (file, rows.at(epoch * *share + (place - *first)) as usize)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    fn rows(schedule: &mut Schedule, positions: std::ops::Range<u64>) -> Vec<(usize, usize)> {
+        positions.map(|position| schedule.at(position)).collect()
+    }
+
+    #[test]
+    fn every_row_comes_once_per_epoch_in_another_order() {
+        let make = |seed| Schedule::new(&[(5, None), (8, None)], seed, Purpose::TrainProblem, true);
+        let mut schedule = make(1);
+        let (first, second) = (rows(&mut schedule, 0..13), rows(&mut schedule, 13..26));
+        assert_ne!(first, second);
+        let sorted = |mut rows: Vec<(usize, usize)>| {
+            rows.sort_unstable();
+            rows
+        };
+        let all: Vec<_> = (0..5).map(|row| (0, row)).chain((0..8).map(|row| (1, row))).collect();
+        assert_eq!((sorted(first.clone()), sorted(second)), (all.clone(), all.clone()));
+        assert_eq!(rows(&mut make(1), 0..13), first, "the seed decides");
+        assert_ne!(rows(&mut make(2), 0..13), first);
+        // Anywhere in the stream, without what came before.
+        assert_eq!(make(1).at(20), rows(&mut schedule, 20..21)[0]);
+        let mut in_order = Schedule::new(&[(5, None), (8, None)], 1, Purpose::TrainProblem, false);
+        assert_eq!(rows(&mut in_order, 0..13), all);
+    }
+
+    #[test]
+    fn weights_are_shares_and_no_row_comes_twice_before_all_have_come() {
+        let mut schedule = Schedule::new(&[(10, Some(3.0)), (90, Some(1.0))], 0, Purpose::TrainProblem, true);
+        let epoch = rows(&mut schedule, 0..100);
+        assert_eq!(epoch.iter().filter(|(file, _)| *file == 0).count(), 75);
+        let mut counts = BTreeMap::new();
+        for row in rows(&mut schedule, 0..400) {
+            *counts.entry(row).or_insert(0) += 1;
+        }
+        let of = |file: usize| counts.iter().filter(move |((f, _), _)| *f == file).map(|(_, count)| *count);
+        assert!(of(0).all(|count| count == 30) && of(0).count() == 10);
+        assert!(of(1).all(|count| count == 1 || count == 2) && of(1).sum::<i32>() == 100);
+    }
+}

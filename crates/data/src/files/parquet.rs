@@ -1,0 +1,27 @@
+//! Parquet files, whose rows become JSON.
+
+use crate::error::{Error, Result};
+use parquet::file::reader::{FileReader, SerializedFileReader};
+use std::fs::File;
+use std::path::Path;
+
+/// The rows of a Parquet file as a JSON object per line. They are kept in memory: rows are drawn in any order, and a Parquet file
+/// can only be read in groups of rows.
+///
+/// # Errors
+/// [`Error::File`] for a file that is no Parquet or is damaged; [`Error::Row`] for a row that cannot be read.
+pub(super) fn as_json_lines(path: &Path, file: File) -> Result<Vec<u8>> {
+    let broken = |e: parquet::errors::ParquetError| Error::File {
+        path: path.to_owned(),
+        reason: format!("expected a Parquet file: {e}"),
+    };
+    let reader = SerializedFileReader::new(file).map_err(broken)?;
+    let mut lines = vec![];
+    for (index, row) in reader.get_row_iter(None).map_err(broken)?.enumerate() {
+        let fault = |e: String| Error::Row { path: path.to_owned(), line: index as u64 + 1, reason: e };
+        let row = row.map_err(|e| fault(e.to_string()))?.to_json_value();
+        serde_json::to_writer(&mut lines, &row).map_err(|e| fault(e.to_string()))?;
+        lines.push(b'\n');
+    }
+    Ok(lines)
+}

@@ -1,0 +1,231 @@
+//! From the columns of a row to what the policy is asked.
+
+use crate::config::{ApplyChatTemplate, DataConfig, FewShot};
+use crate::dataset::Item;
+use crate::error::{Error, Result};
+use crate::files::lines::shown;
+use crate::prompt::Prompt;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+/// How rows are read.
+#[derive(Clone, Debug)]
+pub(super) struct RowReader {
+    config: DataConfig,
+    has_chat_template: bool,
+    tools: Option<Value>,
+}
+
+/// What a row is asked as it stands in the file, before anything is put around it.
+pub(super) struct Question {
+    /// The prompt in the form that the configuration asks for.
+    prompt: Prompt,
+    /// A right answer that the conversation has given.
+    reference: Option<String>,
+    /// The column that it stands in.
+    column: String,
+}
+
+/// What a row lacks or has wrong; the caller knows the line.
+pub(super) type RowResult<T> = std::result::Result<T, String>;
+
+impl RowReader {
+    /// # Errors
+    /// [`Error::Io`] and [`Error::File`] for the file of tools; [`Error::Config`] where a chat template is asked for that the
+    /// model has not.
+    pub(super) fn new(config: &DataConfig, has_chat_template: bool) -> Result<Self> {
+        if config.apply_chat_template == ApplyChatTemplate::Always && !has_chat_template {
+            let expected = "a model with a chat template, or one in data.chat_template";
+            let found = "a model without".into();
+            return Err(Error::Config { key: "data.apply_chat_template".into(), expected: expected.into(), found });
+        }
+        let tools = config.tools_file.as_ref().map(|path| {
+            let text = std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.clone(), source })?;
+            let file = |reason: String| Error::File { path: path.clone(), reason };
+            match serde_json::from_str(&text) {
+                Ok(tools @ Value::Array(_)) => Ok(tools),
+                Ok(other) => Err(file(format!("expected a list of tools, got {}", shown(&other)))),
+                Err(e) => Err(file(format!("expected a list of tools in JSON: {e}"))),
+            }
+        });
+        Ok(Self { config: config.clone(), has_chat_template, tools: tools.transpose()? })
+    }
+
+    /// The row's own question.
+    pub(super) fn question(&self, fields: &Map<String, Value>) -> RowResult<Question> {
+        let (column, value, is_conversation) = self.prompt_column(fields)?;
+        let (prompt, reference) = match value {
+            Value::String(text) if !is_conversation => (Prompt::Text(text.clone()), None),
+            Value::Array(messages) => {
+                let (messages, reference) = conversation(column, messages, is_conversation)?;
+                let tools = match fields.get("tools").filter(|tools| !tools.is_null()) {
+                    Some(tools @ Value::Array(_)) => Some(tools.clone()),
+                    Some(other) => return Err(format!("column `tools`: expected a list, got {}", shown(other))),
+                    None => self.tools.clone(),
+                };
+                (Prompt::Messages { messages, tools }, reference)
+            }
+            other => {
+                let expected = if is_conversation { "a list of messages" } else { "a text or a list of messages" };
+                return Err(format!("column `{column}`: expected {expected}, got {}", shown(other)));
+            }
+        };
+        Ok(Question { prompt, reference, column: column.to_owned() })
+    }
+
+    /// The column of the prompt, its value, and whether it is a whole conversation with its answer.
+    fn prompt_column<'a>(&'a self, fields: &'a Map<String, Value>) -> RowResult<(&'a str, &'a Value, bool)> {
+        let set = self.config.prompt_column.as_deref().map(|column| (column, false));
+        let set = set.or(self.config.messages_column.as_deref().map(|column| (column, true)));
+        let columns = match set {
+            Some(column) => vec![column],
+            None => vec![("prompt", false), ("messages", true), ("question", false)],
+        };
+        let found = columns.iter().find_map(|(column, whole)| {
+            fields.get(*column).filter(|value| !value.is_null()).map(|value| (*column, value, *whole))
+        });
+        found.ok_or_else(|| {
+            let wanted: Vec<String> = columns.iter().map(|(column, _)| format!("`{column}`")).collect();
+            let there: Vec<String> = fields.keys().map(|key| format!("`{key}`")).collect();
+            let (wanted, there) = (wanted.join(" or "), there.join(", "));
+            format!("expected a prompt in column {wanted}, got the columns {there}")
+        })
+    }
+
+    /// The row as the loop takes it.
+    pub(super) fn item(&self, fields: Map<String, Value>, question: Question, source: &Arc<str>) -> RowResult<Item> {
+        let Question { prompt, reference, column } = question;
+        let prompt = self.framed(prompt, &column)?;
+        let mut answer = self.answer(&fields)?;
+        let mut completion = match fields.get("completion") {
+            Some(Value::String(text)) => Some(text.clone()),
+            // TRL's conversational form: the assistant's message.
+            Some(Value::Array(messages)) => messages.first().and_then(content).map(str::to_owned),
+            _ => None,
+        };
+        if let Some(reference) = reference {
+            completion = completion.or(Some(reference.clone()));
+            answer = answer.or(Some(reference));
+        }
+        // GSM8K: the solution's steps, then the answer.
+        if let Some((_, short)) = answer.as_deref().and_then(|text| text.rsplit_once("####")) {
+            let short = short.trim().to_owned();
+            completion = completion.or(answer);
+            answer = Some(short);
+        }
+        let source = match self.config.source_column.as_deref().and_then(|column| fields.get(column)) {
+            Some(Value::String(name)) => name.as_str().into(),
+            Some(Value::Null) | None => Arc::clone(source),
+            Some(other) => other.to_string().into(),
+        };
+        let mut columns = fields;
+        columns.shift_remove(&column);
+        Ok(Item { prompt, answer, completion, columns: Arc::new(columns), source, task: None })
+    }
+
+    /// The prompt with everything that the configuration puts around it.
+    fn framed(&self, prompt: Prompt, column: &str) -> RowResult<Prompt> {
+        let DataConfig { system_prompt, few_shot, prompt_template, apply_chat_template, .. } = &self.config;
+        let (messages, tools) = match prompt {
+            Prompt::Messages { messages, tools } => {
+                if matches!(few_shot, Some(FewShot::Text(_))) {
+                    return Err("data.few_shot is a text, and the row has messages: give messages".into());
+                }
+                (messages, tools)
+            }
+            Prompt::Text(text) => {
+                let mut text = match prompt_template {
+                    Some(template) => template.replacen("{prompt}", &text, 1),
+                    None => text,
+                };
+                if let Some(FewShot::Text(examples)) = few_shot {
+                    text.insert_str(0, examples);
+                }
+                let is_wrapped = match apply_chat_template {
+                    ApplyChatTemplate::Auto => self.has_chat_template && column == "question",
+                    ApplyChatTemplate::Always => true,
+                    ApplyChatTemplate::Never => false,
+                };
+                if !is_wrapped {
+                    if matches!(few_shot, Some(FewShot::Messages(_))) {
+                        let hint = "give a text, or data.apply_chat_template=true";
+                        return Err(format!(
+                            "data.few_shot is a list of messages, and the prompt stays a text: {hint}"
+                        ));
+                    }
+                    if let Some(system) = system_prompt {
+                        text = format!("{system}\n\n{text}");
+                    }
+                    return Ok(Prompt::Text(text));
+                }
+                (vec![json!({"role": "user", "content": text})], self.tools.clone())
+            }
+        };
+        let has_system = messages.first().and_then(role) == Some("system");
+        let mut framed = vec![];
+        let mut rest = messages.into_iter().peekable();
+        match system_prompt {
+            Some(system) if !has_system => framed.push(json!({"role": "system", "content": system})),
+            _ if has_system => framed.extend(rest.next()),
+            _ => {}
+        }
+        if let Some(FewShot::Messages(examples)) = few_shot {
+            framed.extend(examples.iter().cloned());
+        }
+        framed.extend(rest);
+        Ok(Prompt::Messages { messages: framed, tools })
+    }
+
+    fn answer(&self, fields: &Map<String, Value>) -> RowResult<Option<String>> {
+        let column = self.config.answer_column.as_deref();
+        match (fields.get(column.unwrap_or("answer")), column) {
+            (Some(Value::String(text)), _) => Ok(Some(text.clone())),
+            (Some(value @ (Value::Number(_) | Value::Bool(_))), _) => Ok(Some(value.to_string())),
+            // A column that is called so by chance is for rewards alone.
+            (_, None) => Ok(None),
+            (Some(other), Some(column)) => {
+                Err(format!("column `{column}`: expected an answer, a text or a number, got {}", shown(other)))
+            }
+            (None, Some(column)) => {
+                Err(format!("expected an answer in column `{column}`, and there is no such column"))
+            }
+        }
+    }
+}
+
+impl Question {
+    /// The number that decides to which split the row belongs: that of its question, whatever is put around it.
+    pub(super) fn hash(&self) -> u64 {
+        crate::split::prompt_hash(&self.prompt.to_string())
+    }
+}
+
+/// The messages of a conversation and, of a whole one, the assistant's last words.
+fn conversation(column: &str, messages: &[Value], is_whole: bool) -> RowResult<(Vec<Value>, Option<String>)> {
+    for (index, message) in messages.iter().enumerate() {
+        if role(message).is_none() {
+            let expected = "an object with `role` and `content`";
+            return Err(format!(
+                "column `{column}`, message {}: expected {expected}, got {}",
+                index + 1,
+                shown(message)
+            ));
+        }
+    }
+    let (messages, reference) = match messages.split_last() {
+        Some((last, before)) if is_whole && role(last) == Some("assistant") => (before, content(last)),
+        _ => (messages, None),
+    };
+    if messages.is_empty() {
+        return Err(format!("column `{column}`: expected at least one message to answer"));
+    }
+    Ok((messages.to_vec(), reference.map(str::to_owned)))
+}
+
+fn role(message: &Value) -> Option<&str> {
+    message.get("role")?.as_str()
+}
+
+fn content(message: &Value) -> Option<&str> {
+    message.get("content")?.as_str()
+}

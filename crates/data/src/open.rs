@@ -1,0 +1,57 @@
+//! The data set that a configuration names.
+
+use crate::config::DataConfig;
+use crate::dataset::Dataset;
+use crate::error::Result;
+use crate::files::{DataReport, FileDataset};
+use crate::mixture::TaskMixture;
+use crate::prompt::Prompt;
+
+/// What a data set asks of the model's tokenizer.
+pub struct PromptEncoder<'a> {
+    /// Whether the model has a chat template.
+    pub has_chat_template: bool,
+    /// The largest number of tokens of a prompt that leaves room for a completion in the model's context. Rows with longer
+    /// prompts are dropped and counted. Without it, and without `data.max_prompt_length`, no prompt is encoded when files are
+    /// opened, and a template that refuses a row does so when the row's turn comes.
+    pub max_tokens: Option<usize>,
+    /// The number of tokens of a prompt.
+    pub count: &'a CountTokens<'a>,
+}
+
+/// The number of tokens of a prompt, or why it cannot be encoded.
+type CountTokens<'a> = dyn Fn(&Prompt) -> Result<usize, Box<dyn std::error::Error + Send + Sync>> + 'a;
+
+impl PromptEncoder<'_> {
+    /// For a model whose prompts are texts of any length.
+    pub fn none() -> Self {
+        Self { has_chat_template: false, max_tokens: None, count: &|prompt| Ok(prompt.to_string().len()) }
+    }
+}
+
+/// The data set of a configuration: its files, or, without files, its tasks. The report says what became of the rows of files.
+///
+/// ```
+/// use data::{DataConfig, PromptEncoder};
+///
+/// # fn main() -> data::Result<()> {
+/// let (mut problems, report) = data::open(&DataConfig::default(), 0, &PromptEncoder::none())?;
+/// assert!(report.is_none(), "tasks are not read from files");
+/// assert_eq!(problems.next_batch(4)?.len(), 4);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// As [`TaskMixture::new`] and [`FileDataset::open`].
+pub fn open(
+    config: &DataConfig,
+    seed: u64,
+    encoder: &PromptEncoder<'_>,
+) -> Result<(Box<dyn Dataset>, Option<DataReport>)> {
+    if config.files.is_empty() {
+        return Ok((Box::new(TaskMixture::new(config, seed)?), None));
+    }
+    let (rows, report) = FileDataset::open(config, seed, encoder)?;
+    Ok((Box::new(rows), Some(report)))
+}

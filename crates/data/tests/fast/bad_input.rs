@@ -1,0 +1,107 @@
+//! What is wrong with a file is said with its name and the line.
+
+use crate::support::{config, file, lines, open, refusal, words};
+use data::{DataConfig, DataFile, Dataset, FileDataset, PromptEncoder};
+use serde_json::json;
+
+const GOOD: &str = "{\"prompt\": \"a\"}\n";
+
+#[test]
+fn lines_that_are_no_rows() {
+    for (line, words) in [
+        (&b"{\"prompt\": \"a\"\n"[..], "ends at column"),
+        (b"{\"prompt\": nope}\n", "expected a JSON object: column 13"),
+        (b"[1, 2]\n", "expected a JSON object, got `[1,2]`"),
+        (b"\"text\"\n", "expected a JSON object, got `\"text\"`"),
+        (b"{\"prompt\": \"\xff\"}\n", "expected UTF-8, which ends at byte 13 of the line"),
+        (
+            b"{\"text\": \"a\", \"answer\": 1}\n",
+            "a prompt in column `prompt` or `messages` or `question`, got the columns `text`, `answer`",
+        ),
+        (b"{\"prompt\": null}\n", "got the columns `prompt`"),
+        (b"{\"prompt\": 3}\n", "column `prompt`: expected a text or a list of messages, got `3`"),
+        (b"{\"messages\": \"a\"}\n", "column `messages`: expected a list of messages, got `\"a\"`"),
+        (b"{\"messages\": []}\n", "at least one message"),
+        (b"{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\"}]}\n", "at least one message"),
+        (b"{\"messages\": [{\"content\": \"a\"}]}\n", "message 1: expected an object with `role`"),
+        (b"{\"prompt\": [\"a\"]}\n", "message 1: expected an object with `role`"),
+        (
+            b"{\"prompt\": [{\"role\": \"user\", \"content\": \"a\"}], \"tools\": \"b\"}\n",
+            "column `tools`: expected a list",
+        ),
+    ] {
+        // Empty lines count as lines and not as rows.
+        let text = refusal([GOOD.as_bytes(), b"\n", line, GOOD.as_bytes()].concat());
+        assert!(text.contains("rows.jsonl, line 3: ") && text.contains(words), "{text}");
+    }
+}
+
+#[test]
+fn files_that_are_no_lists_of_rows() {
+    assert!(refusal("[{\"prompt\": \"a\"}]\n").contains("line 1: expected a JSON object per line, got a list"));
+    assert!(refusal("[\n  {\"prompt\": \"a\"}\n]\n").contains("line 1: expected a whole JSON object on this line"));
+    assert!(refusal("").contains("no row is left that is trained on"));
+    assert!(refusal("\n \n").contains("0 rows"));
+    let missing = open(&config("no/such.jsonl")).err().unwrap().to_string();
+    assert!(missing.contains("cannot read no/such.jsonl"), "{missing}");
+    let folder = open(&config(std::env::temp_dir())).err().unwrap().to_string();
+    assert!(folder.contains("expected a file, got a folder"), "{folder}");
+    #[cfg(not(feature = "parquet"))]
+    {
+        let (_folder, path) = file("rows.parquet", "PAR1");
+        let text = open(&config(path)).err().unwrap().to_string();
+        assert!(text.contains("build with the feature `parquet`"), "{text}");
+    }
+}
+
+#[test]
+fn everything_held_out_or_nothing_is_said_with_what_to_do() {
+    let text = refusal(GOOD);
+    assert!(text.contains("held out; raise data.held_out_fraction, or name data.eval_files"), "{text}");
+    assert!(text.contains("rows.jsonl: 1 rows, 1 to train on, 0 held out"), "{text}");
+}
+
+#[test]
+fn byte_order_marks_and_other_ends_of_lines_are_no_errors() {
+    let (_folder, path) = file("rows.jsonl", "\u{feff}{\"prompt\": \"a\"}\r\n{\"prompt\": \"b\"}");
+    let (_other, eval) = file("eval.jsonl", "{\"prompt\": \"c\"}");
+    let config = DataConfig { eval_files: vec![DataFile::new(eval)], shuffle: false, ..config(path) };
+    let (mut rows, _) = open(&config).unwrap();
+    assert_eq!(crate::support::prompts(&rows.next_batch(3).unwrap()), ["a", "b", "a"]);
+}
+
+#[test]
+fn a_row_that_cannot_be_encoded_has_its_line() {
+    let (_folder, path) = file("rows.jsonl", lines(&[json!({"prompt": "a"}), json!({"prompt": "b"})]));
+    let refuse = |prompt: &data::Prompt| match prompt.to_string().as_str() {
+        "b" => Err("the template raises".into()),
+        _ => Ok(1),
+    };
+    let encoder = PromptEncoder { has_chat_template: true, max_tokens: Some(9), count: &refuse };
+    let text = FileDataset::open(&config(path), 0, &encoder).err().unwrap().to_string();
+    assert!(text.contains("rows.jsonl, line 2: the prompt: the template raises"), "{text}");
+}
+
+#[test]
+fn a_file_that_changes_under_a_run_is_an_error() {
+    let rows: Vec<_> = (0..40).map(|i| json!({"prompt": format!("row {i}")})).collect();
+    let (_folder, path) = file("rows.jsonl", lines(&rows));
+    let (mut data, _) = open(&config(&path)).unwrap();
+    std::fs::write(&path, "{\"prompt\": \"x\"}\n").unwrap();
+    let text = data.next_batch(40).unwrap_err().to_string();
+    assert!(text.contains("the file has changed since"), "{text}");
+}
+
+#[test]
+fn columns_that_are_named_have_to_be_there() {
+    let (_folder, path) = file("rows.jsonl", lines(&[json!({"q": "a", "gold": "1"}), json!({"q": "b"})]));
+    let columns = DataConfig { prompt_column: Some("q".into()), answer_column: Some("gold".into()), ..config(&path) };
+    let text = open(&columns).err().unwrap().to_string();
+    assert!(text.contains("line 2: expected an answer in column `gold`, and there is no such column"), "{text}");
+    let wrong = DataConfig { prompt_column: Some("p".into()), ..config(&path) };
+    let text = open(&wrong).err().unwrap().to_string();
+    assert!(text.contains("line 1: expected a prompt in column `p`, got the columns `q`, `gold`"), "{text}");
+    let always = DataConfig { apply_chat_template: data::ApplyChatTemplate::Always, ..config(&path) };
+    let text = FileDataset::open(&always, 0, &words(false)).err().unwrap().to_string();
+    assert!(text.contains("data.apply_chat_template") && text.contains("a model without"), "{text}");
+}

@@ -1,0 +1,145 @@
+//! Order, cursor, splits, weights and filters.
+
+use crate::support::{config, file, lines, numbers, open, prompts, words};
+use data::{DataConfig, DataFile, Dataset, Error, FileDataset, PromptEncoder};
+use serde_json::json;
+use std::collections::BTreeSet;
+
+#[test]
+fn an_epoch_has_every_row_once_and_the_cursor_is_the_whole_state() {
+    let (_folder, path) = file("rows.jsonl", numbers(200));
+    let config = config(&path);
+    let (mut rows, report) = open(&config).unwrap();
+    assert_eq!(report.files[0].rows, 200);
+    let size = report.training();
+    assert!((170..190).contains(&size), "{report}");
+    let (first, second) = (prompts(&rows.next_batch(size).unwrap()), prompts(&rows.next_batch(size).unwrap()));
+    let set = |prompts: &[String]| prompts.iter().cloned().collect::<BTreeSet<_>>();
+    assert_eq!((set(&first).len(), set(&first)), (size, set(&second)));
+    assert_ne!(first, second, "every epoch has an order of its own");
+
+    let (mut resumed, _) = open(&config).unwrap();
+    resumed.set_cursor(size as u64 + 17);
+    assert_eq!(prompts(&resumed.next_batch(9).unwrap()), second[17..26]);
+    assert_eq!(resumed.cursor(), size as u64 + 26);
+    let (mut other, _) = FileDataset::open(&config, 8, &words(false)).unwrap();
+    assert_ne!(prompts(&other.next_batch(size).unwrap()), first);
+
+    let (mut in_order, _) = open(&DataConfig { shuffle: false, ..config }).unwrap();
+    let in_order = prompts(&in_order.next_batch(size).unwrap());
+    let number = |prompt: &String| prompt[7..].parse::<u32>().unwrap();
+    assert!(in_order.is_sorted_by_key(number) && set(&in_order) == set(&first));
+}
+
+#[test]
+fn what_is_held_out_is_never_trained_on_and_no_seed_changes_it() {
+    let (_folder, path) = file("rows.jsonl", numbers(300));
+    let (mut rows, report) = open(&config(&path)).unwrap();
+    let all = prompts(&rows.held_out(0).unwrap());
+    assert_eq!(all.len(), report.held_out());
+    assert!((15..50).contains(&all.len()));
+    assert_eq!(prompts(&rows.held_out(5).unwrap()), all[..5]);
+    let trained = prompts(&rows.next_batch(600).unwrap());
+    assert!(!trained.iter().any(|prompt| all.contains(prompt)));
+    assert!(!prompts(&rows.probe(100).unwrap()).iter().any(|prompt| all.contains(prompt)));
+    assert_eq!(rows.cursor(), 600, "the probe does not move the stream");
+    let (other, _) = FileDataset::open(&config(&path), 99, &words(false)).unwrap();
+    assert_eq!(prompts(&other.held_out(0).unwrap()), all);
+    let error = rows.held_out(301).unwrap_err();
+    assert!(matches!(error, Error::TooFewRows { wanted: 301, .. }) && error.to_string().contains("0, which is all"));
+}
+
+#[test]
+fn a_file_can_be_what_is_held_out() {
+    let (_folder, path) = file("train.jsonl", numbers(50));
+    let (_other, eval) = file("test.jsonl", numbers(3) + &lines(&[json!({"prompt": "another"})]));
+    let config = DataConfig { eval_files: vec![DataFile::new(&eval)], ..config(&path) };
+    let (mut rows, report) = open(&config).unwrap();
+    let mut held_out = prompts(&rows.held_out(0).unwrap());
+    held_out.sort();
+    assert_eq!(held_out, ["another", "number 0", "number 1", "number 2"]);
+    assert!(prompts(&rows.next_batch(100).unwrap()).iter().all(|prompt| !held_out.contains(prompt)));
+    assert_eq!((report.training(), report.held_out(), report.dropped()), (47, 4, 3));
+    let text = report.to_string();
+    assert!(
+        text.contains("train.jsonl: 50 rows, 47 to train on, 0 held out\n  3 dropped: the same prompt is in data.eval"),
+        "{text}"
+    );
+    assert_eq!(&*rows.held_out(1).unwrap()[0].source, "test");
+}
+
+#[test]
+fn files_are_drawn_by_their_weights() {
+    let (_folder, small) = file("small.jsonl", numbers(20));
+    let (_other, large) = file("large.jsonl", numbers(400));
+    let named = DataFile { name: Some("few".into()), ..DataFile::new(&small) };
+    let sources = |files: Vec<DataFile>, count: usize| {
+        let (mut rows, report) = open(&DataConfig { files, ..DataConfig::default() }).unwrap();
+        let items = rows.next_batch(count.min(report.training())).unwrap();
+        (items.iter().filter(|item| &*item.source == "few").count(), items.len())
+    };
+    let (few, all) = sources(vec![named.clone(), DataFile::new(&large)], usize::MAX);
+    assert!(few < 22 && all > 350, "without weights a row is a row: {few} of {all}");
+    let weighted = |file: DataFile, weight| DataFile { weight: Some(weight), ..file };
+    let (few, all) = sources(vec![weighted(named, 1.0), weighted(DataFile::new(&large), 3.0)], usize::MAX);
+    assert!((few as f64 / all as f64 - 0.25).abs() < 0.01, "{few} of {all}");
+}
+
+#[test]
+fn long_prompts_are_dropped_and_counted() {
+    let rows =
+        [json!({"prompt": "a b c"}), json!({"prompt": "a b"}), json!({"prompt": "a b c d e f"}), json!({"prompt": ""})];
+    let (_folder, path) = file("rows.jsonl", lines(&rows));
+    let (_other, eval) = file("eval.jsonl", lines(&[json!({"prompt": "x"})]));
+    let config = DataConfig { max_prompt_length: Some(2), eval_files: vec![DataFile::new(eval)], ..config(&path) };
+    let (mut kept, report) = open(&config).unwrap();
+    assert_eq!(prompts(&kept.next_batch(1).unwrap()), ["a b"]);
+    let text = report.to_string();
+    assert!(text.contains("2 dropped: longer than data.max_prompt_length, 2 tokens"), "{text}");
+    assert!(text.contains("1 dropped: a prompt without tokens"), "{text}");
+    // The shorter of two limits is the one that is named.
+    let encoder = PromptEncoder { max_tokens: Some(1), ..words(false) };
+    let error = FileDataset::open(&config, 0, &encoder).err().unwrap();
+    let text = error.to_string();
+    assert!(matches!(error, Error::Empty { .. }) && text.contains("no row is left that is trained on"), "{text}");
+    assert!(text.contains("3 dropped: longer than the model's context allows, 1 tokens"), "{text}");
+}
+
+#[test]
+fn a_configuration_says_which_keys_do_not_go_together() {
+    let refusal = |config: DataConfig| config.validate().unwrap_err().to_string();
+    let files = || config("a.jsonl");
+    let mut both = files();
+    both.tasks.sorting.weight = 1.0;
+    assert!(refusal(both).contains("`data.tasks`: expected left out where data.files is given"));
+    let alone = DataConfig { system_prompt: Some("Be brief.".into()), ..DataConfig::default() };
+    assert!(refusal(alone).contains("`data.system_prompt`: expected left out without data.files"));
+    let weighted = DataFile { weight: Some(2.0), ..DataFile::new("b.jsonl") };
+    let mut some = files();
+    some.files.push(weighted.clone());
+    assert!(refusal(some).contains("a weight for every file, or for none, got 1 of 2"));
+    let zero = DataConfig { files: vec![DataFile { weight: Some(0.0), ..weighted }], ..files() };
+    assert!(refusal(zero).contains("above 0"));
+    let template = DataConfig { prompt_template: Some("Q: {question}".into()), ..files() };
+    assert!(refusal(template).contains("`data.prompt_template`: expected a text with {prompt} in it"));
+    let columns = DataConfig { prompt_column: Some("a".into()), messages_column: Some("b".into()), ..files() };
+    assert!(refusal(columns).contains("one of data.prompt_column and data.messages_column"));
+    let unknown = serde_json::from_value::<DataConfig>(json!({"file": "a.jsonl"})).unwrap_err().to_string();
+    assert!(unknown.contains("unknown field `file`"), "{unknown}");
+}
+
+#[test]
+fn files_are_written_short_or_long_and_read_back() {
+    let short: DataConfig = serde_json::from_value(json!({"files": "a.jsonl", "apply_chat_template": true})).unwrap();
+    assert_eq!(short.files, [DataFile::new("a.jsonl")]);
+    let long = json!({"files": ["a.jsonl", {"path": "b.parquet", "weight": 2, "name": "b"}], "few_shot": [{"role": "user", "content": "x"}]});
+    let long: DataConfig = serde_json::from_value(long).unwrap();
+    assert_eq!((long.files[1].weight, long.files[1].source().as_str()), (Some(2.0), "b"));
+    for config in [short, long] {
+        assert_eq!(serde_json::from_value::<DataConfig>(serde_json::to_value(&config).unwrap()).unwrap(), config);
+    }
+    let error = serde_json::from_value::<DataConfig>(json!({"files": [{"file": "a"}]})).unwrap_err().to_string();
+    assert!(error.contains("expected a file"), "{error}");
+    let error = serde_json::from_value::<DataConfig>(json!({"apply_chat_template": "yes"})).unwrap_err().to_string();
+    assert!(error.contains("expected auto, true or false"), "{error}");
+}

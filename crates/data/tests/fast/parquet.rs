@@ -1,0 +1,26 @@
+//! Parquet files that pyarrow has written (fixtures/make_parquet.py).
+
+use crate::support::{config, file, open, words};
+use data::{DataConfig, DataFile, Dataset, FileDataset};
+use std::path::Path;
+
+#[test]
+fn rows_are_those_that_pyarrow_has_written() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/rows.parquet");
+    let (_folder, eval) = file("eval.jsonl", "{\"question\": \"held out\"}");
+    let config = DataConfig { eval_files: vec![DataFile::new(eval)], shuffle: false, ..config(path) };
+    let (mut rows, report) = FileDataset::open(&config, 0, &words(false)).unwrap();
+    assert_eq!(report.files[0].rows, 3);
+    let items = rows.next_batch(3).unwrap();
+    assert_eq!(items[0].prompt.to_string(), "user: naïve 你好\nassistant: ja\nuser: 6 x 7?");
+    assert_eq!((items[0].answer.as_deref(), items[0].columns["level"].as_f64()), (Some("42"), Some(2.5)));
+    assert_eq!(items[2].prompt.to_string(), "user: third");
+    assert!(items[1].columns["tags"].as_array().is_some_and(|tags| tags.len() == 2));
+}
+
+#[test]
+fn a_file_that_is_no_parquet_is_an_error() {
+    let (_folder, path) = file("rows.parquet", "PAR1 is not enough");
+    let text = open(&config(path)).err().unwrap().to_string();
+    assert!(text.contains("rows.parquet: expected a Parquet file"), "{text}");
+}

@@ -1,0 +1,114 @@
+//! What the policy is asked, and what is known of the answer.
+
+use crate::support::{config, file, lines, words};
+use data::{ApplyChatTemplate, DataConfig, DataFile, Dataset, FewShot, FileDataset, Item, Prompt, Result};
+use serde_json::{Value, json};
+
+/// The row as a run has it.
+fn row(row: Value, has_chat_template: bool, change: impl FnOnce(&mut DataConfig)) -> Result<Item> {
+    let held_out = match row.get("question") {
+        Some(_) => json!({"question": "held out"}),
+        None => json!({"prompt": [{"role": "user", "content": "held out"}]}),
+    };
+    let (_folder, path) = file("rows.jsonl", lines(&[row]));
+    let (_other, eval) = file("eval.jsonl", lines(&[held_out]));
+    let mut config = DataConfig { eval_files: vec![DataFile::new(eval)], ..config(path) };
+    change(&mut config);
+    let (mut rows, _) = FileDataset::open(&config, 0, &words(has_chat_template))?;
+    Ok(rows.next_batch(1)?.remove(0))
+}
+
+fn messages(messages: Value) -> Prompt {
+    Prompt::Messages { messages: messages.as_array().unwrap().clone(), tools: None }
+}
+
+#[test]
+fn gsm8k_works_as_it_is() {
+    let solution = "She sold 48/2 = <<48/2=24>>24 clips in May.\nAltogether 48+24 = 72.\n#### 72";
+    let gsm8k = || json!({"question": "How many clips?", "answer": solution});
+    let item = row(gsm8k(), true, |_| {}).unwrap();
+    assert_eq!(item.prompt, messages(json!([{"role": "user", "content": "How many clips?"}])));
+    assert_eq!((item.answer.as_deref(), item.warmup_text()), (Some("72"), Some(solution)));
+    assert_eq!(item.columns.get("answer"), Some(&solution.into()), "rewards have the column as it is");
+    assert_eq!(row(gsm8k(), false, |_| {}).unwrap().prompt, Prompt::from("How many clips?"));
+    let never = row(gsm8k(), true, |config| config.apply_chat_template = ApplyChatTemplate::Never).unwrap();
+    assert_eq!(never.prompt, Prompt::from("How many clips?"));
+}
+
+#[test]
+fn text_prompts_stay_text_unless_asked() {
+    let prompt = || json!({"prompt": "6 x 7 = ", "answer": 42, "level": "easy"});
+    let item = row(prompt(), true, |_| {}).unwrap();
+    assert_eq!((&item.prompt, item.answer.as_deref()), (&Prompt::from("6 x 7 = "), Some("42")));
+    assert_eq!(Value::Object((*item.columns).clone()), json!({"answer": 42, "level": "easy"}));
+    assert_eq!((&*item.source, item.warmup_text()), ("rows", Some("42")));
+    let wrapped = row(prompt(), true, |config| config.apply_chat_template = ApplyChatTemplate::Always).unwrap();
+    assert_eq!(wrapped.prompt, messages(json!([{"role": "user", "content": "6 x 7 = "}])));
+    let sourced = row(prompt(), true, |config| config.source_column = Some("level".into())).unwrap();
+    assert_eq!(&*sourced.source, "easy");
+}
+
+#[test]
+fn a_conversation_ends_with_its_answer_and_a_prompt_does_not() {
+    let turns = json!([
+        {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"},
+        {"role": "user", "content": "6 x 7?"}, {"role": "assistant", "content": "It is 42. #### 42"},
+    ]);
+    let item = row(json!({"messages": turns}), true, |_| {}).unwrap();
+    assert_eq!(item.prompt, messages(turns.as_array().unwrap()[..3].to_vec().into()));
+    assert_eq!((item.answer.as_deref(), item.warmup_text()), (Some("42"), Some("It is 42. #### 42")));
+    let given = row(json!({"messages": turns, "answer": "43"}), true, |_| {}).unwrap();
+    assert_eq!((given.answer.as_deref(), given.warmup_text()), (Some("43"), Some("It is 42. #### 42")));
+    // What TRL calls `prompt` and `completion`.
+    let completion = json!([{"role": "assistant", "content": "done"}]);
+    let trl = row(json!({"prompt": turns, "completion": completion}), true, |_| {}).unwrap();
+    assert_eq!((trl.prompt.clone(), trl.warmup_text()), (messages(turns.clone()), Some("done")));
+    assert_eq!(trl.answer, None);
+}
+
+#[test]
+fn what_surrounds_a_prompt_is_in_its_place() {
+    let question = || json!({"question": "6 x 7?"});
+    let shots = json!([{"role": "user", "content": "1 x 1?"}, {"role": "assistant", "content": "1"}]);
+    let surround = |config: &mut DataConfig| {
+        config.system_prompt = Some("Be brief.".into());
+        config.prompt_template = Some("Q: {prompt}\nA:".into());
+        config.few_shot = Some(FewShot::Messages(shots.as_array().unwrap().clone()));
+    };
+    let item = row(question(), true, surround).unwrap();
+    let expected = json!([
+        {"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 x 1?"},
+        {"role": "assistant", "content": "1"}, {"role": "user", "content": "Q: 6 x 7?\nA:"},
+    ]);
+    assert_eq!(item.prompt, messages(expected));
+    // A row's own system message stays, and comes first.
+    let own = json!({"prompt": [{"role": "system", "content": "Own."}, {"role": "user", "content": "6 x 7?"}]});
+    let Prompt::Messages { messages, .. } = row(own, true, surround).unwrap().prompt else { panic!("no messages") };
+    assert_eq!(
+        (messages.len(), &messages[0]["content"], &messages[1]["content"]),
+        (4, &json!("Own."), &json!("1 x 1?"))
+    );
+    let text = row(question(), false, |config| {
+        surround(config);
+        config.few_shot = Some(FewShot::Text("Q: 1 x 1?\nA: 1\n".into()));
+    });
+    assert_eq!(text.unwrap().prompt, Prompt::from("Be brief.\n\nQ: 1 x 1?\nA: 1\nQ: 6 x 7?\nA:"));
+    let error = row(question(), false, surround).unwrap_err().to_string();
+    assert!(error.contains("data.few_shot is a list of messages, and the prompt stays a text"), "{error}");
+}
+
+#[test]
+fn tools_come_from_the_row_or_from_a_file() {
+    let (_folder, path) = file("tools.json", r#"[{"z": 1, "a": 2}]"#);
+    let tools = |row: Value| match self::row(row, true, |config| config.tools_file = Some(path.clone())).unwrap().prompt
+    {
+        Prompt::Messages { tools, .. } => tools.unwrap().to_string(),
+        Prompt::Text(text) => panic!("{text}"),
+    };
+    assert_eq!(tools(json!({"question": "x"})), r#"[{"z":1,"a":2}]"#, "in the order of the file");
+    let own = json!([{"name": "f"}]);
+    assert_eq!(tools(json!({"prompt": [{"role": "user", "content": "x"}], "tools": own})), own.to_string());
+    let (_other, wrong) = file("tools.json", "{}");
+    let error = row(json!({"question": "x"}), true, |config| config.tools_file = Some(wrong)).unwrap_err().to_string();
+    assert!(error.contains("expected a list of tools, got `{}`"), "{error}");
+}

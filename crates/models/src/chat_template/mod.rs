@@ -1,0 +1,179 @@
+//! Chat templates: Jinja that makes the text of a prompt from messages, rendered as `transformers` renders it.
+
+mod json;
+mod python;
+
+use crate::error::{Error, Result};
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Serde, Value as Jinja};
+use minijinja::{AutoEscape, Environment, ErrorKind};
+use serde_json::{Map, Value};
+
+/// A chat template, compiled with the settings and functions that `transformers` gives one.
+///
+/// Jinja's own language and Python's methods of strings, lists and dictionaries are minijinja's; `tojson`, `raise_exception`,
+/// `strftime_now`, the tests `iterable` and `sequence`, and the text of values (`True`, `None`, `1e+16`) are Python's.
+/// `{% generation %}` marks nothing here and renders what is inside.
+///
+/// ```
+/// use models::ChatTemplate;
+/// use serde_json::json;
+///
+/// let template = ChatTemplate::new("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}", "example");
+/// let variables = json!({"messages": [{"role": "user", "content": "Hi"}]});
+/// assert_eq!(template.render(&variables)?, "<user>Hi");
+/// # Ok::<(), models::Error>(())
+/// ```
+pub struct ChatTemplate {
+    origin: String,
+    /// The environment that knows the template; what is wrong with it is said when it is needed first, because a folder's
+    /// template concerns nobody whose prompts are texts.
+    compiled: std::result::Result<Environment<'static>, Fault>,
+}
+
+/// What is wrong with a template.
+#[derive(Clone)]
+struct Fault {
+    line: Option<usize>,
+    message: String,
+}
+
+/// The name of the one template of an environment.
+const NAME: &str = "chat_template";
+
+impl ChatTemplate {
+    /// The template `source`; `origin` names it in errors, such as the file that it stands in.
+    pub fn new(source: &str, origin: impl Into<String>) -> Self {
+        let mut environment = environment();
+        let added = environment.add_template_owned(NAME, without_generation_tags(source));
+        let compiled = added.map(|()| environment).map_err(|error| Fault::from(&error));
+        Self { origin: origin.into(), compiled }
+    }
+
+    /// The text for `variables`, a JSON object. `transformers` gives a template `messages`, `tools`, `documents`,
+    /// `add_generation_prompt`, the special tokens by their names, and what the user sets.
+    ///
+    /// # Errors
+    /// [`Error::ChatTemplate`] with the line, for a template that does not parse, that raises, or that cannot be rendered.
+    pub fn render(&self, variables: &Value) -> Result<String> {
+        let error = |fault: Fault| Error::ChatTemplate {
+            origin: self.origin.clone(),
+            line: fault.line,
+            message: fault.message,
+        };
+        let environment = self.compiled.as_ref().map_err(|fault| error(fault.clone()))?;
+        let rendered =
+            environment.get_template(NAME).and_then(|template| template.render(Jinja::from(Serde(variables))));
+        rendered.map_err(|e| error(Fault::from(&e)))
+    }
+}
+
+impl From<&minijinja::Error> for Fault {
+    fn from(error: &minijinja::Error) -> Self {
+        let message = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
+        let source = std::error::Error::source(error).map_or_else(String::new, |source| format!(": {source}"));
+        Self { line: error.line(), message: format!("{message}{source}") }
+    }
+}
+
+/// An environment with what `transformers` offers to templates (`_compile_jinja_template` in its `chat_template_utils.py`).
+fn environment() -> Environment<'static> {
+    let mut environment = Environment::new();
+    // Only delimiters can be illegal, and these are Jinja's.
+    if let Ok(syntax) = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build() {
+        environment.set_syntax(syntax);
+    }
+    environment.set_auto_escape_callback(|_| AutoEscape::None);
+    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.set_formatter(|out, _, value| Ok(out.write_str(&python::text(value))?));
+    environment.add_filter("string", |value: &Jinja| python::text(value));
+    environment.add_filter("tojson", json::tojson);
+    environment.add_test("iterable", python::is_iterable);
+    environment.add_test("sequence", python::is_sequence);
+    environment.add_function("raise_exception", |message: &Jinja, _: Kwargs| -> Result<Jinja, minijinja::Error> {
+        Err(minijinja::Error::new(ErrorKind::InvalidOperation, python::text(message)))
+    });
+    environment.add_function("strftime_now", |format: &str| {
+        let text = jiff::fmt::strtime::format(format, &jiff::Zoned::now());
+        text.map_err(|e| minijinja::Error::new(ErrorKind::InvalidOperation, e.to_string()))
+    });
+    environment
+}
+
+/// The template with the tags `generation` and `endgeneration`, which tell `transformers` what an assistant has written, as blocks
+/// that do nothing.
+fn without_generation_tags(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let Some(length) = rest[start..].find("%}") else { break };
+        let (before, tag) = (&rest[..start], &rest[start + 2..start + length]);
+        let is_control = |c: char| matches!(c, '-' | '+');
+        let word = tag.trim_start_matches(is_control).trim_end_matches(is_control).trim();
+        out.push_str(before);
+        match word {
+            "generation" => out.push_str(&format!("{{%{}%}}", tag.replacen(word, "with", 1))),
+            "endgeneration" => out.push_str(&format!("{{%{}%}}", tag.replacen(word, "endwith", 1))),
+            _ => out.push_str(&rest[start..start + length + 2]),
+        }
+        rest = &rest[start + length + 2..];
+    }
+    out.push_str(rest);
+    out
+}
+
+/// Messages as `transformers` hands them to a template: without keys that are null, and with an assistant's reasoning under the
+/// name that templates read, whatever name it came under.
+///
+/// # Errors
+/// [`Error::Messages`] for no messages, and for one that is no object.
+pub(crate) fn normalized(messages: &[Value]) -> Result<Vec<Value>> {
+    if messages.is_empty() {
+        return Err(Error::Messages("expected at least one message, got none".into()));
+    }
+    let normalized = messages.iter().enumerate().map(|(index, message)| {
+        let Value::Object(fields) = message else {
+            let expected = "an object with `role` and `content`";
+            return Err(Error::Messages(format!("message {}: expected {expected}, got {message}", index + 1)));
+        };
+        let mut fields: Map<String, Value> =
+            fields.iter().filter(|(_, value)| !value.is_null()).map(|(k, v)| (k.clone(), v.clone())).collect();
+        let reasoning =
+            ["reasoning_content", "thinking", "reasoning"].iter().find_map(|name| fields.get(*name)).cloned();
+        if let Some(reasoning) = reasoning {
+            // `{"thinking": reasoning, **message, "reasoning_content": reasoning}`
+            let thinking = fields.shift_remove("thinking").unwrap_or_else(|| reasoning.clone());
+            fields.shift_insert(0, "thinking".into(), thinking);
+            fields.insert("reasoning_content".into(), reasoning);
+        }
+        Ok(Value::Object(fields))
+    });
+    normalized.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn errors_have_the_line_and_the_words() {
+        let parse =
+            ChatTemplate::new("a\n{% if x %}\n{{ y }", "broken.jinja").render(&json!({})).unwrap_err().to_string();
+        assert!(parse.contains("broken.jinja") && parse.contains("line 3"), "{parse}");
+        let raise = ChatTemplate::new("a\n\n{{ raise_exception('Roles must alternate') }}", "t").render(&json!({}));
+        assert_eq!(raise.unwrap_err().to_string(), "chat template (t), line 3: Roles must alternate");
+        let filter = ChatTemplate::new("{{ x | nope }}", "t").render(&json!({})).unwrap_err().to_string();
+        assert!(filter.contains("line 1") && filter.contains("nope"), "{filter}");
+        let undefined = ChatTemplate::new("{{ x.y.z }}", "t").render(&json!({})).unwrap_err().to_string();
+        assert!(undefined.contains("undefined"), "{undefined}");
+    }
+
+    #[test]
+    fn today_is_written_as_asked_for() {
+        let text = ChatTemplate::new("{{ strftime_now('%d %b %Y') }}", "t").render(&json!({})).unwrap();
+        assert_eq!(text, jiff::Zoned::now().strftime("%d %b %Y").to_string());
+        let error = ChatTemplate::new("{{ strftime_now('%') }}", "t").render(&json!({})).unwrap_err();
+        assert!(matches!(error, Error::ChatTemplate { line: Some(1), .. }), "{error}");
+    }
+}

@@ -1,0 +1,107 @@
+//! Values as Python writes and sorts them.
+
+use minijinja::value::{Tuple, Value, ValueKind};
+use std::fmt::Write;
+
+/// `str(value)`, and nothing for an undefined value.
+pub(super) fn text(value: &Value) -> String {
+    match value.kind() {
+        ValueKind::Undefined => String::new(),
+        ValueKind::String => value.as_str().map_or_else(|| value.to_string(), str::to_owned),
+        _ => repr(value),
+    }
+}
+
+/// `repr(value)`.
+fn repr(value: &Value) -> String {
+    match value.kind() {
+        ValueKind::None => "None".into(),
+        ValueKind::Bool => if value.is_true() { "True" } else { "False" }.into(),
+        ValueKind::Number => number(value),
+        ValueKind::String => quoted(value.as_str().unwrap_or_default()),
+        ValueKind::Seq => {
+            let items: Vec<String> = items(value).map(|item| repr(&item)).collect();
+            match (value.downcast_object_ref::<Tuple>(), &items[..]) {
+                (None, _) => format!("[{}]", items.join(", ")),
+                (Some(_), [item]) => format!("({item},)"),
+                (Some(_), _) => format!("({})", items.join(", ")),
+            }
+        }
+        ValueKind::Map => {
+            let pairs: Vec<String> =
+                pairs(value).map(|(key, value)| format!("{}: {}", repr(&key), repr(&value))).collect();
+            format!("{{{}}}", pairs.join(", "))
+        }
+        _ => value.to_string(),
+    }
+}
+
+/// The items of a list.
+pub(super) fn items(value: &Value) -> impl Iterator<Item = Value> {
+    value.try_iter().into_iter().flatten()
+}
+
+/// The keys and values of a dictionary.
+pub(super) fn pairs(value: &Value) -> impl Iterator<Item = (Value, Value)> {
+    items(value).map(|key| {
+        let item = value.get_item(&key).unwrap_or_default();
+        (key, item)
+    })
+}
+
+/// A number: whole numbers as they are, others as `repr(float)` has them.
+pub(super) fn number(value: &Value) -> String {
+    match f64::try_from(value.clone()) {
+        Ok(number) if !value.is_integer() => float(number),
+        _ => value.to_string(),
+    }
+}
+
+/// `repr` of a float: the shortest digits that read back as the same number, with an exponent below 1e-4 and from 1e16 on.
+fn float(number: f64) -> String {
+    if number.is_nan() {
+        return "nan".into();
+    }
+    if number.is_infinite() {
+        return if number > 0.0 { "inf" } else { "-inf" }.into();
+    }
+    let scientific = format!("{number:e}");
+    let exponent: i32 = scientific.split_once('e').and_then(|(_, e)| e.parse().ok()).unwrap_or_default();
+    if (-4..16).contains(&exponent) {
+        return format!("{number:?}");
+    }
+    let digits = scientific.split_once('e').map_or("", |(digits, _)| digits);
+    format!("{digits}e{}{:02}", if exponent < 0 { '-' } else { '+' }, exponent.abs())
+}
+
+/// A string in quotes: double ones only where it holds single ones and no double ones.
+fn quoted(text: &str) -> String {
+    let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
+    let mut out = String::from(quote);
+    for c in text.chars() {
+        // Writing to a string does not fail.
+        let _ = match c {
+            '\n' => write!(out, "\\n"),
+            '\r' => write!(out, "\\r"),
+            '\t' => write!(out, "\\t"),
+            '\\' => write!(out, "\\\\"),
+            c if c == quote => write!(out, "\\{c}"),
+            c if c.is_control() => write!(out, "\\x{:02x}", c as u32),
+            c => write!(out, "{c}"),
+        };
+    }
+    out.push(quote);
+    out
+}
+
+/// Jinja's test `iterable`: whether `iter(value)` works, which it does for strings and for what is undefined, too.
+pub(super) fn is_iterable(value: &Value) -> bool {
+    use ValueKind::{Iterable, Map, Seq, String, Undefined};
+    matches!(value.kind(), String | Seq | Map | Iterable | Undefined)
+}
+
+/// Jinja's test `sequence`: whether the value has a length and items, which dictionaries and strings have, too.
+pub(super) fn is_sequence(value: &Value) -> bool {
+    use ValueKind::{Map, Seq, String, Undefined};
+    matches!(value.kind(), String | Seq | Map | Undefined)
+}

@@ -1,0 +1,324 @@
+//! A model folder as `transformers` writes it, from tensors that come one by one.
+
+use super::config_json::{ConfigJson, Family};
+use super::fields::Fields;
+use super::json_text::with_field;
+use super::{GenerationDefaults, ModelCard, ModelFolder, exists};
+use crate::config::ModelConfig;
+use crate::error::{Error, Result, nearest};
+use crate::parameters::Parameter;
+use crate::weights::files::{INDEX, SINGLE, shard_name};
+use crate::weights::{Dtype, SafetensorsWriter};
+use grpo_files::NewFolder;
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Files that a model's folder has beside configuration and weights, and that training changes nothing about.
+pub(crate) const CARRIED: &[&str] = &[
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+    "LICENSE",
+    "LICENSE.txt",
+    "LICENSE.md",
+    "NOTICE",
+    "USE_POLICY.md",
+];
+/// The folder in which transformers 5 keeps templates that are not the default one.
+const TEMPLATES: &str = "additional_chat_templates";
+
+/// How a model folder is written.
+#[derive(Clone, Debug)]
+pub struct ExportOptions {
+    /// The number type of the weights in the files.
+    pub dtype: Dtype,
+    /// The number of bytes of weights from which on a file is followed by another one. A tensor that is larger has a file of
+    /// its own.
+    pub max_shard_size: u64,
+    /// Whether a folder of the same name is replaced.
+    pub replace: bool,
+    /// The `README.md`; without it there is none.
+    pub card: Option<ModelCard>,
+    /// The `generation_config.json` of a model that does not come from a folder with one.
+    pub generation: GenerationDefaults,
+}
+
+impl Default for ExportOptions {
+    /// bf16 in files of 5 GB (10^9 bytes), nothing is replaced.
+    fn default() -> Self {
+        Self {
+            dtype: Dtype::Bf16,
+            max_shard_size: 5_000_000_000,
+            replace: false,
+            card: None,
+            generation: GenerationDefaults::default(),
+        }
+    }
+}
+
+/// A model folder that is being written. It appears when [`FolderWriter::finish`] returns; before, and when the writer is
+/// dropped, there is nothing under its name.
+///
+/// ```
+/// use models::{ExportOptions, FolderWriter, ModelConfig, ModelFolder};
+///
+/// let place = tempfile::tempdir()?;
+/// let target = place.path().join("model");
+/// let config = ModelConfig::default();
+/// let mut writer = FolderWriter::create(&target, &config, None, ExportOptions::default())?;
+/// for parameter in config.parameters() {
+///     writer.write(&parameter.name, &vec![0.5; parameter.len()])?;
+/// }
+/// writer.finish()?;
+/// let folder = ModelFolder::open(&target)?;
+/// folder.weights()?.check(folder.config())?;
+/// assert_eq!(*folder.config(), config);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct FolderWriter {
+    folder: NewFolder,
+    shards: Vec<SafetensorsWriter>,
+    /// The shard of every tensor.
+    places: BTreeMap<String, usize>,
+}
+
+impl FolderWriter {
+    /// Begins the folder `target` for a model of `config`: everything but the weights, whose files get their length.
+    ///
+    /// With a `source`, the folder that the model was loaded from, its `config.json` is taken over with nothing changed but the
+    /// number type (and `tie_word_embeddings`, where the head has got weights of its own), and tokenizer, chat template,
+    /// generation and licence files are copied byte for byte. Without one, `config.json` is that of the family that has the
+    /// features of `config`, in the layout of transformers 4, which 5 reads too.
+    ///
+    /// # Errors
+    /// [`Error::Io`], also where `target` is taken; [`Error::Config`] for a configuration that no family has;
+    /// [`Error::Field`] for a `source` whose `config.json` is that of another model than `config`.
+    pub fn create(
+        target: &Path,
+        config: &ModelConfig,
+        source: Option<&ModelFolder>,
+        options: ExportOptions,
+    ) -> Result<Self> {
+        let ExportOptions { dtype, max_shard_size, replace, card, generation } = options;
+        let config_json = match source {
+            Some(source) => config_of_source(source, config, dtype)?,
+            None => pretty(&config_of_family(config, dtype, &generation)?),
+        };
+        let folder = NewFolder::create(target, replace)?;
+        let put = |name: &str, content: &[u8]| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, content).map_err(|e| Error::io("write", &path, e))
+        };
+        put("config.json", config_json.as_bytes())?;
+        if let Some(source) = source {
+            carry(source.path(), folder.path())?;
+        }
+        if generation != GenerationDefaults::default() && !exists(&folder.path().join("generation_config.json"))? {
+            put("generation_config.json", pretty(&generation.to_json()).as_bytes())?;
+        }
+        if let Some(card) = card {
+            put("README.md", card.render().as_bytes())?;
+        }
+        let parts = split(config.parameters(), dtype, max_shard_size);
+        let name = |number: usize| match parts.len() {
+            1 => SINGLE.to_owned(),
+            total => shard_name(number + 1, total),
+        };
+        if parts.len() > 1 {
+            put(INDEX, pretty(&index(&parts, dtype, name)).as_bytes())?;
+        }
+        let mut places = BTreeMap::new();
+        let mut shards = Vec::with_capacity(parts.len());
+        for (number, parameters) in parts.iter().enumerate() {
+            shards.push(SafetensorsWriter::create(&folder.path().join(name(number)), dtype, parameters)?);
+            places.extend(parameters.iter().map(|parameter| (parameter.name.clone(), number)));
+        }
+        Ok(Self { folder, shards, places })
+    }
+
+    /// Writes the tensor `name`, row-major. Tensors may come in any order, each once.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTensor`] with the nearest name, [`Error::Length`] for another number of values or a tensor that is
+    /// written already, [`Error::NotFinite`] for a value that is NaN, infinite or too large for the number type of the file,
+    /// and [`Error::Io`], such as for a full disk.
+    pub fn write(&mut self, name: &str, values: &[f32]) -> Result<()> {
+        match self.places.get(name) {
+            Some(&shard) => self.shards[shard].write(name, values),
+            None => Err(Error::UnknownTensor {
+                path: self.folder.target().to_owned(),
+                what: "no place for the tensor",
+                name: name.to_owned(),
+                nearest: nearest(name, self.places.keys().map(String::as_str)),
+            }),
+        }
+    }
+
+    /// Makes the folder durable and gives it its name.
+    ///
+    /// # Errors
+    /// [`Error::MissingTensors`] for those that were not written, [`Error::Io`]; there is no folder then, or the one that was
+    /// there before.
+    pub fn finish(self) -> Result<()> {
+        let missing: Vec<&str> = self.shards.iter().flat_map(SafetensorsWriter::missing).collect();
+        if !missing.is_empty() {
+            return Err(Error::missing(self.folder.target(), &missing));
+        }
+        drop(self.shards);
+        Ok(self.folder.finish()?)
+    }
+}
+
+/// Files of tensors: the next one begins where a tensor would make one larger than `limit`, as `huggingface_hub` splits.
+fn split(parameters: Vec<Parameter>, dtype: Dtype, limit: u64) -> Vec<Vec<Parameter>> {
+    let mut parts: Vec<Vec<Parameter>> = vec![Vec::new()];
+    let mut size = 0;
+    for parameter in parameters {
+        let bytes = (parameter.len() * dtype.size()) as u64;
+        if size > 0 && size + bytes > limit {
+            parts.push(Vec::new());
+            size = 0;
+        }
+        size += bytes;
+        parts.last_mut().expect("there is one from the beginning").push(parameter);
+    }
+    parts
+}
+
+fn index(parts: &[Vec<Parameter>], dtype: Dtype, name: impl Fn(usize) -> String) -> Value {
+    let count: usize = parts.iter().flatten().map(Parameter::len).sum();
+    let entries = parts.iter().enumerate().flat_map(|(number, parameters)| {
+        let file = name(number);
+        parameters.iter().map(move |parameter| (parameter.name.clone(), Value::from(file.as_str())))
+    });
+    let map = Map::from_iter(entries.collect::<Vec<_>>());
+    json!({"metadata": {"total_parameters": count, "total_size": count * dtype.size()}, "weight_map": map})
+}
+
+/// The source's `config.json` with the number type of the new files.
+fn config_of_source(source: &ModelFolder, config: &ModelConfig, dtype: Dtype) -> Result<String> {
+    let path = source.path().join("config.json");
+    let mut text = std::fs::read_to_string(&path).map_err(|e| Error::io("read", &path, e))?;
+    let fields = Fields::parse(&path, text.as_bytes())?;
+    let name = Value::from(dtype.torch_name());
+    let keys: Vec<&str> = ["dtype", "torch_dtype"].into_iter().filter(|key| fields.get(key).is_some()).collect();
+    // transformers 5 reads the older name too.
+    for key in if keys.is_empty() { vec!["torch_dtype"] } else { keys } {
+        if fields.get(key) != Some(&name) {
+            text = with_field(&text, key, &name);
+        }
+    }
+    if source.config().tie_word_embeddings != config.tie_word_embeddings {
+        text = with_field(&text, "tie_word_embeddings", &config.tie_word_embeddings.into());
+    }
+    let written = ConfigJson::read(&Fields::parse(&path, text.as_bytes())?)?.config;
+    // What initial weights were drawn with is of no concern to a model that has its weights.
+    let expected = ModelConfig { initializer_range: written.initializer_range, ..config.clone() };
+    if written != expected {
+        let supported = format!("the configuration of the model that is written, {expected:?}");
+        return Err(Error::Field { path, field: "(all)".into(), found: format!("{written:?}"), supported });
+    }
+    Ok(text)
+}
+
+/// A `config.json` for a model that comes from no folder.
+fn config_of_family(config: &ModelConfig, dtype: Dtype, generation: &GenerationDefaults) -> Result<Value> {
+    config.validate()?;
+    let family = Family::of(config)?;
+    let mut json = json!({
+        "architectures": [family.architecture()],
+        "attention_dropout": 0.0,
+        "hidden_act": "silu",
+        "hidden_size": config.hidden_size,
+        "initializer_range": config.initializer_range,
+        "intermediate_size": config.intermediate_size,
+        "max_position_embeddings": config.max_position_embeddings,
+        "model_type": family.model_type(),
+        "num_attention_heads": config.num_attention_heads,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_key_value_heads": config.num_key_value_heads,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_scaling": null,
+        "rope_theta": config.rope_theta,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "torch_dtype": dtype.torch_name(),
+        "use_cache": true,
+        "vocab_size": config.vocab_size,
+    });
+    if let Some(scaling) = config.rope_scaling {
+        json["rope_scaling"] = json!({
+            "rope_type": "llama3",
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low_freq_factor,
+            "high_freq_factor": scaling.high_freq_factor,
+            "original_max_position_embeddings": scaling.original_max_position_embeddings,
+        });
+    }
+    // Qwen3's class has a width of its own where the field is absent, so it always has the field.
+    if config.head_dim.is_some() || family == Family::Qwen3 {
+        json["head_dim"] = config.head_dim().into();
+    }
+    match family {
+        Family::Qwen2 => json["use_sliding_window"] = false.into(),
+        Family::Qwen3 => {
+            json["use_sliding_window"] = false.into();
+            json["attention_bias"] = false.into();
+        }
+        Family::Llama => {
+            json["attention_bias"] = false.into();
+            json["mlp_bias"] = false.into();
+        }
+    }
+    if let Value::Object(tokens) = generation.to_json() {
+        for (key, value) in tokens.into_iter().filter(|(key, _)| key.ends_with("_token_id")) {
+            json[key] = value;
+        }
+    }
+    Ok(json)
+}
+
+/// Copies the files of [`CARRIED`] that are there, and templates that have names.
+pub(crate) fn carry(source: &Path, target: &Path) -> Result<()> {
+    for name in CARRIED {
+        copy(&source.join(name), &target.join(name))?;
+    }
+    let templates = source.join(TEMPLATES);
+    if !exists(&templates)? {
+        return Ok(());
+    }
+    let read = |e| Error::io("read the folder", &templates, e);
+    let made = target.join(TEMPLATES);
+    std::fs::create_dir(&made).map_err(|e| Error::io("create the folder", &made, e))?;
+    for entry in std::fs::read_dir(&templates).map_err(read)? {
+        let entry = entry.map_err(read)?;
+        if entry.path().extension().is_some_and(|end| end == "jinja") {
+            copy(&entry.path(), &made.join(entry.file_name()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Copies a file, if it is there, with the permissions of a new one: a cache may have it read-only.
+fn copy(source: &Path, target: &Path) -> Result<()> {
+    if !exists(source)? {
+        return Ok(());
+    }
+    let (mut from, _) = grpo_files::open_regular(source).map_err(|e| Error::io("read", source, e))?;
+    let mut copy = || std::io::copy(&mut from, &mut std::fs::File::create_new(target)?);
+    copy().map(drop).map_err(|e| Error::io("write", target, e))
+}
+
+/// JSON as `transformers` writes it: two spaces, and a line's end.
+pub(crate) fn pretty(value: &Value) -> String {
+    format!("{value:#}\n")
+}

@@ -1,0 +1,150 @@
+//! Fields of a JSON object with errors that name the file and the field.
+
+use crate::error::{Error, Result};
+use serde_json::{Map, Value};
+use std::path::{Path, PathBuf};
+
+/// The largest JSON file of a model folder that is read here, in bytes. Configurations have a few thousand.
+const LIMIT: u64 = 64 << 20;
+
+/// A JSON object of a file, or an object within it.
+pub(crate) struct Fields {
+    path: PathBuf,
+    /// The way to the object in the file, with a dot at its end unless it is the file's own.
+    prefix: String,
+    map: Map<String, Value>,
+}
+
+impl Fields {
+    /// The object in the file `path`.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Json`].
+    pub(crate) fn read(path: &Path) -> Result<Self> {
+        let bytes = grpo_files::read_regular(path, LIMIT).map_err(|e| Error::io("read", path, e))?;
+        Self::parse(path, &bytes)
+    }
+
+    /// The object of the text `bytes`, which `path` holds.
+    pub(crate) fn parse(path: &Path, bytes: &[u8]) -> Result<Self> {
+        let map = serde_json::from_slice(bytes).map_err(|e| Error::Json {
+            path: path.to_owned(),
+            line: e.line(),
+            column: e.column(),
+            reason: format!("expected a JSON object: {e}"),
+        })?;
+        Ok(Self { path: path.to_owned(), prefix: String::new(), map })
+    }
+
+    /// The value of `key`; nothing where it is absent or null, which `transformers` treats alike.
+    pub(crate) fn get(&self, key: &str) -> Option<&Value> {
+        self.map.get(key).filter(|value| !value.is_null())
+    }
+
+    /// The object in `key`.
+    pub(crate) fn object(&self, key: &str) -> Result<Option<Self>> {
+        self.typed(key, "an object", |value| {
+            let map = value.as_object()?.clone();
+            Some(Self { path: self.path.clone(), prefix: format!("{}{key}.", self.prefix), map })
+        })
+    }
+
+    pub(crate) fn text(&self, key: &str) -> Result<Option<&str>> {
+        self.typed(key, "a text", Value::as_str)
+    }
+
+    pub(crate) fn flag(&self, key: &str) -> Result<Option<bool>> {
+        self.typed(key, "true or false", Value::as_bool)
+    }
+
+    pub(crate) fn number(&self, key: &str) -> Result<Option<f64>> {
+        self.typed(key, "a number", Value::as_f64)
+    }
+
+    /// A whole number that is not negative. Python's writers make `8192.0` of some of them.
+    pub(crate) fn count(&self, key: &str) -> Result<Option<usize>> {
+        self.typed(key, "a whole number that is not negative", |value| {
+            let whole = value.as_f64().filter(|n| n.fract() == 0.0 && (0.0..9e15).contains(n))?;
+            Some(value.as_u64().map_or(whole as usize, |n| n as usize))
+        })
+    }
+
+    /// What `read` makes of the value of `key`, if there is one.
+    pub(crate) fn typed<'a, T>(
+        &'a self,
+        key: &str,
+        supported: &str,
+        read: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        read(value).map(Some).ok_or_else(|| self.unsupported(key, supported))
+    }
+
+    /// The value of a key that must be there.
+    pub(crate) fn required<T>(&self, key: &str, value: Option<T>, supported: &str) -> Result<T> {
+        value.ok_or_else(|| self.unsupported(key, supported))
+    }
+
+    /// An [`Error::Field`] about the value of `key`.
+    pub(crate) fn unsupported(&self, key: &str, supported: impl Into<String>) -> Error {
+        let found = self.map.get(key).map_or_else(|| "missing".to_owned(), shortened);
+        Error::Field {
+            path: self.path.clone(),
+            field: format!("{}{key}", self.prefix),
+            found,
+            supported: supported.into(),
+        }
+    }
+
+    /// Checks fields that may only be there with values that change nothing: key, these values, and what is computed in words.
+    pub(crate) fn refuse(&self, table: &[(&str, Neutral, &str)]) -> Result<()> {
+        let asks =
+            |(key, neutral, _): &&(&str, Neutral, &str)| self.get(key).is_some_and(|value| !neutral.holds(value));
+        match table.iter().find(asks) {
+            Some((key, _, supported)) => Err(self.unsupported(key, *supported)),
+            None => Ok(()),
+        }
+    }
+
+    /// The keys of the object.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &str> {
+        self.map.keys().map(String::as_str)
+    }
+}
+
+/// The values of a field that change nothing about what is computed.
+pub(crate) enum Neutral {
+    /// Null, false, zero, empty.
+    Off,
+    /// Null or 1.
+    One,
+    /// Null or true.
+    On,
+}
+
+impl Neutral {
+    fn holds(&self, value: &Value) -> bool {
+        match self {
+            Self::Off => match value {
+                Value::Null => true,
+                Value::Bool(flag) => !flag,
+                Value::Number(number) => number.as_f64() == Some(0.0),
+                Value::String(text) => text.is_empty(),
+                Value::Array(list) => list.is_empty(),
+                Value::Object(map) => map.is_empty(),
+            },
+            Self::One => value.as_f64() == Some(1.0),
+            Self::On => *value == Value::Bool(true),
+        }
+    }
+}
+
+/// A value in JSON, cut where it would fill a screen.
+fn shortened(value: &Value) -> String {
+    const LONGEST: usize = 200;
+    let text = value.to_string();
+    match text.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{} ...", &text[..end]),
+        None => text,
+    }
+}

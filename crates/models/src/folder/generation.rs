@@ -1,0 +1,107 @@
+//! `generation_config.json`: how a model's authors sample from it.
+
+use super::fields::Fields;
+use crate::error::Result;
+use serde_json::Value;
+
+/// What a folder says about sampling from its model; `None` where it says nothing. The names are those of
+/// `generation_config.json`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GenerationDefaults {
+    /// Every token that ends a completion: those of `generation_config.json` and then those of `config.json`, each once.
+    /// Empty where neither names one.
+    pub eos_token_id: Vec<u32>,
+    /// The token that fills unused places of a batch.
+    pub pad_token_id: Option<u32>,
+    /// The token that begins a text.
+    pub bos_token_id: Option<u32>,
+    /// Whether tokens are drawn; otherwise the likeliest is taken.
+    pub do_sample: Option<bool>,
+    /// Divides the logits.
+    pub temperature: Option<f64>,
+    /// The number of likeliest tokens that are drawn from; 0 is all.
+    pub top_k: Option<usize>,
+    /// The likeliest tokens whose probabilities reach this sum are drawn from.
+    pub top_p: Option<f64>,
+    /// Tokens below this share of the likeliest one's probability are not drawn.
+    pub min_p: Option<f64>,
+    /// Divides positive logits of tokens that occurred, and multiplies negative ones.
+    pub repetition_penalty: Option<f64>,
+}
+
+impl GenerationDefaults {
+    /// From `generation_config.json`, if there is one, and `config.json`.
+    ///
+    /// # Errors
+    /// [`crate::Error::Field`] for a value of another type and for a token outside the vocabulary.
+    pub(crate) fn read(generation: Option<&Fields>, config: &Fields, vocab_size: usize) -> Result<Self> {
+        let mut defaults = Self::default();
+        for fields in generation.into_iter().chain([config]) {
+            for id in tokens(fields, "eos_token_id", vocab_size)? {
+                if !defaults.eos_token_id.contains(&id) {
+                    defaults.eos_token_id.push(id);
+                }
+            }
+            let one = |key| -> Result<_> { Ok(tokens(fields, key, vocab_size)?.first().copied()) };
+            defaults.pad_token_id = defaults.pad_token_id.or(one("pad_token_id")?);
+            defaults.bos_token_id = defaults.bos_token_id.or(one("bos_token_id")?);
+        }
+        if let Some(fields) = generation {
+            let positive = |key| range(fields, key, "a number above 0", |n| n > 0.0);
+            let share = |key| range(fields, key, "a number between 0 and 1", |n| (0.0..=1.0).contains(&n));
+            defaults.do_sample = fields.flag("do_sample")?;
+            // 0 is how some folders write that the likeliest token is taken.
+            defaults.temperature = range(fields, "temperature", "a number that is not negative", |n| n >= 0.0)?;
+            defaults.top_k = fields.count("top_k")?;
+            defaults.top_p = share("top_p")?;
+            defaults.min_p = share("min_p")?;
+            defaults.repetition_penalty = positive("repetition_penalty")?;
+        }
+        Ok(defaults)
+    }
+}
+
+fn range(fields: &Fields, key: &str, supported: &str, legal: fn(f64) -> bool) -> Result<Option<f64>> {
+    fields.typed(key, supported, |value| value.as_f64().filter(|&n| n.is_finite() && legal(n)))
+}
+
+/// A token or several. Older files write -1 for none.
+fn tokens(fields: &Fields, key: &str, vocab_size: usize) -> Result<Vec<u32>> {
+    let supported = format!("a token id below vocab_size ({vocab_size}), or a list of them");
+    let ids = fields.typed(key, &supported, |value| {
+        let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+        let ids = list
+            .iter()
+            .filter(|id| id.as_i64() != Some(-1))
+            .map(|id| id.as_u64().filter(|&id| id < vocab_size as u64).and_then(|id| u32::try_from(id).ok()));
+        ids.collect::<Option<Vec<u32>>>()
+    })?;
+    Ok(ids.unwrap_or_default())
+}
+
+impl GenerationDefaults {
+    /// The fields that are said, as `generation_config.json` has them.
+    pub(crate) fn to_json(&self) -> Value {
+        let mut map = serde_json::Map::new();
+        let mut put = |key: &str, value: Option<Value>| {
+            if let Some(value) = value {
+                map.insert(key.to_owned(), value);
+            }
+        };
+        let eos = match self.eos_token_id.as_slice() {
+            [] => None,
+            [one] => Some(Value::from(*one)),
+            several => Some(Value::from(several)),
+        };
+        put("eos_token_id", eos);
+        put("pad_token_id", self.pad_token_id.map(Value::from));
+        put("bos_token_id", self.bos_token_id.map(Value::from));
+        put("do_sample", self.do_sample.map(Value::from));
+        put("temperature", self.temperature.map(Value::from));
+        put("top_k", self.top_k.map(Value::from));
+        put("top_p", self.top_p.map(Value::from));
+        put("min_p", self.min_p.map(Value::from));
+        put("repetition_penalty", self.repetition_penalty.map(Value::from));
+        Value::Object(map)
+    }
+}

@@ -1,0 +1,74 @@
+//! A field of a JSON file changed without touching the rest of its text.
+
+use serde_json::Value;
+use std::ops::Range;
+
+/// `text`, a JSON object, with `value` in its field `key`. Order, indentation and numbers of everything else stay as they are;
+/// a field that is not there becomes the first.
+pub(super) fn with_field(text: &str, key: &str, value: &Value) -> String {
+    match span(text, key) {
+        Some(range) => format!("{}{value}{}", &text[..range.start], &text[range.end..]),
+        None => {
+            let Some(brace) = text.find('{') else { return text.to_owned() };
+            let comma = if text[brace + 1..].trim_start().starts_with('}') { "" } else { "," };
+            format!("{}\n  {}: {value}{comma}{}", &text[..=brace], Value::from(key), &text[brace + 1..])
+        }
+    }
+}
+
+/// Where the value of a field of the outermost object is in `text`, which is known to be JSON.
+fn span(text: &str, key: &str) -> Option<Range<usize>> {
+    let (mut depth, mut in_text, mut escaped) = (0, false, false);
+    // The beginning of the text being read, the key it was if it was one, and the beginning of the value.
+    let (mut opened, mut last, mut value) = (0, "", None);
+    for (place, byte) in text.bytes().enumerate() {
+        if in_text {
+            match byte {
+                _ if escaped => escaped = false,
+                b'\\' => escaped = true,
+                b'"' => {
+                    in_text = false;
+                    last = &text[opened..=place];
+                }
+                _ => {}
+            }
+            continue;
+        }
+        match byte {
+            b'"' => (in_text, opened) = (true, place),
+            b':' if depth == 1
+                && value.is_none()
+                && serde_json::from_str::<String>(last).is_ok_and(|name| name == key) =>
+            {
+                value = Some(place + 1);
+            }
+            b',' | b'}' if depth == 1 && value.is_some() => {
+                let start = value?;
+                let inner = &text[start..place];
+                let leading = inner.len() - inner.trim_start().len();
+                return Some(start + leading..start + inner.trim_end().len());
+            }
+            b'{' | b'[' => depth += 1,
+            b'}' | b']' => depth -= 1,
+            _ => {}
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn one_field_changes_and_nothing_else() {
+        let text = "{\n  \"b\": {\"dtype\": [1, \"}\"]},\n  \"dtype\" :\t\"float32\" ,\n  \"eps\": 1e-06, \"s\": \"\\\"dtype\\\": 2\"\n}\n";
+        let changed = with_field(text, "dtype", &json!("bfloat16"));
+        assert_eq!(changed, text.replace("\"float32\"", "\"bfloat16\""));
+        assert_eq!(with_field(text, "b", &json!(null)), text.replace("{\"dtype\": [1, \"}\"]}", "null"));
+        assert_eq!(with_field("{\"a\": 1}", "a", &json!(true)), "{\"a\": true}");
+        assert_eq!(with_field("{\"a\": 1}", "d", &json!("x")), "{\n  \"d\": \"x\",\"a\": 1}");
+        assert_eq!(with_field("{ }", "d", &json!(1)), "{\n  \"d\": 1 }");
+    }
+}

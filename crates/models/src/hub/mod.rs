@@ -1,0 +1,220 @@
+//! A model by its name on Hugging Face: in the local cache, or downloaded into it.
+
+#[cfg(feature = "hub")]
+mod download;
+
+use crate::error::{Error, Result};
+use crate::folder::exists;
+use crate::weights::files::WeightFiles;
+use std::env;
+use std::path::{Path, PathBuf};
+
+/// The branch that a name without a revision means.
+const MAIN: &str = "main";
+
+/// The folder of a model: `model` itself where it is a folder, and otherwise that of its name on Hugging Face
+/// (`Qwen/Qwen2.5-0.5B-Instruct`) in the local cache, into which it is downloaded if the crate has the feature `hub`. It is
+/// [`Hub::from_env`] and [`Hub::locate`].
+///
+/// # Errors
+/// Those of [`Hub::locate`].
+pub fn locate(model: &str, revision: Option<&str>) -> Result<PathBuf> {
+    Hub::from_env().locate(model, revision)
+}
+
+/// Hugging Face's hub and its cache on this machine, which other programs share (`huggingface_hub` in Python).
+///
+/// ```
+/// use models::Hub;
+///
+/// let cache = tempfile::tempdir()?;
+/// let hub = Hub { cache: cache.path().into(), offline: true, ..Hub::from_env() };
+/// assert_eq!(hub.locate(cache.path().to_str().unwrap(), None)?, cache.path());
+/// let error = hub.locate("Qwen/Qwen3-0.6B", None).unwrap_err().to_string();
+/// assert!(error.contains("models--Qwen--Qwen3-0.6B") && error.contains("HF_HUB_OFFLINE"), "{error}");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Hub {
+    /// The folder with a folder per model.
+    pub cache: PathBuf,
+    /// Whether nothing is downloaded.
+    pub offline: bool,
+    /// Who asks, for models that are private or behind a licence.
+    pub token: Option<String>,
+    /// The address of the hub.
+    pub endpoint: String,
+}
+
+/// Without the token, which is a secret.
+impl std::fmt::Debug for Hub {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { cache, offline, token, endpoint } = self;
+        let token = token.as_ref().map(|_| "...");
+        f.debug_struct("Hub")
+            .field("cache", cache)
+            .field("offline", offline)
+            .field("token", &token)
+            .field("endpoint", endpoint)
+            .finish()
+    }
+}
+
+impl Hub {
+    /// As `huggingface_hub` reads the environment: the cache is `HF_HUB_CACHE`, or `hub` in `HF_HOME`, or
+    /// `~/.cache/huggingface/hub`; the token is `HF_TOKEN`, or the file `HF_TOKEN_PATH` or `token` in `HF_HOME`, where
+    /// `hf auth login` puts it; `HF_HUB_OFFLINE` forbids downloads; `HF_ENDPOINT` is another hub.
+    pub fn from_env() -> Self {
+        Self::from_variables(|name| env::var(name).ok())
+    }
+
+    fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Self {
+        let given = |name: &str| variable(name).filter(|value| !value.trim().is_empty());
+        let path = |name: &str| given(name).map(|value| expand_home(&value));
+        let home = path("HF_HOME")
+            .unwrap_or_else(|| path("XDG_CACHE_HOME").unwrap_or_else(|| expand_home("~/.cache")).join("huggingface"));
+        let cache = path("HF_HUB_CACHE").or_else(|| path("HUGGINGFACE_HUB_CACHE")).unwrap_or_else(|| home.join("hub"));
+        let token_file = path("HF_TOKEN_PATH").unwrap_or_else(|| home.join("token"));
+        let token = given("HF_TOKEN").or_else(|| given("HUGGING_FACE_HUB_TOKEN"));
+        let token = token.or_else(|| std::fs::read_to_string(token_file).ok());
+        let is_on = |name: &str| {
+            given(name).is_some_and(|value| ["1", "ON", "YES", "TRUE"].contains(&value.to_uppercase().as_str()))
+        };
+        Self {
+            cache,
+            offline: is_on("HF_HUB_OFFLINE") || is_on("TRANSFORMERS_OFFLINE"),
+            token: token.map(|token| token.trim().to_owned()).filter(|token| !token.is_empty()),
+            endpoint: given("HF_ENDPOINT")
+                .map_or_else(|| "https://huggingface.co".into(), |address| address.trim_end_matches('/').to_owned()),
+        }
+    }
+
+    /// The folder of `model`, a folder or a name, at `revision` (a branch, a tag or a commit; `main` by default).
+    ///
+    /// A model that the cache has whole is taken from there without asking the hub whether there is a newer one. A download
+    /// that was interrupted goes on where it ended.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] that says where was looked and what was tried: no such folder, nothing (or not everything) in the
+    /// cache, no network, no such model or revision, a token that is missing.
+    pub fn locate(&self, model: &str, revision: Option<&str>) -> Result<PathBuf> {
+        let folder = expand_home(model);
+        if folder.is_dir() {
+            return match revision {
+                None => Ok(folder),
+                Some(revision) => Err(not_found(
+                    model,
+                    vec![format!("it is a folder here, which has no revision {revision:?}; leave the revision out")],
+                )),
+            };
+        }
+        let mut tried = vec![format!("there is no folder {}", folder.display())];
+        if !is_name(model) {
+            tried.push("it is not a name on Hugging Face either (ORGANISATION/MODEL)".into());
+            return Err(not_found(model, tried));
+        }
+        let revision = revision.unwrap_or(MAIN);
+        if !is_revision(revision) {
+            tried.push(format!("{revision:?} is not a branch, a tag or a commit"));
+            return Err(not_found(model, tried));
+        }
+        match self.cached(model, revision)? {
+            Ok(snapshot) => return Ok(snapshot),
+            Err(reason) => tried.push(reason),
+        }
+        tried.push(match self.download(model, revision) {
+            Ok(snapshot) => return Ok(snapshot),
+            Err(reason) => reason,
+        });
+        Err(not_found(model, tried))
+    }
+
+    /// The snapshot in the cache, or why there is none that is whole.
+    fn cached(&self, model: &str, revision: &str) -> Result<std::result::Result<PathBuf, String>> {
+        let folder = self.cache.join(format!("models--{}", model.replace('/', "--")));
+        if !exists(&folder)? {
+            return Ok(Err(format!("the cache {} has no {}", self.cache.display(), name_of(&folder))));
+        }
+        let reference = folder.join("refs").join(revision);
+        // A commit has no reference of its own.
+        let commit =
+            std::fs::read_to_string(&reference).map_or_else(|_| revision.to_owned(), |text| text.trim().to_owned());
+        let snapshot = folder.join("snapshots").join(commit);
+        if !snapshot.is_dir() {
+            return Ok(Err(format!("the cache {} has no revision {revision} of it", folder.display())));
+        }
+        Ok(match whole(&snapshot) {
+            Ok(()) => Ok(snapshot),
+            Err(reason) => Err(format!("the cache has only a part of it: {reason}")),
+        })
+    }
+
+    #[cfg(not(feature = "hub"))]
+    fn download(&self, model: &str, revision: &str) -> std::result::Result<PathBuf, String> {
+        let _ = (self.offline, &self.token, &self.endpoint);
+        Err(format!(
+            "this program was built without downloads (feature `hub`); `hf download {model} --revision {revision}` fills the cache"
+        ))
+    }
+
+    #[cfg(feature = "hub")]
+    fn download(&self, model: &str, revision: &str) -> std::result::Result<PathBuf, String> {
+        if self.offline {
+            return Err("nothing is downloaded, because HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set".into());
+        }
+        let snapshot = download::download(self, model, revision)?;
+        whole(&snapshot).map(|()| snapshot)
+    }
+}
+
+/// Whether a snapshot has a configuration and all of its weights; otherwise what it lacks. Links to files that were removed
+/// count as absent.
+fn whole(snapshot: &Path) -> std::result::Result<(), String> {
+    if !snapshot.join("config.json").is_file() {
+        return Err(format!("{} has no config.json", snapshot.display()));
+    }
+    let files = WeightFiles::find(snapshot).map_err(|error| error.to_string())?;
+    match files.names.iter().find(|name| !snapshot.join(name).is_file()) {
+        None => Ok(()),
+        Some(name) => Err(format!("{} has no {name}", snapshot.display())),
+    }
+}
+
+fn not_found(model: &str, tried: Vec<String>) -> Error {
+    Error::NotFound { model: model.to_owned(), tried }
+}
+
+/// `model` or `organisation/model`, of the characters that the hub allows. A name that begins with a dot is a path.
+fn is_name(model: &str) -> bool {
+    let parts: Vec<&str> = model.split('/').collect();
+    let legal = |part: &&str| {
+        let characters = part.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
+        characters && !part.is_empty() && !part.starts_with(['.', '-']) && !part.contains("--") && !part.contains("..")
+    };
+    parts.len() <= 2 && parts.iter().all(legal)
+}
+
+/// A branch may have slashes in it, and a part of it must not lead out of the cache.
+fn is_revision(revision: &str) -> bool {
+    let legal = |part: &str| {
+        let characters = part.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.+".contains(&b));
+        characters && !part.is_empty() && !part.starts_with('.') && !part.contains("..")
+    };
+    revision.split('/').all(legal)
+}
+
+/// A path whose `~` is the user's folder.
+fn expand_home(path: &str) -> PathBuf {
+    match (path.strip_prefix('~'), env::home_dir()) {
+        (Some(""), Some(home)) => home,
+        (Some(rest), Some(home)) if rest.starts_with('/') => home.join(rest.trim_start_matches('/')),
+        _ => PathBuf::from(path),
+    }
+}
+
+fn name_of(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,85 @@
+use super::*;
+
+fn hub(variables: &[(&str, &str)]) -> Hub {
+    Hub::from_variables(|name| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.to_string()))
+}
+
+#[test]
+fn the_environment_is_read_as_huggingface_hub_does() {
+    let home = tempfile::tempdir().unwrap();
+    let home_path = home.path().to_str().unwrap();
+    std::fs::write(home.path().join("token"), "hf_of_login\n").unwrap();
+    let of_home = hub(&[("HF_HOME", home_path)]);
+    assert_eq!(of_home.cache, home.path().join("hub"));
+    assert_eq!((of_home.token.as_deref(), of_home.offline), (Some("hf_of_login"), false));
+    assert_eq!(of_home.endpoint, "https://huggingface.co");
+    assert!(!format!("{of_home:?}").contains("hf_of_login"), "a token is not for logs");
+    let all = hub(&[
+        ("HF_HOME", home_path),
+        ("HF_HUB_CACHE", "/elsewhere"),
+        ("HF_TOKEN", "hf_of_environment"),
+        ("HF_HUB_OFFLINE", "yes"),
+        ("HF_ENDPOINT", "http://mirror:8080/"),
+    ]);
+    assert_eq!((all.cache.as_path(), all.token.as_deref()), (Path::new("/elsewhere"), Some("hf_of_environment")));
+    assert_eq!((all.offline, all.endpoint.as_str()), (true, "http://mirror:8080"));
+    assert!(!hub(&[("HF_HUB_OFFLINE", "0")]).offline);
+    assert_eq!(hub(&[("XDG_CACHE_HOME", "/x"), ("HF_TOKEN_PATH", "/no")]).cache, Path::new("/x/huggingface/hub"));
+    if let Some(user) = env::home_dir() {
+        assert_eq!(hub(&[]).cache, user.join(".cache/huggingface/hub"));
+        assert_eq!(hub(&[("HF_HOME", "~/hf")]).cache, user.join("hf/hub"));
+    }
+}
+
+#[test]
+fn names_are_told_from_paths() {
+    for name in ["gpt2", "Qwen/Qwen2.5-0.5B-Instruct", "meta-llama/Llama-3.2-1B", "a/b_c.d"] {
+        assert!(is_name(name), "{name}");
+    }
+    for path in ["", "a/b/c", "./a", "../a", "/a", "a/", "a/..", "a b", "~/model", "a--b"] {
+        assert!(!is_name(path), "{path}");
+    }
+    assert!(
+        is_revision("refs/pr/1")
+            && is_revision("v1.0")
+            && !is_revision("../x")
+            && !is_revision("a//b")
+            && !is_revision("")
+    );
+}
+
+/// A cache with a model of one shard and a commit.
+fn cache(folder: &Path) -> PathBuf {
+    let model = folder.join("models--org--name");
+    let snapshot = model.join("snapshots/0123");
+    std::fs::create_dir_all(&snapshot).unwrap();
+    std::fs::create_dir_all(model.join("refs")).unwrap();
+    std::fs::write(model.join("refs/main"), "0123").unwrap();
+    std::fs::write(snapshot.join("config.json"), "{}").unwrap();
+    std::fs::write(snapshot.join("model.safetensors"), "").unwrap();
+    snapshot
+}
+
+#[test]
+fn a_model_is_found_in_the_cache() {
+    let root = tempfile::tempdir().unwrap();
+    let hub = Hub { cache: root.path().into(), offline: true, token: None, endpoint: "http://127.0.0.1:1".into() };
+    let snapshot = cache(root.path());
+    assert_eq!(hub.locate("org/name", None).unwrap(), snapshot);
+    assert_eq!(hub.locate("org/name", Some("main")).unwrap(), snapshot);
+    assert_eq!(hub.locate("org/name", Some("0123")).unwrap(), snapshot);
+    assert_eq!(hub.locate(snapshot.to_str().unwrap(), None).unwrap(), snapshot, "a folder is itself");
+    let refused = |model: &str, revision, parts: &[&str]| {
+        let text = hub.locate(model, revision).unwrap_err().to_string();
+        for part in parts {
+            assert!(text.contains(part), "{part:?} is not in: {text}");
+        }
+    };
+    refused("org/name", Some("v2"), &["no revision v2"]);
+    refused("org/name", Some("../.."), &["is not a branch"]);
+    refused("org/other", None, &["there is no folder org/other", "has no models--org--other"]);
+    refused("./no/such", None, &["there is no folder ./no/such", "ORGANISATION/MODEL"]);
+    refused(snapshot.to_str().unwrap(), Some("v2"), &["it is a folder here", "v2"]);
+    std::fs::remove_file(snapshot.join("model.safetensors")).unwrap();
+    refused("org/name", None, &["only a part of it", "no model.safetensors"]);
+}

@@ -1,0 +1,276 @@
+//! PEFT's folder of an adapter: `adapter_config.json` and `adapter_model.safetensors`.
+
+use super::config::{AdaptedMatrix, HEAD_MODULE, LoraConfig, TargetModules};
+use crate::config::ModelConfig;
+use crate::error::{Error, Result};
+use crate::folder::export::{carry, pretty};
+use crate::folder::fields::{Fields, Neutral};
+use crate::folder::{ModelCard, ModelFolder, exists};
+use crate::parameters::{EMBEDDING, HEAD};
+use crate::weights::{Dtype, SafetensorsWriter, WeightTensor, Weights, first_difference};
+use grpo_files::NewFolder;
+use serde_json::{Value, json};
+use std::path::Path;
+
+const CONFIG: &str = "adapter_config.json";
+const WEIGHTS: &str = "adapter_model.safetensors";
+/// What PEFT can do with an adapter and this crate cannot.
+const NOT_SUPPORTED: &[(&str, Neutral, &str)] = &[
+    ("use_dora", Neutral::Off, "false: LoRA without DoRA's magnitudes"),
+    ("lora_bias", Neutral::Off, "false: adapters without biases"),
+    ("rank_pattern", Neutral::Off, "{}: one rank for all matrices"),
+    ("alpha_pattern", Neutral::Off, "{}: one alpha for all matrices"),
+    ("modules_to_save", Neutral::Off, "null: only the adapters are trained"),
+    ("exclude_modules", Neutral::Off, "null: a pattern in target_modules can say the same"),
+    ("layers_to_transform", Neutral::Off, "null: a pattern in target_modules can say the same"),
+    ("layers_pattern", Neutral::Off, "null: a pattern in target_modules can say the same"),
+    ("layer_replication", Neutral::Off, "null: the layers of the model as they are"),
+    ("fan_in_fan_out", Neutral::Off, "false: matrices [out, in]"),
+    ("target_parameters", Neutral::Off, "null: matrices of modules"),
+    ("trainable_token_indices", Neutral::Off, "null: embeddings that are not trained"),
+    ("ensure_weight_tying", Neutral::Off, "false: an adapter of the head is not one of the embedding"),
+    ("use_qalora", Neutral::Off, "false"),
+    ("use_bdlora", Neutral::Off, "null"),
+    ("alora_invocation_tokens", Neutral::Off, "null: an adapter for every token"),
+    ("arrow_config", Neutral::Off, "null"),
+    ("kasa_config", Neutral::Off, "null"),
+    ("velora_config", Neutral::Off, "null"),
+    ("monteclora_config", Neutral::Off, "null"),
+    ("megatron_config", Neutral::Off, "null"),
+];
+
+/// An adapter in PEFT's layout.
+///
+/// ```no_run
+/// let base = models::ModelFolder::open("Qwen2.5-0.5B-Instruct".as_ref())?;
+/// let adapter = models::Adapter::open("adapter".as_ref(), base.config())?;
+/// adapter.check_base(&base.weights()?)?;
+/// for matrix in adapter.matrices() {
+///     println!("{}: A {:?}", matrix.name, adapter.lora_a(matrix)?.shape());
+/// }
+/// # Ok::<(), models::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Adapter {
+    config: LoraConfig,
+    base_model: Option<String>,
+    matrices: Vec<AdaptedMatrix>,
+    weights: Weights,
+}
+
+impl Adapter {
+    /// Reads the adapter in `folder` for a model of the configuration `model`: its configuration, and its tensors by name and
+    /// shape. `lora_dropout`, which acts in training only, is passed over.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Json`]; [`Error::Field`] for something that PEFT can do and this crate cannot (DoRA, ranks by
+    /// pattern, biases, ...), by field; [`Error::Target`]; [`Error::Weights`] for a damaged file;
+    /// [`Error::UnknownTensor`], [`Error::MissingTensors`], [`Error::TensorShape`], [`Error::TensorDtype`] and
+    /// [`Error::NotFinite`] for tensors that are not those of the configuration.
+    pub fn open(folder: &Path, model: &ModelConfig) -> Result<Self> {
+        let fields = Fields::read(&folder.join(CONFIG))?;
+        let config = read_config(&fields)?;
+        let matrices = config.resolve(model)?;
+        let file = folder.join(WEIGHTS);
+        if !exists(&file)? && exists(&folder.join("adapter_model.bin"))? {
+            let reason = format!(
+                "there is no {WEIGHTS}, only adapter_model.bin, which is not read here; PEFT's save_pretrained writes the first"
+            );
+            return Err(Error::weights(folder, reason));
+        }
+        let weights = Weights::open_file(&file)?;
+        // PEFT stores the head beside an adapter of the head.
+        let base_layer = matrices.iter().find(|matrix| matrix.name == HEAD_MODULE).map(AdaptedMatrix::base_layer);
+        weights.check_parameters(&config.parameters(model)?, |name| base_layer.as_deref() == Some(name))?;
+        weights.check_finite()?;
+        let base_model = fields.text("base_model_name_or_path")?.filter(|name| !name.is_empty()).map(str::to_owned);
+        Ok(Self { config, base_model, matrices, weights })
+    }
+
+    /// Rank, alpha and targets.
+    pub fn config(&self) -> &LoraConfig {
+        &self.config
+    }
+
+    /// The model that the adapter was trained for, as its authors named it.
+    pub fn base_model(&self) -> Option<&str> {
+        self.base_model.as_deref()
+    }
+
+    /// The matrices that have an adapter.
+    pub fn matrices(&self) -> &[AdaptedMatrix] {
+        &self.matrices
+    }
+
+    /// A `[r, in]` of a matrix.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTensor`] for a matrix that is not one of [`Adapter::matrices`].
+    pub fn lora_a(&self, matrix: &AdaptedMatrix) -> Result<WeightTensor<'_>> {
+        self.weights.tensor(&matrix.lora_a())
+    }
+
+    /// B `[out, r]` of a matrix.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTensor`] for a matrix that is not one of [`Adapter::matrices`].
+    pub fn lora_b(&self, matrix: &AdaptedMatrix) -> Result<WeightTensor<'_>> {
+        self.weights.tensor(&matrix.lora_b())
+    }
+
+    /// Checks that the head which PEFT stores beside an adapter of the head is that of the model.
+    ///
+    /// # Errors
+    /// [`Error::Weights`] where it differs: the adapter belongs to a model with another head.
+    pub fn check_base(&self, base: &Weights) -> Result<()> {
+        let Some(head) = self.matrices.iter().find(|matrix| matrix.name == HEAD_MODULE) else { return Ok(()) };
+        let name = head.base_layer();
+        if !self.weights.contains(&name) {
+            return Ok(());
+        }
+        let stored = self.weights.tensor(&name)?;
+        let own = base.tensor(if base.contains(HEAD) { HEAD } else { EMBEDDING })?;
+        if stored.shape() == own.shape() && first_difference(&stored, &own)?.is_none() {
+            return Ok(());
+        }
+        let reason =
+            format!("`{name}` differs from the head of {}: the adapter is another model's", base.path().display());
+        Err(Error::weights(self.weights.path(), reason))
+    }
+}
+
+fn read_config(fields: &Fields) -> Result<LoraConfig> {
+    if fields.text("peft_type")? != Some("LORA") {
+        return Err(fields.unsupported("peft_type", "LORA"));
+    }
+    if fields.text("task_type")?.is_some_and(|task| task != "CAUSAL_LM") {
+        return Err(fields.unsupported("task_type", "CAUSAL_LM"));
+    }
+    if fields.text("bias")?.is_some_and(|bias| bias != "none") {
+        return Err(fields.unsupported("bias", "none"));
+    }
+    // Other ways to begin take the adapter's first values out of the weights of the model.
+    let begins =
+        |value: &Value| value.is_boolean() || ["gaussian", "orthogonal", "eva"].iter().any(|name| value == name);
+    if fields.get("init_lora_weights").is_some_and(|value| !begins(value)) {
+        return Err(fields.unsupported("init_lora_weights", "true, false, gaussian, orthogonal, eva"));
+    }
+    fields.refuse(NOT_SUPPORTED)?;
+    let targets = fields.typed("target_modules", "a text or a list of texts", |value| match value {
+        Value::String(pattern) => Some(TargetModules::Pattern(pattern.clone())),
+        Value::Array(names) => {
+            let names = names.iter().map(|name| name.as_str().map(str::to_owned)).collect::<Option<_>>()?;
+            Some(TargetModules::Names(names))
+        }
+        _ => None,
+    })?;
+    Ok(LoraConfig {
+        r: fields.required("r", fields.count("r")?, "a whole number above 0")?,
+        lora_alpha: fields.required("lora_alpha", fields.number("lora_alpha")?, "a number above 0")?,
+        target_modules: fields.required("target_modules", targets, "a text or a list of texts")?,
+        use_rslora: fields.flag("use_rslora")?.unwrap_or(false),
+    })
+}
+
+/// How an adapter is written.
+#[derive(Clone, Debug)]
+pub struct AdapterOptions {
+    /// The number type of the tensors in the file.
+    pub dtype: Dtype,
+    /// The name or the folder of the model that the adapter belongs to, from which PEFT loads it.
+    pub base_model: Option<String>,
+    /// Whether a folder of the same name is replaced.
+    pub replace: bool,
+    /// The text of the `README.md`, and the name of the model in it; without it there is none.
+    pub card: Option<ModelCard>,
+}
+
+impl Default for AdapterOptions {
+    /// f32; nothing is replaced.
+    fn default() -> Self {
+        Self { dtype: Dtype::F32, base_model: None, replace: false, card: None }
+    }
+}
+
+/// An adapter in PEFT's layout that is being written. It appears when [`AdapterWriter::finish`] returns.
+#[derive(Debug)]
+pub struct AdapterWriter {
+    folder: NewFolder,
+    file: SafetensorsWriter,
+}
+
+impl AdapterWriter {
+    /// Begins the folder `target` for the adapters that `lora` gives a model of `config`. From `source`, the folder of that
+    /// model, tokenizer and template files are copied, so that the adapter's folder is enough to talk to it.
+    ///
+    /// # Errors
+    /// [`Error::Io`], also where `target` is taken; those of [`LoraConfig::resolve`].
+    pub fn create(
+        target: &Path,
+        lora: &LoraConfig,
+        config: &ModelConfig,
+        source: Option<&ModelFolder>,
+        options: AdapterOptions,
+    ) -> Result<Self> {
+        let AdapterOptions { dtype, base_model, replace, card } = options;
+        let parameters = lora.parameters(config)?;
+        let folder = NewFolder::create(target, replace)?;
+        let put = |name: &str, content: &str| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, content).map_err(|e| Error::io("write", &path, e))
+        };
+        put(CONFIG, &pretty(&config_json(lora, base_model.as_deref())))?;
+        if let Some(card) = card {
+            put("README.md", &card.render_for("peft"))?;
+        }
+        if let Some(source) = source {
+            carry(source.path(), folder.path())?;
+        }
+        let file = SafetensorsWriter::create(&folder.path().join(WEIGHTS), dtype, &parameters)?;
+        Ok(Self { folder, file })
+    }
+
+    /// Writes the tensor `name` ([`AdaptedMatrix::lora_a`], [`AdaptedMatrix::lora_b`]), row-major; in any order, each once.
+    ///
+    /// # Errors
+    /// Those of [`crate::FolderWriter::write`].
+    pub fn write(&mut self, name: &str, values: &[f32]) -> Result<()> {
+        self.file.write(name, values)
+    }
+
+    /// Makes the folder durable and gives it its name.
+    ///
+    /// # Errors
+    /// [`Error::MissingTensors`] for those that were not written, [`Error::Io`].
+    pub fn finish(self) -> Result<()> {
+        let missing: Vec<&str> = self.file.missing().collect();
+        if !missing.is_empty() {
+            return Err(Error::missing(self.folder.target(), &missing));
+        }
+        drop(self.file);
+        Ok(self.folder.finish()?)
+    }
+}
+
+/// What PEFT wants to know; it has defaults for the rest.
+fn config_json(lora: &LoraConfig, base_model: Option<&str>) -> Value {
+    // PEFT's field is a whole number, where it can be one.
+    let alpha = lora.lora_alpha;
+    let alpha = if alpha.fract() == 0.0 { json!(alpha as u64) } else { json!(alpha) };
+    json!({
+        "base_model_name_or_path": base_model,
+        "bias": "none",
+        "fan_in_fan_out": false,
+        "inference_mode": true,
+        "init_lora_weights": true,
+        "lora_alpha": alpha,
+        "lora_dropout": 0.0,
+        "modules_to_save": null,
+        "peft_type": "LORA",
+        "r": lora.r,
+        "target_modules": lora.target_modules,
+        "task_type": "CAUSAL_LM",
+        "use_dora": false,
+        "use_rslora": lora.use_rslora,
+    })
+}

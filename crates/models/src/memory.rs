@@ -1,0 +1,181 @@
+//! How much memory a training takes, said before anything is loaded.
+
+use crate::config::ModelConfig;
+use crate::error::{Error, Result};
+use crate::weights::Dtype;
+use std::fmt;
+
+/// Parts of a program's memory with their sizes in bytes.
+///
+/// ```
+/// use models::{Dtype, MemoryTable, ModelConfig, TrainingMemory};
+///
+/// let config = ModelConfig::default();
+/// let mut table = TrainingMemory::full(&config, Dtype::F32).table();
+/// table.push("activations", 1 << 20);
+/// assert_eq!(table.total(), config.parameter_count() * 4 * 4 + (1 << 20));
+/// let error = table.check(1 << 10).unwrap_err().to_string();
+/// assert!(error.contains("first moments") && error.contains("activations"), "{error}");
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MemoryTable {
+    rows: Vec<(String, u64)>,
+}
+
+impl MemoryTable {
+    /// An empty table.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a part. One of 0 bytes is left out.
+    pub fn push(&mut self, label: impl Into<String>, bytes: u64) {
+        if bytes > 0 {
+            self.rows.push((label.into(), bytes));
+        }
+    }
+
+    /// The parts with their bytes, in the order in which they were added.
+    pub fn rows(&self) -> &[(String, u64)] {
+        &self.rows
+    }
+
+    /// The bytes of all parts.
+    pub fn total(&self) -> u64 {
+        self.rows.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
+    }
+
+    /// Checks that all parts fit into `available` bytes, which [`available_memory`] tells.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] with the table.
+    pub fn check(&self, available: u64) -> Result<()> {
+        if self.total() <= available { Ok(()) } else { Err(Error::TooLarge { table: self.clone(), available }) }
+    }
+}
+
+/// A line per part and one for the sum, with sizes in units of 1024 bytes.
+impl fmt::Display for MemoryTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let total = ("total".to_owned(), self.total());
+        let rows = self.rows.iter().chain([&total]);
+        let width = rows.clone().map(|(label, _)| label.chars().count()).max().unwrap_or(0);
+        for (place, (label, bytes)) in rows.enumerate() {
+            let line = if place == 0 { "" } else { "\n" };
+            write!(f, "{line}  {label:width$}  {:>10}", readable(*bytes))?;
+        }
+        Ok(())
+    }
+}
+
+/// A number of bytes with a unit.
+pub(crate) fn readable(bytes: u64) -> String {
+    let mut value = bytes as f64;
+    for unit in ["B", "KiB", "MiB", "GiB", "TiB"] {
+        if value < 1024.0 {
+            return if unit == "B" { format!("{bytes} B") } else { format!("{value:.1} {unit}") };
+        }
+        value /= 1024.0;
+    }
+    format!("{value:.1} PiB")
+}
+
+/// What of a model a training keeps in memory. Activations are for the policy to say, which knows what it keeps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TrainingMemory {
+    /// The number of weights of the model.
+    pub weights: u64,
+    /// The number type in which the weights are computed with.
+    pub dtype: Dtype,
+    /// The number of weights that are trained: all of them, or those of adapters beside them.
+    pub trained: Trained,
+    /// Whether a second copy of the weights is kept as the reference policy.
+    pub reference: bool,
+}
+
+/// Which weights a training changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trained {
+    /// Those of the model.
+    All,
+    /// Those of adapters beside it, as many as said; they are f32.
+    Adapters(u64),
+}
+
+impl TrainingMemory {
+    /// Training of all weights, without a reference policy.
+    pub fn full(config: &ModelConfig, dtype: Dtype) -> Self {
+        Self { weights: config.parameter_count(), dtype, trained: Trained::All, reference: false }
+    }
+
+    /// The bytes of weights, masters, gradients and AdamW's two moments, and of the reference policy. What is trained has
+    /// gradients, moments and, beside 16-bit weights, masters in f32.
+    pub fn table(&self) -> MemoryTable {
+        let single = Dtype::F32.size() as u64;
+        let stored = self.weights.saturating_mul(self.dtype.size() as u64);
+        let mut table = MemoryTable::new();
+        table.push(format!("weights ({})", self.dtype), stored);
+        let trained = match self.trained {
+            Trained::Adapters(count) => {
+                table.push("adapters (float32)", count.saturating_mul(single));
+                count
+            }
+            Trained::All => {
+                if self.dtype != Dtype::F32 {
+                    table.push("master weights (float32)", self.weights.saturating_mul(single));
+                }
+                self.weights
+            }
+        };
+        for part in ["gradients (float32)", "first moments (float32)", "second moments (float32)"] {
+            table.push(part, trained.saturating_mul(single));
+        }
+        if self.reference {
+            table.push(format!("reference policy ({})", self.dtype), stored);
+        }
+        table
+    }
+}
+
+/// The memory in bytes that a new allocation of this process may still take: what the system says is available, or what is
+/// left of the limit of the process's control group if that is less. `None` where the system does not say.
+pub fn available_memory() -> Option<u64> {
+    let system = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| mem_available(&text));
+    [system, control_group_left()].into_iter().flatten().min()
+}
+
+fn mem_available(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
+/// What is left of the limit of this process's control group (version 2), or of one above it.
+fn control_group_left() -> Option<u64> {
+    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    let own = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    let root = std::path::Path::new("/sys/fs/cgroup");
+    let number = |path: std::path::PathBuf| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+    let left = |group: &std::path::Path| {
+        let used = number(group.join("memory.current"))?;
+        // Pages of files count as used and are dropped when memory is wanted.
+        let stat = std::fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
+        let cached = stat.lines().find_map(|line| line.strip_prefix("inactive_file ")?.trim().parse::<u64>().ok());
+        Some(number(group.join("memory.max"))?.saturating_sub(used.saturating_sub(cached.unwrap_or(0))))
+    };
+    root.join(own).ancestors().take_while(|group| group.starts_with(root)).filter_map(left).min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn available_memory_is_read_from_what_linux_says() {
+        let text = "MemTotal:       24000000 kB\nMemFree:         9000000 kB\nMemAvailable:   22000000 kB\n";
+        assert_eq!(mem_available(text), Some(22_000_000 * 1024));
+        assert_eq!(mem_available("MemTotal: 1 kB\n"), None);
+        if cfg!(target_os = "linux") {
+            assert!(available_memory().unwrap() > 1 << 20);
+        }
+    }
+}

@@ -1,0 +1,364 @@
+//! The tokenizer of a Hugging Face folder.
+
+use super::Tokenizer;
+use super::marks::{Piece, SpecialStrings};
+use super::special::{ChatTemplates, TokenizerConfig};
+use crate::chat_template::{self, ChatTemplate};
+use crate::error::{Error, Result};
+use serde_json::{Map, Value};
+use std::path::Path;
+use tokenizers::{
+    Model, NormalizedString, Normalizer, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer,
+};
+
+/// The largest tokenizer.json that is read, in bytes. A vocabulary of 256 000 tokens takes some 34 million.
+const LIMIT: u64 = 1 << 30;
+
+/// What transformers writes into a message to find its end again.
+const CONTINUED: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
+
+/// The tokenizer of a model folder: tokenizer.json, and what tokenizer_config.json, special_tokens_map.json and
+/// chat_template.jinja say of special tokens and chats.
+///
+/// Texts and conversations have the ids that `transformers` gives them, with one difference: what is *written* like a special
+/// token in a text or a message (`<|im_end|>`) is text. `transformers` does that only where
+/// `apply_chat_template(..., sanitize_control_tokens=True)` asks for it; otherwise a user's message can end itself and speak as
+/// another role. Added tokens that are not special, like Qwen3's `<think>`, are tokens wherever they stand.
+///
+/// ```no_run
+/// use models::{HfTokenizer, Tokenizer};
+/// use serde_json::json;
+///
+/// # fn main() -> models::Result<()> {
+/// // The stop ids are those of generation_config.json; config.json's vocab_size says how many ids the model knows.
+/// let tokenizer = HfTokenizer::open("Qwen2.5-0.5B-Instruct".as_ref(), &[151645, 151643], 151936)?;
+/// let ids = tokenizer.encode_messages(&[json!({"role": "user", "content": "What is 6 x 7?"})], None)?;
+/// println!("{}", tokenizer.decode_with_special_tokens(&ids)?);
+/// # Ok(())
+/// # }
+/// ```
+pub struct HfTokenizer {
+    inner: tokenizers::Tokenizer,
+    /// The number of tokens of the model, at least that of the tokenizer.
+    vocab_size: usize,
+    eos_id: u32,
+    pad_id: u32,
+    stop_ids: Vec<u32>,
+    /// What a text begins with: BOS, or nothing.
+    prefix: Vec<u32>,
+    special: SpecialStrings,
+    templates: ChatTemplates,
+    /// Special tokens by name, for templates.
+    named: Map<String, Value>,
+    /// Variables for templates that the user has set.
+    options: Map<String, Value>,
+}
+
+impl HfTokenizer {
+    /// The tokenizer in `folder`, for a model of `vocab_size` tokens. `stop_ids` are the ids that end a completion according to
+    /// generation_config.json and config.json (`eos_token_id`); the tokenizer's own end token is one of them in any case.
+    ///
+    /// # Errors
+    /// [`Error::TokenizerFile`] where tokenizer.json is missing or broken, where it has an id that the model has not, and where
+    /// no token ends a completion; [`Error::Io`], [`Error::Json`] and [`Error::Field`] for the other files.
+    pub fn open(folder: &Path, stop_ids: &[u32], vocab_size: usize) -> Result<Self> {
+        let path = folder.join("tokenizer.json");
+        let fault = |reason: String| Error::TokenizerFile { path: path.clone(), reason };
+        if !path.exists() {
+            return Err(fault(missing(folder)));
+        }
+        let bytes = grpo_files::read_regular(&path, LIMIT).map_err(|e| Error::io("read", &path, e))?;
+        let mut inner = tokenizers::Tokenizer::from_bytes(&bytes)
+            .map_err(|e| fault(format!("expected a tokenizer of the crate or package `tokenizers`: {e}")))?;
+        let config = TokenizerConfig::read(folder)?;
+        add_tokens(&mut inner, &config).map_err(|e| fault(e.to_string()))?;
+        // A length or a padding that was once set for training batches concerns nobody here.
+        inner.with_truncation(None).map_err(|e| fault(e.to_string()))?.with_padding(None);
+
+        let highest = inner.get_vocab(true).into_iter().max_by_key(|(_, id)| *id);
+        let (last, highest) = highest.ok_or_else(|| fault("expected tokens, got an empty vocabulary".into()))?;
+        if highest as usize >= vocab_size {
+            return Err(fault(format!(
+                "token {last:?} has the id {highest}, but the model knows ids below {vocab_size} only (vocab_size of \
+                 config.json): tokenizer and weights are not of the same model, or tokens were added without resizing it"
+            )));
+        }
+        let named = |name: &str| match config.named.get(name).and_then(Value::as_str) {
+            None => Ok(None),
+            Some(token) => inner.token_to_id(token).map(Some).ok_or_else(|| {
+                fault(format!("tokenizer_config.json names {token:?} as `{name}`, and there is no such token"))
+            }),
+        };
+        let (bos, eos, pad) = (named("bos_token")?, named("eos_token")?, named("pad_token")?);
+        if let Some(id) = stop_ids.iter().find(|id| **id as usize >= vocab_size) {
+            return Err(fault(format!("`eos_token_id` is {id}, but the model knows ids below {vocab_size} only")));
+        }
+        let Some(eos_id) = eos.or(stop_ids.first().copied()) else {
+            return Err(fault(
+                "no token ends a completion: expected `eos_token` in tokenizer_config.json, or `eos_token_id` in \
+                 generation_config.json or config.json"
+                    .into(),
+            ));
+        };
+        let mut all_stops = vec![eos_id];
+        all_stops.extend(stop_ids.iter().filter(|id| **id != eos_id));
+        let prefix = match config.add_bos_token {
+            Some(true) => bos.into_iter().collect(),
+            Some(false) => vec![],
+            None => prefix(&inner).map_err(Error::Tokenizer)?,
+        };
+        let added = inner.get_added_tokens_decoder();
+        let is_control = |content: &String| config.chat_control_tokens.contains(content);
+        let special: Vec<String> = added
+            .into_values()
+            .filter(|token| token.special || is_control(&token.content))
+            .map(|token| token.content)
+            .collect();
+        let special = SpecialStrings::new(&special).map_err(|e| fault(e.to_string()))?;
+        let templates = config.chat_templates(folder)?;
+        let pad_id = pad.unwrap_or(eos_id);
+        let (named, options) = (config.named, Map::new());
+        Ok(Self { inner, vocab_size, eos_id, pad_id, stop_ids: all_stops, prefix, special, templates, named, options })
+    }
+
+    /// The tokenizer with another chat template; `origin` names it in errors, such as the file that it stands in.
+    #[must_use]
+    pub fn with_chat_template(mut self, source: &str, origin: &str) -> Self {
+        self.templates = ChatTemplates { default: Some(ChatTemplate::new(source, origin)), tool_use: None };
+        self
+    }
+
+    /// The tokenizer with variables for its chat template, such as Qwen3's `enable_thinking` or Llama's `date_string`: what
+    /// `transformers` and TRL call `chat_template_kwargs`.
+    #[must_use]
+    pub fn with_chat_template_kwargs(mut self, options: Map<String, Value>) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// The text of a conversation, as `apply_chat_template(..., tokenize=False)` gives it: up to where the answer begins, or, behind
+    /// a last message of the assistant, up to the end of that message, which the policy continues.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode_messages`].
+    pub fn render(&self, messages: &[Value], tools: Option<&Value>) -> Result<String> {
+        self.rendered(chat_template::normalized(messages)?, tools, &self.options)
+    }
+
+    /// The text of `ids` with every special token in it.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::decode`].
+    pub fn decode_with_special_tokens(&self, ids: &[u32]) -> Result<String> {
+        self.check(ids)?;
+        self.inner.decode(ids, false).map_err(Error::Tokenizer)
+    }
+
+    /// Whether `text` holds what is written like a special token, which is encoded as text.
+    pub fn holds_special_text(&self, text: &str) -> bool {
+        self.special.is_in(text)
+    }
+
+    fn rendered(
+        &self,
+        mut messages: Vec<Value>,
+        tools: Option<&Value>,
+        options: &Map<String, Value>,
+    ) -> Result<String> {
+        let template = self.templates.choose(tools.is_some())?;
+        let is_assistant = messages.last().and_then(|message| message.get("role")?.as_str()) == Some("assistant");
+        let end = messages.last_mut().filter(|_| is_assistant).and_then(end_of_content);
+        let is_continued = end.map(|text| text.push_str(CONTINUED)).is_some();
+        let mut variables = self.named.clone();
+        variables.extend(options.clone());
+        variables.insert("messages".into(), messages.into());
+        variables.insert("tools".into(), tools.cloned().unwrap_or_default());
+        variables.insert("documents".into(), Value::Null);
+        variables.insert("add_generation_prompt".into(), (!is_continued).into());
+        let mut text = template.render(&variables.into())?;
+        if is_continued {
+            let Some(at) = text.rfind(CONTINUED.trim_end()) else {
+                let message = "the template leaves out the last message, which is the assistant's and to be continued";
+                return Err(Error::Messages(message.into()));
+            };
+            let is_whole = text[at..].starts_with(CONTINUED);
+            text.truncate(at);
+            if !is_whole {
+                text.truncate(text.trim_end().len());
+            }
+        }
+        Ok(text)
+    }
+
+    /// The ids of a text in which special tokens are special.
+    fn ids(&self, text: &str) -> Result<Vec<u32>> {
+        Ok(self.inner.encode_fast(text, false).map_err(Error::Tokenizer)?.get_ids().to_vec())
+    }
+
+    /// The ids of a text without a look at added tokens.
+    fn ids_as_text(&self, text: &str) -> std::result::Result<Vec<u32>, tokenizers::Error> {
+        let mut normalized = NormalizedString::from(text);
+        if let Some(normalizer) = self.inner.get_normalizer() {
+            normalizer.normalize(&mut normalized)?;
+        }
+        let mut splits = PreTokenizedString::from(normalized.get());
+        if let Some(pre_tokenizer) = self.inner.get_pre_tokenizer() {
+            pre_tokenizer.pre_tokenize(&mut splits)?;
+        }
+        let mut ids = vec![];
+        for (split, _, _) in splits.get_splits(OffsetReferential::Original, OffsetType::Byte) {
+            ids.extend(self.inner.get_model().tokenize(split)?.into_iter().map(|token| token.id));
+        }
+        Ok(ids)
+    }
+
+    /// The ids of a text with marks (`encode_marked_chat` of transformers).
+    fn ids_of_marked(&self, text: &str) -> Result<Vec<u32>> {
+        let newline = self.ids("\n")?;
+        let mut ids = vec![];
+        for (index, piece) in self.special.pieces(text).into_iter().enumerate() {
+            match piece {
+                Piece::Template(text) if index == 0 => ids.extend(self.ids(text)?),
+                Piece::Template("") => {}
+                Piece::Template(text) => ids.extend(behind_newline(text, &newline, |text| self.ids(text))?),
+                Piece::Marked(string) => {
+                    let encode = |text: &str| self.ids_as_text(text).map_err(Error::Tokenizer);
+                    let found = behind_newline(string, &newline, encode)?;
+                    if self.inner.token_to_id(string).is_some_and(|id| found.contains(&id)) {
+                        let reason = format!("{string:?} in a text cannot be told from the special token");
+                        return Err(Error::Tokenizer(reason.into()));
+                    }
+                    ids.extend(found);
+                }
+            }
+        }
+        Ok(ids)
+    }
+
+    fn check(&self, ids: &[u32]) -> Result<()> {
+        match ids.iter().find(|id| **id as usize >= self.vocab_size) {
+            Some(id) => Err(Error::UnknownToken { id: *id, vocab_size: self.vocab_size }),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Tokenizer for HfTokenizer {
+    /// That of the model, which may know ids that no token has.
+    fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// `eos_token` of tokenizer_config.json, or the first stop id.
+    fn eos_id(&self) -> u32 {
+        self.eos_id
+    }
+
+    fn stop_ids(&self) -> Vec<u32> {
+        self.stop_ids.clone()
+    }
+
+    /// `pad_token` of tokenizer_config.json, or EOS.
+    fn pad_id(&self) -> u32 {
+        self.pad_id
+    }
+
+    fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        if self.special.is_in(text) { self.ids_of_marked(&self.special.mark(text)) } else { self.ids(text) }
+    }
+
+    /// The ids of the text, behind BOS where the tokenizer begins texts with it.
+    fn encode_prompt(&self, text: &str) -> Result<Vec<u32>> {
+        let mut ids = self.prefix.clone();
+        ids.extend(self.encode(text)?);
+        Ok(ids)
+    }
+
+    fn has_chat_template(&self) -> bool {
+        self.templates.default.is_some() || self.templates.tool_use.is_some()
+    }
+
+    /// Nothing is added to what the template writes: a BOS that it has is the only one. A last message of the assistant is
+    /// continued (`continue_final_message`), any other answered (`add_generation_prompt`).
+    fn encode_messages(&self, messages: &[Value], tools: Option<&Value>) -> Result<Vec<u32>> {
+        let messages = Value::Array(chat_template::normalized(messages)?);
+        let options = Value::Object(self.options.clone());
+        let given = [Some(&messages), tools, Some(&options)];
+        let is_marked = given.iter().flatten().any(|value| self.special.is_in_value(value));
+        let mark = |value: &Value| if is_marked { self.special.mark_value(value) } else { value.clone() };
+        let (Value::Array(messages), Value::Object(options)) = (mark(&messages), mark(&options)) else {
+            return Err(Error::Messages("expected a list".into()));
+        };
+        let text = self.rendered(messages, tools.map(mark).as_ref(), &options)?;
+        if is_marked { self.ids_of_marked(&text) } else { self.ids(&text) }
+    }
+
+    /// As `decode(ids, skip_special_tokens=True)` of transformers, without its cleaning up of spaces: rewards read what was
+    /// written. Added tokens that are not special show, and ids that the model knows and the tokenizer does not leave nothing.
+    fn decode(&self, ids: &[u32]) -> Result<String> {
+        self.check(ids)?;
+        self.inner.decode(ids, true).map_err(Error::Tokenizer)
+    }
+}
+
+/// Why there is no tokenizer.json, and what to do.
+fn missing(folder: &Path) -> String {
+    let slow = ["tokenizer.model", "vocab.json", "spiece.model"].into_iter().find(|name| folder.join(name).exists());
+    let hint = match slow {
+        Some(name) => {
+            format!("{name} is there: `AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)` writes it")
+        }
+        None => "it is part of a model folder, beside config.json".to_owned(),
+    };
+    format!("no such file; {hint}")
+}
+
+/// Adds the tokens that tokenizer_config.json has and tokenizer.json has not, and makes special what is called special there.
+fn add_tokens(inner: &mut tokenizers::Tokenizer, config: &TokenizerConfig) -> Result<(), tokenizers::Error> {
+    for (id, token) in &config.added {
+        let known = inner.get_added_tokens_decoder().into_values().find(|known| known.content == token.content);
+        match known {
+            Some(known) if known.special || !token.special => continue,
+            Some(known) => inner.add_special_tokens([known.special(true)])?,
+            None if token.special => inner.add_special_tokens([token.clone()])?,
+            None => inner.add_tokens([token.clone()])?,
+        };
+        let found = inner.token_to_id(&token.content);
+        if let (Some(id), Some(found)) = (id, found)
+            && *id != found
+        {
+            let text = &token.content;
+            return Err(format!("token {text:?} has the id {id} in tokenizer_config.json and {found} here").into());
+        }
+    }
+    Ok(())
+}
+
+/// The special tokens that the post-processor puts before a text.
+fn prefix(inner: &tokenizers::Tokenizer) -> Result<Vec<u32>, tokenizers::Error> {
+    let encoding = inner.encode("a", true)?;
+    let special = encoding.get_special_tokens_mask().iter().take_while(|is_special| **is_special == 1).count();
+    Ok(encoding.get_ids()[..special].to_vec())
+}
+
+/// The ids of a text in the middle of another: encoded behind a new line, which is taken off again, so that no tokenizer takes it
+/// for the beginning of a text.
+fn behind_newline(text: &str, newline: &[u32], encode: impl Fn(&str) -> Result<Vec<u32>>) -> Result<Vec<u32>> {
+    let ids = encode(&format!("\n{text}"))?;
+    match ids.strip_prefix(newline) {
+        Some(ids) => Ok(ids.to_vec()),
+        None => encode(text),
+    }
+}
+
+/// The text that the policy continues in a last message: its content, or the last text among its parts.
+fn end_of_content(message: &mut Value) -> Option<&mut String> {
+    let text = match message.get_mut("content")? {
+        Value::Array(parts) => parts.iter_mut().rev().find_map(|part| part.get_mut("text"))?,
+        content => content,
+    };
+    match text {
+        Value::String(text) => Some(text),
+        _ => None,
+    }
+}

@@ -1,0 +1,127 @@
+//! Marks around strings in a user's text that are written like special tokens, so that they stay text.
+//!
+//! A template writes special tokens and the user's text into one string. Marked, the two can be told apart in it, even where the
+//! template has cut or joined texts. This is what `transformers` does with `sanitize_control_tokens=True`, to the id.
+
+use aho_corasick::{AhoCorasick, MatchKind};
+use serde_json::Value;
+
+/// What stands before and behind a marked string: characters for private use, which texts do not have.
+const START: char = '\u{f0000}';
+const END: char = '\u{f0001}';
+
+/// Whether `c` is a mark.
+pub(crate) fn is_mark(c: char) -> bool {
+    matches!(c, START | END)
+}
+
+/// The strings that are special tokens.
+pub(crate) struct SpecialStrings {
+    strings: AhoCorasick,
+}
+
+/// A part of a marked text.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Piece<'a> {
+    /// Text in which special tokens are special.
+    Template(&'a str),
+    /// A string that was marked.
+    Marked(&'a str),
+}
+
+impl SpecialStrings {
+    /// # Errors
+    /// Those of the search, for more strings than it can hold.
+    pub(crate) fn new(strings: &[String]) -> Result<Self, aho_corasick::BuildError> {
+        let strings = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(strings)?;
+        Ok(Self { strings })
+    }
+
+    /// Whether `text` holds a string that is written like a special token.
+    pub(crate) fn is_in(&self, text: &str) -> bool {
+        self.strings.is_match(text)
+    }
+
+    /// Whether a text anywhere in `value`, but for the keys of objects, holds a special string.
+    pub(crate) fn is_in_value(&self, value: &Value) -> bool {
+        match value {
+            Value::String(text) => self.is_in(text),
+            Value::Array(items) => items.iter().any(|item| self.is_in_value(item)),
+            Value::Object(fields) => fields.values().any(|value| self.is_in_value(value)),
+            _ => false,
+        }
+    }
+
+    /// `text` with marks around each special string. Marks that were there before are dropped: they cannot forge anything.
+    pub(crate) fn mark(&self, text: &str) -> String {
+        let text = text.replace(is_mark, "");
+        let mut out = String::with_capacity(text.len() + 16);
+        let mut end = 0;
+        for found in self.strings.find_iter(&text) {
+            out.push_str(&text[end..found.start()]);
+            out.push(START);
+            out.push_str(&text[found.range()]);
+            out.push(END);
+            end = found.end();
+        }
+        out.push_str(&text[end..]);
+        out
+    }
+
+    /// `value` with marks around the special strings of every text, but for the keys of objects.
+    pub(crate) fn mark_value(&self, value: &Value) -> Value {
+        match value {
+            Value::String(text) => Value::String(self.mark(text)),
+            Value::Array(items) => items.iter().map(|item| self.mark_value(item)).collect(),
+            Value::Object(fields) => {
+                Value::Object(fields.iter().map(|(key, value)| (key.clone(), self.mark_value(value))).collect())
+            }
+            other => other.clone(),
+        }
+    }
+
+    /// The parts of a marked text. A mark that has lost its partner, because the template has cut the string apart, still ends
+    /// a part, so that the text on both sides of it cannot join into a special token.
+    pub(crate) fn pieces<'a>(&self, text: &'a str) -> Vec<Piece<'a>> {
+        let mut pieces = vec![];
+        let mut rest = text;
+        while let Some(at) = rest.find(is_mark) {
+            pieces.push(Piece::Template(&rest[..at]));
+            rest = &rest[at..];
+            let inside = rest.strip_prefix(START).and_then(|inside| inside.split_once(END));
+            match inside {
+                Some((string, behind)) if self.is_whole(string) => {
+                    pieces.push(Piece::Marked(string));
+                    rest = behind;
+                }
+                _ => rest = &rest[START.len_utf8()..],
+            }
+        }
+        pieces.push(Piece::Template(rest));
+        pieces
+    }
+
+    /// Whether `text` is a special string from its beginning to its end.
+    fn is_whole(&self, text: &str) -> bool {
+        self.strings.find(text).is_some_and(|found| found.range() == (0..text.len()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marked_strings_are_found_again_and_nothing_else() {
+        let special = SpecialStrings::new(&["<|im|>".into(), "<|im|>2".into()]).unwrap();
+        let marked = special.mark("a<|im|>2b\u{f0001}<|im|>");
+        assert_eq!(marked, "a\u{f0000}<|im|>2\u{f0001}b\u{f0000}<|im|>\u{f0001}");
+        let pieces = special.pieces(&marked);
+        use Piece::{Marked, Template};
+        assert_eq!(pieces, [Template("a"), Marked("<|im|>2"), Template("b"), Marked("<|im|>"), Template("")]);
+        // Cut apart by a template: no string, and the ends do not meet.
+        let cut = special.pieces("x\u{f0000}<|i\u{f0001}m|>");
+        assert_eq!(cut, [Template("x"), Template("<|i"), Template("m|>")]);
+        assert_eq!(special.pieces("plain"), [Template("plain")]);
+    }
+}

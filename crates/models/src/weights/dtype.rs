@@ -1,0 +1,60 @@
+//! The number types that weights have.
+
+use std::fmt;
+
+/// The number type of a tensor in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Dtype {
+    /// 32 bits.
+    F32,
+    /// The upper 16 bits of an f32.
+    Bf16,
+    /// 16 bits of IEEE 754.
+    F16,
+}
+
+impl Dtype {
+    /// Every number type.
+    pub const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::F16];
+
+    /// The size of a value in bytes.
+    pub fn size(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 | Self::F16 => 2,
+        }
+    }
+
+    /// torch's name, as in `torch_dtype` and `dtype` of `config.json`.
+    pub fn torch_name(self) -> &'static str {
+        match self {
+            Self::F32 => "float32",
+            Self::Bf16 => "bfloat16",
+            Self::F16 => "float16",
+        }
+    }
+
+    /// safetensors' name.
+    pub fn safetensors_name(self) -> &'static str {
+        match self {
+            Self::F32 => "F32",
+            Self::Bf16 => "BF16",
+            Self::F16 => "F16",
+        }
+    }
+
+    pub(crate) fn of_safetensors(dtype: safetensors::Dtype) -> Option<Self> {
+        match dtype {
+            safetensors::Dtype::F32 => Some(Self::F32),
+            safetensors::Dtype::BF16 => Some(Self::Bf16),
+            safetensors::Dtype::F16 => Some(Self::F16),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.torch_name())
+    }
+}

@@ -1,0 +1,145 @@
+//! Which files of a folder hold its weights.
+
+use crate::error::{Error, Result};
+use crate::folder::exists;
+use crate::folder::fields::Fields;
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+/// The file of a model that has only one.
+pub(crate) const SINGLE: &str = "model.safetensors";
+/// The file that says which shard holds which tensor.
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
+
+/// The files of a folder's weights.
+pub(crate) struct WeightFiles {
+    /// The names of the files, sorted.
+    pub(crate) names: Vec<String>,
+    /// The file of every tensor by the index, where there is one.
+    pub(crate) index: Option<BTreeMap<String, String>>,
+}
+
+impl WeightFiles {
+    /// Looks for `model.safetensors`, for an index and its shards, and for shards without one.
+    pub(crate) fn find(folder: &Path) -> Result<Self> {
+        let present = entries(folder)?;
+        let shards: Vec<String> = present.iter().filter(|name| shard_number(name).is_some()).cloned().collect();
+        let (single, index) = (present.contains(SINGLE), present.contains(INDEX));
+        match (single, index) {
+            (true, false) if shards.is_empty() => Ok(Self { names: vec![SINGLE.into()], index: None }),
+            (true, _) => Err(Error::weights(
+                folder,
+                format!(
+                    "there are both {SINGLE} and {}; which of them is the model? Remove the other",
+                    if index { INDEX } else { shards[0].as_str() }
+                ),
+            )),
+            (false, true) => Self::of_index(folder, &shards),
+            (false, false) if !shards.is_empty() => {
+                complete(folder, &shards)?;
+                Ok(Self { names: shards, index: None })
+            }
+            (false, false) => Err(Error::weights(folder, nothing_found(&present))),
+        }
+    }
+
+    fn of_index(folder: &Path, shards: &[String]) -> Result<Self> {
+        let path = folder.join(INDEX);
+        let fields = Fields::read(&path)?;
+        let map = fields.required(
+            "weight_map",
+            fields.typed("weight_map", "an object", Value::as_object)?,
+            "an object with the file of every tensor",
+        )?;
+        let mut index = BTreeMap::new();
+        for (tensor, file) in map {
+            // A name with a folder in it would lead out of the model's.
+            let plain = file.as_str().filter(|name| Path::new(name).file_name().is_some_and(|plain| plain == *name));
+            let Some(file) = plain else {
+                return Err(Error::weights(
+                    &path,
+                    format!("the index gives `{tensor}` the file {file}; expected a file name"),
+                ));
+            };
+            index.insert(tensor.clone(), file.to_owned());
+        }
+        let names: BTreeSet<String> = index.values().cloned().collect();
+        if names.is_empty() {
+            return Err(Error::weights(&path, "the index names no tensor"));
+        }
+        if let Some(extra) = shards.iter().find(|name| !names.contains(*name)) {
+            return Err(Error::weights(
+                folder,
+                format!(
+                    "there is a shard {extra} that {INDEX} does not name: the shards are of two models, or the index is old"
+                ),
+            ));
+        }
+        for name in &names {
+            if !exists(&folder.join(name))? {
+                let count = index.values().filter(|file| *file == name).count();
+                return Err(Error::weights(
+                    folder,
+                    format!(
+                        "the shard {name} is missing; {INDEX} says that it holds {count} of {} tensors",
+                        index.len()
+                    ),
+                ));
+            }
+        }
+        Ok(Self { names: names.into_iter().collect(), index: Some(index) })
+    }
+}
+
+/// Checks by their names that shards without an index are all there.
+fn complete(folder: &Path, shards: &[String]) -> Result<()> {
+    let numbers: Vec<(usize, usize)> = shards.iter().filter_map(|name| shard_number(name)).collect();
+    let total = numbers[0].1;
+    if numbers.iter().any(|&(_, other)| other != total) {
+        return Err(Error::weights(
+            folder,
+            format!("there is no {INDEX}, and the shards {} are of several models", shards.join(", ")),
+        ));
+    }
+    if let Some(missing) = (1..=total).find(|number| !numbers.contains(&(*number, total))) {
+        return Err(Error::weights(
+            folder,
+            format!("the shard {} is missing, and so is {INDEX}", shard_name(missing, total)),
+        ));
+    }
+    Ok(())
+}
+
+/// The name of a shard, `number` counted from 1.
+pub(crate) fn shard_name(number: usize, total: usize) -> String {
+    format!("model-{number:05}-of-{total:05}.safetensors")
+}
+
+/// The number of a shard and the number of all, by its name.
+pub(crate) fn shard_number(name: &str) -> Option<(usize, usize)> {
+    let (number, total) = name.strip_prefix("model-")?.strip_suffix(".safetensors")?.split_once("-of-")?;
+    let digits = |text: &str| text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok()).flatten();
+    Some((digits(number)?, digits(total)?))
+}
+
+fn entries(folder: &Path) -> Result<BTreeSet<String>> {
+    let list = || std::fs::read_dir(folder)?.map(|entry| Ok(entry?.file_name())).collect::<std::io::Result<Vec<_>>>();
+    let names = list().map_err(|e| Error::io("read the folder", folder, e))?;
+    Ok(names.into_iter().filter_map(|name| name.into_string().ok()).collect())
+}
+
+fn nothing_found(present: &BTreeSet<String>) -> String {
+    let old = present.iter().find(|name| {
+        let name = name.as_str();
+        (name.starts_with("pytorch_model") && name.ends_with(".bin"))
+            || [".pt", ".pth", ".gguf"].iter().any(|end| name.ends_with(end))
+    });
+    match old {
+        Some(name) => format!(
+            "there is no {SINGLE} and no {INDEX}, only {name}, which is not read here; transformers converts what it reads \
+             with `AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)`"
+        ),
+        None => format!("there is no {SINGLE} and no {INDEX}"),
+    }
+}

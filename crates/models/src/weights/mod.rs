@@ -1,0 +1,221 @@
+//! Weights in safetensors files, mapped into memory and read by name.
+
+mod check;
+mod dtype;
+pub(crate) mod files;
+mod shard;
+mod write;
+
+pub(crate) use check::first_difference;
+pub use dtype::Dtype;
+pub(crate) use write::SafetensorsWriter;
+
+use crate::error::{Error, Result, nearest};
+use files::{INDEX, WeightFiles};
+use shard::Shard;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// The tensors of a model folder, or of one file. Files are mapped, not read: a tensor costs memory when it is used, and the
+/// system may take that memory back.
+///
+/// ```no_run
+/// let weights = models::Weights::open("Qwen2.5-0.5B-Instruct".as_ref())?;
+/// let norm = weights.tensor("model.norm.weight")?;
+/// let mut values = vec![0.0; norm.len()];
+/// norm.read(0, &mut values)?;
+/// # Ok::<(), models::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Weights {
+    path: PathBuf,
+    shards: Vec<Shard>,
+    /// The shard of every tensor.
+    tensors: BTreeMap<String, usize>,
+}
+
+impl Weights {
+    /// Maps the weights of a folder: `model.safetensors`, or the shards of `model.safetensors.index.json`, or
+    /// `model-00001-of-0000N.safetensors` and its siblings where there is no index.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Json`], and [`Error::Weights`] for a shard that is missing, truncated, or not in the index, a
+    /// tensor that is in two shards or not where the index says, and a folder without weights that can be read.
+    pub fn open(folder: &Path) -> Result<Self> {
+        let files = WeightFiles::find(folder)?;
+        let shards = files.names.iter().map(|name| Shard::open(&folder.join(name))).collect::<Result<Vec<_>>>()?;
+        let weights = Self { path: folder.to_owned(), tensors: places(folder, &shards)?, shards };
+        if let Some(index) = files.index {
+            weights.compare_with_index(&index)?;
+        }
+        Ok(weights)
+    }
+
+    /// Maps the tensors of one safetensors file.
+    ///
+    /// # Errors
+    /// [`Error::Io`], and [`Error::Weights`] for a file that is damaged.
+    pub fn open_file(file: &Path) -> Result<Self> {
+        let shards = vec![Shard::open(file)?];
+        Ok(Self { path: file.to_owned(), tensors: places(file, &shards)?, shards })
+    }
+
+    /// The folder or the file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The names of all tensors, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// Whether there is a tensor of this name.
+    pub fn contains(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    /// The tensor of this name.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTensor`] with the nearest name, [`Error::TensorDtype`] for one that is neither F32 nor BF16 nor F16.
+    pub fn tensor(&self, name: &str) -> Result<WeightTensor<'_>> {
+        let unknown = || Error::UnknownTensor {
+            path: self.path.clone(),
+            what: "no tensor",
+            name: name.to_owned(),
+            nearest: nearest(name, self.names()),
+        };
+        let (name, &place) = self.tensors.get_key_value(name).ok_or_else(unknown)?;
+        let shard = &self.shards[place];
+        let info = shard.header.info(name).ok_or_else(unknown)?;
+        let dtype = Dtype::of_safetensors(info.dtype).ok_or_else(|| Error::TensorDtype {
+            path: shard.path.clone(),
+            name: name.clone(),
+            found: info.dtype.to_string(),
+        })?;
+        let bytes = shard.bytes(info.data_offsets);
+        Ok(WeightTensor { name, dtype, shape: &info.shape, bytes, path: &shard.path })
+    }
+
+    fn compare_with_index(&self, index: &BTreeMap<String, String>) -> Result<()> {
+        let path = self.path.join(INDEX);
+        for (name, file) in index {
+            let found = self.tensors.get(name).map(|&place| self.shards[place].path.as_path());
+            if found != Some(self.path.join(file).as_path()) {
+                let where_else = found.and_then(Path::file_name).map(|file| format!("; it is in {}", file.display()));
+                let reason = format!(
+                    "the index says that {file} holds `{name}`, and it does not{}",
+                    where_else.unwrap_or_default()
+                );
+                return Err(Error::weights(&path, reason));
+            }
+        }
+        match self.names().find(|name| !index.contains_key(*name)) {
+            None => Ok(()),
+            Some(name) => {
+                let file = self.shards[self.tensors[name]].path.file_name().unwrap_or_default().display();
+                Err(Error::weights(&path, format!("{file} holds `{name}`, which the index does not name")))
+            }
+        }
+    }
+}
+
+/// The shard of every tensor.
+fn places(path: &Path, shards: &[Shard]) -> Result<BTreeMap<String, usize>> {
+    let mut tensors = BTreeMap::new();
+    for (place, shard) in shards.iter().enumerate() {
+        for name in shard.header.tensors().into_keys() {
+            if let Some(first) = tensors.insert(name.clone(), place) {
+                let [first, second] =
+                    [first, place].map(|place| shards[place].path.file_name().unwrap_or_default().display());
+                return Err(Error::weights(
+                    path,
+                    format!("the tensor `{name}` is in two shards, {first} and {second}"),
+                ));
+            }
+        }
+    }
+    Ok(tensors)
+}
+
+/// A tensor in a mapped file.
+#[derive(Clone, Copy, Debug)]
+pub struct WeightTensor<'a> {
+    name: &'a str,
+    dtype: Dtype,
+    shape: &'a [usize],
+    bytes: &'a [u8],
+    path: &'a Path,
+}
+
+impl<'a> WeightTensor<'a> {
+    /// Its name.
+    pub fn name(&self) -> &'a str {
+        self.name
+    }
+
+    /// The number type of its values.
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// The sizes of the dimensions, outermost first.
+    pub fn shape(&self) -> &'a [usize] {
+        self.shape
+    }
+
+    /// The values as they are in the file: little-endian, row-major.
+    pub fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
+    /// The number of values.
+    pub fn len(&self) -> usize {
+        self.bytes.len() / self.dtype.size()
+    }
+
+    /// Whether it has no values.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// Reads `out.len()` values from the flat index `start` on, as f32, which holds every value of the three types exactly.
+    ///
+    /// # Errors
+    /// [`Error::Length`] where the tensor ends before.
+    pub fn read(&self, start: usize, out: &mut [f32]) -> Result<()> {
+        let size = self.dtype.size();
+        let end = start.checked_add(out.len()).filter(|&end| end <= self.len()).ok_or_else(|| Error::Length {
+            name: self.name.to_owned(),
+            expected: format!("at most {} from index {start} on", self.len().saturating_sub(start)),
+            found: out.len(),
+        })?;
+        let bytes = &self.bytes[start * size..end * size];
+        match self.dtype {
+            Dtype::F32 => {
+                for (value, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+                    *value = f32::from_le_bytes(*bytes);
+                }
+            }
+            Dtype::Bf16 => {
+                for (value, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+                    *value = half::bf16::from_le_bytes(*bytes).to_f32();
+                }
+            }
+            Dtype::F16 => {
+                for (value, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+                    *value = half::f16::from_le_bytes(*bytes).to_f32();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// All values as f32.
+    pub fn to_vec(&self) -> Vec<f32> {
+        let mut values = vec![0.0; self.len()];
+        self.read(0, &mut values).expect("as many values as the tensor has");
+        values
+    }
+}

@@ -1,0 +1,124 @@
+//! One safetensors file, written tensor by tensor.
+
+use super::Dtype;
+use crate::error::{Error, Result};
+use crate::parameters::Parameter;
+use half::{bf16, f16};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+/// The number of values that are converted at a time.
+const BLOCK: usize = 1 << 16;
+/// What the length of a header is a multiple of, so that tensors begin where numbers may.
+const ALIGNMENT: usize = 8;
+
+/// A safetensors file whose tensors are known beforehand and come in any order. It has its final length from the beginning,
+/// and every tensor its place.
+#[derive(Debug)]
+pub(crate) struct SafetensorsWriter {
+    path: PathBuf,
+    file: File,
+    dtype: Dtype,
+    /// By name: where the tensor begins in the file, how many values it has, and whether it is written.
+    places: BTreeMap<String, Place>,
+}
+
+#[derive(Debug)]
+struct Place {
+    offset: u64,
+    length: usize,
+    written: bool,
+}
+
+impl SafetensorsWriter {
+    /// Creates the file with its header: the tensors in the order of `parameters`, and the metadata that `transformers` and
+    /// PEFT ask for (`format: pt`).
+    pub(crate) fn create(path: &Path, dtype: Dtype, parameters: &[Parameter]) -> Result<Self> {
+        let mut header = Map::from_iter([("__metadata__".to_owned(), json!({"format": "pt"}))]);
+        let mut end = 0;
+        for parameter in parameters {
+            let begin = end;
+            end += (parameter.len() * dtype.size()) as u64;
+            let entry = json!({
+                "dtype": dtype.safetensors_name(), "shape": parameter.shape, "data_offsets": [begin, end]
+            });
+            header.insert(parameter.name.clone(), entry);
+        }
+        let mut text = Value::Object(header).to_string();
+        text.extend(std::iter::repeat_n(' ', text.len().next_multiple_of(ALIGNMENT) - text.len()));
+        let data = (size_of::<u64>() + text.len()) as u64;
+        let mut places = BTreeMap::new();
+        let mut offset = data;
+        for parameter in parameters {
+            let length = parameter.len();
+            places.insert(parameter.name.clone(), Place { offset, length, written: false });
+            offset += (length * dtype.size()) as u64;
+        }
+        let create = || -> io::Result<File> {
+            let mut file = File::create_new(path)?;
+            file.set_len(data + end)?;
+            file.write_all(&(text.len() as u64).to_le_bytes())?;
+            file.write_all(text.as_bytes())?;
+            Ok(file)
+        };
+        let file = create().map_err(|e| Error::io("write", path, e))?;
+        Ok(Self { path: path.to_owned(), file, dtype, places })
+    }
+
+    /// Writes a tensor.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; [`Error::Length`] for another number of values and for one that is written already;
+    /// [`Error::NotFinite`] for a value that is NaN, infinite, or too large for the number type.
+    pub(crate) fn write(&mut self, name: &str, values: &[f32]) -> Result<()> {
+        let Some(place) = self.places.get_mut(name) else {
+            let what = "no place for a tensor";
+            let nearest = crate::error::nearest(name, self.places.keys().map(String::as_str));
+            return Err(Error::UnknownTensor { path: self.path.clone(), what, name: name.to_owned(), nearest });
+        };
+        let expected = if place.written { "it once".to_owned() } else { format!("{} values", place.length) };
+        if place.written || values.len() != place.length {
+            return Err(Error::Length { name: name.to_owned(), expected, found: values.len() });
+        }
+        let io = |e| Error::io("write", &self.path, e);
+        self.file.seek(SeekFrom::Start(place.offset)).map_err(io)?;
+        let mut bytes = Vec::with_capacity(BLOCK.min(values.len()) * self.dtype.size());
+        for (number, block) in values.chunks(BLOCK).enumerate() {
+            bytes.clear();
+            if let Some(index) = encode(block, self.dtype, &mut bytes) {
+                return Err(Error::NotFinite {
+                    path: self.path.clone(),
+                    name: name.to_owned(),
+                    index: number * BLOCK + index,
+                    value: block[index],
+                });
+            }
+            self.file.write_all(&bytes).map_err(io)?;
+        }
+        place.written = true;
+        Ok(())
+    }
+
+    /// The tensors that are not written yet.
+    pub(crate) fn missing(&self) -> impl Iterator<Item = &str> {
+        self.places.iter().filter(|(_, place)| !place.written).map(|(name, _)| name.as_str())
+    }
+}
+
+/// Adds the bytes of `values` in a number type; the index of the first that is not finite in it, if there is one.
+fn encode(values: &[f32], dtype: Dtype, bytes: &mut Vec<u8>) -> Option<usize> {
+    let finite = |value: f32| match dtype {
+        Dtype::F32 => value.is_finite(),
+        Dtype::Bf16 => bf16::from_f32(value).is_finite(),
+        Dtype::F16 => f16::from_f32(value).is_finite(),
+    };
+    match dtype {
+        Dtype::F32 => values.iter().for_each(|value| bytes.extend(value.to_le_bytes())),
+        Dtype::Bf16 => values.iter().for_each(|&value| bytes.extend(bf16::from_f32(value).to_le_bytes())),
+        Dtype::F16 => values.iter().for_each(|&value| bytes.extend(f16::from_f32(value).to_le_bytes())),
+    }
+    values.iter().position(|&value| !finite(value))
+}

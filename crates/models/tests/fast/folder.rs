@@ -1,0 +1,194 @@
+//! `config.json` and `generation_config.json`.
+
+use crate::support::{Folder, qwen2, says, whole_text, with};
+use models::{Dtype, Family, GenerationDefaults, RopeScaling};
+use serde_json::{Value, json};
+
+fn refused(fields: Value) -> String {
+    Folder::new(with(qwen2(), fields)).open().expect_err("not supported").to_string()
+}
+
+/// Llama 3.2 as transformers 5 writes it.
+fn llama() -> Value {
+    json!({
+        "architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "dtype": "float32",
+        "bos_token_id": 1, "eos_token_id": [2, 3], "head_dim": 8, "hidden_act": "silu", "hidden_size": 16,
+        "initializer_range": 0.02, "intermediate_size": 24, "max_position_embeddings": 4096, "mlp_bias": false,
+        "model_type": "llama", "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2,
+        "pad_token_id": null, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+        "rope_parameters": {
+            "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 1024,
+            "rope_theta": 500000.0, "rope_type": "llama3"
+        },
+        "tie_word_embeddings": true, "transformers_version": "5.0.0", "use_cache": true, "vocab_size": 32
+    })
+}
+
+#[test]
+fn both_layouts_of_a_configuration_are_read() {
+    let folder = Folder::new(qwen2());
+    let old = folder.open().unwrap();
+    let config = old.config();
+    assert_eq!((old.family(), old.dtype()), (Family::Qwen2, Some(Dtype::Bf16)));
+    assert_eq!((config.rope_theta, config.rope_scaling, config.attention_bias), (1e6, None, true));
+    assert_eq!((config.head_dim(), config.rms_norm_eps, config.tie_word_embeddings), (4, 1e-6, false));
+    let new = with(
+        qwen2(),
+        json!({
+            "rope_theta": null, "torch_dtype": null, "dtype": "bfloat16",
+            "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"},
+            "layer_types": ["full_attention", "full_attention"], "pad_token_id": null
+        }),
+    );
+    let new = Folder::new(new).open().unwrap();
+    assert_eq!((new.config(), new.dtype()), (config, old.dtype()));
+}
+
+#[test]
+fn llama_3_stretches_its_rotary_frequencies() {
+    let folder = Folder::new(llama()).open().unwrap();
+    let scaling = RopeScaling {
+        factor: 32.0,
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original_max_position_embeddings: 1024,
+    };
+    let config = folder.config();
+    assert_eq!((folder.family(), config.rope_scaling, config.rope_theta), (Family::Llama, Some(scaling), 500_000.0));
+    assert_eq!((config.head_dim(), config.attention_bias, config.qk_norm), (8, false, false));
+    assert!(config.tie_word_embeddings && config.parameters().iter().all(|p| p.name != "lm_head.weight"));
+
+    let mut rope = llama()["rope_parameters"].clone();
+    rope.as_object_mut().unwrap().remove("rope_theta");
+    let old = with(llama(), json!({"rope_parameters": null, "rope_scaling": rope, "rope_theta": 500000.0}));
+    assert_eq!(Folder::new(old).model(), *config);
+}
+
+#[test]
+fn qwen3_has_norms_and_a_width_of_its_own() {
+    let qwen3 = with(qwen2(), json!({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 8}));
+    let folder = Folder::new(qwen3.clone()).open().unwrap();
+    assert_eq!((folder.family(), folder.config().head_dim()), (Family::Qwen3, 8));
+    let names: Vec<String> = folder.config().parameters().into_iter().map(|p| p.name).collect();
+    assert!(names.contains(&"model.layers.1.self_attn.k_norm.weight".to_owned()));
+    assert!(names.iter().all(|name| !name.ends_with(".bias")));
+    // transformers' class has 128 columns where the field is absent.
+    assert_eq!(Folder::new(with(qwen3.clone(), json!({"head_dim": null}))).model().head_dim(), 128);
+    let biased = Folder::new(with(qwen3, json!({"attention_bias": true}))).open().unwrap_err().to_string();
+    says(&biased, &["config.json", "`attention_bias` is true", "o_proj"]);
+}
+
+#[test]
+fn parameters_are_counted() {
+    // Qwen2.5-0.5B has 494032768 weights (its model card: 0.49B).
+    let config = Folder::new(with(
+        qwen2(),
+        json!({
+            "vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+            "num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": true
+        }),
+    ));
+    assert_eq!(config.model().parameter_count(), 494_032_768);
+}
+
+#[test]
+fn other_mathematics_are_refused_by_name() {
+    for (fields, parts) in [
+        (json!({"hidden_act": "gelu"}), &["`hidden_act` is \"gelu\"", "silu"][..]),
+        (json!({"model_type": "qwen3_moe"}), &["`model_type` is \"qwen3_moe\"", "qwen2, qwen3, llama"]),
+        (json!({"architectures": ["Qwen2ForSequenceClassification"]}), &["`architectures`", "Qwen2ForCausalLM"]),
+        (json!({"architectures": ["LlamaForCausalLM"]}), &["`architectures`", "for model_type qwen2"]),
+        (
+            json!({"use_sliding_window": true, "max_window_layers": 1, "sliding_window": 16}),
+            &["`use_sliding_window` is true"],
+        ),
+        (
+            json!({"layer_types": ["full_attention", "sliding_attention"]}),
+            &["`layer_types`", "full_attention in every layer"],
+        ),
+        (json!({"quantization_config": {"quant_method": "gptq"}}), &["`quantization_config`", "gptq", "not quantised"]),
+        (json!({"num_experts": 8}), &["`num_experts` is 8", "no mixture of experts"]),
+        (
+            json!({"rope_scaling": {"type": "yarn", "factor": 4.0}}),
+            &["`rope_scaling.type` is \"yarn\"", "default, llama3"],
+        ),
+        (json!({"rope_parameters": {"rope_type": "linear", "factor": 2}}), &["`rope_parameters.rope_type`"]),
+        (json!({"rope_scaling": {"rope_type": "llama3", "factor": 8}}), &["`rope_scaling.low_freq_factor` is missing"]),
+        (json!({"partial_rotary_factor": 0.5}), &["`partial_rotary_factor` is 0.5"]),
+        (json!({"final_logit_softcapping": 30.0}), &["`final_logit_softcapping` is 30.0"]),
+        (json!({"attention_dropout": 0.1}), &["`attention_dropout` is 0.1"]),
+        (json!({"torch_dtype": "float64"}), &["`torch_dtype` is \"float64\"", "float32, bfloat16, float16"]),
+        (json!({"hidden_size": "16"}), &["`hidden_size` is \"16\"", "a whole number"]),
+        (json!({"hidden_size": null}), &["`hidden_size` is missing"]),
+        (json!({"num_key_value_heads": 3}), &["`num_key_value_heads` is 3", "a divisor of num_attention_heads"]),
+    ] {
+        says(&refused(fields), &[&["config.json"], parts].concat());
+    }
+    let mlp_bias = Folder::new(with(llama(), json!({"mlp_bias": true}))).open().unwrap_err().to_string();
+    says(&mlp_bias, &["`mlp_bias` is true"]);
+}
+
+#[test]
+fn fields_that_change_nothing_are_passed_over() {
+    for fields in [
+        json!({"use_sliding_window": true, "sliding_window": 64, "max_window_layers": 0}),
+        json!({"use_sliding_window": true, "sliding_window": 16, "max_window_layers": 2}),
+        json!({"use_sliding_window": false, "sliding_window": 16, "max_window_layers": 0}),
+        json!({"quantization_config": {}, "partial_rotary_factor": 1.0, "some_new_field": [1, 2]}),
+        json!({"hidden_act": "swish", "torch_dtype": "auto"}),
+        json!({"rope_scaling": {"type": "default"}}),
+    ] {
+        let folder = Folder::new(with(qwen2(), fields.clone()));
+        assert_eq!(folder.model(), Folder::new(qwen2()).model(), "{fields}");
+    }
+}
+
+#[test]
+fn every_stop_token_is_known() {
+    let folder = Folder::new(qwen2());
+    assert_eq!(folder.open().unwrap().generation().eos_token_id, [2]);
+    folder.json(
+        "generation_config.json",
+        &json!({
+            "bos_token_id": 1, "pad_token_id": 5, "do_sample": true, "eos_token_id": [7, 2, 9], "repetition_penalty": 1.1,
+            "temperature": 0.7, "top_p": 0.8, "top_k": 20, "transformers_version": "4.43.1"
+        }),
+    );
+    let expected = GenerationDefaults {
+        eos_token_id: vec![7, 2, 9],
+        pad_token_id: Some(5),
+        bos_token_id: Some(1),
+        do_sample: Some(true),
+        temperature: Some(0.7),
+        top_k: Some(20),
+        top_p: Some(0.8),
+        min_p: None,
+        repetition_penalty: Some(1.1),
+    };
+    assert_eq!(*folder.open().unwrap().generation(), expected);
+    // A token that only config.json names ends a completion too.
+    folder.json("generation_config.json", &json!({"eos_token_id": 7}));
+    assert_eq!(folder.open().unwrap().generation().eos_token_id, [7, 2]);
+    for (json, parts) in [
+        (
+            json!({"eos_token_id": [7, 32]}),
+            ["generation_config.json", "`eos_token_id` is [7,32]", "below vocab_size (32)"],
+        ),
+        (json!({"eos_token_id": "</s>"}), ["generation_config.json", "`eos_token_id`", "a token id"]),
+        (json!({"top_p": 1.5}), ["generation_config.json", "`top_p` is 1.5", "between 0 and 1"]),
+    ] {
+        folder.json("generation_config.json", &json);
+        says(&folder.open().unwrap_err().to_string(), &parts);
+    }
+}
+
+#[test]
+fn a_missing_or_broken_configuration_is_said_with_its_place() {
+    let folder = Folder::new(qwen2());
+    std::fs::write(folder.file("config.json"), "{\n  \"hidden_size\": 16,\n  oops\n}").unwrap();
+    says(&folder.open().unwrap_err().to_string(), &["config.json, line 3, column 3", "JSON object"]);
+    std::fs::write(folder.file("config.json"), "[]").unwrap();
+    says(&folder.open().unwrap_err().to_string(), &["config.json, line 1", "JSON object"]);
+    std::fs::remove_file(folder.file("config.json")).unwrap();
+    says(&whole_text(folder.open().unwrap_err()), &["cannot read", "config.json", "No such file"]);
+}

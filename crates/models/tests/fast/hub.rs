@@ -1,0 +1,169 @@
+//! Downloads, from a server on this machine that answers as Hugging Face does.
+
+use crate::support::{Folder, says};
+use models::{Hub, ModelFolder};
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
+/// The server's side of the model `org/name`.
+#[derive(Default)]
+struct Server {
+    files: BTreeMap<String, Vec<u8>>,
+    /// The token without which nothing is given out.
+    token: Option<String>,
+    /// How many answers with the file of this name break off in the middle.
+    breaks: Mutex<(String, usize)>,
+    /// Every path that was asked for, with its range.
+    log: Mutex<Vec<String>>,
+}
+
+impl Server {
+    fn of(folder: &Path) -> Self {
+        let files = std::fs::read_dir(folder).unwrap().map(|entry| {
+            let path = entry.unwrap().path();
+            (path.file_name().unwrap().to_str().unwrap().to_owned(), std::fs::read(path).unwrap())
+        });
+        Self { files: files.collect(), ..Self::default() }
+    }
+
+    /// Serves for as long as the tests run; the address.
+    fn start(self) -> (String, Arc<Self>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let server = Arc::new(self);
+        let shared = Arc::clone(&server);
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                // A client may hang up in the middle.
+                let _ = shared.answer(stream.unwrap());
+            }
+        });
+        (address, server)
+    }
+
+    fn answer(&self, mut stream: TcpStream) -> std::io::Result<()> {
+        let lines: Vec<String> = BufReader::new(&stream)
+            .lines()
+            .map(|line| line.unwrap_or_default())
+            .take_while(|line| !line.is_empty())
+            .collect();
+        let path = lines[0].split(' ').nth(1).unwrap_or_default().to_owned();
+        let header = |name: &str| {
+            let mut found = lines.iter().filter_map(|line| line.split_once(": "));
+            found.find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.to_owned())
+        };
+        let range = header("range");
+        self.log.lock().unwrap().push(format!("{path} {}", range.as_deref().unwrap_or("whole")));
+        let mut refuse =
+            |status: &str| write!(stream, "HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+        if self.token.is_some() && header("authorization") != self.token.as_ref().map(|token| format!("Bearer {token}"))
+        {
+            return refuse("401 Unauthorized");
+        }
+        if path == "/api/models/org/name/revision/main" {
+            let siblings: Vec<_> = self.files.keys().map(|name| serde_json::json!({"rfilename": name})).collect();
+            let body = serde_json::json!({"sha": COMMIT, "siblings": siblings}).to_string();
+            let length = body.len();
+            return write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}");
+        }
+        let name = path.strip_prefix(&format!("/org/name/resolve/{COMMIT}/")).unwrap_or_default();
+        let Some(content) = self.files.get(name) else { return refuse("404 Not Found") };
+        let (begin, end) = range.as_deref().and_then(|range| range.strip_prefix("bytes=")?.split_once('-')).unwrap();
+        let begin: usize = begin.parse().unwrap();
+        let end = end.parse().map_or(content.len(), |last: usize| (last + 1).min(content.len()));
+        write!(
+            stream,
+            "HTTP/1.1 206 Partial Content\r\nContent-Length: {}\r\nContent-Range: bytes {begin}-{}/{}\r\nETag: \"{name}-tag\"\r\n\
+             x-repo-commit: {COMMIT}\r\nConnection: close\r\n\r\n",
+            end - begin,
+            end - 1,
+            content.len()
+        )?;
+        let mut breaks = self.breaks.lock().unwrap();
+        let is_whole = end == content.len() && end - begin > 1;
+        if breaks.0 == name && breaks.1 > 0 && is_whole {
+            breaks.1 -= 1;
+            return stream.write_all(&content[begin..begin + (end - begin) / 2]);
+        }
+        stream.write_all(&content[begin..end])
+    }
+}
+
+fn hub(cache: &Path, endpoint: String) -> Hub {
+    Hub { cache: cache.into(), offline: false, token: None, endpoint }
+}
+
+#[test]
+fn a_model_is_downloaded_once_and_whole() {
+    let folder = Folder::sharded();
+    for name in ["tokenizer.json", "generation_config.json", "pytorch_model.bin", "training_args.bin", "README.md"] {
+        std::fs::write(folder.file(name), "{}").unwrap();
+    }
+    let shard = "model-00002-of-00002.safetensors";
+    let server = Server { breaks: Mutex::new((shard.into(), 2)), ..Server::of(folder.path()) };
+    let (address, server) = server.start();
+    let cache = tempfile::tempdir().unwrap();
+    let hub = hub(cache.path(), address);
+    let snapshot = hub.locate("org/name", None).unwrap();
+    assert!(snapshot.ends_with(format!("models--org--name/snapshots/{COMMIT}")), "{}", snapshot.display());
+    let found = ModelFolder::open(&snapshot).unwrap();
+    let weights = found.weights().unwrap();
+    weights.check(found.config()).unwrap();
+    let original = folder.open().unwrap().weights().unwrap();
+    for name in original.names() {
+        assert_eq!(weights.tensor(name).unwrap().bytes(), original.tensor(name).unwrap().bytes(), "{name}");
+    }
+    assert!(snapshot.join("tokenizer.json").exists() && snapshot.join("generation_config.json").exists());
+    for other in ["pytorch_model.bin", "training_args.bin", "README.md"] {
+        assert!(!snapshot.join(other).exists(), "{other} is not needed");
+    }
+    // Two answers broke off; the next ones asked for the rest only.
+    let log = server.log.lock().unwrap().clone();
+    let length = server.files[shard].len();
+    for begin in [0, length / 2, length / 2 + (length - length / 2) / 2] {
+        let request = format!("/org/name/resolve/{COMMIT}/{shard} bytes={begin}-");
+        assert!(log.contains(&request), "{request} is not in {log:#?}");
+    }
+    let references = cache.path().join("models--org--name/refs");
+    assert_eq!(std::fs::read_to_string(references.join("main")).unwrap(), COMMIT);
+    assert_eq!(std::fs::read_dir(references).unwrap().count(), 1);
+    // From now on the hub is not asked.
+    assert_eq!(hub.locate("org/name", None).unwrap(), snapshot);
+    assert_eq!(Hub { offline: true, ..hub }.locate("org/name", Some("main")).unwrap(), snapshot);
+    assert_eq!(server.log.lock().unwrap().len(), log.len());
+}
+
+#[test]
+fn what_the_hub_does_not_give_out_is_explained() {
+    let cache = tempfile::tempdir().unwrap();
+    let folder = Folder::whole();
+    let (address, _) = Server { token: Some("hf_secret".into()), ..Server::of(folder.path()) }.start();
+    let private = hub(cache.path(), address);
+    let text = |hub: &Hub, name: &str| hub.locate(name, None).unwrap_err().to_string();
+    says(
+        &text(&private, "org/name"),
+        &["\"org/name\" was not found", "has no models--org--name", "no token was sent (HF_TOKEN)"],
+    );
+    let wrong = Hub { token: Some("hf_wrong".into()), ..private.clone() };
+    let refused = text(&wrong, "org/name");
+    says(&refused, &["the token that was sent does not open it"]);
+    assert!(!refused.contains("hf_wrong"), "{refused}");
+    let right = Hub { token: Some("hf_secret".into()), ..private };
+    says(&text(&right, "org/other"), &["has no org/other with a revision main"]);
+    ModelFolder::open(&right.locate("org/name", None).unwrap()).unwrap();
+
+    std::fs::rename(folder.file("model.safetensors"), folder.file("pytorch_model.bin")).unwrap();
+    let (address, _) = Server::of(folder.path()).start();
+    let other = tempfile::tempdir().unwrap();
+    says(&text(&hub(other.path(), address), "org/name"), &["there is no model.safetensors", "[\"pytorch_model.bin\"]"]);
+
+    // Nobody listens there.
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let nobody = hub(other.path(), format!("http://{closed}"));
+    says(&text(&nobody, "org/name"), &["was not found", "downloading from http://127.0.0.1", "refused"]);
+}

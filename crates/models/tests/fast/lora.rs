@@ -1,0 +1,194 @@
+//! Adapters: which matrices they are of, and PEFT's folder.
+
+use crate::support::{Folder, Tensor, Tensors, qwen2, says, whole_text, with};
+use models::{Adapter, AdapterOptions, AdapterWriter, LoraConfig, ModelCard, ModelConfig, TargetModules};
+use safetensors::Dtype as FileDtype;
+use serde_json::{Value, json};
+use std::path::Path;
+
+const Q: &str = "model.layers.0.self_attn.q_proj";
+
+fn lora(targets: Value) -> LoraConfig {
+    serde_json::from_value(json!({"r": 2, "lora_alpha": 3.0, "target_modules": targets})).unwrap()
+}
+
+fn resolved(targets: Value) -> Vec<String> {
+    let matrices = lora(targets).resolve(&Folder::new(qwen2()).model()).unwrap();
+    matrices.into_iter().map(|matrix| matrix.name).collect()
+}
+
+#[test]
+fn targets_are_resolved_as_peft_does() {
+    assert_eq!(resolved(json!(["q_proj"])), [Q, "model.layers.1.self_attn.q_proj"]);
+    assert_eq!(resolved(json!(["0.self_attn.q_proj", "lm_head"])), [Q, "lm_head"]);
+    assert_eq!(
+        resolved(json!(r"model\.layers\.1\.mlp\.(up|down)_proj")),
+        ["model.layers.1.mlp.up_proj", "model.layers.1.mlp.down_proj"]
+    );
+    // The whole name has to match, and the head is not one of all.
+    assert_eq!(resolved(json!(".*0.*v_proj")), ["model.layers.0.self_attn.v_proj"]);
+    let all = resolved(json!("all-linear"));
+    assert_eq!((all.len(), all.contains(&"lm_head".into())), (14, false));
+    assert_eq!(resolved(json!("lm_head")), ["lm_head"]);
+
+    let model = Folder::new(qwen2()).model();
+    for (targets, parts) in [
+        (json!(["q_prj"]), &["\"q_prj\"", "the nearest is q_proj"][..]),
+        (json!(["roj"]), &["\"roj\"", "no such matrix"]),
+        (json!(["q_proj", "embed_tokens"]), &["\"embed_tokens\"", "`model.embed_tokens` is not a matrix"]),
+        (json!(".*self_attn.*|.*norm"), &["`model.norm` is not a matrix"]),
+        (json!("q_proj"), &["\"q_proj\"", "whole name of no matrix"]),
+        (json!("(?!a)b"), &["not a regular expression", "look-around"]),
+        (json!([]), &["lora.target_modules", "an empty list"]),
+    ] {
+        says(&lora(targets).resolve(&model).unwrap_err().to_string(), parts);
+    }
+    for (r, alpha, key) in [(0, 1.0, "lora.r"), (1, 0.0, "lora.lora_alpha"), (1, f64::NAN, "lora.lora_alpha")] {
+        let config = LoraConfig { r, lora_alpha: alpha, ..LoraConfig::default() };
+        says(&config.resolve(&model).unwrap_err().to_string(), &[key]);
+    }
+    let plain = LoraConfig { r: 4, lora_alpha: 6.0, ..LoraConfig::default() };
+    assert_eq!((plain.scaling(), LoraConfig { use_rslora: true, ..plain }.scaling()), (1.5, 3.0));
+}
+
+/// An adapter of `lora` whose values count up.
+fn written(target: &Path, lora: &LoraConfig, model: &ModelConfig, options: AdapterOptions) {
+    let mut writer = AdapterWriter::create(target, lora, model, None, options).unwrap();
+    for (place, parameter) in lora.parameters(model).unwrap().iter().enumerate() {
+        let values: Vec<f32> = (0..parameter.len()).map(|index| (place * 100 + index) as f32).collect();
+        writer.write(&parameter.name, &values).unwrap();
+    }
+    writer.finish().unwrap();
+}
+
+#[test]
+fn an_adapter_is_read_as_it_was_written() {
+    let model = Folder::new(qwen2()).model();
+    let place = tempfile::tempdir().unwrap();
+    let target = place.path().join("adapter");
+    for targets in [json!(["q_proj", "lm_head"]), json!("all-linear"), json!(".*o_proj")] {
+        let lora = LoraConfig { use_rslora: true, ..lora(targets) };
+        let card = ModelCard { base_model: Some("a/b".into()), text: "An adapter".into() };
+        let options =
+            AdapterOptions { base_model: Some("a/b".into()), replace: true, card: Some(card), ..Default::default() };
+        written(&target, &lora, &model, options);
+        let adapter = Adapter::open(&target, &model).unwrap();
+        assert_eq!((adapter.config(), adapter.base_model()), (&lora, Some("a/b")));
+        assert_eq!(adapter.matrices(), lora.resolve(&model).unwrap());
+        let last = adapter.matrices().last().unwrap();
+        let (a, b) = (adapter.lora_a(last).unwrap(), adapter.lora_b(last).unwrap());
+        assert_eq!((a.shape(), b.shape()), (&[2, last.input][..], &[last.output, 2][..]));
+        assert_eq!(b.to_vec()[1] - a.to_vec()[0], 101.0);
+        let card = std::fs::read_to_string(target.join("README.md")).unwrap();
+        says(&card, &["library_name: peft", "base_model: \"a/b\"", "- grpo", "An adapter"]);
+    }
+}
+
+/// A folder with PEFT's files: rank 2 on `q_proj` of two layers.
+struct PeftFolder(Folder);
+
+impl PeftFolder {
+    fn new(fields: Value) -> Self {
+        let folder = Folder::new(qwen2());
+        let config = json!({
+            "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"],
+            "bias": "none", "lora_dropout": 0.05, "rank_pattern": {}, "modules_to_save": null, "use_dora": false,
+            "init_lora_weights": true, "base_model_name_or_path": "", "peft_version": "0.21.2"
+        });
+        folder.json("adapter_config.json", &with(config, fields));
+        Self(folder)
+    }
+
+    fn tensors(&self) -> Tensors {
+        let matrices = lora(json!(["q_proj"])).parameters(&self.0.model()).unwrap();
+        matrices.into_iter().map(|p| (p.name, Tensor::of(FileDtype::F32, &p.shape, &[0.5; 32]))).collect()
+    }
+
+    fn write(&self, tensors: &Tensors) -> &Self {
+        self.0.safetensors("adapter_model.safetensors", tensors);
+        self
+    }
+
+    fn refused(&self) -> String {
+        whole_text(Adapter::open(self.0.path(), &self.0.model()).expect_err("the adapter is damaged"))
+    }
+}
+
+#[test]
+fn what_peft_can_do_and_this_cannot_is_refused_by_field() {
+    for (fields, parts) in [
+        (json!({"peft_type": "IA3"}), ["`peft_type` is \"IA3\"", "LORA"]),
+        (json!({"task_type": "SEQ_CLS"}), ["`task_type`", "CAUSAL_LM"]),
+        (json!({"bias": "all"}), ["`bias` is \"all\"", "none"]),
+        (json!({"use_dora": true}), ["`use_dora` is true", "DoRA"]),
+        (json!({"lora_bias": true}), ["`lora_bias` is true", "without biases"]),
+        (json!({"rank_pattern": {"q_proj": 4}}), ["`rank_pattern` is {\"q_proj\":4}", "one rank"]),
+        (json!({"modules_to_save": ["lm_head"]}), ["`modules_to_save`", "only the adapters"]),
+        (json!({"init_lora_weights": "pissa"}), ["`init_lora_weights` is \"pissa\"", "gaussian"]),
+        (json!({"layers_to_transform": [0]}), ["`layers_to_transform`", "pattern"]),
+        (json!({"r": null}), ["`r` is missing", "whole number"]),
+        (json!({"target_modules": null}), ["`target_modules` is missing", "a text or a list"]),
+    ] {
+        says(&PeftFolder::new(fields).refused(), &[&["adapter_config.json"], &parts[..]].concat());
+    }
+    says(&PeftFolder::new(json!({"target_modules": ["c_attn"]})).refused(), &["\"c_attn\"", "no such matrix"]);
+}
+
+#[test]
+fn tensors_of_an_adapter_are_checked() {
+    let folder = PeftFolder::new(json!({}));
+    let whole = folder.tensors();
+    let name = format!("base_model.model.{Q}.lora_A.weight");
+    assert!(whole.contains_key(&name));
+    Adapter::open(folder.write(&whole).0.path(), &folder.0.model()).unwrap();
+    let damaged = |change: &dyn Fn(&mut Tensors)| {
+        let mut tensors = whole.clone();
+        change(&mut tensors);
+        folder.write(&tensors).refused()
+    };
+    says(&damaged(&|t| drop(t.remove(&name))), &["lacks 1", &name]);
+    let renamed = |t: &mut Tensors| {
+        let tensor = t.remove(&name).unwrap();
+        t.insert(name.replace("lora_A", "lora_A.default"), tensor);
+    };
+    says(&damaged(&renamed), &["lora_A.default.weight", &format!("nearest name is `{name}`")]);
+    let shape = |t: &mut Tensors| drop(t.insert(name.clone(), Tensor::of(FileDtype::F32, &[4, 8], &[0.5; 32])));
+    says(&damaged(&shape), &[&name, "[4, 8]", "[2, 16]"]);
+    let nan = |t: &mut Tensors| drop(t.insert(name.clone(), Tensor::of(FileDtype::F32, &[2, 16], &[f32::NAN; 32])));
+    says(&damaged(&nan), &[&name, "NaN at index 0"]);
+
+    std::fs::remove_file(folder.0.file("adapter_model.safetensors")).unwrap();
+    says(&folder.refused(), &["cannot read", "adapter_model.safetensors"]);
+    std::fs::write(folder.0.file("adapter_model.bin"), "").unwrap();
+    says(&folder.refused(), &["only adapter_model.bin"]);
+}
+
+#[test]
+fn the_head_that_peft_stores_is_compared_with_the_models() {
+    let folder = PeftFolder::new(json!({"target_modules": ["q_proj", "lm_head"]}));
+    let model = folder.0.model();
+    let base = folder.0.tensors(FileDtype::F32);
+    folder.0.safetensors("model.safetensors", &base);
+    let weights = folder.0.open().unwrap().weights().unwrap();
+    let mut tensors = folder.tensors();
+    for parameter in lora(json!(["lm_head"])).parameters(&model).unwrap() {
+        tensors
+            .insert(parameter.name.clone(), Tensor::of(FileDtype::F32, &parameter.shape, &vec![0.5; parameter.len()]));
+    }
+    let check = |tensors: &Tensors| Adapter::open(folder.write(tensors).0.path(), &model).unwrap().check_base(&weights);
+    check(&tensors).unwrap();
+    let stored = "base_model.model.lm_head.base_layer.weight";
+    tensors.insert(stored.into(), base["lm_head.weight"].clone());
+    check(&tensors).unwrap();
+    tensors.insert(stored.into(), base["model.embed_tokens.weight"].clone());
+    says(&check(&tensors).unwrap_err().to_string(), &[stored, "differs from the head"]);
+}
+
+#[test]
+fn a_configuration_has_pefts_names() {
+    let config: LoraConfig = serde_json::from_value(json!({"target_modules": "all-linear", "r": 8})).unwrap();
+    assert_eq!(config, LoraConfig { r: 8, ..LoraConfig::default() });
+    assert_eq!(config.target_modules, TargetModules::Pattern("all-linear".into()));
+    let error = serde_json::from_value::<LoraConfig>(json!({"lora_dropout": 0.1})).unwrap_err().to_string();
+    says(&error, &["lora_dropout"]);
+}

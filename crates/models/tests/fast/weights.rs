@@ -1,0 +1,236 @@
+//! Weights in one file and in shards, whole and damaged.
+
+use crate::support::{Folder, Tensor, qwen2, says, with};
+use models::{Dtype, Weights};
+use safetensors::Dtype as FileDtype;
+use serde_json::json;
+
+const FIRST: &str = "model-00001-of-00002.safetensors";
+const SECOND: &str = "model-00002-of-00002.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+const Q: &str = "model.layers.0.self_attn.q_proj.weight";
+
+#[test]
+fn weights_are_read_in_every_number_type_and_in_pieces() {
+    for (file, dtype) in [(FileDtype::F32, Dtype::F32), (FileDtype::BF16, Dtype::Bf16), (FileDtype::F16, Dtype::F16)] {
+        let folder = Folder::new(qwen2());
+        folder.safetensors("model.safetensors", &folder.tensors(file));
+        let weights = folder.open().unwrap().weights().unwrap();
+        weights.check(&folder.model()).unwrap();
+        weights.check_finite().unwrap();
+        let tensor = weights.tensor(Q).unwrap();
+        assert_eq!((tensor.name(), tensor.dtype(), tensor.shape()), (Q, dtype, &[16, 16][..]));
+        assert_eq!(tensor.bytes().len(), 256 * dtype.size());
+        let place = folder.model().parameters().iter().position(|p| p.name == Q).unwrap();
+        let expected: Vec<f32> = (0..256).map(|index| ((place * 31 + index * 7) % 255) as f32 / 64.0 - 2.0).collect();
+        assert_eq!(tensor.to_vec(), expected);
+        let mut piece = [0.0; 100];
+        tensor.read(150, &mut piece).unwrap();
+        assert_eq!(piece, expected[150..250]);
+        let error = tensor.read(200, &mut piece).unwrap_err().to_string();
+        says(&error, &[Q, "at most 56 from index 200 on", "got 100"]);
+    }
+}
+
+#[test]
+fn shards_are_one_model_with_and_without_an_index() {
+    let folder = Folder::sharded();
+    let read = || {
+        let weights = folder.open().unwrap().weights().unwrap();
+        weights.check(&folder.model()).unwrap();
+        weights.names().map(|name| (name.to_owned(), weights.tensor(name).unwrap().to_vec())).collect::<Vec<_>>()
+    };
+    let sharded = read();
+    assert_eq!(sharded.len(), folder.model().parameters().len());
+    std::fs::remove_file(folder.file(INDEX)).unwrap();
+    assert_eq!(read(), sharded);
+    std::fs::remove_file(folder.file(FIRST)).unwrap();
+    says(&folder.refused(), &["the shard model-00001-of-00002.safetensors is missing", INDEX]);
+}
+
+#[test]
+fn a_missing_shard_is_named() {
+    let folder = Folder::sharded();
+    std::fs::remove_file(folder.file(SECOND)).unwrap();
+    says(&folder.refused(), &["the shard model-00002-of-00002.safetensors is missing", "it holds 15 of 27 tensors"]);
+}
+
+#[test]
+fn a_truncated_shard_is_said_with_both_lengths() {
+    let folder = Folder::sharded();
+    let bytes = std::fs::read(folder.file(SECOND)).unwrap();
+    for length in [bytes.len() - 1, bytes.len() / 2] {
+        std::fs::write(folder.file(SECOND), &bytes[..length]).unwrap();
+        let expected = format!("the header describes {} bytes and the file has {length}", bytes.len());
+        says(&folder.refused(), &[SECOND, "truncated", &expected]);
+    }
+    for length in [100, 5] {
+        std::fs::write(folder.file(SECOND), &bytes[..length]).unwrap();
+        says(&folder.refused(), &[SECOND, "truncated"]);
+    }
+    std::fs::write(folder.file(SECOND), "").unwrap();
+    says(&folder.refused(), &[SECOND, "the file is empty"]);
+    std::fs::write(folder.file(SECOND), [bytes.as_slice(), &[0; 8]].concat()).unwrap();
+    says(&folder.refused(), &[SECOND, "longer than its header says"]);
+}
+
+#[test]
+fn files_that_are_no_safetensors_are_refused() {
+    let folder = Folder::whole();
+    std::fs::write(
+        folder.file("model.safetensors"),
+        "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
+    )
+    .unwrap();
+    says(&folder.refused(), &["model.safetensors", "git lfs pull"]);
+    std::fs::write(
+        folder.file("model.safetensors"),
+        [b"\x10\0\0\0\0\0\0\0".as_slice(), b"{\"a\": no json}  "].concat(),
+    )
+    .unwrap();
+    says(&folder.refused(), &["model.safetensors", "not readable as safetensors"]);
+}
+
+#[test]
+fn a_tensor_in_two_shards_is_named() {
+    let folder = Folder::sharded();
+    let (first, mut second) = folder.halves();
+    second.insert(Q.into(), first[Q].clone());
+    folder.shards(&first, &second);
+    says(&folder.refused(), &[Q, "is in two shards", FIRST, SECOND]);
+}
+
+#[test]
+fn an_index_and_its_shards_must_agree() {
+    let folder = Folder::sharded();
+    std::fs::copy(folder.file(FIRST), folder.file("model-00003-of-00003.safetensors")).unwrap();
+    says(&folder.refused(), &["there is a shard model-00003-of-00003.safetensors", "does not name"]);
+
+    let folder = Folder::sharded();
+    let (mut first, second) = folder.halves();
+    folder.shards(&first, &second);
+    let tensor = first.remove(Q).unwrap();
+    folder.safetensors(FIRST, &first);
+    says(&folder.refused(), &[INDEX, Q, FIRST, "it does not"]);
+
+    first.insert(Q.into(), tensor.clone());
+    first.insert("model.extra".into(), tensor);
+    folder.safetensors(FIRST, &first);
+    says(&folder.refused(), &[FIRST, "`model.extra`", "the index does not name"]);
+
+    for (map, parts) in [
+        (json!({}), ["names no tensor"].as_slice()),
+        (json!({"a": "../a.safetensors"}), &["`a`", "../a.safetensors", "expected a file name"]),
+        (json!({"a": 1}), &["`a`", "expected a file name"]),
+    ] {
+        folder.json(INDEX, &json!({"weight_map": map}));
+        says(&folder.refused(), &[&[INDEX], parts].concat());
+    }
+    folder.json(INDEX, &json!({"metadata": {}}));
+    says(&folder.refused(), &[INDEX, "`weight_map` is missing"]);
+}
+
+#[test]
+fn two_sets_of_weights_are_refused() {
+    let folder = Folder::sharded();
+    std::fs::copy(folder.file(FIRST), folder.file("model.safetensors")).unwrap();
+    says(&folder.refused(), &["there are both model.safetensors and", INDEX]);
+}
+
+#[test]
+fn a_tensor_of_another_shape_is_said_with_both_shapes() {
+    let folder = Folder::whole();
+    let mut tensors = folder.tensors(FileDtype::F32);
+    tensors.insert(Q.into(), Tensor::of(FileDtype::F32, &[16, 8], &[0.0; 128]));
+    folder.safetensors("model.safetensors", &tensors);
+    says(&folder.refused(), &["model.safetensors", Q, "is [16, 8]", "its configuration makes it [16, 16]"]);
+}
+
+#[test]
+fn a_tensor_of_another_number_type_is_refused() {
+    for (dtype, name) in [(FileDtype::I8, "I8"), (FileDtype::F64, "F64")] {
+        let folder = Folder::whole();
+        let mut tensors = folder.tensors(FileDtype::F32);
+        tensors.insert(Q.into(), Tensor::of(dtype, &[16, 16], &[0.0; 256]));
+        folder.safetensors("model.safetensors", &tensors);
+        says(&folder.refused(), &[Q, &format!("is {name}"), "supported: F32, BF16, F16"]);
+    }
+}
+
+#[test]
+fn unknown_and_missing_names_are_said_with_the_nearest() {
+    let folder = Folder::whole();
+    let mut tensors = folder.tensors(FileDtype::F32);
+    let tensor = tensors.remove(Q).unwrap();
+    folder.safetensors("model.safetensors", &tensors);
+    says(&folder.refused(), &["lacks 1 of the model's tensors", Q]);
+    tensors.insert("layers.0.self_attn.q_proj.weight".into(), tensor.clone());
+    folder.safetensors("model.safetensors", &tensors);
+    says(&folder.refused(), &["`layers.0.self_attn.q_proj.weight`", &format!("the nearest name is `{Q}`")]);
+    tensors.remove("layers.0.self_attn.q_proj.weight");
+    tensors.insert(Q.into(), tensor.clone());
+    tensors.insert("score.weight".into(), tensor.clone());
+    folder.safetensors("model.safetensors", &tensors);
+    let text = folder.refused();
+    says(&text, &["does not ask for: `score.weight`"]);
+    assert!(!text.contains("nearest"), "{text}");
+    // What old Llama checkpoints store is computed.
+    tensors.remove("score.weight");
+    tensors.insert("model.layers.0.self_attn.rotary_emb.inv_freq".into(), tensor);
+    folder.safetensors("model.safetensors", &tensors);
+    folder.open().unwrap().weights().unwrap().check(&folder.model()).unwrap();
+
+    let weights = Weights::open(folder.path()).unwrap();
+    let text = weights.tensor("model.layer.0.self_attn.q_proj.weight").unwrap_err().to_string();
+    says(&text, &["has no tensor `model.layer.0.self_attn.q_proj.weight`", Q]);
+}
+
+#[test]
+fn values_that_are_not_finite_are_found() {
+    for (dtype, value, shown) in [
+        (FileDtype::F32, f32::NAN, "NaN"),
+        (FileDtype::BF16, f32::INFINITY, "inf"),
+        (FileDtype::F16, f32::NEG_INFINITY, "-inf"),
+    ] {
+        let folder = Folder::whole();
+        let mut tensors = folder.tensors(dtype);
+        let mut values = vec![1.0; 32 * 16];
+        values[300] = value;
+        values[400] = f32::NAN;
+        tensors.insert("lm_head.weight".into(), Tensor::of(dtype, &[32, 16], &values));
+        folder.safetensors("model.safetensors", &tensors);
+        says(&folder.refused(), &["`lm_head.weight`", &format!("holds {shown} at index 300")]);
+    }
+}
+
+#[test]
+fn a_tied_model_may_store_its_head_if_it_is_the_embedding() {
+    let folder = Folder::new(with(qwen2(), json!({"tie_word_embeddings": true})));
+    let mut tensors = folder.tensors(FileDtype::F32);
+    assert!(!tensors.contains_key("lm_head.weight"));
+    let check = || folder.open().unwrap().weights().unwrap().check(&folder.model());
+    folder.safetensors("model.safetensors", &tensors);
+    check().unwrap();
+    let embedding = tensors["model.embed_tokens.weight"].clone();
+    tensors.insert("lm_head.weight".into(), embedding.clone());
+    folder.safetensors("model.safetensors", &tensors);
+    check().unwrap();
+    // The same values in another number type.
+    let values: Vec<f32> = embedding.bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+    tensors.insert("lm_head.weight".into(), Tensor::of(FileDtype::BF16, &[32, 16], &values));
+    folder.safetensors("model.safetensors", &tensors);
+    check().unwrap();
+    let mut other = values;
+    other[511] += 1.0;
+    tensors.insert("lm_head.weight".into(), Tensor::of(FileDtype::F32, &[32, 16], &other));
+    folder.safetensors("model.safetensors", &tensors);
+    says(&check().unwrap_err().to_string(), &["tie_word_embeddings: true", "lm_head.weight differs"]);
+}
+
+#[test]
+fn a_folder_without_weights_says_what_it_has() {
+    let folder = Folder::new(qwen2());
+    says(&folder.refused(), &["there is no model.safetensors and no model.safetensors.index.json"]);
+    std::fs::write(folder.file("pytorch_model.bin"), "").unwrap();
+    says(&folder.refused(), &["only pytorch_model.bin", "save_pretrained"]);
+}

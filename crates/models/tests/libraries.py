@@ -1,0 +1,130 @@
+"""What this crate writes, read by the libraries that it is written for. By hand, with torch, transformers and peft installed:
+
+    cargo build -p grpo-models --example rewrite_folder
+    python crates/models/tests/libraries.py
+
+Random checkpoints of every family are made by transformers, and adapters of them by peft. Each is read and written again by the
+example, in every number type, in one file and in several, and loaded by transformers and peft: every tensor and every logit has to
+be the same. A model that comes from no folder has to load as the class of its family, without a missing or unexpected tensor.
+"""
+
+import argparse
+import pathlib
+import subprocess
+import tempfile
+import warnings
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers.utils import logging
+
+ROOT = pathlib.Path(__file__).parents[3]
+SHAPE = dict(
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=4096,
+)
+LLAMA3 = dict(
+    rope_type="llama3",
+    rope_theta=5e5,
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=1024,
+)
+FAMILIES = {
+    "qwen2": Qwen2Config(**SHAPE, eos_token_id=2, tie_word_embeddings=True),
+    "qwen2-untied": Qwen2Config(**SHAPE, eos_token_id=2, tie_word_embeddings=False),
+    "qwen3": Qwen3Config(**SHAPE, head_dim=16, eos_token_id=[2, 3]),
+    "llama": LlamaConfig(**SHAPE, eos_token_id=[2, 3, 4], rope_parameters=LLAMA3),
+}
+ADAPTERS = [
+    ("qwen2", dict(target_modules=["q_proj", "v_proj"], use_rslora=True)),
+    ("qwen2", dict(target_modules=["o_proj", "lm_head"])),
+    ("qwen2-untied", dict(target_modules=["q_proj", "lm_head"])),
+    ("qwen3", dict(target_modules=r"model\.layers\.0\.(self_attn|mlp)\..*_proj")),
+    ("llama", dict(target_modules="all-linear", init_lora_weights="gaussian")),
+]
+
+
+def load(folder, dtype):
+    model, report = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"], report
+    return model.eval()
+
+
+def logits(model):
+    ids = torch.arange(48).reshape(2, 24) * 5 % model.config.vocab_size
+    with torch.no_grad():
+        return model(ids).logits
+
+
+def same(name, ours, theirs):
+    left, right = ours.state_dict(), theirs.state_dict()
+    assert left.keys() == right.keys(), left.keys() ^ right.keys()
+    for key in left:
+        assert torch.equal(left[key], right[key]), (name, key)
+    assert torch.equal(logits(ours), logits(theirs)), name
+    print(f"{name}: {len(left)} tensors and logits are the same")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--program", default=ROOT / "target/debug/examples/rewrite_folder")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+    def rewrite(*words):
+        subprocess.run([arguments.program, *map(str, words)], check=True)
+
+    with tempfile.TemporaryDirectory() as place:
+        place = pathlib.Path(place)
+        for name, config in FAMILIES.items():
+            torch.manual_seed(0)
+            model = AutoModelForCausalLM.from_config(config)
+            for parameter in model.parameters():
+                torch.nn.init.normal_(parameter, std=0.2)
+            model.generation_config.eos_token_id = config.eos_token_id
+            model.save_pretrained(place / name)
+            for dtype in ["float32", "bfloat16", "float16"]:
+                for limit in [5_000_000_000, 20_000]:
+                    target = place / f"{name}-{dtype}-{limit}"
+                    rewrite(place / name, target, dtype, limit)
+                    files = len(list(target.glob("*.safetensors")))
+                    assert (files > 1) == (limit < 10**9), files
+                    ours = load(target, "auto")
+                    assert str(ours.dtype) == f"torch.{dtype}", ours.dtype
+                    assert ours.generation_config.eos_token_id == config.eos_token_id
+                    same(f"{name} {dtype} in {files} file(s)", ours, load(place / name, getattr(torch, dtype)))
+        for family, kind in [("qwen2", "Qwen2"), ("qwen3", "Qwen3"), ("llama", "Llama")]:
+            rewrite("--new", family, place / f"new-{family}")
+            model = load(place / f"new-{family}", "auto")
+            rope = model.config.rope_parameters
+            assert type(model).__name__ == f"{kind}ForCausalLM" and model.dtype == torch.float32
+            assert model.generation_config.eos_token_id == [2, 3] and torch.isfinite(logits(model)).all()
+            assert (rope["rope_type"], rope["rope_theta"]) == (("llama3", 5e5) if family == "llama" else ("default", 1e4))
+            print(f"new {family}: {len(model.state_dict())} tensors")
+        for number, (name, settings) in enumerate(ADAPTERS):
+            torch.manual_seed(number)
+            config = LoraConfig(r=4, lora_alpha=6, task_type="CAUSAL_LM", **settings)
+            model = get_peft_model(load(place / name, "auto"), config)
+            for key, parameter in model.named_parameters():
+                if "lora_" in key:
+                    torch.nn.init.normal_(parameter, std=0.2)
+            model.save_pretrained(place / f"theirs-{number}")
+            rewrite(place / name, "--adapter", place / f"theirs-{number}", place / f"ours-{number}")
+            ours = PeftModel.from_pretrained(load(place / name, "auto"), place / f"ours-{number}").eval()
+            assert not torch.equal(logits(ours), logits(load(place / name, "auto"))), "the adapter changes nothing"
+            same(f"adapter {settings['target_modules']} of {name}", ours, model.eval())
+
+
+if __name__ == "__main__":
+    main()

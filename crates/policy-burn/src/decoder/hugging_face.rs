@@ -1,0 +1,246 @@
+//! The decoder's parameters under Hugging Face's names: one mapping, for weights, gradients and moments, in both directions.
+//!
+//! This decoder multiplies rows by `[in, out]`, and has one matrix for queries, keys and values and one for gate and up;
+//! transformers has `[out, in]`, and a matrix for each. A parameter here is therefore one or more tensors there, which are columns of
+//! it, transposed.
+
+use super::build::{Initial, Source};
+use super::lora::Adapted;
+use super::model::Decoder;
+use models::{Adapter, ModelConfig, NamedTensor, Weights};
+use policy::{Error, Result, TensorSink};
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// The rows of a tensor that are read at a time where they have to be transposed.
+const ROWS: usize = 64;
+
+/// A tensor of transformers, as a part of a parameter of this decoder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Part {
+    /// The name in transformers.
+    name: String,
+    /// The shape in transformers.
+    shape: Vec<usize>,
+    /// The columns of the parameter that it is; all of them where it has no columns.
+    columns: Range<usize>,
+    /// Whether the parameter's columns are the tensor's rows.
+    transposed: bool,
+}
+
+/// The matrices of transformers that a linear layer of a block here, such as `attn.qkv_proj`, consists of, and how many columns each is.
+pub(super) fn matrices_of(config: &ModelConfig, module: &str) -> Vec<(&'static str, usize)> {
+    let (h, i, d) = (config.hidden_size, config.intermediate_size, config.head_dim());
+    let (queries, keys) = (config.num_attention_heads * d, config.num_key_value_heads * d);
+    match module {
+        "attn.qkv_proj" => {
+            vec![("self_attn.q_proj", queries), ("self_attn.k_proj", keys), ("self_attn.v_proj", keys)]
+        }
+        "attn.o_proj" => vec![("self_attn.o_proj", h)],
+        "mlp.gate_up_proj" => vec![("mlp.gate_proj", i), ("mlp.up_proj", i)],
+        "mlp.down_proj" => vec![("mlp.down_proj", h)],
+        _ => Vec::new(),
+    }
+}
+
+/// The tensors of transformers that the parameter `name` of a decoder of this configuration consists of, in the order of its
+/// columns.
+fn parts(config: &ModelConfig, adapted: &Adapted, name: &str, shape: &[usize]) -> Vec<Part> {
+    let whole = |name: String| vec![Part { name, shape: shape.to_vec(), columns: 0..0, transposed: false }];
+    if let Some(matrix) = adapted.matrix(config, name) {
+        return whole(if name.ends_with(".a") { matrix.lora_a() } else { matrix.lora_b() });
+    }
+    let Some((layer, of_layer)) = name.strip_prefix("layers.").and_then(|rest| rest.split_once('.')) else {
+        return whole(match name {
+            "embed_tokens" => "model.embed_tokens.weight".to_owned(),
+            "lm_head" => "lm_head.weight".to_owned(),
+            // transformers' causal models have none.
+            "value_head.weight" | "value_head.bias" => name.to_owned(),
+            _ => format!("model.{name}"),
+        });
+    };
+    let of = |part: &str| format!("model.layers.{layer}.{part}");
+    let (module, kind) = of_layer.rsplit_once('.').unwrap_or((of_layer, ""));
+    let matrices = match module {
+        "input_norm" => return whole(of("input_layernorm.weight")),
+        "post_norm" => return whole(of("post_attention_layernorm.weight")),
+        "attn.q_norm" => return whole(of("self_attn.q_norm.weight")),
+        "attn.k_norm" => return whole(of("self_attn.k_norm.weight")),
+        _ => matrices_of(config, module),
+    };
+    let mut end = 0;
+    let part = |(module, width): &(&str, usize)| {
+        end += width;
+        let shape = if shape.len() == 1 { vec![*width] } else { vec![*width, shape[0]] };
+        let transposed = shape.len() > 1;
+        Part { name: of(&format!("{module}.{kind}")), shape, columns: end - width..end, transposed }
+    };
+    matrices.iter().map(part).collect()
+}
+
+/// Hands the tensors of transformers that a parameter's values consist of to `sink`, one by one; each is a copy, which is dropped before
+/// the next is made unless the sink keeps it.
+///
+/// # Errors
+/// That of the sink.
+pub(crate) fn export_parts(
+    of: &Decoder,
+    name: &str,
+    shape: &[usize],
+    values: &[f32],
+    sink: &mut dyn TensorSink,
+) -> Result<()> {
+    let columns = shape.last().copied().unwrap_or(1);
+    for part in parts(of.config(), of.adapted(), name, shape) {
+        let data = if part.columns.is_empty() {
+            values.to_vec()
+        } else if part.transposed {
+            let mut data = vec![0.0; part.columns.len() * shape[0]];
+            let of_rows =
+                data.par_chunks_mut((ROWS * shape[0]).max(1)).zip(part.columns.clone().into_par_iter().step_by(ROWS));
+            of_rows.for_each(|(to, first)| {
+                for (input, row) in values.chunks_exact(columns).enumerate() {
+                    for (to, value) in to[input..].iter_mut().step_by(shape[0]).zip(&row[first..]) {
+                        *to = *value;
+                    }
+                }
+            });
+            data
+        } else {
+            values[part.columns].to_vec()
+        };
+        sink.tensor(NamedTensor { name: part.name, shape: part.shape, data })?;
+    }
+    Ok(())
+}
+
+/// Stored weights as the values of a decoder's parameters.
+pub(crate) struct Stored<'a> {
+    pub(crate) config: &'a ModelConfig,
+    pub(crate) weights: &'a Weights,
+}
+
+impl Source for Stored<'_> {
+    /// No second copy is made: what has to be transposed is read some rows at a time.
+    fn values(&mut self, name: &str, shape: &[usize], _: Initial) -> Result<Vec<f32>> {
+        let mut values = vec![0.0; shape.iter().product()];
+        let columns = shape.last().copied().unwrap_or(1);
+        for part in parts(self.config, &Adapted::default(), name, shape) {
+            let tensor = self.weights.tensor(&part.name)?;
+            if part.columns.is_empty() {
+                tensor.read(0, &mut values)?;
+            } else if part.transposed {
+                let (rows, inputs) = (part.shape[0], shape[0]);
+                let mut read = vec![0.0; ROWS.min(rows) * inputs];
+                for first in (0..rows).step_by(ROWS) {
+                    let count = ROWS.min(rows - first);
+                    let read = &mut read[..count * inputs];
+                    tensor.read(first * inputs, read)?;
+                    let at = part.columns.start + first..part.columns.start + first + count;
+                    values.par_chunks_exact_mut(columns).enumerate().for_each(|(input, row)| {
+                        for (to, value) in row[at.clone()].iter_mut().zip(read[input..].iter().step_by(inputs)) {
+                            *to = *value;
+                        }
+                    });
+                }
+            } else {
+                tensor.read(0, &mut values[part.columns])?;
+            }
+            tensor.check_finite()?;
+        }
+        Ok(values)
+    }
+}
+
+/// Stored adapters as the values of those of a decoder.
+pub(crate) struct StoredAdapter<'a> {
+    pub(crate) config: &'a ModelConfig,
+    pub(crate) adapted: Adapted,
+    pub(crate) adapter: &'a Adapter,
+}
+
+impl Source for StoredAdapter<'_> {
+    fn values(&mut self, name: &str, shape: &[usize], _: Initial) -> Result<Vec<f32>> {
+        let Some(matrix) = self.adapted.matrix(self.config, name) else {
+            return Err(Error::state(name, "a matrix of the adapter", "none"));
+        };
+        let tensor = if name.ends_with(".a") { self.adapter.lora_a(matrix)? } else { self.adapter.lora_b(matrix)? };
+        if tensor.shape() != shape {
+            return Err(Error::state(tensor.name(), format!("shape {shape:?}"), format!("shape {:?}", tensor.shape())));
+        }
+        Ok(tensor.to_vec())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::tensor::Device;
+
+    /// The tensors as a file of a model folder.
+    fn stored(tensors: &[NamedTensor]) -> (tempfile::TempDir, Weights) {
+        let bytes: Vec<Vec<u8>> =
+            tensors.iter().map(|tensor| tensor.data.iter().flat_map(|x| x.to_le_bytes()).collect()).collect();
+        let views = tensors.iter().zip(&bytes).map(|(tensor, bytes)| {
+            let view = safetensors::tensor::TensorView::new(safetensors::Dtype::F32, tensor.shape.clone(), bytes);
+            (tensor.name.as_str(), view.unwrap())
+        });
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("model.safetensors");
+        std::fs::write(&file, safetensors::serialize(views, None).unwrap()).unwrap();
+        let weights = Weights::open(folder.path()).unwrap();
+        (folder, weights)
+    }
+
+    #[test]
+    fn what_is_exported_loads_back_to_the_bit() {
+        let config = ModelConfig {
+            // More columns than are read at a time.
+            head_dim: Some(24),
+            intermediate_size: 70,
+            qk_norm: true,
+            num_hidden_layers: 1,
+            ..ModelConfig::default()
+        };
+        let decoder = Decoder::new(&config, 3, &Device::flex()).unwrap();
+        let mut tensors = Vec::new();
+        decoder.export(&mut tensors).unwrap();
+        let names: Vec<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+        let layer = [
+            "input_layernorm.weight",
+            "self_attn.q_proj.weight",
+            "self_attn.k_proj.weight",
+            "self_attn.v_proj.weight",
+            "self_attn.q_proj.bias",
+            "self_attn.k_proj.bias",
+            "self_attn.v_proj.bias",
+            "self_attn.o_proj.weight",
+            "self_attn.q_norm.weight",
+            "self_attn.k_norm.weight",
+            "post_attention_layernorm.weight",
+            "mlp.gate_proj.weight",
+            "mlp.up_proj.weight",
+            "mlp.down_proj.weight",
+        ]
+        .map(|name| format!("model.layers.0.{name}"));
+        let mut expected = vec!["model.embed_tokens.weight"];
+        expected.extend(layer.iter().map(String::as_str));
+        expected.extend(["model.norm.weight", "lm_head.weight"]);
+        assert_eq!(names, expected);
+        // k_proj is [K D, H], the transposed columns behind those of the queries.
+        let key = tensors.iter().find(|tensor| tensor.name.ends_with("k_proj.weight")).unwrap();
+        assert_eq!(key.shape, [2 * 24, 64]);
+        let fused = &decoder.parameters()[2];
+        assert_eq!((fused.name.as_str(), &fused.shape[..]), ("layers.0.attn.qkv_proj.weight", &[64, 8 * 24][..]));
+        assert_eq!(key.data[5 * 64 + 7], fused.data[7 * 8 * 24 + 4 * 24 + 5]);
+
+        let loaded = Decoder::from_weights(&config, &stored(&tensors).1, &Device::flex()).unwrap();
+        assert_eq!(loaded.parameters(), decoder.parameters());
+        tensors[2].data[1] = f32::NAN;
+        let text = Decoder::from_weights(&config, &stored(&tensors).1, &Device::flex()).unwrap_err().to_string();
+        assert!(text.contains("q_proj.weight") && text.contains("NaN"), "{text}");
+        tensors.remove(3);
+        let text = Decoder::from_weights(&config, &stored(&tensors).1, &Device::flex()).unwrap_err().to_string();
+        assert!(text.contains("k_proj.weight"), "{text}");
+    }
+}

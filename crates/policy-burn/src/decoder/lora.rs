@@ -1,0 +1,109 @@
+//! LoRA (arXiv 2106.09685): a matrix W acts as W + s B A, of which only A and B are trained.
+
+use super::build::{Builder, Initial};
+use super::hugging_face::matrices_of;
+use super::ops;
+use super::params::{read, storage};
+use backend_cpu::layers::Layers;
+use burn::module::{Module, Param};
+use burn::tensor::Tensor;
+use models::{AdaptedMatrix, LoraConfig, ModelConfig};
+use policy::Result;
+
+/// The adapter of a matrix, in the layout of PEFT.
+#[derive(Module, Debug)]
+pub struct LowRank {
+    /// A `[r, in]`.
+    pub a: Param<Tensor<2>>,
+    /// B `[out, r]`.
+    pub b: Param<Tensor<2>>,
+    /// s, the factor of B A.
+    scale: f64,
+    /// The first of the columns of the layer's output that are the matrix's; a layer may be several matrices side by side.
+    first: usize,
+}
+
+impl LowRank {
+    /// An adapter that changes nothing yet, where its values are not stored ones: as in PEFT, A is uniform within 1 / sqrt(in) and B
+    /// is zero.
+    pub(crate) fn new(
+        of: &mut Builder<'_>,
+        name: &str,
+        lora: &LoraConfig,
+        matrix: &AdaptedMatrix,
+        first: usize,
+    ) -> Result<Self> {
+        let bound = 1.0 / (matrix.input as f64).sqrt();
+        Ok(Self {
+            a: of.parameter(&format!("{name}.a"), [lora.r, matrix.input], Initial::Uniform { bound })?,
+            b: of.parameter(&format!("{name}.b"), [matrix.output, lora.r], Initial::Constant(0.0))?,
+            scale: lora.scaling(),
+            first,
+        })
+    }
+
+    /// `y: [N, out]` with s x A^T B^T added to the adapter's columns, of `x: [N, in]`.
+    pub(crate) fn forward(&self, x: Tensor<2>, y: Tensor<2>) -> Result<Tensor<2>> {
+        ops::low_rank(x, y, self.a.val(), self.b.val(), self.scale as f32, self.first)
+    }
+
+    /// A head `[V, H]` with s B A added to it.
+    pub(crate) fn adapted_head(&self, head: Tensor<2>) -> Result<Tensor<2>> {
+        ops::adapted_head(head, self.a.val(), self.b.val(), self.scale as f32)
+    }
+
+    /// Adds s A^T B^T to the adapter's columns of a weight `[in, columns]`.
+    pub(crate) fn merge_into(&self, weight: &mut [f32], columns: usize) -> Result<()> {
+        let ([rank, input], [output, _]) = (self.a.dims(), self.b.dims());
+        let (a, b) = (storage(self.a.val())?, storage(self.b.val())?);
+        let a = read(&a)?;
+        let scale = self.scale as f32;
+        let turned: Vec<f32> = (0..input * rank).map(|at| scale * a[at % rank * input + at / rank]).collect();
+        let product = Layers::new().linear_dx(read(&b)?, &turned, [input, output, rank])?;
+        for (row, product) in weight.chunks_exact_mut(columns).zip(product.chunks_exact(output)) {
+            row[self.first..self.first + output].iter_mut().zip(product).for_each(|(w, x)| *w += x);
+        }
+        Ok(())
+    }
+}
+
+/// The adapters of a model, by the matrices that have one.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Adapted {
+    pub(crate) matrices: Vec<AdaptedMatrix>,
+}
+
+impl Adapted {
+    /// The matrix of the adapter parameter `name` of the decoder, such as `layers.0.attn.qkv_proj.adapters.1.a`: the adapters of a
+    /// layer are those of its matrices, in the order of its columns.
+    pub(crate) fn matrix(&self, config: &ModelConfig, name: &str) -> Option<&AdaptedMatrix> {
+        if name.starts_with("lora_head.") {
+            return self.matrices.iter().find(|matrix| matrix.name == "lm_head");
+        }
+        let (layer, rest) = name.strip_prefix("layers.")?.split_once('.')?;
+        let (module, rest) = rest.split_once(".adapters.")?;
+        let index: usize = rest.split_once('.')?.0.parse().ok()?;
+        self.of_layer(config, layer, module).get(index).map(|(matrix, _)| *matrix)
+    }
+
+    /// The adapted matrices of a module of a layer, such as `attn.qkv_proj`, each with the first of its columns.
+    pub(crate) fn of_layer(&self, config: &ModelConfig, layer: &str, module: &str) -> Vec<(&AdaptedMatrix, usize)> {
+        let mut end = 0;
+        let matrices = matrices_of(config, module).into_iter().filter_map(|(part, width)| {
+            end += width;
+            let name = format!("model.layers.{layer}.{part}");
+            Some((self.matrices.iter().find(|matrix| matrix.name == name)?, end - width))
+        });
+        matrices.collect()
+    }
+}
+
+/// Whether a parameter of this name belongs to an adapter.
+pub(crate) fn is_adapter(name: &str) -> bool {
+    name.starts_with("lora_head.") || name.contains(".adapters.")
+}
+
+/// Whether a parameter of this name belongs to the value head.
+pub(crate) fn is_value_head(name: &str) -> bool {
+    name.starts_with("value_head.")
+}

@@ -1,0 +1,78 @@
+//! Decoders with LoRA adapters, and without.
+
+use super::Decoder;
+use crate::decoder::block::Block;
+use crate::decoder::build::{Builder, Seed, Source};
+use crate::decoder::hugging_face::StoredAdapter;
+use crate::decoder::lora::{Adapted, LowRank};
+use burn::module::Module;
+use models::{AdaptedMatrix, LoraConfig};
+use policy::Result;
+
+impl Decoder {
+    /// This decoder with fresh adapters, which change nothing yet and are all that is trained from here on: the weights beneath them are
+    /// frozen and shared with every copy. Values depend on `seed` only.
+    ///
+    /// # Errors
+    /// [`Error::Model`] for an illegal configuration or targets that the model does not have.
+    pub fn with_lora(self, lora: &LoraConfig, seed: u64) -> Result<Self> {
+        let matrices = lora.resolve(&self.config)?;
+        self.adapt(lora, matrices, &mut Seed(seed))
+    }
+
+    /// This decoder with stored adapters, as [`Decoder::with_lora`].
+    ///
+    /// # Errors
+    /// [`Error::Model`] for an adapter that is not of this model.
+    pub fn with_adapter(self, adapter: &models::Adapter) -> Result<Self> {
+        let matrices = adapter.matrices().to_vec();
+        let adapted = Adapted { matrices: matrices.clone() };
+        let config = self.config.clone();
+        self.adapt(adapter.config(), matrices, &mut StoredAdapter { config: &config, adapted, adapter })
+    }
+
+    fn adapt(self, lora: &LoraConfig, matrices: Vec<AdaptedMatrix>, source: &mut dyn Source) -> Result<Self> {
+        let device = self.device();
+        // A value head is trained beside adapters.
+        let value_head = self.value_head.clone();
+        let mut model = self.without_adapters().no_grad();
+        model.value_head = value_head;
+        model.adapted = Adapted { matrices };
+        let (adapted, config) = (model.adapted.clone(), model.config.clone());
+        let mut of = Builder { config: &config, device: &device, source };
+        for (i, Block { attn, mlp, .. }) in model.layers.iter_mut().enumerate() {
+            for (module, linear) in [
+                ("attn.qkv_proj", &mut attn.qkv_proj),
+                ("attn.o_proj", &mut attn.o_proj),
+                ("mlp.gate_up_proj", &mut mlp.gate_up_proj),
+                ("mlp.down_proj", &mut mlp.down_proj),
+            ] {
+                for (j, (matrix, first)) in adapted.of_layer(&config, &i.to_string(), module).into_iter().enumerate() {
+                    let name = format!("layers.{i}.{module}.adapters.{j}");
+                    linear.adapters.push(LowRank::new(&mut of, &name, lora, matrix, first)?);
+                }
+            }
+        }
+        let head = adapted.matrices.iter().find(|matrix| matrix.name == "lm_head");
+        model.lora_head = head.map(|matrix| LowRank::new(&mut of, "lora_head", lora, matrix, 0)).transpose()?;
+        Ok(model)
+    }
+
+    /// This decoder without its adapters: the weights beneath them, which are shared and not copied.
+    #[must_use]
+    pub fn without_adapters(mut self) -> Self {
+        for layer in &mut self.layers {
+            let Block { attn, mlp, .. } = layer;
+            for linear in [&mut attn.qkv_proj, &mut attn.o_proj, &mut mlp.gate_up_proj, &mut mlp.down_proj] {
+                linear.adapters.clear();
+            }
+        }
+        (self.lora_head, self.adapted) = (None, Adapted::default());
+        self
+    }
+
+    /// Whether there are adapters, which alone are then trained.
+    pub fn has_adapters(&self) -> bool {
+        !self.adapted.matrices.is_empty()
+    }
+}

@@ -1,0 +1,71 @@
+//! What leaves a decoder: weights and adapters as `transformers` and PEFT have them.
+
+use super::Decoder;
+use crate::decoder::block::Block;
+use crate::decoder::hugging_face::export_parts;
+use crate::decoder::layers::Linear;
+use crate::decoder::lora::{is_adapter, is_value_head};
+use crate::decoder::params::{Which, for_each_parameter, to_host};
+use models::NamedTensor;
+use policy::{Error, Result, TensorSink};
+
+impl Decoder {
+    /// Hands every weight to `sink` under Hugging Face's name and in its layout, one by one: what `transformers` loads. Adapters are
+    /// merged into their matrices.
+    ///
+    /// # Errors
+    /// That of the sink; [`Error::Argument`] for an adapter of a head that is the embedding, too, and cannot take it.
+    pub fn export(&self, sink: &mut dyn TensorSink) -> Result<()> {
+        if self.lora_head.is_some() && self.lm_head.is_none() {
+            let expected = "a head of its own (tie_word_embeddings: false) to merge the adapter of lm_head into";
+            return Err(Error::argument("export", expected, "a head that is tied to the embedding"));
+        }
+        for_each_parameter(self, Which::All, |name, shape, values| {
+            // transformers' causal models have no value head.
+            if is_adapter(name) || is_value_head(name) {
+                return Ok(());
+            }
+            let merged = match (name, self.linear(name)) {
+                ("lm_head", _) if self.lora_head.is_some() => Some(to_host(self.lm_head()?)),
+                (_, Some(linear)) if !linear.adapters.is_empty() => Some(linear.merged()?),
+                _ => None,
+            };
+            export_parts(self, name, shape, merged.as_deref().unwrap_or(values), sink)
+        })
+    }
+
+    /// The linear layer whose weight has this name.
+    fn linear(&self, name: &str) -> Option<&Linear> {
+        let (layer, rest) = name.strip_prefix("layers.")?.split_once('.')?;
+        let Block { attn, mlp, .. } = self.layers.get(layer.parse::<usize>().ok()?)?;
+        match rest {
+            "attn.qkv_proj.weight" => Some(&attn.qkv_proj),
+            "attn.o_proj.weight" => Some(&attn.o_proj),
+            "mlp.gate_up_proj.weight" => Some(&mlp.gate_up_proj),
+            "mlp.down_proj.weight" => Some(&mlp.down_proj),
+            _ => None,
+        }
+    }
+
+    /// Hands the adapters to `sink` under PEFT's names and in its layout, one by one; none where there are none.
+    ///
+    /// # Errors
+    /// That of the sink.
+    pub fn export_adapter(&self, sink: &mut dyn TensorSink) -> Result<()> {
+        for_each_parameter(self, Which::All, |name, shape, values| {
+            if is_adapter(name) { export_parts(self, name, shape, values, sink) } else { Ok(()) }
+        })
+    }
+
+    /// Hands values of the parameters under their names here, such as [`crate::GradientSum::parameters`], to `sink` under Hugging Face's
+    /// names and in its layout; those of adapters under PEFT's.
+    ///
+    /// # Errors
+    /// That of the sink.
+    pub fn export_values(&self, values: &[NamedTensor], sink: &mut dyn TensorSink) -> Result<()> {
+        for NamedTensor { name, shape, data } in values {
+            export_parts(self, name, shape, data, sink)?;
+        }
+        Ok(())
+    }
+}

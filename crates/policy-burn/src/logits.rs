@@ -1,0 +1,53 @@
+//! Logits at every position: what a port of a model is compared by.
+
+use crate::burn_policy::BurnPolicy;
+use crate::decoder::{Decoder, PackedBatch, to_host};
+use backend_cpu::layers::Layers;
+use burn::module::Module;
+use policy::{Error, Result};
+
+/// Positions whose logits are made at a time: a row of them is a whole vocabulary.
+const ROWS: usize = 64;
+
+impl BurnPolicy {
+    /// Hands the logits `[n, V]` of the positions of `ids` to `see`, with the first of these positions, some at a time; all tokens run at
+    /// once, as in training.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for no ids, [`Error::TooLong`], [`Error::Model`] for an unknown token.
+    pub fn logits(&self, ids: &[u32], mut see: impl FnMut(usize, &[f32])) -> Result<()> {
+        let model: Decoder = self.model().valid();
+        let [vocab, width] = model.lm_head()?.dims();
+        let hidden = to_host(model.forward(&PackedBatch::new(&[ids])?)?);
+        let head = to_host(model.lm_head()?);
+        for (i, rows) in hidden.chunks(ROWS * width).enumerate() {
+            let n = rows.len() / width;
+            see(i * ROWS, &Layers::new().linear_dx(&head, rows, [n, vocab, width])?);
+        }
+        Ok(())
+    }
+
+    /// As [`BurnPolicy::logits`], of several sequences beside one another and token by token over a cache of keys and values, as in
+    /// sampling. `see` takes the index of the sequence, the position and its logits `[V]`.
+    ///
+    /// # Errors
+    /// As [`BurnPolicy::logits`].
+    pub fn cached_logits(&self, sequences: &[&[u32]], mut see: impl FnMut(usize, usize, &[f32])) -> Result<()> {
+        let longest = sequences.iter().map(|ids| ids.len()).max().unwrap_or(0);
+        if sequences.iter().any(|ids| ids.is_empty()) || longest == 0 {
+            return Err(Error::argument("cached_logits", "sequences of at least one token", "an empty one"));
+        }
+        let inference = self.model().valid().inference()?;
+        let vocab = inference.vocab();
+        let firsts: Vec<&[u32]> = sequences.iter().map(|ids| &ids[..1]).collect();
+        let (logits, mut cache) = inference.prefill(&PackedBatch::new(&firsts)?, 1, longest - 1)?;
+        logits.chunks_exact(vocab).enumerate().for_each(|(i, logits)| see(i, 0, logits));
+        for position in 1..longest {
+            let (open, ids): (Vec<usize>, Vec<u32>) =
+                sequences.iter().enumerate().filter_map(|(i, ids)| Some((i, *ids.get(position)?))).unzip();
+            let logits = inference.decode(&ids, &open, &mut cache)?;
+            open.iter().zip(logits.chunks_exact(vocab)).for_each(|(i, logits)| see(*i, position, logits));
+        }
+        Ok(())
+    }
+}

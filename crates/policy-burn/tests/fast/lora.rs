@@ -1,0 +1,190 @@
+//! LoRA: the adapted model is that of peft, and the base beneath the adapters does not move.
+
+use crate::checkpoint::{self, Checkpoint, Tensors};
+use crate::families::{accumulate, assert_close, logits, policy};
+use burn::tensor::Device;
+use grpo_core::Scores;
+use models::{Adapter, LoraConfig, TargetModules};
+use policy::{Policy, PolicyState, SequenceBatch, StateGroup, Weights, export_all, token_batch};
+use policy_burn::BurnPolicy;
+use policy_burn::decoder::Decoder;
+
+/// The adapter's base, with what the adapted model is expected to compute.
+fn adapted() -> (Checkpoint, Adapter) {
+    let mut checkpoint = Checkpoint::open("llama3");
+    let folder = checkpoint::folder("llama3_lora");
+    checkpoint.expected = Tensors::read(&folder.join("expected.safetensors"));
+    let adapter = Adapter::open(&folder, checkpoint.config()).unwrap();
+    (checkpoint, adapter)
+}
+
+#[test]
+fn logits_and_gradients_of_an_adapter_are_those_of_peft() {
+    let (checkpoint, adapter) = adapted();
+    let mut policy = policy(&checkpoint).with_adapter(&adapter).unwrap();
+    for (i, sequence) in checkpoint.sequences().iter().enumerate() {
+        let expected = checkpoint.logits(i, sequence.len());
+        let mut found = Vec::new();
+        policy.logits(sequence, |_, logits| found.extend_from_slice(logits)).unwrap();
+        assert_close("logits", &found, expected);
+        // Sampling adds the adapters to the weights beforehand.
+        let mut cached = Vec::new();
+        policy.cached_logits(&[sequence], |_, _, logits| cached.extend_from_slice(logits)).unwrap();
+        assert_close("logits over a cache", &cached, expected);
+    }
+    let (loss, gradients) = accumulate(&mut policy, &checkpoint);
+    let expected = f64::from(checkpoint.expected.0["expected.loss"].data[0]);
+    assert!((loss - expected).abs() < 1e-5 * expected, "{loss} {expected}");
+    let of_peft: Vec<_> =
+        checkpoint.expected.0.iter().filter_map(|(n, t)| Some((n.strip_prefix("expected.grad.")?, t))).collect();
+    assert_eq!(of_peft.len(), 2 * (5 * 2 + 1));
+    assert_eq!(gradients.len(), of_peft.len(), "the frozen base has no gradients");
+    for (name, expected) in of_peft {
+        assert_eq!(gradients[name].shape, expected.shape, "{name}");
+        assert_close(name, &gradients[name].data, &expected.data);
+    }
+}
+
+#[test]
+fn adapters_come_out_as_they_went_in_and_merge_as_in_peft() {
+    let (checkpoint, adapter) = adapted();
+    let base = Decoder::from_weights(checkpoint.config(), &checkpoint.weights, &Device::flex()).unwrap();
+    let model = base.clone().with_adapter(&adapter).unwrap();
+    let mut tensors = Vec::new();
+    model.export_adapter(&mut tensors).unwrap();
+    assert_eq!(tensors.len(), 2 * adapter.matrices().len());
+    for matrix in adapter.matrices() {
+        for (name, stored) in [(matrix.lora_a(), adapter.lora_a(matrix)), (matrix.lora_b(), adapter.lora_b(matrix))] {
+            let found = tensors.iter().find(|tensor| tensor.name == name).expect("exported under PEFT's name");
+            assert_eq!(found.data, stored.unwrap().to_vec(), "{name}");
+        }
+    }
+    let mut merged = Vec::new();
+    model.export(&mut merged).unwrap();
+    let expected = Tensors::read(&checkpoint::folder("llama3_lora").join("merged.safetensors")).0;
+    assert_eq!(merged.len(), expected.len());
+    for tensor in &merged {
+        let expected = &expected[&tensor.name];
+        assert_eq!(tensor.shape, expected.shape);
+        let off = tensor.data.iter().zip(&expected.data).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(off < 1e-6, "{}: off by {off}", tensor.name);
+    }
+    // Switched off they are gone, to the bit.
+    let sequences = checkpoint.sequences();
+    assert_ne!(logits(&model, &sequences), logits(&base, &sequences));
+    assert_eq!(logits(&model.without_adapters(), &sequences), logits(&base, &sequences));
+}
+
+fn scores(policy: &mut BurnPolicy, of: Weights, checkpoint: &Checkpoint) -> Scores {
+    let sequences = checkpoint.completions();
+    let batch = SequenceBatch { sequences: &sequences, tokens: token_batch(&sequences).unwrap() };
+    policy.score(of, &[batch]).unwrap()
+}
+
+#[test]
+fn only_adapters_are_trained_and_the_reference_is_the_model_without_them() {
+    let checkpoint = Checkpoint::open("qwen3");
+    let lora = LoraConfig {
+        r: 3,
+        lora_alpha: 6.0,
+        target_modules: TargetModules::Pattern("all-linear".into()),
+        ..Default::default()
+    };
+    let fresh = || policy(&checkpoint).with_lora(&lora, 7).unwrap();
+    let (mut plain, mut policy) = (policy(&checkpoint), fresh());
+    let before = scores(&mut plain, Weights::Policy, &checkpoint).logp;
+    // B is zero: a fresh adapter changes nothing.
+    assert_eq!(scores(&mut policy, Weights::Policy, &checkpoint).logp, before);
+    policy.freeze_ref_policy().unwrap();
+    let parameters = lora.parameters(checkpoint.config()).unwrap();
+    assert_eq!(policy.num_parameters(), parameters.iter().map(models::Parameter::len).sum::<usize>());
+
+    let (first, _) = accumulate(&mut policy, &checkpoint);
+    policy.apply(0.02).unwrap();
+    let (second, gradients) = accumulate(&mut policy, &checkpoint);
+    policy.apply(0.02).unwrap();
+    let (third, _) = accumulate(&mut policy, &checkpoint);
+    assert!(second < first && third < second - 0.01, "{first} {second} {third}");
+    policy.skip().unwrap();
+    let names: Vec<&str> = parameters.iter().map(|parameter| parameter.name.as_str()).collect();
+    assert_eq!(gradients.len(), names.len());
+    assert!(names.iter().all(|name| gradients[*name].data.iter().any(|g| *g != 0.0)));
+
+    assert_ne!(scores(&mut policy, Weights::Policy, &checkpoint).logp, before);
+    assert_eq!(scores(&mut policy, Weights::RefPolicy, &checkpoint).logp, before, "the base has not moved");
+    let text = policy.mix_ref_policy(0.5).unwrap_err().to_string();
+    assert!(text.contains("LoRA"), "{text}");
+
+    // A checkpoint has the adapters and their moments, and goes on bit for bit.
+    let state = |policy: &BurnPolicy| {
+        [StateGroup::Weights(Weights::Policy), StateGroup::Weights(Weights::RefPolicy), StateGroup::Optimizer]
+            .map(|group| export_all(policy, group).unwrap())
+    };
+    let [weights, of_ref, moments] = state(&policy);
+    let exported = |export: &dyn Fn(&mut Vec<models::NamedTensor>) -> policy::Result<()>| {
+        let mut tensors = Vec::new();
+        export(&mut tensors).map(|()| tensors.into_iter().map(|tensor| tensor.name).collect::<Vec<_>>())
+    };
+    let mut of_peft = exported(&|sink| policy.export_adapter(sink)).unwrap();
+    of_peft.sort();
+    let mut sorted = names.clone();
+    sorted.sort();
+    assert_eq!(of_peft, sorted);
+    assert_eq!(exported(&|sink| policy.export_model(sink)).unwrap().len(), checkpoint.config().parameters().len());
+    assert!(exported(&|sink| plain.export_adapter(sink)).unwrap_err().to_string().contains("LoRA"));
+    assert_eq!((weights.len(), of_ref.len(), moments.len()), (names.len(), 0, 2 * names.len()));
+    let adamw = policy::AdamWConfig::default();
+    let saved = PolicyState {
+        policy: &weights,
+        ref_policy: Some(&of_ref),
+        optimizer: &moments,
+        optimizer_steps: 2,
+        adamw: &adamw,
+    };
+    let mut other = fresh();
+    other.import(&saved).unwrap();
+    assert!(other.has_ref_policy());
+    for policy in [&mut policy, &mut other] {
+        accumulate(policy, &checkpoint);
+        policy.apply(0.02).unwrap();
+    }
+    assert_eq!(state(&other), state(&policy));
+    assert_eq!(scores(&mut other, Weights::RefPolicy, &checkpoint).logp, before);
+
+    // A step that failed is taken back with the adapters.
+    policy.begin().unwrap();
+    accumulate(&mut policy, &checkpoint);
+    policy.apply(0.02).unwrap();
+    assert_ne!(state(&policy), state(&other));
+    policy.roll_back().unwrap();
+    assert_eq!(state(&policy), state(&other));
+}
+
+#[test]
+fn an_adapter_of_a_tied_head_trains_and_cannot_be_merged() {
+    let checkpoint = Checkpoint::open("qwen2");
+    let lora = LoraConfig { r: 2, target_modules: TargetModules::Names(vec!["lm_head".into()]), ..Default::default() };
+    let mut policy = policy(&checkpoint).with_lora(&lora, 1).unwrap();
+    let (first, gradients) = accumulate(&mut policy, &checkpoint);
+    assert_eq!(gradients.len(), 2);
+    policy.apply(0.05).unwrap();
+    assert!(accumulate(&mut policy, &checkpoint).0 < first);
+    let text = policy.export_model(&mut Vec::new()).unwrap_err().to_string();
+    assert!(text.contains("tie_word_embeddings"), "{text}");
+}
+
+#[test]
+fn a_value_head_is_trained_beside_adapters_and_is_no_part_of_the_model() {
+    let checkpoint = Checkpoint::open("qwen3");
+    let lora = LoraConfig { r: 2, ..Default::default() };
+    let value_loss = grpo_core::objective::ValueLossConfig::default;
+    let first = policy(&checkpoint).with_value_head(value_loss()).unwrap().with_lora(&lora, 7).unwrap();
+    let last = policy(&checkpoint).with_lora(&lora, 7).unwrap().with_value_head(value_loss()).unwrap();
+    let weights = export_all(&first, StateGroup::Weights(Weights::Policy)).unwrap();
+    assert_eq!(weights, export_all(&last, StateGroup::Weights(Weights::Policy)).unwrap());
+    let heads = weights.iter().filter(|tensor| tensor.name.starts_with("value_head.")).count();
+    assert_eq!((heads, weights.len()), (2, 2 + lora.parameters(checkpoint.config()).unwrap().len()));
+    let mut model = Vec::new();
+    first.export_model(&mut model).unwrap();
+    assert_eq!(model.len(), checkpoint.config().parameters().len());
+}

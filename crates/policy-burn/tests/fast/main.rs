@@ -1,0 +1,5 @@
+//! The policy on the host, against what transformers and torch compute.
+
+mod checkpoint;
+mod families;
+mod lora;

@@ -1,0 +1,132 @@
+//! Configurations of runs, key by key.
+
+use grpo_files::read_regular;
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+/// The largest configuration file in bytes, the limit of `grpo train` itself.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// What stands in the place of a value that is nobody else's business.
+const HIDDEN: &str = "(hidden)";
+
+/// Reads a configuration; values that are credentials are replaced, because a page is made to be passed on.
+///
+/// # Errors
+/// A message without the name of the file.
+pub(crate) fn read(path: &Path) -> Result<Value, String> {
+    let bytes = read_regular(path, MAX_BYTES).map_err(|e| e.to_string())?;
+    let text = String::from_utf8(bytes).map_err(|e| e.to_string())?;
+    let mut value: Value = serde_saphyr::from_str(&text).map_err(|e| {
+        let text = e.to_string();
+        text.lines().next().unwrap_or_default().to_owned()
+    })?;
+    if !value.is_object() {
+        return Err("it is no map of keys".to_owned());
+    }
+    hide(&mut value, false);
+    Ok(value)
+}
+
+fn hide(value: &mut Value, secret: bool) {
+    match value {
+        Value::Object(map) => map.iter_mut().for_each(|(key, value)| hide(value, secret || is_secret(key))),
+        Value::Array(list) => list.iter_mut().for_each(|value| hide(value, secret)),
+        Value::Null => {}
+        Value::String(text) if !secret => {
+            // https://user:password@host
+            let Some((scheme, rest)) = text.split_once("://") else { return };
+            let end = rest.find('/').unwrap_or(rest.len());
+            if let Some(at) = rest[..end].rfind('@') {
+                *text = format!("{scheme}://{HIDDEN}{}", &rest[at..]);
+            }
+        }
+        value if secret => *value = HIDDEN.into(),
+        _ => {}
+    }
+}
+
+/// Whether a key's value lets its reader in somewhere. `max_tokens`, `pad_token` and the like do not.
+pub(crate) fn is_secret(key: &str) -> bool {
+    let key = key.to_lowercase().replace('-', "_");
+    let ends = ["api_key", "password", "secret", "authorization", "auth_token", "access_token", "hf_token", "bearer"];
+    key == "token" || key == "cookie" || ends.iter().any(|end| key.ends_with(end))
+}
+
+/// The values of a configuration by dotted key, as they are shown. Lists are values.
+pub(crate) fn leaves(value: &Value) -> BTreeMap<String, String> {
+    fn walk(value: &Value, path: &str, out: &mut BTreeMap<String, String>) {
+        match value {
+            Value::Object(map) if !map.is_empty() => {
+                for (key, value) in map {
+                    walk(value, &if path.is_empty() { key.clone() } else { format!("{path}.{key}") }, out);
+                }
+            }
+            Value::Number(number) => drop(out.insert(path.to_owned(), number_text(number))),
+            Value::String(text) => drop(out.insert(path.to_owned(), text.clone())),
+            other => drop(out.insert(path.to_owned(), other.to_string())),
+        }
+    }
+    let mut out = BTreeMap::new();
+    walk(value, "", &mut out);
+    out
+}
+
+/// `1` and `1.0` are one value of a configuration.
+fn number_text(number: &serde_json::Number) -> String {
+    match number.as_f64() {
+        Some(value) if number.is_f64() => format!("{value}"),
+        _ => number.to_string(),
+    }
+}
+
+/// The keys whose values are not the same in all configurations, each with its value in every one; `None` where it is missing.
+pub(crate) fn differences(configs: &[Option<&Value>]) -> Vec<(String, Vec<Option<String>>)> {
+    let leaves: Vec<_> = configs.iter().map(|config| config.map(leaves)).collect();
+    let keys: BTreeSet<&String> = leaves.iter().flatten().flat_map(BTreeMap::keys).collect();
+    let row = |key: &String| -> Vec<_> { leaves.iter().map(|leaves| leaves.as_ref()?.get(key).cloned()).collect() };
+    // A run whose configuration cannot be read differs in nothing that could be shown.
+    let differs = |row: &Vec<Option<String>>| {
+        let mut known = row.iter().zip(configs).filter(|(_, config)| config.is_some()).map(|(value, _)| value);
+        let first = known.next();
+        known.any(|value| Some(value) != first)
+    };
+    keys.into_iter().map(|key| (key.clone(), row(key))).filter(|(_, row)| differs(row)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn only_keys_that_differ_are_shown() {
+        let a = json!({ "seed": 1, "loss": { "beta": 0.0, "loss_type": "grpo" }, "data": { "files": ["a"] } });
+        let b = json!({ "seed": 1.0, "loss": { "beta": 0.04, "loss_type": "grpo" }, "data": { "files": ["b"] }, "model": "x" });
+        let text = |value: &str| Some(value.to_owned());
+        let expected = vec![
+            ("data.files".to_owned(), vec![text("[\"a\"]"), text("[\"b\"]"), None]),
+            ("loss.beta".to_owned(), vec![text("0"), text("0.04"), None]),
+            ("model".to_owned(), vec![None, text("x"), None]),
+        ];
+        assert_eq!(differences(&[Some(&a), Some(&b), None]), expected);
+        assert!(differences(&[Some(&a), Some(&a)]).is_empty() && differences(&[Some(&a)]).is_empty());
+    }
+
+    #[test]
+    fn credentials_are_hidden_and_nothing_else_is() {
+        let mut config = json!({
+            "wandb": { "api_key": "k1", "mode": null }, "token": "t", "pad_token": "<pad>", "max_tokens": 3,
+            "url": "https://me:pw@example.org/a@b", "plain": "https://example.org/a@b",
+            "headers": { "Authorization": ["Bearer x"] }, "hf_token": null
+        });
+        hide(&mut config, false);
+        let expected = json!({
+            "wandb": { "api_key": HIDDEN, "mode": null }, "token": HIDDEN, "pad_token": "<pad>", "max_tokens": 3,
+            "url": "https://(hidden)@example.org/a@b", "plain": "https://example.org/a@b",
+            "headers": { "Authorization": [HIDDEN] }, "hf_token": null
+        });
+        assert_eq!(config, expected);
+    }
+}

@@ -1,0 +1,163 @@
+//! The numbers that sum a run up, and how numbers are written.
+
+use crate::phase::Phase;
+use crate::run::Run;
+use std::time::Duration;
+
+/// The most rows of the beginning and the end of a run whose mean reward is shown, as in summary.json.
+const WINDOW: usize = 10;
+
+/// How a run's evaluations by one metric went.
+pub(crate) struct Evaluated {
+    pub first: f64,
+    pub last: f64,
+    /// The largest value and its step.
+    pub best: (u64, f64),
+}
+
+/// The evaluations of a run by one metric; `None` where there is none.
+pub(crate) fn evaluated(run: &Run, metric: &str) -> Option<Evaluated> {
+    let phase = run.phase("eval")?;
+    let (first, last) = (phase.finite(metric).next()?.1, phase.finite(metric).next_back()?.1);
+    let best = phase.finite(metric).reduce(|best, next| if next.1 > best.1 { next } else { best })?;
+    Some(Evaluated { first, last, best })
+}
+
+/// The figures of a run: a name and a text for each; `None` where the run does not have it.
+pub(crate) fn figures(run: &Run) -> Vec<(&'static str, Option<String>)> {
+    let grpo = run.phase("grpo");
+    let last = |metric: &str| grpo.and_then(|phase| Some(phase.finite(metric).next_back()?.1));
+    let pass = evaluated(run, "eval/pass@1");
+    let change = |unit: fn(f64) -> String, first: f64, last: f64| format!("{} → {}", unit(first), unit(last));
+    let rewards: Vec<f64> = grpo.map(|phase| phase.finite("reward").map(|(_, v)| v).collect()).unwrap_or_default();
+    let window = (rewards.len() / 10).clamp(1, WINDOW).min(rewards.len());
+    let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
+    let tokens = last("num_tokens");
+    let speed = grpo.and_then(|phase| Some(phase.clock.last()?.tokens / phase.seconds().filter(|s| *s > 0.0)?));
+    vec![
+        ("status", Some(status(run))),
+        ("seed", run.setting("seed").map(ToString::to_string)),
+        ("GRPO steps", Some(steps(grpo, run, "grpo.max_steps"))),
+        ("warm-up steps", run.phase("warmup").map(|phase| steps(Some(phase), run, "warmup.steps"))),
+        ("time", time(run)),
+        ("tokens", tokens.map(count)),
+        ("tokens/s, mean over GRPO", speed.map(count)),
+        ("pass@1, before → last", pass.as_ref().map(|pass| change(percent, pass.first, pass.last))),
+        ("pass@1, best", pass.as_ref().map(|pass| format!("{} at step {}", percent(pass.best.1), pass.best.0))),
+        ("held-out reward, before → last", evaluated(run, "eval/reward").map(|e| change(number, e.first, e.last))),
+        (
+            "training reward, first → last steps",
+            (window > 0).then(|| change(number, mean(&rewards[..window]), mean(&rewards[rewards.len() - window..]))),
+        ),
+        ("completion length, last", last("completions/mean_length").map(|v| format!("{} tokens", number(v)))),
+        ("entropy, last", last("entropy").map(number)),
+        ("KL, last", last("kl").map(number)),
+    ]
+}
+
+fn steps(phase: Option<&Phase>, run: &Run, most: &str) -> String {
+    let done = phase.map_or(0, Phase::last_step);
+    match run.setting(most).and_then(serde_json::Value::as_u64) {
+        Some(most) if most != done => format!("{done} of {most}"),
+        _ => done.to_string(),
+    }
+}
+
+fn status(run: &Run) -> String {
+    match (&run.summary, run.phases.is_empty()) {
+        (Some(_), _) => "finished".to_owned(),
+        (None, true) => "no rows yet".to_owned(),
+        (None, false) => "not finished: still running, or stopped".to_owned(),
+    }
+}
+
+fn time(run: &Run) -> Option<String> {
+    if let Some(seconds) = run.summary.as_ref().and_then(|summary| summary.seconds) {
+        return Some(duration(seconds));
+    }
+    let phases: Vec<f64> = run.phases.values().filter_map(Phase::seconds).collect();
+    (!phases.is_empty()).then(|| format!("{} in steps", duration(phases.iter().sum())))
+}
+
+/// A number with four significant digits.
+pub(crate) fn number(value: f64) -> String {
+    // Rounded first: 0.99999 has as many digits as 1.
+    let value = format!("{value:.3e}").parse().unwrap_or(value);
+    let size = value.abs();
+    if value == 0.0 {
+        "0".to_owned()
+    } else if value.fract() == 0.0 && size < 1e7 {
+        format!("{value:.0}")
+    } else if (1e-3..1e7).contains(&size) {
+        let digits = (3.0 - size.log10().floor()).clamp(0.0, 6.0) as usize;
+        format!("{value:.digits$}")
+    } else {
+        format!("{value:.3e}")
+    }
+}
+
+/// A share in percent.
+pub(crate) fn percent(share: f64) -> String {
+    format!("{:.1}\u{a0}%", 100.0 * share)
+}
+
+/// A short time with its unit.
+pub(crate) fn seconds_text(seconds: f64) -> String {
+    let (value, unit) = match seconds {
+        s if s == 0.0 || s >= 1.0 => (s, "s"),
+        s if s >= 1e-3 => (1e3 * s, "ms"),
+        s => (1e6 * s, "µs"),
+    };
+    format!("{}\u{a0}{unit}", number(value))
+}
+
+/// A value of a metric with its unit.
+pub(crate) fn value_of(metric: &str, value: f64) -> String {
+    if metric.contains("pass@") { percent(value) } else { number(value) }
+}
+
+/// How much a value of a metric has changed.
+pub(crate) fn change_of(metric: &str, change: f64) -> String {
+    let sign = if change > 0.0 { "+" } else { "" };
+    if metric.contains("pass@") {
+        format!("{sign}{:.1} points", 100.0 * change)
+    } else {
+        format!("{sign}{}", number(change))
+    }
+}
+
+/// A count in short form: `1234567` as `1.2M`.
+fn count(value: f64) -> String {
+    match value {
+        v if v >= 1e9 => format!("{:.1}G", v / 1e9),
+        v if v >= 1e6 => format!("{:.1}M", v / 1e6),
+        v if v >= 1e4 => format!("{:.0}k", v / 1e3),
+        v => format!("{v:.0}"),
+    }
+}
+
+/// A duration in short form: `1 h 02 min`, `2 min 05 s` or `7.1 s`.
+fn duration(seconds: f64) -> String {
+    let Ok(whole) = Duration::try_from_secs_f64(seconds.round()).map(|d| d.as_secs()) else { return number(seconds) };
+    match (whole / 3600, whole / 60 % 60, whole % 60) {
+        (0, 0, _) => format!("{seconds:.1} s"),
+        (0, m, s) => format!("{m} min {s:02} s"),
+        (h, m, _) => format!("{h} h {m:02} min"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_read_well() {
+        let texts = [0.0, 0.515_625, 60.0, 1234.5678, 6.98e-10, -0.25, 1.0e9, 0.999_99].map(number);
+        assert_eq!(texts, ["0", "0.5156", "60", "1235", "6.980e-10", "-0.2500", "1.000e9", "1"]);
+        assert_eq!([0.44, 125.0, 3720.0, f64::INFINITY].map(duration), ["0.4 s", "2 min 05 s", "1 h 02 min", "inf"]);
+        assert_eq!([999.0, 45_678.0, 2.5e6, 3e9].map(count), ["999", "46k", "2.5M", "3.0G"]);
+        assert_eq!((percent(0.625), change_of("eval/pass@1", 0.25)), ("62.5\u{a0}%".into(), "+25.0 points".into()));
+        assert_eq!([0.0, 1.5e-5, 0.25, 2.0].map(seconds_text), ["0\u{a0}s", "15\u{a0}µs", "250\u{a0}ms", "2\u{a0}s"]);
+        assert_eq!(change_of("eval/reward", -0.125), "-0.1250");
+    }
+}

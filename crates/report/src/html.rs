@@ -1,0 +1,98 @@
+//! HTML in which text is escaped because there is no way to add it unescaped.
+
+/// A piece of HTML that grows.
+#[derive(Debug, Default)]
+pub(crate) struct Html(String);
+
+impl Html {
+    /// Adds markup, which is part of this program.
+    pub(crate) fn raw(&mut self, markup: &'static str) -> &mut Self {
+        self.0.push_str(markup);
+        self
+    }
+
+    /// Adds text, whatever it says, between elements or inside of an attribute's double quotes.
+    pub(crate) fn text(&mut self, text: &str) -> &mut Self {
+        for c in text.chars() {
+            match c {
+                '&' => self.0.push_str("&amp;"),
+                '<' => self.0.push_str("&lt;"),
+                '>' => self.0.push_str("&gt;"),
+                '"' => self.0.push_str("&quot;"),
+                '\'' => self.0.push_str("&#39;"),
+                '\n' | '\t' => self.0.push(c),
+                c => self.0.push(if is_shown(c) { c } else { char::REPLACEMENT_CHARACTER }),
+            }
+        }
+        self
+    }
+
+    /// Adds a number or another short thing as text.
+    pub(crate) fn show(&mut self, value: impl std::fmt::Display) -> &mut Self {
+        self.text(&value.to_string())
+    }
+
+    /// Adds an element with nothing but text: `tag` is its name.
+    pub(crate) fn element(&mut self, tag: &'static str, text: &str) -> &mut Self {
+        self.raw("<").raw(tag).raw(">").text(text).raw("</").raw(tag).raw(">")
+    }
+
+    /// Adds JSON as the text of a `script` element, in which nothing ends the element.
+    pub(crate) fn json(&mut self, json: &serde_json::Value) -> &mut Self {
+        for c in json.to_string().chars() {
+            match c {
+                '<' => self.0.push_str("\\u003c"),
+                '>' => self.0.push_str("\\u003e"),
+                '&' => self.0.push_str("\\u0026"),
+                // Outside of texts JSON has none of these, inside an escape is the same.
+                c if is_noncharacter(c) || matches!(c, '\u{7f}'..='\u{9f}' | '\u{2028}' | '\u{2029}') => {
+                    c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| self.0.push_str(&format!("\\u{unit:04x}")));
+                }
+                c => self.0.push(c),
+            }
+        }
+        self
+    }
+
+    pub(crate) fn into_string(self) -> String {
+        self.0
+    }
+}
+
+/// Whether a character stands for something where it is. HTML has no way to write control characters, and marks that turn the
+/// direction of writing would turn what follows, too.
+pub(crate) fn is_shown(c: char) -> bool {
+    !(c.is_control() || is_noncharacter(c) || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'))
+}
+
+fn is_noncharacter(c: char) -> bool {
+    matches!(c, '\u{fdd0}'..='\u{fdef}') || c as u32 & 0xfffe == 0xfffe
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_stays_text() {
+        let mut html = Html::default();
+        html.raw("<p title=\"")
+            .text("\" onload='x'")
+            .raw("\">")
+            .text("<script>&\0\u{1b}[0m\u{ffff}\u{202e}")
+            .raw("</p>");
+        let expected =
+            "<p title=\"&quot; onload=&#39;x&#39;\">&lt;script&gt;&amp;\u{fffd}\u{fffd}[0m\u{fffd}\u{fffd}</p>";
+        assert_eq!(html.into_string(), expected);
+    }
+
+    #[test]
+    fn json_never_ends_its_script_and_reads_back() {
+        let value = serde_json::json!({ "</script><!--": "]]> & <script>\u{2028}\u{ffff}\u{1fffe}\u{85}\0" });
+        let mut html = Html::default();
+        html.json(&value);
+        let text = html.into_string();
+        assert!(!text.contains(['<', '>', '&', '\u{2028}', '\u{ffff}']), "{text}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), value);
+    }
+}

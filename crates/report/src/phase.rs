@@ -1,0 +1,197 @@
+//! The rows of metrics.jsonl as one series per metric, by the phase of the run.
+
+use crate::curve::Point;
+use serde::Deserialize;
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// The largest number of different metrics of a phase. Runs have dozens; a file with more is something else.
+const MAX_METRICS: usize = 2000;
+
+/// A row of metrics.jsonl, whatever its metrics are.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Row {
+    pub phase: String,
+    pub step: u64,
+    #[serde(flatten)]
+    pub values: BTreeMap<String, Value>,
+}
+
+/// How far a run was at the end of a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Tick {
+    pub step: u64,
+    /// The seconds of all steps of the phase until then.
+    pub seconds: f64,
+    /// The tokens of all steps until then.
+    pub tokens: f64,
+}
+
+/// One phase of a run: `warmup`, `grpo`, `eval`, or another that a trainer has.
+#[derive(Debug, Default)]
+pub(crate) struct Phase {
+    /// Every metric that is a number, in the order of the steps.
+    pub series: BTreeMap<String, Vec<Point>>,
+    pub clock: Vec<Tick>,
+}
+
+impl Phase {
+    /// Adds a row.
+    ///
+    /// # Errors
+    /// A message that says what is no metric; then nothing was added.
+    pub(crate) fn add(&mut self, row: Row) -> Result<(), String> {
+        let Row { step, values, .. } = row;
+        for (name, value) in &values {
+            if !(value.is_null() || value.is_number()) {
+                return Err(format!("`{name}` is {value}, expected a number or null"));
+            }
+        }
+        let number = |name: &str| values.get(name).and_then(Value::as_f64);
+        let (tokens, seconds) = (number("tokens"), number("step_time"));
+        let before = self.clock.last().copied().unwrap_or(Tick { step: 0, seconds: 0.0, tokens: 0.0 });
+        self.clock.push(Tick {
+            step,
+            seconds: before.seconds + seconds.unwrap_or(0.0),
+            tokens: number("num_tokens").unwrap_or(before.tokens + tokens.unwrap_or(0.0)),
+        });
+        if let (Some(tokens), Some(seconds)) = (tokens, seconds.filter(|seconds| *seconds > 0.0)) {
+            self.push("tokens/s", step, Some(tokens / seconds));
+        }
+        for (name, value) in &values {
+            self.push(name, step, value.as_f64());
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, name: &str, step: u64, value: Option<f64>) {
+        let value = value.filter(|value| value.is_finite());
+        let point = Point { step, value };
+        if let Some(points) = self.series.get_mut(name) {
+            points.push(point);
+        } else if self.series.len() < MAX_METRICS {
+            self.series.insert(name.to_owned(), vec![point]);
+        }
+    }
+
+    /// Puts the steps in order. Says whether they were not, as in a file that was joined from several.
+    pub(crate) fn sort(&mut self) -> bool {
+        let sorted = self.clock.is_sorted_by_key(|tick| tick.step);
+        if !sorted {
+            self.series.values_mut().for_each(|points| points.sort_by_key(|point| point.step));
+            self.clock.sort_by_key(|tick| tick.step);
+        }
+        !sorted
+    }
+
+    /// The finite values of a metric with their steps.
+    pub(crate) fn finite(&self, name: &str) -> impl DoubleEndedIterator<Item = (u64, f64)> {
+        self.series.get(name).into_iter().flatten().filter_map(|point| Some((point.step, point.value?)))
+    }
+
+    /// The last step.
+    pub(crate) fn last_step(&self) -> u64 {
+        self.clock.last().map_or(0, |tick| tick.step)
+    }
+
+    /// The seconds of all steps; `None` where no step says how long it took.
+    pub(crate) fn seconds(&self) -> Option<f64> {
+        self.series.contains_key("step_time").then(|| self.clock.last().map_or(0.0, |tick| tick.seconds))
+    }
+}
+
+/// What is said of a metric under its name; empty for one that this page does not know.
+pub(crate) fn about(name: &str) -> &'static str {
+    match name {
+        "reward" => "mean reward of the sampled completions",
+        "reward_std" => "standard deviation of the rewards",
+        "loss" => "loss of the step",
+        "policy_loss" => "loss without KL and entropy terms",
+        "entropy" => "of the policy, nats per token",
+        "kl" => "to the reference policy, nats per token",
+        "ppo_kl" => "to the policy that sampled, nats per token",
+        "grad_norm" => "2-norm before clipping",
+        "learning_rate" => "of the optimizer",
+        "tokens" => "tokens of the step",
+        "num_tokens" => "tokens since the beginning",
+        "tokens/s" => "tokens of the step per second",
+        "step_time" => "seconds",
+        "frac_reward_zero_std" => "share of groups whose rewards are all equal",
+        "completions/mean_length" => "tokens",
+        "completions/clipped_ratio" => "share of completions that the length limit cut off",
+        "value_loss" => "loss of the value head",
+        "eval/pass@1" => "share of held-out problems that the greedy answer solves",
+        "eval/reward" => "mean reward of sampled answers to held-out problems",
+        "eval/problems" => "number of held-out problems",
+        _ if name.starts_with("timing_s/") => "seconds",
+        _ if name.starts_with("eval/pass@") => "share of held-out problems",
+        _ if name.starts_with("rewards/") && name.ends_with("/mean") => "mean of one reward function",
+        _ => "",
+    }
+}
+
+/// The place of a metric among the important ones of its phase; `None` for the others.
+pub(crate) fn rank(phase: &str, name: &str) -> Option<usize> {
+    const FIRST: [&str; 19] = [
+        "reward",
+        "eval/pass@1",
+        "eval/pass@*",
+        "eval/reward",
+        "eval/*",
+        "rewards/*/mean",
+        "loss",
+        "value_loss",
+        "entropy",
+        "kl",
+        "completions/mean_length",
+        "completions/clipped_ratio",
+        "grad_norm",
+        "learning_rate",
+        "frac_reward_zero_std",
+        "tokens/s",
+        "step_time",
+        "timing_s/*",
+        "skipped_updates",
+    ];
+    if phase == "eval" && matches!(name, "step_time" | "eval/problems") {
+        return None;
+    }
+    FIRST.iter().position(|pattern| match pattern.split_once('*') {
+        None => name == *pattern,
+        Some((head, tail)) => {
+            name.strip_prefix(head).is_some_and(|rest| rest.len() > tail.len() && rest.ends_with(tail))
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(text: &str) -> Row {
+        serde_json::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn rows_become_series_with_a_clock_and_a_speed() {
+        let mut phase = Phase::default();
+        phase.add(row(r#"{"phase":"grpo","step":1,"reward":0.5,"tokens":100,"step_time":2}"#)).unwrap();
+        phase.add(row(r#"{"phase":"grpo","step":2,"reward":null,"tokens":100,"step_time":0.5}"#)).unwrap();
+        assert_eq!(phase.finite("tokens/s").collect::<Vec<_>>(), [(1, 50.0), (2, 200.0)]);
+        assert_eq!(phase.finite("reward").collect::<Vec<_>>(), [(1, 0.5)]);
+        assert_eq!(phase.series["reward"][1], Point { step: 2, value: None });
+        assert_eq!(phase.clock[1], Tick { step: 2, seconds: 2.5, tokens: 200.0 });
+        let refused = phase.add(row(r#"{"phase":"grpo","step":3,"reward":"high"}"#)).unwrap_err();
+        assert!(refused.contains("`reward` is \"high\""), "{refused}");
+        assert_eq!((phase.last_step(), phase.seconds()), (2, Some(2.5)));
+    }
+
+    #[test]
+    fn important_metrics_come_first() {
+        let mut names = ["entropy", "rewards/correct/mean", "reward", "clip_ratio/high_max", "timing_s/gen"];
+        names.sort_by_key(|name| rank("grpo", name).unwrap_or(usize::MAX));
+        assert_eq!(names, ["reward", "rewards/correct/mean", "entropy", "timing_s/gen", "clip_ratio/high_max"]);
+        assert!(rank("eval", "eval/pass@8") > rank("eval", "eval/pass@1"));
+        assert_eq!((rank("eval", "step_time"), rank("grpo", "rewards/correct/std")), (None, None));
+    }
+}

@@ -1,0 +1,175 @@
+//! A run, as its folder tells it.
+
+use crate::config;
+use crate::error::{Error, Result};
+use crate::html::is_shown;
+use crate::lines::{Reading, each_row};
+use crate::phase::{Phase, Row};
+use crate::samples::Samples;
+use grpo_files::read_regular;
+use serde::Deserialize;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// The largest summary.json in bytes.
+const MAX_SUMMARY: u64 = 16 << 20;
+
+/// What is known of a run.
+#[derive(Debug)]
+pub(crate) struct Run {
+    /// The name on the page, which no other run of it has.
+    pub name: String,
+    pub folder: PathBuf,
+    /// The configuration that the run was begun or last continued with.
+    pub config: Option<Value>,
+    pub changes: Vec<Change>,
+    pub phases: BTreeMap<String, Phase>,
+    pub samples: Samples,
+    /// summary.json, which a run writes when it is done.
+    pub summary: Option<Summary>,
+    /// What is wrong with the files, for whoever reads the page.
+    pub notes: Vec<String>,
+}
+
+/// A row of changes.jsonl: a key that got another value when the run went on.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Change {
+    pub checkpoint: Option<String>,
+    pub key: String,
+    pub from: Value,
+    pub to: Value,
+}
+
+/// What the page takes from summary.json; everything else is in the rows.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Summary {
+    pub seconds: Option<f64>,
+}
+
+impl Run {
+    /// Reads the run in `folder`, with about `budget` bytes of samples. Nothing is locked or changed, so that a run may go on
+    /// meanwhile.
+    pub(crate) fn read(folder: &Path, budget: usize) -> Result<Self> {
+        let file = |name: &str| Some(folder.join(name)).filter(|path| path.symlink_metadata().is_ok());
+        let config_file = file("config.recorded.yaml").or_else(|| file("config.yaml"));
+        let metrics_file = file("metrics.jsonl");
+        if config_file.is_none() && metrics_file.is_none() {
+            return Err(Error::NotARun { path: folder.to_owned(), reason: why_no_run(folder) });
+        }
+        let mut notes = Vec::new();
+        let config = match config_file {
+            None => {
+                notes.push("there is no config.yaml, so nothing is known of its configuration".to_owned());
+                None
+            }
+            Some(path) => {
+                let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                config::read(&path).map_err(|e| notes.push(format!("{name} cannot be used: {e}"))).ok()
+            }
+        };
+        let phases = match &metrics_file {
+            Some(path) => read_phases(path, &mut notes)?,
+            None => BTreeMap::new(),
+        };
+        if phases.is_empty() {
+            notes.push("metrics.jsonl has no rows yet".to_owned());
+        }
+        let samples = match file("completions.jsonl") {
+            Some(path) => {
+                let (samples, reading) = Samples::read(&path, budget)?;
+                notes.extend(reading.notes("completions.jsonl"));
+                samples
+            }
+            None => Samples::default(),
+        };
+        let mut changes = Vec::new();
+        if let Some(path) = file("changes.jsonl") {
+            let reading = each_row(&path, |mut change: Change, _| {
+                if change.key.split('.').any(config::is_secret) {
+                    (change.from, change.to) = (Value::Null, Value::Null);
+                }
+                changes.push(change);
+                Ok(())
+            })?;
+            notes.extend(reading.notes("changes.jsonl"));
+        }
+        let summary = file("summary.json").and_then(|path| {
+            let bytes = read_regular(&path, MAX_SUMMARY).map_err(|e| e.to_string());
+            let summary = bytes.and_then(|bytes| serde_json::from_slice(&bytes).map_err(|e| e.to_string()));
+            summary.map_err(|e| notes.push(format!("summary.json cannot be used: {e}"))).ok()
+        });
+        let name = folder_name(folder);
+        Ok(Self { name, folder: folder.to_owned(), config, changes, phases, samples, summary, notes })
+    }
+
+    /// A phase of the run that has rows.
+    pub(crate) fn phase(&self, name: &str) -> Option<&Phase> {
+        self.phases.get(name)
+    }
+
+    /// A value of the configuration by its dotted key.
+    pub(crate) fn setting(&self, key: &str) -> Option<&Value> {
+        key.split('.').try_fold(self.config.as_ref()?, |value, part| value.get(part))
+    }
+}
+
+fn read_phases(path: &Path, notes: &mut Vec<String>) -> Result<BTreeMap<String, Phase>> {
+    let mut phases = BTreeMap::<String, Phase>::new();
+    let reading: Reading = each_row(path, |row: Row, _| phases.entry(row.phase.clone()).or_default().add(row))?;
+    reading.expect_rows(path)?;
+    notes.extend(reading.notes("metrics.jsonl"));
+    // A phase whose every row was refused.
+    phases.retain(|_, phase| !phase.clock.is_empty());
+    for (name, phase) in &mut phases {
+        if phase.sort() {
+            notes.push(format!("metrics.jsonl: the steps of `{name}` are not in order; they were sorted"));
+        }
+        let gaps = |points: &Vec<crate::curve::Point>| points.iter().filter(|point| point.value.is_none()).count();
+        let broken = phase.series.iter().map(|(metric, points)| (metric, gaps(points))).filter(|(_, gaps)| *gaps > 0);
+        let broken: Vec<String> = broken.map(|(metric, gaps)| format!("{metric} ({gaps})")).collect();
+        if !broken.is_empty() {
+            notes.push(format!(
+                "metrics.jsonl: values of `{name}` that are not finite, shown as gaps: {}",
+                broken.join(", ")
+            ));
+        }
+    }
+    Ok(phases)
+}
+
+/// The last part of a folder's name; of `.` and the like, that of the folder which it is.
+fn folder_name(folder: &Path) -> String {
+    let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
+    let real = || folder.canonicalize().ok().and_then(|path| name(&path));
+    shown(&name(folder).or_else(real).unwrap_or_else(|| folder.display().to_string()))
+}
+
+/// A name without characters that a terminal or a page would take for something else.
+pub(crate) fn shown(name: &str) -> String {
+    name.chars().map(|c| if is_shown(c) { c } else { char::REPLACEMENT_CHARACTER }).collect()
+}
+
+fn why_no_run(folder: &Path) -> String {
+    match std::fs::metadata(folder) {
+        Err(error) => return format!("it cannot be opened: {error}"),
+        Ok(metadata) if !metadata.is_dir() => {
+            return "expected the folder of a run, got a file: name the folder that it is in".to_owned();
+        }
+        Ok(_) => {}
+    }
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut inside: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(|path| is_run(path)).collect();
+    inside.sort();
+    let reason = "there is no run in it (neither config.yaml nor metrics.jsonl)";
+    match inside.as_slice() {
+        [] => reason.to_owned(),
+        [first, ..] => {
+            format!("{reason}, but in {} of its folders: name those, e.g. {}", inside.len(), first.display())
+        }
+    }
+}
+
+fn is_run(path: &Path) -> bool {
+    path.join("config.yaml").is_file() || path.join("metrics.jsonl").is_file()
+}

@@ -1,0 +1,179 @@
+//! Rows of completions.jsonl: as many as a page can hold, evenly spread over the run.
+
+use crate::error::Result;
+use crate::lines::{Reading, each_row};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::collections::{BTreeMap, HashSet};
+use std::path::Path;
+
+/// The longest text of a sample in characters; what is left out is counted.
+const MAX_TEXT: usize = 6000;
+
+/// A sampled completion. Texts are whatever a policy has written.
+#[derive(Debug, Serialize)]
+pub(crate) struct Sample {
+    pub step: u64,
+    /// What a trainer says of it: `prompt`, `completion`, `answer`, `reward`, `rewards`, `advantage`, ...
+    pub fields: Map<String, Value>,
+    /// The number of characters that were left out at the end of a field's text.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub cut: BTreeMap<String, usize>,
+}
+
+/// The samples of a run that the page shows.
+#[derive(Debug, Default)]
+pub(crate) struct Samples {
+    pub rows: Vec<Sample>,
+    /// The number of samples in the file.
+    pub found: u64,
+    /// The number of steps in the file that have samples.
+    pub steps: usize,
+}
+
+#[derive(Deserialize)]
+struct StepOnly {
+    step: u64,
+}
+
+impl Samples {
+    /// Reads the samples of a run, with about `budget` bytes of them at most.
+    ///
+    /// # Errors
+    /// [`crate::Error::File`] when the file cannot be read.
+    pub(crate) fn read(path: &Path, budget: usize) -> Result<(Self, Reading)> {
+        let mut index = Vec::new();
+        let reading = each_row(path, |row: StepOnly, length| {
+            index.push((row.step, length.min(3 * MAX_TEXT)));
+            Ok(())
+        })?;
+        let (chosen, steps) = choose(&index, budget);
+        let (mut number, mut rows) = (0, Vec::with_capacity(chosen.len()));
+        each_row(path, |mut fields: Map<String, Value>, _| {
+            // The same rows as the first time; the file may have grown since.
+            let step = fields.remove("step").and_then(|step| step.as_u64()).ok_or("it has no step")?;
+            if chosen.contains(&number) {
+                let mut sample = Sample { step, fields, cut: BTreeMap::new() };
+                sample.shorten();
+                rows.push(sample);
+            }
+            number += 1;
+            Ok(())
+        })?;
+        rows.sort_by_key(|sample| sample.step);
+        Ok((Self { rows, found: index.len() as u64, steps }, reading))
+    }
+
+    /// Says how many samples are not on the page; `None` when all are.
+    pub(crate) fn left_out(&self) -> Option<String> {
+        let left = self.found.saturating_sub(self.rows.len() as u64);
+        let shown: HashSet<u64> = self.rows.iter().map(|sample| sample.step).collect();
+        (left > 0).then(|| {
+            let (found, shown, steps) = (self.found, shown.len(), self.steps);
+            format!("{left} of {found} samples are left out to keep the page small: it has those of {shown} of {steps} steps")
+        })
+    }
+}
+
+impl Sample {
+    fn shorten(&mut self) {
+        for (name, value) in &mut self.fields {
+            if value.is_array() || (value.is_object() && name != "rewards") {
+                *value = Value::String(text_of(value));
+            }
+            let Value::String(text) = value else { continue };
+            if let Some((end, _)) = text.char_indices().nth(MAX_TEXT) {
+                self.cut.insert(name.clone(), text[end..].chars().count());
+                text.truncate(end);
+            }
+        }
+    }
+}
+
+/// A list as paragraphs: chat messages with their roles, texts as they are, and whatever else there is as JSON.
+fn text_of(value: &Value) -> String {
+    let paragraph = |item: &Value| match (item, item.get("role"), item.get("content")) {
+        (Value::String(text), _, _) => text.clone(),
+        (Value::Object(map), Some(Value::String(role)), Some(Value::String(content))) if map.len() == 2 => {
+            format!("{role}: {content}")
+        }
+        _ => item.to_string(),
+    };
+    match value.as_array() {
+        Some(list) => list.iter().map(paragraph).collect::<Vec<_>>().join("\n"),
+        None => value.to_string(),
+    }
+}
+
+/// The places in the file of the rows that fit into `budget` bytes: all rows of as many steps as possible, evenly spread with
+/// the first and the last; of a single step that is too large, its first rows. With the number of steps in the file.
+fn choose(index: &[(u64, usize)], budget: usize) -> (HashSet<usize>, usize) {
+    let mut steps = BTreeMap::<u64, Vec<(usize, usize)>>::new();
+    for (place, (step, bytes)) in index.iter().enumerate() {
+        steps.entry(*step).or_default().push((place, *bytes));
+    }
+    let steps: Vec<Vec<(usize, usize)>> = steps.into_values().collect();
+    let total = steps.len();
+    let spread = |count: usize| (0..count).map(move |i| if count < 2 { 0 } else { i * (total - 1) / (count - 1) });
+    let cost = |i: usize| steps[i].iter().map(|(_, bytes)| bytes).sum::<usize>();
+    let fits = |count: usize| spread(count).map(cost).sum::<usize>() <= budget;
+    // What a spread costs does not always fall with its count, so counts are tried from above, a tenth less each time.
+    let mut count = total;
+    while count > 2 && !fits(count) {
+        count -= (count / 10).max(1);
+    }
+    let per_step = if fits(count) { usize::MAX } else { budget / count };
+    let mut chosen = HashSet::new();
+    for i in spread(count) {
+        let mut left = per_step;
+        for (rank, (place, bytes)) in steps[i].iter().enumerate() {
+            // One sample of each step, however long it is.
+            if rank > 0 && *bytes > left {
+                break;
+            }
+            left = left.saturating_sub(*bytes);
+            chosen.insert(*place);
+        }
+    }
+    (chosen, total)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chosen_steps_are_whole_and_spread_from_the_first_to_the_last() {
+        let index: Vec<(u64, usize)> = (0..1000).map(|row| (1 + row / 4, 100)).collect();
+        let (all, steps) = choose(&index, usize::MAX);
+        assert_eq!((all.len(), steps), (1000, 250));
+        let (chosen, _) = choose(&index, 20_000);
+        assert!(chosen.len() > 170 && chosen.len() <= 200, "{}", chosen.len());
+        let shown: std::collections::BTreeSet<u64> = chosen.iter().map(|place| index[*place].0).collect();
+        assert_eq!(shown.len() * 4, chosen.len());
+        assert!(shown.contains(&1) && shown.contains(&250));
+        let gaps: Vec<u64> = shown.iter().zip(shown.iter().skip(1)).map(|(a, b)| b - a).collect();
+        assert!(gaps.iter().all(|gap| (4..=7).contains(gap)), "{gaps:?}");
+    }
+
+    #[test]
+    fn a_single_large_step_shows_its_first_samples() {
+        let index = [(1, 100), (1, 100), (1, 100)];
+        assert_eq!(choose(&index, 250).0, HashSet::from([0, 1]));
+        assert_eq!(choose(&index, 0).0, HashSet::from([0]));
+        assert_eq!(choose(&[], 250), (HashSet::new(), 0));
+    }
+
+    #[test]
+    fn long_texts_are_cut_between_characters_and_counted() {
+        let fields = Map::from_iter([
+            ("completion".to_owned(), Value::String("é".repeat(MAX_TEXT + 5))),
+            ("messages".to_owned(), serde_json::json!([{ "role": "user", "content": "a" }, "b", { "role": "tool" }])),
+        ]);
+        let mut sample = Sample { step: 1, fields, cut: BTreeMap::new() };
+        sample.shorten();
+        assert_eq!(sample.fields["completion"], "é".repeat(MAX_TEXT));
+        assert_eq!(sample.cut, BTreeMap::from([("completion".to_owned(), 5)]));
+        assert_eq!(sample.fields["messages"], "user: a\nb\n{\"role\":\"tool\"}");
+    }
+}

@@ -1,0 +1,5 @@
+//! Pages of small run folders.
+
+mod folders;
+mod pages;
+mod support;

@@ -1,0 +1,56 @@
+//! The reward for length.
+
+use crate::reward_fn::{RewardFn, RewardInput};
+use serde::{Deserialize, Serialize};
+
+/// Which lengths the reward `length` punishes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LengthMode {
+    /// Every length but the target.
+    #[default]
+    Exact,
+    /// Lengths above the target.
+    Max,
+    /// Lengths below the target.
+    Min,
+}
+
+/// The settings of the reward `length`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LengthConfig {
+    /// The weight of the reward.
+    #[serde(default = "one")]
+    pub weight: f32,
+    /// The number of tokens that is wanted, EOS included; at least 1.
+    pub target: usize,
+    /// Which lengths are punished.
+    #[serde(default)]
+    pub mode: LengthMode,
+}
+
+fn one() -> f32 {
+    1.0
+}
+
+/// The reward `length`: -min(|length - target| / target, 1), in [-1, 0].
+#[derive(Clone, Copy, Debug)]
+pub struct Length(pub LengthConfig);
+
+impl RewardFn for Length {
+    fn name(&self) -> &str {
+        "length"
+    }
+
+    fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
+        let (length, target) = (input.completion_len as f64, self.0.target as f64);
+        let beside = match self.0.mode {
+            LengthMode::Exact => (length - target).abs(),
+            LengthMode::Max => (length - target).max(0.0),
+            LengthMode::Min => (target - length).max(0.0),
+        };
+        // 0 - x, so that no reward is -0.
+        Some((0.0 - (beside / target.max(1.0)).min(1.0)) as f32)
+    }
+}

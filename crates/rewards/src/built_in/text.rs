@@ -1,0 +1,108 @@
+//! Rewards that compare text.
+
+use crate::answer::{AnswerFrom, answer_of};
+use crate::error::{Error, Result};
+use crate::reward_fn::{RewardFn, RewardInput};
+use serde::{Deserialize, Serialize};
+
+/// The reward `exact`: 1 when the answer in the completion is the reference answer, character by character but for white space
+/// around it, else 0. Without a reference answer there is nothing to say.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Exact {
+    /// Which part of the completion is the answer.
+    pub answer_from: AnswerFrom,
+}
+
+impl RewardFn for Exact {
+    fn name(&self) -> &str {
+        "exact"
+    }
+
+    fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
+        let (reference, answer) = answer_of(self.answer_from, input)?;
+        Some(f32::from(answer.is_some_and(|answer| answer.trim() == reference.trim())))
+    }
+}
+
+/// The reward `normalized`: as [`Exact`], of what [`normalize_text`] leaves of both.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Normalized {
+    /// Which part of the completion is the answer.
+    pub answer_from: AnswerFrom,
+}
+
+impl RewardFn for Normalized {
+    fn name(&self) -> &str {
+        "normalized"
+    }
+
+    fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
+        let (reference, answer) = answer_of(self.answer_from, input)?;
+        Some(f32::from(answer.is_some_and(|answer| normalize_text(&answer) == normalize_text(&reference))))
+    }
+}
+
+/// Text in lower case without ASCII punctuation and without the articles a, an and the, and one space where there was white
+/// space: the normalisation of SQuAD's evaluation script (arXiv 1606.05250).
+///
+/// ```
+/// assert_eq!(rewards::normalize_text("  The  U.S. Senate!"), "us senate");
+/// ```
+pub fn normalize_text(text: &str) -> String {
+    let letters: String = text.to_lowercase().chars().filter(|c| !c.is_ascii_punctuation()).collect();
+    let words = letters.split_whitespace().filter(|word| !["a", "an", "the"].contains(word));
+    words.collect::<Vec<_>>().join(" ")
+}
+
+/// The settings of a reward for a regular expression.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RegexConfig {
+    /// The regular expression, in the syntax of the crate `regex`; it may match anywhere unless it says `^` or `$`.
+    pub pattern: String,
+    /// The weight of the reward.
+    #[serde(default = "one")]
+    pub weight: f32,
+}
+
+fn one() -> f32 {
+    1.0
+}
+
+/// A reward for a regular expression: 1 when it matches the completion, else 0.
+#[derive(Clone, Debug)]
+pub struct Regex {
+    name: String,
+    regex: regex::Regex,
+}
+
+impl Regex {
+    /// The reward called `name` for `pattern`.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a pattern that is no regular expression.
+    pub fn new(name: impl Into<String>, pattern: &str) -> Result<Self> {
+        let name = name.into();
+        let regex = regex::Regex::new(pattern).map_err(|error| {
+            // The message draws a picture of the place; an error here is one line, and its last line says what is wrong.
+            let text = error.to_string();
+            let reason = text.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
+            Error::Config {
+                key: format!("rewards.regex.{name}.pattern"),
+                expected: "a regular expression".into(),
+                found: format!("`{pattern}`: {reason}"),
+            }
+        })?;
+        Ok(Self { name, regex })
+    }
+}
+
+impl RewardFn for Regex {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
+        Some(f32::from(self.regex.is_match(input.completion)))
+    }
+}

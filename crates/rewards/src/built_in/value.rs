@@ -1,0 +1,66 @@
+//! Rewards that compare what answers mean: numbers and mathematics.
+
+use crate::answer::{AnswerFrom, answer_of, last_number, parse_number};
+use crate::math::equivalent;
+use crate::reward_fn::{RewardFn, RewardInput};
+
+/// The reward `numeric`: 1 when the answer in the completion is the number of the reference answer, else 0.
+///
+/// Thousands separators, currencies and units do not count. Without a reference answer, or where it has no number, there is
+/// nothing to say.
+#[derive(Clone, Copy, Debug)]
+pub struct Numeric {
+    /// Which part of the completion is the answer; its last number counts.
+    pub answer_from: AnswerFrom,
+    /// The largest difference, as a share of the reference (absolute where the reference is below 1).
+    pub tolerance: f64,
+}
+
+impl RewardFn for Numeric {
+    fn name(&self) -> &str {
+        "numeric"
+    }
+
+    fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
+        let (reference, answer) = answer_of(self.answer_from, input)?;
+        let reference = last_number(&reference)?;
+        let right = answer
+            .and_then(|answer| last_number(&answer).map(str::to_owned))
+            .is_some_and(|found| numbers_equal(reference, &found, self.tolerance));
+        Some(f32::from(right))
+    }
+}
+
+/// Whether two texts are the same number up to `tolerance`. A percentage is equal to the number in front of the sign and
+/// to its hundredth, as data sets mean either.
+///
+/// ```
+/// assert!(rewards::numbers_equal("1234.5", "$1,234.50", 0.0));
+/// assert!(rewards::numbers_equal("0.25", "25%", 1e-9) && rewards::numbers_equal("25", "25%", 1e-9));
+/// ```
+pub fn numbers_equal(reference: &str, found: &str, tolerance: f64) -> bool {
+    let (Some((a, a_percent)), Some((b, b_percent))) = (parse_number(reference), parse_number(found)) else {
+        return false;
+    };
+    let close = |a: f64, b: f64| (a - b).abs() <= tolerance * a.abs().max(1.0);
+    close(a, b) || (a_percent != b_percent && if a_percent { close(a / 100.0, b) } else { close(a, b / 100.0) })
+}
+
+/// The reward `math`: 1 when the answer in the completion and the reference answer are the same mathematics, as
+/// [`crate::math::equivalent`] says, else 0. Without a reference answer there is nothing to say.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MathEquivalence {
+    /// Which part of the completion is the answer.
+    pub answer_from: AnswerFrom,
+}
+
+impl RewardFn for MathEquivalence {
+    fn name(&self) -> &str {
+        "math"
+    }
+
+    fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
+        let (reference, answer) = answer_of(self.answer_from, input)?;
+        Some(f32::from(answer.is_some_and(|answer| equivalent(&reference, &answer))))
+    }
+}

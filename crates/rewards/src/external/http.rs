@@ -1,0 +1,290 @@
+//! An HTTP endpoint that judges completions.
+
+use super::message::{Answer, answer, question, seconds, shown};
+use crate::error::{Error, Result, check};
+use crate::reward_fn::{RewardFailure, RewardFn, RewardInput};
+use rand::RngExt;
+use rng::{Purpose, stable_hash, stream};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// The longest response in bytes.
+const MAX_RESPONSE: u64 = 64 << 20;
+/// The mean time before the first repetition of a request; it doubles with each.
+const FIRST_BACKOFF: Duration = Duration::from_millis(500);
+/// The longest such mean time, and the longest that a server can ask for (`Retry-After`).
+const MAX_BACKOFF: Duration = Duration::from_secs(60);
+/// The largest number of requests at the same time.
+const MAX_CONCURRENCY: usize = 256;
+
+/// The settings of an HTTP reward.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HttpConfig {
+    /// The address that completions are posted to, `http://` or, with the feature `https`, `https://`.
+    pub url: String,
+    /// The weight of the reward.
+    #[serde(default = "one")]
+    pub weight: f32,
+    /// The largest number of completions of a request.
+    #[serde(default = "batch_size")]
+    pub batch_size: usize,
+    /// The time in seconds for a request and its response.
+    #[serde(default = "timeout")]
+    pub timeout: f64,
+    /// How often a request is repeated that got no answer in time, no connection, or one of the statuses 429 and 500 to 599.
+    #[serde(default = "retries")]
+    pub retries: u32,
+    /// The largest number of requests at the same time.
+    #[serde(default = "concurrency")]
+    pub concurrency: usize,
+    /// Headers of each request. `${NAME}` in a value is the variable of the environment, so that secrets need not stand in files.
+    #[serde(default)]
+    pub headers: BTreeMap<String, String>,
+}
+
+fn one() -> f32 {
+    1.0
+}
+fn batch_size() -> usize {
+    64
+}
+fn timeout() -> f64 {
+    60.0
+}
+fn retries() -> u32 {
+    5
+}
+fn concurrency() -> usize {
+    4
+}
+
+impl HttpConfig {
+    /// The settings of an endpoint with every default.
+    pub fn new(url: impl Into<String>) -> Self {
+        Self {
+            url: url.into(),
+            weight: one(),
+            batch_size: batch_size(),
+            timeout: timeout(),
+            retries: retries(),
+            concurrency: concurrency(),
+            headers: BTreeMap::new(),
+        }
+    }
+}
+
+/// A reward function behind an HTTP endpoint.
+///
+/// It posts `{"inputs": [...]}`, with the objects that a [`crate::Program`] gets as lines, and expects `{"rewards": [...]}` with an
+/// entry for each in the same order: a number, `null`, `{"reward": number or null}` or `{"error": "why"}`.
+///
+/// ```no_run
+/// use rewards::{Http, HttpConfig, Rewards};
+///
+/// let judge = Http::new("judge", HttpConfig::new("http://localhost:8000/score"), 0)?;
+/// let rewards = Rewards::from_terms(vec![(Box::new(judge), 1.0)])?;
+/// # Ok::<(), rewards::Error>(())
+/// ```
+pub struct Http {
+    name: String,
+    url: String,
+    headers: Vec<(String, String)>,
+    batch_size: usize,
+    retries: u32,
+    concurrency: usize,
+    agent: ureq::Agent,
+    seed: u64,
+    requests: AtomicU64,
+}
+
+/// Why a request has failed.
+struct Refusal {
+    message: String,
+    /// Whether the same request may succeed later, and how long the server wants it to wait.
+    again: Option<Option<Duration>>,
+}
+
+impl Http {
+    /// The reward called `name`. `seed` is that of the run; it spreads the times of repetitions. Nothing is sent yet.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for settings that are not legal.
+    pub fn new(name: impl Into<String>, config: HttpConfig, seed: u64) -> Result<Self> {
+        let name = name.into();
+        let key = |field: &str| format!("rewards.http.{name}.{field}");
+        let timeout = seconds(&key("timeout"), config.timeout)?;
+        check(config.batch_size > 0, &key("batch_size"), "at least 1", config.batch_size)?;
+        let concurrency = config.concurrency;
+        let expected = format!("1 to {MAX_CONCURRENCY}");
+        check((1..=MAX_CONCURRENCY).contains(&concurrency), &key("concurrency"), &expected, concurrency)?;
+        let url: Option<ureq::http::Uri> = config.url.parse().ok();
+        let scheme = url.as_ref().and_then(|url| url.host().and(url.scheme_str()));
+        check(
+            matches!(scheme, Some("http" | "https")),
+            &key("url"),
+            "an address with http:// or https://",
+            &config.url,
+        )?;
+        if scheme == Some("https") && !cfg!(feature = "https") {
+            let expected =
+                "an address with http://, or a build with the feature `https` (cargo build --features https)";
+            check(false, &key("url"), expected, &config.url)?;
+        }
+        let mut headers = Vec::new();
+        for (header, value) in &config.headers {
+            let value = expand(value).map_err(|variable| Error::Config {
+                key: key(&format!("headers.{header}")),
+                expected: format!("a variable {variable} in the environment"),
+                found: "none".into(),
+            })?;
+            let legal =
+                ureq::http::HeaderName::try_from(header).is_ok() && ureq::http::HeaderValue::try_from(&value).is_ok();
+            check(legal, &key("headers"), "names and values that HTTP allows", header)?;
+            headers.push((header.clone(), value));
+        }
+        let agent = ureq::Agent::config_builder()
+            .timeout_global(Some(timeout))
+            .http_status_as_error(false)
+            .max_idle_connections_per_host(concurrency)
+            .user_agent(concat!("grpo/", env!("CARGO_PKG_VERSION")))
+            .build()
+            .new_agent();
+        let seed = seed ^ stable_hash(&name);
+        let (batch_size, retries, requests) = (config.batch_size, config.retries, AtomicU64::new(0));
+        Ok(Self { name, url: config.url, headers, batch_size, retries, concurrency, agent, seed, requests })
+    }
+
+    fn score_chunk(&self, inputs: &[RewardInput<'_>]) -> Vec<std::result::Result<Option<f32>, RewardFailure>> {
+        let questions: Vec<Value> = inputs.iter().enumerate().map(|(id, input)| question(id, input)).collect();
+        let body = json!({ "inputs": questions }).to_string();
+        match self.post_until_answered(&body).and_then(|text| self.rewards(&text, inputs.len())) {
+            Ok(scores) => scores,
+            Err(message) => inputs.iter().map(|_| Err(RewardFailure::new(message.clone()))).collect(),
+        }
+    }
+
+    fn post_until_answered(&self, body: &str) -> std::result::Result<String, String> {
+        let number = self.requests.fetch_add(1, Ordering::Relaxed);
+        for attempt in 0.. {
+            let refusal = match self.post(body) {
+                Ok(text) => return Ok(text),
+                Err(refusal) => refusal,
+            };
+            let message = format!("{}: {}", self.url, refusal.message);
+            match refusal.again {
+                Some(_) if attempt == self.retries => {
+                    return Err(format!("{message} (after {} attempts)", u64::from(attempt) + 1));
+                }
+                Some(asked) => {
+                    let mean = (FIRST_BACKOFF * (1 << attempt.min(16))).min(MAX_BACKOFF);
+                    let jitter = stream(self.seed, Purpose::RewardRetry, number, attempt.into()).random_range(0.5..1.5);
+                    let wait = asked.map_or(mean.mul_f64(jitter), |asked| asked.min(MAX_BACKOFF));
+                    tracing::info!(reward = self.name, "{message}; once more in {:.1} s", wait.as_secs_f64());
+                    std::thread::sleep(wait);
+                }
+                None => return Err(message),
+            }
+        }
+        unreachable!("the loop has no end but those")
+    }
+
+    fn post(&self, body: &str) -> std::result::Result<String, Refusal> {
+        let mut request = self.agent.post(&self.url).content_type("application/json");
+        for (name, value) in &self.headers {
+            request = request.header(name, value);
+        }
+        let mut response = request.send(body).map_err(|error| {
+            let temporary = matches!(
+                error,
+                ureq::Error::Timeout(_)
+                    | ureq::Error::Io(_)
+                    | ureq::Error::ConnectionFailed
+                    | ureq::Error::HostNotFound
+                    | ureq::Error::Protocol(_)
+            );
+            Refusal { message: error.to_string(), again: temporary.then_some(None) }
+        })?;
+        let status = response.status();
+        let wait = response.headers().get("retry-after").and_then(|value| value.to_str().ok()?.trim().parse().ok());
+        let text = response.body_mut().with_config().limit(MAX_RESPONSE).read_to_string();
+        if !status.is_success() {
+            let said = text.as_deref().map(shown).unwrap_or_default();
+            let temporary = status.as_u16() == 429 || status.is_server_error();
+            let again = temporary.then_some(wait.map(Duration::from_secs));
+            return Err(Refusal { message: format!("status {status}: {said}"), again });
+        }
+        text.map_err(|error| Refusal {
+            again: matches!(error, ureq::Error::Timeout(_) | ureq::Error::Io(_)).then_some(None),
+            message: format!("the response cannot be read: {error}"),
+        })
+    }
+
+    fn rewards(
+        &self,
+        text: &str,
+        count: usize,
+    ) -> std::result::Result<Vec<std::result::Result<Option<f32>, RewardFailure>>, String> {
+        let expected = format!("{}: expected {{\"rewards\": [...]}} with {count} entries", self.url);
+        let value: Option<Value> = serde_json::from_str(text).ok();
+        let list = value.as_ref().and_then(|value| value.get("rewards")?.as_array());
+        let list = list.ok_or_else(|| format!("{expected}, got `{}`", shown(text)))?;
+        if list.len() != count {
+            return Err(format!("{expected}, got {}", list.len()));
+        }
+        let entry = |(id, value)| match answer(id, value) {
+            Answer::Reward(reward) => Ok(reward),
+            Answer::Failed(failure) => Err(failure),
+            Answer::Garbage(message) => Err(RewardFailure::new(message)),
+        };
+        Ok(list.iter().enumerate().map(entry).collect())
+    }
+}
+
+impl RewardFn for Http {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
+        self.score_batch(std::slice::from_ref(input)).pop()?.ok()?
+    }
+
+    fn score_batch(&self, inputs: &[RewardInput<'_>]) -> Vec<std::result::Result<Option<f32>, RewardFailure>> {
+        let batches: Vec<&[RewardInput<'_>]> = inputs.chunks(self.batch_size).collect();
+        let next = AtomicUsize::new(0);
+        let done: Mutex<Vec<Vec<_>>> = Mutex::new(batches.iter().map(|_| Vec::new()).collect());
+        std::thread::scope(|scope| {
+            for _ in 0..self.concurrency.min(batches.len()) {
+                scope.spawn(|| {
+                    while let Some((index, batch)) = {
+                        let index = next.fetch_add(1, Ordering::Relaxed);
+                        batches.get(index).map(|batch| (index, batch))
+                    } {
+                        let scores = self.score_chunk(batch);
+                        done.lock().unwrap_or_else(|poisoned| poisoned.into_inner())[index] = scores;
+                    }
+                });
+            }
+        });
+        done.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()).into_iter().flatten().collect()
+    }
+}
+
+/// A header's value with `${NAME}` replaced by variables of the environment, or the name of one that is not there.
+fn expand(value: &str) -> std::result::Result<String, String> {
+    let mut expanded = String::new();
+    let mut rest = value;
+    while let Some((before, after)) = rest.split_once("${") {
+        let Some((name, behind)) = after.split_once('}') else { break };
+        expanded.push_str(before);
+        expanded.push_str(&std::env::var(name).map_err(|_| name.to_owned())?);
+        rest = behind;
+    }
+    expanded.push_str(rest);
+    Ok(expanded)
+}

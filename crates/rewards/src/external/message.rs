@@ -1,0 +1,88 @@
+//! What goes to an external reward function, and what comes back.
+
+use crate::error::{Error, Result};
+use crate::reward_fn::{RewardFailure, RewardInput};
+use data::Prompt;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// The longest part of an answer that an error shows, in characters.
+const SHOWN: usize = 200;
+
+/// A completion as an object: `id`, `prompt` (text, or a list of messages), `completion`, `answer` (text or null), `columns`,
+/// `source`, `truncated` and `completion_tokens`.
+pub(super) fn question(id: usize, input: &RewardInput<'_>) -> Value {
+    let prompt = match &input.item.prompt {
+        Prompt::Text(text) => Value::from(text.as_str()),
+        Prompt::Messages { messages, .. } => Value::from(messages.clone()),
+    };
+    json!({
+        "id": id,
+        "prompt": prompt,
+        "completion": input.completion,
+        "answer": input.item.answer,
+        "columns": *input.item.columns,
+        "source": *input.item.source,
+        "truncated": input.truncated,
+        "completion_tokens": input.completion_len,
+    })
+}
+
+/// What an answer says of completion `id`.
+pub(super) enum Answer {
+    /// A reward, or that there is nothing to say.
+    Reward(Option<f32>),
+    /// The function itself could not judge this completion; it goes on with the next one.
+    Failed(RewardFailure),
+    /// It is no answer, or that of another completion: nothing after it can be trusted.
+    Garbage(String),
+}
+
+/// Reads a number, null, `{"reward": NUMBER or null}` or `{"error": TEXT}`, the last two with the `id` or without.
+pub(super) fn answer(id: usize, value: &Value) -> Answer {
+    let expected = "expected a number, null, {\"reward\": number or null} or {\"error\": text}";
+    let garbage = || Answer::Garbage(format!("{expected}, got `{}`", shown(&value.to_string())));
+    match value {
+        Value::Null => Answer::Reward(None),
+        Value::Number(number) => match number.as_f64().map(|number| number as f32).filter(|n| n.is_finite()) {
+            Some(number) => Answer::Reward(Some(number)),
+            None => garbage(),
+        },
+        Value::Object(object) => {
+            if let Some(other) = object.get("id").filter(|other| other.as_u64() != Some(id as u64)) {
+                return Answer::Garbage(format!("expected the answer for the completion with id {id}, got id {other}"));
+            }
+            match (object.get("reward"), object.get("error")) {
+                (_, Some(error)) if !error.is_null() => {
+                    let text = error.as_str().map_or_else(|| error.to_string(), str::to_owned);
+                    Answer::Failed(RewardFailure::new(format!("it says: {}", shown(&text))))
+                }
+                (Some(reward @ (Value::Null | Value::Number(_))), _) => answer(id, reward),
+                _ => garbage(),
+            }
+        }
+        _ => garbage(),
+    }
+}
+
+/// The beginning of a text, on one line.
+pub(super) fn shown(text: &str) -> String {
+    let line = text.trim().replace(['\n', '\r'], " ");
+    match line.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}...", &line[..end]),
+        None => line,
+    }
+}
+
+/// The longest time limit: a year.
+const MAX_SECONDS: f64 = 365.0 * 86_400.0;
+
+/// A time limit.
+pub(super) fn seconds(key: &str, value: f64) -> Result<Duration> {
+    let legal = Some(value).filter(|value| *value > 0.0 && *value <= MAX_SECONDS);
+    legal.and_then(|value| Duration::try_from_secs_f64(value).ok()).ok_or_else(|| Error::Config {
+        key: key.to_owned(),
+        expected: "seconds, more than 0 and at most a year".into(),
+        found: value.to_string(),
+    })
+}

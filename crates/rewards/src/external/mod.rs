@@ -1,0 +1,10 @@
+//! Reward functions outside of this process: programs and HTTP endpoints. Both speak JSON, and the same JSON.
+
+mod http;
+mod message;
+mod program;
+mod worker;
+
+pub use http::{Http, HttpConfig};
+pub use program::{Program, ProgramConfig};
+pub use worker::kill_programs;

@@ -1,0 +1,179 @@
+//! A program that judges completions over JSON lines.
+
+use super::message::seconds;
+use super::worker::Worker;
+use crate::error::{Error, Result, check};
+use crate::reward_fn::{RewardFailure, RewardFn, RewardInput};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// The largest number of workers of a program.
+const MAX_WORKERS: usize = 256;
+
+/// The settings of a reward program.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProgramConfig {
+    /// The program and its arguments. A program without a slash is looked for in `PATH`.
+    pub command: Vec<String>,
+    /// The weight of the reward.
+    #[serde(default = "one")]
+    pub weight: f32,
+    /// The largest number of completions that a worker is given at once.
+    #[serde(default = "batch_size")]
+    pub batch_size: usize,
+    /// The time in seconds that a worker has for them, the start of the program included.
+    #[serde(default = "timeout")]
+    pub timeout: f64,
+    /// The number of processes that work at the same time.
+    #[serde(default = "workers")]
+    pub workers: usize,
+    /// Variables of the environment that the program gets beside those of this process.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+}
+
+fn one() -> f32 {
+    1.0
+}
+fn batch_size() -> usize {
+    64
+}
+fn timeout() -> f64 {
+    60.0
+}
+fn workers() -> usize {
+    1
+}
+
+impl ProgramConfig {
+    /// The settings of a program with every default.
+    pub fn new(command: Vec<String>) -> Self {
+        Self {
+            command,
+            weight: one(),
+            batch_size: batch_size(),
+            timeout: timeout(),
+            workers: workers(),
+            env: BTreeMap::new(),
+        }
+    }
+}
+
+/// A reward function that is a program, which runs as long as the reward lives.
+///
+/// The program reads one JSON object per line from standard input (`id`, `prompt`, `completion`, `answer`, `columns`, `source`, `truncated`,
+/// `completion_tokens`) and writes one line per object to standard output, in the same order: a number, `null`,
+/// `{"reward": number or null}` or `{"error": "why"}`. It has to flush its lines, and to end when its input does. What it writes to standard
+/// error goes to the log. A program that exits is started again, and asked once more for what it had not answered; one
+/// that writes anything else, or is too slow, is killed and started again for the next batch.
+///
+/// ```no_run
+/// use rewards::{Program, ProgramConfig, Rewards};
+///
+/// let judge = Program::new("judge", ProgramConfig::new(vec!["python3".into(), "judge.py".into()]))?;
+/// let rewards = Rewards::from_terms(vec![(Box::new(judge), 1.0)])?;
+/// # Ok::<(), rewards::Error>(())
+/// ```
+pub struct Program {
+    name: String,
+    batch_size: usize,
+    workers: Vec<Mutex<Worker>>,
+}
+
+impl Program {
+    /// The reward called `name`. The program is looked for, but not started before there is something to judge.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for settings that are not legal; [`Error::Program`] when the program is not there.
+    pub fn new(name: impl Into<String>, config: ProgramConfig) -> Result<Self> {
+        let name = name.into();
+        let key = |field: &str| format!("rewards.programs.{name}.{field}");
+        let command = config.command.first().filter(|program| !program.is_empty());
+        check(command.is_some(), &key("command"), "a program and its arguments", "none")?;
+        check(config.batch_size > 0, &key("batch_size"), "at least 1", config.batch_size)?;
+        let workers = config.workers;
+        check((1..=MAX_WORKERS).contains(&workers), &key("workers"), &format!("1 to {MAX_WORKERS}"), workers)?;
+        let time = seconds(&key("timeout"), config.timeout)?;
+        let program =
+            find(command.map_or("", String::as_str)).map_err(|reason| Error::Program { name: name.clone(), reason })?;
+        let worker = |_| Mutex::new(Worker::new(&name, program.clone(), &config, time));
+        let workers = (0..workers).map(worker).collect();
+        Ok(Self { name, batch_size: config.batch_size, workers })
+    }
+}
+
+impl RewardFn for Program {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
+        self.score_batch(std::slice::from_ref(input)).pop()?.ok()?
+    }
+
+    fn score_batch(&self, inputs: &[RewardInput<'_>]) -> Vec<std::result::Result<Option<f32>, RewardFailure>> {
+        // Evenly, so that no worker waits for another one's long batch.
+        let share = inputs.len().div_ceil(self.workers.len()).clamp(1, self.batch_size);
+        let batches: Vec<&[RewardInput<'_>]> = inputs.chunks(share).collect();
+        let next = AtomicUsize::new(0);
+        let done: Mutex<Vec<Option<_>>> = Mutex::new(batches.iter().map(|_| None).collect());
+        std::thread::scope(|scope| {
+            for worker in self.workers.iter().take(batches.len()) {
+                scope.spawn(|| {
+                    // A worker that has panicked has lost nothing but its process.
+                    let mut worker = worker.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+                    loop {
+                        let index = next.fetch_add(1, Ordering::Relaxed);
+                        let Some(batch) = batches.get(index) else { break };
+                        let scores = worker.score(batch);
+                        done.lock().unwrap_or_else(|poisoned| poisoned.into_inner())[index] = Some(scores);
+                    }
+                });
+            }
+        });
+        let done = done.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let missing = |batch: &[RewardInput<'_>]| {
+            batch.iter().map(|_| Err(RewardFailure::new("its worker has ended"))).collect::<Vec<_>>()
+        };
+        done.into_iter().zip(&batches).flat_map(|(scores, batch)| scores.unwrap_or_else(|| missing(batch))).collect()
+    }
+}
+
+/// The file of a program, or why there is none.
+fn find(program: &str) -> std::result::Result<PathBuf, String> {
+    if program.contains('/') {
+        let path = Path::new(program);
+        return match std::fs::metadata(path) {
+            Err(error) => Err(format!("{program}: {error}")),
+            Ok(file) if !file.is_file() => Err(format!("{program} is no file")),
+            Ok(file) if !is_executable(&file) => Err(format!(
+                "{program} is not executable: make it so (chmod +x), or name its interpreter first, as in [python3, {program}]"
+            )),
+            // Links are kept: the Python of a virtual environment is one, and knows by it where its packages are.
+            Ok(_) => std::path::absolute(path).map_err(|error| format!("{program}: {error}")),
+        };
+    }
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    let there = |folder: PathBuf| {
+        let path = folder.join(program);
+        std::fs::metadata(&path).ok().filter(|file| file.is_file() && is_executable(file)).map(|_| path)
+    };
+    std::env::split_paths(&paths).find_map(there).ok_or_else(|| {
+        format!("there is no program `{program}` in PATH; a file is named with its folder, as in ./{program}")
+    })
+}
+
+#[cfg(unix)]
+fn is_executable(file: &std::fs::Metadata) -> bool {
+    use std::os::unix::fs::PermissionsExt;
+    file.permissions().mode() & 0o111 != 0
+}
+
+#[cfg(not(unix))]
+fn is_executable(_: &std::fs::Metadata) -> bool {
+    true
+}

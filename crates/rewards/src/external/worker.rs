@@ -1,0 +1,330 @@
+//! One process of a reward program: started, asked, timed, killed, and started again.
+
+use super::message::{Answer, answer, question, shown};
+use super::program::ProgramConfig;
+use crate::reward_fn::{RewardFailure, RewardInput};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// The longest line that a program may write, in bytes.
+const MAX_LINE: u64 = 1 << 20;
+/// The number of its last lines on standard error that are kept for errors.
+const KEPT_LINES: usize = 3;
+/// The time before a program that has failed is started again; it doubles with every failure in a row.
+const FIRST_BACKOFF: Duration = Duration::from_millis(100);
+/// The longest such time.
+const MAX_BACKOFF: Duration = Duration::from_secs(10);
+/// How long the last words of a program that has ended are waited for.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+
+type Score = Result<Option<f32>, RewardFailure>;
+
+/// A place for a process, which comes and goes.
+pub(super) struct Worker {
+    name: String,
+    program: PathBuf,
+    arguments: Vec<String>,
+    env: BTreeMap<String, String>,
+    timeout: Duration,
+    process: Option<Process>,
+    failures_in_a_row: u32,
+}
+
+/// What ended the work on a batch before its last answer.
+enum Stop {
+    /// The program has ended by itself; the rest may be asked again.
+    Ended(String),
+    /// The program is too slow, or answers what is no answer; it is killed.
+    Broken(String),
+}
+
+impl Worker {
+    pub(super) fn new(name: &str, program: PathBuf, config: &ProgramConfig, timeout: Duration) -> Self {
+        Self {
+            name: name.to_owned(),
+            program,
+            arguments: config.command[1..].to_vec(),
+            env: config.env.clone(),
+            timeout,
+            process: None,
+            failures_in_a_row: 0,
+        }
+    }
+
+    /// Judges a batch within the time limit, which a program that has to be started again gets anew.
+    pub(super) fn score(&mut self, inputs: &[RewardInput<'_>]) -> Vec<Score> {
+        let mut scores = Vec::with_capacity(inputs.len());
+        let mut ended: Option<String> = None;
+        while scores.len() < inputs.len() {
+            let asked = scores.len();
+            let Err(stop) = self.ask(inputs, &mut scores) else {
+                self.failures_in_a_row = 0;
+                if let Some(message) = ended {
+                    tracing::warn!(reward = self.name, "{message}; it was started again, and has answered the rest");
+                }
+                break;
+            };
+            self.process = None;
+            self.failures_in_a_row = if scores.len() > asked { 1 } else { self.failures_in_a_row + 1 };
+            match stop {
+                Stop::Ended(message) if ended.is_none() => ended = Some(message),
+                Stop::Ended(message) | Stop::Broken(message) => {
+                    scores.resize_with(inputs.len(), || Err(RewardFailure::new(message.clone())));
+                }
+            }
+        }
+        scores
+    }
+
+    /// Asks for the rewards of what is not in `scores` yet, and adds them.
+    fn ask(&mut self, inputs: &[RewardInput<'_>], scores: &mut Vec<Score>) -> Result<(), Stop> {
+        let process = self.process()?;
+        let mut lines = Vec::new();
+        for (id, input) in inputs.iter().enumerate().skip(scores.len()) {
+            lines.extend_from_slice(question(id, input).to_string().as_bytes());
+            lines.push(b'\n');
+        }
+        if let Ok(line) = process.answers.try_recv() {
+            return Err(
+                process.broken(line, |line| format!("it writes lines that nobody has asked for: `{}`", shown(line)))
+            );
+        }
+        // A failure to write shows as the end of the program's output.
+        let _ = process.questions.send(lines);
+        let deadline = Instant::now() + process.timeout;
+        while scores.len() < inputs.len() {
+            let (id, count) = (scores.len(), inputs.len());
+            let left = deadline.saturating_duration_since(Instant::now());
+            let line = match process.answers.recv_timeout(left) {
+                Ok(line) => line,
+                Err(RecvTimeoutError::Timeout) => {
+                    let limit = process.timeout.as_secs_f64();
+                    let message =
+                        format!("it has answered {id} of {count} completions in {limit} seconds, its timeout");
+                    return Err(Stop::Broken(process.with_last_words(message)));
+                }
+                Err(RecvTimeoutError::Disconnected) => return Err(process.ended(id, count)),
+            };
+            match &line {
+                Line::Text(text) => match serde_json::from_str::<Value>(text).ok().map(|value| answer(id, &value)) {
+                    Some(Answer::Reward(reward)) => scores.push(Ok(reward)),
+                    Some(Answer::Failed(failure)) => scores.push(Err(failure)),
+                    Some(Answer::Garbage(message)) => return Err(Stop::Broken(message)),
+                    None => {
+                        let message = format!("expected a line of JSON for each completion, got `{}`", shown(text));
+                        return Err(Stop::Broken(message));
+                    }
+                },
+                Line::End => return Err(process.ended(id, count)),
+                Line::Bad(_) => return Err(process.broken(line, str::to_owned)),
+            }
+        }
+        Ok(())
+    }
+
+    /// The process at work, started if there is none.
+    fn process(&mut self) -> Result<&mut Process, Stop> {
+        if self.process.is_none() {
+            if self.failures_in_a_row > 0 {
+                let doublings = (self.failures_in_a_row - 1).min(16);
+                std::thread::sleep((FIRST_BACKOFF * (1 << doublings)).min(MAX_BACKOFF));
+            }
+            self.process = Some(Process::start(self)?);
+        }
+        self.process.as_mut().ok_or_else(|| Stop::Broken("no process".into()))
+    }
+}
+
+/// A line of a program's output, or its end.
+enum Line {
+    Text(String),
+    End,
+    Bad(String),
+}
+
+struct Process {
+    child: Child,
+    timeout: Duration,
+    questions: Sender<Vec<u8>>,
+    answers: Receiver<Line>,
+    last_words: Arc<Mutex<VecDeque<String>>>,
+    /// Closed when standard error is.
+    stderr: Receiver<()>,
+}
+
+impl Process {
+    fn start(worker: &Worker) -> Result<Self, Stop> {
+        let mut command = Command::new(&worker.program);
+        command.args(&worker.arguments).envs(&worker.env);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // A group of its own: Ctrl-C lets the step at hand end, for which rewards are needed; and what the program has
+        // started is killed with it.
+        #[cfg(unix)]
+        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        let mut child = {
+            let mut running = running();
+            let child = command
+                .spawn()
+                .map_err(|error| Stop::Broken(format!("cannot start {}: {error}", worker.program.display())))?;
+            running.insert(child.id());
+            child
+        };
+        let (questions, asked) = channel();
+        let (answered, answers) = channel();
+        let (stderr_open, stderr) = channel();
+        let last_words = Arc::default();
+        if let Some(stdin) = child.stdin.take() {
+            std::thread::spawn(move || write_questions(stdin, &asked));
+        }
+        if let Some(stdout) = child.stdout.take() {
+            std::thread::spawn(move || read_answers(BufReader::new(stdout), &answered));
+        }
+        if let Some(output) = child.stderr.take() {
+            let (name, words) = (worker.name.clone(), Arc::clone(&last_words));
+            std::thread::spawn(move || {
+                let _open = stderr_open;
+                log_lines(BufReader::new(output), &name, &words);
+            });
+        }
+        Ok(Self { child, timeout: worker.timeout, questions, answers, last_words, stderr })
+    }
+
+    /// The program has ended, or closed its output, after `answered` of `count` answers.
+    fn ended(&mut self, answered: usize, count: usize) -> Stop {
+        let began = Instant::now();
+        let mut status = self.child.try_wait();
+        // Its output ends a moment before it does.
+        while matches!(status, Ok(None)) && began.elapsed() < LAST_WORDS {
+            std::thread::sleep(Duration::from_millis(5));
+            status = self.child.try_wait();
+        }
+        let how = match status {
+            Ok(Some(status)) => format!("it has ended ({status})"),
+            _ => "it has closed its output".to_owned(),
+        };
+        Stop::Ended(self.with_last_words(format!("{how} after {answered} of {count} answers")))
+    }
+
+    /// A line, or an end, that does not belong where it came.
+    fn broken(&mut self, line: Line, message: impl Fn(&str) -> String) -> Stop {
+        match line {
+            Line::Text(text) => Stop::Broken(message(&text)),
+            Line::Bad(reason) => Stop::Broken(reason),
+            Line::End => self.ended(0, 0),
+        }
+    }
+
+    /// The message with what the program last wrote to standard error.
+    fn with_last_words(&self, message: String) -> String {
+        // The sender sends nothing: this ends with standard error, or with the time.
+        let _ = self.stderr.recv_timeout(if message.contains("ended") { LAST_WORDS } else { Duration::ZERO });
+        let words = self.last_words.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if words.is_empty() {
+            return message;
+        }
+        let words: Vec<String> = words.iter().map(|line| shown(line)).collect();
+        format!("{message}; the last it wrote to standard error: {}", words.join(" | "))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        kill_group(&mut self.child);
+        running().remove(&self.child.id());
+        // It has been killed: this only takes it off the list of processes.
+        let _ = self.child.wait();
+    }
+}
+
+#[cfg(unix)]
+fn kill_group(child: &mut Child) {
+    kill_group_of(child.id());
+    let _ = child.kill();
+}
+
+#[cfg(unix)]
+fn kill_group_of(id: u32) {
+    if let Some(group) = i32::try_from(id).ok().and_then(rustix::process::Pid::from_raw) {
+        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+    }
+}
+
+#[cfg(not(unix))]
+fn kill_group(child: &mut Child) {
+    let _ = child.kill();
+}
+
+/// The processes that run, for [`kill_programs`].
+fn running() -> std::sync::MutexGuard<'static, BTreeSet<u32>> {
+    static RUNNING: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
+    RUNNING.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// Kills the programs of every [`crate::Program`] of this process and what they have started. Dropping a reward does that for its own;
+/// this is for a process that is about to end without dropping anything, on a second Ctrl-C.
+pub fn kill_programs() {
+    #[cfg(unix)]
+    for id in running().iter() {
+        kill_group_of(*id);
+    }
+}
+
+fn write_questions(mut stdin: ChildStdin, asked: &Receiver<Vec<u8>>) {
+    // Ends when the process is dropped here, or when it reads no more.
+    while let Ok(lines) = asked.recv() {
+        if stdin.write_all(&lines).and_then(|()| stdin.flush()).is_err() {
+            return;
+        }
+    }
+}
+
+fn read_answers(mut stdout: impl BufRead, answered: &Sender<Line>) {
+    loop {
+        let mut bytes = Vec::new();
+        let line = match stdout.by_ref().take(MAX_LINE).read_until(b'\n', &mut bytes) {
+            Ok(0) => Line::End,
+            Ok(_) if bytes.last() != Some(&b'\n') && bytes.len() as u64 == MAX_LINE => {
+                Line::Bad(format!("it has written a line of more than {MAX_LINE} bytes"))
+            }
+            Ok(_) => match String::from_utf8(bytes) {
+                Ok(text) => Line::Text(text),
+                Err(error) => {
+                    let bytes = error.into_bytes();
+                    Line::Bad(format!(
+                        "it has written what is not UTF-8: `{}`",
+                        shown(&String::from_utf8_lossy(&bytes))
+                    ))
+                }
+            },
+            Err(error) => Line::Bad(format!("its output cannot be read: {error}")),
+        };
+        let ends = !matches!(line, Line::Text(_));
+        if answered.send(line).is_err() || ends {
+            return;
+        }
+    }
+}
+
+/// Logs what a program writes to standard error, and keeps its last lines.
+fn log_lines(mut stderr: impl BufRead, name: &str, last: &Mutex<VecDeque<String>>) {
+    let mut bytes = Vec::new();
+    while stderr.by_ref().take(MAX_LINE).read_until(b'\n', &mut bytes).is_ok_and(|read| read > 0) {
+        let line = String::from_utf8_lossy(&bytes).trim_end().to_owned();
+        bytes.clear();
+        if line.is_empty() {
+            continue;
+        }
+        tracing::info!(reward = name, "{line}");
+        let mut last = last.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if last.len() == KEPT_LINES {
+            last.pop_front();
+        }
+        last.push_back(line);
+    }
+}

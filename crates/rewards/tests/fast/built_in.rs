@@ -1,0 +1,165 @@
+//! Every built-in reward on both sides of its judgement.
+
+use crate::support::{refused, rewards, score, total};
+use data::Item;
+use serde_json::{Value, json};
+
+/// `(keys, reference answer, completion, reward)`.
+fn check(keys: &Value, cases: &[(&str, &str, f32)]) {
+    for (answer, completion, reward) in cases {
+        assert_eq!(total(keys.clone(), answer, completion), Some(*reward), "{keys}: {completion:?} for {answer:?}");
+    }
+}
+
+#[test]
+fn text_is_compared_exactly_or_normalised() {
+    check(
+        &json!({"exact": 1.0}),
+        &[
+            ("Paris", "<answer> Paris </answer>", 1.0),
+            ("Paris", "paris", 0.0),
+            ("Paris", "The answer is Paris.", 1.0),
+            ("Paris", "", 0.0),
+        ],
+    );
+    check(
+        &json!({"normalized": 1.0, "answer_from": "completion"}),
+        &[("The U.S. Senate", " the us  senate!", 1.0), ("an apple", "Apple", 1.0), ("two apples", "apple", 0.0)],
+    );
+}
+
+#[test]
+fn numbers_are_compared_by_value() {
+    check(
+        &json!({"numeric": 1.0}),
+        &[
+            ("1200", "so she has 1,200 apples left in the end, which is what was asked for.", 1.0),
+            ("18", "He makes 9 * 2 = $18.00 a day.\n#### 18", 1.0),
+            ("18", "#### 19", 0.0),
+            ("18", "I do not know", 0.0),
+            ("0.25", "the answer is 25%", 1.0),
+            ("25", "the answer is 25%", 1.0),
+            ("-3", "\\boxed{\u{2212}3}", 1.0),
+            ("5", "-5", 0.0),
+            ("x = 72\n#### 72", "72", 1.0),
+        ],
+    );
+    let loose = json!({"numeric": 1.0, "numeric_tolerance": 0.01});
+    check(&loose, &[("3.14159", "3.14", 1.0), ("3.14159", "3.0", 0.0)]);
+    assert_eq!(total(json!({"numeric": 1.0}), "no number", "5"), None, "there is nothing to compare with");
+}
+
+#[test]
+fn correct_is_mathematics_or_words_for_rows_of_files() {
+    check(
+        &json!({"correct": 1.0}),
+        &[
+            ("\\frac{1}{2}", "Half of it, so $\\boxed{0.5}$.", 1.0),
+            ("Evelyn", "The answer is \\text{Evelyn}", 1.0),
+            ("Evelyn", "The answer is Eve", 0.0),
+            ("#### 5", "5", 1.0),
+        ],
+    );
+    assert_eq!(score(&rewards(json!({"correct": 1.0})), &Item::new("?"), &["5"])[0].total, None, "no reference");
+}
+
+#[test]
+fn the_layout_is_a_match_of_the_whole_text_and_tags_count_a_quarter() {
+    check(
+        &json!({"think_format": 1.0}),
+        &[
+            ("", "<think>a\nb</think>\n<answer>c</answer>", 1.0),
+            ("", "<think></think><answer></answer>\n", 1.0),
+            ("", "Well: <think>a</think><answer>c</answer>", 0.0),
+            ("", "<think>a</think><answer>c</answer> done", 0.0),
+            ("", "<think>a</think>", 0.0),
+        ],
+    );
+    check(
+        &json!({"tag_count": 1.0}),
+        &[
+            ("", "<think>a</think><answer>c</answer>", 1.0),
+            ("", "<think><think>a</think><answer>c</answer>", 0.75),
+            ("", "</think>", 0.25),
+            ("", "", 0.0),
+        ],
+    );
+}
+
+#[test]
+fn json_is_valid_or_not_whole_or_in_a_block() {
+    check(&json!({"json": {}}), &[("", " {\"a\": [1, 2]}\n", 1.0), ("", "{\"a\": [1, 2]", 0.0), ("", "{'a': 1}", 0.0)]);
+    check(
+        &json!({"json": {"block": true, "required_keys": ["a"]}}),
+        &[
+            ("", "```json\n{\"b\": 1}\n```, or rather\n```json\n{\"a\": 1}\n```", 1.0),
+            ("", "```json\n{\"a\": 1}\n```, or rather\n```json\n{\"b\": 1}\n```", 0.0),
+            ("", "```json\n{\"a\": 1}", 0.0),
+            ("", "{\"a\": 1}", 0.0),
+            ("", "```json\n[1]\n```", 0.0),
+        ],
+    );
+}
+
+#[test]
+fn lengths_are_punished_by_their_distance_from_the_target() {
+    // A completion of n letters has n + 1 tokens here.
+    let cases = |mode: &str| {
+        let keys = json!({"length": {"target": 4, "mode": mode}});
+        ["", "a", "abc", "abcd", "abcdefghijkl"].map(|text| total(keys.clone(), "", text).unwrap())
+    };
+    assert_eq!(cases("exact"), [-0.75, -0.5, 0.0, -0.25, -1.0]);
+    assert_eq!(cases("max"), [0.0, 0.0, 0.0, -0.25, -1.0]);
+    assert_eq!(cases("min"), [-0.75, -0.5, 0.0, 0.0, 0.0]);
+}
+
+#[test]
+fn regular_expressions_have_names_and_weights() {
+    let rewards = rewards(json!({"regex": {
+        "polite": {"pattern": "(?i)thank you", "weight": 0.5},
+        "digits": {"pattern": r"\A\d+\z"},
+    }}));
+    assert_eq!(rewards.names().collect::<Vec<_>>(), ["digits", "polite"]);
+    let scored = score(&rewards, &Item::new("?"), &["42", "Thank You", "42 x"]);
+    assert_eq!(scored.iter().map(|reward| reward.total.unwrap()).collect::<Vec<_>>(), [1.0, 0.5, 0.0]);
+    let error = refused(json!({"regex": {"broken": {"pattern": "a(b"}}}));
+    assert!(error.contains("rewards.regex.broken.pattern") && error.contains("unclosed group"), "{error}");
+    assert_eq!(error.lines().count(), 1, "{error}");
+}
+
+#[test]
+fn settings_that_are_not_legal_are_refused_by_their_key() {
+    for (keys, key) in [
+        (json!({"numeric": 1.0, "numeric_tolerance": -1.0}), "rewards.numeric_tolerance"),
+        (json!({"length": {"target": 0}}), "rewards.length.target"),
+        (json!({"regex": {"a b": {"pattern": "x"}}}), "rewards.regex"),
+        (json!({"exact": 1.0, "max_consecutive_failures": 0}), "rewards.max_consecutive_failures"),
+        (json!({"http": {"judge": {"url": "localhost:80"}}}), "rewards.http.judge.url"),
+        (json!({"http": {"judge": {"url": "http://a", "timeout": 0.0}}}), "rewards.http.judge.timeout"),
+        (json!({"http": {"judge": {"url": "http://a", "concurrency": 0}}}), "rewards.http.judge.concurrency"),
+        (json!({"programs": {"judge": {"command": []}}}), "rewards.programs.judge.command"),
+        (json!({"programs": {"judge": {"command": ["sh"], "workers": 0}}}), "rewards.programs.judge.workers"),
+        (json!({"programs": {"judge": {"command": ["sh"], "batch_size": 0}}}), "rewards.programs.judge.batch_size"),
+    ] {
+        let error = refused(keys);
+        assert!(error.contains(&format!("`{key}`")), "{key}: {error}");
+    }
+}
+
+/// What `grpo data` shows: the reference answer judged as if it were the completion.
+#[test]
+fn reference_answers_are_right_by_every_reward_that_compares() {
+    for answer in [
+        "72",
+        "1,080",
+        "Half is 36.\n#### 36",
+        "So $x = \\boxed{\\frac{3}{4}}$.",
+        "\\text{(B)}",
+        "(3, \\infty)",
+        "Paris",
+    ] {
+        for name in ["correct", "exact", "normalized", "math"] {
+            assert_eq!(total(json!({name: 1.0}), answer, answer), Some(1.0), "{name}: {answer}");
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! HTTP rewards against a server of the standard library, which answers as it is told.
+
+use crate::support::{rewards, score};
+use data::Item;
+use rewards::Rewards;
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// What a server says to a request: a status and a body, or nothing at all.
+enum Reply {
+    Say(u16, String),
+    Hang,
+}
+
+/// A request: its head, and its body as JSON.
+type Request = (String, Value);
+
+/// A server that has a reply for each request by its number, and remembers what it was asked.
+struct Server {
+    url: String,
+    seen: Arc<Mutex<Vec<Request>>>,
+}
+
+impl Server {
+    fn start(reply: impl Fn(usize, &Value) -> Reply + Send + Sync + 'static) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}/score", listener.local_addr().unwrap());
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let (requests, reply) = (Arc::clone(&seen), Arc::new(reply));
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (requests, reply) = (Arc::clone(&requests), Arc::clone(&reply));
+                std::thread::spawn(move || answer(stream.unwrap(), &requests, &*reply));
+            }
+        });
+        Self { url, seen }
+    }
+
+    fn requests(&self) -> Vec<Request> {
+        self.seen.lock().unwrap().clone()
+    }
+}
+
+fn answer(stream: TcpStream, requests: &Mutex<Vec<Request>>, reply: &(dyn Fn(usize, &Value) -> Reply + Sync)) {
+    let mut reader = BufReader::new(stream.try_clone().unwrap());
+    let (mut head, mut length) = (String::new(), 0);
+    loop {
+        let mut line = String::new();
+        if reader.read_line(&mut line).unwrap_or(0) == 0 || line == "\r\n" {
+            break;
+        }
+        if let Some((name, value)) = line.split_once(':')
+            && name.eq_ignore_ascii_case("content-length")
+        {
+            length = value.trim().parse().unwrap();
+        }
+        head.push_str(&line);
+    }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).unwrap();
+    let body: Value = serde_json::from_slice(&body).unwrap();
+    let number = {
+        let mut requests = requests.lock().unwrap();
+        requests.push((head, body.clone()));
+        requests.len() - 1
+    };
+    match reply(number, &body) {
+        Reply::Say(status, text) => {
+            let length = text.len();
+            let head = format!(
+                "HTTP/1.1 {status} Said\r\nContent-Length: {length}\r\nConnection: close\r\nRetry-After: 0\r\n\r\n"
+            );
+            let _ = (&stream).write_all(format!("{head}{text}").as_bytes());
+        }
+        Reply::Hang => std::thread::sleep(Duration::from_secs(20)),
+    }
+}
+
+/// The lengths of the completions as rewards.
+fn lengths(body: &Value) -> Reply {
+    let length = |input: &Value| input["completion"].as_str().unwrap().len();
+    let rewards: Vec<usize> = body["inputs"].as_array().unwrap().iter().map(length).collect();
+    Reply::Say(200, json!({"rewards": rewards}).to_string())
+}
+
+fn judge(url: &str, settings: Value) -> Rewards {
+    let mut http = json!({"url": url});
+    http.as_object_mut().unwrap().extend(settings.as_object().unwrap().clone());
+    rewards(json!({"http": {"judge": http}}))
+}
+
+fn outcomes(rewards: &Rewards, completions: &[&str]) -> Vec<Result<Option<f32>, String>> {
+    let item = Item::new("?").with_answer("42");
+    let outcome = |reward: rewards::Reward| match reward.failures.first() {
+        None => Ok(reward.total),
+        Some((_, failure)) => Err(failure.to_string()),
+    };
+    score(rewards, &item, completions).into_iter().map(outcome).collect()
+}
+
+#[test]
+fn batches_are_posted_and_answered_in_order_with_headers() {
+    let server = Server::start(|_, body| lengths(body));
+    let path = std::env::var("PATH").unwrap();
+    let headers = json!({"Authorization": "Bearer ${PATH}!"});
+    let rewards = judge(&server.url, json!({"batch_size": 2, "weight": 0.5, "headers": headers}));
+    let found = outcomes(&rewards, &["a", "bb", "ccc", "dddd", "eeeee"]);
+    assert_eq!(found, [0.5, 1.0, 1.5, 2.0, 2.5].map(|reward| Ok(Some(reward))));
+    let requests = server.requests();
+    assert_eq!(requests.len(), 3);
+    for (head, body) in &requests {
+        assert!(head.starts_with("POST /score HTTP/1.1"), "{head}");
+        assert!(head.contains(&format!("Bearer {path}!")) && head.contains("application/json"), "{head}");
+        let first = &body["inputs"][0];
+        assert_eq!((&first["answer"], &first["prompt"], &first["id"]), (&json!("42"), &json!("?"), &json!(0)));
+    }
+}
+
+#[test]
+fn an_endpoint_may_have_nothing_to_say_or_fail_for_one() {
+    let server =
+        Server::start(|_, _| Reply::Say(200, json!({"rewards": [null, {"reward": 1}, {"error": "no"}]}).to_string()));
+    let found = outcomes(&judge(&server.url, json!({})), &["a", "b", "c"]);
+    assert_eq!(found, [Ok(None), Ok(Some(1.0)), Err("it says: no".to_owned())]);
+}
+
+#[test]
+fn status_500_and_429_are_tried_again() {
+    let server = Server::start(|number, body| match number {
+        0 => Reply::Say(500, "busy".into()),
+        1 => Reply::Say(429, "slowly".into()),
+        _ => lengths(body),
+    });
+    assert_eq!(outcomes(&judge(&server.url, json!({})), &["abc"]), [Ok(Some(3.0))]);
+    assert_eq!(server.requests().len(), 3);
+}
+
+#[test]
+fn an_endpoint_that_keeps_answering_500_is_a_failure_of_its_completions_alone() {
+    let server = Server::start(|_, body| match body["inputs"][0]["completion"].as_str() {
+        Some("bad") => Reply::Say(500, "out of memory".into()),
+        _ => lengths(body),
+    });
+    let found = outcomes(&judge(&server.url, json!({"retries": 2, "batch_size": 1})), &["a", "bad", "ccc"]);
+    assert_eq!((&found[0], &found[2]), (&Ok(Some(1.0)), &Ok(Some(3.0))));
+    let error = found[1].as_ref().unwrap_err();
+    assert!(error.contains("500") && error.contains("out of memory") && error.contains("after 3 attempts"), "{error}");
+}
+
+#[test]
+fn other_statuses_are_not_tried_again() {
+    let server = Server::start(|_, _| Reply::Say(404, "no such page".into()));
+    let error = outcomes(&judge(&server.url, json!({})), &["a"])[0].clone().unwrap_err();
+    assert!(error.contains("404") && error.contains("no such page"), "{error}");
+    assert_eq!(server.requests().len(), 1);
+}
+
+#[test]
+fn an_endpoint_that_does_not_answer_in_time_is_a_failure() {
+    let server = Server::start(|_, _| Reply::Hang);
+    let error = outcomes(&judge(&server.url, json!({"timeout": 0.2, "retries": 1})), &["a"])[0].clone().unwrap_err();
+    assert!(error.contains("timeout") && error.contains("after 2 attempts"), "{error}");
+}
+
+#[test]
+fn an_endpoint_that_is_not_there_is_a_failure() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    drop(listener);
+    let error = outcomes(&judge(&url, json!({"retries": 0})), &["a"])[0].clone().unwrap_err();
+    assert!(error.contains(&url) && error.to_lowercase().contains("refused"), "{error}");
+}
+
+#[test]
+fn answers_that_are_none_are_failures() {
+    for (text, said) in [
+        ("ok", "got `ok`"),
+        ("{\"rewards\": [1]}", "with 2 entries, got 1"),
+        ("{\"scores\": [1, 2]}", "expected {\"rewards\""),
+        ("{\"rewards\": [\"a\", \"b\"]}", "expected a number"),
+    ] {
+        let server = Server::start(move |_, _| Reply::Say(200, text.into()));
+        for failed in outcomes(&judge(&server.url, json!({})), &["a", "b"]) {
+            let error = failed.unwrap_err();
+            assert!(error.contains(said), "{text}: {error}");
+        }
+    }
+}
+
+#[test]
+fn a_variable_that_is_not_there_is_refused_before_anything_is_sent() {
+    let headers = json!({"Authorization": "Bearer ${GRPO_NO_SUCH_VARIABLE}"});
+    let error = crate::support::refused(json!({"http": {"judge": {"url": "http://localhost", "headers": headers}}}));
+    assert!(error.contains("headers.Authorization") && error.contains("GRPO_NO_SUCH_VARIABLE"), "{error}");
+}
+
+#[cfg(not(feature = "https"))]
+#[test]
+fn https_needs_its_feature() {
+    let error = crate::support::refused(json!({"http": {"judge": {"url": "https://localhost"}}}));
+    assert!(error.contains("feature `https`"), "{error}");
+}

@@ -1,0 +1,30 @@
+//! Mathematical equivalence beside the Python package math_verify: `math_table.tsv`, which `math_table.py` makes.
+
+use rewards::math::equivalent;
+
+/// `(reference, answer, why)`: where this crate differs from math_verify on purpose.
+const DIFFERENCES: &[(&str, &str, &str)] = &[
+    ("70000", "7e4", "the notation of programs is a number"),
+    ("12.5\\%", "12.5", "as 50\\% and 50, which are the same for math_verify, too"),
+    ("6.02 \\times 10^{23}", "602 \\times 10^{21}", "math_verify rounds large decimals"),
+    ("3+4i", "3 + 4 i", "math_verify takes an i between spaces for another i"),
+    ("i", "\\sqrt{-1}", "that is what i is"),
+    ("1 < x < 4", "4 > x > 1", "the same interval"),
+    ("\\text{5 dollars}", "5", "a unit does not count inside of \\text either"),
+];
+
+#[test]
+fn verdicts_are_those_of_math_verify_but_for_known_differences() {
+    let (mut wrong, mut count) = (Vec::new(), [0, 0]);
+    for line in include_str!("math_table.tsv").lines().filter(|line| !line.starts_with('#')) {
+        let [reference, answer, verdict] = line.split('\t').collect::<Vec<_>>()[..] else { panic!("{line}") };
+        let theirs = verdict == "1";
+        count[usize::from(theirs)] += 1;
+        let known = DIFFERENCES.iter().any(|(a, b, _)| (*a, *b) == (reference, answer));
+        if (equivalent(reference, answer) == theirs) == known {
+            wrong.push(format!("{reference}   and   {answer}: math_verify says {theirs}, known: {known}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}\n{} of {count:?}", wrong.join("\n"), wrong.len());
+    assert!(count[0] > 150 && count[1] > 200, "{count:?}");
+}

@@ -1,0 +1,239 @@
+//! Reward programs, here shell scripts: answers, and everything that can go wrong with a program.
+
+use crate::support::{config, refused, rewards, score};
+use data::Item;
+use rewards::{RewardInput, Rewards};
+use serde_json::{Value, json};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// A reward `judge` that is a shell script; `$1` is a folder of its own.
+fn judge(script: &str, folder: &Path, settings: Value) -> Rewards {
+    let mut program = json!({"command": ["sh", "-c", script, "sh", folder.display().to_string()]});
+    program.as_object_mut().unwrap().extend(settings.as_object().unwrap().clone());
+    rewards(json!({"programs": {"judge": program}}))
+}
+
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+fn item() -> Item {
+    Item::new("6 x 7?").with_answer("42")
+}
+
+/// The total of each completion, or the message of its failure.
+fn outcomes(rewards: &Rewards, completions: &[&str]) -> Vec<Result<Option<f32>, String>> {
+    let outcome = |reward: rewards::Reward| match reward.failures.first() {
+        None => Ok(reward.total),
+        Some((index, failure)) => {
+            assert_eq!((*index, reward.total), (0, None));
+            Err(failure.to_string())
+        }
+    };
+    score(rewards, &item(), completions).into_iter().map(outcome).collect()
+}
+
+#[test]
+fn a_program_is_given_everything_and_answers_in_order() {
+    let folder = folder();
+    let script = r#"while read -r line; do echo "$line" >> "$1/seen"; case "$line" in
+        *'"completion":"null"'*) echo null;; *'"completion":"object"'*) echo '{"reward": 0.5}';;
+        *'"completion":"error"'*) echo '{"error": "no idea"}';; *'"completion":"none"'*) echo '{"reward": null, "id": 3}';;
+        *) echo 2;; esac; done"#;
+    let rewards = judge(script, folder.path(), json!({"weight": 2.0}));
+    let found = outcomes(&rewards, &["a", "null", "object", "none", "error", "b"]);
+    let error = "it says: no idea".to_owned();
+    assert_eq!(found, [Ok(Some(4.0)), Ok(None), Ok(Some(1.0)), Ok(None), Err(error), Ok(Some(4.0))]);
+    let seen = std::fs::read_to_string(folder.path().join("seen")).unwrap();
+    let first: Value = serde_json::from_str(seen.lines().next().unwrap()).unwrap();
+    let expected = json!({"id": 0, "prompt": "6 x 7?", "completion": "a", "answer": "42", "columns": {}, "source": "data",
+        "truncated": false, "completion_tokens": 2});
+    assert_eq!(first, expected);
+}
+
+#[test]
+fn columns_and_messages_reach_the_program() {
+    let folder = folder();
+    let rewards = judge(r#"while read -r line; do echo "$line" > "$1/seen"; echo 1; done"#, folder.path(), json!({}));
+    let messages = vec![json!({"role": "user", "content": "hi"})];
+    let mut item = Item::new(data::Prompt::Messages { messages: messages.clone(), tools: None });
+    item.columns = std::sync::Arc::new(json!({"level": 3}).as_object().unwrap().clone());
+    rewards.score(&[RewardInput { item: &item, completion: "x", truncated: true, completion_len: 7 }]);
+    let seen: Value = serde_json::from_str(&std::fs::read_to_string(folder.path().join("seen")).unwrap()).unwrap();
+    assert_eq!((&seen["prompt"], &seen["columns"]), (&json!(messages), &json!({"level": 3})));
+    assert_eq!((&seen["answer"], &seen["truncated"]), (&Value::Null, &json!(true)));
+}
+
+#[test]
+fn many_batches_go_through_a_pool_and_come_back_in_order() {
+    let folder = folder();
+    // The reward is the completion; a start leaves a file.
+    let script = r#"touch "$1/$$"; while read -r line; do
+        rest=${line#*'"completion":"'}; echo "${rest%%\"*}"; done"#;
+    let rewards = judge(script, folder.path(), json!({"batch_size": 3, "workers": 4}));
+    let completions: Vec<String> = (0..50).map(|n| n.to_string()).collect();
+    let completions: Vec<&str> = completions.iter().map(String::as_str).collect();
+    for _ in 0..2 {
+        let found: Vec<f32> = outcomes(&rewards, &completions).into_iter().map(|o| o.unwrap().unwrap()).collect();
+        assert_eq!(found, (0..50).map(|n| n as f32).collect::<Vec<_>>());
+    }
+    let started = std::fs::read_dir(folder.path()).unwrap().count();
+    assert!((1..=4).contains(&started), "{started} processes");
+}
+
+#[test]
+fn a_program_that_is_not_there_is_refused_before_anything_runs() {
+    let folder = folder();
+    let missing = folder.path().join("judge.py").display().to_string();
+    let error = refused(json!({"programs": {"judge": {"command": [missing]}}}));
+    assert!(error.contains("rewards.programs.judge.command") && error.contains("No such file"), "{error}");
+    let error = refused(json!({"programs": {"judge": {"command": ["no-such-program"]}}}));
+    assert!(error.contains("no program `no-such-program` in PATH"), "{error}");
+    std::fs::write(&missing, "print(1)").unwrap();
+    let error = refused(json!({"programs": {"judge": {"command": [missing]}}}));
+    assert!(error.contains("not executable"), "{error}");
+    // One that is switched off is nobody's business.
+    let off = config(json!({"exact": 1.0, "programs": {"judge": {"command": ["no-such-program"], "weight": 0.0}}}));
+    assert!(Rewards::new(&off).is_ok());
+}
+
+/// A script that the interpreter does not find shows when the first completion is judged: the probe before a run does that.
+#[test]
+fn a_program_that_cannot_work_fails_the_probe_with_its_last_words() {
+    let rewards = rewards(json!({"programs": {"judge": {"command": ["sh", "/nowhere/judge.sh"]}}}));
+    let item = item();
+    let input = RewardInput { item: &item, completion: "42", truncated: false, completion_len: 3 };
+    let error = rewards.probe(&input).unwrap_err().to_string();
+    assert!(error.contains("`judge`") && error.contains("/nowhere/judge.sh"), "{error}");
+}
+
+#[test]
+fn a_program_that_hangs_is_killed_with_all_that_it_started() {
+    let folder = folder();
+    let script = r#"read -r line; echo 1; sleep 1000 & echo $! > "$1/child"; wait"#;
+    let rewards = judge(script, folder.path(), json!({"timeout": 0.5}));
+    let began = Instant::now();
+    let found = outcomes(&rewards, &["a", "b", "c"]);
+    assert!(began.elapsed() < Duration::from_secs(60), "it did not wait for the sleep");
+    assert_eq!(found[0], Ok(Some(1.0)));
+    for late in &found[1..] {
+        let error = late.as_ref().unwrap_err();
+        assert!(error.contains("answered 1 of 3 completions in 0.5 seconds"), "{error}");
+    }
+    assert_gone(&folder.path().join("child"));
+}
+
+/// Waits until the process whose number a file holds has ended.
+fn assert_gone(file: &Path) {
+    let id = std::fs::read_to_string(file).unwrap().trim().to_owned();
+    let limit = Instant::now() + Duration::from_secs(30);
+    // An orphan is taken off the list by whoever inherits it, a moment later; until then it is a zombie.
+    let runs = || std::fs::read_to_string(format!("/proc/{id}/stat")).is_ok_and(|stat| !stat.contains(") Z"));
+    while runs() {
+        assert!(Instant::now() < limit, "process {id} still runs");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_program_that_dies_is_started_again_and_asked_for_the_rest() {
+    let folder = folder();
+    // The first process dies after one answer, the second one does not.
+    let script = r#"if [ -e "$1/second" ]; then while read -r line; do echo 2; done; fi
+        touch "$1/second"; read -r line; echo 1; exit 3"#;
+    let rewards = judge(script, folder.path(), json!({}));
+    assert_eq!(outcomes(&rewards, &["a", "b", "c"]), [Ok(Some(1.0)), Ok(Some(2.0)), Ok(Some(2.0))]);
+}
+
+#[test]
+fn a_program_that_always_dies_fails_with_its_status_and_last_words_and_is_tried_again() {
+    let folder = folder();
+    let script = r#"echo x >> "$1/starts"; read -r line; echo "cannot import sympy" >&2; exit 3"#;
+    let rewards = judge(script, folder.path(), json!({}));
+    for failed in outcomes(&rewards, &["a", "b"]) {
+        let error = failed.unwrap_err();
+        assert!(error.contains("exit status: 3") && error.contains("0 of 2 answers"), "{error}");
+        assert!(error.contains("cannot import sympy"), "{error}");
+    }
+    assert_eq!(std::fs::read_to_string(folder.path().join("starts")).unwrap().lines().count(), 2, "one more try");
+    outcomes(&rewards, &["a"]);
+    assert_eq!(std::fs::read_to_string(folder.path().join("starts")).unwrap().lines().count(), 4, "the next batch");
+}
+
+#[test]
+fn garbage_fails_the_rest_of_the_batch_and_never_shifts_an_answer() {
+    for (line, said) in [
+        ("loading the model", "got `loading the model`"),
+        ("[1]", "expected a number, null"),
+        ("1e999", "expected a line of JSON"),
+        ("NaN", "expected a line of JSON"),
+        (r#"{"score": 1}"#, "expected a number, null"),
+        (r#"{"id": 7, "reward": 1}"#, "id 1, got id 7"),
+        ("\\377", "not UTF-8"),
+        ("", "expected a line of JSON"),
+    ] {
+        let folder = folder();
+        let script = format!(r#"read -r l; echo 1; printf '{line}\n'; while read -r l; do echo 9; done"#);
+        let rewards = judge(&script, folder.path(), json!({}));
+        let found = outcomes(&rewards, &["a", "b", "c"]);
+        assert_eq!(found[0], Ok(Some(1.0)), "{line}");
+        for failed in &found[1..] {
+            let error = failed.as_ref().expect_err("an answer that may belong to another completion");
+            assert!(error.contains(said), "{line}: {error}");
+        }
+        // A new process judges the next batch.
+        assert_eq!(outcomes(&rewards, &["a"]), [Ok(Some(1.0))], "{line}");
+    }
+}
+
+#[test]
+fn a_line_that_nobody_asked_for_is_seen_before_the_next_batch() {
+    let folder = folder();
+    let script = r#"while read -r line; do echo 1; echo 5; touch "$1/said"; done"#;
+    let rewards = judge(script, folder.path(), json!({}));
+    assert_eq!(outcomes(&rewards, &["a"]), [Ok(Some(1.0))]);
+    while !folder.path().join("said").exists() {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    // The reader has its line a moment after it was written.
+    std::thread::sleep(Duration::from_millis(300));
+    let error = outcomes(&rewards, &["b"])[0].clone().unwrap_err();
+    assert!(error.contains("lines that nobody has asked for: `5`"), "{error}");
+}
+
+#[test]
+fn too_few_lines_are_the_end_of_the_program_or_its_time_limit() {
+    let folder = folder();
+    // Reads everything, answers one, ends; and the same when it is asked again for the rest.
+    let script = r#"read -r line; echo 1; cat > /dev/null & sleep 0.05; exit 0"#;
+    let rewards = judge(script, folder.path(), json!({}));
+    let found = outcomes(&rewards, &["a", "b", "c", "d"]);
+    assert_eq!(found[..2], [Ok(Some(1.0)), Ok(Some(1.0))], "one before the repetition, one after");
+    let error = found[2].as_ref().unwrap_err();
+    assert!(error.contains("exit status: 0") && error.contains("2 of 4 answers"), "{error}");
+    assert!(found[3].is_err());
+}
+
+#[test]
+fn programs_end_with_the_reward() {
+    let folder = folder();
+    let script = r#"echo $$ > "$1/id"; trap '' TERM INT; while true; do read -r line && echo 1 || sleep 1; done"#;
+    let rewards = judge(script, folder.path(), json!({}));
+    assert_eq!(outcomes(&rewards, &["a"]), [Ok(Some(1.0))]);
+    let id = std::fs::read_to_string(folder.path().join("id")).unwrap();
+    assert!(Path::new(&format!("/proc/{}", id.trim())).exists() || !cfg!(target_os = "linux"));
+    drop(rewards);
+    assert!(!Path::new(&format!("/proc/{}", id.trim())).exists(), "it is killed, and no zombie");
+}
+
+#[test]
+fn large_batches_do_not_block_on_full_pipes() {
+    let folder = folder();
+    // Answers while it reads, and both sides are larger than a pipe.
+    let note = "x".repeat(300);
+    let script = format!(r#"while read -r line; do echo '{{"reward": 1, "note": "{note}"}}'; done"#);
+    let rewards = judge(&script, folder.path(), json!({"batch_size": 1000}));
+    let found = outcomes(&rewards, &vec![note.as_str(); 1000]);
+    assert!(found.iter().all(|outcome| *outcome == Ok(Some(1.0))));
+}

@@ -1,0 +1,33 @@
+//! Rewards from YAML-like JSON, and completions to judge.
+
+use data::Item;
+use rewards::{Reward, RewardConfig, RewardInput, Rewards};
+use serde_json::Value;
+
+/// The configuration with `correct` off and these keys.
+pub(crate) fn config(keys: Value) -> RewardConfig {
+    let mut all = serde_json::json!({"correct": 0.0});
+    all.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+    serde_json::from_value(all).unwrap()
+}
+
+pub(crate) fn rewards(keys: Value) -> Rewards {
+    Rewards::new(&config(keys)).unwrap()
+}
+
+/// The message of a configuration that is refused.
+pub(crate) fn refused(keys: Value) -> String {
+    Rewards::new(&config(keys)).map(drop).unwrap_err().to_string()
+}
+
+/// Judges completions of one row.
+pub(crate) fn score(rewards: &Rewards, item: &Item, completions: &[&str]) -> Vec<Reward> {
+    let input = |completion| RewardInput { item, completion, truncated: false, completion_len: completion.len() + 1 };
+    let inputs: Vec<_> = completions.iter().copied().map(input).collect();
+    rewards.score(&inputs)
+}
+
+/// The total reward of one completion.
+pub(crate) fn total(keys: Value, answer: &str, completion: &str) -> Option<f32> {
+    score(&rewards(keys), &Item::new("?").with_answer(answer), &[completion])[0].total
+}

@@ -1,0 +1,117 @@
+//! The examples of examples/rewards/ with the packages of PyPI that they are for. These are fetched once, with the machine's own `pip`, into
+//! the cache where PJRT plugins are, too.
+
+use data::Item;
+use rewards::{Program, ProgramConfig, Reward, RewardInput, Rewards};
+use serde_json::Value;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, OnceLock};
+
+const REQUIREMENTS: [&str; 2] = ["math-verify==0.9.0", "reasoning-gym==0.1.25"];
+
+/// The folder with the packages, which is filled unless it is there. Any number of processes may ask at the same time.
+fn packages() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let cache = variable("XDG_CACHE_HOME").or_else(|| variable("HOME").map(|home| home.join(".cache")));
+        let cache = cache.unwrap_or_else(std::env::temp_dir).join("grpo");
+        let folder = cache.join(format!("rewards-{}", REQUIREMENTS.join("-").replace("==", "-")));
+        fs::create_dir_all(&cache).expect("the cache can be made");
+        let lock = File::create(folder.with_added_extension("lock")).expect("a lock file");
+        lock.lock().expect("a lock");
+        if !folder.exists() {
+            let scratch = folder.with_added_extension("tmp");
+            let _ = fs::remove_dir_all(&scratch);
+            let mut pip = Command::new("python3");
+            pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-warn-conflicts"]);
+            let pip = pip.arg("--target").arg(&scratch).args(REQUIREMENTS);
+            let output = pip.output().expect("these tests need python3 with pip");
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "the packages cannot be installed by {pip:?}\n{said}");
+            fs::rename(&scratch, &folder).expect("the packages can be put into place");
+        }
+        folder
+    })
+}
+
+fn example(file: &str) -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/rewards").join(file).display().to_string()
+}
+
+fn judge(file: &str, workers: usize) -> Rewards {
+    let mut config = ProgramConfig::new(vec!["python3".into(), example(file)]);
+    (config.workers, config.timeout) = (workers, 300.0);
+    config.env.insert("PYTHONPATH".into(), packages().display().to_string());
+    Rewards::from_terms(vec![(Box::new(Program::new("judge", config).unwrap()), 1.0)]).unwrap()
+}
+
+fn score(rewards: &Rewards, rows: &[(&Item, &str)]) -> Vec<Option<f32>> {
+    let inputs: Vec<RewardInput<'_>> = rows
+        .iter()
+        .map(|(item, completion)| RewardInput { item, completion, truncated: false, completion_len: 1 })
+        .collect();
+    let total = |reward: Reward| {
+        assert!(reward.failures.is_empty(), "{:?}", reward.failures);
+        reward.total
+    };
+    rewards.score(&inputs).into_iter().map(total).collect()
+}
+
+#[test]
+fn math_verify_judges_completions() {
+    let rewards = judge("math_verify_reward.py", 2);
+    let (half, none) = (Item::new("?").with_answer("\\frac{1}{2}"), Item::new("?"));
+    let rows = [
+        (&half, "So it is half of it, $\\boxed{0.5}$."),
+        (&half, "The answer is $\\frac{2}{4}$"),
+        (&half, "The answer is $\\frac{1}{3}$"),
+        (&none, "5"),
+    ];
+    assert_eq!(score(&rewards, &rows), [Some(1.0), Some(1.0), Some(0.0), None]);
+}
+
+#[test]
+fn reasoning_gym_makes_rows_and_judges_them() {
+    for task in ["chain_sum", "countdown", "word_sorting"] {
+        let mut python = Command::new("python3");
+        python.arg(example("reasoning_gym_reward.py")).args([task, "5"]).env("PYTHONPATH", packages());
+        let output = python.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let rows: Vec<Value> =
+            String::from_utf8(output.stdout).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(rows.len(), 5);
+        let rewards = judge("reasoning_gym_reward.py", 1);
+        for row in rows {
+            let mut item = Item::new(row["prompt"].as_str().unwrap()).with_answer(row["answer"].as_str().unwrap());
+            let mut columns = row.as_object().unwrap().clone();
+            columns.retain(|name, _| name == "dataset" || name == "entry");
+            item.columns = Arc::new(columns);
+            let right = format!("<think>...</think><answer>{}</answer>", item.answer.as_deref().unwrap());
+            let scores = score(&rewards, &[(&item, &right), (&item, "<answer>nothing of the kind</answer>")]);
+            let (right, wrong) = (scores[0].unwrap(), scores[1].unwrap());
+            assert!(right == 1.0 && wrong < 0.5, "{task}: {scores:?}");
+        }
+    }
+}
+
+/// What a library prints to standard output must not be taken for an answer, and one bad row must not end the program.
+#[test]
+fn the_helper_keeps_the_protocol() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = "import sys; sys.path.insert(0, sys.argv[1])\nfrom judge import serve\n\
+        def score(row):\n    print('a library says hello')\n    return float(row['completion'])\n\
+        serve(score)";
+    let file = folder.path().join("reward.py");
+    fs::write(&file, script).unwrap();
+    let command = vec!["python3".into(), file.display().to_string(), example("")];
+    let program = Program::new("judge", ProgramConfig::new(command)).unwrap();
+    let rewards = Rewards::from_terms(vec![(Box::new(program), 1.0)]).unwrap();
+    let item = Item::new("?");
+    let input = |completion| RewardInput { item: &item, completion, truncated: false, completion_len: 1 };
+    let scored = rewards.score(&[input("1.5"), input("x"), input("2")]);
+    assert_eq!((scored[0].total, scored[2].total), (Some(1.5), Some(2.0)));
+    assert!(scored[1].failures[0].1.to_string().contains("ValueError"), "{:?}", scored[1].failures);
+}

@@ -1,0 +1,106 @@
+//! What was trained as a folder that `transformers` or PEFT loads.
+
+use crate::error::{Error, Result};
+use crate::pretrained::Pretrained;
+use crate::train_config::{ModelSource, TrainConfig};
+use models::{AdapterOptions, AdapterWriter, Dtype, ExportOptions, FolderWriter, ModelCard, NamedTensor};
+use policy::{Policy, TensorSink};
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+/// The section `export`: the folder in Hugging Face's layout that a run of a model that was read leaves in `RUN/model`.
+///
+/// ```
+/// let config = trainer::ExportConfig { merge_adapters: true, ..Default::default() };
+/// assert_eq!(config.dtype, None);
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ExportConfig {
+    /// The number type of the weights in the files, `float32` or `bfloat16`; `None` is that of the model that was read (f32 for one
+    /// in f16, and for a new one).
+    pub dtype: Option<ExportDtype>,
+    /// The number of bytes of weights from which on a file is followed by another one.
+    pub max_shard_size: u64,
+    /// Whether adapters are added to the weights, so that the folder is a whole model. Otherwise it is an adapter in PEFT's layout.
+    pub merge_adapters: bool,
+}
+
+impl Default for ExportConfig {
+    fn default() -> Self {
+        Self { dtype: None, max_shard_size: 5_000_000_000, merge_adapters: false }
+    }
+}
+
+/// A number type of weights in files, with torch's names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ExportDtype {
+    /// 32 bits.
+    Float32,
+    /// The upper 16 of them.
+    Bfloat16,
+}
+
+impl From<ExportDtype> for Dtype {
+    fn from(dtype: ExportDtype) -> Self {
+        match dtype {
+            ExportDtype::Float32 => Self::F32,
+            ExportDtype::Bfloat16 => Self::Bf16,
+        }
+    }
+}
+
+/// Writes the weights of `policy`, which was made of `config`, as the folder `target`, in the place of one that is there. `card` is the
+/// text of its README.md. The folder appears whole or not at all.
+///
+/// With adapters it is a folder that PEFT loads, unless `export.merge_adapters` is set.
+///
+/// # Errors
+/// [`Error::Model`] for a file that cannot be written and for weights that are not finite; [`Error::Policy`] from a policy that does
+/// not know the names of `transformers`.
+pub(crate) fn export(policy: &dyn Policy, config: &TrainConfig, target: &Path, card: String) -> Result<()> {
+    let source = Pretrained::of(config)?;
+    let folder = source.as_ref().map(|source| &source.folder);
+    let Some(shape) = folder.map(|folder| folder.config()).or(config.model.shape()) else {
+        return Err(Error::argument("export", "a model", "none"));
+    };
+    let base_model = match &config.model {
+        ModelSource::Pretrained(name) => Some(name.clone()),
+        ModelSource::New(_) => None,
+    };
+    let card = Some(ModelCard { base_model: base_model.clone(), text: card });
+    let dtype = config.export.dtype.map(Dtype::from);
+    match config.lora.as_ref().filter(|_| !config.export.merge_adapters) {
+        Some(lora) => {
+            let dtype = dtype.unwrap_or(Dtype::F32);
+            let options = AdapterOptions { dtype, base_model, replace: true, card };
+            let mut writer = AdapterWriter::create(target, lora, shape, folder, options)?;
+            policy.export_adapter(&mut Each(|tensor: NamedTensor| Ok(writer.write(&tensor.name, &tensor.data)?)))?;
+            writer.finish()?;
+        }
+        None => {
+            let of_source = folder.and_then(|folder| folder.dtype()).filter(|dtype| *dtype == Dtype::Bf16);
+            let options = ExportOptions {
+                dtype: dtype.or(of_source).unwrap_or(Dtype::F32),
+                max_shard_size: config.export.max_shard_size,
+                replace: true,
+                card,
+                ..ExportOptions::default()
+            };
+            let mut writer = FolderWriter::create(target, shape, folder, options)?;
+            policy.export_model(&mut Each(|tensor: NamedTensor| Ok(writer.write(&tensor.name, &tensor.data)?)))?;
+            writer.finish()?;
+        }
+    }
+    Ok(())
+}
+
+/// A function as a sink of tensors.
+struct Each<F>(F);
+
+impl<F: FnMut(NamedTensor) -> policy::Result<()>> TensorSink for Each<F> {
+    fn tensor(&mut self, tensor: NamedTensor) -> policy::Result<()> {
+        (self.0)(tensor)
+    }
+}

@@ -1,0 +1,79 @@
+//! The key `model`: a folder or a name of Hugging Face's, or the section with the shape of a new model.
+
+use models::ModelConfig;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Error, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+use std::fmt;
+
+/// Where the policy's first weights come from.
+///
+/// ```
+/// use trainer::{ModelSource, TrainConfig};
+///
+/// // In a file: `model: Qwen/Qwen2.5-0.5B-Instruct`, or `model: path/to/folder`.
+/// let pretrained = TrainConfig { model: ModelSource::Pretrained("path/to/folder".into()), ..Default::default() };
+/// let new = TrainConfig { model: models::ModelConfig { hidden_size: 32, ..Default::default() }.into(), ..Default::default() };
+/// # assert!(pretrained.model.shape().is_none() && new.model.shape().is_some());
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum ModelSource {
+    /// A model folder in Hugging Face's layout, or the name of a model (`ORGANISATION/NAME`) in its local cache or on its hub.
+    Pretrained(String),
+    /// A new model of this shape, with random weights that depend on the seed.
+    New(ModelConfig),
+}
+
+impl ModelSource {
+    /// The shape of a new model; `None` for one that is read.
+    pub fn shape(&self) -> Option<&ModelConfig> {
+        match self {
+            Self::New(shape) => Some(shape),
+            Self::Pretrained(_) => None,
+        }
+    }
+
+    /// The shape, to be changed; one that was to be read becomes a new model of the default shape.
+    pub fn shape_mut(&mut self) -> &mut ModelConfig {
+        if let Self::Pretrained(_) = self {
+            *self = Self::default();
+        }
+        match self {
+            Self::New(shape) => shape,
+            Self::Pretrained(_) => unreachable!("replaced above"),
+        }
+    }
+}
+
+impl Default for ModelSource {
+    fn default() -> Self {
+        Self::New(ModelConfig::default())
+    }
+}
+
+impl From<ModelConfig> for ModelSource {
+    fn from(shape: ModelConfig) -> Self {
+        Self::New(shape)
+    }
+}
+
+/// By hand, because an untagged enum would hide which key of the section is wrong.
+impl<'de> Deserialize<'de> for ModelSource {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Source;
+        impl<'de> Visitor<'de> for Source {
+            type Value = ModelSource;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a model folder, the name of a model, or a section with the shape of a new one")
+            }
+            fn visit_str<E: Error>(self, name: &str) -> Result<ModelSource, E> {
+                Ok(ModelSource::Pretrained(name.to_owned()))
+            }
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ModelSource, A::Error> {
+                ModelConfig::deserialize(MapAccessDeserializer::new(map)).map(ModelSource::New)
+            }
+        }
+        deserializer.deserialize_any(Source)
+    }
+}

@@ -1,0 +1,36 @@
+//! The pages that name keys of a run's configuration name keys that exist.
+
+use trainer::TrainConfig;
+
+const PAGES: [(&str, &str); 2] = [
+    ("docs/from-trl.md", include_str!("../../../../docs/from-trl.md")),
+    ("docs/train-your-own.md", include_str!("../../../../docs/train-your-own.md")),
+];
+
+/// The words in backticks, outside of blocks of code.
+fn quoted(page: &str) -> impl Iterator<Item = &str> {
+    let prose = page.split("```").step_by(2);
+    prose.flat_map(|text| text.lines().filter(|line| !line.starts_with("    "))).flat_map(|line| line.split('`').skip(1).step_by(2))
+}
+
+#[test]
+fn every_key_that_the_pages_name_exists() {
+    let config = serde_json::to_value(TrainConfig::default()).unwrap();
+    let sections: Vec<&String> = config.as_object().unwrap().keys().collect();
+    for (page, text) in PAGES {
+        let mut count = 0;
+        for word in quoted(text) {
+            // `rewards.correct: 1` and `loss.beta=0.1` name the key before the sign.
+            let key = word.split([':', '=']).next().unwrap();
+            let Some((section, _)) = key.split_once('.') else { continue };
+            let is_key = key.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "._".contains(c));
+            if !is_key || !sections.iter().any(|s| *s == section) {
+                continue;
+            }
+            let pointer = format!("/{}", key.replace('.', "/"));
+            assert!(config.pointer(&pointer).is_some(), "{page} names {key}, which is no key of a run's configuration");
+            count += 1;
+        }
+        assert!(count > 10, "{page} names {count} keys");
+    }
+}

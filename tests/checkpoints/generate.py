@@ -1,0 +1,216 @@
+"""Makes the tiny checkpoints and what transformers, torch and peft compute with them. See README.md beside this file.
+
+python generate.py [OUT]      write all checkpoints (default: this folder), print a table
+"""
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+import peft
+import torch
+import transformers
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+
+HERE = Path(__file__).parent
+# One optimizer step. The epsilon is large, so that the step depends on the size of a gradient and not on its sign alone.
+ADAMW = {"lr": 0.01, "beta1": 0.9, "beta2": 0.95, "eps": 0.001, "weight_decay": 0.1, "max_grad_norm": 0.5}
+SHAPE = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+# Wavelengths are 2 pi 10000^(2i/16): 6 stays, 20 and 63 are interpolated, 199 and longer are stretched.
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 64}
+
+# name: (family, configuration, dtype, layout of config.json, lengths of the sequences, tensors per shard)
+CHECKPOINTS = {
+    "qwen2": ("qwen2", {"vocab_size": 256, "tie_word_embeddings": True, "max_position_embeddings": 32768}, "float32", 4,
+              [24, 17, 9], None),
+    "qwen2_5_sharded": ("qwen2", {"vocab_size": 192, "tie_word_embeddings": False, "rope_theta": 1000000.0, "max_window_layers": 2,
+                                  "max_position_embeddings": 32768}, "float32", 5, [20, 6], 12),
+    "qwen3": ("qwen3", {"vocab_size": 256, "hidden_size": 48, "head_dim": 16, "tie_word_embeddings": True,
+                        "rope_theta": 1000000.0, "max_position_embeddings": 40960}, "float32", 5, [24, 24, 1, 13], None),
+    "llama3": ("llama", {"vocab_size": 224, "hidden_size": 40, "head_dim": 16, "tie_word_embeddings": False, "rms_norm_eps": 1e-5,
+                         "rope_parameters": LLAMA3, "max_position_embeddings": 131072}, "float32", 5, [80, 33], None),
+    "llama3_bf16": ("llama", {"vocab_size": 224, "hidden_size": 64, "num_hidden_layers": 1, "tie_word_embeddings": True,
+                              "rms_norm_eps": 1e-5, "rope_parameters": LLAMA3, "max_position_embeddings": 131072},
+                    "bfloat16", 4, [70, 12], None),
+    "qwen3_f16": ("qwen3", {"vocab_size": 200, "head_dim": 12, "num_hidden_layers": 3, "tie_word_embeddings": False,
+                            "max_position_embeddings": 40960}, "float16", 4, [18, 11], None),
+}
+CLASSES = {
+    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
+    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+}
+# The checkpoint that the adapters are of, and their targets.
+LORA = ("llama3", {"r": 4, "lora_alpha": 6, "target_modules": ["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj", "lm_head"]})
+
+
+def random_model(family, config, seed):
+    """A model whose matrices, biases and norms all differ from what they are initialised with."""
+    torch.manual_seed(seed)
+    config_class, model_class = CLASSES[family]
+    model = model_class(config_class(**(SHAPE | config), bos_token_id=1, eos_token_id=2, attn_implementation="eager"))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn_like(parameter)
+            if name.endswith("norm.weight"):
+                parameter.copy_(1.0 + 0.2 * noise)
+            elif name.endswith("bias"):
+                parameter.copy_(0.3 * noise)
+            else:
+                parameter.copy_(0.2 * noise)
+    return model.eval()
+
+
+def layout_4(config, dtype):
+    """The configuration as transformers 4 writes it."""
+    config = dict(config)
+    rope = dict(config.pop("rope_parameters"))
+    config.pop("dtype", None)
+    config["torch_dtype"] = dtype
+    config["transformers_version"] = "4.51.0"
+    config["rope_theta"] = rope.pop("rope_theta")
+    config["rope_scaling"] = rope if rope["rope_type"] != "default" else None
+    config.pop("layer_types", None)
+    return config
+
+
+def save_model(model, folder, dtype, layout, per_shard):
+    """config.json, and the weights in `dtype`; returns the weights that a reader finds there, as f32."""
+    config = json.loads(model.config.to_json_string())
+    config["architectures"] = [type(model).__name__]
+    config["dtype"] = dtype
+    config = layout_4(config, dtype) if layout == 4 else config
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    tensors = {name: parameter.detach().to(getattr(torch, dtype)).contiguous() for name, parameter in model.named_parameters()}
+    names = sorted(tensors)
+    if per_shard is None:
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    else:
+        shards = [names[i : i + per_shard] for i in range(0, len(names), per_shard)]
+        of = {}
+        for i, shard in enumerate(shards):
+            file = f"model-{i + 1:05}-of-{len(shards):05}.safetensors"
+            save_file({name: tensors[name] for name in shard}, folder / file, {"format": "pt"})
+            of |= dict.fromkeys(shard, file)
+        total = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        index = {"metadata": {"total_size": total}, "weight_map": of}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+    return {name: tensor.float() for name, tensor in tensors.items()}
+
+
+def tokens(lengths, vocab, seed):
+    """ids and mask [B, T], right-padded with token 0."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, vocab, (len(lengths), max(lengths)), generator=generator)
+    mask = (torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]).long()
+    return ids * mask, mask
+
+
+def evaluate(model, ids, mask):
+    """Logits [B, T, V], and the mean cross-entropy of the targets whose mask is 1."""
+    logits = model(input_ids=ids, attention_mask=mask).logits
+    counted = mask[:, 1:].bool()
+    return logits, torch.nn.functional.cross_entropy(logits[:, :-1][counted], ids[:, 1:][counted])
+
+
+def document(ids, mask, logits, loss, gradients):
+    """The tensors of a file of grpo-model/1."""
+    return {
+        "ids": ids,
+        "mask": mask.to(torch.uint8),
+        "expected.loss": loss.detach().reshape(()),
+        "expected.logits": (logits.detach() * mask[..., None]).contiguous(),
+    } | {f"expected.grad.{name}": gradient.contiguous() for name, gradient in gradients.items()}
+
+
+def source():
+    return f"torch {torch.__version__}, transformers {transformers.__version__}"
+
+
+def optimizer_step(model):
+    """One step of torch's AdamW from the gradients that are there: the global norm is clipped, vectors do not decay."""
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    others = [p for p in model.parameters() if p.ndim <= 1]
+    groups = [{"params": decayed, "weight_decay": ADAMW["weight_decay"]}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=ADAMW["lr"], betas=(ADAMW["beta1"], ADAMW["beta2"]), eps=ADAMW["eps"])
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), ADAMW["max_grad_norm"])
+    assert norm > 2 * ADAMW["max_grad_norm"], "the gradient is not clipped"
+    optimizer.step()
+    return {name: parameter.detach().contiguous() for name, parameter in model.named_parameters()}
+
+
+def make(out, name, seed):
+    family, config, dtype, layout, lengths, per_shard = CHECKPOINTS[name]
+    folder = out / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    model = random_model(family, config, seed)
+    stored = save_model(model, folder, dtype, layout, per_shard)
+    # What is expected is of what transformers loads from that folder.
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    assert all(torch.equal(parameter, stored[name]) for name, parameter in model.named_parameters())
+
+    ids, mask = tokens(lengths, config["vocab_size"], seed)
+    logits, loss = evaluate(model, ids, mask)
+    loss.backward()
+    gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    assert all(gradient.abs().max() > 1e-6 for gradient in gradients.values()), "a gradient of zero tells nothing"
+    metadata = {"format": "grpo-model/1", "source": source()}
+    save_file(document(ids, mask, logits, loss, gradients), folder / "expected.safetensors", metadata)
+    if dtype == "float32":
+        save_file(optimizer_step(model), folder / "adamw.safetensors", {key: str(value) for key, value in ADAMW.items()})
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    print(f"{name:16} loss {loss.item():.4f}  largest logit {logits.abs().max():.2f}  {size / 1e3:.0f} kB")
+
+
+def make_adapter(out):
+    """An adapter in PEFT's layout with random A and B, and what the adapted model computes: the frozen base has no gradient."""
+    name, config = LORA
+    folder = out / f"{name}_lora"
+    shutil.rmtree(folder, ignore_errors=True)
+    torch.manual_seed(99)
+    base = transformers.AutoModelForCausalLM.from_pretrained(out / name, dtype=torch.float32, attn_implementation="eager")
+    model = get_peft_model(base, LoraConfig(**config, lora_dropout=0.0, bias="none", task_type="CAUSAL_LM"))
+    with torch.no_grad():
+        for parameter in (p for p in model.parameters() if p.requires_grad):
+            parameter.copy_(0.15 * torch.randn_like(parameter))
+    model.eval()
+    model.peft_config["default"].base_model_name_or_path = name
+    model.save_pretrained(folder, save_embedding_layers=False)
+    (folder / "README.md").unlink(missing_ok=True)
+    # peft writes a set, in another order every time.
+    path = folder / "adapter_config.json"
+    written = json.loads(path.read_text())
+    written["target_modules"].sort()
+    path.write_text(json.dumps(written, indent=2, sort_keys=True) + "\n")
+    saved = load_file(folder / "adapter_model.safetensors")
+
+    given = load_file(out / name / "expected.safetensors")
+    ids, mask = given["ids"], given["mask"].long()
+    logits, loss = evaluate(model, ids, mask)
+    loss.backward()
+    gradients = {n.replace(".default", ""): p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    assert set(gradients) == set(saved), set(gradients) ^ set(saved)
+    metadata = {"format": "grpo-model/1", "source": f"{source()}, peft {peft.__version__}"}
+    save_file(document(ids, mask, logits, loss, gradients), folder / "expected.safetensors", metadata)
+    merged = {n: p.detach().contiguous() for n, p in model.merge_and_unload().named_parameters()}
+    save_file(merged, folder / "merged.safetensors", {"format": "pt"})
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    print(f"{name + '_lora':16} loss {loss.item():.4f}  largest logit {logits.abs().max():.2f}  {size / 1e3:.0f} kB")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", nargs="?", type=Path, default=HERE)
+    out = parser.parse_args().out
+    torch.set_num_threads(1)
+    for seed, name in enumerate(CHECKPOINTS, 1):
+        make(out, name, seed)
+    make_adapter(out)
+
+
+if __name__ == "__main__":
+    main()
