@@ -72,6 +72,7 @@ mod tests {
             reward: Some(0.75),
             rewards: rewards.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect::<BTreeMap<_, _>>(),
             advantage: -0.5,
+            reward_failures: Vec::new(),
         }
     }
 
