@@ -41,5 +41,6 @@ pub mod warmup;
 
 pub use error::{Error, Result};
 pub use parts::Parts;
+pub use prompts::{encode_prompt, open_data, open_tokenizer};
 pub use train_config::{ModelSource, TrainConfig};
 pub use trainer::{Counters, Phase, TrainState, Trainer};

@@ -3,8 +3,9 @@
 use crate::backends;
 use crate::error::{Error, Result};
 use crate::pretrained::Pretrained;
+use crate::prompts::open_data;
 use crate::train_config::TrainConfig;
-use data::{Dataset, TaskMixture};
+use data::Dataset;
 use models::{CharTokenizer, Tokenizer};
 use policy::{Policy, PolicyEngine, RolloutEngine};
 use policy_burn::{BurnPolicy, PolicyLoss};
@@ -48,7 +49,7 @@ impl Parts {
         match Pretrained::of(config)? {
             None => Self::with_tokenizer(config, Box::new(CharTokenizer)),
             Some(model) => {
-                let tokenizer = model.tokenizer()?;
+                let tokenizer = model.tokenizer(config)?;
                 Self::assemble(config, tokenizer, Some(&model))
             }
         }
@@ -69,7 +70,14 @@ impl Parts {
         };
         config.validate_for(tokenizer.vocab_size(), shape.max_position_embeddings)?;
         // Before a plugin is loaded.
-        let (dataset, rewards) = (TaskMixture::new(&config.data, config.seed)?, Rewards::new(&config.rewards)?);
+        let rewards = Rewards::new(&config.rewards)?;
+        let longest = shape.max_position_embeddings.saturating_sub(config.rollout.max_completion_length);
+        let (dataset, report) = open_data(&config.data, config.seed, tokenizer.as_ref(), longest)?;
+        match &report {
+            Some(report) if report.dropped() > 0 => tracing::warn!("{report}"),
+            Some(report) => tracing::info!("{report}"),
+            None => {}
+        }
         let loss = PolicyLoss {
             config: config.loss(),
             backend: backends::open(&config.grpo.backend, config.grpo.plugin.as_deref())?,
@@ -84,7 +92,7 @@ impl Parts {
         Ok(Self {
             policy: Box::new(policy.with_rollout_batch_size(config.rollout.batch_size)),
             tokenizer,
-            dataset: Box::new(dataset),
+            dataset,
             rewards,
             engine: Box::new(PolicyEngine),
         })

@@ -1,8 +1,9 @@
 //! A model that is read: its folder, its tokenizer, its weights.
 
 use crate::error::Result;
+use crate::prompts::open_tokenizer;
 use crate::train_config::{ModelSource, TrainConfig};
-use models::{HfTokenizer, ModelFolder, Tokenizer, Trained, TrainingMemory, available_memory};
+use models::{ModelFolder, Tokenizer, Trained, TrainingMemory, available_memory};
 use policy_burn::{BurnPolicy, PolicyLoss};
 
 /// The folder of the model that a configuration names, found and read but for its weights.
@@ -25,10 +26,9 @@ impl Pretrained {
     /// The tokenizer, with the stop tokens of the folder.
     ///
     /// # Errors
-    /// Those of [`HfTokenizer::open`].
-    pub(crate) fn tokenizer(&self) -> Result<Box<dyn Tokenizer>> {
-        let stop_ids = &self.folder.generation().eos_token_id;
-        Ok(Box::new(HfTokenizer::open(self.folder.path(), stop_ids, self.folder.config().vocab_size)?))
+    /// Those of [`open_tokenizer`].
+    pub(crate) fn tokenizer(&self, config: &TrainConfig) -> Result<Box<dyn Tokenizer>> {
+        Ok(Box::new(open_tokenizer(&self.folder, &config.data)?))
     }
 
     /// The policy on the host, with the weights of the folder and adapters where the configuration has them.
