@@ -4,6 +4,7 @@ mod attacks;
 mod bench;
 mod config;
 mod damage;
+mod data;
 mod diverged;
 mod errors;
 mod files;

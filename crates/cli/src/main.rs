@@ -11,6 +11,8 @@ mod bench_layers;
 mod bench_text;
 mod bench_worker;
 mod completions;
+mod data;
+mod data_text;
 mod display;
 mod gradcheck;
 mod layers;
@@ -50,6 +52,8 @@ struct Cli {
 enum Command {
     /// Train a small model on verifiable tasks, end to end.
     Train(train::Args),
+    /// Show what a policy will see of data files: prompts as tokens, lengths, dropped rows, rewards of the right answers.
+    Data(data::Args),
     /// Make one HTML page of runs: curves, evaluations, samples, differences of configuration.
     Report(report::Args),
     /// Check implementations of the loss on batch files: against the file's expected.* and the f64 oracle.
@@ -96,6 +100,7 @@ fn main() -> ExitCode {
     threads::hold_to_machine(matches!(cli.command, Command::BenchWorker));
     let result = match cli.command {
         Command::Train(args) => train::run(args),
+        Command::Data(args) => data::run(args),
         Command::Report(args) => report::run(args),
         Command::Parity(args) => parity::run(args),
         Command::Gradcheck(args) => gradcheck::run(args),

@@ -60,20 +60,19 @@ pub enum Error {
         /// What was expected, and what is there.
         reason: String,
     },
-    /// Files of which no row is left to train on, or none that is held out.
-    #[error("no row is left that is {split}; {}:\n{report}", hint(split))]
+    /// Files of which no row is left to train on.
+    #[error("no row is left to train on: {}", report.to_string().replace("\n  ", "; ").replace('\n', "; "))]
     Empty {
-        /// The split: `trained on` or `held out`.
-        split: &'static str,
         /// What became of the rows, file by file.
         report: DataReport,
     },
     /// Files with fewer held-out rows than were asked for.
     #[error(
-        "{wanted} held-out rows are asked for and there are {found}: ask for at most as many, or for 0, which is all of them"
+        "{wanted} held-out rows are asked for and there are {found}: ask for fewer (0 is all of them), raise \
+         data.held_out_fraction, or name data.eval_files"
     )]
     TooFewRows {
-        /// The number of rows asked for.
+        /// The number of rows asked for, at least 1.
         wanted: usize,
         /// The number of rows that there are.
         found: usize,
@@ -89,12 +88,4 @@ pub(crate) fn check(ok: bool, key: &str, expected: &str, found: impl ToString) -
         return Ok(());
     }
     Err(Error::Config { key: key.to_owned(), expected: expected.to_owned(), found: found.to_string() })
-}
-
-/// What to do where a split has no rows.
-fn hint(split: &str) -> &'static str {
-    match split {
-        "held out" => "raise data.held_out_fraction, or name data.eval_files",
-        _ => "the reasons are below",
-    }
 }

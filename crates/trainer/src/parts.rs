@@ -3,9 +3,9 @@
 use crate::backends;
 use crate::error::{Error, Result};
 use crate::pretrained::Pretrained;
-use crate::prompts::encode_prompt;
+use crate::prompts::open_data;
 use crate::train_config::TrainConfig;
-use data::{Dataset, PromptEncoder};
+use data::Dataset;
 use models::{CharTokenizer, Tokenizer};
 use policy::{Policy, PolicyEngine, RolloutEngine};
 use policy_burn::{BurnPolicy, PolicyLoss};
@@ -75,8 +75,14 @@ impl Parts {
         };
         config.validate_for(tokenizer.vocab_size(), shape.max_position_embeddings)?;
         // Before a plugin is loaded.
-        let dataset = open_data(config, &*tokenizer, shape.max_position_embeddings)?;
         let rewards = Rewards::with_seed(&config.rewards, config.seed)?;
+        let longest = shape.max_position_embeddings.saturating_sub(config.rollout.max_completion_length);
+        let (dataset, report) = open_data(&config.data, config.seed, tokenizer.as_ref(), longest)?;
+        match &report {
+            Some(report) if report.dropped() > 0 => tracing::warn!("{report}"),
+            Some(report) => tracing::info!("{report}"),
+            None => {}
+        }
         let loss = PolicyLoss {
             config: config.loss(),
             backend: backends::open(&config.grpo.backend, config.grpo.plugin.as_deref())?,
@@ -100,19 +106,4 @@ impl Parts {
             engine: Box::new(PolicyEngine),
         })
     }
-}
-
-/// The rows of a configuration, without those whose prompts leave no room for a completion in a context of so many tokens.
-fn open_data(config: &TrainConfig, tokenizer: &dyn Tokenizer, context: usize) -> Result<Box<dyn Dataset>> {
-    let encoder = PromptEncoder {
-        has_chat_template: tokenizer.has_chat_template(),
-        // The last token of a completion is never fed back.
-        max_tokens: Some((context + 1).saturating_sub(config.rollout.max_completion_length)),
-        count: &|prompt| Ok(encode_prompt(tokenizer, prompt)?.len()),
-    };
-    let (dataset, report) = data::open(&config.data, config.seed, &encoder)?;
-    if let Some(report) = report {
-        tracing::info!("{report}");
-    }
-    Ok(dataset)
 }

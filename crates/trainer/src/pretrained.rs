@@ -1,8 +1,9 @@
 //! A model that is read: its folder, its tokenizer, its weights.
 
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::prompts::open_tokenizer;
 use crate::train_config::{ModelSource, TrainConfig};
-use models::{HfTokenizer, ModelFolder, Tokenizer, Trained, TrainingMemory, available_memory};
+use models::{ModelFolder, Tokenizer, Trained, TrainingMemory, available_memory};
 use policy_burn::{BurnPolicy, PolicyLoss};
 
 /// The folder of the model that a configuration names, found and read but for its weights.
@@ -25,19 +26,9 @@ impl Pretrained {
     /// The tokenizer, with the stop tokens of the folder, and the chat template and its variables of the section `data`.
     ///
     /// # Errors
-    /// Those of [`HfTokenizer::open`]; [`crate::Error::File`] for a template that cannot be read.
+    /// Those of [`open_tokenizer`].
     pub(crate) fn tokenizer(&self, config: &TrainConfig) -> Result<Box<dyn Tokenizer>> {
-        let (folder, data) = (&self.folder, &config.data);
-        let tokenizer =
-            HfTokenizer::open(folder.path(), &folder.generation().eos_token_id, folder.config().vocab_size)?;
-        let tokenizer = match &data.chat_template {
-            None => tokenizer,
-            Some(path) => {
-                let template = std::fs::read_to_string(path).map_err(|e| Error::io("read", path, e))?;
-                tokenizer.with_chat_template(&template, &path.display().to_string())
-            }
-        };
-        Ok(Box::new(tokenizer.with_chat_template_kwargs(data.chat_template_kwargs.clone())))
+        Ok(Box::new(open_tokenizer(&self.folder, &config.data)?))
     }
 
     /// The policy on the host, with the weights of the folder and adapters where the configuration has them.

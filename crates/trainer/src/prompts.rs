@@ -1,7 +1,38 @@
 //! Rows of a data set as the policy reads them.
 
-use data::{Item, Prompt};
-use models::Tokenizer;
+use crate::error::{Error, Result};
+use data::{DataConfig, DataReport, Dataset, Item, Prompt, PromptEncoder};
+use models::{HfTokenizer, ModelFolder, Tokenizer};
+
+/// The tokenizer of a model folder as a run uses it: with the folder's stop tokens, and with the chat template and its variables
+/// that the section `data` sets.
+///
+/// # Errors
+/// Those of [`HfTokenizer::open`]; [`Error::Io`] for the file of a chat template.
+pub fn open_tokenizer(folder: &ModelFolder, config: &DataConfig) -> Result<HfTokenizer> {
+    let stop_ids = &folder.generation().eos_token_id;
+    let tokenizer = HfTokenizer::open(folder.path(), stop_ids, folder.config().vocab_size)?;
+    let tokenizer = tokenizer.with_chat_template_kwargs(config.chat_template_kwargs.clone());
+    let Some(path) = &config.chat_template else { return Ok(tokenizer) };
+    let source = std::fs::read_to_string(path).map_err(|e| Error::io("read", path, e))?;
+    Ok(tokenizer.with_chat_template(&source, &path.display().to_string()))
+}
+
+/// The data set of a configuration for the model of a tokenizer. Rows with prompts of more than `max_tokens`, behind which its
+/// context has no room for a completion, are dropped and counted in the report; tasks have no report.
+///
+/// # Errors
+/// Those of [`data::open`].
+pub fn open_data(
+    config: &DataConfig,
+    seed: u64,
+    tokenizer: &dyn Tokenizer,
+    max_tokens: usize,
+) -> Result<(Box<dyn Dataset>, Option<DataReport>)> {
+    let count = |prompt: &Prompt| Ok(encode_prompt(tokenizer, prompt)?.len());
+    let has_chat_template = tokenizer.has_chat_template();
+    Ok(data::open(config, seed, &PromptEncoder { has_chat_template, max_tokens: Some(max_tokens), count: &count })?)
+}
 
 /// The token ids of each row's prompt. They are made once: what is sampled behind them is trained on behind the same ids.
 ///
@@ -15,7 +46,10 @@ pub(crate) fn encode_prompts<'a>(
 }
 
 /// The token ids of a prompt.
-pub(crate) fn encode_prompt(tokenizer: &dyn Tokenizer, prompt: &Prompt) -> models::Result<Vec<u32>> {
+///
+/// # Errors
+/// Those of the tokenizer, and [`models::Error::NoChatTemplate`].
+pub fn encode_prompt(tokenizer: &dyn Tokenizer, prompt: &Prompt) -> models::Result<Vec<u32>> {
     match prompt {
         Prompt::Text(text) => tokenizer.encode_prompt(text),
         Prompt::Messages { messages, tools } => tokenizer.encode_messages(messages, tools.as_ref()),

@@ -91,10 +91,8 @@ impl FileDataset {
         }
         let Opening { files, mut report, mut held_out, .. } = opening;
         report.files.rotate_left(config.eval_files.len());
-        for (split, rows) in [("trained on", report.training()), ("held out", report.held_out())] {
-            if rows == 0 {
-                return Err(Error::Empty { split, report });
-            }
+        if report.training() == 0 {
+            return Err(Error::Empty { report });
         }
         // By hash and not by file: the first of them are a sample of all, whatever the seed.
         held_out.sort_by_key(|(hash, file, place)| (*hash, *file, place.line));
@@ -202,11 +200,11 @@ impl Dataset for FileDataset {
     /// The first `count` held-out rows, in an order that no seed changes; 0 means all of them.
     ///
     /// # Errors
-    /// [`Error::TooFewRows`] where there are fewer.
+    /// [`Error::TooFewRows`] where there are fewer, and where there are none.
     fn held_out(&self, count: usize) -> Result<Vec<Item>> {
         let found = self.held_out.len();
-        if count > found {
-            return Err(Error::TooFewRows { wanted: count, found });
+        if count.max(1) > found {
+            return Err(Error::TooFewRows { wanted: count.max(1), found });
         }
         let count = if count == 0 { found } else { count };
         self.held_out[..count].iter().map(|(file, place)| self.row(*file, *place)).collect()

@@ -40,7 +40,7 @@ fn lines_that_are_no_rows() {
 fn files_that_are_no_lists_of_rows() {
     assert!(refusal("[{\"prompt\": \"a\"}]\n").contains("line 1: expected a JSON object per line, got a list"));
     assert!(refusal("[\n  {\"prompt\": \"a\"}\n]\n").contains("line 1: expected a whole JSON object on this line"));
-    assert!(refusal("").contains("no row is left that is trained on"));
+    assert!(refusal("").contains("no row is left to train on"));
     assert!(refusal("\n \n").contains("0 rows"));
     let missing = open(&config("no/such.jsonl")).err().unwrap().to_string();
     assert!(missing.contains("cannot read no/such.jsonl"), "{missing}");
@@ -55,10 +55,12 @@ fn files_that_are_no_lists_of_rows() {
 }
 
 #[test]
-fn everything_held_out_or_nothing_is_said_with_what_to_do() {
-    let text = refusal(GOOD);
-    assert!(text.contains("held out; raise data.held_out_fraction, or name data.eval_files"), "{text}");
-    assert!(text.contains("rows.jsonl: 1 rows, 1 to train on, 0 held out"), "{text}");
+fn nothing_held_out_is_said_with_what_to_do() {
+    let (_folder, path) = file("rows.jsonl", GOOD);
+    let (rows, report) = open(&config(path)).unwrap();
+    assert!(report.to_string().ends_with("rows.jsonl: 1 rows, 1 to train on, 0 held out"), "{report}");
+    let text = rows.held_out(0).unwrap_err().to_string();
+    assert!(text.contains("raise data.held_out_fraction, or name data.eval_files"), "{text}");
 }
 
 #[test]

@@ -46,7 +46,7 @@ fn what_is_held_out_is_never_trained_on_and_no_seed_changes_it() {
     let (other, _) = FileDataset::open(&config(&path), 99, &words(false)).unwrap();
     assert_eq!(prompts(&other.held_out(0).unwrap()), all);
     let error = rows.held_out(301).unwrap_err();
-    assert!(matches!(error, Error::TooFewRows { wanted: 301, .. }) && error.to_string().contains("0, which is all"));
+    assert!(matches!(error, Error::TooFewRows { wanted: 301, .. }) && error.to_string().contains("0 is all of them"));
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn long_prompts_are_dropped_and_counted() {
     let encoder = PromptEncoder { max_tokens: Some(1), ..words(false) };
     let error = FileDataset::open(&config, 0, &encoder).err().unwrap();
     let text = error.to_string();
-    assert!(matches!(error, Error::Empty { .. }) && text.contains("no row is left that is trained on"), "{text}");
+    assert!(matches!(error, Error::Empty { .. }) && text.contains("no row is left to train on"), "{text}");
     assert!(text.contains("3 dropped: longer than the model's context allows, 1 tokens"), "{text}");
 }
 

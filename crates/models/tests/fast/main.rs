@@ -7,4 +7,5 @@ mod folder;
 mod hub;
 mod lora;
 mod support;
+mod tokenizer;
 mod weights;

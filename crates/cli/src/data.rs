@@ -1,0 +1,225 @@
+//! `grpo data`: what the policy of a model folder will see of data files.
+
+use crate::data_text;
+use crate::layers::resolve;
+use crate::{Outcome, emit};
+use anyhow::Context;
+use data::{DataFile, DataReport, Item, Prompt, PromptEncoder};
+use models::{HfTokenizer, ModelFolder, Tokenizer};
+use rewards::{RewardInput, Rewards};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use trainer::{ModelSource, TrainConfig};
+
+/// The rows over which sources are counted.
+const MOST_ROWS: usize = 10_000;
+
+/// Arguments of `grpo data`.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Every row is read, as `grpo train` would: a row that is no JSON, lacks its prompt, or that the chat template \
+    refuses is an error with its file and line, and the exit code is 2. Nothing is sampled, and no weights are read. The section \
+    `data` of a configuration says how rows become prompts, `rewards` what answers are worth."
+)]
+pub(crate) struct Args {
+    /// Files of rows (JSONL; Parquet where the build reads it) [default: data.files of the configuration].
+    #[arg(value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// The model folder, or a model's name, whose tokenizer and chat template are used [default: the configuration's model].
+    #[arg(long, value_name = "FOLDER")]
+    model: Option<PathBuf>,
+    /// YAML or JSON file as for `grpo train`; its sections data, rewards and rollout are used.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Set one key, after the file and the environment; repeatable.
+    #[arg(long, value_name = "A.B=VALUE")]
+    set: Vec<String>,
+    /// The number of prompts that are shown, from the beginning of the training stream.
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    show: usize,
+    /// The number of rows whose right answers are rewarded.
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    judge: usize,
+    /// Print one JSON document instead of text.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is shown.
+#[derive(Debug, serde::Serialize)]
+pub(crate) struct Summary {
+    pub(crate) files: Vec<File>,
+    /// The number of tokens of every prompt, the dropped ones included, in the order of the files.
+    pub(crate) prompt_lengths: Vec<usize>,
+    /// The largest number of tokens of a prompt, and which key or property of the model says so.
+    pub(crate) max_prompt_length: Option<usize>,
+    pub(crate) sources: BTreeMap<String, usize>,
+    pub(crate) prompts: Vec<Row>,
+    pub(crate) rewards: Vec<Judged>,
+    /// The prompts with text that is written like a special token.
+    pub(crate) special_text: usize,
+}
+
+/// What became of the rows of a file.
+#[derive(Debug, serde::Serialize)]
+pub(crate) struct File {
+    pub(crate) path: PathBuf,
+    pub(crate) rows: usize,
+    pub(crate) training: usize,
+    pub(crate) held_out: usize,
+    pub(crate) dropped: BTreeMap<String, usize>,
+}
+
+/// A row as the policy gets it.
+#[derive(Debug, serde::Serialize)]
+pub(crate) struct Row {
+    pub(crate) source: String,
+    /// The prompt's tokens as text, special ones included.
+    pub(crate) prompt: String,
+    pub(crate) tokens: usize,
+    pub(crate) answer: Option<String>,
+}
+
+/// What a reward function says of right answers.
+#[derive(Debug, serde::Serialize)]
+pub(crate) struct Judged {
+    pub(crate) reward: String,
+    /// What was judged: the answer, or the whole completion of a row.
+    pub(crate) of: &'static str,
+    /// The number of rows that have one.
+    pub(crate) rows: usize,
+    /// The mean over the rows about which the function has something to say.
+    pub(crate) mean: Option<f64>,
+    /// The rows about which it has nothing to say.
+    pub(crate) none: usize,
+    /// The rows that it failed to judge, and why it failed first.
+    pub(crate) failed: usize,
+    pub(crate) failure: Option<String>,
+}
+
+pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
+    let mut config: TrainConfig = resolve(args.config.as_ref(), &args.set, ("the defaults", ""))?;
+    if !args.files.is_empty() {
+        config.data.files = args.files.iter().map(DataFile::new).collect();
+    }
+    anyhow::ensure!(!config.data.files.is_empty(), "no data: expected files, or data.files in the configuration");
+    config.data.validate()?;
+    let model = match (&args.model, &config.model) {
+        (Some(model), _) => model.display().to_string(),
+        (None, ModelSource::Pretrained(name)) => name.clone(),
+        (None, ModelSource::New(_)) => {
+            anyhow::bail!("no model: expected --model FOLDER, or `model` in the configuration")
+        }
+    };
+    let folder = ModelFolder::open(&models::locate(&model, config.model_revision.as_deref())?)?;
+    let tokenizer = trainer::open_tokenizer(&folder, &config.data)?;
+    let summary = summarise(&args, &config, &folder, &tokenizer)?;
+    emit(&match args.json {
+        true => format!("{}\n", serde_json::to_string_pretty(&summary)?),
+        false => data_text::text(&summary),
+    })?;
+    Ok(Outcome::Done)
+}
+
+fn summarise(
+    args: &Args,
+    config: &TrainConfig,
+    folder: &ModelFolder,
+    tokenizer: &HfTokenizer,
+) -> anyhow::Result<Summary> {
+    let longest = folder.config().max_position_embeddings.saturating_sub(config.rollout.max_completion_length);
+    let seen = RefCell::new((vec![], 0));
+    let count = |prompt: &Prompt| {
+        let length = trainer::encode_prompt(tokenizer, prompt)?.len();
+        let (lengths, special) = &mut *seen.borrow_mut();
+        lengths.push(length);
+        *special += usize::from(tokenizer.holds_special_text(&prompt.to_string()));
+        Ok(length)
+    };
+    let encoder =
+        PromptEncoder { has_chat_template: tokenizer.has_chat_template(), max_tokens: Some(longest), count: &count };
+    let (mut rows, report) = data::open(&config.data, config.seed, &encoder)?;
+    let report = report.context("the data set has no files")?;
+    let (prompt_lengths, special_text) = seen.take();
+    let items = rows.next_batch(report.training().min(MOST_ROWS))?;
+    let mut sources = BTreeMap::new();
+    for item in &items {
+        *sources.entry(item.source.to_string()).or_default() += 1;
+    }
+    let prompts = items.iter().take(args.show).map(|item| {
+        let ids = trainer::encode_prompt(tokenizer, &item.prompt)?;
+        let prompt = tokenizer.decode_with_special_tokens(&ids)?;
+        Ok(Row { source: item.source.to_string(), prompt, tokens: ids.len(), answer: item.answer.clone() })
+    });
+    let prompts = prompts.collect::<anyhow::Result<Vec<_>>>()?;
+    let judged = items.iter().take(args.judge).collect::<Vec<_>>();
+    let max_prompt_length = Some(config.data.max_prompt_length.map_or(longest, |limit| limit.min(longest)));
+    let rewards = judge(&Rewards::new(&config.rewards)?, tokenizer, &judged)?;
+    let files = files(&report);
+    Ok(Summary { files, prompt_lengths, max_prompt_length, sources, prompts, rewards, special_text })
+}
+
+fn files(report: &DataReport) -> Vec<File> {
+    let file = |file: &data::FileReport| File {
+        path: file.path.clone(),
+        rows: file.rows,
+        training: file.training,
+        held_out: file.held_out,
+        dropped: file.dropped.clone(),
+    };
+    report.files.iter().map(file).collect()
+}
+
+/// The rewards of what the rows say is right: answers, and completions where rows have them.
+fn judge(rewards: &Rewards, tokenizer: &HfTokenizer, items: &[&Item]) -> anyhow::Result<Vec<Judged>> {
+    let answer: fn(&Item) -> Option<&str> = |item| item.answer.as_deref();
+    let completion: fn(&Item) -> Option<&str> = |item| item.completion.as_deref();
+    let mut judged = vec![];
+    for (of, text) in [("answer", answer), ("completion", completion)] {
+        let rows = items.iter().filter_map(|item| Some((*item, text(item)?)));
+        let inputs = rows.map(|(item, completion)| {
+            let completion_len = tokenizer.encode_completion(completion)?.len();
+            Ok(RewardInput { item, completion, truncated: false, completion_len })
+        });
+        let inputs = inputs.collect::<anyhow::Result<Vec<_>>>()?;
+        let scores = rewards.score(&inputs);
+        for (index, name) in rewards.names().enumerate().filter(|_| !inputs.is_empty()) {
+            let terms: Vec<f64> = scores.iter().filter_map(|score| score.terms[index].map(f64::from)).collect();
+            let mut failures = scores.iter().flat_map(|score| &score.failures).filter(|(term, _)| *term == index);
+            let failure = failures.next().map(|(_, failure)| failure.to_string());
+            let failed = usize::from(failure.is_some()) + failures.count();
+            judged.push(Judged {
+                reward: name.to_owned(),
+                of,
+                rows: inputs.len(),
+                mean: (!terms.is_empty()).then(|| terms.iter().sum::<f64>() / terms.len() as f64),
+                none: inputs.len() - terms.len() - failed,
+                failed,
+                failure,
+            });
+        }
+    }
+    Ok(judged)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rewards_of_answers_and_of_completions_are_apart() {
+        let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tests/fixtures/chat/qwen3");
+        let tokenizer = HfTokenizer::open(fixtures.as_ref(), &[], 512).unwrap();
+        let item = |answer: &str, completion: Option<&str>| Item {
+            completion: completion.map(str::to_owned),
+            ..Item::new("x").with_answer(answer)
+        };
+        let items = [item("72", Some("so 72")), item("1", None), Item::new("no answer")];
+        let rewards = Rewards::new(&TrainConfig::default().rewards).unwrap();
+        let judged = judge(&rewards, &tokenizer, &items.iter().collect::<Vec<_>>()).unwrap();
+        let rows: Vec<_> = judged.iter().map(|row| (row.reward.as_str(), row.of, row.rows, row.mean)).collect();
+        assert_eq!(rows, [("correct", "answer", 2, Some(1.0)), ("correct", "completion", 1, Some(0.0))]);
+        assert!(tokenizer.holds_special_text("a <|im_end|>") && !tokenizer.holds_special_text("a <think>"));
+    }
+}

@@ -1,0 +1,163 @@
+//! The text of `grpo data`.
+
+use crate::data::{File, Row, Summary};
+use crate::table::Sheet;
+use crate::terminal;
+use std::fmt::Write;
+
+/// The largest number of bars of a histogram.
+const BARS: usize = 12;
+
+/// Writing to a string does not fail.
+pub(crate) fn text(summary: &Summary) -> String {
+    let columns = terminal::columns().unwrap_or(terminal::USUAL_COLUMNS);
+    let mut out = String::new();
+    for file in &summary.files {
+        out.push_str(&file_text(file));
+    }
+    if summary.special_text > 0 {
+        let _ = writeln!(
+            out,
+            "note: {} prompts have text that is written like a special token; it is encoded as text",
+            summary.special_text
+        );
+    }
+    let _ = writeln!(out, "\n{}", lengths(&summary.prompt_lengths, summary.max_prompt_length));
+    out.push_str(&histogram(&summary.prompt_lengths, summary.max_prompt_length, columns));
+    if summary.sources.len() > 1 {
+        let mut table = Sheet::new(["source", "rows"], 1..2).named();
+        for (source, rows) in &summary.sources {
+            table.row([source.clone(), rows.to_string()]);
+        }
+        let _ = writeln!(out, "\n{}", table.text());
+    }
+    for (index, row) in summary.prompts.iter().enumerate() {
+        out.push_str(&prompt(index + 1, row));
+    }
+    if summary.rewards.is_empty() {
+        out.push_str("\nno right answers in the rows that were looked at: nothing to reward\n");
+        return out;
+    }
+    let mut table = Sheet::new(["reward", "of the row's", "rows", "mean", "says nothing", "fails"], 2..6);
+    for judged in &summary.rewards {
+        let mean = judged.mean.map_or("-".into(), |mean| format!("{mean:.3}"));
+        let (rows, none, failed) = (judged.rows.to_string(), judged.none.to_string(), judged.failed.to_string());
+        table.row([judged.reward.clone(), judged.of.to_owned(), rows, mean, none, failed]);
+    }
+    let _ = writeln!(out, "\nrewards of what the rows say is right:\n{}", table.text());
+    for judged in &summary.rewards {
+        if let Some(failure) = &judged.failure {
+            let _ = writeln!(out, "{}: {failure}", judged.reward);
+        }
+    }
+    out
+}
+
+fn file_text(file: &File) -> String {
+    let File { path, rows, training, held_out, dropped } = file;
+    let mut out = format!("{}: {rows} rows, {training} to train on, {held_out} held out\n", path.display());
+    for (reason, count) in dropped {
+        let _ = writeln!(out, "  {count} dropped: {reason}");
+    }
+    out
+}
+
+/// One line of numbers about lengths.
+fn lengths(lengths: &[usize], limit: Option<usize>) -> String {
+    let mut sorted = lengths.to_vec();
+    sorted.sort_unstable();
+    let at = |share: f64| sorted.get((share * sorted.len().saturating_sub(1) as f64).round() as usize).copied();
+    let [min, median, p95, max] = [0.0, 0.5, 0.95, 1.0].map(|share| at(share).unwrap_or_default());
+    let limit = limit.map_or(String::new(), |limit| format!("; at most {limit} are taken"));
+    format!("tokens of {} prompts: min {min}, median {median}, p95 {p95}, max {max}{limit}", lengths.len())
+}
+
+/// A bar per range of lengths, in at most `columns`.
+fn histogram(lengths: &[usize], limit: Option<usize>, columns: usize) -> String {
+    let (Some(min), Some(max)) = (lengths.iter().min(), lengths.iter().max()) else { return String::new() };
+    let width = bar_width(max - min + 1);
+    let first = min / width;
+    let mut counts = vec![0_usize; max / width - first + 1];
+    for length in lengths {
+        counts[length / width - first] += 1;
+    }
+    let most = counts.iter().max().copied().unwrap_or(1).max(1);
+    let (digits, numbers) = (max.to_string().len().max(2), most.to_string().len());
+    // "  12-34  " before a bar, " 123 dropped" behind it.
+    let room = columns.saturating_sub(2 * digits + 5 + numbers + " dropped".len() + 2).max(1);
+    let mut out = String::new();
+    for (index, count) in counts.iter().enumerate() {
+        let (low, high) = ((first + index) * width, (first + index + 1) * width - 1);
+        let bar = (count * room).div_ceil(most);
+        let dropped = if limit.is_some_and(|limit| low > limit) && *count > 0 { " dropped" } else { "" };
+        let _ = writeln!(
+            out,
+            "  {low:>digits$}-{high:<digits$}  {}{}{count}{dropped}",
+            "█".repeat(bar),
+            if bar > 0 { " " } else { "" }
+        );
+    }
+    out
+}
+
+/// 1, 2 or 5 times a power of ten, so that as many bars as there may be cover `range`.
+fn bar_width(range: usize) -> usize {
+    let mut scale = 1;
+    loop {
+        for width in [scale, 2 * scale, 5 * scale] {
+            // One more: the first bar begins at a multiple of its width.
+            if range.div_ceil(width) < BARS {
+                return width;
+            }
+        }
+        scale *= 10;
+    }
+}
+
+fn prompt(number: usize, row: &Row) -> String {
+    let answer = row.answer.as_deref().map_or("no answer".into(), |answer| format!("answer: {}", one_line(answer)));
+    format!("\nprompt {number} ({}, {} tokens, {answer})\n{}\n", row.source, row.tokens, printable(&row.prompt))
+}
+
+/// Text that cannot move the cursor or colour the terminal.
+fn printable(text: &str) -> String {
+    text.chars().fold(String::with_capacity(text.len()), |mut out, c| {
+        match c {
+            '\n' | '\t' => out.push(c),
+            c if c.is_control() => out.extend(c.escape_default()),
+            c => out.push(c),
+        }
+        out
+    })
+}
+
+fn one_line(text: &str) -> String {
+    printable(text).replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bars_fit_the_terminal_and_count_everything() {
+        let lengths: Vec<usize> = (0..1000).map(|i| 20 + i % 97 + (i / 900) * 300).collect();
+        for columns in [30, 80, 200] {
+            let text = histogram(&lengths, Some(119), columns);
+            assert!(text.lines().all(|line| line.chars().count() <= columns), "{columns}:\n{text}");
+            assert!(text.lines().count() <= BARS);
+            let count = |line: &str| line.split_whitespace().find_map(|word| word.parse::<usize>().ok()).unwrap();
+            assert_eq!(text.lines().map(count).sum::<usize>(), 1000, "{text}");
+            assert_eq!(text.lines().filter(|line| line.ends_with(" dropped")).map(count).sum::<usize>(), 100, "{text}");
+        }
+        assert_eq!(histogram(&[7], None, 80).lines().count(), 1);
+        assert_eq!(histogram(&[], None, 80), "");
+        assert_eq!([1, 12, 13, 100, 1000].map(bar_width), [1, 2, 2, 10, 100]);
+    }
+
+    #[test]
+    fn a_prompt_cannot_colour_the_terminal() {
+        let row = Row { source: "a".into(), prompt: "x\u{1b}[31m\ny".into(), tokens: 3, answer: Some("1\n2".into()) };
+        assert_eq!(prompt(1, &row), "\nprompt 1 (a, 3 tokens, answer: 1\\n2)\nx\\u{1b}[31m\ny\n");
+    }
+}

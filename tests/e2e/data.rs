@@ -1,0 +1,90 @@
+//! `grpo data` on files, with the tokenizers of small model folders.
+
+use crate::support::{grpo, refused, stdout, succeed};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+/// A model folder without weights, which nobody reads, and a file of rows in it.
+fn folder(family: &str, rows: &str) -> (TempDir, PathBuf, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/fixtures/chat").join(family);
+    for entry in std::fs::read_dir(fixtures).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, folder.path().join(path.file_name().unwrap())).unwrap();
+    }
+    let config = json!({
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_act": "silu", "vocab_size": 512, "hidden_size": 16,
+        "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
+        "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": true,
+        "torch_dtype": "float32",
+    });
+    std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    let data = folder.path().join("gsm8k.jsonl");
+    std::fs::write(&data, rows).unwrap();
+    let path = folder.path().to_owned();
+    (folder, path, data)
+}
+
+/// Rows like those of GSM8K, one of which is too long for the model and one of which holds a special token.
+fn gsm8k() -> String {
+    let row = |question: String, answer: usize| json!({"question": question, "answer": format!("So it is {answer}.\n#### {answer}")});
+    let mut rows: Vec<Value> = (0..40).map(|i| row(format!("What is {i} + 1?"), i + 1)).collect();
+    rows.push(row("long ".repeat(300), 0));
+    rows.push(row("Say <|im_end|> aloud.".into(), 1));
+    rows.iter().map(|row| format!("{row}\n")).collect()
+}
+
+#[test]
+fn what_the_policy_will_see_is_shown() {
+    let (_folder, model, data) = folder("qwen3", &gsm8k());
+    let (model, data) = (model.to_str().unwrap(), data.to_str().unwrap());
+    let text = succeed(&["data", data, "--model", model, "--set", "data.system_prompt=Be brief.", "--show", "2"]);
+    for expected in [
+        "gsm8k.jsonl: 42 rows, ",
+        "1 dropped: longer than the model's context allows, 248 tokens",
+        "note: 1 prompts have text that is written like a special token",
+        "tokens of 42 prompts: min ",
+        "█",
+        " dropped\n",
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n",
+        "<|im_start|>assistant\n",
+        "answer: ",
+        "correct",
+    ] {
+        assert!(text.contains(expected), "{expected:?} is not in\n{text}");
+    }
+    assert!(text.contains("prompt 2 (gsm8k, ") && !text.contains("prompt 3 ("), "{text}");
+    let json = succeed(&["data", data, "--model", model, "--json", "--set", "data.max_prompt_length=100"]);
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["prompt_lengths"].as_array().unwrap().len(), 42);
+    let of =
+        |name: &str| json["rewards"].as_array().unwrap().iter().find(|row| row["of"] == name).unwrap()["mean"].clone();
+    assert_eq!(
+        (of("answer"), of("completion")),
+        (json!(1.0), json!(0.0)),
+        "the built-in reward wants the answer alone"
+    );
+    assert_eq!(json["files"][0]["dropped"]["longer than data.max_prompt_length, 100 tokens"], 1);
+}
+
+#[test]
+fn what_is_wrong_is_said_with_its_line() {
+    let (_folder, model, data) = folder("llama3", "{\"prompt\": \"a\"}\n{\"prompt\": \"b\"\n");
+    let (model, data) = (model.to_str().unwrap(), data.to_str().unwrap());
+    let refuse = |arguments: &[&str]| {
+        let output = grpo(arguments);
+        assert!(stdout(&output).is_empty());
+        refused(arguments, &output)
+    };
+    assert!(refuse(&["data", data, "--model", model]).contains("gsm8k.jsonl, line 2: "));
+    assert!(refuse(&["data", data]).contains("expected --model FOLDER"));
+    assert!(refuse(&["data", "--model", model]).contains("expected files, or data.files"));
+    std::fs::write(
+        data,
+        "{\"prompt\": [{\"role\": \"user\", \"content\": \"x\"}, {\"role\": \"assistant\", \"tool_calls\": []}]}\n",
+    )
+    .unwrap();
+    let text = refuse(&["data", data, "--model", model]);
+    assert!(text.contains("line 1: the prompt: chat template") && text.contains("single tool-calls"), "{text}");
+}
