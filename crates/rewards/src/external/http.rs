@@ -131,8 +131,7 @@ impl Http {
             &config.url,
         )?;
         if scheme == Some("https") && !cfg!(feature = "https") {
-            let expected =
-                "an address with http://, or a build with the feature `https` (cargo build --features https)";
+            let expected = "an address with http://, or a build with the feature `https` of grpo-cli";
             check(false, &key("url"), expected, &config.url)?;
         }
         let mut headers = Vec::new();
