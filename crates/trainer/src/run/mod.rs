@@ -194,9 +194,11 @@ impl Run {
         }
         self.save(observer)?;
         self.draw_curves()?;
+        self.load_best()?;
         let (config, rows) = (self.trainer.config(), read_rows(&self.dir.metrics_path())?);
         let summary = Summary::new(config, &rows, self.trainer.counters(), self.seconds());
-        let summary = Summary { best: self.best.clone(), stopped_early: self.trainer.phase() == Phase::Grpo, ..summary };
+        let summary =
+            Summary { best: self.best.clone(), stopped_early: self.trainer.phase() == Phase::Grpo, ..summary };
         if config.model.shape().is_none() {
             let path = self.dir.model_path();
             export(self.trainer.policy(), config, &path, model_card(config, &summary)?)?;
@@ -204,7 +206,6 @@ impl Run {
         }
         let json = serde_json::to_vec_pretty(&summary).map_err(|e| Error::Text(format!("summary.json: {e}")))?;
         write_atomically(&self.dir.summary_path(), &json)?;
-        self.load_best()?;
         Ok(Ending::Finished(Box::new(summary)))
     }
 

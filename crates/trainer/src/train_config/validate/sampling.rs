@@ -31,8 +31,11 @@ impl TrainConfig {
                 (1..=samples).contains(&k) && (k == 1 || !greedy),
                 "eval.pass_at",
                 &match greedy {
-                    true => "nothing above 1 with eval.temperature 0: greedy completions of a problem are all the same".to_owned(),
-                    false => format!("numbers from 1 to eval.num_generations, {samples}: k of so many samples are chosen"),
+                    true => "nothing above 1 with eval.temperature 0: greedy completions of a problem are all the same"
+                        .to_owned(),
+                    false => {
+                        format!("numbers from 1 to eval.num_generations, {samples}: k of so many samples are chosen")
+                    }
                 },
                 k,
             )?;
