@@ -228,13 +228,13 @@ fn summary_text(summary: &Summary, dir: &RunDir) -> String {
     let mut table = Sheet::new(["", "before GRPO", "after GRPO", "change"], 1..4).named();
     for (name, before) in &summary.eval_before {
         let Some(after) = summary.eval_after.get(name).filter(|_| name != "problems") else { continue };
-        let row = match name.strip_prefix("pass@1") {
-            Some(task) => {
-                let label = format!("held-out pass@1 (greedy){}", task.replace('/', " "));
+        let row = match name.starts_with("pass@") {
+            true => {
+                let label = format!("held-out {}", name.replace('/', " "));
                 let change = format!("{:+.1} points", 100.0 * (after - before));
                 [label, format!("{:.1} %", 100.0 * before), format!("{:.1} %", 100.0 * after), change]
             }
-            None => plain_row(format!("held-out {name} (sampled)"), *before, *after),
+            false => plain_row(format!("held-out {name} (sampled)"), *before, *after),
         };
         table.row(row);
     }

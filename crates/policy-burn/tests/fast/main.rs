@@ -3,3 +3,4 @@
 mod checkpoint;
 mod families;
 mod lora;
+mod ppo;

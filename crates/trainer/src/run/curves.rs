@@ -120,7 +120,7 @@ fn outcome(axis: &Axis, rows: &[MetricsRow]) -> Panel {
             learned,
             curve(rows, RowKind::Grpo, "reward", "reward of training samples", BLUE),
             curve(rows, RowKind::Eval, "eval/reward", "held-out reward (sampled)", GREEN),
-            curve(rows, RowKind::Eval, "eval/pass@1", "held-out pass@1 (greedy)", VERMILLION),
+            curve(rows, RowKind::Eval, "eval/pass@1", "held-out pass@1", VERMILLION),
         ],
         floor: Some(0.0..1.0),
         span: Span::Whole,

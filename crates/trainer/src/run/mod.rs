@@ -194,6 +194,7 @@ impl Run {
         }
         self.save(observer)?;
         self.draw_curves()?;
+        self.load_best()?;
         let (config, rows) = (self.trainer.config(), read_rows(&self.dir.metrics_path())?);
         let summary = Summary::new(config, &rows, self.trainer.counters(), self.seconds());
         let summary =
@@ -205,7 +206,6 @@ impl Run {
         }
         let json = serde_json::to_vec_pretty(&summary).map_err(|e| Error::Text(format!("summary.json: {e}")))?;
         write_atomically(&self.dir.summary_path(), &json)?;
-        self.load_best()?;
         Ok(Ending::Finished(Box::new(summary)))
     }
 

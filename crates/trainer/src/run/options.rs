@@ -22,7 +22,8 @@ pub struct RunOptions {
     pub metric_for_best_model: Option<String>,
     /// Whether the larger value of the metric is the better one; `None`: unless its name ends in `loss` or `kl`.
     pub greater_is_better: Option<bool>,
-    /// Whether the policy has the weights of the best checkpoint when the run is done. The newest checkpoint keeps its own.
+    /// Whether the policy has the weights of the best checkpoint when the run is done, which are then those of the model folder that
+    /// the run leaves. The newest checkpoint keeps its own.
     pub load_best_model_at_end: bool,
     /// The number of evaluations in a row that are no better than the best one, after which the run ends.
     pub early_stopping_patience: Option<u64>,

@@ -226,9 +226,29 @@ fn ppo_trains_values_with_the_policy(#[values(1, 4)] num_generations: usize, #[v
     assert!(first.metric("value_loss") > 0.0 && first.metric("return_mean") > 0.0);
     assert!(first.samples.iter().any(|sample| sample.advantage != 0.0));
     let second = run.grpo_step().unwrap();
-    assert!(second.metric("value_pred_mean") > 0.0, "{}", second.metric("value_pred_mean"));
+    assert_ne!(second.metric("value_pred_mean"), 0.0);
     assert!((second.metric("loss") - second.metric("policy_loss") - 0.5 * second.metric("value_loss")).abs() < 0.02);
     assert!(second.times.metrics().any(|(name, _)| name == "timing_s/values"));
+}
+
+/// A run right after its warm-up whose completions all get the same reward.
+fn judged_by(config: TrainConfig, reward: Option<f32>) -> Trainer {
+    struct Always(Option<f32>);
+    impl RewardFn for Always {
+        fn name(&self) -> &str {
+            "always"
+        }
+        fn score(&self, _: &RewardInput<'_>) -> Option<f32> {
+            self.0
+        }
+    }
+    let rewards = Rewards::from_terms(vec![(Box::new(Always(reward)), 1.0)]).unwrap();
+    let parts = Parts { rewards, ..Parts::from_config(&config).unwrap() };
+    let mut run = Trainer::with_parts(config, parts).unwrap();
+    while run.phase() == Phase::Warmup {
+        run.warmup_step().unwrap();
+    }
+    run
 }
 
 #[test]
@@ -241,33 +261,18 @@ fn values_come_to_foresee_the_rewards() {
     config.grpo.num_iterations = 1;
     config.grpo.advantage_scale = 0.0;
     config.optimizer.learning_rate = 0.01;
-    let mut run = warm(config);
+    let mut run = judged_by(config, Some(1.0));
     let losses: Vec<f64> = (0..40).map(|_| run.grpo_step().unwrap().metric("value_loss")).collect();
-    let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
-    assert!(mean(&losses[30..]) < 0.5 * mean(&losses[..3]), "{losses:?}");
+    // The values begin at 0, and every return is 1.
+    assert!(losses[0] > 0.3 && losses[30..].iter().all(|loss| *loss < 0.05), "{losses:?}");
 }
 
 #[test]
 fn a_completion_without_a_reward_teaches_no_value() {
-    struct Nothing;
-    impl RewardFn for Nothing {
-        fn name(&self) -> &str {
-            "nothing"
-        }
-        fn score(&self, _: &RewardInput<'_>) -> Option<f32> {
-            None
-        }
-    }
     let mut config = ppo();
     config.grpo.use_kl_in_reward = false;
     config.loss.beta = 0.0;
-    let rewards = Rewards::from_terms(vec![(Box::new(Nothing), 1.0)]).unwrap();
-    let parts = Parts { rewards, ..Parts::from_config(&config).unwrap() };
-    let mut run = Trainer::with_parts(config, parts).unwrap();
-    while run.phase() == Phase::Warmup {
-        run.warmup_step().unwrap();
-    }
-    let report = run.grpo_step().unwrap();
+    let report = judged_by(config, None).grpo_step().unwrap();
     assert_eq!((report.metric("value_loss"), report.metric("grad_norm")), (0.0, 0.0));
     assert_eq!(report.metrics.value("return_mean"), None);
 }
