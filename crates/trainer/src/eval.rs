@@ -80,7 +80,8 @@ pub fn evaluate(parts: &mut Parts, items: &[Item], config: &TrainConfig) -> Resu
     let rewards = parts.rewards.score(&inputs);
     if !eval.pass_at.is_empty() {
         let passed = passes(parts, config, &inputs, Some(&rewards))?;
-        let counts: Vec<usize> = passed.chunks(per_item).map(|of_item| of_item.iter().filter(|p| **p).count()).collect();
+        let counts: Vec<usize> =
+            passed.chunks(per_item).map(|of_item| of_item.iter().filter(|p| **p).count()).collect();
         for &k in &eval.pass_at {
             let solved = average(items, counts.iter().map(|passed| pass_at_k(per_item, *passed, k)));
             if k == 1 {

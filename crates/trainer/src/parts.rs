@@ -3,8 +3,9 @@
 use crate::backends;
 use crate::error::{Error, Result};
 use crate::pretrained::Pretrained;
+use crate::prompts::encode_prompt;
 use crate::train_config::TrainConfig;
-use data::{Dataset, TaskMixture};
+use data::{Dataset, PromptEncoder};
 use models::{CharTokenizer, Tokenizer};
 use policy::{Policy, PolicyEngine, RolloutEngine};
 use policy_burn::{BurnPolicy, PolicyLoss};
@@ -45,13 +46,18 @@ impl Parts {
     /// # Errors
     /// Those of [`TrainConfig::validate`], [`backends::open`], and of a model that is read.
     pub fn from_config(config: &TrainConfig) -> Result<Self> {
-        match Pretrained::of(config)? {
-            None => Self::with_tokenizer(config, Box::new(CharTokenizer)),
-            Some(model) => {
-                let tokenizer = model.tokenizer()?;
-                Self::assemble(config, tokenizer, Some(&model))
-            }
-        }
+        Ok(Self::resolved(config.clone())?.1)
+    }
+
+    /// The configuration with what it takes from the model's generation_config.json, and its parts.
+    pub(crate) fn resolved(config: TrainConfig) -> Result<(TrainConfig, Self)> {
+        let Some(model) = Pretrained::of(&config)? else {
+            let parts = Self::assemble(&config, Box::new(CharTokenizer), None)?;
+            return Ok((config, parts));
+        };
+        let config = config.with_generation_defaults(model.folder.generation());
+        let parts = Self::assemble(&config, model.tokenizer(&config)?, Some(&model))?;
+        Ok((config, parts))
     }
 
     /// The same with a tokenizer of your own, of as many tokens as `model.vocab_size`.
@@ -69,8 +75,8 @@ impl Parts {
         };
         config.validate_for(tokenizer.vocab_size(), shape.max_position_embeddings)?;
         // Before a plugin is loaded.
-        let (dataset, rewards) =
-            (TaskMixture::new(&config.data, config.seed)?, Rewards::with_seed(&config.rewards, config.seed)?);
+        let dataset = open_data(config, &*tokenizer, shape.max_position_embeddings)?;
+        let rewards = Rewards::with_seed(&config.rewards, config.seed)?;
         let loss = PolicyLoss {
             config: config.loss(),
             backend: backends::open(&config.grpo.backend, config.grpo.plugin.as_deref())?,
@@ -89,9 +95,24 @@ impl Parts {
         Ok(Self {
             policy: Box::new(policy.with_rollout_batch_size(config.rollout.batch_size)),
             tokenizer,
-            dataset: Box::new(dataset),
+            dataset,
             rewards,
             engine: Box::new(PolicyEngine),
         })
     }
+}
+
+/// The rows of a configuration, without those whose prompts leave no room for a completion in a context of so many tokens.
+fn open_data(config: &TrainConfig, tokenizer: &dyn Tokenizer, context: usize) -> Result<Box<dyn Dataset>> {
+    let encoder = PromptEncoder {
+        has_chat_template: tokenizer.has_chat_template(),
+        // The last token of a completion is never fed back.
+        max_tokens: Some((context + 1).saturating_sub(config.rollout.max_completion_length)),
+        count: &|prompt| Ok(encode_prompt(tokenizer, prompt)?.len()),
+    };
+    let (dataset, report) = data::open(&config.data, config.seed, &encoder)?;
+    if let Some(report) = report {
+        tracing::info!("{report}");
+    }
+    Ok(dataset)
 }

@@ -1,6 +1,6 @@
 //! A model that is read: its folder, its tokenizer, its weights.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::train_config::{ModelSource, TrainConfig};
 use models::{HfTokenizer, ModelFolder, Tokenizer, Trained, TrainingMemory, available_memory};
 use policy_burn::{BurnPolicy, PolicyLoss};
@@ -22,13 +22,22 @@ impl Pretrained {
         Ok(Some(Self { folder: ModelFolder::open(&path)? }))
     }
 
-    /// The tokenizer, with the stop tokens of the folder.
+    /// The tokenizer, with the stop tokens of the folder, and the chat template and its variables of the section `data`.
     ///
     /// # Errors
-    /// Those of [`HfTokenizer::open`].
-    pub(crate) fn tokenizer(&self) -> Result<Box<dyn Tokenizer>> {
-        let stop_ids = &self.folder.generation().eos_token_id;
-        Ok(Box::new(HfTokenizer::open(self.folder.path(), stop_ids, self.folder.config().vocab_size)?))
+    /// Those of [`HfTokenizer::open`]; [`crate::Error::File`] for a template that cannot be read.
+    pub(crate) fn tokenizer(&self, config: &TrainConfig) -> Result<Box<dyn Tokenizer>> {
+        let (folder, data) = (&self.folder, &config.data);
+        let tokenizer =
+            HfTokenizer::open(folder.path(), &folder.generation().eos_token_id, folder.config().vocab_size)?;
+        let tokenizer = match &data.chat_template {
+            None => tokenizer,
+            Some(path) => {
+                let template = std::fs::read_to_string(path).map_err(|e| Error::io("read", path, e))?;
+                tokenizer.with_chat_template(&template, &path.display().to_string())
+            }
+        };
+        Ok(Box::new(tokenizer.with_chat_template_kwargs(data.chat_template_kwargs.clone())))
     }
 
     /// The policy on the host, with the weights of the folder and adapters where the configuration has them.

@@ -12,7 +12,7 @@ mod validate;
 
 use data::DataConfig;
 use grpo_core::{LossAggMode, LossConfig};
-use models::LoraConfig;
+use models::{GenerationDefaults, LoraConfig};
 use policy::{LogitsProcessors, Sampling};
 use rewards::RewardConfig;
 use rng::Purpose;
@@ -78,7 +78,7 @@ pub struct TrainConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct WarmupConfig {
-    /// The largest number of optimizer steps; 0 skips the phase.
+    /// The largest number of optimizer steps; 0, the default, skips the phase.
     pub steps: u64,
     /// The share of a probe of training problems, answered greedily, that ends the phase early once it is right. What a
     /// number of steps buys differs between seeds, and GRPO wants rewards that are neither all 0 nor all 1.
@@ -92,8 +92,8 @@ pub struct WarmupConfig {
 impl Default for WarmupConfig {
     fn default() -> Self {
         Self {
-            steps: 400,
-            until_pass_at_1: Some(0.35),
+            steps: 0,
+            until_pass_at_1: None,
             batch_size: 128,
             optimizer: OptimizerConfig {
                 learning_rate: 2e-3,
@@ -108,8 +108,9 @@ impl Default for WarmupConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RolloutConfig {
-    /// The softmax temperature T > 0 of sampling; the loss uses the same.
-    pub temperature: f64,
+    /// The softmax temperature T > 0 of sampling; the loss uses the same. `None` here and in the next four is what the model's
+    /// generation_config.json says (where its `do_sample` is not false); where that says nothing, 1.
+    pub temperature: Option<f64>,
     /// The number of most likely tokens that are sampled from; 0 and `None` are off.
     ///
     /// This and the next three are those of `transformers`, see [`policy::LogitsProcessors`]. The loss is of the whole softmax at the
@@ -130,7 +131,7 @@ pub struct RolloutConfig {
 impl Default for RolloutConfig {
     fn default() -> Self {
         Self {
-            temperature: 1.0,
+            temperature: None,
             top_k: None,
             top_p: None,
             min_p: None,
@@ -142,6 +143,11 @@ impl Default for RolloutConfig {
 }
 
 impl RolloutConfig {
+    /// The temperature: 1 where none is set.
+    pub fn temperature(&self) -> f64 {
+        self.temperature.unwrap_or(1.0)
+    }
+
     /// What is done to logits beside the temperature.
     pub fn processors(&self) -> LogitsProcessors {
         let Self { repetition_penalty, top_k, top_p, min_p, .. } = *self;
@@ -217,7 +223,7 @@ impl Default for EvalConfig {
 impl EvalConfig {
     /// The sampling of the completions of an evaluation: this section's, else that of `rollout`. It depends on the seed, not on the step.
     pub fn sampling(&self, rollout: &RolloutConfig, seed: u64) -> Sampling {
-        let temperature = self.temperature.unwrap_or(rollout.temperature);
+        let temperature = self.temperature.unwrap_or(rollout.temperature());
         if temperature == 0.0 {
             return Sampling::Greedy;
         }
@@ -238,7 +244,7 @@ impl TrainConfig {
     /// stays good while it moves).
     pub fn loss(&self) -> LossConfig {
         let mut loss = self.loss.clone();
-        loss.temperature = self.rollout.temperature;
+        loss.temperature = self.rollout.temperature();
         loss.max_completion_length.get_or_insert(self.rollout.max_completion_length);
         let modes = [loss.loss_agg_mode, loss.kl_agg_mode];
         if modes.contains(&Some(LossAggMode::PromptMean)) {
@@ -251,6 +257,20 @@ impl TrainConfig {
             loss.entropy_coef = 1.0;
         }
         loss
+    }
+
+    /// This configuration with what it leaves out taken from a model's generation_config.json.
+    pub(crate) fn with_generation_defaults(mut self, defaults: &GenerationDefaults) -> Self {
+        if defaults.do_sample != Some(false) {
+            let rollout = &mut self.rollout;
+            // 0 is written for greedy completions, of which there is nothing to learn.
+            rollout.temperature = rollout.temperature.or(defaults.temperature.filter(|temperature| *temperature > 0.0));
+            rollout.top_k = rollout.top_k.or(defaults.top_k);
+            rollout.top_p = rollout.top_p.or(defaults.top_p);
+            rollout.min_p = rollout.min_p.or(defaults.min_p);
+            rollout.repetition_penalty = rollout.repetition_penalty.or(defaults.repetition_penalty);
+        }
+        self
     }
 
     /// Whether the run has a reference policy: the loss has a KL term, or the reward has.

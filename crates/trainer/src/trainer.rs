@@ -54,7 +54,7 @@ impl Trainer {
     /// [`Error::Config`], [`Error::Model`], [`Error::Data`], [`Error::Rewards`] or [`Error::Loss`] for a configuration that is
     /// not legal.
     pub fn new(config: TrainConfig) -> Result<Self> {
-        let parts = Parts::from_config(&config)?;
+        let (config, parts) = Parts::resolved(config)?;
         Self::with_parts(config, parts)
     }
 

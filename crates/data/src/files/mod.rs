@@ -212,6 +212,10 @@ impl Dataset for FileDataset {
         self.held_out[..count].iter().map(|(file, place)| self.row(*file, *place)).collect()
     }
 
+    fn num_held_out(&self) -> Option<usize> {
+        Some(self.held_out.len())
+    }
+
     fn probe(&self, count: usize) -> Result<Vec<Item>> {
         let mut order = Self::schedule(&self.files, &self.trained, self.seed, Purpose::Probe, true);
         (0..count as u64).map(|position| self.training_row(order.at(position))).collect()

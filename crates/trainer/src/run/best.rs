@@ -32,7 +32,8 @@ impl Best {
         let Some(metric) = options.metric_for_best_model.as_deref() else { return Ok(None) };
         let metric = if metric.starts_with(PREFIX) { metric.to_owned() } else { format!("{PREFIX}{metric}") };
         let Some(found) = row.values.get(&metric) else {
-            let names: Vec<&str> = row.values.keys().filter(|name| name.starts_with(PREFIX)).map(String::as_str).collect();
+            let names: Vec<&str> =
+                row.values.keys().filter(|name| name.starts_with(PREFIX)).map(String::as_str).collect();
             return Err(Error::Config {
                 key: "run.metric_for_best_model".into(),
                 expected: format!("a metric of the evaluation: {}", names.join(", ")),

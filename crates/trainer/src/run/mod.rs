@@ -196,7 +196,8 @@ impl Run {
         self.draw_curves()?;
         let (config, rows) = (self.trainer.config(), read_rows(&self.dir.metrics_path())?);
         let summary = Summary::new(config, &rows, self.trainer.counters(), self.seconds());
-        let summary = Summary { best: self.best.clone(), stopped_early: self.trainer.phase() == Phase::Grpo, ..summary };
+        let summary =
+            Summary { best: self.best.clone(), stopped_early: self.trainer.phase() == Phase::Grpo, ..summary };
         if config.model.shape().is_none() {
             let path = self.dir.model_path();
             export(self.trainer.policy(), config, &path, model_card(config, &summary)?)?;

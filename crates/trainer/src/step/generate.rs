@@ -113,7 +113,7 @@ fn sample_batch(
     let config = context.config;
     let num_generations = config.grpo.num_generations;
     let sampling = Sampling::Random {
-        temperature: config.rollout.temperature,
+        temperature: config.rollout.temperature(),
         processors: config.rollout.processors(),
         seed: config.seed,
         purpose: Purpose::Rollout,

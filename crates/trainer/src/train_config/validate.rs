@@ -60,7 +60,7 @@ impl TrainConfig {
         let known = backends.contains(&self.grpo.backend.as_str());
         check(known, "grpo.backend", &format!("one of {}", backends.join(", ")), &self.grpo.backend)?;
         self.validate_sampling()?;
-        let t = self.rollout.temperature;
+        let t = self.rollout.temperature();
         check(
             self.loss.temperature == LossConfig::default().temperature || self.loss.temperature == t,
             "loss.temperature",
@@ -85,7 +85,12 @@ impl TrainConfig {
             check(count > 0, key, "at least 1", count)?;
             check(count <= limit, key, &format!("at most {limit}"), count)?;
         }
-        check(self.eval.num_problems <= MAX_SEQUENCES, "eval.num_problems", &format!("at most {MAX_SEQUENCES}"), self.eval.num_problems)?;
+        check(
+            self.eval.num_problems <= MAX_SEQUENCES,
+            "eval.num_problems",
+            &format!("at most {MAX_SEQUENCES}"),
+            self.eval.num_problems,
+        )?;
         for (key, groups, per_group) in [
             ("grpo.num_generations", self.grpo.prompts_per_step, self.grpo.num_generations),
             ("eval.num_generations", self.eval.num_problems, self.eval.num_generations),

@@ -116,7 +116,10 @@ fn the_number_of_threads_does_not_matter() {
 #[case::between_the_phases(3)]
 #[case::in_grpo(5)]
 #[case::at_the_end(7)]
-fn a_restored_run_continues_bit_for_bit(#[case] steps: usize, #[values(small(), everything(), ppo())] config: TrainConfig) {
+fn a_restored_run_continues_bit_for_bit(
+    #[case] steps: usize,
+    #[values(small(), everything(), ppo())] config: TrainConfig,
+) {
     let uninterrupted = whole_run(config.clone());
     let mut first = Trainer::new(config.clone()).unwrap();
     for _ in 0..steps {

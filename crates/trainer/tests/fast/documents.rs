@@ -10,7 +10,9 @@ const PAGES: [(&str, &str); 2] = [
 /// The words in backticks, outside of blocks of code.
 fn quoted(page: &str) -> impl Iterator<Item = &str> {
     let prose = page.split("```").step_by(2);
-    prose.flat_map(|text| text.lines().filter(|line| !line.starts_with("    "))).flat_map(|line| line.split('`').skip(1).step_by(2))
+    prose
+        .flat_map(|text| text.lines().filter(|line| !line.starts_with("    ")))
+        .flat_map(|line| line.split('`').skip(1).step_by(2))
 }
 
 #[test]

@@ -17,7 +17,7 @@ fn config() -> TrainConfig {
     config.data.tasks.addition.zero_pad = false;
     config.data.tasks.countdown.weight = 1.0;
     config.warmup.steps = 0;
-    config.rollout.temperature = 0.8;
+    config.rollout.temperature = Some(0.8);
     config.rollout.max_completion_length = 6;
     config.rollout.batch_size = 16;
     config.grpo.max_steps = 1;

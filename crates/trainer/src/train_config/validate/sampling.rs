@@ -9,7 +9,7 @@ impl TrainConfig {
     /// The sampling options of the sections `rollout` and `eval`, and what an evaluation makes of its samples.
     pub(super) fn validate_sampling(&self) -> Result<()> {
         let (rollout, eval) = (&self.rollout, &self.eval);
-        let t = rollout.temperature;
+        let t = rollout.temperature();
         check(t.is_finite() && t > 0.0, "rollout.temperature", "a number above 0", t)?;
         validate_processors("rollout", &rollout.processors())?;
         let t = eval.temperature.unwrap_or(t);
@@ -31,8 +31,11 @@ impl TrainConfig {
                 (1..=samples).contains(&k) && (k == 1 || !greedy),
                 "eval.pass_at",
                 &match greedy {
-                    true => "nothing above 1 with eval.temperature 0: greedy completions of a problem are all the same".to_owned(),
-                    false => format!("numbers from 1 to eval.num_generations, {samples}: k of so many samples are chosen"),
+                    true => "nothing above 1 with eval.temperature 0: greedy completions of a problem are all the same"
+                        .to_owned(),
+                    false => {
+                        format!("numbers from 1 to eval.num_generations, {samples}: k of so many samples are chosen")
+                    }
                 },
                 k,
             )?;

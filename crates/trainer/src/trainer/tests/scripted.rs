@@ -361,8 +361,11 @@ fn a_completion_that_was_not_judged_is_left_out_of_its_group(
 
 /// A trainer whose rewards judge reference answers, so that they pass the probe.
 fn unjudged(config: TrainConfig, terms: Vec<(Box<dyn RewardFn>, f32)>, script: Script) -> Trainer {
-    let dataset =
-        TaskMixture::from_tasks(vec![(Arc::new(data::task::Addition { max_number: 99, zero_pad: false }), 1.0)], 0.1, 0);
+    let dataset = TaskMixture::from_tasks(
+        vec![(Arc::new(data::task::Addition { max_number: 99, zero_pad: false }), 1.0)],
+        0.1,
+        0,
+    );
     let parts = Parts {
         dataset: Box::new(dataset.unwrap()),
         rewards: Rewards::from_terms(terms).unwrap(),
