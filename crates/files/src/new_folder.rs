@@ -197,4 +197,14 @@ mod tests {
         assert!(NewFolder::create(&file, true).is_err());
         assert_eq!(std::fs::read(&file).unwrap(), b"mine");
     }
+
+    #[test]
+    fn what_a_killed_process_leaves_is_removed_later() {
+        let place = tempfile::tempdir().unwrap();
+        std::mem::forget(written(&place.path().join("model"), false, "a"));
+        std::fs::create_dir(place.path().join(".grpo-mine")).unwrap();
+        assert_eq!(names(place.path()).len(), 2);
+        crate::remove_temporary(place.path()).unwrap();
+        assert_eq!(names(place.path()), [".grpo-mine"]);
+    }
 }
