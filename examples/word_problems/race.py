@@ -81,6 +81,10 @@ def read(path):
     return dict(curve=curve, seconds=rows[-1]["seconds"], **last)
 
 
+def number(x):
+    return f"{x:.0f}" if x >= 100 else f"{x:.3g}"
+
+
 def report(races):
     """A Markdown table of every run, and medians below it."""
     print("| seed | | held-out accuracy: before | after | rise (points) | s of training | s, all in | processor s | MiB |")
@@ -91,10 +95,10 @@ def report(races):
             before, after = run["curve"][0][1], run["curve"][-1][1]
             row = [100 * (after - before), run["seconds"], run["wall_s"], run["cpu_s"], run["peak_rss_mib"]]
             columns[who].append(row)
-            print(f"| {seed} | {NAMES[who]} | {before:.1%} | {after:.1%} | " + " | ".join(f"{x:.3g}" for x in row) + " |")
+            print(f"| {seed} | {NAMES[who]} | {before:.1%} | {after:.1%} | " + " | ".join(map(number, row)) + " |")
     medians = {who: [statistics.median(column) for column in zip(*rows)] for who, rows in columns.items() if rows}
     for who, row in medians.items():
-        print(f"| median | {NAMES[who]} | | | " + " | ".join(f"{x:.3g}" for x in row) + " |")
+        print(f"| median | {NAMES[who]} | | | " + " | ".join(map(number, row)) + " |")
     if len(medians) == 2:
         training, everything, cpu, memory = (trl / own for trl, own in zip(medians["trl"][1:], medians["grpo"][1:]))
         print(f"\nTRL over ours: {training:.2f} x the training time, {everything:.2f} x the time all in, "

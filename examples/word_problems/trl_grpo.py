@@ -124,8 +124,11 @@ def main():
     ])
     found = {"rewards": []}
 
-    def correct(completions, answer, **_):
-        found["rewards"] = [float(is_correct(c[0]["content"], a)) for c, a in zip(completions, answer)]
+    def correct(completions, completion_ids, answer, **_):
+        """As our reward: 1 for a right answer that ended by itself."""
+        ended = [ids[-1:] == [tokenizer.eos_token_id] for ids in completion_ids]
+        right = [is_correct(c[0]["content"], a) for c, a in zip(completions, answer)]
+        found["rewards"] = [float(e and r) for e, r in zip(ended, right)]
         return found["rewards"]
 
     output = options.output.open("w")
