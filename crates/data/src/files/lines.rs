@@ -140,7 +140,7 @@ impl Lines {
             // A file of one pretty-printed list or object.
             Err(e) if e.is_eof() => Err(row(format!(
                 "expected a whole JSON object on this line, and it ends at column {}: {}",
-                e.column(),
+                text.trim_end().chars().count(),
                 quoted(text)
             ))),
             Err(e) => {
