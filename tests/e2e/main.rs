@@ -11,6 +11,7 @@ mod files;
 mod gradcheck;
 mod learning;
 mod manners;
+mod model_folder;
 mod parity_model;
 mod plugins;
 mod report;

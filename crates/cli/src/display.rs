@@ -250,13 +250,16 @@ fn summary_text(summary: &Summary, dir: &RunDir) -> String {
         count(summary.tokens as f64),
         duration(summary.seconds)
     );
-    for (what, path) in [
+    // Only a run of a model that was read leaves one.
+    let model = dir.model_path();
+    let model = model.is_dir().then_some(("model", model));
+    for (what, path) in model.into_iter().chain([
         ("curves", dir.curves_path()),
         ("metrics", dir.metrics_path()),
         ("completions", dir.completions_path()),
         ("checkpoints", dir.checkpoints_path()),
         ("summary", dir.summary_path()),
-    ] {
+    ]) {
         let _ = writeln!(text, "  {what:12} {}", path.display());
     }
     text

@@ -14,6 +14,7 @@ mod completions;
 mod data;
 mod data_text;
 mod display;
+mod export;
 mod gradcheck;
 mod layers;
 mod loss;
@@ -50,10 +51,12 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Train a small model on verifiable tasks, end to end.
+    /// Train a model folder, or a new small model, with GRPO, end to end.
     Train(train::Args),
     /// Show what a policy will see of data files: prompts as tokens, lengths, dropped rows, rewards of the right answers.
     Data(data::Args),
+    /// Write a checkpoint of a run as a folder that transformers or PEFT loads.
+    Export(export::Args),
     /// Make one HTML page of runs: curves, evaluations, samples, differences of configuration.
     Report(report::Args),
     /// Check implementations of the loss on batch files: against the file's expected.* and the f64 oracle.
@@ -101,6 +104,7 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Train(args) => train::run(args),
         Command::Data(args) => data::run(args),
+        Command::Export(args) => export::run(args),
         Command::Report(args) => report::run(args),
         Command::Parity(args) => parity::run(args),
         Command::Gradcheck(args) => gradcheck::run(args),

@@ -35,7 +35,7 @@ pub enum Error {
         attempts: u64,
     },
     /// A file that cannot be read.
-    #[error("cannot read {path}: {source}", path = path.display())]
+    #[error("cannot read {path}", path = path.display())]
     Io {
         /// The file.
         path: PathBuf,

@@ -51,15 +51,21 @@ impl From<ExportDtype> for Dtype {
     }
 }
 
-/// Writes the weights of `policy`, which was made of `config`, as the folder `target`, in the place of one that is there. `card` is the
-/// text of its README.md. The folder appears whole or not at all.
+/// Writes the weights of `policy`, which was made of `config`, as the folder `target`; one that is there is replaced only if `replace`
+/// says so. `card` is the text of its README.md. The folder appears whole or not at all.
 ///
 /// With adapters it is a folder that PEFT loads, unless `export.merge_adapters` is set.
 ///
 /// # Errors
 /// [`Error::Model`] for a file that cannot be written and for weights that are not finite; [`Error::Policy`] from a policy that does
 /// not know the names of `transformers`.
-pub(crate) fn export(policy: &dyn Policy, config: &TrainConfig, target: &Path, card: String) -> Result<()> {
+pub(crate) fn export(
+    policy: &dyn Policy,
+    config: &TrainConfig,
+    target: &Path,
+    replace: bool,
+    card: String,
+) -> Result<()> {
     let source = Pretrained::of(config)?;
     let folder = source.as_ref().map(|source| &source.folder);
     let Some(shape) = folder.map(|folder| folder.config()).or(config.model.shape()) else {
@@ -74,7 +80,7 @@ pub(crate) fn export(policy: &dyn Policy, config: &TrainConfig, target: &Path, c
     match config.lora.as_ref().filter(|_| !config.export.merge_adapters) {
         Some(lora) => {
             let dtype = dtype.unwrap_or(Dtype::F32);
-            let options = AdapterOptions { dtype, base_model, replace: true, card };
+            let options = AdapterOptions { dtype, base_model, replace, card };
             let mut writer = AdapterWriter::create(target, lora, shape, folder, options)?;
             policy.export_adapter(&mut Each(|tensor: NamedTensor| Ok(writer.write(&tensor.name, &tensor.data)?)))?;
             writer.finish()?;
@@ -84,7 +90,7 @@ pub(crate) fn export(policy: &dyn Policy, config: &TrainConfig, target: &Path, c
             let options = ExportOptions {
                 dtype: dtype.or(of_source).unwrap_or(Dtype::F32),
                 max_shard_size: config.export.max_shard_size,
-                replace: true,
+                replace,
                 card,
                 ..ExportOptions::default()
             };

@@ -6,7 +6,7 @@ use crate::pretrained::Pretrained;
 use crate::prompts::open_data;
 use crate::train_config::TrainConfig;
 use data::Dataset;
-use models::{CharTokenizer, Tokenizer};
+use models::{CharTokenizer, ModelConfig, Tokenizer};
 use policy::{Policy, PolicyEngine, RolloutEngine};
 use policy_burn::{BurnPolicy, PolicyLoss};
 use rewards::Rewards;
@@ -83,21 +83,7 @@ impl Parts {
             Some(report) => tracing::info!("{report}"),
             None => {}
         }
-        let loss = PolicyLoss {
-            config: config.loss(),
-            backend: backends::open(&config.grpo.backend, config.grpo.plugin.as_deref())?,
-            implementation: config.grpo.implementation,
-            max_tokens: config.grpo.micro_batch_sequences() * config.rollout.max_completion_length,
-        };
-        let policy = match (model, &config.lora) {
-            (Some(model), _) => model.policy(config, loss)?,
-            (None, None) => BurnPolicy::new(shape, config.seed, loss)?,
-            (None, Some(lora)) => BurnPolicy::new(shape, config.seed, loss)?.with_lora(lora, config.seed)?,
-        };
-        let policy = match config.grpo.value_loss() {
-            Some(of_values) => policy.with_value_head(of_values)?,
-            None => policy,
-        };
+        let policy = policy(config, shape, model)?;
         Ok(Self {
             policy: Box::new(policy.with_rollout_batch_size(config.rollout.batch_size)),
             tokenizer,
@@ -106,4 +92,26 @@ impl Parts {
             engine: Box::new(PolicyEngine),
         })
     }
+}
+
+/// The policy of a configuration, before anything is trained: a new one of `shape`, or that of the folder `model`.
+///
+/// # Errors
+/// Those of [`backends::open`], and of a model that is read.
+pub(crate) fn policy(config: &TrainConfig, shape: &ModelConfig, model: Option<&Pretrained>) -> Result<BurnPolicy> {
+    let loss = PolicyLoss {
+        config: config.loss(),
+        backend: backends::open(&config.grpo.backend, config.grpo.plugin.as_deref())?,
+        implementation: config.grpo.implementation,
+        max_tokens: config.grpo.micro_batch_sequences() * config.rollout.max_completion_length,
+    };
+    let policy = match (model, &config.lora) {
+        (Some(model), _) => model.policy(config, loss)?,
+        (None, None) => BurnPolicy::new(shape, config.seed, loss)?,
+        (None, Some(lora)) => BurnPolicy::new(shape, config.seed, loss)?.with_lora(lora, config.seed)?,
+    };
+    Ok(match config.grpo.value_loss() {
+        Some(of_values) => policy.with_value_head(of_values)?,
+        None => policy,
+    })
 }

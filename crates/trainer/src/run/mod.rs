@@ -201,7 +201,7 @@ impl Run {
             Summary { best: self.best.clone(), stopped_early: self.trainer.phase() == Phase::Grpo, ..summary };
         if config.model.shape().is_none() {
             let path = self.dir.model_path();
-            export(self.trainer.policy(), config, &path, model_card(config, &summary)?)?;
+            export(self.trainer.policy(), config, &path, true, model_card(config, &summary)?)?;
             observer.event(Event::Exported(&path));
         }
         let json = serde_json::to_vec_pretty(&summary).map_err(|e| Error::Text(format!("summary.json: {e}")))?;

@@ -1,15 +1,22 @@
 //! From a checkpoint back into a run.
 
 use super::Run;
+use super::card::model_card;
 use super::changes::{self, Change, config_hash};
 use super::checkpoint::{CheckpointId, Checkpoints, SavedState};
 use super::dir::{RunDir, set_aside};
+use super::jsonl::MetricsRow;
 use super::logs;
+use super::summary::Summary;
 use crate::error::{Error, Result};
+use crate::export::export;
+use crate::parts::policy;
+use crate::pretrained::Pretrained;
 use crate::train_config::{TrainConfig, check};
 use crate::trainer::{TrainState, Trainer};
-use grpo_files::JsonLines;
-use std::path::Path;
+use grpo_files::{JsonLines, read_rows};
+use policy::{Policy, PolicyState};
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 impl Run {
@@ -92,6 +99,42 @@ impl Run {
             run.set_aside.extend(summary);
         }
         Ok(run)
+    }
+
+    /// Writes the weights of a checkpoint of the run in `path` as a folder that `transformers` or PEFT loads: the newest, or the one
+    /// called `from`. `set` has assignments of the section `export` for this folder; the run is not changed. `target` is the run's
+    /// `model/` where it is `None`, which is replaced; another one must not be there yet. Returns the folder.
+    ///
+    /// # Errors
+    /// [`Error::RunDir`] for a folder that is no run, is in use, or has no such checkpoint; [`Error::Checkpoint`] for a damaged one;
+    /// [`Error::Model`] for a model that is gone or a folder that cannot be written.
+    pub fn export(path: &Path, from: Option<&str>, set: &[String], target: Option<&Path>) -> Result<PathBuf> {
+        let dir = RunDir::open(path)?;
+        let checkpoints = Checkpoints::new(dir.checkpoints_path());
+        let config = dir.config(set)?;
+        changes::safe_changes(&dir, &config)?;
+        let Some(position) = choose(&checkpoints, from, path)? else {
+            let reason = "it has no checkpoint yet: there are no weights to export".to_owned();
+            return Err(Error::RunDir { path: path.to_owned(), reason });
+        };
+        let (saved, state) = read(&checkpoints, position, &config)?;
+        let model = Pretrained::of(&config)?;
+        let Some(shape) = model.as_ref().map(|model| model.folder.config()).or(config.model.shape()) else {
+            return Err(Error::argument("export", "a model", "none"));
+        };
+        let mut policy = policy(&config, shape, model.as_ref())?;
+        policy.import(&PolicyState {
+            policy: &state.policy,
+            ref_policy: None,
+            optimizer: &[],
+            optimizer_steps: 0,
+            adamw: &config.optimizer.adamw(),
+        })?;
+        let rows: Vec<MetricsRow> = read_rows(&dir.metrics_path())?;
+        let summary = Summary::new(&config, &rows, saved.counters, saved.seconds);
+        let (replace, target) = (target.is_none(), target.map_or_else(|| dir.model_path(), Path::to_owned));
+        export(&policy, &config, &target, replace, model_card(&config, &summary)?)?;
+        Ok(target)
     }
 
     /// A run that was interrupted before its first checkpoint.

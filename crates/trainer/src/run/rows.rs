@@ -10,7 +10,10 @@ pub(super) fn eval_values(report: &EvalReport) -> Vec<(String, f64)> {
     let mut values =
         vec![("eval/pass@1".to_owned(), report.pass_at_1), ("eval/problems".to_owned(), report.problems as f64)];
     values.extend(report.mean_reward.map(|reward| ("eval/reward".to_owned(), reward)));
-    values.extend(report.mean_rewards.iter().map(|(name, mean)| (format!("eval/rewards/{name}/mean"), *mean)));
+    // The mean of a single function is that of the reward, but for its weight.
+    if report.mean_rewards.len() > 1 {
+        values.extend(report.mean_rewards.iter().map(|(name, mean)| (format!("eval/rewards/{name}/mean"), *mean)));
+    }
     for (k, pass) in &report.pass_at {
         values.push((format!("eval/pass@{k}"), pass.all));
         if pass.by_source.len() > 1 {

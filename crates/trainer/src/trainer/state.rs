@@ -113,6 +113,8 @@ impl Trainer {
         let ref_policy = match (warm && self.config.needs_ref_policy(), state.ref_policy.is_empty()) {
             (true, false) => Some(&state.ref_policy[..]),
             (false, true) => None,
+            // The reference of adapters is the model without them, of which no checkpoint holds anything.
+            (true, true) if self.config.lora.is_some() => Some(&state.ref_policy[..]),
             (true, true) => {
                 return Err(Error::state("the reference", "its weights, because there is a KL to it", "none"));
             }

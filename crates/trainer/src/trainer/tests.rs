@@ -64,6 +64,13 @@ fn ppo() -> TrainConfig {
     config
 }
 
+/// Adapters with a KL to the model without them.
+fn adapters() -> TrainConfig {
+    let mut config = TrainConfig { lora: Some(models::LoraConfig { r: 2, ..Default::default() }), ..small() };
+    config.loss.beta = 0.05;
+    config
+}
+
 fn finish(run: &mut Trainer) {
     while run.phase() == Phase::Warmup {
         run.warmup_step().unwrap();
@@ -118,7 +125,7 @@ fn the_number_of_threads_does_not_matter() {
 #[case::at_the_end(7)]
 fn a_restored_run_continues_bit_for_bit(
     #[case] steps: usize,
-    #[values(small(), everything(), ppo())] config: TrainConfig,
+    #[values(small(), everything(), ppo(), adapters())] config: TrainConfig,
 ) {
     let uninterrupted = whole_run(config.clone());
     let mut first = Trainer::new(config.clone()).unwrap();

@@ -1,0 +1,34 @@
+//! The subcommand `grpo export`.
+
+use crate::{Outcome, emit};
+use std::path::PathBuf;
+use trainer::run::Run;
+
+/// Arguments of `grpo export`.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "A run of a model folder that comes to its end leaves RUN/model by itself. This writes it of a run that was stopped, of an \
+    earlier checkpoint, or in another form: `--set export.merge_adapters=true` adds LoRA adapters to the weights, `--set \
+    export.dtype=bfloat16` halves the files. The run itself is not changed."
+)]
+pub(crate) struct Args {
+    /// The folder of the run.
+    #[arg(value_name = "RUN")]
+    run: PathBuf,
+    /// The checkpoint instead of the newest, e.g. `step-000100`.
+    #[arg(long, value_name = "CHECKPOINT")]
+    from: Option<String>,
+    /// Where to write the folder, which must not be there yet. [default: RUN/model, which is replaced]
+    #[arg(long, short, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Set one key of the section `export`; repeatable.
+    #[arg(long, value_name = "A.B=VALUE")]
+    set: Vec<String>,
+}
+
+/// Reads the checkpoint, writes the folder.
+pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
+    let folder = Run::export(&args.run, args.from.as_deref(), &args.set, args.out.as_deref())?;
+    emit(&format!("wrote {}\n", folder.display()))?;
+    Ok(Outcome::Done)
+}

@@ -1,0 +1,163 @@
+//! A run of a model folder in Hugging Face's layout: what it reads, what it leaves.
+
+use crate::support::{Runs, refuse, rows, succeed};
+use models::{Adapter, ExportOptions, FolderWriter, ModelConfig, ModelFolder};
+use rand::RngExt;
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::SeedableRng;
+use serde_json::json;
+use std::path::Path;
+
+const SETTINGS: [&str; 12] = [
+    "grpo.max_steps=2",
+    "grpo.prompts_per_step=4",
+    "grpo.num_generations=4",
+    "grpo.gradient_accumulation_steps=2",
+    "rollout.max_completion_length=8",
+    "rewards.terminated=1",
+    "rewards.length.target=4",
+    "eval.num_problems=0",
+    "eval.eval_steps=0",
+    "run.save_steps=1",
+    "optimizer.learning_rate=0.01",
+    "loss.beta=0.05",
+];
+
+/// A Qwen3 of random weights with a tokenizer and a chat template, in `model`, and rows like GSM8K's in `rows.jsonl`.
+fn prepare(runs: &Runs) {
+    let shape = ModelConfig {
+        vocab_size: 512,
+        hidden_size: 16,
+        intermediate_size: 32,
+        num_hidden_layers: 2,
+        num_attention_heads: 2,
+        num_key_value_heads: 1,
+        head_dim: Some(8),
+        max_position_embeddings: 256,
+        attention_bias: false,
+        qk_norm: true,
+        ..ModelConfig::default()
+    };
+    let mut rng = ChaCha8Rng::seed_from_u64(1);
+    let model = runs.path("model");
+    let options = ExportOptions { dtype: models::Dtype::F32, ..ExportOptions::default() };
+    let mut writer = FolderWriter::create(&model, &shape, None, options).unwrap();
+    for parameter in shape.parameters() {
+        let centre = if parameter.shape.len() == 1 { 1.0 } else { 0.0 };
+        let values: Vec<f32> = (0..parameter.len()).map(|_| centre + rng.random_range(-0.2..0.2)).collect();
+        writer.write(&parameter.name, &values).unwrap();
+    }
+    writer.finish().unwrap();
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/fixtures/chat/qwen3");
+    for file in ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"] {
+        std::fs::copy(fixtures.join(file), model.join(file)).unwrap();
+    }
+    let row = |i: usize| json!({"question": format!("What is {i} + 1?"), "answer": format!("#### {}", i + 1)});
+    let text: String = (0..60).map(|i| format!("{}\n", row(i))).collect();
+    std::fs::write(runs.path("rows.jsonl"), text).unwrap();
+}
+
+/// `train` of `model` into the run `name`.
+fn arguments(runs: &Runs, model: &str, name: &str, settings: &[&str]) -> Vec<String> {
+    std::fs::write(runs.path("empty.yaml"), "{}\n").unwrap();
+    let mut arguments: Vec<String> =
+        ["train", &runs.text("empty.yaml"), "--run-dir", &runs.text(name)].map(Into::into).into();
+    let (model, files) = (format!("model={}", runs.text(model)), format!("data.files={}", runs.text("rows.jsonl")));
+    for setting in SETTINGS.iter().chain(settings).copied().chain([&model[..], &files[..]]) {
+        arguments.extend(["--set".to_owned(), setting.to_owned()]);
+    }
+    arguments
+}
+
+fn train(runs: &Runs, model: &str, name: &str, settings: &[&str]) -> String {
+    let arguments = arguments(runs, model, name, settings);
+    succeed(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+fn tensors(folder: &Path) -> Vec<Vec<f32>> {
+    let folder = ModelFolder::open(folder).unwrap();
+    let weights = folder.weights().unwrap();
+    weights.check(folder.config()).unwrap();
+    folder.config().parameters().iter().map(|parameter| weights.tensor(&parameter.name).unwrap().to_vec()).collect()
+}
+
+fn evaluations(run: &Path) -> Vec<f64> {
+    let rows = rows(&run.join("metrics.jsonl"));
+    let of_evaluations = rows.iter().filter(|row| row["phase"] == "eval");
+    of_evaluations.map(|row| row["eval/reward"].as_f64().expect("a mean reward")).collect()
+}
+
+#[test]
+fn what_a_run_leaves_is_a_model_that_the_next_run_reads() {
+    let runs = Runs::new(&[]);
+    prepare(&runs);
+    let text = train(&runs, "model", "a", &[]);
+    assert!(text.contains("a/model"), "{text}");
+    let left = runs.path("a/model");
+    for file in ["config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"] {
+        let (before, after) = (std::fs::read(runs.path("model").join(file)), std::fs::read(left.join(file)));
+        assert_eq!(before.unwrap(), after.unwrap(), "{file} is not carried byte for byte");
+    }
+    let card = std::fs::read_to_string(left.join("README.md")).unwrap();
+    assert!(card.contains("library_name: transformers") && card.contains("max_steps: 2"), "{card}");
+    assert_ne!(tensors(&left), tensors(&runs.path("model")), "it was trained");
+    // The next run begins with the evaluation that this one has ended with.
+    train(&runs, "a/model", "b", &["grpo.max_steps=1"]);
+    assert_eq!(evaluations(&runs.path("a")).last(), evaluations(&runs.path("b")).first());
+    // An earlier checkpoint is exported apart, nothing is written over.
+    let (first, again) = (runs.text("first"), runs.text("a"));
+    succeed(&["export", &again, "--from", "step-000000", "--out", &first]);
+    assert_eq!(tensors(&runs.path("first")), tensors(&runs.path("model")), "nothing was trained by then");
+    let text = refuse(&["export", &again, "--out", &first]);
+    assert!(text.contains("first"), "{text}");
+}
+
+#[test]
+fn adapters_are_trained_resumed_exported_and_merged() {
+    let runs = Runs::new(&[]);
+    prepare(&runs);
+    let lora = ["lora.r=4", "grpo.max_steps=3"];
+    train(&runs, "model", "whole", &lora);
+    train(&runs, "model", "a", &["lora.r=4", "grpo.max_steps=1"]);
+    succeed(&["train", "--resume", &runs.text("a"), "--set", "grpo.max_steps=3"]);
+    let shape = ModelFolder::open(&runs.path("model")).unwrap().config().clone();
+    let of_run = |name: &str| {
+        let adapter = Adapter::open(&runs.path(name).join("model"), &shape).unwrap();
+        let matrices = adapter.matrices().iter().map(|matrix| adapter.lora_b(matrix).unwrap().to_vec());
+        matrices.collect::<Vec<_>>()
+    };
+    assert_eq!(of_run("whole"), of_run("a"), "a run that was stopped ends with the same adapters");
+    assert!(of_run("a").concat().iter().any(|value| *value != 0.0));
+    // Merged, it is a whole model, whose matrices differ and whose norms do not.
+    succeed(&["export", &runs.text("a"), "--set", "export.merge_adapters=true", "--out", &runs.text("merged")]);
+    let changed = tensors(&runs.path("merged")).into_iter().zip(tensors(&runs.path("model"))).map(|(a, b)| a != b);
+    let parameters = shape.parameters();
+    for (parameter, changed) in parameters.iter().zip(changed) {
+        assert_eq!(changed, parameter.name.contains("_proj.weight"), "{}", parameter.name);
+    }
+}
+
+#[test]
+fn a_model_that_cannot_be_trained_leaves_no_run() {
+    let runs = Runs::new(&[]);
+    prepare(&runs);
+    let mut cases: Vec<(&str, &str, Vec<u8>)> = vec![
+        ("config.json", "hidden_act", Vec::new()),
+        ("tokenizer.json", "tokenizer.json", b"{}".to_vec()),
+        ("model.safetensors", "truncated", Vec::new()),
+    ];
+    let config = std::fs::read_to_string(runs.path("model/config.json")).unwrap();
+    cases[0].2 = config.replace("\"silu\"", "\"gelu\"").into_bytes();
+    cases[2].2 = std::fs::read(runs.path("model/model.safetensors")).unwrap();
+    cases[2].2.truncate(20_000);
+    for (file, expected, content) in cases {
+        let path = runs.path("model").join(file);
+        let whole = std::fs::read(&path).unwrap();
+        std::fs::write(&path, content).unwrap();
+        let arguments = arguments(&runs, "model", "a", &[]);
+        let text = refuse(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+        assert!(text.contains(expected), "{file}: {text}");
+        assert!(!runs.path("a").exists(), "{file}");
+        std::fs::write(&path, whole).unwrap();
+    }
+}
