@@ -65,7 +65,7 @@ pub enum Error {
     )]
     RewardsFailed {
         /// The function and its last failure.
-        cause: rewards::Error,
+        cause: Box<rewards::Error>,
         /// The folder of the run.
         run: PathBuf,
         /// The folder of the checkpoint.

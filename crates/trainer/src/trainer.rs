@@ -280,7 +280,7 @@ fn num_problems(config: &TrainConfig, dataset: &dyn Dataset) -> Result<usize> {
         }
         _ => wanted,
     };
-    let sequences = count.checked_mul(config.eval.num_generations.max(1)).unwrap_or(usize::MAX);
+    let sequences = count.saturating_mul(config.eval.num_generations.max(1));
     check(sequences <= MAX_SEQUENCES, key, &format!("at most {MAX_SEQUENCES} sequences in all"), sequences)?;
     Ok(count)
 }

@@ -221,7 +221,7 @@ impl Run {
             Error::Rewards(cause @ rewards::Error::TooManyFailures { .. }) => {
                 let checkpoint = self.save(observer)?;
                 self.draw_curves()?;
-                Ok(Error::RewardsFailed { cause, run: self.dir.root().to_owned(), checkpoint })
+                Ok(Error::RewardsFailed { cause: Box::new(cause), run: self.dir.root().to_owned(), checkpoint })
             }
             error => Ok(error),
         }
