@@ -104,7 +104,7 @@ fn bad_values_name_their_key() {
         ("loss.logit_scale=0.5", &["loss.logit_scale", "0.5"]),
         ("model.hidden_size=30", &["model.hidden_size"]),
         ("run.name=../x", &["run.name"]),
-        ("grpo.advantages.estimator=gae", &["grpo.advantages.estimator", "no critic"]),
+        ("grpo.vf_coef=0.25", &["grpo.vf_coef", "gae"]),
         ("grpo.filter_groups={enable: true, metric: beauty}", &["grpo.filter_groups.metric", "reward, correct"]),
         ("grpo.max_steps", &["KEY=VALUE"]),
         ("data.held_out_fraction=.nan", &["--set data.held_out_fraction=.nan"]),

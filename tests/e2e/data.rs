@@ -62,8 +62,8 @@ fn what_the_policy_will_see_is_shown() {
         |name: &str| json["rewards"].as_array().unwrap().iter().find(|row| row["of"] == name).unwrap()["mean"].clone();
     assert_eq!(
         (of("answer"), of("completion")),
-        (json!(1.0), json!(0.0)),
-        "the built-in reward wants the answer alone"
+        (json!(1.0), json!(1.0)),
+        "an answer is right alone, and behind the steps that lead to it"
     );
     assert_eq!(json["files"][0]["dropped"]["longer than data.max_prompt_length, 100 tokens"], 1);
 }

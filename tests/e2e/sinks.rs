@@ -6,7 +6,7 @@ mod readers;
 use crate::support::{Runs, command, json, names, refuse, refused, rows, stderr, stdout, tiny};
 use readers::{Readers, WandbServer};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 const SHORT: [&str; 4] = ["warmup.steps=3", "grpo.max_steps=4", "eval.eval_steps=2", "run.save_steps=2"];
@@ -60,7 +60,7 @@ fn an_online_run_is_read_back_from_both() {
 
     let board = readers.tensorboard(&run.join("tensorboard"));
     let scalars = board["scalars"].as_object().expect("scalars");
-    assert_eq!(scalars.keys().collect::<Vec<_>>(), metrics.keys().collect::<Vec<_>>());
+    assert_eq!(scalars.keys().collect::<BTreeSet<_>>(), metrics.keys().collect::<BTreeSet<_>>());
     for (tag, values) in &metrics {
         let read = scalars[tag].as_array().expect("points");
         assert_eq!(read.len(), values.len(), "{tag}");

@@ -33,9 +33,12 @@ pub fn reject_unknown_keys(given: &Value, known: &Value, path: &str) -> Result<(
         match known.get(key) {
             Some(below) => reject_unknown_keys(value, below, &here)?,
             None => {
+                // Maps of JSON have their keys in the order of the text in some builds.
+                let mut names: Vec<&str> = known.keys().map(String::as_str).collect();
+                names.sort_unstable();
                 return Err(Error::UnknownKey {
-                    nearest: nearest(key, known.keys().map(String::as_str)).map(str::to_owned),
-                    known: known.keys().cloned().collect::<Vec<_>>().join(", "),
+                    nearest: nearest(key, names.iter().copied()).map(str::to_owned),
+                    known: names.join(", "),
                     path: here,
                 });
             }

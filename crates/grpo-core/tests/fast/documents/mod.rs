@@ -12,7 +12,7 @@ mod terms;
 
 use grpo_core::format::BatchLoss;
 use grpo_core::{LossConfig, LossType};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 fn folder(name: &str) -> PathBuf {
@@ -93,7 +93,8 @@ fn keys() -> Vec<(String, String, Vec<String>)> {
     let defaults = serde_json::to_value(BatchLoss::default()).unwrap();
     let pages_of =
         |key: &String| said.iter().filter(|(_, words)| words.contains(key)).map(|(name, _)| name.clone()).collect();
-    defaults.as_object().unwrap().iter().map(|(key, value)| (key.clone(), value.to_string(), pages_of(key))).collect()
+    let defaults: BTreeMap<&String, &serde_json::Value> = defaults.as_object().unwrap().iter().collect();
+    defaults.into_iter().map(|(key, value)| (key.clone(), value.to_string(), pages_of(key))).collect()
 }
 
 fn table_of_keys() -> String {

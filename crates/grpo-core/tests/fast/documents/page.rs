@@ -1,6 +1,7 @@
 //! A page with a generated part, and how numbers and tables look in it.
 
 use super::folder;
+use std::collections::BTreeMap;
 
 const BEGIN: &str = "<!-- generated: begin -->\n";
 const END: &str = "<!-- generated: end -->";
@@ -82,5 +83,8 @@ pub(crate) fn fraction(value: f64) -> String {
 
 /// JSON as one would say it: `loss_type: grpo, delta: 1.5`.
 pub(crate) fn spoken(json: &str) -> String {
-    json.trim_matches(['{', '}']).replace('"', "")
+    // By key, whatever order a map has in this build (a feature of serde_json decides).
+    let sorted: BTreeMap<String, serde_json::Value> = serde_json::from_str(json).expect("JSON");
+    let pairs = sorted.iter().map(|(key, value)| format!("{key}: {}", value.to_string().replace('"', "")));
+    pairs.collect::<Vec<_>>().join(", ")
 }

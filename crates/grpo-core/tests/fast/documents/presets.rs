@@ -26,7 +26,12 @@ fn comment(text: &str) -> String {
 fn keys(config: &LossConfig) -> String {
     let (of, defaults) = (serde_json::to_value(config).unwrap(), serde_json::to_value(LossConfig::default()).unwrap());
     let keys = of.as_object().unwrap().iter().filter(|(key, value)| **value != defaults[key.as_str()]);
-    keys.map(|(key, value)| format!("`{key}: {}`", value.to_string().replace('"', ""))).collect::<Vec<_>>().join(", ")
+    let mut keys: Vec<_> = keys.collect();
+    keys.sort_by_key(|(key, _)| *key);
+    keys.into_iter()
+        .map(|(key, value)| format!("`{key}: {}`", value.to_string().replace('"', "")))
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 pub(crate) fn generated() -> String {
