@@ -16,7 +16,7 @@ const DEFAULT_CONFIG: (&str, &str) =
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Later layers win: defaults, file, environment (GRPO__LOSS__BETA=0.1), --set loss.beta=0.1. A run that is \
-    resumed keeps its configuration; with --set, or in its config.yaml, may change: run.*, logging.*, wandb.*, eval.*, the \
+    resumed keeps its configuration; with --set, or in its config.yaml, may change: run.*, logging.*, wandb.*, eval.*, export.*, the \
     learning rate, its schedule and the limits of gradients in optimizer and warmup.optimizer, grpo.max_steps, \
     grpo.filter_groups.max_num_gen_batches, rewards.max_consecutive_failures and how programs and endpoints that reward are reached. Exit codes: 0 the run is done, 2 it failed, 3 it was stopped by a signal and can \
     be resumed."

@@ -11,7 +11,7 @@ use std::path::Path;
 /// The section `export`: the folder in Hugging Face's layout that a run of a model that was read leaves in `RUN/model`.
 ///
 /// ```
-/// let config = trainer::ExportConfig { merge_adapters: true, ..Default::default() };
+/// let config = trainer::train_config::ExportConfig { merge_adapters: true, ..Default::default() };
 /// assert_eq!(config.dtype, None);
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -92,6 +92,7 @@ fn an_evaluation_samples_as_the_rollout_does_unless_it_says_otherwise() {
 #[case(&["grpo.sync_ref_model=true"], "grpo.sync_ref_model")]
 #[case(&["grpo.sync_ref_model=true", "loss.beta=0.1", "grpo.ref_model_mixup_alpha=1.5"], "grpo.ref_model_mixup_alpha")]
 #[case(&["grpo.sync_ref_model=true", "loss.beta=0.1", "grpo.ref_model_sync_steps=0"], "grpo.ref_model_sync_steps")]
+#[case(&["grpo.sync_ref_model=true", "loss.beta=0.1", "lora={r: 4}"], "the model without adapters")]
 #[case(&["rewards.soft_overlong_punishment={max_completion_len: 4, soft_punish_cache: 5}"], "soft_punish_cache (5)")]
 #[case(&["rewards.soft_overlong_punishment={max_completion_len: 20, soft_punish_cache: 4}"], "begins below")]
 fn what_surrounds_the_loss_is_checked_before_a_run_starts(#[case] assignments: &[&str], #[case] words: &str) {

@@ -41,6 +41,8 @@ impl TrainConfig {
             controller.validate()?;
         }
         if grpo.sync_ref_model {
+            let adapters = "false with `lora`: the reference is the model without adapters, which does not move";
+            check(self.lora.is_none(), "grpo.sync_ref_model", adapters, true)?;
             check(
                 self.needs_ref_policy(),
                 "grpo.sync_ref_model",
