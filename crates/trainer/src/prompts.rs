@@ -8,7 +8,7 @@ use models::{HfTokenizer, ModelFolder, Tokenizer};
 /// that the section `data` sets.
 ///
 /// # Errors
-/// Those of [`HfTokenizer::open`]; [`Error::Io`] for the file of a chat template.
+/// Those of [`HfTokenizer::open`]; [`Error::File`] for the file of a chat template.
 pub fn open_tokenizer(folder: &ModelFolder, config: &DataConfig) -> Result<HfTokenizer> {
     let stop_ids = &folder.generation().eos_token_id;
     let tokenizer = HfTokenizer::open(folder.path(), stop_ids, folder.config().vocab_size)?;

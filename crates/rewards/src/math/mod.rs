@@ -1,8 +1,8 @@
 //! Whether two answers are the same mathematics.
 //!
-//! Text becomes tokens ([`lex`]), tokens a [`Form`](form::Form): a value, a tuple or an interval, a set, a union, a relation, a matrix, or words
-//! ([`parse`]). Forms are compared part by part ([`same`]); values exactly where they are fractions of integers, and otherwise at
-//! some points, which is how `(x+1)^2` is `x^2+2x+1` without any algebra ([`expr`]).
+//! Text becomes tokens (`lex`), tokens a `Form`: a value, a tuple or an interval, a set, a union, a relation, a matrix, or words
+//! (`parse`). Forms are compared part by part (`same`); values exactly where they are fractions of integers, and otherwise at
+//! some points, which is how `(x+1)^2` is `x^2+2x+1` without any algebra (`expr`).
 
 mod expr;
 mod form;

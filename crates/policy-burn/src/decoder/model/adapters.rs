@@ -14,7 +14,7 @@ impl Decoder {
     /// frozen and shared with every copy. Values depend on `seed` only.
     ///
     /// # Errors
-    /// [`Error::Model`] for an illegal configuration or targets that the model does not have.
+    /// [`policy::Error::Model`] for an illegal configuration or targets that the model does not have.
     pub fn with_lora(self, lora: &LoraConfig, seed: u64) -> Result<Self> {
         let matrices = lora.resolve(&self.config)?;
         self.adapt(lora, matrices, &mut Seed(seed))
@@ -23,7 +23,7 @@ impl Decoder {
     /// This decoder with stored adapters, as [`Decoder::with_lora`].
     ///
     /// # Errors
-    /// [`Error::Model`] for an adapter that is not of this model.
+    /// [`policy::Error::Model`] for an adapter that is not of this model.
     pub fn with_adapter(self, adapter: &models::Adapter) -> Result<Self> {
         let matrices = adapter.matrices().to_vec();
         let adapted = Adapted { matrices: matrices.clone() };
