@@ -108,9 +108,9 @@ fn what_a_run_leaves_is_a_model_that_the_next_run_reads() {
     assert_eq!(evaluations(&runs.path("a")).last(), evaluations(&runs.path("b")).first());
     // An earlier checkpoint is exported apart, nothing is written over.
     let (first, again) = (runs.text("first"), runs.text("a"));
-    succeed(&["export", &again, "--from", "step-000000", "--out", &first]);
+    succeed(&["export", &again, "--from", "step-000000", "--to", &first]);
     assert_eq!(tensors(&runs.path("first")), tensors(&runs.path("model")), "nothing was trained by then");
-    let text = refuse(&["export", &again, "--out", &first]);
+    let text = refuse(&["export", &again, "--to", &first]);
     assert!(text.contains("first"), "{text}");
 }
 
@@ -131,7 +131,7 @@ fn adapters_are_trained_resumed_exported_and_merged() {
     assert_eq!(of_run("whole"), of_run("a"), "a run that was stopped ends with the same adapters");
     assert!(of_run("a").concat().iter().any(|value| *value != 0.0));
     // Merged, it is a whole model, whose matrices differ and whose norms do not.
-    succeed(&["export", &runs.text("a"), "--set", "export.merge_adapters=true", "--out", &runs.text("merged")]);
+    succeed(&["export", &runs.text("a"), "--set", "export.merge_adapters=true", "--to", &runs.text("merged")]);
     let changed = tensors(&runs.path("merged")).into_iter().zip(tensors(&runs.path("model"))).map(|(a, b)| a != b);
     let parameters = shape.parameters();
     for (parameter, changed) in parameters.iter().zip(changed) {

@@ -19,8 +19,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "CHECKPOINT")]
     from: Option<String>,
     /// Where to write the folder, which must not be there yet. [default: RUN/model, which is replaced]
-    #[arg(long, short, value_name = "DIR")]
-    out: Option<PathBuf>,
+    #[arg(long, value_name = "DIR")]
+    to: Option<PathBuf>,
     /// Set one key of the section `export`; repeatable.
     #[arg(long, value_name = "A.B=VALUE")]
     set: Vec<String>,
@@ -28,7 +28,7 @@ pub(crate) struct Args {
 
 /// Reads the checkpoint, writes the folder.
 pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
-    let folder = Run::export(&args.run, args.from.as_deref(), &args.set, args.out.as_deref())?;
+    let folder = Run::export(&args.run, args.from.as_deref(), &args.set, args.to.as_deref())?;
     emit(&format!("wrote {}\n", folder.display()))?;
     Ok(Outcome::Done)
 }
