@@ -83,8 +83,10 @@ pub(crate) fn fraction(value: f64) -> String {
 
 /// JSON as one would say it: `loss_type: grpo, delta: 1.5`.
 pub(crate) fn spoken(json: &str) -> String {
-    // By key, whatever order a map has in this build (a feature of serde_json decides).
-    let sorted: BTreeMap<String, serde_json::Value> = serde_json::from_str(json).expect("JSON");
-    let pairs = sorted.iter().map(|(key, value)| format!("{key}: {}", value.to_string().replace('"', "")));
+    // The loss first and the rest by key, whatever order a map has in this build (a feature of serde_json decides).
+    let by_key: BTreeMap<String, serde_json::Value> = serde_json::from_str(json).expect("JSON");
+    let mut sorted: Vec<_> = by_key.iter().collect();
+    sorted.sort_by_key(|(key, _)| ["semantics", "loss_type"].iter().position(|first| first == key).unwrap_or(2));
+    let pairs = sorted.into_iter().map(|(key, value)| format!("{key}: {}", value.to_string().replace('"', "")));
     pairs.collect::<Vec<_>>().join(", ")
 }
