@@ -37,7 +37,7 @@ pub enum Error {
     /// A file that cannot be read.
     #[error("cannot read {path}", path = path.display())]
     Io {
-        /// The file.
+        /// The path of the file that cannot be read.
         path: PathBuf,
         /// The reason of the failure.
         source: std::io::Error,
@@ -45,7 +45,7 @@ pub enum Error {
     /// A file that cannot be used as a whole.
     #[error("{path}: {reason}", path = path.display())]
     File {
-        /// The file.
+        /// The path of the file that cannot be used.
         path: PathBuf,
         /// What is wrong and what to do.
         reason: String,
@@ -53,7 +53,7 @@ pub enum Error {
     /// A row that is not what the configuration makes of it.
     #[error("{path}, line {line}: {reason}", path = path.display())]
     Row {
-        /// The file.
+        /// The path of the data file that the row stands in.
         path: PathBuf,
         /// The line, from 1; of a Parquet file the row, from 1.
         line: u64,

@@ -37,7 +37,7 @@ pub enum Error {
     /// A file of a model folder that is not JSON, or not the JSON object that it should be.
     #[error("{path}, line {line}, column {column}: {reason}", path = path.display())]
     Json {
-        /// The file.
+        /// The path of the file that is not JSON, or not the object that it should be.
         path: PathBuf,
         /// The line, from 1.
         line: usize,
@@ -91,9 +91,9 @@ pub enum Error {
     /// A tensor whose shape is not the one that the configuration asks for.
     #[error("{path}: tensor `{name}` is {found:?}, but its configuration makes it {expected:?}", path = path.display())]
     TensorShape {
-        /// The file.
+        /// The path of the safetensors file that holds the tensor.
         path: PathBuf,
-        /// The tensor.
+        /// The tensor's name in that file.
         name: String,
         /// The shape by the configuration.
         expected: Vec<usize>,
@@ -103,9 +103,9 @@ pub enum Error {
     /// A tensor of a number type that weights cannot have here.
     #[error("{path}: tensor `{name}` is {found}; supported: F32, BF16, F16", path = path.display())]
     TensorDtype {
-        /// The file.
+        /// The path of the safetensors file that holds the tensor.
         path: PathBuf,
-        /// The tensor.
+        /// The tensor's name in that file.
         name: String,
         /// The number type with safetensors' name.
         found: String,
@@ -113,9 +113,9 @@ pub enum Error {
     /// A weight that is NaN or infinite.
     #[error("{path}: tensor `{name}` holds {value} at index {index} (row-major)", path = path.display())]
     NotFinite {
-        /// The file.
+        /// The path of the safetensors file that holds the tensor.
         path: PathBuf,
-        /// The tensor.
+        /// The tensor's name in that file.
         name: String,
         /// The first index at which it is so, in the flat tensor.
         index: usize,
@@ -125,7 +125,7 @@ pub enum Error {
     /// As many values were handed in as a tensor does not have.
     #[error("tensor `{name}`: expected {expected}, got {found}")]
     Length {
-        /// The tensor.
+        /// The name of the tensor that was to be written or read.
         name: String,
         /// The number of values that would fit, in words.
         expected: String,
@@ -195,7 +195,7 @@ pub enum Error {
     /// A file of a tokenizer that is missing, or that cannot be used with the model.
     #[error("{path}: {reason}", path = path.display())]
     TokenizerFile {
-        /// The file.
+        /// The path of the file of the tokenizer, such as `tokenizer.json`.
         path: PathBuf,
         /// What is wrong and what to do.
         reason: String,

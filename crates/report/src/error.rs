@@ -20,7 +20,7 @@ pub enum Error {
     /// A file of a run without a single line that can be used.
     #[error("{path}: {reason}", path = path.display())]
     Rows {
-        /// The file.
+        /// The path of the log, such as `RUN/metrics.jsonl`.
         path: PathBuf,
         /// What was expected, and what the first line is.
         reason: String,

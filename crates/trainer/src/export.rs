@@ -36,9 +36,9 @@ impl Default for ExportConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ExportDtype {
-    /// 32 bits.
+    /// IEEE 754 single precision, 4 bytes per weight.
     Float32,
-    /// The upper 16 of them.
+    /// The upper 16 bits of a single-precision number, 2 bytes per weight.
     Bfloat16,
 }
 

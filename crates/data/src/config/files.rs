@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 /// In a configuration it is a path, or an object: `{path: gsm8k.jsonl, weight: 2, name: gsm8k}`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DataFile {
-    /// The file.
+    /// The path of the file, absolute or from the folder in which the program runs.
     pub path: PathBuf,
     /// How often its rows are drawn, relative to those of the other files; above 0. Without weights every row of every file
     /// comes once per epoch; either all files have one or none has.

@@ -14,7 +14,7 @@ pub struct DataReport {
 /// What became of the rows of one file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FileReport {
-    /// The file.
+    /// The path of the data file that the numbers are of.
     pub path: PathBuf,
     /// The number of its rows.
     pub rows: usize,

@@ -5,11 +5,11 @@ use std::fmt;
 /// The number type of a tensor in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dtype {
-    /// 32 bits.
+    /// IEEE 754 single precision, 4 bytes per value.
     F32,
-    /// The upper 16 bits of an f32.
+    /// bfloat16: the upper 16 bits of an f32, 2 bytes per value.
     Bf16,
-    /// 16 bits of IEEE 754.
+    /// IEEE 754 half precision, 2 bytes per value.
     F16,
 }
 
