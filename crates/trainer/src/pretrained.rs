@@ -58,10 +58,8 @@ impl Pretrained {
         if let Some(available) = available_memory() {
             table.check(available)?;
         }
-        let weights = self.folder.weights()?;
-        weights.check(shape)?;
-        weights.check_finite()?;
-        let policy = BurnPolicy::from_weights(shape, &weights, loss)?;
+        // Checked as they are read: names, shapes, and that every value is finite.
+        let policy = BurnPolicy::from_weights(shape, &self.folder.weights()?, loss)?;
         Ok(match &config.lora {
             Some(lora) => policy.with_lora(lora, config.seed)?,
             None => policy,
