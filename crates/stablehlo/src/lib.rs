@@ -31,7 +31,7 @@ pub use build::{Builder, Value};
 pub use error::{Error, Result};
 pub use graph::{
     Argument, Binary, Comparison, CustomCall, DotDimensions, Function, GatherDimensions, Kind, Literal, Module, Number,
-    Operation, Output, Precision, Reducer, Region, ScatterDimensions, Sharding, Unary, ValueId,
+    Operation, Output, Precision, Reducer, Region, ScatterDimensions, Sharding, Unary, ValueId, Window,
 };
 pub use loops::Loop;
 pub use types::{Dtype, TensorType};
