@@ -25,8 +25,10 @@ impl Builder {
     #[track_caller]
     pub fn remat(&self, function: &Traced, arguments: &[&Value], save: Save) -> Vec<Value> {
         let results = function.result_types();
-        self.takes("remat", function, arguments);
-        let check = if results.is_empty() { Err("the function returns nothing".into()) } else { Ok(results.clone()) };
+        let check = self.takes(function, arguments).and_then(|()| match results.len() {
+            0 => Err("the function returns nothing".into()),
+            _ => Ok(results.clone()),
+        });
         let region = self.state.borrow_mut().body(function);
         self.emit_all(Kind::Remat(save), arguments, vec![region], check, || results)
     }
@@ -58,8 +60,9 @@ impl Builder {
         let float = |types: &[TensorType]| types.iter().filter(|ty| ty.dtype.is_float()).cloned().collect::<Vec<_>>();
         let takes = [residuals, &float(given)].concat();
         let gives = float(&forward.argument_types());
-        self.takes("custom_vjp", forward, arguments);
-        let check = if results == 0 || results > returned.len() {
+        let check = if let Err(reason) = self.takes(forward, arguments) {
+            Err(reason)
+        } else if results == 0 || results > returned.len() {
             Err(format!("from 1 to {} results expected, got {results}", returned.len()))
         } else if backward.argument_types() != takes || backward.result_types() != gives {
             let (found, back) = (backward.argument_types(), backward.result_types());

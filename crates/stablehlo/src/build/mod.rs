@@ -228,11 +228,6 @@ impl Builder {
         self.state.borrow_mut().error.get_or_insert(error);
     }
 
-    /// Remembers an error, unless there is one.
-    pub(crate) fn refuse(&self, error: Error) {
-        self.state.borrow_mut().error.get_or_insert(error);
-    }
-
     fn handle(&self, id: ValueId, ty: TensorType) -> Value {
         Value { state: self.state.clone(), id, ty: Rc::new(ty) }
     }
@@ -254,7 +249,7 @@ impl Builder {
 
     /// Adds an operation with one result. `fallback` is the type to go on with when `types` is an error.
     #[track_caller]
-    fn emit(
+    pub(crate) fn emit(
         &self,
         kind: Kind,
         operands: &[&Value],
@@ -267,7 +262,7 @@ impl Builder {
 
     /// Adds an operation to the innermost open region.
     #[track_caller]
-    fn emit_all(
+    pub(crate) fn emit_all(
         &self,
         kind: Kind,
         operands: &[&Value],
@@ -322,6 +317,11 @@ impl Value {
     #[track_caller]
     pub fn like(&self, number: impl Into<Number>) -> Self {
         self.builder().splat(number, (*self.ty).clone())
+    }
+
+    /// The value as data has it.
+    pub(crate) fn id(&self) -> ValueId {
+        self.id
     }
 
     /// Adds an operation with one result that is made of this value and `others`.

@@ -100,7 +100,8 @@ impl Builder {
     /// What `function` returns for `arguments`: its operations are added here.
     #[track_caller]
     pub fn call(&self, function: &Traced, arguments: &[&Value]) -> Vec<Value> {
-        if !self.takes("call", function, arguments) {
+        if let Err(reason) = self.takes(function, arguments) {
+            self.fail("call", reason);
             let types = function.result_types();
             return types.into_iter().map(|ty| self.bind(&ty)).collect();
         }
@@ -115,20 +116,15 @@ impl Builder {
         body.results.iter().map(|id| self.copied(function, *id, &names)).collect()
     }
 
-    /// Whether `arguments` are what `function` takes; if not, says so.
-    #[track_caller]
-    pub(crate) fn takes(&self, operation: &'static str, function: &Traced, arguments: &[&Value]) -> bool {
+    /// Whether `arguments` are what `function` takes.
+    pub(crate) fn takes(&self, function: &Traced, arguments: &[&Value]) -> Result<(), String> {
         let expected = function.argument_types();
         let fits = expected.len() == arguments.len() && expected.iter().zip(arguments).all(|(ty, v)| ty == v.ty());
-        if !fits {
-            let found: Vec<&TensorType> = arguments.iter().map(|v| v.ty()).collect();
-            self.fail(operation, format!("arguments ({}) expected, got ({})", listed(&expected), listed(found)));
-        } else if let Err(reason) = self.in_scope(arguments) {
-            self.fail(operation, reason);
-        } else {
-            return true;
+        if fits {
+            return self.in_scope(arguments);
         }
-        false
+        let found: Vec<&TensorType> = arguments.iter().map(|v| v.ty()).collect();
+        Err(format!("arguments ({}) expected, got ({})", listed(&expected), listed(found)))
     }
 
     /// The function that returns `results`.
@@ -146,6 +142,11 @@ impl Builder {
         if let Some((_, region)) = state.open.last_mut() {
             region.operations.push(operation);
         }
+    }
+
+    /// How many operations the innermost open region has.
+    pub(crate) fn length(&self) -> usize {
+        self.state.borrow().open.last().map_or(0, |(_, region)| region.operations.len())
     }
 
     /// The copy of a value of `source`.
