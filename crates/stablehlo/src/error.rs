@@ -19,4 +19,14 @@ pub enum Error {
         /// The line of Rust that built it.
         at: &'static Location<'static>,
     },
+    /// An operation without a derivative between what is differentiated and what it is differentiated with respect to.
+    #[error("{operation} has no derivative: {reason} (built at {at})")]
+    NoDerivative {
+        /// The operation by its name in StableHLO.
+        operation: &'static str,
+        /// What to do instead.
+        reason: String,
+        /// The line of Rust that built it.
+        at: &'static Location<'static>,
+    },
 }
