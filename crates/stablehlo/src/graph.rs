@@ -159,8 +159,24 @@ pub enum Kind {
     Gather(GatherDimensions),
     /// Operand, indices, updates; updates combine with what is there.
     Scatter(ScatterDimensions, Reducer),
+    /// The bits of the operand as another dtype of the same width, that of the result.
+    BitcastConvert,
+    /// Operands of one shape, which move together so that the first is sorted along a dimension.
+    Sort {
+        /// The dimension along which elements move.
+        dimension: usize,
+        /// Largest first. Floats have their total order: -NaN, -inf, ..., -0, 0, ..., inf, NaN.
+        descending: bool,
+        /// Whether elements with equal keys keep their order.
+        stable: bool,
+    },
+    /// Operand and initial scalar: combines the elements of each window that slides over the operand. Positions outside
+    /// of the operand hold the initial value.
+    ReduceWindow(Window, Reducer),
     /// Regions: condition and body over the carried values.
     While,
+    /// A scalar i32 that picks one of the regions, which bind nothing; the last one where there is no such region.
+    Case,
     /// Combines a value over the replicas of each group.
     AllReduce {
         /// The operation that combines the values of two replicas.
@@ -176,6 +192,27 @@ pub enum Kind {
         dimension: usize,
         /// Replica ids; every group has the same size.
         groups: Vec<Vec<usize>>,
+    },
+    /// The values of the replicas of a group one after the other, on each of them.
+    AllGather {
+        /// Along which they follow one another.
+        dimension: usize,
+        /// Replica ids; every group has the same size.
+        groups: Vec<Vec<usize>>,
+    },
+    /// Splits the value of each replica of a group, and gives part i of all to replica i.
+    AllToAll {
+        /// The dimension that is split.
+        split: usize,
+        /// The dimension along which the parts that arrive follow one another.
+        concat: usize,
+        /// Replica ids; every group has the same size.
+        groups: Vec<Vec<usize>>,
+    },
+    /// Sends the value of one replica to another one; zeros where nothing arrives.
+    CollectivePermute {
+        /// (source, target) replica ids, each at most once on either side.
+        pairs: Vec<(usize, usize)>,
     },
     /// The replica that this copy is: u32 scalar.
     ReplicaId,
@@ -227,6 +264,9 @@ pub enum Binary {
     And,
     Or,
     Xor,
+    ShiftLeft,
+    ShiftRightLogical,
+    ShiftRightArithmetic,
 }
 
 /// Directions of a comparison.
@@ -306,6 +346,19 @@ pub struct ScatterDimensions {
     pub scatter_indices_batching_dims: Vec<usize>,
     pub scatter_dims_to_operand_dims: Vec<usize>,
     pub index_vector_dim: usize,
+}
+
+/// A window that slides over an operand; one number per dimension.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Window {
+    /// Elements that a window holds.
+    pub sizes: Vec<usize>,
+    /// The step from a window to the next.
+    pub strides: Vec<usize>,
+    /// Positions before the operand over which windows slide too.
+    pub low: Vec<usize>,
+    /// Positions after the operand.
+    pub high: Vec<usize>,
 }
 
 /// Code that the target knows by name.

@@ -22,6 +22,7 @@
 mod build;
 mod error;
 mod graph;
+mod interpret;
 mod loops;
 pub mod mosaic;
 mod print;
@@ -31,7 +32,8 @@ pub use build::{Builder, Value};
 pub use error::{Error, Result};
 pub use graph::{
     Argument, Binary, Comparison, CustomCall, DotDimensions, Function, GatherDimensions, Kind, Literal, Module, Number,
-    Operation, Output, Precision, Reducer, Region, ScatterDimensions, Sharding, Unary, ValueId,
+    Operation, Output, Precision, Reducer, Region, ScatterDimensions, Sharding, Unary, ValueId, Window,
 };
+pub use interpret::{Array, Elements, Interpreter, Rounding};
 pub use loops::Loop;
 pub use types::{Dtype, TensorType};
