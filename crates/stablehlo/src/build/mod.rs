@@ -7,7 +7,9 @@ mod collective;
 mod contract;
 mod control;
 mod elementwise;
+mod order;
 mod shape;
+mod window;
 
 use crate::error::{Error, Result};
 use crate::graph::*;
