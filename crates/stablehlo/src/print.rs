@@ -7,7 +7,7 @@ use std::fmt::{self, Display, Formatter, Write};
 
 impl Display for Module {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let Self { name, replicas, partitions, main } = self;
+        let Self { name, replicas, partitions, main } = &*self.lowered();
         write!(f, "module @{name} attributes {{mhlo.num_partitions = {partitions} : i32, ")?;
         writeln!(f, "mhlo.num_replicas = {replicas} : i32}} {{")?;
         write!(f, "  func.func public @main(")?;
@@ -258,6 +258,10 @@ impl Printer<'_> {
             }
             Kind::ReplicaId | Kind::PartitionId => write!(f, "{name} : {result}"),
             Kind::OptimizationBarrier => write!(f, "{name} {operands} : {}", self.types(&op.operands)),
+            // Not in a function that is lowered.
+            Kind::Scan(_) | Kind::Remat(_) | Kind::CustomVjp { .. } | Kind::Named(_) | Kind::StopGradient => {
+                Err(fmt::Error)
+            }
             Kind::CustomCall(call) => {
                 let results = self.types(&op.results);
                 let inputs = self.types(&op.operands);

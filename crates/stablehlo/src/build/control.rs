@@ -1,8 +1,10 @@
 //! Loops, barriers and code of the target's own.
 
+use super::trace::listed;
 use super::{Builder, State, Value};
 use crate::graph::{CustomCall, Kind, Region};
 use crate::types::{Dtype, TensorType};
+use std::panic::Location;
 
 impl Builder {
     /// Repeats `body` while `condition` holds. Both get the carried values, which begin as `initial`; `body` returns the
@@ -124,8 +126,9 @@ impl Builder {
     }
 
     /// A value that a region is going to bind.
-    fn bind(&self, ty: &TensorType) -> Value {
-        let id = self.state.borrow_mut().define(ty.clone());
+    #[track_caller]
+    pub(super) fn bind(&self, ty: &TensorType) -> Value {
+        let id = self.state.borrow_mut().define(ty.clone(), Location::caller());
         self.handle(id, ty.clone())
     }
 
@@ -149,8 +152,4 @@ impl Builder {
         region.results = results.iter().map(|v| v.id).collect();
         (results.iter().map(|v| v.ty().clone()).collect(), region)
     }
-}
-
-fn listed(types: &[TensorType]) -> String {
-    types.iter().map(TensorType::to_string).collect::<Vec<_>>().join(", ")
 }

@@ -2,6 +2,7 @@
 
 mod device;
 mod interpreter;
+mod scan;
 
 use device::{Tensor, close, f32s, on_replicas, run, run_one, text_on_partitions};
 use half::{bf16, f16};
