@@ -25,7 +25,8 @@ pub enum Error {
         /// The elements that were expected, and those that came.
         reason: String,
     },
-    /// An operation whose meaning is not in the program: the target's own code, or replicas that meet.
+    /// An operation whose meaning is not in the program: the target's own code, replicas that meet, or a scatter of windows
+    /// that are partly outside of the operand, on which the specification and compilers disagree.
     #[error("{operation} cannot be interpreted: {reason}")]
     Uninterpreted {
         /// The operation by its name in StableHLO.
@@ -50,5 +51,15 @@ pub enum Error {
         operation: &'static str,
         /// The limit, and what to raise.
         reason: String,
+    },
+    /// An operation without a derivative between what is differentiated and what it is differentiated with respect to.
+    #[error("{operation} has no derivative: {reason} (built at {at})")]
+    NoDerivative {
+        /// The operation by its name in StableHLO.
+        operation: &'static str,
+        /// What to do instead.
+        reason: String,
+        /// The line of Rust that built it.
+        at: &'static Location<'static>,
     },
 }

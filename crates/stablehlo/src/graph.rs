@@ -165,8 +165,8 @@ pub enum Kind {
     Sort {
         /// The dimension along which elements move.
         dimension: usize,
-        /// Largest first. Floats have their total order: -NaN, -inf, ..., -0, 0, ..., inf, NaN.
-        descending: bool,
+        /// Which element of the first operand comes first.
+        order: Order,
         /// Whether elements with equal keys keep their order.
         stable: bool,
     },
@@ -222,6 +222,55 @@ pub enum Kind {
     OptimizationBarrier,
     /// Code that the target knows by name.
     CustomCall(CustomCall),
+    /// A loop with a known number of turns over slices. Operands: carried values, then values to slice, then constants;
+    /// the region, which reads nothing else, takes the same (with slices) and returns carried values, then parts of what
+    /// is stacked. [`Function::lowered`] makes a loop of it.
+    Scan(Scan),
+    /// The region's code, of which a derivative keeps only what is said and computes the rest again. The region reads
+    /// nothing but its arguments. [`Function::lowered`] puts the code in place.
+    Remat(Save),
+    /// Code with a derivative of its own. Regions, which read nothing but their arguments: forward, which takes the
+    /// operands and returns the results, then residuals; backward, which takes residuals and the cotangents of
+    /// floating-point results and returns those of floating-point operands. [`Function::lowered`] puts forward in place.
+    CustomVjp {
+        /// The number of results, before residuals.
+        results: usize,
+    },
+    /// The operand, by a name that [`Save::Named`] knows. [`Function::lowered`] takes it away.
+    Named(String),
+    /// The operand, as a constant to derivatives. [`Function::lowered`] takes it away.
+    StopGradient,
+}
+
+/// A loop over slices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Scan {
+    /// The number of turns.
+    pub trips: usize,
+    /// How many operands are carried.
+    pub carry: usize,
+    /// How many operands are sliced along their first dimension.
+    pub xs: usize,
+    /// Whether the last slice comes first, and the last part is made first.
+    pub reverse: bool,
+    /// What a derivative keeps.
+    pub save: Save,
+}
+
+/// What the forward pass keeps for the derivative; the backward pass computes the rest again.
+///
+/// It is about values of the operations that stand in the body itself: a loop inside of the body has a policy of its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Save {
+    /// Nothing but what goes into each turn: least memory, about a third more work.
+    #[default]
+    Carry,
+    /// Also values that [`crate::Value::named`] gave one of these names.
+    Named(Vec<String>),
+    /// Also the results of products ([`Kind::DotGeneral`]), which are dear to compute again.
+    Products,
+    /// Whatever the derivative reads.
+    Everything,
 }
 
 /// Element-wise operations of one operand.
@@ -346,6 +395,15 @@ pub struct ScatterDimensions {
     pub scatter_indices_batching_dims: Vec<usize>,
     pub scatter_dims_to_operand_dims: Vec<usize>,
     pub index_vector_dim: usize,
+}
+
+/// The order of a sort. Floats have their total order: -NaN, -inf, ..., -0, 0, ..., inf, NaN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Order {
+    /// The smallest first.
+    Ascending,
+    /// The largest first.
+    Descending,
 }
 
 /// A window that slides over an operand; one number per dimension.
@@ -497,6 +555,30 @@ impl Reducer {
             Self::And => Binary::And,
             Self::Or => Binary::Or,
         }
+    }
+}
+
+impl Operation {
+    /// The values that the operation reads: its operands, and what its regions read of what is around them.
+    pub fn reads(&self) -> Vec<ValueId> {
+        fn outside(region: &Region, found: &mut Vec<ValueId>) {
+            let begin = found.len();
+            for operation in &region.operations {
+                found.extend(&operation.operands);
+                operation.regions.iter().for_each(|r| outside(r, found));
+            }
+            found.extend(&region.results);
+            let own = region.operations.iter().flat_map(|op| &op.results).chain(&region.arguments);
+            let own: std::collections::HashSet<&ValueId> = own.collect();
+            let mut i = 0;
+            found.retain(|id| {
+                i += 1;
+                i <= begin || !own.contains(id)
+            });
+        }
+        let mut found = self.operands.clone();
+        self.regions.iter().for_each(|region| outside(region, &mut found));
+        found
     }
 }
 

@@ -24,16 +24,20 @@ mod error;
 mod graph;
 mod interpret;
 mod loops;
+mod lower;
 pub mod mosaic;
 mod print;
+mod reverse;
 mod types;
 
-pub use build::{Builder, Value};
+pub use build::{Builder, Scanned, Traced, Value, trace};
 pub use error::{Error, Result};
 pub use graph::{
     Argument, Binary, Comparison, CustomCall, DotDimensions, Function, GatherDimensions, Kind, Literal, Module, Number,
-    Operation, Output, Precision, Reducer, Region, ScatterDimensions, Sharding, Unary, ValueId, Window,
+    Operation, Order, Output, Precision, Reducer, Region, Save, Scan, ScatterDimensions, Sharding, Unary, ValueId,
+    Window,
 };
 pub use interpret::{Array, Elements, Interpreter, Rounding};
 pub use loops::Loop;
+pub use reverse::Pullback;
 pub use types::{Dtype, TensorType};

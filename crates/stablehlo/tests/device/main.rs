@@ -1,6 +1,8 @@
 //! Every operation of the builder, compiled by XLA and run on its CPU plugin, beside plain Rust.
 
 mod device;
+mod interpreter;
+mod scan;
 
 use device::{Tensor, close, f32s, on_replicas, run, run_one, text_on_partitions};
 use half::{bf16, f16};
