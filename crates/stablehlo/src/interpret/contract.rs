@@ -1,10 +1,10 @@
 //! Products, reductions and sorts.
 
 use super::Fault;
-use super::array::{Array, Elements, each_index, map_pairs, offsets, strides, wrap};
+use super::array::{Array, Elements, each_index, joined, offsets, strides, wrap};
 use super::elementwise::combine;
 use super::shape::within;
-use crate::graph::{DotDimensions, Reducer, Window};
+use crate::graph::{DotDimensions, Order, Reducer, Window};
 use crate::types::TensorType;
 use std::cmp::Ordering;
 
@@ -115,8 +115,7 @@ pub(super) fn reduce_window(a: &Array, init: &Array, window: &Window, reducer: R
         return Err(Fault::malformed(format!("windows of {} by {window:?} are no {ty}", a.ty)));
     }
     let outside = a.elements.len();
-    let all = map_pairs!(&a.elements, &init.repeated(1)?, (x, y) => x.iter().chain(y).copied().collect())?;
-    let all = Array { ty: a.ty.clone(), elements: all };
+    let all = Array { ty: a.ty.clone(), elements: joined(&[&a.elements, &init.repeated(1)?])? };
     let mut sum = init.repeated(ty.elements())?;
     if ty.elements() == 0 {
         return Ok(sum);
@@ -139,7 +138,7 @@ pub(super) fn reduce_window(a: &Array, init: &Array, window: &Window, reducer: R
 }
 
 /// The order in which the elements of every operand follow one another after a sort by the first operand.
-pub(super) fn order(keys: &Array, dimension: usize, descending: bool) -> Result<Vec<usize>, Fault> {
+pub(super) fn sorted(keys: &Array, dimension: usize, order: Order) -> Result<Vec<usize>, Fault> {
     within(&[dimension], keys.ty.rank())?;
     let shape = &keys.ty.shape;
     let mut places = vec![0; keys.elements.len()];
@@ -160,7 +159,10 @@ pub(super) fn order(keys: &Array, dimension: usize, descending: bool) -> Result<
         let mut sources = targets.clone();
         sources.sort_by(|a, b| {
             let ascending = ordering(&keys.elements, *a, *b);
-            if descending { ascending.reverse() } else { ascending }
+            match order {
+                Order::Ascending => ascending,
+                Order::Descending => ascending.reverse(),
+            }
         });
         targets.iter().zip(sources).for_each(|(target, source)| places[*target] = source);
     }
