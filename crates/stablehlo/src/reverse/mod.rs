@@ -96,13 +96,11 @@ impl Builder {
         let mut structures = BTreeMap::new();
         for (index, operation) in body.operations.iter().enumerate() {
             let reaches = operation.results.iter().any(|id| activity.wanted(*id));
-            if reaches && operation.kind.is_structure() {
-                if let Some(structure) = self.structure(function, operation, &mut names, &activity)? {
-                    structures.insert(index, structure);
-                    continue;
-                }
+            let structure = if reaches { self.structure(function, operation, &mut names, &activity)? } else { None };
+            match structure {
+                Some(structure) => drop(structures.insert(index, structure)),
+                None => self.copy(function, operation, &mut names),
             }
-            self.copy(function, operation, &mut names);
         }
         let results = body.results.iter().map(|id| self.copied(function, *id, &names)).collect();
         let (builder, function, with_respect_to) = (self.clone(), function.clone(), with_respect_to.to_vec());

@@ -3,4 +3,5 @@
 mod errors;
 mod interpret;
 mod mosaic;
+mod reverse;
 mod text;

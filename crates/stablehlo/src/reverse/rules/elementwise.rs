@@ -50,7 +50,7 @@ pub(super) fn binary(step: &Step<'_>, operation: Binary) -> Parts {
             Some(ct * a.eq(&a.like(0.0)).select(&a.like(0.0), &slope))
         }
         (Binary::Maximum, _) => Some(ct * share(a, b, i == 0)),
-        (Binary::Minimum, _) => Some(ct * share(b, a, i == 1)),
+        (Binary::Minimum, _) => Some(ct * share(b, a, i == 0)),
         (
             Binary::And
             | Binary::Or

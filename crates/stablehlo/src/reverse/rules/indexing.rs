@@ -70,7 +70,7 @@ pub(super) fn scatter(step: &Step<'_>, d: &ScatterDimensions) -> Parts {
         0 => Some(ct.clone()),
         2 => {
             let gathered = ct.gather(indices, gather.clone(), updates.shape());
-            // Windows that do not fit were dropped.
+            // Windows that do not fit were dropped as a whole, which is what XLA does.
             let last = last_starts(ct.shape(), &slice_sizes, &d.scatter_dims_to_operand_dims);
             let most = per_component(indices, d.index_vector_dim, &last);
             let fits = indices.ge(&indices.like(0)) & indices.compare(Comparison::Le, &most);
