@@ -2,8 +2,8 @@
 //!
 //! Use it to write programs for XLA (or kernels for TPUs) from Rust without MLIR's libraries: it depends on no compiler, and
 //! `pjrt` compiles and runs what it prints. A program is built operation by operation ([`Builder`]), which checks shapes and
-//! dtypes; it is then plain data ([`Module`]) that can be inspected and rewritten, and its `Display` is the text that XLA
-//! parses.
+//! dtypes; it is then plain data ([`Module`]) that can be inspected, rewritten and interpreted ([`Module::interpret`]), and
+//! its `Display` is the text that XLA parses.
 //!
 //! ```
 //! use stablehlo::{Array, Builder, Dtype, Reducer, TensorType};
