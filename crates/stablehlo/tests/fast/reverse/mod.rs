@@ -1,5 +1,6 @@
 //! Derivatives against differences, in f64, by the interpreter.
 
+mod decoder;
 mod own;
 mod properties;
 mod refusals;
