@@ -17,24 +17,37 @@ impl Function {
     /// The loops of the body, in order; not those nested in other operations.
     pub fn loops(&self) -> Vec<Loop> {
         let constants = scalars(&self.body);
-        let whiles = self.body.operations.iter().enumerate().filter(|(_, op)| op.kind == Kind::While);
-        whiles.map(|(operation, op)| Loop { operation, trips: trips(op, &constants) }).collect()
+        let operations = self.body.operations.iter().enumerate();
+        let loops = operations.filter_map(|(operation, op)| match &op.kind {
+            Kind::While => Some(Loop { operation, trips: trips(op, &constants) }),
+            Kind::Scan(scan) => Some(Loop { operation, trips: Some(scan.trips as u64) }),
+            _ => None,
+        });
+        loops.collect()
     }
 
     /// The same function with the given [`Loop::operation`]s left out, as if they had no iterations: what they return
-    /// is what they begin with.
+    /// is what they begin with, and zeros for what a scan stacks.
     pub fn without_loops(&self, operations: &[usize]) -> Self {
         let mut function = self.clone();
         let mut initial = BTreeMap::new();
-        let mut index = 0;
-        function.body.operations.retain(|op| {
-            let leave_out = op.kind == Kind::While && operations.contains(&index);
-            index += 1;
-            if leave_out {
-                initial.extend(op.results.iter().copied().zip(op.operands.iter().copied()));
-            }
-            !leave_out
-        });
+        let mut kept = vec![];
+        for (index, op) in std::mem::take(&mut function.body.operations).into_iter().enumerate() {
+            let stacked = match &op.kind {
+                Kind::While if operations.contains(&index) => op.results.len(),
+                Kind::Scan(scan) if operations.contains(&index) => scan.carry.min(op.results.len()),
+                _ => {
+                    kept.push(op);
+                    continue;
+                }
+            };
+            initial.extend(op.results[..stacked].iter().copied().zip(op.operands.iter().copied()));
+            kept.extend(op.results[stacked..].iter().map(|id| {
+                let kind = Kind::Constant(Literal::Splat(Number::zero(self.type_of(*id).dtype)));
+                Operation { kind, operands: vec![], results: vec![*id], regions: vec![] }
+            }));
+        }
+        function.body.operations = kept;
         rename(&mut function.body, &initial);
         function
     }
@@ -97,7 +110,7 @@ fn trips(op: &Operation, outside: &BTreeMap<ValueId, i64>) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Builder, Dtype, TensorType, Value};
+    use crate::{Builder, Dtype, Save, TensorType, Value, trace};
 
     /// Two loops, of which the second begins with what the first returns.
     fn module() -> Module {
@@ -127,6 +140,25 @@ mod tests {
         // No counter: these are not guessed at.
         assert_eq!(counted(1, 7, |i| i * i.like(2)), None);
         assert_eq!(counted(0, 7, |i| i + i.like(0)), None);
+    }
+
+    #[test]
+    fn a_scan_is_a_loop() {
+        let row = TensorType::new(Dtype::F32, [2]);
+        let body = trace(&[row.clone(), row.clone()], |_, a| vec![&a[0] + &a[1], a[0].exp()]).expect("a body");
+        let f = Builder::new();
+        let (a, xs) = (f.argument("a", row), f.argument("xs", TensorType::new(Dtype::F32, [7, 2])));
+        let scanned = f.scan(7, &body, &[&a], &[&xs], &[], Save::Carry);
+        let module = f.finish("scan", &[("carry", &scanned.carry[0]), ("ys", &scanned.ys[0])]).expect("a program");
+        let [of_scan, of_while] = [&module, &module.lowered()].map(|m| m.main.loops());
+        assert_eq!(of_scan, [Loop { operation: 0, trips: Some(7) }]);
+        assert_eq!(of_while.iter().map(|l| l.trips).collect::<Vec<_>>(), [Some(7)]);
+
+        let without = module.without_loops(&[0]);
+        assert_eq!(without.main.body.results[0], module.main.body.arguments[0]);
+        assert!(without.to_string().contains("dense<0.0e0> : tensor<7x2xf32>"), "{without}");
+        let lowered = module.lowered().without_loops(&[of_while[0].operation]);
+        assert_eq!(lowered.main.body.results[0], module.main.body.arguments[0]);
     }
 
     #[test]
