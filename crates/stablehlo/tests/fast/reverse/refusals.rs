@@ -32,7 +32,7 @@ fn a_loop_without_a_known_end_has_no_derivative() {
     });
     assert!(reason.starts_with("stablehlo.while"), "{reason}");
     let line = line!() + 1;
-    let body = trace(&[ty.clone()], |f, a| f.for_loop(3, &[&a[0]], |_, carried| vec![carried[0].exp()]));
+    let body = trace(std::slice::from_ref(&ty), |f, a| f.for_loop(3, &[&a[0]], |_, carried| vec![carried[0].exp()]));
     let body = body.expect("a body");
     let (reason, at) =
         refused(std::slice::from_ref(&ty), |f, a| f.scan(2, &body, &[&a[0]], &[], &[], Save::Carry).carry);
@@ -43,7 +43,7 @@ fn a_loop_without_a_known_end_has_no_derivative() {
 #[test]
 fn a_loop_off_the_path_is_none_of_its_business() {
     let ty = wide(&[2]);
-    let function = trace(&[ty.clone()], |f, a| {
+    let function = trace(std::slice::from_ref(&ty), |f, a| {
         let looped = f.for_loop(3, &[&a[0].stop_gradient()], |_, carried| vec![carried[0].exp()]).remove(0);
         vec![&a[0] * looped]
     });
@@ -51,12 +51,13 @@ fn a_loop_off_the_path_is_none_of_its_business() {
     let found = gradient(&sum, &[0]).function().interpret(&[array(&ty, 1)]).expect("a gradient");
     assert_eq!(found.len(), 2);
     // Nobody asks what it does with the argument, in a scan either.
-    let body = trace(&[ty.clone()], |f, a| {
+    let body = trace(std::slice::from_ref(&ty), |f, a| {
         let looped = f.for_loop(3, &[&a[0]], |_, carried| vec![carried[0].exp()]).remove(0);
         vec![a[0].exp(), looped]
     });
-    let function =
-        trace(&[ty.clone()], |f, a| f.scan(2, body.as_ref().expect("a body"), &[&a[0]], &[], &[], Save::Carry).carry);
+    let function = trace(std::slice::from_ref(&ty), |f, a| {
+        f.scan(2, body.as_ref().expect("a body"), &[&a[0]], &[], &[], Save::Carry).carry
+    });
     check_at("a part that nobody reads", &function.expect("a function"), &[array(&ty, 1)], &[0]);
 }
 
@@ -64,7 +65,8 @@ fn a_loop_off_the_path_is_none_of_its_business() {
 fn code_of_the_targets_own_needs_a_derivative_of_ones_own() {
     let ty = wide(&[2]);
     let call = || stablehlo::CustomCall { target: "kernel".into(), ..Default::default() };
-    let (reason, _) = refused(std::slice::from_ref(&ty), |f, a| f.custom_call(call(), &[&a[0]], &[ty.clone()]));
+    let (reason, _) =
+        refused(std::slice::from_ref(&ty), |f, a| f.custom_call(call(), &[&a[0]], std::slice::from_ref(&ty)));
     assert_eq!(reason, "stablehlo.custom_call: the target's own code says nothing about it; use `custom_vjp`");
 }
 
@@ -125,8 +127,9 @@ fn scans_take_what_their_body_takes() {
         scan(3, 1, &[3, 2]),
         "stablehlo.scan: the body takes (tensor<2xf64>, tensor<2xf64>), got (tensor<f64>, tensor<2xf64>)"
     );
-    let narrows = trace(&[row.clone()], |_, a| vec![a[0].slice(&[0], &[1])]).expect("a body");
-    let found = said(trace(&[row.clone()], |f, a| f.scan(3, &narrows, &[&a[0]], &[], &[], Save::Carry).carry));
+    let narrows = trace(std::slice::from_ref(&row), |_, a| vec![a[0].slice(&[0], &[1])]).expect("a body");
+    let found =
+        said(trace(std::slice::from_ref(&row), |f, a| f.scan(3, &narrows, &[&a[0]], &[], &[], Save::Carry).carry));
     assert_eq!(found, "stablehlo.scan: the body should return (tensor<2xf64>) first, got (tensor<1xf64>)");
 }
 
