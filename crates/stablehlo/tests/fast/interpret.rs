@@ -1,7 +1,7 @@
 //! The interpreter without a plugin: values by hand, limits, and programs that are none.
 
 #[path = "../cases/mod.rs"]
-mod cases;
+pub(crate) mod cases;
 
 use cases::{BINARY, COMPARISONS, REDUCERS, UNARY, all, form, forms};
 use stablehlo::*;
