@@ -1,0 +1,5 @@
+//! The decoder and its rollout on XLA's CPU.
+
+mod checkpoint;
+mod families;
+mod support;
