@@ -159,8 +159,24 @@ pub enum Kind {
     Gather(GatherDimensions),
     /// Operand, indices, updates; updates combine with what is there.
     Scatter(ScatterDimensions, Reducer),
+    /// The bits of the operand as another dtype of the same width, that of the result.
+    BitcastConvert,
+    /// Operands of one shape, which move together so that the first is sorted along a dimension.
+    Sort {
+        /// The dimension along which elements move.
+        dimension: usize,
+        /// Largest first. Floats have their total order: -NaN, -inf, ..., -0, 0, ..., inf, NaN.
+        descending: bool,
+        /// Whether elements with equal keys keep their order.
+        stable: bool,
+    },
+    /// Operand and initial scalar: combines the elements of each window that slides over the operand. Positions outside
+    /// of the operand hold the initial value.
+    ReduceWindow(Window, Reducer),
     /// Regions: condition and body over the carried values.
     While,
+    /// A scalar i32 that picks one of the regions, which bind nothing; the last one where there is no such region.
+    Case,
     /// Combines a value over the replicas of each group.
     AllReduce {
         /// The operation that combines the values of two replicas.
@@ -177,6 +193,27 @@ pub enum Kind {
         /// Replica ids; every group has the same size.
         groups: Vec<Vec<usize>>,
     },
+    /// The values of the replicas of a group one after the other, on each of them.
+    AllGather {
+        /// Along which they follow one another.
+        dimension: usize,
+        /// Replica ids; every group has the same size.
+        groups: Vec<Vec<usize>>,
+    },
+    /// Splits the value of each replica of a group, and gives part i of all to replica i.
+    AllToAll {
+        /// The dimension that is split.
+        split: usize,
+        /// The dimension along which the parts that arrive follow one another.
+        concat: usize,
+        /// Replica ids; every group has the same size.
+        groups: Vec<Vec<usize>>,
+    },
+    /// Sends the value of one replica to another one; zeros where nothing arrives.
+    CollectivePermute {
+        /// (source, target) replica ids, each at most once on either side.
+        pairs: Vec<(usize, usize)>,
+    },
     /// The replica that this copy is: u32 scalar.
     ReplicaId,
     /// The partition that this is: u32 scalar.
@@ -185,6 +222,55 @@ pub enum Kind {
     OptimizationBarrier,
     /// Code that the target knows by name.
     CustomCall(CustomCall),
+    /// A loop with a known number of turns over slices. Operands: carried values, then values to slice, then constants;
+    /// the region, which reads nothing else, takes the same (with slices) and returns carried values, then parts of what
+    /// is stacked. [`Function::lowered`] makes a loop of it.
+    Scan(Scan),
+    /// The region's code, of which a derivative keeps only what is said and computes the rest again. The region reads
+    /// nothing but its arguments. [`Function::lowered`] puts the code in place.
+    Remat(Save),
+    /// Code with a derivative of its own. Regions, which read nothing but their arguments: forward, which takes the
+    /// operands and returns the results, then residuals; backward, which takes residuals and the cotangents of
+    /// floating-point results and returns those of floating-point operands. [`Function::lowered`] puts forward in place.
+    CustomVjp {
+        /// The number of results, before residuals.
+        results: usize,
+    },
+    /// The operand, by a name that [`Save::Named`] knows. [`Function::lowered`] takes it away.
+    Named(String),
+    /// The operand, as a constant to derivatives. [`Function::lowered`] takes it away.
+    StopGradient,
+}
+
+/// A loop over slices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Scan {
+    /// The number of turns.
+    pub trips: usize,
+    /// How many operands are carried.
+    pub carry: usize,
+    /// How many operands are sliced along their first dimension.
+    pub xs: usize,
+    /// Whether the last slice comes first, and the last part is made first.
+    pub reverse: bool,
+    /// What a derivative keeps.
+    pub save: Save,
+}
+
+/// What the forward pass keeps for the derivative; the backward pass computes the rest again.
+///
+/// It is about values of the operations that stand in the body itself: a loop inside of the body has a policy of its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Save {
+    /// Nothing but what goes into each turn: least memory, about a third more work.
+    #[default]
+    Carry,
+    /// Also values that [`crate::Value::named`] gave one of these names.
+    Named(Vec<String>),
+    /// Also the results of products ([`Kind::DotGeneral`]), which are dear to compute again.
+    Products,
+    /// Whatever the derivative reads.
+    Everything,
 }
 
 /// Element-wise operations of one operand.
@@ -227,6 +313,9 @@ pub enum Binary {
     And,
     Or,
     Xor,
+    ShiftLeft,
+    ShiftRightLogical,
+    ShiftRightArithmetic,
 }
 
 /// Directions of a comparison.
@@ -306,6 +395,19 @@ pub struct ScatterDimensions {
     pub scatter_indices_batching_dims: Vec<usize>,
     pub scatter_dims_to_operand_dims: Vec<usize>,
     pub index_vector_dim: usize,
+}
+
+/// A window that slides over an operand; one number per dimension.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Window {
+    /// Elements that a window holds.
+    pub sizes: Vec<usize>,
+    /// The step from a window to the next.
+    pub strides: Vec<usize>,
+    /// Positions before the operand over which windows slide too.
+    pub low: Vec<usize>,
+    /// Positions after the operand.
+    pub high: Vec<usize>,
 }
 
 /// Code that the target knows by name.
@@ -444,6 +546,30 @@ impl Reducer {
             Self::And => Binary::And,
             Self::Or => Binary::Or,
         }
+    }
+}
+
+impl Operation {
+    /// The values that the operation reads: its operands, and what its regions read of what is around them.
+    pub fn reads(&self) -> Vec<ValueId> {
+        fn outside(region: &Region, found: &mut Vec<ValueId>) {
+            let begin = found.len();
+            for operation in &region.operations {
+                found.extend(&operation.operands);
+                operation.regions.iter().for_each(|r| outside(r, found));
+            }
+            found.extend(&region.results);
+            let own = region.operations.iter().flat_map(|op| &op.results).chain(&region.arguments);
+            let own: std::collections::HashSet<&ValueId> = own.collect();
+            let mut i = 0;
+            found.retain(|id| {
+                i += 1;
+                i <= begin || !own.contains(id)
+            });
+        }
+        let mut found = self.operands.clone();
+        self.regions.iter().for_each(|region| outside(region, &mut found));
+        found
     }
 }
 

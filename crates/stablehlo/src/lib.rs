@@ -23,15 +23,18 @@ mod build;
 mod error;
 mod graph;
 mod loops;
+mod lower;
 pub mod mosaic;
 mod print;
+mod reverse;
 mod types;
 
-pub use build::{Builder, Value};
+pub use build::{Builder, Scanned, Traced, Value, trace};
 pub use error::{Error, Result};
 pub use graph::{
     Argument, Binary, Comparison, CustomCall, DotDimensions, Function, GatherDimensions, Kind, Literal, Module, Number,
-    Operation, Output, Precision, Reducer, Region, ScatterDimensions, Sharding, Unary, ValueId,
+    Operation, Output, Precision, Reducer, Region, Save, Scan, ScatterDimensions, Sharding, Unary, ValueId, Window,
 };
 pub use loops::Loop;
+pub use reverse::Pullback;
 pub use types::{Dtype, TensorType};

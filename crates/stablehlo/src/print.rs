@@ -7,7 +7,7 @@ use std::fmt::{self, Display, Formatter, Write};
 
 impl Display for Module {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let Self { name, replicas, partitions, main } = self;
+        let Self { name, replicas, partitions, main } = &*self.lowered();
         write!(f, "module @{name} attributes {{mhlo.num_partitions = {partitions} : i32, ")?;
         writeln!(f, "mhlo.num_replicas = {replicas} : i32}} {{")?;
         write!(f, "  func.func public @main(")?;
@@ -121,17 +121,15 @@ impl Printer<'_> {
             Kind::Unary(Unary::IsFinite) => write!(f, "{name} {operands} : {signature}"),
             Kind::Unary(_) | Kind::Binary(_) => write!(f, "{name} {operands} : {result}"),
             Kind::Compare(direction) => {
-                let kind = match self.type_of(op.operands[0]).dtype {
-                    Dtype::Pred | Dtype::U32 => "UNSIGNED",
-                    d if d.is_float() => "FLOAT",
-                    _ => "SIGNED",
-                };
+                let kind = order(self.type_of(op.operands[0]).dtype);
                 write!(f, "{name} {}, {operands}, {kind} : {signature}", direction.name())
             }
             Kind::Select => {
                 write!(f, "{name} {operands} : {}, {result}", self.type_of(op.operands[0]))
             }
-            Kind::Clamp | Kind::Convert | Kind::Reshape => write!(f, "{name} {operands} : {signature}"),
+            Kind::Clamp | Kind::Convert | Kind::BitcastConvert | Kind::Reshape => {
+                write!(f, "{name} {operands} : {signature}")
+            }
             Kind::DotGeneral(dimensions, precision) => {
                 write!(f, "{name} {operands}")?;
                 let DotDimensions { batch, contract } = dimensions;
@@ -202,6 +200,48 @@ impl Printer<'_> {
                 self.region(f, body, indent + 2, "stablehlo.return")?;
                 write!(f, "{:indent$}}}", "")
             }
+            Kind::Sort { dimension, descending, stable } => {
+                let dtypes = op.operands.iter().map(|id| self.type_of(*id).dtype).collect::<Vec<_>>();
+                write!(f, "\"{name}\"({operands}) <{{dimension = {dimension} : i64, is_stable = {stable}}}> ")?;
+                comparator(f, *descending, &dtypes)?;
+                write!(f, " : ({}) -> ({})", self.types(&op.operands), self.types(&op.results))
+            }
+            Kind::ReduceWindow(window, reducer) => {
+                let Window { sizes, strides, low, high } = window;
+                let around: Vec<[usize; 2]> = low.iter().zip(high).map(|(l, h)| [*l, *h]).collect();
+                write!(f, "\"{name}\"({operands}) <{{padding = dense<{around:?}> : tensor<{}x2xi64>, ", around.len())?;
+                write!(f, "window_dimensions = {}, window_strides = {}}}> ", i64_array(sizes), i64_array(strides))?;
+                combine(f, &[*reducer], &[result.dtype])?;
+                write!(f, " : {signature}")
+            }
+            Kind::Case => {
+                write!(f, "\"{name}\"({operands}) (")?;
+                for (i, region) in op.regions.iter().enumerate() {
+                    writeln!(f, "{}", if i == 0 { "{" } else { ", {" })?;
+                    self.region(f, region, indent + 2, "stablehlo.return")?;
+                    write!(f, "{:indent$}}}", "")?;
+                }
+                write!(f, ") : ({}) -> ({})", self.types(&op.operands), self.types(&op.results))
+            }
+            Kind::AllGather { dimension, groups } => {
+                let groups = Groups(groups);
+                write!(
+                    f,
+                    "\"{name}\"({operands}) <{{all_gather_dim = {dimension} : i64, replica_groups = {groups}}}>"
+                )?;
+                write!(f, " : {signature}")
+            }
+            Kind::AllToAll { split, concat, groups } => {
+                let count = groups.first().map_or(0, Vec::len);
+                write!(f, "\"{name}\"({operands}) <{{concat_dimension = {concat} : i64, ")?;
+                write!(f, "replica_groups = {}, split_count = {count} : i64, ", Groups(groups))?;
+                write!(f, "split_dimension = {split} : i64}}> : {signature}")
+            }
+            Kind::CollectivePermute { pairs } => {
+                let list: Vec<[usize; 2]> = pairs.iter().map(|(source, target)| [*source, *target]).collect();
+                write!(f, "\"{name}\"({operands}) <{{source_target_pairs = dense<{list:?}> : ")?;
+                write!(f, "tensor<{}x2xi64>}}> : {signature}", list.len())
+            }
             Kind::AllReduce { reducer, groups } => {
                 write!(f, "\"{name}\"({operands}) <{{replica_groups = {}}}> ", Groups(groups))?;
                 combine(f, &[*reducer], &[result.dtype])?;
@@ -218,6 +258,10 @@ impl Printer<'_> {
             }
             Kind::ReplicaId | Kind::PartitionId => write!(f, "{name} : {result}"),
             Kind::OptimizationBarrier => write!(f, "{name} {operands} : {}", self.types(&op.operands)),
+            // Not in a function that is lowered.
+            Kind::Scan(_) | Kind::Remat(_) | Kind::CustomVjp { .. } | Kind::Named(_) | Kind::StopGradient => {
+                Err(fmt::Error)
+            }
             Kind::CustomCall(call) => {
                 let results = self.types(&op.results);
                 let inputs = self.types(&op.operands);
@@ -280,6 +324,26 @@ fn combine(f: &mut Formatter<'_>, reducers: &[Reducer], dtypes: &[Dtype]) -> fmt
     let results = List((0..reducers.len()).map(|i| format!("%c{i}")).collect::<Vec<_>>());
     let types = List(dtypes.iter().map(|d| format!("tensor<{d}>")).collect::<Vec<_>>());
     write!(f, "stablehlo.return {results} : {types} }})")
+}
+
+/// The region of a sort, which compares the first operands of both sides.
+fn comparator(f: &mut Formatter<'_>, descending: bool, dtypes: &[Dtype]) -> fmt::Result {
+    let pairs = dtypes.iter().enumerate().map(|(i, d)| format!("%a{i}: tensor<{d}>, %b{i}: tensor<{d}>"));
+    let direction = if descending { Comparison::Gt } else { Comparison::Lt }.name();
+    let key = dtypes.first().copied().ok_or(fmt::Error)?;
+    let order = if key.is_float() { "TOTALORDER" } else { order(key) };
+    write!(f, "({{ ^bb0({}): ", List(pairs.collect::<Vec<_>>()))?;
+    write!(f, "%c = stablehlo.compare {direction}, %a0, %b0, {order} : (tensor<{key}>, tensor<{key}>) -> tensor<i1> ")?;
+    write!(f, "stablehlo.return %c : tensor<i1> }})")
+}
+
+/// How elements compare.
+fn order(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::Pred | Dtype::U32 => "UNSIGNED",
+        d if d.is_float() => "FLOAT",
+        _ => "SIGNED",
+    }
 }
 
 fn i64_array(values: &[usize]) -> String {

@@ -3,6 +3,7 @@
 use super::{Builder, State, Value};
 use crate::graph::{CustomCall, Kind, Region};
 use crate::types::{Dtype, TensorType};
+use std::panic::Location;
 
 impl Builder {
     /// Repeats `body` while `condition` holds. Both get the carried values, which begin as `initial`; `body` returns the
@@ -77,8 +78,9 @@ impl Builder {
     }
 
     /// A value that a region is going to bind.
-    fn bind(&self, ty: &TensorType) -> Value {
-        let id = self.state.borrow_mut().define(ty.clone());
+    #[track_caller]
+    pub(super) fn bind(&self, ty: &TensorType) -> Value {
+        let id = self.state.borrow_mut().define(ty.clone(), Location::caller());
         self.handle(id, ty.clone())
     }
 

@@ -6,8 +6,15 @@
 mod collective;
 mod contract;
 mod control;
+mod derivative;
 mod elementwise;
+mod scan;
 mod shape;
+mod trace;
+
+pub use scan::Scanned;
+pub use trace::{Traced, trace};
+pub(crate) use trace::Names;
 
 use crate::error::{Error, Result};
 use crate::graph::*;
@@ -35,6 +42,8 @@ struct State {
     types: Vec<TensorType>,
     /// The region in which each value was defined, as an index of `open` at that time with the region's serial number.
     homes: Vec<usize>,
+    /// The line of Rust that made each value.
+    lines: Vec<&'static Location<'static>>,
     arguments: Vec<Argument>,
     /// Regions that are being built, outermost first, with their serial numbers.
     open: Vec<(usize, Region)>,
@@ -43,9 +52,10 @@ struct State {
 }
 
 impl State {
-    fn define(&mut self, ty: TensorType) -> ValueId {
+    fn define(&mut self, ty: TensorType, at: &'static Location<'static>) -> ValueId {
         self.types.push(ty);
         self.homes.push(self.open.last().map_or(0, |(serial, _)| *serial));
+        self.lines.push(at);
         ValueId(self.types.len() - 1)
     }
 
@@ -76,7 +86,7 @@ impl Builder {
             self.fail("func.func", format!("argument `{name}` inside a nested region"));
         }
         let mut state = self.state.borrow_mut();
-        let id = state.define(ty.clone());
+        let id = state.define(ty.clone(), Location::caller());
         state.arguments.push(Argument { name: name.into(), ..Argument::default() });
         if let Some((_, region)) = state.open.first_mut() {
             region.arguments.push(id);
@@ -163,12 +173,19 @@ impl Builder {
     /// The first illegal operation.
     #[track_caller]
     pub fn finish(self, name: &str, results: &[(&str, &Value)]) -> Result<Module> {
+        if results.is_empty() {
+            self.fail("return", "no results".into());
+        }
+        let (main, _) = self.close(results)?;
+        Ok(Module { name: name.into(), replicas: 1, partitions: 1, main })
+    }
+
+    /// The function that returns `results`, and the line that made each of its values.
+    #[track_caller]
+    fn close(self, results: &[(&str, &Value)]) -> Result<(Function, Vec<&'static Location<'static>>)> {
         let values: Vec<&Value> = results.iter().map(|(_, v)| *v).collect();
         if let Err(reason) = self.in_scope(&values) {
             self.fail("return", reason);
-        }
-        if results.is_empty() {
-            self.fail("return", "no results".into());
         }
         if self.state.borrow().open.len() != 1 {
             self.fail(
@@ -201,12 +218,12 @@ impl Builder {
         let (_, mut body) = state.open.pop().unwrap_or_default();
         body.results = values.iter().map(|v| v.id).collect();
         let (arguments, types) = (std::mem::take(&mut state.arguments), std::mem::take(&mut state.types));
-        let main = Function { arguments, results: outputs, body, types };
-        Ok(Module { name: name.into(), replicas: 1, partitions: 1, main })
+        let lines = std::mem::take(&mut state.lines);
+        Ok((Function { arguments, results: outputs, body, types }, lines))
     }
 
     #[track_caller]
-    fn fail(&self, operation: &'static str, reason: String) {
+    pub(crate) fn fail(&self, operation: &'static str, reason: String) {
         let error = Error::Operation { operation, reason, at: Location::caller() };
         self.state.borrow_mut().error.get_or_insert(error);
     }
@@ -232,7 +249,7 @@ impl Builder {
 
     /// Adds an operation with one result. `fallback` is the type to go on with when `types` is an error.
     #[track_caller]
-    fn emit(
+    pub(crate) fn emit(
         &self,
         kind: Kind,
         operands: &[&Value],
@@ -245,7 +262,7 @@ impl Builder {
 
     /// Adds an operation to the innermost open region.
     #[track_caller]
-    fn emit_all(
+    pub(crate) fn emit_all(
         &self,
         kind: Kind,
         operands: &[&Value],
@@ -261,8 +278,9 @@ impl Builder {
                 fallback()
             }
         };
+        let at = Location::caller();
         let mut state = self.state.borrow_mut();
-        let results: Vec<ValueId> = types.iter().map(|ty| state.define(ty.clone())).collect();
+        let results: Vec<ValueId> = types.iter().map(|ty| state.define(ty.clone(), at)).collect();
         let operands = operands.iter().map(|v| v.id).collect();
         let operation = Operation { kind, operands, results: results.clone(), regions };
         // The outermost region stays open until `finish`; a value kept beyond that has nowhere to go.
@@ -299,6 +317,11 @@ impl Value {
     #[track_caller]
     pub fn like(&self, number: impl Into<Number>) -> Self {
         self.builder().splat(number, (*self.ty).clone())
+    }
+
+    /// The value as data has it.
+    pub(crate) fn id(&self) -> ValueId {
+        self.id
     }
 
     /// Adds an operation with one result that is made of this value and `others`.

@@ -1,0 +1,84 @@
+//! What a program says about its derivative; without one, these are the values and the code themselves.
+
+use super::trace::{Traced, listed};
+use super::{Builder, Value};
+use crate::graph::{Kind, Save};
+use crate::types::TensorType;
+
+impl Value {
+    /// The value, as a constant to derivatives.
+    #[track_caller]
+    pub fn stop_gradient(&self) -> Self {
+        self.then(Kind::StopGradient, &[], Ok(self.ty().clone()))
+    }
+
+    /// The value, by a name with which [`Save::Named`] asks for it to be kept.
+    #[track_caller]
+    pub fn named(&self, name: &str) -> Self {
+        self.then(Kind::Named(name.into()), &[], Ok(self.ty().clone()))
+    }
+}
+
+impl Builder {
+    /// What `function` returns for `arguments`; its derivative keeps the arguments and what `save` says, and computes the
+    /// rest again.
+    #[track_caller]
+    pub fn remat(&self, function: &Traced, arguments: &[&Value], save: Save) -> Vec<Value> {
+        let results = function.result_types();
+        let check = self.takes(function, arguments).and_then(|()| match results.len() {
+            0 => Err("the function returns nothing".into()),
+            _ => Ok(results.clone()),
+        });
+        let region = self.state.borrow_mut().body(function);
+        self.emit_all(Kind::Remat(save), arguments, vec![region], check, || results)
+    }
+
+    /// The first `results` of what `forward` returns for `arguments`, with a derivative of its own: `backward` takes the
+    /// other results of `forward` (residuals), then one cotangent per floating-point result, and returns one per
+    /// floating-point argument, each of the type of what it belongs to.
+    ///
+    /// ```
+    /// use stablehlo::{Builder, Dtype, TensorType, trace};
+    ///
+    /// // The value goes through as it is, and the gradient at most 1 in size.
+    /// let ty = TensorType::new(Dtype::F32, [4]);
+    /// let forward = trace(&[ty.clone()], |_, a| vec![a[0].clone()])?;
+    /// let backward = trace(&[ty.clone()], |_, ct| vec![ct[0].clamp(&ct[0].like(-1.0), &ct[0].like(1.0))])?;
+    /// let clipped = trace(&[ty.clone()], |f, a| f.custom_vjp(&forward, &backward, &[&a[0]], 1))?;
+    ///
+    /// let f = Builder::new();
+    /// let (x, ct) = (f.argument("x", ty.clone()), f.argument("ct", ty));
+    /// let (_, pullback) = f.vjp(&clipped, &[&x], &[0])?;
+    /// let dx = pullback.call(&[&ct]).remove(0);
+    /// assert!(f.finish("clipped", &[("dx", &dx)])?.to_string().contains("stablehlo.clamp"));
+    /// # Ok::<(), stablehlo::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn custom_vjp(&self, forward: &Traced, backward: &Traced, arguments: &[&Value], results: usize) -> Vec<Value> {
+        let returned = forward.result_types();
+        let (given, residuals) = returned.split_at(results.min(returned.len()));
+        let float = |types: &[TensorType]| types.iter().filter(|ty| ty.dtype.is_float()).cloned().collect::<Vec<_>>();
+        let takes = [residuals, &float(given)].concat();
+        let gives = float(&forward.argument_types());
+        let check = if let Err(reason) = self.takes(forward, arguments) {
+            Err(reason)
+        } else if results == 0 || results > returned.len() {
+            Err(format!("from 1 to {} results expected, got {results}", returned.len()))
+        } else if backward.argument_types() != takes || backward.result_types() != gives {
+            let (found, back) = (backward.argument_types(), backward.result_types());
+            Err(format!(
+                "a backward from ({}) to ({}) expected, got one from ({}) to ({})",
+                listed(&takes),
+                listed(&gives),
+                listed(&found),
+                listed(&back)
+            ))
+        } else {
+            Ok(given.to_vec())
+        };
+        let mut state = self.state.borrow_mut();
+        let regions = vec![state.body(forward), state.body(backward)];
+        drop(state);
+        self.emit_all(Kind::CustomVjp { results }, arguments, regions, check, || given.to_vec())
+    }
+}

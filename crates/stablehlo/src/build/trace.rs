@@ -1,0 +1,195 @@
+//! Functions that are built once and put into programs as often as wanted.
+
+use super::{Builder, State, Value};
+use crate::error::Result;
+use crate::graph::{Function, Operation, Region, ValueId};
+use crate::types::TensorType;
+use std::panic::Location;
+use std::sync::Arc;
+
+/// A function that reads nothing but its arguments: plain data that [`Builder::call`] puts into a program,
+/// [`Builder::scan`] repeats, and [`Builder::vjp`] differentiates.
+#[derive(Clone, Debug)]
+pub struct Traced(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    function: Function,
+    lines: Vec<&'static Location<'static>>,
+}
+
+/// What the values of a [`Traced`] are called where it is copied to, by their ids.
+pub(crate) type Names = Vec<Option<ValueId>>;
+
+/// The function of `arguments` that `body` builds.
+///
+/// ```
+/// use stablehlo::{Builder, Dtype, TensorType, trace};
+///
+/// let ty = TensorType::new(Dtype::F32, [8]);
+/// let silu = trace(&[ty.clone()], |_, x| vec![&x[0] * x[0].unary(stablehlo::Unary::Logistic)])?;
+/// let f = Builder::new();
+/// let x = f.argument("x", ty);
+/// let once = f.call(&silu, &[&x]).remove(0);
+/// let twice = f.call(&silu, &[&once]).remove(0);
+/// let module = f.finish("twice", &[("y", &twice)])?;
+/// assert_eq!(module.to_string().matches("stablehlo.logistic").count(), 2);
+/// # Ok::<(), stablehlo::Error>(())
+/// ```
+///
+/// # Errors
+/// The first illegal operation, a value of another function among them.
+#[track_caller]
+pub fn trace(arguments: &[TensorType], body: impl FnOnce(&Builder, &[Value]) -> Vec<Value>) -> Result<Traced> {
+    let builder = Builder::new();
+    // No closure: the line to blame is that of the caller.
+    let mut values = Vec::with_capacity(arguments.len());
+    for ty in arguments {
+        values.push(builder.argument("", ty.clone()));
+    }
+    let results = body(&builder, &values);
+    builder.traced(&results)
+}
+
+impl Traced {
+    /// The function as data.
+    pub fn function(&self) -> &Function {
+        &self.0.function
+    }
+
+    /// The types of its arguments.
+    pub fn argument_types(&self) -> Vec<TensorType> {
+        self.types(&self.0.function.body.arguments)
+    }
+
+    /// The types of its results.
+    pub fn result_types(&self) -> Vec<TensorType> {
+        self.types(&self.0.function.body.results)
+    }
+
+    fn types(&self, ids: &[ValueId]) -> Vec<TensorType> {
+        ids.iter().map(|id| self.0.function.type_of(*id).clone()).collect()
+    }
+
+    /// The line of Rust that built a value.
+    pub(crate) fn line(&self, id: ValueId) -> &'static Location<'static> {
+        self.0.lines[id.0]
+    }
+
+    /// Names of none of its values.
+    pub(crate) fn names(&self) -> Names {
+        vec![None; self.0.function.types.len()]
+    }
+
+    /// A region of one of the function's operations, that reads nothing but its arguments, as a function of its own.
+    pub(crate) fn region(&self, region: &Region) -> Result<Self> {
+        let builder = Builder::new();
+        let mut names = self.names();
+        for id in &region.arguments {
+            names[id.0] = Some(builder.argument("", self.0.function.type_of(*id).clone()).id);
+        }
+        for operation in &region.operations {
+            builder.copy(self, operation, &mut names);
+        }
+        let results: Vec<Value> = region.results.iter().map(|id| builder.copied(self, *id, &names)).collect();
+        builder.traced(&results)
+    }
+}
+
+impl Builder {
+    /// What `function` returns for `arguments`: its operations are added here.
+    #[track_caller]
+    pub fn call(&self, function: &Traced, arguments: &[&Value]) -> Vec<Value> {
+        if let Err(reason) = self.takes(function, arguments) {
+            self.fail("call", reason);
+            let types = function.result_types();
+            return types.into_iter().map(|ty| self.bind(&ty)).collect();
+        }
+        let mut names = function.names();
+        let body = &function.function().body;
+        for (id, argument) in body.arguments.iter().zip(arguments) {
+            names[id.0] = Some(argument.id);
+        }
+        for operation in &body.operations {
+            self.copy(function, operation, &mut names);
+        }
+        body.results.iter().map(|id| self.copied(function, *id, &names)).collect()
+    }
+
+    /// Whether `arguments` are what `function` takes.
+    pub(crate) fn takes(&self, function: &Traced, arguments: &[&Value]) -> Result<(), String> {
+        let expected = function.argument_types();
+        let fits = expected.len() == arguments.len() && expected.iter().zip(arguments).all(|(ty, v)| ty == v.ty());
+        if fits {
+            return self.in_scope(arguments);
+        }
+        let found: Vec<&TensorType> = arguments.iter().map(|v| v.ty()).collect();
+        Err(format!("arguments ({}) expected, got ({})", listed(&expected), listed(found)))
+    }
+
+    /// The function that returns `results`.
+    #[track_caller]
+    pub(crate) fn traced(self, results: &[Value]) -> Result<Traced> {
+        let results: Vec<(&str, &Value)> = results.iter().map(|v| ("", v)).collect();
+        let (function, lines) = self.close(&results)?;
+        Ok(Traced(Arc::new(Inner { function, lines })))
+    }
+
+    /// Adds a copy of an operation of `source`, the operands of which have names here.
+    pub(crate) fn copy(&self, source: &Traced, operation: &Operation, names: &mut Names) {
+        let mut state = self.state.borrow_mut();
+        let operation = state.copy(source, operation, names);
+        if let Some((_, region)) = state.open.last_mut() {
+            region.operations.push(operation);
+        }
+    }
+
+    /// How many operations the innermost open region has.
+    pub(crate) fn length(&self) -> usize {
+        self.state.borrow().open.last().map_or(0, |(_, region)| region.operations.len())
+    }
+
+    /// The copy of a value of `source`.
+    pub(crate) fn copied(&self, source: &Traced, id: ValueId, names: &Names) -> Value {
+        let copy = names[id.0].expect("a value is defined before it is used");
+        self.handle(copy, source.function().type_of(id).clone())
+    }
+}
+
+impl State {
+    fn copy(&mut self, source: &Traced, operation: &Operation, names: &mut Names) -> Operation {
+        let operands = renamed(&operation.operands, names);
+        let regions = operation.regions.iter().map(|region| self.copy_region(source, region, names)).collect();
+        for id in &operation.results {
+            names[id.0] = Some(self.define(source.function().type_of(*id).clone(), source.line(*id)));
+        }
+        Operation { kind: operation.kind.clone(), operands, results: renamed(&operation.results, names), regions }
+    }
+
+    fn copy_region(&mut self, source: &Traced, region: &Region, names: &mut Names) -> Region {
+        // Nobody outside has a handle of these values, so it does not matter which region they are said to belong to.
+        for id in &region.arguments {
+            // Regions of one operation may bind the same values in turn.
+            if names[id.0].is_none() {
+                names[id.0] = Some(self.define(source.function().type_of(*id).clone(), source.line(*id)));
+            }
+        }
+        let operations = region.operations.iter().map(|operation| self.copy(source, operation, names)).collect();
+        Region { arguments: renamed(&region.arguments, names), operations, results: renamed(&region.results, names) }
+    }
+
+    /// The body of a function as a region of an operation here.
+    pub(super) fn body(&mut self, function: &Traced) -> Region {
+        let mut names = function.names();
+        self.copy_region(function, &function.function().body, &mut names)
+    }
+}
+
+fn renamed(ids: &[ValueId], names: &Names) -> Vec<ValueId> {
+    ids.iter().map(|id| names[id.0].expect("a value is defined before it is used")).collect()
+}
+
+/// Types, separated by commas.
+pub(crate) fn listed<'a>(types: impl IntoIterator<Item = &'a TensorType>) -> String {
+    types.into_iter().map(TensorType::to_string).collect::<Vec<_>>().join(", ")
+}
