@@ -22,6 +22,7 @@
 mod build;
 mod error;
 mod graph;
+mod interpret;
 mod loops;
 mod lower;
 pub mod mosaic;
@@ -35,6 +36,7 @@ pub use graph::{
     Argument, Binary, Comparison, CustomCall, DotDimensions, Function, GatherDimensions, Kind, Literal, Module, Number,
     Operation, Output, Precision, Reducer, Region, Save, Scan, ScatterDimensions, Sharding, Unary, ValueId, Window,
 };
+pub use interpret::{Array, Elements, Interpreter, Rounding};
 pub use loops::Loop;
 pub use reverse::Pullback;
 pub use types::{Dtype, TensorType};

@@ -155,12 +155,7 @@ impl Lowering {
             let mut read = vec![*stack];
             read.extend(starts(ty.rank()));
             let part = self.add(&mut turn, Kind::DynamicSlice { sizes: ty.shape.clone() }, read, ty);
-            turn.push(Operation {
-                kind: Kind::Reshape,
-                operands: vec![part],
-                results: vec![*slice],
-                regions: vec![],
-            });
+            turn.push(Operation { kind: Kind::Reshape, operands: vec![part], results: vec![*slice], regions: vec![] });
         }
         self.operations(&code.operations, &mut turn);
         let results = self.renamed(&code.results);

@@ -13,8 +13,8 @@ mod shape;
 mod trace;
 
 pub use scan::Scanned;
+pub(crate) use trace::{Names, listed};
 pub use trace::{Traced, trace};
-pub(crate) use trace::Names;
 
 use crate::error::{Error, Result};
 use crate::graph::*;

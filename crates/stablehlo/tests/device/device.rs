@@ -4,7 +4,7 @@
 use half::{bf16, f16};
 use pjrt::install::{self, Kind};
 use pjrt::{Argument, Buffer, Client, CompileOptions, DType, Element, LoadedExecutable, Plugin};
-use stablehlo::{Builder, Dtype, Module, TensorType, Value};
+use stablehlo::{Array, Builder, Dtype, Interpreter, Module, Rounding, TensorType, Value};
 use std::sync::OnceLock;
 
 /// Four virtual devices.
@@ -109,6 +109,52 @@ impl Tensor {
     }
 }
 
+impl Tensor {
+    /// The same tensor for the interpreter.
+    pub fn array(&self) -> Array {
+        let (dtype, shape) = (self.dtype(), self.shape.clone());
+        let array = match &self.elements {
+            Elements::Bool(x) => Array::preds(shape, x.iter().copied()),
+            Elements::I32(x) => Array::ints(dtype, shape, x.iter().map(|x| (*x).into())),
+            Elements::I64(x) => Array::ints(dtype, shape, x.iter().copied()),
+            Elements::U32(x) => Array::ints(dtype, shape, x.iter().map(|x| (*x).into())),
+            Elements::F16(x) => Array::floats(dtype, shape, x.iter().map(|x| x.to_f64())),
+            Elements::Bf16(x) => Array::floats(dtype, shape, x.iter().map(|x| x.to_f64())),
+            Elements::F32(x) => Array::floats(dtype, shape, x.iter().map(|x| (*x).into())),
+            Elements::F64(x) => Array::floats(dtype, shape, x.iter().copied()),
+        };
+        array.expect("as many elements as the shape has")
+    }
+}
+
+/// Whether the interpreter gives what XLA gave: integers and predicates exactly, floats but for the last digits of their
+/// dtype, or for `slack` of the largest number that XLA gave.
+pub fn interpreter_agrees(module: &Module, arguments: &[Tensor], found: &[Tensor], slack: f64) {
+    let interpreter = Interpreter { rounding: Rounding::Dtypes, ..Interpreter::default() };
+    let arguments: Vec<Array> = arguments.iter().map(Tensor::array).collect();
+    let expected = interpreter.run(module, &arguments).unwrap_or_else(|error| panic!("{error}\n{module}"));
+    assert_eq!(expected.len(), found.len());
+    for (i, (ours, xla)) in expected.iter().zip(found).enumerate() {
+        let xla = xla.array();
+        assert_eq!(ours.ty(), xla.ty(), "result {i} of\n{module}");
+        if !ours.ty().dtype.is_float() {
+            assert_eq!(ours, &xla, "result {i}: the interpreter, and XLA, of\n{module}");
+            continue;
+        }
+        let digits = match ours.ty().dtype {
+            Dtype::F16 => 2e-3,
+            Dtype::Bf16 => 1.6e-2,
+            _ => 4e-6,
+        };
+        let (ours, xla) = (ours.to_floats(), xla.to_floats());
+        let largest = xla.iter().filter(|x| x.is_finite()).fold(0.0_f64, |m, x| m.max(x.abs()));
+        for (a, b) in ours.iter().zip(&xla) {
+            let same = a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= digits * b.abs() + slack * largest;
+            assert!(same, "result {i}: the interpreter gives {ours:?}, and XLA {xla:?}, of\n{module}");
+        }
+    }
+}
+
 pub fn f32s(tensor: &Tensor) -> Vec<f32> {
     tensor.wide()
 }
@@ -147,6 +193,7 @@ pub fn run(arguments: &[Tensor], build: impl FnOnce(&Builder, &[Value]) -> Vec<V
     for (output, value) in outputs.iter().zip(&results) {
         assert_eq!(&output.ty(), value.ty(), "the builder and XLA agree on the type");
     }
+    interpreter_agrees(&module, arguments, &outputs, 1e-6);
     outputs
 }
 

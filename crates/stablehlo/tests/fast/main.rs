@@ -2,4 +2,5 @@
 
 mod errors;
 mod mosaic;
+mod reverse;
 mod text;

@@ -1,0 +1,264 @@
+//! Tensors of the interpreter.
+
+use super::Fault;
+use crate::error::{Error, Result};
+use crate::types::{Dtype, TensorType};
+use half::{bf16, f16};
+
+/// A dense tensor on the host, row-major: an argument or a result of [`Function::interpret`](crate::Function::interpret).
+///
+/// ```
+/// use stablehlo::{Array, Dtype};
+///
+/// let a = Array::floats(Dtype::F32, [2, 2], [1.0, 2.0, 3.0, 4.0])?;
+/// assert_eq!(a.ty().to_string(), "tensor<2x2xf32>");
+/// assert_eq!(a.to_floats(), [1.0, 2.0, 3.0, 4.0]);
+/// assert!(Array::ints(Dtype::I32, [3], [1, 2]).is_err());
+/// # Ok::<(), stablehlo::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Array {
+    pub(super) ty: TensorType,
+    pub(super) elements: Elements,
+}
+
+/// The elements of an [`Array`], row-major.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Elements {
+    /// Elements of a floating-point type, with the digits of f64.
+    Float(Vec<f64>),
+    /// Elements of an integer type, each within its range.
+    Int(Vec<i64>),
+    /// Elements that are predicates.
+    Pred(Vec<bool>),
+}
+
+/// The same expression on the vector of any variant, which becomes that variant again.
+macro_rules! map_elements {
+    ($elements:expr, $x:ident => $map:expr) => {
+        match $elements {
+            Elements::Float($x) => Elements::Float($map),
+            Elements::Int($x) => Elements::Int($map),
+            Elements::Pred($x) => Elements::Pred($map),
+        }
+    };
+}
+
+/// The same for two operands of one dtype; a [`Fault`] where they are not.
+macro_rules! map_pairs {
+    ($a:expr, $b:expr, ($x:ident, $y:ident) => $map:expr) => {
+        match ($a, $b) {
+            (Elements::Float($x), Elements::Float($y)) => Ok(Elements::Float($map)),
+            (Elements::Int($x), Elements::Int($y)) => Ok(Elements::Int($map)),
+            (Elements::Pred($x), Elements::Pred($y)) => Ok(Elements::Pred($map)),
+            _ => Err(Fault::malformed("operands of one dtype expected")),
+        }
+    };
+}
+
+pub(super) use map_pairs;
+
+impl Elements {
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::Float(x) => x.len(),
+            Self::Int(x) => x.len(),
+            Self::Pred(x) => x.len(),
+        }
+    }
+}
+
+impl Array {
+    /// A tensor of a floating-point dtype. The numbers are kept as they come: they may have more digits than the dtype.
+    ///
+    /// # Errors
+    /// Another dtype, or a count of numbers that is not the shape's.
+    pub fn floats(dtype: Dtype, shape: impl Into<Vec<usize>>, numbers: impl IntoIterator<Item = f64>) -> Result<Self> {
+        Self::new(TensorType::new(dtype, shape), Elements::Float(numbers.into_iter().collect()))
+    }
+
+    /// A tensor of an integer dtype.
+    ///
+    /// # Errors
+    /// Another dtype, a number beyond its range, or a count of numbers that is not the shape's.
+    pub fn ints(dtype: Dtype, shape: impl Into<Vec<usize>>, numbers: impl IntoIterator<Item = i64>) -> Result<Self> {
+        Self::new(TensorType::new(dtype, shape), Elements::Int(numbers.into_iter().collect()))
+    }
+
+    /// A tensor of predicates.
+    ///
+    /// # Errors
+    /// A count of predicates that is not the shape's.
+    pub fn preds(shape: impl Into<Vec<usize>>, predicates: impl IntoIterator<Item = bool>) -> Result<Self> {
+        Self::new(TensorType::new(Dtype::Pred, shape), Elements::Pred(predicates.into_iter().collect()))
+    }
+
+    /// A tensor of `ty`.
+    ///
+    /// # Errors
+    /// Elements of another dtype, beyond its range, or not as many as the shape has.
+    pub fn new(ty: TensorType, elements: Elements) -> Result<Self> {
+        let legal = match &elements {
+            Elements::Float(_) => ty.dtype.is_float(),
+            Elements::Int(x) => ty.dtype.is_integer() && x.iter().all(|x| wrap(*x, ty.dtype) == *x),
+            Elements::Pred(_) => ty.dtype == Dtype::Pred,
+        };
+        let count = elements.len();
+        if legal && count == ty.elements() {
+            return Ok(Self { ty, elements });
+        }
+        let kind = match elements {
+            Elements::Float(_) => "floating-point numbers",
+            Elements::Int(_) => "integers",
+            Elements::Pred(_) => "predicates",
+        };
+        Err(Error::Array { reason: format!("{} elements of {ty} expected, got {count} {kind}", ty.elements()) })
+    }
+
+    /// The dtype and shape of the tensor.
+    pub fn ty(&self) -> &TensorType {
+        &self.ty
+    }
+
+    /// The sizes of the tensor, outermost dimension first.
+    pub fn shape(&self) -> &[usize] {
+        &self.ty.shape
+    }
+
+    /// The elements of the tensor, row-major.
+    pub fn elements(&self) -> &Elements {
+        &self.elements
+    }
+
+    /// The elements as floating-point numbers, whatever the dtype; predicates as 0 and 1.
+    pub fn to_floats(&self) -> Vec<f64> {
+        match &self.elements {
+            Elements::Float(x) => x.clone(),
+            Elements::Int(x) => x.iter().map(|x| *x as f64).collect(),
+            Elements::Pred(x) => x.iter().map(|x| f64::from(u8::from(*x))).collect(),
+        }
+    }
+
+    /// The elements as integers: floats are cut towards 0, predicates are 0 and 1.
+    pub fn to_ints(&self) -> Vec<i64> {
+        match &self.elements {
+            Elements::Float(x) => x.iter().map(|x| *x as i64).collect(),
+            Elements::Int(x) => x.clone(),
+            Elements::Pred(x) => x.iter().map(|x| i64::from(*x)).collect(),
+        }
+    }
+
+    /// The elements as predicates: whether each differs from 0.
+    pub fn to_preds(&self) -> Vec<bool> {
+        match &self.elements {
+            Elements::Float(x) => x.iter().map(|x| *x != 0.0).collect(),
+            Elements::Int(x) => x.iter().map(|x| *x != 0).collect(),
+            Elements::Pred(x) => x.clone(),
+        }
+    }
+
+    /// The integers of a tensor that holds indices.
+    pub(super) fn integers(&self) -> Result<&[i64], Fault> {
+        match &self.elements {
+            Elements::Int(x) => Ok(x),
+            _ => Err(Fault::malformed(format!("integers expected, got {}", self.ty))),
+        }
+    }
+
+    /// The only element of a scalar that is a predicate.
+    pub(super) fn predicate(&self) -> Result<bool, Fault> {
+        match &self.elements {
+            Elements::Pred(x) if x.len() == 1 => Ok(x[0]),
+            _ => Err(Fault::malformed(format!("a predicate expected, got {}", self.ty))),
+        }
+    }
+
+    /// The only element of a scalar, as a tensor of `count` of them.
+    pub(super) fn repeated(&self, count: usize) -> Result<Elements, Fault> {
+        if self.elements.len() != 1 {
+            return Err(Fault::malformed(format!("a scalar expected, got {}", self.ty)));
+        }
+        Ok(map_elements!(&self.elements, x => vec![x[0]; count]))
+    }
+
+    /// The elements at these places, in their order.
+    ///
+    /// # Panics
+    /// At a place beyond the end: callers keep them inside.
+    pub(super) fn take(&self, places: &[usize]) -> Elements {
+        map_elements!(&self.elements, x => places.iter().map(|i| x[*i]).collect())
+    }
+
+    /// The float elements rounded to the dtype.
+    pub(super) fn rounded(mut self) -> Self {
+        if let Elements::Float(x) = &mut self.elements {
+            x.iter_mut().for_each(|x| *x = round(*x, self.ty.dtype));
+        }
+        self
+    }
+}
+
+/// The number of `dtype` that is nearest to `x`.
+pub(super) fn round(x: f64, dtype: Dtype) -> f64 {
+    match dtype {
+        Dtype::F32 => f64::from(x as f32),
+        Dtype::Bf16 => bf16::from_f64(x).to_f64(),
+        Dtype::F16 => f16::from_f64(x).to_f64(),
+        Dtype::F64 | Dtype::Pred | Dtype::I32 | Dtype::I64 | Dtype::U32 => x,
+    }
+}
+
+/// The integer of `dtype` with the low bits of `x`.
+pub(super) fn wrap(x: i64, dtype: Dtype) -> i64 {
+    match dtype {
+        Dtype::I32 => i64::from(x as i32),
+        Dtype::U32 => i64::from(x as u32),
+        Dtype::I64 | Dtype::Pred | Dtype::F16 | Dtype::Bf16 | Dtype::F32 | Dtype::F64 => x,
+    }
+}
+
+/// The distance in memory between neighbours along each dimension. Shapes without elements have distances too.
+pub(super) fn strides(shape: &[usize]) -> Vec<usize> {
+    let mut strides = vec![1_usize; shape.len()];
+    for d in (1..shape.len()).rev() {
+        strides[d - 1] = strides[d].saturating_mul(shape[d].max(1));
+    }
+    strides
+}
+
+/// Calls `see` with every index of a shape, row-major.
+pub(super) fn each_index<E>(shape: &[usize], mut see: impl FnMut(&[usize]) -> Result<(), E>) -> Result<(), E> {
+    if shape.contains(&0) {
+        return Ok(());
+    }
+    let mut index = vec![0; shape.len()];
+    loop {
+        see(&index)?;
+        let mut d = shape.len();
+        loop {
+            let Some(next) = d.checked_sub(1) else { return Ok(()) };
+            d = next;
+            index[d] += 1;
+            if index[d] < shape[d] {
+                break;
+            }
+            index[d] = 0;
+        }
+    }
+}
+
+/// The places in memory that the given dimensions of a shape lead to, row-major in their order.
+pub(super) fn offsets(shape: &[usize], dimensions: &[usize]) -> Vec<usize> {
+    let strides = strides(shape);
+    dimensions.iter().fold(vec![0], |places, d| {
+        let (size, step) = (shape[*d], strides[*d]);
+        let along = |at: usize| (0..size).map(move |i| at + i * step);
+        places.into_iter().flat_map(along).collect()
+    })
+}
+
+/// The place in memory of an index.
+pub(super) fn place(index: &[usize], strides: &[usize]) -> usize {
+    index.iter().zip(strides).map(|(i, s)| i * s).sum()
+}

@@ -1,0 +1,168 @@
+//! Products, reductions and sorts.
+
+use super::Fault;
+use super::array::{Array, Elements, each_index, map_pairs, offsets, strides, wrap};
+use super::elementwise::combine;
+use super::shape::within;
+use crate::graph::{DotDimensions, Reducer, Window};
+use crate::types::TensorType;
+use std::cmp::Ordering;
+
+type Outcome = Result<Elements, Fault>;
+
+/// The dimensions of a rank that are not among `used`.
+fn rest(rank: usize, used: &[usize]) -> Vec<usize> {
+    (0..rank).filter(|d| !used.contains(d)).collect()
+}
+
+fn sizes(ty: &TensorType, dimensions: &[usize]) -> Vec<usize> {
+    dimensions.iter().map(|d| ty.shape[*d]).collect()
+}
+
+/// How the elements of a product are found: the sizes of its result, and what is summed over.
+pub(super) struct Product {
+    left: [Vec<usize>; 3],
+    right: [Vec<usize>; 3],
+    /// The number of products that each element of the result sums.
+    pub(super) terms: usize,
+}
+
+impl Product {
+    pub(super) fn new(a: &TensorType, b: &TensorType, d: &DotDimensions, ty: &TensorType) -> Result<Self, Fault> {
+        let side = |ty: &TensorType, batch: &[usize], contract: &[usize]| {
+            let used = [batch, contract].concat();
+            within(&used, ty.rank())?;
+            Ok([batch.to_vec(), rest(ty.rank(), &used), contract.to_vec()])
+        };
+        let (left, right) = (side(a, &d.batch.0, &d.contract.0)?, side(b, &d.batch.1, &d.contract.1)?);
+        let of = |i: usize| (sizes(a, &left[i]), sizes(b, &right[i]));
+        let (batch, free, contract) = (of(0), of(1), of(2));
+        let shape = [batch.0.clone(), free.0, free.1].concat();
+        if batch.0 != batch.1 || contract.0 != contract.1 || shape != ty.shape {
+            return Err(Fault::malformed(format!("the product of {a} and {b} by {d:?} is no {ty}")));
+        }
+        let terms = contract.0.iter().fold(1_usize, |n, size| n.saturating_mul(*size));
+        Ok(Self { left, right, terms })
+    }
+
+    /// Sums of products; those of floats in f64, those of integers wrap.
+    pub(super) fn of(&self, a: &Array, b: &Array, ty: &TensorType) -> Outcome {
+        fn sums<T: Copy, S>(
+            (a, left): (&[T], &[Vec<usize>; 3]),
+            (b, right): (&[T], &[Vec<usize>; 3]),
+            sum: impl Fn(&mut dyn Iterator<Item = (T, T)>) -> S,
+        ) -> Vec<S> {
+            let mut sums = vec![];
+            for (x, y) in left[0].iter().zip(&right[0]) {
+                for i in &left[1] {
+                    for j in &right[1] {
+                        let terms = left[2].iter().zip(&right[2]);
+                        sums.push(sum(&mut terms.map(|(k, l)| (a[x + i + k], b[y + j + l]))));
+                    }
+                }
+            }
+            sums
+        }
+        if ty.elements() == 0 {
+            return Ok(a.take(&[]));
+        }
+        let left = [0, 1, 2].map(|i| offsets(&a.ty.shape, &self.left[i]));
+        let right = [0, 1, 2].map(|i| offsets(&b.ty.shape, &self.right[i]));
+        match (&a.elements, &b.elements) {
+            (Elements::Float(a), Elements::Float(b)) => {
+                Ok(Elements::Float(sums((a, &left), (b, &right), |terms| terms.map(|(x, y)| x * y).sum())))
+            }
+            (Elements::Int(a), Elements::Int(b)) => Ok(Elements::Int(sums((a, &left), (b, &right), |terms| {
+                terms.fold(0, |sum, (x, y)| wrap(x.wrapping_mul(y).wrapping_add(sum), ty.dtype))
+            }))),
+            _ => Err(Fault::malformed(format!("numbers of one dtype expected, got {} and {}", a.ty, b.ty))),
+        }
+    }
+}
+
+/// The initial value and, after it, every term: combined from left to right.
+fn fold(init: Elements, terms: impl Iterator<Item = Elements>, reducer: Reducer, ty: &TensorType) -> Outcome {
+    let mut terms = terms;
+    terms.try_fold(init, |all, term| combine(reducer.binary(), &all, &term, ty.dtype))
+}
+
+pub(super) fn reduce(a: &Array, init: &Array, reducer: Reducer, dimensions: &[usize], ty: &TensorType) -> Outcome {
+    within(dimensions, a.ty.rank())?;
+    let kept = rest(a.ty.rank(), dimensions);
+    if sizes(&a.ty, &kept) != ty.shape || a.ty.dtype != ty.dtype {
+        return Err(Fault::malformed(format!("{} reduced over {dimensions:?} is no {ty}", a.ty)));
+    }
+    let init = init.repeated(ty.elements())?;
+    if ty.elements() == 0 {
+        return Ok(init);
+    }
+    let (kept, reduced) = (offsets(&a.ty.shape, &kept), offsets(&a.ty.shape, dimensions));
+    let term = |at: &usize| a.take(&kept.iter().map(|k| k + at).collect::<Vec<_>>());
+    fold(init, reduced.iter().map(term), reducer, ty)
+}
+
+pub(super) fn reduce_window(a: &Array, init: &Array, window: &Window, reducer: Reducer, ty: &TensorType) -> Outcome {
+    let Window { sizes, strides: steps, low, high } = window;
+    let rank = a.ty.rank();
+    let size = |d: usize| {
+        let padded = low[d].saturating_add(a.ty.shape[d]).saturating_add(high[d]);
+        padded.checked_sub(sizes[d]).map_or(0, |room| room / steps[d] + 1)
+    };
+    let fits = [sizes.len(), steps.len(), low.len(), high.len(), ty.rank()] == [rank; 5]
+        && (0..rank).all(|d| sizes[d] > 0 && steps[d] > 0 && size(d) == ty.shape[d])
+        && a.ty.dtype == ty.dtype;
+    if !fits {
+        return Err(Fault::malformed(format!("windows of {} by {window:?} are no {ty}", a.ty)));
+    }
+    let outside = a.elements.len();
+    let all = map_pairs!(&a.elements, &init.repeated(1)?, (x, y) => x.iter().chain(y).copied().collect())?;
+    let all = Array { ty: a.ty.clone(), elements: all };
+    let mut sum = init.repeated(ty.elements())?;
+    if ty.elements() == 0 {
+        return Ok(sum);
+    }
+    let distances = strides(&a.ty.shape);
+    each_index(sizes, |offset| {
+        let mut places = Vec::with_capacity(ty.elements());
+        each_index(&ty.shape, |index| {
+            let inside = (0..rank).try_fold(0, |at, d| {
+                let i = (index[d] * steps[d] + offset[d]).checked_sub(low[d])?;
+                (i < a.ty.shape[d]).then(|| at + i * distances[d])
+            });
+            places.push(inside.unwrap_or(outside));
+            Ok::<(), Fault>(())
+        })?;
+        sum = combine(reducer.binary(), &sum, &all.take(&places), ty.dtype)?;
+        Ok::<(), Fault>(())
+    })?;
+    Ok(sum)
+}
+
+/// The order in which the elements of every operand follow one another after a sort by the first operand.
+pub(super) fn order(keys: &Array, dimension: usize, descending: bool) -> Result<Vec<usize>, Fault> {
+    within(&[dimension], keys.ty.rank())?;
+    let shape = &keys.ty.shape;
+    let mut places = vec![0; keys.elements.len()];
+    if places.is_empty() {
+        return Ok(places);
+    }
+    fn ordering(keys: &Elements, a: usize, b: usize) -> Ordering {
+        match keys {
+            Elements::Float(x) => x[a].total_cmp(&x[b]),
+            Elements::Int(x) => x[a].cmp(&x[b]),
+            Elements::Pred(x) => x[a].cmp(&x[b]),
+        }
+    }
+    let lines = offsets(shape, &rest(shape.len(), &[dimension]));
+    let along = offsets(shape, &[dimension]);
+    for line in lines {
+        let targets: Vec<usize> = along.iter().map(|at| line + at).collect();
+        let mut sources = targets.clone();
+        sources.sort_by(|a, b| {
+            let ascending = ordering(&keys.elements, *a, *b);
+            if descending { ascending.reverse() } else { ascending }
+        });
+        targets.iter().zip(sources).for_each(|(target, source)| places[*target] = source);
+    }
+    Ok(places)
+}

@@ -1,0 +1,120 @@
+//! Running a program without a compiler: what it means, at toy sizes.
+//!
+//! It is the oracle of programs: numbers of f64, so that differences of a function say what its derivative is, and each
+//! operation as the StableHLO specification defines it, one element after the other.
+
+mod array;
+mod contract;
+mod elementwise;
+mod gather;
+mod machine;
+mod shape;
+
+pub use array::{Array, Elements};
+
+use crate::error::{Error, Result};
+use crate::graph::{Function, Module};
+use machine::Machine;
+
+/// What becomes of the digits that a dtype does not have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rounding {
+    /// Every float is an f64, whatever its dtype: conversions between floats do nothing, nothing overflows f32. Only
+    /// [`Kind::BitcastConvert`](crate::Kind::BitcastConvert) rounds, because it reads the bits.
+    #[default]
+    None,
+    /// Every result is rounded to its dtype. Within an operation (the sum of a product or of a reduction, say) numbers
+    /// stay f64.
+    Dtypes,
+}
+
+/// Runs programs on the host, operation by operation, with limits so that a program that is too large, or never ends, is
+/// an error.
+///
+/// Integers wrap at the width of their dtype. Where the specification leaves a result open, it is XLA's: an integer divided
+/// by 0 has all bits set, its remainder is itself; floats beyond the range of an integer dtype become its bounds, and NaN 0.
+/// Floats sort in their total order (see [`Kind::Sort`](crate::Kind::Sort)).
+///
+/// ```
+/// use stablehlo::{Array, Builder, Dtype, Interpreter, Rounding, TensorType};
+///
+/// let f = Builder::new();
+/// let x = f.argument("x", TensorType::scalar(Dtype::F32));
+/// let narrow = x.convert(Dtype::Bf16).convert(Dtype::F32);
+/// let module = f.finish("narrow", &[("narrow", &narrow)])?;
+///
+/// let third = Array::floats(Dtype::F32, [], [1.0 / 3.0])?;
+/// assert_eq!(module.interpret(&[third.clone()])?[0].to_floats(), [1.0 / 3.0]);
+/// let rounding = Interpreter { rounding: Rounding::Dtypes, ..Interpreter::default() };
+/// assert_eq!(rounding.run(&module, &[third])?[0].to_floats(), [0.333984375]);
+/// # Ok::<(), stablehlo::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Interpreter {
+    /// What becomes of the digits that a dtype does not have.
+    pub rounding: Rounding,
+    /// The elements that all values of a program may have together; 2^26, half a gigabyte, unless said otherwise.
+    pub elements: usize,
+    /// The elements that operations may read and write until the end, each counted at least once however small it is;
+    /// 2^34, about a minute, unless said otherwise.
+    pub work: u64,
+}
+
+impl Default for Interpreter {
+    fn default() -> Self {
+        Self { rounding: Rounding::None, elements: 1 << 26, work: 1 << 34 }
+    }
+}
+
+impl Interpreter {
+    /// The results of the module's main for these arguments.
+    ///
+    /// # Errors
+    /// [`Error::Uninterpreted`] for custom calls (but for annotations of shardings, which change no value) and for whatever
+    /// takes part of several replicas or partitions; [`Error::Malformed`] for arguments that are not the function's, and
+    /// for a program that is none; [`Error::Limit`] beyond the limits.
+    pub fn run(&self, module: &Module, arguments: &[Array]) -> Result<Vec<Array>> {
+        Machine::new(self, &module.main.lowered(), module.replicas, module.partitions)?.run(arguments)
+    }
+}
+
+impl Module {
+    /// The results of main for these arguments, in f64: see [`Interpreter`], of which this is the default.
+    ///
+    /// # Errors
+    /// As [`Interpreter::run`].
+    pub fn interpret(&self, arguments: &[Array]) -> Result<Vec<Array>> {
+        Interpreter::default().run(self, arguments)
+    }
+}
+
+impl Function {
+    /// The results for these arguments, in f64, as the only replica and partition: see [`Interpreter`].
+    ///
+    /// # Errors
+    /// As [`Interpreter::run`].
+    pub fn interpret(&self, arguments: &[Array]) -> Result<Vec<Array>> {
+        Machine::new(&Interpreter::default(), &self.lowered(), 1, 1)?.run(arguments)
+    }
+}
+
+/// Why an operation has no result; [`Machine`] adds which one it was.
+enum Fault {
+    Uninterpreted(String),
+    Malformed(String),
+    Limit(String),
+}
+
+impl Fault {
+    fn malformed(reason: impl Into<String>) -> Self {
+        Self::Malformed(reason.into())
+    }
+
+    fn of(self, operation: &'static str) -> Error {
+        match self {
+            Self::Uninterpreted(reason) => Error::Uninterpreted { operation, reason },
+            Self::Malformed(reason) => Error::Malformed { operation, reason },
+            Self::Limit(reason) => Error::Limit { operation, reason },
+        }
+    }
+}

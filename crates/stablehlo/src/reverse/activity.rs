@@ -1,0 +1,159 @@
+//! Which values a derivative goes through.
+
+use super::rules::{Rule, rule};
+use super::wide;
+use crate::build::Traced;
+use crate::error::{Error, Result};
+use crate::graph::{Kind, Operation, Region, ValueId};
+use crate::types::Dtype;
+
+/// What the derivative of a function has to do with each of its values, by id.
+#[derive(Clone, Debug)]
+pub(super) struct Activity {
+    /// It depends on an argument that is asked for.
+    active: Vec<bool>,
+    /// A result depends on it besides, so it gets a cotangent.
+    wanted: Vec<bool>,
+    /// How many operations and results use it, of those that hand it a cotangent.
+    uses: Vec<usize>,
+}
+
+impl Activity {
+    /// How arguments that are asked for are seen from the results that are given cotangents.
+    ///
+    /// # Errors
+    /// An operation without a derivative, the results of which are wanted.
+    pub(super) fn of(function: &Traced, with_respect_to: &[usize], given: &[usize]) -> Result<Self> {
+        let n = function.function().types.len();
+        let mut activity = Self { active: vec![false; n], wanted: vec![false; n], uses: vec![0; n] };
+        let body = &function.function().body;
+        for index in with_respect_to {
+            activity.active[body.arguments[*index].0] = true;
+        }
+        activity.forward(function, body);
+        for index in given {
+            activity.want(body.results[*index]);
+        }
+        activity.backward(function, body)?;
+        activity.uses = vec![0; n];
+        activity.count(body);
+        Ok(activity)
+    }
+
+    pub(super) fn wanted(&self, id: ValueId) -> bool {
+        self.wanted[id.0]
+    }
+
+    /// The dtype in which parts of the value's cotangent are best given.
+    pub(super) fn sum_dtype(&self, function: &Traced, id: ValueId) -> Dtype {
+        let dtype = function.function().type_of(id).dtype;
+        if self.uses[id.0] > 1 { wide(dtype) } else { dtype }
+    }
+
+    fn want(&mut self, id: ValueId) -> bool {
+        let new = self.active[id.0] && !self.wanted[id.0];
+        self.wanted[id.0] |= self.active[id.0];
+        new
+    }
+
+    fn activate(&mut self, function: &Traced, id: ValueId, active: bool) -> bool {
+        let new = active && function.function().type_of(id).dtype.is_float() && !self.active[id.0];
+        self.active[id.0] |= new;
+        new
+    }
+
+    fn forward(&mut self, function: &Traced, region: &Region) {
+        for operation in &region.operations {
+            match &operation.kind {
+                Kind::Scan(scan) => self.forward_scan(function, operation, scan.carry),
+                Kind::Remat(_) => {
+                    let code = &operation.regions[0];
+                    self.pass(function, &operation.operands, &code.arguments);
+                    self.forward(function, code);
+                    self.pass(function, &code.results, &operation.results);
+                }
+                kind => {
+                    // Whatever it computes from an active value, but for what has no slope.
+                    let constant = matches!(rule(kind), Rule::Constant);
+                    let active = !constant && operation.reads().iter().any(|id| self.active[id.0]);
+                    for id in &operation.results {
+                        self.activate(function, *id, active);
+                    }
+                }
+            }
+        }
+    }
+
+    fn pass(&mut self, function: &Traced, from: &[ValueId], to: &[ValueId]) -> bool {
+        from.iter().zip(to).fold(false, |new, (a, b)| self.activate(function, *b, self.active[a.0]) | new)
+    }
+
+    fn forward_scan(&mut self, function: &Traced, operation: &Operation, carry: usize) {
+        let code = &operation.regions[0];
+        self.pass(function, &operation.operands, &code.arguments);
+        loop {
+            self.forward(function, code);
+            // What a turn makes active is active when the next one begins, and what begins active counts as such.
+            let mut new = self.pass(function, &code.results[..carry], &code.arguments[..carry]);
+            new |= self.pass(function, &code.arguments[..carry], &code.results[..carry]);
+            if !new {
+                break;
+            }
+        }
+        self.pass(function, &code.results, &operation.results);
+    }
+
+    fn backward(&mut self, function: &Traced, region: &Region) -> Result<()> {
+        for operation in region.operations.iter().rev() {
+            if !operation.results.iter().any(|id| self.wanted[id.0]) {
+                continue;
+            }
+            match &operation.kind {
+                Kind::Scan(scan) => {
+                    let code = &operation.regions[0];
+                    self.draw(&operation.results, &code.results);
+                    loop {
+                        self.backward(function, code)?;
+                        let mut new = self.draw(&code.arguments[..scan.carry], &code.results[..scan.carry]);
+                        new |= self.draw(&code.results[..scan.carry], &code.arguments[..scan.carry]);
+                        if !new {
+                            break;
+                        }
+                    }
+                    self.draw(&code.arguments, &operation.operands);
+                }
+                Kind::Remat(_) => {
+                    let code = &operation.regions[0];
+                    self.draw(&operation.results, &code.results);
+                    self.backward(function, code)?;
+                    self.draw(&code.arguments, &operation.operands);
+                }
+                kind => {
+                    if let Rule::None(reason) = rule(kind) {
+                        let at = function.line(operation.results[0]);
+                        return Err(Error::NoDerivative { operation: kind.name(), reason: reason.into(), at });
+                    }
+                    for id in &operation.operands {
+                        self.want(*id);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Where what comes `from` something is wanted, it is wanted itself.
+    fn draw(&mut self, from: &[ValueId], to: &[ValueId]) -> bool {
+        from.iter().zip(to).fold(false, |new, (a, b)| (self.wanted[a.0] && self.want(*b)) | new)
+    }
+
+    fn count(&mut self, region: &Region) {
+        region.results.iter().for_each(|id| self.uses[id.0] += 1);
+        for operation in &region.operations {
+            if operation.results.iter().any(|id| self.wanted[id.0]) {
+                operation.operands.iter().for_each(|id| self.uses[id.0] += 1);
+                operation.regions.iter().for_each(|region| self.count(region));
+            }
+        }
+    }
+}

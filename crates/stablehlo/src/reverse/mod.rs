@@ -1,0 +1,206 @@
+//! Derivatives of functions, made operation by operation from the last to the first.
+//!
+//! [`activity`] finds the values through which a result depends on what is asked for; [`rules`] has what each operation
+//! does to cotangents; [`partition`] splits a function with its derivative into what is computed first, what is kept,
+//! and what is computed (again) afterwards, for [`structure`]: loops, code to compute again, derivatives of one's own.
+
+mod activity;
+mod partition;
+mod rules;
+mod structure;
+
+use crate::build::{Builder, Names, Traced, Value};
+use crate::error::{Error, Result};
+use crate::graph::ValueId;
+use crate::types::Dtype;
+use activity::Activity;
+use rules::{Rule, Step};
+use std::collections::BTreeMap;
+use std::panic::Location;
+use structure::Structure;
+
+/// The linear function from cotangents of results to those of arguments, at the arguments that [`Builder::vjp`] got.
+///
+/// Its operations go where the builder is when it is called; it may be called more than once.
+#[derive(Clone, Debug)]
+pub struct Pullback {
+    builder: Builder,
+    function: Traced,
+    names: Names,
+    activity: Activity,
+    structures: BTreeMap<usize, Structure>,
+    with_respect_to: Vec<usize>,
+}
+
+impl Builder {
+    /// What `function` returns for `arguments`, and what gives the derivative with respect to some of the arguments:
+    /// reverse mode.
+    ///
+    /// The derivative is made of operations like any others, so it can be differentiated again. Where a value is used
+    /// more than once, its cotangents are summed in f32 if the value is narrower. Integers, predicates and what
+    /// [`Value::stop_gradient`] returned are constants to it. Ties of the larger (or smaller) of two or many elements
+    /// share the cotangent equally; [`Value::clamp`] passes it at the bounds, as PyTorch does. A product in
+    /// [`Precision::Default`](crate::Precision) of bf16 operands rounds its cotangent to bf16. Replicas that meet
+    /// are taken to add up: the derivative is that of the sum over replicas of what they return.
+    ///
+    /// ```
+    /// use stablehlo::{Builder, Dtype, Reducer, TensorType, trace};
+    ///
+    /// let ty = TensorType::new(Dtype::F32, [8]);
+    /// let squares = trace(&[ty.clone()], |_, x| vec![(&x[0] * &x[0]).reduce(Reducer::Add, &[0])])?;
+    /// let f = Builder::new();
+    /// let x = f.argument("x", ty);
+    /// let (results, pullback) = f.vjp(&squares, &[&x], &[0])?;
+    /// let gradient = pullback.call(&[&results[0].like(1.0)]).remove(0);
+    /// let module = f.finish("squares", &[("loss", &results[0]), ("gradient", &gradient)])?;
+    /// # Ok::<(), stablehlo::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::NoDerivative`] for an operation without one between arguments and results; [`Error::Operation`] for
+    /// arguments that are not the function's, or to which there is no derivative.
+    #[track_caller]
+    pub fn vjp(
+        &self,
+        function: &Traced,
+        arguments: &[&Value],
+        with_respect_to: &[usize],
+    ) -> Result<(Vec<Value>, Pullback)> {
+        let at = Location::caller();
+        let refuse = |reason| Error::Operation { operation: "vjp", reason, at };
+        self.takes(function, arguments).map_err(refuse)?;
+        let types = function.argument_types();
+        if let Some(index) = with_respect_to.iter().find(|i| types.get(**i).is_none_or(|ty| !ty.dtype.is_float())) {
+            let found = types.get(*index).map_or("none".into(), ToString::to_string);
+            return Err(refuse(format!("a floating-point argument {index} expected, got {found}")));
+        }
+
+        let all: Vec<usize> = (0..function.result_types().len()).collect();
+        self.differentiate(function, arguments, with_respect_to, &all)
+    }
+
+    /// [`Builder::vjp`] of some of the results; no others get a cotangent.
+    fn differentiate(
+        &self,
+        function: &Traced,
+        arguments: &[&Value],
+        with_respect_to: &[usize],
+        given: &[usize],
+    ) -> Result<(Vec<Value>, Pullback)> {
+        let activity = Activity::of(function, with_respect_to, given)?;
+        let body = &function.function().body;
+        let mut names = function.names();
+        for (id, argument) in body.arguments.iter().zip(arguments) {
+            names[id.0] = Some(argument.id());
+        }
+        let mut structures = BTreeMap::new();
+        for (index, operation) in body.operations.iter().enumerate() {
+            let reaches = operation.results.iter().any(|id| activity.wanted(*id));
+            let structure = if reaches { self.structure(function, operation, &mut names, &activity)? } else { None };
+            match structure {
+                Some(structure) => drop(structures.insert(index, structure)),
+                None => self.copy(function, operation, &mut names),
+            }
+        }
+        let results = body.results.iter().map(|id| self.copied(function, *id, &names)).collect();
+        let (builder, function, with_respect_to) = (self.clone(), function.clone(), with_respect_to.to_vec());
+        Ok((results, Pullback { builder, function, names, activity, structures, with_respect_to }))
+    }
+}
+
+impl Pullback {
+    /// The cotangents of the arguments that were asked for, given one for each floating-point result, in order.
+    ///
+    /// What does not reach a result gets zeros. Cotangents that are not of the types of the results are an error that
+    /// [`Builder::finish`] returns.
+    #[track_caller]
+    pub fn call(&self, cotangents: &[&Value]) -> Vec<Value> {
+        let types = self.function.result_types();
+        let expected: Vec<usize> = (0..types.len()).filter(|i| types[*i].dtype.is_float()).collect();
+        let fits =
+            expected.len() == cotangents.len() && expected.iter().zip(cotangents).all(|(i, v)| &types[*i] == v.ty());
+        let mut given = vec![None; types.len()];
+        if fits {
+            expected.iter().zip(cotangents).for_each(|(i, v)| given[*i] = Some((*v).clone()));
+        } else {
+            let expected = crate::build::listed(expected.iter().map(|i| &types[*i]));
+            let found = crate::build::listed(cotangents.iter().map(|v| v.ty()));
+            self.builder.fail("vjp", format!("cotangents ({expected}) expected, got ({found})"));
+        }
+        let types = self.function.argument_types();
+        let pulled = self.pull(given);
+        pulled
+            .into_iter()
+            .zip(&self.with_respect_to)
+            .map(|(ct, i)| match ct {
+                Some(ct) => ct.convert(types[*i].dtype),
+                None => self.builder.splat(0.0, types[*i].clone()),
+            })
+            .collect()
+    }
+
+    /// Cotangents by argument that was asked for, in the dtype in which they were summed; none where it is zero.
+    fn pull(&self, cotangents: Vec<Option<Value>>) -> Vec<Option<Value>> {
+        let body = &self.function.function().body;
+        let mut sums: Sums = vec![vec![]; self.function.function().types.len()];
+        for (id, ct) in body.results.iter().zip(cotangents) {
+            sums[id.0].extend(ct);
+        }
+        for (index, operation) in body.operations.iter().enumerate().rev() {
+            let total = |id: &ValueId, sums: &mut Sums| {
+                let parts = std::mem::take(&mut sums[id.0]);
+                let ty = self.function.function().type_of(*id);
+                self.activity.wanted(*id).then(|| sum(parts)).flatten().map(|ct| ct.convert(ty.dtype))
+            };
+            let cotangents: Vec<_> = operation.results.iter().map(|id| total(id, &mut sums)).collect();
+            if cotangents.iter().all(Option::is_none) {
+                continue;
+            }
+            let parts = match self.structures.get(&index) {
+                Some(structure) => structure.pull(&self.builder, cotangents),
+                None => {
+                    let value = |id: &ValueId| self.builder.copied(&self.function, *id, &self.names);
+                    let step = Step {
+                        builder: &self.builder,
+                        operands: operation.operands.iter().map(value).collect(),
+                        results: operation.results.iter().map(value).collect(),
+                        wanted: operation.operands.iter().map(|id| self.activity.wanted(*id)).collect(),
+                        sums: operation
+                            .operands
+                            .iter()
+                            .map(|id| self.activity.sum_dtype(&self.function, *id))
+                            .collect(),
+                        cotangents,
+                    };
+                    match rules::rule(&operation.kind) {
+                        Rule::Of(rule) => rule(&step),
+                        // Nothing wants these: the activity has seen to it.
+                        Rule::Constant | Rule::Structure | Rule::None(_) => vec![],
+                    }
+                }
+            };
+            for (id, part) in operation.operands.iter().zip(parts) {
+                if self.activity.wanted(*id) {
+                    sums[id.0].extend(part);
+                }
+            }
+        }
+        self.with_respect_to.iter().map(|i| sum(sums[body.arguments[*i].0].clone())).collect()
+    }
+}
+
+/// The parts of each value's cotangent, by id.
+type Sums = Vec<Vec<Value>>;
+
+/// Adds parts, in f32 if they are several and narrower.
+fn sum(parts: Vec<Value>) -> Option<Value> {
+    let several = parts.len() > 1;
+    let widest = parts.iter().map(Value::dtype).max_by_key(|d| d.bytes())?;
+    let dtype = if several { wide(widest) } else { widest };
+    parts.into_iter().map(|part| part.convert(dtype)).reduce(|a, b| a + b)
+}
+
+/// The dtype in which numbers of `dtype` are summed.
+fn wide(dtype: Dtype) -> Dtype {
+    if matches!(dtype, Dtype::F16 | Dtype::Bf16) { Dtype::F32 } else { dtype }
+}

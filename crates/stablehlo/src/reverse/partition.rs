@@ -1,0 +1,236 @@
+//! Splits a function with its derivative into a forward and a backward one, and says what goes from one to the other.
+
+use crate::build::{Builder, Traced, Value};
+use crate::error::Result;
+use crate::graph::{Kind, Operation, Region, Save, Scan, ValueId};
+use std::collections::HashSet;
+
+/// A function in two parts.
+#[derive(Clone, Debug)]
+pub(super) struct Derivative {
+    /// From arguments to results, then values to keep.
+    pub(super) forward: Traced,
+    /// From some of the arguments, values that were kept, and cotangents of results, to those of arguments, in the dtype
+    /// in which they were summed.
+    pub(super) backward: Traced,
+    /// The arguments that `backward` takes.
+    pub(super) arguments: Vec<usize>,
+}
+
+/// What [`Derivative::of`] is to make.
+pub(super) struct Wish<'a> {
+    pub(super) function: &'a Traced,
+    /// Arguments whose cotangents are asked for.
+    pub(super) with_respect_to: &'a [usize],
+    /// Results that have cotangents.
+    pub(super) given: &'a [usize],
+    pub(super) save: &'a Save,
+    /// Arguments that hold back what is computed again until the cotangents are there.
+    pub(super) barred: &'a [usize],
+    /// Arguments that are the same whenever the function runs: what depends on nothing else is not kept.
+    pub(super) invariant: &'a [usize],
+}
+
+impl Derivative {
+    pub(super) fn of(wish: &Wish<'_>) -> Result<Self> {
+        let body = &wish.function.function().body;
+        let joint = Builder::new();
+        let types = wish.function.argument_types();
+        let arguments: Vec<Value> = types.iter().map(|ty| joint.argument("", ty.clone())).collect();
+        let (results, pullback) = joint.differentiate(
+            wish.function,
+            &arguments.iter().collect::<Vec<_>>(),
+            wish.with_respect_to,
+            wish.given,
+        )?;
+        let boundary = joint.length();
+        let mut cotangents = vec![None; results.len()];
+        for index in wish.given {
+            cotangents[*index] = Some(joint.argument("", results[*index].ty().clone()));
+        }
+        let pulled = pullback.pull(cotangents).into_iter().zip(wish.with_respect_to);
+        let pulled = pulled.map(|(ct, i)| ct.unwrap_or_else(|| joint.splat(0.0, types[*i].clone())));
+        let results: Vec<Value> = results.into_iter().chain(pulled).collect();
+        let joint = joint.traced(&results)?;
+        let whole = &joint.function().body;
+        let (arguments, cotangents) = whole.arguments.split_at(body.arguments.len());
+        let (results, pulled) = whole.results.split_at(body.results.len());
+
+        let before = &whole.operations[..boundary];
+        let invariant = wish.invariant.iter().map(|i| arguments[*i]).collect();
+        let candidates = candidates(&joint, before, wish.save, invariant);
+        let ends: HashSet<ValueId> = candidates.iter().chain(&whole.arguments).copied().collect();
+        let needs = Needs::of(whole, &ends, pulled);
+        let kept: Vec<ValueId> = before
+            .iter()
+            .flat_map(|op| &op.results)
+            .copied()
+            .filter(|id| needs.reached.contains(id) && candidates.contains(id))
+            .collect();
+        let reads: Vec<usize> = (0..arguments.len()).filter(|i| needs.reached.contains(&arguments[*i])).collect();
+        let again = needs.operations[..boundary].iter().zip(before).any(|(needed, op)| *needed && !free(&joint, op));
+
+        let returned: Vec<ValueId> = results.iter().chain(&kept).copied().collect();
+        let forward = slice(&joint, arguments, &returned, &[])?;
+        let given: Vec<ValueId> =
+            reads.iter().map(|i| arguments[*i]).chain(kept.iter().copied()).chain(cotangents.iter().copied()).collect();
+        let held = reads.iter().enumerate().filter(|(_, i)| wish.barred.contains(i)).map(|(at, _)| at);
+        let held: Vec<usize> = if again { held.chain(reads.len()..given.len()).collect() } else { vec![] };
+        let backward = slice(&joint, &given, pulled, &held)?;
+        Ok(Self { forward, backward, arguments: reads })
+    }
+}
+
+/// Values that may be kept.
+fn candidates(joint: &Traced, before: &[Operation], save: &Save, mut invariant: HashSet<ValueId>) -> HashSet<ValueId> {
+    let mut candidates = HashSet::new();
+    for operation in before {
+        // Also constants, which read nothing.
+        if operation.reads().iter().all(|id| invariant.contains(id)) {
+            invariant.extend(&operation.results);
+            continue;
+        }
+        match (save, &operation.kind) {
+            (Save::Carry, _) => {}
+            (Save::Named(names), Kind::Named(name)) if names.contains(name) => {
+                candidates.extend(operation.operands.iter().filter(|id| !invariant.contains(id)));
+            }
+            (Save::Named(_), _) => {}
+            (Save::Products, Kind::DotGeneral(..)) => candidates.extend(&operation.results),
+            (Save::Products, _) => {}
+            (Save::Everything, _) if free(joint, operation) => {}
+            (Save::Everything, _) => candidates.extend(&operation.results),
+        }
+    }
+    candidates
+}
+
+/// Whether the operation is better done again than its result kept: it computes nothing, and its operand is no larger.
+fn free(joint: &Traced, operation: &Operation) -> bool {
+    let bytes = |id: &ValueId| joint.function().type_of(*id).bytes();
+    match &operation.kind {
+        Kind::Constant(_)
+        | Kind::Iota { .. }
+        | Kind::BroadcastInDim { .. }
+        | Kind::Reshape
+        | Kind::Named(_)
+        | Kind::StopGradient => true,
+        Kind::Convert => bytes(&operation.operands[0]) <= bytes(&operation.results[0]),
+        _ => false,
+    }
+}
+
+/// What it takes to compute some values.
+struct Needs {
+    /// Per operation.
+    operations: Vec<bool>,
+    /// Values that are needed.
+    reached: HashSet<ValueId>,
+}
+
+impl Needs {
+    /// What it takes to compute `results` when `given` are there.
+    fn of(region: &Region, given: &HashSet<ValueId>, results: &[ValueId]) -> Self {
+        let mut reached: HashSet<ValueId> = results.iter().copied().collect();
+        let mut operations = vec![false; region.operations.len()];
+        for (index, operation) in region.operations.iter().enumerate().rev() {
+            if !operation.results.iter().any(|id| reached.contains(id) && !given.contains(id)) {
+                continue;
+            }
+            operations[index] = true;
+            match &operation.kind {
+                Kind::Scan(scan) => {
+                    let used = Used::of(scan, operation, |id| reached.contains(id) && !given.contains(id));
+                    reached.extend(used.operands.iter().map(|i| operation.operands[*i]));
+                }
+                _ => reached.extend(operation.reads()),
+            }
+        }
+        Self { operations, reached }
+    }
+}
+
+/// What is left of a scan when some of its results are not needed.
+struct Used {
+    operands: Vec<usize>,
+    results: Vec<usize>,
+}
+
+impl Used {
+    fn of(scan: &Scan, operation: &Operation, needed: impl Fn(&ValueId) -> bool) -> Self {
+        let code = &operation.regions[0];
+        let mut results: Vec<bool> = operation.results.iter().map(needed).collect();
+        loop {
+            let wanted: Vec<ValueId> =
+                code.results.iter().zip(&results).filter(|(_, used)| **used).map(|(id, _)| *id).collect();
+            let ends = code.arguments.iter().copied().collect();
+            let reached = Needs::of(code, &ends, &wanted).reached;
+            let operands: Vec<bool> = (0..code.arguments.len())
+                .map(|i| reached.contains(&code.arguments[i]) || (i < scan.carry && results[i]))
+                .collect();
+            if (0..scan.carry).all(|i| results[i] || !operands[i]) {
+                let of = |used: &[bool]| (0..used.len()).filter(|i| used[*i]).collect();
+                return Self { operands: of(&operands), results: of(&results) };
+            }
+            (0..scan.carry).for_each(|i| results[i] |= operands[i]);
+        }
+    }
+}
+
+/// The function from `given` to `results`, without what they do not need. The arguments in `held` go through a barrier
+/// together.
+fn slice(source: &Traced, given: &[ValueId], results: &[ValueId], held: &[usize]) -> Result<Traced> {
+    let builder = Builder::new();
+    let mut arguments: Vec<Value> =
+        given.iter().map(|id| builder.argument("", source.function().type_of(*id).clone())).collect();
+    if !held.is_empty() {
+        let values: Vec<&Value> = held.iter().map(|i| &arguments[*i]).collect();
+        let barred = builder.optimization_barrier(&values);
+        held.iter().zip(barred).for_each(|(i, value)| arguments[*i] = value);
+    }
+    let body = &source.function().body;
+    let ends: HashSet<ValueId> = given.iter().copied().collect();
+    let needs = Needs::of(body, &ends, results);
+    let mut names = source.names();
+    let bind = |names: &mut Vec<Option<ValueId>>, only: &[ValueId]| {
+        for (id, argument) in given.iter().zip(&arguments) {
+            if only.contains(id) {
+                names[id.0] = Some(argument.id());
+            }
+        }
+    };
+    bind(&mut names, given);
+    for (operation, _) in body.operations.iter().zip(&needs.operations).filter(|(_, needed)| **needed) {
+        match &operation.kind {
+            Kind::Scan(scan) => {
+                let used = Used::of(scan, operation, |id| needs.reached.contains(id) && !ends.contains(id));
+                if used.operands.len() == operation.operands.len() && used.results.len() == operation.results.len() {
+                    builder.copy(source, operation, &mut names);
+                } else {
+                    let code = source.region(&operation.regions[0])?;
+                    let inner = &code.function().body;
+                    let takes: Vec<ValueId> = used.operands.iter().map(|i| inner.arguments[*i]).collect();
+                    let gives: Vec<ValueId> = used.results.iter().map(|i| inner.results[*i]).collect();
+                    let code = slice(&code, &takes, &gives, &[])?;
+                    let count =
+                        |below: usize, from: usize| used.operands.iter().filter(|i| (from..below).contains(i)).count();
+                    let less = Scan {
+                        carry: count(scan.carry, 0),
+                        xs: count(scan.carry + scan.xs, scan.carry),
+                        ..scan.clone()
+                    };
+                    let operands: Vec<Value> =
+                        used.operands.iter().map(|i| builder.copied(source, operation.operands[*i], &names)).collect();
+                    let scanned = builder.scan_over(less, &code, &operands.iter().collect::<Vec<_>>());
+                    let values = scanned.carry.iter().chain(&scanned.ys);
+                    used.results.iter().zip(values).for_each(|(i, v)| names[operation.results[*i].0] = Some(v.id()));
+                }
+            }
+            _ => builder.copy(source, operation, &mut names),
+        }
+        // Of several results, some may be given.
+        bind(&mut names, &operation.results);
+    }
+    let results: Vec<Value> = results.iter().map(|id| builder.copied(source, *id, &names)).collect();
+    builder.traced(&results)
+}

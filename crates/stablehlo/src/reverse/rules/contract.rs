@@ -1,0 +1,169 @@
+//! Products, reductions, and their counterpart, broadcasts.
+
+use super::super::wide;
+use super::{Parts, Step};
+use crate::build::Value;
+use crate::graph::{DotDimensions, Kind, Precision, Reducer, Window};
+use crate::types::{Dtype, TensorType};
+
+pub(super) fn dot_general(step: &Step<'_>, dimensions: &DotDimensions, precision: Precision) -> Parts {
+    let rest = |value: &Value, batch: &[usize], contract: &[usize]| {
+        (0..value.ty().rank()).filter(|d| !batch.contains(d) && !contract.contains(d)).collect::<Vec<_>>()
+    };
+    let DotDimensions { batch, contract } = dimensions;
+    let [a, b] = [&step.operands[0], &step.operands[1]];
+    let (free_a, free_b) = (rest(a, &batch.0, &contract.0), rest(b, &batch.1, &contract.1));
+    let n = batch.0.len();
+    // The result has the batch, then the rest of the left operand, then that of the right one.
+    let in_result = |offset: usize, free: &[usize]| (n + offset..n + offset + free.len()).collect::<Vec<_>>();
+    let (rest_a, rest_b) = (in_result(0, &free_a), in_result(free_a.len(), &free_b));
+    let sides = |i: usize| Side {
+        mine: [a, b][i],
+        batch: [&batch.0, &batch.1][i],
+        free: [&free_a, &free_b][i],
+        contract: [&contract.0, &contract.1][i],
+    };
+    step.parts(|i| {
+        let other_in_result = if i == 0 { &rest_b } else { &rest_a };
+        Some(transposed(step, precision, &sides(i), &sides(1 - i), other_in_result, i))
+    })
+}
+
+/// An operand of a product, with its dimensions.
+struct Side<'a> {
+    mine: &'a Value,
+    batch: &'a [usize],
+    free: &'a [usize],
+    contract: &'a [usize],
+}
+
+/// The cotangent of one operand: that of the result times the other operand, summed over the other one's own dimensions.
+fn transposed(
+    step: &Step<'_>,
+    precision: Precision,
+    side: &Side<'_>,
+    other: &Side<'_>,
+    other_in_result: &[usize],
+    index: usize,
+) -> Value {
+    let ct = step.cotangent();
+    let (ct, factor) = match (ct.dtype(), other.mine.dtype()) {
+        (of_ct, of_other) if of_ct == of_other => (ct.clone(), other.mine.clone()),
+        // What the device would do to f32 operands anyway. Not to f16, which has not the range.
+        (_, Dtype::Bf16) if precision == Precision::Default => (ct.convert(Dtype::Bf16), other.mine.clone()),
+        (of_ct, _) => (ct.clone(), other.mine.convert(of_ct)),
+    };
+    let wanted = step.sums[index];
+    let dtype = if wanted.bytes() < ct.dtype().bytes() { ct.dtype() } else { wanted };
+    let in_result: Vec<usize> = (0..side.batch.len()).collect();
+
+    // What the other operand has left are the dimensions that were summed over, in its order.
+    let mut pairs: Vec<(usize, usize)> = other.contract.iter().copied().zip(side.contract.iter().copied()).collect();
+    pairs.sort_unstable();
+    let summed = pairs.into_iter().map(|(_, mine)| mine);
+    let ct_first: Vec<usize> = side.batch.iter().chain(side.free).copied().chain(summed.clone()).collect();
+    let ct_last: Vec<usize> = side.batch.iter().copied().chain(summed).chain(side.free.iter().copied()).collect();
+    let in_order = |order: &[usize]| order.iter().enumerate().all(|(i, d)| i == *d);
+
+    let dimensions = DotDimensions {
+        batch: (in_result, other.batch.to_vec()),
+        contract: (other_in_result.to_vec(), other.free.to_vec()),
+    };
+    // The one of the two products whose result need not be transposed, if there is one.
+    let (product, order) = if in_order(&ct_last) && !in_order(&ct_first) {
+        let flipped = |(a, b): (Vec<usize>, Vec<usize>)| (b, a);
+        let dimensions = DotDimensions { batch: flipped(dimensions.batch), contract: flipped(dimensions.contract) };
+        (factor.dot_general(&ct, dimensions, dtype, precision), ct_last)
+    } else {
+        (ct.dot_general(&factor, dimensions, dtype, precision), ct_first)
+    };
+    if in_order(&order) {
+        return product;
+    }
+    let mut permutation = vec![0; order.len()];
+    order.iter().enumerate().for_each(|(i, d)| permutation[*d] = i);
+    product.transpose(&permutation)
+}
+
+pub(super) fn reduce(step: &Step<'_>, reducers: &[Reducer], dimensions: &[usize]) -> Parts {
+    let n = reducers.len();
+    step.parts(|i| {
+        let ct = step.cotangents[i % n].as_ref()?;
+        if i >= n {
+            // What a sum begins with is one more summand; of others, the builder makes constants.
+            return (reducers[i - n] == Reducer::Add).then(|| total(ct, &(0..ct.ty().rank()).collect::<Vec<_>>()));
+        }
+        let (x, y) = (&step.operands[i], &step.results[i]);
+        let kept: Vec<usize> = (0..x.ty().rank()).filter(|d| !dimensions.contains(d)).collect();
+        let spread = |v: &Value| v.broadcast_in_dim(x.shape(), &kept);
+        match reducers[i] {
+            Reducer::Add => Some(spread(ct)),
+            Reducer::Max | Reducer::Min => {
+                let dtype = wide(x.dtype());
+                let (none, all) = (x.like(0.0).convert(dtype), x.like(1.0).convert(dtype));
+                let hit = x.eq(&spread(y)).select(&all, &none);
+                let hits = hit.reduce(Reducer::Add, dimensions);
+                Some(hit * spread(&(ct.convert(dtype) / hits)))
+            }
+            Reducer::Multiply => {
+                // The product of the others: with one zero, only that element has a slope; with two, none has.
+                let (zeros, ones) = (x.like(0.0), x.like(1.0));
+                let zero = x.eq(&zeros);
+                let others = zero.select(&ones, x).reduce(Reducer::Multiply, dimensions);
+                let count = zero.select(&ones, &zeros).reduce(Reducer::Add, dimensions);
+                let none = others.like(0.0);
+                let at_zero = count.eq(&none.like(1.0)).select(&others, &none);
+                let elsewhere = count.eq(&none).select(&others, &none);
+                let safe = zero.select(&ones, x);
+                Some(spread(ct) * zero.select(&spread(&at_zero), &(spread(&elsewhere) / safe)))
+            }
+            Reducer::And | Reducer::Or => None,
+        }
+    })
+}
+
+/// The sum over dimensions, in f32 at least.
+fn total(value: &Value, dimensions: &[usize]) -> Value {
+    if dimensions.is_empty() {
+        return value.clone();
+    }
+    value.convert(wide(value.dtype())).reduce(Reducer::Add, dimensions)
+}
+
+pub(super) fn broadcast_in_dim(step: &Step<'_>, dimensions: &[usize]) -> Parts {
+    let (ct, x) = (step.cotangent(), &step.operands[0]);
+    let repeated = |d: &usize| match dimensions.iter().position(|of| of == d) {
+        Some(own) => x.shape()[own] != ct.shape()[*d],
+        None => true,
+    };
+    let over: Vec<usize> = (0..ct.ty().rank()).filter(repeated).collect();
+    vec![Some(total(ct, &over).reshape(x.shape()))]
+}
+
+/// Sums of windows: each element goes to the windows that it was in.
+pub(super) fn reduce_window(step: &Step<'_>, window: &Window) -> Parts {
+    let (ct, x) = (step.cotangent(), &step.operands[0]);
+    let ct = ct.convert(wide(ct.dtype()));
+    let rank = x.ty().rank();
+    if step.wanted[1] {
+        step.builder
+            .fail("stablehlo.reduce_window", "the initial value of windows is a constant to derivatives".into());
+    }
+    // Results with the steps between them put back, so far out that a window of the same size ends at each.
+    let interior: Vec<usize> = window.strides.iter().map(|s| s - 1).collect();
+    let low: Vec<i64> = (0..rank).map(|d| window.sizes[d] as i64 - 1 - window.low[d] as i64).collect();
+    let spaced = |d: usize| ((ct.shape()[d].max(1) - 1) * window.strides[d] + 1) as i64;
+    let high: Vec<i64> = (0..rank).map(|d| (x.shape()[d] + window.sizes[d]) as i64 - 1 - low[d] - spaced(d)).collect();
+    let plain = interior.iter().all(|i| *i == 0) && low.iter().chain(&high).all(|p| *p >= 0);
+    let (padded, low, high) = if plain {
+        let size = |p: &i64| *p as usize;
+        (ct.clone(), low.iter().map(size).collect(), high.iter().map(size).collect())
+    } else {
+        let zero = step.zero(ct.dtype());
+        (super::movement::padded(step, &ct, &zero, &low, &high, &interior), vec![0; rank], vec![0; rank])
+    };
+    let window = Window { sizes: window.sizes.clone(), strides: vec![1; rank], low, high };
+    let ty = TensorType::new(ct.dtype(), x.shape());
+    let zero = step.zero(ct.dtype());
+    vec![Some(step.emit(Kind::ReduceWindow(window, Reducer::Add), &[&padded, &zero], ty)), None]
+}

@@ -1,0 +1,115 @@
+//! Windows at places that are values.
+
+use super::super::wide;
+use super::{Parts, Step};
+use crate::build::Value;
+use crate::graph::{Comparison, GatherDimensions, Reducer, ScatterDimensions};
+use crate::types::{Dtype, TensorType};
+
+pub(super) fn dynamic_slice(step: &Step<'_>) -> Parts {
+    let ct = step.cotangent();
+    let starts: Vec<&Value> = step.operands[1..].iter().collect();
+    let zeros = step.zeros(&step.operands[0].ty().with_dtype(ct.dtype()));
+    step.parts(|i| (i == 0).then(|| zeros.dynamic_update_slice(ct, &starts)))
+}
+
+pub(super) fn dynamic_update_slice(step: &Step<'_>) -> Parts {
+    let (ct, update) = (step.cotangent(), &step.operands[1]);
+    let starts: Vec<&Value> = step.operands[2..].iter().collect();
+    step.parts(|i| match i {
+        0 => Some(ct.dynamic_update_slice(&step.zeros(&update.ty().with_dtype(ct.dtype())), &starts)),
+        1 => Some(ct.dynamic_slice(&starts, update.shape())),
+        _ => None,
+    })
+}
+
+/// Windows are added where they came from.
+pub(super) fn gather(step: &Step<'_>, d: &GatherDimensions) -> Parts {
+    let (ct, x, indices) = (step.cotangent(), &step.operands[0], &step.operands[1]);
+    let dimensions = ScatterDimensions {
+        update_window_dims: d.offset_dims.clone(),
+        inserted_window_dims: d.collapsed_slice_dims.clone(),
+        input_batching_dims: d.operand_batching_dims.clone(),
+        scatter_indices_batching_dims: d.start_indices_batching_dims.clone(),
+        scatter_dims_to_operand_dims: d.start_index_map.clone(),
+        index_vector_dim: d.index_vector_dim,
+    };
+    step.parts(|i| {
+        // A gather moves a window that would leave the operand back into it; a scatter would drop it.
+        let last = last_starts(x.shape(), &d.slice_sizes, &d.start_index_map);
+        let (least, most) = (indices.like(0), per_component(indices, d.index_vector_dim, &last));
+        let within = indices.clamp(&least, &most);
+        // Rows that are read often would lose what they sum in a narrow dtype.
+        let dtype = wide(ct.dtype());
+        let zeros = step.zeros(&x.ty().with_dtype(dtype));
+        (i == 0).then(|| zeros.scatter(&within, &ct.convert(dtype), dimensions.clone(), Reducer::Add))
+    })
+}
+
+/// Of a scatter that adds: the operand's as it is, and the updates' from where they went.
+pub(super) fn scatter(step: &Step<'_>, d: &ScatterDimensions) -> Parts {
+    let (ct, indices, updates) = (step.cotangent(), &step.operands[1], &step.operands[2]);
+    let rank = ct.ty().rank();
+    let mut windows = d.update_window_dims.iter().map(|dim| updates.shape()[*dim]);
+    let slice_sizes: Vec<usize> = (0..rank)
+        .map(|dim| match d.inserted_window_dims.contains(&dim) || d.input_batching_dims.contains(&dim) {
+            true => 1,
+            false => windows.next().unwrap_or(1),
+        })
+        .collect();
+    let gather = GatherDimensions {
+        offset_dims: d.update_window_dims.clone(),
+        collapsed_slice_dims: d.inserted_window_dims.clone(),
+        operand_batching_dims: d.input_batching_dims.clone(),
+        start_indices_batching_dims: d.scatter_indices_batching_dims.clone(),
+        start_index_map: d.scatter_dims_to_operand_dims.clone(),
+        index_vector_dim: d.index_vector_dim,
+        slice_sizes: slice_sizes.clone(),
+    };
+    step.parts(|i| match i {
+        0 => Some(ct.clone()),
+        2 => {
+            let gathered = ct.gather(indices, gather.clone(), updates.shape());
+            // Windows that do not fit were dropped as a whole, which is what XLA does.
+            let last = last_starts(ct.shape(), &slice_sizes, &d.scatter_dims_to_operand_dims);
+            let most = per_component(indices, d.index_vector_dim, &last);
+            let fits = indices.ge(&indices.like(0)) & indices.compare(Comparison::Le, &most);
+            let fits = match d.index_vector_dim < indices.ty().rank() {
+                true => all(&fits, d.index_vector_dim),
+                false => fits,
+            };
+            let places: Vec<usize> = (0..updates.ty().rank()).filter(|d2| !d.update_window_dims.contains(d2)).collect();
+            let fits = fits.broadcast_in_dim(updates.shape(), &places);
+            Some(fits.select(&gathered, &gathered.like(0.0)))
+        }
+        _ => None,
+    })
+}
+
+/// Whether all along a dimension, which vanishes.
+fn all(predicates: &Value, dimension: usize) -> Value {
+    predicates.reduce(Reducer::And, &[dimension])
+}
+
+/// The last place at which a window fits, per component of an index vector.
+fn last_starts(shape: &[usize], sizes: &[usize], map: &[usize]) -> Vec<i64> {
+    map.iter().map(|d| shape[*d] as i64 - sizes[*d] as i64).collect()
+}
+
+/// A constant like `indices` with one number per component of an index vector.
+fn per_component(indices: &Value, index_vector_dim: usize, numbers: &[i64]) -> Value {
+    let highest = match indices.dtype() {
+        Dtype::I32 => i32::MAX.into(),
+        Dtype::U32 => u32::MAX.into(),
+        _ => i64::MAX,
+    };
+    let numbers: Vec<i64> = numbers.iter().map(|n| (*n).min(highest)).collect();
+    match &numbers[..] {
+        [number] => indices.like(*number),
+        numbers => {
+            let ty = TensorType::new(indices.dtype(), [numbers.len()]);
+            let numbers = indices.builder().dense(numbers.iter().copied(), ty);
+            numbers.broadcast_in_dim(indices.shape(), &[index_vector_dim])
+        }
+    }
+}

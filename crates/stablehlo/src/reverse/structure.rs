@@ -1,0 +1,236 @@
+//! Operations with functions inside of them: scans, code to compute again, derivatives of one's own.
+
+use super::activity::Activity;
+use super::partition::{Derivative, Wish};
+use super::{sum, wide};
+use crate::build::{Builder, Names, Traced, Value};
+use crate::error::Result;
+use crate::graph::{Kind, Operation, Scan};
+use crate::types::TensorType;
+
+/// The way back through such an operation.
+#[derive(Clone, Debug)]
+pub(super) enum Structure {
+    Scan(ScanBack),
+    /// By a function of what was kept and of the cotangents of `given` results.
+    Code {
+        backward: Traced,
+        kept: Vec<Value>,
+        given: Vec<(usize, TensorType)>,
+        operands: usize,
+        to: Vec<usize>,
+    },
+}
+
+/// A scan the other way, over what the first one kept.
+#[derive(Clone, Debug)]
+pub(super) struct ScanBack {
+    scan: Scan,
+    turn: Traced,
+    /// Operands after the cotangents that are carried and before those that are sliced.
+    sums: Vec<TensorType>,
+    xs: Vec<Value>,
+    constants: Vec<Value>,
+    /// Results whose cotangents are carried, and are sliced.
+    carried: Vec<(usize, TensorType)>,
+    stacked: Vec<(usize, TensorType)>,
+    /// Operands that get cotangents: carried, constants, sliced.
+    to: Vec<usize>,
+    operands: usize,
+}
+
+impl Builder {
+    /// Adds an operation such that it can be differentiated; nothing if it is to be copied as it is.
+    pub(super) fn structure(
+        &self,
+        source: &Traced,
+        operation: &Operation,
+        names: &mut Names,
+        activity: &Activity,
+    ) -> Result<Option<Structure>> {
+        let operands: Vec<Value> = operation.operands.iter().map(|id| self.copied(source, *id, names)).collect();
+        let wanted = |ids: &[crate::ValueId]| (0..ids.len()).filter(|i| activity.wanted(ids[*i])).collect::<Vec<_>>();
+        let (to, given) = (wanted(&operation.operands), wanted(&operation.results));
+        let typed = |i: &usize| (*i, source.function().type_of(operation.results[*i]).clone());
+        let (results, structure) = match &operation.kind {
+            Kind::Scan(scan) => {
+                let carried: Vec<usize> =
+                    (0..scan.carry).filter(|i| activity.wanted(operation.regions[0].arguments[*i])).collect();
+                let code = source.region(&operation.regions[0])?;
+                let (results, back) = self.scan_back(scan, &code, &operands, &carried, &to, &given)?;
+                (results, Structure::Scan(back))
+            }
+            Kind::Remat(save) => {
+                let code = source.region(&operation.regions[0])?;
+                let all: Vec<usize> = (0..operands.len()).collect();
+                let wish =
+                    Wish { function: &code, with_respect_to: &to, given: &given, save, barred: &all, invariant: &[] };
+                let Derivative { forward, backward, arguments } = Derivative::of(&wish)?;
+                let mut results = self.call(&forward, &operands.iter().collect::<Vec<_>>());
+                let saved = results.split_off(operation.results.len());
+                let kept = arguments.iter().map(|i| operands[*i].clone()).chain(saved).collect();
+                let given = given.iter().map(typed).collect();
+                (results, Structure::Code { backward, kept, given, operands: operands.len(), to })
+            }
+            Kind::CustomVjp { results: count } => {
+                let forward = source.region(&operation.regions[0])?;
+                let backward = source.region(&operation.regions[1])?;
+                let mut results = self.call(&forward, &operands.iter().collect::<Vec<_>>());
+                let kept = results.split_off(*count);
+                let given = (0..*count).map(|i| typed(&i)).filter(|(_, ty)| ty.dtype.is_float()).collect();
+                let to = (0..operands.len()).filter(|i| operands[*i].dtype().is_float()).collect();
+                (results, Structure::Code { backward, kept, given, operands: operands.len(), to })
+            }
+            _ => return Ok(None),
+        };
+        operation.results.iter().zip(&results).for_each(|(id, value)| names[id.0] = Some(value.id()));
+        Ok(Some(structure))
+    }
+
+    /// Adds the forward scan, which keeps what `scan.save` says.
+    fn scan_back(
+        &self,
+        scan: &Scan,
+        code: &Traced,
+        operands: &[Value],
+        carried: &[usize],
+        to: &[usize],
+        given: &[usize],
+    ) -> Result<(Vec<Value>, ScanBack)> {
+        let first_constant = scan.carry + scan.xs;
+        let is_x = |i: &usize| (scan.carry..first_constant).contains(i);
+        let types = code.argument_types();
+        let xs_to: Vec<usize> = to.iter().copied().filter(is_x).collect();
+        let constants_to: Vec<usize> = to.iter().copied().filter(|i| *i >= first_constant).collect();
+        let asked = [carried, &constants_to, &xs_to].concat();
+        let stacked: Vec<usize> = given.iter().copied().filter(|i| *i >= scan.carry).collect();
+        let ends = [carried, &stacked].concat();
+        let (barred, invariant): (Vec<usize>, Vec<usize>) =
+            ((0..scan.carry).collect(), (first_constant..operands.len()).collect());
+        let save = &scan.save;
+        let wish = Wish {
+            function: code,
+            with_respect_to: &asked,
+            given: &ends,
+            save,
+            barred: &barred,
+            invariant: &invariant,
+        };
+        let Derivative { forward, backward, arguments } = Derivative::of(&wish)?;
+
+        // The forward scan, whose turns also hand out what they began with.
+        let kept_carry: Vec<usize> = arguments.iter().copied().filter(|i| *i < scan.carry).collect();
+        let own = code.result_types().len();
+        let body = crate::trace(&types, |f, values| {
+            let mut results = f.call(&forward, &values.iter().collect::<Vec<_>>());
+            let saved = results.split_off(own);
+            results.extend(kept_carry.iter().map(|i| values[*i].clone()));
+            results.extend(saved);
+            results
+        })?;
+        let scanned = self.scan_over(scan.clone(), &body, &operands.iter().collect::<Vec<_>>());
+        let mut results = scanned.carry;
+        results.extend(scanned.ys);
+        let kept = results.split_off(own);
+
+        // A turn of the way back takes: cotangents of what is carried, sums of those of constants | what was kept, slices,
+        // cotangents of parts | constants.
+        let slices: Vec<usize> = arguments.iter().copied().filter(is_x).collect();
+        let constants: Vec<usize> = arguments.iter().copied().filter(|i| *i >= first_constant).collect();
+        let results_of = code.result_types();
+        let back = backward.result_types();
+        let sums: Vec<TensorType> = constants_to.iter().map(|i| types[*i].with_dtype(wide(types[*i].dtype))).collect();
+        let saved_types: Vec<TensorType> = kept
+            .iter()
+            .map(|v| TensorType::new(v.dtype(), &v.shape()[1..]))
+            .chain(slices.iter().map(|i| types[*i].clone()))
+            .collect();
+        let turn_types: Vec<TensorType> = carried
+            .iter()
+            .map(|i| types[*i].clone())
+            .chain(sums.iter().cloned())
+            .chain(saved_types.iter().cloned())
+            .chain(stacked.iter().map(|i| results_of[*i].clone()))
+            .chain(constants.iter().map(|i| types[*i].clone()))
+            .collect();
+        let (n, m) = (carried.len(), sums.len());
+        let turn = crate::trace(&turn_types, |f, values| {
+            let (cts, rest) = values.split_at(n);
+            let (before, rest) = rest.split_at(m);
+            let (kept, rest) = rest.split_at(kept.len());
+            let (slices, rest) = rest.split_at(slices.len());
+            let (ct_parts, constants) = rest.split_at(stacked.len());
+            // `backward` takes arguments in their order, then what was kept besides.
+            let (kept_carry, saved) = kept.split_at(kept_carry.len());
+            let given: Vec<&Value> =
+                [kept_carry, slices, constants, saved, cts, ct_parts].iter().flat_map(|part| part.iter()).collect();
+            let pulled = f.call(&backward, &given);
+            let (next, rest) = pulled.split_at(n);
+            let (of_constants, of_xs) = rest.split_at(m);
+            let next = next.iter().zip(carried).map(|(ct, i)| ct.convert(types[*i].dtype));
+            let added = before.iter().zip(of_constants).map(|(sum, ct)| sum + ct.convert(sum.dtype()));
+            let of_xs = of_xs.iter().zip(&xs_to).map(|(ct, i)| ct.convert(types[*i].dtype));
+            next.chain(added).chain(of_xs).collect()
+        })?;
+        debug_assert_eq!(back.len(), asked.len());
+
+        let pick = |list: &[usize]| list.iter().map(|i| operands[*i].clone()).collect::<Vec<_>>();
+        let xs: Vec<Value> = kept.into_iter().chain(pick(&slices)).collect();
+        let carried_types = carried.iter().map(|i| (*i, types[*i].clone())).collect();
+        let stacked = stacked.iter().map(|i| (*i, results[*i].ty().clone())).collect::<Vec<_>>();
+        let back = ScanBack {
+            scan: Scan { carry: n + m, xs: xs.len() + stacked.len(), reverse: !scan.reverse, ..scan.clone() },
+            turn,
+            sums,
+            xs,
+            constants: pick(&constants),
+            carried: carried_types,
+            stacked,
+            to: asked,
+            operands: operands.len(),
+        };
+        Ok((results, back))
+    }
+}
+
+impl Structure {
+    /// Cotangents of operands, given those of results.
+    pub(super) fn pull(&self, builder: &Builder, cotangents: Vec<Option<Value>>) -> Vec<Option<Value>> {
+        match self {
+            Self::Scan(back) => back.pull(builder, &cotangents),
+            Self::Code { backward, kept, given, operands, to } => {
+                let given: Vec<Value> = given.iter().map(|end| there(builder, &cotangents, end)).collect();
+                let pulled = builder.call(backward, &kept.iter().chain(&given).collect::<Vec<_>>());
+                spread(*operands, to, pulled)
+            }
+        }
+    }
+}
+
+impl ScanBack {
+    fn pull(&self, builder: &Builder, cotangents: &[Option<Value>]) -> Vec<Option<Value>> {
+        let carried = self.carried.iter().map(|end| there(builder, cotangents, end));
+        let sums = self.sums.iter().map(|ty| builder.splat(0.0, ty.clone()));
+        let parts = self.stacked.iter().map(|end| there(builder, cotangents, end));
+        let operands: Vec<Value> = carried
+            .chain(sums)
+            .chain(self.xs.iter().cloned())
+            .chain(parts)
+            .chain(self.constants.iter().cloned())
+            .collect();
+        let scanned = builder.scan_over(self.scan.clone(), &self.turn, &operands.iter().collect::<Vec<_>>());
+        spread(self.operands, &self.to, scanned.carry.into_iter().chain(scanned.ys).collect())
+    }
+}
+
+/// The cotangent of a result, zeros if it has none.
+fn there(builder: &Builder, cotangents: &[Option<Value>], (index, ty): &(usize, TensorType)) -> Value {
+    cotangents[*index].clone().unwrap_or_else(|| builder.splat(0.0, ty.clone()))
+}
+
+/// Cotangents by operand.
+fn spread(operands: usize, to: &[usize], values: Vec<Value>) -> Vec<Option<Value>> {
+    let mut parts: Vec<Vec<Value>> = vec![vec![]; operands];
+    to.iter().zip(values).for_each(|(i, value)| parts[*i].push(value));
+    parts.into_iter().map(sum).collect()
+}

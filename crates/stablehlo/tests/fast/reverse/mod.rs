@@ -1,0 +1,100 @@
+//! Derivatives against differences, in f64, by the interpreter.
+
+mod rules;
+mod scans;
+
+use stablehlo::{Array, Builder, Dtype, Function, Reducer, TensorType, Traced, Value, trace};
+
+/// Numbers without a pattern between -1 and 1, none of them near 0 or near another.
+pub fn numbers(n: usize, seed: u64) -> Vec<f64> {
+    let scale = |i: usize| ((i as f64 + 1.0) * 0.754_877_666 + seed as f64 * 0.569_840_29).fract() * 2.0 - 1.0;
+    (0..n).map(scale).map(|x| if x.abs() < 0.05 { x + 0.11_f64.copysign(x) } else { x }).collect()
+}
+
+pub fn wide(shape: &[usize]) -> TensorType {
+    TensorType::new(Dtype::F64, shape)
+}
+
+/// An argument of such numbers.
+pub fn array(ty: &TensorType, seed: u64) -> Array {
+    Array::floats(ty.dtype, &ty.shape[..], numbers(ty.elements(), seed)).expect("an array")
+}
+
+/// The sum of all float results, each with numbers of its own, so that every element counts differently.
+pub fn weighted(function: &Traced) -> Traced {
+    let scalar = |f: &Builder, value: &Value, seed: usize| {
+        let ty = value.ty().with_dtype(Dtype::F64);
+        let weights = f.dense(numbers(ty.elements(), 100 + seed as u64), ty);
+        let all: Vec<usize> = (0..value.shape().len()).collect();
+        (value.convert(Dtype::F64) * weights).reduce(Reducer::Add, &all)
+    };
+    trace(&function.argument_types(), |f, arguments| {
+        let results = f.call(function, &arguments.iter().collect::<Vec<_>>());
+        let floats = results.iter().enumerate().filter(|(_, v)| v.dtype().is_float());
+        let sum = floats.map(|(i, v)| scalar(f, v, i)).reduce(|a, b| a + b).expect("a float result");
+        vec![sum]
+    })
+    .expect("a sum")
+}
+
+/// The function that returns its value, a scalar, and the gradients of it.
+pub fn gradient(function: &Traced, with_respect_to: &[usize]) -> Traced {
+    trace(&function.argument_types(), |f, arguments| {
+        let arguments: Vec<&Value> = arguments.iter().collect();
+        let (mut results, pullback) = f.vjp(function, &arguments, with_respect_to).expect("a derivative");
+        results.extend(pullback.call(&[&results[0].like(1.0)]));
+        results
+    })
+    .expect("a gradient")
+}
+
+pub fn value(function: &Function, arguments: &[Array]) -> f64 {
+    function.interpret(arguments).expect("a value")[0].to_floats()[0]
+}
+
+/// Central differences of a scalar function with respect to one argument.
+pub fn differences(function: &Function, arguments: &[Array], index: usize) -> Vec<f64> {
+    let (ty, numbers) = (arguments[index].ty().clone(), arguments[index].to_floats());
+    let moved = |i: usize, by: f64| {
+        let mut numbers = numbers.clone();
+        numbers[i] += by;
+        let mut arguments = arguments.to_vec();
+        arguments[index] = Array::floats(ty.dtype, &ty.shape[..], numbers).expect("an array");
+        value(function, &arguments)
+    };
+    let h = 1e-5;
+    // Of fourth order, so that what is left is rounding.
+    let slope = |i: usize| {
+        let near = moved(i, h) - moved(i, -h);
+        let far = moved(i, 2.0 * h) - moved(i, -2.0 * h);
+        (8.0 * near - far) / (12.0 * h)
+    };
+    (0..numbers.len()).map(slope).collect()
+}
+
+pub fn close(found: &[f64], expected: &[f64], what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (f, e) in found.iter().zip(expected) {
+        assert!((f - e).abs() <= 1e-7 * (1.0 + e.abs()), "{what}: {found:?} and should be {expected:?}");
+    }
+}
+
+/// Holds the gradients with respect to `with_respect_to` against differences.
+pub fn check_at(what: &str, function: &Traced, arguments: &[Array], with_respect_to: &[usize]) {
+    let sum = weighted(function);
+    let gradient = gradient(&sum, with_respect_to);
+    let found = gradient.function().interpret(arguments).unwrap_or_else(|error| panic!("{what}: {error}"));
+    assert_eq!(found[0].to_floats()[0], value(sum.function(), arguments), "{what}: the value");
+    for (found, index) in found[1..].iter().zip(with_respect_to) {
+        assert_eq!(found.ty(), arguments[*index].ty(), "{what}");
+        close(&found.to_floats(), &differences(sum.function(), arguments, *index), what);
+    }
+}
+
+/// [`check_at`] of all arguments, which are floats with numbers between -1 and 1.
+pub fn check(what: &str, types: &[TensorType], body: impl FnOnce(&Builder, &[Value]) -> Vec<Value>) {
+    let function = trace(types, body).unwrap_or_else(|error| panic!("{what}: {error}"));
+    let arguments: Vec<Array> = types.iter().enumerate().map(|(i, ty)| array(ty, i as u64)).collect();
+    let with_respect_to: Vec<usize> = (0..types.len()).collect();
+    check_at(what, &function, &arguments, &with_respect_to);
+}

@@ -1,0 +1,241 @@
+//! Every rule.
+
+use super::*;
+use stablehlo::*;
+
+#[test]
+fn operations_on_elements() {
+    let ty = wide(&[7]);
+    for operation in [
+        Unary::Abs,
+        Unary::Negate,
+        Unary::Exponential,
+        Unary::ExponentialMinusOne,
+        Unary::Logistic,
+        Unary::Tanh,
+        Unary::Cosine,
+        Unary::Sine,
+        Unary::LogPlusOne,
+    ] {
+        check(operation.name(), &[ty.clone()], |_, a| vec![a[0].unary(operation)]);
+    }
+    for operation in [Unary::Log, Unary::Sqrt, Unary::Rsqrt] {
+        check(operation.name(), &[ty.clone()], |_, a| vec![(&a[0] * &a[0]).unary(operation)]);
+    }
+    for operation in [Unary::Sign, Unary::Floor, Unary::Ceil] {
+        check(operation.name(), &[ty.clone()], |_, a| vec![a[0].unary(operation) * &a[0]]);
+    }
+    for operation in [
+        Binary::Add,
+        Binary::Subtract,
+        Binary::Multiply,
+        Binary::Divide,
+        Binary::Remainder,
+        Binary::Maximum,
+        Binary::Minimum,
+    ] {
+        check(operation.name(), &[ty.clone(), ty.clone()], |_, a| vec![a[0].binary(operation, &a[1])]);
+        check(operation.name(), &[ty.clone()], |_, a| vec![a[0].binary(operation, &(&a[0] * a[0].like(0.3)))]);
+    }
+    check("power", &[ty.clone(), ty.clone()], |_, a| vec![a[0].abs().binary(Binary::Power, &a[1])]);
+    check("select", &[ty.clone(), ty.clone()], |_, a| vec![a[0].lt(&a[1]).select(&a[0].exp(), &(&a[0] * &a[1]))]);
+    check("convert", &[ty.clone()], |_, a| vec![a[0].convert(Dtype::F32).exp().convert(Dtype::F64)]);
+}
+
+#[test]
+fn powers_at_zero() {
+    let ty = wide(&[3]);
+    let power = trace(&[ty.clone(), ty.clone()], |_, a| vec![a[0].binary(Binary::Power, &a[1])]).unwrap();
+    let arguments = [
+        Array::floats(Dtype::F64, [3], [0.0, 0.0, 2.0]).unwrap(),
+        Array::floats(Dtype::F64, [3], [0.0, 2.0, 0.0]).unwrap(),
+    ];
+    let found = pulled(&power, &arguments, &[0, 1], &[vec![1.0; 3]]);
+    assert_eq!(found[0], [0.0, 0.0, 0.0]);
+    assert_eq!(found[1], [0.0, 0.0, 2.0_f64.ln()]);
+}
+
+/// Cotangents of arguments for given ones of results.
+fn pulled(f: &Traced, arguments: &[Array], with_respect_to: &[usize], cotangents: &[Vec<f64>]) -> Vec<Vec<f64>> {
+    let gradient = trace(&f.argument_types(), |b, a| {
+        let (results, pullback) = b.vjp(f, &a.iter().collect::<Vec<_>>(), with_respect_to).expect("a derivative");
+        let cts = results.iter().zip(cotangents).map(|(r, ct)| b.dense(ct.iter().copied(), r.ty().clone()));
+        pullback.call(&cts.collect::<Vec<_>>().iter().collect::<Vec<_>>())
+    });
+    let found = gradient.expect("a function").function().interpret(arguments).expect("cotangents");
+    found.iter().map(Array::to_floats).collect()
+}
+
+#[test]
+fn equal_elements_share() {
+    let ty = wide(&[4]);
+    let tied = [1.0, 2.0, 2.0, -1.0];
+    let arguments = [Array::floats(Dtype::F64, [4], tied).unwrap(), Array::floats(Dtype::F64, [4], [2.0; 4]).unwrap()];
+    let two = |operation| trace(&[ty.clone(), ty.clone()], |_, a| vec![a[0].binary(operation, &a[1])]).unwrap();
+    let found = pulled(&two(Binary::Maximum), &arguments, &[0, 1], &[vec![1.0; 4]]);
+    assert_eq!(found, [vec![0.0, 0.5, 0.5, 0.0], vec![1.0, 0.5, 0.5, 1.0]]);
+    let found = pulled(&two(Binary::Minimum), &arguments, &[0, 1], &[vec![1.0; 4]]);
+    assert_eq!(found, [vec![1.0, 0.5, 0.5, 1.0], vec![0.0, 0.5, 0.5, 0.0]]);
+    let many = trace(&[ty.clone()], |_, a| vec![a[0].reduce(Reducer::Max, &[0])]).unwrap();
+    assert_eq!(pulled(&many, &arguments[..1], &[0], &[vec![3.0]]), [[0.0, 1.5, 1.5, 0.0]]);
+}
+
+#[test]
+fn a_clamp_passes_at_its_bounds() {
+    let f = trace(&[wide(&[5])], |_, a| vec![a[0].clamp(&a[0].like(-1.0), &a[0].like(1.0))]).unwrap();
+    let arguments = [Array::floats(Dtype::F64, [5], [-2.0, -1.0, 0.0, 1.0, 2.0]).unwrap()];
+    assert_eq!(pulled(&f, &arguments, &[0], &[vec![2.0; 5]]), [[0.0, 2.0, 2.0, 2.0, 0.0]]);
+    let (ty, scalar) = (wide(&[9]), wide(&[]));
+    check("whole bounds", &[ty.clone(), ty.clone(), ty.clone()], |_, a| vec![a[1].clamp(&a[0], &a[2])]);
+    let shrink = |v: &Value| v.abs() * v.like(0.5);
+    check("scalar bounds", &[scalar.clone(), ty, scalar], |_, a| vec![a[1].clamp(&-shrink(&a[0]), &shrink(&a[2]))]);
+}
+
+#[test]
+fn products() {
+    let dot = |what: &str, a: &[usize], b: &[usize], batch: (&[usize], &[usize]), contract: (&[usize], &[usize])| {
+        let dimensions = DotDimensions {
+            batch: (batch.0.to_vec(), batch.1.to_vec()),
+            contract: (contract.0.to_vec(), contract.1.to_vec()),
+        };
+        check(what, &[wide(a), wide(b)], |_, v| {
+            vec![v[0].dot_general(&v[1], dimensions, Dtype::F64, Precision::Default)]
+        });
+    };
+    dot("vectors", &[3], &[3], (&[], &[]), (&[0], &[0]));
+    dot("outer", &[2], &[3], (&[], &[]), (&[], &[]));
+    dot("x w", &[2, 3], &[3, 4], (&[], &[]), (&[1], &[0]));
+    dot("x wᵀ", &[2, 3], &[4, 3], (&[], &[]), (&[1], &[1]));
+    dot("xᵀ w", &[3, 2], &[3, 4], (&[], &[]), (&[0], &[0]));
+    dot("three", &[2, 5, 3], &[3, 4], (&[], &[]), (&[2], &[0]));
+    dot("heads", &[2, 3, 4, 2], &[2, 3, 5, 2], (&[0, 1], &[0, 1]), (&[3], &[3]));
+    dot("any order", &[3, 2, 4, 5], &[5, 2, 6, 3, 4], (&[2, 1], &[4, 1]), (&[3, 0], &[0, 3]));
+    dot("crossed", &[2, 3, 4], &[4, 3, 5], (&[], &[]), (&[1, 2], &[1, 0]));
+    dot("batch last", &[3, 4, 2], &[4, 5, 2], (&[2], &[2]), (&[1], &[0]));
+}
+
+#[test]
+fn reductions_and_broadcasts() {
+    let ty = wide(&[2, 3, 4]);
+    for reducer in [Reducer::Add, Reducer::Max, Reducer::Min, Reducer::Multiply] {
+        for dimensions in [&[0][..], &[1], &[2], &[0, 2], &[2, 0], &[0, 1, 2], &[]] {
+            let what = format!("{reducer:?} over {dimensions:?}");
+            check(&what, &[ty.clone()], |_, a| vec![a[0].reduce(reducer, dimensions)]);
+        }
+    }
+    check("several at once", &[ty.clone(), ty.clone()], |f, a| {
+        f.reduce(&[(&a[0], Reducer::Max), (&a[1], Reducer::Add)], &[1])
+    });
+    let zeros = trace(&[wide(&[3, 3])], |_, a| vec![a[0].reduce(Reducer::Multiply, &[1])]).unwrap();
+    let x = Array::floats(Dtype::F64, [3, 3], [2.0, 3.0, 4.0, 2.0, 0.0, 4.0, 0.0, 3.0, 0.0]).unwrap();
+    check_at("products with zeros", &zeros, &[x], &[0]);
+    check("broadcast", &[wide(&[3])], |_, a| vec![a[0].broadcast_in_dim(&[2, 3, 4], &[1])]);
+    check("repeat", &[wide(&[1, 3])], |_, a| vec![a[0].broadcast_in_dim(&[2, 3, 4], &[0, 1])]);
+    check("scalar", &[wide(&[])], |_, a| vec![a[0].broadcast_in_dim(&[2, 2], &[])]);
+    check("size 1 stays", &[wide(&[1, 2])], |_, a| vec![a[0].broadcast_in_dim(&[1, 2, 3], &[0, 1])]);
+}
+
+#[test]
+fn moves() {
+    let ty = wide(&[3, 4]);
+    check("reshape", &[ty.clone()], |_, a| vec![a[0].reshape(&[2, 6])]);
+    check("transpose", &[wide(&[2, 3, 4])], |_, a| vec![a[0].transpose(&[2, 0, 1])]);
+    check("concatenate", &[ty.clone(), wide(&[3, 2])], |f, a| vec![f.concatenate(&[&a[0], &a[1], &a[0]], 1)]);
+    check("slice", &[ty.clone()], |_, a| vec![a[0].slice(&[1, 0], &[3, 2])]);
+    check("pad", &[ty.clone(), wide(&[])], |_, a| vec![a[0].pad(&a[1], &[1, 0], &[0, 2])]);
+    check("barrier", &[ty.clone(), wide(&[2])], |f, a| f.optimization_barrier(&[&a[0], &a[1]]));
+    check("named", &[ty.clone()], |_, a| vec![a[0].exp().named("a name")]);
+}
+
+#[test]
+fn windows_at_places_that_are_values() {
+    let ty = wide(&[4, 5]);
+    // One start is beyond the last at which the window fits.
+    for (row, column) in [(1, 2), (3, 9), (-2, 0)] {
+        let starts = move |f: &Builder| [f.scalar(row, Dtype::I32), f.scalar(column, Dtype::I32)];
+        check("dynamic slice", &[ty.clone()], |f, a| {
+            let [row, column] = starts(f);
+            vec![a[0].dynamic_slice(&[&row, &column], &[2, 3])]
+        });
+        check("dynamic update slice", &[ty.clone(), wide(&[2, 3])], |f, a| {
+            let [row, column] = starts(f);
+            vec![a[0].dynamic_update_slice(&a[1], &[&row, &column])]
+        });
+    }
+}
+
+fn ids(f: &Builder, ids: &[i64], shape: &[usize]) -> Value {
+    f.dense(ids.iter().copied(), TensorType::new(Dtype::I32, shape))
+}
+
+fn rows() -> GatherDimensions {
+    GatherDimensions {
+        offset_dims: vec![1],
+        collapsed_slice_dims: vec![0],
+        start_index_map: vec![0],
+        index_vector_dim: 1,
+        slice_sizes: vec![1, 3],
+        ..GatherDimensions::default()
+    }
+}
+
+#[test]
+fn gathers_and_scatters() {
+    check("an embedding", &[wide(&[5, 3])], |f, a| {
+        vec![a[0].gather(&ids(f, &[4, 0, 4, 7, -1], &[5, 1]), rows(), &[5, 3])]
+    });
+    check("ids without a dimension of their own", &[wide(&[5, 3])], |f, a| {
+        vec![a[0].gather(&ids(f, &[4, 0, 4], &[3]), rows(), &[3, 3])]
+    });
+    let picked = GatherDimensions {
+        collapsed_slice_dims: vec![1],
+        operand_batching_dims: vec![0],
+        start_indices_batching_dims: vec![0],
+        start_index_map: vec![1],
+        index_vector_dim: 1,
+        slice_sizes: vec![1, 1],
+        ..GatherDimensions::default()
+    };
+    check("one per row", &[wide(&[4, 6])], |f, a| vec![a[0].gather(&ids(f, &[5, 0, 2, 9], &[4, 1]), picked, &[4])]);
+    let windows = GatherDimensions {
+        offset_dims: vec![0, 2],
+        start_index_map: vec![1, 0],
+        index_vector_dim: 0,
+        slice_sizes: vec![2, 3],
+        ..GatherDimensions::default()
+    };
+    check("windows", &[wide(&[4, 6])], |f, a| {
+        vec![a[0].gather(&ids(f, &[1, 5, 0, 2, 2, -1], &[2, 3]), windows, &[2, 3, 3])]
+    });
+    let into_rows = ScatterDimensions {
+        update_window_dims: vec![1],
+        inserted_window_dims: vec![0],
+        scatter_dims_to_operand_dims: vec![0],
+        index_vector_dim: 1,
+        ..ScatterDimensions::default()
+    };
+    check("into rows", &[wide(&[5, 3]), wide(&[4, 3])], |f, a| {
+        vec![a[0].scatter(&ids(f, &[4, 0, 4, 5], &[4, 1]), &a[1], into_rows, Reducer::Add)]
+    });
+    let into_windows = ScatterDimensions {
+        update_window_dims: vec![0, 2],
+        scatter_dims_to_operand_dims: vec![1, 0],
+        index_vector_dim: 0,
+        ..ScatterDimensions::default()
+    };
+    check("into windows", &[wide(&[4, 6]), wide(&[2, 3, 3])], |f, a| {
+        // The one that fits, and two of which no element does.
+        vec![a[0].scatter(&ids(f, &[1, 7, 0, 2, 2, -2], &[2, 3]), &a[1], into_windows, Reducer::Add)]
+    });
+    let batched = ScatterDimensions {
+        inserted_window_dims: vec![1],
+        input_batching_dims: vec![0],
+        scatter_indices_batching_dims: vec![0],
+        scatter_dims_to_operand_dims: vec![1],
+        index_vector_dim: 1,
+        ..ScatterDimensions::default()
+    };
+    check("one into each row", &[wide(&[4, 6]), wide(&[4])], |f, a| {
+        vec![a[0].scatter(&ids(f, &[5, 0, 2, 6], &[4, 1]), &a[1], batched, Reducer::Add)]
+    });
+}
