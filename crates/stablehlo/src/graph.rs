@@ -165,8 +165,8 @@ pub enum Kind {
     Sort {
         /// The dimension along which elements move.
         dimension: usize,
-        /// Largest first. Floats have their total order: -NaN, -inf, ..., -0, 0, ..., inf, NaN.
-        descending: bool,
+        /// Which element of the first operand comes first.
+        order: Order,
         /// Whether elements with equal keys keep their order.
         stable: bool,
     },
@@ -395,6 +395,15 @@ pub struct ScatterDimensions {
     pub scatter_indices_batching_dims: Vec<usize>,
     pub scatter_dims_to_operand_dims: Vec<usize>,
     pub index_vector_dim: usize,
+}
+
+/// The order of a sort. Floats have their total order: -NaN, -inf, ..., -0, 0, ..., inf, NaN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Order {
+    /// The smallest first.
+    Ascending,
+    /// The largest first.
+    Descending,
 }
 
 /// A window that slides over an operand; one number per dimension.

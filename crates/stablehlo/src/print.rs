@@ -121,7 +121,7 @@ impl Printer<'_> {
             Kind::Unary(Unary::IsFinite) => write!(f, "{name} {operands} : {signature}"),
             Kind::Unary(_) | Kind::Binary(_) => write!(f, "{name} {operands} : {result}"),
             Kind::Compare(direction) => {
-                let kind = order(self.type_of(op.operands[0]).dtype);
+                let kind = comparison_type(self.type_of(op.operands[0]).dtype);
                 write!(f, "{name} {}, {operands}, {kind} : {signature}", direction.name())
             }
             Kind::Select => {
@@ -200,10 +200,10 @@ impl Printer<'_> {
                 self.region(f, body, indent + 2, "stablehlo.return")?;
                 write!(f, "{:indent$}}}", "")
             }
-            Kind::Sort { dimension, descending, stable } => {
+            Kind::Sort { dimension, order, stable } => {
                 let dtypes = op.operands.iter().map(|id| self.type_of(*id).dtype).collect::<Vec<_>>();
                 write!(f, "\"{name}\"({operands}) <{{dimension = {dimension} : i64, is_stable = {stable}}}> ")?;
-                comparator(f, *descending, &dtypes)?;
+                comparator(f, *order, &dtypes)?;
                 write!(f, " : ({}) -> ({})", self.types(&op.operands), self.types(&op.results))
             }
             Kind::ReduceWindow(window, reducer) => {
@@ -327,18 +327,21 @@ fn combine(f: &mut Formatter<'_>, reducers: &[Reducer], dtypes: &[Dtype]) -> fmt
 }
 
 /// The region of a sort, which compares the first operands of both sides.
-fn comparator(f: &mut Formatter<'_>, descending: bool, dtypes: &[Dtype]) -> fmt::Result {
+fn comparator(f: &mut Formatter<'_>, order: Order, dtypes: &[Dtype]) -> fmt::Result {
     let pairs = dtypes.iter().enumerate().map(|(i, d)| format!("%a{i}: tensor<{d}>, %b{i}: tensor<{d}>"));
-    let direction = if descending { Comparison::Gt } else { Comparison::Lt }.name();
+    let direction = match order {
+        Order::Ascending => Comparison::Lt.name(),
+        Order::Descending => Comparison::Gt.name(),
+    };
     let key = dtypes.first().copied().ok_or(fmt::Error)?;
-    let order = if key.is_float() { "TOTALORDER" } else { order(key) };
+    let kind = if key.is_float() { "TOTALORDER" } else { comparison_type(key) };
     write!(f, "({{ ^bb0({}): ", List(pairs.collect::<Vec<_>>()))?;
-    write!(f, "%c = stablehlo.compare {direction}, %a0, %b0, {order} : (tensor<{key}>, tensor<{key}>) -> tensor<i1> ")?;
+    write!(f, "%c = stablehlo.compare {direction}, %a0, %b0, {kind} : (tensor<{key}>, tensor<{key}>) -> tensor<i1> ")?;
     write!(f, "stablehlo.return %c : tensor<i1> }})")
 }
 
 /// How elements compare.
-fn order(dtype: Dtype) -> &'static str {
+fn comparison_type(dtype: Dtype) -> &'static str {
     match dtype {
         Dtype::Pred | Dtype::U32 => "UNSIGNED",
         d if d.is_float() => "FLOAT",

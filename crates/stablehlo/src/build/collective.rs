@@ -28,6 +28,49 @@ impl Value {
         self.then(Kind::ReduceScatter { reducer, dimension, groups: groups.to_vec() }, &[], check)
     }
 
+    /// The values of the replicas of a group one after the other along `dimension`, in the group's order.
+    #[track_caller]
+    pub fn all_gather(&self, dimension: usize, groups: &[Vec<usize>]) -> Self {
+        let ty = self.ty();
+        let check = uniform(groups).and_then(|size| {
+            let length = ty.shape.get(dimension).and_then(|length| length.checked_mul(size));
+            let mut result = ty.clone();
+            result.shape[dimension] = length.ok_or_else(|| format!("{size} of {ty} along dimension {dimension}"))?;
+            Ok(result)
+        });
+        self.then(Kind::AllGather { dimension, groups: groups.to_vec() }, &[], check)
+    }
+
+    /// Splits the value of each replica of a group along `split`, gives part i of all to the group's replica i, and puts
+    /// what arrives one after the other along `concat`.
+    #[track_caller]
+    pub fn all_to_all(&self, split: usize, concat: usize, groups: &[Vec<usize>]) -> Self {
+        let ty = self.ty();
+        let check = uniform(groups).and_then(|size| {
+            let splits = ty.shape.get(split).is_some_and(|length| length % size == 0);
+            let mut result = ty.clone();
+            if !splits || concat >= ty.rank() {
+                return Err(format!("{ty} does not split into {size} parts along {split} that join along {concat}"));
+            }
+            result.shape[split] /= size;
+            let joined = result.shape[concat].checked_mul(size);
+            result.shape[concat] = joined.ok_or_else(|| format!("{size} of {ty} along dimension {concat}"))?;
+            Ok(result)
+        });
+        self.then(Kind::AllToAll { split, concat, groups: groups.to_vec() }, &[], check)
+    }
+
+    /// The value of the replica that is the source of this one, in (source, target) `pairs`; zeros where there is none.
+    #[track_caller]
+    pub fn collective_permute(&self, pairs: &[(usize, usize)]) -> Self {
+        let repeated = |i: usize| pairs[..i].iter().any(|(s, t)| *s == pairs[i].0 || *t == pairs[i].1);
+        let check = match (0..pairs.len()).any(repeated) || pairs.is_empty() {
+            true => Err(format!("each source and each target once expected, got {pairs:?}")),
+            false => Ok(self.ty().clone()),
+        };
+        self.then(Kind::CollectivePermute { pairs: pairs.to_vec() }, &[], check)
+    }
+
     /// Asks the partitioner to split the value like this.
     #[track_caller]
     pub fn sharded(&self, sharding: &Sharding) -> Self {

@@ -19,7 +19,6 @@ impl Builder {
         let carried: Vec<Value> = types.iter().map(|ty| self.bind(ty)).collect();
         let (test, condition) = self.region(&carried, |carried| vec![condition(carried)]);
         let (next, body) = self.region(&carried, body);
-        let listed = |types: &[TensorType]| types.iter().map(TensorType::to_string).collect::<Vec<_>>().join(", ");
         let check = if test != [TensorType::scalar(Dtype::Pred)] {
             Err(format!("a condition of type {} expected, got {}", TensorType::scalar(Dtype::Pred), listed(&test)))
         } else if next != types {
@@ -52,6 +51,54 @@ impl Builder {
         );
         results.remove(0);
         results
+    }
+
+    /// What branch `index` returns, an i32 scalar: `branch` is called with 0, 1, ... before `count` to build each; the last
+    /// one stands for every index that has none. Branches may read values from outside, and return the same types.
+    #[track_caller]
+    pub fn case(&self, index: &Value, count: usize, mut branch: impl FnMut(usize) -> Vec<Value>) -> Vec<Value> {
+        let branches = (0..count).map(|i| self.region(&[], |_| branch(i))).collect();
+        let expected = TensorType::scalar(Dtype::I32);
+        let fits = *index.ty() == expected;
+        let reason = || format!("an index of type {expected} expected, got {}", index.ty());
+        self.branches(index, branches, if fits { Ok(()) } else { Err(reason()) })
+    }
+
+    /// What `on_true` or `on_false` returns, as `predicate` says, a scalar. Unlike [`Value::select`], only one of them runs.
+    #[track_caller]
+    pub fn if_else(
+        &self,
+        predicate: &Value,
+        on_true: impl FnOnce() -> Vec<Value>,
+        on_false: impl FnOnce() -> Vec<Value>,
+    ) -> Vec<Value> {
+        let index = predicate.convert(Dtype::I32);
+        let branches = vec![self.region(&[], |_| on_false()), self.region(&[], |_| on_true())];
+        let expected = TensorType::scalar(Dtype::Pred);
+        let fits = *predicate.ty() == expected;
+        let reason = || format!("a predicate of type {expected} expected, got {}", predicate.ty());
+        self.branches(&index, branches, if fits { Ok(()) } else { Err(reason()) })
+    }
+
+    #[track_caller]
+    fn branches(
+        &self,
+        index: &Value,
+        branches: Vec<(Vec<TensorType>, Region)>,
+        fits: Result<(), String>,
+    ) -> Vec<Value> {
+        let (types, regions): (Vec<_>, Vec<_>) = branches.into_iter().unzip();
+        let first = types.first().cloned().unwrap_or_default();
+        let check = if let Err(reason) = fits {
+            Err(reason)
+        } else if let Some(other) = types.iter().find(|types| **types != first) {
+            Err(format!("branches that return ({}) expected, got ({})", listed(&first), listed(other)))
+        } else if first.is_empty() {
+            Err("nothing is returned".into())
+        } else {
+            Ok(first.clone())
+        };
+        self.emit_all(Kind::Case, &[index], regions, check, || first)
     }
 
     /// The values, across which the compiler moves and fuses nothing.
@@ -104,4 +151,8 @@ impl Builder {
         region.results = results.iter().map(|v| v.id).collect();
         (results.iter().map(|v| v.ty().clone()).collect(), region)
     }
+}
+
+fn listed(types: &[TensorType]) -> String {
+    types.iter().map(TensorType::to_string).collect::<Vec<_>>().join(", ")
 }

@@ -3,7 +3,7 @@
 use super::Value;
 use crate::graph::{Binary, Comparison, Kind, Unary};
 use crate::types::{Dtype, TensorType};
-use std::ops::{Add, BitAnd, BitOr, Div, Mul, Neg, Not, Sub};
+use std::ops::{Add, BitAnd, BitOr, BitXor, Div, Mul, Neg, Not, Sub};
 
 fn same(a: &TensorType, b: &TensorType) -> Result<(), String> {
     if a == b { Ok(()) } else { Err(format!("operands of one type expected, got {a} and {b}")) }
@@ -28,8 +28,11 @@ impl Value {
     #[track_caller]
     pub fn binary(&self, operation: Binary, other: &Self) -> Self {
         let ty = self.ty();
-        let logical = matches!(operation, Binary::And | Binary::Or | Binary::Xor);
-        let legal = if logical { !ty.dtype.is_float() } else { ty.dtype != Dtype::Pred };
+        let legal = match operation {
+            Binary::And | Binary::Or | Binary::Xor => !ty.dtype.is_float(),
+            Binary::ShiftLeft | Binary::ShiftRightLogical | Binary::ShiftRightArithmetic => ty.dtype.is_integer(),
+            _ => ty.dtype != Dtype::Pred,
+        };
         let check = same(ty, other.ty()).and(if legal { Ok(ty.clone()) } else { Err(format!("not defined for {ty}")) });
         self.then(Kind::Binary(operation), &[other], check)
     }
@@ -74,6 +77,21 @@ impl Value {
             return self.clone();
         }
         self.then(Kind::Convert, &[], Ok(self.ty().with_dtype(dtype)))
+    }
+
+    /// The same bits as another dtype of the same width: the u32 of an f32, say. No operation is added where they are of
+    /// that dtype already.
+    #[track_caller]
+    pub fn bitcast_convert(&self, dtype: Dtype) -> Self {
+        if dtype == self.dtype() {
+            return self.clone();
+        }
+        let legal = dtype.bytes() == self.dtype().bytes() && ![dtype, self.dtype()].contains(&Dtype::Pred);
+        let check = match legal {
+            true => Ok(self.ty().with_dtype(dtype)),
+            false => Err(format!("a dtype as wide as {} expected, got {dtype}", self.dtype())),
+        };
+        self.then(Kind::BitcastConvert, &[], check)
     }
 }
 
@@ -127,6 +145,14 @@ binary! {
     min Minimum;
     /// Remainder with the sign of `self`.
     rem Remainder;
+    /// `self` to the power of `other`.
+    pow Power;
+    /// The bits of integers moved up by `other`; 0 where that is the width or more.
+    shift_left ShiftLeft;
+    /// The bits of integers moved down by `other`, with zeros from above.
+    shift_right_logical ShiftRightLogical;
+    /// The bits of integers moved down by `other`, with copies of the highest from above.
+    shift_right_arithmetic ShiftRightArithmetic;
 }
 
 macro_rules! compare {
@@ -193,6 +219,7 @@ operators! {
     Div div Divide;
     BitAnd bitand And;
     BitOr bitor Or;
+    BitXor bitxor Xor;
 }
 
 impl Neg for &Value {

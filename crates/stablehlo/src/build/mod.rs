@@ -8,9 +8,11 @@ mod contract;
 mod control;
 mod derivative;
 mod elementwise;
+mod order;
 mod scan;
 mod shape;
 mod trace;
+mod window;
 
 pub use scan::Scanned;
 pub(crate) use trace::{Names, listed};

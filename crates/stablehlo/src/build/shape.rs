@@ -65,6 +65,21 @@ impl Value {
         self.then(Kind::Slice { start: start.to_vec(), limit: limit.to_vec(), stride }, &[], check)
     }
 
+    /// Every `stride`-th element from `start` to before `limit`, per dimension.
+    #[track_caller]
+    pub fn slice_strided(&self, start: &[usize], limit: &[usize], stride: &[usize]) -> Self {
+        let ty = self.ty();
+        let legal = [start.len(), limit.len(), stride.len()] == [ty.rank(); 3]
+            && (0..ty.rank()).all(|d| start[d] <= limit[d] && limit[d] <= ty.shape[d] && stride[d] > 0);
+        let check = if legal {
+            let size = |d: usize| (limit[d] - start[d]).div_ceil(stride[d]);
+            Ok(TensorType::new(ty.dtype, (0..ty.rank()).map(size).collect::<Vec<_>>()))
+        } else {
+            Err(format!("a window of {ty} expected, got {start:?}..{limit:?} by {stride:?}"))
+        };
+        self.then(Kind::Slice { start: start.to_vec(), limit: limit.to_vec(), stride: stride.to_vec() }, &[], check)
+    }
+
     /// The window of `sizes` that begins at `starts`, scalars of one integer dtype; held within the value.
     #[track_caller]
     pub fn dynamic_slice(&self, starts: &[&Self], sizes: &[usize]) -> Self {
@@ -107,6 +122,29 @@ impl Value {
         };
         let wide = |sizes: &[usize]| sizes.iter().map(|s| *s as i64).collect();
         let kind = Kind::Pad { low: wide(low), high: wide(high), interior: vec![0; ty.rank()] };
+        self.then(kind, &[value], check)
+    }
+
+    /// [`Value::pad`] with `interior` copies of `value` between neighbours too; where `low` or `high` are negative,
+    /// elements are cut off instead. Undoes a [`Value::slice_strided`], but for what that left out.
+    #[track_caller]
+    pub fn pad_general(&self, value: &Self, low: &[i64], high: &[i64], interior: &[usize]) -> Self {
+        let ty = self.ty();
+        let check = if value.ty() != &TensorType::scalar(ty.dtype) {
+            Err(format!("a scalar {} to pad with expected, got {}", ty.dtype, value.ty()))
+        } else if [low.len(), high.len(), interior.len()] != [ty.rank(); 3] {
+            Err(format!("{} sizes each expected, got {low:?}, {high:?} and {interior:?}", ty.rank()))
+        } else {
+            let size = |d: usize| {
+                let between = ty.shape[d].saturating_sub(1).checked_mul(interior[d])?.checked_add(ty.shape[d])?;
+                let size = i64::try_from(between).ok()?.checked_add(low[d])?.checked_add(high[d])?;
+                usize::try_from(size).ok()
+            };
+            let sizes: Option<Vec<usize>> = (0..ty.rank()).map(size).collect();
+            let sizes = sizes.ok_or_else(|| format!("{ty} with {low:?} and {high:?} around it has no size"));
+            sizes.map(|sizes| TensorType::new(ty.dtype, sizes))
+        };
+        let kind = Kind::Pad { low: low.to_vec(), high: high.to_vec(), interior: interior.to_vec() };
         self.then(kind, &[value], check)
     }
 

@@ -4,7 +4,7 @@ use super::Fault;
 use super::array::{Array, Elements, each_index, map_pairs, offsets, strides, wrap};
 use super::elementwise::combine;
 use super::shape::within;
-use crate::graph::{DotDimensions, Reducer, Window};
+use crate::graph::{DotDimensions, Order, Reducer, Window};
 use crate::types::TensorType;
 use std::cmp::Ordering;
 
@@ -139,7 +139,7 @@ pub(super) fn reduce_window(a: &Array, init: &Array, window: &Window, reducer: R
 }
 
 /// The order in which the elements of every operand follow one another after a sort by the first operand.
-pub(super) fn order(keys: &Array, dimension: usize, descending: bool) -> Result<Vec<usize>, Fault> {
+pub(super) fn sorted(keys: &Array, dimension: usize, order: Order) -> Result<Vec<usize>, Fault> {
     within(&[dimension], keys.ty.rank())?;
     let shape = &keys.ty.shape;
     let mut places = vec![0; keys.elements.len()];
@@ -160,7 +160,10 @@ pub(super) fn order(keys: &Array, dimension: usize, descending: bool) -> Result<
         let mut sources = targets.clone();
         sources.sort_by(|a, b| {
             let ascending = ordering(&keys.elements, *a, *b);
-            if descending { ascending.reverse() } else { ascending }
+            match order {
+                Order::Ascending => ascending,
+                Order::Descending => ascending.reverse(),
+            }
         });
         targets.iter().zip(sources).for_each(|(target, source)| places[*target] = source);
     }

@@ -1,7 +1,7 @@
 //! The walk over operations and regions.
 
 use super::array::{Array, Elements};
-use super::contract::{Product, order, reduce, reduce_window};
+use super::contract::{Product, reduce, reduce_window, sorted};
 use super::{Fault, Interpreter, Rounding, elementwise, gather, shape};
 use crate::error::Result;
 use crate::graph::*;
@@ -252,12 +252,12 @@ impl<'a> Machine<'a> {
                 exactly(3)?;
                 gather::scatter(operand(0)?, operand(1)?, operand(2)?, dimensions, *reducer, ty)?
             }
-            Kind::Sort { dimension, descending, stable: _ } => {
+            Kind::Sort { dimension, order, stable: _ } => {
                 let keys = operand(0)?;
                 if operands.iter().any(|a| a.ty.shape != keys.ty.shape) {
                     return Err(Fault::malformed("operands of one shape expected"));
                 }
-                let places = order(keys, *dimension, *descending)?;
+                let places = sorted(keys, *dimension, *order)?;
                 return Ok(operands.iter().map(|a| a.take(&places)).collect());
             }
             Kind::ReduceWindow(window, reducer) => {

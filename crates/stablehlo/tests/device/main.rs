@@ -1,6 +1,7 @@
 //! Every operation of the builder, compiled by XLA and run on its CPU plugin, beside plain Rust.
 
 mod device;
+mod interpreter;
 mod scan;
 
 use device::{Tensor, close, f32s, on_replicas, run, run_one, text_on_partitions};

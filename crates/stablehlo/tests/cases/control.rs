@@ -1,0 +1,57 @@
+//! Loops and branches; and whatever is about several copies of a program, in one.
+
+use super::*;
+
+pub fn cases() -> Vec<Case> {
+    [loops(), branches(2), branches(-1), branches(99), branches(0), alone()].into_iter().collect()
+}
+
+fn loops() -> Case {
+    let mut random = Random(12);
+    let arguments = [random.array(Dtype::F32, &[3]), i32s(&[], &[100])];
+    case("while", &arguments, |f, a| {
+        let (zero, one) = (f.scalar(0, Dtype::I32), f.scalar(1, Dtype::I32));
+        let mut results = f.while_loop(&[&zero, &one], |c| c[1].lt(&a[1]), |c| vec![c[1].clone(), &c[0] + &c[1]]);
+        let nested = f.for_loop(3, &[&a[0]], |i, outer| {
+            let i = i.convert(Dtype::F32).broadcast_in_dim(&[3], &[]);
+            f.for_loop(2, &[&outer[0]], |_, inner| vec![&inner[0] + &i * &a[0]])
+        });
+        results.extend(nested);
+        results.extend(f.for_loop(0, &[&a[0]], |_, c| vec![c[0].like(0.0)]));
+        results
+    })
+}
+
+fn branches(index: i64) -> Case {
+    let mut random = Random(13);
+    let arguments = [i32s(&[], &[index]), random.array(Dtype::F32, &[3]), Array::preds([], [index > 1]).expect("one")];
+    case(format!("case {index}"), &arguments, |f, a| {
+        let mut results = f.case(&a[0], 4, |i| vec![&a[1] * a[1].like(i as f64), f.scalar(i as i64, Dtype::I32)]);
+        results.extend(f.if_else(
+            &a[2],
+            || f.for_loop(2, &[&a[1]], |_, c| vec![&c[0] + &a[1]]),
+            || f.case(&a[0], 2, |i| vec![a[1].like(-(i as f64))]),
+        ));
+        results
+    })
+}
+
+fn alone() -> Case {
+    let mut random = Random(14);
+    let arguments = [random.array(Dtype::F32, &[4, 2])];
+    case("one replica", &arguments, |f, a| {
+        let groups = [vec![0]];
+        let mut results = vec![
+            a[0].all_reduce(Reducer::Add, &groups),
+            a[0].reduce_scatter(Reducer::Max, 1, &groups),
+            a[0].all_gather(0, &groups),
+            a[0].all_to_all(0, 1, &groups),
+            a[0].collective_permute(&[(0, 0)]),
+            f.replica_id(),
+            f.partition_id(),
+            a[0].sharded(&Sharding::Replicated),
+        ];
+        results.extend(f.optimization_barrier(&[&a[0], &a[0].exp()]));
+        results
+    })
+}

@@ -1,0 +1,130 @@
+//! Operations on elements: of NaN, infinities, zeros with signs, the smallest and the largest integers.
+
+use super::*;
+
+const FLOATS: [f64; 12] =
+    [0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 3.0, 7.25, -1e4, f64::INFINITY, f64::NEG_INFINITY, f64::NAN];
+
+/// Every pair of the numbers.
+fn pairs<T: Copy>(numbers: &[T]) -> (Vec<T>, Vec<T>) {
+    numbers.iter().flat_map(|a| numbers.iter().map(|b| (*a, *b))).unzip()
+}
+
+fn integers(dtype: Dtype) -> Vec<i64> {
+    match dtype {
+        Dtype::U32 => vec![0, 1, 2, 7, 31, 32, 1 << 31, u32::MAX.into()],
+        Dtype::I32 => vec![i32::MIN.into(), -33, -2, -1, 0, 1, 2, 3, 7, 31, 32, i32::MAX.into()],
+        _ => vec![i64::MIN, -2, -1, 0, 1, 2, 3, 31, 32, 63, 64, i64::MAX],
+    }
+}
+
+fn ints(dtype: Dtype, numbers: Vec<i64>) -> Array {
+    Array::ints(dtype, [numbers.len()], numbers).expect("integers")
+}
+
+fn floats(dtype: Dtype, numbers: Vec<f64>) -> Array {
+    Array::floats(dtype, [numbers.len()], numbers).expect("floats")
+}
+
+pub fn cases() -> Vec<Case> {
+    let mut cases = vec![];
+    for dtype in [Dtype::F32, Dtype::F64, Dtype::Bf16, Dtype::F16] {
+        let (xs, ys) = pairs(&FLOATS);
+        // XLA computes some of these in f32, whatever the dtype.
+        let legal = |u: &Unary| *u != Unary::Not;
+        cases.push(case(format!("unary {dtype}"), &[floats(dtype, FLOATS.to_vec())], |_, a| {
+            UNARY.into_iter().filter(legal).map(|u| a[0].unary(u)).collect()
+        }));
+        cases.push(case(format!("binary {dtype}"), &[floats(dtype, xs), floats(dtype, ys)], |_, a| {
+            let compared = COMPARISONS.into_iter().map(|c| a[0].compare(c, &a[1]));
+            BINARY[..8].iter().map(|b| a[0].binary(*b, &a[1])).chain(compared).collect()
+        }));
+    }
+    for dtype in [Dtype::I32, Dtype::I64, Dtype::U32] {
+        let (xs, ys) = pairs(&integers(dtype));
+        cases.push(case(format!("binary {dtype}"), &[ints(dtype, xs), ints(dtype, ys)], |_, a| {
+            let compared = COMPARISONS.into_iter().map(|c| a[0].compare(c, &a[1]));
+            let signed = dtype != Dtype::U32;
+            let unary = [Unary::Not, Unary::Negate, Unary::Abs, Unary::Sign];
+            let unary = unary[..if signed { 4 } else { 2 }].iter().map(|u| a[0].unary(*u));
+            // XLA takes six bits of an exponent.
+            let power = a[0].pow(&a[1].min(&a[1].like(63)));
+            let others = BINARY.iter().filter(|b| **b != Binary::Power).map(|b| a[0].binary(*b, &a[1]));
+            others.chain([power]).chain(compared).chain(unary).collect()
+        }));
+    }
+    let (xs, ys) = pairs(&[false, true]);
+    let [xs, ys] = [xs, ys].map(|x| Array::preds([4], x).expect("predicates"));
+    cases.push(case("predicates", &[xs, ys], |_, a| {
+        let compared = COMPARISONS.into_iter().map(|c| a[0].compare(c, &a[1]));
+        BINARY[8..11].iter().map(|b| a[0].binary(*b, &a[1])).chain(compared).chain([!&a[0]]).collect()
+    }));
+    cases.extend([choices(), bounds()]);
+    cases.extend(conversions());
+    cases
+}
+
+fn choices() -> Case {
+    let mut random = Random(1);
+    let arguments = [
+        random.array(Dtype::Pred, &[3, 4]),
+        random.array(Dtype::F32, &[3, 4]),
+        random.array(Dtype::F32, &[3, 4]),
+        random.array(Dtype::I64, &[3, 4]),
+        Array::preds([], [false]).expect("a predicate"),
+    ];
+    case("select", &arguments, |_, a| {
+        vec![
+            a[0].select(&a[1], &a[2]),
+            a[0].select(&a[3], &a[3].like(7)),
+            a[4].select(&a[1], &a[2]),
+            a[0].select(&a[0], &!&a[0]),
+        ]
+    })
+}
+
+/// Also of bounds that cross, and that are no numbers.
+fn bounds() -> Case {
+    let arguments = [
+        f32s(&[6], &[-3.0, 0.25, 5.0, f64::NAN, 1.0, f64::INFINITY]),
+        f32s(&[6], &[-1.0, -1.0, 4.0, 0.0, f64::NAN, 0.0]),
+        i32s(&[3], &[-9, 4, 12]),
+    ];
+    case("clamp", &arguments, |f, a| {
+        let scalar = |x: f64| f.scalar(x, Dtype::F32);
+        vec![
+            a[0].clamp(&scalar(-1.0), &scalar(2.0)),
+            a[0].clamp(&a[1], &scalar(2.0)),
+            a[0].clamp(&scalar(-2.0), &a[1]),
+            a[0].clamp(&scalar(2.0), &scalar(1.0)),
+            a[2].clamp(&f.scalar(-5, Dtype::I32), &a[2].like(5)),
+        ]
+    })
+}
+
+/// From every dtype to every one, of numbers that both may not hold; and the bits of some as others.
+fn conversions() -> Vec<Case> {
+    let arguments = DTYPES.map(|dtype| match dtype {
+        Dtype::Pred => Array::preds([2], [false, true]).expect("predicates"),
+        dtype if dtype.is_float() => {
+            floats(dtype, vec![0.0, -0.0, 1.5, -2.75, 1e4, -1e4, 3e9, -3e9, f64::INFINITY, f64::NEG_INFINITY, f64::NAN])
+        }
+        dtype => ints(dtype, integers(dtype)),
+    });
+    let all = case("convert", &arguments, |_, a| {
+        // XLA makes -1 a large unsigned number in some of its kernels, and 0 in others.
+        let open = |from: Dtype, to: Dtype| from.is_float() && to == Dtype::U32;
+        let pairs = a.iter().flat_map(|v| DTYPES.map(|to| (v, to)));
+        pairs.filter(|(v, to)| v.dtype() != *to && !open(v.dtype(), *to)).map(|(v, to)| v.convert(to)).collect()
+    });
+    let bits = case("bitcast", &arguments, |_, a| {
+        let pairs = a.iter().flat_map(|v| DTYPES.map(|to| (v, to)));
+        let legal = |v: &Value, to: Dtype| {
+            v.dtype() != to && v.dtype() != Dtype::Pred && to != Dtype::Pred && v.dtype().bytes() == to.bytes()
+        };
+        // Of NaN, only that it is one.
+        let plain = |v: &Value| v.dtype().is_float().then(|| v.slice(&[0], &[10])).unwrap_or(v.clone());
+        pairs.filter(|(v, to)| legal(v, *to)).map(|(v, to)| plain(v).bitcast_convert(to)).collect()
+    });
+    vec![all, bits]
+}

@@ -1,0 +1,191 @@
+//! Programs with arguments, at least one of every operation: the interpreter runs them alone in `fast`, and beside XLA in
+//! `device`.
+#![allow(dead_code, unreachable_pub)] // every test binary uses its own part
+
+mod control;
+mod elementwise;
+mod products;
+mod shape;
+mod windows;
+
+use stablehlo::*;
+use std::collections::BTreeSet;
+
+/// A program and what to run it on.
+pub struct Case {
+    pub name: String,
+    pub module: Module,
+    pub arguments: Vec<Array>,
+    /// What floats may differ by, as a part of the largest number of a result; their last digits differ anyway.
+    pub slack: f64,
+}
+
+/// Builds a case of values of these arguments.
+pub fn case(
+    name: impl Into<String>,
+    arguments: &[Array],
+    build: impl FnOnce(&Builder, &[Value]) -> Vec<Value>,
+) -> Case {
+    let name = name.into();
+    let f = Builder::new();
+    let values: Vec<Value> = arguments.iter().map(|a| f.argument("", a.ty().clone())).collect();
+    let results = build(&f, &values);
+    let named: Vec<(&str, &Value)> = results.iter().map(|v| ("", v)).collect();
+    let module = f.finish("case", &named).unwrap_or_else(|error| panic!("{name}: {error}"));
+    Case { name, module, arguments: arguments.to_vec(), slack: 1e-6 }
+}
+
+/// Every case there is.
+pub fn all() -> Vec<Case> {
+    [elementwise::cases(), shape::cases(), products::cases(), windows::cases(), control::cases()]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+pub fn ty(dtype: Dtype, shape: &[usize]) -> TensorType {
+    TensorType::new(dtype, shape)
+}
+
+/// Numbers that are the same in every run (splitmix64).
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// In -4..4, with few enough digits for every floating-point dtype.
+    pub fn float(&mut self) -> f64 {
+        (self.bits() % 129) as f64 / 16.0 - 4.0
+    }
+
+    /// A tensor of `ty`: small floats, integers of 6 bits (with a sign where there is one), predicates.
+    pub fn array(&mut self, dtype: Dtype, shape: &[usize]) -> Array {
+        let n: usize = shape.iter().product();
+        if dtype.is_float() {
+            return Array::floats(dtype, shape, (0..n).map(|_| self.float())).expect("floats");
+        }
+        let low = if dtype == Dtype::U32 { 0 } else { 32 };
+        match dtype {
+            Dtype::Pred => Array::preds(shape, (0..n).map(|_| self.bits() & 1 == 1)).expect("predicates"),
+            _ => Array::ints(dtype, shape, (0..n).map(|_| (self.bits() % 64) as i64 - low)).expect("integers"),
+        }
+    }
+}
+
+pub fn f32s(shape: &[usize], numbers: &[f64]) -> Array {
+    Array::floats(Dtype::F32, shape, numbers.iter().copied()).expect("floats")
+}
+
+pub fn i32s(shape: &[usize], numbers: &[i64]) -> Array {
+    Array::ints(Dtype::I32, shape, numbers.iter().copied()).expect("integers")
+}
+
+/// The forms of operations: every variant has a name here, so that a new one without a case is seen. `None` for those
+/// that the interpreter refuses.
+pub fn form(kind: &Kind) -> Option<String> {
+    let name = match kind {
+        Kind::Unary(unary) => format!("{unary:?}"),
+        Kind::Binary(binary) => format!("{binary:?}"),
+        Kind::Compare(direction) => format!("Compare {direction:?}"),
+        Kind::Reduce { reducers, .. } if reducers.len() == 1 => format!("Reduce {:?}", reducers[0]),
+        Kind::Reduce { .. } => "Reduce of several".into(),
+        Kind::Scatter(_, reducer) => format!("Scatter {reducer:?}"),
+        Kind::ReduceWindow(_, reducer) => format!("ReduceWindow {reducer:?}"),
+        Kind::Sort { order, .. } => format!("Sort {order:?}"),
+        Kind::CustomCall(call) if call.target != "Sharding" => return None,
+        Kind::Constant(_)
+        | Kind::Iota { .. }
+        | Kind::Select
+        | Kind::Clamp
+        | Kind::Convert
+        | Kind::DotGeneral(..)
+        | Kind::BroadcastInDim { .. }
+        | Kind::Reshape
+        | Kind::Transpose { .. }
+        | Kind::Concatenate { .. }
+        | Kind::Slice { .. }
+        | Kind::DynamicSlice { .. }
+        | Kind::DynamicUpdateSlice
+        | Kind::Pad { .. }
+        | Kind::Gather(_)
+        | Kind::BitcastConvert
+        | Kind::While
+        | Kind::Case
+        | Kind::AllReduce { .. }
+        | Kind::ReduceScatter { .. }
+        | Kind::AllGather { .. }
+        | Kind::AllToAll { .. }
+        | Kind::CollectivePermute { .. }
+        | Kind::ReplicaId
+        | Kind::PartitionId
+        | Kind::OptimizationBarrier
+        | Kind::CustomCall(_) => kind.name().trim_start_matches("stablehlo.").into(),
+    };
+    Some(name)
+}
+
+/// One of every form that has a case.
+pub fn forms(cases: &[Case]) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for case in cases {
+        case.module.main.visit(|op| found.extend(form(&op.kind)));
+    }
+    found
+}
+
+pub const UNARY: [Unary; 17] = {
+    use Unary::*;
+    [
+        Abs,
+        Negate,
+        Sign,
+        Exponential,
+        ExponentialMinusOne,
+        Log,
+        LogPlusOne,
+        Logistic,
+        Tanh,
+        Sqrt,
+        Rsqrt,
+        Floor,
+        Ceil,
+        Cosine,
+        Sine,
+        IsFinite,
+        Not,
+    ]
+};
+
+pub const BINARY: [Binary; 14] = {
+    use Binary::*;
+    [
+        Add,
+        Subtract,
+        Multiply,
+        Divide,
+        Remainder,
+        Power,
+        Maximum,
+        Minimum,
+        And,
+        Or,
+        Xor,
+        ShiftLeft,
+        ShiftRightLogical,
+        ShiftRightArithmetic,
+    ]
+};
+
+pub const COMPARISONS: [Comparison; 6] =
+    [Comparison::Eq, Comparison::Ne, Comparison::Lt, Comparison::Le, Comparison::Gt, Comparison::Ge];
+
+pub const REDUCERS: [Reducer; 6] =
+    [Reducer::Add, Reducer::Multiply, Reducer::Max, Reducer::Min, Reducer::And, Reducer::Or];
+
+pub const DTYPES: [Dtype; 8] =
+    [Dtype::Pred, Dtype::I32, Dtype::I64, Dtype::U32, Dtype::F16, Dtype::Bf16, Dtype::F32, Dtype::F64];

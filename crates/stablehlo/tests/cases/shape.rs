@@ -1,0 +1,157 @@
+//! Operations that move elements: dimensions of size 0 and 1, windows beyond the edge, negative and interior padding.
+
+use super::*;
+
+pub fn cases() -> Vec<Case> {
+    vec![constants(), whole(), parts(), padding(), dynamic(), sorts(), indices()]
+}
+
+fn constants() -> Case {
+    case("constants", &[], |f, _| {
+        let iota = [Dtype::I32, Dtype::I64, Dtype::U32, Dtype::F16, Dtype::Bf16, Dtype::F32, Dtype::F64];
+        let mut results: Vec<Value> = iota.iter().map(|d| f.iota(1, ty(*d, &[2, 5, 3]))).collect();
+        results.push(f.splat(f64::NAN, ty(Dtype::F32, &[3])));
+        results.push(f.splat(1.0 / 3.0, ty(Dtype::Bf16, &[3])));
+        results.push(f.splat(-7, ty(Dtype::I64, &[2, 2])));
+        results.push(f.dense([1.5, -0.0, f64::INFINITY, 0.1], ty(Dtype::F32, &[2, 2])));
+        results.push(f.dense([true, false], ty(Dtype::Pred, &[2])));
+        results.push(f.dense::<i64>([], ty(Dtype::I32, &[0, 3])));
+        results.push(f.iota(0, ty(Dtype::I32, &[0])));
+        results
+    })
+}
+
+fn whole() -> Case {
+    let mut random = Random(2);
+    let arguments = [
+        random.array(Dtype::F32, &[2, 3, 4]),
+        random.array(Dtype::I32, &[3, 1]),
+        random.array(Dtype::Pred, &[]),
+        random.array(Dtype::F32, &[2, 0, 3]),
+    ];
+    case("broadcast, transpose, reshape, concatenate", &arguments, |f, a| {
+        vec![
+            a[1].broadcast_in_dim(&[2, 3, 5], &[1, 2]),
+            a[1].broadcast_in_dim(&[3, 0], &[0, 1]),
+            a[2].broadcast_in_dim(&[2, 2], &[]),
+            a[0].transpose(&[2, 0, 1]),
+            a[0].transpose(&[1, 0, 2]),
+            a[3].transpose(&[2, 0, 1]),
+            a[0].reshape(&[4, 6]),
+            a[3].reshape(&[0]),
+            f.concatenate(
+                &[
+                    &a[0],
+                    &a[3].broadcast_in_dim(&[2, 0, 3], &[0, 1, 2]).transpose(&[0, 1, 2]).pad(
+                        &f.scalar(0.0, Dtype::F32),
+                        &[0, 0, 0],
+                        &[0, 1, 1],
+                    ),
+                    &a[0],
+                ],
+                1,
+            ),
+            f.concatenate(&[&a[0], &a[0].slice(&[0, 0, 0], &[2, 3, 0]), &a[0].slice(&[0, 0, 1], &[2, 3, 2])], 2),
+            f.concatenate(&[&a[1]], 0),
+        ]
+    })
+}
+
+fn parts() -> Case {
+    let mut random = Random(3);
+    let arguments = [random.array(Dtype::F32, &[5, 7]), random.array(Dtype::I64, &[6])];
+    case("slice", &arguments, |_, a| {
+        vec![
+            a[0].slice(&[1, 2], &[4, 7]),
+            a[0].slice(&[5, 0], &[5, 7]),
+            a[0].slice_strided(&[0, 1], &[5, 7], &[2, 3]),
+            a[1].slice_strided(&[1], &[6], &[10]),
+        ]
+    })
+}
+
+fn padding() -> Case {
+    let mut random = Random(4);
+    let arguments =
+        [random.array(Dtype::F32, &[3, 4]), random.array(Dtype::I32, &[0, 2]), random.array(Dtype::I32, &[5])];
+    case("pad", &arguments, |f, a| {
+        let (zero, seven) = (f.scalar(0.0, Dtype::F32), f.scalar(7, Dtype::I32));
+        vec![
+            a[0].pad(&zero, &[1, 0], &[0, 2]),
+            a[0].pad_general(&zero, &[-1, 2], &[1, -3], &[0, 0]),
+            a[0].pad_general(&zero, &[-2, 0], &[-1, 1], &[2, 1]),
+            a[0].pad_general(&zero, &[-3, 0], &[0, 0], &[0, 0]),
+            a[1].pad_general(&seven, &[1, -1], &[1, 0], &[3, 1]),
+            a[2].pad_general(&seven, &[-1], &[-1], &[1]),
+            a[2].pad_general(&seven, &[-4], &[3], &[2]),
+        ]
+    })
+}
+
+/// Starts before the beginning, beyond the end, and in between.
+fn dynamic() -> Case {
+    let mut random = Random(5);
+    let scalar = |x: i64| i32s(&[], &[x]);
+    let unsigned = Array::ints(Dtype::U32, [], [u32::MAX.into()]).expect("an integer");
+    let long = Array::ints(Dtype::I64, [], [i64::MIN]).expect("an integer");
+    let arguments = [
+        random.array(Dtype::F32, &[4, 5]),
+        random.array(Dtype::F32, &[2, 3]),
+        scalar(-7),
+        scalar(1),
+        scalar(100),
+        unsigned,
+        long,
+    ];
+    case("dynamic slices", &arguments, |_, a| {
+        let mut results = vec![];
+        for (row, column) in [(2, 3), (3, 4), (4, 2), (3, 3), (5, 5), (6, 6)] {
+            results.push(a[0].dynamic_slice(&[&a[row], &a[column]], &[2, 3]));
+            results.push(a[0].dynamic_update_slice(&a[1], &[&a[row], &a[column]]));
+        }
+        results.push(a[0].dynamic_slice(&[&a[3], &a[3]], &[0, 5]));
+        results.push(a[0].dynamic_update_slice(&a[1].slice(&[0, 0], &[0, 3]), &[&a[3], &a[3]]));
+        results
+    })
+}
+
+fn sorts() -> Case {
+    let mut random = Random(6);
+    let few = |random: &mut Random| (0..24).map(|_| (random.bits() % 5) as i64 - 2).collect::<Vec<_>>();
+    let keys = i32s(&[4, 6], &few(&mut random));
+    let mut numbers: Vec<f64> = (0..24).map(|_| random.float()).collect();
+    numbers[..6].copy_from_slice(&[f64::NAN, -0.0, 0.0, f64::INFINITY, f64::NEG_INFINITY, -f64::NAN.abs()]);
+    let arguments =
+        [keys, f32s(&[4, 6], &numbers), random.array(Dtype::Pred, &[4, 6]), random.array(Dtype::U32, &[0, 3])];
+    case("sort", &arguments, |f, a| {
+        let ids = f.iota(1, ty(Dtype::I32, &[4, 6]));
+        let mut results = vec![];
+        for order in [Order::Ascending, Order::Descending] {
+            results.extend(f.sort(&[&a[0], &ids, &a[1]], 1, order, true));
+            results.extend(f.sort(&[&a[0], &a[2]], 0, order, true));
+            results.extend(f.sort(&[&a[1], &ids], 1, order, true));
+            results.extend(f.sort(&[&a[2], &a[0]], 0, order, true));
+            // One operand: equal elements are the same.
+            results.extend(f.sort(&[&a[0]], 1, order, false));
+            results.extend(f.sort(&[&a[3]], 1, order, true));
+        }
+        results
+    })
+}
+
+/// The largest, with several of them and with NaN; and ones at indices, with indices that are no class.
+fn indices() -> Case {
+    let numbers = [1.0, 3.0, 3.0, -1.0, f64::NAN, 2.0, f64::NAN, 9.0, f64::NEG_INFINITY, f64::NEG_INFINITY, -0.0, 0.0];
+    let arguments =
+        [f32s(&[3, 4], &numbers), i32s(&[2, 3], &[0, 2, -1, 3, 1, 2]), i32s(&[2, 3], &[5, 5, -9, -9, -9, 7])];
+    case("argmax, one_hot", &arguments, |_, a| {
+        vec![
+            a[0].argmax(1),
+            a[0].argmax(0),
+            a[2].argmax(1),
+            a[1].one_hot(3, Dtype::F32),
+            a[1].one_hot(3, Dtype::Pred),
+            a[1].one_hot(0, Dtype::I32),
+        ]
+    })
+}
