@@ -33,6 +33,6 @@ mod weights;
 
 pub use error::{Error, Result};
 pub use rollout::threefry::{Word, gumbel, sample_key, threefry2x32};
-pub use rollout::{DeviceRollout, RolloutOptions};
+pub use rollout::{DeviceRollout, RolloutModules, RolloutOptions, RolloutSizes};
 pub use runtime::{Program, Runtime};
 pub use weights::DeviceWeights;

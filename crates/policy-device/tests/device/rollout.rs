@@ -88,16 +88,16 @@ fn a_sample_is_the_same_in_any_slot_beside_any_other() {
             RolloutRequest { prompts, num_generations: 4, max_completion_length: 11, stop_ids: &[5, 6, 7], sampling };
         rollout(&checkpoint, options).generate(&weights, &request).unwrap()
     };
-    let all = generate(&prompts, 0, RolloutOptions::default());
+    let options = |slots| RolloutOptions { slots, tokens_per_call: 4 };
+    let all = generate(&prompts, 0, options(64));
     assert!(all.iter().any(|completion| completion.truncated) && all.iter().any(|completion| !completion.truncated));
     assert!(all[..4].iter().any(|completion| completion.ids != all[0].ids), "samples of a prompt differ");
-    for (slots, tokens_per_call) in [(1, 3), (8, 1), (8, 32), (12, 5), (40, 2)] {
-        let found = generate(&prompts, 0, RolloutOptions { slots, tokens_per_call });
-        assert_eq!(found, all, "{slots} slots, {tokens_per_call} tokens per call");
+    for slots in [1, 12, 17] {
+        assert_eq!(generate(&prompts, 0, options(slots)), all, "{slots} slots");
     }
     // Beside other prompts: alone, and behind the others.
     for (i, prompt) in prompts.iter().enumerate() {
-        let found = generate(std::slice::from_ref(prompt), 4 * i as u64, RolloutOptions::default());
+        let found = generate(std::slice::from_ref(prompt), 4 * i as u64, options(64));
         assert_eq!(found, all[4 * i..4 * i + 4], "prompt {i} alone");
     }
 }
