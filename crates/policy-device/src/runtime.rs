@@ -163,10 +163,6 @@ impl<K: Hash + Eq> Programs<K> {
 }
 
 /// The module that `builder` has built.
-pub(crate) fn finish(
-    builder: stablehlo::Builder,
-    name: &str,
-    results: &[(&str, &stablehlo::Value)],
-) -> Result<Module> {
+pub(crate) fn finish(builder: stablehlo::Builder, name: &str, results: &[(&str, &stablehlo::Value)]) -> Result<Module> {
     builder.finish(name, results).map_err(|source| Error::Program { program: name.into(), source })
 }

@@ -51,7 +51,12 @@ impl DeviceWeights {
     ///
     /// # Errors
     /// [`Error::Policy`] when one is missing or has another shape, [`Error::Dtype`], [`Error::Device`].
-    pub fn from_tensors(runtime: &Runtime, config: &ModelConfig, tensors: &[NamedTensor], dtype: Dtype) -> Result<Self> {
+    pub fn from_tensors(
+        runtime: &Runtime,
+        config: &ModelConfig,
+        tensors: &[NamedTensor],
+        dtype: Dtype,
+    ) -> Result<Self> {
         let shapes = config.parameters();
         Self::build(runtime, config, dtype, |name| {
             let shape = shapes.iter().find(|p| p.name == name).map_or(&[][..], |p| &p.shape);

@@ -127,10 +127,11 @@ impl RolloutModules {
         let (sampler, ..) = Sampler::of(sampling, config.vocab_size);
         let shape = sizes.shape(options, sampler);
         let prompts = Prompts::of(sizes.prompts_at_once(shape), sizes.longest_prompt, shape);
-        let mut columns: Vec<usize> = (1..=shape.columns).map(|length| columns_read(length, shape.columns)).collect();
+        let mut columns: Vec<usize> = (1..=sizes.longest()).map(|length| columns_read(length, shape.columns)).collect();
         columns.dedup();
         let decode = columns.into_iter().map(|columns_read| {
-            let decode = Decode { shape, columns_read, turns: options.tokens_per_call, sampler, stop_ids: places(stop_ids) };
+            let decode =
+                Decode { shape, columns_read, turns: options.tokens_per_call, sampler, stop_ids: places(stop_ids) };
             Ok((columns_read, decode.module(&decoder, weights)?))
         });
         Ok(Self {
@@ -166,7 +167,7 @@ mod tests {
         let (compute, sampling) = (Compute::Bf16, Sampling::Greedy);
         let of = RolloutOptions::default();
         let modules = RolloutModules::new(&config, compute, Dtype::Bf16, of, sizes, &sampling, 2).unwrap();
-        assert_eq!(modules.decode.iter().map(|(columns, _)| *columns).collect::<Vec<_>>(), [128, 256, 384, 512]);
+        assert_eq!(modules.decode.iter().map(|(columns, _)| *columns).collect::<Vec<_>>(), [256, 512]);
         assert!(modules.prefill.to_string().contains("8x128xi32"));
     }
 }

@@ -4,3 +4,4 @@ mod checkpoint;
 mod families;
 mod rollout;
 mod support;
+mod weights;
