@@ -1,0 +1,7 @@
+//! The decoder and its rollout on XLA's CPU.
+
+mod checkpoint;
+mod families;
+mod rollout;
+mod support;
+mod weights;
