@@ -101,7 +101,7 @@ impl CompileOptions {
     }
 
     /// The serialized proto; equal options give equal bytes.
-    pub(crate) fn encode(&self) -> Vec<u8> {
+    pub fn encode(&self) -> Vec<u8> {
         let build = proto::ExecutableBuildOptions {
             device_ordinal: -1,
             num_replicas: self.num_replicas as i64,

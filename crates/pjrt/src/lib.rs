@@ -59,6 +59,7 @@
 
 mod access;
 mod buffer;
+mod cache;
 mod client;
 mod compile_cache;
 mod compile_options;
@@ -78,6 +79,7 @@ mod topology;
 mod value;
 
 pub use buffer::Buffer;
+pub use cache::{Cache, Key};
 pub use client::Client;
 pub use compile_cache::{CacheOutcome, CompileCache};
 pub use compile_options::{CompileOptions, OptionValue};

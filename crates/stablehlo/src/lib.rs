@@ -34,7 +34,8 @@ pub use build::{Builder, Scanned, Traced, Value, trace};
 pub use error::{Error, Result};
 pub use graph::{
     Argument, Binary, Comparison, CustomCall, DotDimensions, Function, GatherDimensions, Kind, Literal, Module, Number,
-    Operation, Order, Output, Precision, Reducer, Region, Save, Scan, ScatterDimensions, Sharding, Unary, ValueId, Window,
+    Operation, Order, Output, Precision, Reducer, Region, Save, Scan, ScatterDimensions, Sharding, Unary, ValueId,
+    Window,
 };
 pub use interpret::{Array, Elements, Interpreter, Rounding};
 pub use loops::Loop;

@@ -1,9 +1,9 @@
 //! What a compiler says of a program.
 
+use super::analysis::Analysis;
 use super::chip::Chip;
 use super::cost::Cost;
 use crate::program::Blocking;
-use pjrt::CompiledMemoryStats;
 use serde::{Deserialize, Serialize};
 
 /// What a compiler says of a program, per device. Bytes are what it has allotted; times are its estimates, never
@@ -42,6 +42,8 @@ pub struct Report {
     pub floor: Floor,
     /// What compiling took on this machine, in seconds.
     pub compile_seconds: f64,
+    /// Whether that was in an earlier run, whose outcome was remembered.
+    pub from_cache: bool,
 }
 
 /// The loops of a program that have as many iterations.
@@ -72,22 +74,15 @@ impl Floor {
 
 impl Report {
     /// The report of a program that has been compiled; what the compiler estimates is added by [`Report::with_cost`].
-    pub(super) fn new(
-        blocking: Option<Blocking>,
-        memory: CompiledMemoryStats,
-        floor: Floor,
-        compile_seconds: f64,
-    ) -> Self {
-        let bytes = |value: i64| u64::try_from(value).unwrap_or(0);
-        let [argument, output, alias] = [memory.argument, memory.output, memory.alias].map(bytes);
+    pub(super) fn new(blocking: Option<Blocking>, analysis: &Analysis, floor: Floor) -> Self {
         Self {
             blocking,
-            argument_bytes: argument,
-            output_bytes: output,
-            alias_bytes: alias,
-            temp_bytes: bytes(memory.temp),
-            code_bytes: bytes(memory.generated_code),
-            total_bytes: total_bytes(&memory),
+            argument_bytes: analysis.argument_bytes,
+            output_bytes: analysis.output_bytes,
+            alias_bytes: analysis.alias_bytes,
+            temp_bytes: analysis.temp_bytes,
+            code_bytes: analysis.code_bytes,
+            total_bytes: analysis.total_bytes(),
             flops: None,
             bytes_accessed: None,
             estimate_seconds: None,
@@ -96,7 +91,8 @@ impl Report {
             no_estimate: None,
             loops: vec![],
             floor,
-            compile_seconds,
+            compile_seconds: analysis.compile_seconds,
+            from_cache: analysis.from_cache,
         }
     }
 
@@ -116,10 +112,4 @@ impl Report {
             ..self
         }
     }
-}
-
-/// What has to fit into a device's memory.
-pub(super) fn total_bytes(memory: &CompiledMemoryStats) -> u64 {
-    let total = memory.argument + memory.output - memory.alias + memory.temp + memory.generated_code;
-    u64::try_from(total).unwrap_or(0)
 }

@@ -96,6 +96,7 @@ pub fn form(kind: &Kind) -> Option<String> {
         Kind::Reduce { .. } => "Reduce of several".into(),
         Kind::Scatter(_, reducer) => format!("Scatter {reducer:?}"),
         Kind::ReduceWindow(_, reducer) => format!("ReduceWindow {reducer:?}"),
+        Kind::Scan(scan) if scan.reverse => "Scan in reverse".into(),
         Kind::Sort { order, .. } => format!("Sort {order:?}"),
         Kind::CustomCall(call) if call.target != "Sharding" => return None,
         Kind::Constant(_)
@@ -124,6 +125,11 @@ pub fn form(kind: &Kind) -> Option<String> {
         | Kind::ReplicaId
         | Kind::PartitionId
         | Kind::OptimizationBarrier
+        | Kind::Scan(_)
+        | Kind::Remat(_)
+        | Kind::CustomVjp { .. }
+        | Kind::Named(_)
+        | Kind::StopGradient
         | Kind::CustomCall(_) => kind.name().trim_start_matches("stablehlo.").into(),
     };
     Some(name)

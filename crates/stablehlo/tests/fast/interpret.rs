@@ -57,6 +57,12 @@ fn others() -> Vec<Kind> {
         Kind::ReplicaId,
         Kind::PartitionId,
         Kind::OptimizationBarrier,
+        Kind::Scan(Scan { trips: 1, carry: 0, xs: 0, reverse: false, save: Save::Carry }),
+        Kind::Scan(Scan { trips: 1, carry: 0, xs: 0, reverse: true, save: Save::Carry }),
+        Kind::Remat(Save::Carry),
+        Kind::CustomVjp { results: 1 },
+        Kind::Named(String::new()),
+        Kind::StopGradient,
         Kind::CustomCall(CustomCall { target: "Sharding".into(), ..CustomCall::default() }),
     ];
     for reducer in REDUCERS {
