@@ -27,9 +27,12 @@
 
 pub mod decoder;
 mod error;
+mod rollout;
 mod runtime;
 mod weights;
 
 pub use error::{Error, Result};
+pub use rollout::threefry::{Word, gumbel, sample_key, threefry2x32};
+pub use rollout::{DeviceRollout, RolloutOptions};
 pub use runtime::{Program, Runtime};
 pub use weights::DeviceWeights;

@@ -25,6 +25,14 @@ pub struct Heads {
 pub struct Mask(Value);
 
 impl Mask {
+    pub(crate) fn new(value: &Value) -> Self {
+        Self(value.clone())
+    }
+
+    pub(crate) fn value(&self) -> &Value {
+        &self.0
+    }
+
     /// The causal mask of `rows`, which keeps their segments apart.
     pub fn of(rows: &Rows) -> Self {
         let (b, t) = (rows.ids.shape()[0], rows.ids.shape()[1]);

@@ -16,10 +16,11 @@ pub use attention::{Heads, Mask};
 pub use parameters::{Axis, Parameter, ParameterValues, Role, parameters};
 pub use rope::Rotary;
 
+pub(crate) use attention::MASKED;
 pub(crate) use ops::{Broadcast, dot};
 
 use models::ModelConfig;
-use stablehlo::{Dtype, GatherDimensions, Precision, TensorType, Value};
+use stablehlo::{Dtype, GatherDimensions, Precision, Result, Save, Scanned, TensorType, Value, trace};
 
 /// The number type in which products take their operands. Sums, norms and softmax are f32 in both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -72,14 +73,14 @@ impl Rows {
 ///
 /// ```
 /// use policy_device::decoder::{Compute, Decoder, ParameterValues, Rows, parameters};
-/// use stablehlo::{Builder, Dtype, TensorType};
+/// use stablehlo::{Builder, Dtype, Save, TensorType};
 ///
 /// let config = models::ModelConfig::default();
 /// let f = Builder::new();
 /// let weights = ParameterValues::arguments(&f, &parameters(&config), Dtype::F32);
 /// let ids = f.argument("ids", TensorType::new(Dtype::I32, [2, 16]));
 /// let decoder = Decoder::new(&config, Compute::F32);
-/// let hidden = decoder.hidden(&weights, &Rows::of_sequences(&ids));
+/// let hidden = decoder.hidden(&weights, &Rows::of_sequences(&ids), Save::Carry)?;
 /// assert_eq!(hidden.shape(), [2, 16, 64]);
 /// f.finish("forward", &[("hidden", &hidden)])?;
 /// # Ok::<(), stablehlo::Error>(())
@@ -106,15 +107,21 @@ impl Decoder {
         self.compute
     }
 
-    /// Hidden states `[B, T, H]` after the final norm.
-    pub fn hidden(&self, weights: &ParameterValues, rows: &Rows) -> Value {
+    /// Hidden states `[B, T, H]` after the final norm. Their derivative keeps what `save` says of every layer.
+    ///
+    /// # Errors
+    /// Weights or rows that do not fit the configuration.
+    pub fn hidden(&self, weights: &ParameterValues, rows: &Rows, save: Save) -> Result<Value> {
         let rotary = self.rotary(&rows.positions);
         let mask = Mask::of(rows);
         let x = self.embed(weights, &rows.ids);
-        let x = self.over_layers(weights, &[&x], |_, layer, carried| {
-            vec![self.block(layer, &carried[0], &rotary, |heads| self.attend(heads, &mask))]
-        });
-        self.final_norm(weights, &x[0])
+        let constants = [rotary.cos(), rotary.sin(), mask.value()];
+        let layers = self.over_layers(weights, &[&x], &[], &constants, save, |layer, values| {
+            let [cos, sin, mask] = values.constants else { unreachable!("as many as were handed over") };
+            let (rotary, mask) = (Rotary::new(cos, sin), Mask::new(mask));
+            vec![self.block(layer, &values.carry[0], &rotary, |heads| self.attend(heads, &mask))]
+        })?;
+        Ok(self.final_norm(weights, &layers.carry[0]))
     }
 
     /// The residual stream `[B, T, H]` before the first layer, of token ids `[B, T]`.
@@ -142,35 +149,53 @@ impl Decoder {
         self.project(hidden, weights.head(), None)
     }
 
-    /// One loop over the layers. `body` gets the number of the layer (an i32 scalar), its parameters and what is carried, and
-    /// returns what is carried on. Weights are sliced from their stacks within the loop, and rounded there to the number type of
-    /// operands: no rounded copy of all of them comes to be.
-    pub(crate) fn over_layers(
+    /// One loop over the layers. `body` gets the parameters of the layer and [`LayerValues`], and returns what is carried on, then
+    /// what is stacked over all layers. Weights are sliced from their stacks within the loop, and rounded there to the number type
+    /// of operands: no rounded copy of all of them comes to be.
+    ///
+    /// # Errors
+    /// An operation of `body` that cannot be built.
+    pub fn over_layers(
         &self,
         weights: &ParameterValues,
-        carried: &[&Value],
-        body: impl FnOnce(&Value, &ParameterValues, &[Value]) -> Vec<Value>,
-    ) -> Vec<Value> {
-        let builder = weights[Role::InputLayernorm].builder();
-        let stacks: Vec<(Role, &Value)> = weights.iter().filter(|(role, _)| role.is_of_layers()).collect();
-        builder.for_loop(self.config.num_hidden_layers, carried, |layer, carried| {
-            let slices = stacks.iter().map(|(_, stack)| slice_layer(stack, layer)).collect::<Vec<_>>();
-            // Without it compilers round the whole stack before the loop.
-            let slices = builder.optimization_barrier(&slices.iter().collect::<Vec<_>>());
-            let of_layer = ParameterValues::new(stacks.iter().map(|(role, _)| *role).zip(slices));
-            body(layer, &of_layer, carried)
-        })
+        carry: &[&Value],
+        xs: &[&Value],
+        constants: &[&Value],
+        save: Save,
+        body: impl FnOnce(&ParameterValues, &LayerValues<'_>) -> Vec<Value>,
+    ) -> Result<Scanned> {
+        let (layers, builder) = (self.config.num_hidden_layers, weights[Role::InputLayernorm].builder());
+        let (roles, stacks): (Vec<Role>, Vec<&Value>) = weights.iter().filter(|(role, _)| role.is_of_layers()).unzip();
+        let all_xs: Vec<&Value> = xs.iter().copied().chain(stacks).collect();
+        let slice = |stack: &&Value| TensorType::new(stack.dtype(), &stack.shape()[1..]);
+        let whole = |value: &&Value| value.ty().clone();
+        let types = carry.iter().map(whole).chain(all_xs.iter().map(slice)).chain(constants.iter().map(whole));
+        let body = trace(&types.collect::<Vec<_>>(), |builder, values| {
+            let (carry, rest) = values.split_at(carry.len());
+            let (xs, rest) = rest.split_at(xs.len());
+            let (slices, constants) = rest.split_at(roles.len());
+            let rounded = slices.iter().any(|slice| slice.dtype() != self.compute.dtype());
+            let slices = match rounded {
+                // Without it compilers round the whole stacks before the loop.
+                true => builder.optimization_barrier(&slices.iter().collect::<Vec<_>>()),
+                false => slices.to_vec(),
+            };
+            let of_layer = ParameterValues::new(roles.iter().copied().zip(slices));
+            body(&of_layer, &LayerValues { carry, xs, constants })
+        })?;
+        Ok(builder.scan(layers, &body, carry, &all_xs, constants, save))
     }
 }
 
-/// Part `layer`, an i32 scalar, of `stack` `[L, ...]`.
-pub(crate) fn slice_layer(stack: &Value, layer: &Value) -> Value {
-    let zero = stack.builder().scalar(0, Dtype::I32);
-    let mut sizes = stack.shape().to_vec();
-    sizes[0] = 1;
-    let mut starts = vec![&zero; sizes.len()];
-    starts[0] = layer;
-    stack.dynamic_slice(&starts, &sizes).reshape(&stack.shape()[1..])
+/// What the body of a loop over layers computes with, besides the parameters of the layer.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerValues<'a> {
+    /// What the layer before has handed on.
+    pub carry: &'a [Value],
+    /// The layer's slices of what is stacked over all layers.
+    pub xs: &'a [Value],
+    /// What is the same for all layers.
+    pub constants: &'a [Value],
 }
 
 /// A tensor of zeros.

@@ -27,6 +27,19 @@ impl Decoder {
 }
 
 impl Rotary {
+    /// Cosines and sines `[B, T, D / 2]`, f32.
+    pub(crate) fn new(cos: &Value, sin: &Value) -> Self {
+        Self { cos: cos.clone(), sin: sin.clone() }
+    }
+
+    pub(crate) fn cos(&self) -> &Value {
+        &self.cos
+    }
+
+    pub(crate) fn sin(&self) -> &Value {
+        &self.sin
+    }
+
     /// Turns every head of `x` `[B, T, ..., D]`, f32: column i with column D / 2 + i, as `rotate_half` of transformers does.
     pub(crate) fn turn(&self, x: &Value) -> Value {
         let (last, width) = (x.shape().len() - 1, x.shape()[x.shape().len() - 1]);

@@ -2,4 +2,5 @@
 
 mod checkpoint;
 mod families;
+mod rollout;
 mod support;

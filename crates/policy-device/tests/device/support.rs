@@ -5,7 +5,7 @@ use pjrt::Argument;
 use pjrt::install::{Kind, install};
 use policy_device::decoder::{Compute, Decoder, Rows};
 use policy_device::{DeviceWeights, Runtime};
-use stablehlo::{Builder, Dtype, TensorType};
+use stablehlo::{Builder, Dtype, Save, TensorType};
 use std::sync::OnceLock;
 
 /// XLA's CPU, whose plugin is installed if it is not there.
@@ -29,7 +29,7 @@ pub(crate) fn forward(
     let values = DeviceWeights::declare(&f, config, weights.dtype());
     let ids = f.argument("ids", TensorType::new(Dtype::I32, [b, t]));
     let decoder = Decoder::new(config, compute);
-    let hidden = decoder.hidden(&values, &Rows::of_sequences(&ids));
+    let hidden = decoder.hidden(&values, &Rows::of_sequences(&ids), Save::Carry).unwrap();
     let logits = decoder.logits(&values, &hidden);
     let hidden = hidden.convert(Dtype::F32);
     let module = f.finish("forward", &[("hidden", &hidden), ("logits", &logits)]).unwrap();
