@@ -33,10 +33,8 @@ pub(crate) fn dot(
     contract: (usize, usize),
     compute: Compute,
 ) -> Value {
-    let dimensions = DotDimensions {
-        batch: (batch.0.to_vec(), batch.1.to_vec()),
-        contract: (vec![contract.0], vec![contract.1]),
-    };
+    let dimensions =
+        DotDimensions { batch: (batch.0.to_vec(), batch.1.to_vec()), contract: (vec![contract.0], vec![contract.1]) };
     left.dot_general(right, dimensions, Dtype::F32, compute.precision())
 }
 

@@ -114,7 +114,8 @@ pub(crate) fn admit(config: &ModelConfig, compute: Compute, shape: Shape, prompt
             let at = |of: &Value| of.dynamic_slice(&[&carried[0]], &[1]).reshape(&[]);
             let (slot, source) = (at(&slots), at(&sources));
             let rows = moves.iter().zip(&carried[1..]).map(|((_, from, dimension), to)| {
-                let index = |row| (0..to.shape().len()).map(|d| if d == *dimension { row } else { &zero }).collect::<Vec<_>>();
+                let index =
+                    |row| (0..to.shape().len()).map(|d| if d == *dimension { row } else { &zero }).collect::<Vec<_>>();
                 let mut sizes = from.shape().to_vec();
                 sizes[*dimension] = 1;
                 let row = from.dynamic_slice(&index(&source), &sizes);

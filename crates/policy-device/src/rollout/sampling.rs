@@ -180,9 +180,8 @@ fn nucleus(scores: &Value, p: &Value) -> Value {
     let p = p.slice(&[0, 0], &[scores.shape()[0], 1]).reshape(&[scores.shape()[0]]);
     let limit = (p.like(1.0) - &p) * shares.reduce(Reducer::Add, &[1]);
     let (keys, tokens) = (ordered(scores), tokens(scores));
-    let edge = bisect(scores, 32, Dtype::U32, |candidate| {
-        sum_where(&keys.lt(&candidate.along_first(&keys))).le(&limit)
-    });
+    let edge =
+        bisect(scores, 32, Dtype::U32, |candidate| sum_where(&keys.lt(&candidate.along_first(&keys))).le(&limit));
     let edge = edge.along_first(&keys);
     let (below, at_edge) = (keys.lt(&edge), keys.eq(&edge));
     let bits = (usize::BITS - scores.shape()[1].leading_zeros()) as usize;

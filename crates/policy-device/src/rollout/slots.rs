@@ -75,7 +75,8 @@ impl<'a> Slots<'a> {
         let mut done = vec![];
         for (slot, held) in self.slots.iter_mut().enumerate() {
             let Some(sample) = held else { continue };
-            sample.length = self.request.prompts[sample.number / self.request.num_generations].len() + counts[slot] as usize;
+            sample.length =
+                self.request.prompts[sample.number / self.request.num_generations].len() + counts[slot] as usize;
             if ended[slot] {
                 done.push((slot, sample.number));
                 *held = None;

@@ -50,8 +50,7 @@ impl Shape {
     /// Name and type of every part.
     fn parts(self, config: &ModelConfig, compute: Compute) -> Vec<(&'static str, TensorType)> {
         let Self { slots, columns, tokens, seen } = self;
-        let cache =
-            [config.num_hidden_layers, slots, config.num_key_value_heads, columns, config.head_dim()];
+        let cache = [config.num_hidden_layers, slots, config.num_key_value_heads, columns, config.head_dim()];
         let cache = TensorType::new(compute.dtype(), cache);
         let row = |dtype| TensorType::new(dtype, [slots]);
         let mut parts = vec![

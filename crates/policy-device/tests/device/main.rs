@@ -2,5 +2,6 @@
 
 mod checkpoint;
 mod families;
+mod gradients;
 mod rollout;
 mod support;
