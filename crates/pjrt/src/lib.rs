@@ -82,7 +82,7 @@ pub use buffer::Buffer;
 pub use cache::{Cache, Key};
 pub use client::Client;
 pub use compile_cache::{CacheOutcome, CompileCache};
-pub use compile_options::{CompileOptions, OptionValue};
+pub use compile_options::{CompileOptions, OptimizationLevel, OptionValue};
 pub use device::{Device, DeviceDescription, DeviceMemoryStats};
 pub use dtype::{ArrayType, DType, Element};
 pub use error::{Code, Error, Result};

@@ -1,6 +1,7 @@
 //! Loops and branches; and whatever is about several copies of a program, in one.
 
 use super::*;
+use std::slice;
 
 pub fn cases() -> Vec<Case> {
     [loops(), branches(2), branches(-1), branches(99), branches(0), scans(), derivatives(), alone()]
@@ -75,8 +76,8 @@ fn derivatives() -> Case {
     let mut random = Random(16);
     let arguments = [random.array(Dtype::F32, &[3])];
     let row = ty(Dtype::F32, &[3]);
-    let twice = trace(&[row.clone()], |_, a| vec![&a[0] + &a[0], a[0].exp()]).expect("a function");
-    let forward = trace(&[row.clone()], |_, a| vec![a[0].tanh(), &a[0] * &a[0]]).expect("a function");
+    let twice = trace(slice::from_ref(&row), |_, a| vec![&a[0] + &a[0], a[0].exp()]).expect("a function");
+    let forward = trace(slice::from_ref(&row), |_, a| vec![a[0].tanh(), &a[0] * &a[0]]).expect("a function");
     let backward = trace(&[row.clone(), row], |_, a| vec![&a[0] * &a[1]]).expect("a function");
     case("derivatives", &arguments, |f, a| {
         let mut results = f.remat(&twice, &[&a[0]], Save::Carry);

@@ -1,0 +1,1 @@
+//! What holds of the derivative of any function.
