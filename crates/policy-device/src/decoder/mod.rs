@@ -1,0 +1,217 @@
+//! A decoder of the families Qwen2, Qwen3 and Llama 3 as part of a program.
+//!
+//! [`Decoder`] adds its operations to a program that somebody else builds: the forward pass over rows of whole sequences, or a block
+//! whose attention the caller makes. [`parameters()`] lists what it needs to be given.
+//!
+//! Legend: B rows, T tokens of a row, L layers, V vocabulary, H residual stream, I MLP, A query heads, K key/value heads, R = A / K
+//! query heads that share one of them, D width of a head.
+
+mod attention;
+mod block;
+mod ops;
+mod parameters;
+mod rope;
+
+pub use attention::{Heads, Mask};
+pub use parameters::{Axis, Parameter, ParameterValues, Role, parameters};
+pub use rope::Rotary;
+
+pub(crate) use attention::MASKED;
+pub(crate) use ops::{Broadcast, dot};
+
+use models::ModelConfig;
+use stablehlo::{Dtype, GatherDimensions, Precision, Result, Save, Scanned, TensorType, Value, trace};
+
+/// The number type in which products take their operands. Sums, norms and softmax are f32 in both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Compute {
+    /// All digits of f32.
+    F32,
+    /// bfloat16 operands, residual stream and cache.
+    Bf16,
+}
+
+impl Compute {
+    /// The number type of operands.
+    pub fn dtype(self) -> Dtype {
+        match self {
+            Self::F32 => Dtype::F32,
+            Self::Bf16 => Dtype::Bf16,
+        }
+    }
+
+    /// The precision of products: TPUs would round f32 operands.
+    pub fn precision(self) -> Precision {
+        match self {
+            Self::F32 => Precision::Highest,
+            Self::Bf16 => Precision::Default,
+        }
+    }
+}
+
+/// Rows of tokens as values of a program.
+#[derive(Clone, Debug)]
+pub struct Rows {
+    /// Token ids `[B, T]`, i32.
+    pub ids: Value,
+    /// The position of each token in its sequence, `[B, T]`, i32.
+    pub positions: Value,
+    /// The sequence that each token belongs to, `[B, T]`, i32, where a row has several: tokens attend to earlier ones of their own
+    /// sequence. Without it a row is one sequence, and what pads it on the right is not seen by what is before.
+    pub segments: Option<Value>,
+}
+
+impl Rows {
+    /// Rows of one sequence each, which begin at position 0; `ids` `[B, T]`.
+    pub fn of_sequences(ids: &Value) -> Self {
+        let positions = ids.builder().iota(1, ids.ty().clone());
+        Self { ids: ids.clone(), positions, segments: None }
+    }
+}
+
+/// Writes the operations of a decoder. It holds no weights: they are values of the program.
+///
+/// ```
+/// use policy_device::decoder::{Compute, Decoder, ParameterValues, Rows, parameters};
+/// use stablehlo::{Builder, Dtype, Save, TensorType};
+///
+/// let config = models::ModelConfig::default();
+/// let f = Builder::new();
+/// let weights = ParameterValues::arguments(&f, &parameters(&config), Dtype::F32);
+/// let ids = f.argument("ids", TensorType::new(Dtype::I32, [2, 16]));
+/// let decoder = Decoder::new(&config, Compute::F32);
+/// let hidden = decoder.hidden(&weights, &Rows::of_sequences(&ids), Save::Carry)?;
+/// assert_eq!(hidden.shape(), [2, 16, 64]);
+/// f.finish("forward", &[("hidden", &hidden)])?;
+/// # Ok::<(), stablehlo::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Decoder {
+    config: ModelConfig,
+    compute: Compute,
+}
+
+impl Decoder {
+    /// A decoder of this configuration.
+    pub fn new(config: &ModelConfig, compute: Compute) -> Self {
+        Self { config: config.clone(), compute }
+    }
+
+    /// The configuration of the decoder.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// The number type of operands.
+    pub fn compute(&self) -> Compute {
+        self.compute
+    }
+
+    /// Hidden states `[B, T, H]` after the final norm. Their derivative keeps what `save` says of every layer.
+    ///
+    /// # Errors
+    /// Weights or rows that do not fit the configuration.
+    pub fn hidden(&self, weights: &ParameterValues, rows: &Rows, save: Save) -> Result<Value> {
+        Ok(self.final_norm(weights, &self.residual(weights, rows, save)?))
+    }
+
+    /// The residual stream `[B, T, H]` behind the last layer, as [`Decoder::hidden`] before the final norm.
+    ///
+    /// # Errors
+    /// As [`Decoder::hidden`].
+    pub fn residual(&self, weights: &ParameterValues, rows: &Rows, save: Save) -> Result<Value> {
+        let rotary = self.rotary(&rows.positions);
+        let mask = Mask::of(rows);
+        let x = self.embed(weights, &rows.ids);
+        let constants = [rotary.cos(), rotary.sin(), mask.value()];
+        let mut layers = self.over_layers(weights, &[&x], &[], &constants, save, |layer, values| {
+            let [cos, sin, mask] = values.constants else { unreachable!("as many as were handed over") };
+            let (rotary, mask) = (Rotary::new(cos, sin), Mask::new(mask));
+            vec![self.block(layer, &values.carry[0], &rotary, |heads| self.attend(heads, &mask))]
+        })?;
+        Ok(layers.carry.swap_remove(0))
+    }
+
+    /// The residual stream `[B, T, H]` before the first layer, of token ids `[B, T]`.
+    pub fn embed(&self, weights: &ParameterValues, ids: &Value) -> Value {
+        let h = self.config.hidden_size;
+        let dimensions = GatherDimensions {
+            offset_dims: vec![2],
+            collapsed_slice_dims: vec![0],
+            start_index_map: vec![0],
+            index_vector_dim: 2,
+            slice_sizes: vec![1, h],
+            ..GatherDimensions::default()
+        };
+        let rows = weights[Role::EmbedTokens].gather(ids, dimensions, &[ids.shape()[0], ids.shape()[1], h]);
+        rows.convert(self.compute.dtype())
+    }
+
+    /// The norm behind the last layer, of `x` `[..., H]`.
+    pub fn final_norm(&self, weights: &ParameterValues, x: &Value) -> Value {
+        self.norm(x, &weights[Role::Norm]).convert(self.compute.dtype())
+    }
+
+    /// Logits `[..., V]` in f32, of hidden states `[..., H]` after the final norm.
+    pub fn logits(&self, weights: &ParameterValues, hidden: &Value) -> Value {
+        self.project(hidden, weights.head(), None)
+    }
+
+    /// One loop over the layers. `body` gets the parameters of the layer and [`LayerValues`], and returns what is carried on, then
+    /// what is stacked over all layers. Weights are sliced from their stacks within the loop, and rounded there to the number type
+    /// of operands: no rounded copy of all of them comes to be.
+    ///
+    /// # Errors
+    /// An operation of `body` that cannot be built.
+    pub fn over_layers(
+        &self,
+        weights: &ParameterValues,
+        carry: &[&Value],
+        xs: &[&Value],
+        constants: &[&Value],
+        save: Save,
+        body: impl FnOnce(&ParameterValues, &LayerValues<'_>) -> Vec<Value>,
+    ) -> Result<Scanned> {
+        let (layers, builder) = (self.config.num_hidden_layers, weights[Role::InputLayernorm].builder());
+        let (roles, stacks): (Vec<Role>, Vec<&Value>) = weights.iter().filter(|(role, _)| role.is_of_layers()).unzip();
+        let all_xs: Vec<&Value> = xs.iter().copied().chain(stacks).collect();
+        let slice = |stack: &&Value| TensorType::new(stack.dtype(), &stack.shape()[1..]);
+        let whole = |value: &&Value| value.ty().clone();
+        let types = carry.iter().map(whole).chain(all_xs.iter().map(slice)).chain(constants.iter().map(whole));
+        let body = trace(&types.collect::<Vec<_>>(), |builder, values| {
+            let (carry, rest) = values.split_at(carry.len());
+            let (xs, rest) = rest.split_at(xs.len());
+            let (slices, constants) = rest.split_at(roles.len());
+            let rounded = slices.iter().any(|slice| slice.dtype() != self.compute.dtype());
+            let slices = match rounded {
+                // Without it compilers round the whole stacks before the loop.
+                true => builder.optimization_barrier(&slices.iter().collect::<Vec<_>>()),
+                false => slices.to_vec(),
+            };
+            let of_layer = ParameterValues::new(roles.iter().copied().zip(slices));
+            body(&of_layer, &LayerValues { carry, xs, constants })
+        })?;
+        Ok(builder.scan(layers, &body, carry, &all_xs, constants, save))
+    }
+}
+
+/// What the body of a loop over layers computes with, besides the parameters of the layer.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerValues<'a> {
+    /// What the layer before has handed on.
+    pub carry: &'a [Value],
+    /// The layer's slices of what is stacked over all layers.
+    pub xs: &'a [Value],
+    /// What is the same for all layers.
+    pub constants: &'a [Value],
+}
+
+/// A tensor of zeros.
+pub(crate) fn zeros(builder: &stablehlo::Builder, dtype: Dtype, shape: &[usize]) -> Value {
+    let ty = TensorType::new(dtype, shape);
+    match dtype {
+        Dtype::Pred => builder.splat(false, ty),
+        dtype if dtype.is_integer() => builder.splat(0, ty),
+        _ => builder.splat(0.0, ty),
+    }
+}

@@ -1,0 +1,63 @@
+//! Operations that every layer is made of.
+
+use super::{Compute, Decoder};
+use stablehlo::{DotDimensions, Dtype, Reducer, Unary, Value};
+
+/// Broadcasts that decoders need.
+pub(crate) trait Broadcast {
+    /// The value, whose dimensions are the last ones of `like`, repeated along those before.
+    fn along_last(&self, like: &Value) -> Value;
+    /// The value, whose dimensions are the first ones of `like`, repeated along those behind.
+    fn along_first(&self, like: &Value) -> Value;
+}
+
+impl Broadcast for Value {
+    #[track_caller]
+    fn along_last(&self, like: &Value) -> Value {
+        let (own, all) = (self.shape().len(), like.shape().len());
+        self.broadcast_in_dim(like.shape(), &(all - own..all).collect::<Vec<_>>())
+    }
+
+    #[track_caller]
+    fn along_first(&self, like: &Value) -> Value {
+        self.broadcast_in_dim(like.shape(), &(0..self.shape().len()).collect::<Vec<_>>())
+    }
+}
+
+/// A product with batch dimensions and one dimension that is summed over, in f32.
+#[track_caller]
+pub(crate) fn dot(
+    left: &Value,
+    right: &Value,
+    batch: (&[usize], &[usize]),
+    contract: (usize, usize),
+    compute: Compute,
+) -> Value {
+    let dimensions =
+        DotDimensions { batch: (batch.0.to_vec(), batch.1.to_vec()), contract: (vec![contract.0], vec![contract.1]) };
+    left.dot_general(right, dimensions, Dtype::F32, compute.precision())
+}
+
+impl Decoder {
+    /// `x weight^T + bias` in f32, `[..., O]`: `x` `[..., I]`, `weight` `[O, I]`, `bias` `[O]`.
+    #[track_caller]
+    pub(crate) fn project(&self, x: &Value, weight: &Value, bias: Option<&Value>) -> Value {
+        let (x, weight) = (x.convert(self.compute.dtype()), weight.convert(self.compute.dtype()));
+        let product = dot(&x, &weight, (&[], &[]), (x.shape().len() - 1, 1), self.compute);
+        match bias {
+            Some(bias) => &product + bias.convert(Dtype::F32).along_last(&product),
+            None => product,
+        }
+    }
+
+    /// RMSNorm (arXiv 1910.07467) over the last dimension, in f32: `x` `[..., N]`, `weight` `[N]`.
+    #[track_caller]
+    pub(crate) fn norm(&self, x: &Value, weight: &Value) -> Value {
+        let x = x.convert(Dtype::F32);
+        let last = x.shape().len() - 1;
+        let squares = (&x * &x).reduce(Reducer::Add, &[last]);
+        let mean = &squares * squares.like(1.0 / x.shape()[last] as f64);
+        let scale = (&mean + mean.like(self.config.rms_norm_eps)).unary(Unary::Rsqrt);
+        &x * scale.along_first(&x) * weight.convert(Dtype::F32).along_last(&x)
+    }
+}

@@ -1,0 +1,212 @@
+//! The table of a decoder's parameters: shapes, logical axes, and the tensors of Hugging Face that they consist of.
+//!
+//! Legend: L layers, V vocabulary, H residual stream, I MLP, A query heads, K key/value heads, D width of a head.
+
+use models::ModelConfig;
+use stablehlo::{Dtype, TensorType, Value};
+use std::collections::BTreeMap;
+
+/// What a parameter is to the decoder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[allow(missing_docs)] // named as in Hugging Face's folders; `Parameter::hugging_face` has the names
+pub enum Role {
+    EmbedTokens,
+    InputLayernorm,
+    QProj,
+    QBias,
+    KProj,
+    KBias,
+    VProj,
+    VBias,
+    OProj,
+    QNorm,
+    KNorm,
+    PostAttentionLayernorm,
+    GateProj,
+    UpProj,
+    DownProj,
+    Norm,
+    LmHead,
+}
+
+impl Role {
+    /// Whether every layer has such a parameter.
+    pub fn is_of_layers(self) -> bool {
+        !matches!(self, Self::EmbedTokens | Self::Norm | Self::LmHead)
+    }
+}
+
+/// What a dimension of a parameter counts. A mesh of devices splits dimensions by these names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Axis {
+    /// Layers, L; never split.
+    Layer,
+    /// The residual stream, H.
+    Embed,
+    /// Query heads and their columns, A x D.
+    Heads,
+    /// Key/value heads and their columns, K x D.
+    Kv,
+    /// The columns of one head, D.
+    HeadDim,
+    /// The MLP, I.
+    Mlp,
+    /// The vocabulary, V.
+    Vocab,
+}
+
+/// A parameter as it lies on a device: one tensor of Hugging Face, or the tensors of all layers one after the other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parameter {
+    /// What it is to the decoder.
+    pub role: Role,
+    /// The sizes of its dimensions: `[L, ...]` for one of the layers. Matrices are `[out, in]`, as Hugging Face stores them.
+    pub shape: Vec<usize>,
+    /// What each dimension counts.
+    pub axes: Vec<Axis>,
+    path: &'static str,
+}
+
+impl Parameter {
+    /// Whether it has the tensors of all layers, one after the other.
+    pub fn is_stacked(&self) -> bool {
+        self.axes[0] == Axis::Layer
+    }
+
+    /// The names of the tensors of `transformers` that it consists of: one, or one per layer.
+    pub fn hugging_face(&self) -> Vec<String> {
+        match self.is_stacked() {
+            true => (0..self.shape[0]).map(|layer| format!("model.layers.{layer}.{}", self.path)).collect(),
+            false => vec![self.path.to_owned()],
+        }
+    }
+
+    /// The shape of one of those tensors.
+    pub fn tensor_shape(&self) -> &[usize] {
+        if self.is_stacked() { &self.shape[1..] } else { &self.shape }
+    }
+
+    /// A short name for readers of programs.
+    pub fn name(&self) -> &'static str {
+        self.path
+    }
+}
+
+/// The parameters of a decoder, in the order in which programs take them.
+///
+/// ```
+/// use policy_device::decoder::{Axis, Role, parameters};
+///
+/// let table = parameters(&models::ModelConfig::default());
+/// let gate = table.iter().find(|parameter| parameter.role == Role::GateProj).unwrap();
+/// assert_eq!((&gate.shape[..], &gate.axes[..]), (&[2, 192, 64][..], &[Axis::Layer, Axis::Mlp, Axis::Embed][..]));
+/// assert_eq!(gate.hugging_face()[1], "model.layers.1.mlp.gate_proj.weight");
+/// ```
+pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
+    use Axis::{Embed, HeadDim, Heads, Kv, Layer, Mlp, Vocab};
+    let size = |axis: &Axis| match axis {
+        Layer => config.num_hidden_layers,
+        Embed => config.hidden_size,
+        Heads => config.num_attention_heads * config.head_dim(),
+        Kv => config.num_key_value_heads * config.head_dim(),
+        HeadDim => config.head_dim(),
+        Mlp => config.intermediate_size,
+        Vocab => config.vocab_size,
+    };
+    let biased = |role: Role| matches!(role, Role::QBias | Role::KBias | Role::VBias);
+    let normed = |role: Role| matches!(role, Role::QNorm | Role::KNorm);
+    let all: [(Role, &'static str, &[Axis]); 17] = [
+        (Role::EmbedTokens, "model.embed_tokens.weight", &[Vocab, Embed]),
+        (Role::InputLayernorm, "input_layernorm.weight", &[Layer, Embed]),
+        (Role::QProj, "self_attn.q_proj.weight", &[Layer, Heads, Embed]),
+        (Role::QBias, "self_attn.q_proj.bias", &[Layer, Heads]),
+        (Role::KProj, "self_attn.k_proj.weight", &[Layer, Kv, Embed]),
+        (Role::KBias, "self_attn.k_proj.bias", &[Layer, Kv]),
+        (Role::VProj, "self_attn.v_proj.weight", &[Layer, Kv, Embed]),
+        (Role::VBias, "self_attn.v_proj.bias", &[Layer, Kv]),
+        (Role::OProj, "self_attn.o_proj.weight", &[Layer, Embed, Heads]),
+        (Role::QNorm, "self_attn.q_norm.weight", &[Layer, HeadDim]),
+        (Role::KNorm, "self_attn.k_norm.weight", &[Layer, HeadDim]),
+        (Role::PostAttentionLayernorm, "post_attention_layernorm.weight", &[Layer, Embed]),
+        (Role::GateProj, "mlp.gate_proj.weight", &[Layer, Mlp, Embed]),
+        (Role::UpProj, "mlp.up_proj.weight", &[Layer, Mlp, Embed]),
+        (Role::DownProj, "mlp.down_proj.weight", &[Layer, Embed, Mlp]),
+        (Role::Norm, "model.norm.weight", &[Embed]),
+        (Role::LmHead, "lm_head.weight", &[Vocab, Embed]),
+    ];
+    all.into_iter()
+        .filter(|(role, ..)| {
+            (config.attention_bias || !biased(*role))
+                && (config.qk_norm || !normed(*role))
+                && (!config.tie_word_embeddings || *role != Role::LmHead)
+        })
+        .map(|(role, path, axes)| Parameter { role, shape: axes.iter().map(size).collect(), axes: axes.to_vec(), path })
+        .collect()
+}
+
+/// The parameters of a decoder as values of a program: all of them, or those of one layer.
+#[derive(Clone, Debug)]
+pub struct ParameterValues(BTreeMap<Role, Value>);
+
+impl ParameterValues {
+    /// Declares the parameters of `table` as the next arguments of a program, all of number type `dtype`.
+    pub fn arguments(builder: &stablehlo::Builder, table: &[Parameter], dtype: Dtype) -> Self {
+        let argument = |p: &Parameter| (p.role, builder.argument(p.name(), TensorType::new(dtype, &p.shape[..])));
+        Self(table.iter().map(argument).collect())
+    }
+
+    /// Values with their roles.
+    pub fn new(values: impl IntoIterator<Item = (Role, Value)>) -> Self {
+        Self(values.into_iter().collect())
+    }
+
+    /// The parameter of this role, where the model has it.
+    pub fn get(&self, role: Role) -> Option<&Value> {
+        self.0.get(&role)
+    }
+
+    /// The LM head `[V, H]`: that of a tied model is the embedding.
+    pub fn head(&self) -> &Value {
+        self.get(Role::LmHead).unwrap_or(&self[Role::EmbedTokens])
+    }
+
+    /// All of them, in the order of their roles.
+    pub fn iter(&self) -> impl Iterator<Item = (Role, &Value)> {
+        self.0.iter().map(|(role, value)| (*role, value))
+    }
+}
+
+impl std::ops::Index<Role> for ParameterValues {
+    type Output = Value;
+
+    /// # Panics
+    /// When the model has no such parameter; [`ParameterValues::get`] does not.
+    fn index(&self, role: Role) -> &Value {
+        self.0.get(&role).unwrap_or_else(|| panic!("{role:?} is a parameter of every model"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tables_of_all_kinds_of_models_are_the_tensors_of_hugging_face() {
+        let base = ModelConfig::default();
+        for config in [
+            base.clone(),
+            ModelConfig { tie_word_embeddings: true, attention_bias: false, ..base.clone() },
+            ModelConfig { qk_norm: true, attention_bias: false, head_dim: Some(24), ..base },
+        ] {
+            let mut found: Vec<(String, Vec<usize>)> = parameters(&config)
+                .iter()
+                .flat_map(|p| p.hugging_face().into_iter().map(|name| (name, p.tensor_shape().to_vec())))
+                .collect();
+            let mut expected: Vec<_> = config.parameters().into_iter().map(|p| (p.name, p.shape)).collect();
+            found.sort();
+            expected.sort();
+            assert_eq!(found, expected);
+            assert!(parameters(&config).iter().all(|p| p.axes.len() == p.shape.len()));
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! Rotary positions (arXiv 2104.09864).
+//!
+//! Legend: B rows, T tokens of a row, D width of a head.
+
+use super::Decoder;
+use stablehlo::{Dtype, TensorType, Unary, Value};
+
+/// The rotations of tokens, one per pair of columns of a head.
+#[derive(Clone, Debug)]
+pub struct Rotary {
+    /// `[B, T, D / 2]`, f32.
+    cos: Value,
+    sin: Value,
+}
+
+impl Decoder {
+    /// The rotations of tokens at `positions` `[B, T]`, i32.
+    pub fn rotary(&self, positions: &Value) -> Rotary {
+        let frequencies = self.config.rope_frequencies();
+        let builder = positions.builder();
+        let shape = [positions.shape()[0], positions.shape()[1], frequencies.len()];
+        let table = builder.dense(frequencies.iter().copied(), TensorType::new(Dtype::F32, [frequencies.len()]));
+        let positions = positions.convert(Dtype::F32).broadcast_in_dim(&shape, &[0, 1]);
+        let angles = positions * table.broadcast_in_dim(&shape, &[2]);
+        Rotary { cos: angles.unary(Unary::Cosine), sin: angles.unary(Unary::Sine) }
+    }
+}
+
+impl Rotary {
+    /// Cosines and sines `[B, T, D / 2]`, f32.
+    pub(crate) fn new(cos: &Value, sin: &Value) -> Self {
+        Self { cos: cos.clone(), sin: sin.clone() }
+    }
+
+    pub(crate) fn cos(&self) -> &Value {
+        &self.cos
+    }
+
+    pub(crate) fn sin(&self) -> &Value {
+        &self.sin
+    }
+
+    /// Turns every head of `x` `[B, T, ..., D]`, f32: column i with column D / 2 + i, as `rotate_half` of transformers does.
+    pub(crate) fn turn(&self, x: &Value) -> Value {
+        let (last, width) = (x.shape().len() - 1, x.shape()[x.shape().len() - 1]);
+        let half = |from: usize| {
+            let (mut start, mut limit) = (vec![0; last + 1], x.shape().to_vec());
+            (start[last], limit[last]) = (from, from + width / 2);
+            x.slice(&start, &limit)
+        };
+        let (left, right) = (half(0), half(width / 2));
+        let wide = |table: &Value| table.broadcast_in_dim(left.shape(), &[0, 1, last]);
+        let (cos, sin) = (wide(&self.cos), wide(&self.sin));
+        let turned = [&left * &cos - &right * &sin, &right * &cos + &left * &sin];
+        x.builder().concatenate(&[&turned[0], &turned[1]], last)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::decoder::{Compute, Decoder};
+    use stablehlo::{Builder, Dtype, TensorType};
+
+    #[test]
+    fn a_head_keeps_its_shape() {
+        let config = models::ModelConfig::default();
+        let f = Builder::new();
+        let positions = f.argument("positions", TensorType::new(Dtype::I32, [3, 5]));
+        let x = f.argument("x", TensorType::new(Dtype::F32, [3, 5, 2, 16]));
+        let turned = Decoder::new(&config, Compute::F32).rotary(&positions).turn(&x);
+        assert_eq!(turned.ty(), x.ty());
+        f.finish("rope", &[("", &turned)]).unwrap();
+    }
+}

@@ -1,0 +1,262 @@
+//! The program that makes completions longer: a loop over tokens, within it one over layers.
+//!
+//! Every sequence has its own place: its token at position c has its keys and values in column c of its row, whenever the sequence
+//! began and wherever it lies, so that what it computes is the same in any slot. Columns differ from row to row, and a program that
+//! writes to them for every token moves the whole cache about. So the tokens of a call are kept apart, in a window whose column is the
+//! turn, the same for all rows; attention reads both, and the window goes to its places when the call ends.
+//!
+//! Legend: L layers, B slots, S columns of the cache, C columns of it that are read, W turns of a call at most, K key/value heads, R
+//! query heads of each, D width of a head, M tokens of a completion, V vocabulary, E ids that end a completion.
+
+use super::sampling::{Sampler, SamplerValues};
+use super::state::{Shape, StateValues};
+use crate::decoder::{Broadcast, Decoder, Heads, MASKED, ParameterValues, Rotary, dot, zeros};
+use crate::error::{Error, Result};
+use crate::weights::DeviceWeights;
+use stablehlo::{Builder, Dtype, Module, Reducer, Save, TensorType, Value};
+
+/// A program that decodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Decode {
+    pub(crate) shape: Shape,
+    /// C: no sequence is longer when a call begins. The other columns are empty.
+    pub(crate) columns_read: usize,
+    /// W: the largest number of tokens that a call adds to a sequence.
+    pub(crate) turns: usize,
+    pub(crate) sampler: Sampler,
+    /// E; places without an id hold -1.
+    pub(crate) stop_ids: usize,
+}
+
+/// The arguments of the program besides weights and state.
+struct Arguments {
+    sampling: SamplerValues,
+    /// `[E]`, i32.
+    stop_ids: Value,
+    /// The largest number of tokens of a completion, i32.
+    limit: Value,
+}
+
+/// What a call reads in every turn.
+struct Cache<'a> {
+    /// `[L, B, K, S, D]`.
+    keys: &'a Value,
+    values: &'a Value,
+    /// Which columns have keys and values, `[B, C]`.
+    filled: &'a Value,
+}
+
+/// Keys and values of the tokens of this call, `[L, B, K, W, D]`.
+#[derive(Clone)]
+struct Window {
+    keys: Value,
+    values: Value,
+}
+
+impl Decode {
+    /// The program: weights, state, the arguments of sampling, the ids that end a completion (`[E]`, i32) and the largest number of
+    /// tokens of a completion (i32) to the state. It ends early when all sequences have ended.
+    pub(crate) fn module(self, decoder: &Decoder, weights: Dtype) -> Result<Module> {
+        let (f, config) = (Builder::new(), decoder.config());
+        let weights = DeviceWeights::declare(&f, config, weights);
+        let state = self.shape.arguments(&f, config, decoder.compute());
+        let arguments = Arguments {
+            sampling: SamplerValues::arguments(&f),
+            stop_ids: f.argument("stop_ids", TensorType::new(Dtype::I32, [self.stop_ids])),
+            limit: f.argument("max_completion_length", TensorType::scalar(Dtype::I32)),
+        };
+        // The column of the first token of this call.
+        let base = &state.length - state.length.like(1);
+        let columns = f.iota(1, TensorType::new(Dtype::I32, [self.shape.slots, self.columns_read]));
+        let filled = columns.lt(&base.along_first(&columns));
+        let cache = Cache { keys: &state.keys, values: &state.values, filled: &filled };
+        let mut window = state.keys.shape().to_vec();
+        window[3] = self.turns;
+        let window = zeros(&f, decoder.compute().dtype(), &window);
+
+        let (zero, turns) = (f.scalar(0, Dtype::I32), f.scalar(self.turns as i64, Dtype::I32));
+        let rows = state.rows();
+        let carried: Vec<&Value> = [&zero, &window, &window].into_iter().chain(rows).collect();
+        let mut error = None;
+        let results = f.while_loop(
+            &carried,
+            |carried| {
+                let open = (!&state.with_rows(&carried[3..]).ended).reduce(Reducer::Or, &[0]);
+                carried[0].lt(&turns) & open
+            },
+            |carried| {
+                let window = Window { keys: carried[1].clone(), values: carried[2].clone() };
+                let state = state.with_rows(&carried[3..]);
+                let next = self.turn(decoder, &weights, &state, &cache, &window, &carried[0], &arguments);
+                let (state, window) = next.unwrap_or_else(|source| {
+                    error = Some(source);
+                    (state, window)
+                });
+                let turn = &carried[0] + carried[0].like(1);
+                let rows = state.rows().into_iter().cloned();
+                [turn, window.keys, window.values].into_iter().chain(rows).collect()
+            },
+        );
+        let mut next = state.with_rows(&results[3..]);
+        [next.keys, next.values] = flush([&state.keys, &state.values], [&results[1], &results[2]], &base);
+        let name = "rollout_decode";
+        match error {
+            Some(source) => Err(Error::Program { program: name.into(), source }),
+            None => next.finish(f, name),
+        }
+    }
+
+    /// One more token of every sequence that has not ended.
+    #[allow(clippy::too_many_arguments)] // each is a different thing
+    fn turn(
+        self,
+        decoder: &Decoder,
+        weights: &ParameterValues,
+        state: &StateValues,
+        cache: &Cache<'_>,
+        window: &Window,
+        turn: &Value,
+        arguments: &Arguments,
+    ) -> stablehlo::Result<(StateValues, Window)> {
+        let (logits, window) = self.forward(decoder, weights, state, cache, window, turn)?;
+        let chosen =
+            self.sampler.choose(&logits, &arguments.sampling, &state.random, &state.count, state.seen.as_ref());
+
+        let open = !&state.ended;
+        let index = state.ids.builder().iota(1, state.ids.ty().clone());
+        let here = index.eq(&state.count.along_first(&index)) & open.along_first(&index);
+        let put = |new: &Value, old: &Value| here.select(&new.along_first(old), old);
+        let step = open.convert(Dtype::I32);
+        let count = &state.count + &step;
+        let stop_ids = arguments.stop_ids.broadcast_in_dim(&[self.shape.slots, self.stop_ids], &[1]);
+        let stopped = chosen.ids.along_first(&stop_ids).eq(&stop_ids).reduce(Reducer::Or, &[1]);
+        let ends = stopped | count.ge(&arguments.limit.broadcast_in_dim(count.shape(), &[]));
+        let seen = state.seen.as_ref().map(|seen| {
+            let tokens = seen.builder().iota(1, seen.ty().with_dtype(Dtype::I32));
+            seen | tokens.eq(&chosen.ids.along_first(&tokens))
+        });
+        let next = StateValues {
+            ids: put(&chosen.ids, &state.ids),
+            logps: put(&chosen.logps, &state.logps),
+            last: open.select(&chosen.ids, &state.last),
+            length: &state.length + &step,
+            count,
+            ended: &state.ended | ends,
+            seen,
+            ..state.clone()
+        };
+        Ok((next, window))
+    }
+
+    /// Logits `[B, V]` behind the last token of every sequence, and the window with the keys and values of that token.
+    fn forward(
+        self,
+        decoder: &Decoder,
+        weights: &ParameterValues,
+        state: &StateValues,
+        cache: &Cache<'_>,
+        window: &Window,
+        turn: &Value,
+    ) -> stablehlo::Result<(Value, Window)> {
+        let (slots, layers) = (self.shape.slots, decoder.config().num_hidden_layers);
+        let position = &state.length - state.length.like(1);
+        let rotary = decoder.rotary(&position.reshape(&[slots, 1]));
+        let x = decoder.embed(weights, &state.last.reshape(&[slots, 1]));
+        let f = x.builder();
+        let numbers = f.iota(0, TensorType::new(Dtype::I32, [layers]));
+        let columns = f.iota(1, TensorType::new(Dtype::I32, [slots, self.turns]));
+        let done = columns.le(&turn.broadcast_in_dim(columns.shape(), &[]));
+        let Cache { keys, values, filled } = cache;
+        let constants = [rotary.cos(), rotary.sin(), keys, values, filled, &done, turn];
+        let carry = [&x, &window.keys, &window.values];
+        let scanned = decoder.over_layers(weights, &carry, &[&numbers], &constants, Save::Carry, |layer, of| {
+            let [cos, sin, keys, values, filled, done, turn] = of.constants else { unreachable!("as handed over") };
+            let [x, new_keys, new_values] = of.carry else { unreachable!("as handed over") };
+            let number = &of.xs[0];
+            let mut window = [new_keys, new_values].map(Value::clone);
+            let x = decoder.block(layer, x, &Rotary::new(cos, sin), |heads| {
+                window = [(new_keys, &heads.keys), (new_values, &heads.values)]
+                    .map(|(window, token)| put_column(window, token, number, turn));
+                let parts = [(keys, values, filled, self.columns_read), (&window[0], &window[1], done, self.turns)]
+                    .map(|(keys, values, seen, columns)| Part {
+                        keys: columns_of(keys, number, columns),
+                        values: columns_of(values, number, columns),
+                        seen: seen.clone(),
+                    });
+                attend_parts(decoder, heads, &parts)
+            });
+            std::iter::once(x).chain(window).collect()
+        })?;
+        let [x, keys, values] = &scanned.carry[..] else { unreachable!("as handed over") };
+        let hidden = decoder.final_norm(weights, x).reshape(&[slots, decoder.config().hidden_size]);
+        Ok((decoder.logits(weights, &hidden), Window { keys: keys.clone(), values: values.clone() }))
+    }
+}
+
+/// The first `columns` columns of a layer, `[B, K, columns, D]`, of a cache or window `[L, B, K, ..., D]`.
+fn columns_of(cache: &Value, layer: &Value, columns: usize) -> Value {
+    let zero = layer.like(0);
+    let mut sizes = cache.shape().to_vec();
+    (sizes[0], sizes[3]) = (1, columns);
+    cache.dynamic_slice(&[layer, &zero, &zero, &zero, &zero], &sizes).reshape(&sizes[1..])
+}
+
+/// A window `[L, B, K, W, D]` with the keys or values `[B, 1, K, D]` of a token in the column of the turn.
+fn put_column(window: &Value, token: &Value, layer: &Value, turn: &Value) -> Value {
+    let [_, b, kv, _, d] = window.shape() else { unreachable!("a window has five dimensions") };
+    let zero = layer.like(0);
+    window.dynamic_update_slice(&token.reshape(&[1, *b, *kv, 1, *d]), &[layer, &zero, &zero, turn, &zero])
+}
+
+/// Keys and values that tokens attend to.
+struct Part {
+    /// `[B, K, C, D]`.
+    keys: Value,
+    values: Value,
+    /// Which of them there are, `[B, C]`.
+    seen: Value,
+}
+
+/// Attention `[B, 1, A D]`, f32, of one token of every sequence to the columns of all parts together.
+fn attend_parts(decoder: &Decoder, heads: &Heads, parts: &[Part; 2]) -> Value {
+    let compute = decoder.compute();
+    let [b, _, kv, r, d] = heads.queries.shape() else { unreachable!("queries have five dimensions") };
+    let queries = heads.queries.reshape(&[*b, *kv, *r, *d]);
+    // [B, K, R, C]
+    let scores = parts.each_ref().map(|part| {
+        let scores = dot(&queries, &part.keys, (&[0, 1], &[0, 1]), (3, 3), compute);
+        let scores = &scores * scores.like(decoder.score_scale());
+        part.seen.broadcast_in_dim(scores.shape(), &[0, 3]).select(&scores, &scores.like(MASKED))
+    });
+    // [B, K, R]
+    let [first, second] = scores.each_ref().map(|scores| scores.reduce(Reducer::Max, &[3]));
+    let max = first.max(&second);
+    let weights = scores.map(|scores| (&scores - max.along_first(&scores)).exp());
+    let [first, second] = weights.each_ref().map(|weights| weights.reduce(Reducer::Add, &[3]));
+    let sum = first + second;
+    // [B, K, R, D]
+    let mix = |i: usize| {
+        let weights = weights[i].convert(compute.dtype());
+        dot(&weights, &parts[i].values, (&[0, 1], &[0, 1]), (3, 2), compute)
+    };
+    let mixed = mix(0) + mix(1);
+    (&mixed / sum.along_first(&mixed)).reshape(&[*b, 1, kv * r * d])
+}
+
+/// The caches `[L, B, K, S, D]` with the windows `[L, B, K, W, D]` from column `base` `[B]` on, row by row. Of a sequence that has ended,
+/// what is behind its end is overwritten by nothing, because nobody reads it any more.
+fn flush(caches: [&Value; 2], windows: [&Value; 2], base: &Value) -> [Value; 2] {
+    let f = base.builder();
+    let zero = f.scalar(0, Dtype::I32);
+    let mut sizes = windows[0].shape().to_vec();
+    let slots = std::mem::replace(&mut sizes[1], 1);
+    let flushed = f.for_loop(slots, &caches, |row, carried| {
+        let column = base.dynamic_slice(&[row], &[1]).reshape(&[]);
+        let place = |cache: &Value, window: &Value| {
+            let tokens = window.dynamic_slice(&[&zero, row, &zero, &zero, &zero], &sizes);
+            cache.dynamic_update_slice(&tokens, &[&zero, row, &zero, &column, &zero])
+        };
+        vec![place(&carried[0], windows[0]), place(&carried[1], windows[1])]
+    });
+    [flushed[0].clone(), flushed[1].clone()]
+}

@@ -1,0 +1,154 @@
+//! Programs that bring prompts into slots: the forward pass that makes their keys and values, and the move into the cache.
+//!
+//! Legend: L layers, P prompts, T tokens of a prompt's row, B slots, S columns of the cache, K key/value heads, D width of a head,
+//! V vocabulary.
+
+use super::state::{Shape, StateValues};
+use crate::decoder::{Broadcast, Compute, Decoder, Mask, Rotary, Rows, zeros};
+use crate::error::{Error, Result};
+use crate::runtime::finish;
+use crate::weights::DeviceWeights;
+use models::ModelConfig;
+use stablehlo::{Builder, Dtype, Module, Reducer, Save, ScatterDimensions, TensorType, Value};
+
+/// Rows of prompts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Prompts {
+    /// P, the number of prompts.
+    pub(crate) rows: usize,
+    /// T, the length of the rows, which are padded on the right.
+    pub(crate) tokens: usize,
+    /// Whether the tokens of each prompt are marked.
+    pub(crate) seen: bool,
+}
+
+/// The program of a prefill: weights, ids `[P, T]` and lengths `[P]`, both i32, to keys and values `[L, P, K, T, D]`; and to the tokens
+/// `[P, V]` of each prompt, where they are marked.
+///
+/// The last token of a prompt has none of either: it is the first that the decode loop feeds, so that one program makes all logits.
+/// What is behind a prompt is zero.
+pub(crate) fn module(decoder: &Decoder, weights: Dtype, prompts: Prompts) -> Result<Module> {
+    let (f, config) = (Builder::new(), decoder.config());
+    let weights = DeviceWeights::declare(&f, config, weights);
+    let ids = f.argument("ids", TensorType::new(Dtype::I32, [prompts.rows, prompts.tokens]));
+    let lengths = f.argument("lengths", TensorType::new(Dtype::I32, [prompts.rows]));
+    let rows = Rows::of_sequences(&ids);
+    let (rotary, mask) = (decoder.rotary(&rows.positions), Mask::of(&rows));
+    let last = (&lengths - lengths.like(1)).along_first(&ids);
+    let kept = rows.positions.lt(&last);
+    let x = decoder.embed(&weights, &ids);
+    let constants = [rotary.cos(), rotary.sin(), mask.value(), &kept];
+    let layers = decoder.over_layers(&weights, &[&x], &[], &constants, Save::Carry, |layer, values| {
+        let [cos, sin, mask, kept] = values.constants else { unreachable!("as many as were handed over") };
+        let (rotary, mask) = (Rotary::new(cos, sin), Mask::new(mask));
+        let mut stacked = vec![];
+        let x = decoder.block(layer, &values.carry[0], &rotary, |heads| {
+            stacked = [&heads.keys, &heads.values].map(|part| cached(part, kept)).to_vec();
+            decoder.attend(heads, &mask)
+        });
+        std::iter::once(x).chain(stacked).collect()
+    });
+    let name = "rollout_prefill";
+    let layers = layers.map_err(|source| Error::Program { program: name.into(), source })?;
+    let mut results = vec![("keys", &layers.ys[0]), ("values", &layers.ys[1])];
+    let seen = prompts.seen.then(|| marks(&ids, &rows.positions.lt(&lengths.along_first(&ids)), config.vocab_size));
+    results.extend(seen.iter().map(|seen| ("seen", seen)));
+    finish(f, name, &results)
+}
+
+/// Keys or values `[P, T, K, D]` as they lie in the cache, `[P, K, T, D]`, zero where `kept` `[P, T]` does not hold.
+fn cached(part: &Value, kept: &Value) -> Value {
+    kept.along_first(part).select(part, &part.like(0.0)).transpose(&[0, 2, 1, 3])
+}
+
+/// Which tokens `[P, V]` are among the ids `[P, T]` for which `there` holds.
+fn marks(ids: &Value, there: &Value, vocab: usize) -> Value {
+    let f = ids.builder();
+    let [rows, tokens] = ids.shape() else { unreachable!("ids have two dimensions") };
+    let row = f.iota(0, ids.ty().clone()).reshape(&[*rows, *tokens, 1]);
+    // What is not in the vocabulary is left out.
+    let column = there.select(ids, &ids.like(vocab as i64)).reshape(&[*rows, *tokens, 1]);
+    let dimensions = ScatterDimensions {
+        inserted_window_dims: vec![0, 1],
+        scatter_dims_to_operand_dims: vec![0, 1],
+        index_vector_dim: 2,
+        ..ScatterDimensions::default()
+    };
+    let none = zeros(&f, Dtype::Pred, &[*rows, vocab]);
+    let updates = f.splat(true, TensorType::new(Dtype::Pred, [*rows, *tokens]));
+    none.scatter(&f.concatenate(&[&row, &column], 2), &updates, dimensions, Reducer::Or)
+}
+
+/// The program that begins completions in slots: state, keys and values of prompts (and their tokens), the number of slots that
+/// begin, for each of these the slot and the row of its prompt (`[B]`, i32), and for all slots whether they begin (`[B]`), the last
+/// token and the length of their prompt (`[B]`, i32) and their random key (`[B, 2]`, u32), to the state.
+///
+/// A row of the cache is written whole: what another sequence has left in it is gone.
+pub(crate) fn admit(config: &ModelConfig, compute: Compute, shape: Shape, prompts: Prompts) -> Result<Module> {
+    let f = Builder::new();
+    let state = shape.arguments(&f, config, compute);
+    let (layers, kv, d) = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim());
+    let prefilled = TensorType::new(compute.dtype(), [layers, prompts.rows, kv, prompts.tokens, d]);
+    let keys = f.argument("prompt_keys", prefilled.clone());
+    let values = f.argument("prompt_values", prefilled);
+    let seen_type = TensorType::new(Dtype::Pred, [prompts.rows, config.vocab_size]);
+    let seen = prompts.seen.then(|| f.argument("prompt_seen", seen_type));
+    let of_slots = |dtype| TensorType::new(dtype, [shape.slots]);
+    let count = f.argument("admitted", TensorType::scalar(Dtype::I32));
+    let slots = f.argument("slots", of_slots(Dtype::I32));
+    let sources = f.argument("sources", of_slots(Dtype::I32));
+    let begins = f.argument("begins", of_slots(Dtype::Pred));
+    let last = f.argument("last", of_slots(Dtype::I32));
+    let length = f.argument("length", of_slots(Dtype::I32));
+    let random = f.argument("random", TensorType::new(Dtype::U32, [shape.slots, 2]));
+
+    let (zero, one) = (f.scalar(0, Dtype::I32), f.scalar(1, Dtype::I32));
+    // What is copied row by row: destination, source, and the dimension of rows.
+    let mut moves = vec![(&state.keys, &keys, 1), (&state.values, &values, 1)];
+    moves.extend(state.seen.iter().zip(&seen).map(|(to, from)| (to, from, 0)));
+    let carried: Vec<&Value> = std::iter::once(&zero).chain(moves.iter().map(|(to, ..)| *to)).collect();
+    let moved = f.while_loop(
+        &carried,
+        |carried| carried[0].lt(&count),
+        |carried| {
+            let at = |of: &Value| of.dynamic_slice(&[&carried[0]], &[1]).reshape(&[]);
+            let (slot, source) = (at(&slots), at(&sources));
+            let rows = moves.iter().zip(&carried[1..]).map(|((_, from, dimension), to)| {
+                let index =
+                    |row| (0..to.shape().len()).map(|d| if d == *dimension { row } else { &zero }).collect::<Vec<_>>();
+                let mut sizes = from.shape().to_vec();
+                sizes[*dimension] = 1;
+                let row = from.dynamic_slice(&index(&source), &sizes);
+                to.dynamic_update_slice(&widened(&row, to, *dimension), &index(&slot))
+            });
+            std::iter::once(&carried[0] + &one).chain(rows).collect()
+        },
+    );
+    let chosen = |new: &Value, old: &Value| begins.along_first(old).select(new, old);
+    let none = |old: &Value| chosen(&zeros(&f, old.dtype(), old.shape()), old);
+    let next = StateValues {
+        keys: moved[1].clone(),
+        values: moved[2].clone(),
+        ids: none(&state.ids),
+        logps: none(&state.logps),
+        last: chosen(&last, &state.last),
+        length: chosen(&length, &state.length),
+        count: none(&state.count),
+        ended: none(&state.ended),
+        random: chosen(&random, &state.random),
+        seen: state.seen.as_ref().map(|_| moved[3].clone()),
+    };
+    next.finish(f, "rollout_admit")
+}
+
+/// A row with zeros behind it, as long as those of `to`.
+fn widened(row: &Value, to: &Value, dimension: usize) -> Value {
+    let high: Vec<usize> = (0..to.shape().len())
+        .map(|d| if d == dimension { 0 } else { to.shape()[d].saturating_sub(row.shape()[d]) })
+        .collect();
+    if high.iter().all(|size| *size == 0) {
+        return row.clone();
+    }
+    let zero = zeros(&row.builder(), row.dtype(), &[]);
+    row.pad(&zero, &vec![0; high.len()], &high)
+}

@@ -1,0 +1,265 @@
+//! The parameters of a decoder as buffers of a device.
+
+use crate::decoder::{Parameter, ParameterValues, parameters, zeros};
+use crate::error::{Error, Result};
+use crate::runtime::{Programs, Runtime, finish, read};
+use half::{bf16, f16};
+use models::{ModelConfig, NamedTensor, WeightTensor, Weights};
+use pjrt::{Argument, Buffer};
+use stablehlo::{Builder, Dtype, Module, TensorType};
+use std::sync::Arc;
+
+/// The parameters of a decoder on a device, in the order of [`parameters`].
+///
+/// They come and go tensor by tensor: of a model that is read from a folder, the host holds no tensor at all, because the device reads
+/// the mapped file; of one that is written, one tensor at a time.
+/// Clones share the buffers.
+#[derive(Clone, Debug)]
+pub struct DeviceWeights {
+    runtime: Runtime,
+    table: Vec<Parameter>,
+    dtype: Dtype,
+    buffers: Vec<Arc<Buffer>>,
+}
+
+/// A program that moves one tensor between the host's form and the stack of all layers.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Move {
+    /// Zeros of a shape.
+    Zeros(Vec<usize>),
+    /// A tensor of the host's number type becomes part of a stack.
+    Place { stack: Vec<usize>, from: Dtype },
+    /// A tensor of the host's number type, in that of the weights.
+    Convert { shape: Vec<usize>, from: Dtype, to: Dtype },
+    /// A part of a stack, as f32.
+    Take { stack: Vec<usize> },
+}
+
+impl DeviceWeights {
+    /// Copies the weights of a folder to the device, which holds them as `dtype`: f32 or bf16.
+    ///
+    /// # Errors
+    /// [`Error::Model`] for weights that are not those of `config` or not finite, [`Error::Dtype`], [`Error::Device`].
+    pub fn from_weights(runtime: &Runtime, config: &ModelConfig, weights: &Weights, dtype: Dtype) -> Result<Self> {
+        weights.check(config)?;
+        Self::build(runtime, config, dtype, |name| {
+            let tensor = weights.tensor(name)?;
+            tensor.check_finite()?;
+            upload_stored(runtime, &tensor)
+        })
+    }
+
+    /// Copies tensors with the names of `transformers` to the device, which holds them as `dtype`: f32 or bf16.
+    ///
+    /// # Errors
+    /// [`Error::Policy`] when one is missing or has another shape, [`Error::Dtype`], [`Error::Device`].
+    pub fn from_tensors(
+        runtime: &Runtime,
+        config: &ModelConfig,
+        tensors: &[NamedTensor],
+        dtype: Dtype,
+    ) -> Result<Self> {
+        Self::from_prefixed(runtime, config, "", tensors, dtype)
+    }
+
+    /// [`DeviceWeights::from_tensors`] of the tensors whose names begin with `prefix`.
+    pub(crate) fn from_prefixed(
+        runtime: &Runtime,
+        config: &ModelConfig,
+        prefix: &str,
+        tensors: &[NamedTensor],
+        dtype: Dtype,
+    ) -> Result<Self> {
+        let shapes = config.parameters();
+        Self::build(runtime, config, dtype, |name| {
+            let shape = shapes.iter().find(|p| p.name == name).map_or(&[][..], |p| &p.shape);
+            let found = tensors.iter().find(|tensor| tensor.name.strip_prefix(prefix) == Some(name));
+            match found {
+                Some(tensor) if tensor.shape == shape && tensor.data.len() == shape.iter().product::<usize>() => {
+                    Ok((runtime.upload(&tensor.data, shape)?, Dtype::F32))
+                }
+                _ => {
+                    let found = found.map_or("none".into(), |tensor| format!("shape {:?}", tensor.shape));
+                    Err(policy::Error::state(format!("{prefix}{name}"), format!("a tensor of shape {shape:?}"), found)
+                        .into())
+                }
+            }
+        })
+    }
+
+    /// The parameters, of which `upload` brings each tensor of Hugging Face to the device.
+    fn build(
+        runtime: &Runtime,
+        config: &ModelConfig,
+        dtype: Dtype,
+        upload: impl Fn(&str) -> Result<(Buffer, Dtype)>,
+    ) -> Result<Self> {
+        config.validate()?;
+        if !matches!(dtype, Dtype::F32 | Dtype::Bf16) {
+            return Err(Error::Dtype { what: "weights", expected: "f32 or bf16", found: dtype });
+        }
+        let mut programs = Programs::new();
+        let mut program = |key: Move| programs.get(runtime, key, |key| key.module(dtype));
+        let table = parameters(config);
+        let mut buffers = Vec::with_capacity(table.len());
+        for parameter in &table {
+            let names = parameter.hugging_face();
+            if !parameter.is_stacked() {
+                let (tensor, from) = upload(&names[0])?;
+                let shape = parameter.shape.clone();
+                buffers.push(match from == dtype {
+                    true => tensor,
+                    false => program(Move::Convert { shape, from, to: dtype })?.run_one(vec![tensor.into()])?,
+                });
+                continue;
+            }
+            let mut stack = program(Move::Zeros(parameter.shape.clone()))?.run_one(vec![])?;
+            for (layer, name) in names.iter().enumerate() {
+                let (tensor, from) = upload(name)?;
+                let place = program(Move::Place { stack: parameter.shape.clone(), from })?;
+                let layer = runtime.upload(&[layer as i32], &[])?;
+                stack = place.run_one(vec![stack.into(), tensor.into(), layer.into()])?;
+            }
+            buffers.push(stack);
+        }
+        let buffers = buffers.into_iter().map(Arc::new).collect();
+        Ok(Self { runtime: runtime.clone(), table, dtype, buffers })
+    }
+
+    /// A copy of the weights in another number type: f32 or bf16.
+    ///
+    /// # Errors
+    /// [`Error::Dtype`], [`Error::Device`].
+    pub fn converted(&self, dtype: Dtype) -> Result<Self> {
+        if !matches!(dtype, Dtype::F32 | Dtype::Bf16) {
+            return Err(Error::Dtype { what: "weights", expected: "f32 or bf16", found: dtype });
+        }
+        let mut programs = Programs::new();
+        let convert = |(parameter, buffer): (&Parameter, &Arc<Buffer>)| {
+            let key = Move::Convert { shape: parameter.shape.clone(), from: self.dtype, to: dtype };
+            programs.get(&self.runtime, key, |key| key.module(dtype))?.run_one(vec![(&**buffer).into()]).map(Arc::new)
+        };
+        let buffers = self.table.iter().zip(&self.buffers).map(convert).collect::<Result<_>>()?;
+        Ok(Self { runtime: self.runtime.clone(), table: self.table.clone(), dtype, buffers })
+    }
+
+    /// Hands every tensor to `sink` in f32, under the names of `transformers`, in the order of [`DeviceWeights::table`].
+    ///
+    /// # Errors
+    /// That of the sink, [`Error::Device`].
+    pub fn export(&self, sink: &mut dyn policy::TensorSink) -> Result<()> {
+        let mut programs = Programs::new();
+        for (parameter, buffer) in self.table.iter().zip(&self.buffers) {
+            let key = match parameter.is_stacked() {
+                true => Move::Take { stack: parameter.shape.clone() },
+                false => Move::Convert { shape: parameter.shape.clone(), from: self.dtype, to: Dtype::F32 },
+            };
+            let program = programs.get(&self.runtime, key, |key| key.module(self.dtype))?;
+            for (layer, name) in parameter.hugging_face().into_iter().enumerate() {
+                let mut arguments = vec![Argument::Borrowed(buffer)];
+                if parameter.is_stacked() {
+                    arguments.push(self.runtime.upload(&[layer as i32], &[])?.into());
+                }
+                let data = read(&program.run_one(arguments)?, &name)?;
+                sink.tensor(NamedTensor { name, shape: parameter.tensor_shape().to_vec(), data })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What the buffers are.
+    pub fn table(&self) -> &[Parameter] {
+        &self.table
+    }
+
+    /// The number type of all of them.
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// The same parameters with other buffers, in the order of the table.
+    pub(crate) fn with_buffers(&self, buffers: Vec<Arc<Buffer>>) -> Self {
+        Self { buffers, ..self.clone() }
+    }
+
+    /// The buffers, in the order of the table.
+    pub fn buffers(&self) -> &[Arc<Buffer>] {
+        &self.buffers
+    }
+
+    /// The buffers, which are no longer here.
+    pub(crate) fn take_buffers(&mut self) -> Vec<Arc<Buffer>> {
+        std::mem::take(&mut self.buffers)
+    }
+
+    /// Whether the buffers are here.
+    pub(crate) fn are_there(&self) -> bool {
+        !self.buffers.is_empty()
+    }
+
+    /// The buffers as the first arguments of a program that leaves them as they are.
+    pub fn arguments(&self) -> Vec<Argument<'_>> {
+        self.buffers.iter().map(|buffer| Argument::Borrowed(buffer)).collect()
+    }
+
+    /// Declares the arguments of such a program.
+    pub fn declare(builder: &Builder, config: &ModelConfig, dtype: Dtype) -> ParameterValues {
+        ParameterValues::arguments(builder, &parameters(config), dtype)
+    }
+}
+
+impl Move {
+    /// The program, for weights of number type `dtype`.
+    fn module(&self, dtype: Dtype) -> Result<Module> {
+        let f = Builder::new();
+        let zero = f.scalar(0, Dtype::I32);
+        let index = |rank: usize, layer| {
+            let mut starts = vec![&zero; rank];
+            starts[0] = layer;
+            starts
+        };
+        let (name, result) = match self {
+            Self::Zeros(shape) => ("zeros", zeros(&f, dtype, shape)),
+            Self::Convert { shape, from, to } => {
+                let tensor = f.argument("tensor", TensorType::new(*from, &shape[..]));
+                // A copy, where the number type stays.
+                ("convert", tensor.convert(*to))
+            }
+            Self::Place { stack, from } => {
+                let all = f.argument("stack", TensorType::new(dtype, &stack[..]));
+                let tensor = f.argument("tensor", TensorType::new(*from, &stack[1..]));
+                let layer = f.argument("layer", TensorType::scalar(Dtype::I32));
+                f.alias(&all, 0);
+                let update = tensor.convert(dtype).reshape(&[&[1], &stack[1..]].concat());
+                ("place", all.dynamic_update_slice(&update, &index(stack.len(), &layer)))
+            }
+            Self::Take { stack } => {
+                let all = f.argument("stack", TensorType::new(dtype, &stack[..]));
+                let layer = f.argument("layer", TensorType::scalar(Dtype::I32));
+                let part = all.dynamic_slice(&index(stack.len(), &layer), &[&[1], &stack[1..]].concat());
+                ("take", part.reshape(&stack[1..]).convert(Dtype::F32))
+            }
+        };
+        drop(zero);
+        finish(f, name, &[("", &result)])
+    }
+}
+
+/// Copies a tensor of a mapped file to the device, with the number type that it has.
+fn upload_stored(runtime: &Runtime, tensor: &WeightTensor<'_>) -> Result<(Buffer, Dtype)> {
+    fn copy<T: pjrt::Element + bytemuck::Pod>(runtime: &Runtime, tensor: &WeightTensor<'_>) -> Result<Buffer> {
+        // Files align their tensors to 8 bytes at best by custom: one that does not is copied.
+        match bytemuck::try_cast_slice::<u8, T>(tensor.bytes()) {
+            Ok(values) if cfg!(target_endian = "little") => runtime.upload(values, tensor.shape()),
+            _ => {
+                let values = bytemuck::pod_collect_to_vec::<u8, T>(tensor.bytes());
+                runtime.upload(&values, tensor.shape())
+            }
+        }
+    }
+    Ok(match tensor.dtype() {
+        models::Dtype::F32 => (copy::<f32>(runtime, tensor)?, Dtype::F32),
+        models::Dtype::Bf16 => (copy::<bf16>(runtime, tensor)?, Dtype::Bf16),
+        models::Dtype::F16 => (copy::<f16>(runtime, tensor)?, Dtype::F16),
+    })
+}

@@ -1,0 +1,75 @@
+//! The committed checkpoints, and what transformers and torch made of them.
+
+use models::{ModelConfig, ModelFolder, NamedTensor, Weights};
+use policy::Sequence;
+use safetensors::{Dtype, SafeTensors};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+pub(crate) const ALL: [&str; 6] = ["qwen2", "qwen2_5_sharded", "qwen3", "qwen3_f16", "llama3", "llama3_bf16"];
+
+pub(crate) struct Checkpoint {
+    pub(crate) folder: ModelFolder,
+    pub(crate) weights: Weights,
+    pub(crate) expected: Tensors,
+}
+
+/// Tensors by name, in f32.
+pub(crate) struct Tensors(pub(crate) BTreeMap<String, NamedTensor>);
+
+pub(crate) fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/checkpoints").join(name)
+}
+
+impl Checkpoint {
+    pub(crate) fn open(name: &str) -> Self {
+        let folder = ModelFolder::open(&folder(name)).unwrap();
+        let expected = Tensors::read(&folder.path().join("expected.safetensors"));
+        Self { weights: folder.weights().unwrap(), expected, folder }
+    }
+
+    pub(crate) fn config(&self) -> &ModelConfig {
+        self.folder.config()
+    }
+
+    /// The sequences of the expected values, without their padding.
+    pub(crate) fn sequences(&self) -> Vec<Vec<u32>> {
+        let (ids, mask) = (&self.expected.0["ids"], &self.expected.0["mask"]);
+        let rows = ids.data.chunks_exact(ids.shape[1]).zip(mask.data.chunks_exact(ids.shape[1]));
+        rows.map(|(ids, mask)| ids.iter().zip(mask).filter(|(_, m)| **m != 0.0).map(|(id, _)| *id as u32).collect())
+            .collect()
+    }
+
+    /// The logits `[length, V]` of sequence `i`.
+    pub(crate) fn logits(&self, i: usize, length: usize) -> &[f32] {
+        let logits = &self.expected.0["expected.logits"];
+        let row = logits.shape[1] * logits.shape[2];
+        &logits.data[i * row..i * row + length * logits.shape[2]]
+    }
+}
+
+impl Checkpoint {
+    /// The sequences as prompts of one token with completions of all others; those of one token have nothing to predict.
+    pub(crate) fn completions(&self) -> Vec<Sequence> {
+        let whole = self.sequences().into_iter().filter(|ids| ids.len() > 1);
+        whole.map(|ids| Sequence { prompt: ids[..1].to_vec(), completion: ids[1..].to_vec() }).collect()
+    }
+}
+
+impl Tensors {
+    pub(crate) fn read(path: &Path) -> Self {
+        let bytes = std::fs::read(path).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let tensors = file.tensors().into_iter().map(|(name, view)| {
+            let words = |width: usize| view.data().chunks_exact(width);
+            let data: Vec<f32> = match view.dtype() {
+                Dtype::F32 => words(4).map(|word| f32::from_le_bytes(word.try_into().unwrap())).collect(),
+                Dtype::I64 => words(8).map(|word| i64::from_le_bytes(word.try_into().unwrap()) as f32).collect(),
+                Dtype::U8 => view.data().iter().map(|word| f32::from(*word)).collect(),
+                other => panic!("{name}: {other:?}"),
+            };
+            (name.clone(), NamedTensor { name, shape: view.shape().to_vec(), data })
+        });
+        Self(tensors.collect())
+    }
+}

@@ -1,0 +1,8 @@
+//! The decoder and its rollout on XLA's CPU.
+
+mod checkpoint;
+mod families;
+mod gradients;
+mod rollout;
+mod support;
+mod weights;

@@ -1,0 +1,60 @@
+//! What the tests of this binary share.
+
+use models::ModelConfig;
+use pjrt::Argument;
+use pjrt::install::{Kind, install};
+use policy_device::decoder::{Compute, Decoder, Rows};
+use policy_device::{DeviceWeights, Runtime};
+use stablehlo::{Builder, Dtype, Save, TensorType};
+use std::sync::OnceLock;
+
+/// XLA's CPU, whose plugin is installed if it is not there.
+pub(crate) fn runtime() -> &'static Runtime {
+    static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+    RUNTIME.get_or_init(|| {
+        let installed = install(Kind::Cpu, |_| {}).expect("XLA's CPU plugin can be installed");
+        let runtime = Runtime::open(Kind::Cpu, Some(&installed.path)).expect("the CPU opens");
+        // What does not change is compiled once, in all runs together.
+        runtime.with_compile_cache(concat!(env!("CARGO_TARGET_TMPDIR"), "/policy-device"))
+    })
+}
+
+/// Hidden states `[B, T, H]` and logits `[B, T, V]` of sequences, each in a row of its own that is padded with token 0.
+pub(crate) fn forward(
+    config: &ModelConfig,
+    weights: &DeviceWeights,
+    compute: Compute,
+    sequences: &[Vec<u32>],
+) -> (Vec<f32>, Vec<f32>, usize) {
+    let (b, t) = (sequences.len(), sequences.iter().map(Vec::len).max().unwrap());
+    let f = Builder::new();
+    let values = DeviceWeights::declare(&f, config, weights.dtype());
+    let ids = f.argument("ids", TensorType::new(Dtype::I32, [b, t]));
+    let decoder = Decoder::new(config, compute);
+    let hidden = decoder.hidden(&values, &Rows::of_sequences(&ids), Save::Carry).unwrap();
+    let logits = decoder.logits(&values, &hidden);
+    let hidden = hidden.convert(Dtype::F32);
+    let module = f.finish("forward", &[("hidden", &hidden), ("logits", &logits)]).unwrap();
+    let program = runtime().compile(&module).unwrap();
+    let mut rows = vec![0; b * t];
+    for (row, sequence) in rows.chunks_mut(t).zip(sequences) {
+        row.iter_mut().zip(sequence).for_each(|(to, id)| *to = *id as i32);
+    }
+    let ids = runtime().upload(&rows, &[b, t]).unwrap();
+    let mut arguments = weights.arguments();
+    arguments.push(Argument::from(&ids));
+    let outputs = program.run(arguments).unwrap();
+    (outputs[0].to_vec().unwrap(), outputs[1].to_vec().unwrap(), t)
+}
+
+/// Fails unless all values are within `tolerance` of what is expected, as a share of the largest.
+#[track_caller]
+pub(crate) fn assert_close(what: &str, found: &[f32], expected: &[f32], tolerance: f32) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    let largest = expected.iter().fold(0f32, |m, x| m.max(x.abs()));
+    assert!(largest > 0.0, "{what}: nothing to compare");
+    let off = found.iter().zip(expected).map(|(f, e)| (f - e).abs());
+    // NaN is not within anything.
+    let off = off.fold(0.0, |m: f32, x| if x > m || x.is_nan() { x } else { m });
+    assert!(off <= tolerance * largest, "{what}: off by {off} of {largest}");
+}
