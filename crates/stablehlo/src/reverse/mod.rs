@@ -11,7 +11,7 @@ mod structure;
 
 use crate::build::{Builder, Names, Traced, Value};
 use crate::error::{Error, Result};
-use crate::graph::ValueId;
+use crate::graph::{Kind, ValueId};
 use crate::types::Dtype;
 use activity::Activity;
 use rules::{Rule, Step};
@@ -202,8 +202,12 @@ impl Pullback {
         for (index, operation) in body.operations.iter().enumerate().rev() {
             let total = |id: &ValueId, sums: &mut Sums| {
                 let parts = std::mem::take(&mut sums[id.0]);
-                let ty = self.function.function().type_of(*id);
-                self.activity.wanted(*id).then(|| sum(parts)).flatten().map(|ct| ct.convert(ty.dtype))
+                let ct = self.activity.wanted(*id).then(|| sum(parts)).flatten();
+                // Numbers that are only handed on keep their digits.
+                match operation.kind {
+                    Kind::Convert => ct,
+                    _ => ct.map(|ct| ct.convert(self.function.function().type_of(*id).dtype)),
+                }
             };
             let cotangents: Vec<_> = operation.results.iter().map(|id| total(id, &mut sums)).collect();
             if cotangents.iter().all(Option::is_none) {
