@@ -73,6 +73,21 @@ fn others() -> Vec<Kind> {
     kinds
 }
 
+/// The interpreter knows scans and the like by themselves; compilers get what becomes of them.
+#[test]
+fn the_lowered_program_means_the_same() {
+    let mut changed = 0;
+    for case in all() {
+        let lowered = case.module.lowered();
+        changed += usize::from(*lowered != case.module);
+        let [plain, lowered] =
+            [&case.module, &*lowered].map(|module| module.interpret(&case.arguments).expect("values"));
+        // Bit for bit: NaN too.
+        assert_eq!(format!("{plain:?}"), format!("{lowered:?}"), "{}", case.name);
+    }
+    assert!(changed >= 2, "{changed} programs with scans, or with a word on derivatives");
+}
+
 fn run(arguments: &[Array], build: impl FnOnce(&Builder, &[Value]) -> Vec<Value>) -> Vec<Array> {
     let case = cases::case("by hand", arguments, build);
     case.module.interpret(arguments).unwrap_or_else(|error| panic!("{error}"))
