@@ -300,7 +300,7 @@ fn break_something(module: &mut Module, others: &[Kind], random: &mut cases::Ran
         4 => operation.results[0] = value,
         5 => main.types[ty].dtype = dtype,
         6 => main.types[ty].shape.iter_mut().skip(position % 2).take(1).for_each(|n| *n = size),
-        _ => match operation.regions.iter_mut().nth(position % 2) {
+        _ => match operation.regions.get_mut(position % 2) {
             Some(region) if position > 1 => region.results.clear(),
             Some(region) => region.arguments.truncate(1),
             None => main.body.results.push(value),
