@@ -24,7 +24,7 @@ const SETTINGS: [&str; 11] = [
 ];
 
 /// A Qwen3 of random weights with a tokenizer and a chat template, in `model`, and rows like GSM8K's in `rows.jsonl`.
-fn prepare(runs: &Runs) {
+pub(crate) fn prepare(runs: &Runs) {
     let shape = ModelConfig {
         vocab_size: 512,
         hidden_size: 16,
@@ -69,7 +69,7 @@ fn arguments(runs: &Runs, model: &str, name: &str, settings: &[&str]) -> Vec<Str
     arguments
 }
 
-fn train(runs: &Runs, model: &str, name: &str, settings: &[&str]) -> String {
+pub(crate) fn train(runs: &Runs, model: &str, name: &str, settings: &[&str]) -> String {
     let arguments = arguments(runs, model, name, settings);
     succeed(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
 }

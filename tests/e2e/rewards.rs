@@ -8,7 +8,8 @@ const SHORT: [&str; 4] = ["warmup.steps=2", "grpo.max_steps=3", "eval.eval_steps
 
 /// `train` with a reward `judge` that is a shell script.
 fn arguments(runs: &Runs, script: &Path, settings: &[&str]) -> Vec<String> {
-    let judge = format!("rewards.programs={{judge: {{command: [/bin/sh, {}]}}}}", script.display());
+    // One batch per rollout: a program that dies is started again, after a while, for each of its batches.
+    let judge = format!("rewards.programs={{judge: {{command: [/bin/sh, {}], batch_size: 256}}}}", script.display());
     let mut arguments: Vec<String> =
         ["train", &tiny().display().to_string(), "--run-dir", &runs.text("a")].map(Into::into).into();
     for setting in SHORT.iter().chain(settings).copied().chain([judge.as_str()]) {

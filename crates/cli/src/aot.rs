@@ -6,7 +6,7 @@
 use crate::bench_layers::BenchArgs;
 use crate::{Outcome, aot_text, emit};
 use anyhow::{Context, bail};
-use backend_tpu::aot::{Chip, Compiler, Report, Target};
+use backend_tpu::aot::{Chip, Report, Target};
 use grpo_bench::assertion::{Assertion, Checked};
 use grpo_bench::config::BenchConfig;
 use grpo_files as files;
@@ -36,6 +36,9 @@ pub(crate) struct Args {
     /// Print one JSON document instead of a table.
     #[arg(long)]
     json: bool,
+    /// Compile again what was compiled before: otherwise what the compiler said of a program then is taken from this user's cache.
+    #[arg(long)]
+    recompile: bool,
     /// Write the StableHLO of each variant to DIR/NAME.mlir.
     #[arg(long, value_name = "DIR")]
     emit: Option<PathBuf>,
@@ -138,7 +141,7 @@ fn chosen(args: &Args, config: &BenchConfig) -> anyhow::Result<Vec<String>> {
 fn worker(args: &Args, config: &BenchConfig, target: Target) -> anyhow::Result<Report> {
     let [name] = args.variants.as_slice() else { bail!("--worker takes one of --variants") };
     let variant = config.variant(name)?;
-    let report = Compiler::open(target, args.bench.plugin.as_deref())?.report(&variant)?;
+    let report = args.bench.compiler(target, args.recompile)?.report(&variant)?;
     if let Some(folder) = &args.emit {
         let mut spec = variant.spec()?;
         spec.blocking = report.blocking.unwrap_or(spec.blocking);
@@ -182,6 +185,9 @@ fn compile_elsewhere(binary: &Path, args: &Args, name: &str) -> anyhow::Result<C
         if let Some(path) = path {
             command.arg(option).arg(path);
         }
+    }
+    if args.recompile {
+        command.arg("--recompile");
     }
     // Compilers talk; who asks for logs hears them.
     let heard = std::env::var_os("GRPO_LOG").is_some();

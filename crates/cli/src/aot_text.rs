@@ -42,10 +42,15 @@ pub(crate) fn text(document: &Document) -> String {
     if let Some(reason) = reports().find_map(|report| report.no_estimate.as_ref()) {
         let _ = writeln!(text, "No estimates: {reason}.");
     }
-    let seconds: f64 = reports().map(|report| report.compile_seconds).sum();
+    let (before, now): (Vec<&Report>, Vec<_>) = reports().map(AsRef::as_ref).partition(|report| report.from_cache);
+    let seconds = |of: &[&Report]| of.iter().map(|report| report.compile_seconds).sum::<f64>();
+    let mut compiled = format!("Compiled in {:.0} s", seconds(&now));
+    if !before.is_empty() {
+        let _ = write!(compiled, ", and in {:.0} s by earlier runs (--recompile does it again)", seconds(&before));
+    }
     let _ = writeln!(
         text,
-        "Floor: the products that a result needs at peak, or arguments and results moved once. Compiled in {seconds:.0} s."
+        "Floor: the products that a result needs at peak, or arguments and results moved once. {compiled}."
     );
     for assertion in &document.assertions {
         let side = |side: Option<f64>| side.map_or("unknown".into(), |value| format!("{value:.6}"));

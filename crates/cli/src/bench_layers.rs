@@ -2,7 +2,7 @@
 
 use crate::layers;
 use anyhow::Context;
-use backend_tpu::aot::Target;
+use backend_tpu::aot::{Compiler, Target, user_cache};
 use grpo_bench::config::BenchConfig;
 use std::path::{Path, PathBuf};
 
@@ -41,6 +41,15 @@ impl BenchArgs {
         let target = Target::parse(&self.target)?;
         backend_tpu::plugins::find(target.kind(), self.plugin.as_deref())?;
         Ok(target)
+    }
+
+    /// The compiler for `target`, which remembers what it has compiled unless `recompile` says otherwise.
+    pub(crate) fn compiler(&self, target: Target, recompile: bool) -> anyhow::Result<Compiler> {
+        let compiler = Compiler::open(target, self.plugin.as_deref())?;
+        Ok(match user_cache().filter(|_| !recompile) {
+            Some(cache) => compiler.with_cache(cache),
+            None => compiler,
+        })
     }
 }
 

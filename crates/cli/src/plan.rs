@@ -5,7 +5,7 @@ use crate::bench_layers::BenchArgs;
 use crate::table::Sheet;
 use crate::{Outcome, emit};
 use anyhow::Context;
-use backend_tpu::aot::{Compiler, Fit, Report};
+use backend_tpu::aot::{Fit, Report};
 use backend_tpu::program::Blocking;
 use grpo_files::to_yaml;
 use serde_json::json;
@@ -28,6 +28,9 @@ pub(crate) struct Args {
     /// Print one JSON document instead of a table.
     #[arg(long)]
     json: bool,
+    /// Compile again what was compiled before: otherwise what the compiler said of a program then is taken from this user's cache.
+    #[arg(long)]
+    recompile: bool,
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
@@ -39,7 +42,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     let target = args.bench.target()?;
     let memory = args.hbm.unwrap_or(target.chip().memory);
     let name = target.name().to_owned();
-    let compiler = Compiler::open(target, args.bench.plugin.as_deref())?;
+    let compiler = args.bench.compiler(target, args.recompile)?;
     let variant = config.variant(&args.variant)?;
     let fit = compiler.fit(&variant, memory).with_context(|| format!("variant `{}`", args.variant))?;
     let line = fit.best.blocking.map(|blocking| line(blocking, fit.best.temp_bytes));

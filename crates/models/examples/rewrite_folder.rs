@@ -7,7 +7,7 @@
 //!
 //!     cargo run -p grpo-models --example rewrite_folder -- --new qwen2|qwen3|llama NEW_FOLDER
 //!
-//! `tests/libraries.py` beside it compares what comes out with what `transformers` and `peft` make of it.
+//! `tests/python/libraries.py` beside it compares what comes out with what `transformers` and `peft` make of it.
 
 use models::{
     Adapter, AdapterOptions, AdapterWriter, Dtype, ExportOptions, FolderWriter, GenerationDefaults, ModelConfig,

@@ -59,6 +59,7 @@
 
 mod access;
 mod buffer;
+mod cache;
 mod client;
 mod compile_cache;
 mod compile_options;
@@ -78,9 +79,10 @@ mod topology;
 mod value;
 
 pub use buffer::Buffer;
+pub use cache::{Cache, Key};
 pub use client::Client;
 pub use compile_cache::{CacheOutcome, CompileCache};
-pub use compile_options::{CompileOptions, OptionValue};
+pub use compile_options::{CompileOptions, OptimizationLevel, OptionValue};
 pub use device::{Device, DeviceDescription, DeviceMemoryStats};
 pub use dtype::{ArrayType, DType, Element};
 pub use error::{Code, Error, Result};

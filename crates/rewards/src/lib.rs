@@ -39,5 +39,5 @@ pub use config::RewardConfig;
 pub use error::{Error, Result};
 pub use external::{Http, HttpConfig, Program, ProgramConfig, kill_programs};
 pub use failures::Failures;
-pub use reward_fn::{RewardFailure, RewardFn, RewardInput};
+pub use reward_fn::{RewardFailure, RewardFn, RewardInput, Score};
 pub use weighted::{Reward, Rewards};

@@ -30,10 +30,13 @@ pub trait RewardFn: Send + Sync {
     /// # Errors
     /// Each completion has a result of its own: what kept the function from judging it. Its row is then left out like one without
     /// a reward, and the failure is counted.
-    fn score_batch(&self, inputs: &[RewardInput<'_>]) -> Vec<std::result::Result<Option<f32>, RewardFailure>> {
+    fn score_batch(&self, inputs: &[RewardInput<'_>]) -> Vec<Score> {
         inputs.iter().map(|input| Ok(self.score(input))).collect()
     }
 }
+
+/// What a reward function says of a completion: a reward, nothing (`None`), or why it cannot judge it.
+pub type Score = std::result::Result<Option<f32>, RewardFailure>;
 
 /// What kept a reward function from judging a completion.
 ///

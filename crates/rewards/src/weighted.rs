@@ -2,7 +2,7 @@
 
 use crate::config::RewardConfig;
 use crate::error::{Result, check};
-use crate::reward_fn::{RewardFailure, RewardFn, RewardInput};
+use crate::reward_fn::{RewardFailure, RewardFn, RewardInput, Score};
 
 /// A weighted sum of reward functions.
 pub struct Rewards {
@@ -79,14 +79,10 @@ impl Rewards {
     /// Judges completions, each function all of them at once. A completion that a function failed to judge has no total.
     pub fn score(&self, inputs: &[RewardInput<'_>]) -> Vec<Reward> {
         let mut rewards = vec![Reward { total: None, terms: Vec::new(), failures: Vec::new() }; inputs.len()];
-        for (index, (term, _)) in self.terms.iter().enumerate() {
-            let mut scores = term.score_batch(inputs);
-            let missing = || Err(RewardFailure::new(format!("`{}` judged too few completions", term.name())));
-            scores.resize_with(inputs.len(), missing);
-            for (reward, score) in rewards.iter_mut().zip(scores) {
+        for index in 0..self.terms.len() {
+            for (reward, score) in rewards.iter_mut().zip(self.score_one(index, inputs)) {
                 match score {
-                    // A reward function that returns NaN says what `None` says.
-                    Ok(score) => reward.terms.push(score.filter(|score| score.is_finite())),
+                    Ok(score) => reward.terms.push(score),
                     Err(failure) => {
                         reward.terms.push(None);
                         reward.failures.push((index, failure));
@@ -102,14 +98,13 @@ impl Rewards {
         rewards
     }
 
-    /// What the function at `index` in [`Rewards::names`] says of completions, the others unasked; `None` where it says nothing, or has
-    /// failed.
-    pub fn score_one(&self, index: usize, inputs: &[RewardInput<'_>]) -> Vec<Option<f32>> {
-        let mut scores = self.terms.get(index).map(|(term, _)| term.score_batch(inputs)).unwrap_or_default();
-        scores.truncate(inputs.len());
-        let mut scores: Vec<_> = scores.into_iter().map(|score| score.ok().flatten()).collect();
-        scores.resize(inputs.len(), None);
-        scores
+    /// What the function at `index` in [`Rewards::names`] says of completions, the others unasked. NaN is `None`.
+    pub fn score_one(&self, index: usize, inputs: &[RewardInput<'_>]) -> Vec<Score> {
+        let Some((term, _)) = self.terms.get(index) else { return Vec::new() };
+        let mut scores = term.score_batch(inputs);
+        let missing = || Err(RewardFailure::new(format!("`{}` judged too few completions", term.name())));
+        scores.resize_with(inputs.len(), missing);
+        scores.into_iter().map(|score| score.map(|score| score.filter(|score| score.is_finite()))).collect()
     }
 }
 

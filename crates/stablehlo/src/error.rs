@@ -1,11 +1,11 @@
-//! The errors of operations that cannot be built, differentiated, or interpreted.
+//! The errors of operations that cannot be built, or not be interpreted.
 
 use std::panic::Location;
 
 /// Result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An operation that cannot be built, differentiated, or interpreted.
+/// An operation that cannot be built, or not be interpreted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -19,23 +19,14 @@ pub enum Error {
         /// The line of Rust that built it.
         at: &'static Location<'static>,
     },
-    /// An operation without a derivative between what is differentiated and what it is differentiated with respect to.
-    #[error("{operation} has no derivative: {reason} (built at {at})")]
-    NoDerivative {
-        /// The operation by its name in StableHLO.
-        operation: &'static str,
-        /// What to do instead.
-        reason: String,
-        /// The line of Rust that built it.
-        at: &'static Location<'static>,
-    },
     /// Elements that are no tensor of a type.
     #[error("{reason}")]
     Array {
         /// The elements that were expected, and those that came.
         reason: String,
     },
-    /// An operation whose meaning is not in the program: the target's own code, or replicas that meet.
+    /// An operation whose meaning is not in the program: the target's own code, replicas that meet, or a scatter of windows
+    /// that are partly outside of the operand, on which the specification and compilers disagree.
     #[error("{operation} cannot be interpreted: {reason}")]
     Uninterpreted {
         /// The operation by its name in StableHLO.
@@ -60,5 +51,15 @@ pub enum Error {
         operation: &'static str,
         /// The limit, and what to raise.
         reason: String,
+    },
+    /// An operation without a derivative between what is differentiated and what it is differentiated with respect to.
+    #[error("{operation} has no derivative: {reason} (built at {at})")]
+    NoDerivative {
+        /// The operation by its name in StableHLO.
+        operation: &'static str,
+        /// What to do instead.
+        reason: String,
+        /// The line of Rust that built it.
+        at: &'static Location<'static>,
     },
 }

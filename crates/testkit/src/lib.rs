@@ -12,6 +12,7 @@ pub mod cpu;
 mod differences;
 pub mod family;
 mod output;
+pub mod python;
 mod tensor;
 
 pub use case::{Case, Shape, normal};

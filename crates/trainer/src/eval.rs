@@ -6,7 +6,7 @@ use crate::prompts::encode_prompts;
 use crate::train_config::TrainConfig;
 use data::Item;
 use policy::{Completion, RolloutRequest, Sampling};
-use rewards::{Correct, Reward, RewardFn, RewardInput, Rewards};
+use rewards::{Correct, Reward, RewardFailure, RewardFn, RewardInput, Rewards};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -25,6 +25,9 @@ pub struct EvalReport {
     pub mean_reward: Option<f64>,
     /// The mean of each reward function, without its weight, by its name; functions that gave no reward are missing.
     pub mean_rewards: BTreeMap<String, f64>,
+    /// How many completions a reward function has failed to judge, by its name; functions that have judged all are missing. Such a
+    /// completion has no reward, and does not pass.
+    pub failures: BTreeMap<String, usize>,
     /// The number of problems evaluated.
     pub problems: usize,
 }
@@ -64,7 +67,7 @@ pub fn evaluate(parts: &mut Parts, items: &[Item], config: &TrainConfig) -> Resu
     let eval = &config.eval;
     let mut report = EvalReport { problems: items.len(), ..EvalReport::default() };
     if !eval.pass_at.contains(&1) {
-        let passed = greedy_passes(parts, items, config)?;
+        let passed = greedy(parts, items, config, &mut report.failures)?;
         let solved = average(items, passed.iter().map(|passed| f64::from(u8::from(*passed))));
         (report.pass_at_1, report.pass_at_1_by_task) = (solved.all, solved.by_source);
     }
@@ -78,8 +81,11 @@ pub fn evaluate(parts: &mut Parts, items: &[Item], config: &TrainConfig) -> Resu
     let texts = decode(parts, &completions)?;
     let inputs = inputs(items, per_item, &completions, &texts);
     let rewards = parts.rewards.score(&inputs);
+    for (k, failure) in rewards.iter().flat_map(|reward| &reward.failures) {
+        count_failure(&mut report.failures, parts.rewards.names().nth(*k).unwrap_or_default(), failure);
+    }
     if !eval.pass_at.is_empty() {
-        let passed = passes(parts, config, &inputs, Some(&rewards))?;
+        let passed = passes(parts, config, &inputs, Judged::Before(&rewards))?;
         let counts: Vec<usize> =
             passed.chunks(per_item).map(|of_item| of_item.iter().filter(|p| **p).count()).collect();
         for &k in &eval.pass_at {
@@ -104,9 +110,37 @@ pub fn evaluate(parts: &mut Parts, items: &[Item], config: &TrainConfig) -> Resu
 /// # Errors
 /// As [`evaluate`].
 pub fn greedy_passes(parts: &mut Parts, items: &[Item], config: &TrainConfig) -> Result<Vec<bool>> {
+    greedy(parts, items, config, &mut BTreeMap::new())
+}
+
+fn greedy(
+    parts: &mut Parts,
+    items: &[Item],
+    config: &TrainConfig,
+    failures: &mut BTreeMap<String, usize>,
+) -> Result<Vec<bool>> {
     let completions = generate(parts, items, 1, Sampling::Greedy, config)?;
     let texts = decode(parts, &completions)?;
-    passes(parts, config, &inputs(items, 1, &completions, &texts), None)
+    passes(parts, config, &inputs(items, 1, &completions, &texts), Judged::Now(failures))
+}
+
+/// Counts a failure, and logs the first of each function.
+fn count_failure(failures: &mut BTreeMap<String, usize>, name: &str, failure: &RewardFailure) {
+    let count = failures.entry(name.to_owned()).or_default();
+    *count += 1;
+    if *count == 1 {
+        tracing::warn!(
+            "the reward `{name}` has failed for a completion of the evaluation, which does not pass: {failure}"
+        );
+    }
+}
+
+/// Where rewards come from.
+enum Judged<'a> {
+    /// All functions have judged the completions.
+    Before(&'a [Reward]),
+    /// None has; failures of the one that decides are counted here.
+    Now(&'a mut BTreeMap<String, usize>),
 }
 
 /// Whether a function judges completions that has the name of `eval.pass_reward`.
@@ -115,13 +149,8 @@ pub(crate) fn has_pass_reward(rewards: &Rewards, name: &str) -> bool {
 }
 
 /// Whether the function `eval.pass_reward` gives each completion at least 1; one that it has nothing to say about, or fails to judge, does not
-/// pass. `judged` are the rewards of all functions where they are known.
-fn passes(
-    parts: &Parts,
-    config: &TrainConfig,
-    inputs: &[RewardInput<'_>],
-    judged: Option<&[Reward]>,
-) -> Result<Vec<bool>> {
+/// pass.
+fn passes(parts: &Parts, config: &TrainConfig, inputs: &[RewardInput<'_>], judged: Judged<'_>) -> Result<Vec<bool>> {
     let (rewards, name) = (&parts.rewards, &config.eval.pass_reward);
     let correct = Correct { answer_from: config.rewards.answer_from };
     let Some(index) = rewards.names().position(|known| known == name) else {
@@ -131,10 +160,13 @@ fn passes(
             false => Err(Error::argument("evaluate", "a reward function to pass with", name)),
         };
     };
-    match judged {
-        Some(judged) => Ok(judged.iter().map(|reward| reward.terms[index] >= Some(1.0)).collect()),
-        None => Ok(rewards.score_one(index, inputs).into_iter().map(|score| score >= Some(1.0)).collect()),
-    }
+    let scores: Vec<Option<f32>> = match judged {
+        Judged::Before(rewards) => rewards.iter().map(|reward| reward.terms[index]).collect(),
+        Judged::Now(failures) => (rewards.score_one(index, inputs).into_iter())
+            .map(|score| score.inspect_err(|failure| count_failure(failures, name, failure)).ok().flatten())
+            .collect(),
+    };
+    Ok(scores.into_iter().map(|score| score >= Some(1.0)).collect())
 }
 
 fn generate(

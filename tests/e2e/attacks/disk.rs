@@ -1,6 +1,7 @@
 //! Disks that are full: what was saved stays good, the error names the file, and the run goes on once there is room.
 
 use super::finish;
+use crate::model_folder::{prepare, train};
 use crate::support::{Runs, assert_same_run, names, stderr, succeed, tiny};
 use std::process::{Command, Stdio};
 
@@ -54,6 +55,29 @@ fn a_run_goes_on_when_there_is_room_again() {
         assert_same_run(&runs.path("whole"), &run);
         assert!(!names(&run.join("checkpoints")).iter().any(half), "{name}");
     }
+}
+
+#[test]
+#[cfg(unix)]
+fn an_export_that_does_not_fit_leaves_nothing_and_can_be_repeated() {
+    let runs = Runs::new(&[]);
+    prepare(&runs);
+    train(&runs, "model", "a", &["grpo.max_steps=1"]);
+    let (run, target) = (runs.text("a"), runs.path("exported"));
+    let size = |folder: &str| std::fs::metadata(runs.path(folder).join("model.safetensors")).expect("weights").len();
+    let before = names(&runs.path(""));
+    // Too little for the weights, and for the tokenizer behind them.
+    let tokenizer = std::fs::metadata(runs.path("model/tokenizer.json")).expect("a tokenizer").len();
+    for bytes in [size("a/model") / 2, size("a/model").max(tokenizer) - 512] {
+        let arguments = ["export", &run, "--to", &runs.text("exported")];
+        let output = finish(limited(bytes / 512, &arguments).spawn().expect("sh runs"), "export");
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{bytes}: {said}");
+        assert!(said.contains("File too large") && said.lines().count() == 1, "{bytes}: {said}");
+        assert!(!target.exists() && names(&runs.path("")) == before, "{bytes}: {:?}", names(&runs.path("")));
+    }
+    succeed(&["export", &run, "--to", &runs.text("exported")]);
+    assert_eq!(size("exported"), size("a/model"));
 }
 
 #[test]

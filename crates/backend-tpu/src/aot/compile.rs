@@ -1,5 +1,6 @@
 //! Compiling for devices that are not here.
 
+use super::analysis::Analysis;
 use super::cost::Cost;
 use super::report::{LoopReport, Report};
 use super::target::Target;
@@ -8,15 +9,15 @@ use crate::compile_options::options_for;
 use crate::error::{failed, unsupported};
 use crate::program::{Mesh, Program, Spec};
 use grpo_core::error::Result;
-use pjrt::{Executable, Topology};
+use pjrt::{Cache, Topology};
 use stablehlo::{Loop, Module};
 use std::path::Path;
-use std::time::Instant;
 
 /// A compiler for one [`Target`].
 pub struct Compiler {
     target: Target,
     topology: Topology,
+    pub(super) cache: Option<Cache>,
 }
 
 impl Compiler {
@@ -26,12 +27,16 @@ impl Compiler {
     /// [`grpo_core::Error::Backend`] when there is no plugin (with the command that installs it), or it does not know the target.
     pub fn open(target: Target, path: Option<&Path>) -> Result<Self> {
         let topology = target.topology(path)?;
-        Ok(Self { target, topology })
+        Ok(Self { target, topology, cache: None })
     }
 
     /// The devices that this compiler compiles for.
     pub fn target(&self) -> &Target {
         &self.target
+    }
+
+    pub(super) fn topology(&self) -> &Topology {
+        &self.topology
     }
 
     /// The versions of the compiler, in its own words.
@@ -82,17 +87,15 @@ impl Compiler {
         }
         let program = variant.program(spec)?;
         let floor = variant.floor(spec, &program, self.target.chip());
-        let began = Instant::now();
-        let executable = self.compile_module(&program.module, spec.mesh)?;
-        let seconds = began.elapsed().as_secs_f64();
-        let memory = executable.memory_stats().map_err(failed)?;
+        let analysis = self.analyse_module(&program.module, spec.mesh)?;
         let blocking = variant.has_tiles().then_some(spec.blocking);
-        tracing::info!(?blocking, temp_bytes = memory.temp, seconds, "compiled");
-        Ok(Compiled { report: Report::new(blocking, memory, floor, seconds), program, executable })
+        let Analysis { temp_bytes, compile_seconds, from_cache, .. } = analysis;
+        tracing::info!(?blocking, temp_bytes, compile_seconds, from_cache, "compiled");
+        Ok(Compiled { report: Report::new(blocking, &analysis, floor), program, cost: analysis.cost })
     }
 
-    fn compile_module(&self, module: &Module, mesh: Mesh) -> Result<Executable> {
-        self.topology.compile(module.to_string(), &options_for(self.target.kind(), mesh)).map_err(failed)
+    fn analyse_module(&self, module: &Module, mesh: Mesh) -> Result<Analysis> {
+        self.analyse(&module.to_string(), &options_for(self.target.kind(), mesh))
     }
 
     /// Adds the compiler's estimates.
@@ -100,15 +103,15 @@ impl Compiler {
         let loops = compiled.program.module.main.loops();
         let mut reports: Vec<LoopReport> = vec![];
         for l in &loops {
-            if !reports.iter().any(|report| report.trips == l.trips) {
-                reports.push(LoopReport { trips: l.trips, body_seconds: None });
+            if !reports.iter().any(|report| report.counts(l)) {
+                reports.push(LoopReport { trips: l.trips, begins: l.begins, body_seconds: None });
             }
         }
         let cost = self.cost(&compiled, &loops, &mut reports, mesh)?;
         Ok(compiled.report.with_cost(cost, reports, self.target.chip()))
     }
 
-    /// Estimates of the whole program, for which the loops of every number of trips are left out once; `Err` within says why there are none.
+    /// Estimates of the whole program, for which the loops of every number of turns are left out once; `Err` within says why there are none.
     fn cost(
         &self,
         compiled: &Compiled,
@@ -116,26 +119,28 @@ impl Compiler {
         reports: &mut [LoopReport],
         mesh: Mesh,
     ) -> Result<Result<Cost, String>> {
-        let once = match Cost::of(&compiled.executable)? {
-            Ok(once) => once,
-            Err(reason) => return Ok(Err(reason)),
+        let once = match &compiled.cost {
+            Ok(once) => *once,
+            Err(reason) => return Ok(Err(reason.clone())),
         };
         if once.seconds == 0.0 {
             return Ok(Err("the plugin's cost analysis has no estimate of the time".into()));
         }
         let mut costs = vec![];
         for report in reports {
-            let Some(trips) = report.trips else {
+            let mut alike = loops.iter().filter(|l| report.counts(l)).peekable();
+            let turns = alike.peek().and_then(|l| l.turns().zip(l.begins));
+            let Some((turns, begins)) = turns else {
                 return Ok(Err("a loop's trip count is not a constant".into()));
             };
-            let alike: Vec<usize> = loops.iter().filter(|l| l.trips == report.trips).map(|l| l.operation).collect();
-            let executable = self.compile_module(&compiled.program.module.without_loops(&alike), mesh)?;
-            let without = match Cost::of(&executable)? {
+            let alike: Vec<&[usize]> = alike.map(|l| &l.path[..]).collect();
+            let without = self.analyse_module(&compiled.program.module.without_loops(&alike), mesh)?;
+            let without = match without.cost {
                 Ok(without) => without,
                 Err(reason) => return Ok(Err(reason)),
             };
             report.body_seconds = Some(once.seconds - without.seconds);
-            costs.push((trips, without));
+            costs.push((turns, begins, without));
         }
         Ok(Ok(Cost::of_loops(once, &costs)))
     }
@@ -145,5 +150,6 @@ impl Compiler {
 pub(super) struct Compiled {
     pub(super) report: Report,
     program: Program,
-    executable: Executable,
+    /// Of the whole program, with the body of a loop counted once.
+    cost: std::result::Result<Cost, String>,
 }

@@ -27,6 +27,7 @@
 //! # }
 //! ```
 
+mod analysis;
 mod chip;
 mod compile;
 mod cost;
@@ -36,6 +37,7 @@ mod report;
 mod target;
 mod variant;
 
+pub use analysis::{Analysis, user_cache};
 pub use chip::Chip;
 pub use compile::Compiler;
 pub use cost::Cost;

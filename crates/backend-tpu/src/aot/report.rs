@@ -1,10 +1,11 @@
 //! What a compiler says of a program.
 
+use super::analysis::Analysis;
 use super::chip::Chip;
 use super::cost::Cost;
 use crate::program::Blocking;
-use pjrt::CompiledMemoryStats;
 use serde::{Deserialize, Serialize};
+use stablehlo::Loop;
 
 /// What a compiler says of a program, per device. Bytes are what it has allotted; times are its estimates, never
 /// measurements.
@@ -36,21 +37,32 @@ pub struct Report {
     pub estimate_cycles_seconds: Option<f64>,
     /// Why there are no estimates.
     pub no_estimate: Option<String>,
-    /// The loops of the program, by the number of their iterations, in order.
+    /// The loops of the program, by the numbers of their iterations, in order.
     pub loops: Vec<LoopReport>,
     /// The time that no program can beat on this chip.
     pub floor: Floor,
     /// What compiling took on this machine, in seconds.
     pub compile_seconds: f64,
+    /// Whether that was in an earlier run, whose outcome was remembered.
+    pub from_cache: bool,
 }
 
-/// The loops of a program that have as many iterations.
+/// The loops of a program that have as many iterations, and are within loops that have.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LoopReport {
-    /// The number of iterations; `None` when the program does not say.
+    /// The number of iterations each time one of them begins; `None` when the program does not say.
     pub trips: Option<u64>,
-    /// Estimate of the time of one iteration of each in seconds.
+    /// How often each begins: the iterations of the loops around it, multiplied; 1 outside of all loops.
+    pub begins: Option<u64>,
+    /// Estimate of the time of one iteration of each in seconds, in which the loops in it turn once.
     pub body_seconds: Option<f64>,
+}
+
+impl LoopReport {
+    /// Whether a loop is one of these.
+    pub(super) fn counts(&self, l: &Loop) -> bool {
+        (self.trips, self.begins) == (l.trips, l.begins)
+    }
 }
 
 /// What no program can beat on a chip: the larger of two times.
@@ -72,22 +84,15 @@ impl Floor {
 
 impl Report {
     /// The report of a program that has been compiled; what the compiler estimates is added by [`Report::with_cost`].
-    pub(super) fn new(
-        blocking: Option<Blocking>,
-        memory: CompiledMemoryStats,
-        floor: Floor,
-        compile_seconds: f64,
-    ) -> Self {
-        let bytes = |value: i64| u64::try_from(value).unwrap_or(0);
-        let [argument, output, alias] = [memory.argument, memory.output, memory.alias].map(bytes);
+    pub(super) fn new(blocking: Option<Blocking>, analysis: &Analysis, floor: Floor) -> Self {
         Self {
             blocking,
-            argument_bytes: argument,
-            output_bytes: output,
-            alias_bytes: alias,
-            temp_bytes: bytes(memory.temp),
-            code_bytes: bytes(memory.generated_code),
-            total_bytes: total_bytes(&memory),
+            argument_bytes: analysis.argument_bytes,
+            output_bytes: analysis.output_bytes,
+            alias_bytes: analysis.alias_bytes,
+            temp_bytes: analysis.temp_bytes,
+            code_bytes: analysis.code_bytes,
+            total_bytes: analysis.total_bytes(),
             flops: None,
             bytes_accessed: None,
             estimate_seconds: None,
@@ -96,7 +101,8 @@ impl Report {
             no_estimate: None,
             loops: vec![],
             floor,
-            compile_seconds,
+            compile_seconds: analysis.compile_seconds,
+            from_cache: analysis.from_cache,
         }
     }
 
@@ -116,10 +122,4 @@ impl Report {
             ..self
         }
     }
-}
-
-/// What has to fit into a device's memory.
-pub(super) fn total_bytes(memory: &CompiledMemoryStats) -> u64 {
-    let total = memory.argument + memory.output - memory.alias + memory.temp + memory.generated_code;
-    u64::try_from(total).unwrap_or(0)
 }

@@ -72,6 +72,14 @@ impl Target {
         self.chip
     }
 
+    /// Everything that the compiler is told of it.
+    pub(super) fn description(&self) -> &str {
+        match &self.devices {
+            Devices::Tpu(name) => name,
+            Devices::Gpu(description) => description,
+        }
+    }
+
     /// The plugin that compiles for it.
     pub fn kind(&self) -> Kind {
         match self.devices {

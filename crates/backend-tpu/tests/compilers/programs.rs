@@ -1,12 +1,14 @@
 //! The same programs through the TPU compiler, for a slice that is not here: every implementation, pass, blocking, level
 //! of the ratio and mesh is a program that a v6e can run.
 
-use backend_tpu::aot::{Compiler, Target, Variant};
+use backend_tpu::aot::{Analysis, Compiler, Target, Variant, user_cache};
 use backend_tpu::plugins::{self, Kind};
 use backend_tpu::program::{Mesh, MosaicBlocks, Numerics, Pass, ProgramKind, Spec};
 use grpo_core::{
     Dtype, Error, GradientSpec, HeadLayout, Implementation, LossConfig, PlanRequest, PolicySpec, Tiling, TokenBatch,
 };
+use pjrt::CompileOptions;
+use stablehlo::{Builder, TensorType};
 use std::sync::LazyLock;
 
 fn loss(json: &str) -> LossConfig {
@@ -36,7 +38,8 @@ const V: usize = 1024;
 fn compiler() -> &'static Compiler {
     static COMPILER: LazyLock<Compiler> = LazyLock::new(|| {
         plugins::install(Kind::Tpu, |_| {}).expect("the TPU compiler can be installed");
-        Compiler::open(Target::parse("v6e:2x4").unwrap(), None).unwrap()
+        let compiler = Compiler::open(Target::parse("v6e:2x4").unwrap(), None).unwrap();
+        compiler.with_cache(user_cache().expect("this user has a cache"))
     });
     &COMPILER
 }
@@ -191,4 +194,36 @@ fn tpu_kernels_refuse_what_they_cannot() {
     let error = spec.check_batch(&batch).expect_err("a refusal");
     assert!(matches!(error, Error::Unsupported { .. }) && error.to_string().contains("`temperatures`"), "{error}");
     assert!(Spec { mosaic: None, ..spec }.check_batch(&batch).is_ok());
+}
+
+#[test]
+fn a_program_is_compiled_once_for_a_target_and_options() {
+    plugins::install(Kind::Tpu, |_| {}).expect("the TPU compiler can be installed");
+    let folder = tempfile::tempdir().unwrap();
+    let open = |target: &str| Compiler::open(Target::parse(target).unwrap(), None).unwrap();
+    let compiler = open("v6e").with_cache(folder.path().join("not yet there"));
+    let f = Builder::new();
+    let x = f.argument("x", TensorType::new(stablehlo::Dtype::F32, [8, 128]));
+    let program = f.finish("double", &[("twice", &(&x + &x))]).unwrap().to_string();
+    let options = CompileOptions::default();
+    let first = compiler.analyse(&program, &options).unwrap();
+    assert!(!first.from_cache && first.total_bytes() > 8 * 128 * 4 && first.cost.is_ok(), "{first:?}");
+    assert_eq!(compiler.analyse(&program, &options).unwrap(), Analysis { from_cache: true, ..first.clone() });
+
+    // Anything else is another program.
+    let other = options.clone().with("xla_allow_excess_precision", false);
+    assert!(!compiler.analyse(&program, &other).unwrap().from_cache);
+    assert!(!compiler.analyse(&program.replace("double", "twice"), &options).unwrap().from_cache);
+    let v5e = open("v5e").with_cache(folder.path().join("not yet there"));
+    assert!(!v5e.analyse(&program, &options).unwrap().from_cache);
+    assert!(!open("v6e").analyse(&program, &options).unwrap().from_cache);
+
+    // What cannot be read is compiled again and replaced.
+    for entry in std::fs::read_dir(folder.path().join("not yet there")).unwrap() {
+        std::fs::write(entry.unwrap().path(), "damage").unwrap();
+    }
+    assert!(!compiler.analyse(&program, &options).unwrap().from_cache);
+    assert!(compiler.analyse(&program, &options).unwrap().from_cache);
+    let nowhere = open("v6e").with_cache("/dev/null/folder");
+    assert!(!nowhere.analyse(&program, &options).unwrap().from_cache);
 }

@@ -1,6 +1,6 @@
 //! Every family of models: logits, gradients and one optimizer step are those of transformers and torch.
 
-use crate::checkpoint::{self, Checkpoint, Tensors};
+use crate::checkpoint::{self, Checkpoint, Settings, Tensors};
 use burn::tensor::Device;
 use models::NamedTensor;
 use policy::{AdamWConfig, Policy, SequenceBatch, StepLoss, token_batch};
@@ -135,22 +135,11 @@ fn an_optimizer_step_is_that_of_torch() {
             continue;
         }
         steps += 1;
-        let bytes = std::fs::read(&path).unwrap();
-        let (_, header) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
-        let settings = header.metadata().clone().unwrap();
-        let setting = |key: &str| settings[key].parse::<f64>().unwrap();
-        let mut policy = policy(&checkpoint);
-        let adamw = AdamWConfig {
-            adam_beta1: setting("beta1"),
-            adam_beta2: setting("beta2"),
-            adam_epsilon: setting("eps"),
-            weight_decay: setting("weight_decay"),
-            max_grad_norm: setting("max_grad_norm"),
-            skip_grad_norm: None,
-        };
+        let settings = Settings::read(&path);
+        let (mut policy, adamw) = (policy(&checkpoint), settings.adamw());
         policy.reset_optimizer(&adamw).unwrap();
         accumulate(&mut policy, &checkpoint);
-        let report = policy.apply(setting("lr")).unwrap();
+        let report = policy.apply(settings.number("lr")).unwrap();
         assert!(report.grad_norm > 2.0 * adamw.max_grad_norm, "{name}: the gradient is not clipped");
 
         let expected = Tensors::read(&path).0;

@@ -4,3 +4,4 @@ mod checkpoint;
 mod families;
 mod lora;
 mod ppo;
+mod value_head;

@@ -1,14 +1,14 @@
 //! Two whole updates of PPO are those of torch with verl's functions (`tests/checkpoints/ppo.py`): advantages and returns, both losses,
 //! the value head, and one optimizer over both.
 
-use crate::checkpoint::{Checkpoint, Tensors};
+use crate::checkpoint::{Checkpoint, Settings, Tensors};
 use grpo_core::advantages::{AdvantageConfig, AdvantageEstimator, AdvantageInputs, Rewards};
 use grpo_core::aggregate::token_weights;
 use grpo_core::batch::ValueTargets;
 use grpo_core::objective::ValueLossConfig;
 use grpo_core::{Advantages, LossConfig, LossType};
 use models::NamedTensor;
-use policy::{AdamWConfig, Policy, SequenceBatch, StateGroup, StepLoss, Weights, export_all, token_batch};
+use policy::{Policy, SequenceBatch, StateGroup, StepLoss, Weights, export_all, token_batch};
 use policy_burn::{BurnPolicy, PolicyLoss};
 use std::sync::Arc;
 
@@ -30,9 +30,8 @@ fn assert_near(what: &str, found: &[f32], expected: &[f32]) {
 fn two_updates_of_ppo_are_those_of_torch() {
     let checkpoint = Checkpoint::open("qwen2");
     let path = checkpoint.folder.path().join("ppo.safetensors");
-    let bytes = std::fs::read(&path).unwrap();
-    let settings = safetensors::SafeTensors::read_metadata(&bytes).unwrap().1.metadata().clone().unwrap();
-    let setting = |key: &str| settings[key].parse::<f64>().unwrap();
+    let settings = Settings::read(&path);
+    let setting = |key: &str| settings.number(key);
     let expected = Tensors::read(&path).0;
 
     // bnpo is a mean over the tokens of the update, which are all of the batch.
@@ -46,14 +45,7 @@ fn two_updates_of_ppo_are_those_of_torch() {
     let of_values = ValueLossConfig { vf_coef: setting("vf_coef"), cliprange_value: Some(setting("cliprange_value")) };
     let policy = BurnPolicy::from_weights(checkpoint.config(), &checkpoint.weights, of_policy).unwrap();
     let mut policy = policy.with_value_head(of_values).unwrap();
-    let adamw = AdamWConfig {
-        adam_beta1: setting("beta1"),
-        adam_beta2: setting("beta2"),
-        adam_epsilon: setting("eps"),
-        weight_decay: setting("weight_decay"),
-        max_grad_norm: setting("max_grad_norm"),
-        skip_grad_norm: None,
-    };
+    let adamw = settings.adamw();
     policy.reset_optimizer(&adamw).unwrap();
 
     let sequences = checkpoint.completions();

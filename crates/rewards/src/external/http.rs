@@ -1,6 +1,6 @@
 //! An HTTP endpoint that judges completions.
 
-use super::message::{Answer, answer, question, seconds, shown};
+use super::message::{Answer, answer, batch_size, one, question, seconds, shown, timeout};
 use crate::error::{Error, Result, check};
 use crate::reward_fn::{RewardFailure, RewardFn, RewardInput};
 use rand::RngExt;
@@ -47,15 +47,6 @@ pub struct HttpConfig {
     pub headers: BTreeMap<String, String>,
 }
 
-fn one() -> f32 {
-    1.0
-}
-fn batch_size() -> usize {
-    64
-}
-fn timeout() -> f64 {
-    60.0
-}
 fn retries() -> u32 {
     5
 }

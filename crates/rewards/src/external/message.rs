@@ -77,6 +77,17 @@ pub(super) fn shown(text: &str) -> String {
 /// The longest time limit: a year.
 const MAX_SECONDS: f64 = 365.0 * 86_400.0;
 
+// Defaults that programs and endpoints share.
+pub(super) fn one() -> f32 {
+    1.0
+}
+pub(super) fn batch_size() -> usize {
+    64
+}
+pub(super) fn timeout() -> f64 {
+    60.0
+}
+
 /// A time limit.
 pub(super) fn seconds(key: &str, value: f64) -> Result<Duration> {
     let legal = Some(value).filter(|value| *value > 0.0 && *value <= MAX_SECONDS);

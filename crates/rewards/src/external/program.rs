@@ -1,6 +1,6 @@
 //! A program that judges completions over JSON lines.
 
-use super::message::seconds;
+use super::message::{batch_size, one, seconds, timeout};
 use super::worker::Worker;
 use crate::error::{Error, Result, check};
 use crate::reward_fn::{RewardFailure, RewardFn, RewardInput};
@@ -36,15 +36,6 @@ pub struct ProgramConfig {
     pub env: BTreeMap<String, String>,
 }
 
-fn one() -> f32 {
-    1.0
-}
-fn batch_size() -> usize {
-    64
-}
-fn timeout() -> f64 {
-    60.0
-}
 fn workers() -> usize {
     1
 }

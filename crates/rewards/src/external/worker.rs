@@ -2,7 +2,7 @@
 
 use super::message::{Answer, answer, question, shown};
 use super::program::ProgramConfig;
-use crate::reward_fn::{RewardFailure, RewardInput};
+use crate::reward_fn::{RewardFailure, RewardInput, Score};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -22,8 +22,6 @@ const FIRST_BACKOFF: Duration = Duration::from_millis(100);
 const MAX_BACKOFF: Duration = Duration::from_secs(10);
 /// How long the last words of a program that has ended are waited for.
 const LAST_WORDS: Duration = Duration::from_millis(500);
-
-type Score = Result<Option<f32>, RewardFailure>;
 
 /// A place for a process, which comes and goes.
 pub(super) struct Worker {

@@ -5,6 +5,7 @@
 //! some points, which is how `(x+1)^2` is `x^2+2x+1` without any algebra (`expr`).
 
 mod expr;
+mod expression;
 mod form;
 mod lex;
 mod parse;

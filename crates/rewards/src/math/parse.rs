@@ -1,6 +1,7 @@
 //! From tokens to forms.
 
 use super::expr::Expr;
+use super::expression::expression;
 use super::form::{Form, Sign};
 use super::lex::{SET_CLOSE, SET_OPEN, Token, tokens};
 
@@ -32,7 +33,7 @@ fn closes(token: &Token) -> bool {
         || matches!(token, Token::Command(name) if name.starts_with("end "))
 }
 
-fn is_symbol(token: Option<&Token>, symbol: char) -> bool {
+pub(super) fn is_symbol(token: Option<&Token>, symbol: char) -> bool {
     matches!(token, Some(Token::Symbol(c)) if *c == symbol)
 }
 
@@ -41,7 +42,7 @@ fn is_command(token: Option<&Token>, command: &str) -> bool {
 }
 
 /// The parts of `tokens` between those outside of brackets that `separates`, which comes with each part but the first.
-fn split(tokens: &[Token], separates: impl Fn(&Token) -> bool) -> Vec<(Option<&Token>, &[Token])> {
+pub(super) fn split(tokens: &[Token], separates: impl Fn(&Token) -> bool) -> Vec<(Option<&Token>, &[Token])> {
     let (mut parts, mut depth, mut from, mut separator) = (Vec::new(), 0i32, 0, None);
     for (i, token) in tokens.iter().enumerate() {
         if depth == 0 && separates(token) {
@@ -55,7 +56,7 @@ fn split(tokens: &[Token], separates: impl Fn(&Token) -> bool) -> Vec<(Option<&T
 }
 
 /// Where the bracket at `from` is closed.
-fn closing(tokens: &[Token], from: usize) -> Option<usize> {
+pub(super) fn closing(tokens: &[Token], from: usize) -> Option<usize> {
     let mut depth = 0i32;
     for (i, token) in tokens.iter().enumerate().skip(from) {
         depth += i32::from(opens(token)) - i32::from(closes(token));
@@ -203,308 +204,4 @@ fn relation(tokens: &[Token]) -> Option<Form> {
         sides.push(if is_name { Expr::Variable("y".into()) } else { expression(part)? });
     }
     if signs.is_empty() { sides.pop().map(Form::Value) } else { Some(Form::Relation { sides, signs }) }
-}
-
-fn expression(tokens: &[Token]) -> Option<Expr> {
-    let mut parser = Parser { tokens, at: 0 };
-    let expr = parser.sum()?;
-    (parser.at == tokens.len()).then_some(expr)
-}
-
-/// A parser of one expression.
-struct Parser<'a> {
-    tokens: &'a [Token],
-    at: usize,
-}
-
-const FUNCTIONS: &[&str] =
-    &["sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "ln", "log", "exp"];
-
-impl<'a> Parser<'a> {
-    fn peek(&self) -> Option<&'a Token> {
-        self.tokens.get(self.at)
-    }
-
-    fn take_symbol(&mut self, symbol: char) -> bool {
-        let found = is_symbol(self.peek(), symbol);
-        self.at += usize::from(found);
-        found
-    }
-
-    fn sum(&mut self) -> Option<Expr> {
-        let mut terms = Vec::new();
-        loop {
-            let mut negative = false;
-            let mut signed = terms.is_empty();
-            while let Some(Token::Symbol(sign @ ('+' | '-'))) = self.peek() {
-                negative ^= *sign == '-';
-                signed = true;
-                self.at += 1;
-            }
-            if !signed {
-                break;
-            }
-            let term = self.product()?;
-            terms.push(if negative { Expr::Negative(Box::new(term)) } else { term });
-        }
-        if terms.len() == 1 { terms.pop() } else { Some(Expr::Sum(terms)) }
-    }
-
-    fn product(&mut self) -> Option<Expr> {
-        let mut product = self.mixed_number().or_else(|| self.power())?;
-        loop {
-            match self.peek() {
-                Some(Token::Symbol('*')) => self.at += 1,
-                Some(Token::Command(name)) if ["cdot", "times", "ast"].contains(&name.as_str()) => self.at += 1,
-                Some(Token::Symbol('/' | ':')) => {
-                    self.at += 1;
-                    product = Expr::Quotient(Box::new(product), Box::new(self.signed_power()?));
-                    continue;
-                }
-                Some(Token::Command(name)) if name == "div" => {
-                    self.at += 1;
-                    product = Expr::Quotient(Box::new(product), Box::new(self.signed_power()?));
-                    continue;
-                }
-                Some(token) if begins_factor(token) => {
-                    // Two numbers side by side are not their product.
-                    if matches!((token, &self.tokens[self.at - 1]), (Token::Number(_), Token::Number(_))) {
-                        return None;
-                    }
-                }
-                _ => return Some(product),
-            }
-            let factor = self.signed_power()?;
-            product = match product {
-                Expr::Product(mut all) => {
-                    all.push(factor);
-                    Expr::Product(all)
-                }
-                first => Expr::Product(vec![first, factor]),
-            };
-        }
-    }
-
-    /// `2\frac{1}{2}` or `2 1/2`, which are sums.
-    fn mixed_number(&mut self) -> Option<Expr> {
-        let rest = self.tokens.get(self.at..)?;
-        let Some(Token::Number(whole)) = rest.first() else { return None };
-        if whole.contains(['.', 'e', 'E']) {
-            return None;
-        }
-        let is_integer = |tokens: &[Token]| matches!(tokens, [Token::Number(n)] | [Token::Symbol('{'), Token::Number(n), Token::Symbol('}')] if !n.contains('.'));
-        let whole = Expr::number(whole)?;
-        match rest {
-            [_, Token::Number(a), Token::Symbol('/'), Token::Number(b), ..] => {
-                self.at += 4;
-                let fraction = Expr::Quotient(Box::new(Expr::number(a)?), Box::new(Expr::number(b)?));
-                Some(Expr::Sum(vec![whole, fraction]))
-            }
-            [_, Token::Command(frac), rest @ ..] if frac == "frac" => {
-                let argument = |tokens: &[Token]| if is_symbol(tokens.first(), '{') { 3 } else { 1 };
-                let first = argument(rest);
-                let second = argument(rest.get(first..)?);
-                let ok = is_integer(rest.get(..first)?) && is_integer(rest.get(first..first + second)?);
-                if !ok {
-                    return None;
-                }
-                self.at += 1;
-                let fraction = self.base()?;
-                Some(Expr::Sum(vec![whole, fraction]))
-            }
-            _ => None,
-        }
-    }
-
-    fn signed_power(&mut self) -> Option<Expr> {
-        if self.take_symbol('-') {
-            return self.signed_power().map(|value| Expr::Negative(Box::new(value)));
-        }
-        self.take_symbol('+');
-        self.power()
-    }
-
-    fn power(&mut self) -> Option<Expr> {
-        let mut value = self.base()?;
-        loop {
-            if self.take_symbol('^') {
-                let exponent = self.argument()?;
-                value = Expr::Power(Box::new(value), Box::new(exponent));
-            } else if self.take_symbol('!') {
-                value = Expr::Factorial(Box::new(value));
-            } else if self.take_symbol('%') {
-                value = Expr::Percent(Box::new(value));
-            } else {
-                return Some(value);
-            }
-        }
-    }
-
-    /// An argument of a command, or an exponent: braces, or one token with its sign.
-    fn argument(&mut self) -> Option<Expr> {
-        if is_symbol(self.peek(), '{') {
-            return self.group();
-        }
-        self.signed_base()
-    }
-
-    fn signed_base(&mut self) -> Option<Expr> {
-        if self.take_symbol('-') {
-            return self.base().map(|value| Expr::Negative(Box::new(value)));
-        }
-        self.base()
-    }
-
-    /// What stands between the brackets that begin here.
-    fn group(&mut self) -> Option<Expr> {
-        let end = closing(self.tokens, self.at)?;
-        let inside = &self.tokens[self.at + 1..end];
-        self.at = end + 1;
-        expression(inside)
-    }
-
-    fn base(&mut self) -> Option<Expr> {
-        let token = self.peek()?;
-        match token {
-            Token::Number(text) => {
-                self.at += 1;
-                // The base of a numeral, as in `1011_2`, is left out as often as it is there.
-                self.skip_subscript();
-                Expr::number(text)
-            }
-            Token::Letter(letter) => {
-                self.at += 1;
-                let subscript = self.skip_subscript();
-                Some(match letter {
-                    'i' if subscript.is_empty() => Expr::Imaginary,
-                    'e' if subscript.is_empty() => Expr::Euler,
-                    _ => Expr::Variable(format!("{letter}{subscript}")),
-                })
-            }
-            Token::Symbol('(' | '[' | '{') => self.group(),
-            Token::Symbol('|') => {
-                let rest = &self.tokens[self.at + 1..];
-                let length = split(rest, |token| *token == Token::Symbol('|')).first()?.1.len();
-                let inside = expression(rest.get(..length).filter(|_| length < rest.len())?)?;
-                self.at += length + 2;
-                Some(Expr::Function("abs".into(), Box::new(inside)))
-            }
-            Token::Command(name) => {
-                self.at += 1;
-                self.command(name)
-            }
-            Token::Symbol(_) | Token::Words(_) => None,
-        }
-    }
-
-    fn command(&mut self, name: &str) -> Option<Expr> {
-        match name {
-            "pi" => Some(Expr::Pi),
-            "infty" | "inf" | "infinity" => Some(Expr::Infinity),
-            "imath" => Some(Expr::Imaginary),
-            "frac" => Some(Expr::Quotient(Box::new(self.argument()?), Box::new(self.argument()?))),
-            "binom" => Some(Expr::Binomial(Box::new(self.argument()?), Box::new(self.argument()?))),
-            "sqrt" => {
-                let degree = match is_symbol(self.peek(), '[') {
-                    true => self.group()?,
-                    false => Expr::integer(2),
-                };
-                let inverse = Expr::Quotient(Box::new(Expr::integer(1)), Box::new(degree));
-                let radicand = self.argument()?;
-                Some(Expr::Power(Box::new(radicand), Box::new(inverse)))
-            }
-            _ if FUNCTIONS.contains(&name) => {
-                let base = if name == "log" && self.take_symbol('_') { Some(self.argument()?) } else { None };
-                let exponent = if self.take_symbol('^') { Some(self.argument()?) } else { None };
-                let argument = Box::new(self.function_argument()?);
-                let value = match base {
-                    Some(base) => Expr::Logarithm(Box::new(base), argument),
-                    None => Expr::Function(name.to_owned(), argument),
-                };
-                Some(match exponent {
-                    Some(exponent) => Expr::Power(Box::new(value), Box::new(exponent)),
-                    None => value,
-                })
-            }
-            // A Greek letter, or anything else that stands for itself.
-            _ if name.chars().all(|c| c.is_ascii_alphabetic()) && GREEK.contains(&name.to_lowercase().as_str()) => {
-                let subscript = self.skip_subscript();
-                Some(Expr::Variable(format!("{name}{subscript}")))
-            }
-            _ => None,
-        }
-    }
-
-    /// Brackets, or the product that follows: `\sin 2x`.
-    fn function_argument(&mut self) -> Option<Expr> {
-        if let Some(Token::Symbol('(' | '[' | '{')) = self.peek() {
-            return self.power();
-        }
-        let mut factors = vec![self.signed_power()?];
-        while let Some(token) = self.peek() {
-            let is_function = matches!(token, Token::Command(name) if FUNCTIONS.contains(&name.as_str()));
-            if !begins_factor(token) || is_function {
-                break;
-            }
-            factors.push(self.power()?);
-        }
-        if factors.len() == 1 { factors.pop() } else { Some(Expr::Product(factors)) }
-    }
-
-    /// The name that a subscript adds to a variable.
-    fn skip_subscript(&mut self) -> String {
-        if !self.take_symbol('_') {
-            return String::new();
-        }
-        let from = self.at;
-        self.at = match is_symbol(self.peek(), '{') {
-            true => closing(self.tokens, self.at).map_or(self.tokens.len(), |end| end + 1),
-            false => (self.at + 1).min(self.tokens.len()),
-        };
-        let text = |token: &Token| match token {
-            Token::Number(text) | Token::Command(text) | Token::Words(text) => text.clone(),
-            Token::Letter(letter) => letter.to_string(),
-            Token::Symbol(_) => String::new(),
-        };
-        format!("_{}", self.tokens[from..self.at].iter().map(text).collect::<String>())
-    }
-}
-
-const GREEK: &[&str] = &[
-    "alpha",
-    "beta",
-    "gamma",
-    "delta",
-    "epsilon",
-    "varepsilon",
-    "zeta",
-    "eta",
-    "theta",
-    "kappa",
-    "lambda",
-    "mu",
-    "nu",
-    "xi",
-    "rho",
-    "sigma",
-    "tau",
-    "phi",
-    "varphi",
-    "chi",
-    "psi",
-    "omega",
-    "ell",
-];
-
-fn begins_factor(token: &Token) -> bool {
-    match token {
-        Token::Number(_) | Token::Letter(_) | Token::Symbol('(' | '[' | '{') => true,
-        Token::Command(name) => {
-            let name = name.as_str();
-            ["pi", "frac", "sqrt", "binom", "infty", "imath"].contains(&name)
-                || FUNCTIONS.contains(&name)
-                || GREEK.contains(&name.to_lowercase().as_str())
-        }
-        _ => false,
-    }
 }

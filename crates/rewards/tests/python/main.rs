@@ -1,40 +1,20 @@
-//! The examples of examples/rewards/ with the packages of PyPI that they are for. These are fetched once, with the machine's own `pip`, into
-//! the cache where PJRT plugins are, too.
+//! The examples of examples/rewards/ with the packages of PyPI that they are for.
 
 use data::Item;
 use rewards::{Program, ProgramConfig, Reward, RewardInput, Rewards};
 use serde_json::Value;
-use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::fs;
+use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
+use testkit::python::Packages;
 
 const REQUIREMENTS: [&str; 2] = ["math-verify==0.9.0", "reasoning-gym==0.1.25"];
 
-/// The folder with the packages, which is filled unless it is there. Any number of processes may ask at the same time.
+/// The folder with the packages.
 fn packages() -> &'static Path {
-    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
-    FOLDER.get_or_init(|| {
-        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let cache = variable("XDG_CACHE_HOME").or_else(|| variable("HOME").map(|home| home.join(".cache")));
-        let cache = cache.unwrap_or_else(std::env::temp_dir).join("grpo");
-        let folder = cache.join(format!("rewards-{}", REQUIREMENTS.join("-").replace("==", "-")));
-        fs::create_dir_all(&cache).expect("the cache can be made");
-        let lock = File::create(folder.with_added_extension("lock")).expect("a lock file");
-        lock.lock().expect("a lock");
-        if !folder.exists() {
-            let scratch = folder.with_added_extension("tmp");
-            let _ = fs::remove_dir_all(&scratch);
-            let mut pip = Command::new("python3");
-            pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-warn-conflicts"]);
-            let pip = pip.arg("--target").arg(&scratch).args(REQUIREMENTS);
-            let output = pip.output().expect("these tests need python3 with pip");
-            let said = String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success(), "the packages cannot be installed by {pip:?}\n{said}");
-            fs::rename(&scratch, &folder).expect("the packages can be put into place");
-        }
-        folder
-    })
+    static PACKAGES: OnceLock<Packages> = OnceLock::new();
+    PACKAGES.get_or_init(|| Packages::install("rewards", &REQUIREMENTS)).path()
 }
 
 fn example(file: &str) -> String {

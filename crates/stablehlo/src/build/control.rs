@@ -1,5 +1,6 @@
 //! Loops, barriers and code of the target's own.
 
+use super::trace::listed;
 use super::{Builder, State, Value};
 use crate::graph::{CustomCall, Kind, Region};
 use crate::types::{Dtype, TensorType};
@@ -151,8 +152,4 @@ impl Builder {
         region.results = results.iter().map(|v| v.id).collect();
         (results.iter().map(|v| v.ty().clone()).collect(), region)
     }
-}
-
-fn listed(types: &[TensorType]) -> String {
-    types.iter().map(TensorType::to_string).collect::<Vec<_>>().join(", ")
 }

@@ -190,6 +190,14 @@ impl Array {
         map_elements!(&self.elements, x => places.iter().map(|i| x[*i]).collect())
     }
 
+    /// The part at an index of the first dimension, which is there and vanishes.
+    pub(super) fn slice(&self, at: usize) -> Self {
+        let ty = TensorType::new(self.ty.dtype, self.ty.shape.get(1..).unwrap_or_default());
+        let count = ty.elements();
+        let elements = map_elements!(&self.elements, x => x[at * count..(at + 1) * count].to_vec());
+        Self { ty, elements }
+    }
+
     /// The float elements rounded to the dtype.
     pub(super) fn rounded(mut self) -> Self {
         if let Elements::Float(x) = &mut self.elements {
@@ -197,6 +205,25 @@ impl Array {
         }
         self
     }
+}
+
+/// Elements of one dtype, one part after the other.
+pub(super) fn joined(parts: &[&Elements]) -> Result<Elements, Fault> {
+    let mut all = match parts.first() {
+        Some(Elements::Float(_)) => Elements::Float(vec![]),
+        Some(Elements::Int(_)) => Elements::Int(vec![]),
+        Some(Elements::Pred(_)) => Elements::Pred(vec![]),
+        None => return Err(Fault::malformed("nothing to join")),
+    };
+    for part in parts {
+        match (&mut all, part) {
+            (Elements::Float(all), Elements::Float(part)) => all.extend(part),
+            (Elements::Int(all), Elements::Int(part)) => all.extend(part),
+            (Elements::Pred(all), Elements::Pred(part)) => all.extend(part),
+            _ => return Err(Fault::malformed("operands of one dtype expected")),
+        }
+    }
+    Ok(all)
 }
 
 /// The number of `dtype` that is nearest to `x`.

@@ -1,7 +1,7 @@
 //! Products, reductions and sorts.
 
 use super::Fault;
-use super::array::{Array, Elements, each_index, map_pairs, offsets, strides, wrap};
+use super::array::{Array, Elements, each_index, joined, offsets, strides, wrap};
 use super::elementwise::combine;
 use super::shape::within;
 use crate::graph::{DotDimensions, Order, Reducer, Window};
@@ -115,8 +115,7 @@ pub(super) fn reduce_window(a: &Array, init: &Array, window: &Window, reducer: R
         return Err(Fault::malformed(format!("windows of {} by {window:?} are no {ty}", a.ty)));
     }
     let outside = a.elements.len();
-    let all = map_pairs!(&a.elements, &init.repeated(1)?, (x, y) => x.iter().chain(y).copied().collect())?;
-    let all = Array { ty: a.ty.clone(), elements: all };
+    let all = Array { ty: a.ty.clone(), elements: joined(&[&a.elements, &init.repeated(1)?])? };
     let mut sum = init.repeated(ty.elements())?;
     if ty.elements() == 0 {
         return Ok(sum);

@@ -119,7 +119,8 @@ pub(super) fn gather(a: &Array, indices: &Array, d: &GatherDimensions, ty: &Tens
     Ok(a.take(&places))
 }
 
-/// Updates combine row-major; those outside of the operand are left out.
+/// Updates combine row-major; windows outside of the operand are left out. One that is partly outside has no meaning: by
+/// the specification, the part inside of it is updated, and compilers leave out all of it.
 pub(super) fn scatter(
     a: &Array,
     indices: &Array,
@@ -149,9 +150,17 @@ pub(super) fn scatter(
             let i = usize::try_from(start[k].checked_add(i64::try_from(offset[k]).ok()?)?).ok()?;
             (i < a.ty.shape[k]).then(|| at + i * distances[k])
         });
+        let whole = |(k, i): (&usize, &usize)| {
+            let end = start[*k].checked_add(i64::try_from(updates.ty.shape[*i]).unwrap_or(i64::MAX));
+            start[*k] >= 0 && end.is_some_and(|end| usize::try_from(end).is_ok_and(|end| end <= a.ty.shape[*k]))
+        };
+        if inside.is_some() && !windows.kept.iter().zip(windows.inner).all(whole) {
+            let reason = format!("a window at {start:?} that is partly outside of {}", a.ty);
+            return Err(Fault::Uninterpreted(reason));
+        }
         pairs.extend(inside.map(|at| (at, update)));
         update += 1;
-        Ok::<(), Fault>(())
+        Ok(())
     })?;
     let mut result = a.elements.clone();
     for (at, update) in pairs {

@@ -22,7 +22,7 @@ pub(super) struct Machine<'a> {
     depth: usize,
 }
 
-type Values = Vec<Rc<Array>>;
+pub(super) type Values = Vec<Rc<Array>>;
 
 impl<'a> Machine<'a> {
     pub(super) fn new(
@@ -52,7 +52,7 @@ impl<'a> Machine<'a> {
     }
 
     /// The results of a region that belongs to the operation of this name.
-    fn region(&mut self, region: &Region, arguments: Values, name: &'static str) -> Result<Values> {
+    pub(super) fn region(&mut self, region: &Region, arguments: Values, name: &'static str) -> Result<Values> {
         if self.depth == DEPTH {
             return Err(Fault::Limit(format!("regions in {DEPTH} others")).of(name));
         }
@@ -87,7 +87,7 @@ impl<'a> Machine<'a> {
     }
 
     /// Counts what an operation does.
-    fn spend(&mut self, work: u64) -> Result<(), Fault> {
+    pub(super) fn spend(&mut self, work: u64) -> Result<(), Fault> {
         self.work = self.work.saturating_add(work);
         if self.work <= self.settings.work {
             return Ok(());
@@ -108,6 +108,8 @@ impl<'a> Machine<'a> {
         let results = match &op.kind {
             Kind::While => self.repeat(op, operands)?,
             Kind::Case => self.choose(op, &operands)?,
+            Kind::Scan(scan) => self.scan(scan, op, &operands)?,
+            Kind::Remat(_) | Kind::CustomVjp { .. } => self.inline(op, operands)?,
             kind => {
                 let operands: Vec<&Array> = operands.iter().map(|a| &**a).collect();
                 let results = self.compute(kind, &operands, &types).map_err(fail)?;
@@ -125,34 +127,6 @@ impl<'a> Machine<'a> {
             }
         };
         self.bind(&op.results, results).map_err(fail)
-    }
-
-    fn repeat(&mut self, op: &Operation, mut carried: Values) -> Result<Values> {
-        let name = op.kind.name();
-        let [condition, body] = &op.regions[..] else {
-            return Err(Fault::malformed("two regions expected").of(name));
-        };
-        loop {
-            self.spend(1).map_err(|fault| fault.of(name))?;
-            let test = self.region(condition, carried.clone(), name)?;
-            let [test] = &test[..] else { return Err(Fault::malformed("a predicate expected").of(name)) };
-            if !test.predicate().map_err(|fault| fault.of(name))? {
-                return Ok(carried);
-            }
-            carried = self.region(body, carried, name)?;
-        }
-    }
-
-    fn choose(&mut self, op: &Operation, operands: &[Rc<Array>]) -> Result<Values> {
-        let name = op.kind.name();
-        let fail = |reason: &str| Fault::malformed(reason).of(name);
-        let [index] = operands else { return Err(fail("an index expected")) };
-        let index = index.integers().map_err(|fault| fault.of(name))?;
-        let ([index], Some(last)) = (index, op.regions.last()) else {
-            return Err(fail("a scalar and regions expected"));
-        };
-        let region = usize::try_from(*index).ok().and_then(|i| op.regions.get(i)).unwrap_or(last);
-        self.region(region, vec![], name)
     }
 
     /// The elements of the results of an operation without regions.
@@ -266,7 +240,7 @@ impl<'a> Machine<'a> {
                 self.spend((ty.elements() as u64).saturating_mul(places))?;
                 reduce_window(operand(0)?, operand(1)?, window, *reducer, ty)?
             }
-            Kind::OptimizationBarrier => return Ok(same()),
+            Kind::OptimizationBarrier | Kind::Named(_) | Kind::StopGradient => return Ok(same()),
             Kind::AllReduce { groups, .. }
             | Kind::ReduceScatter { groups, .. }
             | Kind::AllGather { groups, .. }
@@ -293,13 +267,9 @@ impl<'a> Machine<'a> {
                 ("Sharding", Some(a)) => a.elements.clone(),
                 _ => return Err(Fault::Uninterpreted(format!("the target's own code `{}`", call.target))),
             },
-            Kind::While
-            | Kind::Case
-            | Kind::Scan(_)
-            | Kind::Remat(_)
-            | Kind::CustomVjp { .. }
-            | Kind::Named(_)
-            | Kind::StopGradient => return Err(Fault::malformed("not in a lowered function")),
+            Kind::While | Kind::Case | Kind::Scan(_) | Kind::Remat(_) | Kind::CustomVjp { .. } => {
+                return Err(Fault::malformed("an operation with regions"));
+            }
         };
         Ok(vec![one])
     }

@@ -5,6 +5,7 @@
 
 mod array;
 mod contract;
+mod control;
 mod elementwise;
 mod gather;
 mod machine;

@@ -1,7 +1,7 @@
 //! Operations that move elements.
 
 use super::Fault;
-use super::array::{Array, Elements, each_index, map_pairs, place, strides, wrap};
+use super::array::{Array, Elements, each_index, joined, place, strides, wrap};
 use crate::types::{Dtype, TensorType};
 
 type Outcome = Result<Elements, Fault>;
@@ -20,11 +20,6 @@ fn moved(a: &Array, ty: &TensorType, mut from: impl FnMut(&[usize], &mut [usize]
         Ok(())
     })?;
     Ok(a.take(&places))
-}
-
-/// The elements of `a`, and of `b` after them.
-fn followed(a: &Elements, b: &Elements) -> Outcome {
-    map_pairs!(a, b, (x, y) => x.iter().chain(y).copied().collect())
 }
 
 fn expect(legal: bool, reason: impl FnOnce() -> String) -> Result<(), Fault> {
@@ -89,8 +84,7 @@ pub(super) fn concatenate(operands: &[&Array], dimension: usize, ty: &TensorType
         length = length.saturating_add(a.ty.shape[dimension]);
     }
     expect(length == ty.shape[dimension], || format!("{length} along dimension {dimension} of {ty}"))?;
-    let Some((first, rest)) = operands.split_first() else { return Err(Fault::malformed("no operands")) };
-    let all = rest.iter().try_fold(first.elements.clone(), |all, a| followed(&all, &a.elements))?;
+    let all = joined(&operands.iter().map(|a| &a.elements).collect::<Vec<_>>())?;
     if ty.elements() == 0 {
         return Ok(all);
     }
@@ -140,7 +134,7 @@ pub(super) fn dynamic_slice(a: &Array, starts: &[&Array], sizes: &[usize], ty: &
 pub(super) fn dynamic_update_slice(a: &Array, update: &Array, starts: &[&Array], ty: &TensorType) -> Outcome {
     let begin = held(starts, &a.ty.shape, &update.ty.shape)?;
     expect(a.ty == *ty, || format!("a result of {} expected, got {ty}", a.ty))?;
-    let both = followed(&a.elements, &update.elements)?;
+    let both = joined(&[&a.elements, &update.elements])?;
     let distances = strides(&ty.shape);
     let mut places: Vec<usize> = (0..ty.elements()).collect();
     let mut next = ty.elements();
@@ -163,7 +157,7 @@ pub(super) fn pad(a: &Array, value: &Array, low: &[i64], high: &[i64], interior:
     let fits = [low.len(), high.len(), interior.len(), ty.rank()] == [rank; 4]
         && (0..rank).all(|d| size(d) == wide(ty.shape[d]));
     expect(fits, || format!("{} with {low:?}, {high:?} around and {interior:?} between is no {ty}", a.ty))?;
-    let both = followed(&a.elements, &value.repeated(1)?)?;
+    let both = joined(&[&a.elements, &value.repeated(1)?])?;
     let distances = strides(&a.ty.shape);
     let mut places = Vec::with_capacity(ty.elements());
     each_index(&ty.shape, |index| {

@@ -1,9 +1,12 @@
 //! Loops and branches; and whatever is about several copies of a program, in one.
 
 use super::*;
+use std::slice;
 
 pub fn cases() -> Vec<Case> {
-    [loops(), branches(2), branches(-1), branches(99), branches(0), alone()].into_iter().collect()
+    [loops(), branches(2), branches(-1), branches(99), branches(0), scans(), derivatives(), alone()]
+        .into_iter()
+        .collect()
 }
 
 fn loops() -> Case {
@@ -32,6 +35,54 @@ fn branches(index: i64) -> Case {
             || f.for_loop(2, &[&a[1]], |_, c| vec![&c[0] + &a[1]]),
             || f.case(&a[0], 2, |i| vec![a[1].like(-(i as f64))]),
         ));
+        results
+    })
+}
+
+/// Forward and in reverse, in one another, with nothing stacked and with nothing carried.
+fn scans() -> Case {
+    let mut random = Random(15);
+    let arguments = [random.array(Dtype::F32, &[3]), random.array(Dtype::F32, &[4, 3]), random.array(Dtype::I32, &[4])];
+    let row = ty(Dtype::F32, &[3]);
+    let number = ty(Dtype::I32, &[]);
+    let body = trace(&[row.clone(), row.clone(), number.clone(), row.clone()], |_, a| {
+        let next = &a[0] * a[0].like(0.5) + &a[1];
+        vec![next.clone(), &next - &a[3], &a[2] + a[2].like(1), a[1].gt(&next)]
+    })
+    .expect("a body");
+    let outer = trace(&[row.clone(), row.clone(), ty(Dtype::I32, &[4]), ty(Dtype::F32, &[4, 3])], |f, a| {
+        let inner = f.scan_reverse(4, &body, &[&a[0]], &[&a[3], &a[2]], &[&a[1]], Save::Everything);
+        vec![&inner.carry[0] + &a[1], inner.ys[0].clone()]
+    })
+    .expect("a body");
+    let stack = trace(&[number], |_, a| vec![&a[0] * &a[0]]).expect("a body");
+    case("scan", &arguments, |f, a| {
+        let mut results = vec![];
+        for scanned in [
+            f.scan(4, &body, &[&a[0]], &[&a[1], &a[2]], &[&a[0]], Save::Carry),
+            f.scan_reverse(4, &body, &[&a[0]], &[&a[1], &a[2]], &[&a[0]], Save::Products),
+            f.scan(4, &outer, &[&a[0]], &[&a[1]], &[&a[2], &a[1]], Save::Carry),
+            f.scan(4, &stack, &[], &[&a[2]], &[], Save::Carry),
+        ] {
+            results.extend(scanned.carry);
+            results.extend(scanned.ys);
+        }
+        results
+    })
+}
+
+/// What a program says about its derivative changes no value.
+fn derivatives() -> Case {
+    let mut random = Random(16);
+    let arguments = [random.array(Dtype::F32, &[3])];
+    let row = ty(Dtype::F32, &[3]);
+    let twice = trace(slice::from_ref(&row), |_, a| vec![&a[0] + &a[0], a[0].exp()]).expect("a function");
+    let forward = trace(slice::from_ref(&row), |_, a| vec![a[0].tanh(), &a[0] * &a[0]]).expect("a function");
+    let backward = trace(&[row.clone(), row], |_, a| vec![&a[0] * &a[1]]).expect("a function");
+    case("derivatives", &arguments, |f, a| {
+        let mut results = f.remat(&twice, &[&a[0]], Save::Carry);
+        results.extend(f.custom_vjp(&forward, &backward, &[&a[0]], 1));
+        results.push(a[0].named("hidden").stop_gradient());
         results
     })
 }

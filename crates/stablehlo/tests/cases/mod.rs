@@ -3,9 +3,11 @@
 #![allow(dead_code, unreachable_pub)] // every test binary uses its own part
 
 mod control;
+mod derivatives;
 mod elementwise;
 mod products;
 mod shape;
+pub mod transformer;
 mod windows;
 
 use stablehlo::*;
@@ -37,7 +39,7 @@ pub fn case(
 
 /// Every case there is.
 pub fn all() -> Vec<Case> {
-    [elementwise::cases(), shape::cases(), products::cases(), windows::cases(), control::cases()]
+    [elementwise::cases(), shape::cases(), products::cases(), windows::cases(), control::cases(), derivatives::cases()]
         .into_iter()
         .flatten()
         .collect()
@@ -96,6 +98,7 @@ pub fn form(kind: &Kind) -> Option<String> {
         Kind::Reduce { .. } => "Reduce of several".into(),
         Kind::Scatter(_, reducer) => format!("Scatter {reducer:?}"),
         Kind::ReduceWindow(_, reducer) => format!("ReduceWindow {reducer:?}"),
+        Kind::Scan(scan) if scan.reverse => "Scan in reverse".into(),
         Kind::Sort { order, .. } => format!("Sort {order:?}"),
         Kind::CustomCall(call) if call.target != "Sharding" => return None,
         Kind::Constant(_)
@@ -124,6 +127,11 @@ pub fn form(kind: &Kind) -> Option<String> {
         | Kind::ReplicaId
         | Kind::PartitionId
         | Kind::OptimizationBarrier
+        | Kind::Scan(_)
+        | Kind::Remat(_)
+        | Kind::CustomVjp { .. }
+        | Kind::Named(_)
+        | Kind::StopGradient
         | Kind::CustomCall(_) => kind.name().trim_start_matches("stablehlo.").into(),
     };
     Some(name)

@@ -434,6 +434,38 @@ fn replicas_meet() {
     }
 }
 
+#[test]
+fn replicas_give_each_other_what_they_have() {
+    let arguments: Vec<Tensor> =
+        (0..4).map(|r| Tensor::f32(&[0.0, 1.0, 2.0, 3.0].map(|i| 10.0 * r as f32 + i), &[2, 2])).collect();
+    let outputs = on_replicas(&arguments, |_, a| {
+        let pairs = [vec![1, 0], vec![2, 3]];
+        vec![
+            a.all_gather(0, &pairs),
+            a.all_gather(1, &[vec![0, 1, 2, 3]]),
+            a.all_to_all(0, 1, &pairs),
+            a.all_to_all(1, 1, &pairs),
+            a.collective_permute(&[(0, 1), (1, 2), (2, 0)]),
+        ]
+    });
+    let value = |r: usize| [0.0, 1.0, 2.0, 3.0].map(|i| 10.0 * r as f32 + i);
+    for (r, outputs) in outputs.iter().enumerate() {
+        let group = if r < 2 { [1, 0] } else { [2, 3] };
+        let [first, second] = group.map(value);
+        assert_eq!((outputs[0].shape(), f32s(&outputs[0])), (&[4, 2][..], [first, second].concat()));
+        let rows = |row: usize| (0..4).flat_map(move |r| value(r)[2 * row..2 * row + 2].to_vec());
+        assert_eq!((outputs[1].shape(), f32s(&outputs[1])), (&[2, 8][..], rows(0).chain(rows(1)).collect()));
+        let place = group.iter().position(|member| *member == r).unwrap();
+        // The row, or the column, of each that belongs to this one.
+        let row = [first, second].map(|v| [v[2 * place], v[2 * place + 1]]).concat();
+        assert_eq!((outputs[2].shape(), f32s(&outputs[2])), (&[1, 4][..], row));
+        let column = vec![first[place], second[place], first[2 + place], second[2 + place]];
+        assert_eq!((outputs[3].shape(), f32s(&outputs[3])), (&[2, 2][..], column));
+        let source = [Some(2), Some(0), Some(1), None][r];
+        assert_eq!(f32s(&outputs[4]), source.map_or([0.0; 4], value));
+    }
+}
+
 /// The compiler splits a program by its annotations: of rows, of columns, of both, of none.
 #[test]
 fn partitions_split_a_program() {

@@ -1,7 +1,7 @@
 //! The interpreter without a plugin: values by hand, limits, and programs that are none.
 
 #[path = "../cases/mod.rs"]
-mod cases;
+pub(crate) mod cases;
 
 use cases::{BINARY, COMPARISONS, REDUCERS, UNARY, all, form, forms};
 use stablehlo::*;
@@ -57,6 +57,12 @@ fn others() -> Vec<Kind> {
         Kind::ReplicaId,
         Kind::PartitionId,
         Kind::OptimizationBarrier,
+        Kind::Scan(Scan { trips: 1, carry: 0, xs: 0, reverse: false, save: Save::Carry }),
+        Kind::Scan(Scan { trips: 1, carry: 0, xs: 0, reverse: true, save: Save::Carry }),
+        Kind::Remat(Save::Carry),
+        Kind::CustomVjp { results: 1 },
+        Kind::Named(String::new()),
+        Kind::StopGradient,
         Kind::CustomCall(CustomCall { target: "Sharding".into(), ..CustomCall::default() }),
     ];
     for reducer in REDUCERS {
@@ -65,4 +71,252 @@ fn others() -> Vec<Kind> {
         kinds.push(Kind::ReduceWindow(Window::default(), reducer));
     }
     kinds
+}
+
+fn run(arguments: &[Array], build: impl FnOnce(&Builder, &[Value]) -> Vec<Value>) -> Vec<Array> {
+    let case = cases::case("by hand", arguments, build);
+    case.module.interpret(arguments).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn scalar(dtype: Dtype, number: i64) -> Array {
+    Array::ints(dtype, [], [number]).expect("an integer")
+}
+
+/// As the specification has it, on numbers that one can check by hand.
+#[test]
+fn numbers_by_hand() {
+    let pairs = [cases::i32s(&[6], &[7, -7, 7, -7, i32::MIN.into(), 5]), cases::i32s(&[6], &[2, 2, -2, -2, -1, 0])];
+    let [quotient, rest, power] = &run(&pairs, |_, a| vec![&a[0] / &a[1], a[0].rem(&a[1]), a[0].pow(&a[1])])[..] else {
+        panic!()
+    };
+    assert_eq!(quotient.to_ints(), [3, -3, -3, 3, i32::MIN.into(), -1]);
+    assert_eq!(rest.to_ints(), [1, -1, 1, -1, 0, 5]);
+    assert_eq!(power.to_ints(), [49, 49, 0, 0, 0, 1]);
+
+    let bits =
+        run(&[cases::f32s(&[3], &[1.0, -0.0, f64::NEG_INFINITY])], |_, a| vec![a[0].bitcast_convert(Dtype::U32)]);
+    assert_eq!(bits[0].to_ints(), [0x3F80_0000, 0x8000_0000, 0xFF80_0000]);
+    let shifted = run(&[cases::i32s(&[2], &[-8, 5])], |_, a| {
+        let one = a[0].like(1);
+        vec![a[0].shift_left(&one), a[0].shift_right_logical(&one), a[0].shift_right_arithmetic(&one)]
+    });
+    assert_eq!(shifted.iter().map(Array::to_ints).collect::<Vec<_>>(), [[-16, 10], [0x7FFF_FFFC, 2], [-4, 2]]);
+
+    let numbers = cases::f32s(&[2, 4], &[1.0, f64::NAN, 3.0, f64::NAN, -1.0, 4.0, 4.0, -2.0]);
+    let found = run(&[numbers], |_, a| vec![a[0].argmax(1), a[0].cummax(1), a[0].reduce(Reducer::Max, &[1])]);
+    assert_eq!(found[0].to_ints(), [1, 1]);
+    assert_eq!(found[1].to_floats()[4..], [-1.0, 4.0, 4.0, 4.0]);
+    assert!(found[1].to_floats()[1..4].iter().all(|x| x.is_nan()) && found[2].to_floats()[0].is_nan());
+
+    let picked = run(&[cases::i32s(&[5], &[0, 1, 2, 3, 4]), scalar(Dtype::I32, 9), scalar(Dtype::I32, -2)], |f, a| {
+        let seven = f.scalar(7, Dtype::I32);
+        vec![
+            a[0].dynamic_slice(&[&a[1]], &[2]),
+            a[0].dynamic_slice(&[&a[2]], &[2]),
+            a[0].pad_general(&seven, &[-1], &[1], &[1]),
+        ]
+    });
+    assert_eq!(picked[0].to_ints(), [3, 4]);
+    assert_eq!(picked[1].to_ints(), [0, 1]);
+    assert_eq!(picked[2].to_ints(), [7, 1, 7, 2, 7, 3, 7, 4, 7]);
+}
+
+/// Floats keep the digits of f64 unless they are asked to lose them.
+#[test]
+fn digits() {
+    let case = cases::case("digits", &[cases::f32s(&[2], &[1e30, 16_777_216.0])], |_, a| {
+        vec![&a[0] * &a[0], &a[0] + a[0].like(1.0), a[0].like(1.0 / 3.0).convert(Dtype::Bf16)]
+    });
+    let plain = case.module.interpret(&case.arguments).expect("numbers");
+    assert_eq!(plain[0].to_floats()[0], 1e30 * 1e30);
+    assert_eq!(plain[1].to_floats()[1], 16_777_217.0);
+    assert_eq!(plain[2].to_floats()[0], 1.0 / 3.0);
+    let rounding = Interpreter { rounding: Rounding::Dtypes, ..Interpreter::default() };
+    let rounded = rounding.run(&case.module, &case.arguments).expect("numbers");
+    assert_eq!(rounded[0].to_floats()[0], f64::INFINITY);
+    assert_eq!(rounded[1].to_floats()[1], 16_777_216.0);
+    assert_eq!(rounded[2].to_floats()[0], 0.333984375);
+}
+
+/// The interpreter's error for a program of f32 [2, 3] and i32 [2].
+fn refused(change: impl FnOnce(&mut Module), build: impl FnOnce(&Builder, &[Value]) -> Value) -> Error {
+    let arguments = [cases::f32s(&[2, 3], &[0.5; 6]), cases::i32s(&[2], &[1, 2])];
+    let mut case = cases::case("refused", &arguments, |f, a| vec![build(f, a)]);
+    change(&mut case.module);
+    case.module.interpret(&arguments).expect_err("it cannot be run")
+}
+
+#[test]
+fn what_is_not_in_the_program_is_refused_by_name() {
+    let uninterpreted = |operation: &str, mention: &str, error: Error| {
+        let text = error.to_string();
+        let Error::Uninterpreted { operation: found, .. } = error else { panic!("{text}") };
+        assert_eq!(found, operation, "{text}");
+        assert!(text.contains(mention), "{text}");
+    };
+    let same = |_: &mut Module| {};
+    let call = |f: &Builder, a: &[Value]| {
+        let call = CustomCall { target: "topk".into(), ..CustomCall::default() };
+        f.custom_call(call, &[&a[0]], &[a[0].ty().clone()]).remove(0)
+    };
+    uninterpreted("stablehlo.custom_call", "`topk`", refused(same, call));
+    let pair = [vec![0, 1]];
+    uninterpreted("stablehlo.all_reduce", "copies", refused(same, |_, a| a[0].all_reduce(Reducer::Add, &pair)));
+    uninterpreted(
+        "stablehlo.reduce_scatter",
+        "copies",
+        refused(same, |_, a| a[0].reduce_scatter(Reducer::Add, 0, &pair)),
+    );
+    uninterpreted("stablehlo.all_gather", "copies", refused(same, |_, a| a[0].all_gather(0, &pair)));
+    uninterpreted("stablehlo.all_to_all", "copies", refused(same, |_, a| a[0].all_to_all(0, 1, &pair)));
+    uninterpreted("stablehlo.collective_permute", "copies", refused(same, |_, a| a[0].collective_permute(&[(0, 1)])));
+    uninterpreted("stablehlo.replica_id", "copies", refused(|m| m.replicas = 2, |f, _| f.replica_id()));
+    uninterpreted("stablehlo.partition_id", "copies", refused(|m| m.partitions = 2, |f, _| f.partition_id()));
+    // Two of three columns, from the last one.
+    let partly = |_: &Builder, a: &[Value]| {
+        let dimensions = ScatterDimensions {
+            update_window_dims: vec![0, 1],
+            scatter_dims_to_operand_dims: vec![0, 1],
+            ..ScatterDimensions::default()
+        };
+        let start = a[1].like(1) * a[1].builder().dense([0, 2], a[1].ty().clone());
+        a[0].scatter(&start, &a[0].slice(&[0, 0], &[2, 2]), dimensions, Reducer::Add)
+    };
+    uninterpreted("stablehlo.scatter", "[0, 2] that is partly outside of tensor<2x3xf32>", refused(same, partly));
+}
+
+#[test]
+fn what_never_ends_or_never_fits_is_an_error() {
+    let limit = |operation: &str, mention: &str, error: Error| {
+        let text = error.to_string();
+        let Error::Limit { operation: found, .. } = error else { panic!("{text}") };
+        assert_eq!(found, operation, "{text}");
+        assert!(text.contains(mention), "{text}");
+    };
+    let same = |_: &mut Module| {};
+    limit("func.func", "1099511627776x2xi32", refused(same, |_, a| a[1].broadcast_in_dim(&[1 << 40, 2], &[1])));
+    limit(
+        "func.func",
+        "Interpreter::elements",
+        refused(same, |f, _| f.iota(0, TensorType::new(Dtype::F32, [usize::MAX, 9]))),
+    );
+    let case = cases::case("forever", &[], |f, _| {
+        f.while_loop(&[&f.scalar(0, Dtype::I32)], |_| f.scalar(true, Dtype::Pred), |c| vec![&c[0] + c[0].like(1)])
+    });
+    let short = Interpreter { work: 1000, ..Interpreter::default() };
+    // Whichever operation of the loop it is at.
+    let error = short.run(&case.module, &[]).expect_err("it never ends");
+    assert!(matches!(&error, Error::Limit { reason, .. } if reason.contains("1000 elements")), "{error}");
+    let product = cases::case("product", &[], |f, _| {
+        let ones = f.splat(1.0, TensorType::new(Dtype::F32, [10, 10]));
+        vec![ones.dot_general(&ones, DotDimensions::contract(1, 0), Dtype::F32, Precision::Default)]
+    });
+    limit("stablehlo.dot_general", "1000 elements", short.run(&product.module, &[]).expect_err("1000 products"));
+    // As deep as nobody nests, and deeper than a stack is.
+    let deep = cases::case("deep", &[scalar(Dtype::I32, 0)], |f, a| {
+        fn nest(f: &Builder, index: &Value, depth: usize) -> Vec<Value> {
+            if depth == 0 { vec![index + index] } else { f.case(index, 1, |_| nest(f, index, depth - 1)) }
+        }
+        nest(f, &a[0], 100)
+    });
+    limit("stablehlo.case", "regions in", deep.module.interpret(&deep.arguments).expect_err("deep"));
+}
+
+#[test]
+fn what_is_no_program_is_malformed() {
+    let malformed = |operation: &str, mention: &str, error: Error| {
+        let text = error.to_string();
+        let Error::Malformed { operation: found, .. } = error else { panic!("{text}") };
+        assert_eq!(found, operation, "{text}");
+        assert!(text.contains(mention), "{text}");
+    };
+    let sum = |_: &Builder, a: &[Value]| &a[0] + &a[0];
+    let case = cases::case("sum", &[cases::f32s(&[2], &[0.0; 2])], |f, a| vec![sum(f, a)]);
+    malformed("func.func", "(tensor<2xf32>) expected, got ()", case.module.interpret(&[]).expect_err("none"));
+    let other = case.module.interpret(&[cases::i32s(&[2], &[0; 2])]).expect_err("another dtype");
+    malformed("func.func", "(tensor<2xf32>) expected, got (tensor<2xi32>)", other);
+
+    let operand = |i: usize| move |m: &mut Module| m.main.body.operations[0].operands[1] = ValueId(i);
+    malformed("stablehlo.add", "%7 is read", refused(operand(7), sum));
+    malformed("stablehlo.add", "%2 is read", refused(operand(2), sum));
+    malformed("stablehlo.add", "tensor<2xi32>", refused(operand(1), sum));
+    let result = |m: &mut Module| m.main.body.operations[0].results[0] = ValueId(99);
+    malformed("stablehlo.add", "without a type", refused(result, sum));
+    let retyped = |m: &mut Module| m.main.types[2] = TensorType::new(Dtype::I32, [2, 3]);
+    malformed("stablehlo.add", "tensor<2x3xi32>", refused(retyped, sum));
+    let literal =
+        |m: &mut Module| m.main.body.operations[0].kind = Kind::Constant(Literal::Splat(Number::Int(1 << 40)));
+    malformed("stablehlo.constant", "is no i32", refused(literal, |f, _| f.scalar(1, Dtype::I32)));
+    let unused = |_: &mut Module| {};
+    malformed(
+        "stablehlo.gather",
+        "dimension numbers",
+        refused(unused, |_, a| {
+            let one = GatherDimensions { slice_sizes: vec![1, 1], ..GatherDimensions::default() };
+            a[0].gather(&a[1], one, &[7])
+        }),
+    );
+    // A value of a branch, read after it.
+    let leak = |m: &mut Module| {
+        let inner = m.main.body.operations.iter().find(|op| op.kind == Kind::Case).expect("a branch");
+        let inner = inner.regions[0].operations[0].results[0];
+        m.main.body.operations.last_mut().expect("a sum").operands[0] = inner;
+    };
+    let branched = |f: &Builder, a: &[Value]| {
+        let chosen = f.case(&f.scalar(0, Dtype::I32), 1, |_| vec![a[0].exp()]).remove(0);
+        &chosen + &chosen
+    };
+    malformed("stablehlo.add", "is read where it is not defined", refused(leak, branched));
+}
+
+/// One thing at a time is put where it does not belong.
+fn break_something(module: &mut Module, others: &[Kind], random: &mut cases::Random) {
+    let mut pick = |n: usize| (random.bits() % n.max(1) as u64) as usize;
+    let main = &mut module.main;
+    let (values, choice, at) = (main.types.len() + 2, pick(8), pick(main.body.operations.len()));
+    let (value, kind, ty) = (ValueId(pick(values)), others[pick(others.len())].clone(), pick(main.types.len()));
+    let (dtype, size, position) = (cases::DTYPES[pick(8)], [0, 1, 2, 5, 1 << 50][pick(5)], pick(4));
+    let Some(operation) = main.body.operations.get_mut(at) else { return };
+    match choice {
+        0 => operation.kind = kind,
+        1 => operation.operands.iter_mut().rev().skip(position).take(1).for_each(|id| *id = value),
+        2 => drop(operation.operands.pop()),
+        3 => operation.operands.push(value),
+        4 => operation.results[0] = value,
+        5 => main.types[ty].dtype = dtype,
+        6 => main.types[ty].shape.iter_mut().skip(position % 2).take(1).for_each(|n| *n = size),
+        _ => match operation.regions.iter_mut().nth(position % 2) {
+            Some(region) if position > 1 => region.results.clear(),
+            Some(region) => region.arguments.truncate(1),
+            None => main.body.results.push(value),
+        },
+    }
+}
+
+/// Whatever is broken in a program, it is an error or has results of its types.
+#[test]
+fn nothing_panics() {
+    let cases = all();
+    let mut kinds = others();
+    cases.iter().for_each(|case| case.module.main.visit(|op| kinds.push(op.kind.clone())));
+    let limited = Interpreter { elements: 1 << 20, work: 1 << 16, ..Interpreter::default() };
+    let mut random = cases::Random(17);
+    let (mut ran, mut failed) = (0, 0);
+    for turn in 0..20_000 {
+        let case = &cases[turn % cases.len()];
+        let mut module = case.module.clone();
+        for _ in 0..1 + turn % 3 {
+            break_something(&mut module, &kinds, &mut random);
+        }
+        match limited.run(&module, &case.arguments) {
+            Ok(results) => {
+                ran += 1;
+                let types = module.main.body.results.iter().map(|id| module.main.type_of(*id));
+                assert!(types.eq(results.iter().map(Array::ty)));
+            }
+            Err(Error::Malformed { .. } | Error::Limit { .. } | Error::Uninterpreted { .. }) => failed += 1,
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+    assert!(ran > 500 && failed > 10_000, "{ran} ran and {failed} failed");
 }

@@ -2,8 +2,8 @@
 //! change of the printer shows.
 
 use stablehlo::{
-    Builder, CustomCall, DotDimensions, Dtype, GatherDimensions, Module, Precision, Reducer, ScatterDimensions,
-    Sharding, TensorType,
+    Builder, CustomCall, DotDimensions, Dtype, GatherDimensions, Module, Order, Precision, Reducer, ScatterDimensions,
+    Sharding, TensorType, Window,
 };
 
 fn every_form() -> Module {
@@ -70,4 +70,30 @@ fn every_form() -> Module {
 #[test]
 fn every_printed_form() {
     insta::assert_snapshot!(every_form().to_string());
+}
+
+/// What came later: bits, sorts, windows, branches and collectives.
+#[test]
+fn more_printed_forms() {
+    let f = Builder::new();
+    let x = f.argument("x", TensorType::new(Dtype::F32, [4, 6]));
+    let index = f.argument("index", TensorType::scalar(Dtype::I32));
+    let ids = f.iota(1, TensorType::new(Dtype::I32, [4, 6]));
+    let bits = x.bitcast_convert(Dtype::U32);
+    let bits = (bits.shift_left(&bits.like(13)) | bits.shift_right_logical(&bits.like(19))) ^ &bits;
+    let signs = ids.shift_right_arithmetic(&ids.like(1));
+    let sorted = f.sort(&[&x, &ids], 1, Order::Descending, true);
+    let keys = f.sort(&[&bits], 0, Order::Ascending, false);
+    let window = Window { sizes: vec![2, 1], strides: vec![2, 1], low: vec![0, 0], high: vec![0, 1] };
+    let pooled = sorted[0].reduce_window(&window, Reducer::Max);
+    let padded = pooled.pad_general(&f.scalar(0.0, Dtype::F32), &[0, -1], &[1, -2], &[1, 0]);
+    let chosen = f.case(&index, 2, |branch| match branch {
+        0 => vec![padded.slice_strided(&[0, 0], &[4, 4], &[2, 1]), sorted[1].clone()],
+        _ => vec![padded.slice(&[0, 0], &[2, 4]).exp(), signs.clone()],
+    });
+    let groups = [vec![0, 1]];
+    let gathered = chosen[0].all_gather(0, &groups).all_to_all(0, 1, &groups).collective_permute(&[(0, 1), (1, 0)]);
+    let mut module = f.finish("more", &[("met", &gathered), ("ids", &chosen[1]), ("keys", &keys[0])]).unwrap();
+    module.replicas = 2;
+    insta::assert_snapshot!(module.to_string());
 }

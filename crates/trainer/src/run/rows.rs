@@ -14,6 +14,7 @@ pub(super) fn eval_values(report: &EvalReport) -> Vec<(String, f64)> {
     if report.mean_rewards.len() > 1 {
         values.extend(report.mean_rewards.iter().map(|(name, mean)| (format!("eval/rewards/{name}/mean"), *mean)));
     }
+    values.extend(report.failures.iter().map(|(name, count)| (format!("eval/rewards/{name}/failures"), *count as f64)));
     for (k, pass) in &report.pass_at {
         values.push((format!("eval/pass@{k}"), pass.all));
         if pass.by_source.len() > 1 {

@@ -1,6 +1,8 @@
 //! Runs against themselves: the same bits whatever the threads, the interruptions and the micro-batches.
 
 mod algorithm;
+mod evaluations;
+mod failing;
 mod scripted;
 
 use super::*;

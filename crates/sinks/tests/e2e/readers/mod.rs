@@ -1,44 +1,26 @@
-//! The official readers of what the sinks write: TensorBoard and the W&B SDK, from the package index that the machine's
-//! own `pip` uses. They are fetched once, into the cache where PJRT plugins are, too.
+//! The official readers of what the sinks write: TensorBoard and the W&B SDK.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use testkit::python::Packages;
 
 const REQUIREMENTS: [&str; 2] = ["wandb==0.31.0", "tensorboard==2.21.0"];
 
 /// A folder with Python packages.
-pub(crate) struct Readers(PathBuf);
+pub(crate) struct Readers(Packages);
 
 impl Readers {
-    /// Fetches the packages unless they are there. Any number of processes may ask at the same time.
+    /// Fetches the packages unless they are there.
     pub(crate) fn install() -> Self {
-        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let cache = variable("XDG_CACHE_HOME").or_else(|| variable("HOME").map(|home| home.join(".cache")));
-        let cache = cache.unwrap_or_else(std::env::temp_dir).join("grpo");
-        let folder = cache.join(format!("readers-{}", REQUIREMENTS.join("-").replace("==", "-")));
-        fs::create_dir_all(&cache).expect("the cache can be made");
-        let lock = File::create(folder.with_added_extension("lock")).expect("a lock file");
-        lock.lock().expect("a lock");
-        if !folder.exists() {
-            let scratch = folder.with_added_extension("tmp");
-            let _ = fs::remove_dir_all(&scratch);
-            let mut pip = Command::new("python3");
-            pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-warn-conflicts"]);
-            let pip = pip.arg("--target").arg(&scratch).args(REQUIREMENTS);
-            let output = pip.output().expect("these tests need python3 with pip");
-            let said = String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success(), "the official readers cannot be installed by {pip:?}\n{said}");
-            fs::rename(&scratch, &folder).expect("the packages can be put into place");
-        }
-        Self(folder)
+        Self(Packages::install("readers", &REQUIREMENTS))
     }
 
     /// A command that finds the packages, whose `HOME` is `home` and that knows nothing else of the caller.
     pub(crate) fn command(&self, program: impl AsRef<std::ffi::OsStr>, home: &Path) -> Command {
         let mut command = Command::new(program);
-        command.env_clear().env("PYTHONPATH", &self.0).env("PATH", self.path()).env("HOME", home);
+        command.env_clear().env("PYTHONPATH", self.0.path()).env("PATH", self.path()).env("HOME", home);
         // Where `wandb` leaves a log of its own.
         command.env("WANDB_DIR", home).stdin(Stdio::null());
         command
@@ -47,7 +29,7 @@ impl Readers {
     /// `PATH` with the program `wandb`.
     pub(crate) fn path(&self) -> std::ffi::OsString {
         let caller = std::env::var_os("PATH").unwrap_or_default();
-        let paths = [self.0.join("bin")].into_iter().chain(std::env::split_paths(&caller));
+        let paths = [self.0.path().join("bin")].into_iter().chain(std::env::split_paths(&caller));
         std::env::join_paths(paths).expect("a PATH")
     }
 

@@ -168,9 +168,4 @@ impl Step<'_> {
     fn zeros(&self, ty: &TensorType) -> Value {
         self.builder.splat(0.0, ty.clone())
     }
-
-    /// An operation with one result of a type that is known.
-    fn emit(&self, kind: Kind, operands: &[&Value], ty: TensorType) -> Value {
-        self.builder.emit(kind, operands, Ok(vec![ty.clone()]), || ty)
-    }
 }

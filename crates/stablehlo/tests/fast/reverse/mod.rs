@@ -1,27 +1,39 @@
 //! Derivatives against differences, in f64, by the interpreter.
 
+mod decoder;
+mod own;
+mod properties;
+mod refusals;
 mod rules;
 mod scans;
+mod widths;
 
 use stablehlo::{Array, Builder, Dtype, Function, Reducer, TensorType, Traced, Value, trace};
 
-/// Numbers without a pattern between -1 and 1, none of them near 0 or near another.
-pub fn numbers(n: usize, seed: u64) -> Vec<f64> {
-    let scale = |i: usize| ((i as f64 + 1.0) * 0.754_877_666 + seed as f64 * 0.569_840_29).fract() * 2.0 - 1.0;
-    (0..n).map(scale).map(|x| if x.abs() < 0.05 { x + 0.11_f64.copysign(x) } else { x }).collect()
+/// Numbers without a pattern between -1 and 1, none of them near 0.
+pub(crate) fn numbers(n: usize, seed: u64) -> Vec<f64> {
+    let mut state = seed.wrapping_mul(0x2545_f491_4f6c_dd1d);
+    let mut next = || {
+        // splitmix64
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) as f64 / u64::MAX as f64 * 1.8 - 0.9
+    };
+    (0..n).map(|_| next()).map(|x| x + 0.1_f64.copysign(x)).collect()
 }
 
-pub fn wide(shape: &[usize]) -> TensorType {
+pub(crate) fn wide(shape: &[usize]) -> TensorType {
     TensorType::new(Dtype::F64, shape)
 }
 
 /// An argument of such numbers.
-pub fn array(ty: &TensorType, seed: u64) -> Array {
+pub(crate) fn array(ty: &TensorType, seed: u64) -> Array {
     Array::floats(ty.dtype, &ty.shape[..], numbers(ty.elements(), seed)).expect("an array")
 }
 
 /// The sum of all float results, each with numbers of its own, so that every element counts differently.
-pub fn weighted(function: &Traced) -> Traced {
+pub(crate) fn weighted(function: &Traced) -> Traced {
     let scalar = |f: &Builder, value: &Value, seed: usize| {
         let ty = value.ty().with_dtype(Dtype::F64);
         let weights = f.dense(numbers(ty.elements(), 100 + seed as u64), ty);
@@ -38,7 +50,7 @@ pub fn weighted(function: &Traced) -> Traced {
 }
 
 /// The function that returns its value, a scalar, and the gradients of it.
-pub fn gradient(function: &Traced, with_respect_to: &[usize]) -> Traced {
+pub(crate) fn gradient(function: &Traced, with_respect_to: &[usize]) -> Traced {
     trace(&function.argument_types(), |f, arguments| {
         let arguments: Vec<&Value> = arguments.iter().collect();
         let (mut results, pullback) = f.vjp(function, &arguments, with_respect_to).expect("a derivative");
@@ -48,12 +60,12 @@ pub fn gradient(function: &Traced, with_respect_to: &[usize]) -> Traced {
     .expect("a gradient")
 }
 
-pub fn value(function: &Function, arguments: &[Array]) -> f64 {
+pub(crate) fn value(function: &Function, arguments: &[Array]) -> f64 {
     function.interpret(arguments).expect("a value")[0].to_floats()[0]
 }
 
 /// Central differences of a scalar function with respect to one argument.
-pub fn differences(function: &Function, arguments: &[Array], index: usize) -> Vec<f64> {
+pub(crate) fn differences(function: &Function, arguments: &[Array], index: usize) -> Vec<f64> {
     let (ty, numbers) = (arguments[index].ty().clone(), arguments[index].to_floats());
     let moved = |i: usize, by: f64| {
         let mut numbers = numbers.clone();
@@ -72,7 +84,7 @@ pub fn differences(function: &Function, arguments: &[Array], index: usize) -> Ve
     (0..numbers.len()).map(slope).collect()
 }
 
-pub fn close(found: &[f64], expected: &[f64], what: &str) {
+pub(crate) fn close(found: &[f64], expected: &[f64], what: &str) {
     assert_eq!(found.len(), expected.len(), "{what}");
     for (f, e) in found.iter().zip(expected) {
         assert!((f - e).abs() <= 1e-7 * (1.0 + e.abs()), "{what}: {found:?} and should be {expected:?}");
@@ -80,7 +92,7 @@ pub fn close(found: &[f64], expected: &[f64], what: &str) {
 }
 
 /// Holds the gradients with respect to `with_respect_to` against differences.
-pub fn check_at(what: &str, function: &Traced, arguments: &[Array], with_respect_to: &[usize]) {
+pub(crate) fn check_at(what: &str, function: &Traced, arguments: &[Array], with_respect_to: &[usize]) {
     let sum = weighted(function);
     let gradient = gradient(&sum, with_respect_to);
     let found = gradient.function().interpret(arguments).unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -92,7 +104,7 @@ pub fn check_at(what: &str, function: &Traced, arguments: &[Array], with_respect
 }
 
 /// [`check_at`] of all arguments, which are floats with numbers between -1 and 1.
-pub fn check(what: &str, types: &[TensorType], body: impl FnOnce(&Builder, &[Value]) -> Vec<Value>) {
+pub(crate) fn check(what: &str, types: &[TensorType], body: impl FnOnce(&Builder, &[Value]) -> Vec<Value>) {
     let function = trace(types, body).unwrap_or_else(|error| panic!("{what}: {error}"));
     let arguments: Vec<Array> = types.iter().enumerate().map(|(i, ty)| array(ty, i as u64)).collect();
     let with_respect_to: Vec<usize> = (0..types.len()).collect();

@@ -17,13 +17,13 @@ fn operations_on_elements() {
         Unary::Sine,
         Unary::LogPlusOne,
     ] {
-        check(operation.name(), &[ty.clone()], |_, a| vec![a[0].unary(operation)]);
+        check(operation.name(), std::slice::from_ref(&ty), |_, a| vec![a[0].unary(operation)]);
     }
     for operation in [Unary::Log, Unary::Sqrt, Unary::Rsqrt] {
-        check(operation.name(), &[ty.clone()], |_, a| vec![(&a[0] * &a[0]).unary(operation)]);
+        check(operation.name(), std::slice::from_ref(&ty), |_, a| vec![(&a[0] * &a[0]).unary(operation)]);
     }
     for operation in [Unary::Sign, Unary::Floor, Unary::Ceil] {
-        check(operation.name(), &[ty.clone()], |_, a| vec![a[0].unary(operation) * &a[0]]);
+        check(operation.name(), std::slice::from_ref(&ty), |_, a| vec![a[0].unary(operation) * &a[0]]);
     }
     for operation in [
         Binary::Add,
@@ -35,11 +35,13 @@ fn operations_on_elements() {
         Binary::Minimum,
     ] {
         check(operation.name(), &[ty.clone(), ty.clone()], |_, a| vec![a[0].binary(operation, &a[1])]);
-        check(operation.name(), &[ty.clone()], |_, a| vec![a[0].binary(operation, &(&a[0] * a[0].like(0.3)))]);
+        check(operation.name(), std::slice::from_ref(&ty), |_, a| {
+            vec![a[0].binary(operation, &(&a[0] * a[0].like(0.3)))]
+        });
     }
     check("power", &[ty.clone(), ty.clone()], |_, a| vec![a[0].abs().binary(Binary::Power, &a[1])]);
     check("select", &[ty.clone(), ty.clone()], |_, a| vec![a[0].lt(&a[1]).select(&a[0].exp(), &(&a[0] * &a[1]))]);
-    check("convert", &[ty.clone()], |_, a| vec![a[0].convert(Dtype::F32).exp().convert(Dtype::F64)]);
+    check("convert", std::slice::from_ref(&ty), |_, a| vec![a[0].convert(Dtype::F32).exp().convert(Dtype::F64)]);
 }
 
 #[test]
@@ -76,7 +78,7 @@ fn equal_elements_share() {
     assert_eq!(found, [vec![0.0, 0.5, 0.5, 0.0], vec![1.0, 0.5, 0.5, 1.0]]);
     let found = pulled(&two(Binary::Minimum), &arguments, &[0, 1], &[vec![1.0; 4]]);
     assert_eq!(found, [vec![1.0, 0.5, 0.5, 1.0], vec![0.0, 0.5, 0.5, 0.0]]);
-    let many = trace(&[ty.clone()], |_, a| vec![a[0].reduce(Reducer::Max, &[0])]).unwrap();
+    let many = trace(std::slice::from_ref(&ty), |_, a| vec![a[0].reduce(Reducer::Max, &[0])]).unwrap();
     assert_eq!(pulled(&many, &arguments[..1], &[0], &[vec![3.0]]), [[0.0, 1.5, 1.5, 0.0]]);
 }
 
@@ -120,7 +122,7 @@ fn reductions_and_broadcasts() {
     for reducer in [Reducer::Add, Reducer::Max, Reducer::Min, Reducer::Multiply] {
         for dimensions in [&[0][..], &[1], &[2], &[0, 2], &[2, 0], &[0, 1, 2], &[]] {
             let what = format!("{reducer:?} over {dimensions:?}");
-            check(&what, &[ty.clone()], |_, a| vec![a[0].reduce(reducer, dimensions)]);
+            check(&what, std::slice::from_ref(&ty), |_, a| vec![a[0].reduce(reducer, dimensions)]);
         }
     }
     check("several at once", &[ty.clone(), ty.clone()], |f, a| {
@@ -138,13 +140,38 @@ fn reductions_and_broadcasts() {
 #[test]
 fn moves() {
     let ty = wide(&[3, 4]);
-    check("reshape", &[ty.clone()], |_, a| vec![a[0].reshape(&[2, 6])]);
+    check("reshape", std::slice::from_ref(&ty), |_, a| vec![a[0].reshape(&[2, 6])]);
     check("transpose", &[wide(&[2, 3, 4])], |_, a| vec![a[0].transpose(&[2, 0, 1])]);
     check("concatenate", &[ty.clone(), wide(&[3, 2])], |f, a| vec![f.concatenate(&[&a[0], &a[1], &a[0]], 1)]);
-    check("slice", &[ty.clone()], |_, a| vec![a[0].slice(&[1, 0], &[3, 2])]);
+    check("slice", std::slice::from_ref(&ty), |_, a| vec![a[0].slice(&[1, 0], &[3, 2])]);
+    check("slice with steps", std::slice::from_ref(&ty), |_, a| vec![a[0].slice_strided(&[0, 1], &[3, 4], &[2, 2])]);
+    for (low, high, interior) in [([1, 0], [0, 2], [0, 0]), ([-1, 1], [2, -2], [0, 0]), ([2, -3], [-1, 0], [1, 2])] {
+        check("pad and trim", &[ty.clone(), wide(&[])], |_, a| vec![a[0].pad_general(&a[1], &low, &high, &interior)]);
+    }
     check("pad", &[ty.clone(), wide(&[])], |_, a| vec![a[0].pad(&a[1], &[1, 0], &[0, 2])]);
     check("barrier", &[ty.clone(), wide(&[2])], |f, a| f.optimization_barrier(&[&a[0], &a[1]]));
-    check("named", &[ty.clone()], |_, a| vec![a[0].exp().named("a name")]);
+    check("named", std::slice::from_ref(&ty), |_, a| vec![a[0].exp().named("a name")]);
+}
+
+#[test]
+fn windows_that_slide() {
+    let window = |sizes: [usize; 2], strides: [usize; 2], low: [usize; 2], high: [usize; 2]| Window {
+        sizes: sizes.to_vec(),
+        strides: strides.to_vec(),
+        low: low.to_vec(),
+        high: high.to_vec(),
+    };
+    for window in [
+        window([1, 3], [1, 1], [0, 2], [0, 0]),
+        window([2, 2], [1, 1], [0, 0], [0, 0]),
+        window([2, 3], [2, 3], [1, 0], [0, 2]),
+        window([1, 2], [3, 2], [0, 4], [0, 3]),
+        window([3, 1], [1, 2], [3, 0], [4, 0]),
+    ] {
+        let what = format!("{window:?}");
+        check(&what, &[wide(&[4, 5])], |_, a| vec![a[0].reduce_window(&window, Reducer::Add)]);
+    }
+    check("sums of what came before", &[wide(&[3, 4])], |_, a| vec![a[0].cumulative(Reducer::Add, 1)]);
 }
 
 #[test]
@@ -153,7 +180,7 @@ fn windows_at_places_that_are_values() {
     // One start is beyond the last at which the window fits.
     for (row, column) in [(1, 2), (3, 9), (-2, 0)] {
         let starts = move |f: &Builder| [f.scalar(row, Dtype::I32), f.scalar(column, Dtype::I32)];
-        check("dynamic slice", &[ty.clone()], |f, a| {
+        check("dynamic slice", std::slice::from_ref(&ty), |f, a| {
             let [row, column] = starts(f);
             vec![a[0].dynamic_slice(&[&row, &column], &[2, 3])]
         });

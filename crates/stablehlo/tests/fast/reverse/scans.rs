@@ -1,9 +1,9 @@
-//! Scans.
+//! Loops, and code that is computed again.
 
 use super::*;
-use stablehlo::{DotDimensions, Precision, Save};
+use stablehlo::{DotDimensions, Kind, Precision, Save};
 
-/// (carry [2, 3], weight [3, 3], constant [3]) -> (tanh(carry weight) + constant, a part).
+/// (carry [2, 3], weight [3, 3], constant [3]) -> (tanh(carry weight) + constant carry, a part).
 fn layer() -> Traced {
     trace(&[wide(&[2, 3]), wide(&[3, 3]), wide(&[3])], |_, a| {
         let product = a[0].dot_general(&a[1], DotDimensions::contract(1, 0), Dtype::F64, Precision::Default);
@@ -18,16 +18,196 @@ fn policies() -> [Save; 4] {
     [Save::Carry, Save::Named(vec!["product".into()]), Save::Products, Save::Everything]
 }
 
-#[test]
-fn a_scan_over_layers() {
+/// (hidden, weights of four layers, constant) -> (hidden, parts), by a scan.
+fn scanned(save: Save, reverse: bool) -> Traced {
     let layer = layer();
+    trace(&[wide(&[2, 3]), wide(&[4, 3, 3]), wide(&[3])], |f, a| {
+        let scan = if reverse { Builder::scan_reverse } else { Builder::scan };
+        let scanned = scan(f, 4, &layer, &[&a[0]], &[&a[1]], &[&a[2]], save);
+        vec![scanned.carry[0].clone(), scanned.ys[0].clone()]
+    })
+    .expect("layers")
+}
+
+/// The same without a loop.
+fn unrolled(reverse: bool) -> Traced {
+    let layer = layer();
+    trace(&[wide(&[2, 3]), wide(&[4, 3, 3]), wide(&[3])], |f, a| {
+        let (mut hidden, mut parts) = (a[0].clone(), vec![]);
+        for i in 0..4 {
+            let i = if reverse { 3 - i } else { i };
+            let weight = a[1].slice(&[i, 0, 0], &[i + 1, 3, 3]).reshape(&[3, 3]);
+            let results = f.call(&layer, &[&hidden, &weight, &a[2]]);
+            hidden = results[0].clone();
+            parts.push(results[1].reshape(&[1, 2]));
+        }
+        if reverse {
+            parts.reverse();
+        }
+        vec![hidden, f.concatenate(&parts.iter().collect::<Vec<_>>(), 0)]
+    })
+    .expect("layers")
+}
+
+fn arguments(function: &Traced) -> Vec<Array> {
+    function.argument_types().iter().enumerate().map(|(i, ty)| array(ty, i as u64)).collect()
+}
+
+/// The value and all gradients.
+fn gradients(function: &Traced) -> Vec<f64> {
+    let arguments = arguments(function);
+    let all: Vec<usize> = (0..arguments.len()).collect();
+    let gradient = gradient(&weighted(function), &all);
+    gradient.function().interpret(&arguments).expect("gradients").iter().flat_map(Array::to_floats).collect()
+}
+
+#[test]
+fn a_scan_has_the_derivative_of_differences() {
     for save in policies() {
         for reverse in [false, true] {
-            check(&format!("{save:?}"), &[wide(&[2, 3]), wide(&[4, 3, 3]), wide(&[3])], |f, a| {
-                let scan = if reverse { Builder::scan_reverse } else { Builder::scan };
-                let scanned = scan(f, 4, &layer, &[&a[0]], &[&a[1]], &[&a[2]], save.clone());
-                vec![scanned.carry[0].clone(), scanned.ys[0].clone()]
-            });
+            let function = scanned(save.clone(), reverse);
+            check_at(&format!("{save:?}"), &function, &arguments(&function), &[0, 1, 2]);
+            check_at(&format!("{save:?}, weights"), &function, &arguments(&function), &[1]);
+            check_at(&format!("{save:?}, a constant"), &function, &arguments(&function), &[2]);
         }
+    }
+}
+
+#[test]
+fn a_scan_is_the_layers_one_after_the_other() {
+    for reverse in [false, true] {
+        let expected = gradients(&unrolled(reverse));
+        for save in policies() {
+            let found = gradients(&scanned(save.clone(), reverse));
+            assert!(
+                found.iter().zip(&expected).all(|(f, e)| (f - e).abs() <= 1e-12),
+                "{save:?}: {found:?} {expected:?}"
+            );
+        }
+    }
+}
+
+/// The sizes of what the forward scan of a gradient stacks besides its own results, sorted.
+fn kept(save: Save) -> Vec<usize> {
+    let gradient = gradient(&weighted(&scanned(save, false)), &[0, 1, 2]);
+    let function = gradient.function();
+    let mut sizes = vec![];
+    let is_forward = |kind: &Kind| matches!(kind, Kind::Scan(scan) if !scan.reverse);
+    for operation in function.body.operations.iter().filter(|op| is_forward(&op.kind)) {
+        sizes.extend(operation.results[2..].iter().map(|id| function.type_of(*id).elements()));
+    }
+    sizes.sort_unstable();
+    sizes
+}
+
+#[test]
+fn policies_keep_what_they_say() {
+    let one = 4 * 2 * 3;
+    assert_eq!(kept(Save::Carry), [one]);
+    assert_eq!(kept(Save::Products), [one, one]);
+    assert_eq!(kept(Save::Named(vec!["product".into()])), [one, one]);
+    assert_eq!(kept(Save::Named(vec!["nothing".into()])), [one]);
+    // What tanh returned, of which the slope is made; nobody reads the product then.
+    assert_eq!(kept(Save::Everything), [one, one]);
+}
+
+#[test]
+fn what_is_computed_again_waits_for_the_cotangent() {
+    let barriers = |save| {
+        let text = |f: &Traced| format!("{:?}", f.function());
+        text(&gradient(&weighted(&scanned(save, false)), &[0])).matches("OptimizationBarrier").count()
+    };
+    assert_eq!(barriers(Save::Carry), 1);
+    assert_eq!(barriers(Save::Products), 1);
+    assert_eq!(barriers(Save::Everything), 0);
+}
+
+#[test]
+fn scans_nest() {
+    for save in policies() {
+        let layer = layer();
+        let block = trace(&[wide(&[2, 3]), wide(&[2, 3, 3]), wide(&[3])], |f, a| {
+            let scanned = f.scan(2, &layer, &[&a[0]], &[&a[1]], &[&a[2]], save.clone());
+            vec![scanned.carry[0].sin_cos(), scanned.ys[0].clone()]
+        })
+        .expect("a block");
+        for outer in policies() {
+            let function = trace(&[wide(&[2, 3]), wide(&[2, 2, 3, 3]), wide(&[3])], |f, a| {
+                let scanned = f.scan(2, &block, &[&a[0]], &[&a[1]], &[&a[2]], outer.clone());
+                vec![scanned.carry[0].clone(), scanned.ys[0].clone()]
+            })
+            .expect("blocks");
+            check_at(&format!("{save:?} in {outer:?}"), &function, &arguments(&function), &[0, 1, 2]);
+        }
+    }
+}
+
+trait SinCos {
+    fn sin_cos(&self) -> Value;
+}
+
+impl SinCos for Value {
+    fn sin_cos(&self) -> Value {
+        self.unary(stablehlo::Unary::Sine) + self.unary(stablehlo::Unary::Cosine)
+    }
+}
+
+#[test]
+fn a_scan_carries_what_has_no_derivative() {
+    // A counter, a value that only becomes active in the first turn, and a sum that no one reads.
+    let body = trace(
+        &[TensorType::scalar(Dtype::I32), wide(&[]), wide(&[]), wide(&[]), TensorType::scalar(Dtype::I32)],
+        |_, a| {
+            let number = a[0].convert(Dtype::F64);
+            let next = &a[1] * &a[3] + &number;
+            let index = a[4].convert(Dtype::F64);
+            vec![&a[0] + a[0].like(1), next.clone(), &a[2] + &next, next * index, a[0].clone()]
+        },
+    )
+    .expect("a body");
+    let function = trace(&[wide(&[3]), TensorType::new(Dtype::I32, [3])], |f, a| {
+        let (count, zero) = (f.scalar(0, Dtype::I32), f.scalar(0.5, Dtype::F64));
+        let scanned = f.scan(3, &body, &[&count, &zero, &zero], &[&a[0], &a[1]], &[], Save::Carry);
+        vec![scanned.carry[1].clone(), scanned.ys[0].clone(), scanned.ys[1].clone()]
+    })
+    .expect("a function");
+    let arguments = [array(&wide(&[3]), 0), Array::ints(Dtype::I32, [3], [2, -1, 3]).expect("an array")];
+    check_at("counters", &function, &arguments, &[0]);
+}
+
+#[test]
+fn a_derivative_has_a_derivative() {
+    for save in [Save::Carry, Save::Everything] {
+        let function = scanned(save, false);
+        // The squared length of the gradient, as a function.
+        let first = gradient(&weighted(&function), &[0, 1, 2]);
+        let length = trace(&function.argument_types(), |f, a| {
+            let found = f.call(&first, &a.iter().collect::<Vec<_>>());
+            let square = |v: &Value| (v * v).reduce(Reducer::Add, &(0..v.shape().len()).collect::<Vec<_>>());
+            vec![found[1..].iter().map(square).reduce(|a, b| a + b).expect("gradients")]
+        })
+        .expect("a length");
+        check_at("second order", &length, &arguments(&function), &[0, 1, 2]);
+    }
+}
+
+#[test]
+fn code_that_is_computed_again_has_the_same_derivative() {
+    let layer = layer();
+    let types = layer.argument_types();
+    let plain = trace(&types, |f, a| {
+        let a: Vec<&Value> = a.iter().collect();
+        f.call(&layer, &a)
+    });
+    let expected = gradients(&plain.expect("a layer"));
+    for save in policies() {
+        let again = trace(&types, |f, a| f.remat(&layer, &a.iter().collect::<Vec<_>>(), save.clone()));
+        let again = again.expect("a layer");
+        assert_eq!(gradients(&again), expected, "{save:?}");
+        // The product stands in the program once more if it is not kept.
+        let text = format!("{:?}", gradient(&weighted(&again), &[0, 1, 2]).function());
+        let products = if matches!(save, Save::Carry) { 4 } else { 3 };
+        assert_eq!(text.matches("DotGeneral(").count(), products, "{save:?}");
+        assert_eq!(text.contains("OptimizationBarrier"), save != Save::Everything, "{save:?}");
     }
 }

@@ -7,13 +7,12 @@ use grpo_core::advantages::Whitening;
 use grpo_core::{AdvantageConfig, AdvantageEstimator};
 use models::{CharTokenizer, Tokenizer};
 use policy::{Completion, RolloutEngine, RolloutRequest, Sampling};
-use rewards::RewardFailure;
 use std::sync::Mutex;
 
 /// Says the same to every prompt: texts, of which those without a full stop are cut off.
-struct Script {
-    sampled: &'static [&'static str],
-    greedy: &'static str,
+pub(super) struct Script {
+    pub(super) sampled: &'static [&'static str],
+    pub(super) greedy: &'static str,
 }
 
 impl RolloutEngine for Script {
@@ -34,7 +33,7 @@ fn completion(text: &str) -> policy::Result<Completion> {
 }
 
 /// The completion as a number to some power.
-struct Power(&'static str, i32);
+pub(super) struct Power(pub(super) &'static str, pub(super) i32);
 
 impl RewardFn for Power {
     fn name(&self) -> &str {
@@ -46,7 +45,7 @@ impl RewardFn for Power {
 }
 
 /// A run of one group per step; rewards are the number that is said, and half its negative square where `squares`.
-fn scripted(script: Script, config: TrainConfig, squares: bool) -> Trainer {
+pub(super) fn scripted(script: Script, config: TrainConfig, squares: bool) -> Trainer {
     let mut config = TrainConfig { warmup: WarmupConfig { steps: 0, ..Default::default() }, ..config };
     (config.grpo.prompts_per_step, config.grpo.num_generations) = (1, script.sampled.len());
     config.grpo.steps_per_generation = 1;
@@ -59,7 +58,7 @@ fn scripted(script: Script, config: TrainConfig, squares: bool) -> Trainer {
     with_parts(config, terms, script).unwrap()
 }
 
-fn with_parts(config: TrainConfig, terms: Vec<(Box<dyn RewardFn>, f32)>, script: Script) -> Result<Trainer> {
+pub(super) fn with_parts(config: TrainConfig, terms: Vec<(Box<dyn RewardFn>, f32)>, script: Script) -> Result<Trainer> {
     let dataset = TaskMixture::from_tasks(vec![(Arc::new(Comparison { max_number: 50 }), 1.0)], 0.1, 0)?;
     let parts = Parts {
         dataset: Box::new(dataset),
@@ -71,7 +70,7 @@ fn with_parts(config: TrainConfig, terms: Vec<(Box<dyn RewardFn>, f32)>, script:
 }
 
 /// 2 tokens of reward 1, and 4 tokens, without an end, of reward 3.
-const TWO: Script = Script { sampled: &["1.", "0003"], greedy: "2." };
+pub(super) const TWO: Script = Script { sampled: &["1.", "0003"], greedy: "2." };
 
 fn step(script: Script, advantages: AdvantageConfig, squares: bool) -> StepReport {
     let mut config = small();
@@ -320,167 +319,6 @@ fn a_loss_that_is_not_finite_is_skipped_with_the_guard_only() {
     let report = guarded.warmup_step().unwrap();
     assert!(report.skipped && report.loss.is_nan() && report.step == 1);
     assert_eq!((guarded.counters().optimizer_steps, guarded.counters().skipped_in_a_row), (0, 1));
-}
-
-/// The number that is said, and a failure where nothing is said that is one.
-struct Failing;
-
-impl RewardFn for Failing {
-    fn name(&self) -> &str {
-        "failing"
-    }
-    fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
-        input.completion.parse().ok()
-    }
-    fn score_batch(&self, inputs: &[RewardInput<'_>]) -> Vec<std::result::Result<Option<f32>, RewardFailure>> {
-        let failure = || RewardFailure::new("the judge is on strike");
-        inputs.iter().map(|input| self.score(input).map(Some).ok_or_else(failure)).collect()
-    }
-}
-
-/// Rewards 1 and 3 beside one that failed: as if there were two, and the third is not trained on.
-#[rstest]
-fn a_completion_that_was_not_judged_is_left_out_of_its_group(
-    #[values(AdvantageEstimator::Group, AdvantageEstimator::Gdpo)] estimator: AdvantageEstimator,
-) {
-    let mut config = TrainConfig { warmup: WarmupConfig { steps: 0, ..Default::default() }, ..small() };
-    (config.grpo.prompts_per_step, config.grpo.num_generations, config.grpo.steps_per_generation) = (1, 3, 1);
-    (config.rollout.max_completion_length, config.model.shape_mut().max_position_embeddings) = (4, 32);
-    config.grpo.advantages = AdvantageConfig { estimator, whiten: None, ..Default::default() };
-    let terms: Vec<(Box<dyn RewardFn>, f32)> = vec![(Box::new(Failing), 1.0), (Box::new(Power("zero", 0)), 1.0)];
-    let script = Script { sampled: &["1.", "<.", "3."], greedy: "1." };
-    let mut trainer = unjudged(config, terms, script);
-    let report = trainer.grpo_step().unwrap();
-    let advantages: Vec<f32> = report.samples.iter().map(|sample| sample.advantage).collect();
-    assert!((advantages[0] + 0.707).abs() < 1e-3 && (advantages[2] - 0.707).abs() < 1e-3, "{advantages:?}");
-    assert_eq!(advantages[1], 0.0);
-    assert_eq!(report.samples[1].reward.total, None);
-    assert_eq!((report.metric("rewards/failing/failures"), report.metric("reward")), (1.0, 3.0));
-    assert_eq!(report.metrics.value("rewards/zero/failures"), None);
-}
-
-/// A trainer whose rewards judge reference answers, so that they pass the probe.
-fn unjudged(config: TrainConfig, terms: Vec<(Box<dyn RewardFn>, f32)>, script: Script) -> Trainer {
-    let dataset = TaskMixture::from_tasks(
-        vec![(Arc::new(data::task::Addition { max_number: 99, zero_pad: false }), 1.0)],
-        0.1,
-        0,
-    );
-    let parts = Parts {
-        dataset: Box::new(dataset.unwrap()),
-        rewards: Rewards::from_terms(terms).unwrap(),
-        engine: Box::new(script),
-        ..Parts::from_config(&config).unwrap()
-    };
-    Trainer::with_parts(config, parts).unwrap()
-}
-
-#[test]
-fn failures_in_a_row_end_the_steps_with_the_name_and_the_last_message() {
-    let mut config = TrainConfig { warmup: WarmupConfig { steps: 0, ..Default::default() }, ..small() };
-    (config.grpo.prompts_per_step, config.grpo.num_generations, config.grpo.steps_per_generation) = (1, 2, 1);
-    (config.rollout.max_completion_length, config.model.shape_mut().max_position_embeddings) = (4, 32);
-    config.rewards.max_consecutive_failures = 5;
-    let mut trainer = unjudged(config, vec![(Box::new(Failing), 1.0)], Script { sampled: &["<.", ">."], greedy: "1." });
-    for _ in 0..2 {
-        let report = trainer.grpo_step().unwrap();
-        assert_eq!(report.metric("rewards/failing/failures"), 2.0);
-        assert!(report.samples.iter().all(|sample| sample.advantage == 0.0), "a step without any reward");
-    }
-    let before = trainer.counters();
-    let error = trainer.grpo_step().unwrap_err().to_string();
-    assert!(error.contains("`failing` has failed to judge 5 completions in a row"), "{error}");
-    assert!(error.contains("the judge is on strike"), "{error}");
-    assert_eq!(trainer.counters(), before, "the step was taken back");
-}
-
-#[test]
-fn a_reward_that_cannot_judge_is_said_before_anything_is_trained() {
-    // The answers to comparisons are no numbers.
-    let error = with_parts(small(), vec![(Box::new(Failing), 1.0)], TWO).map(drop).unwrap_err().to_string();
-    assert!(error.contains("`failing` cannot judge a completion: the judge is on strike"), "{error}");
-}
-
-/// Of four samples two give at least 1.
-const FOUR: Script = Script { sampled: &["1.", "0.", "0.", "3."], greedy: "0." };
-
-fn evaluated(change: impl FnOnce(&mut TrainConfig)) -> crate::eval::EvalReport {
-    let mut config = small();
-    config.eval.num_generations = 4;
-    config.eval.pass_reward = "number".into();
-    change(&mut config);
-    scripted(FOUR, config, true).evaluate().unwrap()
-}
-
-#[test]
-fn evaluations_estimate_pass_at_k_from_their_samples() {
-    let greedy = evaluated(|_| {});
-    assert_eq!((greedy.pass_at_1, greedy.problems), (0.0, 16));
-    assert!(greedy.pass_at.is_empty());
-    let found = evaluated(|config| config.eval.pass_at = vec![1, 2, 3]);
-    assert_eq!(found.pass_at_1, 0.5);
-    // One of two is right unless both are among the two wrong ones: 1 - 1 / 6.
-    assert!((found.pass_at[&2].all - 5.0 / 6.0).abs() < 1e-12);
-    assert_eq!((found.pass_at[&3].all, found.pass_at[&3].by_source["comparison"]), (1.0, 1.0));
-    assert_eq!(found.pass_at_1_by_task["comparison"], 0.5);
-    for report in [greedy, found] {
-        assert_eq!((report.mean_rewards["number"], report.mean_rewards["square"]), (1.0, 2.5));
-        assert_eq!(report.mean_reward, Some(1.0 - 0.5 * 2.5));
-    }
-}
-
-#[test]
-fn greedy_evaluations_have_one_completion_per_problem() {
-    let found = evaluated(|config| config.eval.temperature = Some(0.0));
-    assert_eq!((found.pass_at_1, found.mean_reward), (0.0, Some(0.0)));
-    let passed = evaluated(|config| {
-        config.eval.temperature = Some(0.0);
-        config.eval.pass_at = vec![1];
-        config.eval.pass_reward = "square".into();
-    });
-    assert_eq!(passed.pass_at_1, 0.0);
-}
-
-#[test]
-fn what_passes_has_to_be_a_reward_of_the_run() {
-    let mut config = small();
-    config.eval.pass_reward = "nobody".into();
-    let error = with_parts(config, vec![(Box::new(Power("number", 1)), 1.0)], TWO).err().unwrap().to_string();
-    assert!(error.contains("`eval.pass_reward`") && error.contains("number"), "{error}");
-}
-
-#[test]
-fn a_full_sweep_takes_every_held_out_row_there_is() {
-    /// Five held-out rows.
-    struct Finite(TaskMixture);
-    impl data::Dataset for Finite {
-        fn next_batch(&mut self, count: usize) -> data::Result<Vec<Item>> {
-            self.0.next_batch(count)
-        }
-        fn held_out(&self, count: usize) -> data::Result<Vec<Item>> {
-            self.0.held_out(count)
-        }
-        fn num_held_out(&self) -> Option<usize> {
-            Some(5)
-        }
-        fn probe(&self, count: usize) -> data::Result<Vec<Item>> {
-            self.0.probe(count)
-        }
-        fn cursor(&self) -> u64 {
-            self.0.cursor()
-        }
-        fn set_cursor(&mut self, cursor: u64) {
-            self.0.set_cursor(cursor);
-        }
-    }
-    let mut config = small();
-    config.eval.num_problems = 0;
-    let endless = Trainer::new(config.clone()).err().unwrap().to_string();
-    assert!(endless.contains("`eval.num_problems`") && endless.contains("without end"), "{endless}");
-    let tasks: data::WeightedTasks = vec![(Arc::new(Comparison { max_number: 50 }), 1.0)];
-    let dataset = Box::new(Finite(TaskMixture::from_tasks(tasks, 0.1, 0).unwrap()));
-    let parts = Parts { dataset, ..Parts::from_config(&config).unwrap() };
-    assert_eq!(Trainer::with_parts(config, parts).unwrap().evaluate().unwrap().problems, 5);
 }
 
 /// PPO's values are 0 in the first step, so that advantages before whitening are discounted rewards.

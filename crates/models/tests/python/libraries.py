@@ -1,7 +1,4 @@
-"""What this crate writes, read by the libraries that it is written for. By hand, with torch, transformers and peft installed:
-
-    cargo build -p grpo-models --example rewrite_folder
-    python crates/models/tests/libraries.py
+"""What this crate writes, read by the libraries that it is written for; main.rs runs it.
 
 Random checkpoints of every family are made by transformers, and adapters of them by peft. Each is read and written again by the
 example, in every number type, in one file and in several, and loaded by transformers and peft: every tensor and every logit has to
@@ -19,7 +16,6 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 from transformers.utils import logging
 
-ROOT = pathlib.Path(__file__).parents[3]
 SHAPE = dict(
     vocab_size=64,
     hidden_size=32,
@@ -75,7 +71,7 @@ def same(name, ours, theirs):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--program", default=ROOT / "target/debug/examples/rewrite_folder")
+    parser.add_argument("--program", required=True, help="the example rewrite_folder")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")

@@ -1,0 +1,104 @@
+//! What a compiler says of one program, and the folder that remembers it.
+
+use super::compile::Compiler;
+use super::cost::Cost;
+use crate::error::failed;
+use grpo_core::error::Result;
+use pjrt::{Cache, CompileOptions, Executable, Key};
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// Entries of another form are not found.
+const FORM: &[u8] = b"analysis 1";
+
+/// What a compiler says of one program, per device. Bytes are what it has allotted.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Analysis {
+    /// Bytes of all arguments.
+    pub argument_bytes: u64,
+    /// All results, with those that take over an argument's memory.
+    pub output_bytes: u64,
+    /// Results that take over an argument's memory.
+    pub alias_bytes: u64,
+    /// Everything else that a run allocates.
+    pub temp_bytes: u64,
+    /// Bytes of the program's code.
+    pub code_bytes: u64,
+    /// The compiler's estimates, with the body of a loop counted once, or why there are none.
+    pub cost: std::result::Result<Cost, String>,
+    /// What compiling took in seconds.
+    pub compile_seconds: f64,
+    /// Whether it was compiled before, and read from a folder now.
+    #[serde(skip)]
+    pub from_cache: bool,
+}
+
+impl Analysis {
+    fn of(executable: &Executable, compile_seconds: f64) -> Result<Self> {
+        let memory = executable.memory_stats().map_err(failed)?;
+        let bytes = |value: i64| u64::try_from(value).unwrap_or(0);
+        Ok(Self {
+            argument_bytes: bytes(memory.argument),
+            output_bytes: bytes(memory.output),
+            alias_bytes: bytes(memory.alias),
+            temp_bytes: bytes(memory.temp),
+            code_bytes: bytes(memory.generated_code),
+            cost: Cost::of(executable)?,
+            compile_seconds,
+            from_cache: false,
+        })
+    }
+
+    /// What has to fit into the device's memory: arguments, results that are not aliased, temporaries and code.
+    pub fn total_bytes(&self) -> u64 {
+        let all = self.argument_bytes + self.output_bytes + self.temp_bytes + self.code_bytes;
+        all.saturating_sub(self.alias_bytes)
+    }
+}
+
+/// The folder in this user's cache that [`Compiler::with_cache`] is usually given; `None` for a user without one.
+pub fn user_cache() -> Option<PathBuf> {
+    Some(pjrt::install::cache_dir().ok()?.with_file_name("aot"))
+}
+
+impl Compiler {
+    /// Remembers in `directory` what the compiler says of a program, for this and later processes: a program that was
+    /// compiled before, by the same version of the compiler for the same target, is not compiled again.
+    #[must_use]
+    pub fn with_cache(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.cache = Some(Cache::new(directory));
+        self
+    }
+
+    /// Compiles `program`, the text of a module, and says what the compiler says of it.
+    ///
+    /// # Errors
+    /// [`grpo_core::Error::Backend`] when the compiler refuses, or when others may write to the folder that remembers.
+    pub fn analyse(&self, program: &str, options: &CompileOptions) -> Result<Analysis> {
+        let Some(cache) = &self.cache else { return self.compile_and_analyse(program, options) };
+        let key = self.key(program, options)?;
+        let remembered = cache.read(&key).map_err(failed)?;
+        if let Some(analysis) = remembered.and_then(|entry| serde_json::from_slice::<Analysis>(&entry).ok()) {
+            return Ok(Analysis { from_cache: true, ..analysis });
+        }
+        let analysis = self.compile_and_analyse(program, options)?;
+        let written = serde_json::to_vec(&analysis).map_err(|error| error.to_string());
+        if let Err(error) = written.and_then(|entry| cache.write(&key, &entry).map_err(|error| error.to_string())) {
+            tracing::warn!("{error}: the program will be compiled again next time");
+        }
+        Ok(analysis)
+    }
+
+    fn compile_and_analyse(&self, program: &str, options: &CompileOptions) -> Result<Analysis> {
+        let began = Instant::now();
+        let executable = self.topology().compile(program, options).map_err(failed)?;
+        Analysis::of(&executable, began.elapsed().as_secs_f64())
+    }
+
+    fn key(&self, program: &str, options: &CompileOptions) -> Result<Key> {
+        let version = self.version()?;
+        let target = self.target();
+        Ok(Key::of(&[FORM, version.as_bytes(), target.description().as_bytes(), &options.encode(), program.as_bytes()]))
+    }
+}

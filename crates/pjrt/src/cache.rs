@@ -1,0 +1,116 @@
+//! A folder of entries that are found by what they were made of.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use sha2::{Digest, Sha256};
+
+use crate::access;
+use crate::error::{Error, Result};
+
+/// A directory of entries: what took long to make, found by everything that it was made of.
+///
+/// Several processes may share a directory, but not several users: an entry that another user may write to is refused. One
+/// that is damaged does not exist.
+///
+/// ```
+/// use pjrt::{Cache, Key};
+///
+/// # let folder = tempfile::tempdir()?;
+/// let cache = Cache::new(folder.path());
+/// let key = Key::of(&[b"compiler 1.2", b"a program"]);
+/// assert_eq!(cache.read(&key)?, None);
+/// cache.write(&key, b"what the compiler made of it")?;
+/// assert_eq!(cache.read(&key)?.as_deref(), Some(&b"what the compiler made of it"[..]));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Cache {
+    directory: PathBuf,
+}
+
+/// What an entry was made of, as a SHA-256.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Key([u8; DIGEST]);
+
+/// An entry: this, its key, the digest of the rest, and the rest.
+const MAGIC: &[u8; 16] = b"pjrt-executable1";
+const DIGEST: usize = 32;
+
+impl Key {
+    /// The key of all `parts` in this order.
+    pub fn of(parts: &[&[u8]]) -> Self {
+        let mut hasher = Sha256::new();
+        for part in parts {
+            // The length keeps neighbours apart.
+            hasher.update((part.len() as u64).to_le_bytes());
+            hasher.update(part);
+        }
+        Key(hasher.finalize().into())
+    }
+}
+
+impl Cache {
+    /// Uses `directory`, which is created when the first entry is written.
+    pub fn new(directory: impl Into<PathBuf>) -> Self {
+        Cache { directory: directory.into() }
+    }
+
+    /// The entry of `key`; `None` if there is none, or if it is damaged.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Exposed`] if others may write to the entry or to a folder above it.
+    pub fn read(&self, key: &Key) -> Result<Option<Vec<u8>>> {
+        let path = self.path(key);
+        if let Ok(place) = path.canonicalize().or_else(|_| self.directory.canonicalize()) {
+            access::check(&place)?;
+        }
+        Ok(read(&path, key))
+    }
+
+    /// Writes the entry of `key`, in the place of the one that is there.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Cache`] if it cannot be written.
+    pub fn write(&self, key: &Key, content: &[u8]) -> Result<()> {
+        let path = self.path(key);
+        write(&path, key, content).map_err(|reason| Error::Cache { path, reason })
+    }
+
+    fn path(&self, key: &Key) -> PathBuf {
+        let name: String = key.0.iter().map(|byte| format!("{byte:02x}")).collect();
+        self.directory.join(name + ".pjrt")
+    }
+}
+
+fn read(path: &Path, key: &Key) -> Option<Vec<u8>> {
+    let mut entry = fs::read(path).ok()?;
+    let head = MAGIC.len() + 2 * DIGEST;
+    let (front, content) = entry.split_at_checked(head)?;
+    let digest: [u8; DIGEST] = Sha256::digest(content).into();
+    let intact = front == [&MAGIC[..], &key.0, &digest].concat();
+    entry.drain(..head);
+    intact.then_some(entry)
+}
+
+/// Writes beside the entry and renames: a reader sees all of it or nothing.
+fn write(path: &Path, key: &Key, content: &[u8]) -> std::io::Result<()> {
+    static COUNTER: AtomicU64 = AtomicU64::new(0);
+    let unique = COUNTER.fetch_add(1, Ordering::Relaxed);
+    let temporary = path.with_extension(format!("{}-{unique}.tmp", std::process::id()));
+    access::create_folder(path.parent().unwrap_or(path))?;
+    let digest: [u8; DIGEST] = Sha256::digest(content).into();
+    let written = fs::File::create(&temporary).and_then(|mut file| {
+        file.write_all(&[&MAGIC[..], &key.0, &digest].concat())?;
+        file.write_all(content)
+    });
+    let result = written.and_then(|()| fs::rename(&temporary, path));
+    if result.is_err() {
+        let _ = fs::remove_file(&temporary);
+    }
+    result
+}

@@ -1,0 +1,96 @@
+//! What the TPU compiler makes of derivatives: the memory that policies hold.
+
+use crate::compile_text;
+use stablehlo::{Builder, DotDimensions, Dtype, Precision, Reducer, Save, TensorType, Traced, Unary, Value, trace};
+
+const LAYERS: usize = 6;
+const HIDDEN: usize = 512;
+const MLP: usize = 2048;
+
+fn ty(dtype: Dtype, shape: &[usize]) -> TensorType {
+    TensorType::new(dtype, shape)
+}
+
+fn product(x: &Value, weight: &Value) -> Value {
+    let weight = weight.convert(Dtype::Bf16);
+    x.dot_general(&weight, DotDimensions::contract(1, 0), Dtype::Bf16, Precision::Default)
+}
+
+/// A gated feed-forward layer with f32 weights in bf16 arithmetic.
+fn layer(rows: usize) -> Traced {
+    let (hidden, up, down) =
+        (ty(Dtype::Bf16, &[rows, HIDDEN]), ty(Dtype::F32, &[HIDDEN, MLP]), ty(Dtype::F32, &[MLP, HIDDEN]));
+    trace(&[hidden, up.clone(), up, down], |_, a| {
+        let gate = product(&a[0], &a[1]);
+        let gated = &gate * gate.unary(Unary::Logistic) * product(&a[0], &a[2]);
+        vec![&a[0] + product(&gated, &a[3])]
+    })
+    .expect("a layer")
+}
+
+fn shapes(layers: usize, rows: usize) -> Vec<TensorType> {
+    let weights = [[layers, HIDDEN, MLP], [layers, HIDDEN, MLP], [layers, MLP, HIDDEN]];
+    let weights = weights.iter().map(|shape| ty(Dtype::F32, shape));
+    std::iter::once(ty(Dtype::Bf16, &[rows, HIDDEN])).chain(weights).collect()
+}
+
+/// The bytes that the gradients of the weights of all layers take besides themselves.
+fn temporaries(layers: usize, rows: usize, body: impl FnOnce(&Builder, &[Value]) -> Value) -> i64 {
+    let types = shapes(layers, rows);
+    let loss = trace(&types, |f, a| {
+        let out = body(f, a).convert(Dtype::F32);
+        vec![(&out * &out).reduce(Reducer::Add, &[0, 1])]
+    })
+    .expect("a loss");
+    let f = Builder::new();
+    let a: Vec<Value> = types.iter().map(|ty| f.argument("", ty.clone())).collect();
+    let (results, pullback) = f.vjp(&loss, &a.iter().collect::<Vec<_>>(), &[1, 2, 3]).expect("a derivative");
+    let found = pullback.call(&[&results[0].like(1.0)]);
+    let named: Vec<(&str, &Value)> = results.iter().chain(&found).map(|v| ("", v)).collect();
+    let program = f.finish("gradients", &named).expect("a program").to_string();
+    compile_text(&program).memory_stats().expect("memory statistics").temp
+}
+
+/// Bytes of one hidden activation of the feed-forward layer.
+fn wide(rows: usize) -> i64 {
+    (rows * MLP * 2) as i64
+}
+
+#[test]
+fn a_scan_holds_what_its_policy_says() {
+    let layer = layer(2048);
+    let held = |save: Save| {
+        temporaries(LAYERS, 2048, |f, a| {
+            f.scan(LAYERS, &layer, &[&a[0]], &[&a[1], &a[2], &a[3]], &[], save).carry[0].clone()
+        })
+    };
+    let (layers, wide) = (LAYERS as i64, wide(2048));
+    let (carry, products, everything) = (held(Save::Carry), held(Save::Products), held(Save::Everything));
+    println!("temporaries: {carry} carry, {products} products, {everything} everything");
+    // The inputs of layers, and what one layer needs.
+    assert!(carry < layers * wide / 4 + 4 * wide, "{carry}");
+    // Two wide products of each layer besides.
+    assert!(products > 2 * layers * wide && products < 3 * layers * wide, "{products}");
+    assert!(everything > 4 * layers * wide, "{everything}");
+}
+
+#[test]
+fn layers_that_are_computed_again_hold_nothing() {
+    let (rows, layers) = (1 << 13, 4);
+    let types = [ty(Dtype::Bf16, &[rows, HIDDEN]), ty(Dtype::F32, &[HIDDEN, MLP]), ty(Dtype::F32, &[MLP, HIDDEN])];
+    let layer = trace(&types, |_, a| vec![product(&product(&a[0], &a[1]).tanh(), &a[2])]).expect("a layer");
+    let held = |save: Save| {
+        temporaries(layers, rows, |f, a| {
+            let weight = |w: &Value, i: usize| {
+                let [_, n, m] = *w.shape() else { panic!("stacked weights") };
+                w.slice(&[i, 0, 0], &[i + 1, n, m]).reshape(&[n, m])
+            };
+            let turn =
+                |x: Value, i| f.remat(&layer, &[&x, &weight(&a[1], i), &weight(&a[3], i)], save.clone()).remove(0);
+            (0..layers).fold(a[0].clone(), turn)
+        })
+    };
+    let (carry, everything) = (held(Save::Carry), held(Save::Everything));
+    println!("temporaries: {carry} carry, {everything} everything");
+    assert!(carry + 2 * wide(rows) < everything, "{carry} {everything}");
+}

@@ -1,0 +1,97 @@
+//! Dtypes of cotangents: given back as they came, and summed in f32.
+
+use super::*;
+use stablehlo::{DotDimensions, Interpreter, Precision, Rounding, Save};
+
+fn narrow(shape: &[usize]) -> TensorType {
+    TensorType::new(Dtype::Bf16, shape)
+}
+
+fn rounded(function: &Traced, arguments: &[Array]) -> Vec<Array> {
+    let f = Builder::new();
+    let values: Vec<Value> = function.argument_types().into_iter().map(|ty| f.argument("", ty)).collect();
+    let results = f.call(function, &values.iter().collect::<Vec<_>>());
+    let results: Vec<(&str, &Value)> = results.iter().map(|v| ("", v)).collect();
+    let module = f.finish("rounded", &results).expect("a module");
+    let interpreter = Interpreter { rounding: Rounding::Dtypes, ..Interpreter::default() };
+    interpreter.run(&module, arguments).expect("results")
+}
+
+/// 1 and 256 times 1/256: the small ones vanish one by one in bf16, and double the large one together.
+const MANY: usize = 256;
+
+#[test]
+fn values_used_often_are_summed_wide() {
+    let function = trace(&[narrow(&[])], |f, a| {
+        let small = f.scalar(1.0 / 256.0, Dtype::Bf16);
+        let used = (0..MANY).map(|_| (&a[0] * &small).convert(Dtype::F32));
+        vec![used.fold(a[0].convert(Dtype::F32), |sum, part| sum + part)]
+    });
+    let found =
+        rounded(&gradient(&function.expect("a function"), &[0]), &[Array::floats(Dtype::Bf16, [], [1.0]).unwrap()]);
+    assert_eq!((found[1].ty(), found[1].to_floats()), (&narrow(&[]), vec![2.0]));
+}
+
+#[test]
+fn constants_of_a_scan_are_summed_wide() {
+    let scalar = TensorType::scalar(Dtype::F32);
+    let body =
+        trace(&[scalar.clone(), scalar.clone(), narrow(&[])], |_, a| vec![&a[0] + &a[1] * a[2].convert(Dtype::F32)]);
+    let body = body.expect("a body");
+    let function = trace(&[narrow(&[])], |f, a| {
+        let xs = f.splat(1.0 / 256.0, TensorType::new(Dtype::F32, [MANY]));
+        let begin = a[0].convert(Dtype::F32);
+        f.scan(MANY, &body, &[&begin], &[&xs], &[&a[0]], Save::Carry).carry
+    });
+    let found =
+        rounded(&gradient(&function.expect("a function"), &[0]), &[Array::floats(Dtype::Bf16, [], [1.0]).unwrap()]);
+    assert_eq!((found[1].ty(), found[1].to_floats()), (&narrow(&[]), vec![2.0]));
+}
+
+#[test]
+fn rows_read_often_are_summed_wide() {
+    let function = trace(&[narrow(&[2, 1])], |f, a| {
+        let ids = f.splat(1, TensorType::new(Dtype::I32, [MANY + 1, 1]));
+        let dimensions = stablehlo::GatherDimensions {
+            offset_dims: vec![1],
+            collapsed_slice_dims: vec![0],
+            start_index_map: vec![0],
+            index_vector_dim: 1,
+            slice_sizes: vec![1, 1],
+            ..Default::default()
+        };
+        let weights = (0..=MANY).map(|i| if i == 0 { 1.0 } else { 1.0 / 256.0 });
+        let weights = f.dense(weights, TensorType::new(Dtype::F32, [MANY + 1, 1]));
+        let rows = a[0].gather(&ids, dimensions, &[MANY + 1, 1]).convert(Dtype::F32);
+        vec![(rows * weights).reduce(Reducer::Add, &[0, 1])]
+    });
+    let arguments = [Array::floats(Dtype::Bf16, [2, 1], [1.0, 2.0]).unwrap()];
+    let found = rounded(&gradient(&function.expect("a function"), &[0]), &arguments);
+    assert_eq!((found[1].ty(), found[1].to_floats()), (&narrow(&[2, 1]), vec![0.0, 2.0]));
+}
+
+#[test]
+fn products_of_bf16_stay_products_of_bf16() {
+    let product = |precision: Precision, operands: Dtype| {
+        let types = [TensorType::new(operands, [4, 3]), TensorType::new(operands, [3, 5])];
+        let function = trace(&types, |_, a| {
+            let product = a[0].dot_general(&a[1], DotDimensions::contract(1, 0), Dtype::F32, precision);
+            vec![(&product * &product).reduce(Reducer::Add, &[0, 1])]
+        });
+        let gradient = gradient(&function.expect("a function"), &[0, 1]);
+        assert_eq!(gradient.result_types()[1..], types);
+        let function = gradient.function().clone();
+        let mut dtypes = vec![];
+        function.visit(|op| {
+            if matches!(op.kind, stablehlo::Kind::DotGeneral(..)) {
+                dtypes.push((function.type_of(op.operands[0]).dtype, function.type_of(op.results[0]).dtype));
+            }
+        });
+        dtypes
+    };
+    use Dtype::*;
+    assert_eq!(product(Precision::Default, Bf16), [(Bf16, F32), (Bf16, Bf16), (Bf16, Bf16)]);
+    // Asked for digits, it keeps those of the cotangent; f16 has not its range.
+    assert_eq!(product(Precision::Highest, Bf16), [(Bf16, F32), (F32, F32), (F32, F32)]);
+    assert_eq!(product(Precision::Default, F16), [(F16, F32), (F32, F32), (F32, F32)]);
+}

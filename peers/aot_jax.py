@@ -1,0 +1,328 @@
+"""What libtpu makes of a whole GRPO training step, and of a rollout, that JAX has written: the other side of `grpo aot configs/train/X.yaml`.
+
+    python3.11 -m venv ~/peers-jax && ~/peers-jax/bin/pip install jax==0.10.2 jaxlib==0.10.2 libtpu==0.0.51
+    python peers/aot_jax.py CONFIG.json --target v6e:1x1 --batch 8 --length 1024
+    python peers/aot_jax.py CONFIG.json --rollout --batch 64 --prompt 256 --length 1024
+
+CONFIG.json is a model's config.json (Qwen2, Qwen3); no weights and no TPU are needed. One JSON object is printed: bytes, the compiler's estimate
+of the time, and how long it compiled.
+
+The step is what tunix or MaxText would run: layers in one scan of which nothing is kept, f32 masters and moments, bf16 products, the head in chunks
+of tokens whose gradients are made in the forward pass, AdamW with a clipped norm, everything donated. The estimate of the time counts the body of a
+loop once, so it is extrapolated from unrolled programs of two and three layers.
+"""
+
+import argparse
+import json
+import math
+import os
+import resource
+import time
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import topologies
+from jax.sharding import SingleDeviceSharding
+
+f32, bf16, i32 = jnp.float32, jnp.bfloat16, jnp.int32
+CLIP_LOW, CLIP_HIGH = 0.2, 0.28
+
+
+class Config:
+    """The shape of a decoder, from config.json."""
+
+    def __init__(self, path, layers=None):
+        with open(path) as file:
+            c = json.load(file)
+        self.vocab, self.hidden, self.mlp = c["vocab_size"], c["hidden_size"], c["intermediate_size"]
+        self.layers = layers or c["num_hidden_layers"]
+        self.heads, self.kv = c["num_attention_heads"], c["num_key_value_heads"]
+        self.head_dim = c.get("head_dim") or self.hidden // self.heads
+        self.theta = (c.get("rope_parameters") or c).get("rope_theta", 1e4)
+        self.eps, self.tied = c["rms_norm_eps"], c.get("tie_word_embeddings", False)
+        self.qk_norm = c["model_type"] == "qwen3"
+        self.bias = c["model_type"] == "qwen2"
+
+    def parameters(self):
+        h, q, k = self.hidden, self.heads * self.head_dim, self.kv * self.head_dim
+        layers = dict(norm1=(h,), norm2=(h,), q=(h, q), k=(h, k), v=(h, k), o=(q, h))
+        layers |= dict(gate=(h, self.mlp), up=(h, self.mlp), down=(self.mlp, h))
+        if self.bias:
+            layers |= dict(bq=(q,), bk=(k,), bv=(k,))
+        if self.qk_norm:
+            layers |= dict(nq=(self.head_dim,), nk=(self.head_dim,))
+        shapes = dict(embed=(self.vocab, h), norm=(h,), layers={n: (self.layers, *s) for n, s in layers.items()})
+        if not self.tied:
+            shapes["head"] = (self.vocab, h)
+        return shapes
+
+
+def struct(shapes, dtype):
+    return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s, dtype), shapes, is_leaf=lambda x: isinstance(x, tuple))
+
+
+def rms_norm(x, weight, eps):
+    y = x.astype(f32)
+    y = y * lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + eps)
+    return (y * weight.astype(f32)).astype(x.dtype)
+
+
+def rotate(x, cos, sin):
+    a, b = jnp.split(x.astype(f32), 2, -1)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)
+
+
+def rope(c, positions):
+    frequencies = c.theta ** (-jnp.arange(0, c.head_dim, 2, dtype=f32) / c.head_dim)
+    angles = positions[..., None, None].astype(f32) * frequencies
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def product(x, w):
+    return lax.dot_general(x, w.astype(x.dtype), (((x.ndim - 1,), (0,)), ((), ())), preferred_element_type=x.dtype)
+
+
+def queries_keys_values(c, x, w, cos, sin):
+    """x [B, T, H] -> q [B, T, K, G, D], k and v [B, T, K, D]."""
+    b, t, _ = x.shape
+    q, k, v = product(x, w["q"]), product(x, w["k"]), product(x, w["v"])
+    if c.bias:
+        q, k, v = q + w["bq"].astype(q.dtype), k + w["bk"].astype(q.dtype), v + w["bv"].astype(q.dtype)
+    q, k = q.reshape(b, t, c.heads, c.head_dim), k.reshape(b, t, c.kv, c.head_dim)
+    if c.qk_norm:
+        q, k = rms_norm(q, w["nq"], c.eps), rms_norm(k, w["nk"], c.eps)
+    q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+    return q.reshape(b, t, c.kv, c.heads // c.kv, c.head_dim), k, v.reshape(b, t, c.kv, c.head_dim)
+
+
+def attention(q, k, v, mask):
+    scores = jnp.einsum("btkgd,bskd->bkgts", q, k, preferred_element_type=f32) * q.shape[-1] ** -0.5
+    p = jax.nn.softmax(jnp.where(mask[:, None, None], scores, -1e30), axis=-1).astype(q.dtype)
+    y = jnp.einsum("bkgts,bskd->btkgd", p, v, preferred_element_type=q.dtype)
+    return y.reshape(*y.shape[:2], -1)
+
+
+def mlp(x, w):
+    gate, up = product(x, w["gate"]), product(x, w["up"])
+    return product(jax.nn.silu(gate.astype(f32)).astype(gate.dtype) * up, w["down"])
+
+
+def hidden_states(c, layers, norm, x, segments, unrolled):
+    b, t, _ = x.shape
+    at = jnp.arange(t)
+    mask = (segments[:, :, None] == segments[:, None, :]) & (at[:, None] >= at[None, :])
+    cos, sin = rope(c, jnp.broadcast_to(at, (b, t)))
+
+    def layer(x, w):
+        w = {name: value.astype(bf16) for name, value in w.items()}
+        q, k, v = queries_keys_values(c, rms_norm(x, w["norm1"], c.eps), w, cos, sin)
+        x = x + product(attention(q, k, v, mask), w["o"])
+        return x + mlp(rms_norm(x, w["norm2"], c.eps), w)
+
+    kept = jax.checkpoint(layer, policy=jax.checkpoint_policies.nothing_saveable, prevent_cse=unrolled)
+    if unrolled:
+        for i in range(c.layers):
+            x = kept(x, {name: value[i] for name, value in layers.items()})
+    else:
+        x, _ = lax.scan(lambda x, w: (kept(x, w), None), x, layers)
+    return rms_norm(x, norm, c.eps)
+
+
+def head_loss(hidden, head, batch, chunk, unrolled):
+    """The clipped loss, and its gradients by hidden states [N, H] and head [V, H], in chunks of tokens."""
+    n, head16 = hidden.shape[0] // chunk, head.astype(hidden.dtype)
+
+    def body(dhead, part):
+        h, target, old, advantage, weight = part
+        logits = lax.dot_general(h, head16, (((1,), (1,)), ((), ())), preferred_element_type=f32).astype(bf16).astype(f32)
+        largest = jnp.max(logits, -1)
+        lse = largest + jnp.log(jnp.sum(jnp.exp(logits - largest[:, None]), -1))
+        hit = lax.broadcasted_iota(i32, logits.shape, 1) == target[:, None]
+        ratio = jnp.exp(jnp.sum(jnp.where(hit, logits, 0.0), -1) - lse - old)
+        free, clipped = ratio * advantage, jnp.clip(ratio, 1 - CLIP_LOW, 1 + CLIP_HIGH) * advantage
+        slope = jnp.where(clipped >= free, -free, 0.0) * weight
+        d = ((hit.astype(f32) - jnp.exp(logits - lse[:, None])) * slope[:, None]).astype(h.dtype)
+        dh = lax.dot_general(d, head16, (((1,), (0,)), ((), ())), preferred_element_type=h.dtype)
+        dhead = dhead + lax.dot_general(d, h, (((0,), (0,)), ((), ())), preferred_element_type=f32)
+        return dhead, (jnp.sum(-jnp.minimum(free, clipped) * weight), dh)
+
+    parts = [x.reshape(n, chunk, *x.shape[1:]) for x in (hidden, *batch)]
+    dhead, (loss, dh) = lax.scan(body, jnp.zeros(head.shape, f32), tuple(parts), unroll=n if unrolled else 1)
+    return loss.sum(), dh.reshape(hidden.shape), dhead
+
+
+def train_step(c, chunk, unrolled, params, state, batch):
+    x = params["embed"][batch["ids"]].astype(bf16)
+    states = lambda layers, norm, x: hidden_states(c, layers, norm, x, batch["segments"], unrolled)
+    hidden, pullback = jax.vjp(states, params["layers"], params["norm"], x)
+    head = params["embed"] if c.tied else params["head"]
+    tokens = [batch[name].reshape(-1) for name in ("targets", "old", "advantages", "weights")]
+    loss, dh, dhead = head_loss(hidden.reshape(-1, c.hidden), head, tokens, chunk, unrolled)
+    dlayers, dnorm, dx = pullback(dh.reshape(hidden.shape))
+    grads = dict(layers=dlayers, norm=dnorm)
+    if c.tied:
+        grads["embed"] = dhead.at[batch["ids"]].add(dx.astype(f32))
+    else:
+        grads |= dict(head=dhead, embed=jnp.zeros(head.shape, f32).at[batch["ids"]].add(dx.astype(f32)))
+    params, state, norm = adamw(params, state, grads)
+    return params, state, dict(loss=loss, grad_norm=norm)
+
+
+def adamw(params, state, grads, lr=1e-6, beta1=0.9, beta2=0.999, eps=1e-8, decay=0.01, max_norm=1.0):
+    norm = jnp.sqrt(sum(jnp.sum(jnp.square(g.astype(f32))) for g in jax.tree.leaves(grads)))
+    scale, step = jnp.minimum(1.0, max_norm / (norm + 1e-6)), state["step"] + 1
+    c1, c2 = 1 - beta1 ** step.astype(f32), 1 - beta2 ** step.astype(f32)
+
+    def update(p, g, m, v):
+        g = g.astype(f32) * scale
+        m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
+        return p - lr * (m / c1 / (jnp.sqrt(v / c2) + eps) + decay * p), m, v
+
+    new = jax.tree.map(update, params, grads, state["m"], state["v"])
+    pick = lambda i: jax.tree.map(lambda x: x[i], new, is_leaf=lambda x: isinstance(x, tuple))
+    return pick(0), dict(m=pick(1), v=pick(2), step=step), norm
+
+
+def rollout(c, length, stop, params, prompts, lengths, key):
+    """prompts [B, P], left-padded, of `lengths` [B] -> tokens and log-probabilities [B, length]."""
+    params = jax.tree.map(lambda x: x.astype(bf16), params)
+    head = params["embed"] if c.tied else params["head"]
+    b, p = prompts.shape
+    total, first = p + length, p - lengths
+    column = jnp.arange(p)
+    there = column[None] >= first[:, None]
+    mask = there[:, None, :] & (column[:, None] >= column[None, :])[None]
+    cos, sin = rope(c, jnp.maximum(column[None] - first[:, None], 0))
+
+    def prefill(x, w):
+        q, k, v = queries_keys_values(c, rms_norm(x, w["norm1"], c.eps), w, cos, sin)
+        x = x + product(attention(q, k, v, mask), w["o"])
+        return x + mlp(rms_norm(x, w["norm2"], c.eps), w), (k, v)
+
+    x, (keys, values) = lax.scan(prefill, params["embed"][prompts], params["layers"])
+    grown = lambda cache: jnp.pad(cache, ((0, 0), (0, 0), (0, length), (0, 0), (0, 0)))
+
+    def sample(x, key):
+        logits = lax.dot_general(
+            rms_norm(x, params["norm"], c.eps), head, (((1,), (1,)), ((), ())), preferred_element_type=f32
+        )
+        token = jnp.argmax(logits + jax.random.gumbel(key, logits.shape, f32), -1).astype(i32)
+        hit = lax.broadcasted_iota(i32, logits.shape, 1) == token[:, None]
+        return token, jnp.sum(jnp.where(hit, logits, 0.0), -1) - jax.nn.logsumexp(logits, -1)
+
+    key, begin = jax.random.split(key)
+    token, logp = sample(x[:, -1], begin)
+    tokens = jnp.full((b, length), stop, i32).at[:, 0].set(token)
+    logps = jnp.zeros((b, length), f32).at[:, 0].set(logp)
+
+    def turn(state):
+        i, token, keys, values, ended, tokens, logps, key = state
+        at = p + i - 1
+        columns = jnp.arange(total)
+        mask = ((columns[None] >= first[:, None]) & (columns[None] <= at))[:, None]
+        cos, sin = rope(c, (at - first)[:, None])
+
+        def layer(carry, part):
+            x, keys, values = carry
+            w, l = part
+            q, k, v = queries_keys_values(c, rms_norm(x, w["norm1"], c.eps), w, cos, sin)
+            keys = lax.dynamic_update_slice(keys, k[None], (l, 0, at, 0, 0))
+            values = lax.dynamic_update_slice(values, v[None], (l, 0, at, 0, 0))
+            mine = [lax.dynamic_index_in_dim(cache, l, 0, False) for cache in (keys, values)]
+            x = x + product(attention(q, *mine, mask), w["o"])
+            return (x + mlp(rms_norm(x, w["norm2"], c.eps), w), keys, values), None
+
+        x = params["embed"][token][:, None]
+        (x, keys, values), _ = lax.scan(layer, (x, keys, values), (params["layers"], jnp.arange(c.layers)))
+        key, now = jax.random.split(key)
+        token, logp = sample(x[:, 0], now)
+        token, logp = jnp.where(ended, stop, token), jnp.where(ended, 0.0, logp)
+        tokens = lax.dynamic_update_slice(tokens, token[:, None], (0, i))
+        logps = lax.dynamic_update_slice(logps, logp[:, None], (0, i))
+        return i + 1, token, keys, values, ended | (token == stop), tokens, logps, key
+
+    begin = (jnp.int32(1), token, grown(keys), grown(values), token == stop, tokens, logps, key)
+    state = lax.while_loop(lambda s: (s[0] < length) & ~jnp.all(s[4]), turn, begin)
+    return state[5], state[6], state[0]
+
+
+def compiled(function, arguments, donate, device):
+    """Bytes and estimates of a program for `device`."""
+    place = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=SingleDeviceSharding(device))
+    processor = lambda: sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+    lowered = jax.jit(function, donate_argnums=donate).lower(*jax.tree.map(place, arguments))
+    began, used = time.time(), processor()
+    program = lowered.compile(compiler_options={"xla_tpu_scoped_vmem_limit_kib": "98304"})
+    memory, cost = program.memory_analysis(), program.cost_analysis() or {}
+    cost = cost[0] if isinstance(cost, (list, tuple)) else cost
+    return dict(
+        temp_bytes=memory.temp_size_in_bytes,
+        argument_bytes=memory.argument_size_in_bytes,
+        output_bytes=memory.output_size_in_bytes,
+        alias_bytes=memory.alias_size_in_bytes,
+        code_bytes=memory.generated_code_size_in_bytes,
+        optimal_seconds=cost.get("optimal_seconds"),
+        compile_seconds=round(time.time() - began, 2),
+        compile_processor_seconds=round(processor() - used, 2),
+        program_bytes=len(lowered.as_text()),
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", help="a model's config.json")
+    parser.add_argument("--target", default="v6e:1x1", help="a slice, as libtpu names it; one of its chips is used")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--length", type=int, default=1024, help="tokens of a row, or of a completion")
+    parser.add_argument("--chunk", type=int, default=2048, help="tokens of the head at a time")
+    parser.add_argument("--rollout", action="store_true")
+    parser.add_argument("--prompt", type=int, default=256, help="tokens of a prompt of the rollout")
+    parser.add_argument("--layers", type=int, help="another number of layers")
+    parser.add_argument("--no-estimate", action="store_true", help="only the whole program: no time")
+    a = parser.parse_args()
+    # The default level takes 25 times as long over a whole step.
+    jax.config.update("jax_optimization_level", "O0")
+    device = topologies.get_topology_desc(platform="tpu", topology_name=a.target).devices[0]
+
+    def step(layers, unrolled):
+        c = Config(a.config, layers)
+        params = struct(c.parameters(), f32)
+        state = dict(m=params, v=params, step=jax.ShapeDtypeStruct((), i32))
+        column = lambda dtype: jax.ShapeDtypeStruct((a.batch, a.length), dtype)
+        batch = {name: column(i32) for name in ("ids", "targets", "segments")}
+        batch |= {name: column(f32) for name in ("old", "advantages", "weights")}
+        chunk = min(a.chunk, a.batch * a.length)
+        function = lambda p, s, b: train_step(c, chunk, unrolled, p, s, b)
+        return compiled(function, (params, state, batch), (0, 1), device)
+
+    def sampling():
+        c = Config(a.config, a.layers)
+        arguments = (
+            struct(c.parameters(), bf16),
+            jax.ShapeDtypeStruct((a.batch, a.prompt), i32),
+            jax.ShapeDtypeStruct((a.batch,), i32),
+            jax.ShapeDtypeStruct((2,), jnp.uint32),
+        )
+        return compiled(lambda *x: rollout(c, a.length, 0, *x), arguments, (), device)
+
+    if a.rollout:
+        report = sampling()
+    else:
+        report = step(a.layers, False)
+        if not a.no_estimate:
+            two, three = (step(layers, True)["optimal_seconds"] for layers in (2, 3))
+            layers = Config(a.config, a.layers).layers
+            report["estimate_seconds"] = two + (layers - 2) * (three - two)
+            report["layer_seconds"] = three - two
+    report["parameters"] = sum(math.prod(s.shape) for s in jax.tree.leaves(struct(Config(a.config, a.layers).parameters(), f32)))
+    print(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()
