@@ -2,6 +2,7 @@
 
 mod checkpoint;
 mod families;
+mod gradients;
 mod rollout;
 mod support;
 mod weights;
