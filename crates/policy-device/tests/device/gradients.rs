@@ -19,7 +19,8 @@ fn cross_entropy(logits: &Value, targets: &Value, weights: &Value) -> Value {
 
 #[test]
 fn gradients_of_every_parameter_are_those_of_torch() {
-    for (name, save) in checkpoint::ALL.into_iter().zip([Save::Carry, Save::Products, Save::Everything].iter().cycle()) {
+    for (name, save) in checkpoint::ALL.into_iter().zip([Save::Carry, Save::Products, Save::Everything].iter().cycle())
+    {
         let checkpoint = Checkpoint::open(name);
         let (config, sequences) = (checkpoint.config(), checkpoint.sequences());
         let weights = DeviceWeights::from_weights(runtime(), config, &checkpoint.weights, Dtype::F32).unwrap();
@@ -59,7 +60,8 @@ fn gradients_of_every_parameter_are_those_of_torch() {
         let mut arguments = weights.arguments();
         arguments.extend([&ids, &targets, &mask].map(Argument::from));
         let outputs = program.run(arguments).unwrap();
-        let (found, expected) = (outputs[0].to_vec::<f32>().unwrap()[0], checkpoint.expected.0["expected.loss"].data[0]);
+        let (found, expected) =
+            (outputs[0].to_vec::<f32>().unwrap()[0], checkpoint.expected.0["expected.loss"].data[0]);
         assert!((found - expected).abs() < 1e-5 * expected, "{name}: {found} {expected}");
         for (parameter, output) in table.iter().zip(&outputs[1..]) {
             let of = |name: &String| &checkpoint.expected.0[&format!("expected.grad.{name}")].data[..];
