@@ -165,31 +165,32 @@ impl Decode {
         let f = x.builder();
         let numbers = f.iota(0, TensorType::new(Dtype::I32, [layers]));
         let columns = f.iota(1, TensorType::new(Dtype::I32, [slots, self.turns]));
-        let done = columns.le(&turn.broadcast_in_dim(columns.shape(), &[]));
+        let done = columns.lt(&turn.broadcast_in_dim(columns.shape(), &[]));
         let Cache { keys, values, filled } = cache;
-        let constants = [rotary.cos(), rotary.sin(), keys, values, filled, &done, turn];
-        let carry = [&x, &window.keys, &window.values];
-        let scanned = decoder.over_layers(weights, &carry, &[&numbers], &constants, Save::Carry, |layer, of| {
-            let [cos, sin, keys, values, filled, done, turn] = of.constants else { unreachable!("as handed over") };
-            let [x, new_keys, new_values] = of.carry else { unreachable!("as handed over") };
-            let number = &of.xs[0];
-            let mut window = [new_keys, new_values].map(Value::clone);
-            let x = decoder.block(layer, x, &Rotary::new(cos, sin), |heads| {
-                window = [(new_keys, &heads.keys), (new_values, &heads.values)]
-                    .map(|(window, token)| put_column(window, token, number, turn));
-                let parts = [(keys, values, filled, self.columns_read), (&window[0], &window[1], done, self.turns)]
+        let constants = [rotary.cos(), rotary.sin(), keys, values, filled, &window.keys, &window.values, &done];
+        let scanned = decoder.over_layers(weights, &[&x], &[&numbers], &constants, Save::Carry, |layer, of| {
+            let [cos, sin, keys, values, filled, window_keys, window_values, done] = of.constants else {
+                unreachable!("as handed over")
+            };
+            let mut own = vec![];
+            let x = decoder.block(layer, &of.carry[0], &Rotary::new(cos, sin), |heads| {
+                own = vec![heads.keys.clone(), heads.values.clone()];
+                let parts = [(keys, values, filled, self.columns_read), (window_keys, window_values, done, self.turns)]
                     .map(|(keys, values, seen, columns)| Part {
-                        keys: columns_of(keys, number, columns),
-                        values: columns_of(values, number, columns),
+                        keys: columns_of(keys, &of.xs[0], columns),
+                        values: columns_of(values, &of.xs[0], columns),
                         seen: seen.clone(),
                     });
                 attend_parts(decoder, heads, &parts)
             });
-            std::iter::once(x).chain(window).collect()
+            std::iter::once(x).chain(own).collect()
         })?;
-        let [x, keys, values] = &scanned.carry[..] else { unreachable!("as handed over") };
-        let hidden = decoder.final_norm(weights, x).reshape(&[slots, decoder.config().hidden_size]);
-        Ok((decoder.logits(weights, &hidden), Window { keys: keys.clone(), values: values.clone() }))
+        let hidden = decoder.final_norm(weights, &scanned.carry[0]);
+        let logits = decoder.logits(weights, &hidden.reshape(&[slots, decoder.config().hidden_size]));
+        let [keys, values] = &scanned.ys[..] else { unreachable!("keys and values of the token") };
+        let window =
+            Window { keys: put_column(&window.keys, keys, turn), values: put_column(&window.values, values, turn) };
+        Ok((logits, window))
     }
 }
 
@@ -201,11 +202,12 @@ fn columns_of(cache: &Value, layer: &Value, columns: usize) -> Value {
     cache.dynamic_slice(&[layer, &zero, &zero, &zero, &zero], &sizes).reshape(&sizes[1..])
 }
 
-/// A window `[L, B, K, W, D]` with the keys or values `[B, 1, K, D]` of a token in the column of the turn.
-fn put_column(window: &Value, token: &Value, layer: &Value, turn: &Value) -> Value {
-    let [_, b, kv, _, d] = window.shape() else { unreachable!("a window has five dimensions") };
-    let zero = layer.like(0);
-    window.dynamic_update_slice(&token.reshape(&[1, *b, *kv, 1, *d]), &[layer, &zero, &zero, turn, &zero])
+/// A window `[L, B, K, W, D]` with the keys or values `[L, B, 1, K, D]` of a token in the column of the turn.
+fn put_column(window: &Value, token: &Value, turn: &Value) -> Value {
+    let zero = turn.like(0);
+    let mut column = window.shape().to_vec();
+    column[3] = 1;
+    window.dynamic_update_slice(&token.reshape(&column), &[&zero, &zero, &zero, turn, &zero])
 }
 
 /// Keys and values that tokens attend to.
@@ -217,29 +219,34 @@ struct Part {
     seen: Value,
 }
 
-/// Attention `[B, 1, A D]`, f32, of one token of every sequence to the columns of all parts together.
+/// Attention `[B, 1, A D]`, f32, of one token of every sequence to itself and to the columns of all parts together.
 fn attend_parts(decoder: &Decoder, heads: &Heads, parts: &[Part; 2]) -> Value {
     let compute = decoder.compute();
     let [b, _, kv, r, d] = heads.queries.shape() else { unreachable!("queries have five dimensions") };
     let queries = heads.queries.reshape(&[*b, *kv, *r, *d]);
+    let own =
+        |part: &Value| part.reshape(&[*b, *kv, *d]).broadcast_in_dim(queries.shape(), &[0, 1, 3]).convert(Dtype::F32);
+    let scaled = |scores: Value| &scores * scores.like(decoder.score_scale());
     // [B, K, R, C]
     let scores = parts.each_ref().map(|part| {
-        let scores = dot(&queries, &part.keys, (&[0, 1], &[0, 1]), (3, 3), compute);
-        let scores = &scores * scores.like(decoder.score_scale());
+        let scores = scaled(dot(&queries, &part.keys, (&[0, 1], &[0, 1]), (3, 3), compute));
         part.seen.broadcast_in_dim(scores.shape(), &[0, 3]).select(&scores, &scores.like(MASKED))
     });
     // [B, K, R]
+    let own_score = scaled((queries.convert(Dtype::F32) * own(&heads.keys)).reduce(Reducer::Add, &[3]));
     let [first, second] = scores.each_ref().map(|scores| scores.reduce(Reducer::Max, &[3]));
-    let max = first.max(&second);
+    let max = first.max(&second).max(&own_score);
     let weights = scores.map(|scores| (&scores - max.along_first(&scores)).exp());
+    let own_weight = (own_score - &max).exp();
     let [first, second] = weights.each_ref().map(|weights| weights.reduce(Reducer::Add, &[3]));
-    let sum = first + second;
+    let sum = first + second + &own_weight;
     // [B, K, R, D]
     let mix = |i: usize| {
         let weights = weights[i].convert(compute.dtype());
         dot(&weights, &parts[i].values, (&[0, 1], &[0, 1]), (3, 2), compute)
     };
-    let mixed = mix(0) + mix(1);
+    let own_values = own(&heads.values);
+    let mixed = mix(0) + mix(1) + own_weight.along_first(&own_values) * &own_values;
     (&mixed / sum.along_first(&mixed)).reshape(&[*b, 1, kv * r * d])
 }
 

@@ -30,7 +30,7 @@ pub struct RolloutOptions {
 
 impl Default for RolloutOptions {
     fn default() -> Self {
-        Self { slots: 64, tokens_per_call: 32 }
+        Self { slots: 64, tokens_per_call: 16 }
     }
 }
 

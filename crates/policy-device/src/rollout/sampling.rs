@@ -265,7 +265,7 @@ mod tests {
             let Case { repetition_penalty, top_k, top_p, min_p, .. } = case;
             let processors = LogitsProcessors { repetition_penalty, top_k, top_p, min_p };
             let sampling = random(case.temperature, processors);
-            let (_, _, scores) = sample(&sampling, &[case.logits.clone()], &case.seen, &[[3, 4]], 0);
+            let (_, _, scores) = sample(&sampling, std::slice::from_ref(&case.logits), &case.seen, &[[3, 4]], 0);
             let total: f64 = scores.iter().map(|score| score.exp()).sum();
             for (id, (score, want)) in scores.iter().zip(&case.probabilities).enumerate() {
                 let found = score.exp() / total;

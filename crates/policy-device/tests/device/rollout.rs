@@ -108,7 +108,8 @@ fn draws_follow_the_distribution_of_the_processors() {
     let (weights, mut rollout) =
         (weights(&checkpoint), rollout(&checkpoint, RolloutOptions { slots: 512, tokens_per_call: 1 }));
     let prompt: Vec<u32> = vec![1, 9, 4, 9];
-    let (_, logits, _) = crate::support::forward(checkpoint.config(), &weights, Compute::F32, &[prompt.clone()]);
+    let (_, logits, _) =
+        crate::support::forward(checkpoint.config(), &weights, Compute::F32, std::slice::from_ref(&prompt));
     let vocab = checkpoint.config().vocab_size;
     let logits = &logits[3 * vocab..];
     let off = LogitsProcessors::default();
