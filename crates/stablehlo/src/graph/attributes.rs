@@ -29,7 +29,7 @@ pub enum Save {
     Carry,
     /// Also values that [`crate::Value::named`] gave one of these names.
     Named(Vec<String>),
-    /// Also the results of products ([`Kind::DotGeneral`]), which are dear to compute again.
+    /// Also the results of products ([`Kind::DotGeneral`](crate::Kind::DotGeneral)), which are dear to compute again.
     Products,
     /// Whatever the derivative reads.
     Everything,
