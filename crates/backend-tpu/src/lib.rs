@@ -48,4 +48,5 @@ mod tiling;
 
 pub use backend::PjrtBackend;
 pub use plan::{DeviceOutput, PjrtPlan};
+pub use tables::TokenTables;
 pub use tensor::PjrtTensor;

@@ -10,7 +10,7 @@ use crate::error::failed;
 use crate::operands::Operands;
 use crate::program::{Pass, Program, ProgramKind, Role, Spec};
 use crate::shard::Layout;
-use crate::tables::Tables;
+use crate::tables::TokenTables;
 use crate::tensor::PjrtTensor;
 use grpo_core::backend_api::columns::LossSums;
 use grpo_core::backend_api::evaluate::Evaluator;
@@ -169,7 +169,7 @@ impl PjrtPlan {
     pub fn score_on_device(&mut self, policy: PolicyInput<'_>, batch: &TokenBatch) -> Result<[PjrtTensor; 2]> {
         self.request.check_call(&policy, batch, None)?;
         self.spec.check_batch(batch)?;
-        let tables = Tables::new(&self.spec, batch, None);
+        let tables = TokenTables::new(&self.spec, batch, None);
         let (_, OnDevice { logp, entropy, .. }) = self.run(Pass::Score, batch, &tables, Operands::new(policy)?)?;
         Ok([logp, entropy])
     }
@@ -225,7 +225,7 @@ impl PjrtPlan {
         &mut self,
         pass: Pass,
         batch: &TokenBatch,
-        tables: &Tables,
+        tables: &TokenTables,
         mut operands: Operands<'_>,
     ) -> Result<(LossSums<f64>, OnDevice)> {
         self.compiled(pass)?;
@@ -322,7 +322,7 @@ impl Call for DeviceCall<'_> {
 
     fn gradient(self, loss: &Evaluator<'_>) -> Result<(LossSums<f64>, OnDevice)> {
         let Self { plan, tensors } = self;
-        let tables = Tables::new(&plan.spec, loss.batch(), Some(loss));
+        let tables = TokenTables::new(&plan.spec, loss.batch(), Some(loss));
         let (pass, operands) = match tensors {
             Tensors::InPlace(logits) => (Pass::GradientInPlace, Operands::in_place(logits)?),
             Tensors::Separate(policy, grads) => {

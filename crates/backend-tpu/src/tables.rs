@@ -11,17 +11,21 @@ use grpo_core::error::Result;
 use pjrt::Buffer;
 use std::collections::HashMap;
 
-/// Host side of [`Role::TokenIds`], [`Role::TokenNumbers`] and [`Role::OnPolicy`]. Masked tokens and padding have target -1
-/// and zeros, whatever the batch holds there.
-pub(crate) struct Tables {
-    ids: Vec<i32>,
-    numbers: Vec<f32>,
-    on_policy: bool,
+/// The tokens of a batch on the host, as programs take them: [`Role::TokenIds`], [`Role::TokenNumbers`] and [`Role::OnPolicy`]. Masked
+/// tokens and padding have target -1 and zeros, whatever the batch holds there.
+#[derive(Clone, Debug)]
+pub struct TokenTables {
+    /// i32 `[IDS, G]`, of [`Role::TokenIds`].
+    pub ids: Vec<i32>,
+    /// f32 `[TokenColumns::COUNT, G]`, of [`Role::TokenNumbers`].
+    pub numbers: Vec<f32>,
+    /// The predicate of [`Role::OnPolicy`].
+    pub on_policy: bool,
 }
 
-impl Tables {
-    /// `evaluator`: of the loss of `batch`; `None` when scoring.
-    pub(crate) fn new(spec: &Spec, batch: &TokenBatch, evaluator: Option<&Evaluator>) -> Self {
+impl TokenTables {
+    /// The tables of `batch`, which has at most [`Spec::tokens`]. `evaluator`: of the loss of `batch`; `None` when scoring.
+    pub fn new(spec: &Spec, batch: &TokenBatch, evaluator: Option<&Evaluator>) -> Self {
         let g = spec.padded_tokens();
         let (mut ids, mut numbers) = (vec![-1; IDS * g], vec![0.0; TokenColumns::<f32>::COUNT * g]);
         for sequence in 0..batch.sequences() {

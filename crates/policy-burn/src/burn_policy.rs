@@ -3,7 +3,7 @@
 use crate::adamw::AdamW;
 use crate::decoder::{Decoder, Which, export_parameters, for_each_parameter, to_host};
 use crate::gradients::GradientSum;
-use crate::loss::{LossPlans, PolicyLoss, imitation};
+use crate::loss::{LossPlans, PolicyLoss};
 use crate::micro_batch::accumulate;
 use crate::ref_policy::{freeze, mix};
 use crate::rollout;
@@ -15,7 +15,7 @@ use grpo_core::{LossOutput, Scores};
 use models::{Adapter, LoraConfig, ModelConfig};
 use policy::{
     AdamWConfig, Completion, Error, Policy, PolicyState, Result, RolloutRequest, SequenceBatch, StateGroup, StepLoss,
-    TensorSink, UpdateReport, Weights,
+    TensorSink, UpdateReport, Weights, imitation,
 };
 use rayon::prelude::*;
 

@@ -4,10 +4,9 @@ use crate::decoder::to_host;
 use backend_cpu::CpuBackend;
 use burn::tensor::{Tensor, TensorData};
 use grpo_burn::GrpoLoss;
-use grpo_core::batch::TokenWeights;
 use grpo_core::objective::ValueLossConfig;
-use grpo_core::{Advantages, Backend, Implementation, LossConfig, LossOutput, LossType, Scores, Semantics, TokenBatch};
-use policy::{Error, Result};
+use grpo_core::{Backend, Implementation, LossConfig, LossOutput, Scores, TokenBatch};
+use policy::{Error, Result, StepLoss};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The loss of one micro-batch: its share of the step's.
@@ -65,22 +64,13 @@ pub struct PolicyLoss {
 }
 
 impl PolicyLoss {
-    /// Cross-entropy with the targets, on this CPU, for the batches of [`imitation`]: the loss of the family that has no ratio.
+    /// Cross-entropy with the targets, on this CPU, for the batches of [`policy::imitation`].
     pub(crate) fn cross_entropy() -> Self {
-        let config = LossConfig { semantics: Semantics::Verl, loss_type: LossType::Gpg, ..LossConfig::default() };
+        let config = StepLoss::cross_entropy();
         let (backend, implementation) = (Arc::new(CpuBackend::new()), Implementation::Fused);
         // How many tokens there are is known when they come.
         Self { config, backend, implementation, max_tokens: 0 }
     }
-}
-
-/// `batch`, each target to be imitated with weight 1 / `tokens`, the number of targets of the whole step.
-pub(crate) fn imitation(batch: &TokenBatch, tokens: usize) -> Result<TokenBatch> {
-    let weights =
-        TokenWeights { policy: vec![1.0 / tokens as f64; batch.tokens()], ..TokenWeights::zeros(batch.tokens()) };
-    let advantages = Advantages::PerSequence(vec![1.0; batch.sequences()]);
-    let batch = batch.clone().with_advantages(advantages).map_err(Error::other)?;
-    batch.with_weights(weights).map_err(Error::other)
 }
 
 /// The plans of a [`PolicyLoss`]: as many as micro-batches have run at the same time, each with a workspace that is used again.
@@ -143,8 +133,9 @@ mod tests {
     use crate::sequences::completion_hidden;
     use burn::tensor::activation::log_softmax;
     use burn::tensor::{Device, Int};
+    use grpo_core::Advantages;
     use models::ModelConfig;
-    use policy::{Sequence, token_batch};
+    use policy::{Sequence, imitation, token_batch};
 
     fn sequences() -> Vec<Sequence> {
         vec![

@@ -13,9 +13,9 @@ pub enum Error {
     /// A configuration or weights that do not fit, or a token that the model does not have.
     #[error(transparent)]
     Model(#[from] models::Error),
-    /// There is no plugin for the device, or it opens none.
+    /// A loss that is not legal or does not fit its batch; a plugin that is not there, or opens no device.
     #[error(transparent)]
-    Plugin(#[from] grpo_core::Error),
+    Loss(#[from] grpo_core::Error),
     /// A program that cannot be built: a defect of this crate.
     #[error("the program `{program}` cannot be built: {source}")]
     Program {
@@ -42,6 +42,9 @@ pub enum Error {
         /// The number type that was asked for.
         found: stablehlo::Dtype,
     },
+    /// The device has failed in the middle of an update, and has taken what it was updating with it.
+    #[error("the device has failed during an update and lost the weights: continue the run from its last checkpoint")]
+    Lost,
     /// Logits that are no longer finite.
     #[error(
         "logits of sample {sample} are not finite at token {token} of its completion: the weights or what they compute have \
@@ -68,7 +71,7 @@ impl From<Error> for policy::Error {
         match error {
             Error::Policy(error) => error,
             Error::Model(error) => error.into(),
-            Error::Plugin(error) => error.into(),
+            Error::Loss(error) => error.into(),
             other => Self::other(other),
         }
     }

@@ -26,13 +26,17 @@
 #![forbid(unsafe_code)]
 
 pub mod decoder;
+mod device_policy;
 mod error;
 mod rollout;
 mod runtime;
+mod train;
 mod weights;
 
+pub use device_policy::{DevicePolicy, DevicePolicyOptions};
 pub use error::{Error, Result};
 pub use rollout::threefry::{Word, gumbel, sample_key, threefry2x32};
 pub use rollout::{DeviceRollout, RolloutModules, RolloutOptions, RolloutSizes};
 pub use runtime::{Program, Runtime};
+pub use train::{TrainModules, TrainShape};
 pub use weights::DeviceWeights;

@@ -31,7 +31,7 @@ impl Runtime {
     /// Opens the first device of `kind` with the plugin at `path`, or the one that [`plugins::find`] finds.
     ///
     /// # Errors
-    /// [`Error::Plugin`] when there is no plugin (with the command that installs it), or it opens no device.
+    /// [`Error::Loss`] when there is no plugin (with the command that installs it), or it opens no device.
     pub fn open(kind: Kind, path: Option<&Path>) -> Result<Self> {
         Self::new(kind, plugins::client(kind, path, &[])?)
     }
@@ -39,7 +39,7 @@ impl Runtime {
     /// The first device of an open client.
     ///
     /// # Errors
-    /// [`Error::Plugin`] when it has none.
+    /// [`Error::Loss`] when it has none.
     pub fn new(kind: Kind, client: Client) -> Result<Self> {
         let device = client.addressable_devices().first().cloned().ok_or_else(|| grpo_core::Error::Backend {
             backend: format!("pjrt:{}", kind.name()),

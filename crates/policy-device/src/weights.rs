@@ -7,17 +7,19 @@ use half::{bf16, f16};
 use models::{ModelConfig, NamedTensor, WeightTensor, Weights};
 use pjrt::{Argument, Buffer};
 use stablehlo::{Builder, Dtype, Module, TensorType};
+use std::sync::Arc;
 
 /// The parameters of a decoder on a device, in the order of [`parameters`].
 ///
 /// They come and go tensor by tensor: of a model that is read from a folder, the host holds no tensor at all, because the device reads
 /// the mapped file; of one that is written, one tensor at a time.
-#[derive(Debug)]
+/// Clones share the buffers.
+#[derive(Clone, Debug)]
 pub struct DeviceWeights {
     runtime: Runtime,
     table: Vec<Parameter>,
     dtype: Dtype,
-    buffers: Vec<Buffer>,
+    buffers: Vec<Arc<Buffer>>,
 }
 
 /// A program that moves one tensor between the host's form and the stack of all layers.
@@ -57,17 +59,29 @@ impl DeviceWeights {
         tensors: &[NamedTensor],
         dtype: Dtype,
     ) -> Result<Self> {
+        Self::from_prefixed(runtime, config, "", tensors, dtype)
+    }
+
+    /// [`DeviceWeights::from_tensors`] of the tensors whose names begin with `prefix`.
+    pub(crate) fn from_prefixed(
+        runtime: &Runtime,
+        config: &ModelConfig,
+        prefix: &str,
+        tensors: &[NamedTensor],
+        dtype: Dtype,
+    ) -> Result<Self> {
         let shapes = config.parameters();
         Self::build(runtime, config, dtype, |name| {
             let shape = shapes.iter().find(|p| p.name == name).map_or(&[][..], |p| &p.shape);
-            let found = tensors.iter().find(|tensor| tensor.name == name);
+            let found = tensors.iter().find(|tensor| tensor.name.strip_prefix(prefix) == Some(name));
             match found {
                 Some(tensor) if tensor.shape == shape && tensor.data.len() == shape.iter().product::<usize>() => {
                     Ok((runtime.upload(&tensor.data, shape)?, Dtype::F32))
                 }
                 _ => {
                     let found = found.map_or("none".into(), |tensor| format!("shape {:?}", tensor.shape));
-                    Err(policy::Error::state(name, format!("a tensor of shape {shape:?}"), found).into())
+                    Err(policy::Error::state(format!("{prefix}{name}"), format!("a tensor of shape {shape:?}"), found)
+                        .into())
                 }
             }
         })
@@ -108,6 +122,7 @@ impl DeviceWeights {
             }
             buffers.push(stack);
         }
+        let buffers = buffers.into_iter().map(Arc::new).collect();
         Ok(Self { runtime: runtime.clone(), table, dtype, buffers })
     }
 
@@ -120,9 +135,9 @@ impl DeviceWeights {
             return Err(Error::Dtype { what: "weights", expected: "f32 or bf16", found: dtype });
         }
         let mut programs = Programs::new();
-        let convert = |(parameter, buffer): (&Parameter, &Buffer)| {
+        let convert = |(parameter, buffer): (&Parameter, &Arc<Buffer>)| {
             let key = Move::Convert { shape: parameter.shape.clone(), from: self.dtype, to: dtype };
-            programs.get(&self.runtime, key, |key| key.module(dtype))?.run_one(vec![buffer.into()])
+            programs.get(&self.runtime, key, |key| key.module(dtype))?.run_one(vec![(&**buffer).into()]).map(Arc::new)
         };
         let buffers = self.table.iter().zip(&self.buffers).map(convert).collect::<Result<_>>()?;
         Ok(Self { runtime: self.runtime.clone(), table: self.table.clone(), dtype, buffers })
@@ -141,7 +156,7 @@ impl DeviceWeights {
             };
             let program = programs.get(&self.runtime, key, |key| key.module(self.dtype))?;
             for (layer, name) in parameter.hugging_face().into_iter().enumerate() {
-                let mut arguments = vec![Argument::from(buffer)];
+                let mut arguments = vec![Argument::Borrowed(buffer)];
                 if parameter.is_stacked() {
                     arguments.push(self.runtime.upload(&[layer as i32], &[])?.into());
                 }
@@ -162,14 +177,29 @@ impl DeviceWeights {
         self.dtype
     }
 
+    /// The same parameters with other buffers, in the order of the table.
+    pub(crate) fn with_buffers(&self, buffers: Vec<Arc<Buffer>>) -> Self {
+        Self { buffers, ..self.clone() }
+    }
+
     /// The buffers, in the order of the table.
-    pub fn buffers(&self) -> &[Buffer] {
+    pub fn buffers(&self) -> &[Arc<Buffer>] {
         &self.buffers
+    }
+
+    /// The buffers, which are no longer here.
+    pub(crate) fn take_buffers(&mut self) -> Vec<Arc<Buffer>> {
+        std::mem::take(&mut self.buffers)
+    }
+
+    /// Whether the buffers are here.
+    pub(crate) fn are_there(&self) -> bool {
+        !self.buffers.is_empty()
     }
 
     /// The buffers as the first arguments of a program that leaves them as they are.
     pub fn arguments(&self) -> Vec<Argument<'_>> {
-        self.buffers.iter().map(Argument::from).collect()
+        self.buffers.iter().map(|buffer| Argument::Borrowed(buffer)).collect()
     }
 
     /// Declares the arguments of such a program.

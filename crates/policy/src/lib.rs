@@ -29,4 +29,4 @@ pub use sampling::{LogitsProcessors, Sampling};
 pub use seam::{Policy, Weights};
 pub use sequence::{Sequence, SequenceBatch, token_batch};
 pub use state::{PolicyState, StateGroup, TensorSink, export_all};
-pub use update::{AdamWConfig, StepLoss, UpdateReport};
+pub use update::{AdamWConfig, StepLoss, UpdateReport, imitation};

@@ -159,13 +159,7 @@ impl Lowering {
         let mut stacks = vec![];
         for id in &operation.results[scan.carry..] {
             let ty = self.types[id.0].clone();
-            let zero = if ty.dtype == Dtype::Pred {
-                Number::Bool(false)
-            } else if ty.dtype.is_float() {
-                Number::Float(0.0)
-            } else {
-                Number::Int(0)
-            };
+            let zero = Number::zero(ty.dtype);
             initial.push(self.add(out, Kind::Constant(Literal::Splat(zero)), vec![], ty.clone()));
             stacks.push(self.define(ty));
         }

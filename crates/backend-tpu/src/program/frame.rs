@@ -29,20 +29,25 @@ pub(super) struct Frame {
 impl Frame {
     /// Declares what `pass` takes.
     pub(super) fn new(spec: &Spec, pass: Pass) -> Self {
-        let policy = match spec.policy {
-            PolicySpec::Logits { .. } => vec![Role::Logits],
-            PolicySpec::Hidden { bias: false, .. } => vec![Role::Hidden, Role::LmHead],
-            PolicySpec::Hidden { bias: true, .. } => vec![Role::Hidden, Role::LmHead, Role::Bias],
-        };
-        let tokens = [Role::TokenIds, Role::TokenNumbers, Role::OnPolicy];
         let f = Builder::new();
-        let arguments = policy
-            .into_iter()
-            .chain(tokens)
-            .chain(spec.accumulators(pass))
-            .map(|role| (role, f.argument(role.name(), spec.type_of(role))))
-            .collect();
+        let argument = |role: Role| (role, f.argument(role.name(), spec.type_of(role)));
+        let arguments = roles(spec, pass).into_iter().map(argument).collect();
         Self { f, arguments }
+    }
+
+    /// A part of the program that `f` builds, where what `pass` takes is `values`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for a value that is missing or of another type.
+    pub(super) fn of(spec: &Spec, pass: Pass, f: &Builder, values: Vec<(Role, Value)>) -> Result<Self> {
+        for role in roles(spec, pass) {
+            let (expected, found) = (spec.type_of(role), values.iter().find(|(r, _)| *r == role));
+            if found.is_none_or(|(_, value)| *value.ty() != expected) {
+                let found = found.map_or("none".into(), |(_, value)| value.ty().to_string());
+                return Err(Error::shape("the loss in a program", role.name(), expected, found));
+            }
+        }
+        Ok(Self { f: f.clone(), arguments: values })
     }
 
     /// An argument, if the program has it.
@@ -99,6 +104,17 @@ impl Frame {
         }
         Ok(Program { module, arguments, results: results.iter().map(|(role, _)| *role).collect() })
     }
+}
+
+/// What `pass` takes, in order.
+fn roles(spec: &Spec, pass: Pass) -> Vec<Role> {
+    let policy = match spec.policy {
+        PolicySpec::Logits { .. } => vec![Role::Logits],
+        PolicySpec::Hidden { bias: false, .. } => vec![Role::Hidden, Role::LmHead],
+        PolicySpec::Hidden { bias: true, .. } => vec![Role::Hidden, Role::LmHead, Role::Bias],
+    };
+    let tokens = [Role::TokenIds, Role::TokenNumbers, Role::OnPolicy];
+    policy.into_iter().chain(tokens).chain(spec.accumulators(pass)).collect()
 }
 
 /// `sum + gradient`, rounded to what gradients are accumulated in.

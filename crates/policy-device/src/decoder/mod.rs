@@ -112,16 +112,24 @@ impl Decoder {
     /// # Errors
     /// Weights or rows that do not fit the configuration.
     pub fn hidden(&self, weights: &ParameterValues, rows: &Rows, save: Save) -> Result<Value> {
+        Ok(self.final_norm(weights, &self.residual(weights, rows, save)?))
+    }
+
+    /// The residual stream `[B, T, H]` behind the last layer, as [`Decoder::hidden`] before the final norm.
+    ///
+    /// # Errors
+    /// As [`Decoder::hidden`].
+    pub fn residual(&self, weights: &ParameterValues, rows: &Rows, save: Save) -> Result<Value> {
         let rotary = self.rotary(&rows.positions);
         let mask = Mask::of(rows);
         let x = self.embed(weights, &rows.ids);
         let constants = [rotary.cos(), rotary.sin(), mask.value()];
-        let layers = self.over_layers(weights, &[&x], &[], &constants, save, |layer, values| {
+        let mut layers = self.over_layers(weights, &[&x], &[], &constants, save, |layer, values| {
             let [cos, sin, mask] = values.constants else { unreachable!("as many as were handed over") };
             let (rotary, mask) = (Rotary::new(cos, sin), Mask::new(mask));
             vec![self.block(layer, &values.carry[0], &rotary, |heads| self.attend(heads, &mask))]
         })?;
-        Ok(self.final_norm(weights, &layers.carry[0]))
+        Ok(layers.carry.swap_remove(0))
     }
 
     /// The residual stream `[B, T, H]` before the first layer, of token ids `[B, T]`.

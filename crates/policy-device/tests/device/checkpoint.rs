@@ -1,6 +1,7 @@
 //! The committed checkpoints, and what transformers and torch made of them.
 
 use models::{ModelConfig, ModelFolder, NamedTensor, Weights};
+use policy::Sequence;
 use safetensors::{Dtype, SafeTensors};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -44,6 +45,14 @@ impl Checkpoint {
         let logits = &self.expected.0["expected.logits"];
         let row = logits.shape[1] * logits.shape[2];
         &logits.data[i * row..i * row + length * logits.shape[2]]
+    }
+}
+
+impl Checkpoint {
+    /// The sequences as prompts of one token with completions of all others; those of one token have nothing to predict.
+    pub(crate) fn completions(&self) -> Vec<Sequence> {
+        let whole = self.sequences().into_iter().filter(|ids| ids.len() > 1);
+        whole.map(|ids| Sequence { prompt: ids[..1].to_vec(), completion: ids[1..].to_vec() }).collect()
     }
 }
 

@@ -1,72 +1,120 @@
-//! The derivative of the decoder, made from its forward pass, is that of torch.
+//! Every family of models: gradients and one optimizer step are those of torch, and of the host.
 
-use crate::checkpoint::{self, Checkpoint};
+use crate::checkpoint::{self, Checkpoint, Tensors};
 use crate::support::{assert_close, runtime};
-use pjrt::Argument;
-use policy_device::DeviceWeights;
-use policy_device::decoder::{Compute, Decoder, ParameterValues, Rows, parameters};
-use stablehlo::{Builder, Dtype, Reducer, Save, TensorType, Value, trace};
+use grpo_core::LossConfig;
+use models::NamedTensor;
+use policy::{AdamWConfig, Policy, Sequence, SequenceBatch, StepLoss, token_batch};
+use policy_burn::{BurnPolicy, PolicyLoss};
+use policy_device::{DevicePolicy, DevicePolicyOptions};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
-/// The cross-entropy, summed with `weights` `[B, T]`, of `targets` `[B, T]` under logits `[B, T, V]`.
-fn cross_entropy(logits: &Value, targets: &Value, weights: &Value) -> Value {
-    let max = logits.reduce(Reducer::Max, &[2]);
-    let shifted = logits - max.broadcast_in_dim(logits.shape(), &[0, 1]);
-    let lse = shifted.exp().reduce(Reducer::Add, &[2]).log();
-    let one_hot = targets.one_hot(logits.shape()[2], Dtype::F32);
-    let target = (&shifted * one_hot).reduce(Reducer::Add, &[2]);
-    ((lse - target) * weights).reduce(Reducer::Add, &[0, 1])
+fn on_device(checkpoint: &Checkpoint, options: DevicePolicyOptions) -> DevicePolicy {
+    let (config, weights) = (checkpoint.config(), &checkpoint.weights);
+    DevicePolicy::from_weights(runtime(), config, weights, LossConfig::default(), options).unwrap()
+}
+
+fn on_host(checkpoint: &Checkpoint) -> BurnPolicy {
+    let loss = PolicyLoss {
+        config: LossConfig::default(),
+        backend: Arc::new(backend_cpu::CpuBackend::new()),
+        implementation: grpo_core::Implementation::Fused,
+        max_tokens: 64,
+    };
+    BurnPolicy::from_weights(checkpoint.config(), &checkpoint.weights, loss).unwrap()
+}
+
+/// The sequences as two micro-batches, or one where there is one sequence.
+fn batches(sequences: &[Sequence]) -> Vec<SequenceBatch<'_>> {
+    let parts = sequences.chunks(sequences.len().div_ceil(2));
+    parts.map(|sequences| SequenceBatch { sequences, tokens: token_batch(sequences).unwrap() }).collect()
+}
+
+fn by_name(tensors: Vec<NamedTensor>) -> BTreeMap<String, NamedTensor> {
+    tensors.into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect()
+}
+
+fn gradients(policy: &mut DevicePolicy) -> BTreeMap<String, NamedTensor> {
+    let mut gradients = Vec::new();
+    policy.export_gradients(&mut gradients).unwrap();
+    by_name(gradients)
 }
 
 #[test]
-fn gradients_of_every_parameter_are_those_of_torch() {
-    for (name, save) in checkpoint::ALL.into_iter().zip([Save::Carry, Save::Products, Save::Everything].iter().cycle())
-    {
+fn gradients_of_every_parameter_are_those_of_torch_and_of_the_host() {
+    for name in checkpoint::ALL {
         let checkpoint = Checkpoint::open(name);
-        let (config, sequences) = (checkpoint.config(), checkpoint.sequences());
-        let weights = DeviceWeights::from_weights(runtime(), config, &checkpoint.weights, Dtype::F32).unwrap();
-        let (b, t) = (sequences.len(), sequences.iter().map(Vec::len).max().unwrap());
-        let (table, rows) = (parameters(config), TensorType::new(Dtype::I32, [b, t]));
-        let mut types: Vec<TensorType> = table.iter().map(|p| TensorType::new(Dtype::F32, &p.shape[..])).collect();
-        types.extend([rows.clone(), rows.clone(), rows.with_dtype(Dtype::F32)]);
-        let loss = trace(&types, |_, values| {
-            let (weights, rest) = values.split_at(table.len());
-            let weights = ParameterValues::new(table.iter().map(|p| p.role).zip(weights.iter().cloned()));
-            let decoder = Decoder::new(config, Compute::F32);
-            let hidden = decoder.hidden(&weights, &Rows::of_sequences(&rest[0]), save.clone()).unwrap();
-            vec![cross_entropy(&decoder.logits(&weights, &hidden), &rest[1], &rest[2])]
-        })
-        .unwrap();
-        let f = Builder::new();
-        let arguments: Vec<Value> = types.iter().map(|ty| f.argument("", ty.clone())).collect();
-        let with_respect_to: Vec<usize> = (0..table.len()).collect();
-        let (results, pullback) = f.vjp(&loss, &arguments.iter().collect::<Vec<_>>(), &with_respect_to).unwrap();
-        let gradients = pullback.call(&[&results[0].like(1.0)]);
-        let named: Vec<(&str, &Value)> = results.iter().chain(&gradients).map(|value| ("", value)).collect();
-        let program = runtime().compile(&f.finish("gradient", &named).unwrap()).unwrap();
+        let sequences = checkpoint.completions();
+        let (parts, tokens) = (batches(&sequences), sequences.iter().map(|s| s.completion.len()).sum());
+        let mut policy = on_device(&checkpoint, DevicePolicyOptions::default());
+        let loss = policy.accumulate(&parts, StepLoss::CrossEntropy { tokens }).unwrap().loss;
+        let expected = f64::from(checkpoint.expected.0["expected.loss"].data[0]);
+        assert!((loss - expected).abs() < 1e-5 * expected, "{name}: {loss} {expected}");
+        let found = gradients(&mut policy);
 
-        let (mut ids, mut targets, mut mask) = (vec![0; b * t], vec![0; b * t], vec![0.0f32; b * t]);
-        let tokens: usize = sequences.iter().map(|sequence| sequence.len() - 1).sum();
-        for (row, sequence) in sequences.iter().enumerate() {
-            for (column, id) in sequence.iter().enumerate() {
-                ids[row * t + column] = *id as i32;
-                if let Some(next) = sequence.get(column + 1) {
-                    (targets[row * t + column], mask[row * t + column]) = (*next as i32, 1.0 / tokens as f32);
-                }
-            }
+        let mut host = on_host(&checkpoint);
+        host.accumulate(&parts, StepLoss::CrossEntropy { tokens }).unwrap();
+        let mut of_host = Vec::new();
+        host.model().export_values(host.gradients().parameters(), &mut of_host).unwrap();
+        let of_host = by_name(of_host);
+
+        let of_torch = checkpoint.expected.0.iter().filter_map(|(n, t)| Some((n.strip_prefix("expected.grad.")?, t)));
+        let mut compared = 0;
+        for (parameter, expected) in of_torch {
+            let gradient = &found[parameter];
+            assert_eq!(gradient.shape, expected.shape, "{name}: {parameter}");
+            assert_close(&format!("{name}: {parameter}, torch"), &gradient.data, &expected.data, 1e-4);
+            assert_close(&format!("{name}: {parameter}, host"), &gradient.data, &of_host[parameter].data, 1e-5);
+            compared += 1;
         }
-        let ids = runtime().upload(&ids, &[b, t]).unwrap();
-        let targets = runtime().upload(&targets, &[b, t]).unwrap();
-        let mask = runtime().upload(&mask, &[b, t]).unwrap();
-        let mut arguments = weights.arguments();
-        arguments.extend([&ids, &targets, &mask].map(Argument::from));
-        let outputs = program.run(arguments).unwrap();
-        let (found, expected) =
-            (outputs[0].to_vec::<f32>().unwrap()[0], checkpoint.expected.0["expected.loss"].data[0]);
-        assert!((found - expected).abs() < 1e-5 * expected, "{name}: {found} {expected}");
-        for (parameter, output) in table.iter().zip(&outputs[1..]) {
-            let of = |name: &String| &checkpoint.expected.0[&format!("expected.grad.{name}")].data[..];
-            let expected: Vec<f32> = parameter.hugging_face().iter().flat_map(of).copied().collect();
-            assert_close(&format!("{name}: {}", parameter.name()), &output.to_vec().unwrap(), &expected, 1e-4);
+        assert_eq!((compared, of_host.len()), (found.len(), found.len()), "{name}");
+    }
+}
+
+#[test]
+fn an_optimizer_step_is_that_of_torch() {
+    let mut steps = 0;
+    for name in checkpoint::ALL {
+        let checkpoint = Checkpoint::open(name);
+        let path = checkpoint.folder.path().join("adamw.safetensors");
+        if !path.exists() {
+            continue;
+        }
+        steps += 1;
+        let bytes = std::fs::read(&path).unwrap();
+        let (_, header) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
+        let settings = header.metadata().clone().unwrap();
+        let setting = |key: &str| settings[key].parse::<f64>().unwrap();
+        let adamw = AdamWConfig {
+            adam_beta1: setting("beta1"),
+            adam_beta2: setting("beta2"),
+            adam_epsilon: setting("eps"),
+            weight_decay: setting("weight_decay"),
+            max_grad_norm: setting("max_grad_norm"),
+            skip_grad_norm: None,
+        };
+        let sequences = checkpoint.completions();
+        let tokens = sequences.iter().map(|s| s.completion.len()).sum();
+        let mut policy = on_device(&checkpoint, DevicePolicyOptions::default());
+        policy.reset_optimizer(&adamw).unwrap();
+        policy.accumulate(&batches(&sequences), StepLoss::CrossEntropy { tokens }).unwrap();
+        let report = policy.apply(setting("lr")).unwrap();
+        assert!(report.applied && report.grad_norm > 2.0 * adamw.max_grad_norm, "{name}: the gradient is not clipped");
+
+        let expected = Tensors::read(&path).0;
+        let mut found = Vec::new();
+        policy.export_model(&mut found).unwrap();
+        assert_eq!(found.len(), expected.len(), "{name}");
+        for NamedTensor { name: parameter, shape, data } in found {
+            let (expected, before) = (&expected[&parameter], checkpoint.weights.tensor(&parameter).unwrap().to_vec());
+            assert_eq!(shape, expected.shape, "{name}: {parameter}");
+            // The step itself, not the weights that it changes.
+            let step = |after: &[f32]| after.iter().zip(&before).map(|(a, b)| a - b).collect::<Vec<_>>();
+            let expected = step(&expected.data);
+            assert!(expected.iter().any(|x| x.abs() > 1e-3), "{name}: {parameter}: no step");
+            assert_close(&format!("{name}: {parameter}"), &step(&data), &expected, 2e-4);
         }
     }
+    assert_eq!(steps, 4);
 }

@@ -1,6 +1,7 @@
 //! The decoder and its rollout on XLA's CPU.
 
 mod checkpoint;
+mod derivative;
 mod families;
 mod gradients;
 mod rollout;

@@ -151,8 +151,9 @@ pub fn loss(sizes: Sizes, save: Save) -> Traced {
 pub fn gradient(sizes: Sizes, save: Save) -> Traced {
     let loss = loss(sizes, save);
     trace(&sizes.types(), |f, a| {
-        let (mut results, pullback) = f.vjp(&loss, &a.iter().collect::<Vec<_>>(), &PARAMETERS).expect("a derivative");
-        results.extend(pullback.call(&[&results[0].like(1.0)]));
+        let (mut results, gradients) =
+            f.value_and_grad(&loss, &a.iter().collect::<Vec<_>>(), &PARAMETERS).expect("a derivative");
+        results.extend(gradients);
         results
     })
     .expect("gradients")

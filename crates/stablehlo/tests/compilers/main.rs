@@ -1,8 +1,9 @@
-//! The real TPU compiler on every kernel.
+//! The real TPU compiler on every kernel and every operation.
 
 #[allow(dead_code)] // the interpreter takes more of them
 #[path = "../fast/mosaic/kernels.rs"]
 mod kernels;
+mod operations;
 mod reverse;
 
 use kernels::*;

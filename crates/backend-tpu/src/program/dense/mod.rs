@@ -2,7 +2,7 @@
 //!
 //! Legend: N tokens and V vocabulary entries of one device, G tokens of all devices with padding.
 
-use super::frame::{Frame, Program, accumulate, pinned};
+use super::frame::{Frame, accumulate, pinned};
 use super::kind::Pass;
 use super::mesh::MeshCoord;
 use super::role::Role;
@@ -12,9 +12,10 @@ use super::transform::Transform;
 use grpo_core::error::Result;
 use stablehlo::{Dtype, Reducer, Value};
 
-/// The dense program of `pass`, with the statistics and the gradient of the logits as the compiler makes them.
-pub(super) fn program(spec: &Spec, pass: Pass) -> Result<Program> {
-    build(spec, pass, None, |logits| {
+/// The results of `pass` for the arguments in `frame`, with the statistics and the gradient of the logits as the compiler makes
+/// them.
+pub(super) fn results(spec: &Spec, frame: &Frame, pass: Pass) -> Result<Vec<(Role, Value)>> {
+    build(spec, frame, pass, None, |logits| {
         let DenseLogits { values, targets, first_column, scale } = logits;
         let end = values.builder().scalar(spec.policy.vocab() as i64, Dtype::I32);
         let limits = spec.pads_vocab().then_some((first_column, &end));
@@ -34,16 +35,16 @@ pub(super) struct DenseLogits<'a> {
     pub(super) scale: &'a Value,
 }
 
-/// The dense program of `pass`, whose gradient by given logits is added to a buffer of its own or takes their place.
+/// The results of `pass` for the arguments in `frame`, where the gradient by given logits is added to a buffer of its own or takes their place.
 /// `columns` makes statistics and gradient of the logits. `fixed_scale`: the factor of the logits where it is not that of
 /// the tokens' temperatures.
 pub(super) fn build(
     spec: &Spec,
+    frame: &Frame,
     pass: Pass,
     fixed_scale: Option<f32>,
     columns: impl FnOnce(DenseLogits<'_>) -> Result<Box<dyn Columns>>,
-) -> Result<Program> {
-    let frame = Frame::new(spec, pass);
+) -> Result<Vec<(Role, Value)>> {
     let f = &frame.f;
     let (n, g) = (spec.local_tokens(), spec.padded_tokens());
     let coord = MeshCoord::new(f, spec.mesh);
@@ -70,7 +71,7 @@ pub(super) fn build(
     let logp = active.select(&(&row.logp * &factors.logp), &zero);
     let entropy = row.entropy.as_ref().map_or(zero.clone(), |e| active.select(e, &zero));
     if pass == Pass::Score {
-        return frame.finish("dense", spec, &[(Role::Logp, logp), (Role::Entropy, entropy)]);
+        return Ok(vec![(Role::Logp, logp), (Role::Entropy, entropy)]);
     }
 
     let known = spec.numerics.entropy.then_some(&entropy);
@@ -101,5 +102,5 @@ pub(super) fn build(
         };
         results.push((role, accumulate(&sum, &gradient)));
     }
-    frame.finish("dense", spec, &results)
+    Ok(results)
 }

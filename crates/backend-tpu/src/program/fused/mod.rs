@@ -18,7 +18,7 @@
 mod window;
 
 use super::blocking::Blocking;
-use super::frame::{Frame, Program, accumulate, pinned};
+use super::frame::{Frame, accumulate, pinned};
 use super::kind::Pass;
 use super::mesh::MeshCoord;
 use super::products::Head;
@@ -27,18 +27,16 @@ use super::softmax::{Columns, Factors, Row, RowGrad, Statistics, Tile};
 use super::spec::{Spec, dtype};
 use super::tokens::Tokens;
 use super::transform::Transform;
-use grpo_core::error::Result;
 use grpo_core::objective::BatchLoss;
 use grpo_core::{HeadLayout, PolicySpec};
 use stablehlo::{Dtype, Reducer, TensorType, Value};
 use window::{Window, add_at, place, window, windows};
 
-/// The program of `pass`.
-pub(super) fn program(spec: &Spec, pass: Pass) -> Result<Program> {
-    let frame = Frame::new(spec, pass);
-    let fused = Fused::new(spec, &frame);
+/// The results of `pass` for the arguments in `frame`.
+pub(super) fn results(spec: &Spec, frame: &Frame, pass: Pass) -> Vec<(Role, Value)> {
+    let fused = Fused::new(spec, frame);
     // Scoring takes the way of the loss as far as it goes, so that both see the same bits.
-    let gradients = (pass != Pass::Score).then_some(&frame);
+    let gradients = (pass != Pass::Score).then_some(frame);
     let mut results = match spec.blocking {
         Blocking::TokenChunks(c) if spec.loss.is_token_level() => fused.token_chunks(c, gradients),
         Blocking::TokenChunks(c) => fused.token_chunks_twice(c, gradients),
@@ -48,7 +46,7 @@ pub(super) fn program(spec: &Spec, pass: Pass) -> Result<Program> {
         let loss = fused.loss(&results[0].1, &results[1].1);
         results.insert(0, (Role::Sums, fused.sums(&loss, &results[1].1)));
     }
-    frame.finish("fused", spec, &results)
+    results
 }
 
 /// The values that the loops read.

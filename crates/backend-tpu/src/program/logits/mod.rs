@@ -9,16 +9,18 @@
 mod kernels;
 
 use super::dense;
-use super::frame::Program;
+use super::frame::Frame;
 use super::kind::Pass;
+use super::role::Role;
 use super::spec::Spec;
 use grpo_core::error::Result;
 use kernels::Kernels;
+use stablehlo::Value;
 
-/// The program of `pass`.
-pub(super) fn program(spec: &Spec, pass: Pass) -> Result<Program> {
-    let Some(blocks) = spec.mosaic else { return dense::program(spec, pass) };
-    dense::build(spec, pass, Some(kernels::scale(spec)), |logits| {
+/// The results of `pass` for the arguments in `frame`.
+pub(super) fn results(spec: &Spec, frame: &Frame, pass: Pass) -> Result<Vec<(Role, Value)>> {
+    let Some(blocks) = spec.mosaic else { return dense::results(spec, frame, pass) };
+    dense::build(spec, frame, pass, Some(kernels::scale(spec)), |logits| {
         Ok(Box::new(Kernels::new(spec, blocks, logits.values, logits.targets, logits.first_column)?))
     })
 }

@@ -15,7 +15,7 @@ pub(super) struct Step<'a> {
     pub(super) builder: &'a Builder,
     pub(super) operands: Vec<Value>,
     pub(super) results: Vec<Value>,
-    /// Per result; at least one is there. Of the results' types.
+    /// Per result; at least one is there. Of the results' types, but that a conversion may get a wider one.
     pub(super) cotangents: Vec<Option<Value>>,
     /// Which operands are to get one.
     pub(super) wanted: Vec<bool>,

@@ -1,0 +1,386 @@
+//! The decoder, its loss and its optimizer on a device, behind the trait that a training loop knows.
+
+mod options;
+mod ref_policy;
+mod state;
+
+pub use options::DevicePolicyOptions;
+
+use crate::decoder::{Compute, Decoder};
+use crate::error::{Error, Result};
+use crate::rollout::DeviceRollout;
+use crate::runtime::{Program, Runtime};
+use crate::train::{AdamW, Call, Device, Loss, Rows, State, TrainModules};
+use crate::weights::DeviceWeights;
+use grpo_core::backend_api::plan::step;
+use grpo_core::{LossConfig, LossOutput, Scores, TokenBatch};
+use models::{ModelConfig, NamedTensor};
+use pjrt::Buffer;
+use policy::{
+    AdamWConfig, Completion, Policy, PolicyState, RolloutRequest, SequenceBatch, StateGroup, StepLoss, TensorSink,
+    UpdateReport, Weights, imitation,
+};
+use stablehlo::Dtype;
+use std::borrow::Cow;
+use std::sync::Arc;
+
+/// A decoder on a device of PJRT, with a reference policy where there is one, and AdamW. Weights, moments and sums of gradients are f32
+/// and stay there between checkpoints; what products round to is [`DevicePolicyOptions::compute`].
+///
+/// ```no_run
+/// use backend_tpu::plugins::Kind;
+/// use policy_device::{DevicePolicy, DevicePolicyOptions, Runtime};
+///
+/// # fn main() -> policy_device::Result<()> {
+/// let folder = models::ModelFolder::open("Qwen2.5-0.5B-Instruct".as_ref())?;
+/// let runtime = Runtime::open(Kind::Cpu, None)?;
+/// let loss = grpo_core::LossConfig::default();
+/// let options = DevicePolicyOptions::default();
+/// let policy = DevicePolicy::from_weights(&runtime, folder.config(), &folder.weights()?, loss, options)?;
+/// # drop(policy);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Going back
+/// [`Policy::begin`] shares the buffers of weights and moments: the next [`Policy::apply`] writes new ones instead of overwriting them, so
+/// that there are two of each until [`Policy::commit`]. Where the device has no memory for that, the step fails with the device's error,
+/// and the old state is there. Without [`DevicePolicyOptions::can_roll_back`] there is one of each, nothing to go back to, and a device
+/// that fails in the middle of an update takes the weights with it ([`Error::Lost`]): the run then continues from its checkpoint.
+pub struct DevicePolicy {
+    runtime: Runtime,
+    options: DevicePolicyOptions,
+    modules: TrainModules,
+    grpo: Loss,
+    cross_entropy: Loss,
+    weights: DeviceWeights,
+    ref_policy: Option<DeviceWeights>,
+    /// The weights in the number type in which tokens are sampled, where it is another one.
+    rounded: Option<DeviceWeights>,
+    rollout: DeviceRollout,
+    optimizer: AdamW,
+    adamw: AdamWConfig,
+    steps: u64,
+    moments: Option<Moments>,
+    /// Sums of gradients: none before the first ones.
+    sums: Vec<Buffer>,
+    /// Whether a gradient was added since they were zero.
+    has_gradient: bool,
+    mix: Option<Arc<Program>>,
+    remembered: Option<Remembered>,
+}
+
+/// The moments of the optimizer, each with a buffer per parameter.
+#[derive(Clone, Debug)]
+struct Moments {
+    first: Vec<Arc<Buffer>>,
+    second: Vec<Arc<Buffer>>,
+}
+
+/// The state that [`Policy::roll_back`] goes back to. Its buffers are shared until an update writes others.
+struct Remembered {
+    weights: DeviceWeights,
+    ref_policy: Option<DeviceWeights>,
+    moments: Option<Moments>,
+    steps: u64,
+}
+
+impl DevicePolicy {
+    /// A policy of stored weights, which go to the device tensor by tensor, with the default settings of AdamW.
+    ///
+    /// # Errors
+    /// Those of [`DeviceWeights::from_weights`]; [`Error::Loss`] for a loss that is not legal.
+    pub fn from_weights(
+        runtime: &Runtime,
+        config: &ModelConfig,
+        weights: &models::Weights,
+        loss: LossConfig,
+        options: DevicePolicyOptions,
+    ) -> Result<Self> {
+        Self::of(runtime, config, DeviceWeights::from_weights(runtime, config, weights, Dtype::F32)?, loss, options)
+    }
+
+    /// A policy of tensors with the names of `transformers`, with the default settings of AdamW.
+    ///
+    /// # Errors
+    /// Those of [`DeviceWeights::from_tensors`]; [`Error::Loss`] for a loss that is not legal.
+    pub fn from_tensors(
+        runtime: &Runtime,
+        config: &ModelConfig,
+        tensors: &[NamedTensor],
+        loss: LossConfig,
+        options: DevicePolicyOptions,
+    ) -> Result<Self> {
+        Self::of(runtime, config, DeviceWeights::from_tensors(runtime, config, tensors, Dtype::F32)?, loss, options)
+    }
+
+    fn of(
+        runtime: &Runtime,
+        config: &ModelConfig,
+        weights: DeviceWeights,
+        loss: LossConfig,
+        options: DevicePolicyOptions,
+    ) -> Result<Self> {
+        loss.validate()?;
+        let decoder = Decoder::new(config, options.compute);
+        Ok(Self {
+            runtime: runtime.clone(),
+            modules: TrainModules::new(decoder, options.save.clone()).with_tiling(options.tiling.clone()),
+            grpo: Loss::new(loss),
+            cross_entropy: Loss::new(StepLoss::cross_entropy()),
+            weights,
+            ref_policy: None,
+            rounded: None,
+            rollout: DeviceRollout::new(runtime, config, options.compute, options.rollout)?,
+            optimizer: AdamW::new(config),
+            adamw: AdamWConfig::default(),
+            steps: 0,
+            moments: None,
+            sums: Vec::new(),
+            has_gradient: false,
+            mix: None,
+            remembered: None,
+            options,
+        })
+    }
+
+    /// The configuration of the decoder.
+    pub fn config(&self) -> &ModelConfig {
+        self.modules.decoder().config()
+    }
+
+    /// The weights on the device.
+    ///
+    /// # Errors
+    /// [`Error::Lost`].
+    pub fn weights(&self) -> Result<&DeviceWeights> {
+        if self.weights.are_there() { Ok(&self.weights) } else { Err(Error::Lost) }
+    }
+
+    /// Hands the gradients that [`Policy::accumulate`] has added up since the last update to `sink`, by the names of `transformers`, one
+    /// by one; none where there are none.
+    ///
+    /// # Errors
+    /// That of the sink, [`Error::Device`].
+    pub fn export_gradients(&mut self, sink: &mut dyn TensorSink) -> Result<()> {
+        if !self.has_gradient {
+            return Ok(());
+        }
+        let shared: Vec<Arc<Buffer>> = std::mem::take(&mut self.sums).into_iter().map(Arc::new).collect();
+        let exported = self.weights.with_buffers(shared.clone()).export(sink);
+        self.sums = shared.into_iter().filter_map(Arc::into_inner).collect();
+        exported
+    }
+
+    fn loss_of(&mut self, batch: &SequenceBatch<'_>, loss: StepLoss) -> Result<LossOutput> {
+        let rows = Rows::new(self.config(), batch.sequences)?;
+        let (loss, tokens) = match loss {
+            StepLoss::Grpo if batch.tokens.value_targets().is_some() => return Err(policy::Error::NoValueHead.into()),
+            StepLoss::Grpo => (&mut self.grpo, Cow::Borrowed(&batch.tokens)),
+            StepLoss::CrossEntropy { tokens } => {
+                (&mut self.cross_entropy, Cow::Owned(imitation(&batch.tokens, tokens)?))
+            }
+        };
+        if !self.weights.are_there() {
+            return Err(Error::Lost);
+        }
+        let on = Device { runtime: &self.runtime, modules: &self.modules, weights: &self.weights };
+        check_tokens(on, batch.sequences, &tokens)?;
+        let rows = on.upload(&rows)?;
+        let config = loss.config.clone();
+        let call = Call { loss, on, rows: &rows, sums: &mut self.sums };
+        Ok(step(&config, &tokens, call)?.into())
+    }
+
+    fn sums_of_zero(&mut self) -> Result<()> {
+        if self.sums.is_empty() {
+            self.sums = self.optimizer.zeros(&self.runtime)?;
+        }
+        Ok(())
+    }
+
+    fn forget_gradient(&mut self) {
+        (self.sums, self.has_gradient) = (Vec::new(), false);
+    }
+
+    fn update(&mut self, learning_rate: f64) -> Result<UpdateReport> {
+        if !std::mem::take(&mut self.has_gradient) {
+            return Err(policy::Error::argument("apply", "a gradient that accumulate has added", "none").into());
+        }
+        self.weights()?;
+        let Moments { first, second } = match self.moments.take() {
+            Some(moments) => moments,
+            None => {
+                let mut zeros =
+                    || Ok::<_, Error>(self.optimizer.zeros(&self.runtime)?.into_iter().map(Arc::new).collect());
+                Moments { first: zeros()?, second: zeros()? }
+            }
+        };
+        let step = self.steps + 1;
+        let prepared = self.optimizer.prepare(&self.runtime, &self.adamw, step, learning_rate)?;
+        // From here on the device owns what nobody has remembered: a failure loses it.
+        let (sums, parameters) = (std::mem::take(&mut self.sums), self.weights.take_buffers());
+        let state = State { parameters, first, second };
+        let (state, sums, applied) = prepared.run(state, sums)?;
+        let State { parameters, first, second } = state;
+        self.weights = self.weights.with_buffers(parameters);
+        self.sums = sums;
+        let is_applied = applied.within && applied.finite;
+        // Before the first step there are no moments.
+        self.moments = (self.steps > 0 || is_applied).then_some(Moments { first, second });
+        let grad_norm = applied.grad_norm;
+        if is_applied {
+            (self.steps, self.rounded) = (step, None);
+            return Ok(UpdateReport { grad_norm, applied: true });
+        }
+        if applied.within {
+            let what = "the weights, or the optimizer's moments, after the update".to_owned();
+            return Err(policy::Error::NotFinite { what, step }.into());
+        }
+        match self.adamw.skips() {
+            true => Ok(UpdateReport { grad_norm, applied: false }),
+            false => Err(policy::Error::NotFinite { what: "the gradient".into(), step: self.steps }.into()),
+        }
+    }
+}
+
+/// Checks that `tokens` are completion tokens of `sequences` that the model has.
+fn check_tokens(on: Device<'_>, sequences: &[policy::Sequence], tokens: &TokenBatch) -> Result<()> {
+    let expected: usize = sequences.iter().map(|s| s.completion.len()).sum();
+    if tokens.tokens() != expected {
+        let expected = format!("the {expected} completion tokens of the sequences");
+        return Err(policy::Error::argument("a micro-batch", expected, tokens.tokens()).into());
+    }
+    Ok(tokens.validate_targets(on.modules.decoder().config().vocab_size)?)
+}
+
+fn no_ref_policy(operation: &'static str) -> Error {
+    policy::Error::argument(operation, "a reference policy: freeze_ref_policy makes one", "none").into()
+}
+
+impl Policy for DevicePolicy {
+    fn num_parameters(&self) -> usize {
+        self.weights.table().iter().map(|parameter| parameter.shape.iter().product::<usize>()).sum()
+    }
+
+    fn context_length(&self) -> usize {
+        self.config().max_position_embeddings
+    }
+
+    fn generate(&mut self, request: &RolloutRequest<'_>) -> policy::Result<Vec<Completion>> {
+        self.weights()?;
+        if self.options.compute == Compute::F32 {
+            return Ok(self.rollout.generate(&self.weights, request)?);
+        }
+        if self.rounded.is_none() {
+            self.rounded = Some(self.weights.converted(self.options.compute.dtype())?);
+        }
+        let weights = self.rounded.as_ref().unwrap_or(&self.weights);
+        Ok(self.rollout.generate(weights, request)?)
+    }
+
+    fn score(&mut self, of: Weights, batches: &[SequenceBatch<'_>]) -> policy::Result<Scores> {
+        self.weights()?;
+        let weights = match of {
+            Weights::Policy => &self.weights,
+            Weights::RefPolicy => self.ref_policy.as_ref().ok_or_else(|| no_ref_policy("score"))?,
+        };
+        let on = Device { runtime: &self.runtime, modules: &self.modules, weights };
+        let mut all = Scores::default();
+        for batch in batches {
+            let rows = Rows::new(self.modules.decoder().config(), batch.sequences)?;
+            check_tokens(on, batch.sequences, &batch.tokens)?;
+            let part = self.grpo.score(&on, &on.upload(&rows)?, &batch.tokens)?;
+            all.logp.extend(part.logp);
+            all.entropy.extend(part.entropy);
+        }
+        Ok(all)
+    }
+
+    fn accumulate(&mut self, batches: &[SequenceBatch<'_>], loss: StepLoss) -> policy::Result<LossOutput> {
+        let mut sum = LossOutput::default();
+        for batch in batches {
+            let part = self.sums_of_zero().and_then(|()| self.loss_of(batch, loss));
+            let part = part.inspect_err(|_| self.forget_gradient())?;
+            self.has_gradient = true;
+            sum.loss += part.loss;
+            sum.policy_loss += part.policy_loss;
+            sum.scores.logp.extend(part.scores.logp);
+            sum.scores.entropy.extend(part.scores.entropy);
+            sum.metrics.merge(&part.metrics);
+        }
+        Ok(sum)
+    }
+
+    fn apply(&mut self, learning_rate: f64) -> policy::Result<UpdateReport> {
+        Ok(self.update(learning_rate)?)
+    }
+
+    fn skip(&mut self) -> policy::Result<UpdateReport> {
+        if !std::mem::take(&mut self.has_gradient) {
+            return Ok(UpdateReport { grad_norm: 0.0, applied: false });
+        }
+        let dropped = self.optimizer.drop(&self.runtime, std::mem::take(&mut self.sums))?;
+        self.sums = dropped.sums;
+        Ok(UpdateReport { grad_norm: dropped.grad_norm, applied: false })
+    }
+
+    fn reset_optimizer(&mut self, config: &AdamWConfig) -> policy::Result<()> {
+        (self.adamw, self.steps, self.moments) = (config.clone(), 0, None);
+        self.forget_gradient();
+        Ok(())
+    }
+
+    fn optimizer_steps(&self) -> u64 {
+        self.steps
+    }
+
+    fn has_ref_policy(&self) -> bool {
+        self.ref_policy.is_some()
+    }
+
+    fn freeze_ref_policy(&mut self) -> policy::Result<()> {
+        // The buffers are shared until an update writes others.
+        self.ref_policy = Some(self.weights()?.clone());
+        Ok(())
+    }
+
+    fn mix_ref_policy(&mut self, alpha: f64) -> policy::Result<()> {
+        Ok(self.mix(alpha)?)
+    }
+
+    fn begin(&mut self) -> policy::Result<()> {
+        if self.options.can_roll_back {
+            let (weights, ref_policy) = (self.weights()?.clone(), self.ref_policy.clone());
+            self.remembered =
+                Some(Remembered { weights, ref_policy, moments: self.moments.clone(), steps: self.steps });
+        }
+        Ok(())
+    }
+
+    fn commit(&mut self) {
+        self.remembered = None;
+    }
+
+    fn roll_back(&mut self) -> policy::Result<()> {
+        let Some(Remembered { weights, ref_policy, moments, steps }) = self.remembered.take() else {
+            return Err(policy::Error::state("the policy", "a state that `begin` has remembered", "none"));
+        };
+        (self.weights, self.ref_policy, self.moments, self.steps) = (weights, ref_policy, moments, steps);
+        self.rounded = None;
+        self.forget_gradient();
+        Ok(())
+    }
+
+    fn export(&self, group: StateGroup, sink: &mut dyn TensorSink) -> policy::Result<()> {
+        Ok(self.export_group(group, sink)?)
+    }
+
+    fn export_model(&self, sink: &mut dyn TensorSink) -> policy::Result<()> {
+        Ok(self.weights()?.export(sink)?)
+    }
+
+    fn import(&mut self, state: &PolicyState<'_>) -> policy::Result<()> {
+        Ok(self.import_state(state)?)
+    }
+}

@@ -1,0 +1,33 @@
+//! How a policy uses its device.
+
+use crate::decoder::Compute;
+use crate::rollout::RolloutOptions;
+use grpo_core::Tiling;
+use stablehlo::Save;
+
+/// How a policy uses its device.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DevicePolicyOptions {
+    /// The number type in which products take their operands, in training and in sampling.
+    pub compute: Compute,
+    /// What is kept of every layer for its derivative: memory against work that is done again.
+    pub save: Save,
+    /// How the logits of the loss are cut.
+    pub tiling: Tiling,
+    /// How completions are sampled.
+    pub rollout: RolloutOptions,
+    /// Whether a step that failed can be taken back, which takes memory for weights and moments twice while it runs.
+    pub can_roll_back: bool,
+}
+
+impl Default for DevicePolicyOptions {
+    fn default() -> Self {
+        Self {
+            compute: Compute::F32,
+            save: Save::Carry,
+            tiling: Tiling::default(),
+            rollout: RolloutOptions::default(),
+            can_roll_back: true,
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! AdamW with clipping by the norm of the whole gradient, as one program whose state stays on the device.
+
+use crate::decoder::{Parameter, parameters, zeros};
+use crate::error::Result;
+use crate::runtime::{Program, Runtime, finish, read};
+use models::ModelConfig;
+use pjrt::{Argument, Buffer};
+use policy::AdamWConfig;
+use stablehlo::{Builder, Dtype, Module, Reducer, TensorType, Unary, Value};
+use std::sync::Arc;
+
+/// The scalars of a step, in the order in which the program takes them: f32 `[NUMBERS]`.
+const NUMBERS: usize = 8;
+/// What is added to the norm before the gradient is divided by it, as in PyTorch.
+const CLIP_EPSILON: f64 = 1e-6;
+
+/// The programs of the optimizer for the parameters of one model.
+#[derive(Debug)]
+pub(crate) struct AdamW {
+    table: Vec<Parameter>,
+    apply: Option<Arc<Program>>,
+    drop: Option<Arc<Program>>,
+    zeros: Option<Arc<Program>>,
+}
+
+/// What the optimizer changes, each with a buffer per parameter.
+#[derive(Clone, Debug)]
+pub(crate) struct State {
+    pub(crate) parameters: Vec<Arc<Buffer>>,
+    /// Exponential averages of gradients and of their squares.
+    pub(crate) first: Vec<Arc<Buffer>>,
+    pub(crate) second: Vec<Arc<Buffer>>,
+}
+
+/// What became of a gradient.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Applied {
+    /// The 2-norm of the gradient before clipping.
+    pub(crate) grad_norm: f64,
+    /// The norm is a number and at most the limit.
+    pub(crate) within: bool,
+    /// Parameters and moments after the update are finite.
+    pub(crate) finite: bool,
+}
+
+/// A gradient that is no longer there.
+#[derive(Debug)]
+pub(crate) struct Dropped {
+    pub(crate) grad_norm: f64,
+    /// Sums of zero.
+    pub(crate) sums: Vec<Buffer>,
+}
+
+/// The scalars of a step, as values.
+struct Numbers {
+    beta1: Value,
+    beta2: Value,
+    /// The learning rate over the first moment's bias correction.
+    rate: Value,
+    /// The root of the second moment's bias correction.
+    root: Value,
+    epsilon: Value,
+    /// The factor of weights that decay.
+    decay: Value,
+    max_grad_norm: Value,
+    /// The largest norm of a gradient that is applied.
+    limit: Value,
+}
+
+impl AdamW {
+    pub(crate) fn new(config: &ModelConfig) -> Self {
+        Self { table: parameters(config), apply: None, drop: None, zeros: None }
+    }
+
+    /// A buffer of zeros per parameter.
+    pub(crate) fn zeros(&mut self, runtime: &Runtime) -> Result<Vec<Buffer>> {
+        if self.zeros.is_none() {
+            self.zeros = Some(Arc::new(runtime.compile(&zeros_module(&self.table)?)?));
+        }
+        match &self.zeros {
+            Some(program) => program.run(vec![]),
+            None => unreachable!("compiled above"),
+        }
+    }
+
+    /// Step `step` (1 for the first one), ready to run: nothing is given away before.
+    pub(crate) fn prepare(
+        &mut self,
+        runtime: &Runtime,
+        config: &AdamWConfig,
+        step: u64,
+        learning_rate: f64,
+    ) -> Result<Prepared> {
+        if self.apply.is_none() {
+            self.apply = Some(Arc::new(runtime.compile(&apply_module(&self.table)?)?));
+        }
+        let Some(program) = self.apply.clone() else { unreachable!("compiled above") };
+        let numbers = runtime.upload(&numbers(config, step, learning_rate), &[NUMBERS])?;
+        Ok(Prepared { program, numbers, parameters: self.table.len() })
+    }
+
+    /// Sets `sums` to zero.
+    pub(crate) fn drop(&mut self, runtime: &Runtime, sums: Vec<Buffer>) -> Result<Dropped> {
+        if self.drop.is_none() {
+            self.drop = Some(Arc::new(runtime.compile(&drop_module(&self.table)?)?));
+        }
+        let Some(program) = &self.drop else { unreachable!("compiled above") };
+        let mut outputs = program.run(sums.into_iter().map(Argument::from).collect())?;
+        let norm: Vec<f32> = read(&outputs.split_off(outputs.len() - 1)[0], "the norm of the gradient")?;
+        Ok(Dropped { grad_norm: norm[0].into(), sums: outputs })
+    }
+}
+
+/// A step of the optimizer.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    program: Arc<Program>,
+    numbers: Buffer,
+    parameters: usize,
+}
+
+impl Prepared {
+    /// Takes the step: `state` and `sums` become the new state and sums of zero. Where the gradient is not applied, the state is that of
+    /// before.
+    ///
+    /// Buffers that nobody else holds are donated, and gone when the device fails; of the others there are two until they are dropped.
+    pub(crate) fn run(self, state: State, sums: Vec<Buffer>) -> Result<(State, Vec<Buffer>, Applied)> {
+        let State { parameters, first, second } = state;
+        let owned: Vec<Result<Buffer, Arc<Buffer>>> =
+            parameters.into_iter().chain(first).chain(second).map(Arc::try_unwrap).collect();
+        let shared: Vec<Arc<Buffer>> = owned.iter().filter_map(|buffer| buffer.as_ref().err().cloned()).collect();
+        let mut borrowed = shared.iter();
+        let of_state = owned.into_iter().map(|buffer| match buffer {
+            Ok(buffer) => Argument::Donated(buffer),
+            Err(_) => Argument::Borrowed(borrowed.next().expect("one for each that is not owned")),
+        });
+        let sums = sums.into_iter().map(Argument::from);
+        let arguments = of_state.chain(sums).chain([Argument::from(&self.numbers)]).collect();
+        let mut outputs = self.program.run(arguments)?;
+        let report: Vec<f32> = read(&outputs.split_off(outputs.len() - 1)[0], "the norm of the gradient")?;
+        let sums = outputs.split_off(3 * self.parameters);
+        let mut outputs = outputs.into_iter().map(Arc::new);
+        let mut take = || outputs.by_ref().take(self.parameters).collect();
+        let state = State { parameters: take(), first: take(), second: take() };
+        let [grad_norm, within, finite] = report[..] else { unreachable!("the report has three numbers") };
+        let applied = Applied { grad_norm: grad_norm.into(), within: within != 0.0, finite: finite != 0.0 };
+        Ok((state, sums, applied))
+    }
+}
+
+/// The scalars of a step.
+fn numbers(config: &AdamWConfig, step: u64, learning_rate: f64) -> [f32; NUMBERS] {
+    let &AdamWConfig { adam_beta1, adam_beta2, adam_epsilon, weight_decay, max_grad_norm, skip_grad_norm } = config;
+    let correction = |beta: f64| 1.0 - beta.powf(step as f64);
+    [
+        adam_beta1,
+        adam_beta2,
+        learning_rate / correction(adam_beta1),
+        correction(adam_beta2).sqrt(),
+        adam_epsilon,
+        1.0 - learning_rate * weight_decay,
+        if max_grad_norm > 0.0 { max_grad_norm } else { f64::INFINITY },
+        // Every finite norm is within it.
+        skip_grad_norm.unwrap_or(f64::from(f32::MAX)),
+    ]
+    .map(|number| number as f32)
+}
+
+impl Numbers {
+    fn argument(f: &Builder) -> Self {
+        let all = f.argument("numbers", TensorType::new(Dtype::F32, [NUMBERS]));
+        let number = |i: usize| all.slice(&[i], &[i + 1]).reshape(&[]);
+        Self {
+            beta1: number(0),
+            beta2: number(1),
+            rate: number(2),
+            root: number(3),
+            epsilon: number(4),
+            decay: number(5),
+            max_grad_norm: number(6),
+            limit: number(7),
+        }
+    }
+
+    /// A parameter and its moments after the step, given them, the gradient and the factor that clips it.
+    fn next(&self, decays: bool, clip: &Value, [value, first, second, gradient]: [&Value; 4]) -> [Value; 3] {
+        let wide = |scalar: &Value| scalar.broadcast_in_dim(value.shape(), &[]);
+        let one = self.beta1.like(1.0);
+        let g = gradient * wide(clip);
+        let first = wide(&self.beta1) * first + wide(&(&one - &self.beta1)) * &g;
+        let second = wide(&self.beta2) * second + wide(&(&one - &self.beta2)) * &g * &g;
+        let kept = if decays { value * wide(&self.decay) } else { value.clone() };
+        let size = second.sqrt() / wide(&self.root) + wide(&self.epsilon);
+        [kept - wide(&self.rate) * &first / size, first, second]
+    }
+}
+
+/// The program of a step. Arguments, all donated but the last: parameters, first and second moments, sums of gradients, and the
+/// scalars. Results: the same without the scalars, and the norm of the gradient, whether it is within its limit and whether what comes of
+/// it is finite (0 or 1), f32 `[3]`.
+pub(crate) fn apply_module(table: &[Parameter]) -> Result<Module> {
+    let f = Builder::new();
+    let group = |suffix: &str| -> Vec<Value> { declare(&f, table, suffix) };
+    let (values, first, second, sums) = (group(""), group(".exp_avg"), group(".exp_avg_sq"), group(".sum"));
+    let donated = values.iter().chain(&first).chain(&second).chain(&sums);
+    donated.enumerate().for_each(|(i, argument)| f.alias(argument, i));
+    let numbers = Numbers::argument(&f);
+    let norm = norm(&f, &sums);
+    // NaN is within nothing.
+    let within = norm.le(&numbers.limit);
+    let clip = &numbers.max_grad_norm / (&norm + norm.like(CLIP_EPSILON));
+    let clip = clip.min(&clip.like(1.0));
+
+    // Looked at before anything is written: there is nothing to undo. Behind the barrier, so that what is looked at is not kept until it
+    // is written.
+    let mut finite = f.scalar(true, Dtype::Pred);
+    for (i, parameter) in table.iter().enumerate() {
+        let before = f.optimization_barrier(&[&values[i], &first[i], &second[i], &sums[i]]);
+        let next = numbers.next(decays(parameter), &clip, [&before[0], &before[1], &before[2], &before[3]]);
+        for value in next {
+            let dimensions: Vec<usize> = (0..value.shape().len()).collect();
+            finite = finite & value.unary(Unary::IsFinite).reduce(Reducer::And, &dimensions);
+        }
+    }
+    let applies = &within & &finite;
+    let mut results: [Vec<Value>; 3] = Default::default();
+    for (i, parameter) in table.iter().enumerate() {
+        let old = [&values[i], &first[i], &second[i]];
+        let next = numbers.next(decays(parameter), &clip, [old[0], old[1], old[2], &sums[i]]);
+        for ((to, old), next) in results.iter_mut().zip(old).zip(next) {
+            to.push(applies.broadcast_in_dim(old.shape(), &[]).select(&next, old));
+        }
+    }
+    let none: Vec<Value> = sums.iter().map(|sum| zeros(&f, Dtype::F32, sum.shape())).collect();
+    let flag = |predicate: &Value| predicate.convert(Dtype::F32).reshape(&[1]);
+    let report = f.concatenate(&[&norm.reshape(&[1]), &flag(&within), &flag(&finite)], 0);
+    let named = results.iter().flatten().chain(&none).map(|value| ("", value));
+    let named: Vec<(&str, &Value)> = named.chain([("report", &report)]).collect();
+    finish(f.clone(), "adamw", &named)
+}
+
+/// The program that gives up a gradient: sums, which are donated, to zeros and the norm `[1]`.
+fn drop_module(table: &[Parameter]) -> Result<Module> {
+    let f = Builder::new();
+    let sums = declare(&f, table, ".sum");
+    sums.iter().enumerate().for_each(|(i, sum)| f.alias(sum, i));
+    let norm = norm(&f, &sums).reshape(&[1]);
+    let none: Vec<Value> = sums.iter().map(|sum| zeros(&f, Dtype::F32, sum.shape())).collect();
+    let results: Vec<(&str, &Value)> = none.iter().map(|value| ("", value)).chain([("norm", &norm)]).collect();
+    finish(f.clone(), "drop_gradient", &results)
+}
+
+/// The program that makes zeros for every parameter.
+fn zeros_module(table: &[Parameter]) -> Result<Module> {
+    let f = Builder::new();
+    let all: Vec<Value> = table.iter().map(|parameter| zeros(&f, Dtype::F32, &parameter.shape)).collect();
+    let results: Vec<(&str, &Value)> = table.iter().map(Parameter::name).zip(&all).collect();
+    finish(f.clone(), "zeros", &results)
+}
+
+/// Declares an argument per parameter.
+fn declare(f: &Builder, table: &[Parameter], suffix: &str) -> Vec<Value> {
+    let argument =
+        |p: &Parameter| f.argument(&format!("{}{suffix}", p.name()), TensorType::new(Dtype::F32, &p.shape[..]));
+    table.iter().map(argument).collect()
+}
+
+/// Whether weight decay acts on a parameter: not on norms and biases, whose tensors have one dimension.
+fn decays(parameter: &Parameter) -> bool {
+    parameter.tensor_shape().len() > 1
+}
+
+/// The 2-norm of all tensors together, an f32 scalar. Sums of rows are added up in f64.
+fn norm(f: &Builder, tensors: &[Value]) -> Value {
+    let mut total = f.scalar(0.0, Dtype::F64);
+    for tensor in tensors {
+        let last = tensor.shape().len() - 1;
+        let of_rows = (tensor * tensor).reduce(Reducer::Add, &[last]).convert(Dtype::F64);
+        let rest: Vec<usize> = (0..last).collect();
+        total = total + if rest.is_empty() { of_rows } else { of_rows.reduce(Reducer::Add, &rest) };
+    }
+    total.convert(Dtype::F32).sqrt()
+}
