@@ -1,10 +1,7 @@
 //! What the TPU compiler makes of derivatives: the memory that policies hold.
 
-#[allow(dead_code, unreachable_pub)] // others use more of it
-#[path = "../cases/transformer.rs"]
-mod transformer;
-
 use crate::compile_text;
+use crate::operations::cases::transformer;
 use pjrt::{CompileOptions, OptimizationLevel};
 use stablehlo::{Builder, DotDimensions, Dtype, Precision, Reducer, Save, TensorType, Traced, Unary, Value, trace};
 
