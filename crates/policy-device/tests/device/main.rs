@@ -5,3 +5,4 @@ mod families;
 mod gradients;
 mod rollout;
 mod support;
+mod training;

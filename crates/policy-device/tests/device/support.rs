@@ -13,7 +13,9 @@ pub(crate) fn runtime() -> &'static Runtime {
     static RUNTIME: OnceLock<Runtime> = OnceLock::new();
     RUNTIME.get_or_init(|| {
         let installed = install(Kind::Cpu, |_| {}).expect("XLA's CPU plugin can be installed");
-        Runtime::open(Kind::Cpu, Some(&installed.path)).expect("the CPU opens")
+        let runtime = Runtime::open(Kind::Cpu, Some(&installed.path)).expect("the CPU opens");
+        // What was compiled once stays in the target folder.
+        runtime.with_compile_cache(concat!(env!("CARGO_TARGET_TMPDIR"), "/compiled"))
     })
 }
 
