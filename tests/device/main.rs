@@ -59,16 +59,16 @@ fn client() -> Client {
     CLIENT.clone()
 }
 
-/// One of the devices, with the compiler's defaults.
+/// One of the devices, with the compiler's defaults. What was compiled once stays in the target folder; an entry is found by the program, the
+/// options and the plugin's version.
 fn optimised() -> PjrtBackend {
-    PjrtBackend::new(Kind::Cpu, client()).unwrap()
+    let backend = PjrtBackend::new(Kind::Cpu, client()).unwrap();
+    backend.with_compile_cache(concat!(env!("CARGO_TARGET_TMPDIR"), "/compiled"))
 }
 
-/// One of the devices. Hundreds of small programs: the compiler takes most of the time, and half of it without these. What was compiled
-/// once stays in the target folder; an entry is found by the program, the options and the plugin's version.
+/// One of the devices. Hundreds of small programs: the compiler takes most of the time, and half of it without these.
 fn backend() -> PjrtBackend {
-    let backend = optimised().with_compile_cache(concat!(env!("CARGO_TARGET_TMPDIR"), "/compiled"));
-    let backend = backend.with_compile_flag("xla_cpu_use_fusion_emitters", false);
+    let backend = optimised().with_compile_flag("xla_cpu_use_fusion_emitters", false);
     let backend = backend.with_compile_flag("xla_cpu_parallel_codegen_split_count", 1);
     backend.with_compile_flag("xla_backend_optimization_level", 0)
 }

@@ -36,7 +36,7 @@ mod weights;
 pub use device_policy::{DevicePolicy, DevicePolicyOptions};
 pub use error::{Error, Result};
 pub use rollout::threefry::{Word, gumbel, sample_key, threefry2x32};
-pub use rollout::{DeviceRollout, RolloutOptions};
+pub use rollout::{DeviceRollout, RolloutModules, RolloutOptions, RolloutSizes};
 pub use runtime::{Program, Runtime};
 pub use train::{TrainModules, TrainShape};
 pub use weights::DeviceWeights;

@@ -491,6 +491,15 @@ impl From<f64> for Number {
 }
 
 impl Number {
+    /// The zero of a dtype.
+    pub fn zero(dtype: Dtype) -> Self {
+        match dtype {
+            Dtype::Pred => Self::Bool(false),
+            dtype if dtype.is_float() => Self::Float(0.0),
+            _ => Self::Int(0),
+        }
+    }
+
     /// Whether it can be an element of `dtype`.
     pub fn fits(self, dtype: Dtype) -> bool {
         match self {

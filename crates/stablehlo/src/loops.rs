@@ -3,48 +3,106 @@
 use crate::graph::*;
 use std::collections::BTreeMap;
 
-/// A loop that is not inside of another one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A loop of a function's body, or one that is nested in another operation of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loop {
-    /// The index of the loop among the operations of the function's body.
-    pub operation: usize,
-    /// The number of iterations, if that can be read off: a counter that begins with a constant, grows by a constant,
-    /// and is compared with a constant.
+    /// Where it is: the index of an operation of the body, then, for each operation on the way to the loop, the index of
+    /// a region and that of an operation in it.
+    pub path: Vec<usize>,
+    /// The number of iterations each time it begins, if that can be read off: a counter that begins with a constant, grows
+    /// by a constant, and is compared with a constant.
     pub trips: Option<u64>,
+    /// How often it begins: the iterations of the loops around it, multiplied; 1 outside of all loops.
+    pub begins: Option<u64>,
+}
+
+impl Loop {
+    /// All its iterations: those of each time it begins.
+    pub fn turns(&self) -> Option<u64> {
+        self.begins.zip(self.trips).map(|(begins, trips)| begins.saturating_mul(trips))
+    }
 }
 
 impl Function {
-    /// The loops of the body, in order; not those nested in other operations.
+    /// The loops of the function, each before those in it; scans are loops too, as [`Function::lowered`] makes them.
+    ///
+    /// A compiler's estimate counts every body once, however often it turns. With `once`, the estimate of the whole, and
+    /// `without`, that of the program without a loop (and what is in it), the cost of all iterations is
+    /// once + sum over the loops of (turns - begins) (once - without).
     pub fn loops(&self) -> Vec<Loop> {
-        let constants = scalars(&self.body);
-        let whiles = self.body.operations.iter().enumerate().filter(|(_, op)| op.kind == Kind::While);
-        whiles.map(|(operation, op)| Loop { operation, trips: trips(op, &constants) }).collect()
+        let mut loops = vec![];
+        find(&self.lowered().body, &mut vec![], Some(1), &BTreeMap::new(), &mut loops);
+        loops
     }
 
-    /// The same function with the given [`Loop::operation`]s left out, as if they had no iterations: what they return
-    /// is what they begin with.
-    pub fn without_loops(&self, operations: &[usize]) -> Self {
-        let mut function = self.clone();
-        let mut initial = BTreeMap::new();
-        let mut index = 0;
-        function.body.operations.retain(|op| {
-            let leave_out = op.kind == Kind::While && operations.contains(&index);
-            index += 1;
-            if leave_out {
-                initial.extend(op.results.iter().copied().zip(op.operands.iter().copied()));
-            }
-            !leave_out
-        });
-        rename(&mut function.body, &initial);
+    /// The lowered function with the loops at the given [`Loop::path`]s left out, as if they had no iterations: what they
+    /// return is what they begin with.
+    pub fn without_loops(&self, paths: &[&[usize]]) -> Self {
+        let mut function = self.lowered().into_owned();
+        remove(&mut function.body, paths);
         function
     }
 }
 
 impl Module {
     /// The module whose main is [`Function::without_loops`].
-    pub fn without_loops(&self, operations: &[usize]) -> Self {
-        Self { main: self.main.without_loops(operations), ..self.clone() }
+    pub fn without_loops(&self, paths: &[&[usize]]) -> Self {
+        Self { main: self.main.without_loops(paths), name: self.name.clone(), ..*self }
     }
+}
+
+/// Adds the loops of a region that is entered `begins` times, with the constants of the regions around it.
+fn find(
+    region: &Region,
+    path: &mut Vec<usize>,
+    begins: Option<u64>,
+    outside: &BTreeMap<ValueId, i64>,
+    loops: &mut Vec<Loop>,
+) {
+    let mut constants = outside.clone();
+    constants.extend(scalars(region));
+    for (index, op) in region.operations.iter().enumerate() {
+        path.push(index);
+        let mut inside = begins;
+        if op.kind == Kind::While {
+            let found = Loop { path: path.clone(), trips: trips(op, &constants), begins };
+            inside = found.turns();
+            loops.push(found);
+        }
+        for (nested, region) in op.regions.iter().enumerate() {
+            path.push(nested);
+            find(region, path, inside, &constants, loops);
+            path.pop();
+        }
+        path.pop();
+    }
+}
+
+/// Leaves out loops of a region, and of regions in it.
+fn remove(region: &mut Region, paths: &[&[usize]]) {
+    let mut initial = BTreeMap::new();
+    let mut index = 0;
+    region.operations.retain_mut(|op| {
+        let here: Vec<&[usize]> = paths
+            .iter()
+            .filter_map(|path| path.split_first().filter(|(first, _)| **first == index))
+            .map(|(_, rest)| rest)
+            .collect();
+        index += 1;
+        if op.kind == Kind::While && here.iter().any(|rest| rest.is_empty()) {
+            initial.extend(op.results.iter().copied().zip(op.operands.iter().copied()));
+            return false;
+        }
+        for (nested, region) in op.regions.iter_mut().enumerate() {
+            let inside = here.iter().filter_map(|rest| rest.split_first().filter(|(first, _)| **first == nested));
+            let inside: Vec<&[usize]> = inside.map(|(_, rest)| rest).collect();
+            if !inside.is_empty() {
+                remove(region, &inside);
+            }
+        }
+        true
+    });
+    rename(region, &initial);
 }
 
 fn rename(region: &mut Region, names: &BTreeMap<ValueId, ValueId>) {
@@ -97,7 +155,7 @@ fn trips(op: &Operation, outside: &BTreeMap<ValueId, i64>) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Builder, Dtype, TensorType, Value};
+    use crate::{Array, Builder, Dtype, TensorType, Value, trace};
 
     /// Two loops, of which the second begins with what the first returns.
     fn module() -> Module {
@@ -132,7 +190,8 @@ mod tests {
     #[test]
     fn a_loop_that_is_left_out_returns_what_it_begins_with() {
         let module = module();
-        let [first, second] = [0, 1].map(|i| module.main.loops()[i].operation);
+        let loops = module.main.loops();
+        let [first, second] = [0, 1].map(|i| &loops[i].path[..]);
         let argument = module.main.body.arguments[0];
         let sum_of = |m: &Module| m.main.body.operations.last().expect("a sum").operands[0];
 
@@ -140,12 +199,104 @@ mod tests {
         assert_eq!(without.main.loops().iter().map(|l| l.trips).collect::<Vec<_>>(), [Some(3)]);
         assert_eq!((sum_of(&without), without.main.body.results[1]), (argument, argument));
         // Also inside of the loop that stays.
-        let body = &without.main.body.operations[without.main.loops()[0].operation].regions[1];
+        let body = &without.main.body.operations[without.main.loops()[0].path[0]].regions[1];
         assert!(body.operations.iter().any(|op| op.operands.contains(&argument)), "{without}");
 
         let neither = module.without_loops(&[first, second]);
         assert!(neither.main.loops().is_empty() && !neither.to_string().contains("stablehlo.while"), "{neither}");
         assert!(neither.to_string().contains("stablehlo.exponential %0"), "{neither}");
         assert_eq!(module.without_loops(&[]), module);
+    }
+
+    /// Four turns, in each of which two loops follow one another: one of three turns, with one of five turns in a branch of
+    /// it, and one whose end is data.
+    fn nested() -> Module {
+        let f = Builder::new();
+        let a = f.argument("a", TensorType::new(Dtype::F32, [4]));
+        let end = f.argument("end", TensorType::scalar(Dtype::I32));
+        let outer = f.for_loop(4, &[&a], |_, outer| {
+            let middle = f.for_loop(3, &[&outer[0]], |i, middle| {
+                f.case(i, 2, |branch| match branch {
+                    0 => f.for_loop(5, &[&middle[0]], |_, inner| vec![&inner[0] * &a]),
+                    _ => vec![middle[0].exp()],
+                })
+            });
+            let begin = [&f.scalar(0, Dtype::I32), &middle[0]];
+            let open = f.while_loop(&begin, |c| c[0].lt(&end), |c| vec![&c[0] + c[0].like(1), &c[1] + &a]);
+            vec![open[1].clone()]
+        });
+        f.finish("nested", &[("a", &outer[0])]).expect("a program")
+    }
+
+    #[test]
+    fn nested_loops_turn_as_often_as_those_around_them() {
+        let loops = nested().main.loops();
+        let counts: Vec<_> = loops.iter().map(|l| (l.begins, l.trips, l.turns())).collect();
+        let expected = [(1, Some(4)), (4, Some(3)), (12, Some(5)), (4, None)];
+        assert_eq!(counts, expected.map(|(begins, trips)| (Some(begins), trips, trips.map(|t| t * begins))));
+        // The outer one, its body's first operation that is a loop, the case in that one's body, and its first branch.
+        assert_eq!(loops.iter().map(|l| l.path.len()).collect::<Vec<_>>(), [1, 3, 7, 3]);
+        assert!(loops[1].path.starts_with(&loops[0].path) && loops[2].path.starts_with(&loops[1].path));
+    }
+
+    #[test]
+    fn a_nested_loop_that_is_left_out_returns_what_it_begins_with() {
+        let module = nested();
+        let loops = module.main.loops();
+        let ends = |module: &Module| module.main.loops().iter().map(|l| l.trips).collect::<Vec<_>>();
+        let without =
+            |which: &[usize]| module.without_loops(&which.iter().map(|i| &loops[*i].path[..]).collect::<Vec<_>>());
+        assert_eq!(ends(&without(&[2])), [Some(4), Some(3), None]);
+        assert_eq!(ends(&without(&[1])), [Some(4), None]);
+        assert_eq!(ends(&without(&[3, 2])), [Some(4), Some(3)]);
+        // One that is in another one is left out with it.
+        assert_eq!(ends(&without(&[1, 2])), [Some(4), None]);
+        assert_eq!(ends(&without(&[0, 3])), []);
+        let arguments = [
+            Array::floats(Dtype::F32, [4], [0.5, 0.25, -1.0, 2.0]).expect("numbers"),
+            Array::ints(Dtype::I32, [], [2]).expect("a number"),
+        ];
+        let run = |module: &Module| module.interpret(&arguments).expect("a value").remove(0).to_floats();
+        // Without the loops in it, the outer one adds nothing.
+        assert_eq!(run(&without(&[1, 3])), arguments[0].to_floats());
+        assert_eq!(run(&without(&[1])), arguments[0].to_floats().iter().map(|a| a * 9.0).collect::<Vec<_>>());
+        assert_ne!(run(&without(&[2])), run(&module));
+    }
+
+    /// The sum over loops is the sum over iterations: each operation counts as often as it runs.
+    #[test]
+    fn costs_of_bodies_become_those_of_iterations() {
+        let f = Builder::new();
+        let a = f.argument("a", TensorType::new(Dtype::F32, [4]));
+        let looped = f.for_loop(4, &[&a], |_, outer| {
+            let first =
+                f.for_loop(3, &[&outer[0].tanh()], |_, c| f.for_loop(5, &[&c[0].tanh()], |_, c| vec![c[0].tanh()]));
+            f.for_loop(0, &[&first[0]], |_, c| vec![c[0].tanh()])
+        });
+        let module = f.finish("tanh", &[("a", &looped[0].tanh())]).expect("a program");
+        let once = |module: &Module| {
+            let mut count = 0.0;
+            module.main.visit(|op| count += f64::from(u8::from(op.kind == Kind::Unary(Unary::Tanh))));
+            count
+        };
+        let all = module.main.loops().iter().fold(once(&module), |sum, l| {
+            let [turns, begins] = [l.turns(), l.begins].map(|n| n.expect("a number") as f64);
+            sum + (turns - begins) * (once(&module) - once(&module.without_loops(&[&l.path])))
+        });
+        assert_eq!(all, 1.0 + 4.0 + 4.0 * 3.0 + 4.0 * 3.0 * 5.0);
+    }
+
+    /// Scans too.
+    #[test]
+    fn a_scan_is_a_loop() {
+        let row = TensorType::new(Dtype::F32, [2]);
+        let body = trace(&[row.clone(), row.clone()], |_, a| vec![&a[0] + &a[1]]).expect("a body");
+        let f = Builder::new();
+        let (a, xs) = (f.argument("a", row), f.argument("xs", TensorType::new(Dtype::F32, [6, 2])));
+        let sum = f.scan(6, &body, &[&a], &[&xs], &[], Save::Carry).carry.remove(0);
+        let module = f.finish("scan", &[("sum", &sum)]).expect("a program");
+        let loops = module.main.loops();
+        assert_eq!(loops.iter().map(Loop::turns).collect::<Vec<_>>(), [Some(6)]);
+        assert!(module.without_loops(&[&loops[0].path]).main.loops().is_empty());
     }
 }

@@ -66,6 +66,11 @@ impl Lowering {
         for operation in operations {
             let operands = self.renamed(&operation.operands);
             match &operation.kind {
+                // Whoever reads the function says that it is none.
+                kind if kind.is_structure() && !self.fits(operation, &operands) => {
+                    let Operation { kind, results, regions, .. } = operation.clone();
+                    out.push(Operation { kind, operands, results, regions });
+                }
                 Kind::Scan(scan) => self.scan(scan, operation, &operands, out),
                 Kind::Remat(_) | Kind::CustomVjp { .. } => {
                     // A number of results that the code has more than is one of residuals, which nobody reads.
@@ -85,6 +90,40 @@ impl Lowering {
         }
     }
 
+    /// Whether an operation of structure has the operands, results and code that it should.
+    fn fits(&self, operation: &Operation, operands: &[ValueId]) -> bool {
+        let typed = |ids: &[ValueId]| ids.iter().map(|id| self.types.get(id.0)).collect::<Option<Vec<_>>>();
+        let (Some(given), Some(made)) = (typed(operands), typed(&operation.results)) else { return false };
+        let code = match (&operation.kind, &operation.regions[..]) {
+            (Kind::Named(_) | Kind::StopGradient, []) => return given.len() == 1 && given == made,
+            (Kind::Scan(_) | Kind::Remat(_), [code]) | (Kind::CustomVjp { .. }, [code, _]) => code,
+            _ => return false,
+        };
+        let (Some(takes), Some(returns)) = (typed(&code.arguments), typed(&code.results)) else { return false };
+        match &operation.kind {
+            Kind::Scan(scan) => {
+                let row = |stack: &TensorType, part: &TensorType| {
+                    stack.dtype == part.dtype && stack.shape.split_first() == Some((&scan.trips, &part.shape[..]))
+                };
+                let xs = scan.carry..scan.carry.saturating_add(scan.xs);
+                let same = |i: usize, outer: &TensorType, inner: &TensorType| match xs.contains(&i) {
+                    true => row(outer, inner),
+                    false => outer == inner,
+                };
+                (1..=i32::MAX as usize).contains(&scan.trips)
+                    && xs.end <= given.len()
+                    && takes.len() == given.len()
+                    && (0..given.len()).all(|i| same(i, given[i], takes[i]))
+                    && scan.carry <= made.len()
+                    && returns.len() == made.len()
+                    && made[..scan.carry] == given[..scan.carry]
+                    && made[..scan.carry] == returns[..scan.carry]
+                    && (scan.carry..made.len()).all(|i| row(made[i], returns[i]))
+            }
+            _ => takes == given && returns.len() >= made.len() && returns[..made.len()] == made[..],
+        }
+    }
+
     fn region(&mut self, region: &Region) -> Region {
         let mut operations = vec![];
         self.operations(&region.operations, &mut operations);
@@ -99,7 +138,6 @@ impl Lowering {
     }
 
     fn index(&mut self, out: &mut Vec<Operation>, value: usize) -> ValueId {
-        // The builder holds trips within i32.
         let kind = Kind::Constant(Literal::Splat(Number::Int(value as i64)));
         self.add(out, kind, vec![], TensorType::scalar(Dtype::I32))
     }
@@ -121,13 +159,7 @@ impl Lowering {
         let mut stacks = vec![];
         for id in &operation.results[scan.carry..] {
             let ty = self.types[id.0].clone();
-            let zero = if ty.dtype == Dtype::Pred {
-                Number::Bool(false)
-            } else if ty.dtype.is_float() {
-                Number::Float(0.0)
-            } else {
-                Number::Int(0)
-            };
+            let zero = Number::zero(ty.dtype);
             initial.push(self.add(out, Kind::Constant(Literal::Splat(zero)), vec![], ty.clone()));
             stacks.push(self.define(ty));
         }

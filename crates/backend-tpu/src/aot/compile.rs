@@ -103,15 +103,15 @@ impl Compiler {
         let loops = compiled.program.module.main.loops();
         let mut reports: Vec<LoopReport> = vec![];
         for l in &loops {
-            if !reports.iter().any(|report| report.trips == l.trips) {
-                reports.push(LoopReport { trips: l.trips, body_seconds: None });
+            if !reports.iter().any(|report| report.counts(l)) {
+                reports.push(LoopReport { trips: l.trips, begins: l.begins, body_seconds: None });
             }
         }
         let cost = self.cost(&compiled, &loops, &mut reports, mesh)?;
         Ok(compiled.report.with_cost(cost, reports, self.target.chip()))
     }
 
-    /// Estimates of the whole program, for which the loops of every number of trips are left out once; `Err` within says why there are none.
+    /// Estimates of the whole program, for which the loops of every number of turns are left out once; `Err` within says why there are none.
     fn cost(
         &self,
         compiled: &Compiled,
@@ -128,17 +128,19 @@ impl Compiler {
         }
         let mut costs = vec![];
         for report in reports {
-            let Some(trips) = report.trips else {
+            let mut alike = loops.iter().filter(|l| report.counts(l)).peekable();
+            let turns = alike.peek().and_then(|l| l.turns().zip(l.begins));
+            let Some((turns, begins)) = turns else {
                 return Ok(Err("a loop's trip count is not a constant".into()));
             };
-            let alike: Vec<usize> = loops.iter().filter(|l| l.trips == report.trips).map(|l| l.operation).collect();
+            let alike: Vec<&[usize]> = alike.map(|l| &l.path[..]).collect();
             let without = self.analyse_module(&compiled.program.module.without_loops(&alike), mesh)?;
             let without = match without.cost {
                 Ok(without) => without,
                 Err(reason) => return Ok(Err(reason)),
             };
             report.body_seconds = Some(once.seconds - without.seconds);
-            costs.push((trips, without));
+            costs.push((turns, begins, without));
         }
         Ok(Ok(Cost::of_loops(once, &costs)))
     }

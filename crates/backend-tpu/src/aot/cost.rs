@@ -48,10 +48,14 @@ impl Cost {
         })
     }
 
-    /// The cost of a program with loops: `once` counts every body once; of each loop, its trips and the cost of the
-    /// program without it.
-    pub(super) fn of_loops(once: Self, loops: &[(u64, Self)]) -> Self {
-        loops.iter().fold(once, |sum, (trips, without)| sum + (once - *without) * (*trips as f64 - 1.0))
+    /// The cost of a program with loops: `once` counts every body once; of each loop, all its turns, how often it begins
+    /// (1 outside of others), and the cost of the program without it and what is in it.
+    ///
+    /// A body's own operations, which once - without of the loop less that of the loops in it are, count `turns` times;
+    /// sorted by loops, that is the sum of (turns - begins) (once - without).
+    pub(super) fn of_loops(once: Self, loops: &[(u64, u64, Self)]) -> Self {
+        let more = |turns: u64, begins: u64| turns as f64 - begins as f64;
+        loops.iter().fold(once, |sum, (turns, begins, without)| sum + (once - *without) * more(*turns, *begins))
     }
 
     fn zip(self, other: Self, combine: impl Fn(f64, f64) -> f64) -> Self {
@@ -96,9 +100,16 @@ mod tests {
     #[test]
     fn every_body_counts_as_often_as_it_turns() {
         // 1 outside, bodies of 10 and 100.
-        let whole = Cost::of_loops(cost(111.0), &[(4, cost(101.0)), (3, cost(11.0))]);
+        let whole = Cost::of_loops(cost(111.0), &[(4, 1, cost(101.0)), (3, 1, cost(11.0))]);
         assert_eq!(whole, cost(1.0 + 4.0 * 10.0 + 3.0 * 100.0));
-        assert_eq!(Cost::of_loops(cost(5.0), &[(0, cost(2.0))]), cost(2.0));
+        assert_eq!(Cost::of_loops(cost(5.0), &[(0, 1, cost(2.0))]), cost(2.0));
         assert_eq!(Cost::of_loops(cost(5.0), &[]), cost(5.0));
+    }
+
+    #[test]
+    fn a_loop_in_a_loop_turns_in_each_of_its_turns() {
+        // 1 outside, a body of 10 that turns 4 times, and in it one of 100 that turns 3 times, and one of 1000 that never does.
+        let loops = [(4, 1, cost(1.0)), (12, 4, cost(1011.0)), (0, 4, cost(111.0))];
+        assert_eq!(Cost::of_loops(cost(1111.0), &loops), cost(1.0 + 4.0 * 10.0 + 12.0 * 100.0));
     }
 }

@@ -5,6 +5,7 @@ use super::chip::Chip;
 use super::cost::Cost;
 use crate::program::Blocking;
 use serde::{Deserialize, Serialize};
+use stablehlo::Loop;
 
 /// What a compiler says of a program, per device. Bytes are what it has allotted; times are its estimates, never
 /// measurements.
@@ -36,7 +37,7 @@ pub struct Report {
     pub estimate_cycles_seconds: Option<f64>,
     /// Why there are no estimates.
     pub no_estimate: Option<String>,
-    /// The loops of the program, by the number of their iterations, in order.
+    /// The loops of the program, by the numbers of their iterations, in order.
     pub loops: Vec<LoopReport>,
     /// The time that no program can beat on this chip.
     pub floor: Floor,
@@ -46,13 +47,22 @@ pub struct Report {
     pub from_cache: bool,
 }
 
-/// The loops of a program that have as many iterations.
+/// The loops of a program that have as many iterations, and are within loops that have.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LoopReport {
-    /// The number of iterations; `None` when the program does not say.
+    /// The number of iterations each time one of them begins; `None` when the program does not say.
     pub trips: Option<u64>,
-    /// Estimate of the time of one iteration of each in seconds.
+    /// How often each begins: the iterations of the loops around it, multiplied; 1 outside of all loops.
+    pub begins: Option<u64>,
+    /// Estimate of the time of one iteration of each in seconds, in which the loops in it turn once.
     pub body_seconds: Option<f64>,
+}
+
+impl LoopReport {
+    /// Whether a loop is one of these.
+    pub(super) fn counts(&self, l: &Loop) -> bool {
+        (self.trips, self.begins) == (l.trips, l.begins)
+    }
 }
 
 /// What no program can beat on a chip: the larger of two times.

@@ -3,7 +3,7 @@
 use crate::checkpoint::{self, Checkpoint, Settings, Tensors};
 use burn::tensor::Device;
 use models::NamedTensor;
-use policy::{AdamWConfig, Policy, SequenceBatch, StepLoss, token_batch};
+use policy::{Policy, SequenceBatch, StepLoss, token_batch};
 use policy_burn::decoder::{Decoder, PackedBatch};
 use policy_burn::{BurnPolicy, PolicyLoss};
 use std::collections::BTreeMap;

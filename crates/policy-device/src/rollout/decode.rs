@@ -1,196 +1,269 @@
 //! The program that makes completions longer: a loop over tokens, within it one over layers.
 //!
 //! Every sequence has its own place: its token at position c has its keys and values in column c of its row, whenever the sequence
-//! began and wherever it lies, so that what it computes is the same in any slot. The loop over layers reads the cache, and what a
-//! token adds to it is written once, when the layers are through: the cache is never copied.
+//! began and wherever it lies, so that what it computes is the same in any slot. Columns differ from row to row, and a program that
+//! writes to them for every token moves the whole cache about. So the tokens of a call are kept apart, in a window whose column is the
+//! turn, the same for all rows; attention reads both, and the window goes to its places when the call ends.
 //!
-//! Legend: L layers, B slots, S columns of the cache, C columns of it that are read, K key/value heads, R query heads of each, D width
-//! of a head, M tokens of a completion, V vocabulary, E ids that end a completion.
+//! Legend: L layers, B slots, S columns of the cache, C columns of it that are read, W turns of a call at most, K key/value heads, R
+//! query heads of each, D width of a head, M tokens of a completion, V vocabulary, E ids that end a completion.
 
 use super::sampling::{Sampler, SamplerValues};
 use super::state::{Shape, StateValues};
-use crate::decoder::{Broadcast, Decoder, Heads, MASKED, ParameterValues, Rotary, dot};
+use crate::decoder::{Broadcast, Decoder, Heads, MASKED, ParameterValues, Rotary, dot, zeros};
 use crate::error::{Error, Result};
 use crate::weights::DeviceWeights;
-use stablehlo::{Builder, Dtype, Module, Reducer, Save, ScatterDimensions, TensorType, Value};
+use stablehlo::{Builder, Dtype, Module, Reducer, Save, TensorType, Value};
 
 /// A program that decodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Decode {
     pub(crate) shape: Shape,
-    /// C: no sequence becomes longer within a call than there are columns that are read. The others are empty.
+    /// C: no sequence is longer when a call begins. The other columns are empty.
     pub(crate) columns_read: usize,
+    /// W: the largest number of tokens that a call adds to a sequence.
+    pub(crate) turns: usize,
     pub(crate) sampler: Sampler,
     /// E; places without an id hold -1.
     pub(crate) stop_ids: usize,
 }
 
+/// The arguments of the program besides weights and state.
+struct Arguments {
+    sampling: SamplerValues,
+    /// `[E]`, i32.
+    stop_ids: Value,
+    /// The largest number of tokens of a completion, i32.
+    limit: Value,
+}
+
+/// What a call reads in every turn.
+struct Cache<'a> {
+    /// `[L, B, K, S, D]`.
+    keys: &'a Value,
+    values: &'a Value,
+    /// Which columns have keys and values, `[B, C]`.
+    filled: &'a Value,
+}
+
+/// Keys and values of the tokens of this call, `[L, B, K, W, D]`.
+#[derive(Clone)]
+struct Window {
+    keys: Value,
+    values: Value,
+}
+
 impl Decode {
-    /// The program: weights, state, the arguments of sampling, the ids that end a completion (`[E]`, i32), the largest number of
-    /// tokens of a completion and of tokens of this call (i32) to the state. It ends early when all sequences have ended.
+    /// The program: weights, state, the arguments of sampling, the ids that end a completion (`[E]`, i32) and the largest number of
+    /// tokens of a completion (i32) to the state. It ends early when all sequences have ended.
     pub(crate) fn module(self, decoder: &Decoder, weights: Dtype) -> Result<Module> {
         let (f, config) = (Builder::new(), decoder.config());
         let weights = DeviceWeights::declare(&f, config, weights);
         let state = self.shape.arguments(&f, config, decoder.compute());
-        let sampling = SamplerValues::arguments(&f);
-        let stop_ids = f.argument("stop_ids", TensorType::new(Dtype::I32, [self.stop_ids]));
-        let limit = f.argument("max_completion_length", TensorType::scalar(Dtype::I32));
-        let turns = f.argument("turns", TensorType::scalar(Dtype::I32));
+        let arguments = Arguments {
+            sampling: SamplerValues::arguments(&f),
+            stop_ids: f.argument("stop_ids", TensorType::new(Dtype::I32, [self.stop_ids])),
+            limit: f.argument("max_completion_length", TensorType::scalar(Dtype::I32)),
+        };
+        // The column of the first token of this call.
+        let base = &state.length - state.length.like(1);
+        let columns = f.iota(1, TensorType::new(Dtype::I32, [self.shape.slots, self.columns_read]));
+        let filled = columns.lt(&base.along_first(&columns));
+        let cache = Cache { keys: &state.keys, values: &state.values, filled: &filled };
+        let mut window = state.keys.shape().to_vec();
+        window[3] = self.turns;
+        let window = zeros(&f, decoder.compute().dtype(), &window);
 
-        let zero = f.scalar(0, Dtype::I32);
-        let carried: Vec<&Value> = std::iter::once(&zero).chain(state.parts()).collect();
+        let (zero, turns) = (f.scalar(0, Dtype::I32), f.scalar(self.turns as i64, Dtype::I32));
+        let rows = state.rows();
+        let carried: Vec<&Value> = [&zero, &window, &window].into_iter().chain(rows).collect();
         let mut error = None;
         let results = f.while_loop(
             &carried,
             |carried| {
-                let open = (!&StateValues::new(carried[1..].to_vec()).ended).reduce(Reducer::Or, &[0]);
+                let open = (!&state.with_rows(&carried[3..]).ended).reduce(Reducer::Or, &[0]);
                 carried[0].lt(&turns) & open
             },
             |carried| {
-                let state = StateValues::new(carried[1..].to_vec());
-                let next = self.turn(decoder, &weights, &state, &sampling, &stop_ids, &limit);
-                let next = next.unwrap_or_else(|source| {
+                let window = Window { keys: carried[1].clone(), values: carried[2].clone() };
+                let state = state.with_rows(&carried[3..]);
+                let next = self.turn(decoder, &weights, &state, &cache, &window, &carried[0], &arguments);
+                let (state, window) = next.unwrap_or_else(|source| {
                     error = Some(source);
-                    state
+                    (state, window)
                 });
-                std::iter::once(&carried[0] + carried[0].like(1)).chain(next.parts().into_iter().cloned()).collect()
+                let turn = &carried[0] + carried[0].like(1);
+                let rows = state.rows().into_iter().cloned();
+                [turn, window.keys, window.values].into_iter().chain(rows).collect()
             },
         );
+        let mut next = state.with_rows(&results[3..]);
+        [next.keys, next.values] = flush([&state.keys, &state.values], [&results[1], &results[2]], &base);
         let name = "rollout_decode";
         match error {
             Some(source) => Err(Error::Program { program: name.into(), source }),
-            None => StateValues::new(results[1..].to_vec()).finish(f, name),
+            None => next.finish(f, name),
         }
     }
 
     /// One more token of every sequence that has not ended.
+    #[allow(clippy::too_many_arguments)] // each is a different thing
     fn turn(
         self,
         decoder: &Decoder,
         weights: &ParameterValues,
         state: &StateValues,
-        sampling: &SamplerValues,
-        stop_ids: &Value,
-        limit: &Value,
-    ) -> stablehlo::Result<StateValues> {
-        let open = !&state.ended;
-        let column = &state.length - state.length.like(1);
-        let (logits, keys, values) = self.forward(decoder, weights, state, &column)?;
-        let chosen = self.sampler.choose(&logits, sampling, &state.random, &state.count, state.seen.as_ref());
+        cache: &Cache<'_>,
+        window: &Window,
+        turn: &Value,
+        arguments: &Arguments,
+    ) -> stablehlo::Result<(StateValues, Window)> {
+        let (logits, window) = self.forward(decoder, weights, state, cache, window, turn)?;
+        let chosen =
+            self.sampler.choose(&logits, &arguments.sampling, &state.random, &state.count, state.seen.as_ref());
 
-        // What has ended writes behind the end, which is nowhere.
-        let column = open.select(&column, &column.like(self.shape.columns as i64));
+        let open = !&state.ended;
         let index = state.ids.builder().iota(1, state.ids.ty().clone());
         let here = index.eq(&state.count.along_first(&index)) & open.along_first(&index);
         let put = |new: &Value, old: &Value| here.select(&new.along_first(old), old);
         let step = open.convert(Dtype::I32);
         let count = &state.count + &step;
-        let one_of = stop_ids.broadcast_in_dim(&[self.shape.slots, self.stop_ids], &[1]);
-        let stopped = chosen.ids.along_first(&one_of).eq(&one_of).reduce(Reducer::Or, &[1]);
-        let ends = stopped | count.ge(&limit.broadcast_in_dim(count.shape(), &[]));
+        let stop_ids = arguments.stop_ids.broadcast_in_dim(&[self.shape.slots, self.stop_ids], &[1]);
+        let stopped = chosen.ids.along_first(&stop_ids).eq(&stop_ids).reduce(Reducer::Or, &[1]);
+        let ends = stopped | count.ge(&arguments.limit.broadcast_in_dim(count.shape(), &[]));
         let seen = state.seen.as_ref().map(|seen| {
             let tokens = seen.builder().iota(1, seen.ty().with_dtype(Dtype::I32));
             seen | tokens.eq(&chosen.ids.along_first(&tokens))
         });
-        Ok(StateValues {
-            keys: write(&state.keys, &keys, &column),
-            values: write(&state.values, &values, &column),
+        let next = StateValues {
             ids: put(&chosen.ids, &state.ids),
             logps: put(&chosen.logps, &state.logps),
             last: open.select(&chosen.ids, &state.last),
             length: &state.length + &step,
             count,
             ended: &state.ended | ends,
-            random: state.random.clone(),
             seen,
-        })
+            ..state.clone()
+        };
+        Ok((next, window))
     }
 
-    /// Logits `[B, V]` behind the last token of every sequence, which is at `column` `[B]`, and the keys and values `[L, B, K, D]` of
-    /// that token.
+    /// Logits `[B, V]` behind the last token of every sequence, and the window with the keys and values of that token.
     fn forward(
         self,
         decoder: &Decoder,
         weights: &ParameterValues,
         state: &StateValues,
-        column: &Value,
-    ) -> stablehlo::Result<(Value, Value, Value)> {
+        cache: &Cache<'_>,
+        window: &Window,
+        turn: &Value,
+    ) -> stablehlo::Result<(Value, Window)> {
         let (slots, layers) = (self.shape.slots, decoder.config().num_hidden_layers);
-        let rotary = decoder.rotary(&column.reshape(&[slots, 1]));
+        let position = &state.length - state.length.like(1);
+        let rotary = decoder.rotary(&position.reshape(&[slots, 1]));
         let x = decoder.embed(weights, &state.last.reshape(&[slots, 1]));
         let f = x.builder();
         let numbers = f.iota(0, TensorType::new(Dtype::I32, [layers]));
-        let columns = f.iota(1, TensorType::new(Dtype::I32, [slots, self.columns_read]));
-        let filled = columns.lt(&column.along_first(&columns));
-        let constants = [rotary.cos(), rotary.sin(), &filled, &state.keys, &state.values];
+        let columns = f.iota(1, TensorType::new(Dtype::I32, [slots, self.turns]));
+        let done = columns.lt(&turn.broadcast_in_dim(columns.shape(), &[]));
+        let Cache { keys, values, filled } = cache;
+        let constants = [rotary.cos(), rotary.sin(), keys, values, filled, &window.keys, &window.values, &done];
         let scanned = decoder.over_layers(weights, &[&x], &[&numbers], &constants, Save::Carry, |layer, of| {
-            let [cos, sin, filled, keys, values] = of.constants else { unreachable!("as many as were handed over") };
-            let cache = [keys, values].map(|cache| self.read(cache, &of.xs[0]));
-            let mut added = vec![];
+            let [cos, sin, keys, values, filled, window_keys, window_values, done] = of.constants else {
+                unreachable!("as handed over")
+            };
+            let mut own = vec![];
             let x = decoder.block(layer, &of.carry[0], &Rotary::new(cos, sin), |heads| {
-                added = [&heads.keys, &heads.values].map(|part| part.reshape(&own_shape(part))).to_vec();
-                attend_cached(decoder, heads, &cache, filled)
+                own = vec![heads.keys.clone(), heads.values.clone()];
+                let parts = [(keys, values, filled, self.columns_read), (window_keys, window_values, done, self.turns)]
+                    .map(|(keys, values, seen, columns)| Part {
+                        keys: columns_of(keys, &of.xs[0], columns),
+                        values: columns_of(values, &of.xs[0], columns),
+                        seen: seen.clone(),
+                    });
+                attend_parts(decoder, heads, &parts)
             });
-            std::iter::once(x).chain(added).collect()
+            std::iter::once(x).chain(own).collect()
         })?;
-        let hidden = decoder.final_norm(weights, &scanned.carry[0]).reshape(&[slots, decoder.config().hidden_size]);
-        let [keys, values] = &scanned.ys[..] else { unreachable!("keys and values are stacked") };
-        Ok((decoder.logits(weights, &hidden), keys.clone(), values.clone()))
-    }
-
-    /// The columns of a layer's cache that are read, `[B, K, C, D]`.
-    fn read(self, cache: &Value, layer: &Value) -> Value {
-        let zero = layer.like(0);
-        let mut sizes = cache.shape().to_vec();
-        (sizes[0], sizes[3]) = (1, self.columns_read);
-        cache.dynamic_slice(&[layer, &zero, &zero, &zero, &zero], &sizes).reshape(&sizes[1..])
+        let hidden = decoder.final_norm(weights, &scanned.carry[0]);
+        let logits = decoder.logits(weights, &hidden.reshape(&[slots, decoder.config().hidden_size]));
+        let [keys, values] = &scanned.ys[..] else { unreachable!("keys and values of the token") };
+        let window =
+            Window { keys: put_column(&window.keys, keys, turn), values: put_column(&window.values, values, turn) };
+        Ok((logits, window))
     }
 }
 
-/// `[B, K, D]` of `[B, 1, K, D]`.
-fn own_shape(part: &Value) -> [usize; 3] {
-    let [b, _, kv, d] = part.shape() else { unreachable!("keys and values have four dimensions") };
-    [*b, *kv, *d]
+/// The first `columns` columns of a layer, `[B, K, columns, D]`, of a cache or window `[L, B, K, ..., D]`.
+fn columns_of(cache: &Value, layer: &Value, columns: usize) -> Value {
+    let zero = layer.like(0);
+    let mut sizes = cache.shape().to_vec();
+    (sizes[0], sizes[3]) = (1, columns);
+    cache.dynamic_slice(&[layer, &zero, &zero, &zero, &zero], &sizes).reshape(&sizes[1..])
 }
 
-/// Attention `[B, 1, A D]`, f32, of one token of every sequence to itself and to the columns `[B, K, C, D]` of the cache that are
-/// `filled` `[B, C]`.
-fn attend_cached(decoder: &Decoder, heads: &Heads, cache: &[Value; 2], filled: &Value) -> Value {
-    let (compute, [keys, values]) = (decoder.compute(), cache);
+/// A window `[L, B, K, W, D]` with the keys or values `[L, B, 1, K, D]` of a token in the column of the turn.
+fn put_column(window: &Value, token: &Value, turn: &Value) -> Value {
+    let zero = turn.like(0);
+    let mut column = window.shape().to_vec();
+    column[3] = 1;
+    window.dynamic_update_slice(&token.reshape(&column), &[&zero, &zero, &zero, turn, &zero])
+}
+
+/// Keys and values that tokens attend to.
+struct Part {
+    /// `[B, K, C, D]`.
+    keys: Value,
+    values: Value,
+    /// Which of them there are, `[B, C]`.
+    seen: Value,
+}
+
+/// Attention `[B, 1, A D]`, f32, of one token of every sequence to itself and to the columns of all parts together.
+fn attend_parts(decoder: &Decoder, heads: &Heads, parts: &[Part; 2]) -> Value {
+    let compute = decoder.compute();
     let [b, _, kv, r, d] = heads.queries.shape() else { unreachable!("queries have five dimensions") };
     let queries = heads.queries.reshape(&[*b, *kv, *r, *d]);
-    let [own_keys, own_values] = [&heads.keys, &heads.values].map(|part| part.reshape(&[*b, *kv, *d]));
-    let scale = |scores: Value| &scores * scores.like(decoder.score_scale());
+    let own =
+        |part: &Value| part.reshape(&[*b, *kv, *d]).broadcast_in_dim(queries.shape(), &[0, 1, 3]).convert(Dtype::F32);
+    let scaled = |scores: Value| &scores * scores.like(decoder.score_scale());
     // [B, K, R, C]
-    let scores = scale(dot(&queries, keys, (&[0, 1], &[0, 1]), (3, 3), compute));
-    let scores = filled.broadcast_in_dim(scores.shape(), &[0, 3]).select(&scores, &scores.like(MASKED));
+    let scores = parts.each_ref().map(|part| {
+        let scores = scaled(dot(&queries, &part.keys, (&[0, 1], &[0, 1]), (3, 3), compute));
+        part.seen.broadcast_in_dim(scores.shape(), &[0, 3]).select(&scores, &scores.like(MASKED))
+    });
     // [B, K, R]
-    let wide = own_keys.broadcast_in_dim(queries.shape(), &[0, 1, 3]).convert(Dtype::F32);
-    let own = scale((queries.convert(Dtype::F32) * wide).reduce(Reducer::Add, &[3]));
-    let max = scores.reduce(Reducer::Max, &[3]).max(&own);
-    let weights = (&scores - max.along_first(&scores)).exp();
-    let own = (own - max).exp();
-    let sum = weights.reduce(Reducer::Add, &[3]) + &own;
+    let own_score = scaled((queries.convert(Dtype::F32) * own(&heads.keys)).reduce(Reducer::Add, &[3]));
+    let [first, second] = scores.each_ref().map(|scores| scores.reduce(Reducer::Max, &[3]));
+    let max = first.max(&second).max(&own_score);
+    let weights = scores.map(|scores| (&scores - max.along_first(&scores)).exp());
+    let own_weight = (own_score - &max).exp();
+    let [first, second] = weights.each_ref().map(|weights| weights.reduce(Reducer::Add, &[3]));
+    let sum = first + second + &own_weight;
     // [B, K, R, D]
-    let mixed = dot(&weights.convert(compute.dtype()), values, (&[0, 1], &[0, 1]), (3, 2), compute);
-    let own_values = own_values.broadcast_in_dim(mixed.shape(), &[0, 1, 3]).convert(Dtype::F32);
-    let mixed = (&mixed + own.along_first(&mixed) * own_values) / sum.along_first(&mixed);
-    mixed.reshape(&[*b, 1, kv * r * d])
+    let mix = |i: usize| {
+        let weights = weights[i].convert(compute.dtype());
+        dot(&weights, &parts[i].values, (&[0, 1], &[0, 1]), (3, 2), compute)
+    };
+    let own_values = own(&heads.values);
+    let mixed = mix(0) + mix(1) + own_weight.along_first(&own_values) * &own_values;
+    (&mixed / sum.along_first(&mixed)).reshape(&[*b, 1, kv * r * d])
 }
 
-/// The cache `[L, B, K, S, D]` with `added` `[L, B, K, D]` in column `column` `[B]` of every row, which is empty so far; a column
-/// behind the last is nowhere.
-fn write(cache: &Value, added: &Value, column: &Value) -> Value {
-    let slots = column.shape()[0];
-    let f = column.builder();
-    let row = f.iota(0, column.ty().clone()).reshape(&[slots, 1]);
-    let indices = f.concatenate(&[&row, &column.reshape(&[slots, 1])], 1);
-    let dimensions = ScatterDimensions {
-        update_window_dims: vec![0, 2, 3],
-        inserted_window_dims: vec![1, 3],
-        scatter_dims_to_operand_dims: vec![1, 3],
-        index_vector_dim: 1,
-        ..ScatterDimensions::default()
-    };
-    cache.scatter(&indices, added, dimensions, Reducer::Add)
+/// The caches `[L, B, K, S, D]` with the windows `[L, B, K, W, D]` from column `base` `[B]` on, row by row. Of a sequence that has ended,
+/// what is behind its end is overwritten by nothing, because nobody reads it any more.
+fn flush(caches: [&Value; 2], windows: [&Value; 2], base: &Value) -> [Value; 2] {
+    let f = base.builder();
+    let zero = f.scalar(0, Dtype::I32);
+    let mut sizes = windows[0].shape().to_vec();
+    let slots = std::mem::replace(&mut sizes[1], 1);
+    let flushed = f.for_loop(slots, &caches, |row, carried| {
+        let column = base.dynamic_slice(&[row], &[1]).reshape(&[]);
+        let place = |cache: &Value, window: &Value| {
+            let tokens = window.dynamic_slice(&[&zero, row, &zero, &zero, &zero], &sizes);
+            cache.dynamic_update_slice(&tokens, &[&zero, row, &zero, &column, &zero])
+        };
+        vec![place(&carried[0], windows[0]), place(&carried[1], windows[1])]
+    });
+    [flushed[0].clone(), flushed[1].clone()]
 }

@@ -3,6 +3,7 @@
 use super::decode::Decode;
 use super::prefill::{self, Prompts};
 use super::sampling::{NUMBERS, Sampler};
+use super::sizes::{RolloutSizes, columns_read, places};
 use super::slots::{Admission, Slots};
 use super::state::{Shape, State};
 use super::threefry::sample_key;
@@ -17,28 +18,21 @@ use stablehlo::Dtype;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// How a rollout uses its device. None of it changes what is sampled.
+/// How a rollout uses its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RolloutOptions {
     /// The largest number of sequences that decode side by side: memory for their keys and values against speed.
     pub slots: usize,
     /// The largest number of tokens of each that one call of the decode program adds. In between, sequences that have ended make room
-    /// for others.
+    /// for others. Another number sums attention in another order, and so changes the last digits of what is computed.
     pub tokens_per_call: usize,
 }
 
 impl Default for RolloutOptions {
     fn default() -> Self {
-        Self { slots: 64, tokens_per_call: 32 }
+        Self { slots: 64, tokens_per_call: 16 }
     }
 }
-
-/// The fewest slots of a program: fewer rows cost as much, and compilers sum a product of one row in another order than that of more.
-const FEWEST_SLOTS: usize = 8;
-/// The fewest columns of a cache, and the fewest tokens of a row of prompts.
-const FEWEST_COLUMNS: usize = 16;
-/// The step in which numbers of columns grow, where they are above it: the width of a TPU's registers.
-const COLUMNS: usize = 128;
 
 /// Samples completions of prompts with weights on a device. The [front page](crate) has an example.
 ///
@@ -90,21 +84,17 @@ impl DeviceRollout {
     }
 
     /// `num_generations` completions per prompt, those of one prompt next to each other. What a sample becomes depends on its prompt,
-    /// its number and the request's sampling only: not on the samples beside it, and not on the options.
+    /// its number and the request's sampling only: not on the samples beside it, on the number of slots, or on the slot that it gets.
     ///
     /// # Errors
     /// [`crate::Error::Policy`] for a request without prompts, generations or tokens, with an empty prompt, or too long for the model;
     /// [`crate::Error::Model`] for a token that the model does not have; [`crate::Error::NotFinite`]; [`crate::Error::Device`].
     pub fn generate(&mut self, weights: &DeviceWeights, request: &RolloutRequest<'_>) -> Result<Vec<Completion>> {
-        let longest = self.check(request)?;
+        self.check(request)?;
         let (sampler, numbers, top_k) = Sampler::of(&request.sampling, self.decoder.config().vocab_size);
-        let samples = request.prompts.len() * request.num_generations;
-        let shape = Shape {
-            slots: rows(samples.min(self.options.slots).max(FEWEST_SLOTS)),
-            columns: columns(longest + request.max_completion_length - 1),
-            tokens: request.max_completion_length,
-            seen: sampler.repetition_penalty,
-        };
+        let sizes = RolloutSizes::of(request);
+        let shape = sizes.shape(self.options, sampler);
+        let at_once = sizes.prompts_at_once(shape);
         let decoding = self.decode_arguments(request, sampler, numbers, top_k)?;
         let mut slots = Slots::new(request, shape.slots, self.decoder.config().vocab_size);
         let empty = self.program(Key::Empty(shape))?;
@@ -115,9 +105,8 @@ impl DeviceRollout {
                 if prefilled.as_ref().is_none_or(|prefilled| !prefilled.range.contains(&prompt)) {
                     // The memory of the last ones is free before there are others.
                     drop(prefilled.take());
-                    let most = (shape.slots / request.num_generations).max(1).min(request.prompts.len());
-                    let end = (prompt + most).min(request.prompts.len());
-                    prefilled = Some(self.prefill(weights, request, shape, prompt..end, rows(most))?);
+                    let end = (prompt + at_once).min(request.prompts.len());
+                    prefilled = Some(self.prefill(weights, request, shape, prompt..end, at_once)?);
                 }
                 let Some(prefilled) = &prefilled else { break };
                 let admissions = slots.admit(prefilled.range.end);
@@ -129,8 +118,8 @@ impl DeviceRollout {
         }
     }
 
-    /// The length of the longest prompt of a legal request.
-    fn check(&self, request: &RolloutRequest<'_>) -> Result<usize> {
+    /// Checks that a request is legal.
+    fn check(&self, request: &RolloutRequest<'_>) -> Result<()> {
         let (config, prompts) = (self.decoder.config(), request.prompts);
         if prompts.is_empty() || request.num_generations == 0 || request.max_completion_length == 0 {
             let found = format!("{} x {} x {}", prompts.len(), request.num_generations, request.max_completion_length);
@@ -146,29 +135,29 @@ impl DeviceRollout {
                 return Err(policy::Error::argument("temperature", "a number above 0", temperature).into());
             }
         }
-        let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
-        let (length, limit) = (longest + request.max_completion_length - 1, config.max_position_embeddings);
+        let (length, limit) = (RolloutSizes::of(request).longest(), config.max_position_embeddings);
         if length > limit {
             return Err(policy::Error::TooLong { what: "prompt with its completion", length, limit }.into());
         }
         match prompts.iter().flatten().find(|id| **id as usize >= config.vocab_size) {
             Some(&id) => Err(models::Error::UnknownToken { id, vocab_size: config.vocab_size }.into()),
-            None => Ok(longest),
+            None => Ok(()),
         }
     }
 
-    /// Keys and values of the prompts of `range`, in `rows` rows.
+    /// Keys and values of the prompts of `range`, which are at most `at_once`.
     fn prefill(
         &mut self,
         weights: &DeviceWeights,
         request: &RolloutRequest<'_>,
         shape: Shape,
         range: Range<usize>,
-        rows: usize,
+        at_once: usize,
     ) -> Result<Prefilled> {
         let of_range = &request.prompts[range.clone()];
         let longest = of_range.iter().map(Vec::len).max().unwrap_or(1);
-        let prompts = Prompts { rows, tokens: bucket(longest).min(shape.columns), seen: shape.seen };
+        let prompts = Prompts::of(at_once, longest, shape);
+        let rows = prompts.rows;
         let mut ids = vec![0; rows * prompts.tokens];
         let mut lengths = vec![1; rows];
         for (i, prompt) in of_range.iter().enumerate() {
@@ -233,15 +222,13 @@ impl DeviceRollout {
     ) -> Result<DecodeArguments> {
         // A token id that no i32 holds is one that no model has.
         let mut stop_ids: Vec<i32> = request.stop_ids.iter().filter_map(|id| i32::try_from(*id).ok()).collect();
-        stop_ids.resize(stop_ids.len().max(1).next_multiple_of(4), -1);
+        stop_ids.resize(places(stop_ids.len()), -1);
         let length = i32::try_from(request.max_completion_length).unwrap_or(i32::MAX);
-        let turns = i32::try_from(self.options.tokens_per_call).unwrap_or(i32::MAX);
         let buffers = vec![
             self.runtime.upload(&numbers, &[NUMBERS])?,
             self.runtime.upload(&[top_k], &[])?,
             self.runtime.upload(&stop_ids, &[stop_ids.len()])?,
             self.runtime.upload(&[length], &[])?,
-            self.runtime.upload(&[turns], &[])?,
         ];
         Ok(DecodeArguments { sampler, stop_ids: stop_ids.len(), buffers })
     }
@@ -255,9 +242,9 @@ impl DeviceRollout {
         longest: usize,
     ) -> Result<State> {
         let shape = state.shape;
-        let columns_read = columns_read(longest + self.options.tokens_per_call, shape.columns);
+        let columns_read = columns_read(longest, shape.columns);
         let &DecodeArguments { sampler, stop_ids, .. } = arguments;
-        let decode = Decode { shape, columns_read, sampler, stop_ids };
+        let decode = Decode { shape, columns_read, turns: self.options.tokens_per_call, sampler, stop_ids };
         let program = self.program(Key::Decode(decode, weights.dtype()))?;
         let mut all = weights.arguments();
         all.extend(state.buffers.into_iter().map(Argument::from));
@@ -275,43 +262,5 @@ impl DeviceRollout {
             Key::Admit(shape, prompts) => prefill::admit(config, compute, shape, prompts),
             Key::Decode(decode, dtype) => decode.module(decoder, dtype),
         })
-    }
-}
-
-/// A number of rows of a program: a power of two up to 8, a multiple of 8 above.
-fn rows(count: usize) -> usize {
-    if count <= 8 { count.next_power_of_two() } else { count.next_multiple_of(8) }
-}
-
-/// A length of prompts: a power of two, or one and a half of one.
-fn bucket(length: usize) -> usize {
-    let power = length.max(FEWEST_COLUMNS).next_power_of_two();
-    let between = power / 4 * 3;
-    if between >= length && between > FEWEST_COLUMNS { between } else { power }
-}
-
-/// The number of columns of a cache for sequences of `length` tokens.
-fn columns(length: usize) -> usize {
-    if length > COLUMNS { length.next_multiple_of(COLUMNS) } else { length.next_multiple_of(FEWEST_COLUMNS) }
-}
-
-/// The number of columns, of `all`, that a call reads in which sequences become as long as `length`: a quarter of them, two, three or
-/// all.
-fn columns_read(length: usize, all: usize) -> usize {
-    let step = (all / 4).next_multiple_of(COLUMNS);
-    length.next_multiple_of(step).min(all)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_grow_in_few_steps() {
-        assert_eq!([1, 3, 8, 9, 64].map(rows), [1, 4, 8, 16, 64]);
-        assert_eq!([1, 16, 17, 24, 25, 60, 100, 200].map(bucket), [16, 16, 24, 24, 32, 64, 128, 256]);
-        assert_eq!([1, 17, 128, 129, 1280].map(columns), [16, 32, 128, 256, 1280]);
-        assert_eq!([1, 384, 385, 1280, 2000].map(|length| columns_read(length, 1280)), [384, 384, 768, 1280, 1280]);
-        assert_eq!([1, 60].map(|length| columns_read(length, 48)), [48, 48]);
     }
 }

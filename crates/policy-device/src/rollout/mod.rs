@@ -7,8 +7,10 @@ mod decode;
 mod engine;
 mod prefill;
 mod sampling;
+mod sizes;
 mod slots;
 mod state;
 pub(crate) mod threefry;
 
 pub use engine::{DeviceRollout, RolloutOptions};
+pub use sizes::{RolloutModules, RolloutSizes};

@@ -194,3 +194,132 @@ fn nucleus(scores: &Value, p: &Value) -> Value {
     let best = scores.eq(&max).select(&tokens, &tokens.like(-1)).reduce(Reducer::Max, &[1]);
     kept | tokens.eq(&best.along_first(&tokens))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rollout::threefry::{gumbel, sample_key};
+    use rng::Purpose;
+    use serde::Deserialize;
+    use stablehlo::{Array, Interpreter, Rounding};
+    use std::collections::HashSet;
+
+    #[derive(Deserialize)]
+    struct Case {
+        name: String,
+        logits: Vec<f32>,
+        seen: HashSet<u32>,
+        temperature: f64,
+        repetition_penalty: Option<f64>,
+        top_k: Option<usize>,
+        top_p: Option<f64>,
+        min_p: Option<f64>,
+        probabilities: Vec<f64>,
+    }
+
+    fn random(temperature: f64, processors: LogitsProcessors) -> Sampling {
+        Sampling::Random { temperature, processors, seed: 1, purpose: Purpose::Rollout, step: 2, first: 0 }
+    }
+
+    /// Ids and log-probabilities `[B]` and scores `[B, V]` of rows of logits, by the interpreter, in f32.
+    fn sample(
+        sampling: &Sampling,
+        logits: &[Vec<f32>],
+        seen: &HashSet<u32>,
+        random: &[[u32; 2]],
+        position: u32,
+    ) -> (Vec<i64>, Vec<f64>, Vec<f64>) {
+        let (rows, vocab) = (logits.len(), logits[0].len());
+        let (sampler, numbers, top_k) = Sampler::of(sampling, vocab);
+        let f = Builder::new();
+        let values = f.argument("logits", TensorType::new(Dtype::F32, [rows, vocab]));
+        let arguments = SamplerValues::arguments(&f);
+        let keys = f.argument("keys", TensorType::new(Dtype::U32, [rows, 2]));
+        let positions = f.splat(i64::from(position), TensorType::new(Dtype::I32, [rows]));
+        let marks: Vec<bool> = (0..rows * vocab).map(|i| seen.contains(&((i % vocab) as u32))).collect();
+        let marks = f.dense(marks, TensorType::new(Dtype::Pred, [rows, vocab]));
+        let chosen = sampler.choose(&values, &arguments, &keys, &positions, Some(&marks));
+        let scores = sampler.scores(&values, &arguments, Some(&marks));
+        let results = [("ids", &chosen.ids), ("logps", &chosen.logps), ("scores", &scores)];
+        let module = f.finish("sample", &results).unwrap();
+        let floats = |shape: &[usize], values: Vec<f64>| Array::floats(Dtype::F32, shape, values).unwrap();
+        let keys: Vec<i64> = random.iter().flatten().map(|word| i64::from(*word)).collect();
+        let arguments = [
+            floats(&[rows, vocab], logits.concat().into_iter().map(f64::from).collect()),
+            floats(&[NUMBERS], numbers.map(f64::from).to_vec()),
+            Array::ints(Dtype::I32, [], [i64::from(top_k)]).unwrap(),
+            Array::ints(Dtype::U32, [rows, 2], keys).unwrap(),
+        ];
+        let interpreter = Interpreter { rounding: Rounding::Dtypes, ..Interpreter::default() };
+        let results = interpreter.run(&module, &arguments).unwrap();
+        (results[0].to_ints(), results[1].to_floats(), results[2].to_floats())
+    }
+
+    #[test]
+    fn distributions_are_those_of_transformers() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/sampling.json");
+        let cases: Vec<Case> = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        assert!(cases.len() > 20);
+        let mut left_out = 0;
+        for case in cases {
+            let Case { repetition_penalty, top_k, top_p, min_p, .. } = case;
+            let processors = LogitsProcessors { repetition_penalty, top_k, top_p, min_p };
+            let sampling = random(case.temperature, processors);
+            let (_, _, scores) = sample(&sampling, std::slice::from_ref(&case.logits), &case.seen, &[[3, 4]], 0);
+            let total: f64 = scores.iter().map(|score| score.exp()).sum();
+            for (id, (score, want)) in scores.iter().zip(&case.probabilities).enumerate() {
+                let found = score.exp() / total;
+                assert!((found - want).abs() < 2e-6, "{}: token {id} has {found}, expected {want}", case.name);
+                assert_eq!(found == 0.0, *want == 0.0, "{}: token {id}", case.name);
+                left_out += usize::from(found == 0.0);
+            }
+        }
+        assert!(left_out > 50, "{left_out}");
+    }
+
+    #[test]
+    fn a_draw_is_the_largest_of_noisy_scores_and_its_log_probability_is_that_of_what_is_left() {
+        let off = LogitsProcessors::default();
+        let logits: Vec<Vec<f32>> =
+            (0..6).map(|row| (0..37).map(|id| ((row * 37 + id) as f32 * 0.7).sin() * 3.0).collect()).collect();
+        let keys: Vec<[u32; 2]> = (0..6).map(|sample| sample_key(9, Purpose::Rollout, 1, sample)).collect();
+        let mut seen = HashSet::new();
+        for processors in [
+            off,
+            LogitsProcessors { top_k: Some(5), ..off },
+            LogitsProcessors { top_p: Some(0.7), min_p: Some(0.05), ..off },
+            LogitsProcessors { repetition_penalty: Some(1.4), top_k: Some(9), top_p: Some(0.95), min_p: None },
+        ] {
+            seen.extend([3, 7, 21]);
+            let (ids, logps, _) = sample(&random(0.7, processors), &logits, &seen, &keys, 5);
+            for row in 0..6 {
+                let scores = processors.scores(&logits[row], 0.7, &seen);
+                let noise = gumbel(keys[row], 5, 37);
+                let noisy: Vec<f64> = scores.iter().zip(&noise).map(|(s, n)| s + f64::from(*n)).collect();
+                let best = (0..37).max_by(|a, b| noisy[*a].total_cmp(&noisy[*b])).unwrap();
+                assert_eq!(ids[row], best as i64, "{processors:?}, row {row}");
+                let total: f64 = scores.iter().map(|score| score.exp()).sum();
+                assert!((logps[row] - (scores[best] - total.ln())).abs() < 1e-5, "{processors:?}, row {row}");
+            }
+        }
+    }
+
+    #[test]
+    fn greedy_takes_the_smallest_id_of_equal_ones_and_sees_nan() {
+        let logits = [vec![0.5, 2.0, 2.0, -1.0], vec![0.0; 4], vec![1.0, f32::NAN, 0.0, 0.0]];
+        let (ids, logps, _) = sample(&Sampling::Greedy, &logits, &HashSet::new(), &[[0, 0]; 3], 0);
+        assert_eq!(ids, [1, 0, 4]);
+        assert!((logps[1] - 0.25_f64.ln()).abs() < 1e-6 && logps[2].is_nan());
+    }
+
+    #[test]
+    fn what_is_off_is_not_in_the_program() {
+        let none = Sampler { greedy: false, repetition_penalty: false, top_k: false, top_p: false, min_p: false };
+        let (top_k, top_p) = (Some(0), Some(1.0));
+        let processors = LogitsProcessors { repetition_penalty: Some(1.0), top_k, top_p, min_p: Some(0.0) };
+        assert_eq!(Sampler::of(&random(1.0, processors), 10).0, none);
+        let all = LogitsProcessors { top_k: Some(10), ..LogitsProcessors::default() };
+        assert_eq!(Sampler::of(&random(1.0, all), 10).0, none);
+        assert!(Sampler::of(&Sampling::Greedy, 10).0.greedy);
+    }
+}

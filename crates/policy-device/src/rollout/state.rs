@@ -119,6 +119,16 @@ impl StateValues {
         all.into_iter().chain(seen).collect()
     }
 
+    /// The parts but for the cache.
+    pub(crate) fn rows(&self) -> Vec<&Value> {
+        self.parts().split_off(2)
+    }
+
+    /// The same cache with other parts, in the order of [`StateValues::rows`].
+    pub(crate) fn with_rows(&self, rows: &[Value]) -> Self {
+        Self::new([&self.keys, &self.values].into_iter().chain(rows).cloned().collect())
+    }
+
     /// The module that returns this state.
     pub(crate) fn finish(&self, f: Builder, name: &str) -> Result<Module> {
         let results: Vec<(&str, &Value)> = self.parts().into_iter().map(|value| ("", value)).collect();

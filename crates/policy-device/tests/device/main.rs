@@ -1,8 +1,10 @@
 //! The decoder and its rollout on XLA's CPU.
 
 mod checkpoint;
+mod derivative;
 mod families;
 mod gradients;
 mod rollout;
 mod support;
 mod training;
+mod weights;

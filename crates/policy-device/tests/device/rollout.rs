@@ -88,16 +88,135 @@ fn a_sample_is_the_same_in_any_slot_beside_any_other() {
             RolloutRequest { prompts, num_generations: 4, max_completion_length: 11, stop_ids: &[5, 6, 7], sampling };
         rollout(&checkpoint, options).generate(&weights, &request).unwrap()
     };
-    let all = generate(&prompts, 0, RolloutOptions::default());
+    let options = |slots| RolloutOptions { slots, tokens_per_call: 4 };
+    let all = generate(&prompts, 0, options(64));
     assert!(all.iter().any(|completion| completion.truncated) && all.iter().any(|completion| !completion.truncated));
     assert!(all[..4].iter().any(|completion| completion.ids != all[0].ids), "samples of a prompt differ");
-    for (slots, tokens_per_call) in [(1, 3), (8, 1), (8, 32), (12, 5), (40, 2)] {
-        let found = generate(&prompts, 0, RolloutOptions { slots, tokens_per_call });
-        assert_eq!(found, all, "{slots} slots, {tokens_per_call} tokens per call");
+    for slots in [1, 12, 17] {
+        assert_eq!(generate(&prompts, 0, options(slots)), all, "{slots} slots");
     }
     // Beside other prompts: alone, and behind the others.
     for (i, prompt) in prompts.iter().enumerate() {
-        let found = generate(std::slice::from_ref(prompt), 4 * i as u64, RolloutOptions::default());
+        let found = generate(std::slice::from_ref(prompt), 4 * i as u64, options(64));
         assert_eq!(found, all[4 * i..4 * i + 4], "prompt {i} alone");
+    }
+}
+
+#[test]
+fn draws_follow_the_distribution_of_the_processors() {
+    let checkpoint = Checkpoint::open("qwen3");
+    let (weights, mut rollout) =
+        (weights(&checkpoint), rollout(&checkpoint, RolloutOptions { slots: 512, tokens_per_call: 1 }));
+    let prompt: Vec<u32> = vec![1, 9, 4, 9];
+    let (_, logits, _) =
+        crate::support::forward(checkpoint.config(), &weights, Compute::F32, std::slice::from_ref(&prompt));
+    let vocab = checkpoint.config().vocab_size;
+    let logits = &logits[3 * vocab..];
+    let off = LogitsProcessors::default();
+    let prompts = [prompt.clone()];
+    for processors in [
+        off,
+        LogitsProcessors { top_k: Some(7), ..off },
+        LogitsProcessors { repetition_penalty: Some(1.7), top_p: Some(0.8), min_p: Some(0.02), ..off },
+    ] {
+        let (temperature, draws) = (0.9, 2048);
+        let sampling = random(temperature, processors);
+        let request = RolloutRequest {
+            prompts: &prompts,
+            num_generations: draws,
+            max_completion_length: 1,
+            stop_ids: &[],
+            sampling,
+        };
+        let completions = rollout.generate(&weights, &request).unwrap();
+        let scores = processors.scores(logits, temperature, &prompt.iter().copied().collect());
+        let total: f64 = scores.iter().map(|score| score.exp()).sum();
+        let probability = |id: usize| scores[id].exp() / total;
+        let mut counts = vec![0.0; vocab];
+        for completion in &completions {
+            let id = completion.ids[0] as usize;
+            counts[id] += 1.0;
+            let (found, expected) = (f64::from(completion.logps[0]), probability(id).ln());
+            assert!((found - expected).abs() < 1e-4, "{processors:?}, token {id}: {found} {expected}");
+        }
+        // Tokens that are rare are one class together.
+        let expected: Vec<f64> = (0..vocab).map(|id| probability(id) * draws as f64).collect();
+        let (mut statistic, mut classes, mut rare) = (0.0, 0, (0.0, 0.0));
+        for (count, expected) in counts.iter().zip(&expected) {
+            if *expected >= 5.0 {
+                statistic += (count - expected) * (count - expected) / expected;
+                classes += 1;
+            } else {
+                rare = (rare.0 + count, rare.1 + expected);
+            }
+        }
+        if rare.1 > 0.0 {
+            statistic += (rare.0 - rare.1).powi(2) / rare.1;
+            classes += 1;
+        }
+        // Mean and variance of chi-square: classes - 1, twice as much. Four standard deviations.
+        let freedom = f64::from(classes - 1);
+        assert!(
+            classes > 3 && statistic < freedom + 4.0 * (2.0 * freedom).sqrt(),
+            "{processors:?}: {statistic}, {classes}"
+        );
+    }
+}
+
+#[test]
+fn a_completion_of_one_token_and_one_of_a_prompt_of_one_token_are_those_of_the_host() {
+    let checkpoint = Checkpoint::open("llama3");
+    let (prompts, sampling) = ([vec![3], vec![2, 8]], Sampling::Greedy);
+    for max_completion_length in [1, 3] {
+        let request =
+            RolloutRequest { prompts: &prompts, num_generations: 1, max_completion_length, stop_ids: &[], sampling };
+        let found = rollout(&checkpoint, RolloutOptions { slots: 4, tokens_per_call: 2 })
+            .generate(&weights(&checkpoint), &request)
+            .unwrap();
+        assert_same("llama3", &found, &host(&checkpoint).generate(&request).unwrap());
+    }
+}
+
+#[test]
+fn requests_that_cannot_be_served_are_errors() {
+    let checkpoint = Checkpoint::open("qwen2");
+    let (weights, mut rollout) = (weights(&checkpoint), rollout(&checkpoint, RolloutOptions::default()));
+    let (limit, vocab) = (checkpoint.config().max_position_embeddings, checkpoint.config().vocab_size as u32);
+    let mut of = |prompts: &[Vec<u32>], num_generations, max_completion_length, sampling| {
+        let request = RolloutRequest { prompts, num_generations, max_completion_length, stop_ids: &[], sampling };
+        rollout.generate(&weights, &request).unwrap_err()
+    };
+    let legal = [vec![1, 2]];
+    let policy = |error: Error| match error {
+        Error::Policy(error) => error.to_string(),
+        other => panic!("{other}"),
+    };
+    assert!(policy(of(&[], 1, 1, Sampling::Greedy)).contains("at least one prompt"));
+    assert!(policy(of(&legal, 0, 1, Sampling::Greedy)).contains("1 x 0 x 1"));
+    assert!(policy(of(&[vec![1], vec![]], 1, 1, Sampling::Greedy)).contains("prompt 1 without tokens"));
+    assert!(policy(of(&legal, 1, limit, Sampling::Greedy)).contains("max_position_embeddings"));
+    let top_p = LogitsProcessors { top_p: Some(2.0), ..LogitsProcessors::default() };
+    assert!(policy(of(&legal, 1, 1, random(1.0, top_p))).contains("top_p"));
+    assert!(policy(of(&legal, 1, 1, random(0.0, LogitsProcessors::default()))).contains("temperature"));
+    let unknown = of(&[vec![1, vocab]], 1, 1, Sampling::Greedy);
+    assert!(matches!(unknown, Error::Model(models::Error::UnknownToken { id, .. }) if id == vocab));
+    let options = RolloutOptions { slots: 0, tokens_per_call: 4 };
+    assert!(DeviceRollout::new(runtime(), checkpoint.config(), Compute::F32, options).is_err());
+}
+
+#[test]
+fn weights_that_are_not_finite_are_seen() {
+    let checkpoint = Checkpoint::open("qwen2");
+    let mut tensors = Vec::new();
+    weights(&checkpoint).export(&mut tensors).unwrap();
+    let norm = tensors.iter_mut().find(|tensor| tensor.name == "model.norm.weight").unwrap();
+    norm.data[0] = f32::NAN;
+    let weights = DeviceWeights::from_tensors(runtime(), checkpoint.config(), &tensors, Dtype::F32).unwrap();
+    let prompts = prompts();
+    for sampling in [Sampling::Greedy, random(1.0, LogitsProcessors::default())] {
+        let request =
+            RolloutRequest { prompts: &prompts, num_generations: 2, max_completion_length: 9, stop_ids: &[], sampling };
+        let error = rollout(&checkpoint, RolloutOptions { slots: 8, tokens_per_call: 4 }).generate(&weights, &request);
+        assert!(matches!(error, Err(Error::NotFinite { sample: 0, token: 0 })), "{error:?}");
     }
 }

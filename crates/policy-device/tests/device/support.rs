@@ -14,8 +14,8 @@ pub(crate) fn runtime() -> &'static Runtime {
     RUNTIME.get_or_init(|| {
         let installed = install(Kind::Cpu, |_| {}).expect("XLA's CPU plugin can be installed");
         let runtime = Runtime::open(Kind::Cpu, Some(&installed.path)).expect("the CPU opens");
-        // What was compiled once stays in the target folder.
-        runtime.with_compile_cache(concat!(env!("CARGO_TARGET_TMPDIR"), "/compiled"))
+        // What does not change is compiled once, in all runs together.
+        runtime.with_compile_cache(concat!(env!("CARGO_TARGET_TMPDIR"), "/policy-device"))
     })
 }
 

@@ -75,7 +75,7 @@ impl Interpreter {
     /// takes part of several replicas or partitions; [`Error::Malformed`] for arguments that are not the function's, and
     /// for a program that is none; [`Error::Limit`] beyond the limits.
     pub fn run(&self, module: &Module, arguments: &[Array]) -> Result<Vec<Array>> {
-        Machine::new(self, &module.main.lowered(), module.replicas, module.partitions)?.run(arguments)
+        Machine::new(self, &module.main, module.replicas, module.partitions)?.run(arguments)
     }
 }
 
@@ -95,7 +95,7 @@ impl Function {
     /// # Errors
     /// As [`Interpreter::run`].
     pub fn interpret(&self, arguments: &[Array]) -> Result<Vec<Array>> {
-        Machine::new(&Interpreter::default(), &self.lowered(), 1, 1)?.run(arguments)
+        Machine::new(&Interpreter::default(), self, 1, 1)?.run(arguments)
     }
 }
 

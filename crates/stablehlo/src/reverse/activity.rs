@@ -16,6 +16,8 @@ pub(super) struct Activity {
     wanted: Vec<bool>,
     /// How many operations and results use it, of those that hand it a cotangent.
     uses: Vec<usize>,
+    /// The dtype that it was converted from.
+    from: Vec<Option<Dtype>>,
 }
 
 impl Activity {
@@ -25,7 +27,8 @@ impl Activity {
     /// An operation without a derivative, the results of which are wanted.
     pub(super) fn of(function: &Traced, with_respect_to: &[usize], given: &[usize]) -> Result<Self> {
         let n = function.function().types.len();
-        let mut activity = Self { active: vec![false; n], wanted: vec![false; n], uses: vec![0; n] };
+        let mut activity =
+            Self { active: vec![false; n], wanted: vec![false; n], uses: vec![0; n], from: vec![None; n] };
         let body = &function.function().body;
         for index in with_respect_to {
             activity.active[body.arguments[*index].0] = true;
@@ -35,8 +38,7 @@ impl Activity {
             activity.want(body.results[*index]);
         }
         activity.backward(function, body)?;
-        activity.uses = vec![0; n];
-        activity.count(body);
+        activity.count(function, body);
         Ok(activity)
     }
 
@@ -47,7 +49,9 @@ impl Activity {
     /// The dtype in which parts of the value's cotangent are best given.
     pub(super) fn sum_dtype(&self, function: &Traced, id: ValueId) -> Dtype {
         let dtype = function.function().type_of(id).dtype;
-        if self.uses[id.0] > 1 { wide(dtype) } else { dtype }
+        let dtype = if self.uses[id.0] > 1 { wide(dtype) } else { dtype };
+        // What is handed on to a wider value as it is need not be rounded on the way.
+        self.from[id.0].filter(|from| from.bytes() > dtype.bytes()).unwrap_or(dtype)
     }
 
     fn want(&mut self, id: ValueId) -> bool {
@@ -147,12 +151,15 @@ impl Activity {
         from.iter().zip(to).fold(false, |new, (a, b)| (self.wanted[a.0] && self.want(*b)) | new)
     }
 
-    fn count(&mut self, region: &Region) {
+    fn count(&mut self, function: &Traced, region: &Region) {
         region.results.iter().for_each(|id| self.uses[id.0] += 1);
         for operation in &region.operations {
             if operation.results.iter().any(|id| self.wanted[id.0]) {
                 operation.operands.iter().for_each(|id| self.uses[id.0] += 1);
-                operation.regions.iter().for_each(|region| self.count(region));
+                operation.regions.iter().for_each(|region| self.count(function, region));
+            }
+            if let (Kind::Convert, [from]) = (&operation.kind, &operation.operands[..]) {
+                self.from[operation.results[0].0] = Some(function.function().type_of(*from).dtype);
             }
         }
     }

@@ -11,7 +11,7 @@ mod structure;
 
 use crate::build::{Builder, Names, Traced, Value};
 use crate::error::{Error, Result};
-use crate::graph::ValueId;
+use crate::graph::{Kind, ValueId};
 use crate::types::Dtype;
 use activity::Activity;
 use rules::{Rule, Step};
@@ -66,17 +66,69 @@ impl Builder {
         arguments: &[&Value],
         with_respect_to: &[usize],
     ) -> Result<(Vec<Value>, Pullback)> {
+        self.differentiable(function, arguments, with_respect_to)?;
+        let all: Vec<usize> = (0..function.result_types().len()).collect();
+        self.differentiate(function, arguments, with_respect_to, &all)
+    }
+
+    /// What `function` returns for `arguments`, and the gradients of its first result, a floating-point scalar, with
+    /// respect to some of the arguments. Its other results (metrics, say) are constants to the derivative, so whatever
+    /// made only them needs none.
+    ///
+    /// ```
+    /// use stablehlo::{Array, Builder, Dtype, Reducer, TensorType, trace};
+    ///
+    /// let ty = TensorType::new(Dtype::F32, [3]);
+    /// let loss = trace(&[ty.clone()], |_, x| {
+    ///     vec![(&x[0] * &x[0]).reduce(Reducer::Add, &[0]), x[0].reduce(Reducer::Max, &[0])]
+    /// })?;
+    /// let f = Builder::new();
+    /// let x = f.argument("x", ty);
+    /// let (results, gradients) = f.value_and_grad(&loss, &[&x], &[0])?;
+    /// let module = f.finish("squares", &[("loss", &results[0]), ("max", &results[1]), ("gradient", &gradients[0])])?;
+    ///
+    /// let x = Array::floats(Dtype::F32, [3], [1.0, -2.0, 3.0])?;
+    /// assert_eq!(module.interpret(&[x])?[2].to_floats(), [2.0, -4.0, 6.0]);
+    /// # Ok::<(), stablehlo::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Builder::vjp`]; also for a first result that is none.
+    #[track_caller]
+    pub fn value_and_grad(
+        &self,
+        function: &Traced,
+        arguments: &[&Value],
+        with_respect_to: &[usize],
+    ) -> Result<(Vec<Value>, Vec<Value>)> {
+        let results = function.result_types();
+        if results.first().is_none_or(|ty| ty.rank() > 0 || !ty.dtype.is_float()) {
+            let found = results.first().map_or("none".into(), ToString::to_string);
+            let reason = format!("a floating-point scalar as first result expected, got {found}");
+            return Err(Error::Operation { operation: "value_and_grad", reason, at: Location::caller() });
+        }
+        self.differentiable(function, arguments, with_respect_to)?;
+        let (results, pullback) = self.differentiate(function, arguments, with_respect_to, &[0])?;
+        let one = results[0].like(1.0);
+        let rest = results[1..].iter().map(|_| None);
+        let gradients = pullback.pull_whole(std::iter::once(Some(one)).chain(rest).collect());
+        Ok((results, gradients))
+    }
+
+    /// Whether the function takes these arguments, and there is a derivative with respect to those asked for.
+    #[track_caller]
+    fn differentiable(&self, function: &Traced, arguments: &[&Value], with_respect_to: &[usize]) -> Result<()> {
         let at = Location::caller();
         let refuse = |reason| Error::Operation { operation: "vjp", reason, at };
         self.takes(function, arguments).map_err(refuse)?;
         let types = function.argument_types();
-        if let Some(index) = with_respect_to.iter().find(|i| types.get(**i).is_none_or(|ty| !ty.dtype.is_float())) {
-            let found = types.get(*index).map_or("none".into(), ToString::to_string);
-            return Err(refuse(format!("a floating-point argument {index} expected, got {found}")));
+        match with_respect_to.iter().find(|i| types.get(**i).is_none_or(|ty| !ty.dtype.is_float())) {
+            Some(index) => {
+                let found = types.get(*index).map_or("none".into(), ToString::to_string);
+                Err(refuse(format!("a floating-point argument {index} expected, got {found}")))
+            }
+            None => Ok(()),
         }
-
-        let all: Vec<usize> = (0..function.result_types().len()).collect();
-        self.differentiate(function, arguments, with_respect_to, &all)
     }
 
     /// [`Builder::vjp`] of some of the results; no others get a cotangent.
@@ -127,16 +179,17 @@ impl Pullback {
             let found = crate::build::listed(cotangents.iter().map(|v| v.ty()));
             self.builder.fail("vjp", format!("cotangents ({expected}) expected, got ({found})"));
         }
+        self.pull_whole(given)
+    }
+
+    /// Cotangents of the arguments that were asked for, in their dtypes.
+    fn pull_whole(&self, cotangents: Vec<Option<Value>>) -> Vec<Value> {
         let types = self.function.argument_types();
-        let pulled = self.pull(given);
-        pulled
-            .into_iter()
-            .zip(&self.with_respect_to)
-            .map(|(ct, i)| match ct {
-                Some(ct) => ct.convert(types[*i].dtype),
-                None => self.builder.splat(0.0, types[*i].clone()),
-            })
-            .collect()
+        let whole = |(ct, i): (Option<Value>, &usize)| match ct {
+            Some(ct) => ct.convert(types[*i].dtype),
+            None => self.builder.splat(0.0, types[*i].clone()),
+        };
+        self.pull(cotangents).into_iter().zip(&self.with_respect_to).map(whole).collect()
     }
 
     /// Cotangents by argument that was asked for, in the dtype in which they were summed; none where it is zero.
@@ -149,8 +202,12 @@ impl Pullback {
         for (index, operation) in body.operations.iter().enumerate().rev() {
             let total = |id: &ValueId, sums: &mut Sums| {
                 let parts = std::mem::take(&mut sums[id.0]);
-                let ty = self.function.function().type_of(*id);
-                self.activity.wanted(*id).then(|| sum(parts)).flatten().map(|ct| ct.convert(ty.dtype))
+                let ct = self.activity.wanted(*id).then(|| sum(parts)).flatten();
+                // Numbers that are only handed on keep their digits.
+                match operation.kind {
+                    Kind::Convert => ct,
+                    _ => ct.map(|ct| ct.convert(self.function.function().type_of(*id).dtype)),
+                }
             };
             let cotangents: Vec<_> = operation.results.iter().map(|id| total(id, &mut sums)).collect();
             if cotangents.iter().all(Option::is_none) {

@@ -3,9 +3,11 @@
 #![allow(dead_code, unreachable_pub)] // every test binary uses its own part
 
 mod control;
+mod derivatives;
 mod elementwise;
 mod products;
 mod shape;
+pub mod transformer;
 mod windows;
 
 use stablehlo::*;
@@ -37,7 +39,7 @@ pub fn case(
 
 /// Every case there is.
 pub fn all() -> Vec<Case> {
-    [elementwise::cases(), shape::cases(), products::cases(), windows::cases(), control::cases()]
+    [elementwise::cases(), shape::cases(), products::cases(), windows::cases(), control::cases(), derivatives::cases()]
         .into_iter()
         .flatten()
         .collect()

@@ -1,8 +1,9 @@
-//! The real TPU compiler on every kernel.
+//! The real TPU compiler on every kernel and every operation.
 
 #[allow(dead_code)] // the interpreter takes more of them
 #[path = "../fast/mosaic/kernels.rs"]
 mod kernels;
+mod operations;
 mod reverse;
 
 use kernels::*;
@@ -21,13 +22,13 @@ fn compile(kernel: &Kernel) -> Executable {
     let operands: Vec<_> = operands.iter().collect();
     let result = f.custom_call(kernel.custom_call(), &operands, &kernel.result_types()).remove(0);
     let program = f.finish(&kernel.name, &[("", &result)]).expect("a program").to_string();
-    compile_text(&program)
+    compile_text(&program, CompileOptions::default())
 }
 
-fn compile_text(program: &str) -> Executable {
+fn compile_text(program: &str, options: CompileOptions) -> Executable {
     let installed = install(Kind::Tpu, |_| {}).expect("the TPU compiler can be installed");
     let topology = Plugin::load(installed.path).and_then(|plugin| plugin.topology("v6e:2x4", &[])).expect("a topology");
-    topology.compile(program, &CompileOptions::default()).unwrap_or_else(|error| panic!("{error}\n{program}"))
+    topology.compile(program, &options).unwrap_or_else(|error| panic!("{error}\n{program}"))
 }
 
 #[test]

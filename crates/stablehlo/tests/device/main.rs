@@ -1,5 +1,6 @@
 //! Every operation of the builder, compiled by XLA and run on its CPU plugin, beside plain Rust.
 
+mod derivative;
 mod device;
 mod interpreter;
 mod scan;

@@ -358,7 +358,7 @@ proptest! {
             24 => a.argmax(numbers.len()),
             25 => a.one_hot(others.first().copied().unwrap_or(0), dtypes[1]),
             26 => a.all_to_all(numbers.len(), others.len(), &[numbers.clone(), others.clone()]),
-            27 => a.all_gather(numbers.len(), &[others.clone()]),
+            27 => a.all_gather(numbers.len(), std::slice::from_ref(&others)),
             _ => a.convert(dtypes[1]).compare(Comparison::Lt, &b),
         };
         match f.finish("any", &[("result", &result)]) {

@@ -1,7 +1,7 @@
 //! Replicas that meet. The derivative is that of the sum over replicas of what they return.
 
 use super::{Parts, Step};
-use crate::graph::{Kind, Reducer};
+use crate::graph::Reducer;
 
 type Groups = [Vec<usize>];
 
@@ -10,9 +10,7 @@ pub(super) fn all_reduce(step: &Step<'_>, groups: &Groups) -> Parts {
 }
 
 pub(super) fn reduce_scatter(step: &Step<'_>, dimension: usize, groups: &Groups) -> Parts {
-    let ct = step.cotangent();
-    let kind = Kind::AllGather { dimension, groups: groups.to_vec() };
-    vec![Some(step.emit(kind, &[ct], step.operands[0].ty().with_dtype(ct.dtype())))]
+    vec![Some(step.cotangent().all_gather(dimension, groups))]
 }
 
 pub(super) fn all_gather(step: &Step<'_>, dimension: usize, groups: &Groups) -> Parts {
@@ -20,13 +18,10 @@ pub(super) fn all_gather(step: &Step<'_>, dimension: usize, groups: &Groups) -> 
 }
 
 pub(super) fn all_to_all(step: &Step<'_>, split: usize, concat: usize, groups: &Groups) -> Parts {
-    let ct = step.cotangent();
-    let kind = Kind::AllToAll { split: concat, concat: split, groups: groups.to_vec() };
-    vec![Some(step.emit(kind, &[ct], step.operands[0].ty().with_dtype(ct.dtype())))]
+    vec![Some(step.cotangent().all_to_all(concat, split, groups))]
 }
 
 pub(super) fn collective_permute(step: &Step<'_>, pairs: &[(usize, usize)]) -> Parts {
-    let ct = step.cotangent();
-    let pairs = pairs.iter().map(|(source, target)| (*target, *source)).collect();
-    vec![Some(step.emit(Kind::CollectivePermute { pairs }, &[ct], ct.ty().clone()))]
+    let back: Vec<(usize, usize)> = pairs.iter().map(|(source, target)| (*target, *source)).collect();
+    vec![Some(step.cotangent().collective_permute(&back))]
 }

@@ -3,8 +3,8 @@
 use super::super::wide;
 use super::{Parts, Step};
 use crate::build::Value;
-use crate::graph::{DotDimensions, Kind, Precision, Reducer, Window};
-use crate::types::{Dtype, TensorType};
+use crate::graph::{DotDimensions, Precision, Reducer, Window};
+use crate::types::Dtype;
 
 pub(super) fn dot_general(step: &Step<'_>, dimensions: &DotDimensions, precision: Precision) -> Parts {
     let rest = |value: &Value, batch: &[usize], contract: &[usize]| {
@@ -155,15 +155,12 @@ pub(super) fn reduce_window(step: &Step<'_>, window: &Window) -> Parts {
     let spaced = |d: usize| ((ct.shape()[d].max(1) - 1) * window.strides[d] + 1) as i64;
     let high: Vec<i64> = (0..rank).map(|d| (x.shape()[d] + window.sizes[d]) as i64 - 1 - low[d] - spaced(d)).collect();
     let plain = interior.iter().all(|i| *i == 0) && low.iter().chain(&high).all(|p| *p >= 0);
-    let (padded, low, high) = if plain {
-        let size = |p: &i64| *p as usize;
-        (ct.clone(), low.iter().map(size).collect(), high.iter().map(size).collect())
+    let (spaced, low, high) = if plain {
+        let sizes = |padding: &[i64]| padding.iter().map(|p| *p as usize).collect::<Vec<_>>();
+        (ct, sizes(&low), sizes(&high))
     } else {
-        let zero = step.zero(ct.dtype());
-        (super::movement::padded(step, &ct, &zero, &low, &high, &interior), vec![0; rank], vec![0; rank])
+        (ct.pad_general(&step.zero(ct.dtype()), &low, &high, &interior), vec![0; rank], vec![0; rank])
     };
     let window = Window { sizes: window.sizes.clone(), strides: vec![1; rank], low, high };
-    let ty = TensorType::new(ct.dtype(), x.shape());
-    let zero = step.zero(ct.dtype());
-    vec![Some(step.emit(Kind::ReduceWindow(window, Reducer::Add), &[&padded, &zero], ty)), None]
+    vec![Some(spaced.reduce_window(&window, Reducer::Add)), None]
 }

@@ -15,7 +15,7 @@ pub(super) struct Step<'a> {
     pub(super) builder: &'a Builder,
     pub(super) operands: Vec<Value>,
     pub(super) results: Vec<Value>,
-    /// Per result; at least one is there. Of the results' types.
+    /// Per result; at least one is there. Of the results' types, but that a conversion may get a wider one.
     pub(super) cotangents: Vec<Option<Value>>,
     /// Which operands are to get one.
     pub(super) wanted: Vec<bool>,
@@ -167,10 +167,5 @@ impl Step<'_> {
 
     fn zeros(&self, ty: &TensorType) -> Value {
         self.builder.splat(0.0, ty.clone())
-    }
-
-    /// An operation with one result of a type that is known.
-    fn emit(&self, kind: Kind, operands: &[&Value], ty: TensorType) -> Value {
-        self.builder.emit(kind, operands, Ok(vec![ty.clone()]), || ty)
     }
 }

@@ -2,8 +2,7 @@
 
 use super::{Parts, Step};
 use crate::build::Value;
-use crate::graph::{Kind, Reducer};
-use crate::types::TensorType;
+use crate::graph::Reducer;
 
 pub(super) fn reshape(step: &Step<'_>) -> Parts {
     vec![Some(step.cotangent().reshape(step.operands[0].shape()))]
@@ -39,7 +38,7 @@ pub(super) fn slice(step: &Step<'_>, start: &[usize], stride: &[usize]) -> Parts
         })
         .collect();
     let zero = step.zero(ct.dtype());
-    vec![Some(padded(step, ct, &zero, &low, &high, &interior))]
+    vec![Some(ct.pad_general(&zero, &low, &high, &interior))]
 }
 
 pub(super) fn pad(step: &Step<'_>, low: &[i64], high: &[i64], interior: &[usize]) -> Parts {
@@ -50,41 +49,15 @@ pub(super) fn pad(step: &Step<'_>, low: &[i64], high: &[i64], interior: &[usize]
             // The other way round: what was trimmed is zero, and what was added between is left out.
             let negated = |sizes: &[i64]| sizes.iter().map(|s| -s).collect::<Vec<_>>();
             let zero = step.zero(ct.dtype());
-            let whole = padded(step, ct, &zero, &negated(low), &negated(high), &vec![0; rank]);
+            let whole = ct.pad_general(&zero, &negated(low), &negated(high), &vec![0; rank]);
             let stride: Vec<usize> = interior.iter().map(|i| i + 1).collect();
-            if stride.iter().all(|s| *s == 1) {
-                return Some(whole);
-            }
-            let (start, limit) = (vec![0; rank], whole.shape().to_vec());
-            return Some(step.emit(Kind::Slice { start, limit, stride }, &[&whole], x.ty().with_dtype(ct.dtype())));
+            return Some(whole.slice_strided(&vec![0; rank], whole.shape(), &stride));
         }
         let dtype = super::super::wide(ct.dtype());
         let one = step.builder.scalar(1.0, dtype);
-        let added = padded(step, &step.zeros(&x.ty().with_dtype(dtype)), &one, low, high, interior);
+        let added = step.zeros(&x.ty().with_dtype(dtype)).pad_general(&one, low, high, interior);
         Some((ct.convert(dtype) * added).reduce(Reducer::Add, &(0..rank).collect::<Vec<_>>()))
     })
-}
-
-/// Copies of `value` before, after and between; negative ones trim.
-pub(super) fn padded(
-    step: &Step<'_>,
-    x: &Value,
-    value: &Value,
-    low: &[i64],
-    high: &[i64],
-    interior: &[usize],
-) -> Value {
-    if low.iter().chain(high).all(|p| *p == 0) && interior.iter().all(|i| *i == 0) {
-        return x.clone();
-    }
-    let size = |d: usize| {
-        let n = x.shape()[d];
-        let spaced = if n == 0 { 0 } else { (n - 1) * (interior[d] + 1) + 1 };
-        usize::try_from(spaced as i64 + low[d] + high[d]).unwrap_or(0)
-    };
-    let ty = TensorType::new(x.dtype(), (0..x.ty().rank()).map(size).collect::<Vec<_>>());
-    let kind = Kind::Pad { low: low.to_vec(), high: high.to_vec(), interior: interior.to_vec() };
-    step.emit(kind, &[x, value], ty)
 }
 
 /// Cotangents stay together as the values did.

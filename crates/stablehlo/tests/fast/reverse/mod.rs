@@ -1,5 +1,6 @@
 //! Derivatives against differences, in f64, by the interpreter.
 
+mod decoder;
 mod own;
 mod properties;
 mod refusals;
@@ -9,10 +10,17 @@ mod widths;
 
 use stablehlo::{Array, Builder, Dtype, Function, Reducer, TensorType, Traced, Value, trace};
 
-/// Numbers without a pattern between -1 and 1, none of them near 0 or near another.
+/// Numbers without a pattern between -1 and 1, none of them near 0.
 pub(crate) fn numbers(n: usize, seed: u64) -> Vec<f64> {
-    let scale = |i: usize| ((i as f64 + 1.0) * 0.754_877_666 + seed as f64 * 0.569_840_29).fract() * 2.0 - 1.0;
-    (0..n).map(scale).map(|x| if x.abs() < 0.05 { x + 0.11_f64.copysign(x) } else { x }).collect()
+    let mut state = seed.wrapping_mul(0x2545_f491_4f6c_dd1d);
+    let mut next = || {
+        // splitmix64
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) as f64 / u64::MAX as f64 * 1.8 - 0.9
+    };
+    (0..n).map(|_| next()).map(|x| x + 0.1_f64.copysign(x)).collect()
 }
 
 pub(crate) fn wide(shape: &[usize]) -> TensorType {

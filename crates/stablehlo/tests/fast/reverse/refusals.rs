@@ -154,3 +154,23 @@ fn derivatives_are_asked_for_by_floats_and_pulled_by_cotangents() {
     assert_eq!(pulled(1), "vjp: cotangents (tensor<2xf64>) expected, got (tensor<2xi32>)");
     assert_eq!(pulled(2), "vjp: cotangents (tensor<2xf64>) expected, got (tensor<2xi32>, tensor<2xi32>)");
 }
+
+#[test]
+fn a_gradient_is_that_of_a_scalar_and_of_nothing_else() {
+    let ty = wide(&[2]);
+    let of = |body: fn(&Builder, &[Value]) -> Vec<Value>| {
+        let f = Builder::new();
+        let a = f.argument("", ty.clone());
+        f.value_and_grad(&trace(std::slice::from_ref(&ty), body).expect("a function"), &[&a], &[0])
+            .map(|(r, g)| (r.len(), g.len()))
+    };
+    let refused = of(|_, a| vec![a[0].exp()]).expect_err("no scalar").to_string();
+    let expected = "value_and_grad: a floating-point scalar as first result expected, got tensor<2xf64> (built at ";
+    assert!(refused.starts_with(expected), "{refused}");
+    // A loop that only a metric comes from is no obstacle.
+    let found = of(|f, a| {
+        let metric = f.for_loop(3, &[&a[0]], |_, carried| vec![carried[0].exp()]).remove(0);
+        vec![a[0].reduce(Reducer::Add, &[0]), metric]
+    });
+    assert_eq!(found, Ok((2, 1)));
+}

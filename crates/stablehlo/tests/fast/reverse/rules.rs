@@ -144,9 +144,34 @@ fn moves() {
     check("transpose", &[wide(&[2, 3, 4])], |_, a| vec![a[0].transpose(&[2, 0, 1])]);
     check("concatenate", &[ty.clone(), wide(&[3, 2])], |f, a| vec![f.concatenate(&[&a[0], &a[1], &a[0]], 1)]);
     check("slice", std::slice::from_ref(&ty), |_, a| vec![a[0].slice(&[1, 0], &[3, 2])]);
+    check("slice with steps", std::slice::from_ref(&ty), |_, a| vec![a[0].slice_strided(&[0, 1], &[3, 4], &[2, 2])]);
+    for (low, high, interior) in [([1, 0], [0, 2], [0, 0]), ([-1, 1], [2, -2], [0, 0]), ([2, -3], [-1, 0], [1, 2])] {
+        check("pad and trim", &[ty.clone(), wide(&[])], |_, a| vec![a[0].pad_general(&a[1], &low, &high, &interior)]);
+    }
     check("pad", &[ty.clone(), wide(&[])], |_, a| vec![a[0].pad(&a[1], &[1, 0], &[0, 2])]);
     check("barrier", &[ty.clone(), wide(&[2])], |f, a| f.optimization_barrier(&[&a[0], &a[1]]));
     check("named", std::slice::from_ref(&ty), |_, a| vec![a[0].exp().named("a name")]);
+}
+
+#[test]
+fn windows_that_slide() {
+    let window = |sizes: [usize; 2], strides: [usize; 2], low: [usize; 2], high: [usize; 2]| Window {
+        sizes: sizes.to_vec(),
+        strides: strides.to_vec(),
+        low: low.to_vec(),
+        high: high.to_vec(),
+    };
+    for window in [
+        window([1, 3], [1, 1], [0, 2], [0, 0]),
+        window([2, 2], [1, 1], [0, 0], [0, 0]),
+        window([2, 3], [2, 3], [1, 0], [0, 2]),
+        window([1, 2], [3, 2], [0, 4], [0, 3]),
+        window([3, 1], [1, 2], [3, 0], [4, 0]),
+    ] {
+        let what = format!("{window:?}");
+        check(&what, &[wide(&[4, 5])], |_, a| vec![a[0].reduce_window(&window, Reducer::Add)]);
+    }
+    check("sums of what came before", &[wide(&[3, 4])], |_, a| vec![a[0].cumulative(Reducer::Add, 1)]);
 }
 
 #[test]

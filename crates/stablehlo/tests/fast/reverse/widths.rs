@@ -72,10 +72,11 @@ fn rows_read_often_are_summed_wide() {
 
 #[test]
 fn products_of_bf16_stay_products_of_bf16() {
-    let product = |precision: Precision, operands: Dtype| {
-        let types = [TensorType::new(operands, [4, 3]), TensorType::new(operands, [3, 5])];
+    let product = |precision: Precision, operands: Dtype, stored: Dtype| {
+        let types = [TensorType::new(operands, [4, 3]), TensorType::new(stored, [3, 5])];
         let function = trace(&types, |_, a| {
-            let product = a[0].dot_general(&a[1], DotDimensions::contract(1, 0), Dtype::F32, precision);
+            let weight = a[1].convert(operands);
+            let product = a[0].dot_general(&weight, DotDimensions::contract(1, 0), Dtype::F32, precision);
             vec![(&product * &product).reduce(Reducer::Add, &[0, 1])]
         });
         let gradient = gradient(&function.expect("a function"), &[0, 1]);
@@ -90,8 +91,10 @@ fn products_of_bf16_stay_products_of_bf16() {
         dtypes
     };
     use Dtype::*;
-    assert_eq!(product(Precision::Default, Bf16), [(Bf16, F32), (Bf16, Bf16), (Bf16, Bf16)]);
+    assert_eq!(product(Precision::Default, Bf16, Bf16), [(Bf16, F32), (Bf16, Bf16), (Bf16, Bf16)]);
+    // The gradient of a weight that is stored in f32 has the digits that the product was summed with.
+    assert_eq!(product(Precision::Default, Bf16, F32), [(Bf16, F32), (Bf16, Bf16), (Bf16, F32)]);
     // Asked for digits, it keeps those of the cotangent; f16 has not its range.
-    assert_eq!(product(Precision::Highest, Bf16), [(Bf16, F32), (F32, F32), (F32, F32)]);
-    assert_eq!(product(Precision::Default, F16), [(F16, F32), (F32, F32), (F32, F32)]);
+    assert_eq!(product(Precision::Highest, Bf16, Bf16), [(Bf16, F32), (F32, F32), (F32, F32)]);
+    assert_eq!(product(Precision::Default, F16, F16), [(F16, F32), (F32, F32), (F32, F32)]);
 }

@@ -1,0 +1,173 @@
+//! The sizes of a rollout's programs: few, so that few programs come to be.
+
+use super::decode::Decode;
+use super::engine::RolloutOptions;
+use super::prefill::{self, Prompts};
+use super::sampling::Sampler;
+use super::state::Shape;
+use crate::decoder::{Compute, Decoder};
+use crate::error::Result;
+use models::ModelConfig;
+use policy::{RolloutRequest, Sampling};
+use stablehlo::{Dtype, Module};
+
+/// The fewest slots of a program: fewer rows cost as much, and compilers sum a product of one row in another order than that of more.
+const FEWEST_SLOTS: usize = 8;
+/// The fewest columns of a cache, and the fewest tokens of a row of prompts.
+const FEWEST_COLUMNS: usize = 16;
+/// The step in which numbers of columns grow, where they are above it: the width of a TPU's registers.
+const COLUMNS: usize = 128;
+
+/// The sizes of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RolloutSizes {
+    /// The number of prompts.
+    pub prompts: usize,
+    /// The number of tokens of the longest prompt.
+    pub longest_prompt: usize,
+    /// The number of completions per prompt.
+    pub num_generations: usize,
+    /// The largest number of tokens of a completion.
+    pub max_completion_length: usize,
+}
+
+impl RolloutSizes {
+    /// Those of a request.
+    pub fn of(request: &RolloutRequest<'_>) -> Self {
+        Self {
+            prompts: request.prompts.len(),
+            longest_prompt: request.prompts.iter().map(Vec::len).max().unwrap_or(0),
+            num_generations: request.num_generations,
+            max_completion_length: request.max_completion_length,
+        }
+    }
+
+    /// The number of tokens of the longest sequence that are fed to the decoder: the last one is not.
+    pub(crate) fn longest(&self) -> usize {
+        (self.longest_prompt + self.max_completion_length).saturating_sub(1)
+    }
+
+    /// The sizes of the state.
+    pub(crate) fn shape(&self, options: RolloutOptions, sampler: Sampler) -> Shape {
+        Shape {
+            slots: rows((self.prompts * self.num_generations).min(options.slots).max(FEWEST_SLOTS)),
+            // A call writes all of its columns, from the last one that a sequence has.
+            columns: columns(self.longest() + options.tokens_per_call),
+            tokens: self.max_completion_length,
+            seen: sampler.repetition_penalty,
+        }
+    }
+
+    /// The largest number of prompts that are prefilled at a time: as many as fill the slots.
+    pub(crate) fn prompts_at_once(&self, shape: Shape) -> usize {
+        (shape.slots / self.num_generations.max(1)).max(1).min(self.prompts)
+    }
+}
+
+impl Prompts {
+    /// The sizes of a prefill of at most `count` prompts, the longest of which has `longest` tokens.
+    pub(crate) fn of(count: usize, longest: usize, shape: Shape) -> Self {
+        Self { rows: rows(count), tokens: bucket(longest).min(shape.columns), seen: shape.seen }
+    }
+}
+
+/// A number of rows of a program: a power of two up to 8, a multiple of 8 above.
+fn rows(count: usize) -> usize {
+    if count <= 8 { count.next_power_of_two() } else { count.next_multiple_of(8) }
+}
+
+/// A length of prompts: a power of two, or one and a half of one.
+fn bucket(length: usize) -> usize {
+    let power = length.max(FEWEST_COLUMNS).next_power_of_two();
+    let between = power / 4 * 3;
+    if between >= length && between > FEWEST_COLUMNS { between } else { power }
+}
+
+/// The number of columns of a cache for sequences of `length` tokens.
+fn columns(length: usize) -> usize {
+    if length > COLUMNS { length.next_multiple_of(COLUMNS) } else { length.next_multiple_of(FEWEST_COLUMNS) }
+}
+
+/// The number of columns, of `all`, that a call reads that begins with sequences as long as `length`: a quarter of them, two, three or
+/// all.
+pub(crate) fn columns_read(length: usize, all: usize) -> usize {
+    let step = (all / 4).next_multiple_of(COLUMNS);
+    length.next_multiple_of(step).min(all)
+}
+
+/// The programs of a rollout, to be compiled for devices that are not here.
+#[derive(Clone, Debug)]
+pub struct RolloutModules {
+    /// Makes keys and values of as many prompts as fill the slots.
+    pub prefill: Module,
+    /// Begins samples of prompts in slots.
+    pub admit: Module,
+    /// Decode loops by the number of columns of the cache that they read, ascending: as long as all sequences are short, a program
+    /// that reads few of them runs.
+    pub decode: Vec<(usize, Module)>,
+}
+
+impl RolloutModules {
+    /// The programs that a [`DeviceRollout`](crate::DeviceRollout) runs for requests of these sizes, with `stop_ids` ids that end a
+    /// completion, on weights of number type `weights`.
+    ///
+    /// # Errors
+    /// [`crate::Error::Model`] for an illegal configuration.
+    pub fn new(
+        config: &ModelConfig,
+        compute: Compute,
+        weights: Dtype,
+        options: RolloutOptions,
+        sizes: RolloutSizes,
+        sampling: &Sampling,
+        stop_ids: usize,
+    ) -> Result<Self> {
+        config.validate()?;
+        let decoder = Decoder::new(config, compute);
+        let (sampler, ..) = Sampler::of(sampling, config.vocab_size);
+        let shape = sizes.shape(options, sampler);
+        let prompts = Prompts::of(sizes.prompts_at_once(shape), sizes.longest_prompt, shape);
+        let mut columns: Vec<usize> = (1..=sizes.longest()).map(|length| columns_read(length, shape.columns)).collect();
+        columns.dedup();
+        let decode = columns.into_iter().map(|columns_read| {
+            let decode =
+                Decode { shape, columns_read, turns: options.tokens_per_call, sampler, stop_ids: places(stop_ids) };
+            Ok((columns_read, decode.module(&decoder, weights)?))
+        });
+        Ok(Self {
+            prefill: prefill::module(&decoder, weights, prompts)?,
+            admit: prefill::admit(config, compute, shape, prompts)?,
+            decode: decode.collect::<Result<_>>()?,
+        })
+    }
+}
+
+/// The places that a program has for `count` ids that end a completion.
+pub(crate) fn places(count: usize) -> usize {
+    count.max(1).next_multiple_of(4)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_grow_in_few_steps() {
+        assert_eq!([1, 3, 8, 9, 64].map(rows), [1, 4, 8, 16, 64]);
+        assert_eq!([1, 16, 17, 24, 25, 60, 100, 200].map(bucket), [16, 16, 24, 24, 32, 64, 128, 256]);
+        assert_eq!([1, 17, 128, 129, 1280].map(columns), [16, 32, 128, 256, 1280]);
+        assert_eq!([1, 384, 385, 1280, 2000].map(|length| columns_read(length, 1280)), [384, 384, 768, 1280, 1280]);
+        assert_eq!([1, 60].map(|length| columns_read(length, 48)), [48, 48]);
+    }
+
+    #[test]
+    fn a_rollout_has_a_decode_loop_for_short_sequences_and_one_for_long_ones() {
+        let config = ModelConfig { max_position_embeddings: 1024, ..ModelConfig::default() };
+        let sizes = RolloutSizes { prompts: 8, longest_prompt: 100, num_generations: 8, max_completion_length: 400 };
+        let (compute, sampling) = (Compute::Bf16, Sampling::Greedy);
+        let of = RolloutOptions::default();
+        let modules = RolloutModules::new(&config, compute, Dtype::Bf16, of, sizes, &sampling, 2).unwrap();
+        assert_eq!(modules.decode.iter().map(|(columns, _)| *columns).collect::<Vec<_>>(), [256, 512]);
+        assert!(modules.prefill.to_string().contains("8x128xi32"));
+    }
+}

@@ -1,0 +1,49 @@
+//! The programs of a rollout through the TPU compiler.
+
+use backend_tpu::compile_options::options_for;
+use backend_tpu::program::Mesh;
+use pjrt::install::{Kind, install};
+use pjrt::{CompiledMemoryStats, Plugin};
+use policy::{LogitsProcessors, Sampling};
+use policy_device::decoder::Compute;
+use policy_device::{RolloutModules, RolloutOptions, RolloutSizes};
+use rng::Purpose;
+use stablehlo::{Dtype, Module};
+
+fn compile(module: &Module) -> CompiledMemoryStats {
+    let installed = install(Kind::Tpu, |_| {}).expect("the TPU compiler can be installed");
+    let topology = Plugin::load(installed.path).and_then(|plugin| plugin.topology("v6e:1x1", &[])).expect("a topology");
+    let options = options_for(Kind::Tpu, Mesh::default());
+    let executable = topology.compile(module.to_string(), &options).unwrap_or_else(|error| panic!("{error}\n{module}"));
+    executable.memory_stats().expect("memory statistics")
+}
+
+#[test]
+fn prefill_admission_and_decode_compile_and_the_cache_is_not_copied() {
+    let config = models::ModelConfig {
+        vocab_size: 1024,
+        hidden_size: 512,
+        intermediate_size: 512,
+        num_attention_heads: 4,
+        max_position_embeddings: 1024,
+        ..models::ModelConfig::default()
+    };
+    let sizes = RolloutSizes { prompts: 8, longest_prompt: 128, num_generations: 8, max_completion_length: 385 };
+    let processors = LogitsProcessors { top_k: Some(50), top_p: Some(0.9), ..LogitsProcessors::default() };
+    let sampling =
+        Sampling::Random { temperature: 0.8, processors, seed: 0, purpose: Purpose::Rollout, step: 0, first: 0 };
+    let options = RolloutOptions::default();
+    let modules =
+        RolloutModules::new(&config, Compute::Bf16, Dtype::Bf16, options, sizes, &sampling, 1).expect("programs");
+    // Keys and values of 2 layers, 64 slots, 2 heads, 512 columns of 128 numbers of 2 bytes.
+    let cache = 2 * (2 * 64 * 2 * 512 * 128 * 2);
+    let decode = modules.decode.iter().map(|(_, module)| ("decode", module));
+    for (name, module) in [("prefill", &modules.prefill), ("admit", &modules.admit)].into_iter().chain(decode) {
+        let memory = compile(module);
+        eprintln!("{name}: {memory:?} cache {cache}");
+        assert!(memory.generated_code > 0, "{name}: {memory:?}");
+        if name != "prefill" {
+            assert!(memory.alias >= cache && memory.temp < cache / 2, "{name}: {memory:?}");
+        }
+    }
+}
