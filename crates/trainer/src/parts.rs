@@ -4,11 +4,14 @@ use crate::backends;
 use crate::error::{Error, Result};
 use crate::pretrained::Pretrained;
 use crate::prompts::open_data;
-use crate::train_config::TrainConfig;
+use crate::train_config::{PolicyConfig, PolicyDtype, TrainConfig};
+use backend_tpu::plugins::Kind;
 use data::Dataset;
 use models::{CharTokenizer, ModelConfig, Tokenizer};
 use policy::{Policy, PolicyEngine, RolloutEngine};
 use policy_burn::{BurnPolicy, PolicyLoss};
+use policy_device::decoder::Compute;
+use policy_device::{DevicePolicy, DevicePolicyOptions, RolloutOptions, Runtime};
 use rewards::Rewards;
 
 /// Everything that [`crate::Trainer`] works with, each replaceable by one of your own.
@@ -40,7 +43,7 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// The parts that a configuration names: a decoder in burn, read or new, with its tokenizer (that of characters for a new one),
+    /// The parts that a configuration names: a decoder on the host or on a device, read or new, with its tokenizer (that of characters for a new one),
     /// data, rewards, and sampling where the weights are.
     ///
     /// # Errors
@@ -83,9 +86,8 @@ impl Parts {
             Some(report) => tracing::info!("{report}"),
             None => {}
         }
-        let policy = policy(config, shape, model)?;
         Ok(Self {
-            policy: Box::new(policy.with_rollout_batch_size(config.rollout.batch_size)),
+            policy: policy(config, shape, model)?,
             tokenizer,
             dataset,
             rewards,
@@ -97,8 +99,20 @@ impl Parts {
 /// The policy of a configuration, before anything is trained: a new one of `shape`, or that of the folder `model`.
 ///
 /// # Errors
-/// Those of [`backends::open`], and of a model that is read.
-pub(crate) fn policy(config: &TrainConfig, shape: &ModelConfig, model: Option<&Pretrained>) -> Result<BurnPolicy> {
+/// Those of [`backends::open`], of a device that is not there, and of a model that is read.
+pub(crate) fn policy(
+    config: &TrainConfig,
+    shape: &ModelConfig,
+    model: Option<&Pretrained>,
+) -> Result<Box<dyn Policy>> {
+    Ok(match config.policy.device.kind() {
+        None => Box::new(host_policy(config, shape, model)?.with_rollout_batch_size(config.rollout.batch_size)),
+        Some(kind) => Box::new(device_policy(config, kind, shape, model)?),
+    })
+}
+
+/// The policy in burn on this CPU.
+fn host_policy(config: &TrainConfig, shape: &ModelConfig, model: Option<&Pretrained>) -> Result<BurnPolicy> {
     let loss = PolicyLoss {
         config: config.loss(),
         backend: backends::open(&config.grpo.backend, config.grpo.plugin.as_deref())?,
@@ -114,4 +128,39 @@ pub(crate) fn policy(config: &TrainConfig, shape: &ModelConfig, model: Option<&P
         Some(of_values) => policy.with_value_head(of_values)?,
         None => policy,
     })
+}
+
+/// The policy on a device of PJRT. A new model has the same initial weights there as on the host.
+fn device_policy(
+    config: &TrainConfig,
+    kind: Kind,
+    shape: &ModelConfig,
+    model: Option<&Pretrained>,
+) -> Result<DevicePolicy> {
+    let PolicyConfig { plugin, dtype, compile_cache, .. } = &config.policy;
+    let mut runtime = Runtime::open(kind, plugin.as_deref()).map_err(policy::Error::from)?;
+    let beside_plugins = || Some(pjrt::install::cache_dir().ok()?.with_file_name("programs"));
+    if let Some(folder) = compile_cache.clone().or_else(beside_plugins) {
+        runtime = runtime.with_compile_cache(folder);
+    }
+    let options = DevicePolicyOptions {
+        compute: match dtype {
+            PolicyDtype::Float32 => Compute::F32,
+            PolicyDtype::Bfloat16 => Compute::Bf16,
+        },
+        rollout: RolloutOptions { slots: config.rollout.batch_size, ..RolloutOptions::default() },
+        ..DevicePolicyOptions::default()
+    };
+    let policy = match model {
+        Some(model) => {
+            let weights = model.folder.weights()?;
+            DevicePolicy::from_weights(&runtime, shape, &weights, config.loss(), options)
+        }
+        None => {
+            let mut weights = Vec::new();
+            host_policy(config, shape, None)?.export_model(&mut weights)?;
+            DevicePolicy::from_tensors(&runtime, shape, &weights, config.loss(), options)
+        }
+    };
+    Ok(policy.map_err(policy::Error::from)?)
 }

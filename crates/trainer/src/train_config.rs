@@ -6,6 +6,7 @@
 mod grpo;
 mod model;
 mod optimizer;
+mod policy;
 #[cfg(test)]
 mod tests;
 mod validate;
@@ -13,7 +14,7 @@ mod validate;
 use data::DataConfig;
 use grpo_core::{LossAggMode, LossConfig};
 use models::{GenerationDefaults, LoraConfig};
-use policy::{LogitsProcessors, Sampling};
+use ::policy::{LogitsProcessors, Sampling};
 use rewards::RewardConfig;
 use rng::Purpose;
 use serde::{Deserialize, Serialize};
@@ -26,6 +27,7 @@ pub use grpo_sinks::wandb::Mode as WandbMode;
 pub use grpo_sinks::{LoggingConfig, WandbConfig};
 pub use model::ModelSource;
 pub use optimizer::{LrSchedulerType, OptimizerConfig};
+pub use self::policy::{PolicyConfig, PolicyDevice, PolicyDtype};
 pub(crate) use validate::{MAX_SEQUENCES, check};
 
 /// A whole run: all that its numbers depend on, and `run`, `logging` and `wandb`, on which they do not.
@@ -51,6 +53,8 @@ pub struct TrainConfig {
     pub model: ModelSource,
     /// The branch, tag or commit of a model that is named; `None` is `main`, or what the local cache has of it.
     pub model_revision: Option<String>,
+    /// The device that holds the weights.
+    pub policy: PolicyConfig,
     /// LoRA: adapters are trained beside the weights of the model, which stay as they are; `None` trains the weights themselves.
     pub lora: Option<LoraConfig>,
     /// The problems that are trained on and held out.

@@ -1,5 +1,6 @@
 //! The programs of training as values: scores, and the loss with the gradients of all parameters.
 
+use super::adamw::apply_module;
 use crate::decoder::{Compute, Decoder, Parameter, ParameterValues, Role as ParameterRole, Rows, parameters};
 use crate::error::{Error, Result};
 use crate::runtime::finish;
@@ -163,6 +164,18 @@ impl TrainModules {
         let results = spec.operations(&f, Pass::Score, self.to_head(&weights, &hidden[0], batch.tables, []))?;
         let results: Vec<(&str, &Value)> = results.iter().map(|(role, value)| (role.name(), value)).collect();
         finish(f.clone(), NAME, &results)
+    }
+
+    /// A step of AdamW over all parameters.
+    ///
+    /// Arguments, all donated but the last: parameters, first and second moments, sums of gradients, and the scalars of the step, f32
+    /// `[8]`. Results: the same without the scalars, the sums being zero, and f32 `[3]`: the norm of the gradient, whether it is within its
+    /// limit, and whether parameters and moments stay finite (0 or 1). Where one of the two is 0, parameters and moments are those of before.
+    ///
+    /// # Errors
+    /// [`Error::Program`], a defect of this crate.
+    pub fn adamw(&self) -> Result<Module> {
+        apply_module(&self.table())
     }
 
     /// Declares what a program takes of a micro-batch.

@@ -6,4 +6,5 @@ mod families;
 mod gradients;
 mod rollout;
 mod support;
+mod training;
 mod weights;

@@ -15,7 +15,7 @@ use crate::pretrained::Pretrained;
 use crate::train_config::{TrainConfig, check};
 use crate::trainer::{TrainState, Trainer};
 use grpo_files::{JsonLines, read_rows};
-use policy::{Policy, PolicyState};
+use policy::PolicyState;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -133,7 +133,7 @@ impl Run {
         let rows: Vec<MetricsRow> = read_rows(&dir.metrics_path())?;
         let summary = Summary::new(&config, &rows, saved.counters, saved.seconds);
         let (replace, target) = (target.is_none(), target.map_or_else(|| dir.model_path(), Path::to_owned));
-        export(&policy, &config, &target, replace, model_card(&config, &summary)?)?;
+        export(&*policy, &config, &target, replace, model_card(&config, &summary)?)?;
         Ok(target)
     }
 

@@ -59,6 +59,7 @@ impl TrainConfig {
         let backends = backends::NAMES;
         let known = backends.contains(&self.grpo.backend.as_str());
         check(known, "grpo.backend", &format!("one of {}", backends.join(", ")), &self.grpo.backend)?;
+        self.validate_policy()?;
         self.validate_sampling()?;
         let t = self.rollout.temperature();
         check(

@@ -1,0 +1,96 @@
+//! The section `policy`: the device that holds the weights, and what it computes in.
+
+use super::{TrainConfig, check};
+use crate::error::Result;
+use backend_tpu::plugins::Kind;
+use grpo_core::Implementation;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// Where the weights are, and with them sampling, scores, gradients and the optimizer.
+///
+/// ```
+/// use trainer::TrainConfig;
+/// use trainer::train_config::{PolicyConfig, PolicyDevice};
+///
+/// // `grpo train --set policy.device=pjrt:cuda`
+/// let policy = PolicyConfig { device: PolicyDevice::PjrtCuda, ..Default::default() };
+/// TrainConfig { policy, ..Default::default() }.validate()?;
+/// # Ok::<(), trainer::Error>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PolicyConfig {
+    /// The device that holds the weights and computes everything that depends on them.
+    pub device: PolicyDevice,
+    /// The PJRT plugin of the device; without it, what `GRPO_PJRT_PLUGIN` names or `grpo plugin install` installed.
+    pub plugin: Option<PathBuf>,
+    /// The number type in which a device of PJRT takes the operands of products. Weights, moments and gradients are f32 in both.
+    pub dtype: PolicyDtype,
+    /// The folder of compiled programs, for this and later processes; without it, `programs` beside the installed plugins.
+    pub compile_cache: Option<PathBuf>,
+}
+
+/// A device that holds weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PolicyDevice {
+    /// This CPU, without a plugin.
+    #[default]
+    #[serde(rename = "host")]
+    Host,
+    /// This CPU with the compiler XLA, by its PJRT plugin.
+    #[serde(rename = "pjrt:cpu")]
+    PjrtCpu,
+    /// A GPU of NVIDIA, by its PJRT plugin.
+    #[serde(rename = "pjrt:cuda")]
+    PjrtCuda,
+    /// A TPU, by its PJRT plugin.
+    #[serde(rename = "pjrt:tpu")]
+    PjrtTpu,
+}
+
+/// A number type of operands, with torch's names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PolicyDtype {
+    /// All digits of f32.
+    #[default]
+    Float32,
+    /// The upper 16 bits of a single-precision number; sums are f32.
+    Bfloat16,
+}
+
+impl PolicyDevice {
+    /// The kind of PJRT device; `None` for this CPU without a plugin.
+    pub fn kind(self) -> Option<Kind> {
+        match self {
+            Self::Host => None,
+            Self::PjrtCpu => Some(Kind::Cpu),
+            Self::PjrtCuda => Some(Kind::Cuda),
+            Self::PjrtTpu => Some(Kind::Tpu),
+        }
+    }
+}
+
+impl TrainConfig {
+    /// Whether the device that holds the weights does what the rest of the configuration asks for.
+    pub(super) fn validate_policy(&self) -> Result<()> {
+        let PolicyConfig { device, plugin, dtype, compile_cache } = &self.policy;
+        if device.kind().is_none() {
+            let of_device = "left out: it is for a policy.device of PJRT";
+            check(plugin.is_none(), "policy.plugin", of_device, format!("{plugin:?}"))?;
+            check(compile_cache.is_none(), "policy.compile_cache", of_device, format!("{compile_cache:?}"))?;
+            let host = "float32, or a policy.device of PJRT: policy.device host computes in f32";
+            return check(*dtype == PolicyDtype::Float32, "policy.dtype", host, "bfloat16");
+        }
+        let on_device = "left out: a policy.device of PJRT computes the loss itself";
+        check(self.grpo.backend == "cpu", "grpo.backend", on_device, &self.grpo.backend)?;
+        check(self.grpo.plugin.is_none(), "grpo.plugin", on_device, format!("{:?}", self.grpo.plugin))?;
+        let implementation = self.grpo.implementation;
+        check(implementation == Implementation::Fused, "grpo.implementation", on_device, implementation.name())?;
+        let host = "left out, or policy.device host: a device of PJRT trains the weights themselves";
+        check(self.lora.is_none(), "lora", host, "adapters")?;
+        let host = "one without values, or policy.device host: a device of PJRT has no value head";
+        check(self.grpo.value_loss().is_none(), "grpo.advantages.estimator", host, "gae")
+    }
+}
