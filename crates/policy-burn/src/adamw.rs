@@ -50,7 +50,8 @@ impl AdamW {
         self.step
     }
 
-    /// Applies one step and returns the new model. Tensors with one dimension (norms, biases) are not decayed.
+    /// Applies one step to `model`, in place where nobody else holds its weights. Tensors with one dimension (norms, biases) are not
+    /// decayed.
     ///
     /// With `skip_grad_norm` a gradient whose norm is above it or not finite is skipped: weights, moments and the count of
     /// steps stay as they are.
@@ -58,16 +59,11 @@ impl AdamW {
     /// # Errors
     /// [`Error::NotFinite`] when the gradient is not finite, or the weights or moments that it leads to;
     /// [`Error::Argument`] when the gradient is of another model. The optimizer is then unchanged.
-    pub fn step(
-        &mut self,
-        model: Decoder,
-        gradients: &GradientSum,
-        learning_rate: f64,
-    ) -> Result<(Decoder, UpdateReport)> {
+    pub fn step(&mut self, model: &mut Decoder, gradients: &GradientSum, learning_rate: f64) -> Result<UpdateReport> {
         let grad_norm = gradients.norm();
         match self.config.skip_grad_norm {
             Some(limit) if grad_norm.is_nan() || grad_norm > limit => {
-                return Ok((model, UpdateReport { grad_norm, applied: false }));
+                return Ok(UpdateReport { grad_norm, applied: false });
             }
             None if !grad_norm.is_finite() => {
                 return Err(Error::NotFinite { what: "the gradient".into(), step: self.step });
@@ -81,7 +77,7 @@ impl AdamW {
         let rule = self.rule(grad_norm, learning_rate);
         // Looked at before anything is written: there is nothing to undo.
         let (mut index, mut finite) = (0, true);
-        for_each_parameter(&model, Which::Trained, |_, _, values| {
+        for_each_parameter(model, Which::Trained, |_, _, values| {
             finite &= rule.is_finite(values, &gradients.parameters[index].data, &self.moments[index]);
             index += 1;
             Ok(())
@@ -94,12 +90,13 @@ impl AdamW {
             return Err(Error::NotFinite { what, step: self.step + 1 });
         }
         let mut index = 0;
-        let model = update_parameters(model, |_, values| {
+        // Taken out: a weight that is held twice would be copied.
+        *model = update_parameters(model.take(), |_, values| {
             rule.apply(values, &gradients.parameters[index].data, &mut self.moments[index]);
             index += 1;
         });
         self.step += 1;
-        Ok((model, UpdateReport { grad_norm, applied: true }))
+        Ok(UpdateReport { grad_norm, applied: true })
     }
 
     /// Whether the gradients are of the model whose moments these are.

@@ -2,14 +2,17 @@
 
 use crate::backends;
 use crate::error::{Error, Result};
-use crate::pretrained::Pretrained;
-use crate::prompts::open_data;
+use crate::pretrained::{Pretrained, Purpose};
+use crate::prompts::{encode_prompt, open_data};
 use crate::train_config::TrainConfig;
 use data::Dataset;
 use models::{CharTokenizer, ModelConfig, Tokenizer};
 use policy::{Policy, PolicyEngine, RolloutEngine};
 use policy_burn::{BurnPolicy, PolicyLoss};
 use rewards::Rewards;
+
+/// Prompts that are looked at to say how much memory a step takes.
+const PROMPTS: usize = 32;
 
 /// Everything that [`crate::Trainer`] works with, each replaceable by one of your own.
 ///
@@ -83,7 +86,11 @@ impl Parts {
             Some(report) => tracing::info!("{report}"),
             None => {}
         }
-        let policy = policy(config, shape, model)?;
+        // A look at some of them: the longest says what a step of a model that is read takes.
+        let prompts = if model.is_some() { dataset.probe(PROMPTS)? } else { Vec::new() };
+        let lengths = prompts.iter().map(|item| Ok(encode_prompt(tokenizer.as_ref(), &item.prompt)?.len()));
+        let prompt = lengths.collect::<Result<Vec<_>>>()?.into_iter().max().unwrap_or(0);
+        let policy = policy(config, shape, model, Purpose::Training { prompt })?;
         Ok(Self {
             policy: Box::new(policy.with_rollout_batch_size(config.rollout.batch_size)),
             tokenizer,
@@ -98,7 +105,12 @@ impl Parts {
 ///
 /// # Errors
 /// Those of [`backends::open`], and of a model that is read.
-pub(crate) fn policy(config: &TrainConfig, shape: &ModelConfig, model: Option<&Pretrained>) -> Result<BurnPolicy> {
+pub(crate) fn policy(
+    config: &TrainConfig,
+    shape: &ModelConfig,
+    model: Option<&Pretrained>,
+    purpose: Purpose,
+) -> Result<BurnPolicy> {
     let loss = PolicyLoss {
         config: config.loss(),
         backend: backends::open(&config.grpo.backend, config.grpo.plugin.as_deref())?,
@@ -106,7 +118,7 @@ pub(crate) fn policy(config: &TrainConfig, shape: &ModelConfig, model: Option<&P
         max_tokens: config.grpo.micro_batch_sequences() * config.rollout.max_completion_length,
     };
     let policy = match (model, &config.lora) {
-        (Some(model), _) => model.policy(config, loss)?,
+        (Some(model), _) => model.policy(config, loss, purpose)?,
         (None, None) => BurnPolicy::new(shape, config.seed, loss)?,
         (None, Some(lora)) => BurnPolicy::new(shape, config.seed, loss)?.with_lora(lora, config.seed)?,
     };

@@ -1,6 +1,6 @@
 //! Linear layers: y = x W + b.
 
-use super::product::{Operand, multiply, multiply_packed, pack};
+use super::product::{Operand, Rhs, multiply, multiply_packed, pack};
 use super::{Layers, fits};
 use crate::arch::{MulAdd, simd_dispatch};
 use crate::gemm::KAxis;
@@ -52,7 +52,7 @@ impl Layers {
         Ok(self.packed(&Operand::new(head, input, KAxis::Columns), [input, output]))
     }
 
-    fn packed(&self, rhs: &Operand<'_>, dims: [usize; 2]) -> PackedWeight {
+    pub(super) fn packed(&self, rhs: &impl Rhs, dims: [usize; 2]) -> PackedWeight {
         let mut words = zeros(self.gemm.rhs_words(dims[1], dims[0]));
         pack(self.gemm, rhs, &mut words);
         PackedWeight { words, dims }
@@ -128,7 +128,7 @@ impl Layers {
 }
 
 /// What the product is added to, or zeros.
-fn start(add: Add<'_>, n: usize, output: usize) -> Result<Vec<f32>> {
+pub(super) fn start(add: Add<'_>, n: usize, output: usize) -> Result<Vec<f32>> {
     match add {
         Add::Nothing => Ok(vec![0.0; n * output]),
         Add::Residual(residual) => {

@@ -79,6 +79,30 @@ impl<'a> Operand<'a> {
     }
 }
 
+/// What is packed as the rhs of a product.
+pub(super) trait Rhs: Sync {
+    /// (length of the axis that is not K, length of K).
+    fn dims(&self) -> (usize, usize);
+    /// Which axis of the rows that [`Rhs::with`] hands out is K.
+    fn along(&self) -> KAxis;
+    /// Hands `f` the part `outer` of the axis that is not K, with the part `k` of K.
+    fn with<T>(&self, outer: Range<usize>, k: Range<usize>, f: impl FnOnce(Rows<'_>) -> T) -> T;
+}
+
+impl Rhs for Operand<'_> {
+    fn dims(&self) -> (usize, usize) {
+        Operand::dims(self)
+    }
+
+    fn along(&self) -> KAxis {
+        self.along
+    }
+
+    fn with<T>(&self, outer: Range<usize>, k: Range<usize>, f: impl FnOnce(Rows<'_>) -> T) -> T {
+        f(self.cut(outer, k))
+    }
+}
+
 /// Where the packed piece of K that begins at `k` lies among those of `n` columns.
 fn place(gemm: Gemm, n: usize, k: &Range<usize>) -> Range<usize> {
     let start = gemm.rhs_words(n, k.start);
@@ -86,7 +110,7 @@ fn place(gemm: Gemm, n: usize, k: &Range<usize>) -> Range<usize> {
 }
 
 /// Packs all of `rhs` into `words`, `gemm.rhs_words(n, k)` of them: the pieces of K one after the other.
-pub(super) fn pack(gemm: Gemm, rhs: &Operand<'_>, words: &mut [u32]) {
+pub(super) fn pack(gemm: Gemm, rhs: &impl Rhs, words: &mut [u32]) {
     let (n, k) = rhs.dims();
     for piece in gemm.pieces(k) {
         let stride = gemm.rhs_stride(piece.len());
@@ -94,7 +118,7 @@ pub(super) fn pack(gemm: Gemm, rhs: &Operand<'_>, words: &mut [u32]) {
         of_piece.par_chunks_mut(PANELS * stride).enumerate().for_each(|(i, words)| {
             let first = i * PANELS * RHS_PANEL;
             let columns = first..n.min(first + PANELS * RHS_PANEL);
-            gemm.pack_rhs(rhs.cut(columns, piece.clone()), rhs.along, 0, words, stride);
+            rhs.with(columns, piece.clone(), |rows| gemm.pack_rhs(rows, rhs.along(), 0, words, stride));
         });
     }
 }
@@ -138,7 +162,7 @@ fn multiply_block(
 }
 
 /// `out[m, n] (+)= lhs rhs`, on the threads of the pool.
-pub(super) fn multiply(gemm: Gemm, lhs: &Operand<'_>, rhs: &Operand<'_>, out: &mut [f32], add: bool) {
+pub(super) fn multiply(gemm: Gemm, lhs: &Operand<'_>, rhs: &impl Rhs, out: &mut [f32], add: bool) {
     let (n, k) = rhs.dims();
     let mut words = Scratch::words(gemm.rhs_words(n, k));
     pack(gemm, rhs, &mut words);

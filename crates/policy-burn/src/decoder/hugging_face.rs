@@ -7,6 +7,7 @@
 use super::build::{Initial, Source};
 use super::lora::Adapted;
 use super::model::Decoder;
+use super::weight::Stored;
 use models::{Adapter, ModelConfig, NamedTensor, Weights};
 use policy::{Error, Result, TensorSink};
 use rayon::prelude::*;
@@ -114,13 +115,13 @@ pub(crate) fn export_parts(
     Ok(())
 }
 
-/// Stored weights as the values of a decoder's parameters.
-pub(crate) struct Stored<'a> {
+/// Stored weights as the values of a decoder's parameters, copied.
+pub(crate) struct Read<'a> {
     pub(crate) config: &'a ModelConfig,
     pub(crate) weights: &'a Weights,
 }
 
-impl Source for Stored<'_> {
+impl Source for Read<'_> {
     /// No second copy is made: what has to be transposed is read some rows at a time.
     fn values(&mut self, name: &str, shape: &[usize], _: Initial) -> Result<Vec<f32>> {
         let mut values = vec![0.0; shape.iter().product()];
@@ -149,6 +150,28 @@ impl Source for Stored<'_> {
             tensor.check_finite()?;
         }
         Ok(values)
+    }
+}
+
+/// Stored weights whose matrices stay where they are.
+pub(crate) struct Mapped<'a> {
+    pub(crate) config: &'a ModelConfig,
+    pub(crate) weights: &'a Weights,
+}
+
+impl Source for Mapped<'_> {
+    fn values(&mut self, name: &str, shape: &[usize], initial: Initial) -> Result<Vec<f32>> {
+        Read { config: self.config, weights: self.weights }.values(name, shape, initial)
+    }
+
+    fn stored(&mut self, name: &str, shape: [usize; 2]) -> Result<Option<Stored>> {
+        let mut tensors = Vec::new();
+        for part in parts(self.config, &Adapted::default(), name, &shape) {
+            let tensor = self.weights.tensor(&part.name)?;
+            tensor.check_finite()?;
+            tensors.push(tensor);
+        }
+        Ok(Stored::new(&tensors))
     }
 }
 

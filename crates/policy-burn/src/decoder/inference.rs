@@ -5,10 +5,12 @@ use super::layers::{Linear, RmsNorm};
 use super::model::{Decoder, check};
 use super::params::{read, storage};
 use super::rope::Rope;
-use backend_cpu::layers::{Add, HeadNorms, Heads, KvCache, Layers, PackedWeight};
+use super::weight::{self, Stored};
+use backend_cpu::layers::{Add, HeadNorms, Heads, KvCache, Layers, PackedWeight, StoredWeight};
 use burn::backend::flex::FlexTensor;
 use burn::module::Param;
 use burn::tensor::Tensor;
+use grpo_burn::custom_op::elements;
 use models::ModelConfig;
 use policy::{Error, Result};
 
@@ -36,7 +38,7 @@ pub struct Inference {
     rope: Rope,
     heads: Heads,
     /// `[V, H]`.
-    embed_tokens: FlexTensor,
+    embed_tokens: Embedding,
     layers: Vec<Layer>,
     norm: Norm,
     /// `[H, V]`.
@@ -46,6 +48,12 @@ pub struct Inference {
 /// Keys and values of the sequences that are being sampled.
 #[derive(Debug)]
 pub struct Cache(KvCache);
+
+#[derive(Debug)]
+enum Embedding {
+    Parameter(FlexTensor),
+    Stored(Stored),
+}
 
 #[derive(Debug)]
 struct Layer {
@@ -85,8 +93,9 @@ impl Weight {
     fn new(kernels: Layers, linear: &Linear) -> Result<Self> {
         let dims = linear.weight.dims();
         // What is sampled with is the sum: an adapter costs nothing per token.
-        let weight = match linear.adapters.as_slice() {
-            [] => kernels.pack_weight(read(&storage(linear.weight.val())?)?, dims)?,
+        let weight = match (linear.adapters.as_slice(), &linear.weight) {
+            ([], weight::Weight::Parameter(weight)) => kernels.pack_weight(read(&storage(weight.val())?)?, dims)?,
+            ([], weight::Weight::Stored(stored)) => kernels.pack_stored(&stored.view()?),
             _ => kernels.pack_weight(&linear.merged()?, dims)?,
         };
         let bias = linear.bias.as_ref().map(Param::val).map(to_vec).transpose()?;
@@ -113,7 +122,7 @@ impl Inference {
             })
         });
         let config = model.config().clone();
-        let dims = [config.vocab_size, config.hidden_size];
+        let head = storage(model.lm_head()?)?;
         Ok(Self {
             heads: Heads {
                 query: config.num_attention_heads,
@@ -121,10 +130,16 @@ impl Inference {
                 width: config.head_dim(),
             },
             rope: model.rope().clone(),
-            embed_tokens: storage(model.embed_tokens.val())?,
+            embed_tokens: match &model.embed_tokens {
+                weight::Weight::Parameter(table) => Embedding::Parameter(storage(table.val())?),
+                weight::Weight::Stored(stored) => Embedding::Stored(stored.clone()),
+            },
             layers: layers.collect::<Result<_>>()?,
             norm: Norm::new(&model.norm)?,
-            head: kernels.pack_transposed(read(&storage(model.lm_head()?)?)?, dims)?,
+            head: kernels.pack_stored(&StoredWeight::new(
+                &[elements("lm_head", &head).map_err(Error::other)?],
+                config.hidden_size,
+            )?),
             kernels,
             config,
         })
@@ -180,9 +195,13 @@ impl Inference {
         mut attend: impl FnMut(usize, Vec<f32>) -> Result<Vec<f32>>,
     ) -> Result<Vec<f32>> {
         let (kernels, h) = (self.kernels, self.config.hidden_size);
-        let embed_tokens = read(&self.embed_tokens)?;
-        let row = |id: &u32| &embed_tokens[*id as usize * h..(*id as usize + 1) * h];
-        let mut x: Vec<f32> = ids.iter().flat_map(row).copied().collect();
+        let mut x: Vec<f32> = match &self.embed_tokens {
+            Embedding::Stored(table) => table.rows(ids)?,
+            Embedding::Parameter(table) => {
+                let table = read(table)?;
+                ids.iter().flat_map(|id| &table[*id as usize * h..(*id as usize + 1) * h]).copied().collect()
+            }
+        };
         let rope = self.rope.table(positions.iter().max().map_or(0, |position| position + 1))?;
         for (i, layer) in self.layers.iter().enumerate() {
             let mut qkv = self.linear(&self.normalised(&x, &layer.input_norm)?, &layer.qkv, None)?;

@@ -5,6 +5,7 @@
 
 use super::lora::{is_adapter, is_value_head};
 use super::model::Decoder;
+use super::weight::{CONTAINER, STORED};
 use burn::backend::flex::FlexTensor;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Tensor, TensorData};
@@ -54,7 +55,8 @@ fn is_trained_beside_a_base(name: &str) -> bool {
     is_adapter(name) || is_value_head(name)
 }
 
-/// Sees name, shape and values of parameters where they lie, in walk order.
+/// Sees name, shape and values of parameters where they lie, in walk order; of weights in files, which are among all of them, a copy
+/// in f32.
 ///
 /// # Errors
 /// Those of `see`, which ends the walk; [`Error::Other`] when a parameter is not on burn's CPU backend.
@@ -63,11 +65,19 @@ pub(crate) fn for_each_parameter(
     which: Which,
     see: impl FnMut(&str, &[usize], &[f32]) -> Result<()>,
 ) -> Result<()> {
-    struct See<F> {
+    struct See<'a, F> {
+        model: &'a Decoder,
         see: F,
         done: Result<()>,
     }
-    impl<F: FnMut(&str, &[usize], &[f32]) -> Result<()>> ParameterVisitor for See<F> {
+    impl<F: FnMut(&str, &[usize], &[f32]) -> Result<()>> ParameterVisitor for See<'_, F> {
+        fn stored(&mut self, name: &str) {
+            if self.done.is_ok() {
+                let copy = self.model.stored_weight(name);
+                self.done = copy.and_then(|(shape, values)| (self.see)(name, &shape, &values));
+            }
+        }
+
         fn visit<const D: usize>(&mut self, name: &str, parameter: &Param<Tensor<D>>) {
             if self.done.is_ok() {
                 let storage = storage(parameter.val());
@@ -75,9 +85,22 @@ pub(crate) fn for_each_parameter(
             }
         }
     }
-    let mut see = See { see, done: Ok(()) };
+    let mut see = See { model, see, done: Ok(()) };
     visit_parameters(model, which, &mut see);
     see.done
+}
+
+/// The number of values of the parameters that are trained.
+pub(crate) fn trained_values(model: &Decoder) -> usize {
+    struct Count(usize);
+    impl ParameterVisitor for Count {
+        fn visit<const D: usize>(&mut self, _: &str, parameter: &Param<Tensor<D>>) {
+            self.0 += parameter.shape().num_elements();
+        }
+    }
+    let mut count = Count(0);
+    visit_parameters(model, Which::Trained, &mut count);
+    count.0
 }
 
 /// The storage of a tensor in row-major order: its own where it has that already.
@@ -154,11 +177,15 @@ pub(crate) fn update_parameters(model: Decoder, update: impl FnMut(&str, &mut [f
         update: F,
     }
     impl<F: FnMut(&str, &mut [f32])> ModuleMapper for Update<F> {
-        fn enter_module(&mut self, name: &str, _container_type: &str) {
-            self.path.push(name.to_owned());
+        fn enter_module(&mut self, name: &str, container: &str) {
+            if container != CONTAINER {
+                self.path.push(name.to_owned());
+            }
         }
-        fn exit_module(&mut self, _name: &str, _container_type: &str) {
-            self.path.pop();
+        fn exit_module(&mut self, _name: &str, container: &str) {
+            if container != CONTAINER {
+                self.path.pop();
+            }
         }
         fn map_float<const D: usize>(&mut self, parameter: Param<Tensor<D>>) -> Param<Tensor<D>> {
             let name = self.path.join(".");
@@ -180,6 +207,11 @@ pub(crate) fn update_parameters(model: Decoder, update: impl FnMut(&str, &mut [f
 /// Sees every float parameter with its name.
 pub(crate) trait ParameterVisitor {
     fn visit<const D: usize>(&mut self, name: &str, parameter: &Param<Tensor<D>>);
+
+    /// Sees the name of a weight that stays in its file.
+    fn stored(&mut self, name: &str) {
+        let _ = name;
+    }
 }
 
 /// Walks the parameters of `model`.
@@ -190,11 +222,17 @@ pub(crate) fn visit_parameters(model: &Decoder, which: Which, visitor: &mut impl
         visitor: &'a mut V,
     }
     impl<V: ParameterVisitor> ModuleVisitor for Walk<'_, V> {
-        fn enter_module(&mut self, name: &str, _container_type: &str) {
-            self.path.push(name.to_owned());
+        fn enter_module(&mut self, name: &str, container: &str) {
+            if container != CONTAINER {
+                self.path.push(name.to_owned());
+            } else if !self.adapters_only && name == STORED {
+                self.visitor.stored(&self.path.join("."));
+            }
         }
-        fn exit_module(&mut self, _name: &str, _container_type: &str) {
-            self.path.pop();
+        fn exit_module(&mut self, _name: &str, container: &str) {
+            if container != CONTAINER {
+                self.path.pop();
+            }
         }
         fn visit_float<const D: usize>(&mut self, parameter: &Param<Tensor<D>>) {
             let name = self.path.join(".");
