@@ -2,8 +2,9 @@
 
 use crate::loss::PolicyLoss;
 use crate::micro_batch::at_once_of;
+use backend_cpu::layers::Layers;
 use grpo_core::{GradientSpec, GrpoLoss, HeadLayout, PolicySpec};
-use models::{MemoryTable, ModelConfig, Trained, TrainingMemory, UPDATES};
+use models::{Dtype, MemoryTable, ModelConfig, Trained, TrainingMemory, UPDATES};
 use policy::{Error, Result};
 
 const SINGLE: u64 = size_of::<f32>() as u64;
@@ -47,18 +48,25 @@ impl StepMemory {
     /// [`Error::Other`] when the loss cannot be planned.
     pub fn table(&self, config: &ModelConfig, weights: &TrainingMemory, loss: &PolicyLoss) -> Result<MemoryTable> {
         let mut table = weights.table();
-        self.sampling(config, &mut table);
+        self.sampling(config, weights, &mut table);
         self.updates(config, weights, loss, &mut table)?;
         Ok(table)
     }
 
-    fn sampling(&self, config: &ModelConfig, table: &mut MemoryTable) {
+    fn sampling(&self, config: &ModelConfig, weights: &TrainingMemory, table: &mut MemoryTable) {
         const PHASE: &str = "sampling";
         let threads = rayon::current_num_threads();
         let (vocab, h) = (config.vocab_size as u64, config.hidden_size as u64);
         let layers = config.num_hidden_layers as u64;
-        let packed = layers * matrices(config).iter().map(|[input, output]| input * panels(*output)).sum::<u64>();
-        table.push_in(PHASE, "weights packed for products (float32)", (packed + h * panels(vocab)) * SINGLE);
+        // What is large and in bf16 in its file is packed in bf16, but for a head with an adapter.
+        let in_files = weights.dtype == Dtype::Bf16 && weights.trained != Trained::All;
+        let bytes = |[input, output]: &[u64; 2], is_sum: bool| {
+            let is_narrow = in_files && !is_sum && Layers::packs_narrow((input * output) as usize);
+            input * panels(*output) * if is_narrow { 2 } else { SINGLE }
+        };
+        let of_layer = matrices(config).iter().map(|matrix| bytes(matrix, false)).sum::<u64>();
+        let packed = layers * of_layer + bytes(&[h, vocab], self.head_adapter);
+        table.push_in(PHASE, "weights packed for products", packed);
         // Batches of as many sequences run on every thread.
         let together = self.samples.min(self.batch.max(self.per_prompt) * threads) as u64;
         let prompts = together.div_ceil(self.per_prompt.max(1) as u64);

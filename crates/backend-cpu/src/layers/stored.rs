@@ -3,6 +3,7 @@
 use super::linear::{Add, PackedWeight, start};
 use super::product::{Operand, Rhs, multiply};
 use super::{Layers, fits};
+use crate::arch::caches::second_cache;
 use crate::gemm::{KAxis, Rows};
 use crate::host::Slice;
 use grpo_core::TensorRef;
@@ -53,6 +54,12 @@ impl<'a> StoredWeight<'a> {
     /// `[in, out]`.
     pub fn dims(&self) -> [usize; 2] {
         [self.input, self.output]
+    }
+
+    /// Whether [`Layers::pack_stored`] keeps it in bf16.
+    pub fn packs_narrow(&self) -> bool {
+        let is_narrow = self.parts.iter().all(|(_, part)| matches!(part, Slice::Bf16(_)));
+        is_narrow && Layers::packs_narrow(self.input * self.output)
     }
 
     /// `columns` of the rows `rows` of all matrices, one below the other, in f32.
@@ -119,9 +126,21 @@ impl Rhs for Stacked<'_> {
 }
 
 impl Layers {
-    /// Packs a stored weight for [`Layers::linear_packed`]. A head `[V, H]` is such a weight, of H inputs.
+    /// Whether a weight in bf16 of so many values stays in bf16 when it is packed.
+    pub fn packs_narrow(values: usize) -> bool {
+        values.saturating_mul(size_of::<f32>()) > second_cache()
+    }
+
+    /// Packs a stored weight for [`Layers::linear_packed`]. A head `[V, H]` is such a weight, of H inputs. A large one in bf16 stays in
+    /// bf16, half of what has to come from memory for every product; a small one is widened once.
     pub fn pack_stored(&self, weight: &StoredWeight<'_>) -> PackedWeight {
-        self.packed(&Stacked { of: weight, along: KAxis::Columns }, weight.dims())
+        self.pack_stored_as(weight, weight.packs_narrow())
+    }
+
+    /// [`Layers::pack_stored`] in bf16, which the values are then, or widened.
+    pub(super) fn pack_stored_as(&self, weight: &StoredWeight<'_>, is_narrow: bool) -> PackedWeight {
+        let rhs = Stacked { of: weight, along: KAxis::Columns };
+        if is_narrow { self.packed_halves(&rhs, weight.dims()) } else { self.packed(&rhs, weight.dims()) }
     }
 
     /// [`Layers::linear`] of x `[N, in]`, with `n` = N, and a stored weight.

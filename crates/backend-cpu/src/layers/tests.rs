@@ -117,6 +117,10 @@ fn a_stored_weight_is_the_same_weight_to_the_bit() {
                 let y = layers.linear(&x, &turned, add, [n, input, output]).unwrap();
                 assert_eq!(layers.linear_stored(&x, &stored, add, n).unwrap(), y);
                 assert_eq!(layers.linear_packed(&x, &layers.pack_stored(&stored), add, n).unwrap(), y);
+                // Both hold bf16 values.
+                let halves = layers.pack_stored_as(&stored, true);
+                assert_eq!(2 * halves.bytes(), layers.pack_stored_as(&stored, false).bytes());
+                assert_eq!(layers.linear_packed(&x, &halves, add, n).unwrap(), y);
                 let dx = layers.linear_dx(&turned, &dy, [n, input, output]).unwrap();
                 assert_eq!(layers.linear_stored_dx(&stored, &dy, n).unwrap(), dx);
             }

@@ -2,6 +2,7 @@
 
 use super::batch::PackedBatch;
 use super::layers::{Linear, RmsNorm};
+use super::lora::LowRank;
 use super::model::{Decoder, check};
 use super::params::{read, storage};
 use super::rope::Rope;
@@ -77,6 +78,42 @@ struct Norm {
 struct Weight {
     weight: PackedWeight,
     bias: Option<Vec<f32>>,
+    /// Those that are not part of the weight.
+    adapters: Vec<Adapter>,
+}
+
+/// An adapter beside its weight.
+#[derive(Debug)]
+struct Adapter {
+    /// A^T `[in, r]`.
+    a: PackedWeight,
+    /// B^T `[r, width]`.
+    b: PackedWeight,
+    scale: f32,
+    /// The first of the columns that it adds to.
+    first: usize,
+}
+
+impl Adapter {
+    fn new(kernels: Layers, adapter: &LowRank) -> Result<Self> {
+        let packed = |matrix: &Param<Tensor<2>>| {
+            let values = storage(matrix.val())?;
+            Ok::<_, Error>(kernels.pack_stored(&StoredWeight::new(&[read(&values)?.into()], matrix.dims()[1])?))
+        };
+        let (a, b) = (packed(&adapter.a)?, packed(&adapter.b)?);
+        Ok(Self { a, b, scale: adapter.scale() as f32, first: adapter.first() })
+    }
+
+    /// Adds s x A^T B^T to the adapter's columns of y `[n, out]`.
+    fn add_to(&self, kernels: Layers, x: &[f32], y: &mut [f32], n: usize) -> Result<()> {
+        let inner = kernels.linear_packed(x, &self.a, Add::Nothing, n)?;
+        let outer = kernels.linear_packed(&inner, &self.b, Add::Nothing, n)?;
+        let (width, columns) = (self.b.dims()[1], y.len() / n.max(1));
+        for (row, added) in y.chunks_exact_mut(columns.max(1)).zip(outer.chunks_exact(width.max(1))) {
+            row[self.first..self.first + width].iter_mut().zip(added).for_each(|(y, added)| *y += self.scale * added);
+        }
+        Ok(())
+    }
 }
 
 fn to_vec<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>> {
@@ -92,14 +129,20 @@ impl Norm {
 impl Weight {
     fn new(kernels: Layers, linear: &Linear) -> Result<Self> {
         let dims = linear.weight.dims();
-        // What is sampled with is the sum: an adapter costs nothing per token.
+        let mut adapters = Vec::new();
         let weight = match (linear.adapters.as_slice(), &linear.weight) {
             ([], weight::Weight::Parameter(weight)) => kernels.pack_weight(read(&storage(weight.val())?)?, dims)?,
             ([], weight::Weight::Stored(stored)) => kernels.pack_stored(&stored.view()?),
+            // A large weight stays in bf16, as which the sum does not: its adapters are small beside it.
+            (of_linear, weight::Weight::Stored(stored)) if stored.view()?.packs_narrow() => {
+                adapters = of_linear.iter().map(|of| Adapter::new(kernels, of)).collect::<Result<_>>()?;
+                kernels.pack_stored(&stored.view()?)
+            }
+            // Else what is sampled with is the sum: an adapter costs nothing per token.
             _ => kernels.pack_weight(&linear.merged()?, dims)?,
         };
         let bias = linear.bias.as_ref().map(Param::val).map(to_vec).transpose()?;
-        Ok(Self { weight, bias })
+        Ok(Self { weight, bias, adapters })
     }
 }
 
@@ -235,6 +278,8 @@ impl Inference {
             (None, Some(residual)) => Add::Residual(residual),
             (None, None) => Add::Nothing,
         };
-        Ok(self.kernels.linear_packed(x, &of.weight, add, n)?)
+        let mut y = self.kernels.linear_packed(x, &of.weight, add, n)?;
+        of.adapters.iter().try_for_each(|adapter| adapter.add_to(self.kernels, x, &mut y, n))?;
+        Ok(y)
     }
 }
