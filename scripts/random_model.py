@@ -3,10 +3,11 @@
 
     scripts/random_model.py FOLDER      # about 1 GB; needs numpy
 
-The folder also gets a tokenizer of single bytes and a file of prompts, FOLDER/prompts.jsonl, so that `grpo train` runs on it (what it
-learns there means nothing):
+The folder also gets a tokenizer of single bytes and prompts, so that `grpo train` runs on it (what it learns there means nothing). The
+table of what a training takes is said before the weights are loaded, the most that the process took at the end; LoRA with
+--set lora.target_modules=all-linear:
 
-    /usr/bin/time -v grpo train --config configs/train/memory.yaml --set model=FOLDER --set data.files='[FOLDER/prompts.jsonl]'
+    GRPO_LOG=info grpo train scripts/random_model.yaml --set model=FOLDER --set data.files=FOLDER/prompts.jsonl
 """
 
 import argparse

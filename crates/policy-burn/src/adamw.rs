@@ -149,28 +149,28 @@ impl AdamW {
         Ok(())
     }
 
-    /// Continues from `steps` and a state that [`AdamW::state`] exported, for a model with these `parameters`.
+    /// Continues from `steps` and a state that [`AdamW::state`] exported, for `model`.
     ///
     /// # Errors
     /// [`Error::State`] when a tensor is missing or does not fit.
-    pub fn restore(&mut self, steps: u64, state: &[NamedTensor], parameters: &[NamedTensor]) -> Result<()> {
+    pub fn restore(&mut self, steps: u64, state: &[NamedTensor], model: &Decoder) -> Result<()> {
         let mut moments = Vec::new();
         if steps > 0 {
-            for parameter in parameters {
+            // In the order of the decoder's fields: a saved state may list its tensors in any order.
+            for_each_parameter(model, Which::Trained, |parameter, shape, values| {
                 let find = |prefix: &str| {
-                    let name = format!("{prefix}{}", parameter.name);
-                    let expected = format!("shape {:?}", parameter.shape);
+                    let name = format!("{prefix}{parameter}");
+                    let expected = format!("shape {shape:?}");
                     match state.iter().find(|t| t.name == name) {
-                        Some(t) if t.shape == parameter.shape && t.data.len() == parameter.data.len() => {
-                            Ok(Arc::new(t.data.clone()))
-                        }
+                        Some(t) if t.shape == shape && t.data.len() == values.len() => Ok(Arc::new(t.data.clone())),
                         Some(t) => Err(Error::state(name, expected, format!("shape {:?}", t.shape))),
                         None => Err(Error::state(name, expected, "no such tensor")),
                     }
                 };
-                let (name, shape) = (parameter.name.clone(), parameter.shape.clone());
-                moments.push(Moments { name, shape, first: find(FIRST)?, second: find(SECOND)? });
-            }
+                let (first, second) = (find(FIRST)?, find(SECOND)?);
+                moments.push(Moments { name: parameter.to_owned(), shape: shape.to_vec(), first, second });
+                Ok(())
+            })?;
         }
         if state.len() != 2 * moments.len() {
             let expected = format!("{} tensors", 2 * moments.len());

@@ -1,7 +1,10 @@
 //! The decoder, its loss and its optimizer behind the trait that a training loop knows.
 
 use crate::adamw::AdamW;
-use crate::decoder::{Decoder, Which, export_parameters, for_each_parameter, to_host, trained_values};
+use crate::decoder::{
+    Decoder, Which, check_parameters, export_parameters, for_each_parameter, replace_parameters, to_host,
+    trained_values,
+};
 use crate::gradients::GradientSum;
 use crate::loss::{LossPlans, PolicyLoss, imitation};
 use crate::micro_batch::accumulate;
@@ -338,10 +341,10 @@ impl Policy for BurnPolicy {
     }
 
     fn import(&mut self, state: &PolicyState<'_>) -> Result<()> {
-        let model = self.model.clone().with_parameters(state.policy)?;
+        // Looked at before anything is written, so that the weights can be replaced where they lie.
+        check_parameters(&self.model, state.policy)?;
         let mut optimizer = AdamW::new(state.adamw);
-        // In the order of the decoder's fields: a saved state may list its tensors in any order.
-        optimizer.restore(state.optimizer_steps, state.optimizer, &model.parameters())?;
+        optimizer.restore(state.optimizer_steps, state.optimizer, &self.model)?;
         let ref_policy = match state.ref_policy {
             Some([]) if self.model.has_adapters() => Some(freeze(&self.model)),
             // Weights that lie in files stay there.
@@ -351,9 +354,10 @@ impl Policy for BurnPolicy {
             Some(weights) => Some(freeze(&self.model).with_parameters(weights)?),
             None => None,
         };
-        (self.model, self.ref_policy, self.optimizer) = (model, ref_policy, optimizer);
+        (self.ref_policy, self.optimizer) = (ref_policy, optimizer);
         self.sums = GradientSum::new();
         (self.remembered, self.in_files) = (None, None);
+        self.model = replace_parameters(self.model.take(), state.policy);
         Ok(())
     }
 }

@@ -42,7 +42,7 @@ pub struct StepMemory {
 
 impl StepMemory {
     /// The table of `weights` with the parts of a step: while tokens are sampled, weights in the order of products, keys and values, and
-    /// logits; during updates, gradients, activations, and what products and the loss work with.
+    /// logits; during updates, gradients and activations; all the time, what products and the loss work with.
     ///
     /// # Errors
     /// [`Error::Other`] when the loss cannot be planned.
@@ -108,7 +108,8 @@ impl StepMemory {
         let scratch = largest.unwrap_or(0) * SINGLE * rayon::current_num_threads() as u64;
         let tokens = (self.micro_batch * self.completion).max(1);
         let workspace = workspace(config, loss, tokens, all || self.head_adapter)?;
-        table.push_in(UPDATES, "workspace of products and loss", scratch + at_once * workspace);
+        // Kept from one step to the next.
+        table.push("workspace of products and loss", scratch + at_once * workspace);
         Ok(())
     }
 }

@@ -114,7 +114,7 @@ fn a_restored_state_continues_bit_for_bit() {
         policy = step(&mut optimizer, policy, &sum, RATE).unwrap().0;
     }
     let mut restored = AdamW::new(&config());
-    restored.restore(optimizer.steps(), &optimizer.state(), &policy.parameters()).unwrap();
+    restored.restore(optimizer.steps(), &optimizer.state(), &policy).unwrap();
     let sum = gradients(&policy, &[1, 20, 21]);
     let (a, report_a) = step(&mut optimizer, policy.clone(), &sum, RATE).unwrap();
     let (b, report_b) = step(&mut restored, policy.clone(), &sum, RATE).unwrap();
@@ -125,9 +125,9 @@ fn a_restored_state_continues_bit_for_bit() {
     }
     // What does not fit is refused.
     let state = optimizer.state();
-    assert!(restored.restore(3, &state[1..], &policy.parameters()).is_err());
-    assert!(restored.restore(3, &[], &policy.parameters()).is_err());
-    assert!(restored.restore(0, &state, &policy.parameters()).is_err());
+    assert!(restored.restore(3, &state[1..], &policy).is_err());
+    assert!(restored.restore(3, &[], &policy).is_err());
+    assert!(restored.restore(0, &state, &policy).is_err());
 }
 
 #[test]

@@ -29,6 +29,6 @@ pub use model::Decoder;
 pub use weight::{Stored, Weight};
 
 pub(crate) use params::{
-    ParameterVisitor, Which, export_parameters, for_each_parameter, to_host, trained_values, update_parameters,
-    visit_parameters,
+    ParameterVisitor, Which, check_parameters, export_parameters, for_each_parameter, replace_parameters, to_host,
+    trained_values, update_parameters, visit_parameters,
 };

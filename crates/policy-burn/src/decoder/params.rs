@@ -14,6 +14,7 @@ use models::NamedTensor;
 use policy::{Error, Result, TensorSink};
 use rand::RngExt;
 use rng::{Purpose, stable_hash, stream};
+use std::collections::HashSet;
 
 /// Independent normal values from the stream of (`seed`, `name`): the same whatever else the model has.
 ///
@@ -149,24 +150,40 @@ pub(crate) fn named_parameters(model: &Decoder) -> Vec<NamedTensor> {
 /// # Errors
 /// [`Error::State`] when a parameter has no tensor, one of another shape, or a tensor has no parameter.
 pub(crate) fn load_parameters(model: Decoder, tensors: &[NamedTensor]) -> Result<Decoder> {
-    let current = named_parameters(&model);
-    for parameter in &current {
-        let Some(tensor) = tensors.iter().find(|t| t.name == parameter.name) else {
-            return Err(Error::state(&parameter.name, format!("a tensor of shape {:?}", parameter.shape), "none"));
+    check_parameters(&model, tensors)?;
+    Ok(replace_parameters(model, tensors))
+}
+
+/// Checks that every parameter that is trained has a tensor, and every tensor a parameter.
+///
+/// # Errors
+/// As [`load_parameters`].
+pub(crate) fn check_parameters(model: &Decoder, tensors: &[NamedTensor]) -> Result<()> {
+    let mut wanted = HashSet::new();
+    for_each_parameter(model, Which::Trained, |name, shape, values| {
+        wanted.insert(name.to_owned());
+        let Some(tensor) = tensors.iter().find(|t| t.name == name) else {
+            return Err(Error::state(name, format!("a tensor of shape {shape:?}"), "none"));
         };
-        if tensor.shape != parameter.shape || tensor.data.len() != parameter.data.len() {
+        if tensor.shape != shape || tensor.data.len() != values.len() {
             let found = format!("{:?} with {} values", tensor.shape, tensor.data.len());
-            return Err(Error::state(&parameter.name, format!("shape {:?}", parameter.shape), found));
+            return Err(Error::state(name, format!("shape {shape:?}"), found));
         }
+        Ok(())
+    })?;
+    match tensors.iter().find(|tensor| !wanted.contains(&tensor.name)) {
+        Some(extra) => Err(Error::state(&extra.name, "a name that the model has", "a tensor that no parameter wants")),
+        None => Ok(()),
     }
-    if let Some(extra) = tensors.iter().find(|t| current.iter().all(|p| p.name != t.name)) {
-        return Err(Error::state(&extra.name, "a name that the model has", "a tensor that no parameter wants"));
-    }
-    Ok(update_parameters(model, |name, values| {
+}
+
+/// The model with the values of tensors that [`check_parameters`] has seen to fit, in place where nobody else holds its own.
+pub(crate) fn replace_parameters(model: Decoder, tensors: &[NamedTensor]) -> Decoder {
+    update_parameters(model, |name, values| {
         if let Some(tensor) = tensors.iter().find(|t| t.name == name) {
             values.copy_from_slice(&tensor.data);
         }
-    }))
+    })
 }
 
 /// Rewrites the values of every parameter that is trained, in walk order.
