@@ -86,13 +86,7 @@ impl Parts {
             Some(report) => tracing::info!("{report}"),
             None => {}
         }
-        Ok(Self {
-            policy: policy(config, shape, model)?,
-            tokenizer,
-            dataset,
-            rewards,
-            engine: Box::new(PolicyEngine),
-        })
+        Ok(Self { policy: policy(config, shape, model)?, tokenizer, dataset, rewards, engine: Box::new(PolicyEngine) })
     }
 }
 
@@ -100,11 +94,7 @@ impl Parts {
 ///
 /// # Errors
 /// Those of [`backends::open`], of a device that is not there, and of a model that is read.
-pub(crate) fn policy(
-    config: &TrainConfig,
-    shape: &ModelConfig,
-    model: Option<&Pretrained>,
-) -> Result<Box<dyn Policy>> {
+pub(crate) fn policy(config: &TrainConfig, shape: &ModelConfig, model: Option<&Pretrained>) -> Result<Box<dyn Policy>> {
     Ok(match config.policy.device.kind() {
         None => Box::new(host_policy(config, shape, model)?.with_rollout_batch_size(config.rollout.batch_size)),
         Some(kind) => Box::new(device_policy(config, kind, shape, model)?),
