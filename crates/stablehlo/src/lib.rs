@@ -25,6 +25,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod accumulate;
 mod build;
 mod error;
 mod graph;
