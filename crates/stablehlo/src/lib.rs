@@ -25,7 +25,6 @@
 //! ```
 #![forbid(unsafe_code)]
 
-mod accumulate;
 mod build;
 mod error;
 mod graph;

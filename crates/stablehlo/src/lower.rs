@@ -1,7 +1,6 @@
 //! Structure that only this crate knows (scans, code to compute again, code with a derivative of its own, names) as
 //! operations that compilers take.
 
-use crate::accumulate::Accumulated;
 use crate::graph::*;
 use crate::types::{Dtype, TensorType};
 use std::borrow::Cow;
@@ -29,7 +28,7 @@ impl Function {
         }
         let mut lowering = Lowering { types: self.types.clone(), names: BTreeMap::new() };
         let mut body = Region { arguments: self.body.arguments.clone(), ..Region::default() };
-        lowering.operations(&self.body, &mut body.operations);
+        lowering.operations(&self.body.operations, &mut body.operations);
         body.results = lowering.renamed(&self.body.results);
         let (arguments, results) = (self.arguments.clone(), self.results.clone());
         Cow::Owned(Self { arguments, results, body, types: lowering.types })
@@ -63,10 +62,8 @@ impl Lowering {
         self.names.extend(from.iter().copied().zip(to.iter().copied()));
     }
 
-    /// Adds the operations of `region` to `out`.
-    fn operations(&mut self, region: &Region, out: &mut Vec<Operation>) {
-        let accumulated = Accumulated::of(&region.operations, &region.results);
-        for operation in region.operations.iter().filter(|operation| !accumulated.is_done(operation)) {
+    fn operations(&mut self, operations: &[Operation], out: &mut Vec<Operation>) {
+        for operation in operations {
             let operands = self.renamed(&operation.operands);
             match &operation.kind {
                 // Whoever reads the function says that it is none.
@@ -74,12 +71,12 @@ impl Lowering {
                     let Operation { kind, results, regions, .. } = operation.clone();
                     out.push(Operation { kind, operands, results, regions });
                 }
-                Kind::Scan(scan) => self.scan(scan, operation, &operands, &accumulated, out),
+                Kind::Scan(scan) => self.scan(scan, operation, &operands, out),
                 Kind::Remat(_) | Kind::CustomVjp { .. } => {
                     // A number of results that the code has more than is one of residuals, which nobody reads.
                     let code = &operation.regions[0];
                     self.rename(&code.arguments, &operands);
-                    self.operations(code, out);
+                    self.operations(&code.operations, out);
                     let results = self.renamed(&code.results);
                     self.rename(&operation.results, &results);
                 }
@@ -87,13 +84,6 @@ impl Lowering {
                 kind => {
                     let regions = operation.regions.iter().map(|region| self.region(region)).collect();
                     let results = operation.results.clone();
-                    let mut operands = operands;
-                    if let [sum] = results[..]
-                        && let Some((onto, total)) = accumulated.onto(sum)
-                    {
-                        operands[0] = self.renamed(&[onto])[0];
-                        self.rename(&[total], &[sum]);
-                    }
                     out.push(Operation { kind: kind.clone(), operands, results, regions });
                 }
             }
@@ -136,7 +126,7 @@ impl Lowering {
 
     fn region(&mut self, region: &Region) -> Region {
         let mut operations = vec![];
-        self.operations(region, &mut operations);
+        self.operations(&region.operations, &mut operations);
         Region { arguments: region.arguments.clone(), operations, results: self.renamed(&region.results) }
     }
 
@@ -152,14 +142,7 @@ impl Lowering {
         self.add(out, kind, vec![], TensorType::scalar(Dtype::I32))
     }
 
-    fn scan(
-        &mut self,
-        scan: &Scan,
-        operation: &Operation,
-        operands: &[ValueId],
-        accumulated: &Accumulated,
-        out: &mut Vec<Operation>,
-    ) {
+    fn scan(&mut self, scan: &Scan, operation: &Operation, operands: &[ValueId], out: &mut Vec<Operation>) {
         let code = &operation.regions[0];
         let (carry, rest) = operands.split_at(scan.carry);
         let (xs, constants) = rest.split_at(scan.xs);
@@ -177,17 +160,10 @@ impl Lowering {
         for id in &operation.results[scan.carry..] {
             let ty = self.types[id.0].clone();
             let zero = Number::zero(ty.dtype);
-            let onto = accumulated.onto(*id);
-            initial.push(match onto {
-                Some((onto, total)) => {
-                    self.rename(&[total], &[*id]);
-                    self.renamed(&[onto])[0]
-                }
-                None => self.add(out, Kind::Constant(Literal::Splat(zero)), vec![], ty.clone()),
-            });
-            stacks.push((self.define(ty), onto.is_some()));
+            initial.push(self.add(out, Kind::Constant(Literal::Splat(zero)), vec![], ty.clone()));
+            stacks.push(self.define(ty));
         }
-        bound.extend(stacks.iter().map(|(stack, _)| stack));
+        bound.extend(&stacks);
 
         let mut test = vec![];
         let end = self.index(&mut test, scan.trips);
@@ -213,24 +189,17 @@ impl Lowering {
             let part = self.add(&mut turn, Kind::DynamicSlice { sizes: ty.shape.clone() }, read, ty);
             turn.push(Operation { kind: Kind::Reshape, operands: vec![part], results: vec![*slice], regions: vec![] });
         }
-        self.operations(code, &mut turn);
+        self.operations(&code.operations, &mut turn);
         let results = self.renamed(&code.results);
         let (next, parts) = results.split_at(scan.carry);
         let one = self.index(&mut turn, 1);
         let mut returned = vec![self.add(&mut turn, Kind::Binary(Binary::Add), vec![counter, one], scalar)];
         returned.extend(next);
-        for ((stack, is_sum), part) in stacks.iter().zip(parts) {
+        for (stack, part) in stacks.iter().zip(parts) {
             let ty = self.types[stack.0].clone();
-            let mut row_type = ty.clone();
-            row_type.shape[0] = 1;
-            let mut row = self.add(&mut turn, Kind::Reshape, vec![*part], row_type.clone());
-            if *is_sum {
-                let mut read = vec![*stack];
-                read.extend(starts(ty.rank()));
-                let kind = Kind::DynamicSlice { sizes: row_type.shape.clone() };
-                let before = self.add(&mut turn, kind, read, row_type.clone());
-                row = self.add(&mut turn, Kind::Binary(Binary::Add), vec![before, row], row_type);
-            }
+            let mut row = ty.clone();
+            row.shape[0] = 1;
+            let row = self.add(&mut turn, Kind::Reshape, vec![*part], row);
             let mut written = vec![*stack, row];
             written.extend(starts(ty.rank()));
             returned.push(self.add(&mut turn, Kind::DynamicUpdateSlice, written, ty));

@@ -80,17 +80,3 @@ fn scans_nest() {
     close(&f32s(&found[0]), &carry, 1e-6, "carry");
     close(&f32s(&found[1]), [first, second].concat().as_flattened(), 1e-6, "ys");
 }
-
-#[test]
-fn stacks_that_are_added_to_something_are_added_slice_by_slice() {
-    let body = body();
-    let found = run(&arguments(), |f, a| {
-        let scanned = f.scan_reverse(3, &body, &[&a[0]], &[&a[1]], &[&a[2]], Save::Carry);
-        vec![&a[1] + &scanned.ys[0]]
-    });
-    let reversed: Vec<[f32; 2]> = XS.iter().rev().copied().collect();
-    let (_, mut ys) = on_host(&reversed, [1.0, 2.0], [0.5, -1.5]);
-    ys.reverse();
-    let expected: Vec<f32> = ys.as_flattened().iter().zip(XS.as_flattened()).map(|(y, x)| x + y).collect();
-    close(&f32s(&found[0]), &expected, 1e-6, "sum");
-}
