@@ -80,7 +80,17 @@ fn a_run_learns_the_same_on_a_device_and_goes_on_there_bit_for_bit() {
 fn what_a_device_does_not_do_is_refused_by_its_key() {
     let config = tiny().display().to_string();
     let refused = |setting: &str| {
-        refuse(&["train", "--config", &config, "--set", "policy.device=pjrt:cpu", "--set", setting, "--run-dir", "/nowhere"])
+        refuse(&[
+            "train",
+            "--config",
+            &config,
+            "--set",
+            "policy.device=pjrt:cpu",
+            "--set",
+            setting,
+            "--run-dir",
+            "/nowhere",
+        ])
     };
     assert!(refused("lora={r: 4}").contains("lora"));
     assert!(refused("grpo.advantages.estimator=gae").contains("value head"));

@@ -42,7 +42,6 @@ fn prefill_admission_and_decode_compile_and_the_cache_is_not_copied() {
     let decode = modules.decode.iter().map(|(_, module)| ("decode", module));
     for (name, module) in [("prefill", &modules.prefill), ("admit", &modules.admit)].into_iter().chain(decode) {
         let memory = compile(module);
-        eprintln!("{name}: {memory:?} cache {cache}");
         assert!(memory.generated_code > 0, "{name}: {memory:?}");
         if name != "prefill" {
             assert!(memory.alias >= cache && memory.temp < cache / 2, "{name}: {memory:?}");
