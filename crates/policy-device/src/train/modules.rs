@@ -138,10 +138,10 @@ impl TrainModules {
         };
 
         sums[of_head] = result(Role::GradLmHead).clone();
-        let gradients = pullback.call(&[&result(Role::GradHidden).convert(hidden[0].dtype())]);
-        for (index, gradient) in inside.into_iter().zip(gradients) {
-            sums[index] = &sums[index] + gradient;
-        }
+        let begun: Vec<&Value> = inside.iter().map(|index| &sums[*index]).collect();
+        // The sums of layers are added to where they are, within the loop over layers.
+        let added = pullback.add_to(&[&result(Role::GradHidden).convert(hidden[0].dtype())], &begun);
+        inside.into_iter().zip(added).for_each(|(index, sum)| sums[index] = sum);
         let sums = table.iter().zip(&sums).map(|(p, sum)| (p.name(), sum));
         let of_loss = [Role::Sums, Role::Logp, Role::Entropy].map(|role| (role.name(), result(role)));
         let results: Vec<(&str, &Value)> = sums.chain(of_loss).collect();
