@@ -2,9 +2,11 @@
 //!
 //! Legend: B rows, T tokens of a row, H residual stream, A query heads, K key/value heads, R = A / K, D width of a head.
 
+use super::blockwise::Blockwise;
 use super::ops::{Broadcast, dot};
 use super::{Decoder, ParameterValues, Role, Rotary, Rows};
 use stablehlo::{Dtype, Reducer, TensorType, Value};
+use std::num::NonZeroUsize;
 
 /// What masked scores are: far below any score, and finite, so that no row becomes NaN.
 pub(crate) const MASKED: f64 = -1e30;
@@ -20,32 +22,90 @@ pub struct Heads {
     pub values: Value,
 }
 
-/// Which tokens of a row see which: `[T, T]` or `[B, T, T]` predicates, query before key.
+/// How attention among the tokens of a row is computed. Sums and statistics are f32 in both ways, and the numbers are the same up to
+/// rounding.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Attention {
+    /// Materialised for rows of fewer than [`Attention::BLOCKWISE_FROM`] tokens, and else in blocks of [`Attention::BLOCK`].
+    #[default]
+    Auto,
+    /// The scores of all pairs of tokens of all heads are there at once: memory grows with the square of the length.
+    Materialised,
+    /// Block by block, with running maxima and sums: memory grows with the length, and blocks above the diagonal are left out. The
+    /// derivative computes scores again.
+    Blockwise {
+        /// The largest number of tokens of a block.
+        block: NonZeroUsize,
+    },
+}
+
+impl Attention {
+    /// The length of rows from which on [`Attention::Auto`] goes block by block.
+    pub const BLOCKWISE_FROM: usize = 512;
+    /// The tokens of a block of [`Attention::Auto`].
+    pub const BLOCK: NonZeroUsize = NonZeroUsize::new(256).expect("above 0");
+
+    /// The size of blocks for rows of `length` tokens, where there are blocks.
+    fn block(self, length: usize) -> Option<usize> {
+        match self {
+            Self::Auto if length < Self::BLOCKWISE_FROM => None,
+            Self::Auto => Some(Self::BLOCK.get()),
+            Self::Materialised => None,
+            Self::Blockwise { block } => Some(block.get()),
+        }
+    }
+}
+
+/// Which tokens of a row see which: earlier ones and themselves, of their own segment.
 #[derive(Clone, Debug)]
-pub struct Mask(Value);
+pub struct Mask(Sight);
+
+#[derive(Clone, Debug)]
+enum Sight {
+    /// `[T, T]` or `[B, T, T]` predicates, query before key.
+    Pairs(Value),
+    /// What is seen is computed within blocks, from segments `[B, T]`.
+    Blocks { block: usize, segments: Option<Value> },
+}
 
 impl Mask {
-    pub(crate) fn new(value: &Value) -> Self {
-        Self(value.clone())
+    /// The mask as values: what is constant in a loop over layers.
+    pub(crate) fn values(&self) -> Vec<&Value> {
+        match &self.0 {
+            Sight::Pairs(pairs) => vec![pairs],
+            Sight::Blocks { segments, .. } => segments.iter().collect(),
+        }
     }
 
-    pub(crate) fn value(&self) -> &Value {
-        &self.0
+    /// The same mask, of the same values in another function.
+    pub(crate) fn with(&self, values: &[Value]) -> Self {
+        Self(match (&self.0, values) {
+            (Sight::Pairs(_), [pairs]) => Sight::Pairs(pairs.clone()),
+            (Sight::Blocks { block, .. }, _) => Sight::Blocks { block: *block, segments: values.first().cloned() },
+            (Sight::Pairs(_), _) => unreachable!("one value, as `values` returned"),
+        })
     }
 
-    /// The causal mask of `rows`, which keeps their segments apart.
-    pub fn of(rows: &Rows) -> Self {
+    fn pairs(rows: &Rows) -> Value {
         let (b, t) = (rows.ids.shape()[0], rows.ids.shape()[1]);
         let builder = rows.ids.builder();
         let square = TensorType::new(Dtype::I32, [t, t]);
         let causal = builder.iota(0, square.clone()).ge(&builder.iota(1, square));
-        let Some(segments) = &rows.segments else { return Self(causal) };
+        let Some(segments) = &rows.segments else { return causal };
         let of = |dimension| segments.broadcast_in_dim(&[b, t, t], &[0, dimension]);
-        Self(causal.broadcast_in_dim(&[b, t, t], &[1, 2]) & of(1).eq(&of(2)))
+        causal.broadcast_in_dim(&[b, t, t], &[1, 2]) & of(1).eq(&of(2))
     }
 }
 
 impl Decoder {
+    /// The causal mask of `rows`, which keeps their segments apart.
+    pub fn mask(&self, rows: &Rows) -> Mask {
+        Mask(match self.attention.block(rows.ids.shape()[1]) {
+            Some(block) => Sight::Blocks { block, segments: rows.segments.clone() },
+            None => Sight::Pairs(Mask::pairs(rows)),
+        })
+    }
+
     /// Queries, keys and values of `x` `[B, T, H]`, normalised where the model has norms of heads, and turned.
     pub(crate) fn heads(&self, layer: &ParameterValues, x: &Value, rotary: &Rotary) -> Heads {
         let config = &self.config;
@@ -69,16 +129,26 @@ impl Decoder {
         (self.config.head_dim() as f64).powf(-0.5)
     }
 
-    /// Attention `[B, T, A D]` in f32 among the tokens of each row. Scores `[B, K, T, R, T]` are materialised.
+    /// Attention `[B, T, A D]` in f32 among the tokens of each row.
     pub fn attend(&self, heads: &Heads, mask: &Mask) -> Value {
+        match &mask.0 {
+            Sight::Pairs(pairs) => self.attend_pairs(heads, pairs),
+            Sight::Blocks { block, segments } => {
+                Blockwise::new(heads, *block, self.score_scale(), self.compute).attend(heads, segments.as_ref())
+            }
+        }
+    }
+
+    /// Scores `[B, K, T, R, T]` are materialised.
+    fn attend_pairs(&self, heads: &Heads, mask: &Value) -> Value {
         let Heads { queries, keys, values } = heads;
         let [b, t, kv, r, d] = queries.shape() else { unreachable!("queries have five dimensions") };
         // [B, K, T, R, T]
         let scores = dot(queries, keys, (&[0, 2], &[0, 2]), (4, 3), self.compute);
         let scores = &scores * scores.like(self.score_scale());
-        let mask = match mask.0.shape().len() {
-            2 => mask.0.broadcast_in_dim(scores.shape(), &[2, 4]),
-            _ => mask.0.broadcast_in_dim(scores.shape(), &[0, 2, 4]),
+        let mask = match mask.shape().len() {
+            2 => mask.broadcast_in_dim(scores.shape(), &[2, 4]),
+            _ => mask.broadcast_in_dim(scores.shape(), &[0, 2, 4]),
         };
         let scores = mask.select(&scores, &scores.like(MASKED));
         let weights = softmax(&scores).convert(self.compute.dtype());

@@ -8,11 +8,12 @@
 
 mod attention;
 mod block;
+mod blockwise;
 mod ops;
 mod parameters;
 mod rope;
 
-pub use attention::{Heads, Mask};
+pub use attention::{Attention, Heads, Mask};
 pub use parameters::{Axis, Parameter, ParameterValues, Role, parameters};
 pub use rope::Rotary;
 
@@ -89,12 +90,19 @@ impl Rows {
 pub struct Decoder {
     config: ModelConfig,
     compute: Compute,
+    attention: Attention,
 }
 
 impl Decoder {
     /// A decoder of this configuration.
     pub fn new(config: &ModelConfig, compute: Compute) -> Self {
-        Self { config: config.clone(), compute }
+        Self { config: config.clone(), compute, attention: Attention::default() }
+    }
+
+    /// Attends among the tokens of rows as `attention` says.
+    #[must_use]
+    pub fn with_attention(self, attention: Attention) -> Self {
+        Self { attention, ..self }
     }
 
     /// The configuration of the decoder.
@@ -121,12 +129,12 @@ impl Decoder {
     /// As [`Decoder::hidden`].
     pub fn residual(&self, weights: &ParameterValues, rows: &Rows, save: Save) -> Result<Value> {
         let rotary = self.rotary(&rows.positions);
-        let mask = Mask::of(rows);
+        let mask = self.mask(rows);
         let x = self.embed(weights, &rows.ids);
-        let constants = [rotary.cos(), rotary.sin(), mask.value()];
+        let constants = [&[rotary.cos(), rotary.sin()], &mask.values()[..]].concat();
         let mut layers = self.over_layers(weights, &[&x], &[], &constants, save, |layer, values| {
-            let [cos, sin, mask] = values.constants else { unreachable!("as many as were handed over") };
-            let (rotary, mask) = (Rotary::new(cos, sin), Mask::new(mask));
+            let [cos, sin, of_mask @ ..] = values.constants else { unreachable!("as many as were handed over") };
+            let (rotary, mask) = (Rotary::new(cos, sin), mask.with(of_mask));
             vec![self.block(layer, &values.carry[0], &rotary, |heads| self.attend(heads, &mask))]
         })?;
         Ok(layers.carry.swap_remove(0))

@@ -123,7 +123,7 @@ impl DevicePolicy {
         options: DevicePolicyOptions,
     ) -> Result<Self> {
         loss.validate()?;
-        let decoder = Decoder::new(config, options.compute);
+        let decoder = Decoder::new(config, options.compute).with_attention(options.attention);
         Ok(Self {
             runtime: runtime.clone(),
             modules: TrainModules::new(decoder, options.save.clone()).with_tiling(options.tiling.clone()),

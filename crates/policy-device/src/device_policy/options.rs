@@ -1,6 +1,6 @@
 //! How a policy uses its device.
 
-use crate::decoder::Compute;
+use crate::decoder::{Attention, Compute};
 use crate::rollout::RolloutOptions;
 use grpo_core::Tiling;
 use stablehlo::Save;
@@ -10,6 +10,8 @@ use stablehlo::Save;
 pub struct DevicePolicyOptions {
     /// The number type in which products take their operands, in training and in sampling.
     pub compute: Compute,
+    /// How the tokens of a row attend to each other in training and scoring.
+    pub attention: Attention,
     /// What is kept of every layer for its derivative: memory against work that is done again.
     pub save: Save,
     /// How the logits of the loss are cut.
@@ -24,6 +26,7 @@ impl Default for DevicePolicyOptions {
     fn default() -> Self {
         Self {
             compute: Compute::F32,
+            attention: Attention::Auto,
             save: Save::Carry,
             tiling: Tiling::default(),
             rollout: RolloutOptions::default(),

@@ -4,7 +4,7 @@
 //! V vocabulary.
 
 use super::state::{Shape, StateValues};
-use crate::decoder::{Broadcast, Compute, Decoder, Mask, Rotary, Rows, zeros};
+use crate::decoder::{Broadcast, Compute, Decoder, Rotary, Rows, zeros};
 use crate::error::{Error, Result};
 use crate::runtime::finish;
 use crate::weights::DeviceWeights;
@@ -33,14 +33,14 @@ pub(crate) fn module(decoder: &Decoder, weights: Dtype, prompts: Prompts) -> Res
     let ids = f.argument("ids", TensorType::new(Dtype::I32, [prompts.rows, prompts.tokens]));
     let lengths = f.argument("lengths", TensorType::new(Dtype::I32, [prompts.rows]));
     let rows = Rows::of_sequences(&ids);
-    let (rotary, mask) = (decoder.rotary(&rows.positions), Mask::of(&rows));
+    let (rotary, mask) = (decoder.rotary(&rows.positions), decoder.mask(&rows));
     let last = (&lengths - lengths.like(1)).along_first(&ids);
     let kept = rows.positions.lt(&last);
     let x = decoder.embed(&weights, &ids);
-    let constants = [rotary.cos(), rotary.sin(), mask.value(), &kept];
+    let constants = [&[rotary.cos(), rotary.sin(), &kept], &mask.values()[..]].concat();
     let layers = decoder.over_layers(&weights, &[&x], &[], &constants, Save::Carry, |layer, values| {
-        let [cos, sin, mask, kept] = values.constants else { unreachable!("as many as were handed over") };
-        let (rotary, mask) = (Rotary::new(cos, sin), Mask::new(mask));
+        let [cos, sin, kept, of_mask @ ..] = values.constants else { unreachable!("as many as were handed over") };
+        let (rotary, mask) = (Rotary::new(cos, sin), mask.with(of_mask));
         let mut stacked = vec![];
         let x = decoder.block(layer, &values.carry[0], &rotary, |heads| {
             stacked = [&heads.keys, &heads.values].map(|part| cached(part, kept)).to_vec();

@@ -140,9 +140,10 @@ impl TrainModules {
         };
 
         sums[of_head] = result(Role::GradLmHead).clone();
-        let begun: Vec<Value> = inside.iter().map(|i| sums[*i].clone()).collect();
         let dhidden = result(Role::GradHidden).convert(hidden[0].dtype());
-        let added = pullback.add_to(&[&dhidden], &begun.iter().collect::<Vec<_>>());
+        let begun: Vec<&Value> = inside.iter().map(|index| &sums[*index]).collect();
+        // The sums of layers are added to where they are, within the loop over layers.
+        let added = pullback.add_to(&[&dhidden], &begun);
         inside.into_iter().zip(added).for_each(|(index, sum)| sums[index] = sum);
         let sums = table.iter().zip(&sums).map(|(p, sum)| (p.name(), sum));
         let of_loss = [Role::Sums, Role::Logp, Role::Entropy].map(|role| (role.name(), result(role)));

@@ -1,5 +1,6 @@
-//! The programs of a rollout and of training through the TPU compiler.
+//! Attention, and the programs of a rollout and of training, through the TPU compiler.
 
+mod attention;
 mod training;
 
 use backend_tpu::compile_options::options_for;

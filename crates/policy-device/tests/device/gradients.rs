@@ -8,8 +8,10 @@ use policy::{
     AdamWConfig, Policy, PolicyState, Sequence, SequenceBatch, StateGroup, StepLoss, Weights, export_all, token_batch,
 };
 use policy_burn::{BurnPolicy, PolicyLoss};
+use policy_device::decoder::Attention;
 use policy_device::{DevicePolicy, DevicePolicyOptions};
 use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 fn on_device(checkpoint: &Checkpoint, options: DevicePolicyOptions) -> DevicePolicy {
@@ -45,11 +47,21 @@ fn gradients(policy: &mut DevicePolicy) -> BTreeMap<String, NamedTensor> {
 
 #[test]
 fn gradients_of_every_parameter_are_those_of_torch_and_of_the_host() {
+    assert_gradients(&DevicePolicyOptions::default());
+}
+
+#[test]
+fn so_are_those_of_attention_block_by_block() {
+    let block = NonZeroUsize::new(4).unwrap();
+    assert_gradients(&DevicePolicyOptions { attention: Attention::Blockwise { block }, ..Default::default() });
+}
+
+fn assert_gradients(options: &DevicePolicyOptions) {
     for name in checkpoint::ALL {
         let checkpoint = Checkpoint::open(name);
         let sequences = checkpoint.completions();
         let (parts, tokens) = (batches(&sequences), sequences.iter().map(|s| s.completion.len()).sum());
-        let mut policy = on_device(&checkpoint, DevicePolicyOptions::default());
+        let mut policy = on_device(&checkpoint, options.clone());
         let loss = policy.accumulate(&parts, StepLoss::CrossEntropy { tokens }).unwrap().loss;
         let expected = f64::from(checkpoint.expected.0["expected.loss"].data[0]);
         assert!((loss - expected).abs() < 1e-5 * expected, "{name}: {loss} {expected}");

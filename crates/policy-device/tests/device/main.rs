@@ -1,5 +1,6 @@
 //! The decoder and its rollout on XLA's CPU.
 
+mod attention;
 mod checkpoint;
 mod derivative;
 mod families;

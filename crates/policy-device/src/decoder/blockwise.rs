@@ -1,0 +1,292 @@
+//! Attention block by block (arXiv 2205.14135, 2307.08691): the scores of all pairs of tokens are never there at once.
+//!
+//! A row is cut into blocks of tokens. One loop goes over the pairs of a block of queries and a block of keys that are not above the
+//! diagonal, and carries the maxima, the sums and the mixed values of all queries; its derivative is a loop over the same pairs, which
+//! computes the scores again and adds up the gradients in f32.
+//!
+//! Legend: B rows, T tokens of a row, C tokens of a block, K key/value heads, R query heads of each, D width of a head, P pairs of blocks.
+
+use super::Compute;
+use super::attention::{Heads, MASKED};
+use super::ops::{Broadcast, dot};
+use stablehlo::{Builder, Dtype, Reducer, Save, TensorType, Traced, Unary, Value, trace};
+
+/// The sizes of attention block by block.
+///
+/// Inside, tokens come after heads, and the R queries of a token lie one after the other: queries are `[B, K, T R, D]`, keys and values
+/// `[B, K, T, D]`, so that a block is a slice whose rows and columns are those of matrices.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Blockwise {
+    rows: usize,
+    /// A multiple of C: what is behind the last token of a row is behind every query, so nobody sees it.
+    length: usize,
+    /// C.
+    block: usize,
+    kv: usize,
+    group: usize,
+    width: usize,
+    scale: f64,
+    compute: Compute,
+}
+
+/// A block of something, `[B, K, C ..]`.
+#[derive(Clone, Copy, Debug)]
+enum Of {
+    Queries,
+    Keys,
+}
+
+impl Blockwise {
+    /// For these heads, in blocks of at most `block` tokens, all of one size.
+    pub(super) fn new(heads: &Heads, block: usize, scale: f64, compute: Compute) -> Self {
+        let [rows, length, kv, group, width] = *heads.queries.shape() else {
+            unreachable!("queries have five dimensions")
+        };
+        let blocks = length.div_ceil(block);
+        let block = length.div_ceil(blocks);
+        Self { rows, length: blocks * block, block, kv, group, width, scale, compute }
+    }
+
+    /// Attention `[B, T, A D]`, f32; `segments` `[B, T]`, i32, where rows have several.
+    pub(super) fn attend(self, heads: &Heads, segments: Option<&Value>) -> Value {
+        let Self { rows, length, kv, group, width, .. } = self;
+        let tokens = heads.queries.shape()[1];
+        let queries = self.padded(&heads.queries, 0.0).transpose(&[0, 2, 1, 3, 4]);
+        let queries = queries.reshape(&[rows, kv, length * group, width]);
+        let [keys, values] = [&heads.keys, &heads.values].map(|part| self.padded(part, 0.0).transpose(&[0, 2, 1, 3]));
+        let segments = segments.map(|segments| self.padded(segments, 0));
+        let arguments: Vec<&Value> = [&queries, &keys, &values].into_iter().chain(&segments).collect();
+        let types: Vec<TensorType> = arguments.iter().map(|value| value.ty().clone()).collect();
+        let (forward, backward) = (self.forward(&types), self.backward(&types));
+        let mixed = queries.builder().custom_vjp(&forward, &backward, &arguments, 1).swap_remove(0);
+        let mixed = mixed.reshape(&[rows, kv, length, group, width]);
+        let mixed = mixed.slice(&[0; 5], &[rows, kv, tokens, group, width]);
+        mixed.transpose(&[0, 2, 1, 3, 4]).reshape(&[rows, tokens, kv * group * width])
+    }
+
+    /// `part` `[B, T, ...]` with `number` behind its tokens.
+    fn padded(self, part: &Value, number: impl Into<stablehlo::Number>) -> Value {
+        let mut high = vec![0; part.shape().len()];
+        high[1] = self.length - part.shape()[1];
+        if high[1] == 0 {
+            return part.clone();
+        }
+        part.pad(&part.builder().scalar(number, part.dtype()), &vec![0; high.len()], &high)
+    }
+
+    /// From queries, keys, values (and segments) to what is mixed, `[B, K, T R, D]` in f32; then what [`Blockwise::backward`] takes.
+    fn forward(self, types: &[TensorType]) -> Traced {
+        let queries = [self.rows, self.kv, self.length * self.group];
+        let (numbers, mixed) = (f32s(&queries), f32s(&[&queries[..], &[self.width]].concat()));
+        let carried = [numbers.clone(), numbers, mixed];
+        let turn = self.turn(&carried, types, |at, carried, constants| {
+            let [max, sum, mixed] = carried else { unreachable!("as declared") };
+            let [queries, keys, values, segments @ ..] = constants else { unreachable!("as declared") };
+            let scores = self.scores(&at.queries(queries), &at.keys(keys), &at.sight(segments));
+            let before = at.queries(max);
+            let now = before.max(&scores.reduce(Reducer::Max, &[3]));
+            let decay = (&before - &now).exp();
+            let [more, weight] = self.mix(&scores, &now, &at.keys(values));
+            let old = at.queries(mixed);
+            vec![
+                at.put(Of::Queries, max, &now),
+                at.put(Of::Queries, sum, &(at.queries(sum) * &decay + weight)),
+                at.put(Of::Queries, mixed, &(&old * decay.along_first(&old) + more)),
+            ]
+        });
+        let forward = trace(types, |f, arguments| {
+            let begun = carried.each_ref().map(|ty| f.splat(0.0, ty.clone()));
+            let begun = [&begun[0].like(MASKED), &begun[1], &begun[2]];
+            let out = self.over_pairs(f, &turn, &begun, &arguments.iter().collect::<Vec<_>>());
+            let [max, sum, mixed] = &out[..] else { unreachable!("as many as are carried") };
+            let mixed = normalised(mixed, sum);
+            let lse = max + sum.log();
+            std::iter::once(mixed.clone()).chain(arguments.iter().cloned()).chain([mixed, lse]).collect()
+        });
+        forward.expect("blocks are slices of what they are cut from")
+    }
+
+    /// From queries, keys, values (and segments), what was mixed, the logarithms of the sums of exponentials `[B, K, T R]`, and the
+    /// cotangent of what was mixed, to those of queries, keys and values.
+    ///
+    /// With the logarithm as a constant shift, attention is a sum over pairs of blocks, divided by what is then 1: its derivative is
+    /// that of the quotient, and for every pair that of [`Blockwise::scores`] and [`Blockwise::mix`].
+    fn backward(self, types: &[TensorType]) -> Traced {
+        let [queries, keys] = [&types[0], &types[1]].map(|ty| ty.with_dtype(Dtype::F32));
+        let lse = f32s(&queries.shape[..3]);
+        let own = types.len();
+        let pair = self.pair();
+        let constants = [types, &[lse.clone(), types[0].clone(), lse.clone()]].concat();
+        let carried = [queries.clone(), keys.clone(), keys];
+        let turn = self.turn(&carried, &constants, |at, sums, constants| {
+            let (parts, rest) = constants.split_at(own);
+            let [queries, keys, values, segments @ ..] = parts else { unreachable!("as declared") };
+            let [lse, mixed, sum] = rest else { unreachable!("as declared") };
+            let wide = |part: Value| part.convert(Dtype::F32);
+            let given = [wide(at.queries(queries)), wide(at.keys(keys)), wide(at.keys(values))];
+            let (lse, sight) = (at.queries(lse), at.sight(segments));
+            let given: Vec<&Value> = given.iter().chain([&lse, &sight]).collect();
+            let derivative = at.zero.builder().vjp(&pair, &given, &[0, 1, 2]);
+            let (_, pullback) = derivative.expect("products, exponentials and sums have derivatives");
+            let pulled = pullback.call(&[&wide(at.queries(mixed)), &at.queries(sum)]);
+            let places = [Of::Queries, Of::Keys, Of::Keys];
+            let parts = sums.iter().zip(places).zip(&pulled);
+            parts.map(|((sum, of), part)| at.put(of, sum, &(at.get(of, sum) + part))).collect()
+        });
+        let quotient = trace(&[queries.clone(), lse.clone()], |_, a| vec![normalised(&a[0], &a[1])]);
+        let quotient = quotient.expect("sums are of the shape of what they divide");
+        let takes = [types, &[queries.clone(), lse, queries]].concat();
+        let backward = trace(&takes, |f, arguments| {
+            let [mixed, lse, cotangent] = &arguments[own..] else { unreachable!("as declared") };
+            let derivative = f.vjp(&quotient, &[mixed, &lse.like(1.0)], &[0, 1]);
+            let (_, pullback) = derivative.expect("a quotient has a derivative");
+            // As products round it, so that what the two parts say of one weight fits together.
+            let rounded = cotangent.convert(self.compute.dtype());
+            let [of_mixed, of_sum] = &pullback.call(&[&rounded.convert(Dtype::F32)])[..] else {
+                unreachable!("two were asked for")
+            };
+            let of_mixed = of_mixed.convert(self.compute.dtype());
+            let constants: Vec<&Value> = arguments[..own].iter().chain([lse, &of_mixed, of_sum]).collect();
+            let sums = carried.each_ref().map(|ty| f.splat(0.0, ty.clone()));
+            let sums = self.over_pairs(f, &turn, &sums.each_ref(), &constants);
+            sums.iter().map(|sum| sum.convert(types[0].dtype)).collect()
+        });
+        backward.expect("blocks are slices of what they are cut from")
+    }
+
+    /// What a pair of blocks adds, as a function of queries, keys, values, a shift of the scores and what is seen. Operands are rounded
+    /// inside, so that their cotangents are not.
+    fn pair(self) -> Traced {
+        let head = |tokens| f32s(&[self.rows, self.kv, tokens, self.width]);
+        let (queries, keys) = (head(self.block * self.group), head(self.block));
+        let shift = f32s(&queries.shape[..3]);
+        let sight = TensorType::new(Dtype::Pred, [self.rows, self.kv, self.block * self.group, self.block]);
+        let pair = trace(&[queries, keys.clone(), keys, shift, sight], |_, a| {
+            let [queries, keys, values] = [&a[0], &a[1], &a[2]].map(|part| part.convert(self.compute.dtype()));
+            self.mix(&self.scores(&queries, &keys, &a[4]), &a[3], &values).to_vec()
+        });
+        pair.expect("queries and keys are of one width")
+    }
+
+    /// Scores `[B, K, C R, C]` of queries `[B, K, C R, D]` and keys `[B, K, C, D]`.
+    fn scores(self, queries: &Value, keys: &Value, sight: &Value) -> Value {
+        let scores = dot(queries, keys, (&[0, 1], &[0, 1]), (3, 3), self.compute);
+        let scores = &scores * scores.like(self.scale);
+        sight.select(&scores, &scores.like(MASKED))
+    }
+
+    /// Values `[B, K, C, D]` mixed with weights `exp(scores - shift)`, `[B, K, C R, D]`, and the sums of the weights, `[B, K, C R]`.
+    fn mix(self, scores: &Value, shift: &Value, values: &Value) -> [Value; 2] {
+        let weights = (scores - shift.along_first(scores)).unary(Unary::Exponential);
+        let sums = weights.reduce(Reducer::Add, &[3]);
+        [dot(&weights.convert(self.compute.dtype()), values, (&[0, 1], &[0, 1]), (3, 2), self.compute), sums]
+    }
+
+    /// A turn of the loop over pairs: `body` gets the place of the pair, what is carried and the constants.
+    fn turn(
+        self,
+        carried: &[TensorType],
+        constants: &[TensorType],
+        body: impl FnOnce(&Pair, &[Value], &[Value]) -> Vec<Value>,
+    ) -> Traced {
+        let index = TensorType::scalar(Dtype::I32);
+        let types = [carried, &[index.clone(), index], constants].concat();
+        let turn = trace(&types, |f, values| {
+            let (carried, rest) = values.split_at(carried.len());
+            let (at, constants) = rest.split_at(2);
+            let starts = [(0, self.block * self.group), (1, self.block), (0, self.block)];
+            let [queries, keys, tokens] = starts.map(|(i, size)| &at[i] * at[i].like(size as i64));
+            let pair = Pair { sizes: self, queries, keys, tokens, zero: f.scalar(0, Dtype::I32) };
+            body(&pair, carried, constants)
+        });
+        turn.expect("blocks are slices of what they are cut from")
+    }
+
+    /// What is carried after all pairs of blocks that are not above the diagonal.
+    fn over_pairs(self, f: &Builder, turn: &Traced, carry: &[&Value], constants: &[&Value]) -> Vec<Value> {
+        let blocks = self.length / self.block;
+        let pairs: Vec<(usize, usize)> = (0..blocks).flat_map(|i| (0..=i).map(move |j| (i, j))).collect();
+        let list = |of: fn(&(usize, usize)) -> usize| {
+            f.dense(pairs.iter().map(|pair| of(pair) as i64), TensorType::new(Dtype::I32, [pairs.len()]))
+        };
+        let (queries, keys) = (list(|pair| pair.0), list(|pair| pair.1));
+        f.scan(pairs.len(), turn, carry, &[&queries, &keys], constants, Save::Carry).carry
+    }
+}
+
+/// The place of a pair of blocks.
+struct Pair {
+    sizes: Blockwise,
+    /// The first row of the block of queries, in `[B, K, T R, D]`.
+    queries: Value,
+    /// The first token of the block of keys.
+    keys: Value,
+    /// The first token of the block of queries.
+    tokens: Value,
+    zero: Value,
+}
+
+impl Pair {
+    fn start(&self, of: Of) -> (&Value, usize) {
+        match of {
+            Of::Queries => (&self.queries, self.sizes.block * self.sizes.group),
+            Of::Keys => (&self.keys, self.sizes.block),
+        }
+    }
+
+    /// Where the block begins in `whole` `[B, K, ...]`, and its sizes.
+    fn place(&self, of: Of, whole: &Value) -> (Vec<&Value>, Vec<usize>) {
+        let (start, size) = self.start(of);
+        let mut sizes = whole.shape().to_vec();
+        sizes[2] = size;
+        ((0..sizes.len()).map(|d| if d == 2 { start } else { &self.zero }).collect(), sizes)
+    }
+
+    fn get(&self, of: Of, whole: &Value) -> Value {
+        let (starts, sizes) = self.place(of, whole);
+        whole.dynamic_slice(&starts, &sizes)
+    }
+
+    fn put(&self, of: Of, whole: &Value, block: &Value) -> Value {
+        whole.dynamic_update_slice(block, &self.place(of, whole).0)
+    }
+
+    fn queries(&self, whole: &Value) -> Value {
+        self.get(Of::Queries, whole)
+    }
+
+    fn keys(&self, whole: &Value) -> Value {
+        self.get(Of::Keys, whole)
+    }
+
+    /// Which queries see which keys, `[B, K, C R, C]`: earlier ones and themselves, of their own segment.
+    fn sight(&self, segments: &[Value]) -> Value {
+        let Blockwise { rows, kv, block, group, .. } = self.sizes;
+        let scores = [rows, kv, block * group, block];
+        let square = TensorType::new(Dtype::I32, [block, group, block]);
+        let f = self.zero.builder();
+        let behind = f.iota(0, square.clone()) - f.iota(2, square);
+        let apart = &self.keys - &self.tokens;
+        let causal = behind.ge(&apart.broadcast_in_dim(behind.shape(), &[]));
+        let causal = causal.reshape(&scores[2..]).broadcast_in_dim(&scores, &[2, 3]);
+        let [segments] = segments else { return causal };
+        let of = |start: &Value| segments.dynamic_slice(&[&self.zero, start], &[rows, block]);
+        let cube = [rows, block, group, block];
+        let [queries, keys] =
+            [(of(&self.tokens), 1), (of(&self.keys), 3)].map(|(part, d)| part.broadcast_in_dim(&cube, &[0, d]));
+        let own = queries.eq(&keys).reshape(&[rows, block * group, block]);
+        causal & own.broadcast_in_dim(&scores, &[0, 2, 3])
+    }
+}
+
+/// What is mixed, divided by the sums of weights.
+fn normalised(mixed: &Value, sums: &Value) -> Value {
+    mixed / sums.along_first(mixed)
+}
+
+fn f32s(shape: &[usize]) -> TensorType {
+    TensorType::new(Dtype::F32, shape)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,121 @@
+//! Attention block by block against that of all pairs and against differences, in f64, by the interpreter.
+
+use crate::decoder::{Attention, Compute, Decoder, Heads, Rows};
+use models::ModelConfig;
+use stablehlo::{Array, Builder, Dtype, Reducer, TensorType, Traced, Value, trace};
+use std::num::NonZeroUsize;
+
+/// Rows of [`Case::length`] tokens, of `segments` sequences each.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    rows: usize,
+    length: usize,
+    kv: usize,
+    group: usize,
+    segments: usize,
+}
+
+const WIDTH: usize = 2;
+
+impl Case {
+    fn types(self) -> Vec<TensorType> {
+        let Self { rows, length, kv, group, .. } = self;
+        let keys = TensorType::new(Dtype::F32, [rows, length, kv, WIDTH]);
+        vec![TensorType::new(Dtype::F32, [rows, length, kv, group, WIDTH]), keys.clone(), keys]
+    }
+
+    fn arguments(self) -> Vec<Array> {
+        let number = |i: usize| ((i * 37 + 11) % 101) as f64 / 25.0 - 2.0;
+        let array = |(n, ty): (usize, TensorType)| {
+            let numbers = (0..ty.elements()).map(|i| number(i + 1000 * n));
+            Array::floats(ty.dtype, &ty.shape[..], numbers).unwrap()
+        };
+        self.types().into_iter().enumerate().map(array).collect()
+    }
+
+    /// The sum of what is mixed, each element with a number of its own.
+    fn loss(self, attention: Attention) -> Traced {
+        let Self { rows, length, kv, group, segments } = self;
+        let config = ModelConfig {
+            num_attention_heads: kv * group,
+            num_key_value_heads: kv,
+            head_dim: Some(WIDTH),
+            ..ModelConfig::default()
+        };
+        let decoder = Decoder::new(&config, Compute::F32).with_attention(attention);
+        trace(&self.types(), |f, a| {
+            let ids = TensorType::new(Dtype::I32, [rows, length]);
+            // Sequences of different lengths, different in every row.
+            let segment = |i: usize| ((i % length + i / length) * segments / (length + rows)) as i64;
+            let segments = (segments > 1).then(|| f.dense((0..rows * length).map(segment), ids.clone()));
+            let rows = Rows { segments, ..Rows::of_sequences(&f.splat(0, ids)) };
+            let heads = Heads { queries: a[0].clone(), keys: a[1].clone(), values: a[2].clone() };
+            let mixed = decoder.attend(&heads, &decoder.mask(&rows));
+            let weights = f.dense((0..mixed.ty().elements()).map(|i| (i % 7) as f64 - 2.5), mixed.ty().clone());
+            vec![(&mixed * &weights).reduce(Reducer::Add, &[0, 1, 2]), mixed]
+        })
+        .unwrap()
+    }
+
+    /// The sum, what is mixed, and the gradients of the sum.
+    fn evaluate(self, attention: Attention) -> Vec<Vec<f64>> {
+        let f = Builder::new();
+        let arguments: Vec<Value> = self.types().into_iter().map(|ty| f.argument("", ty)).collect();
+        let arguments: Vec<&Value> = arguments.iter().collect();
+        let (results, gradients) = f.value_and_grad(&self.loss(attention), &arguments, &[0, 1, 2]).unwrap();
+        let named: Vec<(&str, &Value)> = results.iter().chain(&gradients).map(|value| ("", value)).collect();
+        let module = f.finish("attention", &named).unwrap();
+        module.interpret(&self.arguments()).unwrap().iter().map(Array::to_floats).collect()
+    }
+}
+
+fn blocks_of(block: usize) -> Attention {
+    Attention::Blockwise { block: NonZeroUsize::new(block).unwrap() }
+}
+
+fn assert_close(what: &str, found: &[f64], expected: &[f64], tolerance: f64) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    assert!(expected.iter().any(|x| x.abs() > 1e-3), "{what}: nothing to compare");
+    for (found, expected) in found.iter().zip(expected) {
+        assert!((found - expected).abs() <= tolerance * (1.0 + expected.abs()), "{what}: {found} {expected}");
+    }
+}
+
+#[test]
+fn values_and_gradients_are_those_of_all_pairs() {
+    let case = |length, kv, group, segments| Case { rows: 2, length, kv, group, segments };
+    for (case, block) in [
+        (case(7, 2, 1, 1), 3),
+        (case(8, 1, 2, 1), 4),
+        (case(9, 2, 2, 3), 2),
+        (case(11, 1, 3, 2), 4),
+        (case(5, 1, 1, 2), 1),
+        (case(6, 1, 2, 1), 16),
+    ] {
+        let expected = case.evaluate(Attention::Materialised);
+        let found = case.evaluate(blocks_of(block));
+        for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            assert_close(&format!("{case:?} in blocks of {block}, result {i}"), found, expected, 1e-12);
+        }
+    }
+}
+
+#[test]
+fn gradients_are_differences() {
+    let case = Case { rows: 1, length: 5, kv: 1, group: 2, segments: 2 };
+    let loss = case.loss(blocks_of(2));
+    let gradients = case.evaluate(blocks_of(2)).split_off(2);
+    let h = 1e-5;
+    for (index, gradient) in gradients.iter().enumerate() {
+        let moved = |i: usize, by: f64| {
+            let mut arguments = case.arguments();
+            let mut numbers = arguments[index].to_floats();
+            numbers[i] += by;
+            let ty = arguments[index].ty().clone();
+            arguments[index] = Array::floats(ty.dtype, &ty.shape[..], numbers).unwrap();
+            loss.function().interpret(&arguments).unwrap()[0].to_floats()[0]
+        };
+        let differences: Vec<f64> = (0..gradient.len()).map(|i| (moved(i, h) - moved(i, -h)) / (2.0 * h)).collect();
+        assert_close(&format!("argument {index}"), gradient, &differences, 1e-8);
+    }
+}
