@@ -4,6 +4,7 @@ use super::{TrainConfig, check};
 use crate::error::Result;
 use backend_tpu::plugins::Kind;
 use grpo_core::Implementation;
+use policy_device::decoder::Compute;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -68,6 +69,16 @@ impl PolicyDevice {
             Self::PjrtCpu => Some(Kind::Cpu),
             Self::PjrtCuda => Some(Kind::Cuda),
             Self::PjrtTpu => Some(Kind::Tpu),
+        }
+    }
+}
+
+impl PolicyConfig {
+    /// What products take and how they are computed.
+    pub fn compute(&self) -> Compute {
+        match self.dtype {
+            PolicyDtype::Float32 => Compute::F32,
+            PolicyDtype::Bfloat16 => Compute::Bf16,
         }
     }
 }
