@@ -1,5 +1,11 @@
 //! The programs of a run whose policy is on a device: to be compiled for devices that are not here, without weights.
 
+mod memory;
+mod times;
+
+pub use memory::Memory;
+pub use times::Times;
+
 use crate::error::Result;
 use crate::train_config::{ModelSource, PolicyDevice, TrainConfig};
 use backend_tpu::aot::{Chip, Floor};
@@ -13,6 +19,11 @@ use rng::Purpose;
 use stablehlo::{Module, Save};
 use std::collections::BTreeMap;
 use std::path::Path;
+
+/// What makes the programs of a run smaller.
+pub const KNOBS: &str = "grpo.gradient_accumulation_steps (more micro-batches of fewer rows), rollout.max_completion_length and \
+    data.max_prompt_length (shorter rows), rollout.batch_size (fewer sequences that decode side by side), policy.dtype bfloat16, and \
+    policy.can_roll_back false (weights and moments once) need less";
 
 /// A program of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -33,6 +44,13 @@ pub enum ProgramName {
     Head,
     /// [`ProgramName::Gradient`] with an MLP of half the width: the difference is half of what the MLP takes.
     HalfMlp,
+}
+
+impl ProgramName {
+    /// Whether no run runs it: it tells what a part of another one takes.
+    pub fn is_part(&self) -> bool {
+        matches!(self, Self::Head | Self::HalfMlp)
+    }
 }
 
 impl std::fmt::Display for ProgramName {
@@ -67,6 +85,8 @@ pub struct RunSizes {
     pub tokens: usize,
     /// Micro-batches of an update.
     pub micro_batches: usize,
+    /// Updates of a step.
+    pub updates: usize,
     /// How often log-probabilities are computed of every completion before it is trained on: of the old policy, of the reference.
     pub scorings: usize,
     /// Tokens of the longest prompt.
@@ -83,6 +103,8 @@ pub struct RunSizes {
     pub operand_bytes: usize,
     /// Whether there is a reference policy.
     pub ref_policy: bool,
+    /// Whether there are weights and moments twice during an update.
+    pub can_roll_back: bool,
 }
 
 /// The programs of a run, as values.
@@ -157,6 +179,7 @@ impl RunPrograms {
             length: micro_batch.length,
             tokens: micro_batch.tokens,
             micro_batches: config.grpo.gradient_accumulation_steps,
+            updates: config.grpo.updates(),
             scorings: usize::from(config.grpo.updates() > 1) + usize::from(config.needs_ref_policy()),
             prompt,
             completion,
@@ -165,6 +188,7 @@ impl RunPrograms {
             tokens_per_call: options.tokens_per_call,
             operand_bytes: compute.dtype().bytes(),
             ref_policy: config.needs_ref_policy(),
+            can_roll_back: config.policy.can_roll_back,
         };
         Ok(Self { shape, compute, config, micro_batch, rollout, sizes })
     }
@@ -217,20 +241,11 @@ impl RunPrograms {
     /// or the bytes that have to move.
     pub fn floor(&self, name: ProgramName, module: &Module, chip: Chip) -> Floor {
         let sizes = &self.sizes;
-        let head = self.shape.vocab_size * self.shape.hidden_size;
-        let layers = (sizes.matmul_parameters - head) as f64;
-        let of_rows = (sizes.rows * sizes.length) as f64;
-        // Scores and the mixed values, each of the half of all pairs that a token sees.
-        let attention = |rows: usize, length: usize| {
-            let width = self.shape.num_attention_heads * self.shape.head_dim();
-            2.0 * (rows * length * length * width * sizes.layers) as f64
-        };
-        let forward = 2.0 * layers * of_rows + attention(sizes.rows, sizes.length);
-        let of_head = 2.0 * (head * sizes.tokens) as f64;
+        let [layers, head] = self.forward_flops();
         match name {
-            ProgramName::Gradient => Floor::of_module(module, 3.0 * (forward + of_head), chip),
-            ProgramName::Score => Floor::of_module(module, forward + of_head, chip),
-            ProgramName::Head => Floor::of_module(module, 3.0 * of_head, chip),
+            ProgramName::Gradient => Floor::of_module(module, 3.0 * (layers + head), chip),
+            ProgramName::Score => Floor::of_module(module, layers + head, chip),
+            ProgramName::Head => Floor::of_module(module, 3.0 * head, chip),
             ProgramName::Decode(columns) => {
                 // Every turn reads all weights, and the keys and values that there may be.
                 let heads = self.shape.num_key_value_heads * self.shape.head_dim();
@@ -261,10 +276,15 @@ impl RunPrograms {
         calls
     }
 
-    /// Operations of products of a micro-batch's update, 6 x matmul parameters x tokens and causal attention: what a program of the
-    /// gradient has to compute, nothing for what it computes again.
-    pub fn model_flops(&self, chip: Chip) -> Result<f64> {
-        Ok(self.floor(ProgramName::Gradient, &self.module(ProgramName::Apply)?, chip).flops)
+    /// Operations of the products of a micro-batch's forward pass, in the layers and in the head: 2 per weight and token, and of causal
+    /// attention those of the half of all pairs that see each other.
+    fn forward_flops(&self) -> [f64; 2] {
+        let sizes = &self.sizes;
+        let head = self.shape.vocab_size * self.shape.hidden_size;
+        let (rows, length) = (sizes.rows as f64, sizes.length as f64);
+        let width = (self.shape.num_attention_heads * self.shape.head_dim() * sizes.layers) as f64;
+        let layers = 2.0 * (sizes.matmul_parameters - head) as f64 * rows * length + 2.0 * rows * length * length * width;
+        [layers, 2.0 * (head * sizes.tokens) as f64]
     }
 
     fn train(&self, shape: &ModelConfig) -> TrainModules {
