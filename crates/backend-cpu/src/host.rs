@@ -14,7 +14,7 @@ pub(crate) type SliceMut<'a> = TensorMut<'a, Infallible>;
 /// Gradients on the host, to be added to.
 pub(crate) type Grads<'a> = grpo_core::Grads<&'a mut [f32]>;
 
-fn on_device() -> Error {
+pub(crate) fn on_device() -> Error {
     unsupported("tensors on a device", "copy them to host slices first")
 }
 

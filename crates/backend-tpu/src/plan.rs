@@ -231,7 +231,14 @@ impl PjrtPlan {
         self.compiled(pass)?;
         let layout = |role| Layout::new(&self.spec, role, batch.tokens());
         operands.check(&self.compiler.devices, layout, |role| self.dtype(role))?;
-        let mut uploaded = operands.upload(|role, tensor| self.upload(role, batch.tokens(), tensor))?;
+        let mut uploaded = operands.upload(|role, tensor| match (tensor, self.dtype(role)) {
+            // A frozen head in bf16 beside states in f32: the program was compiled for one in f32.
+            (TensorRef::Bf16(values), Dtype::F32) => {
+                let wide: Vec<f32> = values.iter().map(|x| x.to_f32()).collect();
+                self.upload(role, batch.tokens(), TensorRef::F32(&wide))
+            }
+            _ => self.upload(role, batch.tokens(), tensor),
+        })?;
         let tables = tables.upload(&self.spec, &self.compiler.devices)?;
         let Compiled { program, executable } = &self.programs[&pass];
 

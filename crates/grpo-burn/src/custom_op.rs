@@ -179,6 +179,14 @@ pub fn values<'a>(name: &'static str, tensor: &'a FlexTensor) -> Result<&'a [f32
     }
 }
 
+/// The elements of a row-major tensor, f32 or bf16, where they lie.
+///
+/// # Errors
+/// [`Error::Storage`] for another dtype, layout or place.
+pub fn elements<'a>(name: &'static str, tensor: &'a FlexTensor) -> Result<TensorRef<'a>> {
+    slice(name, tensor)
+}
+
 /// A row-major f32 tensor that adopts `values`, as many as the shape says.
 pub fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> FlexTensor {
     FlexTensor::new(Bytes::from_elems(values), Layout::contiguous(Shape::from(shape)), DType::F32)

@@ -129,7 +129,8 @@ impl GrpoLoss {
     ///
     /// # Shapes
     /// - hidden: `[N, H]` or `[B, T, H]` with B x T = N, f32 or bf16
-    /// - lm_head: `[V, H]` or `[H, V]`, as the head layout says, of the same dtype
+    /// - lm_head: `[V, H]` or `[H, V]`, as the head layout says, of the same dtype; one that is not trained may be bf16 beside hidden
+    ///   states in f32
     /// - bias: `[V]`, of the same dtype
     /// - loss: `[1]`
     ///

@@ -4,7 +4,7 @@ use crate::custom_op::Operand;
 use crate::error::{Error, Result};
 use crate::operand::{Head, dtype, row_major, same_dtype, slice};
 use burn::backend::autodiff::ops::NodeGuard;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use grpo_core::{GradientSpec, HeadLayout, PolicyInput, PolicySpec, TokenBatch};
 
 /// Hidden states, head and bias.
@@ -27,7 +27,11 @@ impl HiddenInput {
         layout: HeadLayout,
     ) -> Result<Self> {
         let dtype = dtype("hidden", &hidden)?;
-        same_dtype("lm_head", &lm_head, dtype)?;
+        // The weights of a frozen head stay as they are stored, beside hidden states in f32.
+        let is_frozen = !(lm_head.is_autodiff() && lm_head.is_tracked());
+        if !(is_frozen && lm_head.dtype() == DType::BF16) {
+            same_dtype("lm_head", &lm_head, dtype)?;
+        }
         bias.as_ref().map_or(Ok(()), |b| same_dtype("bias", b, dtype))?;
         let size = columns("hidden", &hidden, batch.tokens())?;
         let vocab = head_vocab(&lm_head, size, layout)?;

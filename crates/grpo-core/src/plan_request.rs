@@ -172,7 +172,11 @@ impl PlanRequest {
                 PolicyInput::Hidden { hidden, lm_head, bias },
             ) => {
                 tensor("hidden [N, H]", (hidden.host_len(), hidden.dtype()), n * h, dtype)?;
-                tensor("lm_head", (lm_head.host_len(), lm_head.dtype()), v * h, dtype)?;
+                // One that the call makes no gradient for may be bf16 beside states in f32: it is widened where it is used.
+                let is_trained = self.gradients.lm_head && grads.is_some();
+                let is_narrow = lm_head.dtype() == Dtype::Bf16 && !is_trained;
+                let of_head = if is_narrow { Dtype::Bf16 } else { dtype };
+                tensor("lm_head", (lm_head.host_len(), lm_head.dtype()), v * h, of_head)?;
                 match (has_bias, bias) {
                     (true, Some(bias)) => tensor("bias [V]", (bias.host_len(), bias.dtype()), v, dtype)?,
                     (false, None) => {}

@@ -33,7 +33,8 @@ pub enum PolicySpec {
         hidden: usize,
         /// The size of the vocabulary, V.
         vocab: usize,
-        /// Of hidden states, head and bias alike.
+        /// Of hidden states, head and bias alike. A head that a call makes no gradient for may be bf16 where this
+        /// is f32.
         dtype: Dtype,
         /// Of the head.
         layout: HeadLayout,

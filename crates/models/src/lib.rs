@@ -36,7 +36,7 @@ pub use error::{Error, Result};
 pub use folder::{ExportOptions, Family, FolderWriter, GenerationDefaults, ModelCard, ModelFolder};
 pub use hub::{Hub, locate};
 pub use lora::{AdaptedMatrix, Adapter, AdapterOptions, AdapterWriter, LoraConfig, TargetModules};
-pub use memory::{MemoryTable, Trained, TrainingMemory, available_memory};
+pub use memory::{MemoryTable, Trained, TrainingMemory, UPDATES, available_memory, resident_memory};
 pub use parameters::Parameter;
 pub use tensor::NamedTensor;
 pub use tokenizer::{CharTokenizer, HfTokenizer, Tokenizer};

@@ -5,14 +5,16 @@ use crate::error::{Error, Result};
 use crate::weights::Dtype;
 use std::fmt;
 
-/// Parts of a program's memory with their sizes in bytes.
+/// Parts of a program's memory with their sizes in bytes: those that are there all the time, and those of phases, which follow one
+/// another.
 ///
 /// ```
 /// use models::{Dtype, MemoryTable, ModelConfig, TrainingMemory};
 ///
 /// let config = ModelConfig::default();
 /// let mut table = TrainingMemory::full(&config, Dtype::F32).table();
-/// table.push("activations", 1 << 20);
+/// table.push_in("updates", "activations", 1 << 20);
+/// table.push_in("sampling", "keys and values", 1 << 10); // when the activations and gradients are not there
 /// assert_eq!(table.total(), config.parameter_count() * 4 * 4 + (1 << 20));
 /// let error = table.check(1 << 10).unwrap_err().to_string();
 /// assert!(error.contains("first moments") && error.contains("activations"), "{error}");
@@ -20,6 +22,7 @@ use std::fmt;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryTable {
     rows: Vec<(String, u64)>,
+    phases: Vec<(String, Vec<(String, u64)>)>,
 }
 
 impl MemoryTable {
@@ -35,14 +38,35 @@ impl MemoryTable {
         }
     }
 
-    /// The parts with their bytes, in the order in which they were added.
+    /// Adds a part that is there in one phase only. One of 0 bytes is left out.
+    pub fn push_in(&mut self, phase: &str, label: impl Into<String>, bytes: u64) {
+        if bytes == 0 {
+            return;
+        }
+        let row = (label.into(), bytes);
+        match self.phases.iter_mut().find(|(name, _)| name == phase) {
+            Some((_, rows)) => rows.push(row),
+            None => self.phases.push((phase.to_owned(), vec![row])),
+        }
+    }
+
+    /// The parts that are always there with their bytes, in the order in which they were added.
     pub fn rows(&self) -> &[(String, u64)] {
         &self.rows
     }
 
-    /// The bytes of all parts.
+    /// The phases with the parts that are there in each alone.
+    pub fn phases(&self) -> &[(String, Vec<(String, u64)>)] {
+        &self.phases
+    }
+
+    /// The bytes of the parts that are always there, and of the phase that takes most.
     pub fn total(&self) -> u64 {
-        self.rows.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
+        sum(&self.rows).saturating_add(self.largest().map_or(0, |(_, rows)| sum(rows)))
+    }
+
+    fn largest(&self) -> Option<&(String, Vec<(String, u64)>)> {
+        self.phases.iter().max_by_key(|(_, rows)| sum(rows))
     }
 
     /// Checks that all parts fit into `available` bytes, which [`available_memory`] tells.
@@ -54,13 +78,21 @@ impl MemoryTable {
     }
 }
 
-/// A line per part and one for the sum, with sizes in units of 1024 bytes.
+fn sum(rows: &[(String, u64)]) -> u64 {
+    rows.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
+}
+
+/// A line per part and one for the total, with sizes in units of 1024 bytes.
 impl fmt::Display for MemoryTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let total = ("total".to_owned(), self.total());
-        let rows = self.rows.iter().chain([&total]);
-        let width = rows.clone().map(|(label, _)| label.chars().count()).max().unwrap_or(0);
-        for (place, (label, bytes)) in rows.enumerate() {
+        let of_phases = self.phases.iter().flat_map(|(phase, rows)| {
+            rows.iter().map(move |(label, bytes)| (format!("during {phase}: {label}"), *bytes))
+        });
+        let largest = self.largest().map_or_else(String::new, |(phase, _)| format!(" (during {phase})"));
+        let rows: Vec<_> =
+            self.rows.iter().cloned().chain(of_phases).chain([(format!("total{largest}"), self.total())]).collect();
+        let width = rows.iter().map(|(label, _)| label.chars().count()).max().unwrap_or(0);
+        for (place, (label, bytes)) in rows.iter().enumerate() {
             let line = if place == 0 { "" } else { "\n" };
             write!(f, "{line}  {label:width$}  {:>10}", readable(*bytes))?;
         }
@@ -80,6 +112,9 @@ pub(crate) fn readable(bytes: u64) -> String {
     format!("{value:.1} PiB")
 }
 
+/// The phase in which gradients are there.
+pub const UPDATES: &str = "updates";
+
 /// What of a model a training keeps in memory. Activations are for the policy to say, which knows what it keeps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TrainingMemory {
@@ -89,8 +124,8 @@ pub struct TrainingMemory {
     pub dtype: Dtype,
     /// The number of weights that are trained: all of them, or those of adapters beside them.
     pub trained: Trained,
-    /// Whether a second copy of the weights is kept as the reference policy.
-    pub reference: bool,
+    /// The number type of the second set of weights that is kept as the reference policy, where there is one.
+    pub reference: Option<Dtype>,
 }
 
 /// Which weights a training changes.
@@ -105,11 +140,11 @@ pub enum Trained {
 impl TrainingMemory {
     /// Training of all weights, without a reference policy.
     pub fn full(config: &ModelConfig, dtype: Dtype) -> Self {
-        Self { weights: config.parameter_count(), dtype, trained: Trained::All, reference: false }
+        Self { weights: config.parameter_count(), dtype, trained: Trained::All, reference: None }
     }
 
     /// The bytes of weights, masters, gradients and AdamW's two moments, and of the reference policy. What is trained has
-    /// gradients, moments and, beside 16-bit weights, masters in f32.
+    /// gradients during updates, moments and, beside 16-bit weights, masters in f32.
     pub fn table(&self) -> MemoryTable {
         let single = Dtype::F32.size() as u64;
         let stored = self.weights.saturating_mul(self.dtype.size() as u64);
@@ -127,14 +162,25 @@ impl TrainingMemory {
                 self.weights
             }
         };
-        for part in ["gradients (float32)", "first moments (float32)", "second moments (float32)"] {
+        for part in ["first moments (float32)", "second moments (float32)"] {
             table.push(part, trained.saturating_mul(single));
         }
-        if self.reference {
-            table.push(format!("reference policy ({})", self.dtype), stored);
+        if let Some(dtype) = self.reference {
+            table.push(format!("reference policy ({dtype})"), self.weights.saturating_mul(dtype.size() as u64));
         }
+        table.push_in(UPDATES, "gradients (float32)", trained.saturating_mul(single));
         table
     }
+}
+
+/// The memory in bytes that this process has now, and the most that it ever had; `None` where the system does not say.
+pub fn resident_memory() -> Option<(u64, u64)> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let field = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+        line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
+    };
+    Some((field("VmRSS:")?, field("VmHWM:")?))
 }
 
 /// The memory in bytes that a new allocation of this process may still take: what the system says is available, or what is
@@ -176,6 +222,8 @@ mod tests {
         assert_eq!(mem_available("MemTotal: 1 kB\n"), None);
         if cfg!(target_os = "linux") {
             assert!(available_memory().unwrap() > 1 << 20);
+            let (now, most) = resident_memory().unwrap();
+            assert!(1 << 20 < now && now <= most);
         }
     }
 }

@@ -50,7 +50,8 @@ impl AdamW {
         self.step
     }
 
-    /// Applies one step and returns the new model. Tensors with one dimension (norms, biases) are not decayed.
+    /// Applies one step to `model`, in place where nobody else holds its weights. Tensors with one dimension (norms, biases) are not
+    /// decayed.
     ///
     /// With `skip_grad_norm` a gradient whose norm is above it or not finite is skipped: weights, moments and the count of
     /// steps stay as they are.
@@ -58,16 +59,11 @@ impl AdamW {
     /// # Errors
     /// [`Error::NotFinite`] when the gradient is not finite, or the weights or moments that it leads to;
     /// [`Error::Argument`] when the gradient is of another model. The optimizer is then unchanged.
-    pub fn step(
-        &mut self,
-        model: Decoder,
-        gradients: &GradientSum,
-        learning_rate: f64,
-    ) -> Result<(Decoder, UpdateReport)> {
+    pub fn step(&mut self, model: &mut Decoder, gradients: &GradientSum, learning_rate: f64) -> Result<UpdateReport> {
         let grad_norm = gradients.norm();
         match self.config.skip_grad_norm {
             Some(limit) if grad_norm.is_nan() || grad_norm > limit => {
-                return Ok((model, UpdateReport { grad_norm, applied: false }));
+                return Ok(UpdateReport { grad_norm, applied: false });
             }
             None if !grad_norm.is_finite() => {
                 return Err(Error::NotFinite { what: "the gradient".into(), step: self.step });
@@ -81,7 +77,7 @@ impl AdamW {
         let rule = self.rule(grad_norm, learning_rate);
         // Looked at before anything is written: there is nothing to undo.
         let (mut index, mut finite) = (0, true);
-        for_each_parameter(&model, Which::Trained, |_, _, values| {
+        for_each_parameter(model, Which::Trained, |_, _, values| {
             finite &= rule.is_finite(values, &gradients.parameters[index].data, &self.moments[index]);
             index += 1;
             Ok(())
@@ -94,12 +90,13 @@ impl AdamW {
             return Err(Error::NotFinite { what, step: self.step + 1 });
         }
         let mut index = 0;
-        let model = update_parameters(model, |_, values| {
+        // Taken out: a weight that is held twice would be copied.
+        *model = update_parameters(model.take(), |_, values| {
             rule.apply(values, &gradients.parameters[index].data, &mut self.moments[index]);
             index += 1;
         });
         self.step += 1;
-        Ok((model, UpdateReport { grad_norm, applied: true }))
+        Ok(UpdateReport { grad_norm, applied: true })
     }
 
     /// Whether the gradients are of the model whose moments these are.
@@ -152,28 +149,28 @@ impl AdamW {
         Ok(())
     }
 
-    /// Continues from `steps` and a state that [`AdamW::state`] exported, for a model with these `parameters`.
+    /// Continues from `steps` and a state that [`AdamW::state`] exported, for `model`.
     ///
     /// # Errors
     /// [`Error::State`] when a tensor is missing or does not fit.
-    pub fn restore(&mut self, steps: u64, state: &[NamedTensor], parameters: &[NamedTensor]) -> Result<()> {
+    pub fn restore(&mut self, steps: u64, state: &[NamedTensor], model: &Decoder) -> Result<()> {
         let mut moments = Vec::new();
         if steps > 0 {
-            for parameter in parameters {
+            // In the order of the decoder's fields: a saved state may list its tensors in any order.
+            for_each_parameter(model, Which::Trained, |parameter, shape, values| {
                 let find = |prefix: &str| {
-                    let name = format!("{prefix}{}", parameter.name);
-                    let expected = format!("shape {:?}", parameter.shape);
+                    let name = format!("{prefix}{parameter}");
+                    let expected = format!("shape {shape:?}");
                     match state.iter().find(|t| t.name == name) {
-                        Some(t) if t.shape == parameter.shape && t.data.len() == parameter.data.len() => {
-                            Ok(Arc::new(t.data.clone()))
-                        }
+                        Some(t) if t.shape == shape && t.data.len() == values.len() => Ok(Arc::new(t.data.clone())),
                         Some(t) => Err(Error::state(name, expected, format!("shape {:?}", t.shape))),
                         None => Err(Error::state(name, expected, "no such tensor")),
                     }
                 };
-                let (name, shape) = (parameter.name.clone(), parameter.shape.clone());
-                moments.push(Moments { name, shape, first: find(FIRST)?, second: find(SECOND)? });
-            }
+                let (first, second) = (find(FIRST)?, find(SECOND)?);
+                moments.push(Moments { name: parameter.to_owned(), shape: shape.to_vec(), first, second });
+                Ok(())
+            })?;
         }
         if state.len() != 2 * moments.len() {
             let expected = format!("{} tensors", 2 * moments.len());

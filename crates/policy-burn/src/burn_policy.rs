@@ -1,18 +1,21 @@
 //! The decoder, its loss and its optimizer behind the trait that a training loop knows.
 
 use crate::adamw::AdamW;
-use crate::decoder::{Decoder, Which, export_parameters, for_each_parameter, to_host};
+use crate::decoder::{
+    Decoder, Which, check_parameters, export_parameters, for_each_parameter, replace_parameters, to_host,
+    trained_values,
+};
 use crate::gradients::GradientSum;
 use crate::loss::{LossPlans, PolicyLoss};
 use crate::micro_batch::accumulate;
-use crate::ref_policy::{freeze, mix};
+use crate::ref_policy::{freeze, has_values, mix};
 use crate::rollout;
 use crate::sequences::completion_hidden;
 use burn::module::Module;
 use burn::tensor::Device;
 use grpo_core::objective::ValueLossConfig;
 use grpo_core::{LossOutput, Scores};
-use models::{Adapter, LoraConfig, ModelConfig};
+use models::{Adapter, LoraConfig, ModelConfig, NamedTensor};
 use policy::{
     AdamWConfig, Completion, Error, Policy, PolicyState, Result, RolloutRequest, SequenceBatch, StateGroup, StepLoss,
     TensorSink, UpdateReport, Weights, imitation,
@@ -39,6 +42,8 @@ pub struct BurnPolicy {
     sums: GradientSum,
     rollout_batch_size: usize,
     remembered: Option<Remembered>,
+    /// The weights where they lie in files, as long as they are those of the policy.
+    in_files: Option<Decoder>,
 }
 
 /// The state that [`Policy::roll_back`] goes back to.
@@ -57,12 +62,28 @@ impl BurnPolicy {
         Ok(Self::of(Decoder::new(config, seed, &Device::flex().autodiff())?, loss))
     }
 
-    /// A policy of stored weights, which are read tensor by tensor in f32, with the default settings of AdamW.
+    /// A policy of stored weights, which are read tensor by tensor in f32 to be trained, with the default settings of AdamW.
     ///
     /// # Errors
     /// Those of [`Decoder::from_weights`].
     pub fn from_weights(config: &ModelConfig, weights: &models::Weights, loss: PolicyLoss) -> Result<Self> {
         Ok(Self::of(Decoder::from_weights(config, weights, &Device::flex().autodiff())?, loss))
+    }
+
+    /// A policy of stored weights beneath fresh LoRA adapters: [`BurnPolicy::with_lora`] of weights that stay in their files, where they
+    /// are read by every product. The files are mapped as long as the policy lives, and must not be changed meanwhile.
+    ///
+    /// # Errors
+    /// Those of [`Decoder::mapped`] and [`Decoder::with_lora`].
+    pub fn mapped_with_lora(
+        config: &ModelConfig,
+        weights: &models::Weights,
+        lora: &LoraConfig,
+        seed: u64,
+        loss: PolicyLoss,
+    ) -> Result<Self> {
+        let base = Decoder::mapped(config, weights, &Device::flex().autodiff())?;
+        Ok(Self::of(base.with_lora(lora, seed)?, loss))
     }
 
     /// This policy with fresh LoRA adapters, as [`Decoder::with_lora`]: gradients, moments and checkpoints are those of the adapters
@@ -85,7 +106,7 @@ impl BurnPolicy {
     fn adapted(mut self, adapt: impl FnOnce(Decoder) -> Result<Decoder>) -> Result<Self> {
         self.model = adapt(self.model)?;
         self.optimizer.reset();
-        (self.sums, self.ref_policy, self.remembered) = (GradientSum::new(), None, None);
+        (self.sums, self.ref_policy, self.remembered, self.in_files) = (GradientSum::new(), None, None, None);
         Ok(self)
     }
 
@@ -100,7 +121,18 @@ impl BurnPolicy {
             sums: GradientSum::new(),
             rollout_batch_size: ROLLOUT_BATCH_SIZE,
             remembered: None,
+            in_files: None,
         }
+    }
+
+    /// Takes the reference policy from the files of `weights`, of which this policy has just been made, if it is frozen before the first
+    /// update: then it needs no memory of its own. The files are mapped as long as it lives, and must not be changed meanwhile.
+    ///
+    /// # Errors
+    /// Those of [`Decoder::mapped`].
+    pub fn with_reference_in_files(mut self, weights: &models::Weights) -> Result<Self> {
+        self.in_files = Some(Decoder::mapped(self.model.config(), weights, &Device::flex())?);
+        Ok(self)
     }
 
     /// Chooses the largest number of sequences that decode together. It bounds memory and does not change what is sampled.
@@ -138,13 +170,7 @@ impl BurnPolicy {
 
 impl Policy for BurnPolicy {
     fn num_parameters(&self) -> usize {
-        let mut count = 0;
-        // A parameter that is not on the CPU cannot be counted, and there is none.
-        let _ = for_each_parameter(&self.model, Which::Trained, |_, _, values| {
-            count += values.len();
-            Ok(())
-        });
-        count
+        trained_values(&self.model)
     }
 
     fn context_length(&self) -> usize {
@@ -222,8 +248,10 @@ impl Policy for BurnPolicy {
         if sums.is_empty() {
             return Err(Error::argument("apply", "a gradient that accumulate has added", "none"));
         }
-        let (model, report) = self.optimizer.step(self.model.clone(), &sums, learning_rate)?;
-        self.model = model;
+        let report = self.optimizer.step(&mut self.model, &sums, learning_rate)?;
+        if report.applied {
+            self.in_files = None;
+        }
         Ok(report)
     }
 
@@ -248,7 +276,7 @@ impl Policy for BurnPolicy {
 
     fn freeze_ref_policy(&mut self) -> Result<()> {
         // With adapters this is the model without them, whatever they are by now: it shares the frozen weights.
-        self.ref_policy = Some(freeze(&self.model));
+        self.ref_policy = Some(self.in_files.take().unwrap_or_else(|| freeze(&self.model)));
         Ok(())
     }
 
@@ -290,7 +318,11 @@ impl Policy for BurnPolicy {
             StateGroup::Weights(Weights::Policy) => export_parameters(&self.model, sink),
             StateGroup::Weights(Weights::RefPolicy) => match &self.ref_policy {
                 // Those of a reference beneath adapters are the model's own, which no checkpoint repeats.
-                Some(model) if !self.model.has_adapters() => export_parameters(model, sink),
+                Some(model) if !self.model.has_adapters() => {
+                    for_each_parameter(model, Which::All, |name, shape, values| {
+                        sink.tensor(NamedTensor { name: name.to_owned(), shape: shape.to_vec(), data: values.to_vec() })
+                    })
+                }
                 _ => Ok(()),
             },
             StateGroup::Optimizer => self.optimizer.export(sink),
@@ -309,18 +341,23 @@ impl Policy for BurnPolicy {
     }
 
     fn import(&mut self, state: &PolicyState<'_>) -> Result<()> {
-        let model = self.model.clone().with_parameters(state.policy)?;
+        // Looked at before anything is written, so that the weights can be replaced where they lie.
+        check_parameters(&self.model, state.policy)?;
         let mut optimizer = AdamW::new(state.adamw);
-        // In the order of the decoder's fields: a saved state may list its tensors in any order.
-        optimizer.restore(state.optimizer_steps, state.optimizer, &model.parameters())?;
+        optimizer.restore(state.optimizer_steps, state.optimizer, &self.model)?;
         let ref_policy = match state.ref_policy {
             Some([]) if self.model.has_adapters() => Some(freeze(&self.model)),
+            // Weights that lie in files stay there.
+            Some(weights) if self.ref_policy.as_ref().is_some_and(|model| has_values(model, weights)) => {
+                self.ref_policy.take()
+            }
             Some(weights) => Some(freeze(&self.model).with_parameters(weights)?),
             None => None,
         };
-        (self.model, self.ref_policy, self.optimizer) = (model, ref_policy, optimizer);
+        (self.ref_policy, self.optimizer) = (ref_policy, optimizer);
         self.sums = GradientSum::new();
-        self.remembered = None;
+        (self.remembered, self.in_files) = (None, None);
+        self.model = replace_parameters(self.model.take(), state.policy);
         Ok(())
     }
 }

@@ -2,8 +2,9 @@
 
 use crate::burn_policy::BurnPolicy;
 use crate::decoder::{Decoder, PackedBatch, to_host};
-use backend_cpu::layers::Layers;
+use backend_cpu::layers::{Add, Layers, StoredWeight};
 use burn::module::Module;
+use grpo_burn::custom_op::{Operand, elements};
 use policy::{Error, Result};
 
 /// Positions whose logits are made at a time: a row of them is a whole vocabulary.
@@ -17,12 +18,12 @@ impl BurnPolicy {
     /// [`Error::Argument`] for no ids, [`Error::TooLong`], [`Error::Model`] for an unknown token.
     pub fn logits(&self, ids: &[u32], mut see: impl FnMut(usize, &[f32])) -> Result<()> {
         let model: Decoder = self.model().valid();
-        let [vocab, width] = model.lm_head()?.dims();
         let hidden = to_host(model.forward(&PackedBatch::new(&[ids])?)?);
-        let head = to_host(model.lm_head()?);
+        let [_, width] = model.lm_head()?.dims();
+        let head = Operand::new("lm_head", model.lm_head()?).map_err(Error::other)?.row_major().storage;
+        let head = StoredWeight::new(&[elements("lm_head", &head).map_err(Error::other)?], width)?;
         for (i, rows) in hidden.chunks(ROWS * width).enumerate() {
-            let n = rows.len() / width;
-            see(i * ROWS, &Layers::new().linear_dx(&head, rows, [n, vocab, width])?);
+            see(i * ROWS, &Layers::new().linear_stored(rows, &head, Add::Nothing, rows.len() / width)?);
         }
         Ok(())
     }

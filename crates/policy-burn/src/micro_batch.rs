@@ -1,6 +1,6 @@
 //! The gradients of micro-batches, which run in parallel and are added in order.
 
-use crate::decoder::Decoder;
+use crate::decoder::{Decoder, trained_values};
 use crate::gradients::GradientSum;
 use crate::loss::PartialLoss;
 use burn::module::Module;
@@ -10,9 +10,9 @@ use rayon::prelude::*;
 
 /// Runs `loss` on every micro-batch and adds everything up: the loss with its metrics, and the gradients into `sums`.
 ///
-/// As many micro-batches as there are threads run at the same time, each on its own leaves so that their graphs stay apart. Their
-/// gradients are added in order, and are gone before the next ones begin: the same bits whatever the threads do, and memory that does
-/// not grow with the number of micro-batches.
+/// As many micro-batches as there are threads run at the same time, fewer of a large model, each on its own leaves so that their graphs
+/// stay apart. Their gradients are added in order, and are gone before the next ones begin: the same bits whatever the threads do, and
+/// memory that does not grow with the number of micro-batches.
 ///
 /// # Errors
 /// Those of `loss`; `sums` may then hold the gradients of some micro-batches.
@@ -24,7 +24,7 @@ pub(crate) fn accumulate(
 ) -> Result<LossOutput> {
     let device = model.device();
     let mut sum = LossOutput::default();
-    for wave in batches.chunks(rayon::current_num_threads()) {
+    for wave in batches.chunks(at_once(model)) {
         let parts: Vec<_> = wave.iter().map(|batch| (batch, model.clone().fork(&device))).collect();
         let parts = parts
             .into_par_iter()
@@ -44,4 +44,19 @@ pub(crate) fn accumulate(
         }
     }
     Ok(sum)
+}
+
+/// Most bytes that the gradients of micro-batches take which run at the same time. Products of a larger model keep every thread busy by
+/// themselves.
+const MOST_BYTES: usize = 256 << 20;
+
+/// How many micro-batches run at the same time.
+fn at_once(model: &Decoder) -> usize {
+    at_once_of(trained_values(model))
+}
+
+/// The same for a number of values that are trained.
+pub(crate) fn at_once_of(trained: usize) -> usize {
+    let of_one = trained.saturating_mul(size_of::<f32>()).max(1);
+    (MOST_BYTES / of_one).clamp(1, rayon::current_num_threads())
 }

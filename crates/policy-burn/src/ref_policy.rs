@@ -1,7 +1,8 @@
 //! The reference policy of the KL, moved towards the policy.
 
-use crate::decoder::Decoder;
+use crate::decoder::{Decoder, Which, for_each_parameter};
 use burn::module::Module;
+use models::NamedTensor;
 use policy::Result;
 
 /// The weights of `policy` as a reference policy, which has neither a value head nor adapters, on a device without autodiff. What lies
@@ -18,12 +19,30 @@ pub(crate) fn freeze(policy: &Decoder) -> Decoder {
 /// [`policy::Error::State`] when the two are of different models.
 pub(crate) fn mix(ref_policy: &Decoder, policy: &Decoder, alpha: f64) -> Result<Decoder> {
     let (of_policy, of_ref) = (alpha as f32, (1.0 - alpha) as f32);
-    let mut mixed = freeze(policy).parameters();
+    let frozen = freeze(policy);
+    let mut mixed = frozen.parameters();
     // Both are of one model, so their parameters come in the same order.
-    for (new, old) in mixed.iter_mut().zip(ref_policy.parameters()) {
-        for (new, old) in new.data.iter_mut().zip(old.data) {
+    let mut all = mixed.iter_mut();
+    for_each_parameter(ref_policy, Which::All, |_, _, old| {
+        for (new, old) in all.next().into_iter().flat_map(|new| &mut new.data).zip(old) {
             *new = of_policy * *new + of_ref * old;
         }
-    }
-    ref_policy.clone().with_parameters(&mixed)
+        Ok(())
+    })?;
+    frozen.with_parameters(&mixed)
+}
+
+/// Whether these are the values of all weights of `model`, to the bit.
+pub(crate) fn has_values(model: &Decoder, tensors: &[NamedTensor]) -> bool {
+    let mut count = 0;
+    let equal = for_each_parameter(model, Which::All, |name, shape, values| {
+        count += 1;
+        let found = tensors.iter().find(|tensor| tensor.name == name);
+        let equal = found.is_some_and(|found| {
+            let bits = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits();
+            found.shape == shape && found.data.len() == values.len() && found.data.iter().zip(values).all(bits)
+        });
+        if equal { Ok(()) } else { Err(policy::Error::state(name, "the same values", "others")) }
+    });
+    equal.is_ok() && count == tensors.len()
 }

@@ -23,6 +23,35 @@
 //! assert!((lse.to_floats()[0] - sum.ln()).abs() < 1e-12);
 //! # Ok::<(), stablehlo::Error>(())
 //! ```
+//!
+//! # Functions, loops and derivatives
+//!
+//! [`trace`] builds a function once; [`Builder::call`] puts it into programs, [`Builder::scan`] repeats it over the slices of
+//! stacked weights, and [`Builder::vjp`] or [`Builder::value_and_grad`] make its derivative, in reverse mode, of operations
+//! like any others. What a derivative keeps, and what it computes again, is said by [`Save`] for a scan and by
+//! [`Builder::remat`] elsewhere; [`Builder::custom_vjp`] is for derivatives of one's own.
+//!
+//! ```
+//! use stablehlo::{Builder, DotDimensions, Dtype, Precision, Reducer, Save, TensorType, trace};
+//!
+//! let (hidden, weight) = (TensorType::new(Dtype::F32, [4, 8]), TensorType::new(Dtype::F32, [8, 8]));
+//! let layer = trace(&[hidden.clone(), weight], |_, a| {
+//!     vec![a[0].dot_general(&a[1], DotDimensions::contract(1, 0), Dtype::F32, Precision::Default).tanh()]
+//! })?;
+//! let stacked = TensorType::new(Dtype::F32, [12, 8, 8]);
+//! let loss = trace(&[hidden.clone(), stacked.clone()], |f, a| {
+//!     let out = f.scan(12, &layer, &[&a[0]], &[&a[1]], &[], Save::Carry).carry.remove(0);
+//!     vec![(&out * &out).reduce(Reducer::Add, &[0, 1])]
+//! })?;
+//!
+//! let f = Builder::new();
+//! let (x, weights) = (f.argument("x", hidden), f.argument("weights", stacked));
+//! let (results, gradients) = f.value_and_grad(&loss, &[&x, &weights], &[1])?;
+//! let module = f.finish("step", &[("loss", &results[0]), ("gradient", &gradients[0])])?;
+//! // Two loops, one each way, however many layers there are.
+//! assert_eq!(module.to_string().matches("stablehlo.while").count(), 2);
+//! # Ok::<(), stablehlo::Error>(())
+//! ```
 #![forbid(unsafe_code)]
 
 mod build;

@@ -2,8 +2,8 @@
 
 use crate::backends;
 use crate::error::{Error, Result};
-use crate::pretrained::Pretrained;
-use crate::prompts::open_data;
+use crate::pretrained::{Pretrained, Purpose};
+use crate::prompts::{encode_prompt, open_data};
 use crate::train_config::{PolicyConfig, TrainConfig};
 use backend_tpu::plugins::Kind;
 use data::Dataset;
@@ -12,6 +12,9 @@ use policy::{Policy, PolicyEngine, RolloutEngine};
 use policy_burn::{BurnPolicy, PolicyLoss};
 use policy_device::{DevicePolicy, DevicePolicyOptions, RolloutOptions, Runtime};
 use rewards::Rewards;
+
+/// Prompts that are looked at to say how much memory a step takes.
+const PROMPTS: usize = 32;
 
 /// Everything that [`crate::Trainer`] works with, each replaceable by one of your own.
 ///
@@ -85,13 +88,12 @@ impl Parts {
             Some(report) => tracing::info!("{report}"),
             None => {}
         }
-        Ok(Self {
-            policy: policy(config, shape, model)?,
-            tokenizer,
-            dataset,
-            rewards,
-            engine: Box::new(PolicyEngine),
-        })
+        // A look at some of them: the longest says what a step of a model that is read takes.
+        let prompts = if model.is_some() { dataset.probe(PROMPTS)? } else { Vec::new() };
+        let lengths = prompts.iter().map(|item| Ok(encode_prompt(tokenizer.as_ref(), &item.prompt)?.len()));
+        let prompt = lengths.collect::<Result<Vec<_>>>()?.into_iter().max().unwrap_or(0);
+        let policy = policy(config, shape, model, Purpose::Training { prompt })?;
+        Ok(Self { policy, tokenizer, dataset, rewards, engine: Box::new(PolicyEngine) })
     }
 }
 
@@ -103,15 +105,23 @@ pub(crate) fn policy(
     config: &TrainConfig,
     shape: &ModelConfig,
     model: Option<&Pretrained>,
+    purpose: Purpose,
 ) -> Result<Box<dyn Policy>> {
     Ok(match config.policy.device.kind() {
-        None => Box::new(host_policy(config, shape, model)?.with_rollout_batch_size(config.rollout.batch_size)),
+        None => {
+            Box::new(host_policy(config, shape, model, purpose)?.with_rollout_batch_size(config.rollout.batch_size))
+        }
         Some(kind) => Box::new(device_policy(config, kind, shape, model)?),
     })
 }
 
 /// The policy in burn on this CPU.
-fn host_policy(config: &TrainConfig, shape: &ModelConfig, model: Option<&Pretrained>) -> Result<BurnPolicy> {
+fn host_policy(
+    config: &TrainConfig,
+    shape: &ModelConfig,
+    model: Option<&Pretrained>,
+    purpose: Purpose,
+) -> Result<BurnPolicy> {
     let loss = PolicyLoss {
         config: config.loss(),
         backend: backends::open(&config.grpo.backend, config.grpo.plugin.as_deref())?,
@@ -119,7 +129,7 @@ fn host_policy(config: &TrainConfig, shape: &ModelConfig, model: Option<&Pretrai
         max_tokens: config.grpo.micro_batch_sequences() * config.rollout.max_completion_length,
     };
     let policy = match (model, &config.lora) {
-        (Some(model), _) => model.policy(config, loss)?,
+        (Some(model), _) => model.policy(config, loss, purpose)?,
         (None, None) => BurnPolicy::new(shape, config.seed, loss)?,
         (None, Some(lora)) => BurnPolicy::new(shape, config.seed, loss)?.with_lora(lora, config.seed)?,
     };
@@ -155,7 +165,7 @@ fn device_policy(
         }
         None => {
             let mut weights = Vec::new();
-            host_policy(config, shape, None)?.export_model(&mut weights)?;
+            host_policy(config, shape, None, Purpose::Export)?.export_model(&mut weights)?;
             DevicePolicy::from_tensors(&runtime, shape, &weights, config.loss(), options)
         }
     };

@@ -3,8 +3,27 @@
 use crate::error::Result;
 use crate::prompts::open_tokenizer;
 use crate::train_config::{ModelSource, TrainConfig};
-use models::{ModelFolder, Tokenizer, Trained, TrainingMemory, available_memory};
-use policy_burn::{BurnPolicy, PolicyLoss};
+use models::{
+    Dtype, MemoryTable, ModelFolder, Tokenizer, Trained, TrainingMemory, Weights, available_memory, resident_memory,
+};
+use policy_burn::{BurnPolicy, PolicyLoss, StepMemory};
+
+/// What a policy is made for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Purpose {
+    /// To be trained on prompts of up to so many tokens.
+    Training {
+        /// The tokens of a prompt.
+        prompt: usize,
+    },
+    /// To take weights from a checkpoint to a folder.
+    Export,
+}
+
+/// Whether the reference policy is, and stays, the model that is read.
+fn keeps_files(config: &TrainConfig) -> bool {
+    config.needs_ref_policy() && config.lora.is_none() && config.warmup.steps == 0 && !config.grpo.sync_ref_model
+}
 
 /// The folder of the model that a configuration names, found and read but for its weights.
 pub(crate) struct Pretrained {
@@ -35,34 +54,76 @@ impl Pretrained {
     ///
     /// # Errors
     /// [`models::Error::TooLarge`] before anything is loaded; what is wrong with the weights otherwise.
-    pub(crate) fn policy(&self, config: &TrainConfig, loss: PolicyLoss) -> Result<BurnPolicy> {
+    pub(crate) fn policy(&self, config: &TrainConfig, loss: PolicyLoss, purpose: Purpose) -> Result<BurnPolicy> {
         let shape = self.folder.config();
+        let weights = self.folder.weights()?;
+        let table = match purpose {
+            Purpose::Training { prompt } => {
+                let table = self.memory(config, &weights, &loss, prompt)?;
+                let (family, path) = (self.folder.family(), self.folder.path().display());
+                tracing::info!("{family} of {path}; training takes, with prompts of up to {prompt} tokens:\n{table}");
+                table
+            }
+            Purpose::Export => {
+                let mut table = MemoryTable::new();
+                table.push("weights (float32)", shape.parameter_count() * Dtype::F32.size() as u64);
+                table
+            }
+        };
+        if let Some(available) = available_memory() {
+            table.check(available)?;
+        }
+        // Checked as they are read: names, shapes, and that every value is finite. What is frozen stays in its files.
+        let policy = match &config.lora {
+            Some(lora) => return Ok(BurnPolicy::mapped_with_lora(shape, &weights, lora, config.seed, loss)?),
+            None => BurnPolicy::from_weights(shape, &weights, loss)?,
+        };
+        let keeps = matches!(purpose, Purpose::Training { .. }) && keeps_files(config);
+        Ok(if keeps { policy.with_reference_in_files(&weights)? } else { policy })
+    }
+
+    /// What a training takes, part by part.
+    fn memory(&self, config: &TrainConfig, weights: &Weights, loss: &PolicyLoss, prompt: usize) -> Result<MemoryTable> {
+        let shape = self.folder.config();
+        let in_files = weights.mapped_dtype();
         let trained = match &config.lora {
             None => Trained::All,
             Some(lora) => {
                 Trained::Adapters(lora.parameters(shape)?.iter().map(|parameter| parameter.len() as u64).sum())
             }
         };
+        let needs_reference = config.needs_ref_policy() && config.lora.is_none();
         let memory = TrainingMemory {
             weights: shape.parameter_count(),
-            dtype: models::Dtype::F32,
-            reference: config.needs_ref_policy() && config.lora.is_none(),
+            dtype: if config.lora.is_some() { in_files } else { Dtype::F32 },
+            reference: needs_reference.then_some(if keeps_files(config) { in_files } else { Dtype::F32 }),
             trained,
         };
-        let table = memory.table();
-        tracing::info!(
-            "{} of {}, which needs beside activations:\n{table}",
-            self.folder.family(),
-            self.folder.path().display()
-        );
-        if let Some(available) = available_memory() {
-            table.check(available)?;
+        let grpo = &config.grpo;
+        let step = StepMemory {
+            prompt,
+            completion: config.rollout.max_completion_length,
+            samples: grpo.prompts_per_step * grpo.num_generations,
+            per_prompt: grpo.num_generations,
+            batch: config.rollout.batch_size,
+            micro_batch: grpo.micro_batch_sequences(),
+            head_adapter: config.lora.as_ref().is_some_and(|lora| {
+                let matrices = lora.resolve(shape);
+                matrices.is_ok_and(|matrices| matrices.iter().any(|matrix| matrix.name == "lm_head"))
+            }),
+        };
+        let mut table = step.table(shape, &memory, loss)?;
+        if grpo.fails_after_an_update() {
+            // Weights and moments of before the step, in f32.
+            let trained = match trained {
+                Trained::All => memory.weights,
+                Trained::Adapters(count) => count,
+            };
+            table.push("state to go back to when a step fails (float32)", 3 * trained * Dtype::F32.size() as u64);
         }
-        // Checked as they are read: names, shapes, and that every value is finite.
-        let policy = BurnPolicy::from_weights(shape, &self.folder.weights()?, loss)?;
-        Ok(match &config.lora {
-            Some(lora) => policy.with_lora(lora, config.seed)?,
-            None => policy,
-        })
+        if let Some((now, _)) = resident_memory() {
+            table.push("the program and its data", now);
+        }
+        Ok(table)
     }
 }

@@ -11,14 +11,15 @@ mod policy;
 mod tests;
 mod validate;
 
+use ::policy::{LogitsProcessors, Sampling};
 use data::DataConfig;
 use grpo_core::{LossAggMode, LossConfig};
 use models::{GenerationDefaults, LoraConfig};
-use ::policy::{LogitsProcessors, Sampling};
 use rewards::RewardConfig;
 use rng::Purpose;
 use serde::{Deserialize, Serialize};
 
+pub use self::policy::{PolicyConfig, PolicyDevice, PolicyDtype};
 pub use crate::export::{ExportConfig, ExportDtype};
 pub use crate::run::options::RunOptions;
 pub(crate) use grpo::REWARD;
@@ -27,7 +28,6 @@ pub use grpo_sinks::wandb::Mode as WandbMode;
 pub use grpo_sinks::{LoggingConfig, WandbConfig};
 pub use model::ModelSource;
 pub use optimizer::{LrSchedulerType, OptimizerConfig};
-pub use self::policy::{PolicyConfig, PolicyDevice, PolicyDtype};
 pub(crate) use validate::{MAX_SEQUENCES, check};
 
 /// A whole run: all that its numbers depend on, and `run`, `logging` and `wandb`, on which they do not.

@@ -194,7 +194,7 @@ impl Trainer {
     /// Whether a step can fail after one of its updates, which change nothing when they fail themselves. Where it cannot, nothing has
     /// to be remembered to go back to.
     fn fails_after_an_update(&self) -> bool {
-        self.config.grpo.updates() > 1 || self.config.grpo.sync_ref_model || self.coefficients.entropy.is_some()
+        self.config.grpo.fails_after_an_update()
     }
 
     /// Evaluates the present policy on the held-out problems. Does not change the run.

@@ -74,6 +74,13 @@ impl<'a> MatMut<'a> {
         self.cols
     }
 
+    /// Some of its columns.
+    pub(crate) fn columns(&mut self, columns: Range<usize>) -> MatMut<'_> {
+        assert!(columns.start <= columns.end && columns.end <= self.cols, "columns of the output");
+        let data = self.data.wrapping_add(columns.start);
+        MatMut { data, rows: self.rows, cols: columns.len(), stride: self.stride, owner: PhantomData }
+    }
+
     /// First element and stride of the piece `[rows, cols]` at (i, j).
     pub(super) fn piece(&mut self, i: usize, j: usize, rows: usize, cols: usize) -> (*mut f32, usize) {
         assert!(i + rows <= self.rows && j + cols <= self.cols, "a piece of the output");

@@ -1,6 +1,6 @@
 //! Linear layers: y = x W + b.
 
-use super::product::{Operand, multiply, multiply_packed, pack};
+use super::product::{Operand, Panels, Rhs, multiply, multiply_packed, pack, pack_halves};
 use super::{Layers, fits};
 use crate::arch::{MulAdd, simd_dispatch};
 use crate::gemm::KAxis;
@@ -22,14 +22,29 @@ pub enum Add<'a> {
 /// take longer to pack it than to multiply.
 #[derive(Clone, Debug)]
 pub struct PackedWeight {
-    words: Aligned<u32>,
+    entries: Entries,
     dims: [usize; 2],
+}
+
+#[derive(Clone, Debug)]
+enum Entries {
+    Words(Aligned<u32>),
+    /// Of bf16 values, in half the memory.
+    Halves(Aligned<u16>),
 }
 
 impl PackedWeight {
     /// `[in, out]`.
     pub fn dims(&self) -> [usize; 2] {
         self.dims
+    }
+
+    /// The bytes that it takes.
+    pub fn bytes(&self) -> usize {
+        match &self.entries {
+            Entries::Words(words) => size_of_val::<[u32]>(words),
+            Entries::Halves(halves) => size_of_val::<[u16]>(halves),
+        }
     }
 }
 
@@ -52,10 +67,17 @@ impl Layers {
         Ok(self.packed(&Operand::new(head, input, KAxis::Columns), [input, output]))
     }
 
-    fn packed(&self, rhs: &Operand<'_>, dims: [usize; 2]) -> PackedWeight {
+    pub(super) fn packed(&self, rhs: &impl Rhs, dims: [usize; 2]) -> PackedWeight {
         let mut words = zeros(self.gemm.rhs_words(dims[1], dims[0]));
         pack(self.gemm, rhs, &mut words);
-        PackedWeight { words, dims }
+        PackedWeight { entries: Entries::Words(words), dims }
+    }
+
+    /// The same of bf16 values.
+    pub(super) fn packed_halves(&self, rhs: &impl Rhs, dims: [usize; 2]) -> PackedWeight {
+        let mut halves = zeros(self.gemm.rhs_words(dims[1], dims[0]));
+        pack_halves(self.gemm, rhs, &mut halves);
+        PackedWeight { entries: Entries::Halves(halves), dims }
     }
 
     /// y `[N, out]` of x `[N, in]` and a weight `[in, out]`; `dims` are `[N, in, out]`.
@@ -81,7 +103,11 @@ impl Layers {
         fits("linear_packed", "x", x.len(), &[n, input])?;
         let mut y = start(add, n, output)?;
         let lhs = Operand::new(x, input, KAxis::Columns);
-        multiply_packed(self.gemm, &lhs, &weight.words, output, &mut y, !matches!(add, Add::Nothing));
+        let rhs = match &weight.entries {
+            Entries::Words(words) => Panels::Words(words),
+            Entries::Halves(halves) => Panels::Halves(halves),
+        };
+        multiply_packed(self.gemm, &lhs, rhs, output, &mut y, !matches!(add, Add::Nothing));
         Ok(y)
     }
 
@@ -128,7 +154,7 @@ impl Layers {
 }
 
 /// What the product is added to, or zeros.
-fn start(add: Add<'_>, n: usize, output: usize) -> Result<Vec<f32>> {
+pub(super) fn start(add: Add<'_>, n: usize, output: usize) -> Result<Vec<f32>> {
     match add {
         Add::Nothing => Ok(vec![0.0; n * output]),
         Add::Residual(residual) => {

@@ -26,6 +26,7 @@ mod product;
 mod rms_norm;
 mod rope;
 mod scratch;
+mod stored;
 mod swiglu;
 
 pub use attention::{AttentionGrad, Heads, Mixed, Span};
@@ -33,6 +34,7 @@ pub use cache::KvCache;
 pub use linear::{Add, PackedWeight};
 pub use rms_norm::{HeadNorms, HeadNormsGrad};
 pub use rope::RopeTable;
+pub use stored::StoredWeight;
 
 use crate::arch::{Isa, IsaToken};
 use crate::gemm::Gemm;

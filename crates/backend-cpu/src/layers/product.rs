@@ -2,6 +2,7 @@
 
 use super::scratch::Scratch;
 use crate::arch::panel::RHS_PANEL;
+use crate::arch::{MulAdd, simd_dispatch};
 use crate::gemm::{Cut, Gemm, KAxis, MatMut, Order, Packed, Rows};
 use crate::host::Slice;
 use crate::threads::{count, slices::*};
@@ -11,6 +12,8 @@ use std::ops::Range;
 const BLOCK: usize = 240;
 /// Panels of the rhs that one task packs.
 const PANELS: usize = 8;
+/// Panels of the rhs that are widened before they are multiplied: 80 KiB of words.
+const NEAR: usize = 4;
 
 /// A matrix, or some rows and columns of one, of which one axis is K.
 #[derive(Clone, Copy, Debug)]
@@ -79,14 +82,81 @@ impl<'a> Operand<'a> {
     }
 }
 
+/// What is packed as the rhs of a product.
+pub(super) trait Rhs: Sync {
+    /// (length of the axis that is not K, length of K).
+    fn dims(&self) -> (usize, usize);
+    /// Which axis of the rows that [`Rhs::with`] hands out is K.
+    fn along(&self) -> KAxis;
+    /// Hands `f` the part `outer` of the axis that is not K, with the part `k` of K.
+    fn with<T>(&self, outer: Range<usize>, k: Range<usize>, f: impl FnOnce(Rows<'_>) -> T) -> T;
+}
+
+impl Rhs for Operand<'_> {
+    fn dims(&self) -> (usize, usize) {
+        Operand::dims(self)
+    }
+
+    fn along(&self) -> KAxis {
+        self.along
+    }
+
+    fn with<T>(&self, outer: Range<usize>, k: Range<usize>, f: impl FnOnce(Rows<'_>) -> T) -> T {
+        f(self.cut(outer, k))
+    }
+}
+
 /// Where the packed piece of K that begins at `k` lies among those of `n` columns.
 fn place(gemm: Gemm, n: usize, k: &Range<usize>) -> Range<usize> {
     let start = gemm.rhs_words(n, k.start);
     start..start + gemm.rhs_words(n, k.len())
 }
 
+/// A packed rhs: words, or the upper halves of words that hold bf16 values, whose lower halves are zero.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Panels<'a> {
+    Words(&'a [u32]),
+    Halves(&'a [u16]),
+}
+
+/// Packs all of `rhs`, which holds bf16 values, into `halves`, as many as [`pack`] writes words.
+pub(super) fn pack_halves(gemm: Gemm, rhs: &impl Rhs, halves: &mut [u16]) {
+    let (n, k) = rhs.dims();
+    for piece in gemm.pieces(k) {
+        let stride = gemm.rhs_stride(piece.len());
+        let of_piece = &mut halves[place(gemm, n, &piece)];
+        of_piece.par_chunks_mut(PANELS * stride).enumerate().for_each(|(i, halves)| {
+            let first = i * PANELS * RHS_PANEL;
+            let columns = first..n.min(first + PANELS * RHS_PANEL);
+            let mut words = Scratch::words(halves.len());
+            rhs.with(columns, piece.clone(), |rows| gemm.pack_rhs(rows, rhs.along(), 0, &mut words, stride));
+            narrow(gemm.isa(), &words, halves);
+        });
+    }
+}
+
+simd_dispatch! {
+    /// The upper halves of words.
+    fn narrow(words: &[u32], halves: &mut [u16]) = narrow_body
+}
+
+#[inline(always)]
+fn narrow_body<M: MulAdd>(words: &[u32], halves: &mut [u16]) {
+    halves.iter_mut().zip(words).for_each(|(half, word)| *half = (word >> 16) as u16);
+}
+
+simd_dispatch! {
+    /// Words with these upper halves.
+    fn widen(halves: &[u16], words: &mut [u32]) = widen_body
+}
+
+#[inline(always)]
+fn widen_body<M: MulAdd>(halves: &[u16], words: &mut [u32]) {
+    words.iter_mut().zip(halves).for_each(|(word, half)| *word = u32::from(*half) << 16);
+}
+
 /// Packs all of `rhs` into `words`, `gemm.rhs_words(n, k)` of them: the pieces of K one after the other.
-pub(super) fn pack(gemm: Gemm, rhs: &Operand<'_>, words: &mut [u32]) {
+pub(super) fn pack(gemm: Gemm, rhs: &impl Rhs, words: &mut [u32]) {
     let (n, k) = rhs.dims();
     for piece in gemm.pieces(k) {
         let stride = gemm.rhs_stride(piece.len());
@@ -94,13 +164,13 @@ pub(super) fn pack(gemm: Gemm, rhs: &Operand<'_>, words: &mut [u32]) {
         of_piece.par_chunks_mut(PANELS * stride).enumerate().for_each(|(i, words)| {
             let first = i * PANELS * RHS_PANEL;
             let columns = first..n.min(first + PANELS * RHS_PANEL);
-            gemm.pack_rhs(rhs.cut(columns, piece.clone()), rhs.along, 0, words, stride);
+            rhs.with(columns, piece.clone(), |rows| gemm.pack_rhs(rows, rhs.along(), 0, words, stride));
         });
     }
 }
 
-/// `out[m, n] (+)= lhs rhs` with a rhs that [`pack`] has packed, on the threads of the pool.
-pub(super) fn multiply_packed(gemm: Gemm, lhs: &Operand<'_>, rhs: &[u32], n: usize, out: &mut [f32], add: bool) {
+/// `out[m, n] (+)= lhs rhs` with a rhs that is packed, on the threads of the pool.
+pub(super) fn multiply_packed(gemm: Gemm, lhs: &Operand<'_>, rhs: Panels<'_>, n: usize, out: &mut [f32], add: bool) {
     let m = lhs.dims().0;
     if m == 0 || n == 0 {
         return;
@@ -121,7 +191,7 @@ fn multiply_block(
     gemm: Gemm,
     lhs: &Operand<'_>,
     rows: Range<usize>,
-    rhs: &[u32],
+    rhs: Panels<'_>,
     n: usize,
     out: &mut MatMut<'_>,
     add: bool,
@@ -132,17 +202,32 @@ fn multiply_block(
         let stride = gemm.lhs_stride(piece.len());
         gemm.pack_lhs(lhs.cut(rows.clone(), piece.clone()), lhs.along, 0, &mut words, stride);
         let lhs = Packed { words: &words, stride };
-        let rhs = Packed { words: &rhs[place(gemm, n, &piece)], stride: gemm.rhs_stride(piece.len()) };
-        gemm.multiply(piece.len(), lhs, rhs, out, add || piece.start > 0, Order::ByColumns);
+        let (of_piece, stride) = (place(gemm, n, &piece), gemm.rhs_stride(piece.len()));
+        let (k, add) = (piece.len(), add || piece.start > 0);
+        match rhs {
+            Panels::Words(rhs) => {
+                gemm.multiply(k, lhs, Packed { words: &rhs[of_piece], stride }, out, add, Order::ByColumns);
+            }
+            Panels::Halves(rhs) => {
+                // Widened some panels at a time, which then are in the second cache.
+                let mut wide = Scratch::words(NEAR * stride);
+                for (i, halves) in rhs[of_piece].chunks(NEAR * stride).enumerate() {
+                    widen(gemm.isa(), halves, &mut wide);
+                    let first = i * NEAR * RHS_PANEL;
+                    let mut out = out.columns(first..n.min(first + NEAR * RHS_PANEL));
+                    gemm.multiply(k, lhs, Packed { words: &wide, stride }, &mut out, add, Order::ByColumns);
+                }
+            }
+        }
     }
 }
 
 /// `out[m, n] (+)= lhs rhs`, on the threads of the pool.
-pub(super) fn multiply(gemm: Gemm, lhs: &Operand<'_>, rhs: &Operand<'_>, out: &mut [f32], add: bool) {
+pub(super) fn multiply(gemm: Gemm, lhs: &Operand<'_>, rhs: &impl Rhs, out: &mut [f32], add: bool) {
     let (n, k) = rhs.dims();
     let mut words = Scratch::words(gemm.rhs_words(n, k));
     pack(gemm, rhs, &mut words);
-    multiply_packed(gemm, lhs, &words, n, out, add);
+    multiply_packed(gemm, lhs, Panels::Words(&words), n, out, add);
 }
 
 /// [`multiply`] for a small product, on this thread.
@@ -153,5 +238,5 @@ pub(super) fn multiply_here(gemm: Gemm, lhs: &Operand<'_>, rhs: &Operand<'_>, ou
         let to = place(gemm, n, &piece);
         gemm.pack_rhs(rhs.cut(0..n, piece.clone()), rhs.along, 0, &mut words[to], gemm.rhs_stride(piece.len()));
     }
-    multiply_block(gemm, lhs, 0..lhs.dims().0, &words, n, out, add);
+    multiply_block(gemm, lhs, 0..lhs.dims().0, Panels::Words(&words), n, out, add);
 }

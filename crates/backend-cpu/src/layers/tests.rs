@@ -88,6 +88,48 @@ fn linear_layers_are_products() {
 }
 
 #[test]
+fn a_stored_weight_is_the_same_weight_to_the_bit() {
+    // Matrices that end at, before and behind the edges of panels and pieces.
+    for (seed, (n, input, outputs)) in
+        [(1, 2, vec![1, 1]), (5, 40, vec![32, 32]), (13, 300, vec![70, 16, 17]), (30, 33, vec![200, 3, 200, 1])]
+            .into_iter()
+            .enumerate()
+    {
+        let output: usize = outputs.iter().sum();
+        let seed = seed as u64;
+        // As bf16 holds them.
+        let rows: Vec<half::bf16> = noise(output * input, 60 + seed).into_iter().map(half::bf16::from_f32).collect();
+        let wide: Vec<f32> = rows.iter().map(|x| x.to_f32()).collect();
+        let turned: Vec<f32> = (0..input * output).map(|at| wide[at % output * input + at / output]).collect();
+        let (mut narrow_parts, mut wide_parts, mut first) = (Vec::new(), Vec::new(), 0);
+        for count in &outputs {
+            let part = first * input..(first + count) * input;
+            narrow_parts.push(grpo_core::TensorRef::from(&rows[part.clone()]));
+            wide_parts.push(grpo_core::TensorRef::from(&wide[part]));
+            first += count;
+        }
+        let (x, dy, bias) = (noise(n * input, 1 + seed), noise(n * output, 2 + seed), noise(output, 3));
+        let add = Add::Rows(&bias);
+        for layers in all_layers() {
+            for parts in [&narrow_parts, &wide_parts] {
+                let stored = StoredWeight::new(parts, input).unwrap();
+                assert_eq!(stored.dims(), [input, output]);
+                let y = layers.linear(&x, &turned, add, [n, input, output]).unwrap();
+                assert_eq!(layers.linear_stored(&x, &stored, add, n).unwrap(), y);
+                assert_eq!(layers.linear_packed(&x, &layers.pack_stored(&stored), add, n).unwrap(), y);
+                // Both hold bf16 values.
+                let halves = layers.pack_stored_as(&stored, true);
+                assert_eq!(2 * halves.bytes(), layers.pack_stored_as(&stored, false).bytes());
+                assert_eq!(layers.linear_packed(&x, &halves, add, n).unwrap(), y);
+                let dx = layers.linear_dx(&turned, &dy, [n, input, output]).unwrap();
+                assert_eq!(layers.linear_stored_dx(&stored, &dy, n).unwrap(), dx);
+            }
+        }
+    }
+    assert!(StoredWeight::new(&[(&[1.0_f32; 3]).into()], 2).is_err());
+}
+
+#[test]
 fn a_row_of_a_product_does_not_depend_on_the_others() {
     let (n, i, o) = (61, 300, 45);
     let (x, w) = (noise(n * i, 1), noise(i * o, 2));

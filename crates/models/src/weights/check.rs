@@ -48,7 +48,7 @@ impl Weights {
             let tensor = self.tensor(&parameter.name)?;
             if tensor.shape() != parameter.shape {
                 return Err(Error::TensorShape {
-                    path: tensor.path.to_owned(),
+                    path: tensor.shard.path.clone(),
                     name: parameter.name.clone(),
                     expected: parameter.shape.clone(),
                     found: tensor.shape().to_vec(),
@@ -97,7 +97,7 @@ impl WeightTensor<'_> {
         let Some(index) = found else { return Ok(()) };
         let mut value = [0.0];
         self.read(index, &mut value)?;
-        Err(Error::NotFinite { path: self.path.to_owned(), name: self.name().to_owned(), index, value: value[0] })
+        Err(Error::NotFinite { path: self.shard.path.clone(), name: self.name().to_owned(), index, value: value[0] })
     }
 }
 

@@ -11,6 +11,7 @@ pub use dtype::Dtype;
 pub(crate) use write::SafetensorsWriter;
 
 use crate::error::{Error, Result, nearest};
+use bytes::Bytes;
 use files::{INDEX, WeightFiles};
 use shard::Shard;
 use std::collections::BTreeMap;
@@ -95,7 +96,15 @@ impl Weights {
             found: info.dtype.to_string(),
         })?;
         let bytes = shard.bytes(info.data_offsets);
-        Ok(WeightTensor { name, dtype, shape: &info.shape, bytes, path: &shard.path })
+        Ok(WeightTensor { name, dtype, shape: &info.shape, bytes, shard, offsets: info.data_offsets })
+    }
+
+    /// The number type that the weights have where they are used in their files: that of all of them, and f32 where they differ or have
+    /// to be copied, as those in f16.
+    pub fn mapped_dtype(&self) -> Dtype {
+        let mut dtypes = self.names().filter_map(|name| self.tensor(name).ok()).map(|tensor| tensor.dtype());
+        let first = dtypes.next().filter(|first| *first != Dtype::F16);
+        first.filter(|first| dtypes.all(|dtype| dtype == *first)).unwrap_or(Dtype::F32)
     }
 
     fn compare_with_index(&self, index: &BTreeMap<String, String>) -> Result<()> {
@@ -146,7 +155,9 @@ pub struct WeightTensor<'a> {
     dtype: Dtype,
     shape: &'a [usize],
     bytes: &'a [u8],
-    path: &'a Path,
+    shard: &'a Shard,
+    /// Where the bytes are in the shard.
+    offsets: (usize, usize),
 }
 
 impl<'a> WeightTensor<'a> {
@@ -168,6 +179,11 @@ impl<'a> WeightTensor<'a> {
     /// The values as they are in the file: little-endian, row-major.
     pub fn bytes(&self) -> &'a [u8] {
         self.bytes
+    }
+
+    /// [`WeightTensor::bytes`] without a copy and for as long as anybody holds them: they keep the file mapped.
+    pub fn shared_bytes(&self) -> Bytes {
+        self.shard.shared(self.offsets)
     }
 
     /// The number of values.

@@ -1,6 +1,7 @@
 //! One safetensors file, mapped into memory.
 
 use crate::error::{Error, Result};
+use bytes::Bytes;
 use memmap2::Mmap;
 use safetensors::tensor::{Metadata, SafeTensorError, SafeTensors};
 use std::fs::File;
@@ -15,7 +16,8 @@ const LFS_POINTER: &[u8] = b"version https://git-lfs";
 #[derive(Debug)]
 pub(super) struct Shard {
     pub(super) path: PathBuf,
-    map: Mmap,
+    /// The mapping, which lives as long as anybody holds a part of it.
+    bytes: Bytes,
     /// Where the tensors begin.
     data: usize,
     pub(super) header: Metadata,
@@ -37,12 +39,17 @@ impl Shard {
         }
         let (header_length, header) =
             SafeTensors::read_metadata(&map).map_err(|error| Error::weights(path, damage(&map, &error)))?;
-        Ok(Self { path: path.to_owned(), map, data: PREFIX + header_length, header })
+        Ok(Self { path: path.to_owned(), bytes: Bytes::from_owner(map), data: PREFIX + header_length, header })
     }
 
     /// The bytes of a tensor, at offsets that the header gives.
     pub(super) fn bytes(&self, (begin, end): (usize, usize)) -> &[u8] {
-        &self.map[self.data + begin..self.data + end]
+        &self.bytes[self.data + begin..self.data + end]
+    }
+
+    /// The same bytes, which keep the mapping alive.
+    pub(super) fn shared(&self, (begin, end): (usize, usize)) -> Bytes {
+        self.bytes.slice(self.data + begin..self.data + end)
     }
 }
 

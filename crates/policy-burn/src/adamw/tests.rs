@@ -26,6 +26,17 @@ fn config() -> AdamWConfig {
     AdamWConfig::default()
 }
 
+/// A step of `model`, which comes back.
+fn step(
+    optimizer: &mut AdamW,
+    mut model: Decoder,
+    gradients: &GradientSum,
+    learning_rate: f64,
+) -> Result<(Decoder, UpdateReport)> {
+    let report = optimizer.step(&mut model, gradients, learning_rate)?;
+    Ok((model, report))
+}
+
 #[test]
 fn two_steps_match_values_computed_by_hand() {
     let rule = |root: f64, rate: f64, decay: f32| Rule {
@@ -59,7 +70,7 @@ fn clipping_uses_the_norm_of_the_whole_gradient() {
     assert!((sum.norm() - by_hand.sqrt()).abs() < 1e-3 * sum.norm());
     // Adam's first step does not see a common factor, its moments do.
     let mut clipped = AdamW::new(&AdamWConfig { max_grad_norm: 0.5, ..config() });
-    let (_, report) = clipped.step(model(), &sum, RATE).unwrap();
+    let (_, report) = step(&mut clipped, model(), &sum, RATE).unwrap();
     assert_eq!(report.grad_norm, sum.norm());
     let moment_norm: f64 =
         clipped.moments.iter().flat_map(|m| m.first.iter()).map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
@@ -74,7 +85,7 @@ fn norms_and_biases_are_not_decayed() {
     }
     let before = model().parameters();
     let mut optimizer = AdamW::new(&AdamWConfig { weight_decay: 0.5, ..config() });
-    let (after, _) = optimizer.step(model(), &sum, 0.1).unwrap();
+    let (after, _) = step(&mut optimizer, model(), &sum, 0.1).unwrap();
     for (b, a) in before.iter().zip(after.parameters()) {
         let factor = if b.shape.len() > 1 { 0.95 } else { 1.0 };
         assert!(b.data.iter().zip(&a.data).all(|(b, a)| (b * factor - a).abs() < 1e-6), "{}", b.name);
@@ -100,13 +111,13 @@ fn a_restored_state_continues_bit_for_bit() {
     let mut policy = model();
     for ids in [[1u32, 5, 9], [1, 7, 8]] {
         let sum = gradients(&policy, &ids);
-        policy = optimizer.step(policy, &sum, RATE).unwrap().0;
+        policy = step(&mut optimizer, policy, &sum, RATE).unwrap().0;
     }
     let mut restored = AdamW::new(&config());
-    restored.restore(optimizer.steps(), &optimizer.state(), &policy.parameters()).unwrap();
+    restored.restore(optimizer.steps(), &optimizer.state(), &policy).unwrap();
     let sum = gradients(&policy, &[1, 20, 21]);
-    let (a, report_a) = optimizer.step(policy.clone(), &sum, RATE).unwrap();
-    let (b, report_b) = restored.step(policy.clone(), &sum, RATE).unwrap();
+    let (a, report_a) = step(&mut optimizer, policy.clone(), &sum, RATE).unwrap();
+    let (b, report_b) = step(&mut restored, policy.clone(), &sum, RATE).unwrap();
     assert_eq!(report_a, report_b);
     assert_ne!(a.parameters(), policy.parameters());
     for (a, b) in a.parameters().iter().zip(b.parameters()) {
@@ -114,16 +125,16 @@ fn a_restored_state_continues_bit_for_bit() {
     }
     // What does not fit is refused.
     let state = optimizer.state();
-    assert!(restored.restore(3, &state[1..], &policy.parameters()).is_err());
-    assert!(restored.restore(3, &[], &policy.parameters()).is_err());
-    assert!(restored.restore(0, &state, &policy.parameters()).is_err());
+    assert!(restored.restore(3, &state[1..], &policy).is_err());
+    assert!(restored.restore(3, &[], &policy).is_err());
+    assert!(restored.restore(0, &state, &policy).is_err());
 }
 
 #[test]
 fn a_gradient_that_is_not_finite_is_an_error() {
     let mut sum = gradients(&model(), &[1, 5]);
     sum.parameters[0].data[0] = f32::NAN;
-    let result = AdamW::new(&config()).step(model(), &sum, RATE);
+    let result = step(&mut AdamW::new(&config()), model(), &sum, RATE);
     assert!(matches!(result, Err(Error::NotFinite { .. })));
 }
 
@@ -145,22 +156,22 @@ fn an_update_above_the_limit_is_skipped_and_leaves_everything_as_it_was() {
         // At the first step and after one that was applied; a skipped step is none.
         for steps in [0, 1] {
             let mut optimizer = guarded();
-            (0..steps).for_each(|_| drop(optimizer.step(model(), &small, RATE).unwrap()));
+            (0..steps).for_each(|_| drop(step(&mut optimizer, model(), &small, RATE).unwrap()));
             let before = optimizer.state();
-            let (after, report) = optimizer.step(model(), &bad, RATE).unwrap();
+            let (after, report) = step(&mut optimizer, model(), &bad, RATE).unwrap();
             assert!(!report.applied && report.grad_norm.to_bits() == bad.norm().to_bits());
             assert_eq!(after.parameters(), model().parameters());
             assert_eq!(snapshot(&optimizer), (steps, before));
-            let (_, report) = optimizer.step(model(), &times(1.5), RATE).unwrap();
+            let (_, report) = step(&mut optimizer, model(), &times(1.5), RATE).unwrap();
             assert!(report.applied, "an update below the limit is applied");
             assert_eq!(optimizer.steps(), steps + 1);
         }
     }
     let mut optimizer = guarded();
-    optimizer.step(model(), &times(9.0), RATE).unwrap();
+    step(&mut optimizer, model(), &times(9.0), RATE).unwrap();
     // The first step that is applied is a first step.
-    let (skipped_before, _) = optimizer.step(model(), &small, RATE).unwrap();
-    let (first, _) = guarded().step(model(), &small, RATE).unwrap();
+    let (skipped_before, _) = step(&mut optimizer, model(), &small, RATE).unwrap();
+    let (first, _) = step(&mut guarded(), model(), &small, RATE).unwrap();
     assert_eq!(skipped_before.parameters(), first.parameters());
 }
 
@@ -174,7 +185,7 @@ fn an_update_that_leaves_the_range_of_numbers_is_an_error_and_undone() {
     let unclipped = (AdamW::new(&AdamWConfig { max_grad_norm: 0.0, ..config() }), RATE);
     for ((mut optimizer, rate), sum) in [(fast, sum), (unclipped, steep)] {
         let before = snapshot(&optimizer);
-        let error = optimizer.step(model(), &sum, rate).unwrap_err();
+        let error = step(&mut optimizer, model(), &sum, rate).unwrap_err();
         assert!(matches!(error, Error::NotFinite { .. }), "{error}");
         assert_eq!(snapshot(&optimizer), before);
     }

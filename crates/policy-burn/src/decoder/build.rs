@@ -1,6 +1,7 @@
 //! How the parameters of a new decoder get their values: at random, or from stored tensors.
 
 use super::params::{normal, uniform};
+use super::weight::{Stored, Weight};
 use burn::module::Param;
 use burn::tensor::{Device, Tensor, TensorData};
 use models::ModelConfig;
@@ -30,6 +31,15 @@ pub(crate) trait Source {
     /// # Errors
     /// Those of reading what is stored.
     fn values(&mut self, name: &str, shape: &[usize], initial: Initial) -> Result<Vec<f32>>;
+
+    /// The matrix `name` where it is stored; `None` where its values are to be copied.
+    ///
+    /// # Errors
+    /// Those of reading what is stored.
+    fn stored(&mut self, name: &str, shape: [usize; 2]) -> Result<Option<Stored>> {
+        let _ = (name, shape);
+        Ok(None)
+    }
 }
 
 /// Values that depend on a seed and on the parameter's name only.
@@ -64,5 +74,13 @@ impl Builder<'_> {
     ) -> Result<Param<Tensor<D>>> {
         let values = self.source.values(name, &shape, initial)?;
         Ok(Param::from_data(TensorData::new(values, shape), self.device))
+    }
+
+    /// The matrix with this path.
+    pub(crate) fn weight(&mut self, name: &str, shape: [usize; 2], initial: Initial) -> Result<Weight> {
+        Ok(match self.source.stored(name, shape)? {
+            Some(stored) => Weight::Stored(stored),
+            None => Weight::Parameter(self.parameter(name, shape, initial)?),
+        })
     }
 }

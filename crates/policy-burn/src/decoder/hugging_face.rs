@@ -7,6 +7,7 @@
 use super::build::{Initial, Source};
 use super::lora::Adapted;
 use super::model::Decoder;
+use super::weight::Stored;
 use models::{Adapter, ModelConfig, NamedTensor, Weights};
 use policy::{Error, Result, TensorSink};
 use rayon::prelude::*;
@@ -114,13 +115,13 @@ pub(crate) fn export_parts(
     Ok(())
 }
 
-/// Stored weights as the values of a decoder's parameters.
-pub(crate) struct Stored<'a> {
+/// Stored weights as the values of a decoder's parameters, copied.
+pub(crate) struct Read<'a> {
     pub(crate) config: &'a ModelConfig,
     pub(crate) weights: &'a Weights,
 }
 
-impl Source for Stored<'_> {
+impl Source for Read<'_> {
     /// No second copy is made: what has to be transposed is read some rows at a time.
     fn values(&mut self, name: &str, shape: &[usize], _: Initial) -> Result<Vec<f32>> {
         let mut values = vec![0.0; shape.iter().product()];
@@ -152,6 +153,28 @@ impl Source for Stored<'_> {
     }
 }
 
+/// Stored weights whose matrices stay where they are.
+pub(crate) struct Mapped<'a> {
+    pub(crate) config: &'a ModelConfig,
+    pub(crate) weights: &'a Weights,
+}
+
+impl Source for Mapped<'_> {
+    fn values(&mut self, name: &str, shape: &[usize], initial: Initial) -> Result<Vec<f32>> {
+        Read { config: self.config, weights: self.weights }.values(name, shape, initial)
+    }
+
+    fn stored(&mut self, name: &str, shape: [usize; 2]) -> Result<Option<Stored>> {
+        let mut tensors = Vec::new();
+        for part in parts(self.config, &Adapted::default(), name, &shape) {
+            let tensor = self.weights.tensor(&part.name)?;
+            tensor.check_finite()?;
+            tensors.push(tensor);
+        }
+        Ok(Stored::new(&tensors))
+    }
+}
+
 /// Stored adapters as the values of those of a decoder.
 pub(crate) struct StoredAdapter<'a> {
     pub(crate) config: &'a ModelConfig,
@@ -175,14 +198,22 @@ impl Source for StoredAdapter<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burn::tensor::Device;
+    use crate::decoder::{PackedBatch, Weight, to_host};
+    use burn::tensor::{Device, Tensor};
 
     /// The tensors as a file of a model folder.
     fn stored(tensors: &[NamedTensor]) -> (tempfile::TempDir, Weights) {
-        let bytes: Vec<Vec<u8>> =
-            tensors.iter().map(|tensor| tensor.data.iter().flat_map(|x| x.to_le_bytes()).collect()).collect();
+        stored_as(safetensors::Dtype::F32, tensors)
+    }
+
+    /// The same in f32, or with the upper halves of the numbers, in bf16.
+    fn stored_as(dtype: safetensors::Dtype, tensors: &[NamedTensor]) -> (tempfile::TempDir, Weights) {
+        let first = if dtype == safetensors::Dtype::BF16 { 2 } else { 0 };
+        let bytes: Vec<Vec<u8>> = (tensors.iter())
+            .map(|tensor| tensor.data.iter().flat_map(|x| x.to_le_bytes()[first..].to_vec()).collect())
+            .collect();
         let views = tensors.iter().zip(&bytes).map(|(tensor, bytes)| {
-            let view = safetensors::tensor::TensorView::new(safetensors::Dtype::F32, tensor.shape.clone(), bytes);
+            let view = safetensors::tensor::TensorView::new(dtype, tensor.shape.clone(), bytes);
             (tensor.name.as_str(), view.unwrap())
         });
         let folder = tempfile::tempdir().unwrap();
@@ -190,6 +221,47 @@ mod tests {
         std::fs::write(&file, safetensors::serialize(views, None).unwrap()).unwrap();
         let weights = Weights::open(folder.path()).unwrap();
         (folder, weights)
+    }
+
+    /// Large weights in bf16 stay so when tokens are sampled, with their adapters beside them.
+    #[test]
+    fn tokens_are_sampled_from_large_weights_in_bf16() {
+        let config = ModelConfig {
+            // Four times a second cache of 2 MiB.
+            intermediate_size: 16384,
+            num_hidden_layers: 1,
+            initializer_range: 0.1,
+            ..ModelConfig::default()
+        };
+        let mut tensors = Vec::new();
+        Decoder::new(&config, 3, &Device::flex()).unwrap().export(&mut tensors).unwrap();
+        let (_folder, weights) = stored_as(safetensors::Dtype::BF16, &tensors);
+        let base = Decoder::mapped(&config, &weights, &Device::flex()).unwrap();
+        let large = &base.layers[0].mlp.gate_up_proj.weight;
+        assert!(matches!(large, Weight::Stored(stored) if stored.view().unwrap().packs_narrow()));
+        let targets = models::TargetModules::Pattern("all-linear".into());
+        let lora = models::LoraConfig { r: 2, target_modules: targets, ..Default::default() };
+        let fresh = base.clone().with_lora(&lora, 1).unwrap();
+        let mut parameters = fresh.parameters();
+        parameters.iter_mut().filter(|p| p.name.ends_with(".b")).enumerate().for_each(|(i, b)| {
+            b.data = crate::decoder::params::normal(b.data.len(), 0.1, i as u64, "b");
+        });
+        let ids = [1, 5, 9, 7];
+        let of = |decoder: &Decoder| {
+            let batch = PackedBatch::new(&[ids]).unwrap();
+            let hidden = decoder.forward(&batch).unwrap();
+            let head = Tensor::<2>::from_data(decoder.lm_head().unwrap().into_data().convert::<f32>(), &Device::flex());
+            let all = to_host(hidden.matmul(head.transpose()));
+            let sampled = decoder.inference().unwrap().prefill(&batch, 1, 1).unwrap().0;
+            let last = &all[all.len() - sampled.len()..];
+            let largest = last.iter().fold(0f32, |m, x| m.max(x.abs()));
+            let off = last.iter().zip(&sampled).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
+            assert!(off < 1e-5 * largest, "off by {off} of {largest}");
+            sampled
+        };
+        assert_ne!(of(&fresh.clone().with_parameters(&parameters).unwrap()), of(&base));
+        // A fresh adapter changes nothing.
+        assert_eq!(of(&fresh), of(&base));
     }
 
     #[test]

@@ -2,13 +2,16 @@
 
 use super::batch::PackedBatch;
 use super::layers::{Linear, RmsNorm};
+use super::lora::LowRank;
 use super::model::{Decoder, check};
 use super::params::{read, storage};
 use super::rope::Rope;
-use backend_cpu::layers::{Add, HeadNorms, Heads, KvCache, Layers, PackedWeight};
+use super::weight::{self, Stored};
+use backend_cpu::layers::{Add, HeadNorms, Heads, KvCache, Layers, PackedWeight, StoredWeight};
 use burn::backend::flex::FlexTensor;
 use burn::module::Param;
 use burn::tensor::Tensor;
+use grpo_burn::custom_op::elements;
 use models::ModelConfig;
 use policy::{Error, Result};
 
@@ -36,7 +39,7 @@ pub struct Inference {
     rope: Rope,
     heads: Heads,
     /// `[V, H]`.
-    embed_tokens: FlexTensor,
+    embed_tokens: Embedding,
     layers: Vec<Layer>,
     norm: Norm,
     /// `[H, V]`.
@@ -46,6 +49,12 @@ pub struct Inference {
 /// Keys and values of the sequences that are being sampled.
 #[derive(Debug)]
 pub struct Cache(KvCache);
+
+#[derive(Debug)]
+enum Embedding {
+    Parameter(FlexTensor),
+    Stored(Stored),
+}
 
 #[derive(Debug)]
 struct Layer {
@@ -69,6 +78,42 @@ struct Norm {
 struct Weight {
     weight: PackedWeight,
     bias: Option<Vec<f32>>,
+    /// Those that are not part of the weight.
+    adapters: Vec<Adapter>,
+}
+
+/// An adapter beside its weight.
+#[derive(Debug)]
+struct Adapter {
+    /// A^T `[in, r]`.
+    a: PackedWeight,
+    /// B^T `[r, width]`.
+    b: PackedWeight,
+    scale: f32,
+    /// The first of the columns that it adds to.
+    first: usize,
+}
+
+impl Adapter {
+    fn new(kernels: Layers, adapter: &LowRank) -> Result<Self> {
+        let packed = |matrix: &Param<Tensor<2>>| {
+            let values = storage(matrix.val())?;
+            Ok::<_, Error>(kernels.pack_stored(&StoredWeight::new(&[read(&values)?.into()], matrix.dims()[1])?))
+        };
+        let (a, b) = (packed(&adapter.a)?, packed(&adapter.b)?);
+        Ok(Self { a, b, scale: adapter.scale() as f32, first: adapter.first() })
+    }
+
+    /// Adds s x A^T B^T to the adapter's columns of y `[n, out]`.
+    fn add_to(&self, kernels: Layers, x: &[f32], y: &mut [f32], n: usize) -> Result<()> {
+        let inner = kernels.linear_packed(x, &self.a, Add::Nothing, n)?;
+        let outer = kernels.linear_packed(&inner, &self.b, Add::Nothing, n)?;
+        let (width, columns) = (self.b.dims()[1], y.len() / n.max(1));
+        for (row, added) in y.chunks_exact_mut(columns.max(1)).zip(outer.chunks_exact(width.max(1))) {
+            row[self.first..self.first + width].iter_mut().zip(added).for_each(|(y, added)| *y += self.scale * added);
+        }
+        Ok(())
+    }
 }
 
 fn to_vec<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>> {
@@ -84,13 +129,20 @@ impl Norm {
 impl Weight {
     fn new(kernels: Layers, linear: &Linear) -> Result<Self> {
         let dims = linear.weight.dims();
-        // What is sampled with is the sum: an adapter costs nothing per token.
-        let weight = match linear.adapters.as_slice() {
-            [] => kernels.pack_weight(read(&storage(linear.weight.val())?)?, dims)?,
+        let mut adapters = Vec::new();
+        let weight = match (linear.adapters.as_slice(), &linear.weight) {
+            ([], weight::Weight::Parameter(weight)) => kernels.pack_weight(read(&storage(weight.val())?)?, dims)?,
+            ([], weight::Weight::Stored(stored)) => kernels.pack_stored(&stored.view()?),
+            // A large weight stays in bf16, as which the sum does not: its adapters are small beside it.
+            (of_linear, weight::Weight::Stored(stored)) if stored.view()?.packs_narrow() => {
+                adapters = of_linear.iter().map(|of| Adapter::new(kernels, of)).collect::<Result<_>>()?;
+                kernels.pack_stored(&stored.view()?)
+            }
+            // Else what is sampled with is the sum: an adapter costs nothing per token.
             _ => kernels.pack_weight(&linear.merged()?, dims)?,
         };
         let bias = linear.bias.as_ref().map(Param::val).map(to_vec).transpose()?;
-        Ok(Self { weight, bias })
+        Ok(Self { weight, bias, adapters })
     }
 }
 
@@ -113,7 +165,7 @@ impl Inference {
             })
         });
         let config = model.config().clone();
-        let dims = [config.vocab_size, config.hidden_size];
+        let head = storage(model.lm_head()?)?;
         Ok(Self {
             heads: Heads {
                 query: config.num_attention_heads,
@@ -121,10 +173,16 @@ impl Inference {
                 width: config.head_dim(),
             },
             rope: model.rope().clone(),
-            embed_tokens: storage(model.embed_tokens.val())?,
+            embed_tokens: match &model.embed_tokens {
+                weight::Weight::Parameter(table) => Embedding::Parameter(storage(table.val())?),
+                weight::Weight::Stored(stored) => Embedding::Stored(stored.clone()),
+            },
             layers: layers.collect::<Result<_>>()?,
             norm: Norm::new(&model.norm)?,
-            head: kernels.pack_transposed(read(&storage(model.lm_head()?)?)?, dims)?,
+            head: kernels.pack_stored(&StoredWeight::new(
+                &[elements("lm_head", &head).map_err(Error::other)?],
+                config.hidden_size,
+            )?),
             kernels,
             config,
         })
@@ -180,9 +238,13 @@ impl Inference {
         mut attend: impl FnMut(usize, Vec<f32>) -> Result<Vec<f32>>,
     ) -> Result<Vec<f32>> {
         let (kernels, h) = (self.kernels, self.config.hidden_size);
-        let embed_tokens = read(&self.embed_tokens)?;
-        let row = |id: &u32| &embed_tokens[*id as usize * h..(*id as usize + 1) * h];
-        let mut x: Vec<f32> = ids.iter().flat_map(row).copied().collect();
+        let mut x: Vec<f32> = match &self.embed_tokens {
+            Embedding::Stored(table) => table.rows(ids)?,
+            Embedding::Parameter(table) => {
+                let table = read(table)?;
+                ids.iter().flat_map(|id| &table[*id as usize * h..(*id as usize + 1) * h]).copied().collect()
+            }
+        };
         let rope = self.rope.table(positions.iter().max().map_or(0, |position| position + 1))?;
         for (i, layer) in self.layers.iter().enumerate() {
             let mut qkv = self.linear(&self.normalised(&x, &layer.input_norm)?, &layer.qkv, None)?;
@@ -216,6 +278,8 @@ impl Inference {
             (None, Some(residual)) => Add::Residual(residual),
             (None, None) => Add::Nothing,
         };
-        Ok(self.kernels.linear_packed(x, &of.weight, add, n)?)
+        let mut y = self.kernels.linear_packed(x, &of.weight, add, n)?;
+        of.adapters.iter().try_for_each(|adapter| adapter.add_to(self.kernels, x, &mut y, n))?;
+        Ok(y)
     }
 }

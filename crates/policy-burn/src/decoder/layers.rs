@@ -3,7 +3,7 @@
 use super::build::{Builder, Initial};
 use super::lora::LowRank;
 use super::ops::{self, Addend};
-use super::params::{read, storage};
+use super::weight::Weight;
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use policy::Result;
@@ -12,7 +12,7 @@ use policy::Result;
 #[derive(Module, Debug)]
 pub struct Linear {
     /// The weight W `[in, out]`.
-    pub weight: Param<Tensor<2>>,
+    pub weight: Weight,
     /// The bias b `[out]`.
     pub bias: Option<Param<Tensor<1>>>,
     /// The adapters of the matrices that the layer consists of.
@@ -22,7 +22,7 @@ pub struct Linear {
 impl Linear {
     /// Normal weights of standard deviation `std` and zero bias, where the values are not stored ones.
     pub(crate) fn new(of: &mut Builder<'_>, name: &str, shape: [usize; 2], bias: bool, std: f64) -> Result<Self> {
-        let weight = of.parameter(&format!("{name}.weight"), shape, Initial::Normal { std })?;
+        let weight = of.weight(&format!("{name}.weight"), shape, Initial::Normal { std })?;
         let bias =
             if bias { Some(of.parameter(&format!("{name}.bias"), [shape[1]], Initial::Constant(0.0))?) } else { None };
         Ok(Self { weight, bias, adapters: Vec::new() })
@@ -43,13 +43,16 @@ impl Linear {
     }
 
     fn run(&self, x: Tensor<2>, add: Addend) -> Result<Tensor<2>> {
-        let y = ops::linear(x.clone(), self.weight.val(), add)?;
+        let y = match &self.weight {
+            Weight::Parameter(weight) => ops::linear(x.clone(), weight.val(), add)?,
+            Weight::Stored(weight) => ops::linear_stored(x.clone(), weight, add)?,
+        };
         self.adapters.iter().try_fold(y, |y, adapter| adapter.forward(x.clone(), y))
     }
 
     /// The weight `[in, out]` with the adapters merged into it.
     pub(crate) fn merged(&self) -> Result<Vec<f32>> {
-        let mut weight = read(&storage(self.weight.val())?)?.to_vec();
+        let mut weight = self.weight.to_vec()?;
         self.adapters.iter().try_for_each(|adapter| adapter.merge_into(&mut weight, self.weight.dims()[1]))?;
         Ok(weight)
     }

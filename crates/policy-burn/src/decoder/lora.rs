@@ -42,6 +42,16 @@ impl LowRank {
         })
     }
 
+    /// s.
+    pub(super) fn scale(&self) -> f64 {
+        self.scale
+    }
+
+    /// The first of the columns of the layer's output that it adds to.
+    pub(super) fn first(&self) -> usize {
+        self.first
+    }
+
     /// `y: [N, out]` with s x A^T B^T added to the adapter's columns, of `x: [N, in]`.
     pub(crate) fn forward(&self, x: Tensor<2>, y: Tensor<2>) -> Result<Tensor<2>> {
         ops::low_rank(x, y, self.a.val(), self.b.val(), self.scale as f32, self.first)

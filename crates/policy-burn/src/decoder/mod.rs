@@ -17,6 +17,7 @@ mod model;
 mod ops;
 mod params;
 mod rope;
+mod weight;
 
 pub use attention::Attention;
 pub use batch::PackedBatch;
@@ -25,7 +26,9 @@ pub use inference::{Cache, Inference};
 pub use layers::{Linear, RmsNorm};
 pub use lora::LowRank;
 pub use model::Decoder;
+pub use weight::{Stored, Weight};
 
 pub(crate) use params::{
-    ParameterVisitor, Which, export_parameters, for_each_parameter, to_host, update_parameters, visit_parameters,
+    ParameterVisitor, Which, check_parameters, export_parameters, for_each_parameter, replace_parameters, to_host,
+    trained_values, update_parameters, visit_parameters,
 };

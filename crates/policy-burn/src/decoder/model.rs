@@ -3,12 +3,14 @@
 use super::batch::PackedBatch;
 use super::block::Block;
 use super::build::{Builder, Initial, Seed, Source};
-use super::hugging_face::Stored;
+use super::hugging_face::{Mapped, Read};
 use super::inference::Inference;
 use super::layers::{Linear, RmsNorm};
 use super::lora::{Adapted, LowRank};
+use super::ops;
 use super::params::{load_parameters, named_parameters};
 use super::rope::Rope;
+use super::weight::Weight;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use models::{ModelConfig, NamedTensor, Weights};
@@ -29,13 +31,13 @@ use policy::{Error, Result};
 #[derive(Module, Debug)]
 pub struct Decoder {
     /// The embedding `[V, H]`.
-    pub embed_tokens: Param<Tensor<2>>,
+    pub embed_tokens: Weight,
     /// The layers.
     pub layers: Vec<Block>,
     /// The norm before the LM head.
     pub norm: RmsNorm,
     /// The LM head `[V, H]`; `None` when the embedding serves as head.
-    pub lm_head: Option<Param<Tensor<2>>>,
+    pub lm_head: Option<Weight>,
     /// The adapter of the LM head.
     pub lora_head: Option<LowRank>,
     /// The value head `[H, 1]` with its bias, which PPO trains; it reads the same hidden states as the LM head.
@@ -64,7 +66,17 @@ impl Decoder {
     /// not finite.
     pub fn from_weights(config: &ModelConfig, weights: &Weights, device: &Device) -> Result<Self> {
         weights.check(config)?;
-        Self::build(config, &mut Stored { config, weights }, device)
+        Self::build(config, &mut Read { config, weights }, device)
+    }
+
+    /// A decoder whose matrices stay in their files, which are mapped as long as it lives: it is not trained, but adapters may be. What
+    /// cannot be used where it lies, matrices in f16, is copied as f32.
+    ///
+    /// # Errors
+    /// As [`Decoder::from_weights`].
+    pub fn mapped(config: &ModelConfig, weights: &Weights, device: &Device) -> Result<Self> {
+        weights.check(config)?;
+        Ok(Self::build(config, &mut Mapped { config, weights }, device)?.no_grad())
     }
 
     /// A decoder whose values come from `source`.
@@ -76,11 +88,11 @@ impl Decoder {
         let mut of = Builder { config, device, source };
         let (matrix, initial) =
             ([config.vocab_size, config.hidden_size], Initial::Normal { std: config.initializer_range });
-        let embed_tokens = of.parameter("embed_tokens", matrix, initial)?;
+        let embed_tokens = of.weight("embed_tokens", matrix, initial)?;
         let layers = (0..config.num_hidden_layers).map(|i| Block::new(&mut of, &format!("layers.{i}")));
         let layers = layers.collect::<Result<_>>()?;
         let norm = RmsNorm::new(&mut of, "norm", config.hidden_size, config.rms_norm_eps)?;
-        let lm_head = if config.tie_word_embeddings { None } else { Some(of.parameter("lm_head", matrix, initial)?) };
+        let lm_head = if config.tie_word_embeddings { None } else { Some(of.weight("lm_head", matrix, initial)?) };
         let (rope, config) = (Rope::new(config), config.clone());
         Ok(Self {
             embed_tokens,
@@ -100,7 +112,7 @@ impl Decoder {
     pub fn with_value_head(mut self) -> Self {
         let (device, input) = (self.device(), self.config.hidden_size);
         self.value_head = Some(Linear {
-            weight: Param::from_data(TensorData::new(vec![0f32; input], [input, 1]), &device),
+            weight: Weight::Parameter(Param::from_data(TensorData::new(vec![0f32; input], [input, 1]), &device)),
             bias: Some(Param::from_data(TensorData::new(vec![0f32], [1]), &device)),
             adapters: Vec::new(),
         });
@@ -115,6 +127,25 @@ impl Decoder {
         self.value_head.as_ref().ok_or(Error::NoValueHead)?.forward(hidden)
     }
 
+    /// The decoder, which leaves one without weights behind: whoever rewrites weights is then the only one who holds them.
+    pub(crate) fn take(&mut self) -> Self {
+        let (device, config, rope) = (self.device(), self.config.clone(), self.rope.clone());
+        let nothing = || Weight::Parameter(Param::from_data(TensorData::new(Vec::<f32>::new(), [0, 0]), &device));
+        let norm = self.norm.clone();
+        let empty = Self {
+            embed_tokens: nothing(),
+            layers: Vec::new(),
+            norm,
+            lm_head: None,
+            lora_head: None,
+            value_head: None,
+            adapted: Adapted::default(),
+            rope,
+            config,
+        };
+        std::mem::replace(self, empty)
+    }
+
     /// The configuration that the decoder was made from.
     pub fn config(&self) -> &ModelConfig {
         &self.config
@@ -122,15 +153,21 @@ impl Decoder {
 
     /// The device that holds the weights.
     pub fn device(&self) -> Device {
-        self.embed_tokens.val().device()
+        self.norm.weight.val().device()
     }
 
-    /// The LM head, `[V, H]`: logits are `hidden x lm_head^T`. With an adapter of the head it is a tensor of its own, made for every call.
+    /// The LM head, `[V, H]`: logits are `hidden x lm_head^T`. It is f32, or as it is stored where it stays in its file. With an adapter
+    /// of the head it is a tensor of its own, f32, made for every call.
     ///
     /// # Errors
     /// [`Error::Other`] when the weights are not on burn's CPU backend.
     pub fn lm_head(&self) -> Result<Tensor<2>> {
-        let head = self.lm_head.as_ref().unwrap_or(&self.embed_tokens).val();
+        let head = match self.lm_head.as_ref().unwrap_or(&self.embed_tokens) {
+            Weight::Parameter(head) => head.val(),
+            Weight::Stored(head) => {
+                head.tensors().next().ok_or_else(|| Error::argument("lm_head", "a stored matrix", "none"))?
+            }
+        };
         match &self.lora_head {
             Some(adapter) => adapter.adapted_head(head),
             None => Ok(head),
@@ -192,9 +229,13 @@ impl Decoder {
     fn run(&self, batch: &PackedBatch) -> Result<Tensor<2>> {
         check(&self.config, batch.ids(), batch.longest())?;
         let rope = self.rope.table(batch.longest())?;
-        let ids: Vec<i32> = batch.ids().iter().map(|&id| id as i32).collect();
-        let ids = Tensor::<1, Int>::from_data(TensorData::new(ids, [batch.ids().len()]), &self.device());
-        let mut x = self.embed_tokens.val().select(0, ids);
+        let mut x = match &self.embed_tokens {
+            Weight::Parameter(table) => ops::embedding(table.val(), batch.ids())?,
+            Weight::Stored(table) => {
+                let (rows, dims) = (table.rows(batch.ids())?, [batch.ids().len(), self.config.hidden_size]);
+                Tensor::from_data(TensorData::new(rows, dims), &self.device())
+            }
+        };
         for layer in &self.layers {
             x = layer.forward(x, &rope, &batch.sequences)?;
         }

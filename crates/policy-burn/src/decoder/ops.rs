@@ -3,11 +3,14 @@
 //! All tensors are f32 rows `[N, ..]`. What the forward pass of an operation was given is kept for its derivative; storage is
 //! shared, not copied.
 
+use super::weight::{Stored, widened};
 use backend_cpu::layers::{Add, AttentionGrad, HeadNorms, HeadNormsGrad, Heads, Layers, RopeTable, Span};
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
-use grpo_burn::custom_op::{Derivative, Graph, Operand, record, tensor, values};
+use grpo_burn::custom_op::{Derivative, Graph, Operand, elements, record, tensor, values};
+use grpo_core::TensorRef;
 use policy::{Error, Result};
+use std::borrow::Cow;
 use std::sync::Arc;
 
 /// What a linear layer adds to its product.
@@ -48,19 +51,24 @@ pub(crate) fn linear(x: Tensor<2>, weight: Tensor<2>, add: Addend) -> Result<Ten
     let mut graph = Graph::default();
     let x = operand(&mut graph, "x", x)?;
     let weight = operand(&mut graph, "weight", weight)?;
-    let (third, added) = match add {
-        Addend::Nothing => (Operand::absent(), Added::Nothing),
-        Addend::Bias(bias) => (operand(&mut graph, "bias", bias)?, Added::Bias),
-        Addend::Residual(residual) => (operand(&mut graph, "residual", residual)?, Added::Residual),
+    let (third, added) = add.operand(&mut graph)?;
+    let y = {
+        let add = added.add(&third)?;
+        Layers::new().linear(read("x", &x.storage)?, read("weight", &weight.storage)?, add, dims)?
     };
-    let add = match added {
-        Added::Nothing => Add::Nothing,
-        Added::Bias => Add::Rows(read("bias", &third.storage)?),
-        Added::Residual => Add::Residual(read("residual", &third.storage)?),
-    };
-    let y = Layers::new().linear(read("x", &x.storage)?, read("weight", &weight.storage)?, add, dims)?;
     let derivative = LinearGrad { x: x.storage, weight: weight.storage, added, dims };
     Ok(record(graph, tensor(y, [n, output]), [x.node, weight.node, third.node], derivative))
+}
+
+impl Addend {
+    /// Taken apart.
+    fn operand(self, graph: &mut Graph) -> Result<(Operand, Added)> {
+        Ok(match self {
+            Self::Nothing => (Operand::absent(), Added::Nothing),
+            Self::Bias(bias) => (operand(graph, "bias", bias)?, Added::Bias),
+            Self::Residual(residual) => (operand(graph, "residual", residual)?, Added::Residual),
+        })
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -68,6 +76,28 @@ enum Added {
     Bias,
     Residual,
     Nothing,
+}
+
+impl Added {
+    /// As the kernels take it.
+    fn add(self, operand: &Operand) -> Result<Add<'_>> {
+        Ok(match self {
+            Self::Nothing => Add::Nothing,
+            Self::Bias => Add::Rows(read("bias", &operand.storage)?),
+            Self::Residual => Add::Residual(read("residual", &operand.storage)?),
+        })
+    }
+
+    /// The gradient of what was added, from that of the output `[N, out]`.
+    fn gradient(self, upstream: &FlexTensor, tracked: bool, dims @ [_, output]: [usize; 2]) -> Option<FlexTensor> {
+        match self {
+            Self::Bias if tracked => {
+                Some(tensor(fitting(Layers::new().linear_dbias(reread(upstream), dims)), [output]))
+            }
+            Self::Residual if tracked => Some(upstream.clone()),
+            _ => None,
+        }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -85,12 +115,69 @@ impl Derivative<3> for LinearGrad {
         let dx = x.then(|| tensor(fitting(layers.linear_dx(reread(&self.weight), dy, dims)), [n, input]));
         let of_weight = || tensor(fitting(layers.linear_dweight(reread(&self.x), dy, dims)), [input, output]);
         let dweight = weight.then(of_weight);
-        let dthird = match self.added {
-            Added::Bias if third => Some(tensor(fitting(layers.linear_dbias(dy, [n, output])), [output])),
-            Added::Residual if third => Some(upstream.clone()),
-            _ => None,
+        [dx, dweight, self.added.gradient(&upstream, third, [n, output])]
+    }
+}
+
+/// [`linear`] with a weight that stays in its files, and is not trained.
+pub(crate) fn linear_stored(x: Tensor<2>, weight: &Stored, add: Addend) -> Result<Tensor<2>> {
+    let ([n, _], [input, output]) = (x.dims(), weight.dims());
+    let mut graph = Graph::default();
+    let x = operand(&mut graph, "x", x)?;
+    let (third, added) = add.operand(&mut graph)?;
+    let y = {
+        let add = added.add(&third)?;
+        Layers::new().linear_stored(read("x", &x.storage)?, &weight.view()?, add, n)?
+    };
+    let derivative = StoredLinearGrad { weight: weight.clone(), added, dims: [n, input, output] };
+    Ok(record(graph, tensor(y, [n, output]), [x.node, third.node], derivative))
+}
+
+#[derive(Clone, Debug)]
+struct StoredLinearGrad {
+    weight: Stored,
+    added: Added,
+    dims: [usize; 3],
+}
+
+impl Derivative<2> for StoredLinearGrad {
+    fn gradients(self, upstream: FlexTensor, [x, third]: [bool; 2]) -> [Option<FlexTensor>; 2] {
+        let [n, input, output] = self.dims;
+        let dx = || {
+            let weight = self.weight.view().expect("read in the forward pass");
+            tensor(fitting(Layers::new().linear_stored_dx(&weight, reread(&upstream), n)), [n, input])
         };
-        [dx, dweight, dthird]
+        [x.then(dx), self.added.gradient(&upstream, third, [n, output])]
+    }
+}
+
+/// The rows `ids` of an embedding `[V, H]`.
+pub(crate) fn embedding(weight: Tensor<2>, ids: &[u32]) -> Result<Tensor<2>> {
+    let [vocab, width] = weight.dims();
+    let mut graph = Graph::default();
+    let weight = operand(&mut graph, "embed_tokens", weight)?;
+    let table = read("embed_tokens", &weight.storage)?;
+    let rows = ids.iter().flat_map(|id| &table[*id as usize * width..(*id as usize + 1) * width]).copied().collect();
+    let derivative = EmbeddingGrad { ids: ids.into(), dims: [vocab, width] };
+    Ok(record(graph, tensor(rows, [ids.len(), width]), [weight.node], derivative))
+}
+
+#[derive(Clone, Debug)]
+struct EmbeddingGrad {
+    ids: Arc<[u32]>,
+    dims: [usize; 2],
+}
+
+impl Derivative<1> for EmbeddingGrad {
+    fn gradients(self, upstream: FlexTensor, _: [bool; 1]) -> [Option<FlexTensor>; 1] {
+        let [vocab, width] = self.dims;
+        // Fresh zeros take memory where they are written: the rows of these ids.
+        let mut gradient = vec![0.0; vocab * width];
+        for (id, row) in self.ids.iter().zip(reread(&upstream).chunks_exact(width)) {
+            let to = &mut gradient[*id as usize * width..(*id as usize + 1) * width];
+            to.iter_mut().zip(row).for_each(|(to, g)| *to += g);
+        }
+        [Some(tensor(gradient, self.dims))]
     }
 }
 
@@ -168,8 +255,11 @@ pub(crate) fn adapted_head(head: Tensor<2>, a: Tensor<2>, b: Tensor<2>, scale: f
     let a = operand(&mut graph, "lora_A", a)?;
     let b = operand(&mut graph, "lora_B", b)?;
     let scaled: Vec<f32> = read("lora_B", &b.storage)?.iter().map(|b| scale * b).collect();
-    let add = Add::Residual(read("head", &head.storage)?);
-    let sum = Layers::new().linear(&scaled, read("lora_A", &a.storage)?, add, dims)?;
+    let start = match elements("head", &head.storage).map_err(Error::other)? {
+        TensorRef::F32(head) => Cow::Borrowed(head),
+        stored => Cow::Owned(widened(stored)),
+    };
+    let sum = Layers::new().linear(&scaled, read("lora_A", &a.storage)?, Add::Residual(&start), dims)?;
     let derivative = AdaptedHeadGrad { a: a.storage, scaled, scale, dims };
     Ok(record(graph, tensor(sum, [vocab, width]), [head.node, a.node, b.node], derivative))
 }

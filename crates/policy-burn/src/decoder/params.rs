@@ -5,6 +5,7 @@
 
 use super::lora::{is_adapter, is_value_head};
 use super::model::Decoder;
+use super::weight::{CONTAINER, STORED};
 use burn::backend::flex::FlexTensor;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Tensor, TensorData};
@@ -13,6 +14,7 @@ use models::NamedTensor;
 use policy::{Error, Result, TensorSink};
 use rand::RngExt;
 use rng::{Purpose, stable_hash, stream};
+use std::collections::HashSet;
 
 /// Independent normal values from the stream of (`seed`, `name`): the same whatever else the model has.
 ///
@@ -54,7 +56,8 @@ fn is_trained_beside_a_base(name: &str) -> bool {
     is_adapter(name) || is_value_head(name)
 }
 
-/// Sees name, shape and values of parameters where they lie, in walk order.
+/// Sees name, shape and values of parameters where they lie, in walk order; of weights in files, which are among all of them, a copy
+/// in f32.
 ///
 /// # Errors
 /// Those of `see`, which ends the walk; [`Error::Other`] when a parameter is not on burn's CPU backend.
@@ -63,11 +66,19 @@ pub(crate) fn for_each_parameter(
     which: Which,
     see: impl FnMut(&str, &[usize], &[f32]) -> Result<()>,
 ) -> Result<()> {
-    struct See<F> {
+    struct See<'a, F> {
+        model: &'a Decoder,
         see: F,
         done: Result<()>,
     }
-    impl<F: FnMut(&str, &[usize], &[f32]) -> Result<()>> ParameterVisitor for See<F> {
+    impl<F: FnMut(&str, &[usize], &[f32]) -> Result<()>> ParameterVisitor for See<'_, F> {
+        fn stored(&mut self, name: &str) {
+            if self.done.is_ok() {
+                let copy = self.model.stored_weight(name);
+                self.done = copy.and_then(|(shape, values)| (self.see)(name, &shape, &values));
+            }
+        }
+
         fn visit<const D: usize>(&mut self, name: &str, parameter: &Param<Tensor<D>>) {
             if self.done.is_ok() {
                 let storage = storage(parameter.val());
@@ -75,9 +86,22 @@ pub(crate) fn for_each_parameter(
             }
         }
     }
-    let mut see = See { see, done: Ok(()) };
+    let mut see = See { model, see, done: Ok(()) };
     visit_parameters(model, which, &mut see);
     see.done
+}
+
+/// The number of values of the parameters that are trained.
+pub(crate) fn trained_values(model: &Decoder) -> usize {
+    struct Count(usize);
+    impl ParameterVisitor for Count {
+        fn visit<const D: usize>(&mut self, _: &str, parameter: &Param<Tensor<D>>) {
+            self.0 += parameter.shape().num_elements();
+        }
+    }
+    let mut count = Count(0);
+    visit_parameters(model, Which::Trained, &mut count);
+    count.0
 }
 
 /// The storage of a tensor in row-major order: its own where it has that already.
@@ -126,24 +150,40 @@ pub(crate) fn named_parameters(model: &Decoder) -> Vec<NamedTensor> {
 /// # Errors
 /// [`Error::State`] when a parameter has no tensor, one of another shape, or a tensor has no parameter.
 pub(crate) fn load_parameters(model: Decoder, tensors: &[NamedTensor]) -> Result<Decoder> {
-    let current = named_parameters(&model);
-    for parameter in &current {
-        let Some(tensor) = tensors.iter().find(|t| t.name == parameter.name) else {
-            return Err(Error::state(&parameter.name, format!("a tensor of shape {:?}", parameter.shape), "none"));
+    check_parameters(&model, tensors)?;
+    Ok(replace_parameters(model, tensors))
+}
+
+/// Checks that every parameter that is trained has a tensor, and every tensor a parameter.
+///
+/// # Errors
+/// As [`load_parameters`].
+pub(crate) fn check_parameters(model: &Decoder, tensors: &[NamedTensor]) -> Result<()> {
+    let mut wanted = HashSet::new();
+    for_each_parameter(model, Which::Trained, |name, shape, values| {
+        wanted.insert(name.to_owned());
+        let Some(tensor) = tensors.iter().find(|t| t.name == name) else {
+            return Err(Error::state(name, format!("a tensor of shape {shape:?}"), "none"));
         };
-        if tensor.shape != parameter.shape || tensor.data.len() != parameter.data.len() {
+        if tensor.shape != shape || tensor.data.len() != values.len() {
             let found = format!("{:?} with {} values", tensor.shape, tensor.data.len());
-            return Err(Error::state(&parameter.name, format!("shape {:?}", parameter.shape), found));
+            return Err(Error::state(name, format!("shape {shape:?}"), found));
         }
+        Ok(())
+    })?;
+    match tensors.iter().find(|tensor| !wanted.contains(&tensor.name)) {
+        Some(extra) => Err(Error::state(&extra.name, "a name that the model has", "a tensor that no parameter wants")),
+        None => Ok(()),
     }
-    if let Some(extra) = tensors.iter().find(|t| current.iter().all(|p| p.name != t.name)) {
-        return Err(Error::state(&extra.name, "a name that the model has", "a tensor that no parameter wants"));
-    }
-    Ok(update_parameters(model, |name, values| {
+}
+
+/// The model with the values of tensors that [`check_parameters`] has seen to fit, in place where nobody else holds its own.
+pub(crate) fn replace_parameters(model: Decoder, tensors: &[NamedTensor]) -> Decoder {
+    update_parameters(model, |name, values| {
         if let Some(tensor) = tensors.iter().find(|t| t.name == name) {
             values.copy_from_slice(&tensor.data);
         }
-    }))
+    })
 }
 
 /// Rewrites the values of every parameter that is trained, in walk order.
@@ -154,11 +194,15 @@ pub(crate) fn update_parameters(model: Decoder, update: impl FnMut(&str, &mut [f
         update: F,
     }
     impl<F: FnMut(&str, &mut [f32])> ModuleMapper for Update<F> {
-        fn enter_module(&mut self, name: &str, _container_type: &str) {
-            self.path.push(name.to_owned());
+        fn enter_module(&mut self, name: &str, container: &str) {
+            if container != CONTAINER {
+                self.path.push(name.to_owned());
+            }
         }
-        fn exit_module(&mut self, _name: &str, _container_type: &str) {
-            self.path.pop();
+        fn exit_module(&mut self, _name: &str, container: &str) {
+            if container != CONTAINER {
+                self.path.pop();
+            }
         }
         fn map_float<const D: usize>(&mut self, parameter: Param<Tensor<D>>) -> Param<Tensor<D>> {
             let name = self.path.join(".");
@@ -180,6 +224,11 @@ pub(crate) fn update_parameters(model: Decoder, update: impl FnMut(&str, &mut [f
 /// Sees every float parameter with its name.
 pub(crate) trait ParameterVisitor {
     fn visit<const D: usize>(&mut self, name: &str, parameter: &Param<Tensor<D>>);
+
+    /// Sees the name of a weight that stays in its file.
+    fn stored(&mut self, name: &str) {
+        let _ = name;
+    }
 }
 
 /// Walks the parameters of `model`.
@@ -190,11 +239,17 @@ pub(crate) fn visit_parameters(model: &Decoder, which: Which, visitor: &mut impl
         visitor: &'a mut V,
     }
     impl<V: ParameterVisitor> ModuleVisitor for Walk<'_, V> {
-        fn enter_module(&mut self, name: &str, _container_type: &str) {
-            self.path.push(name.to_owned());
+        fn enter_module(&mut self, name: &str, container: &str) {
+            if container != CONTAINER {
+                self.path.push(name.to_owned());
+            } else if !self.adapters_only && name == STORED {
+                self.visitor.stored(&self.path.join("."));
+            }
         }
-        fn exit_module(&mut self, _name: &str, _container_type: &str) {
-            self.path.pop();
+        fn exit_module(&mut self, _name: &str, container: &str) {
+            if container != CONTAINER {
+                self.path.pop();
+            }
         }
         fn visit_float<const D: usize>(&mut self, parameter: &Param<Tensor<D>>) {
             let name = self.path.join(".");

@@ -19,14 +19,17 @@ pub(crate) fn assert_close(what: &str, found: &[f32], expected: &[f32]) {
     assert!(off <= 1e-4 * largest.min(1.0), "{what}: off by {off} of {largest}");
 }
 
-pub(crate) fn policy(checkpoint: &Checkpoint) -> BurnPolicy {
-    let loss = PolicyLoss {
+pub(crate) fn policy_loss() -> PolicyLoss {
+    PolicyLoss {
         config: grpo_core::LossConfig::default(),
         backend: Arc::new(backend_cpu::CpuBackend::new()),
         implementation: grpo_core::Implementation::Fused,
         max_tokens: 64,
-    };
-    BurnPolicy::from_weights(checkpoint.config(), &checkpoint.weights, loss).unwrap()
+    }
+}
+
+pub(crate) fn policy(checkpoint: &Checkpoint) -> BurnPolicy {
+    BurnPolicy::from_weights(checkpoint.config(), &checkpoint.weights, policy_loss()).unwrap()
 }
 
 /// Logits `[N, V]` of sequences end to end.

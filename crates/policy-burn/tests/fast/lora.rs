@@ -1,11 +1,14 @@
 //! LoRA: the adapted model is that of peft, and the base beneath the adapters does not move.
 
 use crate::checkpoint::{self, Checkpoint, Tensors};
-use crate::families::{accumulate, assert_close, logits, policy};
+use crate::families::{accumulate, assert_close, logits, policy, policy_loss};
 use burn::tensor::Device;
 use grpo_core::Scores;
 use models::{Adapter, LoraConfig, TargetModules};
-use policy::{Policy, PolicyState, SequenceBatch, StateGroup, Weights, export_all, token_batch};
+use policy::{
+    Policy, PolicyState, RolloutRequest, Sampling, SequenceBatch, StateGroup, StepLoss, Weights, export_all,
+    token_batch,
+};
 use policy_burn::BurnPolicy;
 use policy_burn::decoder::Decoder;
 
@@ -73,6 +76,58 @@ fn adapters_come_out_as_they_went_in_and_merge_as_in_peft() {
     let sequences = checkpoint.sequences();
     assert_ne!(logits(&model, &sequences), logits(&base, &sequences));
     assert_eq!(logits(&model.without_adapters(), &sequences), logits(&base, &sequences));
+}
+
+/// A base that stays in its files is the base that was read, in every number: scores, gradients, samples, exports.
+#[test]
+fn a_base_in_its_files_changes_no_bit() {
+    let lora = |target_modules: TargetModules| LoraConfig { r: 3, target_modules, ..Default::default() };
+    let (all, some) = (TargetModules::Pattern("all-linear".into()), TargetModules::Names(vec!["v_proj".into()]));
+    for (name, lora) in [("llama3_bf16", lora(all.clone())), ("qwen2", lora(some)), ("qwen3_f16", lora(all))] {
+        let checkpoint = Checkpoint::open(name);
+        let (config, weights) = (checkpoint.config(), &checkpoint.weights);
+        let mapped = BurnPolicy::mapped_with_lora(config, weights, &lora, 7, policy_loss()).unwrap();
+        let stored = mapped.model().layers[0].mlp.down_proj.weight.parameter().is_none();
+        assert_eq!(stored, name != "qwen3_f16", "{name}: products cannot read f16");
+        let sequences = checkpoint.completions();
+        let tokens = token_batch(&sequences).unwrap().with_advantages(vec![1.0; sequences.len()]).unwrap();
+        let of = |mut policy: BurnPolicy| {
+            policy.freeze_ref_policy().unwrap();
+            let batch = || SequenceBatch { sequences: &sequences, tokens: tokens.clone() };
+            let old = policy.score(Weights::Policy, &[batch()]).unwrap();
+            for _ in 0..2 {
+                policy.accumulate(&[batch()], StepLoss::Grpo).unwrap();
+                policy.apply(0.01).unwrap();
+            }
+            let new = [Weights::Policy, Weights::RefPolicy].map(|of| policy.score(of, &[batch()]).unwrap());
+            let prompts = [vec![1, 5, 9], vec![3]];
+            let sampling = Sampling::Random {
+                temperature: 1.0,
+                processors: Default::default(),
+                seed: 1,
+                purpose: rng::Purpose::Rollout,
+                step: 0,
+                first: 0,
+            };
+            let request = RolloutRequest {
+                prompts: &prompts,
+                num_generations: 2,
+                max_completion_length: 5,
+                stop_ids: &[],
+                sampling,
+            };
+            let completions = policy.generate(&request).unwrap();
+            let (mut model, mut adapter) = (Vec::new(), Vec::new());
+            policy.export_model(&mut model).unwrap();
+            policy.export_adapter(&mut adapter).unwrap();
+            assert_ne!(old.logp, new[0].logp, "{name}: adapters are trained");
+            assert_eq!(old.logp, new[1].logp, "{name}: and the base is not");
+            (old, new, completions, model, adapter)
+        };
+        let read = policy(&checkpoint).with_lora(&lora, 7).unwrap();
+        assert_eq!(mapped.num_parameters(), read.num_parameters());
+        assert!(of(mapped) == of(read), "{name}");
+    }
 }
 
 fn scores(policy: &mut BurnPolicy, of: Weights, checkpoint: &Checkpoint) -> Scores {

@@ -98,7 +98,9 @@ impl TrainModules {
             policy: PolicySpec::Hidden { hidden, vocab, dtype, layout, bias: false },
             gradients: GradientSpec { hidden: true, lm_head: true, bias: false },
         };
-        let (numerics, mesh, program) = (Numerics::default(), Mesh::default(), ProgramKind::Gradient);
+        // What multiplies operands in bf16 is one itself: products of f32 would need a copy of the head in f32.
+        let numerics = Numerics { dlogits: dtype, ..Numerics::default() };
+        let (mesh, program) = (Mesh::default(), ProgramKind::Gradient);
         Ok(Variant { request, numerics, mosaic: None, mesh, program }.spec()?)
     }
 
@@ -138,10 +140,10 @@ impl TrainModules {
         };
 
         sums[of_head] = result(Role::GradLmHead).clone();
-        let gradients = pullback.call(&[&result(Role::GradHidden).convert(hidden[0].dtype())]);
-        for (index, gradient) in inside.into_iter().zip(gradients) {
-            sums[index] = &sums[index] + gradient;
-        }
+        let begun: Vec<Value> = inside.iter().map(|i| sums[*i].clone()).collect();
+        let dhidden = result(Role::GradHidden).convert(hidden[0].dtype());
+        let added = pullback.add_to(&[&dhidden], &begun.iter().collect::<Vec<_>>());
+        inside.into_iter().zip(added).for_each(|(index, sum)| sums[index] = sum);
         let sums = table.iter().zip(&sums).map(|(p, sum)| (p.name(), sum));
         let of_loss = [Role::Sums, Role::Logp, Role::Entropy].map(|role| (role.name(), result(role)));
         let results: Vec<(&str, &Value)> = sums.chain(of_loss).collect();

@@ -1,4 +1,6 @@
-//! The programs of a rollout through the TPU compiler.
+//! The programs of a rollout and of training through the TPU compiler.
+
+mod training;
 
 use backend_tpu::compile_options::options_for;
 use backend_tpu::program::Mesh;
@@ -10,7 +12,7 @@ use policy_device::{RolloutModules, RolloutOptions, RolloutSizes};
 use rng::Purpose;
 use stablehlo::{Dtype, Module};
 
-fn compile(module: &Module) -> CompiledMemoryStats {
+pub(crate) fn compile(module: &Module) -> CompiledMemoryStats {
     let installed = install(Kind::Tpu, |_| {}).expect("the TPU compiler can be installed");
     let topology = Plugin::load(installed.path).and_then(|plugin| plugin.topology("v6e:1x1", &[])).expect("a topology");
     let options = options_for(Kind::Tpu, Mesh::default());
@@ -40,7 +42,6 @@ fn prefill_admission_and_decode_compile_and_the_cache_is_not_copied() {
     let decode = modules.decode.iter().map(|(_, module)| ("decode", module));
     for (name, module) in [("prefill", &modules.prefill), ("admit", &modules.admit)].into_iter().chain(decode) {
         let memory = compile(module);
-        eprintln!("{name}: {memory:?} cache {cache}");
         assert!(memory.generated_code > 0, "{name}: {memory:?}");
         if name != "prefill" {
             assert!(memory.alias >= cache && memory.temp < cache / 2, "{name}: {memory:?}");

@@ -16,7 +16,7 @@ pub(super) struct Activity {
     wanted: Vec<bool>,
     /// How many operations and results use it, of those that hand it a cotangent.
     uses: Vec<usize>,
-    /// The dtype that it was converted from.
+    /// The dtype of the argument that it was converted from.
     from: Vec<Option<Dtype>>,
 }
 
@@ -50,7 +50,7 @@ impl Activity {
     pub(super) fn sum_dtype(&self, function: &Traced, id: ValueId) -> Dtype {
         let dtype = function.function().type_of(id).dtype;
         let dtype = if self.uses[id.0] > 1 { wide(dtype) } else { dtype };
-        // What is handed on to a wider value as it is need not be rounded on the way.
+        // The gradient of a weight need not be rounded on the way; activations, which are larger, are better narrow.
         self.from[id.0].filter(|from| from.bytes() > dtype.bytes()).unwrap_or(dtype)
     }
 
@@ -158,7 +158,9 @@ impl Activity {
                 operation.operands.iter().for_each(|id| self.uses[id.0] += 1);
                 operation.regions.iter().for_each(|region| self.count(function, region));
             }
-            if let (Kind::Convert, [from]) = (&operation.kind, &operation.operands[..]) {
+            if let (Kind::Convert, [from]) = (&operation.kind, &operation.operands[..])
+                && region.arguments.contains(from)
+            {
                 self.from[operation.results[0].0] = Some(function.function().type_of(*from).dtype);
             }
         }

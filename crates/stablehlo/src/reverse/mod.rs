@@ -12,7 +12,7 @@ mod structure;
 use crate::build::{Builder, Names, Traced, Value};
 use crate::error::{Error, Result};
 use crate::graph::{Kind, ValueId};
-use crate::types::Dtype;
+use crate::types::{Dtype, TensorType};
 use activity::Activity;
 use rules::{Rule, Step};
 use std::collections::BTreeMap;
@@ -167,6 +167,40 @@ impl Pullback {
     /// [`Builder::finish`] returns.
     #[track_caller]
     pub fn call(&self, cotangents: &[&Value]) -> Vec<Value> {
+        let given = self.given(cotangents);
+        self.pull_whole(given)
+    }
+
+    /// [`Pullback::call`], added to `sums`, one for each argument that was asked for, of its shape and of a dtype that is
+    /// no narrower: gradients of several batches add up. Where an argument is sliced by a scan, slices are added one
+    /// by one in the loop, so that there is no second copy of the whole.
+    #[track_caller]
+    pub fn add_to(&self, cotangents: &[&Value], sums: &[&Value]) -> Vec<Value> {
+        let given = self.given(cotangents);
+        let types = self.function.argument_types();
+        let asked: Vec<&TensorType> = self.with_respect_to.iter().map(|i| &types[*i]).collect();
+        let fits = |ty: &TensorType, sum: &Value| {
+            ty.shape == sum.shape() && sum.dtype().is_float() && sum.dtype().bytes() >= ty.dtype.bytes()
+        };
+        let once = (1..asked.len()).all(|i| !self.with_respect_to[..i].contains(&self.with_respect_to[i]));
+        if !once || asked.len() != sums.len() || !asked.iter().zip(sums).all(|(ty, sum)| fits(ty, sum)) {
+            let (expected, found) = (asked.into_iter(), sums.iter().map(|v| v.ty()));
+            let (expected, found) = (crate::build::listed(expected), crate::build::listed(found));
+            self.builder.fail("vjp", format!("a sum for each of ({expected}), no narrower, expected, got ({found})"));
+            return sums.iter().map(|sum| (*sum).clone()).collect();
+        }
+        let begun: Vec<Value> = sums.iter().map(|sum| (*sum).clone()).collect();
+        let pulled = self.pull(given, &begun);
+        pulled
+            .into_iter()
+            .zip(sums)
+            .map(|(sum, begun)| sum.unwrap_or_else(|| (*begun).clone()).convert(begun.dtype()))
+            .collect()
+    }
+
+    /// Cotangents by result.
+    #[track_caller]
+    fn given(&self, cotangents: &[&Value]) -> Vec<Option<Value>> {
         let types = self.function.result_types();
         let expected: Vec<usize> = (0..types.len()).filter(|i| types[*i].dtype.is_float()).collect();
         let fits =
@@ -179,7 +213,7 @@ impl Pullback {
             let found = crate::build::listed(cotangents.iter().map(|v| v.ty()));
             self.builder.fail("vjp", format!("cotangents ({expected}) expected, got ({found})"));
         }
-        self.pull_whole(given)
+        given
     }
 
     /// Cotangents of the arguments that were asked for, in their dtypes.
@@ -189,16 +223,19 @@ impl Pullback {
             Some(ct) => ct.convert(types[*i].dtype),
             None => self.builder.splat(0.0, types[*i].clone()),
         };
-        self.pull(cotangents).into_iter().zip(&self.with_respect_to).map(whole).collect()
+        self.pull(cotangents, &[]).into_iter().zip(&self.with_respect_to).map(whole).collect()
     }
 
-    /// Cotangents by argument that was asked for, in the dtype in which they were summed; none where it is zero.
-    fn pull(&self, cotangents: Vec<Option<Value>>) -> Vec<Option<Value>> {
+    /// Cotangents by argument that was asked for, in the dtype in which they were summed; none where it is zero. They are
+    /// added to what is `begun`, if it is.
+    fn pull(&self, cotangents: Vec<Option<Value>>, begun: &[Value]) -> Vec<Option<Value>> {
         let body = &self.function.function().body;
         let mut sums: Sums = vec![vec![]; self.function.function().types.len()];
         for (id, ct) in body.results.iter().zip(cotangents) {
             sums[id.0].extend(ct);
         }
+        let asked = self.with_respect_to.iter().map(|i| body.arguments[*i]);
+        let mut begun: BTreeMap<ValueId, Value> = asked.zip(begun.iter().cloned()).collect();
         for (index, operation) in body.operations.iter().enumerate().rev() {
             let total = |id: &ValueId, sums: &mut Sums| {
                 let parts = std::mem::take(&mut sums[id.0]);
@@ -214,7 +251,14 @@ impl Pullback {
                 continue;
             }
             let parts = match self.structures.get(&index) {
-                Some(structure) => structure.pull(&self.builder, cotangents),
+                Some(structure) => {
+                    let takes = |(i, id): (usize, &ValueId)| {
+                        let takes = structure.adds_to(i) && self.activity.wanted(*id);
+                        if takes { begun.remove(id) } else { None }
+                    };
+                    let begun: Vec<Option<Value>> = operation.operands.iter().enumerate().map(takes).collect();
+                    structure.pull(&self.builder, cotangents, &begun)
+                }
                 None => {
                     let value = |id: &ValueId| self.builder.copied(&self.function, *id, &self.names);
                     let step = Step {
@@ -242,7 +286,11 @@ impl Pullback {
                 }
             }
         }
-        self.with_respect_to.iter().map(|i| sum(sums[body.arguments[*i].0].clone())).collect()
+        let whole = |i: &usize| {
+            let id = body.arguments[*i];
+            sum(sums[id.0].iter().cloned().chain(begun.get(&id).cloned()).collect())
+        };
+        self.with_respect_to.iter().map(whole).collect()
     }
 }
 

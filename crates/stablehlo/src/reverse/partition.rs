@@ -48,7 +48,7 @@ impl Derivative {
         for index in wish.given {
             cotangents[*index] = Some(joint.argument("", results[*index].ty().clone()));
         }
-        let pulled = pullback.pull(cotangents).into_iter().zip(wish.with_respect_to);
+        let pulled = pullback.pull(cotangents, &[]).into_iter().zip(wish.with_respect_to);
         let pulled = pulled.map(|(ct, i)| ct.unwrap_or_else(|| joint.splat(0.0, types[*i].clone())));
         let results: Vec<Value> = results.into_iter().chain(pulled).collect();
         let joint = joint.traced(&results)?;

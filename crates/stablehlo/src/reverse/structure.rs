@@ -6,7 +6,7 @@ use super::{sum, wide};
 use crate::build::{Builder, Names, Traced, Value};
 use crate::error::Result;
 use crate::graph::{Kind, Operation, Scan};
-use crate::types::TensorType;
+use crate::types::{Dtype, TensorType};
 
 /// The way back through such an operation.
 #[derive(Clone, Debug)]
@@ -194,10 +194,20 @@ impl Builder {
 }
 
 impl Structure {
-    /// Cotangents of operands, given those of results.
-    pub(super) fn pull(&self, builder: &Builder, cotangents: Vec<Option<Value>>) -> Vec<Option<Value>> {
+    /// Whether the cotangent of an operand is added to what is begun.
+    pub(super) fn adds_to(&self, operand: usize) -> bool {
+        matches!(self, Self::Scan(back) if back.to[back.scan.carry..].contains(&operand))
+    }
+
+    /// Cotangents of operands, given those of results; those of operands that are `begun` are added to that.
+    pub(super) fn pull(
+        &self,
+        builder: &Builder,
+        cotangents: Vec<Option<Value>>,
+        begun: &[Option<Value>],
+    ) -> Vec<Option<Value>> {
         match self {
-            Self::Scan(back) => back.pull(builder, &cotangents),
+            Self::Scan(back) => back.pull(builder, &cotangents, begun),
             Self::Code { backward, kept, given, operands, to } => {
                 let given: Vec<Value> = given.iter().map(|end| there(builder, &cotangents, end)).collect();
                 let pulled = builder.call(backward, &kept.iter().chain(&given).collect::<Vec<_>>());
@@ -208,18 +218,67 @@ impl Structure {
 }
 
 impl ScanBack {
-    fn pull(&self, builder: &Builder, cotangents: &[Option<Value>]) -> Vec<Option<Value>> {
+    fn pull(&self, builder: &Builder, cotangents: &[Option<Value>], begun: &[Option<Value>]) -> Vec<Option<Value>> {
         let carried = self.carried.iter().map(|end| there(builder, cotangents, end));
         let sums = self.sums.iter().map(|ty| builder.splat(0.0, ty.clone()));
         let parts = self.stacked.iter().map(|end| there(builder, cotangents, end));
-        let operands: Vec<Value> = carried
-            .chain(sums)
-            .chain(self.xs.iter().cloned())
-            .chain(parts)
-            .chain(self.constants.iter().cloned())
-            .collect();
-        let scanned = builder.scan_over(self.scan.clone(), &self.turn, &operands.iter().collect::<Vec<_>>());
-        spread(self.operands, &self.to, scanned.carry.into_iter().chain(scanned.ys).collect())
+        let carry: Vec<Value> = carried.chain(sums).collect();
+        let mut xs: Vec<Value> = self.xs.iter().cloned().chain(parts).collect();
+        // The cotangents of slices are stacked, or added to stacks that are carried.
+        let begun: Vec<Option<&Value>> = self.to[self.scan.carry..].iter().map(|i| begun[*i].as_ref()).collect();
+        let stacks: Vec<&Value> = begun.iter().copied().flatten().collect();
+        let (scan, turn) = if stacks.is_empty() {
+            (self.scan.clone(), self.turn.clone())
+        } else {
+            xs.push(builder.iota(0, TensorType::new(Dtype::I32, [self.scan.trips])));
+            let (carry, xs) = (self.scan.carry + stacks.len(), xs.len());
+            (Scan { carry, xs, ..self.scan.clone() }, self.adding(&begun))
+        };
+        let operands: Vec<&Value> =
+            carry.iter().chain(stacks.iter().copied()).chain(&xs).chain(&self.constants).collect();
+        let scanned = builder.scan_over(scan, &turn, &operands);
+        let mut carry = scanned.carry.into_iter();
+        let mut found: Vec<Value> = carry.by_ref().take(self.scan.carry).collect();
+        let mut ys = scanned.ys.into_iter();
+        found.extend(begun.iter().filter_map(|begun| if begun.is_some() { carry.next() } else { ys.next() }));
+        spread(self.operands, &self.to, found)
+    }
+
+    /// A turn that adds cotangents of slices to what is begun: stacks, which it carries after the rest, at a place that is
+    /// the last of its slices.
+    fn adding(&self, begun: &[Option<&Value>]) -> Traced {
+        let types = self.turn.argument_types();
+        let (carry, rest) = types.split_at(self.scan.carry);
+        let (xs, constants) = rest.split_at(self.scan.xs);
+        let stacks: Vec<TensorType> = begun.iter().flatten().map(|v| v.ty().clone()).collect();
+        let place = [TensorType::scalar(Dtype::I32)];
+        let types = [carry, &stacks, xs, &place, constants].concat();
+        let turn = crate::trace(&types, |f, values| {
+            let (before, rest) = values.split_at(carry.len());
+            let (stacks, rest) = rest.split_at(stacks.len());
+            let (slices, rest) = rest.split_at(xs.len());
+            let (place, constants) = rest.split_at(1);
+            let given: Vec<&Value> = before.iter().chain(slices).chain(constants).collect();
+            let mut results = f.call(&self.turn, &given);
+            let parts = results.split_off(carry.len());
+            let mut stacks = stacks.iter();
+            let mut others = vec![];
+            let zero = f.scalar(0, Dtype::I32);
+            for (part, begun) in parts.into_iter().zip(begun) {
+                let Some(stack) = begun.and_then(|_| stacks.next()) else {
+                    others.push(part);
+                    continue;
+                };
+                let mut row = stack.shape().to_vec();
+                row[0] = 1;
+                let starts: Vec<&Value> = (0..row.len()).map(|d| if d == 0 { &place[0] } else { &zero }).collect();
+                let sum = stack.dynamic_slice(&starts, &row) + part.convert(stack.dtype()).reshape(&row);
+                results.push(stack.dynamic_update_slice(&sum, &starts));
+            }
+            results.extend(others);
+            results
+        });
+        turn.expect("stacks are of the types of what is added to them")
     }
 }
 

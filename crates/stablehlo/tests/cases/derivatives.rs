@@ -6,7 +6,7 @@ use super::*;
 pub fn cases() -> Vec<Case> {
     let policies = [Save::Carry, Save::Named(vec!["key".into()]), Save::Products, Save::Everything];
     let narrow = Sizes { stored: Dtype::F32, computed: Dtype::F32, ..Sizes::TOY };
-    policies.into_iter().map(|save| decoder(narrow, save)).collect()
+    policies.into_iter().map(|save| decoder(narrow, save)).chain([sums()]).collect()
 }
 
 /// The loss of a decoder and the gradients of its parameters.
@@ -26,4 +26,22 @@ fn decoder(sizes: Sizes, save: Save) -> Case {
     });
     case.slack = 2e-5;
     case
+}
+
+/// Gradients that are added to sums, those of slices within the loop.
+fn sums() -> Case {
+    let mut random = Random(18);
+    let (row, stack) = (ty(Dtype::F32, &[3]), ty(Dtype::F32, &[4, 3]));
+    let body = trace(&[row.clone(), row.clone(), row.clone()], |_, a| vec![(&a[0] * &a[1] + &a[2]).tanh()]);
+    let body = body.expect("a body");
+    let function = trace(&[row.clone(), stack.clone(), row.clone()], |f, a| {
+        f.scan(4, &body, &[&a[0]], &[&a[1]], &[&a[2]], Save::Carry).carry
+    });
+    let function = function.expect("a function");
+    let types = [row.clone(), stack.clone(), row.clone(), row.clone(), row.clone(), stack, row];
+    let arguments: Vec<Array> = types.iter().map(|ty| random.array(ty.dtype, &ty.shape)).collect();
+    case("sums of gradients", &arguments, |f, a| {
+        let (_, pullback) = f.vjp(&function, &[&a[0], &a[1], &a[2]], &[0, 1, 2]).expect("a derivative");
+        pullback.add_to(&[&a[3]], &[&a[4], &a[5], &a[6]])
+    })
 }

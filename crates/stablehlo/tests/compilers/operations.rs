@@ -1,14 +1,15 @@
 //! The TPU compiler on every operation.
 
 #[path = "../cases/mod.rs"]
-mod cases;
+pub(crate) mod cases;
 
 use crate::compile_text;
+use pjrt::CompileOptions;
 
 #[test]
 fn every_case_compiles() {
     for case in cases::all() {
-        let executable = compile_text(&case.module.to_string());
+        let executable = compile_text(&case.module.to_string(), CompileOptions::default());
         println!("{}", case.name);
         let memory = executable.memory_stats().expect("memory statistics");
         assert!(memory.output > 0, "{}: {memory:?}", case.name);

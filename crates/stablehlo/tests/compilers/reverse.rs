@@ -1,10 +1,7 @@
 //! What the TPU compiler makes of derivatives: the memory that policies hold.
 
-#[allow(dead_code, unreachable_pub)] // others use more of it
-#[path = "../cases/transformer.rs"]
-mod transformer;
-
 use crate::compile_text;
+use crate::operations::cases::transformer;
 use pjrt::{CompileOptions, OptimizationLevel};
 use stablehlo::{Builder, DotDimensions, Dtype, Precision, Reducer, Save, TensorType, Traced, Unary, Value, trace};
 
@@ -132,4 +129,33 @@ fn a_decoder_holds_the_inputs_of_its_layers() {
     // Scores of attention in f32, of which everything keeps several per layer.
     let scores = (sizes.batch * sizes.heads * sizes.length * sizes.length * 4) as i64;
     assert!(carry + sizes.layers as i64 * scores < everything, "{carry} {everything}");
+}
+
+#[test]
+fn sums_of_gradients_need_no_second_copy() {
+    let (layer, types) = (layer(2048), shapes(LAYERS, 2048));
+    let loss = trace(&types, |f, a| {
+        let scanned = f.scan(LAYERS, &layer, &[&a[0]], &[&a[1], &a[2], &a[3]], &[], Save::Carry);
+        let out = scanned.carry[0].convert(Dtype::F32);
+        vec![(&out * &out).reduce(Reducer::Add, &[0, 1])]
+    })
+    .expect("a loss");
+    let held = |in_place: bool| {
+        let f = Builder::new();
+        let a: Vec<Value> = types.iter().map(|ty| f.argument("", ty.clone())).collect();
+        let sums: Vec<Value> = types[1..].iter().map(|ty| f.argument("", ty.clone())).collect();
+        sums.iter().enumerate().for_each(|(i, sum)| f.alias(sum, i));
+        let (results, pullback) = f.vjp(&loss, &a.iter().collect::<Vec<_>>(), &[1, 2, 3]).expect("a derivative");
+        let one = results[0].like(1.0);
+        let sums = match in_place {
+            true => pullback.add_to(&[&one], &sums.iter().collect::<Vec<_>>()),
+            false => pullback.call(&[&one]).iter().zip(&sums).map(|(gradient, sum)| gradient + sum).collect(),
+        };
+        let named: Vec<(&str, &Value)> = sums.iter().map(|v| ("", v)).collect();
+        temp(&f.finish("sums", &named).expect("a program").to_string())
+    };
+    let (in_place, apart) = (held(true), held(false));
+    println!("temporaries: {in_place} in place, {apart} apart");
+    let gradients: usize = types[1..].iter().map(TensorType::bytes).sum();
+    assert!(in_place + gradients as i64 / 2 < apart, "{in_place} {apart}");
 }

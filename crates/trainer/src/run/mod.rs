@@ -206,6 +206,9 @@ impl Run {
         }
         let json = serde_json::to_vec_pretty(&summary).map_err(|e| Error::Text(format!("summary.json: {e}")))?;
         write_atomically(&self.dir.summary_path(), &json)?;
+        if let Some((_, most)) = models::resident_memory() {
+            tracing::info!("the most memory that this process took: {:.2} GiB", most as f64 / f64::from(1 << 30));
+        }
         Ok(Ending::Finished(Box::new(summary)))
     }
 

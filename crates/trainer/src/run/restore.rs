@@ -11,7 +11,7 @@ use super::summary::Summary;
 use crate::error::{Error, Result};
 use crate::export::export;
 use crate::parts::policy;
-use crate::pretrained::Pretrained;
+use crate::pretrained::{Pretrained, Purpose};
 use crate::train_config::{TrainConfig, check};
 use crate::trainer::{TrainState, Trainer};
 use grpo_files::{JsonLines, read_rows};
@@ -122,7 +122,7 @@ impl Run {
         let Some(shape) = model.as_ref().map(|model| model.folder.config()).or(config.model.shape()) else {
             return Err(Error::argument("export", "a model", "none"));
         };
-        let mut policy = policy(&config, shape, model.as_ref())?;
+        let mut policy = policy(&config, shape, model.as_ref(), Purpose::Export)?;
         policy.import(&PolicyState {
             policy: &state.policy,
             ref_policy: None,

@@ -113,6 +113,11 @@ impl GrpoConfig {
         self.num_iterations * self.steps_per_generation
     }
 
+    /// Whether a step can fail after one of its updates, which change nothing when they fail themselves.
+    pub(crate) fn fails_after_an_update(&self) -> bool {
+        self.updates() > 1 || self.sync_ref_model || self.use_adaptive_entropy
+    }
+
     /// The largest number of sequences of a micro-batch.
     pub(crate) fn micro_batch_sequences(&self) -> usize {
         let groups = self.prompts_per_step.div_ceil(self.steps_per_generation);

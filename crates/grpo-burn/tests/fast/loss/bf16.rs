@@ -44,3 +44,22 @@ fn gradients_are_those_of_burn_on_the_rounded_values(
     }
     assert_eq!(bias.grad(&found).unwrap().dtype(), DType::BF16);
 }
+
+/// A head that is not trained stays in bf16 beside hidden states in f32, and counts as the same values in f32, to the bit.
+#[rstest]
+fn a_frozen_head_in_bf16_is_its_widened_self(
+    #[values(Implementation::Reference, Implementation::Logits, Implementation::Fused)] implementation: Implementation,
+) {
+    let config = LossConfig::default();
+    let case = Case::new(&config);
+    let (hidden, head, _) = case.leaves(&Device::flex().autodiff());
+    let narrow = rounded(head);
+    let mut grpo = grpo(&config, implementation);
+    let mut of = |head: Tensor<2>| {
+        let scores = grpo.score(hidden.clone(), head.clone(), None, &case.batch()).unwrap();
+        let step = grpo.loss(hidden.clone(), head, None, &case.batch()).unwrap();
+        assert_eq!(scores.logp, step.scores.logp);
+        (values(step.loss.clone()), values(hidden.grad(&step.loss.backward()).unwrap()))
+    };
+    assert_eq!(of(narrow.clone()), of(narrow.cast(DType::F32)));
+}

@@ -6,6 +6,7 @@ use crate::decoder::hugging_face::export_parts;
 use crate::decoder::layers::Linear;
 use crate::decoder::lora::{is_adapter, is_value_head};
 use crate::decoder::params::{Which, for_each_parameter, to_host};
+use crate::decoder::weight::{Weight, widened};
 use models::NamedTensor;
 use policy::{Error, Result, TensorSink};
 
@@ -32,6 +33,23 @@ impl Decoder {
             };
             export_parts(self, name, shape, merged.as_deref().unwrap_or(values), sink)
         })
+    }
+
+    /// Shape and values of the matrix of this name, which stays in its file.
+    pub(in crate::decoder) fn stored_weight(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>)> {
+        let missing = || Error::argument("Decoder", "the name of a matrix", name);
+        let table = match name {
+            "embed_tokens" => Some(&self.embed_tokens),
+            "lm_head" => self.lm_head.as_ref(),
+            _ => None,
+        };
+        if let Some(Weight::Stored(table)) = table {
+            let [width, vocab] = table.dims();
+            let values = table.elements().next().ok_or_else(missing)??;
+            return Ok((vec![vocab, width], widened(values)));
+        }
+        let weight = &self.linear(name).ok_or_else(missing)?.weight;
+        Ok((weight.dims().to_vec(), weight.to_vec()?))
     }
 
     /// The linear layer whose weight has this name.

@@ -211,3 +211,30 @@ fn code_that_is_computed_again_has_the_same_derivative() {
         assert_eq!(text.contains("OptimizationBarrier"), save != Save::Everything, "{save:?}");
     }
 }
+
+#[test]
+fn gradients_are_added_to_sums() {
+    for save in policies() {
+        let function = weighted(&scanned(save, false));
+        let types = [function.argument_types(), function.argument_types()].concat();
+        let program = trace(&types, |f, a| {
+            let (arguments, sums) = a.split_at(3);
+            let [arguments, sums] = [arguments, sums].map(|values| values.iter().collect::<Vec<_>>());
+            let (results, pullback) = f.vjp(&function, &arguments, &[0, 1, 2]).expect("a derivative");
+            let one = results[0].like(1.0);
+            [pullback.call(&[&one]), pullback.add_to(&[&one], &sums)].concat()
+        })
+        .expect("a program");
+        let arguments: Vec<Array> = types.iter().zip(0..).map(|(ty, seed)| array(ty, seed)).collect();
+        let found = program.function().interpret(&arguments).expect("gradients");
+        for i in 0..3 {
+            let [gradient, sum, begun] = [&found[i], &found[i + 3], &arguments[i + 3]].map(Array::to_floats);
+            close(&sum, &gradient.iter().zip(begun).map(|(g, b)| g + b).collect::<Vec<_>>(), "a sum");
+        }
+        // Weights are added slice by slice: the loop carries their sums, and stacks nothing.
+        let last = program.function().body.operations.iter().rev().find(|op| matches!(op.kind, Kind::Scan(_)));
+        let last = last.expect("a scan");
+        let Kind::Scan(scan) = &last.kind else { panic!("a scan") };
+        assert_eq!((scan.carry, last.results.len()), (3, 3));
+    }
+}

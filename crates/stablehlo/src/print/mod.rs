@@ -1,9 +1,13 @@
 //! Programs as text, in the form that compilers parse.
 
+mod attributes;
+mod literal;
+
 use crate::graph::*;
 use crate::types::{Dtype, TensorType};
-use half::{bf16, f16};
-use std::fmt::{self, Display, Formatter, Write};
+use attributes::{Groups, i64_array, quoted, row_major};
+use literal::LiteralOf;
+use std::fmt::{self, Display, Formatter};
 
 impl Display for Module {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
@@ -346,119 +350,6 @@ fn comparison_type(dtype: Dtype) -> &'static str {
         Dtype::Pred | Dtype::U32 => "UNSIGNED",
         d if d.is_float() => "FLOAT",
         _ => "SIGNED",
-    }
-}
-
-fn i64_array(values: &[usize]) -> String {
-    if values.is_empty() { "array<i64>".into() } else { format!("array<i64: {}>", List(values)) }
-}
-
-fn row_major(ty: &TensorType) -> String {
-    let order: Vec<usize> = (0..ty.rank()).rev().collect();
-    if order.is_empty() {
-        "dense<> : tensor<0xindex>".into()
-    } else {
-        format!("dense<{order:?}> : tensor<{}xindex>", order.len())
-    }
-}
-
-struct Groups<'a>(&'a [Vec<usize>]);
-
-impl Display for Groups<'_> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        write!(f, "dense<{:?}> : tensor<{}x{}xi64>", self.0, self.0.len(), self.0[0].len())
-    }
-}
-
-impl Display for Sharding {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Replicated => f.write_str("{replicated}"),
-            Self::Manual => f.write_str("{manual}"),
-            Self::Tiled { tiles, devices } => {
-                let parts: usize = tiles.iter().product();
-                let plain = |list: &[usize]| list.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
-                let (mut tiles, mut last) = (tiles.clone(), "");
-                if devices.len() > parts {
-                    tiles.push(devices.len() / parts);
-                    last = " last_tile_dim_replicate";
-                }
-                write!(f, "{{devices=[{}]{}{last}}}", plain(&tiles), plain(devices))
-            }
-        }
-    }
-}
-
-/// A string attribute, with special characters escaped.
-fn quoted(text: &str) -> String {
-    let mut out = String::from("\"");
-    for byte in text.bytes() {
-        match byte {
-            b'"' | b'\\' => {
-                let _ = write!(out, "\\{byte:02X}");
-            }
-            0x20..=0x7E => out.push(byte.into()),
-            _ => {
-                let _ = write!(out, "\\{byte:02X}");
-            }
-        }
-    }
-    out.push('"');
-    out
-}
-
-struct LiteralOf<'a>(&'a Literal, &'a TensorType);
-
-impl Display for LiteralOf<'_> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Literal::Splat(number) => f.write_str(&element(*number, self.1.dtype)),
-            Literal::Dense(numbers) => nested(f, numbers, &self.1.shape, self.1.dtype),
-        }
-    }
-}
-
-fn nested(f: &mut Formatter<'_>, numbers: &[Number], shape: &[usize], dtype: Dtype) -> fmt::Result {
-    let Some((size, inner)) = shape.split_first() else {
-        return numbers.iter().try_for_each(|n| f.write_str(&element(*n, dtype)));
-    };
-    if numbers.is_empty() {
-        return Ok(());
-    }
-    f.write_char('[')?;
-    for (i, part) in numbers.chunks(numbers.len() / size).enumerate() {
-        f.write_str(if i == 0 { "" } else { ", " })?;
-        nested(f, part, inner, dtype)?;
-    }
-    f.write_char(']')
-}
-
-/// A number that parses back to the same bits of `dtype`.
-fn element(number: Number, dtype: Dtype) -> String {
-    match number {
-        Number::Bool(value) => value.to_string(),
-        Number::Int(value) => value.to_string(),
-        Number::Float(value) => {
-            let (rounded, hex) = match dtype {
-                Dtype::F16 => (f16::from_f64(value).to_f64(), format!("0x{:04X}", f16::from_f64(value).to_bits())),
-                Dtype::Bf16 => (bf16::from_f64(value).to_f64(), format!("0x{:04X}", bf16::from_f64(value).to_bits())),
-                Dtype::F64 => (value, format!("0x{:016X}", value.to_bits())),
-                _ => (f64::from(value as f32), format!("0x{:08X}", (value as f32).to_bits())),
-            };
-            if !rounded.is_finite() {
-                return hex;
-            }
-            // Shortest digits that give the value back; a mantissa needs its point.
-            let digits = match dtype {
-                Dtype::F64 => format!("{rounded:e}"),
-                _ => format!("{:e}", rounded as f32),
-            };
-            match digits.split_once('e') {
-                Some((mantissa, exponent)) if mantissa.contains('.') => format!("{mantissa}e{exponent}"),
-                Some((mantissa, exponent)) => format!("{mantissa}.0e{exponent}"),
-                None => digits,
-            }
-        }
     }
 }
 

@@ -1,0 +1,166 @@
+//! What a step takes beside weights and optimizer: known before anything is loaded, from what the kernels keep.
+
+use crate::loss::PolicyLoss;
+use crate::micro_batch::at_once_of;
+use backend_cpu::layers::Layers;
+use grpo_core::{GradientSpec, GrpoLoss, HeadLayout, PolicySpec};
+use models::{Dtype, MemoryTable, ModelConfig, Trained, TrainingMemory, UPDATES};
+use policy::{Error, Result};
+
+const SAMPLING: &str = "sampling";
+/// Freed bytes that the process keeps at most.
+const KEPT: u64 = 1 << 30;
+const SINGLE: u64 = size_of::<f32>() as u64;
+
+/// The lengths and numbers of a step, which say how much memory it takes beside the weights.
+///
+/// ```
+/// use models::{Dtype, ModelConfig, TrainingMemory};
+/// use policy_burn::{PolicyLoss, StepMemory};
+///
+/// # fn example(loss: &PolicyLoss) -> policy::Result<()> {
+/// let (config, weights) = (ModelConfig::default(), TrainingMemory::full(&ModelConfig::default(), Dtype::F32));
+/// let step = StepMemory { prompt: 20, completion: 8, samples: 64, per_prompt: 8, batch: 64, micro_batch: 8, head_adapter: false };
+/// println!("{}", step.table(&config, &weights, loss)?);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct StepMemory {
+    /// The most tokens of a prompt.
+    pub prompt: usize,
+    /// The most tokens of a completion.
+    pub completion: usize,
+    /// The number of completions that are sampled.
+    pub samples: usize,
+    /// The number of those of one prompt.
+    pub per_prompt: usize,
+    /// The most that decode together.
+    pub batch: usize,
+    /// The number of sequences of a micro-batch.
+    pub micro_batch: usize,
+    /// Whether the LM head has an adapter: it is then made anew for every micro-batch.
+    pub head_adapter: bool,
+}
+
+impl StepMemory {
+    /// The table of `weights` with the parts of a step: while tokens are sampled, weights in the order of products, keys and values, and
+    /// logits; during updates, gradients and activations; all the time, what products and the loss work with.
+    ///
+    /// # Errors
+    /// [`Error::Other`] when the loss cannot be planned.
+    pub fn table(&self, config: &ModelConfig, weights: &TrainingMemory, loss: &PolicyLoss) -> Result<MemoryTable> {
+        let mut table = weights.table();
+        self.sampling(config, weights, &mut table);
+        self.updates(config, weights, loss, &mut table)?;
+        // What is freed stays with the process for the next step, up to a limit (`backend_cpu::keep_freed_memory`), and other threads
+        // than those that sample have allocated it.
+        let of_updates = table.phases().iter().filter(|(phase, _)| phase == UPDATES).flat_map(|(_, rows)| rows);
+        let freed = of_updates.map(|(_, bytes)| *bytes).sum::<u64>();
+        table.push_in(SAMPLING, "what updates have freed, kept", freed.min(KEPT));
+        Ok(table)
+    }
+
+    fn sampling(&self, config: &ModelConfig, weights: &TrainingMemory, table: &mut MemoryTable) {
+        let threads = rayon::current_num_threads();
+        let (vocab, h) = (config.vocab_size as u64, config.hidden_size as u64);
+        let layers = config.num_hidden_layers as u64;
+        // What is large and in bf16 in its file is packed in bf16, but for a head with an adapter.
+        let in_files = weights.dtype == Dtype::Bf16 && weights.trained != Trained::All;
+        let bytes = |[input, output]: &[u64; 2], is_sum: bool| {
+            let is_narrow = in_files && !is_sum && Layers::packs_narrow((input * output) as usize);
+            input * panels(*output) * if is_narrow { 2 } else { SINGLE }
+        };
+        let of_layer = matrices(config).iter().map(|matrix| bytes(matrix, false)).sum::<u64>();
+        let packed = layers * of_layer + bytes(&[h, vocab], self.head_adapter);
+        table.push_in(SAMPLING, "weights packed for products", packed);
+        if let (Trained::Adapters(count), true) = (weights.trained, in_files) {
+            // Of few columns, in panels of 32: about twice what they are.
+            table.push_in(SAMPLING, "adapters packed beside them", 2 * count * SINGLE);
+        }
+        // Batches of as many sequences run on every thread.
+        let together = self.samples.min(self.batch.max(self.per_prompt) * threads) as u64;
+        let prompts = together.div_ceil(self.per_prompt.max(1) as u64);
+        let positions = prompts * self.prompt as u64 + together * self.completion as u64;
+        let row = 2 * layers * (config.num_key_value_heads * config.head_dim()) as u64;
+        table.push_in(SAMPLING, "keys and values", positions * row * SINGLE);
+        // Those of all sequences in f32, and of one sequence per thread twice in f64.
+        table.push_in(SAMPLING, "logits", together * vocab * SINGLE + threads as u64 * vocab * 16);
+    }
+
+    fn updates(
+        &self,
+        config: &ModelConfig,
+        weights: &TrainingMemory,
+        loss: &PolicyLoss,
+        table: &mut MemoryTable,
+    ) -> Result<()> {
+        let (vocab, h) = (config.vocab_size as u64, config.hidden_size as u64);
+        let trained = match weights.trained {
+            Trained::All => weights.weights,
+            Trained::Adapters(count) => count,
+        };
+        let all = weights.trained == Trained::All;
+        let micro_batches = self.samples.div_ceil(self.micro_batch.max(1)).max(1);
+        let at_once = at_once_of(usize::try_from(trained).unwrap_or(usize::MAX)).min(micro_batches) as u64;
+        // The first of them becomes the sum.
+        let sets = if micro_batches as u64 > at_once { at_once } else { at_once - 1 };
+        table.push_in(UPDATES, "gradients of micro-batches (float32)", sets * trained * SINGLE);
+        if all && config.tie_word_embeddings {
+            table.push_in(UPDATES, "the tied embedding's second gradient", at_once * vocab * h * SINGLE);
+        }
+        if self.head_adapter {
+            table.push_in(UPDATES, "the adapted head and its gradient", at_once * 2 * vocab * h * SINGLE);
+        }
+        let prompts = self.micro_batch.div_ceil(self.per_prompt.max(1));
+        let rows = (prompts * self.prompt + self.micro_batch * self.completion) as u64;
+        table.push_in(UPDATES, "activations", at_once * rows * row_values(config) * SINGLE);
+        let largest = matrices(config).iter().map(|[input, output]| panels(*input).max(*input) * panels(*output)).max();
+        let scratch = largest.unwrap_or(0) * SINGLE * rayon::current_num_threads() as u64;
+        let tokens = (self.micro_batch * self.completion).max(1);
+        let workspace = workspace(config, loss, tokens, all || self.head_adapter)?;
+        // Kept from one step to the next.
+        table.push("workspace of products and loss", scratch + at_once * workspace);
+        Ok(())
+    }
+}
+
+/// `[in, out]` of the matrices of a layer.
+fn matrices(config: &ModelConfig) -> [[u64; 2]; 4] {
+    let (h, i, d) = (config.hidden_size as u64, config.intermediate_size as u64, config.head_dim() as u64);
+    let (queries, keys) = (config.num_attention_heads as u64 * d, config.num_key_value_heads as u64 * d);
+    [[h, queries + 2 * keys], [queries, h], [h, 2 * i], [i, h]]
+}
+
+/// Columns of a packed weight: whole panels.
+fn panels(columns: u64) -> u64 {
+    columns.next_multiple_of(32)
+}
+
+/// Values that a row of a micro-batch keeps for the backward pass, and the gradients of the layer that is in work: per layer, the residual
+/// stream and its norms, queries, keys and values (turned, and as they were where they are normalised), what attention makes of them,
+/// gate and up and their product.
+fn row_values(config: &ModelConfig) -> u64 {
+    let [[h, qkv], [mixed, _], [_, gate_up], [i, _]] = matrices(config);
+    let heads = if config.qk_norm { 2 * qkv } else { qkv };
+    let layer = 4 * h + heads + mixed + config.num_attention_heads as u64 + gate_up + i;
+    config.num_hidden_layers as u64 * layer + 2 * (h + qkv + gate_up + i)
+}
+
+/// Bytes of workspace of the loss of a micro-batch of `tokens` tokens.
+fn workspace(config: &ModelConfig, loss: &PolicyLoss, tokens: usize, trains_head: bool) -> Result<u64> {
+    let plan = GrpoLoss::builder(loss.config.clone())
+        .policy(PolicySpec::Hidden {
+            hidden: config.hidden_size,
+            vocab: config.vocab_size,
+            dtype: grpo_core::Dtype::F32,
+            layout: HeadLayout::VocabHidden,
+            bias: false,
+        })
+        .gradients(GradientSpec { hidden: true, lm_head: trains_head, bias: false })
+        .implementation(loss.implementation)
+        .max_tokens(tokens)
+        .build(&loss.backend)
+        .map_err(Error::other)?;
+    Ok(plan.memory().map_or(0, |memory| memory.workspace as u64))
+}

@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+"""A folder of random bf16 weights in the shape of Qwen2.5-0.5B, to measure memory and time with where no model can be downloaded.
+
+    scripts/random_model.py FOLDER      # about 1 GB; needs numpy
+
+The folder also gets a tokenizer of single bytes and prompts, so that `grpo train` runs on it (what it learns there means nothing). The
+table of what a training takes is said before the weights are loaded, the most that the process took at the end; LoRA with
+--set lora.target_modules=all-linear:
+
+    GRPO_LOG=info grpo train scripts/random_model.yaml --set model=FOLDER --set data.files=FOLDER/prompts.jsonl
+"""
+
+import argparse
+import json
+import pathlib
+import struct
+
+import numpy as np
+
+CONFIG = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "vocab_size": 151936,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32768,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": True,
+    "use_sliding_window": False,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 256,
+    "eos_token_id": 256,
+}
+
+
+def shapes():
+    """Names and shapes of the tensors, as transformers has them."""
+    hidden, inner, keys = CONFIG["hidden_size"], CONFIG["intermediate_size"], 2 * 64
+    yield "model.embed_tokens.weight", [CONFIG["vocab_size"], hidden]
+    for layer in range(CONFIG["num_hidden_layers"]):
+        of = f"model.layers.{layer}."
+        yield of + "input_layernorm.weight", [hidden]
+        for name, rows in [("q", hidden), ("k", keys), ("v", keys)]:
+            yield of + f"self_attn.{name}_proj.weight", [rows, hidden]
+            yield of + f"self_attn.{name}_proj.bias", [rows]
+        yield of + "self_attn.o_proj.weight", [hidden, hidden]
+        yield of + "post_attention_layernorm.weight", [hidden]
+        yield of + "mlp.gate_proj.weight", [inner, hidden]
+        yield of + "mlp.up_proj.weight", [inner, hidden]
+        yield of + "mlp.down_proj.weight", [hidden, inner]
+    yield "model.norm.weight", [hidden]
+
+
+def values(random, name, shape):
+    """Random bf16 values as 16-bit integers: ones for norms, zeros for biases."""
+    if name.endswith("norm.weight"):
+        wide = np.ones(shape, np.float32)
+    elif name.endswith("bias"):
+        wide = np.zeros(shape, np.float32)
+    else:
+        wide = random.standard_normal(shape, np.float32) * np.float32(CONFIG["initializer_range"])
+    return (wide.view(np.uint32) >> 16).astype("<u2")
+
+
+def tokenizer():
+    """One token per byte, and the end of a text."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    symbols = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
+    end = {"id": 256, "content": "<|endoftext|>", "special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    return {
+        "version": "1.0",
+        "added_tokens": [end],
+        "pre_tokenizer": level,
+        "decoder": level,
+        "model": {"type": "BPE", "vocab": {symbols[byte]: byte for byte in range(256)}, "merges": []},
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(args.seed)
+    header, end = {"__metadata__": {"format": "pt"}}, 0
+    for name, shape in shapes():
+        begin, end = end, end + 2 * int(np.prod(shape))
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(args.folder / "model.safetensors", "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for name, shape in shapes():
+            file.write(values(random, name, shape).tobytes())
+    for name, content in [
+        ("config.json", CONFIG),
+        ("generation_config.json", {"eos_token_id": 256}),
+        ("tokenizer.json", tokenizer()),
+        ("tokenizer_config.json", {"eos_token": "<|endoftext|>", "tokenizer_class": "PreTrainedTokenizerFast"}),
+    ]:
+        (args.folder / name).write_text(json.dumps(content, indent=1))
+    rows = [{"prompt": f"{a} + {b} =", "answer": str(a + b)} for a in range(2, 30) for b in range(2, 30)]
+    (args.folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    print(f"{end // 2:,} weights in {args.folder}")
+
+
+if __name__ == "__main__":
+    main()
