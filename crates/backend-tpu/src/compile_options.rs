@@ -2,7 +2,7 @@
 
 use crate::plugins::Kind;
 use crate::program::Mesh;
-use pjrt::CompileOptions;
+use pjrt::{CompileOptions, OptimizationLevel};
 
 /// Scratch memory (VMEM) of a TPU core that a fusion may use. Of 128 MiB, more than this leaves less than 33.5 MB for
 /// small buffers, and then a chunk of dL/dhidden (2048 x 4096 x f32) goes through HBM: 5 % more temporary memory. Less
@@ -19,4 +19,14 @@ pub fn options_for(kind: Kind, mesh: Mesh) -> CompileOptions {
         Kind::Cpu => options.with("xla_cpu_enable_fast_min_max", false),
         Kind::Cuda => options,
     }
+}
+
+/// Options for a program of a whole decoder on one device. libtpu takes twenty-five times as long over one at its own level, at which it
+/// also rounds the weights of all layers before the loop over layers begins, in which the program rounds those of one.
+pub fn options_for_decoder(kind: Kind) -> CompileOptions {
+    let level = match kind {
+        Kind::Tpu => Some(OptimizationLevel::O0),
+        Kind::Cpu | Kind::Cuda => None,
+    };
+    CompileOptions { optimization_level: level, ..options_for(kind, Mesh::default()) }
 }

@@ -1,10 +1,10 @@
-//! `grpo aot`: what a compiler says of the loss for devices that are not here.
+//! `grpo aot`: what a compiler says, for devices that are not here, of the loss of a benchmark or of the programs of a run.
 //!
-//! Every variant is compiled in a process of its own (this binary again, with `--worker`), because a compiler that aborts
+//! Every variant or program is compiled in a process of its own (this binary again, with `--worker`), because a compiler that aborts
 //! takes its process along.
 
 use crate::bench_layers::BenchArgs;
-use crate::{Outcome, aot_text, emit};
+use crate::{Outcome, aot_run, aot_text, emit};
 use anyhow::{Context, bail};
 use backend_tpu::aot::{Chip, Report, Target};
 use grpo_bench::assertion::{Assertion, Checked};
@@ -23,31 +23,33 @@ const MOST_WORKERS: usize = 4;
 /// Arguments of `grpo aot`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Times are the compiler's estimates, with loop bodies multiplied by their turns; bytes are what it has \
+    after_help = "CONFIG is a benchmark, as in configs/bench/, or the configuration of a run, as in configs/train/ and configs/aot/: of a \
+    run, its programs are compiled for one device, without weights, and there is a table of what they take of its memory and time. \
+    Times are the compiler's estimates, with loop bodies multiplied by their turns; bytes are what it has \
     allotted. An assertion is VARIANT.FIELD (<=|<|>=|>|==) NUMBER or VARIANT.FIELD, optionally `* NUMBER`, with the fields \
     that --json shows; the exit code is 1 when one does not hold."
 )]
 pub(crate) struct Args {
     #[command(flatten)]
-    bench: BenchArgs,
-    /// Compile only these, e.g. fused,reference; repeatable.
+    pub(crate) bench: BenchArgs,
+    /// Compile only these variants of a benchmark or programs of a run, e.g. fused,reference or gradient,apply; repeatable.
     #[arg(long, value_name = "NAMES", value_delimiter = ',', alias = "variant")]
-    variants: Vec<String>,
+    pub(crate) variants: Vec<String>,
     /// Print one JSON document instead of a table.
     #[arg(long)]
-    json: bool,
+    pub(crate) json: bool,
     /// Compile again what was compiled before: otherwise what the compiler said of a program then is taken from this user's cache.
     #[arg(long)]
-    recompile: bool,
+    pub(crate) recompile: bool,
     /// Write the StableHLO of each variant to DIR/NAME.mlir.
     #[arg(long, value_name = "DIR")]
-    emit: Option<PathBuf>,
+    pub(crate) emit: Option<PathBuf>,
     /// Exit with 1 unless this holds, e.g. 'fused.temp_bytes <= 630e6'; repeatable.
     #[arg(long, value_name = "ASSERTION")]
-    assert: Vec<String>,
+    pub(crate) assert: Vec<String>,
     /// Compile the one variant here and print what came out, for the process that has started this one.
     #[arg(long, hide = true, requires = "variants")]
-    worker: bool,
+    pub(crate) worker: bool,
 }
 
 /// The outcome of a variant.
@@ -79,6 +81,9 @@ pub(crate) struct Document {
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
+    if aot_run::is_run(&args.bench)? {
+        return aot_run::run(args);
+    }
     let config = args.bench.resolve()?;
     if args.bench.print_config {
         emit(&to_yaml(&config)?)?;
@@ -115,12 +120,18 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     } else {
         emit(&aot_text::text(&document))?;
     }
-    let errors = document.variants.iter().filter_map(|(name, compiled)| match compiled {
-        Compiled::Failed { error } => Some(format!("variant `{name}`: {error}")),
+    expect_reports("variant", &document.variants)?;
+    Ok(if holds { Outcome::Done } else { Outcome::CheckFailed })
+}
+
+/// The first of the errors, if there are any.
+pub(crate) fn expect_reports(what: &str, all: &BTreeMap<String, Compiled>) -> anyhow::Result<()> {
+    let errors = all.iter().filter_map(|(name, compiled)| match compiled {
+        Compiled::Failed { error } => Some(format!("{what} `{name}`: {error}")),
         Compiled::Report(_) => None,
     });
     match errors.collect::<Vec<_>>().as_slice() {
-        [] => Ok(if holds { Outcome::Done } else { Outcome::CheckFailed }),
+        [] => Ok(()),
         [first] => bail!("{first}"),
         [first, rest @ ..] => bail!("{first} (and {} more)", rest.len()),
     }
@@ -152,8 +163,8 @@ fn worker(args: &Args, config: &BenchConfig, target: Target) -> anyhow::Result<R
     Ok(report)
 }
 
-/// Compiles every variant, a few at a time.
-fn compile_all(args: &Args, names: &[String]) -> anyhow::Result<BTreeMap<String, Compiled>> {
+/// Compiles every variant or program, a few at a time.
+pub(crate) fn compile_all(args: &Args, names: &[String]) -> anyhow::Result<BTreeMap<String, Compiled>> {
     let binary = std::env::current_exe().context("cannot find this binary")?;
     let workers = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_WORKERS);
     let (queue, done) = (Mutex::new(names.iter()), Mutex::new(BTreeMap::new()));
@@ -162,7 +173,7 @@ fn compile_all(args: &Args, names: &[String]) -> anyhow::Result<BTreeMap<String,
         for _ in 0..workers {
             scope.spawn(|| {
                 while let Some(name) = { queue.lock().expect(locked).next() } {
-                    tracing::info!(variant = name, "compiling");
+                    tracing::info!(name, "compiling");
                     let compiled = compile_elsewhere(&binary, args, name)
                         .unwrap_or_else(|error| Compiled::Failed { error: format!("{error:#}") });
                     done.lock().expect(locked).insert(name.clone(), compiled);

@@ -5,6 +5,8 @@
 #![forbid(unsafe_code)]
 
 mod aot;
+mod aot_run;
+mod aot_run_text;
 mod aot_text;
 mod bench;
 mod bench_layers;
@@ -65,7 +67,7 @@ enum Command {
     Gradcheck(gradcheck::Args),
     /// Evaluate the loss of a batch file; write loss, log-probabilities, entropies and gradients.
     Loss(loss::Args),
-    /// Compile the loss for a TPU or GPU that is not here; report memory, and the compiler's estimate of the time.
+    /// Compile the loss, or all programs of a run, for a TPU or GPU that is not here; report memory and the estimate of the time.
     Aot(aot::Args),
     /// Measure the loss on this CPU or on devices that are here, against floors measured in the same run.
     Bench(bench::Args),

@@ -65,6 +65,11 @@ impl Layers {
         Ok(self)
     }
 
+    /// The keys of the sections that the layers set, in any order: by them one kind of configuration is told from another.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().filter_map(|layer| layer.value.as_object()).flat_map(|map| map.keys().map(String::as_str))
+    }
+
     /// Adds the variables that begin with [`ENV_PREFIX`]: `GRPO__LOSS__BETA=0.1` sets `loss.beta`.
     ///
     /// # Errors

@@ -1,9 +1,8 @@
 //! A device, the compiler of its platform, and the programs that were compiled for it.
 
 use crate::error::{Error, Result};
-use backend_tpu::compile_options::options_for;
+use backend_tpu::compile_options::options_for_decoder;
 use backend_tpu::plugins::{self, Kind};
-use backend_tpu::program::Mesh;
 use pjrt::{Argument, Buffer, Client, CompileCache, Device, Element, LoadedExecutable};
 use stablehlo::Module;
 use std::collections::HashMap;
@@ -71,7 +70,7 @@ impl Runtime {
     /// [`Error::Device`] with what the compiler says.
     pub fn compile(&self, module: &Module) -> Result<Program> {
         let (name, text) = (module.name.clone(), module.to_string());
-        let options = options_for(self.kind, Mesh::default());
+        let options = options_for_decoder(self.kind);
         let compiled = match &self.cache {
             Some(cache) => cache.compile(&self.client, &text, &options).map(|(executable, _)| executable),
             None => self.client.compile(&text, &options),

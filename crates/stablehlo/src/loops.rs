@@ -1,6 +1,7 @@
-//! Loops of a program, for estimates: their trip counts, and the program without them.
+//! Loops of a program, for estimates: their trip counts, and the program without them or with their bodies twice.
 
 use crate::graph::*;
+use crate::types::TensorType;
 use std::collections::BTreeMap;
 
 /// A loop of a function's body, or one that is nested in another operation of it.
@@ -10,7 +11,7 @@ pub struct Loop {
     /// a region and that of an operation in it.
     pub path: Vec<usize>,
     /// The number of iterations each time it begins, if that can be read off: a counter that begins with a constant, grows
-    /// by a constant, and is compared with a constant.
+    /// by a constant, and is compared with a constant. Of a loop that goes on while `counter < end & ...`, the largest number.
     pub trips: Option<u64>,
     /// How often it begins: the iterations of the loops around it, multiplied; 1 outside of all loops.
     pub begins: Option<u64>,
@@ -42,12 +43,28 @@ impl Function {
         remove(&mut function.body, paths);
         function
     }
+
+    /// The lowered function with the bodies of the loops at the given [`Loop::path`]s twice in a row, so that a turn is two: with
+    /// `doubled` its estimate, the cost of all iterations is once + sum over the loops of (turns - begins) (doubled - once).
+    ///
+    /// Unlike [`Function::without_loops`] it leaves what is around a loop as it is: where the results of a loop that is left out are
+    /// constants, compilers leave out what is computed of them, too.
+    pub fn with_loops_doubled(&self, paths: &[&[usize]]) -> Self {
+        let mut function = self.lowered().into_owned();
+        double(&mut function.body, paths, &mut function.types);
+        function
+    }
 }
 
 impl Module {
     /// The module whose main is [`Function::without_loops`].
     pub fn without_loops(&self, paths: &[&[usize]]) -> Self {
         Self { main: self.main.without_loops(paths), name: self.name.clone(), ..*self }
+    }
+
+    /// The module whose main is [`Function::with_loops_doubled`].
+    pub fn with_loops_doubled(&self, paths: &[&[usize]]) -> Self {
+        Self { main: self.main.with_loops_doubled(paths), name: self.name.clone(), ..*self }
     }
 }
 
@@ -78,24 +95,77 @@ fn find(
     }
 }
 
+/// What is left of the paths that begin with `first`.
+fn below<'a>(paths: &[&'a [usize]], first: usize) -> Vec<&'a [usize]> {
+    let rest = |path: &&'a [usize]| path.split_first().filter(|(index, _)| **index == first).map(|(_, rest)| rest);
+    paths.iter().filter_map(rest).collect()
+}
+
+/// Doubles the bodies of loops of a region, and of regions in it.
+fn double(region: &mut Region, paths: &[&[usize]], types: &mut Vec<TensorType>) {
+    for (index, op) in region.operations.iter_mut().enumerate() {
+        let here = below(paths, index);
+        for (nested, region) in op.regions.iter_mut().enumerate() {
+            let inside = below(&here, nested);
+            if !inside.is_empty() {
+                double(region, &inside, types);
+            }
+        }
+        if let (Kind::While, [_, body], true) = (&op.kind, &mut op.regions[..], here.contains(&&[][..])) {
+            let mut names: BTreeMap<ValueId, ValueId> =
+                body.arguments.iter().copied().zip(body.results.iter().copied()).collect();
+            let again = copied(&body.operations, &mut names, types);
+            body.operations.extend(again);
+            body.results.iter_mut().for_each(|id| *id = names.get(id).copied().unwrap_or(*id));
+        }
+    }
+}
+
+/// The operations once more, with values of their own; `names` are those of the copy for what is defined outside of it.
+fn copied(
+    operations: &[Operation],
+    names: &mut BTreeMap<ValueId, ValueId>,
+    types: &mut Vec<TensorType>,
+) -> Vec<Operation> {
+    let now = |ids: &[ValueId], names: &BTreeMap<ValueId, ValueId>| -> Vec<ValueId> {
+        ids.iter().map(|id| names.get(id).copied().unwrap_or(*id)).collect()
+    };
+    let define = |ids: &[ValueId], names: &mut BTreeMap<ValueId, ValueId>, types: &mut Vec<TensorType>| {
+        let fresh = ids.iter().map(|id| {
+            types.push(types[id.0].clone());
+            names.insert(*id, ValueId(types.len() - 1));
+            ValueId(types.len() - 1)
+        });
+        fresh.collect::<Vec<_>>()
+    };
+    let mut copies = vec![];
+    for operation in operations {
+        let operands = now(&operation.operands, names);
+        let mut regions = vec![];
+        for region in &operation.regions {
+            let arguments = define(&region.arguments, names, types);
+            let operations = copied(&region.operations, names, types);
+            regions.push(Region { arguments, operations, results: now(&region.results, names) });
+        }
+        let results = define(&operation.results, names, types);
+        copies.push(Operation { kind: operation.kind.clone(), operands, results, regions });
+    }
+    copies
+}
+
 /// Leaves out loops of a region, and of regions in it.
 fn remove(region: &mut Region, paths: &[&[usize]]) {
     let mut initial = BTreeMap::new();
     let mut index = 0;
     region.operations.retain_mut(|op| {
-        let here: Vec<&[usize]> = paths
-            .iter()
-            .filter_map(|path| path.split_first().filter(|(first, _)| **first == index))
-            .map(|(_, rest)| rest)
-            .collect();
+        let here = below(paths, index);
         index += 1;
         if op.kind == Kind::While && here.iter().any(|rest| rest.is_empty()) {
             initial.extend(op.results.iter().copied().zip(op.operands.iter().copied()));
             return false;
         }
         for (nested, region) in op.regions.iter_mut().enumerate() {
-            let inside = here.iter().filter_map(|rest| rest.split_first().filter(|(first, _)| **first == nested));
-            let inside: Vec<&[usize]> = inside.map(|(_, rest)| rest).collect();
+            let inside = below(&here, nested);
             if !inside.is_empty() {
                 remove(region, &inside);
             }
@@ -137,9 +207,12 @@ fn trips(op: &Operation, outside: &BTreeMap<ValueId, i64>) -> Option<u64> {
         let [a, b] = op.operands.as_slice() else { return None };
         Some((op.kind.clone(), *a, *b))
     };
-    let (Kind::Compare(Comparison::Lt), counter, end) = definition(condition, *condition.results.first()?)? else {
-        return None;
-    };
+    let mut found = definition(condition, *condition.results.first()?)?;
+    // A loop that may end earlier: the counter comes first.
+    while let (Kind::Binary(Binary::And), first, _) = found {
+        found = definition(condition, first)?;
+    }
+    let (Kind::Compare(Comparison::Lt), counter, end) = found else { return None };
     let position = condition.arguments.iter().position(|id| *id == counter)?;
     let begin = *outside.get(op.operands.get(position)?)?;
     let (Kind::Binary(Binary::Add), a, b) = definition(body, *body.results.get(position)?)? else { return None };
@@ -155,7 +228,7 @@ fn trips(op: &Operation, outside: &BTreeMap<ValueId, i64>) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Array, Builder, Dtype, TensorType, Value, trace};
+    use crate::{Array, Builder, Dtype, Value, trace};
 
     /// Two loops, of which the second begins with what the first returns.
     fn module() -> Module {
@@ -182,6 +255,11 @@ mod tests {
         assert_eq!(counted(0, 7, |i| i + i.like(2)), Some(4));
         assert_eq!(counted(3, 7, |i| i.like(1) + i), Some(4));
         assert_eq!(counted(9, 7, |i| i + i.like(1)), Some(0));
+        let f = Builder::new();
+        let (begin, end) = (f.scalar(0, Dtype::I32), f.scalar(7, Dtype::I32));
+        let early = |c: &[Value]| c[0].lt(&end) & c[0].ne(&c[0].like(3));
+        let i = f.while_loop(&[&begin], early, |c| vec![&c[0] + c[0].like(1)]).remove(0);
+        assert_eq!(f.finish("early", &[("i", &i)]).expect("a program").main.loops()[0].trips, Some(7));
         // No counter: these are not guessed at.
         assert_eq!(counted(1, 7, |i| i * i.like(2)), None);
         assert_eq!(counted(0, 7, |i| i + i.like(0)), None);
@@ -284,6 +362,32 @@ mod tests {
             sum + (turns - begins) * (once(&module) - once(&module.without_loops(&[&l.path])))
         });
         assert_eq!(all, 1.0 + 4.0 + 4.0 * 3.0 + 4.0 * 3.0 * 5.0);
+        let doubled = module.main.loops().iter().fold(once(&module), |sum, l| {
+            let [turns, begins] = [l.turns(), l.begins].map(|n| n.expect("a number") as f64);
+            sum + (turns - begins) * (once(&module.with_loops_doubled(&[&l.path])) - once(&module))
+        });
+        assert_eq!(doubled, all);
+    }
+
+    #[test]
+    fn a_doubled_loop_of_an_even_number_of_turns_computes_the_same() {
+        let module = nested();
+        let loops = module.main.loops();
+        let arguments = [
+            Array::floats(Dtype::F32, [4], [0.5, 0.25, -1.0, 2.0]).expect("numbers"),
+            Array::ints(Dtype::I32, [], [2]).expect("a number"),
+        ];
+        let run = |module: &Module| module.interpret(&arguments).expect("a value").remove(0).to_floats();
+        let doubled = |which: &[usize]| {
+            module.with_loops_doubled(&which.iter().map(|i| &loops[*i].path[..]).collect::<Vec<_>>())
+        };
+        // Of four and of two turns, each with other loops in it or not.
+        for which in [&[0][..], &[3], &[0, 3]] {
+            assert_eq!(run(&doubled(which)), run(&module), "{which:?}");
+            assert_ne!(doubled(which), module);
+        }
+        // Of five turns six.
+        assert_ne!(run(&doubled(&[2])), run(&module));
     }
 
     /// Scans too.

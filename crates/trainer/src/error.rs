@@ -35,6 +35,19 @@ pub enum Error {
         /// The reward that the filter looked at.
         metric: String,
     },
+    /// A program of a run that does not fit into the memory of the device.
+    #[error(
+        "the program `{program}` with what is beside it needs {needed} bytes, and the device has {there}: {}",
+        crate::programs::KNOBS
+    )]
+    DoesNotFit {
+        /// The program during which most is on the device.
+        program: String,
+        /// What has to be there at the same time, in bytes.
+        needed: u64,
+        /// The memory of the device in bytes.
+        there: u64,
+    },
     /// An argument that does not fit the others.
     #[error("{operation}: expected {expected}, got {found}")]
     Argument {

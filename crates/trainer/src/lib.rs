@@ -32,6 +32,7 @@ mod parts;
 mod pretrained;
 mod prompts;
 mod ref_policy;
+pub mod programs;
 pub mod run;
 pub mod step;
 pub mod train_config;

@@ -4,13 +4,12 @@ use crate::backends;
 use crate::error::{Error, Result};
 use crate::pretrained::{Pretrained, Purpose};
 use crate::prompts::{encode_prompt, open_data};
-use crate::train_config::{PolicyConfig, PolicyDtype, TrainConfig};
+use crate::train_config::{PolicyConfig, TrainConfig};
 use backend_tpu::plugins::Kind;
 use data::Dataset;
 use models::{CharTokenizer, ModelConfig, Tokenizer};
 use policy::{Policy, PolicyEngine, RolloutEngine};
 use policy_burn::{BurnPolicy, PolicyLoss};
-use policy_device::decoder::Compute;
 use policy_device::{DevicePolicy, DevicePolicyOptions, RolloutOptions, Runtime};
 use rewards::Rewards;
 
@@ -147,17 +146,15 @@ fn device_policy(
     shape: &ModelConfig,
     model: Option<&Pretrained>,
 ) -> Result<DevicePolicy> {
-    let PolicyConfig { plugin, dtype, compile_cache, .. } = &config.policy;
+    let PolicyConfig { plugin, compile_cache, can_roll_back, .. } = &config.policy;
     let mut runtime = Runtime::open(kind, plugin.as_deref()).map_err(policy::Error::from)?;
     let beside_plugins = || Some(pjrt::install::cache_dir().ok()?.with_file_name("programs"));
     if let Some(folder) = compile_cache.clone().or_else(beside_plugins) {
         runtime = runtime.with_compile_cache(folder);
     }
     let options = DevicePolicyOptions {
-        compute: match dtype {
-            PolicyDtype::Float32 => Compute::F32,
-            PolicyDtype::Bfloat16 => Compute::Bf16,
-        },
+        compute: config.policy.compute(),
+        can_roll_back: *can_roll_back,
         rollout: RolloutOptions { slots: config.rollout.batch_size, ..RolloutOptions::default() },
         ..DevicePolicyOptions::default()
     };

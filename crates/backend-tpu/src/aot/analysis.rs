@@ -5,12 +5,13 @@ use super::cost::Cost;
 use crate::error::failed;
 use grpo_core::error::Result;
 use pjrt::{Cache, CompileOptions, Executable, Key};
+use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Instant;
 
 /// Entries of another form are not found.
-const FORM: &[u8] = b"analysis 1";
+const FORM: &[u8] = b"analysis 2";
 
 /// What a compiler says of one program, per device. Bytes are what it has allotted.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -25,17 +26,21 @@ pub struct Analysis {
     pub temp_bytes: u64,
     /// Bytes of the program's code.
     pub code_bytes: u64,
+    /// Bytes of the text that was compiled.
+    pub program_bytes: u64,
     /// The compiler's estimates, with the body of a loop counted once, or why there are none.
     pub cost: std::result::Result<Cost, String>,
     /// What compiling took in seconds.
     pub compile_seconds: f64,
+    /// The processor time that it took, in seconds: of this process, in which nothing else should run.
+    pub compile_processor_seconds: f64,
     /// Whether it was compiled before, and read from a folder now.
     #[serde(skip)]
     pub from_cache: bool,
 }
 
 impl Analysis {
-    fn of(executable: &Executable, compile_seconds: f64) -> Result<Self> {
+    fn of(executable: &Executable, program: &str, [compile_seconds, compile_processor_seconds]: [f64; 2]) -> Result<Self> {
         let memory = executable.memory_stats().map_err(failed)?;
         let bytes = |value: i64| u64::try_from(value).unwrap_or(0);
         Ok(Self {
@@ -44,8 +49,10 @@ impl Analysis {
             alias_bytes: bytes(memory.alias),
             temp_bytes: bytes(memory.temp),
             code_bytes: bytes(memory.generated_code),
+            program_bytes: program.len() as u64,
             cost: Cost::of(executable)?,
             compile_seconds,
+            compile_processor_seconds,
             from_cache: false,
         })
     }
@@ -91,9 +98,9 @@ impl Compiler {
     }
 
     fn compile_and_analyse(&self, program: &str, options: &CompileOptions) -> Result<Analysis> {
-        let began = Instant::now();
+        let (began, used) = (Instant::now(), processor_seconds());
         let executable = self.topology().compile(program, options).map_err(failed)?;
-        Analysis::of(&executable, began.elapsed().as_secs_f64())
+        Analysis::of(&executable, program, [began.elapsed().as_secs_f64(), processor_seconds() - used])
     }
 
     fn key(&self, program: &str, options: &CompileOptions) -> Result<Key> {
@@ -101,4 +108,10 @@ impl Compiler {
         let target = self.target();
         Ok(Key::of(&[FORM, version.as_bytes(), target.description().as_bytes(), &options.encode(), program.as_bytes()]))
     }
+}
+
+/// The processor time that this process has taken so far, in seconds.
+fn processor_seconds() -> f64 {
+    let taken = clock_gettime(ClockId::ProcessCPUTime);
+    taken.tv_sec as f64 + taken.tv_nsec as f64 / 1e9
 }

@@ -33,6 +33,7 @@ mod compile;
 mod cost;
 mod fit;
 mod hlo;
+mod module;
 mod report;
 mod target;
 mod variant;

@@ -23,6 +23,8 @@ pub struct Report {
     pub temp_bytes: u64,
     /// Bytes of the program's code.
     pub code_bytes: u64,
+    /// Bytes of the text that was compiled.
+    pub program_bytes: u64,
     /// What has to fit into the device's memory: arguments, results that are not aliased, temporaries and code.
     pub total_bytes: u64,
     /// Estimate of all operations; a loop's body counts once per iteration, here and below.
@@ -43,6 +45,8 @@ pub struct Report {
     pub floor: Floor,
     /// What compiling took on this machine, in seconds.
     pub compile_seconds: f64,
+    /// The processor time that it took, in seconds.
+    pub compile_processor_seconds: f64,
     /// Whether that was in an earlier run, whose outcome was remembered.
     pub from_cache: bool,
 }
@@ -77,7 +81,8 @@ pub struct Floor {
 }
 
 impl Floor {
-    pub(super) fn new(flops: f64, bytes: f64, chip: Chip) -> Self {
+    /// That of `flops` operations and `bytes` moved.
+    pub fn new(flops: f64, bytes: f64, chip: Chip) -> Self {
         Self { flops, bytes, seconds: (flops / chip.peak_flops).max(bytes / chip.bandwidth) }
     }
 }
@@ -92,6 +97,7 @@ impl Report {
             alias_bytes: analysis.alias_bytes,
             temp_bytes: analysis.temp_bytes,
             code_bytes: analysis.code_bytes,
+            program_bytes: analysis.program_bytes,
             total_bytes: analysis.total_bytes(),
             flops: None,
             bytes_accessed: None,
@@ -102,6 +108,7 @@ impl Report {
             loops: vec![],
             floor,
             compile_seconds: analysis.compile_seconds,
+            compile_processor_seconds: analysis.compile_processor_seconds,
             from_cache: analysis.from_cache,
         }
     }

@@ -105,10 +105,7 @@ impl Variant {
             PolicySpec::Logits { .. } => 0,
         };
         let product = 2.0 * spec.local_tokens() as f64 * spec.local_vocab() as f64 * hidden as f64;
-        let main = &program.module.main;
-        let tensors = main.body.arguments.iter().chain(&main.body.results);
-        let bytes: usize = tensors.map(|id| main.type_of(*id).bytes()).sum();
-        Floor::new(products as f64 * product, bytes as f64, chip)
+        Floor::of_module(&program.module, products as f64 * product, chip)
     }
 }
 

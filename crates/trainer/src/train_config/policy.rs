@@ -4,6 +4,7 @@ use super::{TrainConfig, check};
 use crate::error::Result;
 use backend_tpu::plugins::Kind;
 use grpo_core::Implementation;
+use policy_device::decoder::Compute;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -18,7 +19,7 @@ use std::path::PathBuf;
 /// TrainConfig { policy, ..Default::default() }.validate()?;
 /// # Ok::<(), trainer::Error>(())
 /// ```
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PolicyConfig {
     /// The device that holds the weights and computes everything that depends on them.
@@ -29,6 +30,21 @@ pub struct PolicyConfig {
     pub dtype: PolicyDtype,
     /// The folder of compiled programs, for this and later processes; without it, `programs` beside the installed plugins.
     pub compile_cache: Option<PathBuf>,
+    /// Whether a step that fails on a device of PJRT can be taken back, which takes weights and moments twice during an update. Without it
+    /// a device that fails then ends the run, which goes on from its last checkpoint.
+    pub can_roll_back: bool,
+}
+
+impl Default for PolicyConfig {
+    fn default() -> Self {
+        Self {
+            device: PolicyDevice::default(),
+            plugin: None,
+            dtype: PolicyDtype::default(),
+            compile_cache: None,
+            can_roll_back: true,
+        }
+    }
 }
 
 /// A device that holds weights.
@@ -72,14 +88,25 @@ impl PolicyDevice {
     }
 }
 
+impl PolicyConfig {
+    /// What products take and how they are computed.
+    pub fn compute(&self) -> Compute {
+        match self.dtype {
+            PolicyDtype::Float32 => Compute::F32,
+            PolicyDtype::Bfloat16 => Compute::Bf16,
+        }
+    }
+}
+
 impl TrainConfig {
     /// Whether the device that holds the weights does what the rest of the configuration asks for.
     pub(super) fn validate_policy(&self) -> Result<()> {
-        let PolicyConfig { device, plugin, dtype, compile_cache } = &self.policy;
+        let PolicyConfig { device, plugin, dtype, compile_cache, can_roll_back } = &self.policy;
         if device.kind().is_none() {
             let of_device = "left out: it is for a policy.device of PJRT";
             check(plugin.is_none(), "policy.plugin", of_device, format!("{plugin:?}"))?;
             check(compile_cache.is_none(), "policy.compile_cache", of_device, format!("{compile_cache:?}"))?;
+            check(*can_roll_back, "policy.can_roll_back", "true, or a policy.device of PJRT", can_roll_back)?;
             let host = "float32, or a policy.device of PJRT: policy.device host computes in f32";
             return check(*dtype == PolicyDtype::Float32, "policy.dtype", host, "bfloat16");
         }

@@ -1,0 +1,66 @@
+//! What a compiler says of any program.
+
+use super::compile::Compiler;
+use super::cost::Cost;
+use super::report::{Floor, LoopReport, Report};
+use grpo_core::error::Result;
+use pjrt::CompileOptions;
+use stablehlo::Module;
+
+impl Compiler {
+    /// Compiles `module` and says what the compiler says. `floor` is what no program that computes the same can beat.
+    ///
+    /// Compilers count a loop's body once. What a turn costs is found by compiling the program again with the body twice in a row, for
+    /// each number of turns; a loop that may end earlier counts with its largest number.
+    ///
+    /// # Errors
+    /// [`grpo_core::Error::Backend`] when the compiler refuses.
+    pub fn report_module(&self, module: &Module, options: &CompileOptions, floor: Floor) -> Result<Report> {
+        let analysis = self.analyse(&module.to_string(), options)?;
+        let report = Report::new(None, &analysis, floor);
+        let loops = module.main.loops();
+        let mut reports: Vec<LoopReport> = vec![];
+        for l in &loops {
+            if !reports.iter().any(|report| report.counts(l)) {
+                reports.push(LoopReport { trips: l.trips, begins: l.begins, body_seconds: None });
+            }
+        }
+        let chip = self.target().chip();
+        let once = match analysis.cost {
+            Ok(once) if once.seconds > 0.0 => once,
+            Ok(_) => {
+                let reason = "the plugin's cost analysis has no estimate of the time".to_owned();
+                return Ok(report.with_cost(Err(reason), reports, chip));
+            }
+            Err(reason) => return Ok(report.with_cost(Err(reason), reports, chip)),
+        };
+        let mut cost = once;
+        for report_of_loops in &mut reports {
+            let alike: Vec<_> = loops.iter().filter(|l| report_of_loops.counts(l)).collect();
+            let Some((turns, begins)) = alike.first().and_then(|l| l.turns().zip(l.begins)) else {
+                return Ok(report.with_cost(Err("a loop's trip count is not a constant".into()), reports, chip));
+            };
+            if turns == begins {
+                continue;
+            }
+            let paths: Vec<&[usize]> = alike.iter().map(|l| &l.path[..]).collect();
+            let doubled = match self.analyse(&module.with_loops_doubled(&paths).to_string(), options)?.cost {
+                Ok(doubled) => doubled,
+                Err(reason) => return Ok(report.with_cost(Err(reason), reports, chip)),
+            };
+            report_of_loops.body_seconds = Some(doubled.seconds - once.seconds);
+            cost = cost + (doubled - once) * (turns as f64 - begins as f64);
+        }
+        Ok(report.with_cost(Ok::<Cost, String>(cost), reports, chip))
+    }
+}
+
+impl Floor {
+    /// That of `module`, whose arguments are read once and whose results are written once, with `flops` operations of products.
+    pub fn of_module(module: &Module, flops: f64, chip: super::Chip) -> Self {
+        let main = &module.main;
+        let tensors = main.body.arguments.iter().chain(&main.body.results);
+        let bytes: usize = tensors.map(|id| main.type_of(*id).bytes()).sum();
+        Self::new(flops, bytes as f64, chip)
+    }
+}

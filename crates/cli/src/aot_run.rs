@@ -1,0 +1,166 @@
+//! `grpo aot` of a run: its training step and its rollout on one device that is not here.
+
+use crate::aot::{Args, Compiled, compile_all, expect_reports};
+use crate::bench_layers::BenchArgs;
+use crate::{Outcome, aot_run_text, emit, layers};
+use anyhow::{Context, bail};
+use backend_tpu::aot::{Chip, Report, Target};
+use backend_tpu::compile_options::options_for_decoder;
+use backend_tpu::plugins::Kind;
+use grpo_bench::assertion::{Assertion, Checked};
+use grpo_bench::config::BenchConfig;
+use grpo_files::{self as files, Layers, to_yaml};
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+use trainer::TrainConfig;
+use trainer::programs::{Memory, ProgramName, RunPrograms, RunSizes, Times};
+
+/// Everything that `--json` shows.
+#[derive(Debug, Serialize)]
+pub(crate) struct Document {
+    /// The name of the run.
+    pub(crate) name: String,
+    /// The target as the command line names it.
+    pub(crate) target: String,
+    /// One device of the target.
+    pub(crate) chip: Chip,
+    /// What the programs are made for.
+    pub(crate) sizes: RunSizes,
+    /// The reports by the name of the program.
+    pub(crate) programs: BTreeMap<String, Compiled>,
+    /// What is on the device while each program runs; `None` where not all were compiled.
+    pub(crate) memory: Option<Memory>,
+    /// Estimates of the time of a whole step; `None` where the compiler has none, or not all were compiled.
+    pub(crate) times: Option<Times>,
+    /// The assertions in the order given, with their outcome.
+    pub(crate) assertions: Vec<Checked>,
+}
+
+/// Whether the configuration is that of a run, by keys that only runs have.
+///
+/// # Errors
+/// A file that cannot be read, and one with keys of neither kind, or of both.
+pub(crate) fn is_run(args: &BenchArgs) -> anyhow::Result<bool> {
+    let Some(path) = &args.config else { return Ok(false) };
+    let layers = Layers::new().file(path)?;
+    let keys: BTreeSet<&str> = layers.keys().collect();
+    let of = |value: serde_json::Value| -> BTreeSet<String> {
+        value.as_object().into_iter().flat_map(|map| map.keys().cloned()).collect()
+    };
+    let run = of(serde_json::to_value(TrainConfig::default())?);
+    let bench = of(serde_json::to_value(BenchConfig::default())?);
+    let only = |mine: &BTreeSet<String>, other: &BTreeSet<String>| {
+        keys.iter().find(|key| mine.contains(**key) && !other.contains(**key)).copied()
+    };
+    match (only(&run, &bench), only(&bench, &run)) {
+        (Some(_), None) => Ok(true),
+        (None, Some(_)) => Ok(false),
+        (Some(a), Some(b)) => {
+            bail!("{}: `{a}` is a key of runs (configs/train/) and `{b}` one of benchmarks (configs/bench/): expected one of the two", path.display())
+        }
+        // Keys that both have are a benchmark of the built-in shape.
+        (None, None) if keys.iter().any(|key| bench.contains(*key)) => Ok(false),
+        (None, None) => {
+            let found = keys.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
+            let found = if found.is_empty() { "no key".into() } else { found };
+            bail!(
+                "{}: expected the configuration of a run (as in configs/train/, with keys such as model, grpo, rollout) or of a \
+                 benchmark (as in configs/bench/, with shape, variants), found {found}",
+                path.display()
+            )
+        }
+    }
+}
+
+pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
+    let BenchArgs { config: path, set, .. } = &args.bench;
+    let config: TrainConfig = layers::resolve(path.as_deref(), set, ("", ""))?;
+    let of_file = || path.as_ref().map_or_else(String::new, |path| path.display().to_string());
+    if args.bench.print_config {
+        emit(&to_yaml(&config)?)?;
+        return Ok(Outcome::Done);
+    }
+    let target = args.bench.target()?;
+    let programs = RunPrograms::new(&config, target.kind()).with_context(of_file)?;
+    if args.worker {
+        let compiled = match worker(&args, &programs, target) {
+            Ok(report) => Compiled::Report(Box::new(report)),
+            Err(error) => Compiled::Failed { error: format!("{error:#}") },
+        };
+        emit(&serde_json::to_string(&compiled)?)?;
+        return Ok(Outcome::Done);
+    }
+    let assertions = args.assert.iter().map(|text| Assertion::parse(text)).collect::<Result<Vec<_>, _>>()?;
+    let names = chosen(&args, &programs, target.kind())?;
+    for variant in assertions.iter().flat_map(Assertion::variants) {
+        if !(names.iter().any(|name| name == variant) || ["memory", "times"].contains(&variant)) {
+            bail!("an assertion speaks of `{variant}`, but there are {}, memory and times", names.join(", "));
+        }
+    }
+    if let Some(folder) = &args.emit {
+        files::make_folder(folder)?;
+    }
+    let compiled = compile_all(&args, &names)?;
+    let report = |name: ProgramName| match compiled.get(&name.to_string()) {
+        Some(Compiled::Report(report)) => Some(&**report),
+        _ => None,
+    };
+    let memory = programs.memory(report);
+    let times = programs.times(report, target.chip());
+    let mut values = serde_json::to_value(&compiled)?;
+    values["memory"] = serde_json::to_value(&memory)?;
+    values["times"] = serde_json::to_value(&times)?;
+    let assertions = assertions.iter().map(|a| a.check(&values)).collect::<Result<Vec<_>, _>>()?;
+    let holds = assertions.iter().all(|a| a.holds);
+    let document = Document {
+        name: config.run.name.clone(),
+        target: target.name().into(),
+        chip: target.chip(),
+        sizes: programs.sizes(),
+        programs: compiled,
+        memory,
+        times,
+        assertions,
+    };
+    match args.json {
+        true => emit(&format!("{}\n", serde_json::to_string_pretty(&document)?))?,
+        false => emit(&aot_run_text::text(&document))?,
+    }
+    expect_reports("program", &document.programs)?;
+    if let Some(memory) = &document.memory {
+        memory.expect_room(target.chip())?;
+    }
+    Ok(if holds { Outcome::Done } else { Outcome::CheckFailed })
+}
+
+/// The programs to compile: those that are named, or all; parts of programs only where there will be times to share.
+fn chosen(args: &Args, programs: &RunPrograms, kind: Kind) -> anyhow::Result<Vec<String>> {
+    let all: Vec<String> = programs.names().iter().map(ToString::to_string).collect();
+    if let Some(unknown) = args.variants.iter().find(|name| !all.contains(name)) {
+        bail!("the run has no program `{unknown}`: there are {}", all.join(", "));
+    }
+    let runs = |name: &ProgramName| kind == Kind::Tpu || !name.is_part();
+    Ok(match args.variants.is_empty() {
+        true => programs.names().iter().filter(|name| runs(name)).map(ToString::to_string).collect(),
+        false => args.variants.clone(),
+    })
+}
+
+/// Compiles the one program that is named.
+fn worker(args: &Args, programs: &RunPrograms, target: Target) -> anyhow::Result<Report> {
+    let [name] = args.variants.as_slice() else { bail!("--worker takes one of --variants") };
+    let Some(name) = programs.names().into_iter().find(|known| known.to_string() == *name) else {
+        bail!("the run has no program `{name}`")
+    };
+    let module = programs.module(name)?;
+    if let Some(folder) = &args.emit {
+        files::write_output(&folder.join(format!("{name}.mlir")), module.to_string().as_bytes())?;
+    }
+    let (options, floor) = (options_for_decoder(target.kind()), programs.floor(name, &module, target.chip()));
+    let compiler = args.bench.compiler(target, args.recompile)?;
+    let report = compiler.report_module(&module, &options, floor);
+    report.map_err(|error| match error.to_string().contains("RESOURCE_EXHAUSTED") {
+        true => anyhow::Error::new(error).context(format!("the program does not fit into the device: {}", trainer::programs::KNOBS)),
+        false => error.into(),
+    })
+}

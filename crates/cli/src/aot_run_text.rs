@@ -1,0 +1,109 @@
+//! Reports of the programs of a run as tables.
+
+use crate::aot::Compiled;
+use crate::aot_run::Document;
+use crate::aot_text::{bytes, milliseconds};
+use crate::table::Sheet;
+use backend_tpu::aot::Report;
+use std::fmt::Write;
+use trainer::programs::{Memory, Times};
+
+const HEADER: [&str; 10] =
+    ["program", "arguments", "results", "aliased", "temp", "code", "on the device", "estimate", "floor", "compiled in"];
+
+pub(crate) fn text(document: &Document) -> String {
+    let mut table = Sheet::new(HEADER, 1..HEADER.len()).named();
+    for (name, compiled) in &document.programs {
+        match compiled {
+            Compiled::Report(report) => {
+                let total = document.memory.as_ref().and_then(|memory| memory.totals.get(name)).copied();
+                table.row(row(name, report, total));
+            }
+            Compiled::Failed { .. } => table.row([name.as_str(), "failed"]),
+        }
+    }
+    let (name, target, chip, sizes) = (&document.name, &document.target, document.chip, document.sizes);
+    let mut text = format!(
+        "{name} on one device of {target} ({:.0} TFLOP/s, {:.0} GB/s, {})\n{} M parameters; {} micro-batch(es) of {} x {} tokens, {} of \
+         them in the loss; rollout of {} x ({} + {}) tokens\n\n{}\n\n",
+        chip.peak_flops / 1e12,
+        chip.bandwidth / 1e9,
+        bytes(chip.memory),
+        sizes.parameters / 1_000_000,
+        sizes.micro_batches,
+        sizes.rows,
+        sizes.length,
+        sizes.tokens,
+        sizes.slots,
+        sizes.prompt,
+        sizes.completion,
+        table.text(),
+    );
+    if let Some(memory) = &document.memory {
+        of_memory(&mut text, memory);
+    }
+    if let Some(times) = &document.times {
+        of_times(&mut text, times);
+    }
+    text.push_str("Estimates are the compiler's, not measurements; a loop's body counts as often as it turns. compiled in: processor time.\n");
+    let reports =
+        document.programs.values().filter_map(|c| if let Compiled::Report(report) = c { Some(report) } else { None });
+    if let Some(reason) = reports.clone().find_map(|report| report.no_estimate.as_ref()) {
+        let _ = writeln!(text, "No estimates: {reason}.");
+    }
+    for assertion in &document.assertions {
+        let side = |side: Option<f64>| side.map_or("unknown".into(), |value| format!("{value:.6}"));
+        let verdict = if assertion.holds { "holds" } else { "DOES NOT HOLD" };
+        let _ =
+            writeln!(text, "{verdict}: {} ({} and {})", assertion.text, side(assertion.left), side(assertion.right));
+    }
+    text
+}
+
+fn row(name: &str, report: &Report, total: Option<u64>) -> [String; 10] {
+    [
+        name.to_owned(),
+        bytes(report.argument_bytes),
+        bytes(report.output_bytes),
+        bytes(report.alias_bytes),
+        bytes(report.temp_bytes),
+        bytes(report.code_bytes),
+        total.map_or("-".into(), bytes),
+        report.estimate_seconds.map_or("-".into(), milliseconds),
+        milliseconds(report.floor.seconds),
+        format!("{:.1} s", report.compile_processor_seconds),
+    ]
+}
+
+/// What is there whatever runs, and the program that needs most.
+fn of_memory(text: &mut String, memory: &Memory) {
+    let state = memory.state.iter().map(|(what, size)| format!("{what} {}", bytes(*size))).collect::<Vec<_>>();
+    let _ = writeln!(text, "Kept between programs: {}.", state.join(", "));
+    let _ = writeln!(
+        text,
+        "Most is on the device during {}: {} ({} without what a failed step goes back to).\n",
+        memory.largest,
+        bytes(memory.total_bytes),
+        bytes(memory.total_bytes_without_roll_back)
+    );
+}
+
+fn of_times(text: &mut String, times: &Times) {
+    let mut table = Sheet::new(["", "time", "share"], 1..3).named();
+    for (what, seconds) in &times.shares {
+        table.row([what.clone(), milliseconds(*seconds), format!("{:.1} %", 100.0 * seconds / times.update_seconds)]);
+    }
+    let _ = write!(
+        text,
+        "An update: {}, {:.0} tokens/s, {:.1} % of the peak\n\n{}\n\nA rollout: {:.0} ms, {:.2} ms per token of every sequence, {:.0} tokens/s\n\
+         A step with rollout, scores and update: {:.0} ms\n\n",
+        milliseconds(times.update_seconds),
+        times.update_tokens_per_second,
+        100.0 * times.utilisation,
+        table.text(),
+        1e3 * times.rollout_seconds,
+        1e3 * times.token_seconds,
+        times.rollout_tokens_per_second,
+        1e3 * times.step_seconds,
+    );
+}

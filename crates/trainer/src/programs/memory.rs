@@ -1,0 +1,95 @@
+//! What is on the device while the programs of a run run.
+
+use super::{ProgramName, RunPrograms};
+use crate::error::{Error, Result};
+use backend_tpu::aot::{Chip, Report};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// What has to be on the device at the same time, in bytes.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Memory {
+    /// What is kept between programs, by what it is.
+    pub state: Vec<(String, u64)>,
+    /// While each program runs: all that it takes, and what is kept beside its arguments.
+    pub totals: BTreeMap<String, u64>,
+    /// The program during which most is there.
+    pub largest: String,
+    /// What is there then.
+    pub total_bytes: u64,
+    /// The same without what a failed step goes back to.
+    pub total_bytes_without_roll_back: u64,
+    /// During a micro-batch or an update, without the reference policy, without weights in the number type of sampling, and without what a
+    /// failed step goes back to: what a training loop without a rollout has.
+    pub train_bytes: u64,
+}
+
+impl Memory {
+    /// Whether it fits.
+    ///
+    /// # Errors
+    /// [`Error::DoesNotFit`].
+    pub fn expect_room(&self, chip: Chip) -> Result<()> {
+        match self.total_bytes <= chip.memory {
+            true => Ok(()),
+            false => {
+                Err(Error::DoesNotFit { program: self.largest.clone(), needed: self.total_bytes, there: chip.memory })
+            }
+        }
+    }
+}
+
+impl RunPrograms {
+    /// What is on the device, of the reports of the programs that a run runs; `None` where one is missing.
+    pub fn memory<'a>(&self, report: impl Fn(ProgramName) -> Option<&'a Report>) -> Option<Memory> {
+        let sizes = self.sizes();
+        let of = |bytes: usize| (sizes.parameters * bytes) as u64;
+        let (weights, moments, sums) = (of(4), of(8), of(4));
+        let rounded = if sizes.operand_bytes < 4 { of(sizes.operand_bytes) } else { 0 };
+        let reference = if sizes.ref_policy { of(4) } else { 0 };
+        let twice = if sizes.can_roll_back { weights + moments } else { 0 };
+        let mut totals = BTreeMap::new();
+        let (mut largest, mut without, mut train) = ((0, String::new()), 0, 0);
+        for name in self.names().into_iter().filter(|name| !name.is_part()) {
+            let own = report(name)?.total_bytes;
+            // What of the state is not among the arguments.
+            let beside = match name {
+                ProgramName::Gradient => moments,
+                ProgramName::Score => moments + sums,
+                ProgramName::Apply => 0,
+                // Without rounded weights the arguments are the weights.
+                _ => moments + sums + if rounded > 0 { weights } else { 0 },
+            };
+            let more = match name {
+                ProgramName::Gradient | ProgramName::Score | ProgramName::Apply => reference + rounded,
+                _ => reference,
+            };
+            let again = if name == ProgramName::Apply { twice } else { 0 };
+            let total = own + beside + more + again;
+            totals.insert(name.to_string(), total);
+            if total > largest.0 {
+                largest = (total, name.to_string());
+            }
+            without = without.max(total - again);
+            if matches!(name, ProgramName::Gradient | ProgramName::Apply) {
+                train = train.max(own + beside);
+            }
+        }
+        let state = [
+            ("weights", weights),
+            ("moments", moments),
+            ("sums of gradients", sums),
+            ("weights for sampling", rounded),
+            ("reference policy", reference),
+        ];
+        let state = state.into_iter().filter(|(_, bytes)| *bytes > 0).map(|(what, bytes)| (what.to_owned(), bytes));
+        Some(Memory {
+            state: state.collect(),
+            totals,
+            largest: largest.1,
+            total_bytes: largest.0,
+            total_bytes_without_roll_back: without,
+            train_bytes: train,
+        })
+    }
+}

@@ -1,0 +1,83 @@
+//! What a compiler's estimates say of a whole step.
+
+use super::{ProgramName, RunPrograms};
+use backend_tpu::aot::{Chip, Report};
+use serde::Serialize;
+
+/// Estimates of the time of a step, of programs that run one after the other. What the host does meanwhile is not in them.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Times {
+    /// An update: the gradients of its micro-batches, and AdamW.
+    pub update_seconds: f64,
+    /// The parts of it, which add up to it, by what they are. The head is a program of its own; the layers are the loops of as many turns
+    /// as there are layers, of which the MLP is twice the difference to a program with half of it, and attention, with its projections, the
+    /// rest.
+    pub shares: Vec<(String, f64)>,
+    /// Tokens of rows per second of an update.
+    pub update_tokens_per_second: f64,
+    /// Operations of the model (6 x matmul parameters x tokens, and causal attention; nothing for what is computed again) per second of an
+    /// update, over the chip's peak.
+    pub utilisation: f64,
+    /// A rollout of as many sequences as decode side by side, each as long as it may be.
+    pub rollout_seconds: f64,
+    /// The mean time of a turn of the decode loop, which adds a token to every sequence.
+    pub token_seconds: f64,
+    /// Completion tokens per second of a rollout.
+    pub rollout_tokens_per_second: f64,
+    /// A step: rollout, scores, updates, as often as the configuration says.
+    pub step_seconds: f64,
+}
+
+impl RunPrograms {
+    /// Times of the reports of all programs; `None` where one is missing or has no estimate.
+    pub fn times<'a>(&self, report: impl Fn(ProgramName) -> Option<&'a Report>, chip: Chip) -> Option<Times> {
+        let sizes = self.sizes();
+        let time = |name| report(name)?.estimate_seconds;
+        let gradient = time(ProgramName::Gradient)?;
+        let (apply, micro_batches) = (time(ProgramName::Apply)?, sizes.micro_batches as f64);
+        // The loops over layers, and those in them.
+        let of_layers = |name| -> Option<f64> {
+            let loops = &report(name)?.loops;
+            let outer = loops.iter().filter(|l| l.trips == Some(sizes.layers as u64) && l.begins == Some(1));
+            let inner = loops.iter().filter(|l| l.begins.is_some_and(|begins| begins > 1));
+            let turns = |l: &backend_tpu::aot::LoopReport| Some(l.body_seconds? * (l.trips? * l.begins?) as f64);
+            let more = |l: &backend_tpu::aot::LoopReport| Some(l.body_seconds? * (l.trips?.saturating_sub(1) * l.begins?) as f64);
+            let outer = outer.map(turns).sum::<Option<f64>>()?;
+            Some(outer + inner.map(more).sum::<Option<f64>>()?)
+        };
+        let layers = of_layers(ProgramName::Gradient)?;
+        let mlp = 2.0 * (layers - of_layers(ProgramName::HalfMlp)?);
+        let head = time(ProgramName::Head)?;
+        let update_seconds = micro_batches * gradient + apply;
+        let part = |what: &str, seconds: f64| (what.to_owned(), micro_batches * seconds);
+        let shares = vec![
+            part("MLP", mlp),
+            part("attention", layers - mlp),
+            part("head", head),
+            part("embedding, sums, rest", gradient - layers - head),
+            ("optimizer".to_owned(), apply),
+        ];
+        let tokens = micro_batches * (sizes.rows * sizes.length) as f64;
+        let flops = 3.0 * micro_batches * self.forward_flops().iter().sum::<f64>();
+
+        let calls = self.decode_calls();
+        let decode = calls.iter().map(|(name, count)| Some(*count as f64 * time(*name)?)).sum::<Option<f64>>()?;
+        let turns = calls.values().sum::<usize>() * sizes.tokens_per_call;
+        let rollout_seconds = time(ProgramName::Prefill)? + time(ProgramName::Admit)? + decode;
+        let completion_tokens = (sizes.slots * sizes.completion) as f64;
+        let rollouts = sizes.sequences.div_ceil(sizes.slots) as f64;
+        let batches = sizes.sequences.div_ceil(sizes.rows) as f64;
+        let scores = sizes.scorings as f64 * batches * time(ProgramName::Score)?;
+        let updates = sizes.updates as f64 * update_seconds;
+        Some(Times {
+            update_seconds,
+            shares,
+            update_tokens_per_second: tokens / update_seconds,
+            utilisation: flops / update_seconds / chip.peak_flops,
+            rollout_seconds,
+            token_seconds: decode / turns.max(1) as f64,
+            rollout_tokens_per_second: completion_tokens / rollout_seconds,
+            step_seconds: rollouts * rollout_seconds + scores + updates,
+        })
+    }
+}
