@@ -235,7 +235,7 @@ impl Reader<'_> {
         let Some(&(index, layer)) = self.places.get(name) else {
             return Err(policy::Error::state(name, "a name that the model has", "another one").into());
         };
-        let (parameter, mut arguments) = (&table[index], vec![Argument::Borrowed(&*buffers[index])]);
+        let (parameter, mut arguments) = (&table[index], vec![Argument::Borrowed(&buffers[index])]);
         let key = match parameter.is_stacked() {
             true => Move::Take { stack: parameter.shape.clone() },
             false => Move::Convert { shape: parameter.shape.clone(), from: *dtype, to: Dtype::F32 },
