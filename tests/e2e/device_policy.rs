@@ -45,6 +45,7 @@ fn a_run_learns_the_same_on_a_device_and_goes_on_there_bit_for_bit() {
     let of = |name: &str| rows(&path(name).join("metrics.jsonl"));
     let (host, device) = (of("host"), of("whole"));
     assert_eq!(host.len(), device.len());
+    let host_rows = host.len();
     let in_warmup = |row: &&Value| row["phase"] == "warmup";
     let mut steps = 0;
     for (host, device) in host.iter().filter(in_warmup).zip(device.iter().filter(in_warmup)) {
@@ -66,6 +67,13 @@ fn a_run_learns_the_same_on_a_device_and_goes_on_there_bit_for_bit() {
     let text = succeed(&["train", "--resume", &again, "--from", "step-000002"]);
     assert!(text.contains("continued from step-000002"), "{text}");
     assert_same_run(&path("whole"), &path("again"));
+
+    // A run that began on the host goes on there.
+    let host = path("host").display().to_string();
+    let resume = ["train", "--resume", &host, "--from", "step-000002", "--set", "policy.device=pjrt:cpu"];
+    let text = succeed(&resume);
+    assert!(text.contains("continued from step-000002") && text.contains("policy.device"), "{text}");
+    assert_eq!(of("host").len(), host_rows);
 }
 
 #[test]

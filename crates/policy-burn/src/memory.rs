@@ -7,6 +7,9 @@ use grpo_core::{GradientSpec, GrpoLoss, HeadLayout, PolicySpec};
 use models::{Dtype, MemoryTable, ModelConfig, Trained, TrainingMemory, UPDATES};
 use policy::{Error, Result};
 
+const SAMPLING: &str = "sampling";
+/// Freed bytes that the process keeps at most.
+const KEPT: u64 = 1 << 30;
 const SINGLE: u64 = size_of::<f32>() as u64;
 
 /// The lengths and numbers of a step, which say how much memory it takes beside the weights.
@@ -50,11 +53,15 @@ impl StepMemory {
         let mut table = weights.table();
         self.sampling(config, weights, &mut table);
         self.updates(config, weights, loss, &mut table)?;
+        // What is freed stays with the process for the next step, up to a limit (`backend_cpu::keep_freed_memory`), and other threads
+        // than those that sample have allocated it.
+        let of_updates = table.phases().iter().filter(|(phase, _)| phase == UPDATES).flat_map(|(_, rows)| rows);
+        let freed = of_updates.map(|(_, bytes)| *bytes).sum::<u64>();
+        table.push_in(SAMPLING, "what updates have freed, kept", freed.min(KEPT));
         Ok(table)
     }
 
     fn sampling(&self, config: &ModelConfig, weights: &TrainingMemory, table: &mut MemoryTable) {
-        const PHASE: &str = "sampling";
         let threads = rayon::current_num_threads();
         let (vocab, h) = (config.vocab_size as u64, config.hidden_size as u64);
         let layers = config.num_hidden_layers as u64;
@@ -66,15 +73,19 @@ impl StepMemory {
         };
         let of_layer = matrices(config).iter().map(|matrix| bytes(matrix, false)).sum::<u64>();
         let packed = layers * of_layer + bytes(&[h, vocab], self.head_adapter);
-        table.push_in(PHASE, "weights packed for products", packed);
+        table.push_in(SAMPLING, "weights packed for products", packed);
+        if let (Trained::Adapters(count), true) = (weights.trained, in_files) {
+            // Of few columns, in panels of 32: about twice what they are.
+            table.push_in(SAMPLING, "adapters packed beside them", 2 * count * SINGLE);
+        }
         // Batches of as many sequences run on every thread.
         let together = self.samples.min(self.batch.max(self.per_prompt) * threads) as u64;
         let prompts = together.div_ceil(self.per_prompt.max(1) as u64);
         let positions = prompts * self.prompt as u64 + together * self.completion as u64;
         let row = 2 * layers * (config.num_key_value_heads * config.head_dim()) as u64;
-        table.push_in(PHASE, "keys and values", positions * row * SINGLE);
+        table.push_in(SAMPLING, "keys and values", positions * row * SINGLE);
         // Those of all sequences in f32, and of one sequence per thread twice in f64.
-        table.push_in(PHASE, "logits", together * vocab * SINGLE + threads as u64 * vocab * 16);
+        table.push_in(SAMPLING, "logits", together * vocab * SINGLE + threads as u64 * vocab * 16);
     }
 
     fn updates(

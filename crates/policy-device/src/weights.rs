@@ -7,6 +7,8 @@ use half::{bf16, f16};
 use models::{ModelConfig, NamedTensor, WeightTensor, Weights};
 use pjrt::{Argument, Buffer};
 use stablehlo::{Builder, Dtype, Module, TensorType};
+use std::borrow::Cow;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// The parameters of a decoder on a device, in the order of [`parameters`].
@@ -59,31 +61,34 @@ impl DeviceWeights {
         tensors: &[NamedTensor],
         dtype: Dtype,
     ) -> Result<Self> {
-        Self::from_prefixed(runtime, config, "", tensors, dtype)
+        Self::from_values(runtime, config, dtype, |name, shape| {
+            let found = tensors.iter().find(|tensor| tensor.name == name);
+            match found {
+                Some(tensor) if tensor.shape == shape && tensor.data.len() == shape.iter().product::<usize>() => {
+                    Ok(Cow::Borrowed(&tensor.data[..]))
+                }
+                _ => {
+                    let found = found.map_or("none".into(), |tensor| format!("shape {:?}", tensor.shape));
+                    Err(policy::Error::state(name, format!("a tensor of shape {shape:?}"), found))
+                }
+            }
+        })
     }
 
-    /// [`DeviceWeights::from_tensors`] of the tensors whose names begin with `prefix`.
-    pub(crate) fn from_prefixed(
+    /// Copies what `values` makes of each name and shape of `transformers` to the device, which holds it as `dtype`: f32 or bf16.
+    ///
+    /// # Errors
+    /// Those of `values`, [`Error::Dtype`], [`Error::Device`].
+    pub(crate) fn from_values<'a>(
         runtime: &Runtime,
         config: &ModelConfig,
-        prefix: &str,
-        tensors: &[NamedTensor],
         dtype: Dtype,
+        values: impl Fn(&str, &[usize]) -> policy::Result<Cow<'a, [f32]>>,
     ) -> Result<Self> {
         let shapes = config.parameters();
         Self::build(runtime, config, dtype, |name| {
             let shape = shapes.iter().find(|p| p.name == name).map_or(&[][..], |p| &p.shape);
-            let found = tensors.iter().find(|tensor| tensor.name.strip_prefix(prefix) == Some(name));
-            match found {
-                Some(tensor) if tensor.shape == shape && tensor.data.len() == shape.iter().product::<usize>() => {
-                    Ok((runtime.upload(&tensor.data, shape)?, Dtype::F32))
-                }
-                _ => {
-                    let found = found.map_or("none".into(), |tensor| format!("shape {:?}", tensor.shape));
-                    Err(policy::Error::state(format!("{prefix}{name}"), format!("a tensor of shape {shape:?}"), found)
-                        .into())
-                }
-            }
+            Ok((runtime.upload(&values(name, shape)?, shape)?, Dtype::F32))
         })
     }
 
@@ -148,23 +153,27 @@ impl DeviceWeights {
     /// # Errors
     /// That of the sink, [`Error::Device`].
     pub fn export(&self, sink: &mut dyn policy::TensorSink) -> Result<()> {
-        let mut programs = Programs::new();
-        for (parameter, buffer) in self.table.iter().zip(&self.buffers) {
-            let key = match parameter.is_stacked() {
-                true => Move::Take { stack: parameter.shape.clone() },
-                false => Move::Convert { shape: parameter.shape.clone(), from: self.dtype, to: Dtype::F32 },
-            };
-            let program = programs.get(&self.runtime, key, |key| key.module(self.dtype))?;
-            for (layer, name) in parameter.hugging_face().into_iter().enumerate() {
-                let mut arguments = vec![Argument::Borrowed(buffer)];
-                if parameter.is_stacked() {
-                    arguments.push(self.runtime.upload(&[layer as i32], &[])?.into());
-                }
-                let data = read(&program.run_one(arguments)?, &name)?;
+        let mut reader = self.reader();
+        for parameter in &self.table {
+            for name in parameter.hugging_face() {
+                let data = reader.read(&name)?;
                 sink.tensor(NamedTensor { name, shape: parameter.tensor_shape().to_vec(), data })?;
             }
         }
         Ok(())
+    }
+
+    /// Reads tensors one by one.
+    pub(crate) fn reader(&self) -> Reader<'_> {
+        let named = |(index, parameter): (usize, &Parameter)| {
+            let names = parameter.hugging_face().into_iter().enumerate();
+            names.map(move |(layer, name)| (name, (index, layer))).collect::<Vec<_>>()
+        };
+        Reader {
+            weights: self,
+            places: self.table.iter().enumerate().flat_map(named).collect(),
+            programs: Programs::new(),
+        }
     }
 
     /// What the buffers are.
@@ -205,6 +214,37 @@ impl DeviceWeights {
     /// Declares the arguments of such a program.
     pub fn declare(builder: &Builder, config: &ModelConfig, dtype: Dtype) -> ParameterValues {
         ParameterValues::arguments(builder, &parameters(config), dtype)
+    }
+}
+
+/// Reads tensors of [`DeviceWeights`] by the names of `transformers`.
+pub(crate) struct Reader<'a> {
+    weights: &'a DeviceWeights,
+    /// The parameter and the layer of each name.
+    places: HashMap<String, (usize, usize)>,
+    programs: Programs<Move>,
+}
+
+impl Reader<'_> {
+    /// The tensor `name`, in f32.
+    ///
+    /// # Errors
+    /// [`Error::Policy`] for a name that the model does not have, [`Error::Device`].
+    pub(crate) fn read(&mut self, name: &str) -> Result<Vec<f32>> {
+        let DeviceWeights { runtime, table, dtype, buffers } = self.weights;
+        let Some(&(index, layer)) = self.places.get(name) else {
+            return Err(policy::Error::state(name, "a name that the model has", "another one").into());
+        };
+        let (parameter, mut arguments) = (&table[index], vec![Argument::Borrowed(&buffers[index])]);
+        let key = match parameter.is_stacked() {
+            true => Move::Take { stack: parameter.shape.clone() },
+            false => Move::Convert { shape: parameter.shape.clone(), from: *dtype, to: Dtype::F32 },
+        };
+        let program = self.programs.get(runtime, key, |key| key.module(*dtype))?;
+        if parameter.is_stacked() {
+            arguments.push(runtime.upload(&[layer as i32], &[])?.into());
+        }
+        read(&program.run_one(arguments)?, name)
     }
 }
 

@@ -1,5 +1,6 @@
 //! The decoder, its loss and its optimizer on a device, behind the trait that a training loop knows.
 
+mod layout;
 mod options;
 mod ref_policy;
 mod state;

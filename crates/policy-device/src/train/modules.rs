@@ -98,7 +98,9 @@ impl TrainModules {
             policy: PolicySpec::Hidden { hidden, vocab, dtype, layout, bias: false },
             gradients: GradientSpec { hidden: true, lm_head: true, bias: false },
         };
-        let (numerics, mesh, program) = (Numerics::default(), Mesh::default(), ProgramKind::Gradient);
+        // What multiplies operands in bf16 is one itself: products of f32 would need a copy of the head in f32.
+        let numerics = Numerics { dlogits: dtype, ..Numerics::default() };
+        let (mesh, program) = (Mesh::default(), ProgramKind::Gradient);
         Ok(Variant { request, numerics, mosaic: None, mesh, program }.spec()?)
     }
 
@@ -138,9 +140,10 @@ impl TrainModules {
         };
 
         sums[of_head] = result(Role::GradLmHead).clone();
+        let dhidden = result(Role::GradHidden).convert(hidden[0].dtype());
         let begun: Vec<&Value> = inside.iter().map(|index| &sums[*index]).collect();
         // The sums of layers are added to where they are, within the loop over layers.
-        let added = pullback.add_to(&[&result(Role::GradHidden).convert(hidden[0].dtype())], &begun);
+        let added = pullback.add_to(&[&dhidden], &begun);
         inside.into_iter().zip(added).for_each(|(index, sum)| sums[index] = sum);
         let sums = table.iter().zip(&sums).map(|(p, sum)| (p.name(), sum));
         let of_loss = [Role::Sums, Role::Logp, Role::Entropy].map(|role| (role.name(), result(role)));

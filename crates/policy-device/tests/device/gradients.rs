@@ -4,7 +4,9 @@ use crate::checkpoint::{self, Checkpoint, Tensors};
 use crate::support::{assert_close, runtime};
 use grpo_core::LossConfig;
 use models::NamedTensor;
-use policy::{AdamWConfig, Policy, Sequence, SequenceBatch, StepLoss, token_batch};
+use policy::{
+    AdamWConfig, Policy, PolicyState, Sequence, SequenceBatch, StateGroup, StepLoss, Weights, export_all, token_batch,
+};
 use policy_burn::{BurnPolicy, PolicyLoss};
 use policy_device::decoder::Attention;
 use policy_device::{DevicePolicy, DevicePolicyOptions};
@@ -129,4 +131,39 @@ fn an_optimizer_step_is_that_of_torch() {
         }
     }
     assert_eq!(steps, 4);
+}
+
+#[test]
+fn checkpoints_are_those_of_the_host() {
+    let groups = [StateGroup::Weights(Weights::Policy), StateGroup::Optimizer];
+    for name in ["qwen2", "qwen2_5_sharded", "qwen3", "llama3"] {
+        let checkpoint = Checkpoint::open(name);
+        let sequences = checkpoint.completions();
+        let (parts, adamw) = (batches(&sequences), AdamWConfig { adam_epsilon: 1e-3, ..AdamWConfig::default() });
+        let (mut host, mut device) = (on_host(&checkpoint), on_device(&checkpoint, DevicePolicyOptions::default()));
+        let weights = |policy: &dyn Policy| by_name(export_all(policy, groups[0]).unwrap());
+        assert_eq!(weights(&device), weights(&host), "{name}");
+        // A step on the host, from there to the device, and a step on both.
+        host.reset_optimizer(&adamw).unwrap();
+        let step = |policy: &mut dyn Policy| {
+            policy.accumulate(&parts, StepLoss::CrossEntropy { tokens: 50 }).unwrap();
+            policy.apply(0.01).unwrap();
+        };
+        step(&mut host);
+        let [policy, optimizer] = groups.map(|group| export_all(&host, group).unwrap());
+        let state =
+            PolicyState { policy: &policy, ref_policy: None, optimizer: &optimizer, optimizer_steps: 1, adamw: &adamw };
+        device.import(&state).unwrap();
+        step(&mut host);
+        step(&mut device);
+        for group in groups {
+            let [found, expected] =
+                [&device as &dyn Policy, &host].map(|policy| by_name(export_all(policy, group).unwrap()));
+            assert_eq!(found.len(), expected.len());
+            for (tensor, expected) in expected {
+                assert_eq!(found[&tensor].shape, expected.shape, "{name}: {tensor}");
+                assert_close(&format!("{name}: {tensor}"), &found[&tensor].data, &expected.data, 1e-4);
+            }
+        }
+    }
 }

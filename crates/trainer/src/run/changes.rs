@@ -20,6 +20,7 @@ use std::io::Write;
 /// of this process is reached may change, its weight may not.
 pub const SAFE: &[&str] = &[
     "run",
+    "policy",
     "logging",
     "wandb",
     "eval",

@@ -1,0 +1,158 @@
+//! The tensors of checkpoints: those of the policy on the host, so that a run goes on where it likes.
+//!
+//! The host multiplies rows by `[in, out]`, and has one matrix for queries, keys and values and one for gate and up. A tensor of a
+//! checkpoint therefore consists of one or more tensors of `transformers`: columns of it, transposed.
+
+use crate::error::Result;
+use crate::weights::Reader;
+use models::{ModelConfig, NamedTensor};
+use policy::Error;
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+/// A tensor of a checkpoint.
+#[derive(Clone, Debug)]
+struct Saved {
+    name: String,
+    /// The tensors of transformers that it consists of, in the order of its columns.
+    parts: Vec<Part>,
+    /// Whether it is a matrix `[in, out]`, where parts are `[out, in]`.
+    transposed: bool,
+}
+
+/// A tensor of transformers.
+#[derive(Clone, Debug)]
+struct Part {
+    name: String,
+    shape: Vec<usize>,
+}
+
+/// The modules of a layer on the host, with those of transformers that they consist of.
+const MODULES: [(&str, &[&str]); 8] = [
+    ("input_norm", &["input_layernorm"]),
+    ("attn.qkv_proj", &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
+    ("attn.o_proj", &["self_attn.o_proj"]),
+    ("attn.q_norm", &["self_attn.q_norm"]),
+    ("attn.k_norm", &["self_attn.k_norm"]),
+    ("post_norm", &["post_attention_layernorm"]),
+    ("mlp.gate_up_proj", &["mlp.gate_proj", "mlp.up_proj"]),
+    ("mlp.down_proj", &["mlp.down_proj"]),
+];
+
+/// The tensors of a checkpoint of this model.
+#[derive(Clone, Debug)]
+pub(super) struct Layout(Vec<Saved>);
+
+impl Layout {
+    pub(super) fn new(config: &ModelConfig) -> Self {
+        let mut shapes: HashMap<String, Vec<usize>> =
+            config.parameters().into_iter().map(|parameter| (parameter.name, parameter.shape)).collect();
+        let mut saved = Vec::new();
+        let mut add = |name: String, parts: &[String]| {
+            let part = |name: &String| Some(Part { name: name.clone(), shape: shapes.remove(name)? });
+            // A model without these has none of them.
+            let parts: Vec<Part> = parts.iter().filter_map(part).collect();
+            let transposed = name.starts_with("layers.") && parts.first().is_some_and(|part| part.shape.len() > 1);
+            if !parts.is_empty() {
+                saved.push(Saved { name, parts, transposed });
+            }
+        };
+        add("embed_tokens".into(), &["model.embed_tokens.weight".into()]);
+        for layer in 0..config.num_hidden_layers {
+            for (module, parts) in MODULES {
+                for kind in ["weight", "bias"] {
+                    let parts: Vec<String> =
+                        parts.iter().map(|part| format!("model.layers.{layer}.{part}.{kind}")).collect();
+                    add(format!("layers.{layer}.{module}.{kind}"), &parts);
+                }
+            }
+        }
+        add("norm.weight".into(), &["model.norm.weight".into()]);
+        add("lm_head".into(), &["lm_head.weight".into()]);
+        Self(saved)
+    }
+
+    /// Hands the tensors of a checkpoint to `sink`, one by one, their names behind `prefix`.
+    pub(super) fn export(&self, prefix: &str, mut reader: Reader<'_>, sink: &mut dyn policy::TensorSink) -> Result<()> {
+        for saved in &self.0 {
+            let parts = saved.parts.iter().map(|part| reader.read(&part.name)).collect::<Result<Vec<_>>>()?;
+            let data = if saved.transposed { columns(&parts, saved.parts[0].shape[1]) } else { parts.concat() };
+            sink.tensor(NamedTensor { name: format!("{prefix}{}", saved.name), shape: saved.shape(), data })?;
+        }
+        Ok(())
+    }
+
+    /// The tensors of `transformers` in those of a checkpoint, whose names begin with `prefix`.
+    ///
+    /// # Errors
+    /// [`Error::State`] where one is missing, has another shape, or is none of the model's.
+    pub(super) fn import<'a>(&'a self, prefix: &str, tensors: &'a [NamedTensor]) -> policy::Result<Imported<'a>> {
+        let named: HashMap<&str, &NamedTensor> =
+            tensors.iter().filter_map(|tensor| Some((tensor.name.strip_prefix(prefix)?, tensor))).collect();
+        let mut parts = HashMap::new();
+        for saved in &self.0 {
+            let (shape, found) = (saved.shape(), named.get(&*saved.name));
+            let Some(tensor) = found.filter(|t| t.shape == shape && t.data.len() == shape.iter().product::<usize>())
+            else {
+                let found = found.map_or("none".into(), |tensor| format!("shape {:?}", tensor.shape));
+                let name = format!("{prefix}{}", saved.name);
+                return Err(Error::state(name, format!("a tensor of shape {shape:?}"), found));
+            };
+            let mut first = 0;
+            for part in &saved.parts {
+                parts.insert(&*part.name, (saved, *tensor, first));
+                first += part.shape[0];
+            }
+        }
+        if named.len() != self.0.len() {
+            let known = |name: &&str| self.0.iter().any(|saved| saved.name == **name);
+            let extra = named.keys().find(|name| !known(name)).copied().unwrap_or_default();
+            return Err(Error::state(extra, "a name that the model has", "a tensor that no parameter wants"));
+        }
+        Ok(Imported(parts))
+    }
+}
+
+/// Tensors of `transformers` in those of a checkpoint: the tensor, and the first of its columns.
+pub(super) struct Imported<'a>(HashMap<&'a str, (&'a Saved, &'a NamedTensor, usize)>);
+
+impl<'a> Imported<'a> {
+    /// The values of the tensor `name`, of `shape`.
+    pub(super) fn values(&self, name: &str, shape: &[usize]) -> policy::Result<Cow<'a, [f32]>> {
+        let Some((saved, tensor, first)) = self.0.get(name) else {
+            return Err(Error::state(name, "a tensor of the checkpoint", "none"));
+        };
+        if !saved.transposed {
+            return Ok(Cow::Borrowed(&tensor.data[*first..*first + shape.iter().product::<usize>()]));
+        }
+        let (outputs, width) = (shape[0], tensor.shape[1]);
+        let mut values = vec![0.0; tensor.shape[0] * outputs];
+        for (input, row) in tensor.data.chunks_exact(width).enumerate() {
+            let to = values[input..].iter_mut().step_by(shape[1]);
+            to.zip(&row[*first..*first + outputs]).for_each(|(to, value)| *to = *value);
+        }
+        Ok(Cow::Owned(values))
+    }
+}
+
+/// Matrices `[out, in]` side by side as one `[in, all out]`.
+fn columns(parts: &[Vec<f32>], inputs: usize) -> Vec<f32> {
+    let width = parts.iter().map(|part| part.len() / inputs).sum();
+    let mut data = vec![0.0; inputs * width];
+    for (input, row) in data.chunks_exact_mut(width).enumerate() {
+        let values = parts.iter().flat_map(|part| part[input..].iter().step_by(inputs));
+        row.iter_mut().zip(values).for_each(|(to, value)| *to = *value);
+    }
+    data
+}
+
+impl Saved {
+    fn shape(&self) -> Vec<usize> {
+        let outputs = self.parts.iter().map(|part| part.shape[0]).sum();
+        match self.parts[0].shape[..] {
+            [_, inputs] if self.transposed => vec![inputs, outputs],
+            [_, inputs] => vec![outputs, inputs],
+            _ => vec![outputs],
+        }
+    }
+}
