@@ -6,7 +6,7 @@ mod training;
 use backend_tpu::compile_options::options_for;
 use backend_tpu::program::Mesh;
 use pjrt::install::{Kind, install};
-use pjrt::{CompiledMemoryStats, Plugin};
+use pjrt::{CompileOptions, CompiledMemoryStats, OptimizationLevel, Plugin};
 use policy::{LogitsProcessors, Sampling};
 use policy_device::decoder::Compute;
 use policy_device::{RolloutModules, RolloutOptions, RolloutSizes};
@@ -14,9 +14,14 @@ use rng::Purpose;
 use stablehlo::{Dtype, Module};
 
 pub(crate) fn compile(module: &Module) -> CompiledMemoryStats {
+    compile_at(module, None)
+}
+
+/// At a level at which large programs take a fraction of the time.
+pub(crate) fn compile_at(module: &Module, optimization_level: Option<OptimizationLevel>) -> CompiledMemoryStats {
     let installed = install(Kind::Tpu, |_| {}).expect("the TPU compiler can be installed");
     let topology = Plugin::load(installed.path).and_then(|plugin| plugin.topology("v6e:1x1", &[])).expect("a topology");
-    let options = options_for(Kind::Tpu, Mesh::default());
+    let options = CompileOptions { optimization_level, ..options_for(Kind::Tpu, Mesh::default()) };
     let executable = topology.compile(module.to_string(), &options).unwrap_or_else(|error| panic!("{error}\n{module}"));
     executable.memory_stats().expect("memory statistics")
 }

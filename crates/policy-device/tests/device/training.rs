@@ -301,9 +301,10 @@ fn what_is_not_there_is_said() {
     let (mut policy, sequences) = (fresh(), sequences());
     let part = SequenceBatch { sequences: &sequences, tokens: token_batch(&sequences).unwrap() };
     assert!(!policy.has_ref_policy());
-    for error in
-        [policy.score(Weights::RefPolicy, std::slice::from_ref(&part)).unwrap_err(), policy.mix_ref_policy(0.5).unwrap_err()]
-    {
+    for error in [
+        policy.score(Weights::RefPolicy, std::slice::from_ref(&part)).unwrap_err(),
+        policy.mix_ref_policy(0.5).unwrap_err(),
+    ] {
         assert!(error.to_string().contains("freeze_ref_policy"), "{error}");
     }
     assert!(matches!(policy.values(&[part]), Err(Error::NoValueHead)));
