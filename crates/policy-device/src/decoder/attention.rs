@@ -26,7 +26,7 @@ pub struct Heads {
 /// rounding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Attention {
-    /// Materialised for rows of fewer than [`Attention::BLOCKWISE_FROM`] tokens, and else in blocks of [`Attention::BLOCK`].
+    /// In blocks of [`Attention::BLOCK`] for rows of more tokens; materialised where one block would hold the row.
     #[default]
     Auto,
     /// The scores of all pairs of tokens of all heads are there at once: memory grows with the square of the length.
@@ -40,16 +40,14 @@ pub enum Attention {
 }
 
 impl Attention {
-    /// The length of rows from which on [`Attention::Auto`] goes block by block.
-    pub const BLOCKWISE_FROM: usize = 512;
-    /// The tokens of a block of [`Attention::Auto`].
-    pub const BLOCK: NonZeroUsize = NonZeroUsize::new(256).expect("above 0");
+    /// The tokens of a block of [`Attention::Auto`]. By the estimates of the TPU compiler for a layer of Qwen2.5-0.5B, 8 rows of 1024
+    /// tokens, attention and its derivative take 2.0 ms so, 2.2 in blocks of 256, 2.9 in blocks of 128, and 2.9 materialised.
+    pub const BLOCK: NonZeroUsize = NonZeroUsize::new(512).expect("above 0");
 
     /// The size of blocks for rows of `length` tokens, where there are blocks.
     fn block(self, length: usize) -> Option<usize> {
         match self {
-            Self::Auto if length < Self::BLOCKWISE_FROM => None,
-            Self::Auto => Some(Self::BLOCK.get()),
+            Self::Auto => Some(Self::BLOCK.get()).filter(|block| length > *block),
             Self::Materialised => None,
             Self::Blockwise { block } => Some(block.get()),
         }
