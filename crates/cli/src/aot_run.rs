@@ -56,7 +56,10 @@ pub(crate) fn is_run(args: &BenchArgs) -> anyhow::Result<bool> {
         (Some(_), None) => Ok(true),
         (None, Some(_)) => Ok(false),
         (Some(a), Some(b)) => {
-            bail!("{}: `{a}` is a key of runs (configs/train/) and `{b}` one of benchmarks (configs/bench/): expected one of the two", path.display())
+            bail!(
+                "{}: `{a}` is a key of runs (configs/train/) and `{b}` one of benchmarks (configs/bench/): expected one of the two",
+                path.display()
+            )
         }
         // Keys that both have are a benchmark of the built-in shape.
         (None, None) if keys.iter().any(|key| bench.contains(*key)) => Ok(false),
@@ -160,7 +163,8 @@ fn worker(args: &Args, programs: &RunPrograms, target: Target) -> anyhow::Result
     let compiler = args.bench.compiler(target, args.recompile)?;
     let report = compiler.report_module(&module, &options, floor);
     report.map_err(|error| match error.to_string().contains("RESOURCE_EXHAUSTED") {
-        true => anyhow::Error::new(error).context(format!("the program does not fit into the device: {}", trainer::programs::KNOBS)),
+        true => anyhow::Error::new(error)
+            .context(format!("the program does not fit into the device: {}", trainer::programs::KNOBS)),
         false => error.into(),
     })
 }

@@ -378,9 +378,8 @@ mod tests {
             Array::ints(Dtype::I32, [], [2]).expect("a number"),
         ];
         let run = |module: &Module| module.interpret(&arguments).expect("a value").remove(0).to_floats();
-        let doubled = |which: &[usize]| {
-            module.with_loops_doubled(&which.iter().map(|i| &loops[*i].path[..]).collect::<Vec<_>>())
-        };
+        let doubled =
+            |which: &[usize]| module.with_loops_doubled(&which.iter().map(|i| &loops[*i].path[..]).collect::<Vec<_>>());
         // Of four and of two turns, each with other loops in it or not.
         for which in [&[0][..], &[3], &[0, 3]] {
             assert_eq!(run(&doubled(which)), run(&module), "{which:?}");

@@ -161,8 +161,7 @@ impl RunPrograms {
             step: 0,
             first: 0,
         };
-        let of_rollout =
-            RolloutModules::new(&shape, compute, compute.dtype(), options, rollout_sizes, &sampling, 1);
+        let of_rollout = RolloutModules::new(&shape, compute, compute.dtype(), options, rollout_sizes, &sampling, 1);
         let rollout = of_rollout.map_err(policy::Error::from)?;
         let rows = config.grpo.micro_batch_sequences();
         let sequence = Sequence { prompt: vec![0; prompt], completion: vec![0; completion] };
@@ -283,7 +282,8 @@ impl RunPrograms {
         let head = self.shape.vocab_size * self.shape.hidden_size;
         let (rows, length) = (sizes.rows as f64, sizes.length as f64);
         let width = (self.shape.num_attention_heads * self.shape.head_dim() * sizes.layers) as f64;
-        let layers = 2.0 * (sizes.matmul_parameters - head) as f64 * rows * length + 2.0 * rows * length * length * width;
+        let layers =
+            2.0 * (sizes.matmul_parameters - head) as f64 * rows * length + 2.0 * rows * length * length * width;
         [layers, 2.0 * (head * sizes.tokens) as f64]
     }
 

@@ -40,7 +40,11 @@ pub struct Analysis {
 }
 
 impl Analysis {
-    fn of(executable: &Executable, program: &str, [compile_seconds, compile_processor_seconds]: [f64; 2]) -> Result<Self> {
+    fn of(
+        executable: &Executable,
+        program: &str,
+        [compile_seconds, compile_processor_seconds]: [f64; 2],
+    ) -> Result<Self> {
         let memory = executable.memory_stats().map_err(failed)?;
         let bytes = |value: i64| u64::try_from(value).unwrap_or(0);
         Ok(Self {

@@ -2,6 +2,7 @@
 
 use crate::decoder::Compute;
 use crate::rollout::RolloutOptions;
+use crate::train::default_tiling;
 use grpo_core::Tiling;
 use stablehlo::Save;
 
@@ -25,7 +26,7 @@ impl Default for DevicePolicyOptions {
         Self {
             compute: Compute::F32,
             save: Save::Carry,
-            tiling: Tiling::default(),
+            tiling: default_tiling(),
             rollout: RolloutOptions::default(),
             can_roll_back: true,
         }

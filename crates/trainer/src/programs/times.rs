@@ -41,7 +41,9 @@ impl RunPrograms {
             let outer = loops.iter().filter(|l| l.trips == Some(sizes.layers as u64) && l.begins == Some(1));
             let inner = loops.iter().filter(|l| l.begins.is_some_and(|begins| begins > 1));
             let turns = |l: &backend_tpu::aot::LoopReport| Some(l.body_seconds? * (l.trips? * l.begins?) as f64);
-            let more = |l: &backend_tpu::aot::LoopReport| Some(l.body_seconds? * (l.trips?.saturating_sub(1) * l.begins?) as f64);
+            let more = |l: &backend_tpu::aot::LoopReport| {
+                Some(l.body_seconds? * (l.trips?.saturating_sub(1) * l.begins?) as f64)
+            };
             let outer = outer.map(turns).sum::<Option<f64>>()?;
             Some(outer + inner.map(more).sum::<Option<f64>>()?)
         };
