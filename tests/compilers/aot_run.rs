@@ -44,7 +44,8 @@ fn a_run_is_compiled_for_a_chip_and_every_part_of_its_step_is_reported() {
     let document: Value = serde_json::from_str(&stdout(&output)).expect("JSON");
     for name in ["gradient", "score", "apply", "prefill", "admit", "head", "half_mlp"] {
         let report = &document["programs"][name];
-        for field in ["argument_bytes", "code_bytes", "estimate_seconds", "program_bytes", "compile_processor_seconds"] {
+        for field in ["argument_bytes", "code_bytes", "estimate_seconds", "program_bytes", "compile_processor_seconds"]
+        {
             assert!(report[field].as_f64().is_some_and(|number| number > 0.0), "{name}.{field}: {report}");
         }
     }
@@ -62,7 +63,9 @@ fn a_run_is_compiled_for_a_chip_and_every_part_of_its_step_is_reported() {
 
     let output = aot(&[&path, "--target", "v6e"]);
     let text = stdout(&output);
-    for words in ["gradient", "Most is on the device during", "tokens/s", "% of the peak", "optimizer", "not measurements"] {
+    for words in
+        ["gradient", "Most is on the device during", "tokens/s", "% of the peak", "optimizer", "not measurements"]
+    {
         assert!(text.contains(words), "{words}: {text}");
     }
 }

@@ -241,8 +241,8 @@ impl TrainModules {
     }
 }
 
-/// Room for 1024 rows of logits of 152 thousand tokens. Every chunk reads the head and its gradient, which at fewer rows takes longer than
-/// the products: 38 chunks of 216 rows were estimated to take three times as long.
+/// Room for 1024 rows of f32 logits of 152 thousand tokens. Every chunk reads the head and its gradient: of Qwen2.5-0.5B, 8192 tokens in 8
+/// chunks are estimated at 25 ms on v6e, in 38 chunks of 216 rows at 53 ms.
 pub(crate) fn default_tiling() -> Tiling {
     Tiling { workspace_budget: 640 << 20, ..Tiling::default() }
 }
