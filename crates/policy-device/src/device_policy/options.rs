@@ -2,6 +2,7 @@
 
 use crate::decoder::{Attention, Compute};
 use crate::rollout::RolloutOptions;
+use crate::train::default_tiling;
 use grpo_core::Tiling;
 use stablehlo::Save;
 
@@ -28,7 +29,7 @@ impl Default for DevicePolicyOptions {
             compute: Compute::F32,
             attention: Attention::Auto,
             save: Save::Carry,
-            tiling: Tiling::default(),
+            tiling: default_tiling(),
             rollout: RolloutOptions::default(),
             can_roll_back: true,
         }

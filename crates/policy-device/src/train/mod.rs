@@ -15,4 +15,5 @@ pub use modules::{TrainModules, TrainShape};
 
 pub(crate) use adamw::{AdamW, State};
 pub(crate) use loss::{Call, Device, Loss};
+pub(crate) use modules::default_tiling;
 pub(crate) use rows::Rows;

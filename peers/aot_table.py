@@ -1,0 +1,122 @@
+"""One table of a training step and a rollout, ours beside JAX's, as libtpu compiles them for a TPU that is not here.
+
+    python peers/aot_table.py --grpo target/release/grpo --jax ~/peers-jax/bin/python [--only 0.5B,rollout] [--target h200]
+
+Both sides have the same shapes and are compiled at level O0. The time of JAX's step is extrapolated from unrolled programs of two and three layers
+(`aot_jax.py`), that of ours from its loops, whose bodies are counted by compiling them twice in a row; both are the compiler's optimal_seconds of a
+micro-batch and AdamW. `temp` is all beside weights and moments (and, of a rollout, beside the weights in bf16): our sums of gradients, which are kept
+from micro-batch to micro-batch, are among it, as JAX's gradients are.
+"""
+
+import argparse
+import json
+import subprocess
+import tempfile
+
+SHAPES = {
+    "0.5B": ("configs/aot/qwen2.5-0.5b.yaml", 8),
+    "1.5B": ("configs/aot/qwen2.5-1.5b.yaml", 8),
+    "1.5B-16": ("configs/aot/qwen2.5-1.5b.yaml", 16),
+}
+
+
+def output_of(command):
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def model_of(grpo, config):
+    """The section `model` of a configuration, as config.json."""
+    lines = output_of([grpo, "aot", config, "--print-config"]).splitlines()
+    section = lines[lines.index("model:") + 1 :]
+    end = next((i for i, line in enumerate(section) if not line.startswith(" ")), len(section))
+    values = dict(line.strip().split(": ", 1) for line in section[:end])
+    values = {key: json.loads(value) for key, value in values.items() if key != "rope_scaling"}
+    return {"model_type": "qwen2", **values}
+
+
+def ours(grpo, config, target, programs, more):
+    command = [grpo, "aot", config, "--target", target, "--json", "--variants", ",".join(programs)]
+    for key, value in more.items():
+        command += ["--set", f"{key}={value}"]
+    return json.loads(output_of(command))
+
+
+def step(grpo, config, rows, target):
+    # All tokens of a row of 1024 are in the loss, as in JAX's step.
+    more = {"data.max_prompt_length": 1, "rollout.max_completion_length": 1024}
+    more |= {"grpo.gradient_accumulation_steps": 64 // rows}
+    document = ours(grpo, config, target, ["gradient", "apply"], more)
+    gradient, apply = document["programs"]["gradient"], document["programs"]["apply"]
+    state = 12 * document["sizes"]["parameters"]
+    total = max(gradient["total_bytes"] + 2 * state // 3, apply["total_bytes"])
+    seconds = [program["estimate_seconds"] for program in (gradient, apply)]
+    return dict(
+        temp_bytes=total - state,
+        argument_bytes=state,
+        estimate_seconds=None if None in seconds else sum(seconds),
+        compile_processor_seconds=gradient["compile_processor_seconds"] + apply["compile_processor_seconds"],
+        program_bytes=gradient["program_bytes"] + apply["program_bytes"],
+    )
+
+
+def rollout(grpo, target):
+    config = SHAPES["0.5B"][0]
+    names = [f"decode_{columns}" for columns in (384, 768, 1152, 1408)]
+    document = ours(grpo, config, target, names, {"rollout.max_completion_length": 1024})
+    reports = list(document["programs"].values())
+    weights = 2 * document["sizes"]["parameters"]
+    turns = document["sizes"]["tokens_per_call"]
+    # Programs that read 384, 768, 1152 and 1408 columns, each while sequences are not longer: of 1024 turns from 256 on.
+    spans = [128, 384, 384, 128]
+    seconds = [document["programs"][name]["estimate_seconds"] / turns for name in names]
+    return dict(
+        temp_bytes=max(report["total_bytes"] for report in reports) - weights,
+        argument_bytes=weights,
+        estimate_seconds=sum(span * s for span, s in zip(spans, seconds)) / sum(spans),
+        compile_processor_seconds=sum(report["compile_processor_seconds"] for report in reports),
+        program_bytes=sum(report["program_bytes"] for report in reports),
+    )
+
+
+def jax(python, grpo, config, arguments):
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(model_of(grpo, config), file)
+        file.flush()
+        return json.loads(output_of([python, "peers/aot_jax.py", file.name, *arguments]))
+
+
+def row(name, report):
+    gigabytes = lambda key: f"{report[key] / 1e9:.2f}"
+    total = (report["temp_bytes"] + report["argument_bytes"]) / 1e9
+    seconds = report.get("estimate_seconds")
+    time = "-" if seconds is None else f"{1e3 * seconds:.2f}"
+    processor = f"{report['compile_processor_seconds']:.0f}"
+    text = f"{report['program_bytes'] / 1e3:.0f}"
+    print(f"| {name} | {gigabytes('temp_bytes')} | {gigabytes('argument_bytes')} | {total:.2f} | {time} | {processor} | {text} |", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--grpo", default="grpo")
+    parser.add_argument("--jax", help="a python with jax, jaxlib and libtpu; without it only ours")
+    parser.add_argument("--only", default="0.5B,1.5B,1.5B-16,rollout")
+    parser.add_argument("--target", default="v6e")
+    a = parser.parse_args()
+    print("| program | temp GB | arguments GB | total GB | time ms | compiler s | text kB |\n|---|--:|--:|--:|--:|--:|--:|")
+    for name in a.only.split(","):
+        if name == "rollout":
+            row("rollout 0.5B, 64 x (256 + 1024), per token: ours", rollout(a.grpo, a.target))
+            if a.jax:
+                arguments = ["--rollout", "--batch", "64", "--prompt", "256", "--length", "1024"]
+                row("the same: JAX (a loop's body once)", jax(a.jax, a.grpo, SHAPES["0.5B"][0], arguments))
+            continue
+        config, rows = SHAPES[name]
+        title = f"{name.split('-')[0]}, {rows} x 1024"
+        row(f"{title}: ours", step(a.grpo, config, rows, a.target))
+        if a.jax:
+            more = ["--no-estimate"] if rows == 16 else []
+            row(f"{title}: JAX", jax(a.jax, a.grpo, config, ["--batch", str(rows), "--length", "1024", *more]))
+
+
+if __name__ == "__main__":
+    main()

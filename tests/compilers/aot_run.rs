@@ -1,0 +1,111 @@
+//! What the TPU's compiler says of the programs of a run, and what is refused before it is asked.
+
+use crate::support::{grpo_with, refused, stderr, stdout};
+use pjrt::install::Kind;
+use serde_json::Value;
+use std::path::PathBuf;
+use std::process::Output;
+
+const RUN: &str = "run: { name: small }
+model: { vocab_size: 512, hidden_size: 128, intermediate_size: 512, num_hidden_layers: 3, num_attention_heads: 2, \
+num_key_value_heads: 1, max_position_embeddings: 256 }
+policy: { device: 'pjrt:tpu', dtype: bfloat16 }
+rollout: { max_completion_length: 64, batch_size: 8 }
+grpo: { prompts_per_step: 2, num_generations: 4, gradient_accumulation_steps: 2 }
+";
+
+fn aot(arguments: &[&str]) -> Output {
+    grpo_with(Kind::Tpu, &[&["aot"], arguments].concat()).output().expect("the binary starts")
+}
+
+fn written(folder: &tempfile::TempDir, text: &str) -> String {
+    let path: PathBuf = folder.path().join("config.yaml");
+    std::fs::write(&path, text).expect("written");
+    path.display().to_string()
+}
+
+#[test]
+fn a_run_is_compiled_for_a_chip_and_every_part_of_its_step_is_reported() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = written(&folder, RUN);
+    let claims = [
+        "gradient.temp_bytes <= 100e6",
+        "memory.total_bytes >= memory.train_bytes",
+        // Sums, weights and moments are written where they are.
+        "apply.output_bytes <= apply.alias_bytes * 1.001",
+        "apply.temp_bytes <= apply.argument_bytes * 0.5",
+        "times.utilisation <= 1",
+        "times.step_seconds >= times.update_seconds",
+    ];
+    let mut arguments = vec![path.as_str(), "--target", "v6e", "--json"];
+    claims.iter().for_each(|claim| arguments.extend(["--assert", claim]));
+    let output = aot(&arguments);
+    assert_eq!(output.status.code(), Some(0), "{}{}", stdout(&output), stderr(&output));
+    let document: Value = serde_json::from_str(&stdout(&output)).expect("JSON");
+    for name in ["gradient", "score", "apply", "prefill", "admit", "head", "half_mlp"] {
+        let report = &document["programs"][name];
+        for field in ["argument_bytes", "code_bytes", "estimate_seconds", "program_bytes", "compile_processor_seconds"]
+        {
+            assert!(report[field].as_f64().is_some_and(|number| number > 0.0), "{name}.{field}: {report}");
+        }
+    }
+    // 2 micro-batches of 4 rows of 192 tokens of prompt and 64 of completion.
+    let sizes = &document["sizes"];
+    assert_eq!([&sizes["rows"], &sizes["length"], &sizes["tokens"]], [4, 256, 256], "{sizes}");
+    let loops = document["programs"]["gradient"]["loops"].as_array().expect("loops");
+    assert!(loops.iter().any(|l| l["trips"] == 3 && l["body_seconds"].as_f64() > Some(0.0)), "{loops:?}");
+    let times = &document["times"];
+    let shares: Vec<f64> =
+        times["shares"].as_array().expect("shares").iter().map(|s| s[1].as_f64().expect("seconds")).collect();
+    let update = times["update_seconds"].as_f64().expect("seconds");
+    assert!(shares.len() == 5 && (shares.iter().sum::<f64>() - update).abs() < 1e-6 * update, "{times}");
+    assert!(times["rollout_tokens_per_second"].as_f64() > Some(0.0), "{times}");
+
+    let output = aot(&[&path, "--target", "v6e"]);
+    let text = stdout(&output);
+    for words in
+        ["gradient", "Most is on the device during", "tokens/s", "% of the peak", "optimizer", "not measurements"]
+    {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+}
+
+#[test]
+fn what_is_wrong_with_a_run_is_said_before_anything_is_compiled() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let cases: [(&str, &[&str], &[&str]); 7] = [
+        ("nothing: 1\n", &[], &["configs/train/", "configs/bench/", "`nothing`"]),
+        ("model: a\nshape: { tokens: 1 }\n", &[], &["`model`", "`shape`"]),
+        ("model: /nowhere/qwen\n", &[], &["/nowhere/qwen"]),
+        (RUN, &["--target", "v6f"], &["`v6f`", "v6e:2x4", "h200"]),
+        (RUN, &["--variants", "gradients"], &["`gradients`", "gradient, score, apply"]),
+        (RUN, &["--set", "lora={r: 4}"], &["lora"]),
+        (RUN, &["--assert", "gradiant.temp_bytes <= 1"], &["`gradiant`", "memory and times"]),
+    ];
+    for (text, more, words) in cases {
+        let path = written(&folder, text);
+        let mut arguments = vec!["aot", path.as_str()];
+        if !more.contains(&"--target") {
+            arguments.extend(["--target", "v6e"]);
+        }
+        arguments.extend(more);
+        let error = refused(&arguments, &grpo_with(Kind::Tpu, &arguments).output().expect("the binary starts"));
+        assert!(words.iter().all(|word| error.contains(word)), "{arguments:?}: {error}");
+    }
+}
+
+#[test]
+fn a_run_that_does_not_fit_says_what_it_needs_and_which_knobs_there_are() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = written(&folder, RUN);
+    // 1.3 thousand million weights: once they fit, twice they do not.
+    let shape = "model={vocab_size: 151936, hidden_size: 8192, intermediate_size: 256, num_hidden_layers: 1, \
+                 num_attention_heads: 64, num_key_value_heads: 8, max_position_embeddings: 256, tie_word_embeddings: true}";
+    let output = aot(&[&path, "--target", "v6e", "--set", shape]);
+    assert_eq!(output.status.code(), Some(2), "{}{}", stdout(&output), stderr(&output));
+    let error = stderr(&output);
+    for words in ["`apply`", "34359738368 bytes", "policy.can_roll_back", "grpo.gradient_accumulation_steps"] {
+        assert!(error.contains(words), "{words}: {error}");
+    }
+    assert!(stdout(&output).contains("Most is on the device during apply"), "{}", stdout(&output));
+}
