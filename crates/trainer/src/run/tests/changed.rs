@@ -35,7 +35,7 @@ fn keys_that_make_another_run_are_refused_by_name_with_the_reason() {
         let text = refused(&path, &[assignment, "optimizer.learning_rate=1e-5"]);
         assert!(words.iter().all(|word| text.contains(word)), "{assignment}: {text}");
         assert!(!text.contains("optimizer.learning_rate (from"), "{text}");
-        assert!(text.contains("what may change is run, logging"), "{text}");
+        assert!(text.contains("what may change is run, policy, logging"), "{text}");
     }
     // By hand it is the same.
     edit(&path, "config.yaml", "seed: 0\n", "seed: 7\n");
