@@ -141,9 +141,14 @@ fn copied(
     let mut copies = vec![];
     for operation in operations {
         let operands = now(&operation.operands, names);
-        let mut regions = vec![];
-        for region in &operation.regions {
-            let arguments = define(&region.arguments, names, types);
+        let mut regions: Vec<Region> = vec![];
+        for (index, region) in operation.regions.iter().enumerate() {
+            // Condition and body of a loop have their arguments in common.
+            let shared = index > 0 && operation.regions[index - 1].arguments == region.arguments;
+            let arguments = match regions.last() {
+                Some(before) if shared => before.arguments.clone(),
+                _ => define(&region.arguments, names, types),
+            };
             let operations = copied(&region.operations, names, types);
             regions.push(Region { arguments, operations, results: now(&region.results, names) });
         }
@@ -384,6 +389,11 @@ mod tests {
         for which in [&[0][..], &[3], &[0, 3]] {
             assert_eq!(run(&doubled(which)), run(&module), "{which:?}");
             assert_ne!(doubled(which), module);
+            doubled(which).main.visit(|op| {
+                if let (Kind::While, [condition, body]) = (&op.kind, &op.regions[..]) {
+                    assert_eq!(condition.arguments, body.arguments, "the text has one list of them");
+                }
+            });
         }
         // Of five turns six.
         assert_ne!(run(&doubled(&[2])), run(&module));

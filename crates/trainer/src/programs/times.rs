@@ -65,7 +65,8 @@ impl RunPrograms {
         let calls = self.decode_calls();
         let decode = calls.iter().map(|(name, count)| Some(*count as f64 * time(*name)?)).sum::<Option<f64>>()?;
         let turns = calls.values().sum::<usize>() * sizes.tokens_per_call;
-        let rollout_seconds = time(ProgramName::Prefill)? + time(ProgramName::Admit)? + decode;
+        // How many samples an admission begins is data, and so is its time, which is that of a few copies.
+        let rollout_seconds = time(ProgramName::Prefill)? + time(ProgramName::Admit).unwrap_or(0.0) + decode;
         let completion_tokens = (sizes.slots * sizes.completion) as f64;
         let rollouts = sizes.sequences.div_ceil(sizes.slots) as f64;
         let batches = sizes.sequences.div_ceil(sizes.rows) as f64;
