@@ -117,7 +117,7 @@ pub struct RolloutConfig {
     pub temperature: Option<f64>,
     /// The number of most likely tokens that are sampled from; 0 and `None` are off.
     ///
-    /// This and the next three are those of `transformers`, see [`policy::LogitsProcessors`]. The loss is of the whole softmax at the
+    /// This and the next three are those of `transformers`, see [`::policy::LogitsProcessors`]. The loss is of the whole softmax at the
     /// temperature all the same, as TRL's is: `loss.importance_sampling_correction` and its like correct for what they leave out.
     pub top_k: Option<usize>,
     /// The share of the probability that the most likely tokens have which are sampled from; 1 and `None` are off.
