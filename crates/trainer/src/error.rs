@@ -37,7 +37,7 @@ pub enum Error {
     },
     /// A program of a run that does not fit into the memory of the device.
     #[error(
-        "the program `{program}` with what is beside it needs {needed} bytes, and the device has {there}: {}",
+        "the program `{program}` with what is beside it needs {needed} bytes, and the device has {there} bytes: {}",
         crate::programs::KNOBS
     )]
     DoesNotFit {
