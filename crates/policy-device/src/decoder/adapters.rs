@@ -226,7 +226,7 @@ mod tests {
             let expected = lora.parameters(&config).unwrap();
             assert_eq!(
                 table.iter().map(Parameter::count).sum::<usize>(),
-                expected.iter().map(models::Parameter::len).sum()
+                expected.iter().map(models::Parameter::len).sum::<usize>()
             );
             let mut expected: Vec<_> = expected.into_iter().map(|p| (p.name, p.shape)).collect();
             found.sort();
