@@ -22,8 +22,9 @@ const SETTINGS: [&str; 12] = [
 ];
 
 /// The same with adapters and a value head: what is trained beside a model that is not.
-const BESIDE_A_MODEL: [&str; 11] = [
-    "lora={r: 2, target_modules: [q_proj, down_proj, lm_head]}",
+const BESIDE_A_MODEL: [&str; 12] = [
+    "lora={r: 4, target_modules: [q_proj, down_proj, lm_head]}",
+    "warmup.optimizer.learning_rate=2.0e-2", // learns to answer
     "grpo.advantages.estimator=gae",
     "warmup.steps=4",
     "warmup.batch_size=16",
