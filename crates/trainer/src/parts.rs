@@ -80,6 +80,7 @@ impl Parts {
         };
         config.validate_for(tokenizer.vocab_size(), shape.max_position_embeddings)?;
         // Before a plugin is loaded.
+        config.lora.as_ref().map(|lora| lora.resolve(shape)).transpose()?;
         let rewards = Rewards::with_seed(&config.rewards, config.seed)?;
         let longest = shape.max_position_embeddings.saturating_sub(config.rollout.max_completion_length);
         let (dataset, report) = open_data(&config.data, config.seed, tokenizer.as_ref(), longest)?;
@@ -161,13 +162,33 @@ fn device_policy(
     let policy = match model {
         Some(model) => {
             let weights = model.folder.weights()?;
-            DevicePolicy::from_weights(&runtime, shape, &weights, config.loss(), options)
+            match &config.lora {
+                Some(lora) => DevicePolicy::from_weights_with_lora(
+                    &runtime,
+                    shape,
+                    &weights,
+                    lora,
+                    config.seed,
+                    config.loss(),
+                    options,
+                ),
+                None => DevicePolicy::from_weights(&runtime, shape, &weights, config.loss(), options),
+            }
         }
         None => {
             let mut weights = Vec::new();
-            host_policy(config, shape, None, Purpose::Export)?.export_model(&mut weights)?;
-            DevicePolicy::from_tensors(&runtime, shape, &weights, config.loss(), options)
+            let of_model = TrainConfig { lora: None, ..config.clone() };
+            host_policy(&of_model, shape, None, Purpose::Export)?.export_model(&mut weights)?;
+            let policy = DevicePolicy::from_tensors(&runtime, shape, &weights, config.loss(), options);
+            match &config.lora {
+                Some(lora) => policy.and_then(|policy| policy.with_lora(lora, config.seed)),
+                None => policy,
+            }
         }
+    };
+    let policy = match config.grpo.value_loss() {
+        Some(of_values) => policy.and_then(|policy| policy.with_value_head(of_values)),
+        None => policy,
     };
     Ok(policy.map_err(policy::Error::from)?)
 }
