@@ -8,9 +8,9 @@ use crate::train_config::{PolicyConfig, TrainConfig};
 use backend_tpu::plugins::Kind;
 use data::Dataset;
 use models::{CharTokenizer, ModelConfig, Tokenizer};
-use policy::{Policy, PolicyEngine, RolloutEngine};
+use policy::{Policy, PolicyEngine, RolloutEngine, Sequence};
 use policy_burn::{BurnPolicy, PolicyLoss};
-use policy_device::{DevicePolicy, DevicePolicyOptions, RolloutOptions, Runtime};
+use policy_device::{DevicePolicy, DevicePolicyOptions, RolloutOptions, RolloutSizes, TrainShape, TrainingSizes};
 use rewards::Rewards;
 
 /// Prompts that are looked at to say how much memory a step takes.
@@ -111,7 +111,7 @@ pub(crate) fn policy(
         None => {
             Box::new(host_policy(config, shape, model, purpose)?.with_rollout_batch_size(config.rollout.batch_size))
         }
-        Some(kind) => Box::new(device_policy(config, kind, shape, model)?),
+        Some(kind) => Box::new(device_policy(config, kind, shape, model, purpose)?),
     })
 }
 
@@ -140,24 +140,36 @@ fn host_policy(
 }
 
 /// The policy on a device of PJRT. A new model has the same initial weights there as on the host.
+///
+/// # Errors
+/// [`policy_device::Error::TooLarge`] before anything is loaded.
 fn device_policy(
     config: &TrainConfig,
     kind: Kind,
     shape: &ModelConfig,
     model: Option<&Pretrained>,
+    purpose: Purpose,
 ) -> Result<DevicePolicy> {
     let PolicyConfig { plugin, compile_cache, can_roll_back, .. } = &config.policy;
-    let mut runtime = Runtime::open(kind, plugin.as_deref()).map_err(policy::Error::from)?;
-    let beside_plugins = || Some(pjrt::install::cache_dir().ok()?.with_file_name("programs"));
-    if let Some(folder) = compile_cache.clone().or_else(beside_plugins) {
-        runtime = runtime.with_compile_cache(folder);
-    }
+    let runtime = backends::device(kind, plugin.as_deref(), compile_cache.as_deref())?;
     let options = DevicePolicyOptions {
         compute: config.policy.compute(),
+        attention: config.policy.attention(),
         can_roll_back: *can_roll_back,
         rollout: RolloutOptions { slots: config.rollout.batch_size, ..RolloutOptions::default() },
         ..DevicePolicyOptions::default()
     };
+    if let Purpose::Training { prompt } = purpose {
+        let table = training_sizes(config, prompt).memory(shape, &options);
+        if model.is_some() {
+            let room = runtime.available_memory().map_or("an unknown memory".into(), |bytes| format!("{bytes} bytes"));
+            tracing::info!(
+                "training takes on pjrt:{}, which has {room} left, with prompts of up to {prompt} tokens, at least:\n{table}",
+                kind.name()
+            );
+        }
+        runtime.check_memory(table).map_err(policy::Error::from)?;
+    }
     let policy = match model {
         Some(model) => {
             let weights = model.folder.weights()?;
@@ -170,4 +182,20 @@ fn device_policy(
         }
     };
     Ok(policy.map_err(policy::Error::from)?)
+}
+
+/// The sizes of a run on a device whose longest prompt has so many tokens.
+fn training_sizes(config: &TrainConfig, prompt: usize) -> TrainingSizes {
+    let completion = config.rollout.max_completion_length;
+    let sequence = Sequence { prompt: vec![0; prompt], completion: vec![0; completion] };
+    TrainingSizes {
+        micro_batch: TrainShape::of(&vec![sequence; config.grpo.micro_batch_sequences()]),
+        rollout: RolloutSizes {
+            prompts: config.grpo.prompts_per_step,
+            longest_prompt: prompt,
+            num_generations: config.grpo.num_generations,
+            max_completion_length: completion,
+        },
+        ref_policy: config.needs_ref_policy(),
+    }
 }

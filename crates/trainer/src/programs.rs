@@ -13,17 +13,13 @@ use backend_tpu::plugins::Kind;
 use backend_tpu::program::Pass;
 use models::{ModelConfig, ModelFolder};
 use policy::Sequence;
+pub use policy_device::KNOBS;
 use policy_device::decoder::{Compute, Decoder, parameters};
 use policy_device::{RolloutModules, RolloutOptions, RolloutSizes, TrainModules, TrainShape};
 use rng::Purpose;
 use stablehlo::{Module, Save};
 use std::collections::BTreeMap;
 use std::path::Path;
-
-/// What makes the programs of a run smaller.
-pub const KNOBS: &str = "grpo.gradient_accumulation_steps (more micro-batches of fewer rows), rollout.max_completion_length and \
-    data.max_prompt_length (shorter rows), rollout.batch_size (fewer sequences that decode side by side), policy.dtype bfloat16, and \
-    policy.can_roll_back false (weights and moments once) need less";
 
 /// A program of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -288,7 +284,8 @@ impl RunPrograms {
     }
 
     fn train(&self, shape: &ModelConfig) -> TrainModules {
-        TrainModules::new(Decoder::new(shape, self.compute), Save::Carry)
+        let decoder = Decoder::new(shape, self.compute).with_attention(self.config.policy.attention());
+        TrainModules::new(decoder, Save::Carry)
     }
 }
 

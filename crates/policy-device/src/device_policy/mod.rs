@@ -1,6 +1,7 @@
 //! The decoder, its loss and its optimizer on a device, behind the trait that a training loop knows.
 
 mod layout;
+mod logits;
 mod options;
 mod ref_policy;
 mod state;
@@ -173,6 +174,15 @@ impl DevicePolicy {
         exported
     }
 
+    /// Makes the weights in the number type in which tokens are sampled, where it is another one than theirs.
+    fn round(&mut self) -> Result<()> {
+        let weights = self.weights()?;
+        if self.rounded.is_none() && self.options.compute != Compute::F32 {
+            self.rounded = Some(weights.converted(self.options.compute.dtype())?);
+        }
+        Ok(())
+    }
+
     fn loss_of(&mut self, batch: &SequenceBatch<'_>, loss: StepLoss) -> Result<LossOutput> {
         let rows = Rows::new(self.config(), batch.sequences)?;
         let (loss, tokens) = match loss {
@@ -189,8 +199,10 @@ impl DevicePolicy {
         check_tokens(on, batch.sequences, &tokens)?;
         let rows = on.upload(&rows)?;
         let config = loss.config.clone();
-        let call = Call { loss, on, rows: &rows, sums: &mut self.sums };
-        Ok(step(&config, &tokens, call)?.into())
+        let mut failed = None;
+        let call = Call { loss, on, rows: &rows, sums: &mut self.sums, failed: &mut failed };
+        let output = step(&config, &tokens, call).map_err(|error| failed.take().unwrap_or(error.into()))?;
+        Ok(output.into())
     }
 
     fn sums_of_zero(&mut self) -> Result<()> {
@@ -269,13 +281,7 @@ impl Policy for DevicePolicy {
     }
 
     fn generate(&mut self, request: &RolloutRequest<'_>) -> policy::Result<Vec<Completion>> {
-        self.weights()?;
-        if self.options.compute == Compute::F32 {
-            return Ok(self.rollout.generate(&self.weights, request)?);
-        }
-        if self.rounded.is_none() {
-            self.rounded = Some(self.weights.converted(self.options.compute.dtype())?);
-        }
+        self.round()?;
         let weights = self.rounded.as_ref().unwrap_or(&self.weights);
         Ok(self.rollout.generate(weights, request)?)
     }
