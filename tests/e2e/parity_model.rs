@@ -130,7 +130,8 @@ fn all_policies_that_open_here_are_checked_and_a_breach_is_seen_on_each() {
         assert!(note.starts_with(&format!("not checked on {kind}: ")) && note.contains("`cpu`"), "{note}");
     }
 
-    let changed = Tensors::of("qwen3").only(&wanted).shift(name, 3, 1e-2).write(&directory);
+    let elsewhere = tempfile::tempdir().expect("a temporary folder");
+    let changed = Tensors::of("qwen3").only(&wanted).shift(name, 3, 1e-2).write(&elsewhere);
     let output = with_cache(&cache, &["parity", "--model", &model, "--device", "pjrt:cpu", &changed]);
     let text = stdout(&output);
     assert_eq!(output.status.code(), Some(1), "{text}{}", stderr(&output));

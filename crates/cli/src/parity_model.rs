@@ -112,7 +112,10 @@ impl Chosen {
         anyhow::ensure!(plugin.is_none(), "--plugin is for the --device of PJRT that it serves, not for {name}");
         let mut chosen = Self { places: vec![Place::Host], notes: vec![] };
         if name == ALL {
-            for kind in Kind::ALL {
+            // libtpu wants variables in the environment, which can be set before another plugin has made threads.
+            let mut kinds = Kind::ALL;
+            kinds.sort_by_key(|kind| *kind != Kind::Tpu);
+            for kind in kinds {
                 match open(kind) {
                     Ok(place) => chosen.places.push(place),
                     Err(error) => chosen.notes.push(format!("not checked on {}: {error:#}", name_of(kind))),
