@@ -21,13 +21,28 @@ const SETTINGS: [&str; 12] = [
     "run.save_steps=2",
 ];
 
-/// Trains to the end on `device` and returns what was printed.
-fn train(run: &Path, device: &str, arguments: &[&str]) -> String {
+/// The same with adapters and a value head: what is trained beside a model that is not.
+const BESIDE_A_MODEL: [&str; 11] = [
+    "lora={r: 2, target_modules: [q_proj, down_proj, lm_head]}",
+    "grpo.advantages.estimator=gae",
+    "warmup.steps=4",
+    "warmup.batch_size=16",
+    "grpo.max_steps=4",
+    "grpo.prompts_per_step=4",
+    "grpo.gradient_accumulation_steps=2",
+    "grpo.num_iterations=2",
+    "loss.beta=0.02",
+    "eval.num_problems=8",
+    "run.save_steps=2",
+];
+
+/// Trains to the end on `device`.
+fn train(run: &Path, device: &str, settings: &[&str]) {
     let (config, run) = (tiny().display().to_string(), run.display().to_string());
     let device = format!("policy.device={device}");
     let mut all = vec!["train", "--config", &config, "--run-dir", &run, "--set", &device];
-    all.extend(SETTINGS.iter().chain(arguments).flat_map(|setting| ["--set", setting]));
-    succeed(&all)
+    all.extend(settings.iter().flat_map(|setting| ["--set", setting]));
+    succeed(&all);
 }
 
 fn succeed(arguments: &[&str]) -> String {
@@ -40,28 +55,18 @@ fn succeed(arguments: &[&str]) -> String {
 fn a_run_learns_the_same_on_a_device_and_goes_on_there_bit_for_bit() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = |name: &str| folder.path().join(name);
-    train(&path("host"), "host", &[]);
-    train(&path("whole"), "pjrt:cpu", &[]);
+    train(&path("host"), "host", &SETTINGS);
+    train(&path("whole"), "pjrt:cpu", &SETTINGS);
     let of = |name: &str| rows(&path(name).join("metrics.jsonl"));
     let (host, device) = (of("host"), of("whole"));
     assert_eq!(host.len(), device.len());
     let host_rows = host.len();
-    let in_warmup = |row: &&Value| row["phase"] == "warmup";
-    let mut steps = 0;
-    for (host, device) in host.iter().filter(in_warmup).zip(device.iter().filter(in_warmup)) {
-        for key in ["loss", "grad_norm", "learning_rate"] {
-            let Some(expected) = host[key].as_f64() else { continue };
-            let found = device[key].as_f64().expect("a number");
-            assert!((found - expected).abs() <= 1e-4 * expected.abs(), "{key}: {found} on the device, {expected}");
-            steps += 1;
-        }
-    }
-    assert_eq!(steps, 3 * 4);
+    assert_same_warmup(&host, &device);
     // On policy the first update has ratios of exactly 1, and clips nothing.
     let first = device.iter().find(|row| row["phase"] == "grpo").expect("a step of GRPO");
     assert!(first["grad_norm"].as_f64().is_some_and(|norm| norm > 0.0), "{first}");
 
-    train(&path("again"), "pjrt:cpu", &[]);
+    train(&path("again"), "pjrt:cpu", &SETTINGS);
     assert_same_run(&path("whole"), &path("again"));
     let again = path("again").display().to_string();
     let text = succeed(&["train", "--resume", &again, "--from", "step-000002"]);
@@ -74,6 +79,54 @@ fn a_run_learns_the_same_on_a_device_and_goes_on_there_bit_for_bit() {
     let text = succeed(&resume);
     assert!(text.contains("continued from step-000002") && text.contains("policy.device"), "{text}");
     assert_eq!(of("host").len(), host_rows);
+}
+
+/// What does not depend on samples is the same: the losses of imitation.
+fn assert_same_warmup(host: &[Value], device: &[Value]) {
+    let in_warmup = |row: &&Value| row["phase"] == "warmup";
+    let mut compared = 0;
+    for (host, device) in host.iter().filter(in_warmup).zip(device.iter().filter(in_warmup)) {
+        for key in ["loss", "grad_norm", "learning_rate"] {
+            let Some(expected) = host[key].as_f64() else { continue };
+            let found = device[key].as_f64().expect("a number");
+            assert!((found - expected).abs() <= 1e-4 * expected.abs(), "{key}: {found} on the device, {expected}");
+            compared += 1;
+        }
+    }
+    assert_eq!(compared, 3 * 4);
+}
+
+#[test]
+fn adapters_and_a_value_head_learn_on_a_device_and_go_on_there_bit_for_bit() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = |name: &str| folder.path().join(name);
+    let of = |name: &str| rows(&path(name).join("metrics.jsonl"));
+    train(&path("host"), "host", &BESIDE_A_MODEL);
+    train(&path("whole"), "pjrt:cpu", &BESIDE_A_MODEL);
+    let (host, device) = (of("host"), of("whole"));
+    assert_eq!(host.len(), device.len());
+    let host_rows = host.len();
+    assert_same_warmup(&host, &device);
+    let mut steps = 0;
+    for row in device.iter().filter(|row| row["phase"] == "grpo") {
+        let number = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key} in {row}"));
+        assert!(number("value_loss") > 0.0 && number("grad_norm") > 0.0 && number("kl").is_finite(), "{row}");
+        steps += 1;
+    }
+    assert_eq!(steps, 4);
+
+    train(&path("again"), "pjrt:cpu", &BESIDE_A_MODEL);
+    let again = path("again").display().to_string();
+    succeed(&["train", "--resume", &again, "--from", "step-000002"]);
+    assert_same_run(&path("whole"), &path("again"));
+
+    // From the host to the device, and back.
+    let host = path("host").display().to_string();
+    for device in ["policy.device=pjrt:cpu", "policy.device=host"] {
+        let text = succeed(&["train", "--resume", &host, "--from", "step-000002", "--set", device]);
+        assert!(text.contains("continued from step-000002"), "{text}");
+        assert_eq!(of("host").len(), host_rows);
+    }
 }
 
 #[test]
@@ -92,8 +145,7 @@ fn what_a_device_does_not_do_is_refused_by_its_key() {
             "/nowhere",
         ])
     };
-    assert!(refused("lora={r: 4}").contains("lora"));
-    assert!(refused("grpo.advantages.estimator=gae").contains("value head"));
+    assert!(refused("lora={r: 4, target_modules: [c_attn]}").contains("c_attn"));
     assert!(refused("grpo.backend=pjrt:cpu").contains("grpo.backend"));
     assert!(refused("grpo.implementation=logits").contains("grpo.implementation"));
     assert!(refused("policy.device=pjrt:gpu").contains("pjrt:cuda"));

@@ -26,7 +26,7 @@ pub(crate) fn run(folder: &Path, args: &parity::Args) -> anyhow::Result<Outcome>
         logits: args.tolerance.unwrap_or(standard.logits),
         gradient: args.gradient_tolerance.unwrap_or(standard.gradient),
     };
-    let Chosen { places, notes } = Chosen::by(args, adapter.is_some())?;
+    let Chosen { places, notes } = Chosen::by(args)?;
     let mut reports: Vec<ModelReport> = Vec::new();
     // One policy at a time: each has the weights in its own way.
     for place in &places {
@@ -96,16 +96,10 @@ struct Chosen {
 impl Chosen {
     /// Those that the arguments name. A device that is asked for by its name and cannot be used is an error; one of `all` is left out with
     /// a note.
-    fn by(args: &parity::Args, has_adapter: bool) -> anyhow::Result<Self> {
+    fn by(args: &parity::Args) -> anyhow::Result<Self> {
         let (name, plugin) = (args.device.as_deref().unwrap_or(ALL), args.input.plugin.as_deref());
         let named = Kind::ALL.into_iter().find(|kind| name_of(*kind) == name);
-        let open = |kind| -> anyhow::Result<Place> {
-            if has_adapter {
-                let expected = format!("--device {HOST}, whose policy has adapters");
-                return Err(policy::Error::argument("parity --adapter", expected, name_of(kind)).into());
-            }
-            Ok(Place::Device(backends::device(kind, plugin, None)?))
-        };
+        let open = |kind| -> trainer::Result<Place> { Ok(Place::Device(backends::device(kind, plugin, None)?)) };
         if let Some(kind) = named {
             return Ok(Self { places: vec![open(kind)?], notes: vec![] });
         }
@@ -118,7 +112,7 @@ impl Chosen {
             for kind in kinds {
                 match open(kind) {
                     Ok(place) => chosen.places.push(place),
-                    Err(error) => chosen.notes.push(format!("not checked on {}: {error:#}", name_of(kind))),
+                    Err(error) => chosen.notes.push(format!("not checked on {}: {error}", name_of(kind))),
                 }
             }
         }
@@ -138,7 +132,7 @@ impl Place {
     fn open(&self, folder: &ModelFolder, adapter: Option<&Adapter>) -> anyhow::Result<Box<dyn ModelPolicy>> {
         Ok(match self {
             Self::Host => Box::new(host::Host::open(folder, adapter)?),
-            Self::Device(runtime) => Box::new(device::OnDevice::open(runtime, folder, self.name())?),
+            Self::Device(runtime) => Box::new(device::OnDevice::open(runtime, folder, adapter, self.name())?),
         })
     }
 }

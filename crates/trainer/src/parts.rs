@@ -160,7 +160,15 @@ fn device_policy(
         ..DevicePolicyOptions::default()
     };
     if let Purpose::Training { prompt } = purpose {
-        let table = training_sizes(config, prompt).memory(shape, &options);
+        let weights = match model {
+            // As `DevicePolicy::from_weights_with_lora` holds them.
+            Some(model) if config.lora.is_some() => match model.folder.weights()?.mapped_dtype() {
+                models::Dtype::Bf16 => models::Dtype::Bf16,
+                _ => models::Dtype::F32,
+            },
+            _ => models::Dtype::F32,
+        };
+        let table = training_sizes(config, shape, weights, prompt)?.memory(shape, &options);
         if model.is_some() {
             let room = runtime.available_memory().map_or("an unknown memory".into(), |bytes| format!("{bytes} bytes"));
             tracing::info!(
@@ -173,22 +181,50 @@ fn device_policy(
     let policy = match model {
         Some(model) => {
             let weights = model.folder.weights()?;
-            DevicePolicy::from_weights(&runtime, shape, &weights, config.loss(), options)
+            match &config.lora {
+                Some(lora) => DevicePolicy::from_weights_with_lora(
+                    &runtime,
+                    shape,
+                    &weights,
+                    lora,
+                    config.seed,
+                    config.loss(),
+                    options,
+                ),
+                None => DevicePolicy::from_weights(&runtime, shape, &weights, config.loss(), options),
+            }
         }
         None => {
             let mut weights = Vec::new();
-            host_policy(config, shape, None, Purpose::Export)?.export_model(&mut weights)?;
-            DevicePolicy::from_tensors(&runtime, shape, &weights, config.loss(), options)
+            let of_model = TrainConfig { lora: None, ..config.clone() };
+            host_policy(&of_model, shape, None, Purpose::Export)?.export_model(&mut weights)?;
+            let policy = DevicePolicy::from_tensors(&runtime, shape, &weights, config.loss(), options);
+            match &config.lora {
+                Some(lora) => policy.and_then(|policy| policy.with_lora(lora, config.seed)),
+                None => policy,
+            }
         }
+    };
+    let policy = match config.grpo.value_loss() {
+        Some(of_values) => policy.and_then(|policy| policy.with_value_head(of_values)),
+        None => policy,
     };
     Ok(policy.map_err(policy::Error::from)?)
 }
 
-/// The sizes of a run on a device whose longest prompt has so many tokens.
-fn training_sizes(config: &TrainConfig, prompt: usize) -> TrainingSizes {
+/// The sizes of a run on a device whose longest prompt has so many tokens, and where the model's weights are of number type `weights`.
+fn training_sizes(
+    config: &TrainConfig,
+    shape: &ModelConfig,
+    weights: models::Dtype,
+    prompt: usize,
+) -> Result<TrainingSizes> {
     let completion = config.rollout.max_completion_length;
     let sequence = Sequence { prompt: vec![0; prompt], completion: vec![0; completion] };
-    TrainingSizes {
+    let count = |lora: &models::LoraConfig| -> Result<u64> {
+        Ok(lora.parameters(shape)?.iter().map(|parameter| parameter.len() as u64).sum())
+    };
+    Ok(TrainingSizes {
         micro_batch: TrainShape::of(&vec![sequence; config.grpo.micro_batch_sequences()]),
         rollout: RolloutSizes {
             prompts: config.grpo.prompts_per_step,
@@ -196,6 +232,8 @@ fn training_sizes(config: &TrainConfig, prompt: usize) -> TrainingSizes {
             num_generations: config.grpo.num_generations,
             max_completion_length: completion,
         },
-        ref_policy: config.needs_ref_policy(),
-    }
+        weights,
+        adapters: config.lora.as_ref().map(count).transpose()?,
+        ref_policy: config.needs_ref_policy() && config.lora.is_none(),
+    })
 }

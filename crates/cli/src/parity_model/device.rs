@@ -4,7 +4,7 @@ use super::{Gradients, completions, not_empty};
 use grpo_check::Error;
 use grpo_check::model::{Forward, ModelPolicy, SeeGradient, SeeLogits};
 use grpo_core::LossConfig;
-use models::ModelFolder;
+use models::{Adapter, ModelFolder};
 use policy::{Policy, SequenceBatch, StepLoss, token_batch};
 use policy_device::{DevicePolicy, DevicePolicyOptions, Runtime};
 
@@ -17,13 +17,21 @@ pub(super) struct OnDevice {
 }
 
 impl OnDevice {
-    pub(super) fn open(runtime: &Runtime, folder: &ModelFolder, name: String) -> anyhow::Result<Self> {
+    pub(super) fn open(
+        runtime: &Runtime,
+        folder: &ModelFolder,
+        adapter: Option<&Adapter>,
+        name: String,
+    ) -> anyhow::Result<Self> {
         // Nothing is updated, so there is nothing to go back to.
         let options = DevicePolicyOptions { can_roll_back: false, ..DevicePolicyOptions::default() };
         // The supervised loss, which is compared here, is its own; GRPO's is not used.
         let loss = LossConfig::default();
-        let policy = DevicePolicy::from_weights(runtime, folder.config(), &folder.weights()?, loss, options)?;
-        Ok(Self { name, policy })
+        let weights = folder.weights()?;
+        let policy = DevicePolicy::from_weights(runtime, folder.config(), &weights, loss, options)?;
+        let Some(adapter) = adapter else { return Ok(Self { name, policy }) };
+        adapter.check_base(&weights)?;
+        Ok(Self { name, policy: policy.with_adapter(adapter)? })
     }
 }
 

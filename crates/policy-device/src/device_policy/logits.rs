@@ -7,7 +7,6 @@ use crate::decoder::{Decoder, Rows};
 use crate::error::{Error, Result};
 use crate::rollout::check_sequences;
 use crate::runtime::{finish, read};
-use crate::weights::DeviceWeights;
 use pjrt::Argument;
 use stablehlo::{Builder, Dtype, Module, Save, TensorType};
 
@@ -54,8 +53,8 @@ impl DevicePolicy {
     /// # Errors
     /// As [`DevicePolicy::logits`].
     pub fn cached_logits(&mut self, sequences: &[&[u32]], see: impl FnMut(usize, usize, &[f32])) -> Result<()> {
-        self.round()?;
-        self.rollout.logits(self.rounded.as_ref().unwrap_or(&self.weights), sequences, see)
+        let weights = self.sampled()?;
+        self.rollout.logits(&weights, sequences, see)
     }
 }
 
@@ -63,7 +62,7 @@ impl DevicePolicy {
 fn hidden_module(decoder: &Decoder, weights: Dtype, length: usize) -> Result<Module> {
     const NAME: &str = "hidden";
     let f = Builder::new();
-    let weights = DeviceWeights::declare(&f, decoder.config(), weights);
+    let weights = decoder.declare(&f, weights);
     let ids = f.argument("ids", TensorType::new(Dtype::I32, [1, length]));
     let hidden = decoder.hidden(&weights, &Rows::of_sequences(&ids), Save::Carry);
     let hidden = hidden.map_err(|source| Error::Program { program: NAME.into(), source })?;
@@ -74,7 +73,7 @@ fn hidden_module(decoder: &Decoder, weights: Dtype, length: usize) -> Result<Mod
 /// The program: weights, hidden states `[T, H]` and an index among T, i32, to the logits `[ROWS, V]` from there on, f32.
 fn head_module(decoder: &Decoder, weights: Dtype, length: usize) -> Result<Module> {
     let (f, width) = (Builder::new(), decoder.config().hidden_size);
-    let weights = DeviceWeights::declare(&f, decoder.config(), weights);
+    let weights = decoder.declare(&f, weights);
     let hidden = f.argument("hidden", TensorType::new(decoder.compute().dtype(), [length, width]));
     let first = f.argument("first", TensorType::scalar(Dtype::I32));
     let rows = hidden.dynamic_slice(&[&first, &first.like(0)], &[ROWS, width]);

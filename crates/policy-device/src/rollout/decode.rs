@@ -12,7 +12,6 @@ use super::sampling::{Sampler, SamplerValues};
 use super::state::{Shape, StateValues};
 use crate::decoder::{Broadcast, Decoder, Heads, MASKED, ParameterValues, Rotary, dot, zeros};
 use crate::error::{Error, Result};
-use crate::weights::DeviceWeights;
 use stablehlo::{Builder, Dtype, Module, Reducer, Save, TensorType, Value};
 
 /// A program that decodes.
@@ -60,7 +59,7 @@ impl Decode {
     /// tokens of a completion (i32) to the state. It ends early when all sequences have ended.
     pub(crate) fn module(self, decoder: &Decoder, weights: Dtype) -> Result<Module> {
         let (f, config) = (Builder::new(), decoder.config());
-        let weights = DeviceWeights::declare(&f, config, weights);
+        let weights = decoder.declare(&f, weights);
         let state = self.shape.arguments(&f, config, decoder.compute());
         let arguments = Arguments {
             sampling: SamplerValues::arguments(&f),

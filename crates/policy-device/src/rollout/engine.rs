@@ -75,17 +75,27 @@ impl DeviceRollout {
     /// # Errors
     /// [`crate::Error::Model`] for an illegal configuration, [`crate::Error::Policy`] for options without slots or tokens.
     pub fn new(runtime: &Runtime, config: &ModelConfig, compute: Compute, options: RolloutOptions) -> Result<Self> {
-        config.validate()?;
+        Self::of(runtime, Decoder::new(config, compute), options)
+    }
+
+    /// A rollout of `decoder`, whose adapters act where it has some.
+    ///
+    /// # Errors
+    /// As [`DeviceRollout::new`].
+    pub fn of(runtime: &Runtime, decoder: Decoder, options: RolloutOptions) -> Result<Self> {
+        decoder.config().validate()?;
         if options.slots == 0 || options.tokens_per_call == 0 {
             let found = format!("{} and {}", options.slots, options.tokens_per_call);
             return Err(policy::Error::argument("RolloutOptions", "at least one slot and token per call", found).into());
         }
-        let (runtime, decoder) = (runtime.clone(), Decoder::new(config, compute));
+        // Of a value head nothing is sampled.
+        let (runtime, decoder) = (runtime.clone(), decoder.without_value_head());
         Ok(Self { runtime, decoder, options, programs: Programs::new() })
     }
 
     /// `num_generations` completions per prompt, those of one prompt next to each other. What a sample becomes depends on its prompt,
     /// its number and the request's sampling only: not on the samples beside it, on the number of slots, or on the slot that it gets.
+    /// `weights` are those of the decoder's [`Decoder::parameters`].
     ///
     /// # Errors
     /// [`crate::Error::Policy`] for a request without prompts, generations or tokens, with an empty prompt, or too long for the model;

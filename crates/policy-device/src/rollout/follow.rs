@@ -134,7 +134,7 @@ impl Decode {
     /// the state and the logits of all turns, `[B, W, V]`. Where a sequence has no further tokens, what comes is nobody's.
     pub(super) fn follow_module(self, decoder: &Decoder, weights: Dtype) -> Result<Module> {
         let (f, config, slots) = (Builder::new(), decoder.config(), self.shape.slots);
-        let weights = DeviceWeights::declare(&f, config, weights);
+        let weights = decoder.declare(&f, weights);
         let state = self.shape.arguments(&f, config, decoder.compute());
         let next = f.argument("next_ids", TensorType::new(Dtype::I32, [slots, self.turns]));
         let (cache, Window { keys, values }) = self.begin(&state);

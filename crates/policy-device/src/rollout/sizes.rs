@@ -129,8 +129,23 @@ impl RolloutModules {
         sampling: &Sampling,
         stop_ids: usize,
     ) -> Result<Self> {
+        Self::of(&Decoder::new(config, compute), weights, options, sizes, sampling, stop_ids)
+    }
+
+    /// Those of `decoder`, whose adapters act where it has some; `weights` is the number type of the model.
+    ///
+    /// # Errors
+    /// As [`RolloutModules::new`].
+    pub fn of(
+        decoder: &Decoder,
+        weights: Dtype,
+        options: RolloutOptions,
+        sizes: RolloutSizes,
+        sampling: &Sampling,
+        stop_ids: usize,
+    ) -> Result<Self> {
+        let (config, compute, decoder) = (decoder.config(), decoder.compute(), decoder.without_value_head());
         config.validate()?;
-        let decoder = Decoder::new(config, compute);
         let (sampler, ..) = Sampler::of(sampling, config.vocab_size);
         let shape = sizes.shape(options, sampler);
         let prompts = Prompts::of(sizes.prompts_at_once(shape), sizes.longest_prompt, shape);
