@@ -3,7 +3,7 @@
 use super::traced::Traced;
 use grpo_core::backend_api::real::Dual;
 use grpo_core::objective::{ValueLossConfig, ValueTerms, value_loss};
-use stablehlo::Value;
+use stablehlo::{Dtype, Value};
 
 /// What the value loss of tokens depends on, as values of a program, `[N]` each, f32.
 #[derive(Clone, Copy, Debug)]
@@ -38,14 +38,18 @@ pub struct ValueTable<'a> {
 /// ```
 pub fn value_gradient(config: &ValueLossConfig, table: ValueTable<'_>) -> Value {
     let ValueTable { values, old_values, returns, weights } = table;
-    let number = |value: &Value| Traced::Value(value.clone());
+    // Per token, as the policy's loss: in f64.
+    let wide = |value: &Value| value.convert(Dtype::F64);
+    let number = |value: &Value| Traced::Value(wide(value));
     let terms = ValueTerms {
         value: Dual::variable(number(values)),
         old_value: Dual::fixed(number(old_values)),
         target: Dual::fixed(number(returns)),
     };
-    let tangent = value_loss(config.cliprange_value, &terms).loss.tangent.into_value(values);
+    let weights = wide(weights);
+    let tangent = value_loss(config.cliprange_value, &terms).loss.tangent.into_value(&weights);
     let none = weights.like(0.0);
     // Not a product with 0, which is NaN of a value that is not finite.
-    weights.eq(&none).select(&none, &(weights * weights.like(config.vf_coef) * tangent))
+    let dvalues = weights.eq(&none).select(&none, &(&weights * weights.like(config.vf_coef) * tangent));
+    dvalues.convert(values.dtype())
 }

@@ -33,7 +33,7 @@ impl DeviceWeights {
                         let program =
                             programs.get(&self.runtime, parameter.role, |_| module(decoder, parts, self.dtype))?;
                         let layer = self.runtime.upload(&[layer as i32], &[])?;
-                        let mut arguments = Vec::from([at, a, b].map(|at| Argument::Borrowed(&*self.buffers[at])));
+                        let mut arguments = Vec::from([at, a, b].map(|at| Argument::Borrowed(&self.buffers[at])));
                         arguments.push(layer.into());
                         read(&program.run_one(arguments)?, name)?
                     }

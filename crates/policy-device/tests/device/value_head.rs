@@ -101,7 +101,7 @@ fn values_and_both_losses_of_every_family_are_those_of_the_host() {
         assert!(near(found.grad_norm, expected.grad_norm) && found.applied, "{name}");
         let (found, expected) = (by_name(weights(&device)), by_name(weights(&host)));
         for (parameter, expected) in expected {
-            assert_close(&format!("{name}: {parameter}"), &found[&parameter].data, &expected.data, 1e-5);
+            assert_close(&format!("{name}: {parameter}"), &found[&parameter].data, &expected.data, 3e-5);
         }
 
         // Imitation trains no values, and a value head is no part of the model.
