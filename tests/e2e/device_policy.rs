@@ -1,6 +1,8 @@
 //! `policy.device`: the same run with its weights on a device, here XLA's CPU.
 
-use crate::support::{assert_same_run, grpo_with, names, refuse, refused, rows, stderr, stdout, tiny};
+use crate::model_folder::{arguments, prepare, tensors};
+use crate::support::{Runs, assert_same_run, grpo_with, names, refuse, refused, rows, stderr, stdout, tiny};
+use models::{Adapter, ModelFolder};
 use pjrt::install::Kind;
 use serde_json::Value;
 use std::path::Path;
@@ -22,8 +24,9 @@ const SETTINGS: [&str; 12] = [
 ];
 
 /// The same with adapters and a value head: what is trained beside a model that is not.
-const BESIDE_A_MODEL: [&str; 11] = [
-    "lora={r: 2, target_modules: [q_proj, down_proj, lm_head]}",
+const BESIDE_A_MODEL: [&str; 12] = [
+    "lora={r: 4, target_modules: [q_proj, down_proj, lm_head]}",
+    "warmup.optimizer.learning_rate=2.0e-2", // learns to answer
     "grpo.advantages.estimator=gae",
     "warmup.steps=4",
     "warmup.batch_size=16",
@@ -127,6 +130,29 @@ fn adapters_and_a_value_head_learn_on_a_device_and_go_on_there_bit_for_bit() {
         assert!(text.contains("continued from step-000002"), "{text}");
         assert_eq!(of("host").len(), host_rows);
     }
+}
+
+#[test]
+fn adapters_of_a_folder_are_trained_on_a_device_and_leave_a_folder_of_peft() {
+    let runs = Runs::new(&[]);
+    prepare(&runs);
+    let train = arguments(&runs, "model", "a", &["lora.r=4", "policy.device=pjrt:cpu"]);
+    succeed(&train.iter().map(String::as_str).collect::<Vec<_>>());
+    let shape = ModelFolder::open(&runs.path("model")).expect("a model").config().clone();
+    let adapter = Adapter::open(&runs.path("a").join("model"), &shape).expect("an adapter");
+    let moved = |matrix| adapter.lora_b(matrix).expect("B").to_vec().iter().any(|value| *value != 0.0);
+    assert!(adapter.matrices().len() == 14 && adapter.matrices().iter().all(moved));
+    // Merged on the device as on the host.
+    for device in ["pjrt:cpu", "host"] {
+        let (run, to, device) = (runs.text("a"), runs.text(device), format!("policy.device={device}"));
+        succeed(&["export", &run, "--set", "export.merge_adapters=true", "--set", &device, "--to", &to]);
+    }
+    let of = |name: &str| tensors(&runs.path(name));
+    for (found, expected) in of("pjrt:cpu").into_iter().zip(of("host")) {
+        let off = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(found.len() == expected.len() && off < 1e-6, "off by {off}");
+    }
+    assert_ne!(of("host"), of("model"));
 }
 
 #[test]

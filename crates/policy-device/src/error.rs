@@ -33,7 +33,7 @@ pub enum Error {
         /// What was done: a program that was compiled or run, a tensor that was copied.
         operation: String,
         /// What the plugin reports.
-        cause: pjrt::Error,
+        cause: Box<pjrt::Error>,
     },
     /// A program that the plugin's compiler refuses.
     #[error(
@@ -47,7 +47,7 @@ pub enum Error {
         /// The file of the plugin, with its versions.
         plugin: String,
         /// What the compiler says.
-        cause: pjrt::Error,
+        cause: Box<pjrt::Error>,
     },
     /// A model, or its training, that is larger than the memory of the device: said before anything is loaded.
     #[error(
@@ -74,7 +74,7 @@ pub enum Error {
         /// What takes less memory.
         knobs: &'static str,
         /// What the plugin reports.
-        cause: pjrt::Error,
+        cause: Box<pjrt::Error>,
     },
     /// A number type that has no program.
     #[error("{what} cannot have the number type {found}: expected {expected}")]
@@ -107,8 +107,8 @@ impl Error {
     pub(crate) fn device(operation: impl Into<String>) -> impl FnOnce(pjrt::Error) -> Self {
         let operation = operation.into();
         move |cause| match cause.is_out_of_memory() {
-            true => Self::OutOfMemory { operation, needed: None, available: None, knobs: KNOBS, cause },
-            false => Self::Device { operation, cause },
+            true => Self::OutOfMemory { operation, needed: None, available: None, knobs: KNOBS, cause: cause.into() },
+            false => Self::Device { operation, cause: cause.into() },
         }
     }
 }

@@ -118,12 +118,14 @@ impl Runtime {
                 needed: None,
                 available: self.available_memory(),
                 knobs: knobs_of(&name),
-                cause,
+                cause: cause.into(),
             }),
             Err(cause @ (pjrt::Error::Api { .. } | pjrt::Error::MissingFunction { .. })) => {
-                Err(Error::Compile { program: name, device: self.name(), plugin: self.versions(), cause })
+                Err(Error::Compile { program: name, device: self.name(), plugin: self.versions(), cause: cause.into() })
             }
-            Err(cause) => Err(Error::Device { operation: format!("compiling `{name}` for {}", self.name()), cause }),
+            Err(cause) => {
+                Err(Error::Device { operation: format!("compiling `{name}` for {}", self.name()), cause: cause.into() })
+            }
         }
     }
 
@@ -154,9 +156,9 @@ impl Runtime {
                 needed: Some(size_of_val(values) as u64),
                 available: self.available_memory(),
                 knobs: KNOBS,
-                cause,
+                cause: cause.into(),
             },
-            false => Error::Device { operation: format!("copying {shape:?} to the device"), cause },
+            false => Error::Device { operation: format!("copying {shape:?} to the device"), cause: cause.into() },
         })
     }
 }
@@ -190,7 +192,7 @@ impl Program {
     fn failed(&self, cause: pjrt::Error) -> Error {
         let operation = format!("running `{}`", self.name);
         if !cause.is_out_of_memory() {
-            return Error::Device { operation, cause };
+            return Error::Device { operation, cause: cause.into() };
         }
         let stats = self.executable.executable().memory_stats();
         let bytes = stats.map(|stats| stats.argument + stats.output + stats.temp - stats.alias);
@@ -199,7 +201,7 @@ impl Program {
             needed: bytes.ok().and_then(|bytes| u64::try_from(bytes).ok()),
             available: self.runtime.available_memory(),
             knobs: knobs_of(&self.name),
-            cause,
+            cause: cause.into(),
         }
     }
 
