@@ -106,7 +106,7 @@ mod tests {
         let config = ModelConfig { max_position_embeddings: 4096, ..ModelConfig::default() };
         let sizes = TrainingSizes {
             micro_batch: TrainShape { rows: 64, length: 2048, tokens: 64 * 1024 },
-            rollout: RolloutSizes { prompts: 8, longest_prompt: 1024, num_generations: 8, max_completion_length: 1024 },
+            rollout: RolloutSizes { prompts: 1, longest_prompt: 8, num_generations: 1, max_completion_length: 8 },
             weights: models::Dtype::F32,
             adapters: None,
             ref_policy: false,
@@ -124,11 +124,7 @@ mod tests {
         assert_eq!(sizes.memory(&config, &narrow).total(), total + 2 * config.parameter_count() - carried / 2);
 
         // Where weights are most of it, an update has them twice.
-        let small = TrainingSizes {
-            micro_batch: TrainShape { rows: 1, length: 16, tokens: 16 },
-            rollout: RolloutSizes { prompts: 1, longest_prompt: 8, num_generations: 1, max_completion_length: 8 },
-            ..sizes
-        };
+        let small = TrainingSizes { micro_batch: TrainShape { rows: 1, length: 16, tokens: 16 }, ..sizes };
         let wide = ModelConfig { hidden_size: 1024, intermediate_size: 4096, ..config.clone() };
         let once = DevicePolicyOptions { can_roll_back: false, ..options.clone() };
         let [twice, once] = [&options, &once].map(|options| small.memory(&wide, options).total());
@@ -136,6 +132,10 @@ mod tests {
         assert!(once < 17 * wide.parameter_count());
         let adapted = TrainingSizes { adapters: Some(1000), weights: models::Dtype::Bf16, ..small };
         assert!(adapted.memory(&wide, &options).total() < 3 * wide.parameter_count());
+        // A cache for longer sequences takes more.
+        let longer = RolloutSizes { prompts: 8, num_generations: 8, max_completion_length: 3000, ..sizes.rollout };
+        let sampled = TrainingSizes { rollout: longer, ..sizes };
+        assert!(sampled.memory(&config, &options).total() > total);
         let compared = TrainingSizes { ref_policy: true, ..small };
         assert_eq!(compared.memory(&wide, &options).total(), 32 * wide.parameter_count());
     }
