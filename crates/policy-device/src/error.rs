@@ -37,7 +37,8 @@ pub enum Error {
     },
     /// A program that the plugin's compiler refuses.
     #[error(
-        "the program `{program}` does not compile for {device}: {cause}; the compiler is that of {plugin}: another release of it may compile the program"
+        "the program `{program}` does not compile for {device}: {cause}; the compiler is that of {plugin}: \
+         another release of it may compile the program"
     )]
     Compile {
         /// The name of the program.

@@ -104,7 +104,9 @@ impl Runtime {
             Some(cache) => cache.compile(&self.client, &text, &options).map(|(executable, outcome)| {
                 if outcome == CacheOutcome::Replaced {
                     let folder = cache.directory().display();
-                    tracing::warn!("{folder}: the compiled program `{name}` is damaged, or of another release: it is compiled again");
+                    tracing::warn!(
+                        "{folder}: the compiled program `{name}` is damaged, or of another release: it is compiled again"
+                    );
                 }
                 executable
             }),
