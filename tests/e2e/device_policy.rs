@@ -1,7 +1,7 @@
 //! `policy.device`: the same run with its weights on a device, here XLA's CPU.
 
 use crate::model_folder::{arguments, prepare, tensors};
-use crate::support::{Runs, assert_same_run, grpo_with, refuse, rows, stderr, stdout, tiny};
+use crate::support::{Runs, assert_same_run, grpo_with, names, refuse, refused, rows, stderr, stdout, tiny};
 use models::{Adapter, ModelFolder};
 use pjrt::install::Kind;
 use serde_json::Value;
@@ -175,5 +175,50 @@ fn what_a_device_does_not_do_is_refused_by_its_key() {
     assert!(refused("grpo.backend=pjrt:cpu").contains("grpo.backend"));
     assert!(refused("grpo.implementation=logits").contains("grpo.implementation"));
     assert!(refused("policy.device=pjrt:gpu").contains("pjrt:cuda"));
-    assert!(refuse(&["train", "--config", &config, "--set", "policy.dtype=bfloat16"]).contains("policy.dtype"));
+    for (key, value) in [("policy.dtype", "bfloat16"), ("policy.attention", "blockwise")] {
+        assert!(refuse(&["train", "--config", &config, "--set", &format!("{key}={value}")]).contains(key));
+    }
+}
+
+#[test]
+fn a_model_larger_than_the_device_is_said_before_it_is_made() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (config, run) = (tiny().display().to_string(), folder.path().join("run").display().to_string());
+    let mut arguments = vec!["train", "--config", &config, "--run-dir", &run];
+    let settings = [
+        "policy.device=pjrt:cpu",
+        "model.hidden_size=65536",
+        "model.intermediate_size=262144",
+        "model.num_hidden_layers=1000",
+    ];
+    settings.iter().for_each(|setting| arguments.extend(["--set", setting]));
+    let output = grpo_with(Kind::Cpu, &arguments).output().expect("the binary starts");
+    let text = refused(&arguments, &output);
+    for words in
+        ["pjrt:cpu has ", "weights (float32)", "first moments", "keys and values", "policy.can_roll_back false"]
+    {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    assert!(!folder.path().join("run").exists());
+}
+
+#[test]
+fn numbers_that_are_no_longer_finite_end_a_run_as_on_the_host() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let config = tiny().display().to_string();
+    // 1e40 is beyond f32: the first update leaves no finite weight.
+    let settings = ["warmup.steps=2", "grpo.max_steps=1", "loss.entropy_coef=0.1", "optimizer.learning_rate=1e40"];
+    let said = ["host", "pjrt:cpu"].map(|device| {
+        let run = folder.path().join(device.replace(':', "_"));
+        let (run, device) = (run.display().to_string(), format!("policy.device={device}"));
+        let mut arguments = vec!["train", "--config", &config, "--run-dir", &run, "--set", &device];
+        settings.iter().for_each(|setting| arguments.extend(["--set", setting]));
+        let output = grpo_with(Kind::Cpu, &arguments).output().expect("the binary starts");
+        let text = refused(&arguments, &output).replace(&run, "RUN");
+        assert!(text.contains("not finite") && text.contains("the last finite checkpoint is step-000000"), "{text}");
+        assert_eq!(names(&Path::new(&run).join("checkpoints")), ["step-000000"]);
+        text
+    });
+    let way = |text: &str| text.split_once("`grpo ").map(|(_, way)| way.to_owned());
+    assert_eq!(way(&said[0]), way(&said[1]), "{said:?}");
 }

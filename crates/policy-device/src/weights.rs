@@ -6,7 +6,7 @@ use crate::decoder::{Parameter, ParameterValues, Role, parameters, zeros};
 use crate::error::{Error, Result};
 use crate::runtime::{Programs, Runtime, finish, read};
 use half::{bf16, f16};
-use models::{ModelConfig, NamedTensor, WeightTensor, Weights};
+use models::{MemoryTable, ModelConfig, NamedTensor, WeightTensor, Weights};
 use pjrt::{Argument, Buffer};
 use stablehlo::{Builder, Dtype, Module, TensorType};
 use std::borrow::Cow;
@@ -44,7 +44,8 @@ impl DeviceWeights {
     /// Copies the weights of a folder to the device, which holds them as `dtype`: f32 or bf16.
     ///
     /// # Errors
-    /// [`Error::Model`] for weights that are not those of `config` or not finite, [`Error::Dtype`], [`Error::Device`].
+    /// [`Error::Model`] for weights that are not those of `config` or not finite, [`Error::Dtype`]; [`Error::TooLarge`] before any of them
+    /// is copied; [`Error::OutOfMemory`], [`Error::Device`].
     pub fn from_weights(runtime: &Runtime, config: &ModelConfig, weights: &Weights, dtype: Dtype) -> Result<Self> {
         config.validate()?;
         weights.check(config)?;
@@ -106,6 +107,12 @@ impl DeviceWeights {
         if !matches!(dtype, Dtype::F32 | Dtype::Bf16) {
             return Err(Error::Dtype { what: "weights", expected: "f32 or bf16", found: dtype });
         }
+        let mut needed = MemoryTable::new();
+        let label = if dtype == Dtype::F32 { "weights (float32)" } else { "weights (bfloat16)" };
+        let bytes =
+            |p: &Parameter| p.dtype(dtype).bytes() as u64 * p.shape.iter().map(|size| *size as u64).product::<u64>();
+        needed.push(label, table.iter().map(bytes).sum());
+        runtime.check_memory(needed)?;
         let mut programs = Programs::new();
         let mut program = |key: Move, to| programs.get(runtime, (key, to), |(key, to)| key.module(*to));
         let mut buffers = Vec::with_capacity(table.len());

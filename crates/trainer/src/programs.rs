@@ -13,17 +13,13 @@ use backend_tpu::plugins::Kind;
 use backend_tpu::program::Pass;
 use models::{ModelConfig, ModelFolder};
 use policy::Sequence;
+pub use policy_device::KNOBS;
 use policy_device::decoder::{Adapters, Compute, Decoder, Parameter, parameters};
 use policy_device::{RolloutModules, RolloutOptions, RolloutSizes, TrainModules, TrainShape};
 use rng::Purpose;
 use stablehlo::{Dtype, Module, Save};
 use std::collections::BTreeMap;
 use std::path::Path;
-
-/// What makes the programs of a run smaller.
-pub const KNOBS: &str = "grpo.gradient_accumulation_steps (more micro-batches of fewer rows), rollout.max_completion_length and \
-    data.max_prompt_length (shorter rows), rollout.batch_size (fewer sequences that decode side by side), policy.dtype bfloat16, and \
-    policy.can_roll_back false (weights and moments once) need less";
 
 /// A program of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -323,7 +319,7 @@ impl RunPrograms {
 
 /// The decoder of a run whose model has this shape, with the adapters and the value head that the configuration asks for.
 fn decoder(config: &TrainConfig, shape: &ModelConfig, compute: Compute) -> Result<Decoder> {
-    let mut decoder = Decoder::new(shape, compute);
+    let mut decoder = Decoder::new(shape, compute).with_attention(config.policy.attention());
     if let Some(lora) = &config.lora {
         decoder = decoder.with_adapters(Adapters::new(shape, lora)?);
     }

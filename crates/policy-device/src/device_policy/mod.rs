@@ -2,6 +2,7 @@
 
 mod adapted;
 mod layout;
+mod logits;
 mod options;
 mod ref_policy;
 mod state;
@@ -214,9 +215,10 @@ impl DevicePolicy {
         check_tokens(on, batch.sequences, &tokens)?;
         let rows = on.upload(&rows)?;
         let (config, of_values) = (loss.config.clone(), loss.of_values.clone());
-        let mut values = Vec::new();
-        let call = Call { loss, on, rows: &rows, sums: &mut self.sums, values: &mut values };
-        let mut output = LossOutput::from(step(&config, &tokens, call)?);
+        let (mut values, mut failed) = (Vec::new(), None);
+        let call = Call { loss, on, rows: &rows, sums: &mut self.sums, values: &mut values, failed: &mut failed };
+        let output = step(&config, &tokens, call).map_err(|error| failed.take().unwrap_or(error.into()))?;
+        let mut output = LossOutput::from(output);
         if let Some(of_values) = of_values {
             let of_values = of_values.compute(&values, &config, &tokens)?;
             output.loss += of_values.loss;

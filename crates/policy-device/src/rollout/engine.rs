@@ -39,23 +39,24 @@ impl Default for RolloutOptions {
 /// Its programs are compiled for the sizes that requests have, rounded up so that few of them come to be, and kept.
 #[derive(Debug)]
 pub struct DeviceRollout {
-    runtime: Runtime,
-    decoder: Decoder,
-    options: RolloutOptions,
+    pub(super) runtime: Runtime,
+    pub(super) decoder: Decoder,
+    pub(super) options: RolloutOptions,
     programs: Programs<Key>,
 }
 
 /// What distinguishes the programs of a rollout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Key {
+pub(super) enum Key {
     Empty(Shape),
     Prefill(Prompts, Dtype),
     Admit(Shape, Prompts),
     Decode(Decode, Dtype),
+    Follow(Decode, Dtype),
 }
 
 /// Prompts with keys and values, of which samples may still begin.
-struct Prefilled {
+pub(super) struct Prefilled {
     range: Range<usize>,
     prompts: Prompts,
     buffers: Vec<Buffer>,
@@ -156,7 +157,7 @@ impl DeviceRollout {
     }
 
     /// Keys and values of the prompts of `range`, which are at most `at_once`.
-    fn prefill(
+    pub(super) fn prefill(
         &mut self,
         weights: &DeviceWeights,
         request: &RolloutRequest<'_>,
@@ -184,7 +185,7 @@ impl DeviceRollout {
     }
 
     /// The state with samples that begin.
-    fn admit(
+    pub(super) fn admit(
         &mut self,
         state: State,
         prefilled: &Prefilled,
@@ -263,7 +264,7 @@ impl DeviceRollout {
     }
 
     /// The program of `key`, compiled when it is first asked for.
-    fn program(&mut self, key: Key) -> Result<Arc<Program>> {
+    pub(super) fn program(&mut self, key: Key) -> Result<Arc<Program>> {
         let Self { runtime, decoder, programs, .. } = self;
         let (config, compute) = (decoder.config(), decoder.compute());
         programs.get(runtime, key, |key| match *key {
@@ -271,6 +272,7 @@ impl DeviceRollout {
             Key::Prefill(prompts, dtype) => prefill::module(decoder, dtype, prompts),
             Key::Admit(shape, prompts) => prefill::admit(config, compute, shape, prompts),
             Key::Decode(decode, dtype) => decode.module(decoder, dtype),
+            Key::Follow(decode, dtype) => decode.follow_module(decoder, dtype),
         })
     }
 }

@@ -64,6 +64,13 @@ impl RolloutSizes {
     }
 }
 
+/// The rows and columns of the cache of a rollout of these sizes.
+pub(crate) fn cache_columns(sizes: &RolloutSizes, options: RolloutOptions) -> (usize, usize) {
+    let (sampler, ..) = Sampler::of(&Sampling::Greedy, 0);
+    let shape = sizes.shape(options, sampler);
+    (shape.slots, shape.columns)
+}
+
 impl Prompts {
     /// The sizes of a prefill of at most `count` prompts, the longest of which has `longest` tokens.
     pub(crate) fn of(count: usize, longest: usize, shape: Shape) -> Self {

@@ -168,29 +168,32 @@ pub(crate) struct Call<'a> {
     pub(crate) sums: &'a mut Vec<Buffer>,
     /// What the value head gives, where there is a value loss.
     pub(crate) values: &'a mut Vec<f32>,
+    /// What failed, where it is no error of the loss library, through which it goes.
+    pub(crate) failed: &'a mut Option<Error>,
 }
 
 impl grpo_core::backend_api::plan::Call for Call<'_> {
     type Scores = Scores;
 
     fn score(&mut self, batch: &TokenBatch) -> grpo_core::Result<Scores> {
-        self.loss.score(&self.on, self.rows, batch).map_err(|error| of_loss(&self.on, error))
+        self.loss.score(&self.on, self.rows, batch).map_err(|error| of_loss(self.failed, error))
     }
 
     fn gradient(self, evaluator: &Evaluator<'_>) -> grpo_core::Result<(LossSums<f64>, Scores)> {
-        let Self { loss, on, rows, sums, values } = self;
-        loss.gradient(&on, rows, evaluator, sums, values).map_err(|error| of_loss(&on, error))
+        let Self { loss, on, rows, sums, values, failed } = self;
+        loss.gradient(&on, rows, evaluator, sums, values).map_err(|error| of_loss(failed, error))
     }
 }
 
-/// The error as one of the loss library, through which it goes.
-fn of_loss(on: &Device<'_>, error: Error) -> grpo_core::Error {
+/// The error as one of the loss library, which is not looked at where `failed` has one.
+fn of_loss(failed: &mut Option<Error>, error: Error) -> grpo_core::Error {
     match error {
         Error::Loss(error) => error,
-        other => grpo_core::Error::Backend {
-            backend: format!("pjrt:{}", on.runtime.kind().name()),
-            message: other.to_string(),
-        },
+        other => {
+            let message = other.to_string();
+            *failed = Some(other);
+            grpo_core::Error::Backend { backend: "pjrt".into(), message }
+        }
     }
 }
 

@@ -4,6 +4,7 @@ mod attention;
 mod checkpoint;
 mod derivative;
 mod families;
+mod faults;
 mod gradients;
 mod lora;
 mod rollout;
