@@ -98,8 +98,9 @@ impl TrainModules {
             policy: PolicySpec::Hidden { hidden, vocab, dtype, layout, bias: false },
             gradients: GradientSpec { hidden: true, lm_head: true, bias: false },
         };
-        // What multiplies operands in bf16 is one itself: products of f32 would need a copy of the head in f32.
-        let numerics = Numerics { dlogits: dtype, ..Numerics::default() };
+        // What multiplies operands in bf16 is one itself: products of f32 would need a copy of the head in f32. Logits are products of such
+        // operands, which leave their results so.
+        let numerics = Numerics { logits: dtype, dlogits: dtype, ..Numerics::default() };
         let (mesh, program) = (Mesh::default(), ProgramKind::Gradient);
         Ok(Variant { request, numerics, mosaic: None, mesh, program }.spec()?)
     }
