@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Everything that is to be shown on an NVIDIA GPU, in one command: installs the CUDA plugin and the libraries that it loads,
 # checks parity on the golden files in f32 and bf16, measures every shape for accelerators against the materialised
-# baseline and a floor of bare products, then PyTorch and Liger if python3 can import them, and prints a Markdown report
-# for BENCHMARKS.md.
+# baseline and a floor of bare products, then PyTorch and Liger if python3 can import them, then whole GRPO steps (rollout and
+# training) of a decoder in the shape of Qwen2.5-0.5B, and TRL's if python3 can import it, and prints a Markdown report for
+# BENCHMARKS.md.
 #
 #   scripts/gpu.sh                          # needs an NVIDIA driver, python3 with pip, and cargo or --grpo
 #   scripts/gpu.sh --fetch-wheels DIR       # on a machine with a network: fetches what the next line needs
@@ -18,7 +19,11 @@
 #   --config FILE     measure this shape; repeatable (default: fused and logits-* of configs/bench)
 #   --set A.B=VALUE   set a key of every configuration; repeatable
 #   --steps N, --warmup N   timed steps (default 20) and those before them (default 5)
-#   --no-peers        without PyTorch and Liger
+#   --no-peers        without PyTorch, Liger and TRL
+#   --no-step         without whole steps
+#   --shape FIELD=NUMBER  another number in the config.json of the decoder whose steps are measured; repeatable
+#   --train A.B=VALUE set a key of the run whose steps are measured (scripts/gpu_step.yaml); repeatable
+#   --peak-tflops N   the GPU's peak in bf16, for the utilisation (an H200: 989)
 #   --backend NAME    another PJRT backend, to try this script where there is no GPU (default: pjrt:cuda)
 #
 # The exit code is 0 if everything has passed, 1 if parity or a measurement failed (the report is printed all the same), 2
@@ -36,9 +41,9 @@ RUNTIME_WHEELS=(
 
 command_line="scripts/gpu.sh${*:+ $*}"
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-grpo="" backend=pjrt:cuda out=gpu-report steps=20 warmup=5 peers=yes runtime=yes wheels="" fetch=""
+grpo="" backend=pjrt:cuda out=gpu-report steps=20 warmup=5 peers=yes runtime=yes wheels="" fetch="" step=yes peak=""
 library_path=${LD_LIBRARY_PATH:-}
-files=() configs=() settings=()
+files=() configs=() settings=() shape=() train=()
 
 die() {
     echo "error: $*" >&2
@@ -53,7 +58,8 @@ while (($#)); do
     case $1 in
     --no-peers) peers=no ;;
     --no-runtime) runtime=no ;;
-    --grpo | --backend | --out | --steps | --warmup | --wheels | --fetch-wheels | --parity | --config | --set)
+    --no-step) step=no ;;
+    --grpo | --backend | --out | --steps | --warmup | --wheels | --fetch-wheels | --parity | --config | --set | --shape | --train | --peak-tflops)
         (($# > 1)) || die "$1 needs a value"
         case $1 in
         --grpo) grpo=$2 ;;
@@ -66,6 +72,9 @@ while (($#)); do
         --parity) files+=("$2") ;;
         --config) configs+=("$2") ;;
         --set) settings+=(--set "$2") ;;
+        --shape) shape+=(--set "$2") ;;
+        --train) train+=(--set "$2") ;;
+        --peak-tflops) peak=$2 ;;
         esac
         shift
         ;;
@@ -174,6 +183,40 @@ for config in "${configs[@]}"; do
     fi
 done
 
+if [[ $step == yes ]]; then
+    say "measuring whole steps"
+    rm -rf "$out/model" "$out/run" "$out"/step{.md,-trl.json}
+    weights=$(python3 "$root/scripts/random_model.py" "$out/model" ${shape[@]+"${shape[@]}"} | tee /dev/stderr | tr -d , | cut -d ' ' -f 1)
+    code=0
+    run_grpo train "$root/scripts/gpu_step.yaml" --quiet --run-dir "$out/run" --set "model=$out/model" \
+        --set "data.files=$out/model/prompts.jsonl" --set "policy.device=$backend" ${train[@]+"${train[@]}"} >&2 || code=$?
+    ((code == 0)) || echo "whole steps could not be measured (exit code $code)" >"$out/step.md"
+    worst "$((code > 0))"
+    if [[ $code == 0 ]]; then
+        if [[ $peers == yes ]] && python3 -c "import trl, datasets" 2>/dev/null; then
+            say "measuring TRL's steps"
+            # What the run was, with what --train changed.
+            same=$(python3 - "$out/run/config.yaml" <<'PYTHON'
+import re, sys
+text = open(sys.argv[1]).read()
+number = lambda key: re.search(rf"^ +{key}: (\d+)", text, re.M).group(1)
+print("--prompts", number("prompts_per_step"), "--generations", number("num_generations"), "--length", number("max_completion_length"),
+      "--micro-batches", number("gradient_accumulation_steps"))
+PYTHON
+            )
+            # shellcheck disable=SC2086 # options, each with its number
+            python3 "$root/peers/gpu_step.py" trl "$out/model" "$out/model/prompts.jsonl" $same --out "$out/step-trl.json" \
+                >"$out/step-trl.log" 2>&1 || {
+                echo "TRL could not be measured: see step-trl.log" >>"$out/step.md"
+                worst 1
+            }
+        fi
+        python3 "$root/peers/gpu_step.py" table "$out/run" --parameters "$weights" --trl "$out/step-trl.json" \
+            ${peak:+--peak-tflops "$peak"} >>"$out/step.md" || worst 1
+    fi
+    rm -rf "$out/model"
+fi
+
 {
     echo "# $backend: $device"
     echo
@@ -191,6 +234,10 @@ done
             cat "$out/$name-torch.md"
         fi
     done
+    if [[ $step == yes ]]; then
+        printf '\n## Whole steps\n\n'
+        cat "$out/step.md"
+    fi
 } >"$out/bench.md"
 cat "$out/bench.md"
 exit "$status"

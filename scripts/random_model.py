@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """A folder of random bf16 weights in the shape of Qwen2.5-0.5B, to measure memory and time with where no model can be downloaded.
 
-    scripts/random_model.py FOLDER      # about 1 GB; needs numpy
+    scripts/random_model.py FOLDER      # about 1 GB
 
-The folder also gets a tokenizer of single bytes and prompts, so that `grpo train` runs on it (what it learns there means nothing). The
+Another shape by `--set hidden_size=256 --set vocab_size=4096`, fields of config.json. The folder also gets a tokenizer of single bytes and prompts, so that `grpo train` runs on it (what it learns there means nothing). The
 table of what a training takes is said before the weights are loaded, the most that the process took at the end; LoRA with
 --set lora.target_modules=all-linear:
 
@@ -12,10 +12,10 @@ table of what a training takes is said before the weights are loaded, the most t
 
 import argparse
 import json
+import math
 import pathlib
+import random
 import struct
-
-import numpy as np
 
 CONFIG = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -28,7 +28,6 @@ CONFIG = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 32768,
     "hidden_act": "silu",
-    "initializer_range": 0.02,
     "rms_norm_eps": 1e-6,
     "rope_theta": 1000000.0,
     "tie_word_embeddings": True,
@@ -41,7 +40,8 @@ CONFIG = {
 
 def shapes():
     """Names and shapes of the tensors, as transformers has them."""
-    hidden, inner, keys = CONFIG["hidden_size"], CONFIG["intermediate_size"], 2 * 64
+    hidden, inner = CONFIG["hidden_size"], CONFIG["intermediate_size"]
+    keys = hidden // CONFIG["num_attention_heads"] * CONFIG["num_key_value_heads"]
     yield "model.embed_tokens.weight", [CONFIG["vocab_size"], hidden]
     for layer in range(CONFIG["num_hidden_layers"]):
         of = f"model.layers.{layer}."
@@ -57,15 +57,17 @@ def shapes():
     yield "model.norm.weight", [hidden]
 
 
-def values(random, name, shape):
-    """Random bf16 values as 16-bit integers: ones for norms, zeros for biases."""
+def values(generator, name, shape):
+    """bf16 values, little-endian: ones for norms, zeros for biases, else signs and magnitudes from 0.008 to 0.03 at random."""
+    count = math.prod(shape)
     if name.endswith("norm.weight"):
-        wide = np.ones(shape, np.float32)
-    elif name.endswith("bias"):
-        wide = np.zeros(shape, np.float32)
-    else:
-        wide = random.standard_normal(shape, np.float32) * np.float32(CONFIG["initializer_range"])
-    return (wide.view(np.uint32) >> 16).astype("<u2")
+        return b"\x80\x3f" * count
+    if name.endswith("bias"):
+        return bytes(2 * count)
+    both = bytearray(2 * count)
+    both[0::2] = generator.randbytes(count)
+    both[1::2] = generator.randbytes(count).translate(bytes(byte & 0x80 | 0x3C for byte in range(256)))
+    return both
 
 
 def tokenizer():
@@ -88,19 +90,24 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=NUMBER", help="another number in config.json; repeatable")
     args = parser.parse_args()
+    for field, number in (setting.split("=", 1) for setting in args.set):
+        if not isinstance(CONFIG.get(field), (int, float)) or isinstance(CONFIG[field], bool):
+            parser.error(f"config.json has no number {field}")
+        CONFIG[field] = type(CONFIG[field])(number)
     args.folder.mkdir(parents=True, exist_ok=True)
-    random = np.random.default_rng(args.seed)
+    generator = random.Random(args.seed)
     header, end = {"__metadata__": {"format": "pt"}}, 0
     for name, shape in shapes():
-        begin, end = end, end + 2 * int(np.prod(shape))
+        begin, end = end, end + 2 * math.prod(shape)
         header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with open(args.folder / "model.safetensors", "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for name, shape in shapes():
-            file.write(values(random, name, shape).tobytes())
+            file.write(values(generator, name, shape))
     for name, content in [
         ("config.json", CONFIG),
         ("generation_config.json", {"eos_token_id": 256}),

@@ -1,0 +1,113 @@
+"""A whole GRPO step on a GPU: the numbers of a run of `grpo train`, and the same step of TRL where it is installed. scripts/gpu.sh calls it.
+
+    python peers/gpu_step.py table RUN [--peak-tflops 989] [--trl REPORT.json]
+    python peers/gpu_step.py trl MODEL_FOLDER PROMPTS.jsonl --prompts 8 --generations 8 --length 256 --micro-batches 8 --out REPORT.json
+
+`table` reads the metrics and the configuration in a run's folder and needs nothing but Python. `trl` needs torch, transformers and trl, takes the
+GPU if torch sees one, and computes in bf16 there, as ours does with `policy.dtype: bfloat16` (f32 weights and moments, bf16 products). The first two steps of
+each compile and grow caches, and are not counted.
+"""
+
+import argparse
+import json
+import pathlib
+import statistics
+import time
+
+SKIPPED = 2
+
+
+def ours(run):
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = [row for row in rows if "timing_s/gen" in row][SKIPPED:]
+    if not rows:
+        raise SystemExit(f"error: {run} has no more than {SKIPPED} steps: run more (grpo.max_steps)")
+    median = lambda key: statistics.median(row.get(key, 0.0) for row in rows)
+    train = sum(median(f"timing_s/{phase}") for phase in ("old_log_prob", "ref", "values", "update_actor"))
+    return dict(
+        gen_s=median("timing_s/gen"),
+        train_s=train,
+        step_s=median("step_time"),
+        step_s_all=[row["step_time"] for row in rows],
+        tokens=median("tokens"),
+        completion_tokens=median("completions/mean_length"),
+    )
+
+
+def table(options):
+    reports = {"grpo": ours(options.run)}
+    if options.trl and options.trl.exists():
+        reports["TRL"] = json.loads(options.trl.read_text())
+    print("| | s per step: median (range) | rollout s | training s | tokens of the batch | tokens/s, whole step | model-flops utilisation of the training |")
+    print("|---|---|---|---|---|---|---|")
+    for name, r in reports.items():
+        used = "-"
+        if options.peak_tflops and options.parameters and r.get("train_s"):
+            # 6 flops per weight and token; attention is left out, and nothing is counted for what is computed twice.
+            used = f"{6 * options.parameters * r['tokens'] / r['train_s'] / options.peak_tflops / 1e12:.1%}"
+        part = lambda key: f"{r[key]:.3g}" if r.get(key) else "-"
+        times = f"{r['step_s']:.3g} ({min(r['step_s_all']):.3g} to {max(r['step_s_all']):.3g})"
+        print(f"| {name} | {times} | {part('gen_s')} | {part('train_s')} | {r['tokens']:.0f} | {r['tokens'] / r['step_s']:.0f} | {used} |")
+
+
+def trl(options):
+    import torch
+    from datasets import Dataset
+    from transformers import TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    rows = [json.loads(line) for line in options.prompts_file.read_text().splitlines()]
+    gpu = torch.cuda.is_available()
+    batch = options.prompts * options.generations
+    times, tokens = [], []
+
+    class Clock(TrainerCallback):
+        def on_step_begin(self, *_, **__):
+            self.began = time.time()
+
+        def on_step_end(self, *_, **__):
+            if gpu:
+                torch.cuda.synchronize()
+            times.append(time.time() - self.began)
+
+    def reward(completion_ids, prompts, **_):
+        tokens.append(sum(map(len, completion_ids)) + sum(len(p.encode()) for p in prompts))
+        return [float(len(ids) % 2) for ids in completion_ids]
+
+    config = GRPOConfig(
+        output_dir=str(options.out.parent / "trl"), max_steps=options.steps + SKIPPED, save_strategy="no", report_to=[], logging_steps=1,
+        per_device_train_batch_size=batch // options.micro_batches, gradient_accumulation_steps=options.micro_batches,
+        num_generations=options.generations, max_completion_length=options.length, temperature=1.0, top_k=0, top_p=1.0,
+        beta=0.0, loss_type="grpo", learning_rate=1e-6, lr_scheduler_type="constant", bf16=gpu, use_cpu=not gpu,
+        model_init_kwargs=dict(dtype="float32"), disable_tqdm=True,
+    )
+    trainer = GRPOTrainer(model=str(options.model), reward_funcs=reward, args=config, train_dataset=Dataset.from_list(rows), callbacks=[Clock()])
+    trainer.train()
+    times = times[SKIPPED:]
+    per_step = sum(tokens[SKIPPED:]) / len(times)
+    report = dict(step_s=statistics.median(times), step_s_all=times, tokens=per_step, device=torch.cuda.get_device_name() if gpu else "cpu")
+    options.out.write_text(json.dumps(report, indent=1))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    one = commands.add_parser("table", help="a Markdown table of a run")
+    one.add_argument("run", type=pathlib.Path)
+    one.add_argument("--parameters", type=int, help="weights of the products, for the utilisation")
+    one.add_argument("--peak-tflops", type=float, help="the device's peak in bf16")
+    one.add_argument("--trl", type=pathlib.Path)
+    one.set_defaults(call=table)
+    two = commands.add_parser("trl", help="the step of TRL")
+    two.add_argument("model", type=pathlib.Path)
+    two.add_argument("prompts_file", type=pathlib.Path)
+    for name, number in [("prompts", 8), ("generations", 8), ("length", 256), ("micro-batches", 8), ("steps", 4)]:
+        two.add_argument(f"--{name}", type=int, default=number)
+    two.add_argument("--out", type=pathlib.Path, required=True)
+    two.set_defaults(call=trl)
+    options = parser.parse_args()
+    options.call(options)
+
+
+if __name__ == "__main__":
+    main()
