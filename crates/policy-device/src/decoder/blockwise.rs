@@ -54,9 +54,8 @@ impl Blockwise {
         let blocks = length / block;
         let queries = self.padded(&heads.queries, 0.0).reshape(&[rows, blocks, block, kv, group, width]);
         let queries = queries.transpose(&[0, 3, 1, 4, 2, 5]).reshape(&[rows, kv, blocks, group * block, width]);
-        let [keys, values] = [&heads.keys, &heads.values].map(|part| {
-            self.padded(part, 0.0).reshape(&[rows, blocks, block, kv, width]).transpose(&[0, 3, 1, 2, 4])
-        });
+        let [keys, values] = [&heads.keys, &heads.values]
+            .map(|part| self.padded(part, 0.0).reshape(&[rows, blocks, block, kv, width]).transpose(&[0, 3, 1, 2, 4]));
         let segments = segments.map(|segments| self.padded(segments, 0));
         let arguments: Vec<&Value> = [&queries, &keys, &values].into_iter().chain(&segments).collect();
         let types: Vec<TensorType> = arguments.iter().map(|value| value.ty().clone()).collect();
@@ -219,8 +218,7 @@ impl Blockwise {
         let turn = trace(&types, |f, values| {
             let (carried, rest) = values.split_at(carried.len());
             let (at, constants) = rest.split_at(2);
-            let pair =
-                Pair { sizes: self, queries: at[0].clone(), keys: at[1].clone(), zero: f.scalar(0, Dtype::I32) };
+            let pair = Pair { sizes: self, queries: at[0].clone(), keys: at[1].clone(), zero: f.scalar(0, Dtype::I32) };
             body(&pair, carried, constants)
         });
         turn.expect("blocks are slices of what they are cut from")
