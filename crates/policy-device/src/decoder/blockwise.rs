@@ -191,7 +191,7 @@ impl Blockwise {
     /// that is all that is kept of the scores: a compiler that kept scores in f32 would move twice the bytes.
     fn weights(self, scores: &Value) -> [Value; 2] {
         let (wide, rounded) = (scores.ty().clone(), scores.ty().with_dtype(self.compute.dtype()));
-        let forward = trace(&[wide.clone()], |f, a| {
+        let forward = trace(std::slice::from_ref(&wide), |f, a| {
             let weights = a[0].unary(Unary::Exponential);
             let sums = weights.reduce(Reducer::Add, &[3]);
             let weights = f.optimization_barrier(&[&weights.convert(rounded.dtype)]).swap_remove(0);

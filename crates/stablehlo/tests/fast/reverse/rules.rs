@@ -270,7 +270,7 @@ fn gathers_and_scatters() {
 #[test]
 fn rows_that_were_gathered_are_added_where_their_sum_is() {
     let table = wide(&[5, 3]);
-    let function = trace(&[table.clone()], |f, a| {
+    let function = trace(std::slice::from_ref(&table), |f, a| {
         let rows = a[0].gather(&ids(f, &[4, 0, 4], &[3, 1]), rows(), &[3, 3]);
         let total = |x: Value| x.reduce(Reducer::Add, &[0, 1]);
         vec![total(&rows * &rows) + total(&a[0] * &a[0] * &a[0])]
