@@ -7,7 +7,7 @@ use super::spec::Spec;
 use super::tokens::Tables;
 use grpo_core::PolicySpec;
 use grpo_core::error::{Error, Result};
-use stablehlo::{Builder, Module, Value};
+use stablehlo::{Builder, Dtype, Module, Value};
 
 /// A program with the roles of its arguments and results.
 #[derive(Clone, Debug)]
@@ -35,14 +35,18 @@ impl Frame {
         Self { f, arguments }
     }
 
-    /// A part of the program that `f` builds, where what `pass` takes is `values`.
+    /// A part of the program that `f` builds, where what `pass` takes is `values`. The head may be f32 where the spec has it narrower.
     ///
     /// # Errors
     /// [`Error::Shape`] for a value that is missing or of another type.
     pub(super) fn of(spec: &Spec, pass: Pass, f: &Builder, values: Vec<(Role, Value)>) -> Result<Self> {
         for role in roles(spec, pass) {
             let (expected, found) = (spec.type_of(role), values.iter().find(|(r, _)| *r == role));
-            if found.is_none_or(|(_, value)| *value.ty() != expected) {
+            let fits = |value: &Value| {
+                let held = if role == Role::LmHead { value.dtype() } else { expected.dtype };
+                *value.ty() == expected || (held == Dtype::F32 && *value.ty() == expected.with_dtype(held))
+            };
+            if found.is_none_or(|(_, value)| !fits(value)) {
                 let found = found.map_or("none".into(), |(_, value)| value.ty().to_string());
                 return Err(Error::shape("the loss in a program", role.name(), expected, found));
             }

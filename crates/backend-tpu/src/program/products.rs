@@ -6,7 +6,7 @@ use super::spec::{Spec, dtype};
 use grpo_core::HeadLayout;
 use stablehlo::{DotDimensions, Dtype, Precision, Value};
 
-/// The head of a tile: `[W, H]` or `[H, W]`, and `[W]`.
+/// The head of a tile: `[W, H]` or `[H, W]`, and `[W]`. The weight is of the number type of hidden states, or f32, which products round.
 pub(crate) struct Head {
     pub(crate) weight: Value,
     pub(crate) bias: Option<Value>,
@@ -25,6 +25,16 @@ impl Head {
     /// Dimension of W in the weight.
     pub(crate) fn vocab_dimension(&self) -> usize {
         1 - self.hidden_dimension()
+    }
+
+    /// The head in a turn of a loop that makes products of `rows`. One that products round is rounded there: held beside what changes from
+    /// turn to turn, it is not rounded before the loop, and no copy of it lies beside it.
+    pub(crate) fn beside(&self, rows: &Value) -> Self {
+        let weight = match self.weight.dtype() == rows.dtype() {
+            true => self.weight.clone(),
+            false => rows.builder().optimization_barrier(&[&self.weight, rows]).swap_remove(0),
+        };
+        Self { weight, bias: self.bias.clone(), layout: self.layout }
     }
 
     /// Columns `start` to before `start + width` (an i32 scalar), of a head of the whole vocabulary.
@@ -50,11 +60,12 @@ impl Head {
     pub(crate) fn logits(&self, spec: &Spec, hidden: &Value) -> Value {
         let held = dtype(spec.numerics.logits);
         let dimensions = DotDimensions::contract(1, self.hidden_dimension());
+        let weight = self.weight.convert(hidden.dtype());
         match &self.bias {
             // Rounded once, after the sum.
-            None => product(hidden, &self.weight, dimensions, held),
+            None => product(hidden, &weight, dimensions, held),
             Some(bias) => {
-                let z = product(hidden, &self.weight, dimensions, Dtype::F32);
+                let z = product(hidden, &weight, dimensions, Dtype::F32);
                 (&z + bias.convert(Dtype::F32).broadcast_in_dim(z.shape(), &[1])).convert(held)
             }
         }

@@ -171,17 +171,18 @@ impl ParameterValues {
 }
 
 impl Decoder {
-    /// `x W^T + bias` in f32, `[..., O]`, with `s (x A^T) B^T` where the matrix has an adapter: `x` `[..., I]`.
+    /// `x W^T + bias` in f32, `[..., O]`, with what the adapter of the matrix adds, where it has one: `x` `[..., I]`.
     #[track_caller]
     pub(crate) fn linear(&self, weights: &ParameterValues, x: &Value, matrix: Matrix, bias: Option<&Value>) -> Value {
-        let weight = match matrix {
-            Matrix::LmHead => weights.head(),
-            _ => &weights[matrix.role()],
-        };
-        let product = self.project(x, weight, bias);
+        self.adapted(weights, x, matrix, self.project(x, &weights[matrix.role()], bias))
+    }
+
+    /// `product + s (x A^T) B^T`, f32 as `product` `[..., O]`, where the matrix has an adapter: `x` `[..., I]`.
+    #[track_caller]
+    pub(crate) fn adapted(&self, weights: &ParameterValues, x: &Value, matrix: Matrix, product: Value) -> Value {
         let Some(([a, b], adapters)) = weights.adapter(matrix).zip(self.adapters()) else { return product };
-        let low = self.project(x, a, None);
-        product + self.project(&(&low * low.like(adapters.scaling())), b, None)
+        let low = self.product(x, a, Dtype::F32);
+        product + self.product(&(&low * low.like(adapters.scaling())), b, Dtype::F32)
     }
 
     /// s B A, f32, of A `[r, I]` and B `[O, r]`: what an adapter adds to its matrix `[O, I]`.

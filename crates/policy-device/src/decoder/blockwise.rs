@@ -13,8 +13,8 @@ use stablehlo::{Builder, Dtype, Reducer, Save, TensorType, Traced, Unary, Value,
 
 /// The sizes of attention block by block.
 ///
-/// Inside, tokens come after heads, and the R queries of a token lie one after the other: queries are `[B, K, T R, D]`, keys and values
-/// `[B, K, T, D]`, so that a block is a slice whose rows and columns are those of matrices.
+/// Inside, a row is N blocks of matrices: queries are `[B, K, N, R C, D]`, those of a head one after the other, keys and values
+/// `[B, K, N, C, D]`. Tokens of a head stay side by side, as compilers have them, and to take a block moves nothing about.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Blockwise {
     rows: usize,
@@ -49,19 +49,22 @@ impl Blockwise {
 
     /// Attention `[B, T, A D]`, f32; `segments` `[B, T]`, i32, where rows have several.
     pub(super) fn attend(self, heads: &Heads, segments: Option<&Value>) -> Value {
-        let Self { rows, length, kv, group, width, .. } = self;
+        let Self { rows, length, block, kv, group, width, .. } = self;
         let tokens = heads.queries.shape()[1];
-        let queries = self.padded(&heads.queries, 0.0).transpose(&[0, 2, 1, 3, 4]);
-        let queries = queries.reshape(&[rows, kv, length * group, width]);
-        let [keys, values] = [&heads.keys, &heads.values].map(|part| self.padded(part, 0.0).transpose(&[0, 2, 1, 3]));
+        let blocks = length / block;
+        let queries = self.padded(&heads.queries, 0.0).reshape(&[rows, blocks, block, kv, group, width]);
+        let queries = queries.transpose(&[0, 3, 1, 4, 2, 5]).reshape(&[rows, kv, blocks, group * block, width]);
+        let [keys, values] = [&heads.keys, &heads.values]
+            .map(|part| self.padded(part, 0.0).reshape(&[rows, blocks, block, kv, width]).transpose(&[0, 3, 1, 2, 4]));
         let segments = segments.map(|segments| self.padded(segments, 0));
         let arguments: Vec<&Value> = [&queries, &keys, &values].into_iter().chain(&segments).collect();
         let types: Vec<TensorType> = arguments.iter().map(|value| value.ty().clone()).collect();
         let (forward, backward) = (self.forward(&types), self.backward(&types));
         let mixed = queries.builder().custom_vjp(&forward, &backward, &arguments, 1).swap_remove(0);
-        let mixed = mixed.reshape(&[rows, kv, length, group, width]);
-        let mixed = mixed.slice(&[0; 5], &[rows, kv, tokens, group, width]);
-        mixed.transpose(&[0, 2, 1, 3, 4]).reshape(&[rows, tokens, kv * group * width])
+        // What comes next is a product, which rounds it: narrow it is moved about in half the time.
+        let mixed = mixed.convert(self.compute.dtype()).reshape(&[rows, kv, blocks, group, block, width]);
+        let mixed = mixed.transpose(&[0, 2, 4, 1, 3, 5]).reshape(&[rows, length, kv * group * width]);
+        mixed.slice(&[0; 3], &[rows, tokens, kv * group * width]).convert(Dtype::F32)
     }
 
     /// `part` `[B, T, ...]` with `number` behind its tokens.
@@ -74,22 +77,25 @@ impl Blockwise {
         part.pad(&part.builder().scalar(number, part.dtype()), &vec![0; high.len()], &high)
     }
 
-    /// From queries, keys, values (and segments) to what is mixed, `[B, K, T R, D]` in f32; then what [`Blockwise::backward`] takes.
+    /// From queries, keys, values (and segments) to what is mixed, `[B, K, N, R C, D]` in f32; then what [`Blockwise::backward`] takes.
     fn forward(self, types: &[TensorType]) -> Traced {
-        let queries = [self.rows, self.kv, self.length * self.group];
+        let queries = [self.rows, self.kv, self.length / self.block, self.group * self.block];
         let (numbers, mixed) = (f32s(&queries), f32s(&[&queries[..], &[self.width]].concat()));
         let carried = [numbers.clone(), numbers, mixed];
         let turn = self.turn(&carried, types, |at, carried, constants| {
             let [max, sum, mixed] = carried else { unreachable!("as declared") };
             let [queries, keys, values, segments @ ..] = constants else { unreachable!("as declared") };
-            let scores = self.scores(&at.queries(queries), &at.keys(keys), &at.sight(segments));
+            let (queries, keys, sight) = (at.queries(queries), at.keys(keys), at.sight(segments));
             let before = at.queries(max);
-            let now = before.max(&scores.reduce(Reducer::Max, &[3]));
-            let decay = (&before - &now).exp();
-            let [more, weight] = self.mix(&scores, &now, &at.keys(values));
+            let now = before.max(&self.scores(&queries, &keys, &sight).reduce(Reducer::Max, &[3]));
+            // Scores are made twice, once for their maxima and once for the weights: that is less than to write and read them.
+            let again = queries.builder().optimization_barrier(&[&now, &queries, &keys]);
+            let [now, queries, keys] = &again[..] else { unreachable!("as many as went in") };
+            let decay = (&before - now).exp();
+            let [more, weight] = self.mix(&self.scores(queries, keys, &sight), now, &at.keys(values));
             let old = at.queries(mixed);
             vec![
-                at.put(Of::Queries, max, &now),
+                at.put(Of::Queries, max, now),
                 at.put(Of::Queries, sum, &(at.queries(sum) * &decay + weight)),
                 at.put(Of::Queries, mixed, &(&old * decay.along_first(&old) + more)),
             ]
@@ -106,14 +112,14 @@ impl Blockwise {
         forward.expect("blocks are slices of what they are cut from")
     }
 
-    /// From queries, keys, values (and segments), what was mixed, the logarithms of the sums of exponentials `[B, K, T R]`, and the
+    /// From queries, keys, values (and segments), what was mixed, the logarithms of the sums of exponentials `[B, K, N, R C]`, and the
     /// cotangent of what was mixed, to those of queries, keys and values.
     ///
     /// With the logarithm as a constant shift, attention is a sum over pairs of blocks, divided by what is then 1: its derivative is
     /// that of the quotient, and for every pair that of [`Blockwise::scores`] and [`Blockwise::mix`].
     fn backward(self, types: &[TensorType]) -> Traced {
         let [queries, keys] = [&types[0], &types[1]].map(|ty| ty.with_dtype(Dtype::F32));
-        let lse = f32s(&queries.shape[..3]);
+        let lse = f32s(&queries.shape[..4]);
         let own = types.len();
         let pair = self.pair();
         let constants = [types, &[lse.clone(), types[0].clone(), lse.clone()]].concat();
@@ -168,18 +174,36 @@ impl Blockwise {
         pair.expect("queries and keys are of one width")
     }
 
-    /// Scores `[B, K, C R, C]` of queries `[B, K, C R, D]` and keys `[B, K, C, D]`.
+    /// Scores `[B, K, R C, C]` of queries `[B, K, R C, D]` and keys `[B, K, C, D]`.
     fn scores(self, queries: &Value, keys: &Value, sight: &Value) -> Value {
         let scores = dot(queries, keys, (&[0, 1], &[0, 1]), (3, 3), self.compute);
         let scores = &scores * scores.like(self.scale);
         sight.select(&scores, &scores.like(MASKED))
     }
 
-    /// Values `[B, K, C, D]` mixed with weights `exp(scores - shift)`, `[B, K, C R, D]`, and the sums of the weights, `[B, K, C R]`.
+    /// Values `[B, K, C, D]` mixed with weights `exp(scores - shift)`, `[B, K, R C, D]`, and the sums of the weights, `[B, K, R C]`.
     fn mix(self, scores: &Value, shift: &Value, values: &Value) -> [Value; 2] {
-        let weights = (scores - shift.along_first(scores)).unary(Unary::Exponential);
-        let sums = weights.reduce(Reducer::Add, &[3]);
-        [dot(&weights.convert(self.compute.dtype()), values, (&[0, 1], &[0, 1]), (3, 2), self.compute), sums]
+        let [weights, sums] = self.weights(&(scores - shift.along_first(scores)));
+        [dot(&weights, values, (&[0, 1], &[0, 1]), (3, 2), self.compute), sums]
+    }
+
+    /// `exp(scores)` as products take it, and its sums over keys in f32. Of what is rounded, products and the derivative see the same, and
+    /// that is all that is kept of the scores: a compiler that kept scores in f32 would move twice the bytes.
+    fn weights(self, scores: &Value) -> [Value; 2] {
+        let (wide, rounded) = (scores.ty().clone(), scores.ty().with_dtype(self.compute.dtype()));
+        let forward = trace(std::slice::from_ref(&wide), |f, a| {
+            let weights = a[0].unary(Unary::Exponential);
+            let sums = weights.reduce(Reducer::Add, &[3]);
+            let weights = f.optimization_barrier(&[&weights.convert(rounded.dtype)]).swap_remove(0);
+            vec![weights.clone(), sums, weights]
+        });
+        let backward = trace(&[rounded.clone(), rounded.clone(), f32s(&wide.shape[..3])], |_, a| {
+            let [weights, of_weights] = [&a[0], &a[1]].map(|part| part.convert(Dtype::F32));
+            vec![(&of_weights + a[2].along_first(&of_weights)) * weights]
+        });
+        let (forward, backward) = (forward.expect("one exponential"), backward.expect("one product"));
+        let mut results = scores.builder().custom_vjp(&forward, &backward, &[scores], 2).into_iter();
+        [(); 2].map(|()| results.next().unwrap_or_else(|| unreachable!("two results")))
     }
 
     /// A turn of the loop over pairs: `body` gets the place of the pair, what is carried and the constants.
@@ -194,9 +218,7 @@ impl Blockwise {
         let turn = trace(&types, |f, values| {
             let (carried, rest) = values.split_at(carried.len());
             let (at, constants) = rest.split_at(2);
-            let starts = [(0, self.block * self.group), (1, self.block), (0, self.block)];
-            let [queries, keys, tokens] = starts.map(|(i, size)| &at[i] * at[i].like(size as i64));
-            let pair = Pair { sizes: self, queries, keys, tokens, zero: f.scalar(0, Dtype::I32) };
+            let pair = Pair { sizes: self, queries: at[0].clone(), keys: at[1].clone(), zero: f.scalar(0, Dtype::I32) };
             body(&pair, carried, constants)
         });
         turn.expect("blocks are slices of what they are cut from")
@@ -217,38 +239,35 @@ impl Blockwise {
 /// The place of a pair of blocks.
 struct Pair {
     sizes: Blockwise,
-    /// The first row of the block of queries, in `[B, K, T R, D]`.
+    /// The index of the block of queries.
     queries: Value,
-    /// The first token of the block of keys.
+    /// The index of the block of keys.
     keys: Value,
-    /// The first token of the block of queries.
-    tokens: Value,
     zero: Value,
 }
 
 impl Pair {
-    fn start(&self, of: Of) -> (&Value, usize) {
-        match of {
-            Of::Queries => (&self.queries, self.sizes.block * self.sizes.group),
-            Of::Keys => (&self.keys, self.sizes.block),
-        }
-    }
-
-    /// Where the block begins in `whole` `[B, K, ...]`, and its sizes.
-    fn place(&self, of: Of, whole: &Value) -> (Vec<&Value>, Vec<usize>) {
-        let (start, size) = self.start(of);
-        let mut sizes = whole.shape().to_vec();
-        sizes[2] = size;
-        ((0..sizes.len()).map(|d| if d == 2 { start } else { &self.zero }).collect(), sizes)
+    /// Where the block begins in `whole`, `[B, K, N, ...]`.
+    fn place(&self, of: Of, whole: &Value) -> Vec<&Value> {
+        let block = match of {
+            Of::Queries => &self.queries,
+            Of::Keys => &self.keys,
+        };
+        (0..whole.shape().len()).map(|d| if d == 2 { block } else { &self.zero }).collect()
     }
 
     fn get(&self, of: Of, whole: &Value) -> Value {
-        let (starts, sizes) = self.place(of, whole);
-        whole.dynamic_slice(&starts, &sizes)
+        let mut sizes = whole.shape().to_vec();
+        sizes[2] = 1;
+        let block = whole.dynamic_slice(&self.place(of, whole), &sizes);
+        sizes.remove(2);
+        block.reshape(&sizes)
     }
 
     fn put(&self, of: Of, whole: &Value, block: &Value) -> Value {
-        whole.dynamic_update_slice(block, &self.place(of, whole).0)
+        let mut sizes = whole.shape().to_vec();
+        sizes[2] = 1;
+        whole.dynamic_update_slice(&block.reshape(&sizes), &self.place(of, whole))
     }
 
     fn queries(&self, whole: &Value) -> Value {
@@ -259,22 +278,23 @@ impl Pair {
         self.get(Of::Keys, whole)
     }
 
-    /// Which queries see which keys, `[B, K, C R, C]`: earlier ones and themselves, of their own segment.
+    /// Which queries see which keys, `[B, K, R C, C]`: earlier ones and themselves, of their own segment.
     fn sight(&self, segments: &[Value]) -> Value {
         let Blockwise { rows, kv, block, group, .. } = self.sizes;
-        let scores = [rows, kv, block * group, block];
-        let square = TensorType::new(Dtype::I32, [block, group, block]);
+        let scores = [rows, kv, group * block, block];
+        let cube = TensorType::new(Dtype::I32, [group, block, block]);
         let f = self.zero.builder();
-        let behind = f.iota(0, square.clone()) - f.iota(2, square);
-        let apart = &self.keys - &self.tokens;
+        let behind = f.iota(1, cube.clone()) - f.iota(2, cube);
+        let tokens = |index: &Value| index * index.like(block as i64);
+        let apart = tokens(&(&self.keys - &self.queries));
         let causal = behind.ge(&apart.broadcast_in_dim(behind.shape(), &[]));
         let causal = causal.reshape(&scores[2..]).broadcast_in_dim(&scores, &[2, 3]);
         let [segments] = segments else { return causal };
-        let of = |start: &Value| segments.dynamic_slice(&[&self.zero, start], &[rows, block]);
-        let cube = [rows, block, group, block];
+        let of = |index: &Value| segments.dynamic_slice(&[&self.zero, &tokens(index)], &[rows, block]);
+        let all = [rows, group, block, block];
         let [queries, keys] =
-            [(of(&self.tokens), 1), (of(&self.keys), 3)].map(|(part, d)| part.broadcast_in_dim(&cube, &[0, d]));
-        let own = queries.eq(&keys).reshape(&[rows, block * group, block]);
+            [(of(&self.queries), 2), (of(&self.keys), 3)].map(|(part, d)| part.broadcast_in_dim(&all, &[0, d]));
+        let own = queries.eq(&keys).reshape(&[rows, group * block, block]);
         causal & own.broadcast_in_dim(&scores, &[0, 2, 3])
     }
 }

@@ -25,7 +25,7 @@ pub(crate) use ops::{Broadcast, dot};
 use models::ModelConfig;
 use stablehlo::{Builder, Dtype, GatherDimensions, Precision, Result, Save, Scanned, TensorType, Value, trace};
 
-/// The number type in which products take their operands. Sums, norms and softmax are f32 in both.
+/// The number type in which products take their operands, and the layers' leave their results. Sums, norms and softmax are f32 in both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Compute {
     /// All digits of f32.
@@ -224,7 +224,8 @@ impl Decoder {
 
     /// Logits `[..., V]` in f32, of hidden states `[..., H]` after the final norm.
     pub fn logits(&self, weights: &ParameterValues, hidden: &Value) -> Value {
-        self.linear(weights, hidden, Matrix::LmHead, None)
+        let logits = self.product(hidden, weights.head(), Dtype::F32);
+        self.adapted(weights, hidden, Matrix::LmHead, logits)
     }
 
     /// One loop over the layers. `body` gets the parameters of the layer and [`LayerValues`], and returns what is carried on, then
@@ -254,8 +255,14 @@ impl Decoder {
             let (slices, constants) = rest.split_at(roles.len());
             let rounded = slices.iter().any(|slice| slice.dtype() != self.compute.dtype());
             let slices = match rounded {
-                // Without it compilers round the whole stacks before the loop.
-                true => builder.optimization_barrier(&slices.iter().collect::<Vec<_>>()),
+                true => {
+                    let matrix = |slice: &Value| slice.shape().len() > 1;
+                    let of_products =
+                        |slice: &Value| if matrix(slice) { slice.convert(self.compute.dtype()) } else { slice.clone() };
+                    let rounded: Vec<Value> = slices.iter().map(of_products).collect();
+                    // Without it compilers round once for every product, from slices that they have copied.
+                    builder.optimization_barrier(&rounded.iter().collect::<Vec<_>>())
+                }
                 false => slices.to_vec(),
             };
             let of_layer = ParameterValues::new(roles.iter().copied().zip(slices));

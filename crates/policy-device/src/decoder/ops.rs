@@ -39,15 +39,23 @@ pub(crate) fn dot(
 }
 
 impl Decoder {
-    /// `x weight^T + bias` in f32, `[..., O]`: `x` `[..., I]`, `weight` `[O, I]`, `bias` `[O]`.
+    /// `x weight^T + bias` in f32, `[..., O]`: `x` `[..., I]`, `weight` `[O, I]`, `bias` `[O]`. The product is summed in f32 and leaves
+    /// its result, as its operands are, in the number type of operands: so does its cotangent, and half the bytes move.
     #[track_caller]
     pub(crate) fn project(&self, x: &Value, weight: &Value, bias: Option<&Value>) -> Value {
-        let (x, weight) = (x.convert(self.compute.dtype()), weight.convert(self.compute.dtype()));
-        let product = dot(&x, &weight, (&[], &[]), (x.shape().len() - 1, 1), self.compute);
+        let product = self.product(x, weight, self.compute.dtype()).convert(Dtype::F32);
         match bias {
             Some(bias) => &product + bias.convert(Dtype::F32).along_last(&product),
             None => product,
         }
+    }
+
+    /// `x weight^T` `[..., O]`, summed in f32, of number type `result`: `x` `[..., I]`, `weight` `[O, I]`.
+    #[track_caller]
+    pub(crate) fn product(&self, x: &Value, weight: &Value, result: Dtype) -> Value {
+        let (x, weight) = (x.convert(self.compute.dtype()), weight.convert(self.compute.dtype()));
+        let dimensions = DotDimensions::contract(x.shape().len() - 1, 1);
+        x.dot_general(&weight, dimensions, result, self.compute.precision())
     }
 
     /// RMSNorm (arXiv 1910.07467) over the last dimension, in f32: `x` `[..., N]`, `weight` `[N]`.

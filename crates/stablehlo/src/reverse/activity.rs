@@ -6,6 +6,7 @@ use crate::build::Traced;
 use crate::error::{Error, Result};
 use crate::graph::{Kind, Operation, Region, ValueId};
 use crate::types::Dtype;
+use std::collections::HashSet;
 
 /// What the derivative of a function has to do with each of its values, by id.
 #[derive(Clone, Debug)]
@@ -153,15 +154,24 @@ impl Activity {
 
     fn count(&mut self, function: &Traced, region: &Region) {
         region.results.iter().for_each(|id| self.uses[id.0] += 1);
+        // Arguments, also behind barriers.
+        let mut given: HashSet<ValueId> = region.arguments.iter().copied().collect();
         for operation in &region.operations {
             if operation.results.iter().any(|id| self.wanted[id.0]) {
                 operation.operands.iter().for_each(|id| self.uses[id.0] += 1);
                 operation.regions.iter().for_each(|region| self.count(function, region));
             }
-            if let (Kind::Convert, [from]) = (&operation.kind, &operation.operands[..])
-                && region.arguments.contains(from)
-            {
-                self.from[operation.results[0].0] = Some(function.function().type_of(*from).dtype);
+            match (&operation.kind, &operation.operands[..]) {
+                (Kind::Convert, [from]) if given.contains(from) => {
+                    self.from[operation.results[0].0] = Some(function.function().type_of(*from).dtype);
+                }
+                (Kind::OptimizationBarrier, operands) => {
+                    for (from, to) in operands.iter().zip(&operation.results) {
+                        self.from[to.0] = self.from[from.0];
+                        given.extend(given.contains(from).then_some(*to));
+                    }
+                }
+                _ => {}
             }
         }
     }

@@ -173,7 +173,7 @@ impl Pullback {
 
     /// [`Pullback::call`], added to `sums`, one for each argument that was asked for, of its shape and of a dtype that is
     /// no narrower: gradients of several batches add up. Where an argument is sliced by a scan, slices are added one
-    /// by one in the loop, so that there is no second copy of the whole.
+    /// by one in the loop, and where rows of it are gathered, rows, so that there is no second copy of the whole.
     #[track_caller]
     pub fn add_to(&self, cotangents: &[&Value], sums: &[&Value]) -> Vec<Value> {
         let given = self.given(cotangents);
@@ -242,7 +242,7 @@ impl Pullback {
                 let ct = self.activity.wanted(*id).then(|| sum(parts)).flatten();
                 // Numbers that are only handed on keep their digits.
                 match operation.kind {
-                    Kind::Convert => ct,
+                    Kind::Convert | Kind::OptimizationBarrier => ct,
                     _ => ct.map(|ct| ct.convert(self.function.function().type_of(*id).dtype)),
                 }
             };
@@ -261,8 +261,13 @@ impl Pullback {
                 }
                 None => {
                     let value = |id: &ValueId| self.builder.copied(&self.function, *id, &self.names);
+                    let begun = match (&operation.kind, &operation.operands[..]) {
+                        (Kind::Gather(_), [table, _]) if self.activity.wanted(*table) => begun.remove(table),
+                        _ => None,
+                    };
                     let step = Step {
                         builder: &self.builder,
+                        begun,
                         operands: operation.operands.iter().map(value).collect(),
                         results: operation.results.iter().map(value).collect(),
                         wanted: operation.operands.iter().map(|id| self.activity.wanted(*id)).collect(),

@@ -109,8 +109,8 @@ impl<'a> Fused<'a> {
     }
 
     /// Logits of `rows` against the whole vocabulary of this device.
-    fn tile(&self, rows: &Value, tokens: &Tokens, factors: &Factors) -> Tile {
-        let logits = pinned(self.spec, self.head.logits(self.spec, rows));
+    fn tile(&self, head: &Head, rows: &Value, tokens: &Tokens, factors: &Factors) -> Tile {
+        let logits = pinned(self.spec, head.logits(self.spec, rows));
         let limits = self.spec.pads_vocab().then_some((&self.first_column, &self.end_column));
         Tile::new(&logits, self.transform, &tokens.target, &self.first_column, limits, &factors.logits)
     }
@@ -151,15 +151,23 @@ impl<'a> Fused<'a> {
     }
 
     /// Adds the gradients of a chunk to those carried.
-    fn add_chunk(&self, grads: &mut [(Role, Value)], dlogits: &Value, rows: &Value, tokens: &Tokens, start: &Value) {
+    fn add_chunk(
+        &self,
+        head: &Head,
+        grads: &mut [(Role, Value)],
+        dlogits: &Value,
+        rows: &Value,
+        tokens: &Tokens,
+        start: &Value,
+    ) {
         for (role, sum) in grads {
             *sum = match role {
                 Role::GradHidden => {
-                    let dh = self.coord.over_vocab(&self.head.hidden_gradient(dlogits), Reducer::Add);
+                    let dh = self.coord.over_vocab(&head.hidden_gradient(dlogits), Reducer::Add);
                     let at = [start, &start.like(0)];
                     add_at(sum, &dh, &at)
                 }
-                Role::GradLmHead => accumulate(sum, &self.head.weight_gradient(dlogits, &tokens.clean(rows))),
+                Role::GradLmHead => accumulate(sum, &head.weight_gradient(dlogits, &tokens.clean(rows))),
                 _ => accumulate(sum, &dlogits.convert(Dtype::F32).reduce(Reducer::Add, &[0])),
             };
         }
@@ -190,7 +198,8 @@ impl<'a> Fused<'a> {
             let window = window(trip, self.n, c);
             let (tokens, rows) = self.chunk(&window, c);
             let factors = self.factors(&tokens);
-            let tile = self.tile(&rows, &tokens, &factors);
+            let head = self.head.beside(&rows);
+            let tile = self.tile(&head, &rows, &tokens, &factors);
             let statistics = self.statistics(&tile, &factors);
             let (logp, entropy) = self.scores(&statistics.row(&factors.logits), &tokens, &factors);
             let mut grads: Vec<(Role, Value)> =
@@ -200,7 +209,7 @@ impl<'a> Fused<'a> {
                 let loss = tokens.loss(&self.spec.loss, &logp, known, |v| v.clone());
                 let row_grad = self.row_grad(&statistics, &factors, &loss.dlogp, &loss.dentropy);
                 let dlogits = self.dlogits(&tile, &row_grad, &tokens);
-                self.add_chunk(&mut grads, &dlogits, &rows, &tokens, &window.start);
+                self.add_chunk(&head, &mut grads, &dlogits, &rows, &tokens, &window.start);
             }
             let scores = [(&carried[0], &logp), (&carried[1], &entropy)].map(|(all, part)| place(all, part, &window));
             scores.into_iter().chain(grads.into_iter().map(|(_, v)| v)).collect()
@@ -218,7 +227,8 @@ impl<'a> Fused<'a> {
             let window = window(trip, self.n, c);
             let (tokens, rows) = self.chunk(&window, c);
             let factors = self.factors(&tokens);
-            let parts = self.statistics(&self.tile(&rows, &tokens, &factors), &factors).to_list();
+            let tile = self.tile(&self.head.beside(&rows), &rows, &tokens, &factors);
+            let parts = self.statistics(&tile, &factors).to_list();
             carried.iter().zip(&parts).map(|(all, part)| place(all, part, &window)).collect()
         });
         let (statistics, factors) = (Statistics::from_list(&carried), self.factors(&self.tokens));
@@ -231,12 +241,13 @@ impl<'a> Fused<'a> {
         let carried = f.for_loop(trips, &grads.iter().map(|(_, v)| v).collect::<Vec<_>>(), |trip, carried| {
             let window = window(trip, self.n, c);
             let (tokens, rows) = self.chunk(&window, c);
-            let tile = self.tile(&rows, &tokens, &self.factors(&tokens));
+            let head = self.head.beside(&rows);
+            let tile = self.tile(&head, &rows, &tokens, &self.factors(&tokens));
             let row_grad = row_grad.chunk(&window.start, c);
             let dlogits = self.dlogits(&tile, &row_grad, &tokens);
             let mut grads: Vec<(Role, Value)> =
                 grads.iter().zip(carried).map(|((role, _), v)| (*role, v.clone())).collect();
-            self.add_chunk(&mut grads, &dlogits, &rows, &tokens, &window.start);
+            self.add_chunk(&head, &mut grads, &dlogits, &rows, &tokens, &window.start);
             grads.into_iter().map(|(_, v)| v).collect()
         });
         self.results(&[vec![logp, entropy], carried].concat(), &grads)

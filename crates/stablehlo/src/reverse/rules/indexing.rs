@@ -40,9 +40,9 @@ pub(super) fn gather(step: &Step<'_>, d: &GatherDimensions) -> Parts {
         let (least, most) = (indices.like(0), per_component(indices, d.index_vector_dim, &last));
         let within = indices.clamp(&least, &most);
         // Rows that are read often would lose what they sum in a narrow dtype.
-        let dtype = wide(ct.dtype());
-        let zeros = step.zeros(&x.ty().with_dtype(dtype));
-        (i == 0).then(|| zeros.scatter(&within, &ct.convert(dtype), dimensions.clone(), Reducer::Add))
+        let zeros = || step.zeros(&x.ty().with_dtype(wide(ct.dtype())));
+        let sum = step.begun.as_ref().map_or_else(zeros, |begun| begun.convert(wide(begun.dtype())));
+        (i == 0).then(|| sum.scatter(&within, &ct.convert(sum.dtype()), dimensions.clone(), Reducer::Add))
     })
 }
 

@@ -15,12 +15,14 @@ pub(super) struct Step<'a> {
     pub(super) builder: &'a Builder,
     pub(super) operands: Vec<Value>,
     pub(super) results: Vec<Value>,
-    /// Per result; at least one is there. Of the results' types, but that a conversion may get a wider one.
+    /// Per result; at least one is there. Of the results' types, but that a conversion and a barrier may get a wider one.
     pub(super) cotangents: Vec<Option<Value>>,
     /// Which operands are to get one.
     pub(super) wanted: Vec<bool>,
     /// Per operand: the dtype in which its part is best given.
     pub(super) sums: Vec<Dtype>,
+    /// What the part of a gather's operand is added to, if there is something; it is then part of it.
+    pub(super) begun: Option<Value>,
 }
 
 /// Cotangents of the operands; none where it is zero. A dtype wider than the operand's keeps what was summed.
@@ -138,7 +140,8 @@ pub(super) fn rule(kind: &Kind) -> Rule {
             let pairs = pairs.clone();
             of(move |step| collective::collective_permute(step, &pairs))
         }
-        Kind::OptimizationBarrier => of(movement::optimization_barrier),
+        // It holds back what is computed from the values, not what comes of their cotangents.
+        Kind::OptimizationBarrier => of(|step| step.cotangents.clone()),
         Kind::CustomCall(call) => match &call.sharding {
             Some(sharding) if call.target == "Sharding" => {
                 let sharding = sharding.clone();

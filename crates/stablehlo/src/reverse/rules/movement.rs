@@ -1,7 +1,6 @@
 //! Operations that move elements to places that are known.
 
 use super::{Parts, Step};
-use crate::build::Value;
 use crate::graph::Reducer;
 
 pub(super) fn reshape(step: &Step<'_>) -> Parts {
@@ -58,11 +57,4 @@ pub(super) fn pad(step: &Step<'_>, low: &[i64], high: &[i64], interior: &[usize]
         let added = step.zeros(&x.ty().with_dtype(dtype)).pad_general(&one, low, high, interior);
         Some((ct.convert(dtype) * added).reduce(Reducer::Add, &(0..rank).collect::<Vec<_>>()))
     })
-}
-
-/// Cotangents stay together as the values did.
-pub(super) fn optimization_barrier(step: &Step<'_>) -> Parts {
-    let there: Vec<&Value> = step.cotangents.iter().flatten().collect();
-    let mut barred = step.builder.optimization_barrier(&there).into_iter();
-    step.cotangents.iter().map(|ct| ct.as_ref().and_then(|_| barred.next())).collect()
 }

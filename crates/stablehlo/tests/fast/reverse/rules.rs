@@ -266,3 +266,28 @@ fn gathers_and_scatters() {
         vec![a[0].scatter(&ids(f, &[5, 0, 2, 6], &[4, 1]), &a[1], batched, Reducer::Add)]
     });
 }
+
+#[test]
+fn rows_that_were_gathered_are_added_where_their_sum_is() {
+    let table = wide(&[5, 3]);
+    let function = trace(std::slice::from_ref(&table), |f, a| {
+        let rows = a[0].gather(&ids(f, &[4, 0, 4], &[3, 1]), rows(), &[3, 3]);
+        let total = |x: Value| x.reduce(Reducer::Add, &[0, 1]);
+        vec![total(&rows * &rows) + total(&a[0] * &a[0] * &a[0])]
+    })
+    .expect("a function");
+    let program = trace(&[table.clone(), table.clone()], |f, a| {
+        let (results, pullback) = f.vjp(&function, &[&a[0]], &[0]).expect("a derivative");
+        let one = results[0].like(1.0);
+        [pullback.call(&[&one]), pullback.add_to(&[&one], &[&a[1]])].concat()
+    })
+    .expect("a program");
+    let arguments = [array(&table, 1), array(&table, 2)];
+    let found = program.function().interpret(&arguments).expect("gradients");
+    let [gradient, sum, begun] = [&found[0], &found[1], &arguments[1]].map(Array::to_floats);
+    close(&sum, &gradient.iter().zip(begun).map(|(g, b)| g + b).collect::<Vec<_>>(), "a sum");
+    // No table of zeros is filled and then added.
+    let body = &program.function().body;
+    let mut scatters = body.operations.iter().filter(|op| matches!(op.kind, Kind::Scatter(..)));
+    assert_eq!(scatters.next_back().expect("a scatter").operands[0], body.arguments[1]);
+}
