@@ -1,6 +1,8 @@
 //! `policy.device`: the same run with its weights on a device, here XLA's CPU.
 
-use crate::support::{assert_same_run, grpo_with, refuse, rows, stderr, stdout, tiny};
+use crate::model_folder::{arguments, prepare, tensors};
+use crate::support::{Runs, assert_same_run, grpo_with, names, refuse, refused, rows, stderr, stdout, tiny};
+use models::{Adapter, ModelFolder};
 use pjrt::install::Kind;
 use serde_json::Value;
 use std::path::Path;
@@ -21,13 +23,29 @@ const SETTINGS: [&str; 12] = [
     "run.save_steps=2",
 ];
 
-/// Trains to the end on `device` and returns what was printed.
-fn train(run: &Path, device: &str, arguments: &[&str]) -> String {
+/// The same with adapters and a value head: what is trained beside a model that is not.
+const BESIDE_A_MODEL: [&str; 12] = [
+    "lora={r: 4, target_modules: [q_proj, down_proj, lm_head]}",
+    "warmup.optimizer.learning_rate=2.0e-2", // learns to answer
+    "grpo.advantages.estimator=gae",
+    "warmup.steps=4",
+    "warmup.batch_size=16",
+    "grpo.max_steps=4",
+    "grpo.prompts_per_step=4",
+    "grpo.gradient_accumulation_steps=2",
+    "grpo.num_iterations=2",
+    "loss.beta=0.02",
+    "eval.num_problems=8",
+    "run.save_steps=2",
+];
+
+/// Trains to the end on `device`.
+fn train(run: &Path, device: &str, settings: &[&str]) {
     let (config, run) = (tiny().display().to_string(), run.display().to_string());
     let device = format!("policy.device={device}");
     let mut all = vec!["train", "--config", &config, "--run-dir", &run, "--set", &device];
-    all.extend(SETTINGS.iter().chain(arguments).flat_map(|setting| ["--set", setting]));
-    succeed(&all)
+    all.extend(settings.iter().flat_map(|setting| ["--set", setting]));
+    succeed(&all);
 }
 
 fn succeed(arguments: &[&str]) -> String {
@@ -40,28 +58,18 @@ fn succeed(arguments: &[&str]) -> String {
 fn a_run_learns_the_same_on_a_device_and_goes_on_there_bit_for_bit() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = |name: &str| folder.path().join(name);
-    train(&path("host"), "host", &[]);
-    train(&path("whole"), "pjrt:cpu", &[]);
+    train(&path("host"), "host", &SETTINGS);
+    train(&path("whole"), "pjrt:cpu", &SETTINGS);
     let of = |name: &str| rows(&path(name).join("metrics.jsonl"));
     let (host, device) = (of("host"), of("whole"));
     assert_eq!(host.len(), device.len());
     let host_rows = host.len();
-    let in_warmup = |row: &&Value| row["phase"] == "warmup";
-    let mut steps = 0;
-    for (host, device) in host.iter().filter(in_warmup).zip(device.iter().filter(in_warmup)) {
-        for key in ["loss", "grad_norm", "learning_rate"] {
-            let Some(expected) = host[key].as_f64() else { continue };
-            let found = device[key].as_f64().expect("a number");
-            assert!((found - expected).abs() <= 1e-4 * expected.abs(), "{key}: {found} on the device, {expected}");
-            steps += 1;
-        }
-    }
-    assert_eq!(steps, 3 * 4);
+    assert_same_warmup(&host, &device);
     // On policy the first update has ratios of exactly 1, and clips nothing.
     let first = device.iter().find(|row| row["phase"] == "grpo").expect("a step of GRPO");
     assert!(first["grad_norm"].as_f64().is_some_and(|norm| norm > 0.0), "{first}");
 
-    train(&path("again"), "pjrt:cpu", &[]);
+    train(&path("again"), "pjrt:cpu", &SETTINGS);
     assert_same_run(&path("whole"), &path("again"));
     let again = path("again").display().to_string();
     let text = succeed(&["train", "--resume", &again, "--from", "step-000002"]);
@@ -74,6 +82,77 @@ fn a_run_learns_the_same_on_a_device_and_goes_on_there_bit_for_bit() {
     let text = succeed(&resume);
     assert!(text.contains("continued from step-000002") && text.contains("policy.device"), "{text}");
     assert_eq!(of("host").len(), host_rows);
+}
+
+/// What does not depend on samples is the same: the losses of imitation.
+fn assert_same_warmup(host: &[Value], device: &[Value]) {
+    let in_warmup = |row: &&Value| row["phase"] == "warmup";
+    let mut compared = 0;
+    for (host, device) in host.iter().filter(in_warmup).zip(device.iter().filter(in_warmup)) {
+        for key in ["loss", "grad_norm", "learning_rate"] {
+            let Some(expected) = host[key].as_f64() else { continue };
+            let found = device[key].as_f64().expect("a number");
+            assert!((found - expected).abs() <= 1e-4 * expected.abs(), "{key}: {found} on the device, {expected}");
+            compared += 1;
+        }
+    }
+    assert_eq!(compared, 3 * 4);
+}
+
+#[test]
+fn adapters_and_a_value_head_learn_on_a_device_and_go_on_there_bit_for_bit() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = |name: &str| folder.path().join(name);
+    let of = |name: &str| rows(&path(name).join("metrics.jsonl"));
+    train(&path("host"), "host", &BESIDE_A_MODEL);
+    train(&path("whole"), "pjrt:cpu", &BESIDE_A_MODEL);
+    let (host, device) = (of("host"), of("whole"));
+    assert_eq!(host.len(), device.len());
+    let host_rows = host.len();
+    assert_same_warmup(&host, &device);
+    let mut steps = 0;
+    for row in device.iter().filter(|row| row["phase"] == "grpo") {
+        let number = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key} in {row}"));
+        assert!(number("value_loss") > 0.0 && number("grad_norm") > 0.0 && number("kl").is_finite(), "{row}");
+        steps += 1;
+    }
+    assert_eq!(steps, 4);
+
+    train(&path("again"), "pjrt:cpu", &BESIDE_A_MODEL);
+    let again = path("again").display().to_string();
+    succeed(&["train", "--resume", &again, "--from", "step-000002"]);
+    assert_same_run(&path("whole"), &path("again"));
+
+    // From the host to the device, and back.
+    let host = path("host").display().to_string();
+    for device in ["policy.device=pjrt:cpu", "policy.device=host"] {
+        let text = succeed(&["train", "--resume", &host, "--from", "step-000002", "--set", device]);
+        assert!(text.contains("continued from step-000002"), "{text}");
+        assert_eq!(of("host").len(), host_rows);
+    }
+}
+
+#[test]
+fn adapters_of_a_folder_are_trained_on_a_device_and_leave_a_folder_of_peft() {
+    let runs = Runs::new(&[]);
+    prepare(&runs);
+    let train = arguments(&runs, "model", "a", &["lora.r=4", "policy.device=pjrt:cpu"]);
+    succeed(&train.iter().map(String::as_str).collect::<Vec<_>>());
+    let shape = ModelFolder::open(&runs.path("model")).expect("a model").config().clone();
+    let adapter = Adapter::open(&runs.path("a").join("model"), &shape).expect("an adapter");
+    let moved = |matrix| adapter.lora_b(matrix).expect("B").to_vec().iter().any(|value| *value != 0.0);
+    assert!(adapter.matrices().len() == 14 && adapter.matrices().iter().all(moved));
+    // Merged on the device as on the host.
+    for device in ["pjrt:cpu", "host"] {
+        let (run, to, device) = (runs.text("a"), runs.text(device), format!("policy.device={device}"));
+        succeed(&["export", &run, "--set", "export.merge_adapters=true", "--set", &device, "--to", &to]);
+    }
+    let of = |name: &str| tensors(&runs.path(name));
+    for (found, expected) in of("pjrt:cpu").into_iter().zip(of("host")) {
+        let off = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(found.len() == expected.len() && off < 1e-6, "off by {off}");
+    }
+    assert_ne!(of("host"), of("model"));
 }
 
 #[test]
@@ -92,10 +171,54 @@ fn what_a_device_does_not_do_is_refused_by_its_key() {
             "/nowhere",
         ])
     };
-    assert!(refused("lora={r: 4}").contains("lora"));
-    assert!(refused("grpo.advantages.estimator=gae").contains("value head"));
+    assert!(refused("lora={r: 4, target_modules: [c_attn]}").contains("c_attn"));
     assert!(refused("grpo.backend=pjrt:cpu").contains("grpo.backend"));
     assert!(refused("grpo.implementation=logits").contains("grpo.implementation"));
     assert!(refused("policy.device=pjrt:gpu").contains("pjrt:cuda"));
-    assert!(refuse(&["train", "--config", &config, "--set", "policy.dtype=bfloat16"]).contains("policy.dtype"));
+    for (key, value) in [("policy.dtype", "bfloat16"), ("policy.attention", "blockwise")] {
+        assert!(refuse(&["train", "--config", &config, "--set", &format!("{key}={value}")]).contains(key));
+    }
+}
+
+#[test]
+fn a_model_larger_than_the_device_is_said_before_it_is_made() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (config, run) = (tiny().display().to_string(), folder.path().join("run").display().to_string());
+    let mut arguments = vec!["train", "--config", &config, "--run-dir", &run];
+    let settings = [
+        "policy.device=pjrt:cpu",
+        "model.hidden_size=65536",
+        "model.intermediate_size=262144",
+        "model.num_hidden_layers=1000",
+    ];
+    settings.iter().for_each(|setting| arguments.extend(["--set", setting]));
+    let output = grpo_with(Kind::Cpu, &arguments).output().expect("the binary starts");
+    let text = refused(&arguments, &output);
+    for words in
+        ["pjrt:cpu has ", "weights (float32)", "first moments", "keys and values", "policy.can_roll_back false"]
+    {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    assert!(!folder.path().join("run").exists());
+}
+
+#[test]
+fn numbers_that_are_no_longer_finite_end_a_run_as_on_the_host() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let config = tiny().display().to_string();
+    // 1e40 is beyond f32: the first update leaves no finite weight.
+    let settings = ["warmup.steps=2", "grpo.max_steps=1", "loss.entropy_coef=0.1", "optimizer.learning_rate=1e40"];
+    let said = ["host", "pjrt:cpu"].map(|device| {
+        let run = folder.path().join(device.replace(':', "_"));
+        let (run, device) = (run.display().to_string(), format!("policy.device={device}"));
+        let mut arguments = vec!["train", "--config", &config, "--run-dir", &run, "--set", &device];
+        settings.iter().for_each(|setting| arguments.extend(["--set", setting]));
+        let output = grpo_with(Kind::Cpu, &arguments).output().expect("the binary starts");
+        let text = refused(&arguments, &output).replace(&run, "RUN");
+        assert!(text.contains("not finite") && text.contains("the last finite checkpoint is step-000000"), "{text}");
+        assert_eq!(names(&Path::new(&run).join("checkpoints")), ["step-000000"]);
+        text
+    });
+    let way = |text: &str| text.split_once("`grpo ").map(|(_, way)| way.to_owned());
+    assert_eq!(way(&said[0]), way(&said[1]), "{said:?}");
 }

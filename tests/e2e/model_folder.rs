@@ -58,7 +58,7 @@ pub(crate) fn prepare(runs: &Runs) {
 }
 
 /// `train` of `model` into the run `name`.
-fn arguments(runs: &Runs, model: &str, name: &str, settings: &[&str]) -> Vec<String> {
+pub(crate) fn arguments(runs: &Runs, model: &str, name: &str, settings: &[&str]) -> Vec<String> {
     std::fs::write(runs.path("empty.yaml"), "{}\n").unwrap();
     let mut arguments: Vec<String> =
         ["train", &runs.text("empty.yaml"), "--run-dir", &runs.text(name)].map(Into::into).into();
@@ -74,7 +74,7 @@ pub(crate) fn train(runs: &Runs, model: &str, name: &str, settings: &[&str]) -> 
     succeed(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-fn tensors(folder: &Path) -> Vec<Vec<f32>> {
+pub(crate) fn tensors(folder: &Path) -> Vec<Vec<f32>> {
     let folder = ModelFolder::open(folder).unwrap();
     let weights = folder.weights().unwrap();
     weights.check(folder.config()).unwrap();

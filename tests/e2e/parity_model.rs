@@ -1,10 +1,12 @@
 //! `grpo parity --model`: decoders against what transformers computes.
 
-use crate::support::{grpo, refuse, stdout, succeed};
+use crate::support::{command, grpo, grpo_with, refuse, stderr, stdout, succeed};
+use pjrt::install::{Kind, install};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
+use std::process::Output;
 
 const ALL: [&str; 6] = ["qwen2", "qwen2_5_sharded", "qwen3", "qwen3_f16", "llama3", "llama3_bf16"];
 
@@ -87,6 +89,89 @@ fn every_family_passes() {
 }
 
 #[test]
+fn every_family_passes_on_a_device() {
+    for name in ALL {
+        let arguments = ["parity", "--model", &folder(name), "--device", "pjrt:cpu", &expected(name)];
+        let output = grpo_with(Kind::Cpu, &arguments).output().expect("the binary starts");
+        let text = stdout(&output);
+        assert_eq!(output.status.code(), Some(0), "{name}: {text}{}", stderr(&output));
+        assert!(text.contains("PASS: 1 files") && !text.contains("host"), "{name}: {text}");
+        for row in ["logits ", "logits, cached", "loss ", "grad.model.layers.0.self_attn.k_proj.weight"] {
+            let line = text.lines().find(|line| line.contains(row));
+            assert!(line.is_some_and(|line| line.starts_with("pjrt:cpu ")), "{name}: {row}: {text}");
+        }
+    }
+}
+
+/// A plugin for XLA's CPU, and a cache of its own for compiled programs.
+fn with_cache(cache: &Path, arguments: &[&str]) -> Output {
+    let plugin = install(Kind::Cpu, |_| {}).expect("the plugin can be installed").path;
+    command(arguments).env("GRPO_PJRT_PLUGIN", plugin).env("XDG_CACHE_HOME", cache).output().expect("the binary starts")
+}
+
+#[test]
+fn all_policies_that_open_here_are_checked_and_a_breach_is_seen_on_each() {
+    let directory = tempfile::tempdir().expect("a temporary folder");
+    let (model, name) = (folder("qwen3"), "expected.grad.model.norm.weight");
+    let wanted = ["ids", "mask", "expected.loss", name];
+    let file = Tensors::of("qwen3").only(&wanted).write(&directory);
+    let cache = directory.path().join("cache");
+    let output = with_cache(&cache, &["parity", "--model", &model, &file, "--json"]);
+    assert_eq!(output.status.code(), Some(0), "{}{}", stdout(&output), stderr(&output));
+    let document: Value = serde_json::from_str(&stdout(&output)).expect("JSON");
+    let rows = document["files"][0]["rows"].as_array().expect("rows");
+    let by: Vec<_> = rows.iter().map(|row| row["implementation"].as_str().expect("a name")).collect();
+    assert_eq!(by, ["host", "host", "pjrt:cpu", "pjrt:cpu"]);
+    // The plugin is one for the CPU: the others are not silently left out.
+    let notes: Vec<_> = document["notes"].as_array().expect("notes").iter().filter_map(Value::as_str).collect();
+    assert_eq!(notes.len(), 2, "{notes:?}");
+    for (kind, note) in ["pjrt:tpu", "pjrt:cuda"].iter().zip(["tpu", "cuda"]) {
+        let note = notes.iter().find(|line| line.contains(note)).expect("a note");
+        assert!(note.starts_with(&format!("not checked on {kind}: ")) && note.contains("`cpu`"), "{note}");
+    }
+
+    let elsewhere = tempfile::tempdir().expect("a temporary folder");
+    let changed = Tensors::of("qwen3").only(&wanted).shift(name, 3, 1e-2).write(&elsewhere);
+    let output = with_cache(&cache, &["parity", "--model", &model, "--device", "pjrt:cpu", &changed]);
+    let text = stdout(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}{}", stderr(&output));
+    assert!(text.contains("FAIL at 3: expected") && text.matches("FAIL at").count() == 1, "{text}");
+    let output = with_cache(&cache, &["parity", "--model", &model, &changed]);
+    let text = stdout(&output);
+    assert_eq!((output.status.code(), text.matches("FAIL at 3").count()), (Some(1), 2), "{text}");
+    assert!(text.contains("note: not checked on pjrt:tpu: "), "{text}");
+
+    // Programs in the cache that are damaged are made again, with a warning.
+    let programs: Vec<PathBuf> = std::fs::read_dir(cache.join("grpo/programs"))
+        .expect("a folder of programs")
+        .map(|entry| entry.expect("an entry").path())
+        .collect();
+    assert!(!programs.is_empty());
+    for program in &programs {
+        let bytes = std::fs::read(program).expect("a program");
+        std::fs::write(program, &bytes[..bytes.len() / 2]).expect("written");
+    }
+    for warns in [true, false] {
+        let output = with_cache(&cache, &["parity", "--model", &model, "--device", "pjrt:cpu", &file]);
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(0), "{}{said}", stdout(&output));
+        assert_eq!(said.contains("it is compiled again"), warns, "{said}");
+    }
+}
+
+#[test]
+fn a_device_that_is_asked_for_and_cannot_be_used_is_an_error() {
+    let (model, file) = (folder("qwen2"), expected("qwen2"));
+    let text = refuse(&["parity", "--model", &model, "--device", "pjrt:cpu", &file]);
+    assert!(text.contains("pjrt:cpu") && text.contains("HOME"), "{text}");
+    let plugin = ["parity", "--model", &model, &file, "--device", "pjrt:cpu", "--plugin", "/nowhere.so"];
+    assert!(refuse(&plugin).contains("/nowhere.so"));
+    assert!(refuse(&["parity", "--model", &model, &file, "--plugin", "/nowhere.so"]).contains("--device"));
+    assert_eq!(grpo(&["parity", "--model", &model, &file, "--device", "pjrt:gpu"]).status.code(), Some(2));
+    assert_eq!(grpo(&["parity", &file, "--device", "pjrt:cpu"]).status.code(), Some(2), "without --model");
+}
+
+#[test]
 fn an_adapter_is_compared_with_peft() {
     let (model, adapter, file) = (folder("llama3"), folder("llama3_lora"), expected("llama3_lora"));
     let text = succeed(&["parity", "--model", &model, "--adapter", &adapter, &file]);
@@ -94,6 +179,11 @@ fn an_adapter_is_compared_with_peft() {
         text.contains("grad.base_model.model.lm_head.lora_A.weight") && text.contains("25 comparisons, 0 out"),
         "{text}"
     );
+    let on_device = ["parity", "--model", &model, "--adapter", &adapter, &file, "--device", "pjrt:cpu"];
+    let output = grpo_with(Kind::Cpu, &on_device).output().expect("the binary starts");
+    let text = stdout(&output);
+    assert_eq!(output.status.code(), Some(0), "{text}{}", stderr(&output));
+    assert!(text.contains("25 comparisons, 0 out") && !text.contains("host"), "{text}");
     let text = refuse(&["parity", "--model", &model, &file]);
     assert!(text.contains("lora_A"), "{text}");
     assert_eq!(grpo(&["parity", "--model", &model, "--adapter", &adapter, &expected("llama3")]).status.code(), Some(2));

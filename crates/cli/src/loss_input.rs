@@ -19,7 +19,7 @@ pub(crate) struct LossInput {
     backend: String,
     /// The PJRT plugin [default: what GRPO_PJRT_PLUGIN names, or what `grpo plugin install` has installed].
     #[arg(long, value_name = "FILE")]
-    plugin: Option<PathBuf>,
+    pub(crate) plugin: Option<PathBuf>,
     /// Round the policy's tensors to this dtype first [default: the file's own].
     #[arg(long, value_enum)]
     pub(crate) dtype: Option<DtypeArg>,

@@ -16,10 +16,14 @@ pub(crate) struct Args {
     pub(crate) files: Vec<PathBuf>,
     /// Check the decoder of this Hugging Face folder, on every policy, instead of the loss: logits (whole and over a cache), loss and
     /// gradients against those of `transformers` in the files.
-    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["backend", "plugin", "dtype", "config", "implementation"])]
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["backend", "dtype", "config", "implementation"])]
     pub(crate) model: Option<PathBuf>,
     #[command(flatten)]
-    input: LossInput,
+    pub(crate) input: LossInput,
+    /// With --model: the policy to check. `host` computes without a plugin, `all` means it and every device whose plugin opens one; one
+    /// that does not is named with the reason [default: all].
+    #[arg(long, value_name = "DEVICE", requires = "model", value_parser = crate::parity_model::devices())]
+    pub(crate) device: Option<String>,
     /// Implementation to check.
     #[arg(long, value_parser = crate::loss_input::implementations(&["all"]), default_value = "all")]
     implementation: String,

@@ -1,16 +1,19 @@
 //! `grpo parity --model`: the decoder of a Hugging Face folder against what `transformers` computes.
 
+mod device;
+mod host;
+
 use crate::{Outcome, emit, parity};
 use anyhow::Context;
-use backend_cpu::CpuBackend;
+use backend_tpu::plugins::Kind;
+use clap::builder::PossibleValuesParser;
 use grpo_check::Error;
-use grpo_check::model::{Forward, ModelFile, ModelPolicy, ModelReport, ModelTolerances, SeeGradient, SeeLogits, check};
-use grpo_core::{Implementation, LossConfig};
+use grpo_check::model::{ModelFile, ModelPolicy, ModelReport, ModelTolerances, SeeGradient, check};
 use models::{Adapter, ModelFolder, NamedTensor};
-use policy::{Policy, Sequence, SequenceBatch, StepLoss, TensorSink, token_batch};
-use policy_burn::{BurnPolicy, PolicyLoss};
+use policy::{Sequence, TensorSink};
+use policy_device::Runtime;
 use std::path::Path;
-use std::sync::Arc;
+use trainer::backends;
 
 pub(crate) fn run(folder: &Path, args: &parity::Args) -> anyhow::Result<Outcome> {
     let folder = ModelFolder::open(folder)?;
@@ -23,13 +26,14 @@ pub(crate) fn run(folder: &Path, args: &parity::Args) -> anyhow::Result<Outcome>
         logits: args.tolerance.unwrap_or(standard.logits),
         gradient: args.gradient_tolerance.unwrap_or(standard.gradient),
     };
+    let Chosen { places, notes } = Chosen::by(args)?;
     let mut reports: Vec<ModelReport> = Vec::new();
     // One policy at a time: each has the weights in its own way.
-    for open in POLICIES {
-        let mut policy = open(&folder, adapter.as_ref())?;
+    for place in &places {
+        let mut policy = place.open(&folder, adapter.as_ref())?;
         for (i, file) in files.iter().enumerate() {
-            let report =
-                check(file, policy.as_mut(), &tolerances).with_context(|| args.files[i].display().to_string())?;
+            let context = || format!("{} on {}", args.files[i].display(), place.name());
+            let report = check(file, policy.as_mut(), &tolerances).with_context(context)?;
             match reports.get_mut(i) {
                 Some(earlier) => earlier.rows.extend(report.rows),
                 None => reports.push(report),
@@ -39,18 +43,21 @@ pub(crate) fn run(folder: &Path, args: &parity::Args) -> anyhow::Result<Outcome>
     let passed = reports.iter().all(ModelReport::passed);
     if args.json {
         let model = folder.path().display().to_string();
-        let document = serde_json::json!({ "model": model, "passed": passed, "files": reports });
+        let document = serde_json::json!({ "model": model, "passed": passed, "files": reports, "notes": notes });
         emit(&format!("{}\n", serde_json::to_string_pretty(&document)?))?;
     } else {
-        emit(&text(&folder, &reports, passed))?;
+        emit(&text(&folder, &reports, &notes, passed))?;
     }
     Ok(if passed { Outcome::Done } else { Outcome::CheckFailed })
 }
 
-fn text(folder: &ModelFolder, reports: &[ModelReport], passed: bool) -> String {
+fn text(folder: &ModelFolder, reports: &[ModelReport], notes: &[String], passed: bool) -> String {
     let mut out = format!("{} ({})\n\n", folder.path().display(), folder.family());
     for report in reports {
         out.push_str(&format!("{}\n{}\n\n", report.file, parity::table_of("policy", &report.rows)));
+    }
+    for note in notes {
+        out.push_str(&format!("note: {note}\n"));
     }
     let rows: usize = reports.iter().map(|report| report.rows.len()).sum();
     let failed: usize = reports.iter().flat_map(|report| &report.rows).filter(|row| !row.passed).count();
@@ -59,76 +66,86 @@ fn text(folder: &ModelFolder, reports: &[ModelReport], passed: bool) -> String {
     out
 }
 
-/// Makes a policy of a folder's weights, and of an adapter.
-type Open = fn(&ModelFolder, Option<&Adapter>) -> anyhow::Result<Box<dyn ModelPolicy>>;
-
-/// Every policy there is. One on a device joins here.
-const POLICIES: [Open; 1] = [host];
-
-fn host(folder: &ModelFolder, adapter: Option<&Adapter>) -> anyhow::Result<Box<dyn ModelPolicy>> {
-    // The supervised loss, which is compared here, is its own; GRPO's is not used.
-    let loss = PolicyLoss {
-        config: LossConfig::default(),
-        backend: Arc::new(CpuBackend::new()),
-        implementation: Implementation::Fused,
-        max_tokens: 0,
-    };
-    let weights = folder.weights()?;
-    let policy = BurnPolicy::from_weights(folder.config(), &weights, loss)?;
-    let Some(adapter) = adapter else { return Ok(Box::new(Host(policy))) };
-    adapter.check_base(&weights)?;
-    Ok(Box::new(Host(policy.with_adapter(adapter)?)))
+/// Where a policy computes.
+enum Place {
+    /// This CPU, in burn.
+    Host,
+    /// A device of PJRT.
+    Device(Runtime),
 }
 
-/// The policy in burn on this CPU.
-struct Host(BurnPolicy);
+const ALL: &str = "all";
+const HOST: &str = "host";
 
-impl ModelPolicy for Host {
-    fn name(&self) -> &str {
-        "host"
-    }
+fn name_of(kind: Kind) -> String {
+    format!("pjrt:{}", kind.name())
+}
 
-    fn logits(&mut self, sequences: &[Vec<u32>], forward: Forward, see: &mut SeeLogits<'_>) -> Result<(), Error> {
-        let tokens: Vec<(usize, &[u32])> =
-            sequences.iter().enumerate().filter(|(_, ids)| !ids.is_empty()).map(|(i, ids)| (i, &ids[..])).collect();
-        let mut seen = Ok(());
-        let mut see = |sequence: usize, position: usize, logits: &[f32]| {
-            if seen.is_ok() {
-                seen = see(sequence, position, logits);
-            }
-        };
-        match forward {
-            Forward::Whole => {
-                for (sequence, ids) in tokens {
-                    self.0.logits(ids, |position, logits| see(sequence, position, logits)).map_err(Error::policy)?;
+/// The values of `--device`.
+pub(crate) fn devices() -> PossibleValuesParser {
+    let of_pjrt = backends::NAMES.into_iter().filter(|name| name.starts_with("pjrt:"));
+    PossibleValuesParser::new([ALL, HOST].into_iter().chain(of_pjrt))
+}
+
+/// The policies that are checked, and why others are not.
+struct Chosen {
+    places: Vec<Place>,
+    notes: Vec<String>,
+}
+
+impl Chosen {
+    /// Those that the arguments name. A device that is asked for by its name and cannot be used is an error; one of `all` is left out with
+    /// a note.
+    fn by(args: &parity::Args) -> anyhow::Result<Self> {
+        let (name, plugin) = (args.device.as_deref().unwrap_or(ALL), args.input.plugin.as_deref());
+        let named = Kind::ALL.into_iter().find(|kind| name_of(*kind) == name);
+        let open = |kind| -> trainer::Result<Place> { Ok(Place::Device(backends::device(kind, plugin, None)?)) };
+        if let Some(kind) = named {
+            return Ok(Self { places: vec![open(kind)?], notes: vec![] });
+        }
+        anyhow::ensure!(plugin.is_none(), "--plugin is for the --device of PJRT that it serves, not for {name}");
+        let mut chosen = Self { places: vec![Place::Host], notes: vec![] };
+        if name == ALL {
+            // libtpu wants variables in the environment, which can be set before another plugin has made threads.
+            let mut kinds = Kind::ALL;
+            kinds.sort_by_key(|kind| *kind != Kind::Tpu);
+            for kind in kinds {
+                match open(kind) {
+                    Ok(place) => chosen.places.push(place),
+                    Err(error) => chosen.notes.push(format!("not checked on {}: {error}", name_of(kind))),
                 }
             }
-            Forward::Cached => {
-                let (numbers, ids): (Vec<usize>, Vec<&[u32]>) = tokens.into_iter().unzip();
-                let see = |i: usize, position: usize, logits: &[f32]| see(numbers[i], position, logits);
-                self.0.cached_logits(&ids, see).map_err(Error::policy)?;
-            }
         }
-        seen
+        Ok(chosen)
+    }
+}
+
+impl Place {
+    fn name(&self) -> String {
+        match self {
+            Self::Host => HOST.into(),
+            Self::Device(runtime) => name_of(runtime.kind()),
+        }
     }
 
-    fn loss(&mut self, sequences: &[Vec<u32>], gradients: Option<&mut SeeGradient<'_>>) -> Result<f64, Error> {
-        let of = |ids: &Vec<u32>| Sequence { prompt: ids[..1].to_vec(), completion: ids[1..].to_vec() };
-        let sequences: Vec<Sequence> = sequences.iter().filter(|ids| ids.len() > 1).map(of).collect();
-        let tokens = sequences.iter().map(|sequence| sequence.completion.len()).sum();
-        let batches =
-            sequences.chunks(1).map(|sequences| Ok(SequenceBatch { sequences, tokens: token_batch(sequences)? }));
-        let batches = batches.collect::<Result<Vec<_>, grpo_core::Error>>()?;
-        let loss = self.0.accumulate(&batches, StepLoss::CrossEntropy { tokens }).map_err(Error::policy)?.loss;
-        if let Some(see) = gradients {
-            let mut sink = Gradients { see, seen: Ok(()) };
-            let exported = self.0.model().export_values(self.0.gradients().parameters(), &mut sink);
-            sink.seen?;
-            exported.map_err(Error::policy)?;
-        }
-        self.0.skip().map_err(Error::policy)?;
-        Ok(loss)
+    /// The policy of a folder's weights, and of an adapter.
+    fn open(&self, folder: &ModelFolder, adapter: Option<&Adapter>) -> anyhow::Result<Box<dyn ModelPolicy>> {
+        Ok(match self {
+            Self::Host => Box::new(host::Host::open(folder, adapter)?),
+            Self::Device(runtime) => Box::new(device::OnDevice::open(runtime, folder, adapter, self.name())?),
+        })
     }
+}
+
+/// The sequences that have tokens, with their numbers.
+fn not_empty(sequences: &[Vec<u32>]) -> (Vec<usize>, Vec<&[u32]>) {
+    sequences.iter().enumerate().filter(|(_, ids)| !ids.is_empty()).map(|(i, ids)| (i, &ids[..])).unzip()
+}
+
+/// The sequences that have something to predict, everything behind their first token.
+fn completions(sequences: &[Vec<u32>]) -> Vec<Sequence> {
+    let of = |ids: &Vec<u32>| Sequence { prompt: ids[..1].to_vec(), completion: ids[1..].to_vec() };
+    sequences.iter().filter(|ids| ids.len() > 1).map(of).collect()
 }
 
 /// Gradients on their way to a comparison.

@@ -58,6 +58,10 @@ impl Cache {
         Cache { directory: directory.into() }
     }
 
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
     /// The entry of `key`; `None` if there is none, or if it is damaged.
     ///
     /// # Errors
@@ -69,6 +73,11 @@ impl Cache {
             access::check(&place)?;
         }
         Ok(read(&path, key))
+    }
+
+    /// Whether there is an entry of `key`, be it damaged or not.
+    pub fn contains(&self, key: &Key) -> bool {
+        self.path(key).exists()
     }
 
     /// Writes the entry of `key`, in the place of the one that is there.

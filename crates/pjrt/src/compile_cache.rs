@@ -1,6 +1,7 @@
 //! Compiled programs on disk, so that a program is compiled once per machine.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use crate::cache::{Cache, Key};
 use crate::client::Client;
@@ -11,8 +12,10 @@ use crate::executable::LoadedExecutable;
 
 /// A directory of compiled programs.
 ///
-/// An entry is found by program, options, platform, its version, the version of the API and the model of the first device.
-/// An entry that is damaged, or that the plugin will not load, is compiled again and replaced. Several processes may share a
+/// An entry is found by program, options, platform, its version, the version of the API and the model of the first device;
+/// for XLA's CPU also by the instruction sets of this machine. An entry that is damaged, that has the layout of another
+/// release, or that the plugin will not load, is never used: it is compiled again and replaced
+/// ([`CacheOutcome::Replaced`]). Several processes may share a
 /// directory, but not several users: an entry is code, so one that another user may write to is refused.
 #[derive(Clone, Debug)]
 pub struct CompileCache {
@@ -26,6 +29,9 @@ pub enum CacheOutcome {
     Hit,
     /// The compiler made the program, which is in the directory now.
     Miss,
+    /// There was an entry that cannot be used: damaged, or of another release. The compiler made the program, which is in its
+    /// place now.
+    Replaced,
     /// The compiler made the program, and the plugin cannot serialize it.
     Uncacheable,
 }
@@ -34,6 +40,11 @@ impl CompileCache {
     /// Uses `directory`, which is created when the first entry is written.
     pub fn new(directory: impl Into<PathBuf>) -> Self {
         CompileCache { entries: Cache::new(directory) }
+    }
+
+    /// The directory.
+    pub fn directory(&self) -> &Path {
+        self.entries.directory()
     }
 
     /// Compiles `program`, or loads it if that has been done before.
@@ -52,11 +63,12 @@ impl CompileCache {
         if let Some(executable) = self.entries.read(&key)?.and_then(|serialized| client.load(&serialized).ok()) {
             return Ok((executable, CacheOutcome::Hit));
         }
+        let outcome = if self.entries.contains(&key) { CacheOutcome::Replaced } else { CacheOutcome::Miss };
         let executable = client.compile(program, options)?;
         match executable.executable().serialize() {
             Ok(serialized) => {
                 self.entries.write(&key, &serialized)?;
-                Ok((executable, CacheOutcome::Miss))
+                Ok((executable, outcome))
             }
             Err(error) if error.is_unsupported() => Ok((executable, CacheOutcome::Uncacheable)),
             Err(error) => Err(error),
@@ -75,7 +87,29 @@ fn key(client: &Client, program: &[u8], options: &CompileOptions) -> Result<Key>
         client.platform_version().as_bytes(),
         api.as_bytes(),
         model.as_bytes(),
+        // Code for a processor with other instructions ends the process, and homes are shared between machines.
+        if client.platform_name() == "cpu" { instruction_sets() } else { "" }.as_bytes(),
         &options.encode(),
         program,
     ]))
+}
+
+/// The instruction sets of this machine's processor, as Linux lists them; empty elsewhere.
+fn instruction_sets() -> &'static str {
+    static LISTED: OnceLock<String> = OnceLock::new();
+    LISTED.get_or_init(|| {
+        let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        // x86-64, and Arm.
+        let listed = text.lines().find(|line| line.starts_with("flags") || line.starts_with("Features"));
+        listed.unwrap_or_default().to_owned()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+    fn instruction_sets_are_listed() {
+        assert!(super::instruction_sets().split_whitespace().any(|name| name == "sse2"));
+    }
 }

@@ -212,6 +212,11 @@ impl Error {
     pub fn is_unsupported(&self) -> bool {
         matches!(self, Error::Api { code: Code::Unimplemented, .. } | Error::MissingFunction { .. })
     }
+
+    /// Whether the device has no memory left for what was asked.
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, Error::Api { code: Code::ResourceExhausted, .. })
+    }
 }
 
 /// The kind of an error, as in <https://abseil.io/docs/cpp/guides/status-codes>.

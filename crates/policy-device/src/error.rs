@@ -1,5 +1,8 @@
 //! The errors of this crate.
 
+use crate::memory::KNOBS;
+use models::MemoryTable;
+
 /// Result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -25,12 +28,54 @@ pub enum Error {
         source: stablehlo::Error,
     },
     /// The plugin refused or failed.
-    #[error("{operation}: {source}")]
+    #[error("{operation}: {cause}")]
     Device {
         /// What was done: a program that was compiled or run, a tensor that was copied.
         operation: String,
         /// What the plugin reports.
-        source: pjrt::Error,
+        cause: Box<pjrt::Error>,
+    },
+    /// A program that the plugin's compiler refuses.
+    #[error(
+        "the program `{program}` does not compile for {device}: {cause}; the compiler is that of {plugin}: \
+         another release of it may compile the program"
+    )]
+    Compile {
+        /// The name of the program.
+        program: String,
+        /// The kind of device.
+        device: String,
+        /// The file of the plugin, with its versions.
+        plugin: String,
+        /// What the compiler says.
+        cause: Box<pjrt::Error>,
+    },
+    /// A model, or its training, that is larger than the memory of the device: said before anything is loaded.
+    #[error(
+        "{device} has {available} bytes of memory left and {needed} bytes are needed ({parts}): {KNOBS}",
+        needed = table.total(), parts = in_one_line(table)
+    )]
+    TooLarge {
+        /// The kind of device.
+        device: String,
+        /// The parts that need memory.
+        table: Box<MemoryTable>,
+        /// The bytes that are left on the device.
+        available: u64,
+    },
+    /// The device has no memory left for a program or a tensor.
+    #[error("{operation}: the device has no memory left{}: {knobs} ({cause})", bytes(*needed, *available))]
+    OutOfMemory {
+        /// What was done: a program that was compiled or run, a tensor that was copied.
+        operation: String,
+        /// The bytes that it takes, where the plugin tells.
+        needed: Option<u64>,
+        /// The bytes that were left on the device, where the plugin tells.
+        available: Option<u64>,
+        /// What takes less memory.
+        knobs: &'static str,
+        /// What the plugin reports.
+        cause: Box<pjrt::Error>,
     },
     /// A number type that has no program.
     #[error("{what} cannot have the number type {found}: expected {expected}")]
@@ -59,10 +104,29 @@ pub enum Error {
 }
 
 impl Error {
-    /// An [`Error::Device`] of `operation`.
+    /// An [`Error::Device`] of `operation`, or an [`Error::OutOfMemory`].
     pub(crate) fn device(operation: impl Into<String>) -> impl FnOnce(pjrt::Error) -> Self {
         let operation = operation.into();
-        move |source| Self::Device { operation, source }
+        move |cause| match cause.is_out_of_memory() {
+            true => Self::OutOfMemory { operation, needed: None, available: None, knobs: KNOBS, cause: cause.into() },
+            false => Self::Device { operation, cause: cause.into() },
+        }
+    }
+}
+
+/// The parts of a table, without line breaks.
+fn in_one_line(table: &MemoryTable) -> String {
+    let text = table.to_string();
+    let lines = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
+    lines.collect::<Vec<_>>().join(", ")
+}
+
+fn bytes(needed: Option<u64>, available: Option<u64>) -> String {
+    match (needed, available) {
+        (Some(needed), Some(available)) => format!(" ({needed} bytes needed, {available} bytes there)"),
+        (Some(needed), None) => format!(" ({needed} bytes needed)"),
+        (None, Some(available)) => format!(" ({available} bytes there)"),
+        (None, None) => String::new(),
     }
 }
 

@@ -28,6 +28,7 @@
 pub mod decoder;
 mod device_policy;
 mod error;
+mod memory;
 mod rollout;
 mod runtime;
 mod train;
@@ -35,6 +36,7 @@ mod weights;
 
 pub use device_policy::{DevicePolicy, DevicePolicyOptions};
 pub use error::{Error, Result};
+pub use memory::{KNOBS, TrainingSizes};
 pub use rollout::threefry::{Word, gumbel, sample_key, threefry2x32};
 pub use rollout::{DeviceRollout, RolloutModules, RolloutOptions, RolloutSizes};
 pub use runtime::{Program, Runtime};

@@ -1,9 +1,11 @@
 //! A device, the compiler of its platform, and the programs that were compiled for it.
 
 use crate::error::{Error, Result};
+use crate::memory::{KNOBS, knobs_of};
 use backend_tpu::compile_options::options_for_decoder;
 use backend_tpu::plugins::{self, Kind};
-use pjrt::{Argument, Buffer, Client, CompileCache, Device, Element, LoadedExecutable};
+use models::MemoryTable;
+use pjrt::{Argument, Buffer, CacheOutcome, Client, CompileCache, Device, Element, LoadedExecutable, NamedValue};
 use stablehlo::Module;
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -64,20 +66,84 @@ impl Runtime {
         &self.client
     }
 
-    /// Compiles `module`, or takes it from the compile cache.
+    /// The name of the device in messages and configurations.
+    fn name(&self) -> String {
+        format!("pjrt:{}", self.kind.name())
+    }
+
+    /// The bytes that are left on the device: of XLA's CPU those of this machine; `None` where a plugin does not tell.
+    pub fn available_memory(&self) -> Option<u64> {
+        if self.kind == Kind::Cpu {
+            return models::available_memory();
+        }
+        let stats = self.device.memory_stats().ok()?;
+        u64::try_from(stats.bytes_limit?.saturating_sub(stats.bytes_in_use)).ok()
+    }
+
+    /// Checks that the device has room for all parts of `table`. Where its plugin does not tell, an allocation says so later.
     ///
     /// # Errors
-    /// [`Error::Device`] with what the compiler says.
+    /// [`Error::TooLarge`].
+    pub fn check_memory(&self, table: MemoryTable) -> Result<()> {
+        match self.available_memory() {
+            Some(available) if table.total() > available => {
+                Err(Error::TooLarge { device: self.name(), table: Box::new(table), available })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Compiles `module`, or takes it from the compile cache. An entry of the cache that cannot be used is logged and replaced.
+    ///
+    /// # Errors
+    /// [`Error::Compile`] with what the compiler says, [`Error::OutOfMemory`], [`Error::Device`] for a cache that cannot be written.
     pub fn compile(&self, module: &Module) -> Result<Program> {
         let (name, text) = (module.name.clone(), module.to_string());
         let options = options_for_decoder(self.kind);
         let compiled = match &self.cache {
-            Some(cache) => cache.compile(&self.client, &text, &options).map(|(executable, _)| executable),
+            Some(cache) => cache.compile(&self.client, &text, &options).map(|(executable, outcome)| {
+                if outcome == CacheOutcome::Replaced {
+                    let folder = cache.directory().display();
+                    tracing::warn!(
+                        "{folder}: the compiled program `{name}` is damaged, or of another release: it is compiled again"
+                    );
+                }
+                executable
+            }),
             None => self.client.compile(&text, &options),
         };
         tracing::debug!(program = name, bytes = text.len(), "compiled");
-        let executable = compiled.map_err(Error::device(format!("compiling `{name}` for {}", self.kind.name())))?;
-        Ok(Program { name, executable })
+        match compiled {
+            Ok(executable) => Ok(Program { name, executable, runtime: self.clone() }),
+            Err(cause) if cause.is_out_of_memory() => Err(Error::OutOfMemory {
+                operation: format!("compiling `{name}`"),
+                needed: None,
+                available: self.available_memory(),
+                knobs: knobs_of(&name),
+                cause: cause.into(),
+            }),
+            Err(cause @ (pjrt::Error::Api { .. } | pjrt::Error::MissingFunction { .. })) => {
+                Err(Error::Compile { program: name, device: self.name(), plugin: self.versions(), cause: cause.into() })
+            }
+            Err(cause) => {
+                Err(Error::Device { operation: format!("compiling `{name}` for {}", self.name()), cause: cause.into() })
+            }
+        }
+    }
+
+    /// The file of the plugin and the versions that it says of itself.
+    fn versions(&self) -> String {
+        let plugin = self.client.plugin();
+        let ((major, minor), path) = (plugin.api_version(), plugin.path().display());
+        let attributes = plugin.attributes().unwrap_or_default();
+        let stablehlo = match attributes.get("stablehlo_current_version") {
+            Some(NamedValue::Ints(parts)) => {
+                format!(", StableHLO {}", parts.iter().map(i64::to_string).collect::<Vec<_>>().join("."))
+            }
+            _ => String::new(),
+        };
+        let platform: Vec<&str> = self.client.platform_version().split_whitespace().collect();
+        format!("{path} (PJRT API {major}.{minor}{stablehlo}, {})", platform.join(" "))
     }
 
     /// Copies `values`, row-major of `shape`, to the device.
@@ -86,7 +152,16 @@ impl Runtime {
     /// [`Error::Device`].
     pub fn upload<T: Element>(&self, values: &[T], shape: &[usize]) -> Result<Buffer> {
         let upload = self.client.buffer_from_host(values, shape, &self.device);
-        upload.map_err(|source| Error::Device { operation: format!("copying {shape:?} to the device"), source })
+        upload.map_err(|cause| match cause.is_out_of_memory() {
+            true => Error::OutOfMemory {
+                operation: format!("copying {shape:?} to the device"),
+                needed: Some(size_of_val(values) as u64),
+                available: self.available_memory(),
+                knobs: KNOBS,
+                cause: cause.into(),
+            },
+            false => Error::Device { operation: format!("copying {shape:?} to the device"), cause: cause.into() },
+        })
     }
 }
 
@@ -94,6 +169,7 @@ impl Runtime {
 pub struct Program {
     name: String,
     executable: LoadedExecutable,
+    runtime: Runtime,
 }
 
 impl std::fmt::Debug for Program {
@@ -107,11 +183,28 @@ impl Program {
     /// returns.
     ///
     /// # Errors
-    /// [`Error::Device`].
+    /// [`Error::OutOfMemory`], [`Error::Device`].
     pub fn run(&self, arguments: Vec<Argument<'_>>) -> Result<Vec<Buffer>> {
         let outputs = self.executable.execute_donating(vec![arguments]);
-        let mut outputs = outputs.map_err(Error::device(format!("running `{}`", self.name)))?;
+        let mut outputs = outputs.map_err(|cause| self.failed(cause))?;
         Ok(outputs.pop().unwrap_or_default())
+    }
+
+    /// A failure of a run.
+    fn failed(&self, cause: pjrt::Error) -> Error {
+        let operation = format!("running `{}`", self.name);
+        if !cause.is_out_of_memory() {
+            return Error::Device { operation, cause: cause.into() };
+        }
+        let stats = self.executable.executable().memory_stats();
+        let bytes = stats.map(|stats| stats.argument + stats.output + stats.temp - stats.alias);
+        Error::OutOfMemory {
+            operation,
+            needed: bytes.ok().and_then(|bytes| u64::try_from(bytes).ok()),
+            available: self.runtime.available_memory(),
+            knobs: knobs_of(&self.name),
+            cause: cause.into(),
+        }
     }
 
     /// [`Program::run`] of a program with one result.

@@ -1,17 +1,20 @@
 //! The parameters of a decoder as buffers of a device.
 
-use crate::decoder::{Parameter, ParameterValues, parameters, zeros};
+mod merge;
+
+use crate::decoder::{Parameter, ParameterValues, Role, parameters, zeros};
 use crate::error::{Error, Result};
 use crate::runtime::{Programs, Runtime, finish, read};
 use half::{bf16, f16};
-use models::{ModelConfig, NamedTensor, WeightTensor, Weights};
+use models::{MemoryTable, ModelConfig, NamedTensor, WeightTensor, Weights};
 use pjrt::{Argument, Buffer};
 use stablehlo::{Builder, Dtype, Module, TensorType};
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// The parameters of a decoder on a device, in the order of [`parameters`].
+/// The parameters of a decoder on a device, in the order of [`parameters`], and behind them those of its adapters and value head, where it
+/// has some.
 ///
 /// They come and go tensor by tensor: of a model that is read from a folder, the host holds no tensor at all, because the device reads
 /// the mapped file; of one that is written, one tensor at a time.
@@ -41,10 +44,12 @@ impl DeviceWeights {
     /// Copies the weights of a folder to the device, which holds them as `dtype`: f32 or bf16.
     ///
     /// # Errors
-    /// [`Error::Model`] for weights that are not those of `config` or not finite, [`Error::Dtype`], [`Error::Device`].
+    /// [`Error::Model`] for weights that are not those of `config` or not finite, [`Error::Dtype`]; [`Error::TooLarge`] before any of them
+    /// is copied; [`Error::OutOfMemory`], [`Error::Device`].
     pub fn from_weights(runtime: &Runtime, config: &ModelConfig, weights: &Weights, dtype: Dtype) -> Result<Self> {
+        config.validate()?;
         weights.check(config)?;
-        Self::build(runtime, config, dtype, |name| {
+        Self::build(runtime, parameters(config), dtype, |name, _| {
             let tensor = weights.tensor(name)?;
             tensor.check_finite()?;
             upload_stored(runtime, &tensor)
@@ -61,7 +66,8 @@ impl DeviceWeights {
         tensors: &[NamedTensor],
         dtype: Dtype,
     ) -> Result<Self> {
-        Self::from_values(runtime, config, dtype, |name, shape| {
+        config.validate()?;
+        Self::from_values(runtime, parameters(config), dtype, |name, shape| {
             let found = tensors.iter().find(|tensor| tensor.name == name);
             match found {
                 Some(tensor) if tensor.shape == shape && tensor.data.len() == shape.iter().product::<usize>() => {
@@ -75,63 +81,68 @@ impl DeviceWeights {
         })
     }
 
-    /// Copies what `values` makes of each name and shape of `transformers` to the device, which holds it as `dtype`: f32 or bf16.
+    /// Copies what `values` makes of each name and shape of the tensors of `table` to the device, which holds the model as `dtype`: f32 or
+    /// bf16.
     ///
     /// # Errors
     /// Those of `values`, [`Error::Dtype`], [`Error::Device`].
     pub(crate) fn from_values<'a>(
         runtime: &Runtime,
-        config: &ModelConfig,
+        table: Vec<Parameter>,
         dtype: Dtype,
         values: impl Fn(&str, &[usize]) -> policy::Result<Cow<'a, [f32]>>,
     ) -> Result<Self> {
-        let shapes = config.parameters();
-        Self::build(runtime, config, dtype, |name| {
-            let shape = shapes.iter().find(|p| p.name == name).map_or(&[][..], |p| &p.shape);
+        Self::build(runtime, table, dtype, |name, shape| {
             Ok((runtime.upload(&values(name, shape)?, shape)?, Dtype::F32))
         })
     }
 
-    /// The parameters, of which `upload` brings each tensor of Hugging Face to the device.
+    /// The parameters, of which `upload` brings each tensor of Hugging Face to the device, by name and shape.
     fn build(
         runtime: &Runtime,
-        config: &ModelConfig,
+        table: Vec<Parameter>,
         dtype: Dtype,
-        upload: impl Fn(&str) -> Result<(Buffer, Dtype)>,
+        upload: impl Fn(&str, &[usize]) -> Result<(Buffer, Dtype)>,
     ) -> Result<Self> {
-        config.validate()?;
         if !matches!(dtype, Dtype::F32 | Dtype::Bf16) {
             return Err(Error::Dtype { what: "weights", expected: "f32 or bf16", found: dtype });
         }
+        let mut needed = MemoryTable::new();
+        let label = if dtype == Dtype::F32 { "weights (float32)" } else { "weights (bfloat16)" };
+        let bytes =
+            |p: &Parameter| p.dtype(dtype).bytes() as u64 * p.shape.iter().map(|size| *size as u64).product::<u64>();
+        needed.push(label, table.iter().map(bytes).sum());
+        runtime.check_memory(needed)?;
         let mut programs = Programs::new();
-        let mut program = |key: Move| programs.get(runtime, key, |key| key.module(dtype));
-        let table = parameters(config);
+        let mut program = |key: Move, to| programs.get(runtime, (key, to), |(key, to)| key.module(*to));
         let mut buffers = Vec::with_capacity(table.len());
         for parameter in &table {
-            let names = parameter.hugging_face();
-            if !parameter.is_stacked() {
-                let (tensor, from) = upload(&names[0])?;
-                let shape = parameter.shape.clone();
-                buffers.push(match from == dtype {
-                    true => tensor,
-                    false => program(Move::Convert { shape, from, to: dtype })?.run_one(vec![tensor.into()])?,
+            let (shape, to) = (parameter.shape.clone(), parameter.dtype(dtype));
+            let mut stack = match parameter.is_stacked() {
+                true => Some(program(Move::Zeros(shape.clone()), to)?.run_one(vec![])?),
+                false => None,
+            };
+            for (layer, name) in parameter.tensors() {
+                let (tensor, from) = upload(name, parameter.tensor_shape())?;
+                stack = Some(match stack {
+                    Some(stack) => {
+                        let place = program(Move::Place { stack: shape.clone(), from }, to)?;
+                        let layer = runtime.upload(&[layer as i32], &[])?;
+                        place.run_one(vec![stack.into(), tensor.into(), layer.into()])?
+                    }
+                    None if from == to => tensor,
+                    None => {
+                        program(Move::Convert { shape: shape.clone(), from, to }, to)?.run_one(vec![tensor.into()])?
+                    }
                 });
-                continue;
             }
-            let mut stack = program(Move::Zeros(parameter.shape.clone()))?.run_one(vec![])?;
-            for (layer, name) in names.iter().enumerate() {
-                let (tensor, from) = upload(name)?;
-                let place = program(Move::Place { stack: parameter.shape.clone(), from })?;
-                let layer = runtime.upload(&[layer as i32], &[])?;
-                stack = place.run_one(vec![stack.into(), tensor.into(), layer.into()])?;
-            }
-            buffers.push(stack);
+            buffers.extend(stack);
         }
         let buffers = buffers.into_iter().map(Arc::new).collect();
         Ok(Self { runtime: runtime.clone(), table, dtype, buffers })
     }
 
-    /// A copy of the weights in another number type: f32 or bf16.
+    /// A copy of the model's weights in another number type, f32 or bf16. Adapters and a value head are shared as they are.
     ///
     /// # Errors
     /// [`Error::Dtype`], [`Error::Device`].
@@ -141,6 +152,9 @@ impl DeviceWeights {
         }
         let mut programs = Programs::new();
         let convert = |(parameter, buffer): (&Parameter, &Arc<Buffer>)| {
+            if !parameter.role.is_of_model() {
+                return Ok(buffer.clone());
+            }
             let key = Move::Convert { shape: parameter.shape.clone(), from: self.dtype, to: dtype };
             programs.get(&self.runtime, key, |key| key.module(dtype))?.run_one(vec![(&**buffer).into()]).map(Arc::new)
         };
@@ -148,16 +162,18 @@ impl DeviceWeights {
         Ok(Self { runtime: self.runtime.clone(), table: self.table.clone(), dtype, buffers })
     }
 
-    /// Hands every tensor to `sink` in f32, under the names of `transformers`, in the order of [`DeviceWeights::table`].
+    /// Hands every tensor to `sink` in f32, under the names of `transformers`, in the order of [`DeviceWeights::table`]; those of adapters
+    /// under PEFT's.
     ///
     /// # Errors
     /// That of the sink, [`Error::Device`].
     pub fn export(&self, sink: &mut dyn policy::TensorSink) -> Result<()> {
         let mut reader = self.reader();
         for parameter in &self.table {
-            for name in parameter.hugging_face() {
+            for (_, name) in parameter.tensors() {
+                let (name, shape) = (name.to_owned(), parameter.tensor_shape().to_vec());
                 let data = reader.read(&name)?;
-                sink.tensor(NamedTensor { name, shape: parameter.tensor_shape().to_vec(), data })?;
+                sink.tensor(NamedTensor { name, shape, data })?;
             }
         }
         Ok(())
@@ -166,8 +182,7 @@ impl DeviceWeights {
     /// Reads tensors one by one.
     pub(crate) fn reader(&self) -> Reader<'_> {
         let named = |(index, parameter): (usize, &Parameter)| {
-            let names = parameter.hugging_face().into_iter().enumerate();
-            names.map(move |(layer, name)| (name, (index, layer))).collect::<Vec<_>>()
+            parameter.tensors().map(|(layer, name)| (name.to_owned(), (index, layer))).collect::<Vec<_>>()
         };
         Reader {
             weights: self,
@@ -181,9 +196,30 @@ impl DeviceWeights {
         &self.table
     }
 
-    /// The number type of all of them.
+    /// The number type of those of the model.
     pub fn dtype(&self) -> Dtype {
         self.dtype
+    }
+
+    /// What `buffers` holds of the parameters of `table`, in f32.
+    pub(crate) fn of_buffers(runtime: &Runtime, table: Vec<Parameter>, buffers: Vec<Arc<Buffer>>) -> Self {
+        Self { runtime: runtime.clone(), table, dtype: Dtype::F32, buffers }
+    }
+
+    /// The parameters whose roles `keep` picks. Buffers are shared.
+    pub(crate) fn subset(&self, keep: impl Fn(Role) -> bool) -> Self {
+        let kept = |(parameter, buffer): (&Parameter, &Arc<Buffer>)| {
+            keep(parameter.role).then(|| (parameter.clone(), buffer.clone()))
+        };
+        let (table, buffers) = self.table.iter().zip(&self.buffers).filter_map(kept).unzip();
+        Self { runtime: self.runtime.clone(), table, dtype: self.dtype, buffers }
+    }
+
+    /// These parameters, and those of `more` behind them.
+    pub(crate) fn followed_by(mut self, more: Self) -> Self {
+        self.table.extend(more.table);
+        self.buffers.extend(more.buffers);
+        self
     }
 
     /// The same parameters with other buffers, in the order of the table.
@@ -211,7 +247,7 @@ impl DeviceWeights {
         self.buffers.iter().map(|buffer| Argument::Borrowed(buffer)).collect()
     }
 
-    /// Declares the arguments of such a program.
+    /// Declares the arguments of such a program, of a model without adapters and value head.
     pub fn declare(builder: &Builder, config: &ModelConfig, dtype: Dtype) -> ParameterValues {
         ParameterValues::arguments(builder, &parameters(config), dtype)
     }
@@ -222,7 +258,7 @@ pub(crate) struct Reader<'a> {
     weights: &'a DeviceWeights,
     /// The parameter and the layer of each name.
     places: HashMap<String, (usize, usize)>,
-    programs: Programs<Move>,
+    programs: Programs<(Move, Dtype)>,
 }
 
 impl Reader<'_> {
@@ -236,11 +272,12 @@ impl Reader<'_> {
             return Err(policy::Error::state(name, "a name that the model has", "another one").into());
         };
         let (parameter, mut arguments) = (&table[index], vec![Argument::Borrowed(&buffers[index])]);
+        let from = parameter.dtype(*dtype);
         let key = match parameter.is_stacked() {
             true => Move::Take { stack: parameter.shape.clone() },
-            false => Move::Convert { shape: parameter.shape.clone(), from: *dtype, to: Dtype::F32 },
+            false => Move::Convert { shape: parameter.shape.clone(), from, to: Dtype::F32 },
         };
-        let program = self.programs.get(runtime, key, |key| key.module(*dtype))?;
+        let program = self.programs.get(runtime, (key, from), |(key, from)| key.module(*from))?;
         if parameter.is_stacked() {
             arguments.push(runtime.upload(&[layer as i32], &[])?.into());
         }

@@ -13,7 +13,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
-use rand::SeedableRng;
+use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 /// What the numbers of a stream are drawn for. Streams of different purposes never overlap.
@@ -51,6 +51,18 @@ pub fn stream(seed: u64, purpose: Purpose, step: u64, index: u64) -> ChaCha8Rng 
 /// FNV-1a with 64 bits: a hash of `text` that is the same on every machine and in every version.
 pub fn stable_hash(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// Initial weights of the parameter `name` of a model: independent values between -`bound` and `bound`, which depend on `seed` and the
+/// name only.
+///
+/// ```
+/// let values = rng::uniform_weights(3, 0.5, 7, "layers.0.attn.o_proj.adapters.0.a");
+/// assert!(values.len() == 3 && values.iter().all(|value| value.abs() <= 0.5));
+/// ```
+pub fn uniform_weights(count: usize, bound: f64, seed: u64, name: &str) -> Vec<f32> {
+    let mut rng = stream(seed, Purpose::Weights, 0, stable_hash(name));
+    (0..count).map(|_| (bound * (2.0 * rng.random::<f64>() - 1.0)) as f32).collect()
 }
 
 #[cfg(test)]

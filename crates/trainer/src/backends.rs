@@ -1,10 +1,11 @@
-//! Backends of the loss by name.
+//! Backends of the loss by name, and the devices of policies.
 
 use crate::{Error, Result};
 use backend_cpu::CpuBackend;
 use backend_tpu::PjrtBackend;
 use backend_tpu::plugins::Kind;
 use grpo_core::Backend;
+use policy_device::Runtime;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -24,4 +25,18 @@ pub fn open(name: &str, plugin: Option<&Path>) -> Result<Arc<dyn Backend>> {
         Some(kind) => Ok(Arc::new(PjrtBackend::open(kind, plugin)?)),
         None => Err(Error::argument("backend", format!("one of {}", NAMES.join(", ")), format!("`{name}`"))),
     }
+}
+
+/// The first device of `kind`, for a policy: with the file `plugin`, or what [`backend_tpu::plugins::find`] finds. Compiled programs are
+/// kept in `compile_cache`, or in the folder `programs` beside installed plugins.
+///
+/// # Errors
+/// That of a plugin that is not there, or opens no device.
+pub fn device(kind: Kind, plugin: Option<&Path>, compile_cache: Option<&Path>) -> Result<Runtime> {
+    let runtime = Runtime::open(kind, plugin).map_err(policy::Error::from)?;
+    let beside_plugins = || Some(pjrt::install::cache_dir().ok()?.with_file_name("programs"));
+    Ok(match compile_cache.map(Path::to_owned).or_else(beside_plugins) {
+        Some(folder) => runtime.with_compile_cache(folder),
+        None => runtime,
+    })
 }

@@ -8,9 +8,9 @@ use crate::train_config::{PolicyConfig, TrainConfig};
 use backend_tpu::plugins::Kind;
 use data::Dataset;
 use models::{CharTokenizer, ModelConfig, Tokenizer};
-use policy::{Policy, PolicyEngine, RolloutEngine};
+use policy::{Policy, PolicyEngine, RolloutEngine, Sequence};
 use policy_burn::{BurnPolicy, PolicyLoss};
-use policy_device::{DevicePolicy, DevicePolicyOptions, RolloutOptions, Runtime};
+use policy_device::{DevicePolicy, DevicePolicyOptions, RolloutOptions, RolloutSizes, TrainShape, TrainingSizes};
 use rewards::Rewards;
 
 /// Prompts that are looked at to say how much memory a step takes.
@@ -80,6 +80,7 @@ impl Parts {
         };
         config.validate_for(tokenizer.vocab_size(), shape.max_position_embeddings)?;
         // Before a plugin is loaded.
+        config.lora.as_ref().map(|lora| lora.resolve(shape)).transpose()?;
         let rewards = Rewards::with_seed(&config.rewards, config.seed)?;
         let longest = shape.max_position_embeddings.saturating_sub(config.rollout.max_completion_length);
         let (dataset, report) = open_data(&config.data, config.seed, tokenizer.as_ref(), longest)?;
@@ -111,7 +112,7 @@ pub(crate) fn policy(
         None => {
             Box::new(host_policy(config, shape, model, purpose)?.with_rollout_batch_size(config.rollout.batch_size))
         }
-        Some(kind) => Box::new(device_policy(config, kind, shape, model)?),
+        Some(kind) => Box::new(device_policy(config, kind, shape, model, purpose)?),
     })
 }
 
@@ -140,34 +141,100 @@ fn host_policy(
 }
 
 /// The policy on a device of PJRT. A new model has the same initial weights there as on the host.
+///
+/// # Errors
+/// [`policy_device::Error::TooLarge`] before anything is loaded.
 fn device_policy(
     config: &TrainConfig,
     kind: Kind,
     shape: &ModelConfig,
     model: Option<&Pretrained>,
+    purpose: Purpose,
 ) -> Result<DevicePolicy> {
     let PolicyConfig { plugin, compile_cache, can_roll_back, .. } = &config.policy;
-    let mut runtime = Runtime::open(kind, plugin.as_deref()).map_err(policy::Error::from)?;
-    let beside_plugins = || Some(pjrt::install::cache_dir().ok()?.with_file_name("programs"));
-    if let Some(folder) = compile_cache.clone().or_else(beside_plugins) {
-        runtime = runtime.with_compile_cache(folder);
-    }
+    let runtime = backends::device(kind, plugin.as_deref(), compile_cache.as_deref())?;
     let options = DevicePolicyOptions {
         compute: config.policy.compute(),
+        attention: config.policy.attention(),
         can_roll_back: *can_roll_back,
         rollout: RolloutOptions { slots: config.rollout.batch_size, ..RolloutOptions::default() },
         ..DevicePolicyOptions::default()
     };
+    if let Purpose::Training { prompt } = purpose {
+        let weights = match model {
+            // As `DevicePolicy::from_weights_with_lora` holds them.
+            Some(model) if config.lora.is_some() => match model.folder.weights()?.mapped_dtype() {
+                models::Dtype::Bf16 => models::Dtype::Bf16,
+                _ => models::Dtype::F32,
+            },
+            _ => models::Dtype::F32,
+        };
+        let table = training_sizes(config, shape, weights, prompt)?.memory(shape, &options);
+        if model.is_some() {
+            let room = runtime.available_memory().map_or("an unknown memory".into(), |bytes| format!("{bytes} bytes"));
+            tracing::info!(
+                "training takes on pjrt:{}, which has {room} left, with prompts of up to {prompt} tokens, at least:\n{table}",
+                kind.name()
+            );
+        }
+        runtime.check_memory(table).map_err(policy::Error::from)?;
+    }
     let policy = match model {
         Some(model) => {
             let weights = model.folder.weights()?;
-            DevicePolicy::from_weights(&runtime, shape, &weights, config.loss(), options)
+            match &config.lora {
+                Some(lora) => DevicePolicy::from_weights_with_lora(
+                    &runtime,
+                    shape,
+                    &weights,
+                    lora,
+                    config.seed,
+                    config.loss(),
+                    options,
+                ),
+                None => DevicePolicy::from_weights(&runtime, shape, &weights, config.loss(), options),
+            }
         }
         None => {
             let mut weights = Vec::new();
-            host_policy(config, shape, None, Purpose::Export)?.export_model(&mut weights)?;
-            DevicePolicy::from_tensors(&runtime, shape, &weights, config.loss(), options)
+            let of_model = TrainConfig { lora: None, ..config.clone() };
+            host_policy(&of_model, shape, None, Purpose::Export)?.export_model(&mut weights)?;
+            let policy = DevicePolicy::from_tensors(&runtime, shape, &weights, config.loss(), options);
+            match &config.lora {
+                Some(lora) => policy.and_then(|policy| policy.with_lora(lora, config.seed)),
+                None => policy,
+            }
         }
     };
+    let policy = match config.grpo.value_loss() {
+        Some(of_values) => policy.and_then(|policy| policy.with_value_head(of_values)),
+        None => policy,
+    };
     Ok(policy.map_err(policy::Error::from)?)
+}
+
+/// The sizes of a run on a device whose longest prompt has so many tokens, and where the model's weights are of number type `weights`.
+fn training_sizes(
+    config: &TrainConfig,
+    shape: &ModelConfig,
+    weights: models::Dtype,
+    prompt: usize,
+) -> Result<TrainingSizes> {
+    let completion = config.rollout.max_completion_length;
+    let sequence = Sequence { prompt: vec![0; prompt], completion: vec![0; completion] };
+    let count = |lora: &models::LoraConfig| -> Result<u64> {
+        Ok(lora.parameters(shape)?.iter().map(|parameter| parameter.len() as u64).sum())
+    };
+    Ok(TrainingSizes {
+        micro_batch: TrainShape::of(&vec![sequence; config.grpo.micro_batch_sequences()]),
+        rollout: RolloutSizes {
+            prompts: config.grpo.prompts_per_step,
+            longest_prompt: prompt,
+            num_generations: config.grpo.num_generations,
+            max_completion_length: completion,
+        },
+        weights,
+        adapters: config.lora.as_ref().map(count).transpose()?,
+        ref_policy: config.needs_ref_policy() && config.lora.is_none(),
+    })
 }

@@ -13,17 +13,13 @@ use backend_tpu::plugins::Kind;
 use backend_tpu::program::Pass;
 use models::{ModelConfig, ModelFolder};
 use policy::Sequence;
-use policy_device::decoder::{Compute, Decoder, parameters};
+pub use policy_device::KNOBS;
+use policy_device::decoder::{Adapters, Compute, Decoder, Parameter, parameters};
 use policy_device::{RolloutModules, RolloutOptions, RolloutSizes, TrainModules, TrainShape};
 use rng::Purpose;
-use stablehlo::{Module, Save};
+use stablehlo::{Dtype, Module, Save};
 use std::collections::BTreeMap;
 use std::path::Path;
-
-/// What makes the programs of a run smaller.
-pub const KNOBS: &str = "grpo.gradient_accumulation_steps (more micro-batches of fewer rows), rollout.max_completion_length and \
-    data.max_prompt_length (shorter rows), rollout.batch_size (fewer sequences that decode side by side), policy.dtype bfloat16, and \
-    policy.can_roll_back false (weights and moments once) need less";
 
 /// A program of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -71,8 +67,10 @@ impl std::fmt::Display for ProgramName {
 /// The sizes of a run on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct RunSizes {
-    /// Weights.
+    /// Weights of the model.
     pub parameters: usize,
+    /// Weights that are trained: those of the model or those of its adapters, and those of a value head.
+    pub trained: usize,
     /// Those of them that are factors of products; a tied embedding is one.
     pub matmul_parameters: usize,
     /// The number of layers.
@@ -121,7 +119,7 @@ pub struct RunSizes {
 #[derive(Debug)]
 pub struct RunPrograms {
     shape: ModelConfig,
-    compute: Compute,
+    decoder: Decoder,
     config: TrainConfig,
     micro_batch: TrainShape,
     rollout: RolloutModules,
@@ -161,18 +159,19 @@ impl RunPrograms {
             step: 0,
             first: 0,
         };
-        let of_rollout = RolloutModules::new(&shape, compute, compute.dtype(), options, rollout_sizes, &sampling, 1);
+        let decoder = decoder(&config, &shape, compute)?;
+        let of_rollout = RolloutModules::of(&decoder, compute.dtype(), options, rollout_sizes, &sampling, 1);
         let rollout = of_rollout.map_err(policy::Error::from)?;
         let rows = config.grpo.micro_batch_sequences();
         let sequence = Sequence { prompt: vec![0; prompt], completion: vec![0; completion] };
         let micro_batch = TrainShape::of(&vec![sequence; rows]);
         let table = parameters(&shape);
-        let count = |p: &policy_device::decoder::Parameter| p.shape.iter().product::<usize>();
         let matrices = table.iter().filter(|p| p.tensor_shape().len() > 1);
         let of_embedding = if shape.tie_word_embeddings { 0 } else { shape.vocab_size * shape.hidden_size };
         let sizes = RunSizes {
-            parameters: table.iter().map(count).sum(),
-            matmul_parameters: matrices.map(count).sum::<usize>() - of_embedding,
+            parameters: table.iter().map(Parameter::count).sum(),
+            trained: decoder.trained().iter().map(Parameter::count).sum(),
+            matmul_parameters: matrices.map(Parameter::count).sum::<usize>() - of_embedding,
             layers: shape.num_hidden_layers,
             rows,
             length: micro_batch.length,
@@ -186,10 +185,11 @@ impl RunPrograms {
             sequences: config.grpo.sequences(),
             tokens_per_call: options.tokens_per_call,
             operand_bytes: compute.dtype().bytes(),
-            ref_policy: config.needs_ref_policy(),
+            // Beneath adapters it is the model that is there.
+            ref_policy: config.needs_ref_policy() && config.lora.is_none(),
             can_roll_back: config.policy.can_roll_back,
         };
-        Ok(Self { shape, compute, config, micro_batch, rollout, sizes })
+        Ok(Self { shape, decoder, config, micro_batch, rollout, sizes })
     }
 
     /// Its sizes.
@@ -211,15 +211,15 @@ impl RunPrograms {
     pub fn module(&self, name: ProgramName) -> Result<Module> {
         let (loss, shape) = (self.config.loss(), self.micro_batch);
         let module: policy_device::Result<Module> = match name {
-            ProgramName::Gradient => self.train(&self.shape).gradient(&loss, shape),
+            ProgramName::Gradient => self.gradient(&self.decoder),
             ProgramName::HalfMlp => {
                 let half = ModelConfig { intermediate_size: self.shape.intermediate_size / 2, ..self.shape.clone() };
-                self.train(&half).gradient(&loss, shape)
+                self.gradient(&decoder(&self.config, &half, self.decoder.compute())?)
             }
-            ProgramName::Score => self.train(&self.shape).score(&loss, shape),
-            ProgramName::Apply => self.train(&self.shape).adamw(),
+            ProgramName::Score => self.train(&self.decoder).score(&loss, shape),
+            ProgramName::Apply => self.train(&self.decoder).adamw(),
             ProgramName::Head => {
-                let head = self.train(&self.shape).head(&loss, shape.tokens);
+                let head = self.train(&self.decoder).head(&loss, shape.tokens);
                 head.and_then(|spec| Ok(spec.program(Pass::Gradient)?.module))
             }
             ProgramName::Prefill => Ok(self.rollout.prefill.clone()),
@@ -242,9 +242,9 @@ impl RunPrograms {
         let sizes = &self.sizes;
         let [layers, head] = self.forward_flops();
         match name {
-            ProgramName::Gradient => Floor::of_module(module, 3.0 * (layers + head), chip),
+            ProgramName::Gradient => Floor::of_module(module, self.passes() * (layers + head), chip),
             ProgramName::Score => Floor::of_module(module, layers + head, chip),
-            ProgramName::Head => Floor::of_module(module, 3.0 * head, chip),
+            ProgramName::Head => Floor::of_module(module, self.passes() * head, chip),
             ProgramName::Decode(columns) => {
                 // Every turn reads all weights, and the keys and values that there may be.
                 let heads = self.shape.num_key_value_heads * self.shape.head_dim();
@@ -287,9 +287,43 @@ impl RunPrograms {
         [layers, 2.0 * (head * sizes.tokens) as f64]
     }
 
-    fn train(&self, shape: &ModelConfig) -> TrainModules {
-        TrainModules::new(Decoder::new(shape, self.compute), Save::Carry)
+    fn train(&self, decoder: &Decoder) -> TrainModules {
+        TrainModules::new(decoder.clone(), Save::Carry).with_frozen(self.frozen())
     }
+
+    /// The number type of the model beneath adapters, f32 or that of operands: weights that are given as bf16 stay so.
+    fn frozen(&self) -> Dtype {
+        if self.is_frozen() { self.decoder.compute().dtype() } else { Dtype::F32 }
+    }
+
+    /// Whether the model is frozen beneath adapters.
+    fn is_frozen(&self) -> bool {
+        self.config.lora.is_some()
+    }
+
+    /// How often the products of a forward pass come again in a step: for the derivative with respect to what they multiply, and with respect
+    /// to weights that are trained. Adapters are small.
+    fn passes(&self) -> f64 {
+        if self.is_frozen() { 2.0 } else { 3.0 }
+    }
+
+    /// Loss and gradients of a micro-batch.
+    fn gradient(&self, decoder: &Decoder) -> policy_device::Result<Module> {
+        let (loss, modules) = (self.config.loss(), self.train(decoder));
+        match self.config.grpo.value_loss() {
+            Some(of_values) => modules.gradient_with_values(&loss, &of_values, self.micro_batch),
+            None => modules.gradient(&loss, self.micro_batch),
+        }
+    }
+}
+
+/// The decoder of a run whose model has this shape, with the adapters and the value head that the configuration asks for.
+fn decoder(config: &TrainConfig, shape: &ModelConfig, compute: Compute) -> Result<Decoder> {
+    let mut decoder = Decoder::new(shape, compute).with_attention(config.policy.attention());
+    if let Some(lora) = &config.lora {
+        decoder = decoder.with_adapters(Adapters::new(shape, lora)?);
+    }
+    Ok(if config.grpo.value_loss().is_some() { decoder.with_value_head() } else { decoder })
 }
 
 /// The shape of the model that `config` is about, and `config` with what it takes from the model's generation_config.json.

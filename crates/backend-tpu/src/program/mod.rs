@@ -50,6 +50,7 @@ mod spec;
 mod tokens;
 mod traced;
 mod transform;
+mod value;
 
 use crate::error::unsupported;
 pub use blocking::Blocking;
@@ -64,6 +65,7 @@ pub use role::Role;
 pub(crate) use spec::IDS;
 pub use spec::Spec;
 use stablehlo::{Builder, Value};
+pub use value::{ValueTable, value_gradient};
 
 impl Spec {
     /// The program of `pass`.

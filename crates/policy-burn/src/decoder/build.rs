@@ -1,11 +1,12 @@
 //! How the parameters of a new decoder get their values: at random, or from stored tensors.
 
-use super::params::{normal, uniform};
+use super::params::normal;
 use super::weight::{Stored, Weight};
 use burn::module::Param;
 use burn::tensor::{Device, Tensor, TensorData};
 use models::ModelConfig;
 use policy::Result;
+use rng::uniform_weights;
 
 /// The initial values of a parameter that is not stored anywhere.
 #[derive(Clone, Copy, Debug)]
@@ -51,7 +52,7 @@ impl Source for Seed {
         let count = shape.iter().product();
         Ok(match initial {
             Initial::Normal { std } => normal(count, std, self.0, name),
-            Initial::Uniform { bound } => uniform(count, bound, self.0, name),
+            Initial::Uniform { bound } => uniform_weights(count, bound, self.0, name),
             Initial::Constant(value) => vec![value; count],
         })
     }

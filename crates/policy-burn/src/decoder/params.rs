@@ -30,12 +30,6 @@ pub(crate) fn normal(count: usize, std: f64, seed: u64, name: &str) -> Vec<f32> 
         .collect()
 }
 
-/// Independent values between -`bound` and `bound` from the stream of (`seed`, `name`).
-pub(crate) fn uniform(count: usize, bound: f64, seed: u64, name: &str) -> Vec<f32> {
-    let mut rng = stream(seed, Purpose::Weights, 0, stable_hash(name));
-    (0..count).map(|_| (bound * (2.0 * rng.random::<f64>() - 1.0)) as f32).collect()
-}
-
 /// Values of a tensor on the host.
 pub(crate) fn to_host<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     // The crate only makes f32 tensors, so the conversion cannot fail.

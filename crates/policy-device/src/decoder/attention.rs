@@ -4,7 +4,7 @@
 
 use super::blockwise::Blockwise;
 use super::ops::{Broadcast, dot};
-use super::{Decoder, ParameterValues, Role, Rotary, Rows};
+use super::{Decoder, Matrix, ParameterValues, Role, Rotary, Rows};
 use stablehlo::{Dtype, Reducer, TensorType, Value};
 use std::num::NonZeroUsize;
 
@@ -109,11 +109,11 @@ impl Decoder {
         let config = &self.config;
         let (b, t) = (x.shape()[0], x.shape()[1]);
         let (heads, kv, d) = (config.num_attention_heads, config.num_key_value_heads, config.head_dim());
-        let project = |weight, bias| self.project(x, &layer[weight], layer.get(bias));
+        let project = |matrix, bias| self.linear(layer, x, matrix, layer.get(bias));
         let normed = |x: Value, norm| layer.get(norm).map_or(x.clone(), |weight| self.norm(&x, weight));
-        let queries = project(Role::QProj, Role::QBias).reshape(&[b, t, kv, heads / kv, d]);
-        let keys = project(Role::KProj, Role::KBias).reshape(&[b, t, kv, d]);
-        let values = project(Role::VProj, Role::VBias).reshape(&[b, t, kv, d]);
+        let queries = project(Matrix::QProj, Role::QBias).reshape(&[b, t, kv, heads / kv, d]);
+        let keys = project(Matrix::KProj, Role::KBias).reshape(&[b, t, kv, d]);
+        let values = project(Matrix::VProj, Role::VBias).reshape(&[b, t, kv, d]);
         let dtype = self.compute.dtype();
         Heads {
             queries: rotary.turn(&normed(queries, Role::QNorm)).convert(dtype),

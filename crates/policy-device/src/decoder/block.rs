@@ -1,6 +1,6 @@
 //! One layer of the decoder.
 
-use super::{Decoder, Heads, ParameterValues, Role, Rotary};
+use super::{Decoder, Heads, Matrix, ParameterValues, Role, Rotary};
 use stablehlo::{Dtype, Unary, Value};
 
 impl Decoder {
@@ -15,16 +15,16 @@ impl Decoder {
     ) -> Value {
         let normed = self.norm(x, &layer[Role::InputLayernorm]).convert(self.compute.dtype());
         let mixed = attend(&self.heads(layer, &normed, rotary));
-        let x = self.add(x, &self.project(&mixed, &layer[Role::OProj], None));
+        let x = self.add(x, &self.linear(layer, &mixed, Matrix::OProj, None));
         let normed = self.norm(&x, &layer[Role::PostAttentionLayernorm]).convert(self.compute.dtype());
         self.add(&x, &self.mlp(layer, &normed))
     }
 
     /// SwiGLU (arXiv 2002.05202) in f32: `down(silu(gate(x)) * up(x))`, `x` `[..., H]` -> `[..., H]`.
     fn mlp(&self, layer: &ParameterValues, x: &Value) -> Value {
-        let gate = self.project(x, &layer[Role::GateProj], None);
-        let up = self.project(x, &layer[Role::UpProj], None);
-        self.project(&(&gate * gate.unary(Unary::Logistic) * up), &layer[Role::DownProj], None)
+        let gate = self.linear(layer, x, Matrix::GateProj, None);
+        let up = self.linear(layer, x, Matrix::UpProj, None);
+        self.linear(layer, &(&gate * gate.unary(Unary::Logistic) * up), Matrix::DownProj, None)
     }
 
     /// The residual stream with `update`, f32, added to it.

@@ -6,6 +6,7 @@
 //! Legend: B rows, T tokens of a row, L layers, V vocabulary, H residual stream, I MLP, A query heads, K key/value heads, R = A / K
 //! query heads that share one of them, D width of a head.
 
+mod adapters;
 mod attention;
 mod block;
 mod blockwise;
@@ -13,6 +14,7 @@ mod ops;
 mod parameters;
 mod rope;
 
+pub use adapters::{Adapters, Matrix};
 pub use attention::{Attention, Heads, Mask};
 pub use parameters::{Axis, Parameter, ParameterValues, Role, parameters};
 pub use rope::Rotary;
@@ -21,7 +23,7 @@ pub(crate) use attention::MASKED;
 pub(crate) use ops::{Broadcast, dot};
 
 use models::ModelConfig;
-use stablehlo::{Dtype, GatherDimensions, Precision, Result, Save, Scanned, TensorType, Value, trace};
+use stablehlo::{Builder, Dtype, GatherDimensions, Precision, Result, Save, Scanned, TensorType, Value, trace};
 
 /// The number type in which products take their operands, and the layers' leave their results. Sums, norms and softmax are f32 in both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -91,12 +93,72 @@ pub struct Decoder {
     config: ModelConfig,
     compute: Compute,
     attention: Attention,
+    adapters: Option<Adapters>,
+    value_head: bool,
 }
 
 impl Decoder {
     /// A decoder of this configuration.
     pub fn new(config: &ModelConfig, compute: Compute) -> Self {
-        Self { config: config.clone(), compute, attention: Attention::default() }
+        Self { config: config.clone(), compute, attention: Attention::default(), adapters: None, value_head: false }
+    }
+
+    /// Adds adapters to matrices, which are then all that is trained of the model.
+    #[must_use]
+    pub fn with_adapters(self, adapters: Adapters) -> Self {
+        Self { adapters: Some(adapters), ..self }
+    }
+
+    /// Adds a value head: a linear layer on the hidden states after the final norm.
+    #[must_use]
+    pub fn with_value_head(self) -> Self {
+        Self { value_head: true, ..self }
+    }
+
+    /// The decoder without its value head, as tokens are sampled with it.
+    #[must_use]
+    pub fn without_value_head(&self) -> Self {
+        Self { value_head: false, ..self.clone() }
+    }
+
+    /// The model itself: without adapters and value head.
+    #[must_use]
+    pub fn model(&self) -> Self {
+        Self { adapters: None, value_head: false, ..self.clone() }
+    }
+
+    /// The adapters, where there are any.
+    pub fn adapters(&self) -> Option<&Adapters> {
+        self.adapters.as_ref()
+    }
+
+    /// Whether there is a value head.
+    pub fn has_value_head(&self) -> bool {
+        self.value_head
+    }
+
+    /// Its parameters in the order in which programs take them: those of the model ([`parameters()`]), then those of adapters, then those
+    /// of the value head.
+    pub fn parameters(&self) -> Vec<Parameter> {
+        let mut table = parameters(&self.config);
+        table.extend(self.adapters.iter().flat_map(|adapters| adapters.parameters(&self.config)));
+        table.extend(self.value_head.then(|| adapters::value_head(&self.config)).into_iter().flatten());
+        table
+    }
+
+    /// Those of [`Decoder::parameters`] that are trained, which are the last ones: all of them, or with adapters all but those of the model.
+    pub fn trained(&self) -> Vec<Parameter> {
+        self.parameters().into_iter().filter(|p| self.trains(p.role)).collect()
+    }
+
+    /// Whether the parameter of this role is trained.
+    pub fn trains(&self, role: Role) -> bool {
+        self.adapters.is_none() || !role.is_of_model()
+    }
+
+    /// Declares its parameters as the next arguments of a program; those of the model are of number type `model`.
+    pub fn declare(&self, builder: &Builder, model: Dtype) -> ParameterValues {
+        ParameterValues::arguments(builder, &self.parameters(), model)
     }
 
     /// Attends among the tokens of rows as `attention` says.
@@ -162,7 +224,7 @@ impl Decoder {
 
     /// Logits `[..., V]` in f32, of hidden states `[..., H]` after the final norm.
     pub fn logits(&self, weights: &ParameterValues, hidden: &Value) -> Value {
-        self.product(hidden, weights.head(), Dtype::F32)
+        self.linear(weights, hidden, Matrix::LmHead, None)
     }
 
     /// One loop over the layers. `body` gets the parameters of the layer and [`LayerValues`], and returns what is carried on, then

@@ -2,6 +2,7 @@
 //!
 //! Legend: L layers, V vocabulary, H residual stream, I MLP, A query heads, K key/value heads, D width of a head.
 
+use super::Matrix;
 use models::ModelConfig;
 use stablehlo::{Dtype, TensorType, Value};
 use std::collections::BTreeMap;
@@ -27,12 +28,26 @@ pub enum Role {
     DownProj,
     Norm,
     LmHead,
+    /// A of the adapter of a matrix.
+    LoraA(Matrix),
+    /// B of the adapter of a matrix.
+    LoraB(Matrix),
+    ValueHead,
+    ValueHeadBias,
 }
 
 impl Role {
     /// Whether every layer has such a parameter.
     pub fn is_of_layers(self) -> bool {
-        !matches!(self, Self::EmbedTokens | Self::Norm | Self::LmHead)
+        let head = Matrix::LmHead;
+        !matches!(self, Self::EmbedTokens | Self::Norm | Self::LmHead | Self::ValueHead | Self::ValueHeadBias)
+            && self != Self::LoraA(head)
+            && self != Self::LoraB(head)
+    }
+
+    /// Whether it is a parameter of the model itself, and not of adapters or of a value head beside it.
+    pub fn is_of_model(self) -> bool {
+        !matches!(self, Self::LoraA(_) | Self::LoraB(_) | Self::ValueHead | Self::ValueHeadBias)
     }
 }
 
@@ -53,6 +68,10 @@ pub enum Axis {
     Mlp,
     /// The vocabulary, V.
     Vocab,
+    /// The rank of an adapter.
+    Rank,
+    /// The one value of a state.
+    Value,
 }
 
 /// A parameter as it lies on a device: one tensor of Hugging Face, or the tensors of all layers one after the other.
@@ -64,7 +83,10 @@ pub struct Parameter {
     pub shape: Vec<usize>,
     /// What each dimension counts.
     pub axes: Vec<Axis>,
-    path: &'static str,
+    /// A short name.
+    pub(super) path: &'static str,
+    /// The tensors that it consists of, each with its place in the stack.
+    pub(super) tensors: Vec<(usize, String)>,
 }
 
 impl Parameter {
@@ -73,12 +95,25 @@ impl Parameter {
         self.axes[0] == Axis::Layer
     }
 
-    /// The names of the tensors of `transformers` that it consists of: one, or one per layer.
+    /// The names of the tensors of `transformers` that it consists of: one, or one per layer. Those of adapters have PEFT's names, and
+    /// layers without the adapter none.
     pub fn hugging_face(&self) -> Vec<String> {
-        match self.is_stacked() {
-            true => (0..self.shape[0]).map(|layer| format!("model.layers.{layer}.{}", self.path)).collect(),
-            false => vec![self.path.to_owned()],
-        }
+        self.tensors().map(|(_, name)| name.to_owned()).collect()
+    }
+
+    /// The same names, each with the layer whose tensor it is. What a stack has of other layers is zero.
+    pub fn tensors(&self) -> impl Iterator<Item = (usize, &str)> {
+        self.tensors.iter().map(|(layer, name)| (*layer, name.as_str()))
+    }
+
+    /// The number of weights.
+    pub fn count(&self) -> usize {
+        self.tensors.len() * self.tensor_shape().iter().product::<usize>()
+    }
+
+    /// The number type on a device that holds a model as `model`: adapters and value heads, which are trained, are f32 always.
+    pub fn dtype(&self, model: Dtype) -> Dtype {
+        if self.role.is_of_model() { model } else { Dtype::F32 }
     }
 
     /// The shape of one of those tensors.
@@ -112,6 +147,7 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
         HeadDim => config.head_dim(),
         Mlp => config.intermediate_size,
         Vocab => config.vocab_size,
+        Axis::Rank | Axis::Value => unreachable!("no parameter of the model has it"),
     };
     let biased = |role: Role| matches!(role, Role::QBias | Role::KBias | Role::VBias);
     let normed = |role: Role| matches!(role, Role::QNorm | Role::KNorm);
@@ -140,7 +176,15 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
                 && (config.qk_norm || !normed(*role))
                 && (!config.tie_word_embeddings || *role != Role::LmHead)
         })
-        .map(|(role, path, axes)| Parameter { role, shape: axes.iter().map(size).collect(), axes: axes.to_vec(), path })
+        .map(|(role, path, axes)| {
+            let tensors = match role.is_of_layers() {
+                true => {
+                    (0..config.num_hidden_layers).map(|layer| (layer, format!("model.layers.{layer}.{path}"))).collect()
+                }
+                false => vec![(0, path.to_owned())],
+            };
+            Parameter { role, shape: axes.iter().map(size).collect(), axes: axes.to_vec(), path, tensors }
+        })
         .collect()
 }
 
@@ -149,9 +193,10 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
 pub struct ParameterValues(BTreeMap<Role, Value>);
 
 impl ParameterValues {
-    /// Declares the parameters of `table` as the next arguments of a program, all of number type `dtype`.
+    /// Declares the parameters of `table` as the next arguments of a program, those of the model of number type `dtype`.
     pub fn arguments(builder: &stablehlo::Builder, table: &[Parameter], dtype: Dtype) -> Self {
-        let argument = |p: &Parameter| (p.role, builder.argument(p.name(), TensorType::new(dtype, &p.shape[..])));
+        let ty = |p: &Parameter| TensorType::new(p.dtype(dtype), &p.shape[..]);
+        let argument = |p: &Parameter| (p.role, builder.argument(p.name(), ty(p)));
         Self(table.iter().map(argument).collect())
     }
 

@@ -1,11 +1,13 @@
 //! The tensors of checkpoints: those of the policy on the host, so that a run goes on where it likes.
 //!
 //! The host multiplies rows by `[in, out]`, and has one matrix for queries, keys and values and one for gate and up. A tensor of a
-//! checkpoint therefore consists of one or more tensors of `transformers`: columns of it, transposed.
+//! checkpoint therefore consists of one or more tensors of `transformers`: columns of it, transposed. Adapters are those of PEFT, by the
+//! module of the host that their matrix is a part of, and their number in it.
 
+use crate::decoder::{Adapters, Axis, Decoder};
 use crate::error::Result;
 use crate::weights::Reader;
-use models::{ModelConfig, NamedTensor};
+use models::{AdaptedMatrix, ModelConfig, NamedTensor};
 use policy::Error;
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -39,37 +41,26 @@ const MODULES: [(&str, &[&str]); 8] = [
     ("mlp.down_proj", &["mlp.down_proj"]),
 ];
 
-/// The tensors of a checkpoint of this model.
+/// The tensors of a checkpoint.
 #[derive(Clone, Debug)]
 pub(super) struct Layout(Vec<Saved>);
 
 impl Layout {
-    pub(super) fn new(config: &ModelConfig) -> Self {
-        let mut shapes: HashMap<String, Vec<usize>> =
-            config.parameters().into_iter().map(|parameter| (parameter.name, parameter.shape)).collect();
-        let mut saved = Vec::new();
-        let mut add = |name: String, parts: &[String]| {
-            let part = |name: &String| Some(Part { name: name.clone(), shape: shapes.remove(name)? });
-            // A model without these has none of them.
-            let parts: Vec<Part> = parts.iter().filter_map(part).collect();
-            let transposed = name.starts_with("layers.") && parts.first().is_some_and(|part| part.shape.len() > 1);
-            if !parts.is_empty() {
-                saved.push(Saved { name, parts, transposed });
-            }
+    /// The tensors of what is trained of `decoder`.
+    pub(super) fn of_trained(decoder: &Decoder) -> Self {
+        let mut saved = match decoder.adapters() {
+            Some(adapters) => of_adapters(decoder.config(), adapters),
+            None => of_model(decoder.config()),
         };
-        add("embed_tokens".into(), &["model.embed_tokens.weight".into()]);
-        for layer in 0..config.num_hidden_layers {
-            for (module, parts) in MODULES {
-                for kind in ["weight", "bias"] {
-                    let parts: Vec<String> =
-                        parts.iter().map(|part| format!("model.layers.{layer}.{part}.{kind}")).collect();
-                    add(format!("layers.{layer}.{module}.{kind}"), &parts);
-                }
-            }
-        }
-        add("norm.weight".into(), &["model.norm.weight".into()]);
-        add("lm_head".into(), &["lm_head.weight".into()]);
+        let value_head = decoder.trained().into_iter().filter(|p| p.axes.contains(&Axis::Value));
+        saved.extend(value_head.map(|p| Saved::whole(p.name().to_owned(), p.name().to_owned(), p.shape)));
         Self(saved)
+    }
+
+    /// The name in a checkpoint of the tensor that `transformers` or PEFT call `name`, where it is a tensor of its own there.
+    pub(super) fn name_of(&self, name: &str) -> Option<&str> {
+        let saved = self.0.iter().find(|saved| saved.parts.len() == 1 && saved.parts[0].name == name)?;
+        Some(&saved.name)
     }
 
     /// Hands the tensors of a checkpoint to `sink`, one by one, their names behind `prefix`.
@@ -113,6 +104,55 @@ impl Layout {
     }
 }
 
+/// The tensors of a model.
+fn of_model(config: &ModelConfig) -> Vec<Saved> {
+    let mut shapes: HashMap<String, Vec<usize>> =
+        config.parameters().into_iter().map(|parameter| (parameter.name, parameter.shape)).collect();
+    let mut saved = Vec::new();
+    let mut add = |name: String, parts: &[String]| {
+        let part = |name: &String| Some(Part { name: name.clone(), shape: shapes.remove(name)? });
+        // A model without these has none of them.
+        let parts: Vec<Part> = parts.iter().filter_map(part).collect();
+        let transposed = name.starts_with("layers.") && parts.first().is_some_and(|part| part.shape.len() > 1);
+        if !parts.is_empty() {
+            saved.push(Saved { name, parts, transposed });
+        }
+    };
+    add("embed_tokens".into(), &["model.embed_tokens.weight".into()]);
+    for layer in 0..config.num_hidden_layers {
+        for (module, parts) in MODULES {
+            for kind in ["weight", "bias"] {
+                let parts: Vec<String> =
+                    parts.iter().map(|part| format!("model.layers.{layer}.{part}.{kind}")).collect();
+                add(format!("layers.{layer}.{module}.{kind}"), &parts);
+            }
+        }
+    }
+    add("norm.weight".into(), &["model.norm.weight".into()]);
+    add("lm_head".into(), &["lm_head.weight".into()]);
+    saved
+}
+
+/// The tensors of adapters: `layers.0.attn.qkv_proj.adapters.1.a` is A of the second adapted matrix of that module.
+fn of_adapters(config: &ModelConfig, adapters: &Adapters) -> Vec<Saved> {
+    let mut saved = Vec::new();
+    let mut add = |name: String, matrix: &AdaptedMatrix| {
+        let rank = adapters.rank();
+        saved.push(Saved::whole(format!("{name}.a"), matrix.lora_a(), vec![rank, matrix.input]));
+        saved.push(Saved::whole(format!("{name}.b"), matrix.lora_b(), vec![matrix.output, rank]));
+    };
+    for layer in 0..config.num_hidden_layers {
+        for (module, parts) in MODULES {
+            let adapted = parts.iter().filter_map(|part| adapters.matrix(&format!("model.layers.{layer}.{part}")));
+            adapted.enumerate().for_each(|(i, matrix)| add(format!("layers.{layer}.{module}.adapters.{i}"), matrix));
+        }
+    }
+    if let Some(matrix) = adapters.matrix("lm_head") {
+        add("lora_head".into(), matrix);
+    }
+    saved
+}
+
 /// Tensors of `transformers` in those of a checkpoint: the tensor, and the first of its columns.
 pub(super) struct Imported<'a>(HashMap<&'a str, (&'a Saved, &'a NamedTensor, usize)>);
 
@@ -147,6 +187,11 @@ fn columns(parts: &[Vec<f32>], inputs: usize) -> Vec<f32> {
 }
 
 impl Saved {
+    /// A tensor that is the same there.
+    fn whole(name: String, part: String, shape: Vec<usize>) -> Self {
+        Self { name, parts: vec![Part { name: part, shape }], transposed: false }
+    }
+
     fn shape(&self) -> Vec<usize> {
         let outputs = self.parts.iter().map(|part| part.shape[0]).sum();
         match self.parts[0].shape[..] {

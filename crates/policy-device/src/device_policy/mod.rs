@@ -1,13 +1,15 @@
 //! The decoder, its loss and its optimizer on a device, behind the trait that a training loop knows.
 
+mod adapted;
 mod layout;
+mod logits;
 mod options;
 mod ref_policy;
 mod state;
 
 pub use options::DevicePolicyOptions;
 
-use crate::decoder::{Compute, Decoder};
+use crate::decoder::{Decoder, Parameter, Role};
 use crate::error::{Error, Result};
 use crate::rollout::DeviceRollout;
 use crate::runtime::{Program, Runtime};
@@ -26,7 +28,8 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 /// A decoder on a device of PJRT, with a reference policy where there is one, and AdamW. Weights, moments and sums of gradients are f32
-/// and stay there between checkpoints; what products round to is [`DevicePolicyOptions::compute`].
+/// and stay there between checkpoints; what products round to is [`DevicePolicyOptions::compute`]. Weights beneath LoRA adapters
+/// ([`DevicePolicy::with_lora`]) are frozen: there is one copy of them, for the policy and for its reference, and no gradients or moments.
 ///
 /// ```no_run
 /// use backend_tpu::plugins::Kind;
@@ -56,7 +59,7 @@ pub struct DevicePolicy {
     cross_entropy: Loss,
     weights: DeviceWeights,
     ref_policy: Option<DeviceWeights>,
-    /// The weights in the number type in which tokens are sampled, where it is another one.
+    /// The weights of the model in the number type in which tokens are sampled, where it is another one.
     rounded: Option<DeviceWeights>,
     rollout: DeviceRollout,
     optimizer: AdamW,
@@ -126,14 +129,14 @@ impl DevicePolicy {
         let decoder = Decoder::new(config, options.compute).with_attention(options.attention);
         Ok(Self {
             runtime: runtime.clone(),
-            modules: TrainModules::new(decoder, options.save.clone()).with_tiling(options.tiling.clone()),
+            modules: modules(decoder.clone(), weights.dtype(), &options),
             grpo: Loss::new(loss),
             cross_entropy: Loss::new(StepLoss::cross_entropy()),
             weights,
             ref_policy: None,
             rounded: None,
-            rollout: DeviceRollout::new(runtime, config, options.compute, options.rollout)?,
-            optimizer: AdamW::new(config),
+            optimizer: AdamW::new(decoder.trained()),
+            rollout: DeviceRollout::of(runtime, decoder, options.rollout)?,
             adamw: AdamWConfig::default(),
             steps: 0,
             moments: None,
@@ -158,8 +161,8 @@ impl DevicePolicy {
         if self.weights.are_there() { Ok(&self.weights) } else { Err(Error::Lost) }
     }
 
-    /// Hands the gradients that [`Policy::accumulate`] has added up since the last update to `sink`, by the names of `transformers`, one
-    /// by one; none where there are none.
+    /// Hands the gradients that [`Policy::accumulate`] has added up since the last update to `sink`, by the names of `transformers` (those of
+    /// adapters by PEFT's), one by one; none where there are none.
     ///
     /// # Errors
     /// That of the sink, [`Error::Device`].
@@ -168,15 +171,38 @@ impl DevicePolicy {
             return Ok(());
         }
         let shared: Vec<Arc<Buffer>> = std::mem::take(&mut self.sums).into_iter().map(Arc::new).collect();
-        let exported = self.weights.with_buffers(shared.clone()).export(sink);
+        let exported = self.like_trained(shared.clone()).export(sink);
         self.sums = shared.into_iter().filter_map(Arc::into_inner).collect();
         exported
+    }
+
+    /// What `buffers` holds of the parameters that are trained.
+    fn like_trained(&self, buffers: Vec<Arc<Buffer>>) -> DeviceWeights {
+        DeviceWeights::of_buffers(&self.runtime, self.modules.decoder().trained(), buffers)
+    }
+
+    /// The weights with which tokens are sampled: those of the model in the number type of operands, where that is the narrower one.
+    fn sampled(&mut self) -> Result<DeviceWeights> {
+        let weights = self.weights()?;
+        let adapters = weights.subset(|role| matches!(role, Role::LoraA(_) | Role::LoraB(_)));
+        let of_model = weights.subset(Role::is_of_model);
+        let dtype = self.options.compute.dtype();
+        if dtype == Dtype::F32 || of_model.dtype() == dtype {
+            return Ok(of_model.followed_by(adapters));
+        }
+        let rounded = match self.rounded.take() {
+            Some(rounded) => rounded,
+            None => of_model.converted(dtype)?,
+        };
+        Ok(self.rounded.insert(rounded).clone().followed_by(adapters))
     }
 
     fn loss_of(&mut self, batch: &SequenceBatch<'_>, loss: StepLoss) -> Result<LossOutput> {
         let rows = Rows::new(self.config(), batch.sequences)?;
         let (loss, tokens) = match loss {
-            StepLoss::Grpo if batch.tokens.value_targets().is_some() => return Err(policy::Error::NoValueHead.into()),
+            StepLoss::Grpo if self.grpo.of_values.is_none() && batch.tokens.value_targets().is_some() => {
+                return Err(policy::Error::NoValueHead.into());
+            }
             StepLoss::Grpo => (&mut self.grpo, Cow::Borrowed(&batch.tokens)),
             StepLoss::CrossEntropy { tokens } => {
                 (&mut self.cross_entropy, Cow::Owned(imitation(&batch.tokens, tokens)?))
@@ -188,9 +214,18 @@ impl DevicePolicy {
         let on = Device { runtime: &self.runtime, modules: &self.modules, weights: &self.weights };
         check_tokens(on, batch.sequences, &tokens)?;
         let rows = on.upload(&rows)?;
-        let config = loss.config.clone();
-        let call = Call { loss, on, rows: &rows, sums: &mut self.sums };
-        Ok(step(&config, &tokens, call)?.into())
+        let (config, of_values) = (loss.config.clone(), loss.of_values.clone());
+        let (mut values, mut failed) = (Vec::new(), None);
+        let call = Call { loss, on, rows: &rows, sums: &mut self.sums, values: &mut values, failed: &mut failed };
+        let output = step(&config, &tokens, call).map_err(|error| failed.take().unwrap_or(error.into()))?;
+        let mut output = LossOutput::from(output);
+        if let Some(of_values) = of_values {
+            let of_values = of_values.compute(&values, &config, &tokens)?;
+            output.loss += of_values.loss;
+            output.value_loss += of_values.value_loss;
+            output.metrics.merge(&of_values.metrics);
+        }
+        Ok(output)
     }
 
     fn sums_of_zero(&mut self) -> Result<()> {
@@ -220,18 +255,23 @@ impl DevicePolicy {
         let step = self.steps + 1;
         let prepared = self.optimizer.prepare(&self.runtime, &self.adamw, step, learning_rate)?;
         // From here on the device owns what nobody has remembered: a failure loses it.
-        let (sums, parameters) = (std::mem::take(&mut self.sums), self.weights.take_buffers());
+        let (sums, mut frozen) = (std::mem::take(&mut self.sums), self.weights.take_buffers());
+        // What is trained comes last.
+        let parameters = frozen.split_off(frozen.len() - self.optimizer.parameters());
         let state = State { parameters, first, second };
         let (state, sums, applied) = prepared.run(state, sums)?;
         let State { parameters, first, second } = state;
-        self.weights = self.weights.with_buffers(parameters);
+        self.weights = self.weights.with_buffers([frozen, parameters].concat());
         self.sums = sums;
         let is_applied = applied.within && applied.finite;
         // Before the first step there are no moments.
         self.moments = (self.steps > 0 || is_applied).then_some(Moments { first, second });
         let grad_norm = applied.grad_norm;
         if is_applied {
-            (self.steps, self.rounded) = (step, None);
+            self.steps = step;
+            if self.modules.decoder().adapters().is_none() {
+                self.rounded = None;
+            }
             return Ok(UpdateReport { grad_norm, applied: true });
         }
         if applied.within {
@@ -243,6 +283,11 @@ impl DevicePolicy {
             false => Err(policy::Error::NotFinite { what: "the gradient".into(), step: self.steps }.into()),
         }
     }
+}
+
+/// The programs of training for `decoder`, whose model is of number type `weights`.
+fn modules(decoder: Decoder, weights: Dtype, options: &DevicePolicyOptions) -> TrainModules {
+    TrainModules::new(decoder, options.save.clone()).with_tiling(options.tiling.clone()).with_frozen(weights)
 }
 
 /// Checks that `tokens` are completion tokens of `sequences` that the model has.
@@ -261,7 +306,7 @@ fn no_ref_policy(operation: &'static str) -> Error {
 
 impl Policy for DevicePolicy {
     fn num_parameters(&self) -> usize {
-        self.weights.table().iter().map(|parameter| parameter.shape.iter().product::<usize>()).sum()
+        self.modules.decoder().trained().iter().map(Parameter::count).sum()
     }
 
     fn context_length(&self) -> usize {
@@ -269,24 +314,18 @@ impl Policy for DevicePolicy {
     }
 
     fn generate(&mut self, request: &RolloutRequest<'_>) -> policy::Result<Vec<Completion>> {
-        self.weights()?;
-        if self.options.compute == Compute::F32 {
-            return Ok(self.rollout.generate(&self.weights, request)?);
-        }
-        if self.rounded.is_none() {
-            self.rounded = Some(self.weights.converted(self.options.compute.dtype())?);
-        }
-        let weights = self.rounded.as_ref().unwrap_or(&self.weights);
-        Ok(self.rollout.generate(weights, request)?)
+        let weights = self.sampled()?;
+        Ok(self.rollout.generate(&weights, request)?)
     }
 
     fn score(&mut self, of: Weights, batches: &[SequenceBatch<'_>]) -> policy::Result<Scores> {
         self.weights()?;
-        let weights = match of {
-            Weights::Policy => &self.weights,
-            Weights::RefPolicy => self.ref_policy.as_ref().ok_or_else(|| no_ref_policy("score"))?,
+        let of_model = self.modules.of_model();
+        let (modules, weights) = match of {
+            Weights::Policy => (&self.modules, &self.weights),
+            Weights::RefPolicy => (&of_model, self.ref_policy.as_ref().ok_or_else(|| no_ref_policy("score"))?),
         };
-        let on = Device { runtime: &self.runtime, modules: &self.modules, weights };
+        let on = Device { runtime: &self.runtime, modules, weights };
         let mut all = Scores::default();
         for batch in batches {
             let rows = Rows::new(self.modules.decoder().config(), batch.sequences)?;
@@ -294,6 +333,25 @@ impl Policy for DevicePolicy {
             let part = self.grpo.score(&on, &on.upload(&rows)?, &batch.tokens)?;
             all.logp.extend(part.logp);
             all.entropy.extend(part.entropy);
+        }
+        Ok(all)
+    }
+
+    fn has_value_head(&self) -> bool {
+        self.modules.decoder().has_value_head()
+    }
+
+    fn values(&mut self, batches: &[SequenceBatch<'_>]) -> policy::Result<Vec<f32>> {
+        if !self.has_value_head() {
+            return Err(policy::Error::NoValueHead);
+        }
+        self.weights()?;
+        let on = Device { runtime: &self.runtime, modules: &self.modules, weights: &self.weights };
+        let mut all = Vec::new();
+        for batch in batches {
+            let rows = Rows::new(self.modules.decoder().config(), batch.sequences)?;
+            check_tokens(on, batch.sequences, &batch.tokens)?;
+            all.extend(self.grpo.values(&on, &on.upload(&rows)?, batch.tokens.tokens())?);
         }
         Ok(all)
     }
@@ -306,6 +364,7 @@ impl Policy for DevicePolicy {
             self.has_gradient = true;
             sum.loss += part.loss;
             sum.policy_loss += part.policy_loss;
+            sum.value_loss += part.value_loss;
             sum.scores.logp.extend(part.scores.logp);
             sum.scores.entropy.extend(part.scores.entropy);
             sum.metrics.merge(&part.metrics);
@@ -342,7 +401,8 @@ impl Policy for DevicePolicy {
 
     fn freeze_ref_policy(&mut self) -> policy::Result<()> {
         // The buffers are shared until an update writes others.
-        self.ref_policy = Some(self.weights()?.clone());
+        // With adapters it is the model without them, whatever they are by now.
+        self.ref_policy = Some(self.weights()?.subset(Role::is_of_model));
         Ok(())
     }
 
@@ -378,7 +438,14 @@ impl Policy for DevicePolicy {
     }
 
     fn export_model(&self, sink: &mut dyn TensorSink) -> policy::Result<()> {
-        Ok(self.weights()?.export(sink)?)
+        Ok(self.weights()?.export_merged(self.modules.decoder(), sink)?)
+    }
+
+    fn export_adapter(&self, sink: &mut dyn TensorSink) -> policy::Result<()> {
+        if self.modules.decoder().adapters().is_none() {
+            return Err(policy::Error::argument("export_adapter", "a policy with LoRA adapters", "one without"));
+        }
+        Ok(self.weights()?.subset(|role| matches!(role, Role::LoraA(_) | Role::LoraB(_))).export(sink)?)
     }
 
     fn import(&mut self, state: &PolicyState<'_>) -> policy::Result<()> {

@@ -1,7 +1,7 @@
 //! The reference policy of the KL, moved towards the policy.
 
 use super::{DevicePolicy, no_ref_policy};
-use crate::decoder::Parameter;
+use crate::decoder::{Parameter, Role};
 use crate::error::{Error, Result};
 use crate::runtime::finish;
 use pjrt::Argument;
@@ -13,12 +13,19 @@ impl DevicePolicy {
     pub(super) fn mix(&mut self, alpha: f64) -> Result<()> {
         self.weights()?;
         let Some(of_ref) = &self.ref_policy else { return Err(no_ref_policy("mix_ref_policy")) };
+        if self.modules.decoder().adapters().is_some() {
+            let expected = "a reference policy with weights of its own (sync_ref_model without LoRA)";
+            let found = "the model beneath LoRA adapters, which is frozen";
+            return Err(policy::Error::argument("mix_ref_policy", expected, found).into());
+        }
+        // Without a value head.
+        let weights = self.weights.subset(Role::is_of_model);
         let program = match &self.mix {
             Some(program) => program.clone(),
-            None => self.mix.insert(Arc::new(self.runtime.compile(&module(self.weights.table())?)?)).clone(),
+            None => self.mix.insert(Arc::new(self.runtime.compile(&module(weights.table())?)?)).clone(),
         };
         let shares = self.runtime.upload(&[alpha as f32, (1.0 - alpha) as f32], &[2])?;
-        let mut arguments = self.weights.arguments();
+        let mut arguments = weights.arguments();
         arguments.extend(of_ref.arguments());
         arguments.push(Argument::from(&shares));
         let mixed = program.run(arguments)?;

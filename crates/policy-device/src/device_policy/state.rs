@@ -13,18 +13,21 @@ const SECOND: &str = "exp_avg_sq.";
 impl DevicePolicy {
     /// Hands a group of tensors to `sink`.
     pub(super) fn export_group(&self, group: StateGroup, sink: &mut dyn TensorSink) -> Result<()> {
-        self.weights()?;
-        let layout = Layout::new(self.config());
+        let (weights, decoder) = (self.weights()?, self.modules.decoder());
+        let trained = Layout::of_trained(decoder);
         match group {
-            StateGroup::Weights(Weights::Policy) => layout.export("", self.weights.reader(), sink),
+            StateGroup::Weights(Weights::Policy) => trained.export("", weights.reader(), sink),
             StateGroup::Weights(Weights::RefPolicy) => match &self.ref_policy {
-                Some(weights) => layout.export("", weights.reader(), sink),
-                None => Ok(()),
+                // Those of a reference beneath adapters are the model's own, which no checkpoint repeats.
+                Some(weights) if decoder.adapters().is_none() => {
+                    Layout::of_trained(&decoder.model()).export("", weights.reader(), sink)
+                }
+                _ => Ok(()),
             },
             StateGroup::Optimizer => {
                 let Some(Moments { first, second }) = &self.moments else { return Ok(()) };
                 for (prefix, buffers) in [(FIRST, first), (SECOND, second)] {
-                    layout.export(prefix, self.weights.with_buffers(buffers.clone()).reader(), sink)?;
+                    trained.export(prefix, self.like_trained(buffers.clone()).reader(), sink)?;
                 }
                 Ok(())
             }
@@ -32,10 +35,16 @@ impl DevicePolicy {
     }
 
     pub(super) fn import_state(&mut self, state: &PolicyState<'_>) -> Result<()> {
-        let layout = Layout::new(self.config());
+        let (model, trained) = (self.modules.decoder().model(), self.modules.decoder().trained());
+        let (of_model, of_trained) = (Layout::of_trained(&model), Layout::of_trained(self.modules.decoder()));
+        let has_adapters = self.modules.decoder().adapters().is_some();
         // Everything is looked at before anything goes to the device.
-        let weights = layout.import("", state.policy)?;
-        let ref_policy = state.ref_policy.map(|tensors| layout.import("", tensors)).transpose()?;
+        let weights = of_trained.import("", state.policy)?;
+        let ref_policy = match state.ref_policy {
+            // That beneath the adapters.
+            None | Some([]) if has_adapters => None,
+            tensors => tensors.map(|tensors| of_model.import("", tensors)).transpose()?,
+        };
         let moments = match state.optimizer_steps {
             0 if state.optimizer.is_empty() => None,
             0 => {
@@ -47,21 +56,37 @@ impl DevicePolicy {
                 let expected = format!("{} tensors", 2 * state.policy.len());
                 return Err(Error::state("the optimizer", expected, state.optimizer.len()).into());
             }
-            _ => Some([FIRST, SECOND].map(|prefix| layout.import(prefix, state.optimizer))),
+            _ => {
+                let of = |prefix| of_trained.import(prefix, state.optimizer);
+                Some((of(FIRST)?, of(SECOND)?))
+            }
         };
-        let upload = |tensors: &super::layout::Imported<'_>| {
-            let values = |name: &str, shape: &[usize]| tensors.values(name, shape);
-            DeviceWeights::from_values(&self.runtime, self.config(), Dtype::F32, values)
+        // What is frozen is there: if it is not, nothing is imported.
+        let frozen = match has_adapters {
+            true => Some(self.weights()?.subset(|role| role.is_of_model())),
+            false => None,
+        };
+        let upload = |table, tensors: &super::layout::Imported<'_>| {
+            DeviceWeights::from_values(&self.runtime, table, Dtype::F32, |name, shape| tensors.values(name, shape))
         };
         let moments = match moments {
             None => None,
-            Some([first, second]) => {
-                let (first, second) = (first?, second?);
-                Some(Moments { first: upload(&first)?.take_buffers(), second: upload(&second)?.take_buffers() })
+            Some((first, second)) => {
+                let first = upload(trained.clone(), &first)?.take_buffers();
+                Some(Moments { first, second: upload(trained.clone(), &second)?.take_buffers() })
             }
         };
-        let (weights, ref_policy) = (upload(&weights)?, ref_policy.as_ref().map(upload).transpose()?);
-        (self.weights, self.ref_policy, self.moments) = (weights, ref_policy, moments);
+        let weights = upload(trained, &weights)?;
+        let ref_policy = match (ref_policy, &frozen) {
+            (Some(tensors), _) => Some(upload(model.parameters(), &tensors)?),
+            (None, Some(frozen)) if state.ref_policy.is_some() => Some(frozen.clone()),
+            (None, _) => None,
+        };
+        self.weights = match frozen {
+            Some(frozen) => frozen.followed_by(weights),
+            None => weights,
+        };
+        (self.ref_policy, self.moments) = (ref_policy, moments);
         (self.adamw, self.steps) = (state.adamw.clone(), state.optimizer_steps);
         (self.remembered, self.rounded) = (None, None);
         self.forget_gradient();

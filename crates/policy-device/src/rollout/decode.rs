@@ -12,7 +12,6 @@ use super::sampling::{Sampler, SamplerValues};
 use super::state::{Shape, StateValues};
 use crate::decoder::{Broadcast, Decoder, Heads, MASKED, ParameterValues, Rotary, dot, zeros};
 use crate::error::{Error, Result};
-use crate::weights::DeviceWeights;
 use stablehlo::{Builder, Dtype, Module, Reducer, Save, TensorType, Value};
 
 /// A program that decodes.
@@ -38,19 +37,21 @@ struct Arguments {
 }
 
 /// What a call reads in every turn.
-struct Cache<'a> {
+pub(super) struct Cache<'a> {
     /// `[L, B, K, S, D]`.
     keys: &'a Value,
     values: &'a Value,
     /// Which columns have keys and values, `[B, C]`.
-    filled: &'a Value,
+    filled: Value,
+    /// The column of the first token of this call, `[B]`, i32.
+    base: Value,
 }
 
 /// Keys and values of the tokens of this call, `[L, B, K, W, D]`.
 #[derive(Clone)]
-struct Window {
-    keys: Value,
-    values: Value,
+pub(super) struct Window {
+    pub(super) keys: Value,
+    pub(super) values: Value,
 }
 
 impl Decode {
@@ -58,25 +59,18 @@ impl Decode {
     /// tokens of a completion (i32) to the state. It ends early when all sequences have ended.
     pub(crate) fn module(self, decoder: &Decoder, weights: Dtype) -> Result<Module> {
         let (f, config) = (Builder::new(), decoder.config());
-        let weights = DeviceWeights::declare(&f, config, weights);
+        let weights = decoder.declare(&f, weights);
         let state = self.shape.arguments(&f, config, decoder.compute());
         let arguments = Arguments {
             sampling: SamplerValues::arguments(&f),
             stop_ids: f.argument("stop_ids", TensorType::new(Dtype::I32, [self.stop_ids])),
             limit: f.argument("max_completion_length", TensorType::scalar(Dtype::I32)),
         };
-        // The column of the first token of this call.
-        let base = &state.length - state.length.like(1);
-        let columns = f.iota(1, TensorType::new(Dtype::I32, [self.shape.slots, self.columns_read]));
-        let filled = columns.lt(&base.along_first(&columns));
-        let cache = Cache { keys: &state.keys, values: &state.values, filled: &filled };
-        let mut window = state.keys.shape().to_vec();
-        window[3] = self.turns;
-        let window = zeros(&f, decoder.compute().dtype(), &window);
+        let (cache, Window { keys, values }) = self.begin(&state);
 
         let (zero, turns) = (f.scalar(0, Dtype::I32), f.scalar(self.turns as i64, Dtype::I32));
         let rows = state.rows();
-        let carried: Vec<&Value> = [&zero, &window, &window].into_iter().chain(rows).collect();
+        let carried: Vec<&Value> = [&zero, &keys, &values].into_iter().chain(rows).collect();
         let mut error = None;
         let results = f.while_loop(
             &carried,
@@ -98,12 +92,25 @@ impl Decode {
             },
         );
         let mut next = state.with_rows(&results[3..]);
-        [next.keys, next.values] = flush([&state.keys, &state.values], [&results[1], &results[2]], &base);
+        [next.keys, next.values] = cache.flush(&Window { keys: results[1].clone(), values: results[2].clone() });
         let name = "rollout_decode";
         match error {
             Some(source) => Err(Error::Program { program: name.into(), source }),
             None => next.finish(f, name),
         }
+    }
+
+    /// What a call reads of a state, and a window without tokens.
+    pub(super) fn begin(self, state: &StateValues) -> (Cache<'_>, Window) {
+        let f = state.keys.builder();
+        let base = &state.length - state.length.like(1);
+        let columns = f.iota(1, TensorType::new(Dtype::I32, [self.shape.slots, self.columns_read]));
+        let filled = columns.lt(&base.along_first(&columns));
+        let mut window = state.keys.shape().to_vec();
+        window[3] = self.turns;
+        let window = zeros(&f, state.keys.dtype(), &window);
+        let cache = Cache { keys: &state.keys, values: &state.values, filled, base };
+        (cache, Window { keys: window.clone(), values: window })
     }
 
     /// One more token of every sequence that has not ended.
@@ -149,7 +156,7 @@ impl Decode {
     }
 
     /// Logits `[B, V]` behind the last token of every sequence, and the window with the keys and values of that token.
-    fn forward(
+    pub(super) fn forward(
         self,
         decoder: &Decoder,
         weights: &ParameterValues,
@@ -166,7 +173,7 @@ impl Decode {
         let numbers = f.iota(0, TensorType::new(Dtype::I32, [layers]));
         let columns = f.iota(1, TensorType::new(Dtype::I32, [slots, self.turns]));
         let done = columns.lt(&turn.broadcast_in_dim(columns.shape(), &[]));
-        let Cache { keys, values, filled } = cache;
+        let Cache { keys, values, filled, .. } = cache;
         let constants = [rotary.cos(), rotary.sin(), keys, values, filled, &window.keys, &window.values, &done];
         let scanned = decoder.over_layers(weights, &[&x], &[&numbers], &constants, Save::Carry, |layer, of| {
             let [cos, sin, keys, values, filled, window_keys, window_values, done] = of.constants else {
@@ -250,20 +257,22 @@ fn attend_parts(decoder: &Decoder, heads: &Heads, parts: &[Part; 2]) -> Value {
     (&mixed / sum.along_first(&mixed)).reshape(&[*b, 1, kv * r * d])
 }
 
-/// The caches `[L, B, K, S, D]` with the windows `[L, B, K, W, D]` from column `base` `[B]` on, row by row. Of a sequence that has ended,
-/// what is behind its end is overwritten by nothing, because nobody reads it any more.
-fn flush(caches: [&Value; 2], windows: [&Value; 2], base: &Value) -> [Value; 2] {
-    let f = base.builder();
-    let zero = f.scalar(0, Dtype::I32);
-    let mut sizes = windows[0].shape().to_vec();
-    let slots = std::mem::replace(&mut sizes[1], 1);
-    let flushed = f.for_loop(slots, &caches, |row, carried| {
-        let column = base.dynamic_slice(&[row], &[1]).reshape(&[]);
-        let place = |cache: &Value, window: &Value| {
-            let tokens = window.dynamic_slice(&[&zero, row, &zero, &zero, &zero], &sizes);
-            cache.dynamic_update_slice(&tokens, &[&zero, row, &zero, &column, &zero])
-        };
-        vec![place(&carried[0], windows[0]), place(&carried[1], windows[1])]
-    });
-    [flushed[0].clone(), flushed[1].clone()]
+impl Cache<'_> {
+    /// Keys and values `[L, B, K, S, D]` with those of a window in the columns of this call, row by row. Of a sequence that has ended,
+    /// what is behind its end is overwritten by nothing, because nobody reads it any more.
+    pub(super) fn flush(&self, window: &Window) -> [Value; 2] {
+        let f = self.base.builder();
+        let zero = f.scalar(0, Dtype::I32);
+        let mut sizes = window.keys.shape().to_vec();
+        let slots = std::mem::replace(&mut sizes[1], 1);
+        let flushed = f.for_loop(slots, &[self.keys, self.values], |row, carried| {
+            let column = self.base.dynamic_slice(&[row], &[1]).reshape(&[]);
+            let place = |cache: &Value, window: &Value| {
+                let tokens = window.dynamic_slice(&[&zero, row, &zero, &zero, &zero], &sizes);
+                cache.dynamic_update_slice(&tokens, &[&zero, row, &zero, &column, &zero])
+            };
+            vec![place(&carried[0], &window.keys), place(&carried[1], &window.values)]
+        });
+        [flushed[0].clone(), flushed[1].clone()]
+    }
 }

@@ -39,23 +39,24 @@ impl Default for RolloutOptions {
 /// Its programs are compiled for the sizes that requests have, rounded up so that few of them come to be, and kept.
 #[derive(Debug)]
 pub struct DeviceRollout {
-    runtime: Runtime,
-    decoder: Decoder,
-    options: RolloutOptions,
+    pub(super) runtime: Runtime,
+    pub(super) decoder: Decoder,
+    pub(super) options: RolloutOptions,
     programs: Programs<Key>,
 }
 
 /// What distinguishes the programs of a rollout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Key {
+pub(super) enum Key {
     Empty(Shape),
     Prefill(Prompts, Dtype),
     Admit(Shape, Prompts),
     Decode(Decode, Dtype),
+    Follow(Decode, Dtype),
 }
 
 /// Prompts with keys and values, of which samples may still begin.
-struct Prefilled {
+pub(super) struct Prefilled {
     range: Range<usize>,
     prompts: Prompts,
     buffers: Vec<Buffer>,
@@ -74,17 +75,27 @@ impl DeviceRollout {
     /// # Errors
     /// [`crate::Error::Model`] for an illegal configuration, [`crate::Error::Policy`] for options without slots or tokens.
     pub fn new(runtime: &Runtime, config: &ModelConfig, compute: Compute, options: RolloutOptions) -> Result<Self> {
-        config.validate()?;
+        Self::of(runtime, Decoder::new(config, compute), options)
+    }
+
+    /// A rollout of `decoder`, whose adapters act where it has some.
+    ///
+    /// # Errors
+    /// As [`DeviceRollout::new`].
+    pub fn of(runtime: &Runtime, decoder: Decoder, options: RolloutOptions) -> Result<Self> {
+        decoder.config().validate()?;
         if options.slots == 0 || options.tokens_per_call == 0 {
             let found = format!("{} and {}", options.slots, options.tokens_per_call);
             return Err(policy::Error::argument("RolloutOptions", "at least one slot and token per call", found).into());
         }
-        let (runtime, decoder) = (runtime.clone(), Decoder::new(config, compute));
+        // Of a value head nothing is sampled.
+        let (runtime, decoder) = (runtime.clone(), decoder.without_value_head());
         Ok(Self { runtime, decoder, options, programs: Programs::new() })
     }
 
     /// `num_generations` completions per prompt, those of one prompt next to each other. What a sample becomes depends on its prompt,
     /// its number and the request's sampling only: not on the samples beside it, on the number of slots, or on the slot that it gets.
+    /// `weights` are those of the decoder's [`Decoder::parameters`].
     ///
     /// # Errors
     /// [`crate::Error::Policy`] for a request without prompts, generations or tokens, with an empty prompt, or too long for the model;
@@ -146,7 +157,7 @@ impl DeviceRollout {
     }
 
     /// Keys and values of the prompts of `range`, which are at most `at_once`.
-    fn prefill(
+    pub(super) fn prefill(
         &mut self,
         weights: &DeviceWeights,
         request: &RolloutRequest<'_>,
@@ -174,7 +185,7 @@ impl DeviceRollout {
     }
 
     /// The state with samples that begin.
-    fn admit(
+    pub(super) fn admit(
         &mut self,
         state: State,
         prefilled: &Prefilled,
@@ -253,7 +264,7 @@ impl DeviceRollout {
     }
 
     /// The program of `key`, compiled when it is first asked for.
-    fn program(&mut self, key: Key) -> Result<Arc<Program>> {
+    pub(super) fn program(&mut self, key: Key) -> Result<Arc<Program>> {
         let Self { runtime, decoder, programs, .. } = self;
         let (config, compute) = (decoder.config(), decoder.compute());
         programs.get(runtime, key, |key| match *key {
@@ -261,6 +272,7 @@ impl DeviceRollout {
             Key::Prefill(prompts, dtype) => prefill::module(decoder, dtype, prompts),
             Key::Admit(shape, prompts) => prefill::admit(config, compute, shape, prompts),
             Key::Decode(decode, dtype) => decode.module(decoder, dtype),
+            Key::Follow(decode, dtype) => decode.follow_module(decoder, dtype),
         })
     }
 }

@@ -5,6 +5,7 @@
 
 mod decode;
 mod engine;
+mod follow;
 mod prefill;
 mod sampling;
 mod sizes;
@@ -13,4 +14,6 @@ mod state;
 pub(crate) mod threefry;
 
 pub use engine::{DeviceRollout, RolloutOptions};
+pub(crate) use follow::check_sequences;
+pub(crate) use sizes::cache_columns;
 pub use sizes::{RolloutModules, RolloutSizes};

@@ -7,7 +7,6 @@ use super::state::{Shape, StateValues};
 use crate::decoder::{Broadcast, Compute, Decoder, Rotary, Rows, zeros};
 use crate::error::{Error, Result};
 use crate::runtime::finish;
-use crate::weights::DeviceWeights;
 use models::ModelConfig;
 use stablehlo::{Builder, Dtype, Module, Reducer, Save, ScatterDimensions, TensorType, Value};
 
@@ -29,7 +28,7 @@ pub(crate) struct Prompts {
 /// What is behind a prompt is zero.
 pub(crate) fn module(decoder: &Decoder, weights: Dtype, prompts: Prompts) -> Result<Module> {
     let (f, config) = (Builder::new(), decoder.config());
-    let weights = DeviceWeights::declare(&f, config, weights);
+    let weights = decoder.declare(&f, weights);
     let ids = f.argument("ids", TensorType::new(Dtype::I32, [prompts.rows, prompts.tokens]));
     let lengths = f.argument("lengths", TensorType::new(Dtype::I32, [prompts.rows]));
     let rows = Rows::of_sequences(&ids);

@@ -64,6 +64,13 @@ impl RolloutSizes {
     }
 }
 
+/// The rows and columns of the cache of a rollout of these sizes.
+pub(crate) fn cache_columns(sizes: &RolloutSizes, options: RolloutOptions) -> (usize, usize) {
+    let (sampler, ..) = Sampler::of(&Sampling::Greedy, 0);
+    let shape = sizes.shape(options, sampler);
+    (shape.slots, shape.columns)
+}
+
 impl Prompts {
     /// The sizes of a prefill of at most `count` prompts, the longest of which has `longest` tokens.
     pub(crate) fn of(count: usize, longest: usize, shape: Shape) -> Self {
@@ -122,8 +129,23 @@ impl RolloutModules {
         sampling: &Sampling,
         stop_ids: usize,
     ) -> Result<Self> {
+        Self::of(&Decoder::new(config, compute), weights, options, sizes, sampling, stop_ids)
+    }
+
+    /// Those of `decoder`, whose adapters act where it has some; `weights` is the number type of the model.
+    ///
+    /// # Errors
+    /// As [`RolloutModules::new`].
+    pub fn of(
+        decoder: &Decoder,
+        weights: Dtype,
+        options: RolloutOptions,
+        sizes: RolloutSizes,
+        sampling: &Sampling,
+        stop_ids: usize,
+    ) -> Result<Self> {
+        let (config, compute, decoder) = (decoder.config(), decoder.compute(), decoder.without_value_head());
         config.validate()?;
-        let decoder = Decoder::new(config, compute);
         let (sampler, ..) = Sampler::of(sampling, config.vocab_size);
         let shape = sizes.shape(options, sampler);
         let prompts = Prompts::of(sizes.prompts_at_once(shape), sizes.longest_prompt, shape);

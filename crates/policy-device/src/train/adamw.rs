@@ -1,9 +1,8 @@
 //! AdamW with clipping by the norm of the whole gradient, as one program whose state stays on the device.
 
-use crate::decoder::{Parameter, parameters, zeros};
+use crate::decoder::{Parameter, zeros};
 use crate::error::Result;
 use crate::runtime::{Program, Runtime, finish, read};
-use models::ModelConfig;
 use pjrt::{Argument, Buffer};
 use policy::AdamWConfig;
 use stablehlo::{Builder, Dtype, Module, Reducer, TensorType, Unary, Value};
@@ -14,7 +13,7 @@ const NUMBERS: usize = 8;
 /// What is added to the norm before the gradient is divided by it, as in PyTorch.
 const CLIP_EPSILON: f64 = 1e-6;
 
-/// The programs of the optimizer for the parameters of one model.
+/// The programs of the optimizer for the parameters of a policy that are trained.
 #[derive(Debug)]
 pub(crate) struct AdamW {
     table: Vec<Parameter>,
@@ -68,8 +67,14 @@ struct Numbers {
 }
 
 impl AdamW {
-    pub(crate) fn new(config: &ModelConfig) -> Self {
-        Self { table: parameters(config), apply: None, drop: None, zeros: None }
+    /// The optimizer of the parameters of `table`.
+    pub(crate) fn new(table: Vec<Parameter>) -> Self {
+        Self { table, apply: None, drop: None, zeros: None }
+    }
+
+    /// The number of parameters.
+    pub(crate) fn parameters(&self) -> usize {
+        self.table.len()
     }
 
     /// A buffer of zeros per parameter.

@@ -5,10 +5,12 @@ use crate::error::{Error, Result};
 use crate::runtime::{Programs, Runtime, read};
 use crate::weights::DeviceWeights;
 use backend_tpu::TokenTables;
-use backend_tpu::program::{Pass, Role, Spec};
+use backend_tpu::program::{Role, Spec};
+use grpo_core::aggregate::token_weights;
 use grpo_core::backend_api::columns::LossSums;
 use grpo_core::backend_api::evaluate::Evaluator;
-use grpo_core::batch::TokenBatch;
+use grpo_core::batch::{TokenBatch, ValueTargets};
+use grpo_core::objective::ValueLossConfig;
 use grpo_core::{LossConfig, Scores};
 use pjrt::{Argument, Buffer};
 
@@ -16,12 +18,32 @@ use pjrt::{Argument, Buffer};
 #[derive(Debug)]
 pub(crate) struct Loss {
     pub(crate) config: LossConfig,
-    programs: Programs<(Pass, TrainShape)>,
+    /// The value loss beside it.
+    pub(crate) of_values: Option<ValueLossConfig>,
+    programs: Programs<Key>,
+}
+
+/// What distinguishes the programs of a loss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Key {
+    Gradient(TrainShape),
+    /// Of a decoder with adapters, or without.
+    Score {
+        adapted: bool,
+        value_head: bool,
+        shape: TrainShape,
+    },
+    Values(TrainShape),
 }
 
 impl Loss {
     pub(crate) fn new(config: LossConfig) -> Self {
-        Self { config, programs: Programs::new() }
+        Self { config, of_values: None, programs: Programs::new() }
+    }
+
+    /// Forgets the programs, which are those of one decoder.
+    pub(crate) fn forget_programs(&mut self) {
+        self.programs = Programs::new();
     }
 
     /// Log-probabilities and entropies `[N]` of the active tokens of `batch`, the completion tokens of `rows`; 0 at the others.
@@ -31,40 +53,86 @@ impl Loss {
     pub(crate) fn score(&mut self, on: &Device<'_>, rows: &UploadedRows, batch: &TokenBatch) -> Result<Scores> {
         let spec = on.modules.head(&self.config, rows.shape.tokens)?;
         let tables = upload_tables(on.runtime, &spec, &TokenTables::new(&spec, batch, None))?;
-        let program = self
-            .programs
-            .get(on.runtime, (Pass::Score, rows.shape), |(_, shape)| on.modules.score(&self.config, *shape))?;
+        let (decoder, shape) = (on.modules.decoder(), rows.shape);
+        let key = Key::Score { adapted: decoder.adapters().is_some(), value_head: decoder.has_value_head(), shape };
+        let program = self.programs.get(on.runtime, key, |_| on.modules.score(&self.config, shape))?;
         let mut arguments = on.weights.arguments();
         arguments.extend(rows.buffers.iter().chain(&tables).map(Argument::from));
         let outputs = program.run(arguments)?;
         read_scores(&outputs, batch)
     }
 
+    /// Values `[N]` of the states before the completion tokens of `rows`, of which there are `tokens`.
+    ///
+    /// # Errors
+    /// [`Error::Policy`] for a decoder without a value head, [`Error::Device`].
+    pub(crate) fn values(&mut self, on: &Device<'_>, rows: &UploadedRows, tokens: usize) -> Result<Vec<f32>> {
+        let program = self.programs.get(on.runtime, Key::Values(rows.shape), |_| on.modules.values(rows.shape))?;
+        let mut arguments = on.weights.arguments();
+        arguments.extend(rows.buffers.iter().map(Argument::from));
+        read_tokens(&program.run_one(arguments)?, "values", tokens)
+    }
+
     /// The loss of the evaluator's batch as it was added up, and its scores; gradients are added to `sums`, which are gone when the
-    /// program fails.
+    /// program fails. With a value loss, `values` becomes what the value head gives.
     fn gradient(
         &mut self,
         on: &Device<'_>,
         rows: &UploadedRows,
         evaluator: &Evaluator<'_>,
         sums: &mut Vec<Buffer>,
+        values: &mut Vec<f32>,
     ) -> Result<(LossSums<f64>, Scores)> {
         let spec = on.modules.head(&self.config, rows.shape.tokens)?;
         let batch = evaluator.batch();
         let tables = upload_tables(on.runtime, &spec, &TokenTables::new(&spec, batch, Some(evaluator)))?;
-        let program = self
-            .programs
-            .get(on.runtime, (Pass::Gradient, rows.shape), |(_, shape)| on.modules.gradient(&self.config, *shape))?;
+        let mut tables = Vec::from(tables);
+        if self.of_values.is_some() {
+            let table = value_table(&self.config, batch, rows.shape.tokens)?;
+            tables.push(on.runtime.upload(&table, &[3, rows.shape.tokens])?);
+        }
+        let program = self.programs.get(on.runtime, Key::Gradient(rows.shape), |_| match &self.of_values {
+            Some(of_values) => on.modules.gradient_with_values(&self.config, of_values, rows.shape),
+            None => on.modules.gradient(&self.config, rows.shape),
+        })?;
         let mut arguments = on.weights.arguments();
         arguments.extend(std::mem::take(sums).into_iter().map(Argument::from));
         arguments.extend(rows.buffers.iter().chain(&tables).map(Argument::from));
         let mut outputs = program.run(arguments)?;
-        let rest = outputs.split_off(outputs.len().saturating_sub(3));
-        let values: Vec<f32> = read(&rest[0], "the loss")?;
+        let results = if self.of_values.is_some() { 4 } else { 3 };
+        let rest = outputs.split_off(outputs.len().saturating_sub(results));
+        let of_loss: Vec<f32> = read(&rest[0], "the loss")?;
         let scores = read_scores(&rest[1..], batch)?;
+        if let Some(buffer) = rest.get(3) {
+            *values = read_tokens(buffer, "values", batch.tokens())?;
+        }
         *sums = outputs;
-        Ok((LossSums::from_fn(|i| f64::from(values[i])), scores))
+        Ok((LossSums::from_fn(|i| f64::from(of_loss[i])), scores))
     }
+}
+
+/// Old values, returns and weights of the value losses of tokens, `[3, N]` with padding: the weights are those of the policy's loss.
+fn value_table(config: &LossConfig, batch: &TokenBatch, padded: usize) -> Result<Vec<f32>> {
+    let Some(ValueTargets { old_values, returns }) = batch.value_targets() else {
+        let expected = "values of the old policy and returns, which the value head is trained on";
+        return Err(policy::Error::argument("accumulate", expected, "a batch without them").into());
+    };
+    let made;
+    let weights = match batch.weights() {
+        Some(weights) => weights,
+        None => {
+            made = token_weights(config, batch)?;
+            &made
+        }
+    };
+    let mut table = vec![0.0; 3 * padded];
+    // A token without a return has no value loss.
+    for &row in batch.active_rows().iter().filter(|row| !returns[**row].is_nan()) {
+        table[row] = old_values[row];
+        table[padded + row] = returns[row];
+        table[2 * padded + row] = weights.policy[row] as f32;
+    }
+    Ok(table)
 }
 
 /// Where a loss is computed, and of which weights.
@@ -98,29 +166,34 @@ pub(crate) struct Call<'a> {
     pub(crate) on: Device<'a>,
     pub(crate) rows: &'a UploadedRows,
     pub(crate) sums: &'a mut Vec<Buffer>,
+    /// What the value head gives, where there is a value loss.
+    pub(crate) values: &'a mut Vec<f32>,
+    /// What failed, where it is no error of the loss library, through which it goes.
+    pub(crate) failed: &'a mut Option<Error>,
 }
 
 impl grpo_core::backend_api::plan::Call for Call<'_> {
     type Scores = Scores;
 
     fn score(&mut self, batch: &TokenBatch) -> grpo_core::Result<Scores> {
-        self.loss.score(&self.on, self.rows, batch).map_err(|error| of_loss(&self.on, error))
+        self.loss.score(&self.on, self.rows, batch).map_err(|error| of_loss(self.failed, error))
     }
 
     fn gradient(self, evaluator: &Evaluator<'_>) -> grpo_core::Result<(LossSums<f64>, Scores)> {
-        let Self { loss, on, rows, sums } = self;
-        loss.gradient(&on, rows, evaluator, sums).map_err(|error| of_loss(&on, error))
+        let Self { loss, on, rows, sums, values, failed } = self;
+        loss.gradient(&on, rows, evaluator, sums, values).map_err(|error| of_loss(failed, error))
     }
 }
 
-/// The error as one of the loss library, through which it goes.
-fn of_loss(on: &Device<'_>, error: Error) -> grpo_core::Error {
+/// The error as one of the loss library, which is not looked at where `failed` has one.
+fn of_loss(failed: &mut Option<Error>, error: Error) -> grpo_core::Error {
     match error {
         Error::Loss(error) => error,
-        other => grpo_core::Error::Backend {
-            backend: format!("pjrt:{}", on.runtime.kind().name()),
-            message: other.to_string(),
-        },
+        other => {
+            let message = other.to_string();
+            *failed = Some(other);
+            grpo_core::Error::Backend { backend: "pjrt".into(), message }
+        }
     }
 }
 
@@ -136,10 +209,13 @@ fn upload_tables(runtime: &Runtime, spec: &Spec, tables: &TokenTables) -> Result
 
 /// Log-probabilities and entropies of the tokens of `batch`, without padding.
 fn read_scores(outputs: &[Buffer], batch: &TokenBatch) -> Result<Scores> {
-    let column = |buffer: &Buffer, what| -> Result<Vec<f32>> {
-        let mut values = read(buffer, what)?;
-        values.truncate(batch.tokens());
-        Ok(values)
-    };
+    let column = |buffer: &Buffer, what| read_tokens(buffer, what, batch.tokens());
     Ok(Scores { logp: column(&outputs[0], "log-probabilities")?, entropy: column(&outputs[1], "entropies")? })
+}
+
+/// A number of each of `tokens` tokens, without padding.
+fn read_tokens(buffer: &Buffer, what: &str, tokens: usize) -> Result<Vec<f32>> {
+    let mut values = read(buffer, what)?;
+    values.truncate(tokens);
+    Ok(values)
 }

@@ -1,11 +1,12 @@
 //! The programs of training as values: scores, and the loss with the gradients of all parameters.
 
 use super::adamw::apply_module;
-use crate::decoder::{Compute, Decoder, Parameter, ParameterValues, Role as ParameterRole, Rows, parameters};
+use crate::decoder::{Compute, Decoder, Matrix, Parameter, ParameterValues, Role as ParameterRole, Rows};
 use crate::error::{Error, Result};
 use crate::runtime::finish;
 use backend_tpu::aot::Variant;
-use backend_tpu::program::{Mesh, Numerics, Pass, ProgramKind, Role, Spec};
+use backend_tpu::program::{Mesh, Numerics, Pass, ProgramKind, Role, Spec, ValueTable, value_gradient};
+use grpo_core::objective::ValueLossConfig;
 use grpo_core::{GradientSpec, HeadLayout, Implementation, LossConfig, PlanRequest, PolicySpec, Tiling};
 use models::ModelConfig;
 use stablehlo::{Builder, Dtype, GatherDimensions, Module, Save, TensorType, Traced, Value, trace};
@@ -21,8 +22,8 @@ pub struct TrainShape {
     pub tokens: usize,
 }
 
-/// Writes the programs of training for a decoder. Parameters and their gradients are arguments in the order of
-/// [`parameters`], all f32.
+/// Writes the programs of training for a decoder. Parameters are arguments in the order of [`Decoder::parameters`], and gradients in that of
+/// [`Decoder::trained`], all f32 but for a model beneath adapters, which may be bf16 ([`TrainModules::with_frozen`]).
 ///
 /// ```
 /// use policy_device::decoder::{Compute, Decoder};
@@ -40,6 +41,8 @@ pub struct TrainShape {
 #[derive(Clone, Debug)]
 pub struct TrainModules {
     decoder: Decoder,
+    /// The number type of the parameters of the model.
+    model: Dtype,
     save: Save,
     tiling: Tiling,
 }
@@ -56,7 +59,20 @@ const TABLES: [Role; 3] = [Role::TokenIds, Role::TokenNumbers, Role::OnPolicy];
 impl TrainModules {
     /// The programs of `decoder`, whose derivative keeps what `save` says of every layer.
     pub fn new(decoder: Decoder, save: Save) -> Self {
-        Self { decoder, save, tiling: default_tiling() }
+        Self { decoder, model: Dtype::F32, save, tiling: default_tiling() }
+    }
+
+    /// Takes the parameters of a model that is frozen beneath adapters in this number type, f32 or bf16.
+    #[must_use]
+    pub fn with_frozen(mut self, dtype: Dtype) -> Self {
+        self.model = dtype;
+        self
+    }
+
+    /// The programs of the model without adapters and value head.
+    #[must_use]
+    pub fn of_model(&self) -> Self {
+        Self { decoder: self.decoder.model(), ..self.clone() }
     }
 
     /// Cuts the logits of the fused head as `tiling` says.
@@ -69,10 +85,6 @@ impl TrainModules {
     /// The decoder.
     pub fn decoder(&self) -> &Decoder {
         &self.decoder
-    }
-
-    pub(crate) fn table(&self) -> Vec<Parameter> {
-        parameters(self.config())
     }
 
     fn config(&self) -> &ModelConfig {
@@ -96,7 +108,7 @@ impl TrainModules {
             tiling: self.tiling.clone(),
             max_tokens: tokens,
             policy: PolicySpec::Hidden { hidden, vocab, dtype, layout, bias: false },
-            gradients: GradientSpec { hidden: true, lm_head: true, bias: false },
+            gradients: GradientSpec { hidden: true, lm_head: self.trained_head().is_some(), bias: false },
         };
         // What multiplies operands in bf16 is one itself: products of f32 would need a copy of the head in f32. Logits are products of such
         // operands, which leave their results so.
@@ -105,9 +117,9 @@ impl TrainModules {
         Ok(Variant { request, numerics, mosaic: None, mesh, program }.spec()?)
     }
 
-    /// The loss of a micro-batch and the gradients of all parameters.
+    /// The loss of a micro-batch and the gradients of all parameters that are trained.
     ///
-    /// Arguments: the parameters; the sums of their gradients, which are donated; token ids i32 `[B, T]`; the index among B T positions
+    /// Arguments: the parameters; the sums of the gradients, which are donated; token ids i32 `[B, T]`; the index among B T positions
     /// that predicts each completion token, i32 `[N]`; the token tables of [`Role::TokenIds`], [`Role::TokenNumbers`] and
     /// [`Role::OnPolicy`]. Results: the sums with the gradients of the micro-batch added, the loss as [`Role::Sums`], log-probabilities
     /// and entropies `[N]`.
@@ -115,41 +127,121 @@ impl TrainModules {
     /// # Errors
     /// [`Error::Loss`] for a loss that is not legal.
     pub fn gradient(&self, loss: &LossConfig, shape: TrainShape) -> Result<Module> {
+        self.gradient_of(loss, None, shape)
+    }
+
+    /// [`TrainModules::gradient`] of a decoder with a value head, and the gradients of the value loss with it.
+    ///
+    /// One more argument, behind the others: old values, returns and weights of the tokens' value losses, f32 `[3, N]`, with a weight of 0
+    /// where there is no loss. One more result: the values `[N]`.
+    ///
+    /// # Errors
+    /// [`Error::Loss`] for a loss that is not legal.
+    pub fn gradient_with_values(
+        &self,
+        loss: &LossConfig,
+        of_values: &ValueLossConfig,
+        shape: TrainShape,
+    ) -> Result<Module> {
+        self.gradient_of(loss, Some(of_values), shape)
+    }
+
+    fn gradient_of(&self, loss: &LossConfig, of_values: Option<&ValueLossConfig>, shape: TrainShape) -> Result<Module> {
         const NAME: &str = "gradient";
-        let (spec, table) = (self.head(loss, shape.tokens)?, self.table());
+        let (spec, table, trained) =
+            (self.head(loss, shape.tokens)?, self.decoder.parameters(), self.decoder.trained());
         let f = Builder::new();
-        let weights = ParameterValues::arguments(&f, &table, Dtype::F32);
+        let weights = self.decoder.declare(&f, self.model);
         let sum = |p: &Parameter| f.argument(&format!("{}.sum", p.name()), TensorType::new(Dtype::F32, &p.shape[..]));
-        let mut sums: Vec<Value> = table.iter().map(sum).collect();
+        let mut sums: Vec<Value> = trained.iter().map(sum).collect();
         sums.iter().enumerate().for_each(|(i, sum)| f.alias(sum, i));
         let batch = self.batch(&f, &spec, shape);
+        let value_table =
+            of_values.map(|of| (of, f.argument("value_table", TensorType::new(Dtype::F32, [3, shape.tokens]))));
 
-        let forward = self.forward(&table, shape).map_err(program_error(NAME))?;
-        let arguments = self.arguments(&table, &weights, &batch);
-        let inside: Vec<usize> = (0..table.len()).filter(|i| is_inside(&table[*i])).collect();
-        let asked: Vec<usize> = (0..inside.len()).collect();
-        let (hidden, pullback) = f.vjp(&forward, &arguments, &asked).map_err(program_error(NAME))?;
+        let outputs = if of_values.is_some() { Outputs::HiddenAndValues } else { Outputs::Hidden };
+        let forward = self.forward(&table, shape, outputs).map_err(program_error(NAME))?;
+        let arguments = self.arguments(&table, &weights, &batch, outputs);
+        // Places among the arguments of the function, and among the sums, of what it is differentiated with respect to.
+        let place = |role| trained.iter().position(|p| p.role == role);
+        let inside = table.iter().filter(|p| outputs.depend_on(p.role)).enumerate();
+        let (asked, places): (Vec<usize>, Vec<usize>) = inside.filter_map(|(i, p)| Some((i, place(p.role)?))).unzip();
+        let (results, pullback) = match asked.is_empty() {
+            // With adapters of nothing but the head.
+            true => (f.call(&forward, &arguments), None),
+            false => {
+                let (results, pullback) = f.vjp(&forward, &arguments, &asked).map_err(program_error(NAME))?;
+                (results, Some(pullback))
+            }
+        };
+        let (hidden, values) = (&results[0], results.get(1));
+        let dvalues = values.zip(value_table.as_ref()).map(|(values, (of, table))| {
+            let row = |i: usize| table.slice(&[i, 0], &[i + 1, shape.tokens]).reshape(&[shape.tokens]);
+            let [old_values, returns, weights] = [row(0), row(1), row(2)];
+            value_gradient(of, ValueTable { values, old_values: &old_values, returns: &returns, weights: &weights })
+        });
 
-        let of_head = table.iter().position(|p| p.role == self.head_role()).unwrap_or_default();
+        let adapter = weights.adapter(Matrix::LmHead);
+        let of_head = match adapter {
+            // What the head becomes with it is a tensor of its own, and so is its gradient.
+            Some(_) => Some(f.splat(0.0, spec.type_of(Role::GradLmHead))),
+            None => self.trained_head().and_then(place).map(|i| sums[i].clone()),
+        };
         let zeros = f.splat(0.0, spec.type_of(Role::GradHidden));
-        let sums_of_loss = [(Role::GradHidden, zeros), (Role::GradLmHead, sums[of_head].clone())];
-        let results =
-            spec.operations(&f, Pass::Gradient, self.to_head(&weights, &hidden[0], batch.tables, sums_of_loss))?;
-        let result = |role: Role| match results.iter().find(|(r, _)| *r == role) {
+        let sums_of_loss = std::iter::once((Role::GradHidden, zeros)).chain(of_head.map(|sum| (Role::GradLmHead, sum)));
+        let to_head = self.to_head(&weights, hidden, batch.tables, sums_of_loss);
+        let of_loss = spec.operations(&f, Pass::Gradient, to_head)?;
+        let result = |role: Role| match of_loss.iter().find(|(r, _)| *r == role) {
             Some((_, value)) => value,
             None => unreachable!("the program of gradients returns {role:?}"),
         };
 
-        sums[of_head] = result(Role::GradLmHead).clone();
-        let dhidden = result(Role::GradHidden).convert(hidden[0].dtype());
-        let begun: Vec<&Value> = inside.iter().map(|index| &sums[*index]).collect();
-        // The sums of layers are added to where they are, within the loop over layers.
-        let added = pullback.add_to(&[&dhidden], &begun);
-        inside.into_iter().zip(added).for_each(|(index, sum)| sums[index] = sum);
-        let sums = table.iter().zip(&sums).map(|(p, sum)| (p.name(), sum));
+        if let Some(adapter) = adapter {
+            let types = adapter.map(|value| value.ty().clone());
+            let low_rank = trace(&types, |_, values| vec![self.decoder.low_rank([&values[0], &values[1]])]);
+            let low_rank = low_rank.map_err(program_error(NAME))?;
+            let (_, pullback) = f.vjp(&low_rank, &adapter, &[0, 1]).map_err(program_error(NAME))?;
+            let places = [ParameterRole::LoraA(Matrix::LmHead), ParameterRole::LoraB(Matrix::LmHead)].map(place);
+            let places: Vec<usize> = places.into_iter().flatten().collect();
+            let begun: Vec<&Value> = places.iter().map(|i| &sums[*i]).collect();
+            let added = pullback.add_to(&[result(Role::GradLmHead)], &begun);
+            places.into_iter().zip(added).for_each(|(i, sum)| sums[i] = sum);
+        } else if let Some(i) = self.trained_head().and_then(place) {
+            sums[i] = result(Role::GradLmHead).clone();
+        }
+        if let Some(pullback) = pullback {
+            let dhidden = result(Role::GradHidden).convert(hidden.dtype());
+            let cotangents: Vec<&Value> = std::iter::once(&dhidden).chain(&dvalues).collect();
+            let begun: Vec<&Value> = places.iter().map(|i| &sums[*i]).collect();
+            // The sums of layers are added to where they are, within the loop over layers.
+            let added = pullback.add_to(&cotangents, &begun);
+            places.into_iter().zip(added).for_each(|(i, sum)| sums[i] = sum);
+        }
+        let sums = trained.iter().zip(&sums).map(|(p, sum)| (p.name(), sum));
         let of_loss = [Role::Sums, Role::Logp, Role::Entropy].map(|role| (role.name(), result(role)));
-        let results: Vec<(&str, &Value)> = sums.chain(of_loss).collect();
+        let results: Vec<(&str, &Value)> = sums.chain(of_loss).chain(values.map(|values| ("values", values))).collect();
         finish(f.clone(), NAME, &results)
+    }
+
+    /// Values `[N]` of the states before a micro-batch's completion tokens, f32, of a decoder with a value head. Arguments: the parameters,
+    /// token ids i32 `[B, T]`, and the index that predicts each completion token, i32 `[N]`.
+    ///
+    /// # Errors
+    /// [`Error::Policy`] for a decoder without a value head.
+    pub fn values(&self, shape: TrainShape) -> Result<Module> {
+        const NAME: &str = "values";
+        if !self.decoder.has_value_head() {
+            return Err(policy::Error::NoValueHead.into());
+        }
+        let table = self.decoder.parameters();
+        let f = Builder::new();
+        let weights = self.decoder.declare(&f, self.model);
+        let [ids, positions] = rows(&f, shape);
+        let batch = Batch { ids, positions, tables: vec![] };
+        let outputs = Outputs::HiddenAndValues;
+        let forward = self.forward(&table, shape, outputs).map_err(program_error(NAME))?;
+        let results = f.call(&forward, &self.arguments(&table, &weights, &batch, outputs));
+        finish(f.clone(), NAME, &[(NAME, &results[1])])
     }
 
     /// Log-probabilities and entropies `[N]` of a micro-batch's completion tokens, from the same tiles as those of
@@ -159,18 +251,18 @@ impl TrainModules {
     /// As [`TrainModules::gradient`].
     pub fn score(&self, loss: &LossConfig, shape: TrainShape) -> Result<Module> {
         const NAME: &str = "score";
-        let (spec, table) = (self.head(loss, shape.tokens)?, self.table());
+        let (spec, table) = (self.head(loss, shape.tokens)?, self.decoder.parameters());
         let f = Builder::new();
-        let weights = ParameterValues::arguments(&f, &table, Dtype::F32);
+        let weights = self.decoder.declare(&f, self.model);
         let batch = self.batch(&f, &spec, shape);
-        let forward = self.forward(&table, shape).map_err(program_error(NAME))?;
-        let hidden = f.call(&forward, &self.arguments(&table, &weights, &batch));
+        let forward = self.forward(&table, shape, Outputs::Hidden).map_err(program_error(NAME))?;
+        let hidden = f.call(&forward, &self.arguments(&table, &weights, &batch, Outputs::Hidden));
         let results = spec.operations(&f, Pass::Score, self.to_head(&weights, &hidden[0], batch.tables, []))?;
         let results: Vec<(&str, &Value)> = results.iter().map(|(role, value)| (role.name(), value)).collect();
         finish(f.clone(), NAME, &results)
     }
 
-    /// A step of AdamW over all parameters.
+    /// A step of AdamW over all parameters that are trained.
     ///
     /// Arguments, all donated but the last: parameters, first and second moments, sums of gradients, and the scalars of the step, f32
     /// `[8]`. Results: the same without the scalars, the sums being zero, and f32 `[3]`: the norm of the gradient, whether it is within its
@@ -179,47 +271,63 @@ impl TrainModules {
     /// # Errors
     /// [`Error::Program`], a defect of this crate.
     pub fn adamw(&self) -> Result<Module> {
-        apply_module(&self.table())
+        apply_module(&self.decoder.trained())
     }
 
     /// Declares what a program takes of a micro-batch.
     fn batch(&self, f: &Builder, spec: &Spec, shape: TrainShape) -> Batch {
-        let indices = |shape: &[usize]| TensorType::new(Dtype::I32, shape);
+        let [ids, positions] = rows(f, shape);
         Batch {
-            ids: f.argument("ids", indices(&[shape.rows, shape.length])),
-            positions: f.argument("positions", indices(&[shape.tokens])),
+            ids,
+            positions,
             tables: TABLES.map(|role| (role, f.argument(role.name(), spec.type_of(role)))).to_vec(),
         }
     }
 
-    /// The role of the LM head among the parameters.
-    fn head_role(&self) -> ParameterRole {
-        if self.config().tie_word_embeddings { ParameterRole::EmbedTokens } else { ParameterRole::LmHead }
+    /// The role of the parameter by which the LM head is trained, where it is: the head, the embedding that is the head, or an adapter.
+    fn trained_head(&self) -> Option<ParameterRole> {
+        let trained = self.decoder.trained();
+        let tied = self.config().tie_word_embeddings;
+        let head = if tied { ParameterRole::EmbedTokens } else { ParameterRole::LmHead };
+        [head, ParameterRole::LoraB(Matrix::LmHead)].into_iter().find(|role| trained.iter().any(|p| p.role == *role))
     }
 
     /// What the head takes, with hidden states that the compiler leaves as they are: scoring and loss see the same bits.
-    fn to_head<const S: usize>(
+    fn to_head(
         &self,
         weights: &ParameterValues,
         hidden: &Value,
         tables: Vec<(Role, Value)>,
-        sums: [(Role, Value); S],
+        sums: impl IntoIterator<Item = (Role, Value)>,
     ) -> Vec<(Role, Value)> {
         let hidden = hidden.builder().optimization_barrier(&[hidden]).swap_remove(0);
-        [(Role::Hidden, hidden), (Role::LmHead, weights.head().clone())].into_iter().chain(tables).chain(sums).collect()
+        let narrow = self.decoder.compute().dtype();
+        let head = match weights.adapter(Matrix::LmHead) {
+            Some(adapter) => (weights.head().convert(Dtype::F32) + self.decoder.low_rank(adapter)).convert(narrow),
+            // Rounded where it is multiplied.
+            None if weights.head().dtype() == Dtype::F32 => weights.head().clone(),
+            None => weights.head().convert(narrow),
+        };
+        [(Role::Hidden, hidden), (Role::LmHead, head)].into_iter().chain(tables).chain(sums).collect()
     }
 
     /// What [`TrainModules::forward`] takes.
-    fn arguments<'a>(&self, table: &[Parameter], weights: &'a ParameterValues, batch: &'a Batch) -> Vec<&'a Value> {
-        let inside = table.iter().filter(|p| is_inside(p)).map(|p| &weights[p.role]);
+    fn arguments<'a>(
+        &self,
+        table: &[Parameter],
+        weights: &'a ParameterValues,
+        batch: &'a Batch,
+        outputs: Outputs,
+    ) -> Vec<&'a Value> {
+        let inside = table.iter().filter(|p| outputs.depend_on(p.role)).map(|p| &weights[p.role]);
         inside.chain([&batch.ids, &batch.positions]).collect()
     }
 
-    /// The function of the parameters but an LM head of its own, the ids and the positions, to the hidden states `[N, H]` there.
-    fn forward(&self, table: &[Parameter], shape: TrainShape) -> Result<Traced, stablehlo::Error> {
-        let inside: Vec<&Parameter> = table.iter().filter(|p| is_inside(p)).collect();
+    /// The function of the parameters that the outputs depend on, the ids and the positions, to the outputs there.
+    fn forward(&self, table: &[Parameter], shape: TrainShape, outputs: Outputs) -> Result<Traced, stablehlo::Error> {
+        let inside: Vec<&Parameter> = table.iter().filter(|p| outputs.depend_on(p.role)).collect();
         let indices = |shape: &[usize]| TensorType::new(Dtype::I32, shape);
-        let types = inside.iter().map(|p| TensorType::new(Dtype::F32, &p.shape[..]));
+        let types = inside.iter().map(|p| TensorType::new(p.dtype(self.model), &p.shape[..]));
         let types: Vec<TensorType> =
             types.chain([indices(&[shape.rows, shape.length]), indices(&[shape.tokens])]).collect();
         let mut failed = None;
@@ -228,7 +336,11 @@ impl TrainModules {
             let weights = ParameterValues::new(inside.iter().map(|p| p.role).zip(parameters.iter().cloned()));
             let rows = Rows::of_sequences(&batch[0]);
             match self.decoder.residual(&weights, &rows, self.save.clone()) {
-                Ok(x) => vec![self.decoder.final_norm(&weights, &take_rows(&x, &batch[1]))],
+                Ok(x) => {
+                    let hidden = self.decoder.final_norm(&weights, &take_rows(&x, &batch[1]));
+                    let values = (outputs == Outputs::HiddenAndValues).then(|| self.decoder.values(&weights, &hidden));
+                    std::iter::once(hidden).chain(values).collect()
+                }
                 Err(error) => {
                     failed = Some(error);
                     vec![]
@@ -242,15 +354,39 @@ impl TrainModules {
     }
 }
 
+/// What a forward pass returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outputs {
+    /// The hidden states `[N, H]` at the positions that predict completion tokens.
+    Hidden,
+    /// These, and what the value head makes of them, `[N]`.
+    HiddenAndValues,
+}
+
+impl Outputs {
+    /// Whether the parameter of this role acts on them: all but an LM head of its own, the adapter of the head, and a value head that is
+    /// not asked.
+    fn depend_on(self, role: ParameterRole) -> bool {
+        match role {
+            ParameterRole::LmHead | ParameterRole::LoraA(Matrix::LmHead) | ParameterRole::LoraB(Matrix::LmHead) => {
+                false
+            }
+            ParameterRole::ValueHead | ParameterRole::ValueHeadBias => self == Self::HiddenAndValues,
+            _ => true,
+        }
+    }
+}
+
+/// Declares the token ids `[B, T]` and the positions `[N]` of a micro-batch.
+fn rows(f: &Builder, shape: TrainShape) -> [Value; 2] {
+    let indices = |shape: &[usize]| TensorType::new(Dtype::I32, shape);
+    [f.argument("ids", indices(&[shape.rows, shape.length])), f.argument("positions", indices(&[shape.tokens]))]
+}
+
 /// Room for 2048 rows of bf16 logits of 152 thousand tokens. Every chunk reads the head and its gradient: of Qwen2.5-0.5B, 8192 tokens in 4
 /// chunks are estimated at 12 ms on v6e; in 8 chunks of f32 logits it was 25 ms, and in 38 chunks of 216 rows 53 ms.
 pub(crate) fn default_tiling() -> Tiling {
     Tiling { workspace_budget: 640 << 20, ..Tiling::default() }
-}
-
-/// Whether the hidden states depend on a parameter: on all but an LM head of its own.
-fn is_inside(parameter: &Parameter) -> bool {
-    parameter.role != ParameterRole::LmHead
 }
 
 /// The rows `[N, H]` of `x` `[B, T, H]` at `positions` `[N]`.

@@ -1,11 +1,11 @@
 //! The programs of training through the TPU compiler.
 
 use crate::compile_at;
-use models::ModelConfig;
+use models::{LoraConfig, ModelConfig};
 use pjrt::OptimizationLevel;
-use policy_device::decoder::{Compute, Decoder, parameters};
+use policy_device::decoder::{Adapters, Compute, Decoder, parameters};
 use policy_device::{TrainModules, TrainShape};
-use stablehlo::Save;
+use stablehlo::{Dtype, Save};
 
 fn config() -> ModelConfig {
     ModelConfig {
@@ -44,4 +44,20 @@ fn an_update_compiles_and_overwrites_what_it_changes() {
     assert!(memory.alias_bytes >= 4 * weights(), "{memory:?}");
     // Neither a second state nor a second gradient.
     assert!(memory.temp_bytes < weights() / 4, "{memory:?} of {}", weights());
+}
+
+#[test]
+fn adapters_need_no_gradients_of_the_model_beneath_them() {
+    let adapters = Adapters::new(&config(), &LoraConfig { r: 8, ..LoraConfig::default() }).expect("targets");
+    let decoder = Decoder::new(&config(), Compute::Bf16).with_adapters(adapters).with_value_head();
+    let trained: usize = 4 * decoder.trained().iter().map(|p| p.shape.iter().product::<usize>()).sum::<usize>();
+    let modules = TrainModules::new(decoder, Save::Carry).with_frozen(Dtype::Bf16);
+    let shape = TrainShape { rows: 2, length: 256, tokens: 256 };
+    let (loss, of_values) = (grpo_core::LossConfig::default(), grpo_core::objective::ValueLossConfig::default());
+    let module = modules.gradient_with_values(&loss, &of_values, shape).expect("a program");
+    let memory = compile_at(&module, Some(OptimizationLevel::O0));
+    assert!(memory.alias_bytes >= trained as u64, "the sums are not donated: {memory:?}");
+    // The model in bf16, and no sums of its gradients; of narrow matrices a TPU pads rows to 128 numbers.
+    assert!(memory.argument_bytes < weights(), "{memory:?} of {}", weights());
+    assert!(memory.temp_bytes < weights(), "{memory:?} of {}", weights());
 }

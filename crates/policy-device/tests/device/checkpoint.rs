@@ -1,9 +1,9 @@
 //! The committed checkpoints, and what transformers and torch made of them.
 
 use models::{ModelConfig, ModelFolder, NamedTensor, Weights};
-use policy::Sequence;
+use policy::{AdamWConfig, Sequence};
 use safetensors::{Dtype, SafeTensors};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
 pub(crate) const ALL: [&str; 6] = ["qwen2", "qwen2_5_sharded", "qwen3", "qwen3_f16", "llama3", "llama3_bf16"];
@@ -53,6 +53,31 @@ impl Checkpoint {
     pub(crate) fn completions(&self) -> Vec<Sequence> {
         let whole = self.sequences().into_iter().filter(|ids| ids.len() > 1);
         whole.map(|ids| Sequence { prompt: ids[..1].to_vec(), completion: ids[1..].to_vec() }).collect()
+    }
+}
+
+/// What torch was told, beside its results.
+pub(crate) struct Settings(HashMap<String, String>);
+
+impl Settings {
+    pub(crate) fn read(path: &Path) -> Self {
+        let bytes = std::fs::read(path).unwrap();
+        Self(SafeTensors::read_metadata(&bytes).unwrap().1.metadata().clone().unwrap())
+    }
+
+    pub(crate) fn number(&self, key: &str) -> f64 {
+        self.0[key].parse().unwrap()
+    }
+
+    pub(crate) fn adamw(&self) -> AdamWConfig {
+        AdamWConfig {
+            adam_beta1: self.number("beta1"),
+            adam_beta2: self.number("beta2"),
+            adam_epsilon: self.number("eps"),
+            weight_decay: self.number("weight_decay"),
+            max_grad_norm: self.number("max_grad_norm"),
+            skip_grad_norm: None,
+        }
     }
 }
 

@@ -4,8 +4,8 @@ use crate::checkpoint::{self, Checkpoint};
 use crate::support::{assert_close, forward, runtime};
 use pjrt::Argument;
 use policy_burn::decoder::PackedBatch;
-use policy_device::DeviceWeights;
 use policy_device::decoder::{Compute, Decoder, Rows};
+use policy_device::{DevicePolicy, DevicePolicyOptions, DeviceWeights, Error, RolloutOptions};
 use stablehlo::{Builder, Dtype, Save, TensorType};
 
 #[test]
@@ -21,6 +21,57 @@ fn logits_are_those_of_transformers() {
             let expected = checkpoint.logits(i, sequence.len());
             assert_close(&format!("{name}, sequence {i}"), found, expected, 1e-5);
         }
+    }
+}
+
+#[test]
+fn logits_of_a_policy_are_those_of_transformers_whole_and_over_the_cache() {
+    for name in checkpoint::ALL {
+        let checkpoint = Checkpoint::open(name);
+        let sequences = checkpoint.sequences();
+        let sequences: Vec<&[u32]> = sequences.iter().map(|ids| &ids[..]).collect();
+        // Several calls of the loop, of which the cache gets the tokens.
+        let rollout = RolloutOptions { tokens_per_call: 5, ..RolloutOptions::default() };
+        let options = DevicePolicyOptions { rollout, ..DevicePolicyOptions::default() };
+        let loss = grpo_core::LossConfig::default();
+        let mut policy =
+            DevicePolicy::from_weights(runtime(), checkpoint.config(), &checkpoint.weights, loss, options).unwrap();
+        let vocab = checkpoint.config().vocab_size;
+        let none = || -> Vec<Vec<f32>> { sequences.iter().map(|ids| vec![f32::NAN; ids.len() * vocab]).collect() };
+        let put = |all: &mut Vec<Vec<f32>>, sequence: usize, position: usize, logits: &[f32]| {
+            let row = &mut all[sequence][position * vocab..][..logits.len()];
+            assert!(row.iter().all(|x| x.is_nan()), "{name}: position {position} of {sequence} twice");
+            row.copy_from_slice(logits);
+        };
+        let (mut whole, mut cached) = (none(), none());
+        policy.logits(&sequences, |sequence, position, logits| put(&mut whole, sequence, position, logits)).unwrap();
+        policy.cached_logits(&sequences, |i, position, logits| put(&mut cached, i, position, logits)).unwrap();
+        for (i, ids) in sequences.iter().enumerate() {
+            let expected = checkpoint.logits(i, ids.len());
+            assert_close(&format!("{name}, sequence {i}"), &whole[i], expected, 1e-5);
+            assert_close(&format!("{name}, sequence {i}, cached"), &cached[i], expected, 1e-5);
+        }
+    }
+}
+
+#[test]
+fn logits_of_what_is_no_sequence_are_errors() {
+    let checkpoint = Checkpoint::open("qwen2");
+    let (config, loss) = (checkpoint.config(), grpo_core::LossConfig::default());
+    let options = DevicePolicyOptions::default();
+    let mut policy = DevicePolicy::from_weights(runtime(), config, &checkpoint.weights, loss, options).unwrap();
+    let long = vec![0; config.max_position_embeddings + 1];
+    for (sequences, words) in [
+        (vec![], "an empty one"),
+        (vec![&[1, 2][..], &[]], "an empty one"),
+        (vec![&long[..]], "max_position_embeddings"),
+        (vec![&[config.vocab_size as u32][..]], "vocab"),
+    ] {
+        let errors: [Error; 2] = [
+            policy.logits(&sequences, |_, _, _| {}).unwrap_err(),
+            policy.cached_logits(&sequences, |_, _, _| {}).unwrap_err(),
+        ];
+        assert!(errors.iter().all(|error| error.to_string().contains(words)), "{errors:?}");
     }
 }
 

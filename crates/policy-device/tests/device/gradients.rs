@@ -1,6 +1,6 @@
 //! Every family of models: gradients and one optimizer step are those of torch, and of the host.
 
-use crate::checkpoint::{self, Checkpoint, Tensors};
+use crate::checkpoint::{self, Checkpoint, Settings, Tensors};
 use crate::support::{assert_close, runtime};
 use grpo_core::LossConfig;
 use models::NamedTensor;
@@ -14,35 +14,45 @@ use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-fn on_device(checkpoint: &Checkpoint, options: DevicePolicyOptions) -> DevicePolicy {
+pub(crate) fn on_device(checkpoint: &Checkpoint, options: DevicePolicyOptions) -> DevicePolicy {
     let (config, weights) = (checkpoint.config(), &checkpoint.weights);
     DevicePolicy::from_weights(runtime(), config, weights, LossConfig::default(), options).unwrap()
 }
 
-fn on_host(checkpoint: &Checkpoint) -> BurnPolicy {
-    let loss = PolicyLoss {
+pub(crate) fn policy_loss() -> PolicyLoss {
+    PolicyLoss {
         config: LossConfig::default(),
         backend: Arc::new(backend_cpu::CpuBackend::new()),
         implementation: grpo_core::Implementation::Fused,
         max_tokens: 64,
-    };
-    BurnPolicy::from_weights(checkpoint.config(), &checkpoint.weights, loss).unwrap()
+    }
+}
+
+fn on_host(checkpoint: &Checkpoint) -> BurnPolicy {
+    BurnPolicy::from_weights(checkpoint.config(), &checkpoint.weights, policy_loss()).unwrap()
 }
 
 /// The sequences as two micro-batches, or one where there is one sequence.
-fn batches(sequences: &[Sequence]) -> Vec<SequenceBatch<'_>> {
+pub(crate) fn batches(sequences: &[Sequence]) -> Vec<SequenceBatch<'_>> {
     let parts = sequences.chunks(sequences.len().div_ceil(2));
     parts.map(|sequences| SequenceBatch { sequences, tokens: token_batch(sequences).unwrap() }).collect()
 }
 
-fn by_name(tensors: Vec<NamedTensor>) -> BTreeMap<String, NamedTensor> {
+pub(crate) fn by_name(tensors: Vec<NamedTensor>) -> BTreeMap<String, NamedTensor> {
     tensors.into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect()
 }
 
-fn gradients(policy: &mut DevicePolicy) -> BTreeMap<String, NamedTensor> {
+pub(crate) fn gradients(policy: &mut DevicePolicy) -> BTreeMap<String, NamedTensor> {
     let mut gradients = Vec::new();
     policy.export_gradients(&mut gradients).unwrap();
     by_name(gradients)
+}
+
+/// The gradients of a policy on the host by the names of transformers and PEFT.
+pub(crate) fn host_gradients(host: &BurnPolicy) -> BTreeMap<String, NamedTensor> {
+    let mut of_host = Vec::new();
+    host.model().export_values(host.gradients().parameters(), &mut of_host).unwrap();
+    by_name(of_host)
 }
 
 #[test]
@@ -69,9 +79,7 @@ fn assert_gradients(options: &DevicePolicyOptions) {
 
         let mut host = on_host(&checkpoint);
         host.accumulate(&parts, StepLoss::CrossEntropy { tokens }).unwrap();
-        let mut of_host = Vec::new();
-        host.model().export_values(host.gradients().parameters(), &mut of_host).unwrap();
-        let of_host = by_name(of_host);
+        let of_host = host_gradients(&host);
 
         let of_torch = checkpoint.expected.0.iter().filter_map(|(n, t)| Some((n.strip_prefix("expected.grad.")?, t)));
         let mut compared = 0;
@@ -96,18 +104,8 @@ fn an_optimizer_step_is_that_of_torch() {
             continue;
         }
         steps += 1;
-        let bytes = std::fs::read(&path).unwrap();
-        let (_, header) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
-        let settings = header.metadata().clone().unwrap();
-        let setting = |key: &str| settings[key].parse::<f64>().unwrap();
-        let adamw = AdamWConfig {
-            adam_beta1: setting("beta1"),
-            adam_beta2: setting("beta2"),
-            adam_epsilon: setting("eps"),
-            weight_decay: setting("weight_decay"),
-            max_grad_norm: setting("max_grad_norm"),
-            skip_grad_norm: None,
-        };
+        let settings = Settings::read(&path);
+        let (adamw, setting) = (settings.adamw(), |key: &str| settings.number(key));
         let sequences = checkpoint.completions();
         let tokens = sequences.iter().map(|s| s.completion.len()).sum();
         let mut policy = on_device(&checkpoint, DevicePolicyOptions::default());

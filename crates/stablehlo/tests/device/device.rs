@@ -262,3 +262,19 @@ pub fn close(found: &[f32], expected: &[f32], tolerance: f32, what: &str) {
         assert!(same, "{what}: {found:?} and should be {expected:?}");
     }
 }
+
+/// A type.
+pub(crate) fn ty(dtype: Dtype, shape: &[usize]) -> TensorType {
+    TensorType::new(dtype, shape)
+}
+
+/// Runs `build` on f32 vectors.
+pub(crate) fn on_vectors(arguments: &[&[f32]], build: impl FnOnce(&[Value]) -> Value) -> Tensor {
+    let tensors: Vec<Tensor> = arguments.iter().map(|a| Tensor::f32(a, &[a.len()])).collect();
+    run_one(&tensors, |_, values| build(values))
+}
+
+/// Small numbers that come again.
+pub(crate) fn counting(n: usize) -> Vec<f32> {
+    (0..n).map(|i| (i % 7) as f32 - 2.0).collect()
+}

@@ -44,10 +44,16 @@ impl RunPrograms {
     pub fn memory<'a>(&self, report: impl Fn(ProgramName) -> Option<&'a Report>) -> Option<Memory> {
         let sizes = self.sizes();
         let of = |bytes: usize| (sizes.parameters * bytes) as u64;
-        let (weights, moments, sums) = (of(4), of(8), of(4));
-        let rounded = if sizes.operand_bytes < 4 { of(sizes.operand_bytes) } else { 0 };
+        let trained = |bytes: usize| (sizes.trained * bytes) as u64;
+        let (moments, sums) = (trained(8), trained(4));
+        // A model beneath adapters has the number type in which tokens are sampled.
+        let (weights, rounded) = match self.is_frozen() {
+            true => (of(sizes.operand_bytes) + trained(4), 0),
+            false if sizes.operand_bytes < 4 => (trained(4), of(sizes.operand_bytes)),
+            false => (trained(4), 0),
+        };
         let reference = if sizes.ref_policy { of(4) } else { 0 };
-        let twice = if sizes.can_roll_back { weights + moments } else { 0 };
+        let twice = if sizes.can_roll_back { trained(12) } else { 0 };
         let mut totals = BTreeMap::new();
         let (mut largest, mut without, mut train) = ((0, String::new()), 0, 0);
         for name in self.names().into_iter().filter(|name| !name.is_part()) {

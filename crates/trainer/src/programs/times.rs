@@ -60,7 +60,7 @@ impl RunPrograms {
             ("optimizer".to_owned(), apply),
         ];
         let tokens = micro_batches * (sizes.rows * sizes.length) as f64;
-        let flops = 3.0 * micro_batches * self.forward_flops().iter().sum::<f64>();
+        let flops = self.passes() * micro_batches * self.forward_flops().iter().sum::<f64>();
 
         let calls = self.decode_calls();
         let decode = calls.iter().map(|(name, count)| Some(*count as f64 * time(*name)?)).sum::<Option<f64>>()?;

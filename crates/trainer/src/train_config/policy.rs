@@ -4,7 +4,7 @@ use super::{TrainConfig, check};
 use crate::error::Result;
 use backend_tpu::plugins::Kind;
 use grpo_core::Implementation;
-use policy_device::decoder::Compute;
+use policy_device::decoder::{Attention, Compute};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -26,8 +26,11 @@ pub struct PolicyConfig {
     pub device: PolicyDevice,
     /// The PJRT plugin of the device; without it, what `GRPO_PJRT_PLUGIN` names or `grpo plugin install` installed.
     pub plugin: Option<PathBuf>,
-    /// The number type in which a device of PJRT takes the operands of products. Weights, moments and gradients are f32 in both.
+    /// The number type in which a device of PJRT takes the operands of products. Weights, moments and gradients are f32 in both, but for
+    /// weights beneath adapters, which stay bf16 if that is what their files have.
     pub dtype: PolicyDtype,
+    /// How the tokens of a row attend to each other in training and scoring on a device of PJRT.
+    pub attention: PolicyAttention,
     /// The folder of compiled programs, for this and later processes; without it, `programs` beside the installed plugins.
     pub compile_cache: Option<PathBuf>,
     /// Whether a step that fails on a device of PJRT can be taken back, which takes weights and moments twice during an update. Without it
@@ -41,6 +44,7 @@ impl Default for PolicyConfig {
             device: PolicyDevice::default(),
             plugin: None,
             dtype: PolicyDtype::default(),
+            attention: PolicyAttention::default(),
             compile_cache: None,
             can_roll_back: true,
         }
@@ -76,6 +80,19 @@ pub enum PolicyDtype {
     Bfloat16,
 }
 
+/// How attention among the tokens of a row is computed. The numbers are the same up to rounding.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PolicyAttention {
+    /// In blocks where rows are longer than [`Attention::BLOCK`] tokens, materialised where they are not.
+    #[default]
+    Auto,
+    /// The scores of all pairs of tokens are there at once: memory grows with the square of the length.
+    Materialised,
+    /// In blocks of [`Attention::BLOCK`] tokens: memory grows with the length, and the derivative computes scores again.
+    Blockwise,
+}
+
 impl PolicyDevice {
     /// The kind of PJRT device; `None` for this CPU without a plugin.
     pub fn kind(self) -> Option<Kind> {
@@ -96,17 +113,28 @@ impl PolicyConfig {
             PolicyDtype::Bfloat16 => Compute::Bf16,
         }
     }
+
+    /// How tokens attend to each other.
+    pub fn attention(&self) -> Attention {
+        match self.attention {
+            PolicyAttention::Auto => Attention::Auto,
+            PolicyAttention::Materialised => Attention::Materialised,
+            PolicyAttention::Blockwise => Attention::Blockwise { block: Attention::BLOCK },
+        }
+    }
 }
 
 impl TrainConfig {
     /// Whether the device that holds the weights does what the rest of the configuration asks for.
     pub(super) fn validate_policy(&self) -> Result<()> {
-        let PolicyConfig { device, plugin, dtype, compile_cache, can_roll_back } = &self.policy;
+        let PolicyConfig { device, plugin, dtype, attention, compile_cache, can_roll_back } = &self.policy;
         if device.kind().is_none() {
             let of_device = "left out: it is for a policy.device of PJRT";
             check(plugin.is_none(), "policy.plugin", of_device, format!("{plugin:?}"))?;
             check(compile_cache.is_none(), "policy.compile_cache", of_device, format!("{compile_cache:?}"))?;
             check(*can_roll_back, "policy.can_roll_back", "true, or a policy.device of PJRT", can_roll_back)?;
+            let is_auto = *attention == PolicyAttention::Auto;
+            check(is_auto, "policy.attention", "auto, or a policy.device of PJRT", format!("{attention:?}"))?;
             let host = "float32, or a policy.device of PJRT: policy.device host computes in f32";
             return check(*dtype == PolicyDtype::Float32, "policy.dtype", host, "bfloat16");
         }
@@ -114,10 +142,6 @@ impl TrainConfig {
         check(self.grpo.backend == "cpu", "grpo.backend", on_device, &self.grpo.backend)?;
         check(self.grpo.plugin.is_none(), "grpo.plugin", on_device, format!("{:?}", self.grpo.plugin))?;
         let implementation = self.grpo.implementation;
-        check(implementation == Implementation::Fused, "grpo.implementation", on_device, implementation.name())?;
-        let host = "left out, or policy.device host: a device of PJRT trains the weights themselves";
-        check(self.lora.is_none(), "lora", host, "adapters")?;
-        let host = "one without values, or policy.device host: a device of PJRT has no value head";
-        check(self.grpo.value_loss().is_none(), "grpo.advantages.estimator", host, "gae")
+        check(implementation == Implementation::Fused, "grpo.implementation", on_device, implementation.name())
     }
 }

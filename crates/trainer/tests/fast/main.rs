@@ -3,4 +3,5 @@
 mod documents;
 mod own_policy;
 mod ppo;
+mod programs;
 mod rollout;

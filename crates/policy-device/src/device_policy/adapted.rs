@@ -1,0 +1,127 @@
+//! Policies with something beside the model: LoRA adapters, a value head.
+
+use super::layout::Layout;
+use super::{DevicePolicy, DevicePolicyOptions, modules};
+use crate::decoder::{Adapters, Decoder, Role};
+use crate::error::Result;
+use crate::rollout::DeviceRollout;
+use crate::runtime::Runtime;
+use crate::train::AdamW;
+use crate::weights::DeviceWeights;
+use grpo_core::LossConfig;
+use grpo_core::objective::ValueLossConfig;
+use models::{Adapter, LoraConfig, ModelConfig};
+use policy::Error;
+use rng::uniform_weights;
+use stablehlo::Dtype;
+use std::borrow::Cow;
+
+impl DevicePolicy {
+    /// A policy of stored weights beneath fresh LoRA adapters: [`DevicePolicy::with_lora`] of weights that stay bf16 on the device where all
+    /// of them are stored so, and f32 otherwise.
+    ///
+    /// # Errors
+    /// Those of [`DevicePolicy::from_weights`] and [`DevicePolicy::with_lora`].
+    pub fn from_weights_with_lora(
+        runtime: &Runtime,
+        config: &ModelConfig,
+        weights: &models::Weights,
+        lora: &LoraConfig,
+        seed: u64,
+        loss: LossConfig,
+        options: DevicePolicyOptions,
+    ) -> Result<Self> {
+        let dtype = match weights.mapped_dtype() {
+            models::Dtype::Bf16 => Dtype::Bf16,
+            _ => Dtype::F32,
+        };
+        let weights = DeviceWeights::from_weights(runtime, config, weights, dtype)?;
+        Self::of(runtime, config, weights, loss, options)?.with_lora(lora, seed)
+    }
+
+    /// This policy with fresh LoRA adapters, which change nothing yet and are all that is trained from here on: gradients, moments and
+    /// checkpoints are theirs alone, tokens are sampled with them, and the reference policy is the model without them. As in PEFT, A is
+    /// uniform within 1 / sqrt(in) and B is zero; values depend on `seed` only, and are those of the host.
+    ///
+    /// # Errors
+    /// [`crate::Error::Model`] for an illegal configuration or targets that the model does not have; [`crate::Error::Device`].
+    pub fn with_lora(self, lora: &LoraConfig, seed: u64) -> Result<Self> {
+        self.adapted(lora, |layout, name, shape| {
+            let count = shape.iter().product();
+            match layout.name_of(name) {
+                Some(name) if name.ends_with(".a") => {
+                    let bound = 1.0 / (shape[1] as f64).sqrt();
+                    Ok(Cow::Owned(uniform_weights(count, bound, seed, name)))
+                }
+                _ => Ok(Cow::Owned(vec![0.0; count])),
+            }
+        })
+    }
+
+    /// This policy with stored adapters, as [`DevicePolicy::with_lora`].
+    ///
+    /// # Errors
+    /// [`crate::Error::Model`] for an adapter that is not of this model; [`crate::Error::Device`].
+    pub fn with_adapter(self, adapter: &Adapter) -> Result<Self> {
+        self.adapted(adapter.config(), |_, name, shape| {
+            let stored = adapter.matrices().iter().find_map(|matrix| {
+                let is_a = matrix.lora_a() == name;
+                (is_a || matrix.lora_b() == name)
+                    .then(|| if is_a { adapter.lora_a(matrix) } else { adapter.lora_b(matrix) })
+            });
+            let tensor = stored.ok_or_else(|| Error::state(name, "a matrix of the adapter", "none"))??;
+            if tensor.shape() != shape {
+                return Err(Error::state(name, format!("shape {shape:?}"), format!("shape {:?}", tensor.shape())));
+            }
+            Ok(Cow::Owned(tensor.to_vec()))
+        })
+    }
+
+    /// Gives the decoder a value head, of zeros, which is trained with this loss.
+    ///
+    /// # Errors
+    /// [`crate::Error::Loss`] for settings that are not legal; [`crate::Error::Device`].
+    pub fn with_value_head(mut self, loss: ValueLossConfig) -> Result<Self> {
+        loss.validate()?;
+        let decoder = self.modules.decoder().clone().with_value_head();
+        let table = decoder.parameters().into_iter().filter(|p| is_value_head(p.role)).collect();
+        let zeros = |_: &str, shape: &[usize]| Ok(Cow::Owned(vec![0.0; shape.iter().product()]));
+        let value_head = DeviceWeights::from_values(&self.runtime, table, Dtype::F32, zeros)?;
+        let weights = self.weights()?.subset(|role| !is_value_head(role)).followed_by(value_head);
+        self.grpo.of_values = Some(loss);
+        self.rebuilt(decoder, weights)
+    }
+
+    fn adapted<'a>(
+        self,
+        lora: &LoraConfig,
+        values: impl Fn(&Layout, &str, &[usize]) -> policy::Result<Cow<'a, [f32]>>,
+    ) -> Result<Self> {
+        let adapters = Adapters::new(self.config(), lora)?;
+        let table = adapters.parameters(self.config());
+        let decoder = self.modules.decoder().clone().with_adapters(adapters);
+        let layout = Layout::of_trained(&decoder);
+        let added =
+            DeviceWeights::from_values(&self.runtime, table, Dtype::F32, |name, shape| values(&layout, name, shape))?;
+        let weights = self.weights()?;
+        let (of_model, value_head) = (weights.subset(Role::is_of_model), weights.subset(is_value_head));
+        self.rebuilt(decoder, of_model.followed_by(added).followed_by(value_head))
+    }
+
+    /// This policy with another decoder and its weights: nothing is trained yet.
+    fn rebuilt(mut self, decoder: Decoder, weights: DeviceWeights) -> Result<Self> {
+        self.optimizer = AdamW::new(decoder.trained());
+        self.rollout = DeviceRollout::of(&self.runtime, decoder.clone(), self.options.rollout)?;
+        self.modules = modules(decoder, weights.dtype(), &self.options);
+        (self.weights, self.ref_policy, self.rounded) = (weights, None, None);
+        (self.steps, self.moments, self.remembered) = (0, None, None);
+        self.grpo.forget_programs();
+        self.cross_entropy.forget_programs();
+        self.forget_gradient();
+        Ok(self)
+    }
+}
+
+fn is_value_head(role: Role) -> bool {
+    matches!(role, Role::ValueHead | Role::ValueHeadBias)
+}

@@ -1,0 +1,142 @@
+//! What a training on a device takes, said before anything is loaded.
+//!
+//! Legend: L layers, B rows, T tokens of a row, N completion tokens, V vocabulary, H residual stream, K key/value heads, D width of a
+//! head.
+
+use crate::decoder::Compute;
+use crate::device_policy::DevicePolicyOptions;
+use crate::rollout::{RolloutSizes, cache_columns};
+use crate::train::TrainShape;
+use models::{MemoryTable, ModelConfig, Trained, TrainingMemory};
+
+/// What makes a run take less memory of its device.
+pub const KNOBS: &str = "grpo.gradient_accumulation_steps (more micro-batches of fewer rows), rollout.max_completion_length and \
+    data.max_prompt_length (shorter rows), rollout.batch_size (fewer sequences that decode side by side), policy.dtype bfloat16, \
+    policy.attention blockwise (no scores of all pairs of tokens), and policy.can_roll_back false (weights and moments once) need less";
+
+const MICRO_BATCH: &str = "grpo.gradient_accumulation_steps (more micro-batches of fewer rows), rollout.max_completion_length and \
+    data.max_prompt_length (shorter rows), policy.dtype bfloat16, and policy.attention blockwise (no scores of all pairs of tokens) need \
+    less";
+const ROLLOUT: &str = "rollout.batch_size (fewer sequences that decode side by side), rollout.max_completion_length and \
+    data.max_prompt_length (shorter sequences), and policy.dtype bfloat16 need less";
+const UPDATE: &str = "policy.can_roll_back false (weights and moments once) and a smaller model need less";
+
+/// What makes the program of this name take less.
+pub(crate) fn knobs_of(program: &str) -> &'static str {
+    match program {
+        "gradient" | "score" => MICRO_BATCH,
+        "adamw" => UPDATE,
+        name if name.starts_with("rollout") => ROLLOUT,
+        _ => KNOBS,
+    }
+}
+
+/// The sizes of a training, which say how much memory it takes beside its weights.
+///
+/// ```
+/// use models::ModelConfig;
+/// use policy_device::{DevicePolicyOptions, RolloutSizes, TrainShape, TrainingSizes};
+///
+/// let sizes = TrainingSizes {
+///     micro_batch: TrainShape { rows: 8, length: 256, tokens: 1024 },
+///     rollout: RolloutSizes { prompts: 8, longest_prompt: 128, num_generations: 8, max_completion_length: 128 },
+///     weights: models::Dtype::F32,
+///     adapters: None,
+///     ref_policy: false,
+/// };
+/// let table = sizes.memory(&ModelConfig::default(), &DevicePolicyOptions::default());
+/// assert!(table.to_string().contains("first moments (float32)"));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TrainingSizes {
+    /// Rows and tokens of a micro-batch.
+    pub micro_batch: TrainShape,
+    /// The sizes of a rollout.
+    pub rollout: RolloutSizes,
+    /// The number type of the model's weights: f32 where they are trained.
+    pub weights: models::Dtype,
+    /// The number of weights of adapters, which are all that is trained then; `None` where the model is.
+    pub adapters: Option<u64>,
+    /// Whether there is a reference policy with weights of its own: not where it is the model beneath adapters.
+    pub ref_policy: bool,
+}
+
+impl TrainingSizes {
+    /// The least that the training takes, part by part: what a compiler adds for its own temporaries is not in it.
+    pub fn memory(&self, config: &ModelConfig, options: &DevicePolicyOptions) -> MemoryTable {
+        let (single, count) = (size_of::<f32>() as u64, config.parameter_count());
+        let operand = options.compute.dtype().bytes() as u64;
+        let reference = self.ref_policy.then_some(models::Dtype::F32);
+        let trained = self.adapters.map_or(Trained::All, Trained::Adapters);
+        let of_state = TrainingMemory { weights: count, dtype: self.weights, trained, reference }.table();
+        let mut table = MemoryTable::new();
+        // The sums of gradients stay on the device between updates.
+        let of_updates = of_state.phases().iter().flat_map(|(_, rows)| rows);
+        of_state.rows().iter().chain(of_updates).for_each(|(part, bytes)| table.push(part.as_str(), *bytes));
+        if options.compute == Compute::Bf16 && self.weights != models::Dtype::Bf16 {
+            table.push("weights for sampling (bfloat16)", count * operand);
+        }
+        let product = |sizes: &[usize]| sizes.iter().fold(1, |product: u64, size| product.saturating_mul(*size as u64));
+        let TrainShape { rows, length, tokens } = self.micro_batch;
+        let (layers, vocab) = (config.num_hidden_layers, config.vocab_size);
+        // Of every layer at least what goes into it is kept.
+        let carried = product(&[layers, rows, length, config.hidden_size]).saturating_mul(operand);
+        table.push_in("micro-batches", "activations between layers", carried);
+        let budget = options.tiling.workspace_budget as u64;
+        table.push_in("micro-batches", "logits", product(&[tokens, vocab]).saturating_mul(single).min(budget));
+        if options.can_roll_back {
+            let trained = self.adapters.unwrap_or(count);
+            table.push_in("updates", "weights and moments to go back to (float32)", trained.saturating_mul(3 * single));
+        }
+        let (slots, columns) = cache_columns(&self.rollout, options.rollout);
+        let heads = config.num_key_value_heads * config.head_dim();
+        let cache = product(&[2, layers, slots, columns, heads]).saturating_mul(operand);
+        table.push_in("sampling", "keys and values", cache);
+        table.push_in("sampling", "logits", product(&[slots, vocab]).saturating_mul(single));
+        table
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_knobs_name_makes_a_training_smaller() {
+        let config = ModelConfig { max_position_embeddings: 4096, ..ModelConfig::default() };
+        let sizes = TrainingSizes {
+            micro_batch: TrainShape { rows: 64, length: 2048, tokens: 64 * 1024 },
+            rollout: RolloutSizes { prompts: 1, longest_prompt: 8, num_generations: 1, max_completion_length: 8 },
+            weights: models::Dtype::F32,
+            adapters: None,
+            ref_policy: false,
+        };
+        let options = DevicePolicyOptions::default();
+        let total = sizes.memory(&config, &options).total();
+        // Weights, two moments, gradients; 64 rows of 2048 tokens, whose residual stream every layer keeps.
+        let state = 16 * config.parameter_count();
+        let carried = (4 * 2 * 64 * 2048 * config.hidden_size) as u64;
+        let logits = ((64 * 1024 * config.vocab_size * 4) as u64).min(options.tiling.workspace_budget as u64);
+        assert_eq!(total, state + carried + logits);
+        let half = TrainingSizes { micro_batch: TrainShape { rows: 32, ..sizes.micro_batch }, ..sizes };
+        assert_eq!(half.memory(&config, &options).total(), total - carried / 2);
+        let narrow = DevicePolicyOptions { compute: Compute::Bf16, ..options.clone() };
+        assert_eq!(sizes.memory(&config, &narrow).total(), total + 2 * config.parameter_count() - carried / 2);
+
+        // Where weights are most of it, an update has them twice.
+        let small = TrainingSizes { micro_batch: TrainShape { rows: 1, length: 16, tokens: 16 }, ..sizes };
+        let wide = ModelConfig { hidden_size: 1024, intermediate_size: 4096, ..config.clone() };
+        let once = DevicePolicyOptions { can_roll_back: false, ..options.clone() };
+        let [twice, once] = [&options, &once].map(|options| small.memory(&wide, options).total());
+        assert_eq!(twice, 28 * wide.parameter_count());
+        assert!(once < 17 * wide.parameter_count());
+        let adapted = TrainingSizes { adapters: Some(1000), weights: models::Dtype::Bf16, ..small };
+        assert!(adapted.memory(&wide, &options).total() < 3 * wide.parameter_count());
+        // A cache for longer sequences takes more.
+        let longer = RolloutSizes { prompts: 8, num_generations: 8, max_completion_length: 3000, ..sizes.rollout };
+        let sampled = TrainingSizes { rollout: longer, ..sizes };
+        assert!(sampled.memory(&config, &options).total() > total);
+        let compared = TrainingSizes { ref_policy: true, ..small };
+        assert_eq!(compared.memory(&wide, &options).total(), 32 * wide.parameter_count());
+    }
+}

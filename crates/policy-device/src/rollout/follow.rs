@@ -1,0 +1,173 @@
+//! Logits of given tokens, computed as those that are sampled from: prefill, admission, and turns over the cache and its window.
+//!
+//! Legend: B slots, W turns of a call, V vocabulary.
+
+use super::decode::{Decode, Window};
+use super::engine::{DeviceRollout, Key, RolloutOptions};
+use super::sampling::Sampler;
+use super::sizes::{RolloutSizes, columns_read, places};
+use super::slots::Admission;
+use super::state::{State, StateValues};
+use crate::decoder::Decoder;
+use crate::error::{Error, Result};
+use crate::runtime::{finish, read};
+use crate::weights::DeviceWeights;
+use models::ModelConfig;
+use pjrt::Argument;
+use policy::{RolloutRequest, Sampling};
+use stablehlo::{Builder, Dtype, Module, TensorType, Value};
+
+/// Sequences that are followed side by side, each with W rows of logits.
+const SEQUENCES: usize = 8;
+
+/// Checks that the model has every token of sequences that are neither empty nor too long for it.
+///
+/// # Errors
+/// [`Error::Policy`], [`Error::Model`].
+pub(crate) fn check_sequences(config: &ModelConfig, sequences: &[&[u32]]) -> Result<()> {
+    if sequences.iter().any(|ids| ids.is_empty()) || sequences.is_empty() {
+        return Err(policy::Error::argument("logits", "sequences of at least one token", "an empty one").into());
+    }
+    let limit = config.max_position_embeddings;
+    if let Some(length) = sequences.iter().map(|ids| ids.len()).find(|length| *length > limit) {
+        return Err(policy::Error::TooLong { what: "sequence", length, limit }.into());
+    }
+    match sequences.iter().copied().flatten().find(|id| **id as usize >= config.vocab_size) {
+        Some(&id) => Err(models::Error::UnknownToken { id, vocab_size: config.vocab_size }.into()),
+        None => Ok(()),
+    }
+}
+
+/// The first tokens of a sequence, and what of them is a prompt.
+struct Followed<'a> {
+    /// The number of the sequence.
+    sequence: usize,
+    ids: &'a [u32],
+    /// The number of tokens of the prompt.
+    prompt: usize,
+}
+
+impl Followed<'_> {
+    /// The positions that turns compute: that of the prompt's last token, and those behind it.
+    fn turns(&self) -> usize {
+        self.ids.len() - self.prompt + 1
+    }
+}
+
+impl DeviceRollout {
+    /// Hands the logits `[V]` of every position of every sequence to `see`, with the number of the sequence and the position, computed as
+    /// in sampling. Logits before the middle of a sequence come from turns behind a prompt of its first token, those from there on from
+    /// turns behind a prompt of its first half: both the prefill and the decode loop are in them.
+    ///
+    /// # Errors
+    /// [`Error::Policy`] for a sequence without tokens or one that is too long, [`Error::Model`] for an unknown token,
+    /// [`Error::Device`].
+    pub fn logits(
+        &mut self,
+        weights: &DeviceWeights,
+        sequences: &[&[u32]],
+        mut see: impl FnMut(usize, usize, &[f32]),
+    ) -> Result<()> {
+        check_sequences(self.decoder.config(), sequences)?;
+        let halves = sequences.iter().enumerate().flat_map(|(sequence, ids)| {
+            let half = ids.len().div_ceil(2);
+            [Followed { sequence, ids: &ids[..half - 1], prompt: 1 }, Followed { sequence, ids, prompt: half }]
+        });
+        // A sequence of one or two tokens has nothing before its middle.
+        let halves: Vec<Followed<'_>> = halves.filter(|followed| followed.prompt <= followed.ids.len()).collect();
+        halves.chunks(SEQUENCES).try_for_each(|part| self.follow(weights, part, &mut see))
+    }
+
+    fn follow(
+        &mut self,
+        weights: &DeviceWeights,
+        all: &[Followed<'_>],
+        see: &mut dyn FnMut(usize, usize, &[f32]),
+    ) -> Result<()> {
+        let (runtime, vocab) = (self.runtime.clone(), self.decoder.config().vocab_size);
+        let prompts: Vec<Vec<u32>> = all.iter().map(|followed| followed.ids[..followed.prompt].to_vec()).collect();
+        let tokens_per_call = self.options.tokens_per_call;
+        let turns = all.iter().map(Followed::turns).max().unwrap_or(0).next_multiple_of(tokens_per_call);
+        let request = RolloutRequest {
+            prompts: &prompts,
+            num_generations: 1,
+            max_completion_length: turns,
+            stop_ids: &[],
+            sampling: Sampling::Greedy,
+        };
+        let (sampler, ..) = Sampler::of(&request.sampling, vocab);
+        let sizes = RolloutSizes::of(&request);
+        let shape = sizes.shape(RolloutOptions { slots: SEQUENCES, ..self.options }, sampler);
+        let prefilled = self.prefill(weights, &request, shape, 0..all.len(), all.len())?;
+        let admissions: Vec<Admission> = (0..all.len()).map(|i| Admission { slot: i, sample: i, prompt: i }).collect();
+        let empty = self.program(Key::Empty(shape))?.run(vec![])?;
+        let mut state = self.admit(State { shape, buffers: empty }, &prefilled, &request, &admissions)?;
+        for done in (0..turns).step_by(tokens_per_call) {
+            let columns_read = columns_read(sizes.longest_prompt + done, shape.columns);
+            let decode = Decode { shape, columns_read, turns: tokens_per_call, sampler, stop_ids: places(0) };
+            let mut next = vec![0; shape.slots * tokens_per_call];
+            for (row, followed) in next.chunks_mut(tokens_per_call).zip(all) {
+                let ids = followed.ids.get(followed.prompt + done..).unwrap_or_default();
+                row.iter_mut().zip(ids).for_each(|(to, id)| *to = *id as i32);
+            }
+            let next = runtime.upload(&next, &[shape.slots, tokens_per_call])?;
+            let program = self.program(Key::Follow(decode, weights.dtype()))?;
+            let mut arguments = weights.arguments();
+            arguments.extend(state.buffers.into_iter().map(Argument::from));
+            arguments.push(Argument::from(&next));
+            let mut buffers = program.run(arguments)?;
+            let logits: Vec<f32> = read(&buffers.split_off(buffers.len().saturating_sub(1))[0], "logits")?;
+            state = State { shape, buffers };
+            for (rows, followed) in logits.chunks(tokens_per_call * vocab).zip(all) {
+                let left = followed.turns().saturating_sub(done);
+                let first = followed.prompt - 1 + done;
+                let rows = rows.chunks(vocab).take(left).enumerate();
+                rows.for_each(|(turn, logits)| see(followed.sequence, first + turn, logits));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Decode {
+    /// The program that follows tokens instead of choosing them: weights, state, and the token behind that of each turn (`[B, W]`, i32) to
+    /// the state and the logits of all turns, `[B, W, V]`. Where a sequence has no further tokens, what comes is nobody's.
+    pub(super) fn follow_module(self, decoder: &Decoder, weights: Dtype) -> Result<Module> {
+        let (f, config, slots) = (Builder::new(), decoder.config(), self.shape.slots);
+        let weights = decoder.declare(&f, weights);
+        let state = self.shape.arguments(&f, config, decoder.compute());
+        let next = f.argument("next_ids", TensorType::new(Dtype::I32, [slots, self.turns]));
+        let (cache, Window { keys, values }) = self.begin(&state);
+        let logits = f.splat(0.0, TensorType::new(Dtype::F32, [slots, self.turns, config.vocab_size]));
+        let zero = f.scalar(0, Dtype::I32);
+        let mut error = None;
+        let carried = [&keys, &values, &state.last, &state.length, &logits];
+        let results = f.for_loop(self.turns, &carried, |turn, carried| {
+            let [keys, values, last, length, logits] = carried else { unreachable!("as handed over") };
+            let window = Window { keys: keys.clone(), values: values.clone() };
+            let now = StateValues { last: last.clone(), length: length.clone(), ..state.clone() };
+            match self.forward(decoder, &weights, &now, &cache, &window, turn) {
+                Ok((of_turn, Window { keys, values })) => {
+                    let of_turn = of_turn.reshape(&[slots, 1, config.vocab_size]);
+                    let last = next.dynamic_slice(&[&zero, turn], &[slots, 1]).reshape(&[slots]);
+                    let logits = logits.dynamic_update_slice(&of_turn, &[&zero, turn, &zero]);
+                    vec![keys, values, last, length + length.like(1), logits]
+                }
+                Err(source) => {
+                    error = Some(source);
+                    carried.to_vec()
+                }
+            }
+        });
+        let name = "rollout_follow";
+        if let Some(source) = error {
+            return Err(Error::Program { program: name.into(), source });
+        }
+        let [keys, values] = cache.flush(&Window { keys: results[0].clone(), values: results[1].clone() });
+        let (last, length) = (results[2].clone(), results[3].clone());
+        let after = StateValues { keys, values, last, length, ..state.clone() };
+        let parts = after.parts().into_iter().map(|value: &Value| ("", value));
+        let results: Vec<(&str, &Value)> = parts.chain([("logits", &results[4])]).collect();
+        finish(f.clone(), name, &results)
+    }
+}

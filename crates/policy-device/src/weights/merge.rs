@@ -1,0 +1,70 @@
+//! Weights with their adapters added to them.
+
+use super::DeviceWeights;
+use crate::decoder::{Decoder, Matrix, Parameter, Role};
+use crate::error::Result;
+use crate::runtime::{Programs, finish, read};
+use models::NamedTensor;
+use pjrt::Argument;
+use stablehlo::{Builder, Dtype, Module, TensorType};
+
+impl DeviceWeights {
+    /// Hands every tensor of the model to `sink` in f32, under the names of `transformers`, one by one; W + s B A of a matrix with an adapter.
+    ///
+    /// # Errors
+    /// [`crate::Error::Policy`] for an adapter of a head that is the embedding, too, and cannot take it; that of the sink;
+    /// [`crate::Error::Device`].
+    pub(crate) fn export_merged(&self, decoder: &Decoder, sink: &mut dyn policy::TensorSink) -> Result<()> {
+        let position = |role| self.table.iter().position(|parameter| parameter.role == role);
+        if position(Role::LoraA(Matrix::LmHead)).is_some() && position(Role::LmHead).is_none() {
+            let expected = "a head of its own (tie_word_embeddings: false) to merge the adapter of lm_head into";
+            return Err(policy::Error::argument("export", expected, "a head that is tied to the embedding").into());
+        }
+        let (mut reader, mut programs) = (self.reader(), Programs::new());
+        for (at, parameter) in self.table.iter().enumerate().filter(|(_, p)| p.role.is_of_model()) {
+            let matrix = Matrix::of(parameter.role);
+            let adapter = matrix.and_then(|m| position(Role::LoraA(m)).zip(position(Role::LoraB(m))));
+            for (layer, name) in parameter.tensors() {
+                let adapted = adapter.filter(|(a, _)| self.table[*a].tensors().any(|(of, _)| of == layer));
+                let data = match adapted {
+                    None => reader.read(name)?,
+                    Some((a, b)) => {
+                        let parts = [parameter, &self.table[a], &self.table[b]];
+                        let program =
+                            programs.get(&self.runtime, parameter.role, |_| module(decoder, parts, self.dtype))?;
+                        let layer = self.runtime.upload(&[layer as i32], &[])?;
+                        let mut arguments = Vec::from([at, a, b].map(|at| Argument::Borrowed(&self.buffers[at])));
+                        arguments.push(layer.into());
+                        read(&program.run_one(arguments)?, name)?
+                    }
+                };
+                let shape = parameter.tensor_shape().to_vec();
+                sink.tensor(NamedTensor { name: name.to_owned(), shape, data })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The program: a matrix (or those of all layers), its A and its B, and the layer, i32, to W + s B A in f32.
+fn module(decoder: &Decoder, parts: [&Parameter; 3], dtype: Dtype) -> Result<Module> {
+    let f = Builder::new();
+    let stacks = parts.map(|p| f.argument(p.name(), TensorType::new(p.dtype(dtype), &p.shape[..])));
+    let layer = f.argument("layer", TensorType::scalar(Dtype::I32));
+    let zero = layer.like(0);
+    let [weight, a, b] = [0, 1, 2].map(|i| {
+        let (parameter, stack) = (parts[i], &stacks[i]);
+        let part = match parameter.is_stacked() {
+            true => {
+                let size = [&[1], parameter.tensor_shape()].concat();
+                let mut starts = vec![&zero; size.len()];
+                starts[0] = &layer;
+                stack.dynamic_slice(&starts, &size).reshape(&size[1..])
+            }
+            false => stack.clone(),
+        };
+        part.convert(Dtype::F32)
+    });
+    let merged = weight + decoder.low_rank([&a, &b]);
+    finish(f, "merge", &[("merged", &merged)])
+}

@@ -1,0 +1,190 @@
+//! Faults of a device: each is an error that says what to do, and nothing that was good before is lost.
+
+use crate::checkpoint::Checkpoint;
+use crate::support::runtime;
+use backend_tpu::plugins::Kind;
+use grpo_core::LossConfig;
+use models::{ExportOptions, FolderWriter, MemoryTable, ModelConfig, NamedTensor};
+use policy::{Policy, SequenceBatch, StepLoss, TensorSink, token_batch};
+use policy_device::{DevicePolicy, DevicePolicyOptions, DeviceWeights, Error, Runtime};
+use stablehlo::{Builder, CustomCall, Dtype, TensorType};
+use std::fs;
+use std::path::Path;
+
+fn on_device(checkpoint: &Checkpoint, can_roll_back: bool) -> DevicePolicy {
+    let options = DevicePolicyOptions { can_roll_back, ..DevicePolicyOptions::default() };
+    DevicePolicy::from_weights(runtime(), checkpoint.config(), &checkpoint.weights, LossConfig::default(), options)
+        .unwrap()
+}
+
+#[test]
+fn a_model_that_does_not_fit_is_said_before_any_weight_is_read() {
+    let config = ModelConfig {
+        hidden_size: 1 << 16,
+        intermediate_size: 1 << 18,
+        num_hidden_layers: 1000,
+        ..ModelConfig::default()
+    };
+    // There are no weights at all: a missing tensor would be the next error.
+    let error = DeviceWeights::from_tensors(runtime(), &config, &[], Dtype::F32).unwrap_err();
+    assert!(matches!(&error, Error::TooLarge { device, .. } if device == "pjrt:cpu"), "{error}");
+    let text = error.to_string();
+    for words in ["pjrt:cpu has ", "weights (float32)", "TiB", "policy.can_roll_back false"] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    assert_eq!(text.lines().count(), 1);
+
+    let there = runtime().available_memory().unwrap();
+    let mut table = MemoryTable::new();
+    table.push("all but a little", there / 2);
+    runtime().check_memory(table.clone()).unwrap();
+    table.push_in("updates", "gradients", 2 * there);
+    let text = runtime().check_memory(table).unwrap_err().to_string();
+    assert!(text.contains("all but a little") && text.contains("during updates: gradients"), "{text}");
+}
+
+#[test]
+fn memory_that_runs_out_is_said_with_bytes_and_knobs() {
+    // 2^48 bytes, which no process has.
+    let shape = [1 << 23, 1 << 23];
+    for (name, knob) in [("gradient", "grpo.gradient_accumulation_steps"), ("rollout_x", "rollout.batch_size")] {
+        let f = Builder::new();
+        let one = f.argument("one", TensorType::scalar(Dtype::F32));
+        let all = one.broadcast_in_dim(&shape, &[]);
+        drop(one);
+        let program = runtime().compile(&f.finish(name, &[("all", &all)]).unwrap()).unwrap();
+        let one = runtime().upload(&[1.0_f32], &[]).unwrap();
+        let error = program.run(vec![one.into()]).map(|_| ()).unwrap_err();
+        let Error::OutOfMemory { needed: Some(needed), available: Some(available), .. } = &error else {
+            panic!("{error}")
+        };
+        assert!(*needed >= 1 << 48 && *available < 1 << 48);
+        let text = error.to_string();
+        assert!(text.contains(&format!("running `{name}`")) && text.contains(knob), "{text}");
+        assert!(text.contains(&format!("{needed} bytes needed, {available} bytes there")), "{text}");
+    }
+}
+
+#[test]
+fn a_program_that_does_not_compile_is_named_with_the_plugin_and_its_versions() {
+    let f = Builder::new();
+    let one = f.argument("one", TensorType::scalar(Dtype::F32));
+    let call = CustomCall { target: "of_a_later_release".into(), ..CustomCall::default() };
+    let result = f.custom_call(call, &[&one], &[one.ty().clone()]).swap_remove(0);
+    drop(one);
+    let error = runtime().compile(&f.finish("decode", &[("result", &result)]).unwrap()).unwrap_err();
+    assert!(matches!(&error, Error::Compile { program, .. } if program == "decode"), "{error}");
+    let text = error.to_string();
+    let (major, minor) = runtime().client().plugin().api_version();
+    for words in [
+        "`decode`",
+        "pjrt:cpu",
+        "of_a_later_release",
+        &runtime().client().plugin().path().display().to_string(),
+        &format!("PJRT API {major}.{minor}"),
+        "StableHLO 1.",
+        "another release",
+    ] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+}
+
+#[test]
+fn compiled_programs_that_are_damaged_or_of_another_release_are_made_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let runtime = Runtime::new(Kind::Cpu, runtime().client().clone()).unwrap().with_compile_cache(folder.path());
+    let doubled = || {
+        let f = Builder::new();
+        let x = f.argument("x", TensorType::new(Dtype::F32, [2]));
+        let sum = &x + &x;
+        drop(x);
+        let program = runtime.compile(&f.finish("double", &[("sum", &sum)]).unwrap()).unwrap();
+        let x = runtime.upload(&[1.5_f32, -2.0], &[2]).unwrap();
+        program.run_one(vec![x.into()]).unwrap().to_vec::<f32>().unwrap()
+    };
+    assert_eq!(doubled(), [3.0, -4.0]);
+    let entry = fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
+    let good = fs::read(&entry).unwrap();
+    let mut older = good.clone();
+    older[15] = b'0';
+    for damaged in [&good[..good.len() / 3], &older[..], b"", b"something else"] {
+        fs::write(&entry, damaged).unwrap();
+        assert_eq!(doubled(), [3.0, -4.0]);
+        assert!(fs::read(&entry).unwrap().starts_with(&good[..16]), "the entry was replaced");
+    }
+}
+
+#[test]
+fn a_device_that_fails_in_an_update_has_lost_the_weights_and_says_so() {
+    let checkpoint = Checkpoint::open("qwen2");
+    let sequences = checkpoint.completions();
+    let batch = || [SequenceBatch { sequences: &sequences, tokens: token_batch(&sequences).unwrap() }];
+    let mut policy = on_device(&checkpoint, false);
+    policy.accumulate(&batch(), StepLoss::CrossEntropy { tokens: 50 }).unwrap();
+    // What a device that is gone looks like: its buffers are no longer there.
+    policy.weights().unwrap().buffers()[0].delete().unwrap();
+    let error = policy.apply(0.1).unwrap_err().to_string();
+    assert!(error.contains("running `adamw`"), "{error}");
+    let lost = |error: policy::Error| {
+        let text = error.to_string();
+        assert!(text.contains("lost the weights") && text.contains("last checkpoint"), "{text}");
+    };
+    lost(policy.export_model(&mut Vec::new()).unwrap_err());
+    lost(policy.accumulate(&batch(), StepLoss::CrossEntropy { tokens: 50 }).unwrap_err());
+    lost(policy.freeze_ref_policy().unwrap_err());
+    assert!(matches!(policy.logits(&[&[1, 2]], |_, _, _| {}), Err(Error::Lost)));
+}
+
+/// Writes tensors into a folder, and fails when so many are written.
+struct Fails {
+    writer: FolderWriter,
+    after: usize,
+}
+
+impl TensorSink for Fails {
+    fn tensor(&mut self, tensor: NamedTensor) -> policy::Result<()> {
+        self.after = self.after.checked_sub(1).ok_or(policy::Error::NoValueHead)?;
+        Ok(self.writer.write(&tensor.name, &tensor.data)?)
+    }
+}
+
+fn contents(folder: &Path) -> Vec<(String, Vec<u8>)> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
+    let mut files: Vec<_> =
+        entries.map(|entry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap())).collect();
+    files.sort();
+    files
+}
+
+#[test]
+fn an_export_that_ends_early_leaves_the_folder_that_was_there() {
+    let checkpoint = Checkpoint::open("qwen2");
+    let policy = on_device(&checkpoint, true);
+    let place = tempfile::tempdir().unwrap();
+    let target = place.path().join("model");
+    let export = |after: usize| -> policy::Result<()> {
+        let options = ExportOptions { replace: true, ..ExportOptions::default() };
+        let writer = FolderWriter::create(&target, checkpoint.config(), Some(&checkpoint.folder), options)?;
+        let mut sink = Fails { writer, after };
+        policy.export_model(&mut sink)?;
+        Ok(sink.writer.finish()?)
+    };
+    let all = checkpoint.config().parameters().len();
+    export(all).unwrap();
+    let before = contents(&target);
+    assert!(before.iter().any(|(name, bytes)| name == "model.safetensors" && bytes.len() > 1000));
+    // Interrupted after no tensor, after some, and before the last.
+    for after in [0, 5, all - 1] {
+        assert!(matches!(export(after), Err(policy::Error::NoValueHead)));
+        assert_eq!(contents(&target), before, "{after}");
+        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 1, "nothing else is left");
+    }
+    // The device goes away while tensors come from it.
+    let weights = policy.weights().unwrap();
+    let last = weights.buffers().last().unwrap();
+    last.delete().unwrap();
+    let error = export(all).unwrap_err().to_string();
+    assert!(error.contains("running `") || error.contains("reading "), "{error}");
+    assert_eq!(contents(&target), before);
+    assert_eq!(fs::read_dir(place.path()).unwrap().count(), 1);
+}

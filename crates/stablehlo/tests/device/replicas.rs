@@ -1,0 +1,113 @@
+//! Several devices, and memory that results share with arguments.
+
+use crate::device::{self, Tensor, f32s, on_replicas, text_on_partitions, ty};
+use stablehlo::*;
+
+#[test]
+fn replicas_meet() {
+    let arguments: Vec<Tensor> = (0..4).map(|r| Tensor::f32(&[r as f32 + 1.0, 10.0 * r as f32], &[2])).collect();
+    let outputs = on_replicas(&arguments, |f, a| {
+        let pairs = [vec![0, 1], vec![2, 3]];
+        let all = [vec![0, 1, 2, 3]];
+        vec![
+            a.all_reduce(Reducer::Add, &all),
+            a.all_reduce(Reducer::Max, &pairs),
+            a.reduce_scatter(Reducer::Add, 0, &pairs),
+            f.replica_id().convert(Dtype::F32),
+            a.all_reduce(Reducer::Min, &[vec![3, 0], vec![1, 2]]),
+        ]
+    });
+    for (r, outputs) in outputs.iter().enumerate() {
+        let pair = r / 2 * 2;
+        let value = |r: usize| [r as f32 + 1.0, 10.0 * r as f32];
+        assert_eq!(f32s(&outputs[0]), [10.0, 60.0]);
+        assert_eq!(f32s(&outputs[1]), value(pair + 1));
+        assert_eq!(f32s(&outputs[2]), [value(pair)[r % 2] + value(pair + 1)[r % 2]]);
+        assert_eq!(f32s(&outputs[3]), [r as f32]);
+        assert_eq!(f32s(&outputs[4]), value(if r == 0 || r == 3 { 0 } else { 1 }));
+    }
+}
+
+#[test]
+fn replicas_give_each_other_what_they_have() {
+    let arguments: Vec<Tensor> =
+        (0..4).map(|r| Tensor::f32(&[0.0, 1.0, 2.0, 3.0].map(|i| 10.0 * r as f32 + i), &[2, 2])).collect();
+    let outputs = on_replicas(&arguments, |_, a| {
+        let pairs = [vec![1, 0], vec![2, 3]];
+        vec![
+            a.all_gather(0, &pairs),
+            a.all_gather(1, &[vec![0, 1, 2, 3]]),
+            a.all_to_all(0, 1, &pairs),
+            a.all_to_all(1, 1, &pairs),
+            a.collective_permute(&[(0, 1), (1, 2), (2, 0)]),
+        ]
+    });
+    let value = |r: usize| [0.0, 1.0, 2.0, 3.0].map(|i| 10.0 * r as f32 + i);
+    for (r, outputs) in outputs.iter().enumerate() {
+        let group = if r < 2 { [1, 0] } else { [2, 3] };
+        let [first, second] = group.map(value);
+        assert_eq!((outputs[0].shape(), f32s(&outputs[0])), (&[4, 2][..], [first, second].concat()));
+        let rows = |row: usize| (0..4).flat_map(move |r| value(r)[2 * row..2 * row + 2].to_vec());
+        assert_eq!((outputs[1].shape(), f32s(&outputs[1])), (&[2, 8][..], rows(0).chain(rows(1)).collect()));
+        let place = group.iter().position(|member| *member == r).unwrap();
+        // The row, or the column, of each that belongs to this one.
+        let row = [first, second].map(|v| [v[2 * place], v[2 * place + 1]]).concat();
+        assert_eq!((outputs[2].shape(), f32s(&outputs[2])), (&[1, 4][..], row));
+        let column = vec![first[place], second[place], first[2 + place], second[2 + place]];
+        assert_eq!((outputs[3].shape(), f32s(&outputs[3])), (&[2, 2][..], column));
+        let source = [Some(2), Some(0), Some(1), None][r];
+        assert_eq!(f32s(&outputs[4]), source.map_or([0.0; 4], value));
+    }
+}
+
+/// The compiler splits a program by its annotations: of rows, of columns, of both, of none.
+#[test]
+fn partitions_split_a_program() {
+    let a: Vec<f32> = (0..16).map(|i| i as f32).collect();
+    for (tiles, devices) in [
+        (vec![4, 1], vec![0, 1, 2, 3]),
+        (vec![1, 4], vec![0, 1, 2, 3]),
+        (vec![2, 2], vec![0, 1, 2, 3]),
+        (vec![2, 1], vec![0, 1, 2, 3]),
+    ] {
+        let split = Sharding::Tiled { tiles: tiles.clone(), devices };
+        let f = Builder::new();
+        let whole = f.argument("a", ty(Dtype::F32, &[4, 4]));
+        f.shard(&whole, split.clone());
+        let doubled = (&whole + &whole).sharded(&split);
+        let sum = doubled.reduce(Reducer::Add, &[0, 1]).sharded(&Sharding::Replicated);
+        let mut module = f.finish("split", &[("doubled", &doubled), ("sum", &sum)]).unwrap();
+        module.main.results[0].sharding = Some(split);
+        module.main.results[1].sharding = Some(Sharding::Replicated);
+        module.partitions = 4;
+        let part = |device: usize| -> Vec<f32> {
+            let (rows, columns) = (4 / tiles[0], 4 / tiles[1]);
+            // Devices beyond the tiles hold copies, in turn.
+            let tile = device * (tiles[0] * tiles[1]) / 4;
+            let (r, c) = (tile / tiles[1] * rows, tile % tiles[1] * columns);
+            (r..r + rows).flat_map(|i| (c..c + columns).map(move |j| 4 * i + j)).map(|i| a[i]).collect()
+        };
+        let shape = [4 / tiles[0], 4 / tiles[1]];
+        let arguments: Vec<Tensor> = (0..4).map(|d| Tensor::f32(&part(d), &shape)).collect();
+        for (device, outputs) in text_on_partitions(&module, &arguments).iter().enumerate() {
+            let expected: Vec<f32> = part(device).iter().map(|x| 2.0 * x).collect();
+            assert_eq!(f32s(&outputs[0]), expected, "{tiles:?} on device {device}");
+            assert_eq!(f32s(&outputs[1]), [240.0]);
+        }
+    }
+}
+
+/// A donated argument's memory becomes the result's.
+#[test]
+fn aliases_share_memory() {
+    let f = Builder::new();
+    let (a, b) = (f.argument("a", ty(Dtype::F32, &[4])), f.argument("b", ty(Dtype::F32, &[4])));
+    f.alias(&b, 0);
+    let sum = &a + &b;
+    let module = f.finish("sum", &[("sum", &sum)]).unwrap();
+    let stats = device::compile(&module).executable().memory_stats().unwrap();
+    assert_eq!(stats.alias, 16, "{stats:?}");
+    let found =
+        device::run_donating(&module, &[Tensor::f32(&[1.0; 4], &[4])], &[Tensor::f32(&[1.0, 2.0, 3.0, 4.0], &[4])]);
+    assert_eq!(f32s(&found[0]), [2.0, 3.0, 4.0, 5.0]);
+}
