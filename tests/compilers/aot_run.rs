@@ -78,7 +78,7 @@ fn what_is_wrong_with_a_run_is_said_before_anything_is_compiled() {
         ("model: /nowhere/qwen\n", &[], &["/nowhere/qwen"]),
         (RUN, &["--target", "v6f"], &["`v6f`", "v6e:2x4", "h200"]),
         (RUN, &["--variants", "gradients"], &["`gradients`", "gradient, score, apply"]),
-        (RUN, &["--set", "lora={r: 4}"], &["lora"]),
+        (RUN, &["--set", "lora={r: 4, target_modules: [c_proj]}"], &["LoRA target", "o_proj"]),
         (RUN, &["--assert", "gradiant.temp_bytes <= 1"], &["`gradiant`", "memory and times"]),
     ];
     for (text, more, words) in cases {
