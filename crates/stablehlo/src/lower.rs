@@ -2,6 +2,7 @@
 //! operations that compilers take.
 
 use crate::graph::*;
+use crate::sharding::MeshAxes;
 use crate::types::{Dtype, TensorType};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -17,9 +18,10 @@ impl Module {
 }
 
 impl Function {
-    /// The same function in operations of StableHLO: a [`Kind::Scan`] is a [`Kind::While`] whose number of turns
-    /// [`Function::loops`] can read, code of [`Kind::Remat`] and [`Kind::CustomVjp`] stands in their place, and
-    /// [`Kind::Named`] and [`Kind::StopGradient`] are gone. The text of a module is that of the lowered one.
+    /// The same function in operations of StableHLO and Shardy: a [`Kind::Scan`] is a [`Kind::While`] whose number of turns
+    /// [`Function::loops`] can read, code of [`Kind::Remat`] and [`Kind::CustomVjp`] stands in their place, a
+    /// [`Kind::AxisIndex`] is computed from the partition's number, and [`Kind::Named`] and [`Kind::StopGradient`] are gone.
+    /// The text of a module is that of the lowered one.
     pub fn lowered(&self) -> Cow<'_, Self> {
         let mut structured = false;
         self.visit(|op| structured |= op.kind.is_structure());
@@ -38,7 +40,15 @@ impl Function {
 impl Kind {
     /// Whether [`Function::lowered`] makes something else of it.
     pub fn is_structure(&self) -> bool {
-        matches!(self, Self::Scan(_) | Self::Remat(_) | Self::CustomVjp { .. } | Self::Named(_) | Self::StopGradient)
+        matches!(
+            self,
+            Self::Scan(_)
+                | Self::Remat(_)
+                | Self::CustomVjp { .. }
+                | Self::AxisIndex(_)
+                | Self::Named(_)
+                | Self::StopGradient
+        )
     }
 }
 
@@ -81,6 +91,10 @@ impl Lowering {
                     self.rename(&operation.results, &results);
                 }
                 Kind::Named(_) | Kind::StopGradient => self.rename(&operation.results, &operands),
+                Kind::AxisIndex(axes) => {
+                    let place = self.place(axes, out);
+                    self.rename(&operation.results, &[place]);
+                }
                 kind => {
                     let regions = operation.regions.iter().map(|region| self.region(region)).collect();
                     let results = operation.results.clone();
@@ -96,6 +110,7 @@ impl Lowering {
         let (Some(given), Some(made)) = (typed(operands), typed(&operation.results)) else { return false };
         let code = match (&operation.kind, &operation.regions[..]) {
             (Kind::Named(_) | Kind::StopGradient, []) => return given.len() == 1 && given == made,
+            (Kind::AxisIndex(_), []) => return given.is_empty() && made == [&TensorType::scalar(Dtype::U32)],
             (Kind::Scan(_) | Kind::Remat(_), [code]) | (Kind::CustomVjp { .. }, [code, _]) => code,
             _ => return false,
         };
@@ -140,6 +155,26 @@ impl Lowering {
     fn index(&mut self, out: &mut Vec<Operation>, value: usize) -> ValueId {
         let kind = Kind::Constant(Literal::Splat(Number::Int(value as i64)));
         self.add(out, kind, vec![], TensorType::scalar(Dtype::I32))
+    }
+
+    /// The place of this partition along axes of its mesh, which numbers partitions row-major.
+    fn place(&mut self, axes: &MeshAxes, out: &mut Vec<Operation>) -> ValueId {
+        let ty = TensorType::scalar(Dtype::U32);
+        let constant = |this: &mut Self, out: &mut Vec<Operation>, value: usize| {
+            let kind = Kind::Constant(Literal::Splat(Number::Int(value as i64)));
+            this.add(out, kind, vec![], TensorType::scalar(Dtype::U32))
+        };
+        let device = self.add(out, Kind::PartitionId, vec![], ty.clone());
+        let mut place = constant(self, out, 0);
+        for axis in axes.axes() {
+            let (length, step) = (axes.mesh().length(*axis), axes.mesh().step(*axis));
+            let [length, step] = [length, step].map(|n| constant(self, out, n));
+            let row = self.add(out, Kind::Binary(Binary::Divide), vec![device, step], ty.clone());
+            let coordinate = self.add(out, Kind::Binary(Binary::Remainder), vec![row, length], ty.clone());
+            let before = self.add(out, Kind::Binary(Binary::Multiply), vec![place, length], ty.clone());
+            place = self.add(out, Kind::Binary(Binary::Add), vec![before, coordinate], ty.clone());
+        }
+        place
     }
 
     fn scan(&mut self, scan: &Scan, operation: &Operation, operands: &[ValueId], out: &mut Vec<Operation>) {

@@ -194,24 +194,6 @@ pub struct CustomCall {
     pub aliases: Vec<(usize, usize)>,
     /// Whether operands and results are row-major, whatever the compiler would like better.
     pub row_major: bool,
-    /// The sharding of the call `Sharding`, which the partitioner reads.
-    pub sharding: Option<Sharding>,
-}
-
-/// How a tensor is split over partitions.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Sharding {
-    /// Whole on every device.
-    Replicated,
-    /// Each device's part is a tensor of its own to the program.
-    Manual,
-    /// The tensor is split evenly.
-    Tiled {
-        /// The number of parts along each dimension.
-        tiles: Vec<usize>,
-        /// Device of each part, row-major; trailing devices beyond the parts hold copies.
-        devices: Vec<usize>,
-    },
 }
 
 impl Reducer {

@@ -9,7 +9,11 @@ use pjrt::CompileOptions;
 #[test]
 fn every_case_compiles() {
     for case in cases::all() {
-        let executable = compile_text(&case.module.to_string(), CompileOptions::default());
+        let options = match case.module.main.meshes().is_empty() {
+            true => CompileOptions::default(),
+            false => CompileOptions::shardy(case.module.partitions),
+        };
+        let executable = compile_text(&case.module.to_string(), options);
         println!("{}", case.name);
         let memory = executable.memory_stats().expect("memory statistics");
         assert!(memory.output > 0, "{}: {memory:?}", case.name);

@@ -1,6 +1,7 @@
 //! Derivatives against differences, in f64, by the interpreter.
 
 mod decoder;
+mod devices;
 mod own;
 mod properties;
 mod refusals;
