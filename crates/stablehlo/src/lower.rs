@@ -2,7 +2,7 @@
 //! operations that compilers take.
 
 use crate::graph::*;
-use crate::sharding::MeshAxes;
+use crate::sharding::{Groups, MeshAxes, Sharding};
 use crate::types::{Dtype, TensorType};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -21,9 +21,11 @@ impl Function {
     /// The same function in operations of StableHLO and Shardy: a [`Kind::Scan`] is a [`Kind::While`] whose number of turns
     /// [`Function::loops`] can read, code of [`Kind::Remat`] and [`Kind::CustomVjp`] stands in their place, a
     /// [`Kind::AxisIndex`] is computed from the partition's number, and [`Kind::Named`] and [`Kind::StopGradient`] are gone.
-    /// The text of a module is that of the lowered one.
+    /// So is what is about one device: how it is split over a mesh of one, and the code of a [`Kind::Manual`] along axes of
+    /// one device stands in its place. The text of a module is that of the lowered one.
     pub fn lowered(&self) -> Cow<'_, Self> {
-        let mut structured = false;
+        let shardings = self.arguments.iter().map(|a| &a.sharding).chain(self.results.iter().map(|r| &r.sharding));
+        let mut structured = shardings.flatten().any(is_of_one);
         self.visit(|op| structured |= op.kind.is_structure());
         if !structured {
             return Cow::Borrowed(self);
@@ -32,7 +34,10 @@ impl Function {
         let mut body = Region { arguments: self.body.arguments.clone(), ..Region::default() };
         lowering.operations(&self.body.operations, &mut body.operations);
         body.results = lowering.renamed(&self.body.results);
-        let (arguments, results) = (self.arguments.clone(), self.results.clone());
+        let (mut arguments, mut results) = (self.arguments.clone(), self.results.clone());
+        let shardings =
+            arguments.iter_mut().map(|a| &mut a.sharding).chain(results.iter_mut().map(|r| &mut r.sharding));
+        shardings.for_each(|sharding| drop(sharding.take_if(|s| is_of_one(s))));
         Cow::Owned(Self { arguments, results, body, types: lowering.types })
     }
 }
@@ -40,16 +45,34 @@ impl Function {
 impl Kind {
     /// Whether [`Function::lowered`] makes something else of it.
     pub fn is_structure(&self) -> bool {
-        matches!(
-            self,
+        match self {
             Self::Scan(_)
-                | Self::Remat(_)
-                | Self::CustomVjp { .. }
-                | Self::AxisIndex(_)
-                | Self::Named(_)
-                | Self::StopGradient
-        )
+            | Self::Remat(_)
+            | Self::CustomVjp { .. }
+            | Self::AxisIndex(_)
+            | Self::Named(_)
+            | Self::StopGradient => true,
+            Self::Manual(manual) => manual.axes().size() == 1,
+            Self::Constrain(sharding) => is_of_one(sharding),
+            kind => kind.is_alone(),
+        }
     }
+
+    /// Whether it is a collective along axes of one device.
+    fn is_alone(&self) -> bool {
+        match self {
+            Self::AllReduce { groups: Groups::Axes(axes), .. }
+            | Self::ReduceScatter { groups: Groups::Axes(axes), .. }
+            | Self::AllGather { groups: Groups::Axes(axes), .. }
+            | Self::AllToAll { groups: Groups::Axes(axes), .. } => axes.size() == 1,
+            Self::CollectivePermute { axes: Some(axes), pairs } => axes.size() == 1 && !pairs.is_empty(),
+            _ => false,
+        }
+    }
+}
+
+fn is_of_one(sharding: &Sharding) -> bool {
+    sharding.mesh().devices() == 1
 }
 
 struct Lowering {
@@ -82,7 +105,7 @@ impl Lowering {
                     out.push(Operation { kind, operands, results, regions });
                 }
                 Kind::Scan(scan) => self.scan(scan, operation, &operands, out),
-                Kind::Remat(_) | Kind::CustomVjp { .. } => {
+                kind @ (Kind::Remat(_) | Kind::CustomVjp { .. } | Kind::Manual(_)) if kind.is_structure() => {
                     // A number of results that the code has more than is one of residuals, which nobody reads.
                     let code = &operation.regions[0];
                     self.rename(&code.arguments, &operands);
@@ -90,6 +113,8 @@ impl Lowering {
                     let results = self.renamed(&code.results);
                     self.rename(&operation.results, &results);
                 }
+                kind if kind.is_alone() => self.rename(&operation.results, &operands),
+                Kind::Constrain(sharding) if is_of_one(sharding) => self.rename(&operation.results, &operands),
                 Kind::Named(_) | Kind::StopGradient => self.rename(&operation.results, &operands),
                 Kind::AxisIndex(axes) => {
                     let place = self.place(axes, out);
@@ -109,9 +134,10 @@ impl Lowering {
         let typed = |ids: &[ValueId]| ids.iter().map(|id| self.types.get(id.0)).collect::<Option<Vec<_>>>();
         let (Some(given), Some(made)) = (typed(operands), typed(&operation.results)) else { return false };
         let code = match (&operation.kind, &operation.regions[..]) {
-            (Kind::Named(_) | Kind::StopGradient, []) => return given.len() == 1 && given == made,
+            (Kind::Named(_) | Kind::StopGradient | Kind::Constrain(_), []) => return given.len() == 1 && given == made,
+            (kind, []) if kind.is_alone() => return given.len() == 1 && given == made,
             (Kind::AxisIndex(_), []) => return given.is_empty() && made == [&TensorType::scalar(Dtype::U32)],
-            (Kind::Scan(_) | Kind::Remat(_), [code]) | (Kind::CustomVjp { .. }, [code, _]) => code,
+            (Kind::Scan(_) | Kind::Remat(_) | Kind::Manual(_), [code]) | (Kind::CustomVjp { .. }, [code, _]) => code,
             _ => return false,
         };
         let (Some(takes), Some(returns)) = (typed(&code.arguments), typed(&code.results)) else { return false };
@@ -164,9 +190,12 @@ impl Lowering {
             let kind = Kind::Constant(Literal::Splat(Number::Int(value as i64)));
             this.add(out, kind, vec![], TensorType::scalar(Dtype::U32))
         };
-        let device = self.add(out, Kind::PartitionId, vec![], ty.clone());
         let mut place = constant(self, out, 0);
-        for axis in axes.axes() {
+        if axes.size() == 1 {
+            return place;
+        }
+        let device = self.add(out, Kind::PartitionId, vec![], ty.clone());
+        for axis in axes.axes().iter().filter(|axis| axes.mesh().length(**axis) > 1) {
             let (length, step) = (axes.mesh().length(*axis), axes.mesh().step(*axis));
             let [length, step] = [length, step].map(|n| constant(self, out, n));
             let row = self.add(out, Kind::Binary(Binary::Divide), vec![device, step], ty.clone());

@@ -9,11 +9,7 @@ use pjrt::CompileOptions;
 #[test]
 fn every_case_compiles() {
     for case in cases::all() {
-        let options = match case.module.main.meshes().is_empty() {
-            true => CompileOptions::default(),
-            false => CompileOptions::shardy(case.module.partitions),
-        };
-        let executable = compile_text(&case.module.to_string(), options);
+        let executable = compile_text(&case.module.to_string(), CompileOptions::default());
         println!("{}", case.name);
         let memory = executable.memory_stats().expect("memory statistics");
         assert!(memory.output > 0, "{}: {memory:?}", case.name);

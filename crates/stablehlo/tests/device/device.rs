@@ -193,7 +193,7 @@ pub fn compile_with(module: &Module, options: CompileOptions) -> LoadedExecutabl
 
 /// One device, or the partitioner for those of a mesh.
 pub fn options(module: &Module) -> CompileOptions {
-    if module.main.meshes().is_empty() { CompileOptions::default() } else { CompileOptions::shardy(module.partitions) }
+    if module.partitions == 1 { CompileOptions::default() } else { CompileOptions::shardy(module.partitions) }
 }
 
 pub fn compile(module: &Module) -> LoadedExecutable {
@@ -249,6 +249,12 @@ pub fn on_replicas(arguments: &[Tensor], build: impl FnOnce(&Builder, &Value) ->
         assert_eq!(found.array(), *expected, "the interpreter and XLA agree\n{module}");
     }
     outputs
+}
+
+/// The shapes of what each device takes.
+pub fn parameters(module: &Module) -> Vec<Vec<usize>> {
+    let parameters = compile(module).executable().parameters().expect("a program").expect("types");
+    parameters.into_iter().map(|ty| ty.dims).collect()
 }
 
 /// Runs a program on the devices of its mesh; arguments and results are whole, and have a sharding each.

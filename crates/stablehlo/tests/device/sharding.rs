@@ -1,6 +1,6 @@
 //! Programs that XLA's partitioner splits over four devices.
 
-use crate::device::{run_on_mesh, ty};
+use crate::device::{parameters, run_on_mesh, ty};
 use crate::interpreter::cases::{case, split};
 use proptest::prelude::*;
 use split::mesh;
@@ -47,6 +47,20 @@ fn devices_have_their_parts() {
         assert_eq!(found[0].to_floats(), (0..16).map(|i| f64::from(2 * i)).collect::<Vec<_>>(), "{sharding}");
         assert_eq!(found[1].to_floats(), [240.0]);
     }
+}
+
+/// Of an argument that nothing is said about, XLA wants the whole on every device.
+#[test]
+fn arguments_without_a_sharding_are_whole() {
+    let numbers = Array::floats(Dtype::F32, [4, 4], (0..16).map(f64::from)).unwrap();
+    let rows = split::split(&[&["data"], &[]]);
+    let sum = case("sum", &[numbers.clone(), numbers.clone()], |f, a| {
+        f.shard(&a[0], &rows);
+        f.shard_result(0, &rows);
+        vec![(&a[0] * &a[1]).constrain(&rows)]
+    });
+    let shapes = parameters(&sum.module);
+    assert_eq!(shapes, [[2, 4], [4, 4]]);
 }
 
 type Step = [u8; 4];
