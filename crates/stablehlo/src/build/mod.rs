@@ -149,7 +149,8 @@ impl Builder {
         self.annotate("tf.aliasing_output", argument, |a| a.alias = Some(result));
     }
 
-    /// Splits `argument` over devices. One that nothing is said about is whatever the partitioner makes of it.
+    /// Splits `argument` over devices. One that nothing is said about the partitioner splits as it likes: what a device is
+    /// then to be given, the compiled program says.
     #[track_caller]
     pub fn shard(&self, argument: &Value, sharding: &Sharding) {
         match sharding.part(argument.ty()) {

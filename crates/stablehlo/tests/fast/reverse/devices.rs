@@ -66,6 +66,31 @@ fn devices_that_meet() {
     });
 }
 
+/// Devices meet no more often than they have to.
+#[test]
+fn a_sum_that_all_have_costs_nothing_on_the_way_back() {
+    let (rows, columns) = (split(&[&["data"], &["tensor"]]), split(&[&["tensor"], &[]]));
+    let computation = manual(&[rows.clone(), columns], &[split(&[&["data"], &[]])]);
+    let types = [wide(&[4, 6]), wide(&[6, 2])];
+    let body = computation.trace(&types, |_, a| {
+        let part = a[0].dot_general(&a[1], stablehlo::DotDimensions::contract(1, 0), Dtype::F64, <_>::default());
+        let sum = part.all_reduce(Reducer::Add, &along(&["tensor"]));
+        vec![&sum + sum.like(1.0)]
+    });
+    let body = body.expect("a body");
+    let function = trace(&types, |f, a| f.manual(&computation, &body, &[&a[0], &a[1]])).expect("a function");
+    let (arguments, all) = ([array(&types[0], 0), array(&types[1], 1)], [0, 1]);
+    check_at("a sum", &function, &arguments, &all);
+    let mut meetings = vec![];
+    gradient(&weighted(&function), &all).function().visit(|op| {
+        if let stablehlo::Kind::AllReduce { groups: stablehlo::Groups::Axes(axes), .. } = &op.kind {
+            meetings.push(axes.names().join(", "));
+        }
+    });
+    // That of the value, and that of the weight's gradient, of which every row of devices has a part.
+    assert_eq!(meetings, ["tensor", "data"]);
+}
+
 /// Operands that several devices get, results that several devices have, and both.
 #[test]
 fn what_several_devices_have() {
