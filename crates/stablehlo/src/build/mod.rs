@@ -232,6 +232,15 @@ impl Builder {
             let Some(ty) = bound.get(i).and_then(|id| state.types.get(id.0)) else { continue };
             let found = values.get(result).map(|v| &*v.ty);
             let taken = state.arguments[..i].iter().any(|a| a.alias == Some(result));
+            let sharding = outputs.get(result).and_then(|output| output.sharding.as_ref());
+            if let (Some(one), Some(other)) = (&argument.sharding, sharding)
+                && one.part(ty) != other.part(ty)
+            {
+                let reason = format!("argument `{}` is split by {one}, and result {result} by {other}", argument.name);
+                let error = Error::Operation { operation: "tf.aliasing_output", reason, at: Location::caller() };
+                state.error.get_or_insert(error);
+                break;
+            }
             if found != Some(ty) || taken {
                 let found = found.map_or("no such result".into(), |t| t.to_string());
                 let reason =

@@ -21,7 +21,8 @@ pub struct Scan {
 
 /// What the forward pass keeps for the derivative; the backward pass computes the rest again.
 ///
-/// It is about values of the operations that stand in the body itself: a loop inside of the body has a policy of its own.
+/// It is about values of the operations that stand in the body itself: a loop inside of the body has a policy of its own, and
+/// a [`Kind::Manual`](crate::Kind::Manual) is one operation, which keeps all or is computed again as a whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Save {
     /// Nothing but what goes into each turn: least memory, about a third more work.

@@ -7,6 +7,7 @@ use super::{Fault, shape};
 use crate::graph::{Kind, Reducer};
 use crate::sharding::{Groups, MeshAxes};
 use crate::types::TensorType;
+use std::collections::BTreeMap;
 
 /// Whether an operation is about several copies of the program.
 pub(super) fn is_of_devices(kind: &Kind) -> bool {
@@ -114,17 +115,14 @@ impl Machine<'_> {
             Groups::Axes(axes) => {
                 self.along(axes)?;
                 // By the coordinates along all other axes.
-                let mut found: Vec<(Vec<usize>, Vec<(usize, usize)>)> = vec![];
+                let mut found: BTreeMap<Vec<usize>, Vec<(usize, usize)>> = BTreeMap::new();
                 for (i, lane) in lanes.iter().enumerate() {
                     let mut others = self.lanes[*lane].coordinates.clone();
                     let place = axes.place(&others);
                     axes.axes().iter().for_each(|axis| others[*axis] = 0);
-                    match found.iter_mut().find(|(group, _)| *group == others) {
-                        Some((_, group)) => group.push((place, i)),
-                        None => found.push((others, vec![(place, i)])),
-                    }
+                    found.entry(others).or_default().push((place, i));
                 }
-                let whole = |(_, mut group): (Vec<usize>, Vec<(usize, usize)>)| {
+                let whole = |mut group: Vec<(usize, usize)>| {
                     group.sort_unstable();
                     if group.len() == axes.size() {
                         return Ok(group.into_iter().map(|(_, i)| i).collect());
@@ -132,7 +130,7 @@ impl Machine<'_> {
                     let (names, size) = (axes.names().join(", "), axes.size());
                     Err(Fault::malformed(format!("{} of {size} devices along {names} get here", group.len())))
                 };
-                found.into_iter().map(whole).collect()
+                found.into_values().map(whole).collect()
             }
         }
     }

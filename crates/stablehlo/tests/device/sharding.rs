@@ -1,6 +1,6 @@
 //! Programs that XLA's partitioner splits over four devices.
 
-use crate::device::{parameters, run_on_mesh, ty};
+use crate::device::{compile, parameters, run_on_mesh, ty};
 use crate::interpreter::cases::{case, split};
 use proptest::prelude::*;
 use split::mesh;
@@ -61,6 +61,21 @@ fn arguments_without_a_sharding_are_the_partitioners() {
     });
     let shapes = parameters(&sum.module);
     assert_eq!(shapes, [[2, 4], [2, 4]]);
+}
+
+/// A donated parameter's parts become those of the new one.
+#[test]
+fn parts_share_memory() {
+    let numbers = Array::floats(Dtype::F32, [4, 4], (0..16).map(f64::from)).unwrap();
+    let both = split::split(&[&["data"], &["tensor"]]);
+    let step = case("step", &[numbers.clone(), numbers], |f, a| {
+        a.iter().for_each(|value| f.shard(value, &both));
+        f.shard_result(0, &both);
+        f.alias(&a[0], 0);
+        vec![&a[0] - &a[1]]
+    });
+    let stats = compile(&step.module).executable().memory_stats().unwrap();
+    assert_eq!((stats.alias, stats.argument), (16, 32), "{stats:?}");
 }
 
 type Step = [u8; 4];

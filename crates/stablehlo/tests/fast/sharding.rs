@@ -140,6 +140,14 @@ fn programs_that_cannot_be_split_are_refused() {
     says(result(0), "sdy.sharding", "does not split into 3 parts");
     says(result(1), "sdy.sharding", "one of 1 results expected, got 1");
 
+    let moved = refused(|f, x| {
+        f.shard(x, &sharding(&[&["data"], &[]]));
+        f.shard_result(0, &sharding(&[&[], &["tensor"]]));
+        f.alias(x, 0);
+        x.exp()
+    });
+    says(moved, "tf.aliasing_output", "argument `x` is split by <@mesh, [{\"data\"}, {}]>, and result 0 by");
+
     let with = |name: &str, axes: &[(&str, usize)]| Mesh::new(name, axes.iter().copied()).expect("a mesh");
     let both = |other: Mesh| refused(|_, x| x.constrain(&mesh.replicated(2)).constrain(&other.replicated(2)));
     says(both(with("mesh", &[("data", 6)])), "sdy.mesh", "two meshes of one name");
@@ -162,7 +170,7 @@ fn manual_computations_that_cannot_be_are_refused() {
     );
     let other = Mesh::new("other", [("data", 6)]).expect("a mesh");
     assert!(matches!(of(&all, &[other.replicated(1)], &[]), Err(Error::Mesh { .. })));
-    let third = of(&all, &[sharding(&[&["tensor"], &[]])], &[rows.clone()]).expect("a manual computation");
+    let third = of(&all, &[sharding(&[&["tensor"], &[]])], std::slice::from_ref(&rows)).expect("a manual computation");
     assert!(matches!(third.trace(&[matrix()], |_, a| a.to_vec()), Err(Error::Split { .. })));
 
     let name = "sdy.manual_computation";
@@ -235,6 +243,28 @@ fn devices_that_do_not_agree_are_an_error() {
     });
     let error = error.expect_err("five devices do not get there");
     assert_eq!(error.to_string(), "stablehlo.all_reduce: 1 of 6 devices along data, tensor get here");
+}
+
+/// Estimates count loops of devices like any others.
+#[test]
+fn loops_of_devices_are_counted() {
+    let mesh = mesh();
+    let all = mesh.along(&["data", "tensor"]).expect("axes");
+    let whole = mesh.replicated(2);
+    let manual = Manual::new(&all, std::slice::from_ref(&whole), std::slice::from_ref(&whole)).expect("a computation");
+    let turn = trace(&[matrix()], |_, a| vec![a[0].all_reduce(Reducer::Add, &all)]).expect("a turn");
+    let body = manual.trace(&[matrix()], |f, a| f.scan(3, &turn, &[&a[0]], &[], &[], Save::Carry).carry);
+    let body = body.expect("a body");
+    let f = Builder::new();
+    let x = f.argument("x", matrix());
+    let looped = f.for_loop(5, &[&x], |_, c| f.manual(&manual, &body, &[&c[0]])).remove(0);
+    let module = f.finish("loops", &[("", &looped)]).expect("a program");
+    let loops = module.main.loops();
+    assert_eq!(loops.iter().map(Loop::turns).collect::<Vec<_>>(), [Some(5), Some(15)]);
+    let ones = Array::floats(Dtype::F32, [4, 6], vec![1.0; 24]).expect("numbers");
+    let run = |module: &Module| module.interpret(std::slice::from_ref(&ones)).expect("a value")[0].to_floats()[0];
+    assert_eq!(run(&module), 6.0_f64.powi(15));
+    assert_eq!(run(&module.without_loops(&[&loops[1].path])), 1.0);
 }
 
 /// Replicas that go apart, and what is said of those that do not meet.
