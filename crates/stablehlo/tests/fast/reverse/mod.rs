@@ -2,6 +2,7 @@
 
 mod decoder;
 mod devices;
+mod devices_properties;
 mod own;
 mod properties;
 mod refusals;
