@@ -2,7 +2,7 @@
 //! operations that compilers take.
 
 use crate::graph::*;
-use crate::sharding::{Groups, MeshAxes, Sharding};
+use crate::sharding::{Groups, Manual, MeshAxes, Sharding};
 use crate::types::{Dtype, TensorType};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ impl Module {
 impl Function {
     /// The same function in operations of StableHLO and Shardy: a [`Kind::Scan`] is a [`Kind::While`] whose number of turns
     /// [`Function::loops`] can read, code of [`Kind::Remat`] and [`Kind::CustomVjp`] stands in their place, a
-    /// [`Kind::AxisIndex`] is computed from the partition's number, and [`Kind::Named`] and [`Kind::StopGradient`] are gone.
+    /// [`Kind::AxisIndex`] is computed from the partition's number, or handed in where partitions have none, and [`Kind::Named`] and [`Kind::StopGradient`] are gone.
     /// So is what is about one device: how it is split over a mesh of one, and the code of a [`Kind::Manual`] along axes of
     /// one device stands in its place. The text of a module is that of the lowered one.
     pub fn lowered(&self) -> Cow<'_, Self> {
@@ -30,7 +30,7 @@ impl Function {
         if !structured {
             return Cow::Borrowed(self);
         }
-        let mut lowering = Lowering { types: self.types.clone(), names: BTreeMap::new() };
+        let mut lowering = Lowering { types: self.types.clone(), names: BTreeMap::new(), places: None };
         let mut body = Region { arguments: self.body.arguments.clone(), ..Region::default() };
         lowering.operations(&self.body.operations, &mut body.operations);
         body.results = lowering.renamed(&self.body.results);
@@ -79,6 +79,8 @@ struct Lowering {
     types: Vec<TensorType>,
     /// Values that are others by now.
     names: BTreeMap<ValueId, ValueId>,
+    /// In a computation that leaves axes to the partitioner: the device's place along some axes, `[1]`, that it is given.
+    places: Option<Vec<(MeshAxes, ValueId)>>,
 }
 
 impl Lowering {
@@ -117,8 +119,14 @@ impl Lowering {
                 Kind::Constrain(sharding) if is_of_one(sharding) => self.rename(&operation.results, &operands),
                 Kind::Named(_) | Kind::StopGradient => self.rename(&operation.results, &operands),
                 Kind::AxisIndex(axes) => {
-                    let place = self.place(axes, out);
+                    let place = match self.places {
+                        Some(_) if axes.size() > 1 => self.given_place(axes, out),
+                        _ => self.place(axes, out),
+                    };
                     self.rename(&operation.results, &[place]);
+                }
+                Kind::Manual(manual) if manual.is_partial() && operation.regions.len() == 1 => {
+                    self.partly_manual(manual, operation, operands, out);
                 }
                 kind => {
                     let regions = operation.regions.iter().map(|region| self.region(region)).collect();
@@ -181,6 +189,37 @@ impl Lowering {
     fn index(&mut self, out: &mut Vec<Operation>, value: usize) -> ValueId {
         let kind = Kind::Constant(Literal::Splat(Number::Int(value as i64)));
         self.add(out, kind, vec![], TensorType::scalar(Dtype::I32))
+    }
+
+    /// A computation in which partitions have no numbers: what asks for places is given them, by a tensor of which each device
+    /// has its own part.
+    fn partly_manual(
+        &mut self,
+        manual: &Manual,
+        operation: &Operation,
+        mut operands: Vec<ValueId>,
+        out: &mut Vec<Operation>,
+    ) {
+        let around = self.places.replace(vec![]);
+        let mut region = self.region(&operation.regions[0]);
+        let places = std::mem::replace(&mut self.places, around).unwrap_or_default();
+        for (axes, part) in &places {
+            let ty = TensorType::new(Dtype::U32, [axes.size()]);
+            operands.push(self.add(out, Kind::Iota { dimension: 0 }, vec![], ty));
+            region.arguments.push(*part);
+        }
+        let kind = Kind::Manual(manual.with_places(places.iter().map(|(axes, _)| axes)));
+        out.push(Operation { kind, operands, results: operation.results.clone(), regions: vec![region] });
+    }
+
+    fn given_place(&mut self, axes: &MeshAxes, out: &mut Vec<Operation>) -> ValueId {
+        let known = self.places.iter().flatten().find(|(other, _)| other == axes).map(|(_, part)| *part);
+        let part = known.unwrap_or_else(|| {
+            let part = self.define(TensorType::new(Dtype::U32, [1]));
+            self.places.get_or_insert_default().push((axes.clone(), part));
+            part
+        });
+        self.add(out, Kind::Reshape, vec![part], TensorType::scalar(Dtype::U32))
     }
 
     /// The place of this partition along axes of its mesh, which numbers partitions row-major.

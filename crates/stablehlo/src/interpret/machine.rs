@@ -45,19 +45,18 @@ impl<'a> Machine<'a> {
         partitions: usize,
     ) -> Result<Self> {
         let machine = Self { settings, function, replicas, partitions, lanes: vec![], manual: None, work: 0, depth: 0 };
-        machine.fits(1)?;
+        machine.fits(function.types.iter(), 1)?;
         Ok(machine)
     }
 
-    /// Whether there is room for the values of so many copies.
-    pub(super) fn fits(&self, lanes: usize) -> Result<()> {
-        let types = &self.function.types;
-        let elements = types.iter().fold(0_usize, |sum, ty| sum.saturating_add(ty.elements()));
-        let elements = elements.max(1).saturating_mul(lanes);
+    /// Whether there is room for values of these types in so many copies.
+    pub(super) fn fits<'t>(&self, types: impl Iterator<Item = &'t TensorType> + Clone, copies: usize) -> Result<()> {
+        let elements = types.clone().fold(0_usize, |sum, ty| sum.saturating_add(ty.elements()));
+        let elements = elements.max(1).saturating_mul(copies);
         if elements <= self.settings.elements {
             return Ok(());
         }
-        let largest = types.iter().max_by_key(|ty| ty.elements());
+        let largest = types.max_by_key(|ty| ty.elements());
         let largest = largest.map_or(String::new(), |ty| format!(", the largest a {ty}"));
         let limit = self.settings.elements;
         let reason = format!("values of {elements} elements{largest}, and `Interpreter::elements` is {limit}");
@@ -71,7 +70,7 @@ impl<'a> Machine<'a> {
 
     /// The results of each replica, given the arguments of each.
     pub(super) fn run(mut self, arguments: &[Vec<Array>]) -> Result<Vec<Vec<Array>>> {
-        self.fits(arguments.len())?;
+        self.fits(self.function.types.iter(), arguments.len())?;
         self.lanes = (0..arguments.len()).map(|replica| self.lane(replica, vec![])).collect();
         let arguments = arguments.iter().map(|list| list.iter().cloned().map(Rc::new).collect()).collect();
         let function = self.function;

@@ -4,7 +4,7 @@ use super::array::{Array, each_index, joined, place, strides};
 use super::machine::{Machine, Values};
 use super::{Fault, Rounding};
 use crate::error::{Error, Result};
-use crate::graph::Operation;
+use crate::graph::{Operation, Region, ValueId};
 use crate::sharding::{Manual, MeshAxes, Sharding};
 use crate::types::{Dtype, TensorType};
 use std::ops::Range;
@@ -32,7 +32,9 @@ impl<'a> Machine<'a> {
             return Err(malformed("a sharding for every operand and result expected"));
         }
         let axes = manual.axes();
-        self.fits(axes.size())?;
+        let mut ids = vec![];
+        defined(body, &mut ids);
+        self.fits(ids.iter().filter_map(|id| self.function.types.get(id.0)), axes.size())?;
         let mut arguments: Vec<Values> = vec![vec![]; axes.size()];
         for (operand, sharding) in operands.iter().zip(manual.inputs()) {
             let parts = parts(operand, sharding, axes).map_err(|error| malformed(&error.to_string()))?;
@@ -63,6 +65,15 @@ impl<'a> Machine<'a> {
             })
         });
         Ok(vec![whole.collect::<Result<_>>()?])
+    }
+}
+
+/// The values that a region defines, those of regions in it included.
+fn defined(region: &Region, found: &mut Vec<ValueId>) {
+    found.extend(&region.arguments);
+    for operation in &region.operations {
+        found.extend(&operation.results);
+        operation.regions.iter().for_each(|region| defined(region, found));
     }
 }
 

@@ -82,7 +82,7 @@ fn region(region_: &Region, around: Option<&Manual>) -> Result<(), (&'static str
             }
             (Kind::Manual(manual), None) => inside = Some(manual),
             (Kind::Constrain(sharding), Some(manual)) => constrains(sharding, manual).or_else(refuse)?,
-            (Kind::PartitionId, Some(manual)) if manual.axes().size() < manual.axes().mesh().devices() => {
+            (Kind::PartitionId, Some(manual)) if manual.is_partial() => {
                 let axes = manual.axes().names().join(", ");
                 return refuse(format!("inside of a computation that is manual along {axes} only; use `axis_index`"));
             }

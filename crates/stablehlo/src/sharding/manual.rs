@@ -119,6 +119,22 @@ impl Manual {
         MeshAxes::of(self.axes.mesh(), axes)
     }
 
+    /// Whether it leaves axes to the partitioner.
+    pub(crate) fn is_partial(&self) -> bool {
+        self.axes.size() < self.axes.mesh().devices()
+    }
+
+    /// The same with further operands, each a row of as many numbers as there are devices along some of the axes.
+    pub(crate) fn with_places<'a>(&self, places: impl Iterator<Item = &'a MeshAxes>) -> Self {
+        let row = |axes: &MeshAxes| {
+            let dimension = Dimension { axes: axes.axes().to_vec(), open: false };
+            let others = self.axes.axes().iter().copied().filter(|axis| !axes.axes().contains(axis)).collect();
+            Sharding { mesh: axes.mesh().clone(), dimensions: vec![dimension], replicated: others }
+        };
+        let inputs = self.inputs.iter().cloned().chain(places.map(row)).collect();
+        Self { inputs, ..self.clone() }
+    }
+
     /// Each device's part of a value with `rank` dimensions as a row of its own.
     pub(crate) fn stacked(&self, rank: usize) -> Sharding {
         let mesh = self.axes.mesh();

@@ -180,9 +180,10 @@ fn one_axis() -> Case {
     let (rows, columns) = (split(&[&["?"], &["?"]]), split(&[&["?"], &["tensor", "?"]]));
     let manual = manual(&["tensor"], &[rows.clone(), columns], std::slice::from_ref(&rows));
     let types = [ty(Dtype::F32, &[4, 8]), ty(Dtype::F32, &[8, 6])];
-    let body = manual.trace(&types, |_, a| {
+    let body = manual.trace(&types, |f, a| {
         let part = product(&a[0], &a[1]).tanh().constrain(&split(&[&["data"], &[]]));
-        vec![part.all_gather(1, &along(&["tensor"]))]
+        let place = f.axis_index(&along(&["tensor"])).convert(Dtype::F32);
+        vec![(part + place.broadcast_in_dim(&[4, 3], &[])).all_gather(1, &along(&["tensor"]))]
     });
     let body = body.expect("a body");
     let loss = trace(&types, |f, a| {

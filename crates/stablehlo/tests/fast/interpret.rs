@@ -80,7 +80,7 @@ fn others() -> Vec<Kind> {
 #[test]
 fn the_lowered_program_means_the_same() {
     let mut changed = 0;
-    for case in all() {
+    for case in all().into_iter().chain(cases::split::programs()) {
         let lowered = case.module.lowered();
         changed += usize::from(*lowered != case.module);
         let [plain, lowered] =
