@@ -20,9 +20,10 @@ impl Module {
 impl Function {
     /// The same function in operations of StableHLO and Shardy: a [`Kind::Scan`] is a [`Kind::While`] whose number of turns
     /// [`Function::loops`] can read, code of [`Kind::Remat`] and [`Kind::CustomVjp`] stands in their place, a
-    /// [`Kind::AxisIndex`] is computed from the partition's number, or handed in where partitions have none, and [`Kind::Named`] and [`Kind::StopGradient`] are gone.
-    /// So is what is about one device: how it is split over a mesh of one, and the code of a [`Kind::Manual`] along axes of
-    /// one device stands in its place. The text of a module is that of the lowered one.
+    /// [`Kind::AxisIndex`] is computed from the partition's number, or handed in where partitions have none, and
+    /// [`Kind::Named`] and [`Kind::StopGradient`] are gone. So is what is about one device: how it is split over a mesh of one,
+    /// and the code of a [`Kind::Manual`] along axes of one device stands in its place. The text of a module is that of the
+    /// lowered one.
     pub fn lowered(&self) -> Cow<'_, Self> {
         let shardings = self.arguments.iter().map(|a| &a.sharding).chain(self.results.iter().map(|r| &r.sharding));
         let mut structured = shardings.flatten().any(is_of_one);

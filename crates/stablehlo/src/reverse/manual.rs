@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::graph::{Binary, Kind, Operation, Reducer, Region, Save, ValueId};
 use crate::sharding::{Groups, Manual, MeshAxes, Sharding};
 use crate::types::TensorType;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 /// Adds the computation, which also hands out what the way back reads. Returns its results, the way back as a function of
 /// what was kept and the cotangents of the results that are `given` some, and what was kept.
@@ -107,10 +107,12 @@ impl Ends {
 /// among which its cotangent is divided.
 fn summands(defined: &BTreeMap<ValueId, &Operation>, result: ValueId, copies: &MeshAxes) -> Vec<(ValueId, usize)> {
     let (mut open, mut found, mut sums) = (vec![result], vec![], false);
+    // A sum that is a term twice is taken apart once: doubled again and again, it would have no end.
+    let mut apart = HashSet::new();
     while let Some(id) = open.pop() {
         let operation = defined.get(&id).map(|op| (&op.kind, &op.operands[..]));
         match operation {
-            Some((Kind::Binary(Binary::Add), operands)) => open.extend(operands),
+            Some((Kind::Binary(Binary::Add), operands)) if apart.insert(id) => open.extend(operands),
             Some((Kind::AllReduce { reducer: Reducer::Add, groups: Groups::Axes(axes) }, [part]))
                 if axes.within(copies) =>
             {

@@ -71,8 +71,8 @@ pub(crate) fn check(function: &Function) -> Result<(), (&'static str, String)> {
     region(&function.body, None)
 }
 
-fn region(region_: &Region, around: Option<&Manual>) -> Result<(), (&'static str, String)> {
-    for op in &region_.operations {
+fn region(code: &Region, around: Option<&Manual>) -> Result<(), (&'static str, String)> {
+    for op in &code.operations {
         let refuse = |reason: String| Err((op.kind.name(), reason));
         let mut inside = around;
         match (&op.kind, around) {

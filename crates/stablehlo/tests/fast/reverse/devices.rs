@@ -91,6 +91,17 @@ fn a_sum_that_all_have_costs_nothing_on_the_way_back() {
     assert_eq!(meetings, ["tensor", "data"]);
 }
 
+/// A sum of sums of sums, each of which is used twice.
+#[test]
+fn sums_of_sums() {
+    let whole = mesh().replicated(2);
+    check_manual("doubled", &[(&[2, 2], whole.clone())], std::slice::from_ref(&whole), |_, a| {
+        let sum = a[0].tanh().all_reduce(Reducer::Add, &along(&["tensor"]));
+        let part = (&sum + &a[0]) * sum.like(0.5_f64.powi(40));
+        vec![(0..40).fold(part, |doubled, _| &doubled + &doubled) + &sum]
+    });
+}
+
 /// Operands that several devices get, results that several devices have, and both.
 #[test]
 fn what_several_devices_have() {
