@@ -89,8 +89,10 @@ impl Sampler {
             true => scores.clone(),
             false => &scores + gumbel_values(keys, positions, logits.shape()[1]),
         };
+        // The noise is made and looked at once: it is as large as the logits.
+        let (largest, ids) = noisy.largest(1);
+        let ids = largest.eq(&largest).select(&ids, &ids.like(logits.shape()[1] as i64));
         let tokens = tokens(logits);
-        let ids = smallest(&noisy.eq(&noisy.reduce(Reducer::Max, &[1]).along_first(&noisy)), &tokens);
         let chosen = tokens.eq(&ids.along_first(&tokens)).select(&scores, &scores.like(0.0)).reduce(Reducer::Add, &[1]);
         let max = scores.reduce(Reducer::Max, &[1]);
         let sum = (&scores - max.along_first(&scores)).exp().reduce(Reducer::Add, &[1]);
@@ -128,11 +130,6 @@ impl Sampler {
 /// The token of every column: `[B, V]`, i32.
 fn tokens(like: &Value) -> Value {
     like.builder().iota(1, like.ty().with_dtype(Dtype::I32))
-}
-
-/// The smallest token of every row for which `hit` holds: `[B]`; V where there is none.
-fn smallest(hit: &Value, tokens: &Value) -> Value {
-    hit.select(tokens, &tokens.like(tokens.shape()[1] as i64)).reduce(Reducer::Min, &[1])
 }
 
 /// u32 numbers that are in the order of `scores`, f32: a float's bits with the sign turned, all of them where it is negative.

@@ -95,10 +95,10 @@ fn columns(length: usize) -> usize {
     if length > COLUMNS { length.next_multiple_of(COLUMNS) } else { length.next_multiple_of(FEWEST_COLUMNS) }
 }
 
-/// The number of columns, of `all`, that a call reads that begins with sequences as long as `length`: a quarter of them, two, three or
-/// all.
+/// The number of columns, of `all`, that a call reads that begins with sequences as long as `length`: a sixth of them, two, three and so
+/// on, or all; a smaller step would be more programs, and less than their compiling is worth.
 pub(crate) fn columns_read(length: usize, all: usize) -> usize {
-    let step = (all / 4).next_multiple_of(COLUMNS);
+    let step = (all / 6).next_multiple_of(COLUMNS).max(2 * COLUMNS);
     length.next_multiple_of(step).min(all)
 }
 
@@ -178,7 +178,8 @@ mod tests {
         assert_eq!([1, 3, 8, 9, 64].map(rows), [1, 4, 8, 16, 64]);
         assert_eq!([1, 16, 17, 24, 25, 60, 100, 200].map(bucket), [16, 16, 24, 24, 32, 64, 128, 256]);
         assert_eq!([1, 17, 128, 129, 1280].map(columns), [16, 32, 128, 256, 1280]);
-        assert_eq!([1, 384, 385, 1280, 2000].map(|length| columns_read(length, 1280)), [384, 384, 768, 1280, 1280]);
+        assert_eq!([1, 384, 513, 1280, 2000].map(|length| columns_read(length, 1280)), [256, 512, 768, 1280, 1280]);
+        assert_eq!([1, 257].map(|length| columns_read(length, 384)), [256, 384]);
         assert_eq!([1, 60].map(|length| columns_read(length, 48)), [48, 48]);
     }
 

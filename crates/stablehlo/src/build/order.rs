@@ -1,5 +1,6 @@
 //! Sorts, and what is the largest.
 
+use super::contract::combines;
 use super::{Builder, Value};
 use crate::graph::{Comparison, Kind, Order, Reducer};
 use crate::types::{Dtype, TensorType};
@@ -42,19 +43,47 @@ impl Value {
     /// that of the first NaN where there is one.
     #[track_caller]
     pub fn argmax(&self, dimension: usize) -> Self {
-        let Some(size) = self.shape().get(dimension).copied().filter(|size| *size > 0) else {
-            let check = Err(format!("a dimension with elements expected, got dimension {dimension} of {}", self.ty()));
-            return self.then(Kind::Reduce { reducers: vec![Reducer::Max], dimensions: vec![dimension] }, &[], check);
+        self.largest(dimension).1
+    }
+
+    /// The largest element along `dimension`, which vanishes, NaN where there is one, and its index as [`Value::argmax`] has it: in one
+    /// pass.
+    ///
+    /// ```
+    /// use stablehlo::{Array, Builder, Dtype, TensorType};
+    ///
+    /// let f = Builder::new();
+    /// let logits = f.argument("logits", TensorType::new(Dtype::F32, [2, 3]));
+    /// let (largest, ids) = logits.largest(1);
+    /// let module = f.finish("greedy", &[("largest", &largest), ("ids", &ids)])?;
+    ///
+    /// let results = module.interpret(&[Array::floats(Dtype::F32, [2, 3], [0.5, 2.0, 2.0, 1.0, -1.0, 0.0])?])?;
+    /// assert_eq!((results[0].to_floats(), results[1].to_ints()), (vec![2.0, 1.0], vec![1, 0]));
+    /// # Ok::<(), stablehlo::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn largest(&self, dimension: usize) -> (Self, Self) {
+        let (f, kind) = (self.builder(), Kind::ArgMax { dimension });
+        let ty = self.ty();
+        let check = match ty.shape.get(dimension) {
+            None | Some(0) => Err(format!("a dimension with elements expected, got dimension {dimension} of {ty}")),
+            Some(size) if i32::try_from(*size).is_err() => Err(format!("indices of i32 expected, got {ty}")),
+            Some(_) => combines(Reducer::Max, ty).map(|()| {
+                let kept = (0..ty.rank()).filter(|d| *d != dimension).map(|d| ty.shape[d]).collect::<Vec<_>>();
+                [ty.dtype, Dtype::I32].map(|dtype| TensorType::new(dtype, &kept[..])).to_vec()
+            }),
         };
-        let kept: Vec<usize> = (0..self.shape().len()).filter(|d| *d != dimension).collect();
-        let largest = self.reduce(Reducer::Max, &[dimension]).broadcast_in_dim(self.shape(), &kept);
-        let mut hit = self.eq(&largest);
-        if self.dtype().is_float() {
-            hit = hit | self.ne(self);
-        }
-        let index = self.builder().iota(dimension, self.ty().with_dtype(Dtype::I32));
-        let found = hit.select(&index, &index.like(i64::try_from(size).unwrap_or(i64::MAX)));
-        found.reduce(Reducer::Min, &[dimension])
+        let types = || [ty.dtype, Dtype::I32].map(TensorType::scalar).to_vec();
+        let operands = match check {
+            Ok(_) => {
+                let (index, first) = (f.iota(dimension, ty.with_dtype(Dtype::I32)), Reducer::Max.identity(ty.dtype));
+                vec![self.clone(), index, f.scalar(first, ty.dtype), f.scalar(i64::from(i32::MAX), Dtype::I32)]
+            }
+            Err(_) => vec![self.clone()],
+        };
+        let mut results = f.emit_all(kind, &operands.iter().collect::<Vec<_>>(), vec![], check, types).into_iter();
+        let (Some(largest), Some(index)) = (results.next(), results.next()) else { unreachable!("two results") };
+        (largest, index)
     }
 
     /// Ones of `dtype` where the index along a new last dimension is the element of this value, of an integer dtype; zeros

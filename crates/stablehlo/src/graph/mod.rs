@@ -177,6 +177,13 @@ pub enum Kind {
         /// Whether elements with equal keys keep their order.
         stable: bool,
     },
+    /// Operand, the indices of its elements (i32), and a scalar of each to begin with: the largest element along a dimension, which
+    /// vanishes, and its index, in one pass. NaN is larger than any number; of equal ones that with the smallest index.
+    #[strum(to_string = "reduce")]
+    ArgMax {
+        /// The dimension that is reduced.
+        dimension: usize,
+    },
     /// Operand and initial scalar: combines the elements of each window that slides over the operand. Positions outside
     /// of the operand hold the initial value.
     ReduceWindow(Window, Reducer),

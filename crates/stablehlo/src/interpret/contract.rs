@@ -101,6 +101,44 @@ pub(super) fn reduce(a: &Array, init: &Array, reducer: Reducer, dimensions: &[us
     fold(init, reduced.iter().map(term), reducer, ty)
 }
 
+/// The largest element along a dimension and its index, of `[values, indices]` and what they begin with.
+pub(super) fn arg_max(
+    [a, indices]: [&Array; 2],
+    [first, first_index]: [&Array; 2],
+    dimension: usize,
+) -> Result<Vec<Elements>, Fault> {
+    within(&[dimension], a.ty.rank())?;
+    if a.ty.shape != indices.ty.shape {
+        return Err(Fault::malformed(format!("indices of {} expected, got {}", a.ty, indices.ty)));
+    }
+    // Behind the elements, what they begin with.
+    let all = Array { ty: a.ty.clone(), elements: joined(&[&a.elements, &first.repeated(1)?])? };
+    let numbers = Array { ty: indices.ty.clone(), elements: joined(&[&indices.elements, &first_index.repeated(1)?])? };
+    let (kept, reduced) = (offsets(&a.ty.shape, &rest(a.ty.rank(), &[dimension])), offsets(&a.ty.shape, &[dimension]));
+    fn largest<T: PartialOrd>(values: &[T], indices: &[i64], places: impl Iterator<Item = usize>) -> Option<usize> {
+        // NaN is not itself.
+        let nan = |at: usize| values[at].partial_cmp(&values[at]).is_none();
+        places.reduce(|best, at| {
+            let more = values[at] > values[best] || (nan(at) && !nan(best));
+            let same = values[at] == values[best] || (nan(at) && nan(best));
+            if more || (same && indices[at] < indices[best]) { at } else { best }
+        })
+    }
+    let (Elements::Int(indices), end) = (&numbers.elements, a.elements.len()) else {
+        return Err(Fault::malformed(format!("indices expected, got {}", numbers.ty)));
+    };
+    let places = kept.iter().filter_map(|k| {
+        let places = std::iter::once(end).chain(reduced.iter().map(|r| k + r));
+        match &all.elements {
+            Elements::Float(values) => largest(values, indices, places),
+            Elements::Int(values) => largest(values, indices, places),
+            Elements::Pred(values) => largest(values, indices, places),
+        }
+    });
+    let places: Vec<usize> = places.collect();
+    Ok(vec![all.take(&places), numbers.take(&places)])
+}
+
 pub(super) fn reduce_window(a: &Array, init: &Array, window: &Window, reducer: Reducer, ty: &TensorType) -> Outcome {
     let Window { sizes, strides: steps, low, high } = window;
     let rank = a.ty.rank();

@@ -2,7 +2,7 @@
 
 use super::array::{Array, Elements};
 use super::collective::is_of_devices;
-use super::contract::{Product, reduce, reduce_window, sorted};
+use super::contract::{Product, arg_max, reduce, reduce_window, sorted};
 use super::{Fault, Interpreter, Rounding, elementwise, gather, shape};
 use crate::error::Result;
 use crate::graph::*;
@@ -292,6 +292,10 @@ impl<'a> Machine<'a> {
                 }
                 let places = sorted(keys, *dimension, *order)?;
                 return Ok(operands.iter().map(|a| a.take(&places)).collect());
+            }
+            Kind::ArgMax { dimension } => {
+                exactly(4)?;
+                return arg_max([operand(0)?, operand(1)?], [operand(2)?, operand(3)?], *dimension);
             }
             Kind::ReduceWindow(window, reducer) => {
                 exactly(2)?;

@@ -2,6 +2,7 @@
 
 mod attributes;
 mod literal;
+mod region;
 mod sharding;
 
 use crate::graph::*;
@@ -133,7 +134,7 @@ impl Printer<'_> {
             Kind::Unary(Unary::IsFinite) => write!(f, "{name} {operands} : {signature}"),
             Kind::Unary(_) | Kind::Binary(_) => write!(f, "{name} {operands} : {result}"),
             Kind::Compare(direction) => {
-                let kind = comparison_type(self.type_of(op.operands[0]).dtype);
+                let kind = region::comparison_type(self.type_of(op.operands[0]).dtype);
                 write!(f, "{name} {}, {operands}, {kind} : {signature}", direction.name())
             }
             Kind::Select => {
@@ -196,7 +197,7 @@ impl Printer<'_> {
                     d.scatter_dims_to_operand_dims,
                     d.index_vector_dim
                 )?;
-                combine(f, &[*reducer], &[result.dtype])?;
+                region::combine(f, &[*reducer], &[result.dtype])?;
                 write!(f, " : {signature}")
             }
             Kind::While => {
@@ -215,7 +216,12 @@ impl Printer<'_> {
             Kind::Sort { dimension, order, stable } => {
                 let dtypes = op.operands.iter().map(|id| self.type_of(*id).dtype).collect::<Vec<_>>();
                 write!(f, "\"{name}\"({operands}) <{{dimension = {dimension} : i64, is_stable = {stable}}}> ")?;
-                comparator(f, *order, &dtypes)?;
+                region::comparator(f, *order, &dtypes)?;
+                write!(f, " : ({}) -> ({})", self.types(&op.operands), self.types(&op.results))
+            }
+            Kind::ArgMax { dimension } => {
+                write!(f, "\"{name}\"({operands}) <{{dimensions = {}}}> ", i64_array(&[*dimension]))?;
+                region::arg_max(f, result.dtype)?;
                 write!(f, " : ({}) -> ({})", self.types(&op.operands), self.types(&op.results))
             }
             Kind::ReduceWindow(window, reducer) => {
@@ -223,7 +229,7 @@ impl Printer<'_> {
                 let around: Vec<[usize; 2]> = low.iter().zip(high).map(|(l, h)| [*l, *h]).collect();
                 write!(f, "\"{name}\"({operands}) <{{padding = dense<{around:?}> : tensor<{}x2xi64>, ", around.len())?;
                 write!(f, "window_dimensions = {}, window_strides = {}}}> ", i64_array(sizes), i64_array(strides))?;
-                combine(f, &[*reducer], &[result.dtype])?;
+                region::combine(f, &[*reducer], &[result.dtype])?;
                 write!(f, " : {signature}")
             }
             Kind::Case => {
@@ -251,13 +257,13 @@ impl Printer<'_> {
             }
             Kind::AllReduce { reducer, groups } => {
                 write!(f, "\"{name}\"({operands}) <{{{}}}> ", self.devices(groups))?;
-                combine(f, &[*reducer], &[result.dtype])?;
+                region::combine(f, &[*reducer], &[result.dtype])?;
                 write!(f, " : {signature}")
             }
             Kind::ReduceScatter { reducer, dimension, groups } => {
                 let devices = self.devices(groups);
                 write!(f, "\"{name}\"({operands}) <{{{devices}, scatter_dimension = {dimension} : i64}}> ")?;
-                combine(f, &[*reducer], &[result.dtype])?;
+                region::combine(f, &[*reducer], &[result.dtype])?;
                 write!(f, " : {signature}")
             }
             Kind::Constrain(sharding) => write!(f, "{name} {operands} {sharding} : {result}"),
@@ -315,43 +321,8 @@ impl Printer<'_> {
         write!(f, "\"stablehlo.reduce\"({}) ", names(&op.operands))?;
         write!(f, "<{{dimensions = {}}}> ", i64_array(dimensions))?;
         let dtypes: Vec<Dtype> = op.operands[..n].iter().map(|id| self.type_of(*id).dtype).collect();
-        combine(f, reducers, &dtypes)?;
+        region::combine(f, reducers, &dtypes)?;
         write!(f, " : ({}) -> ({})", self.types(&op.operands), self.types(&op.results))
-    }
-}
-
-/// The region of a reduction: the left operands, then the right ones, combined pair by pair.
-fn combine(f: &mut Formatter<'_>, reducers: &[Reducer], dtypes: &[Dtype]) -> fmt::Result {
-    let side = |letter: char| dtypes.iter().enumerate().map(move |(i, d)| format!("%{letter}{i}: tensor<{d}>"));
-    write!(f, "({{ ^bb0({}): ", List(side('a').chain(side('b')).collect::<Vec<_>>()))?;
-    for (i, (reducer, dtype)) in reducers.iter().zip(dtypes).enumerate() {
-        write!(f, "%c{i} = {} %a{i}, %b{i} : tensor<{dtype}> ", Kind::Binary(reducer.binary()).name())?;
-    }
-    let results = List((0..reducers.len()).map(|i| format!("%c{i}")).collect::<Vec<_>>());
-    let types = List(dtypes.iter().map(|d| format!("tensor<{d}>")).collect::<Vec<_>>());
-    write!(f, "stablehlo.return {results} : {types} }})")
-}
-
-/// The region of a sort, which compares the first operands of both sides.
-fn comparator(f: &mut Formatter<'_>, order: Order, dtypes: &[Dtype]) -> fmt::Result {
-    let pairs = dtypes.iter().enumerate().map(|(i, d)| format!("%a{i}: tensor<{d}>, %b{i}: tensor<{d}>"));
-    let direction = match order {
-        Order::Ascending => Comparison::Lt.name(),
-        Order::Descending => Comparison::Gt.name(),
-    };
-    let key = dtypes.first().copied().ok_or(fmt::Error)?;
-    let kind = if key.is_float() { "TOTALORDER" } else { comparison_type(key) };
-    write!(f, "({{ ^bb0({}): ", List(pairs.collect::<Vec<_>>()))?;
-    write!(f, "%c = stablehlo.compare {direction}, %a0, %b0, {kind} : (tensor<{key}>, tensor<{key}>) -> tensor<i1> ")?;
-    write!(f, "stablehlo.return %c : tensor<i1> }})")
-}
-
-/// How elements compare.
-fn comparison_type(dtype: Dtype) -> &'static str {
-    match dtype {
-        Dtype::Pred | Dtype::U32 => "UNSIGNED",
-        d if d.is_float() => "FLOAT",
-        _ => "SIGNED",
     }
 }
 

@@ -101,6 +101,7 @@ pub fn form(kind: &Kind) -> Option<String> {
         Kind::ReduceWindow(_, reducer) => format!("ReduceWindow {reducer:?}"),
         Kind::Scan(scan) if scan.reverse => "Scan in reverse".into(),
         Kind::Sort { order, .. } => format!("Sort {order:?}"),
+        Kind::ArgMax { .. } => "ArgMax".into(),
         Kind::CustomCall(_) => return None,
         Kind::Constant(_)
         | Kind::Iota { .. }

@@ -147,8 +147,10 @@ fn indices() -> Case {
     case("argmax, one_hot", &arguments, |_, a| {
         vec![
             a[0].argmax(1),
+            a[0].largest(1).0,
             a[0].argmax(0),
             a[2].argmax(1),
+            a[2].largest(0).0,
             a[1].one_hot(3, Dtype::F32),
             a[1].one_hot(3, Dtype::Pred),
             a[1].one_hot(0, Dtype::I32),

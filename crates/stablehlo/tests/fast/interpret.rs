@@ -46,6 +46,7 @@ fn others() -> Vec<Kind> {
         Kind::DynamicUpdateSlice,
         Kind::Pad { low: vec![], high: vec![], interior: vec![] },
         Kind::Gather(GatherDimensions::default()),
+        Kind::ArgMax { dimension: 0 },
         Kind::Sort { dimension: 0, order: Order::Ascending, stable: true },
         Kind::Sort { dimension: 0, order: Order::Descending, stable: true },
         Kind::While,

@@ -122,6 +122,17 @@ pub(super) fn reduce(step: &Step<'_>, reducers: &[Reducer], dimensions: &[usize]
     })
 }
 
+/// The cotangent of the largest element goes to where it is.
+pub(super) fn arg_max(step: &Step<'_>, dimension: usize) -> Parts {
+    step.parts(|i| {
+        let ct = step.cotangents[0].as_ref().filter(|_| i == 0)?;
+        let (x, indices) = (&step.operands[0], &step.operands[1]);
+        let kept: Vec<usize> = (0..x.ty().rank()).filter(|d| *d != dimension).collect();
+        let spread = |v: &Value| v.broadcast_in_dim(x.shape(), &kept);
+        Some(indices.eq(&spread(&step.results[1])).select(&spread(ct), &x.like(0.0)))
+    })
+}
+
 /// The sum over dimensions, in f32 at least.
 fn total(value: &Value, dimensions: &[usize]) -> Value {
     if dimensions.is_empty() {

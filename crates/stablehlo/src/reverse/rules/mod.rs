@@ -78,6 +78,10 @@ pub(super) fn rule(kind: &Kind) -> Rule {
             let (reducers, dimensions) = (reducers.clone(), dimensions.clone());
             of(move |step| contract::reduce(step, &reducers, &dimensions))
         }
+        Kind::ArgMax { dimension } => {
+            let dimension = *dimension;
+            of(move |step| contract::arg_max(step, dimension))
+        }
         Kind::BroadcastInDim { dimensions } => {
             let dimensions = dimensions.clone();
             of(move |step| contract::broadcast_in_dim(step, &dimensions))
