@@ -146,17 +146,18 @@ pub(crate) struct Device<'a> {
 /// Rows on the device.
 pub(crate) struct UploadedRows {
     shape: TrainShape,
-    /// Ids and positions.
-    buffers: [Buffer; 2],
+    /// Ids, positions, segments, and the tokens that predict.
+    buffers: [Buffer; 4],
 }
 
 impl Device<'_> {
     /// Copies the rows of a micro-batch to the device.
     pub(crate) fn upload(&self, rows: &Rows) -> Result<UploadedRows> {
         let TrainShape { rows: b, length, tokens } = rows.shape;
-        let ids = self.runtime.upload(&rows.ids, &[b, length])?;
-        let positions = self.runtime.upload(&rows.positions, &[tokens])?;
-        Ok(UploadedRows { shape: rows.shape, buffers: [ids, positions] })
+        let upload = |numbers: &[i32]| self.runtime.upload(numbers, &[b, length]);
+        let (ids, positions, segments) = (upload(&rows.ids)?, upload(&rows.positions)?, upload(&rows.segments)?);
+        let predicting = self.runtime.upload(&rows.predicting, &[tokens])?;
+        Ok(UploadedRows { shape: rows.shape, buffers: [ids, positions, segments, predicting] })
     }
 }
 

@@ -14,7 +14,7 @@ use stablehlo::{Builder, Dtype, GatherDimensions, Module, Save, TensorType, Trac
 /// The sizes of a program for micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TrainShape {
-    /// Rows B, each of one sequence.
+    /// Rows B, each of one sequence or of several.
     pub rows: usize,
     /// Tokens T of a row.
     pub length: usize,
@@ -49,8 +49,8 @@ pub struct TrainModules {
 
 /// What a program of a micro-batch takes besides parameters and sums, as values.
 struct Batch {
-    ids: Value,
-    positions: Value,
+    /// Ids, positions, segments, and the tokens that predict.
+    rows: [Value; 4],
     tables: Vec<(Role, Value)>,
 }
 
@@ -119,9 +119,10 @@ impl TrainModules {
 
     /// The loss of a micro-batch and the gradients of all parameters that are trained.
     ///
-    /// Arguments: the parameters; the sums of the gradients, which are donated; token ids i32 `[B, T]`; the index among B T positions
-    /// that predicts each completion token, i32 `[N]`; the token tables of [`Role::TokenIds`], [`Role::TokenNumbers`] and
-    /// [`Role::OnPolicy`]. Results: the sums with the gradients of the micro-batch added, the loss as [`Role::Sums`], log-probabilities
+    /// Arguments: the parameters; the sums of the gradients, which are donated; token ids, their positions within their sequences, and the
+    /// number of each token's sequence within its row (of what pads the row a number of its own, 0), i32 `[B, T]`; the index among B T
+    /// tokens of the one that predicts each completion token, i32 `[N]`; the token tables of [`Role::TokenIds`], [`Role::TokenNumbers`]
+    /// and [`Role::OnPolicy`]. Results: the sums with the gradients of the micro-batch added, the loss as [`Role::Sums`], log-probabilities
     /// and entropies `[N]`.
     ///
     /// # Errors
@@ -224,7 +225,7 @@ impl TrainModules {
     }
 
     /// Values `[N]` of the states before a micro-batch's completion tokens, f32, of a decoder with a value head. Arguments: the parameters,
-    /// token ids i32 `[B, T]`, and the index that predicts each completion token, i32 `[N]`.
+    /// then ids, positions and numbers of sequences, `[B, T]`, and the tokens that predict, `[N]`, as [`TrainModules::gradient`] takes them.
     ///
     /// # Errors
     /// [`Error::Policy`] for a decoder without a value head.
@@ -236,8 +237,7 @@ impl TrainModules {
         let table = self.decoder.parameters();
         let f = Builder::new();
         let weights = self.decoder.declare(&f, self.model);
-        let [ids, positions] = rows(&f, shape);
-        let batch = Batch { ids, positions, tables: vec![] };
+        let batch = Batch { rows: declare_rows(&f, shape), tables: vec![] };
         let outputs = Outputs::HiddenAndValues;
         let forward = self.forward(&table, shape, outputs).map_err(program_error(NAME))?;
         let results = f.call(&forward, &self.arguments(&table, &weights, &batch, outputs));
@@ -276,10 +276,8 @@ impl TrainModules {
 
     /// Declares what a program takes of a micro-batch.
     fn batch(&self, f: &Builder, spec: &Spec, shape: TrainShape) -> Batch {
-        let [ids, positions] = rows(f, shape);
         Batch {
-            ids,
-            positions,
+            rows: declare_rows(f, shape),
             tables: TABLES.map(|role| (role, f.argument(role.name(), spec.type_of(role)))).to_vec(),
         }
     }
@@ -320,24 +318,24 @@ impl TrainModules {
         outputs: Outputs,
     ) -> Vec<&'a Value> {
         let inside = table.iter().filter(|p| outputs.depend_on(p.role)).map(|p| &weights[p.role]);
-        inside.chain([&batch.ids, &batch.positions]).collect()
+        inside.chain(&batch.rows).collect()
     }
 
-    /// The function of the parameters that the outputs depend on, the ids and the positions, to the outputs there.
+    /// The function of the parameters that the outputs depend on, and of rows, to the outputs at the tokens that predict.
     fn forward(&self, table: &[Parameter], shape: TrainShape, outputs: Outputs) -> Result<Traced, stablehlo::Error> {
         let inside: Vec<&Parameter> = table.iter().filter(|p| outputs.depend_on(p.role)).collect();
-        let indices = |shape: &[usize]| TensorType::new(Dtype::I32, shape);
         let types = inside.iter().map(|p| TensorType::new(p.dtype(self.model), &p.shape[..]));
-        let types: Vec<TensorType> =
-            types.chain([indices(&[shape.rows, shape.length]), indices(&[shape.tokens])]).collect();
+        let types: Vec<TensorType> = types.chain(row_types(shape)).collect();
         let mut failed = None;
         let forward = trace(&types, |_, values| {
-            let (parameters, batch) = values.split_at(inside.len());
+            let (parameters, rows) = values.split_at(inside.len());
+            let [ids, positions, segments, predicting] = rows else { unreachable!("as many as there are types") };
             let weights = ParameterValues::new(inside.iter().map(|p| p.role).zip(parameters.iter().cloned()));
-            let rows = Rows::of_sequences(&batch[0]);
+            let rows =
+                Rows { ids: ids.clone(), positions: positions.clone(), segments: Some(segments.clone()) };
             match self.decoder.residual(&weights, &rows, self.save.clone()) {
                 Ok(x) => {
-                    let hidden = self.decoder.final_norm(&weights, &take_rows(&x, &batch[1]));
+                    let hidden = self.decoder.final_norm(&weights, &take_rows(&x, predicting));
                     let values = (outputs == Outputs::HiddenAndValues).then(|| self.decoder.values(&weights, &hidden));
                     std::iter::once(hidden).chain(values).collect()
                 }
@@ -377,10 +375,21 @@ impl Outputs {
     }
 }
 
-/// Declares the token ids `[B, T]` and the positions `[N]` of a micro-batch.
-fn rows(f: &Builder, shape: TrainShape) -> [Value; 2] {
-    let indices = |shape: &[usize]| TensorType::new(Dtype::I32, shape);
-    [f.argument("ids", indices(&[shape.rows, shape.length])), f.argument("positions", indices(&[shape.tokens]))]
+/// The types of what a program takes of rows: ids, positions and segments `[B, T]`, and the tokens that predict `[N]`.
+fn row_types(shape: TrainShape) -> [TensorType; 4] {
+    let tokens = TensorType::new(Dtype::I32, [shape.rows, shape.length]);
+    [tokens.clone(), tokens.clone(), tokens, TensorType::new(Dtype::I32, [shape.tokens])]
+}
+
+/// Declares the rows of a micro-batch as the next arguments.
+fn declare_rows(f: &Builder, shape: TrainShape) -> [Value; 4] {
+    let [ids, positions, segments, predicting] = row_types(shape);
+    [
+        f.argument("ids", ids),
+        f.argument("positions", positions),
+        f.argument("segments", segments),
+        f.argument("predicting", predicting),
+    ]
 }
 
 /// Room for 2048 rows of bf16 logits of 152 thousand tokens. Every chunk reads the head and its gradient: of Qwen2.5-0.5B, 8192 tokens in 4
@@ -389,8 +398,8 @@ pub(crate) fn default_tiling() -> Tiling {
     Tiling { workspace_budget: 640 << 20, ..Tiling::default() }
 }
 
-/// The rows `[N, H]` of `x` `[B, T, H]` at `positions` `[N]`.
-fn take_rows(x: &Value, positions: &Value) -> Value {
+/// The rows `[N, H]` of `x` `[B, T, H]` at the tokens `at` `[N]`.
+fn take_rows(x: &Value, at: &Value) -> Value {
     let [b, t, h] = x.shape() else { unreachable!("the residual stream has three dimensions") };
     let dimensions = GatherDimensions {
         offset_dims: vec![1],
@@ -400,9 +409,12 @@ fn take_rows(x: &Value, positions: &Value) -> Value {
         slice_sizes: vec![1, *h],
         ..GatherDimensions::default()
     };
-    x.reshape(&[b * t, *h]).gather(positions, dimensions, &[positions.shape()[0], *h])
+    x.reshape(&[b * t, *h]).gather(at, dimensions, &[at.shape()[0], *h])
 }
 
 fn program_error(program: &'static str) -> impl Fn(stablehlo::Error) -> Error {
     move |source| Error::Program { program: program.into(), source }
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,6 +7,7 @@ mod families;
 mod faults;
 mod gradients;
 mod lora;
+mod packing;
 mod rollout;
 mod support;
 mod training;
