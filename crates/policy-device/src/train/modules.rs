@@ -331,8 +331,7 @@ impl TrainModules {
             let (parameters, rows) = values.split_at(inside.len());
             let [ids, positions, segments, predicting] = rows else { unreachable!("as many as there are types") };
             let weights = ParameterValues::new(inside.iter().map(|p| p.role).zip(parameters.iter().cloned()));
-            let rows =
-                Rows { ids: ids.clone(), positions: positions.clone(), segments: Some(segments.clone()) };
+            let rows = Rows { ids: ids.clone(), positions: positions.clone(), segments: Some(segments.clone()) };
             match self.decoder.residual(&weights, &rows, self.save.clone()) {
                 Ok(x) => {
                     let hidden = self.decoder.final_norm(&weights, &take_rows(&x, predicting));

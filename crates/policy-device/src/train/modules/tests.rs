@@ -101,7 +101,7 @@ fn tables_of(spec: &Spec, tables: &TokenTables) -> [Array; 3] {
     ]
 }
 
-/// All results of the program of gradients, with their names.
+/// All results of the program of gradients with their names, of completion tokens without padding.
 fn gradient(modules: &TrainModules, sequences: &[Sequence], packing: &Packing) -> Vec<(String, Vec<f64>)> {
     let loss = LossConfig { entropy_coef: 0.1, ..LossConfig::default() };
     let of_values = ValueLossConfig { vf_coef: 0.4, cliprange_value: Some(0.2) };
@@ -134,9 +134,18 @@ fn gradient(modules: &TrainModules, sequences: &[Sequence], packing: &Packing) -
         }
         false => modules.gradient(&loss, rows.shape).unwrap(),
     };
-    let names = trained.iter().map(Parameter::name).chain(["loss", "logp", "entropy", "values"]);
-    let results = module.interpret(&arguments).unwrap();
-    names.map(str::to_owned).zip(results.iter().map(Array::to_floats)).collect()
+    let results = module.interpret(&arguments).unwrap().into_iter().map(|result| result.to_floats());
+    let of_loss = ["loss", "logp", "entropy", "values"];
+    let named = trained.iter().map(Parameter::name).chain(of_loss).map(str::to_owned).zip(results);
+    // Behind the completion tokens is padding.
+    let of_tokens = |name: &str| of_loss[1..].contains(&name);
+    named
+        .map(|(name, mut result)| {
+            let count = if of_tokens(&name) { n } else { result.len() };
+            result.truncate(count);
+            (name, result)
+        })
+        .collect()
 }
 
 /// Log-probabilities and entropies of every sequence's tokens.
