@@ -162,7 +162,7 @@ fn score(modules: &TrainModules, sequences: &[Sequence], packing: &Packing) -> V
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
 
     #[test]
     fn rows_that_sequences_share_have_the_results_of_rows_of_one(
