@@ -1,6 +1,7 @@
 //! The decoder and its rollout on XLA's CPU.
 
 mod attention;
+#[path = "../../../../tests/checkpoints/checkpoint.rs"]
 mod checkpoint;
 mod derivative;
 mod families;
@@ -8,6 +9,8 @@ mod faults;
 mod gradients;
 mod lora;
 mod packing;
+#[path = "../../../../tests/checkpoints/ppo.rs"]
+mod ppo_of_torch;
 mod rollout;
 mod support;
 mod training;
