@@ -20,6 +20,8 @@ pub struct TrainShape {
     pub length: usize,
     /// Completion tokens N of all rows.
     pub tokens: usize,
+    /// Whether sequences share rows: the program then takes what keeps them apart.
+    pub shared: bool,
 }
 
 /// Writes the programs of training for a decoder. Parameters are arguments in the order of [`Decoder::parameters`], and gradients in that of
@@ -32,7 +34,7 @@ pub struct TrainShape {
 /// # fn main() -> policy_device::Result<()> {
 /// let decoder = Decoder::new(&models::ModelConfig::default(), Compute::F32);
 /// let modules = TrainModules::new(decoder, stablehlo::Save::Carry);
-/// let shape = TrainShape { rows: 2, length: 32, tokens: 48 };
+/// let shape = TrainShape { rows: 2, length: 32, tokens: 48, shared: true };
 /// let text = modules.gradient(&grpo_core::LossConfig::default(), shape)?.to_string();
 /// assert!(text.contains("tensor<2x32xi32>"));
 /// # Ok(())
@@ -49,8 +51,8 @@ pub struct TrainModules {
 
 /// What a program of a micro-batch takes besides parameters and sums, as values.
 struct Batch {
-    /// Ids, positions, segments, and the tokens that predict.
-    rows: [Value; 4],
+    /// What [`row_types`] names.
+    rows: Vec<Value>,
     tables: Vec<(Role, Value)>,
 }
 
@@ -119,10 +121,10 @@ impl TrainModules {
 
     /// The loss of a micro-batch and the gradients of all parameters that are trained.
     ///
-    /// Arguments: the parameters; the sums of the gradients, which are donated; token ids, their positions within their sequences, and the
-    /// number of each token's sequence within its row (of what pads the row a number of its own, 0), i32 `[B, T]`; the index among B T
-    /// tokens of the one that predicts each completion token, i32 `[N]`; the token tables of [`Role::TokenIds`], [`Role::TokenNumbers`]
-    /// and [`Role::OnPolicy`]. Results: the sums with the gradients of the micro-batch added, the loss as [`Role::Sums`], log-probabilities
+    /// Arguments: the parameters; the sums of the gradients, which are donated; token ids, i32 `[B, T]`; the index among B T tokens of
+    /// the one that predicts each completion token, i32 `[N]`; where sequences share rows, the tokens' positions within their sequences,
+    /// and the numbers of their sequences within the row (of what pads the row a number of its own, 0), i32 `[B, T]`; the token tables of
+    /// [`Role::TokenIds`], [`Role::TokenNumbers`] and [`Role::OnPolicy`]. Results: the sums with the gradients of the micro-batch added, the loss as [`Role::Sums`], log-probabilities
     /// and entropies `[N]`.
     ///
     /// # Errors
@@ -225,7 +227,7 @@ impl TrainModules {
     }
 
     /// Values `[N]` of the states before a micro-batch's completion tokens, f32, of a decoder with a value head. Arguments: the parameters,
-    /// then ids, positions and numbers of sequences, `[B, T]`, and the tokens that predict, `[N]`, as [`TrainModules::gradient`] takes them.
+    /// then the rows as [`TrainModules::gradient`] takes them.
     ///
     /// # Errors
     /// [`Error::Policy`] for a decoder without a value head.
@@ -325,13 +327,18 @@ impl TrainModules {
     fn forward(&self, table: &[Parameter], shape: TrainShape, outputs: Outputs) -> Result<Traced, stablehlo::Error> {
         let inside: Vec<&Parameter> = table.iter().filter(|p| outputs.depend_on(p.role)).collect();
         let types = inside.iter().map(|p| TensorType::new(p.dtype(self.model), &p.shape[..]));
-        let types: Vec<TensorType> = types.chain(row_types(shape)).collect();
+        let types: Vec<TensorType> = types.chain(row_types(shape).into_iter().map(|(_, ty)| ty)).collect();
         let mut failed = None;
         let forward = trace(&types, |_, values| {
             let (parameters, rows) = values.split_at(inside.len());
-            let [ids, positions, segments, predicting] = rows else { unreachable!("as many as there are types") };
+            let [ids, predicting, apart @ ..] = rows else { unreachable!("as many as there are types") };
             let weights = ParameterValues::new(inside.iter().map(|p| p.role).zip(parameters.iter().cloned()));
-            let rows = Rows { ids: ids.clone(), positions: positions.clone(), segments: Some(segments.clone()) };
+            let rows = match apart {
+                [positions, segments] => {
+                    Rows { ids: ids.clone(), positions: positions.clone(), segments: Some(segments.clone()) }
+                }
+                _ => Rows::of_sequences(ids),
+            };
             match self.decoder.residual(&weights, &rows, self.save.clone()) {
                 Ok(x) => {
                     let hidden = self.decoder.final_norm(&weights, &take_rows(&x, predicting));
@@ -374,21 +381,20 @@ impl Outputs {
     }
 }
 
-/// The types of what a program takes of rows: ids, positions and segments `[B, T]`, and the tokens that predict `[N]`.
-fn row_types(shape: TrainShape) -> [TensorType; 4] {
+/// What a program takes of rows, in this order: ids `[B, T]` and the tokens that predict `[N]`, and where sequences share rows positions
+/// and segments `[B, T]`.
+fn row_types(shape: TrainShape) -> Vec<(&'static str, TensorType)> {
     let tokens = TensorType::new(Dtype::I32, [shape.rows, shape.length]);
-    [tokens.clone(), tokens.clone(), tokens, TensorType::new(Dtype::I32, [shape.tokens])]
+    let mut types = vec![("ids", tokens.clone()), ("predicting", TensorType::new(Dtype::I32, [shape.tokens]))];
+    if shape.shared {
+        types.extend([("positions", tokens.clone()), ("segments", tokens)]);
+    }
+    types
 }
 
 /// Declares the rows of a micro-batch as the next arguments.
-fn declare_rows(f: &Builder, shape: TrainShape) -> [Value; 4] {
-    let [ids, positions, segments, predicting] = row_types(shape);
-    [
-        f.argument("ids", ids),
-        f.argument("positions", positions),
-        f.argument("segments", segments),
-        f.argument("predicting", predicting),
-    ]
+fn declare_rows(f: &Builder, shape: TrainShape) -> Vec<Value> {
+    row_types(shape).into_iter().map(|(name, ty)| f.argument(name, ty)).collect()
 }
 
 /// Room for 2048 rows of bf16 logits of 152 thousand tokens. Every chunk reads the head and its gradient: of Qwen2.5-0.5B, 8192 tokens in 4

@@ -21,8 +21,8 @@ impl Packing {
     ///
     /// Sequences are laid into rows by first-fit decreasing: from the longest to the shortest, each into the first row that has room, which
     /// takes at most 11/9 of the fewest rows possible, and 2/3 of a row more (Dósa 2007). Rows stand in the order of their first sequences, and
-    /// sequences of a row in that of the micro-batch: where none share a row, row i is sequence i. The number of rows is rounded up so that
-    /// few programs come to be, but never above that of the sequences.
+    /// sequences of a row in that of the micro-batch. The number of rows is rounded up so that few programs come to be. Where that leaves
+    /// as many rows as sequences, every sequence has one: row i is sequence i.
     pub(super) fn new(lengths: &[usize]) -> Self {
         let length = bucket(lengths.iter().copied().max().unwrap_or(0));
         let mut by_length: Vec<usize> = (0..lengths.len()).collect();
@@ -41,8 +41,17 @@ impl Packing {
         let mut rows: Vec<Vec<usize>> = rows.into_iter().map(|(_, sequences)| sequences).collect();
         rows.iter_mut().for_each(|sequences| sequences.sort_unstable());
         rows.sort_unstable_by_key(|sequences| sequences[0]);
-        rows.resize(rounded_up(rows.len()).min(lengths.len()), Vec::new());
+        let count = rounded_up(rows.len());
+        if count >= lengths.len() {
+            return Self { length, rows: (0..lengths.len()).map(|sequence| vec![sequence]).collect() };
+        }
+        rows.resize(count, Vec::new());
         Self { length, rows }
+    }
+
+    /// Whether sequences share a row.
+    pub(super) fn is_shared(&self) -> bool {
+        self.rows.iter().any(|sequences| sequences.len() > 1)
     }
 }
 
@@ -75,12 +84,14 @@ mod tests {
         // 24 tokens: 20 and 4 fill a row exactly, as 12 and 12 do.
         let packing = Packing::new(&[12, 4, 20, 12, 9]);
         assert_eq!(packing, Packing { length: 24, rows: vec![vec![0, 3], vec![1, 2], vec![4]] });
+        assert!(packing.is_shared() && !Packing::new(&[13, 16, 14]).is_shared());
         // Sequences that share no row stand as they come.
         assert_eq!(Packing::new(&[13, 16, 14]).rows, [[0], [1], [2]]);
-        // 5 rows are rounded up to 6, unless there are no 6 sequences.
+        // 5 rows are rounded up to 6, which is a row for each of 6 sequences.
         assert_eq!(Packing::new(&[13, 16, 14, 9, 10]).rows.len(), 5);
-        let rounded = Packing::new(&[13, 16, 14, 9, 10, 1]).rows;
-        assert_eq!((&rounded[2], &rounded[5..]), (&vec![2, 5], &[vec![]][..]));
+        assert_eq!(Packing::new(&[13, 16, 14, 9, 10, 1]).rows, [[0], [1], [2], [3], [4], [5]]);
+        let rounded = Packing::new(&[13, 16, 14, 9, 10, 1, 1]).rows;
+        assert_eq!((&rounded[2], &rounded[5..]), (&vec![2, 5, 6], &[vec![]][..]));
         assert!(Packing::new(&[]).rows.is_empty());
     }
 
@@ -93,11 +104,15 @@ mod tests {
             prop_assert_eq!(all, (0..lengths.len()).collect::<Vec<_>>());
             let filled: Vec<usize> = rows.iter().map(|row| row.iter().map(|i| lengths[*i]).sum()).collect();
             prop_assert!(filled.iter().all(|tokens| *tokens <= length), "{filled:?} of {length}");
-            // No two rows that could have been one, and no more rows than sequences.
             let mut used: Vec<usize> = filled.into_iter().filter(|tokens| *tokens > 0).collect();
             used.sort_unstable();
-            prop_assert!(used.len() < 2 || used[0] + used[1] > length, "{used:?} of {length}");
-            prop_assert!(rows.len() <= lengths.len() && 2 * rows.len() <= 3 * used.len());
+            if rows.len() < lengths.len() {
+                // No two rows that could have been one.
+                prop_assert!(used.len() < 2 || used[0] + used[1] > length, "{used:?} of {length}");
+                prop_assert!(2 * rows.len() <= 3 * used.len());
+            }
+            let is_shared = rows.iter().any(|row| row.len() > 1);
+            prop_assert_eq!(is_shared, rows.len() < lengths.len());
         }
     }
 

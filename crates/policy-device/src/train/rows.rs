@@ -80,7 +80,8 @@ impl Packing {
     /// The sizes of the program that takes them.
     fn shape(&self, sequences: &[Sequence]) -> TrainShape {
         let tokens: usize = sequences.iter().map(|s| s.completion.len()).sum();
-        TrainShape { rows: self.rows.len().max(1), length: self.length, tokens: bucket(tokens) }
+        let (rows, length, tokens) = (self.rows.len().max(1), self.length, bucket(tokens));
+        TrainShape { rows, length, tokens, shared: self.is_shared() }
     }
 }
 
@@ -114,7 +115,7 @@ mod tests {
     fn sequences_share_a_row_and_keep_their_places() {
         let sequences = [sequence(&[1, 5, 6], &[7, 8, 2]), sequence(&[9], &[2]), sequence(&[1, 4], &[3, 2])];
         let rows = Rows::new(&ModelConfig::default(), &sequences).unwrap();
-        assert_eq!(rows.shape, TrainShape { rows: 1, length: 16, tokens: 16 });
+        assert_eq!(rows.shape, TrainShape { rows: 1, length: 16, tokens: 16, shared: true });
         assert_eq!(rows.ids, [1, 5, 6, 7, 8, 9, 1, 4, 3, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(rows.positions, [0, 1, 2, 3, 4, 0, 0, 1, 2, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(rows.segments, [1, 1, 1, 1, 1, 2, 3, 3, 3, 0, 0, 0, 0, 0, 0, 0]);
@@ -125,7 +126,7 @@ mod tests {
     fn rows_of_one_sequence_are_as_they_come() {
         let sequences = [sequence(&[1; 5], &[7; 8]), sequence(&[9; 9], &[2; 8])];
         let rows = Rows::new(&ModelConfig::default(), &sequences).unwrap();
-        assert_eq!(rows.shape, TrainShape { rows: 2, length: 16, tokens: 16 });
+        assert_eq!(rows.shape, TrainShape { rows: 2, length: 16, tokens: 16, shared: false });
         // The first is padded with 4 tokens, the second one fills its row.
         assert_eq!((&rows.ids[10..18], &rows.ids[31..]), (&[7, 7, 0, 0, 0, 0, 9, 9][..], &[2][..]));
         assert_eq!((&rows.positions[10..18], &rows.positions[31..]), (&[10, 11, 0, 0, 0, 0, 0, 1][..], &[15][..]));
@@ -136,27 +137,27 @@ mod tests {
     #[test]
     fn rows_that_round_their_number_up_are_empty() {
         let config = ModelConfig::default();
-        // 4 + 1 rows, and a sequence that fits into the last one.
-        let lengths = [[8, 9], [9, 8], [10, 6], [7, 9], [3, 5], [4, 3]];
+        // 4 + 1 rows, and two sequences that fit into the last one.
+        let lengths = [[8, 9], [9, 8], [10, 6], [7, 9], [3, 5], [4, 3], [1, 3]];
         let rows = Rows::new(&config, &lengths.map(of_lengths)).unwrap();
-        assert_eq!(rows.shape, TrainShape { rows: 6, length: 16, tokens: 48 });
+        assert_eq!(rows.shape, TrainShape { rows: 6, length: 16, tokens: 48, shared: true });
         assert!([&rows.ids, &rows.positions, &rows.segments].iter().all(|of| of[5 * 16..].iter().all(|x| *x == 0)));
-        assert!(rows.segments[4 * 16..][..13].iter().all(|segment| *segment != 0));
+        assert!(rows.segments[4 * 16..][..16].iter().all(|segment| *segment != 0));
     }
 
     #[test]
     fn the_longest_sequences_need_the_largest_program() {
         let longest = [9, 24];
         let most = TrainShape::of(&vec![of_lengths(longest); 5]);
-        assert_eq!(most, TrainShape { rows: 5, length: 32, tokens: 128 });
+        assert_eq!(most, TrainShape { rows: 5, length: 32, tokens: 128, shared: false });
         for other in [[9, 1], [1, 24], [5, 12], [9, 23]] {
             for count in 0..5 {
                 let sequences = [vec![of_lengths(longest); count], vec![of_lengths(other); 5 - count]].concat();
-                let TrainShape { rows, length, tokens } = TrainShape::of(&sequences);
+                let TrainShape { rows, length, tokens, .. } = TrainShape::of(&sequences);
                 assert!(rows <= most.rows && length <= most.length && tokens <= most.tokens, "{other:?} {count}");
             }
         }
-        assert_eq!(TrainShape::of(&[]), TrainShape { rows: 1, length: 16, tokens: 16 });
+        assert_eq!(TrainShape::of(&[]), TrainShape { rows: 1, length: 16, tokens: 16, shared: false });
     }
 
     #[test]

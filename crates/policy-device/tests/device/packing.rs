@@ -37,7 +37,7 @@ fn gradients_of_rows_that_sequences_share_are_those_of_torch_and_of_the_host() {
 
         sequences.push(Sequence { prompt: vec![3], completion: vec![4; tokens] });
         let shape = TrainShape::of(&sequences);
-        assert_eq!(shape.rows, 2, "{name}: {shape:?}");
+        assert!(shape.rows == 2 && shape.shared, "{name}: {shape:?}");
         let mask: Vec<f32> = (0..2 * tokens).map(|t| if t < tokens { 1.0 } else { 0.0 }).collect();
         let batch = token_batch(&sequences).unwrap().with_mask(&mask).unwrap();
         let batch = SequenceBatch { sequences: &sequences, tokens: batch };
@@ -117,7 +117,7 @@ fn adapters_values_and_both_losses_are_those_of_rows_of_one_sequence() {
     for (name, attention) in ["qwen2", "llama3"].into_iter().zip(attentions()) {
         let checkpoint = Checkpoint::open(name);
         let sequences = sequences(checkpoint.config());
-        assert_eq!(TrainShape::of(&sequences), TrainShape { rows: 4, length: 16, tokens: 48 });
+        assert_eq!(TrainShape::of(&sequences), TrainShape { rows: 4, length: 16, tokens: 48, shared: true });
         let one = [whole(&sequences)];
         let parts = alone(&one[0]);
         let mut policy = extended(&checkpoint, attention);

@@ -85,11 +85,13 @@ fn weights(modules: &TrainModules) -> Vec<Array> {
 }
 
 /// What programs take of rows.
-fn rows_of(rows: &BatchRows) -> [Array; 4] {
-    let numbers = [&rows.ids, &rows.positions, &rows.segments, &rows.predicting];
-    let arrays = numbers.into_iter().zip(row_types(rows.shape));
-    let arrays = arrays.map(|(numbers, ty)| Array::ints(ty.dtype, ty.shape, numbers.iter().map(|x| i64::from(*x))));
-    arrays.collect::<Result<Vec<_>, _>>().unwrap().try_into().unwrap()
+fn rows_of(rows: &BatchRows) -> Vec<Array> {
+    let numbers = [&rows.ids, &rows.predicting, &rows.positions, &rows.segments];
+    let arrays = row_types(rows.shape).into_iter().zip(numbers);
+    let array = |((_, ty), numbers): ((_, TensorType), &Vec<i32>)| {
+        Array::ints(ty.dtype, ty.shape, numbers.iter().map(|x| i64::from(*x))).unwrap()
+    };
+    arrays.map(array).collect()
 }
 
 fn tables_of(spec: &Spec, tables: &TokenTables) -> [Array; 3] {
