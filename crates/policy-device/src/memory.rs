@@ -38,7 +38,7 @@ pub(crate) fn knobs_of(program: &str) -> &'static str {
 /// use policy_device::{DevicePolicyOptions, RolloutSizes, TrainShape, TrainingSizes};
 ///
 /// let sizes = TrainingSizes {
-///     micro_batch: TrainShape { rows: 8, length: 256, tokens: 1024 },
+///     micro_batch: TrainShape { rows: 8, length: 256, tokens: 1024, shared: false },
 ///     rollout: RolloutSizes { prompts: 8, longest_prompt: 128, num_generations: 8, max_completion_length: 128 },
 ///     weights: models::Dtype::F32,
 ///     adapters: None,
@@ -77,7 +77,7 @@ impl TrainingSizes {
             table.push("weights for sampling (bfloat16)", count * operand);
         }
         let product = |sizes: &[usize]| sizes.iter().fold(1, |product: u64, size| product.saturating_mul(*size as u64));
-        let TrainShape { rows, length, tokens } = self.micro_batch;
+        let TrainShape { rows, length, tokens, .. } = self.micro_batch;
         let (layers, vocab) = (config.num_hidden_layers, config.vocab_size);
         // Of every layer at least what goes into it is kept.
         let carried = product(&[layers, rows, length, config.hidden_size]).saturating_mul(operand);
@@ -105,7 +105,7 @@ mod tests {
     fn what_the_knobs_name_makes_a_training_smaller() {
         let config = ModelConfig { max_position_embeddings: 4096, ..ModelConfig::default() };
         let sizes = TrainingSizes {
-            micro_batch: TrainShape { rows: 64, length: 2048, tokens: 64 * 1024 },
+            micro_batch: TrainShape { rows: 64, length: 2048, tokens: 64 * 1024, shared: false },
             rollout: RolloutSizes { prompts: 1, longest_prompt: 8, num_generations: 1, max_completion_length: 8 },
             weights: models::Dtype::F32,
             adapters: None,
@@ -124,7 +124,8 @@ mod tests {
         assert_eq!(sizes.memory(&config, &narrow).total(), total + 2 * config.parameter_count() - carried / 2);
 
         // Where weights are most of it, an update has them twice.
-        let small = TrainingSizes { micro_batch: TrainShape { rows: 1, length: 16, tokens: 16 }, ..sizes };
+        let small =
+            TrainingSizes { micro_batch: TrainShape { rows: 1, length: 16, tokens: 16, shared: false }, ..sizes };
         let wide = ModelConfig { hidden_size: 1024, intermediate_size: 4096, ..config.clone() };
         let once = DevicePolicyOptions { can_roll_back: false, ..options.clone() };
         let [twice, once] = [&options, &once].map(|options| small.memory(&wide, options).total());

@@ -75,7 +75,7 @@ pub struct RunSizes {
     pub matmul_parameters: usize,
     /// The number of layers.
     pub layers: usize,
-    /// Rows of a micro-batch.
+    /// Rows of a micro-batch whose sequences are as long as they may be: shorter ones share rows.
     pub rows: usize,
     /// Tokens of a row.
     pub length: usize,
@@ -162,9 +162,8 @@ impl RunPrograms {
         let decoder = decoder(&config, &shape, compute)?;
         let of_rollout = RolloutModules::of(&decoder, compute.dtype(), options, rollout_sizes, &sampling, 1);
         let rollout = of_rollout.map_err(policy::Error::from)?;
-        let rows = config.grpo.micro_batch_sequences();
         let sequence = Sequence { prompt: vec![0; prompt], completion: vec![0; completion] };
-        let micro_batch = TrainShape::of(&vec![sequence; rows]);
+        let micro_batch = TrainShape::of(&vec![sequence; config.grpo.micro_batch_sequences()]);
         let table = parameters(&shape);
         let matrices = table.iter().filter(|p| p.tensor_shape().len() > 1);
         let of_embedding = if shape.tie_word_embeddings { 0 } else { shape.vocab_size * shape.hidden_size };
@@ -173,7 +172,7 @@ impl RunPrograms {
             trained: decoder.trained().iter().map(Parameter::count).sum(),
             matmul_parameters: matrices.map(Parameter::count).sum::<usize>() - of_embedding,
             layers: shape.num_hidden_layers,
-            rows,
+            rows: micro_batch.rows,
             length: micro_batch.length,
             tokens: micro_batch.tokens,
             micro_batches: config.grpo.gradient_accumulation_steps,

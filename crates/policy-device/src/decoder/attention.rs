@@ -54,7 +54,8 @@ impl Attention {
     }
 }
 
-/// Which tokens of a row see which: earlier ones and themselves, of their own segment.
+/// Which tokens of a row see which: earlier ones and themselves, of their own segment. What pads a row is one more segment: every token
+/// sees one at least, itself, and no softmax is that of nothing.
 #[derive(Clone, Debug)]
 pub struct Mask(Sight);
 

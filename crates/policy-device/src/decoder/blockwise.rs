@@ -91,6 +91,8 @@ impl Blockwise {
             // Scores are made twice, once for their maxima and once for the weights: that is less than to write and read them.
             let again = queries.builder().optimization_barrier(&[&now, &queries, &keys]);
             let [now, queries, keys] = &again[..] else { unreachable!("as many as went in") };
+            // Of a query that has seen none of these keys and of those before, masked scores count as weights of 1. The block on the
+            // diagonal, which comes last, has the query's own key: its maximum is no masked score, and then they decay to 0.
             let decay = (&before - now).exp();
             let [more, weight] = self.mix(&self.scores(queries, keys, &sight), now, &at.keys(values));
             let old = at.queries(mixed);

@@ -61,8 +61,9 @@ pub struct Rows {
     pub ids: Value,
     /// The position of each token in its sequence, `[B, T]`, i32.
     pub positions: Value,
-    /// The sequence that each token belongs to, `[B, T]`, i32, where a row has several: tokens attend to earlier ones of their own
-    /// sequence. Without it a row is one sequence, and what pads it on the right is not seen by what is before.
+    /// The number of the sequence that each token belongs to, `[B, T]`, i32, where a row has several: tokens attend to earlier ones of
+    /// their own sequence. What pads the row has a number of its own. Without numbers a row is one sequence, and what pads it on the right
+    /// is not seen by what is before.
     pub segments: Option<Value>,
 }
 

@@ -139,17 +139,20 @@ pub(crate) struct Device<'a> {
 /// Rows on the device.
 pub(crate) struct UploadedRows {
     shape: TrainShape,
-    /// Ids and positions.
-    buffers: [Buffer; 2],
+    /// Ids, the tokens that predict, and where sequences share rows positions and segments.
+    buffers: Vec<Buffer>,
 }
 
 impl Device<'_> {
     /// Copies the rows of a micro-batch to the device.
     pub(crate) fn upload(&self, rows: &Rows) -> Result<UploadedRows> {
-        let TrainShape { rows: b, length, tokens } = rows.shape;
-        let ids = self.runtime.upload(&rows.ids, &[b, length])?;
-        let positions = self.runtime.upload(&rows.positions, &[tokens])?;
-        Ok(UploadedRows { shape: rows.shape, buffers: [ids, positions] })
+        let TrainShape { rows: b, length, tokens, shared } = rows.shape;
+        let upload = |numbers: &[i32]| self.runtime.upload(numbers, &[b, length]);
+        let mut buffers = vec![upload(&rows.ids)?, self.runtime.upload(&rows.predicting, &[tokens])?];
+        if shared {
+            buffers.extend([upload(&rows.positions)?, upload(&rows.segments)?]);
+        }
+        Ok(UploadedRows { shape: rows.shape, buffers })
     }
 }
 

@@ -14,12 +14,14 @@ use stablehlo::{Builder, Dtype, GatherDimensions, Module, Save, TensorType, Trac
 /// The sizes of a program for micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TrainShape {
-    /// Rows B, each of one sequence.
+    /// Rows B, each of one sequence or of several.
     pub rows: usize,
     /// Tokens T of a row.
     pub length: usize,
     /// Completion tokens N of all rows.
     pub tokens: usize,
+    /// Whether sequences share rows: the program then takes what keeps them apart.
+    pub shared: bool,
 }
 
 /// Writes the programs of training for a decoder. Parameters are arguments in the order of [`Decoder::parameters`], and gradients in that of
@@ -32,7 +34,7 @@ pub struct TrainShape {
 /// # fn main() -> policy_device::Result<()> {
 /// let decoder = Decoder::new(&models::ModelConfig::default(), Compute::F32);
 /// let modules = TrainModules::new(decoder, stablehlo::Save::Carry);
-/// let shape = TrainShape { rows: 2, length: 32, tokens: 48 };
+/// let shape = TrainShape { rows: 2, length: 32, tokens: 48, shared: true };
 /// let text = modules.gradient(&grpo_core::LossConfig::default(), shape)?.to_string();
 /// assert!(text.contains("tensor<2x32xi32>"));
 /// # Ok(())
@@ -49,8 +51,8 @@ pub struct TrainModules {
 
 /// What a program of a micro-batch takes besides parameters and sums, as values.
 struct Batch {
-    ids: Value,
-    positions: Value,
+    /// What [`row_types`] names.
+    rows: Vec<Value>,
     tables: Vec<(Role, Value)>,
 }
 
@@ -119,9 +121,10 @@ impl TrainModules {
 
     /// The loss of a micro-batch and the gradients of all parameters that are trained.
     ///
-    /// Arguments: the parameters; the sums of the gradients, which are donated; token ids i32 `[B, T]`; the index among B T positions
-    /// that predicts each completion token, i32 `[N]`; the token tables of [`Role::TokenIds`], [`Role::TokenNumbers`] and
-    /// [`Role::OnPolicy`]. Results: the sums with the gradients of the micro-batch added, the loss as [`Role::Sums`], log-probabilities
+    /// Arguments: the parameters; the sums of the gradients, which are donated; token ids, i32 `[B, T]`; the index among B T tokens of
+    /// the one that predicts each completion token, i32 `[N]`; where sequences share rows, the tokens' positions within their sequences,
+    /// and the numbers of their sequences within the row (of what pads the row a number of its own, 0), i32 `[B, T]`; the token tables of
+    /// [`Role::TokenIds`], [`Role::TokenNumbers`] and [`Role::OnPolicy`]. Results: the sums with the gradients of the micro-batch added, the loss as [`Role::Sums`], log-probabilities
     /// and entropies `[N]`.
     ///
     /// # Errors
@@ -224,7 +227,7 @@ impl TrainModules {
     }
 
     /// Values `[N]` of the states before a micro-batch's completion tokens, f32, of a decoder with a value head. Arguments: the parameters,
-    /// token ids i32 `[B, T]`, and the index that predicts each completion token, i32 `[N]`.
+    /// then the rows as [`TrainModules::gradient`] takes them.
     ///
     /// # Errors
     /// [`Error::Policy`] for a decoder without a value head.
@@ -236,8 +239,7 @@ impl TrainModules {
         let table = self.decoder.parameters();
         let f = Builder::new();
         let weights = self.decoder.declare(&f, self.model);
-        let [ids, positions] = rows(&f, shape);
-        let batch = Batch { ids, positions, tables: vec![] };
+        let batch = Batch { rows: declare_rows(&f, shape), tables: vec![] };
         let outputs = Outputs::HiddenAndValues;
         let forward = self.forward(&table, shape, outputs).map_err(program_error(NAME))?;
         let results = f.call(&forward, &self.arguments(&table, &weights, &batch, outputs));
@@ -276,10 +278,8 @@ impl TrainModules {
 
     /// Declares what a program takes of a micro-batch.
     fn batch(&self, f: &Builder, spec: &Spec, shape: TrainShape) -> Batch {
-        let [ids, positions] = rows(f, shape);
         Batch {
-            ids,
-            positions,
+            rows: declare_rows(f, shape),
             tables: TABLES.map(|role| (role, f.argument(role.name(), spec.type_of(role)))).to_vec(),
         }
     }
@@ -320,24 +320,28 @@ impl TrainModules {
         outputs: Outputs,
     ) -> Vec<&'a Value> {
         let inside = table.iter().filter(|p| outputs.depend_on(p.role)).map(|p| &weights[p.role]);
-        inside.chain([&batch.ids, &batch.positions]).collect()
+        inside.chain(&batch.rows).collect()
     }
 
-    /// The function of the parameters that the outputs depend on, the ids and the positions, to the outputs there.
+    /// The function of the parameters that the outputs depend on, and of rows, to the outputs at the tokens that predict.
     fn forward(&self, table: &[Parameter], shape: TrainShape, outputs: Outputs) -> Result<Traced, stablehlo::Error> {
         let inside: Vec<&Parameter> = table.iter().filter(|p| outputs.depend_on(p.role)).collect();
-        let indices = |shape: &[usize]| TensorType::new(Dtype::I32, shape);
         let types = inside.iter().map(|p| TensorType::new(p.dtype(self.model), &p.shape[..]));
-        let types: Vec<TensorType> =
-            types.chain([indices(&[shape.rows, shape.length]), indices(&[shape.tokens])]).collect();
+        let types: Vec<TensorType> = types.chain(row_types(shape).into_iter().map(|(_, ty)| ty)).collect();
         let mut failed = None;
         let forward = trace(&types, |_, values| {
-            let (parameters, batch) = values.split_at(inside.len());
+            let (parameters, rows) = values.split_at(inside.len());
+            let [ids, predicting, apart @ ..] = rows else { unreachable!("as many as there are types") };
             let weights = ParameterValues::new(inside.iter().map(|p| p.role).zip(parameters.iter().cloned()));
-            let rows = Rows::of_sequences(&batch[0]);
+            let rows = match apart {
+                [positions, segments] => {
+                    Rows { ids: ids.clone(), positions: positions.clone(), segments: Some(segments.clone()) }
+                }
+                _ => Rows::of_sequences(ids),
+            };
             match self.decoder.residual(&weights, &rows, self.save.clone()) {
                 Ok(x) => {
-                    let hidden = self.decoder.final_norm(&weights, &take_rows(&x, &batch[1]));
+                    let hidden = self.decoder.final_norm(&weights, &take_rows(&x, predicting));
                     let values = (outputs == Outputs::HiddenAndValues).then(|| self.decoder.values(&weights, &hidden));
                     std::iter::once(hidden).chain(values).collect()
                 }
@@ -377,10 +381,20 @@ impl Outputs {
     }
 }
 
-/// Declares the token ids `[B, T]` and the positions `[N]` of a micro-batch.
-fn rows(f: &Builder, shape: TrainShape) -> [Value; 2] {
-    let indices = |shape: &[usize]| TensorType::new(Dtype::I32, shape);
-    [f.argument("ids", indices(&[shape.rows, shape.length])), f.argument("positions", indices(&[shape.tokens]))]
+/// What a program takes of rows, in this order: ids `[B, T]` and the tokens that predict `[N]`, and where sequences share rows positions
+/// and segments `[B, T]`.
+fn row_types(shape: TrainShape) -> Vec<(&'static str, TensorType)> {
+    let tokens = TensorType::new(Dtype::I32, [shape.rows, shape.length]);
+    let mut types = vec![("ids", tokens.clone()), ("predicting", TensorType::new(Dtype::I32, [shape.tokens]))];
+    if shape.shared {
+        types.extend([("positions", tokens.clone()), ("segments", tokens)]);
+    }
+    types
+}
+
+/// Declares the rows of a micro-batch as the next arguments.
+fn declare_rows(f: &Builder, shape: TrainShape) -> Vec<Value> {
+    row_types(shape).into_iter().map(|(name, ty)| f.argument(name, ty)).collect()
 }
 
 /// Room for 2048 rows of bf16 logits of 152 thousand tokens. Every chunk reads the head and its gradient: of Qwen2.5-0.5B, 8192 tokens in 4
@@ -389,8 +403,8 @@ pub(crate) fn default_tiling() -> Tiling {
     Tiling { workspace_budget: 640 << 20, ..Tiling::default() }
 }
 
-/// The rows `[N, H]` of `x` `[B, T, H]` at `positions` `[N]`.
-fn take_rows(x: &Value, positions: &Value) -> Value {
+/// The rows `[N, H]` of `x` `[B, T, H]` at the tokens `at` `[N]`.
+fn take_rows(x: &Value, at: &Value) -> Value {
     let [b, t, h] = x.shape() else { unreachable!("the residual stream has three dimensions") };
     let dimensions = GatherDimensions {
         offset_dims: vec![1],
@@ -400,9 +414,12 @@ fn take_rows(x: &Value, positions: &Value) -> Value {
         slice_sizes: vec![1, *h],
         ..GatherDimensions::default()
     };
-    x.reshape(&[b * t, *h]).gather(positions, dimensions, &[positions.shape()[0], *h])
+    x.reshape(&[b * t, *h]).gather(at, dimensions, &[at.shape()[0], *h])
 }
 
 fn program_error(program: &'static str) -> impl Fn(stablehlo::Error) -> Error {
     move |source| Error::Program { program: program.into(), source }
 }
+
+#[cfg(test)]
+mod tests;

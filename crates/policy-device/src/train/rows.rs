@@ -1,20 +1,22 @@
-//! A micro-batch as rows of tokens, with the positions that predict completion tokens.
+//! A micro-batch as rows of tokens, with the tokens that predict those of completions.
 
 use super::TrainShape;
+use super::packing::{Packing, bucket};
 use models::ModelConfig;
 use policy::{Error, Result, Sequence};
 
-/// The fewest tokens of a row, and the fewest completion tokens of a micro-batch.
-const FEWEST: usize = 16;
-
-/// The sequences of a micro-batch, padded on the right with token 0.
+/// The sequences of a micro-batch in rows, several of them in one where they fit. Behind them a row is padded with token 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Rows {
     pub(crate) shape: TrainShape,
     /// Token ids `[B, T]`. The last token of a sequence predicts nothing and is not among them.
     pub(crate) ids: Vec<i32>,
-    /// The index among the B T positions that predicts each completion token, `[N]`; 0 where there is none.
+    /// The position of each token in its sequence, `[B, T]`; 0 where there is no token.
     pub(crate) positions: Vec<i32>,
+    /// The number of each token's sequence within its row, from 1 on, `[B, T]`; 0 where there is no token.
+    pub(crate) segments: Vec<i32>,
+    /// The index among the B T tokens of the one that predicts each completion token, `[N]`; 0 where there is none.
+    pub(crate) predicting: Vec<i32>,
 }
 
 impl Rows {
@@ -23,50 +25,77 @@ impl Rows {
     /// # Errors
     /// [`Error::Argument`] for no sequence, or an empty prompt or completion; [`Error::TooLong`]; [`Error::Model`] for an unknown token.
     pub(crate) fn new(config: &ModelConfig, sequences: &[Sequence]) -> Result<Self> {
-        let shape = TrainShape::of(sequences);
         if sequences.iter().any(|s| s.prompt.is_empty() || s.completion.is_empty()) || sequences.is_empty() {
             let expected = "at least one sequence, with prompts and completions of at least one token";
             return Err(Error::argument("a micro-batch", expected, "an empty one"));
         }
-        let (mut ids, mut positions) = (vec![0; shape.rows * shape.length], Vec::with_capacity(shape.tokens));
-        for (row, Sequence { prompt, completion }) in sequences.iter().enumerate() {
-            // The last token is a target, and nothing is predicted behind it.
-            let length = prompt.len() + completion.len() - 1;
-            let limit = config.max_position_embeddings;
+        for sequence in sequences {
+            let (length, limit) = (length(sequence), config.max_position_embeddings);
             if length > limit {
                 return Err(Error::TooLong { what: "sequence", length, limit });
             }
-            let tokens = prompt.iter().chain(completion);
-            if let Some(&id) = tokens.clone().find(|id| **id as usize >= config.vocab_size) {
+            let mut tokens = sequence.prompt.iter().chain(&sequence.completion);
+            if let Some(&id) = tokens.find(|id| **id as usize >= config.vocab_size) {
                 return Err(models::Error::UnknownToken { id, vocab_size: config.vocab_size }.into());
             }
-            let first = row * shape.length;
-            ids[first..first + length].iter_mut().zip(tokens).for_each(|(to, id)| *to = *id as i32);
-            positions.extend((first + prompt.len() - 1..first + length).map(|position| position as i32));
         }
-        positions.resize(shape.tokens, 0);
-        Ok(Self { shape, ids, positions })
+        Ok(Self::packed(sequences, &Packing::of(sequences)))
+    }
+
+    /// The rows of `sequences` that `packing` says.
+    pub(super) fn packed(sequences: &[Sequence], packing: &Packing) -> Self {
+        let shape = packing.shape(sequences);
+        let none = vec![0; shape.rows * shape.length];
+        let [mut ids, mut positions, mut segments] = [none.clone(), none.clone(), none];
+        let mut begins = vec![0; sequences.len()];
+        for (row, in_row) in packing.rows.iter().enumerate() {
+            let mut begin = row * shape.length;
+            for (number, &i) in in_row.iter().enumerate() {
+                let Sequence { prompt, completion } = &sequences[i];
+                let end = begin + length(&sequences[i]);
+                for (token, id) in (begin..end).zip(prompt.iter().chain(completion)) {
+                    ids[token] = *id as i32;
+                    positions[token] = (token - begin) as i32;
+                    segments[token] = number as i32 + 1;
+                }
+                begins[i] = begin;
+                begin = end;
+            }
+        }
+        let of = |(sequence, begin): (&Sequence, usize)| {
+            (begin + sequence.prompt.len() - 1..begin + length(sequence)).map(|token| token as i32)
+        };
+        let mut predicting: Vec<i32> = sequences.iter().zip(begins).flat_map(of).collect();
+        predicting.resize(shape.tokens, 0);
+        Self { shape, ids, positions, segments, predicting }
+    }
+}
+
+impl Packing {
+    /// The rows of `sequences`.
+    fn of(sequences: &[Sequence]) -> Self {
+        Self::new(&sequences.iter().map(length).collect::<Vec<_>>())
+    }
+
+    /// The sizes of the program that takes them.
+    fn shape(&self, sequences: &[Sequence]) -> TrainShape {
+        let tokens: usize = sequences.iter().map(|s| s.completion.len()).sum();
+        let (rows, length, tokens) = (self.rows.len().max(1), self.length, bucket(tokens));
+        TrainShape { rows, length, tokens, shared: self.is_shared() }
     }
 }
 
 impl TrainShape {
-    /// The sizes of the program for a micro-batch: those of the sequences, rounded up so that few programs come to be.
+    /// The sizes of the program for a micro-batch, whose sequences share rows where they fit: rounded up so that few programs come to be.
+    /// They are largest where all sequences are as long as they may be, as nearly all of them then have a row of their own.
     pub fn of(sequences: &[Sequence]) -> Self {
-        let length = |s: &Sequence| (s.prompt.len() + s.completion.len()).saturating_sub(1);
-        let tokens: usize = sequences.iter().map(|s| s.completion.len()).sum();
-        Self {
-            rows: sequences.len().max(1),
-            length: bucket(sequences.iter().map(length).max().unwrap_or(0)),
-            tokens: bucket(tokens),
-        }
+        Packing::of(sequences).shape(sequences)
     }
 }
 
-/// `size` rounded up to a power of two, or to one and a half of one.
-fn bucket(size: usize) -> usize {
-    let power = size.max(FEWEST).next_power_of_two();
-    let between = power / 4 * 3;
-    if between >= size.max(FEWEST) { between } else { power }
+/// The tokens of a sequence that stand in a row: the last one is a target, and nothing is predicted behind it.
+fn length(sequence: &Sequence) -> usize {
+    (sequence.prompt.len() + sequence.completion.len()).saturating_sub(1)
 }
 
 #[cfg(test)]
@@ -77,19 +106,58 @@ mod tests {
         Sequence { prompt: prompt.to_vec(), completion: completion.to_vec() }
     }
 
-    #[test]
-    fn positions_are_those_before_the_completion_tokens() {
-        let sequences = [sequence(&[1, 5, 6], &[7, 8, 2]), sequence(&[9], &[2])];
-        let rows = Rows::new(&ModelConfig::default(), &sequences).unwrap();
-        assert_eq!(rows.shape, TrainShape { rows: 2, length: 16, tokens: 16 });
-        assert_eq!(rows.ids[..6], [1, 5, 6, 7, 8, 0]);
-        assert_eq!(rows.ids[16..18], [9, 0]);
-        assert_eq!(rows.positions[..5], [2, 3, 4, 16, 0]);
+    /// A sequence whose prompt and completion have so many tokens.
+    fn of_lengths([prompt, completion]: [usize; 2]) -> Sequence {
+        sequence(&vec![3; prompt], &vec![4; completion])
     }
 
     #[test]
-    fn sizes_grow_in_few_steps() {
-        assert_eq!([1, 16, 17, 25, 33, 48, 49, 100].map(bucket), [16, 16, 24, 32, 48, 48, 64, 128]);
+    fn sequences_share_a_row_and_keep_their_places() {
+        let sequences = [sequence(&[1, 5, 6], &[7, 8, 2]), sequence(&[9], &[2]), sequence(&[1, 4], &[3, 2])];
+        let rows = Rows::new(&ModelConfig::default(), &sequences).unwrap();
+        assert_eq!(rows.shape, TrainShape { rows: 1, length: 16, tokens: 16, shared: true });
+        assert_eq!(rows.ids, [1, 5, 6, 7, 8, 9, 1, 4, 3, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(rows.positions, [0, 1, 2, 3, 4, 0, 0, 1, 2, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(rows.segments, [1, 1, 1, 1, 1, 2, 3, 3, 3, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(rows.predicting, [2, 3, 4, 5, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn rows_of_one_sequence_are_as_they_come() {
+        let sequences = [sequence(&[1; 5], &[7; 8]), sequence(&[9; 9], &[2; 8])];
+        let rows = Rows::new(&ModelConfig::default(), &sequences).unwrap();
+        assert_eq!(rows.shape, TrainShape { rows: 2, length: 16, tokens: 16, shared: false });
+        // The first is padded with 4 tokens, the second one fills its row.
+        assert_eq!((&rows.ids[10..18], &rows.ids[31..]), (&[7, 7, 0, 0, 0, 0, 9, 9][..], &[2][..]));
+        assert_eq!((&rows.positions[10..18], &rows.positions[31..]), (&[10, 11, 0, 0, 0, 0, 0, 1][..], &[15][..]));
+        assert_eq!((&rows.segments[10..18], &rows.segments[31..]), (&[1, 1, 0, 0, 0, 0, 1, 1][..], &[1][..]));
+        assert_eq!(rows.predicting, [4, 5, 6, 7, 8, 9, 10, 11, 24, 25, 26, 27, 28, 29, 30, 31]);
+    }
+
+    #[test]
+    fn rows_that_round_their_number_up_are_empty() {
+        let config = ModelConfig::default();
+        // 4 + 1 rows, and two sequences that fit into the last one.
+        let lengths = [[8, 9], [9, 8], [10, 6], [7, 9], [3, 5], [4, 3], [1, 3]];
+        let rows = Rows::new(&config, &lengths.map(of_lengths)).unwrap();
+        assert_eq!(rows.shape, TrainShape { rows: 6, length: 16, tokens: 48, shared: true });
+        assert!([&rows.ids, &rows.positions, &rows.segments].iter().all(|of| of[5 * 16..].iter().all(|x| *x == 0)));
+        assert!(rows.segments[4 * 16..][..16].iter().all(|segment| *segment != 0));
+    }
+
+    #[test]
+    fn the_longest_sequences_need_the_largest_program() {
+        let longest = [9, 24];
+        let most = TrainShape::of(&vec![of_lengths(longest); 5]);
+        assert_eq!(most, TrainShape { rows: 5, length: 32, tokens: 128, shared: false });
+        for other in [[9, 1], [1, 24], [5, 12], [9, 23]] {
+            for count in 0..5 {
+                let sequences = [vec![of_lengths(longest); count], vec![of_lengths(other); 5 - count]].concat();
+                let TrainShape { rows, length, tokens, .. } = TrainShape::of(&sequences);
+                assert!(rows <= most.rows && length <= most.length && tokens <= most.tokens, "{other:?} {count}");
+            }
+        }
+        assert_eq!(TrainShape::of(&[]), TrainShape { rows: 1, length: 16, tokens: 16, shared: false });
     }
 
     #[test]

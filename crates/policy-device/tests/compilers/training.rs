@@ -30,7 +30,7 @@ fn weights() -> u64 {
 
 #[test]
 fn gradients_compile_and_are_added_where_the_sums_are() {
-    let shape = TrainShape { rows: 2, length: 256, tokens: 256 };
+    let shape = TrainShape { rows: 2, length: 256, tokens: 256, shared: false };
     let loss = grpo_core::LossConfig { beta: 0.04, ..Default::default() };
     let memory = compile_at(&modules().gradient(&loss, shape).expect("a program"), Some(OptimizationLevel::O0));
     assert!(memory.alias_bytes >= weights(), "the sums are not donated: {memory:?}");
@@ -52,7 +52,7 @@ fn adapters_need_no_gradients_of_the_model_beneath_them() {
     let decoder = Decoder::new(&config(), Compute::Bf16).with_adapters(adapters).with_value_head();
     let trained: usize = 4 * decoder.trained().iter().map(|p| p.shape.iter().product::<usize>()).sum::<usize>();
     let modules = TrainModules::new(decoder, Save::Carry).with_frozen(Dtype::Bf16);
-    let shape = TrainShape { rows: 2, length: 256, tokens: 256 };
+    let shape = TrainShape { rows: 2, length: 256, tokens: 256, shared: true };
     let (loss, of_values) = (grpo_core::LossConfig::default(), grpo_core::objective::ValueLossConfig::default());
     let module = modules.gradient_with_values(&loss, &of_values, shape).expect("a program");
     let memory = compile_at(&module, Some(OptimizationLevel::O0));

@@ -8,6 +8,7 @@ mod families;
 mod faults;
 mod gradients;
 mod lora;
+mod packing;
 #[path = "../../../../tests/checkpoints/ppo.rs"]
 mod ppo_of_torch;
 mod rollout;

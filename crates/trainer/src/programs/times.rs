@@ -69,7 +69,7 @@ impl RunPrograms {
         let rollout_seconds = time(ProgramName::Prefill)? + time(ProgramName::Admit).unwrap_or(0.0) + decode;
         let completion_tokens = (sizes.slots * sizes.completion) as f64;
         let rollouts = sizes.sequences.div_ceil(sizes.slots) as f64;
-        let batches = sizes.sequences.div_ceil(sizes.rows) as f64;
+        let batches = sizes.sequences.div_ceil(self.config.grpo.micro_batch_sequences()) as f64;
         let scores = sizes.scorings as f64 * batches * time(ProgramName::Score)?;
         let updates = sizes.updates as f64 * update_seconds;
         Some(Times {
