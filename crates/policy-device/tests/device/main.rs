@@ -7,6 +7,7 @@ mod families;
 mod faults;
 mod gradients;
 mod lora;
+mod remainders;
 mod rollout;
 mod support;
 mod training;
