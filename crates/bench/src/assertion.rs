@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use serde::Serialize;
 use serde_json::Value;
+use std::fmt;
 
 /// `VARIANT.FIELD RELATION (NUMBER | VARIANT.FIELD) [* NUMBER]`.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,6 +39,22 @@ pub struct Checked {
     pub right: Option<f64>,
     /// Whether it holds; never when a side is not known.
     pub holds: bool,
+}
+
+impl Checked {
+    /// `holds` or `DOES NOT HOLD`.
+    pub fn verdict(&self) -> &'static str {
+        if self.holds { "holds" } else { "DOES NOT HOLD" }
+    }
+}
+
+impl fmt::Display for Checked {
+    /// The assertion and its two sides.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [left, right] =
+            [self.left, self.right].map(|side| side.map_or("unknown".into(), |side| format!("{side:.6}")));
+        write!(f, "{} ({left} and {right})", self.text)
+    }
 }
 
 /// Relations by their signs, longer ones first.

@@ -52,10 +52,7 @@ pub(crate) fn text(document: &Document) -> String {
         let _ = writeln!(text, "No estimates: {reason}.");
     }
     for assertion in &document.assertions {
-        let side = |side: Option<f64>| side.map_or("unknown".into(), |value| format!("{value:.6}"));
-        let verdict = if assertion.holds { "holds" } else { "DOES NOT HOLD" };
-        let _ =
-            writeln!(text, "{verdict}: {} ({} and {})", assertion.text, side(assertion.left), side(assertion.right));
+        let _ = writeln!(text, "{}: {assertion}", assertion.verdict());
     }
     text
 }

@@ -24,11 +24,8 @@ pub(crate) fn text(document: &Document, markdown: bool) -> String {
          what was there at most during a step beyond them, measured. First s is the first call.\n",
     );
     for claim in &document.assertions {
-        let side = |side: Option<f64>| side.map_or("unknown".into(), |value| format!("{value:.6}"));
         let (checked, case) = (&claim.checked, claim.case.as_ref().map(|case| format!("{case}: ")).unwrap_or_default());
-        let verdict = if checked.holds { "holds" } else { "DOES NOT HOLD" };
-        let (left, right) = (side(checked.left), side(checked.right));
-        let _ = writeln!(text, "{verdict}: {case}{} ({left} and {right})", checked.text);
+        let _ = writeln!(text, "{}: {case}{checked}", checked.verdict());
     }
     text
 }

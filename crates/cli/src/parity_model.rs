@@ -1,16 +1,16 @@
 //! `grpo parity --model`: the decoder of a Hugging Face folder against what `transformers` computes.
 
+mod compared;
 mod device;
 mod host;
 
+use self::compared::Compared;
 use crate::{Outcome, emit, parity};
 use anyhow::Context;
 use backend_tpu::plugins::Kind;
 use clap::builder::PossibleValuesParser;
-use grpo_check::Error;
-use grpo_check::model::{ModelFile, ModelPolicy, ModelReport, ModelTolerances, SeeGradient, check};
-use models::{Adapter, ModelFolder, NamedTensor};
-use policy::{Sequence, TensorSink};
+use grpo_check::model::{ModelFile, ModelPolicy, ModelReport, ModelTolerances, check};
+use models::{Adapter, ModelFolder};
 use policy_device::Runtime;
 use std::path::Path;
 use trainer::backends;
@@ -130,35 +130,10 @@ impl Place {
 
     /// The policy of a folder's weights, and of an adapter.
     fn open(&self, folder: &ModelFolder, adapter: Option<&Adapter>) -> anyhow::Result<Box<dyn ModelPolicy>> {
+        let name = self.name();
         Ok(match self {
-            Self::Host => Box::new(host::Host::open(folder, adapter)?),
-            Self::Device(runtime) => Box::new(device::OnDevice::open(runtime, folder, adapter, self.name())?),
+            Self::Host => Box::new(Compared { name, policy: host::open(folder, adapter)? }),
+            Self::Device(runtime) => Box::new(Compared { name, policy: device::open(runtime, folder, adapter)? }),
         })
-    }
-}
-
-/// The sequences that have tokens, with their numbers.
-fn not_empty(sequences: &[Vec<u32>]) -> (Vec<usize>, Vec<&[u32]>) {
-    sequences.iter().enumerate().filter(|(_, ids)| !ids.is_empty()).map(|(i, ids)| (i, &ids[..])).unzip()
-}
-
-/// The sequences that have something to predict, everything behind their first token.
-fn completions(sequences: &[Vec<u32>]) -> Vec<Sequence> {
-    let of = |ids: &Vec<u32>| Sequence { prompt: ids[..1].to_vec(), completion: ids[1..].to_vec() };
-    sequences.iter().filter(|ids| ids.len() > 1).map(of).collect()
-}
-
-/// Gradients on their way to a comparison.
-struct Gradients<'a, 'b> {
-    see: &'a mut SeeGradient<'b>,
-    seen: Result<(), Error>,
-}
-
-impl TensorSink for Gradients<'_, '_> {
-    fn tensor(&mut self, tensor: NamedTensor) -> policy::Result<()> {
-        if self.seen.is_ok() {
-            self.seen = (self.see)(tensor);
-        }
-        Ok(())
     }
 }

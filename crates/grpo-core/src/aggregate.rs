@@ -11,6 +11,7 @@ use crate::batch::{StepData, TokenBatch, TokenWeights};
 use crate::config::{LossAggMode, LossConfig, Semantics};
 use crate::error::{Error, Result};
 use crate::objective::{Average, OwnAverage};
+use std::borrow::Cow;
 
 /// What an average divides by, as far as it is the same for all tokens.
 struct Counts {
@@ -115,6 +116,15 @@ pub fn token_weights(config: &LossConfig, batch: &TokenBatch) -> Result<TokenWei
         imitate(config, batch, &counts, &mut weights.nll);
     }
     Ok(weights)
+}
+
+/// The weights of the tokens of `batch`: its own ([`TokenBatch::with_weights`]) where it has some, because it is a part of an optimizer
+/// step; else those of the batch as one whole step.
+///
+/// # Errors
+/// Those of [`token_weights`].
+pub fn batch_weights<'a>(config: &LossConfig, batch: &'a TokenBatch) -> Result<Cow<'a, TokenWeights>> {
+    batch.weights().map_or_else(|| token_weights(config, batch).map(Cow::Owned), |weights| Ok(Cow::Borrowed(weights)))
 }
 
 /// A mean over the tokens of the sequences to imitate.

@@ -21,19 +21,8 @@ pub enum Error {
         found: String,
     },
     /// A file or folder that cannot be read or written.
-    #[error("cannot {action} {path}", path = path.display())]
-    Io {
-        /// The action that was tried, as a verb.
-        action: &'static str,
-        /// The file or folder.
-        path: PathBuf,
-        /// The reason of the failure.
-        #[source]
-        source: std::io::Error,
-    },
-    /// A file or folder that cannot be written whole.
     #[error(transparent)]
-    Files(#[from] grpo_files::Error),
+    File(#[from] grpo_files::Error),
     /// A file of a model folder that is not JSON, or not the JSON object that it should be.
     #[error("{path}, line {line}, column {column}: {reason}", path = path.display())]
     Json {
@@ -206,9 +195,9 @@ pub enum Error {
 }
 
 impl Error {
-    /// An [`Error::Io`].
+    /// An [`Error::File`].
     pub(crate) fn io(action: &'static str, path: &Path, source: std::io::Error) -> Self {
-        Self::Io { action, path: path.to_owned(), source }
+        grpo_files::Error::io(action, path, source).into()
     }
 
     /// An [`Error::Weights`].

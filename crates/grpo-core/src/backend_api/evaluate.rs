@@ -7,7 +7,7 @@
 //!
 //! What has to be known of the whole batch first has been put into it by [`LossConfig::prepare`].
 
-use crate::aggregate::token_weights;
+use crate::aggregate::batch_weights;
 use crate::backend_api::columns::{LossSums, Recorded, TokenColumns};
 use crate::backend_api::real::{List, Real, Scalar};
 use crate::batch::{Advantages, TokenBatch, TokenWeights};
@@ -73,10 +73,7 @@ impl<'a> Evaluator<'a> {
         }
         check_prepared(config, batch)?;
         check_sampler(config, batch)?;
-        let weights = match batch.weights() {
-            Some(weights) => Cow::Borrowed(weights),
-            None => Cow::Owned(token_weights(config, batch)?),
-        };
+        let weights = batch_weights(config, batch)?;
         let mut starts = vec![0];
         for sequence in 0..batch.sequences() {
             starts.push(starts[sequence] + batch.active_in(sequence));

@@ -6,7 +6,7 @@
 //! ([`crate::aggregate`]).
 
 use super::weighted;
-use crate::aggregate::token_weights;
+use crate::aggregate::batch_weights;
 use crate::backend_api::real::{Dual, Real};
 use crate::batch::{TokenBatch, ValueTargets};
 use crate::config::LossConfig;
@@ -117,7 +117,7 @@ impl ValueLossConfig {
     ///
     /// # Errors
     /// [`Error::Config`] for illegal settings and for a batch without [`TokenBatch::value_targets`]; [`Error::Shape`] for another number
-    /// of values; those of [`token_weights`]. A value that is not finite is no error: the caller sees it in the loss.
+    /// of values; those of [`batch_weights`]. A value that is not finite is no error: the caller sees it in the loss.
     pub fn compute(&self, values: &[f32], config: &LossConfig, batch: &TokenBatch) -> Result<ValueOutput> {
         self.validate()?;
         let Some(ValueTargets { old_values, returns }) = batch.value_targets() else {
@@ -129,14 +129,7 @@ impl ValueLossConfig {
         if values.len() != batch.tokens() {
             return Err(Error::shape("value loss", "values [N]", batch.tokens(), values.len()));
         }
-        let made;
-        let weights = match batch.weights() {
-            Some(weights) => weights,
-            None => {
-                made = token_weights(config, batch)?;
-                &made
-            }
-        };
+        let weights = batch_weights(config, batch)?;
         let (mut value_loss_sum, mut dvalues) = (0.0, vec![0.0; values.len()]);
         let (mut count, mut of_values, mut of_returns, mut clipped) = (0.0, 0.0, 0.0, 0.0);
         for &row in batch.active_rows().iter().filter(|row| !returns[**row].is_nan()) {

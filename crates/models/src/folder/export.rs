@@ -101,7 +101,7 @@ impl FolderWriter {
     /// features of `config`, in the layout of transformers 4, which 5 reads too.
     ///
     /// # Errors
-    /// [`Error::Io`], also where `target` is taken; [`Error::Config`] for a configuration that no family has;
+    /// [`Error::File`], also where `target` is taken; [`Error::Config`] for a configuration that no family has;
     /// [`Error::Field`] for a `source` whose `config.json` is that of another model than `config`.
     pub fn create(
         target: &Path,
@@ -151,7 +151,7 @@ impl FolderWriter {
     /// # Errors
     /// [`Error::UnknownTensor`] with the nearest name, [`Error::Length`] for another number of values or a tensor that is
     /// written already, [`Error::NotFinite`] for a value that is NaN, infinite or too large for the number type of the file,
-    /// and [`Error::Io`], such as for a full disk.
+    /// and [`Error::File`], such as for a full disk.
     pub fn write(&mut self, name: &str, values: &[f32]) -> Result<()> {
         match self.places.get(name) {
             Some(&shard) => self.shards[shard].write(name, values),
@@ -167,7 +167,7 @@ impl FolderWriter {
     /// Makes the folder durable and gives it its name.
     ///
     /// # Errors
-    /// [`Error::MissingTensors`] for those that were not written, [`Error::Io`]; there is no folder then, or the one that was
+    /// [`Error::MissingTensors`] for those that were not written, [`Error::File`]; there is no folder then, or the one that was
     /// there before.
     pub fn finish(self) -> Result<()> {
         let missing: Vec<&str> = self.shards.iter().flat_map(SafetensorsWriter::missing).collect();

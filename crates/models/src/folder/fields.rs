@@ -19,7 +19,7 @@ impl Fields {
     /// The object in the file `path`.
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::Json`].
+    /// [`Error::File`], [`Error::Json`].
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let bytes = grpo_files::read_regular(path, LIMIT).map_err(|e| Error::io("read", path, e))?;
         Self::parse(path, &bytes)

@@ -42,7 +42,7 @@ impl ModelFolder {
     /// transformers 4 (`rope_theta`, `rope_scaling`, `torch_dtype`) and that of 5 (`rope_parameters`, `dtype`).
     ///
     /// # Errors
-    /// [`Error::Io`] where a file is missing or cannot be read, [`Error::Json`] with line and column where it is no JSON, and
+    /// [`Error::File`] where a file is missing or cannot be read, [`Error::Json`] with line and column where it is no JSON, and
     /// [`Error::Field`] for a field that changes the mathematics to something that is not computed here: its name, its value,
     /// and what is supported. Fields that do not change what is computed are not read.
     pub fn open(path: &Path) -> Result<Self> {

@@ -63,7 +63,7 @@ impl Adapter {
     /// shape. `lora_dropout`, which acts in training only, is passed over.
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::Json`]; [`Error::Field`] for something that PEFT can do and this crate cannot (DoRA, ranks by
+    /// [`Error::File`], [`Error::Json`]; [`Error::Field`] for something that PEFT can do and this crate cannot (DoRA, ranks by
     /// pattern, biases, ...), by field; [`Error::Target`]; [`Error::Weights`] for a damaged file;
     /// [`Error::UnknownTensor`], [`Error::MissingTensors`], [`Error::TensorShape`], [`Error::TensorDtype`] and
     /// [`Error::NotFinite`] for tensors that are not those of the configuration.
@@ -204,7 +204,7 @@ impl AdapterWriter {
     /// model, tokenizer and template files are copied, so that the adapter's folder is enough to talk to it.
     ///
     /// # Errors
-    /// [`Error::Io`], also where `target` is taken; those of [`LoraConfig::resolve`].
+    /// [`Error::File`], also where `target` is taken; those of [`LoraConfig::resolve`].
     pub fn create(
         target: &Path,
         lora: &LoraConfig,
@@ -241,7 +241,7 @@ impl AdapterWriter {
     /// Makes the folder durable and gives it its name.
     ///
     /// # Errors
-    /// [`Error::MissingTensors`] for those that were not written, [`Error::Io`].
+    /// [`Error::MissingTensors`] for those that were not written, [`Error::File`].
     pub fn finish(self) -> Result<()> {
         let missing: Vec<&str> = self.file.missing().collect();
         if !missing.is_empty() {

@@ -60,7 +60,7 @@ impl HfTokenizer {
     ///
     /// # Errors
     /// [`Error::TokenizerFile`] where tokenizer.json is missing or broken, where it has an id that the model has not, and where
-    /// no token ends a completion; [`Error::Io`], [`Error::Json`] and [`Error::Field`] for the other files.
+    /// no token ends a completion; [`Error::File`], [`Error::Json`] and [`Error::Field`] for the other files.
     pub fn open(folder: &Path, stop_ids: &[u32], vocab_size: usize) -> Result<Self> {
         let path = folder.join("tokenizer.json");
         let fault = |reason: String| Error::TokenizerFile { path: path.clone(), reason };

@@ -40,7 +40,7 @@ impl Weights {
     /// `model-00001-of-0000N.safetensors` and its siblings where there is no index.
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::Json`], and [`Error::Weights`] for a shard that is missing, truncated, or not in the index, a
+    /// [`Error::File`], [`Error::Json`], and [`Error::Weights`] for a shard that is missing, truncated, or not in the index, a
     /// tensor that is in two shards or not where the index says, and a folder without weights that can be read.
     pub fn open(folder: &Path) -> Result<Self> {
         let files = WeightFiles::find(folder)?;
@@ -55,7 +55,7 @@ impl Weights {
     /// Maps the tensors of one safetensors file.
     ///
     /// # Errors
-    /// [`Error::Io`], and [`Error::Weights`] for a file that is damaged.
+    /// [`Error::File`], and [`Error::Weights`] for a file that is damaged.
     pub fn open_file(file: &Path) -> Result<Self> {
         let shards = vec![Shard::open(file)?];
         Ok(Self { path: file.to_owned(), tensors: places(file, &shards)?, shards })

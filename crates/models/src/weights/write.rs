@@ -71,7 +71,7 @@ impl SafetensorsWriter {
     /// Writes a tensor.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Length`] for another number of values and for one that is written already;
+    /// [`Error::File`]; [`Error::Length`] for another number of values and for one that is written already;
     /// [`Error::NotFinite`] for a value that is NaN, infinite, or too large for the number type.
     pub(crate) fn write(&mut self, name: &str, values: &[f32]) -> Result<()> {
         let Some(place) = self.places.get_mut(name) else {

@@ -1,7 +1,10 @@
 //! The policy on the host, against what transformers and torch compute.
 
+#[path = "../../../../tests/checkpoints/checkpoint.rs"]
 mod checkpoint;
 mod families;
 mod lora;
 mod ppo;
+#[path = "../../../../tests/checkpoints/ppo.rs"]
+mod ppo_of_torch;
 mod value_head;

@@ -6,7 +6,7 @@ use crate::runtime::{Programs, Runtime, read};
 use crate::weights::DeviceWeights;
 use backend_tpu::TokenTables;
 use backend_tpu::program::{Role, Spec};
-use grpo_core::aggregate::token_weights;
+use grpo_core::aggregate::batch_weights;
 use grpo_core::backend_api::columns::LossSums;
 use grpo_core::backend_api::evaluate::Evaluator;
 use grpo_core::batch::{TokenBatch, ValueTargets};
@@ -117,14 +117,7 @@ fn value_table(config: &LossConfig, batch: &TokenBatch, padded: usize) -> Result
         let expected = "values of the old policy and returns, which the value head is trained on";
         return Err(policy::Error::argument("accumulate", expected, "a batch without them").into());
     };
-    let made;
-    let weights = match batch.weights() {
-        Some(weights) => weights,
-        None => {
-            made = token_weights(config, batch)?;
-            &made
-        }
-    };
+    let weights = batch_weights(config, batch)?;
     let mut table = vec![0.0; 3 * padded];
     // A token without a return has no value loss.
     for &row in batch.active_rows().iter().filter(|row| !returns[**row].is_nan()) {

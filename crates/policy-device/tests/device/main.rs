@@ -1,12 +1,15 @@
 //! The decoder and its rollout on XLA's CPU.
 
 mod attention;
+#[path = "../../../../tests/checkpoints/checkpoint.rs"]
 mod checkpoint;
 mod derivative;
 mod families;
 mod faults;
 mod gradients;
 mod lora;
+#[path = "../../../../tests/checkpoints/ppo.rs"]
+mod ppo_of_torch;
 mod remainders;
 mod rollout;
 mod support;

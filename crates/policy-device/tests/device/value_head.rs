@@ -1,12 +1,13 @@
 //! PPO's value head: its values, its loss and all gradients are those of the host and of torch.
 
-use crate::checkpoint::{Checkpoint, Settings, Tensors};
+use crate::checkpoint::Checkpoint;
 use crate::gradients::{by_name, gradients, host_gradients, policy_loss};
+use crate::ppo_of_torch::Ppo;
 use crate::support::{assert_close, runtime};
 use grpo_core::aggregate::token_weights;
 use grpo_core::batch::ValueTargets;
 use grpo_core::objective::ValueLossConfig;
-use grpo_core::{Advantages, LossConfig, LossType};
+use grpo_core::{Advantages, LossConfig};
 use models::{LoraConfig, NamedTensor};
 use policy::{
     AdamWConfig, Error, Policy, PolicyState, Sequence, SequenceBatch, StateGroup, StepLoss, Weights, export_all,
@@ -136,60 +137,9 @@ fn values_and_their_targets_belong_together() {
     assert!(policy.with_value_head(illegal).err().unwrap().to_string().contains("vf_coef"));
 }
 
-/// What stands at the completion tokens of the right-padded rows of `of`.
-fn packed(of: &NamedTensor, lengths: &[usize]) -> Vec<f32> {
-    let rows = of.data.chunks_exact(of.shape[1]).zip(lengths);
-    rows.flat_map(|(row, length)| row[..*length].to_vec()).collect()
-}
-
 #[test]
 fn two_updates_of_ppo_are_those_of_torch() {
-    let checkpoint = Checkpoint::open("qwen2");
-    let path = checkpoint.folder.path().join("ppo.safetensors");
-    let (settings, expected) = (Settings::read(&path), Tensors::read(&path).0);
-    let setting = |key: &str| settings.number(key);
-    // bnpo is a mean over the tokens of the update, which are all of the batch.
-    let loss = LossConfig { loss_type: LossType::Bnpo, epsilon_low: setting("cliprange"), ..LossConfig::default() };
-    let of_values = ValueLossConfig { vf_coef: setting("vf_coef"), cliprange_value: Some(setting("cliprange_value")) };
-    let mut policy = device(&checkpoint, loss.clone()).with_value_head(of_values).unwrap();
-    policy.reset_optimizer(&settings.adamw()).unwrap();
-
-    let sequences = checkpoint.completions();
-    let lengths: Vec<usize> = sequences.iter().map(|sequence| sequence.completion.len()).collect();
-    let of = |name: &str| packed(&expected[name], &lengths);
-    let batch = token_batch(&sequences).unwrap().with_old_logp(of("old_logp")).unwrap();
-    let batch = batch.with_advantages(Advantages::PerToken(of("expected.advantages"))).unwrap();
-    let targets = ValueTargets { old_values: of("old_values"), returns: of("expected.returns") };
-    let batch = batch.with_value_targets(targets).unwrap();
-    let weights = token_weights(&loss, &batch).unwrap();
-    let batch = batch.with_weights(weights).unwrap();
-    for of_torch in expected["expected.updates"].data.chunks_exact(6) {
-        // Micro-batches of one sequence and of two.
-        let parts = [0..1, 1..3].map(|rows| SequenceBatch {
-            sequences: &sequences[rows.clone()],
-            tokens: batch.select_sequences(rows).unwrap(),
-        });
-        let output = policy.accumulate(&parts, StepLoss::Grpo).unwrap();
-        let grad_norm = policy.apply(setting("lr")).unwrap().grad_norm;
-        let metric = |name: &str| output.metrics.value(name).unwrap();
-        let losses = [output.loss, output.policy_loss, output.value_loss, grad_norm];
-        let found = losses.into_iter().chain([metric("value_pred_mean"), metric("value_clip_ratio")]);
-        for (found, expected) in found.zip(of_torch) {
-            assert!((found - f64::from(*expected)).abs() < 2e-5, "an update: {found} instead of {expected}");
-        }
-    }
-    let mut found = Vec::new();
-    policy.export_model(&mut found).unwrap();
-    let head = export_all(&policy, StateGroup::Weights(Weights::Policy)).unwrap();
-    found.extend(head.into_iter().filter(|tensor| tensor.name.starts_with("value_head.")));
-    assert_eq!(found.len(), expected.keys().filter(|name| name.starts_with("after.")).count());
-    for NamedTensor { name, data, .. } in found {
-        let before = match name.starts_with("value_head.") {
-            true => vec![0.0; data.len()],
-            false => checkpoint.weights.tensor(&name).unwrap().to_vec(),
-        };
-        // The steps themselves, not the weights that they change.
-        let steps = |after: &[f32]| after.iter().zip(&before).map(|(a, b)| a - b).collect::<Vec<_>>();
-        assert_close(&name, &steps(&data), &steps(&expected[&format!("after.{name}")].data), 5e-4);
-    }
+    let ppo = Ppo::open();
+    let mut policy = device(&ppo.checkpoint, ppo.loss()).with_value_head(ppo.of_values()).unwrap();
+    ppo.check(&mut policy);
 }

@@ -1,0 +1,82 @@
+//! What every policy does alike when its numbers are compared.
+
+use grpo_check::Error;
+use grpo_check::model::{Forward, ModelPolicy, SeeGradient, SeeLogits};
+use models::NamedTensor;
+use policy::{Policy, Sequence, SequenceBatch, StepLoss, TensorSink, token_batch};
+
+/// What a policy shows of itself beside what [`Policy`] asks.
+pub(super) trait Shown: Policy {
+    /// Sequences of a micro-batch.
+    const ROWS: usize;
+
+    /// Hands the logits of every position of every sequence to `see`, in whatever pieces; no sequence is empty.
+    fn show_logits(
+        &mut self,
+        sequences: &[&[u32]],
+        forward: Forward,
+        see: &mut dyn FnMut(usize, usize, &[f32]),
+    ) -> policy::Result<()>;
+
+    /// The gradients that have been added up.
+    fn show_gradients(&mut self, sink: &mut dyn TensorSink) -> policy::Result<()>;
+}
+
+/// A policy under the name of its place.
+pub(super) struct Compared<P> {
+    pub(super) name: String,
+    pub(super) policy: P,
+}
+
+impl<P: Shown> ModelPolicy for Compared<P> {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn logits(&mut self, sequences: &[Vec<u32>], forward: Forward, see: &mut SeeLogits<'_>) -> Result<(), Error> {
+        let not_empty = sequences.iter().enumerate().filter(|(_, ids)| !ids.is_empty());
+        let (numbers, sequences): (Vec<usize>, Vec<&[u32]>) = not_empty.map(|(i, ids)| (i, &ids[..])).unzip();
+        let mut seen = Ok(());
+        let mut see = |i: usize, position: usize, logits: &[f32]| {
+            if seen.is_ok() {
+                seen = see(numbers[i], position, logits);
+            }
+        };
+        self.policy.show_logits(&sequences, forward, &mut see).map_err(Error::policy)?;
+        seen
+    }
+
+    fn loss(&mut self, sequences: &[Vec<u32>], gradients: Option<&mut SeeGradient<'_>>) -> Result<f64, Error> {
+        // Everything behind the first token is to be predicted.
+        let of = |ids: &Vec<u32>| Sequence { prompt: ids[..1].to_vec(), completion: ids[1..].to_vec() };
+        let sequences: Vec<Sequence> = sequences.iter().filter(|ids| ids.len() > 1).map(of).collect();
+        let tokens = sequences.iter().map(|sequence| sequence.completion.len()).sum();
+        let batches =
+            sequences.chunks(P::ROWS).map(|sequences| Ok(SequenceBatch { sequences, tokens: token_batch(sequences)? }));
+        let batches = batches.collect::<Result<Vec<_>, grpo_core::Error>>()?;
+        let loss = self.policy.accumulate(&batches, StepLoss::CrossEntropy { tokens }).map_err(Error::policy)?.loss;
+        if let Some(see) = gradients {
+            let mut sink = Gradients { see, seen: Ok(()) };
+            let shown = self.policy.show_gradients(&mut sink);
+            sink.seen?;
+            shown.map_err(Error::policy)?;
+        }
+        self.policy.skip().map_err(Error::policy)?;
+        Ok(loss)
+    }
+}
+
+/// Gradients on their way to a comparison.
+struct Gradients<'a, 'b> {
+    see: &'a mut SeeGradient<'b>,
+    seen: Result<(), Error>,
+}
+
+impl TensorSink for Gradients<'_, '_> {
+    fn tensor(&mut self, tensor: NamedTensor) -> policy::Result<()> {
+        if self.seen.is_ok() {
+            self.seen = (self.see)(tensor);
+        }
+        Ok(())
+    }
+}
