@@ -170,7 +170,7 @@ impl RunPrograms {
         let sequence = Sequence { prompt: vec![0; prompt], completion: vec![0; completion] };
         let micro_batch = TrainShape::of(&vec![sequence; rows]);
         let table = parameters(&shape);
-        let matrices = table.iter().filter(|p| p.tensor_shape().len() > 1);
+        let matrices = table.iter().filter(|p| p.has_matrices());
         let bytes = |p: &Parameter| p.count() * p.dtype(compute.dtype()).bytes();
         let of_embedding = if shape.tie_word_embeddings { 0 } else { shape.vocab_size * shape.hidden_size };
         let sizes = RunSizes {

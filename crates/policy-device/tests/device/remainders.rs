@@ -63,7 +63,7 @@ fn every_finite_f32_comes_back_from_the_device_and_is_read_as_the_nearest_bf16()
     let mut edges = edges.into_iter().flat_map(|word: u32| [word, word | 1 << 31]).cycle();
     let mut word = || {
         let word = random.bits() as u32;
-        if word % 5 == 0 || !f32::from_bits(word).is_finite() { edges.next().unwrap() } else { word }
+        if word.is_multiple_of(5) || !f32::from_bits(word).is_finite() { edges.next().unwrap() } else { word }
     };
     let tensors: Vec<NamedTensor> = config()
         .parameters()
