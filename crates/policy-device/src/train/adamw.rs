@@ -244,13 +244,11 @@ pub(crate) fn apply_module(table: &[Parameter], storage: Storage) -> Result<Modu
     for (i, parameter) in table.iter().enumerate() {
         let value = stored[i].get(&parameters[i]);
         let next = numbers.next(decays(parameter), &clip, [&value, &first[i], &second[i], &sums[i]]);
-        let [value, of_first, of_second] = next;
-        let old: [&[Value]; 3] = [&parameters[i], &first[i..=i], &second[i..=i]];
-        let next = [stored[i].put(&value), vec![of_first], vec![of_second]];
-        for ((to, old), next) in results.iter_mut().zip(old).zip(&next) {
-            let chosen = |(old, next): (&Value, &Value)| applies.broadcast_in_dim(old.shape(), &[]).select(next, old);
-            to.extend(old.iter().zip(next).map(chosen));
-        }
+        let chosen = |next: &Value, old: &Value| applies.broadcast_in_dim(old.shape(), &[]).select(next, old);
+        // A weight that is put together and taken apart again is what it was.
+        results[0].extend(stored[i].put(&chosen(&next[0], &value)));
+        results[1].push(chosen(&next[1], &first[i]));
+        results[2].push(chosen(&next[2], &second[i]));
     }
     let none: Vec<Value> = sums.iter().map(|sum| zeros(&f, Dtype::F32, sum.shape())).collect();
     let flag = |predicate: &Value| predicate.convert(Dtype::F32).reshape(&[1]);
