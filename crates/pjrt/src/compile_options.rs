@@ -103,9 +103,22 @@ impl CompileOptions {
         CompileOptions { num_replicas: count, ..Self::default() }
     }
 
-    /// One program that XLA splits over `count` devices by its sharding annotations.
+    /// One program that XLA splits over `count` devices by its annotations `mhlo.sharding`.
     pub fn partitions(count: usize) -> Self {
         CompileOptions { num_partitions: count, use_spmd_partitioning: true, ..Self::default() }
+    }
+
+    /// One program that Shardy splits over `count` devices by its annotations in the dialect `sdy`; each device takes and
+    /// returns its part. Without this partitioner such programs do not compile.
+    ///
+    /// ```
+    /// use pjrt::CompileOptions;
+    ///
+    /// let options = CompileOptions::shardy(4);
+    /// assert!(options.num_partitions == 4 && options.use_shardy_partitioner);
+    /// ```
+    pub fn shardy(count: usize) -> Self {
+        CompileOptions { use_shardy_partitioner: true, ..Self::partitions(count) }
     }
 
     /// Sets a compiler flag.
@@ -240,6 +253,12 @@ mod tests {
         let minus_one = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01];
         let expected = [&[0x1a, 15, 0x08][..], &minus_one, &[0x20, 1, 0x28, 1]].concat();
         assert_eq!(CompileOptions::default().encode(), expected);
+    }
+
+    #[test]
+    fn shardy_is_field_19() {
+        let options = CompileOptions::shardy(4).encode();
+        assert!(options.ends_with(&[0x28, 4, 0x30, 1, 0x98, 0x01, 1]), "{options:?}");
     }
 
     #[test]

@@ -25,8 +25,8 @@ pub enum Error {
         /// The elements that were expected, and those that came.
         reason: String,
     },
-    /// An operation whose meaning is not in the program: the target's own code, replicas that meet, or a scatter of windows
-    /// that are partly outside of the operand, on which the specification and compilers disagree.
+    /// An operation whose meaning is not in the program: the target's own code, replicas that are not there, or a scatter of
+    /// windows that are partly outside of the operand, on which the specification and compilers disagree.
     #[error("{operation} cannot be interpreted: {reason}")]
     Uninterpreted {
         /// The operation by its name in StableHLO.
@@ -42,6 +42,42 @@ pub enum Error {
         /// The operation by its name in StableHLO.
         operation: &'static str,
         /// What was expected, and what came.
+        reason: String,
+    },
+    /// A mesh of devices that is none, or one in the place of another.
+    #[error("mesh `{mesh}`: {reason}")]
+    Mesh {
+        /// The name of the mesh.
+        mesh: String,
+        /// What was expected, and what came.
+        reason: String,
+    },
+    /// An axis that a mesh does not have, or that is used where it cannot be.
+    #[error("axis `{axis}` of mesh `{mesh}`: {reason}")]
+    Axis {
+        /// The name of the mesh.
+        mesh: String,
+        /// The name of the axis.
+        axis: String,
+        /// What was expected, or why it cannot be used.
+        reason: String,
+    },
+    /// A tensor that is not split evenly over devices.
+    #[error("{ty} is not split by {sharding}: {reason}")]
+    Split {
+        /// The type of the tensor.
+        ty: String,
+        /// The sharding as programs write it.
+        sharding: String,
+        /// The dimension and the number of parts, or the ranks.
+        reason: String,
+    },
+    /// Devices that have different numbers where the program says that they have the same.
+    #[error("{operation}: {reason}")]
+    Disagreement {
+        /// The operation by its name.
+        operation: &'static str,
+        /// The result, the devices, and what they have.
         reason: String,
     },
     /// A program that needs more than the [`Interpreter`](crate::Interpreter) may spend.

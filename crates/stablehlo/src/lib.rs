@@ -52,6 +52,37 @@
 //! assert_eq!(module.to_string().matches("stablehlo.while").count(), 2);
 //! # Ok::<(), stablehlo::Error>(())
 //! ```
+//!
+//! # Many devices
+//!
+//! A program is written for whole tensors, and says how it is split over a [`Mesh`]: [`Builder::shard`] for arguments,
+//! [`Builder::shard_result`] for results, [`Value::constrain`] for what is in between. The compiler's partitioner
+//! (Shardy: compile with `use_shardy_partitioner` and as many partitions as the mesh has devices) does the rest; it then
+//! takes and returns every device's part ([`Sharding::range`]). Where it should not choose, [`Builder::manual`] has a body
+//! for one device, which meets others in collectives. All of it has derivatives, and the interpreter runs all devices of it
+//! together.
+//!
+//! ```
+//! use stablehlo::{Builder, DotDimensions, Dtype, Mesh, Precision, Reducer, TensorType, trace};
+//!
+//! let mesh = Mesh::new("mesh", [("data", 4)])?;
+//! let (x, w) = (TensorType::new(Dtype::F32, [32, 8]), TensorType::new(Dtype::F32, [8, 8]));
+//! let (rows, whole) = (mesh.sharding(&[&["data"], &[]])?, mesh.replicated(2));
+//! let loss = trace(&[x.clone(), w.clone()], |_, a| {
+//!     let hidden = a[0].dot_general(&a[1], DotDimensions::contract(1, 0), Dtype::F32, Precision::Default);
+//!     vec![hidden.constrain(&rows).tanh().reduce(Reducer::Add, &[0, 1])]
+//! })?;
+//! let f = Builder::new();
+//! let (x, w) = (f.argument("x", x), f.argument("w", w));
+//! f.shard(&x, &rows);
+//! f.shard(&w, &whole);
+//! let (results, gradients) = f.value_and_grad(&loss, &[&x, &w], &[1])?;
+//! f.shard_result(0, &mesh.replicated(0));
+//! f.shard_result(1, &whole);
+//! let module = f.finish("step", &[("loss", &results[0]), ("gradient", &gradients[0])])?;
+//! assert!(module.to_string().contains("sdy.mesh @mesh = <[\"data\"=4]>"));
+//! # Ok::<(), stablehlo::Error>(())
+//! ```
 #![forbid(unsafe_code)]
 
 mod build;
@@ -63,16 +94,17 @@ mod lower;
 pub mod mosaic;
 mod print;
 mod reverse;
+mod sharding;
 mod types;
 
 pub use build::{Builder, Scanned, Traced, Value, trace};
 pub use error::{Error, Result};
 pub use graph::{
     Argument, Binary, Comparison, CustomCall, DotDimensions, Function, GatherDimensions, Kind, Literal, Module, Number,
-    Operation, Order, Output, Precision, Reducer, Region, Save, Scan, ScatterDimensions, Sharding, Unary, ValueId,
-    Window,
+    Operation, Order, Output, Precision, Reducer, Region, Save, Scan, ScatterDimensions, Unary, ValueId, Window,
 };
 pub use interpret::{Array, Elements, Interpreter, Rounding};
 pub use loops::Loop;
 pub use reverse::Pullback;
+pub use sharding::{Groups, Manual, Mesh, MeshAxes, Sharding};
 pub use types::{Dtype, TensorType};

@@ -1,4 +1,4 @@
-//! Loops of a program, for estimates: their trip counts, and the program without them or with their bodies twice.
+//! Loops of a program, for estimates: their trip counts, and the program without them or with them twice.
 
 use crate::graph::*;
 use crate::types::TensorType;
@@ -44,14 +44,15 @@ impl Function {
         function
     }
 
-    /// The lowered function with the bodies of the loops at the given [`Loop::path`]s twice in a row, so that a turn is two: with
-    /// `doubled` its estimate, the cost of all iterations is once + sum over the loops of (turns - begins) (doubled - once).
+    /// The lowered function with each of the loops at the given [`Loop::path`]s followed by itself, which begins with its results and
+    /// counts anew: with `twice` its estimate, the cost of all iterations is once + sum over the loops of (turns - begins) (twice - once).
     ///
-    /// Unlike [`Function::without_loops`] it leaves what is around a loop as it is: where the results of a loop that is left out are
-    /// constants, compilers leave out what is computed of them, too.
-    pub fn with_loops_doubled(&self, paths: &[&[usize]]) -> Self {
+    /// It leaves bodies and what is around a loop as they are. Where a loop is left out ([`Function::without_loops`]) and its results
+    /// are constants, compilers leave out what is computed of them, too; and of a body with everything in it twice they may make another
+    /// one, with another layout of what it takes, so that the difference is not one turn.
+    pub fn with_loops_twice(&self, paths: &[&[usize]]) -> Self {
         let mut function = self.lowered().into_owned();
-        double(&mut function.body, paths, &mut function.types);
+        repeat(&mut function.body, paths, &mut function.types);
         function
     }
 }
@@ -62,9 +63,9 @@ impl Module {
         Self { main: self.main.without_loops(paths), name: self.name.clone(), ..*self }
     }
 
-    /// The module whose main is [`Function::with_loops_doubled`].
-    pub fn with_loops_doubled(&self, paths: &[&[usize]]) -> Self {
-        Self { main: self.main.with_loops_doubled(paths), name: self.name.clone(), ..*self }
+    /// The module whose main is [`Function::with_loops_twice`].
+    pub fn with_loops_twice(&self, paths: &[&[usize]]) -> Self {
+        Self { main: self.main.with_loops_twice(paths), name: self.name.clone(), ..*self }
     }
 }
 
@@ -101,24 +102,31 @@ fn below<'a>(paths: &[&'a [usize]], first: usize) -> Vec<&'a [usize]> {
     paths.iter().filter_map(rest).collect()
 }
 
-/// Doubles the bodies of loops of a region, and of regions in it.
-fn double(region: &mut Region, paths: &[&[usize]], types: &mut Vec<TensorType>) {
-    for (index, op) in region.operations.iter_mut().enumerate() {
+/// Puts loops of a region, and of regions in it, behind themselves.
+fn repeat(region: &mut Region, paths: &[&[usize]], types: &mut Vec<TensorType>) {
+    let mut names = BTreeMap::new();
+    for (index, mut op) in std::mem::take(&mut region.operations).into_iter().enumerate() {
+        rename_in(&mut op, &names);
         let here = below(paths, index);
         for (nested, region) in op.regions.iter_mut().enumerate() {
             let inside = below(&here, nested);
             if !inside.is_empty() {
-                double(region, &inside, types);
+                repeat(region, &inside, types);
             }
         }
-        if let (Kind::While, [_, body], true) = (&op.kind, &mut op.regions[..], here.contains(&&[][..])) {
-            let mut names: BTreeMap<ValueId, ValueId> =
-                body.arguments.iter().copied().zip(body.results.iter().copied()).collect();
-            let again = copied(&body.operations, &mut names, types);
-            body.operations.extend(again);
-            body.results.iter_mut().for_each(|id| *id = names.get(id).copied().unwrap_or(*id));
-        }
+        let again = (op.kind == Kind::While && here.contains(&&[][..])).then(|| {
+            let mut again = copied(std::slice::from_ref(&op), &mut BTreeMap::new(), types).remove(0);
+            // Counters are scalars.
+            let counts = |id: &ValueId| types[id.0].shape.is_empty() && types[id.0].dtype.is_integer();
+            let begins = op.operands.iter().zip(&op.results);
+            again.operands = begins.map(|(begin, result)| if counts(begin) { *begin } else { *result }).collect();
+            names.extend(op.results.iter().copied().zip(again.results.iter().copied()));
+            again
+        });
+        region.operations.push(op);
+        region.operations.extend(again);
     }
+    region.results.iter_mut().for_each(|id| *id = names.get(id).copied().unwrap_or(*id));
 }
 
 /// The operations once more, with values of their own; `names` are those of the copy for what is defined outside of it.
@@ -181,17 +189,22 @@ fn remove(region: &mut Region, paths: &[&[usize]]) {
 }
 
 fn rename(region: &mut Region, names: &BTreeMap<ValueId, ValueId>) {
-    // A loop may begin with what another one that is left out returns.
-    let resolve = |id: &mut ValueId| {
-        while let Some(earlier) = names.get(id) {
-            *id = *earlier;
-        }
-    };
-    for operation in &mut region.operations {
-        operation.operands.iter_mut().for_each(resolve);
-        operation.regions.iter_mut().for_each(|region| rename(region, names));
+    region.operations.iter_mut().for_each(|operation| rename_in(operation, names));
+    region.results.iter_mut().for_each(|id| *id = resolved(*id, names));
+}
+
+/// Renames what an operation takes.
+fn rename_in(operation: &mut Operation, names: &BTreeMap<ValueId, ValueId>) {
+    operation.operands.iter_mut().for_each(|id| *id = resolved(*id, names));
+    operation.regions.iter_mut().for_each(|region| rename(region, names));
+}
+
+/// What a value is called: a loop may begin with what another one that is left out returns.
+fn resolved(mut id: ValueId, names: &BTreeMap<ValueId, ValueId>) -> ValueId {
+    while let Some(other) = names.get(&id) {
+        id = *other;
     }
-    region.results.iter_mut().for_each(resolve);
+    id
 }
 
 /// Integer constants of a region.
@@ -367,36 +380,51 @@ mod tests {
             sum + (turns - begins) * (once(&module) - once(&module.without_loops(&[&l.path])))
         });
         assert_eq!(all, 1.0 + 4.0 + 4.0 * 3.0 + 4.0 * 3.0 * 5.0);
-        let doubled = module.main.loops().iter().fold(once(&module), |sum, l| {
+        let twice = module.main.loops().iter().fold(once(&module), |sum, l| {
             let [turns, begins] = [l.turns(), l.begins].map(|n| n.expect("a number") as f64);
-            sum + (turns - begins) * (once(&module.with_loops_doubled(&[&l.path])) - once(&module))
+            sum + (turns - begins) * (once(&module.with_loops_twice(&[&l.path])) - once(&module))
         });
-        assert_eq!(doubled, all);
+        assert_eq!(twice, all);
     }
 
     #[test]
-    fn a_doubled_loop_of_an_even_number_of_turns_computes_the_same() {
-        let module = nested();
-        let loops = module.main.loops();
-        let arguments = [
-            Array::floats(Dtype::F32, [4], [0.5, 0.25, -1.0, 2.0]).expect("numbers"),
-            Array::ints(Dtype::I32, [], [2]).expect("a number"),
-        ];
-        let run = |module: &Module| module.interpret(&arguments).expect("a value").remove(0).to_floats();
-        let doubled =
-            |which: &[usize]| module.with_loops_doubled(&which.iter().map(|i| &loops[*i].path[..]).collect::<Vec<_>>());
-        // Of four and of two turns, each with other loops in it or not.
-        for which in [&[0][..], &[3], &[0, 3]] {
-            assert_eq!(run(&doubled(which)), run(&module), "{which:?}");
-            assert_ne!(doubled(which), module);
-            doubled(which).main.visit(|op| {
-                if let (Kind::While, [condition, body]) = (&op.kind, &op.regions[..]) {
-                    assert_eq!(condition.arguments, body.arguments, "the text has one list of them");
-                }
+    fn a_loop_twice_goes_on_where_it_ended() {
+        // Grows by 3 in two turns, or in a loop of so many turns by 3 more.
+        let grown = |outer: usize, inner: usize| {
+            let f = Builder::new();
+            let a = f.argument("a", TensorType::new(Dtype::F32, [2]));
+            let sum = f.for_loop(outer, &[&a], |_, c| {
+                let two = f.for_loop(inner, &[&c[0]], |i, c| {
+                    let i = i.convert(Dtype::F32).broadcast_in_dim(&[2], &[]);
+                    vec![&c[0] + i + c[0].like(1.0)]
+                });
+                vec![&two[0] * two[0].like(2.0)]
             });
-        }
-        // Of five turns six.
-        assert_ne!(run(&doubled(&[2])), run(&module));
+            f.finish("grown", &[("sum", &(&sum[0] + sum[0].like(0.5)))]).expect("a program")
+        };
+        let arguments = [Array::floats(Dtype::F32, [2], [0.5, -1.0]).expect("numbers")];
+        let run = |module: &Module| module.interpret(&arguments).expect("a value").remove(0).to_floats();
+        let module = grown(3, 2);
+        let loops = module.main.loops();
+        let paths: Vec<&[usize]> = loops.iter().map(|l| &l.path[..]).collect();
+        let twice = |which: &[&[usize]]| module.with_loops_twice(which);
+        // Of three turns six.
+        assert_eq!(run(&twice(&paths[..1])), run(&grown(6, 2)));
+        // 1 + 2 and, counted anew, once more.
+        let by_hand = |outer: usize, adds: f64| {
+            let grow = |x: f64| (0..outer).fold(x, |x, _| 2.0 * (x + adds)) + 0.5;
+            vec![grow(0.5), grow(-1.0)]
+        };
+        assert_eq!(run(&module), by_hand(3, 3.0));
+        assert_eq!(run(&twice(&paths[1..])), by_hand(3, 6.0));
+        assert_eq!(run(&twice(&paths)), by_hand(6, 6.0));
+        let counts = |module: &Module| module.main.loops().iter().map(Loop::turns).collect::<Vec<_>>();
+        assert_eq!(counts(&twice(&paths)), [3, 6, 6, 3, 6, 6].map(Some));
+        twice(&paths).main.visit(|op| {
+            if let (Kind::While, [condition, body]) = (&op.kind, &op.regions[..]) {
+                assert_eq!(condition.arguments, body.arguments, "the text has one list of them");
+            }
+        });
     }
 
     /// Scans too.

@@ -2,6 +2,7 @@
 //! operations that compilers take.
 
 use crate::graph::*;
+use crate::sharding::{Groups, Manual, MeshAxes, Sharding};
 use crate::types::{Dtype, TensorType};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -17,20 +18,27 @@ impl Module {
 }
 
 impl Function {
-    /// The same function in operations of StableHLO: a [`Kind::Scan`] is a [`Kind::While`] whose number of turns
-    /// [`Function::loops`] can read, code of [`Kind::Remat`] and [`Kind::CustomVjp`] stands in their place, and
-    /// [`Kind::Named`] and [`Kind::StopGradient`] are gone. The text of a module is that of the lowered one.
+    /// The same function in operations of StableHLO and Shardy: a [`Kind::Scan`] is a [`Kind::While`] whose number of turns
+    /// [`Function::loops`] can read, code of [`Kind::Remat`] and [`Kind::CustomVjp`] stands in their place, a
+    /// [`Kind::AxisIndex`] is computed from the partition's number, or handed in where partitions have none, and
+    /// [`Kind::Named`] and [`Kind::StopGradient`] are gone. So is what is about one device: how it is split over a mesh of one,
+    /// and the code of a [`Kind::Manual`] along axes of one device stands in its place. The text of a module is that of the
+    /// lowered one.
     pub fn lowered(&self) -> Cow<'_, Self> {
-        let mut structured = false;
+        let shardings = self.arguments.iter().map(|a| &a.sharding).chain(self.results.iter().map(|r| &r.sharding));
+        let mut structured = shardings.flatten().any(is_of_one);
         self.visit(|op| structured |= op.kind.is_structure());
         if !structured {
             return Cow::Borrowed(self);
         }
-        let mut lowering = Lowering { types: self.types.clone(), names: BTreeMap::new() };
+        let mut lowering = Lowering { types: self.types.clone(), names: BTreeMap::new(), places: None };
         let mut body = Region { arguments: self.body.arguments.clone(), ..Region::default() };
         lowering.operations(&self.body.operations, &mut body.operations);
         body.results = lowering.renamed(&self.body.results);
-        let (arguments, results) = (self.arguments.clone(), self.results.clone());
+        let (mut arguments, mut results) = (self.arguments.clone(), self.results.clone());
+        let shardings =
+            arguments.iter_mut().map(|a| &mut a.sharding).chain(results.iter_mut().map(|r| &mut r.sharding));
+        shardings.for_each(|sharding| drop(sharding.take_if(|s| is_of_one(s))));
         Cow::Owned(Self { arguments, results, body, types: lowering.types })
     }
 }
@@ -38,14 +46,42 @@ impl Function {
 impl Kind {
     /// Whether [`Function::lowered`] makes something else of it.
     pub fn is_structure(&self) -> bool {
-        matches!(self, Self::Scan(_) | Self::Remat(_) | Self::CustomVjp { .. } | Self::Named(_) | Self::StopGradient)
+        match self {
+            Self::Scan(_)
+            | Self::Remat(_)
+            | Self::CustomVjp { .. }
+            | Self::AxisIndex(_)
+            | Self::Named(_)
+            | Self::StopGradient => true,
+            Self::Manual(manual) => manual.axes().size() == 1,
+            Self::Constrain(sharding) => is_of_one(sharding),
+            kind => kind.is_alone(),
+        }
     }
+
+    /// Whether it is a collective along axes of one device.
+    fn is_alone(&self) -> bool {
+        match self {
+            Self::AllReduce { groups: Groups::Axes(axes), .. }
+            | Self::ReduceScatter { groups: Groups::Axes(axes), .. }
+            | Self::AllGather { groups: Groups::Axes(axes), .. }
+            | Self::AllToAll { groups: Groups::Axes(axes), .. } => axes.size() == 1,
+            Self::CollectivePermute { axes: Some(axes), pairs } => axes.size() == 1 && !pairs.is_empty(),
+            _ => false,
+        }
+    }
+}
+
+fn is_of_one(sharding: &Sharding) -> bool {
+    sharding.mesh().devices() == 1
 }
 
 struct Lowering {
     types: Vec<TensorType>,
     /// Values that are others by now.
     names: BTreeMap<ValueId, ValueId>,
+    /// In a computation that leaves axes to the partitioner: the device's place along some axes, `[1]`, that it is given.
+    places: Option<Vec<(MeshAxes, ValueId)>>,
 }
 
 impl Lowering {
@@ -72,7 +108,7 @@ impl Lowering {
                     out.push(Operation { kind, operands, results, regions });
                 }
                 Kind::Scan(scan) => self.scan(scan, operation, &operands, out),
-                Kind::Remat(_) | Kind::CustomVjp { .. } => {
+                kind @ (Kind::Remat(_) | Kind::CustomVjp { .. } | Kind::Manual(_)) if kind.is_structure() => {
                     // A number of results that the code has more than is one of residuals, which nobody reads.
                     let code = &operation.regions[0];
                     self.rename(&code.arguments, &operands);
@@ -80,7 +116,19 @@ impl Lowering {
                     let results = self.renamed(&code.results);
                     self.rename(&operation.results, &results);
                 }
+                kind if kind.is_alone() => self.rename(&operation.results, &operands),
+                Kind::Constrain(sharding) if is_of_one(sharding) => self.rename(&operation.results, &operands),
                 Kind::Named(_) | Kind::StopGradient => self.rename(&operation.results, &operands),
+                Kind::AxisIndex(axes) => {
+                    let place = match self.places {
+                        Some(_) if axes.size() > 1 => self.given_place(axes, out),
+                        _ => self.place(axes, out),
+                    };
+                    self.rename(&operation.results, &[place]);
+                }
+                Kind::Manual(manual) if manual.is_partial() && operation.regions.len() == 1 => {
+                    self.partly_manual(manual, operation, operands, out);
+                }
                 kind => {
                     let regions = operation.regions.iter().map(|region| self.region(region)).collect();
                     let results = operation.results.clone();
@@ -95,8 +143,10 @@ impl Lowering {
         let typed = |ids: &[ValueId]| ids.iter().map(|id| self.types.get(id.0)).collect::<Option<Vec<_>>>();
         let (Some(given), Some(made)) = (typed(operands), typed(&operation.results)) else { return false };
         let code = match (&operation.kind, &operation.regions[..]) {
-            (Kind::Named(_) | Kind::StopGradient, []) => return given.len() == 1 && given == made,
-            (Kind::Scan(_) | Kind::Remat(_), [code]) | (Kind::CustomVjp { .. }, [code, _]) => code,
+            (Kind::Named(_) | Kind::StopGradient | Kind::Constrain(_), []) => return given.len() == 1 && given == made,
+            (kind, []) if kind.is_alone() => return given.len() == 1 && given == made,
+            (Kind::AxisIndex(_), []) => return given.is_empty() && made == [&TensorType::scalar(Dtype::U32)],
+            (Kind::Scan(_) | Kind::Remat(_) | Kind::Manual(_), [code]) | (Kind::CustomVjp { .. }, [code, _]) => code,
             _ => return false,
         };
         let (Some(takes), Some(returns)) = (typed(&code.arguments), typed(&code.results)) else { return false };
@@ -140,6 +190,60 @@ impl Lowering {
     fn index(&mut self, out: &mut Vec<Operation>, value: usize) -> ValueId {
         let kind = Kind::Constant(Literal::Splat(Number::Int(value as i64)));
         self.add(out, kind, vec![], TensorType::scalar(Dtype::I32))
+    }
+
+    /// A computation in which partitions have no numbers: what asks for places is given them, by a tensor of which each device
+    /// has its own part.
+    fn partly_manual(
+        &mut self,
+        manual: &Manual,
+        operation: &Operation,
+        mut operands: Vec<ValueId>,
+        out: &mut Vec<Operation>,
+    ) {
+        let around = self.places.replace(vec![]);
+        let mut region = self.region(&operation.regions[0]);
+        let places = std::mem::replace(&mut self.places, around).unwrap_or_default();
+        for (axes, part) in &places {
+            let ty = TensorType::new(Dtype::U32, [axes.size()]);
+            operands.push(self.add(out, Kind::Iota { dimension: 0 }, vec![], ty));
+            region.arguments.push(*part);
+        }
+        let kind = Kind::Manual(manual.with_places(places.iter().map(|(axes, _)| axes)));
+        out.push(Operation { kind, operands, results: operation.results.clone(), regions: vec![region] });
+    }
+
+    fn given_place(&mut self, axes: &MeshAxes, out: &mut Vec<Operation>) -> ValueId {
+        let known = self.places.iter().flatten().find(|(other, _)| other == axes).map(|(_, part)| *part);
+        let part = known.unwrap_or_else(|| {
+            let part = self.define(TensorType::new(Dtype::U32, [1]));
+            self.places.get_or_insert_default().push((axes.clone(), part));
+            part
+        });
+        self.add(out, Kind::Reshape, vec![part], TensorType::scalar(Dtype::U32))
+    }
+
+    /// The place of this partition along axes of its mesh, which numbers partitions row-major.
+    fn place(&mut self, axes: &MeshAxes, out: &mut Vec<Operation>) -> ValueId {
+        let ty = TensorType::scalar(Dtype::U32);
+        let constant = |this: &mut Self, out: &mut Vec<Operation>, value: usize| {
+            let kind = Kind::Constant(Literal::Splat(Number::Int(value as i64)));
+            this.add(out, kind, vec![], TensorType::scalar(Dtype::U32))
+        };
+        let mut place = constant(self, out, 0);
+        if axes.size() == 1 {
+            return place;
+        }
+        let device = self.add(out, Kind::PartitionId, vec![], ty.clone());
+        for axis in axes.axes().iter().filter(|axis| axes.mesh().length(**axis) > 1) {
+            let (length, step) = (axes.mesh().length(*axis), axes.mesh().step(*axis));
+            let [length, step] = [length, step].map(|n| constant(self, out, n));
+            let row = self.add(out, Kind::Binary(Binary::Divide), vec![device, step], ty.clone());
+            let coordinate = self.add(out, Kind::Binary(Binary::Remainder), vec![row, length], ty.clone());
+            let before = self.add(out, Kind::Binary(Binary::Multiply), vec![place, length], ty.clone());
+            place = self.add(out, Kind::Binary(Binary::Add), vec![before, coordinate], ty.clone());
+        }
+        place
     }
 
     fn scan(&mut self, scan: &Scan, operation: &Operation, operands: &[ValueId], out: &mut Vec<Operation>) {

@@ -1,6 +1,7 @@
 //! A compiler's estimates, and how the estimate of a loop's body becomes that of all its iterations.
 //!
-//! Compilers count a body once. What one iteration of a loop costs is found by leaving the loop out: the difference.
+//! Compilers count a body once. What one iteration of a loop costs is found by leaving the loop out, or by the loop twice: the
+//! difference.
 
 use super::hlo;
 use grpo_core::error::Result;

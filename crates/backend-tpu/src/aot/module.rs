@@ -44,12 +44,12 @@ impl Compiler {
                 continue;
             }
             let paths: Vec<&[usize]> = alike.iter().map(|l| &l.path[..]).collect();
-            let doubled = match self.analyse(&module.with_loops_doubled(&paths).to_string(), options)?.cost {
-                Ok(doubled) => doubled,
+            let twice = match self.analyse(&module.with_loops_twice(&paths).to_string(), options)?.cost {
+                Ok(twice) => twice,
                 Err(reason) => return Ok(report.with_cost(Err(reason), reports, chip)),
             };
-            report_of_loops.body_seconds = Some(doubled.seconds - once.seconds);
-            cost = cost + (doubled - once) * (turns as f64 - begins as f64);
+            report_of_loops.body_seconds = Some(twice.seconds - once.seconds);
+            cost = cost + (twice - once) * (turns as f64 - begins as f64);
         }
         Ok(report.with_cost(Ok::<Cost, String>(cost), reports, chip))
     }

@@ -29,10 +29,11 @@ impl Shown for DevicePolicy {
         forward: Forward,
         see: &mut dyn FnMut(usize, usize, &[f32]),
     ) -> policy::Result<()> {
-        Ok(match forward {
+        match forward {
             Forward::Whole => self.logits(sequences, see)?,
             Forward::Cached => self.cached_logits(sequences, see)?,
-        })
+        }
+        Ok(())
     }
 
     fn show_gradients(&mut self, sink: &mut dyn TensorSink) -> policy::Result<()> {

@@ -8,6 +8,7 @@
 
 mod adapters;
 mod attention;
+mod axis_rules;
 mod block;
 mod blockwise;
 mod ops;
@@ -16,6 +17,7 @@ mod rope;
 
 pub use adapters::{Adapters, Matrix};
 pub use attention::{Attention, Heads, Mask};
+pub use axis_rules::AxisRules;
 pub use parameters::{Axis, Parameter, ParameterValues, Role, parameters};
 pub use rope::Rotary;
 

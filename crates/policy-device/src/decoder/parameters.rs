@@ -56,7 +56,8 @@ impl Role {
     }
 }
 
-/// What a dimension of a parameter counts. A mesh of devices splits dimensions by these names.
+/// What a dimension of a parameter, or of an activation, counts. A mesh of devices splits dimensions by these names
+/// ([`AxisRules`](super::AxisRules)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Axis {
     /// Layers, L; never split.
@@ -77,6 +78,8 @@ pub enum Axis {
     Rank,
     /// The one value of a state.
     Value,
+    /// The rows of activations, B; no parameter has it.
+    Batch,
 }
 
 /// A parameter as it lies on a device: one tensor of Hugging Face, or the tensors of all layers one after the other.
@@ -158,7 +161,7 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
         HeadDim => config.head_dim(),
         Mlp => config.intermediate_size,
         Vocab => config.vocab_size,
-        Axis::Rank | Axis::Value => unreachable!("no parameter of the model has it"),
+        Axis::Rank | Axis::Value | Axis::Batch => unreachable!("no parameter of the model has it"),
     };
     let biased = |role: Role| matches!(role, Role::QBias | Role::KBias | Role::VBias);
     let normed = |role: Role| matches!(role, Role::QNorm | Role::KNorm);

@@ -174,20 +174,19 @@ impl Decode {
         let columns = f.iota(1, TensorType::new(Dtype::I32, [slots, self.turns]));
         let done = columns.lt(&turn.broadcast_in_dim(columns.shape(), &[]));
         let Cache { keys, values, filled, .. } = cache;
-        let constants = [rotary.cos(), rotary.sin(), keys, values, filled, &window.keys, &window.values, &done];
-        let scanned = decoder.over_layers(weights, &[&x], &[&numbers], &constants, Save::Carry, |layer, of| {
-            let [cos, sin, keys, values, filled, window_keys, window_values, done] = of.constants else {
-                unreachable!("as handed over")
-            };
+        let constants = [rotary.cos(), rotary.sin(), keys, values, filled, &done];
+        let xs = [&numbers, &window.keys, &window.values];
+        let scanned = decoder.over_layers(weights, &[&x], &xs, &constants, Save::Carry, |layer, of| {
+            let [cos, sin, keys, values, filled, done] = of.constants else { unreachable!("as handed over") };
+            let [number, window_keys, window_values] = of.xs else { unreachable!("as handed over") };
             let mut own = vec![];
             let x = decoder.block(layer, &of.carry[0], &Rotary::new(cos, sin), |heads| {
                 own = vec![heads.keys.clone(), heads.values.clone()];
-                let parts = [(keys, values, filled, self.columns_read), (window_keys, window_values, done, self.turns)]
-                    .map(|(keys, values, seen, columns)| Part {
-                        keys: columns_of(keys, &of.xs[0], columns),
-                        values: columns_of(values, &of.xs[0], columns),
-                        seen: seen.clone(),
-                    });
+                let cached = |all: &Value| columns_of(all, number, self.columns_read);
+                let parts = [
+                    Part { keys: cached(keys), values: cached(values), seen: filled.clone() },
+                    Part { keys: window_keys.clone(), values: window_values.clone(), seen: done.clone() },
+                ];
                 attend_parts(decoder, heads, &parts)
             });
             std::iter::once(x).chain(own).collect()

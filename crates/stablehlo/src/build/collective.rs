@@ -1,23 +1,27 @@
-//! Operations across devices: replicas that run the same program, each on its own data.
+//! Operations across devices that run the same program, each on its own data: replicas, or the devices of a mesh in a
+//! [`Builder::manual`] body.
 
 use super::contract::combines;
 use super::{Builder, Value};
-use crate::graph::{CustomCall, Kind, Reducer, Sharding};
+use crate::graph::{Kind, Reducer};
+use crate::sharding::{Groups, MeshAxes};
 use crate::types::{Dtype, TensorType};
 
 impl Value {
-    /// Combines the values that the replicas of a group hold; each replica of it gets the result.
+    /// Combines the values that the devices of a group hold; each of them gets the result. `groups` are lists of replicas, or
+    /// the axes of a mesh along which devices meet.
     #[track_caller]
-    pub fn all_reduce(&self, reducer: Reducer, groups: &[Vec<usize>]) -> Self {
-        let check = combines(reducer, self.ty()).and(uniform(groups)).map(|_| self.ty().clone());
-        self.then(Kind::AllReduce { reducer, groups: groups.to_vec() }, &[], check)
+    pub fn all_reduce(&self, reducer: Reducer, groups: impl Into<Groups>) -> Self {
+        let groups = groups.into();
+        let check = combines(reducer, self.ty()).and(groups.size()).map(|_| self.ty().clone());
+        self.then(Kind::AllReduce { reducer, groups }, &[], check)
     }
 
-    /// [`Value::all_reduce`], of which each replica of a group keeps its part along `dimension`, in the group's order.
+    /// [`Value::all_reduce`], of which each device of a group keeps its part along `dimension`, in the group's order.
     #[track_caller]
-    pub fn reduce_scatter(&self, reducer: Reducer, dimension: usize, groups: &[Vec<usize>]) -> Self {
-        let ty = self.ty();
-        let check = combines(reducer, ty).and(uniform(groups)).and_then(|size| match ty.shape.get(dimension) {
+    pub fn reduce_scatter(&self, reducer: Reducer, dimension: usize, groups: impl Into<Groups>) -> Self {
+        let (ty, groups) = (self.ty(), groups.into());
+        let check = combines(reducer, ty).and(groups.size()).and_then(|size| match ty.shape.get(dimension) {
             Some(length) if length % size == 0 => {
                 let mut result = ty.clone();
                 result.shape[dimension] /= size;
@@ -25,28 +29,29 @@ impl Value {
             }
             _ => Err(format!("dimension {dimension} of {ty} does not split into {size} parts")),
         });
-        self.then(Kind::ReduceScatter { reducer, dimension, groups: groups.to_vec() }, &[], check)
+        self.then(Kind::ReduceScatter { reducer, dimension, groups }, &[], check)
     }
 
-    /// The values of the replicas of a group one after the other along `dimension`, in the group's order.
+    /// The values of the devices of a group one after the other along `dimension`, in the group's order.
     #[track_caller]
-    pub fn all_gather(&self, dimension: usize, groups: &[Vec<usize>]) -> Self {
-        let ty = self.ty();
-        let check = uniform(groups).and_then(|size| {
+    pub fn all_gather(&self, dimension: usize, groups: impl Into<Groups>) -> Self {
+        let (ty, groups) = (self.ty(), groups.into());
+        let check = groups.size().and_then(|size| {
             let length = ty.shape.get(dimension).and_then(|length| length.checked_mul(size));
+            let length = length.ok_or_else(|| format!("{size} of {ty} along dimension {dimension}"))?;
             let mut result = ty.clone();
-            result.shape[dimension] = length.ok_or_else(|| format!("{size} of {ty} along dimension {dimension}"))?;
+            result.shape[dimension] = length;
             Ok(result)
         });
-        self.then(Kind::AllGather { dimension, groups: groups.to_vec() }, &[], check)
+        self.then(Kind::AllGather { dimension, groups }, &[], check)
     }
 
-    /// Splits the value of each replica of a group along `split`, gives part i of all to the group's replica i, and puts
+    /// Splits the value of each device of a group along `split`, gives part i of all to the group's device i, and puts
     /// what arrives one after the other along `concat`.
     #[track_caller]
-    pub fn all_to_all(&self, split: usize, concat: usize, groups: &[Vec<usize>]) -> Self {
-        let ty = self.ty();
-        let check = uniform(groups).and_then(|size| {
+    pub fn all_to_all(&self, split: usize, concat: usize, groups: impl Into<Groups>) -> Self {
+        let (ty, groups) = (self.ty(), groups.into());
+        let check = groups.size().and_then(|size| {
             let splits = ty.shape.get(split).is_some_and(|length| length % size == 0);
             let mut result = ty.clone();
             if !splits || concat >= ty.rank() {
@@ -57,26 +62,27 @@ impl Value {
             result.shape[concat] = joined.ok_or_else(|| format!("{size} of {ty} along dimension {concat}"))?;
             Ok(result)
         });
-        self.then(Kind::AllToAll { split, concat, groups: groups.to_vec() }, &[], check)
+        self.then(Kind::AllToAll { split, concat, groups }, &[], check)
     }
 
     /// The value of the replica that is the source of this one, in (source, target) `pairs`; zeros where there is none.
     #[track_caller]
     pub fn collective_permute(&self, pairs: &[(usize, usize)]) -> Self {
-        let repeated = |i: usize| pairs[..i].iter().any(|(s, t)| *s == pairs[i].0 || *t == pairs[i].1);
-        let check = match (0..pairs.len()).any(repeated) || pairs.is_empty() {
-            true => Err(format!("each source and each target once expected, got {pairs:?}")),
-            false => Ok(self.ty().clone()),
-        };
-        self.then(Kind::CollectivePermute { pairs: pairs.to_vec() }, &[], check)
+        let check = once(pairs).map(|()| self.ty().clone());
+        self.then(Kind::CollectivePermute { pairs: pairs.to_vec(), axes: None }, &[], check)
     }
 
-    /// Asks the partitioner to split the value like this.
+    /// [`Value::collective_permute`] in each group of devices along axes of a mesh, in a [`Builder::manual`] body: pairs are of
+    /// places in the group.
     #[track_caller]
-    pub fn sharded(&self, sharding: &Sharding) -> Self {
-        let call = CustomCall { target: "Sharding".into(), backend_config: String::new(), ..CustomCall::default() };
-        let check = splits(sharding, self.ty()).map(|()| self.ty().clone());
-        self.then(Kind::CustomCall(CustomCall { sharding: Some(sharding.clone()), ..call }), &[], check)
+    pub fn collective_permute_along(&self, axes: &MeshAxes, pairs: &[(usize, usize)]) -> Self {
+        let size = axes.size();
+        let beyond = pairs.iter().find(|(source, target)| *source >= size || *target >= size);
+        let check = match beyond {
+            Some(pair) => Err(format!("places below {size} expected, got {pair:?}")),
+            None => once(pairs).map(|()| self.ty().clone()),
+        };
+        self.then(Kind::CollectivePermute { pairs: pairs.to_vec(), axes: Some(axes.clone()) }, &[], check)
     }
 }
 
@@ -96,23 +102,11 @@ impl Builder {
     }
 }
 
-/// Whether a tensor of type `ty` can be split like this.
-pub(super) fn splits(sharding: &Sharding, ty: &TensorType) -> Result<(), String> {
-    let Sharding::Tiled { tiles, devices } = sharding else { return Ok(()) };
-    if tiles.len() != ty.rank() {
-        return Err(format!("one number of parts per dimension of {ty} expected, got {tiles:?}"));
-    }
-    let parts = tiles.iter().try_fold(1, |n: usize, parts| n.checked_mul(*parts)).filter(|parts| *parts > 0);
-    match parts.is_some_and(|parts| !devices.is_empty() && devices.len().is_multiple_of(parts)) {
-        true => Ok(()),
-        false => Err(format!("a device, or as many for each, of {tiles:?} parts expected, got {devices:?}")),
-    }
-}
-
-/// Size of every group.
-fn uniform(groups: &[Vec<usize>]) -> Result<usize, String> {
-    match groups.first().map(Vec::len) {
-        Some(size) if size > 0 && groups.iter().all(|g| g.len() == size) => Ok(size),
-        _ => Err(format!("groups of one size expected, got {groups:?}")),
+/// Whether no device sends, or gets, twice.
+fn once(pairs: &[(usize, usize)]) -> Result<(), String> {
+    let repeated = |i: usize| pairs[..i].iter().any(|(s, t)| *s == pairs[i].0 || *t == pairs[i].1);
+    match (0..pairs.len()).any(repeated) || pairs.is_empty() {
+        true => Err(format!("each source and each target once expected, got {pairs:?}")),
+        false => Ok(()),
     }
 }

@@ -8,6 +8,7 @@ mod contract;
 mod control;
 mod derivative;
 mod elementwise;
+mod manual;
 mod order;
 mod scan;
 mod shape;
@@ -20,6 +21,7 @@ pub use trace::{Traced, trace};
 
 use crate::error::{Error, Result};
 use crate::graph::*;
+use crate::sharding::{self, Mesh, Sharding};
 use crate::types::{Dtype, TensorType};
 use std::cell::RefCell;
 use std::panic::Location;
@@ -47,6 +49,8 @@ struct State {
     /// The line of Rust that made each value.
     lines: Vec<&'static Location<'static>>,
     arguments: Vec<Argument>,
+    /// Results by number, and the lines that said so.
+    shardings: Vec<(usize, Sharding, &'static Location<'static>)>,
     /// Regions that are being built, outermost first, with their serial numbers.
     open: Vec<(usize, Region)>,
     regions: usize,
@@ -145,13 +149,20 @@ impl Builder {
         self.annotate("tf.aliasing_output", argument, |a| a.alias = Some(result));
     }
 
-    /// Splits `argument` over partitions.
+    /// Splits `argument` over devices. One that nothing is said about the partitioner splits as it likes: what a device is
+    /// then to be given, the compiled program says.
     #[track_caller]
-    pub fn shard(&self, argument: &Value, sharding: Sharding) {
-        match collective::splits(&sharding, argument.ty()) {
-            Ok(()) => self.annotate("mhlo.sharding", argument, |a| a.sharding = Some(sharding)),
-            Err(reason) => self.fail("mhlo.sharding", reason),
+    pub fn shard(&self, argument: &Value, sharding: &Sharding) {
+        match sharding.part(argument.ty()) {
+            Ok(_) => self.annotate("sdy.sharding", argument, |a| a.sharding = Some(sharding.clone())),
+            Err(error) => self.fail("sdy.sharding", error.to_string()),
         }
+    }
+
+    /// Splits result `result` of the function over devices.
+    #[track_caller]
+    pub fn shard_result(&self, result: usize, sharding: &Sharding) {
+        self.state.borrow_mut().shardings.push((result, sharding.clone(), Location::caller()));
     }
 
     #[track_caller]
@@ -169,17 +180,23 @@ impl Builder {
         }
     }
 
-    /// The module whose `main` returns `results`, each with a name for readers.
+    /// The module whose `main` returns `results`, each with a name for readers. It has as many partitions as its mesh has
+    /// devices.
     ///
     /// # Errors
-    /// The first illegal operation.
+    /// The first illegal operation, or one that is where it cannot be: a collective along axes of a mesh outside of a manual
+    /// computation, meshes of different numbers of devices.
     #[track_caller]
     pub fn finish(self, name: &str, results: &[(&str, &Value)]) -> Result<Module> {
         if results.is_empty() {
             self.fail("return", "no results".into());
         }
         let (main, _) = self.close(results)?;
-        Ok(Module { name: name.into(), replicas: 1, partitions: 1, main })
+        if let Err((operation, reason)) = sharding::check(&main) {
+            return Err(Error::Operation { operation, reason, at: Location::caller() });
+        }
+        let partitions = main.meshes().first().map_or(1, Mesh::devices);
+        Ok(Module { name: name.into(), replicas: 1, partitions, main })
     }
 
     /// The function that returns `results`, and the line that made each of its values.
@@ -197,13 +214,33 @@ impl Builder {
         }
         let mut state = self.state.borrow_mut();
         let bound = state.open.first().map(|(_, region)| region.arguments.clone()).unwrap_or_default();
-        let outputs: Vec<Output> =
+        let mut outputs: Vec<Output> =
             results.iter().map(|(name, _)| Output { name: (*name).into(), ..Output::default() }).collect();
+        for (index, sharding, at) in std::mem::take(&mut state.shardings) {
+            let reason = match values.get(index).map(|v| sharding.part(v.ty())) {
+                None => format!("one of {} results expected, got {index}", values.len()),
+                Some(Err(error)) => error.to_string(),
+                Some(Ok(_)) => {
+                    outputs[index].sharding = Some(sharding);
+                    continue;
+                }
+            };
+            state.error.get_or_insert(Error::Operation { operation: "sdy.sharding", reason, at });
+        }
         for (i, argument) in state.arguments.iter().enumerate() {
             let Some(result) = argument.alias else { continue };
             let Some(ty) = bound.get(i).and_then(|id| state.types.get(id.0)) else { continue };
             let found = values.get(result).map(|v| &*v.ty);
             let taken = state.arguments[..i].iter().any(|a| a.alias == Some(result));
+            let sharding = outputs.get(result).and_then(|output| output.sharding.as_ref());
+            if let (Some(one), Some(other)) = (&argument.sharding, sharding)
+                && one.part(ty) != other.part(ty)
+            {
+                let reason = format!("argument `{}` is split by {one}, and result {result} by {other}", argument.name);
+                let error = Error::Operation { operation: "tf.aliasing_output", reason, at: Location::caller() };
+                state.error.get_or_insert(error);
+                break;
+            }
             if found != Some(ty) || taken {
                 let found = found.map_or("no such result".into(), |t| t.to_string());
                 let reason =

@@ -21,7 +21,8 @@ pub struct Scan {
 
 /// What the forward pass keeps for the derivative; the backward pass computes the rest again.
 ///
-/// It is about values of the operations that stand in the body itself: a loop inside of the body has a policy of its own.
+/// It is about values of the operations that stand in the body itself: a loop inside of the body has a policy of its own, and
+/// a [`Kind::Manual`](crate::Kind::Manual) is one operation, which keeps all or is computed again as a whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Save {
     /// Nothing but what goes into each turn: least memory, about a third more work.
@@ -194,24 +195,6 @@ pub struct CustomCall {
     pub aliases: Vec<(usize, usize)>,
     /// Whether operands and results are row-major, whatever the compiler would like better.
     pub row_major: bool,
-    /// The sharding of the call `Sharding`, which the partitioner reads.
-    pub sharding: Option<Sharding>,
-}
-
-/// How a tensor is split over partitions.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Sharding {
-    /// Whole on every device.
-    Replicated,
-    /// Each device's part is a tensor of its own to the program.
-    Manual,
-    /// The tensor is split evenly.
-    Tiled {
-        /// The number of parts along each dimension.
-        tiles: Vec<usize>,
-        /// Device of each part, row-major; trailing devices beyond the parts hold copies.
-        devices: Vec<usize>,
-    },
 }
 
 impl Reducer {

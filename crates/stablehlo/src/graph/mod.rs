@@ -6,6 +6,7 @@ mod literal;
 pub use attributes::*;
 pub use literal::*;
 
+use crate::sharding::{Groups, Manual, MeshAxes, Sharding};
 use crate::types::TensorType;
 use strum::IntoStaticStr;
 
@@ -20,7 +21,7 @@ pub struct Module {
     pub name: String,
     /// Copies of the program that run side by side and meet in collectives.
     pub replicas: usize,
-    /// Devices over which the compiler is to split each copy, following [`Sharding`].
+    /// Devices over which the compiler is to split each copy, following [`Sharding`]: those of a mesh.
     pub partitions: usize,
     /// The function that compilers take as the entry.
     pub main: Function,
@@ -183,47 +184,56 @@ pub enum Kind {
     While,
     /// A scalar i32 that picks one of the regions, which bind nothing; the last one where there is no such region.
     Case,
-    /// Combines a value over the replicas of each group.
+    /// Combines a value over the devices of each group.
     AllReduce {
-        /// The operation that combines the values of two replicas.
+        /// The operation that combines the values of two devices.
         reducer: Reducer,
-        /// Replica ids; every group has the same size.
-        groups: Vec<Vec<usize>>,
+        /// The devices that meet.
+        groups: Groups,
     },
-    /// [`Kind::AllReduce`], of which each replica keeps its part.
+    /// [`Kind::AllReduce`], of which each device keeps its part.
     ReduceScatter {
-        /// The operation that combines the values of two replicas.
+        /// The operation that combines the values of two devices.
         reducer: Reducer,
         /// Along which the result is split.
         dimension: usize,
-        /// Replica ids; every group has the same size.
-        groups: Vec<Vec<usize>>,
+        /// The devices that meet.
+        groups: Groups,
     },
-    /// The values of the replicas of a group one after the other, on each of them.
+    /// The values of the devices of a group one after the other, on each of them.
     AllGather {
         /// Along which they follow one another.
         dimension: usize,
-        /// Replica ids; every group has the same size.
-        groups: Vec<Vec<usize>>,
+        /// The devices that meet.
+        groups: Groups,
     },
-    /// Splits the value of each replica of a group, and gives part i of all to replica i.
+    /// Splits the value of each device of a group, and gives part i of all to device i.
     AllToAll {
         /// The dimension that is split.
         split: usize,
         /// The dimension along which the parts that arrive follow one another.
         concat: usize,
-        /// Replica ids; every group has the same size.
-        groups: Vec<Vec<usize>>,
+        /// The devices that meet.
+        groups: Groups,
     },
-    /// Sends the value of one replica to another one; zeros where nothing arrives.
+    /// Sends the value of one device to another one; zeros where nothing arrives.
     CollectivePermute {
-        /// (source, target) replica ids, each at most once on either side.
+        /// (source, target), each at most once on either side: replica ids, or places along `axes`.
         pairs: Vec<(usize, usize)>,
+        /// In a [`Kind::Manual`]: the axes along which devices are a group.
+        axes: Option<MeshAxes>,
     },
     /// The replica that this copy is: u32 scalar.
     ReplicaId,
     /// The partition that this is: u32 scalar.
     PartitionId,
+    /// In a [`Kind::Manual`]: the place of this device along axes of its mesh: u32 scalar. [`Function::lowered`] computes it.
+    AxisIndex(MeshAxes),
+    /// The operand, which the partitioner is to split like this: `sdy.sharding_constraint`.
+    Constrain(Sharding),
+    /// The region's code, which reads nothing but its arguments, on every device's parts of the operands; its results are
+    /// parts of the results: `sdy.manual_computation`.
+    Manual(Manual),
     /// Keeps the compiler from moving or fusing computation across.
     OptimizationBarrier,
     /// Code that the target knows by name.

@@ -1,10 +1,12 @@
 //! The walk over operations and regions.
 
 use super::array::{Array, Elements};
+use super::collective::is_of_devices;
 use super::contract::{Product, reduce, reduce_window, sorted};
 use super::{Fault, Interpreter, Rounding, elementwise, gather, shape};
 use crate::error::Result;
 use crate::graph::*;
+use crate::sharding::Manual;
 use crate::types::{Dtype, TensorType};
 use std::rc::Rc;
 
@@ -12,14 +14,25 @@ use std::rc::Rc;
 const DEPTH: usize = 64;
 
 pub(super) struct Machine<'a> {
-    settings: &'a Interpreter,
-    function: &'a Function,
-    replicas: usize,
-    partitions: usize,
-    /// By id; none outside of the region that defines it.
-    values: Vec<Option<Rc<Array>>>,
+    pub(super) settings: &'a Interpreter,
+    pub(super) function: &'a Function,
+    pub(super) replicas: usize,
+    pub(super) partitions: usize,
+    /// The copies of the program, which all do an operation before the next one.
+    pub(super) lanes: Vec<Lane>,
+    /// The computation whose body runs, on a lane for each of its devices.
+    pub(super) manual: Option<&'a Manual>,
     work: u64,
     depth: usize,
+}
+
+/// One copy of the program.
+pub(super) struct Lane {
+    /// By id; none outside of the region that defines it.
+    pub(super) values: Vec<Option<Rc<Array>>>,
+    pub(super) replica: usize,
+    /// Along the axes of the mesh of a manual computation.
+    pub(super) coordinates: Vec<usize>,
 }
 
 pub(super) type Values = Vec<Rc<Array>>;
@@ -31,45 +44,72 @@ impl<'a> Machine<'a> {
         replicas: usize,
         partitions: usize,
     ) -> Result<Self> {
-        let elements = function.types.iter().fold(0_usize, |sum, ty| sum.saturating_add(ty.elements()));
-        if elements > settings.elements {
-            let largest = function.types.iter().max_by_key(|ty| ty.elements());
-            let largest = largest.map_or(String::new(), |ty| format!(", the largest a {ty}"));
-            let limit = settings.elements;
-            let reason = format!("values of {elements} elements{largest}, and `Interpreter::elements` is {limit}");
-            return Err(Fault::Limit(reason).of("func.func"));
+        let machine = Self { settings, function, replicas, partitions, lanes: vec![], manual: None, work: 0, depth: 0 };
+        machine.fits(function.types.iter(), 1)?;
+        Ok(machine)
+    }
+
+    /// Whether there is room for values of these types in so many copies.
+    pub(super) fn fits<'t>(&self, types: impl Iterator<Item = &'t TensorType> + Clone, copies: usize) -> Result<()> {
+        let elements = types.clone().fold(0_usize, |sum, ty| sum.saturating_add(ty.elements()));
+        let elements = elements.max(1).saturating_mul(copies);
+        if elements <= self.settings.elements {
+            return Ok(());
         }
-        let values = vec![None; function.types.len()];
-        Ok(Self { settings, function, replicas, partitions, values, work: 0, depth: 0 })
+        let largest = types.max_by_key(|ty| ty.elements());
+        let largest = largest.map_or(String::new(), |ty| format!(", the largest a {ty}"));
+        let limit = self.settings.elements;
+        let reason = format!("values of {elements} elements{largest}, and `Interpreter::elements` is {limit}");
+        Err(Fault::Limit(reason).of("func.func"))
     }
 
-    pub(super) fn run(mut self, arguments: &[Array]) -> Result<Vec<Array>> {
-        let arguments = arguments.iter().cloned().map(Rc::new).collect();
+    /// A copy of the program that has run nothing.
+    pub(super) fn lane(&self, replica: usize, coordinates: Vec<usize>) -> Lane {
+        Lane { values: vec![None; self.function.types.len()], replica, coordinates }
+    }
+
+    /// The results of each replica, given the arguments of each.
+    pub(super) fn run(mut self, arguments: &[Vec<Array>]) -> Result<Vec<Vec<Array>>> {
+        self.fits(self.function.types.iter(), arguments.len())?;
+        self.lanes = (0..arguments.len()).map(|replica| self.lane(replica, vec![])).collect();
+        let arguments = arguments.iter().map(|list| list.iter().cloned().map(Rc::new).collect()).collect();
         let function = self.function;
-        let results = self.region(&function.body, arguments, "func.func")?;
+        let lanes: Vec<usize> = (0..self.lanes.len()).collect();
+        let results = self.region(&function.body, &lanes, arguments, "func.func")?;
         drop(self);
-        Ok(results.into_iter().map(Rc::unwrap_or_clone).collect())
+        Ok(results.into_iter().map(|list| list.into_iter().map(Rc::unwrap_or_clone).collect()).collect())
     }
 
-    /// The results of a region that belongs to the operation of this name.
-    pub(super) fn region(&mut self, region: &Region, arguments: Values, name: &'static str) -> Result<Values> {
+    /// The results of a region that belongs to the operation of this name, on some of the lanes: arguments and results are
+    /// those of one after the other.
+    pub(super) fn region(
+        &mut self,
+        region: &'a Region,
+        lanes: &[usize],
+        arguments: Vec<Values>,
+        name: &'static str,
+    ) -> Result<Vec<Values>> {
         if self.depth == DEPTH {
             return Err(Fault::Limit(format!("regions in {DEPTH} others")).of(name));
         }
         self.depth += 1;
-        self.bind(&region.arguments, arguments).map_err(|fault| fault.of(name))?;
-        for operation in &region.operations {
-            self.operation(operation)?;
+        for (lane, arguments) in lanes.iter().zip(arguments) {
+            self.bind(*lane, &region.arguments, arguments).map_err(|fault| fault.of(name))?;
         }
-        let results = region.results.iter().map(|id| self.value(*id)).collect::<Result<_, _>>();
-        let defined = region.operations.iter().flat_map(|op| &op.results).chain(&region.arguments);
-        defined.for_each(|id| self.values[id.0] = None);
+        for operation in &region.operations {
+            self.operation(operation, lanes)?;
+        }
+        let results = lanes.iter().map(|lane| self.values(*lane, &region.results)).collect::<Result<_, _>>();
+        for lane in lanes {
+            let defined = region.operations.iter().flat_map(|op| &op.results).chain(&region.arguments);
+            defined.for_each(|id| self.lanes[*lane].values[id.0] = None);
+        }
         self.depth -= 1;
-        results.map_err(|fault| fault.of(name))
+        results.map_err(|fault: Fault| fault.of(name))
     }
 
     /// Defines values, which have to be of the types that the function says.
-    fn bind(&mut self, ids: &[ValueId], values: Values) -> Result<(), Fault> {
+    fn bind(&mut self, lane: usize, ids: &[ValueId], values: Values) -> Result<(), Fault> {
         let list = |types: Vec<&TensorType>| types.iter().map(|t| t.to_string()).collect::<Vec<_>>().join(", ");
         let types = ids.iter().map(|id| self.function.types.get(id.0)).collect::<Option<Vec<_>>>();
         let types = types.ok_or_else(|| Fault::malformed("a value without a type"))?;
@@ -77,13 +117,16 @@ impl<'a> Machine<'a> {
         if types != found {
             return Err(Fault::malformed(format!("({}) expected, got ({})", list(types), list(found))));
         }
-        ids.iter().zip(values).for_each(|(id, value)| self.values[id.0] = Some(value));
+        ids.iter().zip(values).for_each(|(id, value)| self.lanes[lane].values[id.0] = Some(value));
         Ok(())
     }
 
-    fn value(&self, id: ValueId) -> Result<Rc<Array>, Fault> {
-        let value = self.values.get(id.0).cloned().flatten();
-        value.ok_or_else(|| Fault::malformed(format!("%{} is read where it is not defined", id.0)))
+    fn values(&self, lane: usize, ids: &[ValueId]) -> Result<Values, Fault> {
+        let value = |id: &ValueId| {
+            let value = self.lanes[lane].values.get(id.0).cloned().flatten();
+            value.ok_or_else(|| Fault::malformed(format!("%{} is read where it is not defined", id.0)))
+        };
+        ids.iter().map(value).collect()
     }
 
     /// Counts what an operation does.
@@ -96,44 +139,60 @@ impl<'a> Machine<'a> {
         Err(Fault::Limit(format!("the program reads and writes more than {limit} elements (`Interpreter::work`)")))
     }
 
-    fn operation(&mut self, op: &Operation) -> Result<()> {
+    fn operation(&mut self, op: &'a Operation, lanes: &[usize]) -> Result<()> {
         let name = op.kind.name();
         let fail = |fault: Fault| fault.of(name);
-        let operands = op.operands.iter().map(|id| self.value(*id)).collect::<Result<Values, _>>().map_err(fail)?;
+        let operands = lanes.iter().map(|lane| self.values(*lane, &op.operands)).collect::<Result<Vec<_>, _>>();
+        let operands = operands.map_err(fail)?;
         let types = op.results.iter().map(|id| self.function.types.get(id.0)).collect::<Option<Vec<_>>>();
         let types = types.ok_or_else(|| fail(Fault::malformed("a value without a type")))?;
-        let touched = operands.iter().map(|a| &a.ty).chain(types.iter().copied()).map(|ty| ty.elements() as u64);
-        let touched = touched.fold(1_u64, u64::saturating_add);
-        self.spend(touched).map_err(fail)?;
+        let read = operands.first().into_iter().flatten().map(|a| &a.ty);
+        let touched = read.chain(types.iter().copied()).map(|ty| ty.elements() as u64).fold(1, u64::saturating_add);
+        self.spend(touched.saturating_mul(lanes.len() as u64)).map_err(fail)?;
         let results = match &op.kind {
-            Kind::While => self.repeat(op, operands)?,
-            Kind::Case => self.choose(op, &operands)?,
-            Kind::Scan(scan) => self.scan(scan, op, &operands)?,
-            Kind::Remat(_) | Kind::CustomVjp { .. } => self.inline(op, operands)?,
+            Kind::While => self.repeat(op, lanes, operands)?,
+            Kind::Case => self.choose(op, lanes, &operands)?,
+            Kind::Scan(scan) => self.scan(scan, op, lanes, &operands)?,
+            Kind::Remat(_) | Kind::CustomVjp { .. } => self.inline(op, lanes, operands)?,
+            Kind::Manual(manual) => self.manual(manual, op, lanes, &operands, &types)?,
+            kind if is_of_devices(kind) => {
+                let elements = self.meet(kind, lanes, &operands, &types).map_err(fail)?;
+                let typed = elements.into_iter().map(|elements| self.typed(vec![elements], &types));
+                typed.collect::<Result<_, _>>().map_err(fail)?
+            }
             kind => {
-                let operands: Vec<&Array> = operands.iter().map(|a| &**a).collect();
-                let results = self.compute(kind, &operands, &types).map_err(fail)?;
-                if results.len() != types.len() {
-                    let reason = format!("{} results expected, got {}", results.len(), types.len());
-                    return Err(fail(Fault::Malformed(reason)));
+                let mut results = Vec::with_capacity(lanes.len());
+                for operands in &operands {
+                    let operands: Vec<&Array> = operands.iter().map(|a| &**a).collect();
+                    let elements = self.compute(kind, &operands, &types).map_err(fail)?;
+                    results.push(self.typed(elements, &types).map_err(fail)?);
                 }
-                let typed = results.into_iter().zip(types).map(|(elements, ty)| {
-                    let array =
-                        Array::new(ty.clone(), elements).map_err(|error| Fault::Malformed(error.to_string()))?;
-                    let rounded = if self.settings.rounding == Rounding::Dtypes { array.rounded() } else { array };
-                    Ok(Rc::new(rounded))
-                });
-                typed.collect::<Result<Values, Fault>>().map_err(fail)?
+                results
             }
         };
-        self.bind(&op.results, results).map_err(fail)
+        for (lane, results) in lanes.iter().zip(results) {
+            self.bind(*lane, &op.results, results).map_err(fail)?;
+        }
+        Ok(())
+    }
+
+    /// Elements as tensors of these types.
+    fn typed(&self, elements: Vec<Elements>, types: &[&TensorType]) -> Result<Values, Fault> {
+        if elements.len() != types.len() {
+            return Err(Fault::malformed(format!("{} results expected, got {}", types.len(), elements.len())));
+        }
+        let typed = elements.into_iter().zip(types).map(|(elements, ty)| {
+            let array = Array::new((*ty).clone(), elements).map_err(|error| Fault::Malformed(error.to_string()))?;
+            Ok(Rc::new(if self.settings.rounding == Rounding::Dtypes { array.rounded() } else { array }))
+        });
+        typed.collect()
     }
 
     /// The elements of the results of an operation without regions.
     fn compute(&mut self, kind: &Kind, operands: &[&Array], types: &[&TensorType]) -> Result<Vec<Elements>, Fault> {
         let count = || Fault::malformed(format!("{} operands and {} results", operands.len(), types.len()));
         let same = || operands.iter().map(|a| a.elements.clone()).collect::<Vec<_>>();
-        let (first, ty) = (operands.first().copied(), types.first().copied().ok_or_else(count)?);
+        let ty = types.first().copied().ok_or_else(count)?;
         let operand = |i: usize| operands.get(i).copied().ok_or_else(count);
         let exactly = |n: usize| if operands.len() == n { Ok(()) } else { Err(count()) };
         let one = match kind {
@@ -240,34 +299,19 @@ impl<'a> Machine<'a> {
                 self.spend((ty.elements() as u64).saturating_mul(places))?;
                 reduce_window(operand(0)?, operand(1)?, window, *reducer, ty)?
             }
-            Kind::OptimizationBarrier | Kind::Named(_) | Kind::StopGradient => return Ok(same()),
-            Kind::AllReduce { groups, .. }
-            | Kind::ReduceScatter { groups, .. }
-            | Kind::AllGather { groups, .. }
-            | Kind::AllToAll { groups, .. } => {
-                exactly(1)?;
-                alone(groups.iter().all(|group| group.len() == 1))?;
-                operand(0)?.elements.clone()
+            Kind::OptimizationBarrier | Kind::Named(_) | Kind::StopGradient | Kind::Constrain(_) => return Ok(same()),
+            Kind::CustomCall(call) => {
+                return Err(Fault::Uninterpreted(format!("the target's own code `{}`", call.target)));
             }
-            Kind::CollectivePermute { pairs } => {
-                exactly(1)?;
-                alone(pairs.iter().all(|pair| *pair == (0, 0)))?;
-                match pairs.is_empty() {
-                    true => zeros(ty),
-                    false => operand(0)?.elements.clone(),
-                }
-            }
-            Kind::ReplicaId | Kind::PartitionId => {
-                let copies = if *kind == Kind::ReplicaId { self.replicas } else { self.partitions };
-                alone(copies == 1)?;
-                zeros(ty)
-            }
-            Kind::CustomCall(call) => match (call.target.as_str(), first) {
-                // It says where a value lives, and leaves it as it is.
-                ("Sharding", Some(a)) => a.elements.clone(),
-                _ => return Err(Fault::Uninterpreted(format!("the target's own code `{}`", call.target))),
-            },
-            Kind::While | Kind::Case | Kind::Scan(_) | Kind::Remat(_) | Kind::CustomVjp { .. } => {
+            Kind::AllReduce { .. }
+            | Kind::ReduceScatter { .. }
+            | Kind::AllGather { .. }
+            | Kind::AllToAll { .. }
+            | Kind::CollectivePermute { .. }
+            | Kind::ReplicaId
+            | Kind::PartitionId
+            | Kind::AxisIndex(_) => return Err(Fault::malformed("an operation of several devices")),
+            Kind::While | Kind::Case | Kind::Scan(_) | Kind::Remat(_) | Kind::CustomVjp { .. } | Kind::Manual(_) => {
                 return Err(Fault::malformed("an operation with regions"));
             }
         };
@@ -275,11 +319,8 @@ impl<'a> Machine<'a> {
     }
 }
 
-fn alone(alone: bool) -> Result<(), Fault> {
-    if alone { Ok(()) } else { Err(Fault::Uninterpreted("it takes part of several copies of the program".into())) }
-}
-
-fn zeros(ty: &TensorType) -> Elements {
+/// Zeros of a type.
+pub(super) fn zeros(ty: &TensorType) -> Elements {
     let n = ty.elements();
     match ty.dtype {
         Dtype::Pred => Elements::Pred(vec![false; n]),

@@ -4,11 +4,13 @@
 //! operation as the StableHLO specification defines it, one element after the other.
 
 mod array;
+mod collective;
 mod contract;
 mod control;
 mod elementwise;
 mod gather;
 mod machine;
+mod manual;
 mod shape;
 
 pub use array::{Array, Elements};
@@ -68,13 +70,45 @@ impl Default for Interpreter {
 }
 
 impl Interpreter {
-    /// The results of the module's main for these arguments.
+    /// The results of the module's main for these arguments, which are whole: how they are split over devices changes
+    /// nothing, and what a [`Builder::manual`](crate::Builder::manual) body does is done by all devices together, an
+    /// operation at a time.
     ///
     /// # Errors
-    /// [`Error::Uninterpreted`] for custom calls (but for annotations of shardings, which change no value) and for whatever
-    /// takes part of several replicas or partitions; [`Error::Malformed`] for arguments that are not the function's, and
-    /// for a program that is none; [`Error::Limit`] beyond the limits.
+    /// [`Error::Uninterpreted`] for custom calls, and for whatever takes part of several replicas, which
+    /// [`Interpreter::run_replicas`] runs; [`Error::Disagreement`] for devices with different results that should be the
+    /// same; [`Error::Malformed`] for arguments that are not the function's, and for a program that is none, also
+    /// one in which not all devices that should meet get there; [`Error::Limit`] beyond the limits.
     pub fn run(&self, module: &Module, arguments: &[Array]) -> Result<Vec<Array>> {
+        let machine = Machine::new(self, &module.main, module.replicas, module.partitions)?;
+        Ok(machine.run(&[arguments.to_vec()])?.remove(0))
+    }
+
+    /// The results of each replica, given the arguments of each: all run together, an operation at a time, and meet in
+    /// collectives.
+    ///
+    /// ```
+    /// use stablehlo::{Array, Builder, Dtype, Interpreter, Reducer, TensorType};
+    ///
+    /// let f = Builder::new();
+    /// let x = f.argument("x", TensorType::scalar(Dtype::F32));
+    /// let sum = x.all_reduce(Reducer::Add, &[vec![0, 1]]);
+    /// let mut module = f.finish("sum", &[("sum", &sum)])?;
+    /// module.replicas = 2;
+    ///
+    /// let number = |x: f64| Array::floats(Dtype::F32, [], [x]);
+    /// let results = Interpreter::default().run_replicas(&module, &[vec![number(1.0)?], vec![number(2.0)?]])?;
+    /// assert_eq!(results[1][0].to_floats(), [3.0]);
+    /// # Ok::<(), stablehlo::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Interpreter::run`]; [`Error::Malformed`] for lists that are not one of each replica.
+    pub fn run_replicas(&self, module: &Module, arguments: &[Vec<Array>]) -> Result<Vec<Vec<Array>>> {
+        if arguments.len() != module.replicas {
+            let reason = format!("arguments of {} replicas expected, got {}", module.replicas, arguments.len());
+            return Err(Fault::malformed(reason).of("func.func"));
+        }
         Machine::new(self, &module.main, module.replicas, module.partitions)?.run(arguments)
     }
 }
@@ -90,12 +124,20 @@ impl Module {
 }
 
 impl Function {
-    /// The results for these arguments, in f64, as the only replica and partition: see [`Interpreter`].
+    /// The results for these arguments, in f64, as the only replica: see [`Interpreter`].
     ///
     /// # Errors
     /// As [`Interpreter::run`].
     pub fn interpret(&self, arguments: &[Array]) -> Result<Vec<Array>> {
-        Machine::new(&Interpreter::default(), self, 1, 1)?.run(arguments)
+        Ok(Machine::new(&Interpreter::default(), self, 1, 1)?.run(&[arguments.to_vec()])?.remove(0))
+    }
+
+    /// The results of each of several replicas, given the arguments of each, in f64: see [`Interpreter::run_replicas`].
+    ///
+    /// # Errors
+    /// As [`Interpreter::run`].
+    pub fn interpret_replicas(&self, arguments: &[Vec<Array>]) -> Result<Vec<Vec<Array>>> {
+        Machine::new(&Interpreter::default(), self, arguments.len(), 1)?.run(arguments)
     }
 }
 

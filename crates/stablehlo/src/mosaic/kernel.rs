@@ -245,7 +245,6 @@ impl Kernel {
             has_side_effect: self.has_side_effect,
             aliases: self.aliases.clone(),
             row_major: true,
-            sharding: None,
         }
     }
 

@@ -1,9 +1,8 @@
 //! Attributes as text.
 
 use super::List;
-use crate::graph::Sharding;
 use crate::types::TensorType;
-use std::fmt::{self, Display, Formatter, Write};
+use std::fmt::Write;
 
 pub(super) fn i64_array(values: &[usize]) -> String {
     if values.is_empty() { "array<i64>".into() } else { format!("array<i64: {}>", List(values)) }
@@ -15,33 +14,6 @@ pub(super) fn row_major(ty: &TensorType) -> String {
         "dense<> : tensor<0xindex>".into()
     } else {
         format!("dense<{order:?}> : tensor<{}xindex>", order.len())
-    }
-}
-
-pub(super) struct Groups<'a>(pub(super) &'a [Vec<usize>]);
-
-impl Display for Groups<'_> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        write!(f, "dense<{:?}> : tensor<{}x{}xi64>", self.0, self.0.len(), self.0[0].len())
-    }
-}
-
-impl Display for Sharding {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Replicated => f.write_str("{replicated}"),
-            Self::Manual => f.write_str("{manual}"),
-            Self::Tiled { tiles, devices } => {
-                let parts: usize = tiles.iter().product();
-                let plain = |list: &[usize]| list.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
-                let (mut tiles, mut last) = (tiles.clone(), "");
-                if devices.len() > parts {
-                    tiles.push(devices.len() / parts);
-                    last = " last_tile_dim_replicate";
-                }
-                write!(f, "{{devices=[{}]{}{last}}}", plain(&tiles), plain(devices))
-            }
-        }
     }
 }
 

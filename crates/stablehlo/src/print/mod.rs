@@ -2,11 +2,14 @@
 
 mod attributes;
 mod literal;
+mod sharding;
 
 use crate::graph::*;
+use crate::sharding::{Groups, Sharding};
 use crate::types::{Dtype, TensorType};
-use attributes::{Groups, i64_array, quoted, row_major};
+use attributes::{i64_array, quoted, row_major};
 use literal::LiteralOf;
+use std::cell::Cell;
 use std::fmt::{self, Display, Formatter};
 
 impl Display for Module {
@@ -14,11 +17,14 @@ impl Display for Module {
         let Self { name, replicas, partitions, main } = &*self.lowered();
         write!(f, "module @{name} attributes {{mhlo.num_partitions = {partitions} : i32, ")?;
         writeln!(f, "mhlo.num_replicas = {replicas} : i32}} {{")?;
+        for mesh in main.meshes() {
+            writeln!(f, "  sdy.mesh {mesh}")?;
+        }
         write!(f, "  func.func public @main(")?;
         for (i, (argument, id)) in main.arguments.iter().zip(&main.body.arguments).enumerate() {
             let alias = argument.alias.map(|result| format!("tf.aliasing_output = {result} : i32"));
             let layout = layout_mode(argument.row_major, main.type_of(*id));
-            let attributes = attributes([alias, sharding(argument.sharding.as_ref()), layout]);
+            let attributes = attributes([alias, split(argument.sharding.as_ref()), layout]);
             // The name is a location, which compilers keep out of the way.
             let name =
                 if argument.name.is_empty() { String::new() } else { format!(" loc({})", quoted(&argument.name)) };
@@ -28,17 +34,17 @@ impl Display for Module {
         for (i, (result, id)) in main.results.iter().zip(&main.body.results).enumerate() {
             let name = (!result.name.is_empty()).then(|| format!("jax.result_info = {}", quoted(&result.name)));
             let layout = layout_mode(result.row_major, main.type_of(*id));
-            let attributes = attributes([name, sharding(result.sharding.as_ref()), layout]);
+            let attributes = attributes([name, split(result.sharding.as_ref()), layout]);
             write!(f, "{}\n      {}{attributes}", separator(i), main.type_of(*id))?;
         }
         writeln!(f, ") {{")?;
-        Printer { function: main }.region(f, &main.body, 4, "return")?;
+        Printer { function: main, channels: Cell::new(0) }.region(f, &main.body, 4, "return")?;
         writeln!(f, "  }}\n}}")
     }
 }
 
-fn sharding(sharding: Option<&Sharding>) -> Option<String> {
-    sharding.map(|s| format!("mhlo.sharding = \"{s}\""))
+fn split(sharding: Option<&Sharding>) -> Option<String> {
+    sharding.map(|s| format!("sdy.sharding = #sdy.sharding{s}"))
 }
 
 fn layout_mode(row_major: bool, ty: &TensorType) -> Option<String> {
@@ -91,6 +97,8 @@ impl Clone for Name {
 
 struct Printer<'a> {
     function: &'a Function,
+    /// Channels of collectives so far: partitions meet in one of each collective's own.
+    channels: Cell<usize>,
 }
 
 impl Printer<'_> {
@@ -228,53 +236,47 @@ impl Printer<'_> {
                 write!(f, ") : ({}) -> ({})", self.types(&op.operands), self.types(&op.results))
             }
             Kind::AllGather { dimension, groups } => {
-                let groups = Groups(groups);
-                write!(
-                    f,
-                    "\"{name}\"({operands}) <{{all_gather_dim = {dimension} : i64, replica_groups = {groups}}}>"
-                )?;
-                write!(f, " : {signature}")
+                let devices = self.devices(groups);
+                write!(f, "\"{name}\"({operands}) <{{all_gather_dim = {dimension} : i64, {devices}}}> : {signature}")
             }
             Kind::AllToAll { split, concat, groups } => {
-                let count = groups.first().map_or(0, Vec::len);
-                write!(f, "\"{name}\"({operands}) <{{concat_dimension = {concat} : i64, ")?;
-                write!(f, "replica_groups = {}, split_count = {count} : i64, ", Groups(groups))?;
+                let (channel, count) = (self.channel(matches!(groups, Groups::Axes(_))), groups.size().unwrap_or(0));
+                write!(f, "\"{name}\"({operands}) <{{{channel}concat_dimension = {concat} : i64, ")?;
+                write!(f, "replica_groups = {}, split_count = {count} : i64, ", sharding::ids(groups))?;
                 write!(f, "split_dimension = {split} : i64}}> : {signature}")
             }
-            Kind::CollectivePermute { pairs } => {
-                let list: Vec<[usize; 2]> = pairs.iter().map(|(source, target)| [*source, *target]).collect();
-                write!(f, "\"{name}\"({operands}) <{{source_target_pairs = dense<{list:?}> : ")?;
-                write!(f, "tensor<{}x2xi64>}}> : {signature}", list.len())
+            Kind::CollectivePermute { pairs, axes } => {
+                let (channel, list) = (self.channel(axes.is_some()), sharding::pairs(pairs, axes.as_ref()));
+                write!(f, "\"{name}\"({operands}) <{{{channel}source_target_pairs = {list}}}> : {signature}")
             }
             Kind::AllReduce { reducer, groups } => {
-                write!(f, "\"{name}\"({operands}) <{{replica_groups = {}}}> ", Groups(groups))?;
+                write!(f, "\"{name}\"({operands}) <{{{}}}> ", self.devices(groups))?;
                 combine(f, &[*reducer], &[result.dtype])?;
                 write!(f, " : {signature}")
             }
             Kind::ReduceScatter { reducer, dimension, groups } => {
-                let groups = Groups(groups);
-                write!(
-                    f,
-                    "\"{name}\"({operands}) <{{replica_groups = {groups}, scatter_dimension = {dimension} : i64}}> "
-                )?;
+                let devices = self.devices(groups);
+                write!(f, "\"{name}\"({operands}) <{{{devices}, scatter_dimension = {dimension} : i64}}> ")?;
                 combine(f, &[*reducer], &[result.dtype])?;
                 write!(f, " : {signature}")
             }
+            Kind::Constrain(sharding) => write!(f, "{name} {operands} {sharding} : {result}"),
+            Kind::Manual(manual) => self.manual(f, op, manual, indent),
             Kind::ReplicaId | Kind::PartitionId => write!(f, "{name} : {result}"),
             Kind::OptimizationBarrier => write!(f, "{name} {operands} : {}", self.types(&op.operands)),
             // Not in a function that is lowered.
-            Kind::Scan(_) | Kind::Remat(_) | Kind::CustomVjp { .. } | Kind::Named(_) | Kind::StopGradient => {
-                Err(fmt::Error)
-            }
+            Kind::Scan(_)
+            | Kind::Remat(_)
+            | Kind::CustomVjp { .. }
+            | Kind::AxisIndex(_)
+            | Kind::Named(_)
+            | Kind::StopGradient => Err(fmt::Error),
             Kind::CustomCall(call) => {
                 let results = self.types(&op.results);
                 let inputs = self.types(&op.operands);
                 write!(f, "{name} @{}({operands}) {{", call.target)?;
                 write!(f, "api_version = 1 : i32, backend_config = {}", quoted(&call.backend_config))?;
                 write!(f, ", has_side_effect = {}", call.has_side_effect)?;
-                if let Some(sharding) = &call.sharding {
-                    write!(f, ", mhlo.sharding = \"{sharding}\"")?;
-                }
                 if call.row_major {
                     let layouts =
                         |ids: &[ValueId]| List(ids.iter().map(|id| row_major(self.type_of(*id))).collect::<Vec<_>>());
@@ -359,6 +361,8 @@ impl Kind {
         match self {
             Self::Unary(unary) => unary.name(),
             Self::Binary(binary) => binary.name(),
+            Self::Constrain(_) => "sdy.sharding_constraint",
+            Self::Manual(_) => "sdy.manual_computation",
             other => other.into(),
         }
     }

@@ -92,7 +92,7 @@ impl Activity {
         for operation in &region.operations {
             match &operation.kind {
                 Kind::Scan(scan) => self.forward_scan(function, operation, scan.carry),
-                Kind::Remat(_) => {
+                Kind::Remat(_) | Kind::Manual(_) => {
                     let code = &operation.regions[0];
                     self.pass(function, &operation.operands, &code.arguments);
                     self.forward(function, code);
@@ -148,7 +148,7 @@ impl Activity {
                     }
                     self.draw(&code.arguments, &operation.operands);
                 }
-                Kind::Remat(_) => {
+                Kind::Remat(_) | Kind::Manual(_) => {
                     let code = &operation.regions[0];
                     self.draw(&operation.results, &code.results);
                     self.backward(function, code)?;
@@ -175,7 +175,7 @@ impl Activity {
 
     fn count(&mut self, function: &Traced, region: &Region) {
         region.results.iter().for_each(|id| self.uses[id.0] += 1);
-        // Arguments, also behind barriers.
+        // Arguments, also behind barriers and constraints.
         let mut given: HashSet<ValueId> = region.arguments.iter().copied().collect();
         for operation in &region.operations {
             if operation.results.iter().any(|id| self.wanted[id.0]) {
@@ -186,7 +186,7 @@ impl Activity {
                 (Kind::Convert, [from]) if given.contains(from) => {
                     self.from[operation.results[0].0] = Some(function.function().type_of(*from).dtype);
                 }
-                (Kind::OptimizationBarrier, operands) => {
+                (Kind::OptimizationBarrier | Kind::Constrain(_), operands) => {
                     for (from, to) in operands.iter().zip(&operation.results) {
                         self.from[to.0] = self.from[from.0];
                         self.unrounded[to.0] = self.unrounded[from.0];

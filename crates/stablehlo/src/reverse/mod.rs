@@ -2,9 +2,11 @@
 //!
 //! [`activity`] finds the values through which a result depends on what is asked for; [`rules`] has what each operation
 //! does to cotangents; [`partition`] splits a function with its derivative into what is computed first, what is kept,
-//! and what is computed (again) afterwards, for [`structure`]: loops, code to compute again, derivatives of one's own.
+//! and what is computed (again) afterwards, for [`structure`]: loops, code to compute again, derivatives of one's own; and
+//! for [`manual`]: code for the devices of a mesh.
 
 mod activity;
+mod manual;
 mod partition;
 mod rules;
 mod structure;
@@ -41,7 +43,8 @@ impl Builder {
     /// [`Value::stop_gradient`] returned are constants to it. Ties of the larger (or smaller) of two or many elements
     /// share the cotangent equally; [`Value::clamp`] passes it at the bounds, as PyTorch does. A product in
     /// [`Precision::Default`](crate::Precision) of bf16 operands rounds its cotangent to bf16. Replicas that meet
-    /// are taken to add up: the derivative is that of the sum over replicas of what they return.
+    /// are taken to add up: the derivative is that of the sum over replicas of what they return. What is split over devices by
+    /// [`Value::constrain`] has a cotangent that is split likewise, and [`Builder::manual`] one that is manual.
     ///
     /// ```
     /// use stablehlo::{Builder, Dtype, Reducer, TensorType, trace};

@@ -2,7 +2,7 @@
 
 use super::activity::{Activity, Ends};
 use super::partition::{Derivative, Wish};
-use super::{sum, wide};
+use super::{manual, sum, wide};
 use crate::build::{Builder, Names, Traced, Value};
 use crate::error::Result;
 use crate::graph::{Kind, Operation, Scan};
@@ -81,6 +81,12 @@ impl Builder {
                 let mut results = self.call(&forward, &operands.iter().collect::<Vec<_>>());
                 let saved = results.split_off(operation.results.len());
                 let kept = arguments.iter().map(|i| operands[*i].clone()).chain(saved).collect();
+                let given = given.iter().map(typed).collect();
+                (results, Structure::Code { backward, kept, given, operands: operands.len(), to })
+            }
+            Kind::Manual(manual) => {
+                let code = source.region(&operation.regions[0])?;
+                let (results, backward, kept) = manual::back(self, manual, &code, &operands, &to, &given)?;
                 let given = given.iter().map(typed).collect();
                 (results, Structure::Code { backward, kept, given, operands: operands.len(), to })
             }

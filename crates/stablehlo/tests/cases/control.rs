@@ -4,7 +4,7 @@ use super::*;
 use std::slice;
 
 pub fn cases() -> Vec<Case> {
-    [loops(), branches(2), branches(-1), branches(99), branches(0), scans(), derivatives(), alone()]
+    [loops(), branches(2), branches(-1), branches(99), branches(0), scans(), derivatives(), alone(), one_device()]
         .into_iter()
         .collect()
 }
@@ -100,9 +100,31 @@ fn alone() -> Case {
             a[0].collective_permute(&[(0, 0)]),
             f.replica_id(),
             f.partition_id(),
-            a[0].sharded(&Sharding::Replicated),
         ];
         results.extend(f.optimization_barrier(&[&a[0], &a[0].exp()]));
         results
     })
+}
+
+/// A mesh of one device.
+fn one_device() -> Case {
+    let mut random = Random(19);
+    let arguments = [random.array(Dtype::F32, &[4, 2])];
+    let mesh = Mesh::new("mesh", [("data", 1), ("tensor", 1)]).expect("a mesh");
+    let rows = mesh.sharding(&[&["data"], &["?"]]).expect("a sharding");
+    let axes = mesh.along(&["data", "tensor"]).expect("axes");
+    let manual = Manual::new(&axes, &[mesh.replicated(2)], &vec![mesh.replicated(2); 5]).expect("a computation");
+    let data = mesh.along(&["data"]).expect("an axis");
+    let body = manual.trace(&[arguments[0].ty().clone()], |f, a| {
+        let index = f.axis_index(&axes).convert(Dtype::F32).broadcast_in_dim(&[4, 2], &[]);
+        vec![
+            (&a[0] + index).all_reduce(Reducer::Add, &data),
+            a[0].reduce_scatter(Reducer::Add, 0, &axes),
+            a[0].all_gather(1, &data),
+            a[0].all_to_all(0, 1, &axes),
+            a[0].collective_permute_along(&data, &[(0, 0)]),
+        ]
+    });
+    let body = body.expect("a body");
+    case("one device", &arguments, |f, a| f.manual(&manual, &body, &[&a[0].constrain(&rows)]))
 }

@@ -7,6 +7,7 @@ mod derivatives;
 mod elementwise;
 mod products;
 mod shape;
+pub mod split;
 pub mod transformer;
 mod windows;
 
@@ -100,7 +101,7 @@ pub fn form(kind: &Kind) -> Option<String> {
         Kind::ReduceWindow(_, reducer) => format!("ReduceWindow {reducer:?}"),
         Kind::Scan(scan) if scan.reverse => "Scan in reverse".into(),
         Kind::Sort { order, .. } => format!("Sort {order:?}"),
-        Kind::CustomCall(call) if call.target != "Sharding" => return None,
+        Kind::CustomCall(_) => return None,
         Kind::Constant(_)
         | Kind::Iota { .. }
         | Kind::Select
@@ -126,13 +127,15 @@ pub fn form(kind: &Kind) -> Option<String> {
         | Kind::CollectivePermute { .. }
         | Kind::ReplicaId
         | Kind::PartitionId
+        | Kind::AxisIndex(_)
+        | Kind::Constrain(_)
+        | Kind::Manual(_)
         | Kind::OptimizationBarrier
         | Kind::Scan(_)
         | Kind::Remat(_)
         | Kind::CustomVjp { .. }
         | Kind::Named(_)
-        | Kind::StopGradient
-        | Kind::CustomCall(_) => kind.name().trim_start_matches("stablehlo.").into(),
+        | Kind::StopGradient => kind.name().trim_start_matches("stablehlo.").into(),
     };
     Some(name)
 }

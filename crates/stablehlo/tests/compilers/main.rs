@@ -5,6 +5,7 @@
 mod kernels;
 mod operations;
 mod reverse;
+mod sharding;
 
 use kernels::*;
 use pjrt::install::{Kind, install};
@@ -26,8 +27,12 @@ fn compile(kernel: &Kernel) -> Executable {
 }
 
 fn compile_text(program: &str, options: CompileOptions) -> Executable {
+    compile_for("v6e:2x4", program, options)
+}
+
+fn compile_for(topology: &str, program: &str, options: CompileOptions) -> Executable {
     let installed = install(Kind::Tpu, |_| {}).expect("the TPU compiler can be installed");
-    let topology = Plugin::load(installed.path).and_then(|plugin| plugin.topology("v6e:2x4", &[])).expect("a topology");
+    let topology = Plugin::load(installed.path).and_then(|plugin| plugin.topology(topology, &[])).expect("a topology");
     topology.compile(program, &options).unwrap_or_else(|error| panic!("{error}\n{program}"))
 }
 

@@ -197,8 +197,13 @@ pub fn compile_with(module: &Module, options: CompileOptions) -> LoadedExecutabl
     client().compile(module.to_string(), &options).unwrap_or_else(|error| panic!("{error}\n{module}"))
 }
 
+/// One device, or the partitioner for those of a mesh.
+pub fn options(module: &Module) -> CompileOptions {
+    if module.partitions == 1 { CompileOptions::default() } else { CompileOptions::shardy(module.partitions) }
+}
+
 pub fn compile(module: &Module) -> LoadedExecutable {
-    compile_with(module, CompileOptions::default())
+    compile_with(module, options(module))
 }
 
 fn execute(executable: &LoadedExecutable, arguments: &[Vec<Buffer>]) -> Vec<Vec<Tensor>> {
@@ -242,14 +247,35 @@ pub fn on_replicas(arguments: &[Tensor], build: impl FnOnce(&Builder, &Value) ->
     module.replicas = arguments.len();
     let executable = compile_with(&module, CompileOptions::replicas(arguments.len()));
     let buffers: Vec<_> = arguments.iter().enumerate().map(|(device, a)| vec![a.send(device)]).collect();
-    execute(&executable, &buffers)
+    let outputs = execute(&executable, &buffers);
+    let lists: Vec<Vec<Array>> = arguments.iter().map(|a| vec![a.array()]).collect();
+    let interpreter = Interpreter { rounding: Rounding::Dtypes, ..Interpreter::default() };
+    let expected = interpreter.run_replicas(&module, &lists).unwrap_or_else(|error| panic!("{error}\n{module}"));
+    for (found, expected) in outputs.iter().flatten().zip(expected.iter().flatten()) {
+        assert_eq!(found.array(), *expected, "the interpreter and XLA agree\n{module}");
+    }
+    outputs
 }
 
-/// A partitioned program of one argument, given in parts: `[devices][outputs]`.
-pub fn text_on_partitions(module: &Module, arguments: &[Tensor]) -> Vec<Vec<Tensor>> {
-    let executable = compile_with(module, CompileOptions::partitions(arguments.len()));
-    let buffers: Vec<_> = arguments.iter().enumerate().map(|(device, a)| vec![a.send(device)]).collect();
-    execute(&executable, &buffers)
+/// The shapes of what each device takes.
+pub fn parameters(module: &Module) -> Vec<Vec<usize>> {
+    let parameters = compile(module).executable().parameters().expect("a program").expect("types");
+    parameters.into_iter().map(|ty| ty.dims).collect()
+}
+
+/// Runs a program on the devices of its mesh; arguments and results are whole, and have a sharding each.
+pub fn run_on_mesh(module: &Module, arguments: &[Array]) -> Vec<Array> {
+    let mut lists: Vec<Vec<Buffer>> = (0..module.partitions).map(|_| vec![]).collect();
+    for (argument, array) in module.main.arguments.iter().zip(arguments) {
+        let parts = array.parts(argument.sharding.as_ref().expect("a sharding")).expect("parts");
+        parts.iter().enumerate().for_each(|(device, part)| lists[device].push(Tensor::of(part).send(device)));
+    }
+    let outputs = execute(&compile(module), &lists);
+    let whole = module.main.results.iter().enumerate().map(|(i, result)| {
+        let parts: Vec<Array> = outputs.iter().map(|list| list[i].array()).collect();
+        Array::whole(&parts, result.sharding.as_ref().expect("a sharding")).unwrap_or_else(|e| panic!("{e}\n{module}"))
+    });
+    whole.collect()
 }
 
 /// Runs on the first device; `donated` follow `borrowed`.

@@ -1,7 +1,7 @@
 //! The interpreter beside XLA: every operation on numbers at its edges, and random programs.
 
 #[path = "../cases/mod.rs"]
-mod cases;
+pub(crate) mod cases;
 
 use crate::device::{Tensor, interpreter_agrees, run_module};
 use cases::{Random, case};

@@ -8,3 +8,4 @@ mod literals;
 mod replicas;
 mod scan;
 mod shapes;
+mod sharding;

@@ -1,6 +1,6 @@
 //! Several devices, and memory that results share with arguments.
 
-use crate::device::{self, Tensor, f32s, on_replicas, text_on_partitions, ty};
+use crate::device::{self, Tensor, f32s, on_replicas, ty};
 use stablehlo::*;
 
 #[test]
@@ -57,43 +57,6 @@ fn replicas_give_each_other_what_they_have() {
         assert_eq!((outputs[3].shape(), f32s(&outputs[3])), (&[2, 2][..], column));
         let source = [Some(2), Some(0), Some(1), None][r];
         assert_eq!(f32s(&outputs[4]), source.map_or([0.0; 4], value));
-    }
-}
-
-/// The compiler splits a program by its annotations: of rows, of columns, of both, of none.
-#[test]
-fn partitions_split_a_program() {
-    let a: Vec<f32> = (0..16).map(|i| i as f32).collect();
-    for (tiles, devices) in [
-        (vec![4, 1], vec![0, 1, 2, 3]),
-        (vec![1, 4], vec![0, 1, 2, 3]),
-        (vec![2, 2], vec![0, 1, 2, 3]),
-        (vec![2, 1], vec![0, 1, 2, 3]),
-    ] {
-        let split = Sharding::Tiled { tiles: tiles.clone(), devices };
-        let f = Builder::new();
-        let whole = f.argument("a", ty(Dtype::F32, &[4, 4]));
-        f.shard(&whole, split.clone());
-        let doubled = (&whole + &whole).sharded(&split);
-        let sum = doubled.reduce(Reducer::Add, &[0, 1]).sharded(&Sharding::Replicated);
-        let mut module = f.finish("split", &[("doubled", &doubled), ("sum", &sum)]).unwrap();
-        module.main.results[0].sharding = Some(split);
-        module.main.results[1].sharding = Some(Sharding::Replicated);
-        module.partitions = 4;
-        let part = |device: usize| -> Vec<f32> {
-            let (rows, columns) = (4 / tiles[0], 4 / tiles[1]);
-            // Devices beyond the tiles hold copies, in turn.
-            let tile = device * (tiles[0] * tiles[1]) / 4;
-            let (r, c) = (tile / tiles[1] * rows, tile % tiles[1] * columns);
-            (r..r + rows).flat_map(|i| (c..c + columns).map(move |j| 4 * i + j)).map(|i| a[i]).collect()
-        };
-        let shape = [4 / tiles[0], 4 / tiles[1]];
-        let arguments: Vec<Tensor> = (0..4).map(|d| Tensor::f32(&part(d), &shape)).collect();
-        for (device, outputs) in text_on_partitions(&module, &arguments).iter().enumerate() {
-            let expected: Vec<f32> = part(device).iter().map(|x| 2.0 * x).collect();
-            assert_eq!(f32s(&outputs[0]), expected, "{tiles:?} on device {device}");
-            assert_eq!(f32s(&outputs[1]), [240.0]);
-        }
     }
 }
 

@@ -188,9 +188,6 @@ fn devices() {
     assert_refused("stablehlo.collective_permute", &["(1, 1)"], |_, [a, ..]| {
         drop(a.collective_permute(&[(0, 1), (1, 1)]));
     });
-    assert_refused("stablehlo.custom_call", &["[2]"], |_, [a, ..]| {
-        drop(a.sharded(&Sharding::Tiled { tiles: vec![2], devices: vec![0, 1] }));
-    });
     let call = |aliases| CustomCall { target: "code".into(), aliases, ..CustomCall::default() };
     assert_refused("stablehlo.custom_call", &["no results"], |f, [a, ..]| drop(f.custom_call(call(vec![]), &[a], &[])));
     assert_refused("stablehlo.custom_call", &["result 0 and operand 1"], |f, [a, i, ..]| {
@@ -253,7 +250,8 @@ fn values_of_another_function() {
     let stranger = other.argument("stranger", f32s(&[2, 3]));
     assert_refused("stablehlo.add", &["another function"], |_, [a, ..]| drop(a + &stranger));
     assert_refused("tf.aliasing_output", &["not an argument"], |f, _| f.alias(&stranger.exp(), 0));
-    assert_refused("mhlo.sharding", &["not an argument"], |f, [a, ..]| f.shard(&a.exp(), Sharding::Replicated));
+    let whole = Mesh::new("mesh", [("data", 2)]).expect("a mesh").replicated(2);
+    assert_refused("sdy.sharding", &["not an argument"], |f, [a, ..]| f.shard(&a.exp(), &whole));
     let f = Builder::new();
     f.argument("own", f32s(&[2, 3]));
     let error = f.finish("main", &[("stranger", &stranger)]).expect_err("a value of another function");
@@ -342,7 +340,11 @@ proptest! {
             15 => f.iota(numbers.len(), a.ty().clone()),
             16 => a.clamp(&b, &a),
             17 => a.like(1.0),
-            18 => a.sharded(&Sharding::Tiled { tiles: numbers.clone(), devices: others.clone() }),
+            18 => {
+                let mesh = Mesh::new("mesh", [("x", 2), ("y", 3)]).expect("a mesh");
+                let axes: Vec<&[&str]> = numbers.iter().map(|n| [&["x"][..], &["y", "?"], &[]][n % 3]).collect();
+                a.constrain(&mesh.sharding(&axes).unwrap_or(mesh.replicated(others.len())))
+            }
             19 => a.slice_strided(&numbers, &others, &numbers),
             20 => {
                 let wide = |list: &[usize]| list.iter().map(|n| *n as i64).collect::<Vec<_>>();

@@ -28,6 +28,7 @@ fn every_operation_has_a_case() {
 
 /// One of each kind that is not element by element.
 fn others() -> Vec<Kind> {
+    let mesh = Mesh::new("mesh", [("all", 2)]).expect("a mesh");
     let mut kinds = vec![
         Kind::Constant(Literal::Splat(Number::Int(0))),
         Kind::Iota { dimension: 0 },
@@ -49,13 +50,16 @@ fn others() -> Vec<Kind> {
         Kind::Sort { dimension: 0, order: Order::Descending, stable: true },
         Kind::While,
         Kind::Case,
-        Kind::AllReduce { reducer: Reducer::Add, groups: vec![] },
-        Kind::ReduceScatter { reducer: Reducer::Add, dimension: 0, groups: vec![] },
-        Kind::AllGather { dimension: 0, groups: vec![] },
-        Kind::AllToAll { split: 0, concat: 0, groups: vec![] },
-        Kind::CollectivePermute { pairs: vec![] },
+        Kind::AllReduce { reducer: Reducer::Add, groups: Groups::Replicas(vec![]) },
+        Kind::ReduceScatter { reducer: Reducer::Add, dimension: 0, groups: Groups::Replicas(vec![]) },
+        Kind::AllGather { dimension: 0, groups: Groups::Replicas(vec![]) },
+        Kind::AllToAll { split: 0, concat: 0, groups: Groups::Replicas(vec![]) },
+        Kind::CollectivePermute { pairs: vec![], axes: None },
         Kind::ReplicaId,
         Kind::PartitionId,
+        Kind::AxisIndex(mesh.along(&["all"]).expect("an axis")),
+        Kind::Constrain(mesh.replicated(1)),
+        Kind::Manual(Manual::new(&mesh.along(&["all"]).expect("an axis"), &[], &[]).expect("a computation")),
         Kind::OptimizationBarrier,
         Kind::Scan(Scan { trips: 1, carry: 0, xs: 0, reverse: false, save: Save::Carry }),
         Kind::Scan(Scan { trips: 1, carry: 0, xs: 0, reverse: true, save: Save::Carry }),
@@ -63,7 +67,6 @@ fn others() -> Vec<Kind> {
         Kind::CustomVjp { results: 1 },
         Kind::Named(String::new()),
         Kind::StopGradient,
-        Kind::CustomCall(CustomCall { target: "Sharding".into(), ..CustomCall::default() }),
     ];
     for reducer in REDUCERS {
         kinds.push(Kind::Reduce { reducers: vec![reducer], dimensions: vec![] });
@@ -77,7 +80,7 @@ fn others() -> Vec<Kind> {
 #[test]
 fn the_lowered_program_means_the_same() {
     let mut changed = 0;
-    for case in all() {
+    for case in all().into_iter().chain(cases::split::programs()) {
         let lowered = case.module.lowered();
         changed += usize::from(*lowered != case.module);
         let [plain, lowered] =
@@ -329,7 +332,12 @@ fn nothing_panics() {
                 let types = module.main.body.results.iter().map(|id| module.main.type_of(*id));
                 assert!(types.eq(results.iter().map(Array::ty)));
             }
-            Err(Error::Malformed { .. } | Error::Limit { .. } | Error::Uninterpreted { .. }) => failed += 1,
+            Err(
+                Error::Malformed { .. }
+                | Error::Limit { .. }
+                | Error::Uninterpreted { .. }
+                | Error::Disagreement { .. },
+            ) => failed += 1,
             Err(other) => panic!("{other:?}"),
         }
     }

@@ -4,4 +4,5 @@ mod errors;
 mod interpret;
 mod mosaic;
 mod reverse;
+mod sharding;
 mod text;

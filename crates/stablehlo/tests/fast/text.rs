@@ -3,7 +3,7 @@
 
 use stablehlo::{
     Builder, CustomCall, DotDimensions, Dtype, GatherDimensions, Module, Order, Precision, Reducer, ScatterDimensions,
-    Sharding, TensorType, Window,
+    TensorType, Window,
 };
 
 fn every_form() -> Module {
@@ -12,7 +12,6 @@ fn every_form() -> Module {
     let sum = f.argument("sum", TensorType::new(Dtype::F32, [4]));
     let ids = f.argument("ids", TensorType::new(Dtype::I32, [4, 1]));
     f.alias(&sum, 1);
-    f.shard(&x, Sharding::Tiled { tiles: vec![2, 1], devices: vec![0, 1] });
 
     let weight = f.splat(0.1, TensorType::new(Dtype::Bf16, [6, 6]));
     let product =
@@ -49,7 +48,7 @@ fn every_form() -> Module {
     let scattered = x.scatter(&ids, &gathered, scatter, Reducer::Add).transpose(&[1, 0]);
     let groups = [vec![0, 1]];
     let met = gathered.all_reduce(Reducer::Add, &groups) + &sum;
-    let part = scattered.reduce_scatter(Reducer::Max, 0, &groups).sharded(&Sharding::Replicated);
+    let part = scattered.reduce_scatter(Reducer::Max, 0, &groups);
     let rank = f.replica_id().convert(Dtype::F32) + f.partition_id().convert(Dtype::F32);
     let kept = f.optimization_barrier(&[&part, &rank]);
     let call = CustomCall {

@@ -1,9 +1,8 @@
-//! Replicas that meet. The derivative is that of the sum over replicas of what they return.
+//! Devices that meet. The derivative is that of the sum over devices of what they return.
 
 use super::{Parts, Step};
 use crate::graph::Reducer;
-
-type Groups = [Vec<usize>];
+use crate::sharding::{Groups, MeshAxes};
 
 pub(super) fn all_reduce(step: &Step<'_>, groups: &Groups) -> Parts {
     vec![Some(step.cotangent().all_reduce(Reducer::Add, groups))]
@@ -21,7 +20,11 @@ pub(super) fn all_to_all(step: &Step<'_>, split: usize, concat: usize, groups: &
     vec![Some(step.cotangent().all_to_all(concat, split, groups))]
 }
 
-pub(super) fn collective_permute(step: &Step<'_>, pairs: &[(usize, usize)]) -> Parts {
+pub(super) fn collective_permute(step: &Step<'_>, pairs: &[(usize, usize)], axes: Option<&MeshAxes>) -> Parts {
     let back: Vec<(usize, usize)> = pairs.iter().map(|(source, target)| (*target, *source)).collect();
-    vec![Some(step.cotangent().collective_permute(&back))]
+    let ct = step.cotangent();
+    vec![Some(match axes {
+        Some(axes) => ct.collective_permute_along(axes, &back),
+        None => ct.collective_permute(&back),
+    })]
 }

@@ -52,6 +52,7 @@ pub(super) fn rule(kind: &Kind) -> Rule {
         | Kind::Compare(_)
         | Kind::ReplicaId
         | Kind::PartitionId
+        | Kind::AxisIndex(_)
         | Kind::StopGradient => Rule::Constant,
         Kind::Unary(unary) => match *unary {
             Unary::Sign | Unary::Floor | Unary::Ceil | Unary::IsFinite | Unary::Not => Rule::Constant,
@@ -122,12 +123,12 @@ pub(super) fn rule(kind: &Kind) -> Rule {
             let groups = groups.clone();
             of(move |step| collective::all_reduce(step, &groups))
         }
-        Kind::AllReduce { .. } => Rule::None("only that of a sum over replicas is known; use `stop_gradient`"),
+        Kind::AllReduce { .. } => Rule::None("only that of a sum over devices is known; use `stop_gradient`"),
         Kind::ReduceScatter { reducer: Reducer::Add, dimension, groups } => {
             let (dimension, groups) = (*dimension, groups.clone());
             of(move |step| collective::reduce_scatter(step, dimension, &groups))
         }
-        Kind::ReduceScatter { .. } => Rule::None("only that of a sum over replicas is known; use `stop_gradient`"),
+        Kind::ReduceScatter { .. } => Rule::None("only that of a sum over devices is known; use `stop_gradient`"),
         Kind::AllGather { dimension, groups } => {
             let (dimension, groups) = (*dimension, groups.clone());
             of(move |step| collective::all_gather(step, dimension, &groups))
@@ -136,20 +137,18 @@ pub(super) fn rule(kind: &Kind) -> Rule {
             let (split, concat, groups) = (*split, *concat, groups.clone());
             of(move |step| collective::all_to_all(step, split, concat, &groups))
         }
-        Kind::CollectivePermute { pairs } => {
-            let pairs = pairs.clone();
-            of(move |step| collective::collective_permute(step, &pairs))
+        Kind::CollectivePermute { pairs, axes } => {
+            let (pairs, axes) = (pairs.clone(), axes.clone());
+            of(move |step| collective::collective_permute(step, &pairs, axes.as_ref()))
         }
         // It holds back what is computed from the values, not what comes of their cotangents.
         Kind::OptimizationBarrier => of(|step| step.cotangents.clone()),
-        Kind::CustomCall(call) => match &call.sharding {
-            Some(sharding) if call.target == "Sharding" => {
-                let sharding = sharding.clone();
-                of(move |step| vec![step.cotangents[0].as_ref().map(|ct| ct.sharded(&sharding))])
-            }
-            _ => Rule::None("the target's own code says nothing about it; use `custom_vjp`"),
-        },
-        Kind::Scan(_) | Kind::Remat(_) | Kind::CustomVjp { .. } => Rule::Structure,
+        Kind::Constrain(sharding) => {
+            let sharding = sharding.clone();
+            of(move |step| vec![Some(step.cotangent().constrain(&sharding))])
+        }
+        Kind::CustomCall(_) => Rule::None("the target's own code says nothing about it; use `custom_vjp`"),
+        Kind::Scan(_) | Kind::Remat(_) | Kind::CustomVjp { .. } | Kind::Manual(_) => Rule::Structure,
     }
 }
 

@@ -1,6 +1,8 @@
 //! Derivatives against differences, in f64, by the interpreter.
 
 mod decoder;
+mod devices;
+mod devices_properties;
 mod own;
 mod properties;
 mod refusals;

@@ -1,0 +1,165 @@
+//! Which axes of a mesh of devices split what dimensions count.
+
+use super::{Axis, Parameter};
+use stablehlo::{Dtype, Error, Mesh, Result, Sharding, TensorType, Value};
+
+/// A table from what dimensions count ([`Axis`]) to axes of a mesh, as in MaxText: a program names the former, and a run chooses
+/// the latter.
+///
+/// ```
+/// use policy_device::decoder::{Axis, AxisRules, Role, parameters};
+/// use stablehlo::Mesh;
+///
+/// let rules = AxisRules::new(&Mesh::new("mesh", [("data", 2), ("fsdp", 4), ("tensor", 2)])?);
+/// let table = parameters(&models::ModelConfig::default());
+/// let gate = table.iter().find(|parameter| parameter.role == Role::GateProj).unwrap();
+/// // [L, I, H]: layers are whole.
+/// let sharding = rules.parameter(gate)?;
+/// assert_eq!([sharding.axes(0), sharding.axes(1), sharding.axes(2)], [vec![], vec!["tensor"], vec!["fsdp"]]);
+/// // Rows of activations take `fsdp`, so their columns cannot.
+/// let hidden = rules.sharding(&[Axis::Batch, Axis::Embed])?;
+/// assert_eq!([hidden.axes(0), hidden.axes(1)], [vec!["data", "fsdp"], vec![]]);
+/// # Ok::<(), stablehlo::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AxisRules {
+    mesh: Mesh,
+    rules: Vec<(Axis, Vec<String>)>,
+}
+
+impl AxisRules {
+    /// The usual table, of those axes that the mesh has: rows over `data` and `fsdp`, the residual stream of weights over `fsdp`,
+    /// heads, the MLP and the vocabulary over `tensor`.
+    pub fn new(mesh: &Mesh) -> Self {
+        let usual: [(Axis, &[&str]); 6] = [
+            (Axis::Batch, &["data", "fsdp"]),
+            (Axis::Embed, &["fsdp"]),
+            (Axis::Heads, &["tensor"]),
+            (Axis::Kv, &["tensor"]),
+            (Axis::Mlp, &["tensor"]),
+            (Axis::Vocab, &["tensor"]),
+        ];
+        let there = |axes: &[&str]| axes.iter().filter(|a| mesh.size(a).is_some()).map(|a| (*a).to_owned()).collect();
+        Self { mesh: mesh.clone(), rules: usual.into_iter().map(|(axis, axes)| (axis, there(axes))).collect() }
+    }
+
+    /// The table with these axes for what a dimension counts; none for one that is whole everywhere.
+    ///
+    /// # Errors
+    /// [`Error::Axis`] for an axis that the mesh does not have or that is named twice, and for layers, which a scan slices.
+    pub fn with(mut self, axis: Axis, axes: &[&str]) -> Result<Self> {
+        self.mesh.along(axes)?;
+        if let (Axis::Layer, Some(name)) = (axis, axes.first()) {
+            let reason = "layers are on every device: they run one after the other".into();
+            return Err(Error::Axis { mesh: self.mesh.name().into(), axis: (*name).into(), reason });
+        }
+        self.rules.retain(|(other, _)| *other != axis);
+        self.rules.push((axis, axes.iter().map(|axis| (*axis).to_owned()).collect()));
+        Ok(self)
+    }
+
+    /// The devices.
+    pub fn mesh(&self) -> &Mesh {
+        &self.mesh
+    }
+
+    /// How a tensor is split whose dimensions count these: an axis of the mesh goes to the first dimension that asks for it.
+    ///
+    /// # Errors
+    /// None of a table that [`AxisRules::new`] and [`AxisRules::with`] made.
+    pub fn sharding(&self, dimensions: &[Axis]) -> Result<Sharding> {
+        let mut used: Vec<&str> = vec![];
+        let mut split: Vec<Vec<&str>> = vec![];
+        for dimension in dimensions {
+            let rule = self.rules.iter().find(|(axis, _)| axis == dimension);
+            let asked = rule.map_or(&[][..], |(_, axes)| axes).iter().map(String::as_str);
+            let free: Vec<&str> = asked.filter(|axis| !used.contains(axis)).collect();
+            used.extend(&free);
+            split.push(free);
+        }
+        self.mesh.sharding(&split.iter().map(Vec::as_slice).collect::<Vec<_>>())
+    }
+
+    /// How a parameter is split.
+    ///
+    /// # Errors
+    /// [`Error::Split`] for a dimension that does not split evenly.
+    pub fn parameter(&self, parameter: &Parameter) -> Result<Sharding> {
+        let sharding = self.sharding(&parameter.axes)?;
+        sharding.part(&TensorType::new(Dtype::F32, &parameter.shape[..]))?;
+        Ok(sharding)
+    }
+
+    /// The value of a program, whose dimensions count these, split like that. On one device it costs nothing: the text of the
+    /// program has no word of it.
+    ///
+    /// # Errors
+    /// As [`AxisRules::sharding`]; a value that does not split evenly is an error when the program is finished.
+    #[track_caller]
+    pub fn constrain(&self, value: &Value, dimensions: &[Axis]) -> Result<Value> {
+        // No `map`: the line to blame is that of the caller.
+        let sharding = self.sharding(dimensions)?;
+        Ok(value.constrain(&sharding))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::parameters;
+    use super::*;
+    use models::ModelConfig;
+    use stablehlo::Builder;
+
+    fn mesh(axes: &[(&str, usize)]) -> Mesh {
+        Mesh::new("mesh", axes.iter().copied()).expect("a mesh")
+    }
+
+    #[test]
+    fn every_parameter_has_its_part() {
+        let config =
+            ModelConfig { vocab_size: 64, tie_word_embeddings: false, qk_norm: true, ..ModelConfig::default() };
+        let rules = AxisRules::new(&mesh(&[("fsdp", 2), ("tensor", 2)]));
+        for parameter in parameters(&config) {
+            let sharding = rules.parameter(&parameter).expect("an even split");
+            let part = sharding.part(&TensorType::new(Dtype::F32, &parameter.shape[..])).expect("a part");
+            for ((whole, part), axis) in parameter.shape.iter().zip(&part.shape).zip(&parameter.axes) {
+                let split = !matches!(axis, Axis::Layer | Axis::HeadDim);
+                assert_eq!(whole / part, if split { 2 } else { 1 }, "{axis:?} of {}", parameter.name());
+            }
+        }
+    }
+
+    #[test]
+    fn a_mesh_has_the_axes_that_it_has() {
+        let rules = AxisRules::new(&mesh(&[("data", 2)]));
+        let axes = |rules: &AxisRules, axis| {
+            let sharding = rules.sharding(&[axis]).expect("a sharding");
+            sharding.axes(0).into_iter().map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!((axes(&rules, Axis::Batch), axes(&rules, Axis::Mlp)), (vec!["data".to_owned()], vec![]));
+        let rules = rules.with(Axis::Mlp, &["data"]).expect("a table");
+        assert_eq!(axes(&rules, Axis::Mlp), ["data"]);
+        let error = rules.clone().with(Axis::Mlp, &["tensor"]).expect_err("no such axis").to_string();
+        assert_eq!(error, "axis `tensor` of mesh `mesh`: one of data expected");
+        let error = rules.clone().with(Axis::Layer, &["data"]).expect_err("layers").to_string();
+        assert!(error.starts_with("axis `data` of mesh `mesh`: layers are on every device"), "{error}");
+        assert!(rules.with(Axis::Layer, &[]).is_ok());
+        let seven = AxisRules::new(&mesh(&[("tensor", 7)]));
+        let table = parameters(&ModelConfig::default());
+        assert!(matches!(seven.parameter(&table[0]), Err(Error::Split { .. })));
+    }
+
+    #[test]
+    fn one_device_is_told_nothing() {
+        let text = |devices: usize| {
+            let rules = AxisRules::new(&mesh(&[("fsdp", devices), ("tensor", 1)]));
+            let f = Builder::new();
+            let x = f.argument("x", TensorType::new(Dtype::F32, [4, 8]));
+            f.shard(&x, &rules.sharding(&[Axis::Batch, Axis::Embed]).expect("a sharding"));
+            let y = rules.constrain(&x.tanh(), &[Axis::Batch, Axis::Embed]).expect("a sharding");
+            f.finish("rows", &[("y", &y)]).expect("a program").to_string()
+        };
+        assert!(text(2).contains("sdy.sharding_constraint %1 <@mesh, [{\"fsdp\"}, {}]>"), "{}", text(2));
+        assert!(!text(1).contains("sdy") && text(1).contains("mhlo.num_partitions = 1"), "{}", text(1));
+    }
+}

@@ -1,0 +1,57 @@
+//! Programs that are split over devices.
+
+use super::trace::Traced;
+use super::{Builder, Value};
+use crate::graph::Kind;
+use crate::sharding::{Manual, MeshAxes, Sharding};
+use crate::types::{Dtype, TensorType};
+
+impl Value {
+    /// The value, split over devices like this: a request to the partitioner, that changes no number. Its cotangent is
+    /// split likewise.
+    ///
+    /// ```
+    /// use stablehlo::{Builder, DotDimensions, Dtype, Mesh, Precision, TensorType};
+    ///
+    /// let mesh = Mesh::new("mesh", [("data", 2), ("tensor", 2)])?;
+    /// let f = Builder::new();
+    /// let x = f.argument("x", TensorType::new(Dtype::F32, [8, 16]));
+    /// let w = f.argument("w", TensorType::new(Dtype::F32, [16, 32]));
+    /// f.shard(&x, &mesh.sharding(&[&["data"], &[]])?);
+    /// f.shard(&w, &mesh.sharding(&[&[], &["tensor"]])?);
+    /// let hidden = x.dot_general(&w, DotDimensions::contract(1, 0), Dtype::F32, Precision::Default);
+    /// let hidden = hidden.constrain(&mesh.sharding(&[&["data"], &["tensor"]])?);
+    /// let module = f.finish("split", &[("hidden", &hidden)])?;
+    /// assert_eq!(module.partitions, 4);
+    /// assert!(module.to_string().contains("sdy.sharding_constraint"));
+    /// # Ok::<(), stablehlo::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn constrain(&self, sharding: &Sharding) -> Self {
+        let check = sharding.part(self.ty()).map(|_| self.ty().clone()).map_err(|error| error.to_string());
+        self.then(Kind::Constrain(sharding.clone()), &[], check)
+    }
+}
+
+impl Builder {
+    /// What the devices of a mesh make of `operands`, each of its parts, with `body`: see [`Manual`].
+    ///
+    /// Its derivative is such a computation too. The cotangent of a result that is the same on several devices is divided
+    /// among them, and that of an operand which several devices get is summed over them: as if every device had variables
+    /// of its own, and the derivative were that of the sum over devices. A [`Builder::custom_vjp`] in the body gets
+    /// cotangents, and returns them, in this sense: for one that ends before devices meet it makes no difference.
+    #[track_caller]
+    pub fn manual(&self, manual: &Manual, body: &Traced, operands: &[&Value]) -> Vec<Value> {
+        let types: Vec<TensorType> = operands.iter().map(|v| v.ty().clone()).collect();
+        let check = manual.results(&types, body);
+        let region = self.state.borrow_mut().body(body);
+        self.emit_all(Kind::Manual(manual.clone()), operands, vec![region], check, || body.result_types())
+    }
+
+    /// The place of the running device along axes of its mesh, in a [`Builder::manual`] body: a u32 scalar.
+    #[track_caller]
+    pub fn axis_index(&self, axes: &MeshAxes) -> Value {
+        let ty = TensorType::scalar(Dtype::U32);
+        self.emit(Kind::AxisIndex(axes.clone()), &[], Ok(vec![ty.clone()]), || ty)
+    }
+}

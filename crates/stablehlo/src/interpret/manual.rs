@@ -1,0 +1,190 @@
+//! Computations on the parts that devices have, and tensors as such parts.
+
+use super::array::{Array, each_index, joined, place, strides};
+use super::machine::{Machine, Values};
+use super::{Fault, Rounding};
+use crate::error::{Error, Result};
+use crate::graph::{Operation, Region, ValueId};
+use crate::sharding::{Manual, MeshAxes, Sharding};
+use crate::types::{Dtype, TensorType};
+use std::ops::Range;
+use std::rc::Rc;
+
+impl<'a> Machine<'a> {
+    /// Runs the body for all devices along the manual axes together.
+    pub(super) fn manual(
+        &mut self,
+        manual: &'a Manual,
+        op: &'a Operation,
+        lanes: &[usize],
+        operands: &[Values],
+        types: &[&TensorType],
+    ) -> Result<Vec<Values>> {
+        let name = op.kind.name();
+        let fail = |fault: Fault| fault.of(name);
+        let malformed = |reason: &str| fail(Fault::malformed(reason));
+        let ([operands], false, [body]) = (operands, self.manual.is_some(), &op.regions[..]) else {
+            let reason = "one copy of the program, outside of other manual computations, and a body expected";
+            return Err(malformed(reason));
+        };
+        let fits = operands.len() == manual.inputs().len() && body.arguments.len() == operands.len();
+        if !fits || [types.len(), body.results.len()] != [manual.outputs().len(); 2] {
+            return Err(malformed("a sharding for every operand and result expected"));
+        }
+        let axes = manual.axes();
+        let mut ids = vec![];
+        defined(body, &mut ids);
+        self.fits(ids.iter().filter_map(|id| self.function.types.get(id.0)), axes.size())?;
+        let mut arguments: Vec<Values> = vec![vec![]; axes.size()];
+        for (operand, sharding) in operands.iter().zip(manual.inputs()) {
+            let parts = parts(operand, sharding, axes).map_err(|error| malformed(&error.to_string()))?;
+            arguments.iter_mut().zip(parts).for_each(|(list, part)| list.push(Rc::new(part)));
+        }
+        let replica = self.lanes[lanes[0]].replica;
+        let devices = (0..axes.size()).map(|place| self.lane(replica, axes.coordinates(place))).collect();
+        let around = std::mem::replace(&mut self.lanes, devices);
+        self.manual = Some(manual);
+        let results = self.region(body, &(0..axes.size()).collect::<Vec<_>>(), arguments, name);
+        self.lanes = around;
+        self.manual = None;
+        let results = results?;
+        let slack = |dtype: Dtype| match (self.settings.rounding, dtype) {
+            (Rounding::Dtypes, Dtype::Bf16) => 3e-2,
+            (Rounding::Dtypes, Dtype::F16) => 4e-3,
+            (Rounding::Dtypes, Dtype::F32) => 1e-5,
+            _ => 1e-9,
+        };
+        let whole = manual.outputs().iter().zip(types).enumerate().map(|(i, (sharding, ty))| {
+            let parts: Vec<&Array> = results.iter().map(|list| &*list[i]).collect();
+            let whole = put_together(&parts, sharding, axes, slack(ty.dtype));
+            whole.map(Rc::new).map_err(|error| match error {
+                Apart::Different(reason) => {
+                    Error::Disagreement { operation: name, reason: format!("result {i}: {reason}") }
+                }
+                Apart::Wrong(reason) => malformed(&reason),
+            })
+        });
+        Ok(vec![whole.collect::<Result<_>>()?])
+    }
+}
+
+/// The values that a region defines, those of regions in it included.
+fn defined(region: &Region, found: &mut Vec<ValueId>) {
+    found.extend(&region.arguments);
+    for operation in &region.operations {
+        found.extend(&operation.results);
+        operation.regions.iter().for_each(|region| defined(region, found));
+    }
+}
+
+/// Why parts are no tensor.
+enum Apart {
+    Different(String),
+    Wrong(String),
+}
+
+/// The parts of the devices along `axes`, along which alone the tensor is split.
+fn parts(a: &Array, sharding: &Sharding, axes: &MeshAxes) -> Result<Vec<Array>> {
+    let ty = sharding.part_over(&a.ty, axes.axes())?;
+    let part = |device: usize| {
+        let range = sharding.range_over(&ty, &axes.coordinates(device), axes.axes());
+        Array { ty: ty.clone(), elements: a.take(&places(&a.ty, &ty, &range)) }
+    };
+    Ok((0..axes.size()).map(part).collect())
+}
+
+/// Where the elements of a part are in the whole.
+fn places(whole: &TensorType, part: &TensorType, range: &[Range<usize>]) -> Vec<usize> {
+    let distances = strides(&whole.shape);
+    let begin: usize = range.iter().zip(&distances).map(|(range, step)| range.start * step).sum();
+    let mut places = Vec::with_capacity(part.elements());
+    let _: Result<(), ()> = each_index(&part.shape, |index| {
+        places.push(begin + place(index, &distances));
+        Ok(())
+    });
+    places
+}
+
+/// The tensor that devices have these parts of. Where several have the same part, numbers may differ by `slack` of the
+/// largest.
+fn put_together(parts: &[&Array], sharding: &Sharding, axes: &MeshAxes, slack: f64) -> Result<Array, Apart> {
+    let Some(first) = parts.first() else { return Err(Apart::Wrong("no parts".into())) };
+    let wrong = |reason: String| Apart::Wrong(reason);
+    if let Some(other) = parts.iter().find(|part| part.ty != first.ty) {
+        return Err(wrong(format!("parts of one type expected, got {} and {}", first.ty, other.ty)));
+    }
+    let ty = sharding.whole_over(&first.ty, axes.axes()).map_err(|error| wrong(error.to_string()))?;
+    let all = joined(&parts.iter().map(|part| &part.elements).collect::<Vec<_>>());
+    let all = Array { ty: ty.clone(), elements: all.map_err(|_| wrong("parts of one dtype expected".into()))? };
+    let numbers = all.to_floats();
+    let largest = numbers.iter().filter(|x| x.is_finite()).fold(0.0_f64, |m, x| m.max(x.abs()));
+    let same = |a: f64, b: f64| a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= slack * largest;
+    let count = first.elements.len();
+    let mut from: Vec<Option<usize>> = vec![None; ty.elements()];
+    for device in 0..parts.len() {
+        let range = sharding.range_over(&first.ty, &axes.coordinates(device), axes.axes());
+        for (i, at) in places(&ty, &first.ty, &range).into_iter().enumerate() {
+            let here = device * count + i;
+            let Some(there) = from[at] else {
+                from[at] = Some(here);
+                continue;
+            };
+            if !same(numbers[there], numbers[here]) {
+                let (other, copied) = (there / count, sharding.to_string());
+                let (one, two) = (numbers[there], numbers[here]);
+                let reason = format!("element {at} of {ty} is {one} on device {other} and {two} on device {device}");
+                return Err(Apart::Different(format!("{reason}, and should be the same by {copied}")));
+            }
+        }
+    }
+    let from: Vec<usize> = from.into_iter().flatten().collect();
+    if from.len() != ty.elements() {
+        return Err(wrong(format!("{} of {} elements have a part", from.len(), ty.elements())));
+    }
+    let elements = all.take(&from);
+    Ok(Array { ty, elements })
+}
+
+impl Array {
+    /// The part that each device of the sharding's mesh has, by the device's number: what a compiled program takes.
+    ///
+    /// ```
+    /// use stablehlo::{Array, Dtype, Mesh};
+    ///
+    /// let mesh = Mesh::new("mesh", [("data", 2), ("tensor", 2)])?;
+    /// let columns = mesh.sharding(&[&[], &["tensor"]])?;
+    /// let a = Array::floats(Dtype::F32, [2, 4], (0..8).map(f64::from))?;
+    /// let parts = a.parts(&columns)?;
+    /// assert_eq!((parts.len(), parts[1].to_floats()), (4, vec![2.0, 3.0, 6.0, 7.0]));
+    /// assert_eq!(Array::whole(&parts, &columns)?, a);
+    /// # Ok::<(), stablehlo::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Split`] if it does not split like that.
+    pub fn parts(&self, sharding: &Sharding) -> Result<Vec<Self>> {
+        parts(self, sharding, &everywhere(sharding))
+    }
+
+    /// The tensor of which each device of the sharding's mesh has a part, by the device's number.
+    ///
+    /// # Errors
+    /// [`Error::Array`] for parts that are not one of each device, or not of one type; [`Error::Disagreement`] where
+    /// devices have different numbers of what they should have copies of.
+    pub fn whole(parts: &[Self], sharding: &Sharding) -> Result<Self> {
+        let axes = everywhere(sharding);
+        if parts.len() != axes.size() {
+            let reason = format!("a part of each of {} devices expected, got {}", axes.size(), parts.len());
+            return Err(Error::Array { reason });
+        }
+        put_together(&parts.iter().collect::<Vec<_>>(), sharding, &axes, 0.0).map_err(|error| match error {
+            Apart::Different(reason) => Error::Disagreement { operation: "sdy.sharding", reason },
+            Apart::Wrong(reason) => Error::Array { reason },
+        })
+    }
+}
+
+/// All axes of the mesh.
+fn everywhere(sharding: &Sharding) -> MeshAxes {
+    MeshAxes::of(sharding.mesh(), (0..sharding.mesh().axes().len()).collect())
+}

@@ -1,0 +1,98 @@
+//! Meshes and shardings as text, and what collectives say about devices.
+
+use super::{List, Name, Printer, names};
+use crate::graph::Operation;
+use crate::sharding::{Groups, Manual, Mesh, MeshAxes, Sharding};
+use std::fmt::{self, Display, Formatter};
+
+impl Display for Mesh {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let axes = self.axes().iter().map(|(axis, size)| format!("\"{axis}\"={size}"));
+        write!(f, "@{} = <[{}]>", self.name(), List(axes.collect::<Vec<_>>()))
+    }
+}
+
+impl Display for Sharding {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let dimensions = self.dimensions().iter().map(|dimension| {
+            let axes = dimension.axes.iter().map(|axis| format!("\"{}\"", self.mesh().axis(*axis)));
+            let open = dimension.open.then(|| "?".to_owned());
+            format!("{{{}}}", List(axes.chain(open).collect::<Vec<_>>()))
+        });
+        write!(f, "<@{}, [{}]", self.mesh().name(), List(dimensions.collect::<Vec<_>>()))?;
+        if !self.replicated().is_empty() {
+            let axes = MeshAxes::of(self.mesh(), self.replicated().to_vec());
+            write!(f, ", replicated={}", braced(&axes))?;
+        }
+        f.write_str(">")
+    }
+}
+
+/// Axes in braces.
+fn braced(axes: &MeshAxes) -> String {
+    let names = axes.names().into_iter().map(|name| format!("\"{name}\""));
+    format!("{{{}}}", List(names.collect::<Vec<_>>()))
+}
+
+/// The attributes of a manual computation.
+fn attributes(manual: &Manual) -> String {
+    format!(
+        "in_shardings=[{}] out_shardings=[{}] manual_axes={}",
+        List(manual.inputs()),
+        List(manual.outputs()),
+        braced(manual.axes())
+    )
+}
+
+/// The ids of devices that meet.
+pub(super) fn ids(groups: &Groups) -> String {
+    let list = match groups {
+        Groups::Replicas(list) => list.clone(),
+        Groups::Axes(axes) => axes.groups(),
+    };
+    format!("dense<{list:?}> : tensor<{}x{}xi64>", list.len(), list.first().map_or(0, Vec::len))
+}
+
+/// Pairs of devices of which one sends to the other.
+pub(super) fn pairs(pairs: &[(usize, usize)], axes: Option<&MeshAxes>) -> String {
+    let list: Vec<[usize; 2]> = match axes {
+        None => pairs.iter().map(|(source, target)| [*source, *target]).collect(),
+        Some(axes) => {
+            let groups = axes.groups();
+            let in_group = |group: &Vec<usize>| pairs.iter().map(|(s, t)| [group[*s], group[*t]]).collect::<Vec<_>>();
+            groups.iter().flat_map(in_group).collect()
+        }
+    };
+    format!("dense<{list:?}> : tensor<{}x2xi64>", list.len())
+}
+
+impl Printer<'_> {
+    pub(super) fn manual(&self, f: &mut Formatter<'_>, op: &Operation, manual: &Manual, indent: usize) -> fmt::Result {
+        let [body] = &op.regions[..] else { return Err(fmt::Error) };
+        let bound = body.arguments.iter().map(|id| format!("{}: {}", Name(*id), self.type_of(*id)));
+        write!(f, "{}({}) {} ", op.kind.name(), names(&op.operands), attributes(manual))?;
+        writeln!(f, "({}) {{", List(bound.collect::<Vec<_>>()))?;
+        self.region(f, body, indent + 2, "sdy.return")?;
+        write!(f, "{:indent$}}} : ({}) -> ", "", self.types(&op.operands))?;
+        match &op.results[..] {
+            [result] => write!(f, "{}", self.type_of(*result)),
+            results => write!(f, "({})", self.types(results)),
+        }
+    }
+
+    /// The attributes of a collective that say which devices meet.
+    pub(super) fn devices(&self, groups: &Groups) -> String {
+        let by_id = matches!(groups, Groups::Axes(_));
+        let (channel, last) = (self.channel(by_id), if by_id { ", use_global_device_ids" } else { "" });
+        format!("{channel}replica_groups = {}{last}", ids(groups))
+    }
+
+    /// The attribute by which groups are of partitions, not of replicas.
+    pub(super) fn channel(&self, by_id: bool) -> String {
+        if !by_id {
+            return String::new();
+        }
+        self.channels.set(self.channels.get() + 1);
+        format!("channel_handle = #stablehlo.channel_handle<handle = {}, type = 1>, ", self.channels.get())
+    }
+}

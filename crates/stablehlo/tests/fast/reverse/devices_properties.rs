@@ -1,0 +1,130 @@
+//! What holds of the derivative of anything that devices do together.
+
+use super::*;
+use proptest::prelude::*;
+use stablehlo::{Array, DotDimensions, Manual, Mesh, MeshAxes, Precision, Save, Sharding};
+
+/// Two by two.
+fn mesh() -> Mesh {
+    Mesh::new("mesh", [("data", 2), ("tensor", 2)]).expect("a mesh")
+}
+
+fn along(axes: &[&str]) -> MeshAxes {
+    mesh().along(axes).expect("axes")
+}
+
+fn split(dimensions: &[&[&str]]) -> Sharding {
+    mesh().sharding(dimensions).expect("a sharding")
+}
+
+/// An operation on two of the values so far, all `[2, 2]` on a device, and the devices that meet in it.
+type Choice = (u8, u8, u8, u8);
+
+fn apply(f: &Builder, values: &[Value], (operation, a, b, axes): Choice) -> Value {
+    let [a, b] = [a, b].map(|i| &values[usize::from(i) % values.len()]);
+    let all = along(&["data", "tensor"]);
+    let (axes, one) = match axes % 3 {
+        0 => (along(&["data"]), along(&["data"])),
+        1 => (along(&["tensor"]), along(&["tensor"])),
+        _ => (all.clone(), along(&["data"])),
+    };
+    match operation % 10 {
+        0 => a + b,
+        1 => (a * b).tanh(),
+        2 => a.dot_general(b, DotDimensions::contract(1, 0), Dtype::F64, Precision::Default).tanh(),
+        3 => a.transpose(&[1, 0]),
+        4 => a.all_reduce(Reducer::Add, &axes),
+        5 => a.all_gather(0, &one).tanh().reduce_scatter(Reducer::Add, 0, &one),
+        6 => a.all_to_all(1, 0, &one).all_to_all(0, 1, &one).all_to_all(0, 0, &one),
+        7 => a.collective_permute_along(&all, &[(0, 2), (2, 3), (3, 1)]),
+        8 => a * f.axis_index(&axes).convert(Dtype::F64).broadcast_in_dim(&[2, 2], &[]),
+        _ => a.all_reduce(Reducer::Add, &axes).tanh() + b,
+    }
+}
+
+/// Of parts of an argument, and of another one that devices along `data` share: parts, what devices along `tensor` have in
+/// common, and what all have.
+fn program(choices: &[Choice]) -> Traced {
+    let (both, shared) = (split(&[&["data"], &["tensor"]]), split(&[&[], &["tensor"]]));
+    let outputs = [both.clone(), split(&[&["data"], &[]]), mesh().replicated(2)];
+    let manual = Manual::new(&along(&["data", "tensor"]), &[both, shared], &outputs).expect("a computation");
+    let types = [wide(&[4, 4]), wide(&[2, 4])];
+    let body = manual.trace(&types, |f, a| {
+        let mut values = a.to_vec();
+        for choice in choices {
+            values.push(apply(f, &values, *choice));
+        }
+        let [last, other] = [1, 2].map(|i| values[values.len() - i].clone());
+        let row = last.all_reduce(Reducer::Add, &along(&["tensor"]));
+        let all = row.all_reduce(Reducer::Add, &along(&["data"]));
+        vec![last.clone(), &row + row.tanh(), all.tanh() + other.all_reduce(Reducer::Add, &along(&["data", "tensor"]))]
+    });
+    let body = body.expect("a body");
+    trace(&types, |f, a| f.manual(&manual, &body, &[&a[0], &a[1]])).expect("a program")
+}
+
+fn choices(lengths: std::ops::Range<usize>) -> impl Strategy<Value = Vec<Choice>> {
+    prop::collection::vec(any::<Choice>(), lengths)
+}
+
+fn arguments(seed: u64) -> [Array; 2] {
+    [array(&wide(&[4, 4]), seed), array(&wide(&[2, 4]), seed + 1)]
+}
+
+fn near(found: &[f64], expected: &[f64], slack: f64) -> bool {
+    let size = expected.iter().fold(1.0, |m: f64, x| m.max(x.abs()));
+    found.len() == expected.len() && found.iter().zip(expected).all(|(f, e)| (f - e).abs() <= slack * size)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
+
+    #[test]
+    fn it_is_the_limit_of_differences(choices in choices(1..7), seed in 0..50_u64) {
+        let sum = weighted(&program(&choices));
+        let arguments = arguments(seed);
+        let found = gradient(&sum, &[0, 1]).function().interpret(&arguments).expect("gradients");
+        for i in 0..2 {
+            let (found, expected) = (found[i + 1].to_floats(), differences(sum.function(), &arguments, i));
+            prop_assert!(near(&found, &expected, 1e-6), "{found:?} and should be {expected:?}");
+        }
+    }
+
+    #[test]
+    fn computed_again_or_turn_by_turn_it_is_the_same(choices in choices(1..7), save in 0..3_usize) {
+        let save = [Save::Carry, Save::Products, Save::Everything][save].clone();
+        let plain = program(&choices);
+        let again = trace(&plain.argument_types(), |f, a| f.remat(&plain, &[&a[0], &a[1]], save.clone()));
+        let turn = trace(&plain.argument_types(), |f, a| {
+            let results = f.call(&plain, &[&a[0], &a[1]]);
+            let rows = f.concatenate(&[&results[2], &results[2]], 0);
+            vec![results[0].tanh(), results[1].tanh() + f.concatenate(&[&rows, &rows], 1).slice(&[0, 0], &[4, 2])]
+        });
+        let turn = turn.expect("a turn");
+        let stack = [wide(&[4, 4]), wide(&[2, 2, 4])];
+        let looped = trace(&stack, |f, a| {
+            let scanned = f.scan(2, &turn, &[&a[0]], &[&a[1]], &[], save.clone());
+            [scanned.carry, scanned.ys].concat()
+        });
+        let turns = trace(&stack, |f, a| {
+            let slice = |i: usize| a[1].slice(&[i, 0, 0], &[i + 1, 2, 4]).reshape(&[2, 4]);
+            let first = f.call(&turn, &[&a[0], &slice(0)]);
+            let second = f.call(&turn, &[&first[0], &slice(1)]);
+            let parts = [&first[1], &second[1]].map(|part| part.reshape(&[1, 4, 2]));
+            vec![second[0].clone(), f.concatenate(&[&parts[0], &parts[1]], 0)]
+        });
+        let of = |function: &Traced, arguments: &[Array]| {
+            let gradient = gradient(&weighted(function), &[0, 1]);
+            let found = gradient.function().interpret(arguments).expect("gradients");
+            found.iter().flat_map(Array::to_floats).collect::<Vec<_>>()
+        };
+        let (once, twice) = (arguments(3), [array(&stack[0], 5), array(&stack[1], 6)]);
+        let pairs = [
+            (of(&again.expect("a function"), &once), of(&plain, &once)),
+            (of(&looped.expect("a loop"), &twice), of(&turns.expect("turns"), &twice)),
+        ];
+        for (found, expected) in &pairs {
+            prop_assert!(near(found, expected, 1e-10), "{found:?} and should be {expected:?}");
+        }
+    }
+}

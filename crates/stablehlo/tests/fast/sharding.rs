@@ -1,0 +1,329 @@
+//! Meshes, how tensors are split over them, and what cannot be.
+
+use stablehlo::*;
+
+fn mesh() -> Mesh {
+    Mesh::new("mesh", [("data", 2), ("tensor", 3)]).expect("a mesh")
+}
+
+fn matrix() -> TensorType {
+    TensorType::new(Dtype::F32, [4, 6])
+}
+
+#[test]
+fn a_mesh_that_is_none_says_why() {
+    let refused = |name: &str, axes: &[(&str, usize)]| match Mesh::new(name, axes.iter().copied()) {
+        Err(Error::Mesh { mesh, reason }) => {
+            assert_eq!(mesh, name);
+            reason
+        }
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(refused("mesh", &[]), "at least one axis expected, got none");
+    assert_eq!(refused("mesh", &[("x", 2), ("x", 3)]), "two axes `x`");
+    assert_eq!(refused("mesh", &[("x", 2), ("y", 0)]), "axis `y` of at least one device expected, got 0");
+    assert!(refused("a mesh", &[("x", 2)]).ends_with("got `a mesh`"));
+    assert!(refused("mesh", &[("?", 2)]).ends_with("got `?`"));
+    assert!(refused("mesh", &[("x", 1 << 20), ("y", 1 << 20)]).starts_with("at most 2147483647 devices"));
+}
+
+#[test]
+fn an_axis_that_is_none_or_taken_is_named() {
+    let of = |result: Result<Sharding>| match result {
+        Err(Error::Axis { mesh, axis, reason }) => {
+            assert_eq!(mesh, "mesh");
+            (axis, reason)
+        }
+        other => panic!("{other:?}"),
+    };
+    let taken = "it is used twice, and splits a tensor once";
+    assert_eq!(of(mesh().sharding(&[&["model"]])), ("model".into(), "one of data, tensor expected".into()));
+    assert_eq!(of(mesh().sharding(&[&["data"], &["data"]])), ("data".into(), taken.into()));
+    assert_eq!(of(mesh().sharding(&[&["tensor", "tensor"]])), ("tensor".into(), taken.into()));
+    // Only the last of a dimension is a word to the partitioner.
+    assert_eq!(of(mesh().sharding(&[&["?", "data"]])).0, "?");
+    let rows = mesh().sharding(&[&["data"], &["?"]]).expect("a sharding");
+    assert_eq!(of(rows.clone().replicated_over(&["data"])).0, "data");
+    assert_eq!(of(rows.replicated_over(&["pipe"])).0, "pipe");
+    assert!(matches!(mesh().along(&["data", "data"]), Err(Error::Axis { .. })));
+}
+
+#[test]
+fn a_dimension_that_does_not_split_is_named() {
+    let reason = |dimensions: &[&[&str]], shape: &[usize]| {
+        let sharding = mesh().sharding(dimensions).expect("a sharding");
+        match sharding.part(&TensorType::new(Dtype::F32, shape)) {
+            Err(Error::Split { reason, .. }) => reason,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(reason(&[&[], &["tensor"]], &[4, 5]), "dimension 1 of size 5 does not split into 3 parts");
+    assert_eq!(reason(&[&["tensor", "data"]], &[4]), "dimension 0 of size 4 does not split into 6 parts");
+    assert_eq!(reason(&[&["data"]], &[4, 6]), "1 dimensions expected, got 2");
+}
+
+#[test]
+fn parts_lie_where_coordinates_say() {
+    let mesh = mesh();
+    let range = |dimensions: &[&[&str]], device: usize| {
+        mesh.sharding(dimensions).expect("a sharding").range(&TensorType::new(Dtype::F32, [12, 6]), device).expect("it")
+    };
+    // Device 5 is the last along both axes, device 4 the second along `tensor` of the second along `data`.
+    assert_eq!(range(&[&["data"], &["tensor"]], 5), [6..12, 4..6]);
+    assert_eq!(range(&[&["data", "tensor"], &[]], 4), [8..10, 0..6]);
+    assert_eq!(range(&[&["tensor", "data"], &[]], 4), [6..8, 0..6]);
+    assert_eq!(range(&[&["?"], &["data", "?"]], 4), [0..12, 3..6]);
+    let beyond = mesh.replicated(2).range(&matrix(), 6);
+    assert!(matches!(&beyond, Err(Error::Mesh { reason, .. }) if reason.contains("got 6")), "{beyond:?}");
+    assert_eq!(mesh.along(&["tensor"]).expect("an axis").groups(), [[0, 1, 2], [3, 4, 5]]);
+    assert_eq!(mesh.along(&["data"]).expect("an axis").groups(), [[0, 3], [1, 4], [2, 5]]);
+    assert_eq!(mesh.along(&["tensor", "data"]).expect("axes").groups(), [[0, 1, 2, 3, 4, 5]]);
+}
+
+#[test]
+fn parts_make_the_whole() {
+    let a = Array::ints(Dtype::I32, [4, 6], 0..24).expect("integers");
+    for dimensions in [&[&["data"][..], &["tensor"]][..], &[&[], &["tensor", "data"]], &[&["data"], &[]], &[&[], &[]]] {
+        let sharding = mesh().sharding(dimensions).expect("a sharding");
+        let parts = a.parts(&sharding).expect("parts");
+        assert_eq!(parts.len(), 6);
+        assert!(parts.iter().all(|part| *part.ty() == sharding.part(a.ty()).expect("a type")));
+        assert_eq!(Array::whole(&parts, &sharding).expect("a whole"), a);
+    }
+    let rows = mesh().sharding(&[&["data"], &[]]).expect("a sharding");
+    let mut parts = a.parts(&rows).expect("parts");
+    parts[4] = parts[1].clone();
+    let error = Array::whole(&parts, &rows).expect_err("device 4 has what device 1 has");
+    assert!(matches!(&error, Error::Disagreement { reason, .. } if reason.contains("device 4")), "{error}");
+    let error = Array::whole(&parts[1..], &rows).expect_err("5 parts");
+    assert!(matches!(&error, Error::Array { reason } if reason.contains("6 devices expected, got 5")), "{error}");
+}
+
+/// The error of a program of `[4, 6]` numbers.
+fn refused(build: impl FnOnce(&Builder, &Value) -> Value) -> (&'static str, String) {
+    let f = Builder::new();
+    let x = f.argument("x", matrix());
+    let result = build(&f, &x);
+    match f.finish("refused", &[("", &result)]) {
+        Err(Error::Operation { operation, reason, at }) => {
+            assert_eq!(at.file(), file!());
+            (operation, reason)
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+fn says(found: (&'static str, String), operation: &str, mention: &str) {
+    assert_eq!(found.0, operation, "{}", found.1);
+    assert!(found.1.contains(mention), "`{mention}` is not in: {}", found.1);
+}
+
+#[test]
+fn programs_that_cannot_be_split_are_refused() {
+    let mesh = mesh();
+    let sharding = |dimensions: &[&[&str]]| mesh.sharding(dimensions).expect("a sharding");
+    let third = sharding(&[&["tensor"], &[]]);
+    let constraint = "sdy.sharding_constraint";
+    says(refused(|_, x| x.constrain(&third)), constraint, "dimension 0 of size 4 does not split into 3 parts");
+    says(refused(|_, x| x.constrain(&mesh.replicated(1))), constraint, "1 dimensions expected, got 2");
+    let shard = |f: &Builder, x: &Value| {
+        f.shard(x, &third);
+        x.clone()
+    };
+    says(refused(shard), "sdy.sharding", "does not split into 3 parts");
+    let result = |index: usize| {
+        refused(|f, x| {
+            f.shard_result(index, &third);
+            x.clone()
+        })
+    };
+    says(result(0), "sdy.sharding", "does not split into 3 parts");
+    says(result(1), "sdy.sharding", "one of 1 results expected, got 1");
+
+    let moved = refused(|f, x| {
+        f.shard(x, &sharding(&[&["data"], &[]]));
+        f.shard_result(0, &sharding(&[&[], &["tensor"]]));
+        f.alias(x, 0);
+        x.exp()
+    });
+    says(moved, "tf.aliasing_output", "argument `x` is split by <@mesh, [{\"data\"}, {}]>, and result 0 by");
+
+    let with = |name: &str, axes: &[(&str, usize)]| Mesh::new(name, axes.iter().copied()).expect("a mesh");
+    let both = |other: Mesh| refused(|_, x| x.constrain(&mesh.replicated(2)).constrain(&other.replicated(2)));
+    says(both(with("mesh", &[("data", 6)])), "sdy.mesh", "two meshes of one name");
+    says(both(with("other", &[("data", 2)])), "sdy.mesh", "as many devices");
+}
+
+#[test]
+fn manual_computations_that_cannot_be_are_refused() {
+    let mesh = mesh();
+    let sharding = |dimensions: &[&[&str]]| mesh.sharding(dimensions).expect("a sharding");
+    let (all, tensor) = (mesh.along(&["data", "tensor"]).expect("axes"), mesh.along(&["tensor"]).expect("an axis"));
+    let rows = sharding(&[&["data"], &[]]);
+    let of = |axes: &MeshAxes, inputs: &[Sharding], outputs: &[Sharding]| Manual::new(axes, inputs, outputs);
+    let manual = of(&all, std::slice::from_ref(&rows), std::slice::from_ref(&rows)).expect("a manual computation");
+
+    let late = of(&tensor, &[sharding(&[&["data", "tensor"]])], &[]);
+    assert!(
+        matches!(&late, Err(Error::Axis { axis, reason, .. }) if axis == "tensor" && reason.contains("`data`")),
+        "{late:?}"
+    );
+    let other = Mesh::new("other", [("data", 6)]).expect("a mesh");
+    assert!(matches!(of(&all, &[other.replicated(1)], &[]), Err(Error::Mesh { .. })));
+    let third = of(&all, &[sharding(&[&["tensor"], &[]])], std::slice::from_ref(&rows)).expect("a manual computation");
+    assert!(matches!(third.trace(&[matrix()], |_, a| a.to_vec()), Err(Error::Split { .. })));
+
+    let name = "sdy.manual_computation";
+    let same = manual.trace(&[matrix()], |_, a| a.to_vec()).expect("a body");
+    let whole = trace(&[matrix()], |_, a| a.to_vec()).expect("a body");
+    let pair = trace(&[TensorType::new(Dtype::F32, [2, 6])], |_, a| vec![a[0].clone(), a[0].clone()]).expect("a body");
+    let one = |f: &Builder, body: &Traced, operands: &[&Value]| f.manual(&manual, body, operands).remove(0);
+    says(refused(|f, x| one(f, &same, &[x, x])), name, "1 operands expected, got 2");
+    says(refused(|f, x| one(f, &whole, &[x])), name, "a body of the parts (tensor<2x6xf32>) expected");
+    says(refused(|f, x| one(f, &pair, &[x])), name, "1 results expected, at least 1, got 2");
+    says(refused(|f, x| one(f, &same, &[&x.slice(&[0, 0], &[3, 6])])), name, "dimension 0 of size 3");
+
+    // What does not belong where it is, is seen when the whole is there.
+    let inside = |manual: &Manual, build: &dyn Fn(&Builder, &Value) -> Value| {
+        let body = manual.trace(&[matrix()], |f, a| vec![build(f, &a[0])]).expect("a body");
+        refused(|f, x| f.manual(manual, &body, &[x]).remove(0))
+    };
+    let free = sharding(&[&["?"], &["?"]]);
+    let partly = of(&tensor, std::slice::from_ref(&free), std::slice::from_ref(&free)).expect("a manual computation");
+    let data = mesh.along(&["data"]).expect("an axis");
+    let sum = "stablehlo.all_reduce";
+    says(refused(|_, x| x.all_reduce(Reducer::Add, &data)), sum, "along data outside of a manual computation");
+    says(
+        inside(&partly, &|_, x| x.all_reduce(Reducer::Add, &data)),
+        sum,
+        "inside of a computation that is manual along tensor",
+    );
+    says(inside(&manual, &|_, x| x.all_reduce(Reducer::Add, &[vec![0]])), sum, "by replicas inside");
+    says(inside(&manual, &|_, x| x.constrain(&rows)), "sdy.sharding_constraint", "manual along data");
+    let number = |id: &Value, x: &Value| id.convert(Dtype::F32).broadcast_in_dim(x.shape(), &[]);
+    says(inside(&partly, &|f, x| number(&f.partition_id(), x)), "stablehlo.partition_id", "use `axis_index`");
+    says(refused(|f, x| number(&f.axis_index(&data), x)), "stablehlo.axis_index", "outside of a manual computation");
+    let nested = inside(&manual, &|f, x| {
+        let again = of(&tensor, &[mesh.replicated(2)], &[mesh.replicated(2)]).expect("a manual computation");
+        let body = trace(&[x.ty().clone()], |_, a| a.to_vec()).expect("a body");
+        f.manual(&again, &body, &[x]).remove(0)
+    });
+    says(nested, name, "inside of another one, along data, tensor");
+    says(refused(|_, x| x.collective_permute_along(&tensor, &[(0, 3)])), "stablehlo.collective_permute", "below 3");
+}
+
+/// What devices compute is as real as what one does.
+#[test]
+fn devices_that_do_not_agree_are_an_error() {
+    let mesh = mesh();
+    let all = mesh.along(&["data", "tensor"]).expect("axes");
+    let run = |output: &Sharding, build: &dyn Fn(&Builder, &Value) -> Value| {
+        let manual = Manual::new(&all, &[mesh.replicated(2)], std::slice::from_ref(output)).expect("a computation");
+        let body = manual.trace(&[matrix()], |f, a| vec![build(f, &a[0])]).expect("a body");
+        let f = Builder::new();
+        let x = f.argument("x", matrix());
+        let result = f.manual(&manual, &body, &[&x]).remove(0);
+        let module = f.finish("devices", &[("", &result)]).expect("a program");
+        module.interpret(&[Array::floats(Dtype::F32, [4, 6], (0..24).map(f64::from)).expect("numbers")])
+    };
+    let index = |f: &Builder, x: &Value| f.axis_index(&all).convert(Dtype::F32).broadcast_in_dim(x.shape(), &[]);
+    let rows = mesh.sharding(&[&["data", "tensor"], &[]]).expect("a sharding");
+    assert_eq!(run(&rows, &index).expect("a value")[0].to_floats()[23 * 6], 5.0);
+    let error = run(&mesh.replicated(2), &index).expect_err("every device has its number");
+    assert_eq!(
+        error.to_string(),
+        "sdy.manual_computation: result 0: element 0 of tensor<4x6xf32> is 0 on device 0 and 1 on device 1, and should be \
+         the same by <@mesh, [{}, {}], replicated={\"data\", \"tensor\"}>"
+    );
+    assert!(matches!(error, Error::Disagreement { .. }));
+    // A collective in a branch that only some take would wait for ever.
+    let error = run(&rows, &|f, x| {
+        let first = f.axis_index(&all).eq(&f.scalar(0, Dtype::U32));
+        f.if_else(&first, || vec![x.all_reduce(Reducer::Add, &all)], || vec![x.clone()]).remove(0)
+    });
+    let error = error.expect_err("five devices do not get there");
+    assert_eq!(error.to_string(), "stablehlo.all_reduce: 1 of 6 devices along data, tensor get here");
+}
+
+/// Estimates count loops of devices like any others.
+#[test]
+fn loops_of_devices_are_counted() {
+    let mesh = mesh();
+    let all = mesh.along(&["data", "tensor"]).expect("axes");
+    let whole = mesh.replicated(2);
+    let manual = Manual::new(&all, std::slice::from_ref(&whole), std::slice::from_ref(&whole)).expect("a computation");
+    let turn = trace(&[matrix()], |_, a| vec![a[0].all_reduce(Reducer::Add, &all)]).expect("a turn");
+    let body = manual.trace(&[matrix()], |f, a| f.scan(3, &turn, &[&a[0]], &[], &[], Save::Carry).carry);
+    let body = body.expect("a body");
+    let f = Builder::new();
+    let x = f.argument("x", matrix());
+    let looped = f.for_loop(5, &[&x], |_, c| f.manual(&manual, &body, &[&c[0]])).remove(0);
+    let module = f.finish("loops", &[("", &looped)]).expect("a program");
+    let loops = module.main.loops();
+    assert_eq!(loops.iter().map(Loop::turns).collect::<Vec<_>>(), [Some(5), Some(15)]);
+    let ones = Array::floats(Dtype::F32, [4, 6], vec![1.0; 24]).expect("numbers");
+    let run = |module: &Module| module.interpret(std::slice::from_ref(&ones)).expect("a value")[0].to_floats()[0];
+    assert_eq!(run(&module), 6.0_f64.powi(15));
+    assert_eq!(run(&module.without_loops(&[&loops[1].path])), 1.0);
+}
+
+/// Replicas that go apart, and what is said of those that do not meet.
+#[test]
+fn replicas_run_together() {
+    let scalar = |x: f64| Array::floats(Dtype::F32, [], [x]).expect("a number");
+    let program = |build: &dyn Fn(&Builder, &Value) -> Value| {
+        let f = Builder::new();
+        let x = f.argument("x", TensorType::scalar(Dtype::F32));
+        let result = build(&f, &x);
+        let mut module = f.finish("replicas", &[("", &result)]).expect("a program");
+        module.replicas = 3;
+        module
+    };
+    let run = |module: &Module| {
+        let arguments: Vec<Vec<Array>> = [1.0, 2.0, 4.0].map(|x| vec![scalar(x)]).to_vec();
+        let results = Interpreter::default().run_replicas(module, &arguments)?;
+        Ok::<_, Error>(results.iter().map(|list| list[0].to_floats()[0]).collect::<Vec<_>>())
+    };
+    let counted = program(&|f, x| {
+        let (zero, id) = (f.scalar(0, Dtype::U32), f.replica_id());
+        f.while_loop(&[&zero, x], |c| c[0].lt(&id), |c| vec![&c[0] + c[0].like(1), &c[1] * &c[1]]).remove(1)
+    });
+    assert_eq!(run(&counted), Ok(vec![1.0, 4.0, 256.0]));
+    let met = program(&|_, x| x.all_reduce(Reducer::Max, &[vec![0, 2], vec![1, 1]]));
+    assert_eq!(run(&met).expect_err("twice").to_string(), "stablehlo.all_reduce: replica 1 in two places");
+    let left = program(&|_, x| x.all_reduce(Reducer::Max, &[vec![0, 2]]));
+    assert_eq!(run(&left).expect_err("none").to_string(), "stablehlo.all_reduce: replica 1 is in no group");
+    let few = Interpreter::default().run_replicas(&counted, &[vec![scalar(1.0)]]).expect_err("two are missing");
+    assert_eq!(few.to_string(), "func.func: arguments of 3 replicas expected, got 1");
+    assert!(matches!(counted.interpret(&[scalar(1.0)]), Err(Error::Uninterpreted { .. })));
+}
+
+/// How split programs look.
+#[test]
+fn split_programs_print() {
+    let mesh = Mesh::new("mesh", [("data", 2), ("tensor", 2)]).expect("a mesh");
+    let sharding = |dimensions: &[&[&str]]| mesh.sharding(dimensions).expect("a sharding");
+    let axes = |names: &[&str]| mesh.along(names).expect("axes");
+    let inputs = [sharding(&[&["data"], &["tensor"]]), sharding(&[&["tensor"], &[]])];
+    let manual = Manual::new(&axes(&["tensor", "data"]), &inputs, &[sharding(&[&["data"], &[]]), sharding(&[])]);
+    let manual = manual.expect("a computation");
+    let types = [matrix(), TensorType::new(Dtype::F32, [6, 8])];
+    let tensor = axes(&["tensor"]);
+    let body = manual.trace(&types, |f, a| {
+        let product = a[0].dot_general(&a[1], DotDimensions::contract(1, 0), Dtype::F32, Precision::Default);
+        let sum = product.reduce_scatter(Reducer::Add, 1, &tensor).all_gather(1, &tensor);
+        let moved = sum.all_to_all(0, 0, &axes(&["data"])).collective_permute_along(&tensor, &[(0, 1), (1, 0)]);
+        let back = moved.collective_permute_along(&tensor, &[(1, 0), (0, 1)]) + sum.all_reduce(Reducer::Max, &tensor);
+        vec![back, f.axis_index(&tensor).convert(Dtype::F32).all_reduce(Reducer::Add, &axes(&["data", "tensor"]))]
+    });
+    let f = Builder::new();
+    let (x, w) = (f.argument("x", types[0].clone()), f.argument("w", types[1].clone()));
+    f.shard(&x, &inputs[0]);
+    f.shard_result(0, &sharding(&[&["data", "tensor"], &["?"]]));
+    let weight = w.constrain(&sharding(&[&["tensor", "?"], &["?"]]));
+    let results = f.manual(&manual, &body.expect("a body"), &[&x, &weight]);
+    let free = sharding(&[&["?"], &["?"]]).replicated_over(&["tensor"]).expect("a sharding");
+    let module =
+        f.finish("split", &[("product", &results[0].constrain(&free)), ("sum", &results[1])]).expect("a program");
+    insta::assert_snapshot!(module.to_string());
+}
