@@ -24,6 +24,7 @@ pub(super) struct Activity {
 }
 
 /// Arguments and results between which a function is differentiated.
+#[derive(Clone, Copy)]
 pub(super) struct Ends<'a> {
     /// Arguments whose cotangents are asked for.
     pub(super) with_respect_to: &'a [usize],

@@ -52,31 +52,20 @@ impl Builder {
         let wanted = |ids: &[crate::ValueId]| (0..ids.len()).filter(|i| activity.wanted(ids[*i])).collect::<Vec<_>>();
         let (to, given) = (wanted(&operation.operands), wanted(&operation.results));
         let unrounded: Vec<usize> = to.iter().copied().filter(|i| activity.unrounded(operation.operands[*i])).collect();
+        let ends = Ends { with_respect_to: &to, unrounded: &unrounded, given: &given };
         let typed = |i: &usize| (*i, source.function().type_of(operation.results[*i]).clone());
         let (results, structure) = match &operation.kind {
             Kind::Scan(scan) => {
                 let carried: Vec<usize> =
                     (0..scan.carry).filter(|i| activity.wanted(operation.regions[0].arguments[*i])).collect();
                 let code = source.region(&operation.regions[0])?;
-                let (results, back) = self.scan_back(
-                    scan,
-                    &code,
-                    &operands,
-                    &carried,
-                    &Ends { with_respect_to: &to, unrounded: &unrounded, given: &given },
-                )?;
+                let (results, back) = self.scan_back(scan, &code, &operands, &carried, &ends)?;
                 (results, Structure::Scan(back))
             }
             Kind::Remat(save) => {
                 let code = source.region(&operation.regions[0])?;
                 let all: Vec<usize> = (0..operands.len()).collect();
-                let wish = Wish {
-                    function: &code,
-                    ends: Ends { with_respect_to: &to, unrounded: &unrounded, given: &given },
-                    save,
-                    barred: &all,
-                    invariant: &[],
-                };
+                let wish = Wish { function: &code, ends, save, barred: &all, invariant: &[] };
                 let Derivative { forward, backward, arguments } = Derivative::of(&wish)?;
                 let mut results = self.call(&forward, &operands.iter().collect::<Vec<_>>());
                 let saved = results.split_off(operation.results.len());
@@ -86,7 +75,7 @@ impl Builder {
             }
             Kind::Manual(manual) => {
                 let code = source.region(&operation.regions[0])?;
-                let (results, backward, kept) = manual::back(self, manual, &code, &operands, &to, &given)?;
+                let (results, backward, kept) = manual::back(self, manual, &code, &operands, &ends)?;
                 let given = given.iter().map(typed).collect();
                 (results, Structure::Code { backward, kept, given, operands: operands.len(), to })
             }
