@@ -143,8 +143,8 @@ impl TrainingMemory {
         Self { weights: config.parameter_count(), dtype, trained: Trained::All, reference: None }
     }
 
-    /// The bytes of weights, masters, gradients and AdamW's two moments, and of the reference policy. What is trained has
-    /// gradients during updates, moments and, beside 16-bit weights, masters in f32.
+    /// The bytes of weights, gradients and AdamW's two moments, and of the reference policy. What is trained has gradients
+    /// during updates, moments and, beside 16-bit weights, the bits that these lack of f32.
     pub fn table(&self) -> MemoryTable {
         let single = Dtype::F32.size() as u64;
         let stored = self.weights.saturating_mul(self.dtype.size() as u64);
@@ -156,9 +156,8 @@ impl TrainingMemory {
                 count
             }
             Trained::All => {
-                if self.dtype != Dtype::F32 {
-                    table.push("master weights (float32)", self.weights.saturating_mul(single));
-                }
+                let lacking = single - self.dtype.size() as u64;
+                table.push("remainders of weights (16 bits)", self.weights.saturating_mul(lacking));
                 self.weights
             }
         };

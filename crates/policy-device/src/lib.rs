@@ -31,6 +31,7 @@ mod error;
 mod memory;
 mod rollout;
 mod runtime;
+mod storage;
 mod train;
 mod weights;
 

@@ -43,6 +43,7 @@ pub(crate) fn knobs_of(program: &str) -> &'static str {
 ///     weights: models::Dtype::F32,
 ///     adapters: None,
 ///     ref_policy: false,
+///     mixes_ref_policy: false,
 /// };
 /// let table = sizes.memory(&ModelConfig::default(), &DevicePolicyOptions::default());
 /// assert!(table.to_string().contains("first moments (float32)"));
@@ -59,6 +60,8 @@ pub struct TrainingSizes {
     pub adapters: Option<u64>,
     /// Whether there is a reference policy with weights of its own: not where it is the model beneath adapters.
     pub ref_policy: bool,
+    /// Whether it is moved towards the policy ([`policy::Policy::mix_ref_policy`]), which keeps all digits of its weights.
+    pub mixes_ref_policy: bool,
 }
 
 impl TrainingSizes {
@@ -66,16 +69,18 @@ impl TrainingSizes {
     pub fn memory(&self, config: &ModelConfig, options: &DevicePolicyOptions) -> MemoryTable {
         let (single, count) = (size_of::<f32>() as u64, config.parameter_count());
         let operand = options.compute.dtype().bytes() as u64;
-        let reference = self.ref_policy.then_some(models::Dtype::F32);
+        // Of trained weights products take those in bf16, and updates their remainders.
+        let dtype = match (options.compute, self.adapters) {
+            (Compute::Bf16, None) => models::Dtype::Bf16,
+            _ => self.weights,
+        };
+        let reference = self.ref_policy.then_some(if self.mixes_ref_policy { models::Dtype::F32 } else { dtype });
         let trained = self.adapters.map_or(Trained::All, Trained::Adapters);
-        let of_state = TrainingMemory { weights: count, dtype: self.weights, trained, reference }.table();
+        let of_state = TrainingMemory { weights: count, dtype, trained, reference }.table();
         let mut table = MemoryTable::new();
         // The sums of gradients stay on the device between updates.
         let of_updates = of_state.phases().iter().flat_map(|(_, rows)| rows);
         of_state.rows().iter().chain(of_updates).for_each(|(part, bytes)| table.push(part.as_str(), *bytes));
-        if options.compute == Compute::Bf16 && self.weights != models::Dtype::Bf16 {
-            table.push("weights for sampling (bfloat16)", count * operand);
-        }
         let product = |sizes: &[usize]| sizes.iter().fold(1, |product: u64, size| product.saturating_mul(*size as u64));
         let TrainShape { rows, length, tokens, .. } = self.micro_batch;
         let (layers, vocab) = (config.num_hidden_layers, config.vocab_size);
@@ -110,6 +115,7 @@ mod tests {
             weights: models::Dtype::F32,
             adapters: None,
             ref_policy: false,
+            mixes_ref_policy: false,
         };
         let options = DevicePolicyOptions::default();
         let total = sizes.memory(&config, &options).total();
@@ -121,7 +127,8 @@ mod tests {
         let half = TrainingSizes { micro_batch: TrainShape { rows: 32, ..sizes.micro_batch }, ..sizes };
         assert_eq!(half.memory(&config, &options).total(), total - carried / 2);
         let narrow = DevicePolicyOptions { compute: Compute::Bf16, ..options.clone() };
-        assert_eq!(sizes.memory(&config, &narrow).total(), total + 2 * config.parameter_count() - carried / 2);
+        // Weights take as much: there is no copy in bf16 to sample with.
+        assert_eq!(sizes.memory(&config, &narrow).total(), total - carried / 2);
 
         // Where weights are most of it, an update has them twice.
         let small =
@@ -139,5 +146,14 @@ mod tests {
         assert!(sampled.memory(&config, &options).total() > total);
         let compared = TrainingSizes { ref_policy: true, ..small };
         assert_eq!(compared.memory(&wide, &options).total(), 32 * wide.parameter_count());
+        // A reference policy that stays as it is needs no more digits than products take.
+        let narrow = DevicePolicyOptions { compute: Compute::Bf16, ..options };
+        assert_eq!(compared.memory(&wide, &narrow).total(), 30 * wide.parameter_count());
+        let mixed = TrainingSizes { mixes_ref_policy: true, ..compared };
+        assert_eq!(mixed.memory(&wide, &narrow).total(), 32 * wide.parameter_count());
+        let table = compared.memory(&wide, &narrow).to_string();
+        for part in ["weights (bfloat16)", "remainders of weights (16 bits)", "reference policy (bfloat16)"] {
+            assert!(table.contains(part), "{part}: {table}");
+        }
     }
 }

@@ -5,16 +5,20 @@ mod merge;
 use crate::decoder::{Parameter, ParameterValues, Role, parameters, zeros};
 use crate::error::{Error, Result};
 use crate::runtime::{Programs, Runtime, finish, read};
+use crate::storage::Storage;
 use half::{bf16, f16};
 use models::{MemoryTable, ModelConfig, NamedTensor, WeightTensor, Weights};
 use pjrt::{Argument, Buffer};
-use stablehlo::{Builder, Dtype, Module, TensorType};
+use stablehlo::{Builder, Dtype, Module, TensorType, Value};
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
 /// The parameters of a decoder on a device, in the order of [`parameters`], and behind them those of its adapters and value head, where it
 /// has some.
+///
+/// A model is there in f32 or bf16, its norms and biases in f32 always. One that is trained with products in bf16 has, beside its
+/// matrices in bf16, what they leave out of f32: 16 bits of each weight, which no program of the decoder reads.
 ///
 /// They come and go tensor by tensor: of a model that is read from a folder, the host holds no tensor at all, because the device reads
 /// the mapped file; of one that is written, one tensor at a time.
@@ -23,21 +27,24 @@ use std::sync::Arc;
 pub struct DeviceWeights {
     runtime: Runtime,
     table: Vec<Parameter>,
-    dtype: Dtype,
+    /// How the model lies.
+    storage: Storage,
     buffers: Vec<Arc<Buffer>>,
+    /// The remainders of each parameter, where it has some.
+    remainders: Vec<Option<Arc<Buffer>>>,
 }
 
 /// A program that moves one tensor between the host's form and the stack of all layers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Move {
     /// Zeros of a shape.
-    Zeros(Vec<usize>),
+    Zeros { shape: Vec<usize>, to: Storage },
     /// A tensor of the host's number type becomes part of a stack.
-    Place { stack: Vec<usize>, from: Dtype },
-    /// A tensor of the host's number type, in that of the weights.
-    Convert { shape: Vec<usize>, from: Dtype, to: Dtype },
+    Place { stack: Vec<usize>, from: Dtype, to: Storage },
+    /// A whole tensor, stored in another way.
+    Convert { shape: Vec<usize>, from: Storage, to: Storage },
     /// A part of a stack, as f32.
-    Take { stack: Vec<usize> },
+    Take { stack: Vec<usize>, from: Storage },
 }
 
 impl DeviceWeights {
@@ -47,9 +54,19 @@ impl DeviceWeights {
     /// [`Error::Model`] for weights that are not those of `config` or not finite, [`Error::Dtype`]; [`Error::TooLarge`] before any of them
     /// is copied; [`Error::OutOfMemory`], [`Error::Device`].
     pub fn from_weights(runtime: &Runtime, config: &ModelConfig, weights: &Weights, dtype: Dtype) -> Result<Self> {
+        Self::from_files(runtime, config, weights, plain(dtype)?)
+    }
+
+    /// [`DeviceWeights::from_weights`], stored like this.
+    pub(crate) fn from_files(
+        runtime: &Runtime,
+        config: &ModelConfig,
+        weights: &Weights,
+        storage: Storage,
+    ) -> Result<Self> {
         config.validate()?;
         weights.check(config)?;
-        Self::build(runtime, parameters(config), dtype, |name, _| {
+        Self::build(runtime, parameters(config), storage, |name, _| {
             let tensor = weights.tensor(name)?;
             tensor.check_finite()?;
             upload_stored(runtime, &tensor)
@@ -66,8 +83,18 @@ impl DeviceWeights {
         tensors: &[NamedTensor],
         dtype: Dtype,
     ) -> Result<Self> {
+        Self::from_named(runtime, config, tensors, plain(dtype)?)
+    }
+
+    /// [`DeviceWeights::from_tensors`], stored like this.
+    pub(crate) fn from_named(
+        runtime: &Runtime,
+        config: &ModelConfig,
+        tensors: &[NamedTensor],
+        storage: Storage,
+    ) -> Result<Self> {
         config.validate()?;
-        Self::from_values(runtime, parameters(config), dtype, |name, shape| {
+        Self::from_values(runtime, parameters(config), storage, |name, shape| {
             let found = tensors.iter().find(|tensor| tensor.name == name);
             match found {
                 Some(tensor) if tensor.shape == shape && tensor.data.len() == shape.iter().product::<usize>() => {
@@ -81,18 +108,17 @@ impl DeviceWeights {
         })
     }
 
-    /// Copies what `values` makes of each name and shape of the tensors of `table` to the device, which holds the model as `dtype`: f32 or
-    /// bf16.
+    /// Copies what `values` makes of each name and shape of the tensors of `table` to the device.
     ///
     /// # Errors
-    /// Those of `values`, [`Error::Dtype`], [`Error::Device`].
+    /// Those of `values`, [`Error::Device`].
     pub(crate) fn from_values<'a>(
         runtime: &Runtime,
         table: Vec<Parameter>,
-        dtype: Dtype,
+        storage: Storage,
         values: impl Fn(&str, &[usize]) -> policy::Result<Cow<'a, [f32]>>,
     ) -> Result<Self> {
-        Self::build(runtime, table, dtype, |name, shape| {
+        Self::build(runtime, table, storage, |name, shape| {
             Ok((runtime.upload(&values(name, shape)?, shape)?, Dtype::F32))
         })
     }
@@ -101,45 +127,38 @@ impl DeviceWeights {
     fn build(
         runtime: &Runtime,
         table: Vec<Parameter>,
-        dtype: Dtype,
+        storage: Storage,
         upload: impl Fn(&str, &[usize]) -> Result<(Buffer, Dtype)>,
     ) -> Result<Self> {
-        if !matches!(dtype, Dtype::F32 | Dtype::Bf16) {
-            return Err(Error::Dtype { what: "weights", expected: "f32 or bf16", found: dtype });
-        }
         let mut needed = MemoryTable::new();
-        let label = if dtype == Dtype::F32 { "weights (float32)" } else { "weights (bfloat16)" };
-        let bytes =
-            |p: &Parameter| p.dtype(dtype).bytes() as u64 * p.shape.iter().map(|size| *size as u64).product::<u64>();
-        needed.push(label, table.iter().map(bytes).sum());
+        let bytes = |p: &Parameter| storage.of(p).bytes() * p.shape.iter().map(|size| *size as u64).product::<u64>();
+        needed.push(format!("weights ({})", storage.label()), table.iter().map(bytes).sum());
         runtime.check_memory(needed)?;
         let mut programs = Programs::new();
-        let mut program = |key: Move, to| programs.get(runtime, (key, to), |(key, to)| key.module(*to));
+        let mut program = |key: Move| programs.get(runtime, key, Move::module);
         let mut buffers = Vec::with_capacity(table.len());
         for parameter in &table {
-            let (shape, to) = (parameter.shape.clone(), parameter.dtype(dtype));
-            let mut stack = match parameter.is_stacked() {
-                true => Some(program(Move::Zeros(shape.clone()), to)?.run_one(vec![])?),
-                false => None,
+            let (shape, to) = (parameter.shape.clone(), storage.of(parameter));
+            let mut parts = match parameter.is_stacked() {
+                true => program(Move::Zeros { shape: shape.clone(), to })?.run(vec![])?,
+                false => vec![],
             };
             for (layer, name) in parameter.tensors() {
                 let (tensor, from) = upload(name, parameter.tensor_shape())?;
-                stack = Some(match stack {
-                    Some(stack) => {
-                        let place = program(Move::Place { stack: shape.clone(), from }, to)?;
-                        let layer = runtime.upload(&[layer as i32], &[])?;
-                        place.run_one(vec![stack.into(), tensor.into(), layer.into()])?
-                    }
-                    None if from == to => tensor,
-                    None => {
-                        program(Move::Convert { shape: shape.clone(), from, to }, to)?.run_one(vec![tensor.into()])?
-                    }
-                });
+                parts = if parameter.is_stacked() {
+                    let place = program(Move::Place { stack: shape.clone(), from, to })?;
+                    let layer = runtime.upload(&[layer as i32], &[])?;
+                    place.run(parts.into_iter().chain([tensor, layer]).map(Argument::from).collect())?
+                } else if to == Storage::Plain(from) {
+                    vec![tensor]
+                } else {
+                    let from = Storage::Plain(from);
+                    program(Move::Convert { shape: shape.clone(), from, to })?.run(vec![tensor.into()])?
+                };
             }
-            buffers.extend(stack);
+            buffers.extend(parts);
         }
-        let buffers = buffers.into_iter().map(Arc::new).collect();
-        Ok(Self { runtime: runtime.clone(), table, dtype, buffers })
+        Ok(Self::of_buffers(runtime, table, storage, buffers.into_iter().map(Arc::new)))
     }
 
     /// A copy of the model's weights in another number type, f32 or bf16. Adapters and a value head are shared as they are.
@@ -147,19 +166,18 @@ impl DeviceWeights {
     /// # Errors
     /// [`Error::Dtype`], [`Error::Device`].
     pub fn converted(&self, dtype: Dtype) -> Result<Self> {
-        if !matches!(dtype, Dtype::F32 | Dtype::Bf16) {
-            return Err(Error::Dtype { what: "weights", expected: "f32 or bf16", found: dtype });
-        }
+        let storage = plain(dtype)?;
         let mut programs = Programs::new();
-        let convert = |(parameter, buffer): (&Parameter, &Arc<Buffer>)| {
-            if !parameter.role.is_of_model() {
-                return Ok(buffer.clone());
+        let convert = |(at, parameter): (usize, &Parameter)| {
+            let (from, to) = (self.storage.of(parameter), storage.of(parameter));
+            if from == to {
+                return Ok(self.buffers[at].clone());
             }
-            let key = Move::Convert { shape: parameter.shape.clone(), from: self.dtype, to: dtype };
-            programs.get(&self.runtime, key, |key| key.module(dtype))?.run_one(vec![(&**buffer).into()]).map(Arc::new)
+            let key = Move::Convert { shape: parameter.shape.clone(), from, to };
+            programs.get(&self.runtime, key, Move::module)?.run_one(self.parts(at)).map(Arc::new)
         };
-        let buffers = self.table.iter().zip(&self.buffers).map(convert).collect::<Result<_>>()?;
-        Ok(Self { runtime: self.runtime.clone(), table: self.table.clone(), dtype, buffers })
+        let buffers = self.table.iter().enumerate().map(convert).collect::<Result<Vec<_>>>()?;
+        Ok(Self::of_buffers(&self.runtime, self.table.clone(), storage, buffers))
     }
 
     /// Hands every tensor to `sink` in f32, under the names of `transformers`, in the order of [`DeviceWeights::table`]; those of adapters
@@ -191,40 +209,68 @@ impl DeviceWeights {
         }
     }
 
+    /// What a parameter consists of, as arguments of a program: its buffer, and its remainders where it has some.
+    pub(crate) fn parts(&self, parameter: usize) -> Vec<Argument<'_>> {
+        let remainder = self.remainders[parameter].iter();
+        std::iter::once(&self.buffers[parameter]).chain(remainder).map(|buffer| Argument::Borrowed(buffer)).collect()
+    }
+
     /// What the buffers are.
     pub fn table(&self) -> &[Parameter] {
         &self.table
     }
 
-    /// The number type of those of the model.
+    /// The number type of the model's matrices, as programs take them.
     pub fn dtype(&self) -> Dtype {
-        self.dtype
+        self.storage.dtype()
     }
 
-    /// What `buffers` holds of the parameters of `table`, in f32.
-    pub(crate) fn of_buffers(runtime: &Runtime, table: Vec<Parameter>, buffers: Vec<Arc<Buffer>>) -> Self {
-        Self { runtime: runtime.clone(), table, dtype: Dtype::F32, buffers }
+    /// How the model lies.
+    pub(crate) fn storage(&self) -> Storage {
+        self.storage
+    }
+
+    /// The parameters of `table` in these buffers: one for each, and one more behind it where it has remainders.
+    pub(crate) fn of_buffers(
+        runtime: &Runtime,
+        table: Vec<Parameter>,
+        storage: Storage,
+        all: impl IntoIterator<Item = Arc<Buffer>>,
+    ) -> Self {
+        let mut all = all.into_iter();
+        let (mut buffers, mut remainders) = (Vec::with_capacity(table.len()), Vec::with_capacity(table.len()));
+        for parameter in &table {
+            buffers.extend(all.next());
+            remainders.push(if storage.of(parameter) == Storage::Split { all.next() } else { None });
+        }
+        Self { runtime: runtime.clone(), table, storage, buffers, remainders }
     }
 
     /// The parameters whose roles `keep` picks. Buffers are shared.
     pub(crate) fn subset(&self, keep: impl Fn(Role) -> bool) -> Self {
-        let kept = |(parameter, buffer): (&Parameter, &Arc<Buffer>)| {
-            keep(parameter.role).then(|| (parameter.clone(), buffer.clone()))
-        };
-        let (table, buffers) = self.table.iter().zip(&self.buffers).filter_map(kept).unzip();
-        Self { runtime: self.runtime.clone(), table, dtype: self.dtype, buffers }
+        let kept: Vec<usize> = (0..self.table.len()).filter(|at| keep(self.table[*at].role)).collect();
+        Self {
+            runtime: self.runtime.clone(),
+            storage: self.storage,
+            table: kept.iter().map(|at| self.table[*at].clone()).collect(),
+            buffers: kept.iter().map(|at| self.buffers[*at].clone()).collect(),
+            remainders: kept.iter().map(|at| self.remainders[*at].clone()).collect(),
+        }
+    }
+
+    /// The weights as decoders read them, without the digits that bf16 has not. Buffers are shared.
+    pub(crate) fn without_remainders(mut self) -> Self {
+        self.storage = self.storage.without_remainders();
+        self.remainders.fill(None);
+        self
     }
 
     /// These parameters, and those of `more` behind them.
     pub(crate) fn followed_by(mut self, more: Self) -> Self {
         self.table.extend(more.table);
         self.buffers.extend(more.buffers);
+        self.remainders.extend(more.remainders);
         self
-    }
-
-    /// The same parameters with other buffers, in the order of the table.
-    pub(crate) fn with_buffers(&self, buffers: Vec<Arc<Buffer>>) -> Self {
-        Self { buffers, ..self.clone() }
     }
 
     /// The buffers, in the order of the table.
@@ -232,9 +278,28 @@ impl DeviceWeights {
         &self.buffers
     }
 
-    /// The buffers, which are no longer here.
-    pub(crate) fn take_buffers(&mut self) -> Vec<Arc<Buffer>> {
-        std::mem::take(&mut self.buffers)
+    /// The remainders of the parameters that have some: what f32 weights have beyond the bf16 that [`DeviceWeights::buffers`] holds, i16.
+    pub fn remainders(&self) -> impl Iterator<Item = &Arc<Buffer>> {
+        self.remainders.iter().flatten()
+    }
+
+    /// The parameters with their buffers, which are no longer here.
+    pub(crate) fn take(&mut self) -> Self {
+        let (buffers, remainders) = (std::mem::take(&mut self.buffers), std::mem::take(&mut self.remainders));
+        Self { buffers, remainders, ..self.clone() }
+    }
+
+    /// The parameters from place `at` on, which are no longer here.
+    pub(crate) fn split_off(&mut self, at: usize) -> Self {
+        let (table, buffers) = (self.table.split_off(at), self.buffers.split_off(at));
+        let remainders = self.remainders.split_off(at);
+        Self { runtime: self.runtime.clone(), storage: self.storage, table, buffers, remainders }
+    }
+
+    /// The buffers, as [`DeviceWeights::of_buffers`] takes them.
+    pub(crate) fn into_buffers(self) -> Vec<Arc<Buffer>> {
+        let all = self.buffers.into_iter().zip(self.remainders);
+        all.flat_map(|(buffer, remainder)| std::iter::once(buffer).chain(remainder)).collect()
     }
 
     /// Whether the buffers are here.
@@ -242,9 +307,14 @@ impl DeviceWeights {
         !self.buffers.is_empty()
     }
 
-    /// The buffers as the first arguments of a program that leaves them as they are.
+    /// The buffers as the first arguments of a program that leaves them as they are, without remainders.
     pub fn arguments(&self) -> Vec<Argument<'_>> {
         self.buffers.iter().map(|buffer| Argument::Borrowed(buffer)).collect()
+    }
+
+    /// The same with all remainders, each behind its parameter.
+    pub(crate) fn arguments_with_remainders(&self) -> Vec<Argument<'_>> {
+        (0..self.table.len()).flat_map(|parameter| self.parts(parameter)).collect()
     }
 
     /// Declares the arguments of such a program, of a model without adapters and value head.
@@ -258,7 +328,7 @@ pub(crate) struct Reader<'a> {
     weights: &'a DeviceWeights,
     /// The parameter and the layer of each name.
     places: HashMap<String, (usize, usize)>,
-    programs: Programs<(Move, Dtype)>,
+    programs: Programs<Move>,
 }
 
 impl Reader<'_> {
@@ -267,17 +337,17 @@ impl Reader<'_> {
     /// # Errors
     /// [`Error::Policy`] for a name that the model does not have, [`Error::Device`].
     pub(crate) fn read(&mut self, name: &str) -> Result<Vec<f32>> {
-        let DeviceWeights { runtime, table, dtype, buffers } = self.weights;
+        let DeviceWeights { runtime, table, storage, .. } = self.weights;
         let Some(&(index, layer)) = self.places.get(name) else {
             return Err(policy::Error::state(name, "a name that the model has", "another one").into());
         };
-        let (parameter, mut arguments) = (&table[index], vec![Argument::Borrowed(&buffers[index])]);
-        let from = parameter.dtype(*dtype);
+        let (parameter, mut arguments) = (&table[index], self.weights.parts(index));
+        let (shape, from) = (parameter.shape.clone(), storage.of(parameter));
         let key = match parameter.is_stacked() {
-            true => Move::Take { stack: parameter.shape.clone() },
-            false => Move::Convert { shape: parameter.shape.clone(), from, to: Dtype::F32 },
+            true => Move::Take { stack: shape, from },
+            false => Move::Convert { shape, from, to: Storage::Plain(Dtype::F32) },
         };
-        let program = self.programs.get(runtime, (key, from), |(key, from)| key.module(*from))?;
+        let program = self.programs.get(runtime, key, Move::module)?;
         if parameter.is_stacked() {
             arguments.push(runtime.upload(&[layer as i32], &[])?.into());
         }
@@ -286,8 +356,8 @@ impl Reader<'_> {
 }
 
 impl Move {
-    /// The program, for weights of number type `dtype`.
-    fn module(&self, dtype: Dtype) -> Result<Module> {
+    /// The program. Weights are one argument or result for each number type that they are stored in.
+    fn module(&self) -> Result<Module> {
         let f = Builder::new();
         let zero = f.scalar(0, Dtype::I32);
         let index = |rank: usize, layer| {
@@ -295,30 +365,40 @@ impl Move {
             starts[0] = layer;
             starts
         };
-        let (name, result) = match self {
-            Self::Zeros(shape) => ("zeros", zeros(&f, dtype, shape)),
-            Self::Convert { shape, from, to } => {
-                let tensor = f.argument("tensor", TensorType::new(*from, &shape[..]));
-                // A copy, where the number type stays.
-                ("convert", tensor.convert(*to))
-            }
-            Self::Place { stack, from } => {
-                let all = f.argument("stack", TensorType::new(dtype, &stack[..]));
+        let (name, results) = match self {
+            Self::Zeros { shape, to } => ("zeros", to.dtypes().map(|dtype| zeros(&f, dtype, shape)).collect()),
+            // A copy, where they are stored in the same way.
+            Self::Convert { shape, from, to } => ("convert", to.put(&from.get(&from.declare(&f, "tensor", shape)))),
+            Self::Place { stack, from, to } => {
+                let all = to.declare(&f, "stack", stack);
                 let tensor = f.argument("tensor", TensorType::new(*from, &stack[1..]));
                 let layer = f.argument("layer", TensorType::scalar(Dtype::I32));
-                f.alias(&all, 0);
-                let update = tensor.convert(dtype).reshape(&[&[1], &stack[1..]].concat());
-                ("place", all.dynamic_update_slice(&update, &index(stack.len(), &layer)))
+                all.iter().enumerate().for_each(|(i, stack)| f.alias(stack, i));
+                let places = index(stack.len(), &layer);
+                let place = |(all, part): (&Value, Value)| {
+                    all.dynamic_update_slice(&part.reshape(&[&[1], &stack[1..]].concat()), &places)
+                };
+                ("place", all.iter().zip(to.put(&tensor)).map(place).collect())
             }
-            Self::Take { stack } => {
-                let all = f.argument("stack", TensorType::new(dtype, &stack[..]));
+            Self::Take { stack, from } => {
+                let all = from.declare(&f, "stack", stack);
                 let layer = f.argument("layer", TensorType::scalar(Dtype::I32));
-                let part = all.dynamic_slice(&index(stack.len(), &layer), &[&[1], &stack[1..]].concat());
-                ("take", part.reshape(&stack[1..]).convert(Dtype::F32))
+                let (places, size) = (index(stack.len(), &layer), [&[1], &stack[1..]].concat());
+                let take = |all: &Value| all.dynamic_slice(&places, &size).reshape(&stack[1..]);
+                ("take", vec![from.get(&all.iter().map(take).collect::<Vec<_>>())])
             }
         };
         drop(zero);
-        finish(f, name, &[("", &result)])
+        let results: Vec<(&str, &Value)> = results.iter().map(|result| ("", result)).collect();
+        finish(f.clone(), name, &results)
+    }
+}
+
+/// Weights of this number type.
+fn plain(dtype: Dtype) -> Result<Storage> {
+    match dtype {
+        Dtype::F32 | Dtype::Bf16 => Ok(Storage::Plain(dtype)),
+        found => Err(Error::Dtype { what: "weights", expected: "f32 or bf16", found }),
     }
 }
 

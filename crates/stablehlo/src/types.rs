@@ -10,6 +10,8 @@ pub enum Dtype {
     /// A predicate; prints as `i1`.
     #[strum(serialize = "i1")]
     Pred,
+    /// Signed integers of 16 bits.
+    I16,
     /// Signed integers of 32 bits.
     I32,
     /// Signed integers of 64 bits.
@@ -40,14 +42,14 @@ impl Dtype {
 
     /// Whether it is one of the integer types (a predicate is none).
     pub fn is_integer(self) -> bool {
-        matches!(self, Self::I32 | Self::I64 | Self::U32)
+        matches!(self, Self::I16 | Self::I32 | Self::I64 | Self::U32)
     }
 
     /// Bytes of one element as devices store it.
     pub fn bytes(self) -> usize {
         match self {
             Self::Pred => 1,
-            Self::F16 | Self::Bf16 => 2,
+            Self::I16 | Self::F16 | Self::Bf16 => 2,
             Self::I32 | Self::U32 | Self::F32 => 4,
             Self::I64 | Self::F64 => 8,
         }

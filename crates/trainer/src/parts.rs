@@ -236,5 +236,6 @@ fn training_sizes(
         weights,
         adapters: config.lora.as_ref().map(count).transpose()?,
         ref_policy: config.needs_ref_policy() && config.lora.is_none(),
+        mixes_ref_policy: config.grpo.sync_ref_model,
     })
 }

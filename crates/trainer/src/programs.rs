@@ -97,10 +97,14 @@ pub struct RunSizes {
     pub sequences: usize,
     /// Tokens that a call of a decode program adds to a sequence.
     pub tokens_per_call: usize,
-    /// Bytes of the weights as products take them.
+    /// Bytes of a number as products take it.
     pub operand_bytes: usize,
-    /// Whether there is a reference policy.
-    pub ref_policy: bool,
+    /// Bytes of all weights as programs take them.
+    pub weight_bytes: usize,
+    /// Bytes that weights which are trained lack of f32 there, and that updates take beside them.
+    pub remainder_bytes: usize,
+    /// Bytes of a reference policy with weights of its own; 0 without one.
+    pub ref_policy_bytes: usize,
     /// Whether there are weights and moments twice during an update.
     pub can_roll_back: bool,
 }
@@ -165,7 +169,8 @@ impl RunPrograms {
         let sequence = Sequence { prompt: vec![0; prompt], completion: vec![0; completion] };
         let micro_batch = TrainShape::of(&vec![sequence; config.grpo.micro_batch_sequences()]);
         let table = parameters(&shape);
-        let matrices = table.iter().filter(|p| p.tensor_shape().len() > 1);
+        let matrices = table.iter().filter(|p| p.has_matrices());
+        let bytes = |p: &Parameter| p.count() * p.dtype(compute.dtype()).bytes();
         let of_embedding = if shape.tie_word_embeddings { 0 } else { shape.vocab_size * shape.hidden_size };
         let sizes = RunSizes {
             parameters: table.iter().map(Parameter::count).sum(),
@@ -184,8 +189,14 @@ impl RunPrograms {
             sequences: config.grpo.sequences(),
             tokens_per_call: options.tokens_per_call,
             operand_bytes: compute.dtype().bytes(),
+            weight_bytes: decoder.parameters().iter().map(bytes).sum(),
+            remainder_bytes: decoder.trained().iter().map(|p| p.count() * Dtype::F32.bytes() - bytes(p)).sum(),
             // Beneath adapters it is the model that is there.
-            ref_policy: config.needs_ref_policy() && config.lora.is_none(),
+            ref_policy_bytes: match config.needs_ref_policy() && config.lora.is_none() {
+                true if config.grpo.sync_ref_model => table.iter().map(|p| p.count() * Dtype::F32.bytes()).sum(),
+                true => table.iter().map(bytes).sum(),
+                false => 0,
+            },
             can_roll_back: config.policy.can_roll_back,
         };
         Ok(Self { shape, decoder, config, micro_batch, rollout, sizes })
@@ -287,12 +298,7 @@ impl RunPrograms {
     }
 
     fn train(&self, decoder: &Decoder) -> TrainModules {
-        TrainModules::new(decoder.clone(), Save::Carry).with_frozen(self.frozen())
-    }
-
-    /// The number type of the model beneath adapters, f32 or that of operands: weights that are given as bf16 stay so.
-    fn frozen(&self) -> Dtype {
-        if self.is_frozen() { self.decoder.compute().dtype() } else { Dtype::F32 }
+        TrainModules::new(decoder.clone(), Save::Carry)
     }
 
     /// Whether the model is frozen beneath adapters.

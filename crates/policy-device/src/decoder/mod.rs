@@ -159,7 +159,7 @@ impl Decoder {
         self.adapters.is_none() || !role.is_of_model()
     }
 
-    /// Declares its parameters as the next arguments of a program; those of the model are of number type `model`.
+    /// Declares its parameters as the next arguments of a program, of a model in `model` ([`Parameter::dtype`]).
     pub fn declare(&self, builder: &Builder, model: Dtype) -> ParameterValues {
         ParameterValues::arguments(builder, &self.parameters(), model)
     }
@@ -256,10 +256,9 @@ impl Decoder {
             let (carry, rest) = values.split_at(carry.len());
             let (xs, rest) = rest.split_at(xs.len());
             let (slices, constants) = rest.split_at(roles.len());
-            let rounded = slices.iter().any(|slice| slice.dtype() != self.compute.dtype());
-            let slices = match rounded {
+            let matrix = |slice: &Value| slice.shape().len() > 1;
+            let slices = match slices.iter().any(|slice| matrix(slice) && slice.dtype() != self.compute.dtype()) {
                 true => {
-                    let matrix = |slice: &Value| slice.shape().len() > 1;
                     let of_products =
                         |slice: &Value| if matrix(slice) { slice.convert(self.compute.dtype()) } else { slice.clone() };
                     let rounded: Vec<Value> = slices.iter().map(of_products).collect();

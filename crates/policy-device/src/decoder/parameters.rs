@@ -47,7 +47,12 @@ impl Role {
 
     /// Whether it is a parameter of the model itself, and not of adapters or of a value head beside it.
     pub fn is_of_model(self) -> bool {
-        !matches!(self, Self::LoraA(_) | Self::LoraB(_) | Self::ValueHead | Self::ValueHeadBias)
+        !matches!(self, Self::LoraA(_) | Self::LoraB(_)) && !self.is_of_value_head()
+    }
+
+    /// Whether it is a parameter of the value head.
+    pub fn is_of_value_head(self) -> bool {
+        matches!(self, Self::ValueHead | Self::ValueHeadBias)
     }
 }
 
@@ -114,9 +119,15 @@ impl Parameter {
         self.tensors.len() * self.tensor_shape().iter().product::<usize>()
     }
 
-    /// The number type on a device that holds a model as `model`: adapters and value heads, which are trained, are f32 always.
+    /// Whether it consists of matrices, of which products take operands; norms and biases are vectors.
+    pub fn has_matrices(&self) -> bool {
+        self.tensor_shape().len() > 1
+    }
+
+    /// The number type in which programs take it of a model in `model`, f32 or bf16: that of the model's matrices. Norms, biases, adapters
+    /// and value heads are f32 always.
     pub fn dtype(&self, model: Dtype) -> Dtype {
-        if self.role.is_of_model() { model } else { Dtype::F32 }
+        if self.role.is_of_model() && self.has_matrices() { model } else { Dtype::F32 }
     }
 
     /// The shape of one of those tensors.
@@ -196,7 +207,7 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
 pub struct ParameterValues(BTreeMap<Role, Value>);
 
 impl ParameterValues {
-    /// Declares the parameters of `table` as the next arguments of a program, those of the model of number type `dtype`.
+    /// Declares the parameters of `table` as the next arguments of a program, of a model in `dtype` ([`Parameter::dtype`]).
     pub fn arguments(builder: &stablehlo::Builder, table: &[Parameter], dtype: Dtype) -> Self {
         let ty = |p: &Parameter| TensorType::new(p.dtype(dtype), &p.shape[..]);
         let argument = |p: &Parameter| (p.role, builder.argument(p.name(), ty(p)));

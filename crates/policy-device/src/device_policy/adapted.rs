@@ -6,6 +6,7 @@ use crate::decoder::{Adapters, Decoder, Role};
 use crate::error::Result;
 use crate::rollout::DeviceRollout;
 use crate::runtime::Runtime;
+use crate::storage::Storage;
 use crate::train::AdamW;
 use crate::weights::DeviceWeights;
 use grpo_core::LossConfig;
@@ -18,7 +19,7 @@ use std::borrow::Cow;
 
 impl DevicePolicy {
     /// A policy of stored weights beneath fresh LoRA adapters: [`DevicePolicy::with_lora`] of weights that stay bf16 on the device where all
-    /// of them are stored so, and f32 otherwise.
+    /// of them are stored so, and keep the digits of f32 otherwise.
     ///
     /// # Errors
     /// Those of [`DevicePolicy::from_weights`] and [`DevicePolicy::with_lora`].
@@ -31,11 +32,11 @@ impl DevicePolicy {
         loss: LossConfig,
         options: DevicePolicyOptions,
     ) -> Result<Self> {
-        let dtype = match weights.mapped_dtype() {
-            models::Dtype::Bf16 => Dtype::Bf16,
-            _ => Dtype::F32,
+        let storage = match weights.mapped_dtype() {
+            models::Dtype::Bf16 => Storage::Plain(Dtype::Bf16),
+            _ => Storage::of_masters(options.compute.dtype()),
         };
-        let weights = DeviceWeights::from_weights(runtime, config, weights, dtype)?;
+        let weights = DeviceWeights::from_files(runtime, config, weights, storage)?;
         Self::of(runtime, config, weights, loss, options)?.with_lora(lora, seed)
     }
 
@@ -84,10 +85,10 @@ impl DevicePolicy {
     pub fn with_value_head(mut self, loss: ValueLossConfig) -> Result<Self> {
         loss.validate()?;
         let decoder = self.modules.decoder().clone().with_value_head();
-        let table = decoder.parameters().into_iter().filter(|p| is_value_head(p.role)).collect();
+        let table = decoder.parameters().into_iter().filter(|p| p.role.is_of_value_head()).collect();
         let zeros = |_: &str, shape: &[usize]| Ok(Cow::Owned(vec![0.0; shape.iter().product()]));
-        let value_head = DeviceWeights::from_values(&self.runtime, table, Dtype::F32, zeros)?;
-        let weights = self.weights()?.subset(|role| !is_value_head(role)).followed_by(value_head);
+        let value_head = DeviceWeights::from_values(&self.runtime, table, Storage::Plain(Dtype::F32), zeros)?;
+        let weights = self.weights()?.subset(|role| !role.is_of_value_head()).followed_by(value_head);
         self.grpo.of_values = Some(loss);
         self.rebuilt(decoder, weights)
     }
@@ -101,27 +102,24 @@ impl DevicePolicy {
         let table = adapters.parameters(self.config());
         let decoder = self.modules.decoder().clone().with_adapters(adapters);
         let layout = Layout::of_trained(&decoder);
+        let storage = Storage::Plain(Dtype::F32);
         let added =
-            DeviceWeights::from_values(&self.runtime, table, Dtype::F32, |name, shape| values(&layout, name, shape))?;
+            DeviceWeights::from_values(&self.runtime, table, storage, |name, shape| values(&layout, name, shape))?;
         let weights = self.weights()?;
-        let (of_model, value_head) = (weights.subset(Role::is_of_model), weights.subset(is_value_head));
+        let (of_model, value_head) = (weights.subset(Role::is_of_model), weights.subset(Role::is_of_value_head));
         self.rebuilt(decoder, of_model.followed_by(added).followed_by(value_head))
     }
 
     /// This policy with another decoder and its weights: nothing is trained yet.
     fn rebuilt(mut self, decoder: Decoder, weights: DeviceWeights) -> Result<Self> {
-        self.optimizer = AdamW::new(decoder.trained());
+        self.optimizer = AdamW::new(decoder.trained(), weights.storage());
         self.rollout = DeviceRollout::of(&self.runtime, decoder.clone(), self.options.rollout)?;
         self.modules = modules(decoder, weights.dtype(), &self.options);
-        (self.weights, self.ref_policy, self.rounded) = (weights, None, None);
+        (self.weights, self.ref_policy) = (weights, None);
         (self.steps, self.moments, self.remembered) = (0, None, None);
         self.grpo.forget_programs();
         self.cross_entropy.forget_programs();
         self.forget_gradient();
         Ok(self)
     }
-}
-
-fn is_value_head(role: Role) -> bool {
-    matches!(role, Role::ValueHead | Role::ValueHeadBias)
 }

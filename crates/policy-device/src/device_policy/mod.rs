@@ -12,7 +12,8 @@ pub use options::DevicePolicyOptions;
 use crate::decoder::{Decoder, Parameter, Role};
 use crate::error::{Error, Result};
 use crate::rollout::DeviceRollout;
-use crate::runtime::{Program, Runtime};
+use crate::runtime::{Programs, Runtime};
+use crate::storage::Storage;
 use crate::train::{AdamW, Call, Device, Loss, Rows, State, TrainModules};
 use crate::weights::DeviceWeights;
 use grpo_core::backend_api::plan::step;
@@ -30,6 +31,10 @@ use std::sync::Arc;
 /// A decoder on a device of PJRT, with a reference policy where there is one, and AdamW. Weights, moments and sums of gradients are f32
 /// and stay there between checkpoints; what products round to is [`DevicePolicyOptions::compute`]. Weights beneath LoRA adapters
 /// ([`DevicePolicy::with_lora`]) are frozen: there is one copy of them, for the policy and for its reference, and no gradients or moments.
+///
+/// With products in bf16, matrices are on the device in bf16, for training, scoring and sampling alike, and beside them the 16 bits of each
+/// weight that this leaves out: updates and checkpoints put the f32 weights together again, to the last bit. The reference policy is as it
+/// computes, without them, until [`Policy::mix_ref_policy`] moves it.
 ///
 /// ```no_run
 /// use backend_tpu::plugins::Kind;
@@ -59,8 +64,6 @@ pub struct DevicePolicy {
     cross_entropy: Loss,
     weights: DeviceWeights,
     ref_policy: Option<DeviceWeights>,
-    /// The weights of the model in the number type in which tokens are sampled, where it is another one.
-    rounded: Option<DeviceWeights>,
     rollout: DeviceRollout,
     optimizer: AdamW,
     adamw: AdamWConfig,
@@ -70,7 +73,8 @@ pub struct DevicePolicy {
     sums: Vec<Buffer>,
     /// Whether a gradient was added since they were zero.
     has_gradient: bool,
-    mix: Option<Arc<Program>>,
+    /// By how the reference policy is stored before it is mixed.
+    mix: Programs<Storage>,
     remembered: Option<Remembered>,
 }
 
@@ -101,7 +105,8 @@ impl DevicePolicy {
         loss: LossConfig,
         options: DevicePolicyOptions,
     ) -> Result<Self> {
-        Self::of(runtime, config, DeviceWeights::from_weights(runtime, config, weights, Dtype::F32)?, loss, options)
+        let storage = Storage::of_masters(options.compute.dtype());
+        Self::of(runtime, config, DeviceWeights::from_files(runtime, config, weights, storage)?, loss, options)
     }
 
     /// A policy of tensors with the names of `transformers`, with the default settings of AdamW.
@@ -115,7 +120,8 @@ impl DevicePolicy {
         loss: LossConfig,
         options: DevicePolicyOptions,
     ) -> Result<Self> {
-        Self::of(runtime, config, DeviceWeights::from_tensors(runtime, config, tensors, Dtype::F32)?, loss, options)
+        let storage = Storage::of_masters(options.compute.dtype());
+        Self::of(runtime, config, DeviceWeights::from_named(runtime, config, tensors, storage)?, loss, options)
     }
 
     fn of(
@@ -132,17 +138,16 @@ impl DevicePolicy {
             modules: modules(decoder.clone(), weights.dtype(), &options),
             grpo: Loss::new(loss),
             cross_entropy: Loss::new(StepLoss::cross_entropy()),
-            weights,
             ref_policy: None,
-            rounded: None,
-            optimizer: AdamW::new(decoder.trained()),
+            optimizer: AdamW::new(decoder.trained(), weights.storage()),
+            weights,
             rollout: DeviceRollout::of(runtime, decoder, options.rollout)?,
             adamw: AdamWConfig::default(),
             steps: 0,
             moments: None,
             sums: Vec::new(),
             has_gradient: false,
-            mix: None,
+            mix: Programs::new(),
             remembered: None,
             options,
         })
@@ -178,23 +183,13 @@ impl DevicePolicy {
 
     /// What `buffers` holds of the parameters that are trained.
     fn like_trained(&self, buffers: Vec<Arc<Buffer>>) -> DeviceWeights {
-        DeviceWeights::of_buffers(&self.runtime, self.modules.decoder().trained(), buffers)
+        let trained = self.modules.decoder().trained();
+        DeviceWeights::of_buffers(&self.runtime, trained, Storage::Plain(Dtype::F32), buffers)
     }
 
-    /// The weights with which tokens are sampled: those of the model in the number type of operands, where that is the narrower one.
-    fn sampled(&mut self) -> Result<DeviceWeights> {
-        let weights = self.weights()?;
-        let adapters = weights.subset(|role| matches!(role, Role::LoraA(_) | Role::LoraB(_)));
-        let of_model = weights.subset(Role::is_of_model);
-        let dtype = self.options.compute.dtype();
-        if dtype == Dtype::F32 || of_model.dtype() == dtype {
-            return Ok(of_model.followed_by(adapters));
-        }
-        let rounded = match self.rounded.take() {
-            Some(rounded) => rounded,
-            None => of_model.converted(dtype)?,
-        };
-        Ok(self.rounded.insert(rounded).clone().followed_by(adapters))
+    /// The weights with which tokens are sampled: of a value head nothing is.
+    fn sampled(&self) -> Result<DeviceWeights> {
+        Ok(self.weights()?.subset(|role| !role.is_of_value_head()))
     }
 
     fn loss_of(&mut self, batch: &SequenceBatch<'_>, loss: StepLoss) -> Result<LossOutput> {
@@ -255,13 +250,14 @@ impl DevicePolicy {
         let step = self.steps + 1;
         let prepared = self.optimizer.prepare(&self.runtime, &self.adamw, step, learning_rate)?;
         // From here on the device owns what nobody has remembered: a failure loses it.
-        let (sums, mut frozen) = (std::mem::take(&mut self.sums), self.weights.take_buffers());
+        let (sums, mut frozen) = (std::mem::take(&mut self.sums), self.weights.take());
         // What is trained comes last.
-        let parameters = frozen.split_off(frozen.len() - self.optimizer.parameters());
-        let state = State { parameters, first, second };
+        let trained = frozen.split_off(frozen.table().len() - self.optimizer.parameters());
+        let (table, storage) = (trained.table().to_vec(), trained.storage());
+        let state = State { parameters: trained.into_buffers(), first, second };
         let (state, sums, applied) = prepared.run(state, sums)?;
         let State { parameters, first, second } = state;
-        self.weights = self.weights.with_buffers([frozen, parameters].concat());
+        self.weights = frozen.followed_by(DeviceWeights::of_buffers(&self.runtime, table, storage, parameters));
         self.sums = sums;
         let is_applied = applied.within && applied.finite;
         // Before the first step there are no moments.
@@ -269,9 +265,6 @@ impl DevicePolicy {
         let grad_norm = applied.grad_norm;
         if is_applied {
             self.steps = step;
-            if self.modules.decoder().adapters().is_none() {
-                self.rounded = None;
-            }
             return Ok(UpdateReport { grad_norm, applied: true });
         }
         if applied.within {
@@ -285,9 +278,9 @@ impl DevicePolicy {
     }
 }
 
-/// The programs of training for `decoder`, whose model is of number type `weights`.
+/// The programs of training for `decoder`, whose model's matrices are of number type `weights`.
 fn modules(decoder: Decoder, weights: Dtype, options: &DevicePolicyOptions) -> TrainModules {
-    TrainModules::new(decoder, options.save.clone()).with_tiling(options.tiling.clone()).with_frozen(weights)
+    TrainModules::new(decoder, options.save.clone()).with_tiling(options.tiling.clone()).with_model_dtype(weights)
 }
 
 /// Checks that `tokens` are completion tokens of `sequences` that the model has.
@@ -402,7 +395,7 @@ impl Policy for DevicePolicy {
     fn freeze_ref_policy(&mut self) -> policy::Result<()> {
         // The buffers are shared until an update writes others.
         // With adapters it is the model without them, whatever they are by now.
-        self.ref_policy = Some(self.weights()?.subset(Role::is_of_model));
+        self.ref_policy = Some(self.weights()?.subset(Role::is_of_model).without_remainders());
         Ok(())
     }
 
@@ -428,7 +421,6 @@ impl Policy for DevicePolicy {
             return Err(policy::Error::state("the policy", "a state that `begin` has remembered", "none"));
         };
         (self.weights, self.ref_policy, self.moments, self.steps) = (weights, ref_policy, moments, steps);
-        self.rounded = None;
         self.forget_gradient();
         Ok(())
     }

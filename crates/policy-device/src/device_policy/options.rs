@@ -9,7 +9,8 @@ use stablehlo::Save;
 /// How a policy uses its device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DevicePolicyOptions {
-    /// The number type in which products take their operands, in training and in sampling.
+    /// The number type in which products take their operands, in training and in sampling. The model's matrices are on the device in it; what
+    /// bf16 leaves out of weights in f32 lies beside them, for updates and checkpoints.
     pub compute: Compute,
     /// How the tokens of a row attend to each other in training and scoring.
     pub attention: Attention,

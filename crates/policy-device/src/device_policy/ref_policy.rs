@@ -4,12 +4,15 @@ use super::{DevicePolicy, no_ref_policy};
 use crate::decoder::{Parameter, Role};
 use crate::error::{Error, Result};
 use crate::runtime::finish;
+use crate::storage::Storage;
+use crate::weights::DeviceWeights;
 use pjrt::Argument;
 use stablehlo::{Builder, Dtype, Module, TensorType, Value};
 use std::sync::Arc;
 
 impl DevicePolicy {
-    /// ref = alpha x policy + (1 - alpha) x ref, weight by weight.
+    /// ref = alpha x policy + (1 - alpha) x ref, weight by weight, in f32. The result has all digits of f32: in bf16 a small step would be
+    /// lost, and so would all that follow.
     pub(super) fn mix(&mut self, alpha: f64) -> Result<()> {
         self.weights()?;
         let Some(of_ref) = &self.ref_policy else { return Err(no_ref_policy("mix_ref_policy")) };
@@ -20,35 +23,38 @@ impl DevicePolicy {
         }
         // Without a value head.
         let weights = self.weights.subset(Role::is_of_model);
-        let program = match &self.mix {
-            Some(program) => program.clone(),
-            None => self.mix.insert(Arc::new(self.runtime.compile(&module(weights.table())?)?)).clone(),
-        };
+        let (table, storage) = (weights.table(), weights.storage());
+        let program = self.mix.get(&self.runtime, of_ref.storage(), |of_ref| module(table, storage, *of_ref))?;
         let shares = self.runtime.upload(&[alpha as f32, (1.0 - alpha) as f32], &[2])?;
-        let mut arguments = weights.arguments();
-        arguments.extend(of_ref.arguments());
+        let mut arguments = weights.arguments_with_remainders();
+        arguments.extend(of_ref.arguments_with_remainders());
         arguments.push(Argument::from(&shares));
         let mixed = program.run(arguments)?;
         // Launched, not yet computed.
         mixed.iter().try_for_each(|buffer| buffer.wait().map_err(Error::device("mixing the reference policy")))?;
-        self.ref_policy = Some(of_ref.with_buffers(mixed.into_iter().map(Arc::new).collect()));
+        let mixed = mixed.into_iter().map(Arc::new);
+        self.ref_policy = Some(DeviceWeights::of_buffers(&self.runtime, table.to_vec(), storage, mixed));
         Ok(())
     }
 }
 
-/// The program: weights, those of the reference policy, and the shares of both, f32 `[2]`.
-fn module(table: &[Parameter]) -> Result<Module> {
+/// The program: weights, those of the reference policy, and the shares of both, f32 `[2]`, to weights that are stored as those of the policy
+/// are.
+fn module(table: &[Parameter], storage: Storage, of_ref: Storage) -> Result<Module> {
     let f = Builder::new();
-    let group = |suffix: &str| -> Vec<Value> {
-        let argument =
-            |p: &Parameter| f.argument(&format!("{}{suffix}", p.name()), TensorType::new(Dtype::F32, &p.shape[..]));
-        table.iter().map(argument).collect()
+    let group = |storage: Storage, suffix: &str| -> Vec<Value> {
+        let masters = |p: &Parameter| {
+            let storage = storage.of(p);
+            storage.get(&storage.declare(&f, &format!("{}{suffix}", p.name()), &p.shape))
+        };
+        table.iter().map(masters).collect()
     };
-    let (policy, of_ref) = (group(""), group(".ref"));
+    let (policy, of_ref) = (group(storage, ""), group(of_ref, ".ref"));
     let shares = f.argument("shares", TensorType::new(Dtype::F32, [2]));
     let share = |i: usize, like: &Value| shares.slice(&[i], &[i + 1]).reshape(&[]).broadcast_in_dim(like.shape(), &[]);
     let mix = |(new, old): (&Value, &Value)| share(0, new) * new + share(1, old) * old;
-    let mixed: Vec<Value> = policy.iter().zip(&of_ref).map(mix).collect();
-    let results: Vec<(&str, &Value)> = table.iter().map(Parameter::name).zip(&mixed).collect();
+    let mixed = policy.iter().zip(&of_ref).map(mix).zip(table);
+    let mixed: Vec<Value> = mixed.flat_map(|(mixed, parameter)| storage.of(parameter).put(&mixed)).collect();
+    let results: Vec<(&str, &Value)> = mixed.iter().map(|mixed| ("", mixed)).collect();
     finish(f.clone(), "mix_ref_policy", &results)
 }

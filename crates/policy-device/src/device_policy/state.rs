@@ -3,6 +3,7 @@
 use super::layout::Layout;
 use super::{DevicePolicy, Moments};
 use crate::error::Result;
+use crate::storage::Storage;
 use crate::weights::DeviceWeights;
 use policy::{Error, PolicyState, StateGroup, TensorSink, Weights};
 use stablehlo::Dtype;
@@ -66,20 +67,32 @@ impl DevicePolicy {
             true => Some(self.weights()?.subset(|role| role.is_of_model())),
             false => None,
         };
-        let upload = |table, tensors: &super::layout::Imported<'_>| {
-            DeviceWeights::from_values(&self.runtime, table, Dtype::F32, |name, shape| tensors.values(name, shape))
+        let upload = |table, storage, tensors: &super::layout::Imported<'_>| {
+            DeviceWeights::from_values(&self.runtime, table, storage, |name, shape| tensors.values(name, shape))
         };
+        let (storage, single) = (self.weights.storage(), Storage::Plain(Dtype::F32));
         let moments = match moments {
             None => None,
             Some((first, second)) => {
-                let first = upload(trained.clone(), &first)?.take_buffers();
-                Some(Moments { first, second: upload(trained.clone(), &second)?.take_buffers() })
+                let first = upload(trained.clone(), single, &first)?.into_buffers();
+                Some(Moments { first, second: upload(trained.clone(), single, &second)?.into_buffers() })
             }
         };
-        let weights = upload(trained, &weights)?;
+        let weights = upload(trained, storage, &weights)?;
         let ref_policy = match (ref_policy, &frozen) {
-            (Some(tensors), _) => Some(upload(model.parameters(), &tensors)?),
-            (None, Some(frozen)) if state.ref_policy.is_some() => Some(frozen.clone()),
+            (Some(tensors), _) => {
+                // One that was not mixed has nothing beyond bf16.
+                let is_narrow =
+                    model.parameters().iter().filter(|p| storage.of(p) == Storage::Split).all(|parameter| {
+                        let shape = parameter.tensor_shape();
+                        let narrow =
+                            |name| tensors.values(name, shape).is_ok_and(|values| values.iter().all(has_bf16_digits));
+                        parameter.tensors().all(|(_, name)| narrow(name))
+                    });
+                let storage = if is_narrow { storage.without_remainders() } else { storage };
+                Some(upload(model.parameters(), storage, &tensors)?)
+            }
+            (None, Some(frozen)) if state.ref_policy.is_some() => Some(frozen.clone().without_remainders()),
             (None, _) => None,
         };
         self.weights = match frozen {
@@ -88,8 +101,13 @@ impl DevicePolicy {
         };
         (self.ref_policy, self.moments) = (ref_policy, moments);
         (self.adamw, self.steps) = (state.adamw.clone(), state.optimizer_steps);
-        (self.remembered, self.rounded) = (None, None);
+        self.remembered = None;
         self.forget_gradient();
         Ok(())
     }
+}
+
+/// Whether a number of f32 is one of bf16.
+fn has_bf16_digits(value: &f32) -> bool {
+    value.to_bits().trailing_zeros() >= 16
 }

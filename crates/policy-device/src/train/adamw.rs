@@ -3,9 +3,10 @@
 use crate::decoder::{Parameter, zeros};
 use crate::error::Result;
 use crate::runtime::{Program, Runtime, finish, read};
+use crate::storage::Storage;
 use pjrt::{Argument, Buffer};
 use policy::AdamWConfig;
-use stablehlo::{Builder, Dtype, Module, Reducer, TensorType, Unary, Value};
+use stablehlo::{Builder, Dtype, Module, Reducer, TensorType, Value};
 use std::sync::Arc;
 
 /// The scalars of a step, in the order in which the program takes them: f32 `[NUMBERS]`.
@@ -17,16 +18,19 @@ const CLIP_EPSILON: f64 = 1e-6;
 #[derive(Debug)]
 pub(crate) struct AdamW {
     table: Vec<Parameter>,
+    /// How the model lies.
+    storage: Storage,
     apply: Option<Arc<Program>>,
     drop: Option<Arc<Program>>,
     zeros: Option<Arc<Program>>,
 }
 
-/// What the optimizer changes, each with a buffer per parameter.
+/// What the optimizer changes.
 #[derive(Clone, Debug)]
 pub(crate) struct State {
+    /// A buffer per parameter, and behind it that of its remainders where it has some.
     pub(crate) parameters: Vec<Arc<Buffer>>,
-    /// Exponential averages of gradients and of their squares.
+    /// Exponential averages of gradients and of their squares, each with a buffer per parameter.
     pub(crate) first: Vec<Arc<Buffer>>,
     pub(crate) second: Vec<Arc<Buffer>>,
 }
@@ -67,9 +71,9 @@ struct Numbers {
 }
 
 impl AdamW {
-    /// The optimizer of the parameters of `table`.
-    pub(crate) fn new(table: Vec<Parameter>) -> Self {
-        Self { table, apply: None, drop: None, zeros: None }
+    /// The optimizer of the parameters of `table`, of a model that lies like this.
+    pub(crate) fn new(table: Vec<Parameter>, storage: Storage) -> Self {
+        Self { table, storage, apply: None, drop: None, zeros: None }
     }
 
     /// The number of parameters.
@@ -97,11 +101,11 @@ impl AdamW {
         learning_rate: f64,
     ) -> Result<Prepared> {
         if self.apply.is_none() {
-            self.apply = Some(Arc::new(runtime.compile(&apply_module(&self.table)?)?));
+            self.apply = Some(Arc::new(runtime.compile(&apply_module(&self.table, self.storage)?)?));
         }
         let Some(program) = self.apply.clone() else { unreachable!("compiled above") };
         let numbers = runtime.upload(&numbers(config, step, learning_rate), &[NUMBERS])?;
-        Ok(Prepared { program, numbers, parameters: self.table.len() })
+        Ok(Prepared { program, numbers })
     }
 
     /// Sets `sums` to zero.
@@ -121,7 +125,6 @@ impl AdamW {
 pub(crate) struct Prepared {
     program: Arc<Program>,
     numbers: Buffer,
-    parameters: usize,
 }
 
 impl Prepared {
@@ -131,6 +134,7 @@ impl Prepared {
     /// Buffers that nobody else holds are donated, and gone when the device fails; of the others there are two until they are dropped.
     pub(crate) fn run(self, state: State, sums: Vec<Buffer>) -> Result<(State, Vec<Buffer>, Applied)> {
         let State { parameters, first, second } = state;
+        let (buffers, count) = (parameters.len(), first.len());
         let owned: Vec<Result<Buffer, Arc<Buffer>>> =
             parameters.into_iter().chain(first).chain(second).map(Arc::try_unwrap).collect();
         let shared: Vec<Arc<Buffer>> = owned.iter().filter_map(|buffer| buffer.as_ref().err().cloned()).collect();
@@ -143,10 +147,10 @@ impl Prepared {
         let arguments = of_state.chain(sums).chain([Argument::from(&self.numbers)]).collect();
         let mut outputs = self.program.run(arguments)?;
         let report: Vec<f32> = read(&outputs.split_off(outputs.len() - 1)[0], "the norm of the gradient")?;
-        let sums = outputs.split_off(3 * self.parameters);
+        let sums = outputs.split_off(buffers + 2 * count);
         let mut outputs = outputs.into_iter().map(Arc::new);
-        let mut take = || outputs.by_ref().take(self.parameters).collect();
-        let state = State { parameters: take(), first: take(), second: take() };
+        let mut take = |count| outputs.by_ref().take(count).collect();
+        let state = State { parameters: take(buffers), first: take(count), second: take(count) };
         let [grad_norm, within, finite] = report[..] else { unreachable!("the report has three numbers") };
         let applied = Applied { grad_norm: grad_norm.into(), within: within != 0.0, finite: finite != 0.0 };
         Ok((state, sums, applied))
@@ -200,14 +204,19 @@ impl Numbers {
     }
 }
 
-/// The program of a step. Arguments, all donated but the last: parameters, first and second moments, sums of gradients, and the
-/// scalars. Results: the same without the scalars, and the norm of the gradient, whether it is within its limit and whether what comes of
-/// it is finite (0 or 1), f32 `[3]`.
-pub(crate) fn apply_module(table: &[Parameter]) -> Result<Module> {
+/// The program of a step for parameters of a model that lies like this. Arguments, all donated but the last: parameters, each with its
+/// remainders behind it where it has some, first and second moments, sums of gradients, and the scalars. Results: the same without the
+/// scalars, and the norm of the gradient, whether it is within its limit and whether what comes of it is finite (0 or 1), f32 `[3]`.
+///
+/// The step itself is made in f32, whatever the parameters are stored as.
+pub(crate) fn apply_module(table: &[Parameter], storage: Storage) -> Result<Module> {
     let f = Builder::new();
+    let stored: Vec<Storage> = table.iter().map(|parameter| storage.of(parameter)).collect();
+    let parameters = stored.iter().zip(table);
+    let parameters: Vec<Vec<Value>> = parameters.map(|(of, p)| of.declare(&f, p.name(), &p.shape)).collect();
     let group = |suffix: &str| -> Vec<Value> { declare(&f, table, suffix) };
-    let (values, first, second, sums) = (group(""), group(".exp_avg"), group(".exp_avg_sq"), group(".sum"));
-    let donated = values.iter().chain(&first).chain(&second).chain(&sums);
+    let (first, second, sums) = (group(".exp_avg"), group(".exp_avg_sq"), group(".sum"));
+    let donated = parameters.iter().flatten().chain(&first).chain(&second).chain(&sums);
     donated.enumerate().for_each(|(i, argument)| f.alias(argument, i));
     let numbers = Numbers::argument(&f);
     let norm = norm(&f, &sums);
@@ -220,21 +229,26 @@ pub(crate) fn apply_module(table: &[Parameter]) -> Result<Module> {
     // is written.
     let mut finite = f.scalar(true, Dtype::Pred);
     for (i, parameter) in table.iter().enumerate() {
-        let before = f.optimization_barrier(&[&values[i], &first[i], &second[i], &sums[i]]);
-        let next = numbers.next(decays(parameter), &clip, [&before[0], &before[1], &before[2], &before[3]]);
-        for value in next {
+        let before: Vec<&Value> = parameters[i].iter().chain([&first[i], &second[i], &sums[i]]).collect();
+        let mut before = f.optimization_barrier(&before);
+        let rest = before.split_off(parameters[i].len());
+        let value = stored[i].get(&before);
+        let [value, first, second] = numbers.next(decays(parameter), &clip, [&value, &rest[0], &rest[1], &rest[2]]);
+        for finite_here in [stored[i].finite(&value), first.is_finite(), second.is_finite()] {
             let dimensions: Vec<usize> = (0..value.shape().len()).collect();
-            finite = finite & value.unary(Unary::IsFinite).reduce(Reducer::And, &dimensions);
+            finite = finite & finite_here.reduce(Reducer::And, &dimensions);
         }
     }
     let applies = &within & &finite;
     let mut results: [Vec<Value>; 3] = Default::default();
     for (i, parameter) in table.iter().enumerate() {
-        let old = [&values[i], &first[i], &second[i]];
-        let next = numbers.next(decays(parameter), &clip, [old[0], old[1], old[2], &sums[i]]);
-        for ((to, old), next) in results.iter_mut().zip(old).zip(next) {
-            to.push(applies.broadcast_in_dim(old.shape(), &[]).select(&next, old));
-        }
+        let value = stored[i].get(&parameters[i]);
+        let next = numbers.next(decays(parameter), &clip, [&value, &first[i], &second[i], &sums[i]]);
+        let chosen = |next: &Value, old: &Value| applies.broadcast_in_dim(old.shape(), &[]).select(next, old);
+        // A weight that is put together and taken apart again is what it was.
+        results[0].extend(stored[i].put(&chosen(&next[0], &value)));
+        results[1].push(chosen(&next[1], &first[i]));
+        results[2].push(chosen(&next[2], &second[i]));
     }
     let none: Vec<Value> = sums.iter().map(|sum| zeros(&f, Dtype::F32, sum.shape())).collect();
     let flag = |predicate: &Value| predicate.convert(Dtype::F32).reshape(&[1]);
@@ -270,9 +284,9 @@ fn declare(f: &Builder, table: &[Parameter], suffix: &str) -> Vec<Value> {
     table.iter().map(argument).collect()
 }
 
-/// Whether weight decay acts on a parameter: not on norms and biases, whose tensors have one dimension.
+/// Whether weight decay acts on a parameter: not on norms and biases.
 fn decays(parameter: &Parameter) -> bool {
-    parameter.tensor_shape().len() > 1
+    parameter.has_matrices()
 }
 
 /// The 2-norm of all tensors together, an f32 scalar. Sums of rows are added up in f64.

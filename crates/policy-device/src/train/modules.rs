@@ -4,6 +4,7 @@ use super::adamw::apply_module;
 use crate::decoder::{Compute, Decoder, Matrix, Parameter, ParameterValues, Role as ParameterRole, Rows};
 use crate::error::{Error, Result};
 use crate::runtime::finish;
+use crate::storage::Storage;
 use backend_tpu::aot::Variant;
 use backend_tpu::program::{Mesh, Numerics, Pass, ProgramKind, Role, Spec, ValueTable, value_gradient};
 use grpo_core::objective::ValueLossConfig;
@@ -24,8 +25,9 @@ pub struct TrainShape {
     pub shared: bool,
 }
 
-/// Writes the programs of training for a decoder. Parameters are arguments in the order of [`Decoder::parameters`], and gradients in that of
-/// [`Decoder::trained`], all f32 but for a model beneath adapters, which may be bf16 ([`TrainModules::with_frozen`]).
+/// Writes the programs of training for a decoder. Parameters are arguments in the order of [`Decoder::parameters`], in the number types of
+/// [`Parameter::dtype`]: matrices of the model are there as products take them, in the number type of operands, unless
+/// [`TrainModules::with_model_dtype`] says otherwise. Gradients are in the order of [`Decoder::trained`], all f32.
 ///
 /// ```
 /// use policy_device::decoder::{Compute, Decoder};
@@ -43,7 +45,7 @@ pub struct TrainShape {
 #[derive(Clone, Debug)]
 pub struct TrainModules {
     decoder: Decoder,
-    /// The number type of the parameters of the model.
+    /// The number type of the matrices of the model.
     model: Dtype,
     save: Save,
     tiling: Tiling,
@@ -61,12 +63,13 @@ const TABLES: [Role; 3] = [Role::TokenIds, Role::TokenNumbers, Role::OnPolicy];
 impl TrainModules {
     /// The programs of `decoder`, whose derivative keeps what `save` says of every layer.
     pub fn new(decoder: Decoder, save: Save) -> Self {
-        Self { decoder, model: Dtype::F32, save, tiling: default_tiling() }
+        let model = decoder.compute().dtype();
+        Self { decoder, model, save, tiling: default_tiling() }
     }
 
-    /// Takes the parameters of a model that is frozen beneath adapters in this number type, f32 or bf16.
+    /// Takes the matrices of the model in this number type, f32 or bf16, and rounds them in every layer where operands have another one.
     #[must_use]
-    pub fn with_frozen(mut self, dtype: Dtype) -> Self {
+    pub fn with_model_dtype(mut self, dtype: Dtype) -> Self {
         self.model = dtype;
         self
     }
@@ -173,7 +176,9 @@ impl TrainModules {
             // With adapters of nothing but the head.
             true => (f.call(&forward, &arguments), None),
             false => {
-                let (results, pullback) = f.vjp(&forward, &arguments, &asked).map_err(program_error(NAME))?;
+                // Gradients have all digits of f32, whatever weights are stored as.
+                let pulled = f.vjp_unrounded(&forward, &arguments, &asked);
+                let (results, pullback) = pulled.map_err(program_error(NAME))?;
                 (results, Some(pullback))
             }
         };
@@ -264,16 +269,17 @@ impl TrainModules {
         finish(f.clone(), NAME, &results)
     }
 
-    /// A step of AdamW over all parameters that are trained.
+    /// A step of AdamW over all parameters that are trained, in f32.
     ///
     /// Arguments, all donated but the last: parameters, first and second moments, sums of gradients, and the scalars of the step, f32
-    /// `[8]`. Results: the same without the scalars, the sums being zero, and f32 `[3]`: the norm of the gradient, whether it is within its
+    /// `[8]`. Behind each parameter in bf16 are its remainders, i16: the f32 weight is `(parameter << 16) + remainder` of their patterns, as
+    /// integers in two's complement. Results: the same without the scalars, the sums being zero, and f32 `[3]`: the norm of the gradient, whether it is within its
     /// limit, and whether parameters and moments stay finite (0 or 1). Where one of the two is 0, parameters and moments are those of before.
     ///
     /// # Errors
     /// [`Error::Program`], a defect of this crate.
     pub fn adamw(&self) -> Result<Module> {
-        apply_module(&self.decoder.trained())
+        apply_module(&self.decoder.trained(), Storage::of_masters(self.model))
     }
 
     /// Declares what a program takes of a micro-batch.

@@ -4,9 +4,9 @@ use super::DeviceWeights;
 use crate::decoder::{Decoder, Matrix, Parameter, Role};
 use crate::error::Result;
 use crate::runtime::{Programs, finish, read};
+use crate::storage::Storage;
 use models::NamedTensor;
-use pjrt::Argument;
-use stablehlo::{Builder, Dtype, Module, TensorType};
+use stablehlo::{Builder, Dtype, Module, TensorType, Value};
 
 impl DeviceWeights {
     /// Hands every tensor of the model to `sink` in f32, under the names of `transformers`, one by one; W + s B A of a matrix with an adapter.
@@ -31,9 +31,10 @@ impl DeviceWeights {
                     Some((a, b)) => {
                         let parts = [parameter, &self.table[a], &self.table[b]];
                         let program =
-                            programs.get(&self.runtime, parameter.role, |_| module(decoder, parts, self.dtype))?;
+                            programs.get(&self.runtime, parameter.role, |_| module(decoder, parts, self.storage))?;
                         let layer = self.runtime.upload(&[layer as i32], &[])?;
-                        let mut arguments = Vec::from([at, a, b].map(|at| Argument::Borrowed(&self.buffers[at])));
+                        let mut arguments =
+                            [at, a, b].map(|at| self.parts(at)).into_iter().flatten().collect::<Vec<_>>();
                         arguments.push(layer.into());
                         read(&program.run_one(arguments)?, name)?
                     }
@@ -47,14 +48,14 @@ impl DeviceWeights {
 }
 
 /// The program: a matrix (or those of all layers), its A and its B, and the layer, i32, to W + s B A in f32.
-fn module(decoder: &Decoder, parts: [&Parameter; 3], dtype: Dtype) -> Result<Module> {
+fn module(decoder: &Decoder, parts: [&Parameter; 3], storage: Storage) -> Result<Module> {
     let f = Builder::new();
-    let stacks = parts.map(|p| f.argument(p.name(), TensorType::new(p.dtype(dtype), &p.shape[..])));
+    let stacks = parts.map(|p| storage.of(p).declare(&f, p.name(), &p.shape));
     let layer = f.argument("layer", TensorType::scalar(Dtype::I32));
     let zero = layer.like(0);
     let [weight, a, b] = [0, 1, 2].map(|i| {
-        let (parameter, stack) = (parts[i], &stacks[i]);
-        let part = match parameter.is_stacked() {
+        let parameter = parts[i];
+        let part = |stack: &Value| match parameter.is_stacked() {
             true => {
                 let size = [&[1], parameter.tensor_shape()].concat();
                 let mut starts = vec![&zero; size.len()];
@@ -63,7 +64,7 @@ fn module(decoder: &Decoder, parts: [&Parameter; 3], dtype: Dtype) -> Result<Mod
             }
             false => stack.clone(),
         };
-        part.convert(Dtype::F32)
+        storage.of(parameter).get(&stacks[i].iter().map(part).collect::<Vec<_>>())
     });
     let merged = weight + decoder.low_rank([&a, &b]);
     finish(f, "merge", &[("merged", &merged)])

@@ -11,6 +11,7 @@ mod lora;
 mod packing;
 #[path = "../../../../tests/checkpoints/ppo.rs"]
 mod ppo_of_torch;
+mod remainders;
 mod rollout;
 mod support;
 mod training;

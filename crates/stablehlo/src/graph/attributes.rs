@@ -201,6 +201,7 @@ impl Reducer {
     /// What leaves the other operand as it is.
     pub fn identity(self, dtype: Dtype) -> Number {
         let least = match dtype {
+            Dtype::I16 => Number::Int(i16::MIN.into()),
             Dtype::I32 => Number::Int(i32::MIN.into()),
             Dtype::I64 => Number::Int(i64::MIN),
             Dtype::U32 => Number::Int(0),
@@ -208,6 +209,7 @@ impl Reducer {
             _ => Number::Float(f64::NEG_INFINITY),
         };
         let most = match dtype {
+            Dtype::I16 => Number::Int(i16::MAX.into()),
             Dtype::I32 => Number::Int(i32::MAX.into()),
             Dtype::I64 => Number::Int(i64::MAX),
             Dtype::U32 => Number::Int(u32::MAX.into()),

@@ -55,6 +55,7 @@ impl Number {
         match self {
             Self::Bool(_) => dtype == Dtype::Pred,
             Self::Int(value) => match dtype {
+                Dtype::I16 => i16::try_from(value).is_ok(),
                 Dtype::I32 => i32::try_from(value).is_ok(),
                 Dtype::U32 => u32::try_from(value).is_ok(),
                 Dtype::I64 => true,

@@ -106,6 +106,7 @@ pub(super) fn convert(a: &Array, ty: &TensorType) -> Outcome {
     aligned(&[a], ty)?;
     Ok(match (&a.elements, ty.dtype) {
         (_, Dtype::Pred) => Elements::Pred(a.to_preds()),
+        (Elements::Float(x), Dtype::I16) => Elements::Int(x.iter().map(|x| i64::from(*x as i16)).collect()),
         (Elements::Float(x), Dtype::I32) => Elements::Int(x.iter().map(|x| i64::from(*x as i32)).collect()),
         (Elements::Float(x), Dtype::U32) => Elements::Int(x.iter().map(|x| i64::from(*x as u32)).collect()),
         (_, dtype) if dtype.is_integer() => Elements::Int(a.to_ints().into_iter().map(|x| wrap(x, dtype)).collect()),
@@ -235,7 +236,7 @@ impl Binary {
             // A shift by as many bits as there are, or by a negative number, leaves none of them.
             Self::ShiftLeft => |a, b, dtype| if (0..width(dtype)).contains(&b) { wrap(a << b, dtype) } else { 0 },
             Self::ShiftRightLogical => |a, b, dtype| {
-                let bits = if width(dtype) == 32 { u64::from(a as u32) } else { a as u64 };
+                let bits = a as u64 & (u64::MAX >> (64 - width(dtype)));
                 if (0..width(dtype)).contains(&b) { wrap((bits >> b) as i64, dtype) } else { 0 }
             },
             Self::ShiftRightArithmetic => |a, b, dtype| {

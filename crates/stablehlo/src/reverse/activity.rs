@@ -19,6 +19,19 @@ pub(super) struct Activity {
     uses: Vec<usize>,
     /// The dtype of the argument that it was converted from.
     from: Vec<Option<Dtype>>,
+    /// Its cotangent is not rounded to its dtype.
+    unrounded: Vec<bool>,
+}
+
+/// Arguments and results between which a function is differentiated.
+#[derive(Clone, Copy)]
+pub(super) struct Ends<'a> {
+    /// Arguments whose cotangents are asked for.
+    pub(super) with_respect_to: &'a [usize],
+    /// Those of them whose cotangents are not rounded to their dtypes.
+    pub(super) unrounded: &'a [usize],
+    /// Results that have cotangents.
+    pub(super) given: &'a [usize],
 }
 
 impl Activity {
@@ -26,16 +39,20 @@ impl Activity {
     ///
     /// # Errors
     /// An operation without a derivative, the results of which are wanted.
-    pub(super) fn of(function: &Traced, with_respect_to: &[usize], given: &[usize]) -> Result<Self> {
+    pub(super) fn of(function: &Traced, ends: &Ends<'_>) -> Result<Self> {
         let n = function.function().types.len();
+        let none = vec![false; n];
         let mut activity =
-            Self { active: vec![false; n], wanted: vec![false; n], uses: vec![0; n], from: vec![None; n] };
+            Self { active: none.clone(), wanted: none.clone(), uses: vec![0; n], from: vec![None; n], unrounded: none };
         let body = &function.function().body;
-        for index in with_respect_to {
+        for index in ends.with_respect_to {
             activity.active[body.arguments[*index].0] = true;
         }
+        for index in ends.unrounded {
+            activity.unrounded[body.arguments[*index].0] = true;
+        }
         activity.forward(function, body);
-        for index in given {
+        for index in ends.given {
             activity.want(body.results[*index]);
         }
         activity.backward(function, body)?;
@@ -47,10 +64,15 @@ impl Activity {
         self.wanted[id.0]
     }
 
+    /// Whether the value's cotangent is not rounded to its dtype.
+    pub(super) fn unrounded(&self, id: ValueId) -> bool {
+        self.unrounded[id.0]
+    }
+
     /// The dtype in which parts of the value's cotangent are best given.
     pub(super) fn sum_dtype(&self, function: &Traced, id: ValueId) -> Dtype {
         let dtype = function.function().type_of(id).dtype;
-        let dtype = if self.uses[id.0] > 1 { wide(dtype) } else { dtype };
+        let dtype = if self.uses[id.0] > 1 || self.unrounded[id.0] { wide(dtype) } else { dtype };
         // The gradient of a weight need not be rounded on the way; activations, which are larger, are better narrow.
         self.from[id.0].filter(|from| from.bytes() > dtype.bytes()).unwrap_or(dtype)
     }
@@ -168,6 +190,7 @@ impl Activity {
                 (Kind::OptimizationBarrier | Kind::Constrain(_), operands) => {
                     for (from, to) in operands.iter().zip(&operation.results) {
                         self.from[to.0] = self.from[from.0];
+                        self.unrounded[to.0] = self.unrounded[from.0];
                         given.extend(given.contains(from).then_some(*to));
                     }
                 }

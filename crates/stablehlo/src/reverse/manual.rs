@@ -5,7 +5,7 @@
 //! derivative is that of the sum over devices, which is also what the rules of collectives take it for.
 
 use super::partition::{Derivative, Wish};
-use super::wide;
+use super::{activity, wide};
 use crate::build::{Builder, Traced, Value};
 use crate::error::Result;
 use crate::graph::{Binary, Kind, Operation, Reducer, Region, Save, ValueId};
@@ -20,13 +20,14 @@ pub(super) fn back(
     manual: &Manual,
     code: &Traced,
     operands: &[Value],
-    to: &[usize],
-    given: &[usize],
+    ends: &activity::Ends<'_>,
 ) -> Result<(Vec<Value>, Traced, Vec<Value>)> {
+    let &activity::Ends { with_respect_to: to, unrounded, given } = ends;
     // What is kept of a loop around this one is that loop's business: here nothing is computed again.
     let save = &Save::Everything;
     let Ends { function, asked, shares } = Ends::of(manual, code, given)?;
-    let wish = Wish { function: &function, with_respect_to: to, given: &asked, save, barred: &[], invariant: &[] };
+    let ends = activity::Ends { with_respect_to: to, unrounded, given: &asked };
+    let wish = Wish { function: &function, ends, save, barred: &[], invariant: &[] };
     let Derivative { forward, backward, arguments } = Derivative::of(&wish)?;
 
     let (own, all) = (code.result_types().len(), function.result_types().len());

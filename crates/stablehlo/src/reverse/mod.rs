@@ -15,7 +15,7 @@ use crate::build::{Builder, Names, Traced, Value};
 use crate::error::{Error, Result};
 use crate::graph::{Kind, ValueId};
 use crate::types::{Dtype, TensorType};
-use activity::Activity;
+use activity::{Activity, Ends};
 use rules::{Rule, Step};
 use std::collections::BTreeMap;
 use std::panic::Location;
@@ -71,7 +71,41 @@ impl Builder {
     ) -> Result<(Vec<Value>, Pullback)> {
         self.differentiable(function, arguments, with_respect_to)?;
         let all: Vec<usize> = (0..function.result_types().len()).collect();
-        self.differentiate(function, arguments, with_respect_to, &all)
+        self.differentiate(function, arguments, &Ends { with_respect_to, unrounded: &[], given: &all })
+    }
+
+    /// [`Builder::vjp`] that does not round cotangents of arguments narrower than f32 on the way: products that make them
+    /// return f32, and so do slices of a scan. [`Pullback::call`] rounds them once, at the end; [`Pullback::add_to`] adds
+    /// them to f32 sums as they are: gradients in f32 of weights that are kept in bf16.
+    ///
+    /// ```
+    /// use stablehlo::{Array, Builder, DotDimensions, Dtype, Precision, TensorType, trace};
+    ///
+    /// let narrow = |shape: [usize; 2]| TensorType::new(Dtype::Bf16, shape);
+    /// let product = trace(&[narrow([1, 2]), narrow([2, 1])], |_, a| {
+    ///     vec![a[0].dot_general(&a[1], DotDimensions::contract(1, 0), Dtype::F32, Precision::Default)]
+    /// })?;
+    /// let f = Builder::new();
+    /// let (x, weight) = (f.argument("x", narrow([1, 2])), f.argument("weight", narrow([2, 1])));
+    /// let sum = f.argument("sum", TensorType::new(Dtype::F32, [2, 1]));
+    /// let (results, pullback) = f.vjp_unrounded(&product, &[&x, &weight], &[1])?;
+    /// let sums = pullback.add_to(&[&results[0].like(1.0)], &[&sum]);
+    /// let module = f.finish("gradient", &[("sum", &sums[0])])?;
+    /// # Ok::<(), stablehlo::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Builder::vjp`].
+    #[track_caller]
+    pub fn vjp_unrounded(
+        &self,
+        function: &Traced,
+        arguments: &[&Value],
+        with_respect_to: &[usize],
+    ) -> Result<(Vec<Value>, Pullback)> {
+        self.differentiable(function, arguments, with_respect_to)?;
+        let all: Vec<usize> = (0..function.result_types().len()).collect();
+        self.differentiate(function, arguments, &Ends { with_respect_to, unrounded: with_respect_to, given: &all })
     }
 
     /// What `function` returns for `arguments`, and the gradients of its first result, a floating-point scalar, with
@@ -111,7 +145,8 @@ impl Builder {
             return Err(Error::Operation { operation: "value_and_grad", reason, at: Location::caller() });
         }
         self.differentiable(function, arguments, with_respect_to)?;
-        let (results, pullback) = self.differentiate(function, arguments, with_respect_to, &[0])?;
+        let ends = Ends { with_respect_to, unrounded: &[], given: &[0] };
+        let (results, pullback) = self.differentiate(function, arguments, &ends)?;
         let one = results[0].like(1.0);
         let rest = results[1..].iter().map(|_| None);
         let gradients = pullback.pull_whole(std::iter::once(Some(one)).chain(rest).collect());
@@ -139,10 +174,9 @@ impl Builder {
         &self,
         function: &Traced,
         arguments: &[&Value],
-        with_respect_to: &[usize],
-        given: &[usize],
+        ends: &Ends<'_>,
     ) -> Result<(Vec<Value>, Pullback)> {
-        let activity = Activity::of(function, with_respect_to, given)?;
+        let activity = Activity::of(function, ends)?;
         let body = &function.function().body;
         let mut names = function.names();
         for (id, argument) in body.arguments.iter().zip(arguments) {
@@ -158,7 +192,7 @@ impl Builder {
             }
         }
         let results = body.results.iter().map(|id| self.copied(function, *id, &names)).collect();
-        let (builder, function, with_respect_to) = (self.clone(), function.clone(), with_respect_to.to_vec());
+        let (builder, function, with_respect_to) = (self.clone(), function.clone(), ends.with_respect_to.to_vec());
         Ok((results, Pullback { builder, function, names, activity, structures, with_respect_to }))
     }
 }

@@ -1,5 +1,6 @@
 //! Splits a function with its derivative into a forward and a backward one, and says what goes from one to the other.
 
+use super::activity::Ends;
 use crate::build::{Builder, Traced, Value};
 use crate::error::Result;
 use crate::graph::{Kind, Operation, Region, Save, Scan, ValueId};
@@ -20,10 +21,8 @@ pub(super) struct Derivative {
 /// What [`Derivative::of`] is to make.
 pub(super) struct Wish<'a> {
     pub(super) function: &'a Traced,
-    /// Arguments whose cotangents are asked for.
-    pub(super) with_respect_to: &'a [usize],
-    /// Results that have cotangents.
-    pub(super) given: &'a [usize],
+    /// Between which arguments and results.
+    pub(super) ends: Ends<'a>,
     pub(super) save: &'a Save,
     /// Arguments that hold back what is computed again until the cotangents are there.
     pub(super) barred: &'a [usize],
@@ -37,18 +36,14 @@ impl Derivative {
         let joint = Builder::new();
         let types = wish.function.argument_types();
         let arguments: Vec<Value> = types.iter().map(|ty| joint.argument("", ty.clone())).collect();
-        let (results, pullback) = joint.differentiate(
-            wish.function,
-            &arguments.iter().collect::<Vec<_>>(),
-            wish.with_respect_to,
-            wish.given,
-        )?;
+        let (results, pullback) =
+            joint.differentiate(wish.function, &arguments.iter().collect::<Vec<_>>(), &wish.ends)?;
         let boundary = joint.length();
         let mut cotangents = vec![None; results.len()];
-        for index in wish.given {
+        for index in wish.ends.given {
             cotangents[*index] = Some(joint.argument("", results[*index].ty().clone()));
         }
-        let pulled = pullback.pull(cotangents, &[]).into_iter().zip(wish.with_respect_to);
+        let pulled = pullback.pull(cotangents, &[]).into_iter().zip(wish.ends.with_respect_to);
         let pulled = pulled.map(|(ct, i)| ct.unwrap_or_else(|| joint.splat(0.0, types[*i].clone())));
         let results: Vec<Value> = results.into_iter().chain(pulled).collect();
         let joint = joint.traced(&results)?;

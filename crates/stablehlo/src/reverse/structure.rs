@@ -1,6 +1,6 @@
 //! Operations with functions inside of them: scans, code to compute again, derivatives of one's own.
 
-use super::activity::Activity;
+use super::activity::{Activity, Ends};
 use super::partition::{Derivative, Wish};
 use super::{manual, sum, wide};
 use crate::build::{Builder, Names, Traced, Value};
@@ -51,20 +51,21 @@ impl Builder {
         let operands: Vec<Value> = operation.operands.iter().map(|id| self.copied(source, *id, names)).collect();
         let wanted = |ids: &[crate::ValueId]| (0..ids.len()).filter(|i| activity.wanted(ids[*i])).collect::<Vec<_>>();
         let (to, given) = (wanted(&operation.operands), wanted(&operation.results));
+        let unrounded: Vec<usize> = to.iter().copied().filter(|i| activity.unrounded(operation.operands[*i])).collect();
+        let ends = Ends { with_respect_to: &to, unrounded: &unrounded, given: &given };
         let typed = |i: &usize| (*i, source.function().type_of(operation.results[*i]).clone());
         let (results, structure) = match &operation.kind {
             Kind::Scan(scan) => {
                 let carried: Vec<usize> =
                     (0..scan.carry).filter(|i| activity.wanted(operation.regions[0].arguments[*i])).collect();
                 let code = source.region(&operation.regions[0])?;
-                let (results, back) = self.scan_back(scan, &code, &operands, &carried, &to, &given)?;
+                let (results, back) = self.scan_back(scan, &code, &operands, &carried, &ends)?;
                 (results, Structure::Scan(back))
             }
             Kind::Remat(save) => {
                 let code = source.region(&operation.regions[0])?;
                 let all: Vec<usize> = (0..operands.len()).collect();
-                let wish =
-                    Wish { function: &code, with_respect_to: &to, given: &given, save, barred: &all, invariant: &[] };
+                let wish = Wish { function: &code, ends, save, barred: &all, invariant: &[] };
                 let Derivative { forward, backward, arguments } = Derivative::of(&wish)?;
                 let mut results = self.call(&forward, &operands.iter().collect::<Vec<_>>());
                 let saved = results.split_off(operation.results.len());
@@ -74,7 +75,7 @@ impl Builder {
             }
             Kind::Manual(manual) => {
                 let code = source.region(&operation.regions[0])?;
-                let (results, backward, kept) = manual::back(self, manual, &code, &operands, &to, &given)?;
+                let (results, backward, kept) = manual::back(self, manual, &code, &operands, &ends)?;
                 let given = given.iter().map(typed).collect();
                 (results, Structure::Code { backward, kept, given, operands: operands.len(), to })
             }
@@ -100,15 +101,17 @@ impl Builder {
         code: &Traced,
         operands: &[Value],
         carried: &[usize],
-        to: &[usize],
-        given: &[usize],
+        of_scan: &Ends<'_>,
     ) -> Result<(Vec<Value>, ScanBack)> {
+        let &Ends { with_respect_to: to, unrounded, given } = of_scan;
         let first_constant = scan.carry + scan.xs;
         let is_x = |i: &usize| (scan.carry..first_constant).contains(i);
         let types = code.argument_types();
         let xs_to: Vec<usize> = to.iter().copied().filter(is_x).collect();
         let constants_to: Vec<usize> = to.iter().copied().filter(|i| *i >= first_constant).collect();
         let asked = [carried, &constants_to, &xs_to].concat();
+        // What is carried is of one dtype in all turns.
+        let unrounded: Vec<usize> = unrounded.iter().copied().filter(|i| *i >= scan.carry).collect();
         let stacked: Vec<usize> = given.iter().copied().filter(|i| *i >= scan.carry).collect();
         let ends = [carried, &stacked].concat();
         let (barred, invariant): (Vec<usize>, Vec<usize>) =
@@ -116,8 +119,7 @@ impl Builder {
         let save = &scan.save;
         let wish = Wish {
             function: code,
-            with_respect_to: &asked,
-            given: &ends,
+            ends: Ends { with_respect_to: &asked, unrounded: &unrounded, given: &ends },
             save,
             barred: &barred,
             invariant: &invariant,
@@ -175,7 +177,8 @@ impl Builder {
             let (of_constants, of_xs) = rest.split_at(m);
             let next = next.iter().zip(carried).map(|(ct, i)| ct.convert(types[*i].dtype));
             let added = before.iter().zip(of_constants).map(|(sum, ct)| sum + ct.convert(sum.dtype()));
-            let of_xs = of_xs.iter().zip(&xs_to).map(|(ct, i)| ct.convert(types[*i].dtype));
+            let of_x = |i: &usize| if unrounded.contains(i) { wide(types[*i].dtype) } else { types[*i].dtype };
+            let of_xs = of_xs.iter().zip(&xs_to).map(|(ct, i)| ct.convert(of_x(i)));
             next.chain(added).chain(of_xs).collect()
         })?;
         debug_assert_eq!(back.len(), asked.len());

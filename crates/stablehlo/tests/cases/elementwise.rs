@@ -13,6 +13,7 @@ fn pairs<T: Copy>(numbers: &[T]) -> (Vec<T>, Vec<T>) {
 fn integers(dtype: Dtype) -> Vec<i64> {
     match dtype {
         Dtype::U32 => vec![0, 1, 2, 7, 31, 32, 1 << 31, u32::MAX.into()],
+        Dtype::I16 => vec![i16::MIN.into(), -33, -2, -1, 0, 1, 2, 3, 7, 15, 16, i16::MAX.into()],
         Dtype::I32 => vec![i32::MIN.into(), -33, -2, -1, 0, 1, 2, 3, 7, 31, 32, i32::MAX.into()],
         _ => vec![i64::MIN, -2, -1, 0, 1, 2, 3, 31, 32, 63, 64, i64::MAX],
     }
@@ -40,7 +41,7 @@ pub fn cases() -> Vec<Case> {
             BINARY[..8].iter().map(|b| a[0].binary(*b, &a[1])).chain(compared).collect()
         }));
     }
-    for dtype in [Dtype::I32, Dtype::I64, Dtype::U32] {
+    for dtype in [Dtype::I16, Dtype::I32, Dtype::I64, Dtype::U32] {
         let (xs, ys) = pairs(&integers(dtype));
         cases.push(case(format!("binary {dtype}"), &[ints(dtype, xs), ints(dtype, ys)], |_, a| {
             let compared = COMPARISONS.into_iter().map(|c| a[0].compare(c, &a[1]));

@@ -199,5 +199,5 @@ pub const COMPARISONS: [Comparison; 6] =
 pub const REDUCERS: [Reducer; 6] =
     [Reducer::Add, Reducer::Multiply, Reducer::Max, Reducer::Min, Reducer::And, Reducer::Or];
 
-pub const DTYPES: [Dtype; 8] =
-    [Dtype::Pred, Dtype::I32, Dtype::I64, Dtype::U32, Dtype::F16, Dtype::Bf16, Dtype::F32, Dtype::F64];
+pub const DTYPES: [Dtype; 9] =
+    [Dtype::Pred, Dtype::I16, Dtype::I32, Dtype::I64, Dtype::U32, Dtype::F16, Dtype::Bf16, Dtype::F32, Dtype::F64];

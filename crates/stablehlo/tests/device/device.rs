@@ -27,6 +27,7 @@ pub struct Tensor {
 #[derive(Clone, Debug)]
 enum Elements {
     Bool(Vec<bool>),
+    I16(Vec<i16>),
     I32(Vec<i32>),
     I64(Vec<i64>),
     U32(Vec<u32>),
@@ -54,6 +55,7 @@ macro_rules! elements {
             fn dtype(&self) -> Dtype {
                 match &self.elements {
                     Elements::Bool(_) => Dtype::Pred,
+                    Elements::I16(_) => Dtype::I16,
                     Elements::I32(_) => Dtype::I32,
                     Elements::I64(_) => Dtype::I64,
                     Elements::U32(_) => Dtype::U32,
@@ -73,6 +75,7 @@ macro_rules! elements {
             fn receive(buffer: &Buffer) -> Self {
                 let elements = match buffer.dtype() {
                     DType::Pred => Elements::Bool(buffer.to_vec().unwrap()),
+                    DType::I16 => Elements::I16(buffer.to_vec().unwrap()),
                     DType::I32 => Elements::I32(buffer.to_vec().unwrap()),
                     DType::I64 => Elements::I64(buffer.to_vec().unwrap()),
                     DType::U32 => Elements::U32(buffer.to_vec().unwrap()),
@@ -90,6 +93,7 @@ macro_rules! elements {
 
 elements! {
     bool bools Bool bool;
+    i16 i16s I16 i16;
     i32 i32s I32 i32;
     i64 i64s I64 i64;
     u32 u32s U32 u32;
@@ -115,6 +119,7 @@ impl Tensor {
         let (floats, ints) = (array.to_floats(), array.to_ints());
         let elements = match array.ty().dtype {
             Dtype::Pred => Elements::Bool(array.to_preds()),
+            Dtype::I16 => Elements::I16(ints.iter().map(|x| *x as i16).collect()),
             Dtype::I32 => Elements::I32(ints.iter().map(|x| *x as i32).collect()),
             Dtype::I64 => Elements::I64(ints),
             Dtype::U32 => Elements::U32(ints.iter().map(|x| *x as u32).collect()),
@@ -131,6 +136,7 @@ impl Tensor {
         let (dtype, shape) = (self.dtype(), self.shape.clone());
         let array = match &self.elements {
             Elements::Bool(x) => Array::preds(shape, x.iter().copied()),
+            Elements::I16(x) => Array::ints(dtype, shape, x.iter().map(|x| (*x).into())),
             Elements::I32(x) => Array::ints(dtype, shape, x.iter().map(|x| (*x).into())),
             Elements::I64(x) => Array::ints(dtype, shape, x.iter().copied()),
             Elements::U32(x) => Array::ints(dtype, shape, x.iter().map(|x| (*x).into())),

@@ -294,7 +294,7 @@ fn break_something(module: &mut Module, others: &[Kind], random: &mut cases::Ran
     let main = &mut module.main;
     let (values, choice, at) = (main.types.len() + 2, pick(8), pick(main.body.operations.len()));
     let (value, kind, ty) = (ValueId(pick(values)), others[pick(others.len())].clone(), pick(main.types.len()));
-    let (dtype, size, position) = (cases::DTYPES[pick(8)], [0, 1, 2, 5, 1 << 50][pick(5)], pick(4));
+    let (dtype, size, position) = (cases::DTYPES[pick(cases::DTYPES.len())], [0, 1, 2, 5, 1 << 50][pick(5)], pick(4));
     let Some(operation) = main.body.operations.get_mut(at) else { return };
     match choice {
         0 => operation.kind = kind,

@@ -19,8 +19,8 @@ pub struct Memory {
     pub total_bytes: u64,
     /// The same without what a failed step goes back to.
     pub total_bytes_without_roll_back: u64,
-    /// During a micro-batch or an update, without the reference policy, without weights in the number type of sampling, and without what a
-    /// failed step goes back to: what a training loop without a rollout has.
+    /// During a micro-batch or an update, without the reference policy and without what a failed step goes back to: what a training loop
+    /// without a rollout has.
     pub train_bytes: u64,
 }
 
@@ -43,16 +43,10 @@ impl RunPrograms {
     /// What is on the device, of the reports of the programs that a run runs; `None` where one is missing.
     pub fn memory<'a>(&self, report: impl Fn(ProgramName) -> Option<&'a Report>) -> Option<Memory> {
         let sizes = self.sizes();
-        let of = |bytes: usize| (sizes.parameters * bytes) as u64;
         let trained = |bytes: usize| (sizes.trained * bytes) as u64;
         let (moments, sums) = (trained(8), trained(4));
-        // A model beneath adapters has the number type in which tokens are sampled.
-        let (weights, rounded) = match self.is_frozen() {
-            true => (of(sizes.operand_bytes) + trained(4), 0),
-            false if sizes.operand_bytes < 4 => (trained(4), of(sizes.operand_bytes)),
-            false => (trained(4), 0),
-        };
-        let reference = if sizes.ref_policy { of(4) } else { 0 };
+        let (weights, remainders) = (sizes.weight_bytes as u64, sizes.remainder_bytes as u64);
+        let reference = sizes.ref_policy_bytes as u64;
         let twice = if sizes.can_roll_back { trained(12) } else { 0 };
         let mut totals = BTreeMap::new();
         let (mut largest, mut without, mut train) = ((0, String::new()), 0, 0);
@@ -60,18 +54,14 @@ impl RunPrograms {
             let own = report(name)?.total_bytes;
             // What of the state is not among the arguments.
             let beside = match name {
-                ProgramName::Gradient => moments,
-                ProgramName::Score => moments + sums,
-                ProgramName::Apply => 0,
-                // Without rounded weights the arguments are the weights.
-                _ => moments + sums + if rounded > 0 { weights } else { 0 },
-            };
-            let more = match name {
-                ProgramName::Gradient | ProgramName::Score | ProgramName::Apply => reference + rounded,
-                _ => reference,
+                ProgramName::Gradient => remainders + moments,
+                // Weights beneath adapters.
+                ProgramName::Apply => weights + remainders - trained(4),
+                ProgramName::Admit => weights + remainders + moments + sums,
+                _ => remainders + moments + sums,
             };
             let again = if name == ProgramName::Apply { twice } else { 0 };
-            let total = own + beside + more + again;
+            let total = own + beside + reference + again;
             totals.insert(name.to_string(), total);
             if total > largest.0 {
                 largest = (total, name.to_string());
@@ -83,9 +73,9 @@ impl RunPrograms {
         }
         let state = [
             ("weights", weights),
+            ("remainders of weights", remainders),
             ("moments", moments),
             ("sums of gradients", sums),
-            ("weights for sampling", rounded),
             ("reference policy", reference),
         ];
         let state = state.into_iter().filter(|(_, bytes)| *bytes > 0).map(|(what, bytes)| (what.to_owned(), bytes));

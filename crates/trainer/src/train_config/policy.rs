@@ -26,8 +26,9 @@ pub struct PolicyConfig {
     pub device: PolicyDevice,
     /// The PJRT plugin of the device; without it, what `GRPO_PJRT_PLUGIN` names or `grpo plugin install` installed.
     pub plugin: Option<PathBuf>,
-    /// The number type in which a device of PJRT takes the operands of products. Weights, moments and gradients are f32 in both, but for
-    /// weights beneath adapters, which stay bf16 if that is what their files have.
+    /// The number type in which a device of PJRT takes the operands of products. Weights, moments and gradients have the digits of f32 in
+    /// both, but for weights beneath adapters, which stay bf16 if that is what their files have. With bfloat16, a reference policy does, too,
+    /// until it is mixed with the policy.
     pub dtype: PolicyDtype,
     /// How the tokens of a row attend to each other in training and scoring on a device of PJRT.
     pub attention: PolicyAttention,

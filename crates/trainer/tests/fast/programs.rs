@@ -4,6 +4,7 @@ use backend_tpu::plugins::Kind;
 use models::LoraConfig;
 use trainer::TrainConfig;
 use trainer::programs::{ProgramName, RunPrograms};
+use trainer::train_config::PolicyDtype;
 
 #[test]
 fn what_is_trained_beside_a_model_is_in_the_programs() {
@@ -27,9 +28,35 @@ fn what_is_trained_beside_a_model_is_in_the_programs() {
     config.loss.beta = 0.1;
     let adapted = RunPrograms::new(&config, Kind::Tpu).unwrap();
     assert_eq!((adapted.sizes().trained, adapted.sizes().parameters), (of_adapters + of_head, sizes.parameters));
-    assert!(!adapted.sizes().ref_policy, "the reference is the model beneath");
+    assert_eq!(adapted.sizes().ref_policy_bytes, 0, "the reference is the model beneath");
+    assert_eq!((plain.sizes().ref_policy_bytes, plain.sizes().remainder_bytes), (0, 0));
     for name in [ProgramName::Gradient, ProgramName::Score, ProgramName::Apply, ProgramName::Prefill] {
         assert!(text(&adapted, name).contains("lora_A"), "{name}");
     }
     assert!(!text(&adapted, ProgramName::Apply).contains("\"self_attn.q_proj.weight\""));
+}
+
+#[test]
+fn weights_in_bf16_have_their_remainders_in_the_update_alone() {
+    let mut config = TrainConfig::default();
+    config.policy.dtype = PolicyDtype::Bfloat16;
+    config.loss.beta = 0.1;
+    let programs = RunPrograms::new(&config, Kind::Tpu).unwrap();
+    let sizes = programs.sizes();
+    let of_vectors: usize = {
+        let shape = config.model.shape().unwrap();
+        shape.parameters().iter().filter(|p| p.shape.len() == 1).map(models::Parameter::len).sum()
+    };
+    assert_eq!(sizes.weight_bytes, 2 * sizes.parameters + 2 * of_vectors, "norms and biases are f32");
+    assert_eq!(sizes.weight_bytes + sizes.remainder_bytes, 4 * sizes.parameters);
+    assert_eq!(sizes.ref_policy_bytes, sizes.weight_bytes);
+    let has_remainders = |name| programs.module(name).unwrap().to_string().contains("xi16>");
+    assert!(has_remainders(ProgramName::Apply));
+    for name in [ProgramName::Gradient, ProgramName::Score, ProgramName::Prefill] {
+        assert!(!has_remainders(name), "{name}");
+    }
+    // What moves has all of its digits.
+    config.grpo.sync_ref_model = true;
+    let mixed = RunPrograms::new(&config, Kind::Tpu).unwrap().sizes();
+    assert_eq!(mixed.ref_policy_bytes, 4 * sizes.parameters);
 }

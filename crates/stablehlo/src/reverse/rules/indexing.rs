@@ -99,6 +99,7 @@ fn last_starts(shape: &[usize], sizes: &[usize], map: &[usize]) -> Vec<i64> {
 /// A constant like `indices` with one number per component of an index vector.
 fn per_component(indices: &Value, index_vector_dim: usize, numbers: &[i64]) -> Value {
     let highest = match indices.dtype() {
+        Dtype::I16 => i16::MAX.into(),
         Dtype::I32 => i32::MAX.into(),
         Dtype::U32 => u32::MAX.into(),
         _ => i64::MAX,

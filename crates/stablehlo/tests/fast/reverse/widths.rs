@@ -70,6 +70,60 @@ fn rows_read_often_are_summed_wide() {
     assert_eq!((found[1].ty(), found[1].to_floats()), (&narrow(&[2, 1]), vec![0.0, 2.0]));
 }
 
+/// Two layers of products, whose weights are sliced by a scan; those of `stored` are rounded to bf16 within it.
+fn layers(stored: Dtype, save: Save) -> Traced {
+    let (x, weights) = (narrow(&[4, 3]), TensorType::new(stored, [2, 3, 3]));
+    let body = trace(&[x.clone(), TensorType::new(stored, [3, 3])], |_, a| {
+        let weight = a[1].convert(Dtype::Bf16);
+        let product = a[0].dot_general(&weight, DotDimensions::contract(1, 0), Dtype::F32, Precision::Default);
+        vec![product.unary(stablehlo::Unary::Tanh).convert(Dtype::Bf16)]
+    });
+    let body = body.expect("a body");
+    let function = trace(&[x, weights], |f, a| {
+        let last = f.scan(2, &body, &[&a[0]], &[&a[1]], &[], save).carry.remove(0).convert(Dtype::F32);
+        vec![(&last * &last).reduce(Reducer::Add, &[0, 1])]
+    });
+    function.expect("a function")
+}
+
+#[test]
+fn gradients_of_narrow_weights_are_added_to_sums_with_all_digits() {
+    let sums = |stored: Dtype, save: Save, unrounded: bool| {
+        let function = layers(stored, save);
+        let sum = TensorType::new(Dtype::F32, [2, 3, 3]);
+        let types = [function.argument_types(), vec![sum]].concat();
+        let program = trace(&types, |f, a| {
+            let arguments = [&a[0], &a[1]];
+            let pulled = match unrounded {
+                true => f.vjp_unrounded(&function, &arguments, &[1]),
+                false => f.vjp(&function, &arguments, &[1]),
+            };
+            let (results, pullback) = pulled.expect("a derivative");
+            let one = results[0].like(1.0);
+            [pullback.add_to(&[&one], &[&a[2]]), pullback.call(&[&one])].concat()
+        });
+        let numbers = |n: usize, by: f64| (0..n).map(move |i| (i as f64 * by).sin());
+        let arguments = [
+            Array::floats(Dtype::Bf16, [4, 3], numbers(12, 0.7)).unwrap(),
+            // Of both, the same numbers.
+            Array::floats(stored, [2, 3, 3], numbers(18, 0.3).map(|x| half::bf16::from_f64(x).to_f64())).unwrap(),
+            Array::floats(Dtype::F32, [2, 3, 3], numbers(18, 0.1)).unwrap(),
+        ];
+        rounded(&program.expect("a program"), &arguments)
+    };
+    for save in [Save::Carry, Save::Products, Save::Everything] {
+        let [wide, narrow] = [Dtype::F32, Dtype::Bf16].map(|stored| sums(stored, save.clone(), true));
+        assert_eq!(narrow[0], wide[0], "{save:?}");
+        // Given back, they are of the dtype of the weights: rounded once.
+        assert_eq!((narrow[1].ty().dtype, wide[1].ty().dtype), (Dtype::Bf16, Dtype::F32));
+        let once: Vec<f64> = wide[1].to_floats().into_iter().map(|x| half::bf16::from_f64(x).to_f64()).collect();
+        assert_eq!(narrow[1].to_floats(), once, "{save:?}");
+        // Otherwise products return bf16.
+        let plain = sums(Dtype::Bf16, save.clone(), false);
+        assert_ne!(plain[0], wide[0], "{save:?}");
+    }
+}
+
 #[test]
 fn products_of_bf16_stay_products_of_bf16() {
     let product = |precision: Precision, operands: Dtype, stored: Dtype| {

@@ -1,0 +1,198 @@
+//! How weights lie on a device: in one number type, or as f32 words in two halves.
+//!
+//! Products in bf16 take weights in bf16, while updates are too small for its 8 bits of mantissa. An f32 word is therefore kept as the
+//! bf16 number that is nearest to it, which is all that decoders read, and the 16 bits that this leaves out, which only updates and exports
+//! read: 4 bytes, as one f32 has. NVIDIA's Apex calls them `store_param_remainders` (`DistributedFusedAdam`).
+//!
+//! Words and their halves are integers in two's complement:
+//!
+//! ```text
+//! parameter = (word + 0x8000) >> 16                 the pattern of the nearest bf16, ties away from zero
+//! remainder = word - (parameter << 16)              within -32768 and 32767
+//! word      = (parameter << 16) + remainder
+//! ```
+//!
+//! This is exact for every finite f32 and both infinities; NaN stays NaN. A finite word of 3.3961776e38 or more is infinite in bf16, which
+//! decoders would read: updates that lead there are refused.
+
+use crate::decoder::Parameter;
+use stablehlo::{Builder, Dtype, TensorType, Unary, Value};
+
+/// The smallest f32 whose nearest bf16 is infinite, by its pattern.
+const INFINITE_IN_BF16: u32 = 0x7F7F_8000;
+/// The pattern of a NaN of f32.
+const NAN: i64 = 0x7FC0_0000;
+
+/// How weights lie on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Storage {
+    /// As numbers of this type. Of a model in bf16, norms and biases are f32.
+    Plain(Dtype),
+    /// As bf16 with remainders: all digits of f32. Norms and biases are f32.
+    Split,
+}
+
+impl Storage {
+    /// How weights in f32 lie that are read in this number type.
+    pub(crate) fn of_masters(read: Dtype) -> Self {
+        if read == Dtype::F32 { Self::Plain(Dtype::F32) } else { Self::Split }
+    }
+
+    /// The number type that decoders read.
+    pub(crate) fn dtype(self) -> Dtype {
+        match self {
+            Self::Plain(dtype) => dtype,
+            Self::Split => Dtype::Bf16,
+        }
+    }
+
+    /// The same without what decoders do not read.
+    pub(crate) fn without_remainders(self) -> Self {
+        Self::Plain(self.dtype())
+    }
+
+    /// How a parameter of a model lies that lies like this.
+    pub(crate) fn of(self, parameter: &Parameter) -> Self {
+        match parameter.dtype(self.dtype()) {
+            Dtype::F32 => Self::Plain(Dtype::F32),
+            _ => self,
+        }
+    }
+
+    /// The number types of the buffers of a tensor: the first one is what decoders read.
+    pub(crate) fn dtypes(self) -> impl Iterator<Item = Dtype> {
+        let remainder = (self == Self::Split).then_some(Dtype::I16);
+        std::iter::once(self.dtype()).chain(remainder)
+    }
+
+    /// Bytes of a weight.
+    pub(crate) fn bytes(self) -> u64 {
+        self.dtypes().map(|dtype| dtype.bytes() as u64).sum()
+    }
+
+    /// The name in tables of memory.
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Self::Plain(Dtype::F32) => "float32",
+            Self::Plain(_) => "bfloat16",
+            Self::Split => "bfloat16 with 16-bit remainders",
+        }
+    }
+
+    /// Declares a tensor as the next arguments of a program.
+    pub(crate) fn declare(self, f: &Builder, name: &str, shape: &[usize]) -> Vec<Value> {
+        let named = self.dtypes().zip(["", ".remainder"]);
+        named.map(|(dtype, suffix)| f.argument(&format!("{name}{suffix}"), TensorType::new(dtype, shape))).collect()
+    }
+
+    /// A tensor as it lies: as many values as there are number types.
+    pub(crate) fn put(self, tensor: &Value) -> Vec<Value> {
+        match self {
+            Self::Plain(dtype) => vec![tensor.convert(dtype)],
+            Self::Split => split(&tensor.convert(Dtype::F32)).to_vec(),
+        }
+    }
+
+    /// The tensor in f32 that lies so.
+    pub(crate) fn get(self, parts: &[Value]) -> Value {
+        match (self, parts) {
+            (Self::Plain(_), [tensor]) => tensor.convert(Dtype::F32),
+            (Self::Split, [parameter, remainder]) => join(parameter, remainder),
+            _ => unreachable!("as many parts as number types"),
+        }
+    }
+
+    /// Predicates: which elements of a tensor in f32 are finite as decoders read them.
+    pub(crate) fn finite(self, tensor: &Value) -> Value {
+        match self {
+            Self::Plain(_) => tensor.unary(Unary::IsFinite),
+            // NaN is below nothing.
+            Self::Split => tensor.abs().lt(&tensor.like(f64::from(f32::from_bits(INFINITE_IN_BF16)))),
+        }
+    }
+}
+
+/// The bf16 parameters and the i16 remainders of words, f32.
+fn split(words: &Value) -> [Value; 2] {
+    let bits = words.bitcast_convert(Dtype::I32);
+    // The pattern of a NaN may be one that rounding carries over into a zero.
+    let bits = words.ne(words).select(&bits.like(NAN), &bits);
+    let parameters = (&bits + bits.like(0x8000)).shift_right_arithmetic(&bits.like(16));
+    let remainders = &bits - parameters.shift_left(&bits.like(16));
+    [parameters.convert(Dtype::I16).bitcast_convert(Dtype::Bf16), remainders.convert(Dtype::I16)]
+}
+
+/// The words, f32, of bf16 parameters and i16 remainders.
+fn join(parameters: &Value, remainders: &Value) -> Value {
+    let bits = parameters.bitcast_convert(Dtype::I16).convert(Dtype::I32);
+    (bits.shift_left(&bits.like(16)) + remainders.convert(Dtype::I32)).bitcast_convert(Dtype::F32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::bf16;
+    use proptest::prelude::*;
+    use stablehlo::Array;
+
+    /// Parameters, remainders, words and which are finite, as the interpreter has them.
+    fn halves(words: &[u32]) -> (Vec<f32>, Vec<i64>, Vec<f32>, Vec<bool>) {
+        let f = Builder::new();
+        let argument = f.argument("words", TensorType::new(Dtype::F32, [words.len()]));
+        let parts = Storage::Split.put(&argument);
+        let (again, finite) = (Storage::Split.get(&parts), Storage::Split.finite(&argument));
+        let dtypes: Vec<Dtype> = parts.iter().map(Value::dtype).collect();
+        assert_eq!(dtypes, Storage::Split.dtypes().collect::<Vec<_>>());
+        let results = [("parameters", &parts[0]), ("remainders", &parts[1]), ("words", &again), ("finite", &finite)];
+        let module = f.finish("halves", &results).unwrap();
+        let words = words.iter().map(|word| f64::from(f32::from_bits(*word)));
+        let found = module.interpret(&[Array::floats(Dtype::F32, [words.len()], words).unwrap()]).unwrap();
+        let floats = |array: &Array| array.to_floats().into_iter().map(|x| x as f32).collect::<Vec<_>>();
+        (floats(&found[0]), found[1].to_ints(), floats(&found[2]), found[3].to_preds())
+    }
+
+    fn check(words: &[u32]) {
+        let (parameters, remainders, again, finite) = halves(words);
+        for (i, word) in words.iter().enumerate() {
+            let (value, parameter) = (f32::from_bits(*word), parameters[i]);
+            assert!((-0x8000..0x8000).contains(&remainders[i]), "{word:#x}: {}", remainders[i]);
+            if value.is_nan() {
+                assert!(parameter.is_nan() && again[i].is_nan(), "{word:#x}: {parameter} {}", again[i]);
+            } else {
+                assert_eq!(again[i].to_bits(), *word, "{word:#x}: {parameter} and {}", remainders[i]);
+            }
+            assert_eq!(finite[i], parameter.is_finite(), "{word:#x}");
+            // Of two that are equally near, the one with the larger magnitude.
+            let expected = match word & 0xFFFF {
+                _ if value.is_nan() => continue,
+                0x8000 => f32::from_bits(word.wrapping_add(0x8000)),
+                _ => bf16::from_f32(value).to_f32(),
+            };
+            assert_eq!(parameter.to_bits(), expected.to_bits(), "{word:#x}: {parameter} for {value}");
+        }
+    }
+
+    #[test]
+    fn every_exponent_with_mantissas_around_ties_comes_back() {
+        let mantissas =
+            [0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF, 0x1_0000, 0x1_8000, 0x2_8000, 0x7F_7FFF, 0x7F_8000, 0x7F_FFFF];
+        let words = (0..512_u32).flat_map(|exponent| mantissas.map(|mantissa| exponent << 23 | mantissa));
+        let words: Vec<u32> = words.collect();
+        // Subnormals, the largest finite numbers, infinities and NaN, of both signs.
+        for word in
+            [0x0000_0001, 0x807F_FFFF, f32::MAX.to_bits(), f32::MIN.to_bits(), 0x7F80_0000, 0xFF80_0000, u32::MAX]
+        {
+            assert!(words.contains(&word), "{word:#x}");
+        }
+        check(&words);
+        let (parameters, _, again, finite) = halves(&[f32::MAX.to_bits(), INFINITE_IN_BF16, INFINITE_IN_BF16 - 1]);
+        assert_eq!((parameters[0], again[0], &finite[..]), (f32::INFINITY, f32::MAX, &[false, false, true][..]));
+    }
+
+    proptest! {
+        #[test]
+        fn words_come_back_from_their_halves(words in prop::collection::vec(any::<u32>(), 1..200)) {
+            check(&words);
+        }
+    }
+}

@@ -1,0 +1,444 @@
+//! Policies with products in bf16: weights in bf16 beside what they leave out of f32.
+
+use crate::checkpoint::Checkpoint;
+use crate::gradients::{batches, by_name, on_device};
+use crate::support::runtime;
+use grpo_core::LossConfig;
+use half::bf16;
+use models::{LoraConfig, ModelConfig, NamedTensor};
+use pjrt::{Argument, Buffer};
+use policy::{
+    AdamWConfig, LogitsProcessors, Policy, PolicyState, RolloutRequest, Sampling, SequenceBatch, StateGroup, StepLoss,
+    Weights, export_all, token_batch,
+};
+use policy_device::decoder::{Compute, Decoder};
+use policy_device::{DevicePolicy, DevicePolicyOptions, DeviceWeights, TrainModules, TrainShape};
+use stablehlo::{Dtype, Module, Save, TensorType};
+use std::sync::Arc;
+
+fn config() -> ModelConfig {
+    ModelConfig { hidden_size: 16, intermediate_size: 16, num_hidden_layers: 2, ..Default::default() }
+}
+
+fn narrow() -> DevicePolicyOptions {
+    DevicePolicyOptions { compute: Compute::Bf16, ..DevicePolicyOptions::default() }
+}
+
+/// Numbers that are the same in every run (splitmix64).
+struct Random(u64);
+
+impl Random {
+    fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// Within -1 and 1.
+    fn number(&mut self) -> f32 {
+        (self.bits() as f64 / u64::MAX as f64 * 2.0 - 1.0) as f32
+    }
+
+    fn numbers(&mut self, count: usize, size: f32) -> Vec<f32> {
+        (0..count).map(|_| size * self.number()).collect()
+    }
+}
+
+/// The bf16 and the i16 of a word.
+fn halves(word: u32) -> (bf16, i16) {
+    (bf16::from_bits((word.wrapping_add(0x8000) >> 16) as u16), word as u16 as i16)
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+#[test]
+fn every_finite_f32_comes_back_from_the_device_and_is_read_as_the_nearest_bf16() {
+    let mut random = Random(7);
+    // Zeros, subnormals, ties, and those that are infinite in bf16, with both signs.
+    let edges =
+        [0, 1, 0x7F_FFFF, 0x80_0000, 0x3F80_8000, 0x3F81_8000, 0x3F80_7FFF, 0x3F80_8001, 0x7F7F_7FFF, 0x7F7F_FFFF];
+    let mut edges = edges.into_iter().flat_map(|word: u32| [word, word | 1 << 31]).cycle();
+    let mut word = || {
+        let word = random.bits() as u32;
+        if word.is_multiple_of(5) || !f32::from_bits(word).is_finite() { edges.next().unwrap() } else { word }
+    };
+    let tensors: Vec<NamedTensor> = config()
+        .parameters()
+        .into_iter()
+        .map(|p| NamedTensor {
+            data: (0..p.len()).map(|_| f32::from_bits(word())).collect(),
+            name: p.name,
+            shape: p.shape,
+        })
+        .collect();
+    let policy = DevicePolicy::from_tensors(runtime(), &config(), &tensors, LossConfig::default(), narrow()).unwrap();
+    let mut found = Vec::new();
+    policy.export_model(&mut found).unwrap();
+    let (found, expected) = (by_name(found), by_name(tensors));
+    assert_eq!(found.len(), expected.len());
+    for (name, tensor) in &expected {
+        assert_eq!(bits(&found[name].data), bits(&tensor.data), "{name}");
+    }
+
+    let weights = policy.weights().unwrap();
+    let (mut remainders, mut seen) = (weights.remainders(), 0);
+    for (parameter, buffer) in weights.table().iter().zip(weights.buffers()) {
+        let words = parameter.hugging_face().into_iter().flat_map(|name| bits(&expected[&name].data));
+        if !parameter.has_matrices() {
+            assert_eq!(bits(&buffer.to_vec::<f32>().unwrap()), words.collect::<Vec<_>>(), "{}", parameter.name());
+            continue;
+        }
+        let (high, low): (Vec<bf16>, Vec<i16>) = words.map(halves).unzip();
+        let patterns = |values: &[bf16]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+        assert_eq!(patterns(&buffer.to_vec::<bf16>().unwrap()), patterns(&high), "{}", parameter.name());
+        assert_eq!(remainders.next().unwrap().to_vec::<i16>().unwrap(), low, "{}", parameter.name());
+        seen += 1;
+    }
+    // Embedding, head, and seven of each layer in a stack.
+    assert_eq!((seen, remainders.count()), (9, 0));
+}
+
+/// What a program takes behind its first `given` arguments: small numbers, the same for all programs.
+fn rest_of_arguments(module: &Module, given: usize) -> Vec<Buffer> {
+    let mut random = Random(3);
+    let types = module.main.body.arguments.iter().skip(given).map(|id| module.main.type_of(*id).clone());
+    let upload = |ty: TensorType| {
+        let count = ty.elements();
+        match ty.dtype {
+            Dtype::I32 => {
+                runtime().upload(&(0..count).map(|_| (random.bits() % 8) as i32).collect::<Vec<_>>(), &ty.shape)
+            }
+            Dtype::F32 => {
+                runtime().upload(&random.numbers(count, 1.0).iter().map(|x| x.abs()).collect::<Vec<_>>(), &ty.shape)
+            }
+            Dtype::Pred => runtime().upload(&vec![false; count], &ty.shape),
+            other => panic!("{other}"),
+        }
+    };
+    types.map(upload).map(Result::unwrap).collect()
+}
+
+#[test]
+fn gradients_are_those_of_f32_weights_with_the_same_numbers() {
+    for name in ["qwen2", "qwen3", "llama3_bf16"] {
+        let checkpoint = Checkpoint::open(name);
+        let decoder = Decoder::new(checkpoint.config(), Compute::Bf16);
+        let stored =
+            DeviceWeights::from_weights(runtime(), checkpoint.config(), &checkpoint.weights, Dtype::Bf16).unwrap();
+        let gradients = |dtype: Dtype| {
+            let modules = TrainModules::new(decoder.clone(), Save::Carry).with_model_dtype(dtype);
+            let shape = TrainShape { rows: 2, length: 8, tokens: 8, shared: false };
+            let module = modules.gradient(&LossConfig::default(), shape).unwrap();
+            let weights = stored.converted(dtype).unwrap();
+            let rest = rest_of_arguments(&module, weights.buffers().len());
+            let arguments = weights.arguments().into_iter().chain(rest.into_iter().map(Argument::from)).collect();
+            let outputs = runtime().compile(&module).unwrap().run(arguments).unwrap();
+            outputs.iter().map(|output| bits(&output.to_vec::<f32>().unwrap())).collect::<Vec<_>>()
+        };
+        let [narrow, wide] = [Dtype::Bf16, Dtype::F32].map(gradients);
+        let table = decoder.trained();
+        assert_eq!(narrow.len(), table.len() + 3);
+        let names = table.iter().map(|p| p.name()).chain(["sums", "logp", "entropy"]);
+        for ((part, narrow), wide) in names.zip(&narrow).zip(&wide) {
+            assert_eq!(narrow, wide, "{name}: {part}");
+        }
+        // All digits of f32.
+        for (parameter, gradient) in table.iter().zip(&narrow) {
+            let low = gradient.iter().filter(|word| *word & 0xFFFF != 0).count();
+            assert!(2 * low > gradient.len(), "{name}: {}: {low} of {}", parameter.name(), gradient.len());
+        }
+    }
+}
+
+/// The state of an optimizer on the host: masters, and both moments.
+#[derive(Clone, Debug, PartialEq)]
+struct Masters {
+    words: Vec<Vec<u32>>,
+    first: Vec<Vec<u32>>,
+    second: Vec<Vec<u32>>,
+}
+
+/// One step of AdamW with weights that programs take in `dtype`; the report, too.
+fn step(dtype: Dtype, state: &Masters, gradients: &[Vec<f32>], numbers: [f32; 8]) -> (Masters, Vec<f32>) {
+    let decoder = Decoder::new(&config(), Compute::Bf16);
+    let table = decoder.trained();
+    let modules = TrainModules::new(decoder, Save::Carry).with_model_dtype(dtype);
+    let program = runtime().compile(&modules.adamw().unwrap()).unwrap();
+    let floats = |words: &[u32], shape: &[usize]| {
+        let values: Vec<f32> = words.iter().map(|word| f32::from_bits(*word)).collect();
+        runtime().upload(&values, shape).unwrap()
+    };
+    let mut arguments = Vec::new();
+    for (parameter, words) in table.iter().zip(&state.words) {
+        match parameter.dtype(dtype) {
+            Dtype::F32 => arguments.push(floats(words, &parameter.shape)),
+            _ => {
+                let (high, low): (Vec<bf16>, Vec<i16>) = words.iter().copied().map(halves).unzip();
+                arguments.push(runtime().upload(&high, &parameter.shape).unwrap());
+                arguments.push(runtime().upload(&low, &parameter.shape).unwrap());
+            }
+        }
+    }
+    for moments in [&state.first, &state.second] {
+        arguments.extend(table.iter().zip(moments).map(|(parameter, words)| floats(words, &parameter.shape)));
+    }
+    arguments.extend(table.iter().zip(gradients).map(|(p, sum)| runtime().upload(sum, &p.shape).unwrap()));
+    arguments.push(runtime().upload(&numbers, &[8]).unwrap());
+    let mut outputs = program.run(arguments.into_iter().map(Argument::from).collect()).unwrap().into_iter();
+    let words = table.iter().map(|parameter| match parameter.dtype(dtype) {
+        Dtype::F32 => bits(&outputs.next().unwrap().to_vec::<f32>().unwrap()),
+        _ => {
+            let high = outputs.next().unwrap().to_vec::<bf16>().unwrap();
+            let low = outputs.next().unwrap().to_vec::<i16>().unwrap();
+            let join = |(high, low): (bf16, i16)| (u32::from(high.to_bits()) << 16).wrapping_add(low as u32);
+            high.into_iter().zip(low).map(join).collect()
+        }
+    });
+    let words = words.collect();
+    let rest: Vec<Vec<f32>> = outputs.map(|output| output.to_vec().unwrap()).collect();
+    let [first, second, sums] = [0, 1, 2].map(|group| &rest[group * table.len()..][..table.len()]);
+    assert!(sums.iter().flatten().all(|sum| *sum == 0.0));
+    let words_of = |group: &[Vec<f32>]| group.iter().map(|values| bits(values)).collect();
+    (Masters { words, first: words_of(first), second: words_of(second) }, rest[3 * table.len()].clone())
+}
+
+#[test]
+fn updates_are_those_of_f32_weights_to_the_last_bit() {
+    let table = Decoder::new(&config(), Compute::Bf16).trained();
+    let mut random = Random(1);
+    let counts: Vec<usize> = table.iter().map(|p| p.shape.iter().product()).collect();
+    let mut group = |size: f32| counts.iter().map(|count| random.numbers(*count, size)).collect::<Vec<_>>();
+    let words = group(0.05).iter().map(|values| bits(values)).collect();
+    let zeros: Vec<Vec<u32>> = counts.iter().map(|count| vec![0; *count]).collect();
+    let begun = Masters { words, first: zeros.clone(), second: zeros };
+    let (mut narrow, mut wide) = (begun.clone(), begun.clone());
+    // beta1, beta2, rate, root of the bias correction, epsilon, decay, clip, limit.
+    let numbers = |count: i32| {
+        let (rate, root) = (1e-5 / (1.0 - 0.9f32.powi(count)), (1.0 - 0.999f32.powi(count)).sqrt());
+        [0.9, 0.999, rate, root, 1e-8, 1.0 - 1e-6, 1.0, f32::MAX]
+    };
+    for count in 1..=6 {
+        let gradients = group(0.3);
+        let (next, report) = step(Dtype::Bf16, &narrow, &gradients, numbers(count));
+        let (expected, of_wide) = step(Dtype::F32, &wide, &gradients, numbers(count));
+        assert_eq!((bits(&report), &report[1..]), (bits(&of_wide), &[1.0, 1.0][..]));
+        assert!(next == expected, "step {count}");
+        (narrow, wide) = (next, expected);
+    }
+    // Steps that are too small for bf16 add up.
+    let changed = |mask: u32| -> usize {
+        let pairs = begun.words.iter().flatten().zip(narrow.words.iter().flatten());
+        pairs.filter(|(before, after)| (**before ^ **after) & mask != 0).count()
+    };
+    let all: usize = counts.iter().sum();
+    assert!(changed(u32::MAX) > all * 9 / 10 && changed(0xFFFF_0000) < all / 2, "{}", changed(0xFFFF_0000));
+
+    // A gradient that is refused leaves every bit.
+    let mut infinite = group(0.3);
+    infinite[3][2] = f32::INFINITY;
+    let (after, report) = step(Dtype::Bf16, &narrow, &infinite, numbers(7));
+    assert!(after == narrow && report[1] == 0.0, "{report:?}");
+
+    // As does one that leads to weights that are infinite in bf16, which f32 still holds.
+    let (mut large, gradients) = (narrow.clone(), group(0.3));
+    (large.words[2][5], large.first[2][5]) = (0x7F7F_7FFF, (-1.0_f32).to_bits());
+    let mut far = numbers(7);
+    (far[2], far[5]) = (1e33, 1.0);
+    let (after, report) = step(Dtype::Bf16, &large, &gradients, far);
+    assert!(after == large && report[1..] == [1.0, 0.0], "{report:?}");
+    let (after, report) = step(Dtype::F32, &large, &gradients, far);
+    assert!(after != large && report[1..] == [1.0, 1.0], "{report:?}");
+    assert!(f32::from_bits(after.words[2][5]) > f32::from_bits(0x7F7F_8000));
+}
+
+fn all(policy: &DevicePolicy) -> [Vec<NamedTensor>; 3] {
+    let of = StateGroup::Weights;
+    [of(Weights::Policy), of(Weights::RefPolicy), StateGroup::Optimizer].map(|group| export_all(policy, group).unwrap())
+}
+
+/// Every number of a state, by its pattern.
+fn patterns(state: &[Vec<NamedTensor>; 3]) -> Vec<u32> {
+    state.iter().flatten().flat_map(|tensor| bits(&tensor.data)).collect()
+}
+
+#[test]
+fn a_policy_in_bf16_goes_on_and_back_to_the_last_bit() {
+    let checkpoint = Checkpoint::open("qwen2");
+    let sequences = checkpoint.completions();
+    let parts = batches(&sequences);
+    let train = |policy: &mut DevicePolicy| {
+        policy.accumulate(&parts, StepLoss::CrossEntropy { tokens: 50 }).unwrap();
+        assert!(policy.apply(1e-4).unwrap().applied);
+    };
+    for (can_roll_back, mixed) in [(true, true), (false, false)] {
+        let fresh = || on_device(&checkpoint, DevicePolicyOptions { can_roll_back, ..narrow() });
+        let mut policy = fresh();
+        let [begun, ..] = all(&policy);
+        let has_low_digits = |tensor: &NamedTensor| bits(&tensor.data).iter().any(|word| word & 0xFFFF != 0);
+        assert!(begun.iter().filter(|tensor| tensor.shape.len() > 1).all(has_low_digits), "no digits to lose");
+        policy.freeze_ref_policy().unwrap();
+        train(&mut policy);
+        if mixed {
+            policy.mix_ref_policy(0.25).unwrap();
+        }
+        train(&mut policy);
+        let before = all(&policy);
+        assert_ne!(before[0], begun);
+
+        policy.begin().unwrap();
+        train(&mut policy);
+        let after = all(&policy);
+        assert_ne!(after, before);
+        match can_roll_back {
+            true => policy.roll_back().unwrap(),
+            false => assert!(policy.roll_back().is_err()),
+        }
+        // From the exported tensors the next step is the same.
+        let [weights, of_ref, moments] = &before;
+        let adamw = AdamWConfig::default();
+        let state = PolicyState {
+            policy: weights,
+            ref_policy: Some(of_ref),
+            optimizer: moments,
+            optimizer_steps: 2,
+            adamw: &adamw,
+        };
+        let mut other = fresh();
+        other.import(&state).unwrap();
+        assert_eq!(patterns(&all(&other)), patterns(&before));
+        let plain = |policy: &mut DevicePolicy| bits(&policy.score(Weights::RefPolicy, &parts).unwrap().logp);
+        assert_eq!(plain(&mut other), plain(&mut policy));
+        train(&mut other);
+        assert_eq!(patterns(&all(&other)), patterns(&after));
+        if can_roll_back {
+            train(&mut policy);
+            assert_eq!(patterns(&all(&policy)), patterns(&after));
+        }
+    }
+}
+
+#[test]
+fn the_reference_policy_is_what_the_policy_was_and_has_more_digits_once_it_is_mixed() {
+    let checkpoint = Checkpoint::open("qwen3");
+    let sequences = checkpoint.completions();
+    let parts = batches(&sequences);
+    let mut policy = on_device(&checkpoint, narrow());
+    policy.freeze_ref_policy().unwrap();
+    let score = |policy: &mut DevicePolicy, of| bits(&policy.score(of, &parts).unwrap().logp);
+    let begun = score(&mut policy, Weights::Policy);
+    assert_eq!(score(&mut policy, Weights::RefPolicy), begun);
+    policy.accumulate(&parts, StepLoss::CrossEntropy { tokens: 50 }).unwrap();
+    assert!(policy.apply(1e-2).unwrap().applied);
+    assert_ne!(score(&mut policy, Weights::Policy), begun);
+    assert_eq!(score(&mut policy, Weights::RefPolicy), begun);
+
+    let of = |policy: &DevicePolicy, which| by_name(export_all(policy, StateGroup::Weights(which)).unwrap());
+    let (now, before) = (of(&policy, Weights::Policy), of(&policy, Weights::RefPolicy));
+    let low = |tensors: &std::collections::BTreeMap<String, NamedTensor>| {
+        tensors
+            .values()
+            .filter(|t| t.shape.len() > 1)
+            .flat_map(|t| &t.data)
+            .filter(|x| x.to_bits() & 0xFFFF != 0)
+            .count()
+    };
+    assert!(low(&before) == 0 && low(&now) > 0);
+    // In f32, also from the result of the last time: in bf16, a thousandth would be lost.
+    for _ in 0..2 {
+        let before = of(&policy, Weights::RefPolicy);
+        policy.mix_ref_policy(0.001).unwrap();
+        let after = of(&policy, Weights::RefPolicy);
+        assert!(low(&after) > 0);
+        for (name, after) in after {
+            let (now, before) = (&now[&name].data, &before[&name].data);
+            for ((after, now), before) in after.data.iter().zip(now).zip(before) {
+                let expected = 0.001 * f64::from(*now) + (1.0 - 0.001) * f64::from(*before);
+                let off = (f64::from(*after) - expected).abs();
+                assert!(off <= 2e-7 * expected.abs().max(f64::from(*before).abs()), "{name}: {after} {expected}");
+            }
+        }
+    }
+    policy.mix_ref_policy(1.0).unwrap();
+    assert_eq!(of(&policy, Weights::RefPolicy), now);
+    assert_eq!(score(&mut policy, Weights::RefPolicy), score(&mut policy, Weights::Policy));
+}
+
+#[test]
+fn sampling_takes_the_buffers_that_training_takes() {
+    let checkpoint = Checkpoint::open("qwen2");
+    let mut policy = on_device(&checkpoint, narrow());
+    let sequences = checkpoint.completions();
+    let prompts: Vec<Vec<u32>> = sequences.iter().map(|sequence| sequence.prompt.clone()).collect();
+    let sample = |policy: &mut DevicePolicy, sampling| {
+        let request =
+            RolloutRequest { prompts: &prompts, num_generations: 2, max_completion_length: 6, stop_ids: &[], sampling };
+        policy.generate(&request).unwrap()
+    };
+    let random = || Sampling::Random {
+        temperature: 1.0,
+        processors: LogitsProcessors::default(),
+        seed: 1,
+        purpose: rng::Purpose::Rollout,
+        step: 0,
+        first: 0,
+    };
+    let before = sample(&mut policy, random());
+    assert_eq!(sample(&mut policy, random()), before);
+    policy.accumulate(&batches(&sequences), StepLoss::CrossEntropy { tokens: 50 }).unwrap();
+    let held: Vec<Arc<Buffer>> = policy.weights().unwrap().buffers().to_vec();
+    assert!(policy.apply(0.05).unwrap().applied);
+    let now = policy.weights().unwrap().buffers();
+    assert!(held.iter().zip(now).all(|(before, now)| !Arc::ptr_eq(before, now)));
+    assert_ne!(sample(&mut policy, random()), before, "an update is seen by the next rollout");
+    // What is sampled greedily has the largest logit, as training computes it, but for the last digits of bf16.
+    let chosen = sample(&mut policy, Sampling::Greedy);
+    let whole: Vec<Vec<u32>> =
+        chosen.iter().enumerate().map(|(i, c)| [&prompts[i / 2][..], &c.ids[..]].concat()).collect();
+    let rows: Vec<&[u32]> = whole.iter().map(Vec::as_slice).collect();
+    let vocab = checkpoint.config().vocab_size;
+    let mut compared = 0;
+    policy
+        .logits(&rows, |row, first, logits| {
+            for (i, logits) in logits.chunks_exact(vocab).enumerate() {
+                let Some(next) = rows[row].get(first + i + 1) else { continue };
+                if first + i + 1 < prompts[row / 2].len() {
+                    continue;
+                }
+                let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                assert!(logits[*next as usize] > largest - 0.05 * largest.abs(), "{row}: {i}");
+                compared += 1;
+            }
+        })
+        .unwrap();
+    assert_eq!(compared, 6 * rows.len());
+}
+
+#[test]
+fn a_model_of_f32_beneath_adapters_keeps_its_digits() {
+    let checkpoint = Checkpoint::open("qwen2_5_sharded");
+    let lora = LoraConfig { r: 2, ..LoraConfig::default() };
+    let (config, weights, loss) = (checkpoint.config(), &checkpoint.weights, LossConfig::default());
+    let mut policy =
+        DevicePolicy::from_weights_with_lora(runtime(), config, weights, &lora, 1, loss, narrow()).unwrap();
+    assert_eq!(policy.weights().unwrap().dtype(), Dtype::Bf16);
+    let export = |policy: &DevicePolicy| {
+        let mut tensors = Vec::new();
+        policy.export_model(&mut tensors).unwrap();
+        by_name(tensors)
+    };
+    // B is zero.
+    for (name, tensor) in export(&policy) {
+        assert_eq!(tensor.data, weights.tensor(&name).unwrap().to_vec(), "{name}");
+    }
+    policy.freeze_ref_policy().unwrap();
+    let sequences = checkpoint.completions();
+    let part = SequenceBatch { sequences: &sequences, tokens: token_batch(&sequences).unwrap() };
+    policy.accumulate(&[part], StepLoss::CrossEntropy { tokens: 50 }).unwrap();
+    assert!(policy.apply(0.01).unwrap().applied);
+    let merged = export(&policy);
+    let changed = merged.iter().filter(|(name, t)| t.data != weights.tensor(name).unwrap().to_vec()).count();
+    assert_eq!(changed, 7 * config.num_hidden_layers, "every matrix of a layer has an adapter");
+}
