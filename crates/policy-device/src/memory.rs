@@ -5,7 +5,7 @@
 
 use crate::decoder::Compute;
 use crate::device_policy::DevicePolicyOptions;
-use crate::rollout::{RolloutSizes, cache_columns};
+use crate::rollout::{RolloutSizes, cache_shape};
 use crate::train::TrainShape;
 use models::{MemoryTable, ModelConfig, Trained, TrainingMemory};
 
@@ -24,7 +24,7 @@ const UPDATE: &str = "policy.can_roll_back false (weights and moments once) and 
 /// What makes the program of this name take less.
 pub(crate) fn knobs_of(program: &str) -> &'static str {
     match program {
-        "gradient" | "score" => MICRO_BATCH,
+        "gradient" | "score" | "values" => MICRO_BATCH,
         "adamw" => UPDATE,
         name if name.starts_with("rollout") => ROLLOUT,
         _ => KNOBS,
@@ -65,6 +65,15 @@ pub struct TrainingSizes {
 }
 
 impl TrainingSizes {
+    /// How [`DevicePolicy::from_weights_with_lora`](crate::DevicePolicy::from_weights_with_lora) holds stored weights: as bf16 where all of
+    /// them are stored so, with the digits of f32 otherwise.
+    pub fn frozen_dtype(weights: &models::Weights) -> models::Dtype {
+        match weights.mapped_dtype() {
+            models::Dtype::Bf16 => models::Dtype::Bf16,
+            _ => models::Dtype::F32,
+        }
+    }
+
     /// The least that the training takes, part by part: what a compiler adds for its own temporaries is not in it.
     pub fn memory(&self, config: &ModelConfig, options: &DevicePolicyOptions) -> MemoryTable {
         let (single, count) = (size_of::<f32>() as u64, config.parameter_count());
@@ -93,7 +102,7 @@ impl TrainingSizes {
             let trained = self.adapters.unwrap_or(count);
             table.push_in("updates", "weights and moments to go back to (float32)", trained.saturating_mul(3 * single));
         }
-        let (slots, columns) = cache_columns(&self.rollout, options.rollout);
+        let (slots, columns) = cache_shape(&self.rollout, options.rollout);
         let heads = config.num_key_value_heads * config.head_dim();
         let cache = product(&[2, layers, slots, columns, heads]).saturating_mul(operand);
         table.push_in("sampling", "keys and values", cache);

@@ -2,7 +2,7 @@
 
 mod merge;
 
-use crate::decoder::{Parameter, ParameterValues, Role, parameters, zeros};
+use crate::decoder::{Parameter, Role, parameters, zeros};
 use crate::error::{Error, Result};
 use crate::runtime::{Programs, Runtime, finish, read};
 use crate::storage::Storage;
@@ -315,11 +315,6 @@ impl DeviceWeights {
     /// The same with all remainders, each behind its parameter.
     pub(crate) fn arguments_with_remainders(&self) -> Vec<Argument<'_>> {
         (0..self.table.len()).flat_map(|parameter| self.parts(parameter)).collect()
-    }
-
-    /// Declares the arguments of such a program, of a model without adapters and value head.
-    pub fn declare(builder: &Builder, config: &ModelConfig, dtype: Dtype) -> ParameterValues {
-        ParameterValues::arguments(builder, &parameters(config), dtype)
     }
 }
 

@@ -162,11 +162,7 @@ fn device_policy(
     };
     if let Purpose::Training { prompt } = purpose {
         let weights = match model {
-            // As `DevicePolicy::from_weights_with_lora` holds them.
-            Some(model) if config.lora.is_some() => match model.folder.weights()?.mapped_dtype() {
-                models::Dtype::Bf16 => models::Dtype::Bf16,
-                _ => models::Dtype::F32,
-            },
+            Some(model) if config.lora.is_some() => TrainingSizes::frozen_dtype(&model.folder.weights()?),
             _ => models::Dtype::F32,
         };
         let table = training_sizes(config, shape, weights, prompt)?.memory(shape, &options);

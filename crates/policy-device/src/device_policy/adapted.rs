@@ -4,6 +4,7 @@ use super::layout::Layout;
 use super::{DevicePolicy, DevicePolicyOptions, modules};
 use crate::decoder::{Adapters, Decoder, Role};
 use crate::error::Result;
+use crate::memory::TrainingSizes;
 use crate::rollout::DeviceRollout;
 use crate::runtime::Runtime;
 use crate::storage::Storage;
@@ -32,7 +33,7 @@ impl DevicePolicy {
         loss: LossConfig,
         options: DevicePolicyOptions,
     ) -> Result<Self> {
-        let storage = match weights.mapped_dtype() {
+        let storage = match TrainingSizes::frozen_dtype(weights) {
             models::Dtype::Bf16 => Storage::Plain(Dtype::Bf16),
             _ => Storage::of_masters(options.compute.dtype()),
         };
@@ -43,6 +44,23 @@ impl DevicePolicy {
     /// This policy with fresh LoRA adapters, which change nothing yet and are all that is trained from here on: gradients, moments and
     /// checkpoints are theirs alone, tokens are sampled with them, and the reference policy is the model without them. As in PEFT, A is
     /// uniform within 1 / sqrt(in) and B is zero; values depend on `seed` only, and are those of the host.
+    ///
+    /// ```no_run
+    /// use backend_tpu::plugins::Kind;
+    /// use models::LoraConfig;
+    /// use policy_device::{DevicePolicy, DevicePolicyOptions, Runtime};
+    ///
+    /// # fn main() -> policy_device::Result<()> {
+    /// let folder = models::ModelFolder::open("Qwen2.5-0.5B-Instruct".as_ref())?;
+    /// let (runtime, loss) = (Runtime::open(Kind::Cpu, None)?, grpo_core::LossConfig::default());
+    /// let (weights, options) = (folder.weights()?, DevicePolicyOptions::default());
+    /// let policy = DevicePolicy::from_weights(&runtime, folder.config(), &weights, loss, options)?;
+    /// let lora = LoraConfig { r: 8, ..LoraConfig::default() };
+    /// let policy = policy.with_lora(&lora, 0)?;
+    /// # drop(policy);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`crate::Error::Model`] for an illegal configuration or targets that the model does not have; [`crate::Error::Device`].
@@ -78,7 +96,8 @@ impl DevicePolicy {
         })
     }
 
-    /// Gives the decoder a value head, of zeros, which is trained with this loss.
+    /// Gives the decoder a value head, of zeros, which is trained with this loss, as PPO does:
+    /// `policy.with_value_head(ValueLossConfig::default())?`.
     ///
     /// # Errors
     /// [`crate::Error::Loss`] for settings that are not legal; [`crate::Error::Device`].

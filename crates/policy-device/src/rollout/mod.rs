@@ -15,5 +15,5 @@ pub(crate) mod threefry;
 
 pub use engine::{DeviceRollout, RolloutOptions};
 pub(crate) use follow::check_sequences;
-pub(crate) use sizes::cache_columns;
+pub(crate) use sizes::cache_shape;
 pub use sizes::{RolloutModules, RolloutSizes};

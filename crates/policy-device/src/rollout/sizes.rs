@@ -65,7 +65,7 @@ impl RolloutSizes {
 }
 
 /// The rows and columns of the cache of a rollout of these sizes.
-pub(crate) fn cache_columns(sizes: &RolloutSizes, options: RolloutOptions) -> (usize, usize) {
+pub(crate) fn cache_shape(sizes: &RolloutSizes, options: RolloutOptions) -> (usize, usize) {
     let (sampler, ..) = Sampler::of(&Sampling::Greedy, 0);
     let shape = sizes.shape(options, sampler);
     (shape.slots, shape.columns)

@@ -102,11 +102,11 @@ fn sequences_in_one_row_do_not_see_each_other() {
         let weights = DeviceWeights::from_weights(runtime(), config, &checkpoint.weights, Dtype::F32).unwrap();
         let tokens: usize = sequences.iter().map(Vec::len).sum();
         let f = Builder::new();
-        let values = DeviceWeights::declare(&f, config, Dtype::F32);
+        let decoder = Decoder::new(config, Compute::F32).with_attention(attention);
+        let values = decoder.declare(&f, Dtype::F32);
         let [ids, positions, segments] =
             ["ids", "positions", "segments"].map(|name| f.argument(name, TensorType::new(Dtype::I32, [1, tokens])));
         let rows = Rows { ids, positions, segments: Some(segments) };
-        let decoder = Decoder::new(config, Compute::F32).with_attention(attention);
         let hidden = decoder.hidden(&values, &rows, Save::Carry).unwrap();
         let logits = decoder.logits(&values, &hidden);
         let program = runtime().compile(&f.finish("packed", &[("logits", &logits)]).unwrap()).unwrap();

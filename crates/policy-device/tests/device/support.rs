@@ -28,9 +28,9 @@ pub(crate) fn forward(
 ) -> (Vec<f32>, Vec<f32>, usize) {
     let (b, t) = (sequences.len(), sequences.iter().map(Vec::len).max().unwrap());
     let f = Builder::new();
-    let values = DeviceWeights::declare(&f, config, weights.dtype());
-    let ids = f.argument("ids", TensorType::new(Dtype::I32, [b, t]));
     let decoder = Decoder::new(config, compute);
+    let values = decoder.declare(&f, weights.dtype());
+    let ids = f.argument("ids", TensorType::new(Dtype::I32, [b, t]));
     let hidden = decoder.hidden(&values, &Rows::of_sequences(&ids), Save::Carry).unwrap();
     let logits = decoder.logits(&values, &hidden);
     let hidden = hidden.convert(Dtype::F32);
