@@ -5,6 +5,7 @@ use crate::aot_run::Document;
 use crate::aot_text::{bytes, milliseconds};
 use crate::table::Sheet;
 use backend_tpu::aot::Report;
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use trainer::programs::{Memory, Times};
 
@@ -46,10 +47,17 @@ pub(crate) fn text(document: &Document) -> String {
         of_times(&mut text, times);
     }
     text.push_str("Estimates are the compiler's, not measurements; a loop's body counts as often as it turns. compiled in: processor time.\n");
-    let reports =
-        document.programs.values().filter_map(|c| if let Compiled::Report(report) = c { Some(report) } else { None });
-    if let Some(reason) = reports.clone().find_map(|report| report.no_estimate.as_ref()) {
-        let _ = writeln!(text, "No estimates: {reason}.");
+    // By reason, because a plugin without estimates has the same for all.
+    let mut without: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (name, compiled) in &document.programs {
+        if let Compiled::Report(report) = compiled
+            && let Some(reason) = &report.no_estimate
+        {
+            without.entry(reason).or_default().push(name);
+        }
+    }
+    for (reason, names) in without {
+        let _ = writeln!(text, "No estimate of {}: {reason}.", names.join(", "));
     }
     for assertion in &document.assertions {
         let _ = writeln!(text, "{}: {assertion}", assertion.verdict());
