@@ -55,6 +55,12 @@ fn what_the_policy_will_see_is_shown() {
         assert!(text.contains(expected), "{expected:?} is not in\n{text}");
     }
     assert!(text.contains("prompt 2 (gsm8k, ") && !text.contains("prompt 3 ("), "{text}");
+    // "So it is 7.\n#### 7" has more than the usual 8 tokens.
+    let expected = "note: 39 of them are longer than rollout.max_completion_length, 8: a completion like them would";
+    assert!(text.contains("tokens of 39 right completions: min 14, median 16, "), "{text}");
+    assert!(text.contains(expected) && text.contains(" 30 cut off\n"), "{text}");
+    let wide = succeed(&["data", data, "--model", model, "--set", "rollout.max_completion_length=16"]);
+    assert!(wide.contains("tokens of 39 right completions: ") && !wide.contains("cut off"), "{wide}");
     let json = succeed(&["data", data, "--model", model, "--json", "--set", "data.max_prompt_length=100"]);
     let json: Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["prompt_lengths"].as_array().unwrap().len(), 42);

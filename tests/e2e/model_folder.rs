@@ -1,6 +1,6 @@
 //! A run of a model folder in Hugging Face's layout: what it reads, what it leaves.
 
-use crate::support::{Runs, refuse, rows, succeed};
+use crate::support::{Runs, grpo, refuse, rows, stderr, succeed};
 use models::{Adapter, ExportOptions, FolderWriter, ModelConfig, ModelFolder};
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
@@ -103,6 +103,13 @@ fn what_a_run_leaves_is_a_model_that_the_next_run_reads() {
     assert_ne!(tensors(&left), tensors(&runs.path("model")), "it was trained");
     let rows = rows(&runs.path("a/metrics.jsonl"));
     assert!(rows.iter().any(|row| row["phase"] == "grpo" && row["grad_norm"].as_f64() > Some(1e-3)), "{rows:?}");
+    // The reference is the model that was read: the policy is it before the first update, and no longer after.
+    let kl: Vec<f64> = rows.iter().filter_map(|row| row["kl"].as_f64()).collect();
+    assert!(kl.len() == 2 && kl[0].abs() < 1e-6 && kl[1] > 1e-5, "{kl:?}");
+    // Stopped after its first step, it goes on to the same bits.
+    train(&runs, "model", "stopped", &["grpo.max_steps=1"]);
+    succeed(&["train", "--resume", &runs.text("stopped"), "--set", "grpo.max_steps=2"]);
+    assert_eq!(tensors(&runs.path("stopped/model")), tensors(&left));
     // The next run begins with the evaluation that this one has ended with.
     train(&runs, "a/model", "b", &["grpo.max_steps=1"]);
     assert_eq!(evaluations(&runs.path("a")).last(), evaluations(&runs.path("b")).first());
@@ -152,14 +159,34 @@ fn a_model_that_cannot_be_trained_leaves_no_run() {
     cases[0].2 = config.replace("\"silu\"", "\"gelu\"").into_bytes();
     cases[2].2 = std::fs::read(runs.path("model/model.safetensors")).unwrap();
     cases[2].2.truncate(20_000);
+    // The last weight is NaN.
+    let mut not_finite = std::fs::read(runs.path("model/model.safetensors")).unwrap();
+    let end = not_finite.len() - 4;
+    not_finite[end..].copy_from_slice(&f32::NAN.to_le_bytes());
+    cases.push(("model.safetensors", "holds NaN at index", not_finite));
     for (file, expected, content) in cases {
         let path = runs.path("model").join(file);
         let whole = std::fs::read(&path).unwrap();
         std::fs::write(&path, content).unwrap();
-        let arguments = arguments(&runs, "model", "a", &[]);
-        let text = refuse(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
-        assert!(text.contains(expected), "{file}: {text}");
-        assert!(!runs.path("a").exists(), "{file}");
+        for settings in [&[][..], &["lora.r=4"]] {
+            let arguments = arguments(&runs, "model", "a", settings);
+            let text = refuse(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+            assert!(text.contains(expected), "{file}: {text}");
+            assert!(!runs.path("a").exists(), "{file}");
+        }
         std::fs::write(&path, whole).unwrap();
     }
+}
+
+#[test]
+fn a_new_model_larger_than_memory_is_refused_before_it_is_made() {
+    let runs = Runs::new(&[]);
+    let sizes = ["model.hidden_size=32768", "model.intermediate_size=131072", "model.num_hidden_layers=64"];
+    let mut arguments = vec!["train".to_owned(), "--run-dir".into(), runs.text("a")];
+    arguments.extend(sizes.iter().flat_map(|size| ["--set".to_owned(), (*size).to_owned()]));
+    let output = grpo(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains(" bytes are available") && text.contains("weights (float32)"), "{text}");
+    assert!(!runs.path("a").exists());
 }

@@ -54,6 +54,11 @@ pub(crate) struct Summary {
     pub(crate) prompt_lengths: Vec<usize>,
     /// The largest number of tokens of a prompt, and which key or property of the model says so.
     pub(crate) max_prompt_length: Option<usize>,
+    /// The number of tokens of every right completion of the rows that are looked at, or of the answer where a row has no more than that,
+    /// its last token included.
+    pub(crate) completion_lengths: Vec<usize>,
+    /// Completions are cut off behind so many tokens.
+    pub(crate) max_completion_length: usize,
     pub(crate) sources: BTreeMap<String, usize>,
     pub(crate) prompts: Vec<Row>,
     pub(crate) rewards: Vec<Judged>,
@@ -153,11 +158,24 @@ fn summarise(
         Ok(Row { source: item.source.to_string(), prompt, tokens: ids.len(), answer: item.answer.clone() })
     });
     let prompts = prompts.collect::<anyhow::Result<Vec<_>>>()?;
+    let right = items.iter().filter_map(|item| item.completion.as_deref().or(item.answer.as_deref()));
+    let completion_lengths = right.map(|text| Ok(tokenizer.encode_completion(text)?.len()));
+    let completion_lengths = completion_lengths.collect::<anyhow::Result<Vec<_>>>()?;
     let judged = items.iter().take(args.judge).collect::<Vec<_>>();
     let max_prompt_length = Some(config.data.max_prompt_length.map_or(longest, |limit| limit.min(longest)));
     let rewards = judge(&Rewards::new(&config.rewards)?, tokenizer, &judged)?;
     let files = files(&report);
-    Ok(Summary { files, prompt_lengths, max_prompt_length, sources, prompts, rewards, special_text })
+    Ok(Summary {
+        files,
+        prompt_lengths,
+        max_prompt_length,
+        completion_lengths,
+        max_completion_length: config.rollout.max_completion_length,
+        sources,
+        prompts,
+        rewards,
+        special_text,
+    })
 }
 
 fn files(report: &DataReport) -> Vec<File> {

@@ -22,8 +22,17 @@ pub(crate) fn text(summary: &Summary) -> String {
             summary.special_text
         );
     }
-    let _ = writeln!(out, "\n{}", lengths(&summary.prompt_lengths, summary.max_prompt_length));
-    out.push_str(&histogram(&summary.prompt_lengths, summary.max_prompt_length, columns));
+    let limit = summary.max_prompt_length.map_or(String::new(), |limit| format!("; at most {limit} are taken"));
+    let _ = writeln!(
+        out,
+        "\ntokens of {} prompts: {}{limit}",
+        summary.prompt_lengths.len(),
+        lengths(&summary.prompt_lengths)
+    );
+    out.push_str(&histogram(&summary.prompt_lengths, summary.max_prompt_length, "dropped", columns));
+    if !summary.completion_lengths.is_empty() {
+        out.push_str(&completions(&summary.completion_lengths, summary.max_completion_length, columns));
+    }
     if summary.sources.len() > 1 {
         let mut table = Sheet::new(["source", "rows"], 1..2).named();
         for (source, rows) in &summary.sources {
@@ -62,18 +71,31 @@ fn file_text(file: &File) -> String {
     out
 }
 
-/// One line of numbers about lengths.
-fn lengths(lengths: &[usize], limit: Option<usize>) -> String {
+/// What the rows say is right, and how much of it a completion has no room for.
+fn completions(all: &[usize], limit: usize, columns: usize) -> String {
+    let mut out = format!("\ntokens of {} right completions: {}\n", all.len(), lengths(all));
+    out.push_str(&histogram(all, Some(limit), "cut off", columns));
+    let longer = all.iter().filter(|length| **length > limit).count();
+    if longer > 0 {
+        let _ = writeln!(
+            out,
+            "note: {longer} of them are longer than rollout.max_completion_length, {limit}: a completion like them would be cut off"
+        );
+    }
+    out
+}
+
+/// Numbers about lengths.
+fn lengths(lengths: &[usize]) -> String {
     let mut sorted = lengths.to_vec();
     sorted.sort_unstable();
     let at = |share: f64| sorted.get((share * sorted.len().saturating_sub(1) as f64).round() as usize).copied();
     let [min, median, p95, max] = [0.0, 0.5, 0.95, 1.0].map(|share| at(share).unwrap_or_default());
-    let limit = limit.map_or(String::new(), |limit| format!("; at most {limit} are taken"));
-    format!("tokens of {} prompts: min {min}, median {median}, p95 {p95}, max {max}{limit}", lengths.len())
+    format!("min {min}, median {median}, p95 {p95}, max {max}")
 }
 
-/// A bar per range of lengths, in at most `columns`.
-fn histogram(lengths: &[usize], limit: Option<usize>, columns: usize) -> String {
+/// A bar per range of lengths, in at most `columns`; what is longer than `limit` is `beyond`.
+fn histogram(lengths: &[usize], limit: Option<usize>, beyond: &str, columns: usize) -> String {
     let (Some(min), Some(max)) = (lengths.iter().min(), lengths.iter().max()) else { return String::new() };
     let width = bar_width(max - min + 1);
     let first = min / width;
@@ -84,15 +106,18 @@ fn histogram(lengths: &[usize], limit: Option<usize>, columns: usize) -> String 
     let most = counts.iter().max().copied().unwrap_or(1).max(1);
     let (digits, numbers) = (max.to_string().len().max(2), most.to_string().len());
     // "  12-34  " before a bar, " 123 dropped" behind it.
-    let room = columns.saturating_sub(2 * digits + 5 + numbers + " dropped".len() + 2).max(1);
+    let room = columns.saturating_sub(2 * digits + 5 + numbers + beyond.len() + 3).max(1);
     let mut out = String::new();
     for (index, count) in counts.iter().enumerate() {
         let (low, high) = ((first + index) * width, (first + index + 1) * width - 1);
         let bar = (count * room).div_ceil(most);
-        let dropped = if limit.is_some_and(|limit| low > limit) && *count > 0 { " dropped" } else { "" };
+        let beyond = match limit {
+            Some(limit) if low > limit && *count > 0 => format!(" {beyond}"),
+            _ => String::new(),
+        };
         let _ = writeln!(
             out,
-            "  {low:>digits$}-{high:<digits$}  {}{}{count}{dropped}",
+            "  {low:>digits$}-{high:<digits$}  {}{}{count}{beyond}",
             "█".repeat(bar),
             if bar > 0 { " " } else { "" }
         );
@@ -143,15 +168,15 @@ mod tests {
     fn bars_fit_the_terminal_and_count_everything() {
         let lengths: Vec<usize> = (0..1000).map(|i| 20 + i % 97 + (i / 900) * 300).collect();
         for columns in [30, 80, 200] {
-            let text = histogram(&lengths, Some(119), columns);
+            let text = histogram(&lengths, Some(119), "dropped", columns);
             assert!(text.lines().all(|line| line.chars().count() <= columns), "{columns}:\n{text}");
             assert!(text.lines().count() <= BARS);
             let count = |line: &str| line.split_whitespace().find_map(|word| word.parse::<usize>().ok()).unwrap();
             assert_eq!(text.lines().map(count).sum::<usize>(), 1000, "{text}");
             assert_eq!(text.lines().filter(|line| line.ends_with(" dropped")).map(count).sum::<usize>(), 100, "{text}");
         }
-        assert_eq!(histogram(&[7], None, 80).lines().count(), 1);
-        assert_eq!(histogram(&[], None, 80), "");
+        assert_eq!(histogram(&[7], None, "dropped", 80).lines().count(), 1);
+        assert_eq!(histogram(&[], None, "dropped", 80), "");
         assert_eq!([1, 12, 13, 100, 1000].map(bar_width), [1, 2, 2, 10, 100]);
     }
 

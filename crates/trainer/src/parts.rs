@@ -2,12 +2,12 @@
 
 use crate::backends;
 use crate::error::{Error, Result};
-use crate::pretrained::{Pretrained, Purpose};
+use crate::pretrained::{Pretrained, Purpose, adapter_weights};
 use crate::prompts::{encode_prompt, open_data};
 use crate::train_config::{PolicyConfig, TrainConfig};
 use backend_tpu::plugins::Kind;
 use data::Dataset;
-use models::{CharTokenizer, ModelConfig, Tokenizer};
+use models::{CharTokenizer, ModelConfig, Tokenizer, Trained, TrainingMemory};
 use policy::{Policy, PolicyEngine, RolloutEngine, Sequence};
 use policy_burn::{BurnPolicy, PolicyLoss};
 use policy_device::{DevicePolicy, DevicePolicyOptions, RolloutOptions, RolloutSizes, TrainShape, TrainingSizes};
@@ -131,13 +131,35 @@ fn host_policy(
     };
     let policy = match (model, &config.lora) {
         (Some(model), _) => model.policy(config, loss, purpose)?,
-        (None, None) => BurnPolicy::new(shape, config.seed, loss)?,
-        (None, Some(lora)) => BurnPolicy::new(shape, config.seed, loss)?.with_lora(lora, config.seed)?,
+        (None, lora) => {
+            if let Purpose::Training { .. } = purpose {
+                expect_room(config, shape)?;
+            }
+            let policy = BurnPolicy::new(shape, config.seed, loss)?;
+            match lora {
+                Some(lora) => policy.with_lora(lora, config.seed)?,
+                None => policy,
+            }
+        }
     };
     Ok(match config.grpo.value_loss() {
         Some(of_values) => policy.with_value_head(of_values)?,
         None => policy,
     })
+}
+
+/// Checks that a new model of this shape, its gradients and its moments fit into this machine's memory.
+fn expect_room(config: &TrainConfig, shape: &ModelConfig) -> Result<()> {
+    let trained = match &config.lora {
+        Some(lora) => Trained::Adapters(adapter_weights(lora, shape)?),
+        None => Trained::All,
+    };
+    let reference = (config.needs_ref_policy() && config.lora.is_none()).then_some(models::Dtype::F32);
+    let memory = TrainingMemory { weights: shape.parameter_count(), dtype: models::Dtype::F32, trained, reference };
+    match models::available_memory() {
+        Some(available) => Ok(memory.table().check(available)?),
+        None => Ok(()),
+    }
 }
 
 /// The policy on a device of PJRT. A new model has the same initial weights there as on the host.
@@ -218,9 +240,6 @@ fn training_sizes(
 ) -> Result<TrainingSizes> {
     let completion = config.rollout.max_completion_length;
     let sequence = Sequence { prompt: vec![0; prompt], completion: vec![0; completion] };
-    let count = |lora: &models::LoraConfig| -> Result<u64> {
-        Ok(lora.parameters(shape)?.iter().map(|parameter| parameter.len() as u64).sum())
-    };
     Ok(TrainingSizes {
         micro_batch: TrainShape::of(&vec![sequence; config.grpo.micro_batch_sequences()]),
         rollout: RolloutSizes {
@@ -230,7 +249,7 @@ fn training_sizes(
             max_completion_length: completion,
         },
         weights,
-        adapters: config.lora.as_ref().map(count).transpose()?,
+        adapters: config.lora.as_ref().map(|lora| adapter_weights(lora, shape)).transpose()?,
         ref_policy: config.needs_ref_policy() && config.lora.is_none(),
         mixes_ref_policy: config.grpo.sync_ref_model,
     })

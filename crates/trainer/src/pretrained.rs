@@ -4,7 +4,8 @@ use crate::error::Result;
 use crate::prompts::open_tokenizer;
 use crate::train_config::{ModelSource, TrainConfig};
 use models::{
-    Dtype, MemoryTable, ModelFolder, Tokenizer, Trained, TrainingMemory, Weights, available_memory, resident_memory,
+    Dtype, LoraConfig, MemoryTable, ModelConfig, ModelFolder, Tokenizer, Trained, TrainingMemory, Weights,
+    available_memory, resident_memory,
 };
 use policy_burn::{BurnPolicy, PolicyLoss, StepMemory};
 
@@ -29,6 +30,11 @@ fn keeps_files(config: &TrainConfig) -> bool {
 pub(crate) struct Pretrained {
     /// What the folder says of the model.
     pub(crate) folder: ModelFolder,
+}
+
+/// The number of weights of adapters of a model of this shape.
+pub(crate) fn adapter_weights(lora: &LoraConfig, shape: &ModelConfig) -> Result<u64> {
+    Ok(lora.parameters(shape)?.iter().map(|parameter| parameter.len() as u64).sum())
 }
 
 impl Pretrained {
@@ -88,9 +94,7 @@ impl Pretrained {
         let in_files = weights.mapped_dtype();
         let trained = match &config.lora {
             None => Trained::All,
-            Some(lora) => {
-                Trained::Adapters(lora.parameters(shape)?.iter().map(|parameter| parameter.len() as u64).sum())
-            }
+            Some(lora) => Trained::Adapters(adapter_weights(lora, shape)?),
         };
         let needs_reference = config.needs_ref_policy() && config.lora.is_none();
         let memory = TrainingMemory {

@@ -2,6 +2,7 @@
 
 use super::TrainConfig;
 use grpo_files::{Layers, Result};
+use models::GenerationDefaults;
 
 fn resolve(layers: Result<Layers>) -> Result<TrainConfig> {
     layers?.resolve()
@@ -118,4 +119,27 @@ fn what_surrounds_the_loss_reads_as_in_trl_and_verl() {
     let error = resolve(set(&["grpo.filter_groups.max_gen_batches=3"])).unwrap_err();
     let text = std::error::Error::source(&error).unwrap().to_string();
     assert!(text.contains("did you mean `max_num_gen_batches`?"), "{text}");
+}
+
+#[test]
+fn what_a_folder_says_of_sampling_counts_where_the_configuration_says_nothing() {
+    let defaults = GenerationDefaults {
+        temperature: Some(0.6),
+        top_k: Some(20),
+        top_p: Some(0.95),
+        min_p: Some(0.05),
+        repetition_penalty: Some(1.05),
+        ..GenerationDefaults::default()
+    };
+    let numbers = |assignments: &[&str], defaults: &GenerationDefaults| {
+        let rollout = resolve(set(assignments)).unwrap().with_generation_defaults(defaults).rollout;
+        (rollout.temperature, rollout.top_k, rollout.top_p, rollout.min_p, rollout.repetition_penalty)
+    };
+    assert_eq!(numbers(&[], &defaults), (Some(0.6), Some(20), Some(0.95), Some(0.05), Some(1.05)));
+    let own = ["rollout.temperature=1", "rollout.top_k=0", "rollout.top_p=1"];
+    assert_eq!(numbers(&own, &defaults), (Some(1.0), Some(0), Some(1.0), Some(0.05), Some(1.05)));
+    // Greedy completions say nothing about sampling, and there is nothing to learn of them.
+    let none = numbers(&[], &GenerationDefaults::default());
+    assert_eq!(numbers(&[], &GenerationDefaults { do_sample: Some(false), ..defaults.clone() }), none);
+    assert_eq!(numbers(&[], &GenerationDefaults { temperature: Some(0.0), ..defaults }).0, none.0);
 }
