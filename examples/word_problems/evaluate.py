@@ -1,4 +1,11 @@
-"""Answers of a model in Hugging Face's layout, and how many of them are right."""
+"""Answers of a model in Hugging Face's layout, and how many of them are right.
+
+    python examples/word_problems/evaluate.py FOLDER ROWS.jsonl    # greedy, by transformers
+"""
+
+import json
+import pathlib
+import sys
 
 import torch
 
@@ -28,3 +35,11 @@ def greedy_accuracy(model, tokenizer, rows, **options):
     """The share of `rows` that is answered right."""
     answers = greedy_answers(model, tokenizer, [row["question"] for row in rows], **options)
     return sum(is_correct(answer, row["answer"]) for answer, row in zip(answers, rows)) / len(rows)
+
+
+if __name__ == "__main__":
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder, rows = sys.argv[1], [json.loads(line) for line in pathlib.Path(sys.argv[2]).read_text().splitlines()]
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    print(f"{folder}: {greedy_accuracy(model, tokenizer, rows):.1%} of {len(rows)}")

@@ -65,3 +65,31 @@ pub(super) fn pick_completions(
     rows.truncate(count);
     rows
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::eval::PassAt;
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn a_source_has_rows_of_its_own_where_there_are_several() {
+        let of = |sources: &[&str]| {
+            let by_source: BTreeMap<String, f64> = sources.iter().map(|source| ((*source).to_owned(), 0.25)).collect();
+            let pass_at = BTreeMap::from([(4, PassAt { all: 0.5, by_source: by_source.clone() })]);
+            let report = EvalReport { pass_at, pass_at_1_by_task: by_source, ..EvalReport::default() };
+            let names = eval_values(&report).into_iter().map(|(name, _)| name);
+            names.filter(|name| name.contains("pass@")).collect::<Vec<_>>()
+        };
+        assert_eq!(of(&["gsm8k"]), ["eval/pass@1", "eval/pass@4"]);
+        let both = [
+            "eval/pass@1",
+            "eval/pass@4",
+            "eval/pass@4/gsm8k",
+            "eval/pass@4/math",
+            "eval/pass@1/gsm8k",
+            "eval/pass@1/math",
+        ];
+        assert_eq!(of(&["gsm8k", "math"]), both);
+    }
+}
