@@ -200,7 +200,7 @@ impl Decode {
     }
 }
 
-/// The first `columns` columns of a layer, `[B, K, columns, D]`, of a cache or window `[L, B, K, ..., D]`.
+/// The first `columns` columns of a layer, `[B, K, columns, D]`, of a cache `[L, B, K, S, D]`.
 fn columns_of(cache: &Value, layer: &Value, columns: usize) -> Value {
     let zero = layer.like(0);
     let mut sizes = cache.shape().to_vec();
