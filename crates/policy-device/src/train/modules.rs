@@ -127,8 +127,8 @@ impl TrainModules {
     /// Arguments: the parameters; the sums of the gradients, which are donated; token ids, i32 `[B, T]`; the index among B T tokens of
     /// the one that predicts each completion token, i32 `[N]`; where sequences share rows, the tokens' positions within their sequences,
     /// and the numbers of their sequences within the row (of what pads the row a number of its own, 0), i32 `[B, T]`; the token tables of
-    /// [`Role::TokenIds`], [`Role::TokenNumbers`] and [`Role::OnPolicy`]. Results: the sums with the gradients of the micro-batch added, the loss as [`Role::Sums`], log-probabilities
-    /// and entropies `[N]`.
+    /// [`Role::TokenIds`], [`Role::TokenNumbers`] and [`Role::OnPolicy`]. Results: the sums with the gradients of the micro-batch
+    /// added, the loss as [`Role::Sums`], log-probabilities and entropies `[N]`.
     ///
     /// # Errors
     /// [`Error::Loss`] for a loss that is not legal.
@@ -273,8 +273,9 @@ impl TrainModules {
     ///
     /// Arguments, all donated but the last: parameters, first and second moments, sums of gradients, and the scalars of the step, f32
     /// `[8]`. Behind each parameter in bf16 are its remainders, i16: the f32 weight is `(parameter << 16) + remainder` of their patterns, as
-    /// integers in two's complement. Results: the same without the scalars, the sums being zero, and f32 `[3]`: the norm of the gradient, whether it is within its
-    /// limit, and whether parameters and moments stay finite (0 or 1). Where one of the two is 0, parameters and moments are those of before.
+    /// integers in two's complement. Results: the same without the scalars, the sums being zero, and f32 `[3]`: the norm of the
+    /// gradient, whether it is within its limit, and whether parameters and moments stay finite (0 or 1). Where one of the two is
+    /// 0, parameters and moments are those of before.
     ///
     /// # Errors
     /// [`Error::Program`], a defect of this crate.
