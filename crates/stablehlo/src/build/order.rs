@@ -47,7 +47,8 @@ impl Value {
     }
 
     /// The largest element along `dimension`, which vanishes, NaN where there is one, and its index as [`Value::argmax`] has it: in one
-    /// pass.
+    /// pass. Both have the shape of this value without the dimension; the index is i32. Of equal elements, that with the index has the
+    /// whole cotangent.
     ///
     /// ```
     /// use stablehlo::{Array, Builder, Dtype, TensorType};

@@ -80,6 +80,9 @@ fn equal_elements_share() {
     assert_eq!(found, [vec![1.0, 0.5, 0.5, 1.0], vec![0.0, 0.5, 0.5, 0.0]]);
     let many = trace(std::slice::from_ref(&ty), |_, a| vec![a[0].reduce(Reducer::Max, &[0])]).unwrap();
     assert_eq!(pulled(&many, &arguments[..1], &[0], &[vec![3.0]]), [[0.0, 1.5, 1.5, 0.0]]);
+    // One that says which it is has it all.
+    let first = trace(std::slice::from_ref(&ty), |_, a| vec![a[0].largest(0).0]).unwrap();
+    assert_eq!(pulled(&first, &arguments[..1], &[0], &[vec![3.0]]), [[0.0, 3.0, 0.0, 0.0]]);
 }
 
 #[test]
@@ -124,6 +127,10 @@ fn reductions_and_broadcasts() {
             let what = format!("{reducer:?} over {dimensions:?}");
             check(&what, std::slice::from_ref(&ty), |_, a| vec![a[0].reduce(reducer, dimensions)]);
         }
+    }
+    for dimension in 0..3 {
+        let what = format!("largest along {dimension}");
+        check(&what, std::slice::from_ref(&ty), |_, a| vec![a[0].largest(dimension).0]);
     }
     check("several at once", &[ty.clone(), ty.clone()], |f, a| {
         f.reduce(&[(&a[0], Reducer::Max), (&a[1], Reducer::Add)], &[1])
