@@ -1,28 +1,34 @@
-//! What a core's own caches hold: products cut their operands by it. It changes the order of their work and no bit of a result.
+//! What a core's own caches hold: products cut their operands by it. The second changes the order of their work and no bit of a result,
+//! the first how many products are added up before they meet the result, and so its last bits.
 
 use std::fs::read_to_string;
 use std::path::Path;
 use std::sync::OnceLock;
 
-/// Where the system says nothing: what most processors have, and those that have more lose little.
-const DEFAULT: usize = 512 << 10;
+/// Where Linux describes the caches of a processor.
+const FOLDER: &str = "/sys/devices/system/cpu/cpu0/cache";
+/// First and second cache where the system says nothing: what most processors have, and those that have more lose little.
+const DEFAULT: [usize; 2] = [32 << 10, 512 << 10];
+
+/// Bytes of the first cache that a thread has for itself: its size over the processors that share it.
+pub(crate) fn first_cache() -> usize {
+    static BYTES: OnceLock<usize> = OnceLock::new();
+    *BYTES.get_or_init(|| cache_of(Path::new(FOLDER), "1").unwrap_or(DEFAULT[0]).clamp(DEFAULT[0], DEFAULT[0] * 2))
+}
 
 /// Bytes of the second cache that a thread has for itself: its size over the processors that share it.
 pub(crate) fn second_cache() -> usize {
     static BYTES: OnceLock<usize> = OnceLock::new();
-    *BYTES.get_or_init(|| {
-        let known = second_of(Path::new("/sys/devices/system/cpu/cpu0/cache"));
-        known.unwrap_or(DEFAULT).clamp(DEFAULT / 4, DEFAULT * 8)
-    })
+    *BYTES.get_or_init(|| cache_of(Path::new(FOLDER), "2").unwrap_or(DEFAULT[1]).clamp(DEFAULT[1] / 4, DEFAULT[1] * 8))
 }
 
-/// The second cache among those that `folder` describes, as Linux does.
-fn second_of(folder: &Path) -> Option<usize> {
+/// The cache for data of that level among those that `folder` describes, as Linux does.
+fn cache_of(folder: &Path, level: &str) -> Option<usize> {
     std::fs::read_dir(folder).ok()?.flatten().find_map(|cache| {
         let read = |name: &str| read_to_string(cache.path().join(name)).ok();
-        let second = read("level")?.trim() == "2" && read("type")?.trim() != "Instruction";
+        let it = read("level")?.trim() == level && read("type")?.trim() != "Instruction";
         let bytes = kibibytes(read("size")?.trim())? << 10;
-        second.then(|| bytes / read("shared_cpu_list").map_or(1, |list| processors(list.trim())))
+        it.then(|| bytes / read("shared_cpu_list").map_or(1, |list| processors(list.trim())))
     })
 }
 
@@ -45,10 +51,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_second_cache_is_read_as_linux_describes_it() {
+    fn caches_are_read_as_linux_describes_them() {
         let folder = tempfile::tempdir().unwrap();
+        let (first_of, second_of) = (|folder| cache_of(folder, "1"), |folder| cache_of(folder, "2"));
         assert_eq!(second_of(folder.path()), None);
-        let caches = [("1", "Data", "32K", "0"), ("2", "Unified", "1024K", "0,2"), ("3", "Unified", "32768K", "0-3")];
+        let caches = [
+            ("1", "Instruction", "64K", "0"),
+            ("1", "Data", "48K", "0"),
+            ("2", "Unified", "1024K", "0,2"),
+            ("3", "Unified", "32768K", "0-3"),
+        ];
         for (index, (level, kind, size, shared)) in caches.into_iter().enumerate() {
             let cache = folder.path().join(format!("index{index}"));
             std::fs::create_dir(&cache).unwrap();
@@ -56,8 +68,8 @@ mod tests {
                 std::fs::write(cache.join(name), format!("{text}\n")).unwrap();
             }
         }
-        assert_eq!(second_of(folder.path()), Some(512 << 10));
-        std::fs::write(folder.path().join("index1/size"), "1 MiB").unwrap();
+        assert_eq!((first_of(folder.path()), second_of(folder.path())), (Some(48 << 10), Some(512 << 10)));
+        std::fs::write(folder.path().join("index2/size"), "1 MiB").unwrap();
         assert_eq!(second_of(folder.path()), None);
     }
 

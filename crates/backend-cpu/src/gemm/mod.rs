@@ -17,7 +17,7 @@
 //! time, and are there for the next panel.
 //!
 //! Every element of a result is one chain of multiply-adds over a piece, added to what was there: its bits depend on the
-//! instruction set and on the pieces, not on the shape of the product or its place in it.
+//! instruction set and on the pieces, which the first cache decides, not on the shape of the product or its place in it.
 #![allow(unsafe_code)]
 
 mod mat_mut;
@@ -27,17 +27,21 @@ pub(crate) use crate::arch::panel::RHS_PANEL;
 pub(crate) use mat_mut::{Cut, MatMut};
 pub(crate) use pack::{KAxis, Rows};
 
-use crate::arch::caches::second_cache;
+use crate::arch::caches::{first_cache, second_cache};
 use crate::arch::panel::LHS_PANEL;
 use crate::arch::{Isa, IsaToken, amx, microkernel};
 use crate::profile::{Clock, Work, timed};
 use pack::{Bf16Pair, F32Word};
 use std::ops::Range;
 
-/// Most words of a piece. A panel of each operand and a piece of the output, 30 KiB, stay in a first cache of 32 KiB, which a core that
-/// makes two multiply-adds of 64 bytes in a cycle needs: it would take 15 bytes per cycle from the second otherwise, and now takes those of the
-/// panels that pass by, 4 of the lhs or 11 of the rhs.
-const WORDS: usize = 160;
+/// Most words of a piece for a first cache of `bytes`: a panel of each operand and a piece of the output stay in it, which a core that
+/// makes two multiply-adds of 64 bytes in a cycle needs. It would take 15 bytes per cycle from the second otherwise, and so takes those of
+/// the panels that pass by, 4 of the lhs or 11 of the rhs. 160 for 32 KiB, 256 for 48.
+fn most_words(bytes: usize) -> usize {
+    const OUT: usize = LHS_PANEL * RHS_PANEL * size_of::<f32>();
+    let words = bytes.saturating_sub(OUT) / ((LHS_PANEL + RHS_PANEL) * size_of::<u32>());
+    (words / GRAIN * GRAIN).clamp(160, 256)
+}
 
 /// Pieces of K are made of whole blocks of so many entries, but for the last: whole rows of tiles, whole blocks to transpose.
 const GRAIN: usize = 32;
@@ -47,6 +51,8 @@ const GRAIN: usize = 32;
 pub(crate) struct Gemm {
     isa: IsaToken,
     kernel: GemmKernel,
+    /// Most words of a piece.
+    most: usize,
     /// Words of an operand that stay in a core's second cache while panels of the other pass by.
     near: usize,
 }
@@ -89,7 +95,7 @@ impl Gemm {
             _ => GemmKernel::F32,
         };
         // A quarter: the other operand's panels and the output pass through it too.
-        Self { isa, kernel, near: second_cache() / 4 / size_of::<u32>() }
+        Self { isa, kernel, most: most_words(first_cache()), near: second_cache() / 4 / size_of::<u32>() }
     }
 
     /// The instruction set that the kernels are compiled for.
@@ -115,8 +121,8 @@ impl Gemm {
     /// Most entries of K in a piece.
     pub(crate) fn depth(self) -> usize {
         match self.kernel {
-            GemmKernel::F32 => WORDS,
-            GemmKernel::Bf16Dot | GemmKernel::Amx => 2 * WORDS,
+            GemmKernel::F32 => self.most,
+            GemmKernel::Bf16Dot | GemmKernel::Amx => 2 * self.most,
         }
     }
 
@@ -205,7 +211,9 @@ impl Gemm {
             panels == 0 || (panels - 1) * operand.stride + width * words <= operand.words.len()
         };
         assert!(
-            words <= WORDS && holds(lhs, m.div_ceil(height), height) && holds(rhs, n.div_ceil(RHS_PANEL), RHS_PANEL)
+            words <= self.most
+                && holds(lhs, m.div_ceil(height), height)
+                && holds(rhs, n.div_ceil(RHS_PANEL), RHS_PANEL)
         );
         let _clock = Clock::start(Work::Products);
         let (lhs_panels, rhs_panels) = (m.div_ceil(height), n.div_ceil(RHS_PANEL));

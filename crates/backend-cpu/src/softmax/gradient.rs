@@ -1,6 +1,6 @@
 //! The gradient of a row's logits, tile by tile.
 
-use super::exp::{exp, held};
+use super::exp::{LOWEST, exp, held};
 use super::partial::Partial;
 use crate::arch::{MulAdd, simd_dispatch};
 use crate::convert::{Element, rounded};
@@ -20,9 +20,10 @@ pub(crate) struct RowGrad {
 impl RowGrad {
     /// The row_grad of a tile of the row, for e_j relative to the tile's maximum.
     pub(crate) fn for_tile(&self, tile: &Partial, scale: f32) -> Self {
-        // A tile of -inf only has no e_j but 0, and no maximum to be relative to.
+        // A tile of -inf only has no e_j but 0, and no maximum to be relative to. One far below is 0 as its logits would be.
         let below = f64::from(scale) * (f64::from(tile.max) - f64::from(self.max));
-        let factor = if tile.max == f32::NEG_INFINITY { 0.0 } else { below.exp() as f32 };
+        let nothing = tile.max == f32::NEG_INFINITY || below < f64::from(LOWEST);
+        let factor = if nothing { 0.0 } else { below.exp() as f32 };
         Self { constant: self.constant * factor, linear: self.linear * factor, ..*self }
     }
 }
