@@ -6,3 +6,4 @@ mod own_policy;
 mod ppo;
 mod programs;
 mod rollout;
+mod stop_tokens;
