@@ -10,6 +10,7 @@ mod diverged;
 mod errors;
 mod files;
 mod gradcheck;
+mod hub;
 mod learning;
 mod manners;
 mod model_folder;
