@@ -8,6 +8,7 @@ mod data;
 mod device_policy;
 mod diverged;
 mod errors;
+mod export;
 mod files;
 mod gradcheck;
 mod hub;
