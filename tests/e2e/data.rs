@@ -94,3 +94,46 @@ fn what_is_wrong_is_said_with_its_line() {
     let text = refuse(&["data", data, "--model", model]);
     assert!(text.contains("line 1: the prompt: chat template") && text.contains("single tool-calls"), "{text}");
 }
+
+#[test]
+fn variables_of_the_chat_template_and_another_template_are_in_the_prompt() {
+    let (folder, model, data) = folder("qwen3", &gsm8k());
+    let (model, data) = (model.to_str().unwrap(), data.to_str().unwrap());
+    let prompts = |settings: &[&str]| -> Vec<String> {
+        let mut arguments =
+            vec!["data", data, "--model", model, "--json", "--show", "3", "--set", "data.shuffle=false"];
+        settings.iter().for_each(|setting| arguments.extend(["--set", setting]));
+        let found: Value = serde_json::from_str(&succeed(&arguments)).unwrap();
+        let prompts = found["prompts"].as_array().unwrap();
+        assert_eq!(prompts.len(), 3);
+        prompts.iter().map(|row| row["prompt"].as_str().unwrap().to_owned()).collect()
+    };
+    let plain = prompts(&[]);
+    assert!(plain.iter().all(|prompt| prompt.ends_with(" + 1?<|im_end|>\n<|im_start|>assistant\n")), "{plain:?}");
+    let thought = |prompt: &String| format!("{prompt}<think>\n\n</think>\n\n");
+    let silent = prompts(&["data.chat_template_kwargs={enable_thinking: false}"]);
+    assert_eq!(silent, plain.iter().map(thought).collect::<Vec<_>>(), "Qwen3 is told that it has thought already");
+    // Another template, its variables of several types, and the model's own nowhere.
+    let template = folder.path().join("mine.jinja");
+    let source = "{% for m in messages %}[{{ m.role }}, {{ tone }}]{{ m.content }}{% for n in shots %}|{{ n + 1 }}{% endfor %}\
+                  {% endfor %}{% if add_generation_prompt %}[answer]{% endif %}";
+    std::fs::write(&template, source).unwrap();
+    let of_file = format!("data.chat_template={}", template.display());
+    let question = |prompt: &String| {
+        let question = prompt.split_once("user\n").unwrap().1.split_once("<|im_end|>").unwrap().0;
+        format!("[user, calm]{question}|2|3[answer]")
+    };
+    let mine = prompts(&[&of_file, "data.chat_template_kwargs={tone: calm, shots: [1, 2]}"]);
+    assert_eq!(mine, plain.iter().map(question).collect::<Vec<_>>());
+    // What is wrong with them is said by key or by file.
+    let refuse = |setting: &str| {
+        let arguments = ["data", data, "--model", model, "--set", setting];
+        refused(&arguments, &grpo(&arguments))
+    };
+    let text = refuse("data.chat_template_kwargs={messages: []}");
+    assert!(text.contains("data.chat_template_kwargs") && text.contains("messages"), "{text}");
+    assert!(refuse("data.chat_template=/nowhere/mine.jinja").contains("/nowhere/mine.jinja"));
+    std::fs::write(&template, "{% for m in messages %}").unwrap();
+    let text = refuse(&of_file);
+    assert!(text.contains("mine.jinja") && text.contains("line 1"), "{text}");
+}

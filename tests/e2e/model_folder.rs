@@ -57,13 +57,13 @@ pub(crate) fn prepare(runs: &Runs) {
     std::fs::write(runs.path("rows.jsonl"), text).unwrap();
 }
 
-/// `train` of `model` into the run `name`.
+/// `train` of `model` into the run `name`; `settings` win.
 pub(crate) fn arguments(runs: &Runs, model: &str, name: &str, settings: &[&str]) -> Vec<String> {
     std::fs::write(runs.path("empty.yaml"), "{}\n").unwrap();
     let mut arguments: Vec<String> =
         ["train", &runs.text("empty.yaml"), "--run-dir", &runs.text(name)].map(Into::into).into();
     let (model, files) = (format!("model={}", runs.text(model)), format!("data.files={}", runs.text("rows.jsonl")));
-    for setting in SETTINGS.iter().chain(settings).copied().chain([&model[..], &files[..]]) {
+    for setting in SETTINGS.into_iter().chain([&model[..], &files[..]]).chain(settings.iter().copied()) {
         arguments.extend(["--set".to_owned(), setting.to_owned()]);
     }
     arguments
@@ -189,4 +189,32 @@ fn a_new_model_larger_than_memory_is_refused_before_it_is_made() {
     assert_eq!(output.status.code(), Some(2), "{text}");
     assert!(text.contains(" bytes are available") && text.contains("weights (float32)"), "{text}");
     assert!(!runs.path("a").exists());
+}
+
+#[test]
+fn a_run_reads_its_prompts_through_the_chat_template_of_its_configuration() {
+    let runs = Runs::new(&[]);
+    prepare(&runs);
+    // Completions of one token: whatever else is counted are prompts.
+    let short = ["grpo.max_steps=1", "rollout.max_completion_length=1"];
+    let tokens = |name: &str, settings: &[&str]| {
+        train(&runs, "model", name, &[&short, settings].concat());
+        let rows = rows(&runs.path(name).join("metrics.jsonl"));
+        rows.iter().find(|row| row["phase"] == "grpo").unwrap()["num_tokens"].as_f64().unwrap() as u64
+    };
+    let plain = tokens("plain", &[]);
+    // `<think>\n\n</think>\n\n` in each of 16 prompts: two tokens of their own and what is between and behind them.
+    let silent = tokens("silent", &["data.chat_template_kwargs={enable_thinking: false}"]);
+    assert!(silent >= plain + 16 * 4 && (silent - plain).is_multiple_of(16), "{plain} {silent}");
+    // A template that insists on its variable: both keys are in the run, and in the run that goes on.
+    let template = "{% if not tone %}{{ raise_exception('no tone') }}{% endif %}{{ messages[0].content }} {{ tone }}";
+    std::fs::write(runs.path("mine.jinja"), template).unwrap();
+    let of_file = format!("data.chat_template={}", runs.text("mine.jinja"));
+    let refused = arguments(&runs, "model", "refused", &[&short, &[&of_file[..]][..]].concat());
+    let text = refuse(&refused.iter().map(String::as_str).collect::<Vec<_>>());
+    assert!(text.contains("mine.jinja") && text.contains("no tone"), "{text}");
+    assert!(!runs.path("refused").exists());
+    let mine = tokens("mine", &[&of_file, "data.chat_template_kwargs={tone: calm}"]);
+    assert!(mine < plain, "{plain} {mine}");
+    succeed(&["train", "--resume", &runs.text("mine"), "--set", "grpo.max_steps=2"]);
 }

@@ -1,8 +1,9 @@
 //! Disks that are full: what was saved stays good, the error names the file, and the run goes on once there is room.
 
-use super::finish;
-use crate::model_folder::{prepare, train};
+use super::{files, finish};
+use crate::model_folder::{arguments, prepare, tensors, train};
 use crate::support::{Runs, assert_same_run, names, stderr, succeed, tiny};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 const SETTINGS: [&str; 4] = ["warmup.steps=10", "grpo.max_steps=20", "run.save_steps=5", "run.log_completions_steps=1"];
@@ -78,6 +79,51 @@ fn an_export_that_does_not_fit_leaves_nothing_and_can_be_repeated() {
     }
     succeed(&["export", &run, "--to", &runs.text("exported")]);
     assert_eq!(size("exported"), size("a/model"));
+}
+
+/// Adapters are saved, and the whole model is exported, so that the disk has room for all but the end of the run.
+#[test]
+#[cfg(unix)]
+fn a_run_whose_export_does_not_fit_keeps_its_checkpoint_and_ends_later() {
+    let runs = Runs::new(&[]);
+    prepare(&runs);
+    let settings = ["lora.r=1", "export.merge_adapters=true"];
+    train(&runs, "model", "whole", &settings);
+    let weights = runs.path("whole/model/model.safetensors");
+    let size = |path: &Path| std::fs::metadata(path).expect("a file").len();
+    let largest = files(&runs.path("whole")).into_iter().filter(|path| *path != weights).map(|path| size(&path)).max();
+    let limit = size(&weights) - 512;
+    assert!(largest < Some(limit), "only the exported weights do not fit: {largest:?} {limit}");
+
+    let arguments = arguments(&runs, "model", "a", &settings);
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let output = finish(limited(limit / 512, &arguments).spawn().expect("sh runs"), "the run");
+    let said = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    let (run, text) = (runs.path("a"), runs.text("a"));
+    assert!(said.contains("File too large") && said.contains(&*text) && !said.contains("panicked"), "{said}");
+    assert!(said.contains("model.safetensors") && said.lines().count() == 1, "{said}");
+    // All steps are saved, and nothing looks like a model.
+    let checkpoint = |name: &str| {
+        let folder = runs.path(name).join("checkpoints/step-000002");
+        files(&folder)
+            .into_iter()
+            .filter(|path| !path.ends_with("state.json") && !path.ends_with("SHA256SUMS"))
+            .map(|path| (path.file_name().expect("a name").to_owned(), std::fs::read(&path).expect("a file")))
+            .collect::<Vec<_>>()
+    };
+    let saved = checkpoint("a");
+    assert!(saved.len() >= 2 && saved == checkpoint("whole"), "the checkpoint is not that of the whole run");
+    assert!(!run.join("model").exists() && !run.join("summary.json").exists(), "{:?}", names(&run));
+    assert!(
+        !files(&run)
+            .iter()
+            .any(|path| path.ends_with("model.safetensors") && !path.starts_with(run.join("checkpoints")))
+    );
+
+    succeed(&["train", "--resume", &text]);
+    assert_same_run(&runs.path("whole"), &run);
+    assert!(tensors(&run.join("model")) == tensors(&runs.path("whole/model")));
 }
 
 #[test]

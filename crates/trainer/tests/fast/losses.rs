@@ -1,0 +1,183 @@
+//! Every loss trains models of every family that are read from a folder: a whole step, from sampling to AdamW.
+
+use grpo_core::{AdvantageEstimator, LossConfig};
+use grpo_files::Layers;
+use models::{NamedTensor, Tokenizer};
+use rewards::{RewardFn, RewardInput, Rewards};
+use rstest::rstest;
+use std::path::{Path, PathBuf};
+use testkit::family;
+use trainer::{Error, ModelSource, Parts, TrainConfig, Trainer};
+
+/// A token per character of Latin-1, for models that have come without a tokenizer.
+struct Latin1 {
+    vocab_size: usize,
+}
+
+impl Tokenizer for Latin1 {
+    fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    fn eos_id(&self) -> u32 {
+        2
+    }
+
+    /// One token in eight, so that some completions end and some are cut off.
+    fn stop_ids(&self) -> Vec<u32> {
+        (self.eos_id()..self.vocab_size as u32).step_by(8).collect()
+    }
+
+    fn pad_id(&self) -> u32 {
+        0
+    }
+
+    fn encode(&self, text: &str) -> models::Result<Vec<u32>> {
+        Ok(text.chars().map(u32::from).collect())
+    }
+
+    fn encode_prompt(&self, text: &str) -> models::Result<Vec<u32>> {
+        self.encode(text)
+    }
+
+    fn decode(&self, ids: &[u32]) -> models::Result<String> {
+        Ok(ids.iter().filter_map(|id| char::from_u32(*id)).collect())
+    }
+}
+
+/// The mean code of what was written, which is another one for every completion of a group.
+struct MeanCode;
+
+impl RewardFn for MeanCode {
+    fn name(&self) -> &str {
+        "mean_code"
+    }
+
+    fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
+        let codes = input.completion.chars().map(u32::from);
+        Some(codes.sum::<u32>() as f32 / input.completion.chars().count() as f32 / 256.0)
+    }
+}
+
+fn repository(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
+}
+
+/// Two updates on the same eight completions: the second one is off policy, and away from the reference.
+fn config(model: &str, loss: LossConfig) -> TrainConfig {
+    let model = repository("tests/checkpoints").join(model).display().to_string();
+    let mut config = TrainConfig { model: ModelSource::Pretrained(model), ..TrainConfig::default() };
+    config.rollout.max_completion_length = 6;
+    config.rollout.temperature = Some(loss.temperature);
+    config.grpo.max_steps = 1;
+    config.grpo.prompts_per_step = 2;
+    config.grpo.num_generations = 4;
+    config.grpo.num_iterations = 2;
+    config.grpo.gradient_accumulation_steps = 2;
+    config.optimizer.learning_rate = 1e-3;
+    // Only gradients move weights.
+    config.optimizer.weight_decay = 0.0;
+    config.eval.num_problems = 1;
+    config.loss = loss;
+    config
+}
+
+fn trainer(config: TrainConfig) -> Result<Trainer, Error> {
+    let ModelSource::Pretrained(model) = &config.model else { unreachable!("every model here is read") };
+    let vocab_size = models::ModelFolder::open(Path::new(model))?.config().vocab_size;
+    let rewards = Rewards::from_terms(vec![(Box::new(MeanCode), 1.0)])?;
+    let parts = Parts { rewards, ..Parts::with_tokenizer(&config, Box::new(Latin1 { vocab_size }))? };
+    Trainer::with_parts(config, parts)
+}
+
+fn weights(run: &Trainer) -> Vec<NamedTensor> {
+    let mut weights = Vec::new();
+    run.policy().export_model(&mut weights).unwrap();
+    weights
+}
+
+/// The files of configs/loss.
+fn presets() -> impl Iterator<Item = (String, LossConfig)> {
+    let mut files: Vec<PathBuf> =
+        std::fs::read_dir(repository("configs/loss")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    assert!(files.len() > 20, "{files:?}");
+    files.into_iter().map(|file| {
+        let loss = Layers::new().file(&file).unwrap().resolve().unwrap();
+        (file.file_stem().unwrap().display().to_string(), loss)
+    })
+}
+
+#[rstest]
+fn every_loss_trains_every_family(#[values("qwen2", "qwen3", "llama3")] model: &str) {
+    let named = family::LOSSES.into_iter().chain(family::others());
+    for (name, loss) in named.map(|name| (name.to_owned(), family::loss(name))).chain(presets()) {
+        let has_kl = loss.needs_ref_logp();
+        let mut run = trainer(config(model, loss)).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(run.policy().has_ref_policy(), has_kl, "{name}");
+        let before = weights(&run);
+        let report = run.grpo_step().unwrap_or_else(|error| panic!("{name}: {error}"));
+        let metric = |metric: &str| report.metrics.value(metric);
+        let (loss, grad_norm) = (metric("loss").unwrap(), metric("grad_norm").unwrap());
+        assert!(loss.is_finite() && grad_norm.is_finite() && grad_norm > 0.0, "{name}: {loss}, gradient {grad_norm}");
+        // The reference is the model as it was read, and the second update is made where the first one has led.
+        assert_eq!(metric("kl").is_some(), has_kl, "{name}");
+        assert!(metric("kl").is_none_or(|kl| kl.is_finite() && kl != 0.0), "{name}: {:?}", metric("kl"));
+        for (before, after) in before.iter().zip(weights(&run)) {
+            assert!(after.data.iter().all(|x| x.is_finite()) && before.data != after.data, "{name}: {}", after.name);
+        }
+    }
+}
+
+/// The key that the refusal of a run names.
+#[track_caller]
+fn refused(config: TrainConfig) -> String {
+    match trainer(config).err() {
+        Some(Error::Config { key, .. }) => key,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Rollouts of a folder sample from its logits as they are, at the temperature of `rollout`.
+#[rstest]
+#[case::logit_scale("logit_scale", "loss.logit_scale")]
+#[case::negative_scale("negative_scale", "loss.logit_scale")]
+#[case::softcap("softcap", "loss.logit_scale")]
+fn a_loss_of_other_logits_than_the_sampled_ones_is_refused(#[case] loss: &str, #[case] key: &str) {
+    assert_eq!(refused(config("qwen2", family::loss(loss))), key);
+}
+
+#[test]
+fn a_softcap_and_a_temperature_of_the_loss_alone_are_refused() {
+    let softcap = LossConfig { final_logit_softcapping: Some(30.0), ..LossConfig::default() };
+    assert_eq!(refused(config("qwen2", softcap)), "loss.final_logit_softcapping");
+    let mut cooler = config("qwen2", LossConfig { temperature: 0.5, ..LossConfig::default() });
+    cooler.rollout.temperature = None;
+    assert_eq!(refused(cooler), "loss.temperature");
+}
+
+/// PPO has an advantage for each token. Losses with one for a sequence refuse it by their names, all others train with it.
+#[test]
+fn ppo_goes_with_every_loss_of_tokens() {
+    let mut refusals = Vec::new();
+    for name in family::LOSSES.into_iter().chain(family::others()) {
+        let loss = family::loss(name);
+        let loss_type = loss.loss_type;
+        let mut config = config("qwen3", loss);
+        config.grpo.advantages.estimator = AdvantageEstimator::Gae;
+        if loss_type.rules().is_of_sequences() {
+            assert_eq!(refused(config), "loss.loss_type", "{name}");
+            refusals.push(name);
+            continue;
+        }
+        let mut run = trainer(config).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let before = weights(&run);
+        let report = run.grpo_step().unwrap_or_else(|error| panic!("{name}: {error}"));
+        for metric in ["grad_norm", "value_loss"] {
+            let value = report.metrics.value(metric).unwrap();
+            assert!(value.is_finite() && value > 0.0, "{name}: {metric} {value}");
+        }
+        assert!(before.iter().zip(weights(&run)).all(|(before, after)| before.data != after.data), "{name}");
+    }
+    assert!(!refusals.is_empty());
+}

@@ -1,0 +1,89 @@
+//! A run of a model by its name, from Hugging Face's cache on this machine and without a network.
+#![cfg(unix)]
+
+use crate::model_folder::{arguments, prepare, tensors, train};
+use crate::support::{Runs, command, refused, stderr, stdout};
+use std::path::Path;
+use std::process::Output;
+
+const NAME: &str = "organisation/tiny-qwen3";
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
+/// The model folder `model` as `huggingface_hub` keeps it below `home`: files in blobs, and links to them in the snapshot of a commit.
+fn fill_cache(home: &Path, model: &Path) {
+    let cached = home.join("hub/models--organisation--tiny-qwen3");
+    let snapshot = cached.join("snapshots").join(COMMIT);
+    for folder in [&cached.join("blobs"), &cached.join("refs"), &snapshot] {
+        std::fs::create_dir_all(folder).unwrap();
+    }
+    std::fs::write(cached.join("refs/main"), COMMIT).unwrap();
+    for (number, file) in std::fs::read_dir(model).unwrap().enumerate() {
+        let (file, blob) = (file.unwrap(), format!("{number:040x}"));
+        std::fs::copy(file.path(), cached.join("blobs").join(&blob)).unwrap();
+        std::os::unix::fs::symlink(Path::new("../../blobs").join(blob), snapshot.join(file.file_name())).unwrap();
+    }
+}
+
+/// The binary with `home` as the home of Hugging Face's programs, and a hub that nobody answers for.
+fn at_home(home: &str, arguments: &[String], variables: &[(&str, &str)]) -> Output {
+    let mut command = command(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+    command.env("HF_HOME", home).env("HF_ENDPOINT", "http://127.0.0.1:1").envs(variables.iter().copied());
+    command.output().expect("the binary starts")
+}
+
+#[test]
+fn a_model_is_read_from_the_cache_by_its_name() {
+    let runs = Runs::new(&[]);
+    prepare(&runs);
+    fill_cache(&runs.path("home"), &runs.path("model"));
+    let home = runs.text("home");
+    let named = format!("model={NAME}");
+    let succeed = |arguments: &[String]| {
+        let output = at_home(&home, arguments, &[]);
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}\n{}{}", stdout(&output), stderr(&output));
+    };
+    succeed(&arguments(&runs, "model", "named", &[&named, "grpo.max_steps=1"]));
+    let exported = runs.path("named/model");
+    let card = std::fs::read_to_string(exported.join("README.md")).unwrap();
+    assert!(card.contains(&format!("base_model: \"{NAME}\"\n")), "{card}");
+    for entry in std::fs::read_dir(&exported).unwrap() {
+        let file = entry.unwrap().path();
+        assert!(!file.is_symlink(), "{} is a file of its own", file.display());
+    }
+    // By its commit, and going on: the run is that of the folder, to the bit.
+    let revision = format!("model_revision={COMMIT}");
+    succeed(&arguments(&runs, "model", "pinned", &[&named, &revision]));
+    let resume = ["train", "--resume", &runs.text("named"), "--set", "grpo.max_steps=2"].map(str::to_owned);
+    succeed(&resume);
+    train(&runs, "model", "folder", &[]);
+    let of_folder = tensors(&runs.path("folder/model"));
+    assert_ne!(of_folder, tensors(&runs.path("model")), "it was trained");
+    assert!(tensors(&exported) == of_folder && tensors(&runs.path("pinned/model")) == of_folder);
+}
+
+#[test]
+fn what_the_cache_has_not_is_said_offline() {
+    let runs = Runs::new(&[]);
+    prepare(&runs);
+    let (home, offline) = (runs.text("home"), [("HF_HUB_OFFLINE", "1")]);
+    fill_cache(&runs.path("home"), &runs.path("model"));
+    let refuse = |settings: &[&str]| {
+        let arguments = arguments(&runs, "model", "run", settings);
+        let text = refused(&["train"], &at_home(&home, &arguments, &offline));
+        assert!(text.contains("nothing is downloaded, because HF_HUB_OFFLINE"), "{text}");
+        assert!(!runs.path("run").exists(), "nothing is left behind: {text}");
+        text
+    };
+    let text = refuse(&["model=organisation/other"]);
+    assert!(text.contains("model \"organisation/other\" was not found"), "{text}");
+    assert!(text.contains("there is no folder organisation/other"), "{text}");
+    assert!(text.contains(&format!("the cache {home}/hub has no models--organisation--other")), "{text}");
+    let named = format!("model={NAME}");
+    let text = refuse(&[&named, "model_revision=v2"]);
+    assert!(text.contains("has no revision v2 of it"), "{text}");
+    // A download that was interrupted.
+    let snapshot = runs.path("home/hub/models--organisation--tiny-qwen3/snapshots").join(COMMIT);
+    std::fs::remove_file(snapshot.join("model.safetensors").canonicalize().unwrap()).unwrap();
+    let text = refuse(&[&named]);
+    assert!(text.contains("the cache has only a part of it") && text.contains("no model.safetensors"), "{text}");
+}
