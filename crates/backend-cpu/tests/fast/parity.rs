@@ -159,7 +159,7 @@ fn ugly_shapes(
 #[case::one_token("dapo", Shape { lengths: &[1], h: 600, v: 63, ..Shape::default() })]
 #[case::many_tokens("dapo", Shape { lengths: &[300, 261], h: 47, v: 97, ..Shape::default() })]
 #[case::entropy("cispo", Shape { lengths: &[9, 20, 8], h: 33, v: 1013, ..Shape::default() })]
-#[case::sequence_level("gspo", Shape { lengths: &[9, 20, 8], h: 33, v: 1013, lean: 0.1, ..Shape::default() })]
+#[case::sequence_level("gspo", Shape { lengths: &[9, 20, 8], h: 33, v: 1013, lean: 0.2, ..Shape::default() })]
 fn every_instruction_set_matches_the_oracle(
     #[case] loss_type: &str,
     #[case] shape: Shape<'_>,
