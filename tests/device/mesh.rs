@@ -9,39 +9,61 @@ use testkit::{Case, Shape};
 /// (data, vocab)
 const MESHES: [(usize, usize); 8] = [(2, 1), (4, 1), (8, 1), (1, 2), (1, 4), (1, 8), (2, 4), (4, 2)];
 
-fn implementations() -> [(&'static str, Implementation, Tiling); 4] {
-    [
-        ("reference", Implementation::Reference, Tiling::default()),
-        ("logits", Implementation::Logits, Tiling::default()),
-        ("chunks", Implementation::Fused, chunks(3)),
-        ("panels", Implementation::Fused, panels(5)),
-    ]
+/// An implementation of hidden-state input, and what it is called in messages.
+type Named = (&'static str, Implementation, Tiling);
+
+fn reference() -> Named {
+    ("reference", Implementation::Reference, Tiling::default())
 }
 
-/// N = 16 and 23, V = 61 (no multiple of anything) and 64; sequences that devices cut, gradients that begin with the
-/// caller's sums.
+fn logits() -> Named {
+    ("logits", Implementation::Logits, Tiling::default())
+}
+
+fn fused_chunks() -> Named {
+    ("chunks", Implementation::Fused, chunks(3))
+}
+
+fn fused_panels() -> Named {
+    ("panels", Implementation::Fused, panels(5))
+}
+
+fn implementations() -> [Named; 4] {
+    [reference(), logits(), fused_chunks(), fused_panels()]
+}
+
+/// N = 16, which devices divide, and V = 61, a multiple of nothing.
+const TOKENS_DIVIDE: Shape<'static> =
+    Shape { v: 61, dtype: Dtype::F32, layout: HeadLayout::VocabHidden, bias: true, ..SMALL };
+/// N = 23, and V = 64, which devices divide.
+const VOCAB_DIVIDES: Shape<'static> =
+    Shape { lengths: &[11, 2, 9, 1], v: 64, dtype: Dtype::Bf16, layout: HeadLayout::HiddenVocab, bias: true, ..SMALL };
+/// N = 16 and V = 64.
+const BOTH_DIVIDE: Shape<'static> =
+    Shape { v: 64, dtype: Dtype::F32, layout: HeadLayout::HiddenVocab, bias: false, ..SMALL };
+/// N = 23 and V = 61.
+const NONE_DIVIDES: Shape<'static> =
+    Shape { lengths: &[11, 2, 9, 1], v: 61, dtype: Dtype::Bf16, layout: HeadLayout::VocabHidden, bias: false, ..SMALL };
+
+/// Sequences that devices cut, gradients that begin with the caller's sums. Every mesh meets every implementation with tokens and
+/// with a vocabulary that devices divide, and with those that they do not.
 #[rstest]
-#[case::grpo(0, grpo())]
-#[case::gspo(1, gspo())]
+#[case::grpo_reference(grpo(), reference(), BOTH_DIVIDE)]
+#[case::grpo_logits(grpo(), logits(), TOKENS_DIVIDE)]
+#[case::grpo_chunks(grpo(), fused_chunks(), NONE_DIVIDES)]
+#[case::grpo_panels(grpo(), fused_panels(), VOCAB_DIVIDES)]
+#[case::gspo_reference(gspo(), reference(), NONE_DIVIDES)]
+#[case::gspo_logits(gspo(), logits(), VOCAB_DIVIDES)]
+#[case::gspo_chunks(gspo(), fused_chunks(), BOTH_DIVIDE)]
+#[case::gspo_panels(gspo(), fused_panels(), TOKENS_DIVIDE)]
 fn every_mesh_is_the_oracle(
-    #[case] first: usize,
     #[case] loss: LossConfig,
-    #[values(0, 1, 2, 3)] implementation: usize,
+    #[case] (name, implementation, tiling): Named,
+    #[case] shape: Shape<'_>,
 ) {
-    let (name, implementation_of, tiling) = implementations().into_iter().nth(implementation).unwrap();
-    for (i, (data, vocab)) in MESHES.into_iter().enumerate() {
-        // They take turns; every mesh meets all of them with one loss and implementation or another.
-        let turn = i + i / 4 + first + implementation;
-        let shape = Shape {
-            lengths: [&[5, 0, 1, 7, 3][..], &[11, 2, 9, 1]][turn % 2],
-            v: [61, 64][turn / 2 % 2],
-            dtype: [Dtype::F32, Dtype::Bf16][turn % 2],
-            layout: [HeadLayout::VocabHidden, HeadLayout::HiddenVocab][turn / 2 % 2],
-            bias: !turn.is_multiple_of(3),
-            ..SMALL
-        };
-        let case = Case::new(&loss, &shape, turn as u64);
-        let request = case.request(&loss, implementation_of, tiling.clone());
+    let case = Case::new(&loss, &shape, 3);
+    let request = case.request(&loss, implementation, tiling);
+    for (data, vocab) in MESHES {
         let mut plan = on_mesh(data, vocab).plan_on_device(&request).unwrap();
         let name = format!("{data} x {vocab} {:?} {name} V {} {}", loss.loss_type, shape.v, shape.dtype.name());
         check(&name, &mut plan, &case, &loss, request.gradients);
@@ -67,15 +89,17 @@ fn every_mesh_is_the_oracle(
 #[case::dppo_kl(r#"{"semantics": "verl", "loss_type": "dppo_kl", "epsilon_low": 0.005, "epsilon_high": 0.005}"#)]
 fn the_family_on_a_mesh(#[case] json: &str) {
     let loss = LossConfig::from_json(json).unwrap();
-    for (turn, (data, vocab)) in [(2, 4), (4, 2)].into_iter().enumerate() {
-        let shape = Shape { dtype: [Dtype::F32, Dtype::Bf16][turn], v: [61, 64][turn], bias: turn == 0, ..SMALL };
+    for ((data, vocab), shape, implementations) in [
+        ((2, 4), Shape { dtype: Dtype::F32, v: 61, bias: true, ..SMALL }, [reference(), fused_chunks()]),
+        ((4, 2), Shape { dtype: Dtype::Bf16, v: 64, bias: false, ..SMALL }, [logits(), fused_panels()]),
+    ] {
         let mut case = Case::new(&loss, &shape, 29);
         // A sampler near the old policy, silent at times.
         let old = case.batch.old_logp().unwrap();
         let near = |(i, old): (usize, &f32)| if i % 7 == 3 { f32::NAN } else { old - 0.13 * [1.0, -1.0, 0.4][i % 3] };
         let sampler = old.iter().enumerate().map(near).collect();
         case.batch = case.batch.with_sampler_logp(sampler).unwrap();
-        for (name, implementation, tiling) in implementations().into_iter().skip(turn).step_by(2) {
+        for (name, implementation, tiling) in implementations {
             let request = case.request(&loss, implementation, tiling);
             let mut plan = on_mesh(data, vocab).plan_on_device(&request).unwrap();
             check(&format!("{data} x {vocab} {name} {json}"), &mut plan, &case, &loss, request.gradients);

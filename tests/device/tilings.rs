@@ -6,6 +6,15 @@ use grpo_core::{Dtype, GradientSpec, HeadLayout, Implementation, LossConfig, Pla
 use rstest::rstest;
 use testkit::{Case, Shape};
 
+/// Whether the head has a bias, and the gradients that are asked for.
+type Asked = (bool, GradientSpec);
+const ALL: Asked = (false, GradientSpec { hidden: true, lm_head: true, bias: false });
+const ALL_WITH_BIAS: Asked = (true, GradientSpec { hidden: true, lm_head: true, bias: true });
+const HIDDEN: Asked = (false, GradientSpec { hidden: true, lm_head: false, bias: false });
+const HIDDEN_BESIDE_BIAS: Asked = (true, GradientSpec { hidden: true, lm_head: false, bias: false });
+const HEAD: Asked = (false, GradientSpec { hidden: false, lm_head: true, bias: false });
+const HEAD_WITH_BIAS: Asked = (true, GradientSpec { hidden: false, lm_head: true, bias: true });
+
 /// For N = 16 and V = 61.
 fn tilings() -> Vec<(String, Tiling)> {
     let of_tokens = [1, 3, 5, 16, 40].map(|size| (format!("chunks of {size}"), chunks(size)));
@@ -13,30 +22,27 @@ fn tilings() -> Vec<(String, Tiling)> {
     of_tokens.into_iter().chain(of_vocab).collect()
 }
 
+/// Every tiling meets every row, and between them the rows have each pair of dtype, layout, bias and gradients.
 #[rstest]
-#[case::grpo(0, grpo())]
-#[case::cispo(1, cispo())]
-#[case::gspo(2, gspo())]
+#[case::all(grpo(), Dtype::F32, HeadLayout::VocabHidden, ALL)]
+#[case::all_of_bf16(cispo(), Dtype::Bf16, HeadLayout::VocabHidden, ALL_WITH_BIAS)]
+#[case::all_of_a_sequence(gspo(), Dtype::F32, HeadLayout::HiddenVocab, ALL)]
+#[case::all_of_a_sequence_of_bf16(gspo(), Dtype::Bf16, HeadLayout::HiddenVocab, ALL_WITH_BIAS)]
+#[case::hidden(cispo(), Dtype::F32, HeadLayout::VocabHidden, HIDDEN)]
+#[case::hidden_of_bf16(grpo(), Dtype::Bf16, HeadLayout::HiddenVocab, HIDDEN_BESIDE_BIAS)]
+#[case::head(gspo(), Dtype::F32, HeadLayout::VocabHidden, HEAD_WITH_BIAS)]
+#[case::head_of_bf16(cispo(), Dtype::Bf16, HeadLayout::HiddenVocab, HEAD)]
 fn every_tiling_is_the_oracle(
-    #[case] first: usize,
     #[case] loss: LossConfig,
-    #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
+    #[case] dtype: Dtype,
+    #[case] layout: HeadLayout,
+    #[case] (bias, gradients): Asked,
 ) {
-    for (i, (name, tiling)) in tilings().into_iter().enumerate() {
-        // They take turns: every tiling meets all of them with one loss and dtype or another.
-        let turn = i + first + usize::from(dtype == Dtype::Bf16);
-        let bias = turn.is_multiple_of(3);
-        let layout = [HeadLayout::VocabHidden, HeadLayout::HiddenVocab][turn % 2];
-        let gradients = [
-            GradientSpec { hidden: true, lm_head: true, bias },
-            GradientSpec { hidden: true, lm_head: false, bias: false },
-            GradientSpec { hidden: true, lm_head: true, bias },
-            GradientSpec { hidden: false, lm_head: true, bias },
-        ][turn % 4];
-        let case = Case::new(&loss, &Shape { dtype, layout, bias, ..SMALL }, i as u64);
+    let case = Case::new(&loss, &Shape { dtype, layout, bias, ..SMALL }, 3);
+    for (name, tiling) in tilings() {
         let request = PlanRequest { gradients, ..case.request(&loss, Implementation::Fused, tiling) };
         let mut plan = backend().plan_on_device(&request).unwrap();
-        let name = format!("{:?} {} {layout:?} bias {bias}: {name}", loss.loss_type, dtype.name());
+        let name = format!("{:?} {} {layout:?} {gradients:?}: {name}", loss.loss_type, dtype.name());
         check(&name, &mut plan, &case, &loss, gradients);
     }
 }

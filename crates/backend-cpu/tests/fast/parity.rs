@@ -152,21 +152,25 @@ fn ugly_shapes(
     }
 }
 
-/// Every path that this machine can take, by force, with sizes that fill no panel, piece or tile.
+/// Every path that this machine can take, by force, with sizes that fill no panel, piece or tile: all of them with a loss of
+/// tokens, one with the entropy's gradient, and one with a ratio that a sequence shares, clipped on either side.
 #[rstest]
+#[case::panels("dapo", Shape { lengths: &[9, 20, 8], h: 33, v: 1013, ..Shape::default() })]
+#[case::one_token("dapo", Shape { lengths: &[1], h: 600, v: 63, ..Shape::default() })]
+#[case::many_tokens("dapo", Shape { lengths: &[300, 261], h: 47, v: 97, ..Shape::default() })]
+#[case::entropy("cispo", Shape { lengths: &[9, 20, 8], h: 33, v: 1013, ..Shape::default() })]
+#[case::sequence_level("gspo", Shape { lengths: &[9, 20, 8], h: 33, v: 1013, lean: 0.2, ..Shape::default() })]
 fn every_instruction_set_matches_the_oracle(
+    #[case] loss_type: &str,
+    #[case] shape: Shape<'_>,
     #[values(Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx)] isa: Isa,
     #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
     #[values(HeadLayout::VocabHidden, HeadLayout::HiddenVocab)] layout: HeadLayout,
-    #[values((&[9, 20, 8][..], 33, 1013), (&[1][..], 600, 63), (&[300, 261][..], 47, 97))] (lengths, h, v): (
-        &[usize],
-        usize,
-        usize,
-    ),
 ) {
-    let loss = loss("dapo");
-    let case = Case::new(&loss, &Shape { lengths, h, v, dtype, layout, ..Shape::default() }, 17);
+    let loss = loss(loss_type);
+    let case = Case::new(&loss, &Shape { dtype, layout, ..shape }, 17);
     let expected = case.oracle(&loss);
+    assert_flows(&expected);
     for (backend, tolerance) in backends(dtype, 2) {
         let backend = backend.with_isa(isa);
         for (name, implementation, tiling) in implementations() {

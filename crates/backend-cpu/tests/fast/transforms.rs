@@ -31,27 +31,31 @@ fn implementations_match_the_oracle(
 }
 
 #[rstest]
+#[case::panels("softcap", &[9, 20, 8], 33, 1013)]
+#[case::one_token("softcap", &[1], 600, 63)]
+#[case::many_tokens("softcap", &[300, 61], 47, 97)]
+#[case::sequence_level("softcap_logprobs", &[9, 20, 8], 33, 1013)]
 fn every_instruction_set_matches_the_oracle(
+    #[case] name: &str,
+    #[case] lengths: &[usize],
+    #[case] h: usize,
+    #[case] v: usize,
     #[values(Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx)] isa: Isa,
     #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
-    #[values((&[9, 20, 8][..], 33, 1013), (&[1][..], 600, 63), (&[300, 61][..], 47, 97))] (lengths, h, v): (
-        &[usize],
-        usize,
-        usize,
-    ),
 ) {
     if !isa.is_available() {
         // That it is refused is asserted in parity.rs.
         return;
     }
-    let loss = loss("softcap");
-    let case = Case::new(&loss, &Shape { lengths, h, v, dtype, temperatures: true, ..Shape::default() }, 17);
+    let loss = loss(name);
+    let case = Case::new(&loss, &Shape { lengths, h, v, dtype, temperatures: true, ..Shape::default() }, 19);
     let expected = case.oracle(&loss);
+    assert_flows(&expected);
     for (backend, tolerance) in backends(dtype, 2) {
         let backend = backend.with_isa(isa);
-        for (name, implementation, tiling) in implementations() {
+        for (how, implementation, tiling) in implementations() {
             let got = run(&mut *plan(&backend, &case.request(&loss, implementation, tiling)), &case);
-            Differences::new(&got, &expected).assert_within(tolerance, &format!("{isa:?} {name}"));
+            Differences::new(&got, &expected).assert_within(tolerance, &format!("{name} {isa:?} {how}"));
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Plugins as compilers for devices that are not there.
 
-#[path = "../support.rs"]
+#[path = "../support/mod.rs"]
 mod support;
 
 mod cuda;

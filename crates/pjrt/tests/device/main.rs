@@ -1,6 +1,6 @@
 //! Plugins on real devices: XLA's CPU.
 
-#[path = "../support.rs"]
+#[path = "../support/mod.rs"]
 mod support;
 
 mod compile_cache;

@@ -9,10 +9,9 @@ use crate::sharding::{Groups, MeshAxes};
 use crate::types::TensorType;
 use std::collections::BTreeMap;
 
-/// Whether an operation is about several copies of the program.
-pub(super) fn is_of_devices(kind: &Kind) -> bool {
-    matches!(
-        kind,
+/// The pattern of the operations that are about several copies of the program.
+macro_rules! of_devices {
+    () => {
         Kind::AllReduce { .. }
             | Kind::ReduceScatter { .. }
             | Kind::AllGather { .. }
@@ -21,8 +20,9 @@ pub(super) fn is_of_devices(kind: &Kind) -> bool {
             | Kind::ReplicaId
             | Kind::PartitionId
             | Kind::AxisIndex(_)
-    )
+    };
 }
+pub(super) use of_devices;
 
 impl Machine<'_> {
     /// The only result of such an operation on each of the lanes.

@@ -1,7 +1,7 @@
 //! The walk over operations and regions.
 
 use super::array::{Array, Elements};
-use super::collective::is_of_devices;
+use super::collective::of_devices;
 use super::contract::{Product, arg_max, reduce, reduce_window, sorted};
 use super::{Fault, Interpreter, Rounding, elementwise, gather, shape};
 use crate::error::Result;
@@ -155,7 +155,7 @@ impl<'a> Machine<'a> {
             Kind::Scan(scan) => self.scan(scan, op, lanes, &operands)?,
             Kind::Remat(_) | Kind::CustomVjp { .. } => self.inline(op, lanes, operands)?,
             Kind::Manual(manual) => self.manual(manual, op, lanes, &operands, &types)?,
-            kind if is_of_devices(kind) => {
+            kind @ of_devices!() => {
                 let elements = self.meet(kind, lanes, &operands, &types).map_err(fail)?;
                 let typed = elements.into_iter().map(|elements| self.typed(vec![elements], &types));
                 typed.collect::<Result<_, _>>().map_err(fail)?
@@ -307,14 +307,7 @@ impl<'a> Machine<'a> {
             Kind::CustomCall(call) => {
                 return Err(Fault::Uninterpreted(format!("the target's own code `{}`", call.target)));
             }
-            Kind::AllReduce { .. }
-            | Kind::ReduceScatter { .. }
-            | Kind::AllGather { .. }
-            | Kind::AllToAll { .. }
-            | Kind::CollectivePermute { .. }
-            | Kind::ReplicaId
-            | Kind::PartitionId
-            | Kind::AxisIndex(_) => return Err(Fault::malformed("an operation of several devices")),
+            of_devices!() => return Err(Fault::malformed("an operation of several devices")),
             Kind::While | Kind::Case | Kind::Scan(_) | Kind::Remat(_) | Kind::CustomVjp { .. } | Kind::Manual(_) => {
                 return Err(Fault::malformed("an operation with regions"));
             }
