@@ -96,7 +96,8 @@ fn values_and_both_losses_of_every_family_are_those_of_the_host() {
         assert!(found.contains_key("value_head.weight") && found.contains_key("value_head.bias"));
         for (parameter, expected) in expected {
             assert_eq!(found[&parameter].shape, expected.shape, "{name}: {parameter}");
-            assert_close(&format!("{name}: {parameter}"), &found[&parameter].data, &expected.data, 2e-5);
+            // Sums of XLA's CPU follow the width of the processor's registers: 2.2e-5 was seen on one of Intel's.
+            assert_close(&format!("{name}: {parameter}"), &found[&parameter].data, &expected.data, 3e-5);
         }
         let [expected, found] = [&mut host as &mut dyn Policy, &mut device].map(|policy| policy.apply(0.01).unwrap());
         assert!(near(found.grad_norm, expected.grad_norm) && found.applied, "{name}");
