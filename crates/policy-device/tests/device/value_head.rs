@@ -62,13 +62,15 @@ fn values_and_both_losses_of_every_family_are_those_of_the_host() {
         }
         assert!(device.has_value_head());
         assert_eq!(device.num_parameters(), host.num_parameters());
-        // No weight at zero, where the value head and B of an adapter begin.
+        // No weight at zero, where the value head and B of an adapter begin. An adapter of this rank is multiplied by 16: with
+        // large B its model is one in which roundings grow tenfold.
         let mut start = weights(&host);
         assert_eq!(by_name(weights(&device)), by_name(start.clone()), "{name}");
         for (i, tensor) in start.iter_mut().enumerate() {
             if tensor.name.starts_with("value_head.") || tensor.name.ends_with(".b") {
                 let values = tensor.data.iter_mut().enumerate();
-                values.for_each(|(k, value)| *value = 0.2 * ((i + 2 * k) as f32).sin());
+                let scale = if tensor.name.ends_with(".b") { 0.02 } else { 0.2 };
+                values.for_each(|(k, value)| *value = scale * ((i + 2 * k) as f32).sin());
             }
         }
         let adamw = AdamWConfig { adam_epsilon: 1e-3, ..AdamWConfig::default() };
@@ -96,8 +98,7 @@ fn values_and_both_losses_of_every_family_are_those_of_the_host() {
         assert!(found.contains_key("value_head.weight") && found.contains_key("value_head.bias"));
         for (parameter, expected) in expected {
             assert_eq!(found[&parameter].shape, expected.shape, "{name}: {parameter}");
-            // Sums of XLA's CPU follow the width of the processor's registers: 2.2e-5 was seen on one of Intel's.
-            assert_close(&format!("{name}: {parameter}"), &found[&parameter].data, &expected.data, 3e-5);
+            assert_close(&format!("{name}: {parameter}"), &found[&parameter].data, &expected.data, 1e-5);
         }
         let [expected, found] = [&mut host as &mut dyn Policy, &mut device].map(|policy| policy.apply(0.01).unwrap());
         assert!(near(found.grad_norm, expected.grad_norm) && found.applied, "{name}");
