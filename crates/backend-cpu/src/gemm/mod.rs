@@ -36,7 +36,7 @@ use std::ops::Range;
 
 /// Most words of a piece for a first cache of `bytes`: a panel of each operand and a piece of the output stay in it, which a core that
 /// makes two multiply-adds of 64 bytes in a cycle needs. It would take 15 bytes per cycle from the second otherwise, and so takes those of
-/// the panels that pass by, 4 of the lhs or 11 of the rhs. 160 for 32 KiB, 256 for 48.
+/// the panels that pass by, 4 of the lhs or 11 of the rhs. 160 for 32 KiB, 256 for 48 and more: longer ones were not measured.
 fn most_words(bytes: usize) -> usize {
     const OUT: usize = LHS_PANEL * RHS_PANEL * size_of::<f32>();
     let words = bytes.saturating_sub(OUT) / ((LHS_PANEL + RHS_PANEL) * size_of::<u32>());

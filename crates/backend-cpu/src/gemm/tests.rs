@@ -78,7 +78,7 @@ fn products_match_f64_in_every_arithmetic_packing_and_shape() {
         (5, 100, 47),
         (70, 31, 96),
         (40, 40, 160),
-        (40, 40, 255),
+        (40, 40, 256),
     ];
     for (m, n, k) in shapes {
         let (lhs, rhs) = (Operand::new(m, k, 1), Operand::new(n, k, 2));
@@ -90,10 +90,8 @@ fn products_match_f64_in_every_arithmetic_packing_and_shape() {
         for (isa, pairs, bf16) in IsaToken::available()
             .flat_map(|isa| [(isa, false, false), (isa, false, true), (isa, true, true), (isa, true, false)])
         {
-            let gemm = Gemm::new(isa, pairs);
-            if k > gemm.depth() {
-                continue;
-            }
+            // The pieces that a first cache of any size asks for.
+            let gemm = Gemm { most: most_words(48 << 10), ..Gemm::new(isa, pairs) };
             for along in [KAxis::Rows, KAxis::Columns].into_iter().flat_map(|a| [[a, KAxis::Rows], [a, KAxis::Columns]])
             {
                 for add in [0.0, 0.5] {
@@ -135,8 +133,16 @@ fn an_element_has_the_same_bits_in_any_product() {
 }
 
 #[test]
+fn pieces_are_as_long_as_a_first_cache_has_room_for() {
+    let kibibytes = [0, 16, 32, 40, 48, 64, 128];
+    assert_eq!(kibibytes.map(|size| most_words(size << 10)), [160, 160, 160, 224, 256, 256, 256]);
+}
+
+#[test]
 fn pieces_are_few_of_one_size_and_whole_panels() {
-    for gemm in IsaToken::available().flat_map(|isa| [Gemm::new(isa, false), Gemm::new(isa, true)]) {
+    let sizes = [32, 40, 48].map(|size| most_words(size << 10));
+    let kinds = IsaToken::available().flat_map(|isa| [Gemm::new(isa, false), Gemm::new(isa, true)]);
+    for gemm in kinds.flat_map(|gemm| sizes.map(|most| Gemm { most, ..gemm })) {
         for k in [0, 1, 31, 64, 160, 161, 320, 512, 700, 2048, 5000] {
             for (pieces, grain, most) in [
                 (gemm.pieces(k).collect::<Vec<_>>(), GRAIN, gemm.depth()),
