@@ -5,9 +5,9 @@
 
 use crate::arch::MulAdd;
 
-/// e^x is 0 from 2^-81 down: less than any sum with 1 in f32 can show, even of a million of them. Smaller ones would be of no use and
-/// dear: multiplied by coefficients and weights they come below the smallest normal number, where a multiply-add takes an Intel
-/// processor a hundred times as long. A confident policy has many of them.
+/// e^x is 0 from 2^-81 down: less than a sum with 1 in f32 can show, even of a million of them. Multiplied by coefficients and weights,
+/// smaller ones come below the smallest normal number, where multiply-adds are so slow on Intel's processors that a step of a confident
+/// policy, which has many of them, took seventy times as long.
 const ZERO: i32 = 81;
 
 /// The lowest argument of exp: e^x is 0 there, and the products with it are finite.
