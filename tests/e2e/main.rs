@@ -14,6 +14,7 @@ mod gradcheck;
 mod hub;
 mod learning;
 mod manners;
+mod memory;
 mod model_folder;
 mod parity_model;
 mod plugins;

@@ -23,9 +23,9 @@ const SETTINGS: [&str; 11] = [
     "loss.beta=0.05",
 ];
 
-/// A Qwen3 of random weights with a tokenizer and a chat template, in `model`, and rows like GSM8K's in `rows.jsonl`.
-pub(crate) fn prepare(runs: &Runs) {
-    let shape = ModelConfig {
+/// The shape of a Qwen3 that is as small as can be.
+fn small() -> ModelConfig {
+    ModelConfig {
         vocab_size: 512,
         hidden_size: 16,
         intermediate_size: 32,
@@ -37,11 +37,20 @@ pub(crate) fn prepare(runs: &Runs) {
         attention_bias: false,
         qk_norm: true,
         ..ModelConfig::default()
-    };
+    }
+}
+
+/// A small Qwen3, and rows.
+pub(crate) fn prepare(runs: &Runs) {
+    prepare_shape(runs, &small());
+}
+
+/// A model of random weights with Qwen3's tokenizer and chat template, in `model`, and rows like GSM8K's in `rows.jsonl`.
+pub(crate) fn prepare_shape(runs: &Runs, shape: &ModelConfig) {
     let mut rng = ChaCha8Rng::seed_from_u64(1);
     let model = runs.path("model");
     let options = ExportOptions { dtype: models::Dtype::F32, ..ExportOptions::default() };
-    let mut writer = FolderWriter::create(&model, &shape, None, options).unwrap();
+    let mut writer = FolderWriter::create(&model, shape, None, options).unwrap();
     for parameter in shape.parameters() {
         let centre = if parameter.shape.len() == 1 { 1.0 } else { 0.0 };
         let values: Vec<f32> = (0..parameter.len()).map(|_| centre + rng.random_range(-0.2..0.2)).collect();

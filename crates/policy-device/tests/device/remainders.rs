@@ -13,6 +13,7 @@ use policy::{
 };
 use policy_device::decoder::{Compute, Decoder};
 use policy_device::{DevicePolicy, DevicePolicyOptions, DeviceWeights, TrainModules, TrainShape};
+use rand::{Rng, RngExt};
 use stablehlo::{Dtype, Module, Save, TensorType};
 use std::sync::Arc;
 
@@ -24,25 +25,14 @@ fn narrow() -> DevicePolicyOptions {
     DevicePolicyOptions { compute: Compute::Bf16, ..DevicePolicyOptions::default() }
 }
 
-/// Numbers that are the same in every run (splitmix64).
-struct Random(u64);
+/// Numbers that are the same in every run.
+fn random(seed: u64) -> impl Rng {
+    rng::stream(seed, rng::Purpose::Weights, 0, 0)
+}
 
-impl Random {
-    fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    /// Within -1 and 1.
-    fn number(&mut self) -> f32 {
-        (self.bits() as f64 / u64::MAX as f64 * 2.0 - 1.0) as f32
-    }
-
-    fn numbers(&mut self, count: usize, size: f32) -> Vec<f32> {
-        (0..count).map(|_| size * self.number()).collect()
-    }
+/// So many of them, within -`size` and `size`.
+fn numbers(random: &mut impl Rng, count: usize, size: f32) -> Vec<f32> {
+    (0..count).map(|_| random.random_range(-size..=size)).collect()
 }
 
 /// The bf16 and the i16 of a word.
@@ -56,13 +46,13 @@ fn bits(values: &[f32]) -> Vec<u32> {
 
 #[test]
 fn every_finite_f32_comes_back_from_the_device_and_is_read_as_the_nearest_bf16() {
-    let mut random = Random(7);
+    let mut random = random(7);
     // Zeros, subnormals, ties, and those that are infinite in bf16, with both signs.
     let edges =
         [0, 1, 0x7F_FFFF, 0x80_0000, 0x3F80_8000, 0x3F81_8000, 0x3F80_7FFF, 0x3F80_8001, 0x7F7F_7FFF, 0x7F7F_FFFF];
     let mut edges = edges.into_iter().flat_map(|word: u32| [word, word | 1 << 31]).cycle();
     let mut word = || {
-        let word = random.bits() as u32;
+        let word = random.next_u32();
         if word.is_multiple_of(5) || !f32::from_bits(word).is_finite() { edges.next().unwrap() } else { word }
     };
     let tensors: Vec<NamedTensor> = config()
@@ -103,16 +93,17 @@ fn every_finite_f32_comes_back_from_the_device_and_is_read_as_the_nearest_bf16()
 
 /// What a program takes behind its first `given` arguments: small numbers, the same for all programs.
 fn rest_of_arguments(module: &Module, given: usize) -> Vec<Buffer> {
-    let mut random = Random(3);
+    let mut random = random(3);
     let types = module.main.body.arguments.iter().skip(given).map(|id| module.main.type_of(*id).clone());
     let upload = |ty: TensorType| {
         let count = ty.elements();
         match ty.dtype {
             Dtype::I32 => {
-                runtime().upload(&(0..count).map(|_| (random.bits() % 8) as i32).collect::<Vec<_>>(), &ty.shape)
+                runtime().upload(&(0..count).map(|_| random.random_range(0..8_i32)).collect::<Vec<_>>(), &ty.shape)
             }
             Dtype::F32 => {
-                runtime().upload(&random.numbers(count, 1.0).iter().map(|x| x.abs()).collect::<Vec<_>>(), &ty.shape)
+                let values = numbers(&mut random, count, 1.0).iter().map(|x| x.abs()).collect::<Vec<_>>();
+                runtime().upload(&values, &ty.shape)
             }
             Dtype::Pred => runtime().upload(&vec![false; count], &ty.shape),
             other => panic!("{other}"),
@@ -208,9 +199,9 @@ fn step(dtype: Dtype, state: &Masters, gradients: &[Vec<f32>], numbers: [f32; 8]
 #[test]
 fn updates_are_those_of_f32_weights_to_the_last_bit() {
     let table = Decoder::new(&config(), Compute::Bf16).trained();
-    let mut random = Random(1);
+    let mut random = random(1);
     let counts: Vec<usize> = table.iter().map(|p| p.shape.iter().product()).collect();
-    let mut group = |size: f32| counts.iter().map(|count| random.numbers(*count, size)).collect::<Vec<_>>();
+    let mut group = |size: f32| counts.iter().map(|count| numbers(&mut random, *count, size)).collect::<Vec<_>>();
     let words = group(0.05).iter().map(|values| bits(values)).collect();
     let zeros: Vec<Vec<u32>> = counts.iter().map(|count| vec![0; *count]).collect();
     let begun = Masters { words, first: zeros.clone(), second: zeros };
@@ -377,7 +368,7 @@ fn sampling_takes_the_buffers_that_training_takes() {
             RolloutRequest { prompts: &prompts, num_generations: 2, max_completion_length: 6, stop_ids: &[], sampling };
         policy.generate(&request).unwrap()
     };
-    let random = || Sampling::Random {
+    let sampled = || Sampling::Random {
         temperature: 1.0,
         processors: LogitsProcessors::default(),
         seed: 1,
@@ -385,14 +376,14 @@ fn sampling_takes_the_buffers_that_training_takes() {
         step: 0,
         first: 0,
     };
-    let before = sample(&mut policy, random());
-    assert_eq!(sample(&mut policy, random()), before);
+    let before = sample(&mut policy, sampled());
+    assert_eq!(sample(&mut policy, sampled()), before);
     policy.accumulate(&batches(&sequences), StepLoss::CrossEntropy { tokens: 50 }).unwrap();
     let held: Vec<Arc<Buffer>> = policy.weights().unwrap().buffers().to_vec();
     assert!(policy.apply(0.05).unwrap().applied);
     let now = policy.weights().unwrap().buffers();
     assert!(held.iter().zip(now).all(|(before, now)| !Arc::ptr_eq(before, now)));
-    assert_ne!(sample(&mut policy, random()), before, "an update is seen by the next rollout");
+    assert_ne!(sample(&mut policy, sampled()), before, "an update is seen by the next rollout");
     // What is sampled greedily has the largest logit, as training computes it, but for the last digits of bf16.
     let chosen = sample(&mut policy, Sampling::Greedy);
     let whole: Vec<Vec<u32>> =
