@@ -12,7 +12,7 @@ use crate::executable::LoadedExecutable;
 
 /// A directory of compiled programs.
 ///
-/// An entry is found by program, options, platform, its version, the version of the API and the model of the first device;
+/// An entry is found by program, options, the compiler's flags in the environment, platform, its version, the version of the API and the model of the first device;
 /// for XLA's CPU also by the instruction sets of this machine. An entry that is damaged, that has the layout of another
 /// release, or that the plugin will not load, is never used: it is compiled again and replaced
 /// ([`CacheOutcome::Replaced`]). Several processes may share a
@@ -89,7 +89,7 @@ fn key(client: &Client, program: &[u8], options: &CompileOptions) -> Result<Key>
         model.as_bytes(),
         // Code for a processor with other instructions ends the process, and homes are shared between machines.
         if client.platform_name() == "cpu" { instruction_sets() } else { "" }.as_bytes(),
-        &options.encode(),
+        &options.fingerprint(),
         program,
     ]))
 }

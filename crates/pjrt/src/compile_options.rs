@@ -34,6 +34,9 @@ pub struct CompileOptions {
     pub overrides: BTreeMap<String, OptionValue>,
 }
 
+/// The environment variables from which plugins take flags of their compilers.
+const FLAGS: [&str; 2] = ["XLA_FLAGS", "LIBTPU_INIT_ARGS"];
+
 /// How hard a compiler works on a program, from little to much; libtpu takes a large program at `O0` in a twenty-fifth of the time that it
 /// takes by itself. The numbers are XLA's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,6 +128,19 @@ impl CompileOptions {
     pub fn with(mut self, flag: &str, value: impl Into<OptionValue>) -> Self {
         self.overrides.insert(flag.into(), value.into());
         self
+    }
+
+    /// All that a compiler goes by beside the program: these options, and the flags that it takes from the environment
+    /// (`XLA_FLAGS`, `LIBTPU_INIT_ARGS`). What was compiled belongs to a key of this, and not of [`CompileOptions::encode`] alone.
+    pub fn fingerprint(&self) -> Vec<u8> {
+        let mut all = self.encode();
+        for name in FLAGS {
+            if let Some(value) = std::env::var_os(name).filter(|value| !value.is_empty()) {
+                all.extend_from_slice(format!("\n{name}=").as_bytes());
+                all.extend_from_slice(value.as_encoded_bytes());
+            }
+        }
+        all
     }
 
     /// The serialized proto; equal options give equal bytes.

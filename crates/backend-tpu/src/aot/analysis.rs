@@ -110,7 +110,13 @@ impl Compiler {
     fn key(&self, program: &str, options: &CompileOptions) -> Result<Key> {
         let version = self.version()?;
         let target = self.target();
-        Ok(Key::of(&[FORM, version.as_bytes(), target.description().as_bytes(), &options.encode(), program.as_bytes()]))
+        Ok(Key::of(&[
+            FORM,
+            version.as_bytes(),
+            target.description().as_bytes(),
+            &options.fingerprint(),
+            program.as_bytes(),
+        ]))
     }
 }
 
