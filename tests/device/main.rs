@@ -23,6 +23,7 @@ use backend_tpu::program::Mesh;
 use grpo_core::{Dtype, HeadLayout, LossConfig, Tiling};
 use pjrt::Client;
 use std::sync::LazyLock;
+use testkit::xla_cpu::QUICK;
 use testkit::{Shape, config};
 
 /// Cases as small as they can be and still be cut: programs take long to compile. The last sequence is masked as a whole, and
@@ -66,11 +67,9 @@ fn optimised() -> PjrtBackend {
     backend.with_compile_cache(concat!(env!("CARGO_TARGET_TMPDIR"), "/compiled"))
 }
 
-/// One of the devices. Hundreds of small programs: the compiler takes most of the time, and half of it without these.
+/// One of the devices, for hundreds of programs that are compiled for longer than they run.
 fn backend() -> PjrtBackend {
-    let backend = optimised().with_compile_flag("xla_cpu_use_fusion_emitters", false);
-    let backend = backend.with_compile_flag("xla_cpu_parallel_codegen_split_count", 1);
-    backend.with_compile_flag("xla_backend_optimization_level", 0)
+    QUICK.iter().fold(optimised(), |backend, (flag, value)| backend.with_compile_flag(flag, *value))
 }
 
 fn on_mesh(data: usize, vocab: usize) -> PjrtBackend {

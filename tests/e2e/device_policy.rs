@@ -1,11 +1,14 @@
 //! `policy.device`: the same run with its weights on a device, here XLA's CPU.
 
 use crate::model_folder::{arguments, prepare, tensors};
-use crate::support::{Runs, assert_same_run, grpo_with, names, refuse, refused, rows, stderr, stdout, tiny};
+use crate::support::{
+    Runs, assert_same_run, grpo_with, grpo_with_quick_cpu, names, refuse, refused, rows, stderr, stdout, tiny,
+};
 use models::{Adapter, ModelFolder};
 use pjrt::install::Kind;
 use serde_json::Value;
 use std::path::Path;
+use std::process::Command;
 
 /// Small enough for programs that compile for longer than they run.
 const SETTINGS: [&str; 12] = [
@@ -39,17 +42,30 @@ const BESIDE_A_MODEL: [&str; 12] = [
     "run.save_steps=2",
 ];
 
+/// The binary with the compiler's defaults, as users have it.
+fn by_default(arguments: &[&str]) -> Command {
+    grpo_with(Kind::Cpu, arguments)
+}
+
 /// Trains to the end on `device`.
 fn train(run: &Path, device: &str, settings: &[&str]) {
+    train_with(grpo_with_quick_cpu, run, device, settings);
+}
+
+fn train_with(start: fn(&[&str]) -> Command, run: &Path, device: &str, settings: &[&str]) {
     let (config, run) = (tiny().display().to_string(), run.display().to_string());
     let device = format!("policy.device={device}");
     let mut all = vec!["train", "--config", &config, "--run-dir", &run, "--set", &device];
     all.extend(settings.iter().flat_map(|setting| ["--set", setting]));
-    succeed(&all);
+    succeed_with(start, &all);
 }
 
 fn succeed(arguments: &[&str]) -> String {
-    let output = grpo_with(Kind::Cpu, arguments).output().expect("the binary starts");
+    succeed_with(grpo_with_quick_cpu, arguments)
+}
+
+fn succeed_with(start: fn(&[&str]) -> Command, arguments: &[&str]) -> String {
+    let output = start(arguments).output().expect("the binary starts");
     assert_eq!(output.status.code(), Some(0), "{arguments:?}\n{}{}", stdout(&output), stderr(&output));
     stdout(&output)
 }
@@ -58,8 +74,8 @@ fn succeed(arguments: &[&str]) -> String {
 fn a_run_learns_the_same_on_a_device_and_goes_on_there_bit_for_bit() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = |name: &str| folder.path().join(name);
-    train(&path("host"), "host", &SETTINGS);
-    train(&path("whole"), "pjrt:cpu", &SETTINGS);
+    train_with(by_default, &path("host"), "host", &SETTINGS);
+    train_with(by_default, &path("whole"), "pjrt:cpu", &SETTINGS);
     let of = |name: &str| rows(&path(name).join("metrics.jsonl"));
     let (host, device) = (of("host"), of("whole"));
     assert_eq!(host.len(), device.len());
@@ -69,17 +85,17 @@ fn a_run_learns_the_same_on_a_device_and_goes_on_there_bit_for_bit() {
     let first = device.iter().find(|row| row["phase"] == "grpo").expect("a step of GRPO");
     assert!(first["grad_norm"].as_f64().is_some_and(|norm| norm > 0.0), "{first}");
 
-    train(&path("again"), "pjrt:cpu", &SETTINGS);
+    train_with(by_default, &path("again"), "pjrt:cpu", &SETTINGS);
     assert_same_run(&path("whole"), &path("again"));
     let again = path("again").display().to_string();
-    let text = succeed(&["train", "--resume", &again, "--from", "step-000002"]);
+    let text = succeed_with(by_default, &["train", "--resume", &again, "--from", "step-000002"]);
     assert!(text.contains("continued from step-000002"), "{text}");
     assert_same_run(&path("whole"), &path("again"));
 
     // A run that began on the host goes on there.
     let host = path("host").display().to_string();
     let resume = ["train", "--resume", &host, "--from", "step-000002", "--set", "policy.device=pjrt:cpu"];
-    let text = succeed(&resume);
+    let text = succeed_with(by_default, &resume);
     assert!(text.contains("continued from step-000002") && text.contains("policy.device"), "{text}");
     assert_eq!(of("host").len(), host_rows);
 }
@@ -216,7 +232,7 @@ fn a_model_larger_than_the_device_is_said_before_it_is_made() {
         "model.num_hidden_layers=1000",
     ];
     settings.iter().for_each(|setting| arguments.extend(["--set", setting]));
-    let output = grpo_with(Kind::Cpu, &arguments).output().expect("the binary starts");
+    let output = grpo_with_quick_cpu(&arguments).output().expect("the binary starts");
     let text = refused(&arguments, &output);
     for words in
         ["pjrt:cpu has ", "weights (float32)", "first moments", "keys and values", "policy.can_roll_back false"]
@@ -237,7 +253,7 @@ fn numbers_that_are_no_longer_finite_end_a_run_as_on_the_host() {
         let (run, device) = (run.display().to_string(), format!("policy.device={device}"));
         let mut arguments = vec!["train", "--config", &config, "--run-dir", &run, "--set", &device];
         settings.iter().for_each(|setting| arguments.extend(["--set", setting]));
-        let output = grpo_with(Kind::Cpu, &arguments).output().expect("the binary starts");
+        let output = grpo_with_quick_cpu(&arguments).output().expect("the binary starts");
         let text = refused(&arguments, &output).replace(&run, "RUN");
         assert!(text.contains("not finite") && text.contains("the last finite checkpoint is step-000000"), "{text}");
         assert_eq!(names(&Path::new(&run).join("checkpoints")), ["step-000000"]);

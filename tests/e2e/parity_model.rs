@@ -1,12 +1,12 @@
 //! `grpo parity --model`: decoders against what transformers computes.
 
-use crate::support::{command, grpo, grpo_with, refuse, stderr, stdout, succeed};
+use crate::support::{grpo, grpo_with, grpo_with_quick_cpu, refuse, stderr, stdout, succeed};
 use pjrt::install::{Kind, install};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
-use std::process::Output;
+use std::process::{Command, Output};
 
 const ALL: [&str; 6] = ["qwen2", "qwen2_5_sharded", "qwen3", "qwen3_f16", "llama3", "llama3_bf16"];
 
@@ -104,9 +104,15 @@ fn every_family_passes_on_a_device() {
 }
 
 /// A plugin for XLA's CPU, and a cache of its own for compiled programs.
-fn with_cache(cache: &Path, arguments: &[&str]) -> Output {
+fn command_with_cache(cache: &Path, arguments: &[&str]) -> Command {
     let plugin = install(Kind::Cpu, |_| {}).expect("the plugin can be installed").path;
-    command(arguments).env("GRPO_PJRT_PLUGIN", plugin).env("XDG_CACHE_HOME", cache).output().expect("the binary starts")
+    let mut command = grpo_with_quick_cpu(arguments);
+    command.env("GRPO_PJRT_PLUGIN", plugin).env("XDG_CACHE_HOME", cache);
+    command
+}
+
+fn with_cache(cache: &Path, arguments: &[&str]) -> Output {
+    command_with_cache(cache, arguments).output().expect("the binary starts")
 }
 
 #[test]
@@ -157,6 +163,15 @@ fn all_policies_that_open_here_are_checked_and_a_breach_is_seen_on_each() {
         assert_eq!(output.status.code(), Some(0), "{}{said}", stdout(&output));
         assert_eq!(said.contains("it is compiled again"), warns, "{said}");
     }
+
+    // Other flags of the compiler in the environment: other programs.
+    let entries = || std::fs::read_dir(cache.join("grpo/programs")).expect("a folder of programs").count();
+    let before = entries();
+    let again = ["parity", "--model", &model, "--device", "pjrt:cpu", &file];
+    let mut other = command_with_cache(&cache, &again);
+    let output = other.env("XLA_FLAGS", "--xla_backend_optimization_level=1").output().expect("the binary starts");
+    assert_eq!(output.status.code(), Some(0), "{}{}", stdout(&output), stderr(&output));
+    assert!(entries() > before, "{before} programs as before");
 }
 
 #[test]
@@ -180,7 +195,7 @@ fn an_adapter_is_compared_with_peft() {
         "{text}"
     );
     let on_device = ["parity", "--model", &model, "--adapter", &adapter, &file, "--device", "pjrt:cpu"];
-    let output = grpo_with(Kind::Cpu, &on_device).output().expect("the binary starts");
+    let output = grpo_with_quick_cpu(&on_device).output().expect("the binary starts");
     let text = stdout(&output);
     assert_eq!(output.status.code(), Some(0), "{text}{}", stderr(&output));
     assert!(text.contains("25 comparisons, 0 out") && !text.contains("host"), "{text}");

@@ -31,6 +31,14 @@ pub(crate) fn grpo_with(kind: Kind, arguments: &[&str]) -> Command {
     command
 }
 
+/// [`grpo_with`] XLA's CPU, for programs that are compiled for longer than they run.
+pub(crate) fn grpo_with_quick_cpu(arguments: &[&str]) -> Command {
+    let mut command = grpo_with(Kind::Cpu, arguments);
+    let (name, flags) = testkit::xla_cpu::quick_environment();
+    command.env(name, flags);
+    command
+}
+
 /// Standard output of a call that must succeed.
 pub(crate) fn succeed(arguments: &[&str]) -> String {
     let output = grpo(arguments);

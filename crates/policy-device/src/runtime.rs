@@ -5,7 +5,10 @@ use crate::memory::{KNOBS, knobs_of};
 use backend_tpu::compile_options::options_for_decoder;
 use backend_tpu::plugins::{self, Kind};
 use models::MemoryTable;
-use pjrt::{Argument, Buffer, CacheOutcome, Client, CompileCache, Device, Element, LoadedExecutable, NamedValue};
+use pjrt::{
+    Argument, Buffer, CacheOutcome, Client, CompileCache, CompileOptions, Device, Element, LoadedExecutable,
+    NamedValue, OptionValue,
+};
 use stablehlo::Module;
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -25,6 +28,7 @@ pub struct Runtime {
     kind: Kind,
     client: Client,
     device: Device,
+    options: CompileOptions,
     cache: Option<CompileCache>,
 }
 
@@ -46,13 +50,20 @@ impl Runtime {
             backend: format!("pjrt:{}", kind.name()),
             message: "the plugin has no device here".into(),
         })?;
-        Ok(Self { kind, client, device, cache: None })
+        Ok(Self { kind, client, device, options: options_for_decoder(kind), cache: None })
     }
 
     /// Keeps compiled programs in `directory`, for this and later processes.
     #[must_use]
     pub fn with_compile_cache(mut self, directory: impl Into<PathBuf>) -> Self {
         self.cache = Some(CompileCache::new(directory));
+        self
+    }
+
+    /// Sets a flag of the compiler, by its name without dashes.
+    #[must_use]
+    pub fn with_compile_flag(mut self, flag: &str, value: impl Into<OptionValue>) -> Self {
+        self.options = self.options.with(flag, value);
         self
     }
 
@@ -99,9 +110,8 @@ impl Runtime {
     /// [`Error::Compile`] with what the compiler says, [`Error::OutOfMemory`], [`Error::Device`] for a cache that cannot be written.
     pub fn compile(&self, module: &Module) -> Result<Program> {
         let (name, text) = (module.name.clone(), module.to_string());
-        let options = options_for_decoder(self.kind);
         let compiled = match &self.cache {
-            Some(cache) => cache.compile(&self.client, &text, &options).map(|(executable, outcome)| {
+            Some(cache) => cache.compile(&self.client, &text, &self.options).map(|(executable, outcome)| {
                 if outcome == CacheOutcome::Replaced {
                     let folder = cache.directory().display();
                     tracing::warn!(
@@ -110,7 +120,7 @@ impl Runtime {
                 }
                 executable
             }),
-            None => self.client.compile(&text, &options),
+            None => self.client.compile(&text, &self.options),
         };
         tracing::debug!(program = name, bytes = text.len(), "compiled");
         match compiled {

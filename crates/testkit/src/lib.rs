@@ -14,6 +14,7 @@ pub mod family;
 mod output;
 pub mod python;
 mod tensor;
+pub mod xla_cpu;
 
 pub use case::{Case, Shape, normal};
 pub use differences::{Differences, EXACT, ROUNDED, assert_flows, difference};

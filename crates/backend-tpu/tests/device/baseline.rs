@@ -6,6 +6,7 @@ use grpo_core::{Dtype, GradientSpec, HeadLayout, Implementation, LossConfig, Pol
 use pjrt::install::{Kind, install};
 use pjrt::{Buffer, Client, CompileOptions, Plugin};
 use std::collections::HashMap;
+use testkit::xla_cpu::QUICK;
 
 const N: usize = 6;
 const H: usize = 8;
@@ -70,7 +71,8 @@ fn argument(client: &Client, spec: &Spec, role: Role) -> Buffer {
 }
 
 fn run(client: &Client, spec: &Spec, program: &Program) -> HashMap<Role, Vec<f32>> {
-    let executable = client.compile(program.module.to_string(), &CompileOptions::default()).expect("it compiles");
+    let options = QUICK.iter().fold(CompileOptions::default(), |options, (flag, value)| options.with(flag, *value));
+    let executable = client.compile(program.module.to_string(), &options).expect("it compiles");
     let arguments: Vec<Buffer> = program.arguments.iter().map(|role| argument(client, spec, *role)).collect();
     let outputs = executable.execute(&[&arguments.iter().collect::<Vec<_>>()]).expect("it runs");
     let values = outputs[0].iter().map(|buffer| buffer.to_vec().expect("a download"));

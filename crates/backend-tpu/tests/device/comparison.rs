@@ -11,6 +11,7 @@ use grpo_core::{
 };
 use half::bf16;
 use pjrt::Client;
+use testkit::xla_cpu::QUICK;
 
 const N: usize = 6;
 const H: usize = 3;
@@ -23,7 +24,8 @@ fn client(devices: i64) -> Client {
 }
 
 fn backend() -> PjrtBackend {
-    PjrtBackend::new(Kind::Cpu, client(1)).expect("there is a CPU")
+    let backend = PjrtBackend::new(Kind::Cpu, client(1)).expect("there is a CPU");
+    QUICK.iter().fold(backend, |backend, (flag, value)| backend.with_compile_flag(flag, *value))
 }
 
 fn request(dtype: Dtype) -> PlanRequest {

@@ -2,7 +2,7 @@
 
 use crate::checkpoint::Checkpoint;
 use crate::gradients::{batches, by_name, on_device};
-use crate::support::runtime;
+use crate::support::{optimised, runtime};
 use grpo_core::LossConfig;
 use half::bf16;
 use models::{LoraConfig, ModelConfig, NamedTensor};
@@ -157,7 +157,8 @@ fn step(dtype: Dtype, state: &Masters, gradients: &[Vec<f32>], numbers: [f32; 8]
     let decoder = Decoder::new(&config(), Compute::Bf16);
     let table = decoder.trained();
     let modules = TrainModules::new(decoder, Save::Carry).with_model_dtype(dtype);
-    let program = runtime().compile(&modules.adamw().unwrap()).unwrap();
+    // What users' updates round to: as the compiler sees fit.
+    let program = optimised().compile(&modules.adamw().unwrap()).unwrap();
     let floats = |words: &[u32], shape: &[usize]| {
         let values: Vec<f32> = words.iter().map(|word| f32::from_bits(*word)).collect();
         runtime().upload(&values, shape).unwrap()

@@ -7,15 +7,24 @@ use policy_device::decoder::{Compute, Decoder, Rows};
 use policy_device::{DeviceWeights, Runtime};
 use stablehlo::{Builder, Dtype, Save, TensorType};
 use std::sync::OnceLock;
+use testkit::xla_cpu::QUICK;
 
-/// XLA's CPU, whose plugin is installed if it is not there.
-pub(crate) fn runtime() -> &'static Runtime {
+/// XLA's CPU, whose plugin is installed if it is not there, with the compiler's defaults.
+pub(crate) fn optimised() -> &'static Runtime {
     static RUNTIME: OnceLock<Runtime> = OnceLock::new();
     RUNTIME.get_or_init(|| {
         let installed = install(Kind::Cpu, |_| {}).expect("XLA's CPU plugin can be installed");
         let runtime = Runtime::open(Kind::Cpu, Some(&installed.path)).expect("the CPU opens");
         // What does not change is compiled once, in all runs together.
         runtime.with_compile_cache(concat!(env!("CARGO_TARGET_TMPDIR"), "/policy-device"))
+    })
+}
+
+/// The same for hundreds of programs that are compiled for longer than they run.
+pub(crate) fn runtime() -> &'static Runtime {
+    static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+    RUNTIME.get_or_init(|| {
+        QUICK.iter().fold(optimised().clone(), |runtime, (flag, value)| runtime.with_compile_flag(flag, *value))
     })
 }
 
