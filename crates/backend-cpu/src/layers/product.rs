@@ -10,8 +10,12 @@ use std::ops::Range;
 
 /// Most rows of the output that one task makes: the lhs of a piece of K stays in the second cache.
 const BLOCK: usize = 240;
-/// Panels of the rhs that one task packs.
+/// Most rows per thread of a product that is cut by columns.
+const FEW: usize = 120;
+/// Panels of either operand that one task packs.
 const PANELS: usize = 8;
+/// Fewest columns per thread of a product whose columns threads share.
+const NARROW: usize = 64;
 /// Panels of the rhs that are widened before they are multiplied: 80 KiB of words.
 const NEAR: usize = 4;
 
@@ -175,23 +179,47 @@ pub(super) fn multiply_packed(gemm: Gemm, lhs: &Operand<'_>, rhs: Panels<'_>, n:
     if m == 0 || n == 0 {
         return;
     }
-    let panel = gemm.lhs_panel();
-    let block = m.div_ceil(count()).next_multiple_of(panel).min(BLOCK);
-    let mut blocks: Vec<_> = MatMut::split(out, [m, n], Cut::Rows, block, 0..m.div_ceil(block)).enumerate().collect();
+    let (cut, block) = blocks(m, n, gemm.lhs_panel());
+    let (end, size) = match cut {
+        Cut::Rows => (m, block),
+        Cut::Columns => (n, block),
+    };
+    let mut blocks: Vec<_> = MatMut::split(out, [m, n], cut, size, 0..end.div_ceil(size)).enumerate().collect();
     blocks.par_chunks_mut(1).for_each(|blocks| {
         for (i, out) in blocks {
-            let rows = *i * block..m.min((*i + 1) * block);
-            multiply_block(gemm, lhs, rows, rhs, n, out, add);
+            let part = *i * size..end.min((*i + 1) * size);
+            let (rows, columns) = match cut {
+                Cut::Rows => (part, 0..n),
+                Cut::Columns => (0..m, part),
+            };
+            multiply_block(gemm, lhs, rows, rhs, columns, n, out, add);
         }
     });
 }
 
-/// The rows `rows` of the product, on this thread.
+/// How threads share an output `[m, n]`: by blocks of so many rows; or, where a thread would have few, of so many columns, so that each
+/// reads a part of the weight and uses it for all rows.
+fn blocks(m: usize, n: usize, panel: usize) -> (Cut, usize) {
+    if m <= FEW * count() {
+        return (Cut::Columns, n.div_ceil(count()).next_multiple_of(RHS_PANEL));
+    }
+    (Cut::Rows, share(m, BLOCK).next_multiple_of(panel))
+}
+
+/// The largest blocks of at most `most` into which `all` can be cut so that threads have as many each, give or take a rest.
+fn share(all: usize, most: usize) -> usize {
+    let turns = all.div_ceil(count() * most);
+    all.div_ceil(count() * turns.max(1))
+}
+
+/// The rows `rows` and the columns `columns`, which begin with a panel, of the product, on this thread.
+#[allow(clippy::too_many_arguments)]
 fn multiply_block(
     gemm: Gemm,
     lhs: &Operand<'_>,
     rows: Range<usize>,
     rhs: Panels<'_>,
+    columns: Range<usize>,
     n: usize,
     out: &mut MatMut<'_>,
     add: bool,
@@ -202,7 +230,9 @@ fn multiply_block(
         let stride = gemm.lhs_stride(piece.len());
         gemm.pack_lhs(lhs.cut(rows.clone(), piece.clone()), lhs.along, 0, &mut words, stride);
         let lhs = Packed { words: &words, stride };
-        let (of_piece, stride) = (place(gemm, n, &piece), gemm.rhs_stride(piece.len()));
+        let stride = gemm.rhs_stride(piece.len());
+        let first = place(gemm, n, &piece).start + columns.start / RHS_PANEL * stride;
+        let of_piece = first..first + columns.len().div_ceil(RHS_PANEL) * stride;
         let (k, add) = (piece.len(), add || piece.start > 0);
         match rhs {
             Panels::Words(rhs) => {
@@ -214,7 +244,7 @@ fn multiply_block(
                 for (i, halves) in rhs[of_piece].chunks(NEAR * stride).enumerate() {
                     widen(gemm.isa(), halves, &mut wide);
                     let first = i * NEAR * RHS_PANEL;
-                    let mut out = out.columns(first..n.min(first + NEAR * RHS_PANEL));
+                    let mut out = out.columns(first..columns.len().min(first + NEAR * RHS_PANEL));
                     gemm.multiply(k, lhs, Packed { words: &wide, stride }, &mut out, add, Order::ByColumns);
                 }
             }
@@ -224,10 +254,48 @@ fn multiply_block(
 
 /// `out[m, n] (+)= lhs rhs`, on the threads of the pool.
 pub(super) fn multiply(gemm: Gemm, lhs: &Operand<'_>, rhs: &impl Rhs, out: &mut [f32], add: bool) {
-    let (n, k) = rhs.dims();
-    let mut words = Scratch::words(gemm.rhs_words(n, k));
-    pack(gemm, rhs, &mut words);
-    multiply_packed(gemm, lhs, Panels::Words(&words), n, out, add);
+    let (m, (n, k)) = (lhs.dims().0, rhs.dims());
+    if n < NARROW * count() {
+        let mut words = Scratch::words(gemm.rhs_words(n, k));
+        pack(gemm, rhs, &mut words);
+        return multiply_packed(gemm, lhs, Panels::Words(&words), n, out, add);
+    }
+    // Each thread packs the columns of the rhs that it is about to multiply, a piece of K at a time: they never leave its second cache.
+    let mut left = Scratch::words(gemm.lhs_words(m, k));
+    pack_left(gemm, lhs, &mut left);
+    let size = share(n, PANELS * RHS_PANEL).next_multiple_of(RHS_PANEL);
+    let mut blocks: Vec<_> = MatMut::split(out, [m, n], Cut::Columns, size, 0..n.div_ceil(size)).enumerate().collect();
+    blocks.par_chunks_mut(1).for_each(|blocks| {
+        for (i, out) in blocks {
+            let columns = *i * size..n.min((*i + 1) * size);
+            let mut words = Scratch::words(gemm.rhs_words(columns.len(), k.min(gemm.depth())));
+            for piece in gemm.pieces(k) {
+                let stride = gemm.rhs_stride(piece.len());
+                rhs.with(columns.clone(), piece.clone(), |rows| {
+                    gemm.pack_rhs(rows, rhs.along(), 0, &mut words, stride);
+                });
+                let lhs =
+                    Packed { words: &left[gemm.lhs_words(m, piece.start)..], stride: gemm.lhs_stride(piece.len()) };
+                let rhs = Packed { words: &words, stride };
+                gemm.multiply(piece.len(), lhs, rhs, out, add || piece.start > 0, Order::ByColumns);
+            }
+        }
+    });
+}
+
+/// Packs all of `lhs` into `words`, `gemm.lhs_words(m, k)` of them: the pieces of K one after the other.
+fn pack_left(gemm: Gemm, lhs: &Operand<'_>, words: &mut [u32]) {
+    let (m, k) = lhs.dims();
+    let block = PANELS * gemm.lhs_panel();
+    for piece in gemm.pieces(k) {
+        let stride = gemm.lhs_stride(piece.len());
+        let start = gemm.lhs_words(m, piece.start);
+        let of_piece = &mut words[start..start + gemm.lhs_words(m, piece.len())];
+        of_piece.par_chunks_mut(PANELS * stride).enumerate().for_each(|(i, words)| {
+            let rows = i * block..m.min((i + 1) * block);
+            gemm.pack_lhs(lhs.cut(rows, piece.clone()), lhs.along, 0, words, stride);
+        });
+    }
 }
 
 /// [`multiply`] for a small product, on this thread.
@@ -238,5 +306,5 @@ pub(super) fn multiply_here(gemm: Gemm, lhs: &Operand<'_>, rhs: &Operand<'_>, ou
         let to = place(gemm, n, &piece);
         gemm.pack_rhs(rhs.cut(0..n, piece.clone()), rhs.along, 0, &mut words[to], gemm.rhs_stride(piece.len()));
     }
-    multiply_block(gemm, lhs, 0..lhs.dims().0, Panels::Words(&words), n, out, add);
+    multiply_block(gemm, lhs, 0..lhs.dims().0, Panels::Words(&words), 0..n, n, out, add);
 }

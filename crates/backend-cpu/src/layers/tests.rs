@@ -52,9 +52,18 @@ fn wide(x: &[f32]) -> Vec<f64> {
 
 #[test]
 fn linear_layers_are_products() {
-    // Shapes below, at and above panels of 12 rows and 32 columns, pieces of 256 and blocks of 240.
-    for (seed, [n, i, o]) in [[1, 1, 1], [5, 7, 3], [12, 256, 32], [13, 300, 37], [250, 33, 70]].into_iter().enumerate()
-    {
+    // Shapes below, at and above panels of 12 rows and 32 columns, pieces of 256 and blocks of 240, of which threads share rows, or columns.
+    let shapes = [
+        [1, 1, 1],
+        [5, 7, 3],
+        [12, 256, 32],
+        [13, 300, 37],
+        [250, 33, 70],
+        [20, 40, 300],
+        [260, 300, 290],
+        [500, 20, 150],
+    ];
+    for (seed, [n, i, o]) in shapes.into_iter().enumerate() {
         let (x, w, dy) =
             (noise(n * i, 1 + seed as u64), noise(i * o, 20 + seed as u64), noise(n * o, 30 + seed as u64));
         let (bias, residual) = (noise(o, 3), noise(n * o, 4));
@@ -90,10 +99,15 @@ fn linear_layers_are_products() {
 #[test]
 fn a_stored_weight_is_the_same_weight_to_the_bit() {
     // Matrices that end at, before and behind the edges of panels and pieces.
-    for (seed, (n, input, outputs)) in
-        [(1, 2, vec![1, 1]), (5, 40, vec![32, 32]), (13, 300, vec![70, 16, 17]), (30, 33, vec![200, 3, 200, 1])]
-            .into_iter()
-            .enumerate()
+    for (seed, (n, input, outputs)) in [
+        (1, 2, vec![1, 1]),
+        (5, 40, vec![32, 32]),
+        (13, 300, vec![70, 16, 17]),
+        (30, 33, vec![200, 3, 200, 1]),
+        (300, 33, vec![99, 20]),
+    ]
+    .into_iter()
+    .enumerate()
     {
         let output: usize = outputs.iter().sum();
         let seed = seed as u64;
@@ -375,6 +389,8 @@ fn threads_change_no_bit() {
         pool.install(|| {
             let layers = Layers::new();
             let y = layers.linear(&x, &w, Add::Nothing, [n, h, 300]).unwrap();
+            let packed = layers.pack_weight(&w, [h, 300]).unwrap();
+            assert_eq!(layers.linear_packed(&x, &packed, Add::Nothing, n).unwrap(), y);
             let dweight = layers.linear_dweight(&x, &y, [n, h, 300]).unwrap();
             let (_, scale) = layers.rms_norm(&x, &w[..h], 1e-6).unwrap();
             let norm = layers.rms_norm_grad(&x, &w[..h], &scale, &x).unwrap();

@@ -1,6 +1,7 @@
 //! AVX-512, with and without products of bf16 pairs: 32 registers of 16 f32.
 #![allow(unsafe_code)]
 
+use crate::arch::microkernel::Ahead;
 use crate::arch::panel::LHS_PANEL;
 use std::arch::x86_64::*;
 use std::hint::black_box;
@@ -23,6 +24,7 @@ macro_rules! avx512_kernel {
             words: usize,
             mut a: *const u32,
             mut b: *const u32,
+            mut ahead: Ahead,
             c: *mut f32,
             stride: usize,
             add: bool,
@@ -36,6 +38,8 @@ macro_rules! avx512_kernel {
                 }
                 let mut sums = [[_mm512_setzero_ps(); 2]; MADE];
                 for _ in 0..words {
+                    _mm_prefetch::<_MM_HINT_T0>(ahead.from.cast());
+                    ahead.from = ahead.from.wrapping_add(ahead.step);
                     let columns = [_mm512_loadu_si512(b.cast()), _mm512_loadu_si512(b.add(16).cast())];
                     for (i, sums) in sums.iter_mut().enumerate() {
                         let $a = _mm512_set1_epi32(a.add(i).cast::<i32>().read());
