@@ -191,9 +191,7 @@ fn send<T: Element>(elements: &[T], shape: &[usize], device: usize) -> Buffer {
 }
 
 pub fn compile_with(module: &Module, options: CompileOptions) -> LoadedExecutable {
-    // Each program is compiled for longer than it runs: a quarter of the time that the defaults take.
-    let options = options.with("xla_backend_optimization_level", 0).with("xla_cpu_use_fusion_emitters", false);
-    let options = options.with("xla_cpu_parallel_codegen_split_count", 4).with("xla_allow_excess_precision", false);
+    let options = options.with("xla_backend_optimization_level", 0).with("xla_allow_excess_precision", false);
     // By default XLA lets a NaN pass for the smaller or the larger number on the CPU, which StableHLO does not allow.
     let options = options.with("xla_cpu_enable_fast_min_max", false);
     client().compile(module.to_string(), &options).unwrap_or_else(|error| panic!("{error}\n{module}"))
