@@ -10,7 +10,7 @@ const GOOD: &str = "{\"prompt\": \"a\"}\n";
 fn lines_that_are_no_rows() {
     for (line, words) in [
         (&b"{\"prompt\": \"a\"\n"[..], "ends at column"),
-        (b"{\"prompt\": \"a\r\n", "expected a whole JSON object on this line, and it ends at column 12"),
+        (b"{\"prompt\": \"a\r\n", "expected a whole JSON object on this line, and it ends at column 13"),
         (b"{\"prompt\": nope}\n", "expected a JSON object: column 13"),
         (b"[1, 2]\n", "expected a JSON object, got `[1,2]`"),
         (b"\"text\"\n", "expected a JSON object, got `\"text\"`"),
