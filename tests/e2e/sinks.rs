@@ -1,6 +1,6 @@
 //! Settings of TensorBoard and Weights & Biases, and a run that is not uploaded. What their own programs read is in tests/python.
 
-use crate::support::{Runs, command, json, names, refuse, refused, stderr, stdout, tiny};
+use crate::support::{Runs, command, json, names, refuse, refused, stderr, tiny};
 use serde_json::Value;
 
 const SHORT: [&str; 4] = ["warmup.steps=3", "grpo.max_steps=4", "eval.eval_steps=2", "run.save_steps=2"];

@@ -73,7 +73,7 @@ impl Packages {
 }
 
 /// A Python with torch, transformers and peft: the program `GRPO_TEST_PYTHON`, if there is such a variable, or `python3` with the
-/// packages in the user's cache, 0.6 GB that are fetched once.
+/// packages in the user's cache, which are fetched once.
 ///
 /// # Panics
 /// As [`Packages::readers_and_rewards`].
