@@ -6,7 +6,8 @@ use safetensors::{Dtype, SafeTensors};
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
-pub(crate) const ALL: [&str; 6] = ["qwen2", "qwen2_5_sharded", "qwen3", "qwen3_f16", "llama3", "llama3_bf16"];
+pub(crate) const ALL: [&str; 7] =
+    ["qwen2", "qwen2_5_sharded", "qwen2_pad", "qwen3", "qwen3_f16", "llama3", "llama3_bf16"];
 
 pub(crate) struct Checkpoint {
     pub(crate) folder: ModelFolder,

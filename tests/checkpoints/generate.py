@@ -37,6 +37,9 @@ CHECKPOINTS = {
                     "bfloat16", 4, [70, 12], None),
     "qwen3_f16": ("qwen3", {"vocab_size": 200, "head_dim": 12, "num_hidden_layers": 3, "tie_word_embeddings": False,
                             "max_position_embeddings": 40960}, "float16", 4, [18, 11], None),
+    # The padding token occurs in the sequences, and reading it trains nothing.
+    "qwen2_pad": ("qwen2", {"vocab_size": 40, "pad_token_id": 7, "tie_word_embeddings": True, "max_position_embeddings": 32768},
+                  "float32", 5, [24, 17], None),
 }
 CLASSES = {
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),

@@ -1,9 +1,9 @@
 //! `policy.device`: the same run with its weights on a device, here XLA's CPU.
 
-use crate::model_folder::{arguments, prepare, tensors};
 use crate::support::{
     Runs, assert_same_run, grpo_with, grpo_with_quick_cpu, names, refuse, refused, rows, stderr, stdout, tiny,
 };
+use crate::tiny_model::{arguments, prepare, tensors};
 use models::{Adapter, ModelFolder};
 use pjrt::install::Kind;
 use serde_json::Value;

@@ -1,7 +1,7 @@
 //! The section `export` of a run: number types and sizes of the files that it leaves.
 
-use crate::model_folder::{prepare, tensors, train};
 use crate::support::{Runs, json, names, succeed};
+use crate::tiny_model::{prepare, tensors, train};
 use half::bf16;
 use safetensors::{Dtype, SafeTensors};
 use std::collections::BTreeMap;

@@ -1,8 +1,8 @@
 //! A run of a model by its name, from Hugging Face's cache on this machine and without a network.
 #![cfg(unix)]
 
-use crate::model_folder::{arguments, prepare, tensors, train};
 use crate::support::{Runs, command, refused, stderr, stdout};
+use crate::tiny_model::{arguments, prepare, tensors, train};
 use std::path::Path;
 use std::process::Output;
 

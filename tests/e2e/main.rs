@@ -24,3 +24,4 @@ mod rewards;
 mod run_folder;
 mod sinks;
 mod support;
+mod tiny_model;

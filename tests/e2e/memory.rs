@@ -1,7 +1,7 @@
 //! What a training takes is said before it is loaded, and it is what the training takes.
 
-use crate::model_folder::{arguments, prepare_shape};
 use crate::support::{Runs, command, rows, stderr};
+use crate::tiny_model::{arguments, prepare_shape};
 use models::ModelConfig;
 
 const MIB: f64 = (1 << 20) as f64;

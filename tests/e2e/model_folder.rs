@@ -1,94 +1,9 @@
 //! A run of a model folder in Hugging Face's layout: what it reads, what it leaves.
 
 use crate::support::{Runs, grpo, refuse, rows, stderr, succeed};
-use models::{Adapter, ExportOptions, FolderWriter, ModelConfig, ModelFolder};
-use rand::RngExt;
-use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::SeedableRng;
-use serde_json::json;
+use crate::tiny_model::{arguments, prepare, prepare_shape, small, tensors, train};
+use models::{Adapter, ModelConfig, ModelFolder};
 use std::path::Path;
-
-const SETTINGS: [&str; 11] = [
-    "grpo.max_steps=2",
-    "grpo.prompts_per_step=4",
-    "grpo.num_generations=4",
-    "grpo.gradient_accumulation_steps=2",
-    "rollout.max_completion_length=8",
-    // Random tokens match now and then, so that a group has something to learn.
-    "rewards.regex={vowel: {pattern: '[aeiou]{2}'}}",
-    "eval.num_problems=0",
-    "eval.eval_steps=0",
-    "run.save_steps=1",
-    "optimizer.learning_rate=0.01",
-    "loss.beta=0.05",
-];
-
-/// The shape of a Qwen3 that is as small as can be.
-fn small() -> ModelConfig {
-    ModelConfig {
-        vocab_size: 512,
-        hidden_size: 16,
-        intermediate_size: 32,
-        num_hidden_layers: 2,
-        num_attention_heads: 2,
-        num_key_value_heads: 1,
-        head_dim: Some(8),
-        max_position_embeddings: 256,
-        attention_bias: false,
-        qk_norm: true,
-        ..ModelConfig::default()
-    }
-}
-
-/// A small Qwen3, and rows.
-pub(crate) fn prepare(runs: &Runs) {
-    prepare_shape(runs, &small());
-}
-
-/// A model of random weights with Qwen3's tokenizer and chat template, in `model`, and rows like GSM8K's in `rows.jsonl`.
-pub(crate) fn prepare_shape(runs: &Runs, shape: &ModelConfig) {
-    let mut rng = ChaCha8Rng::seed_from_u64(1);
-    let model = runs.path("model");
-    let options = ExportOptions { dtype: models::Dtype::F32, ..ExportOptions::default() };
-    let mut writer = FolderWriter::create(&model, shape, None, options).unwrap();
-    for parameter in shape.parameters() {
-        let centre = if parameter.shape.len() == 1 { 1.0 } else { 0.0 };
-        let values: Vec<f32> = (0..parameter.len()).map(|_| centre + rng.random_range(-0.2..0.2)).collect();
-        writer.write(&parameter.name, &values).unwrap();
-    }
-    writer.finish().unwrap();
-    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/fixtures/chat/qwen3");
-    for file in ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"] {
-        std::fs::copy(fixtures.join(file), model.join(file)).unwrap();
-    }
-    let row = |i: usize| json!({"question": format!("What is {i} + 1?"), "answer": format!("#### {}", i + 1)});
-    let text: String = (0..60).map(|i| format!("{}\n", row(i))).collect();
-    std::fs::write(runs.path("rows.jsonl"), text).unwrap();
-}
-
-/// `train` of `model` into the run `name`; `settings` win.
-pub(crate) fn arguments(runs: &Runs, model: &str, name: &str, settings: &[&str]) -> Vec<String> {
-    std::fs::write(runs.path("empty.yaml"), "{}\n").unwrap();
-    let mut arguments: Vec<String> =
-        ["train", &runs.text("empty.yaml"), "--run-dir", &runs.text(name)].map(Into::into).into();
-    let (model, files) = (format!("model={}", runs.text(model)), format!("data.files={}", runs.text("rows.jsonl")));
-    for setting in SETTINGS.into_iter().chain([&model[..], &files[..]]).chain(settings.iter().copied()) {
-        arguments.extend(["--set".to_owned(), setting.to_owned()]);
-    }
-    arguments
-}
-
-pub(crate) fn train(runs: &Runs, model: &str, name: &str, settings: &[&str]) -> String {
-    let arguments = arguments(runs, model, name, settings);
-    succeed(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
-}
-
-pub(crate) fn tensors(folder: &Path) -> Vec<Vec<f32>> {
-    let folder = ModelFolder::open(folder).unwrap();
-    let weights = folder.weights().unwrap();
-    weights.check(folder.config()).unwrap();
-    folder.config().parameters().iter().map(|parameter| weights.tensor(&parameter.name).unwrap().to_vec()).collect()
-}
 
 fn evaluations(run: &Path) -> Vec<f64> {
     let rows = rows(&run.join("metrics.jsonl"));
@@ -153,6 +68,19 @@ fn adapters_are_trained_resumed_exported_and_merged() {
     for (parameter, changed) in parameters.iter().zip(changed) {
         assert_eq!(changed, parameter.name.contains("_proj.weight"), "{}", parameter.name);
     }
+}
+
+#[test]
+fn an_adapter_that_cannot_be_merged_is_refused_before_it_is_trained() {
+    let runs = Runs::new(&[]);
+    prepare_shape(&runs, &ModelConfig { tie_word_embeddings: true, ..small() });
+    let head = "lora={r: 2, target_modules: [q_proj, lm_head]}";
+    let refused = arguments(&runs, "model", "a", &[head, "export.merge_adapters=true"]);
+    let text = refuse(&refused.iter().map(String::as_str).collect::<Vec<_>>());
+    assert!(text.contains("`export.merge_adapters`: expected false: lora.target_modules has the head"), "{text}");
+    assert!(!runs.path("a").exists());
+    // The adapter itself is fine.
+    train(&runs, "model", "a", &[head, "grpo.max_steps=1"]);
 }
 
 #[test]

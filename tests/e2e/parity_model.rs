@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-const ALL: [&str; 6] = ["qwen2", "qwen2_5_sharded", "qwen3", "qwen3_f16", "llama3", "llama3_bf16"];
+const ALL: [&str; 7] = ["qwen2", "qwen2_5_sharded", "qwen2_pad", "qwen3", "qwen3_f16", "llama3", "llama3_bf16"];
 
 fn folder(name: &str) -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/checkpoints").join(name).display().to_string()

@@ -67,10 +67,7 @@ pub enum Error {
         report: DataReport,
     },
     /// Files with fewer held-out rows than were asked for.
-    #[error(
-        "{wanted} held-out rows are asked for and there are {found}: ask for fewer (0 is all of them), raise \
-         data.held_out_fraction, or name data.eval_files"
-    )]
+    #[error("{}", too_few_rows(*wanted, *found))]
     TooFewRows {
         /// The number of rows asked for, at least 1.
         wanted: usize,
@@ -80,6 +77,18 @@ pub enum Error {
     /// A data set of another crate that cannot deliver.
     #[error("data set: {0}")]
     Dataset(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+fn too_few_rows(wanted: usize, found: usize) -> String {
+    match found {
+        0 => "evaluations need held-out rows, and none of the files' rows is held out: raise data.held_out_fraction, or name \
+              data.eval_files"
+            .into(),
+        _ => format!(
+            "{wanted} held-out rows are asked for and there are {found}: ask for fewer (0 is all of them), raise \
+             data.held_out_fraction, or name data.eval_files"
+        ),
+    }
 }
 
 /// An [`Error::Config`] for `key` unless `ok`.

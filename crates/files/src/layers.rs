@@ -122,7 +122,7 @@ impl Layers {
             merged = merged.add_source(layer);
             let value: Value = merged.build_cloned().and_then(Config::try_deserialize).map_err(failed)?;
             resolved = serde_path_to_error::deserialize(&value)
-                .map_err(|e| layer_error(&origin, format!("key `{}`: {}", e.path(), e.inner())))?;
+                .map_err(|e| layer_error(&origin, format!("key `{}`: {}", e.path(), plain(e.inner().to_string()))))?;
         }
         Ok(resolved)
     }
@@ -144,6 +144,19 @@ impl Source for Layer {
 /// [`Error::Layer`] when `T` has something that YAML has not (a map with keys that are not strings).
 pub fn to_yaml<T: Serialize>(config: &T) -> Result<String> {
     serde_saphyr::to_string(config).map_err(|e| layer_error("the resolved configuration", e.to_string()))
+}
+
+/// A message of serde without the types of Rust, which say nothing to whoever writes a configuration.
+fn plain(message: String) -> String {
+    let Some((before, expected)) = message.rsplit_once("expected ") else { return message };
+    let plain = match expected {
+        "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number that is not negative",
+        "i8" | "i16" | "i32" | "i64" | "isize" => "a whole number",
+        "f32" | "f64" => "a number",
+        _ if expected.starts_with("struct ") => "a map of keys",
+        _ => return message,
+    };
+    format!("{before}expected {plain}")
 }
 
 fn layer_error(origin: &str, message: String) -> Error {

@@ -45,6 +45,9 @@ pub struct ModelConfig {
     pub rms_norm_eps: f64,
     /// Whether the LM head is the embedding matrix.
     pub tie_word_embeddings: bool,
+    /// The token that pads batches. As in `transformers`, where it is the `padding_idx` of torch's `nn.Embedding`, reading it trains
+    /// nothing: its row of the embedding has no gradient but that of a tied head. `None` trains every row.
+    pub pad_token_id: Option<usize>,
     /// The standard deviation of initial matrices. Those that write to the residual stream are divided by
     /// sqrt(2 x num_hidden_layers), as in GPT-2.
     pub initializer_range: f64,
@@ -93,6 +96,7 @@ impl Default for ModelConfig {
             qk_norm: false,
             rms_norm_eps: 1e-6,
             tie_word_embeddings: false,
+            pad_token_id: None,
             initializer_range: 0.08,
         }
     }
@@ -151,6 +155,9 @@ impl ModelConfig {
             ("model.initializer_range", self.initializer_range),
         ] {
             check(value.is_finite() && value > 0.0, key, "a number above 0", value)?;
+        }
+        if let Some(pad) = self.pad_token_id {
+            check(pad < self.vocab_size, "model.pad_token_id", "a token below model.vocab_size", pad)?;
         }
         if let Some(scaling) = self.rope_scaling {
             let RopeScaling { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } = scaling;

@@ -2,42 +2,192 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{self, Command};
+
+/// Readers of what the sinks write, and reward programs.
+const READERS_AND_REWARDS: [&str; 4] =
+    ["wandb==0.31.0", "tensorboard==2.21.0", "math-verify==0.9.0", "reasoning-gym==0.1.25"];
+/// transformers, and what the packages below need beside torch.
+const TRANSFORMERS: [&str; 5] =
+    ["transformers==5.23.0", "psutil==7.2.2", "sympy==1.14.0", "networkx==3.6.1", "jinja2==3.1.6"];
+/// torch, and what would ask for all of CUDA with it; the last one is of Linux alone.
+const TORCH: [&str; 4] = ["torch==2.13.0", "peft==0.21.2", "accelerate==1.15.0", "nvidia-cuda-runtime==13.0.96"];
+/// Libraries of CUDA that torch's wheel for Linux is linked with and that nothing calls on a CPU.
+const CUDA: [&str; 12] = [
+    "libcublas.so.13",
+    "libcublasLt.so.13",
+    "libcudnn.so.9",
+    "libcufft.so.12",
+    "libcufile.so.0",
+    "libcupti.so.13",
+    "libcurand.so.10",
+    "libcusparse.so.12",
+    "libcusparseLt.so.0",
+    "libnccl.so.2",
+    "libnvrtc.so.13",
+    "libnvshmem_host.so.3",
+];
 
 /// A folder with Python packages, in the cache where PJRT plugins are, too.
 #[derive(Clone, Debug)]
 pub struct Packages(PathBuf);
 
 impl Packages {
-    /// Fetches `requirements`, each with its version, unless a process has fetched them before. Any number of processes may ask at the
-    /// same time.
+    /// TensorBoard, the W&B SDK, math_verify and reasoning-gym, fetched by the first process that asks. Any number of processes may
+    /// ask at the same time.
     ///
     /// # Panics
     /// Without python3, pip, a package index or room on the disk: tests cannot do without.
-    pub fn install(name: &str, requirements: &[&str]) -> Self {
+    pub fn readers_and_rewards() -> Self {
+        Self::install("python", &READERS_AND_REWARDS, |folder| pip(folder, &READERS_AND_REWARDS))
+    }
+
+    /// torch, transformers and peft for this CPU, likewise. torch's wheel for Linux is made for GPUs; what it would fetch for them, five
+    /// times its own size, is left out.
+    fn transformers() -> Self {
+        let torch = if cfg!(target_os = "linux") { &TORCH[..] } else { &TORCH[..3] };
+        Self::install("transformers", &[&TRANSFORMERS, torch].concat(), |folder| {
+            pip(folder, &TRANSFORMERS);
+            pip(folder, &[&["--no-deps"], torch].concat());
+            if cfg!(target_os = "linux") {
+                stand_in_for_cuda(folder);
+            }
+        })
+    }
+
+    fn install(name: &str, requirements: &[&str], make: impl FnOnce(&Path)) -> Self {
         let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let cache = variable("XDG_CACHE_HOME").or_else(|| variable("HOME").map(|home| home.join(".cache")));
         let cache = cache.unwrap_or_else(std::env::temp_dir).join("grpo");
-        let folder = cache.join(format!("{name}-{}", requirements.join("-").replace("==", "-")));
-        fs::create_dir_all(&cache).expect("the cache can be made");
-        let lock = File::create(folder.with_added_extension("lock")).expect("a lock file");
-        lock.lock().expect("a lock");
-        if !folder.exists() {
-            let scratch = folder.with_added_extension("tmp");
-            let _ = fs::remove_dir_all(&scratch);
-            let mut pip = Command::new("python3");
-            pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-warn-conflicts"]);
-            let pip = pip.arg("--target").arg(&scratch).args(requirements);
-            let output = pip.output().expect("these tests need python3 with pip");
-            let said = String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success(), "the packages cannot be installed by {pip:?}\n{said}");
-            fs::rename(&scratch, &folder).expect("the packages can be put into place");
-        }
+        // What is compiled in a package fits one version of Python.
+        let version = run(Command::new("python3").args(["-c", "import sys; print('%d.%d' % sys.version_info[:2])"]));
+        let folder = cache.join([&[name, version.trim()], requirements].concat().join("-").replace("==", "-"));
+        once(&folder, make);
         Self(folder)
     }
 
     /// The folder, for `PYTHONPATH`.
     pub fn path(&self) -> &Path {
         &self.0
+    }
+}
+
+/// A Python with torch, transformers and peft: the program `GRPO_TEST_PYTHON`, if there is such a variable, or `python3` with the
+/// packages in the user's cache, which are fetched once.
+///
+/// # Panics
+/// As [`Packages::readers_and_rewards`].
+pub fn with_transformers() -> Command {
+    match std::env::var_os("GRPO_TEST_PYTHON") {
+        Some(python) => Command::new(python),
+        None => {
+            let mut python = Command::new("python3");
+            python.env("PYTHONPATH", Packages::transformers().path());
+            python
+        }
+    }
+}
+
+fn pip(folder: &Path, arguments: &[&str]) {
+    let mut pip = Command::new("python3");
+    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-warn-conflicts"]);
+    run(pip.arg("--target").arg(folder).args(arguments));
+}
+
+/// Puts an empty library in the place of each of [`CUDA`], where torch looks for them, and has Python look for a library's functions
+/// when they are called: those of CUDA never are.
+fn stand_in_for_cuda(folder: &Path) {
+    let libraries = folder.join("nvidia/cu13/lib");
+    for name in CUDA {
+        let mut linker = Command::new("cc");
+        linker.args(["-shared", "-nostdlib", "-x", "c", "/dev/null", "-o"]).arg(libraries.join(name));
+        run(linker.arg(format!("-Wl,-soname,{name}")));
+    }
+    // Python runs it when it starts.
+    let script = "import os\nimport sys\n\nsys.setdlopenflags(os.RTLD_LAZY)\n";
+    fs::write(folder.join("sitecustomize.py"), script).expect("the packages can be written");
+}
+
+/// Standard output of a program that must succeed.
+fn run(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|error| panic!("these tests need it: {command:?}: {error}"));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "the packages cannot be installed by {command:?}\n{said}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Leaves at `folder` what `make` puts into the folder that it is given, unless there is such a folder. One process makes it while
+/// others wait; what a process leaves that is killed meanwhile is removed by the next one.
+fn once(folder: &Path, make: impl FnOnce(&Path)) {
+    let (Some(cache), Some(name)) = (folder.parent(), folder.file_name().and_then(|name| name.to_str())) else {
+        panic!("{} is not a folder in a cache", folder.display());
+    };
+    fs::create_dir_all(cache).expect("the cache can be made");
+    let lock = File::create(folder.with_added_extension("lock")).expect("a lock file");
+    lock.lock().expect("a lock");
+    if folder.exists() {
+        return;
+    }
+    // A pip whose test was killed may still write, and does so where nobody looks: every process has a name of its own.
+    let part = format!("{name}.part-");
+    for entry in fs::read_dir(cache).expect("the cache can be read").flatten() {
+        if entry.file_name().to_string_lossy().starts_with(&part) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+    let scratch = cache.join(format!("{part}{}", process::id()));
+    fs::create_dir(&scratch).expect("a new folder");
+    make(&scratch);
+    fs::rename(&scratch, folder).expect("the packages can be put into place");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    fn write_package(scratch: &Path) {
+        fs::write(scratch.join("package.py"), "whole").unwrap();
+    }
+
+    fn read_package(folder: &Path) -> String {
+        fs::read_to_string(folder.join("package.py")).unwrap()
+    }
+
+    #[test]
+    fn a_folder_that_a_killed_process_began_is_made_again() {
+        let cache = tempfile::tempdir().unwrap();
+        let folder = cache.path().join("env-1.0");
+        fs::create_dir(cache.path().join("env-1.0.part-1")).unwrap();
+        fs::write(cache.path().join("env-1.0.part-1/package.py"), "ha").unwrap();
+        fs::write(cache.path().join("env-1.0.lock"), "").unwrap();
+        let failed = catch_unwind(AssertUnwindSafe(|| once(&folder, |_| panic!("no network"))));
+        assert!(failed.is_err() && !folder.exists(), "a failure leaves nothing under the name");
+        once(&folder, write_package);
+        assert_eq!(read_package(&folder), "whole");
+        let names = fs::read_dir(cache.path()).unwrap().map(|entry| entry.unwrap().file_name());
+        let mut names: Vec<_> = names.collect();
+        names.sort();
+        assert_eq!(names, ["env-1.0", "env-1.0.lock"], "nothing is left of those that failed");
+    }
+
+    #[test]
+    fn those_who_ask_at_the_same_time_wait_for_the_first() {
+        let cache = tempfile::tempdir().unwrap();
+        let (folder, made) = (cache.path().join("new/env"), AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    once(&folder, |scratch| {
+                        made.fetch_add(1, Ordering::Relaxed);
+                        std::thread::yield_now();
+                        write_package(scratch);
+                    });
+                    assert_eq!(read_package(&folder), "whole");
+                });
+            }
+        });
+        assert_eq!(made.into_inner(), 1);
     }
 }

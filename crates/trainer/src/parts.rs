@@ -80,7 +80,7 @@ impl Parts {
         };
         config.validate_for(tokenizer.vocab_size(), shape.max_position_embeddings)?;
         // Before a plugin is loaded.
-        config.lora.as_ref().map(|lora| lora.resolve(shape)).transpose()?;
+        config.validate_adapters(shape)?;
         let rewards = Rewards::with_seed(&config.rewards, config.seed)?;
         let longest = shape.max_position_embeddings.saturating_sub(config.rollout.max_completion_length);
         let (dataset, report) = open_data(&config.data, config.seed, tokenizer.as_ref(), longest)?;

@@ -1,8 +1,8 @@
 //! Disks that are full: what was saved stays good, the error names the file, and the run goes on once there is room.
 
 use super::{files, finish};
-use crate::model_folder::{arguments, prepare, tensors, train};
 use crate::support::{Runs, assert_same_run, names, stderr, succeed, tiny};
+use crate::tiny_model::{arguments, prepare, tensors, train};
 use std::path::Path;
 use std::process::{Command, Stdio};
 

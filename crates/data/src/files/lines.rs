@@ -130,6 +130,8 @@ impl Lines {
         let row = |reason: String| self.row(u64::from(line), reason);
         let text = std::str::from_utf8(bytes)
             .map_err(|e| row(format!("expected UTF-8, which ends at byte {} of the line", e.valid_up_to() + 1)))?;
+        // A text without its closing quote ends with the line, too.
+        let text = text.trim_end_matches(['\r', '\n']);
         match serde_json::from_str(text) {
             Ok(Value::Object(fields)) => Ok(fields),
             Ok(Value::Array(_)) if line == 1 => {

@@ -10,6 +10,7 @@ const GOOD: &str = "{\"prompt\": \"a\"}\n";
 fn lines_that_are_no_rows() {
     for (line, words) in [
         (&b"{\"prompt\": \"a\"\n"[..], "ends at column"),
+        (b"{\"prompt\": \"a\r\n", "expected a whole JSON object on this line, and it ends at column 13"),
         (b"{\"prompt\": nope}\n", "expected a JSON object: column 13"),
         (b"[1, 2]\n", "expected a JSON object, got `[1,2]`"),
         (b"\"text\"\n", "expected a JSON object, got `\"text\"`"),
@@ -60,7 +61,8 @@ fn nothing_held_out_is_said_with_what_to_do() {
     let (rows, report) = open(&config(path)).unwrap();
     assert!(report.to_string().ends_with("rows.jsonl: 1 rows, 1 to train on, 0 held out"), "{report}");
     let text = rows.held_out(0).unwrap_err().to_string();
-    assert!(text.contains("raise data.held_out_fraction, or name data.eval_files"), "{text}");
+    assert!(text.contains("none of the files' rows is held out: raise data.held_out_fraction"), "{text}");
+    assert!(text.ends_with("or name data.eval_files"), "{text}");
 }
 
 #[test]

@@ -247,6 +247,7 @@ fn config_of_family(config: &ModelConfig, dtype: Dtype, generation: &GenerationD
         "num_attention_heads": config.num_attention_heads,
         "num_hidden_layers": config.num_hidden_layers,
         "num_key_value_heads": config.num_key_value_heads,
+        "pad_token_id": config.pad_token_id,
         "rms_norm_eps": config.rms_norm_eps,
         "rope_scaling": null,
         "rope_theta": config.rope_theta,
@@ -280,7 +281,9 @@ fn config_of_family(config: &ModelConfig, dtype: Dtype, generation: &GenerationD
         }
     }
     if let Value::Object(tokens) = generation.to_json() {
-        for (key, value) in tokens.into_iter().filter(|(key, _)| key.ends_with("_token_id")) {
+        // The padding token of config.json is that of the embedding.
+        let is_token = |key: &str| key.ends_with("_token_id") && key != "pad_token_id";
+        for (key, value) in tokens.into_iter().filter(|(key, _)| is_token(key)) {
             json[key] = value;
         }
     }

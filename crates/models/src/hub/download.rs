@@ -32,16 +32,21 @@ pub(super) fn download(hub: &Hub, model: &str, revision: &str) -> Result<PathBuf
     let pinned = api.repo(repo(&info.sha));
     for (number, name) in files.iter().enumerate() {
         tracing::info!(model, revision, file = name, "file {} of {}", number + 1, files.len());
-        fetch(&pinned, name).map_err(|error| format!("{name}: {}", say(error)))?;
+        fetch(&pinned, name).map_err(|error| match status(&error) {
+            Some(404) => {
+                format!("{name}: {} lists this file of {model}, and answers 404 when it is asked for", hub.endpoint)
+            }
+            _ => format!("{name}: {}", say(error)),
+        })?;
     }
     let cached = cache.repo(repo(revision));
-    cached.create_ref(&info.sha).map_err(|error| format!("the cache cannot be written: {error}"))?;
     let snapshot = cached.pointer_path(&info.sha);
     // What hf-hub has noted for the commit, which other programs would take for a branch of that name.
-    if revision != info.sha
-        && let Some(folder) = snapshot.parent().and_then(|snapshots| snapshots.parent())
-    {
+    if let Some(folder) = snapshot.parent().and_then(|snapshots| snapshots.parent()) {
         let _ = std::fs::remove_file(folder.join("refs").join(&info.sha));
+    }
+    if revision != info.sha {
+        cached.create_ref(&info.sha).map_err(|error| format!("the cache cannot be written: {error}"))?;
     }
     Ok(snapshot)
 }
@@ -104,16 +109,26 @@ fn is_interruption(error: &ureq::Error) -> bool {
     }
 }
 
-fn explain(hub: &Hub, model: &str, revision: &str, error: &ApiError) -> String {
-    let Hub { endpoint, token, .. } = hub;
-    let status = match error {
+/// The status of an answer that is an error.
+fn status(error: &ApiError) -> Option<u16> {
+    match error {
         ApiError::RequestError(error) => match **error {
             ureq::Error::StatusCode(status) => Some(status),
             _ => None,
         },
         _ => None,
-    };
-    match status {
+    }
+}
+
+fn explain(hub: &Hub, model: &str, revision: &str, error: &ApiError) -> String {
+    let Hub { endpoint, token, .. } = hub;
+    if let ApiError::LockAcquisition(lock) = error {
+        return format!(
+            "another process is downloading it ({} is locked): begin again when that has ended",
+            lock.display()
+        );
+    }
+    match status(error) {
         Some(401 | 403) => {
             let told = if token.is_some() {
                 "the token that was sent does not open it"

@@ -119,8 +119,10 @@ impl LoraConfig {
             TargetModules::Pattern(pattern) => {
                 let whole = Regex::new(&format!("^(?:{pattern})$")).map_err(|e| Error::Target {
                     target: pattern.clone(),
+                    // The last line says why; those before it draw a picture of the place.
                     reason: format!(
-                        "not a regular expression here (look-around and back-references are not supported): {e}"
+                        "not a regular expression here (look-around and back-references are not supported): {}",
+                        e.to_string().lines().next_back().unwrap_or_default().trim_start_matches("error: ")
                     ),
                 })?;
                 expect_matrices(pattern, &others, |name| whole.is_match(name))?;

@@ -9,11 +9,17 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+const EARLIER: &str = "89abcdef0123456789abcdef0123456789abcdef";
 
 /// The server's side of the model `org/name`.
 #[derive(Default)]
 struct Server {
+    /// The files of `COMMIT`.
     files: BTreeMap<String, Vec<u8>>,
+    /// The files of `EARLIER`.
+    earlier: BTreeMap<String, Vec<u8>>,
+    /// A file that is listed and not given out.
+    lost: Option<String>,
     /// The token without which nothing is given out.
     token: Option<String>,
     /// How many answers with the file of this name break off in the middle.
@@ -22,13 +28,26 @@ struct Server {
     log: Mutex<Vec<String>>,
 }
 
+fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+    let files = std::fs::read_dir(folder).unwrap().map(|entry| {
+        let path = entry.unwrap().path();
+        (path.file_name().unwrap().to_str().unwrap().to_owned(), std::fs::read(path).unwrap())
+    });
+    files.collect()
+}
+
 impl Server {
     fn of(folder: &Path) -> Self {
-        let files = std::fs::read_dir(folder).unwrap().map(|entry| {
-            let path = entry.unwrap().path();
-            (path.file_name().unwrap().to_str().unwrap().to_owned(), std::fs::read(path).unwrap())
-        });
-        Self { files: files.collect(), ..Self::default() }
+        Self { files: files(folder), ..Self::default() }
+    }
+
+    /// The files of a commit.
+    fn tree(&self, commit: &str) -> Option<&BTreeMap<String, Vec<u8>>> {
+        match commit {
+            COMMIT => Some(&self.files),
+            EARLIER if !self.earlier.is_empty() => Some(&self.earlier),
+            _ => None,
+        }
     }
 
     /// Serves for as long as the tests run; the address.
@@ -65,21 +84,31 @@ impl Server {
         {
             return refuse("401 Unauthorized");
         }
-        if path == "/api/models/org/name/revision/main" {
-            let siblings: Vec<_> = self.files.keys().map(|name| serde_json::json!({"rfilename": name})).collect();
-            let body = serde_json::json!({"sha": COMMIT, "siblings": siblings}).to_string();
+        if let Some(revision) = path.strip_prefix("/api/models/org/name/revision/") {
+            let commit = match revision {
+                "main" => COMMIT,
+                "v1.0" | "refs%2Fpr%2F1" => EARLIER,
+                commit => commit,
+            };
+            let Some(tree) = self.tree(commit) else { return refuse("404 Not Found") };
+            let siblings: Vec<_> = tree.keys().map(|name| serde_json::json!({"rfilename": name})).collect();
+            let body = serde_json::json!({"sha": commit, "siblings": siblings}).to_string();
             let length = body.len();
             return write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}");
         }
-        let name = path.strip_prefix(&format!("/org/name/resolve/{COMMIT}/")).unwrap_or_default();
-        let Some(content) = self.files.get(name) else { return refuse("404 Not Found") };
+        let (commit, name) =
+            path.strip_prefix("/org/name/resolve/").and_then(|rest| rest.split_once('/')).unwrap_or_default();
+        let content = self.tree(commit).and_then(|tree| tree.get(name));
+        let Some(content) = content.filter(|_| self.lost.as_deref() != Some(name)) else {
+            return refuse("404 Not Found");
+        };
         let (begin, end) = range.as_deref().and_then(|range| range.strip_prefix("bytes=")?.split_once('-')).unwrap();
         let begin: usize = begin.parse().unwrap();
         let end = end.parse().map_or(content.len(), |last: usize| (last + 1).min(content.len()));
         write!(
             stream,
-            "HTTP/1.1 206 Partial Content\r\nContent-Length: {}\r\nContent-Range: bytes {begin}-{}/{}\r\nETag: \"{name}-tag\"\r\n\
-             x-repo-commit: {COMMIT}\r\nConnection: close\r\n\r\n",
+            "HTTP/1.1 206 Partial Content\r\nContent-Length: {}\r\nContent-Range: bytes {begin}-{}/{}\r\nETag: \"{name}-of-{commit}\"\r\n\
+             x-repo-commit: {commit}\r\nConnection: close\r\n\r\n",
             end - begin,
             end - 1,
             content.len()
@@ -166,4 +195,75 @@ fn what_the_hub_does_not_give_out_is_explained() {
     let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let nobody = hub(other.path(), format!("http://{closed}"));
     says(&text(&nobody, "org/name"), &["was not found", "downloading from http://127.0.0.1", "refused"]);
+}
+
+/// The names of the references that a cache has for `org/name`, and what they hold.
+fn references(cache: &Path) -> BTreeMap<String, String> {
+    fn walk(folder: &Path, prefix: &str, into: &mut BTreeMap<String, String>) {
+        for entry in std::fs::read_dir(folder).into_iter().flatten().map(Result::unwrap) {
+            let name = format!("{prefix}{}", entry.file_name().display());
+            match entry.path() {
+                folder if folder.is_dir() => walk(&folder, &format!("{name}/"), into),
+                file => drop(into.insert(name, std::fs::read_to_string(file).unwrap())),
+            }
+        }
+    }
+    let mut found = BTreeMap::new();
+    walk(&cache.join("models--org--name/refs"), "", &mut found);
+    found
+}
+
+#[test]
+fn a_revision_is_a_branch_a_tag_or_a_commit() {
+    let (now, before) = (Folder::whole(), Folder::sharded());
+    let server = Server { earlier: files(before.path()), ..Server::of(now.path()) };
+    let (address, server) = server.start();
+    for (revision, commit, reference) in [
+        ("main", COMMIT, Some("main")),
+        ("v1.0", EARLIER, Some("v1.0")),
+        ("refs/pr/1", EARLIER, Some("refs/pr/1")),
+        (EARLIER, EARLIER, None),
+    ] {
+        let cache = tempfile::tempdir().unwrap();
+        let hub = hub(cache.path(), address.clone());
+        let snapshot = hub.locate("org/name", Some(revision)).unwrap();
+        assert!(snapshot.ends_with(Path::new("snapshots").join(commit)), "{revision}: {}", snapshot.display());
+        let original = if commit == COMMIT { &now } else { &before };
+        let (found, wanted) = (ModelFolder::open(&snapshot).unwrap().weights().unwrap(), original.open().unwrap());
+        let wanted = wanted.weights().unwrap();
+        for name in wanted.names() {
+            let (found, wanted) = (found.tensor(name).unwrap(), wanted.tensor(name).unwrap());
+            assert_eq!((found.dtype(), found.bytes()), (wanted.dtype(), wanted.bytes()), "{revision}: {name}");
+        }
+        let noted = reference.map(|name| (name.to_owned(), commit.to_owned()));
+        assert_eq!(references(cache.path()), noted.into_iter().collect(), "{revision}");
+        // By the same name, and by the commit, without a network.
+        let asked = server.log.lock().unwrap().len();
+        let offline = Hub { offline: true, ..hub.clone() };
+        assert_eq!(offline.locate("org/name", Some(revision)).unwrap(), snapshot);
+        assert_eq!(offline.locate("org/name", Some(commit)).unwrap(), snapshot);
+        assert_eq!(server.log.lock().unwrap().len(), asked);
+        // What is not there is said with its revision.
+        let text = hub.locate("org/name", Some("v2")).unwrap_err().to_string();
+        says(&text, &["has no revision v2", "has no org/name with a revision v2"]);
+    }
+}
+
+/// A file that the hub lists and then does not give out: the message names it, and nothing that is left of the download passes for
+/// the model, until the hub has the file again.
+#[test]
+fn a_file_that_the_hub_has_lost_is_named() {
+    let folder = Folder::sharded();
+    let shard = "model-00002-of-00002.safetensors";
+    let (address, _) = Server { lost: Some(shard.into()), ..Server::of(folder.path()) }.start();
+    let cache = tempfile::tempdir().unwrap();
+    let text = hub(cache.path(), address).locate("org/name", None).unwrap_err().to_string();
+    says(&text, &["\"org/name\" was not found", shard, "lists this file", "404"]);
+    assert!(!text.contains("with a revision"), "{text}");
+    let (address, _) = Server::of(folder.path()).start();
+    let mended = hub(cache.path(), address);
+    let text = Hub { offline: true, ..mended.clone() }.locate("org/name", Some(COMMIT)).unwrap_err().to_string();
+    says(&text, &["has only a part of it", shard]);
+    let found = ModelFolder::open(&mended.locate("org/name", None).unwrap()).unwrap();
+    found.weights().unwrap().check(found.config()).unwrap();
 }

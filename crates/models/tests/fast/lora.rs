@@ -39,6 +39,7 @@ fn targets_are_resolved_as_peft_does() {
         (json!(".*self_attn.*|.*norm"), &["`model.norm` is not a matrix"]),
         (json!("q_proj"), &["\"q_proj\"", "whole name of no matrix"]),
         (json!("(?!a)b"), &["not a regular expression", "look-around"]),
+        (json!("("), &["LoRA target \"(\": not a regular expression", "not supported): unclosed group"]),
         (json!([]), &["lora.target_modules", "an empty list"]),
     ] {
         says(&lora(targets).resolve(&model).unwrap_err().to_string(), parts);

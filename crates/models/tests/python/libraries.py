@@ -1,14 +1,14 @@
 """What this crate writes, read by the libraries that it is written for; main.rs runs it.
 
-Random checkpoints of every family are made by transformers, and adapters of them by peft. Each is read and written again by the
-example, in every number type, in one file and in several, and loaded by transformers and peft: every tensor and every logit has to
-be the same. A model that comes from no folder has to load as the class of its family, without a missing or unexpected tensor.
+python libraries.py make PLACE        random checkpoints of every family by transformers, and adapters of them by peft
+python libraries.py compare PLACE     what main.rs has read and written again, in every number type, in one file and in several
+
+Every tensor and every logit has to be the same. A model that comes from no folder has to load as the class of its family, without
+a missing or unexpected tensor.
 """
 
 import argparse
 import pathlib
-import subprocess
-import tempfile
 import warnings
 
 import torch
@@ -69,57 +69,60 @@ def same(name, ours, theirs):
     print(f"{name}: {len(left)} tensors and logits are the same")
 
 
+def make(place):
+    for name, config in FAMILIES.items():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config)
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.2)
+        model.generation_config.eos_token_id = config.eos_token_id
+        model.save_pretrained(place / name)
+    for number, (name, settings) in enumerate(ADAPTERS):
+        torch.manual_seed(number)
+        config = LoraConfig(r=4, lora_alpha=6, task_type="CAUSAL_LM", **settings)
+        model = get_peft_model(load(place / name, "auto"), config)
+        for key, parameter in model.named_parameters():
+            if "lora_" in key:
+                torch.nn.init.normal_(parameter, std=0.2)
+        model.save_pretrained(place / f"theirs-{number}")
+
+
+def compare(place):
+    for name, config in FAMILIES.items():
+        for dtype in ["float32", "bfloat16", "float16"]:
+            for limit in [5_000_000_000, 20_000]:
+                target = place / f"{name}-{dtype}-{limit}"
+                files = len(list(target.glob("*.safetensors")))
+                assert (files > 1) == (limit < 10**9), files
+                ours = load(target, "auto")
+                assert str(ours.dtype) == f"torch.{dtype}", ours.dtype
+                assert ours.generation_config.eos_token_id == config.eos_token_id
+                same(f"{name} {dtype} in {files} file(s)", ours, load(place / name, getattr(torch, dtype)))
+    for family, kind in [("qwen2", "Qwen2"), ("qwen3", "Qwen3"), ("llama", "Llama")]:
+        model = load(place / f"new-{family}", "auto")
+        rope = model.config.rope_parameters
+        assert type(model).__name__ == f"{kind}ForCausalLM" and model.dtype == torch.float32
+        assert model.generation_config.eos_token_id == [2, 3] and torch.isfinite(logits(model)).all()
+        assert (rope["rope_type"], rope["rope_theta"]) == (("llama3", 5e5) if family == "llama" else ("default", 1e4))
+        print(f"new {family}: {len(model.state_dict())} tensors")
+    for number, (name, settings) in enumerate(ADAPTERS):
+        theirs, ours = (
+            PeftModel.from_pretrained(load(place / name, "auto"), place / f"{whose}-{number}").eval() for whose in ["theirs", "ours"]
+        )
+        assert not torch.equal(logits(ours), logits(load(place / name, "auto"))), "the adapter changes nothing"
+        same(f"adapter {settings['target_modules']} of {name}", ours, theirs)
+
+
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--program", required=True, help="the example rewrite_folder")
+    parser.add_argument("command", choices=["make", "compare"])
+    parser.add_argument("place", type=pathlib.Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-
-    def rewrite(*words):
-        subprocess.run([arguments.program, *map(str, words)], check=True)
-
-    with tempfile.TemporaryDirectory() as place:
-        place = pathlib.Path(place)
-        for name, config in FAMILIES.items():
-            torch.manual_seed(0)
-            model = AutoModelForCausalLM.from_config(config)
-            for parameter in model.parameters():
-                torch.nn.init.normal_(parameter, std=0.2)
-            model.generation_config.eos_token_id = config.eos_token_id
-            model.save_pretrained(place / name)
-            for dtype in ["float32", "bfloat16", "float16"]:
-                for limit in [5_000_000_000, 20_000]:
-                    target = place / f"{name}-{dtype}-{limit}"
-                    rewrite(place / name, target, dtype, limit)
-                    files = len(list(target.glob("*.safetensors")))
-                    assert (files > 1) == (limit < 10**9), files
-                    ours = load(target, "auto")
-                    assert str(ours.dtype) == f"torch.{dtype}", ours.dtype
-                    assert ours.generation_config.eos_token_id == config.eos_token_id
-                    same(f"{name} {dtype} in {files} file(s)", ours, load(place / name, getattr(torch, dtype)))
-        for family, kind in [("qwen2", "Qwen2"), ("qwen3", "Qwen3"), ("llama", "Llama")]:
-            rewrite("--new", family, place / f"new-{family}")
-            model = load(place / f"new-{family}", "auto")
-            rope = model.config.rope_parameters
-            assert type(model).__name__ == f"{kind}ForCausalLM" and model.dtype == torch.float32
-            assert model.generation_config.eos_token_id == [2, 3] and torch.isfinite(logits(model)).all()
-            assert (rope["rope_type"], rope["rope_theta"]) == (("llama3", 5e5) if family == "llama" else ("default", 1e4))
-            print(f"new {family}: {len(model.state_dict())} tensors")
-        for number, (name, settings) in enumerate(ADAPTERS):
-            torch.manual_seed(number)
-            config = LoraConfig(r=4, lora_alpha=6, task_type="CAUSAL_LM", **settings)
-            model = get_peft_model(load(place / name, "auto"), config)
-            for key, parameter in model.named_parameters():
-                if "lora_" in key:
-                    torch.nn.init.normal_(parameter, std=0.2)
-            model.save_pretrained(place / f"theirs-{number}")
-            rewrite(place / name, "--adapter", place / f"theirs-{number}", place / f"ours-{number}")
-            ours = PeftModel.from_pretrained(load(place / name, "auto"), place / f"ours-{number}").eval()
-            assert not torch.equal(logits(ours), logits(load(place / name, "auto"))), "the adapter changes nothing"
-            same(f"adapter {settings['target_modules']} of {name}", ours, model.eval())
+    {"make": make, "compare": compare}[arguments.command](arguments.place)
 
 
 if __name__ == "__main__":

@@ -230,7 +230,7 @@ impl Decoder {
         check(&self.config, batch.ids(), batch.longest())?;
         let rope = self.rope.table(batch.longest())?;
         let mut x = match &self.embed_tokens {
-            Weight::Parameter(table) => ops::embedding(table.val(), batch.ids())?,
+            Weight::Parameter(table) => ops::embedding(table.val(), batch.ids(), self.config.pad_token_id)?,
             Weight::Stored(table) => {
                 let (rows, dims) = (table.rows(batch.ids())?, [batch.ids().len(), self.config.hidden_size]);
                 Tensor::from_data(TensorData::new(rows, dims), &self.device())

@@ -151,20 +151,21 @@ impl Derivative<2> for StoredLinearGrad {
     }
 }
 
-/// The rows `ids` of an embedding `[V, H]`.
-pub(crate) fn embedding(weight: Tensor<2>, ids: &[u32]) -> Result<Tensor<2>> {
+/// The rows `ids` of an embedding `[V, H]`, of which that of `padding` gets no gradient.
+pub(crate) fn embedding(weight: Tensor<2>, ids: &[u32], padding: Option<usize>) -> Result<Tensor<2>> {
     let [vocab, width] = weight.dims();
     let mut graph = Graph::default();
     let weight = operand(&mut graph, "embed_tokens", weight)?;
     let table = read("embed_tokens", &weight.storage)?;
     let rows = ids.iter().flat_map(|id| &table[*id as usize * width..(*id as usize + 1) * width]).copied().collect();
-    let derivative = EmbeddingGrad { ids: ids.into(), dims: [vocab, width] };
+    let derivative = EmbeddingGrad { ids: ids.into(), padding, dims: [vocab, width] };
     Ok(record(graph, tensor(rows, [ids.len(), width]), [weight.node], derivative))
 }
 
 #[derive(Clone, Debug)]
 struct EmbeddingGrad {
     ids: Arc<[u32]>,
+    padding: Option<usize>,
     dims: [usize; 2],
 }
 
@@ -174,7 +175,11 @@ impl Derivative<1> for EmbeddingGrad {
         // Fresh zeros take memory where they are written: the rows of these ids.
         let mut gradient = vec![0.0; vocab * width];
         for (id, row) in self.ids.iter().zip(reread(&upstream).chunks_exact(width)) {
-            let to = &mut gradient[*id as usize * width..(*id as usize + 1) * width];
+            let id = *id as usize;
+            if self.padding == Some(id) {
+                continue;
+            }
+            let to = &mut gradient[id * width..(id + 1) * width];
             to.iter_mut().zip(row).for_each(|(to, g)| *to += g);
         }
         [Some(tensor(gradient, self.dims))]

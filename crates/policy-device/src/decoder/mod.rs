@@ -216,7 +216,16 @@ impl Decoder {
             slice_sizes: vec![1, h],
             ..GatherDimensions::default()
         };
-        let rows = weights[Role::EmbedTokens].gather(ids, dimensions, &[ids.shape()[0], ids.shape()[1], h]);
+        let shape = [ids.shape()[0], ids.shape()[1], h];
+        let rows = weights[Role::EmbedTokens].gather(ids, dimensions, &shape);
+        let rows = match self.config.pad_token_id {
+            // Reading the padding token trains nothing.
+            Some(pad) => {
+                let is_padding = ids.eq(&ids.like(pad as i64)).broadcast_in_dim(&shape, &[0, 1]);
+                is_padding.select(&rows.stop_gradient(), &rows)
+            }
+            None => rows,
+        };
         rows.convert(self.compute.dtype())
     }
 

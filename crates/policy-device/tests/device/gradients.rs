@@ -128,7 +128,7 @@ fn an_optimizer_step_is_that_of_torch() {
             assert_close(&format!("{name}: {parameter}"), &step(&data), &expected, 2e-4);
         }
     }
-    assert_eq!(steps, 4);
+    assert_eq!(steps, 5);
 }
 
 #[test]

@@ -9,12 +9,10 @@ use std::process::Command;
 use std::sync::{Arc, OnceLock};
 use testkit::python::Packages;
 
-const REQUIREMENTS: [&str; 2] = ["math-verify==0.9.0", "reasoning-gym==0.1.25"];
-
 /// The folder with the packages.
 fn packages() -> &'static Path {
     static PACKAGES: OnceLock<Packages> = OnceLock::new();
-    PACKAGES.get_or_init(|| Packages::install("rewards", &REQUIREMENTS)).path()
+    PACKAGES.get_or_init(Packages::readers_and_rewards).path()
 }
 
 fn example(file: &str) -> String {

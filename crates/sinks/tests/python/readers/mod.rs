@@ -6,15 +6,13 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use testkit::python::Packages;
 
-const REQUIREMENTS: [&str; 2] = ["wandb==0.31.0", "tensorboard==2.21.0"];
-
 /// A folder with Python packages.
 pub(crate) struct Readers(Packages);
 
 impl Readers {
     /// Fetches the packages unless they are there.
     pub(crate) fn install() -> Self {
-        Self(Packages::install("readers", &REQUIREMENTS))
+        Self(Packages::readers_and_rewards())
     }
 
     /// A command that finds the packages, whose `HOME` is `home` and that knows nothing else of the caller.

@@ -1,0 +1,72 @@
+//! Models and adapters that runs leave, loaded by transformers and peft: they compute the logits that `grpo` computes.
+
+use crate::support::{Runs, grpo, stderr, stdout, succeed};
+use crate::tiny_model::{prepare_shape, small, train};
+use models::{ModelConfig, RopeScaling};
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// A small model of each family.
+fn families() -> [(&'static str, ModelConfig); 3] {
+    let scaling =
+        RopeScaling { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_position_embeddings: 32 };
+    let plain = ModelConfig { qk_norm: false, ..small() };
+    let llama = ModelConfig { rope_scaling: Some(scaling), rope_theta: 5e5, ..plain.clone() };
+    [
+        ("qwen2", ModelConfig { attention_bias: true, tie_word_embeddings: true, head_dim: None, ..plain }),
+        ("qwen3", small()),
+        ("llama", llama),
+    ]
+}
+
+/// Has transformers and peft load folders, and write what they compute.
+fn load(jobs: &[Value]) {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/python/load.py");
+    let mut python = testkit::python::with_transformers();
+    let output = python.arg(script).arg(Value::from(jobs).to_string()).output().expect("python3 starts");
+    assert!(output.status.success(), "{}{}", stdout(&output), stderr(&output));
+    assert_eq!(stdout(&output).lines().count(), jobs.len(), "{}", stdout(&output));
+}
+
+#[test]
+fn transformers_and_peft_load_what_a_run_leaves_and_compute_the_same_logits() {
+    let mut jobs = Vec::new();
+    let all = families().map(|(family, shape)| {
+        let runs = Runs::new(&[]);
+        prepare_shape(&runs, &shape);
+        // In bf16, whose weights both sides read, and in several files.
+        train(&runs, "model", "whole", &["export.dtype=bfloat16", "export.max_shard_size=16000"]);
+        assert!(
+            runs.path("whole/model/model.safetensors.index.json").exists(),
+            "{family}: there is more than one file"
+        );
+        let targets = "lora={r: 4, target_modules: [q_proj, v_proj, down_proj, lm_head]}";
+        // A tied head has no adapter of its own.
+        let targets = if shape.tie_word_embeddings { targets.replace(", lm_head", "") } else { targets.to_owned() };
+        train(&runs, "model", "lora", &[&targets]);
+        let merge = ["--set", "export.merge_adapters=true", "--to", &runs.text("merged")];
+        succeed(&[&["export", &runs.text("lora")], &merge[..]].concat());
+        jobs.push(json!({"model": runs.path("whole/model"), "out": runs.path("whole.safetensors")}));
+        let adapter = runs.path("lora/model");
+        jobs.push(json!({"model": runs.path("model"), "adapter": adapter, "out": runs.path("lora.safetensors")}));
+        runs
+    });
+    load(&jobs);
+    for runs in all {
+        let of = |file: &str, model: &[&str]| {
+            let file = runs.text(file);
+            grpo(&[&["parity", &file, "--device", "host", "--model"], model].concat())
+        };
+        let same = |file: &str, model: &[&str]| {
+            let output = of(file, model);
+            assert_eq!(output.status.code(), Some(0), "{model:?}\n{}{}", stdout(&output), stderr(&output));
+        };
+        same("whole.safetensors", &[&runs.text("whole/model")]);
+        same("lora.safetensors", &[&runs.text("model"), "--adapter", &runs.text("lora/model")]);
+        same("lora.safetensors", &[&runs.text("merged")]);
+        // The model that the runs began with computes something else.
+        for file in ["whole.safetensors", "lora.safetensors"] {
+            assert_eq!(of(file, &[&runs.text("model")]).status.code(), Some(1), "{file}: it was trained");
+        }
+    }
+}

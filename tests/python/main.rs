@@ -1,0 +1,12 @@
+//! What runs leave behind, read by the Python libraries that others read it with.
+
+mod libraries;
+#[path = "../../crates/sinks/tests/python/readers/mod.rs"]
+mod readers;
+mod sinks;
+#[allow(dead_code)] // the tests of the command line take more of it
+#[path = "../e2e/support.rs"]
+mod support;
+#[allow(dead_code)]
+#[path = "../e2e/tiny_model.rs"]
+mod tiny_model;

@@ -1,0 +1,140 @@
+//! TensorBoard and Weights & Biases: what a run gives them, read back with their own programs.
+
+use crate::readers::{Readers, WandbServer};
+use crate::support::{Runs, command, names, refuse, rows, stderr, stdout, tiny};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+const SHORT: [&str; 4] = ["warmup.steps=3", "grpo.max_steps=4", "eval.eval_steps=2", "run.save_steps=2"];
+
+/// `{TAG: {STEP: VALUE}}` of metrics.jsonl, as the sinks call them; what is null there is NaN.
+fn metrics(run: &Path) -> BTreeMap<String, BTreeMap<u64, f64>> {
+    let mut metrics: BTreeMap<String, BTreeMap<u64, f64>> = BTreeMap::new();
+    for row in rows(&run.join("metrics.jsonl")) {
+        let series = match row["phase"].as_str().expect("a phase") {
+            "grpo" => "train",
+            other => other,
+        };
+        let step = row["step"].as_u64().expect("a step");
+        for (name, value) in row.as_object().expect("an object") {
+            if !["phase", "step"].contains(&name.as_str()) {
+                let tag = format!("{series}/{}", name.strip_prefix("eval/").unwrap_or(name));
+                metrics.entry(tag).or_default().insert(step, value.as_f64().unwrap_or(f64::NAN));
+            }
+        }
+    }
+    metrics
+}
+
+fn same(a: f64, b: f64) -> bool {
+    (a.is_nan() && b.is_nan()) || (a - b).abs() <= 1e-6 * b.abs()
+}
+
+#[test]
+fn an_online_run_is_read_back_from_both() {
+    let (readers, server) = (Readers::install(), WandbServer::start());
+    let settings = [
+        "logging.tensorboard=true",
+        "wandb.mode=online",
+        "wandb.project=tests",
+        "wandb.name=short",
+        "wandb.tags=[a, b]",
+    ];
+    let runs = Runs::new(&[]);
+    let run = runs.path("a");
+    let mut train = command(&["train", "--config", &tiny().display().to_string(), "--run-dir", &runs.text("a")]);
+    train.args(SHORT.iter().chain(&settings).flat_map(|setting| ["--set", setting]));
+    let home = tempfile::tempdir().expect("a folder");
+    let packages = readers.command("wandb", home.path());
+    train.envs(packages.get_envs().filter_map(|(name, value)| Some((name, value?)))).envs(server.environment());
+    let output = train.output().expect("the binary starts");
+    let text = format!("{}{}", stdout(&output), stderr(&output));
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert!(text.contains("uploaded to Weights & Biases") && text.contains("tensorboard --logdir"), "{text}");
+    let metrics = metrics(&run);
+    assert!(metrics.contains_key("train/reward") && metrics["eval/pass@1"].len() == 3);
+
+    let board = readers.tensorboard(&run.join("tensorboard"));
+    let scalars = board["scalars"].as_object().expect("scalars");
+    assert_eq!(scalars.keys().collect::<BTreeSet<_>>(), metrics.keys().collect::<BTreeSet<_>>());
+    for (tag, values) in &metrics {
+        let read = scalars[tag].as_array().expect("points");
+        assert_eq!(read.len(), values.len(), "{tag}");
+        for (point, (step, value)) in read.iter().zip(values) {
+            let found: f64 = point[1].as_str().and_then(|text| text.parse().ok()).expect("a number");
+            assert!(point[0] == *step && same(found, *value), "{tag}: {point} for {value} at {step}");
+        }
+    }
+    assert!(board["texts"]["config/text_summary"].as_str().expect("a text").contains("hidden_size: 32"));
+
+    let id = std::fs::read_to_string(run.join("wandb-id")).expect("an id");
+    let seen = server.seen();
+    let seen = &seen[id.trim()];
+    let created = &seen["runs"][0];
+    assert_eq!((&created["project"], &created["displayName"]), (&json!("tests"), &json!("short")));
+    assert_eq!(created["tags"], json!(["a", "b"]));
+    assert_eq!(created["config"]["grpo"]["value"]["max_steps"], 4);
+    let history = seen["history"].as_array().expect("rows");
+    assert_eq!(history.len(), 3 + 4 + 3);
+    for (tag, values) in &metrics {
+        let series = tag.split('/').next().expect("a series");
+        for (step, value) in values {
+            let axis = format!("{series}/global_step");
+            let row = history.iter().find(|row| row[&axis] == *step).expect("the row of the step");
+            let found = row[tag].as_f64().or_else(|| row[tag].as_str()?.parse().ok()).expect("a number");
+            assert!(same(found, *value), "{tag}: {found} for {value} at {step}");
+        }
+    }
+    assert_eq!(seen["exit_codes"], json!([0]));
+}
+
+#[test]
+fn a_benchmark_logs_every_variant_as_a_run() {
+    let (readers, folder) = (Readers::install(), tempfile::tempdir().expect("a folder"));
+    let config = folder.path().join("config.yaml");
+    let text = "
+name: tiny
+shape: { batch: 2, tokens: 12, hidden: 16, vocab: 50 }
+dtypes: [f32, bf16]
+rounds: { warmup: 0, steps: 3 }
+logging: { tensorboard: true }
+wandb: { mode: offline, group: benches }
+variants:
+  fused: { threads: 1 }
+  reference: { implementation: reference, threads: 1 }
+";
+    std::fs::write(&config, text).expect("a file");
+    let (config, logs) = (config.display().to_string(), folder.path().join("logs"));
+    let asked = ["bench", &config, "--json", "--log-dir", &logs.display().to_string()];
+    let output = command(&asked).output().expect("the binary starts");
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(stderr(&output).contains("tensorboard --logdir") && stderr(&output).contains("wandb sync"));
+    let document: Value = serde_json::from_str(&stdout(&output)).expect("a document");
+    assert_eq!(names(&logs), ["tiny-bf16", "tiny-f32"]);
+    for case in document["cases"].as_array().expect("problems") {
+        for (name, measured) in case["variants"].as_object().expect("variants") {
+            let run = logs.join(case["name"].as_str().expect("a name")).join(name);
+            let rows = rows(&run.join("metrics.jsonl"));
+            let times = measured["step_ms"]["all"].as_array().expect("times");
+            assert_eq!((rows.len(), times.len()), (3, 3));
+            for (row, ms) in rows.iter().zip(times) {
+                assert!(same(row["bench/step_s"].as_f64().expect("a time") * 1e3, ms.as_f64().expect("a time")));
+            }
+            for field in ["bench/step_s_p50", "bench/compile_s", "mem/inputs_bytes"] {
+                let (logged, said) = (rows[2][field].as_f64(), measured[field].as_f64());
+                assert!(logged.is_some() && logged == said, "{field}: {logged:?} and {said:?}");
+            }
+            let board = readers.tensorboard(&run.join("tensorboard"));
+            let scalars = board["scalars"].as_object().expect("scalars");
+            assert_eq!(scalars["bench/step_s"].as_array().expect("points").len(), 3);
+            assert!(scalars.contains_key("mem/workspace_bytes") && scalars.contains_key("bench/avg_step_ms"));
+            assert_eq!(names(&run.join("wandb")).len(), 1);
+        }
+    }
+    // A folder that holds something is refused before anything is measured, and files need a folder.
+    let text = refuse(&asked);
+    assert!(text.contains("is not empty"), "{text}");
+    let text = refuse(&["bench", &config]);
+    assert!(text.contains("--log-dir"), "{text}");
+}
