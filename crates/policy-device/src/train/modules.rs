@@ -21,7 +21,7 @@ pub struct TrainShape {
     pub length: usize,
     /// Completion tokens N of all rows.
     pub tokens: usize,
-    /// Whether sequences share rows: the program then takes what keeps them apart.
+    /// Whether sequences share rows: the program then takes positions, which keep them apart.
     pub shared: bool,
 }
 
@@ -125,9 +125,8 @@ impl TrainModules {
     /// The loss of a micro-batch and the gradients of all parameters that are trained.
     ///
     /// Arguments: the parameters; the sums of the gradients, which are donated; token ids, i32 `[B, T]`; the index among B T tokens of
-    /// the one that predicts each completion token, i32 `[N]`; where sequences share rows, the tokens' positions within their sequences,
-    /// and the numbers of their sequences within the row (of what pads the row a number of its own, 0), i32 `[B, T]`; the token tables of
-    /// [`Role::TokenIds`], [`Role::TokenNumbers`] and [`Role::OnPolicy`]. Results: the sums with the gradients of the micro-batch
+    /// the one that predicts each completion token, i32 `[N]`; where sequences share rows, the tokens' positions within their sequences (0
+    /// of what pads the row), i32 `[B, T]`; the token tables of [`Role::TokenIds`], [`Role::TokenNumbers`] and [`Role::OnPolicy`]. Results: the sums with the gradients of the micro-batch
     /// added, the loss as [`Role::Sums`], log-probabilities and entropies `[N]`.
     ///
     /// # Errors
@@ -338,12 +337,10 @@ impl TrainModules {
         let mut failed = None;
         let forward = trace(&types, |_, values| {
             let (parameters, rows) = values.split_at(inside.len());
-            let [ids, predicting, apart @ ..] = rows else { unreachable!("as many as there are types") };
+            let [ids, predicting, positions @ ..] = rows else { unreachable!("as many as there are types") };
             let weights = ParameterValues::new(inside.iter().map(|p| p.role).zip(parameters.iter().cloned()));
-            let rows = match apart {
-                [positions, segments] => {
-                    Rows { ids: ids.clone(), positions: positions.clone(), segments: Some(segments.clone()) }
-                }
+            let rows = match positions {
+                [positions] => Rows { ids: ids.clone(), positions: positions.clone(), shared: true },
                 _ => Rows::of_sequences(ids),
             };
             match self.decoder.residual(&weights, &rows, self.save.clone()) {
@@ -389,12 +386,12 @@ impl Outputs {
 }
 
 /// What a program takes of rows, in this order: ids `[B, T]` and the tokens that predict `[N]`, and where sequences share rows positions
-/// and segments `[B, T]`.
+/// `[B, T]`.
 fn row_types(shape: TrainShape) -> Vec<(&'static str, TensorType)> {
     let tokens = TensorType::new(Dtype::I32, [shape.rows, shape.length]);
     let mut types = vec![("ids", tokens.clone()), ("predicting", TensorType::new(Dtype::I32, [shape.tokens]))];
     if shape.shared {
-        types.extend([("positions", tokens.clone()), ("segments", tokens)]);
+        types.push(("positions", tokens));
     }
     types
 }
