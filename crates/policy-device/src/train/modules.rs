@@ -1,6 +1,6 @@
 //! The programs of training as values: scores, and the loss with the gradients of all parameters.
 
-use super::adamw::apply_module;
+use super::adamw::{Check, apply_module};
 use crate::decoder::{Compute, Decoder, Matrix, Parameter, ParameterValues, Role as ParameterRole, Rows};
 use crate::error::{Error, Result};
 use crate::runtime::finish;
@@ -268,7 +268,8 @@ impl TrainModules {
         finish(f.clone(), NAME, &results)
     }
 
-    /// A step of AdamW over all parameters that are trained, in f32.
+    /// A step of AdamW over all parameters that are trained, in f32, of which it is known that weights and moments stay finite if the norm of
+    /// the gradient is: gradients are clipped, and neither the learning rate nor what there is comes near the largest numbers.
     ///
     /// Arguments, all donated but the last: parameters, first and second moments, sums of gradients, and the scalars of the step, f32
     /// `[8]`. Behind each parameter in bf16 are its remainders, i16: the f32 weight is `(parameter << 16) + remainder` of their patterns, as
@@ -279,7 +280,21 @@ impl TrainModules {
     /// # Errors
     /// [`Error::Program`], a defect of this crate.
     pub fn adamw(&self) -> Result<Module> {
-        apply_module(&self.decoder.trained(), Storage::of_masters(self.model))
+        self.adamw_with(Check::Bounds)
+    }
+
+    /// [`TrainModules::adamw`] of which nothing is known: it looks at what it is about to write before it writes anything. The report is f32
+    /// `[4]`, and ends with the largest magnitude of a weight, a first moment or the root of a second one after the step, whether it is taken
+    /// or not; infinite where one is not finite.
+    ///
+    /// # Errors
+    /// As [`TrainModules::adamw`].
+    pub fn adamw_checked(&self) -> Result<Module> {
+        self.adamw_with(Check::Results)
+    }
+
+    fn adamw_with(&self, check: Check) -> Result<Module> {
+        apply_module(&self.decoder.trained(), Storage::of_masters(self.model), check)
     }
 
     /// Declares what a program takes of a micro-batch.
