@@ -56,7 +56,12 @@ impl Blockwise {
         let queries = queries.transpose(&[0, 3, 1, 4, 2, 5]).reshape(&[rows, kv, blocks, group * block, width]);
         let [keys, values] = [&heads.keys, &heads.values]
             .map(|part| self.padded(part, 0.0).reshape(&[rows, blocks, block, kv, width]).transpose(&[0, 3, 1, 2, 4]));
-        let positions = positions.map(|positions| self.padded(positions, 0));
+        // As queries lie.
+        let positions = positions.map(|positions| {
+            let positions = self.padded(positions, 0).reshape(&[rows, blocks, block]);
+            let positions = positions.broadcast_in_dim(&[rows, blocks, group, block], &[0, 1, 3]);
+            positions.reshape(&[rows, blocks, group * block])
+        });
         let arguments: Vec<&Value> = [&queries, &keys, &values].into_iter().chain(&positions).collect();
         let types: Vec<TensorType> = arguments.iter().map(|value| value.ty().clone()).collect();
         let (forward, backward) = (self.forward(&types), self.backward(&types));
@@ -286,18 +291,13 @@ impl Pair {
         let scores = [rows, kv, group * block, block];
         let cube = TensorType::new(Dtype::I32, [group, block, block]);
         let f = self.zero.builder();
-        let behind = f.iota(1, cube.clone()) - f.iota(2, cube);
-        let tokens = |index: &Value| index * index.like(block as i64);
-        let apart = tokens(&(&self.keys - &self.queries));
+        let behind = (f.iota(1, cube.clone()) - f.iota(2, cube)).reshape(&scores[2..]);
+        let apart = (&self.keys - &self.queries) * self.zero.like(block as i64);
         let apart = apart.broadcast_in_dim(behind.shape(), &[]);
-        let [positions] = positions else {
-            return behind.ge(&apart).reshape(&scores[2..]).broadcast_in_dim(&scores, &[2, 3]);
-        };
-        let all = [rows, group, block, block];
-        let positions = positions.dynamic_slice(&[&self.zero, &tokens(&self.queries)], &[rows, block]);
-        let behind = (behind - apart).broadcast_in_dim(&all, &[1, 2, 3]);
-        let own = within(&behind, &positions.broadcast_in_dim(&all, &[0, 2]));
-        own.reshape(&[rows, group * block, block]).broadcast_in_dim(&scores, &[0, 2, 3])
+        let [positions] = positions else { return behind.ge(&apart).broadcast_in_dim(&scores, &[2, 3]) };
+        let positions = positions.dynamic_slice(&[&self.zero, &self.queries, &self.zero], &[rows, 1, group * block]);
+        let positions = positions.reshape(&[rows, group * block]).broadcast_in_dim(&scores, &[0, 2]);
+        within(&(behind - apart).broadcast_in_dim(&scores, &[2, 3]), &positions)
     }
 }
 
