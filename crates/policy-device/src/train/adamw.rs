@@ -314,18 +314,22 @@ pub(crate) fn apply_module(table: &[Parameter], storage: Storage, check: Check) 
         largest = largest.max(&size.reduce(Reducer::Max, &(0..size.shape().len()).collect::<Vec<_>>()));
     }
     let finite = largest.is_finite();
-    let applies = &within & &finite;
+    let mut applies = &within & &finite;
     let mut results: [Vec<Value>; 3] = Default::default();
     for (i, parameter) in table.iter().enumerate() {
         let value = stored[i].get(&parameters[i]);
         let next = numbers.next(decays(parameter), &clip, [&value, &first[i], &second[i], &sums[i]]);
         let chosen = |next: &Value, old: &Value| applies.broadcast_in_dim(old.shape(), &[]).select(next, old);
-        // A weight that is put together and taken apart again is what it was. The barrier is for libtpu, which otherwise makes the moments
-        // apart from the weights, and reads everything twice.
-        let value = f.optimization_barrier(&[&chosen(&next[0], &value)]).swap_remove(0);
-        results[0].extend(stored[i].put(&value));
         results[1].push(chosen(&next[1], &first[i]));
         results[2].push(chosen(&next[2], &second[i]));
+        // Two barriers for libtpu: without this one it makes moments apart from weights, and reads everything twice. A weight that is
+        // put together and taken apart again is what it was.
+        let value = f.optimization_barrier(&[&chosen(&next[0], &value)]).swap_remove(0);
+        let parts = stored[i].put(&value);
+        // Without this one it makes the weights of several tensors in f32 before it takes the first of them apart.
+        let before_next: Vec<&Value> = std::iter::once(&applies).chain(&parts).collect();
+        applies = f.optimization_barrier(&before_next).swap_remove(0);
+        results[0].extend(parts);
     }
     let none: Vec<Value> = sums.iter().map(|sum| zeros(&f, Dtype::F32, sum.shape())).collect();
     let flag = |predicate: &Value| predicate.convert(Dtype::F32).reshape(&[1]);
