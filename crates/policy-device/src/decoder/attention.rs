@@ -54,8 +54,8 @@ impl Attention {
     }
 }
 
-/// Which tokens of a row see which: earlier ones and themselves, of their own segment. What pads a row is one more segment: every token
-/// sees one at least, itself, and no softmax is that of nothing.
+/// Which tokens of a row see which: themselves and earlier ones, where sequences share a row as many as their position says, which are those
+/// of their own sequence. Every token sees one at least, itself, and no softmax is that of nothing.
 #[derive(Clone, Debug)]
 pub struct Mask(Sight);
 
@@ -63,8 +63,8 @@ pub struct Mask(Sight);
 enum Sight {
     /// `[T, T]` or `[B, T, T]` predicates, query before key.
     Pairs(Value),
-    /// What is seen is computed within blocks, from segments `[B, T]`.
-    Blocks { block: usize, segments: Option<Value> },
+    /// What is seen is computed within blocks, where sequences share rows from the positions `[B, T]`.
+    Blocks { block: usize, positions: Option<Value> },
 }
 
 impl Mask {
@@ -72,7 +72,7 @@ impl Mask {
     pub(crate) fn values(&self) -> Vec<&Value> {
         match &self.0 {
             Sight::Pairs(pairs) => vec![pairs],
-            Sight::Blocks { segments, .. } => segments.iter().collect(),
+            Sight::Blocks { positions, .. } => positions.iter().collect(),
         }
     }
 
@@ -80,7 +80,7 @@ impl Mask {
     pub(crate) fn with(&self, values: &[Value]) -> Self {
         Self(match (&self.0, values) {
             (Sight::Pairs(_), [pairs]) => Sight::Pairs(pairs.clone()),
-            (Sight::Blocks { block, .. }, _) => Sight::Blocks { block: *block, segments: values.first().cloned() },
+            (Sight::Blocks { block, .. }, _) => Sight::Blocks { block: *block, positions: values.first().cloned() },
             (Sight::Pairs(_), _) => unreachable!("one value, as `values` returned"),
         })
     }
@@ -89,18 +89,19 @@ impl Mask {
         let (b, t) = (rows.ids.shape()[0], rows.ids.shape()[1]);
         let builder = rows.ids.builder();
         let square = TensorType::new(Dtype::I32, [t, t]);
-        let causal = builder.iota(0, square.clone()).ge(&builder.iota(1, square));
-        let Some(segments) = &rows.segments else { return causal };
-        let of = |dimension| segments.broadcast_in_dim(&[b, t, t], &[0, dimension]);
-        causal.broadcast_in_dim(&[b, t, t], &[1, 2]) & of(1).eq(&of(2))
+        let behind = builder.iota(0, square.clone()) - builder.iota(1, square);
+        if !rows.shared {
+            return behind.ge(&behind.like(0));
+        }
+        within(&behind.broadcast_in_dim(&[b, t, t], &[1, 2]), &rows.positions.broadcast_in_dim(&[b, t, t], &[0, 1]))
     }
 }
 
 impl Decoder {
-    /// The causal mask of `rows`, which keeps their segments apart.
+    /// The causal mask of `rows`, which keeps their sequences apart.
     pub fn mask(&self, rows: &Rows) -> Mask {
         Mask(match self.attention.block(rows.ids.shape()[1]) {
-            Some(block) => Sight::Blocks { block, segments: rows.segments.clone() },
+            Some(block) => Sight::Blocks { block, positions: rows.shared.then(|| rows.positions.clone()) },
             None => Sight::Pairs(Mask::pairs(rows)),
         })
     }
@@ -132,8 +133,8 @@ impl Decoder {
     pub fn attend(&self, heads: &Heads, mask: &Mask) -> Value {
         match &mask.0 {
             Sight::Pairs(pairs) => self.attend_pairs(heads, pairs),
-            Sight::Blocks { block, segments } => {
-                Blockwise::new(heads, *block, self.score_scale(), self.compute).attend(heads, segments.as_ref())
+            Sight::Blocks { block, positions } => {
+                Blockwise::new(heads, *block, self.score_scale(), self.compute).attend(heads, positions.as_ref())
             }
         }
     }
@@ -155,6 +156,12 @@ impl Decoder {
         let mixed = dot(&weights, values, (&[0, 1], &[0, 2]), (4, 1), self.compute);
         mixed.transpose(&[0, 2, 1, 3, 4]).reshape(&[*b, *t, kv * r * d])
     }
+}
+
+/// Whether keys that lie so many tokens behind queries, i32, belong to the queries' sequences, given the queries' positions. Keys ahead are a
+/// negative number of tokens behind, which without a sign is more than any position: one comparison sees both ends.
+pub(super) fn within(behind: &Value, positions: &Value) -> Value {
+    behind.bitcast_convert(Dtype::U32).le(&positions.bitcast_convert(Dtype::U32))
 }
 
 /// Softmax over the last dimension.

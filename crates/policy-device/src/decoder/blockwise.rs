@@ -7,7 +7,7 @@
 //! Legend: B rows, T tokens of a row, C tokens of a block, K key/value heads, R query heads of each, D width of a head, P pairs of blocks.
 
 use super::Compute;
-use super::attention::{Heads, MASKED};
+use super::attention::{Heads, MASKED, within};
 use super::ops::{Broadcast, dot};
 use stablehlo::{Builder, Dtype, Reducer, Save, TensorType, Traced, Unary, Value, trace};
 
@@ -47,8 +47,8 @@ impl Blockwise {
         Self { rows, length: blocks * block, block, kv, group, width, scale, compute }
     }
 
-    /// Attention `[B, T, A D]`, f32; `segments` `[B, T]`, i32, where rows have several.
-    pub(super) fn attend(self, heads: &Heads, segments: Option<&Value>) -> Value {
+    /// Attention `[B, T, A D]`, f32; `positions` `[B, T]`, i32, where sequences share rows.
+    pub(super) fn attend(self, heads: &Heads, positions: Option<&Value>) -> Value {
         let Self { rows, length, block, kv, group, width, .. } = self;
         let tokens = heads.queries.shape()[1];
         let blocks = length / block;
@@ -56,8 +56,13 @@ impl Blockwise {
         let queries = queries.transpose(&[0, 3, 1, 4, 2, 5]).reshape(&[rows, kv, blocks, group * block, width]);
         let [keys, values] = [&heads.keys, &heads.values]
             .map(|part| self.padded(part, 0.0).reshape(&[rows, blocks, block, kv, width]).transpose(&[0, 3, 1, 2, 4]));
-        let segments = segments.map(|segments| self.padded(segments, 0));
-        let arguments: Vec<&Value> = [&queries, &keys, &values].into_iter().chain(&segments).collect();
+        // As queries lie.
+        let positions = positions.map(|positions| {
+            let positions = self.padded(positions, 0).reshape(&[rows, blocks, block]);
+            let positions = positions.broadcast_in_dim(&[rows, blocks, group, block], &[0, 1, 3]);
+            positions.reshape(&[rows, blocks, group * block])
+        });
+        let arguments: Vec<&Value> = [&queries, &keys, &values].into_iter().chain(&positions).collect();
         let types: Vec<TensorType> = arguments.iter().map(|value| value.ty().clone()).collect();
         let (forward, backward) = (self.forward(&types), self.backward(&types));
         let mixed = queries.builder().custom_vjp(&forward, &backward, &arguments, 1).swap_remove(0);
@@ -77,15 +82,15 @@ impl Blockwise {
         part.pad(&part.builder().scalar(number, part.dtype()), &vec![0; high.len()], &high)
     }
 
-    /// From queries, keys, values (and segments) to what is mixed, `[B, K, N, R C, D]` in f32; then what [`Blockwise::backward`] takes.
+    /// From queries, keys, values (and positions) to what is mixed, `[B, K, N, R C, D]` in f32; then what [`Blockwise::backward`] takes.
     fn forward(self, types: &[TensorType]) -> Traced {
         let queries = [self.rows, self.kv, self.length / self.block, self.group * self.block];
         let (numbers, mixed) = (f32s(&queries), f32s(&[&queries[..], &[self.width]].concat()));
         let carried = [numbers.clone(), numbers, mixed];
         let turn = self.turn(&carried, types, |at, carried, constants| {
             let [max, sum, mixed] = carried else { unreachable!("as declared") };
-            let [queries, keys, values, segments @ ..] = constants else { unreachable!("as declared") };
-            let (queries, keys, sight) = (at.queries(queries), at.keys(keys), at.sight(segments));
+            let [queries, keys, values, positions @ ..] = constants else { unreachable!("as declared") };
+            let (queries, keys, sight) = (at.queries(queries), at.keys(keys), at.sight(positions));
             let before = at.queries(max);
             let now = before.max(&self.scores(&queries, &keys, &sight).reduce(Reducer::Max, &[3]));
             // Scores are made twice, once for their maxima and once for the weights: that is less than to write and read them.
@@ -114,7 +119,7 @@ impl Blockwise {
         forward.expect("blocks are slices of what they are cut from")
     }
 
-    /// From queries, keys, values (and segments), what was mixed, the logarithms of the sums of exponentials `[B, K, N, R C]`, and the
+    /// From queries, keys, values (and positions), what was mixed, the logarithms of the sums of exponentials `[B, K, N, R C]`, and the
     /// cotangent of what was mixed, to those of queries, keys and values.
     ///
     /// With the logarithm as a constant shift, attention is a sum over pairs of blocks, divided by what is then 1: its derivative is
@@ -128,11 +133,11 @@ impl Blockwise {
         let carried = [queries.clone(), keys.clone(), keys];
         let turn = self.turn(&carried, &constants, |at, sums, constants| {
             let (parts, rest) = constants.split_at(own);
-            let [queries, keys, values, segments @ ..] = parts else { unreachable!("as declared") };
+            let [queries, keys, values, positions @ ..] = parts else { unreachable!("as declared") };
             let [lse, mixed, sum] = rest else { unreachable!("as declared") };
             let wide = |part: Value| part.convert(Dtype::F32);
             let given = [wide(at.queries(queries)), wide(at.keys(keys)), wide(at.keys(values))];
-            let (lse, sight) = (at.queries(lse), at.sight(segments));
+            let (lse, sight) = (at.queries(lse), at.sight(positions));
             let given: Vec<&Value> = given.iter().chain([&lse, &sight]).collect();
             let derivative = at.zero.builder().vjp(&pair, &given, &[0, 1, 2]);
             let (_, pullback) = derivative.expect("products, exponentials and sums have derivatives");
@@ -280,24 +285,19 @@ impl Pair {
         self.get(Of::Keys, whole)
     }
 
-    /// Which queries see which keys, `[B, K, R C, C]`: earlier ones and themselves, of their own segment.
-    fn sight(&self, segments: &[Value]) -> Value {
+    /// Which queries see which keys, `[B, K, R C, C]`: themselves and earlier ones, of their own sequence.
+    fn sight(&self, positions: &[Value]) -> Value {
         let Blockwise { rows, kv, block, group, .. } = self.sizes;
         let scores = [rows, kv, group * block, block];
         let cube = TensorType::new(Dtype::I32, [group, block, block]);
         let f = self.zero.builder();
-        let behind = f.iota(1, cube.clone()) - f.iota(2, cube);
-        let tokens = |index: &Value| index * index.like(block as i64);
-        let apart = tokens(&(&self.keys - &self.queries));
-        let causal = behind.ge(&apart.broadcast_in_dim(behind.shape(), &[]));
-        let causal = causal.reshape(&scores[2..]).broadcast_in_dim(&scores, &[2, 3]);
-        let [segments] = segments else { return causal };
-        let of = |index: &Value| segments.dynamic_slice(&[&self.zero, &tokens(index)], &[rows, block]);
-        let all = [rows, group, block, block];
-        let [queries, keys] =
-            [(of(&self.queries), 2), (of(&self.keys), 3)].map(|(part, d)| part.broadcast_in_dim(&all, &[0, d]));
-        let own = queries.eq(&keys).reshape(&[rows, group * block, block]);
-        causal & own.broadcast_in_dim(&scores, &[0, 2, 3])
+        let behind = (f.iota(1, cube.clone()) - f.iota(2, cube)).reshape(&scores[2..]);
+        let apart = (&self.keys - &self.queries) * self.zero.like(block as i64);
+        let apart = apart.broadcast_in_dim(behind.shape(), &[]);
+        let [positions] = positions else { return behind.ge(&apart).broadcast_in_dim(&scores, &[2, 3]) };
+        let positions = positions.dynamic_slice(&[&self.zero, &self.queries, &self.zero], &[rows, 1, group * block]);
+        let positions = positions.reshape(&[rows, group * block]).broadcast_in_dim(&scores, &[0, 2]);
+        within(&(behind - apart).broadcast_in_dim(&scores, &[2, 3]), &positions)
     }
 }
 

@@ -61,17 +61,17 @@ pub struct Rows {
     pub ids: Value,
     /// The position of each token in its sequence, `[B, T]`, i32.
     pub positions: Value,
-    /// The number of the sequence that each token belongs to, `[B, T]`, i32, where a row has several: tokens attend to earlier ones of
-    /// their own sequence. What pads the row has a number of its own. Without numbers a row is one sequence, and what pads it on the right
-    /// is not seen by what is before.
-    pub segments: Option<Value>,
+    /// Whether a row may have several sequences, end to end. A token then attends to as many tokens before it as its position says, which are
+    /// those of its own sequence; what pads the row is at position 0 and sees itself only. Otherwise a row is one sequence, and what
+    /// pads it on the right is not seen by what is before.
+    pub shared: bool,
 }
 
 impl Rows {
     /// Rows of one sequence each, which begin at position 0; `ids` `[B, T]`.
     pub fn of_sequences(ids: &Value) -> Self {
         let positions = ids.builder().iota(1, ids.ty().clone());
-        Self { ids: ids.clone(), positions, segments: None }
+        Self { ids: ids.clone(), positions, shared: false }
     }
 }
 

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::rollout::DeviceRollout;
 use crate::runtime::{Programs, Runtime};
 use crate::storage::Storage;
-use crate::train::{AdamW, Call, Device, Loss, Rows, State, TrainModules};
+use crate::train::{AdamW, Bounds, Call, Device, Loss, Rows, State, TrainModules};
 use crate::weights::DeviceWeights;
 use grpo_core::backend_api::plan::step;
 use grpo_core::{LossConfig, LossOutput, Scores, TokenBatch};
@@ -83,6 +83,8 @@ pub struct DevicePolicy {
 struct Moments {
     first: Vec<Arc<Buffer>>,
     second: Vec<Arc<Buffer>>,
+    /// Of them and of the weights.
+    bounds: Option<Bounds>,
 }
 
 /// The state that [`Policy::roll_back`] goes back to. Its buffers are shared until an update writes others.
@@ -239,29 +241,29 @@ impl DevicePolicy {
             return Err(policy::Error::argument("apply", "a gradient that accumulate has added", "none").into());
         }
         self.weights()?;
-        let Moments { first, second } = match self.moments.take() {
+        let Moments { first, second, bounds } = match self.moments.take() {
             Some(moments) => moments,
             None => {
                 let mut zeros =
                     || Ok::<_, Error>(self.optimizer.zeros(&self.runtime)?.into_iter().map(Arc::new).collect());
-                Moments { first: zeros()?, second: zeros()? }
+                Moments { first: zeros()?, second: zeros()?, bounds: None }
             }
         };
         let step = self.steps + 1;
-        let prepared = self.optimizer.prepare(&self.runtime, &self.adamw, step, learning_rate)?;
+        let prepared = self.optimizer.prepare(&self.runtime, &self.adamw, step, learning_rate, bounds)?;
         // From here on the device owns what nobody has remembered: a failure loses it.
         let (sums, mut frozen) = (std::mem::take(&mut self.sums), self.weights.take());
         // What is trained comes last.
         let trained = frozen.split_off(frozen.table().len() - self.optimizer.parameters());
         let (table, storage) = (trained.table().to_vec(), trained.storage());
-        let state = State { parameters: trained.into_buffers(), first, second };
+        let state = State { parameters: trained.into_buffers(), first, second, bounds };
         let (state, sums, applied) = prepared.run(state, sums)?;
-        let State { parameters, first, second } = state;
+        let State { parameters, first, second, bounds } = state;
         self.weights = frozen.followed_by(DeviceWeights::of_buffers(&self.runtime, table, storage, parameters));
         self.sums = sums;
         let is_applied = applied.within && applied.finite;
         // Before the first step there are no moments.
-        self.moments = (self.steps > 0 || is_applied).then_some(Moments { first, second });
+        self.moments = (self.steps > 0 || is_applied).then_some(Moments { first, second, bounds });
         let grad_norm = applied.grad_norm;
         if is_applied {
             self.steps = step;

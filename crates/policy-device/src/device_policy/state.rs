@@ -26,7 +26,7 @@ impl DevicePolicy {
                 _ => Ok(()),
             },
             StateGroup::Optimizer => {
-                let Some(Moments { first, second }) = &self.moments else { return Ok(()) };
+                let Some(Moments { first, second, .. }) = &self.moments else { return Ok(()) };
                 for (prefix, buffers) in [(FIRST, first), (SECOND, second)] {
                     trained.export(prefix, self.like_trained(buffers.clone()).reader(), sink)?;
                 }
@@ -75,7 +75,8 @@ impl DevicePolicy {
             None => None,
             Some((first, second)) => {
                 let first = upload(trained.clone(), single, &first)?.into_buffers();
-                Some(Moments { first, second: upload(trained.clone(), single, &second)?.into_buffers() })
+                let second = upload(trained.clone(), single, &second)?.into_buffers();
+                Some(Moments { first, second, bounds: None })
             }
         };
         let weights = upload(trained, storage, &weights)?;

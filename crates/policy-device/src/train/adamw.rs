@@ -21,6 +21,7 @@ pub(crate) struct AdamW {
     /// How the model lies.
     storage: Storage,
     apply: Option<Arc<Program>>,
+    apply_checked: Option<Arc<Program>>,
     drop: Option<Arc<Program>>,
     zeros: Option<Arc<Program>>,
 }
@@ -33,6 +34,17 @@ pub(crate) struct State {
     /// Exponential averages of gradients and of their squares, each with a buffer per parameter.
     pub(crate) first: Vec<Arc<Buffer>>,
     pub(crate) second: Vec<Arc<Buffer>>,
+    /// How large their numbers are, where that is known.
+    pub(crate) bounds: Option<Bounds>,
+}
+
+/// What no number of a state exceeds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Bounds {
+    /// Largest magnitude of a weight.
+    weights: f64,
+    /// Largest magnitude of a first moment, and of the root of a second one.
+    moments: f64,
 }
 
 /// What became of a gradient.
@@ -73,7 +85,7 @@ struct Numbers {
 impl AdamW {
     /// The optimizer of the parameters of `table`, of a model that lies like this.
     pub(crate) fn new(table: Vec<Parameter>, storage: Storage) -> Self {
-        Self { table, storage, apply: None, drop: None, zeros: None }
+        Self { table, storage, apply: None, apply_checked: None, drop: None, zeros: None }
     }
 
     /// The number of parameters.
@@ -92,20 +104,29 @@ impl AdamW {
         }
     }
 
-    /// Step `step` (1 for the first one), ready to run: nothing is given away before.
+    /// Step `step` (1 for the first one) of a state with these bounds, ready to run: nothing is given away before.
     pub(crate) fn prepare(
         &mut self,
         runtime: &Runtime,
         config: &AdamWConfig,
         step: u64,
         learning_rate: f64,
+        bounds: Option<Bounds>,
     ) -> Result<Prepared> {
-        if self.apply.is_none() {
-            self.apply = Some(Arc::new(runtime.compile(&apply_module(&self.table, self.storage)?)?));
-        }
-        let Some(program) = self.apply.clone() else { unreachable!("compiled above") };
-        let numbers = runtime.upload(&numbers(config, step, learning_rate), &[NUMBERS])?;
-        Ok(Prepared { program, numbers })
+        let numbers = numbers(config, step, learning_rate);
+        let after = bounds.and_then(|bounds| bounds.after(&numbers));
+        let (program, check) = match after {
+            Some(_) => (&mut self.apply, Check::Bounds),
+            None => (&mut self.apply_checked, Check::Results),
+        };
+        let program = match program {
+            Some(program) => program.clone(),
+            None => {
+                let compiled = Arc::new(runtime.compile(&apply_module(&self.table, self.storage, check)?)?);
+                program.insert(compiled).clone()
+            }
+        };
+        Ok(Prepared { program, numbers: runtime.upload(&numbers, &[NUMBERS])?, after })
     }
 
     /// Sets `sums` to zero.
@@ -125,6 +146,8 @@ impl AdamW {
 pub(crate) struct Prepared {
     program: Arc<Program>,
     numbers: Buffer,
+    /// The bounds of the next state, where they are known before it is.
+    after: Option<Bounds>,
 }
 
 impl Prepared {
@@ -133,7 +156,7 @@ impl Prepared {
     ///
     /// Buffers that nobody else holds are donated, and gone when the device fails; of the others there are two until they are dropped.
     pub(crate) fn run(self, state: State, sums: Vec<Buffer>) -> Result<(State, Vec<Buffer>, Applied)> {
-        let State { parameters, first, second } = state;
+        let State { parameters, first, second, .. } = state;
         let (buffers, count) = (parameters.len(), first.len());
         let owned: Vec<Result<Buffer, Arc<Buffer>>> =
             parameters.into_iter().chain(first).chain(second).map(Arc::try_unwrap).collect();
@@ -150,10 +173,58 @@ impl Prepared {
         let sums = outputs.split_off(buffers + 2 * count);
         let mut outputs = outputs.into_iter().map(Arc::new);
         let mut take = |count| outputs.by_ref().take(count).collect();
-        let state = State { parameters: take(buffers), first: take(count), second: take(count) };
-        let [grad_norm, within, finite] = report[..] else { unreachable!("the report has three numbers") };
-        let applied = Applied { grad_norm: grad_norm.into(), within: within != 0.0, finite: finite != 0.0 };
-        Ok((state, sums, applied))
+        let (parameters, first, second) = (take(buffers), take(count), take(count));
+        let [grad_norm, within, finite, of_checked @ ..] = &report[..] else {
+            unreachable!("the report has three numbers at least")
+        };
+        let applied = Applied { grad_norm: (*grad_norm).into(), within: *within != 0.0, finite: *finite != 0.0 };
+        let bounds = match of_checked {
+            [largest] if applied.within && applied.finite => {
+                let largest = f64::from(*largest);
+                Some(Bounds { weights: largest, moments: largest })
+            }
+            // They are no smaller than those of before, should that be the state that is there.
+            _ => self.after,
+        };
+        Ok((State { parameters, first, second, bounds }, sums, applied))
+    }
+}
+
+/// How a step makes sure that what it writes is finite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Check {
+    /// It is known before, by [`Bounds::after`], of a gradient whose norm is finite.
+    Bounds,
+    /// By looking at it before anything is written, which reads weights, moments and gradients once more.
+    Results,
+}
+
+impl Bounds {
+    /// Far below what f32 and bf16 overflow at, so that no rounding matters.
+    const LARGEST: f64 = 1e30;
+    /// As far below it when it is squared.
+    const LARGEST_MOMENT: f64 = 1e15;
+    /// More than what the roundings of a step make of a number.
+    const ROUNDING: f64 = 1.0 + 1e-5;
+
+    /// The bounds after a step with these scalars; `None` where they do not tell that weights and moments stay finite, whatever the gradient
+    /// is, as long as its norm is: without a norm that gradients are clipped to or skipped above, they never do.
+    ///
+    /// Such a gradient has no element above that norm. Moments are averages of such elements and of their squares,
+    /// with decays in [0, 1), and a weight moves by the rate times a first moment over a number that is at least epsilon.
+    fn after(self, numbers: &[f32; NUMBERS]) -> Option<Self> {
+        let [.., rate, root, epsilon, decay, max_grad_norm, limit] = numbers.map(f64::from);
+        // Twice: norms are added up in f32. Not below 1, so that what it is multiplied by is bounded, too.
+        let moments = self.moments.max(2.0 * max_grad_norm.min(limit)).max(1.0) * Self::ROUNDING;
+        let step = rate.abs() * moments / epsilon.min(1.0);
+        let weights = (self.weights * decay.abs().max(1.0) + step) * Self::ROUNDING;
+        // NaN is within nothing, but is lost in a maximum.
+        let is_known = !self.moments.is_nan()
+            && epsilon >= f64::from(f32::MIN_POSITIVE)
+            && moments <= Self::LARGEST_MOMENT
+            && moments / root <= Self::LARGEST_MOMENT
+            && weights <= Self::LARGEST;
+        is_known.then_some(Self { weights, moments })
     }
 }
 
@@ -206,10 +277,12 @@ impl Numbers {
 
 /// The program of a step for parameters of a model that lies like this. Arguments, all donated but the last: parameters, each with its
 /// remainders behind it where it has some, first and second moments, sums of gradients, and the scalars. Results: the same without the
-/// scalars, and the norm of the gradient, whether it is within its limit and whether what comes of it is finite (0 or 1), f32 `[3]`.
+/// scalars, and the norm of the gradient, whether it is within its limit and whether what comes of it is finite (0 or 1), f32 `[3]`; with
+/// [`Check::Results`] `[4]`, the last one being the largest magnitude of a weight, a first moment or the root of a second one, infinite
+/// where one is not finite.
 ///
 /// The step itself is made in f32, whatever the parameters are stored as.
-pub(crate) fn apply_module(table: &[Parameter], storage: Storage) -> Result<Module> {
+pub(crate) fn apply_module(table: &[Parameter], storage: Storage, check: Check) -> Result<Module> {
     let f = Builder::new();
     let stored: Vec<Storage> = table.iter().map(|parameter| storage.of(parameter)).collect();
     let parameters = stored.iter().zip(table);
@@ -227,32 +300,44 @@ pub(crate) fn apply_module(table: &[Parameter], storage: Storage) -> Result<Modu
 
     // Looked at before anything is written: there is nothing to undo. Behind the barrier, so that what is looked at is not kept until it
     // is written.
-    let mut finite = f.scalar(true, Dtype::Pred);
-    for (i, parameter) in table.iter().enumerate() {
+    let mut largest = f.scalar(0.0, Dtype::F32);
+    for (i, parameter) in table.iter().enumerate().filter(|_| check == Check::Results) {
         let before: Vec<&Value> = parameters[i].iter().chain([&first[i], &second[i], &sums[i]]).collect();
         let mut before = f.optimization_barrier(&before);
         let rest = before.split_off(parameters[i].len());
         let value = stored[i].get(&before);
         let [value, first, second] = numbers.next(decays(parameter), &clip, [&value, &rest[0], &rest[1], &rest[2]]);
-        for finite_here in [stored[i].finite(&value), first.is_finite(), second.is_finite()] {
-            let dimensions: Vec<usize> = (0..value.shape().len()).collect();
-            finite = finite & finite_here.reduce(Reducer::And, &dimensions);
-        }
+        let finite = stored[i].finite(&value) & first.is_finite() & second.is_finite();
+        let size = value.abs().max(&first.abs()).max(&second.sqrt());
+        // One number of each, for one pass over all of them.
+        let size = finite.select(&size, &size.like(f64::INFINITY));
+        largest = largest.max(&size.reduce(Reducer::Max, &(0..size.shape().len()).collect::<Vec<_>>()));
     }
-    let applies = &within & &finite;
+    let finite = largest.is_finite();
+    let mut applies = &within & &finite;
     let mut results: [Vec<Value>; 3] = Default::default();
     for (i, parameter) in table.iter().enumerate() {
         let value = stored[i].get(&parameters[i]);
         let next = numbers.next(decays(parameter), &clip, [&value, &first[i], &second[i], &sums[i]]);
         let chosen = |next: &Value, old: &Value| applies.broadcast_in_dim(old.shape(), &[]).select(next, old);
-        // A weight that is put together and taken apart again is what it was.
-        results[0].extend(stored[i].put(&chosen(&next[0], &value)));
         results[1].push(chosen(&next[1], &first[i]));
         results[2].push(chosen(&next[2], &second[i]));
+        // Two barriers for libtpu: without this one it makes moments apart from weights, and reads everything twice. A weight that is
+        // put together and taken apart again is what it was.
+        let value = f.optimization_barrier(&[&chosen(&next[0], &value)]).swap_remove(0);
+        let parts = stored[i].put(&value);
+        // Without this one it makes the weights of several tensors in f32 before it takes the first of them apart.
+        let before_next: Vec<&Value> = std::iter::once(&applies).chain(&parts).collect();
+        applies = f.optimization_barrier(&before_next).swap_remove(0);
+        results[0].extend(parts);
     }
     let none: Vec<Value> = sums.iter().map(|sum| zeros(&f, Dtype::F32, sum.shape())).collect();
     let flag = |predicate: &Value| predicate.convert(Dtype::F32).reshape(&[1]);
-    let report = f.concatenate(&[&norm.reshape(&[1]), &flag(&within), &flag(&finite)], 0);
+    let mut report = vec![norm.reshape(&[1]), flag(&within), flag(&finite)];
+    if check == Check::Results {
+        report.push(largest.reshape(&[1]));
+    }
+    let report = f.concatenate(&report.iter().collect::<Vec<_>>(), 0);
     let named = results.iter().flatten().chain(&none).map(|value| ("", value));
     let named: Vec<(&str, &Value)> = named.chain([("report", &report)]).collect();
     finish(f.clone(), "adamw", &named)
@@ -299,4 +384,96 @@ fn norm(f: &Builder, tensors: &[Value]) -> Value {
         total = total + if rest.is_empty() { of_rows } else { of_rows.reduce(Reducer::Add, &rest) };
     }
     total.convert(Dtype::F32).sqrt()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const BEGUN: Bounds = Bounds { weights: 300.0, moments: 0.0 };
+
+    fn with(change: impl FnOnce(&mut AdamWConfig)) -> AdamWConfig {
+        let mut config = AdamWConfig::default();
+        change(&mut config);
+        config
+    }
+
+    #[test]
+    fn bounds_of_a_long_run_tell_enough() {
+        for config in [AdamWConfig::default(), with(|c| (c.max_grad_norm, c.skip_grad_norm) = (0.0, Some(10.0)))] {
+            let mut bounds = BEGUN;
+            for step in 1..=100_000 {
+                bounds = bounds.after(&numbers(&config, step, 1e-4)).unwrap();
+            }
+            assert!(bounds.weights > 1e8 && bounds.moments >= 2.0, "{bounds:?}");
+        }
+    }
+
+    #[test]
+    fn what_bounds_do_not_tell_is_looked_at() {
+        let known = |bounds: Bounds, config: &AdamWConfig, rate| bounds.after(&numbers(config, 1, rate)).is_some();
+        let plain = AdamWConfig::default();
+        assert!(known(BEGUN, &plain, 1.0) && known(BEGUN, &plain, -1.0));
+        for rate in [f64::NAN, f64::INFINITY, -1e38, 1e38, 1e22] {
+            assert!(!known(BEGUN, &plain, rate), "{rate}");
+        }
+        for (name, config) in [
+            ("no clipping", with(|c| c.max_grad_norm = 0.0)),
+            ("clipped far away", with(|c| c.max_grad_norm = 1e16)),
+            ("an epsilon that f32 does not have", with(|c| c.adam_epsilon = 1e-50)),
+            ("a subnormal epsilon", with(|c| c.adam_epsilon = 1e-40)),
+            ("a bias correction of 0", with(|c| c.adam_beta2 = 1.0)),
+            ("a decay that overflows", with(|c| c.weight_decay = 1e38)),
+        ] {
+            assert!(!known(BEGUN, &config, 1.0), "{name}");
+        }
+        for number in [f64::NAN, f64::INFINITY, 3e38] {
+            assert!(!known(Bounds { weights: number, ..BEGUN }, &plain, 1e-3), "weights of {number}");
+            assert!(!known(Bounds { moments: number, ..BEGUN }, &plain, 1e-3), "moments of {number}");
+        }
+    }
+
+    proptest! {
+        /// Weights that are moved as the program moves them, one gradient after the other.
+        #[test]
+        fn no_step_leads_out_of_its_bounds(
+            mut weights in prop::collection::vec(-100.0..100.0_f32, 3),
+            gradients in prop::collection::vec(prop::collection::vec(prop::num::f32::NORMAL, 3), 1..40),
+            (beta1, beta2) in (0.0..0.9999, 0.0..0.9999),
+            (rate, decay) in (-8.0..2.0, 0.0..1.0),
+            (epsilon, clip) in (-12.0..1.0, -3.0..6.0),
+        ) {
+            let rate = 10f64.powf(rate);
+            let config = AdamWConfig {
+                adam_beta1: beta1,
+                adam_beta2: beta2,
+                adam_epsilon: 10f64.powf(epsilon),
+                weight_decay: decay,
+                max_grad_norm: 10f64.powf(clip),
+                skip_grad_norm: None,
+            };
+            let (mut first, mut second) = ([0.0_f32; 3], [0.0_f32; 3]);
+            let mut bounds = Bounds { weights: 100.0, moments: 0.0 };
+            for (step, gradient) in (1..).zip(gradients) {
+                let scalars = numbers(&config, step, rate);
+                let [b1, b2, rate, root, epsilon, decay, max_grad_norm, _] = scalars;
+                let norm = gradient.iter().map(|g| g * g).sum::<f32>().sqrt();
+                if !norm.is_finite() {
+                    continue;
+                }
+                let Some(after) = bounds.after(&scalars) else { break };
+                bounds = after;
+                let clip = (max_grad_norm / (norm + CLIP_EPSILON as f32)).min(1.0);
+                for i in 0..3 {
+                    let g = gradient[i] * clip;
+                    first[i] = b1 * first[i] + (1.0 - b1) * g;
+                    second[i] = b2 * second[i] + (1.0 - b2) * g * g;
+                    weights[i] = weights[i] * decay - rate * first[i] / (second[i].sqrt() / root + epsilon);
+                    let of_moments = f64::from(first[i].abs().max(second[i].sqrt()));
+                    prop_assert!(of_moments <= bounds.moments && f64::from(weights[i].abs()) <= bounds.weights);
+                }
+            }
+        }
+    }
 }

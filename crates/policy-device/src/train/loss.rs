@@ -139,7 +139,7 @@ pub(crate) struct Device<'a> {
 /// Rows on the device.
 pub(crate) struct UploadedRows {
     shape: TrainShape,
-    /// Ids, the tokens that predict, and where sequences share rows positions and segments.
+    /// Ids, the tokens that predict, and where sequences share rows positions.
     buffers: Vec<Buffer>,
 }
 
@@ -150,7 +150,7 @@ impl Device<'_> {
         let upload = |numbers: &[i32]| self.runtime.upload(numbers, &[b, length]);
         let mut buffers = vec![upload(&rows.ids)?, self.runtime.upload(&rows.predicting, &[tokens])?];
         if shared {
-            buffers.extend([upload(&rows.positions)?, upload(&rows.segments)?]);
+            buffers.push(upload(&rows.positions)?);
         }
         Ok(UploadedRows { shape: rows.shape, buffers })
     }

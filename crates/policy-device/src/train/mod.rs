@@ -15,7 +15,7 @@ mod rows;
 
 pub use modules::{TrainModules, TrainShape};
 
-pub(crate) use adamw::{AdamW, State};
+pub(crate) use adamw::{AdamW, Bounds, State};
 pub(crate) use loss::{Call, Device, Loss};
 pub(crate) use modules::default_tiling;
 pub(crate) use rows::Rows;

@@ -1,6 +1,6 @@
 //! The programs of training as values: scores, and the loss with the gradients of all parameters.
 
-use super::adamw::apply_module;
+use super::adamw::{Check, apply_module};
 use crate::decoder::{Compute, Decoder, Matrix, Parameter, ParameterValues, Role as ParameterRole, Rows};
 use crate::error::{Error, Result};
 use crate::runtime::finish;
@@ -21,7 +21,7 @@ pub struct TrainShape {
     pub length: usize,
     /// Completion tokens N of all rows.
     pub tokens: usize,
-    /// Whether sequences share rows: the program then takes what keeps them apart.
+    /// Whether sequences share rows: the program then takes positions, which keep them apart.
     pub shared: bool,
 }
 
@@ -125,9 +125,8 @@ impl TrainModules {
     /// The loss of a micro-batch and the gradients of all parameters that are trained.
     ///
     /// Arguments: the parameters; the sums of the gradients, which are donated; token ids, i32 `[B, T]`; the index among B T tokens of
-    /// the one that predicts each completion token, i32 `[N]`; where sequences share rows, the tokens' positions within their sequences,
-    /// and the numbers of their sequences within the row (of what pads the row a number of its own, 0), i32 `[B, T]`; the token tables of
-    /// [`Role::TokenIds`], [`Role::TokenNumbers`] and [`Role::OnPolicy`]. Results: the sums with the gradients of the micro-batch
+    /// the one that predicts each completion token, i32 `[N]`; where sequences share rows, the tokens' positions within their sequences (0
+    /// of what pads the row), i32 `[B, T]`; the token tables of [`Role::TokenIds`], [`Role::TokenNumbers`] and [`Role::OnPolicy`]. Results: the sums with the gradients of the micro-batch
     /// added, the loss as [`Role::Sums`], log-probabilities and entropies `[N]`.
     ///
     /// # Errors
@@ -269,7 +268,8 @@ impl TrainModules {
         finish(f.clone(), NAME, &results)
     }
 
-    /// A step of AdamW over all parameters that are trained, in f32.
+    /// A step of AdamW over all parameters that are trained, in f32, of which it is known that weights and moments stay finite if the norm of
+    /// the gradient is: gradients are clipped, and neither the learning rate nor what there is comes near the largest numbers.
     ///
     /// Arguments, all donated but the last: parameters, first and second moments, sums of gradients, and the scalars of the step, f32
     /// `[8]`. Behind each parameter in bf16 are its remainders, i16: the f32 weight is `(parameter << 16) + remainder` of their patterns, as
@@ -280,7 +280,21 @@ impl TrainModules {
     /// # Errors
     /// [`Error::Program`], a defect of this crate.
     pub fn adamw(&self) -> Result<Module> {
-        apply_module(&self.decoder.trained(), Storage::of_masters(self.model))
+        self.adamw_with(Check::Bounds)
+    }
+
+    /// [`TrainModules::adamw`] of which nothing is known: it looks at what it is about to write before it writes anything. The report is f32
+    /// `[4]`, and ends with the largest magnitude of a weight, a first moment or the root of a second one after the step, whether it is taken
+    /// or not; infinite where one is not finite.
+    ///
+    /// # Errors
+    /// As [`TrainModules::adamw`].
+    pub fn adamw_checked(&self) -> Result<Module> {
+        self.adamw_with(Check::Results)
+    }
+
+    fn adamw_with(&self, check: Check) -> Result<Module> {
+        apply_module(&self.decoder.trained(), Storage::of_masters(self.model), check)
     }
 
     /// Declares what a program takes of a micro-batch.
@@ -338,12 +352,10 @@ impl TrainModules {
         let mut failed = None;
         let forward = trace(&types, |_, values| {
             let (parameters, rows) = values.split_at(inside.len());
-            let [ids, predicting, apart @ ..] = rows else { unreachable!("as many as there are types") };
+            let [ids, predicting, positions @ ..] = rows else { unreachable!("as many as there are types") };
             let weights = ParameterValues::new(inside.iter().map(|p| p.role).zip(parameters.iter().cloned()));
-            let rows = match apart {
-                [positions, segments] => {
-                    Rows { ids: ids.clone(), positions: positions.clone(), segments: Some(segments.clone()) }
-                }
+            let rows = match positions {
+                [positions] => Rows { ids: ids.clone(), positions: positions.clone(), shared: true },
                 _ => Rows::of_sequences(ids),
             };
             match self.decoder.residual(&weights, &rows, self.save.clone()) {
@@ -389,12 +401,12 @@ impl Outputs {
 }
 
 /// What a program takes of rows, in this order: ids `[B, T]` and the tokens that predict `[N]`, and where sequences share rows positions
-/// and segments `[B, T]`.
+/// `[B, T]`.
 fn row_types(shape: TrainShape) -> Vec<(&'static str, TensorType)> {
     let tokens = TensorType::new(Dtype::I32, [shape.rows, shape.length]);
     let mut types = vec![("ids", tokens.clone()), ("predicting", TensorType::new(Dtype::I32, [shape.tokens]))];
     if shape.shared {
-        types.extend([("positions", tokens.clone()), ("segments", tokens)]);
+        types.push(("positions", tokens));
     }
     types
 }

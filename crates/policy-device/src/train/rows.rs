@@ -13,8 +13,6 @@ pub(crate) struct Rows {
     pub(crate) ids: Vec<i32>,
     /// The position of each token in its sequence, `[B, T]`; 0 where there is no token.
     pub(crate) positions: Vec<i32>,
-    /// The number of each token's sequence within its row, from 1 on, `[B, T]`; 0 where there is no token.
-    pub(crate) segments: Vec<i32>,
     /// The index among the B T tokens of the one that predicts each completion token, `[N]`; 0 where there is none.
     pub(crate) predicting: Vec<i32>,
 }
@@ -46,17 +44,16 @@ impl Rows {
     pub(super) fn packed(sequences: &[Sequence], packing: &Packing) -> Self {
         let shape = packing.shape(sequences);
         let none = vec![0; shape.rows * shape.length];
-        let [mut ids, mut positions, mut segments] = [none.clone(), none.clone(), none];
+        let [mut ids, mut positions] = [none.clone(), none];
         let mut begins = vec![0; sequences.len()];
         for (row, in_row) in packing.rows.iter().enumerate() {
             let mut begin = row * shape.length;
-            for (number, &i) in in_row.iter().enumerate() {
+            for &i in in_row {
                 let Sequence { prompt, completion } = &sequences[i];
                 let end = begin + length(&sequences[i]);
                 for (token, id) in (begin..end).zip(prompt.iter().chain(completion)) {
                     ids[token] = *id as i32;
                     positions[token] = (token - begin) as i32;
-                    segments[token] = number as i32 + 1;
                 }
                 begins[i] = begin;
                 begin = end;
@@ -67,7 +64,7 @@ impl Rows {
         };
         let mut predicting: Vec<i32> = sequences.iter().zip(begins).flat_map(of).collect();
         predicting.resize(shape.tokens, 0);
-        Self { shape, ids, positions, segments, predicting }
+        Self { shape, ids, positions, predicting }
     }
 }
 
@@ -118,7 +115,6 @@ mod tests {
         assert_eq!(rows.shape, TrainShape { rows: 1, length: 16, tokens: 16, shared: true });
         assert_eq!(rows.ids, [1, 5, 6, 7, 8, 9, 1, 4, 3, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(rows.positions, [0, 1, 2, 3, 4, 0, 0, 1, 2, 0, 0, 0, 0, 0, 0, 0]);
-        assert_eq!(rows.segments, [1, 1, 1, 1, 1, 2, 3, 3, 3, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(rows.predicting, [2, 3, 4, 5, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
     }
 
@@ -130,7 +126,6 @@ mod tests {
         // The first is padded with 4 tokens, the second one fills its row.
         assert_eq!((&rows.ids[10..18], &rows.ids[31..]), (&[7, 7, 0, 0, 0, 0, 9, 9][..], &[2][..]));
         assert_eq!((&rows.positions[10..18], &rows.positions[31..]), (&[10, 11, 0, 0, 0, 0, 0, 1][..], &[15][..]));
-        assert_eq!((&rows.segments[10..18], &rows.segments[31..]), (&[1, 1, 0, 0, 0, 0, 1, 1][..], &[1][..]));
         assert_eq!(rows.predicting, [4, 5, 6, 7, 8, 9, 10, 11, 24, 25, 26, 27, 28, 29, 30, 31]);
     }
 
@@ -141,8 +136,9 @@ mod tests {
         let lengths = [[8, 9], [9, 8], [10, 6], [7, 9], [3, 5], [4, 3], [1, 3]];
         let rows = Rows::new(&config, &lengths.map(of_lengths)).unwrap();
         assert_eq!(rows.shape, TrainShape { rows: 6, length: 16, tokens: 48, shared: true });
-        assert!([&rows.ids, &rows.positions, &rows.segments].iter().all(|of| of[5 * 16..].iter().all(|x| *x == 0)));
-        assert!(rows.segments[4 * 16..][..16].iter().all(|segment| *segment != 0));
+        assert!([&rows.ids, &rows.positions].iter().all(|of| of[5 * 16..].iter().all(|x| *x == 0)));
+        // The fifth is full to its last token, the end of the last sequence.
+        assert_eq!(&rows.positions[4 * 16..][..16], [0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4, 5, 0, 1, 2]);
     }
 
     #[test]

@@ -46,6 +46,10 @@ fn an_update_compiles_and_overwrites_what_it_changes() {
     assert!(memory.alias_bytes >= 4 * weights(), "{memory:?}");
     // Neither a second state nor a second gradient.
     assert!(memory.temp_bytes < weights() / 4, "{memory:?} of {}", weights());
+    // Of a weight 4 bytes of the gradient for its norm; 16 of the weight, moments and gradient, and 12 that are written; 12 to take the
+    // weight in f32 apart; and 4 of zeros.
+    let bytes = memory.cost.expect("an estimate").bytes;
+    assert!(bytes < 1.02 * 48.0 / 4.0 * weights() as f64, "{bytes} of {}", weights());
 }
 
 #[test]

@@ -46,10 +46,20 @@ impl Case {
         let attend = trace(&types[..3], |f, a| {
             let [queries, keys, values] = [0, 1, 2].map(|i: usize| a[i].convert(compute.dtype()));
             let ids = TensorType::new(Dtype::I32, [rows, length]);
-            // Sequences of 5, 9, 13, ... tokens, different in every row.
-            let segment = |i: usize| ((i % length + 3 * (i / length)) as f64 / 2.0).sqrt() as i64;
-            let segments = packed.then(|| f.dense((0..rows * length).map(segment), ids.clone()));
-            let rows = Rows { segments, ..Rows::of_sequences(&f.splat(0, ids)) };
+            // Sequences of a few tokens and more, different in every row.
+            let sequence = |row: usize, token: usize| ((token + 3 * row) as f64 / 2.0).sqrt() as usize;
+            let position = |i: usize| {
+                let (row, token) = (i / length, i % length);
+                (0..token).filter(|earlier| sequence(row, *earlier) == sequence(row, token)).count() as i64
+            };
+            let rows = match packed {
+                false => Rows::of_sequences(&f.splat(0, ids)),
+                true => Rows {
+                    positions: f.dense((0..rows * length).map(position), ids.clone()),
+                    ids: f.splat(0, ids),
+                    shared: true,
+                },
+            };
             vec![decoder.attend(&Heads { queries, keys, values }, &decoder.mask(&rows))]
         })
         .unwrap();

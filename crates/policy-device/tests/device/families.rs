@@ -104,17 +104,17 @@ fn sequences_in_one_row_do_not_see_each_other() {
         let f = Builder::new();
         let decoder = Decoder::new(config, Compute::F32).with_attention(attention);
         let values = decoder.declare(&f, Dtype::F32);
-        let [ids, positions, segments] =
-            ["ids", "positions", "segments"].map(|name| f.argument(name, TensorType::new(Dtype::I32, [1, tokens])));
-        let rows = Rows { ids, positions, segments: Some(segments) };
+        let [ids, positions] =
+            ["ids", "positions"].map(|name| f.argument(name, TensorType::new(Dtype::I32, [1, tokens])));
+        let rows = Rows { ids, positions, shared: true };
         let hidden = decoder.hidden(&values, &rows, Save::Carry).unwrap();
         let logits = decoder.logits(&values, &hidden);
         let program = runtime().compile(&f.finish("packed", &[("logits", &logits)]).unwrap()).unwrap();
-        let numbered = |of: fn(usize, usize, u32) -> i32| -> Vec<i32> {
-            let rows = sequences.iter().enumerate();
-            rows.flat_map(|(i, row)| row.iter().enumerate().map(move |(j, id)| of(i, j, *id))).collect()
+        let numbered = |of: fn(usize, u32) -> i32| -> Vec<i32> {
+            let rows = sequences.iter();
+            rows.flat_map(|row| row.iter().enumerate().map(move |(j, id)| of(j, *id))).collect()
         };
-        let columns = [numbered(|_, _, id| id as i32), numbered(|_, j, _| j as i32), numbered(|i, _, _| i as i32)];
+        let columns = [numbered(|_, id| id as i32), numbered(|j, _| j as i32)];
         let columns = columns.map(|column| runtime().upload(&column, &[1, tokens]).unwrap());
         let mut arguments = weights.arguments();
         arguments.extend(columns.iter().map(Argument::from));

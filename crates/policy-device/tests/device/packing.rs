@@ -14,7 +14,7 @@ use policy_device::decoder::Attention;
 use policy_device::{DevicePolicy, DevicePolicyOptions, TrainShape};
 use std::num::NonZeroUsize;
 
-/// Attention of all pairs, and in blocks that segments begin and end in the middle of.
+/// Attention of all pairs, and in blocks that sequences begin and end in the middle of.
 fn attentions() -> [Attention; 2] {
     [Attention::Materialised, Attention::Blockwise { block: NonZeroUsize::new(5).unwrap() }]
 }

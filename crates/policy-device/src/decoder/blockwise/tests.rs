@@ -5,14 +5,14 @@ use models::ModelConfig;
 use stablehlo::{Array, Builder, Dtype, Reducer, TensorType, Traced, Value, trace};
 use std::num::NonZeroUsize;
 
-/// Rows of [`Case::length`] tokens, of `segments` sequences each.
+/// Rows of [`Case::length`] tokens, of `sequences` each.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     rows: usize,
     length: usize,
     kv: usize,
     group: usize,
-    segments: usize,
+    sequences: usize,
 }
 
 const WIDTH: usize = 2;
@@ -35,7 +35,7 @@ impl Case {
 
     /// The sum of what is mixed, each element with a number of its own.
     fn loss(self, attention: Attention) -> Traced {
-        let Self { rows, length, kv, group, segments } = self;
+        let Self { rows, length, kv, group, sequences } = self;
         let config = ModelConfig {
             num_attention_heads: kv * group,
             num_key_value_heads: kv,
@@ -46,9 +46,19 @@ impl Case {
         trace(&self.types(), |f, a| {
             let ids = TensorType::new(Dtype::I32, [rows, length]);
             // Sequences of different lengths, different in every row.
-            let segment = |i: usize| ((i % length + i / length) * segments / (length + rows)) as i64;
-            let segments = (segments > 1).then(|| f.dense((0..rows * length).map(segment), ids.clone()));
-            let rows = Rows { segments, ..Rows::of_sequences(&f.splat(0, ids)) };
+            let sequence = |row: usize, token: usize| (token + row) * sequences / (length + rows);
+            let position = |i: usize| {
+                let (row, token) = (i / length, i % length);
+                (0..token).filter(|earlier| sequence(row, *earlier) == sequence(row, token)).count() as i64
+            };
+            let rows = match sequences {
+                1 => Rows::of_sequences(&f.splat(0, ids)),
+                _ => Rows {
+                    positions: f.dense((0..rows * length).map(position), ids.clone()),
+                    ids: f.splat(0, ids),
+                    shared: true,
+                },
+            };
             let heads = Heads { queries: a[0].clone(), keys: a[1].clone(), values: a[2].clone() };
             let mixed = decoder.attend(&heads, &decoder.mask(&rows));
             let weights = f.dense((0..mixed.ty().elements()).map(|i| (i % 7) as f64 - 2.5), mixed.ty().clone());
@@ -83,7 +93,7 @@ fn assert_close(what: &str, found: &[f64], expected: &[f64], tolerance: f64) {
 
 #[test]
 fn values_and_gradients_are_those_of_all_pairs() {
-    let case = |length, kv, group, segments| Case { rows: 2, length, kv, group, segments };
+    let case = |length, kv, group, sequences| Case { rows: 2, length, kv, group, sequences };
     for (case, block) in [
         (case(7, 2, 1, 1), 3),
         (case(8, 1, 2, 1), 4),
@@ -102,7 +112,7 @@ fn values_and_gradients_are_those_of_all_pairs() {
 
 #[test]
 fn gradients_are_differences() {
-    let case = Case { rows: 1, length: 5, kv: 1, group: 2, segments: 2 };
+    let case = Case { rows: 1, length: 5, kv: 1, group: 2, sequences: 2 };
     let loss = case.loss(blocks_of(2));
     let gradients = case.evaluate(blocks_of(2)).split_off(2);
     let h = 1e-5;
