@@ -114,9 +114,12 @@ impl StepMemory {
         }
         let prompts = self.micro_batch.div_ceil(self.per_prompt.max(1));
         let rows = (prompts * self.prompt + self.micro_batch * self.completion) as u64;
-        table.push_in(UPDATES, "activations", at_once * rows * row_values(config) * SINGLE);
-        let largest = matrices(config).iter().map(|[input, output]| panels(*input).max(*input) * panels(*output)).max();
-        let scratch = largest.unwrap_or(0) * SINGLE * rayon::current_num_threads() as u64;
+        // The backward pass frees them layer by layer, and gradients take their place.
+        let activations = (rows * row_values(config)).saturating_sub(trained);
+        table.push_in(UPDATES, "activations beyond gradients", at_once * activations * SINGLE);
+        // Of a product the rows are packed, and a few columns at a time of the weight.
+        let widest = matrices(config).into_iter().flatten().max().unwrap_or(0);
+        let scratch = rows * widest * SINGLE * rayon::current_num_threads() as u64;
         let tokens = (self.micro_batch * self.completion).max(1);
         let workspace = workspace(config, loss, tokens, all || self.head_adapter)?;
         // Kept from one step to the next.
