@@ -1,6 +1,6 @@
 //! Linear layers: y = x W + b.
 
-use super::product::{Operand, Panels, Rhs, multiply, multiply_packed, pack, pack_halves};
+use super::product::{Operand, PackedRhs, Panels, Rhs, multiply, multiply_packed, pack, pack_halves};
 use super::{Layers, fits};
 use crate::arch::{MulAdd, simd_dispatch};
 use crate::gemm::KAxis;
@@ -103,11 +103,12 @@ impl Layers {
         fits("linear_packed", "x", x.len(), &[n, input])?;
         let mut y = start(add, n, output)?;
         let lhs = Operand::new(x, input, KAxis::Columns);
-        let rhs = match &weight.entries {
+        let panels = match &weight.entries {
             Entries::Words(words) => Panels::Words(words),
             Entries::Halves(halves) => Panels::Halves(halves),
         };
-        multiply_packed(self.gemm, &lhs, rhs, output, &mut y, !matches!(add, Add::Nothing));
+        let rhs = PackedRhs { panels, columns: output };
+        multiply_packed(self.gemm, &lhs, rhs, &mut y, !matches!(add, Add::Nothing));
         Ok(y)
     }
 

@@ -10,11 +10,11 @@ use std::ops::Range;
 
 /// Most rows of the output that one task makes: the lhs of a piece of K stays in the second cache.
 const BLOCK: usize = 240;
-/// Most rows per thread of a product that is cut by columns.
+/// Most rows per thread of a product that is cut by columns: half a block. Not tuned.
 const FEW: usize = 120;
 /// Panels of either operand that one task packs.
 const PANELS: usize = 8;
-/// Fewest columns per thread of a product whose columns threads share.
+/// Fewest columns per thread of a product whose columns threads share: two panels. Not tuned.
 const NARROW: usize = 64;
 /// Panels of the rhs that are widened before they are multiplied: 80 KiB of words.
 const NEAR: usize = 4;
@@ -116,7 +116,15 @@ fn place(gemm: Gemm, n: usize, k: &Range<usize>) -> Range<usize> {
     start..start + gemm.rhs_words(n, k.len())
 }
 
-/// A packed rhs: words, or the upper halves of words that hold bf16 values, whose lower halves are zero.
+/// A packed rhs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PackedRhs<'a> {
+    pub(super) panels: Panels<'a>,
+    /// The length of the axis that is not K.
+    pub(super) columns: usize,
+}
+
+/// Words, or the upper halves of words that hold bf16 values, whose lower halves are zero.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Panels<'a> {
     Words(&'a [u32]),
@@ -174,15 +182,15 @@ pub(super) fn pack(gemm: Gemm, rhs: &impl Rhs, words: &mut [u32]) {
 }
 
 /// `out[m, n] (+)= lhs rhs` with a rhs that is packed, on the threads of the pool.
-pub(super) fn multiply_packed(gemm: Gemm, lhs: &Operand<'_>, rhs: Panels<'_>, n: usize, out: &mut [f32], add: bool) {
-    let m = lhs.dims().0;
+pub(super) fn multiply_packed(gemm: Gemm, lhs: &Operand<'_>, rhs: PackedRhs<'_>, out: &mut [f32], add: bool) {
+    let (m, n) = (lhs.dims().0, rhs.columns);
     if m == 0 || n == 0 {
         return;
     }
-    let (cut, block) = blocks(m, n, gemm.lhs_panel());
-    let (end, size) = match cut {
-        Cut::Rows => (m, block),
-        Cut::Columns => (n, block),
+    // By rows; or, where a thread would have few, by columns, so that each reads a part of the weight and uses it for all rows.
+    let (cut, end, size) = match m <= FEW * count() {
+        true => (Cut::Columns, n, n.div_ceil(count()).next_multiple_of(RHS_PANEL)),
+        false => (Cut::Rows, m, share(m, BLOCK).next_multiple_of(gemm.lhs_panel())),
     };
     let mut blocks: Vec<_> = MatMut::split(out, [m, n], cut, size, 0..end.div_ceil(size)).enumerate().collect();
     blocks.par_chunks_mut(1).for_each(|blocks| {
@@ -192,18 +200,9 @@ pub(super) fn multiply_packed(gemm: Gemm, lhs: &Operand<'_>, rhs: Panels<'_>, n:
                 Cut::Rows => (part, 0..n),
                 Cut::Columns => (0..m, part),
             };
-            multiply_block(gemm, lhs, rows, rhs, columns, n, out, add);
+            multiply_block(gemm, lhs, rows, rhs, columns, out, add);
         }
     });
-}
-
-/// How threads share an output `[m, n]`: by blocks of so many rows; or, where a thread would have few, of so many columns, so that each
-/// reads a part of the weight and uses it for all rows.
-fn blocks(m: usize, n: usize, panel: usize) -> (Cut, usize) {
-    if m <= FEW * count() {
-        return (Cut::Columns, n.div_ceil(count()).next_multiple_of(RHS_PANEL));
-    }
-    (Cut::Rows, share(m, BLOCK).next_multiple_of(panel))
 }
 
 /// The largest blocks of at most `most` into which `all` can be cut so that threads have as many each, give or take a rest.
@@ -213,14 +212,12 @@ fn share(all: usize, most: usize) -> usize {
 }
 
 /// The rows `rows` and the columns `columns`, which begin with a panel, of the product, on this thread.
-#[allow(clippy::too_many_arguments)]
 fn multiply_block(
     gemm: Gemm,
     lhs: &Operand<'_>,
     rows: Range<usize>,
-    rhs: Panels<'_>,
+    rhs: PackedRhs<'_>,
     columns: Range<usize>,
-    n: usize,
     out: &mut MatMut<'_>,
     add: bool,
 ) {
@@ -231,10 +228,10 @@ fn multiply_block(
         gemm.pack_lhs(lhs.cut(rows.clone(), piece.clone()), lhs.along, 0, &mut words, stride);
         let lhs = Packed { words: &words, stride };
         let stride = gemm.rhs_stride(piece.len());
-        let first = place(gemm, n, &piece).start + columns.start / RHS_PANEL * stride;
+        let first = place(gemm, rhs.columns, &piece).start + columns.start / RHS_PANEL * stride;
         let of_piece = first..first + columns.len().div_ceil(RHS_PANEL) * stride;
         let (k, add) = (piece.len(), add || piece.start > 0);
-        match rhs {
+        match rhs.panels {
             Panels::Words(rhs) => {
                 gemm.multiply(k, lhs, Packed { words: &rhs[of_piece], stride }, out, add, Order::ByColumns);
             }
@@ -258,7 +255,7 @@ pub(super) fn multiply(gemm: Gemm, lhs: &Operand<'_>, rhs: &impl Rhs, out: &mut 
     if n < NARROW * count() {
         let mut words = Scratch::words(gemm.rhs_words(n, k));
         pack(gemm, rhs, &mut words);
-        return multiply_packed(gemm, lhs, Panels::Words(&words), n, out, add);
+        return multiply_packed(gemm, lhs, PackedRhs { panels: Panels::Words(&words), columns: n }, out, add);
     }
     // Each thread packs the columns of the rhs that it is about to multiply, a piece of K at a time: they never leave its second cache.
     let mut left = Scratch::words(gemm.lhs_words(m, k));
@@ -306,5 +303,6 @@ pub(super) fn multiply_here(gemm: Gemm, lhs: &Operand<'_>, rhs: &Operand<'_>, ou
         let to = place(gemm, n, &piece);
         gemm.pack_rhs(rhs.cut(0..n, piece.clone()), rhs.along, 0, &mut words[to], gemm.rhs_stride(piece.len()));
     }
-    multiply_block(gemm, lhs, 0..lhs.dims().0, Panels::Words(&words), 0..n, n, out, add);
+    let rhs = PackedRhs { panels: Panels::Words(&words), columns: n };
+    multiply_block(gemm, lhs, 0..lhs.dims().0, rhs, 0..n, out, add);
 }
