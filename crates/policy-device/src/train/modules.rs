@@ -126,8 +126,8 @@ impl TrainModules {
     ///
     /// Arguments: the parameters; the sums of the gradients, which are donated; token ids, i32 `[B, T]`; the index among B T tokens of
     /// the one that predicts each completion token, i32 `[N]`; where sequences share rows, the tokens' positions within their sequences (0
-    /// of what pads the row), i32 `[B, T]`; the token tables of [`Role::TokenIds`], [`Role::TokenNumbers`] and [`Role::OnPolicy`]. Results: the sums with the gradients of the micro-batch
-    /// added, the loss as [`Role::Sums`], log-probabilities and entropies `[N]`.
+    /// of what pads the row), i32 `[B, T]`; the token tables of [`Role::TokenIds`], [`Role::TokenNumbers`] and [`Role::OnPolicy`].
+    /// Results: the sums with the gradients of the micro-batch added, the loss as [`Role::Sums`], log-probabilities and entropies `[N]`.
     ///
     /// # Errors
     /// [`Error::Loss`] for a loss that is not legal.
@@ -288,7 +288,7 @@ impl TrainModules {
     /// or not; infinite where one is not finite.
     ///
     /// # Errors
-    /// As [`TrainModules::adamw`].
+    /// [`Error::Program`], a defect of this crate.
     pub fn adamw_checked(&self) -> Result<Module> {
         self.adamw_with(Check::Results)
     }
@@ -400,8 +400,8 @@ impl Outputs {
     }
 }
 
-/// What a program takes of rows, in this order: ids `[B, T]` and the tokens that predict `[N]`, and where sequences share rows positions
-/// `[B, T]`.
+/// What a program takes of rows, in this order: ids `[B, T]`, the tokens that predict `[N]`, and positions `[B, T]` where sequences
+/// share rows.
 fn row_types(shape: TrainShape) -> Vec<(&'static str, TensorType)> {
     let tokens = TensorType::new(Dtype::I32, [shape.rows, shape.length]);
     let mut types = vec![("ids", tokens.clone()), ("predicting", TensorType::new(Dtype::I32, [shape.tokens]))];
