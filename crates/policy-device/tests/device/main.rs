@@ -1,5 +1,6 @@
 //! The decoder and its rollout on XLA's CPU.
 
+mod adamw;
 mod attention;
 #[path = "../../../../tests/checkpoints/checkpoint.rs"]
 mod checkpoint;
