@@ -7,8 +7,9 @@
 
 Both train one decoder (Qwen2, the same weights to begin with, which TRL reads from a checkpoint of ours), on two-digit addition,
 with the same tokens per character, the same number of prompts and completions per step, the plain grpo loss without KL, AdamW and
-f32, on the same threads. Each draws problems of its own (two numbers up to 99, by its seed 0), of the same length for both. Runs alternate. A run's processor time per step is the difference between a run of few steps and one of
-more, divided by the steps between them: starting, compiling and loading fall out. Memory is the high water of the resident set.
+f32, on the same threads. Each draws problems of its own (two numbers up to 99, by its seed 0), of the same length for both. Runs
+alternate. A run's processor time per step is the difference between a run of few steps and one of more, divided by the steps between
+them: starting, compiling and loading fall out. Memory is the high water of the resident set.
 Prints a Markdown table and, with --output, the numbers of each round as JSON.
 """
 

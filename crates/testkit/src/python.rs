@@ -76,7 +76,7 @@ impl Packages {
 /// packages in the user's cache, which are fetched once.
 ///
 /// # Panics
-/// As [`Packages::readers_and_rewards`].
+/// Without that interpreter, python3, pip, a package index or room on the disk: tests cannot do without.
 pub fn with_transformers() -> Command {
     match std::env::var_os("GRPO_TEST_PYTHON") {
         Some(python) => Command::new(python),

@@ -15,7 +15,7 @@
 //! output in 24 of 32 registers, tile kernels a `[32, 32]` one in 4 of 8 tiles. A panel of one operand
 //! stays in the first cache while those of the other pass by; of these, as many as a quarter of the second cache holds pass by at a
 //! time, and are there for the next panel. While a panel of the rhs is used, the kernel fetches the next one, a line per step of K:
-//! where a weight comes from memory for a few rows, that doubles the speed.
+//! a weight that comes from memory for a few rows comes while the one before it is multiplied.
 //!
 //! Every element of a result is one chain of multiply-adds over a piece, added to what was there: its bits depend on the
 //! instruction set and on the pieces, which the first cache decides, not on the shape of the product or its place in it.
