@@ -4,7 +4,7 @@
 //! * [`dispatch`]: [`simd_dispatch`], which compiles one generic function for every instruction set.
 //! * [`microkernel`]: the product of two packed panels, the innermost loop of [`crate::gemm`]; [`panel`]: their sizes.
 //! * [`generic`], [`x86_64`]: code of their own for plain Rust, and for AVX2, AVX-512 and AMX.
-//! * [`caches`]: how large the second cache is.
+//! * [`caches`]: how large the first and the second cache are.
 
 pub(crate) mod caches;
 pub(crate) mod dispatch;
