@@ -6,7 +6,7 @@
 use crate::decoder::{Decoder, Which, for_each_parameter, update_parameters};
 use crate::gradients::GradientSum;
 use models::NamedTensor;
-use policy::{AdamWConfig, Error, Result, TensorSink, UpdateReport};
+use policy::{AdamWBounds, AdamWConfig, AdamWStep, CLIP_EPSILON, Error, Result, TensorSink, UpdateReport};
 use rayon::prelude::*;
 use std::sync::Arc;
 
@@ -20,6 +20,8 @@ pub struct AdamW {
     step: u64,
     /// The moments of each parameter, in the order of the decoder's fields; empty until the first step.
     moments: Vec<Moments>,
+    /// What no first moment, and no root of a second one, exceeds.
+    largest_moment: f64,
 }
 
 #[derive(Clone, Debug)]
@@ -37,12 +39,12 @@ const SECOND: &str = "exp_avg_sq.";
 impl AdamW {
     /// An optimizer that has done no step.
     pub fn new(config: &AdamWConfig) -> Self {
-        Self { config: config.clone(), step: 0, moments: Vec::new() }
+        Self { config: config.clone(), step: 0, moments: Vec::new(), largest_moment: 0.0 }
     }
 
     /// Forgets all steps; the settings stay.
     pub(crate) fn reset(&mut self) {
-        (self.step, self.moments) = (0, Vec::new());
+        *self = Self::new(&self.config);
     }
 
     /// The number of steps done; a skipped update is none.
@@ -74,28 +76,34 @@ impl AdamW {
         if self.moments.is_empty() {
             self.moments = gradients.parameters.iter().map(Moments::zeros).collect();
         }
-        let rule = self.rule(grad_norm, learning_rate);
-        // Looked at before anything is written: there is nothing to undo.
-        let (mut index, mut finite) = (0, true);
+        let rule = Rule::new(&self.config, self.step + 1, grad_norm, learning_rate);
+        let mut largest_weight = Largest::default();
         for_each_parameter(model, Which::Trained, |_, _, values| {
-            finite &= rule.is_finite(values, &gradients.parameters[index].data, &self.moments[index]);
-            index += 1;
+            largest_weight = largest_weight.max(Largest::of(values));
             Ok(())
         })?;
-        if !finite {
-            if self.step == 0 {
-                self.moments.clear();
-            }
-            let what = "the weights, or the optimizer's moments, after the update".to_owned();
-            return Err(Error::NotFinite { what, step: self.step + 1 });
-        }
+        let bounds = AdamWBounds { weights: largest_weight.get(), moments: self.largest_moment };
+        let largest_moment = match bounds.after(&rule.step) {
+            Some(bounds) => bounds.moments,
+            // Looked at before anything is written: there is nothing to undo.
+            None => match self.look(&rule, model, gradients)? {
+                (weight, moment) if weight.is_finite() && moment.is_finite() => moment.get(),
+                _ => {
+                    if self.step == 0 {
+                        self.moments.clear();
+                    }
+                    let what = "the weights, or the optimizer's moments, after the update".to_owned();
+                    return Err(Error::NotFinite { what, step: self.step + 1 });
+                }
+            },
+        };
         let mut index = 0;
         // Taken out: a weight that is held twice would be copied.
         *model = update_parameters(model.take(), |_, values| {
             rule.apply(values, &gradients.parameters[index].data, &mut self.moments[index]);
             index += 1;
         });
-        self.step += 1;
+        (self.step, self.largest_moment) = (self.step + 1, largest_moment);
         Ok(UpdateReport { grad_norm, applied: true })
     }
 
@@ -110,21 +118,16 @@ impl AdamW {
         Err(Error::argument("AdamW::step", "gradients of the model that it has seen before", found))
     }
 
-    /// The scalars of the next step.
-    fn rule(&self, grad_norm: f64, learning_rate: f64) -> Rule {
-        let AdamWConfig { adam_beta1, adam_beta2, adam_epsilon, weight_decay, max_grad_norm, .. } = self.config;
-        // PyTorch adds 1e-6 to the norm too.
-        let clip = if max_grad_norm > 0.0 { (max_grad_norm / (grad_norm + 1e-6)).min(1.0) } else { 1.0 };
-        let correction = |beta: f64| 1.0 - beta.powf((self.step + 1) as f64);
-        Rule {
-            clip: clip as f32,
-            beta1: adam_beta1 as f32,
-            beta2: adam_beta2 as f32,
-            rate: (learning_rate / correction(adam_beta1)) as f32,
-            root: correction(adam_beta2).sqrt() as f32,
-            epsilon: adam_epsilon as f32,
-            decay: (1.0 - learning_rate * weight_decay) as f32,
-        }
+    /// The largest magnitudes of a weight, and of a first moment or the root of a second one, that a step leads to.
+    fn look(&self, rule: &Rule, model: &Decoder, gradients: &GradientSum) -> Result<(Largest, Largest)> {
+        let (mut index, mut largest) = (0, (Largest::default(), Largest::default()));
+        for_each_parameter(model, Which::Trained, |_, _, values| {
+            let (weight, moment) = rule.look(values, &gradients.parameters[index].data, &self.moments[index]);
+            largest = (largest.0.max(weight), largest.1.max(moment));
+            index += 1;
+            Ok(())
+        })?;
+        Ok(largest)
     }
 
     /// The state as named tensors; with [`AdamW::steps`] it is the whole state.
@@ -176,8 +179,8 @@ impl AdamW {
             let expected = format!("{} tensors", 2 * moments.len());
             return Err(Error::state("the optimizer", expected, state.len()));
         }
-        self.step = steps;
-        self.moments = moments;
+        let largest = moments.iter().map(Moments::largest).fold(Largest::default(), Largest::max);
+        (self.step, self.moments, self.largest_moment) = (steps, moments, largest.get());
         Ok(())
     }
 }
@@ -187,49 +190,81 @@ impl Moments {
         let zeros = || Arc::new(vec![0.0; like.data.len()]);
         Self { name: like.name.clone(), shape: like.shape.clone(), first: zeros(), second: zeros() }
     }
+
+    /// The largest magnitude of a first moment or the root of a second one.
+    fn largest(&self) -> Largest {
+        let roots = self.second.iter().map(|second| second.sqrt());
+        roots.fold(Largest::of(&self.first), Largest::with)
+    }
 }
 
-/// The scalars of one step of AdamW.
+/// The largest magnitude of some numbers, as bits, which are in the order of what they stand for: infinity above all numbers, and what is
+/// not a number above infinity.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Largest(i32);
+
+impl Largest {
+    #[inline(always)]
+    fn with(self, number: f32) -> Self {
+        self.max(Self(number.abs().to_bits() as i32))
+    }
+
+    /// That of all `numbers`.
+    fn of(numbers: &[f32]) -> Self {
+        let of_chunk = |chunk: &[f32]| chunk.iter().fold(Self::default(), |largest, number| largest.with(*number));
+        numbers.par_chunks(CHUNK).map(of_chunk).max().unwrap_or_default()
+    }
+
+    fn is_finite(self) -> bool {
+        f32::from_bits(self.0 as u32).is_finite()
+    }
+
+    fn get(self) -> f64 {
+        f32::from_bits(self.0 as u32).into()
+    }
+}
+
+/// One step of AdamW with a gradient of one norm.
 struct Rule {
+    /// What the gradient is multiplied by.
     clip: f32,
-    beta1: f32,
-    beta2: f32,
-    /// The learning rate over the first moment's bias correction.
-    rate: f32,
-    /// The root of the second moment's bias correction.
-    root: f32,
-    epsilon: f32,
-    /// The factor of weights that decay.
-    decay: f32,
+    step: AdamWStep,
 }
 
 impl Rule {
+    fn new(config: &AdamWConfig, step: u64, grad_norm: f64, learning_rate: f64) -> Self {
+        let step = config.step(step, learning_rate);
+        Self { clip: (f64::from(step.max_grad_norm) / (grad_norm + CLIP_EPSILON)).min(1.0) as f32, step }
+    }
+
     /// The decay of a tensor: those with one dimension, norms and biases, have none.
     fn decay_of(&self, moments: &Moments) -> f32 {
-        if moments.shape.len() > 1 { self.decay } else { 1.0 }
+        if moments.shape.len() > 1 { self.step.decay } else { 1.0 }
     }
 
     /// Value and moments after the step.
     #[inline(always)]
     fn next(&self, decay: f32, value: f32, gradient: f32, first: f32, second: f32) -> [f32; 3] {
+        let AdamWStep { beta1, beta2, rate, root, epsilon, .. } = self.step;
         let g = gradient * self.clip;
-        let first = self.beta1 * first + (1.0 - self.beta1) * g;
-        let second = self.beta2 * second + (1.0 - self.beta2) * g * g;
-        [value * decay - self.rate * first / (second.sqrt() / self.root + self.epsilon), first, second]
+        let first = beta1 * first + (1.0 - beta1) * g;
+        let second = beta2 * second + (1.0 - beta2) * g * g;
+        [value * decay - rate * first / (second.sqrt() / root + epsilon), first, second]
     }
 
-    /// Whether the values and moments of one tensor are finite after the step.
-    fn is_finite(&self, values: &[f32], gradient: &[f32], moments: &Moments) -> bool {
+    /// The largest magnitudes of one tensor's values, and of its first moments and the roots of its second ones, after the step.
+    fn look(&self, values: &[f32], gradient: &[f32], moments: &Moments) -> (Largest, Largest) {
         let decay = self.decay_of(moments);
         let chunks = values.par_chunks(CHUNK).zip(gradient.par_chunks(CHUNK));
         let moments = moments.first.par_chunks(CHUNK).zip(moments.second.par_chunks(CHUNK));
-        chunks.zip(moments).all(|((values, gradient), (first, second))| {
+        let of_chunk = |((values, gradient), (first, second)): ((&[f32], &[f32]), (&[f32], &[f32]))| {
             let entries = values.iter().zip(gradient).zip(first.iter().zip(second));
-            entries.fold(true, |finite, ((value, gradient), (first, second))| {
-                let next = self.next(decay, *value, *gradient, *first, *second);
-                finite & next[0].is_finite() & next[1].is_finite() & next[2].is_finite()
+            entries.fold(<(Largest, Largest)>::default(), |(weight, moment), ((value, gradient), (first, second))| {
+                let [value, first, second] = self.next(decay, *value, *gradient, *first, *second);
+                (weight.with(value), moment.with(first).with(second.sqrt()))
             })
-        })
+        };
+        chunks.zip(moments).map(of_chunk).reduce(Default::default, |a, b| (a.0.max(b.0), a.1.max(b.1)))
     }
 
     /// Updates the values and moments of one tensor.

@@ -15,6 +15,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod adamw;
 mod error;
 mod rollout;
 mod sampling;
@@ -23,10 +24,11 @@ mod sequence;
 mod state;
 mod update;
 
+pub use adamw::{AdamWBounds, AdamWConfig, AdamWStep, CLIP_EPSILON};
 pub use error::{Error, Result};
 pub use rollout::{Completion, PolicyEngine, RolloutEngine, RolloutRequest};
 pub use sampling::{LogitsProcessors, Sampling};
 pub use seam::{Policy, Weights};
 pub use sequence::{Sequence, SequenceBatch, token_batch};
 pub use state::{PolicyState, StateGroup, TensorSink, export_all};
-pub use update::{AdamWConfig, StepLoss, UpdateReport, imitation};
+pub use update::{StepLoss, UpdateReport, imitation};

@@ -1,10 +1,11 @@
 //! The trait between the training loop and what holds the weights.
 
+use crate::adamw::AdamWConfig;
 use crate::error::Result;
 use crate::rollout::{Completion, RolloutRequest};
 use crate::sequence::SequenceBatch;
 use crate::state::{PolicyState, StateGroup, TensorSink};
-use crate::update::{AdamWConfig, StepLoss, UpdateReport};
+use crate::update::{StepLoss, UpdateReport};
 use grpo_core::{LossOutput, Scores};
 
 /// One of the two sets of weights that a policy holds.

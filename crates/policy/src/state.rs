@@ -1,8 +1,8 @@
 //! Tensors that leave and enter a policy: checkpoints, and engines that sample elsewhere.
 
+use crate::adamw::AdamWConfig;
 use crate::error::Result;
 use crate::seam::{Policy, Weights};
-use crate::update::AdamWConfig;
 use models::NamedTensor;
 
 /// A group of tensors that [`Policy::export`] hands out.

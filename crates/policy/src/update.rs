@@ -37,50 +37,6 @@ pub fn imitation(batch: &TokenBatch, tokens: usize) -> Result<TokenBatch> {
     Ok(batch.clone().with_advantages(advantages)?.with_weights(weights)?)
 }
 
-/// The settings of AdamW (arXiv 1711.05101) that stay the same from step to step. The learning rate is an argument of
-/// [`crate::Policy::apply`].
-///
-/// ```
-/// let adamw = policy::AdamWConfig { skip_grad_norm: Some(10.0), ..Default::default() };
-/// assert!(adamw.skips());
-/// ```
-#[derive(Clone, Debug, PartialEq)]
-pub struct AdamWConfig {
-    /// The decay of the first moment, in [0, 1).
-    pub adam_beta1: f64,
-    /// The decay of the second moment, in [0, 1).
-    pub adam_beta2: f64,
-    /// The number that is added to the root of the second moment, above 0.
-    pub adam_epsilon: f64,
-    /// The decoupled weight decay of matrices; norms and biases have none.
-    pub weight_decay: f64,
-    /// The largest 2-norm of the whole gradient; 0 switches clipping off.
-    pub max_grad_norm: f64,
-    /// The 2-norm, before clipping, above which a gradient is not applied; one that is not finite is not applied either.
-    /// `None` applies every gradient that is finite, and one that is not is an error.
-    pub skip_grad_norm: Option<f64>,
-}
-
-impl Default for AdamWConfig {
-    fn default() -> Self {
-        Self {
-            adam_beta1: 0.9,
-            adam_beta2: 0.98,
-            adam_epsilon: 1e-8,
-            weight_decay: 0.01,
-            max_grad_norm: 1.0,
-            skip_grad_norm: None,
-        }
-    }
-}
-
-impl AdamWConfig {
-    /// Whether an update with too large a gradient, or with one that is not finite, is skipped instead of failing.
-    pub fn skips(&self) -> bool {
-        self.skip_grad_norm.is_some()
-    }
-}
-
 /// What became of an accumulated gradient.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct UpdateReport {

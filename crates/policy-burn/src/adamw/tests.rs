@@ -39,14 +39,18 @@ fn step(
 
 #[test]
 fn two_steps_match_values_computed_by_hand() {
+    let plain = config().step(1, RATE);
     let rule = |root: f64, rate: f64, decay: f32| Rule {
         clip: 0.5,
-        beta1: 0.9,
-        beta2: 0.99,
-        rate: rate as f32,
-        root: root.sqrt() as f32,
-        epsilon: 0.0,
-        decay,
+        step: AdamWStep {
+            beta1: 0.9,
+            beta2: 0.99,
+            rate: rate as f32,
+            root: root.sqrt() as f32,
+            epsilon: 0.0,
+            decay,
+            ..plain
+        },
     };
     let like = NamedTensor { name: "w".into(), shape: vec![2, 1], data: vec![0.0; 2] };
     let mut moments = Moments::zeros(&like);
@@ -189,4 +193,32 @@ fn an_update_that_leaves_the_range_of_numbers_is_an_error_and_undone() {
         assert!(matches!(error, Error::NotFinite { .. }), "{error}");
         assert_eq!(snapshot(&optimizer), before);
     }
+}
+
+#[test]
+fn what_is_not_finite_before_a_step_is_seen() {
+    let sum = gradients(&model(), &[1, 5]);
+    let mut optimizer = AdamW::new(&config());
+    let (policy, _) = step(&mut optimizer, model(), &sum, RATE).unwrap();
+    let (steps, state) = snapshot(&optimizer);
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e20] {
+        // In a weight that came from elsewhere, after a step whose numbers are known.
+        let spoilt = update_parameters(policy.clone(), |_, values| values[3] = bad);
+        let result = step(&mut optimizer, spoilt, &sum, RATE);
+        assert_eq!(result.is_err(), !bad.is_finite(), "a weight of {bad}");
+        // In a moment of a checkpoint.
+        for of in [FIRST, SECOND] {
+            let mut state = state.clone();
+            state.iter_mut().find(|t| t.name.starts_with(of)).unwrap().data[0] = bad;
+            let mut restored = AdamW::new(&config());
+            restored.restore(steps, &state, &policy).unwrap();
+            let result = step(&mut restored, policy.clone(), &sum, RATE);
+            assert_eq!(result.is_err(), !bad.is_finite(), "{of} {bad}");
+        }
+        optimizer.restore(steps, &state, &policy).unwrap();
+    }
+    let mut negative = state;
+    negative.iter_mut().find(|t| t.name.starts_with(SECOND)).unwrap().data[0] = -1.0;
+    optimizer.restore(steps, &negative, &policy).unwrap();
+    assert!(step(&mut optimizer, policy, &sum, RATE).is_err(), "the root of a negative second moment");
 }

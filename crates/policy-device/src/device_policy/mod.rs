@@ -14,15 +14,15 @@ use crate::error::{Error, Result};
 use crate::rollout::DeviceRollout;
 use crate::runtime::{Programs, Runtime};
 use crate::storage::Storage;
-use crate::train::{AdamW, Bounds, Call, Device, Loss, Rows, State, TrainModules};
+use crate::train::{AdamW, Call, Device, Loss, Rows, State, TrainModules};
 use crate::weights::DeviceWeights;
 use grpo_core::backend_api::plan::step;
 use grpo_core::{LossConfig, LossOutput, Scores, TokenBatch};
 use models::{ModelConfig, NamedTensor};
 use pjrt::Buffer;
 use policy::{
-    AdamWConfig, Completion, Policy, PolicyState, RolloutRequest, SequenceBatch, StateGroup, StepLoss, TensorSink,
-    UpdateReport, Weights, imitation,
+    AdamWBounds, AdamWConfig, Completion, Policy, PolicyState, RolloutRequest, SequenceBatch, StateGroup, StepLoss,
+    TensorSink, UpdateReport, Weights, imitation,
 };
 use stablehlo::Dtype;
 use std::borrow::Cow;
@@ -84,7 +84,7 @@ struct Moments {
     first: Vec<Arc<Buffer>>,
     second: Vec<Arc<Buffer>>,
     /// Of them and of the weights.
-    bounds: Option<Bounds>,
+    bounds: Option<AdamWBounds>,
 }
 
 /// The state that [`Policy::roll_back`] goes back to. Its buffers are shared until an update writes others.

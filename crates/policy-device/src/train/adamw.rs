@@ -1,19 +1,16 @@
 //! AdamW with clipping by the norm of the whole gradient, as one program whose state stays on the device.
 
-use super::bounds::Bounds;
 use crate::decoder::{Parameter, zeros};
 use crate::error::Result;
 use crate::runtime::{Program, Runtime, finish, read};
 use crate::storage::Storage;
 use pjrt::{Argument, Buffer};
-use policy::AdamWConfig;
+use policy::{AdamWBounds, AdamWConfig, AdamWStep, CLIP_EPSILON};
 use stablehlo::{Builder, Dtype, Module, Reducer, TensorType, Value};
 use std::sync::Arc;
 
 /// The scalars of a step, in the order in which the program takes them: f32 `[NUMBERS]`.
-pub(super) const NUMBERS: usize = 8;
-/// What is added to the norm before the gradient is divided by it, as in PyTorch.
-pub(super) const CLIP_EPSILON: f64 = 1e-6;
+const NUMBERS: usize = 8;
 
 /// The programs of the optimizer for the parameters of a policy that are trained.
 #[derive(Debug)]
@@ -36,7 +33,7 @@ pub(crate) struct State {
     pub(crate) first: Vec<Arc<Buffer>>,
     pub(crate) second: Vec<Arc<Buffer>>,
     /// How large their numbers are, where that is known.
-    pub(crate) bounds: Option<Bounds>,
+    pub(crate) bounds: Option<AdamWBounds>,
 }
 
 /// What became of a gradient.
@@ -103,10 +100,10 @@ impl AdamW {
         config: &AdamWConfig,
         step: u64,
         learning_rate: f64,
-        bounds: Option<Bounds>,
+        bounds: Option<AdamWBounds>,
     ) -> Result<Prepared> {
-        let numbers = numbers(config, step, learning_rate);
-        let after = bounds.and_then(|bounds| bounds.after(&numbers));
+        let scalars = config.step(step, learning_rate);
+        let after = bounds.and_then(|bounds| bounds.after(&scalars));
         let (program, check) = match after {
             Some(_) => (&mut self.apply, Check::Bounds),
             None => (&mut self.apply_checked, Check::Results),
@@ -118,7 +115,7 @@ impl AdamW {
                 program.insert(compiled).clone()
             }
         };
-        Ok(Prepared { program, numbers: runtime.upload(&numbers, &[NUMBERS])?, after })
+        Ok(Prepared { program, numbers: runtime.upload(&numbers(&scalars), &[NUMBERS])?, after })
     }
 
     /// Sets `sums` to zero.
@@ -139,7 +136,7 @@ pub(crate) struct Prepared {
     program: Arc<Program>,
     numbers: Buffer,
     /// The bounds of the next state, where they are known before it is.
-    after: Option<Bounds>,
+    after: Option<AdamWBounds>,
 }
 
 impl Prepared {
@@ -171,7 +168,7 @@ impl Prepared {
         };
         let applied = Applied { grad_norm: (*grad_norm).into(), within: *within != 0.0, finite: *finite != 0.0 };
         let bounds = match of_checked {
-            [largest] if applied.within && applied.finite => Some(Bounds::of_largest(f64::from(*largest))),
+            [largest] if applied.within && applied.finite => Some(AdamWBounds::of_largest(f64::from(*largest))),
             // They are no smaller than those of before, should that be the state that is there.
             _ => self.after,
         };
@@ -182,28 +179,16 @@ impl Prepared {
 /// How a step makes sure that what it writes is finite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Check {
-    /// It is known before, by [`Bounds::after`], of a gradient whose norm is finite.
+    /// It is known before, by [`AdamWBounds::after`], of a gradient whose norm is finite.
     Bounds,
     /// By looking at it before anything is written, which reads weights, moments and gradients once more.
     Results,
 }
 
-/// The scalars of a step.
-pub(super) fn numbers(config: &AdamWConfig, step: u64, learning_rate: f64) -> [f32; NUMBERS] {
-    let &AdamWConfig { adam_beta1, adam_beta2, adam_epsilon, weight_decay, max_grad_norm, skip_grad_norm } = config;
-    let correction = |beta: f64| 1.0 - beta.powf(step as f64);
-    [
-        adam_beta1,
-        adam_beta2,
-        learning_rate / correction(adam_beta1),
-        correction(adam_beta2).sqrt(),
-        adam_epsilon,
-        1.0 - learning_rate * weight_decay,
-        if max_grad_norm > 0.0 { max_grad_norm } else { f64::INFINITY },
-        // Every finite norm is within it.
-        skip_grad_norm.unwrap_or(f64::from(f32::MAX)),
-    ]
-    .map(|number| number as f32)
+/// The scalars of a step in the program's order.
+fn numbers(step: &AdamWStep) -> [f32; NUMBERS] {
+    let &AdamWStep { beta1, beta2, rate, root, epsilon, decay, max_grad_norm, limit } = step;
+    [beta1, beta2, rate, root, epsilon, decay, max_grad_norm, limit]
 }
 
 impl Numbers {

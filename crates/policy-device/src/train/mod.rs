@@ -7,7 +7,6 @@
 //! Legend: B rows, T tokens of a row, N completion tokens of all rows with padding, V vocabulary, H residual stream.
 
 mod adamw;
-mod bounds;
 mod loss;
 mod modules;
 mod packing;
@@ -16,7 +15,6 @@ mod rows;
 pub use modules::{TrainModules, TrainShape};
 
 pub(crate) use adamw::{AdamW, State};
-pub(crate) use bounds::Bounds;
 pub(crate) use loss::{Call, Device, Loss};
 pub(crate) use modules::default_tiling;
 pub(crate) use rows::Rows;

@@ -1,17 +1,17 @@
 //! How large the numbers of a training state can be: what tells before a step of AdamW that nothing in it overflows.
 
-use super::adamw::NUMBERS;
+use super::AdamWStep;
 
-/// What no number of a state exceeds.
+/// What no number of a training state exceeds.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Bounds {
+pub struct AdamWBounds {
     /// Largest magnitude of a weight.
-    weights: f64,
+    pub weights: f64,
     /// Largest magnitude of a first moment, and of the root of a second one.
-    moments: f64,
+    pub moments: f64,
 }
 
-impl Bounds {
+impl AdamWBounds {
     /// Far below what f32 and bf16 overflow at, so that no rounding matters.
     const LARGEST: f64 = 1e30;
     /// As far below it when it is squared.
@@ -20,17 +20,19 @@ impl Bounds {
     const ROUNDING: f64 = 1.0 + 1e-5;
 
     /// The bounds of a state in which neither a weight nor a moment is larger than this.
-    pub(super) fn of_largest(largest: f64) -> Self {
+    pub fn of_largest(largest: f64) -> Self {
         Self { weights: largest, moments: largest }
     }
 
-    /// The bounds after a step with these scalars; `None` where they do not tell that weights and moments stay finite, whatever the gradient
-    /// is, as long as its norm is: without a norm that gradients are clipped to or skipped above, they never do.
+    /// The bounds after a step; `None` where they do not tell that weights and moments stay finite, whatever the gradient is, as long as its
+    /// norm is finite: without a norm that gradients are clipped to or skipped above, they never do.
     ///
     /// Such a gradient has no element above that norm. Moments are averages of such elements and of their squares,
     /// with decays in [0, 1), and a weight moves by the rate times a first moment over a number that is at least epsilon.
-    pub(super) fn after(self, numbers: &[f32; NUMBERS]) -> Option<Self> {
-        let [.., rate, root, epsilon, decay, max_grad_norm, limit] = numbers.map(f64::from);
+    pub fn after(self, step: &AdamWStep) -> Option<Self> {
+        let &AdamWStep { rate, root, epsilon, decay, max_grad_norm, limit, .. } = step;
+        let [rate, root, epsilon, decay, max_grad_norm, limit] =
+            [rate, root, epsilon, decay, max_grad_norm, limit].map(f64::from);
         // Twice: norms are added up in f32. Not below 1, so that what it is multiplied by is bounded, too.
         let moments = self.moments.max(2.0 * max_grad_norm.min(limit)).max(1.0) * Self::ROUNDING;
         let step = rate.abs() * moments / epsilon.min(1.0);
@@ -47,12 +49,11 @@ impl Bounds {
 
 #[cfg(test)]
 mod tests {
-    use super::super::adamw::{CLIP_EPSILON, numbers};
+    use super::super::{AdamWConfig, CLIP_EPSILON};
     use super::*;
-    use policy::AdamWConfig;
     use proptest::prelude::*;
 
-    const BEGUN: Bounds = Bounds { weights: 300.0, moments: 0.0 };
+    const BEGUN: AdamWBounds = AdamWBounds { weights: 300.0, moments: 0.0 };
 
     fn with(change: impl FnOnce(&mut AdamWConfig)) -> AdamWConfig {
         let mut config = AdamWConfig::default();
@@ -65,7 +66,7 @@ mod tests {
         for config in [AdamWConfig::default(), with(|c| (c.max_grad_norm, c.skip_grad_norm) = (0.0, Some(10.0)))] {
             let mut bounds = BEGUN;
             for step in 1..=100_000 {
-                bounds = bounds.after(&numbers(&config, step, 1e-4)).unwrap();
+                bounds = bounds.after(&config.step(step, 1e-4)).unwrap();
             }
             assert!(bounds.weights > 1e8 && bounds.moments >= 2.0, "{bounds:?}");
         }
@@ -73,7 +74,7 @@ mod tests {
 
     #[test]
     fn what_bounds_do_not_tell_is_looked_at() {
-        let known = |bounds: Bounds, config: &AdamWConfig, rate| bounds.after(&numbers(config, 1, rate)).is_some();
+        let known = |bounds: AdamWBounds, config: &AdamWConfig, rate| bounds.after(&config.step(1, rate)).is_some();
         let plain = AdamWConfig::default();
         assert!(known(BEGUN, &plain, 1.0) && known(BEGUN, &plain, -1.0));
         for rate in [f64::NAN, f64::INFINITY, -1e38, 1e38, 1e22] {
@@ -90,8 +91,8 @@ mod tests {
             assert!(!known(BEGUN, &config, 1.0), "{name}");
         }
         for number in [f64::NAN, f64::INFINITY, 3e38] {
-            assert!(!known(Bounds { weights: number, ..BEGUN }, &plain, 1e-3), "weights of {number}");
-            assert!(!known(Bounds { moments: number, ..BEGUN }, &plain, 1e-3), "moments of {number}");
+            assert!(!known(AdamWBounds { weights: number, ..BEGUN }, &plain, 1e-3), "weights of {number}");
+            assert!(!known(AdamWBounds { moments: number, ..BEGUN }, &plain, 1e-3), "moments of {number}");
         }
     }
 
@@ -115,10 +116,10 @@ mod tests {
                 skip_grad_norm: None,
             };
             let (mut first, mut second) = ([0.0_f32; 3], [0.0_f32; 3]);
-            let mut bounds = Bounds { weights: 100.0, moments: 0.0 };
+            let mut bounds = AdamWBounds { weights: 100.0, moments: 0.0 };
             for (step, gradient) in (1..).zip(gradients) {
-                let scalars = numbers(&config, step, rate);
-                let [b1, b2, rate, root, epsilon, decay, max_grad_norm, _] = scalars;
+                let scalars = config.step(step, rate);
+                let AdamWStep { beta1: b1, beta2: b2, rate, root, epsilon, decay, max_grad_norm, .. } = scalars;
                 let norm = gradient.iter().map(|g| g * g).sum::<f32>().sqrt();
                 if !norm.is_finite() {
                     continue;
