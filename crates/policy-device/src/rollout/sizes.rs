@@ -189,6 +189,15 @@ mod tests {
     }
 
     #[test]
+    fn a_cache_has_the_columns_that_calls_write_to() {
+        let (sampler, ..) = Sampler::of(&Sampling::Greedy, 10);
+        for (longest_prompt, max_completion_length, columns) in [(16, 112, 128), (16, 113, 256), (256, 1024, 1280)] {
+            let sizes = RolloutSizes { prompts: 2, longest_prompt, num_generations: 8, max_completion_length };
+            assert_eq!(sizes.shape(RolloutOptions::default(), sampler).columns, columns);
+        }
+    }
+
+    #[test]
     fn a_rollout_has_a_decode_loop_for_short_sequences_and_one_for_long_ones() {
         let config = ModelConfig { max_position_embeddings: 1024, ..ModelConfig::default() };
         let sizes = RolloutSizes { prompts: 8, longest_prompt: 100, num_generations: 8, max_completion_length: 400 };
