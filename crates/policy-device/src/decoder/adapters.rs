@@ -174,15 +174,15 @@ impl Decoder {
     /// `x W^T + bias` in f32, `[..., O]`, with what the adapter of the matrix adds, where it has one: `x` `[..., I]`.
     #[track_caller]
     pub(crate) fn linear(&self, weights: &ParameterValues, x: &Value, matrix: Matrix, bias: Option<&Value>) -> Value {
-        self.adapted(weights, x, matrix, self.project(x, &weights[matrix.role()], bias))
+        self.adapted(weights, x, matrix, self.project(weights, x, matrix.role(), bias))
     }
 
     /// `product + s (x A^T) B^T`, f32 as `product` `[..., O]`, where the matrix has an adapter: `x` `[..., I]`.
     #[track_caller]
     pub(crate) fn adapted(&self, weights: &ParameterValues, x: &Value, matrix: Matrix, product: Value) -> Value {
-        let Some(([a, b], adapters)) = weights.adapter(matrix).zip(self.adapters()) else { return product };
-        let low = self.product(x, a, Dtype::F32);
-        product + self.product(&(&low * low.like(adapters.scaling())), b, Dtype::F32)
+        let Some((_, adapters)) = weights.adapter(matrix).zip(self.adapters()) else { return product };
+        let low = self.product(weights, x, Role::LoraA(matrix), Dtype::F32);
+        product + self.product(weights, &(&low * low.like(adapters.scaling())), Role::LoraB(matrix), Dtype::F32)
     }
 
     /// s B A, f32, of A `[r, I]` and B `[O, r]`: what an adapter adds to its matrix `[O, I]`.

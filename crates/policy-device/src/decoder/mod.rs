@@ -25,7 +25,7 @@ pub(crate) use attention::MASKED;
 pub(crate) use ops::{Broadcast, dot};
 
 use models::ModelConfig;
-use stablehlo::{Builder, Dtype, GatherDimensions, Precision, Result, Save, Scanned, TensorType, Value, trace};
+use stablehlo::{Builder, Dtype, GatherDimensions, Precision, Result, Save, Scanned, TensorType, Traced, Value, trace};
 
 /// The number type in which products take their operands, and the layers' leave their results. Sums, norms and softmax are f32 in both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -197,7 +197,7 @@ impl Decoder {
         let mask = self.mask(rows);
         let x = self.embed(weights, &rows.ids);
         let constants = [&[rotary.cos(), rotary.sin()], &mask.values()[..]].concat();
-        let mut layers = self.over_layers(weights, &[&x], &[], &constants, save, |layer, values| {
+        let mut layers = self.over_layers(weights, &[&x], &[], &constants, Layers::Loop(save), |layer, values| {
             let [cos, sin, of_mask @ ..] = values.constants else { unreachable!("as many as were handed over") };
             let (rotary, mask) = (Rotary::new(cos, sin), mask.with(of_mask));
             vec![self.block(layer, &values.carry[0], &rotary, |heads| self.attend(heads, &mask))]
@@ -236,13 +236,13 @@ impl Decoder {
 
     /// Logits `[..., V]` in f32, of hidden states `[..., H]` after the final norm.
     pub fn logits(&self, weights: &ParameterValues, hidden: &Value) -> Value {
-        let logits = self.product(hidden, weights.head(), Dtype::F32);
+        let logits = self.product(weights, hidden, weights.head_role(), Dtype::F32);
         self.adapted(weights, hidden, Matrix::LmHead, logits)
     }
 
-    /// One loop over the layers. `body` gets the parameters of the layer and [`LayerValues`], and returns what is carried on, then
-    /// what is stacked over all layers. Weights are sliced from their stacks within the loop, and rounded there to the number type
-    /// of operands: no rounded copy of all of them comes to be.
+    /// All layers, in one loop or one after the other as `layers` says. `body` gets the parameters of the layer and [`LayerValues`], and returns what is carried on, then
+    /// what is stacked over all layers. Weights are sliced from their stacks where the layer is, and rounded there to the number
+    /// type of operands: no rounded copy of all of them comes to be in a loop.
     ///
     /// # Errors
     /// An operation of `body` that cannot be built.
@@ -252,10 +252,10 @@ impl Decoder {
         carry: &[&Value],
         xs: &[&Value],
         constants: &[&Value],
-        save: Save,
+        layers: Layers,
         body: impl FnOnce(&ParameterValues, &LayerValues<'_>) -> Vec<Value>,
     ) -> Result<Scanned> {
-        let (layers, builder) = (self.config.num_hidden_layers, weights[Role::InputLayernorm].builder());
+        let (count, builder) = (self.config.num_hidden_layers, weights[Role::InputLayernorm].builder());
         let (roles, stacks): (Vec<Role>, Vec<&Value>) = weights.iter().filter(|(role, _)| role.is_of_layers()).unzip();
         let all_xs: Vec<&Value> = xs.iter().copied().chain(stacks).collect();
         let slice = |stack: &&Value| TensorType::new(stack.dtype(), &stack.shape()[1..]);
@@ -276,11 +276,57 @@ impl Decoder {
                 }
                 false => slices.to_vec(),
             };
-            let of_layer = ParameterValues::new(roles.iter().copied().zip(slices));
+            let of_layer = weights.of_layer(roles.iter().copied().zip(slices));
             body(&of_layer, &LayerValues { carry, xs, constants })
         })?;
-        Ok(builder.scan(layers, &body, carry, &all_xs, constants, save))
+        Ok(match layers {
+            Layers::Loop(save) => builder.scan(count, &body, carry, &all_xs, constants, save),
+            Layers::Unrolled => unrolled(&builder, count, &body, carry, &all_xs, constants),
+        })
     }
+}
+
+/// How a program goes over the layers.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Layers {
+    /// In a loop, whose derivative keeps what this says of every layer.
+    Loop(Save),
+    /// One after the other. Within another loop the slices of their weights do not change, so that compilers make them before it.
+    Unrolled,
+}
+
+/// [`Builder::scan`] without a loop.
+fn unrolled(
+    builder: &Builder,
+    count: usize,
+    body: &Traced,
+    carry: &[&Value],
+    xs: &[&Value],
+    constants: &[&Value],
+) -> Scanned {
+    let mut carried: Vec<Value> = carry.iter().copied().cloned().collect();
+    let mut ys: Vec<Vec<Value>> = Vec::new();
+    for layer in 0..count {
+        let slices: Vec<Value> = xs.iter().map(|stack| slice(stack, layer)).collect();
+        let arguments: Vec<&Value> = carried.iter().chain(&slices).chain(constants.iter().copied()).collect();
+        let mut results = builder.call(body, &arguments);
+        ys.push(results.split_off(carry.len()));
+        carried = results;
+    }
+    let stacked = |i: usize| {
+        let rows: Vec<Value> =
+            ys.iter().map(|of_layer| of_layer[i].reshape(&[&[1], of_layer[i].shape()].concat())).collect();
+        builder.concatenate(&rows.iter().collect::<Vec<_>>(), 0)
+    };
+    let ys = (0..ys.first().map_or(0, Vec::len)).map(stacked).collect();
+    Scanned { carry: carried, ys }
+}
+
+/// What a stack `[L, ...]` has of a layer, `[...]`.
+fn slice(stack: &Value, layer: usize) -> Value {
+    let (mut start, mut limit) = (vec![0; stack.shape().len()], stack.shape().to_vec());
+    (start[0], limit[0]) = (layer, layer + 1);
+    stack.slice(&start, &limit).reshape(&stack.shape()[1..])
 }
 
 /// What the body of a loop over layers computes with, besides the parameters of the layer.

@@ -1,6 +1,6 @@
 //! Operations that every layer is made of.
 
-use super::{Compute, Decoder};
+use super::{Compute, Decoder, ParameterValues, Role};
 use stablehlo::{DotDimensions, Dtype, Reducer, Unary, Value};
 
 /// Broadcasts that decoders need.
@@ -39,22 +39,22 @@ pub(crate) fn dot(
 }
 
 impl Decoder {
-    /// `x weight^T + bias` in f32, `[..., O]`: `x` `[..., I]`, `weight` `[O, I]`, `bias` `[O]`. The product is summed in f32 and leaves
+    /// `x weight^T + bias` in f32, `[..., O]`: `x` `[..., I]`, the weight of this role `[O, I]`, `bias` `[O]`. The product is summed in f32 and leaves
     /// its result, as its operands are, in the number type of operands: so does its cotangent, and half the bytes move.
     #[track_caller]
-    pub(crate) fn project(&self, x: &Value, weight: &Value, bias: Option<&Value>) -> Value {
-        let product = self.product(x, weight, self.compute.dtype()).convert(Dtype::F32);
+    pub(crate) fn project(&self, weights: &ParameterValues, x: &Value, role: Role, bias: Option<&Value>) -> Value {
+        let product = self.product(weights, x, role, self.compute.dtype()).convert(Dtype::F32);
         match bias {
             Some(bias) => &product + bias.convert(Dtype::F32).along_last(&product),
             None => product,
         }
     }
 
-    /// `x weight^T` `[..., O]`, summed in f32, of number type `result`: `x` `[..., I]`, `weight` `[O, I]`.
+    /// `x weight^T` `[..., O]`, summed in f32, of number type `result`: `x` `[..., I]`, the weight of this role `[O, I]`.
     #[track_caller]
-    pub(crate) fn product(&self, x: &Value, weight: &Value, result: Dtype) -> Value {
-        let (x, weight) = (x.convert(self.compute.dtype()), weight.convert(self.compute.dtype()));
-        let dimensions = DotDimensions::contract(x.shape().len() - 1, 1);
+    pub(crate) fn product(&self, weights: &ParameterValues, x: &Value, role: Role, result: Dtype) -> Value {
+        let (x, weight) = (x.convert(self.compute.dtype()), weights[role].convert(self.compute.dtype()));
+        let dimensions = DotDimensions::contract(x.shape().len() - 1, weights.summed(role));
         x.dot_general(&weight, dimensions, result, self.compute.precision())
     }
 

@@ -204,34 +204,66 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
 
 /// The parameters of a decoder as values of a program: all of them, or those of one layer.
 #[derive(Clone, Debug)]
-pub struct ParameterValues(BTreeMap<Role, Value>);
+pub struct ParameterValues {
+    values: BTreeMap<Role, Value>,
+    /// Whether the matrices of the model that products take are `[in, out]`.
+    turned: bool,
+}
 
 impl ParameterValues {
     /// Declares the parameters of `table` as the next arguments of a program, of a model in `dtype` ([`Parameter::dtype`]).
     pub fn arguments(builder: &stablehlo::Builder, table: &[Parameter], dtype: Dtype) -> Self {
         let ty = |p: &Parameter| TensorType::new(p.dtype(dtype), &p.shape[..]);
         let argument = |p: &Parameter| (p.role, builder.argument(p.name(), ty(p)));
-        Self(table.iter().map(argument).collect())
+        Self::new(table.iter().map(argument))
     }
 
     /// Values with their roles.
     pub fn new(values: impl IntoIterator<Item = (Role, Value)>) -> Self {
-        Self(values.into_iter().collect())
+        Self { values: values.into_iter().collect(), turned: false }
+    }
+
+    /// Those of a layer, of which these are the stacks.
+    pub(super) fn of_layer(&self, values: impl IntoIterator<Item = (Role, Value)>) -> Self {
+        Self { turned: self.turned, ..Self::new(values) }
+    }
+
+    /// The same parameters with the matrices of the model that products take as `[in, out]`. A tied head is one of its own then.
+    pub(crate) fn turned(&self) -> Self {
+        let mut values = self.values.clone();
+        values.insert(Role::LmHead, self.head().clone());
+        for (_, value) in values.iter_mut().filter(|(role, _)| Matrix::of(**role).is_some()) {
+            let mut dimensions: Vec<usize> = (0..value.shape().len()).collect();
+            let first = dimensions.len() - 2;
+            dimensions.swap(first, first + 1);
+            *value = value.transpose(&dimensions);
+        }
+        Self { values, turned: true }
+    }
+
+    /// The dimension of the matrix of this role that products sum over.
+    pub(super) fn summed(&self, role: Role) -> usize {
+        if self.turned && Matrix::of(role).is_some() { 0 } else { 1 }
     }
 
     /// The parameter of this role, where the model has it.
     pub fn get(&self, role: Role) -> Option<&Value> {
-        self.0.get(&role)
+        self.values.get(&role)
+    }
+
+    /// The role of the LM head: that of a tied model is the embedding.
+    pub(super) fn head_role(&self) -> Role {
+        if self.values.contains_key(&Role::LmHead) { Role::LmHead } else { Role::EmbedTokens }
     }
 
     /// The LM head `[V, H]`: that of a tied model is the embedding.
     pub fn head(&self) -> &Value {
-        self.get(Role::LmHead).unwrap_or(&self[Role::EmbedTokens])
+        &self[self.head_role()]
     }
 
     /// All of them, in the order of their roles.
     pub fn iter(&self) -> impl Iterator<Item = (Role, &Value)> {
-        self.0.iter().map(|(role, value)| (*role, value))
+        self.values.iter().map(|(role, value)| (*role, value))
     }
 }
 
@@ -241,7 +273,7 @@ impl std::ops::Index<Role> for ParameterValues {
     /// # Panics
     /// When the model has no such parameter; [`ParameterValues::get`] does not.
     fn index(&self, role: Role) -> &Value {
-        self.0.get(&role).unwrap_or_else(|| panic!("{role:?} is a parameter of every model"))
+        self.values.get(&role).unwrap_or_else(|| panic!("{role:?} is a parameter of every model"))
     }
 }
 

@@ -10,7 +10,7 @@
 
 use super::sampling::{Sampler, SamplerValues};
 use super::state::{Shape, StateValues};
-use crate::decoder::{Broadcast, Decoder, Heads, MASKED, ParameterValues, Rotary, dot, zeros};
+use crate::decoder::{Broadcast, Decoder, Heads, Layers, MASKED, ParameterValues, Rotary, dot, zeros};
 use crate::error::{Error, Result};
 use stablehlo::{Builder, Dtype, Module, Reducer, Save, TensorType, Value};
 
@@ -23,6 +23,9 @@ pub(crate) struct Decode {
     /// W: the largest number of tokens that a call adds to a sequence.
     pub(crate) turns: usize,
     pub(crate) sampler: Sampler,
+    /// Whether weights and cache are made ready for products before the loop over tokens: sliced by layer, which follow each other in the
+    /// program then, and turned so that what is summed over is not innermost.
+    pub(crate) prepared: bool,
     /// E; places without an id hold -1.
     pub(crate) stop_ids: usize,
 }
@@ -41,6 +44,8 @@ pub(super) struct Cache<'a> {
     /// `[L, B, K, S, D]`.
     keys: &'a Value,
     values: &'a Value,
+    /// The keys as they are read, `[L, B, K, D, C]` where they are prepared.
+    read: Value,
     /// Which columns have keys and values, `[B, C]`.
     filled: Value,
     /// The column of the first token of this call, `[B]`, i32.
@@ -66,6 +71,7 @@ impl Decode {
             stop_ids: f.argument("stop_ids", TensorType::new(Dtype::I32, [self.stop_ids])),
             limit: f.argument("max_completion_length", TensorType::scalar(Dtype::I32)),
         };
+        let ready = self.ready(&weights);
         let (cache, Window { keys, values }) = self.begin(&state);
 
         let (zero, turns) = (f.scalar(0, Dtype::I32), f.scalar(self.turns as i64, Dtype::I32));
@@ -81,7 +87,7 @@ impl Decode {
             |carried| {
                 let window = Window { keys: carried[1].clone(), values: carried[2].clone() };
                 let state = state.with_rows(&carried[3..]);
-                let next = self.turn(decoder, &weights, &state, &cache, &window, &carried[0], &arguments);
+                let next = self.turn(decoder, &ready, &state, &cache, &window, &carried[0], &arguments);
                 let (state, window) = next.unwrap_or_else(|source| {
                     error = Some(source);
                     (state, window)
@@ -100,6 +106,11 @@ impl Decode {
         }
     }
 
+    /// The weights as the loop over tokens takes them.
+    pub(super) fn ready(self, weights: &ParameterValues) -> ParameterValues {
+        if self.prepared { weights.turned() } else { weights.clone() }
+    }
+
     /// What a call reads of a state, and a window without tokens.
     pub(super) fn begin(self, state: &StateValues) -> (Cache<'_>, Window) {
         let f = state.keys.builder();
@@ -109,7 +120,15 @@ impl Decode {
         let mut window = state.keys.shape().to_vec();
         window[3] = self.turns;
         let window = zeros(&f, state.keys.dtype(), &window);
-        let cache = Cache { keys: &state.keys, values: &state.values, filled, base };
+        let read = match self.prepared {
+            true => {
+                let mut limit = state.keys.shape().to_vec();
+                limit[3] = self.columns_read;
+                state.keys.slice(&[0; 5], &limit).transpose(&[0, 1, 2, 4, 3])
+            }
+            false => state.keys.clone(),
+        };
+        let cache = Cache { keys: &state.keys, values: &state.values, read, filled, base };
         (cache, Window { keys: window.clone(), values: window })
     }
 
@@ -165,38 +184,42 @@ impl Decode {
         window: &Window,
         turn: &Value,
     ) -> stablehlo::Result<(Value, Window)> {
-        let (slots, layers) = (self.shape.slots, decoder.config().num_hidden_layers);
+        let slots = self.shape.slots;
         let position = &state.length - state.length.like(1);
         let rotary = decoder.rotary(&position.reshape(&[slots, 1]));
         let x = decoder.embed(weights, &state.last.reshape(&[slots, 1]));
         let f = x.builder();
-        let numbers = f.iota(0, TensorType::new(Dtype::I32, [layers]));
+        let numbers = f.iota(0, TensorType::new(Dtype::I32, [decoder.config().num_hidden_layers]));
+        // The token sees itself among those of this call.
         let columns = f.iota(1, TensorType::new(Dtype::I32, [slots, self.turns]));
-        let done = columns.lt(&turn.broadcast_in_dim(columns.shape(), &[]));
-        let Cache { keys, values, filled, .. } = cache;
-        let constants = [rotary.cos(), rotary.sin(), keys, values, filled, &done];
-        let xs = [&numbers, &window.keys, &window.values];
-        let scanned = decoder.over_layers(weights, &[&x], &xs, &constants, Save::Carry, |layer, of| {
-            let [cos, sin, keys, values, filled, done] = of.constants else { unreachable!("as handed over") };
-            let [number, window_keys, window_values] = of.xs else { unreachable!("as handed over") };
-            let mut own = vec![];
-            let x = decoder.block(layer, &of.carry[0], &Rotary::new(cos, sin), |heads| {
-                own = vec![heads.keys.clone(), heads.values.clone()];
-                let cached = |all: &Value| columns_of(all, number, self.columns_read);
-                let parts = [
-                    Part { keys: cached(keys), values: cached(values), seen: filled.clone() },
-                    Part { keys: window_keys.clone(), values: window_values.clone(), seen: done.clone() },
-                ];
-                attend_parts(decoder, heads, &parts)
+        let done = columns.le(&turn.broadcast_in_dim(columns.shape(), &[]));
+        let Cache { read: keys, values, filled, .. } = cache;
+        let constants = [rotary.cos(), rotary.sin(), keys, values, filled, &done, turn];
+        let carry = [&x, &window.keys, &window.values];
+        let layers = if self.prepared { Layers::Unrolled } else { Layers::Loop(Save::Carry) };
+        let scanned = decoder.over_layers(weights, &carry, &[&numbers], &constants, layers, |layer, of| {
+            let [cos, sin, keys, values, filled, done, turn] = of.constants else { unreachable!("as handed over") };
+            let ([x, window_keys, window_values], [number]) = (of.carry, of.xs) else { unreachable!("as handed over") };
+            let mut window = vec![];
+            let x = decoder.block(layer, x, &Rotary::new(cos, sin), |heads| {
+                window = [(window_keys, &heads.keys), (window_values, &heads.values)]
+                    .map(|(all, token)| put_token(all, token, number, turn))
+                    .to_vec();
+                let part = |keys, values, columns, turned, seen: &Value| Part {
+                    keys: if turned { of_layer(keys, number) } else { columns_of(keys, number, columns) },
+                    turned,
+                    values: columns_of(values, number, columns),
+                    seen: seen.clone(),
+                };
+                let cached = part(keys, values, self.columns_read, self.prepared, filled);
+                attend_parts(decoder, heads, &[cached, part(&window[0], &window[1], self.turns, false, done)])
             });
-            std::iter::once(x).chain(own).collect()
+            std::iter::once(x).chain(window).collect()
         })?;
-        let hidden = decoder.final_norm(weights, &scanned.carry[0]);
+        let [x, keys, values] = &scanned.carry[..] else { unreachable!("as many as are carried") };
+        let hidden = decoder.final_norm(weights, x);
         let logits = decoder.logits(weights, &hidden.reshape(&[slots, decoder.config().hidden_size]));
-        let [keys, values] = &scanned.ys[..] else { unreachable!("keys and values of the token") };
-        let window =
-            Window { keys: put_column(&window.keys, keys, turn), values: put_column(&window.values, values, turn) };
-        Ok((logits, window))
+        Ok((logits, Window { keys: keys.clone(), values: values.clone() }))
     }
 }
 
@@ -208,51 +231,56 @@ fn columns_of(cache: &Value, layer: &Value, columns: usize) -> Value {
     cache.dynamic_slice(&[layer, &zero, &zero, &zero, &zero], &sizes).reshape(&sizes[1..])
 }
 
-/// A window `[L, B, K, W, D]` with the keys or values `[L, B, 1, K, D]` of a token in the column of the turn.
-fn put_column(window: &Value, token: &Value, turn: &Value) -> Value {
+/// What a stack `[L, ...]` has of a layer.
+fn of_layer(stack: &Value, layer: &Value) -> Value {
+    let zero = layer.like(0);
+    let mut sizes = stack.shape().to_vec();
+    sizes[0] = 1;
+    let at: Vec<&Value> = (0..sizes.len()).map(|d| if d == 0 { layer } else { &zero }).collect();
+    stack.dynamic_slice(&at, &sizes).reshape(&sizes[1..])
+}
+
+/// A window `[L, B, K, W, D]` with the keys or values `[B, 1, K, D]` of a token of a layer in the column of the turn.
+fn put_token(window: &Value, token: &Value, layer: &Value, turn: &Value) -> Value {
     let zero = turn.like(0);
     let mut column = window.shape().to_vec();
-    column[3] = 1;
-    window.dynamic_update_slice(&token.reshape(&column), &[&zero, &zero, &zero, turn, &zero])
+    (column[0], column[3]) = (1, 1);
+    window.dynamic_update_slice(&token.reshape(&column), &[layer, &zero, &zero, turn, &zero])
 }
 
 /// Keys and values that tokens attend to.
 struct Part {
-    /// `[B, K, C, D]`.
+    /// `[B, K, C, D]`; keys that are turned `[B, K, D, C]`.
     keys: Value,
+    turned: bool,
     values: Value,
     /// Which of them there are, `[B, C]`.
     seen: Value,
 }
 
-/// Attention `[B, 1, A D]`, f32, of one token of every sequence to itself and to the columns of all parts together.
+/// Attention `[B, 1, A D]`, f32, of one token of every sequence to the columns of all parts together. Of one of them it sees itself.
 fn attend_parts(decoder: &Decoder, heads: &Heads, parts: &[Part; 2]) -> Value {
     let compute = decoder.compute();
     let [b, _, kv, r, d] = heads.queries.shape() else { unreachable!("queries have five dimensions") };
     let queries = heads.queries.reshape(&[*b, *kv, *r, *d]);
-    let own =
-        |part: &Value| part.reshape(&[*b, *kv, *d]).broadcast_in_dim(queries.shape(), &[0, 1, 3]).convert(Dtype::F32);
-    let scaled = |scores: Value| &scores * scores.like(decoder.score_scale());
     // [B, K, R, C]
     let scores = parts.each_ref().map(|part| {
-        let scores = scaled(dot(&queries, &part.keys, (&[0, 1], &[0, 1]), (3, 3), compute));
+        let scores = dot(&queries, &part.keys, (&[0, 1], &[0, 1]), (3, if part.turned { 2 } else { 3 }), compute);
+        let scores = &scores * scores.like(decoder.score_scale());
         part.seen.broadcast_in_dim(scores.shape(), &[0, 3]).select(&scores, &scores.like(MASKED))
     });
     // [B, K, R]
-    let own_score = scaled((queries.convert(Dtype::F32) * own(&heads.keys)).reduce(Reducer::Add, &[3]));
     let [first, second] = scores.each_ref().map(|scores| scores.reduce(Reducer::Max, &[3]));
-    let max = first.max(&second).max(&own_score);
+    let max = first.max(&second);
     let weights = scores.map(|scores| (&scores - max.along_first(&scores)).exp());
-    let own_weight = (own_score - &max).exp();
     let [first, second] = weights.each_ref().map(|weights| weights.reduce(Reducer::Add, &[3]));
-    let sum = first + second + &own_weight;
+    let sum = first + second;
     // [B, K, R, D]
     let mix = |i: usize| {
         let weights = weights[i].convert(compute.dtype());
         dot(&weights, &parts[i].values, (&[0, 1], &[0, 1]), (3, 2), compute)
     };
-    let own_values = own(&heads.values);
-    let mixed = mix(0) + mix(1) + own_weight.along_first(&own_values) * &own_values;
+    let mixed = mix(0) + mix(1);
     (&mixed / sum.along_first(&mixed)).reshape(&[*b, 1, kv * r * d])
 }
 

@@ -11,6 +11,7 @@ use crate::decoder::{Compute, Decoder};
 use crate::error::Result;
 use crate::runtime::{Program, Programs, Runtime};
 use crate::weights::DeviceWeights;
+use backend_tpu::plugins::Kind;
 use models::ModelConfig;
 use pjrt::{Argument, Buffer};
 use policy::{Completion, RolloutRequest, Sampling};
@@ -32,6 +33,14 @@ impl Default for RolloutOptions {
     fn default() -> Self {
         Self { slots: 64, tokens_per_call: 16 }
     }
+}
+
+/// Whether the decode loop of devices of this kind is given weights and cache as products read them. XLA's CPU copies whatever a loop slices
+/// for a product, in every turn the weights and the cache of every layer, and packs a matrix that is summed over its innermost dimension
+/// number by number, which takes eight times as long as the product of a few rows itself. TPUs and GPUs read slices where they are, and
+/// lay tensors out as they like.
+pub(super) fn prepares_operands(kind: Kind) -> bool {
+    kind == Kind::Cpu
 }
 
 /// Samples completions of prompts with weights on a device. The [front page](crate) has an example.
@@ -255,7 +264,8 @@ impl DeviceRollout {
         let shape = state.shape;
         let columns_read = columns_read(longest, shape.columns);
         let &DecodeArguments { sampler, stop_ids, .. } = arguments;
-        let decode = Decode { shape, columns_read, turns: self.options.tokens_per_call, sampler, stop_ids };
+        let (turns, prepared) = (self.options.tokens_per_call, prepares_operands(self.runtime.kind()));
+        let decode = Decode { shape, columns_read, turns, sampler, prepared, stop_ids };
         let program = self.program(Key::Decode(decode, weights.dtype()))?;
         let mut all = weights.arguments();
         all.extend(state.buffers.into_iter().map(Argument::from));

@@ -3,7 +3,7 @@
 //! Legend: B slots, W turns of a call, V vocabulary.
 
 use super::decode::{Decode, Window};
-use super::engine::{DeviceRollout, Key, RolloutOptions};
+use super::engine::{DeviceRollout, Key, RolloutOptions, prepares_operands};
 use super::sampling::Sampler;
 use super::sizes::{RolloutSizes, columns_read, places};
 use super::slots::Admission;
@@ -104,7 +104,8 @@ impl DeviceRollout {
         let mut state = self.admit(State { shape, buffers: empty }, &prefilled, &request, &admissions)?;
         for done in (0..turns).step_by(tokens_per_call) {
             let columns_read = columns_read(sizes.longest_prompt + done, shape.columns);
-            let decode = Decode { shape, columns_read, turns: tokens_per_call, sampler, stop_ids: places(0) };
+            let prepared = prepares_operands(runtime.kind());
+            let decode = Decode { shape, columns_read, turns: tokens_per_call, sampler, prepared, stop_ids: places(0) };
             let mut next = vec![0; shape.slots * tokens_per_call];
             for (row, followed) in next.chunks_mut(tokens_per_call).zip(all) {
                 let ids = followed.ids.get(followed.prompt + done..).unwrap_or_default();
@@ -137,6 +138,7 @@ impl Decode {
         let weights = decoder.declare(&f, weights);
         let state = self.shape.arguments(&f, config, decoder.compute());
         let next = f.argument("next_ids", TensorType::new(Dtype::I32, [slots, self.turns]));
+        let ready = self.ready(&weights);
         let (cache, Window { keys, values }) = self.begin(&state);
         let logits = f.splat(0.0, TensorType::new(Dtype::F32, [slots, self.turns, config.vocab_size]));
         let zero = f.scalar(0, Dtype::I32);
@@ -146,7 +148,7 @@ impl Decode {
             let [keys, values, last, length, logits] = carried else { unreachable!("as handed over") };
             let window = Window { keys: keys.clone(), values: values.clone() };
             let now = StateValues { last: last.clone(), length: length.clone(), ..state.clone() };
-            match self.forward(decoder, &weights, &now, &cache, &window, turn) {
+            match self.forward(decoder, &ready, &now, &cache, &window, turn) {
                 Ok((of_turn, Window { keys, values })) => {
                     let of_turn = of_turn.reshape(&[slots, 1, config.vocab_size]);
                     let last = next.dynamic_slice(&[&zero, turn], &[slots, 1]).reshape(&[slots]);

@@ -4,7 +4,7 @@
 //! V vocabulary.
 
 use super::state::{Shape, StateValues};
-use crate::decoder::{Broadcast, Compute, Decoder, Rotary, Rows, zeros};
+use crate::decoder::{Broadcast, Compute, Decoder, Layers, Rotary, Rows, zeros};
 use crate::error::{Error, Result};
 use crate::runtime::finish;
 use models::ModelConfig;
@@ -37,7 +37,7 @@ pub(crate) fn module(decoder: &Decoder, weights: Dtype, prompts: Prompts) -> Res
     let kept = rows.positions.lt(&last);
     let x = decoder.embed(&weights, &ids);
     let constants = [&[rotary.cos(), rotary.sin(), &kept], &mask.values()[..]].concat();
-    let layers = decoder.over_layers(&weights, &[&x], &[], &constants, Save::Carry, |layer, values| {
+    let layers = decoder.over_layers(&weights, &[&x], &[], &constants, Layers::Loop(Save::Carry), |layer, values| {
         let [cos, sin, kept, of_mask @ ..] = values.constants else { unreachable!("as many as were handed over") };
         let (rotary, mask) = (Rotary::new(cos, sin), mask.with(of_mask));
         let mut stacked = vec![];

@@ -89,10 +89,10 @@ impl Sampler {
             true => scores.clone(),
             false => &scores + gumbel_values(keys, positions, logits.shape()[1]),
         };
-        // The noise is made and looked at once: it is as large as the logits.
-        let (largest, ids) = noisy.largest(1);
-        let ids = largest.eq(&largest).select(&ids, &ids.like(logits.shape()[1] as i64));
+        // In two passes, the second one for the smallest of the ids that are equally good; NaN, which is their maximum then, equals none.
         let tokens = tokens(logits);
+        let best = noisy.eq(&noisy.reduce(Reducer::Max, &[1]).along_first(&noisy));
+        let ids = best.select(&tokens, &tokens.like(logits.shape()[1] as i64)).reduce(Reducer::Min, &[1]);
         let chosen = tokens.eq(&ids.along_first(&tokens)).select(&scores, &scores.like(0.0)).reduce(Reducer::Add, &[1]);
         let max = scores.reduce(Reducer::Max, &[1]);
         let sum = (&scores - max.along_first(&scores)).exp().reduce(Reducer::Add, &[1]);

@@ -47,12 +47,17 @@ impl RolloutSizes {
         (self.longest_prompt + self.max_completion_length).saturating_sub(1)
     }
 
+    /// The number of columns that calls write to. A sequence begins with a call, and a call writes as many columns as it has turns, the
+    /// last one, too. What has ended before is written over by later calls, wherever they reach: nobody reads it any more.
+    fn columns_written(&self, tokens_per_call: usize) -> usize {
+        (self.longest_prompt + self.max_completion_length.next_multiple_of(tokens_per_call)).saturating_sub(1)
+    }
+
     /// The sizes of the state.
     pub(crate) fn shape(&self, options: RolloutOptions, sampler: Sampler) -> Shape {
         Shape {
             slots: rows((self.prompts * self.num_generations).min(options.slots).max(FEWEST_SLOTS)),
-            // A call writes all of its columns, from the last one that a sequence has.
-            columns: columns(self.longest() + options.tokens_per_call),
+            columns: columns(self.columns_written(options.tokens_per_call)),
             tokens: self.max_completion_length,
             seen: sampler.repetition_penalty,
         }
@@ -152,8 +157,8 @@ impl RolloutModules {
         let mut columns: Vec<usize> = (1..=sizes.longest()).map(|length| columns_read(length, shape.columns)).collect();
         columns.dedup();
         let decode = columns.into_iter().map(|columns_read| {
-            let decode =
-                Decode { shape, columns_read, turns: options.tokens_per_call, sampler, stop_ids: places(stop_ids) };
+            let (turns, stop_ids) = (options.tokens_per_call, places(stop_ids));
+            let decode = Decode { shape, columns_read, turns, sampler, prepared: false, stop_ids };
             Ok((columns_read, decode.module(&decoder, weights)?))
         });
         Ok(Self {
@@ -181,6 +186,15 @@ mod tests {
         assert_eq!([1, 384, 513, 1280, 2000].map(|length| columns_read(length, 1280)), [256, 512, 768, 1280, 1280]);
         assert_eq!([1, 257].map(|length| columns_read(length, 384)), [256, 384]);
         assert_eq!([1, 60].map(|length| columns_read(length, 48)), [48, 48]);
+    }
+
+    #[test]
+    fn a_cache_has_the_columns_that_calls_write_to() {
+        let (sampler, ..) = Sampler::of(&Sampling::Greedy, 10);
+        for (longest_prompt, max_completion_length, columns) in [(16, 112, 128), (16, 113, 256), (256, 1024, 1280)] {
+            let sizes = RolloutSizes { prompts: 2, longest_prompt, num_generations: 8, max_completion_length };
+            assert_eq!(sizes.shape(RolloutOptions::default(), sampler).columns, columns);
+        }
     }
 
     #[test]

@@ -178,6 +178,27 @@ fn a_completion_of_one_token_and_one_of_a_prompt_of_one_token_are_those_of_the_h
 }
 
 #[test]
+fn a_cache_that_is_filled_to_its_last_column_is_that_of_the_host() {
+    let checkpoint = Checkpoint::open("qwen2");
+    let (mut host, weights) = (host(&checkpoint), weights(&checkpoint));
+    // 16 columns: the last call begins behind 12 tokens and writes 4. Samples that end earlier make room for others.
+    let prompts = [(3..12).collect(), vec![7, 2], vec![1, 9, 4, 20, 21, 22]];
+    let request = |stop_ids| RolloutRequest {
+        prompts: &prompts,
+        num_generations: 5,
+        max_completion_length: 8,
+        stop_ids,
+        sampling: Sampling::Greedy,
+    };
+    let mut rollout = rollout(&checkpoint, RolloutOptions { slots: 8, tokens_per_call: 4 });
+    let all = rollout.generate(&weights, &request(&[])).unwrap();
+    assert_same("qwen2", &all, &host.generate(&request(&[])).unwrap());
+    let stop_ids = [all[5].ids[2]];
+    let found = rollout.generate(&weights, &request(&stop_ids)).unwrap();
+    assert_same("qwen2", &found, &host.generate(&request(&stop_ids)).unwrap());
+}
+
+#[test]
 fn requests_that_cannot_be_served_are_errors() {
     let checkpoint = Checkpoint::open("qwen2");
     let (weights, mut rollout) = (weights(&checkpoint), rollout(&checkpoint, RolloutOptions::default()));
