@@ -162,7 +162,9 @@ impl Blockwise {
             let constants: Vec<&Value> = arguments[..own].iter().chain([lse, &of_mixed, of_sum]).collect();
             let sums = carried.each_ref().map(|ty| f.splat(0.0, ty.clone()));
             let sums = self.over_pairs(f, &turn, &sums.each_ref(), &constants);
-            sums.iter().map(|sum| sum.convert(types[0].dtype)).collect()
+            let sums: Vec<Value> = sums.iter().map(|sum| sum.convert(types[0].dtype)).collect();
+            // Compilers would widen them again before they move them about.
+            f.optimization_barrier(&sums.iter().collect::<Vec<_>>())
         });
         backward.expect("blocks are slices of what they are cut from")
     }
