@@ -433,7 +433,7 @@ fn take_rows(x: &Value, at: &Value) -> Value {
         slice_sizes: vec![1, *h],
         ..GatherDimensions::default()
     };
-    // In f32: libtpu has ten times the code for rows of bf16, of which two share what it takes at a time.
+    // In f32: libtpu leaves such rows to the sparse cores, and has a megabyte of code for rows of bf16.
     x.convert(Dtype::F32).reshape(&[b * t, *h]).gather(at, dimensions, &[at.shape()[0], *h])
 }
 
