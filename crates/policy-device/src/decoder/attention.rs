@@ -111,17 +111,46 @@ impl Decoder {
         let config = &self.config;
         let (b, t) = (x.shape()[0], x.shape()[1]);
         let (heads, kv, d) = (config.num_attention_heads, config.num_key_value_heads, config.head_dim());
-        let project = |matrix, bias| self.linear(layer, x, matrix, layer.get(bias));
         let normed = |x: Value, norm| layer.get(norm).map_or(x.clone(), |weight| self.norm(&x, weight));
-        let queries = project(Matrix::QProj, Role::QBias).reshape(&[b, t, kv, heads / kv, d]);
-        let keys = project(Matrix::KProj, Role::KBias).reshape(&[b, t, kv, d]);
-        let values = project(Matrix::VProj, Role::VBias).reshape(&[b, t, kv, d]);
+        let [queries, keys, values] = self.queries_keys_values(layer, x);
+        let queries = queries.reshape(&[b, t, kv, heads / kv, d]);
+        let [keys, values] = [keys, values].map(|part| part.reshape(&[b, t, kv, d]));
         let dtype = self.compute.dtype();
         Heads {
             queries: rotary.turn(&normed(queries, Role::QNorm)).convert(dtype),
             keys: rotary.turn(&normed(keys, Role::KNorm)).convert(dtype),
             values: values.convert(dtype),
         }
+    }
+
+    /// Queries `[B, T, A D]`, keys and values `[B, T, K D]` of `x` `[B, T, H]`, f32.
+    fn queries_keys_values(&self, layer: &ParameterValues, x: &Value) -> [Value; 3] {
+        let of = [(Matrix::QProj, Role::QBias), (Matrix::KProj, Role::KBias), (Matrix::VProj, Role::VBias)];
+        if x.shape()[1] == 1 {
+            return of.map(|(matrix, bias)| self.linear(layer, x, matrix, layer.get(bias)));
+        }
+        // One product: there are a third as many to compile, here and in the derivative, and to copy the weights side by side is little
+        // where many tokens are multiplied by them.
+        let summed = layer.summed(Role::QProj);
+        let weights = of.map(|(matrix, _)| layer[matrix.role()].clone());
+        let all = x.builder().concatenate(&weights.each_ref(), 1 - summed);
+        // Narrow, it is cut and moved about in half the time.
+        let all = x
+            .builder()
+            .optimization_barrier(&[&self.product_over(x, &all, summed, self.compute.dtype())])
+            .swap_remove(0);
+        let mut from = 0;
+        of.map(|(matrix, bias)| {
+            let (mut start, mut limit) = (vec![0; 3], all.shape().to_vec());
+            (start[2], limit[2]) = (from, from + layer[matrix.role()].shape()[1 - summed]);
+            from = limit[2];
+            let part = all.slice(&start, &limit).convert(Dtype::F32);
+            let part = match layer.get(bias) {
+                Some(bias) => &part + bias.convert(Dtype::F32).along_last(&part),
+                None => part,
+            };
+            self.adapted(layer, x, matrix, part)
+        })
     }
 
     /// The factor of scores.

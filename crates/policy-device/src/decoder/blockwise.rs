@@ -13,8 +13,8 @@ use stablehlo::{Builder, Dtype, Reducer, Save, TensorType, Traced, Unary, Value,
 
 /// The sizes of attention block by block.
 ///
-/// Inside, a row is N blocks of matrices: queries are `[B, K, N, R C, D]`, those of a head one after the other, keys and values
-/// `[B, K, N, C, D]`. Tokens of a head stay side by side, as compilers have them, and to take a block moves nothing about.
+/// Inside, a row is N blocks of matrices: queries are `[N, B, K, R C, D]`, those of a head one after the other, keys and values
+/// `[N, B, K, C, D]`. Tokens of a head stay side by side, as compilers have them, and to take a block moves nothing about.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Blockwise {
     rows: usize,
@@ -53,9 +53,9 @@ impl Blockwise {
         let tokens = heads.queries.shape()[1];
         let blocks = length / block;
         let queries = self.padded(&heads.queries, 0.0).reshape(&[rows, blocks, block, kv, group, width]);
-        let queries = queries.transpose(&[0, 3, 1, 4, 2, 5]).reshape(&[rows, kv, blocks, group * block, width]);
+        let queries = queries.transpose(&[1, 0, 3, 4, 2, 5]).reshape(&[blocks, rows, kv, group * block, width]);
         let [keys, values] = [&heads.keys, &heads.values]
-            .map(|part| self.padded(part, 0.0).reshape(&[rows, blocks, block, kv, width]).transpose(&[0, 3, 1, 2, 4]));
+            .map(|part| self.padded(part, 0.0).reshape(&[rows, blocks, block, kv, width]).transpose(&[1, 0, 3, 2, 4]));
         // As queries lie.
         let positions = positions.map(|positions| {
             let positions = self.padded(positions, 0).reshape(&[rows, blocks, block]);
@@ -67,8 +67,8 @@ impl Blockwise {
         let (forward, backward) = (self.forward(&types), self.backward(&types));
         let mixed = queries.builder().custom_vjp(&forward, &backward, &arguments, 1).swap_remove(0);
         // What comes next is a product, which rounds it: narrow it is moved about in half the time.
-        let mixed = mixed.convert(self.compute.dtype()).reshape(&[rows, kv, blocks, group, block, width]);
-        let mixed = mixed.transpose(&[0, 2, 4, 1, 3, 5]).reshape(&[rows, length, kv * group * width]);
+        let mixed = mixed.convert(self.compute.dtype()).reshape(&[blocks, rows, kv, group, block, width]);
+        let mixed = mixed.transpose(&[1, 0, 4, 2, 3, 5]).reshape(&[rows, length, kv * group * width]);
         mixed.slice(&[0; 3], &[rows, tokens, kv * group * width]).convert(Dtype::F32)
     }
 
@@ -82,9 +82,9 @@ impl Blockwise {
         part.pad(&part.builder().scalar(number, part.dtype()), &vec![0; high.len()], &high)
     }
 
-    /// From queries, keys, values (and positions) to what is mixed, `[B, K, N, R C, D]` in f32; then what [`Blockwise::backward`] takes.
+    /// From queries, keys, values (and positions) to what is mixed, `[N, B, K, R C, D]` in f32; then what [`Blockwise::backward`] takes.
     fn forward(self, types: &[TensorType]) -> Traced {
-        let queries = [self.rows, self.kv, self.length / self.block, self.group * self.block];
+        let queries = [self.length / self.block, self.rows, self.kv, self.group * self.block];
         let (numbers, mixed) = (f32s(&queries), f32s(&[&queries[..], &[self.width]].concat()));
         let carried = [numbers.clone(), numbers, mixed];
         let turn = self.turn(&carried, types, |at, carried, constants| {
@@ -119,7 +119,7 @@ impl Blockwise {
         forward.expect("blocks are slices of what they are cut from")
     }
 
-    /// From queries, keys, values (and positions), what was mixed, the logarithms of the sums of exponentials `[B, K, N, R C]`, and the
+    /// From queries, keys, values (and positions), what was mixed, the logarithms of the sums of exponentials `[N, B, K, R C]`, and the
     /// cotangent of what was mixed, to those of queries, keys and values.
     ///
     /// With the logarithm as a constant shift, attention is a sum over pairs of blocks, divided by what is then 1: its derivative is
@@ -162,7 +162,9 @@ impl Blockwise {
             let constants: Vec<&Value> = arguments[..own].iter().chain([lse, &of_mixed, of_sum]).collect();
             let sums = carried.each_ref().map(|ty| f.splat(0.0, ty.clone()));
             let sums = self.over_pairs(f, &turn, &sums.each_ref(), &constants);
-            sums.iter().map(|sum| sum.convert(types[0].dtype)).collect()
+            let sums: Vec<Value> = sums.iter().map(|sum| sum.convert(types[0].dtype)).collect();
+            // Compilers would widen them again before they move them about.
+            f.optimization_barrier(&sums.iter().collect::<Vec<_>>())
         });
         backward.expect("blocks are slices of what they are cut from")
     }
@@ -254,26 +256,24 @@ struct Pair {
 }
 
 impl Pair {
-    /// Where the block begins in `whole`, `[B, K, N, ...]`.
+    /// Where the block begins in `whole`, `[N, B, K, ...]`.
     fn place(&self, of: Of, whole: &Value) -> Vec<&Value> {
         let block = match of {
             Of::Queries => &self.queries,
             Of::Keys => &self.keys,
         };
-        (0..whole.shape().len()).map(|d| if d == 2 { block } else { &self.zero }).collect()
+        (0..whole.shape().len()).map(|d| if d == 0 { block } else { &self.zero }).collect()
     }
 
     fn get(&self, of: Of, whole: &Value) -> Value {
         let mut sizes = whole.shape().to_vec();
-        sizes[2] = 1;
-        let block = whole.dynamic_slice(&self.place(of, whole), &sizes);
-        sizes.remove(2);
-        block.reshape(&sizes)
+        sizes[0] = 1;
+        whole.dynamic_slice(&self.place(of, whole), &sizes).reshape(&sizes[1..])
     }
 
     fn put(&self, of: Of, whole: &Value, block: &Value) -> Value {
         let mut sizes = whole.shape().to_vec();
-        sizes[2] = 1;
+        sizes[0] = 1;
         whole.dynamic_update_slice(&block.reshape(&sizes), &self.place(of, whole))
     }
 

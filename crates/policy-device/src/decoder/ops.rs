@@ -53,8 +53,14 @@ impl Decoder {
     /// `x weight^T` `[..., O]`, summed in f32, of number type `result`: `x` `[..., I]`, the weight of this role `[O, I]`.
     #[track_caller]
     pub(crate) fn product(&self, weights: &ParameterValues, x: &Value, role: Role, result: Dtype) -> Value {
-        let (x, weight) = (x.convert(self.compute.dtype()), weights[role].convert(self.compute.dtype()));
-        let dimensions = DotDimensions::contract(x.shape().len() - 1, weights.summed(role));
+        self.product_over(x, &weights[role], weights.summed(role), result)
+    }
+
+    /// [`Decoder::product`] with a matrix that is summed over this dimension.
+    #[track_caller]
+    pub(crate) fn product_over(&self, x: &Value, weight: &Value, summed: usize, result: Dtype) -> Value {
+        let (x, weight) = (x.convert(self.compute.dtype()), weight.convert(self.compute.dtype()));
+        let dimensions = DotDimensions::contract(x.shape().len() - 1, summed);
         x.dot_general(&weight, dimensions, result, self.compute.precision())
     }
 

@@ -433,7 +433,8 @@ fn take_rows(x: &Value, at: &Value) -> Value {
         slice_sizes: vec![1, *h],
         ..GatherDimensions::default()
     };
-    x.reshape(&[b * t, *h]).gather(at, dimensions, &[at.shape()[0], *h])
+    // In f32: libtpu leaves such rows to the sparse cores, and has a megabyte of code for rows of bf16.
+    x.convert(Dtype::F32).reshape(&[b * t, *h]).gather(at, dimensions, &[at.shape()[0], *h])
 }
 
 fn program_error(program: &'static str) -> impl Fn(stablehlo::Error) -> Error {
