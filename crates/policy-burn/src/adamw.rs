@@ -257,14 +257,14 @@ impl Rule {
         let decay = self.decay_of(moments);
         let chunks = values.par_chunks(CHUNK).zip(gradient.par_chunks(CHUNK));
         let moments = moments.first.par_chunks(CHUNK).zip(moments.second.par_chunks(CHUNK));
-        let of_chunk = |((values, gradient), (first, second)): ((&[f32], &[f32]), (&[f32], &[f32]))| {
+        let largest = chunks.zip(moments).map(|((values, gradient), (first, second))| {
             let entries = values.iter().zip(gradient).zip(first.iter().zip(second));
             entries.fold(<(Largest, Largest)>::default(), |(weight, moment), ((value, gradient), (first, second))| {
                 let [value, first, second] = self.next(decay, *value, *gradient, *first, *second);
                 (weight.with(value), moment.with(first).with(second.sqrt()))
             })
-        };
-        chunks.zip(moments).map(of_chunk).reduce(Default::default, |a, b| (a.0.max(b.0), a.1.max(b.1)))
+        });
+        largest.reduce(Default::default, |a, b| (a.0.max(b.0), a.1.max(b.1)))
     }
 
     /// Updates the values and moments of one tensor.
