@@ -47,8 +47,9 @@ def step(grpo, config, rows, target):
     more |= {"grpo.gradient_accumulation_steps": 64 // rows}
     document = ours(grpo, config, target, ["gradient", "apply"], more)
     gradient, apply = document["programs"]["gradient"], document["programs"]["apply"]
-    state = 12 * document["sizes"]["parameters"]
-    total = max(gradient["total_bytes"] + 2 * state // 3, apply["total_bytes"])
+    state, sums = (bytes * document["sizes"]["parameters"] for bytes in (12, 4))
+    # The gradient's arguments are its weights, in bf16 where the rest of them waits beside, and the sums.
+    total = max(gradient["total_bytes"] - gradient["argument_bytes"] + state + sums, apply["total_bytes"])
     seconds = [program["estimate_seconds"] for program in (gradient, apply)]
     return dict(
         temp_bytes=total - state,
@@ -61,13 +62,13 @@ def step(grpo, config, rows, target):
 
 def rollout(grpo, target):
     config = SHAPES["0.5B"][0]
-    names = [f"decode_{columns}" for columns in (384, 768, 1152, 1408)]
+    names = [f"decode_{columns}" for columns in (256, 512, 768, 1024, 1280)]
     document = ours(grpo, config, target, names, {"rollout.max_completion_length": 1024})
     reports = list(document["programs"].values())
     weights = 2 * document["sizes"]["parameters"]
     turns = document["sizes"]["tokens_per_call"]
-    # Programs that read 384, 768, 1152 and 1408 columns, each while sequences are not longer: of 1024 turns from 256 on.
-    spans = [128, 384, 384, 128]
+    # Each reads its columns for as long as sequences are not longer when a call begins: of 1024 turns from 256 on.
+    spans = [turns, 256, 256, 256, 256 - turns]
     seconds = [document["programs"][name]["estimate_seconds"] / turns for name in names]
     return dict(
         temp_bytes=max(report["total_bytes"] for report in reports) - weights,
