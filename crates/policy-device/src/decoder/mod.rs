@@ -240,8 +240,8 @@ impl Decoder {
         self.adapted(weights, hidden, Matrix::LmHead, logits)
     }
 
-    /// All layers, in one loop or one after the other as `layers` says. `body` gets the parameters of the layer and [`LayerValues`], and returns what is carried on, then
-    /// what is stacked over all layers. Weights are sliced from their stacks where the layer is, and rounded there to the number
+    /// All layers, in one loop or one after the other as `layers` says. `body` gets the parameters of the layer and [`LayerValues`], and
+    /// returns what is carried on, then what is stacked over all layers. Weights are sliced from their stacks where the layer is, and rounded there to the number
     /// type of operands: no rounded copy of all of them comes to be in a loop.
     ///
     /// # Errors

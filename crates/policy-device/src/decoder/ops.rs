@@ -39,8 +39,8 @@ pub(crate) fn dot(
 }
 
 impl Decoder {
-    /// `x weight^T + bias` in f32, `[..., O]`: `x` `[..., I]`, the weight of this role `[O, I]`, `bias` `[O]`. The product is summed in f32 and leaves
-    /// its result, as its operands are, in the number type of operands: so does its cotangent, and half the bytes move.
+    /// `x weight^T + bias` in f32, `[..., O]`: `x` `[..., I]`, the weight of this role `[O, I]`, `bias` `[O]`. The product is summed in
+    /// f32 and leaves its result, as its operands are, in the number type of operands: so does its cotangent, and half the bytes move.
     #[track_caller]
     pub(crate) fn project(&self, weights: &ParameterValues, x: &Value, role: Role, bias: Option<&Value>) -> Value {
         let product = self.product(weights, x, role, self.compute.dtype()).convert(Dtype::F32);

@@ -206,7 +206,8 @@ impl Decode {
                     .map(|(all, token)| put_token(all, token, number, turn))
                     .to_vec();
                 let part = |keys, values, columns, turned, seen: &Value| Part {
-                    keys: if turned { of_layer(keys, number) } else { columns_of(keys, number, columns) },
+                    // Keys that are turned were cut to these columns before, and have D where others have columns.
+                    keys: columns_of(keys, number, if turned { keys.shape()[3] } else { columns }),
                     turned,
                     values: columns_of(values, number, columns),
                     seen: seen.clone(),
@@ -229,15 +230,6 @@ fn columns_of(cache: &Value, layer: &Value, columns: usize) -> Value {
     let mut sizes = cache.shape().to_vec();
     (sizes[0], sizes[3]) = (1, columns);
     cache.dynamic_slice(&[layer, &zero, &zero, &zero, &zero], &sizes).reshape(&sizes[1..])
-}
-
-/// What a stack `[L, ...]` has of a layer.
-fn of_layer(stack: &Value, layer: &Value) -> Value {
-    let zero = layer.like(0);
-    let mut sizes = stack.shape().to_vec();
-    sizes[0] = 1;
-    let at: Vec<&Value> = (0..sizes.len()).map(|d| if d == 0 { layer } else { &zero }).collect();
-    stack.dynamic_slice(&at, &sizes).reshape(&sizes[1..])
 }
 
 /// A window `[L, B, K, W, D]` with the keys or values `[B, 1, K, D]` of a token of a layer in the column of the turn.
