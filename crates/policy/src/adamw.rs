@@ -51,6 +51,12 @@ impl AdamWConfig {
     }
 
     /// The scalars of step `step`, 1 for the first one.
+    ///
+    /// ```
+    /// // f32 as PyTorch computes it: m = beta1 m + (1 - beta1) g; w = w decay - rate m / (sqrt(v) / root + epsilon).
+    /// let first = policy::AdamWConfig::default().step(1, 1e-3);
+    /// assert!((first.rate - 1e-2).abs() < 1e-8 && (first.decay - (1.0 - 1e-5)).abs() < 1e-7);
+    /// ```
     pub fn step(&self, step: u64, learning_rate: f64) -> AdamWStep {
         let correction = |beta: f64| 1.0 - beta.powf(step as f64);
         let max_grad_norm = if self.max_grad_norm > 0.0 { self.max_grad_norm } else { f64::INFINITY };
@@ -68,7 +74,7 @@ impl AdamWConfig {
     }
 }
 
-/// The scalars of one step of AdamW, in the f32 in which it is computed.
+/// The scalars of one step of AdamW, in the f32 in which it is computed. [`AdamWConfig::step`] makes them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWStep {
     /// The decay of the first moment.

@@ -3,6 +3,17 @@
 use super::AdamWStep;
 
 /// What no number of a training state exceeds.
+///
+/// ```
+/// use policy::{AdamWBounds, AdamWConfig};
+///
+/// let clipped = AdamWConfig { max_grad_norm: 1.0, ..Default::default() };
+/// let begun = AdamWBounds { weights: 0.5, moments: 0.0 };
+/// // Whatever the gradient is, as long as its norm is finite, this step overflows nowhere: nobody has to look.
+/// assert!(begun.after(&clipped.step(1, 1e-3)).is_some());
+/// // Without clipping an element of the gradient may be anything.
+/// assert!(begun.after(&AdamWConfig { max_grad_norm: 0.0, ..clipped }.step(1, 1e-3)).is_none());
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWBounds {
     /// Largest magnitude of a weight.
