@@ -77,6 +77,7 @@ impl AdamW {
             self.moments = gradients.parameters.iter().map(Moments::zeros).collect();
         }
         let rule = Rule::new(&self.config, self.step + 1, grad_norm, learning_rate);
+        // Weights may have come from elsewhere since the last step; moments are nobody else's.
         let mut largest_weight = Largest::default();
         for_each_parameter(model, Which::Trained, |_, _, values| {
             largest_weight = largest_weight.max(Largest::of(values));
