@@ -207,7 +207,7 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
 pub struct ParameterValues {
     values: BTreeMap<Role, Value>,
     /// Whether the matrices of the model that products take are `[in, out]`.
-    turned: bool,
+    transposed: bool,
 }
 
 impl ParameterValues {
@@ -220,16 +220,16 @@ impl ParameterValues {
 
     /// Values with their roles.
     pub fn new(values: impl IntoIterator<Item = (Role, Value)>) -> Self {
-        Self { values: values.into_iter().collect(), turned: false }
+        Self { values: values.into_iter().collect(), transposed: false }
     }
 
     /// Those of a layer, of which these are the stacks.
     pub(super) fn of_layer(&self, values: impl IntoIterator<Item = (Role, Value)>) -> Self {
-        Self { turned: self.turned, ..Self::new(values) }
+        Self { transposed: self.transposed, ..Self::new(values) }
     }
 
     /// The same parameters with the matrices of the model that products take as `[in, out]`. A tied head is one of its own then.
-    pub(crate) fn turned(&self) -> Self {
+    pub(crate) fn transposed(&self) -> Self {
         let mut values = self.values.clone();
         values.insert(Role::LmHead, self.head().clone());
         for (_, value) in values.iter_mut().filter(|(role, _)| Matrix::of(**role).is_some()) {
@@ -238,12 +238,12 @@ impl ParameterValues {
             dimensions.swap(first, first + 1);
             *value = value.transpose(&dimensions);
         }
-        Self { values, turned: true }
+        Self { values, transposed: true }
     }
 
     /// The dimension of the matrix of this role that products sum over.
     pub(super) fn summed(&self, role: Role) -> usize {
-        if self.turned && Matrix::of(role).is_some() { 0 } else { 1 }
+        if self.transposed && Matrix::of(role).is_some() { 0 } else { 1 }
     }
 
     /// The parameter of this role, where the model has it.

@@ -24,7 +24,7 @@ pub(crate) struct Decode {
     pub(crate) turns: usize,
     pub(crate) sampler: Sampler,
     /// Whether weights and cache are made ready for products before the loop over tokens: sliced by layer, which follow each other in the
-    /// program then, and turned so that what is summed over is not innermost.
+    /// program then, and transposed so that what is summed over is not innermost.
     pub(crate) prepared: bool,
     /// E; places without an id hold -1.
     pub(crate) stop_ids: usize,
@@ -108,7 +108,7 @@ impl Decode {
 
     /// The weights as the loop over tokens takes them.
     pub(super) fn ready(self, weights: &ParameterValues) -> ParameterValues {
-        if self.prepared { weights.turned() } else { weights.clone() }
+        if self.prepared { weights.transposed() } else { weights.clone() }
     }
 
     /// What a call reads of a state, and a window without tokens.
@@ -205,10 +205,10 @@ impl Decode {
                 window = [(window_keys, &heads.keys), (window_values, &heads.values)]
                     .map(|(all, token)| put_token(all, token, number, turn))
                     .to_vec();
-                let part = |keys, values, columns, turned, seen: &Value| Part {
-                    // Keys that are turned were cut to these columns before, and have D where others have columns.
-                    keys: columns_of(keys, number, if turned { keys.shape()[3] } else { columns }),
-                    turned,
+                let part = |keys, values, columns, transposed, seen: &Value| Part {
+                    // Keys that are transposed were cut to these columns before, and have D where others have columns.
+                    keys: columns_of(keys, number, if transposed { keys.shape()[3] } else { columns }),
+                    transposed,
                     values: columns_of(values, number, columns),
                     seen: seen.clone(),
                 };
@@ -242,9 +242,9 @@ fn put_token(window: &Value, token: &Value, layer: &Value, turn: &Value) -> Valu
 
 /// Keys and values that tokens attend to.
 struct Part {
-    /// `[B, K, C, D]`; keys that are turned `[B, K, D, C]`.
+    /// `[B, K, C, D]`; keys that are transposed `[B, K, D, C]`.
     keys: Value,
-    turned: bool,
+    transposed: bool,
     values: Value,
     /// Which of them there are, `[B, C]`.
     seen: Value,
@@ -257,7 +257,7 @@ fn attend_parts(decoder: &Decoder, heads: &Heads, parts: &[Part; 2]) -> Value {
     let queries = heads.queries.reshape(&[*b, *kv, *r, *d]);
     // [B, K, R, C]
     let scores = parts.each_ref().map(|part| {
-        let scores = dot(&queries, &part.keys, (&[0, 1], &[0, 1]), (3, if part.turned { 2 } else { 3 }), compute);
+        let scores = dot(&queries, &part.keys, (&[0, 1], &[0, 1]), (3, if part.transposed { 2 } else { 3 }), compute);
         let scores = &scores * scores.like(decoder.score_scale());
         part.seen.broadcast_in_dim(scores.shape(), &[0, 3]).select(&scores, &scores.like(MASKED))
     });
