@@ -196,6 +196,21 @@ fn adapters_of_a_folder_are_trained_on_a_device_and_leave_a_folder_of_peft() {
 }
 
 #[test]
+fn what_derivatives_compute_again_changes_no_number() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let warmup = |name: &str, settings: &[&str]| {
+        let run = folder.path().join(name);
+        let common = ["model.num_hidden_layers=4", "warmup.steps=4", "warmup.batch_size=16", "grpo.max_steps=0"];
+        train(&run, "pjrt:cpu", &[&common, settings].concat());
+        rows(&run.join("metrics.jsonl"))
+    };
+    let expected = warmup("full", &[]);
+    for setting in ["recompute_granularity=selective", "recompute_granularity=none", "recompute_num_layers=2"] {
+        assert_same_warmup(&expected, &warmup(setting, &[&format!("policy.{setting}")]), 1e-4);
+    }
+}
+
+#[test]
 fn what_a_device_does_not_do_is_refused_by_its_key() {
     let config = tiny().display().to_string();
     let refused = |setting: &str| {
@@ -215,7 +230,16 @@ fn what_a_device_does_not_do_is_refused_by_its_key() {
     assert!(refused("grpo.backend=pjrt:cpu").contains("grpo.backend"));
     assert!(refused("grpo.implementation=logits").contains("grpo.implementation"));
     assert!(refused("policy.device=pjrt:gpu").contains("pjrt:cuda"));
-    for (key, value) in [("policy.dtype", "bfloat16"), ("policy.attention", "blockwise")] {
+    assert!(refused("policy.recompute_num_layers=3").contains("the model's 1 layers are a multiple of"));
+    assert!(
+        refused("policy={device: pjrt:cpu, recompute_granularity: none, recompute_num_layers: 2}").contains("full")
+    );
+    for (key, value) in [
+        ("policy.dtype", "bfloat16"),
+        ("policy.attention", "blockwise"),
+        ("policy.recompute_granularity", "none"),
+        ("policy.recompute_num_layers", "2"),
+    ] {
         assert!(refuse(&["train", "--config", &config, "--set", &format!("{key}={value}")]).contains(key));
     }
 }

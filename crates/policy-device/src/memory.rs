@@ -8,15 +8,17 @@ use crate::device_policy::DevicePolicyOptions;
 use crate::rollout::{RolloutSizes, cache_shape};
 use crate::train::TrainShape;
 use models::{MemoryTable, ModelConfig, Trained, TrainingMemory};
+use stablehlo::Save;
 
 /// What makes a run take less memory of its device.
 pub const KNOBS: &str = "grpo.gradient_accumulation_steps (more micro-batches of fewer rows), rollout.max_completion_length and \
     data.max_prompt_length (shorter rows), rollout.batch_size (fewer sequences that decode side by side), policy.dtype bfloat16, \
-    policy.attention blockwise (no scores of all pairs of tokens), and policy.can_roll_back false (weights and moments once) need less";
+    policy.attention blockwise (no scores of all pairs of tokens), policy.recompute_num_layers (fewer inputs of layers that are kept), and \
+    policy.can_roll_back false (weights and moments once) need less";
 
 const MICRO_BATCH: &str = "grpo.gradient_accumulation_steps (more micro-batches of fewer rows), rollout.max_completion_length and \
-    data.max_prompt_length (shorter rows), policy.dtype bfloat16, and policy.attention blockwise (no scores of all pairs of tokens) need \
-    less";
+    data.max_prompt_length (shorter rows), policy.dtype bfloat16, policy.attention blockwise (no scores of all pairs of tokens), and \
+    policy.recompute_num_layers (fewer inputs of layers that are kept) need less";
 const ROLLOUT: &str = "rollout.batch_size (fewer sequences that decode side by side), rollout.max_completion_length and \
     data.max_prompt_length (shorter sequences), and policy.dtype bfloat16 need less";
 const UPDATE: &str = "policy.can_roll_back false (weights and moments once) and a smaller model need less";
@@ -93,8 +95,12 @@ impl TrainingSizes {
         let product = |sizes: &[usize]| sizes.iter().fold(1, |product: u64, size| product.saturating_mul(*size as u64));
         let TrainShape { rows, length, tokens, .. } = self.micro_batch;
         let (layers, vocab) = (config.num_hidden_layers, config.vocab_size);
-        // Of every layer at least what goes into it is kept.
-        let carried = product(&[layers, rows, length, config.hidden_size]).saturating_mul(operand);
+        // Of every layer at least what goes into it is kept, or of every group, and then of the layers of one.
+        let inputs = match options.save {
+            Save::Every(group @ 2..) => layers.div_ceil(group) + group,
+            _ => layers,
+        };
+        let carried = product(&[inputs, rows, length, config.hidden_size]).saturating_mul(operand);
         table.push_in("micro-batches", "activations between layers", carried);
         let budget = options.tiling.workspace_budget as u64;
         table.push_in("micro-batches", "logits", product(&[tokens, vocab]).saturating_mul(single).min(budget));
@@ -135,6 +141,11 @@ mod tests {
         assert_eq!(total, state + carried + logits);
         let half = TrainingSizes { micro_batch: TrainShape { rows: 32, ..sizes.micro_batch }, ..sizes };
         assert_eq!(half.memory(&config, &options).total(), total - carried / 2);
+        // Of 12 layers in groups of 3: what goes into four groups, and into the three layers of one.
+        let deep = ModelConfig { num_hidden_layers: 12, ..config.clone() };
+        let grouped = DevicePolicyOptions { save: Save::Every(3), ..options.clone() };
+        let [all, seven] = [&options, &grouped].map(|options| sizes.memory(&deep, options).total());
+        assert_eq!(all - seven, 5 * carried / 2);
         let narrow = DevicePolicyOptions { compute: Compute::Bf16, ..options.clone() };
         // Weights take as much: there is no copy in bf16 to sample with.
         assert_eq!(sizes.memory(&config, &narrow).total(), total - carried / 2);

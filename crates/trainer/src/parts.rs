@@ -174,10 +174,12 @@ fn device_policy(
     purpose: Purpose,
 ) -> Result<DevicePolicy> {
     let PolicyConfig { plugin, compile_cache, can_roll_back, .. } = &config.policy;
+    let save = config.policy.save(shape)?;
     let runtime = backends::device(kind, plugin.as_deref(), compile_cache.as_deref())?;
     let options = DevicePolicyOptions {
         compute: config.policy.compute(),
         attention: config.policy.attention(),
+        save,
         can_roll_back: *can_roll_back,
         rollout: RolloutOptions { slots: config.rollout.batch_size, ..RolloutOptions::default() },
         ..DevicePolicyOptions::default()

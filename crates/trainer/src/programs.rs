@@ -127,6 +127,7 @@ pub struct RunPrograms {
     config: TrainConfig,
     micro_batch: TrainShape,
     rollout: RolloutModules,
+    save: Save,
     sizes: RunSizes,
 }
 
@@ -199,7 +200,8 @@ impl RunPrograms {
             },
             can_roll_back: config.policy.can_roll_back,
         };
-        Ok(Self { shape, decoder, config, micro_batch, rollout, sizes })
+        let save = config.policy.save(&shape)?;
+        Ok(Self { shape, decoder, config, micro_batch, rollout, save, sizes })
     }
 
     /// Its sizes.
@@ -298,7 +300,7 @@ impl RunPrograms {
     }
 
     fn train(&self, decoder: &Decoder) -> TrainModules {
-        TrainModules::new(decoder.clone(), Save::Carry)
+        TrainModules::new(decoder.clone(), self.save.clone())
     }
 
     /// Whether the model is frozen beneath adapters.

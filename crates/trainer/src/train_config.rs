@@ -19,7 +19,7 @@ use rewards::RewardConfig;
 use rng::Purpose;
 use serde::{Deserialize, Serialize};
 
-pub use self::policy::{PolicyAttention, PolicyConfig, PolicyDevice, PolicyDtype};
+pub use self::policy::{PolicyAttention, PolicyConfig, PolicyDevice, PolicyDtype, RecomputeGranularity};
 pub use crate::export::{ExportConfig, ExportDtype};
 pub use crate::run::options::RunOptions;
 pub(crate) use grpo::REWARD;

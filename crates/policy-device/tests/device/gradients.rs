@@ -3,13 +3,14 @@
 use crate::checkpoint::{self, Checkpoint, Settings, Tensors};
 use crate::support::{assert_close, runtime};
 use grpo_core::LossConfig;
-use models::NamedTensor;
+use models::{ModelConfig, NamedTensor};
 use policy::{
     AdamWConfig, Policy, PolicyState, Sequence, SequenceBatch, StateGroup, StepLoss, Weights, export_all, token_batch,
 };
 use policy_burn::{BurnPolicy, PolicyLoss};
 use policy_device::decoder::Attention;
 use policy_device::{DevicePolicy, DevicePolicyOptions};
+use stablehlo::Save;
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -57,21 +58,27 @@ pub(crate) fn host_gradients(host: &BurnPolicy) -> BTreeMap<String, NamedTensor>
 
 #[test]
 fn gradients_of_every_parameter_are_those_of_torch_and_of_the_host() {
-    assert_gradients(&DevicePolicyOptions::default());
+    assert_gradients(|_| DevicePolicyOptions::default());
 }
 
 #[test]
 fn so_are_those_of_attention_block_by_block() {
     let block = NonZeroUsize::new(4).unwrap();
-    assert_gradients(&DevicePolicyOptions { attention: Attention::Blockwise { block }, ..Default::default() });
+    assert_gradients(|_| DevicePolicyOptions { attention: Attention::Blockwise { block }, ..Default::default() });
 }
 
-fn assert_gradients(options: &DevicePolicyOptions) {
+#[test]
+fn so_are_those_of_layers_of_which_what_goes_into_the_first_is_kept() {
+    let all = |config: &ModelConfig| Save::Every(config.num_hidden_layers);
+    assert_gradients(|config| DevicePolicyOptions { save: all(config), ..Default::default() });
+}
+
+fn assert_gradients(options: impl Fn(&ModelConfig) -> DevicePolicyOptions) {
     for name in checkpoint::ALL {
         let checkpoint = Checkpoint::open(name);
         let sequences = checkpoint.completions();
         let (parts, tokens) = (batches(&sequences), sequences.iter().map(|s| s.completion.len()).sum());
-        let mut policy = on_device(&checkpoint, options.clone());
+        let mut policy = on_device(&checkpoint, options(checkpoint.config()));
         let loss = policy.accumulate(&parts, StepLoss::CrossEntropy { tokens }).unwrap().loss;
         let expected = f64::from(checkpoint.expected.0["expected.loss"].data[0]);
         assert!((loss - expected).abs() < 1e-5 * expected, "{name}: {loss} {expected}");

@@ -93,6 +93,11 @@ fn scan_types(scan: &Scan, body: &Traced, operands: &[&Value]) -> Result<Vec<Ten
     if scan.trips == 0 || i32::try_from(scan.trips).is_err() {
         return Err(format!("a number of turns from 1 to {} expected, got {}", i32::MAX, scan.trips));
     }
+    if let Save::Every(turns) = scan.save
+        && (turns == 0 || !scan.trips.is_multiple_of(turns))
+    {
+        return Err(format!("{} turns in groups of as many turns expected, got groups of {turns}", scan.trips));
+    }
     let mut slices = Vec::with_capacity(operands.len());
     for (i, operand) in operands.iter().enumerate() {
         let mut ty = operand.ty().clone();

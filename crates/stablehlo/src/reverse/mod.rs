@@ -2,10 +2,11 @@
 //!
 //! [`activity`] finds the values through which a result depends on what is asked for; [`rules`] has what each operation
 //! does to cotangents; [`partition`] splits a function with its derivative into what is computed first, what is kept,
-//! and what is computed (again) afterwards, for [`structure`]: loops, code to compute again, derivatives of one's own; and
-//! for [`manual`]: code for the devices of a mesh.
+//! and what is computed (again) afterwards, for [`structure`]: loops, code to compute again, derivatives of one's own; for
+//! [`groups`]: loops of which not every turn is kept; and for [`manual`]: code for the devices of a mesh.
 
 mod activity;
+mod groups;
 mod manual;
 mod partition;
 mod rules;

@@ -86,7 +86,7 @@ fn candidates(joint: &Traced, before: &[Operation], save: &Save, mut invariant: 
             continue;
         }
         match (save, &operation.kind) {
-            (Save::Carry, _) => {}
+            (Save::Carry | Save::Every(_), _) => {}
             (Save::Named(names), Kind::Named(name)) if names.contains(name) => {
                 candidates.extend(operation.operands.iter().filter(|id| !invariant.contains(id)));
             }

@@ -1,11 +1,12 @@
 //! Operations with functions inside of them: scans, code to compute again, derivatives of one's own.
 
 use super::activity::{Activity, Ends};
+use super::groups::{Groups, Read, Turn};
 use super::partition::{Derivative, Wish};
 use super::{manual, sum, wide};
 use crate::build::{Builder, Names, Traced, Value};
 use crate::error::Result;
-use crate::graph::{Kind, Operation, Scan};
+use crate::graph::{Kind, Operation, Save, Scan};
 use crate::types::{Dtype, TensorType};
 
 /// The way back through such an operation.
@@ -37,6 +38,8 @@ pub(super) struct ScanBack {
     /// Operands that get cotangents: carried, constants, sliced.
     to: Vec<usize>,
     operands: usize,
+    /// Where not every turn was kept; `xs` is empty then.
+    groups: Option<Groups>,
 }
 
 impl Builder {
@@ -126,38 +129,50 @@ impl Builder {
         };
         let Derivative { forward, backward, arguments } = Derivative::of(&wish)?;
 
-        // The forward scan, whose turns also hand out what they began with.
         let kept_carry: Vec<usize> = arguments.iter().copied().filter(|i| *i < scan.carry).collect();
+        let slices: Vec<usize> = arguments.iter().copied().filter(is_x).collect();
+        let constants: Vec<usize> = arguments.iter().copied().filter(|i| *i >= first_constant).collect();
+        let pick = |list: &[usize]| list.iter().map(|i| operands[*i].clone()).collect::<Vec<_>>();
         let own = code.result_types().len();
-        let body = crate::trace(&types, |f, values| {
-            let mut results = f.call(&forward, &values.iter().collect::<Vec<_>>());
-            let saved = results.split_off(own);
-            results.extend(kept_carry.iter().map(|i| values[*i].clone()));
-            results.extend(saved);
-            results
-        })?;
-        let scanned = self.scan_over(scan.clone(), &body, &operands.iter().collect::<Vec<_>>());
-        let mut results = scanned.carry;
-        results.extend(scanned.ys);
-        let kept = results.split_off(own);
+        let (results, kept, xs, groups) = if let Save::Every(turns @ 2..) = *save {
+            let below = |list: &[usize], first: usize| list.iter().map(|i| i - first).collect();
+            let read = Read {
+                carry: kept_carry.clone(),
+                stacks: below(&slices, scan.carry),
+                constants: below(&constants, first_constant),
+            };
+            let (results, groups) = Groups::forward(self, turns, scan, code, operands, read)?;
+            let kept = kept_carry.iter().map(|i| types[*i].clone()).collect();
+            (results, kept, vec![], Some(groups))
+        } else {
+            // The forward scan, whose turns also hand out what they began with.
+            let body = crate::trace(&types, |f, values| {
+                let mut results = f.call(&forward, &values.iter().collect::<Vec<_>>());
+                let saved = results.split_off(own);
+                results.extend(kept_carry.iter().map(|i| values[*i].clone()));
+                results.extend(saved);
+                results
+            })?;
+            let scanned = self.scan_over(scan.clone(), &body, &operands.iter().collect::<Vec<_>>());
+            let mut results = scanned.carry;
+            results.extend(scanned.ys);
+            let kept = results.split_off(own);
+            let of_turn = |v: &Value| TensorType::new(v.dtype(), &v.shape()[1..]);
+            let types: Vec<TensorType> = kept.iter().map(of_turn).collect();
+            (results, types, kept.into_iter().chain(pick(&slices)).collect(), None)
+        };
 
         // A turn of the way back takes: cotangents of what is carried, sums of those of constants | what was kept, slices,
         // cotangents of parts | constants.
-        let slices: Vec<usize> = arguments.iter().copied().filter(is_x).collect();
-        let constants: Vec<usize> = arguments.iter().copied().filter(|i| *i >= first_constant).collect();
         let results_of = code.result_types();
         let back = backward.result_types();
         let sums: Vec<TensorType> = constants_to.iter().map(|i| types[*i].with_dtype(wide(types[*i].dtype))).collect();
-        let saved_types: Vec<TensorType> = kept
-            .iter()
-            .map(|v| TensorType::new(v.dtype(), &v.shape()[1..]))
-            .chain(slices.iter().map(|i| types[*i].clone()))
-            .collect();
+        let saved_types = kept.iter().cloned().chain(slices.iter().map(|i| types[*i].clone()));
         let turn_types: Vec<TensorType> = carried
             .iter()
             .map(|i| types[*i].clone())
             .chain(sums.iter().cloned())
-            .chain(saved_types.iter().cloned())
+            .chain(saved_types)
             .chain(stacked.iter().map(|i| results_of[*i].clone()))
             .chain(constants.iter().map(|i| types[*i].clone()))
             .collect();
@@ -183,12 +198,15 @@ impl Builder {
         })?;
         debug_assert_eq!(back.len(), asked.len());
 
-        let pick = |list: &[usize]| list.iter().map(|i| operands[*i].clone()).collect::<Vec<_>>();
-        let xs: Vec<Value> = kept.into_iter().chain(pick(&slices)).collect();
         let carried_types = carried.iter().map(|i| (*i, types[*i].clone())).collect();
         let stacked = stacked.iter().map(|i| (*i, results[*i].ty().clone())).collect::<Vec<_>>();
         let back = ScanBack {
-            scan: Scan { carry: n + m, xs: xs.len() + stacked.len(), reverse: !scan.reverse, ..scan.clone() },
+            scan: Scan {
+                carry: n + m,
+                xs: kept.len() + slices.len() + stacked.len(),
+                reverse: !scan.reverse,
+                ..scan.clone()
+            },
             turn,
             sums,
             xs,
@@ -197,6 +215,7 @@ impl Builder {
             stacked,
             to: asked,
             operands: operands.len(),
+            groups,
         };
         Ok((results, back))
     }
@@ -230,25 +249,34 @@ impl ScanBack {
     fn pull(&self, builder: &Builder, cotangents: &[Option<Value>], begun: &[Option<Value>]) -> Vec<Option<Value>> {
         let carried = self.carried.iter().map(|end| there(builder, cotangents, end));
         let sums = self.sums.iter().map(|ty| builder.splat(0.0, ty.clone()));
-        let parts = self.stacked.iter().map(|end| there(builder, cotangents, end));
+        let parts: Vec<Value> = self.stacked.iter().map(|end| there(builder, cotangents, end)).collect();
         let carry: Vec<Value> = carried.chain(sums).collect();
-        let mut xs: Vec<Value> = self.xs.iter().cloned().chain(parts).collect();
         // The cotangents of slices are stacked, or added to stacks that are carried.
         let begun: Vec<Option<&Value>> = self.to[self.scan.carry..].iter().map(|i| begun[*i].as_ref()).collect();
         let stacks: Vec<&Value> = begun.iter().copied().flatten().collect();
-        let (scan, turn) = if stacks.is_empty() {
-            (self.scan.clone(), self.turn.clone())
-        } else {
-            xs.push(builder.iota(0, TensorType::new(Dtype::I32, [self.scan.trips])));
-            let (carry, xs) = (self.scan.carry + stacks.len(), xs.len());
-            (Scan { carry, xs, ..self.scan.clone() }, self.adding(&begun))
+        let numbered = !stacks.is_empty();
+        let turn = if numbered { self.adding(&begun) } else { self.turn.clone() };
+        let carry: Vec<&Value> = carry.iter().chain(stacks).collect();
+        let carried = carry.len();
+        let mut scanned = match &self.groups {
+            Some(groups) => {
+                let turn = Turn { code: &turn, scan: &self.scan, carry, parts: &parts, numbered };
+                groups.pull(builder, &turn)
+            }
+            None => {
+                let mut xs = [&self.xs[..], &parts].concat();
+                if numbered {
+                    xs.push(builder.iota(0, TensorType::new(Dtype::I32, [self.scan.trips])));
+                }
+                let scan = Scan { carry: carried, xs: xs.len(), ..self.scan.clone() };
+                let operands: Vec<&Value> = carry.into_iter().chain(&xs).chain(&self.constants).collect();
+                let scanned = builder.scan_over(scan, &turn, &operands);
+                [scanned.carry, scanned.ys].concat()
+            }
         };
-        let operands: Vec<&Value> =
-            carry.iter().chain(stacks.iter().copied()).chain(&xs).chain(&self.constants).collect();
-        let scanned = builder.scan_over(scan, &turn, &operands);
-        let mut carry = scanned.carry.into_iter();
+        let mut ys = scanned.split_off(carried).into_iter();
+        let mut carry = scanned.into_iter();
         let mut found: Vec<Value> = carry.by_ref().take(self.scan.carry).collect();
-        let mut ys = scanned.ys.into_iter();
         found.extend(begun.iter().filter_map(|begun| if begun.is_some() { carry.next() } else { ys.next() }));
         spread(self.operands, &self.to, found)
     }

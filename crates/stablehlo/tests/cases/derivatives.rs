@@ -4,9 +4,9 @@ use super::transformer::{self, Sizes};
 use super::*;
 
 pub fn cases() -> Vec<Case> {
-    let policies = [Save::Carry, Save::Named(vec!["key".into()]), Save::Products, Save::Everything];
+    let policies = [Save::Carry, Save::Every(2), Save::Named(vec!["key".into()]), Save::Products, Save::Everything];
     let narrow = Sizes { stored: Dtype::F32, computed: Dtype::F32, ..Sizes::TOY };
-    policies.into_iter().map(|save| decoder(narrow, save)).chain([sums()]).collect()
+    policies.into_iter().map(|save| decoder(narrow, save)).chain([Save::Carry, Save::Every(2)].map(sums)).collect()
 }
 
 /// The loss of a decoder and the gradients of its parameters.
@@ -29,18 +29,18 @@ fn decoder(sizes: Sizes, save: Save) -> Case {
 }
 
 /// Gradients that are added to sums, those of slices within the loop.
-fn sums() -> Case {
+fn sums(save: Save) -> Case {
     let mut random = Random(18);
     let (row, stack) = (ty(Dtype::F32, &[3]), ty(Dtype::F32, &[4, 3]));
     let body = trace(&[row.clone(), row.clone(), row.clone()], |_, a| vec![(&a[0] * &a[1] + &a[2]).tanh()]);
     let body = body.expect("a body");
     let function = trace(&[row.clone(), stack.clone(), row.clone()], |f, a| {
-        f.scan(4, &body, &[&a[0]], &[&a[1]], &[&a[2]], Save::Carry).carry
+        f.scan(4, &body, &[&a[0]], &[&a[1]], &[&a[2]], save.clone()).carry
     });
     let function = function.expect("a function");
     let types = [row.clone(), stack.clone(), row.clone(), row.clone(), row.clone(), stack, row];
     let arguments: Vec<Array> = types.iter().map(|ty| random.array(ty.dtype, &ty.shape)).collect();
-    case("sums of gradients", &arguments, |f, a| {
+    case(format!("sums of gradients, {save:?}"), &arguments, |f, a| {
         let (_, pullback) = f.vjp(&function, &[&a[0], &a[1], &a[2]], &[0, 1, 2]).expect("a derivative");
         pullback.add_to(&[&a[3]], &[&a[4], &a[5], &a[6]])
     })

@@ -4,8 +4,10 @@ use super::{TrainConfig, check};
 use crate::error::Result;
 use backend_tpu::plugins::Kind;
 use grpo_core::Implementation;
+use models::ModelConfig;
 use policy_device::decoder::{Attention, Compute};
 use serde::{Deserialize, Serialize};
+use stablehlo::Save;
 use std::path::PathBuf;
 
 /// Where the weights are, and with them sampling, scores, gradients and the optimizer.
@@ -32,6 +34,12 @@ pub struct PolicyConfig {
     pub dtype: PolicyDtype,
     /// How the tokens of a row attend to each other in training and scoring on a device of PJRT.
     pub attention: PolicyAttention,
+    /// What derivatives compute again on a device of PJRT, with Megatron's and verl's name (torch calls it activation checkpointing).
+    pub recompute_granularity: RecomputeGranularity,
+    /// The number of layers n of which only what goes into the first is kept, with Megatron's and verl's name; a part of the number of layers.
+    /// With `recompute_granularity: full`, which keeps what goes into every layer if it is 1. Otherwise the n layers run once more before the
+    /// derivative goes back through them, so that L / n + n of L inputs are there instead of L, for a forward pass more.
+    pub recompute_num_layers: usize,
     /// The folder of compiled programs, for this and later processes; without it, `programs` beside the installed plugins.
     pub compile_cache: Option<PathBuf>,
     /// Whether a step that fails on a device of PJRT can be taken back, which takes weights and moments twice during an update. Without it
@@ -46,6 +54,8 @@ impl Default for PolicyConfig {
             plugin: None,
             dtype: PolicyDtype::default(),
             attention: PolicyAttention::default(),
+            recompute_granularity: RecomputeGranularity::default(),
+            recompute_num_layers: 1,
             compile_cache: None,
             can_roll_back: true,
         }
@@ -94,6 +104,19 @@ pub enum PolicyAttention {
     Blockwise,
 }
 
+/// What of a layer's forward pass its derivative computes again. The numbers are the same up to rounding.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RecomputeGranularity {
+    /// All of it: least memory, about a third more work.
+    #[default]
+    Full,
+    /// All but its products, whose results are kept.
+    Selective,
+    /// Nothing: what the derivative reads is kept.
+    None,
+}
+
 impl PolicyDevice {
     /// The kind of PJRT device; `None` for this CPU without a plugin.
     pub fn kind(self) -> Option<Kind> {
@@ -123,12 +146,31 @@ impl PolicyConfig {
             PolicyAttention::Blockwise => Attention::Blockwise { block: Attention::BLOCK },
         }
     }
+
+    /// What the derivative of a model of this shape keeps of its layers.
+    ///
+    /// # Errors
+    /// [`crate::Error::Argument`] for layers that are no whole number of groups.
+    pub fn save(&self, shape: &ModelConfig) -> Result<Save> {
+        let (turns, layers) = (self.recompute_num_layers, shape.num_hidden_layers);
+        Ok(match self.recompute_granularity {
+            RecomputeGranularity::Full if turns == 1 => Save::Carry,
+            RecomputeGranularity::Full => {
+                let expected = format!("a number that the model's {layers} layers are a multiple of");
+                check(layers.is_multiple_of(turns), "policy.recompute_num_layers", &expected, turns)?;
+                Save::Every(turns)
+            }
+            RecomputeGranularity::Selective => Save::Products,
+            RecomputeGranularity::None => Save::Everything,
+        })
+    }
 }
 
 impl TrainConfig {
     /// Whether the device that holds the weights does what the rest of the configuration asks for.
     pub(super) fn validate_policy(&self) -> Result<()> {
-        let PolicyConfig { device, plugin, dtype, attention, compile_cache, can_roll_back } = &self.policy;
+        let PolicyConfig { device, plugin, dtype, attention, compile_cache, can_roll_back, .. } = &self.policy;
+        let PolicyConfig { recompute_granularity, recompute_num_layers, .. } = &self.policy;
         if device.kind().is_none() {
             let of_device = "left out: it is for a policy.device of PJRT";
             check(plugin.is_none(), "policy.plugin", of_device, format!("{plugin:?}"))?;
@@ -136,9 +178,19 @@ impl TrainConfig {
             check(*can_roll_back, "policy.can_roll_back", "true, or a policy.device of PJRT", can_roll_back)?;
             let is_auto = *attention == PolicyAttention::Auto;
             check(is_auto, "policy.attention", "auto, or a policy.device of PJRT", format!("{attention:?}"))?;
+            let keeps = "full, or a policy.device of PJRT";
+            let is_full = *recompute_granularity == RecomputeGranularity::Full;
+            check(is_full, "policy.recompute_granularity", keeps, format!("{recompute_granularity:?}").to_lowercase())?;
+            let one = "1, or a policy.device of PJRT";
+            check(*recompute_num_layers == 1, "policy.recompute_num_layers", one, recompute_num_layers)?;
             let host = "float32, or a policy.device of PJRT: policy.device host computes in f32";
             return check(*dtype == PolicyDtype::Float32, "policy.dtype", host, "bfloat16");
         }
+        let groups = match recompute_granularity {
+            RecomputeGranularity::Full => (*recompute_num_layers > 0, "1 or more"),
+            _ => (*recompute_num_layers == 1, "1, or policy.recompute_granularity: full"),
+        };
+        check(groups.0, "policy.recompute_num_layers", groups.1, recompute_num_layers)?;
         let on_device = "left out: a policy.device of PJRT computes the loss itself";
         check(self.grpo.backend == "cpu", "grpo.backend", on_device, &self.grpo.backend)?;
         check(self.grpo.plugin.is_none(), "grpo.plugin", on_device, format!("{:?}", self.grpo.plugin))?;

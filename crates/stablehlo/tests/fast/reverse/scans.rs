@@ -14,8 +14,8 @@ fn layer() -> Traced {
     .expect("a layer")
 }
 
-fn policies() -> [Save; 4] {
-    [Save::Carry, Save::Named(vec!["product".into()]), Save::Products, Save::Everything]
+fn policies() -> [Save; 5] {
+    [Save::Carry, Save::Every(2), Save::Named(vec!["product".into()]), Save::Products, Save::Everything]
 }
 
 /// (hidden, weights of four layers, constant) -> (hidden, parts), by a scan.
@@ -87,6 +87,18 @@ fn a_scan_is_the_layers_one_after_the_other() {
     }
 }
 
+#[test]
+fn groups_are_of_as_many_turns() {
+    let layer = layer();
+    for turns in [0, 3, 8] {
+        let function = trace(&[wide(&[2, 3]), wide(&[4, 3, 3]), wide(&[3])], |f, a| {
+            f.scan(4, &layer, &[&a[0]], &[&a[1]], &[&a[2]], Save::Every(turns)).carry
+        });
+        let error = function.expect_err("an error").to_string();
+        assert!(error.contains("4 turns") && error.contains(&format!("groups of {turns}")), "{error}");
+    }
+}
+
 /// The sizes of what the forward scan of a gradient stacks besides its own results, sorted.
 fn kept(save: Save) -> Vec<usize> {
     let gradient = gradient(&weighted(&scanned(save, false)), &[0, 1, 2]);
@@ -104,6 +116,9 @@ fn kept(save: Save) -> Vec<usize> {
 fn policies_keep_what_they_say() {
     let one = 4 * 2 * 3;
     assert_eq!(kept(Save::Carry), [one]);
+    assert_eq!(kept(Save::Every(1)), [one]);
+    assert_eq!(kept(Save::Every(2)), [one / 2]);
+    assert_eq!(kept(Save::Every(4)), [one / 4]);
     assert_eq!(kept(Save::Products), [one, one]);
     assert_eq!(kept(Save::Named(vec!["product".into()])), [one, one]);
     assert_eq!(kept(Save::Named(vec!["nothing".into()])), [one]);
@@ -118,6 +133,7 @@ fn what_is_computed_again_waits_for_the_cotangent() {
         text(&gradient(&weighted(&scanned(save, false)), &[0])).matches("OptimizationBarrier").count()
     };
     assert_eq!(barriers(Save::Carry), 1);
+    assert_eq!(barriers(Save::Every(2)), 1);
     assert_eq!(barriers(Save::Products), 1);
     assert_eq!(barriers(Save::Everything), 0);
 }
@@ -177,7 +193,7 @@ fn a_scan_carries_what_has_no_derivative() {
 
 #[test]
 fn a_derivative_has_a_derivative() {
-    for save in [Save::Carry, Save::Everything] {
+    for save in [Save::Carry, Save::Every(2), Save::Everything] {
         let function = scanned(save, false);
         // The squared length of the gradient, as a function.
         let first = gradient(&weighted(&function), &[0, 1, 2]);
@@ -206,7 +222,7 @@ fn code_that_is_computed_again_has_the_same_derivative() {
         assert_eq!(gradients(&again), expected, "{save:?}");
         // The product stands in the program once more if it is not kept.
         let text = format!("{:?}", gradient(&weighted(&again), &[0, 1, 2]).function());
-        let products = if matches!(save, Save::Carry) { 4 } else { 3 };
+        let products = if matches!(save, Save::Carry | Save::Every(_)) { 4 } else { 3 };
         assert_eq!(text.matches("DotGeneral(").count(), products, "{save:?}");
         assert_eq!(text.contains("OptimizationBarrier"), save != Save::Everything, "{save:?}");
     }

@@ -1,0 +1,229 @@
+//! Scans whose derivative keeps what goes into every nth turn, and runs the turns of a group again before it goes back through them.
+//!
+//! Loops within these loops read their slices where the whole stacks are, by the number of the turn: a loop over the slices of a group
+//! would have a copy of them first.
+
+use crate::build::{Builder, Traced, Value};
+use crate::error::Result;
+use crate::graph::{Save, Scan};
+use crate::types::{Dtype, TensorType};
+
+/// The turns of a scan in groups of `turns`.
+#[derive(Clone, Debug)]
+pub(super) struct Groups {
+    turns: usize,
+    scan: Scan,
+    /// A turn of the scan.
+    code: Traced,
+    stacks: Vec<Value>,
+    constants: Vec<Value>,
+    /// What went into the first turn of each group, `[groups, ...]`, of everything that is carried.
+    starts: Vec<Value>,
+    back: Read,
+}
+
+/// What a turn of the way back reads of what the turns of the scan did.
+#[derive(Clone, Debug)]
+pub(super) struct Read {
+    /// Of what is carried, by number.
+    pub(super) carry: Vec<usize>,
+    /// Of the stacks, by number.
+    pub(super) stacks: Vec<usize>,
+    /// Of the constants, by number.
+    pub(super) constants: Vec<usize>,
+}
+
+/// A turn of the way back: what it takes and where.
+pub(super) struct Turn<'a> {
+    /// Takes what is carried, what went into the turn of the scan, slices, parts, its number if `numbered`, and constants.
+    pub(super) code: &'a Traced,
+    pub(super) scan: &'a Scan,
+    pub(super) carry: Vec<&'a Value>,
+    /// Cotangents of parts, stacked.
+    pub(super) parts: &'a [Value],
+    pub(super) numbered: bool,
+}
+
+impl Groups {
+    /// Adds the scan, and returns its results. `back` says what of it a turn of the way back reads.
+    pub(super) fn forward(
+        builder: &Builder,
+        turns: usize,
+        scan: &Scan,
+        code: &Traced,
+        operands: &[Value],
+        back: Read,
+    ) -> Result<(Vec<Value>, Self)> {
+        let (carry, rest) = operands.split_at(scan.carry);
+        let (stacks, constants) = rest.split_at(scan.xs);
+        let scan = Scan { save: Save::Carry, ..scan.clone() };
+        let (stacks, constants) = (stacks.to_vec(), constants.to_vec());
+        let mut groups = Self { turns, scan, code: code.clone(), stacks, constants, starts: vec![], back };
+        let whole = groups.whole();
+        let numbers = TensorType::new(Dtype::I32, [turns]);
+        let types: Vec<TensorType> = types(carry).chain([numbers]).chain(types(&whole)).collect();
+        let group = crate::trace(&types, |f, values| {
+            let (before, rest) = values.split_at(carry.len());
+            let (numbers, whole) = rest.split_at(1);
+            let scanned = groups.run(f, turns, before, &numbers[0], whole, &[]);
+            [scanned.carry, scanned.ys, before.to_vec()].concat()
+        })?;
+        let outer = Scan { trips: groups.scan.trips / turns, xs: 1, ..groups.scan.clone() };
+        let numbers = groups.numbers(builder);
+        let operands: Vec<&Value> = carry.iter().chain([&numbers]).chain(&whole).collect();
+        let mut scanned = builder.scan_over(outer, &group, &operands);
+        groups.starts = scanned.ys.split_off(scanned.ys.len() - carry.len());
+        let mut results = scanned.carry;
+        results.extend(scanned.ys.iter().map(|stack| merged(stack)));
+        Ok((results, groups))
+    }
+
+    /// Adds the way back: what is carried behind its last turn, then its parts, stacked over all turns.
+    pub(super) fn pull(&self, builder: &Builder, turn: &Turn<'_>) -> Vec<Value> {
+        let whole = self.whole();
+        let numbers = TensorType::new(Dtype::I32, [self.turns]);
+        let starts = self.starts.iter().map(|stack| TensorType::new(stack.dtype(), &stack.shape()[1..]));
+        let types: Vec<TensorType> = types(turn.carry.iter().copied())
+            .chain(starts)
+            .chain([numbers])
+            .chain(types(&whole))
+            .chain(types(turn.parts))
+            .collect();
+        let group = crate::trace(&types, |f, values| {
+            let (carry, rest) = values.split_at(turn.carry.len());
+            let (starts, rest) = rest.split_at(self.starts.len());
+            let (numbers, rest) = rest.split_at(1);
+            let (whole, parts) = rest.split_at(whole.len());
+            let inputs = self.again(f, starts, &numbers[0], whole);
+            let scanned = self.back_through(f, turn, carry, &inputs, &numbers[0], [whole, parts]);
+            [scanned.carry, scanned.ys].concat()
+        });
+        let group = group.expect("turns of a scan that was built");
+        let outer = Scan {
+            trips: self.scan.trips / self.turns,
+            carry: turn.carry.len(),
+            xs: self.starts.len() + 1,
+            reverse: turn.scan.reverse,
+            save: Save::Carry,
+        };
+        let numbers = self.numbers(builder);
+        let operands: Vec<&Value> =
+            turn.carry.iter().copied().chain(&self.starts).chain([&numbers]).chain(&whole).chain(turn.parts).collect();
+        let scanned = builder.scan_over(outer, &group, &operands);
+        scanned.carry.into_iter().chain(scanned.ys.iter().map(merged)).collect()
+    }
+
+    /// What went into each turn of a group, of what the way back reads.
+    fn again(&self, f: &Builder, starts: &[Value], numbers: &Value, whole: &[Value]) -> Vec<Value> {
+        let (read, turns) = (&self.back.carry, self.turns);
+        if read.is_empty() {
+            return vec![];
+        }
+        let row = |value: &Value| value.reshape(&[&[1], value.shape()].concat());
+        // The last turn of a group has nothing to hand on.
+        let (from, to) = if self.scan.reverse { (1, turns) } else { (0, turns - 1) };
+        let before_last = numbers.slice(&[from], &[to]);
+        let scanned = self.run(f, turns - 1, starts, &before_last, whole, read);
+        let inputs = scanned.ys.split_at(scanned.ys.len() - read.len()).1;
+        let both = |(inputs, i): (&Value, &usize)| {
+            let last = row(&scanned.carry[*i]);
+            f.concatenate(&if self.scan.reverse { [&last, inputs] } else { [inputs, &last] }, 0)
+        };
+        inputs.iter().zip(read).map(both).collect()
+    }
+
+    /// Turns of these numbers; what goes into each is stacked of what is carried and asked for, behind their parts.
+    fn run(
+        &self,
+        f: &Builder,
+        turns: usize,
+        carry: &[Value],
+        numbers: &Value,
+        whole: &[Value],
+        asked: &[usize],
+    ) -> crate::Scanned {
+        let scan = Scan { trips: turns, xs: 1, ..self.scan.clone() };
+        let types: Vec<TensorType> = types(carry).chain([TensorType::scalar(Dtype::I32)]).chain(types(whole)).collect();
+        let turn = crate::trace(&types, |f, values| {
+            let (before, rest) = values.split_at(carry.len());
+            let (number, whole) = rest.split_at(1);
+            let (stacks, constants) = whole.split_at(self.stacks.len());
+            let slices: Vec<Value> = stacks.iter().map(|stack| slice(f, stack, &number[0])).collect();
+            let mut results = f.call(&self.code, &before.iter().chain(&slices).chain(constants).collect::<Vec<_>>());
+            results.extend(asked.iter().map(|i| before[*i].clone()));
+            results
+        });
+        let turn = turn.expect("a turn of a scan that was built");
+        f.scan_over(scan, &turn, &carry.iter().chain([numbers]).chain(whole).collect::<Vec<_>>())
+    }
+
+    fn back_through(
+        &self,
+        f: &Builder,
+        turn: &Turn<'_>,
+        carry: &[Value],
+        inputs: &[Value],
+        numbers: &Value,
+        [whole, parts]: [&[Value]; 2],
+    ) -> crate::Scanned {
+        let (carried, xs) = (carry.len(), inputs.len() + 1);
+        let scan = Scan { trips: self.turns, carry: carried, xs, reverse: turn.scan.reverse, save: Save::Carry };
+        let of_turn = |stack: &Value| TensorType::new(stack.dtype(), &stack.shape()[1..]);
+        let types: Vec<TensorType> = types(carry)
+            .chain(inputs.iter().map(of_turn))
+            .chain([TensorType::scalar(Dtype::I32)])
+            .chain(types(whole))
+            .chain(types(parts))
+            .collect();
+        let code = crate::trace(&types, |f, values| {
+            let (before, rest) = values.split_at(carry.len());
+            let (inputs, rest) = rest.split_at(inputs.len());
+            let (number, rest) = rest.split_at(1);
+            let (whole, parts) = rest.split_at(whole.len());
+            let (stacks, constants) = whole.split_at(self.stacks.len());
+            let at = |stack: &Value| slice(f, stack, &number[0]);
+            let slices: Vec<Value> = self.back.stacks.iter().map(|i| at(&stacks[*i])).collect();
+            let parts: Vec<Value> = parts.iter().map(at).collect();
+            let number = if turn.numbered { number } else { &[] };
+            let constants = self.back.constants.iter().map(|i| &constants[*i]);
+            let given = before.iter().chain(inputs).chain(&slices).chain(&parts).chain(number).chain(constants);
+            f.call(turn.code, &given.collect::<Vec<_>>())
+        });
+        let code = code.expect("a turn back through one that was built");
+        f.scan_over(
+            scan,
+            &code,
+            &carry.iter().chain(inputs).chain([numbers]).chain(whole).chain(parts).collect::<Vec<_>>(),
+        )
+    }
+
+    /// Stacks and constants: each once, because compilers copy what a loop is handed twice.
+    fn whole(&self) -> Vec<Value> {
+        self.stacks.iter().chain(&self.constants).cloned().collect()
+    }
+
+    /// The numbers of the turns, group by group.
+    fn numbers(&self, builder: &Builder) -> Value {
+        let all = builder.iota(0, TensorType::new(Dtype::I32, [self.scan.trips]));
+        all.reshape(&[self.scan.trips / self.turns, self.turns])
+    }
+}
+
+fn types<'a>(values: impl IntoIterator<Item = &'a Value>) -> impl Iterator<Item = TensorType> {
+    values.into_iter().map(|value| value.ty().clone())
+}
+
+/// What the stack has of a turn.
+fn slice(f: &Builder, stack: &Value, number: &Value) -> Value {
+    let mut row = stack.shape().to_vec();
+    row[0] = 1;
+    let zero = f.scalar(0, Dtype::I32);
+    let starts: Vec<&Value> = (0..row.len()).map(|d| if d == 0 { number } else { &zero }).collect();
+    stack.dynamic_slice(&starts, &row).reshape(&stack.shape()[1..])
+}
+
+/// A stack over turns of one over groups of them.
+fn merged(stack: &Value) -> Value {
+    let [groups, turns, rest @ ..] = stack.shape() else { return stack.clone() };
+    stack.reshape(&[&[groups * turns], rest].concat())
+}
