@@ -46,9 +46,9 @@ pub(crate) fn accumulate(
     Ok(sum)
 }
 
-/// Most bytes that the gradients of micro-batches take which run at the same time. Products of a larger model keep every thread busy by
-/// themselves.
-const MOST_BYTES: usize = 256 << 20;
+/// Most bytes that the gradients of micro-batches take which run at the same time: one at a time of a model of 16 million weights, whose products
+/// keep every thread busy by themselves. Accumulation is there to save memory.
+const MOST_BYTES: usize = 64 << 20;
 
 /// How many micro-batches run at the same time.
 fn at_once(model: &Decoder) -> usize {
