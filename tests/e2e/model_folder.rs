@@ -3,6 +3,7 @@
 use crate::support::{Runs, grpo, refuse, rows, stderr, succeed};
 use crate::tiny_model::{arguments, prepare, prepare_shape, small, tensors, train};
 use models::{Adapter, ModelConfig, ModelFolder};
+use serde_json::{Value, json};
 use std::path::Path;
 
 fn evaluations(run: &Path) -> Vec<f64> {
@@ -125,6 +126,40 @@ fn a_new_model_larger_than_memory_is_refused_before_it_is_made() {
     let text = stderr(&output);
     assert_eq!(output.status.code(), Some(2), "{text}");
     assert!(text.contains(" bytes are available") && text.contains("weights (float32)"), "{text}");
+    assert!(!runs.path("a").exists());
+}
+
+#[test]
+fn a_stored_model_larger_than_memory_is_refused_before_it_is_read() {
+    let runs = Runs::new(&[]);
+    prepare(&runs);
+    // 35 thousand million weights, which the file does not hold: it is as long, and has a hole where they would be.
+    let shape = ModelConfig { hidden_size: 8192, intermediate_size: 32768, num_hidden_layers: 40, ..small() };
+    let path = |file: &str| runs.path("model").join(file);
+    let mut config: Value = serde_json::from_slice(&std::fs::read(path("config.json")).unwrap()).unwrap();
+    config["hidden_size"] = shape.hidden_size.into();
+    config["intermediate_size"] = shape.intermediate_size.into();
+    config["num_hidden_layers"] = shape.num_hidden_layers.into();
+    std::fs::write(path("config.json"), config.to_string()).unwrap();
+    let (mut header, mut end) = (serde_json::Map::new(), 0);
+    for parameter in shape.parameters() {
+        let begin = std::mem::replace(&mut end, end + 2 * parameter.len() as u64);
+        let tensor = json!({"dtype": "BF16", "shape": parameter.shape, "data_offsets": [begin, end]});
+        header.insert(parameter.name, tensor);
+    }
+    let header = Value::Object(header).to_string();
+    let start = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
+    std::fs::write(path("model.safetensors"), &start).unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(path("model.safetensors")).unwrap();
+    file.set_len(start.len() as u64 + end).unwrap();
+
+    let arguments = arguments(&runs, "model", "a", &[]);
+    let output = grpo(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    for words in [" bytes are available", "weights (float32)", "first moments (float32)", "gradients (float32)"] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
     assert!(!runs.path("a").exists());
 }
 
