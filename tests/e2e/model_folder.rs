@@ -143,7 +143,8 @@ fn a_stored_model_larger_than_memory_is_refused_before_it_is_read() {
     std::fs::write(path("config.json"), config.to_string()).unwrap();
     let (mut header, mut end) = (serde_json::Map::new(), 0);
     for parameter in shape.parameters() {
-        let begin = std::mem::replace(&mut end, end + 2 * parameter.len() as u64);
+        let begin = end;
+        end += 2 * parameter.len() as u64;
         let tensor = json!({"dtype": "BF16", "shape": parameter.shape, "data_offsets": [begin, end]});
         header.insert(parameter.name, tensor);
     }

@@ -53,12 +53,25 @@ impl StepMemory {
         let mut table = weights.table();
         self.sampling(config, weights, &mut table);
         self.updates(config, weights, loss, &mut table)?;
-        // What is freed stays with the process for the next step, up to a limit (`backend_cpu::keep_freed_memory`), and other threads
-        // than those that sample have allocated it.
-        let of_updates = table.phases().iter().filter(|(phase, _)| phase == UPDATES).flat_map(|(_, rows)| rows);
-        let freed = of_updates.map(|(_, bytes)| *bytes).sum::<u64>();
+        // What is freed stays with the process for the next step, up to a limit (`backend_cpu::keep_freed_memory`). Other threads than those
+        // that sample have allocated it where micro-batches run at the same time; where they do not, sampling takes its place.
+        let of = |phase| {
+            let rows = table.phases().iter().filter(|(name, _)| name == phase).flat_map(|(_, rows)| rows);
+            rows.map(|(_, bytes)| *bytes).sum::<u64>()
+        };
+        let used_again = if self.at_once(weights) == 1 { of(SAMPLING) } else { 0 };
+        let freed = of(UPDATES).saturating_sub(used_again);
         table.push_in(SAMPLING, "what updates have freed, kept", freed.min(KEPT));
         Ok(table)
+    }
+
+    fn micro_batches(&self) -> usize {
+        self.samples.div_ceil(self.micro_batch.max(1)).max(1)
+    }
+
+    /// How many micro-batches run at the same time.
+    fn at_once(&self, weights: &TrainingMemory) -> usize {
+        at_once_of(usize::try_from(trained_weights(weights)).unwrap_or(usize::MAX)).min(self.micro_batches())
     }
 
     fn sampling(&self, config: &ModelConfig, weights: &TrainingMemory, table: &mut MemoryTable) {
@@ -96,15 +109,10 @@ impl StepMemory {
         table: &mut MemoryTable,
     ) -> Result<()> {
         let (vocab, h) = (config.vocab_size as u64, config.hidden_size as u64);
-        let trained = match weights.trained {
-            Trained::All => weights.weights,
-            Trained::Adapters(count) => count,
-        };
-        let all = weights.trained == Trained::All;
-        let micro_batches = self.samples.div_ceil(self.micro_batch.max(1)).max(1);
-        let at_once = at_once_of(usize::try_from(trained).unwrap_or(usize::MAX)).min(micro_batches) as u64;
+        let (trained, all) = (trained_weights(weights), weights.trained == Trained::All);
+        let at_once = self.at_once(weights) as u64;
         // The first of them becomes the sum.
-        let sets = if micro_batches as u64 > at_once { at_once } else { at_once - 1 };
+        let sets = if self.micro_batches() as u64 > at_once { at_once } else { at_once - 1 };
         table.push_in(UPDATES, "gradients of micro-batches (float32)", sets * trained * SINGLE);
         if all && config.tie_word_embeddings {
             table.push_in(UPDATES, "the tied embedding's second gradient", at_once * vocab * h * SINGLE);
@@ -125,6 +133,13 @@ impl StepMemory {
         // Kept from one step to the next.
         table.push("workspace of products and loss", scratch + at_once * workspace);
         Ok(())
+    }
+}
+
+fn trained_weights(weights: &TrainingMemory) -> u64 {
+    match weights.trained {
+        Trained::All => weights.weights,
+        Trained::Adapters(count) => count,
     }
 }
 
