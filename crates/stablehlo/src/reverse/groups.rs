@@ -74,7 +74,7 @@ impl Groups {
         let mut scanned = builder.scan_over(outer, &group, &operands);
         groups.starts = scanned.ys.split_off(scanned.ys.len() - carry.len());
         let mut results = scanned.carry;
-        results.extend(scanned.ys.iter().map(|stack| merged(stack)));
+        results.extend(scanned.ys.iter().map(merged));
         Ok((results, groups))
     }
 

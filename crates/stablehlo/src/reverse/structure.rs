@@ -12,7 +12,7 @@ use crate::types::{Dtype, TensorType};
 /// The way back through such an operation.
 #[derive(Clone, Debug)]
 pub(super) enum Structure {
-    Scan(ScanBack),
+    Scan(Box<ScanBack>),
     /// By a function of what was kept and of the cotangents of `given` results.
     Code {
         backward: Traced,
@@ -63,7 +63,7 @@ impl Builder {
                     (0..scan.carry).filter(|i| activity.wanted(operation.regions[0].arguments[*i])).collect();
                 let code = source.region(&operation.regions[0])?;
                 let (results, back) = self.scan_back(scan, &code, &operands, &carried, &ends)?;
-                (results, Structure::Scan(back))
+                (results, Structure::Scan(Box::new(back)))
             }
             Kind::Remat(save) => {
                 let code = source.region(&operation.regions[0])?;
