@@ -46,7 +46,7 @@ pub(crate) fn accumulate(
     Ok(sum)
 }
 
-/// Most bytes that the gradients of micro-batches take which run at the same time: one at a time of a model of 16 million weights, whose products
+/// Most bytes that the gradients of micro-batches take which run at the same time: one at a time of a model of more than 8 million weights, whose products
 /// keep every thread busy by themselves. Accumulation is there to save memory.
 const MOST_BYTES: usize = 64 << 20;
 

@@ -28,8 +28,9 @@ pub enum Save {
     /// Nothing but what goes into each turn: least memory, about a third more work.
     #[default]
     Carry,
-    /// What goes into every nth turn of a scan, of which n is to be a part: from there the turns between run once more before the derivative
-    /// goes back through them, so that a turn is computed three times. With n near the root of the number of turns it is the least memory.
+    /// What goes into every nth turn of a scan, where n divides the number of turns. The n turns of a group run forward again before the
+    /// derivative goes back through them, so that a turn is computed three times in all. Memory is least with n near the root of the number of
+    /// turns. For [`crate::Builder::remat`], which has no turns, it is [`Save::Carry`].
     Every(usize),
     /// Also values that [`crate::Value::named`] gave one of these names.
     Named(Vec<String>),

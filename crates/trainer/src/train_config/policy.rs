@@ -36,9 +36,9 @@ pub struct PolicyConfig {
     pub attention: PolicyAttention,
     /// What derivatives compute again on a device of PJRT, with Megatron's and verl's name (torch calls it activation checkpointing).
     pub recompute_granularity: RecomputeGranularity,
-    /// The number of layers n of which only what goes into the first is kept, with Megatron's and verl's name; a part of the number of layers.
-    /// With `recompute_granularity: full`, which keeps what goes into every layer if it is 1. Otherwise the n layers run once more before the
-    /// derivative goes back through them, so that L / n + n of L inputs are there instead of L, for a forward pass more.
+    /// The number of layers n of which only what goes into the first is kept, with Megatron's and verl's name. n divides the number of
+    /// layers L, and is for `recompute_granularity: full`. With 1 the inputs of all L layers are kept. With more, L / n + n inputs are there at
+    /// most, and the layers run forward once more.
     pub recompute_num_layers: usize,
     /// The folder of compiled programs, for this and later processes; without it, `programs` beside the installed plugins.
     pub compile_cache: Option<PathBuf>,
@@ -111,7 +111,7 @@ pub enum RecomputeGranularity {
     /// All of it: least memory, about a third more work.
     #[default]
     Full,
-    /// All but its products, whose results are kept.
+    /// All but its products, whose results are kept. Megatron's `selective` is another choice: it computes attention alone again.
     Selective,
     /// Nothing: what the derivative reads is kept.
     None,
@@ -150,7 +150,7 @@ impl PolicyConfig {
     /// What the derivative of a model of this shape keeps of its layers.
     ///
     /// # Errors
-    /// [`crate::Error::Argument`] for layers that are no whole number of groups.
+    /// [`crate::Error::Config`] where `recompute_num_layers` does not divide the number of layers.
     pub fn save(&self, shape: &ModelConfig) -> Result<Save> {
         let (turns, layers) = (self.recompute_num_layers, shape.num_hidden_layers);
         Ok(match self.recompute_granularity {
