@@ -142,7 +142,7 @@ fn chosen(args: &Args, programs: &RunPrograms, kind: Kind) -> anyhow::Result<Vec
     if let Some(unknown) = args.variants.iter().find(|name| !all.contains(name)) {
         bail!("the run has no program `{unknown}`: there are {}", all.join(", "));
     }
-    let runs = |name: &ProgramName| kind == Kind::Tpu || !name.is_part();
+    let runs = |name: &ProgramName| kind == Kind::Tpu || !programs.is_part(*name);
     Ok(match args.variants.is_empty() {
         true => programs.names().iter().filter(|name| runs(name)).map(ToString::to_string).collect(),
         false => args.variants.clone(),

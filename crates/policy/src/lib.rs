@@ -28,7 +28,7 @@ pub use adamw::{AdamWBounds, AdamWConfig, AdamWStep, CLIP_EPSILON};
 pub use error::{Error, Result};
 pub use rollout::{Completion, PolicyEngine, RolloutEngine, RolloutRequest};
 pub use sampling::{LogitsProcessors, Sampling};
-pub use seam::{Policy, Weights};
+pub use seam::{Policy, Weights, accumulate_and_apply};
 pub use sequence::{Sequence, SequenceBatch, token_batch};
 pub use state::{PolicyState, StateGroup, TensorSink, export_all};
 pub use update::{StepLoss, UpdateReport, imitation};

@@ -25,7 +25,7 @@ pub enum Weights {
 /// # Optimizer steps
 /// [`Policy::accumulate`] adds the gradients of micro-batches into sums that stay in the policy. [`Policy::apply`] then
 /// clips the whole gradient by its norm, takes one step of AdamW and sets the sums to zero; [`Policy::skip`] only sets them
-/// to zero.
+/// to zero. [`Policy::step`] is both for the micro-batches of a whole step.
 ///
 /// # Going back
 /// [`Policy::begin`] remembers the weights of both policies and the optimizer's state; [`Policy::roll_back`] goes back to
@@ -92,6 +92,22 @@ pub trait Policy: Send {
     /// [`crate::Error::NotFinite`] when the gradient is not finite, or the weights or moments that it leads to;
     /// [`crate::Error::Argument`] when nothing was accumulated. Weights and optimizer are then unchanged, the sums zero.
     fn apply(&mut self, learning_rate: f64) -> Result<UpdateReport>;
+
+    /// An optimizer step on these micro-batches: [`Policy::accumulate`], then [`Policy::apply`], or [`Policy::skip`] where the loss, or a
+    /// score of a token that counts, is not finite. The report then says that nothing was applied, and the caller sees the loss.
+    ///
+    /// A policy on a device may have one program for both.
+    ///
+    /// # Errors
+    /// Those of the three.
+    fn step(
+        &mut self,
+        batches: &[SequenceBatch<'_>],
+        loss: StepLoss,
+        learning_rate: f64,
+    ) -> Result<(LossOutput, UpdateReport)> {
+        accumulate_and_apply(self, batches, loss, learning_rate)
+    }
 
     /// Sets the sums to zero without an update; the report has the norm of the gradient that is dropped.
     ///
@@ -172,4 +188,35 @@ pub trait Policy: Send {
     /// # Errors
     /// [`crate::Error::State`] when a name or a shape does not fit; nothing is changed then.
     fn import(&mut self, state: &PolicyState<'_>) -> Result<()>;
+}
+
+/// [`Policy::step`] in two calls: what a policy does that has nothing better, or not for these micro-batches.
+///
+/// # Errors
+/// As [`Policy::step`].
+pub fn accumulate_and_apply<P: Policy + ?Sized>(
+    policy: &mut P,
+    batches: &[SequenceBatch<'_>],
+    loss: StepLoss,
+    learning_rate: f64,
+) -> Result<(LossOutput, UpdateReport)> {
+    let output = policy.accumulate(batches, loss)?;
+    let report = match is_finite(&output, batches) {
+        true => policy.apply(learning_rate)?,
+        false => policy.skip()?,
+    };
+    Ok((output, report))
+}
+
+/// Whether the loss of the micro-batches is finite, and so are the scores of their tokens that count, where the loss has any.
+fn is_finite(output: &LossOutput, batches: &[SequenceBatch<'_>]) -> bool {
+    let Scores { logp, entropy } = &output.scores;
+    let is_finite = |row: usize| [logp, entropy].iter().all(|list| list.get(row).is_none_or(|x| x.is_finite()));
+    let mut end = 0;
+    output.loss.is_finite()
+        && batches.iter().all(|SequenceBatch { tokens, .. }| {
+            let first = end;
+            end += tokens.tokens();
+            tokens.active_rows().iter().all(|row| is_finite(first + row))
+        })
 }

@@ -12,7 +12,7 @@ use backend_tpu::aot::{Chip, Floor};
 use backend_tpu::plugins::Kind;
 use backend_tpu::program::Pass;
 use models::{ModelConfig, ModelFolder};
-use policy::Sequence;
+use policy::{AdamWBounds, Sequence};
 pub use policy_device::KNOBS;
 use policy_device::decoder::{Adapters, Compute, Decoder, Parameter, parameters};
 use policy_device::{RolloutModules, RolloutOptions, RolloutSizes, TrainModules, TrainShape};
@@ -30,6 +30,8 @@ pub enum ProgramName {
     Score,
     /// The update of AdamW.
     Apply,
+    /// [`ProgramName::Gradient`] and [`ProgramName::Apply`] in one, where a micro-batch is all of an update.
+    Step,
     /// Keys and values of the prompts that fill the slots.
     Prefill,
     /// The beginning of samples in slots.
@@ -42,19 +44,13 @@ pub enum ProgramName {
     HalfMlp,
 }
 
-impl ProgramName {
-    /// Whether no run runs it: it tells what a part of another one takes.
-    pub fn is_part(&self) -> bool {
-        matches!(self, Self::Head | Self::HalfMlp)
-    }
-}
-
 impl std::fmt::Display for ProgramName {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Gradient => f.pad("gradient"),
             Self::Score => f.pad("score"),
             Self::Apply => f.pad("apply"),
+            Self::Step => f.pad("step"),
             Self::Prefill => f.pad("prefill"),
             Self::Admit => f.pad("admit"),
             Self::Decode(columns) => f.pad(&format!("decode_{columns}")),
@@ -212,8 +208,29 @@ impl RunPrograms {
     /// The programs that a run runs, then the parts of them of which shares of the time are made.
     pub fn names(&self) -> Vec<ProgramName> {
         use ProgramName::*;
+        let (of_update, parts): (&[ProgramName], &[ProgramName]) = match self.steps_at_once() {
+            true => (&[Step, Score], &[Head, HalfMlp, Apply]),
+            false => (&[Gradient, Score, Apply], &[Head, HalfMlp]),
+        };
         let decode = self.rollout.decode.iter().map(|(columns, _)| Decode(*columns));
-        [Gradient, Score, Apply, Prefill, Admit].into_iter().chain(decode).chain([Head, HalfMlp]).collect()
+        let runs = of_update.iter().copied().chain([Prefill, Admit]).chain(decode);
+        runs.chain(parts.iter().copied()).collect()
+    }
+
+    /// Whether no run runs the program: it tells what a part of another one takes.
+    pub fn is_part(&self, name: ProgramName) -> bool {
+        match name {
+            ProgramName::Head | ProgramName::HalfMlp => true,
+            ProgramName::Apply => self.steps_at_once(),
+            _ => false,
+        }
+    }
+
+    /// Whether an update is one program: of one micro-batch, if clipping tells before that nothing in it overflows.
+    fn steps_at_once(&self) -> bool {
+        let optimizer = &self.config.optimizer;
+        let first = optimizer.adamw().step(1, optimizer.learning_rate);
+        self.sizes.micro_batches == 1 && AdamWBounds::of_largest(0.0).after(&first).is_some()
     }
 
     /// The program.
@@ -230,6 +247,7 @@ impl RunPrograms {
             }
             ProgramName::Score => self.train(&self.decoder).score(&loss, shape),
             ProgramName::Apply => self.train(&self.decoder).adamw(),
+            ProgramName::Step => self.train(&self.decoder).step(&loss, self.config.grpo.value_loss().as_ref(), shape),
             ProgramName::Head => {
                 let head = self.train(&self.decoder).head(&loss, shape.tokens);
                 head.and_then(|spec| Ok(spec.program(Pass::Gradient)?.module))
@@ -254,7 +272,9 @@ impl RunPrograms {
         let sizes = &self.sizes;
         let [layers, head] = self.forward_flops();
         match name {
-            ProgramName::Gradient => Floor::of_module(module, self.passes() * (layers + head), chip),
+            ProgramName::Gradient | ProgramName::Step => {
+                Floor::of_module(module, self.passes() * (layers + head), chip)
+            }
             ProgramName::Score => Floor::of_module(module, layers + head, chip),
             ProgramName::Head => Floor::of_module(module, self.passes() * head, chip),
             ProgramName::Decode(columns) => {

@@ -2,7 +2,8 @@
 
 use crate::error::{Error, Result};
 use crate::train_config::OptimizerConfig;
-use policy::{Policy, UpdateReport};
+use grpo_core::LossOutput;
+use policy::{Policy, SequenceBatch, StepLoss, UpdateReport};
 
 /// What became of one update.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -67,24 +68,28 @@ impl Updates {
         self.config.learning_rate_at(step, self.total_steps)
     }
 
-    /// Updates the policy with what it has accumulated.
+    /// An optimizer step of the policy on these micro-batches. `check` says what of the loss is not finite, where something is not: such an
+    /// update is skipped, if updates may be.
     ///
     /// # Errors
-    /// Those of [`Policy::apply`]; [`Error::TooManySkips`] when the policy skips the update and it is the last one that is
-    /// allowed, `max_consecutive_skips`. The policy's weights and moments are then unchanged.
-    pub fn apply(&mut self, policy: &mut dyn Policy) -> Result<Update> {
+    /// Those of [`Policy::step`]; [`Error::Policy`] with what `check` says, where no update is skipped; [`Error::TooManySkips`] when this
+    /// one is skipped and is the last one that may be, `max_consecutive_skips`. The policy's weights and moments are then unchanged.
+    pub fn step(
+        &mut self,
+        policy: &mut dyn Policy,
+        batches: &[SequenceBatch<'_>],
+        loss: StepLoss,
+        check: impl FnOnce(&LossOutput) -> Result<(), String>,
+    ) -> Result<(LossOutput, Update)> {
         let learning_rate = self.learning_rate_at(policy.optimizer_steps());
-        let report = policy.apply(learning_rate)?;
-        self.count(report, learning_rate)
-    }
-
-    /// Drops what the policy has accumulated.
-    ///
-    /// # Errors
-    /// Those of [`Policy::skip`]; [`Error::TooManySkips`] as for [`Updates::apply`].
-    pub fn skip(&mut self, policy: &mut dyn Policy) -> Result<Update> {
-        let report = policy.skip()?;
-        self.count(report, self.learning_rate_at(policy.optimizer_steps()))
+        let (output, report) = policy.step(batches, loss, learning_rate)?;
+        if let Err(what) = check(&output) {
+            if !self.skips() {
+                return Err(Error::not_finite(what, policy.optimizer_steps()));
+            }
+            tracing::warn!("an update is skipped: {what}");
+        }
+        Ok((output, self.count(report, learning_rate)?))
     }
 
     fn count(&mut self, UpdateReport { grad_norm, applied }: UpdateReport, learning_rate: f64) -> Result<Update> {

@@ -5,6 +5,7 @@ use crate::micro_batch::{sequence_batches, split_evenly};
 use crate::prompts::encode_prompt;
 use crate::updates::{Update, Updates};
 use data::Item;
+use grpo_core::LossOutput;
 use models::Tokenizer;
 use policy::{Policy, Sequence, StepLoss, token_batch};
 
@@ -53,15 +54,12 @@ pub fn warmup_step(
     let batch = token_batch(&sequences)?;
     let parts = split_evenly(items.len(), items.len().div_ceil(MICRO_BATCH));
     let parts = sequence_batches(&sequences, &batch, parts)?;
-    let sum = policy.accumulate(&parts, StepLoss::CrossEntropy { tokens: batch.tokens() })?;
-    let Update { grad_norm, learning_rate, skipped } = match sum.loss.is_finite() {
-        true => updates.apply(policy)?,
-        false if updates.skips() => updates.skip(policy)?,
-        false => {
-            policy.skip()?;
-            return Err(Error::not_finite("the warm-up loss", policy.optimizer_steps()));
-        }
+    let loss = StepLoss::CrossEntropy { tokens: batch.tokens() };
+    let check = |sum: &LossOutput| match sum.loss.is_finite() {
+        true => Ok(()),
+        false => Err(format!("the warm-up loss, {}", sum.loss)),
     };
+    let (sum, Update { grad_norm, learning_rate, skipped }) = updates.step(policy, &parts, loss, check)?;
     let (step, tokens) = (policy.optimizer_steps(), batch.tokens());
     Ok(WarmupReport { step, loss: sum.loss, grad_norm, learning_rate, skipped, tokens })
 }

@@ -14,15 +14,17 @@ use crate::error::{Error, Result};
 use crate::rollout::DeviceRollout;
 use crate::runtime::{Programs, Runtime};
 use crate::storage::Storage;
-use crate::train::{AdamW, Call, Device, Loss, Rows, State, TrainModules};
+use crate::train::{
+    AdamW, Applied, Call, Device, Loss, Moments, Prepared, Rows, Scalars, StepOfState, Target, TrainModules,
+};
 use crate::weights::DeviceWeights;
 use grpo_core::backend_api::plan::step;
 use grpo_core::{LossConfig, LossOutput, Scores, TokenBatch};
 use models::{ModelConfig, NamedTensor};
 use pjrt::Buffer;
 use policy::{
-    AdamWBounds, AdamWConfig, Completion, Policy, PolicyState, RolloutRequest, SequenceBatch, StateGroup, StepLoss,
-    TensorSink, UpdateReport, Weights, imitation,
+    AdamWConfig, Completion, Policy, PolicyState, RolloutRequest, SequenceBatch, StateGroup, StepLoss, TensorSink,
+    UpdateReport, Weights, imitation,
 };
 use stablehlo::Dtype;
 use std::borrow::Cow;
@@ -76,15 +78,6 @@ pub struct DevicePolicy {
     /// By how the reference policy is stored before it is mixed.
     mix: Programs<Storage>,
     remembered: Option<Remembered>,
-}
-
-/// The moments of the optimizer, each with a buffer per parameter.
-#[derive(Clone, Debug)]
-struct Moments {
-    first: Vec<Arc<Buffer>>,
-    second: Vec<Arc<Buffer>>,
-    /// Of them and of the weights.
-    bounds: Option<AdamWBounds>,
 }
 
 /// The state that [`Policy::roll_back`] goes back to. Its buffers are shared until an update writes others.
@@ -194,35 +187,35 @@ impl DevicePolicy {
         Ok(self.weights()?.subset(|role| !role.is_of_value_head()))
     }
 
-    fn loss_of(&mut self, batch: &SequenceBatch<'_>, loss: StepLoss) -> Result<LossOutput> {
-        let rows = Rows::new(self.config(), batch.sequences)?;
-        let (loss, tokens) = match loss {
-            StepLoss::Grpo if self.grpo.of_values.is_none() && batch.tokens.value_targets().is_some() => {
-                return Err(policy::Error::NoValueHead.into());
-            }
-            StepLoss::Grpo => (&mut self.grpo, Cow::Borrowed(&batch.tokens)),
-            StepLoss::CrossEntropy { tokens } => {
-                (&mut self.cross_entropy, Cow::Owned(imitation(&batch.tokens, tokens)?))
-            }
-        };
-        if !self.weights.are_there() {
-            return Err(Error::Lost);
+    /// Adds the gradients of a micro-batch to the sums.
+    fn add(&mut self, batch: &SequenceBatch<'_>, loss: StepLoss) -> Result<LossOutput> {
+        self.weights()?;
+        self.sums_of_zero()?;
+        let Self { runtime, modules, grpo, cross_entropy, weights, sums, .. } = self;
+        loss_of(Device { runtime, modules }, [grpo, cross_entropy], batch, loss, Target::Sums { weights, sums })
+    }
+
+    /// The loss of a micro-batch and an optimizer step, in one program; `None` where it is not known before that the step overflows
+    /// nowhere: then nothing has happened.
+    fn step_at_once(
+        &mut self,
+        batch: &SequenceBatch<'_>,
+        loss: StepLoss,
+        learning_rate: f64,
+    ) -> Result<Option<(LossOutput, UpdateReport)>> {
+        let (scalars, fresh) = self.scalars(learning_rate)?;
+        if scalars.after.is_none() {
+            return Ok(None);
         }
-        let on = Device { runtime: &self.runtime, modules: &self.modules, weights: &self.weights };
-        check_tokens(on, batch.sequences, &tokens)?;
-        let rows = on.upload(&rows)?;
-        let (config, of_values) = (loss.config.clone(), loss.of_values.clone());
-        let (mut values, mut failed) = (Vec::new(), None);
-        let call = Call { loss, on, rows: &rows, sums: &mut self.sums, values: &mut values, failed: &mut failed };
-        let output = step(&config, &tokens, call).map_err(|error| failed.take().unwrap_or(error.into()))?;
-        let mut output = LossOutput::from(output);
-        if let Some(of_values) = of_values {
-            let of_values = of_values.compute(&values, &config, &tokens)?;
-            output.loss += of_values.loss;
-            output.value_loss += of_values.value_loss;
-            output.metrics.merge(&of_values.metrics);
-        }
-        Ok(output)
+        let Self { runtime, modules, grpo, cross_entropy, weights, moments, .. } = self;
+        let mut applied = None;
+        let step = StepOfState { runtime, weights, moments, fresh, scalars, applied: &mut applied };
+        let on = Device { runtime, modules };
+        let output = loss_of(on, [grpo, cross_entropy], batch, loss, Target::Step(step))?;
+        let Some(mut applied) = applied else { unreachable!("the gradient of a loss is always asked for") };
+        // The loss of values is added up here.
+        applied.loss_is_finite &= output.loss.is_finite() || applied.is_applied();
+        Ok(Some((output, self.finish_step(applied)?)))
     }
 
     fn sums_of_zero(&mut self) -> Result<()> {
@@ -236,48 +229,94 @@ impl DevicePolicy {
         (self.sums, self.has_gradient) = (Vec::new(), false);
     }
 
+    /// The scalars of the next step, and fresh moments where there are none.
+    fn scalars(&mut self, learning_rate: f64) -> Result<(Scalars, Option<Moments>)> {
+        let modules = &self.modules;
+        let trained = self.weights()?.subset(|role| modules.decoder().trains(role));
+        let fresh = match self.moments {
+            Some(_) => None,
+            None => Some(self.optimizer.fresh(&self.runtime)?),
+        };
+        let Some(moments) = self.moments.as_ref().or(fresh.as_ref()) else { unreachable!("made above") };
+        let step = self.steps + 1;
+        let scalars = self.optimizer.scalars(&self.runtime, &self.adamw, step, learning_rate, &trained, moments)?;
+        Ok((scalars, fresh))
+    }
+
+    /// What [`AdamW`] needs for a step with the gradient that is there, which is given away with it.
+    fn prepare(&mut self, learning_rate: f64) -> Result<(Prepared, Option<Moments>, Vec<Buffer>)> {
+        let (scalars, fresh) = self.scalars(learning_rate)?;
+        let prepared = self.optimizer.prepare(&self.runtime, scalars)?;
+        self.has_gradient = false;
+        Ok((prepared, fresh, std::mem::take(&mut self.sums)))
+    }
+
     fn update(&mut self, learning_rate: f64) -> Result<UpdateReport> {
-        if !std::mem::take(&mut self.has_gradient) {
+        if !self.has_gradient {
             return Err(policy::Error::argument("apply", "a gradient that accumulate has added", "none").into());
         }
-        self.weights()?;
-        let Moments { first, second, bounds } = match self.moments.take() {
-            Some(moments) => moments,
-            None => {
-                let mut zeros =
-                    || Ok::<_, Error>(self.optimizer.zeros(&self.runtime)?.into_iter().map(Arc::new).collect());
-                Moments { first: zeros()?, second: zeros()?, bounds: None }
-            }
-        };
-        let step = self.steps + 1;
-        let prepared = self.optimizer.prepare(&self.runtime, &self.adamw, step, learning_rate, bounds)?;
-        // From here on the device owns what nobody has remembered: a failure loses it.
-        let (sums, mut frozen) = (std::mem::take(&mut self.sums), self.weights.take());
-        // What is trained comes last.
-        let trained = frozen.split_off(frozen.table().len() - self.optimizer.parameters());
-        let (table, storage) = (trained.table().to_vec(), trained.storage());
-        let state = State { parameters: trained.into_buffers(), first, second, bounds };
-        let (state, sums, applied) = prepared.run(state, sums)?;
-        let State { parameters, first, second, bounds } = state;
-        self.weights = frozen.followed_by(DeviceWeights::of_buffers(&self.runtime, table, storage, parameters));
-        self.sums = sums;
-        let is_applied = applied.within && applied.finite;
-        // Before the first step there are no moments.
-        self.moments = (self.steps > 0 || is_applied).then_some(Moments { first, second, bounds });
+        let (prepared, fresh, sums) = self.prepare(learning_rate).inspect_err(|_| self.forget_gradient())?;
+        let Some(moments) = self.moments.take().or(fresh) else { unreachable!("there are fresh ones") };
+        let step = moments.step(&self.runtime, &mut self.weights, |_, state| prepared.run(state, sums));
+        let (moments, (sums, applied)) = step?;
+        (self.moments, self.sums) = (Some(moments), sums);
+        self.finish_step(applied)
+    }
+
+    /// What became of a gradient, now that the state is that of after the step.
+    fn finish_step(&mut self, applied: Applied) -> Result<UpdateReport> {
         let grad_norm = applied.grad_norm;
-        if is_applied {
-            self.steps = step;
+        if applied.is_applied() {
+            self.steps += 1;
             return Ok(UpdateReport { grad_norm, applied: true });
+        }
+        // Before the first step there are no moments.
+        self.moments.take_if(|_| self.steps == 0);
+        if !applied.loss_is_finite {
+            // Whoever asked sees the loss.
+            return Ok(UpdateReport { grad_norm, applied: false });
         }
         if applied.within {
             let what = "the weights, or the optimizer's moments, after the update".to_owned();
-            return Err(policy::Error::NotFinite { what, step }.into());
+            return Err(policy::Error::NotFinite { what, step: self.steps + 1 }.into());
         }
         match self.adamw.skips() {
             true => Ok(UpdateReport { grad_norm, applied: false }),
             false => Err(policy::Error::NotFinite { what: "the gradient".into(), step: self.steps }.into()),
         }
     }
+}
+
+/// The loss of a micro-batch by one of two losses, that of GRPO and that of imitation; its gradients go to `target`.
+fn loss_of(
+    on: Device<'_>,
+    [grpo, cross_entropy]: [&mut Loss; 2],
+    batch: &SequenceBatch<'_>,
+    loss: StepLoss,
+    target: Target<'_>,
+) -> Result<LossOutput> {
+    let rows = Rows::new(on.modules.decoder().config(), batch.sequences)?;
+    let (loss, tokens) = match loss {
+        StepLoss::Grpo if grpo.of_values.is_none() && batch.tokens.value_targets().is_some() => {
+            return Err(policy::Error::NoValueHead.into());
+        }
+        StepLoss::Grpo => (grpo, Cow::Borrowed(&batch.tokens)),
+        StepLoss::CrossEntropy { tokens } => (cross_entropy, Cow::Owned(imitation(&batch.tokens, tokens)?)),
+    };
+    check_tokens(on, batch.sequences, &tokens)?;
+    let rows = on.upload(&rows)?;
+    let (config, of_values) = (loss.config.clone(), loss.of_values.clone());
+    let (mut values, mut failed) = (Vec::new(), None);
+    let call = Call { loss, on, rows: &rows, target, values: &mut values, failed: &mut failed };
+    let output = step(&config, &tokens, call).map_err(|error| failed.take().unwrap_or(error.into()))?;
+    let mut output = LossOutput::from(output);
+    if let Some(of_values) = of_values {
+        let of_values = of_values.compute(&values, &config, &tokens)?;
+        output.loss += of_values.loss;
+        output.value_loss += of_values.value_loss;
+        output.metrics.merge(&of_values.metrics);
+    }
+    Ok(output)
 }
 
 /// The programs of training for `decoder`, whose model's matrices are of number type `weights`.
@@ -320,12 +359,12 @@ impl Policy for DevicePolicy {
             Weights::Policy => (&self.modules, &self.weights),
             Weights::RefPolicy => (&of_model, self.ref_policy.as_ref().ok_or_else(|| no_ref_policy("score"))?),
         };
-        let on = Device { runtime: &self.runtime, modules, weights };
+        let on = Device { runtime: &self.runtime, modules };
         let mut all = Scores::default();
         for batch in batches {
             let rows = Rows::new(self.modules.decoder().config(), batch.sequences)?;
             check_tokens(on, batch.sequences, &batch.tokens)?;
-            let part = self.grpo.score(&on, &on.upload(&rows)?, &batch.tokens)?;
+            let part = self.grpo.score(&on, weights, &on.upload(&rows)?, &batch.tokens)?;
             all.logp.extend(part.logp);
             all.entropy.extend(part.entropy);
         }
@@ -341,12 +380,12 @@ impl Policy for DevicePolicy {
             return Err(policy::Error::NoValueHead);
         }
         self.weights()?;
-        let on = Device { runtime: &self.runtime, modules: &self.modules, weights: &self.weights };
+        let on = Device { runtime: &self.runtime, modules: &self.modules };
         let mut all = Vec::new();
         for batch in batches {
             let rows = Rows::new(self.modules.decoder().config(), batch.sequences)?;
             check_tokens(on, batch.sequences, &batch.tokens)?;
-            all.extend(self.grpo.values(&on, &on.upload(&rows)?, batch.tokens.tokens())?);
+            all.extend(self.grpo.values(&on, &self.weights, &on.upload(&rows)?, batch.tokens.tokens())?);
         }
         Ok(all)
     }
@@ -354,8 +393,7 @@ impl Policy for DevicePolicy {
     fn accumulate(&mut self, batches: &[SequenceBatch<'_>], loss: StepLoss) -> policy::Result<LossOutput> {
         let mut sum = LossOutput::default();
         for batch in batches {
-            let part = self.sums_of_zero().and_then(|()| self.loss_of(batch, loss));
-            let part = part.inspect_err(|_| self.forget_gradient())?;
+            let part = self.add(batch, loss).inspect_err(|_| self.forget_gradient())?;
             self.has_gradient = true;
             sum.loss += part.loss;
             sum.policy_loss += part.policy_loss;
@@ -369,6 +407,20 @@ impl Policy for DevicePolicy {
 
     fn apply(&mut self, learning_rate: f64) -> policy::Result<UpdateReport> {
         Ok(self.update(learning_rate)?)
+    }
+
+    fn step(
+        &mut self,
+        batches: &[SequenceBatch<'_>],
+        loss: StepLoss,
+        learning_rate: f64,
+    ) -> policy::Result<(LossOutput, UpdateReport)> {
+        if let ([batch], false) = (batches, self.has_gradient)
+            && let Some(done) = self.step_at_once(batch, loss, learning_rate)?
+        {
+            return Ok(done);
+        }
+        policy::accumulate_and_apply(self, batches, loss, learning_rate)
     }
 
     fn skip(&mut self) -> policy::Result<UpdateReport> {

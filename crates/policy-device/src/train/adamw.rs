@@ -4,6 +4,7 @@ use crate::decoder::{Parameter, zeros};
 use crate::error::Result;
 use crate::runtime::{Program, Runtime, finish, read};
 use crate::storage::Storage;
+use crate::weights::DeviceWeights;
 use pjrt::{Argument, Buffer};
 use policy::{AdamWBounds, AdamWConfig, AdamWStep, CLIP_EPSILON};
 use stablehlo::{Builder, Dtype, Module, Reducer, TensorType, Value};
@@ -20,20 +21,34 @@ pub(crate) struct AdamW {
     storage: Storage,
     apply: Option<Arc<Program>>,
     apply_checked: Option<Arc<Program>>,
+    measure: Option<Arc<Program>>,
     drop: Option<Arc<Program>>,
     zeros: Option<Arc<Program>>,
 }
 
-/// What the optimizer changes.
+/// Exponential averages of gradients and of their squares, each with a buffer per parameter.
 #[derive(Clone, Debug)]
-pub(crate) struct State {
-    /// A buffer per parameter, and behind it that of its remainders where it has some.
-    pub(crate) parameters: Vec<Arc<Buffer>>,
-    /// Exponential averages of gradients and of their squares, each with a buffer per parameter.
+pub(crate) struct Moments {
     pub(crate) first: Vec<Arc<Buffer>>,
     pub(crate) second: Vec<Arc<Buffer>>,
-    /// How large their numbers are, where that is known.
+    /// How large their numbers and those of the weights are, where that is known.
     pub(crate) bounds: Option<AdamWBounds>,
+}
+
+/// What the optimizer changes.
+pub(crate) struct State {
+    /// A buffer per parameter that is trained, and behind it that of its remainders where it has some.
+    parameters: Vec<Arc<Buffer>>,
+    moments: Moments,
+}
+
+/// A state on its way into a program that replaces it. Buffers that nobody else holds are donated, and gone when the device fails; of the
+/// others there are two until they are dropped.
+pub(crate) struct GivenState {
+    owned: Vec<Option<Buffer>>,
+    shared: Vec<Arc<Buffer>>,
+    /// The numbers of buffers of the parameters and of a moment.
+    counts: [usize; 2],
 }
 
 /// What became of a gradient.
@@ -45,6 +60,15 @@ pub(crate) struct Applied {
     pub(crate) within: bool,
     /// Parameters and moments after the update are finite.
     pub(crate) finite: bool,
+    /// The loss and what it was made of are finite, as far as the program looks at them.
+    pub(crate) loss_is_finite: bool,
+}
+
+impl Applied {
+    /// Whether the state is a new one.
+    pub(crate) fn is_applied(&self) -> bool {
+        self.within && self.finite && self.loss_is_finite
+    }
 }
 
 /// A gradient that is no longer there.
@@ -56,7 +80,7 @@ pub(crate) struct Dropped {
 }
 
 /// The scalars of a step, as values.
-struct Numbers {
+pub(crate) struct Numbers {
     beta1: Value,
     beta2: Value,
     /// The learning rate over the first moment's bias correction.
@@ -74,105 +98,184 @@ struct Numbers {
 impl AdamW {
     /// The optimizer of the parameters of `table`, of a model that lies like this.
     pub(crate) fn new(table: Vec<Parameter>, storage: Storage) -> Self {
-        Self { table, storage, apply: None, apply_checked: None, drop: None, zeros: None }
-    }
-
-    /// The number of parameters.
-    pub(crate) fn parameters(&self) -> usize {
-        self.table.len()
+        Self { table, storage, apply: None, apply_checked: None, measure: None, drop: None, zeros: None }
     }
 
     /// A buffer of zeros per parameter.
     pub(crate) fn zeros(&mut self, runtime: &Runtime) -> Result<Vec<Buffer>> {
-        if self.zeros.is_none() {
-            self.zeros = Some(Arc::new(runtime.compile(&zeros_module(&self.table)?)?));
-        }
-        match &self.zeros {
-            Some(program) => program.run(vec![]),
-            None => unreachable!("compiled above"),
-        }
+        compiled(&mut self.zeros, runtime, || zeros_module(&self.table))?.run(vec![])
     }
 
-    /// Step `step` (1 for the first one) of a state with these bounds, ready to run: nothing is given away before.
-    pub(crate) fn prepare(
+    /// Moments of zero.
+    pub(crate) fn fresh(&mut self, runtime: &Runtime) -> Result<Moments> {
+        let mut zeros = || Ok::<_, crate::Error>(self.zeros(runtime)?.into_iter().map(Arc::new).collect());
+        Ok(Moments { first: zeros()?, second: zeros()?, bounds: None })
+    }
+
+    /// The scalars of step `step` (1 for the first one) of `weights`, those that are trained, and their moments, and what its numbers stay within if the norm of the gradient is finite,
+    /// where that is known: bounds that a step needs and nobody has carried along are measured, which reads the state once.
+    pub(crate) fn scalars(
         &mut self,
         runtime: &Runtime,
         config: &AdamWConfig,
         step: u64,
         learning_rate: f64,
-        bounds: Option<AdamWBounds>,
-    ) -> Result<Prepared> {
-        let scalars = config.step(step, learning_rate);
-        let after = bounds.and_then(|bounds| bounds.after(&scalars));
-        let (program, check) = match after {
+        weights: &DeviceWeights,
+        moments: &Moments,
+    ) -> Result<Scalars> {
+        let of_step = config.step(step, learning_rate);
+        // Of a step that is not clipped nothing is known whatever the state is.
+        let can_be_known = AdamWBounds::of_largest(0.0).after(&of_step).is_some();
+        let bounds = match moments.bounds {
+            None if can_be_known => Some(self.measure(runtime, weights, moments)?),
+            bounds => bounds,
+        };
+        let after = bounds.and_then(|bounds| bounds.after(&of_step));
+        Ok(Scalars { numbers: runtime.upload(&numbers(&of_step), &[NUMBERS])?, after })
+    }
+
+    /// The largest magnitudes of weights and moments.
+    fn measure(&mut self, runtime: &Runtime, weights: &DeviceWeights, moments: &Moments) -> Result<AdamWBounds> {
+        let program = compiled(&mut self.measure, runtime, || measure_module(&self.table, self.storage))?;
+        let mut arguments = weights.arguments_with_remainders();
+        arguments.extend(moments.first.iter().chain(&moments.second).map(|buffer| Argument::from(&**buffer)));
+        let report = program.run_one(arguments)?;
+        let [weights, moments] = read::<f32>(&report, "the largest weights and moments")?[..] else {
+            unreachable!("the program returns two numbers")
+        };
+        Ok(AdamWBounds { weights: weights.into(), moments: moments.into() })
+    }
+
+    /// A step with these scalars, ready to run: nothing is given away before.
+    pub(crate) fn prepare(&mut self, runtime: &Runtime, scalars: Scalars) -> Result<Prepared> {
+        let (program, check) = match scalars.after {
             Some(_) => (&mut self.apply, Check::Bounds),
             None => (&mut self.apply_checked, Check::Results),
         };
-        let program = match program {
-            Some(program) => program.clone(),
-            None => {
-                let compiled = Arc::new(runtime.compile(&apply_module(&self.table, self.storage, check)?)?);
-                program.insert(compiled).clone()
-            }
-        };
-        Ok(Prepared { program, numbers: runtime.upload(&numbers(&scalars), &[NUMBERS])?, after })
+        let program = compiled(program, runtime, || apply_module(&self.table, self.storage, check))?;
+        Ok(Prepared { program, scalars })
     }
 
     /// Sets `sums` to zero.
     pub(crate) fn drop(&mut self, runtime: &Runtime, sums: Vec<Buffer>) -> Result<Dropped> {
-        if self.drop.is_none() {
-            self.drop = Some(Arc::new(runtime.compile(&drop_module(&self.table)?)?));
-        }
-        let Some(program) = &self.drop else { unreachable!("compiled above") };
+        let program = compiled(&mut self.drop, runtime, || drop_module(&self.table))?;
         let mut outputs = program.run(sums.into_iter().map(Argument::from).collect())?;
         let norm: Vec<f32> = read(&outputs.split_off(outputs.len() - 1)[0], "the norm of the gradient")?;
         Ok(Dropped { grad_norm: norm[0].into(), sums: outputs })
     }
 }
 
+/// The program in `place`, which is compiled when it is first asked for.
+fn compiled(
+    place: &mut Option<Arc<Program>>,
+    runtime: &Runtime,
+    module: impl FnOnce() -> Result<Module>,
+) -> Result<Arc<Program>> {
+    match place {
+        Some(program) => Ok(program.clone()),
+        None => Ok(place.insert(Arc::new(runtime.compile(&module()?)?)).clone()),
+    }
+}
+
+/// The scalars of a step on the device.
+#[derive(Debug)]
+pub(crate) struct Scalars {
+    pub(crate) numbers: Buffer,
+    /// The bounds of the next state, where they are known before it is.
+    pub(crate) after: Option<AdamWBounds>,
+}
+
 /// A step of the optimizer.
 #[derive(Debug)]
 pub(crate) struct Prepared {
     program: Arc<Program>,
-    numbers: Buffer,
-    /// The bounds of the next state, where they are known before it is.
-    after: Option<AdamWBounds>,
+    scalars: Scalars,
 }
 
 impl Prepared {
     /// Takes the step: `state` and `sums` become the new state and sums of zero. Where the gradient is not applied, the state is that of
     /// before.
-    ///
-    /// Buffers that nobody else holds are donated, and gone when the device fails; of the others there are two until they are dropped.
-    pub(crate) fn run(self, state: State, sums: Vec<Buffer>) -> Result<(State, Vec<Buffer>, Applied)> {
-        let State { parameters, first, second, .. } = state;
-        let (buffers, count) = (parameters.len(), first.len());
-        let owned: Vec<Result<Buffer, Arc<Buffer>>> =
-            parameters.into_iter().chain(first).chain(second).map(Arc::try_unwrap).collect();
-        let shared: Vec<Arc<Buffer>> = owned.iter().filter_map(|buffer| buffer.as_ref().err().cloned()).collect();
-        let mut borrowed = shared.iter();
-        let of_state = owned.into_iter().map(|buffer| match buffer {
-            Ok(buffer) => Argument::Donated(buffer),
-            Err(_) => Argument::Borrowed(borrowed.next().expect("one for each that is not owned")),
-        });
-        let sums = sums.into_iter().map(Argument::from);
-        let arguments = of_state.chain(sums).chain([Argument::from(&self.numbers)]).collect();
+    pub(crate) fn run(self, state: State, sums: Vec<Buffer>) -> Result<(State, (Vec<Buffer>, Applied))> {
+        let mut given = state.give();
+        let arguments = given.arguments().into_iter().chain(sums.into_iter().map(Argument::from));
+        let arguments = arguments.chain([Argument::from(&self.scalars.numbers)]).collect();
         let mut outputs = self.program.run(arguments)?;
         let report: Vec<f32> = read(&outputs.split_off(outputs.len() - 1)[0], "the norm of the gradient")?;
-        let sums = outputs.split_off(buffers + 2 * count);
-        let mut outputs = outputs.into_iter().map(Arc::new);
-        let mut take = |count| outputs.by_ref().take(count).collect();
-        let (parameters, first, second) = (take(buffers), take(count), take(count));
+        let sums = outputs.split_off(given.len());
         let [grad_norm, within, finite, of_checked @ ..] = &report[..] else {
             unreachable!("the report has three numbers at least")
         };
-        let applied = Applied { grad_norm: (*grad_norm).into(), within: *within != 0.0, finite: *finite != 0.0 };
+        let [within, finite] = [within, finite].map(|flag| *flag != 0.0);
+        let applied = Applied { grad_norm: (*grad_norm).into(), within, finite, loss_is_finite: true };
         let bounds = match of_checked {
-            [largest] if applied.within && applied.finite => Some(AdamWBounds::of_largest(f64::from(*largest))),
+            [largest] if applied.is_applied() => Some(AdamWBounds::of_largest(f64::from(*largest))),
             // They are no smaller than those of before, should that be the state that is there.
-            _ => self.after,
+            _ => self.scalars.after,
         };
-        Ok((State { parameters, first, second, bounds }, sums, applied))
+        Ok((given.replaced(outputs, bounds), (sums, applied)))
+    }
+}
+
+impl Moments {
+    /// Takes a step by `run`, from the weights that are not trained and the state to the next state, which becomes that of `weights`. From
+    /// here on the device owns what nobody else holds: weights and moments are gone when it fails.
+    pub(crate) fn step<T>(
+        self,
+        runtime: &Runtime,
+        weights: &mut DeviceWeights,
+        run: impl FnOnce(&DeviceWeights, State) -> Result<(State, T)>,
+    ) -> Result<(Self, T)> {
+        let mut frozen = weights.take();
+        // What is trained comes last.
+        let trained = frozen.split_off(frozen.table().len() - self.first.len());
+        let (table, storage) = (trained.table().to_vec(), trained.storage());
+        let (state, result) = run(&frozen, State { parameters: trained.into_buffers(), moments: self })?;
+        let trained = DeviceWeights::of_buffers(runtime, table, storage, state.parameters);
+        *weights = frozen.followed_by(trained);
+        Ok((state.moments, result))
+    }
+}
+
+impl State {
+    /// The state as arguments of a program that replaces it.
+    pub(crate) fn give(self) -> GivenState {
+        let State { parameters, moments: Moments { first, second, .. } } = self;
+        let counts = [parameters.len(), first.len()];
+        let mut shared = Vec::new();
+        let owned = parameters.into_iter().chain(first).chain(second).map(|buffer| match Arc::try_unwrap(buffer) {
+            Ok(buffer) => Some(buffer),
+            Err(buffer) => {
+                shared.push(buffer);
+                None
+            }
+        });
+        GivenState { owned: owned.collect(), shared, counts }
+    }
+}
+
+impl GivenState {
+    /// The number of buffers.
+    pub(crate) fn len(&self) -> usize {
+        self.owned.len()
+    }
+
+    /// The buffers: parameters, each with its remainders behind it, first and second moments. Those that are donated are given once.
+    pub(crate) fn arguments(&mut self) -> Vec<Argument<'_>> {
+        let Self { owned, shared, .. } = self;
+        let mut shared = shared.iter();
+        let argument = |buffer: &mut Option<Buffer>| match buffer.take() {
+            Some(buffer) => Argument::Donated(buffer),
+            None => Argument::Borrowed(shared.next().expect("one for each that is not owned")),
+        };
+        owned.iter_mut().map(argument).collect()
+    }
+
+    /// The state in the place of this one, of buffers in the same order.
+    pub(crate) fn replaced(self, buffers: Vec<Buffer>, bounds: Option<AdamWBounds>) -> State {
+        let [parameters, count] = self.counts;
+        let mut buffers = buffers.into_iter().map(Arc::new);
+        let mut take = |count| buffers.by_ref().take(count).collect();
+        State { parameters: take(parameters), moments: Moments { first: take(count), second: take(count), bounds } }
     }
 }
 
@@ -192,7 +295,7 @@ fn numbers(step: &AdamWStep) -> [f32; NUMBERS] {
 }
 
 impl Numbers {
-    fn argument(f: &Builder) -> Self {
+    pub(crate) fn argument(f: &Builder) -> Self {
         let all = f.argument("numbers", TensorType::new(Dtype::F32, [NUMBERS]));
         let number = |i: usize| all.slice(&[i], &[i + 1]).reshape(&[]);
         Self {
@@ -220,24 +323,68 @@ impl Numbers {
     }
 }
 
+/// What a step works on, as values of a program.
+pub(crate) struct StateValues {
+    /// By parameter, what it consists of.
+    pub(crate) parameters: Vec<Vec<Value>>,
+    pub(crate) first: Vec<Value>,
+    pub(crate) second: Vec<Value>,
+    /// How each parameter lies.
+    stored: Vec<Storage>,
+}
+
+impl StateValues {
+    /// Declares the state of the parameters of `table`, of a model that lies like this, as the next arguments.
+    pub(crate) fn declare(f: &Builder, table: &[Parameter], storage: Storage) -> Self {
+        let stored: Vec<Storage> = table.iter().map(|parameter| storage.of(parameter)).collect();
+        let parameters = stored.iter().zip(table).map(|(of, p)| of.declare(f, p.name(), &p.shape)).collect();
+        let [first, second] = [".exp_avg", ".exp_avg_sq"].map(|suffix| declare(f, table, suffix));
+        Self { parameters, first, second, stored }
+    }
+
+    /// All values in the order of arguments and results.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Value> {
+        self.parameters.iter().flatten().chain(&self.first).chain(&self.second)
+    }
+
+    fn parameter(&self, i: usize) -> Value {
+        self.stored[i].get(&self.parameters[i])
+    }
+}
+
 /// The program of a step for parameters of a model that lies like this. Arguments, all donated but the last: parameters, each with its
 /// remainders behind it where it has some, first and second moments, sums of gradients, and the scalars. Results: the same without the
 /// scalars, and the norm of the gradient, whether it is within its limit and whether what comes of it is finite (0 or 1), f32 `[3]`; with
 /// [`Check::Results`] `[4]`, the last one being the largest magnitude of a weight, a first moment or the root of a second one, infinite
 /// where one is not finite.
-///
-/// The step itself is made in f32, whatever the parameters are stored as.
 pub(crate) fn apply_module(table: &[Parameter], storage: Storage, check: Check) -> Result<Module> {
     let f = Builder::new();
-    let stored: Vec<Storage> = table.iter().map(|parameter| storage.of(parameter)).collect();
-    let parameters = stored.iter().zip(table);
-    let parameters: Vec<Vec<Value>> = parameters.map(|(of, p)| of.declare(&f, p.name(), &p.shape)).collect();
-    let group = |suffix: &str| -> Vec<Value> { declare(&f, table, suffix) };
-    let (first, second, sums) = (group(".exp_avg"), group(".exp_avg_sq"), group(".sum"));
-    let donated = parameters.iter().flatten().chain(&first).chain(&second).chain(&sums);
-    donated.enumerate().for_each(|(i, argument)| f.alias(argument, i));
+    let state = StateValues::declare(&f, table, storage);
+    let sums = declare(&f, table, ".sum");
+    state.all().chain(&sums).enumerate().for_each(|(i, argument)| f.alias(argument, i));
     let numbers = Numbers::argument(&f);
-    let norm = norm(&f, &sums);
+    let (results, report) = update(&f, table, &state, &sums, &numbers, None, check);
+    let none: Vec<Value> = sums.iter().map(|sum| zeros(&f, Dtype::F32, sum.shape())).collect();
+    let named = results.iter().chain(&none).map(|value| ("", value));
+    let named: Vec<(&str, &Value)> = named.chain([("report", &report)]).collect();
+    finish(f.clone(), "adamw", &named)
+}
+
+/// A step: the state after it, in the order of [`StateValues::all`], and the report of [`apply_module`]. `allowed`: a predicate without
+/// which the state stays, whatever the gradient is; the report then ends with it.
+///
+/// The step itself is made in f32, whatever the parameters are stored as.
+pub(crate) fn update(
+    f: &Builder,
+    table: &[Parameter],
+    state: &StateValues,
+    sums: &[Value],
+    numbers: &Numbers,
+    allowed: Option<&Value>,
+    check: Check,
+) -> (Vec<Value>, Value) {
+    let StateValues { parameters, first, second, stored } = state;
+    let norm = norm(f, sums);
     // NaN is within nothing.
     let within = norm.le(&numbers.limit);
     let clip = &numbers.max_grad_norm / (&norm + norm.like(CLIP_EPSILON));
@@ -260,9 +407,12 @@ pub(crate) fn apply_module(table: &[Parameter], storage: Storage, check: Check) 
     }
     let finite = largest.is_finite();
     let mut applies = &within & &finite;
+    if let Some(allowed) = allowed {
+        applies = applies & allowed;
+    }
     let mut results: [Vec<Value>; 3] = Default::default();
     for (i, parameter) in table.iter().enumerate() {
-        let value = stored[i].get(&parameters[i]);
+        let value = state.parameter(i);
         let next = numbers.next(decays(parameter), &clip, [&value, &first[i], &second[i], &sums[i]]);
         let chosen = |next: &Value, old: &Value| applies.broadcast_in_dim(old.shape(), &[]).select(next, old);
         results[1].push(chosen(&next[1], &first[i]));
@@ -276,16 +426,33 @@ pub(crate) fn apply_module(table: &[Parameter], storage: Storage, check: Check) 
         applies = f.optimization_barrier(&before_next).swap_remove(0);
         results[0].extend(parts);
     }
-    let none: Vec<Value> = sums.iter().map(|sum| zeros(&f, Dtype::F32, sum.shape())).collect();
     let flag = |predicate: &Value| predicate.convert(Dtype::F32).reshape(&[1]);
     let mut report = vec![norm.reshape(&[1]), flag(&within), flag(&finite)];
     if check == Check::Results {
         report.push(largest.reshape(&[1]));
     }
+    report.extend(allowed.map(flag));
     let report = f.concatenate(&report.iter().collect::<Vec<_>>(), 0);
-    let named = results.iter().flatten().chain(&none).map(|value| ("", value));
-    let named: Vec<(&str, &Value)> = named.chain([("report", &report)]).collect();
-    finish(f.clone(), "adamw", &named)
+    (results.into_iter().flatten().collect(), report)
+}
+
+/// The program that finds the largest magnitudes of a state, of [`apply_module`]'s arguments without sums and scalars: f32 `[2]`, of the
+/// weights, and of the first moments and the roots of the second ones; infinite where one is not finite.
+pub(crate) fn measure_module(table: &[Parameter], storage: Storage) -> Result<Module> {
+    let f = Builder::new();
+    let state = StateValues::declare(&f, table, storage);
+    let [mut weights, mut moments] = [0, 1].map(|_| f.scalar(0.0, Dtype::F32));
+    let largest = |size: Value| size.reduce(Reducer::Max, &(0..size.shape().len()).collect::<Vec<_>>());
+    for i in 0..table.len() {
+        let value = state.parameter(i);
+        let size = state.stored[i].finite(&value).select(&value.abs(), &value.like(f64::INFINITY));
+        weights = weights.max(&largest(size));
+        let size = state.first[i].abs().max(&state.second[i].sqrt());
+        let size = size.is_finite().select(&size, &size.like(f64::INFINITY));
+        moments = moments.max(&largest(size));
+    }
+    let report = f.concatenate(&[&weights.reshape(&[1]), &moments.reshape(&[1])], 0);
+    finish(f.clone(), "measure", &[("largest", &report)])
 }
 
 /// The program that gives up a gradient: sums, which are donated, to zeros and the norm `[1]`.

@@ -1,5 +1,6 @@
 //! One evaluation of the loss of a micro-batch on a device.
 
+use super::step::StepOfState;
 use super::{Rows, TrainModules, TrainShape};
 use crate::error::{Error, Result};
 use crate::runtime::{Programs, Runtime, read};
@@ -27,6 +28,7 @@ pub(crate) struct Loss {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Key {
     Gradient(TrainShape),
+    Step(TrainShape),
     /// Of a decoder with adapters, or without.
     Score {
         adapted: bool,
@@ -50,13 +52,19 @@ impl Loss {
     ///
     /// # Errors
     /// [`Error::Loss`] for a token that the model does not have, [`Error::Device`].
-    pub(crate) fn score(&mut self, on: &Device<'_>, rows: &UploadedRows, batch: &TokenBatch) -> Result<Scores> {
+    pub(crate) fn score(
+        &mut self,
+        on: &Device<'_>,
+        weights: &DeviceWeights,
+        rows: &UploadedRows,
+        batch: &TokenBatch,
+    ) -> Result<Scores> {
         let spec = on.modules.head(&self.config, rows.shape.tokens)?;
         let tables = upload_tables(on.runtime, &spec, &TokenTables::new(&spec, batch, None))?;
         let (decoder, shape) = (on.modules.decoder(), rows.shape);
         let key = Key::Score { adapted: decoder.adapters().is_some(), value_head: decoder.has_value_head(), shape };
         let program = self.programs.get(on.runtime, key, |_| on.modules.score(&self.config, shape))?;
-        let mut arguments = on.weights.arguments();
+        let mut arguments = weights.arguments();
         arguments.extend(rows.buffers.iter().chain(&tables).map(Argument::from));
         let outputs = program.run(arguments)?;
         read_scores(&outputs, batch)
@@ -66,21 +74,27 @@ impl Loss {
     ///
     /// # Errors
     /// [`Error::Policy`] for a decoder without a value head, [`Error::Device`].
-    pub(crate) fn values(&mut self, on: &Device<'_>, rows: &UploadedRows, tokens: usize) -> Result<Vec<f32>> {
+    pub(crate) fn values(
+        &mut self,
+        on: &Device<'_>,
+        weights: &DeviceWeights,
+        rows: &UploadedRows,
+        tokens: usize,
+    ) -> Result<Vec<f32>> {
         let program = self.programs.get(on.runtime, Key::Values(rows.shape), |_| on.modules.values(rows.shape))?;
-        let mut arguments = on.weights.arguments();
+        let mut arguments = weights.arguments();
         arguments.extend(rows.buffers.iter().map(Argument::from));
         read_tokens(&program.run_one(arguments)?, "values", tokens)
     }
 
-    /// The loss of the evaluator's batch as it was added up, and its scores; gradients are added to `sums`, which are gone when the
-    /// program fails. With a value loss, `values` becomes what the value head gives.
+    /// The loss of the evaluator's batch as it was added up, and its scores; gradients go to `target`. With a value loss, `values` becomes
+    /// what the value head gives.
     fn gradient(
         &mut self,
         on: &Device<'_>,
         rows: &UploadedRows,
         evaluator: &Evaluator<'_>,
-        sums: &mut Vec<Buffer>,
+        target: Target<'_>,
         values: &mut Vec<f32>,
     ) -> Result<(LossSums<f64>, Scores)> {
         let spec = on.modules.head(&self.config, rows.shape.tokens)?;
@@ -91,23 +105,53 @@ impl Loss {
             let table = value_table(&self.config, batch, rows.shape.tokens)?;
             tables.push(on.runtime.upload(&table, &[3, rows.shape.tokens])?);
         }
-        let program = self.programs.get(on.runtime, Key::Gradient(rows.shape), |_| match &self.of_values {
-            Some(of_values) => on.modules.gradient_with_values(&self.config, of_values, rows.shape),
-            None => on.modules.gradient(&self.config, rows.shape),
-        })?;
-        let mut arguments = on.weights.arguments();
-        arguments.extend(std::mem::take(sums).into_iter().map(Argument::from));
-        arguments.extend(rows.buffers.iter().chain(&tables).map(Argument::from));
-        let mut outputs = program.run(arguments)?;
-        let results = if self.of_values.is_some() { 4 } else { 3 };
-        let rest = outputs.split_off(outputs.len().saturating_sub(results));
-        let of_loss: Vec<f32> = read(&rest[0], "the loss")?;
-        let scores = read_scores(&rest[1..], batch)?;
-        if let Some(buffer) = rest.get(3) {
+        let of_batch: Vec<&Buffer> = rows.buffers.iter().chain(&tables).collect();
+        let of_loss = match target {
+            Target::Sums { weights, sums } => {
+                let program = self.programs.get(on.runtime, Key::Gradient(rows.shape), |_| match &self.of_values {
+                    Some(of_values) => on.modules.gradient_with_values(&self.config, of_values, rows.shape),
+                    None => on.modules.gradient(&self.config, rows.shape),
+                })?;
+                let mut arguments = weights.arguments();
+                let count = sums.len();
+                arguments.extend(std::mem::take(sums).into_iter().map(Argument::from));
+                arguments.extend(of_batch.into_iter().map(Argument::from));
+                let mut outputs = program.run(arguments)?;
+                let of_loss = outputs.split_off(count);
+                *sums = outputs;
+                of_loss
+            }
+            Target::Step(step) => {
+                let program = self.programs.get(on.runtime, Key::Step(rows.shape), |_| {
+                    on.modules.step(&self.config, self.of_values.as_ref(), rows.shape)
+                })?;
+                step.run(&program, &of_batch)?
+            }
+        };
+        let sums: Vec<f32> = read(&of_loss[0], "the loss")?;
+        let scores = read_scores(&of_loss[1..], batch)?;
+        if let Some(buffer) = of_loss.get(3) {
             *values = read_tokens(buffer, "values", batch.tokens())?;
         }
-        *sums = outputs;
-        Ok((LossSums::from_fn(|i| f64::from(of_loss[i])), scores))
+        Ok((LossSums::from_fn(|i| f64::from(sums[i])), scores))
+    }
+}
+
+/// Where the gradients of a micro-batch go.
+pub(crate) enum Target<'a> {
+    /// Into sums that stay between micro-batches; they are gone when the program fails.
+    Sums { weights: &'a DeviceWeights, sums: &'a mut Vec<Buffer> },
+    /// Into a step of AdamW.
+    Step(StepOfState<'a>),
+}
+
+impl Target<'_> {
+    /// The weights of which the loss is.
+    fn weights(&self) -> &DeviceWeights {
+        match self {
+            Self::Sums { weights, .. } => weights,
+            Self::Step(step) => step.weights,
+        }
     }
 }
 
@@ -128,12 +172,11 @@ fn value_table(config: &LossConfig, batch: &TokenBatch, padded: usize) -> Result
     Ok(table)
 }
 
-/// Where a loss is computed, and of which weights.
+/// Where a loss is computed.
 #[derive(Clone, Copy)]
 pub(crate) struct Device<'a> {
     pub(crate) runtime: &'a Runtime,
     pub(crate) modules: &'a TrainModules,
-    pub(crate) weights: &'a DeviceWeights,
 }
 
 /// Rows on the device.
@@ -161,7 +204,7 @@ pub(crate) struct Call<'a> {
     pub(crate) loss: &'a mut Loss,
     pub(crate) on: Device<'a>,
     pub(crate) rows: &'a UploadedRows,
-    pub(crate) sums: &'a mut Vec<Buffer>,
+    pub(crate) target: Target<'a>,
     /// What the value head gives, where there is a value loss.
     pub(crate) values: &'a mut Vec<f32>,
     /// What failed, where it is no error of the loss library, through which it goes.
@@ -172,12 +215,12 @@ impl grpo_core::backend_api::plan::Call for Call<'_> {
     type Scores = Scores;
 
     fn score(&mut self, batch: &TokenBatch) -> grpo_core::Result<Scores> {
-        self.loss.score(&self.on, self.rows, batch).map_err(|error| of_loss(self.failed, error))
+        self.loss.score(&self.on, self.target.weights(), self.rows, batch).map_err(|error| of_loss(self.failed, error))
     }
 
     fn gradient(self, evaluator: &Evaluator<'_>) -> grpo_core::Result<(LossSums<f64>, Scores)> {
-        let Self { loss, on, rows, sums, values, failed } = self;
-        loss.gradient(&on, rows, evaluator, sums, values).map_err(|error| of_loss(failed, error))
+        let Self { loss, on, rows, target, values, failed } = self;
+        loss.gradient(&on, rows, evaluator, target, values).map_err(|error| of_loss(failed, error))
     }
 }
 

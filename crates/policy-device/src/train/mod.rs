@@ -11,10 +11,12 @@ mod loss;
 mod modules;
 mod packing;
 mod rows;
+mod step;
 
 pub use modules::{TrainModules, TrainShape};
 
-pub(crate) use adamw::{AdamW, State};
-pub(crate) use loss::{Call, Device, Loss};
+pub(crate) use adamw::{AdamW, Applied, Moments, Prepared, Scalars};
+pub(crate) use loss::{Call, Device, Loss, Target};
 pub(crate) use modules::default_tiling;
 pub(crate) use rows::Rows;
+pub(crate) use step::StepOfState;

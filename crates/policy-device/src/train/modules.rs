@@ -1,7 +1,7 @@
 //! The programs of training as values: scores, and the loss with the gradients of all parameters.
 
 use super::adamw::{Check, apply_module};
-use crate::decoder::{Compute, Decoder, Matrix, Parameter, ParameterValues, Role as ParameterRole, Rows};
+use crate::decoder::{Compute, Decoder, Matrix, Parameter, ParameterValues, Role as ParameterRole, Rows, zeros};
 use crate::error::{Error, Result};
 use crate::runtime::finish;
 use crate::storage::Storage;
@@ -52,10 +52,33 @@ pub struct TrainModules {
 }
 
 /// What a program of a micro-batch takes besides parameters and sums, as values.
-struct Batch {
+pub(super) struct Batch {
     /// What [`row_types`] names.
     rows: Vec<Value>,
+    /// Of the loss, in the order of [`TABLES`].
     tables: Vec<(Role, Value)>,
+    /// The value loss and what it takes of every token, f32 `[3, N]`.
+    of_values: Option<(ValueLossConfig, Value)>,
+}
+
+impl Batch {
+    /// Predicates `[N]`: tokens that count, which have a target.
+    pub(super) fn counts(&self) -> Value {
+        let [(_, ids), ..] = &self.tables[..] else { unreachable!("a batch has token ids") };
+        let tokens = ids.shape()[1];
+        let targets = ids.slice(&[0, 0], &[1, tokens]).reshape(&[tokens]);
+        targets.ge(&targets.like(0))
+    }
+}
+
+/// What a micro-batch gives.
+pub(super) struct Gradients {
+    /// The gradients of [`Decoder::trained`], added to what had begun.
+    pub(super) sums: Vec<Value>,
+    /// The loss, log-probabilities and entropies.
+    pub(super) of_loss: [(Role, Value); 3],
+    /// `[N]`, of a value head.
+    pub(super) values: Option<Value>,
 }
 
 const TABLES: [Role; 3] = [Role::TokenIds, Role::TokenNumbers, Role::OnPolicy];
@@ -153,51 +176,75 @@ impl TrainModules {
 
     fn gradient_of(&self, loss: &LossConfig, of_values: Option<&ValueLossConfig>, shape: TrainShape) -> Result<Module> {
         const NAME: &str = "gradient";
-        let (spec, table, trained) =
-            (self.head(loss, shape.tokens)?, self.decoder.parameters(), self.decoder.trained());
+        let (spec, trained) = (self.head(loss, shape.tokens)?, self.decoder.trained());
         let f = Builder::new();
         let weights = self.decoder.declare(&f, self.model);
         let sum = |p: &Parameter| f.argument(&format!("{}.sum", p.name()), TensorType::new(Dtype::F32, &p.shape[..]));
-        let mut sums: Vec<Value> = trained.iter().map(sum).collect();
-        sums.iter().enumerate().for_each(|(i, sum)| f.alias(sum, i));
-        let batch = self.batch(&f, &spec, shape);
-        let value_table =
-            of_values.map(|of| (of, f.argument("value_table", TensorType::new(Dtype::F32, [3, shape.tokens]))));
+        let begun: Vec<Value> = trained.iter().map(sum).collect();
+        begun.iter().enumerate().for_each(|(i, sum)| f.alias(sum, i));
+        let batch = self.batch(&f, &spec, of_values, shape);
+        let Gradients { sums, of_loss, values } = self.gradients(NAME, &spec, &weights, Some(begun), batch, shape)?;
+        let sums = trained.iter().zip(&sums).map(|(p, sum)| (p.name(), sum));
+        let of_loss = of_loss.iter().map(|(role, value)| (role.name(), value));
+        let values = values.iter().map(|values| ("values", values));
+        let results: Vec<(&str, &Value)> = sums.chain(of_loss).chain(values).collect();
+        finish(f.clone(), NAME, &results)
+    }
 
-        let outputs = if of_values.is_some() { Outputs::HiddenAndValues } else { Outputs::Hidden };
-        let forward = self.forward(&table, shape, outputs).map_err(program_error(NAME))?;
-        let arguments = self.arguments(&table, &weights, &batch, outputs);
+    /// The loss of a micro-batch, and the gradients of all parameters that are trained, added to sums where they have `begun`: operations of
+    /// the program `name`.
+    pub(super) fn gradients(
+        &self,
+        name: &'static str,
+        spec: &Spec,
+        weights: &ParameterValues,
+        begun: Option<Vec<Value>>,
+        batch: Batch,
+        shape: TrainShape,
+    ) -> Result<Gradients> {
+        let (table, trained) = (self.decoder.parameters(), self.decoder.trained());
+        let mut sums: Vec<Option<Value>> = match begun {
+            Some(begun) => begun.into_iter().map(Some).collect(),
+            None => vec![None; trained.len()],
+        };
+        let f = &batch.rows[0].builder();
+        let outputs = if batch.of_values.is_some() { Outputs::HiddenAndValues } else { Outputs::Hidden };
+        let forward = self.forward(&table, shape, outputs).map_err(program_error(name))?;
+        let arguments = self.arguments(&table, weights, &batch, outputs);
         // Places among the arguments of the function, and among the sums, of what it is differentiated with respect to.
         let place = |role| trained.iter().position(|p| p.role == role);
         let inside = table.iter().filter(|p| outputs.depend_on(p.role)).enumerate();
         let (asked, places): (Vec<usize>, Vec<usize>) = inside.filter_map(|(i, p)| Some((i, place(p.role)?))).unzip();
-        let (results, pullback) = match asked.is_empty() {
+        let (mut results, pullback) = match asked.is_empty() {
             // With adapters of nothing but the head.
             true => (f.call(&forward, &arguments), None),
             false => {
                 // Gradients have all digits of f32, whatever weights are stored as.
                 let pulled = f.vjp_unrounded(&forward, &arguments, &asked);
-                let (results, pullback) = pulled.map_err(program_error(NAME))?;
+                let (results, pullback) = pulled.map_err(program_error(name))?;
                 (results, Some(pullback))
             }
         };
-        let (hidden, values) = (&results[0], results.get(1));
-        let dvalues = values.zip(value_table.as_ref()).map(|(values, (of, table))| {
+        let values = (results.len() > 1).then(|| results.swap_remove(1));
+        let hidden = &results[0];
+        let dvalues = values.as_ref().zip(batch.of_values.as_ref()).map(|(values, (of, table))| {
             let row = |i: usize| table.slice(&[i, 0], &[i + 1, shape.tokens]).reshape(&[shape.tokens]);
             let [old_values, returns, weights] = [row(0), row(1), row(2)];
             value_gradient(of, ValueTable { values, old_values: &old_values, returns: &returns, weights: &weights })
         });
 
         let adapter = weights.adapter(Matrix::LmHead);
-        let of_head = match adapter {
-            // What the head becomes with it is a tensor of its own, and so is its gradient.
-            Some(_) => Some(f.splat(0.0, spec.type_of(Role::GradLmHead))),
-            None => self.trained_head().and_then(place).map(|i| sums[i].clone()),
-        };
-        let zeros = f.splat(0.0, spec.type_of(Role::GradHidden));
-        let sums_of_loss = std::iter::once((Role::GradHidden, zeros)).chain(of_head.map(|sum| (Role::GradLmHead, sum)));
-        let to_head = self.to_head(&weights, hidden, batch.tables, sums_of_loss);
-        let of_loss = spec.operations(&f, Pass::Gradient, to_head)?;
+        let place_of_head = self.trained_head().and_then(place);
+        let of_head = place_of_head.map(|i| match (adapter, &sums[i]) {
+            (None, Some(begun)) => begun.clone(),
+            // What the head becomes with an adapter is a tensor of its own, and so is its gradient.
+            _ => f.splat(0.0, spec.type_of(Role::GradLmHead)),
+        });
+        let dhidden = f.splat(0.0, spec.type_of(Role::GradHidden));
+        let sums_of_loss =
+            std::iter::once((Role::GradHidden, dhidden)).chain(of_head.map(|sum| (Role::GradLmHead, sum)));
+        let to_head = self.to_head(weights, hidden, batch.tables, sums_of_loss);
+        let of_loss = spec.operations(f, Pass::Gradient, to_head)?;
         let result = |role: Role| match of_loss.iter().find(|(r, _)| *r == role) {
             Some((_, value)) => value,
             None => unreachable!("the program of gradients returns {role:?}"),
@@ -206,28 +253,28 @@ impl TrainModules {
         if let Some(adapter) = adapter {
             let types = adapter.map(|value| value.ty().clone());
             let low_rank = trace(&types, |_, values| vec![self.decoder.low_rank([&values[0], &values[1]])]);
-            let low_rank = low_rank.map_err(program_error(NAME))?;
-            let (_, pullback) = f.vjp(&low_rank, &adapter, &[0, 1]).map_err(program_error(NAME))?;
+            let low_rank = low_rank.map_err(program_error(name))?;
+            let (_, pullback) = f.vjp(&low_rank, &adapter, &[0, 1]).map_err(program_error(name))?;
             let places = [ParameterRole::LoraA(Matrix::LmHead), ParameterRole::LoraB(Matrix::LmHead)].map(place);
             let places: Vec<usize> = places.into_iter().flatten().collect();
-            let begun: Vec<&Value> = places.iter().map(|i| &sums[*i]).collect();
-            let added = pullback.add_to(&[result(Role::GradLmHead)], &begun);
-            places.into_iter().zip(added).for_each(|(i, sum)| sums[i] = sum);
-        } else if let Some(i) = self.trained_head().and_then(place) {
-            sums[i] = result(Role::GradLmHead).clone();
+            let begun: Vec<Option<&Value>> = places.iter().map(|i| sums[*i].as_ref()).collect();
+            let added = pullback.add_to_begun(&[result(Role::GradLmHead)], &begun);
+            places.into_iter().zip(added).for_each(|(i, sum)| sums[i] = Some(sum));
+        } else if let Some(i) = place_of_head {
+            sums[i] = Some(result(Role::GradLmHead).clone());
         }
         if let Some(pullback) = pullback {
             let dhidden = result(Role::GradHidden).convert(hidden.dtype());
             let cotangents: Vec<&Value> = std::iter::once(&dhidden).chain(&dvalues).collect();
-            let begun: Vec<&Value> = places.iter().map(|i| &sums[*i]).collect();
+            let begun: Vec<Option<&Value>> = places.iter().map(|i| sums[*i].as_ref()).collect();
             // The sums of layers are added to where they are, within the loop over layers.
-            let added = pullback.add_to(&cotangents, &begun);
-            places.into_iter().zip(added).for_each(|(i, sum)| sums[i] = sum);
+            let added = pullback.add_to_begun(&cotangents, &begun);
+            places.into_iter().zip(added).for_each(|(i, sum)| sums[i] = Some(sum));
         }
-        let sums = trained.iter().zip(&sums).map(|(p, sum)| (p.name(), sum));
-        let of_loss = [Role::Sums, Role::Logp, Role::Entropy].map(|role| (role.name(), result(role)));
-        let results: Vec<(&str, &Value)> = sums.chain(of_loss).chain(values.map(|values| ("values", values))).collect();
-        finish(f.clone(), NAME, &results)
+        let whole = |(sum, p): (Option<Value>, &Parameter)| sum.unwrap_or_else(|| zeros(f, Dtype::F32, &p.shape));
+        let sums = sums.into_iter().zip(&trained).map(whole).collect();
+        let of_loss = [Role::Sums, Role::Logp, Role::Entropy].map(|role| (role, result(role).clone()));
+        Ok(Gradients { sums, of_loss, values })
     }
 
     /// Values `[N]` of the states before a micro-batch's completion tokens, f32, of a decoder with a value head. Arguments: the parameters,
@@ -243,7 +290,7 @@ impl TrainModules {
         let table = self.decoder.parameters();
         let f = Builder::new();
         let weights = self.decoder.declare(&f, self.model);
-        let batch = Batch { rows: declare_rows(&f, shape), tables: vec![] };
+        let batch = Batch { rows: declare_rows(&f, shape), tables: vec![], of_values: None };
         let outputs = Outputs::HiddenAndValues;
         let forward = self.forward(&table, shape, outputs).map_err(program_error(NAME))?;
         let results = f.call(&forward, &self.arguments(&table, &weights, &batch, outputs));
@@ -260,7 +307,7 @@ impl TrainModules {
         let (spec, table) = (self.head(loss, shape.tokens)?, self.decoder.parameters());
         let f = Builder::new();
         let weights = self.decoder.declare(&f, self.model);
-        let batch = self.batch(&f, &spec, shape);
+        let batch = self.batch(&f, &spec, None, shape);
         let forward = self.forward(&table, shape, Outputs::Hidden).map_err(program_error(NAME))?;
         let hidden = f.call(&forward, &self.arguments(&table, &weights, &batch, Outputs::Hidden));
         let results = spec.operations(&f, Pass::Score, self.to_head(&weights, &hidden[0], batch.tables, []))?;
@@ -294,15 +341,31 @@ impl TrainModules {
     }
 
     fn adamw_with(&self, check: Check) -> Result<Module> {
-        apply_module(&self.decoder.trained(), Storage::of_masters(self.model), check)
+        apply_module(&self.decoder.trained(), self.storage(), check)
     }
 
-    /// Declares what a program takes of a micro-batch.
-    fn batch(&self, f: &Builder, spec: &Spec, shape: TrainShape) -> Batch {
-        Batch {
-            rows: declare_rows(f, shape),
-            tables: TABLES.map(|role| (role, f.argument(role.name(), spec.type_of(role)))).to_vec(),
-        }
+    /// Declares what a program takes of a micro-batch as the next arguments.
+    pub(super) fn batch(
+        &self,
+        f: &Builder,
+        spec: &Spec,
+        of_values: Option<&ValueLossConfig>,
+        shape: TrainShape,
+    ) -> Batch {
+        let rows = declare_rows(f, shape);
+        let tables = TABLES.map(|role| (role, f.argument(role.name(), spec.type_of(role)))).to_vec();
+        let value_table = || f.argument("value_table", TensorType::new(Dtype::F32, [3, shape.tokens]));
+        Batch { rows, tables, of_values: of_values.map(|of| (of.clone(), value_table())) }
+    }
+
+    /// How the weights that are trained lie.
+    pub(super) fn storage(&self) -> Storage {
+        Storage::of_masters(self.model)
+    }
+
+    /// The number type of the matrices of the model.
+    pub(super) fn model_dtype(&self) -> Dtype {
+        self.model
     }
 
     /// The role of the parameter by which the LM head is trained, where it is: the head, the embedding that is the head, or an adapter.

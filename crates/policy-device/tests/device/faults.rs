@@ -121,20 +121,34 @@ fn a_device_that_fails_in_an_update_has_lost_the_weights_and_says_so() {
     let checkpoint = Checkpoint::open("qwen2");
     let sequences = checkpoint.completions();
     let batch = || [SequenceBatch { sequences: &sequences, tokens: token_batch(&sequences).unwrap() }];
-    let mut policy = on_device(&checkpoint, false);
-    policy.accumulate(&batch(), StepLoss::CrossEntropy { tokens: 50 }).unwrap();
-    // What a device that is gone looks like: its buffers are no longer there.
-    policy.weights().unwrap().buffers()[0].delete().unwrap();
-    let error = policy.apply(0.1).unwrap_err().to_string();
-    assert!(error.contains("running `adamw`"), "{error}");
-    let lost = |error: policy::Error| {
-        let text = error.to_string();
-        assert!(text.contains("lost the weights") && text.contains("last checkpoint"), "{text}");
-    };
-    lost(policy.export_model(&mut Vec::new()).unwrap_err());
-    lost(policy.accumulate(&batch(), StepLoss::CrossEntropy { tokens: 50 }).unwrap_err());
-    lost(policy.freeze_ref_policy().unwrap_err());
-    assert!(matches!(policy.logits(&[&[1, 2]], |_, _, _| {}), Err(Error::Lost)));
+    let imitate = StepLoss::CrossEntropy { tokens: 50 };
+    for program in ["adamw", "step"] {
+        let mut policy = on_device(&checkpoint, false);
+        policy.step(&batch(), imitate, 0.1).unwrap();
+        // What a device that is gone looks like: its buffers are no longer there.
+        let fails = |policy: &DevicePolicy| policy.weights().unwrap().buffers()[0].delete().unwrap();
+        let error = match program {
+            "adamw" => {
+                policy.accumulate(&batch(), imitate).unwrap();
+                fails(&policy);
+                policy.apply(0.1).unwrap_err()
+            }
+            _ => {
+                fails(&policy);
+                policy.step(&batch(), imitate, 0.1).unwrap_err()
+            }
+        };
+        assert!(error.to_string().contains(&format!("running `{program}`")), "{error}");
+        let lost = |error: policy::Error| {
+            let text = error.to_string();
+            assert!(text.contains("lost the weights") && text.contains("last checkpoint"), "{text}");
+        };
+        lost(policy.export_model(&mut Vec::new()).unwrap_err());
+        lost(policy.accumulate(&batch(), imitate).unwrap_err());
+        lost(policy.step(&batch(), imitate, 0.1).unwrap_err());
+        lost(policy.freeze_ref_policy().unwrap_err());
+        assert!(matches!(policy.logits(&[&[1, 2]], |_, _, _| {}), Err(Error::Lost)));
+    }
 }
 
 /// Writes tensors into a folder, and fails when so many are written.

@@ -14,6 +14,7 @@ mod packing;
 mod ppo_of_torch;
 mod remainders;
 mod rollout;
+mod step;
 mod support;
 mod training;
 mod value_head;

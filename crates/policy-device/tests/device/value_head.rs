@@ -31,6 +31,17 @@ fn weights(policy: &dyn Policy) -> Vec<NamedTensor> {
 
 /// Two micro-batches with everything that both losses want; one return is missing.
 fn batches(sequences: &[Sequence]) -> Vec<SequenceBatch<'_>> {
+    let SequenceBatch { tokens, .. } = batch(sequences);
+    let (whole, half) = (sequences.len(), sequences.len().div_ceil(2));
+    let part = |rows: std::ops::Range<usize>| SequenceBatch {
+        sequences: &sequences[rows.clone()],
+        tokens: tokens.select_sequences(rows).unwrap(),
+    };
+    vec![part(0..half), part(half..whole)]
+}
+
+/// The same in one micro-batch.
+pub(crate) fn batch(sequences: &[Sequence]) -> SequenceBatch<'_> {
     let tokens = token_batch(sequences).unwrap();
     let n = tokens.tokens();
     let number = |scale: f32, shift: f32| (0..n).map(|t| scale * (t as f32 + shift).cos()).collect::<Vec<_>>();
@@ -40,13 +51,7 @@ fn batches(sequences: &[Sequence]) -> Vec<SequenceBatch<'_>> {
     let tokens = tokens.with_value_targets(targets).unwrap();
     let tokens = tokens.with_advantages(Advantages::PerToken(number(1.0, 2.0))).unwrap();
     let weights = token_weights(&LossConfig::default(), &tokens).unwrap();
-    let tokens = tokens.with_weights(weights).unwrap();
-    let (whole, half) = (sequences.len(), sequences.len().div_ceil(2));
-    let part = |rows: std::ops::Range<usize>| SequenceBatch {
-        sequences: &sequences[rows.clone()],
-        tokens: tokens.select_sequences(rows).unwrap(),
-    };
-    vec![part(0..half), part(half..whole)]
+    SequenceBatch { sequences, tokens: tokens.with_weights(weights).unwrap() }
 }
 
 #[test]

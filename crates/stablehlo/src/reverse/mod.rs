@@ -214,6 +214,13 @@ impl Pullback {
     /// by one in the loop, and where rows of it are gathered, rows, so that there is no second copy of the whole.
     #[track_caller]
     pub fn add_to(&self, cotangents: &[&Value], sums: &[&Value]) -> Vec<Value> {
+        self.add_to_begun(cotangents, &sums.iter().map(|sum| Some(*sum)).collect::<Vec<_>>())
+    }
+
+    /// [`Pullback::add_to`] of the sums that have begun; of the other arguments the cotangents in the dtype in which they were summed, which is
+    /// f32 of narrower arguments of [`Builder::vjp_unrounded`].
+    #[track_caller]
+    pub fn add_to_begun(&self, cotangents: &[&Value], sums: &[Option<&Value>]) -> Vec<Value> {
         let given = self.given(cotangents);
         let types = self.function.argument_types();
         let asked: Vec<&TensorType> = self.with_respect_to.iter().map(|i| &types[*i]).collect();
@@ -221,19 +228,22 @@ impl Pullback {
             ty.shape == sum.shape() && sum.dtype().is_float() && sum.dtype().bytes() >= ty.dtype.bytes()
         };
         let once = (1..asked.len()).all(|i| !self.with_respect_to[..i].contains(&self.with_respect_to[i]));
-        if !once || asked.len() != sums.len() || !asked.iter().zip(sums).all(|(ty, sum)| fits(ty, sum)) {
-            let (expected, found) = (asked.into_iter(), sums.iter().map(|v| v.ty()));
-            let (expected, found) = (crate::build::listed(expected), crate::build::listed(found));
+        let all_fit = asked.iter().zip(sums).all(|(ty, sum)| sum.is_none_or(|sum| fits(ty, sum)));
+        if !once || asked.len() != sums.len() || !all_fit {
+            let expected = crate::build::listed(asked.iter().copied());
+            let found = crate::build::listed(sums.iter().flatten().map(|v| v.ty()));
             self.builder.fail("vjp", format!("a sum for each of ({expected}), no narrower, expected, got ({found})"));
-            return sums.iter().map(|sum| (*sum).clone()).collect();
+            let zeros = asked.into_iter().map(|ty| self.builder.splat(0.0, ty.clone()));
+            return zeros.collect();
         }
-        let begun: Vec<Value> = sums.iter().map(|sum| (*sum).clone()).collect();
-        let pulled = self.pull(given, &begun);
-        pulled
-            .into_iter()
-            .zip(sums)
-            .map(|(sum, begun)| sum.unwrap_or_else(|| (*begun).clone()).convert(begun.dtype()))
-            .collect()
+        let begun: Vec<Option<Value>> = sums.iter().map(|sum| sum.cloned()).collect();
+        let whole = |((pulled, begun), ty): ((Option<Value>, &Option<&Value>), &TensorType)| match (pulled, begun) {
+            (Some(sum), Some(begun)) => sum.convert(begun.dtype()),
+            (Some(sum), None) => sum,
+            (None, Some(begun)) => (*begun).clone(),
+            (None, None) => self.builder.splat(0.0, TensorType::new(wide(ty.dtype), &ty.shape[..])),
+        };
+        self.pull(given, &begun).into_iter().zip(sums).zip(asked).map(whole).collect()
     }
 
     /// Cotangents by result.
@@ -261,19 +271,24 @@ impl Pullback {
             Some(ct) => ct.convert(types[*i].dtype),
             None => self.builder.splat(0.0, types[*i].clone()),
         };
-        self.pull(cotangents, &[]).into_iter().zip(&self.with_respect_to).map(whole).collect()
+        self.pull(cotangents, &vec![None; self.with_respect_to.len()])
+            .into_iter()
+            .zip(&self.with_respect_to)
+            .map(whole)
+            .collect()
     }
 
     /// Cotangents by argument that was asked for, in the dtype in which they were summed; none where it is zero. They are
     /// added to what is `begun`, if it is.
-    fn pull(&self, cotangents: Vec<Option<Value>>, begun: &[Value]) -> Vec<Option<Value>> {
+    fn pull(&self, cotangents: Vec<Option<Value>>, begun: &[Option<Value>]) -> Vec<Option<Value>> {
         let body = &self.function.function().body;
         let mut sums: Sums = vec![vec![]; self.function.function().types.len()];
         for (id, ct) in body.results.iter().zip(cotangents) {
             sums[id.0].extend(ct);
         }
         let asked = self.with_respect_to.iter().map(|i| body.arguments[*i]);
-        let mut begun: BTreeMap<ValueId, Value> = asked.zip(begun.iter().cloned()).collect();
+        let mut begun: BTreeMap<ValueId, Value> =
+            asked.zip(begun).filter_map(|(id, begun)| Some((id, begun.clone()?))).collect();
         for (index, operation) in body.operations.iter().enumerate().rev() {
             let total = |id: &ValueId, sums: &mut Sums| {
                 let parts = std::mem::take(&mut sums[id.0]);

@@ -44,30 +44,34 @@ impl RunPrograms {
     pub fn memory<'a>(&self, report: impl Fn(ProgramName) -> Option<&'a Report>) -> Option<Memory> {
         let sizes = self.sizes();
         let trained = |bytes: usize| (sizes.trained * bytes) as u64;
-        let (moments, sums) = (trained(8), trained(4));
+        let moments = trained(8);
+        // Where an update is one program, none are kept.
+        let sums = if self.steps_at_once() { 0 } else { trained(4) };
         let (weights, remainders) = (sizes.weight_bytes as u64, sizes.remainder_bytes as u64);
         let reference = sizes.ref_policy_bytes as u64;
         let twice = if sizes.can_roll_back { trained(12) } else { 0 };
         let mut totals = BTreeMap::new();
         let (mut largest, mut without, mut train) = ((0, String::new()), 0, 0);
-        for name in self.names().into_iter().filter(|name| !name.is_part()) {
+        for name in self.names().into_iter().filter(|name| !self.is_part(*name)) {
             let own = report(name)?.total_bytes;
             // What of the state is not among the arguments.
             let beside = match name {
                 ProgramName::Gradient => remainders + moments,
                 // Weights beneath adapters.
                 ProgramName::Apply => weights + remainders - trained(4),
+                // All of it is.
+                ProgramName::Step => 0,
                 ProgramName::Admit => weights + remainders + moments + sums,
                 _ => remainders + moments + sums,
             };
-            let again = if name == ProgramName::Apply { twice } else { 0 };
+            let again = if matches!(name, ProgramName::Apply | ProgramName::Step) { twice } else { 0 };
             let total = own + beside + reference + again;
             totals.insert(name.to_string(), total);
             if total > largest.0 {
                 largest = (total, name.to_string());
             }
             without = without.max(total - again);
-            if matches!(name, ProgramName::Gradient | ProgramName::Apply) {
+            if matches!(name, ProgramName::Gradient | ProgramName::Apply | ProgramName::Step) {
                 train = train.max(own + beside);
             }
         }

@@ -11,7 +11,7 @@ pub struct Times {
     pub update_seconds: f64,
     /// The parts of it, which add up to it, by what they are. The head is a program of its own; the layers are the loops of as many turns
     /// as there are layers, of which the MLP is twice the difference to a program with half of it, and attention, with its projections, the
-    /// rest.
+    /// rest. Where an update is one program, the optimizer is what its own program takes, and the rest what is left.
     pub shares: Vec<(String, f64)>,
     /// Tokens of rows per second of an update.
     pub update_tokens_per_second: f64,
@@ -33,8 +33,11 @@ impl RunPrograms {
     pub fn times<'a>(&self, report: impl Fn(ProgramName) -> Option<&'a Report>, chip: Chip) -> Option<Times> {
         let sizes = self.sizes();
         let time = |name| report(name)?.estimate_seconds;
-        let gradient = time(ProgramName::Gradient)?;
         let (apply, micro_batches) = (time(ProgramName::Apply)?, sizes.micro_batches as f64);
+        let (of_update, gradient) = match self.steps_at_once() {
+            true => (ProgramName::Step, time(ProgramName::Step)? - apply),
+            false => (ProgramName::Gradient, time(ProgramName::Gradient)?),
+        };
         // The loops over layers, and those in them.
         let of_layers = |name| -> Option<f64> {
             let loops = &report(name)?.loops;
@@ -47,7 +50,7 @@ impl RunPrograms {
             let outer = outer.map(turns).sum::<Option<f64>>()?;
             Some(outer + inner.map(more).sum::<Option<f64>>()?)
         };
-        let layers = of_layers(ProgramName::Gradient)?;
+        let layers = of_layers(of_update)?;
         let mlp = 2.0 * (layers - of_layers(ProgramName::HalfMlp)?);
         let head = time(ProgramName::Head)?;
         let update_seconds = micro_batches * gradient + apply;

@@ -61,15 +61,8 @@ pub(super) fn update_policy(
     };
 
     let parts = sequence_batches(sequences, &whole, split_evenly(rows.len(), parts))?;
-    let sum = policy.accumulate(&parts, StepLoss::Grpo)?;
-    let done = match check_finite(&sum, &generation.batch, rows.start) {
-        Ok(()) => context.updates.apply(policy)?,
-        Err(what) if context.updates.skips() => {
-            tracing::warn!("an update is skipped: {what}");
-            context.updates.skip(policy)?
-        }
-        Err(what) => return Err(Error::not_finite(what, policy.optimizer_steps())),
-    };
+    let check = |sum: &LossOutput| check_finite(sum, &generation.batch, rows.start);
+    let (sum, done) = context.updates.step(policy, &parts, StepLoss::Grpo, check)?;
     metrics.merge(&sum.metrics);
     // TRL logs the coefficient as the step leaves it.
     if let Some(controller) = &mut context.coefficients.entropy {

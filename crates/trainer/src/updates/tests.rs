@@ -1,13 +1,12 @@
 //! Which updates are applied, at which learning rate, and when too many are skipped.
 
 use super::*;
-use grpo_core::{LossOutput, Scores};
-use policy::{
-    AdamWConfig, Completion, PolicyState, RolloutRequest, SequenceBatch, StateGroup, StepLoss, TensorSink, Weights,
-};
+use grpo_core::Scores;
+use policy::{AdamWConfig, Completion, PolicyState, RolloutRequest, StateGroup, TensorSink, Weights};
 
-/// A policy of which only the norms of its gradients are known: it applies those up to its limit.
+/// A policy of which only its loss and the norms of its gradients are known: it applies those up to its limit.
 struct Norms {
+    loss: f64,
     norm: f64,
     limit: f64,
     steps: u64,
@@ -28,7 +27,7 @@ impl Policy for Norms {
         unreachable!("nothing is scored")
     }
     fn accumulate(&mut self, _: &[SequenceBatch<'_>], _: StepLoss) -> policy::Result<LossOutput> {
-        unreachable!("gradients are given by their norms")
+        Ok(LossOutput { loss: self.loss, ..LossOutput::default() })
     }
     fn apply(&mut self, learning_rate: f64) -> policy::Result<UpdateReport> {
         let applied = self.norm <= self.limit;
@@ -72,7 +71,7 @@ impl Policy for Norms {
 const LIMIT: f64 = 2.0;
 
 fn policy() -> Norms {
-    Norms { norm: 1.0, limit: LIMIT, steps: 0, rates: Vec::new() }
+    Norms { loss: 0.5, norm: 1.0, limit: LIMIT, steps: 0, rates: Vec::new() }
 }
 
 fn guarded() -> Updates {
@@ -85,6 +84,11 @@ fn guarded() -> Updates {
     Updates::new(&config, 10)
 }
 
+fn step(updates: &mut Updates, policy: &mut Norms) -> Result<Update> {
+    let check = |sum: &LossOutput| if sum.loss.is_finite() { Ok(()) } else { Err(format!("the loss, {}", sum.loss)) };
+    Ok(updates.step(policy, &[], StepLoss::Grpo, check)?.1)
+}
+
 #[test]
 fn a_skipped_update_is_none_for_the_schedule() {
     for bad in [3.0, f64::NAN, f64::INFINITY] {
@@ -92,14 +96,14 @@ fn a_skipped_update_is_none_for_the_schedule() {
         for steps in [0, 1] {
             let (mut policy, mut updates) = (policy(), guarded());
             for _ in 0..steps {
-                updates.apply(&mut policy).unwrap();
+                step(&mut updates, &mut policy).unwrap();
             }
             policy.norm = bad;
-            let report = updates.apply(&mut policy).unwrap();
+            let report = step(&mut updates, &mut policy).unwrap();
             assert!(report.skipped && report.learning_rate == updates.learning_rate_at(steps));
             assert_eq!((policy.steps, updates.skipped_in_a_row()), (steps, 1));
             policy.norm = 1.5;
-            assert!(!updates.apply(&mut policy).unwrap().skipped, "an update below the limit is applied");
+            assert!(!step(&mut updates, &mut policy).unwrap().skipped, "an update below the limit is applied");
             assert_eq!((policy.steps, updates.skipped_in_a_row()), (steps + 1, 0));
             let rates: Vec<f64> = (0..=steps).map(|step| updates.learning_rate_at(step)).collect();
             assert_eq!(policy.rates, rates);
@@ -112,14 +116,25 @@ fn a_skipped_update_is_none_for_the_schedule() {
 fn too_many_skips_end_the_run_and_are_not_counted() {
     let (mut policy, mut updates) = (policy(), guarded());
     policy.norm = 9.0;
-    updates.apply(&mut policy).unwrap();
-    // A loss that is not finite counts as well.
-    let dropped = updates.skip(&mut policy).unwrap();
-    assert_eq!((dropped.grad_norm, dropped.skipped), (9.0, true));
-    let error = updates.apply(&mut policy).unwrap_err();
+    step(&mut updates, &mut policy).unwrap();
+    // A loss that is not finite counts as well, whatever the norm of its gradient.
+    (policy.loss, policy.norm) = (f64::NAN, 1.0);
+    let dropped = step(&mut updates, &mut policy).unwrap();
+    assert_eq!((dropped.grad_norm, dropped.skipped), (1.0, true));
+    (policy.loss, policy.norm) = (0.5, 9.0);
+    let error = step(&mut updates, &mut policy).unwrap_err();
     assert!(matches!(error, Error::TooManySkips { skipped: 3, grad_norm: 9.0, limit: LIMIT }), "{error}");
     assert_eq!((policy.steps, updates.skipped_in_a_row()), (0, 2));
     // Continued from a checkpoint the count goes on.
-    let error = guarded().with_skipped_in_a_row(2).skip(&mut policy).unwrap_err();
+    let error = step(&mut guarded().with_skipped_in_a_row(2), &mut policy).unwrap_err();
     assert!(matches!(error, Error::TooManySkips { skipped: 3, .. }), "{error}");
+}
+
+#[test]
+fn without_skips_a_loss_that_is_not_finite_is_an_error_that_says_so() {
+    let (mut policy, mut updates) = (policy(), Updates::new(&OptimizerConfig::default(), 10));
+    policy.loss = f64::INFINITY;
+    let error = step(&mut updates, &mut policy).unwrap_err();
+    assert!(error.to_string().contains("the loss, inf"), "{error}");
+    assert_eq!((policy.steps, updates.skipped_in_a_row()), (0, 0));
 }

@@ -1,0 +1,151 @@
+//! A whole optimizer step of one micro-batch as one program: the loss, the gradients and AdamW. What several micro-batches need does not
+//! come to be: sums of gradients that stay between programs, which are read, written and set to zero.
+
+use super::adamw::{Applied, Check, Moments, Numbers, Scalars, StateValues, update};
+use super::modules::{Gradients, TrainModules, TrainShape};
+use crate::decoder::{Parameter, ParameterValues};
+use crate::error::Result;
+use crate::runtime::{Program, Runtime, finish, read};
+use crate::weights::DeviceWeights;
+use backend_tpu::program::Role;
+use grpo_core::LossConfig;
+use grpo_core::backend_api::columns::LossSums;
+use grpo_core::objective::ValueLossConfig;
+use pjrt::{Argument, Buffer};
+use stablehlo::{Builder, Module, Reducer, TensorType, Value};
+
+impl TrainModules {
+    /// The loss of a micro-batch that is all of an optimizer step, and the step: [`TrainModules::gradient`] and [`TrainModules::adamw`] in
+    /// one, of which is known what the latter has to know. With a value loss, as [`TrainModules::gradient_with_values`].
+    ///
+    /// Arguments: parameters that are not trained; those that are, each in bf16 with its remainders behind it, and first and second moments,
+    /// which are all donated; what the program of gradients takes of the micro-batch; the scalars of the step, f32 `[8]`. Results: what
+    /// is donated, after the step; f32 `[4]`: the norm of the gradient, whether it is within its limit, whether parameters and moments
+    /// stay finite, and whether the loss and all scores of tokens that count are finite (0 or 1); then the loss, scores and values as the
+    /// program of gradients returns them. Where one of the three is 0, parameters and moments are those of before.
+    ///
+    /// ```
+    /// use policy_device::decoder::{Compute, Decoder};
+    /// use policy_device::{TrainModules, TrainShape};
+    ///
+    /// # fn main() -> policy_device::Result<()> {
+    /// let decoder = Decoder::new(&models::ModelConfig::default(), Compute::F32);
+    /// let modules = TrainModules::new(decoder, stablehlo::Save::Carry);
+    /// let shape = TrainShape { rows: 2, length: 32, tokens: 48, shared: false };
+    /// let step = modules.step(&grpo_core::LossConfig::default(), None, shape)?;
+    /// assert!(step.to_string().contains("exp_avg"));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Loss`](crate::Error::Loss) for a loss that is not legal.
+    pub fn step(&self, loss: &LossConfig, of_values: Option<&ValueLossConfig>, shape: TrainShape) -> Result<Module> {
+        const NAME: &str = "step";
+        let (spec, table, trained) =
+            (self.head(loss, shape.tokens)?, self.decoder().parameters(), self.decoder().trained());
+        let f = Builder::new();
+        let frozen = &table[..table.len() - trained.len()];
+        let argument = |p: &Parameter| f.argument(p.name(), TensorType::new(p.dtype(self.model_dtype()), &p.shape[..]));
+        let frozen: Vec<_> = frozen.iter().map(|p| (p.role, argument(p))).collect();
+        let state = StateValues::declare(&f, &trained, self.storage());
+        state.all().enumerate().for_each(|(i, argument)| f.alias(argument, i));
+        let batch = self.batch(&f, &spec, of_values, shape);
+        let numbers = Numbers::argument(&f);
+        let counts = batch.counts();
+
+        // What programs read of a parameter comes first.
+        let read = trained.iter().zip(&state.parameters).map(|(p, parts)| (p.role, parts[0].clone()));
+        let weights = ParameterValues::new(frozen.into_iter().chain(read));
+        let Gradients { sums, of_loss, values } = self.gradients(NAME, &spec, &weights, None, batch, shape)?;
+        let allowed = is_finite(&of_loss, &counts);
+        let (after, report) = update(&f, &trained, &state, &sums, &numbers, Some(&allowed), Check::Bounds);
+        let after = after.iter().map(|value| ("", value));
+        let of_loss = of_loss.iter().map(|(role, value)| (role.name(), value));
+        let values = values.iter().map(|values| ("values", values));
+        let results: Vec<(&str, &Value)> = after.chain([("report", &report)]).chain(of_loss).chain(values).collect();
+        finish(f.clone(), NAME, &results)
+    }
+}
+
+/// A predicate: the loss, and log-probabilities and entropies of the tokens that count, are finite.
+fn is_finite(of_loss: &[(Role, Value); 3], counts: &Value) -> Value {
+    let [(_, sums), (_, logp), (_, entropy)] = of_loss;
+    let scores = (!counts | logp.is_finite() & entropy.is_finite()).reduce(Reducer::And, &[0]);
+    let at = LossSums::from_fn(|i| i).loss;
+    sums.slice(&[at], &[at + 1]).reshape(&[]).is_finite() & scores
+}
+
+/// The step that [`TrainModules::step`] takes of a policy's state.
+pub(crate) struct StepOfState<'a> {
+    pub(crate) runtime: &'a Runtime,
+    pub(crate) weights: &'a mut DeviceWeights,
+    pub(crate) moments: &'a mut Option<Moments>,
+    /// Those of before the first step, where there are none.
+    pub(crate) fresh: Option<Moments>,
+    pub(crate) scalars: Scalars,
+    /// What becomes of the gradient, once the step is taken.
+    pub(crate) applied: &'a mut Option<Applied>,
+}
+
+impl StepOfState<'_> {
+    /// Runs `program` on the state and what it takes of the micro-batch, and returns what it says of the loss. Nothing is given away before;
+    /// weights and moments are gone when it fails, but for those that somebody else holds.
+    pub(crate) fn run(self, program: &Program, of_batch: &[&Buffer]) -> Result<Vec<Buffer>> {
+        let Self { runtime, weights, moments, fresh, scalars, applied } = self;
+        let Some(before) = moments.take().or(fresh) else { unreachable!("there are fresh ones") };
+        let (after, (of_loss, report)) = before.step(runtime, weights, |frozen, state| {
+            let mut given = state.give();
+            let mut arguments = frozen.arguments();
+            arguments.extend(given.arguments());
+            arguments.extend(of_batch.iter().copied().chain([&scalars.numbers]).map(Argument::from));
+            let mut outputs = program.run(arguments)?;
+            let mut of_loss = outputs.split_off(given.len());
+            let report: Vec<f32> = read(&of_loss.remove(0), "the norm of the gradient")?;
+            Ok((given.replaced(outputs, scalars.after), (of_loss, report)))
+        })?;
+        let [grad_norm, within, finite, loss_is_finite] = report[..] else {
+            unreachable!("the report has four numbers")
+        };
+        let [within, finite, loss_is_finite] = [within, finite, loss_is_finite].map(|flag| flag != 0.0);
+        *applied = Some(Applied { grad_norm: grad_norm.into(), within, finite, loss_is_finite });
+        *moments = Some(after);
+        Ok(of_loss)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use stablehlo::{Array, Dtype};
+
+    #[test]
+    fn the_loss_and_the_scores_of_tokens_that_count_have_to_be_finite() {
+        let is_finite_of = |loss: f64, logp: [f64; 3], entropy: [f64; 3]| {
+            let f = Builder::new();
+            let vector = |name, n: usize| f.argument(name, TensorType::new(Dtype::F32, [n]));
+            let of_loss = [
+                (Role::Sums, vector("sums", LossSums::<f64>::COUNT)),
+                (Role::Logp, vector("logp", 3)),
+                (Role::Entropy, vector("entropy", 3)),
+            ];
+            let counts = f.argument("counts", TensorType::new(Dtype::Pred, [3]));
+            let module = f.clone().finish("finite", &[("finite", &is_finite(&of_loss, &counts))]).unwrap();
+            // Minima without tokens are infinite.
+            let sums = LossSums::from_fn(|_| f64::INFINITY);
+            let sums = LossSums { loss, ..sums };
+            let floats = |values: &[f64]| Array::floats(Dtype::F32, [values.len()], values.iter().copied()).unwrap();
+            let sums: Vec<f64> = sums.iter().copied().collect();
+            let counts = Array::preds([3], [true, false, true]).unwrap();
+            module.interpret(&[floats(&sums), floats(&logp), floats(&entropy), counts]).unwrap()[0].to_preds()[0]
+        };
+        let (fine, none) = ([-1.0, -2.0, -3.0], f64::NAN);
+        assert!(is_finite_of(0.5, fine, [0.1; 3]));
+        assert!(is_finite_of(0.5, [-1.0, none, -3.0], [0.1, f64::INFINITY, 0.1]), "the second one does not count");
+        for bad in [none, f64::INFINITY, f64::NEG_INFINITY] {
+            assert!(!is_finite_of(bad, fine, [0.1; 3]));
+            assert!(!is_finite_of(0.5, [-1.0, -2.0, bad], [0.1; 3]));
+            assert!(!is_finite_of(0.5, fine, [bad, 0.1, 0.1]));
+        }
+    }
+}
