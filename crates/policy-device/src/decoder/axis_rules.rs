@@ -58,6 +58,12 @@ impl AxisRules {
         Ok(self)
     }
 
+    /// The number of parts into which a dimension is split that counts this and is the first to ask for its axes.
+    pub fn parts(&self, axis: Axis) -> usize {
+        let rule = self.rules.iter().find(|(of, _)| *of == axis);
+        rule.map_or(&[][..], |(_, axes)| axes).iter().filter_map(|axis| self.mesh.size(axis)).product()
+    }
+
     /// The devices.
     pub fn mesh(&self) -> &Mesh {
         &self.mesh

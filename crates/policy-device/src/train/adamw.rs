@@ -1,6 +1,6 @@
 //! AdamW with clipping by the norm of the whole gradient, as one program whose state stays on the device.
 
-use crate::decoder::{Parameter, zeros};
+use crate::decoder::{Parameter, Split, zeros};
 use crate::error::Result;
 use crate::runtime::{Program, Runtime, finish, read};
 use crate::storage::Storage;
@@ -111,7 +111,8 @@ impl AdamW {
         let program = match program {
             Some(program) => program.clone(),
             None => {
-                let compiled = Arc::new(runtime.compile(&apply_module(&self.table, self.storage, check)?)?);
+                let compiled =
+                    Arc::new(runtime.compile(&apply_module(&self.table, self.storage, check, &Split::default())?)?);
                 program.insert(compiled).clone()
             }
         };
@@ -192,8 +193,9 @@ fn numbers(step: &AdamWStep) -> [f32; NUMBERS] {
 }
 
 impl Numbers {
-    fn argument(f: &Builder) -> Self {
+    fn argument(f: &Builder, split: &Split) -> Self {
         let all = f.argument("numbers", TensorType::new(Dtype::F32, [NUMBERS]));
+        split.whole_argument(&all);
         let number = |i: usize| all.slice(&[i], &[i + 1]).reshape(&[]);
         Self {
             beta1: number(0),
@@ -224,19 +226,27 @@ impl Numbers {
 /// remainders behind it where it has some, first and second moments, sums of gradients, and the scalars. Results: the same without the
 /// scalars, and the norm of the gradient, whether it is within its limit and whether what comes of it is finite (0 or 1), f32 `[3]`; with
 /// [`Check::Results`] `[4]`, the last one being the largest magnitude of a weight, a first moment or the root of a second one, infinite
-/// where one is not finite.
+/// where one is not finite. All but the scalars and the report are split as `split` says of parameters.
 ///
 /// The step itself is made in f32, whatever the parameters are stored as.
-pub(crate) fn apply_module(table: &[Parameter], storage: Storage, check: Check) -> Result<Module> {
+pub(crate) fn apply_module(table: &[Parameter], storage: Storage, check: Check, split: &Split) -> Result<Module> {
     let f = Builder::new();
     let stored: Vec<Storage> = table.iter().map(|parameter| storage.of(parameter)).collect();
     let parameters = stored.iter().zip(table);
     let parameters: Vec<Vec<Value>> = parameters.map(|(of, p)| of.declare(&f, p.name(), &p.shape)).collect();
     let group = |suffix: &str| -> Vec<Value> { declare(&f, table, suffix) };
     let (first, second, sums) = (group(".exp_avg"), group(".exp_avg_sq"), group(".sum"));
-    let donated = parameters.iter().flatten().chain(&first).chain(&second).chain(&sums);
-    donated.enumerate().for_each(|(i, argument)| f.alias(argument, i));
-    let numbers = Numbers::argument(&f);
+    let of_parameters = parameters.iter().zip(table).flat_map(|(parts, p)| parts.iter().map(move |part| (part, p)));
+    let of_state = [&first, &second, &sums].into_iter().flat_map(|group| group.iter().zip(table));
+    let mut donated = 0;
+    for (argument, parameter) in of_parameters.chain(of_state) {
+        f.alias(argument, donated);
+        split.argument(argument, &parameter.axes);
+        split.result(&f, donated, &parameter.axes);
+        donated += 1;
+    }
+    split.whole_result(&f, donated, 1);
+    let numbers = Numbers::argument(&f, split);
     let norm = norm(&f, &sums);
     // NaN is within nothing.
     let within = norm.le(&numbers.limit);

@@ -1,7 +1,7 @@
 //! The programs of training as values: scores, and the loss with the gradients of all parameters.
 
 use super::adamw::{Check, apply_module};
-use crate::decoder::{Compute, Decoder, Matrix, Parameter, ParameterValues, Role as ParameterRole, Rows};
+use crate::decoder::{Axis, Compute, Decoder, Matrix, Parameter, ParameterValues, Role as ParameterRole, Rows};
 use crate::error::{Error, Result};
 use crate::runtime::finish;
 use crate::storage::Storage;
@@ -57,6 +57,10 @@ struct Batch {
     rows: Vec<Value>,
     tables: Vec<(Role, Value)>,
 }
+
+/// What the dimensions of the hidden states `[N, H]` count, and those of the LM head.
+const HIDDEN: [Axis; 2] = [Axis::Batch, Axis::Embed];
+const LM_HEAD: [Axis; 2] = [Axis::Vocab, Axis::Embed];
 
 const TABLES: [Role; 3] = [Role::TokenIds, Role::TokenNumbers, Role::OnPolicy];
 
@@ -155,14 +159,17 @@ impl TrainModules {
         const NAME: &str = "gradient";
         let (spec, table, trained) =
             (self.head(loss, shape.tokens)?, self.decoder.parameters(), self.decoder.trained());
+        self.check_split(shape)?;
         let f = Builder::new();
         let weights = self.decoder.declare(&f, self.model);
         let sum = |p: &Parameter| f.argument(&format!("{}.sum", p.name()), TensorType::new(Dtype::F32, &p.shape[..]));
         let mut sums: Vec<Value> = trained.iter().map(sum).collect();
         sums.iter().enumerate().for_each(|(i, sum)| f.alias(sum, i));
+        sums.iter().zip(&trained).for_each(|(sum, p)| self.decoder.split().argument(sum, &p.axes));
         let batch = self.batch(&f, &spec, shape);
         let value_table =
             of_values.map(|of| (of, f.argument("value_table", TensorType::new(Dtype::F32, [3, shape.tokens]))));
+        value_table.iter().for_each(|(_, table)| self.decoder.split().whole_argument(table));
 
         let outputs = if of_values.is_some() { Outputs::HiddenAndValues } else { Outputs::Hidden };
         let forward = self.forward(&table, shape, outputs).map_err(program_error(NAME))?;
@@ -197,7 +204,9 @@ impl TrainModules {
         let zeros = f.splat(0.0, spec.type_of(Role::GradHidden));
         let sums_of_loss = std::iter::once((Role::GradHidden, zeros)).chain(of_head.map(|sum| (Role::GradLmHead, sum)));
         let to_head = self.to_head(&weights, hidden, batch.tables, sums_of_loss);
-        let of_loss = spec.operations(&f, Pass::Gradient, to_head)?;
+        let of_loss = spec.operations(&f, Pass::Gradient, to_head)?.into_iter();
+        let of_loss: Vec<(Role, Value)> =
+            of_loss.map(|(role, value)| (role, self.split_gradient(role, &value))).collect();
         let result = |role: Role| match of_loss.iter().find(|(r, _)| *r == role) {
             Some((_, value)) => value,
             None => unreachable!("the program of gradients returns {role:?}"),
@@ -227,6 +236,7 @@ impl TrainModules {
         let sums = trained.iter().zip(&sums).map(|(p, sum)| (p.name(), sum));
         let of_loss = [Role::Sums, Role::Logp, Role::Entropy].map(|role| (role.name(), result(role)));
         let results: Vec<(&str, &Value)> = sums.chain(of_loss).chain(values.map(|values| ("values", values))).collect();
+        self.split_results(&f, &trained, &results);
         finish(f.clone(), NAME, &results)
     }
 
@@ -240,14 +250,17 @@ impl TrainModules {
         if !self.decoder.has_value_head() {
             return Err(policy::Error::NoValueHead.into());
         }
+        self.check_split(shape)?;
         let table = self.decoder.parameters();
         let f = Builder::new();
         let weights = self.decoder.declare(&f, self.model);
-        let batch = Batch { rows: declare_rows(&f, shape), tables: vec![] };
+        let batch = Batch { rows: self.declare_rows(&f, shape), tables: vec![] };
         let outputs = Outputs::HiddenAndValues;
         let forward = self.forward(&table, shape, outputs).map_err(program_error(NAME))?;
         let results = f.call(&forward, &self.arguments(&table, &weights, &batch, outputs));
-        finish(f.clone(), NAME, &[(NAME, &results[1])])
+        let results = [(NAME, &results[1])];
+        self.split_results(&f, &[], &results);
+        finish(f.clone(), NAME, &results)
     }
 
     /// Log-probabilities and entropies `[N]` of a micro-batch's completion tokens, from the same tiles as those of
@@ -258,6 +271,7 @@ impl TrainModules {
     pub fn score(&self, loss: &LossConfig, shape: TrainShape) -> Result<Module> {
         const NAME: &str = "score";
         let (spec, table) = (self.head(loss, shape.tokens)?, self.decoder.parameters());
+        self.check_split(shape)?;
         let f = Builder::new();
         let weights = self.decoder.declare(&f, self.model);
         let batch = self.batch(&f, &spec, shape);
@@ -265,6 +279,7 @@ impl TrainModules {
         let hidden = f.call(&forward, &self.arguments(&table, &weights, &batch, Outputs::Hidden));
         let results = spec.operations(&f, Pass::Score, self.to_head(&weights, &hidden[0], batch.tables, []))?;
         let results: Vec<(&str, &Value)> = results.iter().map(|(role, value)| (role.name(), value)).collect();
+        self.split_results(&f, &[], &results);
         finish(f.clone(), NAME, &results)
     }
 
@@ -294,15 +309,15 @@ impl TrainModules {
     }
 
     fn adamw_with(&self, check: Check) -> Result<Module> {
-        apply_module(&self.decoder.trained(), Storage::of_masters(self.model), check)
+        apply_module(&self.decoder.trained(), Storage::of_masters(self.model), check, self.decoder.split())
     }
 
     /// Declares what a program takes of a micro-batch.
     fn batch(&self, f: &Builder, spec: &Spec, shape: TrainShape) -> Batch {
-        Batch {
-            rows: declare_rows(f, shape),
-            tables: TABLES.map(|role| (role, f.argument(role.name(), spec.type_of(role)))).to_vec(),
-        }
+        let rows = self.declare_rows(f, shape);
+        let tables = TABLES.map(|role| (role, f.argument(role.name(), spec.type_of(role)))).to_vec();
+        tables.iter().for_each(|(_, table)| self.decoder.split().whole_argument(table));
+        Batch { rows, tables }
     }
 
     /// The role of the parameter by which the LM head is trained, where it is: the head, the embedding that is the head, or an adapter.
@@ -329,7 +344,52 @@ impl TrainModules {
             None if head.dtype() == Dtype::F32 => head.clone(),
             None => head.convert(self.decoder.compute().dtype()),
         };
+        let split = self.decoder.split();
+        let (hidden, head) = (split.constrain(&hidden, &HIDDEN), split.constrain(&head, &LM_HEAD));
+        let sums = sums.into_iter().map(|(role, sum)| (role, self.split_gradient(role, &sum)));
         [(Role::Hidden, hidden), (Role::LmHead, head)].into_iter().chain(tables).chain(sums).collect()
+    }
+
+    /// What the head of the loss takes or returns in this role: gradients are split as what they are the gradients of.
+    fn split_gradient(&self, role: Role, value: &Value) -> Value {
+        match role {
+            Role::GradHidden => self.decoder.split().constrain(value, &HIDDEN),
+            Role::GradLmHead => self.decoder.split().constrain(value, &LM_HEAD),
+            _ => value.clone(),
+        }
+    }
+
+    /// Checks that rows `[B, T]` and hidden states `[N, H]` split evenly.
+    fn check_split(&self, shape: TrainShape) -> Result<()> {
+        let TrainShape { rows, length, tokens, .. } = shape;
+        let (split, hidden) = (self.decoder.split(), self.config().hidden_size);
+        split.check("the rows of a micro-batch", &[(Axis::Batch, rows), (Axis::Length, length)])?;
+        split.check("the completion tokens of a micro-batch", &[(Axis::Batch, tokens), (Axis::Embed, hidden)])
+    }
+
+    /// Splits the results of a program: gradients of `trained` as the parameters are, and behind them numbers of tokens and of the whole
+    /// micro-batch, which every device has.
+    fn split_results(&self, f: &Builder, trained: &[Parameter], results: &[(&str, &Value)]) {
+        let split = self.decoder.split();
+        for (i, (_, value)) in results.iter().enumerate() {
+            match trained.get(i) {
+                Some(parameter) => split.result(f, i, &parameter.axes),
+                None => split.whole_result(f, i, value.shape().len()),
+            }
+        }
+    }
+
+    /// Declares the rows of a micro-batch as the next arguments.
+    fn declare_rows(&self, f: &Builder, shape: TrainShape) -> Vec<Value> {
+        let declare = |(name, ty): (&str, TensorType)| {
+            let argument = f.argument(name, ty);
+            match argument.shape().len() {
+                2 => self.decoder.split().argument(&argument, &[Axis::Batch, Axis::Length]),
+                _ => self.decoder.split().whole_argument(&argument),
+            }
+            argument
+        };
+        row_types(shape).into_iter().map(declare).collect()
     }
 
     /// What [`TrainModules::forward`] takes.
@@ -360,7 +420,8 @@ impl TrainModules {
             };
             match self.decoder.residual(&weights, &rows, self.save.clone()) {
                 Ok(x) => {
-                    let hidden = self.decoder.final_norm(&weights, &take_rows(&x, predicting));
+                    let hidden = self.decoder.split().constrain(&take_rows(&x, predicting), &HIDDEN);
+                    let hidden = self.decoder.final_norm(&weights, &hidden);
                     let values = (outputs == Outputs::HiddenAndValues).then(|| self.decoder.values(&weights, &hidden));
                     std::iter::once(hidden).chain(values).collect()
                 }
@@ -409,11 +470,6 @@ fn row_types(shape: TrainShape) -> Vec<(&'static str, TensorType)> {
         types.push(("positions", tokens));
     }
     types
-}
-
-/// Declares the rows of a micro-batch as the next arguments.
-fn declare_rows(f: &Builder, shape: TrainShape) -> Vec<Value> {
-    row_types(shape).into_iter().map(|(name, ty)| f.argument(name, ty)).collect()
 }
 
 /// Room for 2048 rows of bf16 logits of 152 thousand tokens. Every chunk reads the head and its gradient: of Qwen2.5-0.5B, 8192 tokens in 4
