@@ -128,8 +128,9 @@ impl Decoder {
     /// Queries `[B, T, A D]`, keys and values `[B, T, K D]` of `x` `[B, T, H]`, f32.
     fn queries_keys_values(&self, layer: &ParameterValues, x: &Value) -> [Value; 3] {
         let of = [(Matrix::QProj, Role::QBias), (Matrix::KProj, Role::KBias), (Matrix::VProj, Role::VBias)];
-        // Weights that are split by heads are not put side by side: devices would send each other parts of them.
-        if x.shape()[1] == 1 || self.split.splits(Axis::Heads) || self.split.splits(Axis::Kv) {
+        // Side by side, weights that are split by heads would be parts that devices send each other, and the gradients of all three, which
+        // devices add up, would be rounded before.
+        if x.shape()[1] == 1 || self.axis_rules().is_some() {
             return of.map(|(matrix, bias)| self.linear(layer, x, matrix, layer.get(bias)));
         }
         // One product: there are a third as many to compile, here and in the derivative, and to copy the weights side by side is little

@@ -240,7 +240,9 @@ impl Decoder {
             }
             None => rows,
         };
-        self.split.constrain(&rows.convert(self.compute.dtype()), &RESIDUAL)
+        // A device looks up its columns for the rows of its neighbours, too. These then send each other what is theirs.
+        let rows = self.split.constrain_from_the_last(&rows.convert(self.compute.dtype()), &RESIDUAL);
+        self.split.constrain(&rows, &RESIDUAL)
     }
 
     /// The norm behind the last layer, of `x` `[..., H]`.

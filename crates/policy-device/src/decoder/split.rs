@@ -17,16 +17,20 @@ impl Split {
         self.0.as_ref()
     }
 
-    /// Whether dimensions that count this are split.
-    pub(crate) fn splits(&self, axis: Axis) -> bool {
-        self.rules().is_some_and(|rules| rules.parts(axis) > 1)
-    }
-
     /// `value`, whose dimensions count these, split like that. Its cotangent is split likewise.
     #[track_caller]
     pub(crate) fn constrain(&self, value: &Value, dimensions: &[Axis]) -> Value {
         match self.rules() {
             Some(rules) => value.constrain(&sharding(rules, dimensions)),
+            None => value.clone(),
+        }
+    }
+
+    /// [`Split::constrain`] where the last dimension is the first to ask for axes.
+    #[track_caller]
+    pub(crate) fn constrain_from_the_last(&self, value: &Value, dimensions: &[Axis]) -> Value {
+        match self.rules().map(|rules| rules.sharding_from_the_last(dimensions)) {
+            Some(sharding) => value.constrain(&legal(sharding)),
             None => value.clone(),
         }
     }
@@ -76,7 +80,11 @@ impl Split {
 }
 
 fn sharding(rules: &AxisRules, dimensions: &[Axis]) -> Sharding {
-    rules.sharding(dimensions).unwrap_or_else(|_| unreachable!("a table names axes of its mesh, and each of them once"))
+    legal(rules.sharding(dimensions))
+}
+
+fn legal(sharding: stablehlo::Result<Sharding>) -> Sharding {
+    sharding.unwrap_or_else(|_| unreachable!("a table names axes of its mesh, and each of them once"))
 }
 
 impl Decoder {
