@@ -73,6 +73,14 @@ impl AxisRules {
     /// # Errors
     /// None of a table that [`AxisRules::new`] and [`AxisRules::with`] made.
     pub fn sharding(&self, dimensions: &[Axis]) -> Result<Sharding> {
+        self.sharding_of_named(&dimensions.iter().copied().map(Some).collect::<Vec<_>>())
+    }
+
+    /// The same where a dimension without a name is whole.
+    ///
+    /// # Errors
+    /// As [`AxisRules::sharding`].
+    pub(super) fn sharding_of_named(&self, dimensions: &[Option<Axis>]) -> Result<Sharding> {
         self.sharding_in_order(dimensions, 0..dimensions.len())
     }
 
@@ -81,14 +89,15 @@ impl AxisRules {
     /// # Errors
     /// As [`AxisRules::sharding`].
     pub(super) fn sharding_from_the_last(&self, dimensions: &[Axis]) -> Result<Sharding> {
-        self.sharding_in_order(dimensions, (0..dimensions.len()).rev())
+        let named: Vec<Option<Axis>> = dimensions.iter().copied().map(Some).collect();
+        self.sharding_in_order(&named, (0..dimensions.len()).rev())
     }
 
-    fn sharding_in_order(&self, dimensions: &[Axis], order: impl Iterator<Item = usize>) -> Result<Sharding> {
+    fn sharding_in_order(&self, dimensions: &[Option<Axis>], order: impl Iterator<Item = usize>) -> Result<Sharding> {
         let mut used: Vec<&str> = vec![];
         let mut split: Vec<Vec<&str>> = vec![vec![]; dimensions.len()];
         for place in order {
-            let asked = self.axes(dimensions[place]).iter().map(String::as_str);
+            let asked = dimensions[place].map_or(&[][..], |axis| self.axes(axis)).iter().map(String::as_str);
             split[place] = asked.filter(|axis| !used.contains(axis)).collect();
             used.extend(&split[place]);
         }

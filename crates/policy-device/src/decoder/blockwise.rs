@@ -77,16 +77,16 @@ impl<'a> Blockwise<'a> {
 
     /// A block `[B, K, ...]`, split by rows and heads: no device has scores of tokens whose keys are on another one.
     fn of_heads(self, block: &Value) -> Value {
-        let mut dimensions = vec![Axis::HeadDim; block.shape().len()];
-        dimensions[..2].copy_from_slice(&[Axis::Batch, Axis::Kv]);
-        self.split.constrain(block, &dimensions)
+        let mut dimensions = vec![None; block.shape().len()];
+        dimensions[..2].copy_from_slice(&[Some(Axis::Batch), Some(Axis::Kv)]);
+        self.split.constrain_named(block, &dimensions)
     }
 
     /// All blocks `[N, B, K, ...]`, split like each of them.
     fn of_blocks(self, blocks: &Value) -> Value {
-        let mut dimensions = vec![Axis::HeadDim; blocks.shape().len()];
-        dimensions[1..3].copy_from_slice(&[Axis::Batch, Axis::Kv]);
-        self.split.constrain(blocks, &dimensions)
+        let mut dimensions = vec![None; blocks.shape().len()];
+        dimensions[1..3].copy_from_slice(&[Some(Axis::Batch), Some(Axis::Kv)]);
+        self.split.constrain_named(blocks, &dimensions)
     }
 
     /// `part` `[B, T, ...]` with `number` behind its tokens.

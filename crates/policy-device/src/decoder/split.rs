@@ -35,6 +35,20 @@ impl Split {
         }
     }
 
+    /// Splits the dimensions of `value` that have a name here; the others are whole.
+    #[track_caller]
+    pub(crate) fn constrain_named(&self, value: &Value, dimensions: &[Option<Axis>]) -> Value {
+        match self.named(dimensions) {
+            Some(sharding) => value.constrain(&sharding),
+            None => value.clone(),
+        }
+    }
+
+    /// How a tensor is split, where there is a table, of whose dimensions those without a name are whole.
+    pub(crate) fn named(&self, dimensions: &[Option<Axis>]) -> Option<Sharding> {
+        self.rules().map(|rules| legal(rules.sharding_of_named(dimensions)))
+    }
+
     /// Splits an argument of a program, whose dimensions count these.
     #[track_caller]
     pub(crate) fn argument(&self, argument: &Value, dimensions: &[Axis]) {

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::runtime::finish;
 use crate::storage::Storage;
 use backend_tpu::aot::Variant;
-use backend_tpu::program::{Mesh, Numerics, Pass, ProgramKind, Role, Spec, ValueTable, value_gradient};
+use backend_tpu::program::{HeadSplit, Mesh, Numerics, Pass, ProgramKind, Role, Spec, ValueTable, value_gradient};
 use grpo_core::objective::ValueLossConfig;
 use grpo_core::{GradientSpec, HeadLayout, Implementation, LossConfig, PlanRequest, PolicySpec, Tiling};
 use models::ModelConfig;
@@ -204,9 +204,7 @@ impl TrainModules {
         let zeros = f.splat(0.0, spec.type_of(Role::GradHidden));
         let sums_of_loss = std::iter::once((Role::GradHidden, zeros)).chain(of_head.map(|sum| (Role::GradLmHead, sum)));
         let to_head = self.to_head(&weights, hidden, batch.tables, sums_of_loss);
-        let of_loss = spec.operations(&f, Pass::Gradient, to_head)?.into_iter();
-        let of_loss: Vec<(Role, Value)> =
-            of_loss.map(|(role, value)| (role, self.split_gradient(role, &value))).collect();
+        let of_loss = self.of_head(&f, &spec, Pass::Gradient, to_head)?;
         let result = |role: Role| match of_loss.iter().find(|(r, _)| *r == role) {
             Some((_, value)) => value,
             None => unreachable!("the program of gradients returns {role:?}"),
@@ -227,6 +225,8 @@ impl TrainModules {
         }
         if let Some(pullback) = pullback {
             let dhidden = result(Role::GradHidden).convert(hidden.dtype());
+            let dhidden = self.decoder.split().constrain_from_the_last(&dhidden, &HIDDEN);
+            let dhidden = self.decoder.split().constrain(&dhidden, &HIDDEN);
             let cotangents: Vec<&Value> = std::iter::once(&dhidden).chain(&dvalues).collect();
             let begun: Vec<&Value> = places.iter().map(|i| &sums[*i]).collect();
             // The sums of layers are added to where they are, within the loop over layers.
@@ -277,7 +277,8 @@ impl TrainModules {
         let batch = self.batch(&f, &spec, shape);
         let forward = self.forward(&table, shape, Outputs::Hidden).map_err(program_error(NAME))?;
         let hidden = f.call(&forward, &self.arguments(&table, &weights, &batch, Outputs::Hidden));
-        let results = spec.operations(&f, Pass::Score, self.to_head(&weights, &hidden[0], batch.tables, []))?;
+        let to_head = self.to_head(&weights, &hidden[0], batch.tables, []);
+        let results = self.of_head(&f, &spec, Pass::Score, to_head)?;
         let results: Vec<(&str, &Value)> = results.iter().map(|(role, value)| (role.name(), value)).collect();
         self.split_results(&f, &[], &results);
         finish(f.clone(), NAME, &results)
@@ -345,15 +346,34 @@ impl TrainModules {
             None => head.convert(self.decoder.compute().dtype()),
         };
         let split = self.decoder.split();
-        let (hidden, head) = (split.constrain(&hidden, &HIDDEN), split.constrain(&head, &LM_HEAD));
+        // Where the columns of both were split, every chunk's logits would be sums of what all devices have.
+        let hidden = split.constrain_named(&split.constrain(&hidden, &HIDDEN), &[None, None]);
+        let head = split.constrain_named(&split.constrain(&head, &LM_HEAD), &[Some(Axis::Vocab), None]);
         let sums = sums.into_iter().map(|(role, sum)| (role, self.split_gradient(role, &sum)));
         [(Role::Hidden, hidden), (Role::LmHead, head)].into_iter().chain(tables).chain(sums).collect()
     }
 
-    /// What the head of the loss takes or returns in this role: gradients are split as what they are the gradients of.
+    /// What the head of the loss makes of its arguments.
+    fn of_head(
+        &self,
+        f: &Builder,
+        spec: &Spec,
+        pass: Pass,
+        arguments: Vec<(Role, Value)>,
+    ) -> Result<Vec<(Role, Value)>> {
+        let split = self.decoder.split();
+        let of_head = split.named(&[None, None]).zip(split.named(&[Some(Axis::Vocab), None]));
+        let results = match of_head {
+            Some((rows, weight)) => spec.operations_on_mesh(f, pass, arguments, &HeadSplit { rows, weight })?,
+            None => spec.operations(f, pass, arguments)?,
+        };
+        Ok(results.into_iter().map(|(role, value)| (role, self.split_gradient(role, &value))).collect())
+    }
+
+    /// What the head of the loss takes or returns in this role. Of the gradient of hidden states a device makes its columns of all tokens.
     fn split_gradient(&self, role: Role, value: &Value) -> Value {
         match role {
-            Role::GradHidden => self.decoder.split().constrain(value, &HIDDEN),
+            Role::GradHidden => self.decoder.split().constrain_named(value, &[None, Some(Axis::Embed)]),
             Role::GradLmHead => self.decoder.split().constrain(value, &LM_HEAD),
             _ => value.clone(),
         }

@@ -1,5 +1,6 @@
 //! Programs of training that are split over four chips, through the TPU compiler.
 
+use grpo_core::Tiling;
 use models::ModelConfig;
 use pjrt::install::{Kind, install};
 use pjrt::{ArrayType, Collective, CompileOptions, DType, Executable, OptimizationLevel, Plugin, Topology};
@@ -41,8 +42,11 @@ fn config() -> ModelConfig {
 /// The program of gradients, and the bytes of its arguments on one device.
 fn gradient(mesh: &Mesh) -> (Module, usize) {
     let decoder = Decoder::new(&config(), Compute::Bf16).with_axis_rules(AxisRules::new(mesh)).expect("even parts");
+    // Two chunks.
+    let tiling = Tiling { token_chunk: Some(TOKENS / 2), ..Tiling::default() };
     let shape = TrainShape { rows: ROWS, length: 2 * BLOCK, tokens: TOKENS, shared: false };
-    let module = TrainModules::new(decoder, Save::Carry).gradient(&grpo_core::LossConfig::default(), shape);
+    let module =
+        TrainModules::new(decoder, Save::Carry).with_tiling(tiling).gradient(&grpo_core::LossConfig::default(), shape);
     let module = module.expect("a program");
     let all = module.main.body.arguments.iter().map(|id| module.main.type_of(*id).bytes()).sum();
     (module, all)
@@ -62,7 +66,7 @@ fn chips_meet_for_weights_gradients_and_rows_and_never_for_scores_or_logits() {
         let collectives = executable.collectives().expect("a program").expect("a program in HLO");
         let is_tokens = |size: &usize| size.is_multiple_of(BLOCK);
         let is_vocab = |size: &usize| [VOCAB, VOCAB / 2, VOCAB / 4].contains(size);
-        let is_completion_tokens = |size: &usize| [TOKENS, TOKENS / 2, TOKENS / 4].contains(size);
+        let is_completion_tokens = |size: &usize| [TOKENS, TOKENS / 2, TOKENS / 4, TOKENS / 8].contains(size);
         for Collective { kind, types } in &collectives {
             println!("{mesh}: {kind} {types:?}");
             for ArrayType { dtype, dims } in types {
