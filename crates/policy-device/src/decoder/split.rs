@@ -2,7 +2,7 @@
 
 use super::{Axis, AxisRules, Decoder, Matrix, ParameterValues, Role};
 use crate::error::{Error, Result};
-use stablehlo::{Builder, Dtype, Sharding, TensorType, Value};
+use stablehlo::{Builder, Dtype, Function, Module, Sharding, TensorType, Value, ValueId};
 
 /// What the dimensions of the residual stream `[B, T, H]` count.
 pub(crate) const RESIDUAL: [Axis; 3] = [Axis::Batch, Axis::Length, Axis::Embed];
@@ -57,11 +57,19 @@ impl Split {
         }
     }
 
-    /// Gives every device the whole of an argument.
+    /// Splits the dimensions of an argument of a program that have a name here; the others are whole.
     #[track_caller]
-    pub(crate) fn whole_argument(&self, argument: &Value) {
-        if let Some(rules) = self.rules() {
-            argument.builder().shard(argument, &rules.mesh().replicated(argument.shape().len()));
+    pub(crate) fn named_argument(&self, argument: &Value, dimensions: &[Option<Axis>]) {
+        if let Some(sharding) = self.named(dimensions) {
+            argument.builder().shard(argument, &sharding);
+        }
+    }
+
+    /// Splits the dimensions of result `index` of a program that have a name here; the others are whole.
+    #[track_caller]
+    pub(crate) fn named_result(&self, f: &Builder, index: usize, dimensions: &[Option<Axis>]) {
+        if let Some(sharding) = self.named(dimensions) {
+            f.shard_result(index, &sharding);
         }
     }
 
@@ -73,12 +81,18 @@ impl Split {
         }
     }
 
-    /// Gives every device the whole of result `index` of a program, which has `rank` dimensions.
-    #[track_caller]
-    pub(crate) fn whole_result(&self, f: &Builder, index: usize, rank: usize) {
-        if let Some(rules) = self.rules() {
-            f.shard_result(index, &rules.mesh().replicated(rank));
+    /// The program in which every device has the whole of the arguments and results that nothing was said about.
+    pub(crate) fn complete(&self, mut module: Module) -> Module {
+        let Some(rules) = self.rules() else { return module };
+        let Function { arguments, results, body, types } = &mut module.main;
+        let whole = |id: &ValueId| rules.mesh().replicated(types[id.0].rank());
+        for (argument, id) in arguments.iter_mut().zip(&body.arguments) {
+            argument.sharding.get_or_insert_with(|| whole(id));
         }
+        for (result, id) in results.iter_mut().zip(&body.results) {
+            result.sharding.get_or_insert_with(|| whole(id));
+        }
+        module
     }
 
     /// Checks that a tensor of these dimensions splits evenly.

@@ -193,9 +193,8 @@ fn numbers(step: &AdamWStep) -> [f32; NUMBERS] {
 }
 
 impl Numbers {
-    fn argument(f: &Builder, split: &Split) -> Self {
+    fn argument(f: &Builder) -> Self {
         let all = f.argument("numbers", TensorType::new(Dtype::F32, [NUMBERS]));
-        split.whole_argument(&all);
         let number = |i: usize| all.slice(&[i], &[i + 1]).reshape(&[]);
         Self {
             beta1: number(0),
@@ -238,15 +237,12 @@ pub(crate) fn apply_module(table: &[Parameter], storage: Storage, check: Check, 
     let (first, second, sums) = (group(".exp_avg"), group(".exp_avg_sq"), group(".sum"));
     let of_parameters = parameters.iter().zip(table).flat_map(|(parts, p)| parts.iter().map(move |part| (part, p)));
     let of_state = [&first, &second, &sums].into_iter().flat_map(|group| group.iter().zip(table));
-    let mut donated = 0;
-    for (argument, parameter) in of_parameters.chain(of_state) {
-        f.alias(argument, donated);
+    for (i, (argument, parameter)) in of_parameters.chain(of_state).enumerate() {
+        f.alias(argument, i);
         split.argument(argument, &parameter.axes);
-        split.result(&f, donated, &parameter.axes);
-        donated += 1;
+        split.result(&f, i, &parameter.axes);
     }
-    split.whole_result(&f, donated, 1);
-    let numbers = Numbers::argument(&f, split);
+    let numbers = Numbers::argument(&f);
     let norm = norm(&f, &sums);
     // NaN is within nothing.
     let within = norm.le(&numbers.limit);
@@ -295,7 +291,7 @@ pub(crate) fn apply_module(table: &[Parameter], storage: Storage, check: Check, 
     let report = f.concatenate(&report.iter().collect::<Vec<_>>(), 0);
     let named = results.iter().flatten().chain(&none).map(|value| ("", value));
     let named: Vec<(&str, &Value)> = named.chain([("report", &report)]).collect();
-    finish(f.clone(), "adamw", &named)
+    Ok(split.complete(finish(f.clone(), "adamw", &named)?))
 }
 
 /// The program that gives up a gradient: sums, which are donated, to zeros and the norm `[1]`.

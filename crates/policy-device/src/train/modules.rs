@@ -169,7 +169,6 @@ impl TrainModules {
         let batch = self.batch(&f, &spec, shape);
         let value_table =
             of_values.map(|of| (of, f.argument("value_table", TensorType::new(Dtype::F32, [3, shape.tokens]))));
-        value_table.iter().for_each(|(_, table)| self.decoder.split().whole_argument(table));
 
         let outputs = if of_values.is_some() { Outputs::HiddenAndValues } else { Outputs::Hidden };
         let forward = self.forward(&table, shape, outputs).map_err(program_error(NAME))?;
@@ -236,8 +235,7 @@ impl TrainModules {
         let sums = trained.iter().zip(&sums).map(|(p, sum)| (p.name(), sum));
         let of_loss = [Role::Sums, Role::Logp, Role::Entropy].map(|role| (role.name(), result(role)));
         let results: Vec<(&str, &Value)> = sums.chain(of_loss).chain(values.map(|values| ("values", values))).collect();
-        self.split_results(&f, &trained, &results);
-        finish(f.clone(), NAME, &results)
+        self.finish(&f, NAME, &trained, &results)
     }
 
     /// Values `[N]` of the states before a micro-batch's completion tokens, f32, of a decoder with a value head. Arguments: the parameters,
@@ -258,9 +256,7 @@ impl TrainModules {
         let outputs = Outputs::HiddenAndValues;
         let forward = self.forward(&table, shape, outputs).map_err(program_error(NAME))?;
         let results = f.call(&forward, &self.arguments(&table, &weights, &batch, outputs));
-        let results = [(NAME, &results[1])];
-        self.split_results(&f, &[], &results);
-        finish(f.clone(), NAME, &results)
+        self.finish(&f, NAME, &[], &[(NAME, &results[1])])
     }
 
     /// Log-probabilities and entropies `[N]` of a micro-batch's completion tokens, from the same tiles as those of
@@ -280,8 +276,7 @@ impl TrainModules {
         let to_head = self.to_head(&weights, &hidden[0], batch.tables, []);
         let results = self.of_head(&f, &spec, Pass::Score, to_head)?;
         let results: Vec<(&str, &Value)> = results.iter().map(|(role, value)| (role.name(), value)).collect();
-        self.split_results(&f, &[], &results);
-        finish(f.clone(), NAME, &results)
+        self.finish(&f, NAME, &[], &results)
     }
 
     /// A step of AdamW over all parameters that are trained, in f32, of which it is known that weights and moments stay finite if the norm of
@@ -317,7 +312,6 @@ impl TrainModules {
     fn batch(&self, f: &Builder, spec: &Spec, shape: TrainShape) -> Batch {
         let rows = self.declare_rows(f, shape);
         let tables = TABLES.map(|role| (role, f.argument(role.name(), spec.type_of(role)))).to_vec();
-        tables.iter().for_each(|(_, table)| self.decoder.split().whole_argument(table));
         Batch { rows, tables }
     }
 
@@ -387,25 +381,20 @@ impl TrainModules {
         split.check("the completion tokens of a micro-batch", &[(Axis::Batch, tokens), (Axis::Embed, hidden)])
     }
 
-    /// Splits the results of a program: gradients of `trained` as the parameters are, and behind them numbers of tokens and of the whole
-    /// micro-batch, which every device has.
-    fn split_results(&self, f: &Builder, trained: &[Parameter], results: &[(&str, &Value)]) {
+    /// The program that returns `results`. The first are gradients of `trained`, split as the parameters are; behind them are numbers of
+    /// tokens and of the whole micro-batch, which every device has.
+    fn finish(&self, f: &Builder, name: &str, trained: &[Parameter], results: &[(&str, &Value)]) -> Result<Module> {
         let split = self.decoder.split();
-        for (i, (_, value)) in results.iter().enumerate() {
-            match trained.get(i) {
-                Some(parameter) => split.result(f, i, &parameter.axes),
-                None => split.whole_result(f, i, value.shape().len()),
-            }
-        }
+        trained.iter().enumerate().for_each(|(i, parameter)| split.result(f, i, &parameter.axes));
+        Ok(split.complete(finish(f.clone(), name, results)?))
     }
 
     /// Declares the rows of a micro-batch as the next arguments.
     fn declare_rows(&self, f: &Builder, shape: TrainShape) -> Vec<Value> {
         let declare = |(name, ty): (&str, TensorType)| {
             let argument = f.argument(name, ty);
-            match argument.shape().len() {
-                2 => self.decoder.split().argument(&argument, &[Axis::Batch, Axis::Length]),
-                _ => self.decoder.split().whole_argument(&argument),
+            if argument.shape().len() == 2 {
+                self.decoder.split().argument(&argument, &[Axis::Batch, Axis::Length]);
             }
             argument
         };

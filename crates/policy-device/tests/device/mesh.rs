@@ -1,8 +1,7 @@
 //! Programs that are split over four virtual devices of XLA's CPU, beside the same program on one.
 
-use half::bf16;
 use pjrt::install::{Kind, install};
-use pjrt::{Buffer, Client, CompileOptions, LoadedExecutable, Plugin};
+use pjrt::{Buffer, Client, CompileOptions, DType, LoadedExecutable, Plugin};
 use stablehlo::{Array, Dtype, Mesh, Module};
 use std::sync::OnceLock;
 use testkit::xla_cpu::QUICK;
@@ -32,31 +31,29 @@ fn compile(module: &Module) -> LoadedExecutable {
 }
 
 fn send(array: &Array, device: usize) -> Buffer {
-    let (device, shape) = (&client().addressable_devices()[device], array.shape());
+    let (client, device, shape) = (client(), &client().addressable_devices()[device], array.shape());
     let floats = || array.to_floats().into_iter();
     let sent = match array.ty().dtype {
-        Dtype::Pred => client().buffer_from_host(&array.to_preds(), shape, device),
-        Dtype::F32 => client().buffer_from_host(&floats().map(|x| x as f32).collect::<Vec<_>>(), shape, device),
-        Dtype::Bf16 => client().buffer_from_host(&floats().map(bf16::from_f64).collect::<Vec<_>>(), shape, device),
-        Dtype::I16 => {
-            let numbers: Vec<i16> = array.to_ints().into_iter().map(|x| x.try_into().expect("an i16")).collect();
-            client().buffer_from_host(&numbers, shape, device)
-        }
-        Dtype::I32 => {
-            let numbers: Vec<i32> = array.to_ints().into_iter().map(|x| x.try_into().expect("an i32")).collect();
-            client().buffer_from_host(&numbers, shape, device)
-        }
+        Dtype::Pred => client.buffer_from_host(&array.to_preds(), shape, device),
+        Dtype::F32 => client.buffer_from_host(&floats().map(|x| x as f32).collect::<Vec<_>>(), shape, device),
+        Dtype::I32 => client.buffer_from_host(&integers::<i32>(array), shape, device),
+        Dtype::U32 => client.buffer_from_host(&integers::<u32>(array), shape, device),
         other => panic!("no program takes {other}"),
     };
     sent.expect("a buffer")
 }
 
+fn integers<T: TryFrom<i64, Error: std::fmt::Debug>>(array: &Array) -> Vec<T> {
+    array.to_ints().into_iter().map(|x| x.try_into().expect("a number of this type")).collect()
+}
+
 fn receive(buffer: &Buffer) -> Array {
-    let (dims, dtype) = (buffer.dims().to_vec(), buffer.dtype());
-    let array = match dtype {
-        pjrt::DType::F32 => Array::floats(Dtype::F32, dims, numbers::<f32>(buffer).into_iter().map(f64::from)),
-        pjrt::DType::Bf16 => Array::floats(Dtype::Bf16, dims, numbers::<bf16>(buffer).into_iter().map(f64::from)),
-        pjrt::DType::I16 => Array::ints(Dtype::I16, dims, numbers::<i16>(buffer).into_iter().map(i64::from)),
+    let dims = buffer.dims().to_vec();
+    let array = match buffer.dtype() {
+        DType::Pred => Array::preds(dims, numbers::<bool>(buffer)),
+        DType::F32 => Array::floats(Dtype::F32, dims, numbers::<f32>(buffer).into_iter().map(f64::from)),
+        DType::I32 => Array::ints(Dtype::I32, dims, numbers::<i32>(buffer).into_iter().map(i64::from)),
+        DType::U32 => Array::ints(Dtype::U32, dims, numbers::<u32>(buffer).into_iter().map(i64::from)),
         other => panic!("no program returns {other:?}"),
     };
     array.expect("numbers")

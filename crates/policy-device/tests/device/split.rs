@@ -2,6 +2,7 @@
 
 use crate::checkpoint::Checkpoint;
 use crate::mesh::{meshes, run};
+use crate::support::runtime;
 use backend_tpu::TokenTables;
 use backend_tpu::program::Role;
 use grpo_core::aggregate::token_weights;
@@ -9,10 +10,10 @@ use grpo_core::backend_api::evaluate::Evaluator;
 use grpo_core::objective::ValueLossConfig;
 use grpo_core::{Advantages, ImportanceSamplingLevel, LossConfig, Tiling};
 use models::{LoraConfig, Weights};
-use policy::{Sequence, token_batch};
+use policy::{Sampling, Sequence, token_batch};
 use policy_device::decoder::{Adapters, Attention, AxisRules, Compute, Decoder, Parameter};
-use policy_device::{TrainModules, TrainShape};
-use stablehlo::{Array, Dtype, Module, Save};
+use policy_device::{DeviceRollout, RolloutModules, RolloutOptions, RolloutSizes, TrainModules, TrainShape};
+use stablehlo::{Array, Dtype, Mesh, Module, Save, TensorType};
 use std::num::NonZeroUsize;
 
 /// Four rows, and as many completion tokens as split into four parts.
@@ -245,4 +246,133 @@ fn so_are_those_of_adapters_a_value_head_and_a_loss_of_whole_sequences() {
         LossConfig { importance_sampling_level: Some(ImportanceSamplingLevel::Sequence), ..LossConfig::default() };
     let case = Case::new(loss, &modules, parameters, true);
     gradients_agree("adapters", modules, with, &case);
+}
+
+/// Prompts, their keys and values in slots, and a call of the decode loop.
+#[test]
+fn a_rollout_is_that_of_one_device() {
+    let checkpoint = Checkpoint::open("qwen3");
+    let one = Decoder::new(checkpoint.config(), Compute::F32);
+    let parameters = weights(&one.parameters(), Some(&checkpoint.weights));
+    let expected = rollout(&one, &parameters);
+    let ids = expected[2].to_ints();
+    assert!(ids.iter().any(|id| *id != ids[0]), "{ids:?}");
+    for mesh in meshes() {
+        let found = rollout(&one.clone().with_axis_rules(AxisRules::new(&mesh)).unwrap(), &parameters);
+        assert_eq!(found[2].to_ints(), ids, "{mesh}");
+        for (part, (found, expected)) in
+            found.iter().zip(&expected).enumerate().filter(|(part, _)| [0, 1, 3].contains(part))
+        {
+            let (found, expected) = (found.to_floats(), expected.to_floats());
+            let largest = expected.iter().fold(0.0_f64, |m, x| m.max(x.abs()));
+            let far = found.iter().zip(&expected).find(|(f, e)| !((**f - **e).abs() <= 1e-5 * largest));
+            assert!(largest > 0.1 && far.is_none(), "{mesh}, part {part}: {far:?} of {largest}");
+        }
+    }
+}
+
+/// The state of eight slots after the first four tokens of greedy completions.
+fn rollout(decoder: &Decoder, parameters: &[Array]) -> Vec<Array> {
+    const SLOTS: usize = 8;
+    let sizes = RolloutSizes { prompts: SLOTS, longest_prompt: 6, num_generations: 1, max_completion_length: 8 };
+    let options = RolloutOptions { slots: SLOTS, tokens_per_call: 4 };
+    let modules = RolloutModules::of(decoder, Dtype::F32, options, sizes, &Sampling::Greedy, 1).unwrap();
+    let lengths: Vec<i32> = (0..SLOTS as i32).map(|row| 2 + row % 5).collect();
+    let id = |row: usize, column: usize| ((row * 31 + column * 17 + 5) % decoder.config().vocab_size) as i32;
+    let types = |module: &Module| -> Vec<TensorType> {
+        module.main.body.arguments.iter().map(|id| module.main.type_of(*id).clone()).collect()
+    };
+
+    let prompt = types(&modules.prefill)[parameters.len()].shape[1];
+    let ids: Vec<i32> = (0..SLOTS * prompt).map(|i| id(i / prompt, i % prompt)).collect();
+    let prompts = [ints(&[SLOTS, prompt], &ids), ints(&[SLOTS], &lengths)];
+    let prefilled = run(&modules.prefill, &[parameters, &prompts].concat());
+
+    // A state without anything, and all slots that begin.
+    let mut arguments: Vec<Array> = types(&modules.admit)[..9].iter().map(zeros).collect();
+    let numbers: Vec<i32> = (0..SLOTS as i32).collect();
+    let last: Vec<i32> = lengths.iter().enumerate().map(|(row, length)| id(row, *length as usize - 1)).collect();
+    arguments.extend(prefilled);
+    arguments.push(ints(&[], &[SLOTS as i32]));
+    arguments.extend([ints(&[SLOTS], &numbers), ints(&[SLOTS], &numbers)]);
+    arguments.push(Array::preds([SLOTS], [true; SLOTS]).unwrap());
+    arguments.extend([ints(&[SLOTS], &last), ints(&[SLOTS], &lengths)]);
+    arguments.push(zeros(&TensorType::new(Dtype::U32, [SLOTS, 2])));
+    let state = run(&modules.admit, &arguments);
+
+    let (_, decode) = &modules.decode[0];
+    let [.., sampling, top_k, stop_ids, limit] = &types(decode)[..] else { panic!("four arguments behind the state") };
+    let ones = Array::floats(Dtype::F32, sampling.shape.clone(), vec![1.0; sampling.elements()]).unwrap();
+    let rest = [ones, zeros(top_k), ints(&stop_ids.shape, &vec![-1; stop_ids.elements()]), ints(&limit.shape, &[8])];
+    run(decode, &[parameters, &state, &rest].concat())
+}
+
+fn zeros(ty: &TensorType) -> Array {
+    let count = ty.elements();
+    match ty.dtype {
+        Dtype::Pred => Array::preds(ty.shape.clone(), vec![false; count]),
+        Dtype::F32 => Array::floats(ty.dtype, ty.shape.clone(), vec![0.0; count]),
+        _ => Array::ints(ty.dtype, ty.shape.clone(), vec![0; count]),
+    }
+    .unwrap()
+}
+
+#[test]
+fn what_does_not_split_evenly_is_an_error_that_names_it() {
+    let config = models::ModelConfig { vocab_size: 64, ..models::ModelConfig::default() };
+    let rules = |axes: &[(&str, usize)]| AxisRules::new(&Mesh::new("mesh", axes.iter().copied()).unwrap());
+    let of = |axes: &[(&str, usize)]| Decoder::new(&config, Compute::F32).with_axis_rules(rules(axes));
+    let error = of(&[("fsdp", 3)]).unwrap_err().to_string();
+    assert!(error.starts_with("the parameter `model.embed_tokens.weight`: ") && error.contains("3 parts"), "{error}");
+    let error = of(&[("tensor", 4)]).unwrap_err().to_string();
+    assert!(error.starts_with("key/value heads and the query heads of each: "), "{error}");
+
+    let decoder = of(&[("fsdp", 4)]).unwrap();
+    let modules = TrainModules::new(decoder.clone(), Save::Carry);
+    let shape = TrainShape { rows: 4, length: 16, tokens: 16, shared: false };
+    let loss = LossConfig::default();
+    assert!(modules.gradient(&loss, shape).is_ok());
+    let error = modules.gradient(&loss, TrainShape { rows: 6, ..shape }).unwrap_err().to_string();
+    assert!(error.starts_with("the rows of a micro-batch: ") && error.contains("size 6"), "{error}");
+    let error = modules.score(&loss, TrainShape { tokens: 18, ..shape }).unwrap_err().to_string();
+    assert!(error.starts_with("the completion tokens of a micro-batch: ") && error.contains("size 18"), "{error}");
+    let sizes = RolloutSizes { prompts: 2, longest_prompt: 6, num_generations: 4, max_completion_length: 8 };
+    let of_rollout = RolloutModules::of(&decoder, Dtype::F32, RolloutOptions::default(), sizes, &Sampling::Greedy, 1);
+    let error = of_rollout.unwrap_err().to_string();
+    assert!(error.starts_with("the prompts of a prefill: ") && error.contains("size 2"), "{error}");
+    let error = DeviceRollout::of(runtime(), decoder, RolloutOptions::default()).unwrap_err().to_string();
+    assert!(error.contains("a decoder for one device") && error.contains("4 devices"), "{error}");
+}
+
+/// On a mesh of one device programs are, to the byte, those without one.
+#[test]
+fn a_mesh_of_one_device_changes_nothing() {
+    let mesh = Mesh::new("mesh", [("data", 1), ("fsdp", 1), ("tensor", 1)]).unwrap();
+    let config = models::ModelConfig { qk_norm: true, ..models::ModelConfig::default() };
+    let lora = LoraConfig { r: 2, ..LoraConfig::default() };
+    let all = |decoder: Decoder| -> Vec<String> {
+        let modules = TrainModules::new(decoder.clone(), Save::Carry);
+        let (loss, of_values) = (LossConfig::default(), ValueLossConfig::default());
+        let shape = TrainShape { rows: 3, length: 12, tokens: 20, shared: true };
+        let sizes = RolloutSizes { prompts: 3, longest_prompt: 6, num_generations: 1, max_completion_length: 8 };
+        let rollout =
+            RolloutModules::of(&decoder, Dtype::F32, RolloutOptions::default(), sizes, &Sampling::Greedy, 1).unwrap();
+        let gradient = match decoder.has_value_head() {
+            true => modules.gradient_with_values(&loss, &of_values, shape),
+            false => modules.gradient(&loss, shape),
+        };
+        let of_training = [gradient, modules.score(&loss, shape), modules.adamw(), modules.adamw_checked()];
+        let of_training = of_training.into_iter().map(Result::unwrap);
+        let of_rollout = [rollout.prefill, rollout.admit].into_iter().chain(rollout.decode.into_iter().map(|(_, m)| m));
+        of_training.chain(of_rollout).map(|module| module.to_string()).collect()
+    };
+    for attention in [Attention::Materialised, blockwise()] {
+        let plain = Decoder::new(&config, Compute::Bf16).with_attention(attention);
+        let extended = plain.clone().with_adapters(Adapters::new(&config, &lora).unwrap()).with_value_head();
+        for decoder in [plain, extended] {
+            let texts = all(decoder.clone());
+            assert!(texts.iter().all(|text| !text.contains("sdy")));
+            assert!(all(decoder.with_axis_rules(AxisRules::new(&mesh)).unwrap()) == texts);
+        }
+    }
 }
