@@ -1,12 +1,11 @@
 //! The programs of training as values: scores, and the loss with the gradients of all parameters.
 
 use super::adamw::{Check, apply_module};
-use crate::decoder::{Axis, Compute, Decoder, Matrix, Parameter, ParameterValues, Role as ParameterRole, Rows};
+use crate::decoder::{Compute, Decoder, Matrix, Parameter, ParameterValues, Role as ParameterRole, Rows};
 use crate::error::{Error, Result};
-use crate::runtime::finish;
 use crate::storage::Storage;
 use backend_tpu::aot::Variant;
-use backend_tpu::program::{HeadSplit, Mesh, Numerics, Pass, ProgramKind, Role, Spec, ValueTable, value_gradient};
+use backend_tpu::program::{Mesh, Numerics, Pass, ProgramKind, Role, Spec, ValueTable, value_gradient};
 use grpo_core::objective::ValueLossConfig;
 use grpo_core::{GradientSpec, HeadLayout, Implementation, LossConfig, PlanRequest, PolicySpec, Tiling};
 use models::ModelConfig;
@@ -57,10 +56,6 @@ struct Batch {
     rows: Vec<Value>,
     tables: Vec<(Role, Value)>,
 }
-
-/// What the dimensions of the hidden states `[N, H]` count, and those of the LM head.
-const HIDDEN: [Axis; 2] = [Axis::Batch, Axis::Embed];
-const LM_HEAD: [Axis; 2] = [Axis::Vocab, Axis::Embed];
 
 const TABLES: [Role; 3] = [Role::TokenIds, Role::TokenNumbers, Role::OnPolicy];
 
@@ -224,8 +219,7 @@ impl TrainModules {
         }
         if let Some(pullback) = pullback {
             let dhidden = result(Role::GradHidden).convert(hidden.dtype());
-            let dhidden = self.decoder.split().constrain_from_the_last(&dhidden, &HIDDEN);
-            let dhidden = self.decoder.split().constrain(&dhidden, &HIDDEN);
+            let dhidden = self.rows_of_gradient(&dhidden);
             let cotangents: Vec<&Value> = std::iter::once(&dhidden).chain(&dvalues).collect();
             let begun: Vec<&Value> = places.iter().map(|i| &sums[*i]).collect();
             // The sums of layers are added to where they are, within the loop over layers.
@@ -339,66 +333,9 @@ impl TrainModules {
             None if head.dtype() == Dtype::F32 => head.clone(),
             None => head.convert(self.decoder.compute().dtype()),
         };
-        let split = self.decoder.split();
-        // Where the columns of both were split, every chunk's logits would be sums of what all devices have.
-        let hidden = split.constrain_named(&split.constrain(&hidden, &HIDDEN), &[None, None]);
-        let head = split.constrain_named(&split.constrain(&head, &LM_HEAD), &[Some(Axis::Vocab), None]);
+        let [hidden, head] = self.operands_of_head(&hidden, &head);
         let sums = sums.into_iter().map(|(role, sum)| (role, self.split_gradient(role, &sum)));
         [(Role::Hidden, hidden), (Role::LmHead, head)].into_iter().chain(tables).chain(sums).collect()
-    }
-
-    /// What the head of the loss makes of its arguments.
-    fn of_head(
-        &self,
-        f: &Builder,
-        spec: &Spec,
-        pass: Pass,
-        arguments: Vec<(Role, Value)>,
-    ) -> Result<Vec<(Role, Value)>> {
-        let split = self.decoder.split();
-        let of_head = split.named(&[None, None]).zip(split.named(&[Some(Axis::Vocab), None]));
-        let results = match of_head {
-            Some((rows, weight)) => spec.operations_on_mesh(f, pass, arguments, &HeadSplit { rows, weight })?,
-            None => spec.operations(f, pass, arguments)?,
-        };
-        Ok(results.into_iter().map(|(role, value)| (role, self.split_gradient(role, &value))).collect())
-    }
-
-    /// What the head of the loss takes or returns in this role. Of the gradient of hidden states a device makes its columns of all tokens.
-    fn split_gradient(&self, role: Role, value: &Value) -> Value {
-        match role {
-            Role::GradHidden => self.decoder.split().constrain_named(value, &[None, Some(Axis::Embed)]),
-            Role::GradLmHead => self.decoder.split().constrain(value, &LM_HEAD),
-            _ => value.clone(),
-        }
-    }
-
-    /// Checks that rows `[B, T]` and hidden states `[N, H]` split evenly.
-    fn check_split(&self, shape: TrainShape) -> Result<()> {
-        let TrainShape { rows, length, tokens, .. } = shape;
-        let (split, hidden) = (self.decoder.split(), self.config().hidden_size);
-        split.check("the rows of a micro-batch", &[(Axis::Batch, rows), (Axis::Length, length)])?;
-        split.check("the completion tokens of a micro-batch", &[(Axis::Batch, tokens), (Axis::Embed, hidden)])
-    }
-
-    /// The program that returns `results`. The first are gradients of `trained`, split as the parameters are; behind them are numbers of
-    /// tokens and of the whole micro-batch, which every device has.
-    fn finish(&self, f: &Builder, name: &str, trained: &[Parameter], results: &[(&str, &Value)]) -> Result<Module> {
-        let split = self.decoder.split();
-        trained.iter().enumerate().for_each(|(i, parameter)| split.result(f, i, &parameter.axes));
-        Ok(split.complete(finish(f.clone(), name, results)?))
-    }
-
-    /// Declares the rows of a micro-batch as the next arguments.
-    fn declare_rows(&self, f: &Builder, shape: TrainShape) -> Vec<Value> {
-        let declare = |(name, ty): (&str, TensorType)| {
-            let argument = f.argument(name, ty);
-            if argument.shape().len() == 2 {
-                self.decoder.split().argument(&argument, &[Axis::Batch, Axis::Length]);
-            }
-            argument
-        };
-        row_types(shape).into_iter().map(declare).collect()
     }
 
     /// What [`TrainModules::forward`] takes.
@@ -429,7 +366,7 @@ impl TrainModules {
             };
             match self.decoder.residual(&weights, &rows, self.save.clone()) {
                 Ok(x) => {
-                    let hidden = self.decoder.split().constrain(&take_rows(&x, predicting), &HIDDEN);
+                    let hidden = self.split_hidden(&take_rows(&x, predicting));
                     let hidden = self.decoder.final_norm(&weights, &hidden);
                     let values = (outputs == Outputs::HiddenAndValues).then(|| self.decoder.values(&weights, &hidden));
                     std::iter::once(hidden).chain(values).collect()
@@ -506,5 +443,6 @@ fn program_error(program: &'static str) -> impl Fn(stablehlo::Error) -> Error {
     move |source| Error::Program { program: program.into(), source }
 }
 
+mod split;
 #[cfg(test)]
 mod tests;

@@ -4,7 +4,7 @@ use grpo_core::Tiling;
 use models::ModelConfig;
 use pjrt::install::{Kind, install};
 use pjrt::{ArrayType, Collective, CompileOptions, DType, Executable, OptimizationLevel, Plugin, Topology};
-use policy_device::decoder::{AxisRules, Compute, Decoder};
+use policy_device::decoder::{AxisRules, Compute, Decoder, Parameter, parameters};
 use policy_device::{TrainModules, TrainShape};
 use stablehlo::{Mesh, Module, Save};
 use std::sync::LazyLock;
@@ -93,4 +93,21 @@ fn chips_meet_for_weights_gradients_and_rows_and_never_for_scores_or_logits() {
         let reduced = ["all-reduce", "reduce-scatter"].iter().any(|kind| has(kind, DType::F32, &[columns, 512]));
         assert!(reduced, "{mesh}: {collectives:?}");
     }
+}
+
+/// Devices add up the squares of the gradient's rows for its norm, and nothing else: each changes what it has.
+#[test]
+fn an_update_moves_no_weight() {
+    let mesh = Mesh::new("mesh", [("fsdp", 2), ("tensor", 2)]).expect("a mesh");
+    let decoder = Decoder::new(&config(), Compute::Bf16).with_axis_rules(AxisRules::new(&mesh)).expect("even parts");
+    let executable = compile(&TrainModules::new(decoder, Save::Carry).adamw().expect("a program"));
+    let memory = executable.memory_stats().expect("statistics");
+    assert!(memory.alias > 0 && memory.alias >= memory.argument * 99 / 100, "{memory:?}");
+    let collectives = executable.collectives().expect("a program").expect("a program in HLO");
+    assert!(!collectives.is_empty());
+    let numbers = |ty: &ArrayType| ty.dims.iter().product::<usize>();
+    let moved: usize = collectives.iter().flat_map(|collective| &collective.types).map(numbers).sum();
+    let all: usize = parameters(&config()).iter().map(Parameter::count).sum();
+    println!("{moved} numbers of {all} weights");
+    assert!(moved < all / 100, "{moved} of {all}: {collectives:?}");
 }
