@@ -71,16 +71,18 @@ fn chips_meet_for_weights_gradients_and_rows_and_never_for_scores_or_logits() {
             println!("{mesh}: {kind} {types:?}");
             for ArrayType { dtype, dims } in types {
                 let count = |of: &dyn Fn(&usize) -> bool| dims.iter().filter(|size| of(size)).count();
-                assert!(count(&is_tokens) < 2, "{mesh}: attention scores {dims:?} cross chips by {kind}");
+                let pairs = |size: &usize| size.is_multiple_of(BLOCK * BLOCK);
+                assert!(
+                    count(&is_tokens) < 2 && count(&pairs) == 0,
+                    "{mesh}: attention scores {dims:?} cross chips by {kind}"
+                );
                 let of_logits = count(&is_vocab) > 0 && count(&is_completion_tokens) > 0;
                 assert!(!of_logits, "{mesh}: logits {dims:?} cross chips by {kind}");
                 assert!(!dims.contains(&LAYERS), "{mesh}: {dims:?} of all layers by {kind}");
-                // Gradients are summed with all their digits: what is in bf16 has tokens.
-                let of_rows = count(&is_tokens) > 0 || dims.iter().product::<usize>().is_multiple_of(ROWS / 2 * BLOCK);
-                assert!(
-                    kind != "all-reduce" || *dtype == DType::F32 || of_rows || *dtype == DType::I32,
-                    "{mesh}: {dims:?}"
-                );
+                // Gradients are summed with all their digits: what is summed in bf16 has tokens.
+                let has_tokens = dims.iter().product::<usize>().is_multiple_of(BLOCK);
+                let is_rounded = kind.contains("reduce") && *dtype == DType::Bf16 && !has_tokens;
+                assert!(!is_rounded, "{mesh}: {dims:?} in bf16 by {kind}");
             }
         }
         // The weights of a layer, and their gradients.

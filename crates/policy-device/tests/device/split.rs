@@ -135,6 +135,11 @@ impl Case {
     }
 }
 
+/// Whether numbers are so close, or the same infinity. NaN is close to nothing.
+fn is_within(found: f64, expected: f64, bound: f64) -> bool {
+    found == expected || (found - expected).abs() <= bound
+}
+
 /// Fails unless all results of a program agree, each with those of one device, to `tolerance` of its largest number.
 fn agree(what: &str, module: &Module, found: &[Array], expected: &[Array], tolerance: f64) {
     assert_eq!(found.len(), expected.len(), "{what}");
@@ -142,7 +147,7 @@ fn agree(what: &str, module: &Module, found: &[Array], expected: &[Array], toler
         let (found, expected) = (found.to_floats(), expected.to_floats());
         let largest = expected.iter().filter(|x| x.is_finite()).fold(0.0_f64, |m, x| m.max(x.abs()));
         assert!(largest > 0.0, "{what}, {}: nothing to compare", result.name);
-        let far = |(f, e): &(&f64, &f64)| f != e && !((**f - **e).abs() <= tolerance * largest);
+        let far = |(f, e): &(&f64, &f64)| !is_within(**f, **e, tolerance * largest);
         let far: Vec<(&f64, &f64)> = found.iter().zip(&expected).filter(far).collect();
         assert!(far.is_empty(), "{what}, {}: {far:?} of {largest}", result.name);
     }
@@ -265,7 +270,7 @@ fn a_rollout_is_that_of_one_device() {
         {
             let (found, expected) = (found.to_floats(), expected.to_floats());
             let largest = expected.iter().fold(0.0_f64, |m, x| m.max(x.abs()));
-            let far = found.iter().zip(&expected).find(|(f, e)| !((**f - **e).abs() <= 1e-5 * largest));
+            let far = found.iter().zip(&expected).find(|(f, e)| !is_within(**f, **e, 1e-5 * largest));
             assert!(largest > 0.1 && far.is_none(), "{mesh}, part {part}: {far:?} of {largest}");
         }
     }
