@@ -4,7 +4,7 @@ use grpo_core::Tiling;
 use models::ModelConfig;
 use pjrt::install::{Kind, install};
 use pjrt::{ArrayType, Collective, CompileOptions, DType, Executable, OptimizationLevel, Plugin, Topology};
-use policy_device::decoder::{AxisRules, Compute, Decoder, Parameter, parameters};
+use policy_device::decoder::{Attention, Axis, AxisRules, Compute, Decoder, Parameter, parameters};
 use policy_device::{TrainModules, TrainShape};
 use stablehlo::{Mesh, Module, Save};
 use std::sync::LazyLock;
@@ -39,6 +39,12 @@ fn config() -> ModelConfig {
     }
 }
 
+/// Whether an array counts tokens of rows twice, as scores of attention do.
+fn has_scores(dims: &[usize]) -> bool {
+    dims.iter().filter(|size| size.is_multiple_of(BLOCK)).count() > 1
+        || dims.iter().any(|size| size.is_multiple_of(BLOCK * BLOCK))
+}
+
 /// The program of gradients, and the bytes of its arguments on one device.
 fn gradient(mesh: &Mesh) -> (Module, usize) {
     let decoder = Decoder::new(&config(), Compute::Bf16).with_axis_rules(AxisRules::new(mesh)).expect("even parts");
@@ -64,18 +70,13 @@ fn chips_meet_for_weights_gradients_and_rows_and_never_for_scores_or_logits() {
         assert!(argument * parts < all * 11 / 10, "{mesh}: {memory:?} of {all}");
 
         let collectives = executable.collectives().expect("a program").expect("a program in HLO");
-        let is_tokens = |size: &usize| size.is_multiple_of(BLOCK);
         let is_vocab = |size: &usize| [VOCAB, VOCAB / 2, VOCAB / 4].contains(size);
         let is_completion_tokens = |size: &usize| [TOKENS, TOKENS / 2, TOKENS / 4, TOKENS / 8].contains(size);
         for Collective { kind, types } in &collectives {
             println!("{mesh}: {kind} {types:?}");
             for ArrayType { dtype, dims } in types {
                 let count = |of: &dyn Fn(&usize) -> bool| dims.iter().filter(|size| of(size)).count();
-                let pairs = |size: &usize| size.is_multiple_of(BLOCK * BLOCK);
-                assert!(
-                    count(&is_tokens) < 2 && count(&pairs) == 0,
-                    "{mesh}: attention scores {dims:?} cross chips by {kind}"
-                );
+                assert!(!has_scores(dims), "{mesh}: attention scores {dims:?} cross chips by {kind}");
                 let of_logits = count(&is_vocab) > 0 && count(&is_completion_tokens) > 0;
                 assert!(!of_logits, "{mesh}: logits {dims:?} cross chips by {kind}");
                 assert!(!dims.contains(&LAYERS), "{mesh}: {dims:?} of all layers by {kind}");
@@ -95,6 +96,21 @@ fn chips_meet_for_weights_gradients_and_rows_and_never_for_scores_or_logits() {
         let reduced = ["all-reduce", "reduce-scatter"].iter().any(|kind| has(kind, DType::F32, &[columns, 512]));
         assert!(reduced, "{mesh}: {collectives:?}");
     }
+}
+
+/// Where the columns of heads are split, scores are sums of what chips have: it is seen when they cross.
+#[test]
+fn scores_that_cross_are_seen() {
+    let mesh = Mesh::new("mesh", [("fsdp", 2), ("tensor", 2)]).expect("a mesh");
+    let rules = [(Axis::Kv, &[][..]), (Axis::Heads, &[]), (Axis::HeadDim, &["tensor"])];
+    let rules = rules.into_iter().try_fold(AxisRules::new(&mesh), |rules, (axis, axes)| rules.with(axis, axes));
+    let decoder = Decoder::new(&config(), Compute::Bf16).with_attention(Attention::Materialised);
+    let decoder = decoder.with_axis_rules(rules.expect("axes of the mesh")).expect("even parts");
+    let shape = TrainShape { rows: ROWS, length: 2 * BLOCK, tokens: TOKENS, shared: false };
+    let module = TrainModules::new(decoder, Save::Carry).score(&grpo_core::LossConfig::default(), shape);
+    let collectives = compile(&module.expect("a program")).collectives().expect("a program").expect("HLO");
+    let mut arrays = collectives.iter().flat_map(|collective| &collective.types);
+    assert!(arrays.any(|array| has_scores(&array.dims)), "{collectives:?}");
 }
 
 /// Devices add up the squares of the gradient's rows for its norm, and nothing else: each changes what it has.
