@@ -121,8 +121,8 @@ impl Decoder {
     /// and the MLP make of them, and the slices of the layer's weights, with the gradients of all of these. Layers are never split. A mesh
     /// of one device changes nothing.
     ///
-    /// The partitioner does the rest: compile with [`pjrt::CompileOptions::shardy`]. The head of the loss is split as the partitioner likes,
-    /// between hidden states and parameters that are split like this.
+    /// The partitioner does the rest: compile with [`pjrt::CompileOptions::shardy`]. The head of the loss takes hidden states
+    /// and its weight with all their columns ([`backend_tpu::program::HeadSplit`]); devices make the logits of all tokens, of their vocabulary.
     ///
     /// ```
     /// use policy_device::decoder::{AxisRules, Compute, Decoder};
