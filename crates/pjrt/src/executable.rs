@@ -9,7 +9,7 @@ use crate::device::Device;
 use crate::dtype::{ArrayType, DType};
 use crate::error::{Error, Result};
 use crate::ffi::{self, Launcher, Owned};
-use crate::hlo;
+use crate::hlo::{self, Collective};
 use crate::value::{self, NamedValue};
 
 /// A compiled program, of whatever device.
@@ -85,6 +85,13 @@ impl Executable {
     pub fn parameters(&self) -> Result<Option<Vec<ArrayType>>> {
         let program = self.optimized_program()?;
         Ok(hlo::parameters(&program.format, &program.code))
+    }
+
+    /// The operations by which devices meet, as the compiler left them, each as often as it is written: one in a loop counts once.
+    /// None if the plugin's form of the program does not tell.
+    pub fn collectives(&self) -> Result<Option<Vec<Collective>>> {
+        let program = self.optimized_program()?;
+        Ok(hlo::collectives(&program.format, &program.code))
     }
 
     /// Element type and shape of every output.

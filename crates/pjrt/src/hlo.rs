@@ -1,17 +1,52 @@
-//! The little of XLA's `HloModuleProto` that is read: the types of a program's parameters.
+//! The little of XLA's `HloModuleProto` that is read: the types of a program's parameters, and the operations by which devices meet.
 
 use prost::Message;
 
 use crate::dtype::{ArrayType, DType};
 
+/// An operation of a compiled program by which devices meet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Collective {
+    /// What it does, in XLA's words: `all-gather`, `all-reduce`, `reduce-scatter`, `all-to-all`, `collective-permute` and others.
+    pub kind: String,
+    /// Element type and shape of what it gives each device: several where the compiler has combined some. Of one that only begins
+    /// here and ends later in the program, operands are among them.
+    pub types: Vec<ArrayType>,
+}
+
 /// Element type and shape of every parameter, if `code` is in a format that says so.
 pub(crate) fn parameters(format: &str, code: &[u8]) -> Option<Vec<ArrayType>> {
-    let module = match format {
-        "hlo" => Module::decode(code).ok()?,
-        "hlo_with_config" => ModuleWithConfig::decode(code).ok()?.module?,
-        _ => return None,
-    };
-    module.host_program_shape?.parameters.iter().map(Shape::read).collect()
+    module(format, code)?.host_program_shape?.parameters.iter().map(Shape::read).collect()
+}
+
+/// The operations by which devices meet, each as often as it is written: a loop's once.
+pub(crate) fn collectives(format: &str, code: &[u8]) -> Option<Vec<Collective>> {
+    const KINDS: [&str; 7] = [
+        "all-gather",
+        "all-reduce",
+        "all-to-all",
+        "collective-broadcast",
+        "collective-permute",
+        "ragged-all-to-all",
+        "reduce-scatter",
+    ];
+    let module = module(format, code)?;
+    let all = module.computations.iter().flat_map(|computation| &computation.instructions);
+    let collectives = all.filter_map(|instruction| {
+        let kind = instruction.opcode.strip_suffix("-start").unwrap_or(&instruction.opcode);
+        let mut types = vec![];
+        instruction.shape.as_ref().into_iter().for_each(|shape| shape.leaves(&mut types));
+        KINDS.contains(&kind).then(|| Collective { kind: kind.into(), types })
+    });
+    Some(collectives.collect())
+}
+
+fn module(format: &str, code: &[u8]) -> Option<Module> {
+    match format {
+        "hlo" => Module::decode(code).ok(),
+        "hlo_with_config" => ModuleWithConfig::decode(code).ok()?.module,
+        _ => None,
+    }
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -22,8 +57,24 @@ struct ModuleWithConfig {
 
 #[derive(Clone, PartialEq, prost::Message)]
 struct Module {
+    #[prost(message, repeated, tag = "3")]
+    computations: Vec<Computation>,
     #[prost(message, optional, tag = "4")]
     host_program_shape: Option<ProgramShape>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Computation {
+    #[prost(message, repeated, tag = "2")]
+    instructions: Vec<Instruction>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Instruction {
+    #[prost(string, tag = "2")]
+    opcode: String,
+    #[prost(message, optional, tag = "3")]
+    shape: Option<Shape>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -38,9 +89,17 @@ struct Shape {
     element_type: i32,
     #[prost(int64, repeated, tag = "3")]
     dims: Vec<i64>,
+    #[prost(message, repeated, tag = "4")]
+    tuple: Vec<Shape>,
 }
 
 impl Shape {
+    /// The arrays that it consists of; what is no array is left out.
+    fn leaves(&self, arrays: &mut Vec<ArrayType>) {
+        arrays.extend(self.read());
+        self.tuple.iter().for_each(|shape| shape.leaves(arrays));
+    }
+
     fn read(&self) -> Option<ArrayType> {
         // `PrimitiveType` counts like `PJRT_Buffer_Type` up to f64, its 12; bf16 is 16, and 13 a tuple.
         let dtype = match self.element_type {

@@ -88,6 +88,7 @@ pub use dtype::{ArrayType, DType, Element};
 pub use error::{Code, Error, Result};
 pub use event::Event;
 pub use executable::{Argument, CompiledMemoryStats, Executable, LoadedExecutable, OptimizedProgram};
+pub use hlo::Collective;
 pub use plugin::{Plugin, TPU_ENVIRONMENT};
 pub use topology::Topology;
 pub use value::{Attributes, NamedValue};

@@ -35,6 +35,14 @@ pub enum Error {
         /// What the plugin reports.
         cause: Box<pjrt::Error>,
     },
+    /// Something that does not split evenly over the devices of a mesh.
+    #[error("{what}: {source}")]
+    Split {
+        /// What was to be split.
+        what: String,
+        /// Into which parts it does not split.
+        source: stablehlo::Error,
+    },
     /// A program that the plugin's compiler refuses.
     #[error(
         "the program `{program}` does not compile for {device}: {cause}; the compiler is that of {plugin}: \

@@ -39,7 +39,7 @@ pub(super) fn program(spec: &Spec, pass: Pass) -> Result<Program> {
             }
         }
         PolicySpec::Hidden { layout, .. } => {
-            let head = Head { weight: frame.argument(Role::LmHead), bias: None, layout };
+            let head = Head { weight: frame.argument(Role::LmHead), bias: None, layout, split: None };
             results.extend(products(spec, &frame, pass, &head));
         }
     }

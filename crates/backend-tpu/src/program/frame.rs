@@ -1,7 +1,7 @@
 //! A program under construction, and what all programs do alike.
 
 use super::kind::Pass;
-use super::products::Head;
+use super::products::{Head, HeadSplit};
 use super::role::Role;
 use super::spec::Spec;
 use super::tokens::Tables;
@@ -24,6 +24,7 @@ pub struct Program {
 pub(super) struct Frame {
     pub(super) f: Builder,
     arguments: Vec<(Role, Value)>,
+    split: Option<HeadSplit>,
 }
 
 impl Frame {
@@ -32,7 +33,7 @@ impl Frame {
         let f = Builder::new();
         let argument = |role: Role| (role, f.argument(role.name(), spec.type_of(role)));
         let arguments = roles(spec, pass).into_iter().map(argument).collect();
-        Self { f, arguments }
+        Self { f, arguments, split: None }
     }
 
     /// A part of the program that `f` builds, where what `pass` takes is `values`. The head may be f32 where the spec has it narrower.
@@ -51,7 +52,17 @@ impl Frame {
                 return Err(Error::shape("the loss in a program", role.name(), expected, found));
             }
         }
-        Ok(Self { f: f.clone(), arguments: values })
+        Ok(Self { f: f.clone(), arguments: values, split: None })
+    }
+
+    /// The same with operands of logits that are split like this.
+    pub(super) fn with_split(self, split: &HeadSplit) -> Self {
+        Self { split: Some(split.clone()), ..self }
+    }
+
+    /// How operands of logits are split.
+    pub(super) fn split(&self) -> Option<HeadSplit> {
+        self.split.clone()
     }
 
     /// An argument, if the program has it.
@@ -73,7 +84,7 @@ impl Frame {
             PolicySpec::Logits { .. } => None,
             PolicySpec::Hidden { layout, .. } => {
                 let (weight, bias) = (self.argument(Role::LmHead), self.get(Role::Bias).cloned());
-                Some((self.argument(Role::Hidden), Head { weight, bias, layout }))
+                Some((self.argument(Role::Hidden), Head { weight, bias, layout, split: self.split() }))
             }
         }
     }

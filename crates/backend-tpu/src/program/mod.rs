@@ -61,6 +61,7 @@ use grpo_core::{Implementation, PolicySpec};
 pub use kind::{Pass, ProgramKind};
 pub use mesh::Mesh;
 pub use numerics::{MosaicBlocks, Numerics};
+pub use products::HeadSplit;
 pub use role::Role;
 pub(crate) use spec::IDS;
 pub use spec::Spec;
@@ -126,6 +127,21 @@ impl Spec {
     ) -> Result<Vec<(Role, Value)>> {
         self.validate(pass)?;
         self.results(&Frame::of(self, pass, builder, arguments)?, pass)
+    }
+
+    /// [`Spec::operations`] in a program that is split over a mesh, with operands of logits that are split like `split`.
+    ///
+    /// # Errors
+    /// As [`Spec::operations`].
+    pub fn operations_on_mesh(
+        &self,
+        builder: &Builder,
+        pass: Pass,
+        arguments: Vec<(Role, Value)>,
+        split: &HeadSplit,
+    ) -> Result<Vec<(Role, Value)>> {
+        self.validate(pass)?;
+        self.results(&Frame::of(self, pass, builder, arguments)?.with_split(split), pass)
     }
 
     /// The results of `pass` for the arguments in `frame`.

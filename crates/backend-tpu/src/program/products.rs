@@ -4,13 +4,25 @@
 
 use super::spec::{Spec, dtype};
 use grpo_core::HeadLayout;
-use stablehlo::{DotDimensions, Dtype, Precision, Value};
+use stablehlo::{DotDimensions, Dtype, Precision, Sharding, Value};
+
+/// How the operands of logits are split over a mesh, where a program is. Columns H that are split in both would make of every tile's logits
+/// sums of what all devices have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeadSplit {
+    /// Hidden states `[R, H]`, wherever logits are made of some of them.
+    pub rows: Sharding,
+    /// The weight of the LM head, wherever logits of the whole vocabulary are made with it.
+    pub weight: Sharding,
+}
 
 /// The head of a tile: `[W, H]` or `[H, W]`, and `[W]`. The weight is of the number type of hidden states, or f32, which products round.
 pub(crate) struct Head {
     pub(crate) weight: Value,
     pub(crate) bias: Option<Value>,
     pub(crate) layout: HeadLayout,
+    /// How operands of logits are split over a mesh.
+    pub(crate) split: Option<HeadSplit>,
 }
 
 impl Head {
@@ -34,7 +46,8 @@ impl Head {
             true => self.weight.clone(),
             false => rows.builder().optimization_barrier(&[&self.weight, rows]).swap_remove(0),
         };
-        Self { weight, bias: self.bias.clone(), layout: self.layout }
+        let weight = self.split.as_ref().map_or(weight.clone(), |split| weight.constrain(&split.weight));
+        Self { weight, bias: self.bias.clone(), layout: self.layout, split: self.split.clone() }
     }
 
     /// Columns `start` to before `start + width` (an i32 scalar), of a head of the whole vocabulary.
@@ -45,6 +58,7 @@ impl Head {
             weight: self.weight.dynamic_slice(&self.at(start).each_ref(), &sizes),
             bias: self.bias.as_ref().map(|b| b.dynamic_slice(&[start], &[width])),
             layout: self.layout,
+            split: self.split.clone(),
         }
     }
 
@@ -60,6 +74,8 @@ impl Head {
     pub(crate) fn logits(&self, spec: &Spec, hidden: &Value) -> Value {
         let held = dtype(spec.numerics.logits);
         let dimensions = DotDimensions::contract(1, self.hidden_dimension());
+        let rows = self.split.as_ref().map(|split| hidden.constrain(&split.rows));
+        let hidden = rows.as_ref().unwrap_or(hidden);
         let weight = self.weight.convert(hidden.dtype());
         match &self.bias {
             // Rounded once, after the sum.

@@ -2,7 +2,7 @@
 
 use crate::support::{DOUBLE, array, buffer, compile, cpu, run};
 use half::{bf16, f16};
-use pjrt::{Argument, Code, CompileOptions, DType, Element, Error};
+use pjrt::{Argument, Code, Collective, CompileOptions, DType, Element, Error};
 
 #[test]
 fn a_bf16_product_accumulates_in_f32() {
@@ -161,6 +161,8 @@ func.func @main(%a: tensor<2xf32>) -> tensor<2xf32> {
 fn four_devices_sum_over_each_other() {
     let client = cpu(4);
     let executable = client.compile(SUM_OVER_FOUR, &CompileOptions::replicas(4)).unwrap();
+    let sum = Collective { kind: "all-reduce".into(), types: vec![array(DType::F32, &[2])] };
+    assert_eq!(executable.executable().collectives().unwrap().unwrap(), [sum]);
     let devices = executable.devices().unwrap();
     assert_eq!(devices, client.addressable_devices());
     let arguments: Vec<_> = devices
@@ -200,6 +202,8 @@ fn partitions_split_one_program_by_its_annotations() {
     }";
     let options = CompileOptions { device_assignment: Some(vec![vec![3, 2, 1, 0]]), ..CompileOptions::partitions(4) };
     let executable = client.compile(program, &options).unwrap();
+    let sum = Collective { kind: "all-reduce".into(), types: vec![array(DType::F32, &[])] };
+    assert_eq!(executable.executable().collectives().unwrap().unwrap(), [sum]);
     let shards: Vec<_> = executable
         .devices()
         .unwrap()

@@ -4,7 +4,7 @@
 
 use super::blockwise::Blockwise;
 use super::ops::{Broadcast, dot};
-use super::{Decoder, Matrix, ParameterValues, Role, Rotary, Rows};
+use super::{Axis, Decoder, Matrix, ParameterValues, Role, Rotary, Rows};
 use stablehlo::{Dtype, Reducer, TensorType, Value};
 use std::num::NonZeroUsize;
 
@@ -116,17 +116,21 @@ impl Decoder {
         let queries = queries.reshape(&[b, t, kv, heads / kv, d]);
         let [keys, values] = [keys, values].map(|part| part.reshape(&[b, t, kv, d]));
         let dtype = self.compute.dtype();
+        let of_keys = [Axis::Batch, Axis::Length, Axis::Kv, Axis::HeadDim];
+        let of_queries = [Axis::Batch, Axis::Length, Axis::Kv, Axis::Heads, Axis::HeadDim];
         Heads {
-            queries: rotary.turn(&normed(queries, Role::QNorm)).convert(dtype),
-            keys: rotary.turn(&normed(keys, Role::KNorm)).convert(dtype),
-            values: values.convert(dtype),
+            queries: self.split.constrain(&rotary.turn(&normed(queries, Role::QNorm)).convert(dtype), &of_queries),
+            keys: self.split.constrain(&rotary.turn(&normed(keys, Role::KNorm)).convert(dtype), &of_keys),
+            values: self.split.constrain(&values.convert(dtype), &of_keys),
         }
     }
 
     /// Queries `[B, T, A D]`, keys and values `[B, T, K D]` of `x` `[B, T, H]`, f32.
     fn queries_keys_values(&self, layer: &ParameterValues, x: &Value) -> [Value; 3] {
         let of = [(Matrix::QProj, Role::QBias), (Matrix::KProj, Role::KBias), (Matrix::VProj, Role::VBias)];
-        if x.shape()[1] == 1 {
+        // Side by side, weights that are split by heads would be parts that devices send each other, and the gradients of all three, which
+        // devices add up, would be rounded before.
+        if x.shape()[1] == 1 || self.axis_rules().is_some() {
             return of.map(|(matrix, bias)| self.linear(layer, x, matrix, layer.get(bias)));
         }
         // One product: there are a third as many to compile, here and in the derivative, and to copy the weights side by side is little
@@ -163,7 +167,8 @@ impl Decoder {
         match &mask.0 {
             Sight::Pairs(pairs) => self.attend_pairs(heads, pairs),
             Sight::Blocks { block, positions } => {
-                Blockwise::new(heads, *block, self.score_scale(), self.compute).attend(heads, positions.as_ref())
+                let blockwise = Blockwise::new(heads, *block, self.score_scale(), self.compute, &self.split);
+                blockwise.attend(heads, positions.as_ref())
             }
         }
     }
@@ -174,6 +179,8 @@ impl Decoder {
         let [b, t, kv, r, d] = queries.shape() else { unreachable!("queries have five dimensions") };
         // [B, K, T, R, T]
         let scores = dot(queries, keys, (&[0, 2], &[0, 2]), (4, 3), self.compute);
+        let pairs = [Axis::Batch, Axis::Kv, Axis::Length, Axis::Heads, Axis::Length];
+        let scores = self.split.constrain(&scores, &pairs);
         let scores = &scores * scores.like(self.score_scale());
         let mask = match mask.shape().len() {
             2 => mask.broadcast_in_dim(scores.shape(), &[2, 4]),

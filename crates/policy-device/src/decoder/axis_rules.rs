@@ -58,6 +58,11 @@ impl AxisRules {
         Ok(self)
     }
 
+    /// The axes of the mesh that a dimension asks for.
+    fn axes(&self, axis: Axis) -> &[String] {
+        self.rules.iter().find(|(of, _)| *of == axis).map_or(&[][..], |(_, axes)| axes)
+    }
+
     /// The devices.
     pub fn mesh(&self) -> &Mesh {
         &self.mesh
@@ -68,14 +73,33 @@ impl AxisRules {
     /// # Errors
     /// None of a table that [`AxisRules::new`] and [`AxisRules::with`] made.
     pub fn sharding(&self, dimensions: &[Axis]) -> Result<Sharding> {
+        self.sharding_of_named(&dimensions.iter().copied().map(Some).collect::<Vec<_>>())
+    }
+
+    /// The same where a dimension without a name is whole.
+    ///
+    /// # Errors
+    /// As [`AxisRules::sharding`].
+    pub(super) fn sharding_of_named(&self, dimensions: &[Option<Axis>]) -> Result<Sharding> {
+        self.sharding_in_order(dimensions, 0..dimensions.len())
+    }
+
+    /// The same where an axis goes to the last dimension that asks for it.
+    ///
+    /// # Errors
+    /// As [`AxisRules::sharding`].
+    pub(super) fn sharding_from_the_last(&self, dimensions: &[Axis]) -> Result<Sharding> {
+        let named: Vec<Option<Axis>> = dimensions.iter().copied().map(Some).collect();
+        self.sharding_in_order(&named, (0..dimensions.len()).rev())
+    }
+
+    fn sharding_in_order(&self, dimensions: &[Option<Axis>], order: impl Iterator<Item = usize>) -> Result<Sharding> {
         let mut used: Vec<&str> = vec![];
-        let mut split: Vec<Vec<&str>> = vec![];
-        for dimension in dimensions {
-            let rule = self.rules.iter().find(|(axis, _)| axis == dimension);
-            let asked = rule.map_or(&[][..], |(_, axes)| axes).iter().map(String::as_str);
-            let free: Vec<&str> = asked.filter(|axis| !used.contains(axis)).collect();
-            used.extend(&free);
-            split.push(free);
+        let mut split: Vec<Vec<&str>> = vec![vec![]; dimensions.len()];
+        for place in order {
+            let asked = dimensions[place].map_or(&[][..], |axis| self.axes(axis)).iter().map(String::as_str);
+            split[place] = asked.filter(|axis| !used.contains(axis)).collect();
+            used.extend(&split[place]);
         }
         self.mesh.sharding(&split.iter().map(Vec::as_slice).collect::<Vec<_>>())
     }

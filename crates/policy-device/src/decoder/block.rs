@@ -1,6 +1,7 @@
 //! One layer of the decoder.
 
-use super::{Decoder, Heads, Matrix, ParameterValues, Role, Rotary};
+use super::split::RESIDUAL;
+use super::{Axis, Decoder, Heads, Matrix, ParameterValues, Role, Rotary};
 use stablehlo::{Dtype, Unary, Value};
 
 impl Decoder {
@@ -13,8 +14,10 @@ impl Decoder {
         rotary: &Rotary,
         attend: impl FnOnce(&Heads) -> Value,
     ) -> Value {
+        let x = &self.split.constrain(x, &RESIDUAL);
         let normed = self.norm(x, &layer[Role::InputLayernorm]).convert(self.compute.dtype());
         let mixed = attend(&self.heads(layer, &normed, rotary));
+        let mixed = self.split.constrain(&mixed, &[Axis::Batch, Axis::Length, Axis::Heads]);
         let x = self.add(x, &self.linear(layer, &mixed, Matrix::OProj, None));
         let normed = self.norm(&x, &layer[Role::PostAttentionLayernorm]).convert(self.compute.dtype());
         self.add(&x, &self.mlp(layer, &normed))
@@ -22,13 +25,15 @@ impl Decoder {
 
     /// SwiGLU (arXiv 2002.05202) in f32: `down(silu(gate(x)) * up(x))`, `x` `[..., H]` -> `[..., H]`.
     fn mlp(&self, layer: &ParameterValues, x: &Value) -> Value {
-        let gate = self.linear(layer, x, Matrix::GateProj, None);
-        let up = self.linear(layer, x, Matrix::UpProj, None);
+        let [gate, up] = [Matrix::GateProj, Matrix::UpProj].map(|matrix| {
+            let columns = self.linear(layer, x, matrix, None);
+            self.split.constrain(&columns, &[Axis::Batch, Axis::Length, Axis::Mlp])
+        });
         self.linear(layer, &(&gate * gate.unary(Unary::Logistic) * up), Matrix::DownProj, None)
     }
 
     /// The residual stream with `update`, f32, added to it.
     fn add(&self, x: &Value, update: &Value) -> Value {
-        (x.convert(Dtype::F32) + update).convert(self.compute.dtype())
+        self.split.constrain(&(x.convert(Dtype::F32) + update).convert(self.compute.dtype()), &RESIDUAL)
     }
 }

@@ -6,9 +6,9 @@
 //!
 //! Legend: B rows, T tokens of a row, C tokens of a block, K key/value heads, R query heads of each, D width of a head, P pairs of blocks.
 
-use super::Compute;
 use super::attention::{Heads, MASKED, within};
 use super::ops::{Broadcast, dot};
+use super::{Axis, Compute, Split};
 use stablehlo::{Builder, Dtype, Reducer, Save, TensorType, Traced, Unary, Value, trace};
 
 /// The sizes of attention block by block.
@@ -16,7 +16,7 @@ use stablehlo::{Builder, Dtype, Reducer, Save, TensorType, Traced, Unary, Value,
 /// Inside, a row is N blocks of matrices: queries are `[N, B, K, R C, D]`, those of a head one after the other, keys and values
 /// `[N, B, K, C, D]`. Tokens of a head stay side by side, as compilers have them, and to take a block moves nothing about.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Blockwise {
+pub(super) struct Blockwise<'a> {
     rows: usize,
     /// A multiple of C: what is behind the last token of a row is behind every query, so nobody sees it.
     length: usize,
@@ -27,6 +27,7 @@ pub(super) struct Blockwise {
     width: usize,
     scale: f64,
     compute: Compute,
+    split: &'a Split,
 }
 
 /// A block of something, `[B, K, C ..]`.
@@ -36,15 +37,15 @@ enum Of {
     Keys,
 }
 
-impl Blockwise {
+impl<'a> Blockwise<'a> {
     /// For these heads, in blocks of at most `block` tokens, all of one size.
-    pub(super) fn new(heads: &Heads, block: usize, scale: f64, compute: Compute) -> Self {
+    pub(super) fn new(heads: &Heads, block: usize, scale: f64, compute: Compute, split: &'a Split) -> Self {
         let [rows, length, kv, group, width] = *heads.queries.shape() else {
             unreachable!("queries have five dimensions")
         };
         let blocks = length.div_ceil(block);
         let block = length.div_ceil(blocks);
-        Self { rows, length: blocks * block, block, kv, group, width, scale, compute }
+        Self { rows, length: blocks * block, block, kv, group, width, scale, compute, split }
     }
 
     /// Attention `[B, T, A D]`, f32; `positions` `[B, T]`, i32, where sequences share rows.
@@ -54,8 +55,10 @@ impl Blockwise {
         let blocks = length / block;
         let queries = self.padded(&heads.queries, 0.0).reshape(&[rows, blocks, block, kv, group, width]);
         let queries = queries.transpose(&[1, 0, 3, 4, 2, 5]).reshape(&[blocks, rows, kv, group * block, width]);
+        let queries = self.of_blocks(&queries);
         let [keys, values] = [&heads.keys, &heads.values]
-            .map(|part| self.padded(part, 0.0).reshape(&[rows, blocks, block, kv, width]).transpose(&[1, 0, 3, 2, 4]));
+            .map(|part| self.padded(part, 0.0).reshape(&[rows, blocks, block, kv, width]).transpose(&[1, 0, 3, 2, 4]))
+            .map(|part| self.of_blocks(&part));
         // As queries lie.
         let positions = positions.map(|positions| {
             let positions = self.padded(positions, 0).reshape(&[rows, blocks, block]);
@@ -70,6 +73,20 @@ impl Blockwise {
         let mixed = mixed.convert(self.compute.dtype()).reshape(&[blocks, rows, kv, group, block, width]);
         let mixed = mixed.transpose(&[1, 0, 4, 2, 3, 5]).reshape(&[rows, length, kv * group * width]);
         mixed.slice(&[0; 3], &[rows, tokens, kv * group * width]).convert(Dtype::F32)
+    }
+
+    /// A block `[B, K, ...]`, split by rows and heads: no device has scores of tokens whose keys are on another one.
+    fn of_heads(self, block: &Value) -> Value {
+        let mut dimensions = vec![None; block.shape().len()];
+        dimensions[..2].copy_from_slice(&[Some(Axis::Batch), Some(Axis::Kv)]);
+        self.split.constrain_named(block, &dimensions)
+    }
+
+    /// All blocks `[N, B, K, ...]`, split like each of them.
+    fn of_blocks(self, blocks: &Value) -> Value {
+        let mut dimensions = vec![None; blocks.shape().len()];
+        dimensions[1..3].copy_from_slice(&[Some(Axis::Batch), Some(Axis::Kv)]);
+        self.split.constrain_named(blocks, &dimensions)
     }
 
     /// `part` `[B, T, ...]` with `number` behind its tokens.
@@ -185,7 +202,7 @@ impl Blockwise {
 
     /// Scores `[B, K, R C, C]` of queries `[B, K, R C, D]` and keys `[B, K, C, D]`.
     fn scores(self, queries: &Value, keys: &Value, sight: &Value) -> Value {
-        let scores = dot(queries, keys, (&[0, 1], &[0, 1]), (3, 3), self.compute);
+        let scores = self.of_heads(&dot(queries, keys, (&[0, 1], &[0, 1]), (3, 3), self.compute));
         let scores = &scores * scores.like(self.scale);
         sight.select(&scores, &scores.like(MASKED))
     }
@@ -220,7 +237,7 @@ impl Blockwise {
         self,
         carried: &[TensorType],
         constants: &[TensorType],
-        body: impl FnOnce(&Pair, &[Value], &[Value]) -> Vec<Value>,
+        body: impl FnOnce(&Pair<'_>, &[Value], &[Value]) -> Vec<Value>,
     ) -> Traced {
         let index = TensorType::scalar(Dtype::I32);
         let types = [carried, &[index.clone(), index], constants].concat();
@@ -246,8 +263,8 @@ impl Blockwise {
 }
 
 /// The place of a pair of blocks.
-struct Pair {
-    sizes: Blockwise,
+struct Pair<'a> {
+    sizes: Blockwise<'a>,
     /// The index of the block of queries.
     queries: Value,
     /// The index of the block of keys.
@@ -255,7 +272,7 @@ struct Pair {
     zero: Value,
 }
 
-impl Pair {
+impl Pair<'_> {
     /// Where the block begins in `whole`, `[N, B, K, ...]`.
     fn place(&self, of: Of, whole: &Value) -> Vec<&Value> {
         let block = match of {

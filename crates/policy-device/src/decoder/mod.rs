@@ -14,6 +14,7 @@ mod blockwise;
 mod ops;
 mod parameters;
 mod rope;
+mod split;
 
 pub use adapters::{Adapters, Matrix};
 pub use attention::{Attention, Heads, Mask};
@@ -23,6 +24,8 @@ pub use rope::Rotary;
 
 pub(crate) use attention::MASKED;
 pub(crate) use ops::{Broadcast, dot};
+use split::RESIDUAL;
+pub(crate) use split::Split;
 
 use models::ModelConfig;
 use stablehlo::{Builder, Dtype, GatherDimensions, Precision, Result, Save, Scanned, TensorType, Traced, Value, trace};
@@ -98,12 +101,20 @@ pub struct Decoder {
     attention: Attention,
     adapters: Option<Adapters>,
     value_head: bool,
+    split: Split,
 }
 
 impl Decoder {
     /// A decoder of this configuration.
     pub fn new(config: &ModelConfig, compute: Compute) -> Self {
-        Self { config: config.clone(), compute, attention: Attention::default(), adapters: None, value_head: false }
+        Self {
+            config: config.clone(),
+            compute,
+            attention: Attention::default(),
+            adapters: None,
+            value_head: false,
+            split: Split::default(),
+        }
     }
 
     /// Adds adapters to matrices, which are then all that is trained of the model.
@@ -161,7 +172,10 @@ impl Decoder {
 
     /// Declares its parameters as the next arguments of a program, of a model in `model` ([`Parameter::dtype`]).
     pub fn declare(&self, builder: &Builder, model: Dtype) -> ParameterValues {
-        ParameterValues::arguments(builder, &self.parameters(), model)
+        let table = self.parameters();
+        let values = ParameterValues::arguments(builder, &table, model);
+        table.iter().for_each(|parameter| self.split.argument(&values[parameter.role], &parameter.axes));
+        values
     }
 
     /// Attends among the tokens of rows as `attention` says.
@@ -226,7 +240,9 @@ impl Decoder {
             }
             None => rows,
         };
-        rows.convert(self.compute.dtype())
+        // A device looks up its columns for the rows of its neighbours, too. These then send each other what is theirs.
+        let rows = self.split.constrain_from_the_last(&rows.convert(self.compute.dtype()), &RESIDUAL);
+        self.split.constrain(&rows, &RESIDUAL)
     }
 
     /// The norm behind the last layer, of `x` `[..., H]`.
@@ -237,7 +253,13 @@ impl Decoder {
     /// Logits `[..., V]` in f32, of hidden states `[..., H]` after the final norm.
     pub fn logits(&self, weights: &ParameterValues, hidden: &Value) -> Value {
         let logits = self.product(weights, hidden, weights.head_role(), Dtype::F32);
-        self.adapted(weights, hidden, Matrix::LmHead, logits)
+        let logits = self.adapted(weights, hidden, Matrix::LmHead, logits);
+        let dimensions = [Axis::Batch, Axis::Length, Axis::Vocab];
+        match hidden.shape().len() {
+            2 => self.split.constrain(&logits, &[dimensions[0], dimensions[2]]),
+            3 => self.split.constrain(&logits, &dimensions),
+            _ => logits,
+        }
     }
 
     /// All layers, in one loop or one after the other as `layers` says. `body` gets the parameters of the layer and [`LayerValues`], and
@@ -265,6 +287,8 @@ impl Decoder {
             let (carry, rest) = values.split_at(carry.len());
             let (xs, rest) = rest.split_at(xs.len());
             let (slices, constants) = rest.split_at(roles.len());
+            let slices: Vec<Value> =
+                roles.iter().zip(slices).map(|(role, slice)| self.split_slice(weights, *role, slice)).collect();
             let matrix = |slice: &Value| slice.shape().len() > 1;
             let slices = match slices.iter().any(|slice| matrix(slice) && slice.dtype() != self.compute.dtype()) {
                 true => {
@@ -274,7 +298,7 @@ impl Decoder {
                     // Without it compilers round once for every product, from slices that they have copied.
                     builder.optimization_barrier(&rounded.iter().collect::<Vec<_>>())
                 }
-                false => slices.to_vec(),
+                false => slices,
             };
             let of_layer = weights.of_layer(roles.iter().copied().zip(slices));
             body(&of_layer, &LayerValues { carry, xs, constants })

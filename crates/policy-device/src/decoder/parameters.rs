@@ -78,8 +78,10 @@ pub enum Axis {
     Rank,
     /// The one value of a state.
     Value,
-    /// The rows of activations, B; no parameter has it.
+    /// The rows of activations, B, or their tokens, N; no parameter has it.
     Batch,
+    /// The tokens of a row, T; no parameter has it, and it is whole unless a table says otherwise.
+    Length,
 }
 
 /// A parameter as it lies on a device: one tensor of Hugging Face, or the tensors of all layers one after the other.
@@ -161,7 +163,7 @@ pub fn parameters(config: &ModelConfig) -> Vec<Parameter> {
         HeadDim => config.head_dim(),
         Mlp => config.intermediate_size,
         Vocab => config.vocab_size,
-        Axis::Rank | Axis::Value | Axis::Batch => unreachable!("no parameter of the model has it"),
+        Axis::Rank | Axis::Value | Axis::Batch | Axis::Length => unreachable!("no parameter of the model has it"),
     };
     let biased = |role: Role| matches!(role, Role::QBias | Role::KBias | Role::VBias);
     let normed = |role: Role| matches!(role, Role::QNorm | Role::KNorm);

@@ -63,9 +63,9 @@ impl Decode {
     /// The program: weights, state, the arguments of sampling, the ids that end a completion (`[E]`, i32) and the largest number of
     /// tokens of a completion (i32) to the state. It ends early when all sequences have ended.
     pub(crate) fn module(self, decoder: &Decoder, weights: Dtype) -> Result<Module> {
-        let (f, config) = (Builder::new(), decoder.config());
+        let f = Builder::new();
         let weights = decoder.declare(&f, weights);
-        let state = self.shape.arguments(&f, config, decoder.compute());
+        let state = self.shape.arguments(&f, decoder);
         let arguments = Arguments {
             sampling: SamplerValues::arguments(&f),
             stop_ids: f.argument("stop_ids", TensorType::new(Dtype::I32, [self.stop_ids])),
@@ -102,7 +102,7 @@ impl Decode {
         let name = "rollout_decode";
         match error {
             Some(source) => Err(Error::Program { program: name.into(), source }),
-            None => next.finish(f, name),
+            None => Ok(decoder.split().complete(next.finish(f, name)?)),
         }
     }
 

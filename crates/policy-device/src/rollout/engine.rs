@@ -90,12 +90,16 @@ impl DeviceRollout {
     /// A rollout of `decoder`, whose adapters act where it has some.
     ///
     /// # Errors
-    /// As [`DeviceRollout::new`].
+    /// As [`DeviceRollout::new`]; [`crate::Error::Policy`] for a decoder that is split over a mesh.
     pub fn of(runtime: &Runtime, decoder: Decoder, options: RolloutOptions) -> Result<Self> {
         decoder.config().validate()?;
         if options.slots == 0 || options.tokens_per_call == 0 {
             let found = format!("{} and {}", options.slots, options.tokens_per_call);
             return Err(policy::Error::argument("RolloutOptions", "at least one slot and token per call", found).into());
+        }
+        if let Some(rules) = decoder.axis_rules() {
+            let found = format!("one that is split over {} devices", rules.mesh().devices());
+            return Err(policy::Error::argument("DeviceRollout", "a decoder for one device", found).into());
         }
         // Of a value head nothing is sampled.
         let (runtime, decoder) = (runtime.clone(), decoder.without_value_head());
@@ -280,7 +284,7 @@ impl DeviceRollout {
         programs.get(runtime, key, |key| match *key {
             Key::Empty(shape) => shape.empty(config, compute),
             Key::Prefill(prompts, dtype) => prefill::module(decoder, dtype, prompts),
-            Key::Admit(shape, prompts) => prefill::admit(config, compute, shape, prompts),
+            Key::Admit(shape, prompts) => prefill::admit(decoder, shape, prompts),
             Key::Decode(decode, dtype) => decode.module(decoder, dtype),
             Key::Follow(decode, dtype) => decode.follow_module(decoder, dtype),
         })

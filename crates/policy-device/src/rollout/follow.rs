@@ -136,7 +136,7 @@ impl Decode {
     pub(super) fn follow_module(self, decoder: &Decoder, weights: Dtype) -> Result<Module> {
         let (f, config, slots) = (Builder::new(), decoder.config(), self.shape.slots);
         let weights = decoder.declare(&f, weights);
-        let state = self.shape.arguments(&f, config, decoder.compute());
+        let state = self.shape.arguments(&f, decoder);
         let next = f.argument("next_ids", TensorType::new(Dtype::I32, [slots, self.turns]));
         let ready = self.ready(&weights);
         let (cache, Window { keys, values }) = self.begin(&state);
@@ -170,6 +170,6 @@ impl Decode {
         let after = StateValues { keys, values, last, length, ..state.clone() };
         let parts = after.parts().into_iter().map(|value: &Value| ("", value));
         let results: Vec<(&str, &Value)> = parts.chain([("logits", &results[4])]).collect();
-        finish(f.clone(), name, &results)
+        Ok(decoder.split().complete(finish(f.clone(), name, &results)?))
     }
 }

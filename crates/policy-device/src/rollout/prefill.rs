@@ -3,11 +3,10 @@
 //! Legend: L layers, P prompts, T tokens of a prompt's row, B slots, S columns of the cache, K key/value heads, D width of a head,
 //! V vocabulary.
 
-use super::state::{Shape, StateValues};
-use crate::decoder::{Broadcast, Compute, Decoder, Layers, Rotary, Rows, zeros};
+use super::state::{CACHE, Shape, StateValues};
+use crate::decoder::{Axis, Broadcast, Decoder, Layers, Rotary, Rows, zeros};
 use crate::error::{Error, Result};
 use crate::runtime::finish;
-use models::ModelConfig;
 use stablehlo::{Builder, Dtype, Module, Reducer, Save, ScatterDimensions, TensorType, Value};
 
 /// Rows of prompts.
@@ -30,6 +29,7 @@ pub(crate) fn module(decoder: &Decoder, weights: Dtype, prompts: Prompts) -> Res
     let (f, config) = (Builder::new(), decoder.config());
     let weights = decoder.declare(&f, weights);
     let ids = f.argument("ids", TensorType::new(Dtype::I32, [prompts.rows, prompts.tokens]));
+    decoder.split().argument(&ids, &[Axis::Batch, Axis::Length]);
     let lengths = f.argument("lengths", TensorType::new(Dtype::I32, [prompts.rows]));
     let rows = Rows::of_sequences(&ids);
     let (rotary, mask) = (decoder.rotary(&rows.positions), decoder.mask(&rows));
@@ -52,7 +52,8 @@ pub(crate) fn module(decoder: &Decoder, weights: Dtype, prompts: Prompts) -> Res
     let mut results = vec![("keys", &layers.ys[0]), ("values", &layers.ys[1])];
     let seen = prompts.seen.then(|| marks(&ids, &rows.positions.lt(&lengths.along_first(&ids)), config.vocab_size));
     results.extend(seen.iter().map(|seen| ("seen", seen)));
-    finish(f, name, &results)
+    (0..2).for_each(|i| decoder.split().named_result(&f, i, &CACHE));
+    Ok(decoder.split().complete(finish(f, name, &results)?))
 }
 
 /// Keys or values `[P, T, K, D]` as they lie in the cache, `[P, K, T, D]`, zero where `kept` `[P, T]` does not hold.
@@ -83,13 +84,14 @@ fn marks(ids: &Value, there: &Value, vocab: usize) -> Value {
 /// token and the length of their prompt (`[B]`, i32) and their random key (`[B, 2]`, u32), to the state.
 ///
 /// A row of the cache is written whole: what another sequence has left in it is gone.
-pub(crate) fn admit(config: &ModelConfig, compute: Compute, shape: Shape, prompts: Prompts) -> Result<Module> {
-    let f = Builder::new();
-    let state = shape.arguments(&f, config, compute);
+pub(crate) fn admit(decoder: &Decoder, shape: Shape, prompts: Prompts) -> Result<Module> {
+    let (f, config, compute) = (Builder::new(), decoder.config(), decoder.compute());
+    let state = shape.arguments(&f, decoder);
     let (layers, kv, d) = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim());
     let prefilled = TensorType::new(compute.dtype(), [layers, prompts.rows, kv, prompts.tokens, d]);
     let keys = f.argument("prompt_keys", prefilled.clone());
     let values = f.argument("prompt_values", prefilled);
+    [&keys, &values].into_iter().for_each(|part| decoder.split().named_argument(part, &CACHE));
     let seen_type = TensorType::new(Dtype::Pred, [prompts.rows, config.vocab_size]);
     let seen = prompts.seen.then(|| f.argument("prompt_seen", seen_type));
     let of_slots = |dtype| TensorType::new(dtype, [shape.slots]);
@@ -137,7 +139,7 @@ pub(crate) fn admit(config: &ModelConfig, compute: Compute, shape: Shape, prompt
         random: chosen(&random, &state.random),
         seen: state.seen.as_ref().map(|_| moved[3].clone()),
     };
-    next.finish(f, "rollout_admit")
+    Ok(decoder.split().complete(next.finish(f, "rollout_admit")?))
 }
 
 /// A row with zeros behind it, as long as those of `to`.

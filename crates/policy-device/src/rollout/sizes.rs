@@ -5,7 +5,7 @@ use super::engine::RolloutOptions;
 use super::prefill::{self, Prompts};
 use super::sampling::Sampler;
 use super::state::Shape;
-use crate::decoder::{Compute, Decoder};
+use crate::decoder::{Axis, Compute, Decoder};
 use crate::error::Result;
 use models::ModelConfig;
 use policy::{RolloutRequest, Sampling};
@@ -137,10 +137,11 @@ impl RolloutModules {
         Self::of(&Decoder::new(config, compute), weights, options, sizes, sampling, stop_ids)
     }
 
-    /// Those of `decoder`, whose adapters act where it has some; `weights` is the number type of the model.
+    /// Those of `decoder`, whose adapters act where it has some; `weights` is the number type of the model. Where the decoder is split over a
+    /// mesh, slots and prompts are split by rows, and keys and values by heads, too.
     ///
     /// # Errors
-    /// As [`RolloutModules::new`].
+    /// As [`RolloutModules::new`]; [`crate::Error::Split`] for slots or prompts that do not split evenly.
     pub fn of(
         decoder: &Decoder,
         weights: Dtype,
@@ -149,11 +150,13 @@ impl RolloutModules {
         sampling: &Sampling,
         stop_ids: usize,
     ) -> Result<Self> {
-        let (config, compute, decoder) = (decoder.config(), decoder.compute(), decoder.without_value_head());
+        let (config, decoder) = (decoder.config(), decoder.without_value_head());
         config.validate()?;
         let (sampler, ..) = Sampler::of(sampling, config.vocab_size);
         let shape = sizes.shape(options, sampler);
         let prompts = Prompts::of(sizes.prompts_at_once(shape), sizes.longest_prompt, shape);
+        decoder.split().check("the slots of a rollout", &[(Axis::Batch, shape.slots)])?;
+        decoder.split().check("the prompts of a prefill", &[(Axis::Batch, prompts.rows)])?;
         let mut columns: Vec<usize> = (1..=sizes.longest()).map(|length| columns_read(length, shape.columns)).collect();
         columns.dedup();
         let decode = columns.into_iter().map(|columns_read| {
@@ -163,7 +166,7 @@ impl RolloutModules {
         });
         Ok(Self {
             prefill: prefill::module(&decoder, weights, prompts)?,
-            admit: prefill::admit(config, compute, shape, prompts)?,
+            admit: prefill::admit(&decoder, shape, prompts)?,
             decode: decode.collect::<Result<_>>()?,
         })
     }

@@ -2,7 +2,7 @@
 //!
 //! Legend: L layers, B slots, S columns of the cache, K key/value heads, D width of a head, M tokens of a completion, V vocabulary.
 
-use crate::decoder::{Compute, zeros};
+use crate::decoder::{Axis, Compute, Decoder, zeros};
 use crate::error::{Error, Result};
 use crate::runtime::{finish, read};
 use models::ModelConfig;
@@ -21,6 +21,9 @@ pub(crate) struct Shape {
     /// Whether the tokens that a sequence has already are marked, for the repetition penalty.
     pub(crate) seen: bool,
 }
+
+/// What the dimensions of keys and values `[L, B, K, S, D]` count. Columns are whole, also where the tokens of rows are not.
+pub(crate) const CACHE: [Option<Axis>; 5] = [None, Some(Axis::Batch), Some(Axis::Kv), None, None];
 
 /// The parts of a state, in the order in which programs take and return them.
 #[derive(Clone, Debug)]
@@ -71,12 +74,19 @@ impl Shape {
     }
 
     /// Declares a state as the next arguments of a program, which returns the next state as its first results, in the same memory.
-    pub(crate) fn arguments(self, f: &Builder, config: &ModelConfig, compute: Compute) -> StateValues {
-        let parts = self.parts(config, compute).into_iter().enumerate().map(|(index, (name, ty))| {
-            let argument = f.argument(name, ty);
-            f.alias(&argument, index);
-            argument
-        });
+    pub(crate) fn arguments(self, f: &Builder, decoder: &Decoder) -> StateValues {
+        let parts =
+            self.parts(decoder.config(), decoder.compute()).into_iter().enumerate().map(|(index, (name, ty))| {
+                let argument = f.argument(name, ty);
+                f.alias(&argument, index);
+                let dimensions = match argument.shape().len() {
+                    5 => &CACHE[..],
+                    _ => &[Some(Axis::Batch), None][..argument.shape().len()],
+                };
+                decoder.split().named_argument(&argument, dimensions);
+                decoder.split().named_result(f, index, dimensions);
+                argument
+            });
         StateValues::new(parts.collect())
     }
 

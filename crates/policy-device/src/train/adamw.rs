@@ -1,6 +1,6 @@
 //! AdamW with clipping by the norm of the whole gradient, as one program whose state stays on the device.
 
-use crate::decoder::{Parameter, zeros};
+use crate::decoder::{Parameter, Split, zeros};
 use crate::error::Result;
 use crate::runtime::{Program, Runtime, finish, read};
 use crate::storage::Storage;
@@ -152,8 +152,8 @@ impl AdamW {
             Some(_) => (&mut self.apply, Check::Bounds),
             None => (&mut self.apply_checked, Check::Results),
         };
-        let program = compiled(program, runtime, || apply_module(&self.table, self.storage, check))?;
-        Ok(Prepared { program, scalars })
+        let module = || apply_module(&self.table, self.storage, check, &Split::default());
+        Ok(Prepared { program: compiled(program, runtime, module)?, scalars })
     }
 
     /// Sets `sums` to zero.
@@ -334,8 +334,22 @@ pub(crate) struct StateValues {
 }
 
 impl StateValues {
-    /// Declares the state of the parameters of `table`, of a model that lies like this, as the next arguments.
-    pub(crate) fn declare(f: &Builder, table: &[Parameter], storage: Storage) -> Self {
+    /// Declares the state of the parameters of `table`, of a model that lies like this, as the next arguments, which the first results of the
+    /// program replace. All are split as `split` says of parameters.
+    pub(crate) fn declare(f: &Builder, table: &[Parameter], storage: Storage, split: &Split) -> Self {
+        let state = Self::read(f, table, storage);
+        let of_parameters = state.parameters.iter().zip(table).flat_map(|(parts, p)| parts.iter().map(move |v| (v, p)));
+        let of_moments = [&state.first, &state.second].into_iter().flat_map(|group| group.iter().zip(table));
+        for (i, (argument, parameter)) in of_parameters.chain(of_moments).enumerate() {
+            f.alias(argument, i);
+            split.argument(argument, &parameter.axes);
+            split.result(f, i, &parameter.axes);
+        }
+        state
+    }
+
+    /// Declares the state as arguments of a program on one device that leaves it as it is.
+    fn read(f: &Builder, table: &[Parameter], storage: Storage) -> Self {
         let stored: Vec<Storage> = table.iter().map(|parameter| storage.of(parameter)).collect();
         let parameters = stored.iter().zip(table).map(|(of, p)| of.declare(f, p.name(), &p.shape)).collect();
         let [first, second] = [".exp_avg", ".exp_avg_sq"].map(|suffix| declare(f, table, suffix));
@@ -356,18 +370,23 @@ impl StateValues {
 /// remainders behind it where it has some, first and second moments, sums of gradients, and the scalars. Results: the same without the
 /// scalars, and the norm of the gradient, whether it is within its limit and whether what comes of it is finite (0 or 1), f32 `[3]`; with
 /// [`Check::Results`] `[4]`, the last one being the largest magnitude of a weight, a first moment or the root of a second one, infinite
-/// where one is not finite.
-pub(crate) fn apply_module(table: &[Parameter], storage: Storage, check: Check) -> Result<Module> {
+/// where one is not finite. All but the scalars and the report are split as `split` says of parameters.
+pub(crate) fn apply_module(table: &[Parameter], storage: Storage, check: Check, split: &Split) -> Result<Module> {
     let f = Builder::new();
-    let state = StateValues::declare(&f, table, storage);
+    let state = StateValues::declare(&f, table, storage, split);
     let sums = declare(&f, table, ".sum");
-    state.all().chain(&sums).enumerate().for_each(|(i, argument)| f.alias(argument, i));
+    let first_sum = state.all().count();
+    for (i, (sum, parameter)) in sums.iter().zip(table).enumerate() {
+        f.alias(sum, first_sum + i);
+        split.argument(sum, &parameter.axes);
+        split.result(&f, first_sum + i, &parameter.axes);
+    }
     let numbers = Numbers::argument(&f);
     let (results, report) = update(&f, table, &state, &sums, &numbers, None, check);
     let none: Vec<Value> = sums.iter().map(|sum| zeros(&f, Dtype::F32, sum.shape())).collect();
     let named = results.iter().chain(&none).map(|value| ("", value));
     let named: Vec<(&str, &Value)> = named.chain([("report", &report)]).collect();
-    finish(f.clone(), "adamw", &named)
+    Ok(split.complete(finish(f.clone(), "adamw", &named)?))
 }
 
 /// A step: the state after it, in the order of [`StateValues::all`], and the report of [`apply_module`]. `allowed`: a predicate without
@@ -440,7 +459,7 @@ pub(crate) fn update(
 /// weights, and of the first moments and the roots of the second ones; infinite where one is not finite.
 pub(crate) fn measure_module(table: &[Parameter], storage: Storage) -> Result<Module> {
     let f = Builder::new();
-    let state = StateValues::declare(&f, table, storage);
+    let state = StateValues::read(&f, table, storage);
     let [mut weights, mut moments] = [0, 1].map(|_| f.scalar(0.0, Dtype::F32));
     let largest = |size: Value| size.reduce(Reducer::Max, &(0..size.shape().len()).collect::<Vec<_>>());
     for i in 0..table.len() {

@@ -3,7 +3,6 @@
 use super::adamw::{Check, apply_module};
 use crate::decoder::{Compute, Decoder, Matrix, Parameter, ParameterValues, Role as ParameterRole, Rows, zeros};
 use crate::error::{Error, Result};
-use crate::runtime::finish;
 use crate::storage::Storage;
 use backend_tpu::aot::Variant;
 use backend_tpu::program::{Mesh, Numerics, Pass, ProgramKind, Role, Spec, ValueTable, value_gradient};
@@ -177,18 +176,20 @@ impl TrainModules {
     fn gradient_of(&self, loss: &LossConfig, of_values: Option<&ValueLossConfig>, shape: TrainShape) -> Result<Module> {
         const NAME: &str = "gradient";
         let (spec, trained) = (self.head(loss, shape.tokens)?, self.decoder.trained());
+        self.check_split(shape)?;
         let f = Builder::new();
         let weights = self.decoder.declare(&f, self.model);
         let sum = |p: &Parameter| f.argument(&format!("{}.sum", p.name()), TensorType::new(Dtype::F32, &p.shape[..]));
         let begun: Vec<Value> = trained.iter().map(sum).collect();
         begun.iter().enumerate().for_each(|(i, sum)| f.alias(sum, i));
+        begun.iter().zip(&trained).for_each(|(sum, p)| self.decoder.split().argument(sum, &p.axes));
         let batch = self.batch(&f, &spec, of_values, shape);
         let Gradients { sums, of_loss, values } = self.gradients(NAME, &spec, &weights, Some(begun), batch, shape)?;
         let sums = trained.iter().zip(&sums).map(|(p, sum)| (p.name(), sum));
         let of_loss = of_loss.iter().map(|(role, value)| (role.name(), value));
         let values = values.iter().map(|values| ("values", values));
         let results: Vec<(&str, &Value)> = sums.chain(of_loss).chain(values).collect();
-        finish(f.clone(), NAME, &results)
+        self.finish(&f, NAME, &trained, &results)
     }
 
     /// The loss of a micro-batch, and the gradients of all parameters that are trained, added to sums where they have `begun`: operations of
@@ -244,7 +245,7 @@ impl TrainModules {
         let sums_of_loss =
             std::iter::once((Role::GradHidden, dhidden)).chain(of_head.map(|sum| (Role::GradLmHead, sum)));
         let to_head = self.to_head(weights, hidden, batch.tables, sums_of_loss);
-        let of_loss = spec.operations(f, Pass::Gradient, to_head)?;
+        let of_loss = self.of_head(f, spec, Pass::Gradient, to_head)?;
         let result = |role: Role| match of_loss.iter().find(|(r, _)| *r == role) {
             Some((_, value)) => value,
             None => unreachable!("the program of gradients returns {role:?}"),
@@ -265,6 +266,7 @@ impl TrainModules {
         }
         if let Some(pullback) = pullback {
             let dhidden = result(Role::GradHidden).convert(hidden.dtype());
+            let dhidden = self.rows_of_gradient(&dhidden);
             let cotangents: Vec<&Value> = std::iter::once(&dhidden).chain(&dvalues).collect();
             let begun: Vec<Option<&Value>> = places.iter().map(|i| sums[*i].as_ref()).collect();
             // The sums of layers are added to where they are, within the loop over layers.
@@ -287,14 +289,15 @@ impl TrainModules {
         if !self.decoder.has_value_head() {
             return Err(policy::Error::NoValueHead.into());
         }
+        self.check_split(shape)?;
         let table = self.decoder.parameters();
         let f = Builder::new();
         let weights = self.decoder.declare(&f, self.model);
-        let batch = Batch { rows: declare_rows(&f, shape), tables: vec![], of_values: None };
+        let batch = Batch { rows: self.declare_rows(&f, shape), tables: vec![], of_values: None };
         let outputs = Outputs::HiddenAndValues;
         let forward = self.forward(&table, shape, outputs).map_err(program_error(NAME))?;
         let results = f.call(&forward, &self.arguments(&table, &weights, &batch, outputs));
-        finish(f.clone(), NAME, &[(NAME, &results[1])])
+        self.finish(&f, NAME, &[], &[(NAME, &results[1])])
     }
 
     /// Log-probabilities and entropies `[N]` of a micro-batch's completion tokens, from the same tiles as those of
@@ -305,14 +308,16 @@ impl TrainModules {
     pub fn score(&self, loss: &LossConfig, shape: TrainShape) -> Result<Module> {
         const NAME: &str = "score";
         let (spec, table) = (self.head(loss, shape.tokens)?, self.decoder.parameters());
+        self.check_split(shape)?;
         let f = Builder::new();
         let weights = self.decoder.declare(&f, self.model);
         let batch = self.batch(&f, &spec, None, shape);
         let forward = self.forward(&table, shape, Outputs::Hidden).map_err(program_error(NAME))?;
         let hidden = f.call(&forward, &self.arguments(&table, &weights, &batch, Outputs::Hidden));
-        let results = spec.operations(&f, Pass::Score, self.to_head(&weights, &hidden[0], batch.tables, []))?;
+        let to_head = self.to_head(&weights, &hidden[0], batch.tables, []);
+        let results = self.of_head(&f, &spec, Pass::Score, to_head)?;
         let results: Vec<(&str, &Value)> = results.iter().map(|(role, value)| (role.name(), value)).collect();
-        finish(f.clone(), NAME, &results)
+        self.finish(&f, NAME, &[], &results)
     }
 
     /// A step of AdamW over all parameters that are trained, in f32, of which it is known that weights and moments stay finite if the norm of
@@ -341,7 +346,7 @@ impl TrainModules {
     }
 
     fn adamw_with(&self, check: Check) -> Result<Module> {
-        apply_module(&self.decoder.trained(), self.storage(), check)
+        apply_module(&self.decoder.trained(), self.storage(), check, self.decoder.split())
     }
 
     /// Declares what a program takes of a micro-batch as the next arguments.
@@ -352,7 +357,7 @@ impl TrainModules {
         of_values: Option<&ValueLossConfig>,
         shape: TrainShape,
     ) -> Batch {
-        let rows = declare_rows(f, shape);
+        let rows = self.declare_rows(f, shape);
         let tables = TABLES.map(|role| (role, f.argument(role.name(), spec.type_of(role)))).to_vec();
         let value_table = || f.argument("value_table", TensorType::new(Dtype::F32, [3, shape.tokens]));
         Batch { rows, tables, of_values: of_values.map(|of| (of.clone(), value_table())) }
@@ -392,6 +397,8 @@ impl TrainModules {
             None if head.dtype() == Dtype::F32 => head.clone(),
             None => head.convert(self.decoder.compute().dtype()),
         };
+        let [hidden, head] = self.operands_of_head(&hidden, &head);
+        let sums = sums.into_iter().map(|(role, sum)| (role, self.split_gradient(role, &sum)));
         [(Role::Hidden, hidden), (Role::LmHead, head)].into_iter().chain(tables).chain(sums).collect()
     }
 
@@ -423,7 +430,8 @@ impl TrainModules {
             };
             match self.decoder.residual(&weights, &rows, self.save.clone()) {
                 Ok(x) => {
-                    let hidden = self.decoder.final_norm(&weights, &take_rows(&x, predicting));
+                    let hidden = self.split_hidden(&take_rows(&x, predicting));
+                    let hidden = self.decoder.final_norm(&weights, &hidden);
                     let values = (outputs == Outputs::HiddenAndValues).then(|| self.decoder.values(&weights, &hidden));
                     std::iter::once(hidden).chain(values).collect()
                 }
@@ -474,11 +482,6 @@ fn row_types(shape: TrainShape) -> Vec<(&'static str, TensorType)> {
     types
 }
 
-/// Declares the rows of a micro-batch as the next arguments.
-fn declare_rows(f: &Builder, shape: TrainShape) -> Vec<Value> {
-    row_types(shape).into_iter().map(|(name, ty)| f.argument(name, ty)).collect()
-}
-
 /// Room for 2048 rows of bf16 logits of 152 thousand tokens. Every chunk reads the head and its gradient: of Qwen2.5-0.5B, 8192 tokens in 4
 /// chunks are estimated at 12 ms on v6e; in 8 chunks of f32 logits it was 25 ms, and in 38 chunks of 216 rows 53 ms.
 pub(crate) fn default_tiling() -> Tiling {
@@ -504,5 +507,6 @@ fn program_error(program: &'static str) -> impl Fn(stablehlo::Error) -> Error {
     move |source| Error::Program { program: program.into(), source }
 }
 
+mod split;
 #[cfg(test)]
 mod tests;

@@ -44,12 +44,16 @@ impl TrainModules {
         const NAME: &str = "step";
         let (spec, table, trained) =
             (self.head(loss, shape.tokens)?, self.decoder().parameters(), self.decoder().trained());
-        let f = Builder::new();
+        self.check_split(shape)?;
+        let (f, split) = (Builder::new(), self.decoder().split());
         let frozen = &table[..table.len() - trained.len()];
-        let argument = |p: &Parameter| f.argument(p.name(), TensorType::new(p.dtype(self.model_dtype()), &p.shape[..]));
+        let argument = |p: &Parameter| {
+            let argument = f.argument(p.name(), TensorType::new(p.dtype(self.model_dtype()), &p.shape[..]));
+            split.argument(&argument, &p.axes);
+            argument
+        };
         let frozen: Vec<_> = frozen.iter().map(|p| (p.role, argument(p))).collect();
-        let state = StateValues::declare(&f, &trained, self.storage());
-        state.all().enumerate().for_each(|(i, argument)| f.alias(argument, i));
+        let state = StateValues::declare(&f, &trained, self.storage(), split);
         let batch = self.batch(&f, &spec, of_values, shape);
         let numbers = Numbers::argument(&f);
         let counts = batch.counts();
@@ -64,7 +68,7 @@ impl TrainModules {
         let of_loss = of_loss.iter().map(|(role, value)| (role.name(), value));
         let values = values.iter().map(|values| ("values", values));
         let results: Vec<(&str, &Value)> = after.chain([("report", &report)]).chain(of_loss).chain(values).collect();
-        finish(f.clone(), NAME, &results)
+        Ok(split.complete(finish(f.clone(), NAME, &results)?))
     }
 }
 

@@ -1,6 +1,7 @@
 //! Attention, and the programs of a rollout and of training, through the TPU compiler.
 
 mod attention;
+mod split;
 mod training;
 
 use backend_tpu::aot::{Analysis, Compiler, Target, user_cache};

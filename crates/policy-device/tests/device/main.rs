@@ -9,11 +9,13 @@ mod families;
 mod faults;
 mod gradients;
 mod lora;
+mod mesh;
 mod packing;
 #[path = "../../../../tests/checkpoints/ppo.rs"]
 mod ppo_of_torch;
 mod remainders;
 mod rollout;
+mod split;
 mod step;
 mod support;
 mod training;

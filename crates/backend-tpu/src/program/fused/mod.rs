@@ -81,7 +81,12 @@ impl<'a> Fused<'a> {
             tokens: tables.local(&coord, n),
             sequences: tables.ids.slice(&[1, 0], &[2, g]).reshape(&[g]),
             hidden: frame.argument(Role::Hidden),
-            head: Head { weight: frame.argument(Role::LmHead), bias: frame.get(Role::Bias).cloned(), layout },
+            head: Head {
+                weight: frame.argument(Role::LmHead),
+                bias: frame.get(Role::Bias).cloned(),
+                layout,
+                split: frame.split(),
+            },
             first_column: coord.first_column(v),
             end_column: frame.f.scalar(spec.policy.vocab() as i64, Dtype::I32),
             transform: Transform::new(&spec.loss),

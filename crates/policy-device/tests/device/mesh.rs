@@ -1,0 +1,93 @@
+//! Programs that are split over four virtual devices of XLA's CPU, beside the same program on one.
+
+use pjrt::install::{Kind, install};
+use pjrt::{Buffer, Client, CompileOptions, DType, LoadedExecutable, Plugin};
+use stablehlo::{Array, Dtype, Mesh, Module};
+use std::sync::OnceLock;
+use testkit::xla_cpu::QUICK;
+
+/// Four devices as meshes: the weights in four parts, a copy of them for either half of the rows, and heads apart.
+pub(crate) fn meshes() -> [Mesh; 3] {
+    let meshes: [&[(&str, usize)]; 3] = [&[("fsdp", 4)], &[("data", 2), ("fsdp", 2)], &[("fsdp", 2), ("tensor", 2)]];
+    meshes.map(|axes| Mesh::new("mesh", axes.iter().copied()).expect("a mesh"))
+}
+
+fn client() -> &'static Client {
+    static CLIENT: OnceLock<Client> = OnceLock::new();
+    CLIENT.get_or_init(|| {
+        let installed = install(Kind::Cpu, |_| {}).expect("XLA's CPU plugin can be installed");
+        let plugin = Plugin::load(installed.path).expect("the plugin loads");
+        plugin.client(&[("cpu_device_count", 4.into())]).expect("the CPU opens")
+    })
+}
+
+/// The program for one device, or for those of its mesh.
+fn compile(module: &Module) -> LoadedExecutable {
+    let split = CompileOptions::shardy(module.partitions);
+    let options = if module.partitions == 1 { CompileOptions::default() } else { split };
+    let options = options.with("xla_allow_excess_precision", false).with("xla_cpu_enable_fast_min_max", false);
+    let options = QUICK.iter().fold(options, |options, (flag, value)| options.with(flag, *value));
+    client().compile(module.to_string(), &options).unwrap_or_else(|error| panic!("{error}\n{module}"))
+}
+
+fn send(array: &Array, device: usize) -> Buffer {
+    let (client, device, shape) = (client(), &client().addressable_devices()[device], array.shape());
+    let floats = || array.to_floats().into_iter();
+    let sent = match array.ty().dtype {
+        Dtype::Pred => client.buffer_from_host(&array.to_preds(), shape, device),
+        Dtype::F32 => client.buffer_from_host(&floats().map(|x| x as f32).collect::<Vec<_>>(), shape, device),
+        Dtype::I32 => client.buffer_from_host(&integers::<i32>(array), shape, device),
+        Dtype::U32 => client.buffer_from_host(&integers::<u32>(array), shape, device),
+        other => panic!("no program takes {other}"),
+    };
+    sent.expect("a buffer")
+}
+
+fn integers<T: TryFrom<i64, Error: std::fmt::Debug>>(array: &Array) -> Vec<T> {
+    array.to_ints().into_iter().map(|x| x.try_into().expect("a number of this type")).collect()
+}
+
+fn receive(buffer: &Buffer) -> Array {
+    let dims = buffer.dims().to_vec();
+    let array = match buffer.dtype() {
+        DType::Pred => Array::preds(dims, numbers::<bool>(buffer)),
+        DType::F32 => Array::floats(Dtype::F32, dims, numbers::<f32>(buffer).into_iter().map(f64::from)),
+        DType::I32 => Array::ints(Dtype::I32, dims, numbers::<i32>(buffer).into_iter().map(i64::from)),
+        DType::U32 => Array::ints(Dtype::U32, dims, numbers::<u32>(buffer).into_iter().map(i64::from)),
+        other => panic!("no program returns {other:?}"),
+    };
+    array.expect("numbers")
+}
+
+fn numbers<T: pjrt::Element>(buffer: &Buffer) -> Vec<T> {
+    buffer.to_vec().expect("a buffer is read")
+}
+
+/// Runs a program. Arguments and results are whole: every device is given its parts, and has exactly these.
+pub(crate) fn run(module: &Module, arguments: &[Array]) -> Vec<Array> {
+    let devices = module.partitions;
+    let mut lists: Vec<Vec<Buffer>> = (0..devices).map(|_| vec![]).collect();
+    let parts = |argument: &stablehlo::Argument, array: &Array| match &argument.sharding {
+        Some(sharding) => array.parts(sharding).expect("parts"),
+        None => vec![array.clone(); devices],
+    };
+    let mut shapes = vec![];
+    for (argument, array) in module.main.arguments.iter().zip(arguments) {
+        let parts = parts(argument, array);
+        shapes.push(parts[0].shape().to_vec());
+        parts.iter().enumerate().for_each(|(device, part)| lists[device].push(send(part, device)));
+    }
+    let executable = compile(module);
+    let taken = executable.executable().parameters().expect("a program").expect("types");
+    assert_eq!(taken.into_iter().map(|ty| ty.dims).collect::<Vec<_>>(), shapes, "what a device takes");
+    let lists: Vec<Vec<&Buffer>> = lists.iter().map(|list| list.iter().collect()).collect();
+    let outputs = executable.execute(&lists.iter().map(Vec::as_slice).collect::<Vec<_>>()).expect("the program runs");
+    let whole = module.main.results.iter().enumerate().map(|(i, result)| {
+        let parts: Vec<Array> = outputs.iter().map(|list| receive(&list[i])).collect();
+        match &result.sharding {
+            Some(sharding) => Array::whole(&parts, sharding).expect("parts of one tensor"),
+            None => parts[0].clone(),
+        }
+    });
+    whole.collect()
+}
