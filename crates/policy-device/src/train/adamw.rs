@@ -516,3 +516,41 @@ fn norm(f: &Builder, tensors: &[Value]) -> Value {
     }
     total.convert(Dtype::F32).sqrt()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decoder::parameters;
+    use models::ModelConfig;
+    use stablehlo::Array;
+
+    #[test]
+    fn the_largest_numbers_of_a_state_are_found() {
+        let table = parameters(&ModelConfig { hidden_size: 8, intermediate_size: 8, ..ModelConfig::default() });
+        let module = measure_module(&table, Storage::Plain(Dtype::F32)).unwrap();
+        let places = 3 * table.len();
+        // A number of one tensor is another one than everywhere else.
+        let measured = |place: usize, number: f64| {
+            let tensor = |i: usize| {
+                let parameter = &table[i % table.len()];
+                let mut numbers = vec![if i < 2 * table.len() { -0.25 } else { 0.01 }; parameter.count()];
+                if i == place {
+                    *numbers.last_mut().unwrap() = number;
+                }
+                Array::floats(Dtype::F32, parameter.shape.clone(), numbers).unwrap()
+            };
+            module.interpret(&(0..places).map(tensor).collect::<Vec<_>>()).unwrap()[0].to_floats()
+        };
+        assert_eq!(measured(places, 0.0), [0.25, 0.25]);
+        for i in 0..table.len() {
+            assert_eq!(measured(i, -3.0), [3.0, 0.25], "{}", table[i].name());
+            assert_eq!(measured(table.len() + i, -3.0), [0.25, 3.0]);
+            // Of second moments the root.
+            assert_eq!(measured(2 * table.len() + i, 16.0), [0.25, 4.0]);
+        }
+        for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            assert_eq!(measured(1, bad), [f64::INFINITY, 0.25]);
+            assert_eq!(measured(table.len() + 2, bad), [0.25, f64::INFINITY]);
+        }
+    }
+}

@@ -53,6 +53,18 @@ fn an_update_compiles_and_overwrites_what_it_changes() {
 }
 
 #[test]
+fn a_step_in_one_program_overwrites_the_state_and_keeps_no_sums() {
+    let shape = TrainShape { rows: 2, length: 256, tokens: 256, shared: false };
+    let loss = grpo_core::LossConfig { beta: 0.04, ..Default::default() };
+    let memory = compile_at(&modules().step(&loss, None, shape).expect("a program"), Some(OptimizationLevel::O0));
+    assert!(memory.alias_bytes >= 3 * weights(), "{memory:?} of {}", weights());
+    // Weights and moments, and a little for the micro-batch.
+    assert!(memory.argument_bytes < 3 * weights() + weights() / 8, "{memory:?} of {}", weights());
+    // One gradient, and what its layers and the update of a tensor need.
+    assert!(memory.temp_bytes < 2 * weights(), "{memory:?} of {}", weights());
+}
+
+#[test]
 fn adapters_need_no_gradients_of_the_model_beneath_them() {
     let adapters = Adapters::new(&config(), &LoraConfig { r: 8, ..LoraConfig::default() }).expect("targets");
     let decoder = Decoder::new(&config(), Compute::Bf16).with_adapters(adapters).with_value_head();

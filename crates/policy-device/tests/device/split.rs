@@ -195,33 +195,66 @@ fn gradients_of_every_family_are_those_of_one_device() {
         let gradients = gradients_agree(name, modules.clone(), with, &case);
         if i < 2 {
             updates_agree(name, &modules, &parameters, &gradients);
+            steps_agree(name, &modules, with, &case);
         }
+    }
+}
+
+/// First and second moments that are not zero.
+fn moments(table: &[Parameter]) -> Vec<Array> {
+    let of = |seed: u64, size: f64, of: fn(f32) -> f32| {
+        let values = move |p: &Parameter| rng::uniform_weights(p.shape.iter().product(), size, seed, p.name());
+        table.iter().map(move |p| floats(&p.shape, values(p).into_iter().map(of)))
+    };
+    of(7, 1e-2, |x| x).chain(of(8, 1e-1, |x| x * x)).collect()
+}
+
+/// The scalars of a step: beta1, beta2, rate, root of the bias correction, epsilon, decay, clip, limit.
+fn scalars() -> Array {
+    floats(&[8], [0.9, 0.999, 1e-2, 0.5, 1e-6, 0.99, 1e-2, f32::MAX])
+}
+
+/// What a step has added to the parameters, in the place of what they are after it.
+fn steps_of(mut results: Vec<Array>, parameters: &[Array]) -> Vec<Array> {
+    for (after, before) in results.iter_mut().zip(parameters) {
+        let steps = after.to_floats().into_iter().zip(before.to_floats()).map(|(after, before)| after - before);
+        *after = Array::floats(Dtype::F64, after.shape().to_vec(), steps).unwrap();
+    }
+    results
+}
+
+/// Gradient and AdamW in one program.
+fn steps_agree(name: &str, one: &TrainModules, with: impl Fn(Decoder) -> TrainModules, case: &Case) {
+    let table = one.decoder().trained();
+    let (parameters, rest) = case.arguments.split_at(table.len());
+    let batch = &rest[case.gradients..];
+    let arguments: Vec<Array> = [parameters, &moments(&table), batch, &[scalars()]].concat();
+    let results = |modules: &TrainModules| {
+        let module = modules.step(&case.loss, case.of_values.as_ref(), case.shape).unwrap();
+        let results = steps_of(run(&module, &arguments), parameters);
+        (module, results)
+    };
+    let (_, expected) = results(one);
+    let report = expected[3 * table.len()].to_floats();
+    assert!(report[0] > 1e-2 && report[1..] == [1.0; 3], "{name}: {report:?} is not clipped");
+    for mesh in meshes() {
+        let decoder = one.decoder().clone().with_axis_rules(AxisRules::new(&mesh)).unwrap();
+        let (module, found) = results(&with(decoder));
+        assert_eq!(module.partitions, 4);
+        agree(&format!("{name}, a step on {mesh}"), &module, &found, &expected, 1e-5);
     }
 }
 
 /// A step of AdamW on the gradients, of a state whose moments are not zero.
 fn updates_agree(name: &str, one: &TrainModules, parameters: &[Array], gradients: &[Array]) {
     let table = one.decoder().trained();
-    let moments = |seed: u64, size: f64, of: fn(f32) -> f32| -> Vec<Array> {
-        let values = |p: &Parameter| rng::uniform_weights(p.shape.iter().product(), size, seed, p.name());
-        table.iter().map(|p| floats(&p.shape, values(p).into_iter().map(of))).collect()
-    };
-    let (first, second) = (moments(7, 1e-2, |x| x), moments(8, 1e-1, |x| x * x));
-    // beta1, beta2, rate, root of the bias correction, epsilon, decay, clip, limit.
-    let numbers = floats(&[8], [0.9, 0.999, 1e-2, 0.5, 1e-6, 0.99, 1e-2, f32::MAX]);
-    let arguments: Vec<Array> =
-        parameters.iter().chain(&first).chain(&second).chain(gradients).cloned().chain([numbers]).collect();
+    let arguments: Vec<Array> = [parameters, &moments(&table), gradients, &[scalars()]].concat();
     let programs = |modules: &TrainModules| [modules.adamw().unwrap(), modules.adamw_checked().unwrap()];
     let results = |module: &Module| {
         let mut results = run(module, &arguments);
         let zeros: Vec<Array> = results.drain(3 * table.len()..4 * table.len()).collect();
         assert!(zeros.iter().all(|zeros| zeros.to_floats().iter().all(|x| *x == 0.0)), "{name}: sums are not zero");
-        // The steps themselves, not the weights that they change.
-        for (after, before) in results.iter_mut().zip(parameters) {
-            let steps = after.to_floats().into_iter().zip(before.to_floats()).map(|(after, before)| after - before);
-            *after = Array::floats(Dtype::F64, after.shape().to_vec(), steps).unwrap();
-        }
-        results
+        steps_of(results, parameters)
     };
     let expected = programs(one).map(|module| results(&module));
     for mesh in meshes() {
@@ -366,7 +399,8 @@ fn a_mesh_of_one_device_changes_nothing() {
             true => modules.gradient_with_values(&loss, &of_values, shape),
             false => modules.gradient(&loss, shape),
         };
-        let of_training = [gradient, modules.score(&loss, shape), modules.adamw(), modules.adamw_checked()];
+        let step = modules.step(&loss, decoder.has_value_head().then_some(&of_values), shape);
+        let of_training = [gradient, modules.score(&loss, shape), modules.adamw(), modules.adamw_checked(), step];
         let of_training = of_training.into_iter().map(Result::unwrap);
         let of_rollout = [rollout.prefill, rollout.admit].into_iter().chain(rollout.decode.into_iter().map(|(_, m)| m));
         of_training.chain(of_rollout).map(|module| module.to_string()).collect()
