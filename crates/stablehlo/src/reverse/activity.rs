@@ -69,6 +69,12 @@ impl Activity {
         self.unrounded[id.0]
     }
 
+    /// Whether the value's cotangent goes on to something that takes more digits than the value has.
+    pub(super) fn hands_digits_on(&self, function: &Traced, id: ValueId) -> bool {
+        let bytes = function.function().type_of(id).dtype.bytes();
+        self.unrounded[id.0] || self.from[id.0].is_some_and(|from| from.bytes() > bytes)
+    }
+
     /// The dtype in which parts of the value's cotangent are best given.
     pub(super) fn sum_dtype(&self, function: &Traced, id: ValueId) -> Dtype {
         let dtype = function.function().type_of(id).dtype;
@@ -176,7 +182,7 @@ impl Activity {
 
     fn count(&mut self, function: &Traced, region: &Region) {
         region.results.iter().for_each(|id| self.uses[id.0] += 1);
-        // Arguments, also behind barriers and constraints.
+        // Arguments, also side by side, and behind barriers and constraints.
         let mut given: HashSet<ValueId> = region.arguments.iter().copied().collect();
         for operation in &region.operations {
             if operation.results.iter().any(|id| self.wanted[id.0]) {
@@ -186,6 +192,14 @@ impl Activity {
             match (&operation.kind, &operation.operands[..]) {
                 (Kind::Convert, [from]) if given.contains(from) => {
                     self.from[operation.results[0].0] = Some(function.function().type_of(*from).dtype);
+                }
+                // Of several, what all of them are.
+                (Kind::Concatenate { .. }, [first, rest @ ..]) => {
+                    let to = operation.results[0];
+                    let from = self.from[first.0];
+                    self.from[to.0] = from.filter(|_| rest.iter().all(|id| self.from[id.0] == from));
+                    self.unrounded[to.0] = operation.operands.iter().all(|id| self.unrounded[id.0]);
+                    given.extend(operation.operands.iter().all(|id| given.contains(id)).then_some(to));
                 }
                 (Kind::OptimizationBarrier | Kind::Constrain(_), operands) => {
                     for (from, to) in operands.iter().zip(&operation.results) {

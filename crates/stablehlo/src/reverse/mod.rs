@@ -296,6 +296,7 @@ impl Pullback {
                 // Numbers that are only handed on keep their digits.
                 match operation.kind {
                     Kind::Convert | Kind::OptimizationBarrier => ct,
+                    Kind::Concatenate { .. } if self.activity.hands_digits_on(&self.function, *id) => ct,
                     _ => ct.map(|ct| ct.convert(self.function.function().type_of(*id).dtype)),
                 }
             };

@@ -124,6 +124,67 @@ fn gradients_of_narrow_weights_are_added_to_sums_with_all_digits() {
     }
 }
 
+/// Weights that one product takes side by side, of which a scan slices both.
+#[test]
+fn gradients_of_narrow_weights_side_by_side_keep_all_digits() {
+    let sums = |stored: Dtype, save: Save, unrounded: bool| {
+        let x = narrow(&[4, 3]);
+        let body = trace(&[x.clone(), TensorType::new(stored, [3, 2]), TensorType::new(stored, [3, 1])], |f, a| {
+            let weight = f.concatenate(&[&a[1].convert(Dtype::Bf16), &a[2].convert(Dtype::Bf16)], 1);
+            let product = a[0].dot_general(&weight, DotDimensions::contract(1, 0), Dtype::F32, Precision::Default);
+            vec![product.unary(stablehlo::Unary::Tanh).convert(Dtype::Bf16)]
+        });
+        let body = body.expect("a body");
+        let types = [x, TensorType::new(stored, [2, 3, 2]), TensorType::new(stored, [2, 3, 1])];
+        let function = trace(&types, |f, a| {
+            let last = f.scan(2, &body, &[&a[0]], &[&a[1], &a[2]], &[], save.clone()).carry.remove(0).convert(Dtype::F32);
+            vec![(&last * &last).reduce(Reducer::Add, &[0, 1])]
+        });
+        let function = function.expect("a function");
+        let wide = |ty: &TensorType| TensorType::new(Dtype::F32, ty.shape.clone());
+        let all = [types.to_vec(), types[1..].iter().map(wide).collect()].concat();
+        let program = trace(&all, |f, a| {
+            let arguments = [&a[0], &a[1], &a[2]];
+            let pulled = match unrounded {
+                true => f.vjp_unrounded(&function, &arguments, &[1, 2]),
+                false => f.vjp(&function, &arguments, &[1, 2]),
+            };
+            let (results, pullback) = pulled.expect("a derivative");
+            let one = results[0].like(1.0);
+            // The first one is added to what has begun, the second one begins here.
+            [pullback.add_to(&[&one], &[&a[3], &a[4]]), pullback.add_to_begun(&[&one], &[Some(&a[3]), None])].concat()
+        });
+        let numbers = |n: usize, by: f64| (0..n).map(move |i| (i as f64 * by).sin());
+        let of = |dtype, shape: &[usize], by: f64| {
+            let n = shape.iter().product();
+            // Of all, the same numbers.
+            Array::floats(dtype, shape, numbers(n, by).map(|x| half::bf16::from_f64(x).to_f64())).unwrap()
+        };
+        let arguments = [
+            of(Dtype::Bf16, &[4, 3], 0.7),
+            of(stored, &[2, 3, 2], 0.3),
+            of(stored, &[2, 3, 1], 0.4),
+            of(Dtype::F32, &[2, 3, 2], 0.1),
+            of(Dtype::F32, &[2, 3, 1], 0.2),
+        ];
+        let found = rounded(&program.expect("a program"), &arguments);
+        assert_eq!(found[0], found[2], "{save:?}");
+        let begun = arguments[4].to_floats();
+        let added: Vec<f64> = found[3].to_floats().iter().zip(begun).map(|(x, y)| f64::from((x + y) as f32)).collect();
+        (found, added)
+    };
+    for save in [Save::Carry, Save::Products, Save::Everything] {
+        let [(wide, _), (narrow, added)] = [Dtype::F32, Dtype::Bf16].map(|stored| sums(stored, save.clone(), true));
+        assert!(narrow.iter().all(|sum| sum.ty().dtype == Dtype::F32));
+        assert_eq!(narrow, wide, "{save:?}");
+        // What begins here is the gradient itself.
+        assert_eq!(narrow[1].to_floats(), added, "{save:?}");
+        // Otherwise products return bf16.
+        let (plain, _) = sums(Dtype::Bf16, save.clone(), false);
+        assert!(plain[0] != wide[0] && plain[1] != wide[1], "{save:?}");
+    }
+}
+
 #[test]
 fn products_of_bf16_stay_products_of_bf16() {
     let product = |precision: Precision, operands: Dtype, stored: Dtype| {
