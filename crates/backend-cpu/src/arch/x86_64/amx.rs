@@ -4,8 +4,7 @@
 //! fed by two of the lhs and two of the rhs. Results go through a scratch piece in the nearest cache, because tiles stored
 //! at a large stride cost more than the products.
 //!
-//! Budget: 4 + 2 + 2 of 8 tiles; a rhs panel of 256 words (32 KiB) in the nearest cache, a lhs panel of the same size on its
-//! way from the next.
+//! Budget: 4 + 2 + 2 of 8 tiles; a panel of 128 words of each operand, 16 KiB, and the scratch piece, 4 KiB, in the nearest cache.
 #![allow(unsafe_code)]
 
 use crate::arch::panel::RHS_PANEL;
