@@ -19,7 +19,7 @@ use std::time::Instant;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unit {
-    /// `tdpbf16ps`: products of bf16 tiles, fed from the nearest cache.
+    /// `tdpbf16ps`: products of bf16 tiles.
     Amx,
     /// `vdpbf16ps`: two products of bf16 into each of 16 f32.
     Avx512Bf16,
@@ -261,8 +261,8 @@ mod tests {
                 // Not a sum but its own image again and again: x / 2 + 1.5 has the fixed point 3.
                 Unit::Portable => (1.5, 3.0),
                 Unit::Avx512Bf16 => (1.5, 1500.0),
-                // A product of 256 terms, the same every time.
-                Unit::Amx => (192.0, 192.0),
+                // Products of 32 terms.
+                Unit::Amx => (24.0, 24_000.0),
                 Unit::Avx512Fma | Unit::Avx2Fma => (0.75, 750.0),
             };
             assert_eq!((few, many), expected, "{}", unit.name());

@@ -4,6 +4,7 @@
 //! * [`dispatch`]: [`simd_dispatch`], which compiles one generic function for every instruction set.
 //! * [`microkernel`]: the product of two packed panels, the innermost loop of [`crate::gemm`]; [`panel`]: their sizes.
 //! * [`generic`], [`x86_64`]: code of their own for plain Rust, and for AVX2, AVX-512 and AMX.
+//! * `tiles`, in tests alone: what AMX does, in plain Rust, so that the rest of its path is tested on any machine.
 //! * [`caches`]: how large the first and the second cache are.
 
 pub(crate) mod caches;
@@ -12,6 +13,8 @@ pub(crate) mod generic;
 pub(crate) mod isa;
 pub(crate) mod microkernel;
 pub(crate) mod panel;
+#[cfg(test)]
+pub(crate) mod tiles;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86_64;
 

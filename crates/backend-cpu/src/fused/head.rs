@@ -1,13 +1,13 @@
 //! The LM head as tiles, and the products with it.
 //!
 //! Avoids a copy of the head in another dtype or layout: what a product needs of it is packed where it is used, once per
-//! chunk of tokens and product.
+//! chunk of tokens and product: a part of a tile at a time, or, where the tokens of a chunk come in turns, the whole tile before them.
 //!
 //! Legend: L rows (tokens of a chunk), H hidden, V vocabulary, T entries of a vocabulary tile (the last one of a head
 //! may be narrower).
 
-use super::slot::{ENTRIES, Slot};
-use crate::gemm::{Gemm, KAxis, MatMut, Order, Packed, Rows};
+use super::slot::ENTRIES;
+use crate::gemm::{Gemm, KAxis, MatMut, Order, Packed, RHS_PANEL, Rows};
 use crate::host::Slice;
 use crate::softmax::TILE;
 use grpo_core::HeadLayout;
@@ -22,6 +22,9 @@ pub(crate) struct Head<'a> {
     pub(crate) layout: HeadLayout,
     pub(crate) h: usize,
     pub(crate) v: usize,
+    /// Whether a tile is packed as a whole before products with it, by [`Head::pack_for_logits`] and [`Head::pack_for_hidden`]. Otherwise
+    /// products pack a part of it at a time.
+    pub(crate) packs_tiles: bool,
 }
 
 impl<'a> Head<'a> {
@@ -39,35 +42,85 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// Logits of tile `index` for `l` tokens, into rows of `out` that are `stride` apart. `x`: their hidden states, packed
-    /// as lhs along H.
-    pub(crate) fn logits(&self, index: usize, x: &[u32], l: usize, out: &mut [f32], stride: usize, slot: &mut Slot) {
+    /// The weight's `entries` and `units`, and that the entries are what is summed over.
+    fn transposed(&self, entries: Range<usize>, units: Range<usize>) -> (Rows<'a>, KAxis) {
+        let (source, along) = self.part(entries, units);
+        (source, if along == KAxis::Rows { KAxis::Columns } else { KAxis::Rows })
+    }
+
+    /// Packs tile `index` into `words` for [`Head::logits`], where tiles are packed as a whole.
+    pub(crate) fn pack_for_logits(&self, index: usize, words: &mut [u32]) {
+        let (gemm, tile) = (self.gemm, self.tile(index));
+        if !self.packs_tiles {
+            return;
+        }
+        // A panel after the other: of most layouts, what lies together in memory is read together.
+        for (panel, start) in tile.clone().step_by(RHS_PANEL).enumerate() {
+            for units in gemm.pieces(self.h) {
+                let stride = gemm.rhs_stride(units.len());
+                let at = gemm.rhs_words(tile.len(), units.start) + panel * stride;
+                let (source, along) = self.part(start..tile.end.min(start + RHS_PANEL), units);
+                gemm.pack_rhs(source, along, 0, &mut words[at..], stride);
+            }
+        }
+    }
+
+    /// Packs the `units` of tile `index` into `words` for [`Head::hidden_gradient`], where tiles are packed as a whole.
+    pub(crate) fn pack_for_hidden(&self, index: usize, units: Range<usize>, words: &mut [u32]) {
+        let (gemm, tile) = (self.gemm, self.tile(index));
+        if !self.packs_tiles {
+            return;
+        }
+        for piece in gemm.pieces(tile.len()) {
+            let at = gemm.rhs_words(units.len(), piece.start);
+            let (source, along) = self.transposed(tile.start + piece.start..tile.start + piece.end, units.clone());
+            gemm.pack_rhs(source, along, 0, &mut words[at..], gemm.rhs_stride(piece.len()));
+        }
+    }
+
+    /// `out: [_, T]` = logits of tile `index` for the tokens from `first` on, which begin a lhs panel, of `l`. `x`: hidden states of
+    /// all `l`, packed as lhs along H. `words`: the packed tile, or room for a part of it.
+    pub(crate) fn logits(
+        &self,
+        index: usize,
+        x: &[u32],
+        l: usize,
+        first: usize,
+        out: &mut MatMut<'_>,
+        words: &mut [u32],
+    ) {
         let (gemm, tile) = (self.gemm, self.tile(index));
         if let Some(bias) = self.bias {
-            for row in out.chunks_mut(stride).take(l) {
+            for row in 0..out.rows() {
+                let row = out.row(row);
                 match bias {
-                    Slice::F32(b) => row[..tile.len()].copy_from_slice(&b[tile.clone()]),
+                    Slice::F32(b) => row.copy_from_slice(&b[tile.clone()]),
                     Slice::Bf16(b) => row.iter_mut().zip(&b[tile.clone()]).for_each(|(z, b)| *z = b.to_f32()),
                 }
             }
         }
         for units in gemm.pieces(self.h) {
             let (k, add) = (units.len(), self.bias.is_some() || units.start > 0);
-            let lhs = Packed { words: &x[gemm.lhs_words(l, units.start)..], stride: gemm.lhs_stride(k) };
-            let stride_of_panels = gemm.rhs_stride(k);
+            let panels = gemm.lhs_words(l, units.start) + first / gemm.lhs_panel() * gemm.lhs_stride(k);
+            let lhs = Packed { words: &x[panels..], stride: gemm.lhs_stride(k) };
+            let stride = gemm.rhs_stride(k);
+            if self.packs_tiles {
+                let rhs = Packed { words: &words[gemm.rhs_words(tile.len(), units.start)..], stride };
+                gemm.multiply(k, lhs, rhs, out, add, Order::ByColumns);
+                continue;
+            }
             for start in tile.clone().step_by(ENTRIES) {
                 let entries = start..tile.end.min(start + ENTRIES);
                 let (source, along) = self.part(entries.clone(), units.clone());
-                gemm.pack_rhs(source, along, 0, &mut slot.head, stride_of_panels);
-                let rhs = Packed { words: &slot.head, stride: stride_of_panels };
-                let mut out = MatMut::new(&mut out[start - tile.start..], l, entries.len(), stride);
-                gemm.multiply(k, lhs, rhs, &mut out, add, Order::ByColumns);
+                gemm.pack_rhs(source, along, 0, words, stride);
+                let mut out = out.columns(entries.start - tile.start..entries.end - tile.start);
+                gemm.multiply(k, lhs, Packed { words, stride }, &mut out, add, Order::ByColumns);
             }
         }
     }
 
     /// `out: [L, units]` (+)= dlogits `[L, T]` of tile `index` times the weight. `dlogits`: as lhs, the pieces of a panel one
-    /// after the other, panels `stride` words apart.
+    /// after the other, panels `stride` words apart. `words`: the packed units of the tile, or room for a part of them.
     pub(crate) fn hidden_gradient(
         &self,
         index: usize,
@@ -75,18 +128,19 @@ impl<'a> Head<'a> {
         dlogits: Packed<'_>,
         out: &mut MatMut<'_>,
         add: bool,
-        slot: &mut Slot,
+        words: &mut [u32],
     ) {
         let (gemm, tile) = (self.gemm, self.tile(index));
         for piece in gemm.pieces(tile.len()) {
-            let (k, entries) = (piece.len(), tile.start + piece.start..tile.start + piece.end);
-            let stride = gemm.rhs_stride(k);
-            let (source, along) = self.part(entries, units.clone());
-            // Here the entries are what is summed over.
-            let along = if along == KAxis::Rows { KAxis::Columns } else { KAxis::Rows };
-            gemm.pack_rhs(source, along, 0, &mut slot.head, stride);
-            let words = &dlogits.words[gemm.lhs_stride(piece.start)..];
-            let (lhs, rhs) = (Packed { words, ..dlogits }, Packed { words: &slot.head, stride });
+            let (k, stride) = (piece.len(), gemm.rhs_stride(piece.len()));
+            let at = if self.packs_tiles { gemm.rhs_words(units.len(), piece.start) } else { 0 };
+            if !self.packs_tiles {
+                let entries = tile.start + piece.start..tile.start + piece.end;
+                let (source, along) = self.transposed(entries, units.clone());
+                gemm.pack_rhs(source, along, 0, words, stride);
+            }
+            let lhs = Packed { words: &dlogits.words[gemm.lhs_stride(piece.start)..], ..dlogits };
+            let rhs = Packed { words: &words[at..], stride };
             gemm.multiply(k, lhs, rhs, out, add || piece.start > 0, Order::ByColumns);
         }
     }

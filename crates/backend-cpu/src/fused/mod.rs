@@ -44,14 +44,11 @@ use grpo_core::batch::TokenBatch;
 use grpo_core::error::Result;
 use grpo_core::{HeadLayout, LoopOrder, PlanRequest, PolicyOutput, Scores};
 use head::Head;
-use slot::{Slot, for_each_with_slot, unit_block};
+use slot::{Slot, TILES_PER_SLOT, for_each_with_slot, unit_block};
 use std::ops::Range;
 use tile_gradient::TileGradient;
 use tiling::Blocking;
 use token::{Token, within};
-
-/// Tiles per slot whose dlogits are made before any of them meets the head: few enough to stay in a shared cache.
-const TILES_PER_SLOT: usize = 8;
 
 /// A planned fused loss: sizes and workspace.
 pub(crate) struct FusedKernel {
@@ -100,7 +97,7 @@ impl FusedKernel {
             sums: vec![RowSums::EMPTY; c],
             tokens: vec![Token::default(); c],
             live_rows: Vec::with_capacity(c),
-            slots: (0..blocking.slots).map(|_| problem.slot(c)).collect(),
+            slots: (0..blocking.slots).map(|_| Slot::new(&problem, &blocking)).collect(),
         };
         Self {
             request: request.clone(),
@@ -119,7 +116,8 @@ impl FusedKernel {
             unreachable!("the wrapper has checked the policy against the plan")
         };
         let Problem { gemm, h, v, layout, .. } = self.problem;
-        (hidden, Head { gemm, weight: lm_head, bias, layout, h, v })
+        let packs_tiles = self.problem.packs_tiles(&self.blocking);
+        (hidden, Head { gemm, weight: lm_head, bias, layout, h, v, packs_tiles })
     }
 
     /// Panels as runs of at most `size` tiles.
@@ -128,11 +126,20 @@ impl FusedKernel {
         (0..tiles).step_by(size).map(move |first| first..tiles.min(first + size))
     }
 
-    /// Statistics of the tokens `rows`, recorded from `at` on. Token chunks leave the logits in the panel.
-    fn forward(&mut self, hidden: Slice<'_>, head: &Head<'_>, batch: &TokenBatch, rows: &[usize], at: usize) {
+    /// Statistics of the tokens `rows`, recorded from `at` on. `keep`: whether the logits are left in the panel.
+    fn forward(
+        &mut self,
+        hidden: Slice<'_>,
+        head: &Head<'_>,
+        batch: &TokenBatch,
+        rows: &[usize],
+        at: usize,
+        keep: bool,
+    ) {
         let (c, transform, panels) = (rows.len(), self.transform, self.panels(self.blocking.panel_tiles));
         let (Problem { gemm, h, .. }, stride) = (self.problem, self.problem.stride());
-        let block = self.problem.block(self.blocking.chunk);
+        let block = self.problem.block(self.blocking.chunk, self.blocking.order);
+        let (most, in_panel) = (gemm.near_rows().unwrap_or(c), keep || gemm.near_rows().is_none());
         let Workspace { x, panel, partials, sums, tokens, slots, .. } = &mut self.work;
         let tokens = &mut tokens[..c];
         for (place, (token, row)) in tokens.iter_mut().zip(rows).enumerate() {
@@ -147,16 +154,23 @@ impl FusedKernel {
             let blocks = panel.chunks_mut(block).zip(partials.chunks_mut(c));
             for_each_with_slot(slots, tiles.clone().zip(blocks), |slot, (index, (block, partials))| {
                 let tile = head.tile(index);
-                head.logits(index, x, c, block, stride, slot);
-                timed(Work::Statistics, || {
-                    for ((z, partial), token) in block.chunks_mut(stride).zip(partials).zip(&*tokens) {
-                        let (isa, z) = (gemm.isa(), &mut z[..tile.len()]);
-                        if let Some(transform) = &transform {
-                            transform.apply(isa, z);
+                head.pack_for_logits(index, &mut slot.head);
+                for first in (0..c).step_by(most) {
+                    let some = first..c.min(first + most);
+                    let logits = if in_panel { &mut block[first * stride..] } else { &mut slot.near[..] };
+                    let mut logits = MatMut::new(logits, some.len(), tile.len(), stride);
+                    head.logits(index, x, c, first, &mut logits, &mut slot.head);
+                    timed(Work::Statistics, || {
+                        let tokens = partials[some.clone()].iter_mut().zip(&tokens[some]);
+                        for (row, (partial, token)) in tokens.enumerate() {
+                            let (isa, z) = (gemm.isa(), logits.row(row));
+                            if let Some(transform) = &transform {
+                                transform.apply(isa, z);
+                            }
+                            *partial = Partial::new(isa, z, within(token.target, &tile), token.scales.logit);
                         }
-                        *partial = Partial::new(isa, z, within(token.target, &tile), token.scales.logit);
-                    }
-                });
+                    });
+                }
             });
             for (index, partials) in tiles.zip(partials.chunks(c)) {
                 let tile = head.tile(index);
@@ -183,9 +197,9 @@ impl FusedKernel {
         grads: &mut Grads<'_>,
     ) {
         let (Problem { gemm, h, v, layout, .. }, transform) = (self.problem, self.transform);
-        let tiles_at_once = self.blocking.panel_tiles.min(TILES_PER_SLOT * self.blocking.slots);
-        let panels = self.panels(tiles_at_once);
-        let (block, stride) = (self.problem.block(self.blocking.chunk), self.problem.stride());
+        let panels = self.panels(self.blocking.panel_tiles.min(TILES_PER_SLOT * self.blocking.slots));
+        let (order, stride) = (self.blocking.order, self.problem.stride());
+        let (block, row) = (self.problem.block(self.blocking.chunk, order), self.problem.row(order));
         let (live, state, work) = (&self.live[live], &self.state, &mut self.work);
         let l = live.len();
         if l == 0 {
@@ -205,8 +219,9 @@ impl FusedKernel {
         if !forwarded {
             pack_for_logits(gemm, hidden, live_rows, h, x);
         }
+        let pieces: Vec<_> = gemm.panel_pieces(l).collect();
         if grads.lm_head.is_some() {
-            for piece in gemm.panel_pieces(l) {
+            for piece in &pieces {
                 let source = Rows::list(hidden, h, &live_rows[piece.clone()], 0..h);
                 match layout {
                     HeadLayout::VocabHidden => {
@@ -221,17 +236,18 @@ impl FusedKernel {
             }
         }
         let tile_gradient = TileGradient {
-            gemm,
-            layout,
-            h,
+            lm_head: head,
             tokens,
-            x: x_for_head,
+            pieces: &pieces,
+            hidden_states: (!forwarded).then_some(x),
+            for_head: x_for_head,
             transform,
             stride,
+            row,
             round: self.problem.rounds,
             hidden: grads.hidden.is_some(),
         };
-        let units = unit_block(h, slots.len());
+        let (units, dh_stride) = (unit_block(h, slots.len()), self.problem.dh_stride());
         for tiles in panels {
             let bias = grads.bias.as_mut().map(|b| b[tiles.start * TILE..].chunks_mut(TILE));
             let targets = grads.lm_head.as_mut().map(|grad| match layout {
@@ -243,30 +259,39 @@ impl FusedKernel {
             let panel = &mut panel[held.start * block..];
             let blocks = panel.chunks_mut(block).zip(optional(targets).zip(optional(bias)));
             for_each_with_slot(slots, tiles.clone().zip(blocks), |slot, (index, (block, (head_gradient, bias)))| {
-                if !forwarded {
-                    head.logits(index, x, l, block, stride, slot);
-                    if let Some(transform) = &transform {
-                        let width = head.tile(index).len();
-                        let rows = block.chunks_mut(stride).take(l);
-                        rows.for_each(|z| transform.apply(gemm.isa(), &mut z[..width]));
-                    }
-                }
-                tile_gradient.run(head.tile(index), block, head_gradient, bias, slot);
+                tile_gradient.run(index, block, head_gradient, bias, slot);
             });
             if grads.hidden.is_some() {
-                let blocks = MatMut::split(&mut dh[..l * h], [l, h], Cut::Columns, units, 0..h.div_ceil(units));
+                let blocks =
+                    MatMut::split(&mut dh[..l * dh_stride], [l, dh_stride], Cut::Columns, units, 0..h.div_ceil(units));
                 let dlogits = bytemuck::cast_slice::<f32, u32>(panel);
                 for_each_with_slot(slots, blocks.enumerate(), |slot, (i, mut out)| {
                     let units = i * units..h.min((i + 1) * units);
-                    for (index, words) in tiles.clone().zip(dlogits.chunks(block)) {
-                        let dlogits = Packed { words, stride: gemm.lhs_panel() * stride };
-                        head.hidden_gradient(index, units.clone(), dlogits, &mut out, index > 0, slot);
+                    let mut out = out.columns(0..units.len());
+                    let most = gemm.near_rows().unwrap_or(l);
+                    for first in tiles.clone().step_by(TILES_PER_SLOT) {
+                        let some = first..tiles.end.min(first + TILES_PER_SLOT);
+                        // The words of the first tile, and of those after it where whole tiles are packed.
+                        let words =
+                            if head.packs_tiles { gemm.rhs_words(units.len(), head.tile(first).len()) } else { 0 };
+                        for index in some.clone() {
+                            head.pack_for_hidden(index, units.clone(), &mut slot.head[(index - first) * words..]);
+                        }
+                        for token in (0..l).step_by(most) {
+                            let mut out = out.some_rows(token..l.min(token + most));
+                            for index in some.clone() {
+                                let dlogits = &dlogits[(index - tiles.start) * block + token * row..];
+                                let dlogits = Packed { words: dlogits, stride: gemm.lhs_panel() * row };
+                                let words = &mut slot.head[(index - first) * words..];
+                                head.hidden_gradient(index, units.clone(), dlogits, &mut out, index > 0, words);
+                            }
+                        }
                     }
                 });
             }
         }
         if let Some(grad) = &mut grads.hidden {
-            for (from, token) in dh.chunks(h).zip(tokens) {
+            for (from, token) in dh.chunks(dh_stride).zip(tokens) {
                 let to = &mut grad[token.row * h..][..h];
                 to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
             }
@@ -294,7 +319,7 @@ impl Kernel for FusedKernel {
         let (hidden, head) = self.inputs(policy);
         let mut scores = empty_scores(batch);
         for rows in batch.active_rows().chunks(self.blocking.chunk) {
-            self.forward(hidden, &head, batch, rows, 0);
+            self.forward(hidden, &head, batch, rows, 0, false);
             self.state.publish(0..rows.len(), rows, &mut scores);
         }
         Ok(scores)
@@ -318,7 +343,7 @@ impl Kernel for FusedKernel {
         while start < rows.len() {
             let span = chunks.next(start, rows.len(), chunk);
             let (c, at) = (span.len(), if score_first { start } else { 0 });
-            self.forward(hidden, &head, batch, &rows[span.clone()], at);
+            self.forward(hidden, &head, batch, &rows[span.clone()], at, kept && !score_first);
             self.state.publish(at..at + c, &rows[span.clone()], &mut scores);
             if !score_first {
                 self.state.evaluate(loss, span.clone(), 0, &mut totals);
@@ -349,3 +374,6 @@ impl Kernel for FusedKernel {
 fn optional<I: Iterator>(mut items: Option<I>) -> impl Iterator<Item = Option<I::Item>> {
     std::iter::from_fn(move || Some(items.as_mut().and_then(Iterator::next)))
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,10 +2,11 @@
 //!
 //! Legend: L live tokens of a chunk, H hidden, T entries of the tile.
 
-use super::slot::Slot;
+use super::head::Head;
+use super::slot::{Slot, pieces_at_a_time, stride};
 use super::token::{Token, within};
 use crate::convert::rounded;
-use crate::gemm::{Gemm, KAxis, MatMut, Order, Packed, Rows};
+use crate::gemm::{KAxis, MatMut, Order, Packed, RHS_PANEL, Rows};
 use crate::host::Slice;
 use crate::profile::{Work, timed};
 use crate::softmax::{Transform, gradient_to};
@@ -15,88 +16,185 @@ use std::ops::Range;
 
 /// What makes dlogits of a tile, and the head's gradient from them.
 pub(super) struct TileGradient<'a> {
-    pub(super) gemm: Gemm,
-    pub(super) layout: HeadLayout,
-    pub(super) h: usize,
+    pub(super) lm_head: &'a Head<'a>,
     /// The live tokens, `[L]`.
     pub(super) tokens: &'a [Token],
-    /// `[L, H]`, packed along L.
-    pub(super) x: &'a [u32],
+    /// The tokens, cut along K of the head's gradient.
+    pub(super) pieces: &'a [Range<usize>],
+    /// `[L, H]`, packed as lhs along H, where logits are to be made; otherwise the panel holds them.
+    pub(super) hidden_states: Option<&'a [u32]>,
+    /// `[L, H]`, packed along L, for the head's gradient.
+    pub(super) for_head: &'a [u32],
     pub(super) transform: Option<Transform>,
     /// Elements between rows of logits.
     pub(super) stride: usize,
+    /// Words per token of a tile's packed dlogits.
+    pub(super) row: usize,
     /// Whether dlogits are rounded to bf16.
     pub(super) round: bool,
     /// Whether dH needs dlogits.
     pub(super) hidden: bool,
 }
 
+/// Where logits of a tile lie after [`Transform`], and where their dlogits go, packed as lhs along the tile, if dH needs them.
+enum Place<'a> {
+    /// Logits of all tokens, which packed dlogits replace.
+    Panel(&'a mut [f32]),
+    /// Logits of the tokens at hand, and packed dlogits of all tokens.
+    Near(&'a mut [f32], &'a mut [f32]),
+}
+
 impl TileGradient<'_> {
-    /// `block`: logits after [`Transform`], replaced by dlogits packed as lhs along the tile, if dH needs them.
+    /// Makes dlogits of tile `index` in `block`, packed as lhs along the tile, if dH needs them, and adds the tile's gradient to
+    /// `head_gradient` and `bias`. `block` holds the tile's logits after [`Transform`], unless they are to be made.
     pub(super) fn run(
         &self,
-        tile: Range<usize>,
+        index: usize,
         block: &mut [f32],
         mut head_gradient: Option<MatMut<'_>>,
         mut bias: Option<&mut [f32]>,
         slot: &mut Slot,
     ) {
-        let (gemm, t, height) = (self.gemm, tile.len(), self.gemm.lhs_panel());
-        for piece in gemm.panel_pieces(self.tokens.len()) {
-            let k = piece.len();
-            for first in piece.clone().step_by(height) {
-                let tokens = &self.tokens[first..piece.end.min(first + height)];
-                timed(Work::Gradients, || {
-                    for (token, out) in tokens.iter().zip(slot.rows.chunks_mut(t)) {
-                        let z = &block[token.place * self.stride..][..t];
-                        let target = within(token.target, &tile);
-                        // The bias takes them as they are: its gradient is a sum, not a product.
-                        let round_now = self.round && bias.is_none();
-                        let (isa, row_grad, scale) = (gemm.isa(), &token.row_grad, token.scales.logit);
-                        match &self.transform {
-                            None => gradient_to(isa, z, target, row_grad, scale, out, round_now),
-                            Some(transform) => transform.gradient_to(isa, z, target, row_grad, scale, out, round_now),
-                        }
-                        if let Some(bias) = &mut bias {
-                            for (b, z) in bias.iter_mut().zip(out) {
-                                *b += *z;
-                                *z = if self.round { rounded(*z) } else { *z };
-                            }
-                        }
+        let (gemm, tile) = (self.lm_head.gemm, self.lm_head.tile(index));
+        let Slot { head: words, dlogits, rows, near } = slot;
+        let near_logits = self.hidden_states.filter(|_| gemm.near_rows().is_some());
+        if let Some(x) = self.hidden_states {
+            self.lm_head.pack_for_logits(index, words);
+            if near_logits.is_none() {
+                self.logits(index, x, 0..self.tokens.len(), block, words);
+            }
+        }
+        for pieces in self.pieces.chunks(pieces_at_a_time(gemm)) {
+            let start = pieces[0].start;
+            for piece in pieces {
+                let place = match near_logits {
+                    Some(x) => {
+                        self.logits(index, x, piece.clone(), near, words);
+                        Place::Near(near, block)
                     }
-                });
-                let rows = || Rows::new(Slice::F32(&slot.rows), t, 0..tokens.len(), 0..t);
-                if self.hidden {
-                    // Logits of later tokens lie behind those of the first `first + height`.
-                    let words: &mut [u32] = cast_slice_mut(&mut block[first * self.stride..]);
-                    for entries in gemm.pieces(t) {
-                        let (at, stride) = (gemm.lhs_stride(entries.start), gemm.lhs_stride(entries.len()));
-                        let source = Rows::new(Slice::F32(&slot.rows), t, 0..tokens.len(), entries);
-                        gemm.pack_lhs(source, KAxis::Columns, 0, &mut words[at..], stride);
+                    None => Place::Panel(block),
+                };
+                let out =
+                    head_gradient.is_some().then(|| &mut dlogits[self.words_of(tile.len(), piece.start - start)..]);
+                self.dlogits(tile.clone(), piece.clone(), place, bias.as_deref_mut(), out, rows);
+            }
+            if let Some(out) = &mut head_gradient {
+                self.multiply(pieces, tile.len(), dlogits, near, out);
+            }
+        }
+    }
+
+    /// Logits of tile `index` for `tokens`, which begin a lhs panel, after [`Transform`].
+    fn logits(&self, index: usize, x: &[u32], tokens: Range<usize>, out: &mut [f32], words: &mut [u32]) {
+        let (l, t) = (self.tokens.len(), self.lm_head.tile(index).len());
+        let mut out = MatMut::new(out, tokens.len(), t, self.stride);
+        self.lm_head.logits(index, x, l, tokens.start, &mut out, words);
+        if let Some(transform) = &self.transform {
+            (0..tokens.len()).for_each(|row| transform.apply(self.lm_head.gemm.isa(), out.row(row)));
+        }
+    }
+
+    /// Makes dlogits of the tokens of `piece`, and packs them into `out` to be multiplied into the head's gradient, if it needs them.
+    /// `rows`: room for those of a lhs panel.
+    fn dlogits(
+        &self,
+        tile: Range<usize>,
+        piece: Range<usize>,
+        mut place: Place<'_>,
+        mut bias: Option<&mut [f32]>,
+        mut out: Option<&mut [u32]>,
+        rows: &mut [f32],
+    ) {
+        let (gemm, layout, t) = (self.lm_head.gemm, self.lm_head.layout, tile.len());
+        let height = gemm.lhs_panel();
+        for first in piece.clone().step_by(height) {
+            let tokens = &self.tokens[first..piece.end.min(first + height)];
+            timed(Work::Gradients, || {
+                for (i, (token, row)) in tokens.iter().zip(rows.chunks_mut(t)).enumerate() {
+                    let z = match &place {
+                        Place::Panel(block) => &block[token.place * self.stride..][..t],
+                        Place::Near(logits, _) => &logits[(first + i - piece.start) * self.stride..][..t],
+                    };
+                    let target = within(token.target, &tile);
+                    // The bias takes them as they are: its gradient is a sum, not a product.
+                    let round_now = self.round && bias.is_none();
+                    let (isa, row_grad, scale) = (gemm.isa(), &token.row_grad, token.scales.logit);
+                    match &self.transform {
+                        None => gradient_to(isa, z, target, row_grad, scale, row, round_now),
+                        Some(transform) => transform.gradient_to(isa, z, target, row_grad, scale, row, round_now),
+                    }
+                    if let Some(bias) = &mut bias {
+                        for (b, z) in bias.iter_mut().zip(row) {
+                            *b += *z;
+                            *z = if self.round { rounded(*z) } else { *z };
+                        }
                     }
                 }
-                if head_gradient.is_some() {
-                    let from = first - piece.start;
-                    match self.layout {
-                        HeadLayout::VocabHidden => {
-                            let stride = gemm.lhs_stride(k);
-                            gemm.pack_lhs(rows(), KAxis::Rows, from, &mut slot.dlogits, stride);
-                        }
-                        HeadLayout::HiddenVocab => {
-                            let stride = gemm.rhs_stride(k);
-                            gemm.pack_rhs(rows(), KAxis::Rows, from, &mut slot.dlogits, stride);
-                        }
-                    }
+            });
+            let source = |entries| Rows::new(Slice::F32(&*rows), t, 0..tokens.len(), entries);
+            if self.hidden {
+                // Logits of later tokens lie behind those of the first `first + height`.
+                let (Place::Panel(block) | Place::Near(_, block)) = &mut place;
+                let words: &mut [u32] = cast_slice_mut(&mut block[first * self.row..]);
+                for entries in gemm.pieces(t) {
+                    let (at, stride) = (gemm.lhs_stride(entries.start), gemm.lhs_stride(entries.len()));
+                    gemm.pack_lhs(source(entries), KAxis::Columns, 0, &mut words[at..], stride);
                 }
             }
-            let Some(out) = &mut head_gradient else { continue };
-            let (lhs_stride, rhs_stride) = (gemm.lhs_stride(k), gemm.rhs_stride(k));
-            let (lhs, rhs) = match self.layout {
-                HeadLayout::VocabHidden => (&slot.dlogits[..], &self.x[gemm.rhs_words(self.h, piece.start)..]),
-                HeadLayout::HiddenVocab => (&self.x[gemm.lhs_words(self.h, piece.start)..], &slot.dlogits[..]),
+            if let Some(out) = &mut out {
+                let (from, k) = (first - piece.start, piece.len());
+                match layout {
+                    HeadLayout::VocabHidden => gemm.pack_lhs(source(0..t), KAxis::Rows, from, out, gemm.lhs_stride(k)),
+                    HeadLayout::HiddenVocab => gemm.pack_rhs(source(0..t), KAxis::Rows, from, out, gemm.rhs_stride(k)),
+                }
+            }
+        }
+    }
+
+    /// Adds to `out` the part of the head's gradient that comes from the dlogits of `pieces` for a tile of `t` entries. `near`: room
+    /// for a block of it.
+    fn multiply(&self, pieces: &[Range<usize>], t: usize, dlogits: &[u32], near: &mut [f32], out: &mut MatMut<'_>) {
+        let Head { gemm, layout, h, .. } = *self.lm_head;
+        let start = pieces[0].start;
+        let most = gemm.near_rows().unwrap_or(h).max(1);
+        for units in (0..h).step_by(most).map(|first| first..h.min(first + most)) {
+            let mut out = match layout {
+                HeadLayout::VocabHidden => out.columns(units.clone()),
+                HeadLayout::HiddenVocab => out.some_rows(units.clone()),
             };
-            let (lhs, rhs) = (Packed { words: lhs, stride: lhs_stride }, Packed { words: rhs, stride: rhs_stride });
-            gemm.multiply(k, lhs, rhs, out, true, Order::ByRows);
+            let stride = stride(gemm, out.cols());
+            let mut sum = gemm.near_rows().map(|_| MatMut::new(near, out.rows(), out.cols(), stride));
+            for piece in pieces {
+                let k = piece.len();
+                let (lhs_stride, rhs_stride) = (gemm.lhs_stride(k), gemm.rhs_stride(k));
+                let dlogits = &dlogits[self.words_of(t, piece.start - start)..];
+                let (lhs, rhs) = match layout {
+                    HeadLayout::VocabHidden => {
+                        let panels = gemm.rhs_words(h, piece.start) + units.start / RHS_PANEL * rhs_stride;
+                        (dlogits, &self.for_head[panels..])
+                    }
+                    HeadLayout::HiddenVocab => {
+                        let panels = gemm.lhs_words(h, piece.start) + units.start / gemm.lhs_panel() * lhs_stride;
+                        (&self.for_head[panels..], dlogits)
+                    }
+                };
+                let (lhs, rhs) = (Packed { words: lhs, stride: lhs_stride }, Packed { words: rhs, stride: rhs_stride });
+                match &mut sum {
+                    Some(sum) => gemm.multiply(k, lhs, rhs, sum, piece.start > start, Order::ByRows),
+                    None => gemm.multiply(k, lhs, rhs, &mut out, true, Order::ByRows),
+                }
+            }
+            if sum.is_some() {
+                out.add(gemm.isa(), near, stride);
+            }
+        }
+    }
+
+    /// Words of packed dlogits of a tile of `t` entries for so many tokens: whole pieces.
+    fn words_of(&self, t: usize, tokens: usize) -> usize {
+        match self.lm_head.layout {
+            HeadLayout::VocabHidden => self.lm_head.gemm.lhs_words(t, tokens),
+            HeadLayout::HiddenVocab => self.lm_head.gemm.rhs_words(t, tokens),
         }
     }
 }

@@ -10,7 +10,7 @@
 //!
 //! The cost is flops + [`Gemm::flops_per_byte`] x bytes moved.
 
-use super::slot::Slot;
+use super::slot::{Slot, TILES_PER_SLOT, stride};
 use super::token::TOKEN_BYTES;
 use crate::arch::IsaToken;
 use crate::gemm::Gemm;
@@ -73,24 +73,38 @@ impl Problem {
         self.v.div_ceil(TILE)
     }
 
-    /// Elements between rows of a tile: room for its words in any packing.
+    /// Elements between rows of a tile of logits: room for its words in any packing.
     pub(crate) fn stride(&self) -> usize {
-        self.v.min(TILE).next_multiple_of(32)
+        stride(self.gemm, self.v.min(TILE).next_multiple_of(32))
+    }
+
+    /// Elements per token of a tile's block in the panel: logits, then packed dlogits in their place; these alone where panels of the
+    /// vocabulary keep their logits near.
+    pub(crate) fn row(&self, order: LoopOrder) -> usize {
+        match (order, self.gemm.near_rows()) {
+            (LoopOrder::VocabPanels, Some(_)) => self.gemm.words(self.v.min(TILE)),
+            _ => self.stride(),
+        }
+    }
+
+    /// Elements between rows of dH of a chunk.
+    pub(crate) fn dh_stride(&self) -> usize {
+        stride(self.gemm, self.h)
+    }
+
+    /// Whether a tile of the head is packed as a whole, because the tokens of a chunk meet it some at a time.
+    pub(crate) fn packs_tiles(&self, blocking: &Blocking) -> bool {
+        self.gemm.near_rows().is_some_and(|rows| rows < blocking.chunk)
     }
 
     /// Elements of a tile's block for chunks of `chunk` tokens: whole lhs panels.
-    pub(crate) fn block(&self, chunk: usize) -> usize {
-        chunk.next_multiple_of(self.gemm.lhs_panel()) * self.stride()
+    pub(crate) fn block(&self, chunk: usize, order: LoopOrder) -> usize {
+        chunk.next_multiple_of(self.gemm.lhs_panel()) * self.row(order)
     }
 
     /// Tokens whose state is kept.
     pub(crate) fn kept(&self, blocking: &Blocking) -> usize {
         if self.keeps_all { self.n } else { blocking.chunk }
-    }
-
-    /// Allocates the buffers of one task for chunks of `chunk` tokens.
-    pub(crate) fn slot(&self, chunk: usize) -> Slot {
-        Slot::new(self.gemm, chunk, self.h, self.v, self.layout)
     }
 
     /// Elements of hidden states packed for logits and for the head's gradient, of the panel, and of dH.
@@ -101,8 +115,8 @@ impl Problem {
             HeadLayout::VocabHidden => a.rhs_words(h, c),
             HeadLayout::HiddenVocab => a.lhs_words(h, c),
         };
-        let panel = self.block(c).saturating_mul(blocking.panel_tiles);
-        [a.lhs_words(c, h), for_head, panel, if self.hidden_gradient { c * h } else { 0 }]
+        let panel = self.block(c, blocking.order).saturating_mul(blocking.panel_tiles);
+        [a.lhs_words(c, h), for_head, panel, if self.hidden_gradient { c * self.dh_stride() } else { 0 }]
     }
 
     /// Bytes that the plan allocates, tasks included; saturates where the sum does not fit.
@@ -113,7 +127,7 @@ impl Problem {
             .saturating_mul(4)
             .saturating_add(chunk.saturating_mul(panel_tiles * size_of::<Partial>() + TOKEN_BYTES))
             .saturating_add(self.kept(blocking).saturating_mul(Self::KEPT))
-            .saturating_add(slots.saturating_mul(Slot::bytes(self.gemm, chunk, self.h, self.v, self.layout)))
+            .saturating_add(slots.saturating_mul(Slot::bytes(self, blocking)))
             .saturating_add(evaluator_bytes(self.n))
     }
 
@@ -214,8 +228,8 @@ fn with_chunk(
             // Enough tiles for all tasks; more, up to eight per task, while they cost nothing in tokens.
             let least = with(slots.min(tiles));
             let free = budget.saturating_sub(problem.workspace(&least));
-            let tile = 4 * problem.block(least.chunk) + least.chunk * size_of::<Partial>();
-            with((least.panel_tiles + free / tile).min(8 * slots).clamp(least.panel_tiles, tiles))
+            let tile = 4 * problem.block(least.chunk, order) + least.chunk * size_of::<Partial>();
+            with((least.panel_tiles + free / tile).min(TILES_PER_SLOT * slots).clamp(least.panel_tiles, tiles))
         }
     }
 }
@@ -250,21 +264,36 @@ mod tests {
             for dtype in [Dtype::F32, Dtype::Bf16] {
                 for budget in [1 << 16, 1 << 20, 8 << 20, 32 << 20, 128 << 20, 1 << 30] {
                     for order in [None, Some(LoopOrder::TokenChunks), Some(LoopOrder::VocabPanels)] {
-                        let tiling = Tiling { workspace_budget: budget, loop_order: order, ..Tiling::default() };
-                        let mut request = request(n, h, v, dtype, tiling);
-                        let problem = problem(&request, h);
-                        match choose(&request, &problem, 16) {
-                            Ok(blocking) => assert!(problem.workspace(&blocking) <= budget, "{blocking:?}"),
-                            Err(Error::Budget { minimum, .. }) => {
-                                assert!(minimum > budget);
-                                request.tiling.workspace_budget = minimum;
-                                assert!(choose(&request, &problem, 16).is_ok(), "{n} {h} {v} in {minimum}");
-                            }
-                            Err(other) => panic!("{other}"),
+                        for chunk in [None, Some(300)] {
+                            let tiling = Tiling {
+                                workspace_budget: budget,
+                                loop_order: order,
+                                token_chunk: chunk,
+                                ..Tiling::default()
+                            };
+                            let request = request(n, h, v, dtype, tiling);
+                            let of_vectors = problem(&request, h);
+                            let of_tiles = Problem { gemm: Gemm::of_tiles(of_vectors.gemm.isa(), 128), ..of_vectors };
+                            fits_or_says_what_would(&request, &of_vectors);
+                            fits_or_says_what_would(&request, &of_tiles);
                         }
                     }
                 }
             }
+        }
+    }
+
+    fn fits_or_says_what_would(request: &PlanRequest, problem: &Problem) {
+        let budget = request.tiling.workspace_budget;
+        match choose(request, problem, 16) {
+            Ok(blocking) => assert!(problem.workspace(&blocking) <= budget, "{blocking:?}"),
+            Err(Error::Budget { minimum, .. }) => {
+                assert!(minimum > budget);
+                let mut request = request.clone();
+                request.tiling.workspace_budget = minimum;
+                assert!(choose(&request, problem, 16).is_ok(), "{request:?} in {minimum}");
+            }
+            Err(other) => panic!("{other}"),
         }
     }
 

@@ -2,7 +2,8 @@
 #![allow(unsafe_code)]
 
 use crate::arch::panel::RHS_PANEL;
-use crate::arch::{IsaToken, MulAdd, prefetch, simd_dispatch};
+use crate::arch::{IsaToken, MulAdd, simd_dispatch};
+use crate::profile::{Clock, Work};
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -74,6 +75,20 @@ impl<'a> MatMut<'a> {
         self.cols
     }
 
+    /// Row `i`.
+    pub(crate) fn row(&mut self, i: usize) -> &mut [f32] {
+        let (row, _) = self.piece(i, 0, 1, self.cols);
+        // SAFETY: `piece` vouches for the row, of which this is the only owner.
+        unsafe { std::slice::from_raw_parts_mut(row, self.cols) }
+    }
+
+    /// Some of its rows.
+    pub(crate) fn some_rows(&mut self, rows: Range<usize>) -> MatMut<'_> {
+        assert!(rows.start <= rows.end && rows.end <= self.rows, "rows of the output");
+        let data = self.data.wrapping_add(rows.start * self.stride);
+        MatMut { data, rows: rows.len(), cols: self.cols, stride: self.stride, owner: PhantomData }
+    }
+
     /// Some of its columns.
     pub(crate) fn columns(&mut self, columns: Range<usize>) -> MatMut<'_> {
         assert!(columns.start <= columns.end && columns.end <= self.cols, "columns of the output");
@@ -87,21 +102,19 @@ impl<'a> MatMut<'a> {
         (self.data.wrapping_add(i * self.stride + j), self.stride)
     }
 
+    /// Adds a matrix of this shape, whose rows begin `stride` elements apart in `from`.
+    pub(crate) fn add(&mut self, isa: IsaToken, from: &[f32], stride: usize) {
+        let _clock = Clock::start(Work::Products);
+        for (i, from) in (0..self.rows).zip(from.chunks(stride)) {
+            add_row(isa, self.row(i), from);
+        }
+    }
+
     /// Writes, or adds, the upper left part of `from: [_, 32]` to `rows`, `cols`.
     pub(super) fn store(&mut self, isa: IsaToken, rows: Range<usize>, cols: Range<usize>, from: &[f32], add: bool) {
         let (to, stride) = self.piece(rows.start, cols.start, rows.len(), cols.len());
         let from = from.as_chunks::<RHS_PANEL>().0;
         store(isa, Piece { to, stride, cols: cols.len() }, &from[..rows.len()], add);
-    }
-
-    /// Fetches `[rows, cols]` at (i, j) before it is needed.
-    pub(super) fn prefetch(&mut self, i: usize, j: usize, rows: usize, cols: usize) {
-        let (to, stride) = self.piece(i, j, rows, cols);
-        for row in 0..rows {
-            for column in (0..cols).step_by(16) {
-                prefetch(to.wrapping_add(row * stride + column));
-            }
-        }
     }
 }
 
@@ -111,6 +124,13 @@ struct Piece {
     to: *mut f32,
     stride: usize,
     cols: usize,
+}
+
+simd_dispatch! { fn add_row(to: &mut [f32], from: &[f32]) = add_row_body }
+
+#[inline(always)]
+fn add_row_body<M: MulAdd>(to: &mut [f32], from: &[f32]) {
+    to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
 }
 
 simd_dispatch! { fn store(piece: Piece, from: &[[f32; RHS_PANEL]], add: bool) = store_body }

@@ -31,8 +31,12 @@ pub(crate) use pack::{KAxis, Rows};
 use crate::arch::caches::{first_cache, second_cache};
 use crate::arch::microkernel::Ahead;
 use crate::arch::panel::LHS_PANEL;
+#[cfg(test)]
+use crate::arch::tiles::Tiles;
 use crate::arch::{Isa, IsaToken, amx, microkernel};
 use crate::profile::{Clock, Work, timed};
+#[cfg(not(test))]
+use amx::Tiles;
 use pack::{Bf16Pair, F32Word};
 use std::ops::Range;
 
@@ -44,6 +48,10 @@ fn most_words(bytes: usize) -> usize {
     let words = bytes.saturating_sub(OUT) / ((LHS_PANEL + RHS_PANEL) * size_of::<u32>());
     (words / GRAIN * GRAIN).clamp(160, 256)
 }
+
+/// Most words of a piece for tile kernels: a panel of each operand, 16 KiB, and a piece of the output on its way, 4 KiB, stay in a first
+/// cache of 48 KiB, which is what processors with AMX have.
+const TILE_WORDS: usize = 128;
 
 /// Pieces of K are made of whole blocks of so many entries, but for the last: whole rows of tiles, whole blocks to transpose.
 const GRAIN: usize = 32;
@@ -69,6 +77,10 @@ enum GemmKernel {
     /// Products of bf16 tiles (AMX); words are bf16 pairs.
     Amx,
 }
+
+/// A piece of the output on its way there. Its rows begin at cache lines, so that no row of a tile is stored across two of them.
+#[repr(align(64))]
+struct Edge([f32; amx::LHS_PANEL * RHS_PANEL]);
 
 /// Panels of a piece of an operand; they begin `stride` words apart.
 #[derive(Clone, Copy, Debug)]
@@ -96,8 +108,20 @@ impl Gemm {
             Isa::Avx512Bf16 if bf16 => GemmKernel::Bf16Dot,
             _ => GemmKernel::F32,
         };
+        let most = if kernel == GemmKernel::Amx { TILE_WORDS } else { most_words(first_cache()) };
+        Self::of(isa, kernel, most)
+    }
+
+    /// Products of tiles in pieces of at most `most` words, a multiple of 16, on any machine: where it has no AMX, those of
+    /// [`crate::arch::tiles`].
+    #[cfg(test)]
+    pub(crate) fn of_tiles(isa: IsaToken, most: usize) -> Self {
+        Self::of(isa, GemmKernel::Amx, most)
+    }
+
+    fn of(isa: IsaToken, kernel: GemmKernel, most: usize) -> Self {
         // A quarter: the other operand's panels and the output pass through it too.
-        Self { isa, kernel, most: most_words(first_cache()), near: second_cache() / 4 / size_of::<u32>() }
+        Self { isa, kernel, most, near: second_cache() / 4 / size_of::<u32>() }
     }
 
     /// The instruction set that the kernels are compiled for.
@@ -126,6 +150,13 @@ impl Gemm {
             GemmKernel::F32 => self.most,
             GemmKernel::Bf16Dot | GemmKernel::Amx => 2 * self.most,
         }
+    }
+
+    /// Rows of output that stay in a core's second cache while one piece of K after the other is added to them: as many as a piece has
+    /// entries, 256, which at some 512 elements each are a quarter of 2 MiB. `None` for kernels that are so slow that the output may come
+    /// from anywhere: they hide that.
+    pub(crate) fn near_rows(self) -> Option<usize> {
+        (self.kernel == GemmKernel::Amx).then(|| self.depth())
     }
 
     /// Cuts `0..k` into as few pieces of at most [`Self::depth`] entries as there can be, of one size but for the last.
@@ -219,8 +250,9 @@ impl Gemm {
         );
         let _clock = Clock::start(Work::Products);
         let (lhs_panels, rhs_panels) = (m.div_ceil(height), n.div_ceil(RHS_PANEL));
-        let mut tiles = (self.kernel == GemmKernel::Amx).then(amx::Tiles::new);
-        let mut edge = [0.0_f32; amx::LHS_PANEL * RHS_PANEL];
+        let mut tiles = (self.kernel == GemmKernel::Amx).then(Tiles::new);
+        let mut edge = Edge([0.0; amx::LHS_PANEL * RHS_PANEL]);
+        let edge = &mut edge.0;
         let steps = match order {
             Order::ByColumns => passes(rhs_panels, lhs_panels, self.near / (height * words).max(1)),
             Order::ByRows => passes(lhs_panels, rhs_panels, self.near / (RHS_PANEL * words).max(1)),
@@ -239,10 +271,9 @@ impl Gemm {
             let (i, j) = (i * height, j * RHS_PANEL);
             let (rows, cols) = (height.min(m - i), RHS_PANEL.min(n - j));
             if let Some(tiles) = &mut tiles {
-                out.prefetch(i, j, rows, cols);
                 // SAFETY: both panels were seen to hold `words` words per row or column, a whole number of tiles.
-                unsafe { tiles.multiply(words, a, b, &mut edge) };
-                out.store(self.isa, i..i + rows, j..j + cols, &edge, add);
+                unsafe { tiles.multiply(words, a, b, edge) };
+                out.store(self.isa, i..i + rows, j..j + cols, edge, add);
                 continue;
             }
             let pairs = self.kernel == GemmKernel::Bf16Dot;
@@ -256,7 +287,7 @@ impl Gemm {
                     let c = edge.as_mut_ptr();
                     microkernel::multiply(self.isa, pairs, rows, words, a, b, ahead, c, RHS_PANEL, false);
                 }
-                out.store(self.isa, i..i + rows, j..j + cols, &edge, add);
+                out.store(self.isa, i..i + rows, j..j + cols, edge, add);
             }
         }
     }

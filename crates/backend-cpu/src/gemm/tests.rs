@@ -1,4 +1,4 @@
-//! Products against f64, for every instruction set of this machine.
+//! Products against f64, for every instruction set of this machine, and for tiles on every machine.
 
 use super::*;
 use crate::arch::IsaToken;
@@ -12,6 +12,11 @@ fn noise(seed: u64) -> impl FnMut() -> f32 {
         // Exact in bf16, so that every kernel sees the same values.
         bf16::from_f32((state >> 40) as f32 / (1 << 23) as f32 - 1.0).to_f32()
     }
+}
+
+/// Every kernel, packed for by every instruction set.
+fn kinds() -> impl Iterator<Item = Gemm> {
+    IsaToken::available().flat_map(|isa| [Gemm::new(isa, false), Gemm::new(isa, true), Gemm::of_tiles(isa, TILE_WORDS)])
 }
 
 /// `[outer, k]` and its transpose, in both dtypes.
@@ -87,11 +92,9 @@ fn products_match_f64_in_every_arithmetic_packing_and_shape() {
                 (0..k).map(|x| f64::from(lhs.wide[0][at / n * k + x]) * f64::from(rhs.wide[0][at % n * k + x])).sum()
             })
             .collect();
-        for (isa, pairs, bf16) in IsaToken::available()
-            .flat_map(|isa| [(isa, false, false), (isa, false, true), (isa, true, true), (isa, true, false)])
-        {
+        for (gemm, bf16) in kinds().flat_map(|gemm| [(gemm, false), (gemm, true)]) {
             // The pieces that a first cache of any size asks for.
-            let gemm = Gemm { most: most_words(48 << 10), ..Gemm::new(isa, pairs) };
+            let gemm = Gemm { most: most_words(48 << 10), ..gemm };
             for along in [KAxis::Rows, KAxis::Columns].into_iter().flat_map(|a| [[a, KAxis::Rows], [a, KAxis::Columns]])
             {
                 for add in [0.0, 0.5] {
@@ -110,7 +113,7 @@ fn products_match_f64_in_every_arithmetic_packing_and_shape() {
 fn an_element_has_the_same_bits_in_any_product() {
     let (k, m, n) = (77, 45, 70);
     let (lhs, rhs) = (Operand::new(m, k, 3), Operand::new(n, k, 4));
-    for gemm in IsaToken::available().flat_map(|isa| [Gemm::new(isa, false), Gemm::new(isa, true)]) {
+    for gemm in kinds() {
         let whole = product(gemm, &lhs, &rhs, [KAxis::Columns; 2], true, 0.25);
         for (i, j) in [(0, 0), (11, 31), (12, 32), (44, 69), (30, 5)] {
             let one = |operand: &Operand, row: usize| {
@@ -141,8 +144,7 @@ fn pieces_are_as_long_as_a_first_cache_has_room_for() {
 #[test]
 fn pieces_are_few_of_one_size_and_whole_panels() {
     let sizes = [32, 40, 48].map(|size| most_words(size << 10));
-    let kinds = IsaToken::available().flat_map(|isa| [Gemm::new(isa, false), Gemm::new(isa, true)]);
-    for gemm in kinds.flat_map(|gemm| sizes.map(|most| Gemm { most, ..gemm })) {
+    for gemm in kinds().flat_map(|gemm| sizes.map(|most| Gemm { most, ..gemm })) {
         for k in [0, 1, 31, 64, 160, 161, 320, 512, 700, 2048, 5000] {
             for (pieces, grain, most) in [
                 (gemm.pieces(k).collect::<Vec<_>>(), GRAIN, gemm.depth()),
@@ -175,6 +177,22 @@ fn blocks_of_a_matrix_are_its_rows_or_columns() {
     let rows: Vec<&[f32]> = data.chunks(7).collect();
     assert_eq!(rows[0], [0.0, 0.0, 0.0, 10.0, 10.0, 10.0, 20.0]);
     assert_eq!((rows[1], rows[2], rows[3], rows[4]), (&[0.0; 7][..], &[1.0; 7][..], &[1.0; 7][..], &[2.0; 7][..]));
+}
+
+#[test]
+fn parts_of_a_target_are_added_to() {
+    let mut data = vec![1.0; 5 * 7];
+    let isa = Isa::Portable.checked().unwrap();
+    let mut whole = MatMut::new(&mut data, 5, 6, 7);
+    let mut part = whole.some_rows(1..3);
+    part.columns(2..5).add(isa, &[1.0, 2.0, 3.0, f32::NAN, 4.0, 5.0, 6.0], 4);
+    part.row(1)[0] = 9.0;
+    let rows: Vec<&[f32]> = data.chunks(7).collect();
+    assert_eq!(
+        (rows[1], rows[2]),
+        (&[1.0, 1.0, 2.0, 3.0, 4.0, 1.0, 1.0][..], &[9.0, 1.0, 5.0, 6.0, 7.0, 1.0, 1.0][..])
+    );
+    assert!([0, 3, 4].iter().all(|row| rows[*row] == [1.0; 7]));
 }
 
 #[test]

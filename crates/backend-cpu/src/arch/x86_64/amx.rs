@@ -4,8 +4,7 @@
 //! fed by two of the lhs and two of the rhs. Results go through a scratch piece in the nearest cache, because tiles stored
 //! at a large stride cost more than the products.
 //!
-//! Budget: 4 + 2 + 2 of 8 tiles; a rhs panel of 256 words (32 KiB) in the nearest cache, a lhs panel of the same size on its
-//! way from the next.
+//! Budget: 4 + 2 + 2 of 8 tiles; a panel of 128 words of each operand, 16 KiB, and the scratch piece, 4 KiB, in the nearest cache.
 #![allow(unsafe_code)]
 
 use crate::arch::panel::RHS_PANEL;
@@ -48,27 +47,18 @@ fn permitted() -> bool {
     unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
 }
 
-/// Words along K of the product that [`spin`] makes: both panels and the result fit the nearest cache.
-const SPIN_WORDS: usize = 128;
-/// Floating-point operations of an iteration of [`spin`].
-pub(crate) const SPIN_FLOPS: usize = 2 * LHS_PANEL * RHS_PANEL * 2 * SPIN_WORDS;
+/// Floating-point operations of an iteration of [`spin`]: four products of 16 rows, 16 columns and 16 pairs, two for each.
+pub(crate) const SPIN_FLOPS: usize = 4 * WORDS * WORDS * (2 * WORDS) * 2;
 
-/// Multiplies the same panels in the nearest cache again and again: what AMX can do at most. The result is one entry
-/// of the product.
+/// Multiplies the same two tiles again and again, out of registers: what AMX can do at most. The result is an entry of a sum.
 ///
 /// # Panics
 /// Where it is not available.
 pub(crate) fn spin(iterations: usize) -> f32 {
     assert!(is_available(), "tiles to multiply");
-    // Pairs of 1.5 and of 0.5 in bf16.
-    let (a, b) = (vec![0x3fc0_3fc0_u32; LHS_PANEL * SPIN_WORDS], vec![0x3f00_3f00_u32; RHS_PANEL * SPIN_WORDS]);
-    let mut c = vec![0.0; LHS_PANEL * RHS_PANEL];
-    let mut tiles = Tiles::new();
-    for _ in 0..iterations {
-        // SAFETY: the panels hold `SPIN_WORDS` words per row and column, whole tiles.
-        unsafe { tiles.multiply(SPIN_WORDS, a.as_ptr(), b.as_ptr(), &mut c) };
-    }
-    c[c.len() - 1]
+    let mut sum = [0.0; WORDS * WORDS];
+    Tiles::new().spin(iterations, &mut sum);
+    sum[sum.len() - 1]
 }
 
 /// The tile registers of this thread, shaped for products of 16 rows and 16 words.
@@ -137,6 +127,43 @@ impl Tiles {
                 far = in(reg) 128_usize,
                 out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                 out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack),
+            );
+        }
+    }
+
+    /// Adds `iterations` products of a tile of 1.5 and one of 0.5, 24 each, to each of four sums, of which `out` is one: a product has
+    /// to wait for the one before it with the same sum, and three others fill that time.
+    fn spin(&mut self, iterations: usize, out: &mut [f32; WORDS * WORDS]) {
+        // Pairs in bf16.
+        let (a, b) = ([0x3fc0_3fc0_u32; WORDS * WORDS], [0x3f00_3f00_u32; WORDS * WORDS]);
+        // SAFETY: tiles read and write 16 rows of 64 bytes, 64 bytes apart: of a, b and out the whole array. Tiles are shaped for it by
+        // `new`, on this thread.
+        unsafe {
+            std::arch::asm!(
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                "tileloadd tmm4, [{a} + {near}]",
+                "tileloadd tmm5, [{b} + {near}]",
+                "test {steps}, {steps}",
+                "jz 3f",
+                "2:",
+                "tdpbf16ps tmm0, tmm4, tmm5",
+                "tdpbf16ps tmm1, tmm4, tmm5",
+                "tdpbf16ps tmm2, tmm4, tmm5",
+                "tdpbf16ps tmm3, tmm4, tmm5",
+                "dec {steps}",
+                "jnz 2b",
+                "3:",
+                "tilestored [{out} + {near}], tmm3",
+                steps = inout(reg) iterations => _,
+                a = in(reg) a.as_ptr(),
+                b = in(reg) b.as_ptr(),
+                out = in(reg) out.as_mut_ptr(),
+                near = in(reg) 64_usize,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _, out("tmm5") _,
                 options(nostack),
             );
         }

@@ -1,0 +1,207 @@
+//! The fused head with products of tiles, on any machine: packing, blocks that stay near and output are those of AMX, whose
+//! instructions [`crate::arch::tiles`] stands for where there are none.
+
+use super::*;
+use crate::arch::{Isa, IsaToken};
+use crate::threads::Threads;
+use grpo_core::{Dtype, GradientSpec, GradsMut, Implementation, LossConfig, LossPlan, PolicySpec, Tiling};
+use rstest::rstest;
+use testkit::{Case, Differences, Output, ROUNDED, Shape, assert_flows, difference, loss, run};
+
+/// Words of a piece: so few that small shapes have many pieces, and what AMX has, 128.
+const FEW: usize = 16;
+const MANY: usize = 128;
+
+fn problem(gemm: Gemm, request: &PlanRequest) -> Problem {
+    let PolicySpec::Hidden { hidden, layout, .. } = request.policy else { unreachable!("cases have a head") };
+    let mut problem = Problem::new(request, hidden, layout, gemm.isa(), Dtype::Bf16);
+    problem.gemm = gemm;
+    problem
+}
+
+fn plan(gemm: Gemm, request: &PlanRequest, slots: usize) -> Box<dyn LossPlan> {
+    let problem = problem(gemm, request);
+    let blocking = choose(request, &problem, slots).unwrap();
+    let kernel = || -> Box<dyn Kernel> { Box::new(FusedKernel::new(request, problem, blocking)) };
+    crate::plan::plan(request, problem.workspace(&blocking), kernel, Threads::default()).unwrap()
+}
+
+/// Products of tiles in pieces of `words`, for the plainest and the fastest instruction set that packs for them.
+fn tiles(words: usize) -> [Gemm; 2] {
+    [Isa::Portable.checked().unwrap(), IsaToken::detect()].map(|isa| Gemm::of_tiles(isa, words))
+}
+
+/// Ways to cut the work: chunks of fewer tokens than a lhs panel, than a piece, than are packed at a time, and all of them.
+fn tilings() -> Vec<(Implementation, Tiling)> {
+    let orders = [LoopOrder::TokenChunks, LoopOrder::VocabPanels].map(Some);
+    let chunks = [Some(15), Some(70), Some(257), None];
+    let blocks = [Some(512), None];
+    let tilings = orders.into_iter().flat_map(|loop_order| {
+        chunks.into_iter().flat_map(move |token_chunk| {
+            blocks.map(|vocab_block| Tiling { loop_order, token_chunk, vocab_block, ..Tiling::default() })
+        })
+    });
+    let fused = tilings.map(|tiling| (Implementation::Fused, tiling));
+    fused.chain([(Implementation::Logits, Tiling::default())]).collect()
+}
+
+fn wide(values: &[f32]) -> Vec<f64> {
+    values.iter().copied().map(f64::from).collect()
+}
+
+/// Every way to cut the work against the oracle, and against products of f32 of dlogits that are rounded alike. Scores and dH have the
+/// same bits however it is cut.
+fn check(loss: &LossConfig, case: &Case, words: usize) {
+    let expected = case.oracle(loss);
+    assert_flows(&expected);
+    for gemm in tiles(words) {
+        let mut first: Option<Output> = None;
+        for (implementation, tiling) in tilings() {
+            let name = format!("{gemm:?} {tiling:?}");
+            let request = case.request(loss, implementation, tiling);
+            let mut ours = plan(gemm, &request, 3);
+            let got = run(&mut *ours, case);
+            Differences::new(&got, &expected).assert_within(ROUNDED, &name);
+            assert_eq!(ours.score(case.policy(), &case.batch).unwrap(), got.scores, "{name}");
+            let other = run(&mut *plan(Gemm::new(gemm.isa(), false), &request, 3), case);
+            let gradients = [(&got.hidden, &other.hidden), (&got.lm_head, &other.lm_head), (&got.bias, &other.bias)];
+            for (got, other) in gradients {
+                // Now and then a dlogit lies between two bf16, and goes to the other one.
+                let off = difference(got, &wide(other));
+                assert!(off <= 1e-3, "{name}: {off:e} from what f32 products make of it");
+            }
+            let first = first.get_or_insert_with(|| got.clone());
+            assert!(got.scores == first.scores && got.hidden == first.hidden, "{name}: bits");
+        }
+    }
+}
+
+#[rstest]
+#[case::ragged("dapo", Shape { lengths: &[300, 261], h: 70, v: 97, ..Shape::default() })]
+#[case::sequences_longer_than_chunks("gspo", Shape { lengths: &[70, 20, 61], h: 33, v: 97, lean: 0.2, ..Shape::default() })]
+#[case::tiles("gspo", Shape { lengths: &[9, 20, 8], h: 33, v: 1013, ..Shape::default() })]
+#[case::more_tiles_than_are_packed_at_a_time("dapo", Shape { lengths: &[30, 20], h: 20, v: 4700, ..Shape::default() })]
+#[case::one_token("dapo", Shape { lengths: &[1], h: 600, v: 63, ..Shape::default() })]
+#[case::one_unit("dapo", Shape { lengths: &[40, 30], h: 1, v: 513, ..Shape::default() })]
+#[case::temperatures("cispo", Shape { lengths: &[40, 50], h: 40, v: 600, bias: false, temperatures: true, ..Shape::default() })]
+fn products_of_tiles_match_the_oracle(
+    #[case] loss_type: &str,
+    #[case] shape: Shape<'_>,
+    #[values(HeadLayout::VocabHidden, HeadLayout::HiddenVocab)] layout: HeadLayout,
+) {
+    let loss = loss(loss_type);
+    check(&loss, &Case::new(&loss, &Shape { dtype: Dtype::Bf16, layout, ..shape }, 23), FEW);
+}
+
+#[rstest]
+fn products_of_tiles_match_the_oracle_under_a_softcap(
+    #[values(HeadLayout::VocabHidden, HeadLayout::HiddenVocab)] layout: HeadLayout,
+) {
+    let loss = LossConfig { final_logit_softcapping: Some(3.0), ..loss("dapo") };
+    let shape = Shape { lengths: &[40, 60], h: 40, v: 600, dtype: Dtype::Bf16, layout, ..Shape::default() };
+    check(&loss, &Case::new(&loss, &shape, 29), FEW);
+}
+
+/// Pieces as long as AMX has them: more tokens, hidden units and entries than one has, and more tokens than are packed at a time.
+#[rstest]
+#[case::pieces(Shape { lengths: &[200, 100], h: 270, v: 290, ..Shape::default() })]
+#[case::many_tokens(Shape { lengths: &[1100, 1000], h: 24, v: 70, ..Shape::default() })]
+fn pieces_of_amx_match_the_oracle(
+    #[case] shape: Shape<'_>,
+    #[values(HeadLayout::VocabHidden, HeadLayout::HiddenVocab)] layout: HeadLayout,
+) {
+    let loss = loss("dapo");
+    check(&loss, &Case::new(&loss, &Shape { dtype: Dtype::Bf16, layout, ..shape }, 31), MANY);
+}
+
+/// Each gradient can be left out without a change to the others.
+#[rstest]
+fn frozen_parts_with_products_of_tiles(
+    #[values(true, false)] hidden: bool,
+    #[values(true, false)] lm_head: bool,
+    #[values(HeadLayout::VocabHidden, HeadLayout::HiddenVocab)] layout: HeadLayout,
+) {
+    let loss = loss("grpo");
+    let shape = Shape { lengths: &[60, 50], h: 40, v: 600, dtype: Dtype::Bf16, layout, ..Shape::default() };
+    let (case, gemm) = (Case::new(&loss, &shape, 37), Gemm::of_tiles(IsaToken::detect(), FEW));
+    for (implementation, tiling) in tilings() {
+        let mut request = case.request(&loss, implementation, tiling);
+        let all = run(&mut *plan(gemm, &request, 2), &case);
+        request.gradients = GradientSpec { hidden, lm_head, bias: false };
+        let (mut dh, mut dw) = (vec![0.0; all.hidden.len()], vec![0.0; all.lm_head.len()]);
+        let grads = GradsMut {
+            hidden: hidden.then_some(dh.as_mut_slice().into()),
+            lm_head: lm_head.then_some(dw.as_mut_slice().into()),
+            ..GradsMut::default()
+        };
+        let out = plan(gemm, &request, 2).value_and_grad(case.policy(), &case.batch, grads).unwrap();
+        assert_eq!(out.loss, all.loss, "{request:?}");
+        assert!(!hidden || dh == all.hidden, "{request:?}");
+        assert!(!lm_head || dw == all.lm_head, "{request:?}");
+    }
+}
+
+#[test]
+fn products_of_tiles_are_added_to_the_gradients_that_are_there() {
+    let loss = loss("dapo");
+    let shape = Shape { lengths: &[60, 50], h: 40, v: 600, dtype: Dtype::Bf16, ..Shape::default() };
+    let (case, gemm) = (Case::new(&loss, &shape, 41), Gemm::of_tiles(IsaToken::detect(), FEW));
+    for (implementation, tiling) in tilings() {
+        let mut plan = plan(gemm, &case.request(&loss, implementation, tiling), 2);
+        let once = run(&mut *plan, &case);
+        let mut twice = once.clone();
+        testkit::accumulate(&mut *plan, &case, &mut twice);
+        for (once, twice) in [(&once.hidden, &twice.hidden), (&once.lm_head, &twice.lm_head)] {
+            let doubled: Vec<f64> = once.iter().map(|x| 2.0 * f64::from(*x)).collect();
+            assert!(difference(twice, &doubled) <= 1e-6);
+        }
+    }
+}
+
+/// Bytes of the buffers of a kernel.
+fn allocated(kernel: &FusedKernel) -> usize {
+    let Workspace { x, x_for_head, panel, dh, partials, sums, tokens, live_rows, slots } = &kernel.work;
+    let of_slot = |slot: &Slot| {
+        4 * (slot.head.len() + slot.dlogits.len() + slot.rows.len() + slot.near.len()) + size_of::<Slot>()
+    };
+    4 * (x.len() + x_for_head.len() + panel.len() + dh.len())
+        + size_of_val(&partials[..])
+        + size_of_val(&sums[..])
+        + size_of_val(&tokens[..])
+        + size_of::<usize>() * (live_rows.capacity() + kernel.live.capacity())
+        + slots.iter().map(of_slot).sum::<usize>()
+        + TokenState::BYTES * kernel.problem.kept(&kernel.blocking)
+}
+
+#[rstest]
+fn the_workspace_is_what_is_allocated(
+    #[values("grpo", "gspo")] loss_type: &str,
+    #[values(HeadLayout::VocabHidden, HeadLayout::HiddenVocab)] layout: HeadLayout,
+    #[values(FEW, MANY)] words: usize,
+) {
+    let loss = loss(loss_type);
+    let gemms = tiles(words).into_iter().chain(IsaToken::available().map(|isa| Gemm::new(isa, true)));
+    for gemm in gemms {
+        for (n, h, v) in [(1, 1, 1), (40, 33, 1013), (300, 160, 4700), (2500, 40, 100)] {
+            for (implementation, tiling) in tilings() {
+                for budget in [2 << 20, 8 << 20] {
+                    let request = PlanRequest {
+                        loss: loss.clone(),
+                        implementation,
+                        tiling: Tiling { workspace_budget: budget, ..tiling.clone() },
+                        max_tokens: n,
+                        policy: PolicySpec::Hidden { hidden: h, vocab: v, dtype: Dtype::Bf16, layout, bias: false },
+                        gradients: GradientSpec { hidden: true, lm_head: true, bias: false },
+                    };
+                    let problem = problem(gemm, &request);
+                    let Ok(blocking) = choose(&request, &problem, 3) else { continue };
+                    let planned = problem.workspace(&blocking);
+                    assert!(implementation == Implementation::Logits || planned <= budget, "{blocking:?}");
+                    let made = allocated(&FusedKernel::new(&request, problem, blocking));
+                    let evaluator = crate::plan::evaluator_bytes(n);
+                    assert_eq!(made, planned - evaluator, "{gemm:?} {n} {h} {v} {blocking:?}");
+                }
+            }
+        }
+    }
+}
