@@ -205,7 +205,12 @@ fn what_derivatives_compute_again_changes_no_number() {
         rows(&run.join("metrics.jsonl"))
     };
     let expected = warmup("full", &[]);
-    for setting in ["recompute_granularity=selective", "recompute_granularity=none", "recompute_num_layers=2"] {
+    for setting in [
+        "recompute_granularity=except_attention",
+        "recompute_granularity=selective",
+        "recompute_granularity=none",
+        "recompute_num_layers=2",
+    ] {
         assert_same_warmup(&expected, &warmup(setting, &[&format!("policy.{setting}")]), 1e-5);
     }
 }

@@ -3,7 +3,7 @@
 //! Legend: L layers, B rows, T tokens of a row, N completion tokens, V vocabulary, H residual stream, K key/value heads, D width of a
 //! head.
 
-use crate::decoder::Compute;
+use crate::decoder::{ATTENTION, Compute};
 use crate::device_policy::DevicePolicyOptions;
 use crate::rollout::{RolloutSizes, cache_shape};
 use crate::train::TrainShape;
@@ -13,12 +13,13 @@ use stablehlo::Save;
 /// What makes a run take less memory of its device.
 pub const KNOBS: &str = "grpo.gradient_accumulation_steps (more micro-batches of fewer rows), rollout.max_completion_length and \
     data.max_prompt_length (shorter rows), rollout.batch_size (fewer sequences that decode side by side), policy.dtype bfloat16, \
-    policy.attention blockwise (no scores of all pairs of tokens), policy.recompute_num_layers (fewer inputs of layers that are kept), and \
+    policy.attention blockwise (no scores of all pairs of tokens), policy.recompute_granularity full and policy.recompute_num_layers (less \
+    of layers that is kept), and \
     policy.can_roll_back false (weights and moments once) need less";
 
 const MICRO_BATCH: &str = "grpo.gradient_accumulation_steps (more micro-batches of fewer rows), rollout.max_completion_length and \
     data.max_prompt_length (shorter rows), policy.dtype bfloat16, policy.attention blockwise (no scores of all pairs of tokens), and \
-    policy.recompute_num_layers (fewer inputs of layers that are kept) need less";
+    policy.recompute_granularity full and policy.recompute_num_layers (less of layers that is kept) need less";
 const ROLLOUT: &str = "rollout.batch_size (fewer sequences that decode side by side), rollout.max_completion_length and \
     data.max_prompt_length (shorter sequences), and policy.dtype bfloat16 need less";
 const UPDATE: &str = "policy.can_roll_back false (weights and moments once) and a smaller model need less";
@@ -102,6 +103,12 @@ impl TrainingSizes {
         };
         let carried = product(&[inputs, rows, length, config.hidden_size]).saturating_mul(operand);
         table.push_in("micro-batches", "activations between layers", carried);
+        let keeps_attention = matches!(&options.save, Save::Named(names) if names.iter().any(|name| name == ATTENTION));
+        if keeps_attention && options.attention.block(length).is_some() {
+            let heads = config.num_attention_heads * config.head_dim();
+            let kept = product(&[layers, rows, length, heads]).saturating_mul(operand);
+            table.push_in("micro-batches", "what attention made of the tokens", kept);
+        }
         let budget = options.tiling.workspace_budget as u64;
         table.push_in("micro-batches", "logits", product(&[tokens, vocab]).saturating_mul(single).min(budget));
         if options.can_roll_back {
@@ -120,6 +127,7 @@ impl TrainingSizes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::decoder::Attention;
 
     #[test]
     fn what_the_knobs_name_makes_a_training_smaller() {
@@ -146,6 +154,11 @@ mod tests {
         let grouped = DevicePolicyOptions { save: Save::Every(3), ..options.clone() };
         let [all, seven] = [&options, &grouped].map(|options| sizes.memory(&deep, options).total());
         assert_eq!(all - seven, 5 * carried / 2);
+        // Attention in blocks that is not computed again: as much as goes into a layer.
+        let kept = DevicePolicyOptions { save: Save::Named(vec![ATTENTION.into()]), ..options.clone() };
+        assert_eq!(sizes.memory(&config, &kept).total(), total + carried);
+        let materialised = DevicePolicyOptions { attention: Attention::Materialised, ..kept };
+        assert_eq!(sizes.memory(&config, &materialised).total(), total);
         let narrow = DevicePolicyOptions { compute: Compute::Bf16, ..options.clone() };
         // Weights take as much: there is no copy in bf16 to sample with.
         assert_eq!(sizes.memory(&config, &narrow).total(), total - carried / 2);

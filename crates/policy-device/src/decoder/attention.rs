@@ -45,7 +45,7 @@ impl Attention {
     pub const BLOCK: NonZeroUsize = NonZeroUsize::new(512).expect("above 0");
 
     /// The size of blocks for rows of `length` tokens, where there are blocks.
-    fn block(self, length: usize) -> Option<usize> {
+    pub(crate) fn block(self, length: usize) -> Option<usize> {
         match self {
             Self::Auto => Some(Self::BLOCK.get()).filter(|block| length > *block),
             Self::Materialised => None,

@@ -11,6 +11,9 @@ use super::ops::{Broadcast, dot};
 use super::{Axis, Compute, Split};
 use stablehlo::{Builder, Dtype, Reducer, Save, TensorType, Traced, Unary, Value, trace};
 
+/// The name of what attention has made of the tokens of a row, for [`Save::Named`]: with it, its derivative computes no attention again.
+pub const ATTENTION: &str = "attention";
+
 /// The sizes of attention block by block.
 ///
 /// Inside, a row is N blocks of matrices: queries are `[N, B, K, R C, D]`, those of a head one after the other, keys and values
@@ -53,9 +56,7 @@ impl<'a> Blockwise<'a> {
         let Self { rows, length, block, kv, group, width, .. } = self;
         let tokens = heads.queries.shape()[1];
         let blocks = length / block;
-        let queries = self.padded(&heads.queries, 0.0).reshape(&[rows, blocks, block, kv, group, width]);
-        let queries = queries.transpose(&[1, 0, 3, 4, 2, 5]).reshape(&[blocks, rows, kv, group * block, width]);
-        let queries = self.of_blocks(&queries);
+        let queries = self.blocked(&self.padded(&heads.queries, 0.0));
         let [keys, values] = [&heads.keys, &heads.values]
             .map(|part| self.padded(part, 0.0).reshape(&[rows, blocks, block, kv, width]).transpose(&[1, 0, 3, 2, 4]))
             .map(|part| self.of_blocks(&part));
@@ -69,10 +70,22 @@ impl<'a> Blockwise<'a> {
         let types: Vec<TensorType> = arguments.iter().map(|value| value.ty().clone()).collect();
         let (forward, backward) = (self.forward(&types), self.backward(&types));
         let mixed = queries.builder().custom_vjp(&forward, &backward, &arguments, 1).swap_remove(0);
-        // What comes next is a product, which rounds it: narrow it is moved about in half the time.
-        let mixed = mixed.convert(self.compute.dtype()).reshape(&[blocks, rows, kv, group, block, width]);
-        let mixed = mixed.transpose(&[1, 0, 4, 2, 3, 5]).reshape(&[rows, length, kv * group * width]);
         mixed.slice(&[0; 3], &[rows, tokens, kv * group * width]).convert(Dtype::F32)
+    }
+
+    /// Heads of queries `[B, T, ...]` as blocks `[N, B, K, R C, D]`.
+    fn blocked(self, tokens: &Value) -> Value {
+        let Self { rows, length, block, kv, group, width, .. } = self;
+        let heads = tokens.reshape(&[rows, length / block, block, kv, group, width]).transpose(&[1, 0, 3, 4, 2, 5]);
+        self.of_blocks(&heads.reshape(&[length / block, rows, kv, group * block, width]))
+    }
+
+    /// What was mixed, `[N, B, K, R C, D]`, as the tokens `[B, T, A D]` of a row. What comes next is a product, which rounds it: narrow it
+    /// is moved about in half the time.
+    fn of_tokens(self, mixed: &Value) -> Value {
+        let Self { rows, length, block, kv, group, width, .. } = self;
+        let heads = mixed.convert(self.compute.dtype()).reshape(&[length / block, rows, kv, group, block, width]);
+        heads.transpose(&[1, 0, 4, 2, 3, 5]).reshape(&[rows, length, kv * group * width])
     }
 
     /// A block `[B, K, ...]`, split by rows and heads: no device has scores of tokens whose keys are on another one.
@@ -99,7 +112,8 @@ impl<'a> Blockwise<'a> {
         part.pad(&part.builder().scalar(number, part.dtype()), &vec![0; high.len()], &high)
     }
 
-    /// From queries, keys, values (and positions) to what is mixed, `[N, B, K, R C, D]` in f32; then what [`Blockwise::backward`] takes.
+    /// From queries, keys, values (and positions) to what is mixed, `[B, T, A D]` as products take it; then what [`Blockwise::backward`]
+    /// takes. What is made here, and not given, has the name [`ATTENTION`].
     fn forward(self, types: &[TensorType]) -> Traced {
         let queries = [self.length / self.block, self.rows, self.kv, self.group * self.block];
         let (numbers, mixed) = (f32s(&queries), f32s(&[&queries[..], &[self.width]].concat()));
@@ -129,15 +143,15 @@ impl<'a> Blockwise<'a> {
             let begun = [&begun[0].like(MASKED), &begun[1], &begun[2]];
             let out = self.over_pairs(f, &turn, &begun, &arguments.iter().collect::<Vec<_>>());
             let [max, sum, mixed] = &out[..] else { unreachable!("as many as are carried") };
-            let mixed = normalised(mixed, sum);
-            let lse = max + sum.log();
+            let mixed = self.of_tokens(&normalised(mixed, sum)).named(ATTENTION);
+            let lse = (max + sum.log()).named(ATTENTION);
             std::iter::once(mixed.clone()).chain(arguments.iter().cloned()).chain([mixed, lse]).collect()
         });
         forward.expect("blocks are slices of what they are cut from")
     }
 
-    /// From queries, keys, values (and positions), what was mixed, the logarithms of the sums of exponentials `[N, B, K, R C]`, and the
-    /// cotangent of what was mixed, to those of queries, keys and values.
+    /// From queries, keys, values (and positions), what was mixed, `[B, T, A D]`, the logarithms of the sums of exponentials
+    /// `[N, B, K, R C]`, and the cotangent of what was mixed, to those of queries, keys and values.
     ///
     /// With the logarithm as a constant shift, attention is a sum over pairs of blocks, divided by what is then 1: its derivative is
     /// that of the quotient, and for every pair that of [`Blockwise::scores`] and [`Blockwise::mix`].
@@ -165,16 +179,14 @@ impl<'a> Blockwise<'a> {
         });
         let quotient = trace(&[queries.clone(), lse.clone()], |_, a| vec![normalised(&a[0], &a[1])]);
         let quotient = quotient.expect("sums are of the shape of what they divide");
-        let takes = [types, &[queries.clone(), lse, queries]].concat();
+        let mixed = TensorType::new(self.compute.dtype(), [self.rows, self.length, self.kv * self.group * self.width]);
+        let takes = [types, &[mixed.clone(), lse, mixed]].concat();
         let backward = trace(&takes, |f, arguments| {
             let [mixed, lse, cotangent] = &arguments[own..] else { unreachable!("as declared") };
-            let derivative = f.vjp(&quotient, &[mixed, &lse.like(1.0)], &[0, 1]);
+            let [mixed, cotangent] = [mixed, cotangent].map(|part| self.blocked(part).convert(Dtype::F32));
+            let derivative = f.vjp(&quotient, &[&mixed, &lse.like(1.0)], &[0, 1]);
             let (_, pullback) = derivative.expect("a quotient has a derivative");
-            // As products round it, so that what the two parts say of one weight fits together.
-            let rounded = cotangent.convert(self.compute.dtype());
-            let [of_mixed, of_sum] = &pullback.call(&[&rounded.convert(Dtype::F32)])[..] else {
-                unreachable!("two were asked for")
-            };
+            let [of_mixed, of_sum] = &pullback.call(&[&cotangent])[..] else { unreachable!("two were asked for") };
             let of_mixed = of_mixed.convert(self.compute.dtype());
             let constants: Vec<&Value> = arguments[..own].iter().chain([lse, &of_mixed, of_sum]).collect();
             let sums = carried.each_ref().map(|ty| f.splat(0.0, ty.clone()));

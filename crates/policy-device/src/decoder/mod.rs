@@ -19,6 +19,7 @@ mod split;
 pub use adapters::{Adapters, Matrix};
 pub use attention::{Attention, Heads, Mask};
 pub use axis_rules::AxisRules;
+pub use blockwise::ATTENTION;
 pub use parameters::{Axis, Parameter, ParameterValues, Role, parameters};
 pub use rope::Rotary;
 

@@ -8,7 +8,7 @@ use policy::{
     AdamWConfig, Policy, PolicyState, Sequence, SequenceBatch, StateGroup, StepLoss, Weights, export_all, token_batch,
 };
 use policy_burn::{BurnPolicy, PolicyLoss};
-use policy_device::decoder::Attention;
+use policy_device::decoder::{ATTENTION, Attention};
 use policy_device::{DevicePolicy, DevicePolicyOptions};
 use stablehlo::Save;
 use std::collections::BTreeMap;
@@ -65,6 +65,16 @@ fn gradients_of_every_parameter_are_those_of_torch_and_of_the_host() {
 fn so_are_those_of_attention_block_by_block() {
     let block = NonZeroUsize::new(4).unwrap();
     assert_gradients(|_| DevicePolicyOptions { attention: Attention::Blockwise { block }, ..Default::default() });
+}
+
+#[test]
+fn so_are_those_of_attention_that_is_not_computed_again() {
+    let block = NonZeroUsize::new(4).unwrap();
+    assert_gradients(|_| DevicePolicyOptions {
+        attention: Attention::Blockwise { block },
+        save: Save::Named(vec![ATTENTION.into()]),
+        ..Default::default()
+    });
 }
 
 #[test]

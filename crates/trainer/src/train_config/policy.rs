@@ -5,7 +5,7 @@ use crate::error::Result;
 use backend_tpu::plugins::Kind;
 use grpo_core::Implementation;
 use models::ModelConfig;
-use policy_device::decoder::{Attention, Compute};
+use policy_device::decoder::{ATTENTION, Attention, Compute};
 use serde::{Deserialize, Serialize};
 use stablehlo::Save;
 use std::path::PathBuf;
@@ -106,11 +106,14 @@ pub enum PolicyAttention {
 
 /// What of a layer's forward pass its derivative computes again. The numbers are the same up to rounding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "snake_case")]
 pub enum RecomputeGranularity {
     /// All of it: least memory, about a third more work.
     #[default]
     Full,
+    /// All but attention in blocks, of which is kept what it has made of the tokens: as much as goes into a layer. Where attention is
+    /// materialised, its derivative reads all scores, and this is `full`.
+    ExceptAttention,
     /// All but its products, whose results are kept. Megatron's `selective` is another choice: it computes attention alone again.
     Selective,
     /// Nothing: what the derivative reads is kept.
@@ -160,6 +163,7 @@ impl PolicyConfig {
                 check(layers.is_multiple_of(turns), "policy.recompute_num_layers", &expected, turns)?;
                 Save::Every(turns)
             }
+            RecomputeGranularity::ExceptAttention => Save::Named(vec![ATTENTION.into()]),
             RecomputeGranularity::Selective => Save::Products,
             RecomputeGranularity::None => Save::Everything,
         })
@@ -180,7 +184,8 @@ impl TrainConfig {
             check(is_auto, "policy.attention", "auto, or a policy.device of PJRT", format!("{attention:?}"))?;
             let keeps = "full, or a policy.device of PJRT";
             let is_full = *recompute_granularity == RecomputeGranularity::Full;
-            check(is_full, "policy.recompute_granularity", keeps, format!("{recompute_granularity:?}").to_lowercase())?;
+            let found = serde_json::to_string(recompute_granularity).unwrap_or_default();
+            check(is_full, "policy.recompute_granularity", keeps, found)?;
             let one = "1, or a policy.device of PJRT";
             check(*recompute_num_layers == 1, "policy.recompute_num_layers", one, recompute_num_layers)?;
             let host = "float32, or a policy.device of PJRT: policy.device host computes in f32";

@@ -3,7 +3,7 @@
 use super::super::packing::Packing;
 use super::super::rows::Rows as BatchRows;
 use super::*;
-use crate::decoder::{Adapters, Attention};
+use crate::decoder::{ATTENTION, Adapters, Attention};
 use backend_tpu::TokenTables;
 use grpo_core::aggregate::token_weights;
 use grpo_core::backend_api::evaluate::Evaluator;
@@ -222,4 +222,17 @@ fn rows_without_tokens_add_nothing() {
             assert!(off.fold(0.0, f64::max) < 1e-12 && found.iter().all(|x| !x.is_nan()), "{name}");
         }
     }
+}
+
+/// In blocks, attention is a loop within that over layers.
+#[test]
+fn attention_that_is_kept_is_no_loop_of_the_derivative() {
+    let loops = |save: Save| {
+        let decoder = modules(attention(true), false).decoder().clone();
+        let shape = TrainShape { rows: 2, length: LENGTH, tokens: 16, shared: false };
+        let module = TrainModules::new(decoder, save).gradient(&LossConfig::default(), shape).unwrap();
+        module.to_string().matches("stablehlo.while").count()
+    };
+    let kept = Save::Named(vec![ATTENTION.into()]);
+    assert_eq!(loops(Save::Carry) - loops(kept), 1);
 }

@@ -137,7 +137,8 @@ fn gradients_of_narrow_weights_side_by_side_keep_all_digits() {
         let body = body.expect("a body");
         let types = [x, TensorType::new(stored, [2, 3, 2]), TensorType::new(stored, [2, 3, 1])];
         let function = trace(&types, |f, a| {
-            let last = f.scan(2, &body, &[&a[0]], &[&a[1], &a[2]], &[], save.clone()).carry.remove(0).convert(Dtype::F32);
+            let last =
+                f.scan(2, &body, &[&a[0]], &[&a[1], &a[2]], &[], save.clone()).carry.remove(0).convert(Dtype::F32);
             vec![(&last * &last).reduce(Reducer::Add, &[0, 1])]
         });
         let function = function.expect("a function");
