@@ -22,8 +22,12 @@ fn families() -> [(&'static str, ModelConfig); 3] {
 /// Has transformers and peft load folders, and write what they compute.
 fn load(jobs: &[Value]) {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/python/load.py");
-    let mut python = testkit::python::with_transformers();
-    let output = python.arg(script).arg(Value::from(jobs).to_string()).output().expect("python3 starts");
+    let output = testkit::python::Python::install()
+        .command()
+        .arg(script)
+        .arg(Value::from(jobs).to_string())
+        .output()
+        .expect("python3 starts");
     assert!(output.status.success(), "{}{}", stdout(&output), stderr(&output));
     assert_eq!(stdout(&output).lines().count(), jobs.len(), "{}", stdout(&output));
 }
