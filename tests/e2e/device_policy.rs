@@ -3,7 +3,7 @@
 use crate::support::{
     Runs, assert_same_run, grpo_with, grpo_with_quick_cpu, names, refuse, refused, rows, stderr, stdout, tiny,
 };
-use crate::tiny_model::{arguments, prepare, prepare_shape, small, tensors};
+use crate::tiny_model::{arguments, prepare_shape, small, tensors};
 use models::{Adapter, ModelConfig, ModelFolder};
 use pjrt::install::Kind;
 use serde_json::Value;

@@ -19,6 +19,19 @@ const REQUIREMENTS: [&str; 9] = [
 ];
 /// torch, and what would ask for all of CUDA with it: they are installed without what they ask for. The last one is of Linux alone.
 const WITHOUT_CUDA: [&str; 4] = ["torch==2.13.0", "peft==0.21.2", "accelerate==1.15.0", "nvidia-cuda-runtime==13.0.96"];
+/// Prints the packages of its arguments that are not there.
+const LACKING: &str = "
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+def is_there(name):
+    try:
+        return bool(version(name))
+    except PackageNotFoundError:
+        return False
+
+print(*(name for name in sys.argv[1:] if not is_there(name)), end='')
+";
 /// Libraries of CUDA that torch's wheel for Linux is linked with and that nothing calls on a CPU.
 const CUDA: [&str; 12] = [
     "libcublas.so.13",
@@ -59,8 +72,8 @@ impl Python {
             // Whose torch is whole has what it was linked with.
             let names = [&REQUIREMENTS, &WITHOUT_CUDA[..3]].concat();
             let names = names.iter().filter_map(|requirement| requirement.split("==").next());
-            let find = "import sys\nfrom importlib.metadata import version\nfor name in sys.argv[1:]: version(name)";
-            run(Command::new(&program).args(["-c", find]).args(names));
+            let lacking = run(Command::new(&program).args(["-c", LACKING]).args(names));
+            assert!(lacking.is_empty(), "GRPO_TEST_PYTHON, {}, lacks {}", program.display(), lacking.trim_end());
             return Self { program, folder: None };
         }
         let cache = variable("XDG_CACHE_HOME").map(PathBuf::from);
@@ -147,7 +160,7 @@ fn stand_in_for_cuda(folder: &Path) {
 fn run(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("these tests need it: {command:?}: {error}"));
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "the packages cannot be installed by {command:?}\n{said}");
+    assert!(output.status.success(), "the packages of these tests need it: {command:?}\n{said}");
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
