@@ -3,8 +3,8 @@
 use crate::support::{
     Runs, assert_same_run, grpo_with, grpo_with_quick_cpu, names, refuse, refused, rows, stderr, stdout, tiny,
 };
-use crate::tiny_model::{arguments, prepare, tensors};
-use models::{Adapter, ModelFolder};
+use crate::tiny_model::{arguments, prepare_shape, small, tensors};
+use models::{Adapter, ModelConfig, ModelFolder};
 use pjrt::install::Kind;
 use serde_json::Value;
 use std::path::Path;
@@ -175,13 +175,14 @@ fn adapters_and_a_value_head_learn_on_a_device_and_go_on_there_bit_for_bit() {
 #[test]
 fn adapters_of_a_folder_are_trained_on_a_device_and_leave_a_folder_of_peft() {
     let runs = Runs::new(&[]);
-    prepare(&runs);
-    let train = arguments(&runs, "model", "a", &["lora.r=4", "policy.device=pjrt:cpu"]);
+    prepare_shape(&runs, &ModelConfig { tie_word_embeddings: true, ..small() });
+    let lora = "lora={r: 4, target_modules: '.*_proj|lm_head'}";
+    let train = arguments(&runs, "model", "a", &[lora, "policy.device=pjrt:cpu"]);
     succeed(&train.iter().map(String::as_str).collect::<Vec<_>>());
     let shape = ModelFolder::open(&runs.path("model")).expect("a model").config().clone();
     let adapter = Adapter::open(&runs.path("a").join("model"), &shape).expect("an adapter");
     let moved = |matrix| adapter.lora_b(matrix).expect("B").to_vec().iter().any(|value| *value != 0.0);
-    assert!(adapter.matrices().len() == 14 && adapter.matrices().iter().all(moved));
+    assert!(adapter.matrices().len() == 15 && adapter.matrices().iter().all(moved));
     // Merged on the device as on the host.
     for device in ["pjrt:cpu", "host"] {
         let (run, to, device) = (runs.text("a"), runs.text(device), format!("policy.device={device}"));
@@ -193,6 +194,7 @@ fn adapters_of_a_folder_are_trained_on_a_device_and_leave_a_folder_of_peft() {
         assert!(found.len() == expected.len() && off < 1e-6, "off by {off}");
     }
     assert_ne!(of("host"), of("model"));
+    assert_eq!(of("host").len(), of("model").len() + 1, "the head is no longer the embedding");
 }
 
 #[test]
@@ -205,13 +207,14 @@ fn what_derivatives_compute_again_changes_no_number() {
         rows(&run.join("metrics.jsonl"))
     };
     let expected = warmup("full", &[]);
-    for setting in [
-        "recompute_granularity=except_attention",
-        "recompute_granularity=selective",
-        "recompute_granularity=none",
-        "recompute_num_layers=2",
+    for (name, settings) in [
+        // Of attention that is materialised everything is computed again.
+        ("attention", &["policy.recompute_granularity=except_attention", "policy.attention=blockwise"][..]),
+        ("selective", &["policy.recompute_granularity=selective"]),
+        ("none", &["policy.recompute_granularity=none"]),
+        ("groups", &["policy.recompute_num_layers=2"]),
     ] {
-        assert_same_warmup(&expected, &warmup(setting, &[&format!("policy.{setting}")]), 1e-5);
+        assert_same_warmup(&expected, &warmup(name, settings), 1e-5);
     }
 }
 

@@ -72,16 +72,43 @@ fn adapters_are_trained_resumed_exported_and_merged() {
 }
 
 #[test]
-fn an_adapter_that_cannot_be_merged_is_refused_before_it_is_trained() {
+fn an_adapter_of_a_tied_head_is_merged_into_a_head_of_its_own() {
     let runs = Runs::new(&[]);
     prepare_shape(&runs, &ModelConfig { tie_word_embeddings: true, ..small() });
     let head = "lora={r: 2, target_modules: [q_proj, lm_head]}";
-    let refused = arguments(&runs, "model", "a", &[head, "export.merge_adapters=true"]);
-    let text = refuse(&refused.iter().map(String::as_str).collect::<Vec<_>>());
-    assert!(text.contains("`export.merge_adapters`: expected false: lora.target_modules has the head"), "{text}");
-    assert!(!runs.path("a").exists());
-    // The adapter itself is fine.
-    train(&runs, "model", "a", &[head, "grpo.max_steps=1"]);
+    train(&runs, "model", "a", &[head, "export.merge_adapters=true"]);
+    let [before, after] = ["model", "a/model"].map(|folder| ModelFolder::open(&runs.path(folder)).unwrap());
+    // Of config.json one field has changed.
+    let tied = before.config();
+    assert_eq!(*after.config(), ModelConfig { tie_word_embeddings: false, ..tied.clone() });
+    let json = |folder: &ModelFolder| -> Value {
+        serde_json::from_slice(&std::fs::read(folder.path().join("config.json")).unwrap()).unwrap()
+    };
+    let mut expected = json(&before);
+    expected["tie_word_embeddings"] = false.into();
+    assert_eq!(json(&after), expected);
+    // The embedding stays what it is, and the head is it with its adapter.
+    let (stored, merged) = (before.weights().unwrap(), after.weights().unwrap());
+    let of = |weights: &models::Weights, name: &str| weights.tensor(name).unwrap().to_vec();
+    let embedding = of(&stored, "model.embed_tokens.weight");
+    assert_eq!(of(&merged, "model.embed_tokens.weight"), embedding);
+    // An adapter of the same run, and another merge of it.
+    let adapter = runs.text("adapter");
+    succeed(&["export", &runs.text("a"), "--set", "export.merge_adapters=false", "--to", &adapter]);
+    let adapter = Adapter::open(&runs.path("adapter"), tied).unwrap();
+    let matrix = adapter.matrices().iter().find(|matrix| matrix.name == "lm_head").unwrap();
+    let (a, b) = (adapter.lora_a(matrix).unwrap().to_vec(), adapter.lora_b(matrix).unwrap().to_vec());
+    let (scale, width) = (adapter.config().scaling() as f32, tied.hidden_size);
+    let mut largest = 0f32;
+    for (at, (found, embedding)) in of(&merged, "lm_head.weight").iter().zip(&embedding).enumerate() {
+        let (row, column) = (at / width, at % width);
+        let added = scale * (b[2 * row] * a[column] + b[2 * row + 1] * a[width + column]);
+        assert!((found - embedding - added).abs() < 1e-6, "{found} for {embedding} + {added}");
+        largest = largest.max(added.abs());
+    }
+    assert!(largest > 1e-3, "the head was trained");
+    // The next run goes on from it.
+    train(&runs, "a/model", "b", &["grpo.max_steps=1"]);
 }
 
 #[test]

@@ -26,6 +26,8 @@ def main():
     torch.set_num_threads(1)
     # What peft has to say of an adapter that does not fit is a warning.
     warnings.simplefilter("error", UserWarning)
+    # An adapter of a tied head fits; peft warns of merging it there, which would change the embedding, too.
+    warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True` and a tied layer", UserWarning)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     for job in json.loads(sys.argv[1]):

@@ -233,7 +233,7 @@ mod tests {
             completion: completion.map(str::to_owned),
             ..Item::new("x").with_answer(answer)
         };
-        let items = [item("72", Some("so 72")), item("1", None), Item::new("no answer")];
+        let items = [item("72", Some("so 73")), item("1", None), Item::new("no answer")];
         let rewards = Rewards::new(&TrainConfig::default().rewards).unwrap();
         let judged = judge(&rewards, &tokenizer, &items.iter().collect::<Vec<_>>()).unwrap();
         let rows: Vec<_> = judged.iter().map(|row| (row.reward.as_str(), row.of, row.rows, row.mean)).collect();

@@ -250,6 +250,13 @@ fn summary_text(summary: &Summary, dir: &RunDir) -> String {
         count(summary.tokens as f64),
         duration(summary.seconds)
     );
+    if summary.stopped_early {
+        let _ = writeln!(text, "the run ended early: run.early_stopping_patience evaluations in a row were no better");
+    }
+    if let (Some(step), Some(best)) = (summary.weights_of_step, &summary.best) {
+        let metric = &best.metric;
+        let _ = writeln!(text, "the weights are those after step {step}, the best by {metric}: {:.3}", best.value.0);
+    }
     // Only a run of a model that was read leaves one.
     let model = dir.model_path();
     let model = model.is_dir().then_some(("model", model));

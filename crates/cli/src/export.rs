@@ -15,7 +15,7 @@ pub(crate) struct Args {
     /// The folder of the run.
     #[arg(value_name = "RUN")]
     run: PathBuf,
-    /// The checkpoint instead of the newest, e.g. `step-000100`.
+    /// The checkpoint, e.g. `step-000100`. [default: the newest, or the best of a run that ended with run.load_best_model_at_end]
     #[arg(long, value_name = "CHECKPOINT")]
     from: Option<String>,
     /// Where to write the folder, which must not be there yet. [default: RUN/model, which is replaced]

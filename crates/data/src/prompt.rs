@@ -27,6 +27,15 @@ pub enum Prompt {
     },
 }
 
+/// Whether a value is a message: an object with `role` and `content`, which of an assistant may be left out, where it calls tools.
+pub(crate) fn is_message(value: &Value) -> bool {
+    match value.get("role").and_then(Value::as_str) {
+        None => false,
+        Some("assistant") => true,
+        Some(_) => value.get("content").is_some_and(|content| !content.is_null()),
+    }
+}
+
 impl From<String> for Prompt {
     fn from(text: String) -> Self {
         Self::Text(text)

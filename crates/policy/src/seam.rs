@@ -164,7 +164,8 @@ pub trait Policy: Send {
     fn export(&self, group: StateGroup, sink: &mut dyn TensorSink) -> Result<()>;
 
     /// Hands the weights to `sink` as `transformers` has them, by its names and in its layout, one by one: what a model folder is written
-    /// from. Adapters are merged into them.
+    /// from. Adapters are merged into them; of a head that is the embedding, too, and has an adapter, there is then a `lm_head.weight`
+    /// beside the embedding, which stays what it is.
     ///
     /// # Errors
     /// Those of the sink and of the device; [`crate::Error::Argument`] for a policy whose model `transformers` does not have, which is

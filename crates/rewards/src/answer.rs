@@ -1,5 +1,6 @@
 //! Which part of a completion is its answer.
 
+use crate::math::{equivalent, is_name};
 use crate::reward_fn::RewardInput;
 use regex::Regex;
 use serde::{Deserialize, Serialize};
@@ -12,7 +13,7 @@ use std::sync::LazyLock;
 pub enum AnswerFrom {
     /// The first of these that is there: `answer_tag`, `boxed`, `hashes`, what follows the last `answer is` or `answer:` up to the
     /// end of its sentence, the last formula between dollars, and else the completion itself when it is one short line, or
-    /// its last number.
+    /// its last number. Where mathematics is compared, a short line that is a sentence also counts as its last number.
     #[default]
     Auto,
     /// The whole completion.
@@ -48,15 +49,42 @@ impl AnswerFrom {
             Self::AnswerTag => last_tag(text),
             Self::Hashes => last_hashes(text),
             Self::LastNumber => last_number(text),
-            Self::Auto => last_tag(text)
-                .or_else(|| last_boxed(text))
-                .or_else(|| last_hashes(text))
-                .or_else(|| last_said(text))
-                .or_else(|| last_formula(text))
-                .or_else(|| if is_short(text) { Some(text) } else { last_number(text).or(Some(text)) }),
+            Self::Auto => {
+                marked(text).or_else(|| if is_short(text) { Some(text) } else { last_number(text).or(Some(text)) })
+            }
         };
         found.map(str::trim)
     }
+}
+
+/// The answer in a text that says where it is.
+fn marked(text: &str) -> Option<&str> {
+    last_tag(text)
+        .or_else(|| last_boxed(text))
+        .or_else(|| last_hashes(text))
+        .or_else(|| last_said(text))
+        .or_else(|| last_formula(text))
+}
+
+/// The last number of a short sentence, such as `It is 1,000.`, which [`AnswerFrom::Auto`] takes for an answer as a whole: what is
+/// compared as mathematics may be either. `None` where no words come before it.
+fn number_of_sentence(text: &str) -> Option<&str> {
+    static WORD: LazyLock<Regex> =
+        LazyLock::new(|| Regex::new(r"\\?\p{Alphabetic}{2,}").expect("the pattern is a constant"));
+    let number = Some(text).filter(|text| is_short(text) && marked(text).is_none()).and_then(last_number)?;
+    let before = &text[..text.rfind(number)?];
+    let words: Vec<&str> = WORD.find_iter(before).map(|word| word.as_str()).collect();
+    // `\sqrt{12}` and `pi/2` are formulas, `3 and 4` are two answers.
+    let is_formula =
+        |word: &&str| word.starts_with('\\') || is_name(word) || ["and", "or"].contains(&word.to_lowercase().as_str());
+    (!words.is_empty() && !words.iter().any(is_formula)).then_some(number)
+}
+
+/// Whether the completion has the reference answer as mathematics; `None` for rows without a reference answer.
+pub(crate) fn is_right(from: AnswerFrom, input: &RewardInput<'_>) -> Option<bool> {
+    let (reference, answer) = answer_of(from, input)?;
+    let number = if from == AnswerFrom::Auto { number_of_sentence(input.completion) } else { None };
+    Some(answer.as_deref().into_iter().chain(number).any(|answer| equivalent(&reference, answer)))
 }
 
 fn is_short(text: &str) -> bool {

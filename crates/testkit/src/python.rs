@@ -1,17 +1,37 @@
 //! Python packages that tests run, from the package index that the machine's own `pip` uses.
 
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{self, Command};
 
-/// Readers of what the sinks write, and reward programs.
-const READERS_AND_REWARDS: [&str; 4] =
-    ["wandb==0.31.0", "tensorboard==2.21.0", "math-verify==0.9.0", "reasoning-gym==0.1.25"];
-/// transformers, and what the packages below need beside torch.
-const TRANSFORMERS: [&str; 5] =
-    ["transformers==5.23.0", "psutil==7.2.2", "sympy==1.14.0", "networkx==3.6.1", "jinja2==3.1.6"];
-/// torch, and what would ask for all of CUDA with it; the last one is of Linux alone.
-const TORCH: [&str; 4] = ["torch==2.13.0", "peft==0.21.2", "accelerate==1.15.0", "nvidia-cuda-runtime==13.0.96"];
+/// What the tests import, and what [`WITHOUT_CUDA`] needs beside itself. pip resolves all of them at once.
+const REQUIREMENTS: [&str; 9] = [
+    "wandb==0.31.0",
+    "tensorboard==2.21.0",
+    "math-verify==0.9.0",
+    "reasoning-gym==0.1.25",
+    "transformers==5.23.0",
+    "psutil==7.2.2",
+    "sympy==1.14.0",
+    "networkx==3.6.1",
+    "jinja2==3.1.6",
+];
+/// torch, and what would ask for all of CUDA with it: they are installed without what they ask for. The last one is of Linux alone.
+const WITHOUT_CUDA: [&str; 4] = ["torch==2.13.0", "peft==0.21.2", "accelerate==1.15.0", "nvidia-cuda-runtime==13.0.96"];
+/// Prints the packages of its arguments that are not there.
+const LACKING: &str = "
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+def is_there(name):
+    try:
+        return bool(version(name))
+    except PackageNotFoundError:
+        return False
+
+print(*(name for name in sys.argv[1:] if not is_there(name)), end='')
+";
 /// Libraries of CUDA that torch's wheel for Linux is linked with and that nothing calls on a CPU.
 const CUDA: [&str; 12] = [
     "libcublas.so.13",
@@ -28,64 +48,92 @@ const CUDA: [&str; 12] = [
     "libnvshmem_host.so.3",
 ];
 
-/// A folder with Python packages, in the cache where PJRT plugins are, too.
+/// The one Python of all tests: TensorBoard, the W&B SDK, math_verify, reasoning-gym, torch, transformers and peft for this CPU.
+///
+/// It is `python3` with a folder of packages in the user's cache, where PJRT plugins are, too, or, where there is such a variable, the
+/// interpreter `GRPO_TEST_PYTHON`, which has all of these itself.
 #[derive(Clone, Debug)]
-pub struct Packages(PathBuf);
+pub struct Python {
+    program: OsString,
+    /// The folder with the packages; without one the interpreter has them.
+    folder: Option<PathBuf>,
+}
 
-impl Packages {
-    /// TensorBoard, the W&B SDK, math_verify and reasoning-gym, fetched by the first process that asks. Any number of processes may
-    /// ask at the same time.
+impl Python {
+    /// The packages are fetched by the first process that asks. Any number of processes may ask at the same time.
+    ///
+    /// torch's wheel for Linux is made for GPUs; what it would fetch for them, five times its own size, is left out.
     ///
     /// # Panics
-    /// Without python3, pip, a package index or room on the disk: tests cannot do without.
-    pub fn readers_and_rewards() -> Self {
-        Self::install("python", &READERS_AND_REWARDS, |folder| pip(folder, &READERS_AND_REWARDS))
-    }
-
-    /// torch, transformers and peft for this CPU, likewise. torch's wheel for Linux is made for GPUs; what it would fetch for them, five
-    /// times its own size, is left out.
-    fn transformers() -> Self {
-        let torch = if cfg!(target_os = "linux") { &TORCH[..] } else { &TORCH[..3] };
-        Self::install("transformers", &[&TRANSFORMERS, torch].concat(), |folder| {
-            pip(folder, &TRANSFORMERS);
-            pip(folder, &[&["--no-deps"], torch].concat());
-            if cfg!(target_os = "linux") {
-                stand_in_for_cuda(folder);
-            }
-        })
-    }
-
-    fn install(name: &str, requirements: &[&str], make: impl FnOnce(&Path)) -> Self {
-        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let cache = variable("XDG_CACHE_HOME").or_else(|| variable("HOME").map(|home| home.join(".cache")));
+    /// Without python3, pip, a package index or room on the disk, or where `GRPO_TEST_PYTHON` lacks a package: tests cannot do without.
+    pub fn install() -> Self {
+        let without_cuda = if cfg!(target_os = "linux") { &WITHOUT_CUDA[..] } else { &WITHOUT_CUDA[..3] };
+        if let Some(program) = variable("GRPO_TEST_PYTHON") {
+            // Whose torch is whole has what it was linked with.
+            let names = [&REQUIREMENTS, &WITHOUT_CUDA[..3]].concat();
+            let names = names.iter().filter_map(|requirement| requirement.split("==").next());
+            let lacking = run(Command::new(&program).args(["-c", LACKING]).args(names));
+            assert!(lacking.is_empty(), "GRPO_TEST_PYTHON, {}, lacks {}", program.display(), lacking.trim_end());
+            return Self { program, folder: None };
+        }
+        let cache = variable("XDG_CACHE_HOME").map(PathBuf::from);
+        let cache = cache.or_else(|| variable("HOME").map(|home| Path::new(&home).join(".cache")));
         let cache = cache.unwrap_or_else(std::env::temp_dir).join("grpo");
         // What is compiled in a package fits one version of Python.
         let version = run(Command::new("python3").args(["-c", "import sys; print('%d.%d' % sys.version_info[:2])"]));
-        let folder = cache.join([&[name, version.trim()], requirements].concat().join("-").replace("==", "-"));
-        once(&folder, make);
-        Self(folder)
+        let requirements = [&REQUIREMENTS, without_cuda].concat().join("\n") + "\n";
+        let folder = cache.join(format!("python-{}-{:016x}", version.trim(), fnv1a(requirements.as_bytes())));
+        once(&folder, |folder| {
+            pip(folder, &REQUIREMENTS);
+            pip(folder, &[&["--no-deps"], without_cuda].concat());
+            if cfg!(target_os = "linux") {
+                stand_in_for_cuda(folder);
+            }
+            fs::write(folder.join("requirements.txt"), &requirements).expect("the packages can be written");
+        });
+        Self { program: "python3".into(), folder: Some(folder) }
     }
 
-    /// The folder, for `PYTHONPATH`.
-    pub fn path(&self) -> &Path {
-        &self.0
+    /// The interpreter, which finds the packages with [`Python::python_path`].
+    pub fn program(&self) -> &OsStr {
+        &self.program
+    }
+
+    /// The folder with the packages, for `PYTHONPATH`; `None` where the interpreter has them itself.
+    pub fn python_path(&self) -> Option<&Path> {
+        self.folder.as_deref()
+    }
+
+    /// The interpreter, with the packages.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.envs(self.python_path().map(|folder| ("PYTHONPATH", folder)));
+        command
+    }
+
+    /// The folder with the programs of the packages, `wandb` among them, for `PATH`.
+    ///
+    /// # Panics
+    /// Where the interpreter does not say where its programs are.
+    pub fn scripts(&self) -> PathBuf {
+        match &self.folder {
+            Some(folder) => folder.join("bin"),
+            None => {
+                let place = "import sysconfig; print(sysconfig.get_path('scripts'))";
+                run(Command::new(&self.program).args(["-c", place])).trim_end().into()
+            }
+        }
     }
 }
 
-/// A Python with torch, transformers and peft: the program `GRPO_TEST_PYTHON`, if there is such a variable, or `python3` with the
-/// packages in the user's cache, which are fetched once.
-///
-/// # Panics
-/// Without that interpreter, python3, pip, a package index or room on the disk: tests cannot do without.
-pub fn with_transformers() -> Command {
-    match std::env::var_os("GRPO_TEST_PYTHON") {
-        Some(python) => Command::new(python),
-        None => {
-            let mut python = Command::new("python3");
-            python.env("PYTHONPATH", Packages::transformers().path());
-            python
-        }
-    }
+/// A variable of the environment that is not empty.
+fn variable(name: &str) -> Option<OsString> {
+    std::env::var_os(name).filter(|value| !value.is_empty())
+}
+
+/// The hash FNV-1a of 64 bits, by which a list of requirements has a folder with a short name.
+fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 fn pip(folder: &Path, arguments: &[&str]) {
@@ -112,7 +160,7 @@ fn stand_in_for_cuda(folder: &Path) {
 fn run(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("these tests need it: {command:?}: {error}"));
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "the packages cannot be installed by {command:?}\n{said}");
+    assert!(output.status.success(), "the packages of these tests need it: {command:?}\n{said}");
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 

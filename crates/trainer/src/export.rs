@@ -22,7 +22,8 @@ pub struct ExportConfig {
     pub dtype: Option<ExportDtype>,
     /// The number of bytes of weights from which on a file is followed by another one.
     pub max_shard_size: u64,
-    /// Whether adapters are added to the weights, so that the folder is a whole model. Otherwise it is an adapter in PEFT's layout.
+    /// Whether adapters are added to the weights, so that the folder is a whole model. Otherwise it is an adapter in PEFT's layout. A head
+    /// that is the embedding, too, and has an adapter becomes one of its own (`tie_word_embeddings: false`).
     pub merge_adapters: bool,
 }
 
@@ -94,7 +95,8 @@ pub(crate) fn export(
                 card,
                 ..ExportOptions::default()
             };
-            let mut writer = FolderWriter::create(target, shape, folder, options)?;
+            let merged = config.lora.as_ref().map(|lora| lora.merged_into(shape)).transpose()?;
+            let mut writer = FolderWriter::create(target, merged.as_ref().unwrap_or(shape), folder, options)?;
             policy.export_model(&mut Each(|tensor: NamedTensor| Ok(writer.write(&tensor.name, &tensor.data)?)))?;
             writer.finish()?;
         }

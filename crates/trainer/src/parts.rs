@@ -80,7 +80,9 @@ impl Parts {
         };
         config.validate_for(tokenizer.vocab_size(), shape.max_position_embeddings)?;
         // Before a plugin is loaded.
-        config.validate_adapters(shape)?;
+        if let Some(lora) = &config.lora {
+            lora.resolve(shape)?;
+        }
         let rewards = Rewards::with_seed(&config.rewards, config.seed)?;
         let longest = shape.max_position_embeddings.saturating_sub(config.rollout.max_completion_length);
         let (dataset, report) = open_data(&config.data, config.seed, tokenizer.as_ref(), longest)?;

@@ -1,5 +1,6 @@
 //! The keys of the section `data` that concern files.
 
+use crate::prompt::is_message;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -146,7 +147,13 @@ impl<'de> Deserialize<'de> for FewShot {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         match in_one_order(Value::deserialize(deserializer)?) {
             Value::String(text) => Ok(Self::Text(text)),
-            Value::Array(messages) if messages.iter().all(Value::is_object) => Ok(Self::Messages(messages)),
+            Value::Array(messages) => match messages.iter().find(|message| !is_message(message)) {
+                None => Ok(Self::Messages(messages)),
+                Some(other) => {
+                    let expected = "messages with `role` and `content`, a user's and the assistant's in turn";
+                    Err(serde::de::Error::custom(format!("expected {expected}, got {other}")))
+                }
+            },
             other => Err(serde::de::Error::custom(format!("expected a text or a list of messages, got {other}"))),
         }
     }

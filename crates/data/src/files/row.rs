@@ -4,7 +4,7 @@ use crate::config::{ApplyChatTemplate, DataConfig, FewShot};
 use crate::dataset::Item;
 use crate::error::{Error, Result};
 use crate::files::lines::shown;
-use crate::prompt::Prompt;
+use crate::prompt::{Prompt, is_message};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
@@ -203,7 +203,7 @@ impl Question {
 /// The messages of a conversation and, of a whole one, the assistant's last words.
 fn conversation(column: &str, messages: &[Value], is_whole: bool) -> RowResult<(Vec<Value>, Option<String>)> {
     for (index, message) in messages.iter().enumerate() {
-        if role(message).is_none() {
+        if !is_message(message) {
             let expected = "an object with `role` and `content`";
             return Err(format!(
                 "column `{column}`, message {}: expected {expected}, got {}",

@@ -26,6 +26,8 @@ fn lines_that_are_no_rows() {
         (b"{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\"}]}\n", "at least one message"),
         (b"{\"messages\": [{\"content\": \"a\"}]}\n", "message 1: expected an object with `role`"),
         (b"{\"prompt\": [\"a\"]}\n", "message 1: expected an object with `role`"),
+        (b"{\"prompt\": [{\"role\": \"user\"}]}\n", "message 1: expected an object with `role` and `content`"),
+        (b"{\"prompt\": [{\"role\": \"user\", \"content\": null}]}\n", "message 1: expected an object with `role`"),
         (
             b"{\"prompt\": [{\"role\": \"user\", \"content\": \"a\"}], \"tools\": \"b\"}\n",
             "column `tools`: expected a list",

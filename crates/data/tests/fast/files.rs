@@ -142,4 +142,8 @@ fn files_are_written_short_or_long_and_read_back() {
     assert!(error.contains("expected a file"), "{error}");
     let error = serde_json::from_value::<DataConfig>(json!({"apply_chat_template": "yes"})).unwrap_err().to_string();
     assert!(error.contains("expected auto, true or false"), "{error}");
+    // A template would leave out what is no message, and say nothing.
+    let rows = json!({"few_shot": [{"question": "1 x 1?", "answer": "#### 1"}]});
+    let error = serde_json::from_value::<DataConfig>(rows).unwrap_err().to_string();
+    assert!(error.contains("expected messages with `role` and `content`") && error.contains("1 x 1?"), "{error}");
 }

@@ -153,6 +153,27 @@ impl LoraConfig {
         Ok(matrices)
     }
 
+    /// The configuration of the model that `model` becomes when the adapters are added to its weights. It differs where they adapt a head
+    /// that is the embedding: the merged head has weights of its own then (`tie_word_embeddings: false`), because the embedding stays
+    /// what it is.
+    ///
+    /// ```
+    /// use models::{LoraConfig, ModelConfig, TargetModules};
+    ///
+    /// let tied = ModelConfig { tie_word_embeddings: true, ..ModelConfig::default() };
+    /// let head = LoraConfig { target_modules: TargetModules::Names(vec!["lm_head".into()]), ..LoraConfig::default() };
+    /// assert!(!head.merged_into(&tied)?.tie_word_embeddings);
+    /// assert_eq!(LoraConfig::default().merged_into(&tied)?, tied);
+    /// # Ok::<(), models::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`LoraConfig::resolve`].
+    pub fn merged_into(&self, model: &ModelConfig) -> Result<ModelConfig> {
+        let of_head = self.resolve(model)?.iter().any(|matrix| matrix.name == HEAD_MODULE);
+        Ok(ModelConfig { tie_word_embeddings: model.tie_word_embeddings && !of_head, ..model.clone() })
+    }
+
     /// The tensors of the adapters, A and B of every matrix that [`LoraConfig::resolve`] gives, with the names of PEFT's files.
     ///
     /// # Errors

@@ -59,8 +59,8 @@ impl HfTokenizer {
     /// generation_config.json and config.json (`eos_token_id`); the tokenizer's own end token is one of them in any case.
     ///
     /// # Errors
-    /// [`Error::TokenizerFile`] where tokenizer.json is missing or broken, where it has an id that the model has not, and where
-    /// no token ends a completion; [`Error::File`], [`Error::Json`] and [`Error::Field`] for the other files.
+    /// [`Error::TokenizerFile`] where tokenizer.json is missing or broken, where it has an id that the model has not or that the library
+    /// `tokenizers` gives to another token, where the end token is none of its tokens, and where no token ends a completion; [`Error::File`], [`Error::Json`] and [`Error::Field`] for the other files.
     pub fn open(folder: &Path, stop_ids: &[u32], vocab_size: usize) -> Result<Self> {
         let path = folder.join("tokenizer.json");
         let fault = |reason: String| Error::TokenizerFile { path: path.clone(), reason };
@@ -70,7 +70,14 @@ impl HfTokenizer {
         let bytes = grpo_files::read_regular(&path, LIMIT).map_err(|e| Error::io("read", &path, e))?;
         let mut inner = tokenizers::Tokenizer::from_bytes(&bytes)
             .map_err(|e| fault(format!("expected a tokenizer of the crate or package `tokenizers`: {e}")))?;
+        check_added_ids(&inner, &bytes, vocab_size).map_err(fault)?;
         let config = TokenizerConfig::read(folder)?;
+        // Whether the files know it with an id; else it gets the next one, below, as in transformers.
+        let eos_token = config.named.get("eos_token").and_then(Value::as_str);
+        let has_eos = eos_token.is_none_or(|eos| {
+            inner.token_to_id(eos).is_some()
+                || config.added.iter().any(|(id, token)| id.is_some() && token.content == eos)
+        });
         add_tokens(&mut inner, &config).map_err(|e| fault(e.to_string()))?;
         // A length or a padding that was once set for training batches concerns nobody here.
         inner.with_truncation(None).map_err(|e| fault(e.to_string()))?.with_padding(None);
@@ -78,10 +85,7 @@ impl HfTokenizer {
         let highest = inner.get_vocab(true).into_iter().max_by_key(|(_, id)| *id);
         let (last, highest) = highest.ok_or_else(|| fault("expected tokens, got an empty vocabulary".into()))?;
         if highest as usize >= vocab_size {
-            return Err(fault(format!(
-                "token {last:?} has the id {highest}, but the model knows ids below {vocab_size} only (vocab_size of \
-                 config.json): tokenizer and weights are not of the same model, or tokens were added without resizing it"
-            )));
+            return Err(fault(beyond(&last, highest, vocab_size)));
         }
         let named = |name: &str| match config.named.get(name).and_then(Value::as_str) {
             None => Ok(None),
@@ -92,6 +96,14 @@ impl HfTokenizer {
         let (bos, eos, pad) = (named("bos_token")?, named("eos_token")?, named("pad_token")?);
         if let Some(id) = stop_ids.iter().find(|id| **id as usize >= vocab_size) {
             return Err(fault(format!("`eos_token_id` is {id}, but the model knows ids below {vocab_size} only")));
+        }
+        if let (false, Some(token), Some(id)) = (has_eos, eos_token, eos)
+            && !stop_ids.contains(&id)
+        {
+            return Err(fault(format!(
+                "expected the end token {token:?}, which tokenizer_config.json names as `eos_token`, and there is no such token; a model \
+                 that was trained with it has its id, which would be {id}, in `eos_token_id` of generation_config.json or config.json"
+            )));
         }
         let Some(eos_id) = eos.or(stop_ids.first().copied()) else {
             return Err(fault(
@@ -311,6 +323,48 @@ fn missing(folder: &Path) -> String {
         None => "it is part of a model folder, beside config.json".to_owned(),
     };
     format!("no such file; {hint}")
+}
+
+/// Checks that `inner`, which was read from `bytes`, has added tokens under the ids that they have there: the library numbers those that
+/// are not in the vocabulary anew, without gaps, and says nothing.
+fn check_added_ids(inner: &tokenizers::Tokenizer, bytes: &[u8], vocab_size: usize) -> Result<(), String> {
+    #[derive(serde::Deserialize)]
+    struct Added {
+        id: u32,
+        content: String,
+    }
+    #[derive(serde::Deserialize)]
+    struct File {
+        #[serde(default)]
+        added_tokens: Vec<Added>,
+    }
+    let file: File = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
+    // Such as are empty are left out there.
+    let added = || file.added_tokens.iter().filter(|token| !token.content.is_empty());
+    match added().max_by_key(|token| token.id) {
+        Some(last) if last.id as usize >= vocab_size => return Err(beyond(&last.content, last.id, vocab_size)),
+        _ => {}
+    }
+    for Added { id, content } in added() {
+        match inner.token_to_id(content) {
+            Some(found) if found != *id => {
+                return Err(format!(
+                    "the added token {content:?} has the id {id}, and the library `tokenizers` gives it {found}: expected the \
+                     vocabulary's own id, or the ids behind it without a gap"
+                ));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// That a token has an id which the model has not.
+fn beyond(token: &str, id: u32, vocab_size: usize) -> String {
+    format!(
+        "token {token:?} has the id {id}, but the model knows ids below {vocab_size} only (vocab_size of config.json): tokenizer and \
+         weights are not of the same model, or tokens were added without resizing it"
+    )
 }
 
 /// Adds the tokens that tokenizer_config.json has and tokenizer.json has not, and makes special what is called special there.

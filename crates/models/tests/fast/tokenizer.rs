@@ -49,6 +49,39 @@ fn ids_that_the_model_has_not_are_refused() {
     assert_eq!((tokenizer.vocab_size(), tokenizer.decode(&[511]).unwrap()), (512, String::new()));
 }
 
+/// The highest id of a family's tokenizer.
+fn last_id(family: &str) -> u32 {
+    let inner = tokenizers::Tokenizer::from_file(folder(family, |_| {}).path().join("tokenizer.json")).unwrap();
+    inner.get_vocab(true).into_values().max().unwrap()
+}
+
+/// The library would number them anew.
+#[test]
+fn added_tokens_have_the_ids_that_their_file_gives_them() {
+    let last = last_id("qwen3");
+    let with = |id: u32| {
+        let folder = folder("qwen3", |_| {});
+        let path = folder.path().join("tokenizer.json");
+        let mut file: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        let token = json!({"id": id, "content": "<extra>", "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true});
+        file["added_tokens"].as_array_mut().unwrap().push(token);
+        std::fs::write(&path, file.to_string()).unwrap();
+        open(&folder).map(|tokenizer| tokenizer.encode_messages(&user("a"), None).unwrap())
+    };
+    with(last + 1).unwrap();
+    for id in [512, 100_000] {
+        let text = with(id).unwrap_err().to_string();
+        assert!(
+            text.contains(&format!("token \"<extra>\" has the id {id}, but the model knows ids below 512")),
+            "{text}"
+        );
+    }
+    let text = with(last + 5).unwrap_err().to_string();
+    assert!(text.contains(&format!("\"<extra>\" has the id {}", last + 5)), "{text}");
+    assert!(text.contains(&format!("gives it {}", last + 1)), "{text}");
+}
+
 #[test]
 fn a_tokenizer_without_an_end_is_refused_unless_the_model_names_one() {
     let none = folder("llama3", |config| config["eos_token"] = Value::Null);
@@ -57,9 +90,13 @@ fn a_tokenizer_without_an_end_is_refused_unless_the_model_names_one() {
     let tokenizer = HfTokenizer::open(none.path(), &[5, 9], 512).unwrap();
     assert_eq!((tokenizer.eos_id(), tokenizer.stop_ids(), tokenizer.pad_id()), (5, vec![5, 9], 5));
     let unknown = folder("llama3", |config| config["eos_token"] = "</s>".into());
-    // As in transformers, a special token that is named and missing is added; the model has to have room for it.
-    let added = open(&unknown).unwrap();
-    let text = HfTokenizer::open(unknown.path(), &[], added.eos_id() as usize).err().unwrap().to_string();
+    let text = refusal(&unknown);
+    assert!(text.contains("expected the end token \"</s>\"") && text.contains("there is no such token"), "{text}");
+    // As in transformers, a special token that is named and missing is added: the model may know the next id as its end.
+    let next = last_id("llama3") + 1;
+    assert!(text.contains(&format!("which would be {next}")), "{text}");
+    assert_eq!(HfTokenizer::open(unknown.path(), &[next], 512).unwrap().eos_id(), next);
+    let text = HfTokenizer::open(unknown.path(), &[], next as usize).err().unwrap().to_string();
     assert!(text.contains("\"</s>\" has the id"), "{text}");
     let both = folder("llama3", |_| {});
     let eos = open(&both).unwrap().eos_id();

@@ -40,8 +40,13 @@ fn folders_and_adapters_are_loaded_by_transformers_and_peft() {
 /// What libraries.py says.
 fn libraries(command: &str, place: &Path) -> String {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/libraries.py");
-    let mut python = testkit::python::with_transformers();
-    let output = python.arg(script).arg(command).arg(place).output().expect("python3 starts");
+    let output = testkit::python::Python::install()
+        .command()
+        .arg(script)
+        .arg(command)
+        .arg(place)
+        .output()
+        .expect("python3 starts");
     let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{said}{errors}");
     said.into_owned()

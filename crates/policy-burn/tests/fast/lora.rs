@@ -4,7 +4,7 @@ use crate::checkpoint::{self, Checkpoint, Tensors};
 use crate::families::{accumulate, assert_close, logits, policy, policy_loss};
 use burn::tensor::Device;
 use grpo_core::Scores;
-use models::{Adapter, LoraConfig, TargetModules};
+use models::{Adapter, Dtype, ExportOptions, FolderWriter, LoraConfig, ModelFolder, TargetModules};
 use policy::{
     Policy, PolicyState, RolloutRequest, Sampling, SequenceBatch, StateGroup, StepLoss, Weights, export_all,
     token_batch,
@@ -83,7 +83,9 @@ fn adapters_come_out_as_they_went_in_and_merge_as_in_peft() {
 fn a_base_in_its_files_changes_no_bit() {
     let lora = |target_modules: TargetModules| LoraConfig { r: 3, target_modules, ..Default::default() };
     let (all, some) = (TargetModules::Pattern("all-linear".into()), TargetModules::Names(vec!["v_proj".into()]));
-    for (name, lora) in [("llama3_bf16", lora(all.clone())), ("qwen2", lora(some)), ("qwen3_f16", lora(all))] {
+    let head = TargetModules::Names(vec!["o_proj".into(), "lm_head".into()]);
+    for (name, targets) in [("llama3_bf16", all.clone()), ("llama3_bf16", head), ("qwen2", some), ("qwen3_f16", all)] {
+        let lora = lora(targets);
         let checkpoint = Checkpoint::open(name);
         let (config, weights) = (checkpoint.config(), &checkpoint.weights);
         let mapped = BurnPolicy::mapped_with_lora(config, weights, &lora, 7, policy_loss()).unwrap();
@@ -216,7 +218,7 @@ fn only_adapters_are_trained_and_the_reference_is_the_model_without_them() {
 }
 
 #[test]
-fn an_adapter_of_a_tied_head_trains_and_cannot_be_merged() {
+fn an_adapter_of_a_tied_head_trains_and_is_merged_into_a_head_of_its_own() {
     let checkpoint = Checkpoint::open("qwen2");
     let lora = LoraConfig { r: 2, target_modules: TargetModules::Names(vec!["lm_head".into()]), ..Default::default() };
     let mut policy = policy(&checkpoint).with_lora(&lora, 1).unwrap();
@@ -224,8 +226,29 @@ fn an_adapter_of_a_tied_head_trains_and_cannot_be_merged() {
     assert_eq!(gradients.len(), 2);
     policy.apply(0.05).unwrap();
     assert!(accumulate(&mut policy, &checkpoint).0 < first);
-    let text = policy.export_model(&mut Vec::new()).unwrap_err().to_string();
-    assert!(text.contains("tie_word_embeddings"), "{text}");
+
+    let merged = lora.merged_into(checkpoint.config()).unwrap();
+    assert!(checkpoint.config().tie_word_embeddings && !merged.tie_word_embeddings);
+    let (place, mut tensors) = (tempfile::tempdir().unwrap(), Vec::new());
+    policy.export_model(&mut tensors).unwrap();
+    // All that is there already stays as it is, the embedding too.
+    assert_eq!(tensors.len(), checkpoint.config().parameters().len() + 1);
+    let options = ExportOptions { dtype: Dtype::F32, ..ExportOptions::default() };
+    let mut writer = FolderWriter::create(&place.path().join("merged"), &merged, None, options).unwrap();
+    for tensor in &tensors {
+        let stored = checkpoint.weights.tensor(&tensor.name).map(|stored| stored.to_vec());
+        assert_eq!(stored.ok().as_ref(), (tensor.name != "lm_head.weight").then_some(&tensor.data), "{}", tensor.name);
+        writer.write(&tensor.name, &tensor.data).unwrap();
+    }
+    writer.finish().unwrap();
+    let folder = ModelFolder::open(&place.path().join("merged")).unwrap();
+    let read = Decoder::from_weights(folder.config(), &folder.weights().unwrap(), &Device::flex()).unwrap();
+    let sequences = checkpoint.sequences();
+    let (found, expected) = (logits(&read, &sequences), logits(policy.model(), &sequences));
+    assert_close("logits of the merged model", &found, &expected);
+    let base = Decoder::from_weights(checkpoint.config(), &checkpoint.weights, &Device::flex()).unwrap();
+    let moved = logits(&base, &sequences).iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(moved > 1e-2, "the adapter moves logits by {moved}");
 }
 
 #[test]

@@ -10,38 +10,39 @@ use stablehlo::{Builder, Dtype, Module, TensorType, Value};
 
 impl DeviceWeights {
     /// Hands every tensor of the model to `sink` in f32, under the names of `transformers`, one by one; W + s B A of a matrix with an adapter.
+    /// That of a head that is the embedding, too, is added to a copy, which is a `lm_head.weight` beside the embedding.
     ///
     /// # Errors
-    /// [`crate::Error::Policy`] for an adapter of a head that is the embedding, too, and cannot take it; that of the sink;
-    /// [`crate::Error::Device`].
+    /// That of the sink; [`crate::Error::Device`].
     pub(crate) fn export_merged(&self, decoder: &Decoder, sink: &mut dyn policy::TensorSink) -> Result<()> {
         let position = |role| self.table.iter().position(|parameter| parameter.role == role);
-        if position(Role::LoraA(Matrix::LmHead)).is_some() && position(Role::LmHead).is_none() {
-            let expected = "a head of its own (tie_word_embeddings: false) to merge the adapter of lm_head into";
-            return Err(policy::Error::argument("export", expected, "a head that is tied to the embedding").into());
-        }
+        let adapter_of = |matrix| position(Role::LoraA(matrix)).zip(position(Role::LoraB(matrix)));
         let (mut reader, mut programs) = (self.reader(), Programs::new());
+        let mut merge = |role, at: usize, (a, b): (usize, usize), layer: usize, name: &str| {
+            let parts = [at, a, b].map(|at| &self.table[at]);
+            let program = programs.get(&self.runtime, role, |_| module(decoder, parts, self.storage))?;
+            let layer = self.runtime.upload(&[layer as i32], &[])?;
+            let mut arguments = [at, a, b].map(|at| self.parts(at)).into_iter().flatten().collect::<Vec<_>>();
+            arguments.push(layer.into());
+            read(&program.run_one(arguments)?, name)
+        };
         for (at, parameter) in self.table.iter().enumerate().filter(|(_, p)| p.role.is_of_model()) {
-            let matrix = Matrix::of(parameter.role);
-            let adapter = matrix.and_then(|m| position(Role::LoraA(m)).zip(position(Role::LoraB(m))));
+            let adapter = Matrix::of(parameter.role).and_then(adapter_of);
             for (layer, name) in parameter.tensors() {
                 let adapted = adapter.filter(|(a, _)| self.table[*a].tensors().any(|(of, _)| of == layer));
                 let data = match adapted {
                     None => reader.read(name)?,
-                    Some((a, b)) => {
-                        let parts = [parameter, &self.table[a], &self.table[b]];
-                        let program =
-                            programs.get(&self.runtime, parameter.role, |_| module(decoder, parts, self.storage))?;
-                        let layer = self.runtime.upload(&[layer as i32], &[])?;
-                        let mut arguments =
-                            [at, a, b].map(|at| self.parts(at)).into_iter().flatten().collect::<Vec<_>>();
-                        arguments.push(layer.into());
-                        read(&program.run_one(arguments)?, name)?
-                    }
+                    Some(adapter) => merge(parameter.role, at, adapter, layer, name)?,
                 };
                 let shape = parameter.tensor_shape().to_vec();
                 sink.tensor(NamedTensor { name: name.to_owned(), shape, data })?;
             }
+        }
+        let tied = position(Role::EmbedTokens).filter(|_| position(Role::LmHead).is_none());
+        if let Some((at, adapter)) = tied.zip(adapter_of(Matrix::LmHead)) {
+            let (name, shape) = ("lm_head.weight", self.table[at].tensor_shape().to_vec());
+            let data = merge(Role::LmHead, at, adapter, 0, name)?;
+            sink.tensor(NamedTensor { name: name.to_owned(), shape, data })?;
         }
         Ok(())
     }

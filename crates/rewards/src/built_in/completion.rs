@@ -1,8 +1,7 @@
 //! Rewards of a completion as a whole: whether it is right, how nearly, whether it ended by itself, and how long it is.
 
-use crate::answer::{AnswerFrom, answer_of};
+use crate::answer::{AnswerFrom, is_right};
 use crate::error::Result;
-use crate::math::equivalent;
 use crate::reward_fn::{RewardFn, RewardInput};
 use data::task::character_score;
 use grpo_core::rewards::SoftOverlong;
@@ -26,10 +25,7 @@ impl RewardFn for Correct {
     fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
         let right = match &input.item.task {
             Some((task, problem)) => task.verify(problem, input.completion),
-            None => {
-                let (reference, answer) = answer_of(self.answer_from, input)?;
-                answer.is_some_and(|answer| equivalent(&reference, &answer))
-            }
+            None => is_right(self.answer_from, input)?,
         };
         Some(f32::from(!input.truncated && right))
     }

@@ -1,7 +1,6 @@
 //! Rewards that compare what answers mean: numbers and mathematics.
 
-use crate::answer::{AnswerFrom, answer_of, last_number, parse_number};
-use crate::math::equivalent;
+use crate::answer::{AnswerFrom, answer_of, is_right, last_number, parse_number};
 use crate::reward_fn::{RewardFn, RewardInput};
 
 /// The reward `numeric`: 1 when the answer in the completion is the number of the reference answer, else 0.
@@ -60,7 +59,6 @@ impl RewardFn for MathEquivalence {
     }
 
     fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
-        let (reference, answer) = answer_of(self.answer_from, input)?;
-        Some(f32::from(answer.is_some_and(|answer| equivalent(&reference, &answer))))
+        is_right(self.answer_from, input).map(f32::from)
     }
 }

@@ -323,12 +323,17 @@ fn push_text(inside: &str, tokens: &mut Vec<Token>) -> Option<()> {
     Some(())
 }
 
+/// Whether a word is a function or a constant that people write without a backslash.
+pub(crate) fn is_name(word: &str) -> bool {
+    word.chars().count() > 1 && NAMES.contains(&word.to_lowercase().as_str())
+}
+
 /// A word outside of `\text{}`: a name, a separator, a product of variables where it is short, or else words.
 fn push_word(word: &str, tokens: &mut Vec<Token>) {
     let count = word.chars().count();
     if word == "and" || word == "or" {
         tokens.push(Token::Symbol(','));
-    } else if NAMES.contains(&word.to_lowercase().as_str()) && count > 1 {
+    } else if is_name(word) {
         tokens.push(Token::Command(word.to_lowercase()));
     } else if count > 3 || UNITS.contains(&word) {
         tokens.push(Token::Words(word.to_lowercase()));

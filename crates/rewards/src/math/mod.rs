@@ -13,6 +13,7 @@ mod same;
 
 use form::Form;
 use lex::clean;
+pub(crate) use lex::is_name;
 
 /// The longest answer in characters that is read as mathematics; longer ones are compared as text.
 const MAX_LENGTH: usize = 1000;

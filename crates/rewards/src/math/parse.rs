@@ -116,12 +116,13 @@ fn item(tokens: &[Token]) -> Option<Form> {
         return matrix(&tokens[1..tokens.len() - 1]);
     }
     if let (Some(Token::Symbol(open)), Some(Token::Symbol(close))) = (tokens.first(), tokens.last())
-        && "([⟨".contains(*open)
+        && "([{⟨".contains(*open)
         && closing(tokens, 0) == Some(tokens.len() - 1)
     {
         let inside = &tokens[1..tokens.len() - 1];
         let items = if inside.is_empty() { Vec::new() } else { items(inside)? };
-        if *open == SET_OPEN {
+        // Braces group, but several answers between them are a set, as people write one outside of LaTeX.
+        if *open == SET_OPEN || (*open == '{' && items.len() > 1) {
             return Some(Form::List { open: '{', close: '}', items });
         }
         if items.len() > 1 {

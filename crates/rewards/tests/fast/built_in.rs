@@ -58,6 +58,15 @@ fn correct_is_mathematics_or_words_for_rows_of_files() {
             ("Evelyn", "The answer is \\text{Evelyn}", 1.0),
             ("Evelyn", "The answer is Eve", 0.0),
             ("#### 5", "5", 1.0),
+            // A short sentence is its last number, too, where it has words before it and is no formula or list.
+            ("1000", "It is 1,000.", 1.0),
+            ("7", "I think **7**", 1.0),
+            ("7", "I think it is 17", 0.0),
+            ("2", "pi/2", 0.0),
+            ("12", "\\sqrt{12}", 0.0),
+            ("4", "3 and 4", 0.0),
+            ("Room 12", "Room 12", 1.0),
+            ("\\{1, 2\\}", "{2, 1}", 1.0),
         ],
     );
     assert_eq!(score(&rewards(json!({"correct": 1.0})), &Item::new("?"), &["5"])[0].total, None, "no reference");

@@ -5,14 +5,13 @@ use rewards::{Program, ProgramConfig, Reward, RewardInput, Rewards};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 use std::sync::{Arc, OnceLock};
-use testkit::python::Packages;
+use testkit::python::Python;
 
-/// The folder with the packages.
-fn packages() -> &'static Path {
-    static PACKAGES: OnceLock<Packages> = OnceLock::new();
-    PACKAGES.get_or_init(Packages::readers_and_rewards).path()
+/// Python with the packages.
+fn python() -> &'static Python {
+    static PYTHON: OnceLock<Python> = OnceLock::new();
+    PYTHON.get_or_init(Python::install)
 }
 
 fn example(file: &str) -> String {
@@ -20,9 +19,9 @@ fn example(file: &str) -> String {
 }
 
 fn judge(file: &str, workers: usize) -> Rewards {
-    let mut config = ProgramConfig::new(vec!["python3".into(), example(file)]);
+    let mut config = ProgramConfig::new(vec![python().program().to_string_lossy().into_owned(), example(file)]);
     (config.workers, config.timeout) = (workers, 300.0);
-    config.env.insert("PYTHONPATH".into(), packages().display().to_string());
+    config.env.extend(python().python_path().map(|folder| ("PYTHONPATH".into(), folder.display().to_string())));
     Rewards::from_terms(vec![(Box::new(Program::new("judge", config).unwrap()), 1.0)]).unwrap()
 }
 
@@ -54,9 +53,7 @@ fn math_verify_judges_completions() {
 #[test]
 fn reasoning_gym_makes_rows_and_judges_them() {
     for task in ["chain_sum", "countdown", "word_sorting"] {
-        let mut python = Command::new("python3");
-        python.arg(example("reasoning_gym_reward.py")).args([task, "5"]).env("PYTHONPATH", packages());
-        let output = python.output().unwrap();
+        let output = python().command().arg(example("reasoning_gym_reward.py")).args([task, "5"]).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let rows: Vec<Value> =
             String::from_utf8(output.stdout).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();

@@ -20,6 +20,13 @@ pub(super) fn model_card(config: &TrainConfig, summary: &Summary) -> Result<Stri
          {:.0} seconds.\n",
         summary.steps, summary.tokens, summary.seed, summary.seconds
     );
+    if let (Some(step), Some(best)) = (summary.weights_of_step, &summary.best) {
+        let _ = writeln!(
+            text,
+            "The weights are those after step {step}, the best by {}: {:.4}.\n",
+            best.metric, best.value.0
+        );
+    }
     let _ = writeln!(text, "| held-out evaluation | before | after |\n|---|---:|---:|");
     for (name, after) in &summary.eval_after {
         let before = summary.eval_before.get(name).map_or_else(|| "-".to_owned(), |before| format!("{before:.4}"));

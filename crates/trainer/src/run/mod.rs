@@ -197,6 +197,10 @@ impl Run {
         self.load_best()?;
         let (config, rows) = (self.trainer.config(), read_rows(&self.dir.metrics_path())?);
         let summary = Summary::new(config, &rows, self.trainer.counters(), self.seconds());
+        let summary = match self.best.as_ref().filter(|_| config.run.load_best_model_at_end) {
+            Some(best) => summary.leaving(best, &rows),
+            None => summary,
+        };
         let summary =
             Summary { best: self.best.clone(), stopped_early: self.trainer.phase() == Phase::Grpo, ..summary };
         if config.model.shape().is_none() {

@@ -5,7 +5,7 @@ use super::card::model_card;
 use super::changes::{self, Change, config_hash};
 use super::checkpoint::{CheckpointId, Checkpoints, SavedState};
 use super::dir::{RunDir, set_aside};
-use super::jsonl::MetricsRow;
+use super::jsonl::{MetricsRow, RowKind};
 use super::logs;
 use super::summary::Summary;
 use crate::error::{Error, Result};
@@ -14,10 +14,13 @@ use crate::parts::policy;
 use crate::pretrained::{Pretrained, Purpose};
 use crate::train_config::{TrainConfig, check};
 use crate::trainer::{TrainState, Trainer};
-use grpo_files::{JsonLines, read_rows};
+use grpo_files::{JsonLines, read_regular, read_rows};
 use policy::PolicyState;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
+
+/// The largest summary.json that is read, in bytes.
+const SUMMARY_LIMIT: u64 = 1 << 24;
 
 impl Run {
     /// Continues the run in `path` from its newest checkpoint, or from the one called `from`. Rows and checkpoints
@@ -101,8 +104,8 @@ impl Run {
         Ok(run)
     }
 
-    /// Writes the weights of a checkpoint of the run in `path` as a folder that `transformers` or PEFT loads: the newest, or the one
-    /// called `from`. `set` has assignments of the section `export` for this folder; the run is not changed. `target` is the run's
+    /// Writes the weights of a checkpoint of the run in `path` as a folder that `transformers` or PEFT loads: the one called `from`, else the
+    /// best of a run that has ended with `run.load_best_model_at_end`, else the newest. `set` has assignments of the section `export` for this folder; the run is not changed. `target` is the run's
     /// `model/` where it is `None`, which is replaced; another one must not be there yet. Returns the folder.
     ///
     /// # Errors
@@ -113,7 +116,8 @@ impl Run {
         let checkpoints = Checkpoints::new(dir.checkpoints_path());
         let config = dir.config(set)?;
         changes::safe_changes(&dir, &config)?;
-        let Some(position) = choose(&checkpoints, from, path)? else {
+        let best = best_of(&dir, &config)?.map(|position| position.to_string());
+        let Some(position) = choose(&checkpoints, from.or(best.as_deref()), path)? else {
             let reason = "it has no checkpoint yet: there are no weights to export".to_owned();
             return Err(Error::RunDir { path: path.to_owned(), reason });
         };
@@ -130,7 +134,12 @@ impl Run {
             optimizer_steps: 0,
             adamw: &config.optimizer.adamw(),
         })?;
-        let rows: Vec<MetricsRow> = read_rows(&dir.metrics_path())?;
+        let mut rows: Vec<MetricsRow> = read_rows(&dir.metrics_path())?;
+        // What came after the checkpoint says nothing about its weights.
+        rows.retain(|row| match position {
+            CheckpointId::Grpo(step) => row.phase == RowKind::Warmup || row.step <= step,
+            CheckpointId::Warmup(step) => row.phase == RowKind::Warmup && row.step <= step,
+        });
         let summary = Summary::new(&config, &rows, saved.counters, saved.seconds);
         let (replace, target) = (target.is_none(), target.map_or_else(|| dir.model_path(), Path::to_owned));
         export(&*policy, &config, &target, replace, model_card(&config, &summary)?)?;
@@ -169,6 +178,18 @@ fn choose(checkpoints: &Checkpoints, from: Option<&str>, run: &Path) -> Result<O
             Err(Error::RunDir { path: run.to_owned(), reason: format!("there is no checkpoint `{name}`; {there}") })
         }
     }
+}
+
+/// The checkpoint whose weights a run leaves that is done and loads its best ones.
+fn best_of(dir: &RunDir, config: &TrainConfig) -> Result<Option<CheckpointId>> {
+    let path = dir.summary_path();
+    if !config.run.load_best_model_at_end || !path.exists() {
+        return Ok(None);
+    }
+    let bytes = read_regular(&path, SUMMARY_LIMIT).map_err(|e| Error::io("read", &path, e))?;
+    let summary: Summary = serde_json::from_slice(&bytes)
+        .map_err(|error| Error::RunDir { path, reason: format!("expected the summary of a run: {error}") })?;
+    Ok(summary.best.map(|best| CheckpointId::Grpo(best.step)))
 }
 
 /// The checkpoint at `position`, proven, and of a run with this configuration.

@@ -17,7 +17,8 @@ pub struct Summary {
     /// The held-out evaluation between warm-up and GRPO: `pass@1` (greedy), `reward` (sampled), `problems`, and
     /// `pass@1/TASK` when there are several tasks.
     pub eval_before: BTreeMap<String, f64>,
-    /// The held-out evaluation after the last step, by the same names.
+    /// The held-out evaluation of the weights that the run leaves, by the same names: after the last step, or after
+    /// [`Summary::weights_of_step`].
     pub eval_after: BTreeMap<String, f64>,
     /// The mean training reward over the first tenth of the GRPO steps, 10 at most.
     pub reward_first: Option<f64>,
@@ -34,6 +35,10 @@ pub struct Summary {
     /// The best evaluation, with `run.metric_for_best_model`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub best: Option<Best>,
+    /// The number of GRPO steps after which the weights were taken that the run leaves, where `run.load_best_model_at_end` has put others
+    /// than the last into the policy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weights_of_step: Option<u64>,
     /// Whether `run.early_stopping_patience` ended the run before its last step.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stopped_early: bool,
@@ -42,10 +47,7 @@ pub struct Summary {
 impl Summary {
     pub(super) fn new(config: &TrainConfig, rows: &[MetricsRow], counters: Counters, seconds: f64) -> Self {
         let evals: Vec<_> = rows.iter().filter(|r| r.phase == RowKind::Eval).collect();
-        let eval = |row: Option<&&MetricsRow>| {
-            let values = row.into_iter().flat_map(|row| &row.values);
-            values.filter_map(|(name, v)| Some((name.strip_prefix("eval/")?.to_owned(), (*v)?))).collect()
-        };
+        let eval = |row: Option<&&MetricsRow>| row.map(|row| evaluation(row)).unwrap_or_default();
         let rewards: Vec<f64> =
             rows.iter().filter(|r| r.phase == RowKind::Grpo).filter_map(|r| r.get("reward")).collect();
         let window = (rewards.len() / 10).clamp(1, 10).min(rewards.len());
@@ -62,14 +64,29 @@ impl Summary {
             tokens: counters.num_tokens,
             seconds,
             best: None,
+            weights_of_step: None,
             stopped_early: false,
         }
+    }
+
+    /// The summary of a run that leaves the weights of `best`, where those are not its last.
+    pub(super) fn leaving(mut self, best: &Best, rows: &[MetricsRow]) -> Self {
+        let of_best = rows.iter().rfind(|row| row.phase == RowKind::Eval && row.step == best.step);
+        if let (Some(row), true) = (of_best, best.step != self.steps) {
+            (self.eval_after, self.weights_of_step) = (evaluation(row), Some(best.step));
+        }
+        self
     }
 
     /// The change of held-out pass@1, in [-1, 1].
     pub fn gain(&self) -> Option<f64> {
         Some(self.eval_after.get("pass@1")? - self.eval_before.get("pass@1")?)
     }
+}
+
+/// The metrics of an evaluation that are numbers.
+fn evaluation(row: &MetricsRow) -> BTreeMap<String, f64> {
+    row.values.iter().filter_map(|(name, v)| Some((name.strip_prefix("eval/")?.to_owned(), (*v)?))).collect()
 }
 
 #[cfg(test)]

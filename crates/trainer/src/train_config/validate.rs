@@ -7,7 +7,7 @@ use super::{ModelSource, OptimizerConfig, TrainConfig};
 use crate::backends;
 use crate::error::{Error, Result};
 use grpo_core::{LossAggMode, LossConfig};
-use models::{CharTokenizer, ModelConfig};
+use models::CharTokenizer;
 
 /// The largest number of sequences of a step or an evaluation.
 pub(crate) const MAX_SEQUENCES: usize = 1 << 20;
@@ -22,19 +22,6 @@ impl TrainConfig {
     pub fn validate(&self) -> Result<()> {
         let context = self.model.shape().map_or(usize::MAX, |shape| shape.max_position_embeddings);
         self.validate_for(CharTokenizer::VOCAB_SIZE, context)
-    }
-
-    /// Checks the section `lora` for a model of this shape.
-    pub(crate) fn validate_adapters(&self, shape: &ModelConfig) -> Result<()> {
-        let Some(lora) = &self.lora else { return Ok(()) };
-        let of_head = lora.resolve(shape)?.iter().any(|matrix| matrix.name == "lm_head");
-        check(
-            !(of_head && shape.tie_word_embeddings && self.export.merge_adapters),
-            "export.merge_adapters",
-            "false: lora.target_modules has the head, which is the embedding of this model, too (tie_word_embeddings), and \
-             cannot take its adapter",
-            true,
-        )
     }
 
     /// As [`TrainConfig::validate`], for a tokenizer with `vocab` tokens and a policy that takes sequences of `context` tokens.

@@ -12,15 +12,12 @@ use policy::{Error, Result, TensorSink};
 
 impl Decoder {
     /// Hands every weight to `sink` under Hugging Face's name and in its layout, one by one: what `transformers` loads. Adapters are
-    /// merged into their matrices.
+    /// merged into their matrices. That of a head that is the embedding, too, is merged into a copy, the `lm_head.weight` of a model with a
+    /// head of its own: the configuration of what comes out is [`models::LoraConfig::merged_into`]'s.
     ///
     /// # Errors
-    /// That of the sink; [`Error::Argument`] for an adapter of a head that is the embedding, too, and cannot take it.
+    /// That of the sink.
     pub fn export(&self, sink: &mut dyn TensorSink) -> Result<()> {
-        if self.lora_head.is_some() && self.lm_head.is_none() {
-            let expected = "a head of its own (tie_word_embeddings: false) to merge the adapter of lm_head into";
-            return Err(Error::argument("export", expected, "a head that is tied to the embedding"));
-        }
         for_each_parameter(self, Which::All, |name, shape, values| {
             // transformers' causal models have no value head.
             if is_adapter(name) || is_value_head(name) {
@@ -32,7 +29,14 @@ impl Decoder {
                 _ => None,
             };
             export_parts(self, name, shape, merged.as_deref().unwrap_or(values), sink)
-        })
+        })?;
+        match (&self.lora_head, &self.lm_head) {
+            (Some(_), None) => {
+                let shape = [self.config.vocab_size, self.config.hidden_size];
+                export_parts(self, "lm_head", &shape, &to_host(self.lm_head()?), sink)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Shape and values of the matrix of this name, which stays in its file.

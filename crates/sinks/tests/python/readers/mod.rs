@@ -4,21 +4,22 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use testkit::python::Packages;
+use testkit::python::Python;
 
-/// A folder with Python packages.
-pub(crate) struct Readers(Packages);
+/// Python with the readers.
+pub(crate) struct Readers(Python);
 
 impl Readers {
     /// Fetches the packages unless they are there.
     pub(crate) fn install() -> Self {
-        Self(Packages::readers_and_rewards())
+        Self(Python::install())
     }
 
     /// A command that finds the packages, whose `HOME` is `home` and that knows nothing else of the caller.
     pub(crate) fn command(&self, program: impl AsRef<std::ffi::OsStr>, home: &Path) -> Command {
         let mut command = Command::new(program);
-        command.env_clear().env("PYTHONPATH", self.0.path()).env("PATH", self.path()).env("HOME", home);
+        command.env_clear().envs(self.0.python_path().map(|folder| ("PYTHONPATH", folder)));
+        command.env("PATH", self.path()).env("HOME", home);
         // Where `wandb` leaves a log of its own.
         command.env("WANDB_DIR", home).stdin(Stdio::null());
         command
@@ -27,7 +28,7 @@ impl Readers {
     /// `PATH` with the program `wandb`.
     pub(crate) fn path(&self) -> std::ffi::OsString {
         let caller = std::env::var_os("PATH").unwrap_or_default();
-        let paths = [self.0.path().join("bin")].into_iter().chain(std::env::split_paths(&caller));
+        let paths = [self.0.scripts()].into_iter().chain(std::env::split_paths(&caller));
         std::env::join_paths(paths).expect("a PATH")
     }
 
@@ -35,7 +36,8 @@ impl Readers {
     pub(crate) fn tensorboard(&self, folder: &Path) -> serde_json::Value {
         let home = tempfile::tempdir().expect("a folder");
         let script = ["-c", include_str!("read_tensorboard.py")];
-        let output = self.command("python3", home.path()).args(script).arg(folder).output().expect("python3 starts");
+        let output =
+            self.command(self.0.program(), home.path()).args(script).arg(folder).output().expect("python3 starts");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         serde_json::from_slice(&output.stdout).expect("JSON")
     }

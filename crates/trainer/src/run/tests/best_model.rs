@@ -85,6 +85,42 @@ fn the_best_weights_are_loaded_at_the_end() {
 }
 
 #[test]
+fn what_is_said_of_a_run_is_of_the_weights_that_it_leaves() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = watched();
+    config.run.load_best_model_at_end = true;
+    let mut run = Run::start(config.clone(), Some(&folder.path().join("best"))).unwrap();
+    let found = summary(finish(&mut run).unwrap());
+    let rows: Vec<MetricsRow> = read_rows(&folder.path().join("best/metrics.jsonl")).unwrap();
+    let reward = |step: u64| {
+        let row = rows.iter().find(|row| row.phase == RowKind::Eval && row.step == step);
+        row.and_then(|row| row.get("eval/reward")).unwrap()
+    };
+    assert_eq!((found.weights_of_step, found.best.as_ref().map(|best| best.step)), (Some(0), Some(0)));
+    assert_eq!(found.eval_after["reward"], reward(0));
+    let card = model_card(&config, &found).unwrap();
+    assert!(card.contains("The weights are those after step 0, the best by eval/"), "{card}");
+    drop(run);
+    // Exported again it is the best, unless another is asked for; numbers of later steps are not its own.
+    let of_export = |from: Option<&str>, to: &str| {
+        let target = folder.path().join(to);
+        Run::export(&folder.path().join("best"), from, &[], Some(&target)).unwrap();
+        std::fs::read_to_string(target.join("README.md")).unwrap()
+    };
+    for (from, to, step) in [(None, "again", 0), (Some("step-000003"), "third", 3)] {
+        let card = of_export(from, to);
+        assert!(card.contains(&format!("trained with GRPO for {step} steps")), "{card}");
+        assert!(card.contains(&format!("| reward | {:.4} | {:.4} |", reward(0), reward(step))), "{card}");
+    }
+    // Without, they are the last ones.
+    config.run.load_best_model_at_end = false;
+    let mut run = Run::start(config.clone(), Some(&folder.path().join("last"))).unwrap();
+    let found = summary(finish(&mut run).unwrap());
+    assert_eq!((found.weights_of_step, found.eval_after["reward"]), (None, reward(found.steps)));
+    assert!(!model_card(&config, &found).unwrap().contains("The weights are"));
+}
+
+#[test]
 fn a_metric_that_is_none_ends_the_run_at_its_first_evaluation() {
     let folder = tempfile::tempdir().unwrap();
     let mut config = watched();
