@@ -70,6 +70,34 @@ fn a_run_is_compiled_for_a_chip_and_every_part_of_its_step_is_reported() {
 }
 
 #[test]
+fn an_update_of_one_micro_batch_is_compiled_as_one_program() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = written(&folder, RUN);
+    let claims = [
+        "step.output_bytes <= step.alias_bytes * 1.01",
+        "times.utilisation <= 1",
+        "times.step_seconds >= times.update_seconds",
+    ];
+    let mut arguments = vec![path.as_str(), "--target", "v6e", "--json"];
+    arguments.extend(["--set", "grpo.gradient_accumulation_steps=1", "--set", "grpo.prompts_per_step=1"]);
+    claims.iter().for_each(|claim| arguments.extend(["--assert", claim]));
+    let output = aot(&arguments);
+    assert_eq!(output.status.code(), Some(0), "{}{}", stdout(&output), stderr(&output));
+    let document: Value = serde_json::from_str(&stdout(&output)).expect("JSON");
+    assert!(document["programs"].get("gradient").is_none(), "{}", document["programs"]);
+    let (times, memory) = (&document["times"], &document["memory"]);
+    let state = memory["state"].as_array().expect("parts");
+    assert!(state.iter().all(|part| part[0] != "sums of gradients") && state.len() >= 3, "{memory}");
+    assert!(memory["totals"].get("apply").is_none() && memory["totals"]["step"].as_f64() > Some(0.0), "{memory}");
+    let seconds = |name: &str| document["programs"][name]["estimate_seconds"].as_f64().expect("seconds");
+    let shares: Vec<f64> =
+        times["shares"].as_array().expect("shares").iter().map(|s| s[1].as_f64().expect("seconds")).collect();
+    let update = times["update_seconds"].as_f64().expect("seconds");
+    assert!((update - seconds("step")).abs() < 1e-9 && shares.last() == Some(&seconds("apply")), "{times}");
+    assert!((shares.iter().sum::<f64>() - update).abs() < 1e-6 * update, "{times}");
+}
+
+#[test]
 fn what_is_wrong_with_a_run_is_said_before_anything_is_compiled() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let cases: [(&str, &[&str], &[&str]); 7] = [

@@ -102,9 +102,12 @@ fn a_run_learns_the_same_on_a_device_and_goes_on_there_bit_for_bit() {
 
 #[test]
 fn a_run_with_products_in_bf16_learns_and_goes_on_bit_for_bit() {
-    // The reference policy of the second step's checkpoint is one that was mixed.
-    let mixed =
-        SETTINGS.map(|setting| if setting.contains("sync_steps") { "grpo.ref_model_sync_steps=2" } else { setting });
+    // The reference policy of the second step's checkpoint is one that was mixed. An update is one micro-batch, and one program.
+    let mixed = SETTINGS.map(|setting| match setting.split('=').next() {
+        Some("grpo.ref_model_sync_steps") => "grpo.ref_model_sync_steps=2",
+        Some("grpo.gradient_accumulation_steps") => "grpo.gradient_accumulation_steps=1",
+        _ => setting,
+    });
     let settings = [&mixed[..], &["policy.dtype=bfloat16"]].concat();
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = |name: &str| folder.path().join(name);

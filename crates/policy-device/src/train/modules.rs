@@ -368,6 +368,11 @@ impl TrainModules {
         Storage::of_masters(self.model)
     }
 
+    /// What the derivative keeps of every layer.
+    pub(super) fn save(&self) -> &Save {
+        &self.save
+    }
+
     /// The number type of the matrices of the model.
     pub(super) fn model_dtype(&self) -> Dtype {
         self.model

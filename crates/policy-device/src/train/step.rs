@@ -3,7 +3,7 @@
 
 use super::adamw::{Applied, Check, Moments, Numbers, Scalars, StateValues, update};
 use super::modules::{Gradients, TrainModules, TrainShape};
-use crate::decoder::{Parameter, ParameterValues};
+use crate::decoder::{Parameter, ParameterValues, zeros};
 use crate::error::Result;
 use crate::runtime::{Program, Runtime, finish, read};
 use crate::weights::DeviceWeights;
@@ -12,7 +12,7 @@ use grpo_core::LossConfig;
 use grpo_core::backend_api::columns::LossSums;
 use grpo_core::objective::ValueLossConfig;
 use pjrt::{Argument, Buffer};
-use stablehlo::{Builder, Module, Reducer, TensorType, Value};
+use stablehlo::{Builder, Dtype, Module, Reducer, Save, TensorType, Value};
 
 impl TrainModules {
     /// The loss of a micro-batch that is all of an optimizer step, and the step: [`TrainModules::gradient`] and [`TrainModules::adamw`] in
@@ -61,7 +61,10 @@ impl TrainModules {
         // What programs read of a parameter comes first.
         let read = trained.iter().zip(&state.parameters).map(|(p, parts)| (p.role, parts[0].clone()));
         let weights = ParameterValues::new(frozen.into_iter().chain(read));
-        let Gradients { sums, of_loss, values } = self.gradients(NAME, &spec, &weights, None, batch, shape)?;
+        // A loop over groups of layers adds to sums where they are, and would gather gradients of a group beside them.
+        let begun = matches!(self.save(), Save::Every(_))
+            .then(|| trained.iter().map(|p| zeros(&f, Dtype::F32, &p.shape)).collect());
+        let Gradients { sums, of_loss, values } = self.gradients(NAME, &spec, &weights, begun, batch, shape)?;
         let allowed = is_finite(&of_loss, &counts);
         let (after, report) = update(&f, &trained, &state, &sums, &numbers, Some(&allowed), Check::Bounds);
         let after = after.iter().map(|value| ("", value));
@@ -121,7 +124,7 @@ impl StepOfState<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use stablehlo::{Array, Dtype};
+    use stablehlo::Array;
 
     #[test]
     fn the_loss_and_the_scores_of_tokens_that_count_have_to_be_finite() {

@@ -37,6 +37,28 @@ fn what_is_trained_beside_a_model_is_in_the_programs() {
 }
 
 #[test]
+fn an_update_of_one_micro_batch_is_one_program() {
+    let mut config = TrainConfig::default();
+    config.grpo.gradient_accumulation_steps = 1;
+    let has = |config: &TrainConfig, name| RunPrograms::new(config, Kind::Tpu).unwrap().names().contains(&name);
+    assert!(has(&config, ProgramName::Step) && !has(&config, ProgramName::Gradient));
+    let programs = RunPrograms::new(&config, Kind::Tpu).unwrap();
+    // What the optimizer takes of it, its own program tells.
+    assert!(programs.is_part(ProgramName::Apply) && !programs.is_part(ProgramName::Step));
+    let step = programs.module(ProgramName::Step).unwrap().to_string();
+    assert!(step.contains("exp_avg_sq") && !step.contains(".sum\""));
+    // Several micro-batches have sums, and so does a step that is not clipped, whose results are looked at before they are written.
+    let several = TrainConfig::default();
+    let mut unclipped = config.clone();
+    unclipped.optimizer.max_grad_norm = 0.0;
+    for config in [&several, &unclipped] {
+        assert!(has(config, ProgramName::Gradient) && !has(config, ProgramName::Step));
+    }
+    unclipped.optimizer.skip_grad_norm = Some(10.0);
+    assert!(has(&unclipped, ProgramName::Step), "a larger gradient is not applied");
+}
+
+#[test]
 fn weights_in_bf16_have_their_remainders_in_the_update_alone() {
     let mut config = TrainConfig::default();
     config.policy.dtype = PolicyDtype::Bfloat16;
