@@ -6,6 +6,7 @@ mod logits;
 mod options;
 mod ref_policy;
 mod state;
+mod steps;
 
 pub use options::DevicePolicyOptions;
 
@@ -14,21 +15,18 @@ use crate::error::{Error, Result};
 use crate::rollout::DeviceRollout;
 use crate::runtime::{Programs, Runtime};
 use crate::storage::Storage;
-use crate::train::{
-    AdamW, Applied, Call, Device, Loss, Moments, Prepared, Rows, Scalars, StepOfState, Target, TrainModules,
-};
+use crate::train::{AdamW, Device, Loss, Moments, Rows, TrainModules};
 use crate::weights::DeviceWeights;
-use grpo_core::backend_api::plan::step;
-use grpo_core::{LossConfig, LossOutput, Scores, TokenBatch};
+use grpo_core::{LossConfig, LossOutput, Scores};
 use models::{ModelConfig, NamedTensor};
 use pjrt::Buffer;
 use policy::{
     AdamWConfig, Completion, Policy, PolicyState, RolloutRequest, SequenceBatch, StateGroup, StepLoss, TensorSink,
-    UpdateReport, Weights, imitation,
+    UpdateReport, Weights,
 };
 use stablehlo::Dtype;
-use std::borrow::Cow;
 use std::sync::Arc;
+use steps::check_tokens;
 
 /// A decoder on a device of PJRT, with a reference policy where there is one, and AdamW. Weights, moments and sums of gradients are f32
 /// and stay there between checkpoints; what products round to is [`DevicePolicyOptions::compute`]. Weights beneath LoRA adapters
@@ -186,152 +184,11 @@ impl DevicePolicy {
     fn sampled(&self) -> Result<DeviceWeights> {
         Ok(self.weights()?.subset(|role| !role.is_of_value_head()))
     }
-
-    /// Adds the gradients of a micro-batch to the sums.
-    fn add(&mut self, batch: &SequenceBatch<'_>, loss: StepLoss) -> Result<LossOutput> {
-        self.weights()?;
-        self.sums_of_zero()?;
-        let Self { runtime, modules, grpo, cross_entropy, weights, sums, .. } = self;
-        loss_of(Device { runtime, modules }, [grpo, cross_entropy], batch, loss, Target::Sums { weights, sums })
-    }
-
-    /// The loss of a micro-batch and an optimizer step, in one program; `None` where it is not known before that the step overflows
-    /// nowhere: then nothing has happened.
-    fn step_at_once(
-        &mut self,
-        batch: &SequenceBatch<'_>,
-        loss: StepLoss,
-        learning_rate: f64,
-    ) -> Result<Option<(LossOutput, UpdateReport)>> {
-        let (scalars, fresh) = self.scalars(learning_rate)?;
-        if scalars.after.is_none() {
-            return Ok(None);
-        }
-        let Self { runtime, modules, grpo, cross_entropy, weights, moments, .. } = self;
-        let mut applied = None;
-        let step = StepOfState { runtime, weights, moments, fresh, scalars, applied: &mut applied };
-        let on = Device { runtime, modules };
-        let output = loss_of(on, [grpo, cross_entropy], batch, loss, Target::Step(step))?;
-        let Some(mut applied) = applied else { unreachable!("the gradient of a loss is always asked for") };
-        // The loss of values is added up here.
-        applied.loss_is_finite &= output.loss.is_finite() || applied.is_applied();
-        Ok(Some((output, self.finish_step(applied)?)))
-    }
-
-    fn sums_of_zero(&mut self) -> Result<()> {
-        if self.sums.is_empty() {
-            self.sums = self.optimizer.zeros(&self.runtime)?;
-        }
-        Ok(())
-    }
-
-    fn forget_gradient(&mut self) {
-        (self.sums, self.has_gradient) = (Vec::new(), false);
-    }
-
-    /// The scalars of the next step, and fresh moments where there are none.
-    fn scalars(&mut self, learning_rate: f64) -> Result<(Scalars, Option<Moments>)> {
-        let modules = &self.modules;
-        let trained = self.weights()?.subset(|role| modules.decoder().trains(role));
-        let fresh = match self.moments {
-            Some(_) => None,
-            None => Some(self.optimizer.fresh(&self.runtime)?),
-        };
-        let Some(moments) = self.moments.as_ref().or(fresh.as_ref()) else { unreachable!("made above") };
-        let step = self.steps + 1;
-        let scalars = self.optimizer.scalars(&self.runtime, &self.adamw, step, learning_rate, &trained, moments)?;
-        Ok((scalars, fresh))
-    }
-
-    /// What [`AdamW`] needs for a step with the gradient that is there, which is given away with it.
-    fn prepare(&mut self, learning_rate: f64) -> Result<(Prepared, Option<Moments>, Vec<Buffer>)> {
-        let (scalars, fresh) = self.scalars(learning_rate)?;
-        let prepared = self.optimizer.prepare(&self.runtime, scalars)?;
-        self.has_gradient = false;
-        Ok((prepared, fresh, std::mem::take(&mut self.sums)))
-    }
-
-    fn update(&mut self, learning_rate: f64) -> Result<UpdateReport> {
-        if !self.has_gradient {
-            return Err(policy::Error::argument("apply", "a gradient that accumulate has added", "none").into());
-        }
-        let (prepared, fresh, sums) = self.prepare(learning_rate).inspect_err(|_| self.forget_gradient())?;
-        let Some(moments) = self.moments.take().or(fresh) else { unreachable!("there are fresh ones") };
-        let step = moments.step(&self.runtime, &mut self.weights, |_, state| prepared.run(state, sums));
-        let (moments, (sums, applied)) = step?;
-        (self.moments, self.sums) = (Some(moments), sums);
-        self.finish_step(applied)
-    }
-
-    /// What became of a gradient, now that the state is that of after the step.
-    fn finish_step(&mut self, applied: Applied) -> Result<UpdateReport> {
-        let grad_norm = applied.grad_norm;
-        if applied.is_applied() {
-            self.steps += 1;
-            return Ok(UpdateReport { grad_norm, applied: true });
-        }
-        // Before the first step there are no moments.
-        self.moments.take_if(|_| self.steps == 0);
-        if !applied.loss_is_finite {
-            // Whoever asked sees the loss.
-            return Ok(UpdateReport { grad_norm, applied: false });
-        }
-        if applied.within {
-            let what = "the weights, or the optimizer's moments, after the update".to_owned();
-            return Err(policy::Error::NotFinite { what, step: self.steps + 1 }.into());
-        }
-        match self.adamw.skips() {
-            true => Ok(UpdateReport { grad_norm, applied: false }),
-            false => Err(policy::Error::NotFinite { what: "the gradient".into(), step: self.steps }.into()),
-        }
-    }
-}
-
-/// The loss of a micro-batch by one of two losses, that of GRPO and that of imitation; its gradients go to `target`.
-fn loss_of(
-    on: Device<'_>,
-    [grpo, cross_entropy]: [&mut Loss; 2],
-    batch: &SequenceBatch<'_>,
-    loss: StepLoss,
-    target: Target<'_>,
-) -> Result<LossOutput> {
-    let rows = Rows::new(on.modules.decoder().config(), batch.sequences)?;
-    let (loss, tokens) = match loss {
-        StepLoss::Grpo if grpo.of_values.is_none() && batch.tokens.value_targets().is_some() => {
-            return Err(policy::Error::NoValueHead.into());
-        }
-        StepLoss::Grpo => (grpo, Cow::Borrowed(&batch.tokens)),
-        StepLoss::CrossEntropy { tokens } => (cross_entropy, Cow::Owned(imitation(&batch.tokens, tokens)?)),
-    };
-    check_tokens(on, batch.sequences, &tokens)?;
-    let rows = on.upload(&rows)?;
-    let (config, of_values) = (loss.config.clone(), loss.of_values.clone());
-    let (mut values, mut failed) = (Vec::new(), None);
-    let call = Call { loss, on, rows: &rows, target, values: &mut values, failed: &mut failed };
-    let output = step(&config, &tokens, call).map_err(|error| failed.take().unwrap_or(error.into()))?;
-    let mut output = LossOutput::from(output);
-    if let Some(of_values) = of_values {
-        let of_values = of_values.compute(&values, &config, &tokens)?;
-        output.loss += of_values.loss;
-        output.value_loss += of_values.value_loss;
-        output.metrics.merge(&of_values.metrics);
-    }
-    Ok(output)
 }
 
 /// The programs of training for `decoder`, whose model's matrices are of number type `weights`.
 fn modules(decoder: Decoder, weights: Dtype, options: &DevicePolicyOptions) -> TrainModules {
     TrainModules::new(decoder, options.save.clone()).with_tiling(options.tiling.clone()).with_model_dtype(weights)
-}
-
-/// Checks that `tokens` are completion tokens of `sequences` that the model has.
-fn check_tokens(on: Device<'_>, sequences: &[policy::Sequence], tokens: &TokenBatch) -> Result<()> {
-    let expected: usize = sequences.iter().map(|s| s.completion.len()).sum();
-    if tokens.tokens() != expected {
-        let expected = format!("the {expected} completion tokens of the sequences");
-        return Err(policy::Error::argument("a micro-batch", expected, tokens.tokens()).into());
-    }
-    Ok(tokens.validate_targets(on.modules.decoder().config().vocab_size)?)
 }
 
 fn no_ref_policy(operation: &'static str) -> Error {

@@ -1,11 +1,13 @@
 //! The programs of training as values: scores, and the loss with the gradients of all parameters.
 
+pub(super) use gradients::Gradients;
+
 use super::adamw::{Check, apply_module};
-use crate::decoder::{Compute, Decoder, Matrix, Parameter, ParameterValues, Role as ParameterRole, Rows, zeros};
+use crate::decoder::{Compute, Decoder, Matrix, Parameter, ParameterValues, Role as ParameterRole, Rows};
 use crate::error::{Error, Result};
 use crate::storage::Storage;
 use backend_tpu::aot::Variant;
-use backend_tpu::program::{Mesh, Numerics, Pass, ProgramKind, Role, Spec, ValueTable, value_gradient};
+use backend_tpu::program::{Mesh, Numerics, Pass, ProgramKind, Role, Spec};
 use grpo_core::objective::ValueLossConfig;
 use grpo_core::{GradientSpec, HeadLayout, Implementation, LossConfig, PlanRequest, PolicySpec, Tiling};
 use models::ModelConfig;
@@ -68,16 +70,6 @@ impl Batch {
         let targets = ids.slice(&[0, 0], &[1, tokens]).reshape(&[tokens]);
         targets.ge(&targets.like(0))
     }
-}
-
-/// What a micro-batch gives.
-pub(super) struct Gradients {
-    /// The gradients of [`Decoder::trained`], added to what had begun.
-    pub(super) sums: Vec<Value>,
-    /// The loss, log-probabilities and entropies.
-    pub(super) of_loss: [(Role, Value); 3],
-    /// `[N]`, of a value head.
-    pub(super) values: Option<Value>,
 }
 
 const TABLES: [Role; 3] = [Role::TokenIds, Role::TokenNumbers, Role::OnPolicy];
@@ -190,93 +182,6 @@ impl TrainModules {
         let values = values.iter().map(|values| ("values", values));
         let results: Vec<(&str, &Value)> = sums.chain(of_loss).chain(values).collect();
         self.finish(&f, NAME, &trained, &results)
-    }
-
-    /// The loss of a micro-batch, and the gradients of all parameters that are trained, added to sums where they have `begun`: operations of
-    /// the program `name`.
-    pub(super) fn gradients(
-        &self,
-        name: &'static str,
-        spec: &Spec,
-        weights: &ParameterValues,
-        begun: Option<Vec<Value>>,
-        batch: Batch,
-        shape: TrainShape,
-    ) -> Result<Gradients> {
-        let (table, trained) = (self.decoder.parameters(), self.decoder.trained());
-        let mut sums: Vec<Option<Value>> = match begun {
-            Some(begun) => begun.into_iter().map(Some).collect(),
-            None => vec![None; trained.len()],
-        };
-        let f = &batch.rows[0].builder();
-        let outputs = if batch.of_values.is_some() { Outputs::HiddenAndValues } else { Outputs::Hidden };
-        let forward = self.forward(&table, shape, outputs).map_err(program_error(name))?;
-        let arguments = self.arguments(&table, weights, &batch, outputs);
-        // Places among the arguments of the function, and among the sums, of what it is differentiated with respect to.
-        let place = |role| trained.iter().position(|p| p.role == role);
-        let inside = table.iter().filter(|p| outputs.depend_on(p.role)).enumerate();
-        let (asked, places): (Vec<usize>, Vec<usize>) = inside.filter_map(|(i, p)| Some((i, place(p.role)?))).unzip();
-        let (mut results, pullback) = match asked.is_empty() {
-            // With adapters of nothing but the head.
-            true => (f.call(&forward, &arguments), None),
-            false => {
-                // Gradients have all digits of f32, whatever weights are stored as.
-                let pulled = f.vjp_unrounded(&forward, &arguments, &asked);
-                let (results, pullback) = pulled.map_err(program_error(name))?;
-                (results, Some(pullback))
-            }
-        };
-        let values = (results.len() > 1).then(|| results.swap_remove(1));
-        let hidden = &results[0];
-        let dvalues = values.as_ref().zip(batch.of_values.as_ref()).map(|(values, (of, table))| {
-            let row = |i: usize| table.slice(&[i, 0], &[i + 1, shape.tokens]).reshape(&[shape.tokens]);
-            let [old_values, returns, weights] = [row(0), row(1), row(2)];
-            value_gradient(of, ValueTable { values, old_values: &old_values, returns: &returns, weights: &weights })
-        });
-
-        let adapter = weights.adapter(Matrix::LmHead);
-        let place_of_head = self.trained_head().and_then(place);
-        let of_head = place_of_head.map(|i| match (adapter, &sums[i]) {
-            (None, Some(begun)) => begun.clone(),
-            // What the head becomes with an adapter is a tensor of its own, and so is its gradient.
-            _ => f.splat(0.0, spec.type_of(Role::GradLmHead)),
-        });
-        let dhidden = f.splat(0.0, spec.type_of(Role::GradHidden));
-        let sums_of_loss =
-            std::iter::once((Role::GradHidden, dhidden)).chain(of_head.map(|sum| (Role::GradLmHead, sum)));
-        let to_head = self.to_head(weights, hidden, batch.tables, sums_of_loss);
-        let of_loss = self.of_head(f, spec, Pass::Gradient, to_head)?;
-        let result = |role: Role| match of_loss.iter().find(|(r, _)| *r == role) {
-            Some((_, value)) => value,
-            None => unreachable!("the program of gradients returns {role:?}"),
-        };
-
-        if let Some(adapter) = adapter {
-            let types = adapter.map(|value| value.ty().clone());
-            let low_rank = trace(&types, |_, values| vec![self.decoder.low_rank([&values[0], &values[1]])]);
-            let low_rank = low_rank.map_err(program_error(name))?;
-            let (_, pullback) = f.vjp(&low_rank, &adapter, &[0, 1]).map_err(program_error(name))?;
-            let places = [ParameterRole::LoraA(Matrix::LmHead), ParameterRole::LoraB(Matrix::LmHead)].map(place);
-            let places: Vec<usize> = places.into_iter().flatten().collect();
-            let begun: Vec<Option<&Value>> = places.iter().map(|i| sums[*i].as_ref()).collect();
-            let added = pullback.add_to_begun(&[result(Role::GradLmHead)], &begun);
-            places.into_iter().zip(added).for_each(|(i, sum)| sums[i] = Some(sum));
-        } else if let Some(i) = place_of_head {
-            sums[i] = Some(result(Role::GradLmHead).clone());
-        }
-        if let Some(pullback) = pullback {
-            let dhidden = result(Role::GradHidden).convert(hidden.dtype());
-            let dhidden = self.rows_of_gradient(&dhidden);
-            let cotangents: Vec<&Value> = std::iter::once(&dhidden).chain(&dvalues).collect();
-            let begun: Vec<Option<&Value>> = places.iter().map(|i| sums[*i].as_ref()).collect();
-            // The sums of layers are added to where they are, within the loop over layers.
-            let added = pullback.add_to_begun(&cotangents, &begun);
-            places.into_iter().zip(added).for_each(|(i, sum)| sums[i] = Some(sum));
-        }
-        let whole = |(sum, p): (Option<Value>, &Parameter)| sum.unwrap_or_else(|| zeros(f, Dtype::F32, &p.shape));
-        let sums = sums.into_iter().zip(&trained).map(whole).collect();
-        let of_loss = [Role::Sums, Role::Logp, Role::Entropy].map(|role| (role, result(role).clone()));
-        Ok(Gradients { sums, of_loss, values })
     }
 
     /// Values `[N]` of the states before a micro-batch's completion tokens, f32, of a decoder with a value head. Arguments: the parameters,
@@ -512,6 +417,7 @@ fn program_error(program: &'static str) -> impl Fn(stablehlo::Error) -> Error {
     move |source| Error::Program { program: program.into(), source }
 }
 
+mod gradients;
 mod split;
 #[cfg(test)]
 mod tests;

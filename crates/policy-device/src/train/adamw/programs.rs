@@ -1,0 +1,303 @@
+//! AdamW as operations and programs: a step, what it works on, and what is done to gradients otherwise.
+
+use crate::decoder::{Parameter, Split, zeros};
+use crate::error::Result;
+use crate::runtime::finish;
+use crate::storage::Storage;
+use policy::{AdamWStep, CLIP_EPSILON};
+use stablehlo::{Builder, Dtype, Module, Reducer, TensorType, Value};
+
+/// The scalars of a step, in the order in which the program takes them: f32 `[NUMBERS]`.
+pub(super) const NUMBERS: usize = 8;
+
+/// The scalars of a step, as values.
+pub(crate) struct Numbers {
+    beta1: Value,
+    beta2: Value,
+    /// The learning rate over the first moment's bias correction.
+    rate: Value,
+    /// The root of the second moment's bias correction.
+    root: Value,
+    epsilon: Value,
+    /// The factor of weights that decay.
+    decay: Value,
+    max_grad_norm: Value,
+    /// The largest norm of a gradient that is applied.
+    limit: Value,
+}
+
+/// How a step makes sure that what it writes is finite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Check {
+    /// It is known before, by [`AdamWBounds::after`], of a gradient whose norm is finite.
+    Bounds,
+    /// By looking at it before anything is written, which reads weights, moments and gradients once more.
+    Results,
+}
+
+/// The scalars of a step in the program's order.
+pub(super) fn numbers(step: &AdamWStep) -> [f32; NUMBERS] {
+    let &AdamWStep { beta1, beta2, rate, root, epsilon, decay, max_grad_norm, limit } = step;
+    [beta1, beta2, rate, root, epsilon, decay, max_grad_norm, limit]
+}
+
+impl Numbers {
+    pub(crate) fn argument(f: &Builder) -> Self {
+        let all = f.argument("numbers", TensorType::new(Dtype::F32, [NUMBERS]));
+        let number = |i: usize| all.slice(&[i], &[i + 1]).reshape(&[]);
+        Self {
+            beta1: number(0),
+            beta2: number(1),
+            rate: number(2),
+            root: number(3),
+            epsilon: number(4),
+            decay: number(5),
+            max_grad_norm: number(6),
+            limit: number(7),
+        }
+    }
+
+    /// A parameter and its moments after the step, given them, the gradient and the factor that clips it.
+    fn next(&self, decays: bool, clip: &Value, [value, first, second, gradient]: [&Value; 4]) -> [Value; 3] {
+        let wide = |scalar: &Value| scalar.broadcast_in_dim(value.shape(), &[]);
+        let one = self.beta1.like(1.0);
+        let g = gradient * wide(clip);
+        let first = wide(&self.beta1) * first + wide(&(&one - &self.beta1)) * &g;
+        let second = wide(&self.beta2) * second + wide(&(&one - &self.beta2)) * &g * &g;
+        let kept = if decays { value * wide(&self.decay) } else { value.clone() };
+        let size = second.sqrt() / wide(&self.root) + wide(&self.epsilon);
+        [kept - wide(&self.rate) * &first / size, first, second]
+    }
+}
+
+/// What a step works on, as values of a program.
+pub(crate) struct StateValues {
+    /// By parameter, what it consists of.
+    pub(crate) parameters: Vec<Vec<Value>>,
+    pub(crate) first: Vec<Value>,
+    pub(crate) second: Vec<Value>,
+    /// How each parameter lies.
+    stored: Vec<Storage>,
+}
+
+impl StateValues {
+    /// Declares the state of the parameters of `table`, of a model that lies like this, as the next arguments, which the first results of the
+    /// program replace. All are split as `split` says of parameters.
+    pub(crate) fn declare(f: &Builder, table: &[Parameter], storage: Storage, split: &Split) -> Self {
+        let state = Self::read(f, table, storage);
+        let of_parameters = state.parameters.iter().zip(table).flat_map(|(parts, p)| parts.iter().map(move |v| (v, p)));
+        let of_moments = [&state.first, &state.second].into_iter().flat_map(|group| group.iter().zip(table));
+        for (i, (argument, parameter)) in of_parameters.chain(of_moments).enumerate() {
+            f.alias(argument, i);
+            split.argument(argument, &parameter.axes);
+            split.result(f, i, &parameter.axes);
+        }
+        state
+    }
+
+    /// Declares the state as arguments of a program on one device that leaves it as it is.
+    fn read(f: &Builder, table: &[Parameter], storage: Storage) -> Self {
+        let stored: Vec<Storage> = table.iter().map(|parameter| storage.of(parameter)).collect();
+        let parameters = stored.iter().zip(table).map(|(of, p)| of.declare(f, p.name(), &p.shape)).collect();
+        let [first, second] = [".exp_avg", ".exp_avg_sq"].map(|suffix| declare(f, table, suffix));
+        Self { parameters, first, second, stored }
+    }
+
+    /// All values in the order of arguments and results.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Value> {
+        self.parameters.iter().flatten().chain(&self.first).chain(&self.second)
+    }
+
+    fn parameter(&self, i: usize) -> Value {
+        self.stored[i].get(&self.parameters[i])
+    }
+}
+
+/// The program of a step for parameters of a model that lies like this. Arguments, all donated but the last: parameters, each with its
+/// remainders behind it where it has some, first and second moments, sums of gradients, and the scalars. Results: the same without the
+/// scalars, and the norm of the gradient, whether it is within its limit and whether what comes of it is finite (0 or 1), f32 `[3]`; with
+/// [`Check::Results`] `[4]`, the last one being the largest magnitude of a weight, a first moment or the root of a second one, infinite
+/// where one is not finite. All but the scalars and the report are split as `split` says of parameters.
+pub(crate) fn apply_module(table: &[Parameter], storage: Storage, check: Check, split: &Split) -> Result<Module> {
+    let f = Builder::new();
+    let state = StateValues::declare(&f, table, storage, split);
+    let sums = declare(&f, table, ".sum");
+    let first_sum = state.all().count();
+    for (i, (sum, parameter)) in sums.iter().zip(table).enumerate() {
+        f.alias(sum, first_sum + i);
+        split.argument(sum, &parameter.axes);
+        split.result(&f, first_sum + i, &parameter.axes);
+    }
+    let numbers = Numbers::argument(&f);
+    let (results, report) = update(&f, table, &state, &sums, &numbers, None, check);
+    let none: Vec<Value> = sums.iter().map(|sum| zeros(&f, Dtype::F32, sum.shape())).collect();
+    let named = results.iter().chain(&none).map(|value| ("", value));
+    let named: Vec<(&str, &Value)> = named.chain([("report", &report)]).collect();
+    Ok(split.complete(finish(f.clone(), "adamw", &named)?))
+}
+
+/// A step: the state after it, in the order of [`StateValues::all`], and the report of [`apply_module`]. `allowed`: a predicate without
+/// which the state stays, whatever the gradient is; the report then ends with it.
+///
+/// The step itself is made in f32, whatever the parameters are stored as.
+pub(crate) fn update(
+    f: &Builder,
+    table: &[Parameter],
+    state: &StateValues,
+    sums: &[Value],
+    numbers: &Numbers,
+    allowed: Option<&Value>,
+    check: Check,
+) -> (Vec<Value>, Value) {
+    let StateValues { parameters, first, second, stored } = state;
+    let norm = norm(f, sums);
+    // NaN is within nothing.
+    let within = norm.le(&numbers.limit);
+    let clip = &numbers.max_grad_norm / (&norm + norm.like(CLIP_EPSILON));
+    let clip = clip.min(&clip.like(1.0));
+
+    // Looked at before anything is written: there is nothing to undo. Behind the barrier, so that what is looked at is not kept until it
+    // is written.
+    let mut largest = f.scalar(0.0, Dtype::F32);
+    for (i, parameter) in table.iter().enumerate().filter(|_| check == Check::Results) {
+        let before: Vec<&Value> = parameters[i].iter().chain([&first[i], &second[i], &sums[i]]).collect();
+        let mut before = f.optimization_barrier(&before);
+        let rest = before.split_off(parameters[i].len());
+        let value = stored[i].get(&before);
+        let [value, first, second] = numbers.next(decays(parameter), &clip, [&value, &rest[0], &rest[1], &rest[2]]);
+        let finite = stored[i].finite(&value) & first.is_finite() & second.is_finite();
+        let size = value.abs().max(&first.abs()).max(&second.sqrt());
+        // One number of each, for one pass over all of them.
+        let size = finite.select(&size, &size.like(f64::INFINITY));
+        largest = largest.max(&size.reduce(Reducer::Max, &(0..size.shape().len()).collect::<Vec<_>>()));
+    }
+    let finite = largest.is_finite();
+    let mut applies = &within & &finite;
+    if let Some(allowed) = allowed {
+        applies = applies & allowed;
+    }
+    let mut results: [Vec<Value>; 3] = Default::default();
+    for (i, parameter) in table.iter().enumerate() {
+        let value = state.parameter(i);
+        let next = numbers.next(decays(parameter), &clip, [&value, &first[i], &second[i], &sums[i]]);
+        let chosen = |next: &Value, old: &Value| applies.broadcast_in_dim(old.shape(), &[]).select(next, old);
+        results[1].push(chosen(&next[1], &first[i]));
+        results[2].push(chosen(&next[2], &second[i]));
+        // Two barriers for libtpu: without this one it makes moments apart from weights, and reads everything twice. A weight that is
+        // put together and taken apart again is what it was.
+        let value = f.optimization_barrier(&[&chosen(&next[0], &value)]).swap_remove(0);
+        let parts = stored[i].put(&value);
+        // Without this one it makes the weights of several tensors in f32 before it takes the first of them apart.
+        let before_next: Vec<&Value> = std::iter::once(&applies).chain(&parts).collect();
+        applies = f.optimization_barrier(&before_next).swap_remove(0);
+        results[0].extend(parts);
+    }
+    let flag = |predicate: &Value| predicate.convert(Dtype::F32).reshape(&[1]);
+    let mut report = vec![norm.reshape(&[1]), flag(&within), flag(&finite)];
+    if check == Check::Results {
+        report.push(largest.reshape(&[1]));
+    }
+    report.extend(allowed.map(flag));
+    let report = f.concatenate(&report.iter().collect::<Vec<_>>(), 0);
+    (results.into_iter().flatten().collect(), report)
+}
+
+/// The program that finds the largest magnitudes of a state, of [`apply_module`]'s arguments without sums and scalars: f32 `[2]`, of the
+/// weights, and of the first moments and the roots of the second ones; infinite where one is not finite.
+pub(super) fn measure_module(table: &[Parameter], storage: Storage) -> Result<Module> {
+    let f = Builder::new();
+    let state = StateValues::read(&f, table, storage);
+    let [mut weights, mut moments] = [0, 1].map(|_| f.scalar(0.0, Dtype::F32));
+    let largest = |size: Value| size.reduce(Reducer::Max, &(0..size.shape().len()).collect::<Vec<_>>());
+    for i in 0..table.len() {
+        let value = state.parameter(i);
+        let size = state.stored[i].finite(&value).select(&value.abs(), &value.like(f64::INFINITY));
+        weights = weights.max(&largest(size));
+        let size = state.first[i].abs().max(&state.second[i].sqrt());
+        let size = size.is_finite().select(&size, &size.like(f64::INFINITY));
+        moments = moments.max(&largest(size));
+    }
+    let report = f.concatenate(&[&weights.reshape(&[1]), &moments.reshape(&[1])], 0);
+    finish(f.clone(), "measure", &[("largest", &report)])
+}
+
+/// The program that gives up a gradient: sums, which are donated, to zeros and the norm `[1]`.
+pub(super) fn drop_module(table: &[Parameter]) -> Result<Module> {
+    let f = Builder::new();
+    let sums = declare(&f, table, ".sum");
+    sums.iter().enumerate().for_each(|(i, sum)| f.alias(sum, i));
+    let norm = norm(&f, &sums).reshape(&[1]);
+    let none: Vec<Value> = sums.iter().map(|sum| zeros(&f, Dtype::F32, sum.shape())).collect();
+    let results: Vec<(&str, &Value)> = none.iter().map(|value| ("", value)).chain([("norm", &norm)]).collect();
+    finish(f.clone(), "drop_gradient", &results)
+}
+
+/// The program that makes zeros for every parameter.
+pub(super) fn zeros_module(table: &[Parameter]) -> Result<Module> {
+    let f = Builder::new();
+    let all: Vec<Value> = table.iter().map(|parameter| zeros(&f, Dtype::F32, &parameter.shape)).collect();
+    let results: Vec<(&str, &Value)> = table.iter().map(Parameter::name).zip(&all).collect();
+    finish(f.clone(), "zeros", &results)
+}
+
+/// Declares an argument per parameter.
+fn declare(f: &Builder, table: &[Parameter], suffix: &str) -> Vec<Value> {
+    let argument =
+        |p: &Parameter| f.argument(&format!("{}{suffix}", p.name()), TensorType::new(Dtype::F32, &p.shape[..]));
+    table.iter().map(argument).collect()
+}
+
+/// Whether weight decay acts on a parameter: not on norms and biases.
+fn decays(parameter: &Parameter) -> bool {
+    parameter.has_matrices()
+}
+
+/// The 2-norm of all tensors together, an f32 scalar. Sums of rows are added up in f64.
+fn norm(f: &Builder, tensors: &[Value]) -> Value {
+    let mut total = f.scalar(0.0, Dtype::F64);
+    for tensor in tensors {
+        let last = tensor.shape().len() - 1;
+        let of_rows = (tensor * tensor).reduce(Reducer::Add, &[last]).convert(Dtype::F64);
+        let rest: Vec<usize> = (0..last).collect();
+        total = total + if rest.is_empty() { of_rows } else { of_rows.reduce(Reducer::Add, &rest) };
+    }
+    total.convert(Dtype::F32).sqrt()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decoder::parameters;
+    use models::ModelConfig;
+    use stablehlo::Array;
+
+    #[test]
+    fn the_largest_numbers_of_a_state_are_found() {
+        let table = parameters(&ModelConfig { hidden_size: 8, intermediate_size: 8, ..ModelConfig::default() });
+        let module = measure_module(&table, Storage::Plain(Dtype::F32)).unwrap();
+        let places = 3 * table.len();
+        // A number of one tensor is another one than everywhere else.
+        let measured = |place: usize, number: f64| {
+            let tensor = |i: usize| {
+                let parameter = &table[i % table.len()];
+                let mut numbers = vec![if i < 2 * table.len() { -0.25 } else { 0.01 }; parameter.count()];
+                if i == place {
+                    *numbers.last_mut().unwrap() = number;
+                }
+                Array::floats(Dtype::F32, parameter.shape.clone(), numbers).unwrap()
+            };
+            module.interpret(&(0..places).map(tensor).collect::<Vec<_>>()).unwrap()[0].to_floats()
+        };
+        assert_eq!(measured(places, 0.0), [0.25, 0.25]);
+        for i in 0..table.len() {
+            assert_eq!(measured(i, -3.0), [3.0, 0.25], "{}", table[i].name());
+            assert_eq!(measured(table.len() + i, -3.0), [0.25, 3.0]);
+            // Of second moments the root.
+            assert_eq!(measured(2 * table.len() + i, 16.0), [0.25, 4.0]);
+        }
+        for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            assert_eq!(measured(1, bad), [f64::INFINITY, 0.25]);
+            assert_eq!(measured(table.len() + 2, bad), [0.25, f64::INFINITY]);
+        }
+    }
+}
