@@ -18,8 +18,8 @@ impl DevicePolicy {
         loss_of(Device { runtime, modules }, [grpo, cross_entropy], batch, loss, Target::Sums { weights, sums })
     }
 
-    /// The loss of a micro-batch and an optimizer step, in one program; `None` where it is not known before that the step overflows
-    /// nowhere: then nothing has happened.
+    /// The loss of a micro-batch and an optimizer step, in one program; `None`, with nothing changed, where bounds do not tell before that
+    /// weights and moments stay finite.
     pub(super) fn step_at_once(
         &mut self,
         batch: &SequenceBatch<'_>,
@@ -66,7 +66,7 @@ impl DevicePolicy {
         Ok((scalars, fresh))
     }
 
-    /// What [`AdamW`] needs for a step with the gradient that is there, which is given away with it.
+    /// A step of AdamW, ready to run, fresh moments where there are none, and the sums of gradients, which are no longer here.
     fn prepare(&mut self, learning_rate: f64) -> Result<(Prepared, Option<Moments>, Vec<Buffer>)> {
         let (scalars, fresh) = self.scalars(learning_rate)?;
         let prepared = self.optimizer.prepare(&self.runtime, scalars)?;

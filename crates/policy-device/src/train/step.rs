@@ -1,5 +1,5 @@
-//! A whole optimizer step of one micro-batch as one program: the loss, the gradients and AdamW. What several micro-batches need does not
-//! come to be: sums of gradients that stay between programs, which are read, written and set to zero.
+//! A whole optimizer step of one micro-batch as one program: the loss, the gradients and AdamW. It keeps no sums of gradients between
+//! programs, which several micro-batches need, and which are read, written and set to zero.
 
 use super::adamw::{Applied, Check, Moments, Numbers, Scalars, StateValues, update};
 use super::modules::{Gradients, TrainModules, TrainShape};
@@ -15,8 +15,9 @@ use pjrt::{Argument, Buffer};
 use stablehlo::{Builder, Dtype, Module, Reducer, Save, TensorType, Value};
 
 impl TrainModules {
-    /// The loss of a micro-batch that is all of an optimizer step, and the step: [`TrainModules::gradient`] and [`TrainModules::adamw`] in
-    /// one, of which is known what the latter has to know. With a value loss, as [`TrainModules::gradient_with_values`].
+    /// An optimizer step on one micro-batch: its loss and gradients ([`TrainModules::gradient`], or with `of_values`
+    /// [`TrainModules::gradient_with_values`]) and AdamW ([`TrainModules::adamw`]) in one program. As there, it must be known before that
+    /// weights and moments stay finite if the norm of the gradient is.
     ///
     /// Arguments: parameters that are not trained; those that are, each in bf16 with its remainders behind it, and first and second moments,
     /// which are all donated; what the program of gradients takes of the micro-batch; the scalars of the step, f32 `[8]`. Results: what
@@ -61,7 +62,8 @@ impl TrainModules {
         // What programs read of a parameter comes first.
         let read = trained.iter().zip(&state.parameters).map(|(p, parts)| (p.role, parts[0].clone()));
         let weights = ParameterValues::new(frozen.into_iter().chain(read));
-        // A loop over groups of layers adds to sums where they are, and would gather gradients of a group beside them.
+        // A loop over groups of layers adds to sums where they are. Without, it has the gradients of a group beside those of all layers:
+        // 0.72 GB of Qwen2.5-1.5B in groups of four, by libtpu.
         let begun = matches!(self.save(), Save::Every(_))
             .then(|| trained.iter().map(|p| zeros(&f, Dtype::F32, &p.shape)).collect());
         let Gradients { sums, of_loss, values } = self.gradients(NAME, &spec, &weights, begun, batch, shape)?;

@@ -29,7 +29,7 @@ pub(crate) struct Numbers {
 /// How a step makes sure that what it writes is finite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Check {
-    /// It is known before, by [`AdamWBounds::after`], of a gradient whose norm is finite.
+    /// It is known before, by [`policy::AdamWBounds::after`], of a gradient whose norm is finite.
     Bounds,
     /// By looking at it before anything is written, which reads weights, moments and gradients once more.
     Results,
