@@ -180,9 +180,18 @@ impl Decoder {
     /// `product + s (x A^T) B^T`, f32 as `product` `[..., O]`, where the matrix has an adapter: `x` `[..., I]`.
     #[track_caller]
     pub(crate) fn adapted(&self, weights: &ParameterValues, x: &Value, matrix: Matrix, product: Value) -> Value {
-        let Some((_, adapters)) = weights.adapter(matrix).zip(self.adapters()) else { return product };
+        match self.low(weights, x, matrix) {
+            Some(low) => product + self.product(weights, &low, Role::LoraB(matrix), Dtype::F32),
+            None => product,
+        }
+    }
+
+    /// `s x A^T` `[..., r]`, f32, where the matrix has an adapter: `x` `[..., I]`.
+    #[track_caller]
+    pub(crate) fn low(&self, weights: &ParameterValues, x: &Value, matrix: Matrix) -> Option<Value> {
+        let (_, adapters) = weights.adapter(matrix).zip(self.adapters())?;
         let low = self.product(weights, x, Role::LoraA(matrix), Dtype::F32);
-        product + self.product(weights, &(&low * low.like(adapters.scaling())), Role::LoraB(matrix), Dtype::F32)
+        Some(&low * low.like(adapters.scaling()))
     }
 
     /// s B A, f32, of A `[r, I]` and B `[O, r]`: what an adapter adds to its matrix `[O, I]`.

@@ -5,7 +5,7 @@
 use super::blockwise::Blockwise;
 use super::ops::{Broadcast, dot};
 use super::{Axis, Decoder, Matrix, ParameterValues, Role, Rotary, Rows};
-use stablehlo::{Dtype, Reducer, TensorType, Value};
+use stablehlo::{DotDimensions, Dtype, Reducer, TensorType, Value};
 use std::num::NonZeroUsize;
 
 /// What masked scores are: far below any score, and finite, so that no row becomes NaN.
@@ -14,11 +14,11 @@ pub(crate) const MASKED: f64 = -1e30;
 /// Queries, keys and values of a layer, turned to their positions, in the number type of operands.
 #[derive(Clone, Debug)]
 pub struct Heads {
-    /// `[B, T, K, R, D]`.
+    /// `[B, K, R, T, D]`.
     pub queries: Value,
-    /// `[B, T, K, D]`.
+    /// `[B, K, T, D]`.
     pub keys: Value,
-    /// `[B, T, K, D]`.
+    /// `[B, K, T, D]`.
     pub values: Value,
 }
 
@@ -107,54 +107,89 @@ impl Decoder {
     }
 
     /// Queries, keys and values of `x` `[B, T, H]`, normalised where the model has norms of heads, and turned.
+    ///
+    /// They are made with the tokens of a column side by side, `[..., D, T]`: the two halves of a head that turn are then apart from each
+    /// other, not within one register, and attention takes blocks of tokens as they lie.
     pub(crate) fn heads(&self, layer: &ParameterValues, x: &Value, rotary: &Rotary) -> Heads {
         let config = &self.config;
         let (b, t) = (x.shape()[0], x.shape()[1]);
         let (heads, kv, d) = (config.num_attention_heads, config.num_key_value_heads, config.head_dim());
-        let normed = |x: Value, norm| layer.get(norm).map_or(x.clone(), |weight| self.norm(&x, weight));
+        let turned = |x: Value, norm| {
+            rotary.turn(&layer.get(norm).map_or(x.clone(), |weight| self.norm_over(&x, weight, x.shape().len() - 2)))
+        };
         let [queries, keys, values] = self.queries_keys_values(layer, x);
-        let queries = queries.reshape(&[b, t, kv, heads / kv, d]);
-        let [keys, values] = [keys, values].map(|part| part.reshape(&[b, t, kv, d]));
-        let dtype = self.compute.dtype();
-        let of_keys = [Axis::Batch, Axis::Length, Axis::Kv, Axis::HeadDim];
-        let of_queries = [Axis::Batch, Axis::Length, Axis::Kv, Axis::Heads, Axis::HeadDim];
-        Heads {
-            queries: self.split.constrain(&rotary.turn(&normed(queries, Role::QNorm)).convert(dtype), &of_queries),
-            keys: self.split.constrain(&rotary.turn(&normed(keys, Role::KNorm)).convert(dtype), &of_keys),
-            values: self.split.constrain(&values.convert(dtype), &of_keys),
-        }
+        let queries = turned(queries.reshape(&[b, kv, heads / kv, d, t]), Role::QNorm);
+        let [keys, values] = [keys, values].map(|part| part.reshape(&[b, kv, d, t]));
+        let keys = turned(keys, Role::KNorm);
+        let narrow = |part: Value| part.convert(self.compute.dtype());
+        let of_keys = [Axis::Batch, Axis::Kv, Axis::Length, Axis::HeadDim];
+        let of_queries = [Axis::Batch, Axis::Kv, Axis::Heads, Axis::Length, Axis::HeadDim];
+        let [keys, values] =
+            [keys, values].map(|part| self.split.constrain(&narrow(part).transpose(&[0, 1, 3, 2]), &of_keys));
+        let queries = self.split.constrain(&narrow(queries).transpose(&[0, 1, 2, 4, 3]), &of_queries);
+        Heads { queries, keys, values }
     }
 
-    /// Queries `[B, T, A D]`, keys and values `[B, T, K D]` of `x` `[B, T, H]`, f32.
+    /// Queries `[B, A D, T]`, keys and values `[B, K D, T]` of `x` `[B, T, H]`, f32.
     fn queries_keys_values(&self, layer: &ParameterValues, x: &Value) -> [Value; 3] {
         let of = [(Matrix::QProj, Role::QBias), (Matrix::KProj, Role::KBias), (Matrix::VProj, Role::VBias)];
-        // Side by side, weights that are split by heads would be parts that devices send each other, and the gradients of all three, which
-        // devices add up, would be rounded before.
-        if x.shape()[1] == 1 || self.axis_rules().is_some() {
-            return of.map(|(matrix, bias)| self.linear(layer, x, matrix, layer.get(bias)));
+        let (b, t) = (x.shape()[0], x.shape()[1]);
+        if t == 1 {
+            return of.map(|(matrix, bias)| {
+                let part = self.linear(layer, x, matrix, layer.get(bias));
+                part.reshape(&[b, part.shape()[2], 1])
+            });
         }
-        // One product: there are a third as many to compile, here and in the derivative, and to copy the weights side by side is little
-        // where many tokens are multiplied by them.
         let summed = layer.summed(Role::QProj);
-        let weights = of.map(|(matrix, _)| layer[matrix.role()].clone());
-        let all = x.builder().concatenate(&weights.each_ref(), 1 - summed);
-        // Narrow, it is cut and moved about in half the time.
-        let all = x
-            .builder()
-            .optimization_barrier(&[&self.product_over(x, &all, summed, self.compute.dtype())])
-            .swap_remove(0);
-        let mut from = 0;
+        let parts = match self.axis_rules() {
+            // Side by side, weights that are split by heads would be parts that devices send each other, and the gradients of all three,
+            // which devices add up, would be rounded before.
+            Some(_) => of.map(|(matrix, _)| self.columns(x, &layer[matrix.role()], summed, self.compute.dtype())),
+            // One product: there are a third as many to compile, here and in the derivative, and to copy the weights side by side is little
+            // where many tokens are multiplied by them.
+            None => {
+                let weights = of.map(|(matrix, _)| layer[matrix.role()].clone());
+                let all = x.builder().concatenate(&weights.each_ref(), 1 - summed);
+                let all = self.columns(x, &all, summed, self.compute.dtype());
+                // Narrow, it is cut and moved about in half the time.
+                let all = x.builder().optimization_barrier(&[&all]).swap_remove(0);
+                let mut from = 0;
+                weights.map(|weight| {
+                    let (mut start, mut limit) = ([0; 3], [b, 0, t]);
+                    (start[1], limit[1]) = (from, from + weight.shape()[1 - summed]);
+                    from = limit[1];
+                    all.slice(&start, &limit)
+                })
+            }
+        };
+        let mut parts = parts.iter();
         of.map(|(matrix, bias)| {
-            let (mut start, mut limit) = (vec![0; 3], all.shape().to_vec());
-            (start[2], limit[2]) = (from, from + layer[matrix.role()].shape()[1 - summed]);
-            from = limit[2];
-            let part = all.slice(&start, &limit).convert(Dtype::F32);
+            let Some(part) = parts.next() else { unreachable!("as many parts as matrices") };
+            let part = part.convert(Dtype::F32);
             let part = match layer.get(bias) {
-                Some(bias) => &part + bias.convert(Dtype::F32).along_last(&part),
+                Some(bias) => &part + bias.convert(Dtype::F32).broadcast_in_dim(part.shape(), &[1]),
                 None => part,
             };
-            self.adapted(layer, x, matrix, part)
+            match self.low(layer, x, matrix) {
+                Some(low) => {
+                    part + self.columns(
+                        &low,
+                        &layer[Role::LoraB(matrix)],
+                        layer.summed(Role::LoraB(matrix)),
+                        Dtype::F32,
+                    )
+                }
+                None => part,
+            }
         })
+    }
+
+    /// `weight x^T` `[B, O, T]`, summed in f32, of number type `result`: [`Decoder::product`] with the tokens of a column side by side. `x`
+    /// `[B, T, I]`, `weight` `[O, I]`, or what has I in the dimension `summed`.
+    fn columns(&self, x: &Value, weight: &Value, summed: usize, result: Dtype) -> Value {
+        let (x, weight) = (x.convert(self.compute.dtype()), weight.convert(self.compute.dtype()));
+        let product = weight.dot_general(&x, DotDimensions::contract(summed, 2), result, self.compute.precision());
+        product.transpose(&[1, 0, 2])
     }
 
     /// The factor of scores.
@@ -173,24 +208,24 @@ impl Decoder {
         }
     }
 
-    /// Scores `[B, K, T, R, T]` are materialised.
+    /// Scores `[B, K, R, T, T]` are materialised.
     fn attend_pairs(&self, heads: &Heads, mask: &Value) -> Value {
         let Heads { queries, keys, values } = heads;
-        let [b, t, kv, r, d] = queries.shape() else { unreachable!("queries have five dimensions") };
-        // [B, K, T, R, T]
-        let scores = dot(queries, keys, (&[0, 2], &[0, 2]), (4, 3), self.compute);
-        let pairs = [Axis::Batch, Axis::Kv, Axis::Length, Axis::Heads, Axis::Length];
+        let [b, kv, r, t, d] = queries.shape() else { unreachable!("queries have five dimensions") };
+        // [B, K, R, T, T]
+        let scores = dot(queries, keys, (&[0, 1], &[0, 1]), (4, 3), self.compute);
+        let pairs = [Axis::Batch, Axis::Kv, Axis::Heads, Axis::Length, Axis::Length];
         let scores = self.split.constrain(&scores, &pairs);
         let scores = &scores * scores.like(self.score_scale());
         let mask = match mask.shape().len() {
-            2 => mask.broadcast_in_dim(scores.shape(), &[2, 4]),
-            _ => mask.broadcast_in_dim(scores.shape(), &[0, 2, 4]),
+            2 => mask.broadcast_in_dim(scores.shape(), &[3, 4]),
+            _ => mask.broadcast_in_dim(scores.shape(), &[0, 3, 4]),
         };
         let scores = mask.select(&scores, &scores.like(MASKED));
         let weights = softmax(&scores).convert(self.compute.dtype());
-        // [B, K, T, R, D]
-        let mixed = dot(&weights, values, (&[0, 1], &[0, 2]), (4, 1), self.compute);
-        mixed.transpose(&[0, 2, 1, 3, 4]).reshape(&[*b, *t, kv * r * d])
+        // [B, K, R, T, D]
+        let mixed = dot(&weights, values, (&[0, 1], &[0, 1]), (4, 2), self.compute);
+        mixed.transpose(&[0, 3, 1, 2, 4]).reshape(&[*b, *t, kv * r * d])
     }
 }
 

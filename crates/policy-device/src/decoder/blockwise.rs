@@ -16,8 +16,8 @@ pub const ATTENTION: &str = "attention";
 
 /// The sizes of attention block by block.
 ///
-/// Inside, a row is N blocks of matrices: queries are `[N, B, K, R C, D]`, those of a head one after the other, keys and values
-/// `[N, B, K, C, D]`. Tokens of a head stay side by side, as compilers have them, and to take a block moves nothing about.
+/// A block is a slice of the tokens of heads, `[B, K, R, T, D]` or `[B, K, T, D]`. libtpu keeps the tokens of a head side by side in memory, so
+/// that blocks are where tiles begin, and to take one moves nothing about.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Blockwise<'a> {
     rows: usize,
@@ -33,17 +33,29 @@ pub(super) struct Blockwise<'a> {
     split: &'a Split,
 }
 
-/// A block of something, `[B, K, C ..]`.
+/// What something is of, and has been cut from.
 #[derive(Clone, Copy, Debug)]
 enum Of {
+    /// `[B, K, R, T ..]`, or a block of it, `[B, K, R, C ..]`.
     Queries,
+    /// `[B, K, T ..]`, or a block of it, `[B, K, C ..]`.
     Keys,
+}
+
+impl Of {
+    /// The dimension that counts tokens.
+    fn tokens(self) -> usize {
+        match self {
+            Self::Queries => 3,
+            Self::Keys => 2,
+        }
+    }
 }
 
 impl<'a> Blockwise<'a> {
     /// For these heads, in blocks of at most `block` tokens, all of one size.
     pub(super) fn new(heads: &Heads, block: usize, scale: f64, compute: Compute, split: &'a Split) -> Self {
-        let [rows, length, kv, group, width] = *heads.queries.shape() else {
+        let [rows, kv, group, length, width] = *heads.queries.shape() else {
             unreachable!("queries have five dimensions")
         };
         let blocks = length.div_ceil(block);
@@ -53,19 +65,12 @@ impl<'a> Blockwise<'a> {
 
     /// Attention `[B, T, A D]`, f32; `positions` `[B, T]`, i32, where sequences share rows.
     pub(super) fn attend(self, heads: &Heads, positions: Option<&Value>) -> Value {
-        let Self { rows, length, block, kv, group, width, .. } = self;
-        let tokens = heads.queries.shape()[1];
-        let blocks = length / block;
-        let queries = self.blocked(&self.padded(&heads.queries, 0.0));
-        let [keys, values] = [&heads.keys, &heads.values]
-            .map(|part| self.padded(part, 0.0).reshape(&[rows, blocks, block, kv, width]).transpose(&[1, 0, 3, 2, 4]))
-            .map(|part| self.of_blocks(&part));
-        // As queries lie.
-        let positions = positions.map(|positions| {
-            let positions = self.padded(positions, 0).reshape(&[rows, blocks, block]);
-            let positions = positions.broadcast_in_dim(&[rows, blocks, group, block], &[0, 1, 3]);
-            positions.reshape(&[rows, blocks, group * block])
-        });
+        let Self { rows, kv, group, width, .. } = self;
+        let tokens = heads.queries.shape()[3];
+        let [queries, keys, values] =
+            [(&heads.queries, Of::Queries), (&heads.keys, Of::Keys), (&heads.values, Of::Keys)]
+                .map(|(part, of)| self.of_heads(&self.padded(part, 0.0, of.tokens())));
+        let positions = positions.map(|positions| self.padded(positions, 0, 1));
         let arguments: Vec<&Value> = [&queries, &keys, &values].into_iter().chain(&positions).collect();
         let types: Vec<TensorType> = arguments.iter().map(|value| value.ty().clone()).collect();
         let (forward, backward) = (self.forward(&types), self.backward(&types));
@@ -73,40 +78,32 @@ impl<'a> Blockwise<'a> {
         mixed.slice(&[0; 3], &[rows, tokens, kv * group * width]).convert(Dtype::F32)
     }
 
-    /// Heads of queries `[B, T, ...]` as blocks `[N, B, K, R C, D]`.
-    fn blocked(self, tokens: &Value) -> Value {
-        let Self { rows, length, block, kv, group, width, .. } = self;
-        let heads = tokens.reshape(&[rows, length / block, block, kv, group, width]).transpose(&[1, 0, 3, 4, 2, 5]);
-        self.of_blocks(&heads.reshape(&[length / block, rows, kv, group * block, width]))
+    /// The tokens `[B, T, A D]` of a row as heads `[B, K, R, T, D]`.
+    fn heads_of(self, tokens: &Value) -> Value {
+        let Self { rows, length, kv, group, width, .. } = self;
+        self.of_heads(&tokens.reshape(&[rows, length, kv, group, width]).transpose(&[0, 2, 3, 1, 4]))
     }
 
-    /// What was mixed, `[N, B, K, R C, D]`, as the tokens `[B, T, A D]` of a row. What comes next is a product, which rounds it: narrow it
+    /// What was mixed, `[B, K, R, T, D]`, as the tokens `[B, T, A D]` of a row. What comes next is a product, which rounds it: narrow it
     /// is moved about in half the time.
     fn of_tokens(self, mixed: &Value) -> Value {
-        let Self { rows, length, block, kv, group, width, .. } = self;
-        let heads = mixed.convert(self.compute.dtype()).reshape(&[length / block, rows, kv, group, block, width]);
-        heads.transpose(&[1, 0, 4, 2, 3, 5]).reshape(&[rows, length, kv * group * width])
+        let Self { rows, length, kv, group, width, .. } = self;
+        let narrow = mixed.convert(self.compute.dtype());
+        narrow.transpose(&[0, 3, 1, 2, 4]).reshape(&[rows, length, kv * group * width])
     }
 
-    /// A block `[B, K, ...]`, split by rows and heads: no device has scores of tokens whose keys are on another one.
-    fn of_heads(self, block: &Value) -> Value {
-        let mut dimensions = vec![None; block.shape().len()];
+    /// A block or a row of heads, `[B, K, ...]`, split by rows and heads: no device has scores of tokens whose keys are on another one.
+    fn of_heads(self, heads: &Value) -> Value {
+        let mut dimensions = vec![None; heads.shape().len()];
         dimensions[..2].copy_from_slice(&[Some(Axis::Batch), Some(Axis::Kv)]);
-        self.split.constrain_named(block, &dimensions)
+        self.split.constrain_named(heads, &dimensions)
     }
 
-    /// All blocks `[N, B, K, ...]`, split like each of them.
-    fn of_blocks(self, blocks: &Value) -> Value {
-        let mut dimensions = vec![None; blocks.shape().len()];
-        dimensions[1..3].copy_from_slice(&[Some(Axis::Batch), Some(Axis::Kv)]);
-        self.split.constrain_named(blocks, &dimensions)
-    }
-
-    /// `part` `[B, T, ...]` with `number` behind its tokens.
-    fn padded(self, part: &Value, number: impl Into<stablehlo::Number>) -> Value {
+    /// `part` with `number` behind the last of its tokens, which `dimension` counts.
+    fn padded(self, part: &Value, number: impl Into<stablehlo::Number>, dimension: usize) -> Value {
         let mut high = vec![0; part.shape().len()];
-        high[1] = self.length - part.shape()[1];
-        if high[1] == 0 {
+        high[dimension] = self.length - part.shape()[dimension];
+        if high[dimension] == 0 {
             return part.clone();
         }
         part.pad(&part.builder().scalar(number, part.dtype()), &vec![0; high.len()], &high)
@@ -115,7 +112,7 @@ impl<'a> Blockwise<'a> {
     /// From queries, keys, values (and positions) to what is mixed, `[B, T, A D]` as products take it; then what [`Blockwise::backward`]
     /// takes. What is made here, and not given, has the name [`ATTENTION`].
     fn forward(self, types: &[TensorType]) -> Traced {
-        let queries = [self.length / self.block, self.rows, self.kv, self.group * self.block];
+        let queries = [self.rows, self.kv, self.group, self.length];
         let (numbers, mixed) = (f32s(&queries), f32s(&[&queries[..], &[self.width]].concat()));
         let carried = [numbers.clone(), numbers, mixed];
         let turn = self.turn(&carried, types, |at, carried, constants| {
@@ -123,7 +120,7 @@ impl<'a> Blockwise<'a> {
             let [queries, keys, values, positions @ ..] = constants else { unreachable!("as declared") };
             let (queries, keys, sight) = (at.queries(queries), at.keys(keys), at.sight(positions));
             let before = at.queries(max);
-            let now = before.max(&self.scores(&queries, &keys, &sight).reduce(Reducer::Max, &[3]));
+            let now = before.max(&self.scores(&queries, &keys, &sight).reduce(Reducer::Max, &[4]));
             // Scores are made twice, once for their maxima and once for the weights: that is less than to write and read them.
             let again = queries.builder().optimization_barrier(&[&now, &queries, &keys]);
             let [now, queries, keys] = &again[..] else { unreachable!("as many as went in") };
@@ -151,7 +148,7 @@ impl<'a> Blockwise<'a> {
     }
 
     /// From queries, keys, values (and positions), what was mixed, `[B, T, A D]`, the logarithms of the sums of exponentials
-    /// `[N, B, K, R C]`, and the cotangent of what was mixed, to those of queries, keys and values.
+    /// `[B, K, R, T]`, and the cotangent of what was mixed, to those of queries, keys and values.
     ///
     /// With the logarithm as a constant shift, attention is a sum over pairs of blocks, divided by what is then 1: its derivative is
     /// that of the quotient, and for every pair that of [`Blockwise::scores`] and [`Blockwise::mix`].
@@ -183,7 +180,7 @@ impl<'a> Blockwise<'a> {
         let takes = [types, &[mixed.clone(), lse, mixed]].concat();
         let backward = trace(&takes, |f, arguments| {
             let [mixed, lse, cotangent] = &arguments[own..] else { unreachable!("as declared") };
-            let [mixed, cotangent] = [mixed, cotangent].map(|part| self.blocked(part).convert(Dtype::F32));
+            let [mixed, cotangent] = [mixed, cotangent].map(|part| self.heads_of(part).convert(Dtype::F32));
             let derivative = f.vjp(&quotient, &[&mixed, &lse.like(1.0)], &[0, 1]);
             let (_, pullback) = derivative.expect("a quotient has a derivative");
             let [of_mixed, of_sum] = &pullback.call(&[&cotangent])[..] else { unreachable!("two were asked for") };
@@ -201,10 +198,10 @@ impl<'a> Blockwise<'a> {
     /// What a pair of blocks adds, as a function of queries, keys, values, a shift of the scores and what is seen. Operands are rounded
     /// inside, so that their cotangents are not.
     fn pair(self) -> Traced {
-        let head = |tokens| f32s(&[self.rows, self.kv, tokens, self.width]);
-        let (queries, keys) = (head(self.block * self.group), head(self.block));
-        let shift = f32s(&queries.shape[..3]);
-        let sight = TensorType::new(Dtype::Pred, [self.rows, self.kv, self.block * self.group, self.block]);
+        let Self { rows, kv, group, block, width, .. } = self;
+        let (queries, keys) = (f32s(&[rows, kv, group, block, width]), f32s(&[rows, kv, block, width]));
+        let shift = f32s(&queries.shape[..4]);
+        let sight = TensorType::new(Dtype::Pred, [rows, kv, group, block, block]);
         let pair = trace(&[queries, keys.clone(), keys, shift, sight], |_, a| {
             let [queries, keys, values] = [&a[0], &a[1], &a[2]].map(|part| part.convert(self.compute.dtype()));
             self.mix(&self.scores(&queries, &keys, &a[4]), &a[3], &values).to_vec()
@@ -212,17 +209,17 @@ impl<'a> Blockwise<'a> {
         pair.expect("queries and keys are of one width")
     }
 
-    /// Scores `[B, K, R C, C]` of queries `[B, K, R C, D]` and keys `[B, K, C, D]`.
+    /// Scores `[B, K, R, C, C]` of queries `[B, K, R, C, D]` and keys `[B, K, C, D]`.
     fn scores(self, queries: &Value, keys: &Value, sight: &Value) -> Value {
-        let scores = self.of_heads(&dot(queries, keys, (&[0, 1], &[0, 1]), (3, 3), self.compute));
+        let scores = self.of_heads(&dot(queries, keys, (&[0, 1], &[0, 1]), (4, 3), self.compute));
         let scores = &scores * scores.like(self.scale);
         sight.select(&scores, &scores.like(MASKED))
     }
 
-    /// Values `[B, K, C, D]` mixed with weights `exp(scores - shift)`, `[B, K, R C, D]`, and the sums of the weights, `[B, K, R C]`.
+    /// Values `[B, K, C, D]` mixed with weights `exp(scores - shift)`, `[B, K, R, C, D]`, and the sums of the weights, `[B, K, R, C]`.
     fn mix(self, scores: &Value, shift: &Value, values: &Value) -> [Value; 2] {
         let [weights, sums] = self.weights(&(scores - shift.along_first(scores)));
-        [dot(&weights, values, (&[0, 1], &[0, 1]), (3, 2), self.compute), sums]
+        [dot(&weights, values, (&[0, 1], &[0, 1]), (4, 2), self.compute), sums]
     }
 
     /// `exp(scores)` as products take it, and its sums over keys in f32. Of what is rounded, products and the derivative see the same, and
@@ -231,11 +228,11 @@ impl<'a> Blockwise<'a> {
         let (wide, rounded) = (scores.ty().clone(), scores.ty().with_dtype(self.compute.dtype()));
         let forward = trace(std::slice::from_ref(&wide), |f, a| {
             let weights = a[0].unary(Unary::Exponential);
-            let sums = weights.reduce(Reducer::Add, &[3]);
+            let sums = weights.reduce(Reducer::Add, &[4]);
             let weights = f.optimization_barrier(&[&weights.convert(rounded.dtype)]).swap_remove(0);
             vec![weights.clone(), sums, weights]
         });
-        let backward = trace(&[rounded.clone(), rounded.clone(), f32s(&wide.shape[..3])], |_, a| {
+        let backward = trace(&[rounded.clone(), rounded.clone(), f32s(&wide.shape[..4])], |_, a| {
             let [weights, of_weights] = [&a[0], &a[1]].map(|part| part.convert(Dtype::F32));
             vec![(&of_weights + a[2].along_first(&of_weights)) * weights]
         });
@@ -256,7 +253,9 @@ impl<'a> Blockwise<'a> {
         let turn = trace(&types, |f, values| {
             let (carried, rest) = values.split_at(carried.len());
             let (at, constants) = rest.split_at(2);
-            let pair = Pair { sizes: self, queries: at[0].clone(), keys: at[1].clone(), zero: f.scalar(0, Dtype::I32) };
+            // Factors of 128 in plain sight: libtpu then knows that blocks begin where tiles do.
+            let [queries, keys] = [&at[0], &at[1]].map(|block| block * block.like(self.block as i64));
+            let pair = Pair { sizes: self, queries, keys, zero: f.scalar(0, Dtype::I32) };
             body(&pair, carried, constants)
         });
         turn.expect("blocks are slices of what they are cut from")
@@ -277,33 +276,31 @@ impl<'a> Blockwise<'a> {
 /// The place of a pair of blocks.
 struct Pair<'a> {
     sizes: Blockwise<'a>,
-    /// The index of the block of queries.
+    /// The first token of the block of queries.
     queries: Value,
-    /// The index of the block of keys.
+    /// The first token of the block of keys.
     keys: Value,
     zero: Value,
 }
 
 impl Pair<'_> {
-    /// Where the block begins in `whole`, `[N, B, K, ...]`.
+    /// Where the block begins in `whole`.
     fn place(&self, of: Of, whole: &Value) -> Vec<&Value> {
-        let block = match of {
+        let first = match of {
             Of::Queries => &self.queries,
             Of::Keys => &self.keys,
         };
-        (0..whole.shape().len()).map(|d| if d == 0 { block } else { &self.zero }).collect()
+        (0..whole.shape().len()).map(|d| if d == of.tokens() { first } else { &self.zero }).collect()
     }
 
     fn get(&self, of: Of, whole: &Value) -> Value {
         let mut sizes = whole.shape().to_vec();
-        sizes[0] = 1;
-        whole.dynamic_slice(&self.place(of, whole), &sizes).reshape(&sizes[1..])
+        sizes[of.tokens()] = self.sizes.block;
+        whole.dynamic_slice(&self.place(of, whole), &sizes)
     }
 
     fn put(&self, of: Of, whole: &Value, block: &Value) -> Value {
-        let mut sizes = whole.shape().to_vec();
-        sizes[0] = 1;
-        whole.dynamic_update_slice(&block.reshape(&sizes), &self.place(of, whole))
+        whole.dynamic_update_slice(block, &self.place(of, whole))
     }
 
     fn queries(&self, whole: &Value) -> Value {
@@ -314,19 +311,18 @@ impl Pair<'_> {
         self.get(Of::Keys, whole)
     }
 
-    /// Which queries see which keys, `[B, K, R C, C]`: themselves and earlier ones, of their own sequence.
+    /// Which queries see which keys, `[B, K, R, C, C]`: themselves and earlier ones, of their own sequence.
     fn sight(&self, positions: &[Value]) -> Value {
         let Blockwise { rows, kv, block, group, .. } = self.sizes;
-        let scores = [rows, kv, group * block, block];
-        let cube = TensorType::new(Dtype::I32, [group, block, block]);
+        let scores = [rows, kv, group, block, block];
+        let square = TensorType::new(Dtype::I32, [block, block]);
         let f = self.zero.builder();
-        let behind = (f.iota(1, cube.clone()) - f.iota(2, cube)).reshape(&scores[2..]);
-        let apart = (&self.keys - &self.queries) * self.zero.like(block as i64);
-        let apart = apart.broadcast_in_dim(behind.shape(), &[]);
-        let [positions] = positions else { return behind.ge(&apart).broadcast_in_dim(&scores, &[2, 3]) };
-        let positions = positions.dynamic_slice(&[&self.zero, &self.queries, &self.zero], &[rows, 1, group * block]);
-        let positions = positions.reshape(&[rows, group * block]).broadcast_in_dim(&scores, &[0, 2]);
-        within(&(behind - apart).broadcast_in_dim(&scores, &[2, 3]), &positions)
+        let behind = f.iota(0, square.clone()) - f.iota(1, square);
+        let apart = (&self.keys - &self.queries).broadcast_in_dim(behind.shape(), &[]);
+        let [positions] = positions else { return behind.ge(&apart).broadcast_in_dim(&scores, &[3, 4]) };
+        let positions = positions.dynamic_slice(&[&self.zero, &self.queries], &[rows, block]);
+        let positions = positions.broadcast_in_dim(&scores, &[0, 3]);
+        within(&(behind - apart).broadcast_in_dim(&scores, &[3, 4]), &positions)
     }
 }
 

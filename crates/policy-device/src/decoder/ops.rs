@@ -67,11 +67,18 @@ impl Decoder {
     /// RMSNorm (arXiv 1910.07467) over the last dimension, in f32: `x` `[..., N]`, `weight` `[N]`.
     #[track_caller]
     pub(crate) fn norm(&self, x: &Value, weight: &Value) -> Value {
+        self.norm_over(x, weight, x.shape().len() - 1)
+    }
+
+    /// [`Decoder::norm`] over a dimension that may be another one.
+    #[track_caller]
+    pub(crate) fn norm_over(&self, x: &Value, weight: &Value, dimension: usize) -> Value {
         let x = x.convert(Dtype::F32);
-        let last = x.shape().len() - 1;
-        let squares = (&x * &x).reduce(Reducer::Add, &[last]);
-        let mean = &squares * squares.like(1.0 / x.shape()[last] as f64);
+        let squares = (&x * &x).reduce(Reducer::Add, &[dimension]);
+        let mean = &squares * squares.like(1.0 / x.shape()[dimension] as f64);
         let scale = (&mean + mean.like(self.config.rms_norm_eps)).unary(Unary::Rsqrt);
-        &x * scale.along_first(&x) * weight.convert(Dtype::F32).along_last(&x)
+        let others: Vec<usize> = (0..x.shape().len()).filter(|d| *d != dimension).collect();
+        let weight = weight.convert(Dtype::F32).broadcast_in_dim(x.shape(), &[dimension]);
+        &x * scale.broadcast_in_dim(x.shape(), &others) * weight
     }
 }

@@ -40,19 +40,20 @@ impl Rotary {
         &self.sin
     }
 
-    /// Turns every head of `x` `[B, T, ..., D]`, f32: column i with column D / 2 + i, as `rotate_half` of transformers does.
+    /// Turns every head of `x` `[B, ..., D, T]`, f32: column i with column D / 2 + i, as `rotate_half` of transformers does.
     pub(crate) fn turn(&self, x: &Value) -> Value {
-        let (last, width) = (x.shape().len() - 1, x.shape()[x.shape().len() - 1]);
+        let (tokens, columns) = (x.shape().len() - 1, x.shape().len() - 2);
+        let width = x.shape()[columns];
         let half = |from: usize| {
-            let (mut start, mut limit) = (vec![0; last + 1], x.shape().to_vec());
-            (start[last], limit[last]) = (from, from + width / 2);
+            let (mut start, mut limit) = (vec![0; tokens + 1], x.shape().to_vec());
+            (start[columns], limit[columns]) = (from, from + width / 2);
             x.slice(&start, &limit)
         };
         let (left, right) = (half(0), half(width / 2));
-        let wide = |table: &Value| table.broadcast_in_dim(left.shape(), &[0, 1, last]);
+        let wide = |table: &Value| table.transpose(&[0, 2, 1]).broadcast_in_dim(left.shape(), &[0, columns, tokens]);
         let (cos, sin) = (wide(&self.cos), wide(&self.sin));
         let turned = [&left * &cos - &right * &sin, &right * &cos + &left * &sin];
-        x.builder().concatenate(&[&turned[0], &turned[1]], last)
+        x.builder().concatenate(&[&turned[0], &turned[1]], columns)
     }
 }
 
@@ -66,7 +67,7 @@ mod tests {
         let config = models::ModelConfig::default();
         let f = Builder::new();
         let positions = f.argument("positions", TensorType::new(Dtype::I32, [3, 5]));
-        let x = f.argument("x", TensorType::new(Dtype::F32, [3, 5, 2, 16]));
+        let x = f.argument("x", TensorType::new(Dtype::F32, [3, 2, 16, 5]));
         let turned = Decoder::new(&config, Compute::F32).rotary(&positions).turn(&x);
         assert_eq!(turned.ty(), x.ty());
         f.finish("rope", &[("", &turned)]).unwrap();

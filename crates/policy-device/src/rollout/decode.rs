@@ -232,7 +232,7 @@ fn columns_of(cache: &Value, layer: &Value, columns: usize) -> Value {
     cache.dynamic_slice(&[layer, &zero, &zero, &zero, &zero], &sizes).reshape(&sizes[1..])
 }
 
-/// A window `[L, B, K, W, D]` with the keys or values `[B, 1, K, D]` of a token of a layer in the column of the turn.
+/// A window `[L, B, K, W, D]` with the keys or values `[B, K, 1, D]` of a token of a layer in the column of the turn.
 fn put_token(window: &Value, token: &Value, layer: &Value, turn: &Value) -> Value {
     let zero = turn.like(0);
     let mut column = window.shape().to_vec();
@@ -253,7 +253,7 @@ struct Part {
 /// Attention `[B, 1, A D]`, f32, of one token of every sequence to the columns of all parts together. Of one of them it sees itself.
 fn attend_parts(decoder: &Decoder, heads: &Heads, parts: &[Part; 2]) -> Value {
     let compute = decoder.compute();
-    let [b, _, kv, r, d] = heads.queries.shape() else { unreachable!("queries have five dimensions") };
+    let [b, kv, r, _, d] = heads.queries.shape() else { unreachable!("queries have five dimensions") };
     let queries = heads.queries.reshape(&[*b, *kv, *r, *d]);
     // [B, K, R, C]
     let scores = parts.each_ref().map(|part| {

@@ -56,9 +56,9 @@ pub(crate) fn module(decoder: &Decoder, weights: Dtype, prompts: Prompts) -> Res
     Ok(decoder.split().complete(finish(f, name, &results)?))
 }
 
-/// Keys or values `[P, T, K, D]` as they lie in the cache, `[P, K, T, D]`, zero where `kept` `[P, T]` does not hold.
+/// Keys or values `[P, K, T, D]`, zero where `kept` `[P, T]` does not hold.
 fn cached(part: &Value, kept: &Value) -> Value {
-    kept.along_first(part).select(part, &part.like(0.0)).transpose(&[0, 2, 1, 3])
+    kept.broadcast_in_dim(part.shape(), &[0, 2]).select(part, &part.like(0.0))
 }
 
 /// Which tokens `[P, V]` are among the ids `[P, T]` for which `there` holds.

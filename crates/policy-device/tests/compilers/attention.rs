@@ -19,8 +19,8 @@ fn temporaries(length: usize, attention: Attention) -> u64 {
         ..ModelConfig::default()
     };
     let decoder = Decoder::new(&config, Compute::Bf16).with_attention(attention);
-    let keys = TensorType::new(Dtype::Bf16, [ROWS, length, 2, 128]);
-    let types = [TensorType::new(Dtype::Bf16, [ROWS, length, 2, 4, 128]), keys.clone(), keys];
+    let keys = TensorType::new(Dtype::Bf16, [ROWS, 2, length, 128]);
+    let types = [TensorType::new(Dtype::Bf16, [ROWS, 2, 4, length, 128]), keys.clone(), keys];
     let attend = trace(&types, |f, a| {
         let rows = Rows::of_sequences(&f.splat(0, TensorType::new(Dtype::I32, [ROWS, length])));
         let heads = Heads { queries: a[0].clone(), keys: a[1].clone(), values: a[2].clone() };

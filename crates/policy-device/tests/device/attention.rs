@@ -20,11 +20,11 @@ struct Case {
 
 impl Case {
     fn queries(self) -> Vec<usize> {
-        vec![self.rows, self.length, self.kv, self.group, self.width]
+        vec![self.rows, self.kv, self.group, self.length, self.width]
     }
 
     fn keys(self) -> Vec<usize> {
-        vec![self.rows, self.length, self.kv, self.width]
+        vec![self.rows, self.kv, self.length, self.width]
     }
 
     fn mixed(self) -> Vec<usize> {

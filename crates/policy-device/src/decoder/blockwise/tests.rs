@@ -20,8 +20,8 @@ const WIDTH: usize = 2;
 impl Case {
     fn types(self) -> Vec<TensorType> {
         let Self { rows, length, kv, group, .. } = self;
-        let keys = TensorType::new(Dtype::F32, [rows, length, kv, WIDTH]);
-        vec![TensorType::new(Dtype::F32, [rows, length, kv, group, WIDTH]), keys.clone(), keys]
+        let keys = TensorType::new(Dtype::F32, [rows, kv, length, WIDTH]);
+        vec![TensorType::new(Dtype::F32, [rows, kv, group, length, WIDTH]), keys.clone(), keys]
     }
 
     fn arguments(self) -> Vec<Array> {
