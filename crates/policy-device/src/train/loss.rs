@@ -182,7 +182,7 @@ pub(crate) struct Device<'a> {
 /// Rows on the device.
 pub(crate) struct UploadedRows {
     shape: TrainShape,
-    /// Ids, the tokens that predict, and where sequences share rows positions.
+    /// Ids, the tokens that predict and what each token predicts, and where sequences share rows positions.
     buffers: Vec<Buffer>,
 }
 
@@ -191,7 +191,8 @@ impl Device<'_> {
     pub(crate) fn upload(&self, rows: &Rows) -> Result<UploadedRows> {
         let TrainShape { rows: b, length, tokens, shared } = rows.shape;
         let upload = |numbers: &[i32]| self.runtime.upload(numbers, &[b, length]);
-        let mut buffers = vec![upload(&rows.ids)?, self.runtime.upload(&rows.predicting, &[tokens])?];
+        let predicting = self.runtime.upload(&rows.predicting, &[tokens])?;
+        let mut buffers = vec![upload(&rows.ids)?, predicting, upload(&rows.predicts)?];
         if shared {
             buffers.push(upload(&rows.positions)?);
         }

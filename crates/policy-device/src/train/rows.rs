@@ -15,6 +15,8 @@ pub(crate) struct Rows {
     pub(crate) positions: Vec<i32>,
     /// The index among the B T tokens of the one that predicts each completion token, `[N]`; 0 where there is none.
     pub(crate) predicting: Vec<i32>,
+    /// The index among the N completion tokens of the one that each token predicts, `[B, T]`; N where it predicts none.
+    pub(crate) predicts: Vec<i32>,
 }
 
 impl Rows {
@@ -63,8 +65,10 @@ impl Rows {
             (begin + sequence.prompt.len() - 1..begin + length(sequence)).map(|token| token as i32)
         };
         let mut predicting: Vec<i32> = sequences.iter().zip(begins).flat_map(of).collect();
+        let mut predicts = vec![shape.tokens as i32; shape.rows * shape.length];
+        predicting.iter().zip(0..).for_each(|(token, n)| predicts[*token as usize] = n);
         predicting.resize(shape.tokens, 0);
-        Self { shape, ids, positions, predicting }
+        Self { shape, ids, positions, predicting, predicts }
     }
 }
 
@@ -116,6 +120,7 @@ mod tests {
         assert_eq!(rows.ids, [1, 5, 6, 7, 8, 9, 1, 4, 3, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(rows.positions, [0, 1, 2, 3, 4, 0, 0, 1, 2, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(rows.predicting, [2, 3, 4, 5, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(rows.predicts, [16, 16, 0, 1, 2, 3, 16, 4, 5, 16, 16, 16, 16, 16, 16, 16]);
     }
 
     #[test]

@@ -63,8 +63,11 @@ fn rows_of(sequences: &[Sequence]) -> Vec<Array> {
         }
         assert!(at <= (row + 1) * LENGTH);
     }
+    let mut predicts = vec![TOKENS as i32; ROWS * LENGTH];
+    predicting.iter().zip(0..).for_each(|(token, n)| predicts[*token as usize] = n);
     predicting.resize(TOKENS, 0);
-    let mut rows = vec![ints(&[ROWS, LENGTH], &ids), ints(&[TOKENS], &predicting)];
+    let of_tokens = |numbers: &[i32]| ints(&[ROWS, LENGTH], numbers);
+    let mut rows = vec![of_tokens(&ids), ints(&[TOKENS], &predicting), of_tokens(&predicts)];
     if in_row > 1 {
         rows.push(ints(&[ROWS, LENGTH], &positions));
     }

@@ -86,7 +86,7 @@ fn weights(modules: &TrainModules) -> Vec<Array> {
 
 /// What programs take of rows.
 fn rows_of(rows: &BatchRows) -> Vec<Array> {
-    let numbers = [&rows.ids, &rows.predicting, &rows.positions];
+    let numbers = [&rows.ids, &rows.predicting, &rows.predicts, &rows.positions];
     let arrays = row_types(rows.shape).into_iter().zip(numbers);
     let array = |((_, ty), numbers): ((_, TensorType), &Vec<i32>)| {
         Array::ints(ty.dtype, ty.shape, numbers.iter().map(|x| i64::from(*x))).unwrap()
