@@ -154,10 +154,10 @@ impl Tokens {
     /// Compares every pair of tokens: no scatter, no sort, no bound on the number of sequences, and N x G comparisons are
     /// few beside N x V logits while N is.
     fn sum_of_own(&self, sequences: &Value, values: &Value) -> Value {
-        let shape = [self.sequence.shape()[0], values.shape()[0]];
-        let same = self.sequence.broadcast_in_dim(&shape, &[0]).eq(&sequences.broadcast_in_dim(&shape, &[1]));
-        let values = values.broadcast_in_dim(&shape, &[1]);
-        same.select(&values, &values.like(0.0)).reduce(Reducer::Add, &[1])
+        let shape = [values.shape()[0], self.sequence.shape()[0]];
+        let same = sequences.broadcast_in_dim(&shape, &[0]).eq(&self.sequence.broadcast_in_dim(&shape, &[1]));
+        let values = values.broadcast_in_dim(&shape, &[0]);
+        same.select(&values, &values.like(0.0)).reduce(Reducer::Add, &[0])
     }
 
     /// [`LossSums`] over all tokens of all devices, in their order: f32 `[LossSums::COUNT]`.
