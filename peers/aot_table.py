@@ -74,11 +74,12 @@ def rollout(grpo, target):
     )
 
 
-def jax(python, grpo, config, arguments):
+def jax(python, grpo, config, target, arguments):
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(model_of(grpo, config), file)
         file.flush()
-        return json.loads(output_of([python, "peers/aot_jax.py", file.name, *arguments]))
+        target = target if ":" in target else f"{target}:1x1"
+        return json.loads(output_of([python, "peers/aot_jax.py", file.name, "--target", target, *arguments]))
 
 
 def row(name, report):
@@ -98,20 +99,22 @@ def main():
     parser.add_argument("--only", default="0.5B,1.5B,1.5B-16,rollout")
     parser.add_argument("--target", default="v6e")
     a = parser.parse_args()
+    if a.jax and not a.target.startswith("v"):
+        parser.error("--jax: peers/aot_jax.py compiles for TPUs alone; expected a --target such as v6e with it, or no --jax")
     print("| program | temp GB | arguments GB | total GB | time ms | compiler s | text kB |\n|---|--:|--:|--:|--:|--:|--:|")
     for name in a.only.split(","):
         if name == "rollout":
             row("rollout 0.5B, 64 x (256 + 1024), per token: ours", rollout(a.grpo, a.target))
             if a.jax:
                 arguments = ["--rollout", "--batch", "64", "--prompt", "256", "--length", "1024"]
-                row("the same: JAX (a loop's body once)", jax(a.jax, a.grpo, SHAPES["0.5B"][0], arguments))
+                row("the same: JAX (a loop's body once)", jax(a.jax, a.grpo, SHAPES["0.5B"][0], a.target, arguments))
             continue
         config, rows = SHAPES[name]
         title = f"{name.split('-')[0]}, {rows} x 1024"
         row(f"{title}: ours", step(a.grpo, config, rows, a.target))
         if a.jax:
             more = ["--no-estimate"] if rows == 16 else []
-            row(f"{title}: JAX", jax(a.jax, a.grpo, config, ["--batch", str(rows), "--length", "1024", *more]))
+            row(f"{title}: JAX", jax(a.jax, a.grpo, config, a.target, ["--batch", str(rows), "--length", "1024", *more]))
 
 
 if __name__ == "__main__":

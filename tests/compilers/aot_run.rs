@@ -98,6 +98,66 @@ fn an_update_of_one_micro_batch_is_compiled_as_one_program() {
 }
 
 #[test]
+fn a_run_is_compiled_for_a_gpu() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = written(&folder, RUN);
+    let of = |more: &[&str]| {
+        let arguments = [&["aot", path.as_str(), "--target", "h200", "--json"][..], more].concat();
+        let output = grpo_with(Kind::Cuda, &arguments).output().expect("the binary starts");
+        assert_eq!(output.status.code(), Some(0), "{}{}", stdout(&output), stderr(&output));
+        let document: Value = serde_json::from_str(&stdout(&output)).expect("JSON");
+        document["programs"].clone()
+    };
+    let programs = of(&[]);
+    for name in ["gradient", "score", "apply", "prefill", "admit"] {
+        assert!(programs[name]["total_bytes"].as_f64() > Some(0.0), "{name}: {programs}");
+    }
+    assert!(programs.as_object().expect("programs").keys().any(|name| name.starts_with("decode")), "{programs}");
+    let one =
+        of(&["--set", "grpo.gradient_accumulation_steps=1", "--set", "grpo.prompts_per_step=1", "--variants", "step"]);
+    assert!(one["step"]["alias_bytes"].as_f64() > Some(0.0), "{one}");
+}
+
+/// What BENCHMARKS.md says of them has some room to these.
+#[test]
+fn the_shapes_of_qwen_stay_within_their_bounds() {
+    let one_micro_batch = [
+        ("data.max_prompt_length", "1"),
+        ("rollout.max_completion_length", "1024"),
+        ("grpo.gradient_accumulation_steps", "1"),
+        ("grpo.prompts_per_step", "1"),
+    ];
+    let decode = [("rollout.max_completion_length", "1024")];
+    let cases: [(Kind, &str, &str, &str, &[(&str, &str)], &[&str]); 4] = [
+        (
+            Kind::Tpu,
+            "v6e",
+            "qwen2.5-0.5b",
+            "step",
+            &one_micro_batch,
+            // The step that JAX writes takes 9.63 GB and an estimate of 143 ms.
+            &["step.total_bytes <= 9.2e9", "step.estimate_seconds <= 0.107"],
+        ),
+        // 16 tokens of 64 sequences, 1.6 ms each.
+        (Kind::Tpu, "v6e", "qwen2.5-0.5b", "decode_768", &decode, &["decode_768.estimate_seconds <= 0.0256"]),
+        (Kind::Cuda, "h200", "qwen2.5-0.5b", "step", &one_micro_batch, &["step.temp_bytes <= 3.9e9"]),
+        (Kind::Cuda, "h200", "qwen2.5-1.5b", "step", &one_micro_batch, &["step.temp_bytes <= 8.5e9"]),
+    ];
+    for (kind, target, model, program, settings, claims) in cases {
+        let config = format!("{}/../../configs/aot/{model}.yaml", env!("CARGO_MANIFEST_DIR"));
+        let settings: Vec<String> = settings.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        let mut arguments = vec!["aot", config.as_str(), "--target", target, "--json", "--variants", program];
+        settings.iter().for_each(|setting| arguments.extend(["--set", setting]));
+        claims.iter().for_each(|claim| arguments.extend(["--assert", claim]));
+        let output = grpo_with(kind, &arguments).output().expect("the binary starts");
+        assert_eq!(output.status.code(), Some(0), "{model} on {target}: {}{}", stdout(&output), stderr(&output));
+        let document: Value = serde_json::from_str(&stdout(&output)).expect("JSON");
+        assert_eq!(document["assertions"].as_array().map(Vec::len), Some(claims.len()), "{document}");
+        assert_eq!(document["sizes"]["tokens_per_call"], 16, "{}", document["sizes"]);
+    }
+}
+
+#[test]
 fn what_is_wrong_with_a_run_is_said_before_anything_is_compiled() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let cases: [(&str, &[&str], &[&str]); 7] = [
