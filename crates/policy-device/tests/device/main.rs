@@ -9,6 +9,7 @@ mod families;
 mod faults;
 mod gradients;
 mod lora;
+mod losses;
 mod mesh;
 mod packing;
 #[path = "../../../../tests/checkpoints/ppo.rs"]
