@@ -8,6 +8,7 @@ mod derivative;
 mod families;
 mod faults;
 mod gradients;
+mod long_rollout;
 mod lora;
 mod losses;
 mod mesh;
