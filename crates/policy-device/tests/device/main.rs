@@ -15,6 +15,7 @@ mod mesh;
 mod packing;
 #[path = "../../../../tests/checkpoints/ppo.rs"]
 mod ppo_of_torch;
+mod prefill;
 mod remainders;
 mod rollout;
 mod split;
