@@ -219,6 +219,7 @@ fn an_update_in_several_micro_batches_is_that_in_one() {
                 Ok::<_, grpo_core::Error>(scores.into())
             };
             let prepared = loss.prepare(&whole, scored).unwrap().into_owned();
+            assert_eq!(prepared.active_tokens() < whole.active_tokens(), name == "sampler_rejection", "{what}");
             let weighted = |batch: TokenBatch| match batch.weights() {
                 Some(_) => batch,
                 None => {
@@ -242,4 +243,22 @@ fn an_update_in_several_micro_batches_is_that_in_one() {
             }
         }
     }
+}
+
+/// A micro-batch of which nothing counts adds nothing, and is no error.
+#[test]
+fn a_micro_batch_without_active_tokens_adds_nothing() {
+    let (loss, sequences) = (family::loss("grpo_sequence"), sequences());
+    let mut host = on_host(&loss);
+    let whole = batch(&mut host, &sequences, &loss);
+    let mut mask = whole.mask();
+    mask[whole.range(2)].fill(0.0);
+    let whole = whole.with_mask(&mask).unwrap();
+    let weights = token_weights(&loss, &whole).unwrap();
+    let whole = whole.with_weights(weights).unwrap();
+    let expected = update(&host, &loss, &parts_of(&sequences, &whole, sequences.len()));
+    let found = update(&host, &loss, &parts_of(&sequences, &whole, 1));
+    assert!((found.0 - expected.0).abs() <= 1e-5 * expected.0.abs().max(0.1), "{} {}", found.0, expected.0);
+    assert_same_tensors("gradients", &found.1, &expected.1, 1e-5);
+    assert_same_tensors("weights", &found.2, &expected.2, 1e-5);
 }

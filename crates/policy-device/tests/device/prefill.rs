@@ -74,8 +74,7 @@ fn samples_of_a_prompt_share_its_prefill() {
         let generate = || rollout.generate(&weights, &request).unwrap();
         let completions = tracing::subscriber::with_default(prefills.clone(), generate);
         assert_eq!(completions.len(), 30);
-        let rows = prefills.0.lock().unwrap().clone();
-        rows
+        prefills.0.lock().unwrap().clone()
     };
     // All thirty samples have slots: one prefill of six prompts, whose rows are rounded up.
     assert_eq!(prefilled(64), [8]);
