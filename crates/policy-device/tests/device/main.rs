@@ -8,11 +8,14 @@ mod derivative;
 mod families;
 mod faults;
 mod gradients;
+mod long_rollout;
 mod lora;
+mod losses;
 mod mesh;
 mod packing;
 #[path = "../../../../tests/checkpoints/ppo.rs"]
 mod ppo_of_torch;
+mod prefill;
 mod remainders;
 mod rollout;
 mod split;

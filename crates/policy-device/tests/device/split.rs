@@ -10,9 +10,10 @@ use grpo_core::backend_api::evaluate::Evaluator;
 use grpo_core::objective::ValueLossConfig;
 use grpo_core::{Advantages, ImportanceSamplingLevel, LossConfig, Tiling};
 use models::{LoraConfig, Weights};
-use policy::{Sampling, Sequence, token_batch};
+use policy::{LogitsProcessors, Sampling, Sequence, token_batch};
 use policy_device::decoder::{Adapters, Attention, AxisRules, Compute, Decoder, Parameter};
 use policy_device::{DeviceRollout, RolloutModules, RolloutOptions, RolloutSizes, TrainModules, TrainShape};
+use rng::Purpose;
 use stablehlo::{Array, Dtype, Mesh, Module, Save, TensorType};
 use std::num::NonZeroUsize;
 
@@ -292,14 +293,31 @@ fn so_are_those_of_adapters_a_value_head_and_a_loss_of_whole_sequences() {
 /// Prompts, their keys and values in slots, and a call of the decode loop.
 #[test]
 fn a_rollout_is_that_of_one_device() {
+    rollouts_agree(&Sampling::Greedy);
+}
+
+/// What a sample draws does not depend on where it is.
+#[test]
+fn so_is_one_that_samples() {
+    let all = LogitsProcessors::default();
+    let likeliest = LogitsProcessors { top_k: Some(9), top_p: Some(0.9), ..all };
+    let [all, likeliest] = [all, likeliest].map(|processors| {
+        let (seed, purpose) = (5, Purpose::Rollout);
+        rollouts_agree(&Sampling::Random { temperature: 1.0, processors, seed, purpose, step: 3, first: 0 })
+    });
+    assert!(all != likeliest, "{all:?}");
+}
+
+/// The tokens on one device, after all meshes have agreed with them.
+fn rollouts_agree(sampling: &Sampling) -> Vec<i64> {
     let checkpoint = Checkpoint::open("qwen3");
     let one = Decoder::new(checkpoint.config(), Compute::F32);
     let parameters = weights(&one.parameters(), Some(&checkpoint.weights));
-    let expected = rollout(&one, &parameters);
+    let expected = rollout(&one, &parameters, sampling);
     let ids = expected[2].to_ints();
     assert!(ids.iter().any(|id| *id != ids[0]), "{ids:?}");
     for mesh in meshes() {
-        let found = rollout(&one.clone().with_axis_rules(AxisRules::new(&mesh)).unwrap(), &parameters);
+        let found = rollout(&one.clone().with_axis_rules(AxisRules::new(&mesh)).unwrap(), &parameters, sampling);
         assert_eq!(found[2].to_ints(), ids, "{mesh}");
         for (part, (found, expected)) in
             found.iter().zip(&expected).enumerate().filter(|(part, _)| [0, 1, 3].contains(part))
@@ -310,14 +328,15 @@ fn a_rollout_is_that_of_one_device() {
             assert!(largest > 0.1 && far.is_none(), "{mesh}, part {part}: {far:?} of {largest}");
         }
     }
+    ids
 }
 
-/// The state of eight slots after the first four tokens of greedy completions.
-fn rollout(decoder: &Decoder, parameters: &[Array]) -> Vec<Array> {
+/// The state of eight slots after the first four tokens of completions.
+fn rollout(decoder: &Decoder, parameters: &[Array], sampling: &Sampling) -> Vec<Array> {
     const SLOTS: usize = 8;
     let sizes = RolloutSizes { prompts: SLOTS, longest_prompt: 6, num_generations: 1, max_completion_length: 8 };
     let options = RolloutOptions { slots: SLOTS, tokens_per_call: 4 };
-    let modules = RolloutModules::of(decoder, Dtype::F32, options, sizes, &Sampling::Greedy, 1).unwrap();
+    let modules = RolloutModules::of(decoder, Dtype::F32, options, sizes, sampling, 1).unwrap();
     let lengths: Vec<i32> = (0..SLOTS as i32).map(|row| 2 + row % 5).collect();
     let id = |row: usize, column: usize| ((row * 31 + column * 17 + 5) % decoder.config().vocab_size) as i32;
     let types = |module: &Module| -> Vec<TensorType> {
@@ -338,13 +357,20 @@ fn rollout(decoder: &Decoder, parameters: &[Array]) -> Vec<Array> {
     arguments.extend([ints(&[SLOTS], &numbers), ints(&[SLOTS], &numbers)]);
     arguments.push(Array::preds([SLOTS], [true; SLOTS]).unwrap());
     arguments.extend([ints(&[SLOTS], &last), ints(&[SLOTS], &lengths)]);
-    arguments.push(zeros(&TensorType::new(Dtype::U32, [SLOTS, 2])));
+    // Every sample has a key of its own.
+    arguments.push(Array::ints(Dtype::U32, [SLOTS, 2], (0..2 * SLOTS as i64).map(|i| 1 + 77_773 * i)).unwrap());
     let state = run(&modules.admit, &arguments);
 
     let (_, decode) = &modules.decode[0];
-    let [.., sampling, top_k, stop_ids, limit] = &types(decode)[..] else { panic!("four arguments behind the state") };
-    let ones = Array::floats(Dtype::F32, sampling.shape.clone(), vec![1.0; sampling.elements()]).unwrap();
-    let rest = [ones, zeros(top_k), ints(&stop_ids.shape, &vec![-1; stop_ids.elements()]), ints(&limit.shape, &[8])];
+    let [.., numbers, _, stop_ids, limit] = &types(decode)[..] else { panic!("four arguments behind the state") };
+    let (top_k, top_p) = match sampling {
+        Sampling::Random { processors, .. } => (processors.top_k.unwrap_or(0), processors.top_p.unwrap_or(1.0)),
+        Sampling::Greedy => (0, 1.0),
+    };
+    // Temperature, repetition penalty, top_p, min_p.
+    let numbers = floats(&numbers.shape, [1.0, 1.0, top_p as f32, 0.0]);
+    let stop_ids = ints(&stop_ids.shape, &vec![-1; stop_ids.elements()]);
+    let rest = [numbers, ints(&[], &[top_k as i32]), stop_ids, ints(&limit.shape, &[8])];
     run(decode, &[parameters, &state, &rest].concat())
 }
 

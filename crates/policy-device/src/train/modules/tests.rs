@@ -1,5 +1,7 @@
 //! Programs on rows that sequences share, against the same programs on rows of one sequence, in f64, by the interpreter.
 
+mod losses;
+
 use super::super::packing::Packing;
 use super::super::rows::Rows as BatchRows;
 use super::*;

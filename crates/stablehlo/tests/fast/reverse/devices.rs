@@ -41,7 +41,7 @@ fn marked(f: &Builder, v: &Value) -> Value {
 }
 
 #[test]
-fn devices_that_meet() {
+pub(super) fn devices_that_meet() {
     let (data, tensor, all) = (along(&["data"]), along(&["tensor"]), along(&["data", "tensor"]));
     let (rows, both) = (split(&[&["data"], &[]]), split(&[&["data"], &["tensor"]]));
     let one = |what: &str, input: &Sharding, output: &Sharding, meet: &dyn Fn(&Builder, &Value) -> Value| {
@@ -235,7 +235,7 @@ fn replicas_that_meet() {
 
 /// What is split is differentiated as what is not, in loops too, and cotangents are split likewise.
 #[test]
-fn constraints() {
+pub(super) fn constraints() {
     let (rows, columns) = (split(&[&["data"], &["?"]]), split(&[&[], &["tensor"]]));
     let types = [wide(&[2, 3]), wide(&[3, 3])];
     let layer = trace(&types, |_, a| {

@@ -3,6 +3,7 @@
 mod decoder;
 mod devices;
 mod devices_properties;
+mod listed;
 mod own;
 mod properties;
 mod refusals;
@@ -95,6 +96,7 @@ pub(crate) fn close(found: &[f64], expected: &[f64], what: &str) {
 
 /// Holds the gradients with respect to `with_respect_to` against differences.
 pub(crate) fn check_at(what: &str, function: &Traced, arguments: &[Array], with_respect_to: &[usize]) {
+    listed::checked(function, with_respect_to);
     let sum = weighted(function);
     let gradient = gradient(&sum, with_respect_to);
     let found = gradient.function().interpret(arguments).unwrap_or_else(|error| panic!("{what}: {error}"));

@@ -28,7 +28,7 @@ fn arguments() -> [Array; 3] {
 }
 
 #[test]
-fn a_function_with_a_derivative_of_its_own() {
+pub(super) fn a_function_with_a_derivative_of_its_own() {
     let (forward, backward) = fused();
     let types = forward.argument_types();
     let fused = trace(&types, |f, a| f.custom_vjp(&forward, &backward, &a.iter().collect::<Vec<_>>(), 2));

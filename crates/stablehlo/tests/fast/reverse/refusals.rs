@@ -1,7 +1,7 @@
 //! What cannot be differentiated, traced, called or scanned, and what is said about it.
 
 use super::*;
-use stablehlo::{Error, Save};
+use stablehlo::{Error, Order, Save, ScatterDimensions, Window};
 
 /// The error of a derivative, and the line of this file that it names.
 fn refused(types: &[TensorType], body: impl FnOnce(&Builder, &[Value]) -> Vec<Value>) -> (String, u32) {
@@ -11,6 +11,7 @@ fn refused(types: &[TensorType], body: impl FnOnce(&Builder, &[Value]) -> Vec<Va
     match f.vjp(&function, &arguments.iter().collect::<Vec<_>>(), &[0]) {
         Err(Error::NoDerivative { operation, reason, at }) => {
             assert!(at.file().ends_with("refusals.rs"), "{at}");
+            listed::refused(&function, operation);
             (format!("{operation}: {reason}"), at.line())
         }
         other => panic!("{other:?}"),
@@ -18,7 +19,7 @@ fn refused(types: &[TensorType], body: impl FnOnce(&Builder, &[Value]) -> Vec<Va
 }
 
 #[test]
-fn a_loop_without_a_known_end_has_no_derivative() {
+pub(super) fn a_loop_without_a_known_end_has_no_derivative() {
     let ty = wide(&[2]);
     let line = line!() + 2;
     let (reason, at) =
@@ -68,6 +69,60 @@ fn code_of_the_targets_own_needs_a_derivative_of_ones_own() {
     let (reason, _) =
         refused(std::slice::from_ref(&ty), |f, a| f.custom_call(call(), &[&a[0]], std::slice::from_ref(&ty)));
     assert_eq!(reason, "stablehlo.custom_call: the target's own code says nothing about it; use `custom_vjp`");
+}
+
+#[test]
+pub(super) fn only_what_adds_up_has_a_derivative_of_scatters_windows_and_devices() {
+    let (ty, row) = (wide(&[4]), wide(&[2]));
+    let dimensions = || ScatterDimensions {
+        inserted_window_dims: vec![0],
+        scatter_dims_to_operand_dims: vec![0],
+        index_vector_dim: 1,
+        ..ScatterDimensions::default()
+    };
+    let window = Window { sizes: vec![2], strides: vec![1], low: vec![0], high: vec![0] };
+    for reducer in [Reducer::Multiply, Reducer::Max, Reducer::Min] {
+        // Both with respect to what is there and to what comes to it.
+        for operand in [true, false] {
+            let (reason, _) = refused(&[if operand { ty.clone() } else { row.clone() }], |f, a| {
+                let ids = f.dense([3_i64, 0], TensorType::new(Dtype::I32, [2, 1]));
+                let constant = f.splat(2.0, if operand { row.clone() } else { ty.clone() });
+                let (to, from) = if operand { (&a[0], &constant) } else { (&constant, &a[0]) };
+                vec![to.scatter(&ids, from, dimensions(), reducer)]
+            });
+            assert_eq!(reason, "stablehlo.scatter: only that of a scatter that adds is known");
+        }
+        let (reason, _) = refused(std::slice::from_ref(&ty), |_, a| vec![a[0].reduce_window(&window, reducer)]);
+        assert_eq!(reason, "stablehlo.reduce_window: only that of windows that are added up is known");
+        let (reason, _) =
+            refused(std::slice::from_ref(&ty), |_, a| vec![a[0].reduce_scatter(reducer, 0, &[vec![0_usize]])]);
+        assert_eq!(reason, "stablehlo.reduce_scatter: only that of a sum over devices is known; use `stop_gradient`");
+        let (reason, _) = refused(std::slice::from_ref(&ty), |_, a| vec![a[0].all_reduce(reducer, &[vec![0_usize]])]);
+        assert_eq!(reason, "stablehlo.all_reduce: only that of a sum over devices is known; use `stop_gradient`");
+    }
+}
+
+#[test]
+pub(super) fn sorts_choices_of_code_and_bits_have_no_derivative() {
+    let ty = wide(&[4]);
+    for order in [Order::Ascending, Order::Descending] {
+        let (reason, _) = refused(std::slice::from_ref(&ty), |f, a| f.sort(&[&a[0]], 0, order, true));
+        assert_eq!(reason, "stablehlo.sort: sort indices by `stop_gradient` of the keys, and gather by them");
+        // Also of what only moves along with keys that are not differentiated.
+        let (reason, _) = refused(std::slice::from_ref(&ty), |f, a| {
+            let keys = f.dense([3_i64, 1, 2, 0], TensorType::new(Dtype::I32, [4]));
+            vec![f.sort(&[&keys, &a[0]], 0, order, true).swap_remove(1)]
+        });
+        assert!(reason.starts_with("stablehlo.sort: "), "{reason}");
+    }
+    let (reason, _) = refused(std::slice::from_ref(&ty), |f, a| {
+        let index = f.scalar(1, Dtype::I32);
+        f.case(&index, 2, |branch| vec![if branch == 0 { a[0].exp() } else { a[0].clone() + a[0].like(1.0) }])
+    });
+    assert_eq!(reason, "stablehlo.case: which region ran is not kept; use `select` between the results of both");
+    let narrow = TensorType::new(Dtype::F16, [4]);
+    let (reason, _) = refused(std::slice::from_ref(&narrow), |_, a| vec![a[0].bitcast_convert(Dtype::Bf16)]);
+    assert_eq!(reason, "stablehlo.bitcast_convert: bits do not change smoothly; use `convert` for numbers");
 }
 
 fn said(result: Result<Traced, Error>) -> String {

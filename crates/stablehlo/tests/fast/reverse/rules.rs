@@ -4,7 +4,7 @@ use super::*;
 use stablehlo::*;
 
 #[test]
-fn operations_on_elements() {
+pub(super) fn operations_on_elements() {
     let ty = wide(&[7]);
     for operation in [
         Unary::Abs,
@@ -42,6 +42,51 @@ fn operations_on_elements() {
     check("power", &[ty.clone(), ty.clone()], |_, a| vec![a[0].abs().binary(Binary::Power, &a[1])]);
     check("select", &[ty.clone(), ty.clone()], |_, a| vec![a[0].lt(&a[1]).select(&a[0].exp(), &(&a[0] * &a[1]))]);
     check("convert", std::slice::from_ref(&ty), |_, a| vec![a[0].convert(Dtype::F32).exp().convert(Dtype::F64)]);
+}
+
+/// Predicates and integers, and steps, do not follow small changes: of a product with them only the other factor has a slope.
+#[test]
+pub(super) fn what_has_no_slope() {
+    let ty = wide(&[6]);
+    let two = [ty.clone(), ty.clone()];
+    let times = |what: &str, mask: &dyn Fn(&Builder, &[Value]) -> Value| {
+        check(what, &two, |f, a| {
+            let mask = mask(f, a);
+            // Of fewer elements where a window or a reduction took some away.
+            let total: Vec<usize> = (0..mask.shape().len()).collect();
+            let factor = mask.convert(Dtype::F64).reduce(Reducer::Add, &total) + f.scalar(0.5, Dtype::F64);
+            vec![&a[0] * factor.broadcast_in_dim(&[6], &[]), a[1].exp()]
+        });
+    };
+    for comparison in [Comparison::Eq, Comparison::Ne, Comparison::Lt, Comparison::Le, Comparison::Gt, Comparison::Ge] {
+        times(&format!("{comparison:?}"), &|_, a| a[0].compare(comparison, &a[1]));
+    }
+    times("is_finite", &|_, a| a[0].unary(Unary::IsFinite));
+    times("not", &|_, a| a[0].lt(&a[1]).unary(Unary::Not));
+    for operation in [Binary::And, Binary::Or, Binary::Xor] {
+        times(operation.name(), &|_, a| a[0].lt(&a[1]).binary(operation, &a[0].gt(&a[0].like(0.2))));
+    }
+    for operation in [Binary::ShiftLeft, Binary::ShiftRightLogical, Binary::ShiftRightArithmetic] {
+        times(operation.name(), &|_, a| {
+            let bits = (a[0].abs() * a[0].like(50.0)).convert(Dtype::I32);
+            bits.binary(operation, &bits.like(1))
+        });
+    }
+    let window = Window { sizes: vec![2], strides: vec![1], low: vec![0], high: vec![0] };
+    let dimensions = || ScatterDimensions {
+        inserted_window_dims: vec![0],
+        scatter_dims_to_operand_dims: vec![0],
+        index_vector_dim: 1,
+        ..ScatterDimensions::default()
+    };
+    for reducer in [Reducer::And, Reducer::Or] {
+        times(&format!("reduce {reducer:?}"), &|_, a| a[0].lt(&a[1]).reduce(reducer, &[0]));
+        times(&format!("windows {reducer:?}"), &|_, a| a[0].lt(&a[1]).reduce_window(&window, reducer));
+        times(&format!("scatter {reducer:?}"), &|f, a| {
+            let updates = a[1].gt(&a[1].like(0.1)).slice(&[0], &[2]);
+            a[0].lt(&a[1]).scatter(&ids(f, &[4, 0], &[2, 1]), &updates, dimensions(), reducer)
+        });
+    }
 }
 
 #[test]
@@ -86,7 +131,7 @@ fn equal_elements_share() {
 }
 
 #[test]
-fn a_clamp_passes_at_its_bounds() {
+pub(super) fn a_clamp_passes_at_its_bounds() {
     let f = trace(&[wide(&[5])], |_, a| vec![a[0].clamp(&a[0].like(-1.0), &a[0].like(1.0))]).unwrap();
     let arguments = [Array::floats(Dtype::F64, [5], [-2.0, -1.0, 0.0, 1.0, 2.0]).unwrap()];
     assert_eq!(pulled(&f, &arguments, &[0], &[vec![2.0; 5]]), [[0.0, 2.0, 2.0, 2.0, 0.0]]);
@@ -97,7 +142,7 @@ fn a_clamp_passes_at_its_bounds() {
 }
 
 #[test]
-fn products() {
+pub(super) fn products() {
     let dot = |what: &str, a: &[usize], b: &[usize], batch: (&[usize], &[usize]), contract: (&[usize], &[usize])| {
         let dimensions = DotDimensions {
             batch: (batch.0.to_vec(), batch.1.to_vec()),
@@ -120,7 +165,7 @@ fn products() {
 }
 
 #[test]
-fn reductions_and_broadcasts() {
+pub(super) fn reductions_and_broadcasts() {
     let ty = wide(&[2, 3, 4]);
     for reducer in [Reducer::Add, Reducer::Max, Reducer::Min, Reducer::Multiply] {
         for dimensions in [&[0][..], &[1], &[2], &[0, 2], &[2, 0], &[0, 1, 2], &[]] {
@@ -145,7 +190,7 @@ fn reductions_and_broadcasts() {
 }
 
 #[test]
-fn moves() {
+pub(super) fn moves() {
     let ty = wide(&[3, 4]);
     check("reshape", std::slice::from_ref(&ty), |_, a| vec![a[0].reshape(&[2, 6])]);
     check("transpose", &[wide(&[2, 3, 4])], |_, a| vec![a[0].transpose(&[2, 0, 1])]);
@@ -161,7 +206,7 @@ fn moves() {
 }
 
 #[test]
-fn windows_that_slide() {
+pub(super) fn windows_that_slide() {
     let window = |sizes: [usize; 2], strides: [usize; 2], low: [usize; 2], high: [usize; 2]| Window {
         sizes: sizes.to_vec(),
         strides: strides.to_vec(),
@@ -182,7 +227,7 @@ fn windows_that_slide() {
 }
 
 #[test]
-fn windows_at_places_that_are_values() {
+pub(super) fn windows_at_places_that_are_values() {
     let ty = wide(&[4, 5]);
     // One start is beyond the last at which the window fits.
     for (row, column) in [(1, 2), (3, 9), (-2, 0)] {
@@ -214,7 +259,7 @@ fn rows() -> GatherDimensions {
 }
 
 #[test]
-fn gathers_and_scatters() {
+pub(super) fn gathers_and_scatters() {
     check("an embedding", &[wide(&[5, 3])], |f, a| {
         vec![a[0].gather(&ids(f, &[4, 0, 4, 7, -1], &[5, 1]), rows(), &[5, 3])]
     });

@@ -62,7 +62,7 @@ fn gradients(function: &Traced) -> Vec<f64> {
 }
 
 #[test]
-fn a_scan_has_the_derivative_of_differences() {
+pub(super) fn a_scan_has_the_derivative_of_differences() {
     for save in policies() {
         for reverse in [false, true] {
             let function = scanned(save.clone(), reverse);
@@ -208,7 +208,7 @@ fn a_derivative_has_a_derivative() {
 }
 
 #[test]
-fn code_that_is_computed_again_has_the_same_derivative() {
+pub(super) fn code_that_is_computed_again_has_the_same_derivative() {
     let layer = layer();
     let types = layer.argument_types();
     let plain = trace(&types, |f, a| {
