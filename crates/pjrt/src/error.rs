@@ -54,6 +54,20 @@ pub enum Error {
         /// The message of the plugin.
         message: String,
     },
+    /// The device has not done within the limit of the client what was waited for.
+    #[error(
+        "{what} has not ended within {seconds} seconds{}: the device hangs, or the work takes longer. Nothing more is asked of \
+         it; look into the system's log and the device's own tools for the cause, and start the process again, with a \
+         longer limit (`Client::with_wait_limit`) if the work needs one", launched_last(program.as_deref())
+    )]
+    TimedOut {
+        /// What was waited for.
+        what: &'static str,
+        /// The limit.
+        seconds: f64,
+        /// The program that was launched last, if there was one.
+        program: Option<String>,
+    },
     /// The plugin reported success but returned nothing.
     #[error("{operation} succeeded but returned nothing: the plugin is broken")]
     Nothing {
@@ -213,10 +227,19 @@ impl Error {
         matches!(self, Error::Api { code: Code::Unimplemented, .. } | Error::MissingFunction { .. })
     }
 
+    /// Whether a wait for the device was given up.
+    pub fn is_timed_out(&self) -> bool {
+        matches!(self, Error::TimedOut { .. })
+    }
+
     /// Whether the device has no memory left for what was asked.
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self, Error::Api { code: Code::ResourceExhausted, .. })
     }
+}
+
+fn launched_last(program: Option<&str>) -> String {
+    program.map_or(String::new(), |program| format!(" (the last program that was launched is `{program}`)"))
 }
 
 /// The kind of an error, as in <https://abseil.io/docs/cpp/guides/status-codes>.

@@ -5,6 +5,8 @@
 //! refuses one that is smaller than its own and ignores what lies behind, because fields are only ever appended.
 
 mod calls;
+#[cfg(test)]
+mod fake;
 mod host;
 mod launch;
 mod library;
@@ -12,6 +14,7 @@ mod named_value;
 mod owned;
 mod pointer;
 mod program;
+mod wait;
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -21,9 +24,10 @@ pub(crate) use host::{copy_from_host, copy_to_host};
 pub(crate) use launch::Launcher;
 pub(crate) use library::{open, set_variables};
 pub(crate) use named_value::RawNamedValue;
-pub(crate) use owned::{Child, Handle, Owned};
+pub(crate) use owned::{Child, Handle, Origin, Owned};
 pub(crate) use pointer::{OutCounted, OutHandle, OutRagged, OutSlice, Ref, Slice, Unused};
 pub(crate) use program::{Program, optimized_program, serialize};
+pub(crate) use wait::{Waits, wait};
 
 use crate::error::{Code, Error, Result};
 
