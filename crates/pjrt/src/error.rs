@@ -7,6 +7,9 @@ use crate::dtype::{ArrayType, DType};
 /// The result of everything in this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
+/// The version of the API of the oldest plugin that tests run, which has every function that this crate calls.
+const OLDEST_TESTED: (i32, i32) = (0, 81);
+
 /// An error of the plugin, or of how it was asked.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -20,7 +23,10 @@ pub enum Error {
         reason: String,
     },
     /// The plugin speaks another major version of the API.
-    #[error("the PJRT plugin {path} has API version {}.{}, but 0.x is needed: use another release of it", version.0, version.1)]
+    #[error(
+        "the PJRT plugin {path} has version {}.{} of the API, but major version 0 is expected: use another release of the \
+         plugin, or the one that `grpo plugin install` installs", version.0, version.1, path = path.display()
+    )]
     Version {
         /// The file of the plugin.
         path: PathBuf,
@@ -37,7 +43,11 @@ pub enum Error {
         variables: Vec<String>,
     },
     /// The plugin is older than this function.
-    #[error("the plugin (PJRT API {}.{}) has no function {function}: a newer release of the plugin may have it", version.0, version.1)]
+    #[error(
+        "the plugin has version {}.{} of the PJRT API, without the function {function}, but {}.{} or newer is expected: use a \
+         newer release of the plugin, or the one that `grpo plugin install` installs",
+        version.0, version.1, OLDEST_TESTED.0, OLDEST_TESTED.1
+    )]
     MissingFunction {
         /// The function's name in the C header.
         function: &'static str,
@@ -211,8 +221,8 @@ pub enum Error {
         /// The error that the system reported.
         reason: std::io::Error,
     },
-    /// The compile cache could not be read or written.
-    #[error("cannot write the compile cache {path}: {reason}", path = path.display())]
+    /// An entry of a cache could not be written.
+    #[error("cannot write the entry {path} of the cache: {reason}", path = path.display())]
     Cache {
         /// The file or directory.
         path: PathBuf,
