@@ -235,11 +235,12 @@ mod tests {
     #[test]
     fn the_error_of_an_event_is_the_error_of_the_wait() {
         for without in TABLES {
-            let (object, origin) = (FakeObject::new(true, Some("a wire is loose")), fake::origin(without));
+            let (object, origin) =
+                (FakeObject::new(true, Some("the link to the device is down")), fake::origin(without));
             let event: Owned<Event> = object.handle(&origin);
             let error = wait(&event, WHAT).unwrap_err();
             assert!(matches!(&error, Error::Api { code: crate::Code::Internal, .. }), "{error}");
-            assert!(error.to_string().contains("a wire is loose"), "{error}");
+            assert!(error.to_string().contains("the link to the device is down"), "{error}");
             assert!(origin.waits().check().is_ok(), "a failure is no hang");
             drop(event);
             assert_eq!((object.destroyed(), object.live_errors()), (1, 0));
