@@ -1,5 +1,7 @@
 //! Arrays on a device.
 
+use bytemuck::Zeroable;
+
 use crate::client::Client;
 use crate::device::Device;
 use crate::dtype::{ArrayType, DType, Element};
@@ -72,40 +74,53 @@ impl Buffer {
 
     /// Waits for the elements and copies them into `destination`, row-major whatever the layout on the device.
     ///
+    /// They come by way of a vector, as [`Buffer::to_vec`] returns it, which takes memory for both: a device that hangs
+    /// may write into memory after the wait for it was given up, and that memory must not be the caller's.
+    ///
     /// # Errors
     ///
-    /// [`Error::DType`] and [`Error::Size`] if `destination` does not fit; whatever went wrong in the program that
-    /// computes the elements.
+    /// [`Error::DType`] and [`Error::Size`] if `destination` does not fit; those of [`Buffer::to_vec`].
     pub fn to_host<T: Element>(&self, destination: &mut [T]) -> Result<()> {
         let operation = "to_host";
-        if T::DTYPE != self.dtype() {
-            return Err(Error::DType { operation, expected: self.dtype(), found: T::DTYPE });
-        }
+        self.check_dtype::<T>(operation)?;
         if destination.len() != self.num_elements() {
             let size = self.dtype().size();
             let (expected, found) = (self.num_elements() * size, destination.len() * size);
             return Err(Error::Size { operation, expected, found });
         }
-        T::fill(destination, |bytes| ffi::copy_to_host(&self.handle, self.dims().len(), bytes))
+        destination.copy_from_slice(&self.to_vec()?);
+        Ok(())
     }
 
-    /// The elements in a new vector; see [`Buffer::to_host`].
+    /// Waits for the elements and copies them into a new vector, row-major whatever the layout on the device.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::DType`] if they are of another type, [`Error::TimedOut`] after [`Client::wait_limit`]; whatever went wrong in
+    /// the program that computes the elements.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
-        let mut elements = vec![T::zeroed(); self.num_elements()];
-        self.to_host(&mut elements)?;
-        Ok(elements)
+        self.check_dtype::<T>("to_vec")?;
+        let zeros = vec![T::Bits::zeroed(); self.num_elements()];
+        Ok(T::from_bits(ffi::copy_to_host(&self.handle, self.dims().len(), zeros)?))
+    }
+
+    fn check_dtype<T: Element>(&self, operation: &'static str) -> Result<()> {
+        if T::DTYPE != self.dtype() {
+            return Err(Error::DType { operation, expected: self.dtype(), found: T::DTYPE });
+        }
+        Ok(())
     }
 
     /// Becomes ready when the elements are there, or the program that computes them has failed.
     pub fn ready(&self) -> Result<Event> {
         let mut args = ffi::BufferReadyEvent::new(self.handle.get());
         self.client.api().call(&mut args)?;
-        let event = args.event.take(self.client.api());
+        let event = args.event.take(self.client.handle().origin());
         let event = event.ok_or(Error::Nothing { operation: ffi::BufferReadyEvent::NAME })?;
         Ok(Event::new(self.client.clone(), event))
     }
 
-    /// Blocks until the elements are there.
+    /// Blocks until the elements are there; see [`Event::wait`].
     pub fn wait(&self) -> Result<()> {
         self.ready()?.wait()
     }
@@ -116,14 +131,16 @@ impl Buffer {
         if !device.belongs_to(self.client.handle()) {
             return Err(Error::Foreign { operation, what: "device" });
         }
+        self.handle.origin().waits().check()?;
         let mut args = ffi::BufferCopyToDevice::new(self.handle.get(), device.handle());
         self.client.api().call(&mut args)?;
-        let copy = args.copy.take(self.client.api()).ok_or(Error::Nothing { operation })?;
+        let copy = args.copy.take(self.handle.origin()).ok_or(Error::Nothing { operation })?;
         Buffer::new(self.client.clone(), copy)
     }
 
     /// Frees the elements now, whoever still holds the buffer; using it afterwards is an error.
     pub fn delete(&self) -> Result<()> {
+        self.handle.origin().waits().check()?;
         self.client.api().call(&mut ffi::BufferDelete::new(self.handle.get()))
     }
 

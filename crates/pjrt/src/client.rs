@@ -1,6 +1,7 @@
 //! A client: a plugin's devices, opened.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use crate::buffer::Buffer;
 use crate::compile_options::CompileOptions;
@@ -34,7 +35,8 @@ impl Client {
         let options = value::write(options);
         let mut create = ffi::ClientCreate::new(options.as_slice().into());
         api.call(&mut create)?;
-        let client = create.client.take(api).ok_or(Error::Nothing { operation: ffi::ClientCreate::NAME })?;
+        let client =
+            create.client.take(&ffi::Origin::new(api)).ok_or(Error::Nothing { operation: ffi::ClientCreate::NAME })?;
         let handle = Arc::new(client);
         let mut name = ffi::ClientPlatformName::new(handle.get());
         api.call(&mut name)?;
@@ -60,6 +62,27 @@ impl Client {
             launches: Mutex::default(),
         };
         Ok(Client { inner: Arc::new(inner) })
+    }
+
+    /// The longest wait for a device that a client allows unless it is told another: an hour.
+    pub const DEFAULT_WAIT_LIMIT: Duration = ffi::Waits::DEFAULT_LIMIT;
+
+    /// Sets how long a wait for the client's devices takes at most, for this client and all of its clones.
+    ///
+    /// A wait that takes longer is [`Error::TimedOut`], and from then on the client asks nothing more of its devices: copies
+    /// and launches are that error at once, and what the devices may still use is never freed, nor destroyed at the end.
+    ///
+    /// What plugins do inside of a call has no limit, because the API has none for it: opening devices, compiling, and on
+    /// XLA's CPU also programs that it computes before the launch returns.
+    #[must_use]
+    pub fn with_wait_limit(self, limit: Duration) -> Self {
+        self.handle().origin().waits().set_limit(limit);
+        self
+    }
+
+    /// How long a wait for the client's devices takes at most.
+    pub fn wait_limit(&self) -> Duration {
+        self.handle().origin().waits().limit()
     }
 
     /// The plugin behind the client.
@@ -93,7 +116,8 @@ impl Client {
         let options = options.encode();
         let mut args = ffi::ClientCompile::new(self.handle().get(), &program, options.as_slice().into());
         self.api().call(&mut args)?;
-        let loaded = args.executable.take(self.api()).ok_or(Error::Nothing { operation: ffi::ClientCompile::NAME })?;
+        let loaded = args.executable.take(self.handle().origin());
+        let loaded = loaded.ok_or(Error::Nothing { operation: ffi::ClientCompile::NAME })?;
         LoadedExecutable::new(self.clone(), loaded)
     }
 
@@ -102,18 +126,18 @@ impl Client {
         let mut args = ffi::DeserializeAndLoad::new(self.handle().get(), serialized.into());
         self.api().call(&mut args)?;
         let operation = ffi::DeserializeAndLoad::NAME;
-        let loaded = args.executable.take(self.api()).ok_or(Error::Nothing { operation })?;
+        let loaded = args.executable.take(self.handle().origin()).ok_or(Error::Nothing { operation })?;
         LoadedExecutable::new(self.clone(), loaded)
     }
 
     /// Copies `data`, row-major of shape `dims` (none: a scalar), to `device`.
     ///
-    /// The device reads the slice itself, without a copy in between where the plugin has no need of one, and the call
-    /// returns when it has finished reading.
+    /// The plugin has read the slice, and the device has the elements, when the call returns.
     ///
     /// # Errors
     ///
-    /// [`Error::Size`] if `dims` and `data` disagree, [`Error::Foreign`] if the device is not of this client.
+    /// [`Error::Size`] if `dims` and `data` disagree, [`Error::Foreign`] if the device is not of this client,
+    /// [`Error::TimedOut`] after [`Client::wait_limit`].
     pub fn buffer_from_host<T: Element>(&self, data: &[T], dims: &[usize], device: &Device) -> Result<Buffer> {
         if !device.belongs_to(self.handle()) {
             return Err(Error::Foreign { operation: "buffer_from_host", what: "device" });

@@ -32,7 +32,8 @@ pub enum CacheOutcome {
     /// There was an entry that cannot be used: damaged, or of another release. The compiler made the program, which is in its
     /// place now.
     Replaced,
-    /// The compiler made the program, and the plugin cannot serialize it.
+    /// The compiler made the program, and it is not in the directory: the plugin cannot serialize it, or it could not be written,
+    /// which a warning in the log says.
     Uncacheable,
 }
 
@@ -47,12 +48,12 @@ impl CompileCache {
         self.entries.directory()
     }
 
-    /// Compiles `program`, or loads it if that has been done before.
+    /// Compiles `program`, or loads it if that has been done before. A program that has been compiled and cannot be written (no
+    /// room on the disk, say) is returned all the same, with a warning in the log.
     ///
     /// # Errors
     ///
-    /// Those of [`Client::compile`], [`crate::Error::Cache`] if the entry cannot be written, and [`crate::Error::Exposed`] if
-    /// others may write to the entry or to a folder above it.
+    /// Those of [`Client::compile`], and [`crate::Error::Exposed`] if others may write to the entry or to a folder above it.
     pub fn compile(
         &self,
         client: &Client,
@@ -65,14 +66,17 @@ impl CompileCache {
         }
         let outcome = if self.entries.contains(&key) { CacheOutcome::Replaced } else { CacheOutcome::Miss };
         let executable = client.compile(program, options)?;
-        match executable.executable().serialize() {
-            Ok(serialized) => {
-                self.entries.write(&key, &serialized)?;
-                Ok((executable, outcome))
+        let serialized = executable.executable().serialize();
+        match serialized.and_then(|serialized| self.entries.write(&key, &serialized)) {
+            Ok(()) => return Ok((executable, outcome)),
+            // Of no use to anybody who reads the log: no program of this plugin is kept.
+            Err(error) if error.is_unsupported() => {}
+            Err(error) => {
+                let folder = self.directory().display();
+                tracing::warn!("{folder}: a compiled program is not kept, and will be compiled again: {error}");
             }
-            Err(error) if error.is_unsupported() => Ok((executable, CacheOutcome::Uncacheable)),
-            Err(error) => Err(error),
         }
+        Ok((executable, CacheOutcome::Uncacheable))
     }
 }
 

@@ -93,9 +93,13 @@ pub trait Element: sealed::Sealed + bytemuck::NoUninit + bytemuck::Zeroable {
     /// The element type that this Rust type has on a device.
     const DTYPE: DType;
 
-    /// Lets `fill` write the bytes of `slice`.
+    /// What a plugin may write where an element comes: a plugin's byte need not be a `bool`.
     #[doc(hidden)]
-    fn fill(slice: &mut [Self], fill: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<()>;
+    type Bits: bytemuck::Pod;
+
+    /// The elements that a plugin has written.
+    #[doc(hidden)]
+    fn from_bits(bits: Vec<Self::Bits>) -> Vec<Self>;
 }
 
 macro_rules! elements {
@@ -105,8 +109,10 @@ macro_rules! elements {
         impl Element for $type {
             const DTYPE: DType = DType::$dtype;
 
-            fn fill(slice: &mut [Self], fill: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<()> {
-                fill(bytemuck::cast_slice_mut(slice))
+            type Bits = Self;
+
+            fn from_bits(bits: Vec<Self>) -> Vec<Self> {
+                bits
             }
         }
     )*};
@@ -122,14 +128,10 @@ impl sealed::Sealed for bool {}
 impl Element for bool {
     const DTYPE: DType = DType::Pred;
 
-    fn fill(slice: &mut [Self], fill: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<()> {
-        // Not in place: a plugin may write bytes that are no `bool`.
-        let mut bytes = vec![0; slice.len()];
-        fill(&mut bytes)?;
-        for (element, byte) in slice.iter_mut().zip(bytes) {
-            *element = byte != 0;
-        }
-        Ok(())
+    type Bits = u8;
+
+    fn from_bits(bits: Vec<u8>) -> Vec<bool> {
+        bits.into_iter().map(|byte| byte != 0).collect()
     }
 }
 

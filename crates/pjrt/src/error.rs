@@ -7,6 +7,9 @@ use crate::dtype::{ArrayType, DType};
 /// The result of everything in this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
+/// The version of the API of the oldest plugin that tests run, which has every function that this crate calls.
+const OLDEST_TESTED: (i32, i32) = (0, 81);
+
 /// An error of the plugin, or of how it was asked.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -20,7 +23,10 @@ pub enum Error {
         reason: String,
     },
     /// The plugin speaks another major version of the API.
-    #[error("the PJRT plugin {path} has API version {}.{}, but 0.x is needed: use another release of it", version.0, version.1)]
+    #[error(
+        "the PJRT plugin {path} has version {}.{} of the API, but major version 0 is expected: use another release of the \
+         plugin, or the one that `grpo plugin install` installs", version.0, version.1, path = path.display()
+    )]
     Version {
         /// The file of the plugin.
         path: PathBuf,
@@ -37,7 +43,11 @@ pub enum Error {
         variables: Vec<String>,
     },
     /// The plugin is older than this function.
-    #[error("the plugin (PJRT API {}.{}) has no function {function}: a newer release of the plugin may have it", version.0, version.1)]
+    #[error(
+        "the plugin has version {}.{} of the PJRT API, without the function {function}, but {}.{} or newer is expected: use a \
+         newer release of the plugin, or the one that `grpo plugin install` installs",
+        version.0, version.1, OLDEST_TESTED.0, OLDEST_TESTED.1
+    )]
     MissingFunction {
         /// The function's name in the C header.
         function: &'static str,
@@ -53,6 +63,20 @@ pub enum Error {
         code: Code,
         /// The message of the plugin.
         message: String,
+    },
+    /// The device has not done within the limit of the client what was waited for.
+    #[error(
+        "{what} has not ended within {seconds} seconds{}: the device hangs, or the work takes longer. Nothing more is asked of \
+         it; look into the system's log and the device's own tools for the cause, and start the process again, with a \
+         longer limit (`Client::with_wait_limit`) if the work needs one", launched_last(program.as_deref())
+    )]
+    TimedOut {
+        /// What was waited for.
+        what: &'static str,
+        /// The limit.
+        seconds: f64,
+        /// The program that was launched last, if there was one.
+        program: Option<String>,
     },
     /// The plugin reported success but returned nothing.
     #[error("{operation} succeeded but returned nothing: the plugin is broken")]
@@ -197,8 +221,8 @@ pub enum Error {
         /// The error that the system reported.
         reason: std::io::Error,
     },
-    /// The compile cache could not be read or written.
-    #[error("cannot write the compile cache {path}: {reason}", path = path.display())]
+    /// An entry of a cache could not be written.
+    #[error("cannot write the entry {path} of the cache: {reason}", path = path.display())]
     Cache {
         /// The file or directory.
         path: PathBuf,
@@ -213,10 +237,19 @@ impl Error {
         matches!(self, Error::Api { code: Code::Unimplemented, .. } | Error::MissingFunction { .. })
     }
 
+    /// Whether a wait for the device was given up.
+    pub fn is_timed_out(&self) -> bool {
+        matches!(self, Error::TimedOut { .. })
+    }
+
     /// Whether the device has no memory left for what was asked.
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self, Error::Api { code: Code::ResourceExhausted, .. })
     }
+}
+
+fn launched_last(program: Option<&str>) -> String {
+    program.map_or(String::new(), |program| format!(" (the last program that was launched is `{program}`)"))
 }
 
 /// The kind of an error, as in <https://abseil.io/docs/cpp/guides/status-codes>.

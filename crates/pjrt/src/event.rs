@@ -25,7 +25,11 @@ impl Event {
     }
 
     /// Blocks until the work is done; its failure is the error.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TimedOut`](crate::Error::TimedOut) after [`Client::wait_limit`]; whatever went wrong in the work.
     pub fn wait(&self) -> Result<()> {
-        self.handle.api().call(&mut ffi::EventAwait::new(self.handle.get()))
+        ffi::wait(&self.handle, "the computation of a buffer")
     }
 }

@@ -34,6 +34,12 @@
 //! returns after the launch, and what goes wrong later is the error of [`Buffer::wait`] or [`Buffer::to_host`]. A plugin
 //! that aborts on a broken invariant takes the process with it; that cannot be caught.
 //!
+//! # Devices that hang
+//!
+//! Every wait for a device has a limit, [`Client::wait_limit`], beyond which it is an [`Error::TimedOut`]. The client asks
+//! nothing more of its devices then, and what they may still use stays where it is until the process ends. A call into a
+//! plugin itself has no limit, because the API has none.
+//!
 //! # What plugins want from their environment
 //!
 //! * **libtpu** on a machine without a TPU: [`TPU_ENVIRONMENT`], which [`Plugin::load`] sets while it safely can.

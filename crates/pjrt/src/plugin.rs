@@ -48,6 +48,14 @@ fn prepare_for_libtpu() -> Result<()> {
     Err(Error::Environment { variables })
 }
 
+/// Structs of another major version have other layouts.
+fn check_version(path: &Path, version: (i32, i32)) -> Result<()> {
+    match version.0 {
+        0 => Ok(()),
+        _ => Err(Error::Version { path: path.to_path_buf(), version }),
+    }
+}
+
 /// Every plugin of this process, so that none is initialised twice.
 static LOADED: Mutex<BTreeMap<PathBuf, &'static Loaded>> = Mutex::new(BTreeMap::new());
 
@@ -74,9 +82,7 @@ impl Plugin {
             prepare_for_libtpu()?;
         }
         let api = ffi::open(&path)?;
-        if api.version().0 != 0 {
-            return Err(Error::Version { path, version: api.version() });
-        }
+        check_version(&path, api.version())?;
         api.call(&mut ffi::PluginInitialize::new())?;
         let loaded: &'static Loaded = Box::leak(Box::new(Loaded { path: path.clone(), api }));
         plugins.insert(path, loaded);
@@ -122,5 +128,26 @@ impl Plugin {
 impl std::fmt::Debug for Plugin {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Plugin").field("path", &self.loaded.path).field("api_version", &self.api_version()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_major_version_is_an_error_that_says_what_is_expected_and_what_to_do() {
+        let path = Path::new("/opt/plugins/pjrt_c_api_cpu.so");
+        for version in [(1, 0), (2, 15), (-1, 81)] {
+            let error = check_version(path, version).unwrap_err();
+            assert!(matches!(error, Error::Version { .. }), "{error:?}");
+            let (text, found) = (error.to_string(), format!("version {}.{} ", version.0, version.1));
+            for part in ["/opt/plugins/pjrt_c_api_cpu.so", &found, "major version 0", "`grpo plugin install`"] {
+                assert!(text.contains(part), "{part:?} is not in: {text}");
+            }
+        }
+        for version in [(0, 0), (0, 81), (0, 116), (0, 9999)] {
+            check_version(path, version).unwrap();
+        }
     }
 }

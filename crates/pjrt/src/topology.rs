@@ -20,7 +20,8 @@ impl Topology {
         let options = value::write(options);
         let mut args = ffi::TopologyCreate::new(name.into(), options.as_slice().into());
         plugin.api().call(&mut args)?;
-        let handle = args.topology.take(plugin.api()).ok_or(Error::Nothing { operation: ffi::TopologyCreate::NAME })?;
+        let handle = args.topology.take(&ffi::Origin::new(plugin.api()));
+        let handle = handle.ok_or(Error::Nothing { operation: ffi::TopologyCreate::NAME })?;
         Ok(Topology { handle: Arc::new(handle) })
     }
 
@@ -57,9 +58,9 @@ impl Topology {
         let program = ffi::Program::mlir(program.as_ref());
         let options = options.encode();
         let mut args = ffi::TopologyCompile::new(self.handle.get(), &program, options.as_slice().into());
-        let api = self.handle.api();
-        api.call(&mut args)?;
-        let executable = args.executable.take(api).ok_or(Error::Nothing { operation: ffi::TopologyCompile::NAME })?;
+        self.handle.api().call(&mut args)?;
+        let executable = args.executable.take(self.handle.origin());
+        let executable = executable.ok_or(Error::Nothing { operation: ffi::TopologyCompile::NAME })?;
         Ok(Executable::new(executable, Some(Arc::clone(&self.handle))))
     }
 }

@@ -35,6 +35,27 @@ pub enum Error {
         /// What the plugin reports.
         cause: Box<pjrt::Error>,
     },
+    /// The device has not done within the limit what was waited for.
+    #[error("{operation}: {cause}; `policy.wait_limit_minutes` of a run's configuration is the limit")]
+    TimedOut {
+        /// What was done: a program that was run, a tensor that was copied.
+        operation: String,
+        /// What was waited for, how long, and the program that was launched last.
+        cause: Box<pjrt::Error>,
+    },
+    /// Completions whose ends the device does not tell as its program should.
+    #[error(
+        "sample {sample} of a rollout: expected {expected}, found {found}: the device or its compiler computes wrongly; `grpo \
+         parity` compares it with this CPU, and another release of the plugin may compute rightly"
+    )]
+    Rollout {
+        /// The number of the sample within its request.
+        sample: usize,
+        /// What a device that computes rightly says of it.
+        expected: String,
+        /// What the device says.
+        found: String,
+    },
     /// Something that does not split evenly over the devices of a mesh.
     #[error("{what}: {source}")]
     Split {
@@ -112,12 +133,15 @@ pub enum Error {
 }
 
 impl Error {
-    /// An [`Error::Device`] of `operation`, or an [`Error::OutOfMemory`].
+    /// An [`Error::Device`] of `operation`, an [`Error::TimedOut`], or an [`Error::OutOfMemory`].
     pub(crate) fn device(operation: impl Into<String>) -> impl FnOnce(pjrt::Error) -> Self {
         let operation = operation.into();
-        move |cause| match cause.is_out_of_memory() {
-            true => Self::OutOfMemory { operation, needed: None, available: None, knobs: KNOBS, cause: cause.into() },
-            false => Self::Device { operation, cause: cause.into() },
+        move |cause| match (cause.is_out_of_memory(), cause.is_timed_out()) {
+            (true, _) => {
+                Self::OutOfMemory { operation, needed: None, available: None, knobs: KNOBS, cause: cause.into() }
+            }
+            (_, true) => Self::TimedOut { operation, cause: cause.into() },
+            _ => Self::Device { operation, cause: cause.into() },
         }
     }
 }
@@ -145,6 +169,23 @@ impl From<Error> for policy::Error {
             Error::Model(error) => error.into(),
             Error::Loss(error) => error.into(),
             other => Self::other(other),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_hangs_is_named_with_its_program_and_what_to_do() {
+        let program = Some("rollout_decode".into());
+        let cause = pjrt::Error::TimedOut { what: "a copy from the device", seconds: 3600.0, program };
+        let error = Error::device("reading ids of completions from the device")(cause);
+        assert!(matches!(error, Error::TimedOut { .. }), "{error:?}");
+        let text = policy::Error::from(error).to_string();
+        for part in ["reading ids of completions", "3600 seconds", "`rollout_decode`", "`policy.wait_limit_minutes`"] {
+            assert!(text.contains(part), "{part:?} is not in: {text}");
         }
     }
 }

@@ -14,6 +14,7 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A device of a PJRT plugin, with the compiler for it. Clones share the client.
 ///
@@ -58,6 +59,14 @@ impl Runtime {
     pub fn with_compile_cache(mut self, directory: impl Into<PathBuf>) -> Self {
         self.cache = Some(CompileCache::new(directory));
         self
+    }
+
+    /// Sets how long a wait for the device takes at most, for this runtime and all that share its client; an hour without it. The time is
+    /// that of the longest program, such as a step of the optimizer. See [`Client::with_wait_limit`] for what has no limit.
+    #[must_use]
+    pub fn with_wait_limit(self, limit: Duration) -> Self {
+        let client = self.client.with_wait_limit(limit);
+        Self { client, ..self }
     }
 
     /// Sets a flag of the compiler, by its name without dashes.
@@ -107,7 +116,7 @@ impl Runtime {
     /// Compiles `module`, or takes it from the compile cache. An entry of the cache that cannot be used is logged and replaced.
     ///
     /// # Errors
-    /// [`Error::Compile`] with what the compiler says, [`Error::OutOfMemory`], [`Error::Device`] for a cache that cannot be written.
+    /// [`Error::Compile`] with what the compiler says, [`Error::OutOfMemory`], [`Error::Device`] for a cache that others may write to.
     pub fn compile(&self, module: &Module) -> Result<Program> {
         let (name, text) = (module.name.clone(), module.to_string());
         let compiled = match &self.cache {
@@ -159,7 +168,7 @@ impl Runtime {
     /// Copies `values`, row-major of `shape`, to the device.
     ///
     /// # Errors
-    /// [`Error::Device`].
+    /// [`Error::OutOfMemory`], [`Error::TimedOut`], [`Error::Device`].
     pub fn upload<T: Element>(&self, values: &[T], shape: &[usize]) -> Result<Buffer> {
         let upload = self.client.buffer_from_host(values, shape, &self.device);
         upload.map_err(|cause| match cause.is_out_of_memory() {
@@ -170,7 +179,7 @@ impl Runtime {
                 knobs: KNOBS,
                 cause: cause.into(),
             },
-            false => Error::Device { operation: format!("copying {shape:?} to the device"), cause: cause.into() },
+            false => Error::device(format!("copying {shape:?} to the device"))(cause),
         })
     }
 }
@@ -193,7 +202,7 @@ impl Program {
     /// returns.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`], [`Error::Device`].
+    /// [`Error::OutOfMemory`], [`Error::TimedOut`] where an earlier wait for the device was given up, [`Error::Device`].
     pub fn run(&self, arguments: Vec<Argument<'_>>) -> Result<Vec<Buffer>> {
         let outputs = self.executable.execute_donating(vec![arguments]);
         let mut outputs = outputs.map_err(|cause| self.failed(cause))?;
@@ -204,7 +213,7 @@ impl Program {
     fn failed(&self, cause: pjrt::Error) -> Error {
         let operation = format!("running `{}`", self.name);
         if !cause.is_out_of_memory() {
-            return Error::Device { operation, cause: cause.into() };
+            return Error::device(operation)(cause);
         }
         let stats = self.executable.executable().memory_stats();
         let bytes = stats.map(|stats| stats.argument + stats.output + stats.temp - stats.alias);

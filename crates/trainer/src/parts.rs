@@ -201,6 +201,7 @@ fn device_policy(
         }
         runtime.check_memory(table).map_err(policy::Error::from)?;
     }
+    let runtime = runtime.with_wait_limit(config.policy.wait_limit());
     let policy = match model {
         Some(model) => {
             let weights = model.folder.weights()?;

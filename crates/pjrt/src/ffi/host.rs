@@ -1,14 +1,17 @@
 //! Copies between host slices and device buffers.
 //!
-//! Both wait for the transfer before they return: a borrowed slice must not be in the plugin's hands for longer.
+//! Both wait for the transfer before they return. A wait may be given up, and then the transfer may still come: so the
+//! plugin never reads or writes memory that is borrowed from the caller once the call into the plugin is over.
 
 use std::ffi::c_void;
 
-use super::{Args, Buffer, Client, Device, Event, EventAwait, Header, OutHandle, Owned, Ref, Slice};
+use super::wait::ended;
+use super::{Args, Buffer, BufferReadyEvent, Client, Device, Event, Header, OutHandle, Owned, Ref, Slice, wait};
 use crate::error::{Error, Result};
 
-/// The plugin reads the slice until the transfer completes, instead of making a copy of it before the call returns.
-const IMMUTABLE_UNTIL_TRANSFER_COMPLETES: i32 = 1;
+/// The plugin reads the slice before the call returns, and never after. It may make a copy for that, as plugins for GPUs do
+/// with any semantics; XLA's CPU copies to where the buffer is.
+const IMMUTABLE_ONLY_DURING_CALL: i32 = 0;
 
 #[repr(C)]
 struct FromHostArgs<'a> {
@@ -32,7 +35,8 @@ unsafe impl Args for FromHostArgs<'_> {
     const SLOT: usize = 22;
 }
 
-/// Copies `data`, dense and row-major, to the device. `element_size` is that of `type_code`.
+/// Copies `data`, dense and row-major, to the device, and waits until it is there, so that copies of data that the plugin
+/// makes do not pile up. `element_size` is that of `type_code`.
 pub(crate) fn copy_from_host(
     client: &Owned<Client>,
     device: Ref<'_, Device>,
@@ -49,6 +53,7 @@ pub(crate) fn copy_from_host(
             found: data.len(),
         });
     }
+    client.origin().waits().check()?;
     let mut args = FromHostArgs {
         header: Header::new(size_of::<FromHostArgs<'_>>()),
         client: client.get(),
@@ -56,7 +61,7 @@ pub(crate) fn copy_from_host(
         type_code,
         dims: dims.into(),
         byte_strides: Slice::null(),
-        semantics: IMMUTABLE_UNTIL_TRANSFER_COMPLETES,
+        semantics: IMMUTABLE_ONLY_DURING_CALL,
         device,
         memory: std::ptr::null(),
         device_layout: std::ptr::null(),
@@ -64,11 +69,15 @@ pub(crate) fn copy_from_host(
         buffer: OutHandle::default(),
     };
     client.api().call(&mut args)?;
-    let buffer = args.buffer.take(client.api());
-    if let Some(event) = args.done_with_host_buffer.take(client.api()) {
-        client.api().call(&mut EventAwait::new(event.get()))?;
+    // Of a slice that the plugin has read already.
+    drop(args.done_with_host_buffer.take(client.origin()));
+    let buffer = args.buffer.take(client.origin()).ok_or(Error::Nothing { operation: FromHostArgs::NAME })?;
+    let mut ready = BufferReadyEvent::new(buffer.get());
+    client.api().call(&mut ready)?;
+    if let Some(event) = ready.event.take(client.origin()) {
+        wait(&event, "a copy to the device")?;
     }
-    buffer.ok_or(Error::Nothing { operation: FromHostArgs::NAME })
+    Ok(buffer)
 }
 
 /// `PJRT_Buffer_MemoryLayout` with no tiles.
@@ -101,7 +110,10 @@ unsafe impl Args for ToHostArgs<'_> {
 }
 
 /// Copies a buffer into `data`, dense and row-major whatever the layout on the device.
-pub(crate) fn copy_to_host(buffer: &Owned<Buffer>, rank: usize, data: &mut [u8]) -> Result<()> {
+///
+/// `data` is owned, because it must outlive a copy that nobody waits for any more.
+pub(crate) fn copy_to_host<T: bytemuck::Pod>(buffer: &Owned<Buffer>, rank: usize, mut data: Vec<T>) -> Result<Vec<T>> {
+    buffer.origin().waits().check()?;
     let minor_to_major: Vec<i64> = (0..rank as i64).rev().collect();
     let layout = MemoryLayout {
         header: Header::new(std::mem::offset_of!(MemoryLayout<'_>, kind) + size_of::<i32>()),
@@ -112,18 +124,24 @@ pub(crate) fn copy_to_host(buffer: &Owned<Buffer>, rank: usize, data: &mut [u8])
         num_tiles: 0,
         kind: 0,
     };
+    let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut data);
     let mut args = ToHostArgs {
         header: Header::new(size_of::<ToHostArgs<'_>>()),
         buffer: buffer.get(),
         host_layout: &raw const layout,
-        data: data.as_mut_ptr(),
-        size: data.len(),
+        data: bytes.as_mut_ptr(),
+        size: bytes.len(),
         event: OutHandle::default(),
     };
     buffer.api().call(&mut args)?;
-    match args.event.take(buffer.api()) {
-        Some(event) => buffer.api().call(&mut EventAwait::new(event.get())),
-        None => Ok(()),
+    let Some(event) = args.event.take(buffer.origin()) else { return Ok(data) };
+    match ended(&event, "a copy from the device, which waits for the program that computes what is copied,") {
+        Ok(outcome) => outcome.map(|()| data),
+        Err(unknown) => {
+            // The device may still write there: the memory is never given back.
+            std::mem::forget(data);
+            Err(unknown)
+        }
     }
 }
 

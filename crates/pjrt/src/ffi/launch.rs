@@ -1,10 +1,11 @@
 //! Execution: the one call that takes and fills arrays of arrays.
 
 use std::ffi::c_void;
+use std::sync::Arc;
 
 use super::{
-    Args, Buffer, Event, EventAwait, Executable, ExecutableNumOutputs, Header, LoadedExecutable, LoadedGetExecutable,
-    OutHandle, Owned, Ref, Slice,
+    Args, Buffer, Event, Executable, ExecutableName, ExecutableNumOutputs, Header, LoadedExecutable,
+    LoadedGetExecutable, OutHandle, Owned, Ref, Slice, wait,
 };
 use crate::error::{Error, Result};
 
@@ -12,6 +13,8 @@ use crate::error::{Error, Result};
 pub(crate) struct Launcher {
     loaded: Owned<LoadedExecutable>,
     num_outputs: usize,
+    /// The name of the program, if the plugin knows it.
+    name: Option<Arc<str>>,
 }
 
 #[repr(C)]
@@ -58,11 +61,14 @@ impl Launcher {
         let api = loaded.api();
         let mut get = LoadedGetExecutable::new(loaded.get());
         api.call(&mut get)?;
-        let executable = get.executable.take(api).ok_or(Error::Nothing { operation: LoadedGetExecutable::NAME })?;
+        let executable = get.executable.take(loaded.origin());
+        let executable = executable.ok_or(Error::Nothing { operation: LoadedGetExecutable::NAME })?;
         let mut outputs = ExecutableNumOutputs::new(executable.get());
         api.call(&mut outputs)?;
         let num_outputs = outputs.count;
-        Ok((Launcher { loaded, num_outputs }, executable))
+        let mut name = ExecutableName::new(executable.get());
+        let name = api.call(&mut name).is_ok().then(|| name.name.text().into());
+        Ok((Launcher { loaded, num_outputs, name }, executable))
     }
 
     pub(crate) fn loaded(&self) -> &Owned<LoadedExecutable> {
@@ -71,7 +77,7 @@ impl Launcher {
 
     /// Starts a run on every device and returns its outputs, `[devices][outputs]`, which may not be ready yet.
     ///
-    /// `arguments`: `[devices][args]`. The buffers at the positions `not_donated` stay intact whatever the program aliases.
+    /// A program without outputs is waited for. `arguments`: `[devices][args]`. The buffers at the positions `not_donated` stay intact whatever the program aliases.
     pub(crate) fn launch(
         &self,
         arguments: &[Vec<Ref<'_, Buffer>>],
@@ -81,7 +87,9 @@ impl Launcher {
         if let Some(odd) = arguments.iter().find(|list| list.len() != num_args) {
             return Err(Error::ArgumentCount { expected: num_args, found: odd.len() });
         }
-        let api = self.loaded.api();
+        let (api, origin) = (self.loaded.api(), self.loaded.origin());
+        origin.waits().check()?;
+        origin.waits().launches(self.name.as_ref());
         let options = ExecuteOptions {
             header: Header::new(size_of::<ExecuteOptions<'_>>()),
             send_callbacks: std::ptr::null(),
@@ -121,11 +129,11 @@ impl Launcher {
         };
         api.call(&mut args)?;
         // Owned before anything can go wrong, so that an early return leaks nothing.
-        let events: Vec<_> = events.iter_mut().filter_map(|event| event.take(api)).collect();
+        let events: Vec<_> = events.iter_mut().filter_map(|event| event.take(origin)).collect();
         let outputs: Vec<Vec<_>> =
-            outputs.iter_mut().map(|list| list.iter_mut().map(|output| output.take(api)).collect()).collect();
+            outputs.iter_mut().map(|list| list.iter_mut().map(|output| output.take(origin)).collect()).collect();
         for event in &events {
-            api.call(&mut EventAwait::new(event.get()))?;
+            wait(event, "a program without outputs")?;
         }
         let given = |output: Option<_>| output.ok_or(Error::Nothing { operation: ExecuteArgs::NAME });
         outputs.into_iter().map(|list| list.into_iter().map(given).collect()).collect()
@@ -134,7 +142,20 @@ impl Launcher {
 
 #[cfg(test)]
 mod tests {
+    use super::super::fake::{self, FakeObject};
     use super::*;
+
+    #[test]
+    fn nothing_is_launched_on_a_device_that_hangs() {
+        let (object, origin) = (FakeObject::new(false, None), fake::origin(&[]));
+        let launcher = Launcher { loaded: object.handle(&origin), num_outputs: 1, name: Some("step".into()) };
+        // The fake plugin cannot run programs.
+        let launch = || launcher.launch(&[], &[]).err().unwrap();
+        assert!(matches!(launch(), Error::MissingFunction { function: ExecuteArgs::NAME, .. }));
+        let error = wait(&object.handle(&origin), "a test").unwrap_err();
+        assert!(error.to_string().contains("`step`"), "{error}");
+        assert!(launch().is_timed_out());
+    }
 
     #[test]
     fn layouts_are_those_of_the_header() {

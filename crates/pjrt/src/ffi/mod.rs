@@ -5,6 +5,8 @@
 //! refuses one that is smaller than its own and ignores what lies behind, because fields are only ever appended.
 
 mod calls;
+#[cfg(test)]
+mod fake;
 mod host;
 mod launch;
 mod library;
@@ -12,6 +14,7 @@ mod named_value;
 mod owned;
 mod pointer;
 mod program;
+mod wait;
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -21,9 +24,10 @@ pub(crate) use host::{copy_from_host, copy_to_host};
 pub(crate) use launch::Launcher;
 pub(crate) use library::{open, set_variables};
 pub(crate) use named_value::RawNamedValue;
-pub(crate) use owned::{Child, Handle, Owned};
+pub(crate) use owned::{Child, Handle, Origin, Owned};
 pub(crate) use pointer::{OutCounted, OutHandle, OutRagged, OutSlice, Ref, Slice, Unused};
 pub(crate) use program::{Program, optimized_program, serialize};
+pub(crate) use wait::{Waits, wait};
 
 use crate::error::{Code, Error, Result};
 
@@ -173,38 +177,60 @@ mod tests {
         std::process::abort()
     }
 
-    /// A table of an old plugin: it ends before the function, or has a hole where it would be.
-    #[test]
-    fn a_function_beyond_the_table_is_an_error_that_names_it() {
-        let functions: &'static [Option<Function>] = &[Some(unreachable), None];
-        let api = Api { version: (0, 40), functions };
-        for slot in [1, 2, 500] {
-            let error = api.function(slot, "PJRT_Client_Load").unwrap_err();
-            let text = error.to_string();
-            assert!(text.contains("PJRT_Client_Load") && text.contains("0.40"), "{text}");
-        }
-        assert!(api.function(0, "PJRT_Error_Destroy").is_ok());
-    }
-
-    #[test]
-    fn the_table_is_read_as_far_as_its_size_goes() {
+    /// The table of a plugin of version `(major, minor)` that says of itself that it has `count` functions.
+    fn table(version: (i32, i32), functions: [Option<Function>; 3], count: usize) -> Option<Api> {
         #[repr(C)]
         struct Table {
             api: RawApi,
             functions: [Option<Function>; 3],
         }
-        let mut table = Table {
-            api: RawApi {
-                struct_size: size_of::<RawApi>() + 2 * size_of::<usize>(),
-                extension_start: std::ptr::null(),
-                version_header: Header::new(24),
-                major: 0,
-                minor: 81,
-            },
-            functions: [Some(unreachable); 3],
+        let api = RawApi {
+            struct_size: size_of::<RawApi>() + count * size_of::<usize>(),
+            extension_start: std::ptr::null(),
+            version_header: Header::new(24),
+            major: version.0,
+            minor: version.1,
         };
-        // SAFETY: the table is laid out like a plugin's and outlives `api`.
-        let api = unsafe { Api::read(NonNull::from(&mut table).cast()) }.unwrap();
-        assert_eq!((api.version(), api.functions.len()), ((0, 81), 2));
+        let table = Box::leak(Box::new(Table { api, functions }));
+        // SAFETY: the table is laid out like a plugin's, has at least `count` functions, and lives for ever.
+        unsafe { Api::read(NonNull::from(table).cast()) }
+    }
+
+    /// A table of an old plugin: it ends before the function, or has a hole where it would be.
+    #[test]
+    fn a_function_that_an_old_plugin_lacks_is_an_error_that_says_what_to_do() {
+        let api = table((0, 40), [Some(unreachable), None, Some(unreachable)], 2).unwrap();
+        for slot in [1, 2, 500] {
+            let error = api.function(slot, "PJRT_Client_Load").unwrap_err();
+            assert!(matches!(error, Error::MissingFunction { version: (0, 40), .. }), "{error:?}");
+            assert!(error.is_unsupported());
+            let text = error.to_string();
+            for part in ["`grpo plugin install`", "PJRT_Client_Load", "version 0.40 ", "0.81 or newer", "newer release"]
+            {
+                assert!(text.contains(part), "{part:?} is not in: {text}");
+            }
+        }
+        assert!(api.function(0, "PJRT_Error_Destroy").is_ok());
+    }
+
+    /// Nothing of the plugin is called then: every function of these tables ends the process.
+    #[test]
+    fn a_call_that_an_old_plugin_lacks_fails_before_it_is_made() {
+        let api = table((0, 1), [Some(unreachable); 3], 3).unwrap();
+        let error = api.call(&mut PluginInitialize::new()).unwrap_err();
+        assert!(matches!(error, Error::MissingFunction { function: PluginInitialize::NAME, .. }), "{error:?}");
+        let error = api.call(&mut ClientCreate::new([].as_slice().into())).unwrap_err();
+        assert!(matches!(error, Error::MissingFunction { function: ClientCreate::NAME, .. }), "{error:?}");
+    }
+
+    #[test]
+    fn the_table_is_read_as_far_as_its_size_goes() {
+        for count in 0..=3 {
+            let api = table((0, 81), [Some(unreachable); 3], count).unwrap();
+            assert_eq!((api.version(), api.functions.len()), ((0, 81), count));
+        }
+        let size = 8_usize;
+        // SAFETY: no more than the size is read of a table that is too small to have a version.
+        assert!(unsafe { Api::read(NonNull::from(&size).cast()) }.is_none());
     }
 }

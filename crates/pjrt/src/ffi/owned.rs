@@ -3,7 +3,7 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::{Api, HandleArgs, Ref};
+use super::{Api, HandleArgs, Ref, Waits};
 use crate::error::Result;
 
 /// An object of the plugin that its holder destroys by the function in `SLOT`.
@@ -12,10 +12,30 @@ pub(crate) trait Handle {
     const SLOT: usize;
 }
 
-/// A handle that is destroyed when dropped.
+/// Where an object comes from: a plugin, and of it a client, whose waits have a limit. What belongs to no client has waits
+/// of its own, which nobody makes.
+#[derive(Clone)]
+pub(crate) struct Origin {
+    api: &'static Api,
+    waits: Arc<Waits>,
+}
+
+impl Origin {
+    /// That of a new client, or of an object without one.
+    pub(crate) fn new(api: &'static Api) -> Self {
+        Origin { api, waits: Arc::new(Waits::new()) }
+    }
+
+    pub(crate) fn waits(&self) -> &Waits {
+        &self.waits
+    }
+}
+
+/// A handle that is destroyed when dropped, unless a wait for its client's device was given up: the device may still use
+/// the object, and destroying it may wait for the device, without a limit.
 pub(crate) struct Owned<H: Handle> {
     handle: NonNull<H>,
-    api: &'static Api,
+    origin: Origin,
 }
 
 // SAFETY: the objects of the PJRT C API are thread-safe wrappers around thread-safe C++ objects, and may be used and
@@ -27,13 +47,17 @@ unsafe impl<H: Handle> Sync for Owned<H> {}
 impl<H: Handle> Owned<H> {
     /// # Safety
     ///
-    /// `handle` must be a live object that the plugin behind `api` has handed over.
-    pub(super) unsafe fn new(handle: NonNull<H>, api: &'static Api) -> Self {
-        Owned { handle, api }
+    /// `handle` must be a live object that the plugin of `origin` has handed over.
+    pub(super) unsafe fn new(handle: NonNull<H>, origin: Origin) -> Self {
+        Owned { handle, origin }
     }
 
     pub(crate) fn api(&self) -> &'static Api {
-        self.api
+        self.origin.api
+    }
+
+    pub(crate) fn origin(&self) -> &Origin {
+        &self.origin
     }
 
     pub(crate) fn get(&self) -> Ref<'_, H> {
@@ -44,12 +68,15 @@ impl<H: Handle> Owned<H> {
 
 impl<H: Handle> Drop for Owned<H> {
     fn drop(&mut self) {
+        if self.origin.waits.is_given_up() {
+            return;
+        }
         let mut args = HandleArgs::new(self.handle.as_ptr());
-        if let Ok(destroy) = self.api.function(H::SLOT, H::NAME) {
+        if let Ok(destroy) = self.api().function(H::SLOT, H::NAME) {
             // SAFETY: the handle is ours, live, and not used after this; all destroy calls take this struct.
             let error = unsafe { destroy((&raw mut args).cast()) };
             // Nothing can be done about an object that fails to die, except not to leak the error too.
-            let _ = self.api.check(H::NAME, error);
+            let _ = self.api().check(H::NAME, error);
         }
     }
 }

@@ -6,7 +6,7 @@
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-use super::{Api, Handle, Owned};
+use super::{Handle, Origin, Owned};
 
 /// `PJRT_Thing*`, borrowed from something that keeps it alive for `'a`.
 #[repr(transparent)]
@@ -161,9 +161,9 @@ impl<H> Default for OutHandle<H> {
 
 impl<H: Handle> OutHandle<H> {
     /// The handle, once; `None` if the plugin gave none.
-    pub(crate) fn take(&mut self, api: &'static Api) -> Option<Owned<H>> {
+    pub(crate) fn take(&mut self, origin: &Origin) -> Option<Owned<H>> {
         // SAFETY: only the plugin behind the call fills the field, and it hands the object over.
-        self.0.take().map(|handle| unsafe { Owned::new(handle, api) })
+        self.0.take().map(|handle| unsafe { Owned::new(handle, origin.clone()) })
     }
 }
 

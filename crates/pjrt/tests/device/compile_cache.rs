@@ -1,6 +1,7 @@
 //! The compile cache on the XLA CPU plugin.
 
 use std::fs;
+use std::sync::{Arc, Mutex};
 
 use crate::support::{DOUBLE, buffer, cpu, run};
 use pjrt::{CacheOutcome, CompileCache, CompileOptions};
@@ -65,10 +66,42 @@ fn programs_that_others_may_write_are_not_run() {
     assert_eq!(compile().unwrap(), CacheOutcome::Hit);
 }
 
+/// What the log says meanwhile.
+fn logged(of: impl FnOnce()) -> String {
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+    impl std::io::Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+    tracing::subscriber::with_default(subscriber, of);
+    let bytes = log.0.lock().unwrap().clone();
+    String::from_utf8(bytes).unwrap()
+}
+
 #[test]
-fn a_cache_that_cannot_be_written_says_so() {
+fn a_cache_that_cannot_be_written_is_a_warning_and_the_program_runs() {
+    // Also root cannot make a folder below a file.
     let file = tempfile::NamedTempFile::new().unwrap();
-    let cache = CompileCache::new(file.path().join("below a file"));
-    let error = cache.compile(&cpu(1), DOUBLE, &CompileOptions::default()).err().unwrap();
-    assert!(matches!(error, pjrt::Error::Cache { .. }), "{error}");
+    let folder = file.path().join("below a file");
+    let (cache, client) = (CompileCache::new(&folder), cpu(1));
+    for _ in 0..2 {
+        let log = logged(|| {
+            let (executable, outcome) = cache.compile(&client, DOUBLE, &CompileOptions::default()).unwrap();
+            assert_eq!(outcome, CacheOutcome::Uncacheable);
+            let output = run(&executable, &[&buffer(&client, &[1.0f32, 2.0, 3.0, 4.0], &[4])]);
+            assert_eq!(output.to_vec::<f32>().unwrap(), [2.0, 4.0, 6.0, 8.0]);
+        });
+        for part in ["WARN", &folder.display().to_string(), "cannot write", "Not a directory"] {
+            assert!(log.contains(part), "{part:?} is not in: {log}");
+        }
+    }
 }

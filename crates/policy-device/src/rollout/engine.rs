@@ -112,7 +112,8 @@ impl DeviceRollout {
     ///
     /// # Errors
     /// [`crate::Error::Policy`] for a request without prompts, generations or tokens, with an empty prompt, or too long for the model;
-    /// [`crate::Error::Model`] for a token that the model does not have; [`crate::Error::NotFinite`]; [`crate::Error::Device`].
+    /// [`crate::Error::Model`] for a token that the model does not have; [`crate::Error::NotFinite`];
+    /// [`crate::Error::Rollout`] for a device that ends no completion; [`crate::Error::TimedOut`]; [`crate::Error::Device`].
     pub fn generate(&mut self, weights: &DeviceWeights, request: &RolloutRequest<'_>) -> Result<Vec<Completion>> {
         self.check(request)?;
         let (sampler, numbers, top_k) = Sampler::of(&request.sampling, self.decoder.config().vocab_size);
@@ -138,7 +139,8 @@ impl DeviceRollout {
             }
             let Some(longest) = slots.longest() else { return Ok(slots.finish()) };
             state = self.decode(weights, state, &decoding, longest)?;
-            slots.harvest(&state)?;
+            // Ends every sample, or this loop, after the calls that the longest completion needs.
+            slots.harvest(&state, self.options.tokens_per_call)?;
         }
     }
 

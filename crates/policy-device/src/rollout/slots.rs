@@ -11,6 +11,8 @@ struct Sample {
     number: usize,
     /// The number of its tokens so far, prompt and completion together.
     length: usize,
+    /// The calls of the decode program since it began.
+    calls: usize,
 }
 
 /// The samples of a request: those that wait, those in slots, and the completions of those that have ended.
@@ -53,7 +55,7 @@ impl<'a> Slots<'a> {
                 break;
             }
             if held.is_none() {
-                *held = Some(Sample { number: sample, length: self.request.prompts[prompt].len() });
+                *held = Some(Sample { number: sample, length: self.request.prompts[prompt].len(), calls: 0 });
                 admitted.push(Admission { slot, sample, prompt });
                 self.next += 1;
             }
@@ -66,28 +68,20 @@ impl<'a> Slots<'a> {
         self.slots.iter().flatten().map(|sample| sample.length).max()
     }
 
-    /// Takes the completions that have ended out of the state.
+    /// Takes the completions that have ended out of the state that a call of the decode program has left; `tokens_per_call` is the number
+    /// of tokens that a call adds to each sequence that has not ended.
     ///
     /// # Errors
-    /// [`Error::NotFinite`] for a token that was chosen among logits that are not finite, [`Error::Device`].
-    pub(crate) fn harvest(&mut self, state: &State) -> Result<()> {
-        let (counts, ended) = (state.counts()?, state.ended()?);
-        let mut done = vec![];
-        for (slot, held) in self.slots.iter_mut().enumerate() {
-            let Some(sample) = held else { continue };
-            sample.length =
-                self.request.prompts[sample.number / self.request.num_generations].len() + counts[slot] as usize;
-            if ended[slot] {
-                done.push((slot, sample.number));
-                *held = None;
-            }
-        }
+    /// [`Error::NotFinite`] for a token that was chosen among logits that are not finite, [`Error::Rollout`] for a sequence that is longer
+    /// than it may be or does not end, [`Error::TimedOut`], [`Error::Device`].
+    pub(crate) fn harvest(&mut self, state: &State, tokens_per_call: usize) -> Result<()> {
+        let done = self.empty_ended(&state.counts()?, &state.ended()?, tokens_per_call)?;
         if done.is_empty() {
             return Ok(());
         }
         let (ids, logps, width) = (state.ids()?, state.logps()?, state.shape.tokens);
-        for (slot, number) in done {
-            let row = slot * width..slot * width + counts[slot] as usize;
+        for (slot, number, count) in done {
+            let row = slot * width..slot * width + count;
             let (ids, logps) = (&ids[row.clone()], &logps[row]);
             let legal = |(id, logp): (&i32, &f32)| (0..self.vocab as i32).contains(id) && logp.is_finite();
             if let Some(token) = ids.iter().zip(logps).position(|pair| !legal(pair)) {
@@ -98,6 +92,41 @@ impl<'a> Slots<'a> {
             self.completions[number] = Some(Completion { ids, logps: logps.to_vec(), truncated });
         }
         Ok(())
+    }
+
+    /// Counts a call, and empties the slots whose samples have ended: slot, number and tokens of the completion of each. As a call adds
+    /// tokens to every sequence that has not ended, no sample can need more calls than the longest completion.
+    ///
+    /// # Errors
+    /// [`Error::Rollout`], so that no device, whatever it says, is asked for ever.
+    fn empty_ended(
+        &mut self,
+        counts: &[i32],
+        ended: &[bool],
+        tokens_per_call: usize,
+    ) -> Result<Vec<(usize, usize, usize)>> {
+        let RolloutRequest { prompts, num_generations, max_completion_length, .. } = *self.request;
+        let most_calls = max_completion_length.div_ceil(tokens_per_call.max(1));
+        let mut done = vec![];
+        for (slot, ((held, &count), &ended)) in self.slots.iter_mut().zip(counts).zip(ended).enumerate() {
+            let Some(sample) = held else { continue };
+            let number = sample.number;
+            let wrong = |expected, found| Err(Error::Rollout { sample: number, expected, found });
+            let count = match usize::try_from(count) {
+                Ok(count) if count <= max_completion_length => count,
+                _ => return wrong(format!("at most {max_completion_length} tokens"), format!("{count} tokens")),
+            };
+            sample.calls += 1;
+            sample.length = prompts[number / num_generations].len() + count;
+            if ended {
+                done.push((slot, number, count));
+                *held = None;
+            } else if sample.calls >= most_calls {
+                let expected = format!("an end after {most_calls} calls of {tokens_per_call} tokens");
+                return wrong(expected, format!("none, with {count} of {max_completion_length} tokens"));
+            }
+        }
+        Ok(done)
     }
 
     /// The completions in the order of the samples; those that have not ended are left out.
@@ -128,5 +157,58 @@ mod tests {
         assert_eq!(slots.waiting(), Some(2));
         assert_eq!(of(slots.admit(3)), [(2, 4, 2)]);
         assert_eq!(slots.longest(), Some(3));
+    }
+    #[test]
+    fn a_device_that_never_ends_a_sample_is_asked_no_more_often_than_the_longest_completion_needs() {
+        let prompts = vec![vec![1, 2], vec![3]];
+        let sampling = Sampling::Greedy;
+        let request = RolloutRequest {
+            prompts: &prompts,
+            num_generations: 1,
+            max_completion_length: 10,
+            stop_ids: &[],
+            sampling,
+        };
+        let mut slots = Slots::new(&request, 2, 10);
+        slots.admit(2);
+        // The second slot ends and gets no other sample; the first never does. Three calls of four tokens are twelve.
+        assert_eq!(slots.empty_ended(&[4, 3], &[false, true], 4).unwrap(), [(1, 1, 3)]);
+        assert_eq!(slots.longest(), Some(6));
+        assert_eq!(slots.empty_ended(&[8, 3], &[false, true], 4).unwrap(), []);
+        let error = slots.empty_ended(&[10, 3], &[false, true], 4).unwrap_err();
+        assert!(matches!(error, Error::Rollout { sample: 0, .. }), "{error:?}");
+        let text = error.to_string();
+        for part in ["sample 0", "after 3 calls of 4 tokens", "10 of 10 tokens", "`grpo parity`"] {
+            assert!(text.contains(part), "{part:?} is not in: {text}");
+        }
+    }
+
+    #[test]
+    fn a_sample_has_as_many_calls_as_it_needs_whenever_it_begins() {
+        let prompts = vec![vec![1], vec![2]];
+        let sampling = Sampling::Greedy;
+        let request =
+            RolloutRequest { prompts: &prompts, num_generations: 1, max_completion_length: 8, stop_ids: &[], sampling };
+        let mut slots = Slots::new(&request, 1, 10);
+        for sample in 0..2 {
+            assert_eq!(slots.admit(2), [Admission { slot: 0, sample, prompt: sample }]);
+            assert_eq!(slots.empty_ended(&[4], &[false], 4).unwrap(), []);
+            assert_eq!(slots.empty_ended(&[8], &[true], 4).unwrap(), [(0, sample, 8)]);
+        }
+        assert_eq!((slots.waiting(), slots.longest()), (None, None));
+    }
+
+    #[test]
+    fn a_number_of_tokens_that_no_completion_has_is_an_error() {
+        let prompts = vec![vec![1]];
+        let sampling = Sampling::Greedy;
+        let request =
+            RolloutRequest { prompts: &prompts, num_generations: 1, max_completion_length: 8, stop_ids: &[], sampling };
+        for count in [-1, 9, i32::MIN, i32::MAX] {
+            let mut slots = Slots::new(&request, 1, 10);
+            slots.admit(1);
+            let error = slots.empty_ended(&[count], &[true], 4).unwrap_err();
+            assert!(error.to_string().contains(&format!("found {count} tokens")), "{error}");
+        }
     }
 }

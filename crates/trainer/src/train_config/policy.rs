@@ -5,10 +5,12 @@ use crate::error::Result;
 use backend_tpu::plugins::Kind;
 use grpo_core::Implementation;
 use models::ModelConfig;
+use pjrt::Client;
 use policy_device::decoder::{ATTENTION, Attention, Compute};
 use serde::{Deserialize, Serialize};
 use stablehlo::Save;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Where the weights are, and with them sampling, scores, gradients and the optimizer.
 ///
@@ -40,6 +42,9 @@ pub struct PolicyConfig {
     /// layers L, and is for `recompute_granularity: full`. With 1 the inputs of all L layers are kept. With more, L / n + n inputs are there at
     /// most, and the layers run forward once more.
     pub recompute_num_layers: usize,
+    /// How many minutes a wait for a device of PJRT takes at most, before it is an error that the device hangs: more than its longest program
+    /// takes, such as a step of the optimizer. Compiling is not counted.
+    pub wait_limit_minutes: u64,
     /// The folder of compiled programs, for this and later processes; without it, `programs` beside the installed plugins.
     pub compile_cache: Option<PathBuf>,
     /// Whether a step that fails on a device of PJRT can be taken back, which takes weights and moments twice during an update. Without it
@@ -56,6 +61,7 @@ impl Default for PolicyConfig {
             attention: PolicyAttention::default(),
             recompute_granularity: RecomputeGranularity::default(),
             recompute_num_layers: 1,
+            wait_limit_minutes: Client::DEFAULT_WAIT_LIMIT.as_secs() / 60,
             compile_cache: None,
             can_roll_back: true,
         }
@@ -133,6 +139,11 @@ impl PolicyDevice {
 }
 
 impl PolicyConfig {
+    /// How long a wait for the device takes at most.
+    pub fn wait_limit(&self) -> Duration {
+        Duration::from_secs(self.wait_limit_minutes.saturating_mul(60))
+    }
+
     /// What products take and how they are computed.
     pub fn compute(&self) -> Compute {
         match self.dtype {
@@ -174,7 +185,7 @@ impl TrainConfig {
     /// Whether the device that holds the weights does what the rest of the configuration asks for.
     pub(super) fn validate_policy(&self) -> Result<()> {
         let PolicyConfig { device, plugin, dtype, attention, compile_cache, can_roll_back, .. } = &self.policy;
-        let PolicyConfig { recompute_granularity, recompute_num_layers, .. } = &self.policy;
+        let PolicyConfig { recompute_granularity, recompute_num_layers, wait_limit_minutes, .. } = &self.policy;
         if device.kind().is_none() {
             let of_device = "left out: it is for a policy.device of PJRT";
             check(plugin.is_none(), "policy.plugin", of_device, format!("{plugin:?}"))?;
@@ -188,9 +199,13 @@ impl TrainConfig {
             check(is_full, "policy.recompute_granularity", keeps, found)?;
             let one = "1, or a policy.device of PJRT";
             check(*recompute_num_layers == 1, "policy.recompute_num_layers", one, recompute_num_layers)?;
+            let (default, found) = (PolicyConfig::default().wait_limit_minutes, *wait_limit_minutes);
+            let expected = format!("{default}, or a policy.device of PJRT");
+            check(found == default, "policy.wait_limit_minutes", &expected, found)?;
             let host = "float32, or a policy.device of PJRT: policy.device host computes in f32";
             return check(*dtype == PolicyDtype::Float32, "policy.dtype", host, "bfloat16");
         }
+        check(*wait_limit_minutes > 0, "policy.wait_limit_minutes", "1 or more", wait_limit_minutes)?;
         let groups = match recompute_granularity {
             RecomputeGranularity::Full => (*recompute_num_layers > 0, "1 or more"),
             _ => (*recompute_num_layers == 1, "1, or policy.recompute_granularity: full"),

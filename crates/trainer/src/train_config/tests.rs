@@ -122,6 +122,22 @@ fn what_surrounds_the_loss_reads_as_in_trl_and_verl() {
 }
 
 #[test]
+fn a_device_has_a_limit_for_waits_and_the_host_has_none() {
+    let resolved = |assignments: &[&str]| resolve(set(assignments)).unwrap();
+    assert_eq!(resolved(&[]).policy.wait_limit(), pjrt::Client::DEFAULT_WAIT_LIMIT);
+    let config = resolved(&["policy.device=pjrt:cpu", "policy.wait_limit_minutes=5"]);
+    config.validate().unwrap();
+    assert_eq!(config.policy.wait_limit().as_secs(), 300);
+    for (settings, expected) in [
+        (["policy.device=pjrt:cpu", "policy.wait_limit_minutes=0"], "1 or more"),
+        (["policy.device=host", "policy.wait_limit_minutes=5"], "60, or a policy.device of PJRT"),
+    ] {
+        let text = resolved(&settings).validate().unwrap_err().to_string();
+        assert!(text.contains("policy.wait_limit_minutes") && text.contains(expected), "{text}");
+    }
+}
+
+#[test]
 fn what_a_folder_says_of_sampling_counts_where_the_configuration_says_nothing() {
     let defaults = GenerationDefaults {
         temperature: Some(0.6),

@@ -1,0 +1,43 @@
+//! A wait that takes longer than its limit: alone in its process, which ends while the device still computes.
+
+mod support;
+
+use pjrt::{Client, Error};
+use std::time::Duration;
+use support::{buffer, compile, cpu, run};
+
+#[test]
+fn a_program_that_takes_too_long_is_an_error_and_nothing_waits_for_it() {
+    // Its loop takes many seconds.
+    let program = "
+    module @too_long {
+      func.func @main(%a: tensor<512x512xf32>) -> tensor<512x512xf32> {
+        %zero = stablehlo.constant dense<0> : tensor<i32>
+        %one = stablehlo.constant dense<1> : tensor<i32>
+        %turns = stablehlo.constant dense<20000> : tensor<i32>
+        %i, %r = stablehlo.while(%j = %zero, %b = %a) : tensor<i32>, tensor<512x512xf32>
+          cond {
+            %more = stablehlo.compare LT, %j, %turns : (tensor<i32>, tensor<i32>) -> tensor<i1>
+            stablehlo.return %more : tensor<i1>
+          } do {
+            %next = stablehlo.add %j, %one : tensor<i32>
+            %c = stablehlo.dot %b, %a : (tensor<512x512xf32>, tensor<512x512xf32>) -> tensor<512x512xf32>
+            stablehlo.return %next, %c : tensor<i32>, tensor<512x512xf32>
+          }
+        return %r : tensor<512x512xf32>
+      }
+    }";
+    let client = cpu(1);
+    assert_eq!(client.wait_limit(), Client::DEFAULT_WAIT_LIMIT);
+    let executable = compile(&client, program);
+    let argument = buffer(&client, &vec![0.0f32; 512 * 512], &[512, 512]);
+    let _same = client.clone().with_wait_limit(Duration::from_millis(1));
+    assert_eq!(client.wait_limit(), Duration::from_millis(1));
+    let output = run(&executable, &[&argument]);
+    let error = output.wait().unwrap_err();
+    assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+    assert!(error.to_string().contains("`too_long`"), "{error}");
+    assert!(output.to_vec::<f32>().unwrap_err().is_timed_out());
+    assert!(executable.execute(&[&[&argument]]).unwrap_err().is_timed_out());
+    drop((argument, output, executable, client));
+}
