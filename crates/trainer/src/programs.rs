@@ -194,7 +194,7 @@ impl RunPrograms {
                 true => table.iter().map(bytes).sum(),
                 false => 0,
             },
-            can_roll_back: config.policy.can_roll_back,
+            can_roll_back: config.keeps_state_to_roll_back(),
         };
         let save = config.policy.save(&shape)?;
         Ok(Self { shape, decoder, config, micro_batch, rollout, save, sizes })
