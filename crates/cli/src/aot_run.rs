@@ -103,6 +103,14 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     if let Some(folder) = &args.emit {
         files::make_folder(folder)?;
     }
+    if config.data.max_prompt_length.is_none() {
+        let RunSizes { prompt, .. } = programs.sizes();
+        tracing::warn!(
+            "data.max_prompt_length is not set, so that the programs are those of prompts of {prompt} tokens, all of the model's context but \
+             rollout.max_completion_length: set it to the tokens of the longest prompt of the data, as in \
+             `--set data.max_prompt_length=256`"
+        );
+    }
     let compiled = compile_all(&args, &names)?;
     let report = |name: ProgramName| match compiled.get(&name.to_string()) {
         Some(Compiled::Report(report)) => Some(&**report),
