@@ -176,8 +176,8 @@ fn device_policy(
     purpose: Purpose,
 ) -> Result<DevicePolicy> {
     let PolicyConfig { plugin, compile_cache, .. } = &config.policy;
-    let runtime = backends::device(kind, plugin.as_deref(), compile_cache.as_deref())?;
     let options = device_options(config, shape)?;
+    let runtime = backends::device(kind, plugin.as_deref(), compile_cache.as_deref())?;
     if let Purpose::Training { prompt } = purpose {
         let weights = match model {
             Some(model) if config.lora.is_some() => TrainingSizes::frozen_dtype(&model.folder.weights()?),
