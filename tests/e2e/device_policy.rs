@@ -310,7 +310,7 @@ fn logits_that_a_device_cannot_sample_from_end_a_run_with_the_way_back() {
         "grpo.prompts_per_step=4",
         "loss.entropy_coef=0.1",
         "optimizer.learning_rate=1e14",
-        "eval.num_problems=0",
+        "eval.num_problems=4",
         "eval.eval_steps=0",
         "run.save_steps=0",
     ];

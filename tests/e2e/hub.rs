@@ -103,7 +103,8 @@ fn programs_of_a_run_are_made_of_a_configuration_without_weights() {
     std::fs::write(runs.path("run.yaml"), "rollout: { max_completion_length: 56 }\n").unwrap();
     let aot = |model: &str, more: &[&str]| {
         let (config, model) = (runs.text("run.yaml"), format!("model={model}"));
-        let all = [&["aot", &config, "--target", "v6e", "--set", &model][..], more].concat();
+        // A file that is no plugin: nothing here is compiled.
+        let all = [&["aot", &config, "--target", "v6e", "--plugin", &config, "--set", &model][..], more].concat();
         at_home(&runs.text("home"), &all.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>(), &[])
     };
     for model in [NAME, &runs.text("model")] {
@@ -111,10 +112,12 @@ fn programs_of_a_run_are_made_of_a_configuration_without_weights() {
         let text = refused(&["aot"], &aot(model, &["--variants", "nothing"]));
         assert!(text.contains("no program `nothing`: there are gradient, score, apply, prefill"), "{text}");
         // What a prompt counts as is said, where nothing says it: the context of 256 tokens without the completion.
-        let no_compiler = ["--variants", "apply", "--plugin", "/nowhere/plugin.so"];
-        let text = stderr(&aot(model, &no_compiler));
-        assert!(text.contains("data.max_prompt_length is not set") && text.contains("prompts of 200 tokens"), "{text}");
-        let limited = [&no_compiler[..], &["--set", "data.max_prompt_length=64"]].concat();
-        assert!(!stderr(&aot(model, &limited)).contains("data.max_prompt_length"));
+        let files = format!("data.files={}", runs.text("rows.jsonl"));
+        let compiled =
+            ["--variants", "apply", "--set", &files, "--set", "rewards.regex={vowel: {pattern: '[aeiou]{2}'}}"];
+        let text = stderr(&aot(model, &compiled));
+        assert!(text.contains("data.max_prompt_length is not set") && text.contains("count as 200 tokens"), "{text}");
+        let limited = stderr(&aot(model, &[&compiled[..], &["--set", "data.max_prompt_length=64"]].concat()));
+        assert!(limited.contains("`apply`") && !limited.contains("data.max_prompt_length"), "{limited}");
     }
 }
