@@ -188,7 +188,9 @@ fn a_run_that_does_not_fit_says_what_it_needs_and_which_knobs_there_are() {
     // 1.3 thousand million weights: once they fit, twice they do not.
     let shape = "model={vocab_size: 151936, hidden_size: 8192, intermediate_size: 256, num_hidden_layers: 1, \
                  num_attention_heads: 64, num_key_value_heads: 8, max_position_embeddings: 256, tie_word_embeddings: true}";
-    let output = aot(&[&path, "--target", "v6e", "--set", shape]);
+    // Of one update nothing is kept to go back to.
+    let twice = "grpo.num_iterations=2";
+    let output = aot(&[&path, "--target", "v6e", "--set", shape, "--set", twice]);
     assert_eq!(output.status.code(), Some(2), "{}{}", stdout(&output), stderr(&output));
     let error = stderr(&output);
     for words in ["`apply`", "34359738368 bytes", "policy.can_roll_back", "grpo.gradient_accumulation_steps"] {

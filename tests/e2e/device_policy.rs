@@ -297,3 +297,31 @@ fn numbers_that_are_no_longer_finite_end_a_run_as_on_the_host() {
     let way = |text: &str| text.split_once("`grpo ").map(|(_, way)| way.to_owned());
     assert_eq!(way(&said[0]), way(&said[1]), "{said:?}");
 }
+
+#[test]
+fn logits_that_a_device_cannot_sample_from_end_a_run_with_the_way_back() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (config, run) = (tiny().display().to_string(), folder.path().join("run").display().to_string());
+    // One update leaves finite weights, whose products are beyond f32 in the rollout of the second step.
+    let settings = [
+        "policy.device=pjrt:cpu",
+        "warmup.steps=2",
+        "grpo.max_steps=2",
+        "grpo.prompts_per_step=4",
+        "loss.entropy_coef=0.1",
+        "optimizer.learning_rate=1e14",
+        "eval.num_problems=4",
+        "eval.eval_steps=0",
+        "run.save_steps=0",
+    ];
+    let mut arguments = vec!["train", "--config", &config, "--run-dir", &run];
+    settings.iter().for_each(|setting| arguments.extend(["--set", setting]));
+    let text = refused(&arguments, &grpo_with_quick_cpu(&arguments).output().expect("the binary starts"));
+    for words in ["logits of sample ", "are not finite", "the last finite checkpoint is step-000000"] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    let (_, way) = text.split_once("`grpo ").expect("a command");
+    let way = way.split_once('`').expect("its end").0.replace("5e13", "1e-4");
+    succeed(&way.split(' ').collect::<Vec<_>>());
+    assert!(Path::new(&run).join("summary.json").exists());
+}

@@ -87,3 +87,37 @@ fn what_the_cache_has_not_is_said_offline() {
     let text = refuse(&[&named]);
     assert!(text.contains("the cache has only a part of it") && text.contains("no model.safetensors"), "{text}");
 }
+
+#[test]
+fn programs_of_a_run_are_made_of_a_configuration_without_weights() {
+    let runs = Runs::new(&[]);
+    prepare(&runs);
+    // Neither in the folder nor in the cache are there weights, and nobody answers for the hub.
+    for entry in std::fs::read_dir(runs.path("model")).unwrap() {
+        let file = entry.unwrap().path();
+        if file.file_name().unwrap() != "config.json" {
+            std::fs::remove_file(file).unwrap();
+        }
+    }
+    fill_cache(&runs.path("home"), &runs.path("model"));
+    std::fs::write(runs.path("run.yaml"), "rollout: { max_completion_length: 56 }\n").unwrap();
+    let aot = |model: &str, more: &[&str]| {
+        let (config, model) = (runs.text("run.yaml"), format!("model={model}"));
+        // A file that is no plugin: nothing here is compiled.
+        let all = [&["aot", &config, "--target", "v6e", "--plugin", &config, "--set", &model][..], more].concat();
+        at_home(&runs.text("home"), &all.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>(), &[])
+    };
+    for model in [NAME, &runs.text("model")] {
+        // The programs are there, and this one is not among them.
+        let text = refused(&["aot"], &aot(model, &["--variants", "nothing"]));
+        assert!(text.contains("no program `nothing`: there are gradient, score, apply, prefill"), "{text}");
+        // What a prompt counts as is said, where nothing says it: the context of 256 tokens without the completion.
+        let files = format!("data.files={}", runs.text("rows.jsonl"));
+        let compiled =
+            ["--variants", "apply", "--set", &files, "--set", "rewards.regex={vowel: {pattern: '[aeiou]{2}'}}"];
+        let text = stderr(&aot(model, &compiled));
+        assert!(text.contains("data.max_prompt_length is not set") && text.contains("count as 200 tokens"), "{text}");
+        let limited = stderr(&aot(model, &[&compiled[..], &["--set", "data.max_prompt_length=64"]].concat()));
+        assert!(limited.contains("`apply`") && !limited.contains("data.max_prompt_length"), "{limited}");
+    }
+}

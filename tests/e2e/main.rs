@@ -5,6 +5,7 @@ mod bench;
 mod config;
 mod damage;
 mod data;
+mod device_lost;
 mod device_policy;
 mod diverged;
 mod errors;

@@ -103,6 +103,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     if let Some(folder) = &args.emit {
         files::make_folder(folder)?;
     }
+    warn_of_prompts(&config, programs.sizes());
     let compiled = compile_all(&args, &names)?;
     let report = |name: ProgramName| match compiled.get(&name.to_string()) {
         Some(Compiled::Report(report)) => Some(&**report),
@@ -134,6 +135,25 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
         memory.expect_room(target.chip())?;
     }
     Ok(if holds { Outcome::Done } else { Outcome::CheckFailed })
+}
+
+/// Says so where nothing limits prompts, which then count as long as the model's context has room for.
+fn warn_of_prompts(config: &TrainConfig, RunSizes { prompt, .. }: RunSizes) {
+    let counted =
+        format!("prompts count as {prompt} tokens, all of the model's context but rollout.max_completion_length");
+    match (config.data.files.is_empty(), config.data.max_prompt_length) {
+        (false, None) => tracing::warn!(
+            "data.max_prompt_length is not set, so that {counted}: set it to the tokens of the longest prompt of data.files, as in \
+             `--set data.max_prompt_length=256`"
+        ),
+        // The key is for files alone, and the shape of a new model is made for its tasks.
+        (true, _) if config.model.shape().is_none() => {
+            tracing::warn!(
+                "{counted}: those of built-in tasks are shorter; name data.files and data.max_prompt_length to say how long they are"
+            )
+        }
+        _ => {}
+    }
 }
 
 /// The programs to compile: those that are named, or all; parts of programs only where there will be times to share.

@@ -84,13 +84,12 @@ fn row(name: &str, report: &Report, total: Option<u64>) -> [String; 10] {
 fn of_memory(text: &mut String, memory: &Memory) {
     let state = memory.state.iter().map(|(what, size)| format!("{what} {}", bytes(*size))).collect::<Vec<_>>();
     let _ = writeln!(text, "Kept between programs: {}.", state.join(", "));
-    let _ = writeln!(
-        text,
-        "Most is on the device during {}: {} ({} without what a failed step goes back to).\n",
-        memory.largest,
-        bytes(memory.total_bytes),
-        bytes(memory.total_bytes_without_roll_back)
-    );
+    let without = match memory.total_bytes_without_roll_back {
+        same if same == memory.total_bytes => String::new(),
+        less => format!(" ({} without what a failed step goes back to)", bytes(less)),
+    };
+    let _ =
+        writeln!(text, "Most is on the device during {}: {}{without}.\n", memory.largest, bytes(memory.total_bytes));
 }
 
 fn of_times(text: &mut String, times: &Times) {

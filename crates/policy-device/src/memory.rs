@@ -15,14 +15,14 @@ pub const KNOBS: &str = "grpo.gradient_accumulation_steps (more micro-batches of
     data.max_prompt_length (shorter rows), rollout.batch_size (fewer sequences that decode side by side), policy.dtype bfloat16, \
     policy.attention blockwise (no scores of all pairs of tokens), policy.recompute_granularity full and policy.recompute_num_layers (less \
     of layers that is kept), and \
-    policy.can_roll_back false (weights and moments once) need less";
+    policy.can_roll_back false (weights and moments once, where a step has several updates) need less";
 
 const MICRO_BATCH: &str = "grpo.gradient_accumulation_steps (more micro-batches of fewer rows), rollout.max_completion_length and \
     data.max_prompt_length (shorter rows), policy.dtype bfloat16, policy.attention blockwise (no scores of all pairs of tokens), and \
     policy.recompute_granularity full and policy.recompute_num_layers (less of layers that is kept) need less";
 const ROLLOUT: &str = "rollout.batch_size (fewer sequences that decode side by side), rollout.max_completion_length and \
     data.max_prompt_length (shorter sequences), and policy.dtype bfloat16 need less";
-const UPDATE: &str = "policy.can_roll_back false (weights and moments once) and a smaller model need less";
+const UPDATE: &str = "policy.can_roll_back false (weights and moments once, where a step has several updates) and a smaller model need less";
 
 /// What makes the program of this name take less.
 pub(crate) fn knobs_of(program: &str) -> &'static str {

@@ -98,6 +98,16 @@ pub enum Error {
         /// The learning rate of that section.
         learning_rate: f64,
     },
+    /// A run whose policy failed, or the device that computes for it, and which goes on from its last checkpoint.
+    #[error("{cause}; {}", way_on(run, last_good.as_deref()))]
+    PolicyFailed {
+        /// The error of the policy.
+        cause: Box<Error>,
+        /// The folder of the run.
+        run: PathBuf,
+        /// The name of the last checkpoint; `None` when there is none.
+        last_good: Option<String>,
+    },
     /// A run folder that is no longer where it was.
     #[error(
         "run folder {path}: it was moved, deleted or replaced, or a log in it was, while the run was writing to it; the run ends \
@@ -186,6 +196,21 @@ fn way_back(run: &Path, last_finite: Option<&str>, section: &str, learning_rate:
              --from {name} {change}`; {guards}"
         ),
         None => format!("no checkpoint was saved before: start again with a lower learning rate, `{change}`; {guards}"),
+    }
+}
+
+fn way_on(run: &Path, last_good: Option<&str>) -> String {
+    let run = run.display();
+    let policy = "keys of the section policy may change there, as in `--set policy.device=host`";
+    match last_good {
+        Some(name) => format!(
+            "the run folder {run} is intact, and its last good checkpoint is {name}: when the cause is mended, continue from it with \
+             `grpo train --resume {run} --from {name}`; {policy}"
+        ),
+        None => format!(
+            "the run folder {run} is intact and has no checkpoint yet: when the cause is mended, begin the run again with \
+             `grpo train --resume {run}`; {policy}"
+        ),
     }
 }
 

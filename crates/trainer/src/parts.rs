@@ -175,17 +175,9 @@ fn device_policy(
     model: Option<&Pretrained>,
     purpose: Purpose,
 ) -> Result<DevicePolicy> {
-    let PolicyConfig { plugin, compile_cache, can_roll_back, .. } = &config.policy;
-    let save = config.policy.save(shape)?;
+    let PolicyConfig { plugin, compile_cache, .. } = &config.policy;
+    let options = device_options(config, shape)?;
     let runtime = backends::device(kind, plugin.as_deref(), compile_cache.as_deref())?;
-    let options = DevicePolicyOptions {
-        compute: config.policy.compute(),
-        attention: config.policy.attention(),
-        save,
-        can_roll_back: *can_roll_back,
-        rollout: RolloutOptions { slots: config.rollout.batch_size, ..RolloutOptions::default() },
-        ..DevicePolicyOptions::default()
-    };
     if let Purpose::Training { prompt } = purpose {
         let weights = match model {
             Some(model) if config.lora.is_some() => TrainingSizes::frozen_dtype(&model.folder.weights()?),
@@ -236,6 +228,18 @@ fn device_policy(
     Ok(policy.map_err(policy::Error::from)?)
 }
 
+/// How the policy of a run uses its device.
+fn device_options(config: &TrainConfig, shape: &ModelConfig) -> Result<DevicePolicyOptions> {
+    Ok(DevicePolicyOptions {
+        compute: config.policy.compute(),
+        attention: config.policy.attention(),
+        save: config.policy.save(shape)?,
+        can_roll_back: config.keeps_state_to_roll_back(),
+        rollout: RolloutOptions { slots: config.rollout.batch_size, ..RolloutOptions::default() },
+        ..DevicePolicyOptions::default()
+    })
+}
+
 /// The sizes of a run on a device whose longest prompt has so many tokens, and where the model's weights are of number type `weights`.
 fn training_sizes(
     config: &TrainConfig,
@@ -258,4 +262,27 @@ fn training_sizes(
         ref_policy: config.needs_ref_policy() && config.lora.is_none(),
         mixes_ref_policy: config.grpo.sync_ref_model,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case::one_update("{}", false)]
+    #[case::two_updates("{grpo: {num_iterations: 2}}", true)]
+    #[case::a_reference_that_moves("{grpo: {sync_ref_model: true}, loss: {beta: 0.1}}", true)]
+    #[case::switched_off("{grpo: {num_iterations: 2}, policy: {can_roll_back: false, device: 'pjrt:cpu'}}", false)]
+    fn weights_to_go_back_to_take_memory_of_a_device_only_where_a_step_can_be_taken_back(
+        #[case] settings: &str,
+        #[case] twice: bool,
+    ) {
+        let config: TrainConfig = grpo_files::Layers::new().text("a test", settings).unwrap().resolve().unwrap();
+        let shape = config.model.shape().unwrap();
+        let options = device_options(&config, shape).unwrap();
+        let sizes = training_sizes(&config, shape, models::Dtype::F32, 16).unwrap();
+        assert_eq!(sizes.memory(shape, &options).to_string().contains("to go back to"), twice);
+        assert_eq!(config.keeps_state_to_roll_back(), twice);
+    }
 }

@@ -117,7 +117,7 @@ impl Pretrained {
             }),
         };
         let mut table = step.table(shape, &memory, loss)?;
-        if grpo.fails_after_an_update() {
+        if config.keeps_state_to_roll_back() {
             // Weights and moments of before the step, in f32.
             let trained = match trained {
                 Trained::All => memory.weights,

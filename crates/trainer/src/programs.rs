@@ -129,7 +129,9 @@ pub struct RunPrograms {
 
 impl RunPrograms {
     /// The programs of `config` with its policy on a device of `kind`, whatever its `policy.device` is. A model that is named needs no
-    /// weights: its folder may have a config.json and nothing else.
+    /// weights: its folder may have a config.json and nothing else, and of a name on Hugging Face no more than that and
+    /// generation_config.json is downloaded. Without `data.max_prompt_length` a prompt has all tokens of the model's context that
+    /// `rollout.max_completion_length` leaves.
     ///
     /// # Errors
     /// Those of [`TrainConfig::validate`]; [`crate::Error::Model`] for a model that is not found, or is none that can be computed.
@@ -194,7 +196,7 @@ impl RunPrograms {
                 true => table.iter().map(bytes).sum(),
                 false => 0,
             },
-            can_roll_back: config.policy.can_roll_back,
+            can_roll_back: config.keeps_state_to_roll_back(),
         };
         let save = config.policy.save(&shape)?;
         Ok(Self { shape, decoder, config, micro_batch, rollout, save, sizes })
@@ -362,7 +364,7 @@ fn shape_of(config: &TrainConfig) -> Result<(ModelConfig, TrainConfig)> {
     let path = Path::new(name);
     let folder = match path.file_name() {
         Some(file) if file == "config.json" && path.is_file() => ModelFolder::open(path.parent().unwrap_or(path))?,
-        _ => ModelFolder::open(&models::locate(name, config.model_revision.as_deref())?)?,
+        _ => ModelFolder::open(&models::locate_config(name, config.model_revision.as_deref())?)?,
     };
     Ok((folder.config().clone(), config.clone().with_generation_defaults(folder.generation())))
 }

@@ -281,4 +281,11 @@ impl TrainConfig {
     pub fn needs_ref_policy(&self) -> bool {
         self.loss.needs_ref_logp() || self.grpo.use_kl_in_reward
     }
+
+    /// Whether the policy keeps weights and moments of before a step, to go back to when the step fails: `policy.can_roll_back`, in a run
+    /// whose steps can fail after an update. Where a step has one update and ends with it, there is nothing to take back, and the state
+    /// takes no memory.
+    pub(crate) fn keeps_state_to_roll_back(&self) -> bool {
+        self.policy.can_roll_back && self.grpo.fails_after_an_update()
+    }
 }

@@ -148,7 +148,8 @@ impl Trainer {
     ///
     /// # Errors
     /// [`Error::Argument`] when the warm-up is not over or the run is; otherwise those of [`grpo_step`]. After an error the
-    /// run's state is as before the step; an engine of your own may have moved.
+    /// run's state is as before the step; an engine of your own may have moved. A device that fails in an update may have lost the weights,
+    /// and its policy says so: the run then goes on from a checkpoint.
     pub fn grpo_step(&mut self) -> Result<StepReport> {
         self.expect_phase("grpo_step", Phase::Grpo)?;
         let (updates, coefficients) = (self.updates.clone(), self.coefficients.clone());

@@ -1,6 +1,6 @@
 //! Files of a model from the hub, into the cache.
 
-use super::Hub;
+use super::{CONFIG, Hub, Part};
 use crate::folder::export::CARRIED;
 use crate::weights::files::{INDEX, SINGLE, shard_number};
 use hf_hub::api::sync::{Api, ApiBuilder, ApiError, ApiRepo};
@@ -12,8 +12,8 @@ use std::time::Duration;
 const ATTEMPTS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Downloads what the cache does not have of `model`, and gives the snapshot; otherwise says why not.
-pub(super) fn download(hub: &Hub, model: &str, revision: &str) -> Result<PathBuf, String> {
+/// Downloads what the cache does not have of a part of `model`, and gives the snapshot; otherwise says why not.
+pub(super) fn download(hub: &Hub, model: &str, revision: &str, part: Part) -> Result<PathBuf, String> {
     let say = |error: ApiError| explain(hub, model, revision, &error);
     let root = std::path::absolute(&hub.cache).map_err(|error| error.to_string())?;
     let cache = Cache::new(root);
@@ -27,7 +27,7 @@ pub(super) fn download(hub: &Hub, model: &str, revision: &str) -> Result<PathBuf
     let repo = |revision: &str| Repo::with_revision(model.to_owned(), RepoType::Model, revision.to_owned());
     let info = retried(|| api.repo(repo(revision)).info()).map_err(say)?;
     let names: Vec<&str> = info.siblings.iter().map(|file| file.rfilename.as_str()).collect();
-    let files = wanted(&names).map_err(|reason| format!("{} on {}: {reason}", model, hub.endpoint))?;
+    let files = wanted(&names, part).map_err(|reason| format!("{} on {}: {reason}", model, hub.endpoint))?;
     // By the commit, so that a push in between cannot mix two models.
     let pinned = api.repo(repo(&info.sha));
     for (number, name) in files.iter().enumerate() {
@@ -51,12 +51,19 @@ pub(super) fn download(hub: &Hub, model: &str, revision: &str) -> Result<PathBuf
     Ok(snapshot)
 }
 
-/// The files that a model needs, weights last: a snapshot with weights has everything.
-fn wanted(names: &[&str]) -> Result<Vec<String>, String> {
+/// The files that are needed of a model, weights last: a snapshot with weights has everything.
+fn wanted(names: &[&str], part: Part) -> Result<Vec<String>, String> {
+    let others = match part {
+        Part::Whole => CARRIED,
+        Part::Config => &CONFIG[1..],
+    };
     let mut files: Vec<&str> =
-        ["config.json"].iter().chain(CARRIED).filter(|name| names.contains(name)).copied().collect();
+        ["config.json"].iter().chain(others).filter(|name| names.contains(name)).copied().collect();
     if !files.contains(&"config.json") {
         return Err("there is no config.json".into());
+    }
+    if part == Part::Config {
+        return Ok(files.into_iter().map(str::to_owned).collect());
     }
     if names.contains(&SINGLE) {
         files.push(SINGLE);

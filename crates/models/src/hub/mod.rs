@@ -22,6 +22,15 @@ pub fn locate(model: &str, revision: Option<&str>) -> Result<PathBuf> {
     Hub::from_env().locate(model, revision)
 }
 
+/// The folder of a model of which only `config.json` and, where there is one, `generation_config.json` are needed: as [`locate`], but no
+/// weights are looked for or downloaded. It is [`Hub::from_env`] and [`Hub::locate_config`].
+///
+/// # Errors
+/// Those of [`Hub::locate_config`].
+pub fn locate_config(model: &str, revision: Option<&str>) -> Result<PathBuf> {
+    Hub::from_env().locate_config(model, revision)
+}
+
 /// Hugging Face's hub and its cache on this machine, which other programs share (`huggingface_hub` in Python).
 ///
 /// ```
@@ -98,6 +107,19 @@ impl Hub {
     /// [`Error::NotFound`] that says where was looked and what was tried: no such folder, nothing (or not everything) in the
     /// cache, no network, no such model or revision, a token that is missing.
     pub fn locate(&self, model: &str, revision: Option<&str>) -> Result<PathBuf> {
+        self.find(model, revision, Part::Whole)
+    }
+
+    /// The same of a model whose configuration is all that is needed: no weights are looked for or downloaded. Where the hub cannot be asked,
+    /// a `config.json` in the cache will do.
+    ///
+    /// # Errors
+    /// As [`Hub::locate`].
+    pub fn locate_config(&self, model: &str, revision: Option<&str>) -> Result<PathBuf> {
+        self.find(model, revision, Part::Config)
+    }
+
+    fn find(&self, model: &str, revision: Option<&str>, part: Part) -> Result<PathBuf> {
         let folder = expand_home(model);
         if folder.is_dir() {
             return match revision {
@@ -118,18 +140,25 @@ impl Hub {
             tried.push(format!("{revision:?} is not a branch, a tag or a commit"));
             return Err(not_found(model, tried));
         }
-        match self.cached(model, revision)? {
-            Ok(snapshot) => return Ok(snapshot),
-            Err(reason) => tried.push(reason),
-        }
-        tried.push(match self.download(model, revision) {
+        let cached = self.cached(model, revision)?;
+        tried.push(match &cached {
+            Err(reason) => reason.clone(),
+            Ok(snapshot) => match part.expect_in(snapshot) {
+                Ok(()) => return Ok(snapshot.clone()),
+                Err(reason) => format!("the cache has only a part of it: {reason}"),
+            },
+        });
+        tried.push(match self.download(model, revision, part) {
             Ok(snapshot) => return Ok(snapshot),
             Err(reason) => reason,
         });
-        Err(not_found(model, tried))
+        match cached {
+            Ok(snapshot) if part.expect_least_in(&snapshot).is_ok() => Ok(snapshot),
+            _ => Err(not_found(model, tried)),
+        }
     }
 
-    /// The snapshot in the cache, or why there is none that is whole.
+    /// The snapshot in the cache, whatever it has of the model, or why there is none.
     fn cached(&self, model: &str, revision: &str) -> Result<std::result::Result<PathBuf, String>> {
         let folder = self.cache.join(format!("models--{}", model.replace('/', "--")));
         if !exists(&folder)? {
@@ -143,40 +172,75 @@ impl Hub {
         if !snapshot.is_dir() {
             return Ok(Err(format!("the cache {} has no revision {revision} of it", folder.display())));
         }
-        Ok(match whole(&snapshot) {
-            Ok(()) => Ok(snapshot),
-            Err(reason) => Err(format!("the cache has only a part of it: {reason}")),
-        })
+        Ok(Ok(snapshot))
     }
 
     #[cfg(not(feature = "hub"))]
-    fn download(&self, model: &str, revision: &str) -> std::result::Result<PathBuf, String> {
+    fn download(&self, model: &str, revision: &str, part: Part) -> std::result::Result<PathBuf, String> {
         let _ = (self.offline, &self.token, &self.endpoint);
+        let files = match part {
+            Part::Whole => "",
+            Part::Config => " config.json generation_config.json",
+        };
         Err(format!(
-            "this program was built without downloads (feature `hub`); `hf download {model} --revision {revision}` fills the cache"
+            "this program was built without downloads (feature `hub`); `hf download {model}{files} --revision {revision}` fills the cache"
         ))
     }
 
     #[cfg(feature = "hub")]
-    fn download(&self, model: &str, revision: &str) -> std::result::Result<PathBuf, String> {
+    fn download(&self, model: &str, revision: &str, part: Part) -> std::result::Result<PathBuf, String> {
         if self.offline {
             return Err("nothing is downloaded, because HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set".into());
         }
-        let snapshot = download::download(self, model, revision)?;
-        whole(&snapshot).map(|()| snapshot)
+        let snapshot = download::download(self, model, revision, part)?;
+        part.expect_least_in(&snapshot).map(|()| snapshot)
     }
 }
+
+/// What is needed of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    /// Everything.
+    Whole,
+    /// Its configuration.
+    Config,
+}
+
+impl Part {
+    /// Checks that a snapshot has everything that there may be of the part; otherwise says what it lacks.
+    fn expect_in(self, snapshot: &Path) -> std::result::Result<(), String> {
+        match self {
+            Self::Whole => whole(snapshot),
+            // A snapshot with weights was downloaded whole: its model has no generation_config.json.
+            Self::Config if whole(snapshot).is_ok() => Ok(()),
+            Self::Config => CONFIG.iter().try_for_each(|name| has(snapshot, name)),
+        }
+    }
+
+    /// Checks that a snapshot has what the part cannot be without.
+    fn expect_least_in(self, snapshot: &Path) -> std::result::Result<(), String> {
+        match self {
+            Self::Whole => whole(snapshot),
+            Self::Config => has(snapshot, "config.json"),
+        }
+    }
+}
+
+/// The files of a model's configuration. A model may have no generation_config.json.
+const CONFIG: [&str; 2] = ["config.json", "generation_config.json"];
 
 /// Whether a snapshot has a configuration and all of its weights; otherwise what it lacks. Links to files that were removed
 /// count as absent.
 fn whole(snapshot: &Path) -> std::result::Result<(), String> {
-    if !snapshot.join("config.json").is_file() {
-        return Err(format!("{} has no config.json", snapshot.display()));
-    }
+    has(snapshot, "config.json")?;
     let files = WeightFiles::find(snapshot).map_err(|error| error.to_string())?;
-    match files.names.iter().find(|name| !snapshot.join(name).is_file()) {
-        None => Ok(()),
-        Some(name) => Err(format!("{} has no {name}", snapshot.display())),
+    files.names.iter().try_for_each(|name| has(snapshot, name))
+}
+
+fn has(snapshot: &Path, name: &str) -> std::result::Result<(), String> {
+    match snapshot.join(name).is_file() {
+        true => Ok(()),
+        false => Err(format!("{} has no {name}", snapshot.display())),
     }
 }
 

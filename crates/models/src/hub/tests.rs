@@ -83,3 +83,17 @@ fn a_model_is_found_in_the_cache() {
     std::fs::remove_file(snapshot.join("model.safetensors")).unwrap();
     refused("org/name", None, &["only a part of it", "no model.safetensors"]);
 }
+
+#[test]
+fn a_configuration_in_the_cache_is_enough_where_no_weights_are_needed() {
+    let root = tempfile::tempdir().unwrap();
+    let hub = Hub { cache: root.path().into(), offline: true, token: None, endpoint: "http://127.0.0.1:1".into() };
+    let snapshot = cache(root.path());
+    assert_eq!(hub.locate_config("org/name", None).unwrap(), snapshot);
+    std::fs::remove_file(snapshot.join("model.safetensors")).unwrap();
+    assert_eq!(hub.locate_config("org/name", Some("main")).unwrap(), snapshot);
+    assert_eq!(hub.locate_config(snapshot.to_str().unwrap(), None).unwrap(), snapshot, "a folder is itself");
+    std::fs::remove_file(snapshot.join("config.json")).unwrap();
+    let text = hub.locate_config("org/name", None).unwrap_err().to_string();
+    assert!(text.contains("only a part of it") && text.contains("no config.json"), "{text}");
+}

@@ -168,6 +168,52 @@ fn a_model_is_downloaded_once_and_whole() {
 }
 
 #[test]
+fn a_configuration_is_downloaded_without_weights() {
+    for with_generation in [true, false] {
+        let folder = Folder::sharded();
+        std::fs::write(folder.file("tokenizer.json"), "{}").unwrap();
+        if with_generation {
+            std::fs::write(folder.file("generation_config.json"), "{\"temperature\": 0.5}").unwrap();
+        }
+        let (address, server) = Server::of(folder.path()).start();
+        let cache = tempfile::tempdir().unwrap();
+        let hub = hub(cache.path(), address);
+        let snapshot = hub.locate_config("org/name", None).unwrap();
+        let found = ModelFolder::open(&snapshot).unwrap();
+        assert_eq!(found.config(), folder.open().unwrap().config());
+        assert_eq!(found.generation().temperature, with_generation.then_some(0.5));
+        let log = server.log.lock().unwrap().clone();
+        assert!(
+            !log.iter().any(|request| request.contains(".safetensors") || request.contains("tokenizer")),
+            "{log:#?}"
+        );
+        let mut names: Vec<_> = std::fs::read_dir(&snapshot)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        assert_eq!(
+            names,
+            if with_generation { vec!["config.json", "generation_config.json"] } else { vec!["config.json"] }
+        );
+        assert_eq!(references(cache.path()), [("main".to_owned(), COMMIT.to_owned())].into());
+        // Without a network it is taken from the cache, and it does not pass for the model.
+        let offline = Hub { offline: true, ..hub.clone() };
+        assert_eq!(offline.locate_config("org/name", None).unwrap(), snapshot);
+        says(&offline.locate("org/name", None).unwrap_err().to_string(), &["has only a part of it"]);
+        if with_generation {
+            assert_eq!(hub.locate_config("org/name", None).unwrap(), snapshot);
+            assert_eq!(server.log.lock().unwrap().len(), log.len(), "the hub is not asked again");
+        }
+        // A run that begins later downloads the rest.
+        let whole = ModelFolder::open(&hub.locate("org/name", None).unwrap()).unwrap();
+        whole.weights().unwrap().check(whole.config()).unwrap();
+        assert!(whole.path().join("tokenizer.json").exists());
+        assert_eq!(offline.locate_config("org/name", None).unwrap(), whole.path());
+    }
+}
+
+#[test]
 fn what_the_hub_does_not_give_out_is_explained() {
     let cache = tempfile::tempdir().unwrap();
     let folder = Folder::whole();

@@ -10,23 +10,23 @@ impl Run {
         if !matches!(error, Error::Moved { .. }) && !self.is_in_place() {
             return self.moved();
         }
-        if !is_divergence(&error) {
+        let (diverged, policy_failed) = (is_divergence(&error), is_failure_of_policy(&error));
+        if !diverged && !policy_failed {
             return error;
         }
         // How it went until here is worth a look; that it cannot be drawn is not what is to be said.
         let _ = self.draw_curves();
+        let (cause, run) = (Box::new(error), self.dir.root().to_owned());
+        let last_saved = self.saved.map(|position| position.to_string());
+        if !diverged {
+            return Error::PolicyFailed { cause, run, last_good: last_saved };
+        }
         let config = self.trainer.config();
         let (section, optimizer) = match self.trainer.phase() {
             Phase::Warmup => ("warmup.optimizer", &config.warmup.optimizer),
             _ => ("optimizer", &config.optimizer),
         };
-        Error::Diverged {
-            cause: Box::new(error),
-            run: self.dir.root().to_owned(),
-            last_finite: self.saved.map(|position| position.to_string()),
-            section,
-            learning_rate: optimizer.learning_rate,
-        }
+        Error::Diverged { cause, run, last_finite: last_saved, section, learning_rate: optimizer.learning_rate }
     }
 
     fn is_in_place(&self) -> bool {
@@ -46,5 +46,20 @@ impl Run {
 
 /// Whether numbers have left the range in which a run can go on.
 fn is_divergence(error: &Error) -> bool {
-    matches!(error, Error::Policy(policy::Error::NotFinite { .. }) | Error::TooManySkips { .. })
+    match error {
+        Error::Policy(policy::Error::NotFinite { .. }) | Error::TooManySkips { .. } => true,
+        // Logits that a device samples from.
+        Error::Policy(policy::Error::Other(source)) => {
+            matches!(source.downcast_ref(), Some(policy_device::Error::NotFinite { .. }))
+        }
+        _ => false,
+    }
+}
+
+/// Whether the policy itself failed, or the device that computes for it, and not what was asked of it: a device that is lost or has no memory
+/// left, or an error of the library that a policy is made with.
+fn is_failure_of_policy(error: &Error) -> bool {
+    use grpo_core::Error::Backend;
+    let Error::Policy(error) = error else { return matches!(error, Error::Loss(Backend { .. })) };
+    matches!(error, policy::Error::Other(_) | policy::Error::Loss(Backend { .. }))
 }

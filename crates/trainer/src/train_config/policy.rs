@@ -47,8 +47,9 @@ pub struct PolicyConfig {
     pub wait_limit_minutes: u64,
     /// The folder of compiled programs, for this and later processes; without it, `programs` beside the installed plugins.
     pub compile_cache: Option<PathBuf>,
-    /// Whether a step that fails on a device of PJRT can be taken back, which takes weights and moments twice during an update. Without it
-    /// a device that fails then ends the run, which goes on from its last checkpoint.
+    /// Whether a step that fails on a device of PJRT after one of its updates can be taken back, which takes weights and moments twice
+    /// during an update. It counts where a step has several updates, or does more after its update (`grpo.num_iterations`,
+    /// `grpo.steps_per_generation`, `grpo.sync_ref_model`, `grpo.use_adaptive_entropy`): otherwise nothing is kept.
     pub can_roll_back: bool,
 }
 

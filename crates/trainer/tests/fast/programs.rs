@@ -1,5 +1,6 @@
 //! The programs of a run on a device, for what a configuration asks for.
 
+use backend_tpu::aot::Report;
 use backend_tpu::plugins::Kind;
 use models::LoraConfig;
 use trainer::TrainConfig;
@@ -81,4 +82,37 @@ fn weights_in_bf16_have_their_remainders_in_the_update_alone() {
     config.grpo.sync_ref_model = true;
     let mixed = RunPrograms::new(&config, Kind::Tpu).unwrap().sizes();
     assert_eq!(mixed.ref_policy_bytes, 4 * sizes.parameters);
+}
+
+/// A report of a program that takes so many bytes.
+fn report(total_bytes: u64) -> Report {
+    let report = serde_json::json!({
+        "blocking": null, "argument_bytes": 0, "output_bytes": 0, "alias_bytes": 0, "temp_bytes": 0, "code_bytes": 0,
+        "program_bytes": 0, "total_bytes": total_bytes, "flops": null, "bytes_accessed": null, "estimate_seconds": null,
+        "estimate_cycles": null, "estimate_cycles_seconds": null, "no_estimate": null, "loops": [],
+        "floor": {"flops": 0.0, "bytes": 0.0, "seconds": 0.0}, "compile_seconds": 0.0, "compile_processor_seconds": 0.0,
+        "from_cache": false
+    });
+    serde_json::from_value(report).unwrap()
+}
+
+#[test]
+fn weights_and_moments_are_there_twice_only_where_a_step_can_be_taken_back() {
+    let memory = |config: &TrainConfig| {
+        let programs = RunPrograms::new(config, Kind::Tpu).unwrap();
+        // The update takes by far the most.
+        let [little, much] = [1 << 20, 1 << 40].map(report);
+        let of = |name| if matches!(name, ProgramName::Apply | ProgramName::Step) { &much } else { &little };
+        let memory = programs.memory(|name| Some(of(name))).unwrap();
+        (memory.total_bytes - memory.total_bytes_without_roll_back, programs.sizes())
+    };
+    // A step of one update has nothing to go back to.
+    let mut config = TrainConfig::default();
+    assert_eq!((memory(&config).0, memory(&config).1.can_roll_back), (0, false));
+    config.grpo.num_iterations = 2;
+    let (again, sizes) = memory(&config);
+    assert!(sizes.can_roll_back);
+    assert_eq!(again, 12 * sizes.trained as u64);
+    config.policy.can_roll_back = false;
+    assert_eq!(memory(&config).0, 0);
 }

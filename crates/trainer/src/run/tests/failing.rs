@@ -1,6 +1,7 @@
-//! Rewards that fail while a run runs.
+//! Rewards, policies and devices that fail while a run runs.
 
 use super::*;
+use policy::{Completion, Policy, RolloutEngine, RolloutRequest};
 use rewards::RewardFailure;
 
 /// Judges until it is told to fail.
@@ -49,4 +50,71 @@ fn a_reward_that_fails_too_often_ends_the_run_with_a_checkpoint_that_it_goes_on_
     assert_eq!(steps.iter().map(|row| row.get("rewards/judge/failures")).collect::<Vec<_>>(), [None, Some(4.0)]);
     let samples = std::fs::read_to_string(path.join("completions.jsonl")).unwrap();
     assert!(samples.contains("\"reward_failures\":[\"judge: no connection\"]"), "{samples}");
+}
+
+/// Samples with the policy until it is told to fail.
+struct Device(Arc<AtomicBool>, fn() -> policy_device::Error);
+
+impl RolloutEngine for Device {
+    fn generate(&mut self, policy: &mut dyn Policy, request: &RolloutRequest<'_>) -> policy::Result<Vec<Completion>> {
+        match self.0.load(Ordering::Relaxed) {
+            true => Err((self.1)().into()),
+            false => policy.generate(request),
+        }
+    }
+}
+
+/// The error of a run whose device fails after this row.
+fn failed_after(config: TrainConfig, path: &Path, row: &'static str, error: fn() -> policy_device::Error) -> Error {
+    let fails = Arc::new(AtomicBool::new(false));
+    let engine = Box::new(Device(Arc::clone(&fails), error));
+    let parts = Parts { engine, ..Parts::from_config(&config).unwrap() };
+    let mut run = Run::start_with(Trainer::with_parts(config, parts).unwrap(), Some(path)).unwrap();
+    let fail = || fails.store(true, Ordering::Relaxed);
+    run.run(&mut After(row, &fail), &AtomicBool::new(false)).unwrap_err()
+}
+
+#[test]
+fn a_device_that_fails_ends_the_run_with_the_command_that_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, whole) = (folder.path().join("a"), folder.path().join("whole"));
+    let error = failed_after(config(), &path, "Grpo 3", || policy_device::Error::Lost);
+    assert!(matches!(error, Error::PolicyFailed { .. }), "{error}");
+    let text = error.to_string();
+    let command = format!("`grpo train --resume {} --from step-000002`", path.display());
+    for words in ["lost the weights", "is intact", "last good checkpoint is step-000002", &command] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    assert!(path.join("curves.svg").exists() && !path.join("summary.json").exists());
+    // The command leads to the end, as if nothing had been.
+    finish(&mut Run::resume(&path, Some("step-000002"), &[]).unwrap()).unwrap();
+    finish(&mut Run::start(config(), Some(&whole)).unwrap()).unwrap();
+    assert!(weights(&path) == weights(&whole));
+}
+
+#[test]
+fn a_device_that_fails_before_anything_is_saved_leaves_a_run_that_begins_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a");
+    let mut config = config();
+    config.run.save_steps = 0;
+    let text = failed_after(config, &path, "Warmup 3", || policy_device::Error::Lost).to_string();
+    assert!(text.contains("no checkpoint yet") && text.contains("`grpo train --resume "), "{text}");
+    finish(&mut Run::resume(&path, None, &[]).unwrap()).unwrap();
+}
+
+#[test]
+fn logits_of_a_device_that_are_not_finite_are_a_run_that_diverges() {
+    let folder = tempfile::tempdir().unwrap();
+    let error = failed_after(config(), &folder.path().join("a"), "Grpo 3", || policy_device::Error::NotFinite {
+        sample: 1,
+        token: 2,
+    });
+    assert!(matches!(error, Error::Diverged { .. }), "{error}");
+    let text = error.to_string();
+    for words in
+        ["logits of sample 1", "the last finite checkpoint is step-000002", "--from step-000002 --set optimizer"]
+    {
+        assert!(text.contains(words), "{words}: {text}");
+    }
 }
