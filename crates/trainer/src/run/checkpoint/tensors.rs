@@ -61,7 +61,7 @@ impl TensorSink for Look {
 }
 
 /// Whether all values are finite.
-pub(super) fn is_finite(tensor: &NamedTensor) -> bool {
+fn is_finite(tensor: &NamedTensor) -> bool {
     tensor.data.iter().all(|value| value.is_finite())
 }
 
@@ -161,7 +161,7 @@ impl TensorSink for Values {
 pub struct StoredTensors(Option<models::Weights>);
 
 impl StoredTensors {
-    /// Maps a file, whose SHA-256 comes with it. All of its tensors are f32.
+    /// Maps a file, whose length in bytes and SHA-256 come with it. All of its tensors are f32.
     ///
     /// # Errors
     /// A text that says what is wrong with the file.
