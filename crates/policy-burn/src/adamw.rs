@@ -6,8 +6,11 @@
 use crate::decoder::{Decoder, Which, for_each_parameter, update_parameters};
 use crate::gradients::GradientSum;
 use models::NamedTensor;
-use policy::{AdamWBounds, AdamWConfig, AdamWStep, CLIP_EPSILON, Error, Result, TensorSink, UpdateReport};
+use policy::{
+    AdamWBounds, AdamWConfig, AdamWStep, CLIP_EPSILON, Error, Result, TensorSink, TensorSource, UpdateReport,
+};
 use rayon::prelude::*;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Entries that one task updates.
@@ -157,7 +160,8 @@ impl AdamW {
     ///
     /// # Errors
     /// [`Error::State`] when a tensor is missing or does not fit.
-    pub fn restore(&mut self, steps: u64, state: &[NamedTensor], model: &Decoder) -> Result<()> {
+    pub fn restore(&mut self, steps: u64, state: &dyn TensorSource, model: &Decoder) -> Result<()> {
+        let shapes: HashMap<&str, &[usize]> = state.shapes().into_iter().collect();
         let mut moments = Vec::new();
         if steps > 0 {
             // In the order of the decoder's fields: a saved state may list its tensors in any order.
@@ -165,10 +169,13 @@ impl AdamW {
                 let find = |prefix: &str| {
                     let name = format!("{prefix}{parameter}");
                     let expected = format!("shape {shape:?}");
-                    match state.iter().find(|t| t.name == name) {
-                        Some(t) if t.shape == shape && t.data.len() == values.len() => Ok(Arc::new(t.data.clone())),
-                        Some(t) => Err(Error::state(name, expected, format!("shape {:?}", t.shape))),
+                    match shapes.get(&*name) {
                         None => Err(Error::state(name, expected, "no such tensor")),
+                        Some(found) if *found != shape => Err(Error::state(name, expected, format!("shape {found:?}"))),
+                        Some(_) => match state.values(&name)?.into_owned() {
+                            found if found.len() == values.len() => Ok(Arc::new(found)),
+                            found => Err(Error::state(name, expected, format!("{} values", found.len()))),
+                        },
                     }
                 };
                 let (first, second) = (find(FIRST)?, find(SECOND)?);
@@ -176,9 +183,9 @@ impl AdamW {
                 Ok(())
             })?;
         }
-        if state.len() != 2 * moments.len() {
+        if shapes.len() != 2 * moments.len() {
             let expected = format!("{} tensors", 2 * moments.len());
-            return Err(Error::state("the optimizer", expected, state.len()));
+            return Err(Error::state("the optimizer", expected, shapes.len()));
         }
         let largest = moments.iter().map(Moments::largest).fold(Largest::default(), Largest::max);
         (self.step, self.moments, self.largest_moment) = (steps, moments, largest.get());

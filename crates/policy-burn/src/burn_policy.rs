@@ -18,7 +18,7 @@ use grpo_core::{LossOutput, Scores};
 use models::{Adapter, LoraConfig, ModelConfig, NamedTensor};
 use policy::{
     AdamWConfig, Completion, Error, Policy, PolicyState, Result, RolloutRequest, SequenceBatch, StateGroup, StepLoss,
-    TensorSink, UpdateReport, Weights, imitation,
+    TensorSink, TensorSource, UpdateReport, Weights, imitation,
 };
 use rayon::prelude::*;
 
@@ -161,6 +161,13 @@ impl BurnPolicy {
     /// The gradients that [`Policy::accumulate`] has added up since the last update; empty when there are none.
     pub fn gradients(&self) -> &GradientSum {
         &self.sums
+    }
+
+    /// Takes weights that were seen to fit.
+    fn replace(&mut self, weights: &dyn TensorSource) -> Result<()> {
+        let (model, replaced) = replace_parameters(self.model.take(), weights);
+        self.model = model;
+        replaced
     }
 
     fn no_ref_policy(operation: &'static str) -> Error {
@@ -346,7 +353,7 @@ impl Policy for BurnPolicy {
         let mut optimizer = AdamW::new(state.adamw);
         optimizer.restore(state.optimizer_steps, state.optimizer, &self.model)?;
         let ref_policy = match state.ref_policy {
-            Some([]) if self.model.has_adapters() => Some(freeze(&self.model)),
+            Some(weights) if self.model.has_adapters() && weights.shapes().is_empty() => Some(freeze(&self.model)),
             // Weights that lie in files stay there.
             Some(weights) if self.ref_policy.as_ref().is_some_and(|model| has_values(model, weights)) => {
                 self.ref_policy.take()
@@ -357,8 +364,14 @@ impl Policy for BurnPolicy {
         (self.ref_policy, self.optimizer) = (ref_policy, optimizer);
         self.sums = GradientSum::new();
         (self.remembered, self.in_files) = (None, None);
-        self.model = replace_parameters(self.model.take(), state.policy);
-        Ok(())
+        self.replace(state.policy)
+    }
+
+    fn import_weights(&mut self, weights: &dyn TensorSource) -> Result<()> {
+        check_parameters(&self.model, weights)?;
+        self.sums = GradientSum::new();
+        (self.remembered, self.in_files) = (None, None);
+        self.replace(weights)
     }
 }
 

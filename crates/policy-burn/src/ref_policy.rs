@@ -2,8 +2,8 @@
 
 use crate::decoder::{Decoder, Which, for_each_parameter};
 use burn::module::Module;
-use models::NamedTensor;
-use policy::Result;
+use policy::{Result, TensorSource};
+use std::collections::HashMap;
 
 /// The weights of `policy` as a reference policy, which has neither a value head nor adapters, on a device without autodiff. What lies
 /// beneath adapters is shared and not copied.
@@ -33,16 +33,17 @@ pub(crate) fn mix(ref_policy: &Decoder, policy: &Decoder, alpha: f64) -> Result<
 }
 
 /// Whether these are the values of all weights of `model`, to the bit.
-pub(crate) fn has_values(model: &Decoder, tensors: &[NamedTensor]) -> bool {
+pub(crate) fn has_values(model: &Decoder, tensors: &dyn TensorSource) -> bool {
+    let shapes: HashMap<&str, &[usize]> = tensors.shapes().into_iter().collect();
     let mut count = 0;
     let equal = for_each_parameter(model, Which::All, |name, shape, values| {
         count += 1;
-        let found = tensors.iter().find(|tensor| tensor.name == name);
-        let equal = found.is_some_and(|found| {
+        let equal = shapes.get(name) == Some(&shape) && {
+            let found = tensors.values(name)?;
             let bits = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits();
-            found.shape == shape && found.data.len() == values.len() && found.data.iter().zip(values).all(bits)
-        });
+            found.len() == values.len() && found.iter().zip(values).all(bits)
+        };
         if equal { Ok(()) } else { Err(policy::Error::state(name, "the same values", "others")) }
     });
-    equal.is_ok() && count == tensors.len()
+    equal.is_ok() && count == shapes.len()
 }

@@ -30,5 +30,5 @@ pub use rollout::{Completion, PolicyEngine, RolloutEngine, RolloutRequest};
 pub use sampling::{LogitsProcessors, Sampling};
 pub use seam::{Policy, Weights, accumulate_and_apply};
 pub use sequence::{Sequence, SequenceBatch, token_batch};
-pub use state::{PolicyState, StateGroup, TensorSink, export_all};
+pub use state::{PolicyState, StateGroup, TensorSink, TensorSource, export_all};
 pub use update::{StepLoss, UpdateReport, imitation};

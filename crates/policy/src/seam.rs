@@ -4,7 +4,7 @@ use crate::adamw::AdamWConfig;
 use crate::error::Result;
 use crate::rollout::{Completion, RolloutRequest};
 use crate::sequence::SequenceBatch;
-use crate::state::{PolicyState, StateGroup, TensorSink};
+use crate::state::{PolicyState, StateGroup, TensorSink, TensorSource};
 use crate::update::{StepLoss, UpdateReport};
 use grpo_core::{LossOutput, Scores};
 
@@ -184,11 +184,18 @@ pub trait Policy: Send {
         Err(crate::Error::argument("export_adapter", "a policy with LoRA adapters", "one without"))
     }
 
-    /// Continues from tensors that were exported, whatever their order; bit for bit as if the policy had not stopped.
+    /// Continues from tensors that were exported, whatever their order; bit for bit as if the policy had not stopped. Names and shapes are
+    /// looked at first, and then values are read tensor by tensor: a policy on a device brings each there before it reads the next.
     ///
     /// # Errors
     /// [`crate::Error::State`] when a name or a shape does not fit; nothing is changed then.
     fn import(&mut self, state: &PolicyState<'_>) -> Result<()>;
+
+    /// Takes other weights, as [`Policy::import`] does. Optimizer and reference policy stay what they are; sums of gradients become zero.
+    ///
+    /// # Errors
+    /// As [`Policy::import`].
+    fn import_weights(&mut self, weights: &dyn TensorSource) -> Result<()>;
 }
 
 /// [`Policy::step`] in two calls: what a policy does that has nothing better, or not for these micro-batches.

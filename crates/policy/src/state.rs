@@ -1,9 +1,10 @@
 //! Tensors that leave and enter a policy: checkpoints, and engines that sample elsewhere.
 
 use crate::adamw::AdamWConfig;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::seam::{Policy, Weights};
 use models::NamedTensor;
+use std::borrow::Cow;
 
 /// A group of tensors that [`Policy::export`] hands out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +49,48 @@ impl TensorSink for Vec<NamedTensor> {
     }
 }
 
+/// Hands out tensors one by one, so that a policy on a device need not hold all of them in host memory. Lists, slices and arrays of tensors
+/// are such sources, and so are the files of a checkpoint.
+///
+/// ```
+/// use policy::TensorSource;
+///
+/// # fn main() -> policy::Result<()> {
+/// let tensors = vec![models::NamedTensor { name: "norm.weight".into(), shape: vec![2], data: vec![1.0, 2.0] }];
+/// assert_eq!(tensors.shapes(), [("norm.weight", &[2][..])]);
+/// assert_eq!(*tensors.values("norm.weight")?, [1.0, 2.0]);
+/// # Ok(())
+/// # }
+/// ```
+pub trait TensorSource {
+    /// The names and the shapes of all tensors.
+    fn shapes(&self) -> Vec<(&str, &[usize])>;
+
+    /// The values of the tensor `name`, row-major, as many as the product of its shape; borrowed where they lie in memory as f32.
+    ///
+    /// # Errors
+    /// [`Error::State`] for a name that it does not have, and for values that are not as many as its shape says.
+    fn values(&self, name: &str) -> Result<Cow<'_, [f32]>>;
+}
+
+impl<T: AsRef<[NamedTensor]>> TensorSource for T {
+    fn shapes(&self) -> Vec<(&str, &[usize])> {
+        self.as_ref().iter().map(|tensor| (&*tensor.name, &*tensor.shape)).collect()
+    }
+
+    fn values(&self, name: &str) -> Result<Cow<'_, [f32]>> {
+        let Some(tensor) = self.as_ref().iter().find(|tensor| tensor.name == name) else {
+            return Err(Error::state(name, "a tensor", "none"));
+        };
+        let expected = tensor.shape.iter().try_fold(1_usize, |count, size| count.checked_mul(*size));
+        if expected != Some(tensor.data.len()) {
+            let found = format!("{} values", tensor.data.len());
+            return Err(Error::state(name, format!("the values of a tensor of shape {:?}", tensor.shape), found));
+        }
+        Ok(Cow::Borrowed(&tensor.data))
+    }
+}
+
 /// All tensors of a group.
 ///
 /// # Errors
@@ -58,15 +101,15 @@ pub fn export_all(policy: &dyn Policy, group: StateGroup) -> Result<Vec<NamedTen
     Ok(tensors)
 }
 
-/// What [`Policy::import`] continues from.
-#[derive(Clone, Copy, Debug)]
+/// What [`Policy::import`] continues from: `PolicyState { policy: &weights, ... }` of a list of tensors or another source.
+#[derive(Clone, Copy)]
 pub struct PolicyState<'a> {
     /// The weights of the policy.
-    pub policy: &'a [NamedTensor],
+    pub policy: &'a dyn TensorSource,
     /// The weights of the reference policy; `None` when there is none.
-    pub ref_policy: Option<&'a [NamedTensor]>,
+    pub ref_policy: Option<&'a dyn TensorSource>,
     /// The moments of the optimizer; empty before its first step.
-    pub optimizer: &'a [NamedTensor],
+    pub optimizer: &'a dyn TensorSource,
     /// The number of optimizer steps done.
     pub optimizer_steps: u64,
     /// The settings with which the optimizer continues.

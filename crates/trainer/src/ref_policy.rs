@@ -20,7 +20,7 @@ mod tests {
     use crate::parts::Parts;
     use crate::train_config::TrainConfig;
     use models::NamedTensor;
-    use policy::{AdamWConfig, PolicyState, StateGroup, Weights, export_all};
+    use policy::{AdamWConfig, PolicyState, StateGroup, TensorSource, Weights, export_all};
 
     /// A policy all of whose weights are `policy`, with a reference policy all of whose weights are `ref_policy`.
     fn filled(policy: f32, ref_policy: Option<f32>) -> Box<dyn Policy> {
@@ -34,7 +34,7 @@ mod tests {
         let adamw = AdamWConfig::default();
         let state = PolicyState {
             policy: &policy,
-            ref_policy: ref_policy.as_deref(),
+            ref_policy: ref_policy.as_ref().map(|weights| weights as &dyn TensorSource),
             optimizer: &[],
             optimizer_steps: 0,
             adamw: &adamw,

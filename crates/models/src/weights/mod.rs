@@ -14,6 +14,7 @@ use crate::error::{Error, Result, nearest};
 use bytes::Bytes;
 use files::{INDEX, WeightFiles};
 use shard::Shard;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -105,6 +106,11 @@ impl Weights {
         let mut dtypes = self.names().filter_map(|name| self.tensor(name).ok()).map(|tensor| tensor.dtype());
         let first = dtypes.next().filter(|first| *first != Dtype::F16);
         first.filter(|first| dtypes.all(|dtype| dtype == *first)).unwrap_or(Dtype::F32)
+    }
+
+    /// The bytes of every file as it is mapped, header and tensors, beside its path: what a checksum is made of.
+    pub fn files(&self) -> impl Iterator<Item = (&Path, &[u8])> {
+        self.shards.iter().map(|shard| (shard.path.as_path(), shard.file()))
     }
 
     fn compare_with_index(&self, index: &BTreeMap<String, String>) -> Result<()> {
@@ -226,6 +232,14 @@ impl<'a> WeightTensor<'a> {
             }
         }
         Ok(())
+    }
+
+    /// All values as f32: those of the file where it has them in this form, else a copy.
+    pub fn values(&self) -> Cow<'a, [f32]> {
+        match bytemuck::try_cast_slice(self.bytes) {
+            Ok(values) if self.dtype == Dtype::F32 && cfg!(target_endian = "little") => Cow::Borrowed(values),
+            _ => Cow::Owned(self.to_vec()),
+        }
     }
 
     /// All values as f32.

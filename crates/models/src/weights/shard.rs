@@ -42,6 +42,11 @@ impl Shard {
         Ok(Self { path: path.to_owned(), bytes: Bytes::from_owner(map), data: PREFIX + header_length, header })
     }
 
+    /// All bytes of the file, its header too.
+    pub(super) fn file(&self) -> &[u8] {
+        &self.bytes
+    }
+
     /// The bytes of a tensor, at offsets that the header gives.
     pub(super) fn bytes(&self, (begin, end): (usize, usize)) -> &[u8] {
         &self.bytes[self.data + begin..self.data + end]

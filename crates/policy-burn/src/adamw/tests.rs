@@ -129,7 +129,7 @@ fn a_restored_state_continues_bit_for_bit() {
     }
     // What does not fit is refused.
     let state = optimizer.state();
-    assert!(restored.restore(3, &state[1..], &policy).is_err());
+    assert!(restored.restore(3, &&state[1..], &policy).is_err());
     assert!(restored.restore(3, &[], &policy).is_err());
     assert!(restored.restore(0, &state, &policy).is_err());
 }

@@ -14,7 +14,7 @@ use super::weight::Weight;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use models::{ModelConfig, NamedTensor, Weights};
-use policy::{Error, Result};
+use policy::{Error, Result, TensorSource};
 
 /// A decoder of the families Qwen2, Qwen3 and Llama 3. Hidden states and LM head are exposed apart because the loss takes them apart.
 ///
@@ -211,7 +211,7 @@ impl Decoder {
     ///
     /// # Errors
     /// [`Error::State`] when a name or shape does not fit.
-    pub fn with_parameters(self, tensors: &[NamedTensor]) -> Result<Self> {
+    pub fn with_parameters(self, tensors: &dyn TensorSource) -> Result<Self> {
         load_parameters(self, tensors)
     }
 

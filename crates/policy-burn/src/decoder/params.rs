@@ -11,10 +11,10 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Tensor, TensorData};
 use grpo_burn::custom_op::{Operand, values};
 use models::NamedTensor;
-use policy::{Error, Result, TensorSink};
+use policy::{Error, Result, TensorSink, TensorSource};
 use rand::RngExt;
 use rng::{Purpose, stable_hash, stream};
-use std::collections::HashSet;
+use std::collections::HashMap;
 
 /// Independent normal values from the stream of (`seed`, `name`): the same whatever else the model has.
 ///
@@ -143,41 +143,45 @@ pub(crate) fn named_parameters(model: &Decoder) -> Vec<NamedTensor> {
 ///
 /// # Errors
 /// [`Error::State`] when a parameter has no tensor, one of another shape, or a tensor has no parameter.
-pub(crate) fn load_parameters(model: Decoder, tensors: &[NamedTensor]) -> Result<Decoder> {
+pub(crate) fn load_parameters(model: Decoder, tensors: &dyn TensorSource) -> Result<Decoder> {
     check_parameters(&model, tensors)?;
-    Ok(replace_parameters(model, tensors))
+    let (model, replaced) = replace_parameters(model, tensors);
+    replaced.map(|()| model)
 }
 
 /// Checks that every parameter that is trained has a tensor, and every tensor a parameter.
 ///
 /// # Errors
 /// As [`load_parameters`].
-pub(crate) fn check_parameters(model: &Decoder, tensors: &[NamedTensor]) -> Result<()> {
-    let mut wanted = HashSet::new();
+pub(crate) fn check_parameters(model: &Decoder, tensors: &dyn TensorSource) -> Result<()> {
+    let mut left: HashMap<&str, &[usize]> = tensors.shapes().into_iter().collect();
     for_each_parameter(model, Which::Trained, |name, shape, values| {
-        wanted.insert(name.to_owned());
-        let Some(tensor) = tensors.iter().find(|t| t.name == name) else {
-            return Err(Error::state(name, format!("a tensor of shape {shape:?}"), "none"));
-        };
-        if tensor.shape != shape || tensor.data.len() != values.len() {
-            let found = format!("{:?} with {} values", tensor.shape, tensor.data.len());
-            return Err(Error::state(name, format!("shape {shape:?}"), found));
+        let expected = || format!("a tensor of shape {shape:?}");
+        match left.remove(name) {
+            None => Err(Error::state(name, expected(), "none")),
+            Some(found) if found != shape => Err(Error::state(name, expected(), format!("shape {found:?}"))),
+            Some(_) => match tensors.values(name)?.len() {
+                found if found != values.len() => Err(Error::state(name, expected(), format!("{found} values"))),
+                _ => Ok(()),
+            },
         }
-        Ok(())
     })?;
-    match tensors.iter().find(|tensor| !wanted.contains(&tensor.name)) {
-        Some(extra) => Err(Error::state(&extra.name, "a name that the model has", "a tensor that no parameter wants")),
+    match left.keys().next() {
+        Some(extra) => Err(Error::state(*extra, "a name that the model has", "a tensor that no parameter wants")),
         None => Ok(()),
     }
 }
 
-/// The model with the values of tensors that [`check_parameters`] has seen to fit, in place where nobody else holds its own.
-pub(crate) fn replace_parameters(model: Decoder, tensors: &[NamedTensor]) -> Decoder {
-    update_parameters(model, |name, values| {
-        if let Some(tensor) = tensors.iter().find(|t| t.name == name) {
-            values.copy_from_slice(&tensor.data);
-        }
-    })
+/// The model with the values of tensors that [`check_parameters`] has seen to fit, in place where nobody else holds its own; and the first
+/// error of a source that no longer has them.
+pub(crate) fn replace_parameters(model: Decoder, tensors: &dyn TensorSource) -> (Decoder, Result<()>) {
+    let mut done = Ok(());
+    let model = update_parameters(model, |name, values| match tensors.values(name) {
+        Ok(found) if found.len() == values.len() => values.copy_from_slice(&found),
+        Ok(found) => done = Err(Error::state(name, format!("{} values", values.len()), found.len())),
+        Err(error) => done = Err(error),
+    });
+    (model, done)
 }
 
 /// Rewrites the values of every parameter that is trained, in walk order.

@@ -18,7 +18,7 @@ fn weights(policy: &BurnPolicy) -> Vec<NamedTensor> {
 
 fn set(policy: &mut BurnPolicy, weights: &[NamedTensor]) {
     let adamw = AdamWConfig::default();
-    let state = PolicyState { policy: weights, ref_policy: None, optimizer: &[], optimizer_steps: 0, adamw: &adamw };
+    let state = PolicyState { policy: &weights, ref_policy: None, optimizer: &[], optimizer_steps: 0, adamw: &adamw };
     policy.import(&state).unwrap();
 }
 

@@ -92,7 +92,7 @@ impl DevicePolicy {
             if tensor.shape() != shape {
                 return Err(Error::state(name, format!("shape {shape:?}"), format!("shape {:?}", tensor.shape())));
             }
-            Ok(Cow::Owned(tensor.to_vec()))
+            Ok(tensor.values())
         })
     }
 

@@ -8,7 +8,7 @@ use crate::decoder::{Adapters, Axis, Decoder};
 use crate::error::Result;
 use crate::weights::Reader;
 use models::{AdaptedMatrix, ModelConfig, NamedTensor};
-use policy::Error;
+use policy::{Error, TensorSource};
 use std::borrow::Cow;
 use std::collections::HashMap;
 
@@ -63,35 +63,51 @@ impl Layout {
         Some(&saved.name)
     }
 
-    /// Hands the tensors of a checkpoint to `sink`, one by one, their names behind `prefix`.
+    /// Hands the tensors of a checkpoint to `sink`, one by one, their names behind `prefix`. The host has one of them at a time, and beside
+    /// it, where it consists of several or is transposed, one of those that it consists of.
     pub(super) fn export(&self, prefix: &str, mut reader: Reader<'_>, sink: &mut dyn policy::TensorSink) -> Result<()> {
         for saved in &self.0 {
-            let parts = saved.parts.iter().map(|part| reader.read(&part.name)).collect::<Result<Vec<_>>>()?;
-            let data = if saved.transposed { columns(&parts, saved.parts[0].shape[1]) } else { parts.concat() };
-            sink.tensor(NamedTensor { name: format!("{prefix}{}", saved.name), shape: saved.shape(), data })?;
+            let shape = saved.shape();
+            let data = match &saved.parts[..] {
+                [part] if !saved.transposed => reader.read(&part.name)?,
+                parts => {
+                    let mut data = vec![0.0; shape.iter().product()];
+                    let mut first = 0;
+                    for part in parts {
+                        let values = reader.read(&part.name)?;
+                        match saved.transposed {
+                            true => put_columns(&values, part.shape[1], &mut data, shape[1], first),
+                            false => data[first..first + values.len()].copy_from_slice(&values),
+                        }
+                        first += part.shape[0];
+                    }
+                    data
+                }
+            };
+            sink.tensor(NamedTensor { name: format!("{prefix}{}", saved.name), shape, data })?;
         }
         Ok(())
     }
 
-    /// The tensors of `transformers` in those of a checkpoint, whose names begin with `prefix`.
+    /// The tensors of `transformers` in those of a checkpoint, whose names begin with `prefix`. No values are read yet.
     ///
     /// # Errors
     /// [`Error::State`] where one is missing, has another shape, or is none of the model's.
-    pub(super) fn import<'a>(&'a self, prefix: &str, tensors: &'a [NamedTensor]) -> policy::Result<Imported<'a>> {
-        let named: HashMap<&str, &NamedTensor> =
-            tensors.iter().filter_map(|tensor| Some((tensor.name.strip_prefix(prefix)?, tensor))).collect();
+    pub(super) fn import<'a>(&'a self, prefix: &str, source: &'a dyn TensorSource) -> policy::Result<Imported<'a>> {
+        let tensors = source.shapes().into_iter();
+        let named: HashMap<&str, (&str, &[usize])> =
+            tensors.filter_map(|(name, shape)| Some((name.strip_prefix(prefix)?, (name, shape)))).collect();
         let mut parts = HashMap::new();
         for saved in &self.0 {
             let (shape, found) = (saved.shape(), named.get(&*saved.name));
-            let Some(tensor) = found.filter(|t| t.shape == shape && t.data.len() == shape.iter().product::<usize>())
-            else {
-                let found = found.map_or("none".into(), |tensor| format!("shape {:?}", tensor.shape));
+            let Some((whole, _)) = found.filter(|(_, found)| *found == shape) else {
+                let found = found.map_or("none".into(), |(_, shape)| format!("shape {shape:?}"));
                 let name = format!("{prefix}{}", saved.name);
                 return Err(Error::state(name, format!("a tensor of shape {shape:?}"), found));
             };
             let mut first = 0;
             for part in &saved.parts {
-                parts.insert(&*part.name, (saved, *tensor, first));
+                parts.insert(&*part.name, Place { saved, whole, first });
                 first += part.shape[0];
             }
         }
@@ -100,7 +116,7 @@ impl Layout {
             let extra = named.keys().find(|name| !known(name)).copied().unwrap_or_default();
             return Err(Error::state(extra, "a name that the model has", "a tensor that no parameter wants"));
         }
-        Ok(Imported(parts))
+        Ok(Imported { source, parts })
     }
 }
 
@@ -153,37 +169,56 @@ fn of_adapters(config: &ModelConfig, adapters: &Adapters) -> Vec<Saved> {
     saved
 }
 
-/// Tensors of `transformers` in those of a checkpoint: the tensor, and the first of its columns.
-pub(super) struct Imported<'a>(HashMap<&'a str, (&'a Saved, &'a NamedTensor, usize)>);
+/// Tensors of `transformers` in those of a checkpoint, of which each is read when it is asked for.
+pub(super) struct Imported<'a> {
+    source: &'a dyn TensorSource,
+    parts: HashMap<&'a str, Place<'a>>,
+}
+
+/// Where a tensor of `transformers` is.
+struct Place<'a> {
+    saved: &'a Saved,
+    /// The name of the checkpoint's tensor in its source.
+    whole: &'a str,
+    /// The first of its columns.
+    first: usize,
+}
 
 impl<'a> Imported<'a> {
     /// The values of the tensor `name`, of `shape`.
     pub(super) fn values(&self, name: &str, shape: &[usize]) -> policy::Result<Cow<'a, [f32]>> {
-        let Some((saved, tensor, first)) = self.0.get(name) else {
+        let Some(&Place { saved, whole, first }) = self.parts.get(name) else {
             return Err(Error::state(name, "a tensor of the checkpoint", "none"));
         };
-        if !saved.transposed {
-            return Ok(Cow::Borrowed(&tensor.data[*first..*first + shape.iter().product::<usize>()]));
+        let (of_whole, data) = (saved.shape(), self.source.values(whole)?);
+        if data.len() != of_whole.iter().product::<usize>() {
+            let found = format!("{} values", data.len());
+            return Err(Error::state(whole, format!("the values of a tensor of shape {of_whole:?}"), found));
         }
-        let (outputs, width) = (shape[0], tensor.shape[1]);
-        let mut values = vec![0.0; tensor.shape[0] * outputs];
-        for (input, row) in tensor.data.chunks_exact(width).enumerate() {
+        if !saved.transposed {
+            let part = first..first + shape.iter().product::<usize>();
+            return Ok(match data {
+                Cow::Borrowed(data) => Cow::Borrowed(&data[part]),
+                Cow::Owned(data) if part.len() == data.len() => Cow::Owned(data),
+                Cow::Owned(data) => Cow::Owned(data[part].to_vec()),
+            });
+        }
+        let (outputs, width) = (shape[0], of_whole[1]);
+        let mut values = vec![0.0; of_whole[0] * outputs];
+        for (input, row) in data.chunks_exact(width).enumerate() {
             let to = values[input..].iter_mut().step_by(shape[1]);
-            to.zip(&row[*first..*first + outputs]).for_each(|(to, value)| *to = *value);
+            to.zip(&row[first..first + outputs]).for_each(|(to, value)| *to = *value);
         }
         Ok(Cow::Owned(values))
     }
 }
 
-/// Matrices `[out, in]` side by side as one `[in, all out]`.
-fn columns(parts: &[Vec<f32>], inputs: usize) -> Vec<f32> {
-    let width = parts.iter().map(|part| part.len() / inputs).sum();
-    let mut data = vec![0.0; inputs * width];
+/// Puts a matrix `[out, inputs]` into the columns of `data`, `[inputs, width]`, from column `first` on.
+fn put_columns(part: &[f32], inputs: usize, data: &mut [f32], width: usize, first: usize) {
     for (input, row) in data.chunks_exact_mut(width).enumerate() {
-        let values = parts.iter().flat_map(|part| part[input..].iter().step_by(inputs));
-        row.iter_mut().zip(values).for_each(|(to, value)| *to = *value);
+        let values = part[input..].iter().step_by(inputs);
+        row[first..].iter_mut().zip(values).for_each(|(to, value)| *to = *value);
     }
-    data
 }
 
 impl Saved {

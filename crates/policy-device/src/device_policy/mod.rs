@@ -22,7 +22,7 @@ use models::{ModelConfig, NamedTensor};
 use pjrt::Buffer;
 use policy::{
     AdamWConfig, Completion, Policy, PolicyState, RolloutRequest, SequenceBatch, StateGroup, StepLoss, TensorSink,
-    UpdateReport, Weights,
+    TensorSource, UpdateReport, Weights,
 };
 use stablehlo::Dtype;
 use std::sync::Arc;
@@ -353,5 +353,9 @@ impl Policy for DevicePolicy {
 
     fn import(&mut self, state: &PolicyState<'_>) -> policy::Result<()> {
         Ok(self.import_state(state)?)
+    }
+
+    fn import_weights(&mut self, weights: &dyn TensorSource) -> policy::Result<()> {
+        Ok(self.import_trained(weights)?)
     }
 }

@@ -1,11 +1,12 @@
 //! The state of a policy as named tensors, which come and go one by one.
 
-use super::layout::Layout;
+use super::layout::{Imported, Layout};
 use super::{DevicePolicy, Moments};
+use crate::decoder::Parameter;
 use crate::error::Result;
 use crate::storage::Storage;
 use crate::weights::DeviceWeights;
-use policy::{Error, PolicyState, StateGroup, TensorSink, Weights};
+use policy::{Error, PolicyState, StateGroup, TensorSink, TensorSource, Weights};
 use stablehlo::Dtype;
 
 const FIRST: &str = "exp_avg.";
@@ -43,19 +44,18 @@ impl DevicePolicy {
         let weights = of_trained.import("", state.policy)?;
         let ref_policy = match state.ref_policy {
             // That beneath the adapters.
-            None | Some([]) if has_adapters => None,
+            Some(tensors) if has_adapters && tensors.shapes().is_empty() => None,
             tensors => tensors.map(|tensors| of_model.import("", tensors)).transpose()?,
         };
+        let (of_optimizer, of_policy) = (state.optimizer.shapes().len(), state.policy.shapes().len());
         let moments = match state.optimizer_steps {
-            0 if state.optimizer.is_empty() => None,
+            0 if of_optimizer == 0 => None,
             0 => {
-                return Err(
-                    Error::state("the optimizer", "no tensors before its first step", state.optimizer.len()).into()
-                );
+                return Err(Error::state("the optimizer", "no tensors before its first step", of_optimizer).into());
             }
-            _ if state.optimizer.len() != 2 * state.policy.len() => {
-                let expected = format!("{} tensors", 2 * state.policy.len());
-                return Err(Error::state("the optimizer", expected, state.optimizer.len()).into());
+            _ if of_optimizer != 2 * of_policy => {
+                let expected = format!("{} tensors", 2 * of_policy);
+                return Err(Error::state("the optimizer", expected, of_optimizer).into());
             }
             _ => {
                 let of = |prefix| of_trained.import(prefix, state.optimizer);
@@ -63,23 +63,17 @@ impl DevicePolicy {
             }
         };
         // What is frozen is there: if it is not, nothing is imported.
-        let frozen = match has_adapters {
-            true => Some(self.weights()?.subset(|role| role.is_of_model())),
-            false => None,
-        };
-        let upload = |table, storage, tensors: &super::layout::Imported<'_>| {
-            DeviceWeights::from_values(&self.runtime, table, storage, |name, shape| tensors.values(name, shape))
-        };
+        let frozen = self.frozen()?;
         let (storage, single) = (self.weights.storage(), Storage::Plain(Dtype::F32));
         let moments = match moments {
             None => None,
             Some((first, second)) => {
-                let first = upload(trained.clone(), single, &first)?.into_buffers();
-                let second = upload(trained.clone(), single, &second)?.into_buffers();
+                let first = self.upload(trained.clone(), single, &first)?.into_buffers();
+                let second = self.upload(trained.clone(), single, &second)?.into_buffers();
                 Some(Moments { first, second, bounds: None })
             }
         };
-        let weights = upload(trained, storage, &weights)?;
+        let weights = self.upload(trained, storage, &weights)?;
         let ref_policy = match (ref_policy, &frozen) {
             (Some(tensors), _) => {
                 // One that was not mixed has nothing beyond bf16.
@@ -91,7 +85,7 @@ impl DevicePolicy {
                         parameter.tensors().all(|(_, name)| narrow(name))
                     });
                 let storage = if is_narrow { storage.without_remainders() } else { storage };
-                Some(upload(model.parameters(), storage, &tensors)?)
+                Some(self.upload(model.parameters(), storage, &tensors)?)
             }
             (None, Some(frozen)) if state.ref_policy.is_some() => Some(frozen.clone().without_remainders()),
             (None, _) => None,
@@ -105,6 +99,35 @@ impl DevicePolicy {
         self.remembered = None;
         self.forget_gradient();
         Ok(())
+    }
+
+    /// Takes other weights; moments and reference policy stay what they are.
+    pub(super) fn import_trained(&mut self, weights: &dyn TensorSource) -> Result<()> {
+        let decoder = self.modules.decoder();
+        let layout = Layout::of_trained(decoder);
+        let (weights, frozen) = (layout.import("", weights)?, self.frozen()?);
+        let weights = self.upload(decoder.trained(), self.weights.storage(), &weights)?;
+        self.weights = match frozen {
+            Some(frozen) => frozen.followed_by(weights),
+            None => weights,
+        };
+        if let Some(moments) = &mut self.moments {
+            moments.bounds = None;
+        }
+        self.remembered = None;
+        self.forget_gradient();
+        Ok(())
+    }
+
+    /// What is not trained of the weights; `None` where all of them are.
+    fn frozen(&self) -> Result<Option<DeviceWeights>> {
+        let has_adapters = self.modules.decoder().adapters().is_some();
+        has_adapters.then(|| Ok(self.weights()?.subset(|role| role.is_of_model()))).transpose()
+    }
+
+    /// Brings tensors of a checkpoint to the device, one by one.
+    fn upload(&self, table: Vec<Parameter>, storage: Storage, tensors: &Imported<'_>) -> Result<DeviceWeights> {
+        DeviceWeights::from_values(&self.runtime, table, storage, |name, shape| tensors.values(name, shape))
     }
 }
 

@@ -60,7 +60,8 @@ fn adamw() -> AdamWConfig {
 /// Goes on from weights, moments and a number of steps, with the reference beneath the adapters.
 fn import(policy: &mut dyn Policy, weights: &[NamedTensor], optimizer: &[NamedTensor], optimizer_steps: u64) {
     let adamw = adamw();
-    let state = PolicyState { policy: weights, ref_policy: Some(&[]), optimizer, optimizer_steps, adamw: &adamw };
+    let state =
+        PolicyState { policy: &weights, ref_policy: Some(&[]), optimizer: &optimizer, optimizer_steps, adamw: &adamw };
     policy.import(&state).unwrap();
 }
 
@@ -229,7 +230,7 @@ fn a_state_comes_back_bit_for_bit_and_a_failed_step_is_taken_back() {
         let short = PolicyState {
             policy: &weights,
             ref_policy: Some(&of_ref),
-            optimizer: &moments[1..],
+            optimizer: &&moments[1..],
             optimizer_steps: 2,
             adamw: &adamw,
         };

@@ -284,7 +284,7 @@ fn a_step_that_failed_is_taken_back_and_a_state_comes_back_bit_for_bit() {
             optimizer_steps: 1,
             adamw: &adamw,
         };
-        let short = PolicyState { optimizer: &moments[1..], ..state };
+        let short = PolicyState { optimizer: &&moments[1..], ..state };
         let untouched = all(&other);
         assert!(matches!(other.import(&short), Err(Error::State { .. })));
         assert_eq!(all(&other), untouched, "what does not fit changes nothing");

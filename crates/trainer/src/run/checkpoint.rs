@@ -21,15 +21,15 @@ use super::dir::{set_aside, sync_dir};
 use crate::coefficients::CoefficientState;
 use crate::error::{Error, LastGood, Result};
 use crate::trainer::{Counters, TrainState};
-use grpo_files::{read_regular, read_safetensors};
+use grpo_files::read_regular;
 use policy::{StateGroup, Weights};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::fmt::Write;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-pub use tensors::StateSource;
-use tensors::{Layout, is_finite, parse_tensors};
+use tensors::Layout;
+pub use tensors::{StateSource, StoredTensors};
 
 /// The name and version of the format.
 pub const FORMAT: &str = "grpo-checkpoint/3";
@@ -152,41 +152,43 @@ impl Checkpoints {
         Ok(target)
     }
 
-    /// Reads and proves a checkpoint.
+    /// Reads and proves a checkpoint, whose tensors stay in their files: they are mapped, and read once to prove them.
     ///
     /// # Errors
     /// [`Error::Checkpoint`] with the file and what is wrong with it.
-    pub fn read(&self, position: CheckpointId) -> Result<(SavedState, TrainState)> {
+    pub fn read(&self, position: CheckpointId) -> Result<(SavedState, TrainState<StoredTensors>)> {
         let path = self.path(position);
         let text = |name: &str| read_with(&path.join(name), |path| read_regular(path, MAX_TEXT_BYTES));
         let sums_path = path.join(SUMS);
         let sums = parse_sums(&text(SUMS)?).map_err(|reason| damaged(&sums_path, reason))?;
-        let prove = |name: &str, bytes: Vec<u8>| {
+        let prove = |name: &str, length: usize, found: &str| {
             let Some((_, expected)) = sums.iter().find(|(n, _)| n == name) else {
                 return Err(damaged(&sums_path, format!("it has no line for {name}")));
             };
-            let found = sha256(&bytes);
-            if found != *expected {
-                let reason = format!("its {} bytes have SHA-256 {found}, but {SUMS} says {expected}", bytes.len());
+            if found != expected {
+                let reason = format!("its {length} bytes have SHA-256 {found}, but {SUMS} says {expected}");
                 return Err(damaged(&path.join(name), reason));
             }
-            Ok(bytes)
+            Ok(())
         };
-        let saved = parse_state(&prove(STATE, text(STATE)?)?).map_err(|r| damaged(&path.join(STATE), r))?;
+        let json = text(STATE)?;
+        prove(STATE, json.len(), &sha256(&json))?;
+        let saved = parse_state(&json).map_err(|r| damaged(&path.join(STATE), r))?;
         if saved.position != position.to_string() {
             let reason = format!("it was taken at {}: the folder was renamed", saved.position);
             return Err(damaged(&path.join(STATE), reason));
         }
         let tensors = |name: &str| {
-            let bytes = prove(name, read_with(&path.join(name), read_safetensors)?)?;
-            parse_tensors(&bytes).map_err(|reason| damaged(&path.join(name), reason))
+            let file = StoredTensors::open(&path.join(name));
+            let (tensors, length, sum) = file.map_err(|reason| damaged(&path.join(name), reason))?;
+            prove(name, length, &hex(&sum)).map(|()| tensors)
         };
         let has_ref_policy = sums.iter().any(|(name, _)| name == REF_POLICY);
         let state = TrainState {
             counters: saved.counters,
             policy: tensors(MODEL)?,
             optimizer: tensors(OPTIMIZER)?,
-            ref_policy: if has_ref_policy { tensors(REF_POLICY)? } else { Vec::new() },
+            ref_policy: if has_ref_policy { tensors(REF_POLICY)? } else { StoredTensors::default() },
             coefficients: saved.coefficients.clone(),
         };
         if let Some((what, name)) = not_finite(&state) {
@@ -289,16 +291,13 @@ fn read_with(path: &Path, read: impl FnOnce(&Path) -> std::io::Result<Vec<u8>>) 
 }
 
 /// What of a state is not finite, and the name of the first tensor that has it.
-fn not_finite(state: &TrainState) -> Option<(&'static str, &str)> {
+fn not_finite(state: &TrainState<StoredTensors>) -> Option<(&'static str, &str)> {
     let tensors = |file| match file {
         MODEL => &state.policy,
         OPTIMIZER => &state.optimizer,
         _ => &state.ref_policy,
     };
-    GROUPS.iter().find_map(|(file, _, what)| {
-        let broken = tensors(*file).iter().find(|tensor| !is_finite(tensor))?;
-        Some((*what, broken.name.as_str()))
-    })
+    GROUPS.iter().find_map(|(file, _, what)| Some((*what, tensors(*file).not_finite()?)))
 }
 
 /// Lines `<hex>  <name>`.

@@ -3,7 +3,7 @@
 use super::Run;
 use super::card::model_card;
 use super::changes::{self, Change, config_hash};
-use super::checkpoint::{CheckpointId, Checkpoints, SavedState};
+use super::checkpoint::{CheckpointId, Checkpoints, SavedState, StoredTensors};
 use super::dir::{RunDir, set_aside};
 use super::jsonl::{MetricsRow, RowKind};
 use super::logs;
@@ -193,7 +193,11 @@ fn best_of(dir: &RunDir, config: &TrainConfig) -> Result<Option<CheckpointId>> {
 }
 
 /// The checkpoint at `position`, proven, and of a run with this configuration.
-fn read(checkpoints: &Checkpoints, position: CheckpointId, config: &TrainConfig) -> Result<(SavedState, TrainState)> {
+fn read(
+    checkpoints: &Checkpoints,
+    position: CheckpointId,
+    config: &TrainConfig,
+) -> Result<(SavedState, TrainState<StoredTensors>)> {
     let (saved, state) = checkpoints.read(position)?;
     if saved.config_sha256 != config_hash(config)? {
         let reason = "it was taken with another configuration than that of config.yaml and config.recorded.yaml: restore \
@@ -204,7 +208,7 @@ fn read(checkpoints: &Checkpoints, position: CheckpointId, config: &TrainConfig)
 }
 
 /// Puts what [`read`] has read into a trainer.
-fn restore(path: &Path, saved: &SavedState, state: &TrainState, trainer: &mut Trainer) -> Result<()> {
+fn restore(path: &Path, saved: &SavedState, state: &TrainState<StoredTensors>, trainer: &mut Trainer) -> Result<()> {
     if saved.threads != rayon::current_num_threads() {
         tracing::warn!(
             "the run used {} threads and goes on with {}: results may differ in the last bits",

@@ -4,7 +4,7 @@ use super::{Trainer, grpo_updates, warmup_updates};
 use crate::coefficients::{CoefficientState, Coefficients};
 use crate::error::{Error, Result};
 use models::NamedTensor;
-use policy::{PolicyState, StateGroup, Weights, export_all};
+use policy::{PolicyState, StateGroup, TensorSource, Weights, export_all};
 use serde::{Deserialize, Serialize};
 
 /// How far a run has come.
@@ -28,19 +28,42 @@ pub struct Counters {
 }
 
 /// Everything that a run needs to continue bit for bit, beside its configuration. Random numbers are functions of
-/// seed and step, so there is no state of a generator.
+/// seed and step, so there is no state of a generator. Its tensors are in memory, or in the files of a checkpoint.
 #[derive(Clone, Debug, PartialEq)]
-pub struct TrainState {
+pub struct TrainState<T = Vec<NamedTensor>> {
     /// How far the run has come.
     pub counters: Counters,
     /// The weights of the policy.
-    pub policy: Vec<NamedTensor>,
+    pub policy: T,
     /// The moments of the optimizer.
-    pub optimizer: Vec<NamedTensor>,
+    pub optimizer: T,
     /// The weights of the reference policy; empty when the run has none (yet).
-    pub ref_policy: Vec<NamedTensor>,
+    pub ref_policy: T,
     /// The coefficients that follow what is measured.
     pub coefficients: CoefficientState,
+}
+
+impl<T: TensorSource> TrainState<T> {
+    /// The same state with all of its tensors in memory.
+    ///
+    /// # Errors
+    /// Those of [`TensorSource::values`].
+    pub fn in_memory(&self) -> Result<TrainState> {
+        let read = |source: &T| -> Result<Vec<NamedTensor>> {
+            let tensors = source.shapes().into_iter().map(|(name, shape)| {
+                let data = source.values(name)?.into_owned();
+                Ok(NamedTensor { name: name.to_owned(), shape: shape.to_vec(), data })
+            });
+            tensors.collect()
+        };
+        Ok(TrainState {
+            counters: self.counters,
+            policy: read(&self.policy)?,
+            optimizer: read(&self.optimizer)?,
+            ref_policy: read(&self.ref_policy)?,
+            coefficients: self.coefficients.clone(),
+        })
+    }
 }
 
 impl Trainer {
@@ -78,24 +101,15 @@ impl Trainer {
     ///
     /// # Errors
     /// [`policy::Error::State`] when they are of another model; the trainer is then unchanged.
-    pub fn load_weights(&mut self, weights: &[NamedTensor]) -> Result<()> {
-        let state = self.state()?;
-        let ref_policy = self.parts.policy.has_ref_policy().then_some(&state.ref_policy[..]);
-        self.parts.policy.import(&PolicyState {
-            policy: weights,
-            ref_policy,
-            optimizer: &state.optimizer,
-            optimizer_steps: state.counters.optimizer_steps,
-            adamw: &self.updates.config().adamw(),
-        })?;
-        Ok(())
+    pub fn load_weights(&mut self, weights: &dyn TensorSource) -> Result<()> {
+        Ok(self.parts.policy.import_weights(weights)?)
     }
 
     /// Continues where a run of the same configuration was when it made `state`.
     ///
     /// # Errors
     /// [`policy::Error::State`] when the state does not fit the configuration; the trainer is then unchanged.
-    pub fn restore(&mut self, state: &TrainState) -> Result<()> {
+    pub fn restore<T: TensorSource>(&mut self, state: &TrainState<T>) -> Result<()> {
         let counters = state.counters;
         for (what, limit, found) in [
             ("counter warmup_steps", self.config.warmup.steps, counters.warmup_steps),
@@ -110,18 +124,19 @@ impl Trainer {
             return Err(Error::state("counter grpo_steps", "0 during the warm-up", counters.grpo_steps));
         }
         let coefficients = Coefficients::new(&self.config).with_state(&state.coefficients)?;
-        let ref_policy = match (warm && self.config.needs_ref_policy(), state.ref_policy.is_empty()) {
-            (true, false) => Some(&state.ref_policy[..]),
-            (false, true) => None,
-            // The reference of adapters is the model without them, of which no checkpoint holds anything.
-            (true, true) if self.config.lora.is_some() => Some(&state.ref_policy[..]),
-            (true, true) => {
-                return Err(Error::state("the reference", "its weights, because there is a KL to it", "none"));
-            }
-            (false, false) => {
-                return Err(Error::state("the reference", "none, because there is no KL to it", "weights"));
-            }
-        };
+        let ref_policy: Option<&dyn TensorSource> =
+            match (warm && self.config.needs_ref_policy(), state.ref_policy.shapes().is_empty()) {
+                (true, false) => Some(&state.ref_policy),
+                (false, true) => None,
+                // The reference of adapters is the model without them, of which no checkpoint holds anything.
+                (true, true) if self.config.lora.is_some() => Some(&state.ref_policy),
+                (true, true) => {
+                    return Err(Error::state("the reference", "its weights, because there is a KL to it", "none"));
+                }
+                (false, false) => {
+                    return Err(Error::state("the reference", "none, because there is no KL to it", "weights"));
+                }
+            };
         let updates = if warm { grpo_updates(&self.config) } else { warmup_updates(&self.config) };
         self.parts.policy.import(&PolicyState {
             policy: &state.policy,

@@ -2,7 +2,7 @@
 
 use super::*;
 use grpo_core::Scores;
-use policy::{AdamWConfig, Completion, PolicyState, RolloutRequest, StateGroup, TensorSink, Weights};
+use policy::{AdamWConfig, Completion, PolicyState, RolloutRequest, StateGroup, TensorSink, TensorSource, Weights};
 
 /// A policy of which only its loss and the norms of its gradients are known: it applies those up to its limit.
 struct Norms {
@@ -64,6 +64,9 @@ impl Policy for Norms {
         unreachable!("there are no tensors")
     }
     fn import(&mut self, _: &PolicyState<'_>) -> policy::Result<()> {
+        unreachable!("there are no tensors")
+    }
+    fn import_weights(&mut self, _: &dyn TensorSource) -> policy::Result<()> {
         unreachable!("there are no tensors")
     }
 }

@@ -4,10 +4,11 @@ use grpo_core::{LossOutput, Scores};
 use models::{CharTokenizer, NamedTensor, Tokenizer};
 use policy::{
     AdamWConfig, Completion, Error, Policy, PolicyState, Result, RolloutRequest, Sampling, SequenceBatch, StateGroup,
-    StepLoss, TensorSink, UpdateReport, Weights,
+    StepLoss, TensorSink, TensorSource, UpdateReport, Weights,
 };
 use rand::RngExt;
 use rewards::{RewardFn, RewardInput, Rewards};
+use std::borrow::Cow;
 use trainer::{Parts, Phase, TrainConfig, Trainer};
 
 /// One logit per token, whatever was read before: softmax over V weights, trained by plain gradient descent.
@@ -177,9 +178,14 @@ impl Policy for Unigram {
     }
 
     fn import(&mut self, state: &PolicyState<'_>) -> Result<()> {
-        self.logits.clone_from(&state.policy[0].data);
-        self.ref_logits = state.ref_policy.map(|tensors| tensors[0].data.clone());
+        self.import_weights(state.policy)?;
+        self.ref_logits = state.ref_policy.map(|tensors| tensors.values("logits")).transpose()?.map(Cow::into_owned);
         self.steps = state.optimizer_steps;
+        Ok(())
+    }
+
+    fn import_weights(&mut self, weights: &dyn TensorSource) -> Result<()> {
+        self.logits = weights.values("logits")?.into_owned();
         Ok(())
     }
 }

@@ -313,7 +313,7 @@ fn names_are_paths_and_tying_drops_the_head() {
 #[test]
 fn loading_refuses_what_does_not_fit() {
     let good = decoder(&config()).parameters();
-    let load = |tensors: &[NamedTensor]| decoder(&config()).with_parameters(tensors);
+    let load = |tensors: &[NamedTensor]| decoder(&config()).with_parameters(&tensors);
     assert!(matches!(load(&good[1..]), Err(Error::State { .. })), "missing");
     let mut wrong = good.clone();
     wrong[0].shape.reverse();

@@ -1,15 +1,16 @@
 //! Tensors of a checkpoint as safetensors files, written and read.
 //!
-//! Avoids a copy of the state in memory: tensors are asked for one by one, once for the header and once for their values.
+//! Avoids a copy of the state in memory: tensors are asked for one by one, once for the header and once for their values, and read from
+//! mapped files.
 
 use crate::error::{Error, Result};
 use crate::trainer::TrainState;
-use models::NamedTensor;
-use policy::{Policy, StateGroup, TensorSink, Weights};
-use safetensors::tensor::{Dtype, SafeTensors};
+use models::{Dtype, NamedTensor};
+use policy::{Policy, StateGroup, TensorSink, TensorSource, Weights};
 use sha2::{Digest, Sha256};
+use std::borrow::Cow;
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, ErrorKind, Write};
 use std::path::Path;
 
 /// What hands out the tensors of a state, as often as it is asked and always the same.
@@ -60,7 +61,7 @@ impl TensorSink for Look {
 }
 
 /// Whether all values are finite.
-pub(super) fn is_finite(tensor: &NamedTensor) -> bool {
+fn is_finite(tensor: &NamedTensor) -> bool {
     tensor.data.iter().all(|value| value.is_finite())
 }
 
@@ -154,22 +155,58 @@ impl TensorSink for Values {
     }
 }
 
-/// The tensors of a safetensors file, sorted by name.
-///
-/// # Errors
-/// A text that says what is wrong with the file.
-pub(super) fn parse_tensors(bytes: &[u8]) -> Result<Vec<NamedTensor>, String> {
-    let file = SafeTensors::deserialize(bytes).map_err(|e| format!("it is not a safetensors file: {e}"))?;
-    let mut views: Vec<_> = file.iter().collect();
-    views.sort_unstable_by_key(|(name, _)| *name);
-    views
-        .into_iter()
-        .map(|(name, view)| {
-            if view.dtype() != Dtype::F32 {
-                return Err(format!("tensor `{name}` is {:?}, expected F32", view.dtype()));
+/// The tensors of a file of a checkpoint, sorted by name. The file is mapped: values take no memory of the program's own, and are read when
+/// they are used. The files of a checkpoint must not be changed meanwhile.
+#[derive(Debug, Default)]
+pub struct StoredTensors(Option<models::Weights>);
+
+impl StoredTensors {
+    /// Maps a file, whose length in bytes and SHA-256 come with it. All of its tensors are f32.
+    ///
+    /// # Errors
+    /// A text that says what is wrong with the file.
+    pub(super) fn open(path: &Path) -> Result<(Self, usize, [u8; 32]), String> {
+        let file = models::Weights::open_file(path).map_err(|error| match error {
+            models::Error::Weights { reason, .. } => reason,
+            models::Error::File(grpo_files::Error::Io { source, .. }) => match source.kind() {
+                ErrorKind::NotFound => "the file is missing".to_owned(),
+                _ => format!("it cannot be read: {source}"),
+            },
+            other => other.to_string(),
+        })?;
+        for name in file.names() {
+            let dtype = file.tensor(name).map_err(|error| error.to_string())?.dtype();
+            if dtype != Dtype::F32 {
+                return Err(format!("tensor `{name}` is {}, expected F32", dtype.safetensors_name()));
             }
-            let data = view.data().as_chunks::<4>().0.iter().map(|chunk| f32::from_le_bytes(*chunk)).collect();
-            Ok(NamedTensor { name: name.to_owned(), shape: view.shape().to_vec(), data })
-        })
-        .collect()
+        }
+        // Of what is mapped, which is what is used.
+        let (mut length, mut hash) = (0, Sha256::new());
+        for (_, bytes) in file.files() {
+            length += bytes.len();
+            hash.update(bytes);
+        }
+        Ok((Self(Some(file)), length, hash.finalize().into()))
+    }
+
+    /// The name of the first tensor that has a value that is not finite.
+    pub(super) fn not_finite(&self) -> Option<&str> {
+        let file = self.0.as_ref()?;
+        file.names().find(|name| file.tensor(name).and_then(|tensor| tensor.check_finite()).is_err())
+    }
+}
+
+impl TensorSource for StoredTensors {
+    fn shapes(&self) -> Vec<(&str, &[usize])> {
+        let Some(file) = &self.0 else { return Vec::new() };
+        let tensors = file.names().filter_map(|name| file.tensor(name).ok());
+        tensors.map(|tensor| (tensor.name(), tensor.shape())).collect()
+    }
+
+    fn values(&self, name: &str) -> policy::Result<Cow<'_, [f32]>> {
+        match &self.0 {
+            Some(file) => Ok(file.tensor(name)?.values()),
+            None => Err(policy::Error::state(name, "a tensor", "none")),
+        }
+    }
 }

@@ -74,7 +74,7 @@ fn the_best_weights_are_loaded_at_the_end() {
     let mut run = Run::start(config, Some(&folder.path().join("a"))).unwrap();
     finish(&mut run).unwrap();
     let weights = run.trainer().state().unwrap().policy;
-    let saved = |step| run.checkpoints.read(CheckpointId::Grpo(step)).unwrap().1;
+    let saved = |step| run.checkpoints.read(CheckpointId::Grpo(step)).unwrap().1.in_memory().unwrap();
     let by_name = |mut tensors: Vec<models::NamedTensor>| {
         tensors.sort_by(|a, b| a.name.cmp(&b.name));
         tensors

@@ -77,7 +77,9 @@ fn skipped_updates_are_counted_over_a_checkpoint_and_too_many_end_the_run() {
     let rows: Vec<MetricsRow> = read_rows(&path.join("metrics.jsonl")).unwrap();
     let skipped: Vec<_> = rows.iter().filter(|r| r.phase == RowKind::Grpo).map(|r| r.get("skipped_updates")).collect();
     assert_eq!(skipped, [Some(1.0); 3]);
-    let read = |step| Checkpoints::new(path.join("checkpoints")).read(CheckpointId::Grpo(step)).unwrap().1;
+    let read = |step| {
+        Checkpoints::new(path.join("checkpoints")).read(CheckpointId::Grpo(step)).unwrap().1.in_memory().unwrap()
+    };
     assert_eq!((read(0).policy, read(0).optimizer), (read(2).policy, read(2).optimizer));
     // Without the limit nothing is skipped, and the run comes to its end.
     finish(&mut Run::resume(&path, None, &assignments(&["optimizer.skip_grad_norm=null"])).unwrap()).unwrap();
