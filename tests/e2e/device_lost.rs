@@ -6,7 +6,7 @@ use grpo_files::Layers;
 use pjrt::install::{Kind, install};
 use policy::{
     AdamWConfig, Completion, Policy, PolicyState, Result, RolloutRequest, SequenceBatch, StateGroup, StepLoss,
-    TensorSink, UpdateReport, Weights,
+    TensorSink, TensorSource, UpdateReport, Weights,
 };
 use policy_device::{DevicePolicy, DevicePolicyOptions, Runtime};
 use std::sync::atomic::AtomicBool;
@@ -76,6 +76,9 @@ impl Policy for Lost {
     }
     fn export(&self, group: StateGroup, sink: &mut dyn TensorSink) -> Result<()> {
         self.policy.export(group, sink)
+    }
+    fn import_weights(&mut self, weights: &dyn TensorSource) -> Result<()> {
+        self.policy.import_weights(weights)
     }
     fn import(&mut self, state: &PolicyState<'_>) -> Result<()> {
         self.policy.import(state)
