@@ -137,13 +137,43 @@ impl Error {
     pub(crate) fn device(operation: impl Into<String>) -> impl FnOnce(pjrt::Error) -> Self {
         let operation = operation.into();
         move |cause| match (cause.is_out_of_memory(), cause.is_timed_out()) {
-            (true, _) => {
-                Self::OutOfMemory { operation, needed: None, available: None, knobs: KNOBS, cause: cause.into() }
-            }
+            (true, _) => Self::out_of_memory(operation, [None; 2], KNOBS, cause),
             (_, true) => Self::TimedOut { operation, cause: cause.into() },
             _ => Self::Device { operation, cause: cause.into() },
         }
     }
+}
+
+impl Error {
+    /// [`Error::OutOfMemory`] with the bytes that are needed and those that are there; of those not known, what the plugin says.
+    pub(crate) fn out_of_memory(
+        operation: String,
+        [needed, available]: [Option<u64>; 2],
+        knobs: &'static str,
+        cause: pjrt::Error,
+    ) -> Self {
+        let [of_needed, of_available] = bytes_in(&cause.to_string());
+        let (needed, available) = (needed.or(of_needed), available.or(of_available));
+        Self::OutOfMemory { operation, needed, available, knobs, cause: cause.into() }
+    }
+}
+
+/// The bytes that were asked for, and those that were there, as XLA's allocators and compilers say them: `allocate 3.13G`, `There are
+/// 1.79G free`, `Used 32.75G of 31.25G hbm`.
+fn bytes_in(text: &str) -> [Option<u64>; 2] {
+    let number_behind = |words: &str| text.split_once(words).and_then(|(_, rest)| leading_bytes(rest));
+    let used = text.split_once("Used ").map(|(_, rest)| rest);
+    let needed = ["allocate ", "allocating "].into_iter().find_map(number_behind).or_else(|| leading_bytes(used?));
+    let limit = used.and_then(|used| used.split_once(" of ")).and_then(|(_, rest)| leading_bytes(rest));
+    [needed, number_behind("There are ").or(limit)]
+}
+
+/// The number of bytes at the beginning of a text: `4096`, `3.13G`, `31.25GiB`.
+fn leading_bytes(text: &str) -> Option<u64> {
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let number: f64 = text[..end].trim_end_matches('.').parse().ok()?;
+    let power = text[end..].chars().next().and_then(|unit| "KMGTP".find(unit)).map_or(0, |i| i as i32 + 1);
+    Some((number * 1024_f64.powi(power)) as u64)
 }
 
 /// The parts of a table, without line breaks.
@@ -176,6 +206,28 @@ impl From<Error> for policy::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bytes_are_read_from_what_plugins_say() {
+        let gib = |number: f64| Some((number * f64::from(1 << 30)) as u64);
+        for (text, expected) in [
+            ("Out of memory allocating 281474976710656 bytes.", [Some(1 << 48), None]),
+            ("Out of memory while trying to allocate 4294967296 bytes.", [Some(1 << 32), None]),
+            (
+                "Error allocating device buffer: Attempting to allocate 3.13G. That was not possible. There are 1.79G free.",
+                [gib(3.13), gib(1.79)],
+            ),
+            (
+                "Ran out of memory in memory space hbm. Used 32.75G of 31.25G hbm. Exceeded hbm capacity by 1.50G.",
+                [gib(32.75), gib(31.25)],
+            ),
+            ("Out of memory while trying to allocate 4.50GiB", [gib(4.5), None]),
+            ("There are no bytes. Used up: allocate less", [None, None]),
+            ("", [None, None]),
+        ] {
+            assert_eq!(bytes_in(text), expected, "{text}");
+        }
+    }
 
     #[test]
     fn a_device_that_hangs_is_named_with_its_program_and_what_to_do() {

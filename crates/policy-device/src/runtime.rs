@@ -134,13 +134,11 @@ impl Runtime {
         tracing::debug!(program = name, bytes = text.len(), "compiled");
         match compiled {
             Ok(executable) => Ok(Program { name, executable, runtime: self.clone() }),
-            Err(cause) if cause.is_out_of_memory() => Err(Error::OutOfMemory {
-                operation: format!("compiling `{name}`"),
-                needed: None,
-                available: self.available_memory(),
-                knobs: knobs_of(&name),
-                cause: cause.into(),
-            }),
+            Err(cause) if cause.is_out_of_memory() => {
+                let (operation, knobs) = (format!("compiling `{name}`"), knobs_of(&name));
+                // The compiler says what there is for a program; what others hold of it now is another number.
+                Err(Error::out_of_memory(operation, [None; 2], knobs, cause))
+            }
             Err(cause @ (pjrt::Error::Api { .. } | pjrt::Error::MissingFunction { .. })) => {
                 Err(Error::Compile { program: name, device: self.name(), plugin: self.versions(), cause: cause.into() })
             }
@@ -172,13 +170,10 @@ impl Runtime {
     pub fn upload<T: Element>(&self, values: &[T], shape: &[usize]) -> Result<Buffer> {
         let upload = self.client.buffer_from_host(values, shape, &self.device);
         upload.map_err(|cause| match cause.is_out_of_memory() {
-            true => Error::OutOfMemory {
-                operation: format!("copying {shape:?} to the device"),
-                needed: Some(size_of_val(values) as u64),
-                available: self.available_memory(),
-                knobs: KNOBS,
-                cause: cause.into(),
-            },
+            true => {
+                let bytes = [Some(size_of_val(values) as u64), self.available_memory()];
+                Error::out_of_memory(format!("copying {shape:?} to the device"), bytes, KNOBS, cause)
+            }
             false => Error::device(format!("copying {shape:?} to the device"))(cause),
         })
     }
@@ -217,13 +212,8 @@ impl Program {
         }
         let stats = self.executable.executable().memory_stats();
         let bytes = stats.map(|stats| stats.argument + stats.output + stats.temp - stats.alias);
-        Error::OutOfMemory {
-            operation,
-            needed: bytes.ok().and_then(|bytes| u64::try_from(bytes).ok()),
-            available: self.runtime.available_memory(),
-            knobs: knobs_of(&self.name),
-            cause: cause.into(),
-        }
+        let needed = bytes.ok().and_then(|bytes| u64::try_from(bytes).ok());
+        Error::out_of_memory(operation, [needed, self.runtime.available_memory()], knobs_of(&self.name), cause)
     }
 
     /// [`Program::run`] of a program with one result.

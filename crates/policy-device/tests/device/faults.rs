@@ -54,7 +54,8 @@ fn memory_that_runs_out_is_said_with_bytes_and_knobs() {
         drop(one);
         let program = runtime().compile(&f.finish(name, &[("all", &all)]).unwrap()).unwrap();
         let one = runtime().upload(&[1.0_f32], &[]).unwrap();
-        // A program whose arguments are on their way, or which takes one that is still being read, fails later, with its results.
+        // A program whose arguments are on their way, or which takes one that is still being read, fails later, with its results: then the
+        // bytes are what the plugin says.
         assert_eq!(one.to_vec::<f32>().unwrap(), [1.0]);
         let error = program.run(vec![(&one).into()]).map(|_| ()).unwrap_err();
         let Error::OutOfMemory { needed: Some(needed), available: Some(available), .. } = &error else {
