@@ -142,9 +142,7 @@ impl Error {
             _ => Self::Device { operation, cause: cause.into() },
         }
     }
-}
 
-impl Error {
     /// [`Error::OutOfMemory`] with the bytes that are needed and those that are there; of those not known, what the plugin says.
     pub(crate) fn out_of_memory(
         operation: String,
@@ -161,11 +159,15 @@ impl Error {
 /// The bytes that were asked for, and those that were there, as XLA's allocators and compilers say them: `allocate 3.13G`, `There are
 /// 1.79G free`, `Used 32.75G of 31.25G hbm`.
 fn bytes_in(text: &str) -> [Option<u64>; 2] {
-    let number_behind = |words: &str| text.split_once(words).and_then(|(_, rest)| leading_bytes(rest));
+    let number_behind =
+        |words: &str| text.match_indices(words).find_map(|(at, _)| leading_bytes(&text[at + words.len()..]));
     let used = text.split_once("Used ").map(|(_, rest)| rest);
-    let needed = ["allocate ", "allocating "].into_iter().find_map(number_behind).or_else(|| leading_bytes(used?));
+    let needed = ["allocate ", "allocating ", "reserve "].into_iter().find_map(number_behind);
+    let needed = needed.or_else(|| leading_bytes(used?));
     let limit = used.and_then(|used| used.split_once(" of ")).and_then(|(_, rest)| leading_bytes(rest));
-    [needed, number_behind("There are ").or(limit)]
+    // Of what is free, a program gets what lies at one end.
+    let reservable = text.split_once(" reservable").and_then(|(before, _)| leading_bytes(before.rsplit(' ').next()?));
+    [needed, reservable.or_else(|| number_behind("There are ")).or(limit)]
 }
 
 /// The number of bytes at the beginning of a text: `4096`, `3.13G`, `31.25GiB`.
@@ -222,6 +224,12 @@ mod tests {
                 [gib(32.75), gib(31.25)],
             ),
             ("Out of memory while trying to allocate 4.50GiB", [gib(4.5), None]),
+            (
+                "Error loading program: Attempting to reserve 6.48G at the bottom of memory. That was not possible. There are 6.78G free, \
+                 0B reserved, and 3.33G reservable.",
+                [gib(6.48), gib(3.33)],
+            ),
+            ("Failed to allocate request for 2.00GiB on device; trying to allocate 2147483648 bytes", [gib(2.0), None]),
             ("There are no bytes. Used up: allocate less", [None, None]),
             ("", [None, None]),
         ] {

@@ -201,7 +201,7 @@ fn way_back(run: &Path, last_finite: Option<&str>, section: &str, learning_rate:
 
 fn way_on(run: &Path, last_good: Option<&str>) -> String {
     let run = run.display();
-    let policy = "keys of the section policy may change there, as in `--set policy.device=host`";
+    let policy = "keys of the section policy may change there, as in `--set policy.wait_limit_minutes=120`";
     match last_good {
         Some(name) => format!(
             "the run folder {run} is intact, and its last good checkpoint is {name}: when the cause is mended, continue from it with \

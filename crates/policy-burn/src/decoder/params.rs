@@ -177,6 +177,7 @@ pub(crate) fn check_parameters(model: &Decoder, tensors: &dyn TensorSource) -> R
 pub(crate) fn replace_parameters(model: Decoder, tensors: &dyn TensorSource) -> (Decoder, Result<()>) {
     let mut done = Ok(());
     let model = update_parameters(model, |name, values| match tensors.values(name) {
+        _ if done.is_err() => (),
         Ok(found) if found.len() == values.len() => values.copy_from_slice(&found),
         Ok(found) => done = Err(Error::state(name, format!("{} values", values.len()), found.len())),
         Err(error) => done = Err(error),

@@ -134,6 +134,7 @@ impl Decoder {
     fn queries_keys_values(&self, layer: &ParameterValues, x: &Value) -> [Value; 3] {
         let of = [(Matrix::QProj, Role::QBias), (Matrix::KProj, Role::KBias), (Matrix::VProj, Role::VBias)];
         let (b, t) = (x.shape()[0], x.shape()[1]);
+        // A token of the decode loop, in which weights may be transposed: to copy them side by side would cost more than the product.
         if t == 1 {
             return of.map(|(matrix, bias)| {
                 let part = self.linear(layer, x, matrix, layer.get(bias));
@@ -162,10 +163,8 @@ impl Decoder {
                 })
             }
         };
-        let mut parts = parts.iter();
-        of.map(|(matrix, bias)| {
-            let Some(part) = parts.next() else { unreachable!("as many parts as matrices") };
-            let part = part.convert(Dtype::F32);
+        std::array::from_fn(|i| {
+            let ((matrix, bias), part) = (of[i], parts[i].convert(Dtype::F32));
             let part = match layer.get(bias) {
                 Some(bias) => &part + bias.convert(Dtype::F32).broadcast_in_dim(part.shape(), &[1]),
                 None => part,

@@ -4,7 +4,7 @@
 //! diagonal, and carries the maxima, the sums and the mixed values of all queries; its derivative is a loop over the same pairs, which
 //! computes the scores again and adds up the gradients in f32.
 //!
-//! Legend: B rows, T tokens of a row, C tokens of a block, K key/value heads, R query heads of each, D width of a head, P pairs of blocks.
+//! Legend: B rows, T tokens of a row, C tokens of a block, K key/value heads, R query heads of each, D width of a head.
 
 use super::attention::{Heads, MASKED, within};
 use super::ops::{Broadcast, dot};

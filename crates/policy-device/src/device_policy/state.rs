@@ -102,7 +102,11 @@ impl DevicePolicy {
     }
 
     /// Takes other weights; moments and reference policy stay what they are.
+    ///
+    /// # Errors
+    /// [`crate::Error::Lost`] where a device that failed has taken the state with it: there are no moments for these weights then.
     pub(super) fn import_trained(&mut self, weights: &dyn TensorSource) -> Result<()> {
+        self.weights()?;
         let decoder = self.modules.decoder();
         let layout = Layout::of_trained(decoder);
         let (weights, frozen) = (layout.import("", weights)?, self.frozen()?);

@@ -158,6 +158,7 @@ mod tests {
         assert_eq!(of(slots.admit(3)), [(2, 4, 2)]);
         assert_eq!(slots.longest(), Some(3));
     }
+
     #[test]
     fn a_device_that_never_ends_a_sample_is_asked_no_more_often_than_the_longest_completion_needs() {
         let prompts = vec![vec![1, 2], vec![3]];

@@ -5,7 +5,7 @@ use crate::support::runtime;
 use backend_tpu::plugins::Kind;
 use grpo_core::LossConfig;
 use models::{ExportOptions, FolderWriter, MemoryTable, ModelConfig, NamedTensor};
-use policy::{Policy, SequenceBatch, StepLoss, TensorSink, token_batch};
+use policy::{Policy, SequenceBatch, StateGroup, StepLoss, TensorSink, Weights, export_all, token_batch};
 use policy_device::{DevicePolicy, DevicePolicyOptions, DeviceWeights, Error, Runtime};
 use stablehlo::{Builder, CustomCall, Dtype, TensorType};
 use std::fs;
@@ -126,6 +126,7 @@ fn a_device_that_fails_in_an_update_has_lost_the_weights_and_says_so() {
     for program in ["adamw", "step"] {
         let mut policy = on_device(&checkpoint, false);
         policy.step(&batch(), imitate, 0.1).unwrap();
+        let weights = export_all(&policy, StateGroup::Weights(Weights::Policy)).unwrap();
         // What a device that is gone looks like: its buffers are no longer there.
         let fails = |policy: &DevicePolicy| policy.weights().unwrap().buffers()[0].delete().unwrap();
         let error = match program {
@@ -148,6 +149,7 @@ fn a_device_that_fails_in_an_update_has_lost_the_weights_and_says_so() {
         lost(policy.accumulate(&batch(), imitate).unwrap_err());
         lost(policy.step(&batch(), imitate, 0.1).unwrap_err());
         lost(policy.freeze_ref_policy().unwrap_err());
+        lost(policy.import_weights(&weights).unwrap_err());
         assert!(matches!(policy.logits(&[&[1, 2]], |_, _, _| {}), Err(Error::Lost)));
     }
 }

@@ -216,6 +216,9 @@ fn restore(path: &Path, saved: &SavedState, state: &TrainState<StoredTensors>, t
             rayon::current_num_threads()
         );
     }
-    let damaged = |e: Error| Error::Checkpoint { path: path.to_owned(), reason: e.to_string(), last_good: None };
-    trainer.restore(state).map_err(damaged)
+    trainer.restore(state).map_err(|error| match error {
+        // A device that fails damages no checkpoint.
+        Error::Policy(policy::Error::Other(_)) => error,
+        error => Error::Checkpoint { path: path.to_owned(), reason: error.to_string(), last_good: None },
+    })
 }
