@@ -8,7 +8,7 @@ use stablehlo::{Dtype, TensorType, Unary, Value};
 /// The rotations of tokens, one per pair of columns of a head.
 #[derive(Clone, Debug)]
 pub struct Rotary {
-    /// `[B, T, D / 2]`, f32.
+    /// `[B, D / 2, T]`, f32.
     cos: Value,
     sin: Value,
 }
@@ -18,16 +18,16 @@ impl Decoder {
     pub fn rotary(&self, positions: &Value) -> Rotary {
         let frequencies = self.config.rope_frequencies();
         let builder = positions.builder();
-        let shape = [positions.shape()[0], positions.shape()[1], frequencies.len()];
+        let shape = [positions.shape()[0], frequencies.len(), positions.shape()[1]];
         let table = builder.dense(frequencies.iter().copied(), TensorType::new(Dtype::F32, [frequencies.len()]));
-        let positions = positions.convert(Dtype::F32).broadcast_in_dim(&shape, &[0, 1]);
-        let angles = positions * table.broadcast_in_dim(&shape, &[2]);
+        let positions = positions.convert(Dtype::F32).broadcast_in_dim(&shape, &[0, 2]);
+        let angles = positions * table.broadcast_in_dim(&shape, &[1]);
         Rotary { cos: angles.unary(Unary::Cosine), sin: angles.unary(Unary::Sine) }
     }
 }
 
 impl Rotary {
-    /// Cosines and sines `[B, T, D / 2]`, f32.
+    /// Cosines and sines `[B, D / 2, T]`, f32.
     pub(crate) fn new(cos: &Value, sin: &Value) -> Self {
         Self { cos: cos.clone(), sin: sin.clone() }
     }
@@ -50,7 +50,7 @@ impl Rotary {
             x.slice(&start, &limit)
         };
         let (left, right) = (half(0), half(width / 2));
-        let wide = |table: &Value| table.transpose(&[0, 2, 1]).broadcast_in_dim(left.shape(), &[0, columns, tokens]);
+        let wide = |table: &Value| table.broadcast_in_dim(left.shape(), &[0, columns, tokens]);
         let (cos, sin) = (wide(&self.cos), wide(&self.sin));
         let turned = [&left * &cos - &right * &sin, &right * &cos + &left * &sin];
         x.builder().concatenate(&[&turned[0], &turned[1]], columns)
