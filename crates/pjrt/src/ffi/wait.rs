@@ -5,7 +5,7 @@
 //! it still uses is never freed, and nothing more is asked of it.
 
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,8 @@ pub(crate) struct Waits {
     given_up: OnceLock<GivenUp>,
     /// The program that was launched last.
     launched: Mutex<Option<Arc<str>>>,
+    /// The plugin has refused a callback: it is not asked for one again.
+    without_callbacks: AtomicBool,
 }
 
 struct GivenUp {
@@ -40,7 +42,12 @@ impl Waits {
     pub(crate) const DEFAULT_LIMIT: Duration = Duration::from_secs(60 * 60);
 
     pub(crate) fn new() -> Self {
-        let waits = Waits { limit: AtomicU64::new(0), given_up: OnceLock::new(), launched: Mutex::new(None) };
+        let waits = Waits {
+            limit: AtomicU64::new(0),
+            given_up: OnceLock::new(),
+            launched: Mutex::new(None),
+            without_callbacks: AtomicBool::new(false),
+        };
         waits.set_limit(Self::DEFAULT_LIMIT);
         waits
     }
@@ -114,8 +121,15 @@ pub(crate) fn wait(event: &Owned<Event>, what: &'static str) -> Result<()> {
 
 /// Like [`wait`], but tells an event that has ended, with its outcome, from one of which that is not known.
 pub(super) fn ended(event: &Owned<Event>, what: &'static str) -> Result<Result<()>> {
+    let refused = &event.origin().waits().without_callbacks;
+    if refused.load(Ordering::Relaxed) {
+        return poll(event, what);
+    }
     match on_ready(event, what) {
-        Err(error) if error.is_unsupported() => poll(event, what),
+        Err(error) if error.is_unsupported() => {
+            refused.store(true, Ordering::Relaxed);
+            poll(event, what)
+        }
         outcome => outcome,
     }
 }
