@@ -196,6 +196,7 @@ impl DeviceRollout {
         let program = self.program(Key::Prefill(prompts, weights.dtype()))?;
         let mut arguments = weights.arguments();
         arguments.extend([ids.into(), lengths.into()]);
+        tracing::debug!(prefill_rows = rows, tokens = prompts.tokens, prompts = range.len(), "prompts are prefilled");
         Ok(Prefilled { range, prompts, buffers: program.run(arguments)? })
     }
 

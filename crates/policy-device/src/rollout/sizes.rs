@@ -79,10 +79,7 @@ pub(crate) fn cache_shape(sizes: &RolloutSizes, options: RolloutOptions) -> (usi
 impl Prompts {
     /// The sizes of a prefill of at most `count` prompts, the longest of which has `longest` tokens.
     pub(crate) fn of(count: usize, longest: usize, shape: Shape) -> Self {
-        let prompts = Self { rows: rows(count), tokens: bucket(longest).min(shape.columns), seen: shape.seen };
-        // An event of each prefill, by which a test counts them.
-        tracing::trace!(prefill_rows = prompts.rows, tokens = prompts.tokens);
-        prompts
+        Self { rows: rows(count), tokens: bucket(longest).min(shape.columns), seen: shape.seen }
     }
 }
 
