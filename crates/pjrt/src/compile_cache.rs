@@ -12,8 +12,8 @@ use crate::executable::LoadedExecutable;
 
 /// A directory of compiled programs.
 ///
-/// An entry is found by program, options, the compiler's flags in the environment, platform, its version, the version of the API and the model of the first device;
-/// for XLA's CPU also by the instruction sets of this machine. An entry that is damaged, that has the layout of another
+/// An entry is found by program, options, the compiler's flags in the environment, platform, its version, the version of
+/// the API and the model of the first device; for XLA's CPU also by the instruction sets of this machine. An entry that is damaged, that has the layout of another
 /// release, or that the plugin will not load, is never used: it is compiled again and replaced
 /// ([`CacheOutcome::Replaced`]). Several processes may share a
 /// directory, but not several users: an entry is code, so one that another user may write to is refused.

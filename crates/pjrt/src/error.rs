@@ -73,7 +73,7 @@ pub enum Error {
     TimedOut {
         /// What was waited for.
         what: &'static str,
-        /// The limit.
+        /// The limit of the wait, in seconds.
         seconds: f64,
         /// The program that was launched last, if there was one.
         program: Option<String>,

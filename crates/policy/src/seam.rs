@@ -188,7 +188,8 @@ pub trait Policy: Send {
     /// looked at first, and then values are read tensor by tensor: a policy on a device brings each there before it reads the next.
     ///
     /// # Errors
-    /// [`crate::Error::State`] when a name or a shape does not fit; nothing is changed then.
+    /// [`crate::Error::State`] when a name or a shape does not fit; nothing is changed then. A source that fails to give values which it had
+    /// when they were looked at may leave a policy on the host in between: its error is returned, and the policy is to be imported again.
     fn import(&mut self, state: &PolicyState<'_>) -> Result<()>;
 
     /// Takes other weights, as [`Policy::import`] does. Optimizer and reference policy stay what they are; sums of gradients become zero.

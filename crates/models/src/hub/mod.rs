@@ -200,9 +200,9 @@ impl Hub {
 /// What is needed of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
-    /// Everything.
+    /// Configuration, weights and tokenizer.
     Whole,
-    /// Its configuration.
+    /// config.json, and generation_config.json where there is one.
     Config,
 }
 

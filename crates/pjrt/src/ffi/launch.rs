@@ -77,7 +77,8 @@ impl Launcher {
 
     /// Starts a run on every device and returns its outputs, `[devices][outputs]`, which may not be ready yet.
     ///
-    /// A program without outputs is waited for. `arguments`: `[devices][args]`. The buffers at the positions `not_donated` stay intact whatever the program aliases.
+    /// A program without outputs is waited for. `arguments`: `[devices][args]`. The buffers at the positions `not_donated`
+    /// stay intact whatever the program aliases.
     pub(crate) fn launch(
         &self,
         arguments: &[Vec<Ref<'_, Buffer>>],

@@ -98,8 +98,9 @@ impl AdamW {
         Ok(Moments { first: zeros()?, second: zeros()?, bounds: None })
     }
 
-    /// The scalars of step `step` (1 for the first one) of `weights`, those that are trained, and their moments, and what its numbers stay within if the norm of the gradient is finite,
-    /// where that is known: bounds that a step needs and nobody has carried along are measured, which reads the state once.
+    /// The scalars of step `step` (1 for the first one) of `weights`, those that are trained, and their moments, and what its numbers stay
+    /// within if the norm of the gradient is finite, where that is known: bounds that a step needs and nobody has carried along are measured,
+    /// which reads the state once.
     pub(crate) fn scalars(
         &mut self,
         runtime: &Runtime,

@@ -140,7 +140,8 @@ impl TrainModules {
     ///
     /// Arguments: the parameters; the sums of the gradients, which are donated; token ids, i32 `[B, T]`; the index among B T tokens of
     /// the one that predicts each completion token, i32 `[N]`; the index among the N completion tokens of the one that each token predicts, or
-    /// N, i32 `[B, T]`; where sequences share rows, the tokens' positions within their sequences (0 of what pads the row), i32 `[B, T]`; the token tables of [`Role::TokenIds`], [`Role::TokenNumbers`] and [`Role::OnPolicy`].
+    /// N, i32 `[B, T]`; where sequences share rows, the tokens' positions within their sequences (0 of what pads the row), i32 `[B, T]`; the
+    /// token tables of [`Role::TokenIds`], [`Role::TokenNumbers`] and [`Role::OnPolicy`].
     /// Results: the sums with the gradients of the micro-batch added, the loss as [`Role::Sums`], log-probabilities and entropies `[N]`.
     ///
     /// # Errors

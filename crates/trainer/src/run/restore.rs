@@ -105,8 +105,8 @@ impl Run {
     }
 
     /// Writes the weights of a checkpoint of the run in `path` as a folder that `transformers` or PEFT loads: the one called `from`, else the
-    /// best of a run that has ended with `run.load_best_model_at_end`, else the newest. `set` has assignments of the section `export` for this folder; the run is not changed. `target` is the run's
-    /// `model/` where it is `None`, which is replaced; another one must not be there yet. Returns the folder.
+    /// best of a run that has ended with `run.load_best_model_at_end`, else the newest. `set` has assignments of the section `export` for this
+    /// folder; the run is not changed. `target` is the run's `model/` where it is `None`, which is replaced; another one must not be there yet. Returns the folder.
     ///
     /// # Errors
     /// [`Error::RunDir`] for a folder that is no run, is in use, or has no such checkpoint; [`Error::Checkpoint`] for a damaged one;

@@ -43,12 +43,10 @@ pub struct TrainState<T = Vec<NamedTensor>> {
     pub coefficients: CoefficientState,
 }
 
+#[cfg(test)]
 impl<T: TensorSource> TrainState<T> {
-    /// The same state with all of its tensors in memory.
-    ///
-    /// # Errors
-    /// Those of [`TensorSource::values`].
-    pub fn in_memory(&self) -> Result<TrainState> {
+    /// The same state with all of its tensors in memory, to be compared.
+    pub(crate) fn in_memory(&self) -> Result<TrainState> {
         let read = |source: &T| -> Result<Vec<NamedTensor>> {
             let tensors = source.shapes().into_iter().map(|(name, shape)| {
                 let data = source.values(name)?.into_owned();
