@@ -1,54 +1,62 @@
 //! Files of a model from the hub, into the cache.
+//!
+//! Nothing that a server sends becomes a path unless it is 40 hexadecimal digits (a commit) or a plain name (an ETag); the names of
+//! files are chosen from those that a model folder has. A file is complete when it has the announced size and, where its ETag is a
+//! checksum, the announced content; otherwise it is deleted.
+//!
+//! The crate `hf-hub` did this before. It makes paths of whatever `sha`, `ETag` and `x-repo-commit` say, sends the token along with
+//! the redirect of a metadata request, whatever its host, follows relative redirects without end, has no time-out, appends answers
+//! that ignore the range to what is there, and compares neither sizes nor checksums; its interface offers no place for any of these
+//! checks.
 
+use super::cache::{ModelCache, check_digest, free_space, is_blob_name, is_checksum, is_commit};
+use super::http::{Answer, Client, Failure, Purpose};
 use super::{CONFIG, Hub, Part};
 use crate::folder::export::CARRIED;
 use crate::weights::files::{INDEX, SINGLE, shard_number};
-use hf_hub::api::sync::{Api, ApiBuilder, ApiError, ApiRepo};
-use hf_hub::{Cache, Repo, RepoType};
-use std::path::PathBuf;
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::{self, ErrorKind, Seek, Write};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How often a file is tried whose connection breaks, and the pause after the first time, which doubles.
+/// The number of attempts at a request whose connection breaks off, and the pause after the first one, which doubles.
 const ATTEMPTS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(500);
+/// The number of attempts at a request that stalls: each takes as long as the time-out.
+const STALLED_ATTEMPTS: u32 = 2;
+/// The number of new bytes after which the attempts at a file are counted from 0.
+const PROGRESS: u64 = 1 << 20;
+/// The largest listing of a model's files, in bytes.
+const MAX_LISTING: u64 = 32 << 20;
 
-/// Downloads what the cache does not have of a part of `model`, and gives the snapshot; otherwise says why not.
+/// Downloads what the cache does not have of a part of `model`, and returns the snapshot; otherwise says why not.
 pub(super) fn download(hub: &Hub, model: &str, revision: &str, part: Part) -> Result<PathBuf, String> {
-    let say = |error: ApiError| explain(hub, model, revision, &error);
+    let client = Client::new(hub).map_err(|failure| explain(hub, &hub.endpoint, model, revision, failure))?;
+    let endpoint = client.shown();
+    let say = |failure: Failure| explain(hub, &endpoint, model, revision, failure);
     let root = std::path::absolute(&hub.cache).map_err(|error| error.to_string())?;
-    let cache = Cache::new(root);
-    let api: Api = ApiBuilder::from_cache(cache.clone())
-        .with_endpoint(hub.endpoint.clone())
-        .with_token(hub.token.clone())
-        .with_progress(false)
-        .with_user_agent("grpo", env!("CARGO_PKG_VERSION"))
-        .build()
-        .map_err(say)?;
-    let repo = |revision: &str| Repo::with_revision(model.to_owned(), RepoType::Model, revision.to_owned());
-    let info = retried(|| api.repo(repo(revision)).info()).map_err(say)?;
-    let names: Vec<&str> = info.siblings.iter().map(|file| file.rfilename.as_str()).collect();
-    let files = wanted(&names, part).map_err(|reason| format!("{} on {}: {reason}", model, hub.endpoint))?;
-    // By the commit, so that a push in between cannot mix two models.
-    let pinned = api.repo(repo(&info.sha));
+    let cache = ModelCache::new(&root, model);
+    let listing = retried(|| Listing::request(&client, model, revision)).map_err(say)?;
+    let names: Vec<&str> = listing.names.iter().map(String::as_str).collect();
+    let files = wanted(&names, part).map_err(|reason| format!("{model} on {endpoint}: {reason}"))?;
+    let commit = &listing.commit;
+    let mut source = Source { client: &client, cache: &cache, model, commit, etags: BTreeMap::new() };
     for (number, name) in files.iter().enumerate() {
         tracing::info!(model, revision, file = name, "file {} of {}", number + 1, files.len());
-        fetch(&pinned, name).map_err(|error| match status(&error) {
-            Some(404) => {
-                format!("{name}: {} lists this file of {model}, and answers 404 when it is asked for", hub.endpoint)
+        source.fetch(name).map_err(|failure| match failure {
+            Failure::Status(404) => {
+                format!("{name}: {endpoint} lists this file of {model}, and answers 404 when it is asked for")
             }
-            _ => format!("{name}: {}", say(error)),
+            failure => format!("{name}: {}", say(failure)),
         })?;
     }
-    let cached = cache.repo(repo(revision));
-    let snapshot = cached.pointer_path(&info.sha);
-    // What hf-hub has noted for the commit, which other programs would take for a branch of that name.
-    if let Some(folder) = snapshot.parent().and_then(|snapshots| snapshots.parent()) {
-        let _ = std::fs::remove_file(folder.join("refs").join(&info.sha));
+    if revision != commit {
+        cache
+            .note(revision, commit)
+            .map_err(|error| format!("the cache cannot be written: {}", with_causes(&error)))?;
     }
-    if revision != info.sha {
-        cached.create_ref(&info.sha).map_err(|error| format!("the cache cannot be written: {error}"))?;
-    }
-    Ok(snapshot)
+    Ok(cache.snapshot(commit))
 }
 
 /// The files that are needed of a model, weights last: a snapshot with weights has everything.
@@ -82,62 +90,327 @@ fn wanted(names: &[&str], part: Part) -> Result<Vec<String>, String> {
     Ok(files.into_iter().map(str::to_owned).collect())
 }
 
-/// A file from the cache or from the hub. A download goes on where it ended before.
-fn fetch(repo: &ApiRepo, name: &str) -> Result<PathBuf, ApiError> {
-    // hf-hub's own retries do not know how much of a file an earlier process has left.
-    retried(|| repo.get(name))
+/// What the hub says of a revision.
+struct Listing {
+    commit: String,
+    names: Vec<String>,
 }
 
-fn retried<T>(attempt: impl Fn() -> Result<T, ApiError>) -> Result<T, ApiError> {
-    let mut pause = PAUSE;
-    for _ in 1..ATTEMPTS {
-        match attempt() {
-            Err(ApiError::RequestError(error)) if is_interruption(&error) => {}
-            // The body of an answer that breaks off.
-            Err(ApiError::IoError(error)) if error.kind() != std::io::ErrorKind::StorageFull => {}
-            other => return other,
+impl Listing {
+    fn request(client: &Client, model: &str, revision: &str) -> Result<Self, Failure> {
+        #[derive(serde::Deserialize)]
+        struct Info {
+            sha: String,
+            siblings: Vec<Sibling>,
         }
-        std::thread::sleep(pause);
-        pause *= 2;
-    }
-    attempt()
-}
-
-/// Whether another attempt may succeed. Where there is no network or no such name, none will.
-fn is_interruption(error: &ureq::Error) -> bool {
-    match error {
-        ureq::Error::StatusCode(status) => *status == 429 || *status >= 500,
-        ureq::Error::Timeout(_) => true,
-        ureq::Error::Io(error) => {
-            use std::io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
-            [BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof].contains(&error.kind())
+        #[derive(serde::Deserialize)]
+        struct Sibling {
+            rfilename: String,
         }
-        _ => false,
+        let path = format!("/api/models/{model}/revision/{}", revision.replace('/', "%2F"));
+        let answer = client.get(&path, None, Purpose::Metadata)?;
+        let (host, announced) = (answer.host().to_owned(), answer.length());
+        let mut body = Vec::new();
+        let read = answer.read(MAX_LISTING, |bytes| {
+            body.extend_from_slice(bytes);
+            Ok(())
+        })?;
+        if read > MAX_LISTING {
+            return Err(Failure::Final(format!("{host} lists the model's files in more than {MAX_LISTING} bytes")));
+        }
+        if announced.is_some_and(|length| read < length) {
+            return Err(Failure::Broken(format!("the connection to {host} broke off after {read} bytes")));
+        }
+        let info: Info = serde_json::from_slice(&body).map_err(|error| {
+            let begin: String = String::from_utf8_lossy(&body).chars().take(60).collect();
+            Failure::Final(format!(
+                "{host} answers with something other than a listing of the model's files in JSON ({error}): {begin:?}"
+            ))
+        })?;
+        let commit = commit(&info.sha, &host)?;
+        if is_commit(revision) && !revision.eq_ignore_ascii_case(&commit) {
+            return Err(Failure::Final(format!("{host} answers with the commit {commit} for the commit {revision}")));
+        }
+        Ok(Self { commit, names: info.siblings.into_iter().map(|file| file.rfilename).collect() })
     }
 }
 
-/// The status of an answer that is an error.
-fn status(error: &ApiError) -> Option<u16> {
-    match error {
-        ApiError::RequestError(error) => match **error {
-            ureq::Error::StatusCode(status) => Some(status),
-            _ => None,
-        },
-        _ => None,
+/// The name of a commit as a server gives it.
+fn commit(found: &str, host: &str) -> Result<String, Failure> {
+    if is_commit(found) {
+        return Ok(found.to_owned());
+    }
+    let found = shortened(found);
+    Err(Failure::Final(format!("{host} names the commit {found:?}: expected 40 hexadecimal digits")))
+}
+
+/// What the hub says of a file.
+#[derive(Debug, PartialEq, Eq)]
+struct Announced {
+    etag: String,
+    size: u64,
+}
+
+/// The files of a commit on the hub and in the cache.
+struct Source<'a> {
+    client: &'a Client,
+    cache: &'a ModelCache,
+    model: &'a str,
+    commit: &'a str,
+    /// The file of every ETag so far.
+    etags: BTreeMap<String, (String, u64)>,
+}
+
+impl Source<'_> {
+    /// Brings a file into the snapshot, from the cache or from the hub. A download goes on where it ended before.
+    fn fetch(&mut self, name: &str) -> Result<(), Failure> {
+        let present = self.cache.snapshot(self.commit).join(name);
+        if let Ok(metadata) = std::fs::metadata(&present)
+            && metadata.is_file()
+        {
+            let blob = std::fs::read_link(&present).ok();
+            if let Some(etag) = blob.as_deref().and_then(Path::file_name).and_then(|etag| etag.to_str()) {
+                self.etags.insert(etag.to_owned(), (name.to_owned(), metadata.len()));
+            }
+            return Ok(());
+        }
+        let announced = retried(|| self.announced(name))?;
+        self.expect_own_etag(name, &announced)?;
+        let write = |error: io::Error| Failure::Final(format!("the cache cannot be written: {error}"));
+        let blob = self.cache.blob(&announced.etag);
+        std::fs::create_dir_all(blob.parent().unwrap_or(self.cache.folder())).map_err(write)?;
+        let _lock = self.cache.lock(&announced.etag).map_err(|error| match error.kind() {
+            ErrorKind::WouldBlock => Failure::Final(error.to_string()),
+            _ => write(error),
+        })?;
+        let is_complete = |blob: &Path| {
+            std::fs::metadata(blob).is_ok_and(|metadata| metadata.is_file() && metadata.len() == announced.size)
+        };
+        if !is_complete(&blob) {
+            self.download(name, &announced)?;
+            std::fs::rename(self.cache.incomplete(&announced.etag), &blob).map_err(write)?;
+        }
+        self.cache.link(self.commit, name, &announced.etag).map_err(write)
+    }
+
+    /// Requests the ETag and the size of a file. Both come from the answer to its first byte, or from the hub's redirect to the
+    /// host that stores the file.
+    fn announced(&self, name: &str) -> Result<Announced, Failure> {
+        let answer = self.client.get(&self.path(name), Some("bytes=0-0"), Purpose::Metadata)?;
+        let host = answer.host();
+        self.expect_commit(&answer)?;
+        let etag = answer.first("x-linked-etag").or(answer.etag()).unwrap_or_default();
+        let etag = etag.strip_prefix("W/").unwrap_or(etag).trim_matches('"');
+        if !is_blob_name(etag) {
+            let found = shortened(etag);
+            return Err(Failure::Final(format!(
+                "{host} sends the ETag {found:?}, which becomes the name of a file: expected letters, digits, `.`, `_` and `-`"
+            )));
+        }
+        let linked = answer.first("x-linked-size").map(str::to_owned);
+        let range = answer.content_range();
+        let size = match (&linked, answer.status) {
+            (Some(size), _) => size.parse().ok(),
+            (None, 200) => answer.length(),
+            (None, _) => range.and_then(|range| range.total),
+        };
+        let size = size.ok_or_else(|| Failure::Final(format!("{host} does not say how many bytes the file has")))?;
+        if answer.status == 416 && size > 0 {
+            return Err(Failure::Status(416));
+        }
+        Ok(Announced { etag: etag.to_owned(), size })
+    }
+
+    /// Checks that the answer is of the commit that was asked for, where it names one.
+    fn expect_commit(&self, answer: &Answer) -> Result<(), Failure> {
+        let Some(found) = answer.first("x-repo-commit") else { return Ok(()) };
+        let found = commit(found, answer.host())?;
+        if found.eq_ignore_ascii_case(self.commit) {
+            return Ok(());
+        }
+        let (host, expected) = (answer.host(), self.commit);
+        Err(Failure::Final(format!("{host} sends a file of the commit {found} for the commit {expected}")))
+    }
+
+    /// Checks that no two different files have the same ETag, which would make one of them the other.
+    fn expect_own_etag(&mut self, name: &str, announced: &Announced) -> Result<(), Failure> {
+        let Announced { etag, size } = announced;
+        match self.etags.insert(etag.clone(), (name.to_owned(), *size)) {
+            Some((other, other_size)) if !is_checksum(etag) || other_size != *size => {
+                Err(Failure::Final(format!("the hub sends the same ETag {etag:?} for {other} and {name}")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Downloads a file beside the place of its blob, and checks it.
+    fn download(&self, name: &str, announced: &Announced) -> Result<(), Failure> {
+        let Announced { etag, size } = announced;
+        let path = self.cache.incomplete(etag);
+        let write =
+            |error: io::Error| Failure::Final(format!("the cache cannot be written: {}: {error}", path.display()));
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false);
+        if let Ok(metadata) = std::fs::symlink_metadata(&path) {
+            // Whatever else has the name, such as a link or a pipe, is not written to.
+            if !metadata.is_file() {
+                std::fs::remove_file(&path).map_err(write)?;
+            }
+        }
+        let mut file = grpo_files::without_links(&mut options).open(&path).map_err(write)?;
+        let mut present = file.metadata().map_err(write)?.len();
+        if present > *size {
+            file.set_len(0).map_err(write)?;
+            present = 0;
+        }
+        if let Some(free) = free_space(self.cache.folder()).filter(|free| *free < size - present) {
+            let missing = size - present;
+            return Err(Failure::Final(format!(
+                "the file needs {missing} more bytes, and the file system of {} has {free} left",
+                self.cache.folder().display()
+            )));
+        }
+        let mut is_resumed = present > 0;
+        loop {
+            self.complete(name, announced, &mut file)?;
+            file.sync_all().map_err(write)?;
+            let Err(found) = check_digest(&path, etag).map_err(write)? else { return Ok(()) };
+            if !is_resumed {
+                std::fs::remove_file(&path).map_err(write)?;
+                return Err(Failure::Final(format!(
+                    "the content that was downloaded has the {found}, and the hub announced {etag}: it was deleted"
+                )));
+            }
+            // What an earlier download has left may be what is wrong.
+            file.set_len(0).map_err(write)?;
+            is_resumed = false;
+        }
+    }
+
+    /// Brings `file` to the announced size, in as many attempts as make progress.
+    fn complete(&self, name: &str, announced: &Announced, file: &mut File) -> Result<(), Failure> {
+        let mut longest = 0;
+        let mut attempts = Attempts::default();
+        loop {
+            let length = |file: &File| {
+                file.metadata().map(|metadata| metadata.len()).map_err(|error| Failure::Final(error.to_string()))
+            };
+            let begin = length(file)?;
+            if begin == announced.size {
+                return Ok(());
+            }
+            let result = self.append(name, announced, file, begin);
+            let end = length(file)?;
+            // Of the longest that the file ever was: a server without ranges begins anew each time.
+            if end >= longest + PROGRESS {
+                attempts = Attempts::default();
+            }
+            longest = longest.max(end);
+            if let Err(failure) = result {
+                attempts.wait_after(failure)?;
+            }
+        }
+    }
+
+    /// Requests a file from byte `begin` on, and appends the answer.
+    fn append(&self, name: &str, announced: &Announced, file: &mut File, begin: u64) -> Result<(), Failure> {
+        let size = announced.size;
+        let disk = |error: io::Error| Failure::Final(format!("the cache cannot be written: {error}"));
+        let answer = self.client.get(&self.path(name), Some(&format!("bytes={begin}-")), Purpose::Content)?;
+        self.expect_commit(&answer)?;
+        let host = answer.host().to_owned();
+        let begin = match (answer.status, answer.content_range()) {
+            // The server ignores the range and sends the whole file.
+            (200, _) => 0,
+            (206, Some(range)) if range.start == Some(begin) && range.total.is_none_or(|total| total == size) => begin,
+            (206, range) => {
+                return Err(Failure::Final(format!(
+                    "{host} was asked for the bytes from {begin} on of {size}, and sends others: {}",
+                    range.map_or_else(|| "no range".to_owned(), |range| format!("{range:?}"))
+                )));
+            }
+            (status, _) => return Err(Failure::Status(status)),
+        };
+        let expected = size - begin;
+        if let Some(length) = answer.length().filter(|length| *length != expected) {
+            return Err(Failure::Final(format!("{host} sends {length} bytes where it announced {expected}")));
+        }
+        file.set_len(begin).map_err(disk)?;
+        file.seek(io::SeekFrom::Start(begin)).map_err(disk)?;
+        let mut left = expected;
+        let read = answer.read(expected, |bytes| {
+            let fits = bytes.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+            left -= fits as u64;
+            file.write_all(&bytes[..fits]).map_err(disk)
+        })?;
+        if read > expected {
+            file.set_len(0).map_err(disk)?;
+            return Err(Failure::Final(format!("{host} sends more than the {size} bytes that it announced")));
+        }
+        if read < expected {
+            let end = begin + read;
+            return Err(Failure::Broken(format!("the connection to {host} ended after {end} of {size} bytes")));
+        }
+        Ok(())
+    }
+
+    /// The path of a file on the hub. By the commit, so that a push in between cannot mix two models.
+    fn path(&self, name: &str) -> String {
+        format!("/{}/resolve/{}/{name}", self.model, self.commit)
     }
 }
 
-fn explain(hub: &Hub, model: &str, revision: &str, error: &ApiError) -> String {
-    let Hub { endpoint, token, .. } = hub;
-    if let ApiError::LockAcquisition(lock) = error {
-        return format!(
-            "another process is downloading it ({} is locked): begin again when that has ended",
-            lock.display()
-        );
+/// The attempts at a request that have failed.
+#[derive(Default)]
+struct Attempts {
+    broken: u32,
+    stalled: u32,
+}
+
+impl Attempts {
+    /// Waits before the next attempt; the failure where there is none.
+    fn wait_after(&mut self, failure: Failure) -> Result<(), Failure> {
+        match failure {
+            Failure::Broken(_) => self.broken += 1,
+            Failure::Stalled(_) => self.stalled += 1,
+            Failure::Status(_) | Failure::Final(_) => return Err(failure),
+        }
+        if self.broken >= ATTEMPTS || self.stalled >= STALLED_ATTEMPTS {
+            return Err(failure);
+        }
+        std::thread::sleep(PAUSE * (1 << self.broken.saturating_sub(1)));
+        Ok(())
     }
-    match status(error) {
-        Some(401 | 403) => {
-            let told = if token.is_some() {
+}
+
+fn retried<T>(request: impl Fn() -> Result<T, Failure>) -> Result<T, Failure> {
+    let mut attempts = Attempts::default();
+    loop {
+        match request() {
+            Ok(value) => return Ok(value),
+            Err(failure) => attempts.wait_after(failure)?,
+        }
+    }
+}
+
+/// Text of a server, cut where it would fill a screen.
+fn shortened(text: &str) -> String {
+    const LONGEST: usize = 60;
+    match text.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{} ...", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+fn explain(hub: &Hub, endpoint: &str, model: &str, revision: &str, failure: Failure) -> String {
+    match failure {
+        Failure::Status(401 | 403) => {
+            let told = if hub.token.is_some() {
                 "the token that was sent does not open it"
             } else {
                 "no token was sent (HF_TOKEN)"
@@ -146,8 +419,10 @@ fn explain(hub: &Hub, model: &str, revision: &str, error: &ApiError) -> String {
                 "{endpoint} does not give out {model}: there is none, or it is private or behind a licence, and {told}"
             )
         }
-        Some(404) => format!("{endpoint} has no {model} with a revision {revision}"),
-        Some(status) => format!("{endpoint} answers with status {status}"),
-        None => format!("downloading from {endpoint} failed: {error}"),
+        Failure::Status(404) => format!("{endpoint} has no {model} with a revision {revision}"),
+        Failure::Status(status) => format!("{endpoint} answers with status {status}"),
+        Failure::Broken(reason) | Failure::Stalled(reason) | Failure::Final(reason) => {
+            format!("downloading from {endpoint} failed: {reason}")
+        }
     }
 }

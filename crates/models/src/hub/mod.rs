@@ -1,16 +1,25 @@
 //! A model by its name on Hugging Face: in the local cache, or downloaded into it.
 
 #[cfg(feature = "hub")]
+mod cache;
+#[cfg(feature = "hub")]
 mod download;
+#[cfg(feature = "hub")]
+mod http;
 
 use crate::error::{Error, Result};
 use crate::folder::exists;
 use crate::weights::files::WeightFiles;
 use std::env;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// The branch that a name without a revision means.
 const MAIN: &str = "main";
+/// The time-outs of `huggingface_hub`.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// The longest reference and the longest file with a token, in bytes.
+const MAX_LINE: u64 = 1 << 16;
 
 /// The folder of a model: `model` itself where it is a folder, and otherwise that of its name on Hugging Face
 /// (`Qwen/Qwen2.5-0.5B-Instruct`) in the local cache, into which it is downloaded if the crate has the feature `hub`. It is
@@ -51,20 +60,26 @@ pub struct Hub {
     pub offline: bool,
     /// Who asks, for models that are private or behind a licence.
     pub token: Option<String>,
-    /// The address of the hub.
+    /// The address of the hub. The token is sent to its scheme, host and port only.
     pub endpoint: String,
+    /// The longest wait for a connection, for an answer and for each part of it, where the hub is asked about a model's files.
+    pub etag_timeout: Duration,
+    /// The same where a file is downloaded. A download has no limit as a whole, but less than 1 KiB per second over this time ends it.
+    pub download_timeout: Duration,
 }
 
 /// Without the token, which is a secret.
 impl std::fmt::Debug for Hub {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { cache, offline, token, endpoint } = self;
+        let Self { cache, offline, token, endpoint, etag_timeout, download_timeout } = self;
         let token = token.as_ref().map(|_| "...");
         f.debug_struct("Hub")
             .field("cache", cache)
             .field("offline", offline)
             .field("token", &token)
             .field("endpoint", endpoint)
+            .field("etag_timeout", etag_timeout)
+            .field("download_timeout", download_timeout)
             .finish()
     }
 }
@@ -72,7 +87,8 @@ impl std::fmt::Debug for Hub {
 impl Hub {
     /// As `huggingface_hub` reads the environment: the cache is `HF_HUB_CACHE`, or `hub` in `HF_HOME`, or
     /// `~/.cache/huggingface/hub`; the token is `HF_TOKEN`, or the file `HF_TOKEN_PATH` or `token` in `HF_HOME`, where
-    /// `hf auth login` puts it; `HF_HUB_OFFLINE` forbids downloads; `HF_ENDPOINT` is another hub.
+    /// `hf auth login` puts it; `HF_HUB_OFFLINE` forbids downloads; `HF_ENDPOINT` is another hub. `HF_HUB_ETAG_TIMEOUT` and
+    /// `HF_HUB_DOWNLOAD_TIMEOUT` are time-outs in seconds, 10 by default; what is no number above 0 becomes 0, which a download refuses.
     pub fn from_env() -> Self {
         Self::from_variables(|name| env::var(name).ok())
     }
@@ -85,7 +101,13 @@ impl Hub {
         let cache = path("HF_HUB_CACHE").or_else(|| path("HUGGINGFACE_HUB_CACHE")).unwrap_or_else(|| home.join("hub"));
         let token_file = path("HF_TOKEN_PATH").unwrap_or_else(|| home.join("token"));
         let token = given("HF_TOKEN").or_else(|| given("HUGGING_FACE_HUB_TOKEN"));
-        let token = token.or_else(|| std::fs::read_to_string(token_file).ok());
+        let token = token.or_else(|| read_line(&token_file));
+        let seconds = |name: &str| {
+            let Some(text) = given(name) else { return TIMEOUT };
+            let seconds = text.trim().parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+            // An endless wait and one of a year are the same.
+            seconds.unwrap_or(Duration::ZERO).min(Duration::from_secs(365 * 24 * 3600))
+        };
         let is_on = |name: &str| {
             given(name).is_some_and(|value| ["1", "ON", "YES", "TRUE"].contains(&value.to_uppercase().as_str()))
         };
@@ -95,6 +117,8 @@ impl Hub {
             token: token.map(|token| token.trim().to_owned()).filter(|token| !token.is_empty()),
             endpoint: given("HF_ENDPOINT")
                 .map_or_else(|| "https://huggingface.co".into(), |address| address.trim_end_matches('/').to_owned()),
+            etag_timeout: seconds("HF_HUB_ETAG_TIMEOUT"),
+            download_timeout: seconds("HF_HUB_DOWNLOAD_TIMEOUT"),
         }
     }
 
@@ -160,14 +184,16 @@ impl Hub {
 
     /// The snapshot in the cache, whatever it has of the model, or why there is none.
     fn cached(&self, model: &str, revision: &str) -> Result<std::result::Result<PathBuf, String>> {
-        let folder = self.cache.join(format!("models--{}", model.replace('/', "--")));
+        let folder = self.cache.join(folder_name(model));
         if !exists(&folder)? {
             return Ok(Err(format!("the cache {} has no {}", self.cache.display(), name_of(&folder))));
         }
         let reference = folder.join("refs").join(revision);
         // A commit has no reference of its own.
-        let commit =
-            std::fs::read_to_string(&reference).map_or_else(|_| revision.to_owned(), |text| text.trim().to_owned());
+        let commit = read_line(&reference).unwrap_or_else(|| revision.to_owned());
+        if !is_revision(&commit) || commit.contains('/') {
+            return Ok(Err(format!("{} holds no commit: remove it", reference.display())));
+        }
         let snapshot = folder.join("snapshots").join(commit);
         if !snapshot.is_dir() {
             return Ok(Err(format!("the cache {} has no revision {revision} of it", folder.display())));
@@ -177,7 +203,7 @@ impl Hub {
 
     #[cfg(not(feature = "hub"))]
     fn download(&self, model: &str, revision: &str, part: Part) -> std::result::Result<PathBuf, String> {
-        let _ = (self.offline, &self.token, &self.endpoint);
+        let _ = (self.offline, &self.token, &self.endpoint, self.etag_timeout, self.download_timeout);
         let files = match part {
             Part::Whole => "",
             Part::Config => " config.json generation_config.json",
@@ -242,6 +268,17 @@ fn has(snapshot: &Path, name: &str) -> std::result::Result<(), String> {
         true => Ok(()),
         false => Err(format!("{} has no {name}", snapshot.display())),
     }
+}
+
+/// The name of a model's folder in the cache.
+fn folder_name(model: &str) -> String {
+    format!("models--{}", model.replace('/', "--"))
+}
+
+/// The text of a small file without white space around it; `None` where it cannot be read, or is no regular file.
+fn read_line(path: &Path) -> Option<String> {
+    let bytes = grpo_files::read_regular(path, MAX_LINE).ok()?;
+    Some(String::from_utf8(bytes).ok()?.trim().to_owned())
 }
 
 fn not_found(model: &str, tried: Vec<String>) -> Error {

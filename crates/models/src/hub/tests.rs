@@ -24,6 +24,15 @@ fn the_environment_is_read_as_huggingface_hub_does() {
     assert_eq!((all.cache.as_path(), all.token.as_deref()), (Path::new("/elsewhere"), Some("hf_of_environment")));
     assert_eq!((all.offline, all.endpoint.as_str()), (true, "http://mirror:8080"));
     assert!(!hub(&[("HF_HUB_OFFLINE", "0")]).offline);
+    assert_eq!((all.etag_timeout, all.download_timeout), (Duration::from_secs(10), Duration::from_secs(10)));
+    let timeouts = hub(&[("HF_HUB_ETAG_TIMEOUT", "3"), ("HF_HUB_DOWNLOAD_TIMEOUT", "0.5")]);
+    assert_eq!(
+        (timeouts.etag_timeout, timeouts.download_timeout),
+        (Duration::from_secs(3), Duration::from_millis(500))
+    );
+    for illegal in ["0", "-1", "soon", "nan", "inf"] {
+        assert_eq!(hub(&[("HF_HUB_ETAG_TIMEOUT", illegal)]).etag_timeout, Duration::ZERO, "{illegal}");
+    }
     assert_eq!(hub(&[("XDG_CACHE_HOME", "/x"), ("HF_TOKEN_PATH", "/no")]).cache, Path::new("/x/huggingface/hub"));
     if let Some(user) = env::home_dir() {
         assert_eq!(hub(&[]).cache, user.join(".cache/huggingface/hub"));
@@ -48,6 +57,10 @@ fn names_are_told_from_paths() {
     );
 }
 
+fn offline(cache: &Path) -> Hub {
+    Hub { cache: cache.into(), offline: true, endpoint: "http://127.0.0.1:1".into(), ..hub(&[("HF_HOME", "/nowhere")]) }
+}
+
 /// A cache with a model of one shard and a commit.
 fn cache(folder: &Path) -> PathBuf {
     let model = folder.join("models--org--name");
@@ -63,7 +76,7 @@ fn cache(folder: &Path) -> PathBuf {
 #[test]
 fn a_model_is_found_in_the_cache() {
     let root = tempfile::tempdir().unwrap();
-    let hub = Hub { cache: root.path().into(), offline: true, token: None, endpoint: "http://127.0.0.1:1".into() };
+    let hub = offline(root.path());
     let snapshot = cache(root.path());
     assert_eq!(hub.locate("org/name", None).unwrap(), snapshot);
     assert_eq!(hub.locate("org/name", Some("main")).unwrap(), snapshot);
@@ -87,7 +100,7 @@ fn a_model_is_found_in_the_cache() {
 #[test]
 fn a_configuration_in_the_cache_is_enough_where_no_weights_are_needed() {
     let root = tempfile::tempdir().unwrap();
-    let hub = Hub { cache: root.path().into(), offline: true, token: None, endpoint: "http://127.0.0.1:1".into() };
+    let hub = offline(root.path());
     let snapshot = cache(root.path());
     assert_eq!(hub.locate_config("org/name", None).unwrap(), snapshot);
     std::fs::remove_file(snapshot.join("model.safetensors")).unwrap();

@@ -7,6 +7,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 const EARLIER: &str = "89abcdef0123456789abcdef0123456789abcdef";
@@ -124,7 +125,9 @@ impl Server {
 }
 
 fn hub(cache: &Path, endpoint: String) -> Hub {
-    Hub { cache: cache.into(), offline: false, token: None, endpoint }
+    let timeout = Duration::from_secs(10);
+    let (etag_timeout, download_timeout) = (timeout, timeout);
+    Hub { cache: cache.into(), offline: false, token: None, endpoint, etag_timeout, download_timeout }
 }
 
 #[test]

@@ -5,6 +5,8 @@ mod export;
 mod folder;
 #[cfg(feature = "hub")]
 mod hub;
+#[cfg(all(unix, feature = "hub"))]
+mod hub_attack;
 mod lora;
 mod support;
 mod tokenizer;

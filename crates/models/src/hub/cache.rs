@@ -1,0 +1,219 @@
+//! The cache in `huggingface_hub`'s layout: `blobs/ETAG`, `snapshots/COMMIT/NAME` with links to blobs, `refs/REVISION` with the
+//! commit, and locks in `.locks`.
+
+use super::folder_name;
+use std::fs::File;
+use std::io::{self, ErrorKind, Read};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// The longest name of a blob. A SHA-256 has 64 digits.
+const MAX_BLOB_NAME: usize = 200;
+/// The end of the name of a blob that is being downloaded.
+const INCOMPLETE: &str = ".incomplete";
+/// The wait for another process that downloads the same file.
+const LOCK_WAIT: Duration = Duration::from_secs(5);
+/// The pause between two attempts at a lock.
+const LOCK_PAUSE: Duration = Duration::from_millis(100);
+
+/// Returns `true` if `text` is the name of a commit: 40 hexadecimal digits.
+pub(super) fn is_commit(text: &str) -> bool {
+    text.len() == 40 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// Returns `true` if `text` can be the name of a blob: letters, digits, `.`, `_` and `-`, neither `.` nor `..`, not too long, and no
+/// name of a blob that is being downloaded.
+pub(super) fn is_blob_name(text: &str) -> bool {
+    let legal = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    (1..=MAX_BLOB_NAME).contains(&text.len())
+        && text.bytes().all(legal)
+        && !matches!(text, "." | "..")
+        && !text.ends_with(INCOMPLETE)
+}
+
+/// The folder of one model in the cache.
+pub(super) struct ModelCache {
+    folder: PathBuf,
+    locks: PathBuf,
+}
+
+impl ModelCache {
+    pub(super) fn new(cache: &Path, model: &str) -> Self {
+        let name = folder_name(model);
+        Self { folder: cache.join(&name), locks: cache.join(".locks").join(name) }
+    }
+
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The folder with the files of a commit.
+    pub(super) fn snapshot(&self, commit: &str) -> PathBuf {
+        self.folder.join("snapshots").join(commit)
+    }
+
+    /// The content with an ETag, whatever its name in snapshots.
+    pub(super) fn blob(&self, etag: &str) -> PathBuf {
+        self.folder.join("blobs").join(etag)
+    }
+
+    /// The beginning of a blob that is being downloaded.
+    pub(super) fn incomplete(&self, etag: &str) -> PathBuf {
+        self.folder.join("blobs").join(format!("{etag}{INCOMPLETE}"))
+    }
+
+    /// Links `name` in the snapshot of `commit` to the blob of `etag`, in the place of a link that leads elsewhere.
+    pub(super) fn link(&self, commit: &str, name: &str, etag: &str) -> io::Result<()> {
+        let snapshot = self.snapshot(commit);
+        std::fs::create_dir_all(&snapshot)?;
+        let link = snapshot.join(name);
+        match std::fs::remove_file(&link) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        #[cfg(unix)]
+        return std::os::unix::fs::symlink(Path::new("../../blobs").join(etag), &link);
+        #[cfg(not(unix))]
+        return std::fs::copy(self.blob(etag), &link).map(drop);
+    }
+
+    /// Notes that `revision` is `commit`.
+    pub(super) fn note(&self, revision: &str, commit: &str) -> Result<(), grpo_files::Error> {
+        let path = self.folder.join("refs").join(revision);
+        if let Some(folder) = path.parent() {
+            grpo_files::make_folder(folder)?;
+        }
+        grpo_files::write_atomically(&path, commit.as_bytes())
+    }
+
+    /// The lock of a blob, which `huggingface_hub` takes too; it is released when the file is dropped.
+    ///
+    /// # Errors
+    /// `WouldBlock` with the lock's path where another process keeps it.
+    pub(super) fn lock(&self, etag: &str) -> io::Result<File> {
+        std::fs::create_dir_all(&self.locks)?;
+        let path = self.locks.join(format!("{etag}.lock"));
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(false);
+        if std::fs::symlink_metadata(&path).is_ok_and(|metadata| !metadata.is_file()) {
+            let message = format!("{} is not a regular file", path.display());
+            return Err(io::Error::new(ErrorKind::InvalidInput, message));
+        }
+        let file = grpo_files::without_links(&mut options).open(&path)?;
+        let begin = Instant::now();
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(file),
+                Err(std::fs::TryLockError::Error(error)) => return Err(error),
+                Err(std::fs::TryLockError::WouldBlock) if begin.elapsed() < LOCK_WAIT => {
+                    std::thread::sleep(LOCK_PAUSE);
+                }
+                Err(std::fs::TryLockError::WouldBlock) => {
+                    let message = format!(
+                        "another process is downloading it ({} is locked): begin again when that has ended",
+                        path.display()
+                    );
+                    return Err(io::Error::new(ErrorKind::WouldBlock, message));
+                }
+            }
+        }
+    }
+}
+
+/// The bytes that may still be written to the file system of `folder`; `None` where the system does not say.
+pub(super) fn free_space(folder: &Path) -> Option<u64> {
+    #[cfg(unix)]
+    {
+        let stat = rustix::fs::statvfs(folder).ok()?;
+        Some(stat.f_bavail.saturating_mul(stat.f_frsize))
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = folder;
+        None
+    }
+}
+
+/// Returns `true` if `etag` is a SHA-256 or a SHA-1.
+pub(super) fn is_checksum(etag: &str) -> bool {
+    matches!(etag.len(), 40 | 64) && etag.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// Checks the content of `path` against its ETag, where that is a checksum: the SHA-256 of a large file, or git's SHA-1 of a
+/// small one. A SHA-1 of the content alone is what some mirrors send.
+///
+/// # Errors
+/// The checksum that was found, for another content; errors of reading.
+pub(super) fn check_digest(path: &Path, etag: &str) -> io::Result<Result<(), String>> {
+    use sha1::Sha1;
+    use sha2::{Digest, Sha256};
+    if !is_checksum(etag) {
+        return Ok(Ok(()));
+    }
+    let (mut file, size) = grpo_files::open_regular(path)?;
+    let mut feed = |write: &mut dyn FnMut(&[u8])| -> io::Result<()> {
+        let mut chunk = vec![0; 1 << 20];
+        loop {
+            match file.read(&mut chunk)? {
+                0 => return Ok(()),
+                read => write(&chunk[..read]),
+            }
+        }
+    };
+    let hex = |digest: &[u8]| digest.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let found = if etag.len() == 64 {
+        let mut hasher = Sha256::new();
+        feed(&mut |bytes| hasher.update(bytes))?;
+        vec![("SHA-256", hex(&hasher.finalize()))]
+    } else {
+        let mut git = Sha1::new_with_prefix(format!("blob {size}\0"));
+        let mut plain = Sha1::new();
+        feed(&mut |bytes| {
+            git.update(bytes);
+            plain.update(bytes);
+        })?;
+        vec![("SHA-1 of git", hex(&git.finalize())), ("SHA-1", hex(&plain.finalize()))]
+    };
+    if found.iter().any(|(_, digest)| digest.eq_ignore_ascii_case(etag)) {
+        return Ok(Ok(()));
+    }
+    Ok(Err(format!("{} {}", found[0].0, found[0].1)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_could_leave_a_folder_are_no_names() {
+        let long = "a".repeat(MAX_BLOB_NAME);
+        for name in ["a", "config.json-etag", "0123_-.", "..a", &long] {
+            assert!(is_blob_name(name), "{name}");
+        }
+        let too_long = "a".repeat(MAX_BLOB_NAME + 1);
+        for name in ["", ".", "..", "../a", "/a", "a/b", "a\\b", "a b", "a\0", "é", "~", "a.incomplete", &too_long] {
+            assert!(!is_blob_name(name), "{name}");
+        }
+        let commit = "0123456789abcdefABCDEF0123456789abcdef01";
+        assert!(is_commit(commit));
+        for other in ["", "main", &commit[1..], &format!("{commit}0"), &commit.replace('0', "g"), "../../../victim"] {
+            assert!(!is_commit(other), "{other}");
+        }
+    }
+
+    #[test]
+    fn a_content_is_checked_against_an_etag_that_is_a_checksum() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        std::fs::write(&path, "hello\n").unwrap();
+        let check = |etag: &str| check_digest(&path, etag).unwrap();
+        // By `sha256sum`, `git hash-object` and `sha1sum`.
+        check("5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03").unwrap();
+        check("ce013625030ba8dba906f756967f9e9ca394464a").unwrap();
+        check("f572d396fae9206628714fb2ce00f72e94f2258f").unwrap();
+        check("an-etag-that-is-none").unwrap();
+        let sha256 = check(&"0".repeat(64)).unwrap_err();
+        assert!(sha256.starts_with("SHA-256 5891b5b5"), "{sha256}");
+        assert!(check(&"0".repeat(40)).unwrap_err().starts_with("SHA-1 of git ce013625"));
+    }
+}

@@ -1,0 +1,367 @@
+//! GET requests to the hub: the token, redirects, ranges and time-outs.
+
+use super::Hub;
+use std::io::Read;
+use std::time::{Duration, Instant};
+use ureq::http::header::{
+    ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, ETAG, LOCATION, RANGE,
+};
+use ureq::http::{HeaderMap, HeaderName, HeaderValue, Uri};
+
+/// The number of redirects that are followed from one request.
+const MAX_REDIRECTS: usize = 10;
+/// The smallest rate of a body in bytes per second. A slower one counts as a stall.
+const MIN_RATE: u64 = 1024;
+/// The number of bytes that are read at a time.
+const CHUNK: usize = 1 << 16;
+
+/// Why a request or a download failed.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// The connection broke off, or the server is overloaded. Another attempt may succeed.
+    Broken(String),
+    /// The server sent nothing, or next to nothing, for as long as a time-out allows.
+    Stalled(String),
+    /// A status that is an error.
+    Status(u16),
+    /// An error that another attempt does not change.
+    Final(String),
+}
+
+/// A client of one hub.
+pub(super) struct Client {
+    endpoint: Uri,
+    token: Option<HeaderValue>,
+    agent: ureq::Agent,
+    etag_timeout: Duration,
+    download_timeout: Duration,
+}
+
+/// Which of the hub's two time-outs a request has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// The listing of a model, or the size and the ETag of a file (`HF_HUB_ETAG_TIMEOUT`).
+    Metadata,
+    /// The content of a file (`HF_HUB_DOWNLOAD_TIMEOUT`).
+    Content,
+}
+
+impl Purpose {
+    fn variable(self) -> &'static str {
+        match self {
+            Self::Metadata => "HF_HUB_ETAG_TIMEOUT",
+            Self::Content => "HF_HUB_DOWNLOAD_TIMEOUT",
+        }
+    }
+}
+
+/// An answer that is neither a redirect nor an error: 200, 206, or 416 for a range that the file does not have.
+pub(super) struct Answer {
+    pub(super) status: u16,
+    /// The headers of the last answer.
+    headers: HeaderMap,
+    /// The headers of the answers before it, which redirected to it.
+    redirects: Vec<HeaderMap>,
+    body: ureq::Body,
+    /// Scheme and host that sent the body.
+    host: String,
+    timeout: Duration,
+    purpose: Purpose,
+}
+
+/// The range of a file that an answer carries (`Content-Range`).
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct ContentRange {
+    /// The index of the first byte; `None` for a range that the file does not have.
+    pub(super) start: Option<u64>,
+    /// The size of the whole file, if it is known.
+    pub(super) total: Option<u64>,
+}
+
+impl Client {
+    /// # Errors
+    /// [`Failure::Final`] for an endpoint that is no address, a token that cannot be a header, and time-outs of 0.
+    pub(super) fn new(hub: &Hub) -> Result<Self, Failure> {
+        let endpoint: Option<Uri> = hub.endpoint.parse().ok().filter(is_http);
+        let endpoint = endpoint.ok_or_else(|| {
+            let found = without_secrets(&hub.endpoint);
+            Failure::Final(format!("HF_ENDPOINT: expected http://HOST or https://HOST, got {found:?}"))
+        })?;
+        let token = hub.token.as_ref().map(|token| {
+            let mut value = HeaderValue::try_from(format!("Bearer {token}"))
+                .map_err(|_| Failure::Final("HF_TOKEN: expected printable ASCII characters".into()))?;
+            value.set_sensitive(true);
+            Ok(value)
+        });
+        for (purpose, timeout) in [(Purpose::Metadata, hub.etag_timeout), (Purpose::Content, hub.download_timeout)] {
+            if timeout.is_zero() {
+                let name = purpose.variable();
+                return Err(Failure::Final(format!("{name}: expected a number of seconds above 0")));
+            }
+        }
+        let agent = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            // Redirects are followed in `get`, which decides about the token for each host.
+            .max_redirects(0)
+            .max_redirects_will_error(false)
+            .user_agent(concat!("grpo/", env!("CARGO_PKG_VERSION")))
+            .build()
+            .new_agent();
+        Ok(Self {
+            endpoint,
+            token: token.transpose()?,
+            agent,
+            etag_timeout: hub.etag_timeout,
+            download_timeout: hub.download_timeout,
+        })
+    }
+
+    /// The endpoint as messages show it, without user name and password.
+    pub(super) fn shown(&self) -> String {
+        shown(&self.endpoint) + self.endpoint.path().trim_end_matches('/')
+    }
+
+    /// Requests `path` of the endpoint, follows redirects and returns the answer that is none. The token goes to the endpoint's
+    /// scheme, host and port only.
+    pub(super) fn get(&self, path: &str, range: Option<&str>, purpose: Purpose) -> Result<Answer, Failure> {
+        let timeout = match purpose {
+            Purpose::Metadata => self.etag_timeout,
+            Purpose::Content => self.download_timeout,
+        };
+        let mut uri = format!("{}{path}", self.endpoint.to_string().trim_end_matches('/'))
+            .parse::<Uri>()
+            .map_err(|error| Failure::Final(format!("{path:?} is no path of an address: {error}")))?;
+        let mut redirects = Vec::new();
+        loop {
+            let host = shown(&uri);
+            let mut request = self
+                .agent
+                .get(uri.clone())
+                .header(ACCEPT_ENCODING, "identity")
+                .config()
+                .timeout_resolve(Some(timeout))
+                .timeout_connect(Some(timeout))
+                .timeout_send_request(Some(timeout))
+                .timeout_recv_response(Some(timeout))
+                .timeout_per_read(Some(timeout))
+                .build();
+            if let Some(token) = self.token.as_ref().filter(|_| origin(&uri) == origin(&self.endpoint)) {
+                request = request.header(AUTHORIZATION, token);
+            }
+            if let Some(range) = range {
+                request = request.header(RANGE, range);
+            }
+            let response = request.call().map_err(|error| failure(error, &host, timeout, purpose))?;
+            let (parts, body) = response.into_parts();
+            let status = parts.status.as_u16();
+            match status {
+                200 | 206 | 416 => {
+                    let headers = parts.headers;
+                    if let Some(encoding) = text(&headers, CONTENT_ENCODING).filter(|name| *name != "identity") {
+                        let what =
+                            format!("{host} sends content with the encoding {encoding:?}, which was not asked for");
+                        return Err(Failure::Final(what));
+                    }
+                    return Ok(Answer { status, headers, redirects, body, host, timeout, purpose });
+                }
+                301 | 302 | 303 | 307 | 308 => {}
+                429 | 500.. => return Err(Failure::Broken(format!("{host} answers with status {status}"))),
+                _ => return Err(Failure::Status(status)),
+            }
+            if redirects.len() == MAX_REDIRECTS {
+                return Err(Failure::Final(format!("{host} redirects more than {MAX_REDIRECTS} times")));
+            }
+            uri = target(&uri, text(&parts.headers, LOCATION)).map_err(Failure::Final)?;
+            redirects.push(parts.headers);
+        }
+    }
+}
+
+impl Answer {
+    /// The value of a header in the first of all answers that has it, from the first redirect on: the hub describes a file in
+    /// the redirect to the host that stores it.
+    pub(super) fn first(&self, name: &'static str) -> Option<&str> {
+        let name = HeaderName::from_static(name);
+        self.redirects.iter().chain([&self.headers]).find_map(|headers| text(headers, name.clone()))
+    }
+
+    /// `ETag` of the last answer.
+    pub(super) fn etag(&self) -> Option<&str> {
+        text(&self.headers, ETAG)
+    }
+
+    /// `Content-Length` of the last answer.
+    pub(super) fn length(&self) -> Option<u64> {
+        text(&self.headers, CONTENT_LENGTH)?.parse().ok()
+    }
+
+    /// `Content-Range` of the last answer.
+    pub(super) fn content_range(&self) -> Option<ContentRange> {
+        content_range(text(&self.headers, CONTENT_RANGE)?)
+    }
+
+    /// Scheme and host that sent the answer.
+    pub(super) fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// Passes the body to `write`, and returns its number of bytes, which is at most `limit` + 1: reading ends there.
+    ///
+    /// # Errors
+    /// [`Failure::Stalled`] where nothing comes for as long as the time-out, or less than [`MIN_RATE`]; [`Failure::Broken`] for a
+    /// connection that fails; the errors of `write`.
+    pub(super) fn read(self, limit: u64, mut write: impl FnMut(&[u8]) -> Result<(), Failure>) -> Result<u64, Failure> {
+        let Self { body, host, timeout, purpose, .. } = self;
+        let mut reader = body.into_with_config().limit(u64::MAX).reader().take(limit.saturating_add(1));
+        let mut chunk = vec![0; CHUNK];
+        let (mut count, mut window) = (0, (Instant::now(), 0));
+        loop {
+            let read = match reader.read(&mut chunk) {
+                Ok(0) => return Ok(count),
+                Ok(read) => read,
+                Err(error) => {
+                    let error = match ureq::Error::from(error) {
+                        ureq::Error::Io(error) => {
+                            Failure::Broken(format!("the connection to {host} broke off: {error}"))
+                        }
+                        other => failure(other, &host, timeout, purpose),
+                    };
+                    return Err(error);
+                }
+            };
+            write(&chunk[..read])?;
+            count += read as u64;
+            window.1 += read as u64;
+            let elapsed = window.0.elapsed();
+            if elapsed >= timeout {
+                if (window.1 as f64) < MIN_RATE as f64 * elapsed.as_secs_f64() {
+                    return Err(stalled(&host, timeout, purpose));
+                }
+                window = (Instant::now(), 0);
+            }
+        }
+    }
+}
+
+fn failure(error: ureq::Error, host: &str, timeout: Duration, purpose: Purpose) -> Failure {
+    use std::io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+    match error {
+        ureq::Error::Timeout(_) => stalled(host, timeout, purpose),
+        ureq::Error::Io(error)
+            if [BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof].contains(&error.kind()) =>
+        {
+            Failure::Broken(format!("the connection to {host} broke off: {error}"))
+        }
+        error => Failure::Final(format!("{host} cannot be read from: {error}")),
+    }
+}
+
+fn stalled(host: &str, timeout: Duration, purpose: Purpose) -> Failure {
+    Failure::Stalled(format!(
+        "{host} sent less than {MIN_RATE} bytes per second for {} s, which is the limit ({} in seconds raises it)",
+        timeout.as_secs_f64(),
+        purpose.variable()
+    ))
+}
+
+fn text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
+    headers.get(name)?.to_str().ok().map(str::trim)
+}
+
+fn is_http(uri: &Uri) -> bool {
+    matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some_and(|host| !host.is_empty())
+}
+
+/// Scheme, host and port: the server that an address leads to.
+fn origin(uri: &Uri) -> (String, String, u16) {
+    let scheme = uri.scheme_str().unwrap_or_default().to_ascii_lowercase();
+    let port = uri.port_u16().unwrap_or(if scheme == "https" { 443 } else { 80 });
+    (scheme, uri.host().unwrap_or_default().to_ascii_lowercase(), port)
+}
+
+/// Scheme, host and port as messages show them. Path and query are left out: those of a store of files hold signatures.
+fn shown(uri: &Uri) -> String {
+    let port = uri.port_u16().map_or_else(String::new, |port| format!(":{port}"));
+    format!("{}://{}{port}", uri.scheme_str().unwrap_or_default(), uri.host().unwrap_or_default())
+}
+
+/// An address that is none, without what may be a password in it.
+fn without_secrets(address: &str) -> &str {
+    let address = address.rsplit('@').next().unwrap_or_default();
+    address.split(['?', '#']).next().unwrap_or_default()
+}
+
+/// The address that a redirect from `base` leads to.
+fn target(base: &Uri, location: Option<&str>) -> Result<Uri, String> {
+    let host = shown(base);
+    let location = location.ok_or_else(|| format!("{host} redirects without saying where to"))?;
+    let scheme = base.scheme_str().unwrap_or_default();
+    let absolute = match location {
+        _ if location.starts_with("//") => format!("{scheme}:{location}"),
+        _ if location.starts_with('/') => {
+            format!("{scheme}://{}{location}", base.authority().map_or("", |authority| authority.as_str()))
+        }
+        _ => location.to_owned(),
+    };
+    let uri = absolute.parse::<Uri>().ok().filter(is_http);
+    let uri = uri.ok_or_else(|| format!("{host} redirects to something other than an address of HTTP"))?;
+    if base.scheme_str() == Some("https") && uri.scheme_str() != Some("https") {
+        return Err(format!("{host} redirects to {}, which is not encrypted", shown(&uri)));
+    }
+    Ok(uri)
+}
+
+/// `bytes FIRST-LAST/TOTAL`, where a star stands for what does not exist or is not known.
+fn content_range(value: &str) -> Option<ContentRange> {
+    let (range, total) = value.strip_prefix("bytes ")?.split_once('/')?;
+    let start = match range {
+        "*" => None,
+        range => Some(range.split_once('-')?.0.parse().ok()?),
+    };
+    let total = match total {
+        "*" => None,
+        total => Some(total.parse().ok()?),
+    };
+    Some(ContentRange { start, total })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_redirect_leads_to_an_address_of_http() {
+        let base: Uri = "https://user:secret@hub.example:8443/a/b?c=d".parse().unwrap();
+        let to = |location: &str| target(&base, Some(location)).map(|uri| uri.to_string());
+        assert_eq!(to("/x?y=z").unwrap(), "https://user:secret@hub.example:8443/x?y=z");
+        assert_eq!(to("//cdn.example/x").unwrap(), "https://cdn.example/x");
+        assert_eq!(to("https://cdn.example/x").unwrap(), "https://cdn.example/x");
+        assert!(to("http://hub.example:8443/x").unwrap_err().contains("not encrypted"));
+        for other in ["", "*", "?", "x/y", "file:///etc/passwd", "ftp://hub.example/x", "https://", "http:///x"] {
+            let error = to(other).unwrap_err();
+            assert!(error.contains("https://hub.example:8443") && !error.contains("secret"), "{other}: {error}");
+        }
+        assert!(target(&base, None).unwrap_err().contains("without saying where to"));
+    }
+
+    #[test]
+    fn the_server_of_an_address_is_scheme_host_and_port() {
+        let of = |address: &str| origin(&address.parse().unwrap());
+        assert_eq!(of("https://Hub.example/a"), of("https://hub.example:443/b?c"));
+        let others = ["http://hub.example", "https://hub.example:444", "https://hub.example.org", "https://127.0.0.1"];
+        for other in others {
+            assert_ne!(of("https://hub.example"), of(other), "{other}");
+        }
+    }
+
+    #[test]
+    fn ranges_are_read() {
+        let range = |start, total| Some(ContentRange { start, total });
+        assert_eq!(content_range("bytes 5-9/10"), range(Some(5), Some(10)));
+        assert_eq!(content_range("bytes 5-9/*"), range(Some(5), None));
+        assert_eq!(content_range("bytes */0"), range(None, Some(0)));
+        for other in ["5-9/10", "bytes 5/10", "bytes -9/10", "bytes 5-9/x", "items 1-2/3"] {
+            assert_eq!(content_range(other), None, "{other}");
+        }
+    }
+}

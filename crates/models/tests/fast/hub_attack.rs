@@ -1,0 +1,596 @@
+//! Hubs that misbehave: nothing is written outside the cache, nothing waits for ever, and nothing damaged passes for a model.
+
+use crate::support::{Folder, says};
+use models::{Hub, ModelFolder};
+use sha2::{Digest, Sha256};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+const WEIGHTS: &str = "model.safetensors";
+
+/// A request as a server sees it.
+struct Request {
+    path: String,
+    host: String,
+    authorization: Option<String>,
+    /// The first byte that was asked for, and `true` where it was the only one: a request for size and ETag.
+    begin: usize,
+    is_metadata: bool,
+}
+
+impl Request {
+    fn read(stream: &TcpStream) -> Option<Self> {
+        let lines: Vec<String> =
+            BufReader::new(stream).lines().map_while(Result::ok).take_while(|line| !line.is_empty()).collect();
+        let header = |name: &str| {
+            let mut found = lines.iter().filter_map(|line| line.split_once(": "));
+            found.find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.to_owned())
+        };
+        let path = lines.first()?.split(' ').nth(1)?.to_owned();
+        let range = header("range").unwrap_or_default();
+        let begin = range.strip_prefix("bytes=").and_then(|range| range.split_once('-')?.0.parse().ok());
+        Some(Self {
+            path,
+            host: header("host").unwrap_or_default(),
+            authorization: header("authorization"),
+            begin: begin.unwrap_or(0),
+            is_metadata: range == "bytes=0-0",
+        })
+    }
+
+    /// The file that is asked for; `None` for the listing.
+    fn file(&self) -> Option<&str> {
+        (!self.path.starts_with("/api/")).then(|| self.path.rsplit('/').next()).flatten()
+    }
+
+    /// Whether the weights themselves are asked for.
+    fn is_content(&self) -> bool {
+        self.file() == Some(WEIGHTS) && !self.is_metadata
+    }
+}
+
+/// The usual answers of a hub, parts of which a test replaces.
+#[derive(Clone)]
+struct Model {
+    files: Arc<BTreeMap<String, Vec<u8>>>,
+    sha: String,
+    commit: String,
+    /// The ETag of a file by its name and content.
+    etag: fn(&str, &[u8]) -> String,
+}
+
+impl Model {
+    fn new() -> Self {
+        let folder = Folder::whole();
+        std::fs::write(folder.file("tokenizer_config.json"), "{\"model_max_length\": 64}").unwrap();
+        let files = std::fs::read_dir(folder.path()).unwrap().map(|entry| {
+            let path = entry.unwrap().path();
+            (path.file_name().unwrap().to_str().unwrap().to_owned(), std::fs::read(path).unwrap())
+        });
+        Self {
+            files: Arc::new(files.collect()),
+            sha: COMMIT.into(),
+            commit: COMMIT.into(),
+            etag: |name, _| format!("{name}-etag"),
+        }
+    }
+
+    fn weights(&self) -> &[u8] {
+        &self.files[WEIGHTS]
+    }
+
+    /// The headers that describe a file.
+    fn headers(&self, name: &str) -> String {
+        let etag = (self.etag)(name, &self.files[name]);
+        format!("ETag: \"{etag}\"\r\nx-repo-commit: {}\r\nConnection: close\r\n", self.commit)
+    }
+
+    /// The answer of a hub that does everything right.
+    fn answer(&self, request: &Request, stream: &mut TcpStream) -> std::io::Result<()> {
+        let Some(name) = request.file() else {
+            let siblings: Vec<_> = self.files.keys().map(|name| serde_json::json!({"rfilename": name})).collect();
+            let body = serde_json::json!({"sha": self.sha, "siblings": siblings}).to_string();
+            return whole(stream, "Connection: close\r\n", body.as_bytes());
+        };
+        let Some(content) = self.files.get(name) else {
+            return write!(stream, "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+        };
+        let end = if request.is_metadata { 1 } else { content.len() };
+        self.partial(stream, name, request.begin, &content[request.begin..end])
+    }
+
+    /// The head of an answer with the bytes from `begin` on, and as much of its body as `body` has.
+    fn partial(&self, stream: &mut TcpStream, name: &str, begin: usize, body: &[u8]) -> std::io::Result<()> {
+        let total = self.files[name].len();
+        let end = if body.len() == 1 { begin + 1 } else { total };
+        write!(
+            stream,
+            "HTTP/1.1 206 Partial Content\r\nContent-Length: {}\r\nContent-Range: bytes {begin}-{}/{total}\r\n{}\r\n",
+            end - begin,
+            end - 1,
+            self.headers(name)
+        )?;
+        stream.write_all(body)
+    }
+}
+
+/// An answer with status 200.
+fn whole(stream: &mut TcpStream, headers: &str, body: &[u8]) -> std::io::Result<()> {
+    write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n{headers}\r\n", body.len())?;
+    stream.write_all(body)
+}
+
+fn redirect(stream: &mut TcpStream, location: &str, headers: &str) -> std::io::Result<()> {
+    write!(stream, "HTTP/1.1 302 Found\r\nLocation: {location}\r\nContent-Length: 0\r\n{headers}\r\n")
+}
+
+/// A server that answers every request with `answer` on a thread of its own; its port.
+fn serve(answer: impl Fn(&Request, &mut TcpStream) -> std::io::Result<()> + Send + Sync + 'static) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let answer = Arc::new(answer);
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (mut stream, answer) = (stream.unwrap(), Arc::clone(&answer));
+            std::thread::spawn(move || {
+                // A client may hang up in the middle.
+                if let Some(request) = Request::read(&stream) {
+                    let _ = answer(&request, &mut stream);
+                }
+            });
+        }
+    });
+    port
+}
+
+/// A folder with a cache in it, and files that are no business of a hub.
+struct Home(tempfile::TempDir);
+
+impl Home {
+    fn new() -> Self {
+        let home = Self(tempfile::tempdir().unwrap());
+        std::fs::create_dir(home.0.path().join("cache")).unwrap();
+        std::fs::write(home.0.path().join(".bashrc"), "mine").unwrap();
+        home
+    }
+
+    fn cache(&self) -> PathBuf {
+        self.0.path().join("cache")
+    }
+
+    fn hub(&self, port: u16) -> Hub {
+        Hub {
+            cache: self.cache(),
+            offline: false,
+            token: None,
+            endpoint: format!("http://127.0.0.1:{port}"),
+            etag_timeout: Duration::from_millis(300),
+            download_timeout: Duration::from_millis(300),
+        }
+    }
+
+    /// Checks that a download is refused, in bounded time, with all of `parts`, that the cache does not pass for the model, and that
+    /// nothing beside the cache has changed.
+    #[track_caller]
+    fn refuses(&self, port: u16, parts: &[&str]) {
+        let begin = Instant::now();
+        let hub = self.hub(port);
+        let error = hub.locate("org/name", None).expect_err("the hub misbehaves").to_string();
+        assert!(begin.elapsed() < Duration::from_secs(20), "it took {:?}: {error}", begin.elapsed());
+        says(&error, parts);
+        let offline = Hub { offline: true, ..hub };
+        offline.locate("org/name", None).expect_err("nothing damaged passes for the model");
+        self.is_untouched();
+    }
+
+    #[track_caller]
+    fn is_untouched(&self) {
+        let names: BTreeSet<_> =
+            std::fs::read_dir(self.0.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(names, [".bashrc".into(), "cache".into()].into());
+        assert_eq!(std::fs::read(self.0.path().join(".bashrc")).unwrap(), b"mine");
+    }
+
+    /// Checks that the model is downloaded, and is the right one.
+    #[track_caller]
+    fn accepts(&self, hub: &Hub, model: &Model) -> PathBuf {
+        let snapshot = hub.locate("org/name", None).unwrap();
+        let folder = ModelFolder::open(&snapshot).unwrap();
+        folder.weights().unwrap().check(folder.config()).unwrap();
+        for (name, content) in model.files.iter() {
+            assert!(std::fs::read(snapshot.join(name)).unwrap() == *content, "{name}");
+        }
+        self.is_untouched();
+        snapshot
+    }
+
+    fn incomplete(&self) -> Vec<PathBuf> {
+        let blobs = std::fs::read_dir(self.cache().join("models--org--name/blobs")).into_iter().flatten();
+        let paths = blobs.map(|entry| entry.unwrap().path());
+        paths.filter(|path| path.extension().is_some_and(|end| end == "incomplete")).collect()
+    }
+}
+
+#[test]
+fn an_etag_that_is_a_path_becomes_no_file() {
+    let kinds: [fn(&str, &[u8]) -> String; 8] = [
+        |name, _| format!("../../../pwned-{name}"),
+        |name, _| format!("../../../../.bashrc{}", &name[..0]),
+        |name, _| format!("/tmp/grpo-test-pwned-{name}"),
+        |name, _| format!("a/b/{name}"),
+        |_, _| "..".into(),
+        |_, _| ".".into(),
+        |_, _| String::new(),
+        |_, _| "a".repeat(300),
+    ];
+    for etag in kinds {
+        let (home, model) = (Home::new(), Model { etag, ..Model::new() });
+        let port = serve(move |request, stream| model.answer(request, stream));
+        home.refuses(port, &["config.json", "sends the ETag", "expected letters, digits"]);
+    }
+    // The same of the ETag of a redirect to the host that stores files.
+    let (home, model) = (Home::new(), Model::new());
+    let port = serve(move |request, stream| match request.file() {
+        Some(name) if request.path.starts_with("/org/") => redirect(
+            stream,
+            &format!("/store/{name}"),
+            &format!("x-linked-etag: \"../../../../.bashrc\"\r\n{}", model.headers(name)),
+        ),
+        _ => model.answer(request, stream),
+    });
+    home.refuses(port, &["sends the ETag \"../../../../.bashrc\""]);
+}
+
+#[test]
+fn a_commit_that_is_a_path_becomes_no_folder() {
+    let paths = ["../../../../victim", "/tmp/grpo-test-victim", "..", "", "main", "0123"];
+    for found in paths {
+        let (home, model) = (Home::new(), Model { sha: found.into(), ..Model::new() });
+        let port = serve(move |request, stream| model.answer(request, stream));
+        home.refuses(port, &["names the commit", "expected 40 hexadecimal digits"]);
+    }
+    for (found, expected) in [
+        ("../../../../victim", "expected 40 hexadecimal digits"),
+        ("/tmp/grpo-test-victim", "expected 40 hexadecimal digits"),
+        ("ffffffffffffffffffffffffffffffffffffffff", "sends a file of the commit ffff"),
+    ] {
+        let (home, model) = (Home::new(), Model { commit: found.into(), ..Model::new() });
+        let port = serve(move |request, stream| model.answer(request, stream));
+        home.refuses(port, &["config.json", expected]);
+    }
+}
+
+#[test]
+fn names_of_files_do_not_leave_the_model() {
+    let (home, model) = (Home::new(), Model::new());
+    let listed = [
+        "config.json",
+        WEIGHTS,
+        "../../../../.bashrc",
+        "/tmp/grpo-test-evil",
+        "model-00001-of-00002/../../x.safetensors",
+    ];
+    let shared = model.clone();
+    let port = serve(move |request, stream| match request.file() {
+        None => {
+            let siblings: Vec<_> = listed.iter().map(|name| serde_json::json!({"rfilename": name})).collect();
+            let body = serde_json::json!({"sha": COMMIT, "siblings": siblings}).to_string();
+            whole(stream, "Connection: close\r\n", body.as_bytes())
+        }
+        Some(_) => shared.answer(request, stream),
+    });
+    let snapshot = home.hub(port).locate("org/name", None).unwrap();
+    let names: BTreeSet<_> = std::fs::read_dir(snapshot).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["config.json".into(), WEIGHTS.into()].into());
+    home.is_untouched();
+    // The names in the index of shards.
+    for file in ["../model.safetensors", "/etc/passwd", "a/b.safetensors", "..", ""] {
+        let folder = Folder::sharded();
+        let index = serde_json::json!({"weight_map": {"lm_head.weight": file}});
+        std::fs::write(folder.file("model.safetensors.index.json"), index.to_string()).unwrap();
+        says(&folder.refused(), &["the index gives `lm_head.weight` the file", "expected a file name"]);
+    }
+}
+
+/// The host that a request was sent to, and the token that came with it.
+type Sender = (String, Option<String>);
+
+/// The token goes to the endpoint alone, whichever request is redirected and wherever to: another port, another name of this machine.
+#[test]
+fn a_token_is_sent_to_the_endpoint_alone() {
+    for (listing, same_port) in [(false, false), (false, true), (true, false), (true, true)] {
+        let (home, model) = (Home::new(), Model::new());
+        let log: Arc<Mutex<Vec<Sender>>> = Arc::default();
+        let note = |log: &Mutex<Vec<Sender>>, request: &Request| {
+            log.lock().unwrap().push((request.host.clone(), request.authorization.clone()));
+        };
+        let (shared, store_log) = (model.clone(), Arc::clone(&log));
+        let store = serve(move |request, stream| {
+            note(&store_log, request);
+            shared.answer(request, stream)
+        });
+        let (shared, hub_log) = (model.clone(), Arc::clone(&log));
+        let port = serve(move |request, stream| {
+            note(&hub_log, request);
+            let port = if same_port { request.host.rsplit(':').next().unwrap().to_owned() } else { store.to_string() };
+            let elsewhere = format!("http://localhost:{port}{}", request.path);
+            match request.file() {
+                _ if request.host.starts_with("localhost") => shared.answer(request, stream),
+                None if listing => redirect(stream, &elsewhere, ""),
+                Some(name) if !listing => {
+                    let size = shared.files[name].len();
+                    let linked = format!("x-linked-etag: \"{name}-linked\"\r\nx-linked-size: {size}\r\n");
+                    redirect(stream, &elsewhere, &(linked + &shared.headers(name)))
+                }
+                _ => shared.answer(request, stream),
+            }
+        });
+        let hub = Hub { token: Some("hf_secret".into()), ..home.hub(port) };
+        home.accepts(&hub, &model);
+        let log = log.lock().unwrap();
+        let (own, others): (Vec<_>, Vec<_>) = log.iter().partition(|(host, _)| *host == format!("127.0.0.1:{port}"));
+        assert!(!own.is_empty() && !others.is_empty());
+        assert!(own.iter().all(|(_, token)| token.as_deref() == Some("Bearer hf_secret")), "{own:?}");
+        assert!(others.iter().all(|(_, token)| token.is_none()), "{others:?}");
+    }
+}
+
+#[test]
+fn redirects_without_end_end() {
+    for (listing, absolute) in [(true, true), (true, false), (false, true), (false, false)] {
+        let (home, model) = (Home::new(), Model::new());
+        let port = serve(move |request, stream| match request.file() {
+            file if file.is_none() == listing => {
+                let to =
+                    if absolute { format!("http://{}{}", request.host, request.path) } else { request.path.clone() };
+                redirect(stream, &to, "")
+            }
+            _ => model.answer(request, stream),
+        });
+        home.refuses(port, &["redirects more than 10 times"]);
+    }
+    for location in ["file:///etc/passwd", "*", "?"] {
+        let (home, model) = (Home::new(), Model::new());
+        let port = serve(move |request, stream| match request.is_content() {
+            true => redirect(stream, location, ""),
+            false => model.answer(request, stream),
+        });
+        home.refuses(port, &[WEIGHTS, "redirects to something other than an address of HTTP"]);
+    }
+}
+
+#[test]
+fn a_hub_that_stalls_is_not_waited_for() {
+    type Stalls = fn(&Request) -> bool;
+    let stalls: [(Stalls, &str); 3] = [
+        (|request| request.file().is_none(), "HF_HUB_ETAG_TIMEOUT"),
+        (|request| request.is_metadata && request.file() == Some(WEIGHTS), "HF_HUB_ETAG_TIMEOUT"),
+        (Request::is_content, "HF_HUB_DOWNLOAD_TIMEOUT"),
+    ];
+    for (stalls, variable) in stalls {
+        // Before the answer, in the middle of its head, behind the beginning of its body, and a byte from time to time.
+        for manner in 0..4 {
+            let (home, model) = (Home::new(), Model::new());
+            let port = serve(move |request, stream| {
+                if !stalls(request) {
+                    return model.answer(request, stream);
+                }
+                let head = "HTTP/1.1 206 Partial Content\r\nContent-";
+                let total = model.weights().len();
+                let rest = format!(
+                    "Length: {}\r\nContent-Range: bytes {}-{}/{total}\r\n{}\r\n",
+                    total - request.begin,
+                    request.begin,
+                    total - 1,
+                    model.headers(WEIGHTS)
+                );
+                if manner > 0 {
+                    stream.write_all(head.as_bytes())?;
+                }
+                if manner > 1 {
+                    stream.write_all(rest.as_bytes())?;
+                    stream.write_all(&model.weights()[request.begin..request.begin + 10])?;
+                }
+                for byte in &model.weights()[request.begin + 10..] {
+                    std::thread::sleep(Duration::from_millis(if manner == 3 { 20 } else { 60_000 }));
+                    stream.write_all(&[*byte])?;
+                }
+                Ok(())
+            });
+            // The first byte is all that is read of an answer about size and ETag.
+            if manner > 1 && variable == "HF_HUB_ETAG_TIMEOUT" && !stalls(&listing_request()) {
+                continue;
+            }
+            home.refuses(port, &["sent less than 1024 bytes per second for 0.3 s", variable]);
+        }
+    }
+    let home = Home::new();
+    let hub = Hub { etag_timeout: Duration::ZERO, ..home.hub(1) };
+    let error = hub.locate("org/name", None).unwrap_err().to_string();
+    says(&error, &["HF_HUB_ETAG_TIMEOUT: expected a number of seconds above 0"]);
+}
+
+fn listing_request() -> Request {
+    Request { path: "/api/models/".into(), host: String::new(), authorization: None, begin: 0, is_metadata: false }
+}
+
+#[test]
+fn a_body_without_end_is_read_to_the_announced_size() {
+    for listing in [false, true] {
+        let (home, model) = (Home::new(), Model::new());
+        let port = serve(move |request, stream| {
+            let is_endless = if listing { request.file().is_none() } else { request.is_content() };
+            if !is_endless {
+                return model.answer(request, stream);
+            }
+            write!(stream, "HTTP/1.1 200 OK\r\n{}\r\n", model.headers(WEIGHTS))?;
+            loop {
+                stream.write_all(&[b'a'; 1 << 16])?;
+            }
+        });
+        home.refuses(port, &[if listing { "in more than 33554432 bytes" } else { "more than the" }]);
+        assert!(home.incomplete().iter().all(|path| path.metadata().unwrap().len() == 0), "it is deleted");
+    }
+}
+
+#[test]
+fn a_download_goes_on_where_the_server_honours_the_range_and_begins_anew_where_not() {
+    let (home, model) = (Home::new(), Model::new());
+    let (shared, requests) = (model.clone(), Mutex::new(0));
+    let port = serve(move |request, stream| {
+        if !request.is_content() {
+            return shared.answer(request, stream);
+        }
+        let mut count = requests.lock().unwrap();
+        *count += 1;
+        let content = shared.weights();
+        match *count {
+            // Half of the file, and then all of it.
+            1 => shared.partial(stream, WEIGHTS, request.begin, &content[..content.len() / 2]),
+            _ => whole(stream, &shared.headers(WEIGHTS), content),
+        }
+    });
+    home.accepts(&home.hub(port), &model);
+    // A range that was not asked for, a file of another size.
+    for (begin, total) in [(1, 0), (0, 1)] {
+        let (home, model) = (Home::new(), Model::new());
+        let port = serve(move |request, stream| {
+            if !request.is_content() {
+                return model.answer(request, stream);
+            }
+            let (content, headers) = (model.weights(), model.headers(WEIGHTS));
+            let (length, last, total) = (content.len(), content.len() - 1, content.len() + total);
+            write!(stream, "HTTP/1.1 206 Partial Content\r\nContent-Length: {length}\r\n")?;
+            write!(stream, "Content-Range: bytes {begin}-{last}/{total}\r\n{headers}\r\n")?;
+            stream.write_all(content)
+        });
+        home.refuses(port, &[WEIGHTS, "was asked for the bytes from 0 on", "and sends others"]);
+    }
+}
+
+/// All at once, because each is tried several times with pauses.
+#[test]
+fn an_answer_that_ends_too_early_is_no_file() {
+    let file = |name: &'static str, half: bool| {
+        let (home, model) = (Home::new(), Model::new());
+        let port = serve(move |request, stream| {
+            if request.file() != Some(name) || request.is_metadata {
+                return model.answer(request, stream);
+            }
+            let content = &model.files[name];
+            let body = if half { &content[..content.len() / 2] } else { b"{}" };
+            write!(stream, "HTTP/1.1 200 OK\r\n{}\r\n", model.headers(name))?;
+            stream.write_all(body)
+        });
+        home.refuses(port, &[name, "ended after", "bytes"]);
+    };
+    let listing = || {
+        let (home, model) = (Home::new(), Model::new());
+        let port = serve(move |request, stream| match request.file() {
+            None => write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{{\"sha\": \"{COMMIT}\", \"sib"),
+            Some(_) => model.answer(request, stream),
+        });
+        home.refuses(port, &["broke off"]);
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| file(WEIGHTS, true));
+        scope.spawn(|| file("tokenizer_config.json", false));
+        scope.spawn(listing);
+    });
+}
+
+#[test]
+fn a_page_that_is_no_file_is_refused() {
+    let page = b"<html>please log in</html>";
+    for listing in [false, true] {
+        let (home, model) = (Home::new(), Model::new());
+        let port = serve(move |request, stream| match request.file() {
+            None if listing => whole(stream, "Content-Type: text/html\r\n", page),
+            _ if request.is_content() => whole(stream, &model.headers(WEIGHTS), page),
+            _ => model.answer(request, stream),
+        });
+        let parts: &[&str] = if listing {
+            &["something other than a listing", "<html>please log in"]
+        } else {
+            &[WEIGHTS, "sends 26 bytes where it announced"]
+        };
+        home.refuses(port, parts);
+    }
+}
+
+#[test]
+fn a_content_that_does_not_match_its_checksum_is_deleted() {
+    let sha256: fn(&str, &[u8]) -> String =
+        |_, content| Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect();
+    let model = Model { etag: sha256, ..Model::new() };
+    let home = Home::new();
+    let shared = model.clone();
+    let port = serve(move |request, stream| {
+        if !request.is_content() {
+            return shared.answer(request, stream);
+        }
+        let mut content = shared.weights().to_vec();
+        let last = content.len() - 5;
+        content[last] ^= 1;
+        shared.partial(stream, WEIGHTS, request.begin, &content[request.begin..])
+    });
+    home.refuses(port, &[WEIGHTS, "has the SHA-256", "it was deleted"]);
+    assert!(home.incomplete().is_empty());
+    // What an earlier download has left is not believed either: with another beginning, the file is downloaded once more.
+    let shared = model.clone();
+    let port = serve(move |request, stream| shared.answer(request, stream));
+    let blobs = home.cache().join("models--org--name/blobs");
+    let etag = sha256("", model.weights());
+    std::fs::write(blobs.join(format!("{etag}.incomplete")), [7; 100]).unwrap();
+    let snapshot = home.accepts(&home.hub(port), &model);
+    assert_eq!(std::fs::read_link(snapshot.join(WEIGHTS)).unwrap(), Path::new("../../blobs").join(etag));
+    assert!(home.incomplete().is_empty());
+}
+
+#[test]
+fn two_files_with_the_same_etag_are_not_taken_for_one() {
+    let (home, model) = (Home::new(), Model { etag: |_, _| "same".into(), ..Model::new() });
+    let port = serve(move |request, stream| model.answer(request, stream));
+    // Nor by a later process, which finds the first file in the cache.
+    for _ in 0..2 {
+        home.refuses(port, &["the same ETag \"same\" for config.json and"]);
+    }
+}
+
+/// An announced size that no disk holds, a link in the place of a file that is being downloaded, a pipe in the place of a reference.
+#[test]
+fn a_cache_is_not_written_through_links_and_not_filled() {
+    let (home, model) = (Home::new(), Model::new());
+    let shared = model.clone();
+    let port = serve(move |request, stream| match request.file() {
+        Some(WEIGHTS) => {
+            let headers = shared.headers(WEIGHTS);
+            write!(stream, "HTTP/1.1 206 Partial Content\r\nContent-Length: 1\r\n")?;
+            write!(stream, "Content-Range: bytes 0-0/1000000000000000\r\n{headers}\r\nx")
+        }
+        _ => shared.answer(request, stream),
+    });
+    home.refuses(port, &[WEIGHTS, "needs 1000000000000000 more bytes"]);
+
+    let home = Home::new();
+    let shared = model.clone();
+    let port = serve(move |request, stream| shared.answer(request, stream));
+    let folder = home.cache().join("models--org--name");
+    std::fs::create_dir_all(folder.join("blobs")).unwrap();
+    std::fs::create_dir_all(folder.join("refs")).unwrap();
+    let partial = folder.join("blobs").join(format!("{WEIGHTS}-etag.incomplete"));
+    std::os::unix::fs::symlink(home.0.path().join(".bashrc"), partial).unwrap();
+    let pipe = folder.join("refs/main");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    home.accepts(&home.hub(port), &model);
+    assert_eq!(std::fs::read_to_string(pipe).unwrap(), COMMIT);
+    // A reference that leads out of the cache.
+    std::fs::write(folder.join("refs/main"), "../../../..").unwrap();
+    let offline = Hub { offline: true, ..home.hub(port) };
+    says(&offline.locate("org/name", None).unwrap_err().to_string(), &["refs/main holds no commit"]);
+}
