@@ -39,7 +39,8 @@ fn gsm8k() -> String {
 fn what_the_policy_will_see_is_shown() {
     let (_folder, model, data) = folder("qwen3", &gsm8k());
     let (model, data) = (model.to_str().unwrap(), data.to_str().unwrap());
-    let text = succeed(&["data", data, "--model", model, "--set", "data.system_prompt=Be brief.", "--show", "2"]);
+    let settings = ["--set", "data.system_prompt=Be brief.", "--set", "rollout.max_completion_length=8", "--show", "2"];
+    let text = succeed(&[&["data", data, "--model", model][..], &settings].concat());
     for expected in [
         "gsm8k.jsonl: 42 rows, ",
         "1 dropped: longer than the model's context allows, 248 tokens",
@@ -55,7 +56,7 @@ fn what_the_policy_will_see_is_shown() {
         assert!(text.contains(expected), "{expected:?} is not in\n{text}");
     }
     assert!(text.contains("prompt 2 (gsm8k, ") && !text.contains("prompt 3 ("), "{text}");
-    // "So it is 7.\n#### 7" has more than the usual 8 tokens.
+    // "So it is 7.\n#### 7" has more than 8 tokens.
     let expected = "note: 39 of them are longer than rollout.max_completion_length, 8: a completion like them would";
     assert!(text.contains("tokens of 39 right completions: min 14, median 16, "), "{text}");
     assert!(text.contains(expected) && text.contains(" 30 cut off\n"), "{text}");

@@ -101,7 +101,7 @@ fn a_device_that_is_lost_in_a_step_leaves_a_run_that_the_named_command_goes_on_w
     let path = folder.path().join("run");
     let layers = Layers::new().file(&tiny()).expect("the configuration is read");
     let layers = layers.set(&settings.map(str::to_owned)).expect("the settings are legal");
-    let host: TrainConfig = layers.resolve().expect("the configuration is legal");
+    let host = TrainConfig::from_layers(layers).expect("the configuration is legal");
 
     // The weights of the seed, on XLA's CPU.
     let parts = Parts::from_config(&host).expect("the parts of the host");

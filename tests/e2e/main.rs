@@ -17,6 +17,7 @@ mod learning;
 mod manners;
 mod memory;
 mod model_folder;
+mod own_model;
 mod parity_model;
 mod plugins;
 mod report;

@@ -62,7 +62,8 @@ fn a_table_is_a_list_on_a_narrow_terminal_and_whole_in_a_pipe() {
 fn sampled_completions_are_a_table_on_a_terminal_and_nothing_in_a_pipe() {
     let tiny = tiny().display().to_string();
     let runs = Runs::new(&[]);
-    let settings = ["warmup.steps=1", "grpo.max_steps=2", "run.log_completions_steps=1", "rewards.terminated=0.5"];
+    let rewards = "rewards={correct: 1, terminated: 0.5}";
+    let settings = ["warmup.steps=1", "grpo.max_steps=2", "run.log_completions_steps=1", rewards];
     let settings: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting]).collect();
     let (first, second) = (runs.text("a"), runs.text("b"));
     let train = |run| [vec!["train", &tiny, "--run-dir", run], settings.clone()].concat();

@@ -14,6 +14,7 @@ use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use trainer::TrainConfig;
 use trainer::programs::{Memory, ProgramName, RunPrograms, RunSizes, Times};
+use trainer::train_config::WITHOUT_MODEL;
 
 /// Everything that `--json` shows.
 #[derive(Debug, Serialize)]
@@ -47,7 +48,8 @@ pub(crate) fn is_run(args: &BenchArgs) -> anyhow::Result<bool> {
     let of = |value: serde_json::Value| -> BTreeSet<String> {
         value.as_object().into_iter().flat_map(|map| map.keys().cloned()).collect()
     };
-    let run = of(serde_json::to_value(TrainConfig::default())?);
+    let mut run = of(serde_json::to_value(TrainConfig::default())?);
+    run.insert(WITHOUT_MODEL.into());
     let bench = of(serde_json::to_value(BenchConfig::default())?);
     let only = |mine: &BTreeSet<String>, other: &BTreeSet<String>| {
         keys.iter().find(|key| mine.contains(**key) && !other.contains(**key)).copied()
@@ -77,7 +79,7 @@ pub(crate) fn is_run(args: &BenchArgs) -> anyhow::Result<bool> {
 
 pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     let BenchArgs { config: path, set, .. } = &args.bench;
-    let config: TrainConfig = layers::resolve(path.as_deref(), set, ("", ""))?;
+    let config = layers::resolve_run(path.as_deref(), set)?;
     let of_file = || path.as_ref().map_or_else(String::new, |path| path.display().to_string());
     if args.bench.print_config {
         emit(&to_yaml(&config)?)?;

@@ -1,12 +1,13 @@
 //! `grpo data`: what the policy of a model folder will see of data files.
 
 use crate::data_text;
-use crate::layers::resolve;
-use crate::{Outcome, emit};
+use crate::{Outcome, emit, layers};
 use anyhow::Context;
-use data::{DataFile, DataReport, Item, Prompt, PromptEncoder};
+use data::{DataReport, Item, Prompt, PromptEncoder};
+use grpo_files::Layers;
 use models::{HfTokenizer, ModelFolder, Tokenizer};
 use rewards::{RewardInput, Rewards};
+use serde_json::json;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -104,20 +105,14 @@ pub(crate) struct Judged {
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
-    let mut config: TrainConfig = resolve(args.config.as_ref(), &args.set, ("the defaults", ""))?;
-    if !args.files.is_empty() {
-        config.data.files = args.files.iter().map(DataFile::new).collect();
-    }
+    let config = TrainConfig::from_layers(layers(&args)?)?;
     anyhow::ensure!(!config.data.files.is_empty(), "no data: expected files, or data.files in the configuration");
     config.data.validate()?;
-    let model = match (&args.model, &config.model) {
-        (Some(model), _) => model.display().to_string(),
-        (None, ModelSource::Pretrained(name)) => name.clone(),
-        (None, ModelSource::New(_)) => {
-            anyhow::bail!("no model: expected --model FOLDER, or `model` in the configuration")
-        }
+    let ModelSource::Pretrained(model) = &config.model else {
+        anyhow::bail!("no model: expected --model FOLDER, or `model` in the configuration")
     };
-    let folder = ModelFolder::open(&models::locate(&model, config.model_revision.as_deref())?)?;
+    let folder = ModelFolder::open(&models::locate(model, config.model_revision.as_deref())?)?;
+    let config = config.with_context(folder.config().max_position_embeddings);
     let tokenizer = trainer::open_tokenizer(&folder, &config.data)?;
     let summary = summarise(&args, &config, &folder, &tokenizer)?;
     emit(&match args.json {
@@ -127,13 +122,25 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
+/// The layers of `grpo train`, and the arguments on top of them.
+fn layers(args: &Args) -> anyhow::Result<Layers> {
+    let mut layers = layers::of_run(args.config.as_ref(), &args.set)?;
+    if let Some(model) = &args.model {
+        layers = layers.value("--model", json!({"model": model}))?;
+    }
+    if !args.files.is_empty() {
+        layers = layers.value("FILE", json!({"data": {"files": args.files}}))?;
+    }
+    Ok(layers)
+}
+
 fn summarise(
     args: &Args,
     config: &TrainConfig,
     folder: &ModelFolder,
     tokenizer: &HfTokenizer,
 ) -> anyhow::Result<Summary> {
-    let longest = folder.config().max_position_embeddings.saturating_sub(config.rollout.max_completion_length);
+    let longest = folder.config().max_position_embeddings.saturating_sub(config.rollout.max_completion_length());
     let seen = RefCell::new((vec![], 0));
     let count = |prompt: &Prompt| {
         let length = trainer::encode_prompt(tokenizer, prompt)?.len();
@@ -170,7 +177,7 @@ fn summarise(
         prompt_lengths,
         max_prompt_length,
         completion_lengths,
-        max_completion_length: config.rollout.max_completion_length,
+        max_completion_length: config.rollout.max_completion_length(),
         sources,
         prompts,
         rewards,

@@ -3,6 +3,7 @@
 use grpo_files::Layers;
 use serde::{Serialize, de::DeserializeOwned};
 use std::path::{Path, PathBuf};
+use trainer::TrainConfig;
 
 /// The layers of a configuration on the command line.
 #[derive(Debug, clap::Args)]
@@ -19,13 +20,24 @@ pub(crate) struct LayerArgs {
 }
 
 impl LayerArgs {
-    /// Defaults < the file, or `default` (name and text) when none is given < environment < `--set`.
-    pub(crate) fn resolve<T>(&self, default: (&str, &str)) -> grpo_files::Result<T>
-    where
-        T: Default + Serialize + DeserializeOwned,
-    {
-        resolve(self.config.as_ref().or(self.named.as_ref()), &self.set, default)
+    /// The configuration of a run: defaults < file < environment < `--set`.
+    pub(crate) fn resolve(&self) -> anyhow::Result<TrainConfig> {
+        resolve_run(self.config.as_ref().or(self.named.as_ref()), &self.set)
     }
+}
+
+/// The configuration of a run: defaults < `file` < environment < `set`; see [`TrainConfig::from_layers`].
+pub(crate) fn resolve_run(file: Option<impl AsRef<Path>>, set: &[String]) -> anyhow::Result<TrainConfig> {
+    Ok(TrainConfig::from_layers(of_run(file, set)?)?)
+}
+
+/// The layers of the configuration of a run: `file` < environment < `set`.
+pub(crate) fn of_run(file: Option<impl AsRef<Path>>, set: &[String]) -> grpo_files::Result<Layers> {
+    let layers = match file {
+        Some(path) => Layers::new().file(path.as_ref())?,
+        None => Layers::new(),
+    };
+    layers.env(std::env::vars_os())?.set(set)
 }
 
 /// Defaults < `file`, or `default` (name and text) when there is none < environment < `set`.

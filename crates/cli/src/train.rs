@@ -8,10 +8,6 @@ use std::path::PathBuf;
 use trainer::TrainConfig;
 use trainer::run::{Ending, Run};
 
-/// The configuration that runs when no file is named, from wherever the binary is called.
-const DEFAULT_CONFIG: (&str, &str) =
-    ("configs/train/arithmetic.yaml (built in)", include_str!("../../../configs/train/arithmetic.yaml"));
-
 /// Arguments of `grpo train`.
 #[derive(Debug, clap::Args)]
 #[command(
@@ -44,9 +40,11 @@ pub(crate) struct Args {
 /// Trains, resumes, or prints the configuration.
 pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     if args.print_config {
-        let config: TrainConfig = match &args.resume {
-            Some(run) => Layers::new().file(&run.join("config.yaml"))?.set(&args.layers.set)?.resolve()?,
-            None => args.layers.resolve(DEFAULT_CONFIG)?,
+        let config = match &args.resume {
+            Some(run) => {
+                Layers::new().file(&run.join("config.yaml"))?.set(&args.layers.set)?.resolve::<TrainConfig>()?
+            }
+            None => args.layers.resolve()?,
         };
         config.validate()?;
         emit(&to_yaml(&config)?)?;
@@ -60,7 +58,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
             }
             Run::resume(path, args.from.as_deref(), &args.layers.set)?
         }
-        None => Run::start(args.layers.resolve(DEFAULT_CONFIG)?, args.run_dir.as_deref())?,
+        None => Run::start(args.layers.resolve()?, args.run_dir.as_deref())?,
     };
     let stop = crate::stop_on_signal("stopping after this step")?;
     let root = run.dir().root().to_owned();

@@ -8,7 +8,9 @@
 //! use data::{DataConfig, Dataset, TaskMixture};
 //!
 //! # fn main() -> data::Result<()> {
-//! let mut problems = TaskMixture::new(&DataConfig::default(), 0)?;
+//! let mut config = DataConfig::default();
+//! config.tasks.addition.weight = 1.0;
+//! let mut problems = TaskMixture::new(&config, 0)?;
 //! let item = problems.next_batch(1)?.remove(0);
 //! assert_eq!(item.prompt.to_string().len(), "37+48=".len());
 //! # Ok(())

@@ -185,6 +185,7 @@ mod tests {
 
     fn mixed() -> DataConfig {
         let mut config = DataConfig::default();
+        config.tasks.addition.weight = 1.0;
         config.tasks.comparison.weight = 1.0;
         config.tasks.sorting.weight = 2.0;
         config
@@ -228,7 +229,6 @@ mod tests {
     #[test]
     fn small_or_empty_mixtures_are_errors() {
         let mut config = DataConfig::default();
-        config.tasks.addition.weight = 0.0;
         assert!(matches!(TaskMixture::new(&config, 0), Err(Error::Config { .. })));
         config.tasks.comparison.weight = 1.0;
         config.tasks.comparison.max_number = 3;

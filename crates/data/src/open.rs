@@ -35,7 +35,9 @@ impl PromptEncoder<'_> {
 /// use data::{DataConfig, PromptEncoder};
 ///
 /// # fn main() -> data::Result<()> {
-/// let (mut problems, report) = data::open(&DataConfig::default(), 0, &PromptEncoder::none())?;
+/// let mut config = DataConfig::default();
+/// config.tasks.addition.weight = 1.0;
+/// let (mut problems, report) = data::open(&config, 0, &PromptEncoder::none())?;
 /// assert!(report.is_none(), "tasks are not read from files");
 /// assert_eq!(problems.next_batch(4)?.len(), 4);
 /// # Ok(())

@@ -65,6 +65,49 @@ impl Layers {
         Ok(self)
     }
 
+    /// Adds a JSON object; `origin` names it in errors.
+    ///
+    /// # Errors
+    /// [`Error::Layer`] when it is no object.
+    pub fn value(mut self, origin: &str, value: Value) -> Result<Self> {
+        match value {
+            Value::Object(_) => self.0.push(Layer { origin: origin.to_owned(), value }),
+            other => return Err(layer_error(origin, format!("expected a map of keys, got {}", kind(&other)))),
+        }
+        Ok(self)
+    }
+
+    /// Puts these layers on top of those of `lower`.
+    #[must_use]
+    pub fn over(self, mut lower: Self) -> Self {
+        lower.0.extend(self.0);
+        lower
+    }
+
+    /// The value of the dotted path `key` in the last layer that sets it. Layers that set keys below `key` set `key`, too.
+    pub fn get(&self, key: &str) -> Option<&Value> {
+        self.0.iter().rev().find_map(|layer| key.split('.').try_fold(&layer.value, |value, part| value.get(part)))
+    }
+
+    /// Takes the section `name` out of every layer. With `keep` its keys become keys of the configuration, which win over the other keys
+    /// of the same layer.
+    ///
+    /// # Errors
+    /// [`Error::Layer`] when the section is no map.
+    pub fn optional_section(self, name: &str, keep: bool) -> Result<Self> {
+        let mut layers = Self::new();
+        for mut layer in self.0 {
+            let section = layer.value.as_object_mut().and_then(|map| map.remove(name));
+            let origin = format!("{}: section `{name}`", layer.origin);
+            layers.0.push(layer);
+            if let Some(section) = section.filter(|section| !section.is_null()) {
+                let with_section = layers.clone().value(&origin, section)?;
+                layers = if keep { with_section } else { layers };
+            }
+        }
+        Ok(layers)
+    }
+
     /// The keys of the sections that the layers set, in any order: by them one kind of configuration is told from another.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.0.iter().filter_map(|layer| layer.value.as_object()).flat_map(|map| map.keys().map(String::as_str))
@@ -108,11 +151,19 @@ impl Layers {
     /// The defaults of `T` with every layer applied. Combinations of values are for `T`'s own `validate`.
     ///
     /// # Errors
-    /// [`Error::Layer`] with the layer, the dotted path and, for an unknown key, the nearest known one.
+    /// As [`Layers::resolve_over`].
     pub fn resolve<T: DeserializeOwned + Serialize + Default>(self) -> Result<T> {
-        let known = serde_json::to_value(T::default()).map_err(|e| layer_error("defaults", e.to_string()))?;
+        self.resolve_over(T::default())
+    }
+
+    /// `defaults` with every layer applied.
+    ///
+    /// # Errors
+    /// [`Error::Layer`] with the layer, the dotted path and, for an unknown key, the nearest known one.
+    pub fn resolve_over<T: DeserializeOwned + Serialize>(self, defaults: T) -> Result<T> {
+        let known = serde_json::to_value(&defaults).map_err(|e| layer_error("defaults", e.to_string()))?;
         let mut merged = Config::builder().add_source(Layer { origin: "defaults".into(), value: known.clone() });
-        let mut resolved = T::default();
+        let mut resolved = defaults;
         for mut layer in self.0 {
             let origin = layer.origin.clone();
             let failed = |e: ConfigError| layer_error(&origin, e.to_string());

@@ -35,9 +35,9 @@ impl Default for AdamWConfig {
     fn default() -> Self {
         Self {
             adam_beta1: 0.9,
-            adam_beta2: 0.98,
+            adam_beta2: 0.999,
             adam_epsilon: 1e-8,
-            weight_decay: 0.01,
+            weight_decay: 0.0,
             max_grad_norm: 1.0,
             skip_grad_norm: None,
         }

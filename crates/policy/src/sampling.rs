@@ -76,6 +76,23 @@ impl LogitsProcessors {
         Ok(())
     }
 
+    /// The options that change the distribution, with the value that switches each off. Those that are `None` or off are left out.
+    ///
+    /// ```
+    /// let processors = policy::LogitsProcessors { top_k: Some(20), top_p: Some(1.0), ..Default::default() };
+    /// assert_eq!(processors.active(), [("top_k", 20.0, 0.0)]);
+    /// ```
+    pub fn active(&self) -> Vec<(&'static str, f64, f64)> {
+        let options = [
+            ("repetition_penalty", self.repetition_penalty, 1.0),
+            ("top_k", self.top_k.map(|k| k as f64), 0.0),
+            ("top_p", self.top_p, 1.0),
+            ("min_p", self.min_p, 0.0),
+        ];
+        let active = options.into_iter().filter_map(|(name, value, off)| Some((name, value?, off)));
+        active.filter(|(_, value, off)| value != off).collect()
+    }
+
     /// Whether the repetition penalty needs the tokens that are there already.
     pub fn penalises_repetition(&self) -> bool {
         self.repetition_penalty.is_some_and(|penalty| penalty != 1.0)

@@ -12,7 +12,8 @@ use grpo_core::rewards::SoftOverlong;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The reward functions of a run with their weights; a weight of 0 leaves a function out. The reward is the weighted sum.
+/// The reward functions of a run with their weights; a weight of 0, the default of every function, leaves it out. The reward is the
+/// weighted sum.
 ///
 /// Functions without settings have their weight as a key (`rewards.math=1`), those with settings a section (`rewards.json.block=true`),
 /// and those of which there may be several a section for each, by the name that metrics call it
@@ -71,7 +72,7 @@ pub struct RewardConfig {
 impl Default for RewardConfig {
     fn default() -> Self {
         Self {
-            correct: 1.0,
+            correct: 0.0,
             partial: 0.0,
             terminated: 0.0,
             exact: 0.0,

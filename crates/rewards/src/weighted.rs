@@ -42,7 +42,8 @@ impl Rewards {
     /// # Errors
     /// [`crate::Error::Config`] when there are none, two have one name, or a weight is not finite.
     pub fn from_terms(terms: Vec<(Box<dyn RewardFn>, f32)>) -> Result<Self> {
-        check(!terms.is_empty(), "rewards", "at least one reward with a weight other than 0", "none")?;
+        let expected = "at least one reward with a weight other than 0, e.g. `rewards: {correct: 1}`";
+        check(!terms.is_empty(), "rewards", expected, "none: there is nothing to train on")?;
         for (i, (term, weight)) in terms.iter().enumerate() {
             check(weight.is_finite(), &format!("rewards.{}", term.name()), "a finite weight", weight)?;
             let twice = terms[..i].iter().any(|(other, _)| other.name() == term.name());
@@ -197,14 +198,15 @@ mod tests {
     #[test]
     fn two_rewards_of_one_name_are_refused() {
         let regex = crate::RegexConfig { pattern: "x".into(), weight: 1.0 };
-        let config = RewardConfig { regex: [("correct".to_owned(), regex)].into(), ..RewardConfig::default() };
+        let config =
+            RewardConfig { correct: 1.0, regex: [("correct".to_owned(), regex)].into(), ..RewardConfig::default() };
         let error = config.validate().unwrap_err().to_string();
         assert!(error.contains("`correct` twice"), "{error}");
     }
 
     #[test]
     fn no_reward_at_all_is_an_error() {
-        let none = RewardConfig { correct: 0.0, ..RewardConfig::default() };
+        let none = RewardConfig::default();
         none.validate().unwrap();
         assert!(Rewards::new(&none).is_err());
     }

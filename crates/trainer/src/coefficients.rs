@@ -93,7 +93,7 @@ mod tests {
     use crate::train_config::KlControlType;
 
     fn adaptive() -> Coefficients {
-        let mut config = TrainConfig::default();
+        let mut config = TrainConfig::built_in();
         config.grpo.kl_ctrl.r#type = KlControlType::Adaptive;
         config.grpo.use_adaptive_entropy = true;
         config.loss.entropy_coef = 0.25;
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn a_state_of_another_configuration_is_refused() {
-        let fixed = Coefficients::new(&TrainConfig::default());
+        let fixed = Coefficients::new(&TrainConfig::built_in());
         assert_eq!(fixed.state(), CoefficientState::default());
         assert!(fixed.clone().with_state(&adaptive().state()).is_err());
         assert!(adaptive().with_state(&fixed.state()).is_err());

@@ -181,7 +181,7 @@ fn generate(
     let request = RolloutRequest {
         prompts: &prompts,
         num_generations,
-        max_completion_length: config.rollout.max_completion_length,
+        max_completion_length: config.rollout.max_completion_length(),
         stop_ids: &stop_ids,
         sampling,
     };

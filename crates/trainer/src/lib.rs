@@ -8,7 +8,7 @@
 //! use trainer::{Phase, TrainConfig, Trainer};
 //!
 //! # fn main() -> trainer::Result<()> {
-//! let mut run = Trainer::new(TrainConfig::default())?;
+//! let mut run = Trainer::new(TrainConfig::built_in())?;
 //! while run.phase() == Phase::Warmup {
 //!     run.warmup_step()?;
 //! }

@@ -23,7 +23,7 @@ const PROMPTS: usize = 32;
 /// use trainer::{Parts, TrainConfig, Trainer};
 ///
 /// # fn main() -> trainer::Result<()> {
-/// let config = TrainConfig::default();
+/// let config = TrainConfig::built_in();
 /// let mut parts = Parts::from_config(&config)?;
 /// let words = Arc::new(data::task::Reverse { min_length: 2, max_length: 4 });
 /// parts.dataset = Box::new(data::TaskMixture::from_tasks(vec![(words, 1.0)], 0.1, config.seed)?);
@@ -54,15 +54,16 @@ impl Parts {
         Ok(Self::resolved(config.clone())?.1)
     }
 
-    /// The configuration with what it takes from the model's generation_config.json, and its parts.
+    /// The configuration with what it takes from the model (the length of completions and, where it asks for it,
+    /// generation_config.json), and its parts.
     pub(crate) fn resolved(config: TrainConfig) -> Result<(TrainConfig, Self)> {
+        config.validate_sources()?;
         let Some(model) = Pretrained::of(&config)? else {
-            let parts = Self::assemble(&config, Box::new(CharTokenizer), None)?;
-            return Ok((config, parts));
+            return Self::assemble(config, Box::new(CharTokenizer), None);
         };
         let config = config.with_generation_defaults(model.folder.generation());
-        let parts = Self::assemble(&config, model.tokenizer(&config)?, Some(&model))?;
-        Ok((config, parts))
+        let tokenizer = model.tokenizer(&config)?;
+        Self::assemble(config, tokenizer, Some(&model))
     }
 
     /// The same with a tokenizer of your own, of as many tokens as `model.vocab_size`.
@@ -70,21 +71,29 @@ impl Parts {
     /// # Errors
     /// As [`Parts::from_config`].
     pub fn with_tokenizer(config: &TrainConfig, tokenizer: Box<dyn Tokenizer>) -> Result<Self> {
+        config.validate_sources()?;
         let model = Pretrained::of(config)?;
-        Self::assemble(config, tokenizer, model.as_ref())
+        Ok(Self::assemble(config.clone(), tokenizer, model.as_ref())?.1)
     }
 
-    fn assemble(config: &TrainConfig, tokenizer: Box<dyn Tokenizer>, model: Option<&Pretrained>) -> Result<Self> {
-        let Some(shape) = model.map(|model| model.folder.config()).or(config.model.shape()) else {
+    /// The parts, and the configuration with what the context of the model decides.
+    fn assemble(
+        config: TrainConfig,
+        tokenizer: Box<dyn Tokenizer>,
+        model: Option<&Pretrained>,
+    ) -> Result<(TrainConfig, Self)> {
+        let Some(shape) = model.map(|model| model.folder.config()).or(config.model.shape()).cloned() else {
             return Err(Error::argument("Parts", "a model", "none"));
         };
+        let shape = &shape;
+        let config = config.with_context(shape.max_position_embeddings);
         config.validate_for(tokenizer.vocab_size(), shape.max_position_embeddings)?;
         // Before a plugin is loaded.
         if let Some(lora) = &config.lora {
             lora.resolve(shape)?;
         }
         let rewards = Rewards::with_seed(&config.rewards, config.seed)?;
-        let longest = shape.max_position_embeddings.saturating_sub(config.rollout.max_completion_length);
+        let longest = shape.max_position_embeddings.saturating_sub(config.rollout.max_completion_length());
         let (dataset, report) = open_data(&config.data, config.seed, tokenizer.as_ref(), longest)?;
         match &report {
             Some(report) if report.dropped() > 0 => tracing::warn!("{report}"),
@@ -95,8 +104,8 @@ impl Parts {
         let prompts = if model.is_some() { dataset.probe(PROMPTS)? } else { Vec::new() };
         let lengths = prompts.iter().map(|item| Ok(encode_prompt(tokenizer.as_ref(), &item.prompt)?.len()));
         let prompt = lengths.collect::<Result<Vec<_>>>()?.into_iter().max().unwrap_or(0);
-        let policy = policy(config, shape, model, Purpose::Training { prompt })?;
-        Ok(Self { policy, tokenizer, dataset, rewards, engine: Box::new(PolicyEngine) })
+        let policy = policy(&config, shape, model, Purpose::Training { prompt })?;
+        Ok((config, Self { policy, tokenizer, dataset, rewards, engine: Box::new(PolicyEngine) }))
     }
 }
 
@@ -129,7 +138,7 @@ fn host_policy(
         config: config.loss(),
         backend: backends::open(&config.grpo.backend, config.grpo.plugin.as_deref())?,
         implementation: config.grpo.implementation,
-        max_tokens: config.grpo.micro_batch_sequences() * config.rollout.max_completion_length,
+        max_tokens: config.grpo.micro_batch_sequences() * config.rollout.max_completion_length(),
     };
     let policy = match (model, &config.lora) {
         (Some(model), _) => model.policy(config, loss, purpose)?,
@@ -247,7 +256,7 @@ fn training_sizes(
     weights: models::Dtype,
     prompt: usize,
 ) -> Result<TrainingSizes> {
-    let completion = config.rollout.max_completion_length;
+    let completion = config.rollout.max_completion_length();
     let sequence = Sequence { prompt: vec![0; prompt], completion: vec![0; completion] };
     Ok(TrainingSizes {
         micro_batch: TrainShape::of(&vec![sequence; config.grpo.micro_batch_sequences()]),
@@ -278,7 +287,7 @@ mod tests {
         #[case] settings: &str,
         #[case] twice: bool,
     ) {
-        let config: TrainConfig = grpo_files::Layers::new().text("a test", settings).unwrap().resolve().unwrap();
+        let config = TrainConfig::from_layers(grpo_files::Layers::new().text("a test", settings).unwrap()).unwrap();
         let shape = config.model.shape().unwrap();
         let options = device_options(&config, shape).unwrap();
         let sizes = training_sizes(&config, shape, models::Dtype::F32, 16).unwrap();

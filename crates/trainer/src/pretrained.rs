@@ -106,7 +106,7 @@ impl Pretrained {
         let grpo = &config.grpo;
         let step = StepMemory {
             prompt,
-            completion: config.rollout.max_completion_length,
+            completion: config.rollout.max_completion_length(),
             samples: grpo.prompts_per_step * grpo.num_generations,
             per_prompt: grpo.num_generations,
             batch: config.rollout.batch_size,

@@ -111,7 +111,7 @@ pub struct RunSizes {
 /// use backend_tpu::plugins::Kind;
 /// use trainer::programs::{ProgramName, RunPrograms};
 ///
-/// let programs = RunPrograms::new(&trainer::TrainConfig::default(), Kind::Tpu)?;
+/// let programs = RunPrograms::new(&trainer::TrainConfig::built_in(), Kind::Tpu)?;
 /// let gradient = programs.module(ProgramName::Gradient)?;
 /// assert!(gradient.to_string().contains("stablehlo.while"));
 /// # Ok::<(), trainer::Error>(())
@@ -136,7 +136,8 @@ impl RunPrograms {
     /// # Errors
     /// Those of [`TrainConfig::validate`]; [`crate::Error::Model`] for a model that is not found, or is none that can be computed.
     pub fn new(config: &TrainConfig, kind: Kind) -> Result<Self> {
-        let (shape, mut config) = shape_of(config)?;
+        let (shape, config) = shape_of(config)?;
+        let mut config = config.with_context(shape.max_position_embeddings);
         config.policy.device = match kind {
             Kind::Cpu => PolicyDevice::PjrtCpu,
             Kind::Cuda => PolicyDevice::PjrtCuda,
@@ -144,7 +145,7 @@ impl RunPrograms {
         };
         config.validate_for(shape.vocab_size, shape.max_position_embeddings)?;
         let compute = config.policy.compute();
-        let completion = config.rollout.max_completion_length;
+        let completion = config.rollout.max_completion_length();
         let room = shape.max_position_embeddings.saturating_sub(completion).max(1);
         let prompt = config.data.max_prompt_length.unwrap_or(room).min(room);
         let options = RolloutOptions { slots: config.rollout.batch_size, ..RolloutOptions::default() };

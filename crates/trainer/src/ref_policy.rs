@@ -24,7 +24,7 @@ mod tests {
 
     /// A policy all of whose weights are `policy`, with a reference policy all of whose weights are `ref_policy`.
     fn filled(policy: f32, ref_policy: Option<f32>) -> Box<dyn Policy> {
-        let mut filled = Parts::from_config(&TrainConfig::default()).unwrap().policy;
+        let mut filled = Parts::from_config(&TrainConfig::built_in()).unwrap().policy;
         let of = |value: f32| {
             let mut weights = export_all(&*filled, StateGroup::Weights(Weights::Policy)).unwrap();
             weights.iter_mut().for_each(|tensor| tensor.data.fill(value));

@@ -4,6 +4,7 @@
 //! and a resolved configuration reproduces its run.
 
 mod grpo;
+mod layers;
 mod model;
 mod optimizer;
 mod policy;
@@ -26,19 +27,26 @@ pub(crate) use grpo::REWARD;
 pub use grpo::{FilterGroupsConfig, GrpoConfig, KlControlConfig, KlControlType};
 pub use grpo_sinks::wandb::Mode as WandbMode;
 pub use grpo_sinks::{LoggingConfig, WandbConfig};
+pub use layers::WITHOUT_MODEL;
 pub use model::ModelSource;
 pub use optimizer::{LrSchedulerType, OptimizerConfig};
 pub(crate) use validate::{MAX_SEQUENCES, check};
 
 /// A whole run: all that its numbers depend on, and `run`, `logging` and `wandb`, on which they do not.
 ///
+/// Its `Default` has the settings for a model that is read, TRL's where TRL has the option, and lacks what every run has to name: a model
+/// and data. [`TrainConfig::built_in`] is the complete configuration of a small run, [`TrainConfig::from_layers`] reads one from files.
+///
 /// ```
-/// let mut config = trainer::TrainConfig { seed: 1, ..Default::default() };
+/// use trainer::TrainConfig;
+///
+/// let mut config = TrainConfig { model: trainer::ModelSource::Pretrained("path/to/model".into()), ..Default::default() };
+/// config.data.files = vec![data::DataFile::new("train.jsonl")];
 /// config.grpo.num_generations = 16;
 /// config.validate()?;
 /// # Ok::<(), trainer::Error>(())
 /// ```
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrainConfig {
     /// The section `run`: what is saved and shown. The numbers do not depend on it.
@@ -59,7 +67,7 @@ pub struct TrainConfig {
     pub lora: Option<LoraConfig>,
     /// The problems that are trained on and held out.
     pub data: DataConfig,
-    /// The weights of the built-in rewards.
+    /// The reward functions with their weights. Without the section it is `correct: 1`; a section holds all rewards of the run.
     pub rewards: RewardConfig,
     /// The supervised steps before GRPO.
     pub warmup: WarmupConfig,
@@ -98,12 +106,9 @@ impl Default for WarmupConfig {
         Self {
             steps: 0,
             until_pass_at_1: None,
-            batch_size: 128,
-            optimizer: OptimizerConfig {
-                learning_rate: 2e-3,
-                lr_scheduler_type: LrSchedulerType::Constant,
-                ..OptimizerConfig::default()
-            },
+            batch_size: 8,
+            // TRL's SFTConfig.
+            optimizer: OptimizerConfig { learning_rate: 2e-5, ..OptimizerConfig::default() },
         }
     }
 }
@@ -112,13 +117,13 @@ impl Default for WarmupConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RolloutConfig {
-    /// The softmax temperature T > 0 of sampling; the loss uses the same. `None` here and in the next four is what the model's
-    /// generation_config.json says (where its `do_sample` is not false); where that says nothing, 1.
+    /// The softmax temperature T > 0 of sampling, 1 where it is `None`; the loss uses the same.
     pub temperature: Option<f64>,
     /// The number of most likely tokens that are sampled from; 0 and `None` are off.
     ///
     /// This and the next three are those of `transformers`, see [`::policy::LogitsProcessors`]. The loss is of the whole softmax at the
-    /// temperature all the same, as TRL's is: `loss.importance_sampling_correction` and its like correct for what they leave out.
+    /// temperature, as TRL's is, so that samples of a truncated distribution are trained on with the wrong probabilities: a run that
+    /// sets one of the four warns of it.
     pub top_k: Option<usize>,
     /// The share of the probability that the most likely tokens have which are sampled from; 1 and `None` are off.
     pub top_p: Option<f64>,
@@ -126,8 +131,12 @@ pub struct RolloutConfig {
     pub min_p: Option<f64>,
     /// What logits of tokens of the prompt and of the completion so far are divided by (multiplied by below 0); 1 and `None` are off.
     pub repetition_penalty: Option<f64>,
-    /// The largest number of tokens of a completion, EOS included.
-    pub max_completion_length: usize,
+    /// Whether the model's generation_config.json sets those of `temperature`, `top_k`, `top_p`, `min_p` and `repetition_penalty` that are
+    /// `None`, unless its `do_sample` is false.
+    pub use_generation_config: bool,
+    /// The largest number of tokens of a completion, EOS included. `None` is 512, or, in a shorter context, the part of it that
+    /// `data.max_prompt_length` leaves: half of it at least, and half of it where there is no such limit.
+    pub max_completion_length: Option<usize>,
     /// The largest number of sequences that decode together. It bounds memory and does not change results.
     pub batch_size: usize,
 }
@@ -140,16 +149,25 @@ impl Default for RolloutConfig {
             top_p: None,
             min_p: None,
             repetition_penalty: None,
-            max_completion_length: 8,
+            use_generation_config: false,
+            max_completion_length: None,
             batch_size: 256,
         }
     }
 }
 
+/// The largest number of tokens of a completion where neither the configuration nor the model's context sets another, as in TRL.
+const MAX_COMPLETION_LENGTH: usize = 512;
+
 impl RolloutConfig {
     /// The temperature: 1 where none is set.
     pub fn temperature(&self) -> f64 {
         self.temperature.unwrap_or(1.0)
+    }
+
+    /// The largest number of tokens of a completion: 512 where none is set. [`crate::Trainer::config`] has the number of a run.
+    pub fn max_completion_length(&self) -> usize {
+        self.max_completion_length.unwrap_or(MAX_COMPLETION_LENGTH)
     }
 
     /// What is done to logits beside the temperature.
@@ -241,6 +259,30 @@ impl EvalConfig {
     }
 }
 
+impl Default for TrainConfig {
+    fn default() -> Self {
+        Self {
+            run: RunOptions::default(),
+            logging: LoggingConfig::default(),
+            wandb: WandbConfig::default(),
+            seed: 0,
+            model: ModelSource::default(),
+            model_revision: None,
+            policy: PolicyConfig::default(),
+            lora: None,
+            data: DataConfig::default(),
+            rewards: RewardConfig { correct: 1.0, ..RewardConfig::default() },
+            warmup: WarmupConfig::default(),
+            rollout: RolloutConfig::default(),
+            grpo: GrpoConfig::default(),
+            loss: LossConfig::default(),
+            optimizer: OptimizerConfig::default(),
+            eval: EvalConfig::default(),
+            export: ExportConfig::default(),
+        }
+    }
+}
+
 impl TrainConfig {
     /// The loss configuration with what follows from the rest filled in: `temperature`, the `max_completion_length` that
     /// dr_grpo divides by, the groups of prompt-mean and token-mean-legacy, and with an adaptive entropy bonus an
@@ -249,7 +291,7 @@ impl TrainConfig {
     pub fn loss(&self) -> LossConfig {
         let mut loss = self.loss.clone();
         loss.temperature = self.rollout.temperature();
-        loss.max_completion_length.get_or_insert(self.rollout.max_completion_length);
+        loss.max_completion_length.get_or_insert(self.rollout.max_completion_length());
         let modes = [loss.loss_agg_mode, loss.kl_agg_mode];
         if modes.contains(&Some(LossAggMode::PromptMean)) {
             loss.num_generations = Some(self.grpo.num_generations);
@@ -263,9 +305,17 @@ impl TrainConfig {
         loss
     }
 
-    /// This configuration with what it leaves out taken from a model's generation_config.json.
+    /// This configuration for a model whose context has `context` tokens: with a length of completions where it sets none.
+    #[must_use]
+    pub fn with_context(mut self, context: usize) -> Self {
+        let prompt = self.data.max_prompt_length.unwrap_or(context).min(context / 2);
+        self.rollout.max_completion_length.get_or_insert(MAX_COMPLETION_LENGTH.min(context - prompt).max(1));
+        self
+    }
+
+    /// This configuration with `rollout.use_generation_config` applied: what it leaves out is taken from a model's generation_config.json.
     pub(crate) fn with_generation_defaults(mut self, defaults: &GenerationDefaults) -> Self {
-        if defaults.do_sample != Some(false) {
+        if self.rollout.use_generation_config && defaults.do_sample != Some(false) {
             let rollout = &mut self.rollout;
             // 0 is written for greedy completions, of which there is nothing to learn.
             rollout.temperature = rollout.temperature.or(defaults.temperature.filter(|temperature| *temperature > 0.0));

@@ -63,6 +63,7 @@ impl Trainer {
     /// # Errors
     /// As [`Trainer::new`].
     pub fn with_parts(config: TrainConfig, mut parts: Parts) -> Result<Self> {
+        let config = config.with_context(parts.policy.context_length());
         config.validate_for(parts.tokenizer.vocab_size(), parts.policy.context_length())?;
         check_filter(&config, &parts.rewards)?;
         check_value_head(&config, &*parts.policy)?;
@@ -71,6 +72,7 @@ impl Trainer {
                 "the KL to the reference is both in the reward (grpo.use_kl_in_reward) and in the loss (loss.beta)"
             );
         }
+        warn_of_truncated_sampling(&config);
         check_pass_reward(&config, &parts.rewards)?;
         let held_out = parts.dataset.held_out(num_problems(&config, &*parts.dataset)?)?;
         let probe = parts.dataset.probe(PROBE_PROBLEMS)?;
@@ -242,6 +244,21 @@ fn grpo_updates(config: &TrainConfig) -> Updates {
     Updates::new(&config.optimizer, config.grpo.max_steps.saturating_mul(config.grpo.updates() as u64))
 }
 
+/// Warns where completions are sampled from another distribution than the one that the loss is over.
+fn warn_of_truncated_sampling(config: &TrainConfig) {
+    let active = config.rollout.processors().active();
+    if active.is_empty() {
+        return;
+    }
+    let list = |text: &mut dyn Iterator<Item = String>| text.collect::<Vec<_>>().join(", ");
+    let found = list(&mut active.iter().map(|(name, value, _)| format!("rollout.{name}={value}")));
+    let off = list(&mut active.iter().map(|(name, _, off)| format!("rollout.{name}={off}")));
+    tracing::warn!(
+        "completions are sampled from a truncated or penalised distribution ({found}), and the loss is over the whole softmax: its \
+         probabilities are not those of the samples, which can make a run collapse; {off} switches this off"
+    );
+}
+
 /// Whether dynamic sampling looks at something that is there.
 fn check_filter(config: &TrainConfig, rewards: &Rewards) -> Result<()> {
     let filter = &config.grpo.filter_groups;
@@ -308,10 +325,10 @@ fn check_lengths<'a>(config: &TrainConfig, parts: &Parts, items: impl Iterator<I
         let prompt = encode_prompt(&*parts.tokenizer, &item.prompt)?.len();
         // The last token is never fed back.
         check(
-            (prompt + config.rollout.max_completion_length).saturating_sub(1) <= positions,
+            (prompt + config.rollout.max_completion_length()).saturating_sub(1) <= positions,
             "rollout.max_completion_length",
             &format!("room for it in model.max_position_embeddings, {positions}, behind a prompt of {prompt} tokens"),
-            config.rollout.max_completion_length,
+            config.rollout.max_completion_length(),
         )?;
     }
     Ok(())

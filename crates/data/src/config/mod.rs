@@ -16,6 +16,7 @@ const MAX_LENGTH: usize = 1 << 10;
 ///
 /// ```
 /// let mut config = data::DataConfig::default();
+/// config.tasks.addition.weight = 1.0;
 /// config.tasks.sorting.weight = 1.0; // as often as additions
 /// config.validate()?;
 ///
@@ -97,7 +98,7 @@ impl Default for DataConfig {
     }
 }
 
-/// The built-in tasks, a section each; a weight of 0 leaves the task out.
+/// The built-in tasks, a section each; a weight of 0, the default, leaves the task out.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TasksConfig {
@@ -111,6 +112,19 @@ pub struct TasksConfig {
     pub reverse: ReverseConfig,
     /// Countdown, `2,3,4:14=` -> `2*(3+4)`, or any other expression that reaches the target.
     pub countdown: CountdownConfig,
+}
+
+impl TasksConfig {
+    /// The key and the weight of each task.
+    pub fn weights(&self) -> [(&'static str, f64); 5] {
+        [
+            ("data.tasks.addition.weight", self.addition.weight),
+            ("data.tasks.comparison.weight", self.comparison.weight),
+            ("data.tasks.sorting.weight", self.sorting.weight),
+            ("data.tasks.reverse.weight", self.reverse.weight),
+            ("data.tasks.countdown.weight", self.countdown.weight),
+        ]
+    }
 }
 
 /// The task of adding two non-negative integers.
@@ -127,7 +141,7 @@ pub struct AdditionConfig {
 
 impl Default for AdditionConfig {
     fn default() -> Self {
-        Self { weight: 1.0, max_number: 99, zero_pad: true }
+        Self { weight: 0.0, max_number: 99, zero_pad: true }
     }
 }
 
@@ -215,14 +229,7 @@ impl DataConfig {
             self.validate_files()?
         }
         let t = &self.tasks;
-        let weights = [
-            ("data.tasks.addition.weight", t.addition.weight),
-            ("data.tasks.comparison.weight", t.comparison.weight),
-            ("data.tasks.sorting.weight", t.sorting.weight),
-            ("data.tasks.reverse.weight", t.reverse.weight),
-            ("data.tasks.countdown.weight", t.countdown.weight),
-        ];
-        for (key, weight) in weights {
+        for (key, weight) in t.weights() {
             check(weight.is_finite() && weight >= 0.0, key, "a finite number >= 0", weight)?;
         }
         for (key, min, max) in [
@@ -258,7 +265,12 @@ impl DataConfig {
     }
 
     fn validate_files(&self) -> Result<()> {
-        let is_default = self.tasks == TasksConfig::default();
+        let mut tasks = self.tasks.clone();
+        // The config.yaml of older runs of files has this weight, which was the default.
+        if tasks.addition.weight == 1.0 {
+            tasks.addition.weight = 0.0;
+        }
+        let is_default = tasks == TasksConfig::default();
         check(is_default, "data.tasks", "left out where data.files is given: a run has tasks or files", "both")?;
         for (key, files) in [("data.files", &self.files), ("data.eval_files", &self.eval_files)] {
             let weighted = files.iter().filter(|file| file.weight.is_some()).count();

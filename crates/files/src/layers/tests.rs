@@ -187,3 +187,39 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn the_last_layer_that_sets_a_key_is_found() {
+    let layers = Layers::new().text("file", "grpo: {max_steps: 1}\nseed: 4").unwrap();
+    let layers = layers.set(&["grpo.max_steps=2".into(), "grpo.num_generations=3".into()]).unwrap();
+    assert_eq!(layers.get("grpo.max_steps"), Some(&2.into()));
+    assert_eq!((layers.get("seed"), layers.get("seed.a"), layers.get("loss")), (Some(&4.into()), None, None));
+    assert!(layers.get("grpo").is_some());
+}
+
+#[test]
+fn an_optional_section_wins_over_its_own_layer_or_is_left_out() {
+    let text = "grpo: {max_steps: 1, num_generations: 4}\nextra: {grpo: {max_steps: 2}, seed: 5}\n";
+    let resolved = |keep| {
+        let layers = Layers::new().text("file", text).and_then(|layers| layers.set(&["seed=9".into()]));
+        resolve(layers.and_then(|layers| layers.optional_section("extra", keep))).unwrap()
+    };
+    let (kept, left_out) = (resolved(true), resolved(false));
+    assert_eq!((kept.grpo.max_steps, kept.grpo.num_generations, kept.seed), (2, 4, 9));
+    assert_eq!((left_out.grpo.max_steps, left_out.grpo.num_generations, left_out.seed), (1, 4, 9));
+    let misspelt = Layers::new().text("a.yaml", "extra: {grpo: {max_step: 2}}").unwrap();
+    let text = message(resolve(misspelt.optional_section("extra", true)));
+    assert!(text.contains("a.yaml: section `extra`") && text.contains("did you mean `max_steps`?"), "{text}");
+    let scalar = Layers::new().text("a.yaml", "extra: 3").unwrap();
+    assert!(message(resolve(scalar.optional_section("extra", false))).contains("expected a map of keys"));
+}
+
+#[test]
+fn layers_lie_over_others_and_over_given_defaults() {
+    let lower = Layers::new().text("lower", "{seed: 1, grpo: {max_steps: 1}}").unwrap();
+    let upper = Layers::new().text("upper", "{grpo: {max_steps: 2}}").unwrap();
+    let mut defaults = TestConfig::default();
+    defaults.grpo.num_generations = 3;
+    let config = upper.over(lower).resolve_over(defaults).unwrap();
+    assert_eq!((config.seed, config.grpo.max_steps, config.grpo.num_generations), (1, 2, 3));
+}

@@ -236,7 +236,7 @@ mod tests {
     fn a_folder_with_a_run_is_never_taken_again() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a/b");
-        let config = TrainConfig { seed: 3, ..TrainConfig::default() };
+        let config = TrainConfig { seed: 3, ..TrainConfig::built_in() };
         let dir = RunDir::create(Some(&path), &config).unwrap();
         assert_eq!(dir.config(&[]).unwrap(), config);
         assert_eq!(dir.config(&["seed=4".to_owned()]).unwrap().seed, 4);
@@ -263,17 +263,17 @@ mod tests {
         let path = folder.path().join("run");
         std::fs::create_dir(&path).unwrap();
         symlink(&precious, path.join(".lock")).unwrap();
-        let error = RunDir::create(Some(&path), &TrainConfig::default()).unwrap_err().to_string();
+        let error = RunDir::create(Some(&path), &TrainConfig::built_in()).unwrap_err().to_string();
         assert!(error.contains(".lock") && error.contains("no link"), "{error}");
         std::fs::remove_file(path.join(".lock")).unwrap();
         for name in ["completions.jsonl", "summary.json"] {
             symlink(folder.path().join("nothing"), path.join(name)).unwrap();
-            let error = RunDir::create(Some(&path), &TrainConfig::default()).unwrap_err().to_string();
+            let error = RunDir::create(Some(&path), &TrainConfig::built_in()).unwrap_err().to_string();
             assert!(error.contains(name), "{error}");
             std::fs::remove_file(path.join(name)).unwrap();
         }
         symlink(&precious, path.join("config.tmp")).unwrap();
-        RunDir::create(Some(&path), &TrainConfig::default()).unwrap();
+        RunDir::create(Some(&path), &TrainConfig::built_in()).unwrap();
         assert_eq!(std::fs::read(&precious).unwrap(), b"data");
     }
 
@@ -281,7 +281,7 @@ mod tests {
     fn a_folder_that_is_moved_or_replaced_is_not_in_place() {
         let folder = tempfile::tempdir().unwrap();
         let (path, elsewhere) = (folder.path().join("a"), folder.path().join("b"));
-        let dir = RunDir::create(Some(&path), &TrainConfig::default()).unwrap();
+        let dir = RunDir::create(Some(&path), &TrainConfig::built_in()).unwrap();
         assert!(dir.is_in_place());
         std::fs::rename(&path, &elsewhere).unwrap();
         assert!(!dir.is_in_place());

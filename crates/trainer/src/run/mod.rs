@@ -62,7 +62,7 @@ pub enum Ending {
 /// use trainer::run::{Ending, Run};
 ///
 /// # fn main() -> trainer::Result<()> {
-/// let mut run = Run::start(TrainConfig::default(), None)?; // runs/run-001
+/// let mut run = Run::start(TrainConfig::built_in(), None)?; // runs/arithmetic-001
 /// if let Ending::Finished(summary) = run.run(&mut (), &AtomicBool::new(false))? {
 ///     println!("pass@1 changed by {:?}", summary.gain());
 /// }

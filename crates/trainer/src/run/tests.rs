@@ -13,7 +13,7 @@ mod logs;
 mod moved;
 
 fn config() -> TrainConfig {
-    let mut config = TrainConfig::default();
+    let mut config = TrainConfig::built_in();
     config.model.shape_mut().hidden_size = 16;
     config.model.shape_mut().intermediate_size = 16;
     config.model.shape_mut().num_hidden_layers = 1;

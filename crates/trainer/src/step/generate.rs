@@ -157,7 +157,7 @@ fn complete(
     num_generations: usize,
     sampling: Sampling,
 ) -> Result<Vec<Completion>> {
-    let max_completion_length = context.config.rollout.max_completion_length;
+    let max_completion_length = context.config.rollout.max_completion_length();
     let stop_ids = context.tokenizer.stop_ids();
     let request = RolloutRequest { prompts, num_generations, max_completion_length, stop_ids: &stop_ids, sampling };
     let completions = context.engine.generate(policy, &request)?;

@@ -73,8 +73,8 @@ impl Default for GrpoConfig {
     fn default() -> Self {
         let (entropy, value) = (AdaptiveEntropy::default(), ValueLossConfig::default());
         Self {
-            max_steps: 450,
-            prompts_per_step: 64,
+            max_steps: 200,
+            prompts_per_step: 8,
             num_generations: 8,
             num_iterations: 1,
             steps_per_generation: 1,

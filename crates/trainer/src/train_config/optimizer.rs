@@ -10,13 +10,13 @@ pub enum LrSchedulerType {
     /// The learning rate stays at `learning_rate`.
     Constant,
     /// The learning rate falls on a line to `min_lr_ratio x learning_rate`.
+    #[default]
     Linear,
     /// The learning rate falls on half a cosine to `min_lr_ratio x learning_rate`.
-    #[default]
     Cosine,
 }
 
-/// AdamW with global-norm clipping and a learning-rate schedule.
+/// AdamW with global-norm clipping and a learning-rate schedule. The defaults are those of TRL's `GRPOConfig`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct OptimizerConfig {
@@ -49,17 +49,17 @@ pub struct OptimizerConfig {
 impl Default for OptimizerConfig {
     fn default() -> Self {
         Self {
-            learning_rate: 7e-4,
+            learning_rate: 1e-6,
             adam_beta1: 0.9,
-            adam_beta2: 0.98,
+            adam_beta2: 0.999,
             adam_epsilon: 1e-8,
-            weight_decay: 0.01,
+            weight_decay: 0.0,
             max_grad_norm: 1.0,
             skip_grad_norm: None,
             max_consecutive_skips: 10,
-            warmup_ratio: 0.05,
-            lr_scheduler_type: LrSchedulerType::Cosine,
-            min_lr_ratio: 0.1,
+            warmup_ratio: 0.0,
+            lr_scheduler_type: LrSchedulerType::default(),
+            min_lr_ratio: 0.0,
         }
     }
 }

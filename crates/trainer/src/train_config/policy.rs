@@ -20,7 +20,7 @@ use std::time::Duration;
 ///
 /// // `grpo train --set policy.device=pjrt:cuda`
 /// let policy = PolicyConfig { device: PolicyDevice::PjrtCuda, ..Default::default() };
-/// TrainConfig { policy, ..Default::default() }.validate()?;
+/// TrainConfig { policy, ..TrainConfig::built_in() }.validate()?;
 /// # Ok::<(), trainer::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -1,15 +1,119 @@
 //! What a run's configuration accepts and refuses, beyond the types of its keys.
 
-use super::TrainConfig;
+use super::{LrSchedulerType, TrainConfig};
 use grpo_files::{Layers, Result};
 use models::GenerationDefaults;
 
-fn resolve(layers: Result<Layers>) -> Result<TrainConfig> {
-    layers?.resolve()
+fn resolve(layers: Result<Layers>) -> crate::Result<TrainConfig> {
+    TrainConfig::from_layers(layers?)
 }
 
 fn set(assignments: &[&str]) -> Result<Layers> {
     Layers::new().set(&assignments.iter().map(|s| (*s).to_owned()).collect::<Vec<_>>())
+}
+
+/// TRL's defaults, and none of the settings of the built-in task.
+fn assert_defaults_of_a_model_that_is_read(config: &TrainConfig) {
+    let defaults = TrainConfig::default();
+    assert_eq!(config.warmup.steps, 0, "no supervised steps");
+    assert_eq!((&config.optimizer, &config.warmup), (&defaults.optimizer, &defaults.warmup));
+    let optimizer = &config.optimizer;
+    assert_eq!((optimizer.learning_rate, optimizer.weight_decay, optimizer.adam_beta2), (1e-6, 0.0, 0.999));
+    assert_eq!((optimizer.lr_scheduler_type, optimizer.warmup_ratio), (LrSchedulerType::Linear, 0.0));
+    assert_eq!((optimizer.learning_rate_at(0, 10), optimizer.learning_rate_at(10, 10)), (1e-6, 0.0));
+    let rollout = &config.rollout;
+    assert_eq!((rollout.temperature(), rollout.processors().active().len()), (1.0, 0));
+    assert_eq!(config.clone().with_context(32768).rollout.max_completion_length, Some(512));
+    assert_eq!(config.rewards, defaults.rewards);
+}
+
+#[rstest::rstest]
+#[case::nothing("{}", 8)]
+#[case::tiny(include_str!("../../../../configs/train/tiny.yaml"), 8)]
+#[case::arithmetic(include_str!("../../../../configs/train/arithmetic.yaml"), 8)]
+#[case::dapo(include_str!("../../../../configs/train/dapo.yaml"), 8)]
+#[case::ppo(include_str!("../../../../configs/train/ppo.yaml"), 1)]
+fn a_model_that_is_read_inherits_nothing_of_the_built_in_task(#[case] file: &str, #[case] num_generations: usize) {
+    let with = |settings: &[&str]| {
+        let layers = Layers::new().text("a file", file).unwrap();
+        layers.set(&settings.iter().map(|s| (*s).to_owned()).collect::<Vec<_>>()).unwrap()
+    };
+    let config = TrainConfig::from_layers(with(&["model=M", "data.files=rows.jsonl"])).unwrap();
+    config.validate().unwrap();
+    assert_defaults_of_a_model_that_is_read(&config);
+    assert_eq!(config.grpo.num_generations, num_generations);
+    assert!(config.data.tasks.weights().iter().all(|(_, weight)| *weight == 0.0));
+    // The same from the environment.
+    let variables = [("GRPO__MODEL", "M"), ("GRPO__DATA__FILES", "rows.jsonl")];
+    let env = with(&[]).env(variables.iter().map(|(name, value)| (name.into(), value.into()))).unwrap();
+    assert_eq!(TrainConfig::from_layers(env).unwrap(), config);
+    // A warm-up that is asked for is done, and not at the rate of the built-in task.
+    let asked = TrainConfig::from_layers(with(&["model=M", "data.files=rows.jsonl", "warmup.steps=3"])).unwrap();
+    assert_eq!((asked.warmup.steps, asked.warmup.optimizer.learning_rate), (3, 2e-5));
+    // Without a model the file is that of a small one.
+    let small = TrainConfig::from_layers(with(&[])).unwrap();
+    small.validate().unwrap();
+    assert!(small.warmup.steps > 0 && small.optimizer.learning_rate >= 7e-4, "{small:?}");
+    // One of the two is not enough.
+    let [no_data, no_model] = [["model=M"], ["data.files=rows.jsonl"]]
+        .map(|one| TrainConfig::from_layers(with(&one)).unwrap().validate().unwrap_err().to_string());
+    assert!(no_data.contains("`data.files`: expected rows") && no_data.contains("--set data.files="), "{no_data}");
+    assert!(no_model.contains("`model`: expected the model") && no_model.contains("--set model="), "{no_model}");
+}
+
+#[test]
+fn tasks_that_are_named_train_a_model_that_is_read() {
+    let config = resolve(set(&["model=M", "data.tasks.sorting.weight=1"])).unwrap();
+    config.validate().unwrap();
+    assert_defaults_of_a_model_that_is_read(&config);
+    let shape = resolve(set(&["model.hidden_size=16", "data.files=rows.jsonl"])).unwrap();
+    shape.validate().unwrap();
+    let error = TrainConfig::default().validate().unwrap_err().to_string();
+    assert!(error.contains("neither a model nor data"), "{error}");
+}
+
+#[rstest::rstest]
+#[case::long(32768, None, 512)]
+#[case::short(600, None, 300)]
+#[case::tiny(64, None, 32)]
+#[case::prompts_of_100(600, Some(100), 500)]
+#[case::long_prompts(600, Some(599), 300)]
+#[case::smallest(1, None, 1)]
+fn completions_take_what_the_context_leaves(
+    #[case] context: usize,
+    #[case] max_prompt_length: Option<usize>,
+    #[case] expected: usize,
+) {
+    let mut config = TrainConfig::default();
+    config.data.max_prompt_length = max_prompt_length;
+    assert_eq!(config.clone().with_context(context).rollout.max_completion_length, Some(expected));
+    config.rollout.max_completion_length = Some(7);
+    assert_eq!(config.with_context(context).rollout.max_completion_length, Some(7));
+}
+
+#[test]
+fn a_section_of_rewards_replaces_the_default() {
+    let names = |layers: Result<Layers>| {
+        let config = resolve(layers).unwrap();
+        let rewards = rewards::Rewards::new(&config.rewards).map_err(|error| error.to_string())?;
+        let terms = rewards.names().map(str::to_owned).collect::<Vec<_>>();
+        config.validate().map(|()| terms).map_err(|error| error.to_string())
+    };
+    let own = ["model=M", "data.files=a.jsonl"];
+    let with = |setting: &str| names(set(&[own[0], own[1], setting])).unwrap();
+    assert_eq!(names(set(&own)).unwrap(), ["correct"]);
+    assert_eq!(names(set(&[])).unwrap(), ["correct"], "the built-in task");
+    assert_eq!(with("rewards.math=1"), ["math"]);
+    assert_eq!(with("rewards.regex={a: {pattern: x}}"), ["a"]);
+    assert_eq!(with("rewards={correct: 0.5, terminated: 1}"), ["correct", "terminated"]);
+    assert_eq!(names(set(&["rewards.partial=1"])).unwrap(), ["partial"], "of the built-in task, too");
+    // Layers above a section change it.
+    let file = Layers::new().text("file", "{model: M, data: {files: a.jsonl}, rewards: {math: 1}}").unwrap();
+    assert_eq!(names(file.set(&["rewards.terminated=1".into()])).unwrap(), ["terminated", "math"]);
+    for empty in ["rewards: {}", "rewards:", "rewards: {answer_from: boxed}", "rewards: {correct: 0}"] {
+        let text = names(Layers::new().text("file", empty)).unwrap_err();
+        assert!(text.contains("`rewards`") && text.contains("correct: 1"), "{empty}: {text}");
+    }
 }
 
 #[test]
@@ -148,10 +252,13 @@ fn what_a_folder_says_of_sampling_counts_where_the_configuration_says_nothing() 
         ..GenerationDefaults::default()
     };
     let numbers = |assignments: &[&str], defaults: &GenerationDefaults| {
-        let rollout = resolve(set(assignments)).unwrap().with_generation_defaults(defaults).rollout;
+        let model = ["model=a", "data.files=b", "rollout.use_generation_config=true"];
+        let config = resolve(set(&[&model, assignments].concat())).unwrap();
+        let rollout = config.with_generation_defaults(defaults).rollout;
         (rollout.temperature, rollout.top_k, rollout.top_p, rollout.min_p, rollout.repetition_penalty)
     };
     assert_eq!(numbers(&[], &defaults), (Some(0.6), Some(20), Some(0.95), Some(0.05), Some(1.05)));
+    assert_eq!(numbers(&["rollout.use_generation_config=false"], &defaults), (None, None, None, None, None));
     let own = ["rollout.temperature=1", "rollout.top_k=0", "rollout.top_p=1"];
     assert_eq!(numbers(&own, &defaults), (Some(1.0), Some(0), Some(1.0), Some(0.05), Some(1.05)));
     // Greedy completions say nothing about sampling, and there is nothing to learn of them.

@@ -7,7 +7,8 @@ use super::{ModelSource, OptimizerConfig, TrainConfig};
 use crate::backends;
 use crate::error::{Error, Result};
 use grpo_core::{LossAggMode, LossConfig};
-use models::CharTokenizer;
+use models::{CharTokenizer, ModelConfig};
+use rewards::Rewards;
 
 /// The largest number of sequences of a step or an evaluation.
 pub(crate) const MAX_SEQUENCES: usize = 1 << 20;
@@ -20,8 +21,31 @@ impl TrainConfig {
     /// [`Error::Config`], [`Error::Model`], [`Error::Data`] or [`Error::Rewards`] that name the key and say why;
     /// [`Error::Loss`] for the section `loss`.
     pub fn validate(&self) -> Result<()> {
+        self.validate_sources()?;
+        Rewards::new(&self.rewards)?;
         let context = self.model.shape().map_or(usize::MAX, |shape| shape.max_position_embeddings);
         self.validate_for(CharTokenizer::VOCAB_SIZE, context)
+    }
+
+    /// Checks that the configuration names a model and what it is trained on: neither a model that is read is trained on built-in tasks
+    /// that nobody named, nor a new model on files.
+    pub(crate) fn validate_sources(&self) -> Result<()> {
+        const FILES: &str =
+            "rows to train the model on, e.g. `data: {files: train.jsonl}` or `--set data.files=train.jsonl`";
+        const MODEL: &str = "the model to train, a folder or a name on Hugging Face, e.g. `model: Qwen/Qwen2.5-0.5B-Instruct` or \
+                             `--set model=FOLDER`";
+        let has_files = !self.data.files.is_empty();
+        let has_data = has_files || self.data.tasks.weights().iter().any(|(_, weight)| *weight != 0.0);
+        match &self.model {
+            ModelSource::Pretrained(name) => {
+                check(has_data, "data.files", FILES, format!("no data for the model {name}"))
+            }
+            ModelSource::New(shape) if *shape == ModelConfig::default() => {
+                check(!has_files, "model", MODEL, "data.files without a model")?;
+                check(has_data, "model", MODEL, "neither a model nor data")
+            }
+            ModelSource::New(_) => check(has_data, "data.files", FILES, "no data for the new model"),
+        }
     }
 
     /// As [`TrainConfig::validate`], for a tokenizer with `vocab` tokens and a policy that takes sequences of `context` tokens.
@@ -48,7 +72,7 @@ impl TrainConfig {
         let scale = self.grpo.advantage_scale;
         check(scale.is_finite(), "grpo.advantage_scale", "a finite number", scale)?;
         if let Some(overlong) = &self.rewards.soft_overlong_punishment {
-            let longest = self.rollout.max_completion_length;
+            let longest = self.rollout.max_completion_length();
             check(
                 overlong.max_completion_len - overlong.soft_punish_cache < longest,
                 "rewards.soft_overlong_punishment",
@@ -75,7 +99,7 @@ impl TrainConfig {
         // Far above what this trainer can train and far below what would overflow an allocation.
         for (key, count, limit) in [
             ("warmup.batch_size", self.warmup.batch_size, MAX_SEQUENCES),
-            ("rollout.max_completion_length", self.rollout.max_completion_length, usize::MAX),
+            ("rollout.max_completion_length", self.rollout.max_completion_length(), usize::MAX),
             ("rollout.batch_size", self.rollout.batch_size, usize::MAX),
             ("grpo.prompts_per_step", self.grpo.prompts_per_step, MAX_SEQUENCES),
             ("grpo.num_generations", self.grpo.num_generations, MAX_SEQUENCES),
@@ -101,12 +125,10 @@ impl TrainConfig {
             check(few, key, &expected, format!("{per_group} for each of {groups} prompts"))?;
         }
         // A prompt has two tokens at least, and the last token of a completion is never fed back.
-        check(
-            self.rollout.max_completion_length < context,
-            "rollout.max_completion_length",
-            &format!("less than model.max_position_embeddings, {context}"),
-            self.rollout.max_completion_length,
-        )?;
+        if let Some(longest) = self.rollout.max_completion_length {
+            let expected = format!("less than model.max_position_embeddings, {context}");
+            check(longest < context, "rollout.max_completion_length", &expected, longest)?;
+        }
         let splits = self.grpo.steps_per_generation;
         check(
             self.grpo.prompts_per_step.is_multiple_of(splits),

@@ -20,8 +20,8 @@ use std::sync::Arc;
 fn small() -> TrainConfig {
     let mut config = TrainConfig {
         model: models::ModelConfig { hidden_size: 32, intermediate_size: 32, ..Default::default() }.into(),
-        warmup: WarmupConfig { steps: 3, until_pass_at_1: None, batch_size: 48, ..Default::default() },
-        rollout: RolloutConfig { max_completion_length: 4, batch_size: 8, ..Default::default() },
+        warmup: WarmupConfig { steps: 3, until_pass_at_1: None, batch_size: 48, ..TrainConfig::built_in().warmup },
+        rollout: RolloutConfig { max_completion_length: Some(4), batch_size: 8, ..Default::default() },
         grpo: GrpoConfig {
             max_steps: 4,
             prompts_per_step: 6,
@@ -31,7 +31,7 @@ fn small() -> TrainConfig {
             gradient_accumulation_steps: 3,
             ..Default::default()
         },
-        ..Default::default()
+        ..TrainConfig::built_in()
     };
     config.eval.num_problems = 16;
     config.rewards.partial = 1.0;
@@ -324,8 +324,8 @@ fn your_own_parts_take_the_place_of_the_built_in_ones() {
 }
 
 #[rstest]
-#[case::completion_without_room("rollout.max_completion_length", |c: &mut TrainConfig| c.rollout.max_completion_length = 60)]
-#[case::endless_completion("rollout.max_completion_length", |c: &mut TrainConfig| c.rollout.max_completion_length = usize::MAX)]
+#[case::completion_without_room("rollout.max_completion_length", |c: &mut TrainConfig| c.rollout.max_completion_length = Some(60))]
+#[case::endless_completion("rollout.max_completion_length", |c: &mut TrainConfig| c.rollout.max_completion_length = Some(usize::MAX))]
 #[case::endless_batch("warmup.batch_size", |c: &mut TrainConfig| c.warmup.batch_size = usize::MAX)]
 #[case::endless_step("grpo.num_generations", |c: &mut TrainConfig| c.grpo.num_generations = 1 << 20)]
 #[case::endless_updates("grpo.num_iterations", |c: &mut TrainConfig| c.grpo.num_iterations = usize::MAX)]

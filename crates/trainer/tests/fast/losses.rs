@@ -67,7 +67,8 @@ fn repository(path: &str) -> PathBuf {
 fn config(model: &str, loss: LossConfig) -> TrainConfig {
     let model = repository("tests/checkpoints").join(model).display().to_string();
     let mut config = TrainConfig { model: ModelSource::Pretrained(model), ..TrainConfig::default() };
-    config.rollout.max_completion_length = 6;
+    config.data.tasks.addition.weight = 1.0;
+    config.rollout.max_completion_length = Some(6);
     config.rollout.temperature = Some(loss.temperature);
     config.grpo.max_steps = 1;
     config.grpo.prompts_per_step = 2;

@@ -209,9 +209,9 @@ impl RewardFn for Sevens {
 }
 
 fn config() -> TrainConfig {
-    let mut config = TrainConfig::default();
+    let mut config = TrainConfig::built_in();
     config.warmup.steps = 0;
-    config.rollout.max_completion_length = 4;
+    config.rollout.max_completion_length = Some(4);
     config.grpo.max_steps = 30;
     config.grpo.prompts_per_step = 16;
     config.eval.num_problems = 4;

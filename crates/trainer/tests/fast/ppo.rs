@@ -8,10 +8,10 @@ use trainer::{Parts, Phase, TrainConfig, Trainer};
 
 /// Which of two numbers is larger, after a warm-up that has shown the form of an answer.
 fn config(estimator: AdvantageEstimator) -> TrainConfig {
-    let mut config = TrainConfig::default();
+    let mut config = TrainConfig::built_in();
     let shape = config.model.shape_mut();
     (shape.hidden_size, shape.intermediate_size) = (32, 64);
-    config.rollout.max_completion_length = 3;
+    config.rollout.max_completion_length = Some(3);
     config.warmup.steps = 30;
     config.warmup.until_pass_at_1 = None;
     config.warmup.batch_size = 32;

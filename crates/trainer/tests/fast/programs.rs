@@ -9,9 +9,9 @@ use trainer::train_config::PolicyDtype;
 
 #[test]
 fn what_is_trained_beside_a_model_is_in_the_programs() {
-    let mut config = TrainConfig::default();
+    let mut config = TrainConfig::built_in();
     config.grpo.advantages.estimator = grpo_core::AdvantageEstimator::Gae;
-    let plain = RunPrograms::new(&TrainConfig::default(), Kind::Tpu).unwrap();
+    let plain = RunPrograms::new(&TrainConfig::built_in(), Kind::Tpu).unwrap();
     let sizes = plain.sizes();
     assert_eq!(sizes.trained, sizes.parameters);
     let text = |programs: &RunPrograms, name| programs.module(name).unwrap().to_string();
@@ -39,7 +39,7 @@ fn what_is_trained_beside_a_model_is_in_the_programs() {
 
 #[test]
 fn an_update_of_one_micro_batch_is_one_program() {
-    let mut config = TrainConfig::default();
+    let mut config = TrainConfig::built_in();
     config.grpo.gradient_accumulation_steps = 1;
     let has = |config: &TrainConfig, name| RunPrograms::new(config, Kind::Tpu).unwrap().names().contains(&name);
     assert!(has(&config, ProgramName::Step) && !has(&config, ProgramName::Gradient));
@@ -49,7 +49,7 @@ fn an_update_of_one_micro_batch_is_one_program() {
     let step = programs.module(ProgramName::Step).unwrap().to_string();
     assert!(step.contains("exp_avg_sq") && !step.contains(".sum\""));
     // Several micro-batches have sums, and so does a step that is not clipped, whose results are looked at before they are written.
-    let several = TrainConfig::default();
+    let several = TrainConfig::built_in();
     let mut unclipped = config.clone();
     unclipped.optimizer.max_grad_norm = 0.0;
     for config in [&several, &unclipped] {
@@ -61,7 +61,7 @@ fn an_update_of_one_micro_batch_is_one_program() {
 
 #[test]
 fn weights_in_bf16_have_their_remainders_in_the_update_alone() {
-    let mut config = TrainConfig::default();
+    let mut config = TrainConfig::built_in();
     config.policy.dtype = PolicyDtype::Bfloat16;
     config.loss.beta = 0.1;
     let programs = RunPrograms::new(&config, Kind::Tpu).unwrap();
@@ -107,7 +107,7 @@ fn weights_and_moments_are_there_twice_only_where_a_step_can_be_taken_back() {
         (memory.total_bytes - memory.total_bytes_without_roll_back, programs.sizes())
     };
     // A step of one update has nothing to go back to.
-    let mut config = TrainConfig::default();
+    let mut config = TrainConfig::built_in();
     assert_eq!((memory(&config).0, memory(&config).1.can_roll_back), (0, false));
     config.grpo.num_iterations = 2;
     let (again, sizes) = memory(&config);

@@ -13,12 +13,12 @@ fn config() -> TrainConfig {
     // Probabilities that are far from uniform.
     let model =
         ModelConfig { hidden_size: 32, intermediate_size: 32, initializer_range: 0.3, ..ModelConfig::default() };
-    let mut config = TrainConfig { model: model.into(), ..TrainConfig::default() };
+    let mut config = TrainConfig { model: model.into(), ..TrainConfig::built_in() };
     config.data.tasks.addition.zero_pad = false;
     config.data.tasks.countdown.weight = 1.0;
     config.warmup.steps = 0;
     config.rollout.temperature = Some(0.8);
-    config.rollout.max_completion_length = 6;
+    config.rollout.max_completion_length = Some(6);
     config.rollout.batch_size = 16;
     config.grpo.max_steps = 1;
     config.grpo.num_iterations = 1;

@@ -73,7 +73,8 @@ fn a_completion_ends_at_every_stop_token_of_its_model() {
     let limit = 64;
     let mut config =
         TrainConfig { model: ModelSource::Pretrained(model.display().to_string()), ..TrainConfig::default() };
-    config.rollout.max_completion_length = limit;
+    config.data.tasks.addition.weight = 1.0;
+    config.rollout.max_completion_length = Some(limit);
     config.grpo.max_steps = 1;
     config.grpo.prompts_per_step = 8;
     config.grpo.num_generations = 16;

@@ -17,7 +17,7 @@ fn warm(config: TrainConfig) -> Trainer {
 fn one_token_kl() -> TrainConfig {
     let mut config = small();
     config.loss.beta = 0.0;
-    config.rollout.max_completion_length = 1;
+    config.rollout.max_completion_length = Some(1);
     config.grpo.use_kl_in_reward = true;
     config.grpo.advantages.estimator = AdvantageEstimator::Reinforce;
     config.optimizer.learning_rate = 0.01;

@@ -28,7 +28,7 @@ fn a_completion_that_was_not_judged_is_left_out_of_its_group(
 ) {
     let mut config = TrainConfig { warmup: WarmupConfig { steps: 0, ..Default::default() }, ..small() };
     (config.grpo.prompts_per_step, config.grpo.num_generations, config.grpo.steps_per_generation) = (1, 3, 1);
-    (config.rollout.max_completion_length, config.model.shape_mut().max_position_embeddings) = (4, 32);
+    (config.rollout.max_completion_length, config.model.shape_mut().max_position_embeddings) = (Some(4), 32);
     config.grpo.advantages = AdvantageConfig { estimator, whiten: None, ..Default::default() };
     let terms: Vec<(Box<dyn RewardFn>, f32)> = vec![(Box::new(Failing), 1.0), (Box::new(Power("zero", 0)), 1.0)];
     let script = Script { sampled: &["1.", "<.", "3."], greedy: "1." };
@@ -62,7 +62,7 @@ fn unjudged(config: TrainConfig, terms: Vec<(Box<dyn RewardFn>, f32)>, script: S
 fn failures_in_a_row_end_the_steps_with_the_name_and_the_last_message() {
     let mut config = TrainConfig { warmup: WarmupConfig { steps: 0, ..Default::default() }, ..small() };
     (config.grpo.prompts_per_step, config.grpo.num_generations, config.grpo.steps_per_generation) = (1, 2, 1);
-    (config.rollout.max_completion_length, config.model.shape_mut().max_position_embeddings) = (4, 32);
+    (config.rollout.max_completion_length, config.model.shape_mut().max_position_embeddings) = (Some(4), 32);
     config.rewards.max_consecutive_failures = 5;
     let mut trainer = unjudged(config, vec![(Box::new(Failing), 1.0)], Script { sampled: &["<.", ">."], greedy: "1." });
     for _ in 0..2 {
@@ -87,7 +87,7 @@ fn a_reward_that_cannot_judge_is_said_before_anything_is_trained() {
 #[test]
 fn completions_of_an_evaluation_that_were_not_judged_are_counted_and_do_not_pass() {
     let mut config = small();
-    (config.rollout.max_completion_length, config.model.shape_mut().max_position_embeddings) = (4, 32);
+    (config.rollout.max_completion_length, config.model.shape_mut().max_position_embeddings) = (Some(4), 32);
     (config.eval.num_generations, config.eval.num_problems, config.eval.pass_reward) = (2, 8, "failing".into());
     let terms = || -> Vec<(Box<dyn RewardFn>, f32)> { vec![(Box::new(Failing), 1.0)] };
     // One of two samples is judged.

@@ -50,7 +50,7 @@ pub(super) fn scripted(script: Script, config: TrainConfig, squares: bool) -> Tr
     (config.grpo.prompts_per_step, config.grpo.num_generations) = (1, script.sampled.len());
     config.grpo.steps_per_generation = 1;
     config.model.shape_mut().max_position_embeddings = 32;
-    config.rollout.max_completion_length = 4;
+    config.rollout.max_completion_length = Some(4);
     let mut terms: Vec<(Box<dyn RewardFn>, f32)> = vec![(Box::new(Power("number", 1)), 1.0)];
     if squares {
         terms.push((Box::new(Power("square", 2)), -0.5));

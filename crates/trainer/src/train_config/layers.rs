@@ -1,0 +1,80 @@
+//! The configuration of a run from layers: which defaults lie below them.
+
+use super::TrainConfig;
+use crate::error::Result;
+use grpo_files::Layers;
+use rewards::RewardConfig;
+use serde_json::Value;
+
+/// The built-in configuration: a small model that learns addition.
+const BUILT_IN: (&str, &str) =
+    ("configs/train/arithmetic.yaml (built in)", include_str!("../../../../configs/train/arithmetic.yaml"));
+
+/// The section of a file that counts only where neither a model that is read nor files are named.
+pub const WITHOUT_MODEL: &str = "without_model";
+
+impl TrainConfig {
+    /// The configuration of `layers`, in this order, later ones winning:
+    ///
+    /// 1. `TrainConfig::default()`, whose settings suit a model that is read,
+    /// 2. the built-in configuration, `configs/train/arithmetic.yaml`, unless a layer names a model that is read or files,
+    /// 3. the layers, each with the keys of its section `without_model` on top of its others, under the same condition.
+    ///
+    /// Settings of the built-in task (its warm-up, learning rate, lengths) therefore never reach a model that is read. A section `rewards`
+    /// in any layer replaces the default reward `correct: 1`.
+    ///
+    /// ```
+    /// use grpo_files::Layers;
+    /// use trainer::TrainConfig;
+    ///
+    /// let file = Layers::new().text("train.yaml", "{model: path/to/model, data: {files: train.jsonl}, rewards: {math: 1}}")?;
+    /// let config = TrainConfig::from_layers(file)?;
+    /// assert_eq!((config.optimizer.learning_rate, config.warmup.steps), (1e-6, 0));
+    /// assert_eq!((config.rewards.math, config.rewards.correct), (1.0, 0.0));
+    /// # Ok::<(), trainer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Layers::resolve`].
+    pub fn from_layers(layers: Layers) -> Result<Self> {
+        let without_model = !(names_model(&layers) || names_files(&layers));
+        let layers = layers.optional_section(WITHOUT_MODEL, without_model)?;
+        let mut defaults = Self::default();
+        if layers.get("rewards").is_some() {
+            defaults.rewards = RewardConfig::default();
+        }
+        let (origin, text) = BUILT_IN;
+        let built_in = Layers::new().text(origin, text)?.optional_section(WITHOUT_MODEL, without_model)?;
+        Ok(layers.over(built_in).resolve_over(defaults)?)
+    }
+
+    /// The configuration of `grpo train` without arguments: a small model with random weights, which learns addition on the host within
+    /// half a minute.
+    ///
+    /// ```
+    /// let config = trainer::TrainConfig::built_in();
+    /// assert_eq!(config.run.name, "arithmetic");
+    /// config.validate()?;
+    /// # Ok::<(), trainer::Error>(())
+    /// ```
+    ///
+    /// # Panics
+    /// Never: the text is a constant.
+    pub fn built_in() -> Self {
+        Self::from_layers(Layers::new()).expect("the built-in configuration is tested")
+    }
+}
+
+/// Whether `layers` name a model that is read, in place of the shape of a new one.
+fn names_model(layers: &Layers) -> bool {
+    layers.get("model").is_some_and(Value::is_string)
+}
+
+/// Whether `layers` name files to train on.
+fn names_files(layers: &Layers) -> bool {
+    match layers.get("data.files") {
+        None | Some(Value::Null) => false,
+        Some(Value::Array(files)) => !files.is_empty(),
+        Some(_) => true,
+    }
+}
