@@ -5,7 +5,7 @@ use grpo_core::BatchFile;
 use grpo_core::format::BatchLoss;
 
 /// Losses by name.
-pub const LOSSES: [(&str, &str); 23] = [
+pub const LOSSES: [(&str, &str); 24] = [
     (
         "geometric_truncate",
         r#"{"vllm_importance_sampling_mode": "geometric_truncate", "vllm_importance_sampling_clip_max": 1.02}"#,
@@ -42,6 +42,7 @@ pub const LOSSES: [(&str, &str); 23] = [
         r#"{"loss_type": "prime_rl", "kl_tau": 0.05, "adv_tau": 0.8, "epsilon_low": 0.05, "epsilon_high": 0.04}"#,
     ),
     ("ipo", r#"{"loss_type": "ipo", "kl_tau": 0.05, "epsilon_low": 0.05, "epsilon_high": 0.04, "entropy_coef": 0.02}"#),
+    ("flash_reinforce", r#"{"loss_type": "flash_reinforce", "sequence_kl_threshold": 0.012, "entropy_coef": 0.02}"#),
     (
         "kl_of_nemo",
         r#"{"beta": 0.1, "kl_importance": "score_function", "kl_input_clamp": 0.35, "kl_output_clamp": 0.05}"#,

@@ -25,7 +25,7 @@ impl Ppo {
 
     /// bnpo is a mean over the tokens of the update, which are all of the batch.
     pub(crate) fn loss(&self) -> LossConfig {
-        let epsilon_low = self.settings.number("cliprange");
+        let epsilon_low = Some(self.settings.number("cliprange"));
         LossConfig { loss_type: LossType::Bnpo, epsilon_low, ..LossConfig::default() }
     }
 

@@ -7,11 +7,13 @@ use grpo_core::{
 use grpo_files::Layers;
 
 /// Presets that users rely on; others may join.
-const NAMES: [&str; 27] = [
+const NAMES: [&str; 29] = [
+    "flash-reinforce",
     "mllm-jax",
     "nemo-grpo",
     "openrlhf",
     "prime-rl",
+    "prime-rl-dppo",
     "skyrl-grpo",
     "trl-bnpo",
     "trl-cispo",
@@ -129,7 +131,11 @@ fn presets_of_other_systems_say_what_neither_name_does() {
     let nemo = preset("nemo-grpo");
     assert_eq!((nemo.beta, nemo.kl_clamps(), nemo.guard()), (0.01, (Some(20.0), Some(10.0)), None));
     assert_eq!((nemo.loss_type, nemo.kl_importance()), (LossType::Bnpo, KlImportance::ScoreFunction));
-    assert_eq!(preset("prime-rl").loss_type, LossType::PrimeRl);
+    let prime_rl = preset("prime-rl");
+    assert_eq!((prime_rl.bounds(), prime_rl.parameters), (LossConfig::ipo().bounds(), LossConfig::ipo().parameters));
+    let dppo = preset("prime-rl-dppo");
+    assert_eq!((dppo.loss_type, dppo.lower_epsilon()), (LossType::PrimeRl, 0.2));
+    assert_eq!(dppo.parameters.prime_rl.kl_tau, 0.001);
     for config in [openrlhf, tunix, skyrl] {
         assert_eq!(config.kl_importance(), KlImportance::Off);
         assert_eq!(config.vllm_importance_sampling_correction, Some(false));

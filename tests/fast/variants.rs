@@ -115,6 +115,40 @@ fn the_losses_of_prime_rl(#[values("prime_rl", "ipo")] loss_type: &str) {
     assert!((found - loss).abs() < 1e-12, "{found} and {loss}");
 }
 
+/// -w A l over the tokens of a sequence, then over all sequences: w is the ratio to the sampler, and 0 where the mean divergence of the
+/// sequence is above the threshold.
+#[test]
+fn flash_reinforce_weighs_by_the_sampler_and_rejects_sequences() {
+    let file = file(r#"{"loss_type": "flash_reinforce", "sequence_kl_threshold": 0.012}"#);
+    let (batch, found) = (&file.batch, oracle(&file.loss, &file, &file.policy).unwrap());
+    let logp = found.values.logp.as_ref().unwrap();
+    let (mut loss, mut rejected, mut divergences) = (0.0, 0, Vec::new());
+    for (sequence, rows) in sequences(batch).iter().enumerate().filter(|(_, rows)| !rows.is_empty()) {
+        let sampled = |row: usize| {
+            let sampler = batch.sampler_logp().map(|sampler| f64::from(sampler[row])).filter(|s| !s.is_nan());
+            sampler.unwrap_or(f64::from(batch.old_logp().unwrap()[row]))
+        };
+        let divergence = |row: &usize| {
+            let (p, q) = (sampled(*row).exp(), logp[*row].exp());
+            p * (p / q).ln() + (1.0 - p) * ((1.0 - p) / (1.0 - q)).ln()
+        };
+        let mean = rows.iter().map(divergence).sum::<f64>() / rows.len() as f64;
+        divergences.push(mean);
+        if mean > 0.012 {
+            rejected += 1;
+            continue;
+        }
+        let term = |row: &usize| {
+            let advantage = f64::from(batch.advantage(sequence, *row));
+            -(logp[*row] - sampled(*row)).exp() * advantage * logp[*row]
+        };
+        loss += rows.iter().map(term).sum::<f64>() / rows.len() as f64 / batch.sequences() as f64;
+    }
+    assert!(rejected > 0 && rejected < divergences.len(), "{rejected} of {divergences:?} are rejected");
+    let found = found.values.loss.unwrap();
+    assert!((found - loss).abs() < 1e-12, "{found} and {loss}");
+}
+
 /// mean of -min(r A, clip(r) A) + beta clamp(w k3(clamp(q - l))): the value of w is 1, its slope that of the token's
 /// probability, and a clamp that binds takes the whole slope.
 #[test]

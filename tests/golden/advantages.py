@@ -1,4 +1,4 @@
-"""Writes advantages.json: what verl's and TRL's own code makes of small inputs, in float64.
+"""Writes advantages.json: what verl's and TRL's own code, and formulas of papers, make of small inputs, in float64.
 
     pip install torch trl==1.16.0 && pip install verl==0.9.1
     python tests/golden/advantages.py
@@ -100,6 +100,27 @@ class Inputs:
             "expected": numbers(expected),
             **lists,
         }
+
+
+def paper_cases(seed):
+    """Estimators of papers, written in torch: MaxRL (arXiv 2602.02710; a group without a success has no advantage, as in
+    prime-rl) and FlashREINFORCE (2026; TRL's experimental.flash_reinforce)."""
+    shapes = [("binary", dict(groups=6, size=4)), ("large_groups", dict(groups=3, size=16)), ("groups_of_one", dict(groups=5, size=1))]
+    for shape, arguments in shapes:
+        for kind in ("binary", "normal"):
+            seed += 1
+            inputs = Inputs(seed, rewards=kind, **arguments)
+            if kind == "binary" and inputs.group_size > 1:
+                inputs.rewards[: inputs.group_size] = 0
+                inputs.rewards[inputs.group_size : 2 * inputs.group_size] = 1
+            groups = inputs.rewards.view(-1, inputs.group_size)
+            mean = groups.mean(1, keepdim=True)
+            max_rl = torch.where(mean > 0, (groups - mean) / mean, 0.0)
+            yield inputs.case(f"paper max_rl {kind} {shape}", {"estimator": "max_rl"}, max_rl, rewards=inputs.rewards)
+            flash = inputs.rewards - inputs.rewards.mean()
+            yield inputs.case(
+                f"paper flash_reinforce {kind} {shape}", {"estimator": "flash_reinforce"}, flash, rewards=inputs.rewards
+            )
 
 
 VERL = {"eps": 1e-6, "group_of_one": "keep"}
@@ -404,6 +425,7 @@ def main():
             *verl_gdpo_cases(2000),
             *verl_token_cases(3000),
             *trl_cases(4000),
+            *paper_cases(6000),
         ],
         "kl_in_reward": list(kl_in_reward_cases(5000)),
         "entropy_controller": entropy_controller_case(),

@@ -161,7 +161,7 @@ mod tests {
         let advantage = column(vec![1.5, 1.5, -0.5, -0.5, -0.5]);
         let weight = column([1.0 / 2.0, 1.0 / 2.0, 1.0 / 3.0, 1.0 / 3.0, 1.0 / 3.0].map(|w| w / 2.0).to_vec());
         let ratio = (logp.clone() - old).exp();
-        let clipped = ratio.clone().clamp(1.0 - config.epsilon_low, 1.0 + config.epsilon_low);
+        let clipped = ratio.clone().clamp(config.ratio_low(), config.ratio_high());
         let surrogate = (ratio * advantage.clone()).min_pair(clipped * advantage);
         let d = reference - logp;
         let kl = d.clone().exp() - d - 1.0;

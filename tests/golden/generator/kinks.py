@@ -25,10 +25,11 @@ class Bound:
     at: float
     where: np.ndarray  # entries that take part
     groups: dict
+    margin: float = MARGIN
 
     def check(self):
         found = self.values[self.where]
-        if found.size and not np.abs(found - self.at).min() >= MARGIN:
+        if found.size and not np.abs(found - self.at).min() >= self.margin:
             raise Rejected(f"{self.name}: {np.abs(found - self.at).min():.1e} from {self.at}")
         for label, group in self.groups.items():
             side = self.values[self.where & group]

@@ -32,6 +32,55 @@ def cfpo(d, l, o, a, c):
     return -(r * a - a.abs() / (2 * c["epsilon_low"]) * (r - 1) ** 2)
 
 
+def bernoulli_kl(s, l):
+    """The divergence of "this token or another" under log-probabilities `s` from that under `l`, as torch tensors."""
+    p, q = (x.exp().clamp(1e-6, 1 - 1e-6) for x in (s, l))
+    return p * (p.log() - q.log()) + (1 - p) * (torch.log1p(-p) - torch.log1p(-q))
+
+
+def sequence_kl(batch, logp):
+    """Its mean over the active tokens of each sequence [B]; a token without the sampler's log-probability has the old one."""
+    s, l, mask = (torch.tensor(x.copy()) for x in (behaviour(batch), logp, batch.mask))
+    divergence = torch.where(mask > 0, bernoulli_kl(s, l), 0.0)
+    return (divergence.sum(1) / mask.sum(1).clamp(min=1)).clamp(min=0)
+
+
+def behaviour(batch):
+    s = batch.old_logp if batch.sampler_logp is None else batch.sampler_logp
+    return np.where(np.isnan(s), batch.old_logp, s)
+
+
+def flash_reinforce(name, with_sampler):
+    """FlashREINFORCE (2026): -w A logp per token, w the detached ratio to the sampler, 0 for a sequence that has moved too far;
+    mean over the tokens of a sequence, then over all sequences, rejected and empty ones too."""
+    threshold = 0.012
+    config = {"loss_type": "flash_reinforce", "semantics": "trl", "beta": 0.0, "sequence_kl_threshold": threshold}
+
+    def draw(rng):
+        batch = random_batch(rng, 7, 8, int(rng.integers(8, 11)), int(rng.integers(17, 24)), masked_row=4)
+        logp, _ = policy_values(batch, config)
+        # Two rows near the policy, two far from it, for each sign of advantage in turn.
+        size = np.where(np.arange(7) // 2 % 2 == 0, 0.1, 0.9)[:, None]
+        batch.old_logp = recorded(logp - size * rng.uniform(0.5, 1, logp.shape) * rng.choice([-1, 1], logp.shape))
+        if with_sampler:
+            near = recorded(batch.old_logp - 0.1 * rng.uniform(-1, 1, logp.shape))
+            batch.sampler_logp = np.where(rng.random(logp.shape) < 0.2, np.nan, near)
+        return batch
+
+    def kinks(batch, logp, _entropy):
+        kl, a = sequence_kl(batch, logp).numpy(), batch.advantages
+        yield Bound("sequence_kl", kl, threshold, batch.mask.sum(1) > 0, {"A>0": a > 0, "A<0": a < 0}, margin=1e-3)
+
+    def of_batch(batch, logp, _entropy):
+        s, a, mask = (torch.tensor(x.copy()) for x in (behaviour(batch), batch.advantages_bt(), batch.mask))
+        admitted = sequence_kl(batch, logp.detach().numpy()) <= threshold
+        weight = torch.where((mask > 0) & admitted[:, None], (logp.detach() - s).exp(), 0.0)
+        return mean(-weight * a * logp, mask, "sequences")
+
+    source = "FlashREINFORCE (2026) and TRL's experimental.flash_reinforce: formula, written in torch"
+    return Case(f"paper_{name}", config, source, draw, kinks, of_batch)
+
+
 def moved(batch, c, logp):
     """The kinks of a trust region of probabilities."""
     change, a = np.exp(logp) - np.exp(batch.old_logp), batch.advantages_bt()
@@ -74,4 +123,6 @@ def cases():
     taus = {"adv_tau": 0.8, "kl_tau": 0.05, "epsilon_low": 0.05, "epsilon_high": 0.04}
     yield paper("prime_rl", prime_rl, moved, "tokens", "prime-rl: formula, written in torch", **taus)
     yield paper("cfpo", cfpo, smooth, "sequences", "arXiv 2601.22801: formula, written in torch")
+    yield flash_reinforce("flash_reinforce", False)
+    yield flash_reinforce("flash_reinforce_sampler", True)
     yield paper("ipo", ipo, moved, "tokens", "prime-rl: formula, written in torch", **taus)

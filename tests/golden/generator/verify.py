@@ -52,7 +52,7 @@ class Objective:
         if c.get("mask_truncated_completions"):
             m[c["truncated_rows"]] = 0
         w = np.ones_like(m)
-        if s is None:
+        if s is None or c["loss_type"] == "flash_reinforce":
             return m, w
         d = np.where(np.isnan(s) | (m == 0), 0, old - s)
         if self.verl:
@@ -135,6 +135,13 @@ class Objective:
             cov = np.where(m > 0, (a - a[m > 0].mean()) * (l - l[m > 0].mean()), -math.inf)
             top = np.sort(cov.ravel())[-max(1, int(m.sum() * c["kl_cov_ratio"]))]
             out = -a * r + c["ppo_kl_coef"] * np.abs(l - o) * sg("top", cov >= top)
+        elif kind == "flash_reinforce":
+            s = self.x.get("sampler_logp", o)
+            s = np.where(np.isnan(s), o, s)
+            p, q = np.clip(np.exp(s), 1e-6, 1 - 1e-6), np.clip(np.exp(l), 1e-6, 1 - 1e-6)
+            kl = p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))
+            far = (kl * m).sum(1, keepdims=True) / n > c["sequence_kl_threshold"]
+            out = -sg("weight", np.exp(l - s) * ~far) * a * l
         elif kind == "cfpo":
             out = 0.5 / c["epsilon_low"] * np.abs(a) * (r - 1) ** 2 - r * a
         elif kind in ("prime_rl", "ipo"):
@@ -181,7 +188,7 @@ class Objective:
             norm = c.get("loss_scale_factor", m.shape[1]) if mode.endswith("norm") else 1
             return total / rows * dp / norm
         kind, ga = c["loss_type"], c.get("gradient_accumulation_steps", 1)
-        if kind in ("grpo", "sapo", "geo_mean", "cfpo"):
+        if kind in ("grpo", "sapo", "geo_mean", "cfpo", "flash_reinforce"):
             return ((x * m).sum(1) / np.maximum(n, 1)).mean() / ga
         if kind in ("bnpo", "prime_rl", "ipo"):
             return (x * m).sum() / max(n.sum(), 1) / ga

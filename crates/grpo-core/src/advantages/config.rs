@@ -47,6 +47,15 @@ pub enum AdvantageEstimator {
     OptimalTokenBaseline,
     /// As `optimal_token_baseline`, with positions counted in active tokens, so that tool output shifts nothing.
     TirOptimalTokenBaseline,
+    /// (r - mean(G)) / mean(G); 0 where mean(G) is not above 0. MaxRL, maximum likelihood reinforcement learning, arXiv 2602.02710;
+    /// prime-rl's `max_rl`. The paper's rewards are 0 and 1: over n completions the estimate is that of the objective
+    /// of order n, the sum of pass@k / k for k up to n, where mean_only gives the one of order 1. `eps` is not used; the
+    /// authors' code adds 1e-6 to the mean. A lone reward that is kept is its own advantage.
+    #[serde(alias = "maxrl")]
+    MaxRl,
+    /// r - mean(all). FlashREINFORCE (2026), TRL's `experimental.flash_reinforce`, for one completion per prompt; the loss of that
+    /// name belongs to it.
+    FlashReinforce,
     /// (r - mean(G)) / (std(G) + eps) + global_weight (r - mean(all)) / (std(all) + eps). MLLM-JAX's `dapo`, with ddof
     /// set to 0.
     DapoMix,
@@ -161,7 +170,7 @@ impl AdvantageConfig {
     /// Whether the estimator compares the completions of one prompt, so that groups must have more than one.
     pub fn compares_within_groups(&self) -> bool {
         use AdvantageEstimator as E;
-        !matches!(self.estimator, E::Reinforce | E::ReinforcePlusPlus | E::Remax | E::Gae)
+        !matches!(self.estimator, E::Reinforce | E::ReinforcePlusPlus | E::FlashReinforce | E::Remax | E::Gae)
     }
 
     /// What must be there beside one reward per completion ([`super::AdvantageInputs`]); `None` where that is enough.

@@ -51,6 +51,26 @@ pub(super) fn dapo_mix(config: &AdvantageConfig, rows: &Rows<'_>) -> Vec<f64> {
     of_group.into_iter().zip(of_batch).map(|(group, all)| group + config.global_weight * all).collect()
 }
 
+/// (r - mean(G)) / mean(G), and 0 where the mean is not above 0: a group without a success says nothing.
+pub(super) fn over_mean(config: &AdvantageConfig, rows: &Rows<'_>) -> Vec<f64> {
+    each_group(&rows.scores, &rows.groups, |group| {
+        let statistics = Statistics::of(group, config.ddof);
+        let advantage = |r: &f64| match statistics.mean > 0.0 {
+            _ if config.lone_is_kept(&statistics) => *r,
+            true => scaled(statistics.centred(*r), statistics.mean),
+            false if r.is_nan() => f64::NAN,
+            false => 0.0,
+        };
+        group.iter().map(advantage).collect()
+    })
+}
+
+/// r - mean(all).
+pub(super) fn centred_on_batch(config: &AdvantageConfig, rows: &Rows<'_>) -> Vec<f64> {
+    let batch = Statistics::of(&rows.scores, config.ddof);
+    rows.scores.iter().map(|r| batch.centred(*r)).collect()
+}
+
 /// r - mean of the others = (r - mean(G)) n / (n - 1). A lone reward is left out of a later whitening, as in TRL.
 pub(super) fn leave_one_out(config: &AdvantageConfig, rows: &Rows<'_>) -> Vec<f64> {
     each_group(&rows.scores, &rows.groups, |group| {

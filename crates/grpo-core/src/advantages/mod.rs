@@ -69,6 +69,8 @@ impl AdvantageConfig {
             AdvantageEstimator::Group
             | AdvantageEstimator::MeanOnly
             | AdvantageEstimator::ReinforcePlusPlusBaseline => Raw::PerSequence(group::centred(self, &rows)),
+            AdvantageEstimator::MaxRl => Raw::PerSequence(group::over_mean(self, &rows)),
+            AdvantageEstimator::FlashReinforce => Raw::PerSequence(group::centred_on_batch(self, &rows)),
             AdvantageEstimator::DapoMix => Raw::PerSequence(group::dapo_mix(self, &rows)),
             AdvantageEstimator::Rloo => Raw::PerSequence(group::leave_one_out(self, &rows)),
             AdvantageEstimator::Opo => Raw::PerSequence(group::length_weighted(self, &rows)?),

@@ -41,9 +41,9 @@ pub struct LossConfig {
     /// Level of the importance ratio; `None` is what the loss is defined with: `sequence` for gspo (verl:
     /// `sequence_token`) and luspo, else `token`. TRL warns where luspo's is `token`; here that has to be asked for.
     pub importance_sampling_level: Option<ImportanceSamplingLevel>,
-    /// Lower clip: the ratio is held above 1 - epsilon_low. In [0, 1]. geo_mean: a bound on -log ratio. dppo: how far the
-    /// probability may fall. TRL's cispo does not use it.
-    pub epsilon_low: f64,
+    /// Lower clip: the ratio is held above 1 - epsilon_low. In [0, 1]. geo_mean: a bound on -log ratio. dppo, prime_rl and ipo: how
+    /// far the probability may fall. TRL's cispo does not use it. `None` is 0.3 for prime_rl and ipo, and 0.2 for all others.
+    pub epsilon_low: Option<f64>,
     /// Upper clip: the ratio is held below 1 + epsilon_high; TRL's cispo holds it below epsilon_high itself. `None` is
     /// epsilon_low, which TRL's cispo refuses because there it would be a bound on the raw ratio. geo_mean: a bound on
     /// the log ratio. dppo: how far the probability may rise.
@@ -145,7 +145,7 @@ impl Default for LossConfig {
             semantics: Semantics::Trl,
             loss_type: LossType::Grpo,
             importance_sampling_level: None,
-            epsilon_low: 0.2,
+            epsilon_low: None,
             epsilon_high: None,
             delta: None,
             clip_ratio_c: None,

@@ -55,12 +55,17 @@ impl LossConfig {
 
     /// Lower bound of the ratio: 1 - epsilon_low.
     pub fn ratio_low(&self) -> f64 {
-        1.0 - self.epsilon_low
+        1.0 - self.lower_epsilon()
     }
 
-    /// epsilon_high, or epsilon_low in its place.
+    /// epsilon_low, or the default of the loss in its place.
+    pub fn lower_epsilon(&self) -> f64 {
+        self.epsilon_low.unwrap_or(self.rules().default_epsilon())
+    }
+
+    /// epsilon_high, or [`LossConfig::lower_epsilon`] in its place.
     pub fn upper_epsilon(&self) -> f64 {
-        self.epsilon_high.unwrap_or(self.epsilon_low)
+        self.epsilon_high.unwrap_or(self.lower_epsilon())
     }
 
     /// Whether reference log-probabilities are needed.
@@ -68,13 +73,14 @@ impl LossConfig {
         self.beta != 0.0
     }
 
-    /// Whether the sampler's log-probabilities are asked for in so many words. TRL's correction is on by default, and looks
-    /// whether they are there.
+    /// Whether the sampler's log-probabilities are asked for, by a key or by the loss itself. TRL's correction is on by default, and
+    /// looks whether they are there.
     pub fn asks_for_sampler_logp(&self) -> bool {
         self.vllm_importance_sampling_correction == Some(true)
             || self.rollout_is.is_some()
             || self.rollout_rs.is_some()
             || self.weighs_kl_by_sampler()
+            || self.rules().weighs_by_sampler()
     }
 
     /// Whether the KL term cannot be without them.

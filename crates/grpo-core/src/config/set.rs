@@ -37,7 +37,7 @@ setters! {
     /// Sets the level of the importance ratio.
     importance_sampling_level: ImportanceSamplingLevel = Some(importance_sampling_level),
     /// Sets the lower clip: the ratio is held above 1 - epsilon_low.
-    epsilon_low: f64 = epsilon_low,
+    epsilon_low: f64 = Some(epsilon_low),
     /// Sets the upper clip: the ratio is held below 1 + epsilon_high (TRL's cispo: below epsilon_high).
     epsilon_high: f64 = Some(epsilon_high),
     /// Sets the cap on the ratio that the clip leaves open above (two-sided clipping).

@@ -27,7 +27,7 @@ impl LossConfig {
     fn validate_numbers(&self) -> Result<()> {
         let bound = |bound: Option<Bound>| bound.and_then(Bound::value);
         let finite = [
-            ("epsilon_low", Some(self.epsilon_low)),
+            ("epsilon_low", self.epsilon_low),
             ("epsilon_high", self.epsilon_high),
             ("delta", self.delta),
             ("clip_ratio_c", self.clip_ratio_c),
@@ -62,8 +62,9 @@ impl LossConfig {
         if let Some((name, _)) = counts.iter().find(|(_, count)| *count == 0) {
             return fail(format!("{name} must be at least 1"));
         }
-        if self.epsilon_low < 0.0 || self.epsilon_low > self.rules().largest_epsilon_low() {
-            return fail(format!("epsilon_low must lie in [0, 1], got {}", self.epsilon_low));
+        let legal = 0.0..=self.rules().largest_epsilon_low();
+        if let Some(epsilon) = self.epsilon_low.filter(|epsilon| !legal.contains(epsilon)) {
+            return fail(format!("epsilon_low must lie in [0, 1], got {epsilon}"));
         }
         if let Some(epsilon) = self.epsilon_high.filter(|e| *e < 0.0) {
             return fail(format!("epsilon_high must not be negative, got {epsilon}"));

@@ -55,7 +55,7 @@ impl Loss for Cfpo {
         // The ratio is squared, and the square has to fit.
         let ratio = held(&ratio.log, true).exp();
         let away = ratio.clone() - ratio.constant(1.0);
-        let steepness = terms.advantage.abs() * ratio.constant(0.5 / config.epsilon_low);
+        let steepness = terms.advantage.abs() * ratio.constant(0.5 / config.lower_epsilon());
         PolicyTerm::unclipped(steepness * away.clone() * away - ratio * terms.advantage.clone())
     }
 
@@ -68,11 +68,11 @@ impl Loss for Cfpo {
     }
 
     fn check(&self, config: &LossConfig) -> Result<()> {
-        positive("epsilon_low of cfpo", config.epsilon_low)?;
-        match config.epsilon_high.filter(|high| *high != config.epsilon_low) {
+        let low = config.lower_epsilon();
+        positive("epsilon_low of cfpo", low)?;
+        match config.epsilon_high.filter(|high| *high != low) {
             Some(high) => Err(Error::Config(format!(
-                "cfpo turns back at one distance from 1, epsilon_low ({}): leave epsilon_high ({high}) out",
-                config.epsilon_low
+                "cfpo turns back at one distance from 1, epsilon_low ({low}): leave epsilon_high ({high}) out"
             ))),
             None => Ok(()),
         }

@@ -60,7 +60,7 @@ impl Loss for DppoKl {
         let other = |p: &R| p.constant(1.0) - p.clone() + p.constant(1e-8);
         let divergence =
             old.clone() * (old_logp - logp) + (old.constant(1.0) - old.clone()) * (other(&old) / other(&p)).ln();
-        let (low, high) = (p.constant(config.epsilon_low), p.constant(config.upper_epsilon()));
+        let (low, high) = (p.constant(config.lower_epsilon()), p.constant(config.upper_epsilon()));
         let (rises, falls) = (R::or(&divergence.le(&high), &p.le(&old)), R::or(&divergence.le(&low), &old.le(&p)));
         let outside = trust_region::by_advantage(&terms.advantage, &falls, &rises);
         trust_region::dppo(config, terms, ratio, outside)

@@ -59,7 +59,7 @@ impl Loss for DppoTv {
     fn policy<R: Real>(&self, config: &LossConfig, terms: &TokenTerms<R>, ratio: &Ratio<R>) -> PolicyTerm<R> {
         let (p, old) = (terms.logp.stop_gradient().exp(), terms.old_logp.stop_gradient().exp());
         let rises = (p.clone() - old.clone()).le(&p.constant(config.upper_epsilon()));
-        let falls = (old - p.clone()).le(&p.constant(config.epsilon_low));
+        let falls = (old - p.clone()).le(&p.constant(config.lower_epsilon()));
         let outside = trust_region::by_advantage(&terms.advantage, &falls, &rises);
         trust_region::dppo(config, terms, ratio, outside)
     }

@@ -64,7 +64,7 @@ impl Loss for GeoMean {
     fn policy<R: Real>(&self, config: &LossConfig, terms: &TokenTerms<R>, _: &Ratio<R>) -> PolicyTerm<R> {
         let own = terms.logp.clone() - terms.old_logp.clone();
         let (negative, positive) = signs(&terms.advantage);
-        let below = own.lt(&own.constant(-config.epsilon_low));
+        let below = own.lt(&own.constant(-config.lower_epsilon()));
         let above = own.constant(config.upper_epsilon()).lt(&own);
         let mean = terms.shared.clone().unwrap_or_else(|| own.clone());
         PolicyTerm {
@@ -78,13 +78,13 @@ impl Loss for GeoMean {
     fn shared_part<R: Real>(&self, config: &LossConfig, logp: &R, old_logp: &R, advantage: &R) -> R {
         let own = logp.clone() - old_logp.clone();
         let zero = advantage.constant(0.0);
-        let (low, high) = (own.constant(-config.epsilon_low), own.constant(config.upper_epsilon()));
+        let (low, high) = (own.constant(-config.lower_epsilon()), own.constant(config.upper_epsilon()));
         let falling = R::select(&advantage.lt(&zero), &own.max(&low), &zero.or_nan_of(&own));
         R::select(&zero.lt(advantage), &own.min(&high), &falling)
     }
 
     fn bounds(&self, config: &LossConfig) -> Bounds {
-        Bounds::LogRatio { low: -config.epsilon_low, high: config.upper_epsilon() }
+        Bounds::LogRatio { low: -config.lower_epsilon(), high: config.upper_epsilon() }
     }
 
     fn level(&self, _: &LossConfig) -> ImportanceSamplingLevel {

@@ -1,6 +1,6 @@
 //! # ipo
 //!
-//! [prime_rl](super::prime_rl) with a region that does not ask for the sign of the advantage.
+//! The ratio within a trust region of the token's probability, whatever the sign of the advantage: prime-rl's default loss.
 //!
 //! ## Formula
 //!
@@ -8,7 +8,8 @@
 //! P_t = -keep adv_tau A r_t + kl_tau (l_t - o_t)^2
 //! ```
 //!
-//! keep is 0 where the probability has risen by more than `epsilon_high` or fallen by more than `epsilon_low`; else 1.
+//! keep is 0 where the probability has risen by more than `epsilon_high` or fallen by more than `epsilon_low`; else 1. o is the
+//! sampler's log-probability: hand it over as `old_logp`.
 //!
 //! ## Gradient
 //!
@@ -18,26 +19,28 @@
 //!
 //! ## Where it comes from
 //!
-//! prime-rl's loss of that name (INTELLECT policy optimization), with 0.1 on both sides. Averaged over the step's
-//! tokens.
+//! prime-rl's loss of that name (INTELLECT policy optimization) and its default since 2026-08-27 (#3418). `eps` was 0.1 and `kl_tau`
+//! 0.001 until 2026-09-18 (#3586); since then they are 0.3 and 0, which are the defaults here. Averaged over the step's tokens.
+//! Preset: `configs/loss/prime-rl.yaml`.
 //!
 //! ## Knobs
 //!
-//! * `epsilon_low`, `epsilon_high`: how far the probability may move; 0.2 unless set, prime-rl has 0.1.
-//! * `adv_tau`, `kl_tau`: as [prime_rl](super::prime_rl).
+//! * `epsilon_low`, `epsilon_high`: how far the probability may move, prime-rl's `eps`; 0.3 unless set.
+//! * `adv_tau`: multiplies the advantage, 1.
+//! * `kl_tau`: weight of the quadratic penalty, 0, which is off.
 //!
 //! ## When to use it
 //!
-//! As [prime_rl](super::prime_rl), where a token that has moved far should have no say in either direction.
+//! Asynchronous training, where the sampler is some steps behind: a token whose probability has moved far has no gradient in either
+//! direction. [prime_rl](super::prime_rl) keeps the gradient that leads back.
 //!
 //! ```yaml
 //! loss_type: ipo
-//! epsilon_low: 0.1
-//! epsilon_high: 0.1
+//! epsilon_low: 0.3
 //! ```
 
 use super::loss::{Bounds, Loss};
-use super::{PolicyTerm, Ratio, TokenTerms, trust_region};
+use super::{PolicyTerm, Ratio, TokenTerms, prime_rl, trust_region};
 use crate::backend_api::real::Real;
 use crate::config::LossConfig;
 
@@ -55,6 +58,10 @@ impl Loss for Ipo {
 
     fn bounds(&self, config: &LossConfig) -> Bounds {
         trust_region::bounds(config)
+    }
+
+    fn default_epsilon(&self) -> f64 {
+        prime_rl::EPSILON
     }
 
     fn is_of_tokens_only(&self) -> bool {

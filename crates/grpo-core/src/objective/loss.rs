@@ -74,6 +74,11 @@ pub trait Loss: Sync {
         false
     }
 
+    /// Whether the loss weighs its tokens by the sampler's log-probabilities itself.
+    fn weighs_by_sampler(&self) -> bool {
+        false
+    }
+
     /// Whether `use_bias_correction_kl` is read under `semantics`.
     fn reads_kl_bias_correction(&self, semantics: Semantics) -> bool {
         let _ = semantics;
@@ -95,6 +100,11 @@ pub trait Loss: Sync {
     fn log_ratio_guard(&self, semantics: Semantics) -> Option<f64> {
         let _ = semantics;
         None
+    }
+
+    /// `epsilon_low` where it is not set.
+    fn default_epsilon(&self) -> f64 {
+        0.2
     }
 
     /// Largest legal `epsilon_low`: a ratio lies above 0.

@@ -56,6 +56,7 @@ losses! {
     prime_rl::PrimeRl with Parameters,
     ipo::Ipo,
     cfpo::Cfpo,
+    flash_reinforce::FlashReinforce with Parameters,
 }
 
 impl LossType {

@@ -20,14 +20,17 @@
 //!
 //! ## Where it comes from
 //!
-//! The default loss of prime-rl: the region is that of [dppo_tv](super::dppo_tv) (DPPO, arXiv 2602.04879), the penalty
-//! Kimi's. Averaged over the step's tokens, as prime-rl does.
+//! The loss that prime-rl called `default` until 2026-08-27, when [ipo](super::ipo) took its place (#3418): the region is that of
+//! [dppo_tv](super::dppo_tv) (DPPO, arXiv 2602.04879), the penalty Kimi's. Averaged over the step's tokens, as in prime-rl.
+//!
+//! The keys are those of [ipo](super::ipo), and so are their defaults: prime-rl's of 2026-09-18. This loss had a region of 0.2 and a
+//! `kl_tau` of 0.001 in prime-rl; preset: `configs/loss/prime-rl-dppo.yaml`.
 //!
 //! ## Knobs
 //!
-//! * `epsilon_low`, `epsilon_high`: prime-rl's `dppo_mask_low`, `dppo_mask_high`, 0.2 each.
+//! * `epsilon_low`, `epsilon_high`: prime-rl's `dppo_mask_low`, `dppo_mask_high`; 0.3 unless set.
 //! * `adv_tau`: what multiplies the advantage, 1.
-//! * `kl_tau`: weight of the penalty, 0.001.
+//! * `kl_tau`: weight of the penalty; 0, which is off.
 //! * `delta` and `clip_ratio_c` are refused (verl hands `clip_ratio_c` to every loss: there it is accepted and not
 //!   read).
 //!
@@ -38,6 +41,7 @@
 //!
 //! ```yaml
 //! loss_type: prime_rl
+//! epsilon_low: 0.2
 //! kl_tau: 0.001
 //! ```
 
@@ -68,13 +72,13 @@ pub struct PrimeRl;
 pub struct Parameters {
     /// What multiplies the advantage.
     pub adv_tau: f64,
-    /// Weight of the quadratic penalty on the log-ratio.
+    /// Weight of the quadratic penalty on the log-ratio. 0 is off, as in prime-rl since 2026-09-18.
     pub kl_tau: f64,
 }
 
 impl Default for Parameters {
     fn default() -> Self {
-        Self { adv_tau: 1.0, kl_tau: 1e-3 }
+        Self { adv_tau: 1.0, kl_tau: 0.0 }
     }
 }
 
@@ -84,6 +88,9 @@ impl Parameters {
         finite("kl_tau", self.kl_tau)
     }
 }
+
+/// `eps` of prime-rl's IPOLossConfig since 2026-09-18 (#3586).
+pub(super) const EPSILON: f64 = 0.3;
 
 impl Loss for PrimeRl {
     fn policy<R: Real>(&self, config: &LossConfig, terms: &TokenTerms<R>, ratio: &Ratio<R>) -> PolicyTerm<R> {
@@ -99,6 +106,10 @@ impl Loss for PrimeRl {
 
     fn bounds(&self, config: &LossConfig) -> Bounds {
         trust_region::bounds(config)
+    }
+
+    fn default_epsilon(&self) -> f64 {
+        EPSILON
     }
 
     fn is_of_tokens_only(&self) -> bool {

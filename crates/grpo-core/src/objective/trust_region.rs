@@ -16,7 +16,7 @@ pub(super) struct Outside<R> {
 
 /// epsilon_low down and epsilon_high up.
 pub(super) fn bounds(config: &LossConfig) -> Bounds {
-    Bounds::Probability { down: config.epsilon_low, up: config.upper_epsilon() }
+    Bounds::Probability { down: config.lower_epsilon(), up: config.upper_epsilon() }
 }
 
 /// -A sg(min(r, c)) l where the token is not outside.
@@ -62,5 +62,5 @@ pub(super) fn penalised<R: Real>(
 /// Whether the probability has risen by more than epsilon_high, and fallen by more than epsilon_low.
 pub(super) fn has_moved<R: Real>(config: &LossConfig, terms: &TokenTerms<R>) -> (R::Bool, R::Bool) {
     let change = terms.logp.stop_gradient().exp() - terms.old_logp.stop_gradient().exp();
-    (change.constant(config.upper_epsilon()).lt(&change), change.lt(&change.constant(-config.epsilon_low)))
+    (change.constant(config.upper_epsilon()).lt(&change), change.lt(&change.constant(-config.lower_epsilon())))
 }

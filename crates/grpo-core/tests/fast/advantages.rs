@@ -2,7 +2,7 @@
 //! (`tests/golden/advantages.py`), and what holds whatever the rewards are.
 
 use grpo_core::KlEstimator;
-use grpo_core::advantages::{AdvantageConfig, AdvantageEstimator, AdvantageInputs, Rewards};
+use grpo_core::advantages::{AdvantageConfig, AdvantageEstimator, AdvantageInputs, GroupOfOne, Rewards};
 use grpo_core::batch::{Advantages, TokenBatch};
 use grpo_core::controllers::{AdaptiveEntropy, KlController};
 use grpo_core::rewards::{SoftOverlong, kl_in_reward};
@@ -170,7 +170,32 @@ fn advantages_are_trls_and_verls() {
         estimators.insert(format!("{:?}", case.config.estimator));
     }
     // Reinforce is the reward itself; MLLM-JAX's mix is checked by hand beside the code.
-    assert_eq!(estimators.len(), 14 - 1, "{estimators:?}");
+    assert_eq!(estimators.len(), 15, "{estimators:?}");
+}
+
+#[test]
+fn max_rl_divides_by_the_success_rate_of_the_group() {
+    let max_rl = AdvantageConfig { estimator: AdvantageEstimator::MaxRl, ..AdvantageConfig::default() };
+    // A missing reward is in no mean; groups without a success and without a failure say nothing.
+    let rewards = [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, f32::NAN, 0.0, 0.0];
+    let expected = [3.0, -1.0, -1.0, -1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 2.0, 0.0, -1.0, -1.0];
+    assert_same(max_rl.estimator, &max_rl.advantages(&rewards, 4).unwrap(), &expected, 1e-6);
+    // Below 0 there is no success rate to divide by.
+    assert_eq!(max_rl.advantages(&[-1.0, 0.0], 2).unwrap(), [0.0, 0.0]);
+    // Of a single completion the estimate of order 1 is its reward, where it is kept.
+    let keep = AdvantageConfig { group_of_one: GroupOfOne::Keep, ..max_rl.clone() };
+    assert_eq!(max_rl.advantages(&[1.0, 0.0], 1).unwrap(), [0.0, 0.0]);
+    assert_eq!(keep.advantages(&[1.0, 0.0], 1).unwrap(), [1.0, 0.0]);
+    let read: AdvantageConfig = serde_json::from_str(r#"{"estimator": "maxrl"}"#).unwrap();
+    assert_eq!((read.estimator, read.compares_within_groups()), (AdvantageEstimator::MaxRl, true));
+}
+
+#[test]
+fn flash_reinforce_is_centred_on_the_batch_and_needs_no_groups() {
+    let flash = AdvantageConfig { estimator: AdvantageEstimator::FlashReinforce, ..AdvantageConfig::default() };
+    let advantages = flash.advantages(&[1.0, 0.0, f32::NAN, 0.5], 1).unwrap();
+    assert_eq!(advantages, [0.5, -0.5, 0.0, 0.0]);
+    assert!(!flash.compares_within_groups());
 }
 
 #[test]
@@ -207,7 +232,7 @@ fn the_overlong_penalty_is_trls() {
 }
 
 /// Every estimator that needs rewards and lengths only.
-const OF_REWARDS: [AdvantageEstimator; 11] = [
+const OF_REWARDS: [AdvantageEstimator; 13] = [
     AdvantageEstimator::Group,
     AdvantageEstimator::MeanOnly,
     AdvantageEstimator::Rloo,
@@ -219,6 +244,8 @@ const OF_REWARDS: [AdvantageEstimator; 11] = [
     AdvantageEstimator::GrpoPassk,
     AdvantageEstimator::Gdpo,
     AdvantageEstimator::DapoMix,
+    AdvantageEstimator::MaxRl,
+    AdvantageEstimator::FlashReinforce,
 ];
 
 /// Rewards and lengths of two groups of `size`.
@@ -270,7 +297,8 @@ proptest! {
         // Multiples of 1/16 and a shift of whole halves: the sums are exact, so that equal rewards stay equal.
         let rewards: Vec<f32> = rewards.iter().map(|r| (r * 16.0).round() / 16.0).collect();
         let shifted: Vec<f32> = rewards.iter().map(|r| r + f32::from(steps) * 0.5).collect();
-        let compares = |e: &AdvantageEstimator| !matches!(e, AdvantageEstimator::Reinforce | AdvantageEstimator::Gpg);
+        use AdvantageEstimator as E;
+        let compares = |e: &E| !matches!(e, E::Reinforce | E::Gpg | E::MaxRl);
         for estimator in OF_REWARDS.into_iter().filter(compares) {
             let plain = compute(estimator, size, &rewards, &lengths);
             assert_same(estimator, &compute(estimator, size, &shifted, &lengths), &plain, 1e-5);

@@ -2,6 +2,7 @@
 
 use grpo_core::batch::StepData;
 use grpo_core::format::BatchLoss;
+use grpo_core::objective::Bounds;
 use grpo_core::{Error, ImportanceSamplingLevel, KlImportance, LossConfig, LossType};
 use proptest::prelude::*;
 use rstest::rstest;
@@ -17,6 +18,17 @@ fn an_empty_map_is_trl_grpo() {
     assert_eq!((config.ratio_low(), config.ratio_high()), (0.8, 1.2));
     assert_eq!(config.level(), ImportanceSamplingLevel::Token);
     assert_eq!(config.kl_importance(), KlImportance::Ratio);
+}
+
+/// prime-rl #3586 of 2026-09-18.
+#[rstest]
+fn losses_of_prime_rl_have_the_defaults_of_today(#[values("ipo", "prime_rl")] loss: &str) {
+    let config = LossConfig::from_json(&format!(r#"{{"loss_type": "{loss}"}}"#)).unwrap();
+    assert_eq!(config.bounds(), Bounds::Probability { down: 0.3, up: 0.3 });
+    let parameters = &config.parameters.prime_rl;
+    assert_eq!((parameters.adv_tau, parameters.kl_tau), (1.0, 0.0));
+    let narrow = LossConfig::from_json(&format!(r#"{{"loss_type": "{loss}", "epsilon_low": 0.1}}"#)).unwrap();
+    assert_eq!(narrow.bounds(), Bounds::Probability { down: 0.1, up: 0.1 });
 }
 
 #[test]
@@ -73,7 +85,7 @@ fn refuses_with_a_reason(#[case] json: &str, #[case] reason: &str) {
 #[test]
 fn a_value_that_is_not_finite_is_refused_field_by_field() {
     let set: [fn(&mut LossConfig); 7] = [
-        |c| c.epsilon_low = f64::NAN,
+        |c| c.epsilon_low = Some(f64::NAN),
         |c| c.epsilon_high = Some(f64::INFINITY),
         |c| c.beta = f64::NAN,
         |c| c.temperature = f64::INFINITY,

@@ -50,7 +50,7 @@ fn settings(loss: &str) -> &'static [&'static str] {
         "grpo" => &["", r#""delta": 1.5"#, r#""importance_sampling_level": "sequence""#],
         "cispo" => &[r#""epsilon_high": 2.0"#, r#""semantics": "verl""#],
         "gspo" => &["", r#""semantics": "verl""#],
-        "sapo" | "vespo" | "luspo" | "bnpo" | "gpg" | "reinforce" => &[""],
+        "sapo" | "vespo" | "luspo" | "bnpo" | "gpg" | "reinforce" | "flash_reinforce" => &[""],
         "geo_mean" => &[r#""epsilon_low": 0.4"#],
         "vanilla" => &[r#""semantics": "verl""#, r#""semantics": "verl", "clip_ratio_c": 1.5"#],
         "clip_cov" => &[r#""semantics": "verl", "clip_cov_ratio": 0.2"#],
@@ -59,7 +59,7 @@ fn settings(loss: &str) -> &'static [&'static str] {
         "dppo_kl" => &[r#""semantics": "verl", "epsilon_low": 0.05"#],
         "dapo" => &[r#""epsilon_high": 0.28"#],
         "prime_rl" => &[r#""kl_tau": 0.1"#],
-        "ipo" => &[r#""epsilon_low": 0.1, "kl_tau": 0.1"#],
+        "ipo" => &["", r#""epsilon_low": 0.1, "kl_tau": 0.1"#],
         _ => &[],
     }
 }

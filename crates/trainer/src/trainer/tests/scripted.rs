@@ -94,6 +94,9 @@ fn assert_advantages(report: &StepReport, expected: [f32; 2]) {
 // The greedy answer earns 2.
 #[case::remax(AdvantageEstimator::Remax, [-1.0, 1.0])]
 #[case::gpg(AdvantageEstimator::Gpg, [-1.0, 1.0])]
+// -1 / 2 and 1 / 2.
+#[case::max_rl(AdvantageEstimator::MaxRl, [-0.5, 0.5])]
+#[case::flash_reinforce(AdvantageEstimator::FlashReinforce, [-1.0, 1.0])]
 // 2 / (sqrt 2 + 1e-4).
 #[case::grpo_passk(AdvantageEstimator::GrpoPassk, [0.0, 1.414114])]
 // -1 twice and 1 four times: mean 1 / 3, variance 16 / 15.
