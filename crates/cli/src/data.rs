@@ -203,11 +203,12 @@ fn judge(rewards: &Rewards, tokenizer: &HfTokenizer, items: &[&Item]) -> anyhow:
     let mut judged = vec![];
     for (of, text) in [("answer", answer), ("completion", completion)] {
         let rows = items.iter().filter_map(|item| Some((*item, text(item)?)));
-        let inputs = rows.map(|(item, completion)| {
-            let completion_len = tokenizer.encode_completion(completion)?.len();
-            Ok(RewardInput { item, completion, truncated: false, completion_len })
-        });
-        let inputs = inputs.collect::<anyhow::Result<Vec<_>>>()?;
+        let rows = rows.map(|(item, completion)| Ok((item, completion, tokenizer.encode_completion(completion)?)));
+        let rows = rows.collect::<anyhow::Result<Vec<_>>>()?;
+        let inputs: Vec<_> = rows
+            .iter()
+            .map(|(item, completion, ids)| RewardInput { item, completion, truncated: false, completion_ids: ids })
+            .collect();
         let scores = rewards.score(&inputs);
         for (index, name) in rewards.names().enumerate().filter(|_| !inputs.is_empty()) {
             let terms: Vec<f64> = scores.iter().filter_map(|score| score.terms[index].map(f64::from)).collect();

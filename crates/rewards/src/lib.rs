@@ -12,7 +12,7 @@
 //!         "brief"
 //!     }
 //!     fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
-//!         Some(-(input.completion_len as f32))
+//!         Some(-(input.completion_len() as f32))
 //!     }
 //! }
 //! let rewards = Rewards::from_terms(vec![(Box::new(Brief), 0.1)])?;

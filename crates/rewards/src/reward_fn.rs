@@ -11,8 +11,15 @@ pub struct RewardInput<'a> {
     pub completion: &'a str,
     /// Whether the length limit cut it off before EOS.
     pub truncated: bool,
-    /// The number of its tokens, EOS included.
-    pub completion_len: usize,
+    /// Its tokens, EOS included.
+    pub completion_ids: &'a [u32],
+}
+
+impl RewardInput<'_> {
+    /// The number of tokens of the completion, EOS included.
+    pub fn completion_len(&self) -> usize {
+        self.completion_ids.len()
+    }
 }
 
 /// A function that judges completions. Implement it to train on your own reward.

@@ -131,8 +131,9 @@ mod tests {
     fn score(rewards: &Rewards, completion: &str, truncated: bool) -> Reward {
         let problem = Problem { prompt: "37+48=".into(), answer: "85".into() };
         let item = Item::from_task(Arc::new(Addition { max_number: 99, zero_pad: false }), problem);
-        let completion_len = completion.len() + usize::from(!truncated);
-        rewards.score(&[RewardInput { item: &item, completion, truncated, completion_len }]).remove(0)
+        let completion_ids = vec![0; completion.len() + usize::from(!truncated)];
+        let input = RewardInput { item: &item, completion, truncated, completion_ids: &completion_ids };
+        rewards.score(&[input]).remove(0)
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{self, Command};
 
-/// What the tests import, and what [`WITHOUT_CUDA`] needs beside itself. pip resolves all of them at once.
+/// What the tests import, and what [`WITHOUT_REQUIREMENTS`] needs beside itself. pip resolves all of them at once.
 const REQUIREMENTS: [&str; 9] = [
     "wandb==0.31.0",
     "tensorboard==2.21.0",
@@ -17,8 +17,10 @@ const REQUIREMENTS: [&str; 9] = [
     "networkx==3.6.1",
     "jinja2==3.1.6",
 ];
-/// torch, and what would ask for all of CUDA with it: they are installed without what they ask for. The last one is of Linux alone.
-const WITHOUT_CUDA: [&str; 4] = ["torch==2.13.0", "peft==0.21.2", "accelerate==1.15.0", "nvidia-cuda-runtime==13.0.96"];
+/// torch, and packages that would install CUDA or other large packages with it: they are installed without their requirements. TRL's
+/// reward functions need none of `datasets`, `pandas` and `pyarrow`. The last package is of Linux alone.
+const WITHOUT_REQUIREMENTS: [&str; 5] =
+    ["torch==2.13.0", "peft==0.21.2", "accelerate==1.15.0", "trl==1.16.0", "nvidia-cuda-runtime==13.0.96"];
 /// Prints the packages of its arguments that are not there.
 const LACKING: &str = "
 import sys
@@ -48,7 +50,7 @@ const CUDA: [&str; 12] = [
     "libnvshmem_host.so.3",
 ];
 
-/// The one Python of all tests: TensorBoard, the W&B SDK, math_verify, reasoning-gym, torch, transformers and peft for this CPU.
+/// The one Python of all tests: TensorBoard, the W&B SDK, math_verify, reasoning-gym, torch, transformers, peft and TRL for this CPU.
 ///
 /// It is `python3` with a folder of packages in the user's cache, where PJRT plugins are, too, or, where there is such a variable, the
 /// interpreter `GRPO_TEST_PYTHON`, which has all of these itself.
@@ -67,10 +69,10 @@ impl Python {
     /// # Panics
     /// Without python3, pip, a package index or room on the disk, or where `GRPO_TEST_PYTHON` lacks a package: tests cannot do without.
     pub fn install() -> Self {
-        let without_cuda = if cfg!(target_os = "linux") { &WITHOUT_CUDA[..] } else { &WITHOUT_CUDA[..3] };
+        let alone = if cfg!(target_os = "linux") { &WITHOUT_REQUIREMENTS[..] } else { &WITHOUT_REQUIREMENTS[..4] };
         if let Some(program) = variable("GRPO_TEST_PYTHON") {
             // Whose torch is whole has what it was linked with.
-            let names = [&REQUIREMENTS, &WITHOUT_CUDA[..3]].concat();
+            let names = [&REQUIREMENTS, &WITHOUT_REQUIREMENTS[..4]].concat();
             let names = names.iter().filter_map(|requirement| requirement.split("==").next());
             let lacking = run(Command::new(&program).args(["-c", LACKING]).args(names));
             assert!(lacking.is_empty(), "GRPO_TEST_PYTHON, {}, lacks {}", program.display(), lacking.trim_end());
@@ -81,11 +83,11 @@ impl Python {
         let cache = cache.unwrap_or_else(std::env::temp_dir).join("grpo");
         // What is compiled in a package fits one version of Python.
         let version = run(Command::new("python3").args(["-c", "import sys; print('%d.%d' % sys.version_info[:2])"]));
-        let requirements = [&REQUIREMENTS, without_cuda].concat().join("\n") + "\n";
+        let requirements = [&REQUIREMENTS, alone].concat().join("\n") + "\n";
         let folder = cache.join(format!("python-{}-{:016x}", version.trim(), fnv1a(requirements.as_bytes())));
         once(&folder, |folder| {
             pip(folder, &REQUIREMENTS);
-            pip(folder, &[&["--no-deps"], without_cuda].concat());
+            pip(folder, &[&["--no-deps"], alone].concat());
             if cfg!(target_os = "linux") {
                 stand_in_for_cuda(folder);
             }

@@ -204,7 +204,7 @@ fn inputs<'a>(
             item: &items[i / per_item],
             completion: text,
             truncated: completion.truncated,
-            completion_len: completion.ids.len(),
+            completion_ids: &completion.ids,
         })
         .collect()
 }

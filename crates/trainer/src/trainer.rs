@@ -15,6 +15,7 @@ use crate::updates::Updates;
 use crate::warmup::{WarmupReport, warmup_step};
 use data::{Dataset, Item};
 use grpo_core::LossConfig;
+use models::Tokenizer;
 use policy::Policy;
 use rewards::{Failures, RewardInput, Rewards};
 
@@ -77,7 +78,7 @@ impl Trainer {
         let held_out = parts.dataset.held_out(num_problems(&config, &*parts.dataset)?)?;
         let probe = parts.dataset.probe(PROBE_PROBLEMS)?;
         check_lengths(&config, &parts, held_out.iter().chain(&probe))?;
-        probe_rewards(&parts.rewards, &held_out)?;
+        probe_rewards(&parts.rewards, &*parts.tokenizer, &held_out)?;
         let failures = Failures::new(&parts.rewards, config.rewards.max_consecutive_failures);
         parts.policy.reset_optimizer(&config.warmup.optimizer.adamw())?;
         let mut trainer = Self {
@@ -273,11 +274,12 @@ fn check_filter(config: &TrainConfig, rewards: &Rewards) -> Result<()> {
 
 /// Whether every reward function can judge a completion, here the reference answer of a held-out row: a program that does not start and
 /// an endpoint that does not answer should be said before anything is trained.
-fn probe_rewards(rewards: &Rewards, held_out: &[Item]) -> Result<()> {
+fn probe_rewards(rewards: &Rewards, tokenizer: &dyn Tokenizer, held_out: &[Item]) -> Result<()> {
     let Some(item) = held_out.first() else { return Ok(()) };
     let completion = item.answer.as_deref().unwrap_or_default();
-    let completion_len = completion.chars().count() + 1;
-    Ok(rewards.probe(&RewardInput { item, completion, truncated: false, completion_len })?)
+    // What the tokenizer does not know is for the step that trains on it to say.
+    let completion_ids = tokenizer.encode_completion(completion).unwrap_or_default();
+    Ok(rewards.probe(&RewardInput { item, completion, truncated: false, completion_ids: &completion_ids })?)
 }
 
 /// Whether the function by which completions pass is there.

@@ -85,6 +85,6 @@ impl RewardFn for SoftOverlongPunishment {
 
     fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
         // Only settings that are not legal give no penalties, and those were refused.
-        self.0.penalties(&[input.completion_len]).ok()?.first().copied()
+        self.0.penalties(&[input.completion_len()]).ok()?.first().copied()
     }
 }

@@ -44,7 +44,7 @@ impl RewardFn for Length {
     }
 
     fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
-        let (length, target) = (input.completion_len as f64, self.0.target as f64);
+        let (length, target) = (input.completion_len() as f64, self.0.target as f64);
         let beside = match self.0.mode {
             LengthMode::Exact => (length - target).abs(),
             LengthMode::Max => (length - target).max(0.0),

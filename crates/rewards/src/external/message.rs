@@ -10,7 +10,7 @@ use std::time::Duration;
 const SHOWN: usize = 200;
 
 /// A completion as an object: `id`, `prompt` (text, or a list of messages), `completion`, `answer` (text or null), `columns`,
-/// `source`, `truncated` and `completion_tokens`.
+/// `source`, `truncated`, `completion_ids` and `completion_tokens`.
 pub(super) fn question(id: usize, input: &RewardInput<'_>) -> Value {
     let prompt = match &input.item.prompt {
         Prompt::Text(text) => Value::from(text.as_str()),
@@ -24,7 +24,8 @@ pub(super) fn question(id: usize, input: &RewardInput<'_>) -> Value {
         "columns": *input.item.columns,
         "source": *input.item.source,
         "truncated": input.truncated,
-        "completion_tokens": input.completion_len,
+        "completion_ids": input.completion_ids,
+        "completion_tokens": input.completion_len(),
     })
 }
 

@@ -57,7 +57,7 @@ impl ProgramConfig {
 /// A reward function that is a program, which runs as long as the reward lives.
 ///
 /// The program reads one JSON object per line from standard input (`id`, `prompt`, `completion`, `answer`, `columns`, `source`, `truncated`,
-/// `completion_tokens`) and writes one line per object to standard output, in the same order: a number, `null`,
+/// `completion_ids`, `completion_tokens`, `remaining`) and writes one line per object to standard output, in the same order: a number, `null`,
 /// `{"reward": number or null}` or `{"error": "why"}`. It has to flush its lines, and to end when its input does. What it writes to standard
 /// error goes to the log. A program that exits is started again, and asked once more for what it had not answered; one
 /// that writes anything else, or is too slow, is killed and started again for the next batch.

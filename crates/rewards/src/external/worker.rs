@@ -85,7 +85,10 @@ impl Worker {
         let process = self.process()?;
         let mut lines = Vec::new();
         for (id, input) in inputs.iter().enumerate().skip(scores.len()) {
-            lines.extend_from_slice(question(id, input).to_string().as_bytes());
+            let mut question = question(id, input);
+            // Some programs judge all completions of a batch at once, and have to know where it ends.
+            question["remaining"] = (inputs.len() - id - 1).into();
+            lines.extend_from_slice(question.to_string().as_bytes());
             lines.push(b'\n');
         }
         if let Ok(line) = process.answers.try_recv() {

@@ -48,7 +48,7 @@ fn a_program_is_given_everything_and_answers_in_order() {
     let seen = std::fs::read_to_string(folder.path().join("seen")).unwrap();
     let first: Value = serde_json::from_str(seen.lines().next().unwrap()).unwrap();
     let expected = json!({"id": 0, "prompt": "6 x 7?", "completion": "a", "answer": "42", "columns": {}, "source": "data",
-        "truncated": false, "completion_tokens": 2});
+        "truncated": false, "completion_ids": [0, 0], "completion_tokens": 2, "remaining": 5});
     assert_eq!(first, expected);
 }
 
@@ -59,10 +59,11 @@ fn columns_and_messages_reach_the_program() {
     let messages = vec![json!({"role": "user", "content": "hi"})];
     let mut item = Item::new(data::Prompt::Messages { messages: messages.clone(), tools: None });
     item.columns = std::sync::Arc::new(json!({"level": 3}).as_object().unwrap().clone());
-    rewards.score(&[RewardInput { item: &item, completion: "x", truncated: true, completion_len: 7 }]);
+    rewards.score(&[RewardInput { item: &item, completion: "x", truncated: true, completion_ids: &[5, 6] }]);
     let seen: Value = serde_json::from_str(&std::fs::read_to_string(folder.path().join("seen")).unwrap()).unwrap();
     assert_eq!((&seen["prompt"], &seen["columns"]), (&json!(messages), &json!({"level": 3})));
     assert_eq!((&seen["answer"], &seen["truncated"]), (&Value::Null, &json!(true)));
+    assert_eq!((&seen["completion_ids"], &seen["completion_tokens"]), (&json!([5, 6]), &json!(2)));
 }
 
 #[test]
@@ -103,7 +104,7 @@ fn a_program_that_is_not_there_is_refused_before_anything_runs() {
 fn a_program_that_cannot_work_fails_the_probe_with_its_last_words() {
     let rewards = rewards(json!({"programs": {"judge": {"command": ["sh", "/nowhere/judge.sh"]}}}));
     let item = item();
-    let input = RewardInput { item: &item, completion: "42", truncated: false, completion_len: 3 };
+    let input = RewardInput { item: &item, completion: "42", truncated: false, completion_ids: &[0; 3] };
     let error = rewards.probe(&input).unwrap_err().to_string();
     assert!(error.contains("`judge`") && error.contains("/nowhere/judge.sh"), "{error}");
 }

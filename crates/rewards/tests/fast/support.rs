@@ -22,8 +22,11 @@ pub(crate) fn refused(keys: Value) -> String {
 
 /// Judges completions of one row.
 pub(crate) fn score(rewards: &Rewards, item: &Item, completions: &[&str]) -> Vec<Reward> {
-    let input = |completion| RewardInput { item, completion, truncated: false, completion_len: completion.len() + 1 };
-    let inputs: Vec<_> = completions.iter().copied().map(input).collect();
+    let ids = vec![0; completions.iter().map(|completion| completion.len() + 1).max().unwrap_or_default()];
+    let inputs: Vec<_> = completions
+        .iter()
+        .map(|completion| RewardInput { item, completion, truncated: false, completion_ids: &ids[..=completion.len()] })
+        .collect();
     rewards.score(&inputs)
 }
 

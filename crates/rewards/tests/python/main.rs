@@ -2,7 +2,7 @@
 
 use data::Item;
 use rewards::{Program, ProgramConfig, Reward, RewardInput, Rewards};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -19,7 +19,13 @@ fn example(file: &str) -> String {
 }
 
 fn judge(file: &str, workers: usize) -> Rewards {
-    let mut config = ProgramConfig::new(vec![python().program().to_string_lossy().into_owned(), example(file)]);
+    program(file, &[], workers)
+}
+
+fn program(file: &str, arguments: &[&str], workers: usize) -> Rewards {
+    let mut command = vec![python().program().to_string_lossy().into_owned(), example(file)];
+    command.extend(arguments.iter().map(|argument| (*argument).to_owned()));
+    let mut config = ProgramConfig::new(command);
     (config.workers, config.timeout) = (workers, 300.0);
     config.env.extend(python().python_path().map(|folder| ("PYTHONPATH".into(), folder.display().to_string())));
     Rewards::from_terms(vec![(Box::new(Program::new("judge", config).unwrap()), 1.0)]).unwrap()
@@ -28,7 +34,7 @@ fn judge(file: &str, workers: usize) -> Rewards {
 fn score(rewards: &Rewards, rows: &[(&Item, &str)]) -> Vec<Option<f32>> {
     let inputs: Vec<RewardInput<'_>> = rows
         .iter()
-        .map(|(item, completion)| RewardInput { item, completion, truncated: false, completion_len: 1 })
+        .map(|(item, completion)| RewardInput { item, completion, truncated: false, completion_ids: &[0] })
         .collect();
     let total = |reward: Reward| {
         assert!(reward.failures.is_empty(), "{:?}", reward.failures);
@@ -85,8 +91,102 @@ fn the_helper_keeps_the_protocol() {
     let program = Program::new("judge", ProgramConfig::new(command)).unwrap();
     let rewards = Rewards::from_terms(vec![(Box::new(program), 1.0)]).unwrap();
     let item = Item::new("?");
-    let input = |completion| RewardInput { item: &item, completion, truncated: false, completion_len: 1 };
+    let input = |completion| RewardInput { item: &item, completion, truncated: false, completion_ids: &[0] };
     let scored = rewards.score(&[input("1.5"), input("x"), input("2")]);
     assert_eq!((scored[0].total, scored[2].total), (Some(1.5), Some(2.0)));
     assert!(scored[1].failures[0].1.to_string().contains("ValueError"), "{:?}", scored[1].failures);
+}
+
+/// A row whose prompt is a conversation, with a column.
+fn conversation(column: &str, value: &str) -> Item {
+    let messages = vec![json!({"role": "user", "content": "?"})];
+    let mut item = Item::new(data::Prompt::Messages { messages, tools: None });
+    item.columns = Arc::new(json!({ column: value }).as_object().unwrap().clone());
+    item
+}
+
+#[test]
+fn reward_functions_of_trl_judge_as_they_are() {
+    let third = conversation("solution", "\\frac{1}{3}");
+    let rewards = program("trl_adapter.py", &["trl.rewards:accuracy_reward"], 1);
+    let rows = [(&third, "It is \\boxed{\\frac{1}{3}}"), (&third, "It is \\boxed{\\frac{1}{2}}")];
+    assert_eq!(score(&rewards, &rows), [Some(1.0), Some(0.0)]);
+    // None: the reference answer is no mathematics.
+    assert_eq!(score(&rewards, &[(&conversation("solution", "$$"), "5")]), [None]);
+
+    let rewards = program("trl_adapter.py", &["trl.rewards:think_format_reward"], 1);
+    let rows = [(&third, "<think>\nSo.\n</think>\n1/3"), (&third, "<think>\nSo.\n1/3")];
+    assert_eq!(score(&rewards, &rows), [Some(1.0), Some(0.0)]);
+
+    // Functions that make reward functions, and read the tokens.
+    let of_tokens = |function: &str, arguments: &str, tokens: &[&[u32]]| {
+        let rewards = program("trl_adapter.py", &[function, arguments], 1);
+        let input = |ids| RewardInput { item: &third, completion: "x", truncated: false, completion_ids: ids };
+        let inputs: Vec<_> = tokens.iter().copied().map(input).collect();
+        rewards.score(&inputs).into_iter().map(|reward| reward.total.unwrap()).collect::<Vec<_>>()
+    };
+    let overlong = r#"{"max_completion_len": 8, "soft_punish_cache": 4}"#;
+    let found = of_tokens("trl.rewards:get_soft_overlong_punishment", overlong, &[&[1; 4], &[1; 6], &[1; 9]]);
+    assert_eq!(found, [0.0, -0.5, -1.0]);
+    let repetition = r#"{"ngram_size": 2, "max_penalty": -1.0}"#;
+    let found = of_tokens("trl.rewards:get_repetition_penalty_reward", repetition, &[&[1, 2, 3, 4], &[5; 5]]);
+    assert_eq!(found, [0.0, -0.75]);
+}
+
+#[test]
+fn reward_functions_of_a_file_are_called_as_trl_calls_them() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("helper.py"), "BONUS = 0.5\n").unwrap();
+    let functions = folder.path().join("mine.py");
+    let text = r#"
+import asyncio, os, sys
+from helper import BONUS
+print("printed when it is imported")
+
+def batches(prompts, completions, completion_ids, trainer_state, **columns):
+    print("printed when it is called")
+    os.system("echo printed by a program")
+    assert sys.stdin.read() == ""
+    assert all(isinstance(c, str) for c in completions) and prompts == ["?"] * len(prompts), prompts
+    assert columns["level"] == [3] * len(prompts) and "prompt" not in columns, columns
+    return [len(completions) + BONUS for _ in completions]
+
+async def later(completions, **kwargs):
+    await asyncio.sleep(0)
+    return [None if c == "?" else float("nan") if c == "-" else float(c) for c in completions]
+
+def few(completions, **kwargs):
+    return [1.0]
+
+def step(trainer_state, **kwargs):
+    return [trainer_state.global_step]
+"#;
+    fs::write(&functions, text).unwrap();
+    let of = |name: &str| {
+        let target = format!("{}:{name}", functions.display());
+        program("trl_adapter.py", &[&target], 1)
+    };
+    let mut item = Item::new("?");
+    item.columns = Arc::new(json!({"level": 3, "prompt": "?"}).as_object().unwrap().clone());
+    let rows = [(&item, "1"), (&item, "2"), (&item, "3")];
+    // All three of them at once.
+    assert_eq!(score(&of("batches"), &rows), [Some(3.5); 3]);
+    let rewards = of("later");
+    assert_eq!(score(&rewards, &[(&item, "1"), (&item, "?"), (&item, "-")]), [Some(1.0), None, None]);
+    // An exception is a failure of its batch, and the program goes on.
+    let failures = |rewards: &Rewards, completions: &[&str]| {
+        let input = |completion| RewardInput { item: &item, completion, truncated: false, completion_ids: &[0] };
+        let inputs: Vec<_> = completions.iter().copied().map(input).collect();
+        let scored = rewards.score(&inputs);
+        scored.iter().map(|reward| reward.failures[0].1.to_string()).collect::<Vec<_>>()
+    };
+    let told = failures(&rewards, &["1", "x"]);
+    assert!(told.len() == 2 && told.iter().all(|failure| failure.contains("ValueError")), "{told:?}");
+    assert_eq!(score(&rewards, &[(&item, "4")]), [Some(4.0)]);
+    let told = failures(&of("few"), &["1", "2"]);
+    assert!(told.iter().all(|failure| failure.contains("expected 2 rewards")), "{told:?}");
+    let told = failures(&of("step"), &["1"]);
+    assert!(told[0].contains("trainer_state.global_step is not known"), "{told:?}");
+    let told = failures(&of("missing"), &["1"]);
+    assert!(told[0].contains("has no 'missing'"), "{told:?}");
 }

@@ -185,7 +185,7 @@ fn judge<'a>(
             item,
             completion: text,
             truncated: completion.truncated,
-            completion_len: completion.ids.len(),
+            completion_ids: &completion.ids,
         })
         .collect();
     let rewards = context.rewards.score(&inputs);

@@ -12,7 +12,7 @@ impl RewardFn for Judge {
         "judge"
     }
     fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
-        Some(input.completion_len as f32)
+        Some(input.completion_len() as f32)
     }
     fn score_batch(&self, inputs: &[RewardInput<'_>]) -> Vec<std::result::Result<Option<f32>, RewardFailure>> {
         let fails = self.0.load(Ordering::Relaxed);

@@ -1,0 +1,145 @@
+"""A reward function of TRL, as it is, as a reward program.
+
+    grpo train ... --set 'rewards.programs.mine={command: [python3, examples/rewards/trl_adapter.py, my_rewards.py:reward_func]}'
+
+The argument is FILE:FUNCTION or MODULE:FUNCTION (`trl.rewards:accuracy_reward`). A function that makes a reward function gets its
+arguments as JSON: `trl.rewards:get_soft_overlong_punishment '{"max_completion_len": 256, "soft_punish_cache": 64}'`.
+
+The function is called as `GRPOTrainer` calls it, with keywords and a batch at a time: `prompts`, `completions` (text, or where the
+prompt is a conversation `[{"role": "assistant", "content": ...}]`), `completion_ids`, `trainer_state`, `log_extra`, `log_metric`, and a list
+for each column of the rows. It returns a number or None for each completion, and may be `async`. A batch has at most `batch_size`
+completions of the program's settings (64): a function that compares completions needs all of a step in one, and `workers: 1`.
+"""
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import json
+import math
+import os
+import sys
+from pathlib import Path
+
+from judge import protocol
+
+# What TRL never passes as a column.
+NOT_COLUMNS = ("prompt", "completion", "completion_ids")
+
+
+class TrainerState:
+    """TRL's state of the trainer, which `grpo` does not tell its reward programs: whoever reads it is told so."""
+
+    def __getattr__(self, name):
+        raise AttributeError(f"trainer_state.{name} is not known to reward programs of grpo")
+
+
+def log_extra(column, values):
+    """TRL shows these columns beside its completions; here they have no place."""
+
+
+def log_metric(name, value):
+    """TRL logs the number with its metrics; here it goes to the log."""
+    print(f"{name}: {value}", file=sys.stderr)
+
+
+def load(target: str, arguments: str | None):
+    """The function that `target`, FILE:FUNCTION or MODULE:FUNCTION, names."""
+    place, colon, name = target.rpartition(":")
+    if not (place and colon and name):
+        sys.exit(f"expected FILE:FUNCTION or MODULE:FUNCTION, got {target!r}")
+    sys.path.insert(0, os.getcwd())
+    if place.endswith(".py") or os.sep in place:
+        path = Path(place).resolve()
+        # As for a script: modules beside it can be imported.
+        sys.path.insert(0, str(path.parent))
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        if spec is None or not path.is_file():
+            sys.exit(f"expected a file of Python, got {place!r}")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[path.stem] = module
+        spec.loader.exec_module(module)
+    else:
+        module = importlib.import_module(place)
+    function = module
+    for part in name.split("."):
+        if not hasattr(function, part):
+            sys.exit(f"{place} has no {name!r}")
+        function = getattr(function, part)
+    if arguments is not None:
+        function = function(**json.loads(arguments))
+    if not callable(function):
+        sys.exit(f"expected a function, {target} is {type(function).__name__}")
+    return function
+
+
+def conversation(row: dict) -> tuple:
+    """Prompt and completion in TRL's form: texts, or lists of messages."""
+    prompt, completion = row["prompt"], row["completion"]
+    if isinstance(prompt, str):
+        return prompt, completion
+    # The completion goes on with a last message of the assistant, which is then no part of the prompt.
+    if prompt and prompt[-1]["role"] == "assistant" and isinstance(prompt[-1].get("content"), str):
+        prompt, completion = prompt[:-1], prompt[-1]["content"] + completion
+    return prompt, [{"role": "assistant", "content": completion}]
+
+
+def arguments_of(rows: list[dict]) -> dict:
+    """What `GRPOTrainer` calls a reward function with."""
+    pairs = [conversation(row) for row in rows]
+    names = {name: None for row in rows for name in row["columns"] if name not in NOT_COLUMNS}
+    columns = {name: [row["columns"].get(name) for row in rows] for name in names}
+    columns.setdefault("answer", [row["answer"] for row in rows])
+    return {
+        **columns,
+        "prompts": [prompt for prompt, _ in pairs],
+        "completions": [completion for _, completion in pairs],
+        "completion_ids": [row["completion_ids"] for row in rows],
+        "trainer_state": TrainerState(),
+        "log_extra": log_extra,
+        "log_metric": log_metric,
+    }
+
+
+def answer(row: dict, reward) -> dict:
+    """The line for one completion. NaN is how TRL writes that a function has nothing to say."""
+    number = math.nan if reward is None else float(reward)
+    if math.isinf(number):
+        return {"id": row["id"], "error": f"expected a finite reward or None, got {number}"}
+    return {"id": row["id"], "reward": None if math.isnan(number) else number}
+
+
+def judge(function, rows: list[dict], loop: asyncio.AbstractEventLoop) -> list[dict]:
+    """The lines for a batch. An exception is the failure of all of it: TRL's functions judge completions together."""
+    try:
+        rewards = function(**arguments_of(rows))
+        if inspect.isawaitable(rewards):
+            rewards = loop.run_until_complete(rewards)
+        rewards = list(rewards)
+        if len(rewards) != len(rows):
+            raise ValueError(f"expected {len(rows)} rewards, one for each completion, got {len(rewards)}")
+        return [answer(row, reward) for row, reward in zip(rows, rewards)]
+    except Exception as error:
+        message = f"{type(error).__name__}: {error}"
+        return [{"id": row["id"], "error": message} for row in rows]
+
+
+def main() -> None:
+    if len(sys.argv) not in (2, 3):
+        sys.exit("expected FILE:FUNCTION or MODULE:FUNCTION, and perhaps the arguments of a function that makes the reward, as JSON")
+    # Before anything of the user's runs, which may print.
+    questions, answers = protocol()
+    function = load(sys.argv[1], sys.argv[2] if len(sys.argv) == 3 else None)
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    rows = []
+    for line in questions:
+        rows.append(json.loads(line))
+        if rows[-1].get("remaining", 0) == 0:
+            lines = [json.dumps(line) for line in judge(function, rows, loop)]
+            print("\n".join(lines), file=answers, flush=True)
+            rows = []
+
+
+if __name__ == "__main__":
+    main()
