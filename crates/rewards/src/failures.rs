@@ -16,7 +16,7 @@ const SHOWN: usize = 200;
 /// ```
 /// use rewards::{Failures, RewardConfig, Rewards};
 ///
-/// let rewards = Rewards::new(&RewardConfig::default())?;
+/// let rewards = Rewards::new(&RewardConfig { correct: 1.0, ..RewardConfig::default() })?;
 /// let mut failures = Failures::new(&rewards, 256);
 /// // After each rollout: failures.count(&rewards, &inputs, &scored)?;
 /// failures.count(&rewards, &[], &[])?;
