@@ -2,6 +2,7 @@
 
 mod attacks;
 mod bench;
+mod changed_inputs;
 mod config;
 mod damage;
 mod data;

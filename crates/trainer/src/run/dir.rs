@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `config.yaml` | the resolved configuration; may be edited between two sessions, see [`super::changes`] |
 //! | `config.recorded.yaml` | the configuration that the run was begun or last continued with |
+//! | `fingerprint.json` | digests of the model and of the data files that the run was begun with |
 //! | `changes.jsonl` | what was changed when the run was continued, with the first change |
 //! | `metrics.jsonl` | one object per step and evaluation, TRL's names |
 //! | `completions.jsonl` | sampled completions now and then |
@@ -136,6 +137,11 @@ impl RunDir {
     /// The path of `config.recorded.yaml`.
     pub fn recorded_config_path(&self) -> PathBuf {
         self.root.join("config.recorded.yaml")
+    }
+
+    /// The path of `fingerprint.json`.
+    pub fn fingerprint_path(&self) -> PathBuf {
+        self.root.join("fingerprint.json")
     }
 
     /// The path of `changes.jsonl`.

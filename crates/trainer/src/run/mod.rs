@@ -11,6 +11,7 @@ pub mod checkpoint;
 pub mod curves;
 pub mod dir;
 mod failure;
+mod fingerprint;
 pub mod jsonl;
 mod logs;
 pub mod observer;
@@ -31,6 +32,7 @@ use card::model_card;
 use changes::{Change, config_hash};
 use checkpoint::{CheckpointId, Checkpoints, FORMAT, SavedState};
 use dir::RunDir;
+use fingerprint::Fingerprint;
 use grpo_files::write_atomically;
 use grpo_files::{JsonLines, read_rows};
 use grpo_sinks::Sinks;
@@ -103,7 +105,9 @@ impl Run {
     /// Those of [`RunDir::create`]; [`Error::File`] when `wandb.dir` cannot be written to.
     pub fn start_with(trainer: Trainer, path: Option<&Path>) -> Result<Self> {
         sinks::check(&trainer.config().wandb)?;
+        let fingerprint = Fingerprint::of(trainer.config())?;
         let dir = RunDir::create(path, trainer.config())?;
+        fingerprint.write(&dir)?;
         Self::begin(dir, trainer)
     }
 

@@ -29,6 +29,8 @@ pub struct RunOptions {
     pub early_stopping_patience: Option<u64>,
     /// How much better an evaluation has to be in order to count as better for `early_stopping_patience`.
     pub early_stopping_threshold: f64,
+    /// Whether a run may go on where its data files are not those that it was begun with. What has changed is said either way.
+    pub allow_changed_data: bool,
     /// The number of steps between samples shown and written to completions.jsonl; 0 shows none.
     pub log_completions_steps: u64,
     /// The number of completions per such sample.
@@ -46,6 +48,7 @@ impl Default for RunOptions {
             load_best_model_at_end: false,
             early_stopping_patience: None,
             early_stopping_threshold: 0.0,
+            allow_changed_data: false,
             log_completions_steps: 25,
             num_completions_to_print: 6,
         }

@@ -5,6 +5,7 @@ use super::card::model_card;
 use super::changes::{self, Change, config_hash};
 use super::checkpoint::{CheckpointId, Checkpoints, SavedState, StoredTensors};
 use super::dir::{RunDir, set_aside};
+use super::fingerprint;
 use super::jsonl::{MetricsRow, RowKind};
 use super::logs;
 use super::summary::Summary;
@@ -30,7 +31,8 @@ impl Run {
     /// edited in config.yaml, count from here on and are written down in the folder.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] when that checkpoint is damaged; [`Error::RunDir`] when the configuration has changed in a key
+    /// [`Error::Checkpoint`] when that checkpoint is damaged; [`Error::RunDir`] when the model or, without
+    /// `run.allow_changed_data`, the data is not what the run was begun with, when the configuration has changed in a key
     /// that stays as it is, before anything that it names is loaded, or when the logs are not those of the checkpoint.
     /// Nothing is changed then.
     pub fn resume(path: &Path, from: Option<&str>, set: &[String]) -> Result<Self> {
@@ -50,9 +52,12 @@ impl Run {
         let dir = RunDir::open(path)?;
         let checkpoints = Checkpoints::new(dir.checkpoints_path());
         let wanted = dir.config(set)?;
-        let changes = changes::safe_changes(&dir, &wanted)?;
+        let mut changes = changes::safe_changes(&dir, &wanted)?;
         let Some(position) = choose(&checkpoints, from, path)? else {
-            return Self::begin_again(dir, make(wanted.clone())?, &wanted, changes);
+            let (fingerprint, of_data) = fingerprint::check(&dir, &wanted)?;
+            let run = Self::begin_again(dir, make(wanted.clone())?, &wanted, [changes, of_data].concat())?;
+            fingerprint.write(&run.dir)?;
+            return Ok(run);
         };
         let with_last_good = |error| match error {
             Error::Checkpoint { path, reason, .. } => {
@@ -66,8 +71,11 @@ impl Run {
         let expected = format!("at least {done}, the steps that {position} has done");
         check(wanted.grpo.max_steps >= done, "grpo.max_steps", &expected, wanted.grpo.max_steps)?;
         logs::check(&dir, &saved, position)?;
+        let (fingerprint, of_data) = fingerprint::check(&dir, &wanted)?;
+        changes.extend(of_data);
         let mut trainer = make(wanted.clone())?;
         restore(&checkpoints.path(position), &saved, &state, &mut trainer).map_err(with_last_good)?;
+        fingerprint.write(&dir)?;
         changes::record(&dir, &wanted, &changes, Some(position))?;
         let metrics = JsonLines::truncate(&dir.metrics_path(), saved.metrics_bytes)?;
         let completions = JsonLines::truncate(&dir.completions_path(), saved.completions_bytes)?;
@@ -122,6 +130,7 @@ impl Run {
             return Err(Error::RunDir { path: path.to_owned(), reason });
         };
         let (saved, state) = read(&checkpoints, position, &config)?;
+        fingerprint::check_model(&dir, &config)?;
         let model = Pretrained::of(&config)?;
         let Some(shape) = model.as_ref().map(|model| model.folder.config()).or(config.model.shape()) else {
             return Err(Error::argument("export", "a model", "none"));
