@@ -1,10 +1,14 @@
 //! The filter `tojson`, which is `json.dumps` in the templates of `transformers`.
 
+use super::limits::{MAX_DEPTH, Text, steps, too_deep};
 use super::python::{items, number, pairs, text};
 use crate::tokenizer::marks::is_mark;
 use minijinja::value::{Kwargs, Value, ValueKind};
-use minijinja::{Error, ErrorKind};
+use minijinja::{Error, ErrorKind, State};
 use std::fmt::Write;
+
+/// The longest indentation of a level.
+const MAX_INDENT: usize = 1 << 10;
 
 /// How a value is written.
 struct Style {
@@ -18,6 +22,7 @@ struct Style {
 
 /// `json.dumps(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
 pub(super) fn tojson(
+    state: &State<'_, '_>,
     value: &Value,
     ensure_ascii: Option<bool>,
     indent: Option<Value>,
@@ -35,7 +40,12 @@ pub(super) fn tojson(
         None => None,
         Some(indent) => Some(match indent.as_str() {
             Some(text) => text.to_owned(),
-            None => " ".repeat(usize::try_from(indent)?),
+            None => match usize::try_from(indent)? {
+                spaces if spaces <= MAX_INDENT => " ".repeat(spaces),
+                spaces => {
+                    return Err(invalid(format!("tojson: expected an indent of at most {MAX_INDENT}, got {spaces}")));
+                }
+            },
         }),
     };
     let between = if indent.is_some() { "," } else { ", " };
@@ -46,9 +56,10 @@ pub(super) fn tojson(
     };
     let sort_keys = options.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
     options.assert_all_used()?;
-    let mut out = String::new();
+    let mut out = Text::default();
     Style { ensure_ascii: ensure_ascii.unwrap_or(false), indent, separators, sort_keys }.write(value, 0, &mut out)?;
-    Ok(Value::from(out))
+    state.consume_fuel(steps(out.len()))?;
+    Ok(Value::from(out.into_string()))
 }
 
 fn invalid(message: String) -> Error {
@@ -56,11 +67,14 @@ fn invalid(message: String) -> Error {
 }
 
 impl Style {
-    fn write(&self, value: &Value, level: usize, out: &mut String) -> Result<(), Error> {
+    fn write(&self, value: &Value, level: usize, out: &mut Text) -> Result<(), Error> {
+        if level > MAX_DEPTH {
+            return Err(too_deep());
+        }
         match value.kind() {
-            ValueKind::None => out.push_str("null"),
-            ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
-            ValueKind::Number => out.push_str(match number(value).as_str() {
+            ValueKind::None => out.push("null"),
+            ValueKind::Bool => out.push(if value.is_true() { "true" } else { "false" }),
+            ValueKind::Number => out.push(match number(value).as_str() {
                 "nan" => "NaN",
                 "inf" => "Infinity",
                 "-inf" => "-Infinity",
@@ -68,87 +82,86 @@ impl Style {
             }),
             ValueKind::String => self.quoted(value.as_str().unwrap_or_default(), out),
             ValueKind::Seq | ValueKind::Iterable => {
-                let items: Vec<Value> = items(value).collect();
-                self.list(('[', ']'), items, level, out, |item, out| self.write(&item, level + 1, out))?;
+                self.list(["[", "]"], items(value), level, out, |item, out| self.write(&item, level + 1, out))
             }
             ValueKind::Map => {
                 let mut pairs: Vec<(String, Value)> =
-                    pairs(value).map(|(key, value)| (key_text(&key), value)).collect();
+                    pairs(value).map(|(key, value)| Ok((key_text(&key)?, value))).collect::<Result<_, Error>>()?;
                 if self.sort_keys {
                     pairs.sort_by(|a, b| a.0.cmp(&b.0));
                 }
-                self.list(('{', '}'), pairs, level, out, |(key, value), out| {
-                    self.quoted(&key, out);
-                    out.push_str(&self.separators.1);
+                self.list(["{", "}"], pairs.into_iter(), level, out, |(key, value), out| {
+                    self.quoted(&key, out)?;
+                    out.push(&self.separators.1)?;
                     self.write(&value, level + 1, out)
-                })?;
+                })
             }
-            other => return Err(invalid(format!("tojson: an object of type {other} is not JSON serializable"))),
+            other => Err(invalid(format!("tojson: an object of type {other} is not JSON serializable"))),
         }
-        Ok(())
     }
 
     fn list<T>(
         &self,
-        brackets: (char, char),
-        items: Vec<T>,
+        brackets: [&str; 2],
+        items: impl Iterator<Item = T>,
         level: usize,
-        out: &mut String,
-        mut write: impl FnMut(T, &mut String) -> Result<(), Error>,
+        out: &mut Text,
+        mut write: impl FnMut(T, &mut Text) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        out.push(brackets.0);
-        let is_empty = items.is_empty();
-        for (index, item) in items.into_iter().enumerate() {
-            if index > 0 {
-                out.push_str(&self.separators.0);
+        out.push(brackets[0])?;
+        let mut is_empty = true;
+        for item in items {
+            if !is_empty {
+                out.push(&self.separators.0)?;
             }
-            self.line(level + 1, out);
+            is_empty = false;
+            self.line(level + 1, out)?;
             write(item, out)?;
         }
         if !is_empty {
-            self.line(level, out);
+            self.line(level, out)?;
         }
-        out.push(brackets.1);
-        Ok(())
+        out.push(brackets[1])
     }
 
     /// The beginning of a line at `level`, where values have lines of their own.
-    fn line(&self, level: usize, out: &mut String) {
-        if let Some(indent) = &self.indent {
-            out.push('\n');
-            out.push_str(&indent.repeat(level));
-        }
+    fn line(&self, level: usize, out: &mut Text) -> Result<(), Error> {
+        let Some(indent) = &self.indent else { return Ok(()) };
+        out.push("\n")?;
+        (0..level).try_for_each(|_| out.push(indent))
     }
 
-    fn quoted(&self, text: &str, out: &mut String) {
-        out.push('"');
+    fn quoted(&self, text: &str, out: &mut Text) -> Result<(), Error> {
+        let mut quoted = String::with_capacity(text.len() + 2);
+        quoted.push('"');
         for c in text.chars() {
             // Writing to a string does not fail.
             let _ = match c {
-                '"' => write!(out, "\\\""),
-                '\\' => write!(out, "\\\\"),
-                '\n' => write!(out, "\\n"),
-                '\r' => write!(out, "\\r"),
-                '\t' => write!(out, "\\t"),
-                '\u{8}' => write!(out, "\\b"),
-                '\u{c}' => write!(out, "\\f"),
-                c if (c as u32) < 0x20 => write!(out, "\\u{:04x}", c as u32),
+                '"' => write!(quoted, "\\\""),
+                '\\' => write!(quoted, "\\\\"),
+                '\n' => write!(quoted, "\\n"),
+                '\r' => write!(quoted, "\\r"),
+                '\t' => write!(quoted, "\\t"),
+                '\u{8}' => write!(quoted, "\\b"),
+                '\u{c}' => write!(quoted, "\\f"),
+                c if (c as u32) < 0x20 => write!(quoted, "\\u{:04x}", c as u32),
                 // Marks are no part of the text and have to be found again.
                 c if self.ensure_ascii && (c as u32) > 0x7e && !is_mark(c) => {
-                    c.encode_utf16(&mut [0; 2]).iter().try_for_each(|unit| write!(out, "\\u{unit:04x}"))
+                    c.encode_utf16(&mut [0; 2]).iter().try_for_each(|unit| write!(quoted, "\\u{unit:04x}"))
                 }
-                c => write!(out, "{c}"),
+                c => write!(quoted, "{c}"),
             };
         }
-        out.push('"');
+        quoted.push('"');
+        out.push(&quoted)
     }
 }
 
 /// The key of an object: JSON's words for what is no string in Python.
-fn key_text(key: &Value) -> String {
+fn key_text(key: &Value) -> Result<String, Error> {
     match key.kind() {
-        ValueKind::None => "null".into(),
-        ValueKind::Bool => if key.is_true() { "true" } else { "false" }.into(),
+        ValueKind::None => Ok("null".into()),
+        ValueKind::Bool => Ok(if key.is_true() { "true" } else { "false" }.into()),
         _ => text(key),
     }
 }

@@ -1,9 +1,13 @@
 //! Chat templates: Jinja that makes the text of a prompt from messages, rendered as `transformers` renders it.
 
 mod json;
+mod limits;
 mod python;
+mod source;
+mod values;
 
 use crate::error::{Error, Result};
+use limits::{MAX_OUTPUT, Output, WAY_OUT, fuel, on_own_stack, steps};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, Value as Jinja};
 use minijinja::{AutoEscape, Environment, ErrorKind};
@@ -14,6 +18,9 @@ use serde_json::{Map, Value};
 /// Jinja's own language and Python's methods of strings, lists and dictionaries are minijinja's; `tojson`, `raise_exception`,
 /// `strftime_now`, the tests `iterable` and `sequence`, and the text of values (`True`, `None`, `1e+16`) are Python's.
 /// `{% generation %}` marks nothing here and renders what is inside.
+///
+/// A template comes with a model and is not to be trusted: its length, the steps it takes, the depth of its values and the text that it
+/// makes have limits, and a template that breaks one is an error.
 ///
 /// ```
 /// use models::ChatTemplate;
@@ -44,9 +51,13 @@ const NAME: &str = "chat_template";
 impl ChatTemplate {
     /// The template `source`; `origin` names it in errors, such as the file that it stands in.
     pub fn new(source: &str, origin: impl Into<String>) -> Self {
-        let mut environment = environment();
-        let added = environment.add_template_owned(NAME, without_generation_tags(source));
-        let compiled = added.map(|()| environment).map_err(|error| Fault::from(&error));
+        let compiled = source::prepared(source).map_err(|message| Fault { line: None, message }).and_then(|source| {
+            on_own_stack(|| {
+                let mut environment = environment();
+                environment.add_template_owned(NAME, source).map_err(|error| Fault::from(&error))?;
+                Ok(environment)
+            })
+        });
         Self { origin: origin.into(), compiled }
     }
 
@@ -62,9 +73,32 @@ impl ChatTemplate {
             message: fault.message,
         };
         let environment = self.compiled.as_ref().map_err(|fault| error(fault.clone()))?;
-        let rendered =
-            environment.get_template(NAME).and_then(|template| template.render(Jinja::from(Serde(variables))));
-        rendered.map_err(|e| error(Fault::from(&e)))
+        let steps = fuel(variables.to_string().len());
+        let rendered = on_own_stack(|| {
+            let mut environment = environment.clone();
+            environment.set_fuel(Some(steps));
+            let mut out = Output::default();
+            let template = environment.get_template(NAME).map_err(|e| Fault::from(&e))?;
+            let result = template.render_captured_to(Jinja::from(Serde(variables)), &mut out);
+            let Err(e) = result.map(drop) else {
+                let text = String::from_utf8(out.bytes);
+                return text.map_err(|e| Fault { line: None, message: e.to_string() });
+            };
+            let broken = match e.kind() {
+                _ if out.is_full => Some(format!("it renders more than {} MiB of text", MAX_OUTPUT >> 20)),
+                ErrorKind::OutOfFuel => Some(format!(
+                    "it takes more than {steps} steps (an instruction or 64 bytes of text are one): it does not end, or what it makes \
+                     grows without bound"
+                )),
+                _ => None,
+            };
+            let fault = Fault::from(&e);
+            Err(match broken {
+                Some(broken) => Fault { message: format!("{broken}; {WAY_OUT}"), ..fault },
+                None => fault,
+            })
+        });
+        rendered.map_err(error)
     }
 }
 
@@ -84,42 +118,25 @@ fn environment() -> Environment<'static> {
         environment.set_syntax(syntax);
     }
     environment.set_auto_escape_callback(|_| AutoEscape::None);
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    environment.set_formatter(|out, _, value| Ok(out.write_str(&python::text(value))?));
+    environment.set_unknown_method_callback(values::method);
+    environment.set_formatter(|out, state, value| {
+        let text = python::text(value)?;
+        state.consume_fuel(steps(text.len()))?;
+        Ok(out.write_str(&text)?)
+    });
+    environment.add_filter(source::SETTLED, values::settled);
     environment.add_filter("string", |value: &Jinja| python::text(value));
     environment.add_filter("tojson", json::tojson);
     environment.add_test("iterable", python::is_iterable);
     environment.add_test("sequence", python::is_sequence);
     environment.add_function("raise_exception", |message: &Jinja, _: Kwargs| -> Result<Jinja, minijinja::Error> {
-        Err(minijinja::Error::new(ErrorKind::InvalidOperation, python::text(message)))
+        Err(minijinja::Error::new(ErrorKind::InvalidOperation, python::text(message)?))
     });
     environment.add_function("strftime_now", |format: &str| {
         let text = jiff::fmt::strtime::format(format, &jiff::Zoned::now());
         text.map_err(|e| minijinja::Error::new(ErrorKind::InvalidOperation, e.to_string()))
     });
     environment
-}
-
-/// The template with the tags `generation` and `endgeneration`, which tell `transformers` what an assistant has written, as blocks
-/// that do nothing.
-fn without_generation_tags(source: &str) -> String {
-    let mut out = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(start) = rest.find("{%") {
-        let Some(length) = rest[start..].find("%}") else { break };
-        let (before, tag) = (&rest[..start], &rest[start + 2..start + length]);
-        let is_control = |c: char| matches!(c, '-' | '+');
-        let word = tag.trim_start_matches(is_control).trim_end_matches(is_control).trim();
-        out.push_str(before);
-        match word {
-            "generation" => out.push_str(&format!("{{%{}%}}", tag.replacen(word, "with", 1))),
-            "endgeneration" => out.push_str(&format!("{{%{}%}}", tag.replacen(word, "endwith", 1))),
-            _ => out.push_str(&rest[start..start + length + 2]),
-        }
-        rest = &rest[start + length + 2..];
-    }
-    out.push_str(rest);
-    out
 }
 
 /// Messages as `transformers` hands them to a template: without keys that are null, and with an assistant's reasoning under the

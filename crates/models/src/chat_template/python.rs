@@ -1,38 +1,66 @@
 //! Values as Python writes and sorts them.
 
+use super::limits::{MAX_DEPTH, Text, too_deep};
+use minijinja::Error;
 use minijinja::value::{Tuple, Value, ValueKind};
 use std::fmt::Write;
 
 /// `str(value)`, and nothing for an undefined value.
-pub(super) fn text(value: &Value) -> String {
+///
+/// # Errors
+/// For a text that is too long, and for a value that is too deep.
+pub(super) fn text(value: &Value) -> Result<String, Error> {
     match value.kind() {
-        ValueKind::Undefined => String::new(),
-        ValueKind::String => value.as_str().map_or_else(|| value.to_string(), str::to_owned),
-        _ => repr(value),
+        ValueKind::Undefined => Ok(String::new()),
+        ValueKind::String => Ok(value.as_str().map_or_else(|| value.to_string(), str::to_owned)),
+        _ => {
+            let mut out = Text::default();
+            repr(value, 0, &mut out)?;
+            Ok(out.into_string())
+        }
     }
 }
 
-/// `repr(value)`.
-fn repr(value: &Value) -> String {
+/// Adds `repr(value)`.
+fn repr(value: &Value, depth: usize, out: &mut Text) -> Result<(), Error> {
+    if depth > MAX_DEPTH {
+        return Err(too_deep());
+    }
     match value.kind() {
-        ValueKind::None => "None".into(),
-        ValueKind::Bool => if value.is_true() { "True" } else { "False" }.into(),
-        ValueKind::Number => number(value),
-        ValueKind::String => quoted(value.as_str().unwrap_or_default()),
+        ValueKind::None => out.push("None"),
+        ValueKind::Bool => out.push(if value.is_true() { "True" } else { "False" }),
+        ValueKind::Number => out.push(&number(value)),
+        ValueKind::String => out.push(&quoted(value.as_str().unwrap_or_default())),
         ValueKind::Seq => {
-            let items: Vec<String> = items(value).map(|item| repr(&item)).collect();
-            match (value.downcast_object_ref::<Tuple>(), &items[..]) {
-                (None, _) => format!("[{}]", items.join(", ")),
-                (Some(_), [item]) => format!("({item},)"),
-                (Some(_), _) => format!("({})", items.join(", ")),
+            let is_tuple = value.downcast_object_ref::<Tuple>().is_some();
+            out.push(if is_tuple { "(" } else { "[" })?;
+            let mut count = 0;
+            for item in items(value) {
+                if count > 0 {
+                    out.push(", ")?;
+                }
+                repr(&item, depth + 1, out)?;
+                count += 1;
             }
+            out.push(match (is_tuple, count) {
+                (false, _) => "]",
+                (true, 1) => ",)",
+                (true, _) => ")",
+            })
         }
         ValueKind::Map => {
-            let pairs: Vec<String> =
-                pairs(value).map(|(key, value)| format!("{}: {}", repr(&key), repr(&value))).collect();
-            format!("{{{}}}", pairs.join(", "))
+            out.push("{")?;
+            for (index, (key, value)) in pairs(value).enumerate() {
+                if index > 0 {
+                    out.push(", ")?;
+                }
+                repr(&key, depth + 1, out)?;
+                out.push(": ")?;
+                repr(&value, depth + 1, out)?;
+            }
+            out.push("}")
         }
-        _ => value.to_string(),
+        _ => out.push_display(value),
     }
 }
 

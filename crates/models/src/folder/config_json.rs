@@ -153,7 +153,7 @@ fn config(fields: &Fields, family: Family) -> Result<ModelConfig> {
         qk_norm: family == Family::Qwen3,
         rms_norm_eps: fields.number("rms_norm_eps")?.unwrap_or(1e-6),
         tie_word_embeddings: fields.flag("tie_word_embeddings")?.unwrap_or(false),
-        pad_token_id: fields.count("pad_token_id")?,
+        pad_token_id: fields.count_or_none("pad_token_id")?,
         initializer_range: fields.number("initializer_range")?.unwrap_or(0.02),
     })
 }

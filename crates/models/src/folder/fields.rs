@@ -1,5 +1,6 @@
 //! Fields of a JSON object with errors that name the file and the field.
 
+use super::unique::UniqueKeys;
 use crate::error::{Error, Result};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -27,12 +28,14 @@ impl Fields {
 
     /// The object of the text `bytes`, which `path` holds.
     pub(crate) fn parse(path: &Path, bytes: &[u8]) -> Result<Self> {
-        let map = serde_json::from_slice(bytes).map_err(|e| Error::Json {
+        let error = |e: serde_json::Error| Error::Json {
             path: path.to_owned(),
             line: e.line(),
             column: e.column(),
             reason: format!("expected a JSON object: {e}"),
-        })?;
+        };
+        let map = serde_json::from_slice(bytes).map_err(error)?;
+        let UniqueKeys = serde_json::from_slice(bytes).map_err(error)?;
         Ok(Self { path: path.to_owned(), prefix: String::new(), map })
     }
 
@@ -67,6 +70,11 @@ impl Fields {
             let whole = value.as_f64().filter(|n| n.fract() == 0.0 && (0.0..9e15).contains(n))?;
             Some(value.as_u64().map_or(whole as usize, |n| n as usize))
         })
+    }
+
+    /// A whole number that is not negative, or -1, which some files write for none.
+    pub(crate) fn count_or_none(&self, key: &str) -> Result<Option<usize>> {
+        if self.get(key).is_some_and(|value| value.as_f64() == Some(-1.0)) { Ok(None) } else { self.count(key) }
     }
 
     /// What `read` makes of the value of `key`, if there is one.

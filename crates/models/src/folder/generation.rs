@@ -1,6 +1,6 @@
 //! `generation_config.json`: how a model's authors sample from it.
 
-use super::fields::Fields;
+use super::fields::{Fields, Neutral};
 use crate::error::Result;
 use serde_json::Value;
 
@@ -37,6 +37,7 @@ impl GenerationDefaults {
     pub(crate) fn read(generation: Option<&Fields>, config: &Fields, vocab_size: usize) -> Result<Self> {
         let mut defaults = Self::default();
         for fields in generation.into_iter().chain([config]) {
+            fields.refuse(OTHER_SAMPLING)?;
             for id in tokens(fields, "eos_token_id", vocab_size)? {
                 if !defaults.eos_token_id.contains(&id) {
                     defaults.eos_token_id.push(id);
@@ -61,20 +62,38 @@ impl GenerationDefaults {
     }
 }
 
+/// Fields that keep tokens from being sampled, or force them. Sampling here takes every token.
+const OTHER_SAMPLING: &[(&str, Neutral, &str)] = &[
+    ("suppress_tokens", Neutral::Off, NO_TOKENS),
+    ("begin_suppress_tokens", Neutral::Off, NO_TOKENS),
+    ("bad_words_ids", Neutral::Off, NO_TOKENS),
+    ("sequence_bias", Neutral::Off, NO_TOKENS),
+    ("forced_bos_token_id", Neutral::Off, "null or no such field: no token is forced"),
+    ("forced_eos_token_id", Neutral::Off, "null or no such field: no token is forced"),
+    ("forced_decoder_ids", Neutral::Off, "null or no such field: no token is forced"),
+    ("no_repeat_ngram_size", Neutral::Off, "0 or no such field: sequences of tokens may occur again"),
+];
+const NO_TOKENS: &str = "null, an empty list, or no such field: every token of the vocabulary can be sampled";
+
 fn range(fields: &Fields, key: &str, supported: &str, legal: fn(f64) -> bool) -> Result<Option<f64>> {
     fields.typed(key, supported, |value| value.as_f64().filter(|&n| n.is_finite() && legal(n)))
 }
 
-/// A token or several. Older files write -1 for none.
+/// A token or several. Some files write -1 for no padding and no beginning; a completion that no token ends is an error.
 fn tokens(fields: &Fields, key: &str, vocab_size: usize) -> Result<Vec<u32>> {
-    let supported = format!("a token id below vocab_size ({vocab_size}), or a list of them");
+    let may_be_none = key != "eos_token_id";
+    let supported = format!("a token id below vocab_size ({vocab_size}), or a list of different ones");
     let ids = fields.typed(key, &supported, |value| {
         let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
-        let ids = list
-            .iter()
-            .filter(|id| id.as_i64() != Some(-1))
-            .map(|id| id.as_u64().filter(|&id| id < vocab_size as u64).and_then(|id| u32::try_from(id).ok()));
-        ids.collect::<Option<Vec<u32>>>()
+        let mut ids = vec![];
+        for id in list.iter().filter(|id| !(may_be_none && id.as_i64() == Some(-1))) {
+            let id = id.as_u64().filter(|&id| id < vocab_size as u64).and_then(|id| u32::try_from(id).ok())?;
+            if ids.contains(&id) {
+                return None;
+            }
+            ids.push(id);
+        }
+        Some(ids)
     })?;
     Ok(ids.unwrap_or_default())
 }

@@ -6,6 +6,7 @@ pub(crate) mod export;
 pub(crate) mod fields;
 mod generation;
 mod json_text;
+pub(crate) mod unique;
 
 pub use card::ModelCard;
 pub use config_json::Family;

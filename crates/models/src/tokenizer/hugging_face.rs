@@ -5,6 +5,7 @@ use super::marks::{Piece, SpecialStrings};
 use super::special::{ChatTemplates, TokenizerConfig};
 use crate::chat_template::{self, ChatTemplate};
 use crate::error::{Error, Result};
+use crate::folder::unique::UniqueKeys;
 use serde_json::{Map, Value};
 use std::path::Path;
 use tokenizers::{
@@ -70,6 +71,8 @@ impl HfTokenizer {
         let bytes = grpo_files::read_regular(&path, LIMIT).map_err(|e| Error::io("read", &path, e))?;
         let mut inner = tokenizers::Tokenizer::from_bytes(&bytes)
             .map_err(|e| fault(format!("expected a tokenizer of the crate or package `tokenizers`: {e}")))?;
+        let UniqueKeys = serde_json::from_slice(&bytes).map_err(|e| fault(e.to_string()))?;
+        check_ids(&inner).map_err(fault)?;
         check_added_ids(&inner, &bytes, vocab_size).map_err(fault)?;
         let config = TokenizerConfig::read(folder)?;
         // Whether the files know it with an id; else it gets the next one, below, as in transformers.
@@ -325,6 +328,20 @@ fn missing(folder: &Path) -> String {
     format!("no such file; {hint}")
 }
 
+/// Checks that no two tokens of the vocabulary have the same id.
+fn check_ids(inner: &tokenizers::Tokenizer) -> Result<(), String> {
+    let mut tokens = std::collections::HashMap::new();
+    for (token, id) in inner.get_vocab(false) {
+        if let Some(other) = tokens.insert(id, token.clone()) {
+            let (first, second) = if other < token { (other, token) } else { (token, other) };
+            return Err(format!(
+                "the tokens {first:?} and {second:?} both have the id {id}: expected an id of its own for each"
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// Checks that `inner`, which was read from `bytes`, has added tokens under the ids that they have there: the library numbers those that
 /// are not in the vocabulary anew, without gaps, and says nothing.
 fn check_added_ids(inner: &tokenizers::Tokenizer, bytes: &[u8], vocab_size: usize) -> Result<(), String> {
@@ -345,7 +362,13 @@ fn check_added_ids(inner: &tokenizers::Tokenizer, bytes: &[u8], vocab_size: usiz
         Some(last) if last.id as usize >= vocab_size => return Err(beyond(&last.content, last.id, vocab_size)),
         _ => {}
     }
+    let mut contents = std::collections::HashMap::new();
     for Added { id, content } in added() {
+        if let Some(other) = contents.insert(*id, content).filter(|other| *other != content) {
+            return Err(format!(
+                "the added tokens {other:?} and {content:?} both have the id {id}: expected an id of its own for each"
+            ));
+        }
         match inner.token_to_id(content) {
             Some(found) if found != *id => {
                 return Err(format!(

@@ -1,6 +1,7 @@
 //! One safetensors file, mapped into memory.
 
 use crate::error::{Error, Result};
+use crate::folder::unique::UniqueKeys;
 use bytes::Bytes;
 use memmap2::Mmap;
 use safetensors::tensor::{Metadata, SafeTensorError, SafeTensors};
@@ -39,6 +40,8 @@ impl Shard {
         }
         let (header_length, header) =
             SafeTensors::read_metadata(&map).map_err(|error| Error::weights(path, damage(&map, &error)))?;
+        let UniqueKeys = serde_json::from_slice(&map[PREFIX..PREFIX + header_length])
+            .map_err(|error| Error::weights(path, format!("the header is not readable: {error}")))?;
         Ok(Self { path: path.to_owned(), bytes: Bytes::from_owner(map), data: PREFIX + header_length, header })
     }
 

@@ -1,5 +1,6 @@
 //! Model folders that these tests write, whole and damaged.
 
+mod ambiguous;
 mod chat;
 mod export;
 mod folder;
@@ -9,5 +10,6 @@ mod hub;
 mod hub_attack;
 mod lora;
 mod support;
+mod template_limits;
 mod tokenizer;
 mod weights;

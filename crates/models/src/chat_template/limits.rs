@@ -1,0 +1,123 @@
+//! Limits of templates, which come with models and are not to be trusted: whatever a template does, parsing and rendering it ends, in
+//! bounded memory and on a stack of known size.
+//!
+//! | limit | what it bounds |
+//! |---|---|
+//! | [`MAX_TOKENS`] | the depth of the syntax tree, which minijinja parses, compiles and drops recursively: a chain such as `a.a.a` or `1 + 1 + 1` is as deep as it is long |
+//! | [`STACK`] | the stack of the thread that parses or renders, which such a tree fits into |
+//! | [`fuel`] | steps and bytes: an instruction or 64 bytes of data cost 1 (minijinja's fuel) |
+//! | [`MAX_OUTPUT`] | a rendered text, and each text that a method or filter makes |
+//! | [`MAX_DEPTH`] | lists and dictionaries within one another |
+
+use super::Fault;
+use minijinja::{Error, ErrorKind};
+use std::fmt::Write;
+
+/// The longest template in bytes. Those of today's models have a few thousand.
+pub(super) const MAX_LENGTH: usize = 1 << 20;
+/// The largest number of tokens (names, numbers, texts, operators) in the tags of a template. Those of today's models have some hundreds.
+pub(super) const MAX_TOKENS: usize = 1 << 15;
+/// The stack in bytes of a thread that parses or renders. A system provides what is used of it.
+pub(super) const STACK: usize = 256 << 20;
+/// The largest output in bytes.
+pub(super) const MAX_OUTPUT: usize = 32 << 20;
+/// The largest depth of a value. JSON is read to a depth of 128.
+pub(super) const MAX_DEPTH: usize = 256;
+/// The steps that every template may take, and those for a byte of its input.
+const STEPS: u64 = 2_000_000;
+const STEPS_PER_BYTE: u64 = 4;
+/// The number of bytes that cost as much as an instruction.
+const BYTES_PER_STEP: usize = 64;
+
+/// The end of messages about limits.
+pub(super) const WAY_OUT: &str = "another template can be given with data.chat_template";
+
+/// The steps that a template may take with variables of `input` bytes in JSON.
+pub(super) fn fuel(input: usize) -> u64 {
+    STEPS.saturating_add(STEPS_PER_BYTE.saturating_mul(input as u64))
+}
+
+/// The steps that handling `bytes` costs.
+pub(super) fn steps(bytes: usize) -> u64 {
+    1 + (bytes / BYTES_PER_STEP) as u64
+}
+
+/// Runs `work` on a thread with a stack of [`STACK`] bytes.
+pub(super) fn on_own_stack<T: Send>(work: impl FnOnce() -> Result<T, Fault> + Send) -> Result<T, Fault> {
+    let fault = |message: String| Fault { line: None, message };
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("chat template".into()).stack_size(STACK);
+        let thread = thread
+            .spawn_scoped(scope, work)
+            .map_err(|error| fault(format!("no thread with a stack of {} MiB can be started: {error}", STACK >> 20)))?;
+        thread.join().unwrap_or_else(|_| Err(fault("the template engine failed".into())))
+    })
+}
+
+/// An error about a text that would be longer than [`MAX_OUTPUT`].
+pub(super) fn too_long() -> Error {
+    let message = format!("a text grows to more than {} MiB; {WAY_OUT}", MAX_OUTPUT >> 20);
+    Error::new(ErrorKind::InvalidOperation, message)
+}
+
+/// An error about a value that is deeper than [`MAX_DEPTH`].
+pub(super) fn too_deep() -> Error {
+    let message = format!("a value has more than {MAX_DEPTH} levels of lists and dictionaries; {WAY_OUT}");
+    Error::new(ErrorKind::InvalidOperation, message)
+}
+
+/// A text that does not grow beyond [`MAX_OUTPUT`].
+#[derive(Default)]
+pub(super) struct Text(String);
+
+impl Text {
+    pub(super) fn push(&mut self, text: &str) -> Result<(), Error> {
+        if text.len() > MAX_OUTPUT - self.0.len() {
+            return Err(too_long());
+        }
+        self.0.push_str(text);
+        Ok(())
+    }
+
+    /// Adds what a value writes of itself.
+    pub(super) fn push_display(&mut self, value: impl std::fmt::Display) -> Result<(), Error> {
+        // The only error is that of the limit.
+        write!(self, "{value}").map_err(|_| too_long())
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(super) fn into_string(self) -> String {
+        self.0
+    }
+}
+
+impl Write for Text {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        self.push(text).map_err(|_| std::fmt::Error)
+    }
+}
+
+/// A rendered text, which ends with an error at [`MAX_OUTPUT`].
+#[derive(Default)]
+pub(super) struct Output {
+    pub(super) bytes: Vec<u8>,
+    pub(super) is_full: bool,
+}
+
+impl std::io::Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if bytes.len() > MAX_OUTPUT - self.bytes.len() {
+            self.is_full = true;
+            return Err(std::io::ErrorKind::FileTooLarge.into());
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}

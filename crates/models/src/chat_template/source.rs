@@ -1,0 +1,225 @@
+//! The text of a template before it is compiled: its tags are counted, and two kinds of them rewritten.
+//!
+//! `{% generation %}` and `{% endgeneration %}`, which tell `transformers` what an assistant has written, become blocks that do
+//! nothing. `{% set ns.name = VALUE %}` becomes `{% set ns.name = (VALUE)|settled %}`: the filter keeps namespaces from holding
+//! themselves, which minijinja does not survive (`values::settled`).
+
+use super::limits::{MAX_LENGTH, MAX_TOKENS, WAY_OUT};
+
+/// The name of the filter around values of a namespace. No template has it by chance.
+pub(super) const SETTLED: &str = "__grpo_settled";
+
+/// The template as minijinja is to see it, on the same lines; otherwise which limit it breaks.
+///
+/// Text that is no template at all is left as it is: the parser says what is wrong with it.
+pub(super) fn prepared(source: &str) -> Result<String, String> {
+    if source.len() > MAX_LENGTH {
+        return Err(format!("the template has {} bytes, and the limit is {MAX_LENGTH} bytes; {WAY_OUT}", source.len()));
+    }
+    let mut out = String::with_capacity(source.len());
+    let (mut rest, mut count) = (source, 0);
+    while let Some((start, kind)) = next_tag(rest) {
+        out.push_str(&rest[..start]);
+        rest = &rest[start..];
+        let end = match kind {
+            b'#' => rest.find("#}").map(|end| end + 2),
+            b'%' if raw_tag(&rest[2..], "raw", false).is_some() => end_of_raw(rest),
+            _ => {
+                let tag = Tag::read(rest, if kind == b'%' { "%}" } else { "}}" });
+                count += tag.tokens.len();
+                if count > MAX_TOKENS {
+                    return Err(format!(
+                        "the tags of the template have more than {MAX_TOKENS} tokens, which is the limit; {WAY_OUT}"
+                    ));
+                }
+                match tag.rewritten().filter(|_| kind == b'%') {
+                    Some(tag) => out.push_str(&tag),
+                    None => out.push_str(&rest[..tag.end]),
+                }
+                rest = &rest[tag.end..];
+                continue;
+            }
+        };
+        let end = end.unwrap_or(rest.len());
+        out.push_str(&rest[..end]);
+        rest = &rest[end..];
+    }
+    out.push_str(rest);
+    Ok(out)
+}
+
+/// Where the next tag begins, and the second character of it.
+fn next_tag(text: &str) -> Option<(usize, u8)> {
+    let pairs = text.as_bytes().windows(2).enumerate();
+    let mut tags = pairs.filter(|(_, pair)| pair[0] == b'{' && b"{%#".contains(&pair[1]));
+    tags.next().map(|(start, pair)| (start, pair[1]))
+}
+
+/// The length of a tag with nothing but `word` in it, behind its `{%`.
+fn raw_tag(text: &str, word: &str, has_control: bool) -> Option<usize> {
+    let inner = if has_control { text.strip_prefix(['-', '+']).unwrap_or(text) } else { text };
+    let space = |text: &'_ str| text.len() - text.trim_ascii_start().len();
+    let inner = inner[space(inner)..].strip_prefix(word)?;
+    let inner = &inner[space(inner)..];
+    let inner = inner.strip_prefix(['-', '+']).unwrap_or(inner).strip_prefix("%}")?;
+    Some(text.len() - inner.len())
+}
+
+/// The end of a raw block, which begins `text`.
+fn end_of_raw(text: &str) -> Option<usize> {
+    let mut at = 2;
+    while let Some(found) = text[at..].find("{%") {
+        at += found + 2;
+        if let Some(length) = raw_tag(&text[at..], "endraw", true) {
+            return Some(at + length);
+        }
+    }
+    None
+}
+
+/// A token within a tag.
+#[derive(Debug, PartialEq)]
+enum Token<'a> {
+    Word(&'a str),
+    Text,
+    Symbol(u8),
+}
+
+/// A tag that a text begins with.
+struct Tag<'a> {
+    text: &'a str,
+    /// The tokens between the delimiters, with the places where they begin.
+    tokens: Vec<(usize, Token<'a>)>,
+    /// Where the closing delimiter begins, with its `-` or `+`.
+    close: usize,
+    /// The end of the tag.
+    end: usize,
+}
+
+impl<'a> Tag<'a> {
+    /// Reads as minijinja's lexer does: texts may hold delimiters, and brackets have to be closed before the tag is.
+    fn read(text: &'a str, close: &str) -> Self {
+        let bytes = text.as_bytes();
+        let mut at = 2 + usize::from(bytes.get(2).is_some_and(|byte| b"-+".contains(byte)));
+        let (mut tokens, mut open) = (vec![], 0i64);
+        while at < bytes.len() {
+            let byte = bytes[at];
+            let rest = &text[at..];
+            if open == 0 {
+                let control = usize::from(b"-+".contains(&byte));
+                if rest[control..].starts_with(close) {
+                    return Self { text, tokens, close: at, end: at + control + close.len() };
+                }
+            }
+            let length = match byte {
+                _ if byte.is_ascii_whitespace() => {
+                    at += 1;
+                    continue;
+                }
+                b'"' | b'\'' => length_of_text(rest.as_bytes(), byte),
+                _ if byte.is_ascii_alphanumeric() || byte == b'_' => {
+                    rest.bytes().take_while(|byte| byte.is_ascii_alphanumeric() || *byte == b'_').count()
+                }
+                _ => rest.chars().next().map_or(1, char::len_utf8),
+            };
+            let token = match byte {
+                b'"' | b'\'' => Token::Text,
+                _ if byte.is_ascii_alphanumeric() || byte == b'_' => Token::Word(&rest[..length]),
+                _ => Token::Symbol(byte),
+            };
+            open += i64::from(b"([{".contains(&byte)) - i64::from(b")]}".contains(&byte));
+            tokens.push((at, token));
+            at += length;
+        }
+        Self { text, tokens, close: text.len(), end: text.len() }
+    }
+
+    /// The tag as it is to be compiled, where that is another one.
+    fn rewritten(&self) -> Option<String> {
+        let (first, Token::Word(word)) = self.tokens.first()? else { return None };
+        let is_alone = self.tokens.len() == 1;
+        let other = match *word {
+            "generation" if is_alone => "with",
+            "endgeneration" if is_alone => "endwith",
+            "set" => return self.settled(),
+            _ => return None,
+        };
+        Some(format!("{}{other}{}", &self.text[..*first], &self.text[first + word.len()..self.end]))
+    }
+
+    /// The assignment with the filter around its value, if it is one to an attribute.
+    fn settled(&self) -> Option<String> {
+        let ends_target = |(_, token): &&(usize, Token<'_>)| matches!(token, Token::Symbol(b'=' | b'|'));
+        let target = self.tokens.iter().take_while(|token| !ends_target(token)).count();
+        let has_attribute = self.tokens[..target].iter().any(|(_, token)| *token == Token::Symbol(b'.'));
+        let (at, sign) = self.tokens.get(target).filter(|_| has_attribute)?;
+        let (value, close) = (&self.text[at + 1..self.close], &self.text[self.close..self.end]);
+        let head = &self.text[..=*at];
+        Some(match sign {
+            Token::Symbol(b'=') => format!("{head} ({value})|{SETTLED} {close}"),
+            // A block whose text goes through filters.
+            _ => format!("{head}{value}|{SETTLED} {close}"),
+        })
+    }
+}
+
+/// The length of a text in quotes, which `bytes` begin with.
+fn length_of_text(bytes: &[u8], quote: u8) -> usize {
+    let mut at = 1;
+    while let Some(&byte) = bytes.get(at) {
+        match byte {
+            b'\\' => at += 2,
+            _ if byte == quote => return at + 1,
+            _ => at += 1,
+        }
+    }
+    bytes.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn assignments_to_attributes_and_generation_tags_are_rewritten() {
+        let settled = |text: &str| prepared(text).unwrap().replace(SETTLED, "S");
+        for (source, expected) in [
+            ("{% set ns.a = b %}", "{% set ns.a = ( b )|S %}"),
+            ("{%- set ns.a = 1, '%}' -%}x", "{%- set ns.a = ( 1, '%}' )|S -%}x"),
+            ("{% set ns.a, b = (1, {'a': 2}) %}", "{% set ns.a, b = ( (1, {'a': 2}) )|S %}"),
+            ("{% set ns.a|upper %}x{% endset %}", "{% set ns.a|upper |S %}x{% endset %}"),
+            ("{%- generation -%}x{% endgeneration %}", "{%- with -%}x{% endwith %}"),
+            ("{% set ns.a =\n b\n%}", "{% set ns.a = (\n b\n)|S %}"),
+        ] {
+            assert_eq!(settled(source), expected);
+            assert_eq!(source.lines().count(), expected.lines().count());
+        }
+        for other in [
+            "{% set a = b.c == d %}",
+            "{% set ns.a %}x{% endset %}",
+            "{% if a.b == c %}",
+            "{{ set }} {{ {'a': {'b': 1}} }} {{ '}}' }}",
+            "{# {% set ns.a = b %} #}",
+            "{% raw %}{% set ns.a = b %}{{ {% endraw %}",
+            "{%raw-%}{% generation %}{%- endraw +%}",
+            "{% generation x %}",
+            "{{ 'é' }}é{",
+            "{% set ns.a = 'x",
+            "{{ (",
+            "{# x",
+            "{% raw %}",
+        ] {
+            let found = settled(other);
+            assert!(found == other || other.ends_with("'x"), "{other} became {found}");
+        }
+    }
+
+    #[test]
+    fn tokens_are_counted_over_all_tags() {
+        let tokens = |count: usize| prepared(&"{{ a.b }}".repeat(count / 3));
+        tokens(MAX_TOKENS - 3).unwrap();
+        assert!(tokens(MAX_TOKENS + 3).unwrap_err().contains("32768 tokens"));
+        prepared(&"x + 1 ".repeat(MAX_TOKENS)).unwrap();
+        assert!(prepared(&"x".repeat(MAX_LENGTH + 1)).unwrap_err().contains("the limit is 1048576 bytes"));
+    }
+}

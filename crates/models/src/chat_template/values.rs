@@ -1,0 +1,142 @@
+//! Filters and methods whose results grow with their arguments, with bounds that minijinja does not have.
+
+use super::limits::{MAX_DEPTH, MAX_OUTPUT, Text, steps, too_deep, too_long};
+use super::python;
+use minijinja::value::{Tuple, Value, ValueKind, from_args};
+use minijinja::{Error, ErrorKind, State};
+
+/// The largest width or precision of a field in a format string.
+const MAX_WIDTH: usize = 1 << 16;
+
+/// A value that a namespace may hold: without iterators, which could come back to the namespace, and without namespaces.
+/// What can be is made a list or a dictionary.
+///
+/// # Errors
+/// For a namespace in the value, for one that is too deep, and for one with more items than the steps that are left.
+pub(super) fn settled(state: &State<'_, '_>, value: Value) -> Result<Value, Error> {
+    Ok(other(state, &value, 0)?.unwrap_or(value))
+}
+
+/// The value that takes the place of `value`, if it cannot stay.
+fn other(state: &State<'_, '_>, value: &Value, depth: usize) -> Result<Option<Value>, Error> {
+    let Some(object) = value.as_object() else { return Ok(None) };
+    if !matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::Iterable) {
+        return Ok(None);
+    }
+    if depth == MAX_DEPTH {
+        return Err(too_deep());
+    }
+    let name = object.type_name();
+    if name.ends_with("::Namespace") {
+        let message = "a namespace cannot be a value of a namespace: give its attributes one by one";
+        return Err(Error::new(ErrorKind::InvalidOperation, message));
+    }
+    if value.kind() == ValueKind::Map {
+        let mut stays = name.contains("IndexMap<");
+        let mut pairs = vec![];
+        for (key, item) in python::pairs(value) {
+            state.consume_fuel(1)?;
+            let new = other(state, &item, depth + 1)?;
+            stays &= new.is_none();
+            pairs.push((key, new.unwrap_or(item)));
+        }
+        return Ok((!stays).then(|| Value::from_pairs(pairs)));
+    }
+    let is_tuple = object.downcast_ref::<Tuple>().is_some();
+    let mut stays = is_tuple || object.downcast_ref::<Vec<Value>>().is_some();
+    let mut items = vec![];
+    for item in value.try_iter()? {
+        state.consume_fuel(1)?;
+        let new = other(state, &item, depth + 1)?;
+        stays &= new.is_none();
+        items.push(new.unwrap_or(item));
+    }
+    Ok((!stays).then(|| if is_tuple { Value::from(Tuple::from(items)) } else { Value::from(items) }))
+}
+
+/// Python's methods: minijinja's, with a bound on what they make and steps for what they read.
+pub(super) fn method(state: &mut State<'_, '_>, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
+    let texts = std::iter::once(value).chain(args).filter_map(Value::as_str);
+    state.consume_fuel(steps(texts.map(str::len).sum()))?;
+    if let Some(text) = value.as_str() {
+        match method {
+            "replace" => bound_replace(state, text, args)?,
+            "format" => bound_format(state, text, args)?,
+            "split" => {
+                let separator = args.first().and_then(Value::as_str);
+                let parts = match separator {
+                    Some(separator) => text.matches(separator).count(),
+                    None => text.split_whitespace().count(),
+                };
+                state.consume_fuel(parts as u64)?;
+            }
+            "splitlines" => state.consume_fuel(text.matches('\n').count() as u64)?,
+            "join" => return join(state, text, args),
+            _ => {}
+        }
+    } else if method == "count" {
+        state.consume_fuel(value.len().unwrap_or(0) as u64)?;
+    }
+    minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args)
+}
+
+/// Checks the length of `text.replace(old, new, count)`.
+fn bound_replace(state: &State<'_, '_>, text: &str, args: &[Value]) -> Result<(), Error> {
+    let [Some(old), Some(new)] = [0, 1].map(|index| args.get(index).and_then(Value::as_str)) else { return Ok(()) };
+    let matches = text.matches(old).count();
+    let limit = args.get(2).and_then(Value::as_i64).and_then(|count| usize::try_from(count).ok());
+    let added = matches.min(limit.unwrap_or(usize::MAX)).saturating_mul(new.len());
+    let length = text.len().saturating_add(added);
+    if length > MAX_OUTPUT {
+        return Err(too_long());
+    }
+    state.consume_fuel(steps(length))
+}
+
+/// Checks widths and the length of `text.format(*args)`: each field may be as long as the longest argument or width.
+fn bound_format(state: &State<'_, '_>, text: &str, args: &[Value]) -> Result<(), Error> {
+    let mut longest = 0;
+    for argument in args {
+        let length = match argument.as_str() {
+            Some(text) => text.len(),
+            None => python::text(argument)?.len(),
+        };
+        longest = longest.max(length);
+    }
+    let mut fields = 0usize;
+    for field in text.split('{').skip(1) {
+        fields += 1;
+        let field = field.split('}').next().unwrap_or_default();
+        for digits in field.split(|c: char| !c.is_ascii_digit()).filter(|digits| !digits.is_empty()) {
+            let width = digits.parse().unwrap_or(usize::MAX);
+            if width > MAX_WIDTH {
+                let message = format!("format: expected widths of at most {MAX_WIDTH}, got {digits:.20}");
+                return Err(Error::new(ErrorKind::InvalidOperation, message));
+            }
+            longest = longest.max(width);
+        }
+    }
+    let length = text.len().saturating_add(fields.saturating_mul(longest));
+    if length > MAX_OUTPUT {
+        return Err(too_long());
+    }
+    state.consume_fuel(steps(length))
+}
+
+/// `text.join(values)`.
+fn join(state: &State<'_, '_>, text: &str, args: &[Value]) -> Result<Value, Error> {
+    let (values,): (&Value,) = from_args(args)?;
+    let mut out = Text::default();
+    for (index, value) in values.try_iter()?.enumerate() {
+        let before = out.len();
+        if index > 0 {
+            out.push(text)?;
+        }
+        match value.as_str() {
+            Some(value) => out.push(value)?,
+            None => out.push_display(value)?,
+        }
+        state.consume_fuel(steps(out.len() - before))?;
+    }
+    Ok(Value::from(out.into_string()))
+}

@@ -1,0 +1,80 @@
+//! Files that say a thing twice, and fields of sampling that are not honoured: errors, and never one of both in silence.
+
+use crate::support::{Folder, qwen2, says, whole_text, with};
+use models::HfTokenizer;
+use serde_json::json;
+use std::path::Path;
+
+#[test]
+fn an_end_token_that_is_none_and_tokens_that_are_kept_from_sampling_are_refused() {
+    for (field, value) in [
+        ("eos_token_id", json!(-1)),
+        ("eos_token_id", json!([2, -1])),
+        ("eos_token_id", json!([2, 2])),
+        ("eos_token_id", json!(32)),
+        ("pad_token_id", json!(-2)),
+        ("suppress_tokens", json!([1])),
+        ("begin_suppress_tokens", json!([1, 2])),
+        ("bad_words_ids", json!([[3]])),
+        ("sequence_bias", json!([[[3], -1.0]])),
+        ("forced_eos_token_id", json!(2)),
+        ("no_repeat_ngram_size", json!(3)),
+    ] {
+        for file in ["generation_config.json", "config.json"] {
+            let folder = Folder::whole();
+            let fields = json!({field: value});
+            folder.json(file, &if file == "config.json" { with(qwen2(), fields) } else { fields });
+            let text = folder.open().unwrap_err().to_string();
+            says(&text, &[file, &format!("`{field}` is {value}"), "supported:"]);
+        }
+    }
+    // Nothing is suppressed by an empty list, and -1 is how some folders write that there is no padding.
+    let folder = Folder::new(with(qwen2(), json!({"pad_token_id": -1})));
+    folder.json("generation_config.json", &json!({"suppress_tokens": [], "bad_words_ids": null, "pad_token_id": -1}));
+    let opened = folder.open().unwrap();
+    assert_eq!((opened.config().pad_token_id, opened.generation().pad_token_id), (None, None));
+}
+
+#[test]
+fn a_key_that_is_there_twice_is_refused() {
+    let folder = Folder::whole();
+    let config = std::fs::read_to_string(folder.file("config.json")).unwrap();
+    let twice = config.replacen('{', "{\"rope_theta\": 5.0,", 1);
+    std::fs::write(folder.file("config.json"), twice).unwrap();
+    says(&folder.open().unwrap_err().to_string(), &["config.json, line", "the key \"rope_theta\" is there twice"]);
+
+    let folder = Folder::whole();
+    let mut bytes = std::fs::read(folder.file("model.safetensors")).unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header = String::from_utf8(bytes[8..8 + length].to_vec()).unwrap();
+    let parsed: serde_json::Value = serde_json::from_str(&header).unwrap();
+    let first = format!("\"lm_head.weight\":{},", parsed["lm_head.weight"]);
+    let header = header.trim_end().replacen('{', &format!("{{{first}"), 1);
+    bytes.splice(..8 + length, (header.len() as u64).to_le_bytes().into_iter().chain(header.bytes()));
+    std::fs::write(folder.file("model.safetensors"), bytes).unwrap();
+    says(&folder.refused(), &["model.safetensors", "the key \"lm_head.weight\" is there twice"]);
+}
+
+#[test]
+fn ids_of_a_tokenizer_that_two_tokens_have_are_refused() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/chat/qwen2_5/tokenizer.json");
+    let original: serde_json::Value = serde_json::from_slice(&std::fs::read(source).unwrap()).unwrap();
+    let refused = |text: String| {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("tokenizer.json"), text).unwrap();
+        match HfTokenizer::open(folder.path(), &[0], 512) {
+            Ok(_) => panic!("it is taken"),
+            Err(error) => whole_text(error),
+        }
+    };
+    let mut vocabulary = original.clone();
+    vocabulary["model"]["vocab"]["b"] = vocabulary["model"]["vocab"]["a"].clone();
+    says(&refused(vocabulary.to_string()), &["tokenizer.json", "\"a\" and \"b\" both have the id"]);
+    let mut added = original.clone();
+    let mut token = added["added_tokens"][0].clone();
+    token["content"] = json!("<|other|>");
+    added["added_tokens"].as_array_mut().unwrap().push(token);
+    says(&refused(added.to_string()), &["the added tokens", "\"<|other|>\" both have the id"]);
+    let twice = original.to_string().replacen("\"vocab\":{", "\"vocab\":{\"a\":5,", 1);
+    says(&refused(twice), &["the key \"a\" is there twice"]);
+}
