@@ -97,13 +97,18 @@ impl Cache {
 }
 
 fn read(path: &Path, key: &Key) -> Option<Vec<u8>> {
-    let mut entry = fs::read(path).ok()?;
+    let mut entry = read_regular(path).ok()?;
     let head = MAGIC.len() + 2 * DIGEST;
     let (front, content) = entry.split_at_checked(head)?;
     let digest: [u8; DIGEST] = Sha256::digest(content).into();
     let intact = front == [&MAGIC[..], &key.0, &digest].concat();
     entry.drain(..head);
     intact.then_some(entry)
+}
+
+/// The bytes of a regular file. Opening a pipe would wait for its writer, and a device may have no end.
+fn read_regular(path: &Path) -> std::io::Result<Vec<u8>> {
+    if fs::metadata(path)?.is_file() { fs::read(path) } else { Err(std::io::ErrorKind::InvalidInput.into()) }
 }
 
 /// Writes beside the entry and renames: a reader sees all of it or nothing.
@@ -122,4 +127,32 @@ fn write(path: &Path, key: &Key, content: &[u8]) -> std::io::Result<()> {
         let _ = fs::remove_file(&temporary);
     }
     result
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    /// A pipe that nobody writes to would be waited for, and a device has no end.
+    #[test]
+    fn an_entry_that_is_no_regular_file_does_not_exist() {
+        use std::os::unix::fs::symlink;
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::new(folder.path());
+        let keys = [b"pipe", b"fold", b"zero"].map(|part| Key::of(&[part]));
+        let made = std::process::Command::new("mkfifo").arg(cache.path(&keys[0])).status().unwrap();
+        assert!(made.success());
+        fs::create_dir(cache.path(&keys[1])).unwrap();
+        symlink("/dev/zero", cache.path(&keys[2])).unwrap();
+        for key in &keys {
+            let (sender, receiver) = std::sync::mpsc::channel();
+            let (cache, key) = (cache.clone(), *key);
+            std::thread::spawn(move || sender.send(cache.read(&key).ok().flatten()));
+            let found = receiver.recv_timeout(std::time::Duration::from_secs(10));
+            assert_eq!(found.expect("it is not waited for"), None);
+        }
+        let key = &keys[0];
+        cache.write(key, b"program").unwrap();
+        assert_eq!(cache.read(key).unwrap().as_deref(), Some(&b"program"[..]));
+    }
 }
