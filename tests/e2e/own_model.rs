@@ -157,3 +157,78 @@ fn the_first_command_still_trains_the_built_in_task() {
     let summary = json(&runs.path("a/summary.json"));
     assert!(summary["eval_after"].is_object(), "{summary}");
 }
+
+/// Writes rows with these fields over those of `runs`.
+fn write_rows(runs: &Runs, row: impl Fn(usize) -> serde_json::Value) {
+    let text: String = (0..60).map(|i| format!("{}\n", row(i))).collect();
+    std::fs::write(runs.path("rows.jsonl"), text).expect("rows");
+}
+
+const SHORT: [&str; 3] = ["rollout.max_completion_length=4", "grpo.prompts_per_step=2", "grpo.num_generations=2"];
+
+#[test]
+fn rows_with_nothing_to_reward_are_refused_with_their_columns() {
+    let runs = Runs::new(&[]);
+    prepare(&runs);
+    write_rows(
+        &runs,
+        |i| json!({"question": format!("What is {i} + 1?"), "solution": format!("\\boxed{{{}}}", i + 1)}),
+    );
+    let words = ["none of its", "`question`, `solution`", "`correct`", "--set data.answer_column=solution"];
+    let refusal = arguments(&[], &runs.text("a"), &settings(&runs, &SHORT));
+    let text = refuse(&refusal.iter().map(String::as_str).collect::<Vec<_>>());
+    assert!(words.iter().all(|word| text.contains(word)), "{text}");
+    assert!(!runs.path("a").exists());
+    let (model, data) = (runs.text("model"), runs.text("rows.jsonl"));
+    let output = command(&["data", &data, "--model", &model]).output().expect("starts");
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(words.iter().all(|word| stderr(&output).contains(word)), "{}", stderr(&output));
+    // The key that the error names, and rewards that need no answer.
+    train(&runs, &[], "named", &[&SHORT[..], &["data.answer_column=solution"]].concat());
+    succeed(&["data", &data, "--model", &model, "--set", "data.answer_column=solution"]);
+    train(&runs, &[], "without", &[&SHORT[..], &["rewards.terminated=1"]].concat());
+    // A few rows without an answer.
+    write_rows(&runs, |i| json!({"question": format!("What is {i}?"), "answer": if i == 4 { None } else { Some(i) }}));
+    let text = refuse(&refusal.iter().map(String::as_str).collect::<Vec<_>>());
+    assert!(text.contains("1 of its ") && text.contains("line 5"), "{text}");
+}
+
+#[test]
+fn a_text_prompt_beside_a_chat_template_is_warned_of_once() {
+    let runs = Runs::new(&[]);
+    prepare(&runs);
+    let words = "a text is sent as it is; use `messages`, or `data.apply_chat_template: true`";
+    let (text, _) = train(&runs, &[], "question", &SHORT);
+    assert_eq!(warnings(&text, words), 0, "a question is a user's message: {text}");
+    write_rows(&runs, |i| json!({"prompt": format!("What is {i} + 1?"), "answer": i + 1}));
+    let (text, _) = train(&runs, &[], "text", &SHORT);
+    assert_eq!(warnings(&text, words), 1, "{text}");
+    for choice in ["true", "false"] {
+        let setting = format!("data.apply_chat_template={choice}");
+        let (text, _) = train(&runs, &[], choice, &[&SHORT[..], &[&setting]].concat());
+        assert_eq!(warnings(&text, words), 0, "{text}");
+    }
+}
+
+#[test]
+fn a_first_step_that_teaches_nothing_is_warned_of_once() {
+    let runs = Runs::new(&[]);
+    prepare(&runs);
+    let never = "rewards={correct: 1, think_format: 0.5, regex: {never: {pattern: 'zzzzzzzz'}}}";
+    let (text, _) = train(&runs, &[], "never", &[&SHORT[..], &[never, "grpo.max_steps=2"]].concat());
+    for words in [
+        "of the first step's completions were cut off at rollout.max_completion_length, 4",
+        "no group of the first step has completions with different rewards",
+        "the reward `think_format` matched no completion",
+        "the reward `never` matched no completion",
+    ] {
+        assert_eq!(warnings(&text, words), 1, "{words}: {text}");
+    }
+    let program = "rewards.programs.silent={command: [sh, -c, 'while read -r l; do echo null; done']}";
+    let mut silent = command(&[]);
+    let arguments = arguments(&[], &runs.text("none"), &settings(&runs, &[&SHORT[..], &[program]].concat()));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let output = silent.args(&arguments).env("PATH", path).output().expect("starts");
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert_eq!(warnings(&stderr(&output), "no completion of the first step has a reward"), 1, "{}", stderr(&output));
+}

@@ -65,6 +65,8 @@ pub(crate) struct Summary {
     pub(crate) rewards: Vec<Judged>,
     /// The prompts with text that is written like a special token.
     pub(crate) special_text: usize,
+    /// Why `grpo train` refuses these rows.
+    pub(crate) problem: Option<String>,
 }
 
 /// What became of the rows of a file.
@@ -119,7 +121,9 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
         true => format!("{}\n", serde_json::to_string_pretty(&summary)?),
         false => data_text::text(&summary),
     })?;
-    Ok(Outcome::Done)
+    let Some(problem) = summary.problem else { return Ok(Outcome::Done) };
+    tracing::error!("{problem}");
+    Ok(Outcome::CheckFailed)
 }
 
 /// The layers of `grpo train`, and the arguments on top of them.
@@ -170,7 +174,10 @@ fn summarise(
     let completion_lengths = completion_lengths.collect::<anyhow::Result<Vec<_>>>()?;
     let judged = items.iter().take(args.judge).collect::<Vec<_>>();
     let max_prompt_length = Some(config.data.max_prompt_length.map_or(longest, |limit| limit.min(longest)));
-    let rewards = judge(&Rewards::new(&config.rewards)?, tokenizer, &judged)?;
+    let rewards = Rewards::new(&config.rewards)?;
+    let checked = trainer::check_rows(&config.data, &report, &rewards, tokenizer.has_chat_template());
+    let problem = checked.err().map(|error| format!("{:#}", anyhow::Error::from(error)));
+    let rewards = judge(&rewards, tokenizer, &judged)?;
     let files = files(&report);
     Ok(Summary {
         files,
@@ -182,6 +189,7 @@ fn summarise(
         prompts,
         rewards,
         special_text,
+        problem,
     })
 }
 

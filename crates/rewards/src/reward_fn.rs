@@ -31,6 +31,11 @@ pub trait RewardFn: Send + Sync {
     /// sum, and a completion about which no function has anything to say is left out of its group's statistics.
     fn score(&self, input: &RewardInput<'_>) -> Option<f32>;
 
+    /// Returns `true` if the function has nothing to say about rows of files without a right answer.
+    fn needs_answer(&self) -> bool {
+        false
+    }
+
     /// The rewards of a batch of completions, in their order: all of a rollout at once, so that a function that asks another
     /// process can do it in one go. The default calls [`RewardFn::score`] for each.
     ///

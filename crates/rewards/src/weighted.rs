@@ -62,6 +62,11 @@ impl Rewards {
         self.terms.iter().map(|(_, weight)| *weight)
     }
 
+    /// The names of the terms that need a right answer, [`RewardFn::needs_answer`].
+    pub fn needing_answers(&self) -> impl Iterator<Item = &str> {
+        self.terms.iter().filter(|(term, _)| term.needs_answer()).map(|(term, _)| term.name())
+    }
+
     /// Judges one completion to see whether every function can: before a run, so that what does not work is said before
     /// anything is trained. What the rewards are does not matter.
     ///

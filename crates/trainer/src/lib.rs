@@ -42,7 +42,7 @@ pub mod warmup;
 
 pub use error::{Error, Result};
 pub use parts::Parts;
-pub use prompts::{encode_prompt, open_data, open_tokenizer};
+pub use prompts::{check_rows, encode_prompt, open_data, open_tokenizer};
 pub use rewards::kill_programs as kill_reward_programs;
 pub use train_config::{ModelSource, TrainConfig};
 pub use trainer::{Counters, Phase, TrainState, Trainer};

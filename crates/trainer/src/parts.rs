@@ -3,7 +3,7 @@
 use crate::backends;
 use crate::error::{Error, Result};
 use crate::pretrained::{Pretrained, Purpose, adapter_weights};
-use crate::prompts::{encode_prompt, open_data};
+use crate::prompts::{check_rows, encode_prompt, open_data};
 use crate::train_config::{PolicyConfig, TrainConfig};
 use backend_tpu::plugins::Kind;
 use data::Dataset;
@@ -95,6 +95,9 @@ impl Parts {
         let rewards = Rewards::with_seed(&config.rewards, config.seed)?;
         let longest = shape.max_position_embeddings.saturating_sub(config.rollout.max_completion_length());
         let (dataset, report) = open_data(&config.data, config.seed, tokenizer.as_ref(), longest)?;
+        if let Some(report) = &report {
+            check_rows(&config.data, report, &rewards, tokenizer.has_chat_template())?;
+        }
         match &report {
             Some(report) if report.dropped() > 0 => tracing::warn!("{report}"),
             Some(report) => tracing::info!("{report}"),

@@ -1,8 +1,9 @@
 //! Rows of a data set as the policy reads them.
 
 use crate::error::{Error, Result};
-use data::{DataConfig, DataReport, Dataset, Item, Prompt, PromptEncoder};
+use data::{ApplyChatTemplate, DataConfig, DataReport, Dataset, Item, Prompt, PromptEncoder};
 use models::{HfTokenizer, ModelFolder, Tokenizer};
+use rewards::Rewards;
 
 /// The tokenizer of a model folder as a run uses it: with the folder's stop tokens, and with the chat template and its variables
 /// that the section `data` sets.
@@ -32,6 +33,24 @@ pub fn open_data(
     let count = |prompt: &Prompt| Ok(encode_prompt(tokenizer, prompt)?.len());
     let has_chat_template = tokenizer.has_chat_template();
     Ok(data::open(config, seed, &PromptEncoder { has_chat_template, max_tokens: Some(max_tokens), count: &count })?)
+}
+
+/// Checks that rows have the right answers that rewards need, and warns of text prompts that bypass a chat template.
+///
+/// # Errors
+/// [`data::Error::File`] for rows without a right answer where a reward needs one.
+pub fn check_rows(config: &DataConfig, report: &DataReport, rewards: &Rewards, has_chat_template: bool) -> Result<()> {
+    let texts = report.text_prompts();
+    if has_chat_template && config.apply_chat_template == ApplyChatTemplate::Auto && texts > 0 {
+        tracing::warn!(
+            "the prompts of {texts} rows are texts, and the model has a chat template: a text is sent as it is; use `messages`, or \
+             `data.apply_chat_template: true` (`false` keeps it as it is, without this warning)"
+        );
+    }
+    match rewards.needing_answers().next() {
+        Some(reward) => Ok(report.expect_answers(reward)?),
+        None => Ok(()),
+    }
 }
 
 /// The token ids of each row's prompt. They are made once: what is sampled behind them is trained on behind the same ids.

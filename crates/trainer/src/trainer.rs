@@ -191,6 +191,9 @@ impl Trainer {
             self.parts.policy.commit();
         }
         self.counters.grpo_steps += 1;
+        if self.counters.grpo_steps == 1 {
+            warn_of_first_step(&self.config, &self.parts.rewards, &report);
+        }
         self.counters.num_tokens += report.tokens as u64;
         Ok(report)
     }
@@ -258,6 +261,49 @@ fn warn_of_truncated_sampling(config: &TrainConfig) {
         "completions are sampled from a truncated or penalised distribution ({found}), and the loss is over the whole softmax: its \
          probabilities are not those of the samples, which can make a run collapse; {off} switches this off"
     );
+}
+
+/// The share of truncated completions above which the first step is warned of.
+const MOST_CLIPPED: f64 = 0.9;
+
+/// Warns of a first step from which nothing, or little, can be learned.
+fn warn_of_first_step(config: &TrainConfig, rewards: &Rewards, report: &StepReport) {
+    let clipped = report.metric("completions/clipped_ratio");
+    if clipped > MOST_CLIPPED {
+        tracing::warn!(
+            "{:.0} % of the first step's completions were cut off at rollout.max_completion_length, {}: raise it, or check that the model \
+             ends its answers",
+            100.0 * clipped,
+            config.rollout.max_completion_length()
+        );
+    }
+    if report.metrics.value("reward").is_none() {
+        tracing::warn!(
+            "no completion of the first step has a reward: no reward function had anything to say about any of them"
+        );
+    } else if config.grpo.num_generations > 1 && report.metric("frac_reward_zero_std") >= 1.0 {
+        tracing::warn!(
+            "no group of the first step has completions with different rewards, and there is nothing to learn from such groups: take \
+             easier or harder problems, raise grpo.num_generations, or check the reward"
+        );
+    }
+    for name in rewards.names().filter(|name| matches_patterns(config, name)) {
+        let value = |what: &str| report.metrics.value(&format!("rewards/{name}/{what}")).unwrap_or(0.0);
+        if value("mean") == 0.0 && value("std") == 0.0 {
+            tracing::warn!(
+                "the reward `{name}` matched no completion of the first step: it gave 0, or nothing, to all of them"
+            );
+        }
+    }
+}
+
+/// Returns `true` if the reward `name` looks for a pattern, or is a program or an endpoint.
+fn matches_patterns(config: &TrainConfig, name: &str) -> bool {
+    let of_users = &config.rewards;
+    ["think_format", "tag_count", "json"].contains(&name)
+        || of_users.regex.contains_key(name)
+        || of_users.programs.contains_key(name)
+        || of_users.http.contains_key(name)
 }
 
 /// Whether dynamic sampling looks at something that is there.

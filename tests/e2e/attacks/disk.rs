@@ -102,7 +102,10 @@ fn a_run_whose_export_does_not_fit_keeps_its_checkpoint_and_ends_later() {
     assert_eq!(output.status.code(), Some(2), "{said}");
     let (run, text) = (runs.path("a"), runs.text("a"));
     assert!(said.contains("File too large") && said.contains(&*text) && !said.contains("panicked"), "{said}");
-    assert!(said.contains("model.safetensors") && said.lines().count() == 1, "{said}");
+    assert!(
+        said.contains("model.safetensors") && said.lines().filter(|line| !line.contains("WARN")).count() == 1,
+        "{said}"
+    );
     // All steps are saved, and nothing looks like a model.
     let checkpoint = |name: &str| {
         let folder = runs.path(name).join("checkpoints/step-000002");

@@ -13,6 +13,7 @@ use crate::config::{DataConfig, DataFile};
 use crate::dataset::{Dataset, Item};
 use crate::error::{Error, Result};
 use crate::open::PromptEncoder;
+use crate::prompt::Prompt;
 use crate::split::is_held_out;
 use lines::{Lines, Place};
 use order::Schedule;
@@ -110,6 +111,9 @@ impl FileDataset {
     }
 }
 
+/// The largest number of columns that a report names.
+const MOST_COLUMNS: usize = 32;
+
 /// What a file's rows are for.
 enum Split {
     /// All are held out.
@@ -137,6 +141,11 @@ impl Opening<'_> {
         lines.for_each(|place, fields| {
             let fault = |reason: String| lines.row(u64::from(place.line), reason);
             report.rows += 1;
+            for column in fields.keys() {
+                if report.columns.len() < MOST_COLUMNS && !report.columns.contains(column) {
+                    report.columns.insert(column.clone());
+                }
+            }
             let question = self.reader.question(&fields).map_err(fault)?;
             let hash = question.hash();
             let item = self.reader.item(fields, question, &source).map_err(fault)?;
@@ -154,6 +163,7 @@ impl Opening<'_> {
             match split {
                 Split::Training(held_out) if held_out.contains(&hash) => {
                     *report.dropped.entry("the same prompt is in data.eval_files".into()).or_default() += 1;
+                    return Ok(());
                 }
                 Split::Share if !is_held_out(hash, self.config.held_out_fraction) => training.push(place),
                 Split::Training(_) => training.push(place),
@@ -162,6 +172,11 @@ impl Opening<'_> {
                     self.held_out.push((hash, index, place));
                 }
             }
+            if item.answer.as_deref().is_none_or(|answer| answer.trim().is_empty()) {
+                report.without_answer += 1;
+                report.first_without_answer.get_or_insert(u64::from(place.line));
+            }
+            report.text_prompts += usize::from(matches!(item.prompt, Prompt::Text(_)));
             Ok(())
         })?;
         report.training = training.len();

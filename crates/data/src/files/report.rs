@@ -1,6 +1,7 @@
 //! What became of the rows of files.
 
-use std::collections::BTreeMap;
+use crate::error::{Error, Result};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
 
@@ -24,6 +25,14 @@ pub struct FileReport {
     pub held_out: usize,
     /// The number of rows that were dropped, by reason.
     pub dropped: BTreeMap<String, usize>,
+    /// The number of rows, of those that were not dropped, without a right answer.
+    pub without_answer: usize,
+    /// The line, from 1, of the first of them.
+    pub first_without_answer: Option<u64>,
+    /// The number of rows, of those that were not dropped, whose prompt is a text that no chat template renders.
+    pub text_prompts: usize,
+    /// The columns of the rows.
+    pub columns: BTreeSet<String>,
 }
 
 impl DataReport {
@@ -37,6 +46,35 @@ impl DataReport {
         self.files.iter().map(|file| file.held_out).sum()
     }
 
+    /// The number of rows whose prompt is a text that no chat template renders.
+    pub fn text_prompts(&self) -> usize {
+        self.files.iter().map(|file| file.text_prompts).sum()
+    }
+
+    /// Checks that every row has a right answer, which `reward` needs.
+    ///
+    /// # Errors
+    /// [`Error::File`] with the columns that there are.
+    pub fn expect_answers(&self, reward: &str) -> Result<()> {
+        const USUAL: [&str; 6] = ["solution", "final_answer", "ground_truth", "target", "label", "output"];
+        let Some(file) = self.files.iter().find(|file| file.without_answer > 0) else { return Ok(()) };
+        let kept = file.training + file.held_out;
+        let count = match file.without_answer {
+            all if all == kept => format!("none of its {kept} rows has"),
+            some => {
+                format!("{some} of its {kept} rows (the first in line {}) lack", file.first_without_answer.unwrap_or(0))
+            }
+        };
+        let columns: Vec<String> = file.columns.iter().map(|column| format!("`{column}`")).collect();
+        let usual = USUAL.into_iter().find(|column| file.columns.contains(*column)).unwrap_or("COLUMN");
+        let reason = format!(
+            "{count} a right answer, which the reward `{reward}` needs: expected one in column `answer`, found the columns {}; name the \
+             column with data.answer_column, e.g. `--set data.answer_column={usual}`, or choose rewards that need no answer",
+            columns.join(", ")
+        );
+        Err(Error::File { path: file.path.clone(), reason })
+    }
+
     /// The number of rows that were dropped.
     pub fn dropped(&self) -> usize {
         self.files.iter().flat_map(|file| file.dropped.values()).sum()
@@ -46,7 +84,7 @@ impl DataReport {
 impl fmt::Display for DataReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, file) in self.files.iter().enumerate() {
-            let FileReport { path, rows, training, held_out, dropped } = file;
+            let FileReport { path, rows, training, held_out, dropped, .. } = file;
             f.write_str(if index > 0 { "\n" } else { "" })?;
             write!(f, "{}: {rows} rows, {training} to train on, {held_out} held out", path.display())?;
             for (reason, count) in dropped {

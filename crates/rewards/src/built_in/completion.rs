@@ -29,6 +29,10 @@ impl RewardFn for Correct {
         };
         Some(f32::from(!input.truncated && right))
     }
+
+    fn needs_answer(&self) -> bool {
+        true
+    }
 }
 
 /// The reward `partial`: the task's partial credit, in [0, 1].
@@ -46,6 +50,10 @@ impl RewardFn for Partial {
             (None, Some(answer)) => Some(character_score(answer, input.completion)),
             (None, None) => None,
         }
+    }
+
+    fn needs_answer(&self) -> bool {
+        true
     }
 }
 

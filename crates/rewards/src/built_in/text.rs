@@ -22,6 +22,10 @@ impl RewardFn for Exact {
         let (reference, answer) = answer_of(self.answer_from, input)?;
         Some(f32::from(answer.is_some_and(|answer| answer.trim() == reference.trim())))
     }
+
+    fn needs_answer(&self) -> bool {
+        true
+    }
 }
 
 /// The reward `normalized`: as [`Exact`], of what [`normalize_text`] leaves of both.
@@ -39,6 +43,10 @@ impl RewardFn for Normalized {
     fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
         let (reference, answer) = answer_of(self.answer_from, input)?;
         Some(f32::from(answer.is_some_and(|answer| normalize_text(&answer) == normalize_text(&reference))))
+    }
+
+    fn needs_answer(&self) -> bool {
+        true
     }
 }
 

@@ -28,6 +28,10 @@ impl RewardFn for Numeric {
             .is_some_and(|found| numbers_equal(reference, &found, self.tolerance));
         Some(f32::from(right))
     }
+
+    fn needs_answer(&self) -> bool {
+        true
+    }
 }
 
 /// Whether two texts are the same number up to `tolerance`. A percentage is equal to the number in front of the sign and
@@ -60,5 +64,9 @@ impl RewardFn for MathEquivalence {
 
     fn score(&self, input: &RewardInput<'_>) -> Option<f32> {
         is_right(self.answer_from, input).map(f32::from)
+    }
+
+    fn needs_answer(&self) -> bool {
+        true
     }
 }
