@@ -4,7 +4,7 @@
 //! takes its process along.
 
 use crate::bench_layers::BenchArgs;
-use crate::{Outcome, aot_run, aot_text, emit};
+use crate::{Outcome, aot_run, aot_text, emit, emit_document};
 use anyhow::{Context, bail};
 use backend_tpu::aot::{Chip, Report, Target};
 use grpo_bench::assertion::{Assertion, Checked};
@@ -86,7 +86,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     }
     let config = args.bench.resolve()?;
     if args.bench.print_config {
-        emit(&to_yaml(&config)?)?;
+        emit_document(&to_yaml(&config)?)?;
         return Ok(Outcome::Done);
     }
     let target = args.bench.target()?;
@@ -95,7 +95,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
             Ok(report) => Compiled::Report(Box::new(report)),
             Err(error) => Compiled::Failed { error: format!("{error:#}") },
         };
-        emit(&serde_json::to_string(&compiled)?)?;
+        emit_document(&serde_json::to_string(&compiled)?)?;
         return Ok(Outcome::Done);
     }
 
@@ -116,7 +116,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     let (name, chip) = (config.name, target.chip());
     let document = Document { name, target: target.name().into(), chip, variants, assertions };
     if args.json {
-        emit(&format!("{}\n", serde_json::to_string_pretty(&document)?))?;
+        emit_document(&format!("{}\n", serde_json::to_string_pretty(&document)?))?;
     } else {
         emit(&aot_text::text(&document))?;
     }

@@ -2,7 +2,7 @@
 
 use crate::aot::{Args, Compiled, compile_all, expect_reports};
 use crate::bench_layers::BenchArgs;
-use crate::{Outcome, aot_run_text, emit, layers};
+use crate::{Outcome, aot_run_text, emit, emit_document, layers};
 use anyhow::{Context, bail};
 use backend_tpu::aot::{Chip, Report, Target};
 use backend_tpu::compile_options::options_for_decoder;
@@ -82,7 +82,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     let config = layers::resolve_run(path.as_deref(), set)?;
     let of_file = || path.as_ref().map_or_else(String::new, |path| path.display().to_string());
     if args.bench.print_config {
-        emit(&to_yaml(&config)?)?;
+        emit_document(&to_yaml(&config)?)?;
         return Ok(Outcome::Done);
     }
     let target = args.bench.target()?;
@@ -92,7 +92,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
             Ok(report) => Compiled::Report(Box::new(report)),
             Err(error) => Compiled::Failed { error: format!("{error:#}") },
         };
-        emit(&serde_json::to_string(&compiled)?)?;
+        emit_document(&serde_json::to_string(&compiled)?)?;
         return Ok(Outcome::Done);
     }
     let assertions = args.assert.iter().map(|text| Assertion::parse(text)).collect::<Result<Vec<_>, _>>()?;
@@ -129,7 +129,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
         assertions,
     };
     match args.json {
-        true => emit(&format!("{}\n", serde_json::to_string_pretty(&document)?))?,
+        true => emit_document(&format!("{}\n", serde_json::to_string_pretty(&document)?))?,
         false => emit(&aot_run_text::text(&document))?,
     }
     expect_reports("program", &document.programs)?;

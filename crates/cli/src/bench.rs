@@ -2,7 +2,7 @@
 
 use crate::bench_layers::resolve;
 use crate::progress::{fitted, phase_fields};
-use crate::{Outcome, bench_text, emit, terminal};
+use crate::{Outcome, bench_text, emit, emit_document, terminal};
 use anyhow::{Context, bail};
 use console::Term;
 use grpo_bench::assertion::Assertion;
@@ -88,7 +88,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     let configs = configs(&args)?;
     if args.print_config {
         let texts = configs.iter().map(to_yaml).collect::<Result<Vec<_>, _>>()?;
-        emit(&texts.join("---\n"))?;
+        emit_document(&texts.join("---\n"))?;
         return Ok(Outcome::Done);
     }
     if let Some(path) = args.plot.as_ref().filter(|path| path.extension().is_none_or(|ending| ending != "svg")) {
@@ -127,7 +127,11 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     let document = document?;
     let json = format!("{}\n", serde_json::to_string_pretty(&document)?);
     // What was measured is shown whatever happens to the files.
-    emit(if args.json { json.clone() } else { bench_text::text(&document, args.markdown) }.as_str())?;
+    if args.json {
+        emit_document(&json)?;
+    } else {
+        emit(&bench_text::text(&document, args.markdown))?;
+    }
     if let Some(path) = &args.out {
         write_output(path, json.as_bytes())?;
     }

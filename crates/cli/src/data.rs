@@ -1,7 +1,7 @@
 //! `grpo data`: what the policy of a model folder will see of data files.
 
 use crate::data_text;
-use crate::{Outcome, emit, layers};
+use crate::{Outcome, emit, emit_document, layers};
 use anyhow::Context;
 use data::{DataReport, Item, Prompt, PromptEncoder};
 use grpo_files::Layers;
@@ -117,10 +117,10 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     let config = config.with_context(folder.config().max_position_embeddings);
     let tokenizer = trainer::open_tokenizer(&folder, &config.data)?;
     let summary = summarise(&args, &config, &folder, &tokenizer)?;
-    emit(&match args.json {
-        true => format!("{}\n", serde_json::to_string_pretty(&summary)?),
-        false => data_text::text(&summary),
-    })?;
+    match args.json {
+        true => emit_document(&format!("{}\n", serde_json::to_string_pretty(&summary)?))?,
+        false => emit(&data_text::text(&summary))?,
+    }
     let Some(problem) = summary.problem else { return Ok(Outcome::Done) };
     tracing::error!("{problem}");
     Ok(Outcome::CheckFailed)

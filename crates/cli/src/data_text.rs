@@ -3,6 +3,7 @@
 use crate::data::{File, Row, Summary};
 use crate::table::Sheet;
 use crate::terminal;
+use grpo_files::{printable, printable_line};
 use std::fmt::Write;
 
 /// The largest number of bars of a histogram.
@@ -140,24 +141,9 @@ fn bar_width(range: usize) -> usize {
 }
 
 fn prompt(number: usize, row: &Row) -> String {
-    let answer = row.answer.as_deref().map_or("no answer".into(), |answer| format!("answer: {}", one_line(answer)));
+    let answer =
+        row.answer.as_deref().map_or("no answer".into(), |answer| format!("answer: {}", printable_line(answer)));
     format!("\nprompt {number} ({}, {} tokens, {answer})\n{}\n", row.source, row.tokens, printable(&row.prompt))
-}
-
-/// Text that cannot move the cursor or colour the terminal.
-fn printable(text: &str) -> String {
-    text.chars().fold(String::with_capacity(text.len()), |mut out, c| {
-        match c {
-            '\n' | '\t' => out.push(c),
-            c if c.is_control() => out.extend(c.escape_default()),
-            c => out.push(c),
-        }
-        out
-    })
-}
-
-fn one_line(text: &str) -> String {
-    printable(text).replace('\n', "\\n")
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use crate::progress::{Field, fitted, joined};
 use crate::table::Sheet;
 use crate::terminal;
 use console::{Term, style};
+use grpo_files::printable;
 use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use std::fmt::Write;
 use std::io::IsTerminal;
@@ -79,7 +80,7 @@ impl Display {
     fn line(&self, text: &str) {
         match &self.bar {
             _ if self.quiet => {}
-            Some(bar) => bar.println(text),
+            Some(bar) => bar.println(printable(text)),
             // Whoever reads may have gone; the run goes on.
             None => drop(emit(&format!("{text}\n"))),
         }

@@ -2,7 +2,7 @@
 
 use crate::bench_layers::resolve;
 use crate::parity::table;
-use crate::{Outcome, emit};
+use crate::{Outcome, emit, emit_document};
 use grpo_bench::config::{BenchConfig, ShapeConfig};
 use grpo_check::gradcheck::{self, CaseReport, Limits, Options};
 use grpo_files::to_yaml;
@@ -66,7 +66,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     let configs = configs.collect::<anyhow::Result<Vec<_>>>()?;
     if args.print_config {
         let texts = configs.iter().map(to_yaml).collect::<Result<Vec<_>, _>>()?;
-        emit(&texts.join("---\n"))?;
+        emit_document(&texts.join("---\n"))?;
         return Ok(Outcome::Done);
     }
     let mut cases = vec![];
@@ -78,7 +78,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     let passed = cases.iter().all(|case| case.passed);
     if args.json {
         let document = serde_json::json!({ "passed": passed, "limits": limits, "cases": cases });
-        emit(&format!("{}\n", serde_json::to_string_pretty(&document)?))?;
+        emit_document(&format!("{}\n", serde_json::to_string_pretty(&document)?))?;
     } else {
         emit(&text(&cases, passed))?;
     }

@@ -1,6 +1,6 @@
 //! `grpo loss`: loss, log-probabilities, entropies and gradients of a batch file, written to a file.
 
-use crate::{Outcome, emit, loss_input::LossInput};
+use crate::{Outcome, emit_document, loss_input::LossInput};
 use anyhow::Context;
 use grpo_check::{loss_file, parity};
 use grpo_core::{Dtype, Implementation};
@@ -89,5 +89,5 @@ fn emit_beside(results_on_stdout: bool, text: &str) -> anyhow::Result<()> {
         let _ = std::io::stderr().write_all(text.as_bytes());
         return Ok(());
     }
-    emit(text)
+    emit_document(text)
 }

@@ -19,6 +19,7 @@ mod display;
 mod export;
 mod gradcheck;
 mod layers;
+mod logs;
 mod loss;
 mod loss_input;
 mod parity;
@@ -34,7 +35,8 @@ mod train;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
-use std::io::{ErrorKind, IsTerminal, Write};
+use grpo_files::{printable, printable_line};
+use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -95,12 +97,7 @@ pub(crate) enum Outcome {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     // Logs are for people who ask for them: `GRPO_LOG=info grpo ...`.
-    let filter = tracing_subscriber::EnvFilter::try_from_env("GRPO_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
-    // A file or a pipe gets no colours, nor who does not want them (https://no-color.org).
-    let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    logs.with_ansi(colours).without_time().init();
+    logs::init();
     // What started a worker has said it already.
     threads::hold_to_machine(matches!(cli.command, Command::BenchWorker));
     let result = match cli.command {
@@ -123,17 +120,26 @@ fn main() -> ExitCode {
         Ok(Outcome::Stopped) => ExitCode::from(3),
         Err(error) => {
             // One line with its causes; `{:#}` joins them with colons.
-            let _ = writeln!(std::io::stderr(), "error: {error:#}");
+            let _ = writeln!(std::io::stderr(), "error: {}", printable_line(&format!("{error:#}")));
             ExitCode::from(2)
         }
     }
 }
 
-/// Writes `text` to standard output; a reader that has gone away (`| head`) is no error.
+/// Writes `text` for people to standard output, with nothing in it that a terminal obeys; a reader that has gone away (`| head`) is no
+/// error.
 ///
 /// # Errors
 /// When standard output cannot be written for another reason.
 pub(crate) fn emit(text: &str) -> anyhow::Result<()> {
+    emit_document(&printable(text))
+}
+
+/// Writes a document for programs (JSON, YAML, HTML) to standard output, as it is; otherwise as [`emit`].
+///
+/// # Errors
+/// As [`emit`].
+pub(crate) fn emit_document(text: &str) -> anyhow::Result<()> {
     let mut stdout = std::io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),

@@ -1,6 +1,6 @@
 //! `grpo parity`: an implementation of the loss against batch files and the f64 oracle, or a decoder against what transformers computes.
 
-use crate::{Outcome, emit, loss_input::LossInput, table::Sheet};
+use crate::{Outcome, emit, emit_document, loss_input::LossInput, table::Sheet};
 use anyhow::Context;
 use grpo_check::parity::{self, Check, FileReport, Row};
 use grpo_core::parity::Tolerances;
@@ -84,7 +84,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     let passed = reports.iter().all(FileReport::passed);
     if args.json {
         let document = serde_json::json!({ "backend": backend.name(), "passed": passed, "files": reports });
-        emit(&format!("{}\n", serde_json::to_string_pretty(&document)?))?;
+        emit_document(&format!("{}\n", serde_json::to_string_pretty(&document)?))?;
     } else {
         emit(&text(&reports, passed))?;
     }

@@ -5,7 +5,7 @@ mod device;
 mod host;
 
 use self::compared::Compared;
-use crate::{Outcome, emit, parity};
+use crate::{Outcome, emit, emit_document, parity};
 use anyhow::Context;
 use backend_tpu::plugins::Kind;
 use clap::builder::PossibleValuesParser;
@@ -44,7 +44,7 @@ pub(crate) fn run(folder: &Path, args: &parity::Args) -> anyhow::Result<Outcome>
     if args.json {
         let model = folder.path().display().to_string();
         let document = serde_json::json!({ "model": model, "passed": passed, "files": reports, "notes": notes });
-        emit(&format!("{}\n", serde_json::to_string_pretty(&document)?))?;
+        emit_document(&format!("{}\n", serde_json::to_string_pretty(&document)?))?;
     } else {
         emit(&text(&folder, &reports, &notes, passed))?;
     }

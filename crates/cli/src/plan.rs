@@ -3,7 +3,7 @@
 use crate::aot_text::{bytes, milliseconds, tiles};
 use crate::bench_layers::BenchArgs;
 use crate::table::Sheet;
-use crate::{Outcome, emit};
+use crate::{Outcome, emit, emit_document};
 use anyhow::Context;
 use backend_tpu::aot::{Fit, Report};
 use backend_tpu::program::Blocking;
@@ -36,7 +36,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     let config = args.bench.resolve()?;
     if args.bench.print_config {
-        emit(&to_yaml(&config)?)?;
+        emit_document(&to_yaml(&config)?)?;
         return Ok(Outcome::Done);
     }
     let target = args.bench.target()?;

@@ -1,6 +1,6 @@
 //! `grpo plugin`: the PJRT plugins of this machine.
 
-use crate::{Outcome, emit, table::Sheet};
+use crate::{Outcome, emit, emit_document, table::Sheet};
 use anyhow::Context;
 use backend_tpu::plugins::{self, Kind};
 use clap::{Subcommand, ValueEnum};
@@ -75,11 +75,11 @@ struct Listed {
 pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     match args.action {
         Action::Install { kind, force } => install(kind.into(), force)?,
-        Action::List { worker: Some(kind), .. } => emit(&serde_json::to_string(&look(kind.into()))?)?,
+        Action::List { worker: Some(kind), .. } => emit_document(&serde_json::to_string(&look(kind.into()))?)?,
         Action::List { json, worker: None } => {
             let plugins: Vec<Listed> = Kind::ALL.into_iter().map(look_elsewhere).collect();
             match json {
-                true => emit(&format!("{}\n", serde_json::to_string_pretty(&plugins)?))?,
+                true => emit_document(&format!("{}\n", serde_json::to_string_pretty(&plugins)?))?,
                 false => emit(&text(&plugins))?,
             }
         }

@@ -1,7 +1,7 @@
 //! The subcommand `grpo report`.
 
 use crate::loss::STDOUT;
-use crate::{Outcome, emit};
+use crate::{Outcome, emit, emit_document};
 use anyhow::{Context, bail};
 use grpo_files::{check_output, open_regular, write_output};
 use grpo_report::Report;
@@ -48,7 +48,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     }
     let page = report.html();
     if to_stdout {
-        emit(&page)?;
+        emit_document(&page)?;
         return Ok(Outcome::Done);
     }
     write_output(&out, page.as_bytes())?;

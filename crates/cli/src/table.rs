@@ -4,6 +4,7 @@
 use crate::terminal;
 use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, LineStyle, Table, TableStyle, presets};
 use console::measure_text_width;
+use grpo_files::printable;
 use std::ops::Range;
 
 /// A line below the header and nothing else.
@@ -54,7 +55,8 @@ impl Sheet {
 
     /// Adds a row, whose last cells may be left out.
     pub(crate) fn row<T: Into<String>>(&mut self, cells: impl IntoIterator<Item = T>) {
-        self.rows.push(cells.into_iter().map(Into::into).collect());
+        // Escaped before the layout, which counts what is shown.
+        self.rows.push(cells.into_iter().map(|cell| printable(&cell.into()).into_owned()).collect());
     }
 
     /// The table for standard output: as wide as it is if that is a file or a pipe, and otherwise as its terminal allows.

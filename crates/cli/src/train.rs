@@ -2,7 +2,7 @@
 
 use crate::display::Display;
 use crate::layers::LayerArgs;
-use crate::{Outcome, emit};
+use crate::{Outcome, emit_document};
 use grpo_files::{ENV_PREFIX, Layers, to_yaml};
 use std::path::PathBuf;
 use trainer::TrainConfig;
@@ -47,7 +47,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
             None => args.layers.resolve()?,
         };
         config.validate()?;
-        emit(&to_yaml(&config)?)?;
+        emit_document(&to_yaml(&config)?)?;
         return Ok(Outcome::Done);
     }
     backend_cpu::keep_freed_memory();

@@ -8,6 +8,7 @@
 //! rounds 3.7 to an integer. So a layer reaches it as checked values, and leaves it as values for serde to judge.
 
 use crate::error::{Error, Result};
+use crate::secrets::{HIDDEN, Secrets, redact, redacted};
 use crate::whole::read_regular;
 use config::{Config, ConfigError, Source, ValueKind};
 use grpo_core::backend_api::strict;
@@ -139,11 +140,11 @@ impl Layers {
     /// [`Error::Layer`] when one is not legal.
     pub fn set(mut self, assignments: &[String]) -> Result<Self> {
         for text in assignments {
-            let origin = format!("--set {text}");
             let Some((key, value)) = text.split_once('=') else {
+                let origin = set_origin(text.split([':', ' ']).next().unwrap_or_default(), None);
                 return Err(layer_error(&origin, "expected KEY=VALUE, e.g. grpo.max_steps=100".into()));
             };
-            self.0.push(assignment(origin, key.trim(), value)?);
+            self.0.push(assignment(set_origin(key, Some(value)), key.trim(), value)?);
         }
         Ok(self)
     }
@@ -166,14 +167,17 @@ impl Layers {
         let mut resolved = defaults;
         for mut layer in self.0 {
             let origin = layer.origin.clone();
-            let failed = |e: ConfigError| layer_error(&origin, e.to_string());
+            let secrets = Secrets::of(&layer.value);
+            let failed = |e: ConfigError| layer_error(&origin, secrets.hide(&e.to_string()));
             strict::reject_unknown_keys(&layer.value, &known, "")
                 .map_err(|e| Error::Layer { origin: origin.clone(), source: Box::new(e.into()) })?;
             drop_empty_sections(&mut layer.value, &known);
             merged = merged.add_source(layer);
             let value: Value = merged.build_cloned().and_then(Config::try_deserialize).map_err(failed)?;
-            resolved = serde_path_to_error::deserialize(&value)
-                .map_err(|e| layer_error(&origin, format!("key `{}`: {}", e.path(), plain(e.inner().to_string()))))?;
+            resolved = serde_path_to_error::deserialize(&value).map_err(|e| {
+                let message = format!("key `{}`: {}", e.path(), plain(e.inner().to_string()));
+                layer_error(&origin, secrets.hide(&message))
+            })?;
         }
         Ok(resolved)
     }
@@ -189,11 +193,24 @@ impl Source for Layer {
     }
 }
 
-/// A configuration as YAML that [`Layers::text`] reads back to the same values.
+/// A configuration as YAML without its [secrets](crate::redact): what may be shown, logged and published. [`Layers::text`] reads it
+/// back to the same values, apart from the secrets.
+///
+/// # Errors
+/// As [`to_yaml_with_secrets`].
+pub fn to_yaml<T: Serialize + DeserializeOwned>(config: &T) -> Result<String> {
+    match redacted(config) {
+        Ok((shown, true)) => to_yaml_with_secrets(&shown),
+        Ok((_, false)) => to_yaml_with_secrets(config),
+        Err(e) => Err(layer_error("the resolved configuration", e.to_string())),
+    }
+}
+
+/// A configuration as YAML that [`Layers::text`] reads back to the same values: for the config.yaml of a run, and nothing else.
 ///
 /// # Errors
 /// [`Error::Layer`] when `T` has something that YAML has not (a map with keys that are not strings).
-pub fn to_yaml<T: Serialize>(config: &T) -> Result<String> {
+pub fn to_yaml_with_secrets<T: Serialize>(config: &T) -> Result<String> {
     serde_saphyr::to_string(config).map_err(|e| layer_error("the resolved configuration", e.to_string()))
 }
 
@@ -221,6 +238,24 @@ fn parse(text: &str) -> Result<Value, String> {
         let line = text.lines().next().unwrap_or_default();
         line.strip_prefix("error: ").unwrap_or(line).to_owned()
     })
+}
+
+/// The name of an assignment in errors, without a value that is a secret, or that may hold one.
+fn set_origin(key: &str, value: Option<&str>) -> String {
+    let Some(value) = value else { return format!("--set {key}") };
+    let nested = assignment(String::new(), key.trim(), value).map(|layer| layer.value);
+    let holds_secrets = match nested {
+        Ok(nested) => {
+            let mut shown = nested.clone();
+            redact(&mut shown);
+            shown != nested
+        }
+        // What cannot be parsed is shown where no place of a secret is named.
+        Err(_) => {
+            ["headers", "env", "command", "url", "://"].iter().any(|place| format!("{key}={value}").contains(place))
+        }
+    };
+    if holds_secrets { format!("--set {key}={HIDDEN}") } else { format!("--set {key}={value}") }
 }
 
 fn assignment(origin: String, key: &str, value: &str) -> Result<Layer> {

@@ -26,6 +26,24 @@ pub fn write_atomically(path: &Path, content: &[u8]) -> Result<()> {
     replace(path, permissions, content).map_err(|e| Error::io("write", path, e))
 }
 
+/// As [`write_atomically`], for a file that holds secrets: only its owner may read it, where the system has such permissions.
+///
+/// # Errors
+/// As [`write_atomically`].
+pub fn write_private(path: &Path, content: &[u8]) -> Result<()> {
+    replace(path, private(), content).map_err(|e| Error::io("write", path, e))
+}
+
+#[cfg(unix)]
+fn private() -> Option<Permissions> {
+    Some(std::os::unix::fs::PermissionsExt::from_mode(0o600))
+}
+
+#[cfg(not(unix))]
+fn private() -> Option<Permissions> {
+    None
+}
+
 /// Writes a file that a user has named.
 ///
 /// A regular file, or none, is replaced as [`write_atomically`] does, behind symbolic links and with the permissions of the
@@ -224,10 +242,11 @@ pub fn remove_temporary(folder: &Path) -> io::Result<()> {
 fn replace(path: &Path, permissions: Option<Permissions>, content: &[u8]) -> io::Result<()> {
     let folder = folder_of(path);
     let mut file = temporary_in(folder)?;
-    file.write_all(content)?;
+    // Before the content: nobody else may open the file while it is written.
     if let Some(permissions) = permissions {
         file.as_file().set_permissions(permissions)?;
     }
+    file.write_all(content)?;
     file.as_file().sync_all()?;
     file.persist(path)?;
     sync_folder(folder)

@@ -1,6 +1,6 @@
 //! Configurations of runs, key by key.
 
-use grpo_files::read_regular;
+use grpo_files::{read_regular, redact};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -8,10 +8,7 @@ use std::path::Path;
 /// The largest configuration file in bytes, the limit of `grpo train` itself.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// What stands in the place of a value that is nobody else's business.
-const HIDDEN: &str = "(hidden)";
-
-/// Reads a configuration; values that are credentials are replaced, because a page is made to be passed on.
+/// Reads a configuration without its secrets, because a page is made to be passed on.
 ///
 /// # Errors
 /// A message without the name of the file.
@@ -25,33 +22,8 @@ pub(crate) fn read(path: &Path) -> Result<Value, String> {
     if !value.is_object() {
         return Err("it is no map of keys".to_owned());
     }
-    hide(&mut value, false);
+    redact(&mut value);
     Ok(value)
-}
-
-fn hide(value: &mut Value, secret: bool) {
-    match value {
-        Value::Object(map) => map.iter_mut().for_each(|(key, value)| hide(value, secret || is_secret(key))),
-        Value::Array(list) => list.iter_mut().for_each(|value| hide(value, secret)),
-        Value::Null => {}
-        Value::String(text) if !secret => {
-            // https://user:password@host
-            let Some((scheme, rest)) = text.split_once("://") else { return };
-            let end = rest.find('/').unwrap_or(rest.len());
-            if let Some(at) = rest[..end].rfind('@') {
-                *text = format!("{scheme}://{HIDDEN}{}", &rest[at..]);
-            }
-        }
-        value if secret => *value = HIDDEN.into(),
-        _ => {}
-    }
-}
-
-/// Whether a key's value lets its reader in somewhere. `max_tokens`, `pad_token` and the like do not.
-pub(crate) fn is_secret(key: &str) -> bool {
-    let key = key.to_lowercase().replace('-', "_");
-    let ends = ["api_key", "password", "secret", "authorization", "auth_token", "access_token", "hf_token", "bearer"];
-    key == "token" || key == "cookie" || ends.iter().any(|end| key.ends_with(end))
 }
 
 /// The values of a configuration by dotted key, as they are shown. Lists are values.
@@ -112,21 +84,5 @@ mod tests {
         ];
         assert_eq!(differences(&[Some(&a), Some(&b), None]), expected);
         assert!(differences(&[Some(&a), Some(&a)]).is_empty() && differences(&[Some(&a)]).is_empty());
-    }
-
-    #[test]
-    fn credentials_are_hidden_and_nothing_else_is() {
-        let mut config = json!({
-            "wandb": { "api_key": "k1", "mode": null }, "token": "t", "pad_token": "<pad>", "max_tokens": 3,
-            "url": "https://me:pw@example.org/a@b", "plain": "https://example.org/a@b",
-            "headers": { "Authorization": ["Bearer x"] }, "hf_token": null
-        });
-        hide(&mut config, false);
-        let expected = json!({
-            "wandb": { "api_key": HIDDEN, "mode": null }, "token": HIDDEN, "pad_token": "<pad>", "max_tokens": 3,
-            "url": "https://(hidden)@example.org/a@b", "plain": "https://example.org/a@b",
-            "headers": { "Authorization": [HIDDEN] }, "hf_token": null
-        });
-        assert_eq!(config, expected);
     }
 }

@@ -65,6 +65,7 @@ fn steps(phase: Option<&Phase>, run: &Run, most: &str) -> String {
 
 fn status(run: &Run) -> String {
     match (&run.summary, run.phases.is_empty()) {
+        _ if run.failure.is_some() => "failed".to_owned(),
         (Some(_), _) => "finished".to_owned(),
         (None, true) => "no rows yet".to_owned(),
         (None, false) => "not finished: still running, or stopped".to_owned(),

@@ -1,5 +1,7 @@
 //! HTML in which text is escaped because there is no way to add it unescaped.
 
+use grpo_files::is_printable;
+
 /// A piece of HTML that grows.
 #[derive(Debug, Default)]
 pub(crate) struct Html(String);
@@ -62,7 +64,7 @@ impl Html {
 /// Whether a character stands for something where it is. HTML has no way to write control characters, and marks that turn the
 /// direction of writing would turn what follows, too.
 pub(crate) fn is_shown(c: char) -> bool {
-    !(c.is_control() || is_noncharacter(c) || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'))
+    is_printable(c) && !is_noncharacter(c)
 }
 
 fn is_noncharacter(c: char) -> bool {

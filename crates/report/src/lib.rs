@@ -4,7 +4,7 @@
 //! other file. It shows the curves of every metric with all runs in one chart, what evaluations gave, samples by step, the
 //! keys in which the configurations differ, and the figures of each run.
 //!
-//! Runs are read by their files (`metrics.jsonl`, `completions.jsonl`, `config.recorded.yaml`, `summary.json`,
+//! Runs are read by their files (`metrics.jsonl`, `completions.jsonl`, `config.recorded.yaml`, `summary.json`, `failure.json`,
 //! `changes.jsonl`) and by nothing else, so a run of an older version, of another trainer that writes such rows, or one that is
 //! still going can be shown. What cannot be used of a file is named on the page; see [`Report::notes`].
 //!

@@ -6,13 +6,14 @@ use crate::html::is_shown;
 use crate::lines::{Reading, each_row};
 use crate::phase::{Phase, Row};
 use crate::samples::Samples;
-use grpo_files::read_regular;
+use grpo_files::{read_regular, redact_at};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// The largest summary.json in bytes.
+/// The largest summary.json and failure.json in bytes.
 const MAX_SUMMARY: u64 = 16 << 20;
 
 /// What is known of a run.
@@ -28,6 +29,8 @@ pub(crate) struct Run {
     pub samples: Samples,
     /// summary.json, which a run writes when it is done.
     pub summary: Option<Summary>,
+    /// The error of failure.json, which a run writes that an error has ended.
+    pub failure: Option<String>,
     /// What is wrong with the files, for whoever reads the page.
     pub notes: Vec<String>,
 }
@@ -39,6 +42,12 @@ pub(crate) struct Change {
     pub key: String,
     pub from: Value,
     pub to: Value,
+}
+
+/// What the page takes from failure.json.
+#[derive(Debug, Deserialize)]
+struct Failure {
+    error: String,
 }
 
 /// What the page takes from summary.json; everything else is in the rows.
@@ -86,21 +95,17 @@ impl Run {
         let mut changes = Vec::new();
         if let Some(path) = file("changes.jsonl") {
             let reading = each_row(&path, |mut change: Change, _| {
-                if change.key.split('.').any(config::is_secret) {
-                    (change.from, change.to) = (Value::Null, Value::Null);
-                }
+                redact_at(&change.key, &mut change.from);
+                redact_at(&change.key, &mut change.to);
                 changes.push(change);
                 Ok(())
             })?;
             notes.extend(reading.notes("changes.jsonl"));
         }
-        let summary = file("summary.json").and_then(|path| {
-            let bytes = read_regular(&path, MAX_SUMMARY).map_err(|e| e.to_string());
-            let summary = bytes.and_then(|bytes| serde_json::from_slice(&bytes).map_err(|e| e.to_string()));
-            summary.map_err(|e| notes.push(format!("summary.json cannot be used: {e}"))).ok()
-        });
+        let summary = read_json(file("summary.json"), &mut notes);
+        let failure = read_json(file("failure.json"), &mut notes).map(|failure: Failure| failure.error);
         let name = folder_name(folder);
-        Ok(Self { name, folder: folder.to_owned(), config, changes, phases, samples, summary, notes })
+        Ok(Self { name, folder: folder.to_owned(), config, changes, phases, samples, summary, failure, notes })
     }
 
     /// A phase of the run that has rows.
@@ -112,6 +117,15 @@ impl Run {
     pub(crate) fn setting(&self, key: &str) -> Option<&Value> {
         key.split('.').try_fold(self.config.as_ref()?, |value, part| value.get(part))
     }
+}
+
+/// The content of a small JSON file; what is wrong with it becomes a note.
+fn read_json<T: DeserializeOwned>(path: Option<PathBuf>, notes: &mut Vec<String>) -> Option<T> {
+    let path = path?;
+    let bytes = read_regular(&path, MAX_SUMMARY).map_err(|e| e.to_string());
+    let content = bytes.and_then(|bytes| serde_json::from_slice(&bytes).map_err(|e| e.to_string()));
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    content.map_err(|e| notes.push(format!("{name} cannot be used: {e}"))).ok()
 }
 
 fn read_phases(path: &Path, notes: &mut Vec<String>) -> Result<BTreeMap<String, Phase>> {

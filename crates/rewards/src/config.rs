@@ -145,7 +145,7 @@ impl RewardConfig {
             check_name("programs", name, program.weight)?;
             terms.push((Box::new(Program::new(name, program.clone())?), program.weight));
         }
-        for (name, http) in &self.http {
+        for (name, http) in self.http.iter().filter(|(_, http)| http.weight != 0.0) {
             check_name("http", name, http.weight)?;
             terms.push((Box::new(Http::new(name, http.clone(), seed)?), http.weight));
         }

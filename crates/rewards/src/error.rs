@@ -17,6 +17,14 @@ pub enum Error {
         /// The value that was given.
         found: String,
     },
+    /// A value whose `${NAME}` cannot be replaced by a variable of the environment.
+    #[error("configuration key `{key}`: {source}")]
+    Reference {
+        /// Dotted path of the key, such as `rewards.http.judge.headers.Authorization`.
+        key: String,
+        /// What is wrong with the value.
+        source: grpo_files::ExpandError,
+    },
     /// A reward program that cannot be started.
     #[error("the reward program `{name}` (rewards.programs.{name}.command) cannot be started: {reason}")]
     Program {

@@ -6,7 +6,8 @@ use crate::config::{LoggingConfig, WandbConfig};
 use crate::error::{Error, Result};
 use crate::wandb::{self, Mode};
 use crate::{Sink, TensorBoard, Wandb};
-use serde::Serialize;
+use grpo_files::{redact, to_yaml};
+use serde::{Serialize, de::DeserializeOwned};
 use std::path::{Path, PathBuf};
 
 /// The file that holds the id that all parts of a W&B run share.
@@ -19,7 +20,7 @@ const ID_FILE: &str = "wandb-id";
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let folder = tempfile::tempdir()?;
-/// let config = std::collections::BTreeMap::from([("seed", 0)]);
+/// let config = std::collections::BTreeMap::from([("seed".to_owned(), 0)]);
 /// let about = About { root: folder.path(), name: "first", config: &config };
 /// let wandb = WandbConfig { mode: Some(Mode::Disabled), ..WandbConfig::default() };
 /// let mut sinks = Sinks::open(&about, &LoggingConfig { tensorboard: true }, &wandb)?;
@@ -58,10 +59,14 @@ impl Sinks {
     ///
     /// # Errors
     /// [`Error::Mode`]; [`Error::Io`] and [`Error::Format`] when a sink cannot be opened.
-    pub fn open<C: Serialize>(about: &About<'_, C>, logging: &LoggingConfig, wandb: &WandbConfig) -> Result<Self> {
+    pub fn open<C: Serialize + DeserializeOwned>(
+        about: &About<'_, C>,
+        logging: &LoggingConfig,
+        wandb: &WandbConfig,
+    ) -> Result<Self> {
         let mut sinks = Self::default();
         if logging.tensorboard {
-            let yaml = serde_saphyr::to_string(about.config).map_err(|e| Error::Unwritable(e.to_string()))?;
+            let yaml = to_yaml(about.config).map_err(|e| Error::Unwritable(e.to_string()))?;
             let text = format!("```yaml\n{}```\n", yaml);
             let folder = about.root.join("tensorboard");
             sinks.open.push(("TensorBoard", Box::new(TensorBoard::open(&folder, &text)?)));
@@ -74,7 +79,12 @@ impl Sinks {
         Ok(sinks)
     }
 
-    fn open_wandb<C: Serialize>(&mut self, about: &About<'_, C>, section: WandbConfig, mode: Mode) -> Result<()> {
+    fn open_wandb<C: Serialize + DeserializeOwned>(
+        &mut self,
+        about: &About<'_, C>,
+        section: WandbConfig,
+        mode: Mode,
+    ) -> Result<()> {
         let options = wandb::Options {
             dir: section.dir.unwrap_or_else(|| about.root.to_owned()),
             id: wandb::run_id(&about.root.join(ID_FILE))?,
@@ -85,8 +95,9 @@ impl Sinks {
             tags: section.tags,
         };
         let json = |e: serde_json::Error| Error::Unwritable(e.to_string());
-        let config: serde_json::Map<_, _> =
-            serde_json::to_value(about.config).and_then(serde_json::from_value).map_err(json)?;
+        let mut config = serde_json::to_value(about.config).map_err(json)?;
+        redact(&mut config);
+        let config: serde_json::Map<_, _> = serde_json::from_value(config).map_err(json)?;
         let run = Wandb::open(&options, &config)?;
         self.notes.push(format!("Weights & Biases: {}", run.folder().display()));
         self.open.push(("Weights & Biases", Box::new(run)));

@@ -2,6 +2,8 @@
 
 use crate::error::{Error, Result};
 use crate::pretrained::Pretrained;
+use crate::run::card::{Weights, model_card};
+use crate::run::summary::Summary;
 use crate::train_config::{ModelSource, TrainConfig};
 use models::{AdapterOptions, AdapterWriter, Dtype, ExportOptions, FolderWriter, ModelCard, NamedTensor};
 use policy::{Policy, TensorSink};
@@ -53,7 +55,7 @@ impl From<ExportDtype> for Dtype {
 }
 
 /// Writes the weights of `policy`, which was made of `config`, as the folder `target`; one that is there is replaced only if `replace`
-/// says so. `card` is the text of its README.md. The folder appears whole or not at all.
+/// says so. Its README.md has the configuration without secrets and the numbers of `summary`. The folder appears whole or not at all.
 ///
 /// With adapters it is a folder that PEFT loads, unless `export.merge_adapters` is set.
 ///
@@ -65,7 +67,7 @@ pub(crate) fn export(
     config: &TrainConfig,
     target: &Path,
     replace: bool,
-    card: String,
+    summary: &Summary,
 ) -> Result<()> {
     let source = Pretrained::of(config)?;
     let folder = source.as_ref().map(|source| &source.folder);
@@ -76,7 +78,9 @@ pub(crate) fn export(
         ModelSource::Pretrained(name) => Some(name.clone()),
         ModelSource::New(_) => None,
     };
-    let card = Some(ModelCard { base_model: base_model.clone(), text: card });
+    let total = shape.parameters().iter().map(models::Parameter::len).sum();
+    let text = model_card(config, summary, Weights { trained: policy.num_parameters(), total })?;
+    let card = Some(ModelCard { base_model: base_model.clone(), text });
     let dtype = config.export.dtype.map(Dtype::from);
     match config.lora.as_ref().filter(|_| !config.export.merge_adapters) {
         Some(lora) => {

@@ -223,3 +223,40 @@ fn layers_lie_over_others_and_over_given_defaults() {
     let config = upper.over(lower).resolve_over(defaults).unwrap();
     assert_eq!((config.seed, config.grpo.max_steps, config.grpo.num_generations), (1, 2, 3));
 }
+
+fn errors_name_the_place_of_a_secret_and_not_its_value() {
+    #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+    #[serde(default, deny_unknown_fields)]
+    struct Endpoint {
+        url: String,
+        headers: std::collections::BTreeMap<String, String>,
+        command: Vec<String>,
+    }
+    let message = |layers: Result<Layers>| {
+        let error = layers.and_then(|layers| layers.resolve::<Endpoint>()).unwrap_err();
+        format!("{error}: {}", std::error::Error::source(&error).unwrap())
+    };
+    for bad in [
+        "headers=S3CR3T",
+        "headers=[S3CR3T]",
+        "command=judge.py --key S3CR3T",
+        "headers.A={b: S3CR3T}",
+        "headers={A: S3CR3T",
+        "url={a: S3CR3T}x",
+        "command: [S3CR3T]",
+        "url=[http://u:S3CR3T@h/]",
+        "headers.A=[S3CR3T]",
+    ] {
+        let text = message(set(&[bad]));
+        assert!(!text.contains("S3CR3T") && text.starts_with("in --set "), "{text}");
+    }
+    let text = message(Layers::new().text("a.yaml", "headers: S3CR3T"));
+    assert_eq!(text, "in a.yaml: key `headers`: invalid type: string \"(hidden)\", expected a map");
+}
+
+#[test]
+fn yaml_for_others_has_no_secrets() {
+    let config = serde_json::json!({ "rate": 0.1, "headers": { "A": "S3CR3T" } });
+    assert_eq!(to_yaml(&config).unwrap(), "rate: 0.1\nheaders:\n  A: (hidden)\n");
+    assert_eq!(to_yaml_with_secrets(&config).unwrap(), "rate: 0.1\nheaders:\n  A: S3CR3T\n");
+}

@@ -67,6 +67,12 @@ pub(super) fn summary(html: &mut Html, report: &Report) {
         }
         html.raw("</ul>\n</div>\n");
     }
+    for (index, run) in runs.iter().enumerate() {
+        let Some(error) = &run.failure else { continue };
+        html.raw("<div class=\"note failed\" role=\"note\">\n<p>");
+        run_name(html, index, &run.name);
+        html.raw(" ended with an error:</p>\n<pre tabindex=\"0\">").text(error).raw("</pre>\n</div>\n");
+    }
     let columns: Vec<_> = runs.iter().map(figures).collect();
     table(html, "Figures of the runs", "runs", |html| {
         run_columns(html, "", runs);

@@ -1,19 +1,25 @@
 //! An HTTP endpoint that judges completions.
 
-use super::message::{Answer, answer, batch_size, one, question, seconds, shown, timeout};
-use crate::error::{Error, Result, check};
+use super::message::{Answer, answer, batch_size, expand, one, question, seconds, shown, timeout};
+use crate::error::{Result, check};
 use crate::reward_fn::{RewardFailure, RewardFn, RewardInput};
+use grpo_files::{Secrets, redact_url};
 use rand::RngExt;
 use rng::{Purpose, stable_hash, stream};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// The longest response in bytes.
-const MAX_RESPONSE: u64 = 64 << 20;
+/// The longest response in bytes, apart from [`MAX_ENTRY`] for each completion.
+const MAX_RESPONSE: u64 = 1 << 20;
+/// The bytes of a response that there are for each completion.
+const MAX_ENTRY: u64 = 1 << 16;
+/// The bytes that are read of a response that reports a failure.
+const MAX_ERROR: u64 = 1 << 12;
 /// The mean time before the first repetition of a request; it doubles with each.
 const FIRST_BACKOFF: Duration = Duration::from_millis(500);
 /// The longest such mean time, and the longest that a server can ask for (`Retry-After`).
@@ -25,7 +31,8 @@ const MAX_CONCURRENCY: usize = 256;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HttpConfig {
-    /// The address that completions are posted to, `http://` or, with the feature `https`, `https://`.
+    /// The address that completions are posted to, `http://` or, with the feature `https`, `https://`. `${NAME}` here and in headers is
+    /// a variable of the environment, so that secrets need not stand in files. Redirects are not followed.
     pub url: String,
     /// The weight of the reward.
     #[serde(default = "one")]
@@ -42,7 +49,7 @@ pub struct HttpConfig {
     /// The largest number of requests at the same time.
     #[serde(default = "concurrency")]
     pub concurrency: usize,
-    /// Headers of each request. `${NAME}` in a value is the variable of the environment, so that secrets need not stand in files.
+    /// Headers of each request.
     #[serde(default)]
     pub headers: BTreeMap<String, String>,
 }
@@ -84,7 +91,11 @@ impl HttpConfig {
 pub struct Http {
     name: String,
     url: String,
+    /// The address as the configuration has it, for messages.
+    shown_url: String,
     headers: Vec<(String, String)>,
+    /// What no message shows, whatever the server answers.
+    secrets: Secrets,
     batch_size: usize,
     retries: u32,
     concurrency: usize,
@@ -104,7 +115,8 @@ impl Http {
     /// The reward called `name`. `seed` is that of the run; it spreads the times of repetitions. Nothing is sent yet.
     ///
     /// # Errors
-    /// [`Error::Config`] for settings that are not legal.
+    /// [`crate::Error::Config`] for settings that are not legal; [`crate::Error::Reference`] for a variable that the environment does
+    /// not have.
     pub fn new(name: impl Into<String>, config: HttpConfig, seed: u64) -> Result<Self> {
         let name = name.into();
         let key = |field: &str| format!("rewards.http.{name}.{field}");
@@ -113,59 +125,61 @@ impl Http {
         let concurrency = config.concurrency;
         let expected = format!("1 to {MAX_CONCURRENCY}");
         check((1..=MAX_CONCURRENCY).contains(&concurrency), &key("concurrency"), &expected, concurrency)?;
-        let url: Option<ureq::http::Uri> = config.url.parse().ok();
-        let scheme = url.as_ref().and_then(|url| url.host().and(url.scheme_str()));
-        check(
-            matches!(scheme, Some("http" | "https")),
-            &key("url"),
-            "an address with http:// or https://",
-            &config.url,
-        )?;
+        let (mut secrets, shown_url) = (Secrets::of(&config), redact_url(&config.url));
+        let url = expand(&key("url"), &config.url, &mut secrets)?;
+        let parsed: Option<ureq::http::Uri> = url.parse().ok();
+        let scheme = parsed.as_ref().and_then(|url| url.host().and(url.scheme_str()));
+        // A port that is none is the password of an address that should have been percent-encoded.
+        let has_port = |url: &ureq::http::Uri| match url.host().zip(url.authority()) {
+            Some((host, authority)) => authority.port_u16().is_some() || authority.as_str().ends_with(host),
+            None => false,
+        };
+        let is_http = matches!(scheme, Some("http" | "https")) && parsed.as_ref().is_some_and(has_port);
+        check(is_http, &key("url"), "an address with http:// or https://", &shown_url)?;
         if scheme == Some("https") && !cfg!(feature = "https") {
             let expected = "an address with http://, or a build with the feature `https` of grpo-cli";
-            check(false, &key("url"), expected, &config.url)?;
+            check(false, &key("url"), expected, &shown_url)?;
         }
         let mut headers = Vec::new();
         for (header, value) in &config.headers {
-            let value = expand(value).map_err(|variable| Error::Config {
-                key: key(&format!("headers.{header}")),
-                expected: format!("a variable {variable} in the environment"),
-                found: "none".into(),
-            })?;
+            let value = expand(&key(&format!("headers.{header}")), value, &mut secrets)?;
             let legal =
                 ureq::http::HeaderName::try_from(header).is_ok() && ureq::http::HeaderValue::try_from(&value).is_ok();
             check(legal, &key("headers"), "names and values that HTTP allows", header)?;
             headers.push((header.clone(), value));
         }
+        // With what references stand for: the password of an address that is a variable as a whole.
+        secrets.extend(Secrets::of(&json!({ "url": url })));
         let agent = ureq::Agent::config_builder()
             .timeout_global(Some(timeout))
             .http_status_as_error(false)
+            .max_redirects(0)
             .max_idle_connections_per_host(concurrency)
             .user_agent(concat!("grpo/", env!("CARGO_PKG_VERSION")))
             .build()
             .new_agent();
         let seed = seed ^ stable_hash(&name);
         let (batch_size, retries, requests) = (config.batch_size, config.retries, AtomicU64::new(0));
-        Ok(Self { name, url: config.url, headers, batch_size, retries, concurrency, agent, seed, requests })
+        Ok(Self { name, url, shown_url, headers, secrets, batch_size, retries, concurrency, agent, seed, requests })
     }
 
     fn score_chunk(&self, inputs: &[RewardInput<'_>]) -> Vec<std::result::Result<Option<f32>, RewardFailure>> {
         let questions: Vec<Value> = inputs.iter().enumerate().map(|(id, input)| question(id, input)).collect();
         let body = json!({ "inputs": questions }).to_string();
-        match self.post_until_answered(&body).and_then(|text| self.rewards(&text, inputs.len())) {
+        match self.post_until_answered(&body, inputs.len()).and_then(|text| self.rewards(&text, inputs.len())) {
             Ok(scores) => scores,
             Err(message) => inputs.iter().map(|_| Err(RewardFailure::new(message.clone()))).collect(),
         }
     }
 
-    fn post_until_answered(&self, body: &str) -> std::result::Result<String, String> {
+    fn post_until_answered(&self, body: &str, count: usize) -> std::result::Result<String, String> {
         let number = self.requests.fetch_add(1, Ordering::Relaxed);
         for attempt in 0.. {
-            let refusal = match self.post(body) {
+            let refusal = match self.post(body, count) {
                 Ok(text) => return Ok(text),
                 Err(refusal) => refusal,
             };
-            let message = format!("{}: {}", self.url, refusal.message);
+            let message = format!("{}: {}", self.shown_url, refusal.message);
             match refusal.again {
                 Some(_) if attempt == self.retries => {
                     return Err(format!("{message} (after {} attempts)", u64::from(attempt) + 1));
@@ -183,7 +197,7 @@ impl Http {
         unreachable!("the loop has no end but those")
     }
 
-    fn post(&self, body: &str) -> std::result::Result<String, Refusal> {
+    fn post(&self, body: &str, count: usize) -> std::result::Result<String, Refusal> {
         let mut request = self.agent.post(&self.url).content_type("application/json");
         for (name, value) in &self.headers {
             request = request.header(name, value);
@@ -197,20 +211,42 @@ impl Http {
                     | ureq::Error::HostNotFound
                     | ureq::Error::Protocol(_)
             );
-            Refusal { message: error.to_string(), again: temporary.then_some(None) }
+            Refusal { message: shown(&error.to_string(), &self.secrets), again: temporary.then_some(None) }
         })?;
         let status = response.status();
         let wait = response.headers().get("retry-after").and_then(|value| value.to_str().ok()?.trim().parse().ok());
-        let text = response.body_mut().with_config().limit(MAX_RESPONSE).read_to_string();
+        if status.is_redirection() {
+            // Followed, a POST may become a GET, and headers with keys may reach another host.
+            let location = response.headers().get("location").map(|value| String::from_utf8_lossy(value.as_bytes()));
+            let location = location.map_or("nowhere".into(), |to| shown(&redact_url(&to), &self.secrets));
+            let message = format!(
+                "status {status} leads to `{location}`, and redirects are not followed: write the final address into \
+                 rewards.http.{}.url",
+                self.name
+            );
+            return Err(Refusal { message, again: None });
+        }
         if !status.is_success() {
-            let said = text.as_deref().map(shown).unwrap_or_default();
+            let mut said = Vec::new();
+            // What arrived is shown, also of a response that breaks off.
+            let _ = response.body_mut().as_reader().take(MAX_ERROR).read_to_end(&mut said);
+            let said = shown(&String::from_utf8_lossy(&said), &self.secrets);
             let temporary = status.as_u16() == 429 || status.is_server_error();
             let again = temporary.then_some(wait.map(Duration::from_secs));
             return Err(Refusal { message: format!("status {status}: {said}"), again });
         }
-        text.map_err(|error| Refusal {
+        let limit = MAX_RESPONSE + MAX_ENTRY * count as u64;
+        let bytes = response.body_mut().with_config().limit(limit).read_to_vec().map_err(|error| Refusal {
             again: matches!(error, ureq::Error::Timeout(_) | ureq::Error::Io(_)).then_some(None),
-            message: format!("the response cannot be read: {error}"),
+            message: match error {
+                ureq::Error::BodyExceedsLimit(_) => format!("expected a response of at most {limit} bytes, got more"),
+                error => format!("the response cannot be read: {}", shown(&error.to_string(), &self.secrets)),
+            },
+        })?;
+        String::from_utf8(bytes).map_err(|error| {
+            let text = String::from_utf8_lossy(error.as_bytes());
+            let message = format!("expected a response in UTF-8, got `{}`", shown(&text, &self.secrets));
+            Refusal { message, again: None }
         })
     }
 
@@ -219,14 +255,14 @@ impl Http {
         text: &str,
         count: usize,
     ) -> std::result::Result<Vec<std::result::Result<Option<f32>, RewardFailure>>, String> {
-        let expected = format!("{}: expected {{\"rewards\": [...]}} with {count} entries", self.url);
+        let expected = format!("{}: expected {{\"rewards\": [...]}} with {count} entries", self.shown_url);
         let value: Option<Value> = serde_json::from_str(text).ok();
         let list = value.as_ref().and_then(|value| value.get("rewards")?.as_array());
-        let list = list.ok_or_else(|| format!("{expected}, got `{}`", shown(text)))?;
+        let list = list.ok_or_else(|| format!("{expected}, got `{}`", shown(text, &self.secrets)))?;
         if list.len() != count {
             return Err(format!("{expected}, got {}", list.len()));
         }
-        let entry = |(id, value)| match answer(id, value) {
+        let entry = |(id, value)| match answer(id, value, &self.secrets) {
             Answer::Reward(reward) => Ok(reward),
             Answer::Failed(failure) => Err(failure),
             Answer::Garbage(message) => Err(RewardFailure::new(message)),
@@ -263,18 +299,4 @@ impl RewardFn for Http {
         });
         done.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()).into_iter().flatten().collect()
     }
-}
-
-/// A header's value with `${NAME}` replaced by variables of the environment, or the name of one that is not there.
-fn expand(value: &str) -> std::result::Result<String, String> {
-    let mut expanded = String::new();
-    let mut rest = value;
-    while let Some((before, after)) = rest.split_once("${") {
-        let Some((name, behind)) = after.split_once('}') else { break };
-        expanded.push_str(before);
-        expanded.push_str(&std::env::var(name).map_err(|_| name.to_owned())?);
-        rest = behind;
-    }
-    expanded.push_str(rest);
-    Ok(expanded)
 }

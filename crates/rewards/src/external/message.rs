@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::reward_fn::{RewardFailure, RewardInput};
 use data::Prompt;
+use grpo_files::Secrets;
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -39,10 +40,11 @@ pub(super) enum Answer {
     Garbage(String),
 }
 
-/// Reads a number, null, `{"reward": NUMBER or null}` or `{"error": TEXT}`, the last two with the `id` or without.
-pub(super) fn answer(id: usize, value: &Value) -> Answer {
+/// Reads a number, null, `{"reward": NUMBER or null}` or `{"error": TEXT}`, the last two with the `id` or without. `secrets` are
+/// left out of messages.
+pub(super) fn answer(id: usize, value: &Value, secrets: &Secrets) -> Answer {
     let expected = "expected a number, null, {\"reward\": number or null} or {\"error\": text}";
-    let garbage = || Answer::Garbage(format!("{expected}, got `{}`", shown(&value.to_string())));
+    let garbage = || Answer::Garbage(format!("{expected}, got `{}`", shown(&value.to_string(), secrets)));
     match value {
         Value::Null => Answer::Reward(None),
         Value::Number(number) => match number.as_f64().map(|number| number as f32).filter(|n| n.is_finite()) {
@@ -56,9 +58,9 @@ pub(super) fn answer(id: usize, value: &Value) -> Answer {
             match (object.get("reward"), object.get("error")) {
                 (_, Some(error)) if !error.is_null() => {
                     let text = error.as_str().map_or_else(|| error.to_string(), str::to_owned);
-                    Answer::Failed(RewardFailure::new(format!("it says: {}", shown(&text))))
+                    Answer::Failed(RewardFailure::new(format!("it says: {}", shown(&text, secrets))))
                 }
-                (Some(reward @ (Value::Null | Value::Number(_))), _) => answer(id, reward),
+                (Some(reward @ (Value::Null | Value::Number(_))), _) => answer(id, reward, secrets),
                 _ => garbage(),
             }
         }
@@ -66,9 +68,9 @@ pub(super) fn answer(id: usize, value: &Value) -> Answer {
     }
 }
 
-/// The beginning of a text, on one line.
-pub(super) fn shown(text: &str) -> String {
-    let line = text.trim().replace(['\n', '\r'], " ");
+/// The beginning of a text of others, on one line and without secrets.
+pub(super) fn shown(text: &str, secrets: &Secrets) -> String {
+    let line = secrets.hide(text.trim()).replace(['\n', '\r'], " ");
     match line.char_indices().nth(SHOWN) {
         Some((end, _)) => format!("{}...", &line[..end]),
         None => line,
@@ -87,6 +89,11 @@ pub(super) fn batch_size() -> usize {
 }
 pub(super) fn timeout() -> f64 {
     60.0
+}
+
+/// `text` of the key `key` with its references to the environment replaced, which become secrets.
+pub(super) fn expand(key: &str, text: &str, secrets: &mut Secrets) -> Result<String> {
+    secrets.expand(text).map_err(|source| Error::Reference { key: key.to_owned(), source })
 }
 
 /// A time limit.

@@ -1,10 +1,11 @@
 //! Reward functions outside of this process: programs and HTTP endpoints. Both speak JSON, and the same JSON.
 
+mod group;
 mod http;
 mod message;
 mod program;
 mod worker;
 
+pub use group::kill_programs;
 pub use http::{Http, HttpConfig};
 pub use program::{Program, ProgramConfig};
-pub use worker::kill_programs;

@@ -1,14 +1,16 @@
 //! A program that judges completions over JSON lines.
 
-use super::message::{batch_size, one, seconds, timeout};
-use super::worker::Worker;
+use super::message::{batch_size, expand, one, seconds, timeout};
+use super::worker::{Launch, Worker};
 use crate::error::{Error, Result, check};
 use crate::reward_fn::{RewardFailure, RewardFn, RewardInput};
+use grpo_files::Secrets;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// The largest number of workers of a program.
 const MAX_WORKERS: usize = 256;
@@ -17,7 +19,8 @@ const MAX_WORKERS: usize = 256;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProgramConfig {
-    /// The program and its arguments. A program without a slash is looked for in `PATH`.
+    /// The program and its arguments. A program without a slash is looked for in `PATH`. `${NAME}` here and in `env` is a variable of
+    /// the environment, so that secrets need not stand in files; `$${NAME}` is the text `${NAME}`.
     pub command: Vec<String>,
     /// The weight of the reward.
     #[serde(default = "one")]
@@ -79,19 +82,30 @@ impl Program {
     /// The reward called `name`. The program is looked for, but not started before there is something to judge.
     ///
     /// # Errors
-    /// [`Error::Config`] for settings that are not legal; [`Error::Program`] when the program is not there.
+    /// [`Error::Config`] for settings that are not legal; [`Error::Reference`] for a variable that the environment does not have;
+    /// [`Error::Program`] when the program is not there.
     pub fn new(name: impl Into<String>, config: ProgramConfig) -> Result<Self> {
         let name = name.into();
         let key = |field: &str| format!("rewards.programs.{name}.{field}");
-        let command = config.command.first().filter(|program| !program.is_empty());
-        check(command.is_some(), &key("command"), "a program and its arguments", "none")?;
+        let is_named = config.command.first().is_some_and(|program| !program.is_empty());
+        check(is_named, &key("command"), "a program and its arguments", "none")?;
         check(config.batch_size > 0, &key("batch_size"), "at least 1", config.batch_size)?;
         let workers = config.workers;
         check((1..=MAX_WORKERS).contains(&workers), &key("workers"), &format!("1 to {MAX_WORKERS}"), workers)?;
         let time = seconds(&key("timeout"), config.timeout)?;
-        let program =
-            find(command.map_or("", String::as_str)).map_err(|reason| Error::Program { name: name.clone(), reason })?;
-        let worker = |_| Mutex::new(Worker::new(&name, program.clone(), &config, time));
+        let mut secrets = Secrets::of(&config);
+        let command = config.command.iter().map(|text| expand(&key("command"), text, &mut secrets));
+        let mut command = command.collect::<Result<Vec<String>>>()?;
+        let variable = |(name, value): (&String, &String)| {
+            Ok((name.clone(), expand(&key(&format!("env.{name}")), value, &mut secrets)?))
+        };
+        let env = config.env.iter().map(variable).collect::<Result<BTreeMap<_, _>>>()?;
+        // With what references stand for.
+        secrets.extend(Secrets::of(&json!({ "command": command, "env": env })));
+        let program = find(&command.remove(0))
+            .map_err(|reason| Error::Program { name: name.clone(), reason: secrets.hide(&reason) })?;
+        let launch = Arc::new(Launch { name: name.clone(), program, arguments: command, env, timeout: time, secrets });
+        let worker = |_| Mutex::new(Worker::new(Arc::clone(&launch)));
         let workers = (0..workers).map(worker).collect();
         Ok(Self { name, batch_size: config.batch_size, workers })
     }

@@ -1,19 +1,30 @@
 //! One process of a reward program: started, asked, timed, killed, and started again.
 
+use super::group::Group;
 use super::message::{Answer, answer, question, shown};
-use super::program::ProgramConfig;
 use crate::reward_fn::{RewardFailure, RewardInput, Score};
+use grpo_files::Secrets;
 use serde_json::Value;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::process::{ChildStdin, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The longest line that a program may write, in bytes.
 const MAX_LINE: u64 = 1 << 20;
+/// The number of lines that are read before they are asked for. A program that writes more waits until they are, so a flood fills no
+/// memory.
+const LINES_AHEAD: usize = 16;
+/// The bytes of a line on standard error that are one line of the log; what follows is the next one.
+const MAX_ERROR_LINE: u64 = 1 << 13;
+/// The bytes of standard error that are logged of a batch; what follows is read slowly and dropped.
+const LOGGED_BYTES: u64 = 1 << 16;
+/// The pause for each line that is dropped.
+const DROPPED_LINE_PAUSE: Duration = Duration::from_millis(1);
 /// The number of its last lines on standard error that are kept for errors.
 const KEPT_LINES: usize = 3;
 /// The time before a program that has failed is started again; it doubles with every failure in a row.
@@ -23,13 +34,20 @@ const MAX_BACKOFF: Duration = Duration::from_secs(10);
 /// How long the last words of a program that has ended are waited for.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
+/// What a process is started with.
+pub(super) struct Launch {
+    pub(super) name: String,
+    pub(super) program: PathBuf,
+    pub(super) arguments: Vec<String>,
+    pub(super) env: BTreeMap<String, String>,
+    pub(super) timeout: Duration,
+    /// What no message shows, whatever the program writes.
+    pub(super) secrets: Secrets,
+}
+
 /// A place for a process, which comes and goes.
 pub(super) struct Worker {
-    name: String,
-    program: PathBuf,
-    arguments: Vec<String>,
-    env: BTreeMap<String, String>,
-    timeout: Duration,
+    launch: Arc<Launch>,
     process: Option<Process>,
     failures_in_a_row: u32,
 }
@@ -43,16 +61,8 @@ enum Stop {
 }
 
 impl Worker {
-    pub(super) fn new(name: &str, program: PathBuf, config: &ProgramConfig, timeout: Duration) -> Self {
-        Self {
-            name: name.to_owned(),
-            program,
-            arguments: config.command[1..].to_vec(),
-            env: config.env.clone(),
-            timeout,
-            process: None,
-            failures_in_a_row: 0,
-        }
+    pub(super) fn new(launch: Arc<Launch>) -> Self {
+        Self { launch, process: None, failures_in_a_row: 0 }
     }
 
     /// Judges a batch within the time limit, which a program that has to be started again gets anew.
@@ -64,7 +74,10 @@ impl Worker {
             let Err(stop) = self.ask(inputs, &mut scores) else {
                 self.failures_in_a_row = 0;
                 if let Some(message) = ended {
-                    tracing::warn!(reward = self.name, "{message}; it was started again, and has answered the rest");
+                    tracing::warn!(
+                        reward = self.launch.name,
+                        "{message}; it was started again, and has answered the rest"
+                    );
                 }
                 break;
             };
@@ -82,7 +95,8 @@ impl Worker {
 
     /// Asks for the rewards of what is not in `scores` yet, and adds them.
     fn ask(&mut self, inputs: &[RewardInput<'_>], scores: &mut Vec<Score>) -> Result<(), Stop> {
-        let process = self.process()?;
+        let launch = Arc::clone(&self.launch);
+        let (secrets, process) = (&launch.secrets, self.process()?);
         let mut lines = Vec::new();
         for (id, input) in inputs.iter().enumerate().skip(scores.len()) {
             let mut question = question(id, input);
@@ -92,20 +106,20 @@ impl Worker {
             lines.push(b'\n');
         }
         if let Ok(line) = process.answers.try_recv() {
-            return Err(
-                process.broken(line, |line| format!("it writes lines that nobody has asked for: `{}`", shown(line)))
-            );
+            let message = |line: &str| format!("it writes lines that nobody has asked for: `{}`", shown(line, secrets));
+            return Err(process.broken(line, message));
         }
+        process.log_budget.store(LOGGED_BYTES, Ordering::Relaxed);
         // A failure to write shows as the end of the program's output.
         let _ = process.questions.send(lines);
-        let deadline = Instant::now() + process.timeout;
+        let deadline = Instant::now() + launch.timeout;
         while scores.len() < inputs.len() {
             let (id, count) = (scores.len(), inputs.len());
             let left = deadline.saturating_duration_since(Instant::now());
             let line = match process.answers.recv_timeout(left) {
                 Ok(line) => line,
                 Err(RecvTimeoutError::Timeout) => {
-                    let limit = process.timeout.as_secs_f64();
+                    let limit = launch.timeout.as_secs_f64();
                     let message =
                         format!("it has answered {id} of {count} completions in {limit} seconds, its timeout");
                     return Err(Stop::Broken(process.with_last_words(message)));
@@ -113,15 +127,18 @@ impl Worker {
                 Err(RecvTimeoutError::Disconnected) => return Err(process.ended(id, count)),
             };
             match &line {
-                Line::Text(text) => match serde_json::from_str::<Value>(text).ok().map(|value| answer(id, &value)) {
-                    Some(Answer::Reward(reward)) => scores.push(Ok(reward)),
-                    Some(Answer::Failed(failure)) => scores.push(Err(failure)),
-                    Some(Answer::Garbage(message)) => return Err(Stop::Broken(message)),
-                    None => {
-                        let message = format!("expected a line of JSON for each completion, got `{}`", shown(text));
-                        return Err(Stop::Broken(message));
+                Line::Text(text) => {
+                    match serde_json::from_str::<Value>(text).ok().map(|value| answer(id, &value, secrets)) {
+                        Some(Answer::Reward(reward)) => scores.push(Ok(reward)),
+                        Some(Answer::Failed(failure)) => scores.push(Err(failure)),
+                        Some(Answer::Garbage(message)) => return Err(Stop::Broken(message)),
+                        None => {
+                            let message =
+                                format!("expected a line of JSON for each completion, got `{}`", shown(text, secrets));
+                            return Err(Stop::Broken(message));
+                        }
                     }
-                },
+                }
                 Line::End => return Err(process.ended(id, count)),
                 Line::Bad(_) => return Err(process.broken(line, str::to_owned)),
             }
@@ -136,7 +153,7 @@ impl Worker {
                 let doublings = (self.failures_in_a_row - 1).min(16);
                 std::thread::sleep((FIRST_BACKOFF * (1 << doublings)).min(MAX_BACKOFF));
             }
-            self.process = Some(Process::start(self)?);
+            self.process = Some(Process::start(&self.launch)?);
         }
         self.process.as_mut().ok_or_else(|| Stop::Broken("no process".into()))
     }
@@ -150,60 +167,55 @@ enum Line {
 }
 
 struct Process {
-    child: Child,
-    timeout: Duration,
+    group: Group,
+    launch: Arc<Launch>,
     questions: Sender<Vec<u8>>,
     answers: Receiver<Line>,
     last_words: Arc<Mutex<VecDeque<String>>>,
+    /// The bytes of standard error that may still be logged of this batch.
+    log_budget: Arc<AtomicU64>,
     /// Closed when standard error is.
     stderr: Receiver<()>,
 }
 
 impl Process {
-    fn start(worker: &Worker) -> Result<Self, Stop> {
-        let mut command = Command::new(&worker.program);
-        command.args(&worker.arguments).envs(&worker.env);
+    fn start(launch: &Arc<Launch>) -> Result<Self, Stop> {
+        let mut command = Command::new(&launch.program);
+        command.args(&launch.arguments).envs(&launch.env);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // A group of its own: Ctrl-C lets the step at hand end, for which rewards are needed; and what the program has
-        // started is killed with it.
-        #[cfg(unix)]
-        std::os::unix::process::CommandExt::process_group(&mut command, 0);
-        let mut child = {
-            let mut running = running();
-            let child = command
-                .spawn()
-                .map_err(|error| Stop::Broken(format!("cannot start {}: {error}", worker.program.display())))?;
-            running.insert(child.id());
-            child
-        };
+        let mut group = Group::spawn(&mut command).map_err(|error| {
+            let message = format!("cannot start {}: {error}", launch.program.display());
+            Stop::Broken(launch.secrets.hide(&message))
+        })?;
         let (questions, asked) = channel();
-        let (answered, answers) = channel();
+        let (answered, answers) = sync_channel(LINES_AHEAD);
         let (stderr_open, stderr) = channel();
-        let last_words = Arc::default();
-        if let Some(stdin) = child.stdin.take() {
+        let (last_words, log_budget) = (Arc::default(), Arc::new(AtomicU64::new(LOGGED_BYTES)));
+        if let Some(stdin) = group.leader.stdin.take() {
             std::thread::spawn(move || write_questions(stdin, &asked));
         }
-        if let Some(stdout) = child.stdout.take() {
-            std::thread::spawn(move || read_answers(BufReader::new(stdout), &answered));
+        if let Some(stdout) = group.leader.stdout.take() {
+            let launch = Arc::clone(launch);
+            std::thread::spawn(move || read_answers(BufReader::new(stdout), &launch.secrets, &answered));
         }
-        if let Some(output) = child.stderr.take() {
-            let (name, words) = (worker.name.clone(), Arc::clone(&last_words));
+        if let Some(output) = group.leader.stderr.take() {
+            let (launch, words, budget) = (Arc::clone(launch), Arc::clone(&last_words), Arc::clone(&log_budget));
             std::thread::spawn(move || {
                 let _open = stderr_open;
-                log_lines(BufReader::new(output), &name, &words);
+                log_lines(BufReader::new(output), &launch, &words, &budget);
             });
         }
-        Ok(Self { child, timeout: worker.timeout, questions, answers, last_words, stderr })
+        Ok(Self { group, launch: Arc::clone(launch), questions, answers, last_words, log_budget, stderr })
     }
 
     /// The program has ended, or closed its output, after `answered` of `count` answers.
     fn ended(&mut self, answered: usize, count: usize) -> Stop {
         let began = Instant::now();
-        let mut status = self.child.try_wait();
+        let mut status = self.group.leader.try_wait();
         // Its output ends a moment before it does.
         while matches!(status, Ok(None)) && began.elapsed() < LAST_WORDS {
             std::thread::sleep(Duration::from_millis(5));
-            status = self.child.try_wait();
+            status = self.group.leader.try_wait();
         }
         let how = match status {
             Ok(Some(status)) => format!("it has ended ({status})"),
@@ -225,54 +237,12 @@ impl Process {
     fn with_last_words(&self, message: String) -> String {
         // The sender sends nothing: this ends with standard error, or with the time.
         let _ = self.stderr.recv_timeout(if message.contains("ended") { LAST_WORDS } else { Duration::ZERO });
-        let words = self.last_words.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let words = self.last_words.lock().unwrap_or_else(PoisonError::into_inner);
         if words.is_empty() {
             return message;
         }
-        let words: Vec<String> = words.iter().map(|line| shown(line)).collect();
+        let words: Vec<String> = words.iter().map(|line| shown(line, &self.launch.secrets)).collect();
         format!("{message}; the last it wrote to standard error: {}", words.join(" | "))
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        kill_group(&mut self.child);
-        running().remove(&self.child.id());
-        // It has been killed: this only takes it off the list of processes.
-        let _ = self.child.wait();
-    }
-}
-
-#[cfg(unix)]
-fn kill_group(child: &mut Child) {
-    kill_group_of(child.id());
-    let _ = child.kill();
-}
-
-#[cfg(unix)]
-fn kill_group_of(id: u32) {
-    if let Some(group) = i32::try_from(id).ok().and_then(rustix::process::Pid::from_raw) {
-        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
-    }
-}
-
-#[cfg(not(unix))]
-fn kill_group(child: &mut Child) {
-    let _ = child.kill();
-}
-
-/// The processes that run, for [`kill_programs`].
-fn running() -> std::sync::MutexGuard<'static, BTreeSet<u32>> {
-    static RUNNING: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
-    RUNNING.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-}
-
-/// Kills the programs of every [`crate::Program`] of this process and what they have started. Dropping a reward does that for its own;
-/// this is for a process that is about to end without dropping anything, on a second Ctrl-C.
-pub fn kill_programs() {
-    #[cfg(unix)]
-    for id in running().iter() {
-        kill_group_of(*id);
     }
 }
 
@@ -285,7 +255,7 @@ fn write_questions(mut stdin: ChildStdin, asked: &Receiver<Vec<u8>>) {
     }
 }
 
-fn read_answers(mut stdout: impl BufRead, answered: &Sender<Line>) {
+fn read_answers(mut stdout: impl BufRead, secrets: &Secrets, answered: &SyncSender<Line>) {
     loop {
         let mut bytes = Vec::new();
         let line = match stdout.by_ref().take(MAX_LINE).read_until(b'\n', &mut bytes) {
@@ -296,11 +266,8 @@ fn read_answers(mut stdout: impl BufRead, answered: &Sender<Line>) {
             Ok(_) => match String::from_utf8(bytes) {
                 Ok(text) => Line::Text(text),
                 Err(error) => {
-                    let bytes = error.into_bytes();
-                    Line::Bad(format!(
-                        "it has written what is not UTF-8: `{}`",
-                        shown(&String::from_utf8_lossy(&bytes))
-                    ))
+                    let text = String::from_utf8_lossy(error.as_bytes());
+                    Line::Bad(format!("it has written what is not UTF-8: `{}`", shown(&text, secrets)))
                 }
             },
             Err(error) => Line::Bad(format!("its output cannot be read: {error}")),
@@ -313,16 +280,29 @@ fn read_answers(mut stdout: impl BufRead, answered: &Sender<Line>) {
 }
 
 /// Logs what a program writes to standard error, and keeps its last lines.
-fn log_lines(mut stderr: impl BufRead, name: &str, last: &Mutex<VecDeque<String>>) {
-    let mut bytes = Vec::new();
-    while stderr.by_ref().take(MAX_LINE).read_until(b'\n', &mut bytes).is_ok_and(|read| read > 0) {
+fn log_lines(mut stderr: impl BufRead, launch: &Launch, last: &Mutex<VecDeque<String>>, budget: &AtomicU64) {
+    let (name, mut bytes) = (&launch.name, Vec::new());
+    while stderr.by_ref().take(MAX_ERROR_LINE).read_until(b'\n', &mut bytes).is_ok_and(|read| read > 0) {
         let line = String::from_utf8_lossy(&bytes).trim_end().to_owned();
+        let length = bytes.len() as u64;
         bytes.clear();
         if line.is_empty() {
             continue;
         }
-        tracing::info!(reward = name, "{line}");
-        let mut last = last.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        match budget.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| Some(left.saturating_sub(length))) {
+            Ok(0) => std::thread::sleep(DROPPED_LINE_PAUSE),
+            Ok(left) => {
+                tracing::info!(reward = name, "{}", launch.secrets.hide(&line));
+                if left <= length {
+                    tracing::info!(
+                        reward = name,
+                        "the rest of what it writes to standard error for this batch is left out"
+                    );
+                }
+            }
+            Err(_) => {}
+        }
+        let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
         if last.len() == KEPT_LINES {
             last.pop_front();
         }

@@ -13,6 +13,10 @@ use std::time::Duration;
 enum Reply {
     Say(u16, String),
     Hang,
+    /// Whatever is written, until the other side closes.
+    Raw(fn(&TcpStream) -> std::io::Result<()>),
+    /// A status that leads elsewhere.
+    To(u16, String),
 }
 
 /// A request: its head, and its body as JSON.
@@ -61,7 +65,8 @@ fn answer(stream: TcpStream, requests: &Mutex<Vec<Request>>, reply: &(dyn Fn(usi
     }
     let mut body = vec![0; length];
     reader.read_exact(&mut body).unwrap();
-    let body: Value = serde_json::from_slice(&body).unwrap();
+    // A GET has none.
+    let body: Value = serde_json::from_slice(&body).unwrap_or_default();
     let number = {
         let mut requests = requests.lock().unwrap();
         requests.push((head, body.clone()));
@@ -76,6 +81,11 @@ fn answer(stream: TcpStream, requests: &Mutex<Vec<Request>>, reply: &(dyn Fn(usi
             let _ = (&stream).write_all(format!("{head}{text}").as_bytes());
         }
         Reply::Hang => std::thread::sleep(Duration::from_secs(20)),
+        Reply::Raw(write) => drop(write(&stream)),
+        Reply::To(status, location) => {
+            let head = format!("HTTP/1.1 {status} Go\r\nLocation: {location}\r\nContent-Length: 0\r\n\r\n");
+            let _ = (&stream).write_all(head.as_bytes());
+        }
     }
 }
 
@@ -195,6 +205,129 @@ fn a_variable_that_is_not_there_is_refused_before_anything_is_sent() {
     let headers = json!({"Authorization": "Bearer ${GRPO_NO_SUCH_VARIABLE}"});
     let error = crate::support::refused(json!({"http": {"judge": {"url": "http://localhost", "headers": headers}}}));
     assert!(error.contains("headers.Authorization") && error.contains("GRPO_NO_SUCH_VARIABLE"), "{error}");
+}
+
+#[test]
+fn redirects_are_errors_that_name_where_they_lead_and_nothing_is_sent_there() {
+    for status in [301, 302, 303, 307, 308] {
+        let other = Server::start(|_, _| Reply::Say(200, json!({"rewards": [1]}).to_string()));
+        let location = format!("{}?key=S3CR3T-new", other.url);
+        let to = location.clone();
+        let server = Server::start(move |_, _| Reply::To(status, to.clone()));
+        let rewards = judge(&server.url, json!({"headers": {"X-Api-Key": "S3CR3T-key"}, "retries": 3}));
+        let error = outcomes(&rewards, &["a"])[0].clone().unwrap_err();
+        assert!(error.contains(&format!("status {status}")) && error.contains(&other.url), "{error}");
+        assert!(error.contains("rewards.http.judge.url") && !error.contains("S3CR3T"), "{error}");
+        assert_eq!((server.requests().len(), other.requests().len()), (1, 0), "{status}");
+    }
+    // Also where they lead to another scheme, or nowhere at all.
+    for location in ["file:///etc/passwd", "//elsewhere/x", ""] {
+        let server = Server::start(move |_, _| Reply::To(302, location.into()));
+        let error = outcomes(&judge(&server.url, json!({})), &["a"])[0].clone().unwrap_err();
+        assert!(error.contains("status 302") && error.contains(location), "{error}");
+    }
+}
+
+/// A server may send what it likes: time and memory are bounded.
+#[test]
+fn endless_responses_end_with_the_time_limit_or_the_limit_of_bytes() {
+    let endless: [(&str, fn(&TcpStream) -> std::io::Result<()>); 7] = [
+        ("at most", |mut stream| {
+            stream.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")?;
+            let chunk = format!("10000\r\n{}\r\n", " ".repeat(0x10000));
+            loop {
+                stream.write_all(chunk.as_bytes())?;
+            }
+        }),
+        ("status 500", |mut stream| {
+            stream.write_all(b"HTTP/1.1 500 No\r\nTransfer-Encoding: chunked\r\n\r\n")?;
+            let chunk = format!("10000\r\n{}\r\n", "e".repeat(0x10000));
+            loop {
+                stream.write_all(chunk.as_bytes())?;
+            }
+        }),
+        ("", |mut stream| {
+            stream.write_all(b"HTTP/1.1 200 OK\r\n")?;
+            loop {
+                stream.write_all(b"X-A: bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb\r\n")?;
+            }
+        }),
+        ("", |mut stream| {
+            stream.write_all(b"HTTP/1.1 200 OK\r\nX-A: ")?;
+            loop {
+                stream.write_all(&[b'a'; 4096])?;
+            }
+        }),
+        ("", |mut stream| {
+            loop {
+                stream.write_all(b"HTTP/1.1 100 Continue\r\n\r\n")?;
+            }
+        }),
+        ("timeout", |mut stream| {
+            stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")?;
+            loop {
+                stream.write_all(b" ")?;
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        }),
+        ("timeout", |mut stream| {
+            stream.write_all(b"HTTP/1.1 200 OK\r\n")?;
+            loop {
+                stream.write_all(b"X-A: b\r\n")?;
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        }),
+    ];
+    for (index, (said, write)) in endless.into_iter().enumerate() {
+        let server = Server::start(move |_, _| Reply::Raw(write));
+        let began = std::time::Instant::now();
+        let found = outcomes(&judge(&server.url, json!({"timeout": 2, "retries": 0})), &["a", "b"]);
+        let error = found[1].clone().unwrap_err();
+        assert!(error.contains(said), "{index}: {error}");
+        assert!(error.len() < 1000, "{index}: {} bytes", error.len());
+        assert!(began.elapsed() < Duration::from_secs(20), "{index}: {:?}", began.elapsed());
+    }
+}
+
+#[test]
+fn what_a_server_says_again_of_secrets_is_hidden() {
+    let server = Server::start(|_, _| Reply::Say(200, String::new()));
+    let address = server.url.strip_prefix("http://").unwrap().to_owned();
+    let seen = Arc::clone(&server.seen);
+    let echo = Server::start(move |number, _| {
+        let head = seen.lock().unwrap().get(number).map(|(head, _)| head.clone()).unwrap_or_default();
+        match number % 3 {
+            0 => Reply::Say(400, head),
+            1 => Reply::Say(200, json!({"rewards": [{"error": head}]}).to_string()),
+            _ => Reply::Say(200, head),
+        }
+    });
+    let settings = |address: &str| {
+        json!({"http": {"judge": {"url": format!("http://me:S3CR3T-pass@{address}?key=S3CR3T-query"), "retries": 0,
+            "headers": {"X-Auth": "Bearer S3CR3T-auth", "Cookie": "id=S3CR3T-cookie; a=b", "X-Path": "${PATH}"}}}})
+    };
+    // What is sent is asked of the first server, and said again by the second one.
+    let first = rewards(settings(&address));
+    let echoing = rewards(settings(echo.url.strip_prefix("http://").unwrap()));
+    for number in 0..3 {
+        outcomes(&first, &["a"]);
+        let (head, _) = server.requests()[number].clone();
+        assert!(head.contains("S3CR3T-auth") && head.contains("Basic bWU6UzNDUjNULXBhc3M="), "{head}");
+        let error = outcomes(&echoing, &["a"])[0].clone().unwrap_err();
+        let path = std::env::var("PATH").unwrap();
+        for secret in ["S3CR3T", "bWU6UzNDUjNULXBhc3M", &path] {
+            assert!(!error.contains(secret), "{secret} in {error}");
+        }
+        assert!(error.contains("(hidden)"), "{error}");
+    }
+}
+
+#[test]
+fn an_address_is_refused_without_its_secrets() {
+    for url in ["ftp://me:S3CR3T@h/?S3CR3T", "me:S3CR3T@h/ok", "http://me:S3C/R3T@h/", "http://"] {
+        let error = crate::support::refused(json!({"http": {"judge": {"url": url}}}));
+        assert!(error.contains("rewards.http.judge.url") && !error.contains("S3C"), "{error}");
+    }
 }
 
 #[cfg(not(feature = "https"))]

@@ -238,3 +238,92 @@ fn large_batches_do_not_block_on_full_pipes() {
     let found = outcomes(&rewards, &vec![note.as_str(); 1000]);
     assert!(found.iter().all(|outcome| *outcome == Ok(Some(1.0))));
 }
+
+/// The memory of this process in bytes.
+#[cfg(target_os = "linux")]
+fn memory() -> u64 {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    pages.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_flood_between_batches_fills_no_memory_and_fails_the_next_batch() {
+    for flood in [
+        "exec yes 1.0",
+        "yes 1.0 & while read -r line; do echo 1; done",
+        "exec yes ''",
+        "while :; do printf %65536s x; done",
+    ] {
+        let folder = folder();
+        let rewards = judge(&format!("read -r line; echo 1; {flood}"), folder.path(), json!({"timeout": 5}));
+        assert_eq!(outcomes(&rewards, &["a"]), [Ok(Some(1.0))], "{flood}");
+        let before = memory();
+        std::thread::sleep(Duration::from_secs(1));
+        let grown = memory().saturating_sub(before);
+        assert!(grown < 32 << 20, "{flood}: {grown} bytes");
+        let error = outcomes(&rewards, &["b"])[0].clone().unwrap_err();
+        assert!(error.contains("nobody has asked for") || error.contains("1048576 bytes"), "{flood}: {error}");
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_flood_on_standard_error_fills_no_memory_and_costs_no_reward() {
+    for flood in ["yes eeeeeeee", "tr '\\0' e < /dev/zero"] {
+        let folder = folder();
+        let rewards = judge(&format!("{flood} >&2 & while read -r line; do echo 1; done"), folder.path(), json!({}));
+        let before = memory();
+        for _ in 0..3 {
+            assert_eq!(outcomes(&rewards, &["a", "b"]), [Ok(Some(1.0)), Ok(Some(1.0))], "{flood}");
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        let grown = memory().saturating_sub(before);
+        assert!(grown < 32 << 20, "{flood}: {grown} bytes");
+    }
+}
+
+#[test]
+fn references_to_the_environment_reach_the_program_and_no_message() {
+    let folder = folder();
+    let path = std::env::var("PATH").unwrap();
+    let script =
+        r#"read -r line; echo "$KEY|$PLAIN|$1" > "$2/seen"; echo "I was given $KEY and $1" >&2; echo "$KEY $PLAIN $1""#;
+    let command = json!(["sh", "-c", script, "sh", "--path=${PATH}", folder.path().display().to_string()]);
+    let env = json!({"KEY": "<${PATH}>", "PLAIN": "S3CR3T-plain $${PATH}"});
+    let rewards = rewards(json!({"programs": {"judge": {"command": command, "env": env}}}));
+    let error = outcomes(&rewards, &["a"])[0].clone().unwrap_err();
+    let seen = std::fs::read_to_string(folder.path().join("seen")).unwrap();
+    assert_eq!(seen.trim(), format!("<{path}>|S3CR3T-plain ${{PATH}}|--path={path}"));
+    assert!(!error.contains(&path) && !error.contains("S3CR3T") && error.contains("(hidden)"), "{error}");
+}
+
+#[test]
+fn a_variable_that_is_missing_is_refused_by_its_key() {
+    for (program, key) in [
+        (json!({"command": ["sh", "${GRPO_NO_SUCH}"]}), "rewards.programs.judge.command"),
+        (json!({"command": ["sh"], "env": {"KEY": "a${GRPO_NO_SUCH}"}}), "rewards.programs.judge.env.KEY"),
+    ] {
+        let error = refused(json!({"programs": {"judge": program}}));
+        assert!(error.contains(&format!("`{key}`")) && error.contains("no variable GRPO_NO_SUCH"), "{error}");
+    }
+    let error = refused(json!({"programs": {"judge": {"command": ["sh", "(hidden)"]}}}));
+    assert!(error.contains("rewards.programs.judge.command") && error.contains("left out when"), "{error}");
+}
+
+#[test]
+fn a_program_that_is_not_there_is_refused_without_its_arguments() {
+    let error = refused(json!({"programs": {"judge": {"command": ["no-such-judge --api-key S3CR3T-argument"]}}}));
+    assert!(error.contains("no-such-judge") && !error.contains("S3CR3T"), "{error}");
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn what_a_program_has_started_ends_with_the_reward() {
+    let folder = folder();
+    let script = r#"trap '' TERM INT HUP; sleep 1000 & echo $! > "$1/child"; read -r line; echo 1; exec sleep 1000"#;
+    let rewards = judge(script, folder.path(), json!({}));
+    assert_eq!(outcomes(&rewards, &["a"]), [Ok(Some(1.0))]);
+    drop(rewards);
+    assert_gone(&folder.path().join("child"));
+}

@@ -6,8 +6,17 @@ use crate::train_config::{ModelSource, TrainConfig};
 use grpo_files::to_yaml;
 use std::fmt::Write;
 
-/// The text of the README.md: what was done, what evaluations found, and the configuration that does it again.
-pub(super) fn model_card(config: &TrainConfig, summary: &Summary) -> Result<String> {
+/// How many weights a model has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Weights {
+    /// The number of weights that were trained.
+    pub trained: usize,
+    /// The number of weights of the model, without adapters.
+    pub total: usize,
+}
+
+/// The text of the README.md: what was done, what evaluations found, and the configuration that does it again, without its secrets.
+pub(crate) fn model_card(config: &TrainConfig, summary: &Summary, weights: Weights) -> Result<String> {
     let mut text = format!("# {}\n\n", config.run.name);
     let model = match &config.model {
         ModelSource::Pretrained(name) => format!("`{name}`"),
@@ -20,6 +29,11 @@ pub(super) fn model_card(config: &TrainConfig, summary: &Summary) -> Result<Stri
          {:.0} seconds.\n",
         summary.steps, summary.tokens, summary.seed, summary.seconds
     );
+    let Weights { trained, total } = weights;
+    let _ = match config.lora {
+        Some(_) => writeln!(text, "{} trained weights of {}.\n", grouped(trained), grouped(total)),
+        None => writeln!(text, "{} trained weights.\n", grouped(trained)),
+    };
     if let (Some(step), Some(best)) = (summary.weights_of_step, &summary.best) {
         let _ = writeln!(
             text,
@@ -27,13 +41,28 @@ pub(super) fn model_card(config: &TrainConfig, summary: &Summary) -> Result<Stri
             best.metric, best.value.0
         );
     }
+    if let Some(problems) = summary.eval_after.get(PROBLEMS) {
+        let noun = if *problems == 1.0 { "problem" } else { "problems" };
+        let _ = writeln!(text, "Evaluated on {} held-out {noun}.\n", grouped(*problems as usize));
+    }
     let _ = writeln!(text, "| held-out evaluation | before | after |\n|---|---:|---:|");
-    for (name, after) in &summary.eval_after {
+    for (name, after) in summary.eval_after.iter().filter(|(name, _)| *name != PROBLEMS) {
         let before = summary.eval_before.get(name).map_or_else(|| "-".to_owned(), |before| format!("{before:.4}"));
         let _ = writeln!(text, "| {name} | {before} | {after:.4} |");
     }
     let _ = write!(text, "\nThe configuration of the run:\n\n```yaml\n{}```\n", to_yaml(config)?);
     Ok(text)
+}
+
+/// The number of held-out problems among the numbers of an evaluation.
+const PROBLEMS: &str = "problems";
+
+/// A count with commas between groups of three digits.
+fn grouped(count: usize) -> String {
+    let digits = count.to_string();
+    let starts_group = |at: usize| at > 0 && (digits.len() - at).is_multiple_of(3);
+    let with_comma = |(at, digit)| starts_group(at).then_some(',').into_iter().chain([digit]);
+    digits.chars().enumerate().flat_map(with_comma).collect()
 }
 
 #[cfg(test)]
@@ -46,9 +75,40 @@ mod tests {
     fn the_card_says_what_was_done_and_how_to_do_it_again() {
         let config = TrainConfig { seed: 7, model: ModelSource::Pretrained("a/b".into()), ..TrainConfig::default() };
         let rows = [0.25, 0.75].map(|pass| MetricsRow::new(RowKind::Eval, 0, [("eval/pass@1", pass)]));
-        let text = model_card(&config, &Summary::new(&config, &rows, Counters::default(), 1.0)).unwrap();
+        let summary = Summary::new(&config, &rows, Counters::default(), 1.0);
+        let text = model_card(&config, &summary, Weights { trained: 1234, total: 1234 }).unwrap();
         assert!(text.contains("`a/b`, trained with GRPO"), "{text}");
         assert!(text.contains("| pass@1 | 0.2500 | 0.7500 |"), "{text}");
         assert!(text.contains("seed: 7\n"), "{text}");
+    }
+
+    #[test]
+    fn weights_and_problems_are_counts_with_their_nouns() {
+        let config = TrainConfig { lora: Some(models::LoraConfig::default()), ..TrainConfig::default() };
+        let text = |config: &TrainConfig, problems: f64| {
+            let rows = [MetricsRow::new(RowKind::Eval, 0, [("eval/pass@1", 0.5), ("eval/problems", problems)])];
+            let summary = Summary::new(config, &rows, Counters::default(), 1.0);
+            model_card(config, &summary, Weights { trained: 38_912, total: 120_000 }).unwrap()
+        };
+        let of_three = text(&config, 3.0);
+        assert!(of_three.contains("\n38,912 trained weights of 120,000.\n"), "{of_three}");
+        assert!(
+            of_three.contains("\nEvaluated on 3 held-out problems.\n") && !of_three.contains("| problems"),
+            "{of_three}"
+        );
+        assert!(text(&config, 1.0).contains("on 1 held-out problem."));
+        assert!(text(&TrainConfig::default(), 1.0).contains("\n38,912 trained weights.\n"));
+        assert_eq!([0, 999, 1000, 1_234_567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
+    }
+
+    #[test]
+    fn the_configuration_of_a_card_has_no_secrets() {
+        let mut config = TrainConfig::default();
+        let mut program = rewards::ProgramConfig::new(vec!["judge.py".into(), "--key".into(), "S3CR3T".into()]);
+        program.env.insert("API_KEY".into(), "S3CR3T".into());
+        config.rewards.programs.insert("judge".into(), program);
+        let summary = Summary::new(&config, &[], Counters::default(), 1.0);
+        let text = model_card(&config, &summary, Weights { trained: 1, total: 1 }).unwrap();
+        assert!(!text.contains("S3CR3T") && text.contains("API_KEY: (hidden)"), "{text}");
     }
 }

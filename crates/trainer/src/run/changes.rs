@@ -9,7 +9,7 @@ use super::checkpoint::{CheckpointId, sha256};
 use super::dir::RunDir;
 use crate::error::{Error, Result};
 use crate::train_config::TrainConfig;
-use grpo_files::sync_folder;
+use grpo_files::{redact_at, sync_folder};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -85,26 +85,35 @@ struct ChangeRow<'a> {
     change: &'a Change,
 }
 
-/// The differences between two configurations, sorted by key.
+/// The differences between two configurations, sorted by key, without secrets: where only a secret differs, `from` is `to`.
 ///
 /// # Errors
 /// [`Error::Text`] when a configuration cannot be serialised.
 pub fn between(before: &TrainConfig, after: &TrainConfig) -> Result<Vec<Change>> {
     let (before, after) = (leaves(before)?, leaves(after)?);
     let keys = before.keys().chain(after.keys().filter(|key| !before.contains_key(*key)));
-    let value = |map: &BTreeMap<String, Value>, key: &String| map.get(key).cloned().unwrap_or_default();
-    let changes = keys.map(|key| Change { key: key.clone(), from: value(&before, key), to: value(&after, key) });
-    let mut changes: Vec<_> = changes.filter(|change| change.from != change.to).collect();
+    let differing = keys.filter(|key| before.get(*key) != after.get(*key));
+    let shown = |map: &BTreeMap<String, Value>, key: &String| {
+        let mut value = map.get(key).cloned().unwrap_or_default();
+        redact_at(key, &mut value);
+        value
+    };
+    let change = |key: &String| Change { key: key.clone(), from: shown(&before, key), to: shown(&after, key) };
+    let mut changes: Vec<_> = differing.map(change).collect();
     changes.sort_by(|a, b| a.key.cmp(&b.key));
     Ok(changes)
 }
 
-/// The changes of `wanted` against what is recorded in `dir`.
+/// The changes of `wanted` against what is recorded in `dir`. The record has no secrets: that one of them differs is known where
+/// config.yaml has another.
 ///
 /// # Errors
 /// [`Error::RunDir`] with the keys that may not change and the reason; as [`RunDir::recorded_config`].
 pub(super) fn safe_changes(dir: &RunDir, wanted: &TrainConfig) -> Result<Vec<Change>> {
-    let changes = between(&dir.recorded_config()?, wanted)?;
+    let mut changes = between(&dir.recorded_config()?, wanted)?;
+    changes.retain(|change| change.from != change.to);
+    let of_secrets = between(&dir.config(&[])?, wanted)?.into_iter().filter(|change| change.from == change.to);
+    changes.extend(of_secrets);
     let refused: Vec<&Change> = changes.iter().filter(|change| !is_safe(&change.key)).collect();
     let Some(first) = refused.first() else { return Ok(changes) };
     let list: Vec<String> = refused.iter().map(|change| change.to_string()).collect();

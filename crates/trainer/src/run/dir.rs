@@ -2,8 +2,8 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `config.yaml` | the resolved configuration; may be edited between two sessions, see [`super::changes`] |
-//! | `config.recorded.yaml` | the configuration that the run was begun or last continued with |
+//! | `config.yaml` | the resolved configuration; may be edited between two sessions, see [`super::changes`]. The only file with [secrets](grpo_files::redact), and then only its owner may read it |
+//! | `config.recorded.yaml` | the configuration that the run was begun or last continued with, without secrets |
 //! | `fingerprint.json` | digests of the model and of the data files that the run was begun with |
 //! | `changes.jsonl` | what was changed when the run was continued, with the first change |
 //! | `metrics.jsonl` | one object per step and evaluation, TRL's names |
@@ -11,6 +11,7 @@
 //! | `checkpoints/` | see [`super::checkpoint`] |
 //! | `model/` | the trained model in Hugging Face's layout (or an adapter in PEFT's), when a run of a model that was read is done |
 //! | `summary.json` | written when the run is done |
+//! | `failure.json` | the error that ended the run; gone when it goes on, see [`super::failure`] |
 //! | `curves.svg` | drawn when the run stops or is done |
 //! | `tensorboard/` | event files, with `logging.tensorboard` |
 //! | `wandb/`, `wandb-id` | parts of a W&B run and its id, with `wandb.mode` |
@@ -20,8 +21,8 @@
 
 use crate::error::{Error, Result};
 use crate::train_config::TrainConfig;
-use grpo_files::{FileId, remove_temporary, sync_folder, without_links, write_atomically};
-use grpo_files::{Layers, to_yaml};
+use grpo_files::{FileId, remove_temporary, sync_folder, without_links, write_atomically, write_private};
+use grpo_files::{Layers, redacted, to_yaml_with_secrets};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::path::{Path, PathBuf};
 
@@ -108,15 +109,18 @@ impl RunDir {
         Ok(Layers::new().file(&path)?.resolve()?)
     }
 
-    /// Writes `config` as the configuration of the run.
+    /// Writes `config` as the configuration of the run: with its secrets into config.yaml, which only its owner may read then, and
+    /// without into config.recorded.yaml.
     ///
     /// # Errors
     /// [`Error::File`].
     pub(super) fn write_config(&self, config: &TrainConfig) -> Result<()> {
-        let yaml = to_yaml(config)?;
+        let (shown, has_secrets) = redacted(config).map_err(|e| Error::Text(format!("configuration: {e}")))?;
+        let yaml = to_yaml_with_secrets(config)?;
         // In this order a process that ends between the two leaves a change that is seen, and recorded, the next time.
-        write_atomically(&self.config_path(), yaml.as_bytes())?;
-        Ok(write_atomically(&self.recorded_config_path(), yaml.as_bytes())?)
+        let write = if has_secrets { write_private } else { write_atomically };
+        write(&self.config_path(), yaml.as_bytes())?;
+        Ok(write_atomically(&self.recorded_config_path(), to_yaml_with_secrets(&shown)?.as_bytes())?)
     }
 
     /// Whether the folder is still where it was: neither moved nor deleted nor replaced by another.
@@ -167,6 +171,11 @@ impl RunDir {
     /// The path of `summary.json`.
     pub fn summary_path(&self) -> PathBuf {
         self.root.join("summary.json")
+    }
+
+    /// The path of `failure.json`.
+    pub fn failure_path(&self) -> PathBuf {
+        self.root.join("failure.json")
     }
 
     /// The path of `model/`, the folder that a run of a model that was read leaves.

@@ -3,6 +3,18 @@
 use super::Run;
 use crate::error::{Error, Result};
 use crate::trainer::Phase;
+use grpo_files::write_atomically;
+use serde::{Deserialize, Serialize};
+use std::io::ErrorKind;
+
+/// The content of failure.json, which a run leaves that an error has ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// The error with its causes.
+    pub error: String,
+    /// The name of the last position that was reached, such as `step-000012`.
+    pub position: String,
+}
 
 impl Run {
     /// What to do about an error that ends the run.
@@ -27,6 +39,30 @@ impl Run {
             _ => ("optimizer", &config.optimizer),
         };
         Error::Diverged { cause, run, last_finite: last_saved, section, learning_rate: optimizer.learning_rate }
+    }
+
+    /// Writes failure.json.
+    pub(super) fn remember_failure(&self, error: &Error) {
+        if !self.is_in_place() {
+            return;
+        }
+        let (mut text, mut cause) = (error.to_string(), std::error::Error::source(error));
+        while let Some(error) = cause {
+            text = format!("{text}: {error}");
+            cause = error.source();
+        }
+        let failure = Failure { error: text, position: self.position.to_string() };
+        // The error itself is on its way to the caller; that it cannot be written adds nothing.
+        let _ = serde_json::to_vec_pretty(&failure).map(|json| write_atomically(&self.dir.failure_path(), &json));
+    }
+
+    /// Removes failure.json of an earlier session: the run goes on.
+    pub(super) fn forget_failure(&self) -> Result<()> {
+        let path = self.dir.failure_path();
+        match std::fs::remove_file(&path) {
+            Err(e) if e.kind() != ErrorKind::NotFound => Err(Error::io("remove", &path, e)),
+            _ => Ok(()),
+        }
     }
 
     fn is_in_place(&self) -> bool {

@@ -5,12 +5,12 @@
 //! stopped.
 
 mod best;
-mod card;
+pub(crate) mod card;
 pub mod changes;
 pub mod checkpoint;
 pub mod curves;
 pub mod dir;
-mod failure;
+pub mod failure;
 mod fingerprint;
 pub mod jsonl;
 mod logs;
@@ -28,7 +28,6 @@ use crate::error::{Error, Result};
 use crate::export::export;
 use crate::train_config::TrainConfig;
 use crate::trainer::{Phase, Trainer};
-use card::model_card;
 use changes::{Change, config_hash};
 use checkpoint::{CheckpointId, Checkpoints, FORMAT, SavedState};
 use dir::RunDir;
@@ -151,10 +150,12 @@ impl Run {
         // A run that is done has no more to tell.
         let done = self.is_over() && self.saved.is_some();
         let mut sinks = if done { Sinks::default() } else { sinks::open(self.dir.root(), self.trainer.config())? };
+        self.forget_failure()?;
         self.began = Instant::now();
         self.announce(observer);
         sinks.notes().for_each(|note| observer.event(Event::Note(note)));
         let ending = self.train(&mut With(&mut sinks, observer), stop).map_err(|error| self.explain(error));
+        let ending = ending.inspect_err(|error| self.remember_failure(error));
         sinks.finish(ending.is_ok(), |note| observer.event(Event::Note(note)));
         ending
     }
@@ -209,7 +210,7 @@ impl Run {
             Summary { best: self.best.clone(), stopped_early: self.trainer.phase() == Phase::Grpo, ..summary };
         if config.model.shape().is_none() {
             let path = self.dir.model_path();
-            export(self.trainer.policy(), config, &path, true, model_card(config, &summary)?)?;
+            export(self.trainer.policy(), config, &path, true, &summary)?;
             observer.event(Event::Exported(&path));
         }
         let json = serde_json::to_vec_pretty(&summary).map_err(|e| Error::Text(format!("summary.json: {e}")))?;

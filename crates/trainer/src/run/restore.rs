@@ -1,7 +1,6 @@
 //! From a checkpoint back into a run.
 
 use super::Run;
-use super::card::model_card;
 use super::changes::{self, Change, config_hash};
 use super::checkpoint::{CheckpointId, Checkpoints, SavedState, StoredTensors};
 use super::dir::{RunDir, set_aside};
@@ -151,7 +150,7 @@ impl Run {
         });
         let summary = Summary::new(&config, &rows, saved.counters, saved.seconds);
         let (replace, target) = (target.is_none(), target.map_or_else(|| dir.model_path(), Path::to_owned));
-        export(&*policy, &config, &target, replace, model_card(&config, &summary)?)?;
+        export(&*policy, &config, &target, replace, &summary)?;
         Ok(target)
     }
 

@@ -1,0 +1,50 @@
+//! Logs on standard error: a line per event, with nothing in it that a terminal obeys.
+
+use console::style;
+use grpo_files::printable_line;
+use std::fmt::Result;
+use std::io::IsTerminal;
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::registry::LookupSpan;
+
+/// Crates that log what they send, keys and passwords included: never shown.
+const SILENT: [&str; 3] = ["ureq=off", "ureq_proto=off", "rustls=off"];
+
+/// Begins to log what `GRPO_LOG` asks for: warnings, unless it says otherwise.
+pub(crate) fn init() {
+    let filter = EnvFilter::try_from_env("GRPO_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    let silent = SILENT.iter().filter_map(|directive| directive.parse().ok());
+    let filter = silent.fold(filter, EnvFilter::add_directive);
+    // A file or a pipe gets no colours, nor who does not want them (https://no-color.org).
+    let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    logs.event_format(Lines { colours }).init();
+}
+
+/// `LEVEL target: message field=value`.
+struct Lines {
+    colours: bool,
+}
+
+impl<S, N> FormatEvent<S, N> for Lines
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(&self, context: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> Result {
+        let mut text = String::new();
+        context.format_fields(Writer::new(&mut text), event)?;
+        let (level, target) = (*event.metadata().level(), event.metadata().target());
+        let name = style(format!("{level:>5}")).force_styling(self.colours);
+        let name = match level {
+            Level::ERROR => name.red(),
+            Level::WARN => name.yellow(),
+            Level::INFO => name.green(),
+            _ => name.blue(),
+        };
+        writeln!(writer, "{name} {target}: {}", printable_line(&text))
+    }
+}

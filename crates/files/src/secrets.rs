@@ -1,0 +1,448 @@
+//! Secrets of a configuration: `${NAME}` in their place, and the one redaction of everything that leaves a run.
+//!
+//! Only the `config.yaml` of a run holds the values that a user has written. Every other file, page, log and message goes through
+//! [`redact`] (a configuration) or [`Secrets::hide`] (a text).
+//!
+//! | place | hidden |
+//! |---|---|
+//! | `headers` and `env`, and keys such as `api_key`, `password` or `token` | every value |
+//! | `command` | the arguments, except names of options (`--key`, `-m` with its module) and of files (`judge.py`) |
+//! | `url`, and any other text that is an address | user and password, query, fragment |
+//!
+//! A value that is nothing but references to the environment (`${JUDGE_KEY}`, `Bearer ${JUDGE_KEY}`) is no secret and stays.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::Value;
+use std::collections::BTreeSet;
+
+/// What stands in the place of a secret.
+pub const HIDDEN: &str = "(hidden)";
+
+/// The length in bytes from which a secret is looked for in texts: a shorter one would be found by chance.
+const SHORTEST: usize = 6;
+/// The same for the parts of a secret, such as the token of a header or the password of an address.
+const SHORTEST_PART: usize = 8;
+/// The extensions by which an argument is known as the name of a file.
+const FILES: &[&str] = &[
+    "bash", "cfg", "csv", "ini", "jar", "js", "json", "jsonl", "lua", "md", "mjs", "php", "pl", "py", "r", "rb", "sh",
+    "toml", "ts", "txt", "yaml", "yml",
+];
+
+/// Why the references of a value cannot be replaced.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ExpandError {
+    /// A variable that the environment does not have.
+    #[error("the environment has no variable {0} (`$${{{0}}}` stands for the text `${{{0}}}`)")]
+    Missing(String),
+    /// A variable whose value is not UTF-8.
+    #[error("the environment variable {0} is not UTF-8")]
+    NotText(String),
+    /// A value that was hidden when the configuration was printed.
+    #[error(
+        "the value was left out when this configuration was printed: write it, or `${{NAME}}` for a variable of the environment"
+    )]
+    Hidden,
+}
+
+/// The secrets that are known, to be hidden in texts of others: what a program writes, what a server answers.
+///
+/// ```
+/// use grpo_files::Secrets;
+///
+/// let mut secrets = Secrets::of(&serde_json::json!({ "headers": { "Authorization": "Bearer abc-123-def" } }));
+/// assert_eq!(secrets.hide("401: no user has the token abc-123-def"), "401: no user has the token (hidden)");
+/// // `PATH` is a variable of every environment.
+/// let path = secrets.expand("${PATH}")?;
+/// assert_eq!(secrets.hide(&path), "(hidden)");
+/// # Ok::<(), grpo_files::ExpandError>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Secrets {
+    known: BTreeSet<String>,
+}
+
+impl Secrets {
+    /// The secrets that stand in `config`.
+    pub fn of<T: Serialize>(config: &T) -> Self {
+        // What cannot be serialised has no text that could be shown.
+        serde_json::to_value(config).map(|mut value| redact(&mut value)).unwrap_or_default()
+    }
+
+    /// `text` with `${NAME}` replaced by variables of the environment, whose values are secrets from now on. `$${NAME}` stands
+    /// for `${NAME}`; any other `$` stays.
+    ///
+    /// # Errors
+    /// [`ExpandError`].
+    pub fn expand(&mut self, text: &str) -> Result<String, ExpandError> {
+        if text.contains(HIDDEN) {
+            return Err(ExpandError::Hidden);
+        }
+        let mut expanded = String::with_capacity(text.len());
+        for part in parts(text) {
+            match part {
+                Part::Text(text) => expanded.push_str(text),
+                Part::Escaped(reference) => expanded.push_str(reference),
+                Part::Variable(name) => {
+                    let value = std::env::var(name).map_err(|error| match error {
+                        std::env::VarError::NotPresent => ExpandError::Missing(name.to_owned()),
+                        std::env::VarError::NotUnicode(_) => ExpandError::NotText(name.to_owned()),
+                    })?;
+                    self.add(&value);
+                    expanded.push_str(&value);
+                }
+            }
+        }
+        Ok(expanded)
+    }
+
+    /// Adds the secrets of `other`.
+    pub fn extend(&mut self, other: Self) {
+        self.known.extend(other.known);
+    }
+
+    /// `text` without the secrets: each becomes [`HIDDEN`].
+    pub fn hide(&self, text: &str) -> String {
+        let mut longest_first: Vec<&String> =
+            self.known.iter().filter(|secret| text.contains(secret.as_str())).collect();
+        longest_first.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
+        longest_first.iter().fold(text.to_owned(), |text, secret| text.replace(secret.as_str(), HIDDEN))
+    }
+
+    /// Adds a value with its parts, by which a message may quote it.
+    fn add(&mut self, secret: &str) {
+        self.add_whole(secret);
+        let separates = |c: char| c.is_whitespace() || matches!(c, ';' | ',' | '=' | '&' | '"' | '\'');
+        for part in secret.split(separates).filter(|part| part.len() >= SHORTEST_PART) {
+            self.add_whole(part);
+        }
+    }
+
+    fn add_whole(&mut self, secret: &str) {
+        let secret = secret.trim();
+        if secret.len() < SHORTEST || secret == HIDDEN {
+            return;
+        }
+        self.known.insert(secret.to_owned());
+        // As JSON and Rust quote it.
+        let quoted = Value::from(secret).to_string();
+        self.known.insert(quoted[1..quoted.len() - 1].to_owned());
+        self.known.insert(secret.escape_debug().to_string());
+    }
+
+    /// Adds the literal parts of a value between its references.
+    fn add_literals(&mut self, text: &str) {
+        if is_reference(text) {
+            return;
+        }
+        for part in parts(text) {
+            if let Part::Text(text) | Part::Escaped(text) = part {
+                self.add(text);
+            }
+        }
+    }
+
+    /// Adds a script in an argument (`sh -c "..."`), and those of its words that look like keys: a message may quote any other.
+    fn add_script(&mut self, script: &str) {
+        self.add_whole(script);
+        let separates = |c: char| c.is_whitespace() || "=&;,:|<>()\"'`".contains(c);
+        let mixed = |word: &&str| {
+            word.contains(|c: char| c.is_ascii_digit()) && word.contains(|c: char| c.is_ascii_alphabetic())
+        };
+        for word in script.split(separates).filter(|word| word.len() >= SHORTEST_PART && !is_file(word)).filter(mixed) {
+            self.add_whole(word);
+        }
+    }
+
+    /// Adds `user:password` of an address, as it is written, decoded, and as HTTP sends it.
+    fn add_userinfo(&mut self, userinfo: &str) {
+        let decoded = percent_decoded(userinfo);
+        // As HTTP's basic authentication sends it.
+        self.add_whole(&STANDARD.encode(&decoded));
+        for text in [userinfo, &decoded] {
+            self.add_whole(text);
+            let password = text.split_once(':').map_or(text, |(_, password)| password);
+            self.add_literals(password);
+        }
+    }
+}
+
+/// Replaces the secrets of a configuration by [`HIDDEN`]; returns them.
+///
+/// ```
+/// let mut config = serde_json::json!({ "command": ["python3", "judge.py", "--key", "abc"], "url": "http://a:b@host/score?key=c" });
+/// grpo_files::redact(&mut config);
+/// let expected = serde_json::json!({ "command": ["python3", "judge.py", "--key", "(hidden)"], "url": "http://(hidden)@host/score?(hidden)" });
+/// assert_eq!(config, expected);
+/// ```
+pub fn redact(config: &mut Value) -> Secrets {
+    let mut secrets = Secrets::default();
+    walk(config, Place::Plain, &mut secrets);
+    secrets
+}
+
+/// `config` without its secrets, and whether it has any.
+///
+/// # Errors
+/// Those of serde.
+pub fn redacted<T: Serialize + DeserializeOwned>(config: &T) -> Result<(T, bool), serde_json::Error> {
+    let whole = serde_json::to_value(config)?;
+    let mut shown = whole.clone();
+    redact(&mut shown);
+    let has_secrets = shown != whole;
+    Ok((serde_json::from_value(shown)?, has_secrets))
+}
+
+/// Replaces the secrets of the value that the dotted `key` of a configuration has.
+pub fn redact_at(key: &str, value: &mut Value) {
+    let place = key.split('.').fold(Place::Plain, |place, part| place.of(part));
+    walk(value, place, &mut Secrets::default());
+}
+
+/// An address without user, password, query and fragment.
+///
+/// ```
+/// assert_eq!(grpo_files::redact_url("http://me:pw@host:80/a@b?key=c"), "http://(hidden)@host:80/a@b?(hidden)");
+/// ```
+pub fn redact_url(url: &str) -> String {
+    shown_url(url, &mut Secrets::default())
+}
+
+/// Where a value stands.
+#[derive(Clone, Copy)]
+enum Place {
+    Plain,
+    /// Every value is a secret.
+    Secret,
+    /// A program and its arguments.
+    Command,
+    /// An address, even if it does not look like one.
+    Url,
+}
+
+impl Place {
+    fn of(self, key: &str) -> Self {
+        let key = key.to_lowercase().replace('-', "_");
+        match key.as_str() {
+            _ if matches!(self, Self::Secret) => self,
+            "headers" | "env" => Self::Secret,
+            "command" => Self::Command,
+            _ if is_secret(&key) => Self::Secret,
+            _ if key == "url" || key.ends_with("_url") => Self::Url,
+            _ => Self::Plain,
+        }
+    }
+}
+
+/// Whether the value of a key lets its reader in somewhere. `max_tokens`, `pad_token` and the like do not.
+fn is_secret(key: &str) -> bool {
+    let ends = ["api_key", "password", "secret", "authorization", "auth_token", "access_token", "hf_token", "bearer"];
+    key == "token" || key == "cookie" || ends.iter().any(|end| key.ends_with(end))
+}
+
+fn walk(value: &mut Value, place: Place, secrets: &mut Secrets) {
+    match value {
+        Value::Object(map) => map.iter_mut().for_each(|(key, value)| walk(value, place.of(key), secrets)),
+        Value::Array(list) if matches!(place, Place::Command) => command(list, secrets),
+        Value::Array(list) => list.iter_mut().for_each(|value| walk(value, place, secrets)),
+        Value::String(text) => {
+            let shown = match place {
+                Place::Secret => shown_secret(text, secrets),
+                Place::Command => shown_program(text, secrets),
+                Place::Url => shown_url(text, secrets),
+                Place::Plain if is_url(text) => shown_url(text, secrets),
+                Place::Plain => return,
+            };
+            *text = shown;
+        }
+        Value::Number(_) | Value::Bool(_) if matches!(place, Place::Secret) => *value = HIDDEN.into(),
+        Value::Null | Value::Number(_) | Value::Bool(_) => {}
+    }
+}
+
+fn command(list: &mut [Value], secrets: &mut Secrets) {
+    let mut after_m = false;
+    for (index, value) in list.iter_mut().enumerate() {
+        let Value::String(text) = value else {
+            walk(value, Place::Secret, secrets);
+            continue;
+        };
+        let is_module = std::mem::replace(&mut after_m, text == "-m");
+        let shown = match index {
+            0 => shown_program(text, secrets),
+            _ if is_module && is_name(text) => continue,
+            _ => shown_argument(text, secrets),
+        };
+        *text = shown;
+    }
+}
+
+fn shown_secret(text: &str, secrets: &mut Secrets) -> String {
+    secrets.add_literals(text);
+    if text.is_empty() || is_reference(text) { text.to_owned() } else { HIDDEN.to_owned() }
+}
+
+/// The name of a program; what follows a blank are arguments that somebody has put into the same text.
+fn shown_program(text: &str, secrets: &mut Secrets) -> String {
+    match text.split_once(char::is_whitespace) {
+        Some((program, arguments)) if !arguments.trim().is_empty() => {
+            secrets.add_literals(arguments);
+            format!("{program} {HIDDEN}")
+        }
+        _ if is_url(text) => shown_url(text, secrets),
+        _ => text.to_owned(),
+    }
+}
+
+fn shown_argument(text: &str, secrets: &mut Secrets) -> String {
+    let is_short = text.len() <= 2 && text.starts_with('-');
+    if is_short || is_file(text) {
+        return text.to_owned();
+    }
+    match text.split_once('=') {
+        Some((name, value)) if is_option(name) => format!("{name}={}", shown_secret(value, secrets)),
+        None if is_option(text) => text.to_owned(),
+        _ if is_url(text) => shown_url(text, secrets),
+        _ if text.contains(char::is_whitespace) => {
+            secrets.add_script(text);
+            HIDDEN.to_owned()
+        }
+        _ => shown_secret(text, secrets),
+    }
+}
+
+/// Whether an argument is the name of an option, such as `--api-key`.
+fn is_option(text: &str) -> bool {
+    let name = text.strip_prefix("--").unwrap_or_default();
+    name.starts_with(|c: char| c.is_ascii_lowercase())
+        && name.chars().all(|c| c.is_ascii_lowercase() || "-_".contains(c))
+}
+
+/// Whether an argument is the name of a module, such as `my_rewards.judge`.
+fn is_name(text: &str) -> bool {
+    !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "_.".contains(c))
+}
+
+/// Whether an argument is the name of a file, such as `rewards/judge.py`.
+fn is_file(text: &str) -> bool {
+    let legal = |c: char| c.is_alphanumeric() || "/._-~".contains(c);
+    let extension = text.rsplit_once('.').map(|(_, extension)| extension.to_lowercase()).unwrap_or_default();
+    text.chars().all(legal) && FILES.contains(&extension.as_str())
+}
+
+fn is_url(text: &str) -> bool {
+    let Some((scheme, _)) = text.split_once("://") else { return false };
+    !text.contains(char::is_whitespace)
+        && !scheme.is_empty()
+        && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+.-".contains(c))
+}
+
+fn shown_url(text: &str, secrets: &mut Secrets) -> String {
+    let (scheme, rest) = text.find("://").map_or(("", text), |at| text.split_at(at + 3));
+    let (before, tail) = rest.find(['?', '#']).map_or((rest, ""), |at| rest.split_at(at));
+    let (authority, path) = before.find('/').map_or((before, ""), |at| before.split_at(at));
+    let authority = match authority.rsplit_once('@') {
+        Some((userinfo, host)) => {
+            let password = userinfo.split_once(':').map_or(userinfo, |(_, password)| password);
+            if is_reference(password) {
+                authority.to_owned()
+            } else {
+                secrets.add_userinfo(userinfo);
+                format!("{HIDDEN}@{host}")
+            }
+        }
+        // `user:pass` cut by a `/`, `?` or `#` of the password, which should have been encoded.
+        None if !is_host(authority) => {
+            secrets.add_userinfo(rest.rsplit_once('@').map_or(rest, |(userinfo, _)| userinfo));
+            return format!("{scheme}{HIDDEN}");
+        }
+        None => authority.to_owned(),
+    };
+    let mut shown = format!("{scheme}{authority}{path}");
+    if let Some(mark) = tail.chars().next() {
+        let values: Vec<&str> = tail
+            .split(['?', '#', '&'])
+            .skip(1)
+            .map(|pair| pair.split_once('=').map_or(pair, |(_, value)| value))
+            .collect();
+        if values.iter().all(|value| value.is_empty() || is_reference(value)) {
+            shown.push_str(tail);
+        } else {
+            for value in values {
+                secrets.add_literals(value);
+                secrets.add_literals(&percent_decoded(value));
+            }
+            shown.push(mark);
+            shown.push_str(HIDDEN);
+        }
+    }
+    shown
+}
+
+/// Whether the text is a host and perhaps a port.
+fn is_host(text: &str) -> bool {
+    let port = text.rsplit_once(':').map_or("", |(_, port)| port);
+    text.ends_with(']') || port.bytes().all(|byte| byte.is_ascii_digit()) || is_reference(port)
+}
+
+/// A part of a value: text, `$${NAME}` or `${NAME}`.
+enum Part<'a> {
+    Text(&'a str),
+    /// `${NAME}`, written as `$${NAME}`.
+    Escaped(&'a str),
+    Variable(&'a str),
+}
+
+fn parts(text: &str) -> Vec<Part<'_>> {
+    let mut parts = Vec::new();
+    let (mut begin, mut from) = (0, 0);
+    while let Some(at) = text[from..].find("${").map(|at| from + at) {
+        let Some(length) = text[at + 2..].find('}') else { break };
+        let (name, end) = (&text[at + 2..at + 2 + length], at + 3 + length);
+        if !is_variable(name) {
+            from = at + 2;
+            continue;
+        }
+        let is_escaped = text[begin..at].ends_with('$');
+        parts.push(Part::Text(&text[begin..at - usize::from(is_escaped)]));
+        parts.push(if is_escaped { Part::Escaped(&text[at..end]) } else { Part::Variable(name) });
+        (begin, from) = (end, end);
+    }
+    parts.push(Part::Text(&text[begin..]));
+    parts
+}
+
+fn is_variable(name: &str) -> bool {
+    name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+}
+
+/// Whether a value is made of references to the environment, and perhaps the name of a scheme of authentication.
+fn is_reference(text: &str) -> bool {
+    let (mut variables, mut literal) = (0, String::new());
+    for part in parts(text) {
+        match part {
+            Part::Variable(_) => variables += 1,
+            Part::Text(text) | Part::Escaped(text) => literal.push_str(text),
+        }
+    }
+    let literal = literal.trim().to_lowercase();
+    variables > 0 && matches!(literal.as_str(), "" | ":" | "basic" | "bearer" | "token")
+}
+
+fn percent_decoded(text: &str) -> String {
+    let (bytes, mut decoded, mut at) = (text.as_bytes(), Vec::new(), 0);
+    while at < bytes.len() {
+        let code = bytes.get(at + 1..at + 3).and_then(|code| std::str::from_utf8(code).ok());
+        match code.and_then(|code| u8::from_str_radix(code, 16).ok()).filter(|_| bytes[at] == b'%') {
+            Some(byte) => (decoded.push(byte), at += 3).0,
+            None => (decoded.push(bytes[at]), at += 1).0,
+        }
+    }
+    String::from_utf8_lossy(&decoded).into_owned()
+}
+
+#[cfg(test)]
+mod tests;
