@@ -25,6 +25,7 @@ mod report;
 mod resume;
 mod rewards;
 mod run_folder;
+mod secrets;
 mod sinks;
 mod support;
 mod tiny_model;

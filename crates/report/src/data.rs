@@ -2,7 +2,7 @@
 
 use crate::Report;
 use crate::curve::{buckets, short, steps_json, values_json};
-use crate::phase::{Phase, about, rank};
+use crate::phase::{Phase, about, is_share, rank};
 use crate::run::Run;
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -47,10 +47,12 @@ pub(crate) fn json(report: &Report) -> Value {
     let phases: Vec<Value> = phases.collect();
     let names: BTreeSet<&String> =
         report.runs.iter().flat_map(|run| run.phases.values()).flat_map(|phase| phase.series.keys()).collect();
+    let shares: Vec<&&String> = names.iter().filter(|name| is_share(name)).collect();
+    let shares = json!(shares);
     let known = names.into_iter().map(|name| (name.clone(), about(name))).filter(|(_, about)| !about.is_empty());
     let about: BTreeMap<String, &str> = known.collect();
     let runs: Vec<Value> = report.runs.iter().map(|run| run_json(run, most)).collect();
-    json!({ "phases": phases, "about": about, "runs": runs })
+    json!({ "phases": phases, "about": about, "shares": shares, "runs": runs })
 }
 
 fn run_json(run: &Run, most: usize) -> Value {

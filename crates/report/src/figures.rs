@@ -1,6 +1,6 @@
 //! The numbers that sum a run up, and how numbers are written.
 
-use crate::phase::Phase;
+use crate::phase::{Phase, is_share};
 use crate::run::Run;
 use std::time::Duration;
 
@@ -114,17 +114,13 @@ pub(crate) fn seconds_text(seconds: f64) -> String {
 
 /// A value of a metric with its unit.
 pub(crate) fn value_of(metric: &str, value: f64) -> String {
-    if metric.contains("pass@") { percent(value) } else { number(value) }
+    if is_share(metric) { percent(value) } else { number(value) }
 }
 
 /// How much a value of a metric has changed.
 pub(crate) fn change_of(metric: &str, change: f64) -> String {
     let sign = if change > 0.0 { "+" } else { "" };
-    if metric.contains("pass@") {
-        format!("{sign}{:.1} points", 100.0 * change)
-    } else {
-        format!("{sign}{}", number(change))
-    }
+    if is_share(metric) { format!("{sign}{:.1} points", 100.0 * change) } else { format!("{sign}{}", number(change)) }
 }
 
 /// A count in short form: `1234567` as `1.2M`.

@@ -130,6 +130,11 @@ pub(crate) fn about(name: &str) -> &'static str {
     }
 }
 
+/// Whether a metric is a share in [0, 1], which is shown in percent on an axis from 0 to 100.
+pub(crate) fn is_share(name: &str) -> bool {
+    name.contains("pass@") || matches!(name, "frac_reward_zero_std" | "completions/clipped_ratio")
+}
+
 /// The place of a metric among the important ones of its phase; `None` for the others.
 pub(crate) fn rank(phase: &str, name: &str) -> Option<usize> {
     const FIRST: [&str; 19] = [

@@ -224,6 +224,7 @@ fn layers_lie_over_others_and_over_given_defaults() {
     assert_eq!((config.seed, config.grpo.max_steps, config.grpo.num_generations), (1, 2, 3));
 }
 
+#[test]
 fn errors_name_the_place_of_a_secret_and_not_its_value() {
     #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
     #[serde(default, deny_unknown_fields)]

@@ -39,7 +39,9 @@
     const unit = UNITS.find(([size]) => Math.abs(value) >= size);
     return unit ? plain(value / unit[0], 4) + unit[1] : plain(value, 4);
   };
-  const isShare = (metric) => metric.includes("pass@");
+  const shares = new Set(data.shares), isShare = (metric) => shares.has(metric);
+  // The width of a label in pixels: digits of the font that charts have are 6.2 wide.
+  const labelWidth = (text) => 6.2 * text.length + 2;
   const valueText = (metric, value) => (isShare(metric) ? `${plain(100 * value, 4)} %` : plain(value, 4));
 
   // About `count` round numbers in [low, high].
@@ -162,10 +164,17 @@
       let half = high / 2 - low / 2;
       if (half === 0) half = high === 0 ? 1 : Math.abs(high) * 0.05;
       const middle = high / 2 + low / 2, floor = !log && low === 0 && high > 0;
-      const bottom = floor ? 0 : Math.max(middle - half * 1.08, -Number.MAX_VALUE), top = Math.min(middle + half * 1.08, Number.MAX_VALUE);
+      const percent = !log && isShare(this.metric);
+      const bottom = floor || percent ? 0 : Math.max(middle - half * 1.08, -Number.MAX_VALUE), top = percent ? 1 : Math.min(middle + half * 1.08, Number.MAX_VALUE);
       let left = all.reduce((a, p) => Math.min(a, p.x), Infinity), right = all.reduce((a, p) => Math.max(a, p.x), -Infinity);
       if (!(right > left)) { left -= 0.5; right += 0.5; }
-      const margin = { left: 54, right: 12, top: 8, bottom: 32 };
+      const marks = ticks(bottom, top, percent ? 5 : height > 300 ? 8 : 4).map((mark) => {
+        const value = log ? 10 ** mark : mark;
+        const text = isShare(this.metric) ? `${plain(100 * value, 3)} %` : log ? plain(value, 3) : Math.abs(value) >= 1e4 && Math.abs(value) < 1e12 ? counted(value) : plain(value, 4);
+        return { value, text };
+      });
+      const widest = marks.reduce((most, { text }) => Math.max(most, labelWidth(text)), 0);
+      const margin = { left: Math.max(54, widest + 10), right: 12, top: 8, bottom: 32 };
       const inner = { width: width - margin.left - margin.right, height: height - margin.top - margin.bottom };
       this.x = (value) => margin.left + ((value - left) / (right - left)) * inner.width;
       this.y = (value) => {
@@ -180,17 +189,16 @@
         pointermove: (event) => this.point(event), pointerdown: (event) => this.point(event),
         pointerleave: () => this.move(null), keydown: (event) => this.key(event), blur: () => this.move(null),
       });
-      const marks = ticks(bottom, top, height > 300 ? 8 : 4);
-      for (const mark of marks) {
-        const value = log ? 10 ** mark : mark, at = this.y(value);
-        const text = isShare(this.metric) ? `${plain(100 * value, 3)} %` : log ? plain(value, 3) : Math.abs(value) >= 1e4 && Math.abs(value) < 1e12 ? counted(value) : plain(value, 4);
+      for (const { value, text } of marks) {
+        const at = this.y(value);
         svg.append(
           shape("line", { class: "grid", x1: margin.left, x2: width - margin.right, y1: at, y2: at }),
           shape("text", { x: margin.left - 6, y: at + 4, "text-anchor": "end" }, text));
       }
-      for (const mark of ticks(left / unit, right / unit, Math.max(Math.floor(inner.width / 80), 2))) {
-        if (state.axis === "step" && !Number.isInteger(mark)) continue;
-        svg.append(shape("text", { x: this.x(mark * unit), y: height - 17, "text-anchor": "middle" }, counted(mark)));
+      for (const { at, text } of this.labels(left / unit, right / unit, unit, inner.width)) {
+        // A label at the end of the axis stays within the chart.
+        const room = labelWidth(text) / 2, x = Math.min(Math.max(at, room), width - room);
+        svg.append(shape("text", { x, y: height - 17, "text-anchor": "middle" }, text));
       }
       svg.append(shape("text", { x: width - margin.right, y: height - 4, "text-anchor": "end" }, title));
       for (const curve of curves) svg.append(this.drawn(curve));
@@ -199,6 +207,17 @@
       this.box = { top: margin.top, bottom: height - margin.bottom };
       this.plot.replaceChildren(svg);
       this.move(null);
+    }
+
+    // As many labels of the horizontal axis as there is room for.
+    labels(low, high, unit, width) {
+      for (let count = Math.max(Math.floor(width / 50), 1); ; count--) {
+        const marks = ticks(low, high, count).filter((mark) => state.axis !== "step" || Number.isInteger(mark));
+        const labels = marks.map((mark) => ({ at: this.x(mark * unit), text: counted(mark) }));
+        const apart = (label, i) => i === 0 || label.at - labels[i - 1].at >= (labelWidth(label.text) + labelWidth(labels[i - 1].text)) / 2 + 12;
+        if (labels.every(apart)) return labels;
+        if (count <= 1) return labels.slice(0, 1);
+      }
     }
 
     drawn(curve) {

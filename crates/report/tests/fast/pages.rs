@@ -140,3 +140,39 @@ fn the_same_files_make_the_same_page() {
     let run = folder.run("a", &[("metrics.jsonl", &rows("grpo", "reward", [0.5, 1.0])), ("config.yaml", "seed: 1")]);
     assert_eq!(read(&[&run]).html(), read(&[&run]).html());
 }
+
+#[test]
+fn a_failed_run_shows_its_error_without_secrets_of_its_configuration() {
+    let folders = Folder::new();
+    let files = [
+        ("metrics.jsonl", rows("grpo", "reward", [0.5, 0.75])),
+        ("failure.json", "{\"error\": \"the device <is> lost\", \"position\": \"step-000002\"}".to_owned()),
+        (
+            "config.recorded.yaml",
+            "rewards: {http: {j: {url: 'http://u:S3CR3T@h/ok?k=S3CR3T', headers: {X-Key: S3CR3T}}}}".to_owned(),
+        ),
+        (
+            "changes.jsonl",
+            "{\"checkpoint\":null,\"key\":\"rewards.http.j.headers.X-Key\",\"from\":\"S3CR3T\",\"to\":\"S3CR3T-b\"}\n"
+                .to_owned(),
+        ),
+    ];
+    let files: Vec<(&str, &str)> = files.iter().map(|(name, text)| (*name, text.as_str())).collect();
+    let run = folders.run("a", &files);
+    let page = Page::of(&read(&[&run]));
+    assert!(page.texts("pre").iter().any(|text| text == "the device <is> lost"), "{}", page.markup);
+    assert!(page.texts("td").iter().any(|text| text == "failed"));
+    assert!(!page.html.contains("S3CR3T") && page.html.contains("(hidden)"));
+}
+
+#[test]
+fn shares_are_named_for_axes_from_0_to_100_percent() {
+    let folders = Folder::new();
+    let metrics = rows("eval", "eval/pass@1", [0.5])
+        + &rows("grpo", "frac_reward_zero_std", [0.5])
+        + &rows("grpo", "loss", [0.5]);
+    let run = folders.run("a", &[("metrics.jsonl", &metrics)]);
+    let page = Page::of(&read(&[&run]));
+    assert_eq!(page.data["shares"], serde_json::json!(["eval/pass@1", "frac_reward_zero_std"]));
+    assert!(page.html.contains("0.5000") && page.html.contains("50.0\u{a0}%"));
+}

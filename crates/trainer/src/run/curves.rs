@@ -93,14 +93,17 @@ fn draw(name: &str, rows: &[MetricsRow], text: &mut String) -> DrawResult {
     let last = |kind| rows.iter().filter(|r| r.phase == kind).map(|r| r.step).max().unwrap_or(0) as f64;
     let axis = Axis { warmup: last(RowKind::Warmup), grpo: last(RowKind::Grpo).max(1.0) };
 
-    let root = SVGBackend::with_string(text, (1000, 1120)).into_drawing_area();
+    let mut panels = details(rows);
+    // A phase or a metric that the run does not have needs no room.
+    panels.retain(|panel| panel.curves.iter().any(|curve| !curve.points.is_empty()));
+    let lines = panels.len().div_ceil(2);
+    let root = SVGBackend::with_string(text, (1000, 380 + 250 * lines as u32)).into_drawing_area();
     root.fill(&WHITE)?;
     let root = root.titled(name, (FONT, 24).into_font().color(&BLACK))?;
     let (top, below) = root.split_vertically(340);
     draw_panel(&top, &outcome(&axis, rows), &axis)?;
-    let grid = below.split_evenly((3, 2));
-    for (area, panel) in grid.iter().zip(details(rows)) {
-        draw_panel(area, &panel, &axis)?;
+    for (area, panel) in below.split_evenly((lines.max(1), 2)).iter().zip(&panels) {
+        draw_panel(area, panel, &axis)?;
     }
     root.present()?;
     Ok(())
@@ -127,7 +130,7 @@ fn outcome(axis: &Axis, rows: &[MetricsRow]) -> Panel {
     }
 }
 
-fn details(rows: &[MetricsRow]) -> [Panel; 6] {
+fn details(rows: &[MetricsRow]) -> Vec<Panel> {
     let span = Span::Grpo;
     let grpo = |metric, label, color| curve(rows, RowKind::Grpo, metric, label, color);
     let has = |metric: &str| rows.iter().any(|r| r.phase == RowKind::Grpo && r.get(metric).is_some());
@@ -146,7 +149,12 @@ fn details(rows: &[MetricsRow]) -> [Panel; 6] {
             grpo("clip_ratio/low_mean", "below 1 - epsilon_low", GREY),
         ]
     };
-    [
+    let percent = |metric, label, color| {
+        let mut curve = grpo(metric, label, color);
+        curve.points.iter_mut().for_each(|(_, share)| *share *= 100.0);
+        curve
+    };
+    vec![
         Panel {
             title: "warm-up: cross-entropy of answers",
             unit: "nats / token",
@@ -166,12 +174,12 @@ fn details(rows: &[MetricsRow]) -> [Panel; 6] {
         Panel { title: "clip ratio", unit: "share of tokens", curves: clipped, floor: Some(0.0..0.01), span },
         Panel {
             title: "groups without a signal, completions cut off",
-            unit: "share",
+            unit: "%",
             curves: vec![
-                grpo("frac_reward_zero_std", "groups with equal rewards", BLUE),
-                grpo("completions/clipped_ratio", "completions cut off", VERMILLION),
+                percent("frac_reward_zero_std", "groups with equal rewards", BLUE),
+                percent("completions/clipped_ratio", "completions cut off", VERMILLION),
             ],
-            floor: Some(0.0..1.0),
+            floor: Some(0.0..100.0),
             span,
         },
     ]
@@ -179,8 +187,17 @@ fn details(rows: &[MetricsRow]) -> [Panel; 6] {
 
 fn draw_panel(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel, axis: &Axis) -> DrawResult {
     let (x, y, large) = (axis.range(panel.span), vertical(panel), panel.span == Span::Whole);
-    let mut chart = ChartBuilder::on(area)
-        .caption(panel.title, (FONT, if large { 18 } else { 15 }))
+    let titled = area.titled(panel.title, (FONT, if large { 18 } else { 15 }))?;
+    let drawn: Vec<&Curve> = panel.curves.iter().filter(|curve| !curve.points.is_empty()).collect();
+    // Above the curves, where it covers none.
+    let below = if !drawn.is_empty() && (large || panel.curves.len() > 1) {
+        let (legend, below) = titled.split_vertically(LEGEND_HEIGHT);
+        draw_legend(&legend, &drawn)?;
+        below
+    } else {
+        titled
+    };
+    let mut chart = ChartBuilder::on(&below)
         .margin(8)
         .margin_right(16)
         .x_label_area_size(38)
@@ -208,7 +225,7 @@ fn draw_panel(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel, axis: &A
             chart.draw_series([Text::new(text, (at, y.start + 0.97 * (y.end - y.start)), style.clone())])?;
         }
     }
-    for curve in panel.curves.iter().filter(|c| !c.points.is_empty()) {
+    for curve in &drawn {
         let color = curve.color;
         let line = if curve.exact {
             chart.draw_series(curve.points.iter().map(|p| Circle::new(*p, 4, color.filled())))?;
@@ -217,41 +234,29 @@ fn draw_panel(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel, axis: &A
             chart.draw_series(LineSeries::new(curve.points.iter().copied(), color.mix(0.3)))?;
             smooth(&curve.points)
         };
-        chart
-            .draw_series(LineSeries::new(line, color.stroke_width(2)))?
-            .label(curve.label)
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2)));
+        chart.draw_series(LineSeries::new(line, color.stroke_width(2)))?;
     }
-    if panel.curves.iter().all(|c| c.points.is_empty()) {
+    if drawn.is_empty() {
         let middle = (0.5 * (x.start + x.end), 0.5 * (y.start + y.end));
         chart.draw_series([Text::new("no data", middle, (FONT, 14).into_font().color(&GREY))])?;
-    } else if large || panel.curves.len() > 1 {
-        chart
-            .configure_series_labels()
-            .position(free_corner(panel, &x, &y))
-            .background_style(WHITE.mix(0.85))
-            .border_style(BLACK.mix(0.2))
-            .label_font((FONT, 13))
-            .draw()?;
     }
     Ok(())
 }
 
-/// The place on the right that the fewest points of the curves share.
-fn free_corner(panel: &Panel, x: &Range<f64>, y: &Range<f64>) -> SeriesLabelPosition {
-    let late = |p: &&(f64, f64)| p.0 > 0.5 * (x.start + x.end);
-    let mut thirds = [0, 0, 0];
-    for (_, value) in panel.curves.iter().flat_map(|c| &c.points).filter(late) {
-        thirds[(3.0 * (y.end - value) / (y.end - y.start)).clamp(0.0, 2.0) as usize] += 1;
+/// The height of a legend in pixels.
+const LEGEND_HEIGHT: u32 = 20;
+
+/// A line and a name for each curve, side by side.
+fn draw_legend(area: &DrawingArea<SVGBackend<'_>, Shift>, curves: &[&Curve]) -> DrawResult {
+    let style = (FONT, 13).into_font().color(&BLACK);
+    let (mut x, y) = (72, LEGEND_HEIGHT as i32 / 2);
+    for curve in curves {
+        let (width, _) = area.estimate_text_size(curve.label, &style)?;
+        area.draw(&PathElement::new([(x, y), (x + 18, y)], curve.color.stroke_width(2)))?;
+        area.draw(&Text::new(curve.label, (x + 24, y - 7), style.clone()))?;
+        x += 44 + width as i32;
     }
-    let [upper, middle, lower] = thirds;
-    if upper <= middle.min(lower) {
-        SeriesLabelPosition::UpperRight
-    } else if lower <= middle {
-        SeriesLabelPosition::LowerRight
-    } else {
-        SeriesLabelPosition::MiddleRight
-    }
+    Ok(())
 }
 
 /// The range of a panel's values with a margin; never empty.
@@ -311,6 +316,22 @@ mod tests {
                 assert!(svg("same", &same).unwrap().starts_with("<svg"));
             }
         }
+    }
+
+    #[test]
+    fn only_panels_with_data_are_drawn_and_the_legend_lies_above_the_curves() {
+        let row = |step| {
+            MetricsRow::new(RowKind::Grpo, step, [("reward", 1.0), ("loss", 0.5), ("frac_reward_zero_std", 0.25)])
+        };
+        let rows: Vec<_> = (1..=20).map(row).collect();
+        let text = svg("run", &rows).unwrap();
+        assert!(!text.contains("warm-up") && !text.contains("no data"), "{text}");
+        assert!(
+            text.contains("GRPO loss") && text.contains("groups with equal rewards") && text.contains("\n100\n"),
+            "{text}"
+        );
+        let warm = [rows, vec![MetricsRow::new(RowKind::Warmup, 1, [("loss", 1.0)])]].concat();
+        assert!(svg("run", &warm).unwrap().contains("warm-up: cross-entropy"));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The best checkpoint, and runs that end because they get no better.
 
 use super::*;
+use crate::run::card::{Weights, model_card};
 use crate::run::checkpoint::CheckpointId;
 
 /// A run that is evaluated after every step, by a metric that no step can raise: no completion gets a reward of its own.
@@ -98,7 +99,7 @@ fn what_is_said_of_a_run_is_of_the_weights_that_it_leaves() {
     };
     assert_eq!((found.weights_of_step, found.best.as_ref().map(|best| best.step)), (Some(0), Some(0)));
     assert_eq!(found.eval_after["reward"], reward(0));
-    let card = model_card(&config, &found).unwrap();
+    let card = model_card(&config, &found, Weights { trained: 1, total: 1 }).unwrap();
     assert!(card.contains("The weights are those after step 0, the best by eval/"), "{card}");
     drop(run);
     // Exported again it is the best, unless another is asked for; numbers of later steps are not its own.
@@ -117,7 +118,7 @@ fn what_is_said_of_a_run_is_of_the_weights_that_it_leaves() {
     let mut run = Run::start(config.clone(), Some(&folder.path().join("last"))).unwrap();
     let found = summary(finish(&mut run).unwrap());
     assert_eq!((found.weights_of_step, found.eval_after["reward"]), (None, reward(found.steps)));
-    assert!(!model_card(&config, &found).unwrap().contains("The weights are"));
+    assert!(!model_card(&config, &found, Weights { trained: 1, total: 1 }).unwrap().contains("The weights are"));
 }
 
 #[test]
