@@ -1,7 +1,7 @@
-//! Logs on standard error: a line per event, with nothing in it that a terminal obeys.
+//! Logs on standard error: with nothing in it that a terminal obeys.
 
 use console::style;
-use grpo_files::printable_line;
+use grpo_files::printable;
 use std::fmt::Result;
 use std::io::IsTerminal;
 use tracing::{Event, Level, Subscriber};
@@ -45,6 +45,6 @@ where
             Level::INFO => name.green(),
             _ => name.blue(),
         };
-        writeln!(writer, "{name} {target}: {}", printable_line(&text))
+        writeln!(writer, "{name} {target}: {}", printable(&text))
     }
 }
