@@ -92,6 +92,40 @@ fn unknown_keys_are_errors_that_say_which_key_was_meant() {
 }
 
 #[test]
+fn a_key_in_the_wrong_section_names_the_right_one() {
+    for (setting, meant) in [
+        ("learning_rate=1", "optimizer.learning_rate"),
+        ("grpo.learning_rate=1", "optimizer.learning_rate"),
+        ("max_steps=1", "grpo.max_steps"),
+        ("loss.lora_alpha=1", "lora.lora_alpha"),
+        ("warmup.learning_rate=1", "warmup.optimizer.learning_rate"),
+        ("data.chat_template_kwarg=1", "chat_template_kwargs"),
+    ] {
+        let text = refuse(&["train", "--set", setting]);
+        assert!(text.contains(&format!("did you mean `{meant}`?")), "{setting}: {text}");
+    }
+}
+
+#[test]
+fn a_printed_configuration_has_a_comment_for_every_key() {
+    let text = printed(&["--set", "lora.r=4", "--set", "rewards.regex={vowel: {pattern: a}}"]);
+    let lines: Vec<&str> = text.lines().collect();
+    let mut keys = 0;
+    for (number, line) in lines.iter().enumerate() {
+        let is_key = line
+            .trim_start()
+            .split_once(':')
+            .is_some_and(|(key, _)| !key.is_empty() && key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_'));
+        // A name of the user's is no key.
+        if is_key && line.trim() != "vowel:" {
+            keys += 1;
+            assert!(lines[number - 1].trim_start().starts_with("# "), "{line}");
+        }
+    }
+    assert!(keys > 150, "{keys} keys:\n{text}");
+}
+
+#[test]
 fn bad_values_name_their_key() {
     for (setting, words) in [
         ("grpo.max_steps=many", &["grpo.max_steps", "many"][..]),

@@ -121,3 +121,115 @@ fn programs_of_a_run_are_made_of_a_configuration_without_weights() {
         assert!(limited.contains("`apply`") && !limited.contains("data.max_prompt_length"), "{limited}");
     }
 }
+
+/// A hub on this machine that lists the files of `model` as those of every name, and the paths that it was asked for.
+fn serve(model: std::path::PathBuf) -> (String, std::sync::Arc<std::sync::Mutex<Vec<String>>>) {
+    use std::io::{BufRead, BufReader, Write};
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    let asked = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+    let log = std::sync::Arc::clone(&asked);
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { continue };
+            let mut reader = BufReader::new(stream.try_clone().unwrap());
+            let mut first = String::new();
+            let _ = reader.read_line(&mut first);
+            let mut line = String::new();
+            while reader.read_line(&mut line).is_ok_and(|read| read > 2) {
+                line.clear();
+            }
+            let path = first.split(' ').nth(1).unwrap_or_default().to_owned();
+            log.lock().unwrap().push(path.clone());
+            let names: Vec<String> = std::fs::read_dir(&model)
+                .unwrap()
+                .map(|file| file.unwrap().file_name().into_string().unwrap())
+                .collect();
+            let name = path.rsplit('/').next().unwrap_or_default();
+            let (etag, body) = if path.starts_with("/api/models/") {
+                let files: Vec<_> = names.iter().map(|name| serde_json::json!({"rfilename": name})).collect();
+                ("0".repeat(40), serde_json::json!({"sha": COMMIT, "siblings": files}).to_string().into_bytes())
+            } else {
+                let number = names.iter().position(|known| known == name).unwrap();
+                (format!("file-{number}"), std::fs::read(model.join(name)).unwrap())
+            };
+            let head = format!(
+                "HTTP/1.1 200 OK\r\nETag: \"{etag}\"\r\nX-Repo-Commit: {COMMIT}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+                body.len()
+            );
+            let _ = stream.write_all(head.as_bytes());
+            if !first.starts_with("HEAD") {
+                let _ = stream.write_all(&body);
+            }
+        }
+    });
+    (address, asked)
+}
+
+#[test]
+fn no_weights_are_asked_for_before_everything_else_is_right() {
+    let runs = Runs::new(&[]);
+    prepare(&runs);
+    let (address, asked) = serve(runs.path("model"));
+    let home = runs.text("home");
+    let ask = |arguments: &[String]| at_home(&home, arguments, &[("HF_ENDPOINT", &address)]);
+    let weights = || asked.lock().unwrap().iter().any(|path| path.contains("safetensors"));
+    let rows = runs.text("rows.jsonl");
+    let data = ["data", &rows, "--model", NAME].map(str::to_owned);
+    let output = ask(&data);
+    assert_eq!(output.status.code(), Some(0), "{}{:?}", stderr(&output), asked.lock().unwrap());
+    assert!(!weights() && asked.lock().unwrap().iter().any(|path| path.ends_with("/tokenizer.json")));
+    let named = format!("model={NAME}");
+    for (setting, words) in [
+        ("data.files=/nowhere.jsonl", "`data.files`"),
+        ("data.files=openai/gsm8k", "load_dataset('openai/gsm8k'"),
+        ("data.prompt_column=problem", "data: { prompt_column: "),
+        ("data.chat_template=/nowhere.jinja", "`data.chat_template`"),
+        ("eval.num_problems=64", "`eval.num_problems`"),
+        ("rewards.programs={judge: {command: [nobody]}}", "rewards.programs.judge.command"),
+        ("rewards.http={judge: {url: localhost}}", "rewards.http.judge.url"),
+        ("rollout.max_completion_length=999", "`rollout.max_completion_length`"),
+    ] {
+        let text = refused(&[setting], &ask(&arguments(&runs, "model", "run", &[&named, setting])));
+        assert!(text.contains(words), "{setting}: {text}");
+        assert!(!weights(), "{setting}: {:?}", asked.lock().unwrap());
+    }
+    // A folder that cannot be made: a file is in its place.
+    let text = refused(&[], &ask(&arguments(&runs, "model", "rows.jsonl/run", &[&named])));
+    assert!(text.contains("rows.jsonl/run") && !weights(), "{text}");
+    let output = ask(&arguments(&runs, "model", "run", &[&named, "grpo.max_steps=1"]));
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(weights());
+    let text = stdout(&output);
+    for words in [
+        "model      organisation/tiny-qwen3: ",
+        "all of them trained",
+        "rows       ",
+        "(default)",
+        "memory     ",
+        "clipped ",
+    ] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    assert!(!text.contains("0 warm-up steps"), "{text}");
+}
+
+/// The README's train.yaml, on 50 rows and a small model.
+#[test]
+fn the_configuration_of_the_readme_runs_on_fifty_rows() {
+    let runs = Runs::new(&[]);
+    prepare(&runs);
+    let readme = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md")).unwrap();
+    let (_, yaml) = readme.split_once("```yaml\n# train.yaml\n").expect("the README has a train.yaml");
+    std::fs::write(runs.path("train.yaml"), yaml.split_once("```").unwrap().0).unwrap();
+    let rows = std::fs::read_to_string(runs.path("rows.jsonl")).unwrap();
+    let fifty: String = rows.lines().take(50).map(|line| format!("{line}\n")).collect();
+    std::fs::write(runs.path("train.jsonl"), fifty).unwrap();
+    let model = format!("model={}", runs.text("model"));
+    let mut command = command(&["train", "train.yaml", "--set", &model, "--set", "grpo.max_steps=2"]);
+    // A context of 256 tokens has no room for completions of 256.
+    command.args(["--set", "rollout.max_completion_length=16"]).current_dir(runs.path("."));
+    let output = command.output().expect("the binary starts");
+    assert_eq!(output.status.code(), Some(0), "{}{}", stdout(&output), stderr(&output));
+    assert!(runs.path("runs/mine-001/model").is_dir());
+}

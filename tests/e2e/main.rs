@@ -10,6 +10,7 @@ mod device_lost;
 mod device_policy;
 mod diverged;
 mod errors;
+mod evaluation;
 mod export;
 mod files;
 mod gradcheck;

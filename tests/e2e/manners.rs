@@ -115,6 +115,8 @@ fn the_line_of_progress_fits_and_is_made_of_whole_fields() {
                     [time, "left"] => time.ends_with(['s', 'm', 'h']),
                     ["reward" | "loss" | "entropy" | "kl", value] => number(value) && value.contains('.'),
                     [speed, "tok/s"] => number(speed.trim_end_matches(['k', 'M'])),
+                    ["length", tokens] => number(tokens),
+                    ["clipped", share, "%"] | ["no", "signal", share, "%"] => number(share),
                     ["evaluating", "held-out", "problems", "..."] => true,
                     [one] if one.contains('/') => one.ends_with("/12") || one.ends_with("/15"),
                     [bar] => bar.chars().count() == 12 && bar.chars().all(|c| "━╸─".contains(c)),

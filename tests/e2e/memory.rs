@@ -4,15 +4,15 @@ use crate::support::{Runs, command, rows, stderr};
 use crate::tiny_model::{arguments, prepare_shape};
 use models::ModelConfig;
 
-const MIB: f64 = (1 << 20) as f64;
+const MB: f64 = 1e6;
 
-/// The number of bytes that `text` says, such as `12.5 MiB`.
+/// The number of bytes that `text` says, such as `12.5 MB`.
 fn bytes(text: &str) -> f64 {
     let (number, unit) = text.trim().split_once(' ').unwrap_or_else(|| panic!("{text:?} is no size"));
     let number: f64 = number.parse().unwrap_or_else(|_| panic!("{text:?} is no size"));
     match unit {
-        "MiB" => number * MIB,
-        "GiB" => number * 1024.0 * MIB,
+        "MB" => number * MB,
+        "GB" => number * 1000.0 * MB,
         _ => panic!("{text:?} is no size of a model"),
     }
 }
@@ -56,7 +56,7 @@ fn compare(micro_batches: &str) {
     let (said, taken) = (bytes(total), bytes(most.lines().next().expect("a line")));
     assert!(said > 4.0 * shape.parameter_count() as f64 * 4.0, "{text}");
     let off = (said - taken).abs();
-    let [said, taken] = [said, taken].map(|bytes| bytes / MIB);
-    assert!(off <= 0.1 * taken * MIB, "{said:.0} MiB were said, {taken:.0} MiB taken with {micro_batches}:\n{text}");
-    println!("{micro_batches}: {said:.0} MiB said, {taken:.0} taken");
+    let [said, taken] = [said, taken].map(|bytes| bytes / MB);
+    assert!(off <= 0.1 * taken * MB, "{said:.0} MB were said, {taken:.0} MB taken with {micro_batches}:\n{text}");
+    println!("{micro_batches}: {said:.0} MB said, {taken:.0} taken");
 }

@@ -152,7 +152,7 @@ fn a_new_model_larger_than_memory_is_refused_before_it_is_made() {
     let output = grpo(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
     let text = stderr(&output);
     assert_eq!(output.status.code(), Some(2), "{text}");
-    assert!(text.contains(" bytes are available") && text.contains("weights (float32)"), "{text}");
+    assert!(text.contains(" GB are free: `lora` (adapters") && text.contains("weights (float32)"), "{text}");
     assert!(!runs.path("a").exists());
 }
 
@@ -185,7 +185,13 @@ fn a_stored_model_larger_than_memory_is_refused_before_it_is_read() {
     let output = grpo(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
     let text = stderr(&output);
     assert_eq!(output.status.code(), Some(2), "{text}");
-    for words in [" bytes are available", "weights (float32)", "first moments (float32)", "gradients (float32)"] {
+    for words in [
+        "709.32 GB of memory are needed",
+        " GB are free: `lora` (adapters",
+        "weights (float32)",
+        "first moments (float32)",
+        "gradients (float32)",
+    ] {
         assert!(text.contains(words), "{words}: {text}");
     }
     assert!(!runs.path("a").exists());

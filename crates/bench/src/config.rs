@@ -20,6 +20,8 @@ use grpo_sinks::{LoggingConfig, WandbConfig};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
+impl grpo_files::Configuration for BenchConfig {}
+
 /// Problems with variants of solving them: every one of `shapes` in every one of `dtypes`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]

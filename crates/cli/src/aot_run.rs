@@ -2,6 +2,7 @@
 
 use crate::aot::{Args, Compiled, compile_all, expect_reports};
 use crate::bench_layers::BenchArgs;
+use crate::commented::commented;
 use crate::{Outcome, aot_run_text, emit, emit_document, layers};
 use anyhow::{Context, bail};
 use backend_tpu::aot::{Chip, Report, Target};
@@ -82,7 +83,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
     let config = layers::resolve_run(path.as_deref(), set)?;
     let of_file = || path.as_ref().map_or_else(String::new, |path| path.display().to_string());
     if args.bench.print_config {
-        emit_document(&to_yaml(&config)?)?;
+        emit_document(&commented(&to_yaml(&config)?))?;
         return Ok(Outcome::Done);
     }
     let target = args.bench.target()?;

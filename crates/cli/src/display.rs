@@ -2,6 +2,7 @@
 
 use crate::completions;
 use crate::emit;
+use crate::overview;
 use crate::progress::{Field, fitted, joined};
 use crate::table::Sheet;
 use crate::terminal;
@@ -17,6 +18,7 @@ use trainer::run::dir::RunDir;
 use trainer::run::jsonl::{MetricsRow, RowKind};
 use trainer::run::summary::Summary;
 use trainer::run::{Event, Observer};
+use trainer::{Overview, TrainConfig};
 
 /// The number of lines that a phase gets where there is no terminal.
 const LINES_PER_PHASE: u64 = 20;
@@ -36,6 +38,10 @@ pub(crate) struct Display {
     terminal: bool,
     phase: Phase,
     last_line: Instant,
+    /// Whether the block of the run was shown.
+    introduced: bool,
+    /// Whether the loss of a GRPO step says something.
+    shows_loss: bool,
 }
 
 /// The phase that runs.
@@ -50,7 +56,24 @@ impl Display {
         let now = Instant::now();
         let phase = Phase { first: 0, steps: 1, began: now };
         let said = Arc::default();
-        Self { quiet, bar: None, said, terminal: std::io::stdout().is_terminal(), phase, last_line: now }
+        Self {
+            quiet,
+            bar: None,
+            said,
+            terminal: std::io::stdout().is_terminal(),
+            phase,
+            last_line: now,
+            introduced: false,
+            shows_loss: false,
+        }
+    }
+
+    /// Shows the block of a run: what it is about to do.
+    pub(crate) fn introduce(&mut self, config: &TrainConfig, overview: &Overview) {
+        if !self.introduced {
+            self.introduced = true;
+            self.line(&overview::text(config, overview));
+        }
     }
 
     /// Takes the bar away, so that what follows stands on a line of its own.
@@ -130,7 +153,7 @@ impl Display {
             self.line(&eval_line(row));
             return;
         }
-        let fields = step_fields(row);
+        let fields = step_fields(row, self.shows_loss);
         if let Some(bar) = &self.bar {
             bar.set_position(row.step);
             self.say(fields);
@@ -153,14 +176,13 @@ impl Display {
 impl Observer for Display {
     fn event(&mut self, event: Event<'_>) {
         match event {
-            Event::Started { dir, config, parameters, resumed, changes, set_aside } => {
+            Event::Started { dir, config, overview, resumed, changes, set_aside, .. } => {
+                if let Some(overview) = overview {
+                    self.introduce(config, overview);
+                }
+                self.shows_loss = config.loss_says_something();
                 let from = resumed.map(|p| format!(", continued from {p}")).unwrap_or_default();
-                self.line(&format!("run {}{from}: {parameters} weights, seed {}", dir.display(), config.seed));
-                let (grpo, warmup) = (&config.grpo, config.warmup.steps);
-                self.line(&format!(
-                    "plan: {warmup} warm-up steps at most, then {} GRPO steps of {} prompts x {} samples; Ctrl-C saves and stops",
-                    grpo.max_steps, grpo.prompts_per_step, grpo.num_generations
-                ));
+                self.line(&format!("run {}{from}, seed {}; Ctrl-C saves and stops", dir.display(), config.seed));
                 for change in changes {
                     self.line(&format!("changed: {change}"));
                 }
@@ -193,8 +215,8 @@ fn phase_fields(name: &str, state: &ProgressState) -> Vec<Field> {
     ]
 }
 
-/// The fields of a step's line.
-fn step_fields(row: &MetricsRow) -> Vec<Field> {
+/// The fields of a step's line, with the loss of a GRPO step where `shows_loss`.
+fn step_fields(row: &MetricsRow, shows_loss: bool) -> Vec<Field> {
     let number = |rank: u8, name: &str, digits: usize| {
         row.get(name).map(|value| {
             // On policy the loss is 0 up to rounding; a sign before zeros would say more than is known.
@@ -205,12 +227,20 @@ fn step_fields(row: &MetricsRow) -> Vec<Field> {
     let speed = row.get("tokens").zip(row.get("step_time"));
     let speed = speed.map(|(tokens, seconds)| format!("{} tok/s", count(tokens / seconds.max(1e-9))));
     let is_grpo = row.phase == RowKind::Grpo;
+    let share = |rank: u8, name: &str, metric: &str| {
+        row.get(metric).map(|share| Field::new(rank, format!("{name} {:.0} %", 100.0 * share)))
+    };
+    let length = row.get("completions/mean_length").map(|length| Field::new(5, format!("length {length:.0}")));
     let fields = [
         number(1, "reward", 3),
-        number(4, "loss", 4),
-        speed.map(|speed| Field::new(6, speed)),
-        number(7, "entropy", 3).filter(|_| is_grpo),
-        number(8, "kl", 4).filter(|_| is_grpo),
+        // Groups of completions with equal rewards, of which nothing is learned.
+        share(4, "no signal", "frac_reward_zero_std"),
+        length,
+        share(6, "clipped", "completions/clipped_ratio"),
+        number(7, "loss", 4).filter(|_| !is_grpo || shows_loss),
+        speed.map(|speed| Field::new(8, speed)),
+        number(9, "entropy", 3).filter(|_| is_grpo),
+        number(10, "kl", 4).filter(|_| is_grpo),
     ];
     fields.into_iter().flatten().collect()
 }
@@ -243,14 +273,12 @@ fn summary_text(summary: &Summary, dir: &RunDir) -> String {
         table.row(plain_row("training reward, first and last steps".into(), first, last));
     }
     let mut text = format!("\n{}\n", table.text());
-    let _ = writeln!(
-        text,
-        "{} GRPO steps after {} warm-up steps, {} tokens, {}",
-        summary.steps,
-        summary.warmup_steps,
-        count(summary.tokens as f64),
-        duration(summary.seconds)
-    );
+    let after = match summary.warmup_steps {
+        0 => String::new(),
+        steps => format!(" after {steps} warm-up steps"),
+    };
+    let (tokens, time) = (count(summary.tokens as f64), duration(summary.seconds));
+    let _ = writeln!(text, "{} GRPO steps{after}, {tokens} tokens, {time}", summary.steps);
     if summary.stopped_early {
         let _ = writeln!(text, "the run ended early: run.early_stopping_patience evaluations in a row were no better");
     }
@@ -308,10 +336,20 @@ mod tests {
     }
 
     #[test]
-    fn a_step_shows_reward_loss_and_speed() {
-        let values = [("reward", 0.5), ("loss", 0.01), ("tokens", 3000.0), ("step_time", 0.5)];
+    fn a_step_shows_rewards_lengths_and_speed_and_a_loss_that_says_something() {
+        let values = [
+            ("reward", 0.5),
+            ("loss", 0.01),
+            ("tokens", 3000.0),
+            ("step_time", 0.5),
+            ("completions/mean_length", 211.7),
+            ("completions/clipped_ratio", 0.125),
+            ("frac_reward_zero_std", 0.25),
+        ];
         let row = MetricsRow::new(RowKind::Grpo, 3, values);
-        assert_eq!(joined(&step_fields(&row)), "reward 0.500  loss 0.0100  6.0k tok/s");
-        assert_eq!(joined(&step_fields(&MetricsRow::new(RowKind::Warmup, 1, [("loss", -1e-9)]))), "loss 0.0000");
+        let expected = "reward 0.500  no signal 25 %  length 212  clipped 12 %  6.0k tok/s";
+        assert_eq!(joined(&step_fields(&row, false)), expected);
+        assert!(joined(&step_fields(&row, true)).contains("clipped 12 %  loss 0.0100  6.0k tok/s"));
+        assert_eq!(joined(&step_fields(&MetricsRow::new(RowKind::Warmup, 1, [("loss", -1e-9)]), false)), "loss 0.0000");
     }
 }

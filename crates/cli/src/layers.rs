@@ -1,7 +1,6 @@
 //! Arguments that every subcommand with a configuration has.
 
-use grpo_files::Layers;
-use serde::{Serialize, de::DeserializeOwned};
+use grpo_files::{Configuration, Layers};
 use std::path::{Path, PathBuf};
 use trainer::TrainConfig;
 
@@ -43,7 +42,7 @@ pub(crate) fn of_run(file: Option<impl AsRef<Path>>, set: &[String]) -> grpo_fil
 /// Defaults < `file`, or `default` (name and text) when there is none < environment < `set`.
 pub(crate) fn resolve<T>(file: Option<impl AsRef<Path>>, set: &[String], default: (&str, &str)) -> grpo_files::Result<T>
 where
-    T: Default + Serialize + DeserializeOwned,
+    T: Configuration,
 {
     let layers = match file {
         Some(path) => Layers::new().file(path.as_ref())?,

@@ -1,5 +1,6 @@
 //! The subcommand `grpo train`.
 
+use crate::commented::commented;
 use crate::display::Display;
 use crate::layers::LayerArgs;
 use crate::{Outcome, emit_document};
@@ -20,7 +21,7 @@ use trainer::run::{Ending, Run};
 pub(crate) struct Args {
     #[command(flatten)]
     layers: LayerArgs,
-    /// Print the resolved configuration as YAML and exit.
+    /// Print the resolved configuration as YAML, with a comment for each key, and exit.
     #[arg(long)]
     print_config: bool,
     /// Continue the run in this folder, exactly as if it had not stopped, but for what --set changes.
@@ -47,10 +48,11 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
             None => args.layers.resolve()?,
         };
         config.validate()?;
-        emit_document(&to_yaml(&config)?)?;
+        emit_document(&commented(&to_yaml(&config)?))?;
         return Ok(Outcome::Done);
     }
     backend_cpu::keep_freed_memory();
+    let mut display = Display::new(args.quiet);
     let mut run = match &args.resume {
         Some(path) => {
             if std::env::vars_os().any(|(name, _)| name.to_string_lossy().starts_with(ENV_PREFIX)) {
@@ -58,11 +60,14 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Outcome> {
             }
             Run::resume(path, args.from.as_deref(), &args.layers.set)?
         }
-        None => Run::start(args.layers.resolve()?, args.run_dir.as_deref())?,
+        None => {
+            let prepared = Run::prepare(args.layers.resolve()?, args.run_dir.as_deref())?;
+            display.introduce(prepared.config(), prepared.overview());
+            Run::start_with(prepared.trainer()?, args.run_dir.as_deref())?
+        }
     };
     let stop = crate::stop_on_signal("stopping after this step")?;
     let root = run.dir().root().to_owned();
-    let mut display = Display::new(args.quiet);
     let ending = run.run(&mut display, &stop).inspect_err(|_| display.clear())?;
     match ending {
         Ending::Finished(summary) => display.finished(&summary, run.dir()).map(|()| Outcome::Done),

@@ -3,7 +3,7 @@
 //! Problem number `i` is a pure function of (seed, i), so the only state is a cursor. A prompt is held out when the hash
 //! of its text says so, whichever task, stream or seed it came from; training never sees a held-out prompt.
 
-use crate::config::{DataConfig, TasksConfig};
+use crate::config::{DataConfig, HELD_OUT_FRACTION, TasksConfig};
 use crate::dataset::{Dataset, Item};
 use crate::error::{Error, Result};
 use crate::split;
@@ -53,8 +53,7 @@ impl TaskMixture {
     /// prompts that is held out.
     ///
     /// # Errors
-    /// [`Error::Config`] when a weight is negative or not finite, when all are 0, or when the fraction is not inside
-    /// (0, 1).
+    /// [`Error::Config`] when a weight is negative or not finite, when all are 0, or when the fraction is not in [0, 1).
     pub fn from_tasks(mut tasks: WeightedTasks, held_out_fraction: f64, seed: u64) -> Result<Self> {
         let config_error = |key: &str, expected: &str, found: String| Error::Config {
             key: key.into(),
@@ -69,9 +68,9 @@ impl TaskMixture {
         if tasks.is_empty() {
             return Err(config_error("data.tasks", "at least one task with a weight above 0", "none".into()));
         }
-        if !(held_out_fraction > 0.0 && held_out_fraction < 1.0) {
+        if !(0.0..1.0).contains(&held_out_fraction) {
             let found = held_out_fraction.to_string();
-            return Err(config_error("data.held_out_fraction", "strictly between 0 and 1", found));
+            return Err(config_error("data.held_out_fraction", HELD_OUT_FRACTION, found));
         }
         Ok(Self { tasks, held_out_fraction, seed, cursor: 0 })
     }
@@ -148,6 +147,11 @@ impl Dataset for TaskMixture {
             return Err(Error::TooFewProblems { split: "held-out", wanted: count, found: items.len(), attempts });
         }
         Ok(items)
+    }
+
+    /// 0 where nothing is held out; otherwise problems are drawn without end.
+    fn num_held_out(&self) -> Option<usize> {
+        (self.held_out_fraction == 0.0).then_some(0)
     }
 
     /// `count` training problems that are drawn beside the training stream, the same for every call.

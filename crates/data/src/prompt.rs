@@ -27,6 +27,13 @@ pub enum Prompt {
     },
 }
 
+impl Prompt {
+    /// Returns `true` if a chat template renders the prompt, and `false` for text that is sent as it is.
+    pub fn is_rendered(&self) -> bool {
+        matches!(self, Self::Messages { .. })
+    }
+}
+
 /// Whether a value is a message: an object with `role` and `content`, which of an assistant may be left out, where it calls tools.
 pub(crate) fn is_message(value: &Value) -> bool {
     match value.get("role").and_then(Value::as_str) {

@@ -24,6 +24,18 @@ pub const ENV_PREFIX: &str = "GRPO__";
 /// The largest configuration file in bytes; anything longer is another kind of file.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
+/// A configuration that [`Layers::resolve`] can make.
+pub trait Configuration: DeserializeOwned + Serialize + Default {
+    /// The dotted paths of all keys, those of sections that are off by default included, with `*` for names of the user's. An unknown key is
+    /// compared with them, so that one in the wrong section leads to the right one. Without any, the keys are those of the serialised default.
+    fn keys() -> Vec<&'static str> {
+        Vec::new()
+    }
+}
+
+impl Configuration for grpo_core::LossConfig {}
+impl Configuration for grpo_core::format::BatchLoss {}
+
 /// The layers of a configuration, in the order of their application.
 #[derive(Clone, Debug, Default)]
 pub struct Layers(Vec<Layer>);
@@ -153,7 +165,7 @@ impl Layers {
     ///
     /// # Errors
     /// As [`Layers::resolve_over`].
-    pub fn resolve<T: DeserializeOwned + Serialize + Default>(self) -> Result<T> {
+    pub fn resolve<T: Configuration>(self) -> Result<T> {
         self.resolve_over(T::default())
     }
 
@@ -161,7 +173,7 @@ impl Layers {
     ///
     /// # Errors
     /// [`Error::Layer`] with the layer, the dotted path and, for an unknown key, the nearest known one.
-    pub fn resolve_over<T: DeserializeOwned + Serialize>(self, defaults: T) -> Result<T> {
+    pub fn resolve_over<T: Configuration>(self, defaults: T) -> Result<T> {
         let known = serde_json::to_value(&defaults).map_err(|e| layer_error("defaults", e.to_string()))?;
         let mut merged = Config::builder().add_source(Layer { origin: "defaults".into(), value: known.clone() });
         let mut resolved = defaults;
@@ -169,7 +181,7 @@ impl Layers {
             let origin = layer.origin.clone();
             let secrets = Secrets::of(&layer.value);
             let failed = |e: ConfigError| layer_error(&origin, secrets.hide(&e.to_string()));
-            strict::reject_unknown_keys(&layer.value, &known, "")
+            unknown_keys::<T>(&layer.value, &known)
                 .map_err(|e| Error::Layer { origin: origin.clone(), source: Box::new(e.into()) })?;
             drop_empty_sections(&mut layer.value, &known);
             merged = merged.add_source(layer);
@@ -181,6 +193,21 @@ impl Layers {
         }
         Ok(resolved)
     }
+}
+
+/// Refuses keys that `T` does not have.
+fn unknown_keys<T: Configuration>(given: &Value, default: &Value) -> grpo_core::Result<()> {
+    let keys = T::keys();
+    if keys.is_empty() {
+        return strict::reject_unknown_keys(given, default, "");
+    }
+    strict::reject_unknown_keys(given, &strict::tree(&keys), "").map_err(|error| match error {
+        grpo_core::Error::UnknownKey { path, nearest, known } => {
+            let nearest = strict::elsewhere(&path, nearest.as_deref(), &keys).map(str::to_owned).or(nearest);
+            grpo_core::Error::UnknownKey { path, nearest, known }
+        }
+        other => other,
+    })
 }
 
 impl Source for Layer {

@@ -31,11 +31,11 @@ mod whole;
 
 pub use error::{Error, Result};
 pub use json_lines::{JsonLines, each_row, read_rows};
-pub use layers::{ENV_PREFIX, Layers, to_yaml, to_yaml_with_secrets};
+pub use layers::{Configuration, ENV_PREFIX, Layers, to_yaml, to_yaml_with_secrets};
 pub use new_folder::NewFolder;
 pub use printable::{is_printable, printable, printable_line};
 pub use secrets::{ExpandError, HIDDEN, Secrets, redact, redact_at, redact_url, redacted};
 pub use whole::{
-    FileId, check_output, expect_regular, make_folder, open_regular, read_regular, read_safetensors, remove_temporary,
-    sync_folder, without_links, write_atomically, write_output, write_private,
+    FileId, check_folder, check_output, expect_regular, make_folder, open_regular, read_regular, read_safetensors,
+    remove_temporary, sync_folder, without_links, write_atomically, write_output, write_private,
 };

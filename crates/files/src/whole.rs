@@ -81,6 +81,16 @@ pub fn make_folder(path: &Path) -> Result<()> {
     temporary_in(path).map(drop).map_err(|e| Error::io("write into the folder", path, e))
 }
 
+/// Checks, before any work, that [`make_folder`] will be able to make `path`: the nearest folder above it that is there takes new files.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn check_folder(path: &Path) -> Result<()> {
+    let there = std::path::absolute(path).map_err(|e| Error::io("write into the folder", path, e))?;
+    let nearest = there.ancestors().find(|folder| folder.symlink_metadata().is_ok()).unwrap_or(path);
+    temporary_in(nearest).map(drop).map_err(|e| Error::io("write into the folder", path, e))
+}
+
 /// The bytes of a regular file of at most `limit` bytes.
 ///
 /// # Errors

@@ -1,5 +1,6 @@
 //! What can go wrong between a caller and the loss, in words that say what to do.
 
+use crate::bytes::readable_bytes;
 use crate::memory_report::MemoryReport;
 
 /// Result of this crate and of the backends.
@@ -64,7 +65,7 @@ pub enum Error {
         instead: String,
     },
     /// The workspace budget cannot hold even the smallest tiles.
-    #[error("workspace budget of {budget} bytes is too small for {what}: it needs at least {minimum} bytes")]
+    #[error("workspace budget of {} is too small for {what}: it needs at least {}", readable(*budget), readable(*minimum))]
     Budget {
         /// What was planned.
         what: String,
@@ -75,10 +76,10 @@ pub enum Error {
     },
     /// A plan that needs more memory than there may be.
     #[error(
-        "plan: {what} needs {} bytes (inputs {}, outputs {}, workspace {}), and {} {limit}: plan for fewer tokens, or use \
+        "plan: {what} needs {} (inputs {}, outputs {}, workspace {}), and {} {}: plan for fewer tokens, or use \
          another implementation",
-        memory.total(), memory.inputs, memory.outputs, memory.workspace,
-        if *is_of_machine { "the memory of this machine is" } else { "memory_limit is" }
+        readable(memory.total()), readable(memory.inputs), readable(memory.outputs), readable(memory.workspace),
+        if *is_of_machine { "the memory of this machine is" } else { "memory_limit is" }, readable(*limit)
     )]
     Memory {
         /// What was planned.
@@ -98,6 +99,11 @@ pub enum Error {
         /// Its own words.
         message: String,
     },
+}
+
+/// [`readable_bytes`] of a size in memory.
+fn readable(bytes: usize) -> String {
+    readable_bytes(bytes as u64)
 }
 
 impl Error {

@@ -44,6 +44,7 @@ pub mod aggregate;
 mod backend;
 pub mod backend_api;
 pub mod batch;
+mod bytes;
 pub mod config;
 pub mod controllers;
 pub mod error;
@@ -72,6 +73,7 @@ pub use backend::{
     Backend, Implementation, LoopOrder, LossOutput, LossPlan, PlanRequest, Scores, TemperatureFactors, Tiling,
 };
 pub use batch::{Advantages, TokenBatch};
+pub use bytes::readable_bytes;
 pub use config::{
     ImportanceSamplingLevel, KlEstimator, KlImportance, LossAggMode, LossConfig, LossType, RolloutIs, SamplerMode,
     Semantics, TemperatureMode,

@@ -1,6 +1,7 @@
 //! The errors of this crate.
 
-use crate::memory::MemoryTable;
+use crate::memory::{KNOBS, MemoryTable};
+use grpo_core::readable_bytes;
 use std::path::{Path, PathBuf};
 
 /// Result of this crate's functions.
@@ -122,7 +123,9 @@ pub enum Error {
         found: usize,
     },
     /// A training that does not fit into memory.
-    #[error("{} bytes are needed and {available} bytes are available:\n{table}", table.total())]
+    #[error(
+        "{} of memory are needed and {} are free: {KNOBS}:\n{table}", readable_bytes(table.total()), readable_bytes(*available)
+    )]
     TooLarge {
         /// The parts that need memory.
         table: MemoryTable,
@@ -165,7 +168,8 @@ pub enum Error {
     },
     /// Messages for a model without a chat template.
     #[error(
-        "the data has messages, and the model has no chat template to render them with; give one, or a text as prompt"
+        "the rows have messages, and the model has no chat template to render them with: name a Jinja file, as in `data: {{ chat_template: \
+         chatml.jinja }}`, or give rows with texts as prompts"
     )]
     NoChatTemplate,
     /// A chat template that does not parse, that raises, or that cannot be rendered for these messages.

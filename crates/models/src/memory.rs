@@ -3,6 +3,7 @@
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::weights::Dtype;
+use grpo_core::readable_bytes;
 use std::fmt;
 
 /// Parts of a program's memory with their sizes in bytes: those that are there all the time, and those of phases, which follow one
@@ -82,7 +83,7 @@ fn sum(rows: &[(String, u64)]) -> u64 {
     rows.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
 }
 
-/// A line per part and one for the total, with sizes in units of 1024 bytes.
+/// A line per part and one for the total, with sizes in MB or GB.
 impl fmt::Display for MemoryTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let of_phases = self.phases.iter().flat_map(|(phase, rows)| {
@@ -94,23 +95,16 @@ impl fmt::Display for MemoryTable {
         let width = rows.iter().map(|(label, _)| label.chars().count()).max().unwrap_or(0);
         for (place, (label, bytes)) in rows.iter().enumerate() {
             let line = if place == 0 { "" } else { "\n" };
-            write!(f, "{line}  {label:width$}  {:>10}", readable(*bytes))?;
+            write!(f, "{line}  {label:width$}  {:>10}", readable_bytes(*bytes))?;
         }
         Ok(())
     }
 }
 
-/// A number of bytes with a unit.
-pub(crate) fn readable(bytes: u64) -> String {
-    let mut value = bytes as f64;
-    for unit in ["B", "KiB", "MiB", "GiB", "TiB"] {
-        if value < 1024.0 {
-            return if unit == "B" { format!("{bytes} B") } else { format!("{value:.1} {unit}") };
-        }
-        value /= 1024.0;
-    }
-    format!("{value:.1} PiB")
-}
+/// What makes a run on the host take less memory.
+pub(crate) const KNOBS: &str = "`lora` (adapters in place of all weights), grpo.gradient_accumulation_steps (more micro-batches of fewer \
+    completions), rollout.batch_size (fewer sequences that decode together), rollout.max_completion_length, data.max_prompt_length and \
+    grpo.num_generations need less";
 
 /// The phase in which gradients are there.
 pub const UPDATES: &str = "updates";

@@ -1,6 +1,7 @@
 //! The errors of this crate.
 
 use crate::memory::KNOBS;
+use grpo_core::readable_bytes;
 use models::MemoryTable;
 
 /// Result of this crate.
@@ -81,8 +82,8 @@ pub enum Error {
     },
     /// A model, or its training, that is larger than the memory of the device: said before anything is loaded.
     #[error(
-        "{device} has {available} bytes of memory left and {needed} bytes are needed ({parts}): {KNOBS}",
-        needed = table.total(), parts = in_one_line(table)
+        "{device} has {} of memory left and {} are needed ({}): {KNOBS}",
+        readable_bytes(*available), readable_bytes(table.total()), in_one_line(table)
     )]
     TooLarge {
         /// The kind of device.
@@ -187,9 +188,11 @@ fn in_one_line(table: &MemoryTable) -> String {
 
 fn bytes(needed: Option<u64>, available: Option<u64>) -> String {
     match (needed, available) {
-        (Some(needed), Some(available)) => format!(" ({needed} bytes needed, {available} bytes there)"),
-        (Some(needed), None) => format!(" ({needed} bytes needed)"),
-        (None, Some(available)) => format!(" ({available} bytes there)"),
+        (Some(needed), Some(available)) => {
+            format!(" ({} needed, {} there)", readable_bytes(needed), readable_bytes(available))
+        }
+        (Some(needed), None) => format!(" ({} needed)", readable_bytes(needed)),
+        (None, Some(available)) => format!(" ({} there)", readable_bytes(available)),
         (None, None) => String::new(),
     }
 }

@@ -84,15 +84,18 @@ impl Rewards {
 
     /// Judges completions, each function all of them at once. A completion that a function failed to judge has no total.
     pub fn score(&self, inputs: &[RewardInput<'_>]) -> Vec<Reward> {
-        let mut rewards = vec![Reward { total: None, terms: Vec::new(), failures: Vec::new() }; inputs.len()];
-        for index in 0..self.terms.len() {
+        self.score_some(&(0..self.terms.len()).collect::<Vec<_>>(), inputs)
+    }
+
+    /// As [`Rewards::score`] by the functions at `indices` in [`Rewards::names`] alone; the terms of the others are missing.
+    pub fn score_some(&self, indices: &[usize], inputs: &[RewardInput<'_>]) -> Vec<Reward> {
+        let none = Reward { total: None, terms: vec![None; self.terms.len()], failures: Vec::new() };
+        let mut rewards = vec![none; inputs.len()];
+        for &index in indices.iter().filter(|index| **index < self.terms.len()) {
             for (reward, score) in rewards.iter_mut().zip(self.score_one(index, inputs)) {
                 match score {
-                    Ok(score) => reward.terms.push(score),
-                    Err(failure) => {
-                        reward.terms.push(None);
-                        reward.failures.push((index, failure));
-                    }
+                    Ok(score) => reward.terms[index] = score,
+                    Err(failure) => reward.failures.push((index, failure)),
                 }
             }
         }

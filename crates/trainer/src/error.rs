@@ -1,5 +1,6 @@
 //! The errors of a run, in words that say what to do.
 
+use grpo_core::readable_bytes;
 use std::path::{Path, PathBuf};
 
 /// Result of this crate's functions.
@@ -37,8 +38,8 @@ pub enum Error {
     },
     /// A program of a run that does not fit into the memory of the device.
     #[error(
-        "the program `{program}` with what is beside it needs {needed} bytes, and the device has {there} bytes: {}",
-        crate::programs::KNOBS
+        "the program `{program}` with what is beside it needs {}, and the device has {}: {}",
+        readable_bytes(*needed), readable_bytes(*there), crate::programs::KNOBS
     )]
     DoesNotFit {
         /// The program during which most is on the device.

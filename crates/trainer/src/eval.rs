@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::parts::Parts;
 use crate::prompts::encode_prompts;
-use crate::train_config::TrainConfig;
+use crate::train_config::{REWARD, TrainConfig};
 use data::Item;
 use policy::{Completion, RolloutRequest, Sampling};
 use rewards::{Correct, Reward, RewardFailure, RewardFn, RewardInput, Rewards};
@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 #[serde(default)]
 pub struct EvalReport {
     /// The share of problems whose greedy completion passes, in [0, 1]; with 1 in `eval.pass_at` the share of sampled completions that
-    /// pass. A completion passes to which the function `eval.pass_reward` gives at least 1.
+    /// pass. What passes is [`PassRule`].
     pub pass_at_1: f64,
     /// The same per source, by its name.
     pub pass_at_1_by_task: BTreeMap<String, f64>,
@@ -135,6 +135,59 @@ fn count_failure(failures: &mut BTreeMap<String, usize>, name: &str, failure: &R
     }
 }
 
+/// The rule by which a completion of an evaluation passes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PassRule {
+    /// Each of these reward functions of the run gives at least 1.
+    Each(Vec<String>),
+    /// The weighted sum of all rewards is at least 1.
+    Sum,
+    /// The built-in `correct` gives 1, which the run is not trained on.
+    Correct,
+}
+
+impl PassRule {
+    /// The rule that a configuration asks for with `eval.pass_reward`. Without the key it is `correct` where that is a reward of the run,
+    /// otherwise every function with a positive weight but penalties for length, and the weighted sum where there is none.
+    ///
+    /// # Errors
+    /// [`Error::Config`] with the names that there are.
+    pub fn of(config: &TrainConfig, rewards: &Rewards) -> Result<Self> {
+        let known = || rewards.names().zip(rewards.weights());
+        let correct = Correct::default();
+        match config.eval.pass_reward.as_deref() {
+            Some(REWARD) => Ok(Self::Sum),
+            Some(name) if rewards.names().any(|known| known == name) => Ok(Self::Each(vec![name.to_owned()])),
+            Some(name) if name == correct.name() => Ok(Self::Correct),
+            Some(name) => {
+                let names: Vec<&str> = [REWARD].into_iter().chain(rewards.names()).collect();
+                let expected = format!("one of {}, e.g. `eval: {{ pass_reward: {REWARD} }}`", names.join(", "));
+                Err(Error::Config { key: "eval.pass_reward".into(), expected, found: name.to_owned() })
+            }
+            None if known().any(|(name, weight)| name == correct.name() && weight > 0.0) => {
+                Ok(Self::Each(vec![correct.name().to_owned()]))
+            }
+            None => {
+                let penalty = "soft_overlong_punishment";
+                let positive = known().filter(|(name, weight)| *weight > 0.0 && *name != penalty);
+                let names: Vec<String> = positive.map(|(name, _)| name.to_owned()).collect();
+                Ok(if names.is_empty() { Self::Sum } else { Self::Each(names) })
+            }
+        }
+    }
+}
+
+/// What pass@1 counts, behind "pass@1 counts completions with".
+impl std::fmt::Display for PassRule {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Each(names) => write!(f, "{} at least 1", names.join(" and ")),
+            Self::Sum => f.write_str("a reward of at least 1"),
+            Self::Correct => f.write_str("correct at least 1, which is no reward of this run"),
+        }
+    }
+}
+
 /// Where rewards come from.
 enum Judged<'a> {
     /// All functions have judged the completions.
@@ -143,30 +196,37 @@ enum Judged<'a> {
     Now(&'a mut BTreeMap<String, usize>),
 }
 
-/// Whether a function judges completions that has the name of `eval.pass_reward`.
-pub(crate) fn has_pass_reward(rewards: &Rewards, name: &str) -> bool {
-    name == Correct::default().name() || rewards.names().any(|known| known == name)
-}
-
-/// Whether the function `eval.pass_reward` gives each completion at least 1; one that it has nothing to say about, or fails to judge, does not
-/// pass.
+/// Whether each completion passes. One that a function of the rule has nothing to say about, or fails to judge, does not.
 fn passes(parts: &Parts, config: &TrainConfig, inputs: &[RewardInput<'_>], judged: Judged<'_>) -> Result<Vec<bool>> {
-    let (rewards, name) = (&parts.rewards, &config.eval.pass_reward);
-    let correct = Correct { answer_from: config.rewards.answer_from };
-    let Some(index) = rewards.names().position(|known| known == name) else {
-        // The run was refused if this is another one.
-        return match name == correct.name() {
-            true => Ok(inputs.iter().map(|input| correct.score(input) >= Some(1.0)).collect()),
-            false => Err(Error::argument("evaluate", "a reward function to pass with", name)),
-        };
+    let rewards = &parts.rewards;
+    let names = match PassRule::of(config, rewards)? {
+        PassRule::Correct => {
+            let correct = Correct { answer_from: config.rewards.answer_from };
+            return Ok(inputs.iter().map(|input| correct.score(input) >= Some(1.0)).collect());
+        }
+        PassRule::Sum => None,
+        PassRule::Each(names) => Some(names),
     };
-    let scores: Vec<Option<f32>> = match judged {
-        Judged::Before(rewards) => rewards.iter().map(|reward| reward.terms[index]).collect(),
-        Judged::Now(failures) => (rewards.score_one(index, inputs).into_iter())
-            .map(|score| score.inspect_err(|failure| count_failure(failures, name, failure)).ok().flatten())
-            .collect(),
+    let indices: Vec<usize> = match &names {
+        Some(names) => {
+            rewards.names().enumerate().filter(|(_, n)| names.iter().any(|m| m == n)).map(|(i, _)| i).collect()
+        }
+        None => (0..rewards.names().count()).collect(),
     };
-    Ok(scores.into_iter().map(|score| score >= Some(1.0)).collect())
+    let is_passed = |reward: &Reward| match &names {
+        Some(_) => indices.iter().all(|index| reward.terms[*index] >= Some(1.0)),
+        None => reward.total >= Some(1.0),
+    };
+    match judged {
+        Judged::Before(judged) => Ok(judged.iter().map(is_passed).collect()),
+        Judged::Now(failures) => {
+            let judged = rewards.score_some(&indices, inputs);
+            for (index, failure) in judged.iter().flat_map(|reward| &reward.failures) {
+                count_failure(failures, rewards.names().nth(*index).unwrap_or_default(), failure);
+            }
+            Ok(judged.iter().map(is_passed).collect())
+        }
+    }
 }
 
 fn generate(

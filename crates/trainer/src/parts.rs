@@ -1,20 +1,18 @@
 //! The parts of a run behind their traits, and those that a configuration names.
 
 use crate::backends;
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::prepared::Prepared;
 use crate::pretrained::{Pretrained, Purpose, adapter_weights};
-use crate::prompts::{check_rows, encode_prompt, open_data};
 use crate::train_config::{PolicyConfig, TrainConfig};
-use backend_tpu::plugins::Kind;
 use data::Dataset;
-use models::{CharTokenizer, ModelConfig, Tokenizer, Trained, TrainingMemory};
-use policy::{Policy, PolicyEngine, RolloutEngine, Sequence};
+use models::{MemoryTable, ModelConfig, Tokenizer, Trained, TrainingMemory};
+use policy::{Policy, RolloutEngine, Sequence};
 use policy_burn::{BurnPolicy, PolicyLoss};
-use policy_device::{DevicePolicy, DevicePolicyOptions, RolloutOptions, RolloutSizes, TrainShape, TrainingSizes};
+use policy_device::{
+    DevicePolicy, DevicePolicyOptions, RolloutOptions, RolloutSizes, Runtime, TrainShape, TrainingSizes,
+};
 use rewards::Rewards;
-
-/// Prompts that are looked at to say how much memory a step takes.
-const PROMPTS: usize = 32;
 
 /// Everything that [`crate::Trainer`] works with, each replaceable by one of your own.
 ///
@@ -49,21 +47,9 @@ impl Parts {
     /// data, rewards, and sampling where the weights are.
     ///
     /// # Errors
-    /// Those of [`TrainConfig::validate`], [`backends::open`], and of a model that is read.
+    /// Those of [`Prepared::new`] and [`Prepared::parts`].
     pub fn from_config(config: &TrainConfig) -> Result<Self> {
-        Ok(Self::resolved(config.clone())?.1)
-    }
-
-    /// The configuration with what it takes from the model (the length of completions and, where it asks for it,
-    /// generation_config.json), and its parts.
-    pub(crate) fn resolved(config: TrainConfig) -> Result<(TrainConfig, Self)> {
-        config.validate_sources()?;
-        let Some(model) = Pretrained::of(&config)? else {
-            return Self::assemble(config, Box::new(CharTokenizer), None);
-        };
-        let config = config.with_generation_defaults(model.folder.generation());
-        let tokenizer = model.tokenizer(&config)?;
-        Self::assemble(config, tokenizer, Some(&model))
+        Prepared::unchecked(config.clone(), None)?.parts()
     }
 
     /// The same with a tokenizer of your own, of as many tokens as `model.vocab_size`.
@@ -71,63 +57,97 @@ impl Parts {
     /// # Errors
     /// As [`Parts::from_config`].
     pub fn with_tokenizer(config: &TrainConfig, tokenizer: Box<dyn Tokenizer>) -> Result<Self> {
-        config.validate_sources()?;
-        let model = Pretrained::of(config)?;
-        Ok(Self::assemble(config.clone(), tokenizer, model.as_ref())?.1)
-    }
-
-    /// The parts, and the configuration with what the context of the model decides.
-    fn assemble(
-        config: TrainConfig,
-        tokenizer: Box<dyn Tokenizer>,
-        model: Option<&Pretrained>,
-    ) -> Result<(TrainConfig, Self)> {
-        let Some(shape) = model.map(|model| model.folder.config()).or(config.model.shape()).cloned() else {
-            return Err(Error::argument("Parts", "a model", "none"));
-        };
-        let shape = &shape;
-        let config = config.with_context(shape.max_position_embeddings);
-        config.validate_for(tokenizer.vocab_size(), shape.max_position_embeddings)?;
-        // Before a plugin is loaded.
-        if let Some(lora) = &config.lora {
-            lora.resolve(shape)?;
-        }
-        let rewards = Rewards::with_seed(&config.rewards, config.seed)?;
-        let longest = shape.max_position_embeddings.saturating_sub(config.rollout.max_completion_length());
-        let (dataset, report) = open_data(&config.data, config.seed, tokenizer.as_ref(), longest)?;
-        if let Some(report) = &report {
-            check_rows(&config.data, report, &rewards, tokenizer.has_chat_template())?;
-        }
-        match &report {
-            Some(report) if report.dropped() > 0 => tracing::warn!("{report}"),
-            Some(report) => tracing::info!("{report}"),
-            None => {}
-        }
-        // A look at some of them: the longest says what a step of a model that is read takes.
-        let prompts = if model.is_some() { dataset.probe(PROMPTS)? } else { Vec::new() };
-        let lengths = prompts.iter().map(|item| Ok(encode_prompt(tokenizer.as_ref(), &item.prompt)?.len()));
-        let prompt = lengths.collect::<Result<Vec<_>>>()?.into_iter().max().unwrap_or(0);
-        let policy = policy(&config, shape, model, Purpose::Training { prompt })?;
-        Ok((config, Self { policy, tokenizer, dataset, rewards, engine: Box::new(PolicyEngine) }))
+        Prepared::unchecked(config.clone(), Some(tokenizer))?.parts()
     }
 }
 
-/// The policy of a configuration, before anything is trained: a new one of `shape`, or that of the folder `model`.
-///
-/// # Errors
-/// Those of [`backends::open`], of a device that is not there, and of a model that is read.
-pub(crate) fn policy(
-    config: &TrainConfig,
-    shape: &ModelConfig,
-    model: Option<&Pretrained>,
-    purpose: Purpose,
-) -> Result<Box<dyn Policy>> {
-    Ok(match config.policy.device.kind() {
-        None => {
-            Box::new(host_policy(config, shape, model, purpose)?.with_rollout_batch_size(config.rollout.batch_size))
+/// Where a policy computes.
+pub(crate) enum Place {
+    /// On the host, with a loss on a backend.
+    Host(Box<PolicyLoss>),
+    /// On a device of PJRT.
+    Device(Runtime),
+}
+
+impl Place {
+    /// The place that a configuration names: its backend or device is opened, and nothing is loaded.
+    ///
+    /// # Errors
+    /// Those of [`backends::open`], and of a device that is not there.
+    pub(crate) fn open(config: &TrainConfig) -> Result<Self> {
+        let PolicyConfig { device, plugin, compile_cache, wait_limit_minutes: _, .. } = &config.policy;
+        let Some(kind) = device.kind() else {
+            return Ok(Self::Host(Box::new(PolicyLoss {
+                config: config.loss(),
+                backend: backends::open(&config.grpo.backend, config.grpo.plugin.as_deref())?,
+                implementation: config.grpo.implementation,
+                max_tokens: config.grpo.micro_batch_sequences() * config.rollout.max_completion_length(),
+            })));
+        };
+        let runtime = backends::device(kind, plugin.as_deref(), compile_cache.as_deref())?;
+        Ok(Self::Device(runtime.with_wait_limit(config.policy.wait_limit())))
+    }
+
+    /// The memory that a training takes on prompts of up to `prompt` tokens, part by part, and the bytes that there are.
+    ///
+    /// # Errors
+    /// Weights that cannot be used; a loss that cannot be planned.
+    pub(crate) fn memory(
+        &self,
+        config: &TrainConfig,
+        shape: &ModelConfig,
+        model: Option<&Pretrained>,
+        prompt: usize,
+    ) -> Result<(MemoryTable, Option<u64>)> {
+        match (self, model) {
+            (Self::Host(loss), Some(model)) => {
+                let table = model.memory(config, &model.folder.weights()?, loss, prompt)?;
+                Ok((table, models::available_memory()))
+            }
+            (Self::Host(_), None) => Ok((memory_of_new(config, shape)?, models::available_memory())),
+            (Self::Device(runtime), model) => {
+                let weights = match model {
+                    Some(model) if config.lora.is_some() => TrainingSizes::frozen_dtype(&model.folder.weights()?),
+                    _ => models::Dtype::F32,
+                };
+                let table =
+                    training_sizes(config, shape, weights, prompt)?.memory(shape, &device_options(config, shape)?);
+                Ok((table, runtime.available_memory()))
+            }
         }
-        Some(kind) => Box::new(device_policy(config, kind, shape, model, purpose)?),
-    })
+    }
+
+    /// Checks that a training has room for its memory.
+    ///
+    /// # Errors
+    /// [`models::Error::TooLarge`], [`policy_device::Error::TooLarge`].
+    pub(crate) fn check(&self, table: &MemoryTable, available: Option<u64>) -> Result<()> {
+        match (self, available) {
+            (Self::Host(_), Some(available)) => Ok(table.check(available)?),
+            (Self::Host(_), None) => Ok(()),
+            (Self::Device(runtime), _) => Ok(runtime.check_memory(table.clone()).map_err(policy::Error::from)?),
+        }
+    }
+
+    /// The policy of a configuration, before anything is trained: a new one of `shape`, or that of the folder `model`.
+    ///
+    /// # Errors
+    /// What is wrong with the weights; a device that fails.
+    pub(crate) fn policy(
+        self,
+        config: &TrainConfig,
+        shape: &ModelConfig,
+        model: Option<&Pretrained>,
+        purpose: Purpose,
+    ) -> Result<Box<dyn Policy>> {
+        Ok(match self {
+            Self::Host(loss) => {
+                let policy = host_policy(config, shape, model, *loss, purpose)?;
+                Box::new(policy.with_rollout_batch_size(config.rollout.batch_size))
+            }
+            Self::Device(runtime) => Box::new(device_policy(config, &runtime, shape, model)?),
+        })
+    }
 }
 
 /// The policy in burn on this CPU.
@@ -135,20 +155,12 @@ fn host_policy(
     config: &TrainConfig,
     shape: &ModelConfig,
     model: Option<&Pretrained>,
+    loss: PolicyLoss,
     purpose: Purpose,
 ) -> Result<BurnPolicy> {
-    let loss = PolicyLoss {
-        config: config.loss(),
-        backend: backends::open(&config.grpo.backend, config.grpo.plugin.as_deref())?,
-        implementation: config.grpo.implementation,
-        max_tokens: config.grpo.micro_batch_sequences() * config.rollout.max_completion_length(),
-    };
     let policy = match (model, &config.lora) {
         (Some(model), _) => model.policy(config, loss, purpose)?,
         (None, lora) => {
-            if let Purpose::Training { .. } = purpose {
-                expect_room(config, shape)?;
-            }
             let policy = BurnPolicy::new(shape, config.seed, loss)?;
             match lora {
                 Some(lora) => policy.with_lora(lora, config.seed)?,
@@ -162,56 +174,31 @@ fn host_policy(
     })
 }
 
-/// Checks that a new model of this shape, its gradients and its moments fit into this machine's memory.
-fn expect_room(config: &TrainConfig, shape: &ModelConfig) -> Result<()> {
+/// The memory of a new model of this shape, its gradients and its moments.
+fn memory_of_new(config: &TrainConfig, shape: &ModelConfig) -> Result<MemoryTable> {
     let trained = match &config.lora {
         Some(lora) => Trained::Adapters(adapter_weights(lora, shape)?),
         None => Trained::All,
     };
     let reference = (config.needs_ref_policy() && config.lora.is_none()).then_some(models::Dtype::F32);
-    let memory = TrainingMemory { weights: shape.parameter_count(), dtype: models::Dtype::F32, trained, reference };
-    match models::available_memory() {
-        Some(available) => Ok(memory.table().check(available)?),
-        None => Ok(()),
-    }
+    let weights = shape.parameter_count();
+    Ok(TrainingMemory { weights, dtype: models::Dtype::F32, trained, reference }.table())
 }
 
 /// The policy on a device of PJRT. A new model has the same initial weights there as on the host.
-///
-/// # Errors
-/// [`policy_device::Error::TooLarge`] before anything is loaded.
 fn device_policy(
     config: &TrainConfig,
-    kind: Kind,
+    runtime: &Runtime,
     shape: &ModelConfig,
     model: Option<&Pretrained>,
-    purpose: Purpose,
 ) -> Result<DevicePolicy> {
-    let PolicyConfig { plugin, compile_cache, .. } = &config.policy;
     let options = device_options(config, shape)?;
-    let runtime = backends::device(kind, plugin.as_deref(), compile_cache.as_deref())?;
-    if let Purpose::Training { prompt } = purpose {
-        let weights = match model {
-            Some(model) if config.lora.is_some() => TrainingSizes::frozen_dtype(&model.folder.weights()?),
-            _ => models::Dtype::F32,
-        };
-        let table = training_sizes(config, shape, weights, prompt)?.memory(shape, &options);
-        if model.is_some() {
-            let room = runtime.available_memory().map_or("an unknown memory".into(), |bytes| format!("{bytes} bytes"));
-            tracing::info!(
-                "training takes on pjrt:{}, which has {room} left, with prompts of up to {prompt} tokens, at least:\n{table}",
-                kind.name()
-            );
-        }
-        runtime.check_memory(table).map_err(policy::Error::from)?;
-    }
-    let runtime = runtime.with_wait_limit(config.policy.wait_limit());
     let policy = match model {
         Some(model) => {
             let weights = model.folder.weights()?;
             match &config.lora {
                 Some(lora) => DevicePolicy::from_weights_with_lora(
-                    &runtime,
+                    runtime,
                     shape,
                     &weights,
                     lora,
@@ -219,14 +206,16 @@ fn device_policy(
                     config.loss(),
                     options,
                 ),
-                None => DevicePolicy::from_weights(&runtime, shape, &weights, config.loss(), options),
+                None => DevicePolicy::from_weights(runtime, shape, &weights, config.loss(), options),
             }
         }
         None => {
             let mut weights = Vec::new();
-            let of_model = TrainConfig { lora: None, ..config.clone() };
-            host_policy(&of_model, shape, None, Purpose::Export)?.export_model(&mut weights)?;
-            let policy = DevicePolicy::from_tensors(&runtime, shape, &weights, config.loss(), options);
+            let mut of_model = TrainConfig { lora: None, ..config.clone() };
+            of_model.policy = PolicyConfig::default();
+            let on_host = Place::open(&of_model)?.policy(&of_model, shape, None, Purpose::Export)?;
+            on_host.export_model(&mut weights)?;
+            let policy = DevicePolicy::from_tensors(runtime, shape, &weights, config.loss(), options);
             match &config.lora {
                 Some(lora) => policy.and_then(|policy| policy.with_lora(lora, config.seed)),
                 None => policy,

@@ -12,11 +12,8 @@ use policy_burn::{BurnPolicy, PolicyLoss, StepMemory};
 /// What a policy is made for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Purpose {
-    /// To be trained on prompts of up to so many tokens.
-    Training {
-        /// The tokens of a prompt.
-        prompt: usize,
-    },
+    /// To be trained.
+    Training,
     /// To take weights from a checkpoint to a folder.
     Export,
 }
@@ -48,6 +45,26 @@ impl Pretrained {
         Ok(Some(Self { folder: ModelFolder::open(&path)? }))
     }
 
+    /// The same without its weights, which are neither looked for nor downloaded: its folder has the files of the tokenizer.
+    ///
+    /// # Errors
+    /// As [`Pretrained::of`].
+    pub(crate) fn described(config: &TrainConfig) -> Result<Option<Self>> {
+        let ModelSource::Pretrained(name) = &config.model else { return Ok(None) };
+        let path = models::locate_tokenizer(name, config.model_revision.as_deref())?;
+        Ok(Some(Self { folder: ModelFolder::open(&path)? }))
+    }
+
+    /// The model with its weights, which are downloaded where they are not there, at the commit of the files that have been read.
+    ///
+    /// # Errors
+    /// As [`Pretrained::of`].
+    pub(crate) fn with_weights(self, config: &TrainConfig) -> Result<Self> {
+        let ModelSource::Pretrained(name) = &config.model else { return Ok(self) };
+        let path = models::locate_weights(name, config.model_revision.as_deref(), self.folder.path())?;
+        if path == self.folder.path() { Ok(self) } else { Ok(Self { folder: ModelFolder::open(&path)? }) }
+    }
+
     /// The tokenizer, with the stop tokens of the folder, and the chat template and its variables of the section `data`.
     ///
     /// # Errors
@@ -59,24 +76,14 @@ impl Pretrained {
     /// The policy on the host, with the weights of the folder and adapters where the configuration has them.
     ///
     /// # Errors
-    /// [`models::Error::TooLarge`] before anything is loaded; what is wrong with the weights otherwise.
+    /// [`models::Error::TooLarge`] where an export has no room; what is wrong with the weights otherwise.
     pub(crate) fn policy(&self, config: &TrainConfig, loss: PolicyLoss, purpose: Purpose) -> Result<BurnPolicy> {
         let shape = self.folder.config();
         let weights = self.folder.weights()?;
-        let table = match purpose {
-            Purpose::Training { prompt } => {
-                let table = self.memory(config, &weights, &loss, prompt)?;
-                let (family, path) = (self.folder.family(), self.folder.path().display());
-                tracing::info!("{family} of {path}; training takes, with prompts of up to {prompt} tokens:\n{table}");
-                table
-            }
-            Purpose::Export => {
-                let mut table = MemoryTable::new();
-                table.push("weights (float32)", shape.parameter_count() * Dtype::F32.size() as u64);
-                table
-            }
-        };
-        if let Some(available) = available_memory() {
+        // That a training has room was checked before.
+        if let (Purpose::Export, Some(available)) = (purpose, available_memory()) {
+            let mut table = MemoryTable::new();
+            table.push("weights (float32)", shape.parameter_count() * Dtype::F32.size() as u64);
             table.check(available)?;
         }
         // Checked as they are read: names, shapes, and that every value is finite. What is frozen stays in its files.
@@ -84,12 +91,18 @@ impl Pretrained {
             Some(lora) => return Ok(BurnPolicy::mapped_with_lora(shape, &weights, lora, config.seed, loss)?),
             None => BurnPolicy::from_weights(shape, &weights, loss)?,
         };
-        let keeps = matches!(purpose, Purpose::Training { .. }) && keeps_files(config);
+        let keeps = matches!(purpose, Purpose::Training) && keeps_files(config);
         Ok(if keeps { policy.with_reference_in_files(&weights)? } else { policy })
     }
 
-    /// What a training takes, part by part.
-    fn memory(&self, config: &TrainConfig, weights: &Weights, loss: &PolicyLoss, prompt: usize) -> Result<MemoryTable> {
+    /// What a training on prompts of up to `prompt` tokens takes, part by part.
+    pub(crate) fn memory(
+        &self,
+        config: &TrainConfig,
+        weights: &Weights,
+        loss: &PolicyLoss,
+        prompt: usize,
+    ) -> Result<MemoryTable> {
         let shape = self.folder.config();
         let in_files = weights.mapped_dtype();
         let trained = match &config.lora {

@@ -4,6 +4,7 @@
 //! and a resolved configuration reproduces its run.
 
 mod grpo;
+pub mod keys;
 mod layers;
 mod model;
 mod optimizer;
@@ -184,7 +185,7 @@ impl RolloutConfig {
 ///
 /// // pass@1 and pass@8 of 16 completions of every held-out problem, each sampled as Qwen2.5-Instruct's generation_config.json says.
 /// let eval = EvalConfig {
-///     num_problems: 0,
+///     num_problems: Some(0),
 ///     num_generations: 16,
 ///     pass_at: vec![1, 8],
 ///     temperature: Some(0.7),
@@ -197,18 +198,20 @@ impl RolloutConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EvalConfig {
-    /// The number of distinct held-out problems; 0 takes all that there are.
-    pub num_problems: usize,
+    /// The number of distinct held-out problems; 0 takes all of them. `None` takes 256, or as many as there are. Without held-out rows
+    /// (`data.held_out_fraction: 0` and no `data.eval_files`) there is no evaluation.
+    pub num_problems: Option<usize>,
     /// The number of sampled completions per problem, for the mean rewards and for `pass_at`; 0 skips sampling.
     pub num_generations: usize,
-    /// The number of GRPO steps between evaluations; 0 evaluates only before and after.
+    /// The number of GRPO steps between evaluations; 0 evaluates only before the first and after the last step.
     pub eval_steps: u64,
     /// The numbers k of which pass@k is estimated from the sampled completions, at most `num_generations`. Where 1 is not among
     /// them, pass@1 is of the greedy completion.
     pub pass_at: Vec<usize>,
-    /// The name of the reward function by which a completion passes: it gives at least 1. `correct` is there even where the
-    /// section `rewards` gives it no weight.
-    pub pass_reward: String,
+    /// The name of the reward function by which a completion passes: it gives at least 1. `reward` is the weighted sum. `None` is `correct`
+    /// where it has a weight, and otherwise every function with a positive weight, each of which has to give at least 1 (penalties for length
+    /// aside). `correct` may be named even where the section `rewards` gives it no weight.
+    pub pass_reward: Option<String>,
     /// The temperature of the sampled completions, 0 for greedy ones. This and the next four are those of the section `rollout` where they
     /// are `None`.
     pub temperature: Option<f64>,
@@ -222,17 +225,17 @@ pub struct EvalConfig {
     pub repetition_penalty: Option<f64>,
 }
 
-/// The reward function that passes a completion unless another is chosen.
-const PASS_REWARD: &str = "correct";
+/// The number of held-out problems of an evaluation where no number is set and there are as many.
+pub(crate) const EVAL_PROBLEMS: usize = 256;
 
 impl Default for EvalConfig {
     fn default() -> Self {
         Self {
-            num_problems: 256,
+            num_problems: None,
             num_generations: 2,
             eval_steps: 50,
             pass_at: Vec::new(),
-            pass_reward: PASS_REWARD.into(),
+            pass_reward: None,
             temperature: None,
             top_k: None,
             top_p: None,
@@ -325,6 +328,14 @@ impl TrainConfig {
             rollout.repetition_penalty = rollout.repetition_penalty.or(defaults.repetition_penalty);
         }
         self
+    }
+
+    /// Whether the number that the loss is tells how training goes. While a step has one update, ratios are 1, and a loss of the policy
+    /// alone is the weighted mean of advantages, which is about 0 whatever is learned.
+    pub fn loss_says_something(&self) -> bool {
+        let loss = &self.loss;
+        let has_other_terms = loss.beta != 0.0 || loss.entropy_coef != 0.0 || loss.positive_example_nll_weight != 0.0;
+        self.grpo.updates() > 1 || has_other_terms || self.grpo.use_adaptive_entropy || self.grpo.value_loss().is_some()
     }
 
     /// Whether the run has a reference policy: the loss has a KL term, or the reward has.

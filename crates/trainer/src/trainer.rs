@@ -6,11 +6,13 @@ pub use state::{Counters, TrainState};
 
 use crate::coefficients::Coefficients;
 use crate::error::{Error, Result};
-use crate::eval::{EvalReport, evaluate, greedy_passes, has_pass_reward};
+use crate::eval::{EvalReport, PassRule, evaluate, greedy_passes};
+use crate::overview::Overview;
 use crate::parts::Parts;
+use crate::prepared::Prepared;
 use crate::prompts::encode_prompt;
 use crate::step::{StepContext, StepReport, grpo_step};
-use crate::train_config::{MAX_SEQUENCES, REWARD, TrainConfig, check};
+use crate::train_config::{EVAL_PROBLEMS, MAX_SEQUENCES, REWARD, TrainConfig, check};
 use crate::updates::Updates;
 use crate::warmup::{WarmupReport, warmup_step};
 use data::{Dataset, Item};
@@ -46,6 +48,39 @@ pub struct Trainer {
     coefficients: Coefficients,
     counters: Counters,
     failures: Failures,
+    overview: Option<Overview>,
+}
+
+/// The rows of a run that are fixed from its beginning.
+#[derive(Default)]
+pub(crate) struct Rows {
+    /// The rows of evaluations; none where evaluation is off.
+    pub(crate) held_out: Vec<Item>,
+    /// The training rows that tell when the warm-up may end.
+    probe: Vec<Item>,
+}
+
+impl Rows {
+    /// Takes them of a data set, and checks that the model has room for them and that every reward function can judge.
+    ///
+    /// # Errors
+    /// [`Error::Config`] and [`Error::Data`] for rows, [`Error::Rewards`] for a function that fails.
+    pub(crate) fn checked(
+        config: &TrainConfig,
+        tokenizer: &dyn Tokenizer,
+        context: usize,
+        dataset: &dyn Dataset,
+        rewards: &Rewards,
+    ) -> Result<Self> {
+        check_filter(config, rewards)?;
+        PassRule::of(config, rewards)?;
+        let held_out = held_out(config, dataset)?;
+        check_best_model(config, &held_out)?;
+        let probe = dataset.probe(PROBE_PROBLEMS)?;
+        check_lengths(config, tokenizer, context, held_out.iter().chain(&probe))?;
+        probe_rewards(rewards, tokenizer, held_out.first().or(probe.first()))?;
+        Ok(Self { held_out, probe })
+    }
 }
 
 impl Trainer {
@@ -55,18 +90,23 @@ impl Trainer {
     /// [`Error::Config`], [`Error::Model`], [`Error::Data`], [`Error::Rewards`] or [`Error::Loss`] for a configuration that is
     /// not legal.
     pub fn new(config: TrainConfig) -> Result<Self> {
-        let (config, parts) = Parts::resolved(config)?;
-        Self::with_parts(config, parts)
+        Prepared::new(config)?.trainer()
     }
 
     /// A run of your own parts, at its beginning; [`Parts`] has an example.
     ///
     /// # Errors
     /// As [`Trainer::new`].
-    pub fn with_parts(config: TrainConfig, mut parts: Parts) -> Result<Self> {
-        let config = config.with_context(parts.policy.context_length());
-        config.validate_for(parts.tokenizer.vocab_size(), parts.policy.context_length())?;
-        check_filter(&config, &parts.rewards)?;
+    pub fn with_parts(config: TrainConfig, parts: Parts) -> Result<Self> {
+        let context = parts.policy.context_length();
+        let config = config.with_context(context);
+        config.validate_for(parts.tokenizer.vocab_size(), context)?;
+        let rows = Rows::checked(&config, &*parts.tokenizer, context, &*parts.dataset, &parts.rewards)?;
+        Self::begin(config, parts, rows, None)
+    }
+
+    /// A run of parts whose rows were checked, at its beginning.
+    pub(crate) fn begin(config: TrainConfig, mut parts: Parts, rows: Rows, overview: Option<Overview>) -> Result<Self> {
         check_value_head(&config, &*parts.policy)?;
         if config.grpo.use_kl_in_reward && config.loss.beta != 0.0 {
             tracing::warn!(
@@ -74,28 +114,29 @@ impl Trainer {
             );
         }
         warn_of_truncated_sampling(&config);
-        check_pass_reward(&config, &parts.rewards)?;
-        let held_out = parts.dataset.held_out(num_problems(&config, &*parts.dataset)?)?;
-        let probe = parts.dataset.probe(PROBE_PROBLEMS)?;
-        check_lengths(&config, &parts, held_out.iter().chain(&probe))?;
-        probe_rewards(&parts.rewards, &*parts.tokenizer, &held_out)?;
         let failures = Failures::new(&parts.rewards, config.rewards.max_consecutive_failures);
         parts.policy.reset_optimizer(&config.warmup.optimizer.adamw())?;
         let mut trainer = Self {
             loss: config.loss(),
             parts,
-            held_out,
-            probe,
+            held_out: rows.held_out,
+            probe: rows.probe,
             updates: warmup_updates(&config),
             coefficients: Coefficients::new(&config),
             counters: Counters::default(),
             failures,
             config,
+            overview,
         };
         if trainer.config.warmup.steps == 0 {
             trainer.begin_grpo()?;
         }
         Ok(trainer)
+    }
+
+    /// What the run is about to do, where its parts are those that its configuration names.
+    pub fn overview(&self) -> Option<&Overview> {
+        self.overview.as_ref()
     }
 
     /// The configuration.
@@ -113,7 +154,7 @@ impl Trainer {
         &self.parts.rewards
     }
 
-    /// The held-out problems that [`Trainer::evaluate`] uses.
+    /// The held-out problems that [`Trainer::evaluate`] uses; none where evaluation is off.
     pub fn held_out(&self) -> &[Item] {
         &self.held_out
     }
@@ -318,37 +359,62 @@ fn check_filter(config: &TrainConfig, rewards: &Rewards) -> Result<()> {
     )
 }
 
-/// Whether every reward function can judge a completion, here the reference answer of a held-out row: a program that does not start and
+/// Whether every reward function can judge a completion, here the reference answer of a row: a program that does not start and
 /// an endpoint that does not answer should be said before anything is trained.
-fn probe_rewards(rewards: &Rewards, tokenizer: &dyn Tokenizer, held_out: &[Item]) -> Result<()> {
-    let Some(item) = held_out.first() else { return Ok(()) };
+fn probe_rewards(rewards: &Rewards, tokenizer: &dyn Tokenizer, item: Option<&Item>) -> Result<()> {
+    let Some(item) = item else { return Ok(()) };
     let completion = item.answer.as_deref().unwrap_or_default();
     // What the tokenizer does not know is for the step that trains on it to say.
     let completion_ids = tokenizer.encode_completion(completion).unwrap_or_default();
     Ok(rewards.probe(&RewardInput { item, completion, truncated: false, completion_ids: &completion_ids })?)
 }
 
-/// Whether the function by which completions pass is there.
-fn check_pass_reward(config: &TrainConfig, rewards: &Rewards) -> Result<()> {
-    let name = &config.eval.pass_reward;
-    let known: Vec<&str> = rewards.names().collect();
-    check(has_pass_reward(rewards, name), "eval.pass_reward", &format!("one of {}", known.join(", ")), name)
-}
-
-/// The number of held-out problems of an evaluation.
-fn num_problems(config: &TrainConfig, dataset: &dyn Dataset) -> Result<usize> {
-    let (key, wanted) = ("eval.num_problems", config.eval.num_problems);
-    let count = match (wanted, dataset.num_held_out()) {
-        (0, Some(all)) => all,
-        (0, None) => {
+/// The held-out problems of an evaluation; none where the data set holds nothing out, and evaluation is off.
+fn held_out(config: &TrainConfig, dataset: &dyn Dataset) -> Result<Vec<Item>> {
+    let (key, there) = ("eval.num_problems", dataset.num_held_out());
+    let off = there == Some(0) && (config.eval.num_problems.is_none() || !config.data.holds_out());
+    if off {
+        if config.data.holds_out() {
+            let share = config.data.held_out_fraction;
+            tracing::warn!(
+                "no row is held out with data.held_out_fraction {share}, so evaluation is off: raise it, or name data.eval_files"
+            );
+        }
+        return Ok(Vec::new());
+    }
+    let count = match (config.eval.num_problems, there) {
+        (None, there) => there.map_or(EVAL_PROBLEMS, |all| all.min(EVAL_PROBLEMS)),
+        (Some(0), None) => {
             check(false, key, "a number above 0: the data set makes problems without end, so there are no `all`", 0)?;
             0
         }
-        _ => wanted,
+        (Some(0), Some(all)) => all,
+        (Some(wanted), there) => {
+            let all = there.unwrap_or(usize::MAX);
+            let expected = format!(
+                "at most {all}, the held-out rows that there are (0 takes all of them), as in `eval: {{ num_problems: {all} }}`; \
+                 data.held_out_fraction and data.eval_files hold out more"
+            );
+            check(wanted <= all, key, &expected, wanted)?;
+            wanted
+        }
     };
     let sequences = count.saturating_mul(config.eval.num_generations.max(1));
     check(sequences <= MAX_SEQUENCES, key, &format!("at most {MAX_SEQUENCES} sequences in all"), sequences)?;
-    Ok(count)
+    match dataset.held_out(count) {
+        // Tasks that have fewer problems than nobody asked for.
+        Err(data::Error::TooFewProblems { found, .. }) if config.eval.num_problems.is_none() && found > 0 => {
+            Ok(dataset.held_out(found)?)
+        }
+        items => Ok(items?),
+    }
+}
+
+/// Whether there are evaluations to choose the best checkpoint by, where the run has to.
+fn check_best_model(config: &TrainConfig, held_out: &[Item]) -> Result<()> {
+    let metric = config.run.metric_for_best_model.as_deref();
+    let expected = "left out: nothing is held out, so evaluation is off (data.held_out_fraction, data.eval_files)";
+    check(metric.is_none() || !held_out.is_empty(), "run.metric_for_best_model", expected, metric.unwrap_or_default())
 }
 
 /// Whether the policy has a value head where values are trained, and only there.
@@ -367,10 +433,14 @@ fn check_value_head(config: &TrainConfig, policy: &dyn Policy) -> Result<()> {
 
 /// Whether the model has room for the prompts of `items` and for completions of full length: it should be said before
 /// the warm-up, not after it.
-fn check_lengths<'a>(config: &TrainConfig, parts: &Parts, items: impl Iterator<Item = &'a Item>) -> Result<()> {
-    let positions = parts.policy.context_length();
+fn check_lengths<'a>(
+    config: &TrainConfig,
+    tokenizer: &dyn Tokenizer,
+    positions: usize,
+    items: impl Iterator<Item = &'a Item>,
+) -> Result<()> {
     for item in items {
-        let prompt = encode_prompt(&*parts.tokenizer, &item.prompt)?.len();
+        let prompt = encode_prompt(tokenizer, &item.prompt)?.len();
         // The last token is never fed back.
         check(
             (prompt + config.rollout.max_completion_length()).saturating_sub(1) <= positions,

@@ -12,6 +12,9 @@ pub use files::{ApplyChatTemplate, DataFile, FewShot, FileFormat};
 /// The largest number of letters or digits that a task asks for.
 const MAX_LENGTH: usize = 1 << 10;
 
+/// The values that `data.held_out_fraction` can have.
+pub(crate) const HELD_OUT_FRACTION: &str = "at least 0 (nothing is held out) and below 1";
+
 /// The problems of a run: built-in tasks, or files; and the share of them that is held out.
 ///
 /// ```
@@ -32,7 +35,8 @@ const MAX_LENGTH: usize = 1 << 10;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DataConfig {
-    /// The share of all prompts, chosen by a hash of their text, that is never trained on; in (0, 1).
+    /// The share of all prompts, chosen by a hash of their text, that is never trained on; in [0, 1). 0 holds nothing out: without
+    /// `eval_files` the run has no evaluation.
     pub held_out_fraction: f64,
     /// The built-in tasks, and how often each is drawn. Files take their place.
     pub tasks: TasksConfig,
@@ -216,13 +220,30 @@ impl Default for CountdownConfig {
 }
 
 impl DataConfig {
+    /// Returns `true` if some rows are kept from training for evaluations.
+    pub fn holds_out(&self) -> bool {
+        self.held_out_fraction > 0.0 || !self.eval_files.is_empty()
+    }
+
+    /// Checks that every file is there and can be opened; no row is read.
+    ///
+    /// # Errors
+    /// [`crate::Error::File`] that names the key and the file.
+    pub fn check_files(&self) -> Result<()> {
+        let rows = [("data.files", &self.files), ("data.eval_files", &self.eval_files)];
+        let rows = rows.into_iter().flat_map(|(key, files)| files.iter().map(move |file| (key, &file.path)));
+        let others = [("data.tools_file", &self.tools_file), ("data.chat_template", &self.chat_template)];
+        let others = others.into_iter().filter_map(|(key, file)| Some((key, file.as_ref()?)));
+        rows.chain(others).try_for_each(|(key, path)| crate::files::check_file(key, path))
+    }
+
     /// Checks every field.
     ///
     /// # Errors
     /// [`crate::Error::Config`] that names the key, what would be legal and what was given.
     pub fn validate(&self) -> Result<()> {
         let f = self.held_out_fraction;
-        check(f > 0.0 && f < 1.0, "data.held_out_fraction", "strictly between 0 and 1", f)?;
+        check((0.0..1.0).contains(&f), "data.held_out_fraction", HELD_OUT_FRACTION, f)?;
         if self.files.is_empty() {
             self.validate_without_files()?
         } else {

@@ -166,6 +166,42 @@ fn lock(file: &Mutex<File>) -> std::sync::MutexGuard<'_, File> {
     file.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
+/// Checks that a file that the key `key` names is there, and a regular one.
+///
+/// # Errors
+/// [`Error::File`] that names the key, and for the name of a data set on the Hugging Face Hub says how it becomes a file.
+pub(crate) fn check_file(key: &str, path: &Path) -> Result<()> {
+    let file = |reason: String| Error::File { path: path.to_owned(), reason };
+    match std::fs::metadata(path) {
+        Ok(found) if found.is_file() => File::open(path).map(drop).map_err(|e| file(format!("`{key}`: {e}"))),
+        Ok(_) => Err(file(format!("`{key}`: expected a file, got a folder or a device"))),
+        Err(error) => Err(file(match hub_name(path) {
+            Some(name) => format!(
+                "`{key}`: there is no such file ({error}). It looks like the name of a data set on the Hugging Face Hub, and rows are read \
+                 from files: `pip install datasets`, then `python3 -c \"from datasets import load_dataset; load_dataset('{name}', \
+                 split='train').to_json('{stem}.jsonl')\"` (some data sets need the name of a configuration as second argument), and \
+                 `data: {{ files: {stem}.jsonl }}`",
+                stem = name.rsplit('/').next().unwrap_or_default()
+            ),
+            None => format!("`{key}`: {error}"),
+        })),
+    }
+}
+
+/// A path that may be the name of a data set: `ORGANISATION/NAME` without an ending of a file.
+fn hub_name(path: &Path) -> Option<&str> {
+    let name = path.to_str()?;
+    let legal = |part: &str| {
+        !part.starts_with('.')
+            && !part.is_empty()
+            && part.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
+    };
+    let (organisation, set) = name.split_once('/')?;
+    let endings = ["json", "jsonl", "parquet", "csv", "tsv", "txt", "gz", "zst"];
+    let is_file = path.extension().is_some_and(|ending| endings.iter().any(|known| ending == *known));
+    (legal(organisation) && legal(set) && !is_file && !Path::new(organisation).exists()).then_some(name)
+}
+
 fn open_regular(path: &Path) -> Result<File> {
     let io = |source| Error::Io { path: path.to_owned(), source };
     // Before it is opened: opening a pipe waits for a writer.

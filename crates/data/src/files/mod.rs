@@ -7,6 +7,7 @@ mod parquet;
 mod report;
 mod row;
 
+pub(crate) use lines::check_file;
 pub use report::{DataReport, FileReport};
 
 use crate::config::{DataConfig, DataFile};

@@ -88,7 +88,11 @@ impl RowReader {
             let wanted: Vec<String> = columns.iter().map(|(column, _)| format!("`{column}`")).collect();
             let there: Vec<String> = fields.keys().map(|key| format!("`{key}`")).collect();
             let (wanted, there) = (wanted.join(" or "), there.join(", "));
-            format!("expected a prompt in column {wanted}, got the columns {there}")
+            let example = fields.iter().find(|(_, value)| value.is_string()).map_or("problem", |(key, _)| key.as_str());
+            format!(
+                "expected a prompt in column {wanted}, got the columns {there}: name the one of the prompt, as in \
+                 `data: {{ prompt_column: {example} }}`"
+            )
         })
     }
 

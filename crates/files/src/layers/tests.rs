@@ -3,6 +3,8 @@ use grpo_core::LossConfig;
 use proptest::prelude::*;
 use serde::Deserialize;
 
+impl Configuration for TestConfig {}
+
 /// A configuration with sections, numbers of both kinds and a loss.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]

@@ -30,7 +30,8 @@ pub fn reject_unknown_keys(given: &Value, known: &Value, path: &str) -> Result<(
     }
     for (key, value) in given {
         let here = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
-        match known.get(key) {
+        // A map of names of the user's has one kind of value.
+        match known.get(key).or(known.get(ANY)) {
             Some(below) => reject_unknown_keys(value, below, &here)?,
             None => {
                 // Maps of JSON have their keys in the order of the text in some builds.
@@ -45,6 +46,47 @@ pub fn reject_unknown_keys(given: &Value, known: &Value, path: &str) -> Result<(
         }
     }
     Ok(())
+}
+
+/// In the place of a name of the user's.
+const ANY: &str = "*";
+
+/// How similar a key of another section has to be where its own section has none that is similar.
+const SIMILAR_ELSEWHERE: f64 = 0.92;
+
+/// Dotted paths as a value to be walked beside another one, with `*` where any name may stand.
+pub fn tree(paths: &[&str]) -> Value {
+    let mut root = Map::new();
+    for path in paths {
+        let mut here = &mut root;
+        for part in path.split('.') {
+            let below = here.entry(part).or_insert(Value::Null);
+            if below.is_null() {
+                *below = Value::Object(Map::new());
+            }
+            match below {
+                Value::Object(map) => here = map,
+                _ => break,
+            }
+        }
+    }
+    Value::Object(root)
+}
+
+/// The path among `paths` that an unknown one means where it is in the wrong section: one that ends in the same key, or in one that is more
+/// similar than `nearest`, the nearest key of its section. Of several with the same key it is the one with most sections in common, the
+/// shortest of these, and the first.
+pub fn elsewhere<'a>(unknown: &str, nearest: Option<&str>, paths: &[&'a str]) -> Option<&'a str> {
+    let last = |path: &str| path.rsplit('.').next().unwrap_or_default().to_lowercase();
+    let shared = |path: &str| unknown.split('.').zip(path.split('.')).take_while(|(a, b)| a == b).count();
+    let key = last(unknown);
+    let named = || paths.iter().filter(|path| !path.contains(ANY));
+    let same = named().filter(|path| last(path) == key);
+    let same = same.min_by_key(|path| (std::cmp::Reverse(shared(path)), path.split('.').count()));
+    let similarity = |other: &str| strsim::jaro_winkler(&key, other);
+    let here = nearest.map_or(SIMILAR_ELSEWHERE, similarity);
+    let similar = named().map(|path| (similarity(&last(path)), path)).filter(|(found, _)| *found > here);
+    same.or(similar.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, path)| path)).copied()
 }
 
 /// The known name most similar to `name`, if any is similar enough to be a likely slip.

@@ -62,7 +62,7 @@ pub(super) fn download(hub: &Hub, model: &str, revision: &str, part: Part) -> Re
 /// The files that are needed of a model, weights last: a snapshot with weights has everything.
 fn wanted(names: &[&str], part: Part) -> Result<Vec<String>, String> {
     let others = match part {
-        Part::Whole => CARRIED,
+        Part::Whole | Part::Tokenizer => CARRIED,
         Part::Config => &CONFIG[1..],
     };
     let mut files: Vec<&str> =
@@ -70,7 +70,7 @@ fn wanted(names: &[&str], part: Part) -> Result<Vec<String>, String> {
     if !files.contains(&"config.json") {
         return Err("there is no config.json".into());
     }
-    if part == Part::Config {
+    if part != Part::Whole {
         return Ok(files.into_iter().map(str::to_owned).collect());
     }
     if names.contains(&SINGLE) {

@@ -40,6 +40,26 @@ pub fn locate_config(model: &str, revision: Option<&str>) -> Result<PathBuf> {
     Hub::from_env().locate_config(model, revision)
 }
 
+/// The folder of a model of which the weights are not needed yet: as [`locate`], but none are looked for or downloaded. Everything else is
+/// there: configuration, tokenizer, chat template. It is [`Hub::from_env`] and [`Hub::locate_tokenizer`].
+///
+/// # Errors
+/// Those of [`Hub::locate_tokenizer`].
+pub fn locate_tokenizer(model: &str, revision: Option<&str>) -> Result<PathBuf> {
+    Hub::from_env().locate_tokenizer(model, revision)
+}
+
+/// The folder of a model with its weights, at the commit of `described`, a folder that [`locate_tokenizer`] has found.
+///
+/// # Errors
+/// Those of [`Hub::locate`].
+pub fn locate_weights(model: &str, revision: Option<&str>, described: &Path) -> Result<PathBuf> {
+    let is_snapshot = described.parent().is_some_and(|folder| folder.ends_with("snapshots"));
+    let commit = described.file_name().and_then(|name| name.to_str()).filter(|_| is_snapshot);
+    let named = !expand_home(model).is_dir();
+    Hub::from_env().locate(model, commit.filter(|_| named).or(revision))
+}
+
 /// Hugging Face's hub and its cache on this machine, which other programs share (`huggingface_hub` in Python).
 ///
 /// ```
@@ -143,6 +163,15 @@ impl Hub {
         self.find(model, revision, Part::Config)
     }
 
+    /// The same of a model of which everything but the weights is needed. Where the hub cannot be asked, a `config.json` and a `tokenizer.json`
+    /// in the cache will do.
+    ///
+    /// # Errors
+    /// As [`Hub::locate`].
+    pub fn locate_tokenizer(&self, model: &str, revision: Option<&str>) -> Result<PathBuf> {
+        self.find(model, revision, Part::Tokenizer)
+    }
+
     fn find(&self, model: &str, revision: Option<&str>, part: Part) -> Result<PathBuf> {
         let folder = expand_home(model);
         if folder.is_dir() {
@@ -206,6 +235,7 @@ impl Hub {
         let _ = (self.offline, &self.token, &self.endpoint, self.etag_timeout, self.download_timeout);
         let files = match part {
             Part::Whole => "",
+            Part::Tokenizer => " --exclude '*.safetensors'",
             Part::Config => " config.json generation_config.json",
         };
         Err(format!(
@@ -228,6 +258,8 @@ impl Hub {
 enum Part {
     /// Configuration, weights and tokenizer.
     Whole,
+    /// Everything but the weights.
+    Tokenizer,
     /// config.json, and generation_config.json where there is one.
     Config,
 }
@@ -236,7 +268,8 @@ impl Part {
     /// Checks that a snapshot has everything that there may be of the part; otherwise says what it lacks.
     fn expect_in(self, snapshot: &Path) -> std::result::Result<(), String> {
         match self {
-            Self::Whole => whole(snapshot),
+            // Which files a tokenizer has is known where all of the model is there: weights come last.
+            Self::Whole | Self::Tokenizer => whole(snapshot),
             // A snapshot with weights was downloaded whole: its model has no generation_config.json.
             Self::Config if whole(snapshot).is_ok() => Ok(()),
             Self::Config => CONFIG.iter().try_for_each(|name| has(snapshot, name)),
@@ -247,6 +280,7 @@ impl Part {
     fn expect_least_in(self, snapshot: &Path) -> std::result::Result<(), String> {
         match self {
             Self::Whole => whole(snapshot),
+            Self::Tokenizer => has(snapshot, "config.json").and_then(|()| has(snapshot, "tokenizer.json")),
             Self::Config => has(snapshot, "config.json"),
         }
     }

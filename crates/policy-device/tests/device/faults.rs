@@ -3,7 +3,7 @@
 use crate::checkpoint::Checkpoint;
 use crate::support::runtime;
 use backend_tpu::plugins::Kind;
-use grpo_core::LossConfig;
+use grpo_core::{LossConfig, readable_bytes};
 use models::{ExportOptions, FolderWriter, MemoryTable, ModelConfig, NamedTensor};
 use policy::{Policy, SequenceBatch, StateGroup, StepLoss, TensorSink, Weights, export_all, token_batch};
 use policy_device::{DevicePolicy, DevicePolicyOptions, DeviceWeights, Error, Runtime};
@@ -64,7 +64,10 @@ fn memory_that_runs_out_is_said_with_bytes_and_knobs() {
         assert!(*needed >= 1 << 48 && *available < 1 << 48);
         let text = error.to_string();
         assert!(text.contains(&format!("running `{name}`")) && text.contains(knob), "{text}");
-        assert!(text.contains(&format!("{needed} bytes needed, {available} bytes there")), "{text}");
+        assert!(
+            text.contains(&format!("{} needed, {} there", readable_bytes(*needed), readable_bytes(*available))),
+            "{text}"
+        );
     }
 }
 

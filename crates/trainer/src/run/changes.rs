@@ -228,7 +228,7 @@ mod tests {
         let mut changed = config.clone();
         changed.optimizer.learning_rate = 1.0;
         changed.optimizer.skip_grad_norm = Some(3.0);
-        changed.eval.num_problems += 1;
+        changed.eval.num_problems = Some(1);
         changed.run.save_steps += 1;
         assert_eq!(config_hash(&changed).unwrap(), hash);
         let keys: Vec<_> = between(&config, &changed).unwrap().into_iter().map(|change| change.key).collect();

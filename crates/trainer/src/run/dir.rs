@@ -21,7 +21,7 @@
 
 use crate::error::{Error, Result};
 use crate::train_config::TrainConfig;
-use grpo_files::{FileId, remove_temporary, sync_folder, without_links, write_atomically, write_private};
+use grpo_files::{FileId, check_folder, remove_temporary, sync_folder, without_links, write_atomically, write_private};
 use grpo_files::{Layers, redacted, to_yaml_with_secrets};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::path::{Path, PathBuf};
@@ -36,6 +36,9 @@ pub struct RunDir {
     _lock: File,
 }
 
+/// The folder of runs whose folder nobody has named.
+const RUNS: &str = "runs";
+
 /// The largest number of runs of one name in one folder.
 const MAX_NUMBER: u32 = 999_999;
 
@@ -47,24 +50,24 @@ impl RunDir {
     pub fn create(path: Option<&Path>, config: &TrainConfig) -> Result<Self> {
         let root = match path {
             Some(path) => path.to_owned(),
-            None => next_numbered(Path::new("runs"), &config.run.name)?,
+            None => next_numbered(Path::new(RUNS), &config.run.name)?,
         };
         std::fs::create_dir_all(&root).map_err(|e| Error::io("create the run folder", &root, e))?;
         let dir = Self::hold(root)?;
-        for name in
-            ["config.yaml", "config.recorded.yaml", "metrics.jsonl", "completions.jsonl", "checkpoints", "summary.json"]
-        {
-            if dir.root.join(name).symlink_metadata().is_ok() {
-                let reason = format!(
-                    "it holds a run already ({name}): name another folder with --run-dir, or continue that run with \
-                     `--resume {}`",
-                    dir.root.display()
-                );
-                return Err(Error::RunDir { path: dir.root, reason });
-            }
-        }
+        expect_no_run(&dir.root)?;
         dir.write_config(config)?;
         Ok(dir)
+    }
+
+    /// Checks, before any work, that [`RunDir::create`] will be able to make the folder. Nothing is made.
+    ///
+    /// # Errors
+    /// [`Error::RunDir`] when there is a run in the folder already; [`Error::File`] for one that cannot be written to.
+    pub fn check(path: Option<&Path>) -> Result<()> {
+        if let Some(path) = path {
+            expect_no_run(path)?;
+        }
+        Ok(check_folder(path.unwrap_or(Path::new(RUNS)))?)
     }
 
     /// The folder of a run that was begun before.
@@ -186,6 +189,22 @@ impl RunDir {
     /// The path of `curves.svg`.
     pub fn curves_path(&self) -> PathBuf {
         self.root.join("curves.svg")
+    }
+}
+
+/// Checks that a folder holds no run.
+fn expect_no_run(root: &Path) -> Result<()> {
+    let of_runs =
+        ["config.yaml", "config.recorded.yaml", "metrics.jsonl", "completions.jsonl", "checkpoints", "summary.json"];
+    match of_runs.iter().find(|name| root.join(name).symlink_metadata().is_ok()) {
+        None => Ok(()),
+        Some(name) => {
+            let reason = format!(
+                "it holds a run already ({name}): name another folder with --run-dir, or continue that run with `--resume {}`",
+                root.display()
+            );
+            Err(Error::RunDir { path: root.to_owned(), reason })
+        }
     }
 }
 

@@ -26,12 +26,14 @@ pub use observer::{Event, Observer};
 
 use crate::error::{Error, Result};
 use crate::export::export;
+use crate::prepared::Prepared;
 use crate::train_config::TrainConfig;
 use crate::trainer::{Phase, Trainer};
 use changes::{Change, config_hash};
 use checkpoint::{CheckpointId, Checkpoints, FORMAT, SavedState};
 use dir::RunDir;
 use fingerprint::Fingerprint;
+use grpo_core::readable_bytes;
 use grpo_files::write_atomically;
 use grpo_files::{JsonLines, read_rows};
 use grpo_sinks::Sinks;
@@ -92,10 +94,22 @@ impl Run {
     /// A new run of the parts that the configuration names. `path` is its folder, see [`RunDir::create`].
     ///
     /// # Errors
-    /// Those of [`Trainer::new`] and [`RunDir::create`].
+    /// Those of [`Run::prepare`], [`Prepared::trainer`] and [`RunDir::create`].
     pub fn start(config: TrainConfig, path: Option<&Path>) -> Result<Self> {
         // Before there is a folder: a configuration that cannot run leaves nothing behind.
-        Self::start_with(Trainer::new(config)?, path)
+        Self::start_with(Self::prepare(config, path)?.trainer()?, path)
+    }
+
+    /// The first half of [`Run::start`]: checks everything that takes no weights, the folder of the run included, and makes nothing. The
+    /// other half is [`Prepared::trainer`] and [`Run::start_with`].
+    ///
+    /// # Errors
+    /// Those of [`Prepared::new`] and [`RunDir::check`].
+    pub fn prepare(config: TrainConfig, path: Option<&Path>) -> Result<Prepared> {
+        config.validate()?;
+        RunDir::check(path)?;
+        sinks::check(&config.wandb)?;
+        Prepared::new(config)
     }
 
     /// A new run of your own trainer, made with [`Trainer::with_parts`].
@@ -216,7 +230,7 @@ impl Run {
         let json = serde_json::to_vec_pretty(&summary).map_err(|e| Error::Text(format!("summary.json: {e}")))?;
         write_atomically(&self.dir.summary_path(), &json)?;
         if let Some((_, most)) = models::resident_memory() {
-            tracing::info!("the most memory that this process took: {:.2} GiB", most as f64 / f64::from(1 << 30));
+            tracing::info!("the most memory that this process took: {}", readable_bytes(most));
         }
         Ok(Ending::Finished(Box::new(summary)))
     }
@@ -291,8 +305,11 @@ impl Run {
         if last || is_best || is_due(step, options.save_steps) { self.save(observer).map(drop) } else { Ok(()) }
     }
 
-    /// Evaluates the present policy; whether it is the best so far.
+    /// Evaluates the present policy, where rows are held out; whether it is the best so far.
     fn evaluate(&mut self, step: u64, observer: &mut dyn Observer) -> Result<bool> {
+        if self.trainer.held_out().is_empty() {
+            return Ok(false);
+        }
         observer.event(Event::Phase { kind: RowKind::Eval, done: 0, steps: 1 });
         let began = Instant::now();
         let report = self.trainer.evaluate()?;
@@ -355,6 +372,7 @@ impl Run {
             dir: self.dir.root(),
             config: self.trainer.config(),
             parameters: self.trainer.policy().num_parameters(),
+            overview: self.trainer.overview(),
             resumed: self.resumed,
             changes: &self.changes,
             set_aside: &self.set_aside,

@@ -3,6 +3,7 @@
 use super::changes::Change;
 use super::checkpoint::CheckpointId;
 use super::jsonl::{CompletionRow, MetricsRow, RowKind};
+use crate::overview::Overview;
 use crate::train_config::TrainConfig;
 use std::path::{Path, PathBuf};
 
@@ -17,6 +18,8 @@ pub enum Event<'a> {
         config: &'a TrainConfig,
         /// The number of weights of the policy.
         parameters: usize,
+        /// What the run is about to do, where its parts are those that the configuration names.
+        overview: Option<&'a Overview>,
         /// The checkpoint that the run goes on from; `None` at the beginning.
         resumed: Option<CheckpointId>,
         /// The keys that have another value than before in the configuration of a run that goes on.

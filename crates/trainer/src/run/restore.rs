@@ -10,7 +10,7 @@ use super::logs;
 use super::summary::Summary;
 use crate::error::{Error, Result};
 use crate::export::export;
-use crate::parts::policy;
+use crate::parts::Place;
 use crate::pretrained::{Pretrained, Purpose};
 use crate::train_config::{TrainConfig, check};
 use crate::trainer::{TrainState, Trainer};
@@ -134,7 +134,7 @@ impl Run {
         let Some(shape) = model.as_ref().map(|model| model.folder.config()).or(config.model.shape()) else {
             return Err(Error::argument("export", "a model", "none"));
         };
-        let mut policy = policy(&config, shape, model.as_ref(), Purpose::Export)?;
+        let mut policy = Place::open(&config)?.policy(&config, shape, model.as_ref(), Purpose::Export)?;
         policy.import(&PolicyState {
             policy: &state.policy,
             ref_policy: None,

@@ -23,7 +23,7 @@ fn config() -> TrainConfig {
     config.grpo.max_steps = 4;
     config.grpo.prompts_per_step = 2;
     config.grpo.num_generations = 2;
-    config.eval.num_problems = 4;
+    config.eval.num_problems = Some(4);
     config.eval.num_generations = 1;
     config.eval.eval_steps = 2;
     config.run.save_steps = 2;

@@ -3,7 +3,7 @@
 mod algorithm;
 mod sampling;
 
-use super::{ModelSource, OptimizerConfig, TrainConfig};
+use super::{EVAL_PROBLEMS, ModelSource, OptimizerConfig, TrainConfig};
 use crate::backends;
 use crate::error::{Error, Result};
 use grpo_core::{LossAggMode, LossConfig};
@@ -110,15 +110,11 @@ impl TrainConfig {
             check(count > 0, key, "at least 1", count)?;
             check(count <= limit, key, &format!("at most {limit}"), count)?;
         }
-        check(
-            self.eval.num_problems <= MAX_SEQUENCES,
-            "eval.num_problems",
-            &format!("at most {MAX_SEQUENCES}"),
-            self.eval.num_problems,
-        )?;
+        let problems = self.eval.num_problems.unwrap_or(EVAL_PROBLEMS);
+        check(problems <= MAX_SEQUENCES, "eval.num_problems", &format!("at most {MAX_SEQUENCES}"), problems)?;
         for (key, groups, per_group) in [
             ("grpo.num_generations", self.grpo.prompts_per_step, self.grpo.num_generations),
-            ("eval.num_generations", self.eval.num_problems, self.eval.num_generations),
+            ("eval.num_generations", problems, self.eval.num_generations),
         ] {
             let expected = format!("at most {MAX_SEQUENCES} sequences in all");
             let few = groups.checked_mul(per_group).is_some_and(|all| all <= MAX_SEQUENCES);

@@ -33,7 +33,7 @@ fn small() -> TrainConfig {
         },
         ..TrainConfig::built_in()
     };
-    config.eval.num_problems = 16;
+    config.eval.num_problems = Some(16);
     config.rewards.partial = 1.0;
     config.loss.beta = 0.05;
     config
@@ -329,7 +329,7 @@ fn your_own_parts_take_the_place_of_the_built_in_ones() {
 #[case::endless_batch("warmup.batch_size", |c: &mut TrainConfig| c.warmup.batch_size = usize::MAX)]
 #[case::endless_step("grpo.num_generations", |c: &mut TrainConfig| c.grpo.num_generations = 1 << 20)]
 #[case::endless_updates("grpo.num_iterations", |c: &mut TrainConfig| c.grpo.num_iterations = usize::MAX)]
-#[case::endless_evaluation("eval.num_problems", |c: &mut TrainConfig| c.eval.num_problems = usize::MAX)]
+#[case::endless_evaluation("eval.num_problems", |c: &mut TrainConfig| c.eval.num_problems = Some(usize::MAX))]
 #[case::endless_sampling("eval.num_generations", |c: &mut TrainConfig| c.eval.num_generations = usize::MAX)]
 #[case::endless_table("run.num_completions_to_print", |c: &mut TrainConfig| c.run.num_completions_to_print = usize::MAX)]
 #[case::endless_sampling_again("grpo.filter_groups.max_num_gen_batches", |c: &mut TrainConfig| {

@@ -78,7 +78,7 @@ fn config(model: &str, loss: LossConfig) -> TrainConfig {
     config.optimizer.learning_rate = 1e-3;
     // Only gradients move weights.
     config.optimizer.weight_decay = 0.0;
-    config.eval.num_problems = 1;
+    config.eval.num_problems = Some(1);
     config.loss = loss;
     config
 }

@@ -214,7 +214,7 @@ fn config() -> TrainConfig {
     config.rollout.max_completion_length = Some(4);
     config.grpo.max_steps = 30;
     config.grpo.prompts_per_step = 16;
-    config.eval.num_problems = 4;
+    config.eval.num_problems = Some(4);
     config.optimizer.learning_rate = 10.0;
     config
 }

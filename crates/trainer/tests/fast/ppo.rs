@@ -25,7 +25,7 @@ fn config(estimator: AdvantageEstimator) -> TrainConfig {
     config.grpo.gradient_accumulation_steps = 2;
     config.grpo.advantages.estimator = estimator;
     config.optimizer.learning_rate = 2e-3;
-    config.eval.num_problems = 8;
+    config.eval.num_problems = Some(8);
     config
 }
 

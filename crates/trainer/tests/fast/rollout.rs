@@ -26,7 +26,7 @@ fn config() -> TrainConfig {
     config.grpo.gradient_accumulation_steps = 1;
     config.grpo.prompts_per_step = 8;
     config.grpo.num_generations = 4;
-    config.eval.num_problems = 4;
+    config.eval.num_problems = Some(4);
     config.loss = LossConfig::from_json(r#"{"vllm_importance_sampling_correction": true}"#).unwrap();
     config
 }

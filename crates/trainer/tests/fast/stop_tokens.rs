@@ -78,7 +78,7 @@ fn a_completion_ends_at_every_stop_token_of_its_model() {
     config.grpo.max_steps = 1;
     config.grpo.prompts_per_step = 8;
     config.grpo.num_generations = 16;
-    config.eval.num_problems = 8;
+    config.eval.num_problems = Some(8);
     config.eval.num_generations = 16;
     let engine = Recorded::default();
     let parts = Parts { engine: Box::new(engine.clone()), ..Parts::from_config(&config).unwrap() };

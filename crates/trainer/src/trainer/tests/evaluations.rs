@@ -10,7 +10,7 @@ const FOUR: Script = Script { sampled: &["1.", "0.", "0.", "3."], greedy: "0." }
 fn evaluated(change: impl FnOnce(&mut TrainConfig)) -> crate::eval::EvalReport {
     let mut config = small();
     config.eval.num_generations = 4;
-    config.eval.pass_reward = "number".into();
+    config.eval.pass_reward = Some("number".into());
     change(&mut config);
     scripted(FOUR, config, true).evaluate().unwrap()
 }
@@ -39,7 +39,7 @@ fn greedy_evaluations_have_one_completion_per_problem() {
     let passed = evaluated(|config| {
         config.eval.temperature = Some(0.0);
         config.eval.pass_at = vec![1];
-        config.eval.pass_reward = "square".into();
+        config.eval.pass_reward = Some("square".into());
     });
     assert_eq!(passed.pass_at_1, 0.0);
 }
@@ -47,7 +47,7 @@ fn greedy_evaluations_have_one_completion_per_problem() {
 #[test]
 fn what_passes_has_to_be_a_reward_of_the_run() {
     let mut config = small();
-    config.eval.pass_reward = "nobody".into();
+    config.eval.pass_reward = Some("nobody".into());
     let error = with_parts(config, vec![(Box::new(Power("number", 1)), 1.0)], TWO).err().unwrap().to_string();
     assert!(error.contains("`eval.pass_reward`") && error.contains("number"), "{error}");
 }
@@ -77,7 +77,7 @@ fn a_full_sweep_takes_every_held_out_row_there_is() {
         }
     }
     let mut config = small();
-    config.eval.num_problems = 0;
+    config.eval.num_problems = Some(0);
     let endless = Trainer::new(config.clone()).err().unwrap().to_string();
     assert!(endless.contains("`eval.num_problems`") && endless.contains("without end"), "{endless}");
     let tasks: data::WeightedTasks = vec![(Arc::new(Comparison { max_number: 50 }), 1.0)];

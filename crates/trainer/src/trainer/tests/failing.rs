@@ -88,7 +88,8 @@ fn a_reward_that_cannot_judge_is_said_before_anything_is_trained() {
 fn completions_of_an_evaluation_that_were_not_judged_are_counted_and_do_not_pass() {
     let mut config = small();
     (config.rollout.max_completion_length, config.model.shape_mut().max_position_embeddings) = (Some(4), 32);
-    (config.eval.num_generations, config.eval.num_problems, config.eval.pass_reward) = (2, 8, "failing".into());
+    (config.eval.num_generations, config.eval.num_problems, config.eval.pass_reward) =
+        (2, Some(8), Some("failing".into()));
     let terms = || -> Vec<(Box<dyn RewardFn>, f32)> { vec![(Box::new(Failing), 1.0)] };
     // One of two samples is judged.
     let script = || Script { sampled: &["1.", "<."], greedy: "<." };

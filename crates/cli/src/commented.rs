@@ -1,0 +1,79 @@
+//! The configuration of a run as YAML with a comment for each key.
+
+use trainer::train_config::keys::keys;
+
+/// The width of a comment in columns, its indentation included.
+const WIDTH: usize = 110;
+
+/// `yaml`, the text of a run's configuration, with the meaning of each key in lines above it.
+pub(crate) fn commented(yaml: &str) -> String {
+    let mut text = String::new();
+    // The keys that a line is below, with their indentation.
+    let mut above: Vec<(usize, &str)> = Vec::new();
+    for line in yaml.lines() {
+        if let Some((indent, key)) = key_of(line) {
+            above.retain(|(column, _)| *column < indent);
+            above.push((indent, key));
+            let path: Vec<&str> = above.iter().map(|(_, key)| *key).collect();
+            if let Some(meaning) = meaning(&path) {
+                comment(&mut text, indent, meaning);
+            }
+        }
+        text.push_str(line);
+        text.push('\n');
+    }
+    text
+}
+
+/// The indentation and the key of a line `key: value` or `key:`.
+fn key_of(line: &str) -> Option<(usize, &str)> {
+    let (key, value) = line.trim_start().split_once(':')?;
+    let is_key = !key.is_empty() && key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
+    let indent = line.len() - line.trim_start().len();
+    (is_key && (value.is_empty() || value.starts_with(' '))).then_some((indent, key))
+}
+
+/// What the key at `path` means; nothing for names of the user's, and for text that only looks like a key.
+fn meaning(path: &[&str]) -> Option<&'static str> {
+    let found = keys().iter().find(|key| {
+        let parts = key.path.split('.');
+        parts.clone().count() == path.len() && parts.zip(path).all(|(known, given)| known == "*" || known == *given)
+    });
+    found.map(|key| key.meaning.as_str())
+}
+
+/// Adds `words` as lines of a comment.
+fn comment(text: &mut String, indent: usize, words: &str) {
+    let margin = format!("{}#", " ".repeat(indent));
+    let mut line = margin.clone();
+    for word in words.split_whitespace() {
+        if line.len() > margin.len() && line.chars().count() + 1 + word.chars().count() > WIDTH {
+            text.push_str(&format!("{line}\n"));
+            line.clone_from(&margin);
+        }
+        line.push(' ');
+        line.push_str(word);
+    }
+    text.push_str(&format!("{line}\n"));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_have_comments_and_texts_that_look_like_keys_have_none() {
+        let yaml = "seed: 0\ndata:\n  system_prompt: |-\n    seed: 1\n    b\nrewards:\n  programs:\n    judge:\n      timeout: 5.0\n";
+        let text = commented(yaml);
+        let without: String =
+            text.lines().filter(|l| !l.trim_start().starts_with('#')).map(|l| format!("{l}\n")).collect();
+        assert_eq!(without, yaml);
+        assert!(
+            text.starts_with("# The seed of everything random\nseed: 0\n") || text.starts_with("# The seed"),
+            "{text}"
+        );
+        assert!(text.contains("|-\n    seed: 1\n    b\n"), "{text}");
+        assert!(text.contains("    judge:\n      # The time in seconds"), "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
+    }
+}

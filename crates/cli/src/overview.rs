@@ -1,0 +1,213 @@
+//! The block at the start of a run: what it is about to do, and which of its settings are defaults.
+
+use grpo_core::readable_bytes;
+use serde_json::Value;
+use trainer::train_config::PolicyDevice;
+use trainer::{ModelSource, Overview, TrainConfig};
+
+/// The block, a line per subject.
+pub(crate) fn text(config: &TrainConfig, overview: &Overview) -> String {
+    let settings = Settings::of(config);
+    let lines = [
+        ("model", model(config, overview)),
+        ("device", device(config)),
+        ("rows", rows(config, overview)),
+        ("rewards", rewards(overview)),
+        ("steps", steps(config, &settings)),
+        ("learning", learning(config, &settings)),
+        ("lengths", lengths(overview, &settings)),
+        ("sampling", sampling(&settings)),
+        ("evaluation", evaluation(config, overview, &settings)),
+        ("memory", memory(overview)),
+    ];
+    let lines = lines.into_iter().map(|(subject, text)| format!("  {subject:11}{text}\n"));
+    lines.collect::<String>().trim_end().to_owned()
+}
+
+/// Values of a configuration by their keys, beside the defaults.
+struct Settings {
+    given: Value,
+    default: Value,
+}
+
+impl Settings {
+    fn of(config: &TrainConfig) -> Self {
+        let value = |config: &TrainConfig| serde_json::to_value(config).unwrap_or_default();
+        Self { given: value(config), default: value(&TrainConfig::default()) }
+    }
+
+    /// The value of a key, marked where it is the default.
+    fn shown(&self, key: &str) -> String {
+        self.with_unset(key, "null")
+    }
+
+    /// The same with words for a key that is not set.
+    fn with_unset(&self, key: &str, unset: &str) -> String {
+        let at = |value: &Value| value.pointer(&format!("/{}", key.replace('.', "/"))).cloned().unwrap_or_default();
+        let (given, default) = (at(&self.given), at(&self.default));
+        let text = match &given {
+            Value::Null => unset.to_owned(),
+            Value::String(text) => text.clone(),
+            Value::Number(number) => number.as_f64().filter(|_| number.is_f64()).map_or(number.to_string(), plain),
+            other => other.to_string(),
+        };
+        if given == default { format!("{text} (default)") } else { text }
+    }
+}
+
+/// A number without digits that say nothing: `1e-6`, `0.8`, `1`.
+fn plain(value: f64) -> String {
+    match value.abs() {
+        size if size != 0.0 && size < 1e-3 => format!("{value:e}"),
+        _ => value.to_string(),
+    }
+}
+
+/// A count with its thousands apart.
+fn grouped(count: u64) -> String {
+    let digits = count.to_string();
+    let groups: Vec<&str> = digits.as_bytes().rchunks(3).rev().filter_map(|group| str::from_utf8(group).ok()).collect();
+    groups.join(",")
+}
+
+fn model(config: &TrainConfig, overview: &Overview) -> String {
+    let name = match &config.model {
+        ModelSource::Pretrained(name) => name,
+        ModelSource::New(_) => "a new model with random weights",
+    };
+    let weights = grouped(overview.weights);
+    match &config.lora {
+        Some(lora) => {
+            let trained = grouped(overview.trained_weights);
+            format!("{name}: {weights} weights, and {trained} of LoRA adapters (r {}) that are trained", lora.r)
+        }
+        None => format!("{name}: {weights} weights, all of them trained"),
+    }
+}
+
+fn device(config: &TrainConfig) -> String {
+    match config.policy.device {
+        PolicyDevice::Host => format!("this CPU, {} threads (policy.device: host)", rayon::current_num_threads()),
+        _ => {
+            let settings = Settings::of(config);
+            format!("{}, {}", settings.shown("policy.device"), settings.shown("policy.dtype"))
+        }
+    }
+}
+
+fn rows(config: &TrainConfig, overview: &Overview) -> String {
+    let form = match overview.renders_template {
+        Some(true) => "messages that the chat template renders",
+        _ => "text that is sent as it is",
+    };
+    match &overview.rows {
+        Some(report) => {
+            let files = report.files.iter().map(|file| {
+                let [rows, training, held_out] =
+                    [file.rows, file.training, file.held_out].map(|count| grouped(count as u64));
+                let dropped: usize = file.dropped.values().sum();
+                let dropped = if dropped > 0 { format!(", {dropped} dropped") } else { String::new() };
+                format!("{}: {rows} rows, {training} to train on, {held_out} held out{dropped}", file.path.display())
+            });
+            format!("{}; prompts are {form}", files.collect::<Vec<_>>().join("; "))
+        }
+        None => {
+            let tasks = serde_json::to_value(&config.data.tasks).unwrap_or_default();
+            let tasks = tasks.as_object().into_iter().flatten();
+            let used = tasks.filter(|(_, task)| task["weight"].as_f64() > Some(0.0)).map(|(name, _)| name.as_str());
+            format!("problems made by the built-in task {}; prompts are {form}", used.collect::<Vec<_>>().join(", "))
+        }
+    }
+}
+
+fn rewards(overview: &Overview) -> String {
+    let rewards = overview.rewards.iter().map(|(name, weight)| format!("{name} x {weight}"));
+    format!("{}; pass@1 counts completions with {}", rewards.collect::<Vec<_>>().join(", "), overview.pass_rule)
+}
+
+fn steps(config: &TrainConfig, settings: &Settings) -> String {
+    let grpo = format!(
+        "{} of {} prompts x {} completions, updates in {} micro-batches",
+        settings.shown("grpo.max_steps"),
+        settings.shown("grpo.prompts_per_step"),
+        settings.shown("grpo.num_generations"),
+        settings.shown("grpo.gradient_accumulation_steps"),
+    );
+    match config.warmup.steps {
+        0 => grpo,
+        steps => format!(
+            "up to {steps} supervised steps at learning rate {}, then {grpo}",
+            settings.shown("warmup.optimizer.learning_rate")
+        ),
+    }
+}
+
+fn learning(config: &TrainConfig, settings: &Settings) -> String {
+    format!(
+        "{} with learning rate {}, schedule {}, weight decay {}, beta {}",
+        config.loss.loss_type.name(),
+        settings.shown("optimizer.learning_rate"),
+        settings.shown("optimizer.lr_scheduler_type"),
+        settings.shown("optimizer.weight_decay"),
+        settings.shown("loss.beta"),
+    )
+}
+
+fn lengths(overview: &Overview, settings: &Settings) -> String {
+    format!(
+        "completions of up to {} tokens, prompts of up to {}, context {}",
+        settings.shown("rollout.max_completion_length"),
+        overview.longest_prompt,
+        grouped(overview.context as u64)
+    )
+}
+
+fn sampling(settings: &Settings) -> String {
+    let keys = [("temperature", "1"), ("top_p", "1"), ("top_k", "0"), ("min_p", "0"), ("repetition_penalty", "1")];
+    let of = |(key, unset): (&str, &str)| format!("{key} {}", settings.with_unset(&format!("rollout.{key}"), unset));
+    keys.map(of).join(", ")
+}
+
+fn evaluation(config: &TrainConfig, overview: &Overview, settings: &Settings) -> String {
+    if overview.held_out == 0 {
+        return "off: no row is held out (data.held_out_fraction, data.eval_files)".into();
+    }
+    let every = match config.eval.eval_steps {
+        0 => "before the first and after the last step (eval.eval_steps: 0)".to_owned(),
+        _ => format!("every {} steps", settings.shown("eval.eval_steps")),
+    };
+    format!("{} held-out rows, {every}", grouped(overview.held_out as u64))
+}
+
+fn memory(overview: &Overview) -> String {
+    let table = &overview.memory;
+    let available =
+        overview.available_memory.map_or(String::new(), |bytes| format!(" of {} free", readable_bytes(bytes)));
+    let always = table.rows().iter().map(|(part, bytes)| format!("{part} {}", readable_bytes(*bytes)));
+    let phases = table.phases().iter().map(|(phase, parts)| {
+        let bytes = parts.iter().fold(0_u64, |sum, (_, bytes)| sum.saturating_add(*bytes));
+        format!("during {phase} {} more", readable_bytes(bytes))
+    });
+    let parts = always.chain(phases).collect::<Vec<_>>().join(", ");
+    format!("{}{available}: {parts}", readable_bytes(table.total()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_plain_and_thousands_apart() {
+        assert_eq!([1e-6, 7e-4, 0.01, 1.0, 0.0].map(plain), ["1e-6", "7e-4", "0.01", "1", "0"]);
+        assert_eq!([0, 999, 1000, 494_032_768].map(grouped), ["0", "999", "1,000", "494,032,768"]);
+    }
+
+    #[test]
+    fn a_default_is_marked_and_another_value_is_not() {
+        let mut config = TrainConfig::default();
+        config.optimizer.learning_rate = 0.5;
+        let settings = Settings::of(&config);
+        assert_eq!(settings.shown("optimizer.learning_rate"), "0.5");
+        assert_eq!(settings.shown("grpo.num_generations"), "8 (default)");
+    }
+}

@@ -1,0 +1,164 @@
+//! A run that is checked before its weights are read.
+
+use crate::error::{Error, Result};
+use crate::eval::PassRule;
+use crate::overview::Overview;
+use crate::parts::{Parts, Place};
+use crate::pretrained::{Pretrained, Purpose, adapter_weights};
+use crate::prompts::{check_rows, encode_prompt, open_data};
+use crate::train_config::{ModelSource, TrainConfig};
+use crate::trainer::{Rows, Trainer};
+use data::{DataReport, Dataset};
+use models::{CharTokenizer, ModelConfig, Tokenizer};
+use policy::PolicyEngine;
+use rewards::Rewards;
+
+/// The number of prompts whose lengths stand for all of them.
+const PROMPTS: usize = 32;
+
+/// A run of which everything is checked that takes no weights: configuration, files and their columns, held-out rows, reward functions, room
+/// for prompts and completions, memory. Of a model that is named only the files of its configuration and its tokenizer are downloaded before the
+/// rest is checked.
+///
+/// ```no_run
+/// use trainer::{Prepared, TrainConfig};
+///
+/// let prepared = Prepared::new(TrainConfig::default())?;
+/// println!("{} weights", prepared.overview().weights);
+/// let trainer = prepared.trainer()?; // weights are read here
+/// # Ok::<(), trainer::Error>(())
+/// ```
+pub struct Prepared {
+    config: TrainConfig,
+    shape: ModelConfig,
+    model: Option<Pretrained>,
+    tokenizer: Box<dyn Tokenizer>,
+    dataset: Box<dyn Dataset>,
+    rewards: Rewards,
+    rows: Rows,
+    place: Place,
+    overview: Overview,
+}
+
+impl Prepared {
+    /// Checks a configuration and opens what it names, but for weights.
+    ///
+    /// # Errors
+    /// Those of [`TrainConfig::validate`], of files and rows, of reward functions that cannot judge, of a backend or device that is not
+    /// there, of a model that is not found, and of a training that has no room in memory.
+    pub fn new(config: TrainConfig) -> Result<Self> {
+        Self::make(config, None, true)
+    }
+
+    /// The same of parts of which some are about to be replaced: rewards and rows are not checked against each other.
+    ///
+    /// # Errors
+    /// As [`Prepared::new`].
+    pub(crate) fn unchecked(config: TrainConfig, tokenizer: Option<Box<dyn Tokenizer>>) -> Result<Self> {
+        Self::make(config, tokenizer, false)
+    }
+
+    fn make(mut config: TrainConfig, tokenizer: Option<Box<dyn Tokenizer>>, checks: bool) -> Result<Self> {
+        config.validate_sources()?;
+        config.data.check_files()?;
+        let rewards = Rewards::with_seed(&config.rewards, config.seed)?;
+        let pass_rule = if checks { PassRule::of(&config, &rewards)? } else { PassRule::Sum };
+        let described = Pretrained::described(&config)?;
+        let tokenizer = match (tokenizer, &described) {
+            (Some(tokenizer), _) => tokenizer,
+            (None, None) => Box::new(CharTokenizer),
+            (None, Some(model)) => {
+                config = config.with_generation_defaults(model.folder.generation());
+                model.tokenizer(&config)?
+            }
+        };
+        let shape = described.as_ref().map(|model| model.folder.config()).or(config.model.shape()).cloned();
+        let Some(shape) = shape else { return Err(Error::argument("Prepared", "a model", "none")) };
+        let context = shape.max_position_embeddings;
+        config = config.with_context(context);
+        config.validate_for(tokenizer.vocab_size(), context)?;
+        // Before a plugin is loaded.
+        config.policy.save(&shape)?;
+        let adapters = config.lora.as_ref().map(|lora| adapter_weights(lora, &shape)).transpose()?;
+        let longest = context.saturating_sub(config.rollout.max_completion_length());
+        let (dataset, report) = open_data(&config.data, config.seed, &*tokenizer, longest)?;
+        if let Some(report) = &report {
+            check_rows(&config.data, report, &rewards, tokenizer.has_chat_template())?;
+        }
+        tell(report.as_ref());
+        let rows = match checks {
+            true => Rows::checked(&config, &*tokenizer, context, &*dataset, &rewards)?,
+            false => Rows::default(),
+        };
+        // Some prompts: the longest says what a step takes.
+        let seen = dataset.probe(PROMPTS)?;
+        let lengths = seen.iter().map(|item| Ok(encode_prompt(&*tokenizer, &item.prompt)?.len()));
+        let longest_prompt = lengths.collect::<Result<Vec<_>>>()?.into_iter().max().unwrap_or(0);
+        let place = Place::open(&config)?;
+        let model = described.map(|described| described.with_weights(&config)).transpose()?;
+        let (memory, available) = place.memory(&config, &shape, model.as_ref(), longest_prompt)?;
+        let name = match &config.model {
+            ModelSource::Pretrained(name) => name,
+            ModelSource::New(_) => "a new model",
+        };
+        tracing::info!("{name}; training takes, with prompts of up to {longest_prompt} tokens:\n{memory}");
+        place.check(&memory, available)?;
+        let overview = Overview {
+            weights: shape.parameter_count(),
+            trained_weights: adapters.unwrap_or(shape.parameter_count()),
+            context,
+            longest_prompt,
+            renders_template: seen.first().map(|item| item.prompt.is_rendered()),
+            rows: report,
+            held_out: rows.held_out.len(),
+            rewards: rewards.names().map(str::to_owned).zip(rewards.weights()).collect(),
+            pass_rule,
+            memory,
+            available_memory: available,
+        };
+        Ok(Self { config, shape, model, tokenizer, dataset, rewards, rows, place, overview })
+    }
+
+    /// The configuration, with what it takes from the model's folder.
+    pub fn config(&self) -> &TrainConfig {
+        &self.config
+    }
+
+    /// What the run is about to do.
+    pub fn overview(&self) -> &Overview {
+        &self.overview
+    }
+
+    /// The parts of the run: reads the weights.
+    ///
+    /// # Errors
+    /// What is wrong with the weights; a device that fails.
+    pub fn parts(self) -> Result<Parts> {
+        Ok(self.load()?.1)
+    }
+
+    /// The run at its beginning: reads the weights.
+    ///
+    /// # Errors
+    /// As [`Prepared::parts`], and those of [`Trainer::with_parts`] that concern the policy.
+    pub fn trainer(self) -> Result<Trainer> {
+        let (config, parts, rows, overview) = self.load()?;
+        Trainer::begin(config, parts, rows, Some(overview))
+    }
+
+    fn load(self) -> Result<(TrainConfig, Parts, Rows, Overview)> {
+        let Self { config, shape, model, tokenizer, dataset, rewards, rows, place, overview } = self;
+        let policy = place.policy(&config, &shape, model.as_ref(), Purpose::Training)?;
+        let parts = Parts { policy, tokenizer, dataset, rewards, engine: Box::new(PolicyEngine) };
+        Ok((config, parts, rows, overview))
+    }
+}
+
+/// Logs what became of the rows of files.
+fn tell(report: Option<&DataReport>) {
+    match report {
+        Some(report) if report.dropped() > 0 => tracing::warn!("{report}"),
+        Some(report) => tracing::info!("{report}"),
+        None => {}
+    }
+}
