@@ -235,6 +235,7 @@ fn errors_name_the_place_of_a_secret_and_not_its_value() {
         headers: std::collections::BTreeMap<String, String>,
         command: Vec<String>,
     }
+    impl Configuration for Endpoint {}
     let message = |layers: Result<Layers>| {
         let error = layers.and_then(|layers| layers.resolve::<Endpoint>()).unwrap_err();
         format!("{error}: {}", std::error::Error::source(&error).unwrap())
