@@ -316,7 +316,9 @@ fn logits_that_a_device_cannot_sample_from_end_a_run_with_the_way_back() {
     ];
     let mut arguments = vec!["train", "--config", &config, "--run-dir", &run];
     settings.iter().for_each(|setting| arguments.extend(["--set", setting]));
-    let text = refused(&arguments, &grpo_with_quick_cpu(&arguments).output().expect("the binary starts"));
+    // Without the warnings of the first step, which has little to learn from.
+    let mut command = grpo_with_quick_cpu(&arguments);
+    let text = refused(&arguments, &command.env("GRPO_LOG", "error").output().expect("the binary starts"));
     for words in ["logits of sample ", "are not finite", "the last finite checkpoint is step-000000"] {
         assert!(text.contains(words), "{words}: {text}");
     }

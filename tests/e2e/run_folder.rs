@@ -19,6 +19,7 @@ fn a_run_leaves_everything_that_is_promised() {
         "config.recorded.yaml",
         "config.yaml",
         "curves.svg",
+        "fingerprint.json",
         "metrics.jsonl",
         "summary.json",
     ];

@@ -231,7 +231,8 @@ fn redirects_are_errors_that_name_where_they_lead_and_nothing_is_sent_there() {
 /// A server may send what it likes: time and memory are bounded.
 #[test]
 fn endless_responses_end_with_the_time_limit_or_the_limit_of_bytes() {
-    let endless: [(&str, fn(&TcpStream) -> std::io::Result<()>); 7] = [
+    type Answer = fn(&TcpStream) -> std::io::Result<()>;
+    let endless: [(&str, Answer); 7] = [
         ("at most", |mut stream| {
             stream.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")?;
             let chunk = format!("10000\r\n{}\r\n", " ".repeat(0x10000));
