@@ -32,7 +32,7 @@
 //! ## When to use it
 //!
 //! Asynchronous training, where the sampler is some steps behind: a token whose probability has moved far has no gradient in either
-//! direction. [prime_rl](super::prime_rl) keeps the gradient that leads back.
+//! direction. [The loss prime_rl](super::prime_rl) keeps the gradient that leads back.
 //!
 //! ```yaml
 //! loss_type: ipo
