@@ -153,7 +153,7 @@ fn a_plan_fits_and_says_what_to_configure() {
     assert_eq!(config["tiling"]["token_chunk"], best["blocking"]["token_chunks"], "{line}");
     let arguments = [&["plan", "--target", "v6e"][..], &SMALL, &["--hbm", "1kB"]].concat();
     let text = refused(&arguments, &run(Kind::Tpu, &arguments));
-    assert!(text.contains("at least") && text.contains("1000 bytes"), "{text}");
+    assert!(text.contains("at least") && text.contains("1.0 kB"), "{text}");
 }
 
 #[test]
