@@ -63,9 +63,10 @@ fn spoil(path: &Path, fault: Fault, seed: u64) {
     std::fs::write(path, bytes).expect("written");
 }
 
-/// Contents of all files that can be read to their end, but for the lock.
+/// Contents of all files that can be read to their end, but for the lock and for the error of a run that has failed.
 fn contents(run: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    let regular = |path: &PathBuf| path.metadata().is_ok_and(|m| m.is_file()) && !path.ends_with(".lock");
+    let is_of_run = |path: &PathBuf| !path.ends_with(".lock") && !path.ends_with("failure.json");
+    let regular = |path: &PathBuf| path.metadata().is_ok_and(|m| m.is_file()) && is_of_run(path);
     files(run).into_iter().filter(regular).map(|path| (path.clone(), std::fs::read(path).expect("read"))).collect()
 }
 
