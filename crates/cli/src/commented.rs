@@ -33,13 +33,13 @@ fn key_of(line: &str) -> Option<(usize, &str)> {
     (is_key && (value.is_empty() || value.starts_with(' '))).then_some((indent, key))
 }
 
-/// What the key at `path` means; nothing for names of the user's, and for text that only looks like a key.
+/// Returns the meaning of the key at `path`; `None` for names that the user chose and for text that only looks like a key.
 fn meaning(path: &[&str]) -> Option<&'static str> {
     let found = keys().iter().find(|key| {
         let parts = key.path.split('.');
         parts.clone().count() == path.len() && parts.zip(path).all(|(known, given)| known == "*" || known == *given)
     });
-    found.map(|key| key.meaning.as_str())
+    found.map(|key| key.meaning)
 }
 
 /// Adds `words` as lines of a comment.

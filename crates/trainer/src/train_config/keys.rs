@@ -1,244 +1,34 @@
-//! Every key of a run's configuration with what it means, taken from the documentation of the structs that hold them.
+//! Every key of a run's configuration with its meaning.
 //!
-//! The sources of these structs are part of the program as text, and their fields are read from there: a comment of `--print-config` is the
-//! first sentence of the documentation of its field, so the two cannot drift apart. A test compares the keys with those of the
-//! serialised configuration.
+//! `keys.txt` has a line per key, generated from the documentation of the configuration's structs. A test compares the file with the
+//! documentation and with the serialised configuration. `UPDATE_DOCS=1 cargo test -p grpo-trainer --lib keys` writes the file.
 
 use super::TrainConfig;
 use std::sync::OnceLock;
 
 /// A key of the configuration.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
-    /// Its dotted path. Where a section has names of the user's, as `rewards.programs` has, the path has `*` in the place of a name.
-    pub path: String,
-    /// What it means, in a sentence.
-    pub meaning: String,
-    /// Whether there are keys below it.
-    pub is_section: bool,
+    /// The dotted path. Where the user names the entries of a section, as in `rewards.programs`, the path has `*` for a name.
+    pub path: &'static str,
+    /// The meaning, one sentence without a full stop.
+    pub meaning: &'static str,
 }
 
-/// All keys, sections before what is in them, in the order in which `--print-config` prints them.
+/// Returns all keys, a section before its keys, in the order of `--print-config`.
 pub fn keys() -> &'static [Key] {
     static KEYS: OnceLock<Vec<Key>> = OnceLock::new();
     KEYS.get_or_init(|| {
-        let mut keys = Vec::new();
-        collect("TrainConfig", "", &mut keys);
-        keys
+        let lines = include_str!("keys.txt").lines();
+        lines.filter_map(|line| line.split_once('\t')).map(|(path, meaning)| Key { path, meaning }).collect()
     })
-}
-
-/// The structs of the configuration, with the sources that have them.
-const STRUCTS: &[(&str, &str)] = &[
-    ("TrainConfig", include_str!("../train_config.rs")),
-    ("WarmupConfig", include_str!("../train_config.rs")),
-    ("RolloutConfig", include_str!("../train_config.rs")),
-    ("EvalConfig", include_str!("../train_config.rs")),
-    ("RunOptions", include_str!("../run/options.rs")),
-    ("ExportConfig", include_str!("../export.rs")),
-    ("PolicyConfig", include_str!("policy.rs")),
-    ("OptimizerConfig", include_str!("optimizer.rs")),
-    ("GrpoConfig", include_str!("grpo.rs")),
-    ("FilterGroupsConfig", include_str!("grpo.rs")),
-    ("KlControlConfig", include_str!("grpo.rs")),
-    ("LoggingConfig", include_str!("../../../sinks/src/config.rs")),
-    ("WandbConfig", include_str!("../../../sinks/src/config.rs")),
-    ("ModelConfig", include_str!("../../../models/src/config.rs")),
-    ("RopeScaling", include_str!("../../../models/src/config.rs")),
-    ("LoraConfig", include_str!("../../../models/src/lora/config.rs")),
-    ("DataConfig", include_str!("../../../data/src/config/mod.rs")),
-    ("TasksConfig", include_str!("../../../data/src/config/mod.rs")),
-    ("AdditionConfig", include_str!("../../../data/src/config/mod.rs")),
-    ("ComparisonConfig", include_str!("../../../data/src/config/mod.rs")),
-    ("SortingConfig", include_str!("../../../data/src/config/mod.rs")),
-    ("ReverseConfig", include_str!("../../../data/src/config/mod.rs")),
-    ("CountdownConfig", include_str!("../../../data/src/config/mod.rs")),
-    ("RewardConfig", include_str!("../../../rewards/src/config.rs")),
-    ("JsonConfig", include_str!("../../../rewards/src/built_in/json.rs")),
-    ("LengthConfig", include_str!("../../../rewards/src/built_in/length.rs")),
-    ("RegexConfig", include_str!("../../../rewards/src/built_in/text.rs")),
-    ("ProgramConfig", include_str!("../../../rewards/src/external/program.rs")),
-    ("HttpConfig", include_str!("../../../rewards/src/external/http.rs")),
-    ("SoftOverlong", include_str!("../../../grpo-core/src/rewards/overlong.rs")),
-    ("AdvantageConfig", include_str!("../../../grpo-core/src/advantages/config.rs")),
-    ("DynamicSampling", include_str!("../../../grpo-core/src/advantages/filter.rs")),
-    ("LossConfig", include_str!("../../../grpo-core/src/config/mod.rs")),
-];
-
-/// The sources of the losses that have keys of their own, which [`LossConfig`](grpo_core::LossConfig) flattens.
-const LOSSES: &[&str] = &[
-    include_str!("../../../grpo-core/src/objective/sapo.rs"),
-    include_str!("../../../grpo-core/src/objective/vespo.rs"),
-    include_str!("../../../grpo-core/src/objective/clip_cov.rs"),
-    include_str!("../../../grpo-core/src/objective/kl_cov.rs"),
-    include_str!("../../../grpo-core/src/objective/dro.rs"),
-    include_str!("../../../grpo-core/src/objective/prime_rl.rs"),
-    include_str!("../../../grpo-core/src/objective/flash_reinforce.rs"),
-];
-
-/// A field of a struct.
-struct Field {
-    name: String,
-    /// The name of its type, without those around it: `LoraConfig` of `Option<LoraConfig>`.
-    of: String,
-    is_map: bool,
-    meaning: String,
-}
-
-fn collect(name: &str, path: &str, keys: &mut Vec<Key>) {
-    let source = STRUCTS.iter().find(|(known, _)| *known == name).map_or("", |(_, source)| source);
-    for field in fields(source, name) {
-        if field.of == "LossParameters" {
-            LOSSES.iter().flat_map(|source| fields(source, "Parameters")).for_each(|field| add(field, path, keys));
-        } else {
-            add(field, path, keys);
-        }
-    }
-}
-
-fn add(Field { name, of, is_map, meaning }: Field, path: &str, keys: &mut Vec<Key>) {
-    let path = if path.is_empty() { name } else { format!("{path}.{name}") };
-    // A model has a name or a shape.
-    let of = if of == "ModelSource" { "ModelConfig" } else { &of };
-    let is_section = STRUCTS.iter().any(|(known, _)| *known == of);
-    let below = if is_map { format!("{path}.*") } else { path.clone() };
-    keys.push(Key { path, meaning, is_section });
-    if is_section {
-        collect(of, &below, keys);
-    }
-}
-
-/// The public fields of a struct in Rust's source, formatted by rustfmt.
-fn fields(source: &str, name: &str) -> Vec<Field> {
-    let begin = format!("pub struct {name} {{");
-    let lines = source.lines().skip_while(|line| *line != begin).skip(1).take_while(|line| *line != "}");
-    let (mut fields, mut text, mut renamed) = (Vec::new(), Vec::new(), None);
-    for line in lines.map(str::trim) {
-        if let Some(words) = line.strip_prefix("///") {
-            text.push(words.trim());
-        } else if let Some((_, name)) = line.strip_prefix("#[serde(").and_then(|line| line.split_once("rename = \"")) {
-            renamed = name.split('"').next();
-        } else if let Some((name, of)) = line.strip_prefix("pub ").and_then(|field| field.split_once(": ")) {
-            let of = of.trim_end_matches(',');
-            let (is_map, innermost) = (of.starts_with("BTreeMap<"), of.rsplit(['<', ' ']).next().unwrap_or(of));
-            fields.push(Field {
-                name: renamed.take().unwrap_or(name.trim_start_matches("r#")).to_owned(),
-                of: innermost.trim_end_matches('>').to_owned(),
-                is_map,
-                meaning: first_sentence(&text.join(" ")),
-            });
-            text.clear();
-        }
-    }
-    fields
-}
-
-/// The first sentence of a documentation, with the words of a configuration in the place of Rust's.
-fn first_sentence(text: &str) -> String {
-    let end = text.match_indices(['.', ':']).map(|(at, _)| at).find(|at| {
-        let (before, after) = (&text[..*at], &text[at + 1..]);
-        text[*at..].starts_with('.')
-            && (after.is_empty() || after.starts_with(' '))
-            && !["e.g", "i.e", "vs"].iter().any(|short| before.ends_with(short))
-    });
-    let sentence = end.map_or(text, |end| &text[..end]);
-    // Links of rustdoc: [`path::Name`], [`name`](where).
-    let mut plain = String::new();
-    let mut rest = sentence;
-    while let Some((before, link)) = rest.split_once("[`") {
-        plain.push_str(before);
-        let Some((name, after)) = link.split_once("`]") else {
-            plain.push_str("[`");
-            rest = link;
-            break;
-        };
-        plain.push_str(&format!("`{}`", name.rsplit("::").next().unwrap_or(name)));
-        rest = match after.strip_prefix('(').and_then(|target| target.split_once(')')) {
-            Some((_, after)) => after,
-            None => after,
-        };
-    }
-    plain.push_str(rest);
-    plain.replace("`None` (null)", "null").replace("`None`", "null").replace("`Some`", "a value")
 }
 
 impl grpo_files::Configuration for TrainConfig {
     fn keys() -> Vec<&'static str> {
-        keys().iter().map(|key| key.path.as_str()).collect()
+        keys().iter().map(|key| key.path).collect()
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::{Value, json};
-
-    /// The dotted paths of everything in a value, maps of names included as `*`.
-    fn paths(value: &Value, path: &str, found: &mut Vec<String>) {
-        let Value::Object(map) = value else { return };
-        for (key, value) in map {
-            let here = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
-            found.push(here.clone());
-            paths(value, &here, found);
-        }
-    }
-
-    #[test]
-    fn every_key_of_the_configuration_is_there_with_its_meaning_and_no_other() {
-        let program = json!({"command": ["true"]});
-        let soft = json!({"max_completion_len": 8, "soft_punish_cache": 3, "penalty_factor": 1});
-        let rope =
-            json!({"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 32});
-        let everything = json!({
-            "lora": {}, "model": {"rope_scaling": rope},
-            "rewards": {"json": {}, "length": {"target": 5}, "soft_overlong_punishment": soft, "regex": {"any": {"pattern": "x"}},
-                "programs": {"any": program}, "http": {"any": {"url": "http://localhost"}}},
-        });
-        let config: TrainConfig = serde_json::from_value(everything).expect("legal");
-        let mut found = Vec::new();
-        paths(&serde_json::to_value(&config).unwrap(), "", &mut found);
-        let mut found: Vec<String> =
-            found.into_iter().filter(|path| !path.ends_with(".any")).map(|path| path.replace(".any.", ".*.")).collect();
-        let mut known: Vec<String> = keys().iter().map(|key| key.path.clone()).collect();
-        known.sort();
-        found.sort();
-        assert_eq!(known, found);
-        for Key { path, meaning, .. } in keys() {
-            assert!(meaning.len() > 5 && !meaning.contains("None") && !meaning.contains("[`"), "{path}: {meaning}");
-        }
-    }
-
-    #[test]
-    fn every_key_is_found_from_a_wrong_section() {
-        for Key { path, .. } in keys().iter().filter(|key| key.path.contains('.') && !key.path.contains('*')) {
-            let name = path.rsplit('.').next().unwrap();
-            let is_known = |path: &str| keys().iter().any(|key| key.path == path);
-            for wrong in [name.to_owned(), format!("grpo.{name}"), format!("optimizer.{name}")] {
-                if is_known(&wrong) {
-                    continue;
-                }
-                let layers = grpo_files::Layers::new().set(&[format!("{wrong}=1")]).unwrap();
-                let error = layers.resolve::<TrainConfig>().unwrap_err();
-                let text = format!("{error}: {}", std::error::Error::source(&error).unwrap());
-                let meant = text.split_once("did you mean `").map(|(_, rest)| rest.split('`').next().unwrap());
-                let meant = meant.unwrap_or_else(|| panic!("{wrong}: {text}"));
-                assert!(is_known(meant) && meant.rsplit('.').next() == Some(name), "{wrong}: {text}");
-            }
-        }
-    }
-
-    #[test]
-    fn a_first_sentence_has_no_rust_in_it() {
-        for (text, sentence) in [
-            (
-                "The weight of [`crate::Correct`]: 1 for a right one. More.",
-                "The weight of `Correct`: 1 for a right one",
-            ),
-            ("Which [rows](there) count, e.g. 0.5 of them", "Which [rows](there) count, e.g. 0.5 of them"),
-            ("Bound; `None` (null) is off.", "Bound; null is off"),
-            ("One of [`names`](a::b), and", "One of `names`, and"),
-        ] {
-            assert_eq!(first_sentence(text), sentence);
-        }
-    }
-}
+mod tests;
