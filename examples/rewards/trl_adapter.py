@@ -23,7 +23,7 @@ from pathlib import Path
 
 from judge import protocol
 
-# What TRL never passes as a column.
+# TRL does not pass these as columns.
 NOT_COLUMNS = ("prompt", "completion", "completion_ids")
 
 
@@ -51,7 +51,7 @@ def load(target: str, arguments: str | None):
     sys.path.insert(0, os.getcwd())
     if place.endswith(".py") or os.sep in place:
         path = Path(place).resolve()
-        # As for a script: modules beside it can be imported.
+        # The file can import modules in its folder, as a script can.
         sys.path.insert(0, str(path.parent))
         spec = importlib.util.spec_from_file_location(path.stem, path)
         if spec is None or not path.is_file():

@@ -5,14 +5,14 @@ use crate::tiny_model::{prepare, train};
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// What a call that goes on with one more step has.
+/// Returns the arguments that resume a run for one more step.
 fn resume<'a>(run: &'a str, set: &'a [&'a str]) -> Vec<&'a str> {
     let mut arguments = vec!["train", "--resume", run, "--set", "grpo.max_steps=3"];
     set.iter().for_each(|set| arguments.extend(["--set", *set]));
     arguments
 }
 
-/// Writes `change` of the bytes of a file, and returns what was there.
+/// Replaces the bytes of a file by `change` of them, and returns the old bytes.
 fn edit(path: &Path, change: impl FnOnce(Vec<u8>) -> Vec<u8>) -> Vec<u8> {
     let before = std::fs::read(path).unwrap_or_default();
     let after = change(before.clone());

@@ -122,7 +122,7 @@ fn programs_of_a_run_are_made_of_a_configuration_without_weights() {
     }
 }
 
-/// A hub on this machine that lists the files of `model` as those of every name, and the paths that it was asked for.
+/// Starts a local hub that serves the files of `model` under every name. Returns its address and the list of requested paths.
 fn serve(model: std::path::PathBuf) -> (String, std::sync::Arc<std::sync::Mutex<Vec<String>>>) {
     use std::io::{BufRead, BufReader, Write};
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -1,4 +1,4 @@
-//! A first run on a model and rows of one's own: what it trains on, with which settings, and what it refuses and warns of.
+//! A first run on a user's model and rows: data, settings, refusals and warnings.
 
 use crate::support::{Runs, command, json, refuse, refused, rows, stderr, stdout, succeed};
 use crate::tiny_model::prepare;
@@ -134,7 +134,7 @@ fn sampling_is_plain_unless_the_run_asks_for_the_models_own() {
         assert_eq!(warnings(&text, warning), 1, "{text}");
         assert!(text.contains(&format!("rollout.{one}")), "{text}");
     }
-    // What an evaluation samples is its own.
+    // Truncated sampling in an evaluation is no reason for a warning.
     let (text, _) = train(&runs, &[], "eval", &[&short[..], &["eval.top_k=3", "eval.num_generations=1"]].concat());
     assert_eq!(warnings(&text, warning), 0, "{text}");
 }
@@ -158,7 +158,7 @@ fn the_first_command_still_trains_the_built_in_task() {
     assert!(summary["eval_after"].is_object(), "{summary}");
 }
 
-/// Writes rows with these fields over those of `runs`.
+/// Replaces the rows of `runs` by rows with these fields.
 fn write_rows(runs: &Runs, row: impl Fn(usize) -> serde_json::Value) {
     let text: String = (0..60).map(|i| format!("{}\n", row(i))).collect();
     std::fs::write(runs.path("rows.jsonl"), text).expect("rows");

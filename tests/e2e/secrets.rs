@@ -7,7 +7,7 @@ use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-/// An endpoint that gives 1 for every completion; at `/echo` it answers with what it was sent.
+/// Starts an endpoint that returns 1 for every completion. At `/echo` it returns the request.
 fn endpoint() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address").to_string();
@@ -125,7 +125,7 @@ fn secrets_of_a_run_stand_in_its_config_yaml_and_nowhere_else() {
     assert!(std::fs::read_to_string(&config).expect("a configuration").contains("S3CR3T-other"));
     let changes = std::fs::read_to_string(runs.path("a/changes.jsonl")).expect("changes");
     assert!(changes.contains("rewards.http.j.headers.X-Api-Key"), "{changes}");
-    // What may not change is refused without secrets.
+    // The error about a key that may not change shows no secrets.
     let output = run(&["train", "--resume", &runs.text("a"), "--set", "rewards.http.j.weight=2"].map(str::to_owned));
     assert_eq!(output.status.code(), Some(2));
     assert_clean_run(&output, &runs.path("a"));
@@ -141,7 +141,7 @@ fn secrets_of_a_run_stand_in_its_config_yaml_and_nowhere_else() {
 fn a_run_that_fails_shows_no_secret_and_its_error_is_in_the_report() {
     let runs = Runs::new(&[]);
     prepare(&runs);
-    // The program answers the probe, and later says what it was given.
+    // The program answers the probe, and then prints its environment and arguments.
     let script = "read -r l; echo 1; read -r l; echo \"$OPENAI_API_KEY $JUDGE_TOKEN $2 $3\" | tee /dev/stderr; exit 1";
     let script = format!(
         "if [ -e \"$0.done\" ]; then echo \"$OPENAI_API_KEY $2\" | tee /dev/stderr; exit 1; fi; touch \"$0.done\"; {script}"

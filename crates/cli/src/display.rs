@@ -68,7 +68,7 @@ impl Display {
         }
     }
 
-    /// Shows the block of a run: what it is about to do.
+    /// Prints the block with the settings of a run.
     pub(crate) fn introduce(&mut self, config: &TrainConfig, overview: &Overview) {
         if !self.introduced {
             self.introduced = true;
@@ -233,7 +233,7 @@ fn step_fields(row: &MetricsRow, shows_loss: bool) -> Vec<Field> {
     let length = row.get("completions/mean_length").map(|length| Field::new(5, format!("length {length:.0}")));
     let fields = [
         number(1, "reward", 3),
-        // Groups of completions with equal rewards, of which nothing is learned.
+        // The share of groups whose completions all have the same reward: their advantages are 0.
         share(4, "no signal", "frac_reward_zero_std"),
         length,
         share(6, "clipped", "completions/clipped_ratio"),

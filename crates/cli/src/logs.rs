@@ -18,7 +18,7 @@ pub(crate) fn init() {
     let filter = EnvFilter::try_from_env("GRPO_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
     let silent = SILENT.iter().filter_map(|directive| directive.parse().ok());
     let filter = silent.fold(filter, EnvFilter::add_directive);
-    // A file or a pipe gets no colours, nor who does not want them (https://no-color.org).
+    // No colours in files and pipes, nor with NO_COLOR (https://no-color.org).
     let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     logs.event_format(Lines { colours }).init();

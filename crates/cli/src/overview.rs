@@ -1,11 +1,11 @@
-//! The block at the start of a run: what it is about to do, and which of its settings are defaults.
+//! The block printed at the start of a run: model, data, rewards and settings, with a mark on defaults.
 
 use grpo_core::readable_bytes;
 use serde_json::Value;
 use trainer::train_config::PolicyDevice;
 use trainer::{ModelSource, Overview, TrainConfig};
 
-/// The block, a line per subject.
+/// Returns the block, one line per subject.
 pub(crate) fn text(config: &TrainConfig, overview: &Overview) -> String {
     let settings = Settings::of(config);
     let lines = [
@@ -24,7 +24,7 @@ pub(crate) fn text(config: &TrainConfig, overview: &Overview) -> String {
     lines.collect::<String>().trim_end().to_owned()
 }
 
-/// Values of a configuration by their keys, beside the defaults.
+/// The values of a configuration and the default values, by key.
 struct Settings {
     given: Value,
     default: Value,

@@ -55,7 +55,7 @@ impl Sheet {
 
     /// Adds a row, whose last cells may be left out.
     pub(crate) fn row<T: Into<String>>(&mut self, cells: impl IntoIterator<Item = T>) {
-        // Escaped before the layout, which counts what is shown.
+        // Escapes come before the layout, because they change the width of a cell.
         self.rows.push(cells.into_iter().map(|cell| printable(&cell.into()).into_owned()).collect());
     }
 

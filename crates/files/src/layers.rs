@@ -26,8 +26,9 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// A configuration that [`Layers::resolve`] can make.
 pub trait Configuration: DeserializeOwned + Serialize + Default {
-    /// The dotted paths of all keys, those of sections that are off by default included, with `*` for names of the user's. An unknown key is
-    /// compared with them, so that one in the wrong section leads to the right one. Without any, the keys are those of the serialised default.
+    /// Returns the dotted paths of all keys, including keys of sections that are off by default, with `*` for names that the user chooses. The
+    /// error about an unknown key suggests the key of the same name in another section. If the list is empty, the keys of the serialised
+    /// default are used.
     fn keys() -> Vec<&'static str> {
         Vec::new()
     }
@@ -90,7 +91,7 @@ impl Layers {
         Ok(self)
     }
 
-    /// Puts these layers on top of those of `lower`.
+    /// Puts these layers on top of the layers in `lower`.
     #[must_use]
     pub fn over(self, mut lower: Self) -> Self {
         lower.0.extend(self.0);
@@ -277,7 +278,7 @@ fn set_origin(key: &str, value: Option<&str>) -> String {
             redact(&mut shown);
             shown != nested
         }
-        // What cannot be parsed is shown where no place of a secret is named.
+        // Text that cannot be parsed is shown, unless it names a key that may hold a secret.
         Err(_) => {
             ["headers", "env", "command", "url", "://"].iter().any(|place| format!("{key}={value}").contains(place))
         }

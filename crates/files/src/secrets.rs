@@ -17,7 +17,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 use std::collections::BTreeSet;
 
-/// What stands in the place of a secret.
+/// The text that replaces a secret.
 pub const HIDDEN: &str = "(hidden)";
 
 /// The length in bytes from which a secret is looked for in texts: a shorter one would be found by chance.
@@ -67,7 +67,7 @@ pub struct Secrets {
 impl Secrets {
     /// The secrets that stand in `config`.
     pub fn of<T: Serialize>(config: &T) -> Self {
-        // What cannot be serialised has no text that could be shown.
+        // A configuration that cannot be serialised is never shown as text.
         serde_json::to_value(config).map(|mut value| redact(&mut value)).unwrap_or_default()
     }
 
@@ -144,7 +144,7 @@ impl Secrets {
         }
     }
 
-    /// Adds a script in an argument (`sh -c "..."`), and those of its words that look like keys: a message may quote any other.
+    /// Adds a script in an argument (`sh -c "..."`) and its words that look like keys. Messages may quote the other words.
     fn add_script(&mut self, script: &str) {
         self.add_whole(script);
         let separates = |c: char| c.is_whitespace() || "=&;,:|<>()\"'`".contains(c);
@@ -183,10 +183,10 @@ pub fn redact(config: &mut Value) -> Secrets {
     secrets
 }
 
-/// `config` without its secrets, and whether it has any.
+/// Returns `config` without its secrets, and `true` if it has any.
 ///
 /// # Errors
-/// Those of serde.
+/// Returns an error if serde cannot serialise `config` or deserialise the result.
 pub fn redacted<T: Serialize + DeserializeOwned>(config: &T) -> Result<(T, bool), serde_json::Error> {
     let whole = serde_json::to_value(config)?;
     let mut shown = whole.clone();

@@ -101,7 +101,7 @@ impl fmt::Display for MemoryTable {
     }
 }
 
-/// What makes a run on the host take less memory.
+/// The keys that reduce the memory of a run on the host.
 pub(crate) const KNOBS: &str = "`lora` (adapters in place of all weights), grpo.gradient_accumulation_steps (more micro-batches of fewer \
     completions), rollout.batch_size (fewer sequences that decode together), rollout.max_completion_length, data.max_prompt_length and \
     grpo.num_generations need less";

@@ -44,13 +44,13 @@ pub(crate) struct Change {
     pub to: Value,
 }
 
-/// What the page takes from failure.json.
+/// The fields of failure.json that the page shows.
 #[derive(Debug, Deserialize)]
 struct Failure {
     error: String,
 }
 
-/// What the page takes from summary.json; everything else is in the rows.
+/// The fields of summary.json that the page shows. All other values are in the rows.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Summary {
     pub seconds: Option<f64>,
@@ -119,7 +119,7 @@ impl Run {
     }
 }
 
-/// The content of a small JSON file; what is wrong with it becomes a note.
+/// Reads a small JSON file. An error becomes a note.
 fn read_json<T: DeserializeOwned>(path: Option<PathBuf>, notes: &mut Vec<String>) -> Option<T> {
     let path = path?;
     let bytes = read_regular(&path, MAX_SUMMARY).map_err(|e| e.to_string());

@@ -22,7 +22,7 @@ pub enum Error {
     Reference {
         /// Dotted path of the key, such as `rewards.http.judge.headers.Authorization`.
         key: String,
-        /// What is wrong with the value.
+        /// The error in the value.
         source: grpo_files::ExpandError,
     },
     /// A reward program that cannot be started.

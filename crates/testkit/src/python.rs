@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{self, Command};
 
-/// What the tests import, and what [`WITHOUT_REQUIREMENTS`] needs beside itself. pip resolves all of them at once.
+/// The packages that the tests import, and the dependencies of [`WITHOUT_REQUIREMENTS`]. pip resolves all of them at once.
 const REQUIREMENTS: [&str; 9] = [
     "wandb==0.31.0",
     "tensorboard==2.21.0",

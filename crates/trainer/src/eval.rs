@@ -177,7 +177,7 @@ impl PassRule {
     }
 }
 
-/// What pass@1 counts, behind "pass@1 counts completions with".
+/// Completes the sentence "pass@1 counts completions with".
 impl std::fmt::Display for PassRule {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {

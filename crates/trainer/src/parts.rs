@@ -47,7 +47,7 @@ impl Parts {
     /// data, rewards, and sampling where the weights are.
     ///
     /// # Errors
-    /// Those of [`Prepared::new`] and [`Prepared::parts`].
+    /// The errors of [`Prepared::new`] and [`Prepared::parts`].
     pub fn from_config(config: &TrainConfig) -> Result<Self> {
         Prepared::unchecked(config.clone(), None)?.parts()
     }
@@ -70,10 +70,10 @@ pub(crate) enum Place {
 }
 
 impl Place {
-    /// The place that a configuration names: its backend or device is opened, and nothing is loaded.
+    /// Opens the backend or device that a configuration names, and loads nothing onto it.
     ///
     /// # Errors
-    /// Those of [`backends::open`], and of a device that is not there.
+    /// The errors of [`backends::open`], and an error if the device is missing.
     pub(crate) fn open(config: &TrainConfig) -> Result<Self> {
         let PolicyConfig { device, plugin, compile_cache, wait_limit_minutes: _, .. } = &config.policy;
         let Some(kind) = device.kind() else {
@@ -129,10 +129,10 @@ impl Place {
         }
     }
 
-    /// The policy of a configuration, before anything is trained: a new one of `shape`, or that of the folder `model`.
+    /// Returns the initial policy of a configuration: a new one of `shape`, or the policy in the folder `model`.
     ///
     /// # Errors
-    /// What is wrong with the weights; a device that fails.
+    /// Weights that cannot be used; a device that fails.
     pub(crate) fn policy(
         self,
         config: &TrainConfig,

@@ -13,12 +13,11 @@ use models::{CharTokenizer, ModelConfig, Tokenizer};
 use policy::PolicyEngine;
 use rewards::Rewards;
 
-/// The number of prompts whose lengths stand for all of them.
+/// The number of prompts in the sample that estimates the longest prompt.
 const PROMPTS: usize = 32;
 
-/// A run of which everything is checked that takes no weights: configuration, files and their columns, held-out rows, reward functions, room
-/// for prompts and completions, memory. Of a model that is named only the files of its configuration and its tokenizer are downloaded before the
-/// rest is checked.
+/// A run that passed all checks that need no weights: configuration, files and their columns, held-out rows, reward functions, lengths of
+/// prompts and completions, memory. For a model on the hub, the checks download only its configuration and tokenizer.
 ///
 /// ```no_run
 /// use trainer::{Prepared, TrainConfig};
@@ -41,16 +40,18 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Checks a configuration and opens what it names, but for weights.
+    /// Checks a configuration and opens its files, reward functions and device. No weights are read.
     ///
     /// # Errors
-    /// Those of [`TrainConfig::validate`], of files and rows, of reward functions that cannot judge, of a backend or device that is not
-    /// there, of a model that is not found, and of a training that has no room in memory.
+    /// * the errors of [`TrainConfig::validate`];
+    /// * files or rows that cannot be used, and reward functions that fail on a row;
+    /// * a backend, device or model that is not found;
+    /// * a training that does not fit into memory.
     pub fn new(config: TrainConfig) -> Result<Self> {
         Self::make(config, None, true)
     }
 
-    /// The same of parts of which some are about to be replaced: rewards and rows are not checked against each other.
+    /// Like [`Prepared::new`] for callers that replace parts: rewards are not checked against rows.
     ///
     /// # Errors
     /// As [`Prepared::new`].
@@ -85,12 +86,12 @@ impl Prepared {
         if let Some(report) = &report {
             check_rows(&config.data, report, &rewards, tokenizer.has_chat_template())?;
         }
-        tell(report.as_ref());
+        log_rows(report.as_ref());
         let rows = match checks {
             true => Rows::checked(&config, &*tokenizer, context, &*dataset, &rewards)?,
             false => Rows::default(),
         };
-        // Some prompts: the longest says what a step takes.
+        // The memory table assumes the longest prompt of a sample.
         let seen = dataset.probe(PROMPTS)?;
         let lengths = seen.iter().map(|item| Ok(encode_prompt(&*tokenizer, &item.prompt)?.len()));
         let longest_prompt = lengths.collect::<Result<Vec<_>>>()?.into_iter().max().unwrap_or(0);
@@ -119,28 +120,28 @@ impl Prepared {
         Ok(Self { config, shape, model, tokenizer, dataset, rewards, rows, place, overview })
     }
 
-    /// The configuration, with what it takes from the model's folder.
+    /// Returns the configuration, including settings from the model's folder.
     pub fn config(&self) -> &TrainConfig {
         &self.config
     }
 
-    /// What the run is about to do.
+    /// Returns facts about the run.
     pub fn overview(&self) -> &Overview {
         &self.overview
     }
 
-    /// The parts of the run: reads the weights.
+    /// Reads the weights and returns the parts of the run.
     ///
     /// # Errors
-    /// What is wrong with the weights; a device that fails.
+    /// Weights that cannot be used; a device that fails.
     pub fn parts(self) -> Result<Parts> {
         Ok(self.load()?.1)
     }
 
-    /// The run at its beginning: reads the weights.
+    /// Reads the weights and returns a trainer at step 0.
     ///
     /// # Errors
-    /// As [`Prepared::parts`], and those of [`Trainer::with_parts`] that concern the policy.
+    /// The errors of [`Prepared::parts`], and the errors of [`Trainer::with_parts`] about the policy.
     pub fn trainer(self) -> Result<Trainer> {
         let (config, parts, rows, overview) = self.load()?;
         Trainer::begin(config, parts, rows, Some(overview))
@@ -154,8 +155,8 @@ impl Prepared {
     }
 }
 
-/// Logs what became of the rows of files.
-fn tell(report: Option<&DataReport>) {
+/// Logs the counts of used and dropped rows.
+fn log_rows(report: Option<&DataReport>) {
     match report {
         Some(report) if report.dropped() > 0 => tracing::warn!("{report}"),
         Some(report) => tracing::info!("{report}"),

@@ -76,7 +76,7 @@ impl Pretrained {
     /// The policy on the host, with the weights of the folder and adapters where the configuration has them.
     ///
     /// # Errors
-    /// [`models::Error::TooLarge`] where an export has no room; what is wrong with the weights otherwise.
+    /// [`models::Error::TooLarge`] if an export does not fit into memory; weights that cannot be used.
     pub(crate) fn policy(&self, config: &TrainConfig, loss: PolicyLoss, purpose: Purpose) -> Result<BurnPolicy> {
         let shape = self.folder.config();
         let weights = self.folder.weights()?;
@@ -95,7 +95,7 @@ impl Pretrained {
         Ok(if keeps { policy.with_reference_in_files(&weights)? } else { policy })
     }
 
-    /// What a training on prompts of up to `prompt` tokens takes, part by part.
+    /// Returns the memory that a training on prompts of up to `prompt` tokens needs, by part.
     pub(crate) fn memory(
         &self,
         config: &TrainConfig,

@@ -132,8 +132,8 @@ pub struct RolloutConfig {
     pub min_p: Option<f64>,
     /// What logits of tokens of the prompt and of the completion so far are divided by (multiplied by below 0); 1 and `None` are off.
     pub repetition_penalty: Option<f64>,
-    /// Whether the model's generation_config.json sets those of `temperature`, `top_k`, `top_p`, `min_p` and `repetition_penalty` that are
-    /// `None`, unless its `do_sample` is false.
+    /// Whether unset keys among `temperature`, `top_k`, `top_p`, `min_p` and `repetition_penalty` get their values from the model's
+    /// generation_config.json, unless its `do_sample` is false.
     pub use_generation_config: bool,
     /// The largest number of tokens of a completion, EOS included. `None` is 512, or, in a shorter context, the part of it that
     /// `data.max_prompt_length` leaves: half of it at least, and half of it where there is no such limit.
@@ -208,9 +208,8 @@ pub struct EvalConfig {
     /// The numbers k of which pass@k is estimated from the sampled completions, at most `num_generations`. Where 1 is not among
     /// them, pass@1 is of the greedy completion.
     pub pass_at: Vec<usize>,
-    /// The name of the reward function by which a completion passes: it gives at least 1. `reward` is the weighted sum. `None` is `correct`
-    /// where it has a weight, and otherwise every function with a positive weight, each of which has to give at least 1 (penalties for length
-    /// aside). `correct` may be named even where the section `rewards` gives it no weight.
+    /// The name of the reward function that decides whether a completion passes: it must return at least 1. `reward` is the weighted sum. `None`
+    /// is `correct` if it has a weight; otherwise every function with a positive weight must return at least 1 (except length penalties). `correct` may be named even where the section `rewards` gives it no weight.
     pub pass_reward: Option<String>,
     /// The temperature of the sampled completions, 0 for greedy ones. This and the next four are those of the section `rollout` where they
     /// are `None`.
@@ -316,7 +315,7 @@ impl TrainConfig {
         self
     }
 
-    /// This configuration with `rollout.use_generation_config` applied: what it leaves out is taken from a model's generation_config.json.
+    /// Applies `rollout.use_generation_config`: unset keys get their values from a model's generation_config.json.
     pub(crate) fn with_generation_defaults(mut self, defaults: &GenerationDefaults) -> Self {
         if self.rollout.use_generation_config && defaults.do_sample != Some(false) {
             let rollout = &mut self.rollout;

@@ -134,7 +134,7 @@ impl Trainer {
         Ok(trainer)
     }
 
-    /// What the run is about to do, where its parts are those that its configuration names.
+    /// Returns facts about the run; `None` for a trainer with parts of its own.
     pub fn overview(&self) -> Option<&Overview> {
         self.overview.as_ref()
     }
@@ -364,7 +364,7 @@ fn check_filter(config: &TrainConfig, rewards: &Rewards) -> Result<()> {
 fn probe_rewards(rewards: &Rewards, tokenizer: &dyn Tokenizer, item: Option<&Item>) -> Result<()> {
     let Some(item) = item else { return Ok(()) };
     let completion = item.answer.as_deref().unwrap_or_default();
-    // What the tokenizer does not know is for the step that trains on it to say.
+    // A text that cannot be encoded is an error of the training step, not of this check.
     let completion_ids = tokenizer.encode_completion(completion).unwrap_or_default();
     Ok(rewards.probe(&RewardInput { item, completion, truncated: false, completion_ids: &completion_ids })?)
 }

@@ -63,7 +63,7 @@ fn spoil(path: &Path, fault: Fault, seed: u64) {
     std::fs::write(path, bytes).expect("written");
 }
 
-/// Contents of all files that can be read to their end, but for the lock and for the error of a run that has failed.
+/// Returns the contents of all readable files, except the lock and failure.json.
 fn contents(run: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let is_of_run = |path: &PathBuf| !path.ends_with(".lock") && !path.ends_with("failure.json");
     let regular = |path: &PathBuf| path.metadata().is_ok_and(|m| m.is_file()) && is_of_run(path);

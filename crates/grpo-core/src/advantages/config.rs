@@ -48,9 +48,9 @@ pub enum AdvantageEstimator {
     /// As `optimal_token_baseline`, with positions counted in active tokens, so that tool output shifts nothing.
     TirOptimalTokenBaseline,
     /// (r - mean(G)) / mean(G); 0 where mean(G) is not above 0. MaxRL, maximum likelihood reinforcement learning, arXiv 2602.02710;
-    /// prime-rl's `max_rl`. The paper's rewards are 0 and 1: over n completions the estimate is that of the objective
-    /// of order n, the sum of pass@k / k for k up to n, where mean_only gives the one of order 1. `eps` is not used; the
-    /// authors' code adds 1e-6 to the mean. A lone reward that is kept is its own advantage.
+    /// prime-rl's `max_rl`. For rewards of 0 and 1, n completions estimate the gradient of the paper's objective of order n,
+    /// the sum of pass@k / k for k up to n; mean_only estimates the objective of order 1. `eps` is not used; the authors'
+    /// code adds 1e-6 to the mean. In a group of one kept reward, the advantage is that reward.
     #[serde(alias = "maxrl")]
     MaxRl,
     /// r - mean(all). FlashREINFORCE (2026), TRL's `experimental.flash_reinforce`, for one completion per prompt; the loss of that

@@ -48,13 +48,13 @@ pub fn reject_unknown_keys(given: &Value, known: &Value, path: &str) -> Result<(
     Ok(())
 }
 
-/// In the place of a name of the user's.
+/// Stands for a name that the user chose.
 const ANY: &str = "*";
 
 /// How similar a key of another section has to be where its own section has none that is similar.
 const SIMILAR_ELSEWHERE: f64 = 0.92;
 
-/// Dotted paths as a value to be walked beside another one, with `*` where any name may stand.
+/// Returns dotted paths as a tree of JSON objects. `*` matches any name.
 pub fn tree(paths: &[&str]) -> Value {
     let mut root = Map::new();
     for path in paths {

@@ -20,11 +20,11 @@
 //!
 //! ## Where it comes from
 //!
-//! The loss that prime-rl called `default` until 2026-08-27, when [ipo](super::ipo) took its place (#3418): the region is that of
-//! [dppo_tv](super::dppo_tv) (DPPO, arXiv 2602.04879), the penalty Kimi's. Averaged over the step's tokens, as in prime-rl.
+//! prime-rl's loss `default` until 2026-08-27, when [ipo](super::ipo) replaced it (#3418). The trust region comes from
+//! [dppo_tv](super::dppo_tv) (DPPO, arXiv 2602.04879), the penalty from Kimi. Averaged over the step's tokens, as in prime-rl.
 //!
-//! The keys are those of [ipo](super::ipo), and so are their defaults: prime-rl's of 2026-09-18. This loss had a region of 0.2 and a
-//! `kl_tau` of 0.001 in prime-rl; preset: `configs/loss/prime-rl-dppo.yaml`.
+//! Keys and defaults are the same as for [ipo](super::ipo): prime-rl's values of 2026-09-18. prime-rl ran this loss with a region of
+//! 0.2 and a `kl_tau` of 0.001: `configs/loss/prime-rl-dppo.yaml`.
 //!
 //! ## Knobs
 //!

@@ -1,10 +1,10 @@
-//! JSON objects with a key twice, of which readers take the last value in silence.
+//! Detection of duplicate keys in JSON objects. Most readers silently take the last value.
 
 use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use std::collections::HashSet;
 use std::fmt;
 
-/// JSON in which no object, at any depth, has a key twice. Nothing is kept of it.
+/// JSON without duplicate keys at any depth. Deserialising it checks the keys and discards the values.
 pub(crate) struct UniqueKeys;
 
 impl<'de> serde::Deserialize<'de> for UniqueKeys {

@@ -62,7 +62,7 @@ impl ModelCache {
         self.folder.join("blobs").join(format!("{etag}{INCOMPLETE}"))
     }
 
-    /// Links `name` in the snapshot of `commit` to the blob of `etag`, in the place of a link that leads elsewhere.
+    /// Links `name` in the snapshot of `commit` to the blob of `etag`, and replaces a link with another target.
     pub(super) fn link(&self, commit: &str, name: &str, etag: &str) -> io::Result<()> {
         let snapshot = self.snapshot(commit);
         std::fs::create_dir_all(&snapshot)?;

@@ -4,10 +4,9 @@
 //! files are chosen from those that a model folder has. A file is complete when it has the announced size and, where its ETag is a
 //! checksum, the announced content; otherwise it is deleted.
 //!
-//! The crate `hf-hub` did this before. It makes paths of whatever `sha`, `ETag` and `x-repo-commit` say, sends the token along with
-//! the redirect of a metadata request, whatever its host, follows relative redirects without end, has no time-out, appends answers
-//! that ignore the range to what is there, and compares neither sizes nor checksums; its interface offers no place for any of these
-//! checks.
+//! This module replaces the crate `hf-hub`, which builds paths from unchecked `sha`, `ETag` and `x-repo-commit` values, sends the token
+//! to any host that a metadata request is redirected to, follows relative redirects without limit, has no time-out, appends responses
+//! that ignore the range to the partial file, and compares neither sizes nor checksums. Its interface has no hook for these checks.
 
 use super::cache::{ModelCache, check_digest, free_space, is_blob_name, is_checksum, is_commit};
 use super::http::{Answer, Client, Failure, Purpose};
@@ -90,7 +89,7 @@ fn wanted(names: &[&str], part: Part) -> Result<Vec<String>, String> {
     Ok(files.into_iter().map(str::to_owned).collect())
 }
 
-/// What the hub says of a revision.
+/// The hub's response about a revision.
 struct Listing {
     commit: String,
     names: Vec<String>,
@@ -144,7 +143,7 @@ fn commit(found: &str, host: &str) -> Result<String, Failure> {
     Err(Failure::Final(format!("{host} names the commit {found:?}: expected 40 hexadecimal digits")))
 }
 
-/// What the hub says of a file.
+/// The hub's metadata of a file.
 #[derive(Debug, PartialEq, Eq)]
 struct Announced {
     etag: String,
@@ -243,7 +242,7 @@ impl Source<'_> {
         }
     }
 
-    /// Downloads a file beside the place of its blob, and checks it.
+    /// Downloads a file next to its blob, and checks it.
     fn download(&self, name: &str, announced: &Announced) -> Result<(), Failure> {
         let Announced { etag, size } = announced;
         let path = self.cache.incomplete(etag);
@@ -281,7 +280,7 @@ impl Source<'_> {
                     "the content that was downloaded has the {found}, and the hub announced {etag}: it was deleted"
                 )));
             }
-            // What an earlier download has left may be what is wrong.
+            // The partial file of an earlier download may be the damaged part.
             file.set_len(0).map_err(write)?;
             is_resumed = false;
         }

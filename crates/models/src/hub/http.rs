@@ -279,7 +279,7 @@ fn origin(uri: &Uri) -> (String, String, u16) {
     (scheme, uri.host().unwrap_or_default().to_ascii_lowercase(), port)
 }
 
-/// Scheme, host and port as messages show them. Path and query are left out: those of a store of files hold signatures.
+/// Returns scheme, host and port for messages. Path and query are left out, because addresses of file stores hold signatures there.
 fn shown(uri: &Uri) -> String {
     let port = uri.port_u16().map_or_else(String::new, |port| format!(":{port}"));
     format!("{}://{}{port}", uri.scheme_str().unwrap_or_default(), uri.host().unwrap_or_default())

@@ -40,19 +40,19 @@ pub fn locate_config(model: &str, revision: Option<&str>) -> Result<PathBuf> {
     Hub::from_env().locate_config(model, revision)
 }
 
-/// The folder of a model of which the weights are not needed yet: as [`locate`], but none are looked for or downloaded. Everything else is
-/// there: configuration, tokenizer, chat template. It is [`Hub::from_env`] and [`Hub::locate_tokenizer`].
+/// Returns the folder of a model with configuration, tokenizer and chat template. Unlike [`locate`], it neither looks for nor downloads
+/// weights. It calls [`Hub::from_env`] and [`Hub::locate_tokenizer`].
 ///
 /// # Errors
-/// Those of [`Hub::locate_tokenizer`].
+/// The errors of [`Hub::locate_tokenizer`].
 pub fn locate_tokenizer(model: &str, revision: Option<&str>) -> Result<PathBuf> {
     Hub::from_env().locate_tokenizer(model, revision)
 }
 
-/// The folder of a model with its weights, at the commit of `described`, a folder that [`locate_tokenizer`] has found.
+/// Returns the folder of a model with its weights, at the commit of `described`, a folder that [`locate_tokenizer`] has returned.
 ///
 /// # Errors
-/// Those of [`Hub::locate`].
+/// The errors of [`Hub::locate`].
 pub fn locate_weights(model: &str, revision: Option<&str>, described: &Path) -> Result<PathBuf> {
     let is_snapshot = described.parent().is_some_and(|folder| folder.ends_with("snapshots"));
     let commit = described.file_name().and_then(|name| name.to_str()).filter(|_| is_snapshot);
@@ -108,7 +108,7 @@ impl Hub {
     /// As `huggingface_hub` reads the environment: the cache is `HF_HUB_CACHE`, or `hub` in `HF_HOME`, or
     /// `~/.cache/huggingface/hub`; the token is `HF_TOKEN`, or the file `HF_TOKEN_PATH` or `token` in `HF_HOME`, where
     /// `hf auth login` puts it; `HF_HUB_OFFLINE` forbids downloads; `HF_ENDPOINT` is another hub. `HF_HUB_ETAG_TIMEOUT` and
-    /// `HF_HUB_DOWNLOAD_TIMEOUT` are time-outs in seconds, 10 by default; what is no number above 0 becomes 0, which a download refuses.
+    /// `HF_HUB_DOWNLOAD_TIMEOUT` are time-outs in seconds, 10 by default; any value but a number above 0 becomes 0, which a download refuses.
     pub fn from_env() -> Self {
         Self::from_variables(|name| env::var(name).ok())
     }
@@ -163,8 +163,8 @@ impl Hub {
         self.find(model, revision, Part::Config)
     }
 
-    /// The same of a model of which everything but the weights is needed. Where the hub cannot be asked, a `config.json` and a `tokenizer.json`
-    /// in the cache will do.
+    /// Returns the folder of a model without looking for its weights. If the hub cannot be reached, a `config.json` and a `tokenizer.json` in
+    /// the cache are enough.
     ///
     /// # Errors
     /// As [`Hub::locate`].

@@ -54,7 +54,7 @@ impl Request {
     }
 }
 
-/// The usual answers of a hub, parts of which a test replaces.
+/// The responses of a well-behaved hub. A test replaces some of them.
 #[derive(Clone)]
 struct Model {
     files: Arc<BTreeMap<String, Vec<u8>>>,
@@ -174,8 +174,8 @@ impl Home {
         }
     }
 
-    /// Checks that a download is refused, in bounded time, with all of `parts`, that the cache does not pass for the model, and that
-    /// nothing beside the cache has changed.
+    /// Checks that a download is refused in bounded time with an error that contains all of `parts`, that the cache is not taken for the
+    /// model, and that no file outside the cache has changed.
     #[track_caller]
     fn refuses(&self, port: u16, parts: &[&str]) {
         let begin = Instant::now();
@@ -541,7 +541,7 @@ fn a_content_that_does_not_match_its_checksum_is_deleted() {
     });
     home.refuses(port, &[WEIGHTS, "has the SHA-256", "it was deleted"]);
     assert!(home.incomplete().is_empty());
-    // What an earlier download has left is not believed either: with another beginning, the file is downloaded once more.
+    // A partial file is checked too: if its bytes are wrong, the whole file is downloaded again.
     let shared = model.clone();
     let port = serve(move |request, stream| shared.answer(request, stream));
     let blobs = home.cache().join("models--org--name/blobs");
@@ -562,7 +562,7 @@ fn two_files_with_the_same_etag_are_not_taken_for_one() {
     }
 }
 
-/// An announced size that no disk holds, a link in the place of a file that is being downloaded, a pipe in the place of a reference.
+/// Covers an announced size larger than the disk, a link where the partial file belongs, and a FIFO where the reference belongs.
 #[test]
 fn a_cache_is_not_written_through_links_and_not_filled() {
     let (home, model) = (Home::new(), Model::new());

@@ -61,7 +61,7 @@ fn a_namespace_does_not_hold_itself() {
         let source = format!("{{% set ns = namespace() %}}{{% set ns.a = {value} %}}{{{{ ns }}}}{{{{ ns|tojson }}}}");
         refuses(&source, &["line 1", "a namespace cannot be a value of a namespace"]);
     }
-    // An iterator over a namespace becomes a list of what is in it now.
+    // An iterator over a namespace becomes a list of its present entries.
     let text = render("{% set ns = namespace(b=1) %}{% set ns.a = [ns.items()] %}{{ ns.a }}").unwrap();
     assert_eq!(text, "[[('b', 1)]]");
     let nested =

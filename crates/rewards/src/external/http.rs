@@ -94,7 +94,7 @@ pub struct Http {
     /// The address as the configuration has it, for messages.
     shown_url: String,
     headers: Vec<(String, String)>,
-    /// What no message shows, whatever the server answers.
+    /// Values that no message shows, even if the server's response holds them.
     secrets: Secrets,
     batch_size: usize,
     retries: u32,
@@ -228,7 +228,7 @@ impl Http {
         }
         if !status.is_success() {
             let mut said = Vec::new();
-            // What arrived is shown, also of a response that breaks off.
+            // The received part of an interrupted response is shown too.
             let _ = response.body_mut().as_reader().take(MAX_ERROR).read_to_end(&mut said);
             let said = shown(&String::from_utf8_lossy(&said), &self.secrets);
             let temporary = status.as_u16() == 429 || status.is_server_error();

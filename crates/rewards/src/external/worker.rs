@@ -34,14 +34,14 @@ const MAX_BACKOFF: Duration = Duration::from_secs(10);
 /// How long the last words of a program that has ended are waited for.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
-/// What a process is started with.
+/// The settings of a process.
 pub(super) struct Launch {
     pub(super) name: String,
     pub(super) program: PathBuf,
     pub(super) arguments: Vec<String>,
     pub(super) env: BTreeMap<String, String>,
     pub(super) timeout: Duration,
-    /// What no message shows, whatever the program writes.
+    /// Values that no message shows, even if the program writes them.
     pub(super) secrets: Secrets,
 }
 

@@ -228,7 +228,6 @@ fn redirects_are_errors_that_name_where_they_lead_and_nothing_is_sent_there() {
     }
 }
 
-/// A server may send what it likes: time and memory are bounded.
 #[test]
 fn endless_responses_end_with_the_time_limit_or_the_limit_of_bytes() {
     type Answer = fn(&TcpStream) -> std::io::Result<()>;
@@ -307,7 +306,7 @@ fn what_a_server_says_again_of_secrets_is_hidden() {
         json!({"http": {"judge": {"url": format!("http://me:S3CR3T-pass@{address}?key=S3CR3T-query"), "retries": 0,
             "headers": {"X-Auth": "Bearer S3CR3T-auth", "Cookie": "id=S3CR3T-cookie; a=b", "X-Path": "${PATH}"}}}})
     };
-    // What is sent is asked of the first server, and said again by the second one.
+    // The first server reports the request that it received; the second one echoes the headers.
     let first = rewards(settings(&address));
     let echoing = rewards(settings(echo.url.strip_prefix("http://").unwrap()));
     for number in 0..3 {

@@ -15,7 +15,7 @@ pub(crate) struct Weights {
     pub total: usize,
 }
 
-/// The text of the README.md: what was done, what evaluations found, and the configuration that does it again, without its secrets.
+/// Returns the text of the README.md: training, results of evaluations, and the configuration without its secrets.
 pub(crate) fn model_card(config: &TrainConfig, summary: &Summary, weights: Weights) -> Result<String> {
     let mut text = format!("# {}\n\n", config.run.name);
     let model = match &config.model {

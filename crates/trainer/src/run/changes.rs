@@ -104,8 +104,8 @@ pub fn between(before: &TrainConfig, after: &TrainConfig) -> Result<Vec<Change>>
     Ok(changes)
 }
 
-/// The changes of `wanted` against what is recorded in `dir`. The record has no secrets: that one of them differs is known where
-/// config.yaml has another.
+/// Returns the changes from the recorded configuration of `dir` to `wanted`. The record has no secrets, so a changed secret is found by
+/// comparing with config.yaml.
 ///
 /// # Errors
 /// [`Error::RunDir`] with the keys that may not change and the reason; as [`RunDir::recorded_config`].

@@ -1,12 +1,13 @@
-//! What a run was begun with, beside its configuration: the model in its folder, and the rows of its files.
+//! Fingerprints of a run's model and data files, so that a resumed run is refused if they have changed.
 //!
-//! `fingerprint.json` in the folder of the run has, of a model that is read, the values of `config.json` that the decoder is made of, the
-//! tokens that end a completion, a SHA-256 of each part of the tokenizer, of the chat template, and of every tensor (dtype, shape and all of
-//! its bytes); and of each data file its size and a SHA-256 of its bytes. A run goes on where all of this is the same. Names of
-//! files do not count: weights in other shards are the same weights.
+//! `fingerprint.json` in the folder of a run holds:
 //!
-//! All bytes of the weights are read, tensor by tensor on all threads: with LoRA a checkpoint holds the adapters alone, and a base with
-//! one other value is another model.
+//! * for a pretrained model: the values of `config.json` that define the decoder, the EOS tokens, and a SHA-256 of each part of the
+//!   tokenizer, of the chat template, and of every tensor (dtype, shape and all bytes);
+//! * for each data file: its size and a SHA-256 of its bytes.
+//!
+//! Names of weight files are not part of it: the same weights in other shards are the same model. All bytes of the weights are hashed,
+//! because a checkpoint of LoRA holds only the adapters, and one changed value makes another base model.
 
 use super::changes::Change;
 use super::checkpoint::sha256;
@@ -52,15 +53,15 @@ const TOKENIZER_FIELDS: [&str; 12] = [
 /// The fields of generation_config.json that say which tokens may be sampled.
 const GENERATION_FIELDS: [&str; 4] = ["suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias"];
 
-/// What a run was begun with.
+/// The model and the data files of a run, as names and digests.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Fingerprint {
     /// The name and version of the format, [`FORMAT`].
     format: String,
-    /// Of the model that is read, by file and field; empty for a new one.
+    /// Values and digests of a pretrained model, by file and field; empty for a new model.
     model: BTreeMap<String, Value>,
-    /// Of every data file, by its path.
+    /// Size and digest of every data file, by path.
     data: BTreeMap<String, Value>,
 }
 
@@ -68,7 +69,7 @@ impl Fingerprint {
     /// The present model and files of a configuration.
     ///
     /// # Errors
-    /// Those of a model that is read, and [`Error::File`].
+    /// The errors of reading a model, and [`Error::File`].
     pub(super) fn of(config: &TrainConfig) -> Result<Self> {
         Ok(Self { data: data(config)?, ..Self::of_model(config)? })
     }
@@ -91,7 +92,7 @@ impl Fingerprint {
         Ok(write_atomically(&dir.fingerprint_path(), &json)?)
     }
 
-    /// That of the beginning of a run.
+    /// Reads the fingerprint that was written when the run began.
     fn read(dir: &RunDir) -> Result<Self> {
         let path = dir.fingerprint_path();
         let refused = |reason: String| Error::RunDir { path: path.clone(), reason };
@@ -112,20 +113,20 @@ impl Fingerprint {
     }
 }
 
-/// Checks that the model of `config` is the one that the run in `dir` was begun with.
+/// Checks that the model of `config` has not changed since the run in `dir` began.
 ///
 /// # Errors
-/// [`Error::RunDir`] that names what has changed; those of [`Fingerprint::of`].
+/// [`Error::RunDir`] with a list of the changes; the errors of [`Fingerprint::of`].
 pub(super) fn check_model(dir: &RunDir, config: &TrainConfig) -> Result<()> {
     let now = Fingerprint::of_model(config)?;
     if now.model.is_empty() { Ok(()) } else { same_model(dir, &Fingerprint::read(dir)?, &now) }
 }
 
-/// Checks that model and data of `config` are what the run in `dir` was begun with, and returns what to record where
-/// `run.allow_changed_data` lets the data be another: the fingerprint, and the changes.
+/// Checks that model and data of `config` have not changed since the run in `dir` began. With `run.allow_changed_data`, data may change.
+/// Returns the new fingerprint and the changes of the data, which the run records.
 ///
 /// # Errors
-/// [`Error::RunDir`] that names what has changed; those of [`Fingerprint::of`].
+/// [`Error::RunDir`] with a list of the changes; the errors of [`Fingerprint::of`].
 pub(super) fn check(dir: &RunDir, config: &TrainConfig) -> Result<(Fingerprint, Vec<Change>)> {
     let now = Fingerprint::of(config)?;
     if now.model.is_empty() && now.data.is_empty() {
@@ -161,7 +162,7 @@ fn same_model(dir: &RunDir, before: &Fingerprint, now: &Fingerprint) -> Result<(
     Err(Error::RunDir { path: dir.root().to_owned(), reason })
 }
 
-/// What differs, by name; null where one side lacks it.
+/// Returns the differences by name. The value of a missing name is null.
 fn differences(before: &BTreeMap<String, Value>, now: &BTreeMap<String, Value>) -> Vec<Change> {
     let names = before.keys().chain(now.keys().filter(|name| !before.contains_key(*name)));
     let value = |map: &BTreeMap<String, Value>, name: &String| map.get(name).cloned().unwrap_or_default();
@@ -169,7 +170,7 @@ fn differences(before: &BTreeMap<String, Value>, now: &BTreeMap<String, Value>) 
     changes.filter(|change| change.from != change.to).collect()
 }
 
-/// The first changes, for people. A digest says nothing to them.
+/// Returns the first changes as text. Digests are left out.
 fn list(changes: &[Change]) -> String {
     let is_digest = |value: &Value| value.as_str().is_some_and(|text| text.contains("sha256:"));
     let one = |change: &Change| match (&change.from, &change.to) {
@@ -185,7 +186,7 @@ fn list(changes: &[Change]) -> String {
     text
 }
 
-/// Of a model folder, by file and field.
+/// Returns the values and digests of a model folder, by file and field.
 fn of_folder(model: &Pretrained, config: &TrainConfig) -> Result<BTreeMap<String, Value>> {
     let (folder, path) = (&model.folder, model.folder.path());
     let mut found = BTreeMap::new();
@@ -203,7 +204,7 @@ fn of_folder(model: &Pretrained, config: &TrainConfig) -> Result<BTreeMap<String
         }
     }
     for (field, value) in object(&path.join("tokenizer.json"))?.unwrap_or_default() {
-        // Of training batches; they are not used.
+        // Settings for batches, which are not used.
         if field != "truncation" && field != "padding" {
             put("tokenizer.json", &field, digest(value));
         }
@@ -240,7 +241,7 @@ fn of_folder(model: &Pretrained, config: &TrainConfig) -> Result<BTreeMap<String
     Ok(found)
 }
 
-/// Of every data file, in their roles.
+/// Returns size and digest of every data file, by role and path.
 fn data(config: &TrainConfig) -> Result<BTreeMap<String, Value>> {
     let of = |role: &'static str, path: &Path| Ok((format!("{role} {}", path.display()), of_file(path)?));
     let data = &config.data;
@@ -250,7 +251,7 @@ fn data(config: &TrainConfig) -> Result<BTreeMap<String, Value>> {
     files.chain(held_out).chain(tools).map(|(role, path)| of(role, path)).collect()
 }
 
-/// The size and the digest of a file, and its number of lines.
+/// Returns the size, the number of lines and the digest of a file.
 fn of_file(path: &Path) -> Result<Value> {
     let read = || {
         let (mut file, _) = open_regular(path)?;
@@ -272,14 +273,14 @@ fn of_file(path: &Path) -> Result<Value> {
     Ok(json!({ "bytes": bytes, "lines": lines, "sha256": digest }))
 }
 
-/// The object in a JSON file, if the file is there.
+/// Reads the object in a JSON file; `None` if there is no file.
 fn object(path: &Path) -> Result<Option<Map<String, Value>>> {
     let Some(text) = text(path)? else { return Ok(None) };
     let expected = |e: serde_json::Error| Error::Text(format!("{}: expected a JSON object: {e}", path.display()));
     serde_json::from_str(&text).map(Some).map_err(expected)
 }
 
-/// The text of a file, if it is there.
+/// Reads the text of a file; `None` if there is no file.
 fn text(path: &Path) -> Result<Option<String>> {
     if !path.exists() {
         return Ok(None);
@@ -288,7 +289,7 @@ fn text(path: &Path) -> Result<Option<String>> {
     Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
 }
 
-/// A digest of JSON, whatever the order of its keys and the spaces between them.
+/// Returns a digest of JSON that does not depend on the order of keys or on white space.
 fn digest(mut value: Value) -> Value {
     value.sort_all_objects();
     format!("sha256:{}", sha256(value.to_string().as_bytes())).into()

@@ -94,7 +94,7 @@ impl Run {
     /// A new run of the parts that the configuration names. `path` is its folder, see [`RunDir::create`].
     ///
     /// # Errors
-    /// Those of [`Run::prepare`], [`Prepared::trainer`] and [`RunDir::create`].
+    /// The errors of [`Run::prepare`], [`Prepared::trainer`] and [`RunDir::create`].
     pub fn start(config: TrainConfig, path: Option<&Path>) -> Result<Self> {
         // Before there is a folder: a configuration that cannot run leaves nothing behind.
         Self::start_with(Self::prepare(config, path)?.trainer()?, path)
@@ -104,7 +104,7 @@ impl Run {
     /// other half is [`Prepared::trainer`] and [`Run::start_with`].
     ///
     /// # Errors
-    /// Those of [`Prepared::new`] and [`RunDir::check`].
+    /// The errors of [`Prepared::new`] and [`RunDir::check`].
     pub fn prepare(config: TrainConfig, path: Option<&Path>) -> Result<Prepared> {
         config.validate()?;
         RunDir::check(path)?;
@@ -115,7 +115,7 @@ impl Run {
     /// A new run of your own trainer, made with [`Trainer::with_parts`].
     ///
     /// # Errors
-    /// Those of [`RunDir::create`]; [`Error::File`] when `wandb.dir` cannot be written to.
+    /// The errors of [`RunDir::create`]; [`Error::File`] when `wandb.dir` cannot be written to.
     pub fn start_with(trainer: Trainer, path: Option<&Path>) -> Result<Self> {
         sinks::check(&trainer.config().wandb)?;
         let fingerprint = Fingerprint::of(trainer.config())?;

@@ -18,7 +18,7 @@ pub enum Event<'a> {
         config: &'a TrainConfig,
         /// The number of weights of the policy.
         parameters: usize,
-        /// What the run is about to do, where its parts are those that the configuration names.
+        /// Facts about the run; `None` for a trainer with parts of its own.
         overview: Option<&'a Overview>,
         /// The checkpoint that the run goes on from; `None` at the beginning.
         resumed: Option<CheckpointId>,

@@ -16,7 +16,7 @@ pub enum LrSchedulerType {
     Cosine,
 }
 
-/// AdamW with global-norm clipping and a learning-rate schedule. The defaults are those of TRL's `GRPOConfig`.
+/// AdamW with global-norm clipping and a learning-rate schedule. The defaults are the values of TRL's `GRPOConfig`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct OptimizerConfig {

@@ -50,7 +50,7 @@ fn a_model_that_is_read_inherits_nothing_of_the_built_in_task(#[case] file: &str
     // A warm-up that is asked for is done, and not at the rate of the built-in task.
     let asked = TrainConfig::from_layers(with(&["model=M", "data.files=rows.jsonl", "warmup.steps=3"])).unwrap();
     assert_eq!((asked.warmup.steps, asked.warmup.optimizer.learning_rate), (3, 2e-5));
-    // Without a model the file is that of a small one.
+    // Without a model, the section `without_model` makes a small one.
     let small = TrainConfig::from_layers(with(&[])).unwrap();
     small.validate().unwrap();
     assert!(small.warmup.steps > 0 && small.optimizer.learning_rate >= 7e-4, "{small:?}");

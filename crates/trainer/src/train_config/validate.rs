@@ -27,8 +27,8 @@ impl TrainConfig {
         self.validate_for(CharTokenizer::VOCAB_SIZE, context)
     }
 
-    /// Checks that the configuration names a model and what it is trained on: neither a model that is read is trained on built-in tasks
-    /// that nobody named, nor a new model on files.
+    /// Checks that the configuration names both a model and its data: a pretrained model is not trained on the default built-in tasks, and a
+    /// new model is not trained on files.
     pub(crate) fn validate_sources(&self) -> Result<()> {
         const FILES: &str =
             "rows to train the model on, e.g. `data: {files: train.jsonl}` or `--set data.files=train.jsonl`";
