@@ -1,6 +1,6 @@
 //! # bnpo
 //!
-//! The clipped ratio of [grpo](super::grpo), averaged over the active tokens of the step: every token weighs the same.
+//! The clipped ratio of [grpo](super::grpo), averaged over the active tokens of the step, so every token has the same weight.
 //!
 //! ## Formula
 //!
@@ -15,20 +15,20 @@
 //!
 //! ## Where it comes from
 //!
-//! TRL's `loss_type="bnpo"`, the average of verl's `token-mean`, OpenRLHF and MLLM-JAX. Presets:
-//! `configs/loss/trl-bnpo.yaml`, `configs/loss/openrlhf.yaml`, `configs/loss/mllm-jax.yaml`. verl names the average,
-//! not the loss: there it is `loss_type: vanilla` with `loss_agg_mode: token-mean`, and `bnpo` is refused.
+//! TRL's `loss_type="bnpo"`, and the average of verl's `token-mean`, OpenRLHF and MLLM-JAX. Presets:
+//! `configs/loss/trl-bnpo.yaml`, `configs/loss/openrlhf.yaml`, `configs/loss/mllm-jax.yaml`. In verl this is an average and not a
+//! loss: under `semantics: verl`, write `loss_type: vanilla` with `loss_agg_mode: token-mean`; `bnpo` is refused.
 //!
 //! ## Knobs
 //!
-//! Those of [grpo](super::grpo). In TRL N counts the tokens of one micro-batch, which is why its result depends on how
-//! a step is cut; here weights belong to the step, so the cut changes nothing. A batch that is one of several, as TRL
-//! sees it, says so with `gradient_accumulation_steps`.
+//! The keys are the same as for [grpo](super::grpo). In TRL, N counts the tokens of one micro-batch, so the result depends on how
+//! a step is divided into micro-batches. Here N counts the tokens of the step, and the division changes nothing. For a batch that is one
+//! micro-batch of several, as in TRL, set `gradient_accumulation_steps`.
 //!
 //! ## When to use it
 //!
-//! Where long answers should count by their length. With steps of very different total lengths [dapo](super::dapo) is
-//! the same with a normaliser of the whole generation batch.
+//! If long answers should count in proportion to their length. If the total length varies much between steps, use [dapo](super::dapo),
+//! which divides by the tokens of the whole generation batch.
 //!
 //! ```yaml
 //! loss_type: bnpo

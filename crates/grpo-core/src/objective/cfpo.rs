@@ -1,6 +1,6 @@
 //! # cfpo
 //!
-//! The ratio with a quadratic penalty instead of a clip: its gradient shrinks as the ratio leaves 1 and turns back at the
+//! The ratio with a quadratic penalty instead of a clip: its gradient shrinks as the ratio moves away from 1 and changes sign at the
 //! distance epsilon.
 //!
 //! ## Formula
@@ -15,23 +15,25 @@
 //! dP_t/dl_t = -r_t ( A - |A| (r_t - 1) / epsilon )
 //! ```
 //!
-//! It is 0 at r = 1 + epsilon for A > 0 and at r = 1 - epsilon for A < 0, where a clip begins, and pulls back beyond.
+//! The gradient is 0 at r = 1 + epsilon for A > 0 and at r = 1 - epsilon for A < 0, where a clip begins. Beyond that point it pulls the
+//! ratio back.
 //!
 //! ## Where it comes from
 //!
-//! CFPO, arXiv 2601.22801; the same objective is SPO's, arXiv 2401.16025. Averaged as [grpo](super::grpo), in which the
+//! CFPO, arXiv 2601.22801; SPO, arXiv 2401.16025, has the same objective. The average is that of [grpo](super::grpo), in which the
 //! paper replaces the clip. Preset: `configs/loss/cfpo.yaml`.
 //!
 //! ## Knobs
 //!
-//! * `epsilon_low`: where the gradient turns. Above 0. There is one such distance: `epsilon_high` is left out, or the same.
-//! * `importance_sampling_level: sequence` takes the sequence's ratio.
-//! * `delta` and `clip_ratio_c` are refused (verl hands `clip_ratio_c` to every loss: there it is accepted and not read).
+//! * `epsilon_low`: distance from 1 at which the gradient changes sign. Above 0. Leave `epsilon_high` out or set it to the same value.
+//! * `importance_sampling_level: sequence` uses the sequence's ratio.
+//! * `delta` and `clip_ratio_c` are refused. Under `semantics: verl`, `clip_ratio_c` is accepted and ignored, because verl passes it to
+//!   every loss.
 //!
 //! ## When to use it
 //!
-//! Several updates per batch, where a clip leaves many tokens without a gradient. The penalty grows with the square of the
-//! ratio: where single tokens move very far, they dominate.
+//! Several updates per batch, if a clip leaves many tokens without a gradient. The penalty grows with the square of the ratio, so
+//! single tokens that move very far dominate the loss.
 //!
 //! ```yaml
 //! loss_type: cfpo
@@ -52,7 +54,7 @@ pub struct Cfpo;
 
 impl Loss for Cfpo {
     fn policy<R: Real>(&self, config: &LossConfig, terms: &TokenTerms<R>, ratio: &Ratio<R>) -> PolicyTerm<R> {
-        // The ratio is squared, and the square has to fit.
+        // A smaller bound than for a plain ratio, so that the square stays finite.
         let ratio = held(&ratio.log, true).exp();
         let away = ratio.clone() - ratio.constant(1.0);
         let steepness = terms.advantage.abs() * ratio.constant(0.5 / config.lower_epsilon());

@@ -1,6 +1,6 @@
 //! # cispo
 //!
-//! The ratio, bounded and detached, weighs the log-probability: no token loses its gradient.
+//! The bounded, detached ratio weights the log-probability, so no token loses its gradient.
 //!
 //! ## Formula
 //!
@@ -9,34 +9,35 @@
 //! verl:  P_t = -sg( clip(r_t, 1 - epsilon_low, 1 + epsilon_high) ) A l_t
 //! ```
 //!
-//! sg: seen as a constant by differentiation. The same name `epsilon_high` is a bound of the ratio itself in TRL and a
-//! distance from 1 in verl; `semantics` decides. TRL's form ignores `epsilon_low`.
+//! sg: stop_gradient. `epsilon_high` is a bound of the ratio itself in TRL and a distance from 1 in verl; `semantics` selects the
+//! meaning. TRL's form ignores `epsilon_low`.
 //!
 //! ## Gradient
 //!
 //! ```text
-//! dP_t/dl_t = -A x the bounded ratio
+//! dP_t/dl_t = -A x (bounded ratio)
 //! ```
 //!
-//! With verl's log-ratio guard only the weight is held, since the ratio is detached: the gradient stays.
+//! verl's log-ratio guard clamps only the weight, because the ratio is detached; the gradient remains.
 //!
 //! ## Where it comes from
 //!
-//! MiniMax-M1, arXiv 2506.13585; ScaleRL, arXiv 2510.13786, uses a bound of 5. Averaged as [dapo](super::dapo) under
-//! TRL. Presets: `configs/loss/trl-cispo.yaml`, `configs/loss/verl-cispo.yaml`.
+//! MiniMax-M1, arXiv 2506.13585; ScaleRL, arXiv 2510.13786, uses a bound of 5. Under TRL's semantics averaged as
+//! [dapo](super::dapo). Presets: `configs/loss/trl-cispo.yaml`, `configs/loss/verl-cispo.yaml`.
 //!
 //! ## Knobs
 //!
-//! * `epsilon_high`: TRL's has no default, because [grpo](super::grpo)'s 0.2 would cut every ratio.
-//! * `epsilon_low`: verl only; 1 is no lower bound, and the most there may be (verl's recipe writes 10).
-//! * `delta` and `clip_ratio_c` are refused (verl hands `clip_ratio_c` to every loss: there it is accepted and not
-//!   read): there is no clip that leaves one side open.
-//! * `importance_sampling_level: sequence` takes the sequence's ratio for the weight.
+//! * `epsilon_high`: has no default under TRL's semantics, because the 0.2 of [grpo](super::grpo) would cap every ratio at 0.2.
+//! * `epsilon_low`: verl only; 1 or more means no lower bound (verl's recipe writes 10).
+//! * `delta` and `clip_ratio_c` are refused, because the bound holds for both signs of the advantage. Under `semantics: verl`,
+//!   `clip_ratio_c` is accepted and
+//!   ignored, because verl passes it to every loss.
+//! * `importance_sampling_level: sequence` uses the sequence's ratio as the weight.
 //!
 //! ## When to use it
 //!
-//! Off-policy steps with rare, decisive tokens ("wait", "however"), which a clip would silence. Because nothing is
-//! ever cut off, the only brake is the bound: keep it low, or add a KL term, where a policy runs away.
+//! Off-policy steps with rare, decisive tokens ("wait", "however") that a clip would leave without a gradient. The bound is the only
+//! limit on the update: keep it low or add a KL term if the policy diverges.
 //!
 //! ```yaml
 //! loss_type: cispo
@@ -54,7 +55,7 @@ use crate::metrics::Metrics;
 #[derive(Clone, Copy, Debug)]
 pub struct Cispo;
 
-/// Whether `epsilon_high` is a bound of the ratio itself, as in TRL, not a distance from 1.
+/// Returns `true` if `epsilon_high` bounds the ratio itself, as in TRL, and not its distance from 1.
 fn bounds_raw_ratio(config: &LossConfig) -> bool {
     config.semantics != Semantics::Verl
 }
@@ -98,7 +99,7 @@ impl Loss for Cispo {
     }
 
     fn largest_epsilon_low(&self) -> f64 {
-        // verl's scripts write more than 1 where they want no lower bound.
+        // verl's scripts use values above 1 for no lower bound.
         f64::INFINITY
     }
 

@@ -1,4 +1,4 @@
-//! PPO's clip, which several losses share.
+//! PPO's clip, shared by several losses.
 
 use super::loss::Clipped;
 use super::{PolicyTerm, TokenTerms, signs};
@@ -6,8 +6,8 @@ use crate::backend_api::real::Real;
 use crate::config::LossConfig;
 use crate::metrics::Metrics;
 
-/// -min(min(r, delta) A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A): PPO's clip (arXiv 1707.06347) with asymmetric
-/// bounds (DAPO) and the two-sided cap (INTELLECT-2, arXiv 2505.07291); for A < 0 at most -A c (dual clip, arXiv
+/// Returns -min(min(r, delta) A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A): PPO's clip (arXiv 1707.06347) with asymmetric
+/// bounds (DAPO) and the two-sided cap (INTELLECT-2, arXiv 2505.07291). For A < 0 the result is at most -A c (dual clip, arXiv
 /// 1912.09729).
 pub(super) fn policy<R: Real>(config: &LossConfig, terms: &TokenTerms<R>, ratio: &R) -> PolicyTerm<R> {
     let capped = config.delta.map_or(ratio.clone(), |delta| ratio.min(&ratio.constant(delta)));
@@ -34,7 +34,7 @@ pub(super) fn policy<R: Real>(config: &LossConfig, terms: &TokenTerms<R>, ratio:
     }
 }
 
-/// TRL's `clip_ratio/*`; with `dual`, verl's `pg_clipfrac_lower`.
+/// Adds TRL's `clip_ratio/*` and, if `dual`, verl's `pg_clipfrac_lower`.
 pub(super) fn metrics(dual: bool, clipped: &Clipped<'_>, metrics: &mut Metrics) {
     let Clipped { sums, tokens, count, masked } = *clipped;
     if dual {

@@ -1,7 +1,7 @@
 //! # clip_cov
 //!
-//! The clipped ratio, and some tokens of large covariance between advantage and log-probability give no gradient:
-//! those that drive the entropy down.
+//! The clipped ratio, without the gradient of some tokens whose advantage and log-probability have a large covariance. These tokens
+//! drive the entropy down.
 //!
 //! ## Formula
 //!
@@ -9,7 +9,7 @@
 //! P_t = -min( r_t A,  clip(r_t, 1 - epsilon_low, 1 + epsilon_high) A )
 //! cov_t = (A_t - mean A)(l_t - mean l)                means over active tokens
 //! eligible: not clipped, and clip_cov_lb < cov_t < clip_cov_ub
-//! of the eligible ones max(1, floor(clip_cov_ratio N)) are drawn: P_t = 0
+//! max(1, floor(clip_cov_ratio N)) of the eligible tokens are drawn: P_t = 0
 //! ```
 //!
 //! ## Gradient
@@ -18,26 +18,26 @@
 //! dP_t/dl_t = -A r_t   where the token is neither clipped nor drawn, else 0
 //! ```
 //!
-//! What is drawn keeps its place in the denominators, and its KL and entropy terms.
+//! Drawn tokens still count in the denominators and keep their KL and entropy terms.
 //!
 //! ## Where it comes from
 //!
 //! arXiv 2505.22617. verl's `loss_mode: clip_cov`. Preset: `configs/loss/verl-clip-cov.yaml`. verl draws at random;
-//! here the draw follows from place and token id, so that the same batch gives the same loss. verl's means divide by N
-//! + 1e-8.
+//! here the draw is a hash of each token's position, token id and old log-probability, so the same batch gives the same loss. verl's means
+//! divide by N + 1e-8.
 //!
 //! ## Knobs
 //!
 //! * `clip_cov_ratio`: share of active tokens that may be drawn.
 //! * `clip_cov_lb`, `clip_cov_ub`: bounds of the covariance.
-//! * `epsilon_low`, `epsilon_high`. There is no dual clip unless `clip_ratio_c` is set; verl hands it to every loss,
-//!   and this one does not read it there.
-//! * The choice needs all tokens of the step: [`LossConfig::prepare`](crate::LossConfig::prepare), one forward pass more.
+//! * `epsilon_low`, `epsilon_high`: bounds of the ratio. The dual clip is off unless `clip_ratio_c` is set. Under `semantics: verl`
+//!   `clip_ratio_c` is ignored, because verl passes it to every loss.
+//! * The selection needs all tokens of the step: [`LossConfig::prepare`](crate::LossConfig::prepare), one more forward pass.
 //!
 //! ## When to use it
 //!
-//! Where entropy collapses early. The bounds are absolute: they fit advantages of size 1. Otherwise an entropy bonus,
-//! or `top_entropy_quantile`, costs less to set up.
+//! If entropy collapses early. The covariance bounds are absolute and suit advantages of size 1. Otherwise an entropy bonus or
+//! `top_entropy_quantile` is easier to set up.
 //!
 //! ```yaml
 //! semantics: verl
@@ -61,7 +61,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug)]
 pub struct ClipCov;
 
-/// Its keys.
+/// Keys of this loss.
 ///
 /// ```
 /// use grpo_core::LossConfig;
@@ -77,10 +77,10 @@ pub struct Parameters {
     /// `clip_cov_ratio`: share of tokens that may lose their gradient. Above 0.
     #[serde(rename = "clip_cov_ratio")]
     pub ratio: f64,
-    /// `clip_cov_lb`: they have a covariance above this.
+    /// `clip_cov_lb`: lower bound of their covariance.
     #[serde(rename = "clip_cov_lb")]
     pub lower: f64,
-    /// `clip_cov_ub`: and below this.
+    /// `clip_cov_ub`: upper bound of their covariance.
     #[serde(rename = "clip_cov_ub")]
     pub upper: f64,
 }
@@ -108,8 +108,8 @@ impl Loss for ClipCov {
         true
     }
 
-    /// Takes the gradient from some tokens that are not clipped and whose covariance lies between the bounds. verl draws them
-    /// at random; here the draw follows from the batch, so that the same batch gives the same loss.
+    /// Removes the gradient from some unclipped tokens whose covariance lies between the bounds. verl draws them at random; here the draw is a
+    /// hash of the token, so the same batch gives the same loss.
     fn choose(&self, config: &LossConfig, batch: &TokenBatch, policy: &PolicyValues, factors: &mut TokenFactors) {
         let Parameters { ratio, lower, upper } = config.parameters.clip_cov;
         let covariances = covariances(batch, policy);
@@ -124,7 +124,7 @@ impl Loss for ClipCov {
                 }
             }
         }
-        // A draw without replacement: sort by a hash of what the token is, not of where it lies in the batch.
+        // Sorting by a hash draws without replacement. The hash uses the token and not its row, so it does not depend on the batch's layout.
         eligible.sort_by_key(|(place, row)| {
             let old = batch.old_logp().map_or(0, |old| u64::from(old[*row].to_bits()));
             mix(mix(*place as u64 ^ old.rotate_left(32)) ^ batch.targets()[*row] as u64)
@@ -134,7 +134,7 @@ impl Loss for ClipCov {
     }
 }
 
-/// Whether the clip holds a token.
+/// Returns `true` if the clip binds at a token.
 fn is_clipped(config: &LossConfig, batch: &TokenBatch, policy: &PolicyValues, sequence: usize, row: usize) -> bool {
     let logp = policy.logp[row];
     let terms = TokenTerms {

@@ -1,9 +1,9 @@
-//! The covariance of advantage and log-probability, by which clip_cov and kl_cov choose tokens (arXiv 2505.22617).
+//! The covariance of advantage and log-probability, by which clip_cov and kl_cov select tokens (arXiv 2505.22617).
 
 use crate::batch::PolicyValues;
 use crate::batch::TokenBatch;
 
-/// (A - mean A)(l - mean l) of the active tokens, in their order.
+/// Returns (A - mean A)(l - mean l) of each active token, in order.
 pub(super) fn covariances(batch: &TokenBatch, policy: &PolicyValues) -> Vec<f64> {
     let mut pairs = Vec::with_capacity(batch.active_tokens());
     for sequence in 0..batch.sequences() {
@@ -16,7 +16,7 @@ pub(super) fn covariances(batch: &TokenBatch, policy: &PolicyValues) -> Vec<f64>
     pairs.into_iter().map(|pair| (pair.0 - a) * (pair.1 - l)).collect()
 }
 
-/// How many of `tokens` a share is, at least one.
+/// Returns the number of tokens in a share of `tokens`, at least one.
 pub(super) fn share_of(tokens: usize, share: f64) -> usize {
     ((tokens as f64 * share) as usize).max(1)
 }

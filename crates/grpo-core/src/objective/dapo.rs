@@ -11,32 +11,31 @@
 //! items = max(num_items_in_batch, 1) / num_processes x gradient_accumulation_steps / steps_per_generation
 //! ```
 //!
-//! `num_items_in_batch` left out counts the active tokens of the step, and then the loss is that of
-//! [bnpo](super::bnpo).
+//! Without `num_items_in_batch`, the active tokens of the step are counted, and the loss equals [bnpo](super::bnpo).
 //!
 //! ## Gradient
 //!
-//! As [grpo](super::grpo): -A r_t where the token is not clipped, else 0; times the weight.
+//! As in [grpo](super::grpo): -A r_t if the token is not clipped, else 0; times the weight.
 //!
 //! ## Where it comes from
 //!
 //! DAPO, arXiv 2503.14476; TRL's default `loss_type`. Presets: `configs/loss/trl-dapo.yaml`,
-//! `configs/loss/verl-dapo.yaml`. verl names the average, not the loss: `loss_type: vanilla`, and `dapo` is refused
-//! there.
+//! `configs/loss/verl-dapo.yaml`. In verl this is an average and not a loss: under `semantics: verl`, write `loss_type: vanilla`; `dapo` is
+//! refused.
 //!
 //! ## Knobs
 //!
-//! * `epsilon_high`: 0.28 in the paper ("clip-higher": rare tokens may gain more). TRL's default is `epsilon_low`.
+//! * `epsilon_high`: 0.28 in the paper ("clip-higher": rare tokens may gain more). The default, as in TRL, is `epsilon_low`.
 //! * `num_items_in_batch`, `num_processes`, `gradient_accumulation_steps`, `steps_per_generation`: see
 //!   `docs/losses/aggregation.md`.
 //! * `mask_truncated_completions` with `truncated_rows`: the paper's overlong filtering.
-//! * The rest as [grpo](super::grpo).
+//! * The other keys are the same as for [grpo](super::grpo).
 //!
 //! DAPO's dynamic sampling and soft overlong penalty belong to sampling and rewards.
 //!
 //! ## When to use it
 //!
-//! Long chains of thought, where tokens of long answers should not count less. The usual choice for reasoning.
+//! Long chains of thought, if tokens of long answers should not count less. The usual choice for reasoning.
 //!
 //! ```yaml
 //! loss_type: dapo

@@ -1,6 +1,6 @@
 //! # dppo_kl
 //!
-//! As [dppo_tv](super::dppo_tv), within a trust region of the KL divergence of "this token or another".
+//! As [dppo_tv](super::dppo_tv), with a trust region in the KL divergence of the binary distribution "this token or another".
 //!
 //! ## Formula
 //!
@@ -12,7 +12,7 @@
 //! P_t = -sg( min(r_t, clip_ratio_c) ) A l_t    where within, else 0
 //! ```
 //!
-//! A token that moves against its advantage is always within.
+//! A token whose probability moves against the direction of its advantage is always within.
 //!
 //! ## Gradient
 //!
@@ -32,7 +32,7 @@
 //!
 //! ## When to use it
 //!
-//! As dppo_tv; the divergence also minds a probability that approaches 0 or 1.
+//! As for dppo_tv. The divergence also limits probabilities that approach 0 or 1.
 //!
 //! ```yaml
 //! semantics: verl
@@ -52,11 +52,10 @@ use crate::config::{LossConfig, Semantics};
 pub struct DppoKl;
 
 impl Loss for DppoKl {
-    /// By the KL divergence of "this token or another", with p = e^l and p_o = e^o.
     fn policy<R: Real>(&self, config: &LossConfig, terms: &TokenTerms<R>, ratio: &Ratio<R>) -> PolicyTerm<R> {
         let (logp, old_logp) = (terms.logp.stop_gradient(), terms.old_logp.stop_gradient());
         let (p, old) = (logp.exp(), old_logp.exp());
-        // verl adds 1e-8 to the probability of another token.
+        // verl adds 1e-8 to the probability of the other tokens.
         let other = |p: &R| p.constant(1.0) - p.clone() + p.constant(1e-8);
         let divergence =
             old.clone() * (old_logp - logp) + (old.constant(1.0) - old.clone()) * (other(&old) / other(&p)).ln();

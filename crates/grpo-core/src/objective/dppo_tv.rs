@@ -1,7 +1,6 @@
 //! # dppo_tv
 //!
-//! The capped, detached ratio weighs the log-probability as long as the token's probability stays close to the old
-//! one.
+//! The capped, detached ratio weights the log-probability as long as the token's probability stays close to the old one.
 //!
 //! ## Formula
 //!
@@ -12,7 +11,7 @@
 //! P_t = -sg( min(r_t, clip_ratio_c) ) A l_t    where within, else 0
 //! ```
 //!
-//! The bounds are differences of probabilities: a rare token may multiply its probability, a common one may not.
+//! The bounds are differences of probabilities: a rare token may multiply its probability, a common token may not.
 //!
 //! ## Gradient
 //!
@@ -27,15 +26,14 @@
 //! ## Knobs
 //!
 //! * `epsilon_low`, `epsilon_high`: how far the probability may fall and rise.
-//! * `clip_ratio_c`: cap of the ratio. 20 here and in verl's function; but verl's actor always passes its own
-//!   `clip_ratio_c`, 3 by default, so a verl run has 3, and so has the preset.
-//! * `log_ratio_guard`: 20 under verl; it holds the weight only, the gradient stays.
+//! * `clip_ratio_c`: cap of the ratio. The default is 20, as in verl's function. verl's actor always passes its own `clip_ratio_c`,
+//!   3 by default, so a verl run uses 3, and so does the preset.
+//! * `log_ratio_guard`: 20 under verl; it clamps only the weight, the gradient remains.
 //! * `delta` is refused.
 //!
 //! ## When to use it
 //!
-//! Large vocabularies and off-policy steps, where a clip of the ratio silences rare tokens first and lets common ones
-//! run.
+//! Large vocabularies and off-policy steps. A clip of the ratio would stop rare tokens first and leave common tokens unbounded.
 //!
 //! ```yaml
 //! semantics: verl
@@ -55,7 +53,6 @@ use crate::config::{LossConfig, Semantics};
 pub struct DppoTv;
 
 impl Loss for DppoTv {
-    /// By |p - p_o|, with p = e^l and p_o = e^o.
     fn policy<R: Real>(&self, config: &LossConfig, terms: &TokenTerms<R>, ratio: &Ratio<R>) -> PolicyTerm<R> {
         let (p, old) = (terms.logp.stop_gradient().exp(), terms.old_logp.stop_gradient().exp());
         let rises = (p.clone() - old.clone()).le(&p.constant(config.upper_epsilon()));

@@ -1,7 +1,7 @@
 //! # dr_grpo
 //!
-//! The clipped ratio of [grpo](super::grpo), divided by a constant length: no token's weight depends on how long its
-//! answer is.
+//! The clipped ratio of [grpo](super::grpo), divided by a constant length: the weight of a token does not depend on the length of its
+//! answer.
 //!
 //! ## Formula
 //!
@@ -12,7 +12,7 @@
 //!
 //! ## Gradient
 //!
-//! As [grpo](super::grpo): -A r_t where the token is not clipped, else 0; times the weight.
+//! As in [grpo](super::grpo): -A r_t if the token is not clipped, else 0; times the weight.
 //!
 //! ## Where it comes from
 //!
@@ -21,17 +21,17 @@
 //!
 //! ## Knobs
 //!
-//! * `max_completion_length`: the constant, in tokens: the generation limit. Has no default, because it decides the
+//! * `max_completion_length`: the constant, in tokens: the generation limit. It has no default, because it decides the
 //!   size of the gradient.
-//! * The rest as [grpo](super::grpo).
+//! * The other keys are the same as for [grpo](super::grpo).
 //!
-//! The paper also leaves the division by the standard deviation out of the advantages; that is a choice of the
-//! estimator, not of this loss.
+//! The paper also omits the division by the standard deviation in the advantages; that is an option of the advantage estimator, not
+//! of this loss.
 //!
 //! ## When to use it
 //!
-//! Where answers grow longer without growing better under [grpo](super::grpo). The gradient shrinks with the share of
-//! the limit that is used, so a learning rate does not carry over from grpo.
+//! If answers grow longer without improving under [grpo](super::grpo). The gradient is proportional to the share of the limit that is
+//! used, so a learning rate of grpo does not carry over.
 //!
 //! ```yaml
 //! loss_type: dr_grpo

@@ -14,7 +14,7 @@
 //! dP_t/dl_t = -A + dro_beta (l_t - o_t)
 //! ```
 //!
-//! The pull grows with the distance: the minimum lies at l = o + A / dro_beta.
+//! The penalty grows with the distance: the minimum is at l = o + A / dro_beta.
 //!
 //! ## Where it comes from
 //!
@@ -22,14 +22,13 @@
 //!
 //! ## Knobs
 //!
-//! * `dro_beta`: weight of the penalty; has no default.
-//! * `epsilon_low`, `epsilon_high` do nothing; `delta`, `clip_ratio_c` are refused (verl hands `clip_ratio_c` to every
-//!   loss: there it is accepted and not read).
+//! * `dro_beta`: weight of the penalty; it has no default.
+//! * `epsilon_low`, `epsilon_high` have no effect; `delta` and `clip_ratio_c` are refused. Under `semantics: verl`, `clip_ratio_c` is
+//!   accepted and ignored, because verl passes it to every loss.
 //!
 //! ## When to use it
 //!
-//! Off-line or strongly off-policy data with trustworthy old log-probabilities: the penalty has a gradient wherever
-//! the policy is.
+//! Offline or strongly off-policy data with reliable old log-probabilities: the penalty has a gradient everywhere.
 //!
 //! ```yaml
 //! loss_type: dro
@@ -48,7 +47,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug)]
 pub struct Dro;
 
-/// Its keys.
+/// Keys of this loss.
 ///
 /// ```
 /// use grpo_core::LossConfig;
@@ -62,7 +61,7 @@ pub struct Dro;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Parameters {
-    /// `dro_beta`: weight of the quadratic penalty. Above 0; the loss has no default for it.
+    /// `dro_beta`: weight of the quadratic penalty. Above 0; it has no default.
     #[serde(rename = "dro_beta")]
     pub beta: Option<f64>,
 }

@@ -1,17 +1,17 @@
 //! # flash_reinforce
 //!
-//! Policy gradient with the ratio to the sampler as a detached weight, without the sequences that the policy has moved away from.
+//! Policy gradient with the ratio to the sampler as a detached weight, without the sequences on which the policy has moved too far.
 //!
 //! ## Formula
 //!
 //! ```text
 //! P_t = -w_t A l_t        w_t = exp(l_t - s_t) where D <= sequence_kl_threshold, else 0; detached
 //! D   = mean over the tokens of the sequence of  p ln(p / q) + (1 - p) ln((1 - p) / (1 - q))
-//! p   = e^s_t,  q = e^l_t, both held within [1e-6, 1 - 1e-6]
+//! p   = e^s_t,  q = e^l_t, both clamped to [1e-6, 1 - 1e-6]
 //! ```
 //!
-//! s is the sampler's log-probability (`sampler_logp`). Without it, and where it is NaN, s is `old_logp`, and without that l itself:
-//! then w_t is 1.
+//! s is the sampler's log-probability (`sampler_logp`). If it is missing or NaN, s is `old_logp`; without `old_logp` s is l, and
+//! w_t is 1.
 //!
 //! ## Gradient
 //!
@@ -19,26 +19,26 @@
 //! dP_t/dl_t = -w_t A
 //! ```
 //!
-//! A rejected sequence keeps its place in the denominators, and its KL and entropy terms.
+//! A rejected sequence still counts in the denominators and keeps its KL and entropy terms.
 //!
 //! ## Where it comes from
 //!
-//! FlashREINFORCE (Hu et al., September 2026): one completion per prompt, sampled asynchronously. The paper's reference implementation
-//! (github.com/yifanzhang-pro/FlashREINFORCE) and TRL's `experimental.flash_reinforce`, whose `delta` is `sequence_kl_threshold`;
-//! OpenRLHF and NeMo's labs-molt compose it of their options. Averaged over the tokens of a sequence, then over all sequences, also
-//! under verl's semantics. Preset: `configs/loss/flash-reinforce.yaml`. The paper's optional choice of tokens by entropy in failed
-//! completions is not there; TRL does not have it either.
+//! FlashREINFORCE (Hu et al., September 2026): one completion per prompt, sampled asynchronously. Implementations are the paper's reference
+//! (github.com/yifanzhang-pro/FlashREINFORCE) and TRL's `experimental.flash_reinforce`, whose `delta` is `sequence_kl_threshold`.
+//! OpenRLHF and NeMo's labs-molt combine it from their options. Averaged over the tokens of a sequence, then over all sequences, also
+//! under verl's semantics. Preset: `configs/loss/flash-reinforce.yaml`. The paper's optional selection of tokens by entropy in failed
+//! completions is not implemented, as in TRL.
 //!
 //! ## Knobs
 //!
-//! * `sequence_kl_threshold`: the largest D of a sequence that is trained on, 0.003; `null` rejects none. The paper has 0.003 and 0.005.
-//! * `grpo.advantages.estimator: flash_reinforce` belongs to it (reward - mean of the batch), with `grpo.num_generations: 1`.
-//! * `vllm_importance_sampling_correction: true` and `rollout_is` are refused: the weight is in the loss already.
-//! * The choice needs all tokens of the step: [`LossConfig::prepare`](crate::LossConfig::prepare), one forward pass more.
+//! * `sequence_kl_threshold`: largest D of a sequence that is trained on, default 0.003; `null` rejects none. The paper uses 0.003 and 0.005.
+//! * `grpo.advantages.estimator: flash_reinforce` (reward - mean of the batch) belongs to this loss, with `grpo.num_generations: 1`.
+//! * `vllm_importance_sampling_correction: true` and `rollout_is` are refused, because the loss already contains the weight.
+//! * The selection needs all tokens of the step: [`LossConfig::prepare`](crate::LossConfig::prepare), one more forward pass.
 //!
 //! ## When to use it
 //!
-//! Asynchronous training with one completion per prompt, such as agents whose episodes are long. With groups of completions
+//! Asynchronous training with one completion per prompt, such as agents with long episodes. For groups of completions
 //! [grpo](super::grpo) has the better baseline.
 //!
 //! ```yaml
@@ -55,7 +55,7 @@ use crate::config::{LossConfig, Semantics};
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// Probabilities are held this far from 0 and 1 in the divergence (reference implementation).
+/// Probabilities in the divergence are clamped to this distance from 0 and 1 (reference implementation).
 const SMALLEST_PROBABILITY: f64 = 1e-6;
 
 /// Largest exponent of a weight: e^80 is within f32.
@@ -65,7 +65,7 @@ const LARGEST_EXPONENT: f64 = 80.0;
 #[derive(Clone, Copy, Debug)]
 pub struct FlashReinforce;
 
-/// Its keys.
+/// Keys of this loss.
 ///
 /// ```
 /// use grpo_core::LossConfig;
@@ -101,7 +101,7 @@ impl Parameters {
 
 impl Loss for FlashReinforce {
     fn policy<R: Real>(&self, config: &LossConfig, terms: &TokenTerms<R>, ratio: &Ratio<R>) -> PolicyTerm<R> {
-        // The weight is the token's factor.
+        // `terms.factor` holds the weight.
         Gpg.policy(config, terms, ratio)
     }
 
@@ -164,14 +164,14 @@ impl Loss for FlashReinforce {
     }
 }
 
-/// The log-probability that the token was sampled with, as far as it is known. A policy that is NaN is compared with itself: its
-/// token's loss is NaN whatever weighs it.
+/// Returns the log-probability under which the token was sampled, as far as it is known. A NaN of the policy is compared with itself: the
+/// loss of its token is NaN with any weight.
 fn behaviour_logp(batch: &TokenBatch, logp: f64, row: usize) -> f64 {
     let sampled = batch.sampler_logp().map(|sampler| f64::from(sampler[row])).filter(|s| !s.is_nan());
     sampled.or(batch.old_logp().map(|old| f64::from(old[row]))).filter(|_| !logp.is_nan()).unwrap_or(logp)
 }
 
-/// The divergence of "this token or another one" under the sampler from that under the policy; 0 where both are NaN.
+/// Returns the KL divergence of "this token or another" between sampler and policy; 0 if both are NaN.
 fn bernoulli_kl(sampler: f64, policy: f64) -> f64 {
     let held = |logp: f64| logp.exp().clamp(SMALLEST_PROBABILITY, 1.0 - SMALLEST_PROBABILITY);
     let (p, q) = (held(sampler), held(policy));

@@ -1,6 +1,6 @@
 //! # geo_mean
 //!
-//! GMPO: the geometric mean of the tokens' ratios, each clipped before. `gmpo` is another name.
+//! GMPO: the geometric mean of the tokens' clipped ratios. `gmpo` is an alias.
 //!
 //! ## Formula
 //!
@@ -12,8 +12,8 @@
 //! loss = 1/B Σ_b P_b
 //! ```
 //!
-//! The epsilons bound the log-ratio, not the ratio. With advantages per token, A is their mean over the sequence and
-//! each c_t goes by its token's own (verl).
+//! The epsilons bound the log-ratio, not the ratio. With advantages per token, A is their mean over the sequence, and each c_t uses the
+//! advantage of its own token (verl).
 //!
 //! ## Gradient
 //!
@@ -28,20 +28,19 @@
 //!
 //! ## Knobs
 //!
-//! * `epsilon_low`, `epsilon_high`: 0.4 in the paper and in TRL's GMPO; our default is the common 0.2.
-//! * `count_masked_rows`: verl divides by all rows here, also the fully masked ones; so do both systems' defaults.
-//! * `top_entropy_quantile`: tokens of lower entropy leave the mean of c_t and its count (TRL's GMPO).
-//! * `importance_sampling_level` is not read. Refused: `delta`; outside of verl, which hands it to every loss,
-//!   `clip_ratio_c`; outside of TRL, whose GMPO does not read it, `use_bias_correction_kl: true` with a KL term.
-//! * A sampler's weight is one for the sequence: e^(mean of log(weight + 1e-10)), as verl has it. TRL's GMPO knows no
-//!   sampler, so it is off unless asked for.
+//! * `epsilon_low`, `epsilon_high`: 0.4 in the paper and in TRL's GMPO; the default here is the common 0.2.
+//! * `count_masked_rows`: verl divides by all rows, including fully masked ones; the default under both semantics does the same.
+//! * `top_entropy_quantile`: tokens of lower entropy are excluded from the mean of c_t and its count (TRL's GMPO).
+//! * `importance_sampling_level` is ignored. Refused are `delta`; `clip_ratio_c`, except under `semantics: verl`, where it is ignored because
+//!   verl passes it to every loss; and `use_bias_correction_kl: true` with a KL term, except under TRL's semantics, where it is ignored.
+//! * The sampler's weight has one value per sequence, e^(mean of log(weight + 1e-10)), as in verl. TRL's GMPO has no
+//!   sampler correction, so the correction is off by default.
 //!
-//! TRL's GMPO counts a fully masked row as a ratio of 1 and adds -A to the loss value, without a gradient; here it
-//! adds 0.
+//! TRL's GMPO counts a fully masked row as a ratio of 1 and adds -A, without a gradient, to the loss value; here such a row adds 0.
 //!
 //! ## When to use it
 //!
-//! As [gspo](super::gspo), with a clip that still tells tokens apart: one outlier cannot move the whole sequence.
+//! As for [gspo](super::gspo), with a clip per token: one outlier cannot move the whole sequence.
 //!
 //! ```yaml
 //! loss_type: geo_mean
@@ -74,7 +73,7 @@ impl Loss for GeoMean {
         }
     }
 
-    /// The log-ratio, clipped in the direction of the token's advantage.
+    /// Returns the log-ratio, clipped in the direction of the token's advantage.
     fn shared_part<R: Real>(&self, config: &LossConfig, logp: &R, old_logp: &R, advantage: &R) -> R {
         let own = logp.clone() - old_logp.clone();
         let zero = advantage.constant(0.0);
@@ -88,7 +87,7 @@ impl Loss for GeoMean {
     }
 
     fn level(&self, _: &LossConfig) -> ImportanceSamplingLevel {
-        // It takes the ratio of a sequence in its own way, and does not read the key.
+        // The loss has its own sequence-level ratio and ignores the key.
         ImportanceSamplingLevel::Token
     }
 
@@ -101,12 +100,12 @@ impl Loss for GeoMean {
     }
 
     fn reads_kl_bias_correction(&self, semantics: Semantics) -> bool {
-        // TRL's GMPO has use_bias_correction_kl, and does not read it.
+        // TRL's GMPO accepts use_bias_correction_kl and ignores it.
         semantics != Semantics::Trl
     }
 
     fn corrects_sampler_by_default(&self) -> bool {
-        // TRL's GMPO knows no sampler.
+        // TRL's GMPO has no sampler correction.
         false
     }
 

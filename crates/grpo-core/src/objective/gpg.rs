@@ -17,17 +17,17 @@
 //! ## Where it comes from
 //!
 //! GPG, arXiv 2504.02546. verl's `loss_mode: gpg`. Averaged over the step's tokens. Preset:
-//! `configs/loss/verl-gpg.yaml`. The paper's scaling of advantages by the share of groups that say something belongs
-//! to the advantages.
+//! `configs/loss/verl-gpg.yaml`. The paper also scales advantages by the share of groups that carry a signal; that belongs to the
+//! advantage estimator.
 //!
 //! ## Knobs
 //!
-//! None of its own; old log-probabilities are not used. `epsilon_low`, `epsilon_high` do nothing; `delta`,
-//! `clip_ratio_c` are refused (verl hands `clip_ratio_c` to every loss: there it is accepted and not read).
+//! The loss has no keys of its own and does not use old log-probabilities. `epsilon_low`, `epsilon_high` have no effect; `delta` and
+//! `clip_ratio_c` are refused. Under `semantics: verl`, `clip_ratio_c` is accepted and ignored, because verl passes it to every loss.
 //!
 //! ## When to use it
 //!
-//! Strictly on-policy training: one update per batch. With more than one nothing holds the policy.
+//! Strictly on-policy training with one update per batch. With more updates nothing limits the policy's movement.
 //!
 //! ```yaml
 //! semantics: verl

@@ -1,6 +1,6 @@
 //! # grpo
 //!
-//! Clipped ratio, mean over the tokens of each sequence, then over sequences.
+//! The clipped ratio, averaged over the tokens of each sequence, then over sequences.
 //!
 //! ## Formula
 //!
@@ -10,41 +10,41 @@
 //! loss = 1/B Σ_b 1/|y_b| Σ_t P_t
 //! ```
 //!
-//! `delta` is left out where it is not set. Under `semantics: verl` grpo is another name of [vanilla](super::vanilla):
+//! Without `delta` the inner min is omitted. Under `semantics: verl`, grpo is an alias of [vanilla](super::vanilla):
 //! a dual clip, a log-ratio guard, and the mean over all tokens. Under `mllm_jax` it is averaged as
 //! [bnpo](super::bnpo).
 //!
 //! ## Gradient
 //!
 //! ```text
-//! dP_t/dl_t = -A r_t   where the token is not clipped, else 0
+//! dP_t/dl_t = -A r_t   if the token is not clipped, else 0
 //! ```
 //!
-//! Clipped is A > 0 with r > 1 + epsilon_high, and A < 0 with r < 1 - epsilon_low or r > delta. So what would move the
-//! ratio further away gives nothing, and what brings it back always counts. On-policy (no old log-probabilities) r is
-//! 1 and the gradient -A.
+//! A token is clipped if A > 0 and r > 1 + epsilon_high, or if A < 0 and r < 1 - epsilon_low or r > delta. A move that takes the
+//! ratio further from 1 then has no gradient, and a move back always has one. On-policy (no old log-probabilities) r is
+//! 1 and the gradient is -A.
 //!
 //! With `importance_sampling_level: sequence` the ratio is e^(mean of l - o), as in [gspo](super::gspo).
 //!
 //! ## Where it comes from
 //!
-//! DeepSeekMath, arXiv 2402.03300; the clip is PPO's, arXiv 1707.06347; the asymmetric one DAPO's, arXiv 2503.14476;
-//! `delta` (two-sided clipping) is INTELLECT-2's, arXiv 2505.07291. Presets: `configs/loss/trl-grpo.yaml`,
+//! DeepSeekMath, arXiv 2402.03300. The clip is from PPO, arXiv 1707.06347, the asymmetric clip from DAPO, arXiv 2503.14476, and
+//! `delta` (two-sided clipping) from INTELLECT-2, arXiv 2505.07291. Presets: `configs/loss/trl-grpo.yaml`,
 //! `configs/loss/verl-grpo.yaml`, `configs/loss/tunix-grpo.yaml`.
 //!
 //! ## Knobs
 //!
-//! * `epsilon_low`, `epsilon_high`: how far the ratio may move. `epsilon_high` left out is `epsilon_low`.
-//! * `delta`: cap of the ratio where A < 0, which the clip leaves open above. Has to be above 1 + epsilon_high.
-//! * `clip_ratio_c`: the dual clip of [vanilla](super::vanilla), off here.
-//! * What all losses share is in `docs/losses/README.md#what-all-losses-share`.
+//! * `epsilon_low`, `epsilon_high`: how far the ratio may move from 1. `epsilon_high` defaults to `epsilon_low`.
+//! * `delta`: cap of the ratio for A < 0, for which the clip has no upper bound. Must be above 1 + epsilon_high.
+//! * `clip_ratio_c`: the dual clip of [vanilla](super::vanilla); off by default.
+//! * The keys that all losses share are in `docs/losses/README.md#what-all-losses-share`.
 //!
 //! ## When to use it
 //!
-//! The default to start from, with several completions per prompt and little reuse of a batch. A token of a short
-//! sequence weighs more than one of a long sequence: where that favours short right answers and long wrong ones, use
-//! [dapo](super::dapo) or [dr_grpo](super::dr_grpo). With many updates per batch, or a sampler that drifts,
-//! [gspo](super::gspo), [cispo](super::cispo) or [vespo](super::vespo) are steadier.
+//! The default to start with, for several completions per prompt and few updates per batch. A token of a short sequence has a larger
+//! weight than a token of a long sequence. If that favours short correct answers and long wrong answers, use
+//! [dapo](super::dapo) or [dr_grpo](super::dr_grpo). With many updates per batch, or a sampler that differs from the policy,
+//! [gspo](super::gspo), [cispo](super::cispo) and [vespo](super::vespo) are more stable.
 //!
 //! ```yaml
 //! loss_type: grpo

@@ -1,6 +1,6 @@
 //! # gspo
 //!
-//! One ratio for each sequence, the geometric mean of its tokens' ratios, with PPO's clip.
+//! One ratio per sequence, the geometric mean of its tokens' ratios, with PPO's clip.
 //!
 //! ## Formula
 //!
@@ -10,19 +10,18 @@
 //! loss = 1/B Σ_b P_b
 //! ```
 //!
-//! It is [grpo](super::grpo) with `importance_sampling_level: sequence`. Under `semantics: verl` the level is
-//! `sequence_token`: the value of s, held below e^10, with the token's own gradient, s_t = e^(l_t - sg(l_t) + sg(log
-//! s)).
+//! This is [grpo](super::grpo) with `importance_sampling_level: sequence`. Under `semantics: verl` the level is
+//! `sequence_token`: the value of s, capped at e^10, with the token's own gradient, s_t = e^(l_t - sg(l_t) + sg(log s)).
 //!
 //! ## Gradient
 //!
 //! ```text
-//! sequence:        dL/dl_t = -A s (Σ_u w_u) / |y|     where s is not clipped, else 0;  w: weights of the average
+//! sequence:        dL/dl_t = -A s (Σ_u w_u) / |y|     if s is not clipped, else 0;  w: weights of the average
 //! sequence_token:  dL/dl_t = -A s w_t
 //! ```
 //!
-//! With one advantage per sequence and weights that are equal within it the two agree; with advantages per token, or a
-//! sampler's weight per token, they do not.
+//! The two gradients agree if the advantage and the weights are constant within a sequence. They differ for advantages per token or a
+//! sampler weight per token.
 //!
 //! ## Where it comes from
 //!
@@ -31,17 +30,17 @@
 //!
 //! ## Knobs
 //!
-//! * `epsilon_low`, `epsilon_high`: the paper has 3e-4 and 4e-4. A mean of log-ratios varies far less than one of
-//!   them, so grpo's 0.2 hardly ever clips.
-//! * `importance_sampling_level`: `token` contradicts the name and is refused; verl has no such key and one gspo:
-//!   there it is not read.
-//! * `delta`, `clip_ratio_c`: as [grpo](super::grpo), on s; verl hands `clip_ratio_c` to every loss, and this one does
-//!   not read it there.
+//! * `epsilon_low`, `epsilon_high`: the paper uses 3e-4 and 4e-4. A mean of log-ratios varies far less than a single
+//!   log-ratio, so grpo's 0.2 hardly ever clips.
+//! * `importance_sampling_level`: `token` contradicts the definition and is refused. Under `semantics: verl` the key is ignored, because
+//!   verl has no such key and only one gspo.
+//! * `delta`, `clip_ratio_c`: as in [grpo](super::grpo), applied to s. Under `semantics: verl`, `clip_ratio_c` is ignored, because verl
+//!   passes it to every loss.
 //!
 //! ## When to use it
 //!
-//! Mixture-of-experts models and long answers, where ratios of single tokens are noise. Not where credit differs
-//! within a sequence: all its tokens are clipped together.
+//! Mixture-of-experts models and long answers, in which ratios of single tokens are noisy. Not for credit that differs
+//! within a sequence, because all its tokens are clipped together.
 //!
 //! ```yaml
 //! loss_type: gspo
@@ -60,7 +59,7 @@ pub struct Gspo;
 impl Loss for Gspo {
     fn level(&self, config: &LossConfig) -> ImportanceSamplingLevel {
         match config.semantics {
-            // verl has no such key, and one gspo.
+            // verl has no such key and only one gspo.
             Semantics::Verl => ImportanceSamplingLevel::SequenceToken,
             _ => config.importance_sampling_level.unwrap_or(ImportanceSamplingLevel::Sequence),
         }

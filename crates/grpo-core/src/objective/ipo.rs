@@ -1,6 +1,6 @@
 //! # ipo
 //!
-//! The ratio within a trust region of the token's probability, whatever the sign of the advantage: prime-rl's default loss.
+//! The ratio with a trust region on the token's probability, for both signs of the advantage: prime-rl's default loss.
 //!
 //! ## Formula
 //!
@@ -8,8 +8,8 @@
 //! P_t = -keep adv_tau A r_t + kl_tau (l_t - o_t)^2
 //! ```
 //!
-//! keep is 0 where the probability has risen by more than `epsilon_high` or fallen by more than `epsilon_low`; else 1. o is the
-//! sampler's log-probability: hand it over as `old_logp`.
+//! keep is 0 if the probability has risen by more than `epsilon_high` or fallen by more than `epsilon_low`; else 1. o is the
+//! sampler's log-probability: pass it as `old_logp`.
 //!
 //! ## Gradient
 //!
@@ -19,20 +19,20 @@
 //!
 //! ## Where it comes from
 //!
-//! prime-rl's loss of that name (INTELLECT policy optimization) and its default since 2026-08-27 (#3418). `eps` was 0.1 and `kl_tau`
-//! 0.001 until 2026-09-18 (#3586); since then they are 0.3 and 0, which are the defaults here. Averaged over the step's tokens.
+//! prime-rl's loss of this name (INTELLECT policy optimization) and its default since 2026-08-27 (#3418). prime-rl's `eps` was 0.1 and its
+//! `kl_tau` 0.001 until 2026-09-18 (#3586); since then they are 0.3 and 0, which are the defaults here. Averaged over the step's tokens.
 //! Preset: `configs/loss/prime-rl.yaml`.
 //!
 //! ## Knobs
 //!
-//! * `epsilon_low`, `epsilon_high`: how far the probability may move, prime-rl's `eps`; 0.3 unless set.
-//! * `adv_tau`: multiplies the advantage, 1.
-//! * `kl_tau`: weight of the quadratic penalty, 0, which is off.
+//! * `epsilon_low`, `epsilon_high`: how far the probability may move, prime-rl's `eps`; default 0.3.
+//! * `adv_tau`: factor of the advantage; default 1.
+//! * `kl_tau`: weight of the quadratic penalty; default 0, which turns it off.
 //!
 //! ## When to use it
 //!
-//! Asynchronous training, where the sampler is some steps behind: a token whose probability has moved far has no gradient in either
-//! direction. [The loss prime_rl](super::prime_rl) keeps the gradient that leads back.
+//! Asynchronous training, in which the sampler is some steps behind the policy: a token whose probability has moved far has no gradient in
+//! either direction. [The loss prime_rl](super::prime_rl) keeps the gradient that moves it back.
 //!
 //! ```yaml
 //! loss_type: ipo

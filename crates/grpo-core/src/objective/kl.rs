@@ -5,14 +5,14 @@ use super::ratio::{Ratio, held, is_free};
 use crate::backend_api::real::Real;
 use crate::config::{KlEstimator, KlImportance, LossConfig};
 
-/// The term without beta: the estimate, times its weight, within its bounds. Where a bound holds there is no gradient, that
-/// of the weight included.
+/// Returns the KL term without beta: the weighted estimate, clamped to its bounds. If a bound applies, neither the estimate nor its weight
+/// has a gradient.
 pub(super) fn term<R: Real>(config: &LossConfig, terms: &TokenTerms<R>, ref_logp: &R, ratio: &Ratio<R>) -> R {
     let bounds = config.kl_clamps();
     let (estimator, straight_through) = config.kl_estimator.parts();
     let d = ref_logp.clone() - terms.logp.clone();
     if straight_through {
-        // Never weighed, and the bounds are those of the value.
+        // Straight-through estimators are never weighted, and the bounds apply to the value.
         let k2 = estimate(KlEstimator::K2, &d, false);
         return k2.clone() - k2.stop_gradient() + value(estimator, &d, bounds).stop_gradient();
     }
@@ -29,12 +29,12 @@ pub(super) fn term<R: Real>(config: &LossConfig, terms: &TokenTerms<R>, ref_logp
     output.map_or(product.clone(), |bound| product.clamp(-bound, bound))
 }
 
-/// What multiplies the estimate.
+/// The factor of the estimate.
 struct Weight<R> {
     log: R,
     /// exp(log).
     value: R,
-    /// The log-probability that the token's own is compared with, where log is exactly their difference.
+    /// The log-probability that the token's own is compared with, if `log` is exactly their difference.
     against: Option<R>,
 }
 
@@ -53,23 +53,23 @@ impl<R: Real> Weight<R> {
             }),
             KlImportance::ScoreFunction => Some(of_token(terms.logp.stop_gradient())),
             KlImportance::Sampler => Some(of_token(match &terms.sampler_logp {
-                // NaN is a sampler that gave none, and not at most itself.
+                // NaN marks an unknown sampler log-probability; NaN <= NaN is false.
                 Some(sampler) => R::select(&sampler.le(sampler), sampler, &terms.old_logp),
                 None => terms.old_logp.clone(),
             })),
         }
     }
 
-    /// As a factor of a product.
+    /// Returns the weight, saturated for use in a product.
     fn held(&self) -> R {
         held(&self.log, true).exp()
     }
 
-    /// The weight times an estimate without bounds.
+    /// Returns the weight times the estimate, without bounds.
     fn times(&self, estimator: KlEstimator, d: &R, ref_logp: &R) -> R {
         let product = estimate(estimator, d, true) * self.held();
         match (&self.against, estimator) {
-            // Where nothing is held, the product can be written without a difference of large numbers.
+            // If nothing saturates, the product can be written without subtracting large numbers.
             (Some(against), KlEstimator::K3 | KlEstimator::LowVarKl) => {
                 let of_reference = ref_logp.clone() - against.clone();
                 let free = R::and(&is_free(&self.log, true), &is_free(&of_reference, false));
@@ -79,22 +79,21 @@ impl<R: Real> Weight<R> {
         }
     }
 
-    /// w k3 = e^(q - o) - w (d + 1), o being what l is compared with: the factor e^l of the weight cancels, and with it the
-    /// difference of large numbers that its derivative, w (l - q), would be. Where o follows l without a derivative, q - o
-    /// does too.
+    /// Returns w k3 = e^(q - o) - w (d + 1), where o is the log-probability that l is compared with. The factor e^l of the weight cancels
+    /// analytically, and so does the difference of large numbers in the derivative w (l - q). If o is detached l, so is q - o.
     fn times_k3(&self, d: &R, of_reference: &R) -> R {
         of_reference.exp() - self.value.clone() * (d.clone() + d.constant(1.0))
     }
 }
 
-/// An estimate by d = q - l, within bounds of d and of itself.
+/// Returns an estimate as a function of d = q - l, with bounds on d and on the result.
 pub(crate) fn value<R: Real>(estimator: KlEstimator, d: &R, (input, output): (Option<f64>, Option<f64>)) -> R {
     let d = input.map_or(d.clone(), |bound| d.clamp(-bound, bound));
     let value = estimate(estimator, &d, false);
     output.map_or(value.clone(), |bound| value.clamp(-bound, bound))
 }
 
-/// By d = q - l. `in_product`: whether a ratio will multiply it.
+/// Returns an estimate as a function of d = q - l. `in_product`: `true` if a ratio will multiply it.
 fn estimate<R: Real>(estimator: KlEstimator, d: &R, in_product: bool) -> R {
     match estimator {
         KlEstimator::K1 => -d.clone(),

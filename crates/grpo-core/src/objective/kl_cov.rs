@@ -1,6 +1,6 @@
 //! # kl_cov
 //!
-//! The ratio without a clip; the tokens of the largest covariance between advantage and log-probability pay for moving
+//! The ratio without a clip. The tokens with the largest covariance between advantage and log-probability pay a penalty for moving
 //! away from the old policy.
 //!
 //! ## Formula
@@ -14,7 +14,7 @@
 //! ## Gradient
 //!
 //! ```text
-//! dP_t/dl_t = -A r_t + ppo_kl_coef sign(l_t - o_t)    for the chosen, without the second part for the others
+//! dP_t/dl_t = -A r_t + ppo_kl_coef sign(l_t - o_t)    for the selected tokens, without the second term for the others
 //! ```
 //!
 //! At l = o the slope of the penalty is 0.
@@ -25,16 +25,15 @@
 //!
 //! ## Knobs
 //!
-//! * `kl_cov_ratio`: share of active tokens that pay.
-//! * `ppo_kl_coef`: what they pay. verl's configuration has 0.1, its function's text says 1.
-//! * `epsilon_low`, `epsilon_high` do nothing; `delta`, `clip_ratio_c` are refused (verl hands `clip_ratio_c` to every
-//!   loss: there it is accepted and not read).
-//! * The choice needs all tokens of the step, as for [clip_cov](super::clip_cov).
+//! * `kl_cov_ratio`: share of active tokens that have the penalty.
+//! * `ppo_kl_coef`: weight of the penalty. verl's configuration has 0.1, the documentation of its function says 1.
+//! * `epsilon_low`, `epsilon_high` have no effect; `delta` and `clip_ratio_c` are refused. Under `semantics: verl`, `clip_ratio_c` is
+//!   accepted and ignored, because verl passes it to every loss.
+//! * The selection needs all tokens of the step, as in [clip_cov](super::clip_cov).
 //!
 //! ## When to use it
 //!
-//! Where entropy collapses and a few tokens are to blame. Nothing bounds the ratio of the others: keep to few updates
-//! per batch.
+//! If entropy collapses because of a few tokens. Nothing bounds the ratio of the other tokens, so use few updates per batch.
 //!
 //! ```yaml
 //! semantics: verl
@@ -58,7 +57,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug)]
 pub struct KlCov;
 
-/// Its keys.
+/// Keys of this loss.
 ///
 /// ```
 /// use grpo_core::LossConfig;
@@ -71,7 +70,7 @@ pub struct KlCov;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Parameters {
-    /// `kl_cov_ratio`: share of tokens that pay the penalty. Above 0.
+    /// `kl_cov_ratio`: share of tokens that have the penalty. Above 0.
     #[serde(rename = "kl_cov_ratio")]
     pub ratio: f64,
     /// Weight of the penalty |logp - old_logp|.
@@ -110,7 +109,6 @@ impl Loss for KlCov {
         true
     }
 
-    /// Marks the tokens of the largest covariance.
     fn choose(&self, config: &LossConfig, batch: &TokenBatch, policy: &PolicyValues, factors: &mut TokenFactors) {
         let mut ranked: Vec<(usize, f64)> =
             batch.active_rows().iter().copied().zip(covariances(batch, policy)).collect();

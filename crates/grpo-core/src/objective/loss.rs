@@ -1,4 +1,4 @@
-//! What a loss is: the trait that every file of this folder implements for its own.
+//! The trait [`Loss`], which every loss of this folder implements.
 
 use super::clip;
 use super::ratio::Ratio;
@@ -11,12 +11,12 @@ use crate::config::{ImportanceSamplingLevel, LossAggMode, LossConfig, Semantics}
 use crate::error::Result;
 use crate::metrics::Metrics;
 
-/// A loss: its formula, and what follows from it for configuration, averages and metrics.
+/// A loss: its formula, and the settings, averages and metrics that follow from the formula.
 ///
-/// What a loss does not say of itself is that of PPO's clipped ratio (arXiv 1707.06347), one for each token, averaged over the
-/// tokens of the step. `config` is the configuration that names the loss; the loss's own keys are in `config.parameters`.
+/// The default methods describe PPO's clipped ratio (arXiv 1707.06347) per token, averaged over the tokens of the step.
+/// `config` is the configuration that selects the loss; the loss's own keys are in `config.parameters`.
 pub trait Loss: Sync {
-    /// The policy term of a token, without its factor and its weight. `ratio` is that of [`LossConfig::level`].
+    /// Returns the policy term of a token before its factor and weight. `ratio` has the level [`LossConfig::level`].
     fn policy<R: Real>(&self, config: &LossConfig, terms: &TokenTerms<R>, ratio: &Ratio<R>) -> PolicyTerm<R>
     where
         Self: Sized,
@@ -24,7 +24,7 @@ pub trait Loss: Sync {
         clip::policy(config, terms, &ratio.value)
     }
 
-    /// What a token adds to the log-ratio that its sequence shares, by its own `advantage`: l - o.
+    /// Returns the contribution of a token to the log-ratio that its sequence shares; `advantage` is the token's own. The default is l - o.
     fn shared_part<R: Real>(&self, config: &LossConfig, logp: &R, old_logp: &R, advantage: &R) -> R
     where
         Self: Sized,
@@ -33,132 +33,132 @@ pub trait Loss: Sync {
         logp.clone() - old_logp.clone()
     }
 
-    /// Which values of the policy keep their gradient.
+    /// Returns the range in which the policy's values keep their gradient.
     fn bounds(&self, config: &LossConfig) -> Bounds {
         Bounds::Ratio { low: Some(config.ratio_low()), high: config.ratio_high() }
     }
 
-    /// Whether the formula is PPO's clip, so that `delta` and the dual clip have a meaning.
+    /// Returns `true` if the formula is PPO's clip, which `delta` and the dual clip need.
     fn clips_ratio(&self, config: &LossConfig) -> bool {
         matches!(self.bounds(config), Bounds::Ratio { .. })
     }
 
-    /// Upper bound of the ratio.
+    /// Returns the upper bound of the ratio.
     fn ratio_high(&self, config: &LossConfig) -> f64 {
         1.0 + config.upper_epsilon()
     }
 
-    /// Level of the importance ratio.
+    /// Returns the level of the importance ratio.
     fn level(&self, config: &LossConfig) -> ImportanceSamplingLevel {
         config.importance_sampling_level.unwrap_or(ImportanceSamplingLevel::Token)
     }
 
-    /// Whether the loss is defined by the ratio of tokens alone.
+    /// Returns `true` if the loss is defined for token-level ratios only.
     fn is_of_tokens_only(&self) -> bool {
         false
     }
 
-    /// How the tokens of a sequence share a log-ratio beside that of the level; `None` where they share none.
+    /// Returns how the tokens of a sequence share a log-ratio in addition to [`Loss::level`]; `None` if they share none.
     fn shared_log_ratio(&self) -> Option<SharedLogRatio> {
         None
     }
 
-    /// Whether a sequence has one policy term, whose advantage is the mean of its tokens' and whose weight of the sampler is
-    /// the geometric mean of theirs.
+    /// Returns `true` if a sequence has one policy term. Its advantage is the mean of its tokens' advantages, and its sampler weight is
+    /// the geometric mean of its tokens' weights.
     fn is_of_sequences(&self) -> bool {
         false
     }
 
-    /// Whether the ratio of old policy to sampler goes into the sequence's log-ratio, not into a factor of the policy term.
+    /// Returns `true` if the ratio of old policy to sampler is added to the sequence's log-ratio instead of multiplying the policy term.
     fn takes_sampler_ratio(&self) -> bool {
         false
     }
 
-    /// Whether the loss weighs its tokens by the sampler's log-probabilities itself.
+    /// Returns `true` if the loss itself weights its tokens by the sampler's log-probabilities.
     fn weighs_by_sampler(&self) -> bool {
         false
     }
 
-    /// Whether `use_bias_correction_kl` is read under `semantics`.
+    /// Returns `true` if `use_bias_correction_kl` is read under `semantics`.
     fn reads_kl_bias_correction(&self, semantics: Semantics) -> bool {
         let _ = semantics;
         true
     }
 
-    /// Whether TRL corrects for the sampler without being asked.
+    /// Returns `true` if TRL corrects for the sampler by default.
     fn corrects_sampler_by_default(&self) -> bool {
         true
     }
 
-    /// c of the dual clip, or another cap of the ratio.
+    /// Returns c of the dual clip, or another cap of the ratio.
     fn dual_clip(&self, config: &LossConfig) -> Option<f64> {
-        // verl hands the key to every loss; most do not read it.
+        // verl passes the key to every loss; most losses ignore it.
         config.clip_ratio_c.filter(|_| self.clips_ratio(config) && config.semantics != Semantics::Verl)
     }
 
-    /// `log_ratio_guard` where it is not set.
+    /// Returns the default of `log_ratio_guard`.
     fn log_ratio_guard(&self, semantics: Semantics) -> Option<f64> {
         let _ = semantics;
         None
     }
 
-    /// `epsilon_low` where it is not set.
+    /// Returns the default of `epsilon_low`.
     fn default_epsilon(&self) -> f64 {
         0.2
     }
 
-    /// Largest legal `epsilon_low`: a ratio lies above 0.
+    /// Returns the largest legal `epsilon_low`. The default is 1, because a ratio is above 0.
     fn largest_epsilon_low(&self) -> f64 {
         1.0
     }
 
-    /// TRL's average, which goes with the loss.
+    /// Returns TRL's average for this loss.
     fn average(&self, config: &LossConfig) -> Average {
         let _ = config;
         Average::StepTokens
     }
 
-    /// The average of the policy term alone where a system has one of its own, whatever its mode.
+    /// Returns the average of the policy term alone, if a system has a fixed one that ignores its aggregation mode.
     fn own_average(&self, semantics: Semantics) -> Option<OwnAverage> {
         let _ = semantics;
         None
     }
 
-    /// The loss to name in its place where verl says with `loss_agg_mode` what this name says: how to average.
+    /// Returns the loss to use instead under `semantics: verl`, if this name stands for an average that verl sets with `loss_agg_mode`.
     fn names_average(&self) -> Option<&'static str> {
         None
     }
 
-    /// Checks what the loss needs of the configuration, alone and together.
+    /// Checks the settings that the loss requires.
     ///
     /// # Errors
-    /// [`crate::Error::Config`] that names the keys and says why.
+    /// [`crate::Error::Config`] that names the keys and the reason.
     fn check(&self, config: &LossConfig) -> Result<()> {
         let _ = config;
         Ok(())
     }
 
-    /// Whether tokens are chosen by what the policy says of all of them ([`Loss::choose`]).
+    /// Returns `true` if the loss selects tokens by the log-probabilities of the whole step ([`Loss::choose`]).
     fn chooses_tokens(&self) -> bool {
         false
     }
 
-    /// Writes the choice into `factors`. `batch` has active tokens.
+    /// Writes the selection into `factors`. `batch` has active tokens.
     fn choose(&self, config: &LossConfig, batch: &TokenBatch, policy: &PolicyValues, factors: &mut TokenFactors) {
         let _ = (config, batch, policy, factors);
     }
 
-    /// Whether [`PolicyTerm::statistic`] is one number per sequence, and so is the clip.
+    /// Returns `true` if the clip and [`PolicyTerm::statistic`] have one value per sequence.
     fn clips_sequences(&self) -> bool {
         false
     }
 
-    /// Whether [`PolicyTerm::statistic`] is made.
+    /// Returns `true` if the loss computes [`PolicyTerm::statistic`].
     fn has_statistic(&self) -> bool {
         false
     }
 
-    /// Metrics of the bounds, where there are any, and of the loss's own statistic.
+    /// Adds the metrics of the bounds, if there are any, and of the loss's own statistic.
     fn metrics(&self, config: &LossConfig, clipped: &Clipped<'_>, metrics: &mut Metrics) {
         if self.bounds(config) != Bounds::None {
             clip::metrics(self.dual_clip(config).is_some() && self.clips_ratio(config), clipped, metrics);
@@ -166,19 +166,19 @@ pub trait Loss: Sync {
     }
 }
 
-/// How the log-ratio of a sequence is made of what its tokens add to it.
+/// How the contributions of its tokens make the log-ratio of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SharedLogRatio {
-    /// Their mean over active tokens.
+    /// The mean over active tokens.
     Mean,
-    /// Their sum.
+    /// The sum over active tokens.
     Sum,
 }
 
-/// Which values of the policy keep their gradient.
+/// The range in which the policy's values keep their gradient.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Bounds {
-    /// All.
+    /// No bounds.
     None,
     /// Ratios between these.
     Ratio {
@@ -194,11 +194,11 @@ pub enum Bounds {
         /// Upper bound.
         high: f64,
     },
-    /// Tokens whose probability has changed by less than these, or by less than these in KL divergence.
+    /// Bounds on the change of a token's probability, or on its KL divergence.
     Probability {
-        /// How far it may fall.
+        /// Largest decrease.
         down: f64,
-        /// How far it may rise.
+        /// Largest increase.
         up: f64,
     },
 }
@@ -206,36 +206,36 @@ pub enum Bounds {
 /// TRL's averages over the tokens of a step ([`crate::aggregate`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Average {
-    /// Over the step's active tokens: 1/N.
+    /// Mean over the step's active tokens: 1/N.
     StepTokens,
-    /// Over the generation batch's tokens: 1/num_items_in_batch.
+    /// Sum divided by the tokens of the generation batch: 1/num_items_in_batch.
     GenerationTokens,
-    /// Over the tokens of a sequence, then over sequences: 1/(B |y|).
+    /// Mean over the tokens of a sequence, then over sequences: 1/(B |y|).
     Sequences,
-    /// A constant length, then over sequences: 1/(B max_completion_length).
+    /// Sum divided by a constant length, then mean over sequences: 1/(B max_completion_length).
     ConstantLength,
-    /// Summed over the tokens of a sequence, then over sequences: 1/B.
+    /// Sum over the tokens of a sequence, then mean over sequences: 1/B.
     SequenceSums,
 }
 
-/// An average that a system has for one policy term, whatever its mode.
+/// An average that a system fixes for one policy term, independent of its aggregation mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwnAverage {
-    /// That of a mode.
+    /// The average of an aggregation mode.
     Mode(LossAggMode),
-    /// Over the tokens of a sequence, then over all rows, whatever counts elsewhere.
+    /// Mean over the tokens of a sequence, then over all rows, including fully masked ones.
     AllRows,
 }
 
-/// What [`Loss::metrics`] are made of.
+/// The inputs of [`Loss::metrics`].
 #[derive(Clone, Copy, Debug)]
 pub struct Clipped<'a> {
-    /// What was added up.
+    /// Sums over the active tokens.
     pub sums: &'a LossSums<f64>,
     /// Active tokens.
     pub tokens: f64,
-    /// What `sums` count: active tokens, or sequences where the clip is a sequence's.
+    /// Number of terms in `sums`: active tokens, or sequences if the clip has one value per sequence.
     pub count: f64,
-    /// Fully masked sequences where the clip is a sequence's, else 0: they have a shared ratio too, 1, which no bound clips.
+    /// Number of fully masked sequences if the clip has one value per sequence, else 0. Their shared ratio is 1, which no bound clips.
     pub masked: usize,
 }

@@ -1,7 +1,7 @@
 //! # luspo
 //!
-//! The sequence's ratio of [gspo](super::gspo), with the loss summed over the tokens of a sequence: a sequence weighs
-//! by its length.
+//! The sequence-level ratio of [gspo](super::gspo), with the loss summed over the tokens of a sequence: the weight of a sequence is
+//! its length.
 //!
 //! ## Formula
 //!
@@ -14,27 +14,26 @@
 //! ## Gradient
 //!
 //! ```text
-//! dL/dl_t = -A s / B     where s is not clipped, else 0
+//! dL/dl_t = -A s / B     if s is not clipped, else 0
 //! ```
 //!
-//! gspo's 1/|y| is undone by the sum: long answers are no longer held back.
+//! The sum cancels gspo's 1/|y|, so long answers are not down-weighted.
 //!
 //! ## Where it comes from
 //!
-//! LUSPO, arXiv 2602.05261. Preset: `configs/loss/trl-luspo.yaml`. verl says it with `loss_type: gspo` and
-//! `loss_agg_mode: seq-mean-token-sum`; `luspo` is refused there. Liger 0.8.5 multiplies the loss by the sequence's
-//! length, which is the same only at sequence level without KL.
+//! LUSPO, arXiv 2602.05261. Preset: `configs/loss/trl-luspo.yaml`. verl's equivalent is `loss_type: gspo` with
+//! `loss_agg_mode: seq-mean-token-sum`; `luspo` is refused under `semantics: verl`. Liger 0.8.5 multiplies the loss by the sequence's
+//! length, which is equivalent only at sequence level without KL.
 //!
 //! ## Knobs
 //!
-//! * `epsilon_low`, `epsilon_high`: the paper has 2e-3 and 2.5e-3.
-//! * `importance_sampling_level`: `sequence` is the default here. TRL's is `token`, about which it warns; ask for it
-//!   if you mean it.
+//! * `epsilon_low`, `epsilon_high`: the paper uses 2e-3 and 2.5e-3.
+//! * `importance_sampling_level`: default `sequence`. TRL's default is `token`, about which TRL warns; set `token` to reproduce it.
 //!
 //! ## When to use it
 //!
-//! Where answers get shorter under [gspo](super::gspo) although they should not. The loss grows with length, so
-//! learning rates do not carry over from gspo.
+//! If answers get shorter under [gspo](super::gspo) although they should not. The loss grows with length, so
+//! learning rates of gspo do not carry over.
 //!
 //! ```yaml
 //! loss_type: luspo

@@ -1,14 +1,14 @@
-//! The loss of one token, written once, over [`Real`]: a file per loss.
+//! The loss of one token, written once over [`Real`], with one file per loss.
 //!
-//! Everything that knows about clipping, KL or advantages is in this folder. Backends never repeat it: they hand in
-//! log-probabilities and take back derivatives (see [`crate::backend_api::evaluate`]).
+//! All knowledge of clipping, KL and advantages is in this folder. Backends do not repeat it: they pass log-probabilities and
+//! receive derivatives (see [`crate::backend_api::evaluate`]).
 //!
-//! A token's loss depends on its own log-probability and, where tokens of a sequence share one, on a log-ratio that is a
-//! sum over the sequence: what a token adds to it is [`shared_part`]. What has to be known of the whole batch (which
-//! tokens are chosen, the sampler's weight) comes as a factor without a derivative ([`crate::LossConfig::prepare`]).
+//! The loss of a token depends on its own log-probability and, if the tokens of a sequence share a log-ratio, on a sum over the
+//! sequence, to which each token contributes [`shared_part`]. Quantities that need the whole batch (the selected tokens, the
+//! sampler's weight) enter as factors without derivatives ([`crate::LossConfig::prepare`]).
 //!
-//! **A new loss** is a file of this folder that implements [`Loss`], and its line below. The file's documentation is the
-//! loss's page in docs/losses; `UPDATE_DOCS=1 cargo test -p grpo-core --test fast documents` writes it.
+//! **To add a loss**, add a file to this folder that implements [`Loss`], and a line to the macro below. The file's documentation is the
+//! loss's page in docs/losses; `UPDATE_DOCS=1 cargo test -p grpo-core --test fast documents` writes the page.
 //!
 //! Legend: l = logp, o = old logp, q = ref logp, A = advantage, r = ratio = exp(log-ratio), sg = stop_gradient.
 
@@ -66,23 +66,23 @@ impl LossType {
     }
 }
 
-/// The policy term of a token without its factor, and what its clip does.
+/// The policy term of a token before its factor, and indicators of its clip.
 #[derive(Clone, Debug)]
 pub struct PolicyTerm<R> {
     /// The term; minimised.
     pub value: R,
-    /// 1 where the clip binds below.
+    /// 1 if the clip binds below, else 0.
     pub low_clipped: R,
-    /// 1 where it binds above.
+    /// 1 if the clip binds above, else 0.
     pub high_clipped: R,
-    /// 1 where the second clip for negative advantages binds.
+    /// 1 if the dual clip binds, else 0.
     pub dual_clipped: R,
-    /// A number of the loss's own that a metric of it averages ([`Loss::has_statistic`]), else 0.
+    /// A statistic of the loss that one of its metrics averages ([`Loss::has_statistic`]), else 0.
     pub statistic: R,
 }
 
 impl<R: Real> PolicyTerm<R> {
-    /// A term without a clip.
+    /// Returns a term without a clip.
     pub fn unclipped(value: R) -> Self {
         let zero = value.constant(0.0);
         Self {
@@ -95,60 +95,61 @@ impl<R: Real> PolicyTerm<R> {
     }
 }
 
-/// Whether A < 0 and whether A > 0.
+/// Returns A < 0 and A > 0.
 fn signs<R: Real>(advantage: &R) -> (R::Bool, R::Bool) {
     let zero = advantage.constant(0.0);
     (advantage.lt(&zero), zero.lt(advantage))
 }
 
-/// What a token adds to the log-ratio of its sequence, where the loss has one.
+/// Returns the contribution of a token to the log-ratio of its sequence, for losses that share one.
 pub fn shared_part<R: Real>(config: &LossConfig, logp: &R, old_logp: &R, advantage: &R) -> R {
     config.loss_type.shared_part(config, logp, old_logp, advantage)
 }
 
-/// Whether a sequence's log-ratio is the mean of its tokens' parts; else it is their sum.
+/// Returns `true` if a sequence's log-ratio is the mean of its tokens' contributions, `false` if it is their sum.
 pub fn shares_mean(config: &LossConfig) -> bool {
     config.loss_type.rules().shared_log_ratio() != Some(SharedLogRatio::Sum)
 }
 
-/// What the loss of one token depends on.
+/// The inputs of the loss of one token.
 ///
-/// `logp` and `shared` are separate inputs because the derivative by a shared log-ratio is pulled back to every token of
-/// the sequence, while that by `logp` stays with its token.
+/// `logp` and `shared` are separate inputs: the derivative with respect to a shared log-ratio goes to every token of the sequence,
+/// the derivative with respect to `logp` to one token.
 #[derive(Clone, Debug)]
 pub struct TokenTerms<R> {
     /// Log-probability of the token under the policy, in nats.
     pub logp: R,
-    /// Under the policy that the ratio is taken against; the policy's own, detached, on-policy.
+    /// Log-probability under the old policy, the denominator of the ratio. On-policy it is `logp`, detached.
     pub old_logp: R,
-    /// Log-ratio of the token's sequence, where the loss has one ([`LossConfig::is_token_level`]).
+    /// Log-ratio of the token's sequence, if the loss has one ([`LossConfig::is_token_level`]).
     pub shared: Option<R>,
-    /// Log-probability under the reference; needed when beta is not 0.
+    /// Log-probability under the reference policy; required if beta is not 0.
     pub ref_logp: Option<R>,
-    /// Under the engine that sampled, NaN where it gave none; needed where the KL term is weighed against it.
+    /// Log-probability under the sampling engine, NaN if unknown. A KL term that is weighted by the sampler's ratio uses `old_logp`
+    /// where it is missing.
     pub sampler_logp: Option<R>,
-    /// Advantage.
+    /// Advantage of the token.
     pub advantage: R,
-    /// What multiplies the policy term, not the KL term.
+    /// Factor of the policy term; the KL term does not have it.
     pub factor: R,
-    /// kl_cov: 1 for a token that pays the penalty, else 0.
+    /// kl_cov: 1 if the token has the penalty, else 0.
     pub kl_cov_mask: R,
 }
 
-/// The loss of one token before its aggregation weights, and what the metrics count.
+/// The loss of one token before its aggregation weights, and the values that metrics count.
 #[derive(Clone, Debug)]
 pub struct TokenLoss<R> {
-    /// Policy term; minimised.
+    /// The policy term; minimised.
     pub policy: R,
-    /// The KL term without beta (with its bias correction, as TRL logs it); `None` when beta is 0.
+    /// The KL term without beta (with its bias correction, as TRL logs it); `None` if beta is 0.
     pub kl: Option<R>,
-    /// 1 where the clip binds below.
+    /// 1 if the clip binds below, else 0.
     pub low_clipped: R,
-    /// 1 where it binds above.
+    /// 1 if the clip binds above, else 0.
     pub high_clipped: R,
-    /// 1 where the second clip for negative advantages binds.
+    /// 1 if the dual clip binds, else 0.
     pub dual_clipped: R,
-    /// The importance ratio, the sequence's where tokens share one.
+    /// The importance ratio of the token, or of its sequence if its tokens share one.
     pub ratio: R,
     /// -logp.
     pub nll: R,
@@ -156,10 +157,10 @@ pub struct TokenLoss<R> {
     pub statistic: R,
 }
 
-/// The loss of one token.
+/// Computes the loss of one token.
 ///
-/// `terms.ref_logp` must be there when `config.beta` is not 0, `terms.shared` where the loss shares a log-ratio;
-/// [`crate::backend_api::evaluate::Evaluator`] has checked that.
+/// `terms.ref_logp` must be present if `config.beta` is not 0, and `terms.shared` if the loss shares a log-ratio;
+/// [`crate::backend_api::evaluate::Evaluator`] checks both.
 pub fn token_loss<R: Real>(config: &LossConfig, terms: &TokenTerms<R>) -> TokenLoss<R> {
     let ratio = Ratio::new(config, terms);
     let policy = config.loss_type.policy(config, terms, &ratio);
@@ -175,7 +176,7 @@ pub fn token_loss<R: Real>(config: &LossConfig, terms: &TokenTerms<R>) -> TokenL
     }
 }
 
-/// What is known of a token beside its log-probability, without derivatives.
+/// The inputs of a token's loss other than its log-probability, without derivatives.
 #[derive(Clone, Debug)]
 pub struct TokenInputs<R> {
     /// [`TokenTerms::old_logp`]; `None` on-policy.
@@ -186,7 +187,7 @@ pub struct TokenInputs<R> {
     pub sampler_logp: Option<R>,
     /// [`TokenTerms::advantage`].
     pub advantage: R,
-    /// The token's own advantage where `advantage` is its sequence's.
+    /// The token's own advantage if `advantage` is the mean of its sequence.
     pub token_advantage: R,
     /// [`TokenTerms::factor`].
     pub factor: R,
@@ -194,30 +195,30 @@ pub struct TokenInputs<R> {
     pub kl_cov_mask: R,
 }
 
-/// How much the terms of a token weigh in the loss of the step ([`crate::aggregate`]).
+/// The weights of a token's terms in the loss of the step ([`crate::aggregate`]).
 #[derive(Clone, Debug)]
 pub struct TokenWeight<R> {
-    /// Of the policy term.
+    /// Weight of the policy term.
     pub policy: R,
-    /// Of the KL term, beta included.
+    /// Weight of the KL term, including beta.
     pub kl: R,
-    /// Of the negative log-likelihood, positive_example_nll_weight included.
+    /// Weight of the negative log-likelihood, including positive_example_nll_weight.
     pub nll: R,
 }
 
 /// The loss of a token and its derivatives.
 #[derive(Clone, Debug)]
 pub struct TokenGrad<R> {
-    /// Values.
+    /// The loss.
     pub value: TokenLoss<R>,
     /// Weighted d loss / d logp, at a fixed shared log-ratio.
     pub of_logp: R,
-    /// Weighted d loss / d shared log-ratio; 0 where there is none.
+    /// Weighted d loss / d shared log-ratio; 0 if there is none.
     pub of_shared: R,
 }
 
 impl<R: Real> TokenWeight<R> {
-    /// The weighted sum of the terms of a token, or of their derivatives.
+    /// Returns the weighted sum of a token's terms, or of their derivatives.
     pub(crate) fn sum(&self, policy: &R, kl: Option<&R>, nll: &R) -> R {
         let sum = weighted(&self.policy, policy) + weighted(&self.nll, nll);
         kl.map_or(sum.clone(), |kl| sum + weighted(&self.kl, kl))
@@ -225,7 +226,7 @@ impl<R: Real> TokenWeight<R> {
 }
 
 impl<R: Real> TokenInputs<R> {
-    /// The loss of the token with its derivatives. `shared`: the log-ratio of its sequence, where the loss has one.
+    /// Returns the loss of the token with its derivatives. `shared` is the log-ratio of its sequence, if the loss has one.
     pub fn grad(&self, config: &LossConfig, weight: &TokenWeight<R>, logp: &R, shared: Option<&R>) -> TokenGrad<R> {
         let terms = |logp: Dual<R>, shared: Option<Dual<R>>| TokenTerms {
             old_logp: self.old_logp.clone().map_or_else(|| logp.stop_gradient(), Dual::fixed),
@@ -252,7 +253,7 @@ impl<R: Real> TokenInputs<R> {
         TokenGrad { of_logp: slope(&by_logp), of_shared, value: by_logp.map(|dual| dual.value) }
     }
 
-    /// What the token adds to the log-ratio of its sequence, and the derivative of that by logp.
+    /// Returns the token's contribution to the log-ratio of its sequence, with its derivative by logp.
     pub fn shared_part(&self, config: &LossConfig, logp: &R) -> Dual<R> {
         let logp = Dual::variable(logp.clone());
         let old = self.old_logp.clone().map_or_else(|| logp.stop_gradient(), Dual::fixed);
@@ -275,7 +276,7 @@ impl<R> TokenLoss<R> {
     }
 }
 
-/// weight x derivative, where a weight of 0 wins over an infinite derivative.
+/// Returns weight x derivative, and 0 if the weight is 0 even where the derivative is infinite.
 pub(crate) fn weighted<R: Real>(weight: &R, derivative: &R) -> R {
     let zero = weight.constant(0.0);
     let counts = R::or(&weight.lt(&zero), &zero.lt(weight));

@@ -1,6 +1,6 @@
 //! # prime_rl
 //!
-//! The ratio within a trust region of the token's probability, and a quadratic pull towards the sampler.
+//! The ratio with a trust region on the token's probability, and a quadratic penalty on the distance to the sampler.
 //!
 //! ## Formula
 //!
@@ -8,9 +8,8 @@
 //! P_t = -keep adv_tau A r_t + kl_tau (l_t - o_t)^2
 //! ```
 //!
-//! keep is 0 where the probability has risen by more than `epsilon_high` and A > 0, or fallen by more than
-//! `epsilon_low` and A is not; else 1. o is the sampler's log-probability: hand it over as `old_logp`. Tokens that are
-//! not kept pay the penalty all the same.
+//! keep is 0 if A > 0 and the probability has risen by more than `epsilon_high`, or if A <= 0 and it has fallen by more than
+//! `epsilon_low`; else 1. o is the sampler's log-probability: pass it as `old_logp`. Tokens with keep = 0 still pay the penalty.
 //!
 //! ## Gradient
 //!
@@ -23,21 +22,21 @@
 //! prime-rl's loss `default` until 2026-08-27, when [ipo](super::ipo) replaced it (#3418). The trust region comes from
 //! [dppo_tv](super::dppo_tv) (DPPO, arXiv 2602.04879), the penalty from Kimi. Averaged over the step's tokens, as in prime-rl.
 //!
-//! Keys and defaults are the same as for [ipo](super::ipo): prime-rl's values of 2026-09-18. prime-rl ran this loss with a region of
+//! Keys and defaults are the same as for [ipo](super::ipo): prime-rl's values of 2026-09-18. prime-rl itself ran this loss with a region of
 //! 0.2 and a `kl_tau` of 0.001: `configs/loss/prime-rl-dppo.yaml`.
 //!
 //! ## Knobs
 //!
-//! * `epsilon_low`, `epsilon_high`: prime-rl's `dppo_mask_low`, `dppo_mask_high`; 0.3 unless set.
-//! * `adv_tau`: what multiplies the advantage, 1.
-//! * `kl_tau`: weight of the penalty; 0, which is off.
-//! * `delta` and `clip_ratio_c` are refused (verl hands `clip_ratio_c` to every loss: there it is accepted and not
-//!   read).
+//! * `epsilon_low`, `epsilon_high`: prime-rl's `dppo_mask_low`, `dppo_mask_high`; default 0.3.
+//! * `adv_tau`: factor of the advantage; default 1.
+//! * `kl_tau`: weight of the penalty; default 0, which turns it off.
+//! * `delta` and `clip_ratio_c` are refused. Under `semantics: verl`, `clip_ratio_c` is accepted and ignored, because verl passes it to
+//!   every loss.
 //!
 //! ## When to use it
 //!
-//! Asynchronous training, where the sampler is some steps behind: the ratio corrects, the region stops what runs away,
-//! the penalty brings it back.
+//! Asynchronous training, in which the sampler is some steps behind the policy: the ratio corrects for the sampler, the region stops tokens
+//! that have moved too far, and the penalty pulls them back.
 //!
 //! ```yaml
 //! loss_type: prime_rl
@@ -57,7 +56,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug)]
 pub struct PrimeRl;
 
-/// Its keys, which are those of [`ipo`](super::ipo) too.
+/// Keys of this loss and of [`ipo`](super::ipo).
 ///
 /// ```
 /// use grpo_core::LossConfig;
@@ -70,9 +69,9 @@ pub struct PrimeRl;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Parameters {
-    /// What multiplies the advantage.
+    /// Factor of the advantage.
     pub adv_tau: f64,
-    /// Weight of the quadratic penalty on the log-ratio. 0 is off, as in prime-rl since 2026-09-18.
+    /// Weight of the quadratic penalty on the log-ratio; 0 turns it off, as in prime-rl since 2026-09-18.
     pub kl_tau: f64,
 }
 

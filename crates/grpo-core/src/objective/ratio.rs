@@ -1,16 +1,16 @@
-//! The importance ratio: a token's own, or its sequence's.
+//! The importance ratio of a token or of its sequence.
 
 use super::TokenTerms;
 use crate::backend_api::real::Real;
 use crate::config::{ImportanceSamplingLevel, LossConfig, Semantics};
 
-/// Largest exponent of a ratio or a KL term alone: e^80 is within f32, with room for advantages and weights.
+/// Largest exponent of a single ratio or KL term: e^80 fits into f32, with room for advantages and weights.
 const LARGEST_EXPONENT: f64 = 80.0;
 
-/// Largest exponent of each of the two where they are multiplied.
+/// Largest exponent of each factor in the product of a ratio and a KL term.
 const LARGEST_OF_A_PRODUCT: f64 = 40.0;
 
-/// Largest log-ratio of verl's sequence-token level.
+/// Largest log-ratio at verl's sequence-token level.
 const LARGEST_SEQUENCE_TOKEN: f64 = 10.0;
 
 /// The importance ratio of a token with its logarithm.
@@ -20,7 +20,7 @@ pub struct Ratio<R> {
     pub log: R,
     /// exp(log).
     pub value: R,
-    /// Whether the ratio is the token's own, exactly exp(l - o).
+    /// `true` if the ratio is the token's own, exactly exp(l - o).
     pub(super) plain: bool,
 }
 
@@ -45,23 +45,23 @@ impl<R: Real> Ratio<R> {
     }
 }
 
-/// `exponent` held at `largest`, so that a finite input gives a finite loss. Its derivative stays 1: beyond the bound a
-/// term keeps the slope it has there and goes on pulling back, where a clamp would let go.
+/// Returns `exponent` saturated at `largest`, so that a finite input gives a finite loss. The derivative stays 1: beyond the bound a
+/// term keeps its slope and continues to pull back, whereas a clamp would have no gradient.
 ///
-/// TRL has no such bound and overflows; below it nothing changes, to the bit. NaN stays NaN, and an infinite exponent
-/// becomes NaN: neither is a number that a bound may hide.
+/// TRL has no such bound and overflows; below the bound results are bit-identical. NaN stays NaN and an infinite exponent
+/// becomes NaN, so that neither is hidden.
 fn saturated<R: Real>(exponent: &R, largest: f64) -> R {
     let bound = exponent.constant(largest);
     let held = bound.clone() + (exponent.clone() - exponent.stop_gradient());
     R::select(&exponent.le(&bound), exponent, &held)
 }
 
-/// [`saturated`] at the bound of a ratio or a KL term alone, or of a factor of their product.
+/// Returns `exponent` [`saturated`] at the bound of a single term, or of a factor of a product.
 pub(super) fn held<R: Real>(exponent: &R, in_product: bool) -> R {
     saturated(exponent, if in_product { LARGEST_OF_A_PRODUCT } else { LARGEST_EXPONENT })
 }
 
-/// Whether [`held`] leaves an exponent as it is.
+/// Returns `true` if [`held`] does not change an exponent.
 pub(super) fn is_free<R: Real>(exponent: &R, in_product: bool) -> R::Bool {
     exponent.lt(&exponent.constant(if in_product { LARGEST_OF_A_PRODUCT } else { LARGEST_EXPONENT }))
 }

@@ -1,13 +1,13 @@
-//! How a loss is registered: its line in [`super`] makes it a value of [`super::LossType`], a constructor of
-//! [`crate::LossConfig`], and its keys, where it has keys of its own, keys of the flat configuration.
+//! Registration of losses. The line of a loss in [`super`] defines a variant of [`super::LossType`], a constructor of
+//! [`crate::LossConfig`] and, if the loss has keys of its own, keys of the flat configuration.
 
-/// Each line `module::Loss`, or `module::Loss with Parameters` for a loss with keys of its own. The module's name is the name
-/// in configuration files; `cargo fmt` does not find files that are declared here, so `.ci/run` calls `rustfmt` on them.
+/// Each line is `module::Loss`, or `module::Loss with Parameters` for a loss with keys of its own. The module's name is the name
+/// in configuration files. `cargo fmt` does not find modules declared here, so `.ci/run` calls `rustfmt` on them.
 macro_rules! losses {
     ($($(#[$attribute:meta])* $module:ident::$loss:ident $(with $parameters:ident)?,)*) => {
         $(pub mod $module;)*
 
-        /// What is minimised per token and, under TRL's names, how tokens are averaged ([`crate::aggregate`]).
+        /// The loss per token and, under TRL's names, the average over tokens ([`crate::aggregate`]).
         #[derive(
             Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize, strum::IntoStaticStr,
         )]
@@ -23,24 +23,24 @@ macro_rules! losses {
         }
 
         impl LossType {
-            /// Every loss, in the order of their registration.
+            /// All losses, in order of registration.
             pub const ALL: &[Self] = &[$(Self::$loss),*];
 
-            /// What the loss says of itself beside its formula.
+            /// Returns the properties of the loss other than its formula.
             pub fn rules(self) -> &'static dyn Loss {
                 match self {
                     $(Self::$loss => &$module::$loss,)*
                 }
             }
 
-            /// The loss's [`Loss::policy`].
+            /// Calls the loss's [`Loss::policy`].
             fn policy<R: Real>(self, config: &LossConfig, terms: &TokenTerms<R>, ratio: &Ratio<R>) -> PolicyTerm<R> {
                 match self {
                     $(Self::$loss => $module::$loss.policy(config, terms, ratio),)*
                 }
             }
 
-            /// The loss's [`Loss::shared_part`].
+            /// Calls the loss's [`Loss::shared_part`].
             fn shared_part<R: Real>(self, config: &LossConfig, logp: &R, old_logp: &R, advantage: &R) -> R {
                 match self {
                     $(Self::$loss => $module::$loss.shared_part(config, logp, old_logp, advantage),)*
@@ -48,7 +48,7 @@ macro_rules! losses {
             }
         }
 
-        /// The keys of single losses. In configuration files they lie beside all others; in Rust they are
+        /// Keys of single losses. Configuration files hold them at the top level; in Rust they are
         /// `config.parameters.sapo.temperature_pos` and so on.
         #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
         pub struct LossParameters {
@@ -60,7 +60,7 @@ macro_rules! losses {
         }
 
         impl LossParameters {
-            /// Checks the keys of all losses, also of those that the configuration does not use.
+            /// Checks the keys of all losses, including losses that the configuration does not use.
             ///
             /// # Errors
             /// [`crate::Error::Config`] that names the key.

@@ -1,6 +1,6 @@
 //! # reinforce
 //!
-//! Policy gradient, weighed by the ratio of old policy to sampler where a correction is on.
+//! Policy gradient, weighted by the ratio of old policy to sampler if a correction is on.
 //!
 //! ## Formula
 //!
@@ -8,7 +8,7 @@
 //! P_t = -w_t A l_t        w_t: the sampler's weight, detached (1 without a correction)
 //! ```
 //!
-//! The term itself is that of [gpg](super::gpg); the name is for use with importance weights.
+//! The term equals [gpg](super::gpg); the name is for use with importance weights.
 //!
 //! ## Gradient
 //!
@@ -18,18 +18,18 @@
 //!
 //! ## Where it comes from
 //!
-//! REINFORCE. verl's rollout correction in bypass mode: a batch without `old_logp` takes the ratio of the current
-//! policy, detached, to the sampler.
+//! REINFORCE. verl's rollout correction in bypass mode: for a batch without `old_logp` the weight is the detached ratio of the current
+//! policy to the sampler.
 //!
 //! ## Knobs
 //!
 //! * `rollout_is`, `rollout_is_threshold`, `rollout_rs` or TRL's `vllm_importance_sampling_*`: see
-//!   `docs/losses/sampler.md`. Batches need `sampler_logp`, else all weights are 1.
+//!   `docs/losses/sampler.md`. Batches without `sampler_logp` have a weight of 1.
 //!
 //! ## When to use it
 //!
-//! Asynchronous training against recorded samples, with a truncated weight for safety. Without a sampler's
-//! log-probabilities only on-policy.
+//! Asynchronous training on recorded samples, with a truncated weight for safety. Without the sampler's
+//! log-probabilities, on-policy training only.
 //!
 //! ```yaml
 //! semantics: verl

@@ -1,6 +1,6 @@
 //! # sapo
 //!
-//! A smooth gate on the ratio instead of a clip: the gradient fades with the distance from 1 and never breaks off.
+//! A smooth gate on the ratio instead of a clip: the gradient decreases with the distance from 1 and is never cut off.
 //!
 //! ## Formula
 //!
@@ -14,25 +14,24 @@
 //! dP_t/dl_t = -A 4 sigma (1 - sigma) r_t,   sigma = sigmoid( tau (r_t - 1) )
 //! ```
 //!
-//! On-policy it is -A, as without a gate.
+//! On-policy the gradient is -A, as without a gate.
 //!
 //! ## Where it comes from
 //!
-//! SAPO, arXiv 2511.20347. Averaged as [grpo](super::grpo); verl averages the policy term so whatever the mode, and KL
-//! and entropy by the mode. Presets: `configs/loss/trl-sapo.yaml`, `configs/loss/verl-sapo.yaml`.
+//! SAPO, arXiv 2511.20347. Averaged as [grpo](super::grpo). verl averages the policy term in this way under every aggregation mode, and KL
+//! and entropy according to the mode. Presets: `configs/loss/trl-sapo.yaml`, `configs/loss/verl-sapo.yaml`.
 //!
 //! ## Knobs
 //!
-//! * `sapo_temperature_pos`, `sapo_temperature_neg`: larger fades sooner. verl's names `tau_pos` and `tau_neg` replace
-//!   them where they are set.
-//! * `importance_sampling_level: sequence` gates the sequence's ratio.
-//! * `delta`, `clip_ratio_c` are refused (verl hands `clip_ratio_c` to every loss: there it is accepted and not read);
-//!   `epsilon_low`, `epsilon_high` do nothing.
+//! * `sapo_temperature_pos`, `sapo_temperature_neg`: a larger temperature reduces the gradient sooner. verl's names `tau_pos` and `tau_neg`
+//!   override them if set.
+//! * `importance_sampling_level: sequence` applies the gate to the sequence's ratio.
+//! * `delta` and `clip_ratio_c` are refused. Under `semantics: verl`, `clip_ratio_c` is accepted and ignored, because verl passes it to
+//!   every loss. `epsilon_low`, `epsilon_high` have no effect.
 //!
 //! ## When to use it
 //!
-//! Off-policy steps where a hard clip throws away many tokens. The gate alone holds the policy; there is no bound on
-//! the ratio.
+//! Off-policy steps in which a hard clip would discard many tokens. Only the gate limits the policy's movement; the ratio has no bound.
 //!
 //! ```yaml
 //! loss_type: sapo
@@ -52,7 +51,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug)]
 pub struct Sapo;
 
-/// Its keys.
+/// Keys of this loss.
 ///
 /// ```
 /// use grpo_core::LossConfig;
@@ -68,12 +67,12 @@ pub struct Parameters {
     /// `sapo_temperature_pos`: temperature of the gate for positive advantages. Above 0.
     #[serde(rename = "sapo_temperature_pos")]
     pub temperature_pos: f64,
-    /// `sapo_temperature_neg`: that for the others. Above 0.
+    /// `sapo_temperature_neg`: temperature of the gate for advantages of 0 and below. Above 0.
     #[serde(rename = "sapo_temperature_neg")]
     pub temperature_neg: f64,
-    /// verl's name of `sapo_temperature_pos`, which it replaces where it is set.
+    /// verl's name of `sapo_temperature_pos`, which it overrides.
     pub tau_pos: Option<f64>,
-    /// verl's name of `sapo_temperature_neg`, which it replaces where it is set.
+    /// verl's name of `sapo_temperature_neg`, which it overrides.
     pub tau_neg: Option<f64>,
 }
 
@@ -84,7 +83,7 @@ impl Default for Parameters {
 }
 
 impl Parameters {
-    /// The temperatures for positive and for other advantages, by whichever name they were given.
+    /// Returns the temperatures for positive and for other advantages, from either pair of names.
     pub fn temperatures(&self) -> (f64, f64) {
         (self.tau_pos.unwrap_or(self.temperature_pos), self.tau_neg.unwrap_or(self.temperature_neg))
     }

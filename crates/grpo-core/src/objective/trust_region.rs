@@ -1,25 +1,25 @@
-//! The trust regions of DPPO (arXiv 2602.04879): bounds on how far the probability of a token has moved, not its ratio.
+//! The trust regions of DPPO (arXiv 2602.04879), which bound the change of a token's probability instead of its ratio.
 
 use super::loss::Bounds;
 use super::{PolicyTerm, Ratio, TokenTerms};
 use crate::backend_api::real::Real;
 use crate::config::LossConfig;
 
-/// The cap of DPPO's ratio; verl's actor passes its own `clip_ratio_c`, 3 by default.
+/// The cap of DPPO's ratio. verl's actor passes its own `clip_ratio_c`, 3 by default.
 pub(super) const LARGEST_RATIO: f64 = 20.0;
 
-/// Which side of the region a token is beyond: 1 below, 1 above.
+/// Indicators of tokens outside the region: 1 in `low` if below, 1 in `high` if above.
 pub(super) struct Outside<R> {
     pub(super) low: R,
     pub(super) high: R,
 }
 
-/// epsilon_low down and epsilon_high up.
+/// Returns epsilon_low as the lower and epsilon_high as the upper bound.
 pub(super) fn bounds(config: &LossConfig) -> Bounds {
     Bounds::Probability { down: config.lower_epsilon(), up: config.upper_epsilon() }
 }
 
-/// -A sg(min(r, c)) l where the token is not outside.
+/// Returns -A sg(min(r, c)) l for tokens inside the region, 0 outside.
 pub(super) fn dppo<R: Real>(
     config: &LossConfig,
     terms: &TokenTerms<R>,
@@ -33,7 +33,7 @@ pub(super) fn dppo<R: Real>(
     PolicyTerm { low_clipped: low, high_clipped: high, ..PolicyTerm::unclipped(policy) }
 }
 
-/// Which side counts: the upper one where A > 0, by `within_high`, and the lower one elsewhere, by `within_low`.
+/// Selects the side that applies: the upper bound (`within_high`) if A > 0, else the lower bound (`within_low`).
 pub(super) fn by_advantage<R: Real>(advantage: &R, within_low: &R::Bool, within_high: &R::Bool) -> Outside<R> {
     let (zero, one) = (advantage.constant(0.0), advantage.constant(1.0));
     let positive = zero.lt(advantage);
@@ -44,8 +44,8 @@ pub(super) fn by_advantage<R: Real>(advantage: &R, within_low: &R::Bool, within_
     }
 }
 
-/// -keep adv_tau A r + kl_tau (l - o)^2, o being the sampler's log-probability; keep: not outside. Tokens outside pay the
-/// penalty all the same (prime-rl).
+/// Returns -keep adv_tau A r + kl_tau (l - o)^2, where o is the sampler's log-probability and keep is 0 outside the region. Tokens outside
+/// still pay the penalty (prime-rl).
 pub(super) fn penalised<R: Real>(
     config: &LossConfig,
     terms: &TokenTerms<R>,
@@ -59,7 +59,7 @@ pub(super) fn penalised<R: Real>(
     PolicyTerm { low_clipped: low, high_clipped: high, ..PolicyTerm::unclipped(penalty - gain) }
 }
 
-/// Whether the probability has risen by more than epsilon_high, and fallen by more than epsilon_low.
+/// Returns whether the probability has risen by more than epsilon_high, and whether it has fallen by more than epsilon_low.
 pub(super) fn has_moved<R: Real>(config: &LossConfig, terms: &TokenTerms<R>) -> (R::Bool, R::Bool) {
     let change = terms.logp.stop_gradient().exp() - terms.old_logp.stop_gradient().exp();
     (change.constant(config.upper_epsilon()).lt(&change), change.lt(&change.constant(-config.lower_epsilon())))

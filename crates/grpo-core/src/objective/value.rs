@@ -1,8 +1,8 @@
 //! The loss of PPO's value function (arXiv 1707.06347), written once over [`Real`].
 //!
-//! Legend: v = value that the value head gives the state before a token, w = its value when the completion was sampled, R = return
-//! (advantage + w), e = `cliprange_value`. Of a token it is 0.5 x max((v - R)^2, (clip(v, w - e, w + e) - R)^2), as in TRL's PPOTrainer
-//! and verl's `compute_value_loss`; without a clip 0.5 x (v - R)^2. Tokens are averaged with the weights of the policy's loss
+//! Legend: v = output of the value head for the state before a token, w = its value when the completion was sampled, R = return
+//! (advantage + w), e = `cliprange_value`. The loss of a token is 0.5 x max((v - R)^2, (clip(v, w - e, w + e) - R)^2), as in TRL's PPOTrainer
+//! and verl's `compute_value_loss`; without a clip it is 0.5 x (v - R)^2. Tokens are averaged with the weights of the policy loss
 //! ([`crate::aggregate`]).
 
 use super::weighted;
@@ -14,27 +14,27 @@ use crate::error::{Error, Result};
 use crate::metrics::Metrics;
 use serde::{Deserialize, Serialize};
 
-/// What the value loss of one token depends on.
+/// The inputs of the value loss of one token.
 #[derive(Clone, Debug)]
 pub struct ValueTerms<R> {
-    /// The value of the state before the token, of which the loss has a derivative.
+    /// The value of the state before the token; the loss is differentiated by it.
     pub value: R,
     /// The value when the completion was sampled.
     pub old_value: R,
-    /// The return that the value should be.
+    /// The return, the regression target.
     pub target: R,
 }
 
 /// The value loss of one token before its weight.
 #[derive(Clone, Debug)]
 pub struct ValueLoss<R> {
-    /// Half the larger of both squares.
+    /// Half the larger square.
     pub loss: R,
-    /// 1 where the clipped square is the larger one.
+    /// 1 if the clipped square is the larger one, else 0.
     pub clipped: R,
 }
 
-/// The value loss of one token; `cliprange_value` is e, `None` for no clip.
+/// Computes the value loss of one token; `cliprange_value` is e, `None` for no clip.
 pub fn value_loss<R: Real>(cliprange_value: Option<f64>, terms: &ValueTerms<R>) -> ValueLoss<R> {
     let ValueTerms { value, old_value, target } = terms;
     let square = |value: &R| {
@@ -57,7 +57,7 @@ pub fn value_loss<R: Real>(cliprange_value: Option<f64>, terms: &ValueTerms<R>) 
 /// use grpo_core::objective::ValueLossConfig;
 /// use grpo_core::{LossConfig, TokenBatch};
 ///
-/// // Values of the value head for a completion of two tokens, and what they were when it was sampled.
+/// Outputs of the value head for a completion of two tokens, and their values when it was sampled.
 /// let batch = TokenBatch::packed(vec![3, 7], vec![0, 2])?
 ///     .with_value_targets(ValueTargets { old_values: vec![0.0, 0.5], returns: vec![1.0, 1.0] })?;
 /// let out = ValueLossConfig::default().compute(&[0.1, 0.5], &LossConfig::default(), &batch)?;
@@ -69,9 +69,9 @@ pub fn value_loss<R: Real>(cliprange_value: Option<f64>, terms: &ValueTerms<R>) 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ValueLossConfig {
-    /// The factor of the value loss in the loss of a step, at least 0.
+    /// Factor of the value loss in the loss of a step, at least 0.
     pub vf_coef: f64,
-    /// How far from its old value a value may move before its square is clipped, above 0; `None` clips nothing.
+    /// Largest change of a value from its old value before the clipped square applies, above 0; `None` turns the clip off.
     pub cliprange_value: Option<f64>,
 }
 
@@ -86,12 +86,12 @@ impl Default for ValueLossConfig {
 pub struct ValueOutput {
     /// The weighted mean of the tokens' value losses.
     pub value_loss: f64,
-    /// `vf_coef` times it: the share in the loss of the step.
+    /// `vf_coef` times the value loss: its share of the step's loss.
     pub loss: f64,
-    /// d `loss` / d value `[N]`, 0 at masked tokens and at those without a return.
+    /// d `loss` / d value `[N]`; 0 at masked tokens and at tokens without a return.
     pub dvalues: Vec<f32>,
-    /// Over tokens with a return: `value_pred_mean`, `return_mean`, `value_clip_ratio` (the share of tokens whose clipped
-    /// square counts).
+    /// Over tokens with a return: `value_pred_mean`, `return_mean`, `value_clip_ratio` (share of tokens whose clipped
+    /// square is the larger one).
     pub metrics: Metrics,
 }
 
@@ -112,12 +112,12 @@ impl ValueLossConfig {
         }
     }
 
-    /// The value loss of `batch`, whose values are now `values: [N]`. Its weights are those of the policy's terms: the batch's own, else
-    /// those of `config` for the batch as one whole step.
+    /// Computes the value loss of `batch` for the current values `values: [N]`. The weights are those of the policy's terms: the batch's own
+    /// weights, or else the weights that `config` gives if the batch is one whole step.
     ///
     /// # Errors
-    /// [`Error::Config`] for illegal settings and for a batch without [`TokenBatch::value_targets`]; [`Error::Shape`] for another number
-    /// of values; those of [`batch_weights`]. A value that is not finite is no error: the caller sees it in the loss.
+    /// [`Error::Config`] for illegal settings and for a batch without [`TokenBatch::value_targets`]; [`Error::Shape`] for a different number
+    /// of values; the errors of [`batch_weights`]. A value that is not finite is no error: it appears in the loss.
     pub fn compute(&self, values: &[f32], config: &LossConfig, batch: &TokenBatch) -> Result<ValueOutput> {
         self.validate()?;
         let Some(ValueTargets { old_values, returns }) = batch.value_targets() else {
@@ -156,8 +156,8 @@ impl ValueLossConfig {
     }
 }
 
-/// 1 - var(returns - values) / var(returns) over the active tokens with a return: how much of the returns the values foresee (verl's
-/// `critic/vf_explained_var`). `None` where the returns are all equal, or there are none.
+/// Returns 1 - var(returns - values) / var(returns) over the active tokens with a return (verl's `critic/vf_explained_var`): the share of
+/// the returns' variance that the values predict. `None` if all returns are equal or there are none.
 pub fn explained_variance(batch: &TokenBatch) -> Option<f64> {
     let ValueTargets { old_values, returns } = batch.value_targets()?;
     let rows: Vec<usize> = batch.active_rows().iter().copied().filter(|row| !returns[*row].is_nan()).collect();

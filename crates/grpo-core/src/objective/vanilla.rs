@@ -14,10 +14,10 @@
 //! ## Gradient
 //!
 //! ```text
-//! dP_t/dl_t = -A r_t   where the token is not clipped, else 0
+//! dP_t/dl_t = -A r_t   if the token is not clipped, else 0
 //! ```
 //!
-//! Clipped is A > 0 with r > 1 + epsilon_high; A < 0 with r < 1 - epsilon_low or r > c; and, under verl, a log-ratio
+//! A token is clipped if A > 0 and r > 1 + epsilon_high; if A < 0 and r < 1 - epsilon_low or r > c; and, under verl, if its log-ratio is
 //! beyond the guard.
 //!
 //! ## Where it comes from
@@ -27,15 +27,15 @@
 //!
 //! ## Knobs
 //!
-//! * `clip_ratio_c`: the dual clip; 3 by default, also under `semantics: trl`, since it is what the name means. Above
-//!   1. `1e12` is none.
+//! * `clip_ratio_c`: the dual clip; default 3, also under `semantics: trl`, because the name stands for verl's loss. Above
+//!   1. `1e12` turns it off.
 //! * `log_ratio_guard`: 20 under verl, a number, or `off`.
 //! * `loss_agg_mode`: any of `docs/losses/aggregation.md`.
-//! * `epsilon_low`, `epsilon_high`, `delta`: as [grpo](super::grpo).
+//! * `epsilon_low`, `epsilon_high`, `delta`: as in [grpo](super::grpo).
 //!
 //! ## When to use it
 //!
-//! To reproduce verl, whatever its average. The dual clip and `delta` do the same to A < 0; one of the two is enough.
+//! To reproduce verl with any average. The dual clip and `delta` have the same effect for A < 0; one of the two is enough.
 //!
 //! ```yaml
 //! semantics: verl
@@ -56,7 +56,7 @@ pub struct Vanilla;
 
 /// verl's `clip_ratio_c`.
 pub(super) const CLIP_RATIO_C: f64 = 3.0;
-/// verl holds log-ratios to +- this.
+/// verl clamps log-ratios to +- this value.
 pub(super) const LOG_RATIO_GUARD: f64 = 20.0;
 
 impl Loss for Vanilla {

@@ -1,18 +1,18 @@
 //! # vespo
 //!
-//! A weight of the whole sequence's ratio, detached, on the log-probability: largest near the old policy, fading on
+//! The log-probability with a detached weight that depends on the sequence's ratio: largest near the old policy, decreasing on
 //! both sides.
 //!
 //! ## Formula
 //!
 //! ```text
-//! log w = Σ_t clamp(l_t - o_t, -20, 20), the sum held to [log 1e-8, 20]
+//! log w = Σ_t clamp(l_t - o_t, -20, 20), the sum clamped to [log 1e-8, 20]
 //! phi = sg( e^( lambda + k log w - lambda w ) )        k, lambda: by the sign of A (A = 0 counts as positive)
 //! P_t = -phi A l_t
 //! ```
 //!
-//! phi is 1 at w = 1 and largest at w = k / lambda. The ratio of old policy to sampler is not a factor here: its
-//! logarithm, held to [log 1e-8, 20] per token, is added to log w.
+//! phi is 1 at w = 1 and largest at w = k / lambda. The ratio of old policy to sampler is not a factor of this loss: its
+//! logarithm, clamped to [log 1e-8, 20] per token, is added to log w.
 //!
 //! ## Gradient
 //!
@@ -22,23 +22,23 @@
 //!
 //! ## Where it comes from
 //!
-//! VESPO, arXiv 2602.10693. Averaged as [dapo](super::dapo). Preset: `configs/loss/trl-vespo.yaml`. verl has none, and
+//! VESPO, arXiv 2602.10693. Averaged as [dapo](super::dapo). Preset: `configs/loss/trl-vespo.yaml`. verl has no such loss, and
 //! `semantics: verl` refuses it.
 //!
 //! ## Knobs
 //!
-//! * `vespo_k_pos`, `vespo_k_neg`: power of the ratio.
-//! * `vespo_lambda_pos`, `vespo_lambda_neg`: decay with the ratio; below 1e-4 they count as 1e-4.
-//! * `vllm_importance_sampling_mode`: `token_truncate` or `token_mask`. The others, TRL's default among them, are
-//!   refused where a batch has `sampler_logp`; TRL refuses them as well.
-//! * `importance_sampling_level` is not read: it takes the sequence's ratio in its own way. `sequence` together with a
-//!   bias-corrected KL term is refused, `delta` and `clip_ratio_c` always.
+//! * `vespo_k_pos`, `vespo_k_neg`: exponent of the ratio.
+//! * `vespo_lambda_pos`, `vespo_lambda_neg`: decay with the ratio; values below 1e-4 are raised to 1e-4.
+//! * `vllm_importance_sampling_mode`: `token_truncate` or `token_mask`. The other modes, including TRL's default, are
+//!   refused for batches with `sampler_logp`; TRL refuses them as well.
+//! * `importance_sampling_level` is ignored, because the loss has its own sequence-level ratio. `sequence` together with a
+//!   bias-corrected KL term is refused; `delta` and `clip_ratio_c` are always refused.
 //!
 //! ## When to use it
 //!
 //! Strongly off-policy training (asynchronous, many steps per generation). The sum of log-ratios grows with length: on
-//! long sequences phi is soon close to 0 on both sides, which is the point, and also why little is learnt from them
-//! once the policy has moved.
+//! long sequences phi soon approaches 0 on both sides. This is intended, but it also means that such sequences teach little once the
+//! policy has moved.
 //!
 //! ```yaml
 //! loss_type: vespo
@@ -58,7 +58,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug)]
 pub struct Vespo;
 
-/// Its keys.
+/// Keys of this loss.
 ///
 /// ```
 /// use grpo_core::LossConfig;
@@ -71,16 +71,16 @@ pub struct Vespo;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Parameters {
-    /// `vespo_k_pos`: power of the sequence's ratio, for advantages of at least 0.
+    /// `vespo_k_pos`: exponent of the sequence's ratio, for advantages of at least 0.
     #[serde(rename = "vespo_k_pos")]
     pub k_pos: f64,
-    /// `vespo_k_neg`: that for negative advantages.
+    /// `vespo_k_neg`: exponent of the sequence's ratio, for negative advantages.
     #[serde(rename = "vespo_k_neg")]
     pub k_neg: f64,
     /// `vespo_lambda_pos`: decay of the weight with the ratio, for advantages of at least 0.
     #[serde(rename = "vespo_lambda_pos")]
     pub lambda_pos: f64,
-    /// `vespo_lambda_neg`: that for negative advantages.
+    /// `vespo_lambda_neg`: decay of the weight with the ratio, for negative advantages.
     #[serde(rename = "vespo_lambda_neg")]
     pub lambda_neg: f64,
 }
@@ -100,12 +100,12 @@ impl Parameters {
     }
 }
 
-/// Bound of a token's log-ratio, on both sides, and of a sequence's from above.
+/// Bound of a token's log-ratio on both sides, and upper bound of a sequence's log-ratio.
 const LARGEST_LOG_RATIO: f64 = 20.0;
-/// ln 1e-8: bound of a sequence's log-ratio, and of that to the sampler, from below.
+/// ln 1e-8: lower bound of a sequence's log-ratio, and of the log-ratio to the sampler.
 const SMALLEST_LOG_RATIO: f64 = -18.420_680_743_952_367;
 
-/// What the ratio of old policy to sampler, `weight`, adds to the log-ratio of the sequence.
+/// Returns the contribution of `weight`, the ratio of old policy to sampler, to the sequence's log-ratio.
 pub(crate) fn sampler_log_ratio(weight: f64) -> f64 {
     weight.ln().clamp(SMALLEST_LOG_RATIO, LARGEST_LOG_RATIO)
 }
@@ -135,7 +135,7 @@ impl Loss for Vespo {
     }
 
     fn level(&self, _: &LossConfig) -> ImportanceSamplingLevel {
-        // It takes the ratio of a sequence in its own way, and does not read the key.
+        // The loss has its own sequence-level ratio and ignores the key.
         ImportanceSamplingLevel::Token
     }
 
@@ -175,7 +175,7 @@ impl Loss for Vespo {
     }
 
     fn metrics(&self, _: &LossConfig, clipped: &Clipped<'_>, metrics: &mut Metrics) {
-        // phi of a fully masked sequence is 1.
+        // A fully masked sequence has phi = 1.
         metrics.mean("vespo/phi_seq_mean", clipped.sums.statistic + clipped.masked as f64, clipped.count);
     }
 }

@@ -1,45 +1,44 @@
-//! The loss of tokens with everything that stands around it: the log-ratio that a sequence shares, weights, the entropy
-//! bonus, and the derivatives of all.
+//! The loss of tokens with its surroundings: shared log-ratios, weights, the entropy bonus, and all derivatives.
 //!
-//! A [`Real`] stands for one token, for those of a sequence ([`crate::backend_api::real::List`]), or in a compiled program for all N tokens
-//! of a batch, masked ones included (their weight is 0); sums over a sequence are the caller's business.
+//! A [`Real`] stands for one token, for the tokens of a sequence ([`crate::backend_api::real::List`]), or in a compiled program for all N
+//! tokens of a batch, including masked tokens (whose weight is 0). The caller computes sums over a sequence.
 
 use super::{TokenInputs, TokenWeight, shares_mean, weighted};
 use crate::backend_api::columns::{Recorded, TokenColumns};
 use crate::backend_api::real::{Dual, List, Real};
 use crate::config::LossConfig;
 
-/// What is known of the tokens; every entry `[N]`. Masked tokens hold finite numbers and weights of 0.
+/// The inputs of the loss; every entry is `[N]`. Masked tokens hold finite numbers and weights of 0.
 #[derive(Clone, Debug)]
 pub struct BatchTerms<R> {
     /// Log-probabilities under the policy, in nats.
     pub logp: R,
     /// Entropies, in nats.
     pub entropy: R,
-    /// Everything else; `share` is 0 at masked tokens.
+    /// The other inputs; `share` is 0 at masked tokens.
     pub columns: TokenColumns<R>,
-    /// Which log-probabilities among the columns are there.
+    /// Which log-probabilities the columns contain.
     pub recorded: Recorded,
 }
 
-/// The loss and what comes with it; every entry `[N]`, 0 at masked tokens.
+/// The loss with its derivatives and metrics; every entry is `[N]`, 0 at masked tokens.
 #[derive(Clone, Debug)]
 pub struct BatchLoss<R> {
-    /// Weighted terms of the token, less its entropy bonus.
+    /// Weighted terms of the token, minus its entropy bonus.
     pub loss: R,
-    /// Its weighted policy term alone.
+    /// The weighted policy term alone.
     pub policy: R,
     /// dL/dlogp.
     pub dlogp: R,
     /// dL/dentropy.
     pub dentropy: R,
-    /// The KL term; `None` when beta is 0.
+    /// The KL term; `None` if beta is 0.
     pub kl: Option<R>,
-    /// 1 where the token is clipped below.
+    /// 1 if the token is clipped below, else 0.
     pub low_clipped: R,
-    /// 1 where the token is clipped above.
+    /// 1 if the token is clipped above, else 0.
     pub high_clipped: R,
-    /// 1 where the second clip for negative advantages binds.
+    /// 1 if the dual clip binds, else 0.
     pub dual_clipped: R,
     /// The importance ratio.
     pub ratio: R,
@@ -47,12 +46,12 @@ pub struct BatchLoss<R> {
     pub log_ratio: Option<R>,
     /// -logp.
     pub nll: R,
-    /// The loss's own statistic; `None` where it has none.
+    /// The loss's own statistic; `None` if it has none.
     pub statistic: Option<R>,
 }
 
 impl<R: Real> TokenColumns<R> {
-    /// What the loss of the token depends on beside its log-probability.
+    /// Returns the inputs of the loss other than the log-probability.
     pub fn inputs(&self, recorded: Recorded) -> TokenInputs<R> {
         TokenInputs {
             old_logp: recorded.old.then(|| self.old_logp.clone()),
@@ -65,14 +64,14 @@ impl<R: Real> TokenColumns<R> {
         }
     }
 
-    /// How much its terms weigh.
+    /// Returns the weights of the terms.
     pub fn weight(&self) -> TokenWeight<R> {
         TokenWeight { policy: self.policy_weight.clone(), kl: self.kl_weight.clone(), nll: self.nll_weight.clone() }
     }
 }
 
 impl BatchTerms<List<f64>> {
-    /// The tokens of a sequence, as one.
+    /// Joins the tokens of a sequence.
     pub(crate) fn of_sequence(tokens: &[BatchTerms<f64>], recorded: Recorded) -> Self {
         let list = |of: &dyn Fn(&BatchTerms<f64>) -> f64| List(tokens.iter().map(of).collect());
         let column = |i| list(&|token| token.columns.iter().nth(i).copied().unwrap_or_default());
@@ -86,7 +85,7 @@ impl BatchTerms<List<f64>> {
 }
 
 impl<R> BatchLoss<R> {
-    /// The same of another type.
+    /// Applies `f` to every entry.
     pub fn map<S>(&self, f: impl Fn(&R) -> S) -> BatchLoss<S> {
         BatchLoss {
             loss: f(&self.loss),
@@ -105,9 +104,9 @@ impl<R> BatchLoss<R> {
     }
 }
 
-/// The loss of a batch. `sequence_sum` gives every token the sum over the tokens of its sequence.
+/// Computes the loss of a batch. `sequence_sum` returns, for every token, the sum over the tokens of its sequence.
 ///
-/// Those of the reference must be there when `config.beta` is not 0; [`crate::backend_api::evaluate::Evaluator::new`] checks that.
+/// The reference's log-probabilities must be present if `config.beta` is not 0; [`crate::backend_api::evaluate::Evaluator::new`] checks that.
 pub fn batch_loss<R: Real>(config: &LossConfig, terms: &BatchTerms<R>, sequence_sum: impl Fn(&R) -> R) -> BatchLoss<R> {
     let BatchTerms { logp, entropy, columns, recorded } = terms;
     let TokenColumns { share, .. } = columns;
@@ -120,18 +119,18 @@ pub fn batch_loss<R: Real>(config: &LossConfig, terms: &BatchTerms<R>, sequence_
         (grad.value, grad.of_logp)
     } else {
         let part = inputs.shared_part(config, logp) * Dual::fixed(columns.log_ratio_scale.clone());
-        // Of a mean each token has its share, of a sum all.
+        // A token contributes its share to a mean and its full value to a sum.
         let shared = |value: R| if shares_mean(config) { value * share.clone() } else { value };
         let log_ratio = sequence_sum(&shared(kept(&part.value))) + columns.log_ratio_bias.clone();
         let grad = inputs.grad(config, &weight, logp, Some(&log_ratio));
         let through = shared(sequence_sum(&grad.of_shared) * part.tangent);
-        // A NaN of the sequence stops at its masked tokens.
+        // A NaN in the sequence must not reach its masked tokens.
         (grad.value, grad.of_logp + kept(&through))
     };
     let bonus = columns.entropy_weight.clone();
     let loss = weight.sum(&value.policy, value.kl.as_ref(), &value.nll);
     BatchLoss {
-        // Without a bonus nothing is subtracted: the entropy of a masked token may be anything.
+        // Without a bonus the entropy is not read: at masked tokens it may be any value.
         loss: if config.entropy_coef == 0.0 { loss } else { loss - kept(&(bonus.clone() * entropy.clone())) },
         policy: weighted(&weight.policy, &value.policy),
         dlogp,
